@@ -1,0 +1,117 @@
+package journal
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+)
+
+// The file, a bbolt database:
+//
+//	meta        "format"                           → format
+//	entries     network 00 containerID 00 ifname   → Entry, JSON
+//	pods        namespace 00 name 00 <entry key>   → nothing
+//	addresses   address 00 <entry key>             → nothing
+//	tombstones  <entry key>                        → sequence, 8 bytes, and Tombstone, JSON
+//	buried      sequence, 8 bytes                  → <entry key>; the oldest first
+//
+// pods and addresses are written in the transaction that writes the entry, from the entry alone.
+var (
+	bucketMeta       = []byte("meta")
+	bucketEntries    = []byte("entries")
+	bucketPods       = []byte("pods")
+	bucketAddresses  = []byte("addresses")
+	bucketTombstones = []byte("tombstones")
+	bucketBuried     = []byte("buried")
+	keyFormat        = []byte("format")
+
+	buckets = [][]byte{bucketMeta, bucketEntries, bucketPods, bucketAddresses, bucketTombstones, bucketBuried}
+)
+
+// Version is the version of the file that this code writes, and the newest that it reads.
+const Version = 1
+
+// format is what a file says of itself. A release that changes the format raises Writer, and raises OldestReader only
+// one release later, so that going back by one release works.
+type format struct {
+	Writer       int `json:"writer"`
+	OldestReader int `json:"oldestReader"`
+}
+
+// ErrNewer is returned for a file that only a newer release can read. The file is left as it is.
+var ErrNewer = errors.New("journal: the file was written by a newer unwind; install that release again, or a later one")
+
+func checkFormat(data []byte) error {
+	var f format
+	if err := json.Unmarshal(data, &f); err != nil || f.OldestReader < 1 {
+		return fmt.Errorf("%w: no format", errCorrupt)
+	}
+	if f.OldestReader > Version {
+		return ErrNewer
+	}
+	return nil
+}
+
+func encodeKey(k Key) []byte {
+	return []byte(k.Network + "\x00" + k.ContainerID + "\x00" + k.IfName)
+}
+
+func decodeKey(b []byte) (Key, error) {
+	parts := bytes.Split(b, []byte{0})
+	if len(parts) != 3 {
+		return Key{}, fmt.Errorf("journal: key %q: not of three parts", b)
+	}
+	return Key{string(parts[0]), string(parts[1]), string(parts[2])}, nil
+}
+
+func podKey(p Pod) []byte { return []byte(p.Namespace + "\x00" + p.Name + "\x00") }
+
+func addressKey(a netip.Addr) []byte { return []byte(a.Unmap().String() + "\x00") }
+
+// indexKeys returns what pods and addresses hold of an entry: bucket and key of each.
+func indexKeys(e *Entry) (pods, addresses [][]byte) {
+	if e == nil {
+		return nil, nil
+	}
+	key := encodeKey(e.Key)
+	if e.Pod.Name != "" {
+		pods = append(pods, append(podKey(e.Pod), key...))
+	}
+	for _, a := range e.Addresses() {
+		addresses = append(addresses, append(addressKey(a), key...))
+	}
+	return pods, addresses
+}
+
+// DamagedError is returned for an entry whose bytes cannot be read, in a file that otherwise can. The bytes are kept
+// until the attachment's next ADD or DEL writes over them.
+type DamagedError struct {
+	Key Key
+	Err error
+}
+
+func (e *DamagedError) Error() string {
+	return fmt.Sprintf("journal: entry %s is damaged: %v", e.Key, e.Err)
+}
+
+func (e *DamagedError) Unwrap() error { return e.Err }
+
+func decodeEntry(key, value []byte) (*Entry, error) {
+	k, err := decodeKey(key)
+	if err != nil {
+		return nil, err
+	}
+	e := &Entry{}
+	if err := json.Unmarshal(value, e); err != nil {
+		return nil, &DamagedError{k, err}
+	}
+	if e.Key != k || len(e.Generations) == 0 {
+		return nil, &DamagedError{k, fmt.Errorf("it holds %s with %d generations", e.Key, len(e.Generations))}
+	}
+	return e, nil
+}
+
+func sequence(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) }

@@ -1,0 +1,129 @@
+package journal
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+	"golang.org/x/sys/unix"
+)
+
+// create makes the file if there is none. The caller holds the queue. A crash leaves no file, or a whole one, and at
+// most a journal.db.new that the next call replaces.
+//
+//	unlink   journal.db.new
+//	open     journal.db.new, mode 0600
+//	pwrite   meta pages, buckets, format; fdatasync
+//	fsync    journal.db.new
+//	rename   journal.db.new → journal.db
+//	fsync    the folder
+func (s *Store) create() error {
+	switch info, err := os.Lstat(s.Path()); {
+	case err == nil && info.Mode().IsRegular() && info.Size() > 0:
+		return nil
+	case err == nil && info.Mode().IsRegular():
+		return fmt.Errorf("%w: it is empty", errCorrupt)
+	case err == nil:
+		return fmt.Errorf("journal: %s is not a regular file; move it away", s.Path())
+	case !errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("journal: %w", err)
+	}
+	tmp := s.Path() + ".new"
+	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("journal: %w", err)
+	}
+	if err := fill(tmp); err != nil {
+		return fmt.Errorf("journal: %s: %w", tmp, err)
+	}
+	s.at("created")
+	if err := os.Rename(tmp, s.Path()); err != nil {
+		return fmt.Errorf("journal: %w", err)
+	}
+	s.at("renamed")
+	return syncPath(s.Dir)
+}
+
+// fill writes an empty journal to a new file and syncs it.
+func fill(path string) error {
+	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: time.Second, NoStatistics: true})
+	if err != nil {
+		return err
+	}
+	err = db.Update(func(tx *bolt.Tx) error {
+		for _, name := range buckets {
+			if _, err := tx.CreateBucket(name); err != nil {
+				return err
+			}
+		}
+		data, err := json.Marshal(format{Writer: Version, OldestReader: 1})
+		if err != nil {
+			return err
+		}
+		return tx.Bucket(bucketMeta).Put(keyFormat, data)
+	})
+	if err := errors.Join(err, db.Close()); err != nil {
+		return err
+	}
+	return syncPath(path)
+}
+
+// setAside moves a damaged file out of the way, where it is kept, so that a fresh one can be begun. The caller holds
+// the queue.
+func (s *Store) setAside(cause error) error {
+	aside := fmt.Sprintf("%s.damaged-%s", s.Path(), time.Now().UTC().Format("20060102T150405.000000000Z"))
+	if err := os.Rename(s.Path(), aside); err != nil {
+		return fmt.Errorf("%w; setting it aside: %w", cause, err)
+	}
+	s.logger().Error("the journal was damaged: it is set aside and a new one is begun; "+
+		"attachments made before are released by the configuration that the runtime gives with their DEL",
+		"file", aside, "err", cause)
+	return syncPath(s.Dir)
+}
+
+// makeDir makes the folder (0700) if there is none, and checks it.
+func (s *Store) makeDir() error {
+	if !filepath.IsAbs(s.Dir) {
+		return fmt.Errorf("journal: stateDir %q is not an absolute path", s.Dir)
+	}
+	locks := filepath.Join(s.Dir, locksName)
+	if err := os.MkdirAll(locks, 0o700); err != nil {
+		return fmt.Errorf("journal: %w", err)
+	}
+	return errors.Join(checkDir(s.Dir), checkDir(locks))
+}
+
+// checkDir refuses a folder that is a link, or that anyone but us or root can write to: whoever can write there can
+// have root run DELs of his making.
+func checkDir(dir string) error {
+	var st unix.Stat_t
+	if err := unix.Lstat(dir, &st); err != nil {
+		return fmt.Errorf("journal: %w", &fs.PathError{Op: "lstat", Path: dir, Err: err})
+	}
+	switch {
+	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
+		return fmt.Errorf("journal: %s is not a folder; move it away", dir)
+	case st.Uid != 0 && int(st.Uid) != os.Geteuid():
+		return fmt.Errorf("journal: %s belongs to user %d; chown it to root", dir, st.Uid)
+	case st.Mode&0o022 != 0:
+		return fmt.Errorf("journal: %s can be written to by others (mode %04o); chmod 0700 it", dir, st.Mode&0o7777)
+	}
+	return nil
+}
+
+// syncPath fsyncs a file or a folder.
+func syncPath(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("journal: %w", err)
+	}
+	defer f.Close()
+	if err := f.Sync(); err != nil {
+		return fmt.Errorf("journal: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,235 @@
+package journal
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrBusy is returned when a lock could not be had in time.
+var ErrBusy = errors.New("busy")
+
+// Lock is the lock of an attachment: an flock on a file of its own.
+//
+// Delegates inherit the descriptor, so it stays held while any of them lives, also when this process was killed. To
+// tell the two apart, the process that took it also holds a record lock (fcntl) on the file, which no child inherits:
+// see Owner. A record lock goes when any descriptor of the file is closed in its process, so a process opens the file of
+// a lock that it holds no second time.
+type Lock struct {
+	store *Store
+	key   Key
+	file  *os.File
+}
+
+// Acquire takes the lock of an attachment, waiting as long as ctx allows. It returns ErrBusy when the time is over.
+//
+// An attachment is locked in this order, so that a lock taken is always that of the file at its path:
+//
+//  1. open, made if there is none
+//  2. flock
+//  3. if the file at the path is another by now, start again
+//  4. fcntl
+func (s *Store) Acquire(ctx context.Context, k Key) (*Lock, error) {
+	if err := s.makeDir(); err != nil {
+		return nil, err
+	}
+	if !s.hold(k) {
+		return nil, fmt.Errorf("journal: lock of %s: %w", k, ErrBusy)
+	}
+	f, err := lockFile(ctx, s.LockPath(k), os.O_RDWR|os.O_CREATE)
+	if err == nil {
+		record := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
+		if err = unix.FcntlFlock(f.Fd(), unix.F_SETLK, &record); err != nil {
+			_ = f.Close()
+		}
+	}
+	if err != nil {
+		s.unhold(k)
+		return nil, fmt.Errorf("journal: lock of %s: %w", k, err)
+	}
+	return &Lock{store: s, key: k, file: f}, nil
+}
+
+// hold marks an attachment as locked by this process; it returns false if it is already.
+func (s *Store) hold(k Key) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.held[k] {
+		return false
+	}
+	if s.held == nil {
+		s.held = map[Key]bool{}
+	}
+	s.held[k] = true
+	return true
+}
+
+func (s *Store) unhold(k Key) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.held, k)
+}
+
+// TryAcquire takes the lock of an attachment if it is free, else it returns ErrBusy at once. Who holds one lock takes
+// others only so.
+func (s *Store) TryAcquire(k Key) (*Lock, error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return s.Acquire(ctx, k)
+}
+
+// LockPath returns the path of an attachment's lock file. It is a hash: container IDs have no bound on their length.
+func (s *Store) LockPath(k Key) string {
+	sum := sha256.Sum256(encodeKey(k))
+	return filepath.Join(s.Dir, locksName, hex.EncodeToString(sum[:16]))
+}
+
+// Locked says whether the lock of an attachment is held, by whomever, and whether it has a lock file at all.
+func (s *Store) Locked(k Key) (locked, exists bool, err error) {
+	if !s.hold(k) {
+		return true, true, nil
+	}
+	defer s.unhold(k)
+	f, err := os.OpenFile(s.LockPath(k), os.O_RDONLY|syscall.O_NOFOLLOW, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, false, nil
+	}
+	if err != nil {
+		return false, false, fmt.Errorf("journal: lock of %s: %w", k, err)
+	}
+	defer f.Close()
+	err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
+	if err != nil && err != unix.EWOULDBLOCK {
+		return false, true, fmt.Errorf("journal: lock of %s: %w", k, err)
+	}
+	return err == unix.EWOULDBLOCK, true, nil
+}
+
+// Owner returns the process that has taken an attachment's lock and lives, or 0: then the lock is free, or only
+// delegates that outlived their unwind hold it. It counts as 1 if it is in another PID namespace.
+func (s *Store) Owner(k Key) (pid int, err error) {
+	if !s.hold(k) {
+		return os.Getpid(), nil
+	}
+	defer s.unhold(k)
+	f, err := os.OpenFile(s.LockPath(k), os.O_RDWR|syscall.O_NOFOLLOW, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("journal: lock of %s: %w", k, err)
+	}
+	defer f.Close()
+	record := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
+	if err := unix.FcntlFlock(f.Fd(), unix.F_GETLK, &record); err != nil {
+		return 0, fmt.Errorf("journal: lock of %s: %w", k, err)
+	}
+	if record.Type == unix.F_UNLCK {
+		return 0, nil
+	}
+	return max(1, int(record.Pid)), nil
+}
+
+// File returns the locked file, to be inherited by delegates.
+func (l *Lock) File() *os.File { return l.file }
+
+// Forget removes the lock's file. It is called by the holder only: when the attachment is gone, or when success is
+// about to be printed though the journal still says Adding. An Adding entry without a lock file is not known to be dead.
+func (l *Lock) Forget() error { return os.Remove(l.store.LockPath(l.key)) }
+
+// Release gives the lock back, also for delegates that inherited the descriptor and left a daemon holding it.
+func (l *Lock) Release() {
+	_ = unix.Flock(int(l.file.Fd()), unix.LOCK_UN)
+	_ = l.file.Close()
+	l.store.unhold(l.key)
+}
+
+// queue takes the queue of the journal. A reader changes nothing on the disk, so it makes no file: a journal without a
+// queue file is read without one.
+func (s *Store) queue(ctx context.Context, write bool) (unlock func(), err error) {
+	path := filepath.Join(s.Dir, queueName)
+	flag := os.O_RDWR | os.O_CREATE
+	if !write {
+		flag = os.O_RDONLY
+	}
+	f, err := lockFile(ctx, path, flag)
+	if !write && errors.Is(err, fs.ErrNotExist) {
+		return func() {}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("journal: queue %s: %w", path, err)
+	}
+	return func() { _ = f.Close() }, nil
+}
+
+// lockFile opens a file and takes its flock, and sees that it is still the file at its path.
+func lockFile(ctx context.Context, path string, flag int) (*os.File, error) {
+	for {
+		f, err := os.OpenFile(path, flag|syscall.O_NOFOLLOW, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		if err := flock(ctx, f); err != nil {
+			return nil, err
+		}
+		if samePath(f, path) {
+			return f, nil
+		}
+		_ = f.Close()
+	}
+}
+
+// flock takes the lock of an open file. On an error the file is closed, at the latest when the kernel gives up the wait.
+func flock(ctx context.Context, f *os.File) error {
+	fd := int(f.Fd())
+	switch err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); {
+	case err == nil:
+		return nil
+	case err != unix.EWOULDBLOCK:
+		_ = f.Close()
+		return err
+	case ctx.Err() != nil:
+		_ = f.Close()
+		return ErrBusy
+	}
+	done := make(chan error, 1)
+	go func() {
+		err := unix.Flock(fd, unix.LOCK_EX)
+		for err == unix.EINTR {
+			err = unix.Flock(fd, unix.LOCK_EX)
+		}
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		if err != nil {
+			_ = f.Close()
+		}
+		return err
+	case <-ctx.Done():
+		go func() {
+			<-done
+			_ = f.Close()
+		}()
+		return ErrBusy
+	}
+}
+
+// samePath says whether an open file is the one at the path.
+func samePath(f *os.File, path string) bool {
+	opened, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	there, err := os.Lstat(path)
+	return err == nil && os.SameFile(opened, there)
+}

@@ -1,0 +1,257 @@
+package journal
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+)
+
+// Tx is one transaction on the journal. It is not to be used after the function it was given to has returned.
+type Tx struct {
+	btx *bolt.Tx // nil: there is no journal yet, all is empty
+}
+
+// Get returns the entry of an attachment, or nil if there is none.
+func (tx *Tx) Get(k Key) (*Entry, error) {
+	if tx.btx == nil {
+		return nil, nil
+	}
+	value := tx.btx.Bucket(bucketEntries).Get(encodeKey(k))
+	if value == nil {
+		return nil, nil
+	}
+	return decodeEntry(encodeKey(k), value)
+}
+
+// Put writes an entry and its indexes, and removes the attachment's tombstone. It refuses a change of state that is
+// not legal. An entry without a generation number gets the next one on its newest generation.
+func (tx *Tx) Put(e *Entry) error {
+	old, err := tx.intact(e.Key)
+	if err != nil {
+		return err
+	}
+	from := Gone
+	if old != nil {
+		from = old.State
+	}
+	if err := CheckEdge(from, e.State); err != nil {
+		return fmt.Errorf("%w (%s)", err, e.Key)
+	}
+	if newest := e.Newest(); newest.Number == 0 {
+		if newest.Number, err = tx.btx.Bucket(bucketEntries).NextSequence(); err != nil {
+			return err
+		}
+	}
+	e.Updated = Now()
+	value, err := json.Marshal(e)
+	if err != nil {
+		return fmt.Errorf("journal: entry %s: %w", e.Key, err)
+	}
+	if err := tx.reindex(old, e); err != nil {
+		return err
+	}
+	if err := tx.exhume(e.Key); err != nil {
+		return err
+	}
+	return tx.btx.Bucket(bucketEntries).Put(encodeKey(e.Key), value)
+}
+
+// Delete removes the entry of an attachment and its indexes. One that is not there is no error.
+func (tx *Tx) Delete(k Key) error {
+	old, err := tx.intact(k)
+	if err != nil {
+		return err
+	}
+	if old != nil {
+		if err := CheckEdge(old.State, Gone); err != nil {
+			return fmt.Errorf("%w (%s)", err, k)
+		}
+	}
+	if err := tx.reindex(old, nil); err != nil {
+		return err
+	}
+	return tx.btx.Bucket(bucketEntries).Delete(encodeKey(k))
+}
+
+// intact returns an entry that can be read, or nil. Of a damaged one the indexes stay and lead nowhere: who follows
+// them passes over it, who writes replaces it.
+func (tx *Tx) intact(k Key) (*Entry, error) {
+	old, err := tx.Get(k)
+	var damaged *DamagedError
+	if errors.As(err, &damaged) {
+		return nil, nil
+	}
+	return old, err
+}
+
+func (tx *Tx) reindex(old, entry *Entry) error {
+	oldPods, oldAddresses := indexKeys(old)
+	newPods, newAddresses := indexKeys(entry)
+	if err := exchange(tx.btx.Bucket(bucketPods), oldPods, newPods); err != nil {
+		return err
+	}
+	return exchange(tx.btx.Bucket(bucketAddresses), oldAddresses, newAddresses)
+}
+
+// exchange makes the keys in a bucket those of after instead of those of before, touching only what differs.
+func exchange(b *bolt.Bucket, before, after [][]byte) error {
+	for _, k := range before {
+		if !contains(after, k) {
+			if err := b.Delete(k); err != nil {
+				return err
+			}
+		}
+	}
+	for _, k := range after {
+		if !contains(before, k) {
+			if err := b.Put(k, nil); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func contains(keys [][]byte, key []byte) bool {
+	for _, k := range keys {
+		if bytes.Equal(k, key) {
+			return true
+		}
+	}
+	return false
+}
+
+// ByPod returns the entries of a pod, by namespace and name, over all networks.
+func (tx *Tx) ByPod(p Pod) ([]*Entry, error) {
+	if p.Name == "" {
+		return nil, nil
+	}
+	return tx.byIndex(bucketPods, podKey(p))
+}
+
+// ByAddress returns the entries that claim an address, over all networks.
+func (tx *Tx) ByAddress(a netip.Addr) ([]*Entry, error) {
+	return tx.byIndex(bucketAddresses, addressKey(a))
+}
+
+func (tx *Tx) byIndex(bucket, prefix []byte) ([]*Entry, error) {
+	if tx.btx == nil {
+		return nil, nil
+	}
+	var entries []*Entry
+	c := tx.btx.Bucket(bucket).Cursor()
+	for k, _ := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, _ = c.Next() {
+		key, err := decodeKey(k[len(prefix):])
+		if err != nil {
+			return nil, err
+		}
+		e, err := tx.intact(key)
+		if err != nil {
+			return nil, err
+		}
+		if e != nil {
+			entries = append(entries, e)
+		}
+	}
+	return entries, nil
+}
+
+// All calls fn for every entry, in the order of their keys. For one that is damaged fn gets its DamagedError.
+func (tx *Tx) All(fn func(*Entry, error) error) error {
+	if tx.btx == nil {
+		return nil
+	}
+	return tx.btx.Bucket(bucketEntries).ForEach(func(k, v []byte) error {
+		return fn(decodeEntry(k, v))
+	})
+}
+
+// Tombstones are bounded: the newest maxTombstones are kept, and of this boot's those younger than maxTombstoneAge.
+const (
+	maxTombstones   = 4096
+	maxTombstoneAge = 24 * time.Hour
+)
+
+// Tombstone returns the tombstone of an attachment, or nil.
+func (tx *Tx) Tombstone(k Key) (*Tombstone, error) {
+	if tx.btx == nil {
+		return nil, nil
+	}
+	value := tx.btx.Bucket(bucketTombstones).Get(encodeKey(k))
+	if len(value) < 8 {
+		return nil, nil
+	}
+	t := &Tombstone{}
+	if err := json.Unmarshal(value[8:], t); err != nil {
+		return nil, &DamagedError{k, err}
+	}
+	return t, nil
+}
+
+// Bury writes a tombstone and drops those that are too many or too old.
+func (tx *Tx) Bury(t Tombstone) error {
+	if err := tx.exhume(t.Key); err != nil {
+		return err
+	}
+	t.Buried = Now()
+	data, err := json.Marshal(t)
+	if err != nil {
+		return err
+	}
+	buried := tx.btx.Bucket(bucketBuried)
+	n, err := buried.NextSequence()
+	if err != nil {
+		return err
+	}
+	if err := buried.Put(sequence(n), encodeKey(t.Key)); err != nil {
+		return err
+	}
+	if err := tx.btx.Bucket(bucketTombstones).Put(encodeKey(t.Key), append(sequence(n), data...)); err != nil {
+		return err
+	}
+	return tx.prune(n, t)
+}
+
+// prune drops from the oldest on while they are out of bounds. newest is the tombstone just written, as number n.
+func (tx *Tx) prune(n uint64, newest Tombstone) error {
+	for {
+		first, key := tx.btx.Bucket(bucketBuried).Cursor().First()
+		if first == nil {
+			return nil
+		}
+		k, err := decodeKey(key)
+		if err != nil {
+			return err
+		}
+		tooMany := bytes.Compare(first, sequence(n-min(n, maxTombstones))) <= 0
+		t, err := tx.Tombstone(k)
+		tooOld := err != nil || t == nil ||
+			t.BootID == newest.BootID && newest.Buried.Boot-t.Buried.Boot > int64(maxTombstoneAge)
+		if !tooMany && !tooOld {
+			return nil
+		}
+		if err := tx.btx.Bucket(bucketBuried).Delete(first); err != nil {
+			return err
+		}
+		if err := tx.btx.Bucket(bucketTombstones).Delete(encodeKey(k)); err != nil {
+			return err
+		}
+	}
+}
+
+// exhume removes the tombstone of an attachment, if there is one.
+func (tx *Tx) exhume(k Key) error {
+	value := tx.btx.Bucket(bucketTombstones).Get(encodeKey(k))
+	if len(value) < 8 {
+		return nil
+	}
+	if err := tx.btx.Bucket(bucketBuried).Delete(bytes.Clone(value[:8])); err != nil {
+		return err
+	}
+	return tx.btx.Bucket(bucketTombstones).Delete(encodeKey(k))
+}

@@ -1,0 +1,461 @@
+package plugin
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"cni-unwind/ipam"
+	"cni-unwind/journal"
+)
+
+// adding is one ADD under way.
+//
+//  1. Read the configuration, resolve every binary: what is wrong here takes nothing.
+//  2. Take the attachment's lock.
+//  3. Settle what is left of earlier ADDs of this attachment and of its pod.
+//  4. Write the intent: the entry in state adding, with the first delegate as started.
+//  5. Run each delegate. In one transaction: its addresses are claimed, the next one is started. Whoever else claims one
+//     of these addresses and is dead is settled before the next delegate runs.
+//  6. With the last delegate: the entry is live.
+//  7. Print the result.
+//
+// Whatever fails from 4 on is undone. A crash from 4 to 6 leaves the state adding with a free lock: success was never
+// printed, so the attachment is dead. With chain length k this is k+1 transactions.
+type adding struct {
+	*op
+	chain   *Chain
+	lock    *journal.Lock
+	entry   *journal.Entry
+	gen     *journal.Generation
+	noWrite bool // the journal failed: go on with what is in memory
+	durable bool // the journal says live
+}
+
+func (o *op) add() error {
+	a := &adding{op: o}
+	if err := a.prepare(); err != nil {
+		return err
+	}
+	lock, killed, err := o.lock(o.ctx)
+	var busy *types.Error
+	if errors.As(err, &busy) {
+		return busy
+	}
+	if err != nil {
+		if err := a.journalFailed(err); err != nil {
+			return err
+		}
+	} else {
+		a.lock = lock
+		defer lock.Release()
+	}
+	if err := a.open(killed); err != nil {
+		return err
+	}
+	printed, f := a.carryOut()
+	if f == nil {
+		f = a.answer(printed)
+	}
+	if f != nil {
+		return a.rollBack(f)
+	}
+	return nil
+}
+
+// prepare checks all that can be checked before anything is taken.
+func (a *adding) prepare() error {
+	if a.bad != nil {
+		return badConfig(a.bad)
+	}
+	if a.conf.PrevResult != nil {
+		return badConfig(errors.New("the ADD has a prevResult: unwind must be the first plugin of the list; " +
+			`put those before it into its "chain"`))
+	}
+	chain, err := a.conf.LoadChain()
+	if err != nil {
+		return badConfig(err)
+	}
+	a.chain = chain
+	if lost := chain.LostCapabilities(a.conf); len(lost) > 0 {
+		a.log.Warn("delegates declare capabilities that unwind's own entry does not, so the runtime does not pass them on",
+			"write", fmt.Sprintf(`"capabilities": {"%s": true}`, strings.Join(lost, `": true, "`)))
+	}
+	if missing := chain.Missing(a.args.Path); len(missing) > 0 {
+		_, err := findPlugin(missing[0], a.args.Path)
+		msg := fmt.Sprintf("plugin type=%q failed (add): %v; unwind: nothing was started", missing[0], err)
+		return cniError(types.ErrPluginNotAvailable, msg, strings.Join(missing, ", "))
+	}
+	if ours, err := os.Stat("/proc/self/ns/net"); err == nil && a.args.NetnsOverride == "" {
+		if theirs, err := os.Stat(a.args.Netns); err == nil && os.SameFile(ours, theirs) {
+			return cniError(types.ErrInvalidNetNS, "unwind: CNI_NETNS is the network namespace of the runtime itself", "")
+		}
+	}
+	return nil
+}
+
+// journalFailed decides what a broken journal means for this ADD: it goes on without one, or fails.
+func (a *adding) journalFailed(err error) error {
+	if a.conf.OnJournalFailure == "fail" {
+		return cniError(types.ErrTryAgainLater, "unwind: "+err.Error()+` (onJournalFailure is "fail")`, "")
+	}
+	a.log.Error("the journal failed; going on without it: a crash from here on, or a DEL that fails, leaks", "err", err)
+	a.noWrite = true
+	return nil
+}
+
+// open settles what is left of earlier ADDs and writes the intent. killed says that delegates of an earlier ADD of this
+// attachment had to be ended.
+func (a *adding) open(killed bool) error {
+	a.newEntry()
+	if a.noWrite {
+		return nil
+	}
+	var prior *journal.Entry
+	var kin []journal.Key
+	errLeft := errors.New("something is left")
+	err := a.store.Update(a.ctx, func(tx *journal.Tx) (err error) {
+		if prior, err = readable(tx.Get(a.key)); err != nil {
+			return err
+		}
+		if kin, err = a.kin(tx); err != nil {
+			return err
+		}
+		if prior != nil || len(kin) > 0 {
+			return errLeft
+		}
+		return tx.Put(a.entry)
+	})
+	if errors.Is(err, errLeft) {
+		a.settleKin(kin)
+		if err := a.supersede(prior, killed); err != nil {
+			return err
+		}
+		err = a.store.Update(a.ctx, func(tx *journal.Tx) error { return tx.Put(a.entry) })
+	}
+	if err != nil {
+		return a.journalFailed(err)
+	}
+	return nil
+}
+
+// readable passes over an entry that is damaged: the ADD writes over it.
+func readable(e *journal.Entry, err error) (*journal.Entry, error) {
+	var damaged *journal.DamagedError
+	if errors.As(err, &damaged) {
+		return nil, nil
+	}
+	return e, err
+}
+
+// newEntry makes the entry of this ADD, with the first delegate as started.
+func (a *adding) newEntry() {
+	netns, err := identify(a.args.Netns)
+	if err != nil {
+		a.log.Warn("the network namespace cannot be identified", "netns", a.args.Netns, "err", err)
+	}
+	gen := journal.Generation{
+		NetNS: netns, Args: a.args.Args, Path: a.args.Path, CNIVersion: a.chain.CNIVersion,
+		Host: a.host, Created: journal.Now(),
+	}
+	if len(a.conf.RuntimeConfig) > 0 {
+		gen.RuntimeConfig = marshal(a.conf.RuntimeConfig)
+	}
+	a.entry = &journal.Entry{
+		Key: a.key, State: journal.Adding, Pod: podOf(a.args.Args), Generations: []journal.Generation{gen},
+	}
+	a.gen = a.entry.Newest()
+	a.startStep(0)
+}
+
+// startStep notes in memory that a delegate is about to be started.
+func (a *adding) startStep(i int) {
+	a.gen.Steps = append(a.gen.Steps, journal.Step{
+		Index: i, Type: a.chain.Delegates[i].Type, Config: a.chain.Config(i, a.conf),
+	})
+}
+
+// kin returns the other attachments of the same pod that are dead by their state alone: a new sandbox frees first what
+// the old one left (Azure CNS #4350).
+func (a *adding) kin(tx *journal.Tx) ([]journal.Key, error) {
+	entries, err := tx.ByPod(a.entry.Pod)
+	var keys []journal.Key
+	for _, e := range entries {
+		if e.Key != a.key && e.State != journal.Live {
+			keys = append(keys, e.Key)
+		}
+	}
+	return keys, err
+}
+
+func (a *adding) settleKin(keys []journal.Key) {
+	ctx, cancel := context.WithTimeout(a.ctx, a.Budgets.Settle)
+	defer cancel()
+	for i, key := range keys {
+		deadline, _ := ctx.Deadline()
+		one, cancelOne := context.WithTimeout(ctx, time.Until(deadline)/time.Duration(len(keys)-i))
+		if err := a.settle(one, key); err != nil {
+			a.log.Info("left for later", "attachment", key.String(), "err", err)
+		}
+		cancelOne()
+	}
+}
+
+// supersede undoes the earlier ADDs of this attachment. What of them cannot be undone now becomes part of the new entry
+// and runs at its DEL: what such a DEL removes may be keyed by the container ID, which is about to be used again.
+func (a *adding) supersede(prior *journal.Entry, killed bool) error {
+	if prior == nil {
+		return nil
+	}
+	if prior.State == journal.Live {
+		if err := a.refuseLive(prior); err != nil {
+			return err
+		}
+	}
+	if killed {
+		markKilled(prior, a.conf.GracePeriod)
+	}
+	ctx, cancel := context.WithTimeout(a.ctx, a.Budgets.Settle)
+	defer cancel()
+	if err := a.begin(ctx, prior, "superseded by another ADD of the same container ID"); err != nil {
+		return a.journalFailed(err)
+	}
+	a.undo(ctx, a.lock, prior, "")
+	a.entry.Generations = append(prior.Generations, *a.gen)
+	a.gen = a.entry.Newest()
+	return nil
+}
+
+// refuseLive returns an error if an attachment that was added is still in use: SPEC 1.1 §2 forbids an ADD over it.
+func (a *adding) refuseLive(prior *journal.Entry) error {
+	old := prior.Newest()
+	why := ""
+	switch {
+	case a.sameBoot(old) == no:
+	case old.NetNS.Same(a.gen.NetNS), !old.NetNS.Known() && old.NetNS.Path == a.args.Netns:
+		why = "in the same network namespace"
+	default:
+		if pid, err := processIn(old.NetNS); pid != 0 || err != nil {
+			why = "in a network namespace that a process is in"
+		}
+	}
+	if why == "" {
+		return nil
+	}
+	return cniError(types.ErrInternal, fmt.Sprintf("unwind: %s is added already, %s; DEL it first", a.key, why), "")
+}
+
+// markKilled notes that the last started delegate of an entry was ended by force.
+func markKilled(e *journal.Entry, grace time.Duration) {
+	if g := e.Newest(); len(g.Steps) > 0 {
+		g.Steps[len(g.Steps)-1].RepeatAt = journal.BootNanos() + int64(grace)
+	}
+}
+
+// carryOut runs the delegates and returns what is to be printed.
+func (a *adding) carryOut() (printed json.RawMessage, f *failure) {
+	last := len(a.chain.Delegates) - 1
+	for i, d := range a.chain.Delegates {
+		stdout, f := a.runDelegate(d)
+		if f != nil {
+			return nil, f
+		}
+		claims, err := a.accept(i, stdout)
+		if err == nil && i == last {
+			printed, err = convertResult(a.gen.Result, a.conf.CNIVersion)
+		}
+		if err != nil {
+			return nil, &failure{plugin: d.Type, command: "ADD", code: types.ErrDecodingFailure, msg: err.Error()}
+		}
+		if i < last {
+			a.startStep(i + 1)
+		}
+		if f := a.commit(d, claims, i == last); f != nil {
+			return nil, f
+		}
+	}
+	return printed, nil
+}
+
+// runDelegate runs the delegate that was started last.
+func (a *adding) runDelegate(d Delegate) ([]byte, *failure) {
+	step := &a.gen.Steps[len(a.gen.Steps)-1]
+	c := &call{
+		command: "ADD", plugin: d.Type, path: a.args.Path, containerID: a.args.ContainerID, netns: a.args.Netns,
+		ifname: a.args.IfName, args: a.args.Args, stdin: withPrevResult(step.Config, a.gen.Result),
+	}
+	if a.lock != nil {
+		c.lock = a.lock.File()
+	}
+	ctx, cancel := a.ctx, context.CancelFunc(func() {})
+	if a.conf.DelegateTimeout > 0 {
+		ctx, cancel = context.WithTimeout(a.ctx, a.conf.DelegateTimeout)
+	}
+	defer cancel()
+	stdout, f := c.run(ctx, a.Stderr)
+	if f != nil && f.killed {
+		step.RepeatAt = journal.BootNanos() + int64(a.conf.GracePeriod)
+	}
+	a.at("added")
+	return stdout, f
+}
+
+// accept takes a delegate's result as the best known one and returns the claims on the addresses that are new in it.
+func (a *adding) accept(i int, stdout []byte) ([]journal.Claim, error) {
+	raw, err := readResult(stdout, a.chain.CNIVersion)
+	if err != nil {
+		return nil, err
+	}
+	r, err := parseResult(raw)
+	if err != nil {
+		return nil, err
+	}
+	a.gen.Result = raw
+	a.gen.HostLinks = hostLinks(r)
+	pool := ipam.Pool(a.gen.Steps[len(a.gen.Steps)-1].Config, a.key.Network)
+	var claims []journal.Claim
+	for _, address := range r.addresses() {
+		if !slices.ContainsFunc(a.gen.Claims, func(c journal.Claim) bool { return c.Address == address }) {
+			claims = append(claims, journal.Claim{Address: address, Step: i, Pool: pool})
+		}
+	}
+	return claims, nil
+}
+
+// commit writes what carryOut has done, and sees to others that claim one of the new addresses.
+func (a *adding) commit(d Delegate, claims []journal.Claim, last bool) *failure {
+	a.gen.Claims = append(a.gen.Claims, claims...)
+	if a.noWrite {
+		return nil
+	}
+	others, err := a.record(claims, last)
+	if err == nil && len(others) > 0 {
+		if f := a.claim(d, claims, others); f != nil {
+			return f
+		}
+		if last {
+			_, err = a.record(nil, true)
+		}
+	}
+	if err != nil && a.conf.OnJournalFailure == "fail" {
+		return &failure{plugin: d.Type, command: "ADD", code: types.ErrTryAgainLater, msg: err.Error()}
+	}
+	if err != nil {
+		a.log.Error("the journal cannot be written", "err", err)
+	}
+	return nil
+}
+
+// record writes the entry and returns the other entries that hold one of the claims. It is live if it is the last time
+// and there are no such others.
+func (a *adding) record(claims []journal.Claim, last bool) (others []*journal.Entry, err error) {
+	err = a.store.Update(a.ctx, func(tx *journal.Tx) error {
+		others = nil
+		for _, c := range claims {
+			entries, err := tx.ByAddress(c.Address)
+			if err != nil {
+				return err
+			}
+			for _, e := range entries {
+				if e.Key != a.key {
+					others = append(others, e)
+				}
+			}
+		}
+		a.entry.State = journal.Adding
+		if last && len(others) == 0 {
+			a.entry.State = journal.Live
+		}
+		return tx.Put(a.entry)
+	})
+	a.durable = err == nil && a.entry.State == journal.Live
+	return others, err
+}
+
+// claim settles others that claim our addresses, where they are dead, before the next delegate runs: as yet there is no
+// rule of ours that their DELs could take. One that lives is a duplicate.
+func (a *adding) claim(d Delegate, claims []journal.Claim, others []*journal.Entry) *failure {
+	ctx, cancel := context.WithTimeout(a.ctx, a.Budgets.Settle)
+	defer cancel()
+	for _, other := range others {
+		err := a.settle(ctx, other.Key)
+		if err == nil {
+			continue
+		}
+		a.log.Warn("another attachment has the same address", "attachment", a.key.String(), "other", other.Key.String(),
+			"why", err)
+		for _, c := range claims {
+			if a.duplicate(c, other) && a.conf.OnDuplicateAddress == "fail" {
+				return &failure{plugin: d.Type, command: "ADD", code: types.ErrInternal, msg: fmt.Sprintf(
+					"it gave out %s, which is in use by %s", c.Address, other.Key)}
+			}
+		}
+	}
+	return nil
+}
+
+// duplicate says whether a claimed address is in use by another attachment beyond doubt: both have it from the same
+// node-local pool, the other one is not dead, and netlink shows it there.
+func (a *adding) duplicate(c journal.Claim, other *journal.Entry) bool {
+	g := other.Newest()
+	same := slices.ContainsFunc(g.Claims, func(o journal.Claim) bool {
+		return o.Address == c.Address && o.Pool == c.Pool && c.Pool != ""
+	})
+	if !same || a.judge(other, false).dead {
+		return false
+	}
+	there, err := hasAddress(g.NetNS, c.Address)
+	if err != nil {
+		a.log.Warn("looking for a duplicate address", "address", c.Address, "other", other.Key.String(), "err", err)
+	}
+	return there
+}
+
+// answer prints the result. If the journal does not say that the attachment is live, it must not say either that it is
+// dead: without its lock file an entry in state adding is judged by its network namespace, as a live one is.
+func (a *adding) answer(printed json.RawMessage) *failure {
+	lastDelegate := a.chain.Delegates[len(a.chain.Delegates)-1].Type
+	if !a.durable && a.lock != nil {
+		if err := a.lock.Forget(); err != nil && !a.noWrite {
+			return &failure{plugin: lastDelegate, command: "ADD", code: types.ErrIOFailure, msg: "unwind: " + err.Error()}
+		}
+	}
+	a.at("print")
+	if _, err := a.Stdout.Write(append(bytes.TrimSpace(printed), '\n')); err != nil {
+		return &failure{plugin: lastDelegate, command: "ADD", code: types.ErrIOFailure, msg: "unwind: printing the result: " + err.Error()}
+	}
+	return nil
+}
+
+// rollBack undoes the ADD and returns the error for the runtime.
+func (a *adding) rollBack(f *failure) error {
+	a.log.Warn("ADD failed, undoing it", "attachment", a.key.String(), "plugin", f.plugin, "code", f.code,
+		"err", shorten(f.msg, 500))
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(a.ctx), a.Budgets.Undo)
+	defer cancel()
+	a.entry.State = journal.Unwinding
+	if a.durable {
+		a.entry.State = journal.Removing
+	}
+	a.entry.Reason = shorten("its ADD failed: "+f.Error(), 500)
+	tomb := a.tombstone(a.entry)
+	a.undo(ctx, a.lock, a.entry, a.args.Netns)
+	switch {
+	case !a.noWrite:
+		if err := a.finish(ctx, a.lock, a.entry, tomb); err != nil {
+			a.log.Error("the journal cannot be written after a failed ADD", "attachment", a.key.String(), "err", err)
+		}
+	case a.entry.Pending() > 0:
+		a.log.Error("DELs are owed that no journal holds; they are lost", "attachment", a.key.String(),
+			"plugins", strings.Join(pendingSteps(a.entry), ", "))
+	}
+	return addError(f, a.entry)
+}

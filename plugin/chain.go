@@ -1,0 +1,342 @@
+package plugin
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/containernetworking/cni/pkg/version"
+
+	"cni-unwind/journal"
+)
+
+// Chain is the conflist that unwind carries out.
+type Chain struct {
+	CNIVersion   string
+	DisableCheck bool
+	Delegates    []Delegate
+}
+
+// Delegate is one plugin of the chain.
+type Delegate struct {
+	Type         string
+	IPAM         string // ipam.type, or ""
+	Capabilities map[string]bool
+	object       map[string]json.RawMessage // as it is in the conflist
+}
+
+// LoadChain returns the chain that the configuration carries or names. chainFile is read now: its owner rewrites it when
+// it likes.
+func (c *Conf) LoadChain() (*Chain, error) {
+	switch {
+	case c.Chain != nil && c.ChainFile != "":
+		return nil, errors.New(`"chain" and "chainFile" are both set; keep one`)
+	case c.Chain != nil:
+		chain, err := c.parseChain(c.Chain, c.CNIVersion)
+		if err != nil {
+			return nil, fmt.Errorf(`key "chain": %w`, err)
+		}
+		return chain, nil
+	case c.ChainFile != "":
+		chain, err := c.readChain()
+		if err != nil {
+			return nil, fmt.Errorf("chainFile %s: %w", c.ChainFile, err)
+		}
+		return chain, nil
+	}
+	return nil, errors.New(`neither "chain" nor "chainFile" is set; write the plugins to run into "chain": {"plugins": [...]}`)
+}
+
+// readChain reads chainFile as libcni would: a conflist, with the plugins of the folder that has the network's name unless
+// loadOnlyInlinedPlugins is set, or the configuration of one plugin.
+func (c *Conf) readChain() (*Chain, error) {
+	data, err := readFile(c.ChainFile)
+	if err != nil {
+		return nil, err
+	}
+	return c.parseChain(data, "")
+}
+
+// readFile reads a configuration. It follows no link in a folder that others can write to, and reads no device.
+func readFile(path string) ([]byte, error) {
+	flags := os.O_RDONLY | syscall.O_NONBLOCK
+	if dir, err := os.Stat(filepath.Dir(path)); err == nil && dir.Mode().Perm()&0o022 != 0 {
+		flags |= syscall.O_NOFOLLOW
+	}
+	f, err := os.OpenFile(path, flags, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%w; the network's provider has not written it, or has removed it", errors.Unwrap(err))
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, errors.New("not a regular file")
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxConfig+1))
+	if err == nil && len(data) > maxConfig {
+		err = fmt.Errorf("more than %d bytes", maxConfig)
+	}
+	return data, err
+}
+
+// parseChain reads a conflist, or the configuration of one plugin. An absent cniVersion is defaultVersion.
+func (c *Conf) parseChain(data []byte, defaultVersion string) (*Chain, error) {
+	var list struct {
+		Type         string            `json:"type"`
+		Name         string            `json:"name"`
+		CNIVersion   string            `json:"cniVersion"`
+		CNIVersions  []string          `json:"cniVersions"`
+		DisableCheck flag              `json:"disableCheck"`
+		OnlyInlined  flag              `json:"loadOnlyInlinedPlugins"`
+		Plugins      []json.RawMessage `json:"plugins"`
+	}
+	if err := json.Unmarshal(data, &list); err != nil {
+		return nil, jsonError(err)
+	}
+	if list.Plugins == nil && list.Type != "" {
+		list.Plugins = []json.RawMessage{data}
+		list.OnlyInlined = true
+	}
+	if list.Name != "" && list.Name != c.Name {
+		return nil, fmt.Errorf("its name is %q, but the network's is %q; the addresses and rules of every plugin are kept "+
+			"under that name, so both must be the same", list.Name, c.Name)
+	}
+	if c.ChainFile != "" && !bool(list.OnlyInlined) {
+		more, err := inlineFolder(filepath.Join(filepath.Dir(c.ChainFile), c.Name))
+		if err != nil {
+			return nil, err
+		}
+		list.Plugins = append(list.Plugins, more...)
+	}
+	if len(list.Plugins) == 0 {
+		return nil, errors.New(`"plugins" is empty; there is nothing to run`)
+	}
+	chain := &Chain{DisableCheck: bool(list.DisableCheck)}
+	var err error
+	if chain.CNIVersion, err = highest(list.CNIVersion, list.CNIVersions, defaultVersion); err != nil {
+		return nil, err
+	}
+	for i, raw := range list.Plugins {
+		d, err := parseDelegate(raw)
+		if err != nil {
+			return nil, fmt.Errorf("plugins[%d]: %w", i, err)
+		}
+		chain.Delegates = append(chain.Delegates, d)
+	}
+	return chain, nil
+}
+
+// flag is a bool that may also be written as a string, as libcni allows.
+type flag bool
+
+func (f *flag) UnmarshalJSON(data []byte) error {
+	switch strings.ToLower(strings.Trim(string(data), `"`)) {
+	case "true":
+		*f = true
+	case "false", "null":
+		*f = false
+	default:
+		return fmt.Errorf("%s is not true or false", data)
+	}
+	return nil
+}
+
+// inlineFolder returns the plugin configurations (*.conf) in a folder, in the order of their names.
+func inlineFolder(dir string) ([]json.RawMessage, error) {
+	files, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	var plugins []json.RawMessage
+	for _, file := range files {
+		if file.IsDir() || filepath.Ext(file.Name()) != ".conf" {
+			continue
+		}
+		path := filepath.Join(dir, file.Name())
+		data, err := readFile(path)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		plugins = append(plugins, data)
+	}
+	return plugins, nil
+}
+
+// highest returns the version that libcni would take: the highest of those listed that this release knows.
+func highest(one string, listed []string, absent string) (string, error) {
+	if one == "" && len(listed) == 0 {
+		one = absent
+	}
+	best := one
+	for _, v := range append([]string{one}, listed...) {
+		tooNew, err := version.GreaterThan(v, version.Current())
+		if err != nil {
+			return "", fmt.Errorf("cniVersion %q: %w", v, err)
+		}
+		if higher, _ := version.GreaterThan(v, best); higher && !tooNew {
+			best = v
+		}
+	}
+	if best != "" && !slices.Contains(version.All.SupportedVersions(), best) {
+		return "", fmt.Errorf("cniVersion %q is none of %s", best, strings.Join(version.All.SupportedVersions(), ", "))
+	}
+	return best, nil
+}
+
+func parseDelegate(raw json.RawMessage) (Delegate, error) {
+	var d Delegate
+	var conf struct {
+		Type         string          `json:"type"`
+		Capabilities map[string]bool `json:"capabilities"`
+		IPAM         struct {
+			Type string `json:"type"`
+		} `json:"ipam"`
+	}
+	if err := json.Unmarshal(raw, &d.object); err != nil {
+		return d, jsonError(err)
+	}
+	if err := json.Unmarshal(raw, &conf); err != nil {
+		return d, jsonError(err)
+	}
+	d.Type, d.IPAM, d.Capabilities = conf.Type, conf.IPAM.Type, conf.Capabilities
+	if d.Type == "" {
+		return d, errors.New(`"type" is missing`)
+	}
+	for _, t := range []string{d.Type, d.IPAM} {
+		if strings.ContainsAny(t, "/\x00\n") || t == "." || t == ".." {
+			return d, fmt.Errorf("type %q is not the name of a plugin", t)
+		}
+		if t == Name {
+			return d, fmt.Errorf("type %q: a chain inside unwind cannot run unwind", t)
+		}
+	}
+	return d, nil
+}
+
+// jsonError says what is wrong with a JSON text in terms of its keys, and shows none of it.
+func jsonError(err error) error {
+	var wrong *json.UnmarshalTypeError
+	if errors.As(err, &wrong) {
+		return fmt.Errorf("key %q is %s, not %s", wrong.Field, wrong.Value, wrong.Type)
+	}
+	return fmt.Errorf("not valid JSON: %w", err)
+}
+
+// Config returns what the delegate at index i gets on stdin, without prevResult: its object as it stands, with what
+// libcni would inject into it, and what a runtime injected into unwind's.
+func (ch *Chain) Config(i int, c *Conf) json.RawMessage {
+	d := ch.Delegates[i]
+	object := maps.Clone(d.object)
+	for key, value := range c.Injected {
+		if key == "args" {
+			value = mergeArgs(object[key], value)
+		}
+		object[key] = value
+	}
+	object["name"] = quote(c.Name)
+	object["cniVersion"] = quote(ch.CNIVersion)
+	runtimeConfig := map[string]json.RawMessage{}
+	for capability, enabled := range d.Capabilities {
+		if value, ok := c.RuntimeConfig[capability]; ok && enabled {
+			runtimeConfig[capability] = value
+		}
+	}
+	if len(runtimeConfig) > 0 {
+		object["runtimeConfig"] = marshal(runtimeConfig)
+	}
+	delete(object, "prevResult")
+	return marshal(object)
+}
+
+// steps returns every delegate of the chain as a step, with its configuration.
+func (ch *Chain) steps(c *Conf) []journal.Step {
+	var steps []journal.Step
+	for i, d := range ch.Delegates {
+		steps = append(steps, journal.Step{Index: i, Type: d.Type, Config: ch.Config(i, c)})
+	}
+	return steps
+}
+
+// mergeArgs lays injected args over those of a delegate, and args.cni over args.cni, as multus does.
+func mergeArgs(own, injected json.RawMessage) json.RawMessage {
+	merged := objectOf(own)
+	for key, value := range objectOf(injected) {
+		if key == "cni" {
+			cni := objectOf(merged[key])
+			maps.Copy(cni, objectOf(value))
+			value = marshal(cni)
+		}
+		merged[key] = value
+	}
+	return marshal(merged)
+}
+
+// objectOf decodes a JSON object; anything else is as an empty one.
+func objectOf(raw json.RawMessage) map[string]json.RawMessage {
+	object := map[string]json.RawMessage{}
+	if json.Unmarshal(raw, &object) != nil || object == nil {
+		return map[string]json.RawMessage{}
+	}
+	return object
+}
+
+// marshal encodes values that came out of a decoder, which cannot fail.
+func marshal(v any) json.RawMessage {
+	data, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return data
+}
+
+func quote(s string) json.RawMessage { return marshal(s) }
+
+// withPrevResult returns a delegate's configuration with prevResult set. The configuration is an object that we encoded.
+func withPrevResult(config, prevResult json.RawMessage) json.RawMessage {
+	if len(prevResult) == 0 {
+		return config
+	}
+	comma := ","
+	if len(config) == 2 {
+		comma = ""
+	}
+	return bytes.Join([][]byte{config[:len(config)-1], []byte(comma + `"prevResult":`), prevResult, []byte("}")}, nil)
+}
+
+// Missing returns the plugins of the chain, IPAM ones included, that are in no folder of the path list.
+func (ch *Chain) Missing(path string) []string {
+	var missing []string
+	for _, d := range ch.Delegates {
+		for _, t := range []string{d.Type, d.IPAM} {
+			if t == "" || slices.Contains(missing, t) {
+				continue
+			}
+			if _, err := findPlugin(t, path); err != nil {
+				missing = append(missing, t)
+			}
+		}
+	}
+	return missing
+}
+
+// LostCapabilities returns the capabilities that delegates declare and unwind's own entry does not: libcni passes on
+// only what the outer entry declares, so these delegates would not get what they ask for.
+func (ch *Chain) LostCapabilities(c *Conf) []string {
+	lost := map[string]bool{}
+	for _, d := range ch.Delegates {
+		for capability, enabled := range d.Capabilities {
+			if enabled && !c.Capabilities[capability] {
+				lost[capability] = true
+			}
+		}
+	}
+	return sortedKeys(lost)
+}

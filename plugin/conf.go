@@ -1,0 +1,193 @@
+package plugin
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"sort"
+	"strings"
+	"time"
+)
+
+// Name is the type under which unwind is installed, and that no delegate may have.
+const Name = "unwind"
+
+// DefaultStateDir holds the journal and the locks of a node.
+const DefaultStateDir = "/var/lib/cni/unwind"
+
+// maxConfig bounds a network configuration, in bytes. The largest seen in the field are a few KiB.
+const maxConfig = 4 << 20
+
+// Conf is the entry of unwind in a conflist, as the runtime gives it on stdin.
+type Conf struct {
+	CNIVersion    string
+	Name          string
+	Capabilities  map[string]bool
+	RuntimeConfig map[string]json.RawMessage
+	PrevResult    json.RawMessage
+	Injected      map[string]json.RawMessage // keys for the delegates, see injectedKeys
+	Chain         json.RawMessage
+	ChainFile     string
+
+	StateDir           string
+	DelegateTimeout    time.Duration // of one delegate's ADD; 0: the runtime's deadline rules
+	GracePeriod        time.Duration
+	OnDelFailure       string // report, defer
+	OnJournalFailure   string // degrade, fail
+	OnDuplicateAddress string // fail, warn
+	StatusOnPoolFull   string // ok, fail
+	SweepOnStatus      bool
+	LogLevel           slog.Level
+	LogFile            string
+	warnings           []string
+}
+
+// injectedKeys are those that a runtime or multus writes into the first plugin of a list, or into every one; they are
+// meant for the delegates (multus pkg/types: addDeviceIDInConfList, addCNIArgsInConfList).
+var injectedKeys = []string{"args", "deviceID", "pciBusID", "k8s.v1.cni.cncf.io/resourceName"}
+
+// ignoredKeys are keys of libcni that need nothing done.
+var ignoredKeys = []string{"type", "cniVersions", "disableCheck", "disableGC", "loadOnlyInlinedPlugins",
+	"cni.dev/valid-attachments", "cni.dev/attachments"}
+
+// ParseConf reads unwind's configuration. Every key that is wrong gives an error that names it, and keeps its default:
+// the Conf is usable also with an error, so that a broken configuration does not stand between a pod and its DEL.
+func ParseConf(data []byte) (*Conf, error) {
+	c := &Conf{
+		StateDir: DefaultStateDir, GracePeriod: 10 * time.Minute, OnDelFailure: "report", OnJournalFailure: "degrade",
+		OnDuplicateAddress: "fail", StatusOnPoolFull: "ok", SweepOnStatus: true, LogLevel: slog.LevelInfo,
+		Injected: map[string]json.RawMessage{},
+	}
+	if len(data) > maxConfig {
+		return c, fmt.Errorf("the configuration has %d bytes, more than %d", len(data), maxConfig)
+	}
+	var keys map[string]json.RawMessage
+	if err := json.Unmarshal(data, &keys); err != nil {
+		return c, fmt.Errorf("the configuration is not a JSON object: %w", err)
+	}
+	fields := map[string]func(json.RawMessage) error{
+		"cniVersion":            into(&c.CNIVersion, "a string"),
+		"name":                  into(&c.Name, "a string"),
+		"capabilities":          into(&c.Capabilities, `an object such as {"portMappings": true}`),
+		"runtimeConfig":         into(&c.RuntimeConfig, "an object"),
+		"prevResult":            into(&c.PrevResult, "an object"),
+		"chain":                 into(&c.Chain, "an object"),
+		"chainFile":             absolute(&c.ChainFile),
+		"stateDir":              absolute(&c.StateDir),
+		"delegateTimeout":       duration(&c.DelegateTimeout),
+		"gracePeriod":           duration(&c.GracePeriod),
+		"onDelFailure":          oneOf(&c.OnDelFailure, "report", "defer"),
+		"onJournalFailure":      oneOf(&c.OnJournalFailure, "degrade", "fail"),
+		"onDuplicateAddress":    oneOf(&c.OnDuplicateAddress, "fail", "warn"),
+		"statusOnPoolExhausted": oneOf(&c.StatusOnPoolFull, "ok", "fail"),
+		"sweepOnStatus":         into(&c.SweepOnStatus, "true or false"),
+		"logLevel":              level(&c.LogLevel),
+		"logFile":               absolute(&c.LogFile),
+	}
+	var errs []error
+	for _, key := range sortedKeys(keys) {
+		value := keys[key]
+		field := fields[key]
+		switch {
+		case field != nil:
+			if err := field(value); err != nil {
+				errs = append(errs, fmt.Errorf("key %q: %w", key, err))
+			}
+		case slices.Contains(injectedKeys, key):
+			c.Injected[key] = value
+		case !slices.Contains(ignoredKeys, key):
+			c.warn("key %q is not known to unwind and has no effect; a key for a delegate belongs into the chain", key)
+		}
+	}
+	return c, errors.Join(errs...)
+}
+
+func (c *Conf) warn(format string, args ...any) {
+	c.warnings = append(c.warnings, fmt.Sprintf(format, args...))
+}
+
+// sortedKeys makes errors and warnings come in the same order each time.
+func sortedKeys[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	sort.Strings(keys)
+	return keys
+}
+
+// into decodes a value into *to, which it leaves alone if the value has another type. null is as absent, as libcni has it.
+func into[T any](to *T, want string) func(json.RawMessage) error {
+	return func(value json.RawMessage) error {
+		if string(value) == "null" {
+			return nil
+		}
+		var v T
+		if err := json.Unmarshal(value, &v); err != nil {
+			return fmt.Errorf("%s is not %s", excerpt(value), want)
+		}
+		*to = v
+		return nil
+	}
+}
+
+// check decodes a string and accepts it if convert does.
+func check[T any](to *T, want string, convert func(string) (T, bool)) func(json.RawMessage) error {
+	return func(value json.RawMessage) error {
+		var s string
+		if err := into(&s, want)(value); err != nil || string(value) == "null" {
+			return err
+		}
+		v, ok := convert(s)
+		if !ok {
+			return fmt.Errorf("%q is not %s", s, want)
+		}
+		*to = v
+		return nil
+	}
+}
+
+func absolute(to *string) func(json.RawMessage) error {
+	return check(to, "an absolute path", func(s string) (string, bool) {
+		return filepath.Clean(s), filepath.IsAbs(s) && !strings.ContainsRune(s, 0)
+	})
+}
+
+func duration(to *time.Duration) func(json.RawMessage) error {
+	return check(to, `a duration such as "30s" or "10m"`, func(s string) (time.Duration, bool) {
+		d, err := time.ParseDuration(s)
+		return d, err == nil && d >= 0
+	})
+}
+
+func oneOf(to *string, allowed ...string) func(json.RawMessage) error {
+	return check(to, `"`+strings.Join(allowed, `" or "`)+`"`, func(s string) (string, bool) {
+		return s, slices.Contains(allowed, s)
+	})
+}
+
+func level(to *slog.Level) func(json.RawMessage) error {
+	return check(to, `"debug", "info", "warn" or "error"`, func(s string) (slog.Level, bool) {
+		var l slog.Level
+		err := l.UnmarshalText([]byte(s))
+		return l, err == nil && slices.Contains([]string{"debug", "info", "warn", "error"}, s)
+	})
+}
+
+// excerpt returns the beginning of a scalar for an error message, and of anything else its kind alone: it may hold secrets.
+func excerpt(value json.RawMessage) string {
+	switch {
+	case len(value) == 0:
+		return "nothing"
+	case value[0] == '{':
+		return "an object"
+	case value[0] == '[':
+		return "a list"
+	case len(value) > 40:
+		return string(value[:40]) + "…"
+	}
+	return string(value)
+}

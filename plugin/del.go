@@ -1,0 +1,181 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
+
+	"cni-unwind/ipam"
+	"cni-unwind/journal"
+)
+
+// deleting is one DEL under way.
+//
+//  1. Take the attachment's lock.
+//  2. Find what there is to undo: the entry; or nothing, if a tombstone says that all was undone before the runtime
+//     asked; or what the configuration on stdin says, for attachments that the journal does not know.
+//  3. Write that the DEL has begun.
+//  4. Undo.
+//  5. Write what is left, if anything.
+//  6. Replay the DELs of others that were parked because the address was ours.
+//
+// No error of the journal or of the configuration stands between a pod and its DEL.
+type deleting struct {
+	*op
+	lock    *journal.Lock
+	entry   *journal.Entry
+	noWrite bool
+}
+
+func (o *op) del() error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(o.ctx), o.Budgets.Undo)
+	defer cancel()
+	if o.bad != nil {
+		o.log.Warn("the configuration is wrong; what is wrong in it has its default", "err", o.bad)
+	}
+	d := &deleting{op: o}
+	lock, killed, err := o.lock(ctx)
+	var busy *types.Error
+	switch {
+	case errors.As(err, &busy):
+		return busy
+	case err != nil:
+		d.journalFailed(err)
+	default:
+		d.lock = lock
+		defer lock.Release()
+	}
+	if err := d.find(ctx); err != nil || d.entry == nil {
+		return err
+	}
+	if killed {
+		markKilled(d.entry, o.conf.GracePeriod)
+	}
+	return d.carryOut(ctx)
+}
+
+func (d *deleting) journalFailed(err error) {
+	d.log.Error("the journal failed; the DEL goes on without it", "attachment", d.key.String(), "err", err)
+	d.noWrite = true
+}
+
+// find leaves in d.entry what there is to undo, nil if nothing is.
+func (d *deleting) find(ctx context.Context) error {
+	var tomb *journal.Tombstone
+	var damaged *journal.DamagedError
+	err := d.store.View(ctx, func(tx *journal.Tx) (err error) {
+		if d.entry, err = tx.Get(d.key); errors.As(err, &damaged) {
+			d.log.Error("what the journal says of the attachment is lost", "err", err)
+			err = nil
+		}
+		if err == nil && d.entry == nil {
+			tomb, err = tx.Tombstone(d.key)
+		}
+		return err
+	})
+	switch {
+	case err != nil:
+		d.log.Error("the journal cannot be read", "err", err)
+	case d.entry != nil:
+		return nil
+	case tomb != nil && !d.another(tomb):
+		d.log.Debug("nothing to undo", "attachment", d.key.String(), "reason", tomb.Reason)
+		d.forgetLock()
+		return nil
+	}
+	return d.fromStdin()
+}
+
+// another says whether the DEL is for another container than the tombstone's: one with the same ID, added without us.
+func (d *deleting) another(tomb *journal.Tombstone) bool {
+	id, err := identify(d.args.Netns)
+	return err == nil && tomb.NetNS.Known() && (tomb.BootID != d.host.BootID || !id.Same(tomb.NetNS))
+}
+
+// forgetLock removes the lock file of an attachment of which the journal has nothing.
+func (d *deleting) forgetLock() {
+	if d.lock != nil {
+		_ = d.lock.Forget()
+	}
+}
+
+// fromStdin makes an entry out of the configuration and the prevResult that the runtime gave: the attachment was added
+// before unwind was installed, or its entry was lost.
+func (d *deleting) fromStdin() error {
+	chain, err := d.conf.LoadChain()
+	if err != nil {
+		d.forgetLock()
+		if d.neverAdded() {
+			d.log.Warn("nothing to undo: the journal has nothing, and the runtime has no result of an ADD",
+				"attachment", d.key.String(), "err", err)
+			return nil
+		}
+		return badConfig(fmt.Errorf("the journal does not know %s, and the chain cannot be read: %w", d.key, err))
+	}
+	netns, _ := identify(d.args.Netns)
+	// Which namespace the ADD was given is not on record. That of the runtime's path is taken on its word.
+	gen := journal.Generation{
+		NetNS: journal.NetNS{Path: netns.Path}, Args: d.args.Args, Path: d.args.Path, CNIVersion: chain.CNIVersion,
+		Host: d.host, Created: journal.Now(), Steps: chain.steps(d.conf),
+	}
+	if d.conf.PrevResult != nil {
+		if gen.Result, err = convertResult(d.conf.PrevResult, chain.CNIVersion); err != nil {
+			d.log.Warn("the runtime's prevResult cannot be used", "attachment", d.key.String(), "err", err)
+			gen.Result = nil
+		}
+	}
+	if r, err := parseResult(gen.Result); err == nil {
+		gen.HostLinks = hostLinks(r)
+		gen.Claims = claimsOf(r, chain, gen.Steps, d.key.Network)
+	}
+	d.entry = &journal.Entry{
+		Key: d.key, Pod: podOf(d.args.Args), Generations: []journal.Generation{gen},
+	}
+	return nil
+}
+
+// neverAdded says whether the runtime has no result of an ADD, though it would give one if it had.
+func (d *deleting) neverAdded() bool {
+	gives, err := version.GreaterThanOrEqualTo(d.conf.CNIVersion, "0.4.0")
+	return err == nil && gives && d.conf.PrevResult == nil
+}
+
+// claimsOf gives the addresses of a final result to the first delegate of the chain that calls an IPAM plugin.
+func claimsOf(r *result, chain *Chain, steps []journal.Step, network string) []journal.Claim {
+	first := max(0, slices.IndexFunc(chain.Delegates, func(d Delegate) bool { return d.IPAM != "" }))
+	pool := ipam.Pool(steps[first].Config, network)
+	var claims []journal.Claim
+	for _, address := range r.addresses() {
+		claims = append(claims, journal.Claim{Address: address, Step: first, Pool: pool})
+	}
+	return claims
+}
+
+// carryOut undoes the entry and says how that ended.
+func (d *deleting) carryOut(ctx context.Context) error {
+	e := d.entry
+	if e.State == journal.Gone {
+		e.State = journal.Removing
+	}
+	if !d.noWrite {
+		if err := d.begin(ctx, e, "the runtime asked for its DEL"); err != nil {
+			d.journalFailed(err)
+		}
+	}
+	freed := e.Addresses()
+	failures := d.undo(ctx, d.lock, e, d.args.Netns)
+	// Also where the first write failed: an entry that can be removed now need not be replayed.
+	err := d.finish(ctx, d.lock, e, nil)
+	if err != nil {
+		d.journalFailed(err)
+	}
+	d.replayParked(ctx, freed)
+	if len(failures) == 0 || d.conf.OnDelFailure == "defer" && err == nil {
+		return nil
+	}
+	return delError(failures)
+}

@@ -1,0 +1,272 @@
+package plugin
+
+import (
+	"bufio"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"cni-unwind/journal"
+)
+
+// thisHost returns the machine, boot and namespaces in which this process looks at things. What cannot be read is "".
+func thisHost() journal.Host {
+	h := journal.Host{BootID: firstLine("/proc/sys/kernel/random/boot_id")}
+	h.MountNS, _ = os.Readlink("/proc/self/ns/mnt")
+	h.PIDNS, _ = os.Readlink("/proc/self/ns/pid")
+	if id := firstLine("/sys/class/dmi/id/product_uuid"); id != "" {
+		h.Machine = "dmi:" + id
+	} else if id := firstLine("/etc/machine-id"); id != "" {
+		h.Machine = "machine-id:" + id
+	}
+	return h
+}
+
+func firstLine(path string) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	line, _ := bufio.NewReader(f).ReadString('\n')
+	return strings.TrimSpace(line)
+}
+
+// identify opens a network namespace and tells which one it is.
+func identify(path string) (journal.NetNS, error) {
+	netns, err := ns.GetNS(path)
+	if err != nil {
+		return journal.NetNS{Path: path}, err
+	}
+	defer netns.Close()
+	return identity(netns, path)
+}
+
+func identity(netns ns.NetNS, path string) (journal.NetNS, error) {
+	id := journal.NetNS{Path: path}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(netns.Fd()), &st); err != nil {
+		return id, err
+	}
+	// Kernels before 5.14 have no cookie to give to a socket; an error leaves it at zero.
+	err := netns.Do(func(ns.NetNS) error {
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		id.Cookie, _ = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+		return nil
+	})
+	if err != nil {
+		return journal.NetNS{Path: path}, fmt.Errorf("entering network namespace %s: %w", path, err)
+	}
+	id.Dev, id.Ino = st.Dev, st.Ino
+	return id, nil
+}
+
+// processIn returns a process that is in the network namespace, or 0 if none is. An error means that it is not known.
+func processIn(id journal.NetNS) (pid int, err error) {
+	want := fmt.Sprintf("net:[%d]", id.Ino)
+	err = eachProcess(func(pidThere int, proc string) (bool, error) {
+		link, err := os.Readlink(proc + "/ns/net")
+		if err != nil {
+			return false, ignoreGone(err)
+		}
+		if link != want {
+			return false, nil
+		}
+		there, err := identify(proc + "/ns/net")
+		if err != nil {
+			return false, ignoreGone(err)
+		}
+		if id.Same(there) {
+			pid = pidThere
+		}
+		return pid != 0, nil
+	})
+	return pid, err
+}
+
+// netnsOf returns the path of the network namespace that a process is in.
+func netnsOf(pid int) string { return fmt.Sprintf("/proc/%d/ns/net", pid) }
+
+// holders returns the processes, ourselves left out, that have the file open.
+func holders(file *os.File) (pids []int, err error) {
+	var want unix.Stat_t
+	if err := unix.Fstat(int(file.Fd()), &want); err != nil {
+		return nil, err
+	}
+	err = eachProcess(func(pid int, proc string) (bool, error) {
+		fds, err := os.ReadDir(proc + "/fd")
+		if err != nil || pid == os.Getpid() {
+			return false, ignoreGone(err)
+		}
+		for _, fd := range fds {
+			var st unix.Stat_t
+			if unix.Stat(filepath.Join(proc, "fd", fd.Name()), &st) == nil && st.Dev == want.Dev && st.Ino == want.Ino {
+				pids = append(pids, pid)
+				break
+			}
+		}
+		return false, nil
+	})
+	return pids, err
+}
+
+// eachProcess calls fn for every process until it returns true or an error.
+func eachProcess(fn func(pid int, proc string) (stop bool, err error)) error {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return err
+	}
+	found := false
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil {
+			continue
+		}
+		found = true
+		if stop, err := fn(pid, "/proc/"+name); stop || err != nil {
+			return err
+		}
+	}
+	if !found {
+		return fmt.Errorf("/proc shows no process; it is not mounted")
+	}
+	return nil
+}
+
+// ignoreGone drops the errors of looking at a process that has just ended.
+func ignoreGone(err error) error {
+	for _, gone := range []error{unix.ENOENT, unix.ESRCH} {
+		if unwrapErrno(err) == gone {
+			return nil
+		}
+	}
+	if _, ok := err.(ns.NSPathNotExistErr); ok {
+		return nil
+	}
+	return err
+}
+
+func unwrapErrno(err error) error {
+	if e, ok := err.(*os.PathError); ok {
+		return e.Err
+	}
+	if e, ok := err.(*os.SyscallError); ok {
+		return e.Err
+	}
+	return err
+}
+
+// hostLinks returns the host's ends of the container's interfaces that a result names: the veths among the interfaces
+// without a sandbox. The others (a bridge, a macvlan's master) outlive the container.
+func hostLinks(r *result) []journal.HostLink {
+	var links []journal.HostLink
+	for _, i := range r.Interfaces {
+		if i.Sandbox != "" || i.Name == "" {
+			continue
+		}
+		if link, err := netlink.LinkByName(i.Name); err == nil && link.Type() == "veth" {
+			links = append(links, journal.HostLink{Name: i.Name, MAC: link.Attrs().HardwareAddr.String()})
+		}
+	}
+	return links
+}
+
+// hostLinkThere says whether one of the links is on this host. An error means that it is not known.
+func hostLinkThere(links []journal.HostLink) (bool, error) {
+	for _, l := range links {
+		link, err := netlink.LinkByName(l.Name)
+		if _, gone := err.(netlink.LinkNotFoundError); gone {
+			continue
+		}
+		if err != nil {
+			return false, err
+		}
+		if link.Attrs().HardwareAddr.String() == l.MAC {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// hasAddress says whether an interface in the network namespace has the address.
+func hasAddress(netns journal.NetNS, address netip.Addr) (found bool, err error) {
+	there, err := ns.GetNS(netns.Path)
+	if err != nil {
+		return false, err
+	}
+	defer there.Close()
+	if id, err := identity(there, netns.Path); err != nil || !id.Same(netns) {
+		return false, err
+	}
+	err = there.Do(func(ns.NetNS) error {
+		addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+		for _, a := range addrs {
+			if ip, ok := netip.AddrFromSlice(a.IP); ok && ip.Unmap() == address.Unmap() {
+				found = true
+			}
+		}
+		return err
+	})
+	return found, err
+}
+
+// scratchNetNS makes a network namespace with one interface that has the given name and addresses, for plugins that
+// find what they have to clean up on the container's interface when the container's namespace is gone. It is kept by a
+// thread of this process alone, so nothing is left of it when we die.
+func scratchNetNS(ifname string, addresses []netip.Prefix) (path string, remove func(), err error) {
+	ready, done := make(chan error), make(chan struct{})
+	go func() {
+		path, err = func() (string, error) {
+			runtime.LockOSThread()
+			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+				return "", fmt.Errorf("scratch network namespace: %w", err)
+			}
+			return fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid()), fillScratch(ifname, addresses)
+		}()
+		ready <- err
+		<-done // the thread ends with this goroutine, since it is locked to it
+	}()
+	if err := <-ready; err != nil {
+		close(done)
+		return "", nil, err
+	}
+	return path, func() { close(done) }, nil
+}
+
+// fillScratch makes the interface in the current network namespace.
+func fillScratch(ifname string, addresses []netip.Prefix) error {
+	link := &netlink.Veth{LinkAttrs: netlink.NewLinkAttrs(), PeerName: "unwind-peer"}
+	link.Name = ifname
+	if err := netlink.LinkAdd(link); err != nil {
+		return fmt.Errorf("scratch interface %s: %w", ifname, err)
+	}
+	for _, prefix := range addresses {
+		addr, err := netlink.ParseAddr(prefix.String())
+		if err != nil {
+			return err
+		}
+		addr.Flags = unix.IFA_F_NODAD
+		if err := netlink.AddrAdd(link, addr); err != nil && err != syscall.EEXIST {
+			return fmt.Errorf("scratch address %s: %w", prefix, err)
+		}
+	}
+	return nil
+}

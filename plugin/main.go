@@ -1,0 +1,179 @@
+// Package plugin carries out the CNI verbs of unwind: it runs the plugins of a chain as its delegates, writes each step
+// into the journal before it takes it, and undoes what was done.
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"runtime/debug"
+	"syscall"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
+
+	"cni-unwind/journal"
+)
+
+// Plugin is what the verbs need from the process they run in.
+type Plugin struct {
+	Stdout  io.Writer
+	Stderr  io.Writer
+	Budgets Budgets
+	// Point is called with the name of each place where a crash would leave another state behind. Tests set it.
+	Point func(name string)
+}
+
+// Budgets bound what a verb takes. containerd and CRI-O give 60 s to a whole tear-down.
+type Budgets struct {
+	Undo    time.Duration // DEL, and the rollback of an ADD
+	Settle  time.Duration // other attachments, during an ADD
+	LateDel time.Duration // one DEL whose address may have a new owner; less than Settle, see undoing.late
+	Lock    time.Duration // waiting for another unwind that works on the attachment
+	Orphans time.Duration // waiting for delegates whose unwind has died, before they are ended
+}
+
+// DefaultBudgets are those of a real node.
+var DefaultBudgets = Budgets{
+	Undo:    45 * time.Second,
+	Settle:  5 * time.Second,
+	LateDel: 4 * time.Second,
+	Lock:    30 * time.Second,
+	Orphans: 5 * time.Second,
+}
+
+// Main carries out the verb that the environment names (SPEC 1.1 §2) and prints its result or error. It returns the
+// exit code. GC and STATUS succeed and do nothing, as with the reference plugins.
+func (p *Plugin) Main(ctx context.Context, about string) int {
+	funcs := skel.CNIFuncs{
+		Add:   p.verb(ctx, (*op).add),
+		Del:   p.verb(ctx, (*op).del),
+		Check: p.verb(ctx, (*op).check),
+	}
+	if err := skel.PluginMainFuncsWithError(funcs, version.All, about); err != nil {
+		_ = err.Print()
+		return 1
+	}
+	return 0
+}
+
+// op is one verb on one attachment.
+type op struct {
+	*Plugin
+	ctx   context.Context
+	args  *skel.CmdArgs
+	conf  *Conf
+	bad   error // what is wrong with the configuration
+	key   journal.Key
+	host  journal.Host
+	store *journal.Store
+	log   *slog.Logger
+}
+
+// verb makes a function for skel out of a verb: it never panics.
+func (p *Plugin) verb(ctx context.Context, do func(*op) error) func(*skel.CmdArgs) error {
+	return func(args *skel.CmdArgs) (err error) {
+		o, closeLog := p.newOp(ctx, args)
+		defer closeLog()
+		defer func() {
+			if r := recover(); r != nil {
+				o.log.Error("panic", "err", r, "stack", string(debug.Stack()))
+				err = cniError(types.ErrInternal, fmt.Sprintf("unwind: internal error: %v", r), "")
+			}
+		}()
+		return do(o)
+	}
+}
+
+func (p *Plugin) newOp(ctx context.Context, args *skel.CmdArgs) (*op, func()) {
+	conf, bad := ParseConf(args.StdinData)
+	o := &op{
+		Plugin: p, ctx: ctx, args: args, conf: conf, bad: bad, host: thisHost(),
+		key: journal.Key{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName},
+	}
+	out, closeLog := p.logWriter(conf)
+	o.log = slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: conf.LogLevel}))
+	o.store = &journal.Store{Dir: conf.StateDir, Logger: o.log, Point: p.Point}
+	for _, w := range conf.warnings {
+		o.log.Warn(w, "network", conf.Name)
+	}
+	return o, closeLog
+}
+
+// logWriter opens logFile. A log that cannot be written stops no pod: it goes to stderr.
+func (p *Plugin) logWriter(conf *Conf) (io.Writer, func()) {
+	if conf.LogFile == "" {
+		return p.Stderr, func() {}
+	}
+	f, err := os.OpenFile(conf.LogFile, os.O_WRONLY|os.O_APPEND|os.O_CREATE|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
+	if err != nil {
+		conf.warn("key \"logFile\": %v; logging to stderr", err)
+		return p.Stderr, func() {}
+	}
+	return f, func() { _ = f.Close() }
+}
+
+// at marks a place where a crash can be tried.
+func (p *Plugin) at(point string) {
+	if p.Point != nil {
+		p.Point(point)
+	}
+}
+
+// read runs a read-only transaction. Without a journal, or with one that cannot be read, nothing is found.
+func (o *op) read(ctx context.Context, fn func(*journal.Tx) error) {
+	if err := o.store.View(ctx, fn); err != nil {
+		o.log.Warn("the journal cannot be read", "err", err)
+	}
+}
+
+// lock takes the attachment's lock. If another unwind works on the attachment it waits for it. If only delegates hold
+// the lock, which outlived an unwind that was killed, it waits for them, and ends those that do not end by themselves.
+// The steps that such a delegate may have been at are told by killed.
+func (o *op) lock(ctx context.Context) (lock *journal.Lock, killed bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, o.Budgets.Lock)
+	defer cancel()
+	wait, cancelWait := context.WithTimeout(ctx, o.Budgets.Orphans)
+	defer cancelWait()
+	lock, err = o.store.Acquire(wait, o.key)
+	for errors.Is(err, journal.ErrBusy) && ctx.Err() == nil {
+		pid, ownerErr := o.store.Owner(o.key)
+		if ownerErr != nil {
+			return nil, killed, ownerErr
+		}
+		if pid == 0 {
+			killed = o.endOrphans() || killed
+		}
+		again, cancelAgain := context.WithTimeout(ctx, 200*time.Millisecond)
+		lock, err = o.store.Acquire(again, o.key)
+		cancelAgain()
+	}
+	if errors.Is(err, journal.ErrBusy) {
+		err = cniError(types.ErrTryAgainLater, fmt.Sprintf("unwind: %s is being worked on by another unwind; "+
+			"it did not end in %s", o.key, o.Budgets.Lock), "")
+	}
+	return lock, killed, err
+}
+
+// endOrphans kills the processes that hold the attachment's lock, none of which is an unwind.
+func (o *op) endOrphans() (killed bool) {
+	f, err := os.OpenFile(o.store.LockPath(o.key), os.O_RDONLY|syscall.O_NOFOLLOW, 0)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	pids, err := holders(f)
+	if err != nil {
+		o.log.Warn("looking for delegates that outlived their unwind", "attachment", o.key.String(), "err", err)
+	}
+	for _, pid := range pids {
+		o.log.Warn("ending a delegate that outlived its unwind", "attachment", o.key.String(), "pid", pid)
+		killed = syscall.Kill(pid, syscall.SIGKILL) == nil || killed
+	}
+	return killed
+}

@@ -1,0 +1,276 @@
+#!/usr/bin/env bash
+# Shows what a failing plugin leaks, with real plugins in real namespaces: the same failing pods on the same /28 with
+# the plain chain and with unwind, then a good pod through unwind. `make demo` builds what it needs and runs it.
+#
+# usage: scripts/demo.sh [pods]      (as root; 16 pods unless told)
+#
+# All of it happens in a network and a mount namespace of its own, with its own /run/netns and /var/lib/cni: bridges,
+# rules, namespaces and libcni's cache vanish with the script, however it ends, and the machine's are not touched.
+# Exits non-zero if what it shows is not true.
+set -euo pipefail
+export LC_ALL=C
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+pods=${1:-16}
+addresses=13 # of a /28: 16 less network, broadcast and gateway
+
+die() {
+	echo "error: $1" >&2
+	[[ $# -lt 2 ]] || echo "hint: $2" >&2
+	exit 1
+}
+
+# --- outside: check, make the namespaces, clean up -------------------------------------------------------------------
+
+enter_namespaces() {
+	[[ $pods =~ ^[1-9][0-9]?$ ]] || die "the number of pods must be between 1 and 99, not '$pods'"
+	[[ $(id -u) == 0 ]] || die "the demo makes network namespaces, which takes root"
+	local file command
+	for command in unshare nsenter ip iptables iptables-save ping timeout; do
+		command -v "$command" >/dev/null || die "$command is missing" "make deps"
+	done
+	for file in bin/unwind bin/unwindctl .tools/bin/cnitool .tools/cni/bridge .tools/test/faulty; do
+		[[ -x $root/$file ]] || die "$file is missing" "make tools build"
+	done
+
+	work=$(mktemp -d "${TMPDIR:-/tmp}/unwind-demo.XXXXXX")
+	made=()
+	trap 'rm -rf "$work"; for d in "${made[@]}"; do rmdir "$d" 2>/dev/null || true; done' EXIT
+	for file in /run/netns /var/lib/cni; do # to mount on
+		[[ -d $file ]] || { mkdir "$file"; made+=("$file"); }
+	done
+	unshare --net --mount true || die "no network and mount namespace can be made here" "a privileged container will do"
+	UNWIND_DEMO_DIR=$work unshare --net --mount "${BASH_SOURCE[0]}" "$pods"
+}
+
+# --- inside: configuration -------------------------------------------------------------------------------------------
+
+# failing_chain prints the chain of the failing pods, the same for both but for its bridge, subnet and folders.
+failing_chain() { # name subnet
+	cat <<-JSON
+		[ { "type": "bridge", "bridge": "demo-$1",
+		    "ipam": { "type": "host-local", "subnet": "$2", "dataDir": "$work/ipam" } },
+		  { "type": "faulty", "instance": "last", "dir": "$work/faulty-$1" } ]
+	JSON
+}
+
+good_chain() { # name subnet
+	cat <<-JSON
+		[ { "type": "bridge", "bridge": "demo-$1", "isGateway": true,
+		    "ipam": { "type": "host-local", "subnet": "$2", "dataDir": "$work/ipam" } },
+		  { "type": "firewall", "backend": "iptables" },
+		  { "type": "portmap", "backend": "iptables", "capabilities": { "portMappings": true } } ]
+	JSON
+}
+
+plain_network() { # name chain
+	cat >"$work/net/$1.conflist" <<-JSON
+		{ "cniVersion": "1.0.0", "name": "$1", "plugins": $2 }
+	JSON
+}
+
+unwind_network() { # name chain
+	cat >"$work/net/$1.conflist" <<-JSON
+		{ "cniVersion": "1.0.0", "name": "$1", "plugins": [ {
+		    "type": "unwind", "stateDir": "$work/state", "capabilities": { "portMappings": true },
+		    "chain": { "cniVersion": "1.0.0", "plugins": $2 } } ] }
+	JSON
+}
+
+prepare() {
+	mount -t tmpfs demo /run/netns
+	mount -t tmpfs demo /var/lib/cni
+	ip link set lo up
+	mkdir "$work"/{net,ipam,faulty-plain,faulty-unwind}
+	plain_network plain "$(failing_chain plain 10.213.0.0/28)"
+	unwind_network unwind "$(failing_chain unwind 10.213.1.0/28)"
+	unwind_network good "$(good_chain good 10.213.2.0/28)"
+	break_faulty
+	export NETCONFPATH=$work/net CNI_PATH=$root/bin:$root/.tools/cni:$root/.tools/test
+}
+
+break_faulty() {
+	echo '{ "*": { "ADD": "fail", "DEL": "fail" } }' | tee "$work/faulty-plain/plan.json" >"$work/faulty-unwind/plan.json"
+}
+
+heal_faulty() {
+	echo '{}' >"$work/faulty-unwind/plan.json"
+}
+
+# --- inside: what a runtime does, and what one can count ---------------------------------------------------------------
+
+cni() { # add|del network pod, as the runtime calls it; output in $work/out
+	timeout 90 "$root/.tools/bin/cnitool" "$1" "$2" "/run/netns/$3" >"$work/out" 2>&1
+}
+
+last_line() { # of $work/out: where cnitool says what was wrong
+	tail -n 1 "$work/out"
+}
+
+reserved() { # network: how many addresses host-local holds for it
+	mkdir -p "$work/ipam/$1"
+	find "$work/ipam/$1" -name '10.*' | wc -l
+}
+
+ping_from() { # pod address; output in $work/out
+	nsenter --net="/run/netns/$1" ping -q -c 1 -w 5 "$2" >"$work/out" 2>&1
+}
+
+veths() { # network: how many interfaces its bridge has
+	ip -o link show master "demo-$1" | wc -l
+}
+
+rules() { # address: how many iptables rules name it
+	iptables-save | grep -cwF -- "$1" || true
+}
+
+journal() { # [--json]
+	"$root/bin/unwindctl" list --state-dir "$work/state" "$@"
+}
+
+pending() { # how many attachments the journal holds
+	journal --json | { grep -o '"containerID"' || true; } | wc -l
+}
+
+# --- inside: what is shown -------------------------------------------------------------------------------------------
+
+bold='' red='' green='' plain=''
+if [[ -t 1 ]]; then
+	bold=$'\e[1m' red=$'\e[31m' green=$'\e[32m' plain=$'\e[0m'
+fi
+wrong=0
+
+title() {
+	printf '\n%s%s%s\n' "$bold" "$1" "$plain"
+}
+
+# check says whether a claim holds, and remembers if one does not.
+check() { # claim command...
+	local claim=$1
+	shift
+	if "$@"; then
+		printf '  %sok%s     %s\n' "$green" "$plain" "$claim"
+		return
+	fi
+	wrong=1
+	printf '  %sWRONG%s  %s\n' "$red" "$plain" "$claim"
+	if [[ $1 == test ]]; then
+		echo "         ${*:2}"
+	else
+		echo "         $(last_line)"
+	fi
+}
+
+# fail_pod starts a pod that cannot start, tears it down as a runtime would, and counts what stays reserved.
+declare -A exhausted=() held=() told=()
+fail_pod() { # network try
+	local pod=$1-$2
+	ip netns add "$pod"
+	if cni add "$1" "$pod"; then
+		die "ADD of $pod passed, though its chain fails"
+	fi
+	: "${told[$1]:=$(last_line)}"
+	if grep -q 'no IP addresses available' "$work/out"; then
+		: "${exhausted[$1]:=$2}"
+	elif ! grep -q 'faulty: last ADD refused' "$work/out"; then
+		die "ADD of $pod was to fail at the faulty plugin, and says: $(last_line)"
+	fi
+	cni del "$1" "$pod" || true # fails as well; a runtime logs that and goes on
+	ip netns del "$pod"
+	held[$1]=$(reserved "$1")
+}
+
+fail_pods() {
+	title "1. $pods pods that cannot start: bridge + host-local give an address, then the faulty plugin fails ADD and DEL"
+	echo "   Each pod: netns made, cnitool add, cnitool del, netns removed. Addresses reserved after it, of $addresses:"
+	echo
+	printf '   %5s   %-26s %s\n' pod 'plain chain' 'unwind'
+	local try note
+	for ((try = 1; try <= pods; try++)); do
+		fail_pod plain "$try"
+		fail_pod unwind "$try"
+		note=''
+		[[ ${exhausted[plain]:-0} != "$try" ]] || note='no IP addresses left'
+		printf '   %5d   %2d %s%-23s%s %2d\n' "$try" "${held[plain]}" "$red" "$note" "$plain" "${held[unwind]}"
+	done
+	echo
+	printf '   The runtime was told, of pod 1:\n   plain   %s\n   unwind  %s\n\n' "${told[plain]}" "${told[unwind]}"
+	local expected=$((pods < addresses ? pods : addresses))
+	check "plain chain: $expected addresses leaked" test "${held[plain]}" = "$expected"
+	if ((pods > addresses)); then
+		check "plain chain: none left at pod $((addresses + 1))" test "${exhausted[plain]:-}" = $((addresses + 1))
+	fi
+	check "unwind: no address leaked" test "${held[unwind]}" = 0
+	check "unwind: the pool was never exhausted" test -z "${exhausted[unwind]:-}"
+}
+
+replay() {
+	title "2. What unwind still owes: the DELs of the faulty plugin, and nothing else"
+	echo
+	journal | sed 's/^/   /'
+	echo
+	owed=$(pending)
+	check "the journal holds each pod once" test "$owed" = "$pods"
+	title "3. The faulty plugin is healed, and each pod gets one more DEL"
+	echo
+	heal_faulty
+	local try failed=0
+	for ((try = 1; try <= pods; try++)); do
+		cni del unwind "unwind-$try" || failed=$((failed + 1))
+	done
+	owed_after=$(pending)
+	check "every DEL passes, with the netns long gone" test "$failed" = 0
+	check "the journal is empty: unwindctl list --json prints []" test "$(journal --json)" = '[]'
+}
+
+good_pod() {
+	title "4. A good pod through unwind: bridge + host-local, firewall, portmap (host port 18080)"
+	echo
+	ip netns add good
+	export CAP_ARGS='{"portMappings":[{"hostPort":18080,"containerPort":80,"protocol":"tcp"}]}'
+	check "ADD passes" cni add good good
+	local address
+	address=$(grep -oE '10\.213\.2\.[0-9]+/28' "$work/out" | head -n 1) || die "no address in its result: $(last_line)"
+	address=${address%/*}
+	echo "         it has $address, $(veths good) veth on the bridge, $(rules "$address") iptables rules that name it"
+	check "it pings its gateway" ping_from good 10.213.2.1
+	sed -n 's/^.* received/         &/p' "$work/out"
+	check "its rules are there" test "$(rules "$address")" -gt 0
+	check "DEL passes" cni del good good
+	ip netns del good
+	left="$(reserved good), $(veths good), $(rules "$address")"
+	check "no address, veth or rule is left" test "$left" = "0, 0, 0"
+	check "the journal is empty" test "$(pending)" = 0
+}
+
+table() {
+	title "In short"
+	echo
+	local row='   %-50s %12s %12s\n'
+	printf "$row" '' 'plain chain' 'unwind'
+	printf "$row" 'pods that failed to start' "$pods" "$pods"
+	printf "$row" 'addresses leaked' "${held[plain]} of $addresses" "${held[unwind]} of $addresses"
+	printf "$row" 'first pod that got "no IP addresses available"' "${exhausted[plain]:-none}" "${exhausted[unwind]:-none}"
+	printf "$row" 'pods with a DEL still owed, and known to be' 'nobody knows' "$owed"
+	printf "$row" '  … once the plugin works again' '' "$owed_after"
+	printf "$row" 'good pod, after DEL: addresses, veths, rules left' '' "$left"
+	echo
+}
+
+main() {
+	work=$UNWIND_DEMO_DIR
+	set -E
+	trap 'echo "error: line $LINENO: $BASH_COMMAND" >&2' ERR
+	prepare
+	fail_pods
+	replay
+	good_pod
+	table
+	[[ $wrong == 0 ]] || die "not all of the above is true"
+}
+
+if [[ -n ${UNWIND_DEMO_DIR:-} ]]; then
+	main
+else
+	enter_namespaces
+fi

@@ -1,0 +1,483 @@
+// Faulty is a CNI plugin that fails on demand: the test double of the tests and of the demo. What it takes on ADD and
+// gives back on DEL is one file, so a leak is a file that is left.
+//
+// Its network configuration:
+//
+//	{"type": "faulty", "dir": "/abs/dir", "instance": "p1", "address": "192.0.2.7/32", "code": 11, "delayMS": 1000}
+//
+// Only dir is required. It holds:
+//
+//	taken/<containerID>.<ifname>.<instance>  made by an ADD that takes effect (content: the pid), removed by a DEL that
+//	                                         takes effect; CHECK refuses without it
+//	plan.json                                {"<instance>": {"ADD": "<mode>", "DEL": "<mode>", …}}, read at each call, so
+//	                                         that a plugin can be healed between calls; "*" stands for the instances
+//	                                         that are not named; no file or no mode is "ok"
+//	log                                      a JSON line (type record) at the start of each call, and one at its end if
+//	                                         it ends by itself; each line is one append, and the lines of one call have
+//	                                         one pid unless the mode is "orphan", whose child writes the end
+//
+// The modes; a name with -effect takes or gives back first, its plain form does neither:
+//
+//	ok                               effect and answer
+//	late                             sleep for delayMS (default 1000), then ok
+//	fail, fail-effect                CNI error with "code" (default 999)
+//	stderr                           exit 1 with text on stderr only
+//	hang, hang-effect                never answer
+//	ignore-term                      never answer, and ignore SIGTERM
+//	crash, crash-effect              SIGKILL to itself
+//	kill-parent                      SIGKILL to the parent, then never answer
+//	kill-parent-effect               effect, SIGKILL to the parent, then answer
+//	orphan                           leave a child in the process group, SIGKILL to the parent and exit; the child takes
+//	                                 effect after delayMS
+//	daemon                           leave a child in a session of its own that holds every inherited descriptor,
+//	                                 stdout and stderr too, for a minute; then ok
+//	empty, garbage, huge             effect and exit 0, having written nothing, "not json", or 100 MB of blanks before
+//	                                 the answer
+//
+// "Never" is two minutes, so that a test that dies leaves nothing behind.
+//
+// The answer to ADD is prevResult, or else an empty result, with address, if there is one, among its ips. GC and STATUS
+// have no effect; they and CHECK follow the plan like ADD and DEL. VERSION reads no configuration and is not logged.
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/netip"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
+)
+
+const (
+	forever    = 2 * time.Minute
+	daemonLife = time.Minute
+	hugeBlanks = 100 << 20
+
+	// roleEnv tells a child of this program what it is for.
+	roleEnv    = "CNI_FAULTY_ROLE"
+	roleDaemon = "daemon"
+	roleOrphan = "orphan"
+)
+
+var (
+	// errStderr ends a call with text on stderr instead of a CNI error.
+	errStderr = errors.New("faulty: this text is on stderr only")
+	// errHandedOver ends a process whose call is finished by a child.
+	errHandedOver = errors.New("the child finishes the call")
+)
+
+// conf is the network configuration as far as this plugin reads it.
+type conf struct {
+	CNIVersion string          `json:"cniVersion"`
+	Dir        string          `json:"dir"`
+	Instance   string          `json:"instance"`
+	Address    string          `json:"address"`
+	Code       uint            `json:"code"`
+	DelayMS    int             `json:"delayMS"`
+	PrevResult json.RawMessage `json:"prevResult"`
+}
+
+// record is a line of the log.
+type record struct {
+	Phase       string          `json:"phase"` // "start" or "end"
+	Command     string          `json:"command"`
+	Mode        string          `json:"mode"`
+	Instance    string          `json:"instance"`
+	ContainerID string          `json:"containerID"`
+	IfName      string          `json:"ifname"`
+	NetNS       string          `json:"netns"`
+	Args        string          `json:"args"`
+	Path        string          `json:"path"`
+	PID         int             `json:"pid"`
+	Stdin       json.RawMessage `json:"stdin"`
+}
+
+// call is one invocation of the plugin.
+type call struct {
+	record
+	conf   conf
+	parent int
+}
+
+func main() {
+	// A parent that was killed must not end us by a write to its pipe.
+	signal.Ignore(syscall.SIGPIPE)
+	parent := os.Getppid()
+
+	role := os.Getenv(roleEnv)
+	if role == roleDaemon {
+		time.Sleep(daemonLife)
+		return
+	}
+	if os.Getenv("CNI_COMMAND") == "VERSION" {
+		if err := version.All.Encode(os.Stdout); err != nil {
+			os.Exit(1)
+		}
+		return
+	}
+
+	c, err := readCall(os.Stdin, parent)
+	switch {
+	case err != nil:
+		err = c.answer(nil, err)
+	case role == roleOrphan:
+		c.Mode = roleOrphan
+		time.Sleep(c.delay())
+		err = errors.Join(c.effect(), c.log("end"))
+	default:
+		err = c.serve()
+	}
+	if err != nil {
+		os.Exit(1)
+	}
+}
+
+// readCall reads the environment and the configuration, and checks them as pkg/skel would. The call it returns with an
+// error is good for the answer only.
+func readCall(stdin io.Reader, parent int) (*call, error) {
+	c := &call{parent: parent, record: record{
+		Command:     os.Getenv("CNI_COMMAND"),
+		ContainerID: os.Getenv("CNI_CONTAINERID"),
+		IfName:      os.Getenv("CNI_IFNAME"),
+		NetNS:       os.Getenv("CNI_NETNS"),
+		Args:        os.Getenv("CNI_ARGS"),
+		Path:        os.Getenv("CNI_PATH"),
+		PID:         os.Getpid(),
+	}}
+	var err error
+	if c.Stdin, err = io.ReadAll(stdin); err != nil {
+		return c, types.NewError(types.ErrIOFailure, "faulty: stdin", err.Error())
+	}
+	if err := json.Unmarshal(c.Stdin, &c.conf); err != nil {
+		return c, types.NewError(types.ErrDecodingFailure, "faulty: configuration", err.Error())
+	}
+	c.Instance = c.conf.Instance
+	if c.conf.CNIVersion == "" {
+		c.conf.CNIVersion = "0.1.0" // as pkg/version's ConfigDecoder
+	}
+	var reconciler version.Reconciler
+	if err := reconciler.Check(c.conf.CNIVersion, version.All); err != nil {
+		return c, types.NewError(types.ErrIncompatibleCNIVersion, "faulty: incompatible CNI versions", err.Details())
+	}
+	if !filepath.IsAbs(c.conf.Dir) {
+		return c, types.NewError(types.ErrInvalidNetworkConfig, "faulty: \"dir\" must be an absolute path", "")
+	}
+	if missing := c.missing(); len(missing) > 0 {
+		return c, types.NewError(types.ErrInvalidEnvironmentVariables, "faulty: environment",
+			"missing: "+strings.Join(missing, ", "))
+	}
+	return c, nil
+}
+
+// missing lists the variables that the command needs and the caller did not set (SPEC 1.1 §2).
+func (c *call) missing() []string {
+	var required []string
+	switch c.Command {
+	case "ADD", "CHECK":
+		required = []string{"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"}
+	case "DEL":
+		required = []string{"CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH"}
+	case "GC", "STATUS":
+		required = []string{"CNI_PATH"}
+	default:
+		return []string{"a known CNI_COMMAND"}
+	}
+	return slices.DeleteFunc(required, func(name string) bool { return os.Getenv(name) != "" })
+}
+
+// serve carries the call out between its two lines in the log.
+func (c *call) serve() error {
+	var err error
+	if c.Mode, err = c.plannedMode(); err != nil {
+		return c.answer(nil, err)
+	}
+	if err := c.log("start"); err != nil {
+		return c.answer(nil, err)
+	}
+	out, err := c.run()
+	if errors.Is(err, errHandedOver) {
+		return nil
+	}
+	return errors.Join(c.answer(out, err), c.log("end"))
+}
+
+// plannedMode looks up what plan.json wants of this call.
+func (c *call) plannedMode() (string, error) {
+	data, err := os.ReadFile(filepath.Join(c.conf.Dir, "plan.json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "ok", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	var plan map[string]map[string]string
+	if err := json.Unmarshal(data, &plan); err != nil {
+		return "", fmt.Errorf("plan.json: %w", err)
+	}
+	modes, ok := plan[c.conf.Instance]
+	if !ok {
+		modes = plan["*"]
+	}
+	if mode := modes[c.Command]; mode != "" {
+		return mode, nil
+	}
+	return "ok", nil
+}
+
+// run does what the mode says and returns what goes to stdout.
+func (c *call) run() ([]byte, error) {
+	mode, effectFirst := strings.CutSuffix(c.Mode, "-effect")
+	if effectFirst {
+		if err := c.effect(); err != nil {
+			return nil, err
+		}
+	}
+	switch mode {
+	case "ok":
+		return c.succeed()
+	case "late":
+		time.Sleep(c.delay())
+		return c.succeed()
+	case "fail":
+		return nil, c.refusal()
+	case "stderr":
+		return nil, errStderr
+	case "hang":
+		return nil, c.hang()
+	case "ignore-term":
+		signal.Ignore(syscall.SIGTERM)
+		return nil, c.hang()
+	case "crash":
+		return nil, errors.Join(syscall.Kill(os.Getpid(), syscall.SIGKILL), c.hang())
+	case "kill-parent":
+		if err := c.killParent(); err != nil || effectFirst {
+			return c.result(), err
+		}
+		return nil, c.hang()
+	case "orphan":
+		return nil, c.handOver()
+	case "daemon":
+		if err := c.leaveDaemon(); err != nil {
+			return nil, err
+		}
+		return c.succeed()
+	case "empty":
+		return nil, c.effect()
+	case "garbage":
+		return []byte("not json\n"), c.effect()
+	case "huge":
+		out, err := c.succeed()
+		return append(bytes.Repeat([]byte(" "), hugeBlanks), out...), err
+	default:
+		return nil, fmt.Errorf("faulty: plan.json: no such mode: %q", c.Mode)
+	}
+}
+
+// effect takes or gives back; it is what the tests count.
+func (c *call) effect() error {
+	switch c.Command {
+	case "ADD":
+		if err := os.MkdirAll(filepath.Dir(c.takenFile()), 0o755); err != nil {
+			return err
+		}
+		return os.WriteFile(c.takenFile(), fmt.Appendln(nil, os.Getpid()), 0o644)
+	case "DEL":
+		if err := os.Remove(c.takenFile()); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *call) takenFile() string {
+	return filepath.Join(c.conf.Dir, "taken", c.ContainerID+"."+c.IfName+"."+c.conf.Instance)
+}
+
+// succeed is the whole of a call in which nothing is wrong.
+func (c *call) succeed() ([]byte, error) {
+	if c.Command == "CHECK" {
+		_, err := os.Stat(c.takenFile())
+		return nil, err
+	}
+	return c.result(), c.effect()
+}
+
+// result is what ADD prints; the other commands print nothing.
+func (c *call) result() []byte {
+	if c.Command != "ADD" {
+		return nil
+	}
+	result := map[string]json.RawMessage{}
+	if len(c.conf.PrevResult) > 0 {
+		if err := json.Unmarshal(c.conf.PrevResult, &result); err != nil {
+			return c.conf.PrevResult
+		}
+	}
+	result["cniVersion"] = mustJSON(c.conf.CNIVersion)
+	lists, err := version.GreaterThanOrEqualTo(c.conf.CNIVersion, "0.3.0")
+	if err == nil && lists {
+		for _, list := range []string{"interfaces", "ips"} {
+			if result[list] == nil {
+				result[list] = json.RawMessage("[]")
+			}
+		}
+	}
+	if c.conf.Address != "" {
+		c.addAddress(result)
+	}
+	return append(mustJSON(result), '\n')
+}
+
+// addAddress puts the configured address into a result of the configuration's version: "ip4" or "ip6" before 0.3.0, an
+// entry of "ips" since, which needed "version" until 1.0.0.
+func (c *call) addAddress(result map[string]json.RawMessage) {
+	family := "4"
+	if prefix, err := netip.ParsePrefix(c.conf.Address); err == nil && prefix.Addr().Is6() {
+		family = "6"
+	}
+	if result["ips"] == nil {
+		result["ip"+family] = mustJSON(map[string]string{"ip": c.conf.Address})
+		return
+	}
+	ip := map[string]string{"address": c.conf.Address}
+	if flat, err := version.GreaterThanOrEqualTo(c.conf.CNIVersion, "1.0.0"); err == nil && !flat {
+		ip["version"] = family
+	}
+	var ips []json.RawMessage
+	if err := json.Unmarshal(result["ips"], &ips); err == nil {
+		result["ips"] = mustJSON(append(ips, mustJSON(ip)))
+	}
+}
+
+func (c *call) refusal() error {
+	code := c.conf.Code
+	if code == 0 {
+		code = types.ErrInternal
+	}
+	return types.NewError(code, fmt.Sprintf("faulty: %s %s refused", c.conf.Instance, c.Command), "")
+}
+
+func (c *call) hang() error {
+	time.Sleep(forever)
+	return fmt.Errorf("faulty: %s %s hung for %s", c.conf.Instance, c.Command, forever)
+}
+
+func (c *call) delay() time.Duration {
+	if c.conf.DelayMS == 0 {
+		return time.Second
+	}
+	return time.Duration(c.conf.DelayMS) * time.Millisecond
+}
+
+// killParent kills the process that started us, but never init, which adopts us if that process is gone already.
+func (c *call) killParent() error {
+	if c.parent <= 1 {
+		return errors.New("faulty: the parent is gone")
+	}
+	return syscall.Kill(c.parent, syscall.SIGKILL)
+}
+
+// handOver starts the child that takes effect late, and kills the parent. The child stays in our process group and
+// keeps the inherited descriptors from 3 on; standard input is its own copy of the configuration.
+func (c *call) handOver() error {
+	stdin, err := os.CreateTemp("", "faulty-")
+	if err != nil {
+		return err
+	}
+	defer stdin.Close()
+	if err := os.Remove(stdin.Name()); err != nil {
+		return err
+	}
+	if _, err := stdin.Write(c.Stdin); err != nil {
+		return err
+	}
+	if _, err := stdin.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	child := child(roleOrphan)
+	child.Stdin = stdin
+	if err := child.Start(); err != nil {
+		return err
+	}
+	if err := c.killParent(); err != nil {
+		return err
+	}
+	return errHandedOver
+}
+
+// leaveDaemon starts the child that outlives the call.
+func (c *call) leaveDaemon() error {
+	child := child(roleDaemon)
+	child.Stdout, child.Stderr = os.Stdout, os.Stderr
+	child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	return child.Start()
+}
+
+// child is this program again. Descriptors from 3 on that we inherited pass to it: os/exec closes none that is not
+// close-on-exec.
+func child(role string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Args = []string{os.Args[0], role} // for who reads ps
+	cmd.Env = append(os.Environ(), roleEnv+"="+role)
+	return cmd
+}
+
+// answer writes the outcome where the protocol wants it, and returns the error it was given.
+func (c *call) answer(out []byte, err error) error {
+	if errors.Is(err, errStderr) {
+		fmt.Fprintln(os.Stderr, err)
+		return err
+	}
+	if err != nil {
+		var cniErr *types.Error
+		if !errors.As(err, &cniErr) {
+			cniErr = types.NewError(types.ErrInternal, err.Error(), "")
+		}
+		out = mustJSON(struct {
+			CNIVersion string `json:"cniVersion"`
+			*types.Error
+		}{c.conf.CNIVersion, cniErr})
+	}
+	os.Stdout.Write(out) // a reader that has gone is no fault of ours
+	return err
+}
+
+// log appends a line about the call.
+func (c *call) log(phase string) error {
+	line := c.record
+	line.Phase = phase
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(line); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(filepath.Join(c.conf.Dir, "log"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(buf.Bytes())
+	return errors.Join(err, f.Close())
+}
+
+// mustJSON encodes what cannot fail to encode.
+func mustJSON(v any) []byte {
+	data, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return data
+}
