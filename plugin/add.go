@@ -45,7 +45,7 @@ func (o *op) add() error {
 	if err := a.prepare(); err != nil {
 		return err
 	}
-	lock, killed, err := o.lock(o.ctx)
+	lock, killed, err := o.lockOurs(o.ctx)
 	var busy *types.Error
 	if errors.As(err, &busy) {
 		return busy

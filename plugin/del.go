@@ -38,7 +38,7 @@ func (o *op) del() error {
 		o.log.Warn("the configuration is wrong; what is wrong in it has its default", "err", o.bad)
 	}
 	d := &deleting{op: o}
-	lock, killed, err := o.lock(ctx)
+	lock, killed, err := o.lockOurs(ctx)
 	var busy *types.Error
 	switch {
 	case errors.As(err, &busy):

@@ -35,7 +35,7 @@ type Budgets struct {
 	Settle  time.Duration // other attachments, during an ADD
 	LateDel time.Duration // one DEL whose address may have a new owner; less than Settle, see undoing.late
 	Lock    time.Duration // waiting for another unwind that works on the attachment
-	Orphans time.Duration // waiting for delegates whose unwind has died, before they are ended
+	Orphans time.Duration // waiting for delegates whose unwind has died, before they are ended; less than Settle
 }
 
 // DefaultBudgets are those of a real node.
@@ -44,7 +44,7 @@ var DefaultBudgets = Budgets{
 	Settle:  5 * time.Second,
 	LateDel: 4 * time.Second,
 	Lock:    30 * time.Second,
-	Orphans: 5 * time.Second,
+	Orphans: 2 * time.Second,
 }
 
 // Main carries out the verb that the environment names (SPEC 1.1 §2) and prints its result or error. It returns the
@@ -132,47 +132,59 @@ func (o *op) read(ctx context.Context, fn func(*journal.Tx) error) {
 	}
 }
 
-// lock takes the attachment's lock. If another unwind works on the attachment it waits for it. If only delegates hold
-// the lock, which outlived an unwind that was killed, it waits for them, and ends those that do not end by themselves.
-// The steps that such a delegate may have been at are told by killed.
-func (o *op) lock(ctx context.Context) (lock *journal.Lock, killed bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, o.Budgets.Lock)
-	defer cancel()
-	wait, cancelWait := context.WithTimeout(ctx, o.Budgets.Orphans)
-	defer cancelWait()
-	lock, err = o.store.Acquire(wait, o.key)
-	for errors.Is(err, journal.ErrBusy) && ctx.Err() == nil {
-		pid, ownerErr := o.store.Owner(o.key)
-		if ownerErr != nil {
-			return nil, killed, ownerErr
+// lock takes the lock of an attachment. If another unwind works on it, it waits as long as ctx has time. If only
+// delegates hold the lock, which outlived an unwind that was killed, it waits for them for a while and then ends them;
+// killed says so.
+func (o *op) lock(ctx context.Context, key journal.Key) (lock *journal.Lock, killed bool, err error) {
+	patience := time.Now().Add(o.Budgets.Orphans)
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline)/2 < o.Budgets.Orphans {
+		patience = time.Now().Add(time.Until(deadline) / 2)
+	}
+	for {
+		slice, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+		lock, err = o.store.Acquire(slice, key)
+		cancel()
+		if !errors.Is(err, journal.ErrBusy) || ctx.Err() != nil {
+			return lock, killed, err
+		}
+		if time.Now().Before(patience) {
+			continue
+		}
+		pid, err := o.store.Owner(key)
+		if err != nil {
+			return nil, killed, err
 		}
 		if pid == 0 {
-			killed = o.endOrphans() || killed
+			killed = o.endOrphans(key) || killed
 		}
-		again, cancelAgain := context.WithTimeout(ctx, 200*time.Millisecond)
-		lock, err = o.store.Acquire(again, o.key)
-		cancelAgain()
 	}
+}
+
+// lockOurs takes the lock of the attachment that the verb is about.
+func (o *op) lockOurs(ctx context.Context) (lock *journal.Lock, killed bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, o.Budgets.Lock)
+	defer cancel()
+	lock, killed, err = o.lock(ctx, o.key)
 	if errors.Is(err, journal.ErrBusy) {
-		err = cniError(types.ErrTryAgainLater, fmt.Sprintf("unwind: %s is being worked on by another unwind; "+
-			"it did not end in %s", o.key, o.Budgets.Lock), "")
+		err = cniError(types.ErrTryAgainLater, fmt.Sprintf("unwind: %s is being worked on by another unwind, "+
+			"which did not end in %s", o.key, o.Budgets.Lock), "")
 	}
 	return lock, killed, err
 }
 
-// endOrphans kills the processes that hold the attachment's lock, none of which is an unwind.
-func (o *op) endOrphans() (killed bool) {
-	f, err := os.OpenFile(o.store.LockPath(o.key), os.O_RDONLY|syscall.O_NOFOLLOW, 0)
+// endOrphans kills the processes that hold an attachment's lock, none of which is an unwind.
+func (o *op) endOrphans(key journal.Key) (killed bool) {
+	f, err := os.OpenFile(o.store.LockPath(key), os.O_RDONLY|syscall.O_NOFOLLOW, 0)
 	if err != nil {
 		return false
 	}
 	defer f.Close()
 	pids, err := holders(f)
 	if err != nil {
-		o.log.Warn("looking for delegates that outlived their unwind", "attachment", o.key.String(), "err", err)
+		o.log.Warn("looking for delegates that outlived their unwind", "attachment", key.String(), "err", err)
 	}
 	for _, pid := range pids {
-		o.log.Warn("ending a delegate that outlived its unwind", "attachment", o.key.String(), "pid", pid)
+		o.log.Warn("ending a delegate that outlived its unwind", "attachment", key.String(), "pid", pid)
 		killed = syscall.Kill(pid, syscall.SIGKILL) == nil || killed
 	}
 	return killed

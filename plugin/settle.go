@@ -272,14 +272,10 @@ func (o *op) othersWith(ctx context.Context, key journal.Key, address netip.Addr
 	return others
 }
 
-// settle undoes another attachment, if it is dead, and writes what is left of it. It waits for its lock as long as ctx
-// has time, by trying: we hold a lock ourselves. It returns nil if nothing is left that could harm us.
+// settle undoes another attachment, if it is dead, and writes what is left of it. It returns nil if nothing is left. The
+// wait for its lock is bounded by ctx: we hold a lock ourselves.
 func (o *op) settle(ctx context.Context, key journal.Key) error {
-	lock, err := o.store.TryAcquire(key)
-	for errors.Is(err, journal.ErrBusy) && ctx.Err() == nil {
-		time.Sleep(10 * time.Millisecond)
-		lock, err = o.store.TryAcquire(key)
-	}
+	lock, killed, err := o.lock(ctx, key)
 	if err != nil {
 		return err
 	}
@@ -298,6 +294,9 @@ func (o *op) settle(ctx context.Context, key journal.Key) error {
 	v := o.judge(e, true)
 	if !v.dead {
 		return errors.New(v.reason)
+	}
+	if killed {
+		markKilled(e, o.conf.GracePeriod)
 	}
 	o.log.Info("settling an attachment that is dead", "attachment", key.String(), "reason", v.reason)
 	if err := o.begin(ctx, e, v.reason); err != nil {

@@ -128,8 +128,8 @@ journal() { # [--json]
 	"$root/bin/unwindctl" list --state-dir "$work/state" "$@"
 }
 
-pending() { # how many attachments the journal holds
-	journal --json | { grep -o '"containerID"' || true; } | wc -l
+count() { # key in the journal's JSON, with its value if it matters
+	journal --json | { grep -oE "\"$1\"" || true; } | wc -l
 }
 
 # --- inside: what is shown -------------------------------------------------------------------------------------------
@@ -209,8 +209,12 @@ replay() {
 	echo
 	journal | sed 's/^/   /'
 	echo
-	owed=$(pending)
+	echo "   (host-local has these addresses free again: they are those that the pending DELs will name.)"
+	echo
+	owed=$(count containerID)
 	check "the journal holds each pod once" test "$owed" = "$pods"
+	check "each is owed one DEL" test "$(count plugin)" = "$pods"
+	check "it is the faulty plugin's" test "$(count 'plugin": "faulty')" = "$pods"
 	title "3. The faulty plugin is healed, and each pod gets one more DEL"
 	echo
 	heal_faulty
@@ -218,7 +222,7 @@ replay() {
 	for ((try = 1; try <= pods; try++)); do
 		cni del unwind "unwind-$try" || failed=$((failed + 1))
 	done
-	owed_after=$(pending)
+	owed_after=$(count containerID)
 	check "every DEL passes, with the netns long gone" test "$failed" = 0
 	check "the journal is empty: unwindctl list --json prints []" test "$(journal --json)" = '[]'
 }
@@ -240,7 +244,7 @@ good_pod() {
 	ip netns del good
 	left="$(reserved good), $(veths good), $(rules "$address")"
 	check "no address, veth or rule is left" test "$left" = "0, 0, 0"
-	check "the journal is empty" test "$(pending)" = 0
+	check "the journal is empty" test "$(journal --json)" = '[]'
 }
 
 table() {

@@ -1,0 +1,68 @@
+package plugin
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"cni-unwind/testdata/sandbox"
+)
+
+// killAtEnv has the plugin kill itself at the n-th point that it passes.
+const killAtEnv = "UNWIND_TEST_KILL_AT"
+
+// TestMain runs the tests, or, where this program was started under the plugin's name, the plugin: with the budgets of a
+// test, and with the race detector of the tests.
+func TestMain(m *testing.M) {
+	if filepath.Base(os.Args[0]) == Name {
+		os.Exit(pluginMain())
+	}
+	os.Exit(sandbox.Run(m))
+}
+
+func pluginMain() int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	p := &Plugin{Stdout: os.Stdout, Stderr: os.Stderr, Budgets: Budgets{
+		Undo: 3 * time.Second, Settle: 2 * time.Second, LateDel: 1500 * time.Millisecond, Lock: 5 * time.Second,
+		Orphans: 500 * time.Millisecond,
+	}}
+	if at, err := strconv.Atoi(os.Getenv(killAtEnv)); err == nil {
+		p.Point = func(string) {
+			if at--; at == 0 {
+				_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+				select {}
+			}
+		}
+	}
+	return p.Main(ctx, "unwind under test")
+}
+
+// toolsDir is where `make tools` puts the reference plugins (cni) and the faulty plugin (test).
+func toolsDir(t testing.TB) string {
+	t.Helper()
+	dir, err := filepath.Abs("../.tools")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "cni", "bridge")); err != nil {
+		t.Fatalf("%v; run make tools", err)
+	}
+	return dir
+}
+
+// run executes a program and returns what it printed.
+func run(t testing.TB, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
+	}
+	return string(out)
+}

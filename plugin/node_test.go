@@ -1,0 +1,481 @@
+package plugin
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/containernetworking/plugins/pkg/ns"
+
+	"cni-unwind/journal"
+)
+
+// node is a machine as far as a runtime and unwind can tell: a network of its own, its folders, its pods. The runtime is
+// libcni, with its cache.
+type node struct {
+	testing.TB
+	dir      string
+	network  string
+	bridge   string
+	subnet   string // of the bridge, a /24
+	stateDir string
+	path     []string // CNI_PATH
+	cni      *libcni.CNIConfig
+	env      []string       // more environment for unwind
+	conf     map[string]any // more keys for unwind's entry
+	outer    string         // cniVersion of unwind's conflist
+	inner    string         // cniVersion of the chain
+	store    *journal.Store
+}
+
+var nodes atomic.Int64
+
+func newNode(t testing.TB) *node {
+	t.Helper()
+	i := int(nodes.Add(1))
+	tools := toolsDir(t)
+	n := &node{
+		TB: t, dir: t.TempDir(), network: fmt.Sprintf("net%d", i), bridge: fmt.Sprintf("br%d", i),
+		subnet: fmt.Sprintf("10.%d.%d.0/24", 100+i/250, i%250), outer: "1.0.0", inner: "1.0.0",
+		conf: map[string]any{"logLevel": "debug", "delegateTimeout": "2s", "gracePeriod": "0s"},
+	}
+	n.stateDir = filepath.Join(n.dir, "state")
+	bin := filepath.Join(n.dir, "bin")
+	n.mkdir(bin)
+	n.mkdir(n.faultyDir())
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(self, filepath.Join(bin, Name)); err != nil {
+		t.Fatal(err)
+	}
+	n.path = []string{bin, filepath.Join(tools, "cni"), filepath.Join(tools, "test")}
+	n.cni = libcni.NewCNIConfigWithCacheDir(n.path, filepath.Join(n.dir, "cache"), &nodeExec{node: n,
+		RawExec: invoke.RawExec{Stderr: n.stderr()}})
+	n.store = &journal.Store{Dir: n.stateDir}
+	t.Cleanup(func() {
+		if link, err := netlink.LinkByName(n.bridge); err == nil {
+			_ = netlink.LinkDel(link)
+		}
+	})
+	return n
+}
+
+// nodeExec is libcni's own way to run a plugin, with more environment.
+type nodeExec struct {
+	invoke.RawExec
+	version.PluginDecoder
+	node *node
+}
+
+func (e *nodeExec) ExecPlugin(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {
+	return e.RawExec.ExecPlugin(ctx, path, stdin, append(env, e.node.env...))
+}
+
+// stderr collects what unwind logs in a file, which is printed if the test fails.
+func (n *node) stderr() *os.File {
+	f, err := os.Create(filepath.Join(n.dir, "stderr"))
+	if err != nil {
+		n.Fatal(err)
+	}
+	n.Cleanup(func() {
+		_ = f.Close()
+		if n.Failed() {
+			n.Logf("stderr of successful verbs:\n%s", n.log())
+		}
+	})
+	return f
+}
+
+// log returns what unwind has logged in verbs that succeeded.
+func (n *node) log() string {
+	data, err := os.ReadFile(filepath.Join(n.dir, "stderr"))
+	if err != nil {
+		n.Fatal(err)
+	}
+	return string(data)
+}
+
+func (n *node) mkdir(path string) {
+	n.Helper()
+	if err := os.MkdirAll(path, 0o755); err != nil {
+		n.Fatal(err)
+	}
+}
+
+// The plugins of chains. extra is appended to the object: it begins with a comma.
+
+func (n *node) bridgePlugin(extra string) string {
+	return fmt.Sprintf(`{"type": "bridge", "bridge": %q, "isGateway": true, "ipam": %s%s}`, n.bridge, n.hostLocal(n.subnet), extra)
+}
+
+func (n *node) hostLocal(subnet string) string {
+	return fmt.Sprintf(`{"type": "host-local", "subnet": %q, "dataDir": %q}`, subnet, n.dataDir())
+}
+
+func (n *node) faulty(instance, extra string) string {
+	return fmt.Sprintf(`{"type": "faulty", "dir": %q, "instance": %q%s}`, n.faultyDir(), instance, extra)
+}
+
+func (n *node) dataDir() string   { return filepath.Join(n.dir, "ipam") }
+func (n *node) faultyDir() string { return filepath.Join(n.dir, "faulty") }
+
+// unwind returns a conflist with unwind around a chain of the given plugins.
+func (n *node) unwind(plugins ...string) *libcni.NetworkConfigList {
+	n.Helper()
+	return n.unwindChain(fmt.Sprintf(`{"cniVersion": %q, "plugins": [%s]}`, n.inner, strings.Join(plugins, ", ")))
+}
+
+// unwindChain is as unwind, with the chain as it is.
+func (n *node) unwindChain(chain string) *libcni.NetworkConfigList {
+	n.Helper()
+	entry := map[string]any{
+		"type": Name, "stateDir": n.stateDir, "chain": json.RawMessage(chain),
+		"capabilities": map[string]bool{"portMappings": true, "bandwidth": true, "ips": true, "mac": true},
+	}
+	for k, v := range n.conf {
+		if v == nil {
+			delete(entry, k)
+		} else {
+			entry[k] = v
+		}
+	}
+	data, err := json.Marshal(entry)
+	if err != nil {
+		n.Fatal(err)
+	}
+	return n.list(n.outer, string(data))
+}
+
+// plain returns a conflist of the plugins themselves.
+func (n *node) plain(plugins ...string) *libcni.NetworkConfigList {
+	n.Helper()
+	return n.list(n.inner, plugins...)
+}
+
+func (n *node) list(cniVersion string, plugins ...string) *libcni.NetworkConfigList {
+	n.Helper()
+	list, err := libcni.NetworkConfFromBytes(fmt.Appendf(nil,
+		`{"cniVersion": %q, "name": %q, "loadOnlyInlinedPlugins": true, "plugins": [%s]}`,
+		cniVersion, n.network, strings.Join(plugins, ", ")))
+	if err != nil {
+		n.Fatal(err)
+	}
+	return list
+}
+
+// pod is a container ID and a network namespace.
+type pod struct {
+	*node
+	libcni.RuntimeConf
+}
+
+// pod makes a network namespace and a pod in it.
+func (n *node) pod(name string) *pod {
+	n.Helper()
+	return &pod{n, libcni.RuntimeConf{
+		ContainerID: name, NetNS: n.netns(name), IfName: "eth0",
+		Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "default"}, {"K8S_POD_NAME", name}},
+	}}
+}
+
+// netns makes a network namespace, pinned by a mount.
+func (n *node) netns(name string) string {
+	n.Helper()
+	path := filepath.Join(n.dir, "netns", name)
+	n.mkdir(filepath.Dir(path))
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		n.Fatal(err)
+	}
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with us
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		if err == nil {
+			err = unix.Mount(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()), path, "", unix.MS_BIND, "")
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		n.Fatal(err)
+	}
+	n.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
+	return path
+}
+
+// dropNetNS removes the pod's network namespace, as a runtime does, and waits until its interfaces are gone.
+func (p *pod) dropNetNS() {
+	p.Helper()
+	if err := unix.Unmount(p.NetNS, unix.MNT_DETACH); err != nil {
+		p.Fatal(err)
+	}
+	if err := os.Remove(p.NetNS); err != nil {
+		p.Fatal(err)
+	}
+	entries := p.entries()
+	eventually(p, "host interfaces of "+p.ContainerID+" gone", func() bool {
+		for _, e := range entries {
+			if e.ContainerID == p.ContainerID {
+				if there, _ := hostLinkThere(e.Newest().HostLinks); there {
+					return false
+				}
+			}
+		}
+		return true
+	})
+}
+
+func (p *pod) add(list *libcni.NetworkConfigList) (types.Result, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	return p.cni.AddNetworkList(ctx, list, &p.RuntimeConf)
+}
+
+func (p *pod) del(list *libcni.NetworkConfigList) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	return p.cni.DelNetworkList(ctx, list, &p.RuntimeConf)
+}
+
+func (p *pod) check(list *libcni.NetworkConfigList) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	return p.cni.CheckNetworkList(ctx, list, &p.RuntimeConf)
+}
+
+func (p *pod) mustAdd(list *libcni.NetworkConfigList) types.Result {
+	p.Helper()
+	r, err := p.add(list)
+	if err != nil {
+		p.Fatalf("ADD %s: %v", p.ContainerID, err)
+	}
+	return r
+}
+
+func (p *pod) mustDel(list *libcni.NetworkConfigList) {
+	p.Helper()
+	if err := p.del(list); err != nil {
+		p.Fatalf("DEL %s: %v", p.ContainerID, err)
+	}
+}
+
+// key is the pod's attachment.
+func (p *pod) key() journal.Key {
+	return journal.Key{Network: p.network, ContainerID: p.ContainerID, IfName: p.IfName}
+}
+
+// entry returns the pod's entry in the journal, or nil.
+func (p *pod) entry() *journal.Entry {
+	p.Helper()
+	for _, e := range p.entries() {
+		if e.Key == p.key() {
+			return e
+		}
+	}
+	return nil
+}
+
+// entries returns the whole journal.
+func (n *node) entries() []*journal.Entry {
+	n.Helper()
+	var all []*journal.Entry
+	err := n.store.View(context.Background(), func(tx *journal.Tx) error {
+		return tx.All(func(e *journal.Entry, err error) error {
+			all = append(all, e)
+			return err
+		})
+	})
+	if err != nil {
+		n.Fatal(err)
+	}
+	return all
+}
+
+// plan tells the faulty plugins what to do: instance → verb → mode.
+func (n *node) plan(plan map[string]map[string]string) {
+	n.Helper()
+	data, err := json.Marshal(plan)
+	if err != nil {
+		n.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(n.faultyDir(), "plan.json"), data, 0o600); err != nil {
+		n.Fatal(err)
+	}
+}
+
+// taken returns what the faulty plugins hold.
+func (n *node) taken() []string { return n.names(filepath.Join(n.faultyDir(), "taken")) }
+
+// reserved returns the addresses that host-local has given out, with their owners.
+func (n *node) reserved() map[string]string {
+	owners := map[string]string{}
+	dir := filepath.Join(n.dataDir(), n.network)
+	for _, name := range n.names(dir) {
+		if _, err := netip.ParseAddr(name); err == nil {
+			data, err := os.ReadFile(filepath.Join(dir, name))
+			if err != nil {
+				n.Fatal(err)
+			}
+			owners[name] = strings.ReplaceAll(string(data), "\r\n", " ")
+		}
+	}
+	return owners
+}
+
+func (n *node) names(dir string) []string {
+	files, err := os.ReadDir(dir)
+	if err != nil && !os.IsNotExist(err) {
+		n.Fatal(err)
+	}
+	var names []string
+	for _, f := range files {
+		names = append(names, f.Name())
+	}
+	return names
+}
+
+// logged is a line of the faulty plugin's log.
+type logged struct {
+	Phase, Command, Mode, Instance, ContainerID, IfName, NetNS, Args, Path string
+	PID                                                                    int
+	Stdin                                                                  map[string]json.RawMessage
+}
+
+// calls returns what the faulty plugins were asked, in order, as "VERB instance".
+func (n *node) calls() []string {
+	n.Helper()
+	var calls []string
+	for _, l := range n.callLog() {
+		calls = append(calls, l.Command+" "+l.Instance)
+	}
+	return calls
+}
+
+// callLog returns the starts of all calls of faulty plugins.
+func (n *node) callLog() []logged {
+	n.Helper()
+	data, err := os.ReadFile(filepath.Join(n.faultyDir(), "log"))
+	if err != nil && !os.IsNotExist(err) {
+		n.Fatal(err)
+	}
+	var starts []logged
+	for _, line := range strings.Split(strings.TrimSpace(string(data)), "\n") {
+		var l logged
+		if line == "" {
+			continue
+		}
+		if err := json.Unmarshal([]byte(line), &l); err != nil {
+			n.Fatal(err)
+		}
+		if l.Phase == "start" {
+			starts = append(starts, l)
+		}
+	}
+	return starts
+}
+
+// forgetCalls empties the log of the faulty plugins.
+func (n *node) forgetCalls() { _ = os.Remove(filepath.Join(n.faultyDir(), "log")) }
+
+// rules returns the lines of iptables-save (both families) that contain the text.
+func (n *node) rules(text string) []string {
+	n.Helper()
+	var lines []string
+	for _, save := range []string{"iptables-save", "ip6tables-save"} {
+		for _, line := range strings.Split(run(n, save), "\n") {
+			if strings.Contains(line, text) {
+				lines = append(lines, line)
+			}
+		}
+	}
+	return lines
+}
+
+// address returns the first address of a result, without the length of its subnet.
+func address(t testing.TB, r types.Result) string {
+	t.Helper()
+	data, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	parsed, err := parseResult(data)
+	if err != nil || len(parsed.prefixes()) == 0 {
+		t.Fatalf("no address in %s (%v)", data, err)
+	}
+	return parsed.prefixes()[0].Addr().String()
+}
+
+// links returns the names of the interfaces in a network namespace.
+func (n *node) links(netns string) []string {
+	n.Helper()
+	var names []string
+	err := ns.WithNetNSPath(netns, func(ns.NetNS) error {
+		links, err := netlink.LinkList()
+		for _, l := range links {
+			names = append(names, l.Attrs().Name)
+		}
+		return err
+	})
+	if err != nil {
+		n.Fatal(err)
+	}
+	return names
+}
+
+// nothingLeft is the invariant of every test at its end: nothing is taken, and the journal knows of nothing.
+func (n *node) nothingLeft() {
+	n.Helper()
+	if taken := n.taken(); len(taken) > 0 {
+		n.Errorf("faulty plugins still hold %v", taken)
+	}
+	if reserved := n.reserved(); len(reserved) > 0 {
+		n.Errorf("host-local still holds %v", reserved)
+	}
+	for _, e := range n.entries() {
+		n.Errorf("the journal still has %s: %s, %v (%s)", e.Key, e.State, pendingSteps(e), e.Reason)
+	}
+	if locks := n.names(filepath.Join(n.stateDir, "locks")); len(locks) > 0 {
+		n.Errorf("%d lock files are left", len(locks))
+	}
+	if link, err := netlink.LinkByName(n.bridge); err == nil {
+		ports, err := netlink.LinkList()
+		if err != nil {
+			n.Fatal(err)
+		}
+		for _, p := range ports {
+			if p.Attrs().MasterIndex == link.Attrs().Index {
+				n.Errorf("%s is still a port of %s", p.Attrs().Name, n.bridge)
+			}
+		}
+	}
+	if rules := n.rules(strings.TrimSuffix(n.subnet, "0/24")); len(rules) > 0 {
+		n.Errorf("rules are left:\n%s", strings.Join(rules, "\n"))
+	}
+}
+
+// eventually waits until the condition holds.
+func eventually(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		if condition() {
+			return
+		}
+	}
+	t.Fatalf("not in time: %s", what)
+}
