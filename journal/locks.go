@@ -51,6 +51,9 @@ func (s *Store) Acquire(ctx context.Context, k Key) (*Lock, error) {
 		if err = unix.FcntlFlock(f.Fd(), unix.F_SETLK, &record); err != nil {
 			_ = f.Close()
 		}
+		if err == unix.EAGAIN || err == unix.EACCES { // how fcntl says that another process has it
+			err = ErrBusy
+		}
 	}
 	if err != nil {
 		s.unhold(k)
@@ -146,8 +149,11 @@ func (l *Lock) File() *os.File { return l.file }
 // about to be printed though the journal still says Adding. An Adding entry without a lock file is not known to be dead.
 func (l *Lock) Forget() error { return os.Remove(l.store.LockPath(l.key)) }
 
-// Release gives the lock back, also for delegates that inherited the descriptor and left a daemon holding it.
+// Release gives the lock back, also for delegates that inherited the descriptor and left a daemon holding it. The record
+// goes first: who gets the flock takes the record without waiting.
 func (l *Lock) Release() {
+	record := unix.Flock_t{Type: unix.F_UNLCK, Whence: io.SeekStart}
+	_ = unix.FcntlFlock(l.file.Fd(), unix.F_SETLK, &record)
 	_ = unix.Flock(int(l.file.Fd()), unix.LOCK_UN)
 	_ = l.file.Close()
 	l.store.unhold(l.key)

@@ -111,10 +111,7 @@ func (s *Store) transact(write bool, fn func(*Tx) error) (err error) {
 		if r == nil {
 			return
 		}
-		// bbolt's locks are in an unknown state: leave its memory, close the descriptor, which drops its flock.
-		if file != nil {
-			_ = file.Close()
-		}
+		abandon(file)
 		err = fmt.Errorf("journal: %s: panic: %v", s.Path(), r)
 		if damage := s.probe(); damage != nil {
 			err = fmt.Errorf("%w: %w: %w", errCorrupt, damage, err)
@@ -135,14 +132,35 @@ func (s *Store) transact(write bool, fn func(*Tx) error) (err error) {
 		return errAgain
 	}
 	if write {
-		err = db.Update(func(btx *bolt.Tx) error { return s.inTx(btx, fn) })
+		err = db.Update(func(btx *bolt.Tx) error { return s.inTx(btx, file, fn) })
 	} else {
-		err = db.View(func(btx *bolt.Tx) error { return s.inTx(btx, fn) })
+		err = db.View(func(btx *bolt.Tx) error { return s.inTx(btx, file, fn) })
 	}
 	return errors.Join(err, db.Close())
 }
 
-func (s *Store) inTx(btx *bolt.Tx, fn func(*Tx) error) error {
+// abandon gives up a file in which bbolt panicked. bbolt's own locks are in an unknown state, so its memory stays mapped,
+// and that keeps the flock unless it is undone by name.
+func abandon(file *os.File) {
+	if file != nil {
+		_ = syscall.Flock(int(file.Fd()), syscall.LOCK_UN)
+		_ = file.Close()
+	}
+}
+
+// checkSize sees that the file has all the pages that its header speaks of.
+func checkSize(btx *bolt.Tx, file *os.File) error {
+	info, err := file.Stat()
+	if err == nil && btx.Size() > info.Size() {
+		return fmt.Errorf("%w: it has %d bytes of %d", errCorrupt, info.Size(), btx.Size())
+	}
+	return err
+}
+
+func (s *Store) inTx(btx *bolt.Tx, file *os.File, fn func(*Tx) error) error {
+	if err := checkSize(btx, file); err != nil {
+		return err
+	}
 	meta := btx.Bucket(bucketMeta)
 	if meta == nil {
 		return fmt.Errorf("%w: no bucket %q", errCorrupt, bucketMeta)
@@ -206,11 +224,11 @@ func (s *Store) probe() (damage error) {
 		if r := recover(); r != nil {
 			damage = fmt.Errorf("%v", r)
 		}
-		if file != nil {
-			_ = file.Close()
-		}
+		abandon(file)
 	}()
-	db, err := bolt.Open(s.Path(), 0o600, s.boltOptions(false, &file))
+	options := s.boltOptions(false, &file)
+	options.PreLoadFreelist = true
+	db, err := bolt.Open(s.Path(), 0o600, options)
 	if err != nil {
 		if err = classify(s.Path(), err); errors.Is(err, errCorrupt) {
 			return err
@@ -218,6 +236,9 @@ func (s *Store) probe() (damage error) {
 		return nil
 	}
 	return db.View(func(btx *bolt.Tx) error {
+		if err := checkSize(btx, file); err != nil {
+			return err
+		}
 		return btx.ForEach(func(_ []byte, b *bolt.Bucket) error {
 			return b.ForEach(func(_, _ []byte) error { return nil })
 		})

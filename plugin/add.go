@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -183,13 +184,13 @@ func (a *adding) startStep(i int) {
 	})
 }
 
-// kin returns the other attachments of the same pod that are dead by their state alone: a new sandbox frees first what
-// the old one left (Azure CNS #4350).
+// kin returns the other attachments of the same pod that are dead by their state alone and owe a DEL now: a new sandbox
+// frees first what the old one left (Azure CNS #4350).
 func (a *adding) kin(tx *journal.Tx) ([]journal.Key, error) {
 	entries, err := tx.ByPod(a.entry.Pod)
 	var keys []journal.Key
 	for _, e := range entries {
-		if e.Key != a.key && e.State != journal.Live {
+		if e.Key != a.key && e.State != journal.Live && a.due(e) {
 			keys = append(keys, e.Key)
 		}
 	}
@@ -424,7 +425,7 @@ func (a *adding) duplicate(c journal.Claim, other *journal.Entry) bool {
 func (a *adding) answer(printed json.RawMessage) *failure {
 	lastDelegate := a.chain.Delegates[len(a.chain.Delegates)-1].Type
 	if !a.durable && a.lock != nil {
-		if err := a.lock.Forget(); err != nil && !a.noWrite {
+		if err := a.lock.Forget(); err != nil && !errors.Is(err, fs.ErrNotExist) && !a.noWrite {
 			return &failure{plugin: lastDelegate, command: "ADD", code: types.ErrIOFailure, msg: "unwind: " + err.Error()}
 		}
 	}

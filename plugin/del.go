@@ -28,7 +28,7 @@ type deleting struct {
 	*op
 	lock    *journal.Lock
 	entry   *journal.Entry
-	noWrite bool
+	noWrite bool // the journal failed: what it holds of the attachment stays as it is
 }
 
 func (o *op) del() error {
@@ -79,7 +79,7 @@ func (d *deleting) find(ctx context.Context) error {
 	})
 	switch {
 	case err != nil:
-		d.log.Error("the journal cannot be read", "err", err)
+		d.journalFailed(err)
 	case d.entry != nil:
 		return nil
 	case tomb != nil && !d.another(tomb):
@@ -161,21 +161,25 @@ func (d *deleting) carryOut(ctx context.Context) error {
 	if e.State == journal.Gone {
 		e.State = journal.Removing
 	}
-	if !d.noWrite {
-		if err := d.begin(ctx, e, "the runtime asked for its DEL"); err != nil {
-			d.journalFailed(err)
-		}
-	}
+	d.write("begins", func() error { return d.begin(ctx, e, "the runtime asked for its DEL") })
 	freed := e.Addresses()
 	failures := d.undo(ctx, d.lock, e, d.args.Netns)
-	// Also where the first write failed: an entry that can be removed now need not be replayed.
-	err := d.finish(ctx, d.lock, e, nil)
-	if err != nil {
-		d.journalFailed(err)
-	}
+	durable := d.write("ends", func() error { return d.finish(ctx, d.lock, e, nil) })
 	d.replayParked(ctx, freed)
-	if len(failures) == 0 || d.conf.OnDelFailure == "defer" && err == nil {
+	if len(failures) == 0 || d.conf.OnDelFailure == "defer" && durable {
 		return nil
 	}
-	return delError(failures)
+	return delError(failures, durable)
+}
+
+// write writes to the journal, if it can be: a journal that fails is told in the log, and does not stop the DEL.
+func (d *deleting) write(what string, do func() error) (done bool) {
+	if d.noWrite {
+		return false
+	}
+	err := do()
+	if err != nil {
+		d.log.Error("the journal cannot be told that a DEL "+what, "attachment", d.key.String(), "err", err)
+	}
+	return err == nil
 }

@@ -37,14 +37,17 @@ func addError(f *failure, e *journal.Entry) *types.Error {
 }
 
 // delError says which delegates are owed a DEL, in fixed words: go-cni drops errors that say "not found", and a delegate's
-// may say that. The log and the journal have the rest.
-func delError(failures []*failure) *types.Error {
+// may say that. The log and the journal have the rest, the journal if it could be written.
+func delError(failures []*failure, durable bool) *types.Error {
 	var names []string
 	for _, f := range failures {
 		names = append(names, fmt.Sprintf("%s (code %d)", f.plugin, f.code))
 	}
-	return cniError(failures[0].code, "unwind: DEL incomplete, it will be tried again: "+strings.Join(names, ", ")+
-		"; unwindctl list shows what is pending", "")
+	hint := "; unwindctl list shows what is pending"
+	if !durable {
+		hint = "; the journal could not be written, see the log"
+	}
+	return cniError(failures[0].code, "unwind: DEL incomplete, to be tried again: "+strings.Join(names, ", ")+hint, "")
 }
 
 // pendingSteps names the delegates that are owed a DEL, each with why.

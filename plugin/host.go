@@ -2,10 +2,10 @@ package plugin
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -100,23 +100,21 @@ func processIn(id journal.NetNS) (pid int, err error) {
 // netnsOf returns the path of the network namespace that a process is in.
 func netnsOf(pid int) string { return fmt.Sprintf("/proc/%d/ns/net", pid) }
 
-// holders returns the processes, ourselves left out, that have the file open.
-func holders(file *os.File) (pids []int, err error) {
+// delegatesOf returns the processes that hold a lock as delegates do, as descriptor lockFD. An unwind that waits for the
+// lock has the file open too, and is none of them.
+func delegatesOf(lock *os.File) (pids []int, err error) {
 	var want unix.Stat_t
-	if err := unix.Fstat(int(file.Fd()), &want); err != nil {
+	if err := unix.Fstat(int(lock.Fd()), &want); err != nil {
 		return nil, err
 	}
 	err = eachProcess(func(pid int, proc string) (bool, error) {
-		fds, err := os.ReadDir(proc + "/fd")
-		if err != nil || pid == os.Getpid() {
-			return false, ignoreGone(err)
+		var st unix.Stat_t
+		if unix.Stat(fmt.Sprintf("%s/fd/%d", proc, lockFD), &st) != nil || st.Dev != want.Dev || st.Ino != want.Ino {
+			return false, nil
 		}
-		for _, fd := range fds {
-			var st unix.Stat_t
-			if unix.Stat(filepath.Join(proc, "fd", fd.Name()), &st) == nil && st.Dev == want.Dev && st.Ino == want.Ino {
-				pids = append(pids, pid)
-				break
-			}
+		info, err := os.ReadFile(fmt.Sprintf("%s/fdinfo/%d", proc, lockFD))
+		if pid != os.Getpid() && err == nil && bytes.Contains(info, []byte("FLOCK")) {
+			pids = append(pids, pid)
 		}
 		return false, nil
 	})

@@ -31,20 +31,22 @@ type Plugin struct {
 
 // Budgets bound what a verb takes. containerd and CRI-O give 60 s to a whole tear-down.
 type Budgets struct {
-	Undo    time.Duration // DEL, and the rollback of an ADD
-	Settle  time.Duration // other attachments, during an ADD
-	LateDel time.Duration // one DEL whose address may have a new owner; less than Settle, see undoing.late
-	Lock    time.Duration // waiting for another unwind that works on the attachment
-	Orphans time.Duration // waiting for delegates whose unwind has died, before they are ended; less than Settle
+	Undo     time.Duration // DEL, and the rollback of an ADD
+	Settle   time.Duration // other attachments, during an ADD
+	LateDel  time.Duration // one DEL whose address may have a new owner; less than Settle, see undoing.late
+	Lock     time.Duration // waiting for another unwind that works on the attachment
+	HostLink time.Duration // waiting for the host's end of an interface to go after its namespace
+	Orphans  time.Duration // waiting for delegates whose unwind has died, before they are ended; less than Settle
 }
 
 // DefaultBudgets are those of a real node.
 var DefaultBudgets = Budgets{
-	Undo:    45 * time.Second,
-	Settle:  5 * time.Second,
-	LateDel: 4 * time.Second,
-	Lock:    30 * time.Second,
-	Orphans: 2 * time.Second,
+	Undo:     45 * time.Second,
+	Settle:   5 * time.Second,
+	LateDel:  4 * time.Second,
+	Lock:     30 * time.Second,
+	HostLink: time.Second,
+	Orphans:  2 * time.Second,
 }
 
 // Main carries out the verb that the environment names (SPEC 1.1 §2) and prints its result or error. It returns the
@@ -179,7 +181,7 @@ func (o *op) endOrphans(key journal.Key) (killed bool) {
 		return false
 	}
 	defer f.Close()
-	pids, err := holders(f)
+	pids, err := delegatesOf(f)
 	if err != nil {
 		o.log.Warn("looking for delegates that outlived their unwind", "attachment", key.String(), "err", err)
 	}

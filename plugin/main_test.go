@@ -31,7 +31,8 @@ func pluginMain() int {
 	defer stop()
 	p := &Plugin{Stdout: os.Stdout, Stderr: os.Stderr, Budgets: Budgets{
 		Undo: 3 * time.Second, Settle: 2 * time.Second, LateDel: 1500 * time.Millisecond, Lock: 5 * time.Second,
-		Orphans: 500 * time.Millisecond,
+		HostLink: time.Second,
+		Orphans:  500 * time.Millisecond,
 	}}
 	if at, err := strconv.Atoi(os.Getenv(killAtEnv)); err == nil {
 		p.Point = func(string) {

@@ -192,10 +192,25 @@ func (u *undoing) settled(step *journal.Step, f *failure) bool {
 			return false
 		}
 	}
-	if step.RepeatAt != 0 && u.sameBoot(u.gen) == yes {
-		return journal.BootNanos() >= step.RepeatAt
+	return !u.waits(u.gen, step)
+}
+
+// waits says whether the time for a killed delegate's second DEL has not come. A reboot ends whatever it was about.
+func (o *op) waits(g *journal.Generation, step *journal.Step) bool {
+	return step.RepeatAt != 0 && o.sameBoot(g) == yes && journal.BootNanos() < step.RepeatAt
+}
+
+// due says whether an entry has a step that waits for nothing.
+func (o *op) due(e *journal.Entry) bool {
+	for i := range e.Generations {
+		g := &e.Generations[i]
+		for j := range g.Steps {
+			if s := &g.Steps[j]; s.Attempts == 0 || s.LastError != "" || s.Parked || !o.waits(g, s) {
+				return true
+			}
+		}
 	}
-	return true
+	return false
 }
 
 // place is where the DELs of a generation run.
@@ -223,8 +238,23 @@ func (u *undoing) find() place {
 	if pid != 0 {
 		return place{path: netnsOf(pid)}
 	}
-	there, linkErr := hostLinkThere(g.HostLinks)
-	return place{gone: err == nil && linkErr == nil && !there}
+	// The kernel takes a namespace apart some time after its last user is gone. A host link that was there and is not
+	// any more proves as much as a look at every process.
+	linkGone := u.awaitHostLinkGone()
+	return place{gone: linkGone && (err == nil || len(g.HostLinks) > 0)}
+}
+
+// awaitHostLinkGone says whether no host's end of the container's interface is there, or goes within a moment.
+func (u *undoing) awaitHostLinkGone() bool {
+	for end := time.Now().Add(u.Budgets.HostLink); ; time.Sleep(5 * time.Millisecond) {
+		there, err := hostLinkThere(u.gen.HostLinks)
+		if err != nil || there && time.Now().After(end) {
+			return false
+		}
+		if !there {
+			return true
+		}
+	}
 }
 
 // findUnknown goes by the runtime's word: the ADD did not tell which namespace it was, or there is no record of one.
@@ -234,8 +264,7 @@ func (u *undoing) findUnknown() place {
 			return place{path: path}
 		}
 	}
-	there, err := hostLinkThere(u.gen.HostLinks)
-	return place{gone: err == nil && !there}
+	return place{gone: u.awaitHostLinkGone()}
 }
 
 // foreignAddresses returns the addresses of a generation that belong to another attachment by now: a live one in the

@@ -1,5 +1,5 @@
-// Package sandbox gives tests a network and a mount namespace of their own, so that what they make on the "host" (bridges,
-// rules, mounts) is gone when they end, however they end.
+// Package sandbox gives tests a network, a mount and a PID namespace of their own, so that what they make on the "host" (bridges,
+// rules, mounts, processes) is gone when they end, however they end.
 package sandbox
 
 import (
@@ -14,44 +14,68 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// marker is set in the environment of the process that runs in the namespaces.
+// marker tells a process of this program which one it is: "" the one that was started, then "init" and "tests".
 const marker = "UNWIND_TEST_SANDBOX"
 
-// Run runs the tests in namespaces of their own: this program is started again in them. It returns the exit code.
+// Run runs the tests in namespaces of their own: this program is started again as their first process, which starts the
+// tests and reaps what they leave. It returns the exit code.
 func Run(m *testing.M) int {
-	if os.Getenv(marker) == "" {
-		return enter()
+	var err error
+	var cmd *exec.Cmd
+	switch os.Getenv(marker) {
+	case "tests":
+		return m.Run()
+	case "init":
+		if err = prepare(); err == nil {
+			cmd, err = startAgain("tests", &syscall.SysProcAttr{})
+		}
+	default:
+		cmd, err = startAgain("init", &syscall.SysProcAttr{
+			Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID, Pdeathsig: syscall.SIGKILL,
+		})
 	}
-	if err := prepare(); err != nil {
-		fmt.Fprintln(os.Stderr, "sandbox:", err)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "sandbox (these tests make namespaces and must be run as root):", err)
 		return 1
 	}
-	return m.Run()
+	return reap(cmd.Process.Pid)
 }
 
-func enter() int {
-	if os.Geteuid() != 0 {
-		fmt.Fprintln(os.Stderr, "these tests make network namespaces: run them as root")
-		return 1
-	}
+// startAgain starts this program with the same arguments as another of its processes.
+func startAgain(as string, attr *syscall.SysProcAttr) (*exec.Cmd, error) {
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.Env = append(os.Environ(), marker+"=1")
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL,
-	}
+	cmd.Env = append(os.Environ(), marker+"="+as)
+	cmd.SysProcAttr = attr
 	runtime.LockOSThread() // Pdeathsig goes by the thread
-	if err := cmd.Run(); cmd.ProcessState == nil {
-		fmt.Fprintln(os.Stderr, "sandbox:", err)
-		return 1
-	}
-	return cmd.ProcessState.ExitCode()
+	return cmd, cmd.Start()
 }
 
-// prepare keeps our mounts to ourselves, shows the /sys of our network and brings the loopback up.
+// reap waits for every child until the given one has ended, and returns its exit code.
+func reap(pid int) int {
+	for {
+		var status unix.WaitStatus
+		ended, err := unix.Wait4(-1, &status, 0, nil)
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			fmt.Fprintln(os.Stderr, "sandbox:", err)
+			return 1
+		case ended == pid && status.Signaled():
+			return 128 + int(status.Signal())
+		case ended == pid:
+			return status.ExitStatus()
+		}
+	}
+}
+
+// prepare keeps our mounts to ourselves, shows our processes in /proc and brings the loopback up.
 func prepare() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("mount --make-rprivate /: %w", err)
+	}
+	if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
+		return fmt.Errorf("mount /proc: %w", err)
 	}
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
