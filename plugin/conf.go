@@ -45,9 +45,9 @@ type Conf struct {
 	warnings           []string
 }
 
-// injectedKeys are those that a runtime or multus writes into the first plugin of a list, or into every one; they are
-// meant for the delegates (multus pkg/types: addDeviceIDInConfList, addCNIArgsInConfList).
-var injectedKeys = []string{"args", "deviceID", "pciBusID", "k8s.v1.cni.cncf.io/resourceName"}
+// injectedKeys are those that a runtime or multus writes into every plugin of a list; they are meant for the delegates
+// (multus pkg/types: addDeviceIDInConfList, addCNIArgsInConfList).
+var injectedKeys = []string{"args", "deviceID", "pciBusID"}
 
 // ignoredKeys are keys of libcni that need nothing done.
 var ignoredKeys = []string{"type", "cniVersions", "disableCheck", "disableGC", "loadOnlyInlinedPlugins",

@@ -1,0 +1,245 @@
+package journal
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+	"golang.org/x/sys/unix"
+)
+
+// Tests that need another process run the test binary again: as one of helpers, which talk with the test by lines, or
+// as the same test in namespaces of its own (see isolate).
+const (
+	helperEnv   = "JOURNAL_TEST_HELPER"
+	isolatedEnv = "JOURNAL_TEST_ISOLATED"
+)
+
+// helpers are what a process started by start can be. An error that one returns is told to the test.
+var helpers = map[string]func(s *Store, args []string) error{
+	"write":     helpWrite,
+	"crash":     helpCrash,
+	"increment": helpIncrement,
+	"transact":  helpTransact,
+	"set-aside": helpSetAside,
+	"lock":      helpLock,
+	"rounds":    helpRounds,
+	"damage":    helpDamage,
+	"eio":       helpEIO,
+}
+
+func TestMain(m *testing.M) {
+	if name := os.Getenv(helperEnv); name != "" {
+		if err := helpers[name](&Store{Dir: os.Args[1]}, os.Args[2:]); err != nil {
+			tell("error: " + strings.ReplaceAll(err.Error(), "\n", "; "))
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+var stdin = bufio.NewScanner(os.Stdin)
+
+// tell says a line to the test, in a helper.
+func tell(line string) { fmt.Println(line) }
+
+// await waits for a line from the test, in a helper. A test that ended takes its helpers with it.
+func await() string {
+	if !stdin.Scan() {
+		os.Exit(2)
+	}
+	return stdin.Text()
+}
+
+// process is a helper as the test sees it.
+type process struct {
+	t     *testing.T
+	cmd   *exec.Cmd
+	say   func(line string)
+	lines chan string
+}
+
+// start starts a helper on a journal's folder.
+func start(t *testing.T, name, dir string, args ...string) *process {
+	t.Helper()
+	cmd := exec.Command(os.Args[0], append([]string{dir}, args...)...)
+	cmd.Env = append(os.Environ(), helperEnv+"="+name)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	check(t, err)
+	out, err := cmd.StdoutPipe()
+	check(t, err)
+	check(t, cmd.Start())
+	p := &process{t: t, cmd: cmd, lines: make(chan string, 4096)}
+	p.say = func(line string) { fmt.Fprintln(in, line) }
+	go func() {
+		for s := bufio.NewScanner(out); s.Scan(); {
+			p.lines <- s.Text()
+		}
+		close(p.lines)
+	}()
+	t.Cleanup(p.kill)
+	return p
+}
+
+// line returns the next line of a helper, or "" if it ended.
+func (p *process) line() string {
+	p.t.Helper()
+	select {
+	case line := <-p.lines:
+		return line
+	case <-time.After(30 * time.Second):
+		p.t.Fatal("the helper says nothing")
+		return ""
+	}
+}
+
+func (p *process) expect(want string) {
+	p.t.Helper()
+	if got := p.line(); got != want {
+		p.t.Fatalf("the helper said %q, want %q", got, want)
+	}
+}
+
+func (p *process) signal(sig syscall.Signal) {
+	p.t.Helper()
+	check(p.t, p.cmd.Process.Signal(sig))
+}
+
+// kill ends a helper with SIGKILL, if it lives, and reaps it.
+func (p *process) kill() {
+	_ = p.cmd.Process.Kill()
+	_ = p.cmd.Wait()
+}
+
+// wait waits for the end of a helper that ends by itself.
+func (p *process) wait() error {
+	for range p.lines {
+	}
+	return p.cmd.Wait()
+}
+
+// isolate runs the calling test again, in a mount and a network namespace of its own, so that nothing of the host is
+// touched. It returns true there and false here.
+func isolate(t *testing.T) bool {
+	t.Helper()
+	if os.Getenv(isolatedEnv) != "" {
+		check(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
+		return true
+	}
+	needRoot(t)
+	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), isolatedEnv+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET}
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
+		t.Errorf("in a namespace: %v\n%s", err, out)
+	}
+	return false
+}
+
+func needRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// newStore returns a journal in a folder that is not there yet.
+func newStore(t testing.TB) *Store {
+	t.Helper()
+	return &Store{Dir: filepath.Join(t.TempDir(), "state")}
+}
+
+func update(t testing.TB, s *Store, fn func(*Tx) error) {
+	t.Helper()
+	check(t, s.Update(t.Context(), fn))
+}
+
+func view(t testing.TB, s *Store, fn func(*Tx) error) {
+	t.Helper()
+	check(t, s.View(t.Context(), fn))
+}
+
+func put(t testing.TB, s *Store, entries ...*Entry) {
+	t.Helper()
+	update(t, s, func(tx *Tx) error { return putAll(tx, entries...) })
+}
+
+func putAll(tx *Tx, entries ...*Entry) error {
+	for _, e := range entries {
+		if err := tx.Put(e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// get returns the entry of an attachment, or nil.
+func get(t testing.TB, s *Store, k Key) (e *Entry) {
+	t.Helper()
+	view(t, s, func(tx *Tx) (err error) {
+		e, err = tx.Get(k)
+		return err
+	})
+	return e
+}
+
+// keysOf returns the container IDs of all entries of a journal.
+func idsOf(t testing.TB, s *Store) (ids []string) {
+	t.Helper()
+	view(t, s, func(tx *Tx) error {
+		return tx.All(func(e *Entry, err error) error {
+			if err == nil {
+				ids = append(ids, e.ContainerID)
+			}
+			return err
+		})
+	})
+	return ids
+}
+
+// raw changes a journal behind its back.
+func raw(t testing.TB, s *Store, fn func(*bolt.Tx) error) {
+	t.Helper()
+	db, err := bolt.Open(s.Path(), 0o600, &bolt.Options{Timeout: time.Second})
+	check(t, err)
+	check(t, db.Update(fn))
+	check(t, db.Close())
+}
+
+func keyOf(id string) Key { return Key{Network: "podnet", ContainerID: id, IfName: "eth0"} }
+
+// adding returns a small entry, of one generation that claims some addresses.
+func adding(id string, addresses ...string) *Entry {
+	g := Generation{Path: "/opt/cni/bin", CNIVersion: "1.0.0", Steps: []Step{{Type: "bridge", Config: []byte(`{}`)}}}
+	for _, a := range addresses {
+		g.Claims = append(g.Claims, Claim{Address: netip.MustParseAddr(a)})
+	}
+	return &Entry{Key: keyOf(id), State: Adding, Generations: []Generation{g}}
+}
+
+// within returns a context that ends with the time.
+func within(t testing.TB, d time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}

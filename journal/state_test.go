@@ -1,0 +1,80 @@
+package journal
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var states = []State{Gone, Adding, Live, Unwinding, Removing}
+
+// legal lists the changes of state that DESIGN.md allows: adding → live → removing → gone, adding → unwinding → gone,
+// a step within each state that has them, a DEL of what the journal does not know, a new generation over an old one.
+var legal = [][2]State{
+	{Gone, Adding}, {Gone, Removing},
+	{Adding, Adding}, {Adding, Live}, {Adding, Unwinding}, {Adding, Removing}, {Adding, Gone},
+	{Live, Removing}, {Live, Gone},
+	{Unwinding, Unwinding}, {Unwinding, Gone}, {Unwinding, Adding},
+	{Removing, Removing}, {Removing, Gone}, {Removing, Adding},
+}
+
+// ways lists how an attachment gets from nothing to a state.
+var ways = map[State][]State{
+	Gone: nil, Adding: {Adding}, Live: {Adding, Live}, Unwinding: {Adding, Unwinding}, Removing: {Removing},
+}
+
+func TestCheckEdge(t *testing.T) {
+	for _, from := range append(states, "unheard-of") {
+		for _, to := range append(states, "unheard-of") {
+			want := slices.Contains(legal, [2]State{from, to})
+			if got := CheckEdge(from, to) == nil; got != want {
+				t.Errorf("from %q to %q: legal is %t, want %t", from, to, got, want)
+			}
+		}
+	}
+}
+
+// An illegal change is refused by the transaction that tries it, and leaves the entry as it was.
+func TestIllegalChange(t *testing.T) {
+	s := newStore(t)
+	for _, from := range states {
+		for _, to := range states {
+			if from == Gone && to == Gone {
+				continue // Delete of nothing is no change
+			}
+			t.Run(string(from)+" to "+string(to), func(t *testing.T) {
+				e := adding(string(from)+"-"+string(to), "10.0.0.1")
+				update(t, s, func(tx *Tx) error {
+					for _, e.State = range ways[from] {
+						if err := tx.Put(e); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+				before := get(t, s, e.Key)
+				err := s.Update(t.Context(), func(tx *Tx) error {
+					if to == Gone {
+						return tx.Delete(e.Key)
+					}
+					e.State = to
+					return tx.Put(e)
+				})
+				want := before
+				switch {
+				case slices.Contains(legal, [2]State{from, to}):
+					check(t, err)
+					if want = e; to == Gone {
+						want = nil
+					}
+				case err == nil:
+					t.Error("no error")
+				}
+				if diff := cmp.Diff(want, get(t, s, e.Key), byMeaning); diff != "" {
+					t.Errorf("entry afterwards (-want +got):\n%s", diff)
+				}
+			})
+		}
+	}
+}
