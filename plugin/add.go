@@ -381,45 +381,6 @@ func (a *adding) record(claims []journal.Claim, last bool) (others []*journal.En
 	return others, err
 }
 
-// claim settles others that claim our addresses, where they are dead, before the next delegate runs: as yet there is no
-// rule of ours that their DELs could take. One that lives is a duplicate.
-func (a *adding) claim(d Delegate, claims []journal.Claim, others []*journal.Entry) *failure {
-	ctx, cancel := context.WithTimeout(a.ctx, a.Budgets.Settle)
-	defer cancel()
-	for _, other := range others {
-		err := a.settle(ctx, other.Key)
-		if err == nil {
-			continue
-		}
-		a.log.Warn("another attachment has the same address", "attachment", a.key.String(), "other", other.Key.String(),
-			"why", err)
-		for _, c := range claims {
-			if a.duplicate(c, other) && a.conf.OnDuplicateAddress == "fail" {
-				return &failure{plugin: d.Type, command: "ADD", code: types.ErrInternal, msg: fmt.Sprintf(
-					"it gave out %s, which is in use by %s", c.Address, other.Key)}
-			}
-		}
-	}
-	return nil
-}
-
-// duplicate says whether a claimed address is in use by another attachment beyond doubt: both have it from the same
-// node-local pool, the other one is not dead, and netlink shows it there.
-func (a *adding) duplicate(c journal.Claim, other *journal.Entry) bool {
-	g := other.Newest()
-	same := slices.ContainsFunc(g.Claims, func(o journal.Claim) bool {
-		return o.Address == c.Address && o.Pool == c.Pool && c.Pool != ""
-	})
-	if !same || a.judge(other, false).dead {
-		return false
-	}
-	there, err := hasAddress(g.NetNS, c.Address)
-	if err != nil {
-		a.log.Warn("looking for a duplicate address", "address", c.Address, "other", other.Key.String(), "err", err)
-	}
-	return there
-}
-
 // answer prints the result. If the journal does not say that the attachment is live, it must not say either that it is
 // dead: without its lock file an entry in state adding is judged by its network namespace, as a live one is.
 func (a *adding) answer(printed json.RawMessage) *failure {

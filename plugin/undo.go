@@ -1,0 +1,266 @@
+package plugin
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/version"
+
+	"cni-unwind/journal"
+)
+
+// scratchAllowed are the plugins that are shown a scratch namespace when the container's is proven gone: with it they
+// find and remove what they otherwise leave on the host (bridge, ptp: a nat chain; tuning: its backup file; sbr fails
+// without one). A plugin that moves a device back to the host must never be here.
+var scratchAllowed = []string{"bridge", "ptp", "sbr", "tuning"}
+
+// undo runs the DELs that an entry owes, newest generation first, each in reverse order, and takes out of the entry what
+// is undone. It returns the failures; what is left without one is parked, or waits for its second DEL. The caller holds
+// the entry's lock, and writes the entry.
+//
+// The time that ctx has is divided over the steps that are left. A step that failed or hung last time goes last. After
+// a pass that was cut off, the next one begins with another step.
+func (o *op) undo(ctx context.Context, lock *journal.Lock, e *journal.Entry, cniNetns string) []*failure {
+	var failures []*failure
+	for i := len(e.Generations) - 1; i >= 0; i-- {
+		u := undoing{op: o, lock: lock, entry: e, gen: &e.Generations[i]}
+		if i == len(e.Generations)-1 {
+			u.cniNetns = cniNetns
+		}
+		failures = append(failures, u.pass(ctx)...)
+	}
+	e.Generations = slices.DeleteFunc(e.Generations, func(g journal.Generation) bool { return len(g.Steps) == 0 })
+	return failures
+}
+
+// undoing is one pass over the steps of one generation.
+type undoing struct {
+	*op
+	lock     *journal.Lock
+	entry    *journal.Entry
+	gen      *journal.Generation
+	cniNetns string // as the runtime gave it with this DEL, or ""
+	place    place
+	foreign  []netip.Addr // claimed addresses that another attachment owns
+}
+
+func (u *undoing) pass(ctx context.Context) []*failure {
+	var failures []*failure
+	u.place = u.find()
+	u.foreign = u.foreignAddresses(ctx)
+	order := undoOrder(u.gen)
+	for i, index := range order {
+		at := slices.IndexFunc(u.gen.Steps, func(s journal.Step) bool { return s.Index == index })
+		step := &u.gen.Steps[at]
+		if u.late(step) {
+			u.foreign = u.foreignAddresses(ctx)
+		}
+		stepCtx, cancel := u.share(ctx, step, len(order)-i)
+		f := u.del(stepCtx, step)
+		cancel()
+		if u.settled(step, f) {
+			u.gen.Steps = slices.Delete(u.gen.Steps, at, at+1)
+		}
+		if f != nil {
+			failures = append(failures, f)
+		}
+		u.at("undone")
+	}
+	u.gen.Undo.Ended = u.gen.Undo.Began
+	return failures
+}
+
+// undoOrder returns the indexes of the steps in the order of their DELs.
+func undoOrder(g *journal.Generation) []int {
+	var first, last []int
+	for _, s := range slices.Backward(g.Steps) {
+		if s.LastError != "" {
+			last = append(last, s.Index)
+		} else {
+			first = append(first, s.Index)
+		}
+	}
+	order := append(first, last...)
+	if cut := g.Undo.Began - 1 - g.Undo.Ended; cut > 0 && len(order) > 0 {
+		n := cut % len(order)
+		order = append(order[n:], order[:n]...)
+	}
+	return order
+}
+
+// share gives a step its part of the time that is left.
+func (u *undoing) share(ctx context.Context, step *journal.Step, left int) (context.Context, context.CancelFunc) {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return context.WithCancel(ctx)
+	}
+	limit := time.Until(deadline) / time.Duration(left)
+	if u.late(step) {
+		limit = min(limit, u.Budgets.LateDel)
+	}
+	return context.WithTimeout(ctx, limit)
+}
+
+// late says whether a step would be shown an address that it knows from prevResult alone, and that may have been given to
+// another container since the delegate that brought it was undone. Such a DEL must be over before an ADD that gets the
+// address stops waiting for it.
+func (u *undoing) late(step *journal.Step) bool {
+	return slices.ContainsFunc(u.gen.Claims, func(c journal.Claim) bool {
+		return c.Receives(step.Index) && u.gen.Freed(c)
+	})
+}
+
+// del runs the DEL of one step.
+func (u *undoing) del(ctx context.Context, step *journal.Step) *failure {
+	g := u.gen
+	c := &call{
+		command: "DEL", plugin: step.Type, path: g.Path, containerID: u.entry.ContainerID, ifname: u.entry.IfName,
+		netns: u.place.path, args: g.Args, stdin: step.Config,
+	}
+	if u.lock != nil {
+		c.lock = u.lock.File()
+	}
+	if _, err := findPlugin(step.Type, c.path); err != nil {
+		c.path = u.args.Path // the runtime's folder of plugins may have moved
+	}
+	if prevResult, err := u.prevResult(); err != nil {
+		return c.failed(0, "its prevResult: "+err.Error())
+	} else if prevResult != nil {
+		c.stdin = withPrevResult(step.Config, prevResult)
+	}
+	if u.place.gone && slices.Contains(scratchAllowed, step.Type) {
+		path, remove, err := scratchNetNS(u.entry.IfName, prefixesOf(g))
+		if err != nil {
+			u.log.Warn("no scratch network namespace; the plugin may leave rules behind", "plugin", step.Type, "err", err)
+		} else {
+			defer remove()
+			c.netns = path
+		}
+	}
+	_, f := c.run(ctx, u.Stderr)
+	return f
+}
+
+// prevResult returns what every DEL of the pass gets: the final result of the ADD, or the best known, without the
+// addresses that are another attachment's by now. As libcni, it gives none before version 0.4.0.
+func (u *undoing) prevResult() ([]byte, error) {
+	if u.gen.Result == nil {
+		return nil, nil
+	}
+	if has, err := version.GreaterThanOrEqualTo(u.gen.CNIVersion, "0.4.0"); err != nil || !has {
+		return nil, err
+	}
+	if len(u.foreign) == 0 {
+		return u.gen.Result, nil
+	}
+	return withoutAddresses(u.gen.Result, u.foreign)
+}
+
+func prefixesOf(g *journal.Generation) []netip.Prefix {
+	r, err := parseResult(g.Result)
+	if err != nil {
+		return nil
+	}
+	return r.prefixes()
+}
+
+// settled notes how the DEL of a step ended and says whether the step is undone.
+func (u *undoing) settled(step *journal.Step, f *failure) bool {
+	step.Attempts++
+	step.Parked = false
+	if f != nil {
+		if step.LastError != f.msg {
+			u.log.Warn("DEL failed and is pending", "plugin", step.Type, "attachment", u.entry.Key.String(),
+				"code", f.code, "err", shorten(f.msg, 500))
+		}
+		step.LastError, step.LastCode = shorten(f.msg, 500), f.code
+		if f.killed {
+			step.RepeatAt = journal.BootNanos() + int64(u.conf.GracePeriod)
+		}
+		return false
+	}
+	step.LastError, step.LastCode = "", 0
+	for _, c := range u.gen.Claims {
+		if c.Receives(step.Index) && slices.Contains(u.foreign, c.Address) {
+			step.Parked = true
+			u.log.Info("DEL parked: its address has another owner", "plugin", step.Type,
+				"attachment", u.entry.Key.String(), "address", c.Address)
+			return false
+		}
+	}
+	return !u.waits(u.gen, step)
+}
+
+// waits says whether the time for a killed delegate's second DEL has not come. A reboot ends whatever it was about.
+func (o *op) waits(g *journal.Generation, step *journal.Step) bool {
+	return step.RepeatAt != 0 && o.sameBoot(g) == yes && journal.BootNanos() < step.RepeatAt
+}
+
+// due says whether an entry has a step that waits for nothing.
+func (o *op) due(e *journal.Entry) bool {
+	for i := range e.Generations {
+		g := &e.Generations[i]
+		for j := range g.Steps {
+			if s := &g.Steps[j]; s.Attempts == 0 || s.LastError != "" || s.Parked || !o.waits(g, s) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// place is where the DELs of a generation run.
+type place struct {
+	path string // CNI_NETNS; "" if there is no namespace to name
+	gone bool   // the namespace is proven gone
+}
+
+// find looks for the generation's network namespace: where the runtime says, where it was, or in a process that is in it.
+// Another namespace at one of these paths is never named to a delegate.
+func (u *undoing) find() place {
+	g := u.gen
+	if !g.NetNS.Known() {
+		return u.findUnknown()
+	}
+	if u.sameBoot(g) == no {
+		return place{gone: true} // identities of another boot mean nothing in this one
+	}
+	for _, path := range []string{u.cniNetns, g.NetNS.Path} {
+		if id, err := identify(path); err == nil && g.NetNS.Same(id) {
+			return place{path: path}
+		}
+	}
+	pid, err := processIn(g.NetNS)
+	if pid != 0 {
+		return place{path: netnsOf(pid)}
+	}
+	// The kernel takes a namespace apart some time after its last user is gone. A host link that was there and is not
+	// any more proves as much as a look at every process.
+	linkGone := u.awaitHostLinkGone()
+	return place{gone: linkGone && (err == nil || len(g.HostLinks) > 0)}
+}
+
+// awaitHostLinkGone says whether no host's end of the container's interface is there, or goes within a moment.
+func (u *undoing) awaitHostLinkGone() bool {
+	for end := time.Now().Add(u.Budgets.HostLink); ; time.Sleep(5 * time.Millisecond) {
+		there, err := hostLinkThere(u.gen.HostLinks)
+		if err != nil || there && time.Now().After(end) {
+			return false
+		}
+		if !there {
+			return true
+		}
+	}
+}
+
+// findUnknown goes by the runtime's word: the ADD did not tell which namespace it was, or there is no record of one.
+func (u *undoing) findUnknown() place {
+	for _, path := range []string{u.cniNetns, u.gen.NetNS.Path} {
+		if _, err := identify(path); err == nil {
+			return place{path: path}
+		}
+	}
+	return place{gone: u.awaitHostLinkGone()}
+}
