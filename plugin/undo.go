@@ -24,8 +24,10 @@ var scratchAllowed = []string{"bridge", "ptp", "sbr", "tuning"}
 // a pass that was cut off, the next one begins with another step.
 func (o *op) undo(ctx context.Context, lock *journal.Lock, e *journal.Entry, cniNetns string) []*failure {
 	var failures []*failure
+	left := e.Pending()
 	for i := len(e.Generations) - 1; i >= 0; i-- {
-		u := undoing{op: o, lock: lock, entry: e, gen: &e.Generations[i]}
+		u := undoing{op: o, lock: lock, entry: e, gen: &e.Generations[i], left: left}
+		left -= len(u.gen.Steps)
 		if i == len(e.Generations)-1 {
 			u.cniNetns = cniNetns
 		}
@@ -42,6 +44,7 @@ type undoing struct {
 	entry    *journal.Entry
 	gen      *journal.Generation
 	cniNetns string // as the runtime gave it with this DEL, or ""
+	left     int    // steps in this generation and in those that come after it
 	place    place
 	foreign  []netip.Addr // claimed addresses that another attachment owns
 }
@@ -50,14 +53,14 @@ func (u *undoing) pass(ctx context.Context) []*failure {
 	var failures []*failure
 	u.place = u.find()
 	u.foreign = u.foreignAddresses(ctx)
-	order := undoOrder(u.gen)
-	for i, index := range order {
+	for _, index := range undoOrder(u.gen) {
 		at := slices.IndexFunc(u.gen.Steps, func(s journal.Step) bool { return s.Index == index })
 		step := &u.gen.Steps[at]
 		if u.late(step) {
 			u.foreign = u.foreignAddresses(ctx)
 		}
-		stepCtx, cancel := u.share(ctx, step, len(order)-i)
+		stepCtx, cancel := u.share(ctx, step)
+		u.left--
 		f := u.del(stepCtx, step)
 		cancel()
 		if u.settled(step, f) {
@@ -91,12 +94,12 @@ func undoOrder(g *journal.Generation) []int {
 }
 
 // share gives a step its part of the time that is left.
-func (u *undoing) share(ctx context.Context, step *journal.Step, left int) (context.Context, context.CancelFunc) {
+func (u *undoing) share(ctx context.Context, step *journal.Step) (context.Context, context.CancelFunc) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
 		return context.WithCancel(ctx)
 	}
-	limit := time.Until(deadline) / time.Duration(left)
+	limit := time.Until(deadline) / time.Duration(u.left)
 	if u.late(step) {
 		limit = min(limit, u.Budgets.LateDel)
 	}
