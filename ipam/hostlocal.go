@@ -68,3 +68,26 @@ func OwnerOf(pool string, address netip.Addr) (owner Owner, ok bool, err error) 
 	id, ifname, _ := strings.Cut(strings.TrimSpace(string(data)), "\r\n")
 	return Owner{ContainerID: strings.TrimSpace(id), IfName: strings.TrimSpace(ifname)}, id != "", nil
 }
+
+// HeldBy returns the addresses that are given to an attachment in a pool. As OwnerOf, it only looks.
+func HeldBy(pool, containerID, ifname string) ([]netip.Addr, error) {
+	files, err := os.ReadDir(pool)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	var held []netip.Addr
+	for _, f := range files {
+		address, err := netip.ParseAddr(f.Name())
+		if err != nil {
+			continue // the lock, or the last address that was given
+		}
+		owner, given, err := OwnerOf(pool, address)
+		if err != nil {
+			return held, err
+		}
+		if given && owner.Is(containerID, ifname) {
+			held = append(held, address)
+		}
+	}
+	return held, nil
+}

@@ -85,16 +85,20 @@ func (s *Store) setAside(cause error) error {
 	return syncPath(s.Dir)
 }
 
-// makeDir makes the folder (0700) if there is none, and checks it.
+// makeDir makes the folder (0700) if there is none, and checks it before anything is made in it.
 func (s *Store) makeDir() error {
 	if !filepath.IsAbs(s.Dir) {
 		return fmt.Errorf("journal: stateDir %q is not an absolute path", s.Dir)
 	}
-	locks := filepath.Join(s.Dir, locksName)
-	if err := os.MkdirAll(locks, 0o700); err != nil {
-		return fmt.Errorf("journal: %w", err)
+	for _, dir := range []string{s.Dir, filepath.Join(s.Dir, locksName)} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return fmt.Errorf("journal: %w", err)
+		}
+		if err := checkDir(dir); err != nil {
+			return err
+		}
 	}
-	return errors.Join(checkDir(s.Dir), checkDir(locks))
+	return nil
 }
 
 // checkDir refuses a folder that is a link, or that anyone but us or root can write to: whoever can write there can

@@ -4,9 +4,10 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -63,26 +64,228 @@ func everything() *Entry {
 	}
 }
 
-// empty returns the paths of all values within v that are zero, to see that a test value has none.
-func empty(v any) (paths []string) {
-	var walk func(path string, v any)
-	walk = func(path string, v any) {
-		switch v := v.(type) {
-		case map[string]any:
-			for k, e := range v {
-				walk(path+"."+k, e)
+// visit tells of every field of every struct in v whether it is zero.
+func visit(v reflect.Value, tell func(field string, zero bool)) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		visit(v.Elem(), tell)
+	case reflect.Slice:
+		for i := range v.Len() {
+			visit(v.Index(i), tell)
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if f := v.Type().Field(i); f.IsExported() {
+				tell(v.Type().Name()+"."+f.Name, v.Field(i).IsZero())
+				visit(v.Field(i), tell)
 			}
-		case []any:
-			for i, e := range v {
-				walk(fmt.Sprintf("%s.%d", path, i), e)
-			}
-		case nil:
-			paths = append(paths, path)
 		}
 	}
-	data, _ := json.Marshal(v)
-	var decoded any
-	_ = json.Unmarshal(data, &decoded)
-	walk("", decoded)
-	return paths
+}
+
+func TestRoundTrip(t *testing.T) {
+	s := newStore(t)
+	want := everything()
+	put(t, s, adding("another"), &Entry{Key: want.Key, State: Adding, Generations: want.Generations[:1]}, want)
+	filled := map[string]bool{}
+	visit(reflect.ValueOf(want), func(field string, zero bool) { filled[field] = filled[field] || !zero })
+	for field, ok := range filled {
+		if !ok {
+			t.Errorf("%s is zero in the entry that is to hold everything", field)
+		}
+	}
+	if diff := cmp.Diff(want, get(t, s, want.Key), byMeaning); diff != "" {
+		t.Errorf("entry read back (-want +got):\n%s", diff)
+	}
+	view(t, s, func(tx *Tx) error {
+		return tx.All(func(e *Entry, err error) error {
+			if diff := cmp.Diff(want, e, byMeaning); diff != "" && e.Key == want.Key {
+				t.Errorf("entry in All (-want +got):\n%s", diff)
+			}
+			return err
+		})
+	})
+}
+
+func TestUpdated(t *testing.T) {
+	s := newStore(t)
+	before := Now()
+	put(t, s, adding("a"))
+	got := get(t, s, keyOf("a")).Updated
+	after := Now()
+	if got.Boot < before.Boot || got.Boot > after.Boot || got.Wall.Before(before.Wall) || got.Wall.After(after.Wall) {
+		t.Errorf("updated %v, want between %v and %v", got, before, after)
+	}
+}
+
+func TestEntryWithoutGenerations(t *testing.T) {
+	s := newStore(t)
+	put(t, s, adding("a"))
+	e := get(t, s, keyOf("a"))
+	e.Generations = nil
+	err := s.Update(t.Context(), func(tx *Tx) error { return tx.Put(e) })
+	if err == nil || strings.Contains(err.Error(), "panic") {
+		t.Errorf("got error %v, want one that says what is wrong", err)
+	}
+	if e := get(t, s, keyOf("a")); e == nil || len(e.Generations) != 1 {
+		t.Errorf("the entry is %+v afterwards", e)
+	}
+}
+
+// Numbers grow with every ADD: over entries, generations of one entry, deletions and openings of the file.
+func TestGenerationNumbers(t *testing.T) {
+	s := newStore(t)
+	a, b := adding("a"), adding("b")
+	put(t, s, a, b)
+	a.State = Unwinding
+	put(t, s, a) // no ADD, no new number
+	first := a.Newest().Number
+	update(t, s, func(tx *Tx) error { return tx.Delete(b.Key) })
+	s = &Store{Dir: s.Dir}
+	a.State = Adding
+	a.Generations = append(a.Generations, adding("a").Generations...)
+	c := adding("c")
+	put(t, s, a, c)
+	got := []uint64{first, b.Newest().Number, a.Newest().Number, c.Newest().Number}
+	if a.Generations[0].Number != first {
+		t.Errorf("the first generation of a became number %d, it was %d", a.Generations[0].Number, first)
+	}
+	if first == 0 || !slices.IsSorted(got) || len(slices.Compact(got)) != 4 {
+		t.Errorf("numbers in the order of their ADDs: %v, want them to grow", got)
+	}
+	if n := get(t, s, c.Key).Newest().Number; n != c.Newest().Number {
+		t.Errorf("number %d is on the disk, %d was told", n, c.Newest().Number)
+	}
+}
+
+func TestSameNetNS(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		a, b NetNS
+		want bool
+	}{
+		{"unknown", NetNS{Path: "/p"}, NetNS{Path: "/p"}, false},
+		{"one unknown", NetNS{Ino: 1}, NetNS{}, false},
+		{"inode", NetNS{Path: "/p", Dev: 4, Ino: 1}, NetNS{Path: "/q", Dev: 4, Ino: 1}, true},
+		{"other device", NetNS{Dev: 4, Ino: 1}, NetNS{Dev: 5, Ino: 1}, false},
+		{"inode used again", NetNS{Dev: 4, Ino: 1, Cookie: 7}, NetNS{Dev: 4, Ino: 1, Cookie: 8}, false},
+		{"cookie", NetNS{Dev: 4, Ino: 1, Cookie: 7}, NetNS{Dev: 5, Ino: 1, Cookie: 7}, true},
+		{"one cookie", NetNS{Dev: 4, Ino: 1, Cookie: 7}, NetNS{Dev: 4, Ino: 1}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.a.Same(tt.b) != tt.want || tt.b.Same(tt.a) != tt.want {
+				t.Errorf("want %t", tt.want)
+			}
+		})
+	}
+}
+
+func TestClaim(t *testing.T) {
+	g := Generation{Steps: []Step{{Index: 0}, {Index: 2}}}
+	for _, tt := range []struct {
+		step      int
+		freed     bool
+		receivers []bool // by index
+	}{
+		{0, false, []bool{false, true, true}},
+		{1, true, []bool{false, false, true}},
+		{2, false, []bool{false, false, false}},
+	} {
+		c := Claim{Step: tt.step}
+		if got := g.Freed(c); got != tt.freed {
+			t.Errorf("address of step %d: freed is %t, want %t", tt.step, got, tt.freed)
+		}
+		for i, want := range tt.receivers {
+			if got := c.Receives(i); got != want {
+				t.Errorf("address of step %d: step %d receives it: %t, want %t", tt.step, i, got, want)
+			}
+		}
+	}
+}
+
+// damage replaces the bytes of an entry.
+func damage(t *testing.T, s *Store, k Key, value string) {
+	t.Helper()
+	raw(t, s, func(btx *bolt.Tx) error { return btx.Bucket(bucketEntries).Put(encodeKey(k), []byte(value)) })
+}
+
+func TestDamagedEntry(t *testing.T) {
+	for _, tt := range []struct{ name, value string }{
+		{"garbage", "\x00\xff"},
+		{"nothing", ""},
+		{"cut", `{"network":"podnet","containerID":"b","ifname":"eth0","state":"live","generations":[{"number":1`},
+		{"another's", `{"network":"podnet","containerID":"z","ifname":"eth0","state":"live","generations":[{"number":1}]}`},
+		{"no generation", `{"network":"podnet","containerID":"b","ifname":"eth0","state":"live","generations":[]}`},
+		{"bad address", `{"network":"podnet","containerID":"b","ifname":"eth0","state":"live","generations":[{"claims":[{"address":"10.0.0"}]}]}`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newStore(t)
+			pod := Pod{Namespace: "ns", Name: "pod"}
+			shared := netip.MustParseAddr("10.0.0.1")
+			a, b, c := adding("a", "10.0.0.1"), adding("b", "10.0.0.1", "10.0.0.2"), adding("c", "10.0.0.1")
+			a.Pod, b.Pod, c.Pod = pod, pod, pod
+			put(t, s, a, b, c)
+			damage(t, s, b.Key, tt.value)
+
+			view(t, s, func(tx *Tx) error {
+				e, err := tx.Get(b.Key)
+				var damaged *DamagedError
+				if e != nil || !errors.As(err, &damaged) || damaged.Key != b.Key {
+					t.Errorf("Get: %+v, %v, want a DamagedError of %s", e, err, b.Key)
+				}
+				var seen []string
+				err = tx.All(func(e *Entry, err error) error {
+					if errors.As(err, &damaged) {
+						seen = append(seen, "damaged "+damaged.Key.ContainerID)
+						return nil
+					}
+					seen = append(seen, e.ContainerID)
+					return err
+				})
+				if diff := cmp.Diff([]string{"a", "damaged b", "c"}, seen); diff != "" || err != nil {
+					t.Errorf("All: %v, %s", err, diff)
+				}
+				wantIDs(t, "ByPod", []string{"a", "c"})(tx.ByPod(pod))
+				wantIDs(t, "ByAddress", []string{"a", "c"})(tx.ByAddress(shared))
+				return nil
+			})
+
+			again := adding("b", "10.0.0.3")
+			put(t, s, again)
+			if diff := cmp.Diff(again, get(t, s, b.Key), byMeaning); diff != "" {
+				t.Errorf("after Put (-want +got):\n%s", diff)
+			}
+			view(t, s, func(tx *Tx) error {
+				wantIDs(t, "ByPod after Put", []string{"a", "c"})(tx.ByPod(pod))
+				wantIDs(t, "ByAddress after Put, an address it had", []string{"a", "c"})(tx.ByAddress(shared))
+				wantIDs(t, "ByAddress after Put", []string{"b"})(tx.ByAddress(netip.MustParseAddr("10.0.0.3")))
+				return nil
+			})
+		})
+	}
+}
+
+func TestDeleteOfDamagedEntry(t *testing.T) {
+	s := newStore(t)
+	put(t, s, adding("a"), adding("b"))
+	damage(t, s, keyOf("a"), "?")
+	update(t, s, func(tx *Tx) error { return tx.Delete(keyOf("a")) })
+	if diff := cmp.Diff([]string{"b"}, idsOf(t, s)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// wantIDs returns a function that takes what ByPod and ByAddress return, and checks it.
+func wantIDs(t *testing.T, what string, want []string) func([]*Entry, error) {
+	t.Helper()
+	return func(entries []*Entry, err error) {
+		t.Helper()
+		var got []string
+		for _, e := range entries {
+			got = append(got, e.ContainerID)
+		}
+		if diff := cmp.Diff(want, got); diff != "" || err != nil {
+			t.Errorf("%s: %v (-want +got):\n%s", what, err, diff)
+		}
+	}
 }

@@ -147,7 +147,14 @@ func (l *Lock) File() *os.File { return l.file }
 
 // Forget removes the lock's file. It is called by the holder only: when the attachment is gone, or when success is
 // about to be printed though the journal still says Adding. An Adding entry without a lock file is not known to be dead.
-func (l *Lock) Forget() error { return os.Remove(l.store.LockPath(l.key)) }
+// A file at the path that is not the one we hold, as after a removal of the whole folder, is another's and stays.
+func (l *Lock) Forget() error {
+	path := l.store.LockPath(l.key)
+	if !samePath(l.file, path) {
+		return nil
+	}
+	return os.Remove(path)
+}
 
 // Release gives the lock back, also for delegates that inherited the descriptor and left a daemon holding it. The record
 // goes first: who gets the flock takes the record without waiting.
@@ -184,7 +191,7 @@ func lockFile(ctx context.Context, path string, flag int) (*os.File, error) {
 		if err != nil {
 			return nil, err
 		}
-		if err := flock(ctx, f); err != nil {
+		if err := flock(ctx, f, unix.LOCK_EX); err != nil {
 			return nil, err
 		}
 		if samePath(f, path) {
@@ -194,10 +201,10 @@ func lockFile(ctx context.Context, path string, flag int) (*os.File, error) {
 	}
 }
 
-// flock takes the lock of an open file. On an error the file is closed, at the latest when the kernel gives up the wait.
-func flock(ctx context.Context, f *os.File) error {
+// flock takes the lock of an open file, LOCK_SH or LOCK_EX. On an error the file is closed, at the latest when the kernel gives up the wait.
+func flock(ctx context.Context, f *os.File, how int) error {
 	fd := int(f.Fd())
-	switch err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); {
+	switch err := unix.Flock(fd, how|unix.LOCK_NB); {
 	case err == nil:
 		return nil
 	case err != unix.EWOULDBLOCK:
@@ -209,9 +216,9 @@ func flock(ctx context.Context, f *os.File) error {
 	}
 	done := make(chan error, 1)
 	go func() {
-		err := unix.Flock(fd, unix.LOCK_EX)
+		err := unix.Flock(fd, how)
 		for err == unix.EINTR {
-			err = unix.Flock(fd, unix.LOCK_EX)
+			err = unix.Flock(fd, how)
 		}
 		done <- err
 	}()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -16,6 +15,7 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
+	"golang.org/x/sys/unix"
 )
 
 // Store is the journal of a node: the folder with the file, its queue and the attachments' locks. The zero value but
@@ -26,7 +26,8 @@ import (
 //  1. Take the queue's flock, with a deadline. Readers take it too: bbolt's own lock polls every 50 ms, and a reader
 //     that held it while it prints would block every pod of the node.
 //  2. See that the queue's file is still the one at its path, else start again.
-//  3. Open the file, made first if there is none (see create), and see that it is the one at its path.
+//  3. Open the file, made first if there is none (see create), take its flock, see that it is the one at its path and
+//     that it is whole (see verify).
 //  4. One bbolt transaction.
 //  5. Close the file, release the queue.
 //
@@ -44,6 +45,10 @@ type Store struct {
 
 // MaxWait bounds the wait for the queue where the caller's context has no earlier deadline.
 const MaxWait = 5 * time.Second
+
+// strangerWait bounds the wait for the file itself. The queue is ours: only a stranger (a backup, bbolt's own tool) can
+// hold the file's lock.
+const strangerWait = time.Second
 
 const (
 	fileName  = "journal.db"
@@ -88,7 +93,7 @@ func (s *Store) run(ctx context.Context, write bool, fn func(*Tx) error) error {
 	}
 	defer unlock()
 	for try := 0; ; try++ {
-		err := s.transact(write, fn)
+		err := s.transact(ctx, write, fn)
 		switch {
 		case errors.Is(err, errAgain) && try < 3:
 		case errors.Is(err, errCorrupt) && write && try == 0:
@@ -102,7 +107,7 @@ func (s *Store) run(ctx context.Context, write bool, fn func(*Tx) error) error {
 }
 
 // transact opens the file, runs fn and closes it. The caller holds the queue.
-func (s *Store) transact(write bool, fn func(*Tx) error) (err error) {
+func (s *Store) transact(ctx context.Context, write bool, fn func(*Tx) error) (err error) {
 	var file *os.File
 	debug.SetPanicOnFault(true)
 	defer debug.SetPanicOnFault(false)
@@ -111,11 +116,14 @@ func (s *Store) transact(write bool, fn func(*Tx) error) (err error) {
 		if r == nil {
 			return
 		}
-		abandon(file)
 		err = fmt.Errorf("journal: %s: panic: %v", s.Path(), r)
-		if damage := s.probe(); damage != nil {
-			err = fmt.Errorf("%w: %w: %w", errCorrupt, damage, err)
+		if file == nil {
+			return
 		}
+		if damage := verify(file); errors.Is(damage, errCorrupt) {
+			err = fmt.Errorf("%w: %w", damage, err)
+		}
+		abandon(file)
 	}()
 
 	if write {
@@ -123,18 +131,21 @@ func (s *Store) transact(write bool, fn func(*Tx) error) (err error) {
 			return err
 		}
 	}
-	db, err := bolt.Open(s.Path(), 0o600, s.boltOptions(write, &file))
-	if err != nil {
-		return classify(s.Path(), err)
+	if file, err = s.open(ctx, write); err != nil {
+		return err
 	}
-	if !samePath(file, s.Path()) {
-		_ = db.Close()
-		return errAgain
+	db, err := bolt.Open(s.Path(), 0o600, &bolt.Options{
+		ReadOnly:     !write,
+		NoStatistics: true,
+		OpenFile:     func(string, int, os.FileMode) (*os.File, error) { return file, nil },
+	})
+	if err != nil {
+		return classify(err)
 	}
 	if write {
-		err = db.Update(func(btx *bolt.Tx) error { return s.inTx(btx, file, fn) })
+		err = db.Update(func(btx *bolt.Tx) error { return s.inTx(btx, fn) })
 	} else {
-		err = db.View(func(btx *bolt.Tx) error { return s.inTx(btx, file, fn) })
+		err = db.View(func(btx *bolt.Tx) error { return s.inTx(btx, fn) })
 	}
 	return errors.Join(err, db.Close())
 }
@@ -142,31 +153,47 @@ func (s *Store) transact(write bool, fn func(*Tx) error) (err error) {
 // abandon gives up a file in which bbolt panicked. bbolt's own locks are in an unknown state, so its memory stays mapped,
 // and that keeps the flock unless it is undone by name.
 func abandon(file *os.File) {
-	if file != nil {
-		_ = syscall.Flock(int(file.Fd()), syscall.LOCK_UN)
-		_ = file.Close()
-	}
+	_ = syscall.Flock(int(file.Fd()), syscall.LOCK_UN)
+	_ = file.Close()
 }
 
-// checkSize sees that the file has all the pages that its header speaks of.
-func checkSize(btx *bolt.Tx, file *os.File) error {
-	info, err := file.Stat()
-	if err == nil && btx.Size() > info.Size() {
-		return fmt.Errorf("%w: it has %d bytes of %d", errCorrupt, info.Size(), btx.Size())
+// open opens the file, with its lock held, if it is the one at its path and whole.
+func (s *Store) open(ctx context.Context, write bool) (*os.File, error) {
+	flag, how := os.O_RDONLY, unix.LOCK_SH
+	if write {
+		flag, how = os.O_RDWR, unix.LOCK_EX
 	}
-	return err
+	f, err := os.OpenFile(s.Path(), flag|syscall.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, fmt.Errorf("journal: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, strangerWait)
+	defer cancel()
+	if err := flock(ctx, f, how); err != nil {
+		return nil, fmt.Errorf("journal: %s is locked by another program: %w", s.Path(), err)
+	}
+	if err = errAgain; samePath(f, s.Path()) {
+		err = verify(f)
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
 }
 
-func (s *Store) inTx(btx *bolt.Tx, file *os.File, fn func(*Tx) error) error {
-	if err := checkSize(btx, file); err != nil {
-		return err
-	}
+func (s *Store) inTx(btx *bolt.Tx, fn func(*Tx) error) error {
 	meta := btx.Bucket(bucketMeta)
 	if meta == nil {
 		return fmt.Errorf("%w: no bucket %q", errCorrupt, bucketMeta)
 	}
 	if err := checkFormat(meta.Get(keyFormat)); err != nil {
 		return err
+	}
+	for _, name := range buckets {
+		if btx.Bucket(name) == nil {
+			return fmt.Errorf("%w: no bucket %q", errCorrupt, name)
+		}
 	}
 	if err := fn(&Tx{btx}); err != nil {
 		return err
@@ -178,71 +205,17 @@ func (s *Store) inTx(btx *bolt.Tx, file *os.File, fn func(*Tx) error) error {
 	return nil
 }
 
-func (s *Store) boltOptions(write bool, file **os.File) *bolt.Options {
-	return &bolt.Options{
-		Timeout:      time.Second, // the queue is ours: only a stranger (a backup, bbolt's own tool) can hold it
-		ReadOnly:     !write,
-		NoStatistics: true,
-		OpenFile: func(path string, flag int, mode os.FileMode) (*os.File, error) {
-			f, err := os.OpenFile(path, flag&^os.O_CREATE|syscall.O_NOFOLLOW, mode)
-			*file = f
-			return f, err
-		},
-	}
-}
-
 // classify tells damage from all that can be wrong around a file: what the kernel says is never damage (EIO on a disk
 // that comes back loses nothing), what bbolt says of the content is.
-func classify(path string, err error) error {
+func classify(err error) error {
 	var errno syscall.Errno
 	switch {
 	case errors.As(err, &errno):
 		return fmt.Errorf("journal: %w", err)
-	case errors.Is(err, bolterrors.ErrTimeout):
-		return fmt.Errorf("journal: %s is locked by another program", path)
 	case errors.Is(err, bolterrors.ErrVersionMismatch):
 		return fmt.Errorf("%w (%w)", ErrNewer, err)
 	}
 	return fmt.Errorf("%w: %w", errCorrupt, err)
-}
-
-// probe reads the whole file and visits every key in it. It returns what is wrong with the content, or nil if nothing
-// is, or if the file could not be read: then nothing is known.
-func (s *Store) probe() (damage error) {
-	f, err := os.Open(s.Path())
-	if err != nil {
-		return nil
-	}
-	_, err = io.Copy(io.Discard, f)
-	_ = f.Close()
-	if err != nil {
-		return nil
-	}
-	var file *os.File
-	debug.SetPanicOnFault(true)
-	defer func() {
-		if r := recover(); r != nil {
-			damage = fmt.Errorf("%v", r)
-		}
-		abandon(file)
-	}()
-	options := s.boltOptions(false, &file)
-	options.PreLoadFreelist = true
-	db, err := bolt.Open(s.Path(), 0o600, options)
-	if err != nil {
-		if err = classify(s.Path(), err); errors.Is(err, errCorrupt) {
-			return err
-		}
-		return nil
-	}
-	return db.View(func(btx *bolt.Tx) error {
-		if err := checkSize(btx, file); err != nil {
-			return err
-		}
-		return btx.ForEach(func(_ []byte, b *bolt.Bucket) error {
-			return b.ForEach(func(_, _ []byte) error { return nil })
-		})
-	})
 }
 
 // at marks a place where a crash can be tried.

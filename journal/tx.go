@@ -42,7 +42,11 @@ func (tx *Tx) Put(e *Entry) error {
 	if err := CheckEdge(from, e.State); err != nil {
 		return fmt.Errorf("%w (%s)", err, e.Key)
 	}
-	if newest := e.Newest(); newest.Number == 0 {
+	newest := e.Newest()
+	if newest == nil {
+		return fmt.Errorf("journal: entry %s has no generation", e.Key)
+	}
+	if newest.Number == 0 {
 		if newest.Number, err = tx.btx.Bucket(bucketEntries).NextSequence(); err != nil {
 			return err
 		}
@@ -78,8 +82,8 @@ func (tx *Tx) Delete(k Key) error {
 	return tx.btx.Bucket(bucketEntries).Delete(encodeKey(k))
 }
 
-// intact returns an entry that can be read, or nil. Of a damaged one the indexes stay and lead nowhere: who follows
-// them passes over it, who writes replaces it.
+// intact returns an entry that can be read, or nil. Of a damaged one the indexes stay and lead nowhere, or to what was
+// written over it: who follows them passes over both.
 func (tx *Tx) intact(k Key) (*Entry, error) {
 	old, err := tx.Get(k)
 	var damaged *DamagedError
@@ -148,13 +152,13 @@ func (tx *Tx) byIndex(bucket, prefix []byte) ([]*Entry, error) {
 	for k, _ := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, _ = c.Next() {
 		key, err := decodeKey(k[len(prefix):])
 		if err != nil {
-			return nil, err
+			continue
 		}
 		e, err := tx.intact(key)
 		if err != nil {
 			return nil, err
 		}
-		if e != nil {
+		if pods, addresses := indexKeys(e); contains(pods, k) || contains(addresses, k) {
 			entries = append(entries, e)
 		}
 	}
@@ -171,7 +175,8 @@ func (tx *Tx) All(fn func(*Entry, error) error) error {
 	})
 }
 
-// Tombstones are bounded: the newest maxTombstones are kept, and of this boot's those younger than maxTombstoneAge.
+// Tombstones are bounded: those of the last maxTombstones burials are kept, and of this boot's those younger than
+// maxTombstoneAge.
 const (
 	maxTombstones   = 4096
 	maxTombstoneAge = 24 * time.Hour
@@ -217,31 +222,34 @@ func (tx *Tx) Bury(t Tombstone) error {
 	return tx.prune(n, t)
 }
 
-// prune drops from the oldest on while they are out of bounds. newest is the tombstone just written, as number n.
+// prune drops those that are out of bounds or cannot be read. newest is the tombstone just written, as number n. The
+// oldest come first, so it ends at the first of this boot that stays; of those of another boot the age is not known.
 func (tx *Tx) prune(n uint64, newest Tombstone) error {
-	for {
-		first, key := tx.btx.Bucket(bucketBuried).Cursor().First()
-		if first == nil {
-			return nil
+	var drop [][2][]byte
+	c := tx.btx.Bucket(bucketBuried).Cursor()
+	for order, key := c.First(); order != nil; order, key = c.Next() {
+		var t *Tombstone
+		if k, err := decodeKey(key); err == nil {
+			t, _ = tx.Tombstone(k)
 		}
-		k, err := decodeKey(key)
-		if err != nil {
+		thisBoot := t != nil && t.BootID == newest.BootID
+		tooOld := thisBoot && newest.Buried.Boot-t.Buried.Boot > int64(maxTombstoneAge)
+		tooMany := bytes.Compare(order, sequence(n-min(n, maxTombstones))) <= 0
+		if t == nil || tooOld || tooMany {
+			drop = append(drop, [2][]byte{bytes.Clone(order), bytes.Clone(key)})
+		} else if thisBoot {
+			break
+		}
+	}
+	for _, d := range drop {
+		if err := tx.btx.Bucket(bucketBuried).Delete(d[0]); err != nil {
 			return err
 		}
-		tooMany := bytes.Compare(first, sequence(n-min(n, maxTombstones))) <= 0
-		t, err := tx.Tombstone(k)
-		tooOld := err != nil || t == nil ||
-			t.BootID == newest.BootID && newest.Buried.Boot-t.Buried.Boot > int64(maxTombstoneAge)
-		if !tooMany && !tooOld {
-			return nil
-		}
-		if err := tx.btx.Bucket(bucketBuried).Delete(first); err != nil {
-			return err
-		}
-		if err := tx.btx.Bucket(bucketTombstones).Delete(encodeKey(k)); err != nil {
+		if err := tx.btx.Bucket(bucketTombstones).Delete(d[1]); err != nil {
 			return err
 		}
 	}
+	return nil
 }
 
 // exhume removes the tombstone of an attachment, if there is one.

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/containernetworking/cni/pkg/types"
 
@@ -80,6 +81,10 @@ func (a *adding) prepare() error {
 	if a.conf.PrevResult != nil {
 		return badConfig(errors.New("the ADD has a prevResult: unwind must be the first plugin of the list; " +
 			`put those before it into its "chain"`))
+	}
+	if !utf8.ValidString(a.args.IfName) || !utf8.ValidString(a.args.Args) {
+		return cniError(types.ErrInvalidEnvironmentVariables,
+			"unwind: CNI_IFNAME or CNI_ARGS is not valid UTF-8: the journal could not give it back for the DEL", "")
 	}
 	chain, err := a.conf.LoadChain()
 	if err != nil {
@@ -280,6 +285,7 @@ func (a *adding) carryOut() (printed json.RawMessage, f *failure) {
 			a.startStep(i + 1)
 		}
 		if f := a.commit(d, claims, i == last); f != nil {
+			a.gen.Steps = a.gen.Steps[:i+1] // the next delegate was not started after all
 			return nil, f
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"syscall"
@@ -74,7 +75,11 @@ func readFile(path string) ([]byte, error) {
 	}
 	f, err := os.OpenFile(path, flags, 0)
 	if err != nil {
-		return nil, fmt.Errorf("%w; the network's provider has not written it, or has removed it", errors.Unwrap(err))
+		err = errors.Unwrap(err) // without the path
+		if errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("%w; the network's provider has not written it, or has removed it", err)
+		}
+		return nil, err
 	}
 	defer f.Close()
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
@@ -117,7 +122,7 @@ func (c *Conf) parseChain(data []byte, defaultVersion string) (*Chain, error) {
 		list.Plugins = append(list.Plugins, more...)
 	}
 	if len(list.Plugins) == 0 {
-		return nil, errors.New(`"plugins" is empty; there is nothing to run`)
+		return nil, errors.New(`key "plugins" is empty; write the plugins to run there`)
 	}
 	chain := &Chain{DisableCheck: bool(list.DisableCheck)}
 	var err error
@@ -144,7 +149,7 @@ func (f *flag) UnmarshalJSON(data []byte) error {
 	case "false", "null":
 		*f = false
 	default:
-		return fmt.Errorf("%s is not true or false", data)
+		return &json.UnmarshalTypeError{Value: excerpt(data), Type: reflect.TypeFor[bool]()}
 	}
 	return nil
 }
@@ -175,14 +180,14 @@ func highest(one string, listed []string, absent string) (string, error) {
 	if one == "" && len(listed) == 0 {
 		one = absent
 	}
-	best := one
+	best, known := one, false
 	for _, v := range append([]string{one}, listed...) {
 		tooNew, err := version.GreaterThan(v, version.Current())
 		if err != nil {
 			return "", fmt.Errorf("cniVersion %q: %w", v, err)
 		}
-		if higher, _ := version.GreaterThan(v, best); higher && !tooNew {
-			best = v
+		if higher, _ := version.GreaterThan(v, best); !tooNew && (higher || !known) {
+			best, known = v, true
 		}
 	}
 	if best != "" && !slices.Contains(version.All.SupportedVersions(), best) {
@@ -208,14 +213,14 @@ func parseDelegate(raw json.RawMessage) (Delegate, error) {
 	}
 	d.Type, d.IPAM, d.Capabilities = conf.Type, conf.IPAM.Type, conf.Capabilities
 	if d.Type == "" {
-		return d, errors.New(`"type" is missing`)
+		return d, errors.New(`key "type" is missing`)
 	}
-	for _, t := range []string{d.Type, d.IPAM} {
-		if strings.ContainsAny(t, "/\x00\n") || t == "." || t == ".." {
-			return d, fmt.Errorf("type %q is not the name of a plugin", t)
+	for _, t := range []struct{ key, plugin string }{{"type", d.Type}, {"ipam.type", d.IPAM}} {
+		if strings.ContainsAny(t.plugin, "/\x00\n") || t.plugin == "." || t.plugin == ".." {
+			return d, fmt.Errorf("key %q: %q is not the name of a plugin", t.key, t.plugin)
 		}
-		if t == Name {
-			return d, fmt.Errorf("type %q: a chain inside unwind cannot run unwind", t)
+		if t.plugin == Name {
+			return d, fmt.Errorf("key %q: %s cannot run inside itself; write the plugins of its chain here", t.key, Name)
 		}
 	}
 	return d, nil
@@ -224,10 +229,23 @@ func parseDelegate(raw json.RawMessage) (Delegate, error) {
 // jsonError says what is wrong with a JSON text in terms of its keys, and shows none of it.
 func jsonError(err error) error {
 	var wrong *json.UnmarshalTypeError
-	if errors.As(err, &wrong) {
-		return fmt.Errorf("key %q is %s, not %s", wrong.Field, wrong.Value, wrong.Type)
+	if !errors.As(err, &wrong) {
+		return fmt.Errorf("not valid JSON: %w", err)
 	}
-	return fmt.Errorf("not valid JSON: %w", err)
+	is, ok := map[string]string{"array": "a list", "object": "an object", "string": "a string", "number": "a number",
+		"bool": "true or false"}[wrong.Value]
+	if !ok {
+		is = wrong.Value
+	}
+	want, ok := map[reflect.Kind]string{reflect.Slice: "a list", reflect.String: "a string", reflect.Bool: "true or false"}[wrong.Type.Kind()]
+	if !ok {
+		want = "an object"
+	}
+	what := "it"
+	if wrong.Field != "" {
+		what = fmt.Sprintf("key %q", wrong.Field)
+	}
+	return fmt.Errorf("%s is %s, not %s", what, is, want)
 }
 
 // Config returns what the delegate at index i gets on stdin, without prevResult: its object as it stands, with what
@@ -299,9 +317,10 @@ func marshal(v any) json.RawMessage {
 
 func quote(s string) json.RawMessage { return marshal(s) }
 
-// withPrevResult returns a delegate's configuration with prevResult set. The configuration is an object that we encoded.
+// withPrevResult returns a delegate's configuration with prevResult set. The configuration is an object that we encoded,
+// or whatever a damaged journal has in its place.
 func withPrevResult(config, prevResult json.RawMessage) json.RawMessage {
-	if len(prevResult) == 0 {
+	if len(prevResult) == 0 || len(config) < 2 {
 		return config
 	}
 	comma := ","

@@ -10,6 +10,8 @@ import (
 	"sort"
 	"strings"
 	"time"
+
+	"github.com/containernetworking/cni/pkg/utils"
 )
 
 // Name is the type under which unwind is installed, and that no delegate may have.
@@ -61,17 +63,18 @@ func ParseConf(data []byte) (*Conf, error) {
 		OnDuplicateAddress: "fail", StatusOnPoolFull: "ok", SweepOnStatus: true, LogLevel: slog.LevelInfo,
 		Injected: map[string]json.RawMessage{},
 	}
+	var errs []error
 	if len(data) > maxConfig {
-		return c, fmt.Errorf("the configuration has %d bytes, more than %d", len(data), maxConfig)
+		errs = append(errs, fmt.Errorf("the configuration has %d bytes, more than %d", len(data), maxConfig))
 	}
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(data, &keys); err != nil {
-		return c, fmt.Errorf("the configuration is not a JSON object: %w", err)
+		return c, fmt.Errorf("the configuration: %w", jsonError(err))
 	}
 	fields := map[string]func(json.RawMessage) error{
 		"cniVersion":            into(&c.CNIVersion, "a string"),
-		"name":                  into(&c.Name, "a string"),
-		"capabilities":          into(&c.Capabilities, `an object such as {"portMappings": true}`),
+		"name":                  networkName(&c.Name),
+		"capabilities":          into(&c.Capabilities, `a set of names with true or false, such as {"portMappings": true}`),
 		"runtimeConfig":         into(&c.RuntimeConfig, "an object"),
 		"prevResult":            into(&c.PrevResult, "an object"),
 		"chain":                 into(&c.Chain, "an object"),
@@ -87,7 +90,6 @@ func ParseConf(data []byte) (*Conf, error) {
 		"logLevel":              level(&c.LogLevel),
 		"logFile":               absolute(&c.LogFile),
 	}
-	var errs []error
 	for _, key := range sortedKeys(keys) {
 		value := keys[key]
 		field := fields[key]
@@ -97,7 +99,9 @@ func ParseConf(data []byte) (*Conf, error) {
 				errs = append(errs, fmt.Errorf("key %q: %w", key, err))
 			}
 		case slices.Contains(injectedKeys, key):
-			c.Injected[key] = value
+			if string(value) != "null" {
+				c.Injected[key] = value
+			}
 		case !slices.Contains(ignoredKeys, key):
 			c.warn("key %q is not known to unwind and has no effect; a key for a delegate belongs into the chain", key)
 		}
@@ -143,11 +147,18 @@ func check[T any](to *T, want string, convert func(string) (T, bool)) func(json.
 		}
 		v, ok := convert(s)
 		if !ok {
-			return fmt.Errorf("%q is not %s", s, want)
+			return fmt.Errorf("%s is not %s", excerpt(value), want)
 		}
 		*to = v
 		return nil
 	}
+}
+
+// networkName accepts what can be part of a path, as skel does: it does so by a key of any case, and this is the one we use.
+func networkName(to *string) func(json.RawMessage) error {
+	return check(to, "the name of a network", func(s string) (string, bool) {
+		return s, utils.ValidateNetworkName(s) == nil
+	})
 }
 
 func absolute(to *string) func(json.RawMessage) error {
@@ -177,7 +188,7 @@ func level(to *slog.Level) func(json.RawMessage) error {
 	})
 }
 
-// excerpt returns the beginning of a scalar for an error message, and of anything else its kind alone: it may hold secrets.
+// excerpt returns a short scalar for an error message, and of anything else what it is: it may hold secrets.
 func excerpt(value json.RawMessage) string {
 	switch {
 	case len(value) == 0:
@@ -187,7 +198,7 @@ func excerpt(value json.RawMessage) string {
 	case value[0] == '[':
 		return "a list"
 	case len(value) > 40:
-		return string(value[:40]) + "…"
+		return fmt.Sprintf("a value of %d bytes", len(value))
 	}
 	return string(value)
 }

@@ -15,7 +15,7 @@ const maxMessage = 1000
 // cniError makes the error that the runtime gets. It has the code of the first failure and begins with its words.
 func cniError(code uint, msg, details string) *types.Error {
 	msg = shorten(strings.ToValidUTF8(msg, "�"), maxMessage)
-	details = shorten(strings.ToValidUTF8(details, "�"), max(0, maxMessage-len(msg)))
+	details = shorten(strings.ToValidUTF8(details, "�"), max(0, maxMessage-len("; ")-len(msg)))
 	if code == 0 {
 		code = types.ErrInternal
 	}

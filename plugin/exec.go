@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -135,6 +136,8 @@ func (c *call) explain(ctx context.Context, state *os.ProcessState, err error, s
 	status, _ := state.Sys().(syscall.WaitStatus)
 	f.killed = ctx.Err() != nil || status.Signaled()
 	var said types.Error
+	parseErr := json.Unmarshal(stdout, &said)
+	wordless := fmt.Sprintf("netplugin failed with no error message: %v", err)
 	switch {
 	case ctx.Err() != nil:
 		f.msg = "it did not end in time and was killed"
@@ -142,13 +145,13 @@ func (c *call) explain(ctx context.Context, state *os.ProcessState, err error, s
 			f.msg = "it was killed because unwind was asked to stop"
 		}
 	case len(bytes.TrimSpace(stdout)) == 0 && len(stderr) == 0:
-		f.msg = fmt.Sprintf("netplugin failed with no error message: %v", err)
+		f.msg = wordless
 	case len(bytes.TrimSpace(stdout)) == 0:
-		f.msg = fmt.Sprintf("netplugin failed: %q", shorten(string(stderr), 500))
-	case json.Unmarshal(stdout, &said) != nil:
-		f.msg = fmt.Sprintf("netplugin failed but error parsing its diagnostic message %q", shorten(string(stdout), 500))
+		f.msg = fmt.Sprintf("netplugin failed: %q: %v", shorten(string(stderr), 500), err)
+	case parseErr != nil:
+		f.msg = fmt.Sprintf("netplugin failed but error parsing its diagnostic message %q: %v", shorten(string(stdout), 500), parseErr)
 	default:
-		f.code, f.msg, f.details = said.Code, said.Msg, said.Details
+		f.code, f.msg, f.details = said.Code, cmp.Or(said.Msg, wordless), said.Details
 	}
 	return f
 }
@@ -200,6 +203,9 @@ func (b *capped) Write(p []byte) (int, error) {
 func shorten(s string, n int) string {
 	if len(s) <= n {
 		return s
+	}
+	if n < len("…") {
+		return ""
 	}
 	return strings.ToValidUTF8(s[:n-len("…")], "") + "…"
 }

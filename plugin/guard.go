@@ -21,18 +21,24 @@ import (
 
 // foreignAddresses returns the addresses of a generation that belong to another attachment by now: a live one in the
 // journal, or the one that host-local's own file names. If that cannot be told an address counts as foreign: a DEL
-// without it can be made good later, one with it cannot.
+// without it can be made good later, one with it cannot. What is fresh is not foreign by our own owning it: there is
+// nothing of ours yet that a DEL with it could take.
 func (u *undoing) foreignAddresses(ctx context.Context) []netip.Addr {
 	var foreign []netip.Addr
 	for _, c := range u.gen.Claims {
+		fresh := slices.Contains(u.fresh, c.Address)
 		if c.Pool != "" {
 			owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
-			if err != nil || given && !owner.Is(u.entry.ContainerID, u.entry.IfName) {
+			ours := fresh && owner.Is(u.key.ContainerID, u.key.IfName)
+			if err != nil || given && !ours && !owner.Is(u.entry.ContainerID, u.entry.IfName) {
 				foreign = append(foreign, c.Address)
 				continue
 			}
 		}
 		for _, other := range u.othersWith(ctx, u.entry.Key, c.Address) {
+			if ours := fresh && other.Key == u.key; ours {
+				continue
+			}
 			if v := u.judge(other, false); !v.dead {
 				foreign = append(foreign, c.Address)
 				break
@@ -58,6 +64,10 @@ func (o *op) othersWith(ctx context.Context, key journal.Key, address netip.Addr
 func (a *adding) claim(d Delegate, claims []journal.Claim, others []*journal.Entry) *failure {
 	ctx, cancel := context.WithTimeout(a.ctx, a.Budgets.Settle)
 	defer cancel()
+	for _, c := range claims {
+		a.fresh = append(a.fresh, c.Address)
+	}
+	defer func() { a.fresh = nil }()
 	for _, other := range others {
 		err := a.settle(ctx, other.Key)
 		if err == nil {
@@ -92,13 +102,14 @@ func (a *adding) duplicate(c journal.Claim, other *journal.Entry) bool {
 	return there
 }
 
-// replayParked runs the DELs that were parked because of addresses that have become free.
+// replayParked runs the DELs that others owe with addresses that have become free: those that were parked, and those that
+// failed.
 func (o *op) replayParked(ctx context.Context, freed []netip.Addr) {
 	ctx, cancel := context.WithTimeout(ctx, o.Budgets.Settle)
 	defer cancel()
 	for _, address := range freed {
 		for _, other := range o.othersWith(ctx, o.key, address) {
-			if !hasParked(other) {
+			if other.State == journal.Live || !o.due(other) {
 				continue
 			}
 			if err := o.settle(ctx, other.Key); err != nil {
@@ -106,15 +117,4 @@ func (o *op) replayParked(ctx context.Context, freed []netip.Addr) {
 			}
 		}
 	}
-}
-
-func hasParked(e *journal.Entry) bool {
-	for _, g := range e.Generations {
-		for _, s := range g.Steps {
-			if s.Parked {
-				return true
-			}
-		}
-	}
-	return false
 }

@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/netip"
 	"os"
+	"os/signal"
 	"runtime/debug"
 	"syscall"
 	"time"
@@ -52,6 +54,8 @@ var DefaultBudgets = Budgets{
 // Main carries out the verb that the environment names (SPEC 1.1 §2) and prints its result or error. It returns the
 // exit code. GC and STATUS succeed and do nothing, as with the reference plugins.
 func (p *Plugin) Main(ctx context.Context, about string) int {
+	// A runtime that has died must not kill us by a write to its pipe: what it was not told of is undone.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	funcs := skel.CNIFuncs{
 		Add:   p.verb(ctx, (*op).add),
 		Del:   p.verb(ctx, (*op).del),
@@ -75,6 +79,7 @@ type op struct {
 	host  journal.Host
 	store *journal.Store
 	log   *slog.Logger
+	fresh []netip.Addr // what our ADD has just got and no delegate of ours was told of yet, see claim
 }
 
 // verb makes a function for skel out of a verb: it never panics.

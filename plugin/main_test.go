@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"syscall"
 	"testing"
@@ -14,8 +15,12 @@ import (
 	"cni-unwind/testdata/sandbox"
 )
 
-// killAtEnv has the plugin kill itself at the n-th point that it passes.
-const killAtEnv = "UNWIND_TEST_KILL_AT"
+const (
+	// killAtEnv has the plugin kill itself at the n-th point that it passes.
+	killAtEnv = "UNWIND_TEST_KILL_AT"
+	// patientEnv gives the plugin the budgets of a real node, see node.patient.
+	patientEnv = "UNWIND_TEST_PATIENT"
+)
 
 // TestMain runs the tests, or, where this program was started under the plugin's name, the plugin: with the budgets of a
 // test, and with the race detector of the tests.
@@ -34,6 +39,9 @@ func pluginMain() int {
 		HostLink: time.Second,
 		Orphans:  500 * time.Millisecond,
 	}}
+	if os.Getenv(patientEnv) != "" {
+		p.Budgets = DefaultBudgets
+	}
 	if at, err := strconv.Atoi(os.Getenv(killAtEnv)); err == nil {
 		p.Point = func(string) {
 			if at--; at == 0 {
@@ -66,4 +74,13 @@ func run(t testing.TB, name string, args ...string) string {
 		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
 	}
 	return string(out)
+}
+
+// init keeps the main thread out of what tests do with network namespaces: it cannot end, so it would stay in one for good.
+// And the race detector has every program wait for a second before it exits; unwind is started some thousand times.
+func init() {
+	runtime.LockOSThread()
+	if os.Getenv("GORACE") == "" {
+		_ = os.Setenv("GORACE", "atexit_sleep_ms=0")
+	}
 }

@@ -3,12 +3,15 @@ package plugin
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -47,6 +50,9 @@ var nodes atomic.Int64
 
 func newNode(t testing.TB) *node {
 	t.Helper()
+	if err := makeSharedChains(); err != nil {
+		t.Fatal(err)
+	}
 	i := int(nodes.Add(1))
 	tools := toolsDir(t)
 	n := &node{
@@ -455,6 +461,9 @@ func (n *node) nothingLeft() {
 	}
 	if link, err := netlink.LinkByName(n.bridge); err == nil {
 		ports, err := netlink.LinkList()
+		for errors.Is(err, netlink.ErrDumpInterrupted) { // other tests make and remove interfaces meanwhile
+			ports, err = netlink.LinkList()
+		}
 		if err != nil {
 			n.Fatal(err)
 		}
@@ -478,4 +487,25 @@ func eventually(t testing.TB, what string, condition func() bool) {
 		}
 	}
 	t.Fatalf("not in time: %s", what)
+}
+
+// makeSharedChains makes the chains that all pods of a host share, once. Plugins that make them at the same time stumble
+// over each other: iptables has no way to make a chain only if it is not there.
+var makeSharedChains = sync.OnceValue(func() error {
+	for _, restore := range []string{"iptables-restore", "ip6tables-restore"} {
+		cmd := exec.Command(restore, "--noflush")
+		cmd.Stdin = strings.NewReader("*filter\n:CNI-FORWARD -\n:CNI-ADMIN -\nCOMMIT\n*nat\n:CNI-HOSTPORT-DNAT -\n" +
+			":CNI-HOSTPORT-SETMARK -\n:CNI-HOSTPORT-MASQ -\nCOMMIT\n")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w: %s", restore, err, out)
+		}
+	}
+	return nil
+})
+
+// patient gives unwind the time that it has on a real node: for long chains of real plugins, in tests in which none hangs.
+func (n *node) patient() *node {
+	n.conf["delegateTimeout"] = nil
+	n.env = append(n.env, patientEnv+"=1")
+	return n
 }

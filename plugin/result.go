@@ -2,7 +2,6 @@ package plugin
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -121,38 +120,29 @@ func withoutAddresses(raw json.RawMessage, drop []netip.Addr) (json.RawMessage, 
 		p, err := netip.ParsePrefix(text)
 		return err == nil && slices.Contains(drop, p.Addr().Unmap())
 	}
-	var ips []json.RawMessage
-	if err := json.Unmarshal(orNull(object["ips"]), &ips); err != nil {
-		return nil, errors.New(`key "ips" is not a list`)
-	}
-	kept := []json.RawMessage{}
-	for _, ip := range ips {
-		var one struct {
-			Address string `json:"address"`
-		}
-		if json.Unmarshal(ip, &one) != nil || !dropped(one.Address) {
-			kept = append(kept, ip)
-		}
-	}
-	if object["ips"] != nil {
-		object["ips"] = marshal(kept)
-	}
-	for _, key := range []string{"ip4", "ip6"} {
-		var one struct {
-			IP string `json:"ip"`
-		}
-		if json.Unmarshal(orNull(object[key]), &one) == nil && dropped(one.IP) {
-			delete(object, key)
+	for key, value := range object { // of any case, as plugins read them
+		switch {
+		case strings.EqualFold(key, "ips"):
+			var ips []json.RawMessage
+			if err := json.Unmarshal(value, &ips); err != nil {
+				return nil, fmt.Errorf("key %q is not a list", key)
+			}
+			object[key] = marshal(slices.DeleteFunc(ips, func(ip json.RawMessage) bool {
+				var one struct {
+					Address string `json:"address"`
+				}
+				return json.Unmarshal(ip, &one) == nil && dropped(one.Address)
+			}))
+		case strings.EqualFold(key, "ip4"), strings.EqualFold(key, "ip6"):
+			var one struct {
+				IP string `json:"ip"`
+			}
+			if json.Unmarshal(value, &one) == nil && dropped(one.IP) {
+				delete(object, key)
+			}
 		}
 	}
 	return marshal(object), nil
-}
-
-func orNull(raw json.RawMessage) json.RawMessage {
-	if raw == nil {
-		return json.RawMessage("null")
-	}
-	return raw
 }
 
 // sameMeaning says whether two results of any version say the same, whatever their bytes.

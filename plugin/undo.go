@@ -8,6 +8,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/version"
 
+	"cni-unwind/ipam"
 	"cni-unwind/journal"
 )
 
@@ -134,7 +135,7 @@ func (u *undoing) del(ctx context.Context, step *journal.Step) *failure {
 		c.stdin = withPrevResult(step.Config, prevResult)
 	}
 	if u.place.gone && slices.Contains(scratchAllowed, step.Type) {
-		path, remove, err := scratchNetNS(u.entry.IfName, prefixesOf(g))
+		path, remove, err := scratchNetNS(u.entry.IfName, u.addressesHad(step))
 		if err != nil {
 			u.log.Warn("no scratch network namespace; the plugin may leave rules behind", "plugin", step.Type, "err", err)
 		} else {
@@ -161,12 +162,25 @@ func (u *undoing) prevResult() ([]byte, error) {
 	return withoutAddresses(u.gen.Result, u.foreign)
 }
 
-func prefixesOf(g *journal.Generation) []netip.Prefix {
-	r, err := parseResult(g.Result)
-	if err != nil {
+// addressesHad returns the addresses that the container's interface had: as the best known result has them, or, where the
+// delegate that brought them was cut off before its result was written, as host-local's own files do.
+func (u *undoing) addressesHad(step *journal.Step) []netip.Prefix {
+	if r, err := parseResult(u.gen.Result); err == nil && len(r.prefixes()) > 0 {
+		return r.prefixes()
+	}
+	pool := ipam.Pool(step.Config, u.entry.Network)
+	if pool == "" {
 		return nil
 	}
-	return r.prefixes()
+	held, err := ipam.HeldBy(pool, u.entry.ContainerID, u.entry.IfName)
+	if err != nil {
+		u.log.Warn("looking for the addresses of a container", "attachment", u.entry.Key.String(), "pool", pool, "err", err)
+	}
+	var prefixes []netip.Prefix
+	for _, a := range held {
+		prefixes = append(prefixes, netip.PrefixFrom(a, a.BitLen()))
+	}
+	return prefixes
 }
 
 // settled notes how the DEL of a step ended and says whether the step is undone.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime"
 	"syscall"
 
 	"cni-unwind/plugin"
@@ -14,6 +15,10 @@ import (
 
 // version is set by the linker.
 var version = "dev"
+
+// init keeps the main thread out of other network namespaces, as the reference plugins do: it is what /proc shows of this
+// process, and a goroutine that enters a namespace may run on any other.
+func init() { runtime.LockOSThread() }
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)

@@ -1,0 +1,124 @@
+package journal
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// helpCrash puts entry "b", and is killed at a point.
+func helpCrash(s *Store, args []string) error {
+	s.Point = func(name string) {
+		if name == args[0] {
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {}
+		}
+	}
+	return s.Update(context.Background(), func(tx *Tx) error { return tx.Put(adding("b")) })
+}
+
+// A crash at any point, of the first or of a later Update, leaves what was there before it or what it was to write.
+// This is the crash of a process; what is lost with the kernel's cache is not seen here.
+func TestCrash(t *testing.T) {
+	for _, tt := range []struct {
+		point         string
+		first         bool // the journal is not there yet
+		before, after []string
+	}{
+		{"created", true, nil, []string{"c"}},
+		{"renamed", true, nil, []string{"c"}},
+		{"commit", true, nil, []string{"c"}},
+		{"committed", true, []string{"b"}, []string{"b", "c"}},
+		{"commit", false, []string{"a"}, []string{"a", "c"}},
+		{"committed", false, []string{"a", "b"}, []string{"a", "b", "c"}},
+	} {
+		name := "later Update " + tt.point
+		if tt.first {
+			name = "first Update " + tt.point
+		}
+		t.Run(name, func(t *testing.T) {
+			s := newStore(t)
+			if !tt.first {
+				put(t, s, adding("a"))
+			}
+			p := start(t, "crash", s.Dir, tt.point)
+			if _ = p.wait(); p.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+				t.Fatalf("it was not killed at point %s: %v", tt.point, p.cmd.ProcessState)
+			}
+			if diff := cmp.Diff(tt.before, idsOf(t, s)); diff != "" {
+				t.Errorf("entries after the crash (-want +got):\n%s", diff)
+			}
+			put(t, s, adding("c"))
+			if diff := cmp.Diff(tt.after, idsOf(t, s)); diff != "" {
+				t.Errorf("entries in the end (-want +got):\n%s", diff)
+			}
+			if aside := setAside(t, s); aside != nil {
+				t.Errorf("set aside: %v", aside)
+			}
+		})
+	}
+}
+
+// A journal.db.new is what a crash left of a creation: it is never taken for the journal, and in nobody's way.
+func TestStaleNew(t *testing.T) {
+	whole := newStore(t)
+	put(t, whole, adding("stale"))
+	data, err := os.ReadFile(whole.Path())
+	check(t, err)
+	for _, tt := range []struct {
+		name string
+		data []byte
+	}{
+		{"whole", data}, {"cut", data[:len(data)/2+1]}, {"garbage", bytes.Repeat([]byte{0xa5}, 12345)}, {"empty", nil},
+	} {
+		for _, first := range []bool{true, false} {
+			name, want := tt.name+" beside a journal", []string{"a", "b"}
+			if first {
+				name, want = tt.name, []string{"b"}
+			}
+			t.Run(name, func(t *testing.T) {
+				s := newStore(t)
+				if !first {
+					put(t, s, adding("a"))
+				}
+				check(t, os.MkdirAll(s.Dir, 0o700))
+				check(t, os.WriteFile(s.Path()+".new", tt.data, 0o600))
+				put(t, s, adding("b"))
+				if diff := cmp.Diff(want, idsOf(t, s)); diff != "" {
+					t.Errorf("entries (-want +got):\n%s", diff)
+				}
+			})
+		}
+	}
+}
+
+// Creation never makes an empty file, so one that is empty was damaged.
+func TestEmptyFile(t *testing.T) {
+	s := newStore(t)
+	put(t, s, adding("a"))
+	check(t, os.Truncate(s.Path(), 0))
+	changed := untouched(t, s.Dir)
+	if err := s.View(t.Context(), look); err == nil {
+		t.Error("View: no error")
+	}
+	changed()
+	put(t, s, adding("b"))
+	if diff := cmp.Diff([]string{"b"}, idsOf(t, s)); diff != "" {
+		t.Errorf("entries (-want +got):\n%s", diff)
+	}
+	aside := setAside(t, s)
+	if len(aside) != 1 {
+		t.Fatalf("set aside: %v, want one", aside)
+	}
+	if info, err := os.Lstat(aside[0]); err != nil || info.Size() != 0 || info.Mode() != 0o600 {
+		t.Errorf("%v, %v", info, err)
+	}
+	if _, err := os.Lstat(filepath.Join(s.Dir, fileName+".new")); err == nil {
+		t.Error("a journal.db.new is left")
+	}
+}

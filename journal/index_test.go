@@ -1,0 +1,308 @@
+package journal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+)
+
+func TestByAddress(t *testing.T) {
+	s := newStore(t)
+	one, ten := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.10")
+	expect := func(what string, a netip.Addr, want ...string) {
+		t.Helper()
+		view(t, s, func(tx *Tx) error {
+			wantIDs(t, what, want)(tx.ByAddress(a))
+			return nil
+		})
+	}
+	a, b := adding("a", "10.0.0.1"), adding("b", "10.0.0.10", "fd00::1")
+	put(t, s, a, b)
+	expect("an address that is the beginning of another", one, "a")
+	expect("an address that begins as another", ten, "b")
+	expect("IPv6", netip.MustParseAddr("fd00:0::0001"), "b")
+	expect("nobody's", netip.MustParseAddr("10.0.0.2"))
+
+	c := adding("c", "::ffff:10.0.0.1", "10.0.0.1")
+	put(t, s, c)
+	expect("shared, once as IPv4-mapped", one, "a", "c")
+	expect("asked for as IPv4-mapped", netip.MustParseAddr("::ffff:10.0.0.1"), "a", "c")
+
+	c.Generations[0].Claims = c.Generations[0].Claims[1:]
+	put(t, s, c)
+	expect("the IPv4-mapped one gone, the other left", one, "a", "c")
+
+	a.State = Unwinding
+	put(t, s, a)
+	a.State = Adding
+	a.Generations = append(a.Generations, adding("a", "10.0.0.10").Generations...)
+	put(t, s, a)
+	expect("of the older generation", one, "a", "c")
+	expect("of the newer generation", ten, "a", "b")
+
+	a.Generations = a.Generations[1:]
+	put(t, s, a)
+	expect("of a generation that is undone", one, "c")
+
+	update(t, s, func(tx *Tx) error { return errors.Join(tx.Delete(b.Key), tx.Delete(c.Key)) })
+	expect("of an entry that is gone", one)
+	expect("shared with an entry that is gone", ten, "a")
+}
+
+func TestByPod(t *testing.T) {
+	s := newStore(t)
+	expect := func(what string, p Pod, want ...string) {
+		t.Helper()
+		view(t, s, func(tx *Tx) error {
+			wantIDs(t, what, want)(tx.ByPod(p))
+			return nil
+		})
+	}
+	a, b, c, d := adding("a"), adding("b"), adding("c"), adding("d")
+	a.Pod, b.Pod, c.Pod = Pod{"ns", "web-1", "u1"}, Pod{"ns", "web-1", "u2"}, Pod{"ns", "web-10", "u3"}
+	other := *a
+	other.Network = "storage"
+	put(t, s, a, b, c, d, &other)
+	expect("over incarnations and networks", Pod{"ns", "web-1", ""}, "a", "b", "a")
+	expect("of a longer name", Pod{"ns", "web-10", ""}, "c")
+	expect("of another namespace", Pod{"n", "sweb-1", ""})
+	expect("no pod", Pod{})
+	expect("no name", Pod{Namespace: "ns"})
+
+	a.Pod = c.Pod
+	put(t, s, a)
+	expect("of a pod that it was", Pod{"ns", "web-1", ""}, "b", "a")
+	expect("of the pod that it became", c.Pod, "a", "c")
+	update(t, s, func(tx *Tx) error { return tx.Delete(a.Key) })
+	expect("of an entry that is gone", c.Pod, "c")
+}
+
+// model is what a journal holds, in maps.
+type model struct {
+	entries    map[Key]Entry
+	tombstones map[Key]string // reasons
+	number     uint64
+}
+
+func (m model) clone() model {
+	return model{maps.Clone(m.entries), maps.Clone(m.tombstones), m.number}
+}
+
+// operation is something that is done to an attachment.
+type operation struct {
+	what      string
+	key       Key
+	state     State
+	fresh     bool // a new generation
+	pod       Pod
+	addresses []string
+	reason    string
+}
+
+// operations draws from few keys, pods and addresses, so that they meet often.
+var operations = rapid.Custom(func(t *rapid.T) operation {
+	return operation{
+		what:  rapid.SampledFrom([]string{"put", "put", "put", "delete", "bury"}).Draw(t, "what"),
+		key:   keyOf(rapid.StringMatching(`[ab]{1,2}`).Draw(t, "id")),
+		state: rapid.SampledFrom([]State{Adding, Live, Unwinding, Removing}).Draw(t, "state"),
+		fresh: rapid.Bool().Draw(t, "fresh"),
+		pod:   rapid.SampledFrom([]Pod{{}, {"ns", "p", "1"}, {"ns", "p", "2"}, {"ns", "pp", ""}, {"n", "sp", ""}}).Draw(t, "pod"),
+		addresses: rapid.SliceOfN(rapid.SampledFrom([]string{"10.0.0.1", "10.0.0.10", "::ffff:10.0.0.1", "fd00::1",
+			"fd00::10", "fe80::1%eth0", "fe80::1"}), 0, 3).Draw(t, "addresses"),
+		reason: rapid.StringMatching(`[a-z]{3}`).Draw(t, "reason"),
+	}
+})
+
+// The journal is as a map is, whatever is done to it, in whatever transactions, also those that are rolled back.
+func TestJournalIsAMap(t *testing.T) {
+	dir, n := t.TempDir(), 0
+	rapid.Check(t, func(t *rapid.T) {
+		n++
+		s := &Store{Dir: filepath.Join(dir, fmt.Sprint(n))}
+		m := model{map[Key]Entry{}, map[Key]string{}, 0}
+		for range rapid.IntRange(1, 4).Draw(t, "transactions") {
+			var err error
+			m, err = m.transaction(s, rapid.SliceOfN(operations, 1, 12).Draw(t, "operations"), rapid.Bool().Draw(t, "roll back"))
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+// transaction does the same to a journal and to its model, compares them after each operation, and returns the model.
+func (m model) transaction(s *Store, all []operation, rollBack bool) (model, error) {
+	after, rolledBack := m.clone(), errors.New("rolled back")
+	err := s.Update(context.Background(), func(tx *Tx) error {
+		if err := after.compare(tx); err != nil {
+			return fmt.Errorf("when it was opened: %w", err)
+		}
+		for _, o := range all {
+			if err := errors.Join(after.do(tx, o), after.compare(tx)); err != nil {
+				return fmt.Errorf("%s of %s: %w", o.what, o.key, err)
+			}
+		}
+		if rollBack {
+			return rolledBack
+		}
+		return nil
+	})
+	if errors.Is(err, rolledBack) {
+		return m, nil
+	}
+	return after, err
+}
+
+func (m *model) do(tx *Tx, o operation) error {
+	old, there := m.entries[o.key]
+	switch o.what {
+	case "put":
+		e := old
+		if !there || o.fresh {
+			e = *adding(o.key.ContainerID)
+			e.Generations = append(slices.Clone(old.Generations), e.Generations...)
+		}
+		return m.put(tx, old, e, o)
+	case "delete":
+		legalNow := !there || slices.Contains(legal, [2]State{old.State, Gone})
+		if err := tx.Delete(o.key); (err == nil) != legalNow {
+			return fmt.Errorf("from %q: %v", old.State, err)
+		}
+		if legalNow {
+			delete(m.entries, o.key)
+		}
+		return nil
+	}
+	m.tombstones[o.key] = o.reason
+	return tx.Bury(Tombstone{Key: o.key, Reason: o.reason})
+}
+
+func (m *model) put(tx *Tx, old, e Entry, o operation) error {
+	e.State, e.Pod = o.state, o.pod
+	e.Generations = slices.Clone(e.Generations[max(0, len(e.Generations)-2):])
+	e.Newest().Claims = adding("", o.addresses...).Newest().Claims
+	isNew, legalNow := e.Newest().Number == 0, slices.Contains(legal, [2]State{old.State, e.State})
+	if err := tx.Put(&e); (err == nil) != legalNow {
+		return fmt.Errorf("%q over %q: %v", e.State, old.State, err)
+	}
+	if !legalNow {
+		return nil
+	}
+	if n := e.Newest().Number; isNew && n <= m.number {
+		return fmt.Errorf("generation number %d after %d", n, m.number)
+	}
+	m.number = max(m.number, e.Newest().Number)
+	m.entries[o.key] = e
+	delete(m.tombstones, o.key)
+	return nil
+}
+
+// compare compares a journal with its model, and its indexes with those that follow from its entries.
+func (m model) compare(tx *Tx) error {
+	entries, tombstones := map[Key]Entry{}, map[Key]string{}
+	pods, addresses, buried := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	err := tx.All(func(e *Entry, err error) error {
+		if err != nil {
+			return err
+		}
+		entries[e.Key] = *e
+		byPod, byAddress := indexKeys(e)
+		for _, k := range byPod {
+			pods[string(k)] = true
+		}
+		for _, k := range byAddress {
+			addresses[string(k)] = true
+		}
+		return nil
+	})
+	for k, v := range bucketOf(tx, bucketTombstones) {
+		key, _ := decodeKey([]byte(k))
+		if tomb, err := tx.Tombstone(key); err != nil {
+			return err
+		} else if tomb != nil {
+			tombstones[key] = tomb.Reason
+		}
+		buried[v[:8]+k] = true
+	}
+	order := map[string]bool{}
+	for k, v := range bucketOf(tx, bucketBuried) {
+		order[k+v] = true
+	}
+	return errors.Join(err,
+		differ("entries", m.entries, entries),
+		differ("tombstones", m.tombstones, tombstones),
+		differ("index by pod", pods, keysIn(bucketOf(tx, bucketPods))),
+		differ("index by address", addresses, keysIn(bucketOf(tx, bucketAddresses))),
+		differ("order of burials", buried, order),
+		m.lookUp(tx))
+}
+
+// lookUp asks for every pod and address and sees that exactly the entries come that are the model's.
+func (m model) lookUp(tx *Tx) error {
+	var all error
+	for _, e := range m.entries {
+		var samePod []string
+		for _, o := range m.entries {
+			if o.Pod.Namespace == e.Pod.Namespace && o.Pod.Name == e.Pod.Name && e.Pod.Name != "" {
+				samePod = append(samePod, o.ContainerID)
+			}
+		}
+		got, err := tx.ByPod(e.Pod)
+		all = errors.Join(all, err, differ(fmt.Sprint("pod ", e.Pod), sorted(samePod), sorted(idsIn(got))))
+		for _, a := range e.Addresses() {
+			var sameAddress []string
+			for _, o := range m.entries {
+				if slices.ContainsFunc(o.Addresses(), func(b netip.Addr) bool { return a.Unmap() == b.Unmap() }) {
+					sameAddress = append(sameAddress, o.ContainerID)
+				}
+			}
+			got, err := tx.ByAddress(a)
+			all = errors.Join(all, err, differ(fmt.Sprint("address ", a), sorted(sameAddress), sorted(idsIn(got))))
+		}
+	}
+	return all
+}
+
+func bucketOf(tx *Tx, name []byte) map[string]string {
+	all := map[string]string{}
+	_ = tx.btx.Bucket(name).ForEach(func(k, v []byte) error {
+		all[string(k)] = string(v)
+		return nil
+	})
+	return all
+}
+
+func keysIn(m map[string]string) map[string]bool {
+	keys := map[string]bool{}
+	for k := range m {
+		keys[k] = true
+	}
+	return keys
+}
+
+func idsIn(entries []*Entry) (ids []string) {
+	for _, e := range entries {
+		ids = append(ids, e.ContainerID)
+	}
+	return ids
+}
+
+func sorted(s []string) []string {
+	slices.Sort(s)
+	return s
+}
+
+func differ(what string, want, got any) error {
+	if d := cmp.Diff(want, got, byMeaning); d != "" {
+		return fmt.Errorf("%s (-want +got):\n%s", what, d)
+	}
+	return nil
+}

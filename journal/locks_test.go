@@ -1,0 +1,279 @@
+package journal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// helpLock takes the lock of an attachment, lets a process inherit it if it is told to, and does with it what the test
+// says.
+func helpLock(s *Store, args []string) error {
+	l, err := s.Acquire(context.Background(), keyOf(args[0]))
+	if err != nil {
+		return err
+	}
+	tell("held")
+	for {
+		switch await() {
+		case "spawn":
+			cmd := exec.Command("sleep", "60")
+			cmd.ExtraFiles = []*os.File{l.File()}
+			if err := cmd.Start(); err != nil {
+				return err
+			}
+			tell(fmt.Sprint(cmd.Process.Pid))
+		case "forget":
+			if err := l.Forget(); err != nil {
+				return err
+			}
+			tell("forgotten")
+		case "release":
+			l.Release()
+			tell("released")
+		}
+	}
+}
+
+// holding starts a process that holds the lock of attachment "a".
+func holding(t *testing.T, s *Store) *process {
+	t.Helper()
+	p := start(t, "lock", s.Dir, "a")
+	p.expect("held")
+	return p
+}
+
+// spawn has the holder start a process that inherits the lock, as a delegate does.
+func (p *process) spawn() {
+	p.t.Helper()
+	p.say("spawn")
+	pid, err := strconv.Atoi(p.line())
+	check(p.t, err)
+	p.t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
+}
+
+// wantLock checks what can be seen of the lock of attachment "a".
+func wantLock(t *testing.T, s *Store, what string, locked, exists bool, owner int) {
+	t.Helper()
+	if l, e, err := s.Locked(keyOf("a")); l != locked || e != exists || err != nil {
+		t.Errorf("%s: locked %t, exists %t, %v, want %t, %t", what, l, e, err, locked, exists)
+	}
+	if pid, err := s.Owner(keyOf("a")); pid != owner || err != nil {
+		t.Errorf("%s: owner %d, %v, want %d", what, pid, err, owner)
+	}
+}
+
+func tryAcquire(t *testing.T, s *Store, k Key) *Lock {
+	t.Helper()
+	l, err := s.TryAcquire(k)
+	check(t, err)
+	t.Cleanup(l.Release)
+	return l
+}
+
+func TestAcquireExcludes(t *testing.T) {
+	t.Parallel()
+	s, k := newStore(t), keyOf("a")
+	wantLock(t, s, "never taken", false, false, 0)
+	p := holding(t, s)
+	wantLock(t, s, "held", true, true, p.cmd.Process.Pid)
+	busy(t, "Acquire", 300*time.Millisecond, func(ctx context.Context) error {
+		_, err := s.Acquire(ctx, k)
+		return err
+	})
+	began := time.Now()
+	_, err := s.TryAcquire(k)
+	if took := time.Since(began); !errors.Is(err, ErrBusy) || took > 200*time.Millisecond {
+		t.Errorf("TryAcquire: %v after %v, want ErrBusy at once", err, took)
+	}
+	tryAcquire(t, s, keyOf("another"))
+
+	p.say("release")
+	p.expect("released")
+	wantLock(t, s, "released", false, true, 0)
+	tryAcquire(t, s, k)
+}
+
+// Whoever waits gets the lock once it is free, by Release or by the holder's death.
+func TestAcquireWaits(t *testing.T) {
+	t.Parallel()
+	for name, free := range map[string]func(*process){
+		"release": func(p *process) { p.say("release") },
+		"kill":    func(p *process) { _ = p.cmd.Process.Kill() },
+	} {
+		s := newStore(t)
+		p := holding(t, s)
+		time.AfterFunc(200*time.Millisecond, func() { free(p) })
+		l, err := s.Acquire(within(t, 10*time.Second), keyOf("a"))
+		check(t, err)
+		wantLock(t, s, name, true, true, os.Getpid())
+		l.Release()
+	}
+}
+
+func TestLockHeldByThisProcess(t *testing.T) {
+	s, k := newStore(t), keyOf("a")
+	l := tryAcquire(t, s, k)
+	began := time.Now()
+	if _, err := s.Acquire(within(t, 10*time.Second), k); !errors.Is(err, ErrBusy) || time.Since(began) > time.Second {
+		t.Errorf("Acquire of a lock that is ours: %v after %v, want ErrBusy at once", err, time.Since(began))
+	}
+	wantLock(t, s, "ours", true, true, os.Getpid())
+	// Looking did not drop it.
+	if line := start(t, "write", s.Dir, "b").line(); line != "done" {
+		t.Error(line)
+	}
+	p := start(t, "lock", s.Dir, "a")
+	waiting(t, p, s.LockPath(k))
+	l.Release()
+	p.expect("held")
+	wantLock(t, s, "given on", true, true, p.cmd.Process.Pid)
+}
+
+// A delegate that outlived its unwind holds the lock, and is told apart from an unwind that lives.
+func TestLockInheritedByADelegate(t *testing.T) {
+	t.Parallel()
+	s, k := newStore(t), keyOf("a")
+	p := holding(t, s)
+	p.spawn()
+	wantLock(t, s, "both live", true, true, p.cmd.Process.Pid)
+	p.kill()
+	wantLock(t, s, "the unwind was killed", true, true, 0)
+	busy(t, "Acquire", 100*time.Millisecond, func(ctx context.Context) error {
+		_, err := s.Acquire(ctx, k)
+		return err
+	})
+}
+
+// A daemon that a delegate left holding the descriptor does not keep the lock.
+func TestReleaseDespiteADaemon(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	p := holding(t, s)
+	p.spawn()
+	p.say("release")
+	p.expect("released")
+	wantLock(t, s, "released", false, true, 0)
+	tryAcquire(t, s, keyOf("a"))
+	p.kill()
+	wantLock(t, s, "taken", true, true, os.Getpid())
+}
+
+func TestForget(t *testing.T) {
+	t.Parallel()
+	s, k := newStore(t), keyOf("a")
+	p := holding(t, s)
+	got := make(chan *Lock)
+	go func() {
+		l, err := s.Acquire(within(t, 10*time.Second), k)
+		if err != nil {
+			t.Error(err)
+		}
+		got <- l
+	}()
+	time.Sleep(100 * time.Millisecond) // it waits for the file that is removed now
+	p.say("forget")
+	p.expect("forgotten")
+	p.say("release")
+	l := <-got
+	if l == nil {
+		return
+	}
+	if !samePath(l.File(), s.LockPath(k)) {
+		t.Error("the lock that was taken is not that of the file at the path")
+	}
+	wantLock(t, s, "taken", true, true, os.Getpid())
+	check(t, l.Forget())
+	if _, err := os.Lstat(s.LockPath(k)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the file is there after Forget: %v", err)
+	}
+	l.Release()
+	wantLock(t, s, "forgotten", false, false, 0)
+}
+
+// Who holds a file that is not at the path any more removes no other's.
+func TestForgetOfAnother(t *testing.T) {
+	s, k := newStore(t), keyOf("a")
+	mine := tryAcquire(t, s, k)
+	check(t, os.RemoveAll(s.Dir))
+	p := holding(t, s)
+	_ = mine.Forget()
+	if _, err := os.Lstat(s.LockPath(k)); err != nil {
+		t.Errorf("process %d holds the lock, its file is gone: %v", p.cmd.Process.Pid, err)
+	}
+}
+
+func TestLockOfALongKey(t *testing.T) {
+	s := newStore(t)
+	long := func(end string) Key {
+		return Key{strings.Repeat("n", 300), strings.Repeat("c", 300) + end, strings.Repeat("i", 300)}
+	}
+	k := long("1")
+	tryAcquire(t, s, k)
+	tryAcquire(t, s, long("2"))
+	if locked, exists, err := s.Locked(k); !locked || !exists || err != nil {
+		t.Errorf("locked %t, exists %t, %v", locked, exists, err)
+	}
+	// What is joined is not ambiguous.
+	tryAcquire(t, s, Key{"a", "b", "c"})
+	tryAcquire(t, s, Key{"ab", "", "c"})
+}
+
+// helpRounds takes a lock and gives it back, many times. Alone in the critical section it makes and removes a file.
+func helpRounds(s *Store, args []string) error {
+	inside := filepath.Join(filepath.Dir(s.Dir), "inside")
+	k := keyOf("a")
+	for round := range 100 {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		l, err := s.Acquire(ctx, k)
+		cancel()
+		if err != nil {
+			return fmt.Errorf("round %d: %w", round, err)
+		}
+		if !samePath(l.File(), s.LockPath(k)) {
+			return fmt.Errorf("round %d: the lock is not that of the file at the path", round)
+		}
+		if err := os.Mkdir(inside, 0o700); err != nil {
+			return fmt.Errorf("round %d: two are inside: %w", round, err)
+		}
+		time.Sleep(100 * time.Microsecond)
+		if err := os.Remove(inside); err != nil {
+			return fmt.Errorf("round %d: %w", round, err)
+		}
+		if args[0] == "forget" || args[0] == "both" && round%2 == 0 {
+			if err := l.Forget(); err != nil {
+				return fmt.Errorf("round %d: %w", round, err)
+			}
+		}
+		l.Release()
+	}
+	return nil
+}
+
+func TestRounds(t *testing.T) {
+	for _, how := range []string{"forget", "keep", "both"} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			s := newStore(t)
+			var all []*process
+			for range 4 {
+				all = append(all, start(t, "rounds", s.Dir, how))
+			}
+			for _, p := range all {
+				if line := p.line(); line != "" {
+					t.Error(line)
+				}
+				check(t, p.wait())
+			}
+		})
+	}
+}

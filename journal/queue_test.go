@@ -1,0 +1,231 @@
+package journal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// helpIncrement counts up in an entry, as often as it is told.
+func helpIncrement(s *Store, args []string) error {
+	times, err := strconv.Atoi(args[0])
+	if err != nil {
+		return err
+	}
+	for range times {
+		err := s.Update(context.Background(), func(tx *Tx) error {
+			e, err := tx.Get(keyOf("counter"))
+			if err != nil {
+				return err
+			}
+			n, err := strconv.Atoi(e.Reason)
+			e.Reason = strconv.Itoa(n + 1)
+			return errors.Join(err, tx.Put(e))
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func TestNoWriteIsLost(t *testing.T) {
+	t.Parallel()
+	const processes, times = 8, 50
+	s := newStore(t)
+	e := adding("counter")
+	e.Reason = "0"
+	put(t, s, e)
+	var all []*process
+	for range processes {
+		all = append(all, start(t, "increment", s.Dir, fmt.Sprint(times)))
+	}
+	for _, p := range all {
+		if line := p.line(); line != "" {
+			t.Error(line)
+		}
+		check(t, p.wait())
+	}
+	if got := get(t, s, e.Key).Reason; got != fmt.Sprint(processes*times) {
+		t.Errorf("%s increments are there, want %d", got, processes*times)
+	}
+}
+
+// helpTransact puts an entry and stays in the transaction until it is told to go on.
+func helpTransact(s *Store, args []string) error {
+	err := s.Update(context.Background(), func(tx *Tx) error {
+		tell("in")
+		await()
+		return tx.Put(adding(args[0]))
+	})
+	if err == nil {
+		tell("done")
+	}
+	return err
+}
+
+// busy sees that a wait ends with ErrBusy, at its deadline and not later.
+func busy(t *testing.T, what string, deadline time.Duration, wait func(context.Context) error) {
+	t.Helper()
+	began := time.Now()
+	err := wait(within(t, deadline))
+	took := time.Since(began)
+	if !errors.Is(err, ErrBusy) || took < deadline-10*time.Millisecond || took > deadline+500*time.Millisecond {
+		t.Errorf("%s with %v to wait: %v after %v, want ErrBusy", what, deadline, err, took)
+	}
+}
+
+func TestStoppedInATransaction(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	put(t, s, adding("a"))
+	p := start(t, "transact", s.Dir, "b")
+	p.expect("in")
+	p.signal(syscall.SIGSTOP)
+	busy(t, "Update", 300*time.Millisecond, func(ctx context.Context) error { return s.Update(ctx, look) })
+	busy(t, "View", 300*time.Millisecond, func(ctx context.Context) error { return s.View(ctx, look) })
+	began := time.Now()
+	err := s.Update(t.Context(), look)
+	if took := time.Since(began); !errors.Is(err, ErrBusy) || took > MaxWait+time.Second {
+		t.Errorf("Update without a deadline: %v after %v, want ErrBusy after %v", err, took, MaxWait)
+	}
+
+	p.signal(syscall.SIGCONT)
+	p.say("go on")
+	p.expect("done")
+	put(t, s, adding("c"))
+	if diff := cmp.Diff([]string{"a", "b", "c"}, idsOf(t, s)); diff != "" {
+		t.Errorf("entries after SIGCONT (-want +got):\n%s", diff)
+	}
+}
+
+func TestKilledInATransaction(t *testing.T) {
+	s := newStore(t)
+	put(t, s, adding("a"))
+	p := start(t, "transact", s.Dir, "b")
+	p.expect("in")
+	p.signal(syscall.SIGSTOP)
+	p.kill()
+	check(t, s.Update(within(t, time.Second), func(tx *Tx) error { return tx.Put(adding("c")) }))
+	if diff := cmp.Diff([]string{"a", "c"}, idsOf(t, s)); diff != "" {
+		t.Errorf("entries (-want +got):\n%s", diff)
+	}
+}
+
+// waiting waits until a process waits for an flock on a file.
+func waiting(t *testing.T, p *process, path string) {
+	t.Helper()
+	var st syscall.Stat_t
+	check(t, syscall.Stat(path, &st))
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		locks, err := os.ReadFile("/proc/locks")
+		check(t, err)
+		for line := range strings.Lines(string(locks)) {
+			// 7: -> FLOCK  ADVISORY  WRITE 4711 fe:00:1234 0 EOF
+			f := strings.Fields(line)
+			if len(f) > 6 && f[1] == "->" && f[5] == fmt.Sprint(p.cmd.Process.Pid) &&
+				strings.HasSuffix(f[6], fmt.Sprintf(":%d", st.Ino)) {
+				return
+			}
+		}
+	}
+	t.Fatalf("process %d does not wait for %s", p.cmd.Process.Pid, path)
+}
+
+func TestFolderRemovedBetween(t *testing.T) {
+	s := newStore(t)
+	put(t, s, adding("a"))
+	check(t, os.RemoveAll(s.Dir))
+	put(t, s, adding("b"))
+	if diff := cmp.Diff([]string{"b"}, idsOf(t, s)); diff != "" {
+		t.Errorf("entries (-want +got):\n%s", diff)
+	}
+}
+
+// Who waits for a queue that is removed writes to no file that nobody will find.
+func TestFolderRemovedWhileWaiting(t *testing.T) {
+	for _, again := range []bool{false, true} {
+		name := "and gone"
+		if again {
+			name = "and made again"
+		}
+		t.Run(name, func(t *testing.T) {
+			s := newStore(t)
+			put(t, s, adding("a"))
+			first := start(t, "transact", s.Dir, "b")
+			first.expect("in")
+			second := start(t, "write", s.Dir, "c")
+			waiting(t, second, filepath.Join(s.Dir, queueName))
+			check(t, os.RemoveAll(s.Dir))
+			var want []string
+			if again {
+				put(t, s, adding("d"))
+				want = append(want, "d")
+			}
+			first.say("go on")
+			first.line()
+			if second.line() == "done" {
+				want = append([]string{"c"}, want...)
+			} else if again {
+				t.Error("the second found no journal though there is one")
+			}
+			if diff := cmp.Diff(want, idsOf(t, s)); diff != "" {
+				t.Errorf("entries (-want +got):\n%s", diff)
+			}
+			put(t, s, adding("e"))
+			if diff := cmp.Diff(append(want, "e"), idsOf(t, s)); diff != "" {
+				t.Errorf("entries afterwards (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// helpSetAside damages the file while it is in a transaction, and puts an entry into the new one.
+func helpSetAside(s *Store, args []string) error {
+	try := 0
+	err := s.Update(context.Background(), func(tx *Tx) error {
+		tell("in")
+		await()
+		if try++; try > 1 {
+			return tx.Put(adding(args[0]))
+		}
+		if err := os.Truncate(s.Path(), int64(3*os.Getpagesize())); err != nil {
+			return err
+		}
+		return look(tx)
+	})
+	if err == nil {
+		tell("done")
+	}
+	return err
+}
+
+// Who waits while the file is set aside writes to the new one.
+func TestSetAsideWhileWaiting(t *testing.T) {
+	s := newStore(t)
+	populate(t, s)
+	first := start(t, "set-aside", s.Dir, "b")
+	first.expect("in")
+	second := start(t, "write", s.Dir, "c")
+	waiting(t, second, filepath.Join(s.Dir, queueName))
+	first.say("damage it")
+	first.expect("in")
+	first.say("go on")
+	first.expect("done")
+	second.expect("done")
+	if diff := cmp.Diff([]string{"b", "c"}, idsOf(t, s)); diff != "" {
+		t.Errorf("entries of the new file (-want +got):\n%s", diff)
+	}
+	if aside := setAside(t, s); len(aside) != 1 {
+		t.Errorf("set aside: %v, want one", aside)
+	}
+}

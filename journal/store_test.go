@@ -1,0 +1,467 @@
+package journal
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	bolt "go.etcd.io/bbolt"
+	"golang.org/x/sys/unix"
+)
+
+// listing returns what is under a folder: of each file its mode, owner, size, time of change and content.
+func listing(t testing.TB, dir string) map[string]string {
+	t.Helper()
+	files := map[string]string{}
+	check(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		var st unix.Stat_t
+		if err := unix.Lstat(path, &st); err != nil {
+			return err
+		}
+		var content []byte
+		if d.Type().IsRegular() {
+			if content, err = os.ReadFile(path); err != nil {
+				return err
+			}
+		}
+		files[path] = fmt.Sprintf("inode %d mode %o owner %d size %d changed %v %v content %x",
+			st.Ino, st.Mode, st.Uid, st.Size, st.Mtim, st.Ctim, sha256.Sum256(content))
+		return nil
+	}))
+	return files
+}
+
+// untouched returns a function that sees that nothing under a folder was changed since.
+func untouched(t testing.TB, dir string) func() {
+	t.Helper()
+	before := listing(t, dir)
+	return func() {
+		t.Helper()
+		if diff := cmp.Diff(before, listing(t, dir)); diff != "" {
+			t.Errorf("something was changed (-before +after):\n%s", diff)
+		}
+	}
+}
+
+// look does all that can be done in a View.
+func look(tx *Tx) error {
+	visit := func(e *Entry, err error) error {
+		if err != nil {
+			return nil // damaged
+		}
+		_, err = tx.Get(e.Key)
+		_, errPod := tx.ByPod(e.Pod)
+		for _, a := range e.Addresses() {
+			if _, err := tx.ByAddress(a); err != nil {
+				return err
+			}
+		}
+		return errors.Join(err, errPod)
+	}
+	_, err := tx.Tombstone(keyOf("buried"))
+	return errors.Join(err, tx.All(visit))
+}
+
+func TestLookingChangesNothing(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		prepare func(t *testing.T, s *Store)
+		entries int
+	}{
+		{"no folder", func(*testing.T, *Store) {}, 0},
+		{"empty folder", func(t *testing.T, s *Store) { check(t, os.Mkdir(s.Dir, 0o700)) }, 0},
+		{"crashed in its creation", func(t *testing.T, s *Store) {
+			put(t, s)
+			check(t, os.Rename(s.Path(), s.Path()+".new"))
+		}, 0},
+		{"populated", func(t *testing.T, s *Store) { populate(t, s) }, populated},
+		{"populated, no queue", func(t *testing.T, s *Store) {
+			populate(t, s)
+			check(t, os.Remove(filepath.Join(s.Dir, queueName)))
+		}, populated},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newStore(t)
+			tt.prepare(t, s)
+			changed := untouched(t, filepath.Dir(s.Dir))
+			n := 0
+			view(t, s, func(tx *Tx) error {
+				return errors.Join(look(tx), tx.All(func(*Entry, error) error {
+					n++
+					return nil
+				}))
+			})
+			if n != tt.entries {
+				t.Errorf("%d entries, want %d", n, tt.entries)
+			}
+			if locked, exists, err := s.Locked(keyOf("a")); locked || exists || err != nil {
+				t.Errorf("locked %t, exists %t, %v", locked, exists, err)
+			}
+			if pid, err := s.Owner(keyOf("a")); pid != 0 || err != nil {
+				t.Errorf("owner %d, %v", pid, err)
+			}
+			changed()
+		})
+	}
+}
+
+func TestViewCannotWrite(t *testing.T) {
+	s := newStore(t)
+	put(t, s, adding("a"))
+	changed := untouched(t, s.Dir)
+	for name, fn := range map[string]func(*Tx) error{
+		"Put":    func(tx *Tx) error { return tx.Put(adding("b")) },
+		"Delete": func(tx *Tx) error { return tx.Delete(keyOf("a")) },
+		"Bury":   func(tx *Tx) error { return tx.Bury(Tombstone{Key: keyOf("a")}) },
+	} {
+		if err := s.View(t.Context(), fn); err == nil {
+			t.Errorf("%s in a View: no error", name)
+		}
+	}
+	changed()
+}
+
+// helpWrite puts an entry, under a umask if there is a second argument, and takes its lock.
+func helpWrite(s *Store, args []string) error {
+	if len(args) > 1 {
+		mask, err := strconv.ParseUint(args[1], 8, 32)
+		if err != nil {
+			return err
+		}
+		syscall.Umask(int(mask))
+	}
+	e := adding(args[0])
+	if err := s.Update(context.Background(), func(tx *Tx) error { return tx.Put(e) }); err != nil {
+		return err
+	}
+	l, err := s.Acquire(context.Background(), e.Key)
+	if err != nil {
+		return err
+	}
+	l.Release()
+	tell("done")
+	return nil
+}
+
+func TestModes(t *testing.T) {
+	modesOf := func(t *testing.T, dir string) map[string]fs.FileMode {
+		modes := map[string]fs.FileMode{}
+		check(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			info, err := d.Info()
+			modes[strings.TrimPrefix(path, dir)] = info.Mode()
+			return err
+		}))
+		return modes
+	}
+	for _, umask := range []string{"0", "022", "077", "0777"} {
+		t.Run(umask, func(t *testing.T) {
+			if umask == "0777" {
+				needRoot(t) // who else could open what has mode 0
+			}
+			s := newStore(t)
+			s.Dir = filepath.Join(s.Dir, "made", "too")
+			start(t, "write", s.Dir, "a", umask).expect("done")
+			want := map[string]fs.FileMode{
+				"":              fs.ModeDir | 0o700,
+				"/" + fileName:  0o600,
+				"/" + queueName: 0o600,
+				"/" + locksName: fs.ModeDir | 0o700,
+				"/" + locksName + "/" + filepath.Base(s.LockPath(keyOf("a"))): 0o600,
+			}
+			if umask == "0777" {
+				for name, mode := range want {
+					want[name] = mode &^ 0o777
+				}
+			}
+			if diff := cmp.Diff(want, modesOf(t, s.Dir)); diff != "" {
+				t.Errorf("modes (-want +got):\n%s", diff)
+			}
+			start(t, "write", s.Dir, "b", umask).expect("done")
+			if diff := cmp.Diff([]string{"a", "b"}, idsOf(t, s)); diff != "" {
+				t.Errorf("entries (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// What could let another user write the journal, or have it written elsewhere, is refused, and not touched.
+func TestRefused(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		prepare func(t *testing.T, s *Store)
+		want    string // in the error
+		views   bool   // a View need not be refused
+	}{
+		{"relative", func(_ *testing.T, s *Store) { s.Dir = "state" }, "absolute", true},
+		{"folder is a link", func(t *testing.T, s *Store) {
+			check(t, os.Rename(s.Dir, s.Dir+".real"))
+			check(t, os.Symlink(s.Dir+".real", s.Dir))
+		}, "not a folder", false},
+		{"folder is a link to an empty folder", func(t *testing.T, s *Store) {
+			s.Dir += ".link"
+			check(t, os.Symlink(t.TempDir(), s.Dir))
+		}, "not a folder", true},
+		{"folder is a file", func(t *testing.T, s *Store) {
+			s.Dir += ".file"
+			check(t, os.WriteFile(s.Dir, nil, 0o600))
+		}, "not a directory", false},
+		{"folder writable by its group", func(t *testing.T, s *Store) { check(t, os.Chmod(s.Dir, 0o720)) }, "0720", false},
+		{"folder writable by others", func(t *testing.T, s *Store) { check(t, os.Chmod(s.Dir, 0o1702)) }, "0702", false},
+		{"empty folder writable by others", func(t *testing.T, s *Store) {
+			s.Dir += ".open"
+			check(t, os.Mkdir(s.Dir, 0o700))
+			check(t, os.Chmod(s.Dir, 0o777))
+		}, "0777", true},
+		{"another user's folder", func(t *testing.T, s *Store) {
+			needRoot(t)
+			check(t, os.Chown(s.Dir, 12345, 0))
+		}, "user 12345", false},
+		{"locks writable by others", func(t *testing.T, s *Store) {
+			check(t, os.Chmod(filepath.Join(s.Dir, locksName), 0o777))
+		}, "0777", true},
+		{"locks is a link", func(t *testing.T, s *Store) {
+			check(t, os.RemoveAll(filepath.Join(s.Dir, locksName)))
+			check(t, os.Symlink(t.TempDir(), filepath.Join(s.Dir, locksName)))
+		}, "not a folder", true},
+		{"file is a folder", func(t *testing.T, s *Store) {
+			check(t, os.Rename(s.Path(), s.Path()+".real"))
+			check(t, os.Mkdir(s.Path(), 0o700))
+		}, "not a regular file", false},
+		{"file is a link", func(t *testing.T, s *Store) {
+			check(t, os.Rename(s.Path(), s.Path()+".real"))
+			check(t, os.Symlink(s.Path()+".real", s.Path()))
+		}, "not a regular file", false},
+		{"file is a link to nothing", func(t *testing.T, s *Store) {
+			check(t, os.Remove(s.Path()))
+			check(t, os.Symlink(s.Path()+".real", s.Path()))
+		}, "not a regular file", false},
+		{"queue is a link", func(t *testing.T, s *Store) {
+			queue := filepath.Join(s.Dir, queueName)
+			check(t, os.Rename(queue, queue+".real"))
+			check(t, os.Symlink(queue+".real", queue))
+		}, syscall.ELOOP.Error(), false},
+		{"queue is a link to nothing", func(t *testing.T, s *Store) {
+			queue := filepath.Join(s.Dir, queueName)
+			check(t, os.Remove(queue))
+			check(t, os.Symlink(queue+".real", queue))
+		}, syscall.ELOOP.Error(), false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newStore(t)
+			top := filepath.Dir(s.Dir)
+			put(t, s, adding("a"))
+			tt.prepare(t, s)
+			changed := untouched(t, top)
+			err := s.Update(t.Context(), func(tx *Tx) error { return tx.Put(adding("b")) })
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("Update: %v, want %q in it", err, tt.want)
+			}
+			ran := false
+			err = s.View(t.Context(), func(tx *Tx) error {
+				ran = true
+				return tx.All(func(*Entry, error) error { return errors.New("there are entries") })
+			})
+			if !tt.views && err == nil || ran && !tt.views {
+				t.Errorf("View: %v, it ran: %t", err, ran)
+			}
+			changed()
+			if _, err := os.Lstat(filepath.Join("state", locksName)); err == nil {
+				t.Error("a folder was made in the working directory")
+			}
+		})
+	}
+}
+
+func TestLockPlantedAsLink(t *testing.T) {
+	s := newStore(t)
+	put(t, s)
+	k, victim := keyOf("a"), filepath.Join(t.TempDir(), "victim")
+	check(t, os.Symlink(victim, s.LockPath(k)))
+	if _, err := s.Acquire(t.Context(), k); !errors.Is(err, syscall.ELOOP) {
+		t.Errorf("Acquire: %v, want ELOOP", err)
+	}
+	if _, _, err := s.Locked(k); !errors.Is(err, syscall.ELOOP) {
+		t.Errorf("Locked: %v, want ELOOP", err)
+	}
+	if _, err := s.Owner(k); !errors.Is(err, syscall.ELOOP) {
+		t.Errorf("Owner: %v, want ELOOP", err)
+	}
+	if _, err := os.Lstat(victim); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the link was followed: %v", err)
+	}
+}
+
+// An error of fn comes back as it is, and nothing is written.
+func TestErrorOfCaller(t *testing.T) {
+	s := newStore(t)
+	put(t, s, adding("a"))
+	mine := errors.New("mine")
+	for name, run := range map[string]func(context.Context, func(*Tx) error) error{"Update": s.Update, "View": s.View} {
+		err := run(t.Context(), func(tx *Tx) error {
+			if name == "Update" {
+				check(t, tx.Put(adding("b")))
+			}
+			return mine
+		})
+		if !errors.Is(err, mine) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if diff := cmp.Diff([]string{"a"}, idsOf(t, s)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// A panic of fn ends in an error, nothing is written, nothing is locked and the file stays where it is.
+func TestPanicOfCaller(t *testing.T) {
+	s := newStore(t)
+	put(t, s, adding("a"))
+	for name, fn := range map[string]func(tx *Tx) error{
+		"nil":   func(*Tx) error { var e *Entry; e.State = Live; return nil },
+		"fault": func(*Tx) error { panic("fault") },
+	} {
+		wrote := func(tx *Tx) error { return errors.Join(tx.Put(adding("b")), fn(tx)) }
+		if err := s.Update(t.Context(), wrote); err == nil || errors.Is(err, errCorrupt) {
+			t.Errorf("%s in Update: %v", name, err)
+		}
+		if err := s.View(t.Context(), fn); err == nil || errors.Is(err, errCorrupt) {
+			t.Errorf("%s in View: %v", name, err)
+		}
+	}
+	if aside := setAside(t, s); len(aside) != 0 {
+		t.Errorf("set aside: %v", aside)
+	}
+	put(t, s, adding("c"))
+	if diff := cmp.Diff([]string{"a", "c"}, idsOf(t, s)); diff != "" {
+		t.Errorf("entries (-want +got):\n%s", diff)
+	}
+}
+
+// setAside returns the paths of the files that were set aside.
+func setAside(t testing.TB, s *Store) []string {
+	t.Helper()
+	aside, err := filepath.Glob(s.Path() + ".damaged-*")
+	check(t, err)
+	return aside
+}
+
+// writeFormat makes a journal say of itself what a release would.
+func writeFormat(t *testing.T, s *Store, value string) {
+	t.Helper()
+	raw(t, s, func(btx *bolt.Tx) error { return btx.Bucket(bucketMeta).Put(keyFormat, []byte(value)) })
+}
+
+func TestFormat(t *testing.T) {
+	newer := fmt.Sprint(Version + 1)
+	for _, tt := range []struct {
+		name, value string
+		want        error
+	}{
+		{"ours", `{"writer":1,"oldestReader":1}`, nil},
+		{"newer, but we can read it", `{"writer":` + newer + `,"oldestReader":` + fmt.Sprint(Version) + `,"more":[]}`, nil},
+		{"too new", `{"writer":` + newer + `,"oldestReader":` + newer + `}`, ErrNewer},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newStore(t)
+			put(t, s, adding("a"))
+			writeFormat(t, s, tt.value)
+			changed := untouched(t, s.Dir)
+			if err := s.View(t.Context(), look); !errors.Is(err, tt.want) {
+				t.Errorf("View: %v, want %v", err, tt.want)
+			}
+			changed()
+			err := s.Update(t.Context(), func(tx *Tx) error { return tx.Put(adding("b")) })
+			if !errors.Is(err, tt.want) {
+				t.Errorf("Update: %v, want %v", err, tt.want)
+			}
+			if tt.want != nil {
+				changed()
+				return
+			}
+			if diff := cmp.Diff([]string{"a", "b"}, idsOf(t, s)); diff != "" {
+				t.Errorf("entries (-want +got):\n%s", diff)
+			}
+			raw(t, s, func(btx *bolt.Tx) error {
+				if got := string(btx.Bucket(bucketMeta).Get(keyFormat)); got != tt.value {
+					t.Errorf("the file says %s of itself, it said %s", got, tt.value)
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// A new format of bbolt itself is one that we cannot read.
+func TestNewerBbolt(t *testing.T) {
+	s := newStore(t)
+	put(t, s, adding("a"))
+	data, err := os.ReadFile(s.Path())
+	check(t, err)
+	for _, page := range []int{0, os.Getpagesize()} {
+		data[page+20]++ // after the page's header of 16 bytes and a magic number of 4
+	}
+	check(t, os.WriteFile(s.Path(), data, 0o600))
+	changed := untouched(t, s.Dir)
+	if err := s.View(t.Context(), look); !errors.Is(err, ErrNewer) {
+		t.Errorf("View: %v, want ErrNewer", err)
+	}
+	if err := s.Update(t.Context(), look); !errors.Is(err, ErrNewer) {
+		t.Errorf("Update: %v, want ErrNewer", err)
+	}
+	changed()
+}
+
+// Somebody's backup that holds the file delays nobody for longer than a second, and is no damage.
+func TestLockedByAStranger(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	put(t, s, adding("a"))
+	db, err := bolt.Open(s.Path(), 0o600, nil)
+	check(t, err)
+	began := time.Now()
+	err = s.Update(t.Context(), look)
+	if took := time.Since(began); err == nil || !strings.Contains(err.Error(), "another program") || took > 2*time.Second {
+		t.Errorf("after %v: %v", took, err)
+	}
+	check(t, db.Close())
+	if diff := cmp.Diff([]string{"a"}, idsOf(t, s)); diff != "" {
+		t.Errorf("entries (-want +got):\n%s", diff)
+	}
+}
+
+// A file that is replaced while it is waited for is not written to.
+func TestReplacedWhileOpened(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	put(t, s, adding("a"))
+	db, err := bolt.Open(s.Path(), 0o600, nil)
+	check(t, err)
+	done := make(chan error)
+	go func() { done <- s.Update(t.Context(), func(tx *Tx) error { return tx.Put(adding("b")) }) }()
+	time.Sleep(200 * time.Millisecond) // it waits for the stranger, and is to find another file then
+	check(t, os.Rename(s.Path(), s.Path()+".old"))
+	other := newStore(t)
+	put(t, other, adding("c"))
+	check(t, os.Rename(other.Path(), s.Path()))
+	check(t, db.Close())
+	check(t, <-done)
+	if diff := cmp.Diff([]string{"b", "c"}, idsOf(t, s)); diff != "" {
+		t.Errorf("entries (-want +got):\n%s", diff)
+	}
+}
