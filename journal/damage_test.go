@@ -61,22 +61,23 @@ type variant struct {
 	data []byte
 }
 
-// damages returns the ways of one kind in which a journal can be damaged.
+// damages returns the ways of one kind in which a journal can be damaged, in the pages that it uses.
 func damages(kind string, data []byte, seed uint64, flips int) (all []variant) {
-	page := os.Getpagesize()
+	m, _ := newestMeta(data)
+	page, end := int(m.size), int(m.size*m.pages)
 	random := rand.New(rand.NewPCG(seed, 0))
 	add := func(data []byte, format string, args ...any) {
 		all = append(all, variant{fmt.Sprintf(format, args...), data})
 	}
 	switch kind {
 	case "truncate":
-		for at := 0; at < len(data); at += page {
+		for at := 0; at < end; at += page {
 			for _, size := range []int{at, at + 1, at + 511, at + page - 1} {
 				add(data[:size], "cut to %d bytes", size)
 			}
 		}
 	case "overwrite":
-		for at := 0; at < len(data); at += page {
+		for at := 0; at < end; at += page {
 			noise := make([]byte, page)
 			for i := range noise {
 				noise[i] = byte(random.Uint32())
@@ -89,15 +90,15 @@ func damages(kind string, data []byte, seed uint64, flips int) (all []variant) {
 			add(overwrite(data, at+16, noise[16:]), "page %d overwritten with noise, but for its header", at/page)
 		}
 	case "swap":
-		for at := 2 * page; at < len(data); at += page {
-			from := 2*page + random.IntN(len(data)/page-2)*page
+		for at := 2 * page; at < end; at += page {
+			from := 2*page + random.IntN(end/page-2)*page
 			add(overwrite(data, at, data[from:from+page]), "page %d overwritten with page %d", at/page, from/page)
 		}
 	case "flip":
 		for range flips {
 			damaged, name := bytes.Clone(data), "bytes flipped:"
 			for range 1 + random.IntN(4) {
-				at := random.IntN(len(data))
+				at := random.IntN(end)
 				if random.IntN(2) == 0 { // the beginning of a page says what is on it
 					at = at/page*page + random.IntN(64)
 				}

@@ -28,6 +28,7 @@ type Lock struct {
 	store *Store
 	key   Key
 	file  *os.File
+	made  bool
 }
 
 // Acquire takes the lock of an attachment, waiting as long as ctx allows. It returns ErrBusy when the time is over.
@@ -45,7 +46,11 @@ func (s *Store) Acquire(ctx context.Context, k Key) (*Lock, error) {
 	if !s.hold(k) {
 		return nil, fmt.Errorf("journal: lock of %s: %w", k, ErrBusy)
 	}
-	f, err := lockFile(ctx, s.LockPath(k), os.O_RDWR|os.O_CREATE)
+	f, err := lockFile(ctx, s.LockPath(k), os.O_RDWR)
+	made := errors.Is(err, fs.ErrNotExist)
+	if made {
+		f, err = lockFile(ctx, s.LockPath(k), os.O_RDWR|os.O_CREATE)
+	}
 	if err == nil {
 		record := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
 		if err = unix.FcntlFlock(f.Fd(), unix.F_SETLK, &record); err != nil {
@@ -59,7 +64,7 @@ func (s *Store) Acquire(ctx context.Context, k Key) (*Lock, error) {
 		s.unhold(k)
 		return nil, fmt.Errorf("journal: lock of %s: %w", k, err)
 	}
-	return &Lock{store: s, key: k, file: f}, nil
+	return &Lock{store: s, key: k, file: f, made: made}, nil
 }
 
 // hold marks an attachment as locked by this process; it returns false if it is already.
@@ -141,6 +146,9 @@ func (s *Store) Owner(k Key) (pid int, err error) {
 	}
 	return max(1, int(record.Pid)), nil
 }
+
+// Made says whether there was no file before the lock was taken: see Forget.
+func (l *Lock) Made() bool { return l.made }
 
 // File returns the locked file, to be inherited by delegates.
 func (l *Lock) File() *os.File { return l.file }

@@ -56,11 +56,12 @@ func untouched(t testing.TB, dir string) func() {
 	}
 }
 
-// look does all that can be done in a View.
+// look does all that can be done in a View: it reads all entries, and looks some of them up.
 func look(tx *Tx) error {
+	n := 0
 	visit := func(e *Entry, err error) error {
-		if err != nil {
-			return nil // damaged
+		if n++; err != nil || n%8 != 1 {
+			return nil // a damaged one is no error here
 		}
 		_, err = tx.Get(e.Key)
 		_, errPod := tx.ByPod(e.Pod)

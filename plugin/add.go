@@ -38,8 +38,9 @@ type adding struct {
 	lock    *journal.Lock
 	entry   *journal.Entry
 	gen     *journal.Generation
-	noWrite bool // the journal failed: go on with what is in memory
-	durable bool // the journal says live
+	prior   *journal.Entry // an earlier ADD of the attachment, as it is on record
+	noWrite bool           // the journal failed: go on with what is in memory
+	durable bool           // the journal says live
 }
 
 func (o *op) add() error {
@@ -108,10 +109,19 @@ func (a *adding) prepare() error {
 	return nil
 }
 
-// journalFailed decides what a broken journal means for this ADD: it goes on without one, or fails.
+// journalFailed decides what a broken journal means for this ADD: it goes on without one, or fails. It fails, too, if an
+// earlier ADD of the attachment is on record: the DEL of this one would undo what is left of that one, and no more.
 func (a *adding) journalFailed(err error) error {
 	if a.conf.OnJournalFailure == "fail" {
 		return cniError(types.ErrTryAgainLater, "unwind: "+err.Error()+` (onJournalFailure is "fail")`, "")
+	}
+	if a.prior == nil {
+		ctx, cancel := context.WithTimeout(a.ctx, time.Second)
+		defer cancel()
+		a.read(ctx, a.findPrior)
+	}
+	if a.prior != nil {
+		return cniError(types.ErrTryAgainLater, fmt.Sprintf("unwind: %v; an earlier ADD of %s is not undone", err, a.key), "")
 	}
 	a.log.Error("the journal failed; going on without it: a crash from here on, or a DEL that fails, leaks", "err", err)
 	a.noWrite = true
@@ -125,24 +135,23 @@ func (a *adding) open(killed bool) error {
 	if a.noWrite {
 		return nil
 	}
-	var prior *journal.Entry
 	var kin []journal.Key
 	errLeft := errors.New("something is left")
 	err := a.store.Update(a.ctx, func(tx *journal.Tx) (err error) {
-		if prior, err = readable(tx.Get(a.key)); err != nil {
+		if err := a.findPrior(tx); err != nil {
 			return err
 		}
 		if kin, err = a.kin(tx); err != nil {
 			return err
 		}
-		if prior != nil || len(kin) > 0 {
+		if a.prior != nil || len(kin) > 0 {
 			return errLeft
 		}
 		return tx.Put(a.entry)
 	})
 	if errors.Is(err, errLeft) {
 		a.settleKin(kin)
-		if err := a.supersede(prior, killed); err != nil {
+		if err := a.supersede(killed); err != nil {
 			return err
 		}
 		err = a.store.Update(a.ctx, func(tx *journal.Tx) error { return tx.Put(a.entry) })
@@ -151,6 +160,12 @@ func (a *adding) open(killed bool) error {
 		return a.journalFailed(err)
 	}
 	return nil
+}
+
+// findPrior looks for an earlier ADD of the attachment.
+func (a *adding) findPrior(tx *journal.Tx) (err error) {
+	a.prior, err = readable(tx.Get(a.key))
+	return err
 }
 
 // readable passes over an entry that is damaged: the ADD writes over it.
@@ -217,12 +232,16 @@ func (a *adding) settleKin(keys []journal.Key) {
 
 // supersede undoes the earlier ADDs of this attachment. What of them cannot be undone now becomes part of the new entry
 // and runs at its DEL: what such a DEL removes may be keyed by the container ID, which is about to be used again.
-func (a *adding) supersede(prior *journal.Entry, killed bool) error {
+func (a *adding) supersede(killed bool) error {
+	prior := a.prior
 	if prior == nil {
 		return nil
 	}
-	if prior.State == journal.Live {
+	if prior.State == journal.Live || prior.State == journal.Adding && a.lock.Made() {
 		if err := a.refuseLive(prior); err != nil {
+			if a.lock.Made() {
+				_ = a.lock.Forget() // as it was
+			}
 			return err
 		}
 	}

@@ -1,6 +1,8 @@
 package plugin
 
 import (
+	"encoding/json"
+
 	"github.com/containernetworking/cni/pkg/version"
 
 	"cni-unwind/journal"
@@ -23,19 +25,14 @@ func (o *op) check() error {
 			return badConfig(err)
 		}
 		o.log.Warn("CHECK of an attachment that the journal does not know", "attachment", o.key.String())
-		gen = &journal.Generation{CNIVersion: chain.CNIVersion, Result: o.conf.PrevResult, Args: o.args.Args, Steps: chain.steps(o.conf)}
+		gen = &journal.Generation{CNIVersion: chain.CNIVersion, Args: o.args.Args, Steps: chain.steps(o.conf)}
 	}
 	if has, err := version.GreaterThanOrEqualTo(gen.CNIVersion, "0.4.0"); err != nil || !has {
 		return nil
 	}
-	prevResult := gen.Result
-	if o.conf.PrevResult != nil {
-		if prevResult, err = convertResult(o.conf.PrevResult, gen.CNIVersion); err != nil {
-			return badConfig(err)
-		}
-		if !sameMeaning(prevResult, gen.Result) {
-			o.log.Warn("the runtime's prevResult is not what the ADD returned", "attachment", o.key.String())
-		}
+	prevResult, err := o.finalResult(gen)
+	if err != nil {
+		return badConfig(err)
 	}
 	for _, step := range gen.Steps {
 		c := &call{
@@ -47,6 +44,22 @@ func (o *op) check() error {
 		}
 	}
 	return nil
+}
+
+// finalResult returns the result of an ADD for its CHECK: as the delegates printed it, unless the runtime has one that says
+// something else. That the runtime's version can say less is no difference.
+func (o *op) finalResult(gen *journal.Generation) (json.RawMessage, error) {
+	if o.conf.PrevResult == nil {
+		return gen.Result, nil
+	}
+	if gen.Result != nil {
+		printed, err := convertResult(gen.Result, o.conf.CNIVersion)
+		if err == nil && sameMeaning(printed, o.conf.PrevResult) {
+			return gen.Result, nil
+		}
+		o.log.Warn("the runtime's prevResult is not what the ADD returned", "attachment", o.key.String())
+	}
+	return convertResult(o.conf.PrevResult, gen.CNIVersion)
 }
 
 // recorded returns the attachment's ADD as the journal has it, or nil.

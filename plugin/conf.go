@@ -106,6 +106,9 @@ func ParseConf(data []byte) (*Conf, error) {
 			c.warn("key %q is not known to unwind and has no effect; a key for a delegate belongs into the chain", key)
 		}
 	}
+	if c.Name == "" && len(errs) == 0 {
+		errs = append(errs, errors.New(`key "name" is missing`))
+	}
 	return c, errors.Join(errs...)
 }
 

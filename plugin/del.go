@@ -17,11 +17,11 @@ import (
 //
 //  1. Take the attachment's lock.
 //  2. Find what there is to undo: the entry; or nothing, if a tombstone says that all was undone before the runtime
-//     asked; or what the configuration on stdin says, for attachments that the journal does not know.
-//  3. Write that the DEL has begun.
-//  4. Undo.
-//  5. Write what is left, if anything.
-//  6. Replay the DELs of others that were parked because the address was ours.
+//     asked; or what the configuration on stdin says, for attachments that the journal does not know. In the same
+//     transaction: write that the DEL has begun.
+//  3. Undo.
+//  4. Write what is left, if anything.
+//  5. Replay the DELs of others that were parked because the address was ours.
 //
 // No error of the journal or of the configuration stands between a pod and its DEL.
 type deleting struct {
@@ -49,37 +49,48 @@ func (o *op) del() error {
 		d.lock = lock
 		defer lock.Release()
 	}
-	if err := d.find(ctx); err != nil || d.entry == nil {
+	if err := d.find(ctx, killed); err != nil || d.entry == nil {
 		return err
-	}
-	if killed {
-		markKilled(d.entry, o.conf.GracePeriod)
 	}
 	return d.carryOut(ctx)
 }
+
+// askedFor is why an entry is removed.
+const askedFor = "the runtime asked for its DEL"
 
 func (d *deleting) journalFailed(err error) {
 	d.log.Error("the journal failed; the DEL goes on without it", "attachment", d.key.String(), "err", err)
 	d.noWrite = true
 }
 
-// find leaves in d.entry what there is to undo, nil if nothing is.
-func (d *deleting) find(ctx context.Context) error {
+// find leaves in d.entry what there is to undo, nil if nothing is, and writes that the DEL has begun.
+func (d *deleting) find(ctx context.Context, killed bool) error {
 	var tomb *journal.Tombstone
-	var damaged *journal.DamagedError
-	err := d.store.View(ctx, func(tx *journal.Tx) (err error) {
-		if d.entry, err = tx.Get(d.key); errors.As(err, &damaged) {
-			d.log.Error("what the journal says of the attachment is lost", "err", err)
-			err = nil
+	errUnknown := errors.New("the journal does not know it")
+	look := func(tx *journal.Tx) (err error) {
+		if d.entry, err = readable(tx.Get(d.key)); err != nil {
+			return err
 		}
-		if err == nil && d.entry == nil {
+		if d.entry == nil {
 			tomb, err = tx.Tombstone(d.key)
+			return errors.Join(err, errUnknown)
 		}
-		return err
+		if killed {
+			markKilled(d.entry, d.conf.GracePeriod)
+		}
+		return nil
+	}
+	err := d.store.Update(ctx, func(tx *journal.Tx) error {
+		if err := look(tx); err != nil {
+			return err
+		}
+		return mark(tx, d.entry, askedFor)
 	})
-	switch {
-	case err != nil:
+	if err != nil && !errors.Is(err, errUnknown) {
 		d.journalFailed(err)
+		d.read(ctx, look) // a journal that cannot be written may still say what to undo
+	}
+	switch {
 	case d.entry != nil:
 		return nil
 	case tomb != nil && !d.another(tomb):
@@ -87,7 +98,13 @@ func (d *deleting) find(ctx context.Context) error {
 		d.forgetLock()
 		return nil
 	}
-	return d.fromStdin()
+	if err := d.fromStdin(); err != nil || d.entry == nil || d.noWrite {
+		return err
+	}
+	if err := d.begin(ctx, d.entry, askedFor); err != nil {
+		d.log.Error("the journal cannot be told that a DEL begins", "attachment", d.key.String(), "err", err)
+	}
+	return nil
 }
 
 // another says whether the DEL is for another container than the tombstone's: one with the same ID, added without us.
@@ -133,7 +150,7 @@ func (d *deleting) fromStdin() error {
 		gen.Claims = claimsOf(r, chain, gen.Steps, d.key.Network)
 	}
 	d.entry = &journal.Entry{
-		Key: d.key, Pod: podOf(d.args.Args), Generations: []journal.Generation{gen},
+		Key: d.key, State: journal.Removing, Pod: podOf(d.args.Args), Generations: []journal.Generation{gen},
 	}
 	return nil
 }
@@ -158,28 +175,18 @@ func claimsOf(r *result, chain *Chain, steps []journal.Step, network string) []j
 // carryOut undoes the entry and says how that ended.
 func (d *deleting) carryOut(ctx context.Context) error {
 	e := d.entry
-	if e.State == journal.Gone {
-		e.State = journal.Removing
-	}
-	d.write("begins", func() error { return d.begin(ctx, e, "the runtime asked for its DEL") })
 	freed := e.Addresses()
 	failures := d.undo(ctx, d.lock, e, d.args.Netns)
-	durable := d.write("ends", func() error { return d.finish(ctx, d.lock, e, nil) })
+	durable := false
+	if !d.noWrite {
+		err := d.finish(ctx, d.lock, e, nil)
+		if durable = err == nil; !durable {
+			d.log.Error("the journal cannot be told how a DEL ended", "attachment", d.key.String(), "err", err)
+		}
+	}
 	d.replayParked(ctx, freed)
 	if len(failures) == 0 || d.conf.OnDelFailure == "defer" && durable {
 		return nil
 	}
 	return delError(failures, durable)
-}
-
-// write writes to the journal, if it can be: a journal that fails is told in the log, and does not stop the DEL.
-func (d *deleting) write(what string, do func() error) (done bool) {
-	if d.noWrite {
-		return false
-	}
-	err := do()
-	if err != nil {
-		d.log.Error("the journal cannot be told that a DEL "+what, "attachment", d.key.String(), "err", err)
-	}
-	return err == nil
 }

@@ -6,12 +6,12 @@ import (
 	"github.com/containernetworking/plugins/pkg/ns"
 )
 
-// judge gathers the evidence on an attachment and gives the verdict. ours is set if we hold its lock.
-func (o *op) judge(e *journal.Entry, ours bool) verdict {
+// judge gathers the evidence on an attachment and gives the verdict. ours is its lock if we hold it.
+func (o *op) judge(e *journal.Entry, ours *journal.Lock) verdict {
 	ev := o.lookAt(e.Newest())
 	ev.state = e.State
-	if ours {
-		ev.locked, ev.lockFile = no, yes
+	if ours != nil {
+		ev.locked, ev.lockFile = no, answerOf(!ours.Made(), nil)
 	} else {
 		locked, exists, err := o.store.Locked(e.Key)
 		ev.locked, ev.lockFile = answerOf(locked, err), answerOf(exists, err)

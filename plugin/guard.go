@@ -39,7 +39,7 @@ func (u *undoing) foreignAddresses(ctx context.Context) []netip.Addr {
 			if ours := fresh && other.Key == u.key; ours {
 				continue
 			}
-			if v := u.judge(other, false); !v.dead {
+			if v := u.judge(other, nil); !v.dead {
 				foreign = append(foreign, c.Address)
 				break
 			}
@@ -92,7 +92,7 @@ func (a *adding) duplicate(c journal.Claim, other *journal.Entry) bool {
 	same := slices.ContainsFunc(g.Claims, func(o journal.Claim) bool {
 		return o.Address == c.Address && o.Pool == c.Pool && c.Pool != ""
 	})
-	if !same || a.judge(other, false).dead {
+	if !same || a.judge(other, nil).dead {
 		return false
 	}
 	there, err := hasAddress(g.NetNS, c.Address)

@@ -76,6 +76,16 @@ func identity(netns ns.NetNS, path string) (journal.NetNS, error) {
 
 // processIn returns a process that is in the network namespace, or 0 if none is. An error means that it is not known.
 func processIn(id journal.NetNS) (pid int, err error) {
+	pid, there, err := openByProcess(id)
+	if there != nil {
+		_ = there.Close()
+	}
+	return pid, err
+}
+
+// openByProcess is as processIn, and opens the network namespace: the process may end at any time, and its number be given
+// to one that is elsewhere.
+func openByProcess(id journal.NetNS) (pid int, there ns.NetNS, err error) {
 	want := fmt.Sprintf("net:[%d]", id.Ino)
 	err = eachProcess(func(pidThere int, proc string) (bool, error) {
 		link, err := os.Readlink(proc + "/ns/net")
@@ -85,20 +95,19 @@ func processIn(id journal.NetNS) (pid int, err error) {
 		if link != want {
 			return false, nil
 		}
-		there, err := identify(proc + "/ns/net")
+		netns, err := ns.GetNS(proc + "/ns/net")
 		if err != nil {
 			return false, ignoreGone(err)
 		}
-		if id.Same(there) {
-			pid = pidThere
+		if found, err := identity(netns, ""); err != nil || !id.Same(found) {
+			_ = netns.Close()
+			return false, err
 		}
-		return pid != 0, nil
+		pid, there = pidThere, netns
+		return true, nil
 	})
-	return pid, err
+	return pid, there, err
 }
-
-// netnsOf returns the path of the network namespace that a process is in.
-func netnsOf(pid int) string { return fmt.Sprintf("/proc/%d/ns/net", pid) }
 
 // delegatesOf returns the processes that hold a lock as delegates do, as descriptor lockFD. An unwind that waits for the
 // lock has the file open too, and is none of them.

@@ -79,6 +79,7 @@ type op struct {
 	host  journal.Host
 	store *journal.Store
 	log   *slog.Logger
+	deaf  bool         // the journal could not be read: it is not waited for again
 	fresh []netip.Addr // what our ADD has just got and no delegate of ours was told of yet, see claim
 }
 
@@ -134,8 +135,17 @@ func (p *Plugin) at(point string) {
 
 // read runs a read-only transaction. Without a journal, or with one that cannot be read, nothing is found.
 func (o *op) read(ctx context.Context, fn func(*journal.Tx) error) {
-	if err := o.store.View(ctx, fn); err != nil {
+	if o.deaf {
+		return
+	}
+	reached := false
+	err := o.store.View(ctx, func(tx *journal.Tx) error {
+		reached = true
+		return fn(tx)
+	})
+	if err != nil {
 		o.log.Warn("the journal cannot be read", "err", err)
+		o.deaf = !reached
 	}
 }
 

@@ -26,8 +26,11 @@ func (o *op) settle(ctx context.Context, key journal.Key) error {
 	if e == nil {
 		return lock.Forget()
 	}
-	v := o.judge(e, true)
+	v := o.judge(e, lock)
 	if !v.dead {
+		if lock.Made() {
+			_ = lock.Forget() // as it was
+		}
 		return errors.New(v.reason)
 	}
 	if killed {
@@ -48,8 +51,12 @@ func (o *op) settle(ctx context.Context, key journal.Key) error {
 	return nil
 }
 
-// begin writes that a pass over the entry's steps begins, and why. It is not needed where that is on the disk already.
+// begin writes that a pass over the entry's steps begins, and why.
 func (o *op) begin(ctx context.Context, e *journal.Entry, reason string) error {
+	return o.store.Update(ctx, func(tx *journal.Tx) error { return mark(tx, e, reason) })
+}
+
+func mark(tx *journal.Tx, e *journal.Entry, reason string) error {
 	switch e.State {
 	case journal.Adding:
 		e.State = journal.Unwinding
@@ -60,7 +67,7 @@ func (o *op) begin(ctx context.Context, e *journal.Entry, reason string) error {
 	for i := range e.Generations {
 		e.Generations[i].Undo.Began++
 	}
-	return o.store.Update(ctx, func(tx *journal.Tx) error { return tx.Put(e) })
+	return tx.Put(e)
 }
 
 // finish writes what a pass left of an entry. If nothing is left the entry goes, and the tombstone, if there is one, takes

@@ -2,11 +2,14 @@ package plugin
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/version"
+	"github.com/containernetworking/plugins/pkg/ns"
 
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
@@ -53,6 +56,7 @@ type undoing struct {
 func (u *undoing) pass(ctx context.Context) []*failure {
 	var failures []*failure
 	u.place = u.find()
+	defer u.place.release()
 	u.foreign = u.foreignAddresses(ctx)
 	for _, index := range undoOrder(u.gen) {
 		at := slices.IndexFunc(u.gen.Steps, func(s journal.Step) bool { return s.Index == index })
@@ -230,8 +234,16 @@ func (o *op) due(e *journal.Entry) bool {
 
 // place is where the DELs of a generation run.
 type place struct {
-	path string // CNI_NETNS; "" if there is no namespace to name
-	gone bool   // the namespace is proven gone
+	path string   // CNI_NETNS; "" if there is no namespace to name
+	gone bool     // the namespace is proven gone
+	held ns.NetNS // what path names, if it is open in this process
+}
+
+// release closes the namespace. path may name nothing, or another one, from then on.
+func (p place) release() {
+	if p.held != nil {
+		_ = p.held.Close()
+	}
 }
 
 // find looks for the generation's network namespace: where the runtime says, where it was, or in a process that is in it.
@@ -249,9 +261,9 @@ func (u *undoing) find() place {
 			return place{path: path}
 		}
 	}
-	pid, err := processIn(g.NetNS)
-	if pid != 0 {
-		return place{path: netnsOf(pid)}
+	_, held, err := openByProcess(g.NetNS)
+	if held != nil {
+		return place{path: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), held.Fd()), held: held}
 	}
 	// The kernel takes a namespace apart some time after its last user is gone. A host link that was there and is not
 	// any more proves as much as a look at every process.

@@ -1,0 +1,158 @@
+package journal
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math"
+	"os"
+	"strings"
+	"testing"
+)
+
+var native = binary.NativeEndian
+
+// bboltFile is a journal's file, with what a test needs to damage it.
+type bboltFile struct {
+	data           []byte
+	size           uint64 // of a page
+	branch         uint64 // the root page of the entries
+	freelist       uint64
+	branchElements []element
+}
+
+func newFile(t testing.TB) *bboltFile {
+	t.Helper()
+	s := newStore(t)
+	populate(t, s)
+	data, err := os.ReadFile(s.Path())
+	check(t, err)
+	m, ok := newestMeta(data)
+	if !ok {
+		t.Fatal("no meta page is valid")
+	}
+	f := &bboltFile{data: data, size: m.size, freelist: m.freelist}
+	for _, e := range f.elements(t, m.root) {
+		if bytes.Equal(e.key, bucketEntries) {
+			f.branch = native.Uint64(e.value)
+		}
+	}
+	f.branchElements = f.elements(t, f.branch)
+	return f
+}
+
+func (f *bboltFile) page(id uint64) []byte { return f.data[id*f.size:][:f.size] }
+
+func (f *bboltFile) elements(t testing.TB, id uint64) []element {
+	t.Helper()
+	elements, err := elementsOf(f.page(id))
+	check(t, err)
+	return elements
+}
+
+// element returns the bytes of an element of a page.
+func (f *bboltFile) element(id uint64, i int) []byte {
+	return f.page(id)[pageHeader+i*elementSize:][:elementSize]
+}
+
+// TestVerify damages a journal where bbolt would not end, take all memory, panic, or lose what it writes.
+func TestVerify(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		damage func(f *bboltFile)
+		want   string
+	}{
+		{"a page below itself", func(f *bboltFile) {
+			native.PutUint64(f.element(f.branch, 0)[8:], f.branch)
+		}, "twice"},
+		{"a page below two", func(f *bboltFile) {
+			native.PutUint64(f.element(f.branch, 1)[8:], f.branchElements[0].child)
+		}, "twice"},
+		{"a child that is out of the file", func(f *bboltFile) {
+			native.PutUint64(f.element(f.branch, 0)[8:], 1<<40)
+		}, "page 1099511627776"},
+		{"a child that is a meta page", func(f *bboltFile) {
+			native.PutUint64(f.element(f.branch, 0)[8:], 1)
+		}, "twice"},
+		{"a page of many", func(f *bboltFile) {
+			native.PutUint32(f.page(f.branch)[12:], math.MaxUint32)
+		}, "of 4294967296 pages"},
+		{"a page of another number", func(f *bboltFile) { f.page(f.branch)[0]++ }, "says that it is"},
+		{"a page of no kind", func(f *bboltFile) { f.page(f.branch)[8] = 0x40 }, "kind 0x40"},
+		{"a branch without children", func(f *bboltFile) { native.PutUint16(f.page(f.branch)[10:], 0) }, "0 elements"},
+		{"more elements than fit", func(f *bboltFile) { native.PutUint16(f.page(f.branch)[10:], math.MaxUint16) }, "65535 elements"},
+		{"a key that is too long", func(f *bboltFile) {
+			native.PutUint32(f.element(f.branch, 0)[4:], math.MaxUint32)
+		}, "out of the page"},
+		{"a value that is too long", func(f *bboltFile) {
+			native.PutUint32(f.element(f.branchElements[0].child, 0)[12:], math.MaxUint32)
+		}, "out of the page"},
+		{"keys out of order", func(f *bboltFile) {
+			copy(f.branchElements[1].key, f.branchElements[0].key)
+		}, "out of order"},
+		{"a leaf that begins before its branch says", func(f *bboltFile) {
+			key := f.branchElements[1].key
+			key[len(key)-6]-- // of the container's ID
+		}, "out of order"},
+		{"a leaf that goes on after its branch says", func(f *bboltFile) {
+			first := f.branchElements[0].child
+			native.PutUint64(f.element(f.branch, 0)[8:], f.branchElements[1].child)
+			native.PutUint64(f.element(f.branch, 1)[8:], first)
+		}, "out of order"},
+		{"a bucket without a root", func(f *bboltFile) {
+			for i := range f.data {
+				if bytes.HasPrefix(f.data[i:], append(bytes.Clone(bucketEntries), byte(f.branch), 0, 0, 0, 0, 0, 0, 0)) {
+					f.data[i+len(bucketEntries)] = 0
+				}
+			}
+		}, "a bucket of 16 bytes"},
+		{"a freelist that is none", func(f *bboltFile) { f.page(f.freelist)[8] = kindLeaf }, "of kind 0x2"},
+		{"a freelist of too many", func(f *bboltFile) {
+			native.PutUint16(f.page(f.freelist)[10:], longFreelist)
+			native.PutUint64(f.page(f.freelist)[pageHeader:], 1<<40)
+		}, "1099511627776 free pages"},
+		{"a free page in use", func(f *bboltFile) {
+			native.PutUint64(f.page(f.freelist)[pageHeader:], f.branch)
+		}, "twice"},
+		{"a free page twice", func(f *bboltFile) {
+			native.PutUint64(f.page(f.freelist)[pageHeader:], native.Uint64(f.page(f.freelist)[pageHeader+8:]))
+		}, "twice"},
+		{"a free page that is out of the file", func(f *bboltFile) {
+			native.PutUint64(f.page(f.freelist)[pageHeader:], math.MaxUint64)
+		}, "page 18446744073709551615"},
+		{"cut", func(f *bboltFile) { f.data = f.data[:3*f.size] }, "it has"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := newFile(t)
+			check(t, verifyPages(f.data))
+			tt.damage(f)
+			if err := verifyPages(f.data); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got %v, want %q in it", err, tt.want)
+			}
+			check(t, suffer(newStore(t).Dir, f.data))
+		})
+	}
+}
+
+// One valid meta page is enough, wherever the other went: bbolt goes back by a transaction.
+func TestVerifyOneMeta(t *testing.T) {
+	for id := range uint64(2) {
+		f := newFile(t)
+		clear(f.page(id))
+		if _, ok := newestMeta(f.data); !ok {
+			t.Errorf("without meta page %d the other is not found", id)
+		}
+		check(t, suffer(newStore(t).Dir, f.data))
+	}
+}
+
+// Whatever the bytes are, verify ends and does not panic.
+func FuzzVerify(f *testing.F) {
+	data := newFile(f).data
+	f.Add(uint32(0), []byte{0})
+	f.Add(uint32(len(data)/2), []byte("\xff\xff\xff\xff"))
+	f.Fuzz(func(t *testing.T, at uint32, with []byte) {
+		damaged := bytes.Clone(data)
+		copy(damaged[int(at)%len(damaged):], with)
+		_ = verifyPages(damaged)
+	})
+}

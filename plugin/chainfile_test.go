@@ -1,0 +1,238 @@
+package plugin
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// chainFile makes the file that unwind reads its chain from, and returns its path. content may be "": no file.
+func (n *node) chainFile(name, content string) string {
+	n.Helper()
+	path := filepath.Join(n.dir, "net.d", name)
+	n.mkdir(filepath.Dir(path))
+	if content != "" {
+		n.write(path, content)
+	}
+	n.conf["chain"], n.conf["chainFile"] = nil, path
+	return path
+}
+
+func (n *node) write(path, content string) {
+	n.Helper()
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		n.Fatal(err)
+	}
+}
+
+// wantCalls sees what the faulty plugins were asked, and forgets it.
+func (n *node) wantCalls(what string, want ...string) {
+	n.Helper()
+	if got := n.calls(); !slices.Equal(got, want) {
+		n.Errorf("%s: %q, want %q", what, got, want)
+	}
+	n.forgetCalls()
+}
+
+// TestChainFileIsReadAtEachADD has the owner of the file rewrite it: the next ADD uses the new chain, the DEL of the first
+// pod its own, also when the file is gone.
+func TestChainFileIsReadAtEachADD(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	conflist := func(instance string) string {
+		return fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "loadOnlyInlinedPlugins": true, "plugins": [%s]}`, n.network, n.faulty(instance, ""))
+	}
+	path := n.chainFile("10-provider.conflist", conflist("old"))
+	list := n.unwind()
+	a, b := n.pod("a"), n.pod("b")
+	a.mustAdd(list)
+	n.write(path, conflist("new"))
+	b.mustAdd(list)
+	n.wantCalls("two ADDs", "ADD old", "ADD new")
+	a.mustDel(list)
+	n.wantCalls("the DEL of the first", "DEL old")
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.check(list); err != nil {
+		t.Errorf("CHECK without the file: %v", err)
+	}
+	b.mustDel(list)
+	n.wantCalls("CHECK and DEL of the second", "CHECK new", "DEL new")
+	n.nothingLeft()
+}
+
+// TestChainFileForms has every form of file that libcni reads run the chain that libcni would run.
+func TestChainFileForms(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name    string
+		content string            // P0, P1: delegates, NET: the network
+		folder  map[string]string // files beside it, in the folder of the network's name
+		want    []string
+	}{
+		{"inlined only", `{"cniVersion": "1.0.0", "loadOnlyInlinedPlugins": true, "plugins": [P0]}`,
+			map[string]string{"10.conf": `P1`}, []string{"p0"}},
+		{"inlined only, as a string", `{"cniVersion": "1.0.0", "loadOnlyInlinedPlugins": "True", "plugins": [P0]}`,
+			map[string]string{"10.conf": `P1`}, []string{"p0"}},
+		{"with a folder", `{"cniVersion": "1.0.0", "name": "NET", "plugins": [P1]}`,
+			map[string]string{"20.conf": `P1`, "10.conf": `P0`, "15.json": `P1`, "README": "text"}, []string{"p1", "p0", "p1"}},
+		{"a folder alone", `{"cniVersion": "1.0.0", "loadOnlyInlinedPlugins": false}`,
+			map[string]string{"10.conf": `P0`}, []string{"p0"}},
+		{"a folder without files", `{"cniVersion": "1.0.0", "plugins": [P0]}`, nil, []string{"p0"}},
+		{"one plugin", `P0`, map[string]string{"10.conf": `P1`}, []string{"p0"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			fill := strings.NewReplacer("NET", n.network,
+				"P0", n.faulty("p0", fmt.Sprintf(`, "cniVersion": "1.0.0", "name": %q`, n.network)), "P1", n.faulty("p1", "")).Replace
+			path := n.chainFile("net.conflist", fill(c.content))
+			for name, content := range c.folder {
+				n.mkdir(filepath.Join(filepath.Dir(path), n.network))
+				n.write(filepath.Join(filepath.Dir(path), n.network, name), fill(content))
+			}
+			list := n.unwind()
+			p := n.pod("a")
+			p.mustAdd(list)
+			p.mustDel(list)
+			var want []string
+			for _, instance := range c.want {
+				want = append(want, "ADD "+instance)
+			}
+			for _, instance := range slices.Backward(c.want) {
+				want = append(want, "DEL "+instance)
+			}
+			n.wantCalls("ADD and DEL", want...)
+			n.nothingLeft()
+		})
+	}
+}
+
+// TestChainFileLink has a symbolic link followed in a folder that only its owner can write to, and in no other.
+func TestChainFileLink(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name string
+		mode os.FileMode
+		ok   bool
+	}{
+		{"0755", 0o755, true},
+		{"0775", 0o775, false},
+		{"1777", 0o777 | os.ModeSticky, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			path := n.chainFile("net.conflist", "")
+			target := filepath.Join(n.dir, "target")
+			n.write(target, fmt.Sprintf(`{"cniVersion": "1.0.0", "plugins": [%s]}`, n.faulty("p0", "")))
+			if err := os.Symlink(target, path); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Chmod(filepath.Dir(path), c.mode); err != nil {
+				t.Fatal(err)
+			}
+			list := n.unwind()
+			p := n.pod("a")
+			_, err := p.add(list)
+			switch {
+			case c.ok && err != nil:
+				t.Error(err)
+			case !c.ok && (err == nil || !strings.Contains(err.Error(), "chainFile "+path)):
+				t.Errorf("ADD: %v", err)
+			}
+			p.mustDel(list)
+			n.nothingLeft()
+		})
+	}
+}
+
+// TestChainFileUnusable has ADD refuse a file that is no chain, naming it and what is wrong, with nothing started. A DEL of a
+// pod that the journal does not know succeeds if the runtime has no result of an ADD either, and else is an error too.
+func TestChainFileUnusable(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name string
+		make func(n *node, path string) error
+		want string
+	}{
+		{"gone", func(*node, string) error { return nil }, "no such file or directory"},
+		{"truncated", content(`{"cniVersion": "1.0.0", "plugins": [{"type": "fau`), "not valid JSON"},
+		{"empty", content(``), "not valid JSON"},
+		{"no plugins", content(`{"cniVersion": "1.0.0", "plugins": []}`), `"plugins" is empty`},
+		{"unwind in it", content(`{"cniVersion": "1.0.0", "plugins": [{"type": "unwind"}]}`), "unwind cannot run"},
+		{"another name", content(`{"cniVersion": "1.0.0", "name": "other", "plugins": [{"type": "faulty"}]}`), `its name is "other"`},
+		{"unknown version", content(`{"cniVersion": "0.5.0", "plugins": [{"type": "faulty"}]}`), `cniVersion "0.5.0"`},
+		{"a FIFO", func(_ *node, path string) error { return unix.Mkfifo(path, 0o600) }, "not a regular file"},
+		{"a directory", func(_ *node, path string) error { return os.Mkdir(path, 0o755) }, "not a regular file"},
+		{"a device", func(_ *node, path string) error { return os.Symlink("/dev/zero", path) }, "not a regular file"},
+		{"a dangling link", func(_ *node, path string) error { return os.Symlink("/nowhere", path) }, "no such file or directory"},
+		{"a loop of links", func(_ *node, path string) error { return os.Symlink(path, path) }, "too many levels"},
+		{"unreadable", func(_ *node, path string) error { return os.Symlink("/proc/self/mem", path) }, "input/output error"},
+		{"huge", func(_ *node, path string) error {
+			return os.WriteFile(path, []byte(strings.Repeat(" ", maxConfig+1)), 0o600)
+		}, "more than"},
+		{"a plugin's file broken", func(n *node, path string) error {
+			n.mkdir(filepath.Join(filepath.Dir(path), n.network, "10.conf")) // a folder is none
+			n.write(filepath.Join(filepath.Dir(path), n.network, "20.conf"), `{"type"`)
+			return content(`{"cniVersion": "1.0.0", "plugins": [{"type": "faulty"}]}`)(n, path)
+		}, "plugins[1]: not valid JSON"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			path := n.chainFile("net.conflist", "")
+			if err := c.make(n, path); err != nil {
+				t.Fatal(err)
+			}
+			list := n.unwind()
+			p := n.pod("a")
+			_, err := p.add(list)
+			n.wantFileError("ADD", err, path, c.want)
+			p.mustDel(list)
+
+			// The runtime knows more than the journal does: the pod was added by the plain chain.
+			plain := n.plain(n.faulty("p0", ""))
+			p.mustAdd(plain)
+			n.forgetCalls()
+			n.wantFileError("DEL", p.del(list), path, c.want)
+			n.wantCalls("unwind")
+			p.mustDel(plain)
+			n.nothingLeft()
+		})
+	}
+}
+
+func content(text string) func(*node, string) error {
+	return func(_ *node, path string) error { return os.WriteFile(path, []byte(text), 0o600) }
+}
+
+func (n *node) wantFileError(verb string, err error, path, want string) {
+	n.Helper()
+	if err == nil {
+		n.Fatalf("%s succeeded", verb)
+	}
+	for _, part := range []string{"unwind: ", "chainFile " + path + ": ", want} {
+		if !strings.Contains(err.Error(), part) {
+			n.Errorf("%s: %v: nothing about %q", verb, err, part)
+		}
+	}
+}
+
+// TestChainFileGoneOldRuntime has a DEL without an entry be an error where the runtime speaks a version in which it gives
+// no result with a DEL: that it gives none says nothing then.
+func TestChainFileGoneOldRuntime(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outer = "0.3.1"
+	path := n.chainFile("net.conflist", "")
+	list := n.unwind()
+	n.wantFileError("DEL", n.pod("a").del(list), path, "no such file or directory")
+	n.nothingLeft()
+}

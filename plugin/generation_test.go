@@ -1,0 +1,433 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"cni-unwind/journal"
+)
+
+// again is the pod with a new network namespace under the same container ID, as nerdctl, podman and Nomad do it.
+func (p *pod) again() *pod {
+	p.Helper()
+	next := &pod{p.node, p.RuntimeConf}
+	next.NetNS = p.netns(p.ContainerID + "-again")
+	return next
+}
+
+// TestOldGenerationIsSettledFirst: what an earlier ADD of the container ID left is undone before the first delegate of the
+// next ADD runs, if the old namespace has no process any more.
+func TestOldGenerationIsSettledFirst(t *testing.T) {
+	t.Parallel()
+	for _, old := range []string{"live, namespace gone", "live, namespace empty", "DEL pending", "ADD failed"} {
+		t.Run(old, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t).patient()
+			list := n.unwind(n.faulty("p0", ""), n.faulty("p1", ""))
+			p := n.pod("a")
+			switch old {
+			case "ADD failed":
+				n.plan(map[string]map[string]string{"p1": {"ADD": "fail-effect", "DEL": "fail"}})
+				if _, err := p.add(list); err == nil {
+					t.Fatal("the ADD succeeded")
+				}
+			case "DEL pending":
+				p.mustAdd(list)
+				n.plan(map[string]map[string]string{"p1": {"DEL": "fail"}})
+				if err := p.del(list); err == nil {
+					t.Fatal("the DEL succeeded")
+				}
+			default:
+				p.mustAdd(list)
+			}
+			n.plan(nil)
+			n.forgetCalls()
+			next := p.again()
+			if old == "live, namespace gone" {
+				p.dropNetNS()
+			}
+			next.mustAdd(list)
+			if strings.HasPrefix(old, "live") {
+				n.wantCalls("ADD", "DEL p1", "DEL p0", "ADD p0", "ADD p1")
+			} else {
+				n.wantCalls("ADD", "DEL p1", "ADD p0", "ADD p1")
+			}
+			if e := next.entry(); e == nil || e.State != journal.Live || len(e.Generations) != 1 {
+				t.Errorf("the journal has %+v, want one live generation", e)
+			}
+			next.mustDel(list)
+			n.nothingLeft()
+		})
+	}
+}
+
+// TestOldGenerationMovesOn: what an earlier ADD of the container ID left, and cannot be undone yet, is undone with the DEL
+// of the next one, after it.
+func TestOldGenerationMovesOn(t *testing.T) {
+	t.Parallel()
+	n := newNode(t).patient()
+	list := n.unwind(chainOfFour(n)...)
+	p := n.pod("a")
+	p.mustAdd(list)
+	n.plan(map[string]map[string]string{"p1": {"DEL": "fail"}, "p2": {"DEL": "fail"}})
+	if err := p.del(list); err == nil {
+		t.Fatal("the DEL succeeded")
+	}
+	p.dropNetNS()
+	next := p.again()
+	n.plan(map[string]map[string]string{"p2": {"DEL": "fail"}})
+	next.mustAdd(list)
+	e := next.entry()
+	if e == nil || e.State != journal.Live || len(e.Generations) != 2 || len(e.Generations[0].Steps) != 1 || e.Generations[0].Steps[0].Index != 2 {
+		t.Fatalf("the journal has %+v, want one step of the first generation, and the second", e)
+	}
+	if e.Generations[0].Number >= e.Generations[1].Number {
+		t.Errorf("generations %d and %d", e.Generations[0].Number, e.Generations[1].Number)
+	}
+	n.forgetCalls()
+	n.plan(nil)
+	next.mustDel(list)
+	log := n.callLog()
+	n.wantCalls("DEL", "DEL p3", "DEL p2", "DEL p1", "DEL p0", "DEL p2")
+	if old := log[len(log)-1]; old.NetNS != "" || log[0].NetNS != next.NetNS {
+		t.Errorf("DELs in the namespaces %q, then %q; want the new one, then none", log[0].NetNS, old.NetNS)
+	}
+	n.nothingLeft()
+}
+
+// TestHungNewGenerationLeavesTime: a delegate that hangs in the DEL of the newest ADD leaves time for the DELs of older ones.
+func TestHungNewGenerationLeavesTime(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	list := n.unwind(n.faulty("p0", ""), n.faulty("p1", ""))
+	p := n.pod("a")
+	p.mustAdd(list)
+	n.plan(map[string]map[string]string{"p1": {"DEL": "fail"}})
+	if err := p.del(list); err == nil {
+		t.Fatal("the DEL succeeded")
+	}
+	next := p.again()
+	next.mustAdd(list)
+	n.plan(map[string]map[string]string{"p0": {"DEL": "hang"}}) // the last of its generation
+	if err := next.del(list); err == nil {
+		t.Error("DEL: no error")
+	}
+	if e := next.entry(); e == nil || e.Pending() != 1 || e.Newest().Steps[0].Index != 0 {
+		t.Errorf("the journal has %+v, want the step that hangs", e)
+	}
+	n.plan(nil)
+	next.mustDel(list)
+	n.nothingLeft()
+}
+
+// TestPortOfNewGeneration: portmap's rules are keyed by the container ID. Settling an old DEL of it must not take the port
+// of the container that has the ID now.
+func TestPortOfNewGeneration(t *testing.T) {
+	t.Parallel()
+	n := newNode(t).patient()
+	broken := n.breakable("portmap")
+	list := n.unwind(n.bridgePlugin(""), `{"type": "portmap", "capabilities": {"portMappings": true}}`)
+	p := n.pod("a")
+	p.CapabilityArgs = portMappings
+	p.mustAdd(list)
+	broken(true)
+	if err := p.del(list); err == nil {
+		t.Fatal("the DEL succeeded")
+	}
+	p.dropNetNS()
+	next := p.again()
+	ip := address(t, next.mustAdd(list))
+	broken(false)
+
+	// Two that would settle what is left of the pod, or of its old address, if it were dead.
+	other := n.pod("b")
+	other.Args = p.Args
+	other.mustAdd(list)
+	other.mustDel(list)
+	jumps := n.rules(fmt.Sprintf(`dnat name: \"%s\" id: \"a\"`, n.network))
+	if len(jumps) != 1 {
+		t.Fatalf("jumps to the container's ports: %q, want one", jumps)
+	}
+	chain := jumps[0][strings.LastIndex(jumps[0], " ")+1:]
+	if rules := strings.Join(n.rules("-A "+chain), "\n"); !strings.Contains(rules, "--to-destination "+ip+":80") {
+		t.Errorf("the port does not lead to %s: %q", ip, rules)
+	}
+	next.mustDel(list)
+	n.nothingLeft()
+	if rules := n.rules(chain); len(rules) > 0 {
+		t.Errorf("rules are left: %q", rules)
+	}
+}
+
+// breakable puts a program before a reference plugin whose DEL fails while it is broken.
+func (n *node) breakable(plugin string) (broken func(bool)) {
+	n.Helper()
+	real, err := findPlugin(plugin, strings.Join(n.path, ":"))
+	if err != nil {
+		n.Fatal(err)
+	}
+	flag := filepath.Join(n.dir, plugin+".broken")
+	n.script(plugin, fmt.Sprintf("[ \"$CNI_COMMAND\" = DEL ] && [ -e %s ] && exit 1\nexec %s", flag, real))
+	return func(is bool) {
+		if is {
+			err = os.WriteFile(flag, nil, 0o600)
+		} else {
+			err = os.Remove(flag)
+		}
+		if err != nil {
+			n.Fatal(err)
+		}
+	}
+}
+
+// TestAddOverLive: an ADD over an attachment that is in use is refused before any delegate runs.
+func TestAddOverLive(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ name, why string }{
+		{"same namespace", "in the same network namespace"},
+		{"process in the old namespace", "in a network namespace that a process is in"},
+		{"process in the old namespace, which has no name", "in a network namespace that a process is in"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t).patient()
+			list := n.unwind(chainOfFour(n)...)
+			p := n.pod("a")
+			p.mustAdd(list)
+			n.forgetCalls()
+			next := p
+			if c.name != "same namespace" {
+				p.processInside()
+				next = p.again()
+			}
+			if strings.HasSuffix(c.name, "no name") {
+				p.dropNetNS()
+			}
+			_, err := next.add(list)
+			var refused *types.Error
+			want := fmt.Sprintf("unwind: %s is added already, %s; DEL it first", p.key(), c.why)
+			if !errors.As(err, &refused) || !strings.HasSuffix(refused.Msg, want) {
+				t.Errorf("ADD: %v, want %s", err, want)
+			}
+			n.wantCalls("ADD")
+			if e := p.entry(); e == nil || e.State != journal.Live || e.Pending() != 4 {
+				t.Errorf("the journal has %+v, want the live entry as it was", e)
+			}
+			p.mustDel(list)
+			n.nothingLeft()
+		})
+	}
+}
+
+// TestSecondDelAfterGrace: a delegate that was killed gets one more DEL when gracePeriod is over, though the first passed:
+// an agent behind it may have gone on. Until then the entry stays, whoever asks.
+func TestSecondDelAfterGrace(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []string{"hang-effect", "crash-effect"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.conf["gracePeriod"] = "1h"
+			n.conf["delegateTimeout"] = "300ms"
+			list := n.unwind(n.faulty("p0", ""), n.faulty("p1", ""), n.faulty("p2", ""))
+			p := n.pod("a")
+			n.plan(map[string]map[string]string{"p1": {"ADD": mode}})
+			_, err := p.add(list)
+			if err == nil || !strings.Contains(err.Error(), "DEL pending: faulty (once more, since it was killed)") {
+				t.Errorf("ADD: %v", err)
+			}
+			for _, verb := range []string{"ADD", "DEL", "ADD of the next sandbox"} {
+				switch verb {
+				case "DEL":
+					p.mustDel(list)
+				case "ADD of the next sandbox":
+					next := n.pod("b")
+					next.Args = p.Args
+					n.plan(nil)
+					next.mustAdd(list)
+					next.mustDel(list)
+				}
+				if e := p.entry(); e == nil || e.State != journal.Unwinding || e.Pending() != 1 || e.Newest().Steps[0].Index != 1 {
+					t.Fatalf("after the %s: %+v, want the one step that waits", verb, e)
+				}
+			}
+			if taken := n.taken(); len(taken) > 0 {
+				t.Errorf("%v are taken while the second DEL waits", taken)
+			}
+			p.edit(func(g *journal.Generation) { g.Steps[0].RepeatAt -= int64(time.Hour) })
+			n.forgetCalls()
+			p.mustDel(list)
+			n.wantCalls("DEL", "DEL p1")
+			n.nothingLeft()
+		})
+	}
+}
+
+// TestGraceEndsWithBoot: what a delegate was about when it was killed has ended with the boot it was in.
+func TestGraceEndsWithBoot(t *testing.T) {
+	t.Parallel()
+	n := newNode(t).patient()
+	n.conf["gracePeriod"] = "1h"
+	list := n.unwind(chainOfFour(n)...)
+	p := n.pod("a")
+	n.plan(map[string]map[string]string{"p1": {"ADD": "crash-effect"}})
+	if _, err := p.add(list); err == nil {
+		t.Fatal("the ADD succeeded")
+	}
+	p.mustDel(list)
+	if e := p.entry(); e == nil || e.Pending() != 1 {
+		t.Fatalf("the journal has %+v, want the step that waits", e)
+	}
+	p.edit(func(g *journal.Generation) { g.Host.BootID = "another" })
+	p.mustDel(list)
+	n.nothingLeft()
+}
+
+// edit changes the newest generation of the pod's entry in the journal.
+func (p *pod) edit(change func(*journal.Generation)) {
+	p.Helper()
+	err := p.store.Update(context.Background(), func(tx *journal.Tx) error {
+		e, err := tx.Get(p.key())
+		if err != nil {
+			return err
+		}
+		change(e.Newest())
+		return tx.Put(e)
+	})
+	if err != nil {
+		p.Fatal(err)
+	}
+}
+
+func TestUndoOrder(t *testing.T) {
+	t.Parallel()
+	steps := func(failed ...int) []journal.Step {
+		all := []journal.Step{{Index: 0}, {Index: 1}, {Index: 2}, {Index: 3}}
+		for _, i := range failed {
+			all[i].LastError = "refused"
+		}
+		return all
+	}
+	for _, c := range []struct {
+		name  string
+		steps []journal.Step
+		undo  journal.Undo
+		want  []int
+	}{
+		{"none", nil, journal.Undo{Began: 3}, nil},
+		{"reverse", steps(), journal.Undo{}, []int{3, 2, 1, 0}},
+		{"first pass", steps(), journal.Undo{Began: 1}, []int{3, 2, 1, 0}},
+		{"rolled back by the ADD, then a pass", steps(), journal.Undo{Began: 1, Ended: 0}, []int{3, 2, 1, 0}},
+		{"the last failed", steps(3), journal.Undo{Began: 2, Ended: 1}, []int{2, 1, 0, 3}},
+		{"two failed, in their order", steps(1, 3), journal.Undo{Began: 2, Ended: 1}, []int{2, 0, 3, 1}},
+		{"the first failed", steps(0), journal.Undo{Began: 2, Ended: 1}, []int{3, 2, 1, 0}},
+		{"all failed", steps(0, 1, 2, 3), journal.Undo{Began: 2, Ended: 1}, []int{3, 2, 1, 0}},
+		{"one cut off", steps(), journal.Undo{Began: 2}, []int{2, 1, 0, 3}},
+		{"two cut off", steps(), journal.Undo{Began: 3}, []int{1, 0, 3, 2}},
+		{"three cut off", steps(), journal.Undo{Began: 4}, []int{0, 3, 2, 1}},
+		{"four cut off", steps(), journal.Undo{Began: 5}, []int{3, 2, 1, 0}},
+		{"failed, then one cut off", steps(3), journal.Undo{Began: 5, Ended: 3}, []int{1, 0, 3, 2}},
+		{"a gap", []journal.Step{{Index: 1}, {Index: 3}}, journal.Undo{Began: 2}, []int{1, 3}},
+		{"one, many cut off", []journal.Step{{Index: 2}}, journal.Undo{Began: 7}, []int{2}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := undoOrder(&journal.Generation{Steps: c.steps, Undo: c.undo}); !slices.Equal(got, c.want) {
+				t.Errorf("%v, want %v", got, c.want)
+			}
+		})
+	}
+}
+
+// TestDecide has each row of the table of evidence, and its neighbours: the same with one thing unknown or the other way.
+func TestDecide(t *testing.T) {
+	t.Parallel()
+	gone := evidence{state: journal.Live, locked: no, lockFile: yes, sameBoot: yes, otherHost: no, netns: no, inside: no, hostLink: no}
+	with := func(change func(*evidence)) evidence {
+		ev := gone
+		change(&ev)
+		return ev
+	}
+	for _, c := range []struct {
+		name string
+		ev   evidence
+		dead bool
+	}{
+		{"nothing is known", evidence{}, false},
+		{"nothing is known but that it is free", evidence{locked: no}, false},
+		{"namespace gone", gone, true},
+		{"… and locked", with(func(ev *evidence) { ev.locked = yes }), false},
+		{"… lock unknown", with(func(ev *evidence) { ev.locked = unknown }), false},
+		{"… a process inside", with(func(ev *evidence) { ev.inside = yes }), false},
+		{"… inside unknown", with(func(ev *evidence) { ev.inside = unknown }), false},
+		{"… host link there", with(func(ev *evidence) { ev.hostLink = yes }), false},
+		{"… host link unknown", with(func(ev *evidence) { ev.hostLink = unknown }), false},
+		{"… namespace unknown", with(func(ev *evidence) { ev.netns = unknown }), false},
+		{"namespace there", with(func(ev *evidence) { ev.netns = yes }), false},
+
+		{"adding, lock free", with(func(ev *evidence) { ev.state, ev.netns, ev.inside, ev.hostLink = journal.Adding, yes, yes, yes }), true},
+		{"adding, locked", with(func(ev *evidence) { ev.state, ev.locked = journal.Adding, yes }), false},
+		{"adding, no lock file", with(func(ev *evidence) { ev.state, ev.lockFile, ev.netns = journal.Adding, no, yes }), false},
+		{"adding, lock file unknown", with(func(ev *evidence) { ev.state, ev.lockFile, ev.netns = journal.Adding, unknown, yes }), false},
+		{"adding, no lock file, namespace gone", with(func(ev *evidence) { ev.state, ev.lockFile = journal.Adding, no }), true},
+
+		{"unwinding", with(func(ev *evidence) { ev.state, ev.netns, ev.inside = journal.Unwinding, yes, yes }), true},
+		{"unwinding, locked", with(func(ev *evidence) { ev.state, ev.locked = journal.Unwinding, yes }), false},
+		{"unwinding, lock unknown", with(func(ev *evidence) { ev.state, ev.locked = journal.Unwinding, unknown }), false},
+		{"removing", with(func(ev *evidence) { ev.state, ev.netns, ev.inside = journal.Removing, yes, yes }), true},
+		{"removing, locked", with(func(ev *evidence) { ev.state, ev.locked = journal.Removing, yes }), false},
+
+		{"another boot", evidence{state: journal.Live, locked: no, sameBoot: no, otherHost: no}, true},
+		{"another boot, adding", evidence{state: journal.Adding, locked: no, lockFile: yes, sameBoot: no, otherHost: no}, true},
+		{"another boot, locked", evidence{state: journal.Live, locked: yes, sameBoot: no, otherHost: no}, false},
+		{"another boot of another machine", evidence{state: journal.Live, locked: no, sameBoot: no, otherHost: yes}, false},
+		{"… adding", evidence{state: journal.Adding, locked: no, lockFile: yes, sameBoot: no, otherHost: yes}, false},
+		{"another boot, machine unknown", evidence{state: journal.Live, locked: no, sameBoot: no}, false},
+		{"boot unknown", evidence{state: journal.Live, locked: no, otherHost: no}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if v := decide(c.ev); v.dead != c.dead || v.reason == "" {
+				t.Errorf("%+v, want dead %t and a reason", v, c.dead)
+			}
+		})
+	}
+}
+
+// TestDue: an entry waits only if each of its steps waits for its second DEL.
+func TestDue(t *testing.T) {
+	t.Parallel()
+	hour := journal.BootNanos() + int64(time.Hour)
+	waiting := journal.Step{Attempts: 1, RepeatAt: hour}
+	for _, c := range []struct {
+		name   string
+		boot   string
+		steps  []journal.Step
+		notDue bool
+	}{
+		{"never tried", "this", []journal.Step{{}}, false},
+		{"killed, never tried", "this", []journal.Step{{RepeatAt: hour}}, false},
+		{"waits", "this", []journal.Step{waiting}, true},
+		{"waits, of another boot", "another", []journal.Step{waiting}, false},
+		{"waited", "this", []journal.Step{{Attempts: 1, RepeatAt: 1}}, false},
+		{"failed", "this", []journal.Step{{Attempts: 1, RepeatAt: hour, LastError: "refused"}}, false},
+		{"parked", "this", []journal.Step{{Attempts: 1, RepeatAt: hour, Parked: true}}, false},
+		{"one of two waits", "this", []journal.Step{waiting, {}}, false},
+		{"both wait", "this", []journal.Step{waiting, waiting}, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			o := &op{host: journal.Host{BootID: "this"}}
+			e := &journal.Entry{Generations: []journal.Generation{{Host: journal.Host{BootID: c.boot}, Steps: c.steps}}}
+			if o.due(e) == c.notDue {
+				t.Errorf("due %t", !c.notDue)
+			}
+		})
+	}
+}

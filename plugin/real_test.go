@@ -1,0 +1,456 @@
+package plugin
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/vishvananda/netlink"
+
+	"github.com/containernetworking/plugins/pkg/ns"
+)
+
+// TestReferencePlugins runs chains of the reference plugins plain and through unwind. Both give the same result, pass
+// CHECK alike and leave the same on the host after DEL: nothing.
+func TestReferencePlugins(t *testing.T) {
+	t.Parallel()
+	const (
+		firewall  = `{"type": "firewall"}`
+		portmap   = `{"type": "portmap", "capabilities": {"portMappings": true}}`
+		bandwidth = `{"type": "bandwidth", "ingressRate": 8000000, "ingressBurst": 8000000,
+		              "egressRate": 8000000, "egressBurst": 8000000}`
+		sbr = `{"type": "sbr"}`
+	)
+	tuning := func(n *node) string {
+		return fmt.Sprintf(`{"type": "tuning", "mtu": 1400, "sysctl": {"net.core.somaxconn": "500"}, "dataDir": %q}`, n.tuningDir())
+	}
+	all := []string{"IPv4", "IPv6", "dual"}
+	for _, c := range []struct {
+		name     string
+		families []string
+		ifname   string
+		pings    bool
+		chain    func(n *node, families string) []string
+	}{
+		{"bridge and all that chains", all, "eth0", true, func(n *node, families string) []string {
+			return []string{n.masquerading("bridge", families, ""), tuning(n), bandwidth, portmap, firewall}
+		}},
+		{"ptp and all that chains", all, "eth0", true, func(n *node, families string) []string {
+			return []string{n.masquerading("ptp", families, ""), tuning(n), bandwidth, portmap, firewall}
+		}},
+		{"ptp, sbr", all, "eth0", true, func(n *node, families string) []string {
+			return []string{n.masquerading("ptp", families, ""), sbr}
+		}},
+		{"macvlan, tuning, firewall", all, "eth0", true, func(n *node, families string) []string {
+			macvlan := fmt.Sprintf(`{"type": "macvlan", "master": %q, "ipam": %s}`, n.hostVeth(families), n.ranges(families))
+			return []string{macvlan, tuning(n), firewall}
+		}},
+		{"host-device", []string{"dual"}, "eth0", true, func(n *node, families string) []string {
+			return []string{fmt.Sprintf(`{"type": "host-device", "device": %q, "ipam": %s}`, n.hostVeth(families), n.ranges(families))}
+		}},
+		{"bridge, static", []string{"dual"}, "eth0", false, func(n *node, families string) []string {
+			return []string{fmt.Sprintf(`{"type": "bridge", "bridge": %q, "ipam": {"type": "static", "addresses": [{"address": %q}, {"address": %q}]}}`,
+				n.bridge, n.prefix(4, 9), n.prefix(6, 9)), firewall}
+		}},
+		{"bridge without addresses", []string{"no"}, "eth0", false, func(n *node, _ string) []string {
+			return []string{fmt.Sprintf(`{"type": "bridge", "bridge": %q}`, n.bridge), tuning(n)}
+		}},
+		{"loopback", []string{"no"}, "lo", false, func(*node, string) []string {
+			return []string{`{"type": "loopback"}`}
+		}},
+	} {
+		for _, families := range c.families {
+			t.Run(c.name+", "+families, func(t *testing.T) {
+				t.Parallel()
+				n := newNode(t).patient()
+				chain := c.chain(n, families)
+				plain := n.seeThrough(n.plain(chain...), c.ifname, c.pings)
+				if err := os.RemoveAll(n.dataDir()); err != nil { // so that host-local gives the same addresses
+					t.Fatal(err)
+				}
+				ours := n.seeThrough(n.unwind(chain...), c.ifname, c.pings)
+				if ours != plain {
+					t.Errorf("through unwind:\n%s\nplain:\n%s", ours, plain)
+				}
+				n.nothingLeft()
+			})
+		}
+	}
+}
+
+// seeThrough takes a pod through ADD, CHECK and DEL and returns all that can be seen of it, with what differs from pod to
+// pod taken out.
+func (n *node) seeThrough(list *libcni.NetworkConfigList, ifname string, pings bool) string {
+	n.Helper()
+	p := n.pod("a")
+	defer p.dropNetNS()
+	p.IfName = ifname
+	p.CapabilityArgs = map[string]any{"portMappings": []map[string]any{{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}}}
+	r := p.mustAdd(list)
+	if pings {
+		p.pingsGateways(r)
+	}
+	checked := p.check(list)
+	marks := p.marks(r)
+	there := len(p.traces(marks))
+	p.mustDel(list)
+	for _, trace := range p.traces(marks) {
+		n.Errorf("left by a chain of %d: %s", len(list.Plugins), trace)
+	}
+	return fmt.Sprintf("result %s\nCHECK passes: %t\ntraces: %d", p.meaning(r), checked == nil, there)
+}
+
+// TestCapabilityArguments gives arguments for every capability of the chain, and one that none has: each delegate gets
+// those that it declares, in every verb, numbers to the last digit.
+func TestCapabilityArguments(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	list := n.unwind(
+		n.faulty("p0", `, "capabilities": {"ips": true, "mac": true, "portMappings": false}`),
+		n.faulty("p1", `, "capabilities": {"bandwidth": true}`),
+		n.faulty("p2", ``),
+		n.faulty("p3", `, "capabilities": {"portMappings": true, "infinibandGUID": true}`))
+	p := n.pod("a")
+	p.CapabilityArgs = map[string]any{
+		"ips": []string{"192.0.2.7/24"}, "mac": "02:00:00:00:00:07", "infinibandGUID": "c2:11",
+		"bandwidth":    json.RawMessage(`{"ingressRate":9007199254740993,"egressRate":1e21}`),
+		"portMappings": []map[string]any{{"hostPort": 80}},
+	}
+	p.mustAdd(list)
+	if err := p.check(list); err != nil {
+		t.Fatal(err)
+	}
+	p.mustDel(list)
+	want := map[string]string{
+		"p0": `{"ips":["192.0.2.7/24"],"mac":"02:00:00:00:00:07"}`,
+		"p1": `{"bandwidth":{"ingressRate":9007199254740993,"egressRate":1e21}}`,
+		"p3": `{"portMappings":[{"hostPort":80}]}`, // unwind's own entry does not declare infinibandGUID
+	}
+	for _, l := range n.callLog() {
+		if got := string(l.Stdin["runtimeConfig"]); got != want[l.Instance] {
+			t.Errorf("%s %s got runtimeConfig %s, want %s", l.Command, l.Instance, got, want[l.Instance])
+		}
+	}
+	if warning := `"capabilities": {\"infinibandGUID\": true}`; !strings.Contains(n.log(), warning[len(`"capabilities": `):]) {
+		t.Errorf("no warning says to write %s", warning)
+	}
+	n.nothingLeft()
+}
+
+// TestCapabilitiesTakeEffect gives the capability arguments of a Kubernetes pod to real plugins.
+func TestCapabilitiesTakeEffect(t *testing.T) {
+	t.Parallel()
+	n := newNode(t).patient()
+	list := n.unwind(
+		n.bridgePlugin(`, "capabilities": {"ips": true, "mac": true}`),
+		`{"type": "bandwidth", "capabilities": {"bandwidth": true}}`,
+		`{"type": "portmap", "capabilities": {"portMappings": true}}`)
+	p := n.pod("a")
+	mac, ip := "02:00:00:00:07:07", n.prefix(4, 77)
+	p.CapabilityArgs = map[string]any{
+		"ips": []string{ip.String()}, "mac": mac,
+		"bandwidth":    map[string]any{"ingressRate": 8000000, "ingressBurst": 8000000},
+		"portMappings": []map[string]any{{"hostPort": 8077, "containerPort": 80, "protocol": "tcp"}},
+	}
+	r := p.result(p.mustAdd(list))
+	marks := p.marks(r)
+	container := r.Interfaces[2]
+	if r.IPs[0].Address.String() != ip.String() || container.Mac != mac {
+		t.Errorf("the pod has %s and %s, not %s and %s", r.IPs[0].Address.String(), container.Mac, ip, mac)
+	}
+	if veth := r.Interfaces[1].Name; !strings.Contains(run(t, "tc", "qdisc", "show", "dev", veth), "rate 8Mbit") {
+		t.Errorf("no limit on %s", veth)
+	}
+	if rules := n.rules(fmt.Sprintf("--dport 8077 -j DNAT --to-destination %s:80", ip.Addr())); len(rules) != 1 {
+		t.Errorf("rules for the port: %q", rules)
+	}
+	p.mustDel(list)
+	for _, trace := range p.traces(marks) {
+		t.Errorf("left: %s", trace)
+	}
+	n.nothingLeft()
+}
+
+// TestInjectedKeys has the keys that multus writes into unwind's entry arrive at the delegates, over their own.
+func TestInjectedKeys(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.conf["args"] = json.RawMessage(`{"cni": {"ips": ["192.0.2.7"], "mac": "02:00:00:00:00:07"}, "x": 1}`)
+	n.conf["deviceID"] = "0000:03:00.1"
+	n.conf["pciBusID"] = "0000:03:00.1"
+	list := n.unwind(
+		n.faulty("p0", ``),
+		n.faulty("p1", `, "args": {"cni": {"mac": "own", "own": true}, "y": 2}, "deviceID": "own"`))
+	p := n.pod("a")
+	p.mustAdd(list)
+	p.mustDel(list)
+	want := map[string]string{
+		"p0": `{"cni":{"ips":["192.0.2.7"],"mac":"02:00:00:00:00:07"},"x":1}`,
+		"p1": `{"cni":{"ips":["192.0.2.7"],"mac":"02:00:00:00:00:07","own":true},"x":1,"y":2}`,
+	}
+	for _, l := range n.callLog() {
+		if got := string(l.Stdin["args"]); got != want[l.Instance] {
+			t.Errorf("%s %s got args %s, want %s", l.Command, l.Instance, got, want[l.Instance])
+		}
+		for _, key := range []string{"deviceID", "pciBusID"} {
+			if got := string(l.Stdin[key]); got != `"0000:03:00.1"` {
+				t.Errorf("%s %s got %s %s", l.Command, l.Instance, key, got)
+			}
+		}
+	}
+	n.nothingLeft()
+}
+
+// TestNumbers has large numbers of a delegate's configuration arrive: as libcni makes them in an inline chain, which is as
+// the plain chain has them, and as they are written with chainFile; in DEL too, so the journal keeps them.
+func TestNumbers(t *testing.T) {
+	t.Parallel()
+	written := `{"big":9007199254740993,"huge":1e21,"price":1.10,"list":[18446744073709551615,-0],"a\u00e4":"ä"}`
+	n := newNode(t)
+	delegate := n.faulty("p0", `, "numbers": `+written)
+	file := filepath.Join(n.dir, "chain.conflist")
+	numbers := func(list *libcni.NetworkConfigList) string {
+		t.Helper()
+		n.forgetCalls()
+		p := n.pod("a")
+		defer p.dropNetNS()
+		p.mustAdd(list)
+		p.mustDel(list)
+		calls := n.callLog()
+		add, del := string(calls[0].Stdin["numbers"]), string(calls[1].Stdin["numbers"])
+		if add != del {
+			t.Errorf("ADD had %s, DEL %s", add, del)
+		}
+		return add
+	}
+	plain := numbers(n.plain(delegate))
+	if got := numbers(n.unwind(delegate)); got != plain {
+		t.Errorf("inline: %s, plain: %s", got, plain)
+	}
+	if err := os.WriteFile(file, fmt.Appendf(nil, `{"cniVersion": "1.0.0", "plugins": [%s]}`, delegate), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.conf["chain"], n.conf["chainFile"] = nil, file
+	if got := numbers(n.unwind()); got != written {
+		t.Errorf("chainFile: %s, written: %s", got, written)
+	}
+	n.nothingLeft()
+}
+
+// TestCNIArgs has CNI_ARGS arrive as the runtime gave it; with the DEL as the ADD had it.
+func TestCNIArgs(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	list := n.unwind(n.faulty("p0", ""))
+	p := n.pod("a")
+	p.Args = [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAME", "a"}, {"X", ` "=ä%20\n`}, {"EMPTY", ""}}
+	p.mustAdd(list)
+	p.Args = nil
+	p.mustDel(list)
+	for _, l := range n.callLog() {
+		if want := `IgnoreUnknown=1;K8S_POD_NAME=a;X= "=ä%20\n;EMPTY=`; l.Args != want {
+			t.Errorf("%s got CNI_ARGS %s, want %s", l.Command, l.Args, want)
+		}
+	}
+	n.nothingLeft()
+}
+
+// Configurations of reference plugins.
+
+// prefix returns the host-th address of the node's IPv4 or IPv6 subnet, with the length of the subnet.
+func (n *node) prefix(version int, host byte) netip.Prefix {
+	b := netip.MustParsePrefix(n.subnet).Addr().As4()
+	if version == 4 {
+		b[3] = host
+		return netip.PrefixFrom(netip.AddrFrom4(b), 24)
+	}
+	return netip.MustParsePrefix(fmt.Sprintf("fd00:%d:%d::%x/64", b[1], b[2], host))
+}
+
+// prefixes returns the host-th address of each of the families: "IPv4", "IPv6", "dual".
+func (n *node) prefixes(families string, host byte) []netip.Prefix {
+	return map[string][]netip.Prefix{
+		"IPv4": {n.prefix(4, host)}, "IPv6": {n.prefix(6, host)}, "dual": {n.prefix(4, host), n.prefix(6, host)},
+	}[families]
+}
+
+// ranges is a host-local configuration for the families, with a default route in each.
+func (n *node) ranges(families string) string {
+	var ranges, routes []string
+	for _, p := range n.prefixes(families, 0) {
+		ranges = append(ranges, fmt.Sprintf(`[{"subnet": %q}]`, p.Masked()))
+		anywhere := map[bool]string{true: "0.0.0.0/0", false: "::/0"}[p.Addr().Is4()]
+		routes = append(routes, fmt.Sprintf(`{"dst": %q}`, anywhere))
+	}
+	return fmt.Sprintf(`{"type": "host-local", "dataDir": %q, "ranges": [%s], "routes": [%s]}`, n.dataDir(),
+		strings.Join(ranges, ", "), strings.Join(routes, ", "))
+}
+
+// masquerading is a bridge or ptp with ipMasq. extra is appended to the object: it begins with a comma.
+func (n *node) masquerading(plugin, families, extra string) string {
+	return fmt.Sprintf(`{"type": %q, "bridge": %q, "isGateway": true, "ipMasq": true, "ipam": %s%s}`, plugin, n.bridge,
+		n.ranges(families), extra)
+}
+
+// hostVeth makes a pair of interfaces on the host and returns the name of one; the other has the gateways' addresses.
+func (n *node) hostVeth(families string) string {
+	n.Helper()
+	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "d" + n.bridge}, PeerName: "g" + n.bridge}
+	if err := netlink.LinkAdd(veth); err != nil {
+		n.Fatal(err)
+	}
+	n.Cleanup(func() {
+		if err := netlink.LinkDel(veth); err != nil {
+			n.Errorf("the device is not back on the host: %v", err)
+		}
+	})
+	for _, name := range []string{"d" + n.bridge, "g" + n.bridge} {
+		run(n, "ip", "link", "set", name, "up")
+	}
+	for _, p := range n.prefixes(families, 1) {
+		run(n, "ip", "address", "add", p.String(), "dev", "g"+n.bridge, "nodad")
+	}
+	return veth.Name
+}
+
+func (n *node) tuningDir() string { return filepath.Join(n.dir, "tuning") }
+
+// What can be seen of a pod.
+
+// result returns a result in the newest version.
+func (p *pod) result(r types.Result) *types100.Result {
+	p.Helper()
+	converted, err := types100.NewResultFromResult(r)
+	if err != nil {
+		p.Fatal(err)
+	}
+	return converted
+}
+
+// pingsGateways sees that the pod reaches the gateway of each of its addresses.
+func (p *pod) pingsGateways(r types.Result) {
+	p.Helper()
+	for _, ip := range p.result(r).IPs {
+		p.pings(ip.Address.IP.String(), ip.Gateway.String())
+	}
+}
+
+// pings sees that the pod reaches an address of the host from one of its own.
+func (p *pod) pings(from, to string) {
+	p.Helper()
+	eventually(p, fmt.Sprintf("%s pings %s", from, to), func() bool {
+		return exec.Command("nsenter", "--net="+p.NetNS, "ping", "-c1", "-W1", "-I", from, to).Run() == nil
+	})
+}
+
+// meaning returns a result as text, without what differs each time: MACs, paths, and the ends of generated names.
+func (p *pod) meaning(r types.Result) string {
+	p.Helper()
+	result := p.result(r)
+	for _, i := range result.Interfaces {
+		i.Mac = ""
+		if i.Sandbox != "" {
+			i.Sandbox = "the container"
+		}
+		if len(i.Name) >= 12 {
+			i.Name = i.Name[:3]
+		}
+	}
+	text, err := json.Marshal(result)
+	if err != nil {
+		p.Fatal(err)
+	}
+	return string(text)
+}
+
+// marks are what tells the traces of a pod from those of others.
+type marks struct {
+	links []string // names of interfaces on the host
+	texts []string // in rules
+}
+
+var ownChain = regexp.MustCompile(`CNI-(DN-|SN-)?[0-9a-f]{16,}`)
+
+// marks returns how a pod that was just added can be told on the host.
+func (p *pod) marks(r types.Result) (m marks) {
+	p.Helper()
+	result := p.result(r)
+	for _, i := range result.Interfaces {
+		if i.Sandbox == "" && i.Name != p.bridge {
+			m.links = append(m.links, i.Name)
+		}
+	}
+	for _, ip := range slices.DeleteFunc(result.IPs, func(ip *types100.IPConfig) bool { return ip.Address.IP.IsLoopback() }) {
+		m.texts = append(m.texts, " "+ip.Address.IP.String()+"/", " "+ip.Address.IP.String()+" ")
+	}
+	byName := fmt.Sprintf(`name: \"%s\" id: \"%s\"`, p.network, p.ContainerID)
+	m.texts = append(m.texts, byName, fmt.Sprintf("net: %s, if: %s, id: %s", p.network, p.IfName, p.ContainerID))
+	for _, rule := range p.rules(byName) {
+		m.texts = append(m.texts, ownChain.FindAllString(rule, -1)...)
+	}
+	return m
+}
+
+// traces returns what there is of a pod on the host and in its network namespace.
+func (p *pod) traces(m marks) (traces []string) {
+	p.Helper()
+	for _, name := range m.links {
+		if _, err := netlink.LinkByName(name); err == nil {
+			traces = append(traces, "interface "+name)
+		}
+	}
+	rules := p.rules("")
+	masquerade, _ := exec.Command("nft", "list", "table", "inet", "cni_plugins_masquerade").Output() // if there is one
+	for _, rule := range append(rules, strings.Split(string(masquerade), "\n")...) {
+		if slices.ContainsFunc(m.texts, func(text string) bool { return strings.Contains(rule+" ", text) }) {
+			traces = append(traces, "rule "+rule)
+		}
+	}
+	for _, name := range p.names(p.tuningDir()) {
+		traces = append(traces, "tuning's backup "+name)
+	}
+	for address, owner := range p.reserved() {
+		if strings.HasPrefix(owner, p.ContainerID+" ") {
+			traces = append(traces, "reservation of "+address)
+		}
+	}
+	return append(traces, p.inside()...)
+}
+
+// inside returns the interfaces and the source rules in the pod's network namespace, if it is there.
+func (p *pod) inside() (traces []string) {
+	p.Helper()
+	there, err := ns.GetNS(p.NetNS)
+	if err != nil {
+		return nil
+	}
+	defer there.Close()
+	for _, name := range p.links(p.NetNS) {
+		if name != "lo" {
+			traces = append(traces, "interface "+name+" of the container")
+		}
+	}
+	err = there.Do(func(ns.NetNS) error {
+		rules, err := netlink.RuleList(netlink.FAMILY_ALL)
+		for _, r := range rules {
+			if r.Src != nil {
+				traces = append(traces, "routing rule "+r.String())
+			}
+		}
+		return err
+	})
+	if err != nil {
+		p.Fatal(err)
+	}
+	return traces
+}

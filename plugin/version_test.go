@@ -1,0 +1,160 @@
+package plugin
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/version"
+)
+
+// versions that the specification has had since results have interfaces.
+var versions = []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
+
+// TestVersions has every version outside with every version inside: the runtime gets its own, delegates get theirs, and
+// the DEL goes through. The delegates log what they get.
+func TestVersions(t *testing.T) {
+	t.Parallel()
+	for _, outer := range versions {
+		for _, inner := range versions {
+			t.Run(outer+" outside, "+inner+" inside", func(t *testing.T) {
+				t.Parallel()
+				n := newNode(t)
+				n.outer, n.inner = outer, inner
+				list := n.unwind(n.bridgePlugin(""), `{"type": "tuning"}`, n.faulty("p0", ""))
+				n.versionsThrough(list, outer, inner)
+			})
+		}
+	}
+}
+
+// TestCNIVersionsPair lists two versions, as for runtimes old and new: the higher one is spoken.
+func TestCNIVersionsPair(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	chain := `{"cniVersion": "0.4.0", "cniVersions": ["0.4.0", "1.0.0", "9.9.9"], "plugins": [%s, %s]}`
+	list, err := libcni.NetworkConfFromBytes(fmt.Appendf(nil,
+		`{"cniVersion": "1.0.0", "cniVersions": ["1.0.0", "1.1.0"], "name": %q, "plugins": [%s]}`, n.network,
+		n.unwindChain(fmt.Sprintf(chain, n.bridgePlugin(""), n.faulty("p0", ""))).Plugins[0].Bytes))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.versionsThrough(list, "1.1.0", "1.0.0")
+}
+
+// TestVersionOfTheChainAbsent has a chain without a version speak unwind's own.
+func TestVersionOfTheChainAbsent(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.outer = "0.4.0"
+	list := n.unwindChain(fmt.Sprintf(`{"plugins": [%s, %s]}`, n.bridgePlugin(""), n.faulty("p0", "")))
+	n.versionsThrough(list, "0.4.0", "0.4.0")
+}
+
+// versionsThrough takes a pod through ADD and DEL of a chain that ends with a faulty plugin, and sees which versions are
+// spoken outside and inside.
+func (n *node) versionsThrough(list *libcni.NetworkConfigList, outer, inner string) {
+	n.Helper()
+	p := n.pod("a")
+	r := p.mustAdd(list)
+	if r.Version() != outer {
+		n.Errorf("the runtime got a result in %q, not %q", r.Version(), outer)
+	}
+	if result := p.result(r); len(result.IPs) != 1 || len(result.Interfaces) != 3 {
+		n.Errorf("the result is not whole: %v", result)
+	}
+	p.mustDel(list)
+	calls := n.callLog()
+	if len(calls) != 2 {
+		n.Fatalf("the faulty plugin was called %d times", len(calls))
+	}
+	prevOnDel, err := version.GreaterThanOrEqualTo(inner, "0.4.0")
+	if err != nil {
+		n.Fatal(err)
+	}
+	for _, l := range calls {
+		if got := string(l.Stdin["cniVersion"]); got != fmt.Sprintf("%q", inner) {
+			n.Errorf("%s: the delegate's version is %s, not %q", l.Command, got, inner)
+		}
+		var prev struct {
+			CNIVersion string
+			IPs        []struct{ Version string }
+		}
+		raw, there := l.Stdin["prevResult"]
+		if want := l.Command == "ADD" || prevOnDel; there != want {
+			n.Errorf("%s: the delegate has a prevResult: %t, want %t", l.Command, there, want)
+		}
+		if !there {
+			continue
+		}
+		if err := json.Unmarshal(raw, &prev); err != nil {
+			n.Fatal(err)
+		}
+		if hasFamily := prev.IPs[0].Version != ""; prev.CNIVersion != inner || hasFamily == (inner >= "1.0.0") {
+			n.Errorf("%s: the delegate's prevResult is not in %q: %s", l.Command, inner, raw)
+		}
+	}
+	n.nothingLeft()
+}
+
+// TestVersionOfResults has a delegate print its result in no version, in another one, and in one that nobody knows: the
+// next delegate gets it in the chain's, or it is an error of the delegate that printed it, which is undone.
+func TestVersionOfResults(t *testing.T) {
+	t.Parallel()
+	v040 := `"ips": [{"version": "4", "address": "192.0.2.7/24"}]`
+	v100 := `"ips": [{"address": "192.0.2.7/24"}]`
+	for _, c := range []struct{ name, inner, printed, wantErr string }{
+		{"none", "1.0.0", `{` + v100 + `}`, ""},
+		{"older", "1.0.0", `{"cniVersion": "0.4.0", ` + v040 + `}`, ""},
+		{"newer", "0.4.0", `{"cniVersion": "1.1.0", ` + v100 + `}`, ""},
+		{"oldest", "1.0.0", `{"cniVersion": "0.2.0", "ip4": {"ip": "192.0.2.7/24"}}`, ""},
+		{"unknown", "1.0.0", `{"cniVersion": "9.9.9", ` + v100 + `}`, `plugin type="printer" failed (add): `},
+		{"not a version", "1.0.0", `{"cniVersion": 1, ` + v100 + `}`, `plugin type="printer" failed (add): its result: `},
+		{"not a result", "1.0.0", `[]`, `plugin type="printer" failed (add): its result is not a JSON object`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.inner = c.inner
+			n.script("printer", `cat >/dev/null; echo "$CNI_COMMAND" >>`+n.dir+`/printer; [ "$CNI_COMMAND" != ADD ] || echo '`+c.printed+`'`)
+			list := n.unwind(`{"type": "printer"}`, n.faulty("p1", ""))
+			p := n.pod("a")
+			r, err := p.add(list)
+			if c.wantErr != "" {
+				if err == nil || !strings.Contains(err.Error(), c.wantErr) {
+					t.Errorf("ADD: %v, want %s", err, c.wantErr)
+				}
+				if calls, err := os.ReadFile(n.dir + "/printer"); err != nil || string(calls) != "ADD\nDEL\n" {
+					t.Errorf("it was called for %q (%v)", calls, err)
+				}
+				n.nothingLeft()
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := p.result(r).IPs[0].Address.String(); r.Version() != n.outer || got != "192.0.2.7/24" {
+				t.Errorf("the runtime got %s in %s", got, r.Version())
+			}
+			var prev struct{ CNIVersion string }
+			if err := json.Unmarshal(n.callLog()[0].Stdin["prevResult"], &prev); err != nil || prev.CNIVersion != c.inner {
+				t.Errorf("the next delegate got its prevResult in %q (%v)", prev.CNIVersion, err)
+			}
+			p.mustDel(list)
+			n.nothingLeft()
+		})
+	}
+}
+
+// script makes a plugin that is a shell script.
+func (n *node) script(plugin, body string) {
+	n.Helper()
+	file := filepath.Join(n.path[0], plugin)
+	if err := os.WriteFile(file, []byte("#!/bin/sh\n"+body+"\n"), 0o700); err != nil {
+		n.Fatal(err)
+	}
+}
