@@ -16,6 +16,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	bolt "go.etcd.io/bbolt"
 )
 
 var (
@@ -216,6 +218,24 @@ func TestDamage(t *testing.T) {
 				t.Errorf("it died of %s: %v", last, err)
 			}
 			t.Logf("%d journals were damaged", n)
+		})
+	}
+}
+
+// A file without one of our buckets can never be used again, whatever bbolt says of it.
+func TestMissingBucket(t *testing.T) {
+	for _, name := range buckets {
+		t.Run(string(name), func(t *testing.T) {
+			s := newStore(t)
+			put(t, s, adding("a"))
+			raw(t, s, func(btx *bolt.Tx) error { return btx.DeleteBucket(name) })
+			if err := s.View(t.Context(), look); !errors.Is(err, errCorrupt) {
+				t.Errorf("View: %v", err)
+			}
+			put(t, s, adding("b"))
+			if aside := setAside(t, s); len(aside) != 1 {
+				t.Errorf("set aside: %v, want one", aside)
+			}
 		})
 	}
 }

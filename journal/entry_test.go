@@ -275,6 +275,24 @@ func TestDeleteOfDamagedEntry(t *testing.T) {
 	}
 }
 
+// A key of an index that cannot be read leads nowhere, and does not hide those that can.
+func TestDamagedIndex(t *testing.T) {
+	s := newStore(t)
+	a, pod := adding("a", "10.0.0.1"), Pod{Namespace: "ns", Name: "pod"}
+	a.Pod = pod
+	put(t, s, a)
+	raw(t, s, func(btx *bolt.Tx) error {
+		return errors.Join(
+			btx.Bucket(bucketPods).Put(append(podKey(pod), '?'), nil),
+			btx.Bucket(bucketAddresses).Put(append(addressKey(a.Addresses()[0]), '?'), nil))
+	})
+	view(t, s, func(tx *Tx) error {
+		wantIDs(t, "ByPod", []string{"a"})(tx.ByPod(pod))
+		wantIDs(t, "ByAddress", []string{"a"})(tx.ByAddress(a.Addresses()[0]))
+		return nil
+	})
+}
+
 // wantIDs returns a function that takes what ByPod and ByAddress return, and checks it.
 func wantIDs(t *testing.T, what string, want []string) func([]*Entry, error) {
 	t.Helper()

@@ -175,8 +175,8 @@ func (l *Lock) Release() {
 }
 
 // queue takes the queue of the journal. A reader changes nothing on the disk, so it makes no file: a journal without a
-// queue file is read without one.
-func (s *Store) queue(ctx context.Context, write bool) (unlock func(), err error) {
+// queue file is read without one, and nil is returned.
+func (s *Store) queue(ctx context.Context, write bool) (*os.File, error) {
 	path := filepath.Join(s.Dir, queueName)
 	flag := os.O_RDWR | os.O_CREATE
 	if !write {
@@ -184,12 +184,12 @@ func (s *Store) queue(ctx context.Context, write bool) (unlock func(), err error
 	}
 	f, err := lockFile(ctx, path, flag)
 	if !write && errors.Is(err, fs.ErrNotExist) {
-		return func() {}, nil
+		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("journal: queue %s: %w", path, err)
 	}
-	return func() { _ = f.Close() }, nil
+	return f, nil
 }
 
 // lockFile opens a file and takes its flock, and sees that it is still the file at its path.

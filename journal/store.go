@@ -87,13 +87,13 @@ func (s *Store) View(ctx context.Context, fn func(*Tx) error) error {
 func (s *Store) run(ctx context.Context, write bool, fn func(*Tx) error) error {
 	ctx, cancel := context.WithTimeout(ctx, MaxWait)
 	defer cancel()
-	unlock, err := s.queue(ctx, write)
+	queue, err := s.queue(ctx, write)
 	if err != nil {
 		return err
 	}
-	defer unlock()
+	defer queue.Close()
 	for try := 0; ; try++ {
-		err := s.transact(ctx, write, fn)
+		err := s.transact(ctx, queue, write, fn)
 		switch {
 		case errors.Is(err, errAgain) && try < 3:
 		case errors.Is(err, errCorrupt) && write && try == 0:
@@ -107,7 +107,7 @@ func (s *Store) run(ctx context.Context, write bool, fn func(*Tx) error) error {
 }
 
 // transact opens the file, runs fn and closes it. The caller holds the queue.
-func (s *Store) transact(ctx context.Context, write bool, fn func(*Tx) error) (err error) {
+func (s *Store) transact(ctx context.Context, queue *os.File, write bool, fn func(*Tx) error) (err error) {
 	var file *os.File
 	debug.SetPanicOnFault(true)
 	defer debug.SetPanicOnFault(false)
@@ -131,7 +131,7 @@ func (s *Store) transact(ctx context.Context, write bool, fn func(*Tx) error) (e
 			return err
 		}
 	}
-	if file, err = s.open(ctx, write); err != nil {
+	if file, err = s.open(ctx, queue, write); err != nil {
 		return err
 	}
 	db, err := bolt.Open(s.Path(), 0o600, &bolt.Options{
@@ -144,6 +144,9 @@ func (s *Store) transact(ctx context.Context, write bool, fn func(*Tx) error) (e
 	}
 	if write {
 		err = db.Update(func(btx *bolt.Tx) error { return s.inTx(btx, fn) })
+		if err == nil {
+			stamp(queue, file)
+		}
 	} else {
 		err = db.View(func(btx *bolt.Tx) error { return s.inTx(btx, fn) })
 	}
@@ -158,7 +161,7 @@ func abandon(file *os.File) {
 }
 
 // open opens the file, with its lock held, if it is the one at its path and whole.
-func (s *Store) open(ctx context.Context, write bool) (*os.File, error) {
+func (s *Store) open(ctx context.Context, queue *os.File, write bool) (*os.File, error) {
 	flag, how := os.O_RDONLY, unix.LOCK_SH
 	if write {
 		flag, how = os.O_RDWR, unix.LOCK_EX
@@ -172,7 +175,10 @@ func (s *Store) open(ctx context.Context, write bool) (*os.File, error) {
 	if err := flock(ctx, f, how); err != nil {
 		return nil, fmt.Errorf("journal: %s is locked by another program: %w", s.Path(), err)
 	}
-	if err = errAgain; samePath(f, s.Path()) {
+	switch {
+	case !samePath(f, s.Path()):
+		err = errAgain
+	case !stamped(queue, f):
 		err = verify(f)
 	}
 	if err != nil {

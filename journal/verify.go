@@ -7,6 +7,8 @@ import (
 	"hash/fnv"
 	"math"
 	"os"
+
+	"golang.org/x/sys/unix"
 )
 
 // verify reads a whole file and returns what is wrong with it: damage as errCorrupt, what the kernel says of it as it
@@ -25,6 +27,34 @@ func verify(f *os.File) error {
 		return fmt.Errorf("%w: %w", errCorrupt, err)
 	}
 	return nil
+}
+
+// stamp notes in the queue's file how a transaction leaves the journal. Who finds it so need not verify it: reading all of
+// it costs more than the transaction. The stamp is not synced, and counts for one boot: after a loss of power, or the
+// death of a process in a transaction, there is none that fits.
+func stamp(queue, file *os.File) {
+	if text := stampOf(file); text != "" && queue.Truncate(0) == nil {
+		_, _ = queue.WriteAt([]byte(text), 0)
+	}
+}
+
+// stamped says whether the file is as it was left.
+func stamped(queue, file *os.File) bool {
+	if queue == nil {
+		return false
+	}
+	text := make([]byte, 256)
+	n, _ := queue.ReadAt(text, 0)
+	return n > 0 && string(text[:n]) == stampOf(file)
+}
+
+func stampOf(file *os.File) string {
+	var st unix.Stat_t
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil || unix.Fstat(int(file.Fd()), &st) != nil {
+		return ""
+	}
+	return fmt.Sprintf("%s%d %d %d %d %d\n", boot, st.Dev, st.Ino, st.Size, st.Mtim.Nano(), st.Ctim.Nano())
 }
 
 // The pages of a bbolt file, of which the first two are meta pages. Each begins with a header of 16 bytes:

@@ -26,7 +26,7 @@ type firewalled struct {
 }
 
 // newFirewalled has a script stand before the real firewall, which writes down what it was asked, and has its DEL fail or
-// kill unwind if told so.
+// kill unwind if told so, or take its time.
 func newFirewalled(t *testing.T) *firewalled {
 	n := newNode(t).patient()
 	firewall := filepath.Join(n.path[1], "firewall")
@@ -34,16 +34,17 @@ func newFirewalled(t *testing.T) *firewalled {
 	n.script("firewall", fmt.Sprintf(`in=$(tr -d '\n')
 		echo "$CNI_COMMAND $CNI_CONTAINERID $in" >>%[1]s/asked
 		[ $CNI_COMMAND = DEL ] && case $(cat %[1]s/mode) in
+			slow) sleep 0.8 ;;
 			fail) echo '{"cniVersion": "1.0.0", "code": 11, "msg": "firewall is broken"}'; exit 1 ;;
 			kill-parent) kill -9 $PPID; exit 1 ;;
 		esac
 		echo "$in" | exec %[2]s`, n.dir, firewall))
-	f := &firewalled{n, n.unwind(n.bridgePlugin(""), `{"type": "firewall"}`, n.faulty("p2", `, "delayMS": 800`))}
+	f := &firewalled{n, n.unwind(n.bridgePlugin(""), `{"type": "firewall"}`, n.faulty("p2", ""))}
 	f.firewall("works")
 	return f
 }
 
-// firewall sets how the DELs of firewall go: "works", "fail", "kill-parent", or that its binary is "missing".
+// firewall sets how the DELs of firewall go: "works", "slow", "fail", "kill-parent", or that its binary is "missing".
 func (f *firewalled) firewall(mode string) {
 	f.Helper()
 	f.write(filepath.Join(f.dir, "mode"), mode)
@@ -387,26 +388,21 @@ func TestADDWaitsForALateDEL(t *testing.T) {
 			t.Fatal("the DEL succeeded")
 		}
 	}
-	f.firewall("works")
-	f.plan(map[string]map[string]string{"p2": {"DEL": "late"}})
-	f.lowestNext()
+	f.firewall("slow")
+	f.plan(nil)
 	f.asked()
 	done := make(chan error)
 	go func() { done <- a.del(f.list) }()
-	eventually(t, "the address is free", func() bool { return len(f.reserved()) == 0 })
-	r := b.mustAdd(f.list)
-	if got := address(t, r); got != first {
-		t.Fatalf("b got %s, not %s", got, first)
-	}
+	eventually(t, "the late DEL", func() bool {
+		_, err := os.Stat(filepath.Join(f.dir, "asked"))
+		return err == nil
+	})
+	b.addAgain(f.list, first)
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	asked := f.asked()
-	if last := asked[len(asked)-1]; last != "ADD b "+first {
-		t.Errorf("firewall was asked %q", asked)
-	}
+	f.wantAsked("the address was given again", "DEL a "+first, "ADD b "+first)
 	f.wantOpen("after the late DEL", first)
-	f.plan(nil)
 	b.mustDel(f.list)
 	f.nothingLeft()
 }

@@ -165,6 +165,10 @@ func sameMeaning(a, b json.RawMessage) bool {
 	return current(a) == current(b)
 }
 
+// maxPodName is more than Kubernetes allows a namespace (63) and a name (253) to have together, in bytes, and less than the
+// journal allows a key to have.
+const maxPodName = 1000
+
 // podOf reads the pod out of CNI_ARGS (K8S_POD_NAMESPACE=…;K8S_POD_NAME=…;K8S_POD_UID=…), as kubelet's runtimes set it.
 func podOf(args string) journal.Pod {
 	var p journal.Pod
@@ -177,6 +181,9 @@ func podOf(args string) journal.Pod {
 		case "K8S_POD_UID":
 			p.UID = value
 		}
+	}
+	if len(p.Namespace)+len(p.Name) > maxPodName {
+		return journal.Pod{}
 	}
 	return p
 }

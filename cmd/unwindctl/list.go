@@ -1,11 +1,14 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/netip"
+	"os"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -50,18 +53,25 @@ func listCommand() *cobra.Command {
 		Short: "List the attachments in the journal",
 		Long: "List the attachments in the journal: those that live, and those that are owed a DEL.\n" +
 			"Nothing is changed and nothing is locked while it prints.",
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			attachments, err := readJournal(cmd, stateDir)
+			store := &journal.Store{Dir: stateDir}
+			attachments, err := readJournal(cmd.Context(), store)
 			if err != nil && len(attachments) == 0 {
 				return err
 			}
-			if asJSON {
-				enc := json.NewEncoder(cmd.OutOrStdout())
+			out := cmd.OutOrStdout()
+			switch {
+			case asJSON:
+				enc := json.NewEncoder(out)
 				enc.SetIndent("", "  ")
-				return errors.Join(enc.Encode(attachments), err)
+				err = errors.Join(enc.Encode(attachments), err)
+			case len(attachments) == 0:
+				err = printNone(out, store)
+			default:
+				err = errors.Join(printTable(out, attachments), err)
 			}
-			return errors.Join(printTable(cmd.OutOrStdout(), attachments), err)
+			return err
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON array")
@@ -70,10 +80,9 @@ func listCommand() *cobra.Command {
 }
 
 // readJournal copies the entries out of the journal. Entries that are damaged are left out and told by the error.
-func readJournal(cmd *cobra.Command, stateDir string) ([]attachment, error) {
-	store := &journal.Store{Dir: stateDir}
+func readJournal(ctx context.Context, store *journal.Store) ([]attachment, error) {
 	attachments, damaged := []attachment{}, []error{}
-	err := store.View(cmd.Context(), func(tx *journal.Tx) error {
+	err := store.View(ctx, func(tx *journal.Tx) error {
 		return tx.All(func(e *journal.Entry, err error) error {
 			if err != nil {
 				damaged = append(damaged, err)
@@ -110,11 +119,17 @@ func describe(e *journal.Entry) attachment {
 	return a
 }
 
-func printTable(out io.Writer, attachments []attachment) error {
-	if len(attachments) == 0 {
-		_, err := fmt.Fprintln(out, "No attachments.")
-		return err
+// printNone tells a journal that is empty from one that is not where it was looked for.
+func printNone(out io.Writer, store *journal.Store) error {
+	text := "No attachments."
+	if _, err := os.Lstat(store.Path()); errors.Is(err, fs.ErrNotExist) {
+		text = fmt.Sprintf("No attachments: there is no journal in %s.", store.Dir)
 	}
+	_, err := fmt.Fprintln(out, text)
+	return err
+}
+
+func printTable(out io.Writer, attachments []attachment) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "NETWORK\tCONTAINER\tIFNAME\tSTATE\tPOD\tADDRESSES\tDEL PENDING")
 	for _, a := range attachments {
@@ -148,16 +163,21 @@ func addresses(a attachment) string {
 	return orDash(texts)
 }
 
-// pending names the delegates that are owed a DEL although the attachment is not live any more, with the attempts made.
+// pending names the delegates that are owed a DEL although the attachment is not live any more, each with why.
 func pending(a attachment) string {
 	texts := []string{}
 	if a.State == journal.Unwinding || a.State == journal.Removing {
 		for _, s := range a.Steps {
-			text := fmt.Sprintf("%s (%d tries)", s.Plugin, s.Attempts)
-			if s.Parked {
-				text = s.Plugin + " (parked)"
+			why := fmt.Sprintf("tried %d×", s.Attempts)
+			switch {
+			case s.LastError != "":
+				why += fmt.Sprintf(", code %d", s.LastCode)
+			case s.Parked:
+				why = "its address has another owner"
+			case s.Again:
+				why = "once more, since it was killed"
 			}
-			texts = append(texts, text)
+			texts = append(texts, fmt.Sprintf("%s (%s)", s.Plugin, why))
 		}
 	}
 	return orDash(texts)
@@ -167,5 +187,5 @@ func orDash(texts []string) string {
 	if len(texts) == 0 {
 		return "-"
 	}
-	return strings.Join(texts, ",")
+	return strings.Join(texts, ", ")
 }

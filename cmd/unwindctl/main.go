@@ -2,10 +2,15 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
+
+	"cni-unwind/journal"
 )
 
 // version is set by the linker.
@@ -13,19 +18,52 @@ var version = "dev"
 
 func main() {
 	if err := rootCommand().Execute(); err != nil {
-		fmt.Fprintf(os.Stderr, "error: %v\n", err)
+		fmt.Fprintf(os.Stderr, "error: %s\n", strings.ReplaceAll(err.Error(), "\n", "\nerror: "))
+		if hint := hintFor(err); hint != "" {
+			fmt.Fprintf(os.Stderr, "hint: %s\n", hint)
+		}
 		os.Exit(1)
 	}
+}
+
+// usageError is an error in the command line.
+type usageError struct{ error }
+
+// hintFor says what to do about an error that does not say so itself, or nothing.
+func hintFor(err error) string {
+	var damaged *journal.DamagedError
+	var usage usageError
+	switch {
+	case errors.As(err, &usage):
+		return "unwindctl --help lists the commands, unwindctl COMMAND --help the flags of one"
+	case errors.Is(err, fs.ErrPermission):
+		return "the journal is root's; run this as root"
+	case errors.Is(err, journal.ErrBusy):
+		return "another program has held the journal for some seconds; try again"
+	case errors.As(err, &damaged):
+		return "its next ADD or DEL writes over it; the DEL goes by what the runtime sends"
+	}
+	return ""
 }
 
 func rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "unwindctl",
 		Short:         "Look into the journal of the CNI plugin unwind",
-		Args:          cobra.NoArgs,
+		Args:          noArgs,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(listCommand(), versionCommand())
 	return root
+}
+
+// noArgs is what every command takes.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if err := cobra.NoArgs(cmd, args); err != nil {
+		return usageError{err}
+	}
+	return nil
 }

@@ -1,0 +1,53 @@
+package journal
+
+import (
+	"encoding/json"
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// FuzzDecodeEntry reads what a damaged file may hold under an entry's key: it is an entry that can be used and written
+// again, or a DamagedError that names the attachment.
+func FuzzDecodeEntry(f *testing.F) {
+	whole, err := json.Marshal(everything())
+	if err != nil {
+		f.Fatal(err)
+	}
+	key := encodeKey(everything().Key)
+	f.Add(key, whole)
+	f.Add(key, whole[:len(whole)/2])
+	f.Add(key, []byte(`{"network":"podnet","containerID":"c0ffee","ifname":"eth0","generations":[{"claims":[{"address":""}],"steps":[{}]}]}`))
+	f.Add([]byte("a\x00b\x00\x00"), []byte(`{"network":"a","containerID":"b","state":"?","generations":[{}]}`))
+	f.Add([]byte("a\x00b"), []byte(`null`))
+	f.Fuzz(func(t *testing.T, key, value []byte) {
+		k, err := decodeKey(key)
+		if err == nil && string(encodeKey(k)) != string(key) {
+			t.Errorf("key %q is %q", key, encodeKey(k))
+		}
+		e, err := decodeEntry(key, value)
+		if err != nil {
+			var damaged *DamagedError
+			if e != nil || errors.As(err, &damaged) && damaged.Key != k {
+				t.Errorf("%+v, %v, want a DamagedError of %q", e, err, k)
+			}
+			return
+		}
+		if e.Key != k || e.Newest() == nil {
+			t.Fatalf("%+v under the key %q", e, key)
+		}
+		indexKeys(e)
+		again, err := json.Marshal(e)
+		if err != nil {
+			t.Fatalf("%+v cannot be written: %v", e, err)
+		}
+		back, err := decodeEntry(key, again)
+		if err != nil {
+			t.Fatalf("written again: %v", err)
+		}
+		if diff := cmp.Diff(e, back, byMeaning); diff != "" {
+			t.Errorf("written again (-before +after):\n%s", diff)
+		}
+	})
+}
