@@ -27,7 +27,7 @@ ALL_PACKAGES := ./... $(patsubst %/main.go,./%,$(wildcard testdata/*/main.go))
 # Not in everybody's PATH, and the plugins call iptables.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help build tools deps test lint demo clean go faulty
+.PHONY: help build tools deps test lint demo bench clean go faulty
 .NOTPARALLEL:
 
 help: ## list the targets
@@ -79,6 +79,9 @@ lint: go ## check format, vet, staticcheck, go.mod and the scripts
 
 demo: deps tools build ## show what a failing plugin leaks without unwind, and with it (as root, under two minutes)
 	scripts/demo.sh
+
+bench: deps tools build ## time ADD and DEL of a chain of real plugins, plain and through unwind (as root, on a quiet machine)
+	CGO_ENABLED=0 go run -buildvcs=false ./scripts/bench
 
 clean: ## remove bin/ and .tools/
 	rm -rf bin .tools

@@ -265,6 +265,8 @@ func fillScratch(ifname string, addresses []netip.Prefix) error {
 	if err := netlink.LinkAdd(link); err != nil {
 		return fmt.Errorf("scratch interface %s: %w", ifname, err)
 	}
+	// Where IPv6 is off by default, the container's interface had it switched on. Without IPv6 there is no such file.
+	_ = os.WriteFile("/proc/sys/net/ipv6/conf/"+ifname+"/disable_ipv6", []byte("0"), 0)
 	for _, prefix := range addresses {
 		addr, err := netlink.ParseAddr(prefix.String())
 		if err != nil {
