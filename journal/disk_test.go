@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"syscall"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
@@ -115,8 +116,8 @@ func helpEIO(s *Store, _ []string) error {
 	return nil
 }
 
-// failReads makes pread fail with EIO, in all threads of this process and for good, and read of more than 511 bytes:
-// the Go runtime itself needs a few.
+// failReads makes read and pread of a kilobyte and more fail with EIO, in all threads of this process and for good. What
+// is smaller, such as the queue's file, is as it is from a cache.
 func failReads() error {
 	runtime.LockOSThread()
 	const nr, args2 = 0, 16 + 2*8 // in struct seccomp_data
@@ -130,10 +131,10 @@ func failReads() error {
 	equal, atLeast := code(unix.BPF_JMP, unix.BPF_JEQ, unix.BPF_K), code(unix.BPF_JMP, unix.BPF_JGE, unix.BPF_K)
 	program := []unix.SockFilter{
 		{Code: load, K: nr},
-		{Code: equal, K: unix.SYS_PREAD64, Jt: 3},
+		{Code: equal, K: unix.SYS_PREAD64, Jt: 1},
 		{Code: equal, K: unix.SYS_READ, Jf: 3},
 		{Code: load, K: args2},
-		{Code: atLeast, K: 512, Jf: 1},
+		{Code: atLeast, K: 1024, Jf: 1},
 		{Code: ret, K: unix.SECCOMP_RET_ERRNO | uint32(syscall.EIO)},
 		{Code: ret, K: unix.SECCOMP_RET_ALLOW},
 	}
@@ -156,6 +157,9 @@ func TestEIO(t *testing.T) {
 		prepare func(t *testing.T, s *Store)
 	}{
 		{"whole", func(*testing.T, *Store) {}},
+		{"whole, not as it was left", func(t *testing.T, s *Store) {
+			check(t, os.Chtimes(s.Path(), time.Time{}, time.Now()))
+		}},
 		{"cut, which is a fault in memory", func(t *testing.T, s *Store) {
 			check(t, os.Truncate(s.Path(), int64(3*os.Getpagesize())))
 		}},

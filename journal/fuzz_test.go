@@ -20,6 +20,7 @@ func FuzzDecodeEntry(f *testing.F) {
 	f.Add(key, whole[:len(whole)/2])
 	f.Add(key, []byte(`{"network":"podnet","containerID":"c0ffee","ifname":"eth0","generations":[{"claims":[{"address":""}],"steps":[{}]}]}`))
 	f.Add([]byte("a\x00b\x00\x00"), []byte(`{"network":"a","containerID":"b","state":"?","generations":[{}]}`))
+	f.Add([]byte("a\x00b\x00"), []byte(`{"network":"a","containerID":"b","state":"live","generations":[]}`))
 	f.Add([]byte("a\x00b"), []byte(`null`))
 	f.Fuzz(func(t *testing.T, key, value []byte) {
 		k, err := decodeKey(key)

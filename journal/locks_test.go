@@ -44,6 +44,13 @@ func helpLock(s *Store, args []string) error {
 	}
 }
 
+// helpOwner tells who holds the lock of an attachment, as another process sees it.
+func helpOwner(s *Store, args []string) error {
+	pid, err := s.Owner(keyOf(args[0]))
+	tell(fmt.Sprint(pid))
+	return err
+}
+
 // holding starts a process that holds the lock of attachment "a".
 func holding(t *testing.T, s *Store) *process {
 	t.Helper()
@@ -129,9 +136,7 @@ func TestLockHeldByThisProcess(t *testing.T) {
 	}
 	wantLock(t, s, "ours", true, true, os.Getpid())
 	// Looking did not drop it.
-	if line := start(t, "write", s.Dir, "b").line(); line != "done" {
-		t.Error(line)
-	}
+	start(t, "owner", s.Dir, "a").expect(fmt.Sprint(os.Getpid()))
 	p := start(t, "lock", s.Dir, "a")
 	waiting(t, p, s.LockPath(k))
 	l.Release()

@@ -32,6 +32,7 @@ var helpers = map[string]func(s *Store, args []string) error{
 	"transact":  helpTransact,
 	"set-aside": helpSetAside,
 	"lock":      helpLock,
+	"owner":     helpOwner,
 	"rounds":    helpRounds,
 	"damage":    helpDamage,
 	"eio":       helpEIO,

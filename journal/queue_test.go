@@ -153,39 +153,47 @@ func TestFolderRemovedBetween(t *testing.T) {
 
 // Who waits for a queue that is removed writes to no file that nobody will find.
 func TestFolderRemovedWhileWaiting(t *testing.T) {
-	for _, again := range []bool{false, true} {
-		name := "and gone"
-		if again {
-			name = "and made again"
-		}
-		t.Run(name, func(t *testing.T) {
-			s := newStore(t)
-			put(t, s, adding("a"))
-			first := start(t, "transact", s.Dir, "b")
-			first.expect("in")
-			second := start(t, "write", s.Dir, "c")
-			waiting(t, second, filepath.Join(s.Dir, queueName))
-			check(t, os.RemoveAll(s.Dir))
-			var want []string
-			if again {
-				put(t, s, adding("d"))
-				want = append(want, "d")
-			}
-			first.say("go on")
-			first.line()
-			if second.line() == "done" {
-				want = append([]string{"c"}, want...)
-			} else if again {
-				t.Error("the second found no journal though there is one")
-			}
-			if diff := cmp.Diff(want, idsOf(t, s)); diff != "" {
-				t.Errorf("entries (-want +got):\n%s", diff)
-			}
-			put(t, s, adding("e"))
-			if diff := cmp.Diff(append(want, "e"), idsOf(t, s)); diff != "" {
-				t.Errorf("entries afterwards (-want +got):\n%s", diff)
-			}
-		})
+	s := newStore(t)
+	put(t, s, adding("a"))
+	first := start(t, "transact", s.Dir, "b")
+	first.expect("in")
+	second := start(t, "write", s.Dir, "c")
+	waiting(t, second, filepath.Join(s.Dir, queueName))
+	check(t, os.RemoveAll(s.Dir))
+	first.say("go on")
+	first.line()
+	var want []string
+	if second.line() == "done" {
+		want = []string{"c"}
+	}
+	if diff := cmp.Diff(want, idsOf(t, s)); diff != "" {
+		t.Errorf("entries (-want +got):\n%s", diff)
+	}
+	put(t, s, adding("d"))
+	if diff := cmp.Diff(append(want, "d"), idsOf(t, s)); diff != "" {
+		t.Errorf("entries afterwards (-want +got):\n%s", diff)
+	}
+}
+
+// Who waits for a queue that is replaced goes to the end of the new one.
+func TestFolderReplacedWhileWaiting(t *testing.T) {
+	s := newStore(t)
+	put(t, s, adding("a"))
+	first := start(t, "transact", s.Dir, "b")
+	first.expect("in")
+	second := start(t, "write", s.Dir, "c")
+	queue := filepath.Join(s.Dir, queueName)
+	waiting(t, second, queue)
+	check(t, os.RemoveAll(s.Dir))
+	third := start(t, "transact", s.Dir, "d")
+	third.expect("in")
+	first.say("go on")
+	waiting(t, second, queue)
+	third.say("go on")
+	third.expect("done")
+	second.expect("done")
+	if diff := cmp.Diff([]string{"c", "d"}, idsOf(t, s)); diff != "" {
+		t.Errorf("entries (-want +got):\n%s", diff)
 	}
 }
 

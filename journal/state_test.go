@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"encoding/json"
 	"slices"
 	"testing"
 
@@ -17,6 +18,23 @@ var legal = [][2]State{
 	{Live, Removing}, {Live, Gone},
 	{Unwinding, Unwinding}, {Unwinding, Gone}, {Unwinding, Adding},
 	{Removing, Removing}, {Removing, Gone}, {Removing, Adding},
+}
+
+// A state of a newer release is not known to end in nothing.
+func TestDeleteOfAnUnknownState(t *testing.T) {
+	s := newStore(t)
+	e := adding("a")
+	put(t, s, e)
+	e.State = "unheard-of"
+	value, err := json.Marshal(e)
+	check(t, err)
+	damage(t, s, e.Key, string(value))
+	if err := s.Update(t.Context(), func(tx *Tx) error { return tx.Delete(e.Key) }); err == nil {
+		t.Error("no error")
+	}
+	if e := get(t, s, e.Key); e == nil || e.State != "unheard-of" {
+		t.Errorf("the entry is %+v afterwards", e)
+	}
 }
 
 // ways lists how an attachment gets from nothing to a state.

@@ -140,7 +140,7 @@ func (s *Store) transact(ctx context.Context, queue *os.File, write bool, fn fun
 		OpenFile:     func(string, int, os.FileMode) (*os.File, error) { return file, nil },
 	})
 	if err != nil {
-		return classify(err)
+		return s.confirm(classify(err))
 	}
 	if write {
 		err = db.Update(func(btx *bolt.Tx) error { return s.inTx(btx, fn) })
@@ -222,6 +222,23 @@ func classify(err error) error {
 		return fmt.Errorf("%w (%w)", ErrNewer, err)
 	}
 	return fmt.Errorf("%w: %w", errCorrupt, err)
+}
+
+// confirm returns the verdict on a file that bbolt did not open. To bbolt a meta page that the disk does not give is a
+// damaged one, so damage is believed only of a file of which all can be read.
+func (s *Store) confirm(verdict error) error {
+	if !errors.Is(verdict, errCorrupt) {
+		return verdict
+	}
+	f, err := os.OpenFile(s.Path(), os.O_RDONLY|syscall.O_NOFOLLOW, 0)
+	if err != nil {
+		return fmt.Errorf("journal: %w", err)
+	}
+	defer f.Close()
+	if err := verify(f); err != nil {
+		return err
+	}
+	return verdict
 }
 
 // at marks a place where a crash can be tried.

@@ -18,6 +18,7 @@ type bboltFile struct {
 	branch         uint64 // the root page of the entries
 	freelist       uint64
 	branchElements []element
+	leaf           []element // of a child of the branch, not the last
 }
 
 func newFile(t testing.TB) *bboltFile {
@@ -37,6 +38,11 @@ func newFile(t testing.TB) *bboltFile {
 		}
 	}
 	f.branchElements = f.elements(t, f.branch)
+	for _, e := range f.branchElements[:len(f.branchElements)-1] {
+		if leaf := f.elements(t, e.child); len(leaf) > 2 {
+			f.leaf = leaf
+		}
+	}
 	return f
 }
 
@@ -86,17 +92,13 @@ func TestVerify(t *testing.T) {
 		{"a value that is too long", func(f *bboltFile) {
 			native.PutUint32(f.element(f.branchElements[0].child, 0)[12:], math.MaxUint32)
 		}, "out of the page"},
-		{"keys out of order", func(f *bboltFile) {
-			copy(f.branchElements[1].key, f.branchElements[0].key)
-		}, "out of order"},
-		{"a leaf that begins before its branch says", func(f *bboltFile) {
+		{"keys out of order", func(f *bboltFile) { f.leaf[1].key[0]++ }, "out of order"},
+		{"a leaf that begins after its branch says", func(f *bboltFile) {
 			key := f.branchElements[1].key
-			key[len(key)-6]-- // of the container's ID
+			key[len(key)-1]--
 		}, "out of order"},
 		{"a leaf that goes on after its branch says", func(f *bboltFile) {
-			first := f.branchElements[0].child
-			native.PutUint64(f.element(f.branch, 0)[8:], f.branchElements[1].child)
-			native.PutUint64(f.element(f.branch, 1)[8:], first)
+			f.leaf[len(f.leaf)-1].key[0]++
 		}, "out of order"},
 		{"a bucket without a root", func(f *bboltFile) {
 			for i := range f.data {

@@ -123,19 +123,21 @@ func wasKilled(err error) bool {
 	return errors.As(err, &cniErr) && strings.HasSuffix(cniErr.Msg, "signal: killed")
 }
 
-// recoverBy does what a runtime may do next. An attachment that was live when unwind was killed stays so until its DEL.
+// recoverBy does what a runtime may do next. An attachment that was live when unwind was killed stays so until its DEL. The
+// DELs come with another chain, so that nothing is undone but what the journal has.
 func recoverBy(p *pod, list *libcni.NetworkConfigList, recovery string) {
 	p.Helper()
 	e := p.entry()
 	live := e != nil && e.State == journal.Live
+	another := p.anotherChain()
 	switch recovery {
 	case "DEL":
-		p.mustDel(list)
+		p.mustDel(another)
 	case "ADD":
 		if _, err := p.add(list); (err != nil) != live {
 			p.Errorf("ADD of the same container ID, live %t: %v", live, err)
 		}
-		p.mustDel(list)
+		p.mustDel(another)
 	case "next sandbox":
 		next := p.pod("b")
 		next.Args, next.CapabilityArgs = p.Args, p.CapabilityArgs
@@ -143,10 +145,13 @@ func recoverBy(p *pod, list *libcni.NetworkConfigList, recovery string) {
 		if e := p.entry(); (e != nil) != live {
 			p.Errorf("the old sandbox, live %t, is in the journal as %+v", live, e)
 		}
-		next.mustDel(list)
-		p.mustDel(list)
+		next.mustDel(another)
+		p.mustDel(another)
 	}
 }
+
+// anotherChain is one whose DELs have nothing to give back.
+func (n *node) anotherChain() *libcni.NetworkConfigList { return n.unwind(n.faulty("another", "")) }
 
 // noRules sees that no rule names the network in its comment.
 func (n *node) noRules() {
@@ -163,8 +168,8 @@ func TestKilledTwice(t *testing.T) {
 		first    int
 		recovery string
 	}{
-		{4, "ADD"},          // the intent is written
-		{8, "next sandbox"}, // the second delegate has run
+		{8, "ADD"},          // the second delegate has run
+		{8, "next sandbox"}, //
 		{13, "DEL"},         // the fourth is started
 	} {
 		t.Run(fmt.Sprintf("ADD at point %d, then %s", c.first, c.recovery), func(t *testing.T) {
@@ -183,13 +188,13 @@ func killedTwice(t *testing.T, first int, recovery string, second int) (killed b
 	}
 	err := p.killedAt(second, func() error {
 		if recovery == "DEL" {
-			return p.del(list)
+			return p.del(p.anotherChain())
 		}
 		_, err := next.add(list)
 		return err
 	})
-	next.mustDel(list)
-	p.mustDel(list)
+	next.mustDel(p.anotherChain())
+	p.mustDel(p.anotherChain())
 	p.nothingLeft()
 	return wasKilled(err)
 }

@@ -57,7 +57,7 @@ func TestOrphanIsWaitedFor(t *testing.T) {
 		t.Run(next, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t).patient()
-			list := n.unwind(n.faulty("p0", ""), n.faulty("p1", `, "delayMS": 250`))
+			list := n.unwind(n.faulty("p0", ""), n.faulty("p1", `, "delayMS": 1000`))
 			p := n.pod("a")
 			n.plan(map[string]map[string]string{"p1": {"ADD": "orphan"}})
 			if _, err := p.add(list); !wasKilled(err) {

@@ -180,7 +180,8 @@ func TestSameMeaning(t *testing.T) {
 func FuzzResult(f *testing.F) {
 	f.Add([]byte(`{"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.7/24"}, {"address": "fd00::7/64"}], "mine": 1e400}`), "0.4.0", []byte{10, 0, 0, 7})
 	f.Add([]byte(`{"ip4": {"ip": "10.0.0.7/24"}, "IP6": {"ip": "fd00::7/64"}}`), "", []byte{10, 0, 0, 7})
-	f.Add([]byte(`{"ips": [null, {"Address": "::ffff:10.0.0.7/120"}], "ips": []}`), "1.1.0", []byte{10, 0, 0, 7})
+	f.Add([]byte(`{"IPs": [null, {"Address": "::ffff:10.0.0.7/120"}]}`), "1.1.0", []byte{10, 0, 0, 7})
+	f.Add([]byte(`{"ips": [{"address": "10.0.0.7/24"}], "ips": [{}]}`), "1.0.0", []byte{10, 0, 0, 7})
 	f.Fuzz(func(t *testing.T, stdout []byte, cniVersion string, dropped []byte) {
 		drop, ok := netip.AddrFromSlice(dropped)
 		if drop = drop.Unmap(); !ok || cniVersion != "" && !slices.Contains(version.All.SupportedVersions(), cniVersion) {
