@@ -209,7 +209,8 @@ func lockFile(ctx context.Context, path string, flag int) (*os.File, error) {
 	}
 }
 
-// flock takes the lock of an open file, LOCK_SH or LOCK_EX. On an error the file is closed, at the latest when the kernel gives up the wait.
+// flock takes the lock of an open file, LOCK_SH or LOCK_EX. On an error the file is closed, at the latest when the kernel
+// gives up the wait.
 func flock(ctx context.Context, f *os.File, how int) error {
 	fd := int(f.Fd())
 	switch err := unix.Flock(fd, how|unix.LOCK_NB); {

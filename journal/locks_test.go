@@ -205,6 +205,25 @@ func TestForget(t *testing.T) {
 	wantLock(t, s, "forgotten", false, false, 0)
 }
 
+func TestMade(t *testing.T) {
+	s, k := newStore(t), keyOf("a")
+	made := func(want bool, forget bool) {
+		t.Helper()
+		l, err := s.TryAcquire(k)
+		check(t, err)
+		defer l.Release()
+		if l.Made() != want {
+			t.Errorf("the file was made: %t, want %t", l.Made(), want)
+		}
+		if forget {
+			check(t, l.Forget())
+		}
+	}
+	made(true, false)
+	made(false, true)
+	made(true, false)
+}
+
 // Who holds a file that is not at the path any more removes no other's.
 func TestForgetOfAnother(t *testing.T) {
 	s, k := newStore(t), keyOf("a")

@@ -203,7 +203,7 @@ func get(t testing.TB, s *Store, k Key) (e *Entry) {
 	return e
 }
 
-// keysOf returns the container IDs of all entries of a journal.
+// idsOf returns the container IDs of all entries of a journal.
 func idsOf(t testing.TB, s *Store) (ids []string) {
 	t.Helper()
 	view(t, s, func(tx *Tx) error {

@@ -15,10 +15,10 @@ var native = binary.NativeEndian
 type bboltFile struct {
 	data           []byte
 	size           uint64 // of a page
-	branch         uint64 // the root page of the entries
+	branch         uint64 // the root page of a bucket
 	freelist       uint64
 	branchElements []element
-	leaf           []element // of a child of the branch, not the last
+	leaf           []element // of the first child of the branch
 }
 
 func newFile(t testing.TB) *bboltFile {
@@ -33,16 +33,12 @@ func newFile(t testing.TB) *bboltFile {
 	}
 	f := &bboltFile{data: data, size: m.size, freelist: m.freelist}
 	for _, e := range f.elements(t, m.root) {
-		if bytes.Equal(e.key, bucketEntries) {
+		if bytes.Equal(e.key, bucketAddresses) {
 			f.branch = native.Uint64(e.value)
 		}
 	}
 	f.branchElements = f.elements(t, f.branch)
-	for _, e := range f.branchElements[:len(f.branchElements)-1] {
-		if leaf := f.elements(t, e.child); len(leaf) > 2 {
-			f.leaf = leaf
-		}
-	}
+	f.leaf = f.elements(t, f.branchElements[0].child)
 	return f
 }
 
@@ -92,18 +88,18 @@ func TestVerify(t *testing.T) {
 		{"a value that is too long", func(f *bboltFile) {
 			native.PutUint32(f.element(f.branchElements[0].child, 0)[12:], math.MaxUint32)
 		}, "out of the page"},
-		{"keys out of order", func(f *bboltFile) { f.leaf[1].key[0]++ }, "out of order"},
+		{"keys out of order", func(f *bboltFile) { f.leaf[1].key[0] = 0xff }, "out of order"},
 		{"a leaf that begins after its branch says", func(f *bboltFile) {
 			key := f.branchElements[1].key
 			key[len(key)-1]--
 		}, "out of order"},
 		{"a leaf that goes on after its branch says", func(f *bboltFile) {
-			f.leaf[len(f.leaf)-1].key[0]++
+			f.leaf[len(f.leaf)-1].key[0] = 0xff
 		}, "out of order"},
 		{"a bucket without a root", func(f *bboltFile) {
 			for i := range f.data {
-				if bytes.HasPrefix(f.data[i:], append(bytes.Clone(bucketEntries), byte(f.branch), 0, 0, 0, 0, 0, 0, 0)) {
-					f.data[i+len(bucketEntries)] = 0
+				if bytes.HasPrefix(f.data[i:], append(bytes.Clone(bucketAddresses), byte(f.branch), 0, 0, 0, 0, 0, 0, 0)) {
+					f.data[i+len(bucketAddresses)] = 0
 				}
 			}
 		}, "a bucket of 16 bytes"},
