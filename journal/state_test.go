@@ -10,7 +10,8 @@ import (
 
 var states = []State{Gone, Adding, Live, Unwinding, Removing}
 
-// legal lists the changes of state that are allowed: adding → live → removing → gone, adding → unwinding → gone, a step within each state that has them, a DEL of what the journal does not know, a new generation over an old one.
+// legal lists the changes of state that are allowed: adding → live → removing → gone, adding → unwinding → gone, a step
+// within each state that has them, a DEL of what the journal does not know, a new generation over an old one.
 var legal = [][2]State{
 	{Gone, Adding}, {Gone, Removing},
 	{Adding, Adding}, {Adding, Live}, {Adding, Unwinding}, {Adding, Removing}, {Adding, Gone},

@@ -204,13 +204,13 @@ func (a *adding) startStep(i int) {
 	})
 }
 
-// kin returns the other attachments of the same pod that are dead by their state alone and owe a DEL now: a new sandbox
-// frees first what the old one left (Azure CNS #4350).
+// kin returns the other attachments of the same pod that may be dead and owe a DEL now: a new sandbox frees first what
+// the old one left (Azure CNS #4350). Those of the same container, in other networks, are not among them while they live.
 func (a *adding) kin(tx *journal.Tx) ([]journal.Key, error) {
 	entries, err := tx.ByPod(a.entry.Pod)
 	var keys []journal.Key
 	for _, e := range entries {
-		if e.Key != a.key && e.State != journal.Live && a.due(e) {
+		if e.Key != a.key && (e.State != journal.Live || e.ContainerID != a.key.ContainerID) && a.due(e) {
 			keys = append(keys, e.Key)
 		}
 	}
@@ -291,6 +291,9 @@ func (a *adding) carryOut() (printed json.RawMessage, f *failure) {
 	for i, d := range a.chain.Delegates {
 		stdout, f := a.runDelegate(d)
 		if f != nil {
+			if f.unstarted {
+				a.gen.Steps = a.gen.Steps[:i]
+			}
 			return nil, f
 		}
 		claims, err := a.accept(i, stdout)

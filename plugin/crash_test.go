@@ -123,8 +123,8 @@ func wasKilled(err error) bool {
 	return errors.As(err, &cniErr) && strings.HasSuffix(cniErr.Msg, "signal: killed")
 }
 
-// recoverBy does what a runtime may do next. An attachment that was live when unwind was killed stays so until its DEL. The
-// DELs come with another chain, so that nothing is undone but what the journal has.
+// recoverBy does what a runtime may do next. An attachment that was live when unwind was killed stays so until its DEL, or
+// until its namespace is gone and its pod's next sandbox comes. The DELs come with another chain, so that nothing is undone but what the journal has.
 func recoverBy(p *pod, list *libcni.NetworkConfigList, recovery string) {
 	p.Helper()
 	e := p.entry()
@@ -142,8 +142,9 @@ func recoverBy(p *pod, list *libcni.NetworkConfigList, recovery string) {
 		next := p.pod("b")
 		next.Args, next.CapabilityArgs = p.Args, p.CapabilityArgs
 		next.mustAdd(list)
-		if e := p.entry(); (e != nil) != live {
-			p.Errorf("the old sandbox, live %t, is in the journal as %+v", live, e)
+		_, gone := os.Stat(p.NetNS)
+		if e := p.entry(); (e != nil) != (live && gone == nil) {
+			p.Errorf("the old sandbox, live %t, its namespace %v, is in the journal as %+v", live, gone, e)
 		}
 		next.mustDel(another)
 		p.mustDel(another)

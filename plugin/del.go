@@ -78,6 +78,9 @@ func (d *deleting) find(ctx context.Context, killed bool) error {
 		if killed {
 			markKilled(d.entry, d.conf.GracePeriod)
 		}
+		if d.entry.State == journal.Adding && (d.conf.PrevResult != nil || d.lock != nil && d.lock.Made()) {
+			d.complete(d.entry.Newest())
+		}
 		return nil
 	}
 	err := d.store.Update(ctx, func(tx *journal.Tx) error {
@@ -139,20 +142,63 @@ func (d *deleting) fromStdin() error {
 		NetNS: journal.NetNS{Path: netns.Path}, Args: d.args.Args, Path: d.args.Path, CNIVersion: chain.CNIVersion,
 		Host: d.host, Created: journal.Now(), Steps: chain.steps(d.conf),
 	}
-	if d.conf.PrevResult != nil {
-		if gen.Result, err = convertResult(d.conf.PrevResult, chain.CNIVersion); err != nil {
-			d.log.Warn("the runtime's prevResult cannot be used", "attachment", d.key.String(), "err", err)
-			gen.Result = nil
-		}
+	if d.neverAdded() { // a binary that is missing made the ADD take nothing
+		gen.Steps = slices.DeleteFunc(gen.Steps, func(s journal.Step) bool {
+			_, err := findPlugin(s.Type, gen.Path)
+			return err != nil
+		})
 	}
-	if r, err := parseResult(gen.Result); err == nil {
-		gen.HostLinks = hostLinks(r)
-		gen.Claims = claimsOf(r, chain, gen.Steps, d.key.Network)
+	if len(gen.Steps) == 0 {
+		d.forgetLock()
+		return nil
 	}
+	d.takePrevResult(&gen, chain)
 	d.entry = &journal.Entry{
 		Key: d.key, State: journal.Removing, Pod: podOf(d.args.Args), Generations: []journal.Generation{gen},
 	}
 	return nil
+}
+
+// complete adds to an ADD that succeeded, though the journal could not be told, what the runtime and the chain on stdin
+// say of it.
+func (d *deleting) complete(gen *journal.Generation) {
+	chain, err := d.conf.LoadChain()
+	if err != nil {
+		d.log.Warn("the journal has a part of the ADD, and the chain cannot be read", "attachment", d.key.String(), "err", err)
+		return
+	}
+	steps := chain.steps(d.conf)
+	for i, s := range gen.Steps {
+		if i >= len(steps) || s.Index != i || s.Type != steps[i].Type {
+			d.log.Warn("the journal has a part of the ADD, and the chain is another one now", "attachment", d.key.String())
+			return
+		}
+	}
+	gen.Steps = append(gen.Steps, steps[len(gen.Steps):]...)
+	d.takePrevResult(gen, chain)
+}
+
+// takePrevResult takes the runtime's prevResult as the result of the ADD.
+func (d *deleting) takePrevResult(gen *journal.Generation, chain *Chain) {
+	if d.conf.PrevResult == nil {
+		return
+	}
+	raw, err := convertResult(d.conf.PrevResult, chain.CNIVersion)
+	if err != nil {
+		d.log.Warn("the runtime's prevResult cannot be used", "attachment", d.key.String(), "err", err)
+		return
+	}
+	r, err := parseResult(raw)
+	if err != nil {
+		d.log.Warn("the runtime's prevResult cannot be used", "attachment", d.key.String(), "err", err)
+		return
+	}
+	gen.Result, gen.HostLinks = raw, hostLinks(r)
+	for _, c := range claimsOf(r, chain, d.key.Network, d.conf) {
+		if !slices.ContainsFunc(gen.Claims, func(o journal.Claim) bool { return o.Address == c.Address }) {
+			gen.Claims = append(gen.Claims, c)
+		}
+	}
 }
 
 // neverAdded says whether the runtime has no result of an ADD, though it would give one if it had.
@@ -162,9 +208,9 @@ func (d *deleting) neverAdded() bool {
 }
 
 // claimsOf gives the addresses of a final result to the first delegate of the chain that calls an IPAM plugin.
-func claimsOf(r *result, chain *Chain, steps []journal.Step, network string) []journal.Claim {
+func claimsOf(r *result, chain *Chain, network string, conf *Conf) []journal.Claim {
 	first := max(0, slices.IndexFunc(chain.Delegates, func(d Delegate) bool { return d.IPAM != "" }))
-	pool := ipam.Pool(steps[first].Config, network)
+	pool := ipam.Pool(chain.Config(first, conf), network)
 	var claims []journal.Claim
 	for _, address := range r.addresses() {
 		claims = append(claims, journal.Claim{Address: address, Step: first, Pool: pool})

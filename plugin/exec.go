@@ -57,6 +57,8 @@ type failure struct {
 	// killed is set if the delegate did not end by itself: on our deadline, or by a signal. What it was doing may go on
 	// in an agent behind it.
 	killed bool
+	// unstarted is set if the delegate never ran: it has taken nothing, and given back nothing.
+	unstarted bool
 }
 
 func (f *failure) Error() string {
@@ -69,12 +71,12 @@ func (f *failure) Error() string {
 func (c *call) run(ctx context.Context, stderr io.Writer) ([]byte, *failure) {
 	binary, err := findPlugin(c.plugin, c.path)
 	if err != nil {
-		return nil, c.failed(types.ErrPluginNotAvailable, err.Error())
+		return nil, c.notStarted(types.ErrPluginNotAvailable, err)
 	}
 	stdout, errout := &capped{max: maxStdout}, &capped{max: maxStderr}
 	cmd, err := c.start(ctx, binary, stdout, errout)
 	if err != nil {
-		return nil, c.failed(types.ErrInternal, err.Error())
+		return nil, c.notStarted(types.ErrInternal, err)
 	}
 	err = cmd.Wait()
 	if ctx.Err() != nil {
@@ -158,6 +160,12 @@ func (c *call) explain(ctx context.Context, state *os.ProcessState, err error, s
 
 func (c *call) failed(code uint, msg string) *failure {
 	return &failure{plugin: c.plugin, command: c.command, code: code, msg: msg}
+}
+
+func (c *call) notStarted(code uint, err error) *failure {
+	f := c.failed(code, err.Error())
+	f.unstarted = true
+	return f
 }
 
 // awaitGroup waits, bounded, until no process of a killed group is left: a child of a delegate could otherwise still

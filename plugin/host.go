@@ -213,6 +213,19 @@ func hostLinkThere(links []journal.HostLink) (bool, error) {
 	return false, nil
 }
 
+// linkIn says whether an interface is in a network namespace.
+func linkIn(netns, name string) (there bool, err error) {
+	err = ns.WithNetNSPath(netns, func(ns.NetNS) error {
+		_, err := netlink.LinkByName(name)
+		if _, gone := err.(netlink.LinkNotFoundError); gone {
+			return nil
+		}
+		there = err == nil
+		return err
+	})
+	return there, err
+}
+
 // hasAddress says whether an interface in the network namespace has the address.
 func hasAddress(netns journal.NetNS, address netip.Addr) (found bool, err error) {
 	there, err := ns.GetNS(netns.Path)

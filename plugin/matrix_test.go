@@ -32,7 +32,7 @@ func TestFaultMatrixAdd(t *testing.T) {
 
 func addFails(t *testing.T, mode string, at int, delMode, recovery string) {
 	n := newNode(t)
-	n.conf["delegateTimeout"] = "1s"
+	n.conf["delegateTimeout"] = "2s"
 	list := n.unwind(chainOfFour(n)...)
 	p := n.pod("a")
 	n.plan(map[string]map[string]string{

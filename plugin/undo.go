@@ -57,6 +57,7 @@ func (u *undoing) pass(ctx context.Context) []*failure {
 	var failures []*failure
 	u.place = u.find()
 	defer u.place.release()
+	u.claimHeld()
 	u.foreign = u.foreignAddresses(ctx)
 	for _, index := range undoOrder(u.gen) {
 		at := slices.IndexFunc(u.gen.Steps, func(s journal.Step) bool { return s.Index == index })
@@ -138,8 +139,8 @@ func (u *undoing) del(ctx context.Context, step *journal.Step) *failure {
 	} else if prevResult != nil {
 		c.stdin = withPrevResult(step.Config, prevResult)
 	}
-	if u.place.gone && slices.Contains(scratchAllowed, step.Type) {
-		path, remove, err := scratchNetNS(u.entry.IfName, u.addressesHad(step))
+	if slices.Contains(scratchAllowed, step.Type) && (u.place.gone || !u.hasInterface()) {
+		path, remove, err := scratchNetNS(u.entry.IfName, u.addressesHad())
 		if err != nil {
 			u.log.Warn("no scratch network namespace; the plugin may leave rules behind", "plugin", step.Type, "err", err)
 		} else {
@@ -166,23 +167,42 @@ func (u *undoing) prevResult() ([]byte, error) {
 	return withoutAddresses(u.gen.Result, u.foreign)
 }
 
-// addressesHad returns the addresses that the container's interface had: as the best known result has them, or, where the
-// delegate that brought them was cut off before its result was written, as host-local's own files do.
-func (u *undoing) addressesHad(step *journal.Step) []netip.Prefix {
+// hasInterface says whether the container's interface is in the namespace that the DELs are shown, or may be. It is not
+// there for the second DEL of a bridge that removed it and then failed at its rules.
+func (u *undoing) hasInterface() bool {
+	there, err := linkIn(u.place.path, u.entry.IfName)
+	return there || err != nil
+}
+
+// claimHeld claims, where the delegate that got addresses was cut off before its result was written, those that
+// host-local's own files say it has: its first DEL frees them, and a second one must still find them.
+func (u *undoing) claimHeld() {
+	if u.gen.Result != nil || len(u.gen.Claims) > 0 {
+		return
+	}
+	for _, step := range u.gen.Steps {
+		pool := ipam.Pool(step.Config, u.entry.Network)
+		if pool == "" {
+			continue
+		}
+		held, err := ipam.HeldBy(pool, u.entry.ContainerID, u.entry.IfName)
+		if err != nil {
+			u.log.Warn("looking for the addresses of a container", "attachment", u.entry.Key.String(), "pool", pool, "err", err)
+		}
+		for _, a := range held {
+			u.gen.Claims = append(u.gen.Claims, journal.Claim{Address: a, Step: step.Index, Pool: pool})
+		}
+	}
+}
+
+// addressesHad returns the addresses that the container's interface had: as the best known result has them, or as claimed.
+func (u *undoing) addressesHad() []netip.Prefix {
 	if r, err := parseResult(u.gen.Result); err == nil && len(r.prefixes()) > 0 {
 		return r.prefixes()
 	}
-	pool := ipam.Pool(step.Config, u.entry.Network)
-	if pool == "" {
-		return nil
-	}
-	held, err := ipam.HeldBy(pool, u.entry.ContainerID, u.entry.IfName)
-	if err != nil {
-		u.log.Warn("looking for the addresses of a container", "attachment", u.entry.Key.String(), "pool", pool, "err", err)
-	}
 	var prefixes []netip.Prefix
-	for _, a := range held {
-		prefixes = append(prefixes, netip.PrefixFrom(a, a.BitLen()))
+	for _, c := range u.gen.Claims {
+		prefixes = append(prefixes, netip.PrefixFrom(c.Address, c.Address.BitLen()))
 	}
 	return prefixes
 }

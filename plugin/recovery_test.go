@@ -1,0 +1,100 @@
+package plugin
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+// A journal that fails in the middle of an ADD knows a part of its chain. The DEL takes the rest from the runtime: before,
+// it succeeded and the later delegates never got theirs.
+func TestJournalFailsInTheMiddle(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	list := n.unwind(n.faulty("p0", ""), n.faulty("p1", `, "delayMS": 1000`), n.faulty("p2", ""))
+	n.plan(map[string]map[string]string{"p1": {"ADD": "late"}})
+	p := n.pod("a")
+	done := make(chan error)
+	go func() {
+		_, err := p.add(list)
+		done <- err
+	}()
+	eventually(t, "p1 runs", func() bool { return slices.Contains(n.calls(), "ADD p1") })
+	if err := os.Chmod(n.stateDir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(n.stateDir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if e := p.entry(); e == nil || len(e.Newest().Steps) != 2 {
+		t.Fatalf("the journal has %+v", e)
+	}
+	p.mustDel(list)
+	n.nothingLeft()
+}
+
+// bridge removes the interface and then fails at its rules: the next DEL finds no interface in a namespace that is there,
+// and would pass without a look at the rules.
+func TestBridgeFailsAtItsRules(t *testing.T) {
+	t.Parallel()
+	n := newNode(t).patient()
+	list := n.unwind(n.bridgePlugin(`, "ipMasq": true`))
+	p := n.pod("a")
+	p.mustAdd(list)
+
+	fail, bin := filepath.Join(n.dir, "fail"), filepath.Join(n.dir, "path")
+	n.mkdir(bin)
+	n.mkdir(fail)
+	real, err := filepath.EvalSymlinks("/usr/sbin/iptables")
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := fmt.Sprintf("#!/bin/bash\nfor a; do if [ \"$a\" = -D ] && [ -e %s ]; then exit 4; fi; done\n"+
+		"exec -a iptables %s \"$@\"\n", fail, real)
+	if err := os.WriteFile(filepath.Join(bin, "iptables"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	n.env = append(n.env, "PATH="+bin+":"+os.Getenv("PATH"))
+	if err := p.del(list); err == nil {
+		t.Fatal("the DEL passed although iptables failed")
+	}
+	if err := os.Remove(fail); err != nil {
+		t.Fatal(err)
+	}
+	p.mustDel(list)
+	n.nothingLeft()
+}
+
+// What never ran is owed no DEL: a binary that cannot be executed, or is not there.
+func TestNeverRan(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name string
+		file func(path string) error
+	}{
+		{"not executable", func(path string) error { return os.WriteFile(path, []byte("#!/bin/sh\n"), 0o644) }},
+		{"of another format", func(path string) error { return os.WriteFile(path, []byte{1, 2, 3, 4}, 0o755) }},
+		{"missing", func(string) error { return nil }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			if err := tt.file(filepath.Join(n.dir, "bin", "broken")); err != nil {
+				t.Fatal(err)
+			}
+			list := n.unwind(n.faulty("p0", ""), `{"type": "broken"}`)
+			p := n.pod("a")
+			if _, err := p.add(list); err == nil {
+				t.Fatal("the ADD passed")
+			}
+			n.nothingLeft()
+			p.mustDel(list)
+			n.nothingLeft()
+		})
+	}
+}
