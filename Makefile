@@ -22,7 +22,7 @@ PLUGINS_STAMP := $(TOOLS)/cni/.plugins-$(PLUGINS_VERSION)
 CNITOOL_STAMP := $(TOOLS)/bin/.cnitool-$(CNITOOL_VERSION)
 
 # testdata is outside of ./...
-ALL_PACKAGES := ./... $(patsubst %/main.go,./%,$(wildcard testdata/*/main.go))
+ALL_PACKAGES := ./... ./testdata/faulty ./testdata/sandbox
 
 # Not in everybody's PATH, and the plugins call iptables.
 export PATH := $(PATH):/usr/sbin:/sbin
@@ -69,7 +69,7 @@ deps: ## install what is missing of iptables, nftables, iproute2, ping and a C c
 test: deps tools build ## run all tests, with -race, on real plugins and namespaces (as root)
 	CGO_ENABLED=1 go test -race -parallel 16 -timeout 30m ./...
 
-lint: go ## check format, vet, staticcheck, go.mod and the scripts
+lint: deps go ## check format, vet, staticcheck, go.mod and the scripts
 	@unformatted=$$($(GO_FILES) | xargs gofmt -l) && [ -z "$$unformatted" ] || \
 		{ echo "gofmt -w is needed on: $$unformatted" >&2; exit 1; }
 	go vet $(ALL_PACKAGES)
