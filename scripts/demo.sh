@@ -256,7 +256,7 @@ table() {
 	printf "$row" 'addresses leaked' "${held[plain]} of $addresses" "${held[unwind]} of $addresses"
 	printf "$row" 'first pod that got "no IP addresses available"' "${exhausted[plain]:-none}" "${exhausted[unwind]:-none}"
 	printf "$row" 'pods with a DEL still owed, and known to be' 'nobody knows' "$owed"
-	printf "$row" '  … once the plugin works again' '' "$owed_after"
+	printf "$row" '  - once the plugin works again' '' "$owed_after"
 	printf "$row" 'good pod, after DEL: addresses, veths, rules left' '' "$left"
 	echo
 }
