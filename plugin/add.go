@@ -217,12 +217,19 @@ func (a *adding) kin(tx *journal.Tx) ([]journal.Key, error) {
 	return keys, err
 }
 
+// settleKin divides its time over the attachments, but not into parts in which a delegate that is well would be killed:
+// rather it leaves the rest for later.
 func (a *adding) settleKin(keys []journal.Key) {
 	ctx, cancel := context.WithTimeout(a.ctx, a.Budgets.Settle)
 	defer cancel()
+	deadline, _ := ctx.Deadline()
 	for i, key := range keys {
-		deadline, _ := ctx.Deadline()
-		one, cancelOne := context.WithTimeout(ctx, time.Until(deadline)/time.Duration(len(keys)-i))
+		left := time.Until(deadline)
+		if left < a.Budgets.Settle/5 {
+			a.log.Info("left for later: no time", "attachments", len(keys)-i)
+			return
+		}
+		one, cancelOne := context.WithTimeout(ctx, max(left/time.Duration(len(keys)-i), a.Budgets.Settle/5))
 		if err := a.settle(one, key); err != nil {
 			a.log.Info("left for later", "attachment", key.String(), "err", err)
 		}

@@ -20,9 +20,9 @@ import (
 //  3. When an address is free again, replayParked.
 
 // foreignAddresses returns the addresses of a generation that belong to another attachment by now: a live one in the
-// journal, or the one that host-local's own file names. If that cannot be told an address counts as foreign: a DEL
-// without it can be made good later, one with it cannot. What is fresh is not foreign by our own owning it: there is
-// nothing of ours yet that a DEL with it could take.
+// journal, or the one that host-local's own file names. If the file cannot be read, or the other's liveness not be told, an
+// address counts as foreign: a DEL without it can be made good later, one with it cannot. What is fresh is not foreign by
+// our own owning it: there is nothing of ours yet that a DEL with it could take.
 func (u *undoing) foreignAddresses(ctx context.Context) []netip.Addr {
 	var foreign []netip.Addr
 	for _, c := range u.gen.Claims {
