@@ -125,7 +125,7 @@ func TestBrokenJournal(t *testing.T) {
 		} {
 			t.Run(name+", "+test, func(t *testing.T) {
 				t.Parallel()
-				n := newNode(t).patient() // the journal's own waits are longer than the budgets of a test
+				n := newNode(t) // the journal's own waits are longer than the budgets of a test
 				n.makeJournal()
 				do(n, breakIt)
 			})
@@ -207,7 +207,7 @@ func delDegraded(n *node, breakIt func(*node) func()) {
 // deleted by what the runtime knows.
 func TestDamagedJournal(t *testing.T) {
 	t.Parallel()
-	n := newNode(t).patient()
+	n := newNode(t)
 	n.conf["onJournalFailure"] = "fail"
 	list := n.unwind(chainOfFour(n)...)
 	p := n.pod("a")
@@ -271,7 +271,7 @@ func TestLastWriteFails(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t).patient()
+			n := newNode(t)
 			n.conf["onJournalFailure"] = c.onFailure
 			list := n.unwind(slowChain(n)...)
 			p := n.pod("a")
@@ -336,7 +336,7 @@ func TestJournalRemoved(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("at %d, %s", c.at, c.onFailure), func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t).patient()
+			n := newNode(t)
 			n.conf["onJournalFailure"] = c.onFailure
 			list := n.unwind(slowChain(n)...)
 			p := n.pod("a")
@@ -364,7 +364,7 @@ func TestJournalFailsOverPending(t *testing.T) {
 	for _, when := range []string{"before", "meanwhile"} {
 		t.Run(when, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t).patient()
+			n := newNode(t)
 			list := n.unwind(slowChain(n)...)
 			p, kin := n.pod("a"), n.pod("b")
 			kin.Args = p.Args
@@ -413,7 +413,7 @@ func TestTombstone(t *testing.T) {
 	for _, how := range []string{"rolled back", "settled by the next sandbox"} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t).patient()
+			n := newNode(t)
 			list := n.unwind(chainOfFour(n)...)
 			p := n.pod("a")
 			n.plan(map[string]map[string]string{"p2": {"ADD": "fail-effect"}})

@@ -83,7 +83,7 @@ func realChain(n *node) []string {
 
 // at has the verb of a new pod killed at the point.
 func (c crash) at(t *testing.T, at int) (p *pod, list *libcni.NetworkConfigList, killed bool) {
-	n := newNode(t).patient()
+	n := newNode(t)
 	chain := c.chain(n)
 	if c.verb == "failing ADD" {
 		chain = append(chain, n.faulty("last", ""))
@@ -207,7 +207,7 @@ func TestCutOffPass(t *testing.T) {
 	for _, hanging := range [][]string{{"p3"}, {"p0"}, {"p3", "p2"}, {"p3", "p1"}, {"p3", "p2", "p1"}} {
 		t.Run(strings.Join(hanging, " "), func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t)
+			n := newNode(t).hasty()
 			list := n.unwind(chainOfFour(n)...)
 			p := n.pod("a")
 			p.mustAdd(list)
@@ -234,7 +234,7 @@ func TestCutOffPass(t *testing.T) {
 // TestRuntimeDied: a runtime that is gone when its ADD succeeds will not know that it did, so it is undone.
 func TestRuntimeDied(t *testing.T) {
 	t.Parallel()
-	n := newNode(t)
+	n := newNode(t).hasty()
 	list := n.unwind(chainOfFour(n)...)
 	p := n.pod("a")
 	conf, err := libcni.InjectConf(list.Plugins[0], map[string]any{"name": list.Name, "cniVersion": list.CNIVersion})

@@ -35,7 +35,7 @@ func (n *node) firewallChain() []string {
 // one leaves nothing; when the address is free it can have it.
 func TestDuplicateAddress(t *testing.T) {
 	t.Parallel()
-	n := newNode(t).patient()
+	n := newNode(t)
 	list := n.unwind(n.firewallChain()...)
 	a, b := n.pod("a"), n.pod("b")
 	r := a.mustAdd(list)
@@ -101,7 +101,7 @@ func TestNoDuplicate(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t).patient()
+			n := newNode(t)
 			a := n.pod("a")
 			list := n.unwind(c.chain(n)...)
 			first := a.mustAdd(list)

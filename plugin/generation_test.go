@@ -31,7 +31,7 @@ func TestOldGenerationIsSettledFirst(t *testing.T) {
 	for _, old := range []string{"live, namespace gone", "live, namespace empty", "DEL pending", "ADD failed"} {
 		t.Run(old, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t).patient()
+			n := newNode(t)
 			list := n.unwind(n.faulty("p0", ""), n.faulty("p1", ""))
 			p := n.pod("a")
 			switch old {
@@ -74,7 +74,7 @@ func TestOldGenerationIsSettledFirst(t *testing.T) {
 // of the next one, after it.
 func TestOldGenerationMovesOn(t *testing.T) {
 	t.Parallel()
-	n := newNode(t).patient()
+	n := newNode(t)
 	list := n.unwind(chainOfFour(n)...)
 	p := n.pod("a")
 	p.mustAdd(list)
@@ -107,7 +107,7 @@ func TestOldGenerationMovesOn(t *testing.T) {
 // TestHungNewGenerationLeavesTime: a delegate that hangs in the DEL of the newest ADD leaves time for the DELs of older ones.
 func TestHungNewGenerationLeavesTime(t *testing.T) {
 	t.Parallel()
-	n := newNode(t)
+	n := newNode(t).hasty()
 	list := n.unwind(n.faulty("p0", ""), n.faulty("p1", ""))
 	p := n.pod("a")
 	p.mustAdd(list)
@@ -133,7 +133,7 @@ func TestHungNewGenerationLeavesTime(t *testing.T) {
 // of the container that has the ID now.
 func TestPortOfNewGeneration(t *testing.T) {
 	t.Parallel()
-	n := newNode(t).patient()
+	n := newNode(t)
 	broken := n.breakable("portmap")
 	list := n.unwind(n.bridgePlugin(""), `{"type": "portmap", "capabilities": {"portMappings": true}}`)
 	p := n.pod("a")
@@ -199,7 +199,7 @@ func TestAddOverLive(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t).patient()
+			n := newNode(t)
 			list := n.unwind(chainOfFour(n)...)
 			p := n.pod("a")
 			p.mustAdd(list)
@@ -235,7 +235,7 @@ func TestSecondDelAfterGrace(t *testing.T) {
 	for _, mode := range []string{"hang-effect", "crash-effect"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t)
+			n := newNode(t).hasty()
 			n.conf["gracePeriod"] = "1h"
 			n.conf["delegateTimeout"] = "300ms"
 			list := n.unwind(n.faulty("p0", ""), n.faulty("p1", ""), n.faulty("p2", ""))
@@ -275,7 +275,7 @@ func TestSecondDelAfterGrace(t *testing.T) {
 // TestGraceEndsWithBoot: what a delegate was about when it was killed has ended with the boot it was in.
 func TestGraceEndsWithBoot(t *testing.T) {
 	t.Parallel()
-	n := newNode(t).patient()
+	n := newNode(t)
 	n.conf["gracePeriod"] = "1h"
 	list := n.unwind(chainOfFour(n)...)
 	p := n.pod("a")

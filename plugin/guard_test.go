@@ -28,7 +28,7 @@ type firewalled struct {
 // newFirewalled has a script stand before the real firewall, which writes down what it was asked, and has its DEL fail or
 // kill unwind if told so, or take its time.
 func newFirewalled(t *testing.T) *firewalled {
-	n := newNode(t).patient()
+	n := newNode(t)
 	firewall := filepath.Join(n.path[1], "firewall")
 	n.path[1] = n.few("bridge", "host-local")
 	n.script("firewall", fmt.Sprintf(`in=$(tr -d '\n')
@@ -345,7 +345,7 @@ func TestDELOfPodsFromBefore(t *testing.T) {
 	for _, gone := range []bool{false, true} {
 		t.Run(fmt.Sprintf("network namespace gone %t", gone), func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t).patient()
+			n := newNode(t)
 			chain := []string{
 				n.masquerading("bridge", "dual", ""),
 				fmt.Sprintf(`{"type": "tuning", "mtu": 1400, "dataDir": %q}`, n.tuningDir()),

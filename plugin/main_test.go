@@ -18,12 +18,12 @@ import (
 const (
 	// killAtEnv has the plugin kill itself at the n-th point that it passes.
 	killAtEnv = "UNWIND_TEST_KILL_AT"
-	// patientEnv gives the plugin the budgets of a real node, see node.patient.
-	patientEnv = "UNWIND_TEST_PATIENT"
+	// hastyEnv gives the plugin short budgets, see node.hasty.
+	hastyEnv = "UNWIND_TEST_HASTY"
 )
 
-// TestMain runs the tests, or, where this program was started under the plugin's name, the plugin: with the budgets of a
-// test, and with the race detector of the tests.
+// TestMain runs the tests, or, where this program was started under the plugin's name, the plugin, with
+// the race detector of the tests.
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == Name {
 		os.Exit(pluginMain())
@@ -34,13 +34,12 @@ func TestMain(m *testing.M) {
 func pluginMain() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	p := &Plugin{Stdout: os.Stdout, Stderr: os.Stderr, Budgets: Budgets{
-		Undo: 3 * time.Second, Settle: 2 * time.Second, LateDel: 1500 * time.Millisecond, Lock: 5 * time.Second,
-		HostLink: time.Second,
-		Orphans:  500 * time.Millisecond,
-	}}
-	if os.Getenv(patientEnv) != "" {
-		p.Budgets = DefaultBudgets
+	p := &Plugin{Stdout: os.Stdout, Stderr: os.Stderr, Budgets: DefaultBudgets}
+	if os.Getenv(hastyEnv) != "" {
+		p.Budgets = Budgets{
+			Undo: 3 * time.Second, Settle: 2 * time.Second, LateDel: 1500 * time.Millisecond, Lock: 5 * time.Second,
+			HostLink: time.Second, Orphans: 500 * time.Millisecond,
+		}
 	}
 	if at, err := strconv.Atoi(os.Getenv(killAtEnv)); err == nil {
 		p.Point = func(string) {

@@ -51,8 +51,8 @@ func unfindable(n *node) (chain, instances []string) {
 
 func delFails(t *testing.T, mode string, at int, onFailure string) {
 	n := newNode(t)
-	if !strings.HasPrefix(mode, "hang") && mode != "ignore-term" {
-		n.patient()
+	if strings.HasPrefix(mode, "hang") || mode == "ignore-term" {
+		n.hasty()
 	}
 	n.conf["onDelFailure"] = onFailure
 	chain, instances := unfindable(n)
@@ -104,7 +104,7 @@ func checkDelError(t *testing.T, err error, mode string, at int, onFailure strin
 }
 
 func delIsKilled(t *testing.T, mode string, at int) {
-	n := newNode(t)
+	n := newNode(t).hasty()
 	chain, instances := unfindable(n)
 	list := n.unwind(chain...)
 	p := n.pod("a")
@@ -130,7 +130,7 @@ func delIsKilled(t *testing.T, mode string, at int) {
 // their places in the chain. What passed and is pending all the same is a delegate that was killed.
 func TestFailedDelGoesLast(t *testing.T) {
 	t.Parallel()
-	n := newNode(t)
+	n := newNode(t).hasty()
 	n.conf["gracePeriod"] = "1h"
 	list := n.unwind(chainOfFour(n)...)
 	p := n.pod("a")
@@ -182,7 +182,7 @@ func TestRollBack(t *testing.T) {
 	for at := range 4 {
 		t.Run(fmt.Sprintf("failed at %d", at), func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t).patient()
+			n := newNode(t)
 			list := n.unwind(addressed(n, "")...)
 			p := n.pod("a")
 			n.plan(map[string]map[string]string{fmt.Sprintf("p%d", at): {"ADD": "fail-effect"}})
@@ -233,7 +233,7 @@ func TestJournaledBytes(t *testing.T) {
 		for _, failed := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, ADD failed %t", change, failed), func(t *testing.T) {
 				t.Parallel()
-				n := newNode(t).patient()
+				n := newNode(t)
 				chain, chainFile := addressed(n, `, "big": 9007199254740993, "text": "<&>"`), ""
 				if strings.HasPrefix(change, "chainFile") {
 					chainFile = n.chainFile("10-provider.conflist", conflistOf(chain))

@@ -32,7 +32,9 @@ func TestFaultMatrixAdd(t *testing.T) {
 
 func addFails(t *testing.T, mode string, at int, delMode, recovery string) {
 	n := newNode(t)
-	n.conf["delegateTimeout"] = "2s"
+	if strings.HasPrefix(mode, "hang") || mode == "ignore-term" {
+		n.hasty()
+	}
 	list := n.unwind(chainOfFour(n)...)
 	p := n.pod("a")
 	n.plan(map[string]map[string]string{

@@ -90,7 +90,7 @@ func TestNetNSOfDEL(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t).patient()
+			n := newNode(t)
 			list := n.unwind(n.masquerading("bridge", "dual", ""), n.faulty("p0", ""))
 			p := n.pod("a")
 			added := p.NetNS
@@ -122,7 +122,7 @@ func TestNetNSOfDEL(t *testing.T) {
 // after it find the namespace all the same.
 func TestProcessInsideEnds(t *testing.T) {
 	t.Parallel()
-	n := newNode(t).patient()
+	n := newNode(t)
 	list := n.unwind(n.masquerading("bridge", "IPv4", ""), n.faulty("p0", `, "delayMS": 500`))
 	p := n.pod("a")
 	marks := p.marks(p.mustAdd(list))
@@ -232,13 +232,13 @@ func TestScratchNetNS(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t).patient()
+			n := newNode(t)
 			left, err := n.delAfterNetNS(n.plain(c.chain(n)...))
 			if len(left) == 0 || err == nil == c.plainFails {
 				t.Errorf("the plain chain leaves %q and returns %v", left, err)
 			}
 
-			n = newNode(t).patient()
+			n = newNode(t)
 			left, err = n.delAfterNetNS(n.unwind(c.chain(n)...))
 			if len(left) > 0 || err != nil {
 				t.Errorf("unwind leaves %q and returns %v", left, err)
@@ -272,7 +272,7 @@ func (n *node) delAfterNetNS(list *libcni.NetworkConfigList) (left []string, err
 // plugins that clean up by it, and to no other: one that moves devices would move ours.
 func TestScratchNetNSIsForCleaningUp(t *testing.T) {
 	t.Parallel()
-	n := newNode(t).patient()
+	n := newNode(t)
 	var chain []string
 	for _, plugin := range []string{"bridge", "ptp", "tuning", "host-device", "macvlan", "firewall", "unheard-of"} {
 		run(t, "cp", filepath.Join(toolsDir(t), "test", "faulty"), filepath.Join(n.path[0], plugin))

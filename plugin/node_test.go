@@ -58,7 +58,7 @@ func newNode(t testing.TB) *node {
 	n := &node{
 		TB: t, dir: t.TempDir(), network: fmt.Sprintf("net%d", i), bridge: fmt.Sprintf("br%d", i),
 		subnet: fmt.Sprintf("10.%d.%d.0/24", 100+i/250, i%250), outer: "1.0.0", inner: "1.0.0",
-		conf: map[string]any{"logLevel": "debug", "delegateTimeout": "2s", "gracePeriod": "0s"},
+		conf: map[string]any{"logLevel": "debug", "gracePeriod": "0s"},
 	}
 	n.stateDir = filepath.Join(n.dir, "state")
 	bin := filepath.Join(n.dir, "bin")
@@ -503,9 +503,9 @@ var makeSharedChains = sync.OnceValue(func() error {
 	return nil
 })
 
-// patient gives unwind the time that it has on a real node: for long chains of real plugins, in tests in which none hangs.
-func (n *node) patient() *node {
-	n.conf["delegateTimeout"] = nil
-	n.env = append(n.env, patientEnv+"=1")
+// hasty gives unwind less time than it has on a real node: for tests in which delegates hang.
+func (n *node) hasty() *node {
+	n.conf["delegateTimeout"] = "2s"
+	n.env = append(n.env, hastyEnv+"=1")
 	return n
 }

@@ -56,7 +56,7 @@ func TestOrphanIsWaitedFor(t *testing.T) {
 	for _, next := range []string{"DEL", "ADD", "next sandbox"} {
 		t.Run(next, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t).patient()
+			n := newNode(t)
 			list := n.unwind(n.faulty("p0", ""), n.faulty("p1", `, "delayMS": 1000`))
 			p := n.pod("a")
 			n.plan(map[string]map[string]string{"p1": {"ADD": "orphan"}})
@@ -84,7 +84,7 @@ func TestOrphanIsEnded(t *testing.T) {
 			for _, next := range []string{"DEL", "ADD", "next sandbox"} {
 				t.Run(fmt.Sprintf("%s in %s, then %s", mode, verb, next), func(t *testing.T) {
 					t.Parallel()
-					n := newNode(t)
+					n := newNode(t).hasty()
 					list := n.unwind(n.faulty("p0", ""), n.faulty("p1", `, "delayMS": 1500`))
 					p := n.pod("a")
 					n.plan(map[string]map[string]string{"p1": {verb: mode}})
@@ -117,7 +117,7 @@ func TestOrphanIsEnded(t *testing.T) {
 // the next, and lives on.
 func TestDaemonDoesNotPin(t *testing.T) {
 	t.Parallel()
-	n := newNode(t)
+	n := newNode(t).hasty()
 	list := n.unwind(n.faulty("p0", ""), n.faulty("p1", ""))
 	p := n.pod("a")
 	n.plan(map[string]map[string]string{"p0": {"ADD": "daemon", "DEL": "daemon"}})
@@ -167,7 +167,7 @@ func TestDelDuringAdd(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t)
+			n := newNode(t).hasty()
 			n.conf["delegateTimeout"] = "20s"
 			list := n.unwind(n.faulty("p0", ""), n.faulty("p1", fmt.Sprintf(`, "delayMS": %d`, c.delayMS)))
 			p := n.pod("a")
@@ -198,7 +198,7 @@ func TestDelDuringAdd(t *testing.T) {
 // TestTwoAdds: of two ADDs of one container ID at once exactly one succeeds, and no delegate runs for both at once.
 func TestTwoAdds(t *testing.T) {
 	t.Parallel()
-	n := newNode(t)
+	n := newNode(t).hasty()
 	list := n.unwind(n.faulty("p0", `, "delayMS": 100`), n.faulty("p1", `, "delayMS": 100`))
 	p := n.pod("a")
 	n.plan(map[string]map[string]string{"*": {"ADD": "late"}})
@@ -231,7 +231,7 @@ func TestTwoAdds(t *testing.T) {
 // TestStopped: an unwind that is asked to stop rolls its ADD back and says so.
 func TestStopped(t *testing.T) {
 	t.Parallel()
-	n := newNode(t)
+	n := newNode(t).hasty()
 	n.conf["delegateTimeout"] = nil
 	list := n.unwind(chainOfFour(n)...)
 	p := n.pod("a")

@@ -72,7 +72,7 @@ func TestReferencePlugins(t *testing.T) {
 		for _, families := range c.families {
 			t.Run(c.name+", "+families, func(t *testing.T) {
 				t.Parallel()
-				n := newNode(t).patient()
+				n := newNode(t)
 				chain := c.chain(n, families)
 				plain := n.seeThrough(n.plain(chain...), c.ifname, c.pings)
 				if err := os.RemoveAll(n.dataDir()); err != nil { // so that host-local gives the same addresses
@@ -150,7 +150,7 @@ func TestCapabilityArguments(t *testing.T) {
 // TestCapabilitiesTakeEffect gives the capability arguments of a Kubernetes pod to real plugins.
 func TestCapabilitiesTakeEffect(t *testing.T) {
 	t.Parallel()
-	n := newNode(t).patient()
+	n := newNode(t)
 	list := n.unwind(
 		n.bridgePlugin(`, "capabilities": {"ips": true, "mac": true}`),
 		`{"type": "bandwidth", "capabilities": {"bandwidth": true}}`,

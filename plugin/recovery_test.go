@@ -12,7 +12,7 @@ import (
 // it succeeded and the later delegates never got theirs.
 func TestJournalFailsInTheMiddle(t *testing.T) {
 	t.Parallel()
-	n := newNode(t)
+	n := newNode(t).hasty()
 	list := n.unwind(n.faulty("p0", ""), n.faulty("p1", `, "delayMS": 1000`), n.faulty("p2", ""))
 	n.plan(map[string]map[string]string{"p1": {"ADD": "late"}})
 	p := n.pod("a")
@@ -42,7 +42,7 @@ func TestJournalFailsInTheMiddle(t *testing.T) {
 // and would pass without a look at the rules.
 func TestBridgeFailsAtItsRules(t *testing.T) {
 	t.Parallel()
-	n := newNode(t).patient()
+	n := newNode(t)
 	list := n.unwind(n.bridgePlugin(`, "ipMasq": true`))
 	p := n.pod("a")
 	p.mustAdd(list)
@@ -83,7 +83,7 @@ func TestNeverRan(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t)
+			n := newNode(t).hasty()
 			if err := tt.file(filepath.Join(n.dir, "bin", "broken")); err != nil {
 				t.Fatal(err)
 			}
