@@ -1,16 +1,24 @@
-// Package ipam reads what the node-local IPAM plugin host-local keeps on the disk.
+// Package ipam looks at what the node-local IPAM plugin host-local keeps on the disk, and releases what is dead there.
 package ipam
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
+	"math/big"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
+
+	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
+	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
 )
 
 // defaultDataDir is where host-local keeps its networks if its configuration names no dataDir.
@@ -90,4 +98,98 @@ func HeldBy(pool, containerID, ifname string) ([]netip.Addr, error) {
 		}
 	}
 	return held, nil
+}
+
+// Release gives back all addresses of an attachment in a pool, under host-local's own lock. Each file is read again there,
+// and removed only if it still names this attachment. Without a pool there is nothing to do, and none is made. The wait
+// for the lock is bounded by ctx.
+func Release(ctx context.Context, pool, containerID, ifname string) error {
+	if containerID == "" || ifname == "" {
+		return errors.New("no container ID or no interface is named")
+	}
+	held, err := HeldBy(pool, containerID, ifname)
+	if err != nil || len(held) == 0 {
+		return err
+	}
+	unlock, err := lock(ctx, pool)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	for _, address := range held {
+		owner, given, err := OwnerOf(pool, address)
+		if err != nil {
+			return err
+		}
+		if given && owner.Is(containerID, ifname) {
+			if err := os.Remove(filepath.Join(pool, address.String())); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// lock takes host-local's lock of a pool. On a deadline the lock is given back as soon as it is had.
+func lock(ctx context.Context, pool string) (unlock func(), err error) {
+	file, err := disk.NewFileLock(pool)
+	if err != nil {
+		return nil, err
+	}
+	locked := make(chan error, 1)
+	go func() { locked <- file.Lock() }()
+	select {
+	case err := <-locked:
+		if err != nil {
+			_ = file.Close()
+			return nil, err
+		}
+		return func() { _ = file.Close() }, nil
+	case <-ctx.Done():
+		go func() {
+			<-locked
+			_ = file.Close()
+		}()
+		return nil, fmt.Errorf("the lock of pool %s: %w", pool, ctx.Err())
+	}
+}
+
+// Exhausted says whether host-local has no address left to give out of one of its sets of ranges, given the configuration
+// of the delegate that calls it. It only looks.
+func Exhausted(config json.RawMessage, network string) (bool, error) {
+	conf, _, err := allocator.LoadIPAMConfig(config, "")
+	if err != nil {
+		return false, err
+	}
+	pool := Pool(config, network)
+	files, err := os.ReadDir(pool)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+	for _, set := range conf.Ranges {
+		free := new(big.Int)
+		for _, r := range set {
+			free.Add(free, size(r))
+		}
+		for _, f := range files {
+			if ip := net.ParseIP(f.Name()); ip != nil && slices.ContainsFunc(set, func(r allocator.Range) bool {
+				return r.Contains(ip) && !ip.Equal(r.Gateway)
+			}) {
+				free.Sub(free, big.NewInt(1))
+			}
+		}
+		if free.Sign() <= 0 {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// size returns how many addresses of a range can be given out: all from its start to its end but the gateway's.
+func size(r allocator.Range) *big.Int {
+	n := new(big.Int).Sub(new(big.Int).SetBytes(r.RangeEnd.To16()), new(big.Int).SetBytes(r.RangeStart.To16()))
+	if !r.Contains(r.Gateway) {
+		n.Add(n, big.NewInt(1))
+	}
+	return n
 }

@@ -117,7 +117,8 @@ type Generation struct {
 	HostLinks     []HostLink      `json:"hostLinks,omitempty"`
 	Host          Host            `json:"host"`
 	Created       Time            `json:"created"`
-	Steps         []Step          `json:"steps"` // those that were started and are owed a DEL, in the chain's order
+	GracePeriod   time.Duration   `json:"gracePeriod,omitempty"` // of the ADD's configuration
+	Steps         []Step          `json:"steps"`                 // those that were started and are owed a DEL, in the chain's order
 	Undo          Undo            `json:"undo,omitzero"`
 }
 
@@ -130,7 +131,10 @@ type Step struct {
 	Attempts  int    `json:"attempts,omitempty"` // DELs tried
 	LastError string `json:"lastError,omitempty"`
 	LastCode  uint   `json:"lastCode,omitempty"` // CNI error code
+	RetryAt   int64  `json:"retryAt,omitempty"`  // no sweep tries a DEL that failed before (CLOCK_BOOTTIME, nanoseconds)
 	Parked    bool   `json:"parked,omitempty"`   // undone but for an address that another attachment owns
+	// Replaced is set if Config is that of the chain as it was at a DEL: the delegate had rejected its own of the ADD.
+	Replaced bool `json:"replaced,omitempty"`
 	// RepeatAt is set if the delegate was killed: an agent behind it may still work on what it was asked, so it gets
 	// another DEL after this time (CLOCK_BOOTTIME, nanoseconds), also if one passed.
 	RepeatAt int64 `json:"repeatAt,omitempty"`
@@ -197,6 +201,8 @@ type Host struct {
 	Machine string `json:"machine"` // DMI product UUID, else machine-id
 	MountNS string `json:"mountNS"` // as readlink of /proc/self/ns/mnt prints it
 	PIDNS   string `json:"pidNS"`
+	NetNS   string `json:"netNS,omitempty"`  // of the host's ends, chains and bridges
+	TimeNS  string `json:"timeNS,omitempty"` // of CLOCK_BOOTTIME; "" on kernels before 5.6
 }
 
 // Time is an instant: Boot, CLOCK_BOOTTIME in nanoseconds, is what decisions use, and counts only within one boot;

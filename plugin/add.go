@@ -135,7 +135,7 @@ func (a *adding) open(killed bool) error {
 	if a.noWrite {
 		return nil
 	}
-	var kin []journal.Key
+	var kin []*journal.Entry
 	errLeft := errors.New("something is left")
 	err := a.store.Update(a.ctx, func(tx *journal.Tx) (err error) {
 		if err := a.findPrior(tx); err != nil {
@@ -185,7 +185,7 @@ func (a *adding) newEntry() {
 	}
 	gen := journal.Generation{
 		NetNS: netns, Args: a.args.Args, Path: a.args.Path, CNIVersion: a.chain.CNIVersion,
-		Host: a.host, Created: journal.Now(),
+		Host: a.host, Created: journal.Now(), GracePeriod: a.conf.GracePeriod,
 	}
 	if len(a.conf.RuntimeConfig) > 0 {
 		gen.RuntimeConfig = marshal(a.conf.RuntimeConfig)
@@ -204,34 +204,31 @@ func (a *adding) startStep(i int) {
 	})
 }
 
-// kin returns the other attachments of the same pod that may be dead and owe a DEL now: a new sandbox frees first what
+// kin returns the other attachments of the same pod that may be dead: a new sandbox frees first what
 // the old one left (Azure CNS #4350). Those of the same container, in other networks, are not among them while they live.
-func (a *adding) kin(tx *journal.Tx) ([]journal.Key, error) {
+func (a *adding) kin(tx *journal.Tx) ([]*journal.Entry, error) {
 	entries, err := tx.ByPod(a.entry.Pod)
-	var keys []journal.Key
-	for _, e := range entries {
-		if e.Key != a.key && (e.State != journal.Live || e.ContainerID != a.key.ContainerID) && a.due(e) {
-			keys = append(keys, e.Key)
-		}
-	}
-	return keys, err
+	return slices.DeleteFunc(entries, func(e *journal.Entry) bool {
+		return e.Key == a.key || e.State == journal.Live && e.ContainerID == a.key.ContainerID
+	}), err
 }
 
 // settleKin divides its time over the attachments, but not into parts in which a delegate that is well would be killed:
 // rather it leaves the rest for later.
-func (a *adding) settleKin(keys []journal.Key) {
+func (a *adding) settleKin(kin []*journal.Entry) {
 	ctx, cancel := context.WithTimeout(a.ctx, a.Budgets.Settle)
 	defer cancel()
+	kin = slices.DeleteFunc(kin, func(e *journal.Entry) bool { return !a.due(ctx, e, false) })
 	deadline, _ := ctx.Deadline()
-	for i, key := range keys {
+	for i, e := range kin {
 		left := time.Until(deadline)
 		if left < a.Budgets.Settle/5 {
-			a.log.Info("left for later: no time", "attachments", len(keys)-i)
+			a.log.Debug("left for later: no time", "attachments", len(kin)-i)
 			return
 		}
-		one, cancelOne := context.WithTimeout(ctx, max(left/time.Duration(len(keys)-i), a.Budgets.Settle/5))
-		if err := a.settle(one, key); err != nil {
-			a.log.Info("left for later", "attachment", key.String(), "err", err)
+		one, cancelOne := context.WithTimeout(ctx, max(left/time.Duration(len(kin)-i), a.Budgets.Settle/5))
+		if err := a.settle(one, e.Key); err != nil {
+			a.log.Debug("left for later", "attachment", e.Key.String(), "err", err)
 		}
 		cancelOne()
 	}
@@ -454,5 +451,18 @@ func (a *adding) rollBack(f *failure) error {
 		a.log.Error("DELs are owed that no journal holds; they are lost", "attachment", a.key.String(),
 			"plugins", strings.Join(pendingSteps(a.entry), ", "))
 	}
-	return addError(f, a.entry)
+	err := addError(f, a.entry)
+	a.makeRoom()
+	return err
+}
+
+// makeRoom releases what is dead in the network, after an ADD that failed: the runtime's next try finds room in a pool that
+// was full.
+func (a *adding) makeRoom() {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(a.ctx), a.Budgets.Settle)
+	defer cancel()
+	s := &sweeping{op: a.op, Sweep: Sweep{Network: a.key.Network}}
+	if _, err := s.run(ctx); err != nil {
+		a.log.Warn("looking for dead attachments after a failed ADD", "network", a.key.Network, "err", err)
+	}
 }

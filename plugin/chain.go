@@ -24,6 +24,7 @@ import (
 type Chain struct {
 	CNIVersion   string
 	DisableCheck bool
+	DisableGC    bool
 	Delegates    []Delegate
 }
 
@@ -100,6 +101,7 @@ func (c *Conf) parseChain(data []byte, defaultVersion string) (*Chain, error) {
 		CNIVersion   string            `json:"cniVersion"`
 		CNIVersions  []string          `json:"cniVersions"`
 		DisableCheck flag              `json:"disableCheck"`
+		DisableGC    flag              `json:"disableGC"`
 		OnlyInlined  flag              `json:"loadOnlyInlinedPlugins"`
 		Plugins      []json.RawMessage `json:"plugins"`
 	}
@@ -124,7 +126,7 @@ func (c *Conf) parseChain(data []byte, defaultVersion string) (*Chain, error) {
 	if len(list.Plugins) == 0 {
 		return nil, errors.New(`key "plugins" is empty; write the plugins to run there`)
 	}
-	chain := &Chain{DisableCheck: bool(list.DisableCheck)}
+	chain := &Chain{DisableCheck: bool(list.DisableCheck), DisableGC: bool(list.DisableGC)}
 	var err error
 	if chain.CNIVersion, err = highest(list.CNIVersion, list.CNIVersions, defaultVersion); err != nil {
 		return nil, err
@@ -281,6 +283,21 @@ func (ch *Chain) steps(c *Conf) []journal.Step {
 		steps = append(steps, journal.Step{Index: i, Type: d.Type, Config: ch.Config(i, c)})
 	}
 	return steps
+}
+
+// only returns the index of the only delegate of a type, or -1: of two nobody can tell which one it was.
+func (ch *Chain) only(plugin string) int {
+	found := -1
+	for i, d := range ch.Delegates {
+		if d.Type != plugin {
+			continue
+		}
+		if found >= 0 {
+			return -1
+		}
+		found = i
+	}
+	return found
 }
 
 // mergeArgs lays injected args over those of a delegate, and args.cni over args.cni, as multus does.

@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -33,6 +34,9 @@ type Conf struct {
 	Injected      map[string]json.RawMessage // keys for the delegates, see injectedKeys
 	Chain         json.RawMessage
 	ChainFile     string
+	DisableGC     bool
+	Valid         []Attachment               // of a GC; nil if the runtime gave no list
+	ValidRaw      map[string]json.RawMessage // the same under the keys it was given with
 
 	StateDir           string
 	DelegateTimeout    time.Duration // of one delegate's ADD; 0: the runtime's deadline rules
@@ -52,17 +56,16 @@ type Conf struct {
 var injectedKeys = []string{"args", "deviceID", "pciBusID"}
 
 // ignoredKeys are keys of libcni that need nothing done.
-var ignoredKeys = []string{"type", "cniVersions", "disableCheck", "disableGC", "loadOnlyInlinedPlugins",
-	"cni.dev/valid-attachments", "cni.dev/attachments"}
+var ignoredKeys = []string{"type", "cniVersions", "disableCheck", "loadOnlyInlinedPlugins"}
+
+// validKeys are those under which a runtime gives the list of a GC. The second is a slip in the text of SPEC 1.1 that libcni
+// writes too (cni#1101).
+var validKeys = []string{"cni.dev/valid-attachments", "cni.dev/attachments"}
 
 // ParseConf reads unwind's configuration. Every key that is wrong gives an error that names it, and keeps its default:
 // the Conf is usable also with an error, so that a broken configuration does not stand between a pod and its DEL.
 func ParseConf(data []byte) (*Conf, error) {
-	c := &Conf{
-		StateDir: DefaultStateDir, GracePeriod: 10 * time.Minute, OnDelFailure: "report", OnJournalFailure: "degrade",
-		OnDuplicateAddress: "fail", StatusOnPoolFull: "ok", SweepOnStatus: true, LogLevel: slog.LevelInfo,
-		Injected: map[string]json.RawMessage{},
-	}
+	c := defaultConf()
 	var errs []error
 	if len(data) > maxConfig {
 		errs = append(errs, fmt.Errorf("the configuration has %d bytes, more than %d", len(data), maxConfig))
@@ -79,6 +82,7 @@ func ParseConf(data []byte) (*Conf, error) {
 		"prevResult":            into(&c.PrevResult, "an object"),
 		"chain":                 into(&c.Chain, "an object"),
 		"chainFile":             absolute(&c.ChainFile),
+		"disableGC":             into((*flag)(&c.DisableGC), "true or false"),
 		"stateDir":              absolute(&c.StateDir),
 		"delegateTimeout":       duration(&c.DelegateTimeout),
 		"gracePeriod":           duration(&c.GracePeriod),
@@ -98,6 +102,10 @@ func ParseConf(data []byte) (*Conf, error) {
 			if err := field(value); err != nil {
 				errs = append(errs, fmt.Errorf("key %q: %w", key, err))
 			}
+		case slices.Contains(validKeys, key):
+			if err := c.takeValid(key, value); err != nil {
+				errs = append(errs, fmt.Errorf("key %q: %w", key, err))
+			}
 		case slices.Contains(injectedKeys, key):
 			if string(value) != "null" {
 				c.Injected[key] = value
@@ -110,6 +118,14 @@ func ParseConf(data []byte) (*Conf, error) {
 		errs = append(errs, errors.New(`key "name" is missing`))
 	}
 	return c, errors.Join(errs...)
+}
+
+func defaultConf() *Conf {
+	return &Conf{
+		StateDir: DefaultStateDir, GracePeriod: 10 * time.Minute, OnDelFailure: "report", OnJournalFailure: "degrade",
+		OnDuplicateAddress: "fail", StatusOnPoolFull: "ok", SweepOnStatus: true, LogLevel: slog.LevelInfo,
+		Injected: map[string]json.RawMessage{}, ValidRaw: map[string]json.RawMessage{},
+	}
 }
 
 func (c *Conf) warn(format string, args ...any) {
@@ -155,6 +171,37 @@ func check[T any](to *T, want string, convert func(string) (T, bool)) func(json.
 		*to = v
 		return nil
 	}
+}
+
+// takeValid takes the list of a GC. null is no list: ocicni sends it for networks that no pod it was asked about uses.
+func (c *Conf) takeValid(key string, value json.RawMessage) error {
+	if string(value) == "null" {
+		return nil
+	}
+	valid, err := ParseValid(value)
+	if err != nil {
+		return err
+	}
+	c.ValidRaw[key] = value
+	if c.Valid == nil || key == validKeys[0] {
+		c.Valid = valid
+	}
+	return nil
+}
+
+// ParseValid reads a list of attachments as a runtime gives it to a GC: [{"containerID": "…", "ifname": "…"}, …]. An empty
+// one is not nil.
+func ParseValid(data []byte) ([]Attachment, error) {
+	valid := []Attachment{}
+	if err := json.Unmarshal(data, &valid); err != nil || valid == nil {
+		return nil, fmt.Errorf(`%s is not a list of {"containerID": "…", "ifname": "…"}`, excerpt(bytes.TrimSpace(data)))
+	}
+	for i, a := range valid {
+		if a.ContainerID == "" || a.IfName == "" {
+			return nil, fmt.Errorf(`element %d has no "containerID" or no "ifname"`, i)
+		}
+	}
+	return valid, nil
 }
 
 // networkName accepts what can be part of a path, as skel does: it does so by a key of any case, and this is the one we use.

@@ -17,7 +17,7 @@ func defaults() *Conf {
 	return &Conf{
 		CNIVersion: "1.0.0", Name: "podnet", StateDir: "/var/lib/cni/unwind", GracePeriod: 10 * time.Minute,
 		OnDelFailure: "report", OnJournalFailure: "degrade", OnDuplicateAddress: "fail", StatusOnPoolFull: "ok",
-		SweepOnStatus: true, Injected: map[string]json.RawMessage{},
+		SweepOnStatus: true, Injected: map[string]json.RawMessage{}, ValidRaw: map[string]json.RawMessage{},
 	}
 }
 

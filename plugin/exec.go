@@ -36,7 +36,7 @@ const (
 
 // call is one execution of a delegate.
 type call struct {
-	command     string // ADD, DEL, CHECK
+	command     string
 	plugin      string // type
 	path        string // CNI_PATH
 	containerID string
@@ -62,7 +62,7 @@ type failure struct {
 }
 
 func (f *failure) Error() string {
-	words := map[string]string{"ADD": "add", "DEL": "delete", "CHECK": "check"}[f.command]
+	words := map[string]string{"ADD": "add", "DEL": "delete", "CHECK": "check", "STATUS": "status", "GC": "gc"}[f.command]
 	return fmt.Sprintf("plugin type=%q failed (%s): %s", f.plugin, words, f.msg) // libcni's words
 }
 

@@ -347,60 +347,6 @@ func TestUndoOrder(t *testing.T) {
 	}
 }
 
-// TestDecide has each row of the table of evidence, and its neighbours: the same with one thing unknown or the other way.
-func TestDecide(t *testing.T) {
-	t.Parallel()
-	gone := evidence{state: journal.Live, locked: no, lockFile: yes, sameBoot: yes, otherHost: no, netns: no, inside: no, hostLink: no}
-	with := func(change func(*evidence)) evidence {
-		ev := gone
-		change(&ev)
-		return ev
-	}
-	for _, c := range []struct {
-		name string
-		ev   evidence
-		dead bool
-	}{
-		{"nothing is known", evidence{}, false},
-		{"nothing is known but that it is free", evidence{locked: no}, false},
-		{"namespace gone", gone, true},
-		{"… and locked", with(func(ev *evidence) { ev.locked = yes }), false},
-		{"… lock unknown", with(func(ev *evidence) { ev.locked = unknown }), false},
-		{"… a process inside", with(func(ev *evidence) { ev.inside = yes }), false},
-		{"… inside unknown", with(func(ev *evidence) { ev.inside = unknown }), false},
-		{"… host link there", with(func(ev *evidence) { ev.hostLink = yes }), false},
-		{"… host link unknown", with(func(ev *evidence) { ev.hostLink = unknown }), false},
-		{"… namespace unknown", with(func(ev *evidence) { ev.netns = unknown }), false},
-		{"namespace there", with(func(ev *evidence) { ev.netns = yes }), false},
-
-		{"adding, lock free", with(func(ev *evidence) { ev.state, ev.netns, ev.inside, ev.hostLink = journal.Adding, yes, yes, yes }), true},
-		{"adding, locked", with(func(ev *evidence) { ev.state, ev.locked = journal.Adding, yes }), false},
-		{"adding, no lock file", with(func(ev *evidence) { ev.state, ev.lockFile, ev.netns = journal.Adding, no, yes }), false},
-		{"adding, lock file unknown", with(func(ev *evidence) { ev.state, ev.lockFile, ev.netns = journal.Adding, unknown, yes }), false},
-		{"adding, no lock file, namespace gone", with(func(ev *evidence) { ev.state, ev.lockFile = journal.Adding, no }), true},
-
-		{"unwinding", with(func(ev *evidence) { ev.state, ev.netns, ev.inside = journal.Unwinding, yes, yes }), true},
-		{"unwinding, locked", with(func(ev *evidence) { ev.state, ev.locked = journal.Unwinding, yes }), false},
-		{"unwinding, lock unknown", with(func(ev *evidence) { ev.state, ev.locked = journal.Unwinding, unknown }), false},
-		{"removing", with(func(ev *evidence) { ev.state, ev.netns, ev.inside = journal.Removing, yes, yes }), true},
-		{"removing, locked", with(func(ev *evidence) { ev.state, ev.locked = journal.Removing, yes }), false},
-
-		{"another boot", evidence{state: journal.Live, locked: no, sameBoot: no, otherHost: no}, true},
-		{"another boot, adding", evidence{state: journal.Adding, locked: no, lockFile: yes, sameBoot: no, otherHost: no}, true},
-		{"another boot, locked", evidence{state: journal.Live, locked: yes, sameBoot: no, otherHost: no}, false},
-		{"another boot of another machine", evidence{state: journal.Live, locked: no, sameBoot: no, otherHost: yes}, false},
-		{"… adding", evidence{state: journal.Adding, locked: no, lockFile: yes, sameBoot: no, otherHost: yes}, false},
-		{"another boot, machine unknown", evidence{state: journal.Live, locked: no, sameBoot: no}, false},
-		{"boot unknown", evidence{state: journal.Live, locked: no, otherHost: no}, false},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			if v := decide(c.ev); v.dead != c.dead || v.reason == "" {
-				t.Errorf("%+v, want dead %t and a reason", v, c.dead)
-			}
-		})
-	}
-}
-
 // TestDue: an entry waits only if each of its steps waits for its second DEL.
 func TestDue(t *testing.T) {
 	t.Parallel()
@@ -423,9 +369,9 @@ func TestDue(t *testing.T) {
 		{"both wait", "this", []journal.Step{waiting, waiting}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			o := &op{host: journal.Host{BootID: "this"}}
+			o := &op{Plugin: &Plugin{}, host: journal.Host{BootID: "this"}}
 			e := &journal.Entry{Generations: []journal.Generation{{Host: journal.Host{BootID: c.boot}, Steps: c.steps}}}
-			if o.due(e) == c.notDue {
+			if o.due(t.Context(), e, false) == c.notDue {
 				t.Errorf("due %t", !c.notDue)
 			}
 		})

@@ -39,7 +39,7 @@ func (u *undoing) foreignAddresses(ctx context.Context) []netip.Addr {
 			if ours := fresh && other.Key == u.key; ours {
 				continue
 			}
-			if v := u.judge(other, nil); !v.dead {
+			if v := u.judge(other); v.fate != Dead {
 				foreign = append(foreign, c.Address)
 				break
 			}
@@ -92,7 +92,7 @@ func (a *adding) duplicate(c journal.Claim, other *journal.Entry) bool {
 	same := slices.ContainsFunc(g.Claims, func(o journal.Claim) bool {
 		return o.Address == c.Address && o.Pool == c.Pool && c.Pool != ""
 	})
-	if !same || a.judge(other, nil).dead {
+	if !same || a.judge(other).fate == Dead {
 		return false
 	}
 	there, err := hasAddress(g.NetNS, c.Address)
@@ -109,11 +109,11 @@ func (o *op) replayParked(ctx context.Context, freed []netip.Addr) {
 	defer cancel()
 	for _, address := range freed {
 		for _, other := range o.othersWith(ctx, o.key, address) {
-			if other.State == journal.Live || !o.due(other) {
+			if other.State == journal.Live || !o.due(ctx, other, true) {
 				continue
 			}
 			if err := o.settle(ctx, other.Key); err != nil {
-				o.log.Info("left for later", "attachment", other.Key.String(), "err", err)
+				o.log.Debug("left for later", "attachment", other.Key.String(), "err", err)
 			}
 		}
 	}

@@ -20,14 +20,22 @@ import (
 
 // thisHost returns the machine, boot and namespaces in which this process looks at things. What cannot be read is "".
 func thisHost() journal.Host {
-	h := journal.Host{BootID: firstLine("/proc/sys/kernel/random/boot_id")}
-	h.MountNS, _ = os.Readlink("/proc/self/ns/mnt")
-	h.PIDNS, _ = os.Readlink("/proc/self/ns/pid")
-	if id := firstLine("/sys/class/dmi/id/product_uuid"); id != "" {
+	h := namespaces("/proc/self/ns/")
+	h.BootID = firstLine("/proc/sys/kernel/random/boot_id")
+	if id := strings.ToLower(firstLine("/sys/class/dmi/id/product_uuid")); strings.Trim(id, "0f-") != "" {
 		h.Machine = "dmi:" + id
 	} else if id := firstLine("/etc/machine-id"); id != "" {
 		h.Machine = "machine-id:" + id
 	}
+	return h
+}
+
+// namespaces returns those of the process whose folder in /proc is given.
+func namespaces(dir string) (h journal.Host) {
+	h.MountNS, _ = os.Readlink(dir + "mnt")
+	h.PIDNS, _ = os.Readlink(dir + "pid")
+	h.NetNS, _ = os.Readlink(dir + "net")
+	h.TimeNS, _ = os.Readlink(dir + "time")
 	return h
 }
 

@@ -34,7 +34,10 @@ type Plugin struct {
 // Budgets bound what a verb takes. containerd and CRI-O give 60 s to a whole tear-down.
 type Budgets struct {
 	Undo     time.Duration // DEL, and the rollback of an ADD
+	GC       time.Duration // a GC in all
+	Status   time.Duration // a STATUS in all
 	Settle   time.Duration // other attachments, during an ADD
+	Step     time.Duration // the least that one DEL is given
 	LateDel  time.Duration // one DEL whose address may have a new owner; less than Settle, see undoing.late
 	Lock     time.Duration // waiting for another unwind that works on the attachment
 	HostLink time.Duration // waiting for the host's end of an interface to go after its namespace
@@ -44,7 +47,10 @@ type Budgets struct {
 // DefaultBudgets are those of a real node.
 var DefaultBudgets = Budgets{
 	Undo:     45 * time.Second,
+	GC:       25 * time.Second,
+	Status:   2 * time.Second,
 	Settle:   5 * time.Second,
+	Step:     500 * time.Millisecond,
 	LateDel:  4 * time.Second,
 	Lock:     30 * time.Second,
 	HostLink: time.Second,
@@ -52,14 +58,16 @@ var DefaultBudgets = Budgets{
 }
 
 // Main carries out the verb that the environment names (SPEC 1.1 §2) and prints its result or error. It returns the
-// exit code. GC and STATUS succeed and do nothing, as with the reference plugins.
+// exit code.
 func (p *Plugin) Main(ctx context.Context, about string) int {
 	// A runtime that has died must not kill us by a write to its pipe: what it was not told of is undone.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	funcs := skel.CNIFuncs{
-		Add:   p.verb(ctx, (*op).add),
-		Del:   p.verb(ctx, (*op).del),
-		Check: p.verb(ctx, (*op).check),
+		Add:    p.verb(ctx, (*op).add),
+		Del:    p.verb(ctx, (*op).del),
+		Check:  p.verb(ctx, (*op).check),
+		GC:     p.verb(ctx, (*op).gc),
+		Status: p.verb(ctx, (*op).status),
 	}
 	if err := skel.PluginMainFuncsWithError(funcs, version.All, about); err != nil {
 		_ = err.Print()
@@ -68,40 +76,48 @@ func (p *Plugin) Main(ctx context.Context, about string) int {
 	return 0
 }
 
-// op is one verb on one attachment.
+// op is one verb, on one attachment or on all.
 type op struct {
 	*Plugin
-	ctx   context.Context
-	args  *skel.CmdArgs
-	conf  *Conf
-	bad   error // what is wrong with the configuration
-	key   journal.Key
-	host  journal.Host
-	store *journal.Store
-	log   *slog.Logger
-	deaf  bool         // the journal could not be read: it is not waited for again
-	fresh []netip.Addr // what our ADD has just got and no delegate of ours was told of yet, see claim
+	ctx     context.Context
+	args    *skel.CmdArgs
+	conf    *Conf
+	bad     error       // what is wrong with the configuration
+	key     journal.Key // of the attachment that the verb is about; zero for GC and STATUS
+	host    journal.Host
+	store   *journal.Store
+	log     *slog.Logger
+	invoked bool         // by a runtime, see sees
+	list    *List        // what the runtime says is attached, or nil
+	deaf    bool         // the journal could not be read: it is not waited for again
+	fresh   []netip.Addr // what our ADD has just got and no delegate of ours was told of yet, see claim
 }
 
 // verb makes a function for skel out of a verb: it never panics.
 func (p *Plugin) verb(ctx context.Context, do func(*op) error) func(*skel.CmdArgs) error {
-	return func(args *skel.CmdArgs) (err error) {
-		o, closeLog := p.newOp(ctx, args)
+	return func(args *skel.CmdArgs) error {
+		conf, bad := ParseConf(args.StdinData)
+		o, closeLog := p.newOp(ctx, args, conf)
+		o.bad, o.invoked = bad, true
 		defer closeLog()
-		defer func() {
-			if r := recover(); r != nil {
-				o.log.Error("panic", "err", r, "stack", string(debug.Stack()))
-				err = cniError(types.ErrInternal, fmt.Sprintf("unwind: internal error: %v", r), "")
-			}
-		}()
-		return do(o)
+		return o.safely(func() error { return do(o) })
 	}
 }
 
-func (p *Plugin) newOp(ctx context.Context, args *skel.CmdArgs) (*op, func()) {
-	conf, bad := ParseConf(args.StdinData)
+// safely makes an error of a panic.
+func (o *op) safely(do func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			o.log.Error("panic", "err", r, "stack", string(debug.Stack()))
+			err = cniError(types.ErrInternal, fmt.Sprintf("unwind: internal error: %v", r), "")
+		}
+	}()
+	return do()
+}
+
+func (p *Plugin) newOp(ctx context.Context, args *skel.CmdArgs, conf *Conf) (*op, func()) {
 	o := &op{
-		Plugin: p, ctx: ctx, args: args, conf: conf, bad: bad, host: thisHost(),
+		Plugin: p, ctx: ctx, args: args, conf: conf, host: thisHost(),
 		key: journal.Key{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName},
 	}
 	out, closeLog := p.logWriter(conf)

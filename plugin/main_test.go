@@ -39,6 +39,7 @@ func pluginMain() int {
 		p.Budgets = Budgets{
 			Undo: 3 * time.Second, Settle: 2 * time.Second, LateDel: 1500 * time.Millisecond, Lock: 5 * time.Second,
 			HostLink: time.Second, Orphans: 500 * time.Millisecond,
+			GC: 4 * time.Second, Status: 2 * time.Second, Step: 200 * time.Millisecond,
 		}
 	}
 	if at, err := strconv.Atoi(os.Getenv(killAtEnv)); err == nil {

@@ -3,9 +3,31 @@ package plugin
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 
+	"cni-unwind/ipam"
 	"cni-unwind/journal"
 )
+
+// Finding is what was found of an attachment, and what came of it.
+type Finding struct {
+	journal.Key
+	Pod      journal.Pod
+	State    journal.State // as it was
+	Fate     Fate
+	Reason   string
+	Waits    bool     // it is dead, and it is not yet time for the next try
+	Released bool     // nothing of it is left
+	Pending  []string // the delegates that are still owed a DEL, each with why
+	Err      error    // what kept it from being released
+
+	thisBoot bool // it was made in this boot
+	orphaned bool // delegates that outlived their unwind hold its lock
+}
+
+// Ends says whether the attachment is to be released.
+func (f *Finding) Ends() bool { return f.Fate == Dead || f.Fate == Foreign }
 
 // settle undoes another attachment, if it is dead, and writes what is left of it. It returns nil if nothing is left. The
 // wait for its lock is bounded by ctx: we hold a lock ourselves.
@@ -15,29 +37,61 @@ func (o *op) settle(ctx context.Context, key journal.Key) error {
 		return err
 	}
 	defer lock.Release()
+	f := Finding{Key: key}
+	o.settleLocked(ctx, lock, killed, &f)
+	switch {
+	case f.Released:
+		return nil
+	case f.Err != nil:
+		return f.Err
+	}
+	return errors.New(f.Reason)
+}
+
+// settleLocked is settle with the attachment's lock taken. What it decides, it decides on what the journal says now. killed
+// says that delegates which held the lock had to be ended.
+func (o *op) settleLocked(ctx context.Context, lock *journal.Lock, killed bool, f *Finding) {
 	var e *journal.Entry
-	err = o.store.View(ctx, func(tx *journal.Tx) (err error) {
-		e, err = tx.Get(key)
+	f.Err = o.store.View(ctx, func(tx *journal.Tx) (err error) {
+		e, err = tx.Get(f.Key)
 		return err
 	})
-	if err != nil {
-		return err
+	if f.Err != nil {
+		return
 	}
 	if e == nil {
-		return lock.Forget()
+		f.Released, f.Err = true, lock.Forget()
+		return
 	}
-	v := o.judge(e, lock)
-	if !v.dead {
+	v := decide(o.gather(e, lock))
+	f.Pod, f.State, f.Fate, f.Reason = e.Pod, e.State, v.fate, v.reason
+	switch {
+	case !v.ends():
 		if lock.Made() {
 			_ = lock.Forget() // as it was
 		}
-		return errors.New(v.reason)
-	}
-	if killed {
+		return
+	case killed:
 		markKilled(e, o.conf.GracePeriod)
 	}
-	o.log.Info("settling an attachment that is dead", "attachment", key.String(), "reason", v.reason)
-	if err := o.begin(ctx, e, v.reason); err != nil {
+	if e.State == journal.Live || e.State == journal.Adding {
+		o.log.Info("releasing an attachment", "attachment", f.Key.String(), "verdict", string(v.fate), "reason", v.reason)
+	}
+	if v.fate == Foreign {
+		f.Err = o.purge(ctx, lock, e, v.reason)
+	} else {
+		f.Err = o.replay(ctx, lock, e, v.reason)
+	}
+	f.Pending = pendingSteps(e)
+	f.Released = f.Err == nil && len(f.Pending) == 0
+	if f.Released {
+		o.log.Info("released", "attachment", f.Key.String(), "reason", v.reason)
+	}
+}
+
+// replay runs the DELs of an attachment that is dead.
+func (o *op) replay(ctx context.Context, lock *journal.Lock, e *journal.Entry, reason string) error {
+	if err := o.begin(ctx, e, reason); err != nil {
 		return err
 	}
 	tomb := o.tombstone(e)
@@ -49,6 +103,32 @@ func (o *op) settle(ctx context.Context, key journal.Key) error {
 		return failures[0]
 	}
 	return nil
+}
+
+// purge releases what host-local keeps for an attachment on this disk, and forgets the rest of it.
+func (o *op) purge(ctx context.Context, lock *journal.Lock, e *journal.Entry, reason string) error {
+	var pools []string
+	for _, g := range e.Generations {
+		for _, step := range g.Steps {
+			pools = append(pools, ipam.Pool(step.Config, e.Network))
+		}
+		for _, c := range g.Claims {
+			pools = append(pools, c.Pool)
+		}
+	}
+	slices.Sort(pools)
+	for _, pool := range slices.Compact(pools) {
+		if pool == "" {
+			continue
+		}
+		if err := ipam.Release(ctx, pool, e.ContainerID, e.IfName); err != nil {
+			return fmt.Errorf("pool %s: %w", pool, err)
+		}
+	}
+	e.Reason = reason
+	tomb := o.tombstone(e)
+	e.Generations = nil
+	return o.finish(ctx, lock, e, tomb)
 }
 
 // begin writes that a pass over the entry's steps begins, and why.

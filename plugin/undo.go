@@ -1,13 +1,18 @@
 package plugin
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
+	"io"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"slices"
 	"time"
 
+	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 	"github.com/containernetworking/plugins/pkg/ns"
 
@@ -24,8 +29,9 @@ var scratchAllowed = []string{"bridge", "ptp", "sbr", "tuning"}
 // is undone. It returns the failures; what is left without one is parked, or waits for its second DEL. The caller holds
 // the entry's lock, and writes the entry.
 //
-// The time that ctx has is divided over the steps that are left. A step that failed or hung last time goes last. After
-// a pass that was cut off, the next one begins with another step.
+// The time that ctx has is divided over the steps that are left, but into no parts in which a delegate that is well would
+// be killed: a pass without time for the next step ends. A step that failed or hung last time goes last. After a pass that
+// was cut off or ended early, the next one begins with another step.
 func (o *op) undo(ctx context.Context, lock *journal.Lock, e *journal.Entry, cniNetns string) []*failure {
 	var failures []*failure
 	left := e.Pending()
@@ -65,7 +71,11 @@ func (u *undoing) pass(ctx context.Context) []*failure {
 		if u.late(step) {
 			u.foreign = u.foreignAddresses(ctx)
 		}
-		stepCtx, cancel := u.share(ctx, step)
+		stepCtx, cancel, ok := u.share(ctx, step)
+		if !ok {
+			return append(failures, &failure{plugin: step.Type, command: "DEL", code: types.ErrTryAgainLater,
+				msg: "no time was left for it", unstarted: true})
+		}
 		u.left--
 		f := u.del(stepCtx, step)
 		cancel()
@@ -99,17 +109,23 @@ func undoOrder(g *journal.Generation) []int {
 	return order
 }
 
-// share gives a step its part of the time that is left.
-func (u *undoing) share(ctx context.Context, step *journal.Step) (context.Context, context.CancelFunc) {
-	deadline, ok := ctx.Deadline()
-	if !ok {
-		return context.WithCancel(ctx)
+// share gives a step its part of the time that is left, if that is enough.
+func (u *undoing) share(ctx context.Context, step *journal.Step) (_ context.Context, _ context.CancelFunc, ok bool) {
+	deadline, bounded := ctx.Deadline()
+	if !bounded {
+		ctx, cancel := context.WithCancel(ctx)
+		return ctx, cancel, true
 	}
-	limit := time.Until(deadline) / time.Duration(u.left)
+	left := time.Until(deadline)
+	if left < u.Budgets.Step {
+		return nil, nil, false
+	}
+	limit := max(left/time.Duration(u.left), u.Budgets.Step)
 	if u.late(step) {
 		limit = min(limit, u.Budgets.LateDel)
 	}
-	return context.WithTimeout(ctx, limit)
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	return ctx, cancel, true
 }
 
 // late says whether a step would be shown an address that it knows from prevResult alone, and that may have been given to
@@ -121,12 +137,60 @@ func (u *undoing) late(step *journal.Step) bool {
 	})
 }
 
-// del runs the DEL of one step.
+// del runs the DEL of one step. If the delegate rejects its own configuration of then as bad (it was upgraded and knows it
+// no more), it is shown the one that the chain has for it now. After no other error: success with another configuration
+// says nothing about what the first one took.
 func (u *undoing) del(ctx context.Context, step *journal.Step) *failure {
+	f := u.delWith(ctx, step, step.Config, u.gen.CNIVersion)
+	if f == nil || !slices.Contains(rejections, f.code) || f.killed {
+		return f
+	}
+	config, cniVersion := u.current(step)
+	if config == nil || bytes.Equal(config, step.Config) {
+		return f
+	}
+	if again := u.delWith(ctx, step, config, cniVersion); again != nil {
+		f.killed = again.killed
+		return f
+	}
+	u.log.Info("DEL passed with the chain's present configuration, after the delegate rejected that of the ADD",
+		"plugin", step.Type, "attachment", u.entry.Key.String(), "rejected", shorten(f.msg, 200))
+	step.Config, step.Replaced = config, true
+	return nil
+}
+
+// rejections are the codes with which a delegate says that it cannot use its configuration.
+var rejections = []uint{types.ErrIncompatibleCNIVersion, types.ErrUnsupportedField, types.ErrDecodingFailure, types.ErrInvalidNetworkConfig}
+
+// current returns the configuration that the chain, as the verb was given it, has for the delegate of a step, with what the
+// runtime gave to the ADD; nil if there is no such chain or delegate.
+func (u *undoing) current(step *journal.Step) (config json.RawMessage, cniVersion string) {
+	if u.conf.Name != u.entry.Network {
+		return nil, ""
+	}
+	chain, err := u.conf.LoadChain()
+	if err != nil {
+		return nil, ""
+	}
+	i := chain.only(step.Type)
+	if i < 0 {
+		return nil, ""
+	}
+	conf := *u.conf
+	conf.RuntimeConfig, conf.Injected = objectOf(u.gen.RuntimeConfig), map[string]json.RawMessage{}
+	for key, value := range objectOf(step.Config) {
+		if slices.Contains(injectedKeys, key) {
+			conf.Injected[key] = value
+		}
+	}
+	return chain.Config(i, &conf), chain.CNIVersion
+}
+
+func (u *undoing) delWith(ctx context.Context, step *journal.Step, config json.RawMessage, cniVersion string) *failure {
 	g := u.gen
 	c := &call{
 		command: "DEL", plugin: step.Type, path: g.Path, containerID: u.entry.ContainerID, ifname: u.entry.IfName,
-		netns: u.place.path, args: g.Args, stdin: step.Config,
+		netns: u.place.path, args: g.Args, stdin: config,
 	}
 	if u.lock != nil {
 		c.lock = u.lock.File()
@@ -134,10 +198,10 @@ func (u *undoing) del(ctx context.Context, step *journal.Step) *failure {
 	if _, err := findPlugin(step.Type, c.path); err != nil {
 		c.path = u.args.Path // the runtime's folder of plugins may have moved
 	}
-	if prevResult, err := u.prevResult(); err != nil {
+	if prevResult, err := u.prevResult(cniVersion); err != nil {
 		return c.failed(0, "its prevResult: "+err.Error())
 	} else if prevResult != nil {
-		c.stdin = withPrevResult(step.Config, prevResult)
+		c.stdin = withPrevResult(config, prevResult)
 	}
 	if slices.Contains(scratchAllowed, step.Type) && (u.place.gone || !u.hasInterface()) {
 		path, remove, err := scratchNetNS(u.entry.IfName, u.addressesHad())
@@ -148,23 +212,34 @@ func (u *undoing) del(ctx context.Context, step *journal.Step) *failure {
 			c.netns = path
 		}
 	}
-	_, f := c.run(ctx, u.Stderr)
+	stderr := u.Stderr
+	if step.LastError != "" {
+		stderr = io.Discard // it has said it before
+	}
+	_, f := c.run(ctx, stderr)
 	return f
 }
 
 // prevResult returns what every DEL of the pass gets: the final result of the ADD, or the best known, without the
 // addresses that are another attachment's by now. As libcni, it gives none before version 0.4.0.
-func (u *undoing) prevResult() ([]byte, error) {
+func (u *undoing) prevResult(cniVersion string) (json.RawMessage, error) {
 	if u.gen.Result == nil {
 		return nil, nil
 	}
-	if has, err := version.GreaterThanOrEqualTo(u.gen.CNIVersion, "0.4.0"); err != nil || !has {
+	if has, err := version.GreaterThanOrEqualTo(cniVersion, "0.4.0"); err != nil || !has {
 		return nil, err
 	}
-	if len(u.foreign) == 0 {
-		return u.gen.Result, nil
+	result := u.gen.Result
+	if cniVersion != u.gen.CNIVersion {
+		var err error
+		if result, err = convertResult(result, cniVersion); err != nil {
+			return nil, err
+		}
 	}
-	return withoutAddresses(u.gen.Result, u.foreign)
+	if len(u.foreign) == 0 {
+		return result, nil
+	}
+	return withoutAddresses(result, u.foreign)
 }
 
 // hasInterface says whether the container's interface is in the namespace that the DELs are shown, or may be. It is not
@@ -210,9 +285,10 @@ func (u *undoing) addressesHad() []netip.Prefix {
 // settled notes how the DEL of a step ended and says whether the step is undone.
 func (u *undoing) settled(step *journal.Step, f *failure) bool {
 	step.Attempts++
+	step.RetryAt = journal.BootNanos() + int64(backoff(step.Attempts))
 	step.Parked = false
 	if f != nil {
-		if step.LastError != f.msg {
+		if step.LastError == "" || step.LastCode != f.code {
 			u.log.Warn("DEL failed and is pending", "plugin", step.Type, "attachment", u.entry.Key.String(),
 				"code", f.code, "err", shorten(f.msg, 500))
 		}
@@ -223,15 +299,40 @@ func (u *undoing) settled(step *journal.Step, f *failure) bool {
 		return false
 	}
 	step.LastError, step.LastCode = "", 0
-	for _, c := range u.gen.Claims {
-		if c.Receives(step.Index) && slices.Contains(u.foreign, c.Address) {
-			step.Parked = true
-			u.log.Info("DEL parked: its address has another owner", "plugin", step.Type,
-				"attachment", u.entry.Key.String(), "address", c.Address)
-			return false
-		}
+	if address, is := u.foreignTo(step); is {
+		step.Parked = true
+		u.log.Info("DEL parked: its address has another owner", "plugin", step.Type,
+			"attachment", u.entry.Key.String(), "address", address)
+		return false
 	}
 	return !u.waits(u.gen, step)
+}
+
+// foreignTo returns an address that a step was to be shown, and was not since it belongs to another attachment.
+func (u *undoing) foreignTo(step *journal.Step) (address netip.Addr, is bool) {
+	for _, c := range u.gen.Claims {
+		if c.Receives(step.Index) && slices.Contains(u.foreign, c.Address) {
+			return c.Address, true
+		}
+	}
+	return address, false
+}
+
+// maxBackoff bounds the time between two tries of a DEL that fails.
+const maxBackoff = 30 * time.Second
+
+// backoff returns how long no sweep tries a DEL that was tried so many times: not at all after the first, since the
+// rollback of an ADD and the next sandbox's may come at once; then 2 s, 4 s, 8 s and so on. The attachments of a node are
+// spread over half of that time.
+func backoff(attempts int) time.Duration {
+	if attempts < 2 {
+		return 0
+	}
+	d := maxBackoff
+	if attempts < 6 {
+		d = time.Second << (attempts - 1)
+	}
+	return d/2 + rand.N(d/2)
 }
 
 // waits says whether the time for a killed delegate's second DEL has not come. A reboot ends whatever it was about.
@@ -239,12 +340,29 @@ func (o *op) waits(g *journal.Generation, step *journal.Step) bool {
 	return step.RepeatAt != 0 && o.sameBoot(g) == yes && journal.BootNanos() < step.RepeatAt
 }
 
-// due says whether an entry has a step that waits for nothing.
-func (o *op) due(e *journal.Entry) bool {
+// due says whether an entry has a step that waits for nothing: neither for its second DEL, nor for the new owner of its
+// address, nor, unless the try is eager, for the time of its next one.
+func (o *op) due(ctx context.Context, e *journal.Entry, eager bool) bool {
+	now := journal.BootNanos()
 	for i := range e.Generations {
-		g := &e.Generations[i]
-		for j := range g.Steps {
-			if s := &g.Steps[j]; s.Attempts == 0 || s.LastError != "" || s.Parked || !o.waits(g, s) {
+		u := undoing{op: o, entry: e, gen: &e.Generations[i]}
+		for j := range u.gen.Steps {
+			s := &u.gen.Steps[j]
+			switch wait := s.RetryAt - now; {
+			case s.Attempts == 0:
+				return true
+			case s.LastError != "":
+				if eager || wait <= 0 || wait > int64(maxBackoff) { // of another boot
+					return true
+				}
+			case s.Parked:
+				if u.foreign == nil {
+					u.foreign = u.foreignAddresses(ctx)
+				}
+				if _, is := u.foreignTo(s); !is {
+					return true
+				}
+			case !o.waits(u.gen, s):
 				return true
 			}
 		}

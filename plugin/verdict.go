@@ -26,42 +26,89 @@ type evidence struct {
 	state     journal.State
 	locked    answer // some process holds the attachment's lock
 	lockFile  answer // it has a lock file
+	observer  answer // this process sees what its ADD saw: what it does not find is not there
 	sameBoot  answer // its newest ADD was in this boot
 	otherHost answer // that ADD was on another machine
 	netns     answer // its network namespace is at its path
 	inside    answer // a process is in its network namespace
 	hostLink  answer // the host's end of its interface is there
+	listed    answer // the runtime's list of what is attached has it; unknown without a list that speaks of it
+	aged      answer // it is older than the grace period: a list that is being read now could have it
 }
 
-// verdict says whether an attachment is dead, so that it may be released, and why.
+// Fate is what becomes of an attachment.
+type Fate string
+
+// The fates. What is Unknown is kept as what is Live is.
+const (
+	Unknown Fate = "unknown"
+	Live    Fate = "live"
+	Dead    Fate = "dead"
+	// Foreign is an attachment of another machine, whose disk this is a copy of. A DEL could take from the original what
+	// a cluster-wide IPAM keeps for it; only what lies on this disk is released.
+	Foreign Fate = "foreign"
+)
+
+// verdict says what becomes of an attachment, and why.
 type verdict struct {
-	dead   bool
+	fate   Fate
 	reason string
+	warn   bool // live, though the runtime does not know it
 }
+
+// ends says whether the attachment is to be settled.
+func (v verdict) ends() bool { return v.fate == Dead || v.fate == Foreign }
 
 // decide gives the verdict on an attachment: the table of DESIGN §4. It is dead only if something proves it.
 func decide(ev evidence) verdict {
 	switch {
-	case ev.locked != no:
-		return verdict{false, "its lock is held: it is being worked on"}
-	case ev.state == journal.Unwinding:
-		return verdict{true, "its ADD failed"}
-	case ev.state == journal.Removing:
-		return verdict{true, "the runtime asked for its DEL"}
+	case ev.locked == yes:
+		return verdict{fate: Live, reason: "its lock is held: it is being worked on"}
+	case ev.locked == unknown:
+		return verdict{fate: Unknown, reason: "its lock cannot be looked at"}
+	case ev.observer != yes:
+		return verdict{fate: Unknown, reason: "its ADD ran in other namespaces than this process, which can tell nothing " +
+			"from what it does not see; look from the host"}
 	case ev.sameBoot == no && ev.otherHost == yes:
-		return verdict{false, "it was made on another machine"}
+		return verdict{fate: Foreign, reason: "it was made on another machine, of which this disk is a copy"}
+	case ev.state == journal.Unwinding:
+		return verdict{fate: Dead, reason: "its ADD failed"}
+	case ev.state == journal.Removing:
+		return verdict{fate: Dead, reason: askedFor}
 	case ev.sameBoot == no && ev.otherHost == no:
-		return verdict{true, "it was made before this boot"}
+		return verdict{fate: Dead, reason: "it was made before this boot"}
+	case ev.sameBoot != yes:
+		return verdict{fate: Unknown, reason: "whether it was made in this boot of this machine cannot be told"}
 	case ev.state == journal.Adding && ev.lockFile == yes:
-		return verdict{true, "its ADD was cut off before it succeeded"}
+		return verdict{fate: Dead, reason: "its ADD was cut off before it succeeded"}
+	case ev.netns == yes && ev.listed == no:
+		return decideUnlisted(ev)
 	case ev.netns == yes:
-		return verdict{false, "its network namespace is there"}
+		return verdict{fate: Live, reason: "its network namespace is there"}
+	case ev.listed == yes:
+		return verdict{fate: Live, reason: "the runtime lists it"}
 	case ev.inside == yes:
-		return verdict{false, "a process is in its network namespace"}
+		return verdict{fate: Live, reason: "a process is in its network namespace"}
 	case ev.hostLink == yes:
-		return verdict{false, "the host's end of its interface is there"}
+		return verdict{fate: Live, reason: "the host's end of its interface is there"}
 	case ev.netns == no && ev.inside == no && ev.hostLink == no:
-		return verdict{true, "its network namespace is gone"}
+		return verdict{fate: Dead, reason: "its network namespace is gone"}
 	}
-	return verdict{false, "not enough is known of it"}
+	return verdict{fate: Unknown, reason: "its network namespace, the processes or the host's interfaces cannot be looked at"}
+}
+
+// decideUnlisted gives the verdict where the network namespace is there and the runtime does not list the attachment. The
+// list may be older than the attachment.
+func decideUnlisted(ev evidence) verdict {
+	switch {
+	case ev.inside == yes:
+		return verdict{fate: Live, reason: "a process is in its network namespace, though the runtime does not list it", warn: true}
+	case ev.inside == unknown:
+		return verdict{fate: Unknown, reason: "the runtime does not list it, and the processes cannot be looked at"}
+	case ev.aged == unknown:
+		return verdict{fate: Unknown, reason: "the runtime does not list it, and its age cannot be told"}
+	case ev.aged == no:
+		return verdict{fate: Live, reason: "the runtime does not list it, but the grace period is not over"}
+	}
+	return verdict{fate: Dead, reason: "the runtime does not list it, and no process is in its network namespace"}
 }

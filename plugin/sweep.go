@@ -1,0 +1,199 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"slices"
+	"sync"
+
+	"github.com/containernetworking/cni/pkg/skel"
+
+	"cni-unwind/journal"
+)
+
+// Sweep is a search through the journal for attachments that are dead, and their release.
+type Sweep struct {
+	Network    string       // only this network; "" for all
+	Attachment *journal.Key // only this attachment; nil for all
+	List       *List        // what the runtime says is attached; nil if it has not said
+	DryRun     bool         // decide, and release nothing
+	Force      bool         // release also what the brake would keep, see BrakeError
+}
+
+// BrakeError says that a sweep has kept attachments that seem dead because they are too many: more than 10 and more than
+// 30 % of those of this boot that the journal has as live. Rather than that most of a node's pods have died at once, the
+// sweep is mistaken.
+type BrakeError struct{ Dead, Live int }
+
+func (e *BrakeError) Error() string {
+	return fmt.Sprintf("%d of the %d live attachments of this boot seem dead, too many to be believed; they are kept. "+
+		"If they are dead: unwindctl sweep --force", e.Dead, e.Live)
+}
+
+// Sweep searches the journal in a state folder. It returns what it found of every attachment, and an error if the journal
+// could not be read or the brake was put on. Attachments are judged by what this process sees where their ADDs ran: from
+// elsewhere they are Unknown and nothing is done.
+func (p *Plugin) Sweep(ctx context.Context, stateDir string, s Sweep) ([]Finding, error) {
+	conf := defaultConf()
+	conf.StateDir, conf.LogLevel = stateDir, slog.LevelWarn
+	o, closeLog := p.newOp(ctx, &skel.CmdArgs{}, conf)
+	defer closeLog()
+	return (&sweeping{op: o, Sweep: s, eager: true}).run(ctx)
+}
+
+// sweeping is a sweep under way.
+//
+//  1. Read the journal, judge every entry. The locks are only looked at.
+//  2. Put on the brake, if too many live ones would go.
+//  3. Settle those that are dead, the ones longest untouched first, some in parallel. Each under its lock, which is not
+//     waited for, and judged again by what the journal says then.
+type sweeping struct {
+	*op
+	Sweep
+	eager bool // the runtime or a person asked for it: what has failed before does not wait for its next try
+}
+
+func (s *sweeping) run(ctx context.Context) ([]Finding, error) {
+	s.list = s.List
+	findings, err := s.plan(ctx)
+	if s.DryRun {
+		return findings, err
+	}
+	var brake *BrakeError
+	if err != nil && !errors.As(err, &brake) {
+		return findings, err
+	}
+	work := make(chan *Finding)
+	var workers sync.WaitGroup
+	for range min(8, 2*runtime.NumCPU()) {
+		worker := *s.op
+		workers.Go(func() {
+			for f := range work {
+				if err := worker.safely(func() error { return worker.release(ctx, f) }); err != nil {
+					f.Err = err
+				}
+			}
+		})
+	}
+	for i := range findings {
+		if f := &findings[i]; f.Ends() && !f.Waits && f.Err == nil {
+			work <- f
+		}
+	}
+	close(work)
+	workers.Wait()
+	return findings, err
+}
+
+// plan says what the sweep would do with every attachment.
+func (s *sweeping) plan(ctx context.Context) ([]Finding, error) {
+	var entries []*journal.Entry
+	var findings []Finding
+	err := s.store.View(ctx, func(tx *journal.Tx) error {
+		entries, findings = nil, nil
+		return tx.All(func(e *journal.Entry, err error) error {
+			var damaged *journal.DamagedError
+			switch {
+			case errors.As(err, &damaged) && s.covers(damaged.Key):
+				findings = append(findings, Finding{Key: damaged.Key, Fate: Unknown, Reason: "its entry cannot be read", Err: err})
+			case err == nil && s.covers(e.Key):
+				entries = append(entries, e)
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	slices.SortStableFunc(entries, func(a, b *journal.Entry) int { return a.Updated.Wall.Compare(b.Updated.Wall) })
+	for _, e := range entries {
+		ev := s.gather(e, nil)
+		orphaned := ev.locked == yes && s.orphaned(e)
+		if orphaned {
+			ev.locked = no
+		}
+		v := decide(ev)
+		if v.warn {
+			s.log.Warn(v.reason, "attachment", e.Key.String())
+		}
+		f := Finding{Key: e.Key, Pod: e.Pod, State: e.State, Fate: v.fate, Reason: v.reason, thisBoot: ev.sameBoot == yes, orphaned: orphaned}
+		if v.ends() {
+			f.Pending = pendingSteps(e)
+			f.Waits = !s.due(ctx, e, s.eager)
+		}
+		findings = append(findings, f)
+	}
+	return findings, s.brake(findings)
+}
+
+func (s *sweeping) covers(k journal.Key) bool {
+	return (s.Network == "" || k.Network == s.Network) && (s.Attachment == nil || k == *s.Attachment)
+}
+
+// orphaned says whether an attachment's lock is held by delegates alone, for longer than they are waited for. One that is
+// live has no verb under way: who holds its lock is a daemon that a delegate left.
+func (s *sweeping) orphaned(e *journal.Entry) bool {
+	g := e.Newest()
+	if e.State == journal.Live || s.sameBoot(g) != yes || s.sees(g) != yes ||
+		journal.BootNanos()-e.Updated.Boot < int64(s.Budgets.Orphans) {
+		return false
+	}
+	owner, err := s.store.Owner(e.Key)
+	return owner == 0 && err == nil
+}
+
+// brake keeps the live attachments of this boot if too many of them seem dead.
+func (s *sweeping) brake(findings []Finding) error {
+	live, dead := 0, []*Finding{}
+	for i := range findings {
+		f := &findings[i]
+		if f.State != journal.Live || !f.thisBoot {
+			continue
+		}
+		live++
+		if f.Fate == Dead {
+			dead = append(dead, f)
+		}
+	}
+	if s.Force || len(dead) <= 10 || len(dead)*10 <= live*3 {
+		return nil
+	}
+	err := &BrakeError{len(dead), live}
+	for _, f := range dead {
+		f.Err = err
+	}
+	return err
+}
+
+// release settles one attachment, if its lock is free and there is time.
+func (o *op) release(ctx context.Context, f *Finding) error {
+	if ctx.Err() != nil {
+		return errors.New("no time was left for it")
+	}
+	lock, killed, err := o.tryLock(ctx, f)
+	if err != nil {
+		return err
+	}
+	defer lock.Release()
+	o.settleLocked(ctx, lock, killed, f)
+	return nil
+}
+
+// tryLock takes the lock of an attachment that is dead: it is free, or held by delegates that have had their time.
+func (o *op) tryLock(ctx context.Context, f *Finding) (lock *journal.Lock, killed bool, err error) {
+	lock, err = o.store.TryAcquire(f.Key)
+	if !errors.Is(err, journal.ErrBusy) || !f.orphaned {
+		return lock, false, err
+	}
+	if owner, ownerErr := o.store.Owner(f.Key); owner != 0 || ownerErr != nil {
+		return nil, false, err
+	}
+	killed = o.endOrphans(f.Key)
+	ctx, cancel := context.WithTimeout(ctx, groupDelay)
+	defer cancel()
+	lock, err = o.store.Acquire(ctx, f.Key)
+	return lock, killed, err
+}
