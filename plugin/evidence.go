@@ -132,6 +132,15 @@ type Attachment struct {
 	IfName      string `json:"ifname"`
 }
 
+// NewList makes a list of what is attached to a network.
+func NewList(network string, valid []Attachment) *List {
+	l := &List{Network: network, Valid: map[Attachment]bool{}}
+	for _, a := range valid {
+		l.Valid[a] = true
+	}
+	return l
+}
+
 // has says whether an attachment is on the list. No list, and one that does not speak of it, leave it unknown.
 func (l *List) has(e *journal.Entry) answer {
 	if l == nil || l.Network != "" && l.Network != e.Network || l.Pods && e.Pod.Name == "" {

@@ -42,10 +42,7 @@ func (o *op) sweepForGC(ctx context.Context) (failures []*failure) {
 	defer cancel()
 	s := &sweeping{op: o, eager: true}
 	if o.conf.Valid != nil {
-		s.List = &List{Network: o.conf.Name, Valid: map[Attachment]bool{}}
-		for _, a := range o.conf.Valid {
-			s.List.Valid[a] = true
-		}
+		s.List = NewList(o.conf.Name, o.conf.Valid)
 	}
 	findings, err := s.run(ctx)
 	if err != nil {

@@ -173,6 +173,8 @@ func (o *op) release(ctx context.Context, f *Finding) error {
 	if ctx.Err() != nil {
 		return errors.New("no time was left for it")
 	}
+	ctx, cancel := context.WithTimeout(ctx, o.Budgets.Undo)
+	defer cancel()
 	lock, killed, err := o.tryLock(ctx, f)
 	if err != nil {
 		return err

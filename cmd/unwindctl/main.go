@@ -1,12 +1,16 @@
-// Command unwindctl is the operator's program: it shows what unwind's journal holds.
+// Command unwindctl is the operator's program: it shows what unwind's journal holds, and releases what is dead.
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"os/signal"
+	"runtime"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -16,8 +20,13 @@ import (
 // version is set by the linker.
 var version = "dev"
 
+// init keeps the main thread out of other network namespaces, as in the plugin.
+func init() { runtime.LockOSThread() }
+
 func main() {
-	if err := rootCommand().Execute(); err != nil {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	defer stop()
+	if err := rootCommand().ExecuteContext(ctx); err != nil {
 		fmt.Fprintf(os.Stderr, "error: %s\n", strings.ReplaceAll(err.Error(), "\n", "\nerror: "))
 		if hint := hintFor(err); hint != "" {
 			fmt.Fprintf(os.Stderr, "hint: %s\n", hint)
@@ -49,14 +58,14 @@ func hintFor(err error) string {
 func rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "unwindctl",
-		Short:         "Look into the journal of the CNI plugin unwind",
+		Short:         "Look into the journal of the CNI plugin unwind, and release what is dead",
 		Args:          noArgs,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(listCommand(), versionCommand())
+	root.AddCommand(listCommand(), sweepCommand(), versionCommand())
 	return root
 }
 

@@ -1,0 +1,43 @@
+package main
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"cni-unwind/plugin"
+)
+
+// criTimeout bounds the call to the runtime.
+const criTimeout = 10 * time.Second
+
+// maxCRIMessage bounds the runtime's answer, in bytes, as kubelet does.
+const maxCRIMessage = 16 << 20
+
+// podSandboxes returns the sandboxes that a CRI runtime has, in whatever state: one that is not ready still has its network
+// until it is stopped. They are all of its pods and none of its other containers.
+func podSandboxes(ctx context.Context, socket string) (*plugin.List, error) {
+	ctx, cancel := context.WithTimeout(ctx, criTimeout)
+	defer cancel()
+	conn, err := grpc.NewClient("unix://"+strings.TrimPrefix(socket, "unix://"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxCRIMessage)))
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	answer, err := cri.NewRuntimeServiceClient(conn).ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
+	if err != nil {
+		return nil, err
+	}
+	list := plugin.NewList("", nil)
+	list.Pods = true
+	for _, sandbox := range answer.GetItems() {
+		list.Valid[plugin.Attachment{ContainerID: sandbox.GetId()}] = true
+	}
+	return list, nil
+}
