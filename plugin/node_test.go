@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -508,4 +509,19 @@ func (n *node) hasty() *node {
 	n.conf["delegateTimeout"] = "2s"
 	n.env = append(n.env, hastyEnv+"=1")
 	return n
+}
+
+// ask runs a verb that is about no attachment, GC or STATUS, with unwind's entry for a chain of the given version and plugins.
+// changes are keys of that entry, such as the list of a GC; what is nil is left out.
+func (n *node) ask(command, chainVersion string, changes map[string]any, plugins ...string) outcome {
+	n.Helper()
+	chain := fmt.Sprintf(`{"cniVersion": %q, "plugins": [%s]}`, chainVersion, strings.Join(plugins, ", "))
+	all := map[string]any{"cniVersion": "1.1.0"}
+	maps.Copy(all, changes)
+	in := &input{stdin: n.entryOf(chain, all), env: map[string]string{"CNI_COMMAND": command, "CNI_PATH": strings.Join(n.path, ":")}}
+	for _, kv := range n.env {
+		name, value, _ := strings.Cut(kv, "=")
+		in.env[name] = value
+	}
+	return n.start(in)
 }
