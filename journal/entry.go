@@ -68,6 +68,14 @@ type Entry struct {
 	Updated     Time         `json:"updated"`
 }
 
+// Outline is what is known of an attachment without decoding its entry.
+type Outline struct {
+	Key
+	State  State
+	BootID string // of the newest generation, as is NetNS, whose Cookie is left out
+	NetNS  NetNS
+}
+
 // Newest returns the generation that State speaks of, or nil.
 func (e *Entry) Newest() *Generation {
 	if len(e.Generations) == 0 {

@@ -146,5 +146,9 @@ func (l *List) has(e *journal.Entry) answer {
 	if l == nil || l.Network != "" && l.Network != e.Network || l.Pods && e.Pod.Name == "" {
 		return unknown
 	}
-	return answerOf(l.Valid[Attachment{e.ContainerID, e.IfName}] || l.Valid[Attachment{e.ContainerID, ""}], nil)
+	return answerOf(l.names(e.Key), nil)
+}
+
+func (l *List) names(k journal.Key) bool {
+	return l.Valid[Attachment{k.ContainerID, k.IfName}] || l.Valid[Attachment{k.ContainerID, ""}]
 }

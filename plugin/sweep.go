@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/containernetworking/cni/pkg/skel"
+	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
 )
@@ -90,43 +91,83 @@ func (s *sweeping) run(ctx context.Context) ([]Finding, error) {
 
 // plan says what the sweep would do with every attachment.
 func (s *sweeping) plan(ctx context.Context) ([]Finding, error) {
-	var entries []*journal.Entry
-	var findings []Finding
-	err := s.store.View(ctx, func(tx *journal.Tx) error {
-		entries, findings = nil, nil
-		return tx.All(func(e *journal.Entry, err error) error {
-			var damaged *journal.DamagedError
+	findings, keys, err := s.overlook(ctx)
+	if err != nil {
+		return nil, err
+	}
+	entries := make([]*journal.Entry, 0, len(keys))
+	err = s.store.View(ctx, func(tx *journal.Tx) error {
+		for _, k := range keys {
+			e, err := tx.Get(k)
 			switch {
-			case errors.As(err, &damaged) && s.covers(damaged.Key):
-				findings = append(findings, Finding{Key: damaged.Key, Fate: Unknown, Reason: "its entry cannot be read", Err: err})
-			case err == nil && s.covers(e.Key):
+			case err != nil:
+				findings = append(findings, unreadable(k, err))
+			case e != nil:
 				entries = append(entries, e)
 			}
-			return nil
-		})
+		}
+		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
 	slices.SortStableFunc(entries, func(a, b *journal.Entry) int { return a.Updated.Wall.Compare(b.Updated.Wall) })
 	for _, e := range entries {
-		ev := s.gather(e, nil)
-		orphaned := ev.locked == yes && s.orphaned(e)
-		if orphaned {
-			ev.locked = no
-		}
-		v := decide(ev)
-		if v.warn {
-			s.log.Warn(v.reason, "attachment", e.Key.String())
-		}
-		f := Finding{Key: e.Key, Pod: e.Pod, State: e.State, Fate: v.fate, Reason: v.reason, thisBoot: ev.sameBoot == yes, orphaned: orphaned}
-		if v.ends() {
-			f.Pending = pendingSteps(e)
-			f.Waits = !s.due(ctx, e, s.eager)
-		}
-		findings = append(findings, f)
+		findings = append(findings, s.finding(ctx, e))
 	}
 	return findings, s.brake(findings)
+}
+
+// overlook passes over those that plainly live: added in this boot, with the network namespace at its path, and no list
+// that could speak against them. It returns the others to be looked at. A namespace is known by its inode here; one that is
+// gone, and has left path and inode to another, is told from it by unwindctl sweep, which passes over none.
+func (s *sweeping) overlook(ctx context.Context) (findings []Finding, look []journal.Key, err error) {
+	var outlines []journal.Outline
+	err = s.store.View(ctx, func(tx *journal.Tx) error {
+		outlines = nil
+		return tx.Outlines(func(o journal.Outline, _ error) error { // what is damaged is neither live nor of this boot
+			if s.covers(o.Key) {
+				outlines = append(outlines, o)
+			}
+			return nil
+		})
+	})
+	for _, o := range outlines {
+		var st unix.Stat_t
+		if o.State != journal.Live || o.BootID != s.host.BootID || s.Attachment != nil || s.List != nil && !s.List.names(o.Key) ||
+			!s.invoked || unix.Stat(o.NetNS.Path, &st) != nil || st.Ino != o.NetNS.Ino || uint64(st.Dev) != o.NetNS.Dev {
+			look = append(look, o.Key)
+			continue
+		}
+		findings = append(findings, Finding{Key: o.Key, State: o.State, Fate: Live, Reason: reasonThere, thisBoot: true})
+	}
+	return findings, look, err
+}
+
+// finding judges an attachment.
+func (s *sweeping) finding(ctx context.Context, e *journal.Entry) Finding {
+	ev := s.gather(e, nil)
+	orphaned := ev.locked == yes && s.orphaned(e)
+	if orphaned {
+		ev.locked = no
+	}
+	v := decide(ev)
+	if v.warn {
+		s.log.Warn(v.reason, "attachment", e.Key.String())
+	}
+	f := Finding{
+		Key: e.Key, Pod: e.Pod, State: e.State, Fate: v.fate, Reason: v.reason,
+		thisBoot: ev.sameBoot == yes, orphaned: orphaned,
+	}
+	if v.ends() {
+		f.Pending = pendingSteps(e)
+		f.Waits = !s.due(ctx, e, s.eager)
+	}
+	return f
+}
+
+func unreadable(k journal.Key, err error) Finding {
+	return Finding{Key: k, Fate: Unknown, Reason: "its entry cannot be read", Err: err}
 }
 
 func (s *sweeping) covers(k journal.Key) bool {

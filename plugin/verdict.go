@@ -56,6 +56,8 @@ type verdict struct {
 	warn   bool // live, though the runtime does not know it
 }
 
+const reasonThere = "its network namespace is there"
+
 // ends says whether the attachment is to be settled.
 func (v verdict) ends() bool { return v.fate == Dead || v.fate == Foreign }
 
@@ -84,7 +86,7 @@ func decide(ev evidence) verdict {
 	case ev.netns == yes && ev.listed == no:
 		return decideUnlisted(ev)
 	case ev.netns == yes:
-		return verdict{fate: Live, reason: "its network namespace is there"}
+		return verdict{fate: Live, reason: reasonThere}
 	case ev.listed == yes:
 		return verdict{fate: Live, reason: "the runtime lists it"}
 	case ev.inside == yes:

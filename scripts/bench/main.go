@@ -1,9 +1,10 @@
-// Bench times ADD and DEL of a chain of real plugins (bridge with host-local, tuning, portmap), plain and through unwind.
+// Bench times ADD and DEL of a chain of real plugins (bridge with host-local, tuning, portmap), plain and through unwind;
+// the release of dead pods, see benchSweep; and STATUS and GC, see benchStatus.
 //
 // libcni is the runtime of both. The pods take turns in one run, after a warm-up: ADD and DEL of the plain chain, ADD and
 // DEL of the wrapped one, and the other way round for the next pair. Both chains have a bridge, a subnet and folders of
 // their own; unwind's stateDir is on the disk that the working directory is on, since it is syncing that costs. All of
-// it happens in a network and a mount namespace of its own and is gone at the end.
+// it happens in a network, a mount and a PID namespace of its own and is gone at the end.
 //
 // It is run by make bench, in the project's folder and as root.
 package main
@@ -37,6 +38,8 @@ func init() { runtime.LockOSThread() }
 
 func main() {
 	pods := flag.Int("n", 50, "`pods` that count, of each kind")
+	dead := flag.Int("dead", 250, "dead `pods` to sweep, and to delete one by one")
+	live := flag.Int("live", 5000, "live `attachments` in the journal, for STATUS and GC")
 	warmUp := flag.Int("warm-up", 5, "`pods` before, of each kind")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -45,7 +48,7 @@ func main() {
 	if work == "" {
 		err = enterNamespaces(ctx)
 	} else {
-		err = bench(ctx, work, *pods, *warmUp)
+		err = bench(ctx, work, *pods, *warmUp, *dead, *live)
 	}
 	stop()
 	if err == nil {
@@ -72,15 +75,15 @@ func enterNamespaces(ctx context.Context) error {
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.Env = append(os.Environ(), workEnv+"="+work)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID, Pdeathsig: syscall.SIGKILL}
 	if err = cmd.Run(); errors.Is(err, syscall.EPERM) {
-		return fmt.Errorf("making a network and a mount namespace, which takes root: %w", err)
+		return fmt.Errorf("making namespaces, which takes root: %w", err)
 	}
 	return err
 }
 
 // bench is the run, in the namespaces.
-func bench(ctx context.Context, work string, pods, warmUp int) error {
+func bench(ctx context.Context, work string, pods, warmUp, dead, live int) error {
 	if err := prepare(); err != nil {
 		return err
 	}
@@ -118,7 +121,10 @@ func bench(ctx context.Context, work string, pods, warmUp int) error {
 	fmt.Printf("%-6s %11s%11s   %11s%11s   %8s%9s\n", "", "median", "p90", "median", "p90", "medians", "pairs")
 	report("ADD", p.add, w.add)
 	report("DEL", p.del, w.del)
-	return nil
+	if err := benchSweep(ctx, work, dead); err != nil {
+		return err
+	}
+	return benchStatus(ctx, work, wrapped, live)
 }
 
 // times are those of the pods of one kind, in order.
@@ -143,10 +149,13 @@ func quantile[T float64 | time.Duration](all []T, q float64) T {
 	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
 }
 
-// prepare keeps our mounts to ourselves and brings the loopback up.
+// prepare keeps our mounts to ourselves, has /proc show our processes and brings the loopback up.
 func prepare() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("mount --make-rprivate /: %w", err)
+	}
+	if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
+		return fmt.Errorf("mount /proc: %w", err)
 	}
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -206,13 +215,7 @@ func (n *network) pod(ctx context.Context, i int) (add, del time.Duration, err e
 		return 0, 0, err
 	}
 	defer func() { err = errors.Join(err, unix.Unmount(path, unix.MNT_DETACH)) }()
-	rt := &libcni.RuntimeConf{
-		ContainerID: id, NetNS: path, IfName: "eth0",
-		Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "bench"}, {"K8S_POD_NAME", id}},
-		CapabilityArgs: map[string]any{"portMappings": []map[string]any{
-			{"hostPort": 20000 + i, "containerPort": 80, "protocol": "tcp"},
-		}},
-	}
+	rt := n.runtimeConf(id, path, 20000+i)
 	start := time.Now()
 	if _, err := n.cni.AddNetworkList(ctx, n.list, rt); err != nil {
 		return 0, 0, fmt.Errorf("ADD of %s: %w", id, err)
@@ -223,6 +226,17 @@ func (n *network) pod(ctx context.Context, i int) (add, del time.Duration, err e
 		return 0, 0, fmt.Errorf("DEL of %s: %w", id, err)
 	}
 	return add, time.Since(start), nil
+}
+
+// runtimeConf is that of a pod with one port.
+func (n *network) runtimeConf(id, netns string, port int) *libcni.RuntimeConf {
+	return &libcni.RuntimeConf{
+		ContainerID: id, NetNS: netns, IfName: "eth0",
+		Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "bench"}, {"K8S_POD_NAME", id}},
+		CapabilityArgs: map[string]any{"portMappings": []map[string]any{
+			{"hostPort": port, "containerPort": 80, "protocol": "tcp"},
+		}},
+	}
 }
 
 // netns makes a network namespace, pinned by a mount.

@@ -1,0 +1,228 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cni-unwind/journal"
+)
+
+// rounds is into how many parts the pods of a sweep are divided, so that both kinds take turns.
+const rounds = 5
+
+// benchSweep times how long it takes to get rid of pods whose namespaces are gone: with cnitool del one by one and a plain
+// chain, and with unwindctl sweep. The chain is bridge with host-local, firewall, portmap.
+func benchSweep(ctx context.Context, work string, pods int) error {
+	plain, wrapped, err := sweepNetworks(work)
+	if err != nil {
+		return err
+	}
+	var p, w time.Duration
+	for round := range rounds {
+		for i := range pods / rounds {
+			for _, n := range []*cnitool{plain, wrapped} {
+				if err := n.forgotten(ctx, round*1000+i); err != nil {
+					return err
+				}
+			}
+		}
+		if err := takenApart(ctx); err != nil {
+			return err
+		}
+		start := time.Now()
+		for i := range pods / rounds {
+			if err := plain.run(ctx, "del", round*1000+i); err != nil {
+				return err
+			}
+		}
+		p += time.Since(start)
+		start = time.Now()
+		out, err := exec.CommandContext(ctx, "bin/unwindctl", "sweep", "--force", "--state-dir", work+"/sweep/state").CombinedOutput()
+		w += time.Since(start)
+		if err != nil {
+			return fmt.Errorf("unwindctl sweep: %w: %s", err, out)
+		}
+		for _, n := range []*cnitool{plain, wrapped} {
+			if err := n.nothingLeft(); err != nil {
+				return err
+			}
+		}
+	}
+	pods = pods / rounds * rounds
+	fmt.Printf("\n%d dead pods in %d rounds of bridge + firewall + portmap: cnitool del one by one %.1f s, unwindctl sweep %.1f s, %.2f × as fast\n",
+		pods, rounds, p.Seconds(), w.Seconds(), p.Seconds()/w.Seconds())
+	return nil
+}
+
+// takenApart waits until the kernel has taken apart the namespaces that have just gone.
+func takenApart(ctx context.Context) error {
+	for ctx.Err() == nil {
+		out, err := exec.CommandContext(ctx, "ip", "-o", "link", "show", "type", "veth").Output()
+		if err != nil || len(strings.TrimSpace(string(out))) == 0 {
+			return err
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	return ctx.Err()
+}
+
+// cnitool is a network that cnitool runs.
+type cnitool struct{ name, work string }
+
+func sweepNetworks(work string) (plain, wrapped *cnitool, err error) {
+	work = filepath.Join(work, "sweep")
+	for _, dir := range []string{"net.d", "netns", "cache"} {
+		if err := os.MkdirAll(filepath.Join(work, dir), 0o700); err != nil {
+			return nil, nil, err
+		}
+	}
+	if err := os.MkdirAll("/var/lib/cni", 0o755); err != nil {
+		return nil, nil, err
+	}
+	// The namespace of mounts is our own. cnitool keeps its results there.
+	if err := unix.Mount(work+"/cache", "/var/lib/cni", "", unix.MS_BIND, ""); err != nil {
+		return nil, nil, err
+	}
+	plugins := func(name, subnet string) string {
+		return fmt.Sprintf(`
+			{"type": "bridge", "bridge": "%[2]s", "isGateway": true,
+				"ipam": {"type": "host-local", "subnet": "%[3]s", "dataDir": "%[1]s/ipam"}},
+			{"type": "firewall"},
+			{"type": "portmap", "backend": "iptables", "capabilities": {"portMappings": true}}`, work, name, subnet)
+	}
+	entry := fmt.Sprintf(`{"type": "unwind", "stateDir": "%s/state", "capabilities": {"portMappings": true},
+		"chain": {"cniVersion": "1.0.0", "plugins": [%s]}}`, work, plugins("swept", "10.215.0.0/16"))
+	for name, list := range map[string]string{"deleted": plugins("deleted", "10.216.0.0/16"), "swept": entry} {
+		conflist := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "plugins": [%s]}`, name, list)
+		if err := os.WriteFile(filepath.Join(work, "net.d", name+".conflist"), []byte(conflist), 0o600); err != nil {
+			return nil, nil, err
+		}
+	}
+	return &cnitool{"deleted", work}, &cnitool{"swept", work}, nil
+}
+
+func (n *cnitool) netns(i int) string { return fmt.Sprintf("%s/netns/%s-%d", n.work, n.name, i) }
+
+// forgotten adds a pod with one port and takes its namespace away.
+func (n *cnitool) forgotten(ctx context.Context, i int) error {
+	path := n.netns(i)
+	if err := netns(path); err != nil {
+		return err
+	}
+	err := n.run(ctx, "add", i)
+	return errors.Join(err, unix.Unmount(path, unix.MNT_DETACH), os.Remove(path))
+}
+
+func (n *cnitool) run(ctx context.Context, verb string, i int) error {
+	cmd := exec.CommandContext(ctx, ".tools/bin/cnitool", verb, n.name, n.netns(i))
+	bin, err := filepath.Abs("bin")
+	if err != nil {
+		return err
+	}
+	port := 10000
+	if n.name == "swept" {
+		port = 20000
+	}
+	cmd.Env = append(os.Environ(), "NETCONFPATH="+n.work+"/net.d", "CNI_PATH="+bin+":"+filepath.Dir(bin)+"/.tools/cni",
+		fmt.Sprintf(`CAP_ARGS={"portMappings": [{"hostPort": %d, "containerPort": 80, "protocol": "tcp"}]}`, port+i))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("cnitool %s %s: %w: %s", verb, n.netns(i), err, out)
+	}
+	return nil
+}
+
+// nothingLeft sees that what was timed did what it should.
+func (n *cnitool) nothingLeft() error {
+	files, err := os.ReadDir(filepath.Join(n.work, "ipam", n.name))
+	for _, f := range files {
+		if _, notAddress := netip.ParseAddr(f.Name()); notAddress == nil {
+			return fmt.Errorf("%s is still given out in %s", f.Name(), n.name)
+		}
+	}
+	return err
+}
+
+// benchStatus times STATUS with an empty journal and with one of many live attachments, against the start of the process.
+func benchStatus(ctx context.Context, work string, n *network, many int) error {
+	state := filepath.Join(work, "state")
+	times := map[string][]time.Duration{}
+	ask := func(kind string, command string) error {
+		stdin, err := json.Marshal(map[string]any{
+			"cniVersion": "1.1.0", "name": n.list.Name, "type": "unwind", "stateDir": state,
+			"chain": map[string]any{"cniVersion": "1.0.0", "plugins": []any{map[string]any{"type": "bridge"}}},
+		})
+		if err != nil {
+			return err
+		}
+		for i := range 25 {
+			cmd := exec.CommandContext(ctx, "bin/unwind")
+			cmd.Stdin = strings.NewReader(string(stdin))
+			cmd.Env = []string{"CNI_COMMAND=" + command, "CNI_PATH=" + strings.Join(n.cni.Path, ":")}
+			start := time.Now()
+			if out, err := cmd.CombinedOutput(); err != nil {
+				return fmt.Errorf("%s: %w: %s", command, err, out)
+			}
+			if i >= 5 {
+				times[kind] = append(times[kind], time.Since(start))
+			}
+		}
+		return nil
+	}
+	if err := ask("process", "VERSION"); err != nil {
+		return err
+	}
+	if err := errors.Join(ask("STATUS, 0", "STATUS"), ask("GC, 0", "GC")); err != nil {
+		return err
+	}
+	if err := n.fill(ctx, state, many); err != nil {
+		return err
+	}
+	if err := errors.Join(ask("STATUS, many", "STATUS"), ask("GC, many", "GC")); err != nil {
+		return err
+	}
+	ms := func(kind string) float64 { return 1000 * quantile(times[kind], 0.5).Seconds() }
+	fmt.Printf("\nmedians: process (VERSION) %.1f ms; STATUS with 0 entries %.1f ms, with %d %.1f ms; GC with 0 %.1f ms, with %d %.1f ms\n",
+		ms("process"), ms("STATUS, 0"), many, ms("STATUS, many"), ms("GC, 0"), many, ms("GC, many"))
+	return nil
+}
+
+// fill adds a pod and copies its entry many times. They share its namespace, so all of them live.
+func (n *network) fill(ctx context.Context, state string, many int) error {
+	path := filepath.Join(n.netns, "filled")
+	if err := netns(path); err != nil {
+		return err
+	}
+	if _, err := n.cni.AddNetworkList(ctx, n.list, n.runtimeConf("filled", path, 9)); err != nil {
+		return err
+	}
+	store := &journal.Store{Dir: state}
+	return store.Update(ctx, func(tx *journal.Tx) error {
+		model, err := tx.Get(journal.Key{Network: n.list.Name, ContainerID: "filled", IfName: "eth0"})
+		if err != nil {
+			return err
+		}
+		for i := range many - 1 {
+			e := *model
+			e.ContainerID = fmt.Sprintf("%064x", i)
+			e.Generations = []journal.Generation{model.Generations[0]}
+			e.Generations[0].Number = 0
+			e.Generations[0].Claims = []journal.Claim{{Address: netip.AddrFrom4([4]byte{10, 217, byte(i >> 8), byte(i)})}}
+			for _, e.State = range []journal.State{journal.Adding, journal.Live} {
+				if err := tx.Put(&e); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}
