@@ -57,7 +57,7 @@ func TestImports(t *testing.T) {
 		{"journal", []string{module + "ipam", module + "plugin", module + "cmd", "github.com/containernetworking"}},
 		{"ipam", []string{module + "journal", module + "plugin", module + "cmd"}},
 		{"plugin", []string{module + "cmd"}},
-		{"cmd/unwind", []string{"testing", "github.com/spf13", "google.golang.org", "go.opentelemetry.io",
+		{"cmd/unwind", []string{"testing", "github.com/spf13", "google.golang.org", "k8s.io", "go.opentelemetry.io",
 			"github.com/containernetworking/cni/libcni", "github.com/containernetworking/cni/pkg/invoke"}},
 	} {
 		t.Run(tt.pkg, func(t *testing.T) {
