@@ -249,11 +249,17 @@ func (a *adding) supersede(killed bool) error {
 			return err
 		}
 	}
+	ctx, cancel := context.WithTimeout(a.ctx, a.Budgets.Settle)
+	defer cancel()
+	if v := decide(a.gather(prior, a.lock)); v.fate == Foreign {
+		if err := a.purge(ctx, nil, prior, v.reason); err != nil { // without the lock: its file stays, it is ours now
+			return a.journalFailed(err)
+		}
+		return nil
+	}
 	if killed {
 		markKilled(prior, a.conf.GracePeriod)
 	}
-	ctx, cancel := context.WithTimeout(a.ctx, a.Budgets.Settle)
-	defer cancel()
 	if err := a.begin(ctx, prior, "superseded by another ADD of the same container ID"); err != nil {
 		return a.journalFailed(err)
 	}

@@ -301,7 +301,16 @@ func (p *pod) edit(change func(*journal.Generation)) {
 			return err
 		}
 		change(e.Newest())
-		return tx.Put(e)
+		state := e.State // an entry that is live is not written again, but for here
+		if err := tx.Delete(e.Key); err != nil {
+			return err
+		}
+		for _, e.State = range []journal.State{journal.Adding, state} {
+			if err := tx.Put(e); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 	if err != nil {
 		p.Fatal(err)
