@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"math/big"
 	"net"
@@ -14,8 +13,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
-	"syscall"
 
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
@@ -60,74 +57,44 @@ func Pool(config json.RawMessage, network string) string {
 // owner (host-local died between making and writing it). It writes nothing and takes no lock: what it returns may be
 // old news, and serves only as a reason to keep.
 func OwnerOf(pool string, address netip.Addr) (owner Owner, ok bool, err error) {
-	path := filepath.Join(pool, address.Unmap().String())
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		return Owner{}, false, nil
-	}
-	if err != nil {
-		return Owner{}, false, err
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, 4096))
-	if err != nil {
-		return Owner{}, false, err
-	}
-	id, ifname, _ := strings.Cut(strings.TrimSpace(string(data)), "\r\n")
-	return Owner{ContainerID: strings.TrimSpace(id), IfName: strings.TrimSpace(ifname)}, id != "", nil
+	r, ok, err := reservationOf(pool, address)
+	return r.Owner, ok && !r.Ownerless(), err
 }
 
 // HeldBy returns the addresses that are given to an attachment in a pool. As OwnerOf, it only looks.
 func HeldBy(pool, containerID, ifname string) ([]netip.Addr, error) {
-	files, err := os.ReadDir(pool)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
+	found, err := Scan(pool)
 	var held []netip.Addr
-	for _, f := range files {
-		address, err := netip.ParseAddr(f.Name())
-		if err != nil {
-			continue // the lock, or the last address that was given
-		}
-		owner, given, err := OwnerOf(pool, address)
-		if err != nil {
-			return held, err
-		}
-		if given && owner.Is(containerID, ifname) {
-			held = append(held, address)
+	for _, r := range found {
+		if !r.Ownerless() && r.Owner.Is(containerID, ifname) {
+			held = append(held, r.Address)
 		}
 	}
-	return held, nil
+	return held, err
 }
 
-// Release gives back all addresses of an attachment in a pool, under host-local's own lock. Each file is read again there,
-// and removed only if it still names this attachment. Without a pool there is nothing to do, and none is made. The wait
-// for the lock is bounded by ctx.
+// Release gives back all addresses of an attachment in a pool, see Free.
 func Release(ctx context.Context, pool, containerID, ifname string) error {
-	if containerID == "" || ifname == "" {
-		return errors.New("no container ID or no interface is named")
-	}
 	held, err := HeldBy(pool, containerID, ifname)
-	if err != nil || len(held) == 0 {
-		return err
-	}
-	unlock, err := lock(ctx, pool)
-	if err != nil {
-		return err
-	}
-	defer unlock()
 	for _, address := range held {
-		owner, given, err := OwnerOf(pool, address)
-		if err != nil {
-			return err
-		}
-		if given && owner.Is(containerID, ifname) {
-			if err := os.Remove(filepath.Join(pool, address.String())); err != nil {
-				return err
-			}
-		}
+		_, freeErr := Free(ctx, pool, Owner{containerID, ifname}, address)
+		err = errors.Join(err, freeErr)
 	}
-	return nil
+	return err
+}
+
+// Free gives back an address of an attachment in a pool, under host-local's own lock: if it is still given to exactly this
+// attachment there. Without a pool there is nothing to do, and none is made. The wait for the lock is bounded by ctx.
+func Free(ctx context.Context, pool string, owner Owner, address netip.Addr) (freed bool, err error) {
+	if owner.ContainerID == "" || owner.IfName == "" {
+		return false, errors.New("no container ID or no interface is named")
+	}
+	r, ok, err := reservationOf(pool, address)
+	if err != nil || !ok || r.Ownerless() || !r.Owner.Is(owner.ContainerID, owner.IfName) {
+		return false, err
+	}
+	released, err := Apply(ctx, pool, []Planned{{Reservation: r}})
+	return len(released) > 0, err
 }
 
 // lock takes host-local's lock of a pool. On a deadline the lock is given back as soon as it is had.
@@ -154,27 +121,44 @@ func lock(ctx context.Context, pool string) (unlock func(), err error) {
 	}
 }
 
+// Ranges returns the sets of ranges of a delegate that calls host-local, given its configuration. An ADD gets an address out
+// of each set.
+func Ranges(config json.RawMessage) ([][]Range, error) {
+	conf, _, err := allocator.LoadIPAMConfig(config, "")
+	if err != nil {
+		return nil, err
+	}
+	var sets [][]Range
+	for _, ranges := range conf.Ranges {
+		var set []Range
+		for _, r := range ranges {
+			set = append(set, Range{addressOf(r.RangeStart), addressOf(r.RangeEnd), addressOf(r.Gateway)})
+		}
+		sets = append(sets, set)
+	}
+	return sets, nil
+}
+
+func addressOf(ip net.IP) netip.Addr {
+	a, _ := netip.AddrFromSlice(ip)
+	return a.Unmap()
+}
+
 // Exhausted says whether host-local has no address left to give out of one of its sets of ranges, given the configuration
 // of the delegate that calls it. It only looks.
 func Exhausted(config json.RawMessage, network string) (bool, error) {
-	conf, _, err := allocator.LoadIPAMConfig(config, "")
+	sets, err := Ranges(config)
 	if err != nil {
 		return false, err
 	}
-	pool := Pool(config, network)
-	files, err := os.ReadDir(pool)
+	files, err := os.ReadDir(Pool(config, network))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return false, err
 	}
-	for _, set := range conf.Ranges {
-		free := new(big.Int)
-		for _, r := range set {
-			free.Add(free, size(r))
-		}
+	for _, set := range sets {
+		free := Size(set)
 		for _, f := range files {
-			if ip := net.ParseIP(f.Name()); ip != nil && slices.ContainsFunc(set, func(r allocator.Range) bool {
-				return r.Contains(ip) && !ip.Equal(r.Gateway)
-			}) {
+			if a, ok := parseName(f.Name()); ok && slices.ContainsFunc(set, func(r Range) bool { return r.Has(a) }) {
 				free.Sub(free, big.NewInt(1))
 			}
 		}
@@ -185,11 +169,26 @@ func Exhausted(config json.RawMessage, network string) (bool, error) {
 	return false, nil
 }
 
-// size returns how many addresses of a range can be given out: all from its start to its end but the gateway's.
-func size(r allocator.Range) *big.Int {
-	n := new(big.Int).Sub(new(big.Int).SetBytes(r.RangeEnd.To16()), new(big.Int).SetBytes(r.RangeStart.To16()))
-	if !r.Contains(r.Gateway) {
-		n.Add(n, big.NewInt(1))
+// Size returns how many addresses a set of ranges has.
+func Size(set []Range) *big.Int {
+	size := new(big.Int)
+	for _, r := range set {
+		first, last := r.First.As16(), r.Last.As16()
+		size.Add(size, new(big.Int).Sub(new(big.Int).SetBytes(last[:]), new(big.Int).SetBytes(first[:])))
+		if r.Gateway.BitLen() != r.First.BitLen() || r.Gateway.Less(r.First) || r.Last.Less(r.Gateway) {
+			size.Add(size, big.NewInt(1))
+		}
 	}
-	return n
+	return size
+}
+
+// Range is a run of addresses that host-local gives out, but for Gateway, if that is in it.
+type Range struct {
+	First, Last, Gateway netip.Addr
+}
+
+// Has says whether host-local gives out the address from the range.
+func (r Range) Has(a netip.Addr) bool {
+	a = a.Unmap()
+	return a.BitLen() == r.First.BitLen() && r.First.Compare(a) <= 0 && a.Compare(r.Last) <= 0 && a != r.Gateway
 }

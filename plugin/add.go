@@ -467,7 +467,7 @@ func (a *adding) rollBack(f *failure) error {
 func (a *adding) makeRoom() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(a.ctx), a.Budgets.Settle)
 	defer cancel()
-	s := &sweeping{op: a.op, Sweep: Sweep{Network: a.key.Network}}
+	s := &sweeping{op: a.op, Sweep: Sweep{Network: a.key.Network, Pools: a.chain.Pools(a.conf)}}
 	if _, err := s.run(ctx); err != nil {
 		a.log.Warn("looking for dead attachments after a failed ADD", "network", a.key.Network, "err", err)
 	}

@@ -31,16 +31,16 @@ func (o *op) gc() error {
 	}
 	ctx, cancel := context.WithTimeout(o.ctx, o.Budgets.GC)
 	defer cancel()
-	failures := o.sweepForGC(ctx)
+	failures := o.sweepForGC(ctx, chain)
 	failures = append(failures, o.passOn(ctx, chain, "GC")...)
 	return gcError(failures)
 }
 
 // sweepForGC takes at most two thirds of the time, the delegates have the rest.
-func (o *op) sweepForGC(ctx context.Context) (failures []*failure) {
+func (o *op) sweepForGC(ctx context.Context, chain *Chain) (failures []*failure) {
 	ctx, cancel := context.WithTimeout(ctx, o.Budgets.GC*2/3)
 	defer cancel()
-	s := &sweeping{op: o, eager: true}
+	s := &sweeping{op: o, Sweep: Sweep{Pools: chain.Pools(o.conf)}, eager: true}
 	if o.conf.Valid != nil {
 		s.List = NewList(o.conf.Name, o.conf.Valid)
 	}

@@ -4,15 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
 )
 
-// Finding is what was found of an attachment, and what came of it.
+// Finding is what was found of an attachment, or of a reservation of host-local that no attachment in the journal has, and
+// what came of it.
 type Finding struct {
 	journal.Key
+	Address  netip.Addr // of a reservation; its owner, as far as it has one, is the Key's
 	Pod      journal.Pod
 	State    journal.State // as it was
 	Fate     Fate

@@ -12,7 +12,6 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"cni-unwind/ipam"
 	"cni-unwind/journal"
 )
 
@@ -43,7 +42,7 @@ func (o *op) status() error {
 	said, swept := make(chan error, 1), make(chan struct{})
 	go func() {
 		defer close(swept)
-		o.sweepForStatus(ctx)
+		o.sweepForStatus(ctx, chain)
 	}()
 	go func() {
 		said <- o.safely(func() error { return o.health(ctx, chain) })
@@ -124,13 +123,13 @@ func (o *op) probe(ctx context.Context) error {
 }
 
 // sweepForStatus sweeps if it is to. What goes wrong with it is no business of the runtime's.
-func (o *op) sweepForStatus(ctx context.Context) {
+func (o *op) sweepForStatus(ctx context.Context, chain *Chain) {
 	if !o.conf.SweepOnStatus {
 		return
 	}
 	worker := *o
 	err := o.safely(func() error {
-		_, err := (&sweeping{op: &worker}).run(ctx)
+		_, err := (&sweeping{op: &worker, Sweep: Sweep{Pools: chain.Pools(o.conf)}}).run(ctx)
 		return err
 	})
 	if err != nil {
@@ -144,16 +143,9 @@ func (o *op) poolStatus(chain *Chain) error {
 	if o.conf.StatusOnPoolFull != "fail" {
 		return nil
 	}
-	for i, d := range chain.Delegates {
-		if d.IPAM != "host-local" {
-			continue
-		}
-		full, err := ipam.Exhausted(chain.Config(i, o.conf), o.conf.Name)
-		if err != nil {
-			o.log.Warn("looking for free addresses", "plugin", d.Type, "err", err)
-		}
-		if full {
-			return notAvailable(fmt.Sprintf("unwind: no address is left in the pool of plugin type=%q; unwindctl list shows who has them", d.Type), "")
+	for _, pool := range chain.Pools(o.conf) {
+		if pool.full(o) {
+			return notAvailable(fmt.Sprintf("unwind: no address is left in %s; unwindctl ipam shows who has them", pool.Dir), "")
 		}
 	}
 	return nil

@@ -20,6 +20,7 @@ type Sweep struct {
 	Network    string       // only this network; "" for all
 	Attachment *journal.Key // only this attachment; nil for all
 	List       *List        // what the runtime says is attached; nil if it has not said
+	Pools      []Pool       // of host-local, to be compared with the journal
 	DryRun     bool         // decide, and release nothing
 	Force      bool         // release also what the brake would keep, see BrakeError
 }
@@ -51,6 +52,7 @@ func (p *Plugin) Sweep(ctx context.Context, stateDir string, s Sweep) ([]Finding
 //  2. Put on the brake, if too many live ones would go.
 //  3. Settle those that are dead, the ones longest untouched first, some in parallel. Each under its lock, which is not
 //     waited for, and judged again by what the journal says then.
+//  4. Compare the pools of host-local with what the journal says after that.
 type sweeping struct {
 	*op
 	Sweep
@@ -60,13 +62,25 @@ type sweeping struct {
 func (s *sweeping) run(ctx context.Context) ([]Finding, error) {
 	s.list = s.List
 	findings, err := s.plan(ctx)
-	if s.DryRun {
-		return findings, err
-	}
 	var brake *BrakeError
 	if err != nil && !errors.As(err, &brake) {
 		return findings, err
 	}
+	if !s.DryRun {
+		s.settleAll(ctx, findings)
+	}
+	for _, pool := range s.Pools {
+		if !s.eager && !pool.full(s.op) {
+			continue
+		}
+		more, poolErr := s.reconcile(ctx, pool)
+		findings, err = append(findings, more...), errors.Join(err, poolErr)
+	}
+	return findings, err
+}
+
+// settleAll settles what is dead, different attachments in parallel.
+func (s *sweeping) settleAll(ctx context.Context, findings []Finding) {
 	work := make(chan *Finding)
 	var workers sync.WaitGroup
 	for range min(8, 2*runtime.NumCPU()) {
@@ -86,7 +100,6 @@ func (s *sweeping) run(ctx context.Context) ([]Finding, error) {
 	}
 	close(work)
 	workers.Wait()
-	return findings, err
 }
 
 // plan says what the sweep would do with every attachment.

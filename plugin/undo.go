@@ -88,7 +88,34 @@ func (u *undoing) pass(ctx context.Context) []*failure {
 		u.at("undone")
 	}
 	u.gen.Undo.Ended = u.gen.Undo.Began
+	u.releaseHeld(ctx)
 	return failures
+}
+
+// releaseHeld releases what host-local still keeps for the attachment, where its owner is undone, or the namespace proven
+// gone: that a DEL passed is no proof. host-device keeps the address when its device is gone, and who fails at something
+// else may not come to its IPAM.
+func (u *undoing) releaseHeld(ctx context.Context) {
+	owner := ipam.Owner{ContainerID: u.entry.ContainerID, IfName: u.entry.IfName}
+	for _, c := range u.gen.Claims {
+		if c.Pool == "" || !u.gen.Freed(c) && !u.place.gone || u.claimedAgain(c) {
+			continue
+		}
+		freed, err := ipam.Free(ctx, c.Pool, owner, c.Address)
+		if err != nil {
+			u.log.Warn("releasing an address that its DEL left", "attachment", u.entry.Key.String(), "address", c.Address, "err", err)
+		}
+		if freed {
+			u.log.Info("released an address that its DEL left", "attachment", u.entry.Key.String(), "address", c.Address)
+		}
+	}
+}
+
+// claimedAgain says whether another ADD of the attachment got the same address.
+func (u *undoing) claimedAgain(c journal.Claim) bool {
+	return slices.ContainsFunc(u.entry.Generations, func(g journal.Generation) bool {
+		return g.Number != u.gen.Number && slices.ContainsFunc(g.Claims, func(o journal.Claim) bool { return o.Address == c.Address })
+	})
 }
 
 // undoOrder returns the indexes of the steps in the order of their DELs.

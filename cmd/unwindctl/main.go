@@ -65,7 +65,7 @@ func rootCommand() *cobra.Command {
 		SilenceErrors: true,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(listCommand(), sweepCommand(), versionCommand())
+	root.AddCommand(listCommand(), sweepCommand(), ipamCommand(), versionCommand())
 	return root
 }
 

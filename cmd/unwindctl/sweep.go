@@ -19,7 +19,7 @@ import (
 
 // sweepFlags are those of the command, as given.
 type sweepFlags struct {
-	network, cri, valid, stateDir string
+	network, cri, valid, confDir, stateDir string
 	dryRun, force                 bool
 }
 
@@ -46,12 +46,18 @@ func sweepCommand() *cobra.Command {
 	cmd.Flags().StringVar(&flags.network, "network", "", "only the attachments of this network")
 	cmd.Flags().BoolVar(&flags.dryRun, "dry-run", false, "say what would be released, and release nothing")
 	cmd.Flags().BoolVar(&flags.force, "force", false, "release also where so many seem dead that it is not to be believed")
-	cmd.Flags().StringVar(&flags.cri, "cri", "", "ask the runtime at this socket for its pods, such as /run/containerd/containerd.sock")
 	cmd.Flags().StringVar(&flags.valid, "valid", "",
 		`a file with what is attached to --network: [{"containerID": "…", "ifname": "…"}, …]; - is the standard input`)
-	cmd.Flags().StringVar(&flags.stateDir, "state-dir", plugin.DefaultStateDir, "the folder of the journal")
+	addCommonFlags(cmd, &flags)
 	cmd.MarkFlagsMutuallyExclusive("cri", "valid")
 	return cmd
+}
+
+// addCommonFlags adds those of every command that judges attachments.
+func addCommonFlags(cmd *cobra.Command, flags *sweepFlags) {
+	cmd.Flags().StringVar(&flags.cri, "cri", "", "ask the runtime at this socket for its pods, such as /run/containerd/containerd.sock")
+	cmd.Flags().StringVar(&flags.confDir, "conf-dir", "/etc/cni/net.d", "the folder of the conflists, which name the pools of host-local")
+	cmd.Flags().StringVar(&flags.stateDir, "state-dir", plugin.DefaultStateDir, "the folder of the journal")
 }
 
 func sweep(cmd *cobra.Command, args []string, flags sweepFlags) error {

@@ -1,0 +1,193 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/big"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"cni-unwind/ipam"
+	"cni-unwind/journal"
+	"cni-unwind/plugin"
+)
+
+// pool is what ipam --json prints of a pool: the addresses of one network of host-local.
+type pool struct {
+	Network      string        `json:"network"`
+	Dir          string        `json:"dir"`
+	Size         *big.Int      `json:"size"` // addresses that can be given out
+	Used         int           `json:"used"`
+	Live         int           `json:"live"`
+	Leaked       int           `json:"leaked"`
+	Ownerless    int           `json:"ownerless"`
+	Unknown      int           `json:"unknown"`
+	Free         *big.Int      `json:"free"`
+	Reservations []reservation `json:"reservations"`
+
+	sets [][]ipam.Range
+}
+
+// reservation is an address that is given out.
+type reservation struct {
+	Address     netip.Addr `json:"address"`
+	ContainerID string     `json:"containerID,omitempty"`
+	IfName      string     `json:"ifname,omitempty"`
+	State       string     `json:"state"` // live, leaked, ownerless, unknown
+	Why         string     `json:"why"`
+	Remedy      string     `json:"remedy,omitempty"`
+}
+
+func ipamCommand() *cobra.Command {
+	var asJSON bool
+	var flags sweepFlags
+	cmd := &cobra.Command{
+		Use:   "ipam",
+		Short: "Show the pools of host-local, and who has the addresses",
+		Long: "Show the pools of host-local of the networks that unwind runs: how many addresses are given out, how many of them are\n" +
+			"leaked, and what would free those. On a terminal, with a map. Nothing is changed.",
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			pools, err := readPools(cmd, flags)
+			if pools == nil && err != nil {
+				return err
+			}
+			out := cmd.OutOrStdout()
+			if asJSON {
+				enc := json.NewEncoder(out)
+				enc.SetIndent("", "  ")
+				return errors.Join(enc.Encode(pools), err)
+			}
+			return errors.Join(printPools(out, pools, flags), err)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON array")
+	cmd.Flags().StringVar(&flags.network, "network", "", "only the pools of this network")
+	addCommonFlags(cmd, &flags)
+	return cmd
+}
+
+// readPools looks at every pool, and judges who has its addresses as a sweep would.
+func readPools(cmd *cobra.Command, flags sweepFlags) ([]*pool, error) {
+	found, err := plugin.ReadPools(flags.confDir, flags.stateDir)
+	list, listErr := listFor(cmd.Context(), flags, cmd.InOrStdin())
+	found = slices.DeleteFunc(found, func(p plugin.Pool) bool { return flags.network != "" && p.Network != flags.network })
+	p := &plugin.Plugin{Stdout: io.Discard, Stderr: cmd.ErrOrStderr(), Budgets: plugin.DefaultBudgets}
+	findings, sweepErr := p.Sweep(cmd.Context(), flags.stateDir, plugin.Sweep{List: list, Pools: found, DryRun: true, Force: true})
+	errs := []error{err, listErr, sweepErr}
+	pools := []*pool{}
+	for _, one := range found {
+		p, err := readPool(one, findings)
+		errs = append(errs, err)
+		if p != nil {
+			pools = append(pools, p)
+		}
+	}
+	return pools, errors.Join(errs...)
+}
+
+func readPool(of plugin.Pool, findings []plugin.Finding) (*pool, error) {
+	p := &pool{Network: of.Network, Dir: of.Dir, Size: new(big.Int), Free: new(big.Int), Reservations: []reservation{}}
+	var err error
+	if p.sets, err = ipam.Ranges(of.Config); err != nil {
+		return nil, fmt.Errorf("network %s: %w", of.Network, err)
+	}
+	found, err := ipam.Scan(of.Dir)
+	for _, set := range p.sets {
+		p.Size.Add(p.Size, ipam.Size(set))
+	}
+	p.Free.Set(p.Size)
+	count := map[string]*int{"live": &p.Live, "leaked": &p.Leaked, "ownerless": &p.Ownerless, "unknown": &p.Unknown}
+	for _, r := range found {
+		one := judge(of, r, findings)
+		p.Reservations = append(p.Reservations, one)
+		p.Used++
+		*count[one.State]++
+		if slices.ContainsFunc(slices.Concat(p.sets...), func(s ipam.Range) bool { return s.Has(r.Address) }) {
+			p.Free.Sub(p.Free, big.NewInt(1))
+		}
+	}
+	return p, err
+}
+
+// judge says of a reservation what the findings of a sweep say of its owner.
+func judge(of plugin.Pool, r ipam.Reservation, findings []plugin.Finding) reservation {
+	one := reservation{Address: r.Address, ContainerID: r.Owner.ContainerID, IfName: r.Owner.IfName}
+	if r.Ownerless() {
+		one.State, one.Why = "ownerless", "host-local died before it wrote an owner: no DEL can release it"
+		one.Remedy = "unwindctl sweep releases it"
+		return one
+	}
+	for i := range findings {
+		f := &findings[i]
+		ofEntry := !f.Address.IsValid() && r.Owner.Is(f.ContainerID, f.IfName)
+		if f.Network != of.Network || !ofEntry && f.Address != r.Address {
+			continue
+		}
+		one.State, one.Why = map[plugin.Fate]string{plugin.Live: "live", plugin.Unknown: "unknown"}[f.Fate], f.Reason
+		if f.Ends() {
+			one.State, one.Remedy = "leaked", "unwindctl sweep releases it"
+			if len(f.Pending) > 0 && f.State != journal.Live && f.State != journal.Adding {
+				one.Remedy = "unwindctl sweep releases it, once these can DEL: " + strings.Join(f.Pending, ", ")
+			}
+		}
+		return one
+	}
+	one.State, one.Why = "unknown", "the journal does not know its owner: a pod from before the install, or the journal was lost"
+	one.Remedy = "unwindctl sweep --cri SOCKET asks the runtime"
+	return one
+}
+
+func printPools(out io.Writer, pools []*pool, flags sweepFlags) error {
+	var text strings.Builder
+	if len(pools) == 0 {
+		fmt.Fprintf(&text, "No pools: no conflist in %s has unwind with host-local in its chain.\n", flags.confDir)
+	}
+	colours, terminal := onTerminal(out)
+	for i, p := range pools {
+		if i > 0 {
+			text.WriteByte('\n')
+		}
+		fmt.Fprintf(&text, "%s (%s): %s addresses, %d used (%d live, %d leaked, %d ownerless, %d unknown), %s free\n",
+			p.Network, p.Dir, p.Size, p.Used, p.Live, p.Leaked, p.Ownerless, p.Unknown, p.Free)
+		if terminal {
+			p.draw(&text, colours)
+		}
+		p.explain(&text)
+	}
+	_, err := io.WriteString(out, text.String())
+	return err
+}
+
+// explain says in words what is not live, with what would free it.
+func (p *pool) explain(out io.Writer) {
+	groups := map[reservation][]string{}
+	for _, r := range p.Reservations {
+		if r.State != "live" {
+			kind := reservation{State: r.State, Why: r.Why, Remedy: r.Remedy}
+			groups[kind] = append(groups[kind], r.Address.String())
+		}
+	}
+	kinds := slices.SortedFunc(maps.Keys(groups), func(a, b reservation) int {
+		return cmp.Or(cmp.Compare(a.State, b.State), cmp.Compare(a.Why, b.Why), cmp.Compare(a.Remedy, b.Remedy))
+	})
+	for _, k := range kinds {
+		addresses := groups[k]
+		few := strings.Join(addresses[:min(4, len(addresses))], ", ")
+		if len(addresses) > 4 {
+			few += ", …"
+		}
+		fmt.Fprintf(out, "  %d %s (%s): %s", len(addresses), k.State, few, k.Why)
+		if k.Remedy != "" {
+			fmt.Fprintf(out, ". %s", k.Remedy)
+		}
+		fmt.Fprintln(out, ".")
+	}
+}

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"math/big"
+	"net/netip"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"cni-unwind/ipam"
+)
+
+// The map of a pool: one sign for an address, or for a run of addresses where there are too many for a screen. Of a run the
+// sign that matters most is shown.
+const (
+	mapWidth = 64
+	mapRows  = 8
+)
+
+// signs are those of the map, by what matters most.
+var signs = []struct {
+	state, sign, colour string
+}{
+	{"ownerless", "!", "35"},
+	{"leaked", "x", "31"},
+	{"unknown", "?", "33"},
+	{"live", "o", "32"},
+	{"free", "·", "2"},
+	{"gateway", "g", "2"},
+}
+
+// onTerminal says whether the output is a terminal, and whether it is to be coloured (https://no-color.org).
+func onTerminal(out io.Writer) (colours, terminal bool) {
+	f, ok := out.(*os.File)
+	if !ok {
+		return false, false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil && os.Getenv("NO_COLOR") == "", err == nil
+}
+
+// draw prints the map of each range, and a legend.
+func (p *pool) draw(out io.Writer, colours bool) {
+	state := map[netip.Addr]string{}
+	for _, r := range p.Reservations {
+		state[r.Address.Unmap()] = r.State
+	}
+	paint := func(i int) string {
+		if !colours {
+			return signs[i].sign
+		}
+		return "\x1b[" + signs[i].colour + "m" + signs[i].sign + "\x1b[0m"
+	}
+	for _, set := range p.sets {
+		for _, r := range set {
+			drawRange(out, r, state, paint)
+		}
+	}
+	var legend []string
+	for i, s := range signs {
+		legend = append(legend, paint(i)+" "+s.state)
+	}
+	fmt.Fprintf(out, "  %s\n", strings.Join(legend, "  "))
+}
+
+// drawRange prints a range as rows of signs, each row with its first address.
+func drawRange(out io.Writer, r ipam.Range, state map[netip.Addr]string, paint func(int) string) {
+	first, last := number(r.First), number(r.Last)
+	size := new(big.Int).Add(new(big.Int).Sub(last, first), big.NewInt(1))
+	each := big.NewInt(1)
+	for new(big.Int).Mul(each, big.NewInt(mapWidth*mapRows)).Cmp(size) < 0 {
+		each.Lsh(each, 1)
+	}
+	cells := new(big.Int).Div(new(big.Int).Add(size, new(big.Int).Sub(each, big.NewInt(1))), each).Int64()
+	best := make([]int, cells)
+	for i := range best {
+		best[i] = 4
+	}
+	mark := func(a netip.Addr, sign int) {
+		at := new(big.Int).Sub(number(a), first)
+		if at.Sign() < 0 || at.Cmp(size) >= 0 {
+			return
+		}
+		cell := at.Div(at, each).Int64()
+		if sign < best[cell] || best[cell] == 4 && each.Cmp(big.NewInt(1)) == 0 {
+			best[cell] = sign
+		}
+	}
+	if r.Gateway.BitLen() == r.First.BitLen() {
+		mark(r.Gateway, 5)
+	}
+	for a, s := range state {
+		for i := range signs {
+			if signs[i].state == s && a.BitLen() == r.First.BitLen() {
+				mark(a, i)
+			}
+		}
+	}
+	if each.Cmp(big.NewInt(1)) > 0 {
+		fmt.Fprintf(out, "  each sign stands for %s addresses\n", each)
+	}
+	for row := int64(0); row < cells; row += mapWidth {
+		var line strings.Builder
+		for _, sign := range best[row:min(cells, row+mapWidth)] {
+			line.WriteString(paint(sign))
+		}
+		at := new(big.Int).Add(first, new(big.Int).Mul(each, big.NewInt(row)))
+		fmt.Fprintf(out, "  %-16s %s\n", address(at, r.First.BitLen()), line.String())
+	}
+}
+
+func number(a netip.Addr) *big.Int { return new(big.Int).SetBytes(a.AsSlice()) }
+
+func address(n *big.Int, bits int) netip.Addr {
+	a, _ := netip.AddrFromSlice(n.FillBytes(make([]byte, bits/8)))
+	return a
+}
