@@ -1,0 +1,243 @@
+package plugin
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"cni-unwind/ipam"
+)
+
+// TestDecideOrphan: to call a reservation dead whose owner the journal does not know takes all of the evidence.
+func TestDecideOrphan(t *testing.T) {
+	t.Parallel()
+	dead := orphan{observer: yes, listed: no, aged: yes, cached: no, inUse: no}
+	if v := decideOrphan(dead); v.fate != Dead {
+		t.Errorf("%+v", v)
+	}
+	n := 0
+	answers := []answer{unknown, no, yes}
+	for _, observer := range answers {
+		for _, listed := range answers {
+			for _, aged := range answers {
+				for _, cached := range answers {
+					for _, inUse := range answers {
+						n++
+						o := orphan{observer, listed, aged, cached, inUse}
+						if v := decideOrphan(o); (v.fate == Dead) != (o == dead) || v.reason == "" {
+							t.Errorf("%+v: %+v", o, v)
+						}
+					}
+				}
+			}
+		}
+	}
+	if n != 243 {
+		t.Errorf("%d combinations", n)
+	}
+}
+
+// orphanage is a node on whose one network pods were added before unwind was installed, or are unknown to its journal. Its
+// libcni has its cache where every runtime has it.
+type orphanage struct {
+	*node
+	varLib string
+	chain  string
+}
+
+func newOrphanage(t *testing.T) *orphanage {
+	n := newNode(t)
+	o := &orphanage{node: n, varLib: filepath.Join(n.dir, "varlib"), chain: n.bridgePlugin("")}
+	n.cni = libcni.NewCNIConfigWithCacheDir(n.path, filepath.Join(o.varLib, "cni"), &nodeExec{node: n})
+	n.mkdir(filepath.Join(o.varLib, "cni"))
+	return o
+}
+
+// gc is a GC with a list of container IDs.
+func (o *orphanage) gc(grace string, listed ...string) outcome {
+	o.Helper()
+	valid := []Attachment{}
+	for _, id := range listed {
+		valid = append(valid, Attachment{id, "eth0"})
+	}
+	return o.sweep("GC", map[string]any{"gracePeriod": grace, validKeys[0]: valid})
+}
+
+func (o *orphanage) sweep(command string, changes map[string]any) outcome {
+	o.Helper()
+	changes["cniVersion"] = "1.1.0"
+	in := &input{
+		stdin: o.entryOf(`{"plugins": [`+o.chain+`]}`, changes), varLib: o.varLib,
+		env: map[string]string{"CNI_COMMAND": command, "CNI_PATH": strings.Join(o.path, ":")},
+	}
+	out := o.start(in)
+	if out.code != 0 {
+		o.Errorf("%s: %s\n%s", command, out.stdout, out.stderr)
+	}
+	return out
+}
+
+// naive releases every reservation whose owner is not on the list, as antrea does at its start.
+func (o *orphanage) naive(listed ...string) {
+	o.Helper()
+	found, err := ipam.Scan(filepath.Join(o.dataDir(), o.network))
+	if err != nil {
+		o.Fatal(err)
+	}
+	for _, r := range found {
+		if !slices.Contains(listed, r.Owner.ContainerID) {
+			if err := os.Remove(filepath.Join(r.Pool, r.Address.String())); err != nil {
+				o.Fatal(err)
+			}
+		}
+	}
+}
+
+// owners returns the containers that have an address.
+func (o *orphanage) owners() []string {
+	var ids []string
+	for _, owner := range o.reserved() {
+		id, _, _ := strings.Cut(owner, " ")
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+func (o *orphanage) want(what string, ids ...string) {
+	o.Helper()
+	if got := o.owners(); !slices.Equal(got, ids) {
+		o.Errorf("%s: %v have an address, want %v", what, got, ids)
+	}
+}
+
+// TestOrphans has pods from before the install, of every kind: only what nobody has and nothing speaks for goes.
+func TestOrphans(t *testing.T) {
+	t.Parallel()
+	o := newOrphanage(t)
+	plain := o.plain(o.chain)
+	for _, id := range []string{"cached", "gone", "listed", "moved"} {
+		o.pod(id).mustAdd(plain)
+	}
+	o.at("gone").dropNetNS()
+	o.at("listed").dropNetNS()
+	// Of this one the cache knows nothing, but its interface is there: as after a cache that was lost.
+	if err := os.Remove(filepath.Join(o.varLib, "cni", "results", o.network+"-moved-eth0")); err != nil {
+		t.Fatal(err)
+	}
+	// And of this one neither: its ADD failed, and so did the runtime's DEL.
+	o.plan(map[string]map[string]string{"p1": {"ADD": "fail", "DEL": "fail"}})
+	leaking := o.plain(o.chain, o.faulty("p1", ""))
+	leaked := o.pod("leaked")
+	if _, err := leaked.add(leaking); err == nil {
+		t.Fatal("the ADD succeeded")
+	}
+	leaked.dropNetNS()
+
+	o.want("at first", "cached", "gone", "leaked", "listed", "moved")
+	for _, changes := range []map[string]any{{}, {validKeys[0]: nil}} {
+		o.sweep("GC", maps.Clone(changes))
+		o.sweep("STATUS", maps.Clone(changes))
+	}
+	o.want("without a list", "cached", "gone", "leaked", "listed", "moved")
+	o.gc("1h", "listed")
+	o.want("in the grace period", "cached", "gone", "leaked", "listed", "moved")
+	o.gc("0s", "listed")
+	o.want("with a list", "cached", "listed", "moved")
+	o.gc("0s")
+	o.want("with an empty list", "cached", "moved")
+	o.naive()
+	o.want("a naive reconcile")
+}
+
+// at returns a pod that was added before.
+func (n *node) at(id string) *pod {
+	return &pod{n, libcni.RuntimeConf{ContainerID: id, NetNS: filepath.Join(n.dir, "netns", id), IfName: "eth0"}}
+}
+
+// TestLostJournal: after the journal was lost every live pod is an orphan (antrea#8239 is of this kind). A list that lacks
+// them takes nothing; once they are gone it does.
+func TestLostJournal(t *testing.T) {
+	t.Parallel()
+	o := newOrphanage(t)
+	list := o.unwind(o.chain)
+	for i := range 3 {
+		o.pod(fmt.Sprintf("p%d", i)).mustAdd(list)
+	}
+	if err := os.RemoveAll(o.stateDir); err != nil {
+		t.Fatal(err)
+	}
+	o.gc("0s")
+	o.want("all live", "p0", "p1", "p2")
+	o.at("p1").dropNetNS()
+	eventually(t, "p1 released", func() bool { o.gc("0s"); return len(o.owners()) == 2 })
+	o.want("p1 gone", "p0", "p2")
+	for _, id := range []string{"p0", "p2"} {
+		o.at(id).mustDel(list)
+	}
+	o.nothingLeft()
+}
+
+// TestReservedWhileListed: a list was read before an ADD reserved its address. A naive reconcile takes the address from
+// the new pod; the grace period keeps it.
+func TestReservedWhileListed(t *testing.T) {
+	t.Parallel()
+	for _, naive := range []bool{true, false} {
+		t.Run(fmt.Sprintf("naive %t", naive), func(t *testing.T) {
+			o := newOrphanage(t)
+		
+			slow := o.plain(o.chain, o.faulty("p1", `, "delayMS": 1500`))
+			p := o.pod("new")
+			done := make(chan error, 1)
+			go func() {
+				_, err := p.add(slow)
+				done <- err
+			}()
+			eventually(t, "an address is reserved", func() bool { return len(o.reserved()) == 1 })
+			if naive {
+				o.naive()
+			} else {
+				o.gc("10m")
+			}
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+			if lost := len(o.reserved()) == 0; lost != naive {
+				t.Errorf("lost: %t", lost)
+			}
+		})
+	}
+}
+
+// TestAddressLeftByDEL: host-device does not come to its IPAM when its device went with the namespace. Success is no proof.
+func TestAddressLeftByDEL(t *testing.T) {
+	t.Parallel()
+	for _, wrapped := range []bool{false, true} {
+		t.Run(fmt.Sprintf("wrapped %t", wrapped), func(t *testing.T) {
+			n := newNode(t)
+			device := n.bridge + "d"
+			run(t, "ip", "link", "add", device, "type", "veth", "peer", "name", n.bridge+"e")
+			t.Cleanup(func() { _ = exec.Command("ip", "link", "del", n.bridge+"e").Run() })
+			chain := fmt.Sprintf(`{"type": "host-device", "device": %q, "ipam": %s}`, device, n.hostLocal(n.subnet))
+			list := n.plain(chain)
+			if wrapped {
+				list = n.unwind(chain)
+			}
+			p := n.pod("a")
+			p.mustAdd(list)
+			p.dropNetNS()
+			p.NetNS = ""
+			p.mustDel(list)
+			if left := len(n.reserved()) > 0; left == wrapped {
+				t.Errorf("the address is left: %t", left)
+			}
+		})
+	}
+}
