@@ -86,8 +86,8 @@ func HeldBy(pool, containerID, ifname string) ([]netip.Addr, error) {
 	var held []netip.Addr
 	for _, f := range files {
 		address, err := netip.ParseAddr(f.Name())
-		if err != nil {
-			continue // the lock, or the last address that was given
+		if err != nil || address.Unmap().WithZone("").String() != f.Name() || !f.Type().IsRegular() {
+			continue // the lock, the last address that was given, or none of host-local's files
 		}
 		owner, given, err := OwnerOf(pool, address)
 		if err != nil {
@@ -172,9 +172,11 @@ func Exhausted(config json.RawMessage, network string) (bool, error) {
 			free.Add(free, size(r))
 		}
 		for _, f := range files {
-			if ip := net.ParseIP(f.Name()); ip != nil && slices.ContainsFunc(set, func(r allocator.Range) bool {
-				return r.Contains(ip) && !ip.Equal(r.Gateway)
-			}) {
+			ip := net.ParseIP(f.Name())
+			if ip == nil || ip.String() != f.Name() { // as host-local writes it
+				continue
+			}
+			if slices.ContainsFunc(set, func(r allocator.Range) bool { return r.Contains(ip) && !ip.Equal(r.Gateway) }) {
 				free.Sub(free, big.NewInt(1))
 			}
 		}
