@@ -378,7 +378,9 @@ func (c *call) askIPAM() error {
 
 // rules makes or removes the rule of each address in prevResult.
 func (c *call) rules() error {
-	var prev struct{ IPs []struct{ Address netip.Prefix } }
+	var prev struct {
+		IPs []struct{ Address netip.Prefix }
+	}
 	if !c.conf.Rules || len(c.conf.PrevResult) == 0 {
 		return nil
 	}
