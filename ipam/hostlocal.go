@@ -73,8 +73,13 @@ func HeldBy(pool, containerID, ifname string) ([]netip.Addr, error) {
 	return held, err
 }
 
+var errUnnamed = errors.New("no container ID or no interface is named")
+
 // Release gives back all addresses of an attachment in a pool, see Free.
 func Release(ctx context.Context, pool, containerID, ifname string) error {
+	if containerID == "" || ifname == "" {
+		return errUnnamed
+	}
 	held, err := HeldBy(pool, containerID, ifname)
 	for _, address := range held {
 		_, freeErr := Free(ctx, pool, Owner{containerID, ifname}, address)
@@ -87,7 +92,7 @@ func Release(ctx context.Context, pool, containerID, ifname string) error {
 // attachment there. Without a pool there is nothing to do, and none is made. The wait for the lock is bounded by ctx.
 func Free(ctx context.Context, pool string, owner Owner, address netip.Addr) (freed bool, err error) {
 	if owner.ContainerID == "" || owner.IfName == "" {
-		return false, errors.New("no container ID or no interface is named")
+		return false, errUnnamed
 	}
 	r, ok, err := reservationOf(pool, address)
 	if err != nil || !ok || r.Ownerless() || !r.Owner.Is(owner.ContainerID, owner.IfName) {

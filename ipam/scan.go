@@ -66,7 +66,7 @@ func Scan(pool string) ([]Reservation, error) {
 			continue
 		}
 		owner, ok, err := readOwner(int(dir.Fd()), name, buf)
-		if err != nil {
+		if err != nil && !notAFile(err) {
 			errs = append(errs, fmt.Errorf("%s: %w", filepath.Join(pool, name), err))
 		}
 		if ok {
@@ -91,14 +91,17 @@ func reservationOf(pool string, address netip.Addr) (r Reservation, ok bool, err
 // parseName returns the address that a file's name stands for. host-local writes it as net.IP prints it.
 func parseName(name string) (netip.Addr, bool) {
 	address, err := netip.ParseAddr(name)
-	return address, err == nil && address.Zone() == "" && address.String() == name
+	return address, err == nil && address.Unmap().WithZone("").String() == name
 }
 
-// readOwner reads a reservation in an open folder. ok is false for what is no regular file or has just gone.
+// notAFile says whether an error of readOwner means a link, a folder, a socket: nothing of host-local's.
+func notAFile(err error) bool { return err == unix.ELOOP || err == unix.EISDIR || err == unix.ENXIO }
+
+// readOwner reads a reservation in an open folder. ok is false for what has just gone.
 func readOwner(dir int, name string, buf []byte) (owner Owner, ok bool, err error) {
 	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	switch {
-	case err == unix.ENOENT, err == unix.ELOOP, err == unix.ENXIO:
+	case err == unix.ENOENT:
 		return owner, false, nil
 	case err != nil:
 		return owner, false, err
@@ -106,8 +109,6 @@ func readOwner(dir int, name string, buf []byte) (owner Owner, ok bool, err erro
 	defer unix.Close(fd)
 	n, err := unix.Read(fd, buf)
 	switch {
-	case err == unix.EISDIR:
-		return owner, false, nil
 	case err != nil:
 		return owner, false, err
 	case n > maxOwner:

@@ -185,7 +185,7 @@ func (a *adding) newEntry() {
 	}
 	gen := journal.Generation{
 		NetNS: netns, Args: a.args.Args, Path: a.args.Path, CNIVersion: a.chain.CNIVersion,
-		Host: a.host, Created: journal.Now(), GracePeriod: a.conf.GracePeriod,
+		Host: a.host, Created: journal.Now(), GracePeriod: max(1, a.conf.GracePeriod), // 0 is not known
 	}
 	if len(a.conf.RuntimeConfig) > 0 {
 		gen.RuntimeConfig = marshal(a.conf.RuntimeConfig)

@@ -140,7 +140,7 @@ func (d *deleting) fromStdin() error {
 	// Which namespace the ADD was given is not on record. That of the runtime's path is taken on its word.
 	gen := journal.Generation{
 		NetNS: journal.NetNS{Path: netns.Path}, Args: d.args.Args, Path: d.args.Path, CNIVersion: chain.CNIVersion,
-		Host: d.host, Created: journal.Now(), GracePeriod: d.conf.GracePeriod, Steps: chain.steps(d.conf),
+		Host: d.host, Created: journal.Now(), GracePeriod: max(1, d.conf.GracePeriod), Steps: chain.steps(d.conf),
 	}
 	if d.neverAdded() { // a binary that is missing made the ADD take nothing
 		gen.Steps = slices.DeleteFunc(gen.Steps, func(s journal.Step) bool {

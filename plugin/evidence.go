@@ -14,7 +14,7 @@ func (o *op) judge(e *journal.Entry) verdict { return decide(o.gather(e, nil)) }
 
 // gather gathers the evidence on an attachment. ours is its lock if we hold it.
 func (o *op) gather(e *journal.Entry, ours *journal.Lock) evidence {
-	ev := evidence{state: e.State}
+	ev := evidence{state: e.State, why: e.Reason}
 	if ours != nil {
 		ev.locked, ev.lockFile = no, answerOf(!ours.Made(), nil)
 	} else {
@@ -141,9 +141,10 @@ func NewList(network string, valid []Attachment) *List {
 	return l
 }
 
-// has says whether an attachment is on the list. No list, and one that does not speak of it, leave it unknown.
+// has says whether an attachment is on the list. No list, and one that does not speak of it, leave it unknown. A container of
+// podman's has the name of a pod in its arguments, but no namespace (podman#12083).
 func (l *List) has(e *journal.Entry) answer {
-	if l == nil || l.Network != "" && l.Network != e.Network || l.Pods && e.Pod.Name == "" {
+	if l == nil || l.Network != "" && l.Network != e.Network || l.Pods && (e.Pod.Namespace == "" || e.Pod.Name == "") {
 		return unknown
 	}
 	return answerOf(l.names(e.Key), nil)

@@ -39,13 +39,19 @@ func (u *undoing) foreignAddresses(ctx context.Context) []netip.Addr {
 			if ours := fresh && other.Key == u.key; ours {
 				continue
 			}
-			if v := u.judge(other); v.fate != Dead {
+			if !u.beingUndone(other) && u.judge(other).fate != Dead {
 				foreign = append(foreign, c.Address)
 				break
 			}
 		}
 	}
 	return foreign
+}
+
+// beingUndone says whether whoever works on another attachment undoes it: it owns its addresses no more. Two that are undone at
+// once, as in a sweep, would else park each other's DELs again and again.
+func (o *op) beingUndone(e *journal.Entry) bool {
+	return (e.State == journal.Removing || e.State == journal.Unwinding) && o.sees(e.Newest()) == yes
 }
 
 // othersWith returns the entries of other attachments that claim an address. A journal that cannot be read has none.
@@ -111,6 +117,9 @@ func (o *op) replayParked(ctx context.Context, freed []netip.Addr) {
 		for _, other := range o.othersWith(ctx, o.key, address) {
 			if other.State == journal.Live || !o.due(ctx, other, true) {
 				continue
+			}
+			if other.State == journal.Adding && !o.judge(other).ends() {
+				continue // its ADD may be waiting for us, see claim
 			}
 			if err := o.settle(ctx, other.Key); err != nil {
 				o.log.Debug("left for later", "attachment", other.Key.String(), "err", err)

@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -272,7 +273,7 @@ func ReadPools(confDir, stateDir string) ([]Pool, error) {
 
 func readPools(path, stateDir string) ([]Pool, error) {
 	data, err := readFile(path)
-	if err != nil {
+	if err != nil || !bytes.Contains(data, []byte(Name)) {
 		return nil, err
 	}
 	var list struct {

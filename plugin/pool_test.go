@@ -192,7 +192,7 @@ func TestReservedWhileListed(t *testing.T) {
 	for _, naive := range []bool{true, false} {
 		t.Run(fmt.Sprintf("naive %t", naive), func(t *testing.T) {
 			o := newOrphanage(t)
-		
+
 			slow := o.plain(o.chain, o.faulty("p1", `, "delayMS": 1500`))
 			p := o.pod("new")
 			done := make(chan error, 1)

@@ -69,10 +69,18 @@ func (o *op) health(ctx context.Context, chain *Chain) error {
 	var failures []*failure
 	var journalErr error
 	var looking sync.WaitGroup
-	looking.Go(func() { missing = o.missing(ctx, chain) })
-	looking.Go(func() { failures = o.passOn(ctx, chain, "STATUS") })
+	looking.Go(func() {
+		if missing = o.missing(ctx, chain); len(missing) == 0 {
+			failures = o.passOn(ctx, chain, "STATUS")
+		}
+	})
 	looking.Go(func() { journalErr = o.probe(ctx) })
 	looking.Wait()
+	for _, f := range failures {
+		if f.killed && ctx.Err() != nil { // it hung, and has given no code
+			f.code = errNotAvailable
+		}
+	}
 	switch {
 	case len(missing) > 0:
 		_, err := findPlugin(missing[0], o.args.Path)

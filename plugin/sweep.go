@@ -230,6 +230,10 @@ func (o *op) release(ctx context.Context, f *Finding) error {
 	ctx, cancel := context.WithTimeout(ctx, o.Budgets.Undo)
 	defer cancel()
 	lock, killed, err := o.tryLock(ctx, f)
+	if errors.Is(err, journal.ErrBusy) && !f.orphaned { // another unwind has begun to work on it
+		f.Fate, f.Reason = Live, reasonLocked
+		return nil
+	}
 	if err != nil {
 		return err
 	}

@@ -156,19 +156,29 @@ func (u *undoing) share(ctx context.Context, step *journal.Step) (_ context.Cont
 }
 
 // late says whether a step would be shown an address that it knows from prevResult alone, and that may have been given to
-// another container since the delegate that brought it was undone. Such a DEL must be over before an ADD that gets the
+// another container since the delegate that brought it was undone, or since whatever else took it back: of an attachment
+// that the journal did not know, every delegate is still to be asked. Such a DEL must be over before an ADD that gets the
 // address stops waiting for it.
 func (u *undoing) late(step *journal.Step) bool {
 	return slices.ContainsFunc(u.gen.Claims, func(c journal.Claim) bool {
-		return c.Receives(step.Index) && u.gen.Freed(c)
+		return c.Receives(step.Index) && (u.gen.Freed(c) || u.takenBack(c))
 	})
+}
+
+// takenBack says whether host-local's own file does not say that a claimed address is still the attachment's.
+func (u *undoing) takenBack(c journal.Claim) bool {
+	if c.Pool == "" {
+		return false
+	}
+	owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
+	return err != nil || !given || !owner.Is(u.entry.ContainerID, u.entry.IfName)
 }
 
 // del runs the DEL of one step. If the delegate rejects its own configuration of then as bad (it was upgraded and knows it
 // no more), it is shown the one that the chain has for it now. After no other error: success with another configuration
 // says nothing about what the first one took.
 func (u *undoing) del(ctx context.Context, step *journal.Step) *failure {
-	f := u.delWith(ctx, step, step.Config, u.gen.CNIVersion)
+	f := u.delWith(ctx, step, step.Config, u.versionOf(step))
 	if f == nil || !slices.Contains(rejections, f.code) || f.killed {
 		return f
 	}
@@ -189,6 +199,17 @@ func (u *undoing) del(ctx context.Context, step *journal.Step) *failure {
 // rejections are the codes with which a delegate says that it cannot use its configuration.
 var rejections = []uint{types.ErrIncompatibleCNIVersion, types.ErrUnsupportedField, types.ErrDecodingFailure, types.ErrInvalidNetworkConfig}
 
+// versionOf returns the version in which a step's delegate is spoken to: that of the ADD, or of what replaced its configuration.
+func (u *undoing) versionOf(step *journal.Step) string {
+	var conf struct {
+		CNIVersion string `json:"cniVersion"`
+	}
+	if step.Replaced && json.Unmarshal(step.Config, &conf) == nil {
+		return conf.CNIVersion
+	}
+	return u.gen.CNIVersion
+}
+
 // current returns the configuration that the chain, as the verb was given it, has for the delegate of a step, with what the
 // runtime gave to the ADD; nil if there is no such chain or delegate.
 func (u *undoing) current(step *journal.Step) (config json.RawMessage, cniVersion string) {
@@ -200,7 +221,7 @@ func (u *undoing) current(step *journal.Step) (config json.RawMessage, cniVersio
 		return nil, ""
 	}
 	i := chain.only(step.Type)
-	if i < 0 {
+	if i < 0 || slices.ContainsFunc(u.gen.Steps, func(s journal.Step) bool { return s.Type == step.Type && s.Index != step.Index }) {
 		return nil, ""
 	}
 	conf := *u.conf
@@ -313,6 +334,7 @@ func (u *undoing) addressesHad() []netip.Prefix {
 func (u *undoing) settled(step *journal.Step, f *failure) bool {
 	step.Attempts++
 	step.RetryAt = journal.BootNanos() + int64(backoff(step.Attempts))
+	wasParked := step.Parked
 	step.Parked = false
 	if f != nil {
 		if step.LastError == "" || step.LastCode != f.code {
@@ -327,9 +349,10 @@ func (u *undoing) settled(step *journal.Step, f *failure) bool {
 	}
 	step.LastError, step.LastCode = "", 0
 	if address, is := u.foreignTo(step); is {
-		step.Parked = true
-		u.log.Info("DEL parked: its address has another owner", "plugin", step.Type,
-			"attachment", u.entry.Key.String(), "address", address)
+		if step.Parked = true; !wasParked {
+			u.log.Info("DEL parked: its address has another owner", "plugin", step.Type,
+				"attachment", u.entry.Key.String(), "address", address)
+		}
 		return false
 	}
 	return !u.waits(u.gen, step)

@@ -1,6 +1,10 @@
 package plugin
 
-import "cni-unwind/journal"
+import (
+	"cmp"
+
+	"cni-unwind/journal"
+)
 
 // answer is what was found out about a question, or that nothing was.
 type answer int
@@ -24,6 +28,7 @@ func answerOf(b bool, err error) answer {
 // evidence is what is known of an attachment. Its zero value knows nothing.
 type evidence struct {
 	state     journal.State
+	why       string // it is in this state, as is on record
 	locked    answer // some process holds the attachment's lock
 	lockFile  answer // it has a lock file
 	observer  answer // this process sees what its ADD saw: what it does not find is not there
@@ -56,7 +61,10 @@ type verdict struct {
 	warn   bool // live, though the runtime does not know it
 }
 
-const reasonThere = "its network namespace is there"
+const (
+	reasonThere  = "its network namespace is there"
+	reasonLocked = "its lock is held: it is being worked on"
+)
 
 // ends says whether the attachment is to be settled.
 func (v verdict) ends() bool { return v.fate == Dead || v.fate == Foreign }
@@ -65,18 +73,18 @@ func (v verdict) ends() bool { return v.fate == Dead || v.fate == Foreign }
 func decide(ev evidence) verdict {
 	switch {
 	case ev.locked == yes:
-		return verdict{fate: Live, reason: "its lock is held: it is being worked on"}
+		return verdict{fate: Live, reason: reasonLocked}
 	case ev.locked == unknown:
 		return verdict{fate: Unknown, reason: "its lock cannot be looked at"}
 	case ev.observer != yes:
 		return verdict{fate: Unknown, reason: "its ADD ran in other namespaces than this process, which can tell nothing " +
-			"from what it does not see; look from the host"}
+			"from what it does not see; look from where the runtime runs"}
 	case ev.sameBoot == no && ev.otherHost == yes:
 		return verdict{fate: Foreign, reason: "it was made on another machine, of which this disk is a copy"}
 	case ev.state == journal.Unwinding:
 		return verdict{fate: Dead, reason: "its ADD failed"}
 	case ev.state == journal.Removing:
-		return verdict{fate: Dead, reason: askedFor}
+		return verdict{fate: Dead, reason: cmp.Or(ev.why, askedFor)}
 	case ev.sameBoot == no && ev.otherHost == no:
 		return verdict{fate: Dead, reason: "it was made before this boot"}
 	case ev.sameBoot != yes:

@@ -23,7 +23,7 @@ const maxCRIMessage = 16 << 20
 func podSandboxes(ctx context.Context, socket string) (*plugin.List, error) {
 	ctx, cancel := context.WithTimeout(ctx, criTimeout)
 	defer cancel()
-	conn, err := grpc.NewClient("unix://"+strings.TrimPrefix(socket, "unix://"),
+	conn, err := grpc.NewClient("unix:"+strings.TrimPrefix(socket, "unix://"), // with two slashes, no relative path
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxCRIMessage)))
 	if err != nil {

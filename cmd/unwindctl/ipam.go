@@ -76,9 +76,8 @@ func ipamCommand() *cobra.Command {
 
 // readPools looks at every pool, and judges who has its addresses as a sweep would.
 func readPools(cmd *cobra.Command, flags sweepFlags) ([]*pool, error) {
-	found, err := plugin.ReadPools(flags.confDir, flags.stateDir)
+	found, err := poolsOf(flags)
 	list, listErr := listFor(cmd.Context(), flags, cmd.InOrStdin())
-	found = slices.DeleteFunc(found, func(p plugin.Pool) bool { return flags.network != "" && p.Network != flags.network })
 	p := &plugin.Plugin{Stdout: io.Discard, Stderr: cmd.ErrOrStderr(), Budgets: plugin.DefaultBudgets}
 	findings, sweepErr := p.Sweep(cmd.Context(), flags.stateDir, plugin.Sweep{List: list, Pools: found, DryRun: true, Force: true})
 	errs := []error{err, listErr, sweepErr}

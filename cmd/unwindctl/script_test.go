@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,35 +9,84 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
 	bolt "go.etcd.io/bbolt"
+	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin"
+	"cni-unwind/testdata/sandbox"
 )
 
-// TestMain makes this program, under other names, the commands of the scripts: unwindctl itself, and journal, which writes
-// what unwind would have written.
+// TestMain runs the tests in namespaces of their own, or, where this program was started under the name of one of these
+// programs, that: unwindctl itself, the plugin, and journal, which writes what the plugin would have written.
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"unwindctl": main, "journal": writeJournal})
+	switch filepath.Base(os.Args[0]) {
+	case "unwindctl":
+		main()
+	case plugin.Name:
+		p := &plugin.Plugin{Stdout: os.Stdout, Stderr: os.Stderr, Budgets: plugin.DefaultBudgets}
+		os.Exit(p.Main(context.Background(), "unwind under test"))
+	case "journal":
+		writeJournal()
+	default:
+		os.Exit(sandbox.Run(m))
+	}
+	os.Exit(0)
 }
 
+// programs returns a folder with the programs that TestMain knows.
+func programs(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	self, err := os.Executable()
+	for _, name := range []string{"unwindctl", plugin.Name, "journal"} {
+		err = errors.Join(err, os.Symlink(self, filepath.Join(dir, name)))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// noExitDelay has the race detector let a program exit at once, and not a second later.
+const noExitDelay = "atexit_sleep_ms=0"
+
 func TestScript(t *testing.T) {
+	bin := programs(t)
+	tools, err := filepath.Abs("../../.tools")
+	if err != nil {
+		t.Fatal(err)
+	}
 	testscript.Run(t, testscript.Params{
 		Dir:                 "../../testdata/script",
 		RequireExplicitExec: true,
 		Setup: func(env *testscript.Env) error {
-			env.Setenv("GORACE", "atexit_sleep_ms=0") // else every command takes a second more with the race detector
+			env.Setenv("PATH", bin+":"+env.Getenv("PATH"))
+			env.Setenv("TOOLS", tools)
+			env.Setenv("GORACE", noExitDelay)
+			env.Defer(func() { unmountAll(filepath.Join(env.WorkDir, "netns")) })
 			return nil
 		},
 	})
 }
 
+// unmountAll lets go of the network namespaces that are pinned in a folder.
+func unmountAll(dir string) {
+	pins, _ := filepath.Glob(filepath.Join(dir, "*"))
+	for _, pin := range pins {
+		_ = unix.Unmount(pin, unix.MNT_DETACH)
+	}
+}
+
 // writeJournal is
 //
-//	journal put DIR FILE…      writes entries, each a JSON file
+//	journal put DIR FILE…      writes entries, each a JSON file, see readEntry
+//	journal copy DIR N FILE…   writes N copies of each entry, with the container IDs ID-1, ID-2 and so on
 //	journal bury DIR FILE…     deletes entries and leaves tombstones
 //	journal damage DIR FILE…   replaces the bytes of entries
 //	journal newer DIR          makes the journal one that only a newer release can read
@@ -44,7 +94,7 @@ func writeJournal() {
 	dir, err := filepath.Abs(os.Args[2])
 	if err == nil {
 		err = map[string]func(*journal.Store, []string) error{
-			"put": put, "bury": bury, "damage": damage, "newer": newer,
+			"put": put, "copy": putCopies, "bury": bury, "damage": damage, "newer": newer,
 		}[os.Args[1]](&journal.Store{Dir: dir}, os.Args[3:])
 	}
 	if err != nil {
@@ -53,19 +103,40 @@ func writeJournal() {
 	}
 }
 
-// put takes each entry through its legal states.
 func put(s *journal.Store, files []string) error {
-	return eachEntry(files, func(e *journal.Entry) error {
-		return s.Update(context.Background(), func(tx *journal.Tx) error {
-			want := e.State
-			e.State = journal.Adding
-			err := tx.Put(e)
-			if want != journal.Adding && err == nil {
-				e.State = want
-				err = tx.Put(e)
+	return eachEntry(files, func(e *journal.Entry) error { return putEntry(s, e) })
+}
+
+func putEntry(s *journal.Store, e *journal.Entry) error {
+	return s.Update(context.Background(), func(tx *journal.Tx) error { return putIn(tx, e) })
+}
+
+// putIn takes an entry through its legal states.
+func putIn(tx *journal.Tx, e *journal.Entry) error {
+	want := e.State
+	e.State = journal.Adding
+	err := tx.Put(e)
+	if want != journal.Adding && err == nil {
+		e.State = want
+		err = tx.Put(e)
+	}
+	return err
+}
+
+func putCopies(s *journal.Store, args []string) error {
+	n, err := strconv.Atoi(args[0])
+	if err != nil {
+		return err
+	}
+	return eachEntry(args[1:], func(e *journal.Entry) error {
+		id := e.ContainerID
+		for i := range n {
+			e.ContainerID, e.Newest().Number = fmt.Sprintf("%s-%d", id, i+1), 0
+			if err := putEntry(s, e); err != nil {
+				return err
 			}
-			return err
-		})
+		}
+		return nil
 	})
 }
 
@@ -79,36 +150,91 @@ func bury(s *journal.Store, files []string) error {
 
 func damage(s *journal.Store, files []string) error {
 	return eachEntry(files, func(e *journal.Entry) error {
-		return inFile(s, "entries", strings.Join([]string{e.Network, e.ContainerID, e.IfName}, "\x00"), `{"network":`)
+		return inFile(s, "entries", strings.Join([]string{e.Network, e.ContainerID, e.IfName}, "\x00"), become(`{"network":`))
 	})
 }
 
 func newer(s *journal.Store, _ []string) error {
-	return inFile(s, "meta", "format", `{"writer":99,"oldestReader":99}`)
+	return inFile(s, "meta", "format", become(`{"writer":99,"oldestReader":99}`))
 }
 
 func eachEntry(files []string, do func(*journal.Entry) error) error {
 	for _, file := range files {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			return err
+		e, err := readEntry(file)
+		if err == nil {
+			err = do(e)
 		}
-		e := &journal.Entry{}
-		if err := errors.Join(json.Unmarshal(data, e), do(e)); err != nil {
+		if err != nil {
 			return fmt.Errorf("%s: %w", file, err)
 		}
 	}
 	return nil
 }
 
-// inFile writes past the journal's own code.
-func inFile(s *journal.Store, bucket, key, value string) error {
+// readEntry reads an entry in which $NAME is a variable of the environment, and $MACHINE the kind of name that this machine
+// has. What it leaves out of its newest ADD's host is as it is here, and the network namespace at its path is identified.
+func readEntry(file string) (*journal.Entry, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	host := thisHost()
+	data = []byte(os.Expand(string(data), func(name string) string {
+		if name == "MACHINE" {
+			kind, _, _ := strings.Cut(host.Machine, ":")
+			return kind
+		}
+		return os.Getenv(name)
+	}))
+	e := &journal.Entry{}
+	if err := json.Unmarshal(data, e); err != nil {
+		return nil, err
+	}
+	g := e.Newest()
+	given := g.Host
+	g.Host = journal.Host{
+		BootID: cmp.Or(given.BootID, host.BootID), Machine: cmp.Or(given.Machine, host.Machine),
+		MountNS: cmp.Or(given.MountNS, host.MountNS), PIDNS: cmp.Or(given.PIDNS, host.PIDNS),
+		NetNS: cmp.Or(given.NetNS, host.NetNS), TimeNS: cmp.Or(given.TimeNS, host.TimeNS),
+	}
+	var there unix.Stat_t
+	if !g.NetNS.Known() && unix.Stat(g.NetNS.Path, &there) == nil {
+		g.NetNS.Dev, g.NetNS.Ino = there.Dev, there.Ino
+	}
+	return e, nil
+}
+
+// thisHost is what the plugin would write of this machine and the namespaces of this process.
+func thisHost() journal.Host {
+	line := func(path string) string {
+		data, _ := os.ReadFile(path)
+		return strings.TrimSpace(string(data))
+	}
+	link := func(name string) string {
+		target, _ := os.Readlink("/proc/self/ns/" + name)
+		return target
+	}
+	h := journal.Host{
+		BootID: line("/proc/sys/kernel/random/boot_id"), Machine: "machine-id:" + line("/etc/machine-id"),
+		MountNS: link("mnt"), PIDNS: link("pid"), NetNS: link("net"), TimeNS: link("time"),
+	}
+	if id := strings.ToLower(line("/sys/class/dmi/id/product_uuid")); strings.Trim(id, "0f-") != "" {
+		h.Machine = "dmi:" + id
+	}
+	return h
+}
+
+func become(value string) func([]byte) []byte { return func([]byte) []byte { return []byte(value) } }
+
+// inFile changes a value past the journal's own code.
+func inFile(s *journal.Store, bucket, key string, change func([]byte) []byte) error {
 	db, err := bolt.Open(s.Path(), 0o600, nil)
 	if err != nil {
 		return err
 	}
 	return errors.Join(db.Update(func(tx *bolt.Tx) error {
-		return tx.Bucket([]byte(bucket)).Put([]byte(key), []byte(value))
+		b := tx.Bucket([]byte(bucket))
+		return b.Put([]byte(key), change(b.Get([]byte(key))))
 	}), db.Close())
 }
 

@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"text/tabwriter"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -20,7 +22,7 @@ import (
 // sweepFlags are those of the command, as given.
 type sweepFlags struct {
 	network, cri, valid, confDir, stateDir string
-	dryRun, force                 bool
+	dryRun, force                          bool
 }
 
 func sweepCommand() *cobra.Command {
@@ -32,9 +34,18 @@ func sweepCommand() *cobra.Command {
 			"An attachment is dead if its ADD failed, if the runtime asked for its DEL, if it was made before this boot, or if its\n" +
 			"network namespace is gone, with every process in it and its interface on the host. With a list of what is attached\n" +
 			"(--cri, --valid) also if the list does not have it, no process is in its namespace and its grace period is over.\n" +
-			"Everything else is kept. Run it on the host: from a container nothing can be told, and nothing is done.\n\n" +
-			"ATTACHMENT is NETWORK/CONTAINER/IFNAME; of the container ID, the beginning is enough.\n\n" +
-			"The exit code is 0 if all that is dead was released, or waits for its time, and of everything else it is known that it lives.",
+			"Everything else is kept. Run it where the runtime runs, on the host: from a container nothing can be told, and\n" +
+			"nothing is done. It can be cut off at any time, and be run again.\n\n" +
+			"ATTACHMENT is NETWORK/CONTAINER/IFNAME, as unwindctl list shows them; of the container ID, the beginning is enough.\n\n" +
+			"The results:\n" +
+			"  released        nothing of it is left\n" +
+			"  to be released  with --dry-run: it would be tried\n" +
+			"  pending         it is dead, and the DELs that failed are tried again by the next sweep\n" +
+			"  waits           it is dead, and nothing can be done yet: WHY says what for\n" +
+			"  kept            it seems dead, but so do over 10, and over 30 %, of those that live by the journal: see --force\n" +
+			"  unknown         whether it lives cannot be told from here; it is kept\n" +
+			"  live            counted, and shown only where ATTACHMENT names it\n\n" +
+			"The exit code is 0 if each is released (or to be), waits or lives, and 1 if not.",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {
 				return usageError{fmt.Errorf("one attachment at most, not %d", len(args))}
@@ -43,11 +54,11 @@ func sweepCommand() *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, args []string) error { return sweep(cmd, args, flags) },
 	}
-	cmd.Flags().StringVar(&flags.network, "network", "", "only the attachments of this network")
+	cmd.Flags().StringVar(&flags.network, "network", "", "only the attachments of this `NETWORK`")
 	cmd.Flags().BoolVar(&flags.dryRun, "dry-run", false, "say what would be released, and release nothing")
-	cmd.Flags().BoolVar(&flags.force, "force", false, "release also where so many seem dead that it is not to be believed")
+	cmd.Flags().BoolVar(&flags.force, "force", false, "release also what is kept since too much seems dead")
 	cmd.Flags().StringVar(&flags.valid, "valid", "",
-		`a file with what is attached to --network: [{"containerID": "…", "ifname": "…"}, …]; - is the standard input`)
+		"a `FILE` with all that is attached to --network, - for stdin: [{\"containerID\": \"…\", \"ifname\": \"…\"}, …]")
 	addCommonFlags(cmd, &flags)
 	cmd.MarkFlagsMutuallyExclusive("cri", "valid")
 	return cmd
@@ -55,18 +66,25 @@ func sweepCommand() *cobra.Command {
 
 // addCommonFlags adds those of every command that judges attachments.
 func addCommonFlags(cmd *cobra.Command, flags *sweepFlags) {
-	cmd.Flags().StringVar(&flags.cri, "cri", "", "ask the runtime at this socket for its pods, such as /run/containerd/containerd.sock")
-	cmd.Flags().StringVar(&flags.confDir, "conf-dir", "/etc/cni/net.d", "the folder of the conflists, which name the pools of host-local")
-	cmd.Flags().StringVar(&flags.stateDir, "state-dir", plugin.DefaultStateDir, "the folder of the journal")
+	cmd.Flags().StringVar(&flags.cri, "cri", "", "ask the runtime at `SOCKET` for its pods, such as /run/containerd/containerd.sock")
+	cmd.Flags().StringVar(&flags.confDir, "conf-dir", "/etc/cni/net.d", "the conflists, which name the pools of host-local, are in `DIR`")
+	cmd.Flags().StringVar(&flags.stateDir, "state-dir", plugin.DefaultStateDir, "the journal is in `DIR`")
 }
 
 func sweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	ctx := cmd.Context()
+	var err error
+	if flags.stateDir, err = filepath.Abs(flags.stateDir); err != nil {
+		return err
+	}
 	s := plugin.Sweep{Network: flags.network, DryRun: flags.dryRun, Force: flags.force}
 	if len(args) == 1 {
 		key, err := findAttachment(ctx, flags.stateDir, args[0])
 		if err != nil {
 			return err
+		}
+		if flags.network != "" && flags.network != key.Network {
+			return usageError{fmt.Errorf("%s is not an attachment of --network %s", key, flags.network)}
 		}
 		s.Attachment = &key
 	}
@@ -76,17 +94,38 @@ func sweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 		return listErr
 	}
 	s.List = list
+	var poolErr error
+	if s.Attachment == nil {
+		s.Pools, poolErr = poolsOf(flags)
+	}
 	p := &plugin.Plugin{Stdout: io.Discard, Stderr: cmd.ErrOrStderr(), Budgets: plugin.DefaultBudgets}
 	findings, err := p.Sweep(ctx, flags.stateDir, s)
+	listErr = errors.Join(listErr, poolErr)
 	if findings == nil && err != nil {
 		return errors.Join(listErr, err)
 	}
 	if len(findings) == 0 {
-		return errors.Join(listErr, err, printNone(cmd.OutOrStdout(), &journal.Store{Dir: flags.stateDir}))
+		return errors.Join(listErr, err, printNothing(cmd.OutOrStdout(), flags))
 	}
 	slices.SortFunc(findings, func(a, b plugin.Finding) int { return cmp.Compare(a.Key.String(), b.Key.String()) })
 	printErr := printFindings(cmd.OutOrStdout(), findings, flags.dryRun, s.Attachment != nil)
 	return errors.Join(listErr, err, left(findings, flags.dryRun), printErr)
+}
+
+// poolsOf returns the pools of host-local that the flags cover.
+func poolsOf(flags sweepFlags) ([]plugin.Pool, error) {
+	pools, err := plugin.ReadPools(flags.confDir, flags.stateDir)
+	return slices.DeleteFunc(pools, func(p plugin.Pool) bool { return flags.network != "" && p.Network != flags.network }), err
+}
+
+// printNothing tells a network without attachments, whose name may be wrong, from a journal without any.
+func printNothing(out io.Writer, flags sweepFlags) error {
+	store := &journal.Store{Dir: flags.stateDir}
+	if _, err := os.Lstat(store.Path()); err != nil || flags.network == "" {
+		return printNone(out, store)
+	}
+	_, err := fmt.Fprintf(out, "No attachments of network %s.\n", flags.network)
+	return err
 }
 
 // listFor returns the list of what is attached, nil if none is given. An error that is no usageError means that the runtime
@@ -133,19 +172,23 @@ func findAttachment(ctx context.Context, stateDir, name string) (key journal.Key
 	attachments, err := readJournal(ctx, &journal.Store{Dir: stateDir})
 	var found []journal.Key
 	for _, a := range attachments {
+		key := journal.Key{Network: a.Network, ContainerID: a.ContainerID, IfName: a.IfName}
+		if key.String() == name {
+			return key, nil // though others may begin so
+		}
 		if a.Network == parts[0] && a.IfName == parts[2] && strings.HasPrefix(a.ContainerID, parts[1]) {
-			found = append(found, journal.Key{Network: a.Network, ContainerID: a.ContainerID, IfName: a.IfName})
+			found = append(found, key)
 		}
 	}
 	switch {
 	case len(found) == 1:
 		return found[0], nil
+	case len(found) > 1:
+		return key, usageError{fmt.Errorf("%s are %d attachments; write more of the container ID", name, len(found))}
 	case err != nil:
 		return key, err
-	case len(found) == 0:
-		return key, usageError{fmt.Errorf("no attachment %s in the journal of %s; unwindctl list shows them", name, stateDir)}
 	}
-	return key, usageError{fmt.Errorf("%s are %d attachments; write more of the container ID", name, len(found))}
+	return key, usageError{fmt.Errorf("no attachment %s in the journal of %s; unwindctl list shows them", name, stateDir)}
 }
 
 // printFindings prints all that does not simply live, and how many of each there are.
@@ -166,7 +209,7 @@ func printFindings(out io.Writer, findings []plugin.Finding, dryRun, all bool) e
 			pod = nil
 		}
 		fmt.Fprintln(w, strings.Join([]string{
-			f.Network, short(f.ContainerID), f.IfName, podName(pod), orNone(string(f.State)), word, more,
+			f.Network, orNone(short(f.ContainerID)), orNone(f.IfName), podName(pod), orNone(string(f.State)), word, more,
 		}, "\t"))
 	}
 	if err := w.Flush(); err != nil {
@@ -178,15 +221,35 @@ func printFindings(out io.Writer, findings []plugin.Finding, dryRun, all bool) e
 			words = append(words, fmt.Sprintf("%d %s", count[word], word))
 		}
 	}
-	_, err := fmt.Fprintf(out, "%d attachments: %s.\n", len(findings), strings.Join(words, ", "))
+	addresses := 0
+	for i := range findings {
+		if findings[i].Address.IsValid() {
+			addresses++
+		}
+	}
+	total := attachmentsOf(len(findings) - addresses)
+	if addresses > 0 {
+		total += fmt.Sprintf(", and %d reserved for none that the journal knows", addresses)
+	}
+	_, err := fmt.Fprintf(out, "%s: %s.\n", total, strings.Join(words, ", "))
 	return err
+}
+
+func attachmentsOf(n int) string {
+	if n == 1 {
+		return "1 attachment"
+	}
+	return fmt.Sprintf("%d attachments", n)
 }
 
 func orNone(s string) string { return cmp.Or(s, "-") }
 
 // result says in a word what came of an attachment, and why.
 func result(f *plugin.Finding, dryRun bool) (word, why string) {
-	why = f.Reason
+	why = oneLine(f.Reason)
+	if f.Address.IsValid() {
+		why = fmt.Sprintf("%s: %s", f.Address, why)
+	}
 	var brake *plugin.BrakeError
 	switch {
 	case f.Fate == plugin.Unknown:
@@ -200,35 +263,55 @@ func result(f *plugin.Finding, dryRun bool) (word, why string) {
 	case dryRun:
 		word = "to be released"
 	case f.Released:
-		word = "released"
-	case f.Err != nil && len(f.Pending) == 0:
-		return "pending", fmt.Sprintf("%s; %v", why, f.Err)
+		return "released", why
+	case f.Err == nil:
+		word = "waits" // what could be done now is done
 	default:
 		word = "pending"
 	}
-	if f.Ends() && len(f.Pending) > 0 && !f.Released {
+	if f.Fate == plugin.Dead && len(f.Pending) > 0 { // of a foreign one no DEL is run
 		why += "; DEL owed: " + strings.Join(f.Pending, ", ")
 	}
+	if word == "pending" {
+		why += "; " + oneLine(f.Err.Error())
+	}
 	return word, why
+}
+
+// oneLine is a text as it fits into a table. It may be a delegate's.
+func oneLine(text string) string {
+	const most = 200
+	runes := []rune(strings.Join(strings.Fields(text), " "))
+	for i, r := range runes {
+		if !unicode.IsPrint(r) {
+			runes[i] = '?'
+		}
+	}
+	if len(runes) > most {
+		runes = append(runes[:most], '…')
+	}
+	return string(runes)
 }
 
 // left is the error of a sweep that leaves something that it should not.
 func left(findings []plugin.Finding, dryRun bool) error {
 	pending, unknown := 0, 0
+	var errs []error
 	for i := range findings {
 		switch word, _ := result(&findings[i], dryRun); word {
 		case "pending":
 			pending++
 		case "unknown":
 			unknown++
+			errs = append(errs, findings[i].Err) // an entry that is damaged, or nil
 		}
 	}
-	var errs []error
 	if pending > 0 {
-		errs = append(errs, fmt.Errorf("%d attachments could not be released whole; what is owed is tried again by the next sweep", pending))
+		errs = append(errs, fmt.Errorf("%s could not be released in full; the next sweep tries again what is owed",
+			attachmentsOf(pending)))
 	}
 	if unknown > 0 {
-		errs = append(errs, fmt.Errorf("of %d attachments nothing can be told; they are kept", unknown))
+		errs = append(errs, fmt.Errorf("nothing can be told of %s: left alone, see WHY", attachmentsOf(unknown)))
 	}
 	return errors.Join(errs...)
 }

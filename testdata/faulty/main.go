@@ -3,12 +3,18 @@
 //
 // Its network configuration:
 //
-//	{"type": "faulty", "dir": "/abs/dir", "instance": "p1", "address": "192.0.2.7/32", "code": 11, "delayMS": 1000}
+//	{"type": "faulty", "dir": "/abs/dir", "instance": "p1", "address": "192.0.2.7/32", "code": 11, "delayMS": 1000,
+//	 "modes": {"DEL": "<mode>"}, "ipam": {"type": "host-local", …}, "rules": true}
 //
-// Only dir is required. It holds:
+// Only dir is required. modes go before those of plan.json, for a plugin that fails with this configuration and not with
+// another one. With ipam it takes its address from that plugin and gives it back there, as bridge does. With rules it takes
+// for each address of its prevResult what firewall does: a rule that is known by the address alone, so that a DEL removes it
+// whoever it is for. dir holds:
 //
 //	taken/<containerID>.<ifname>.<instance>  made by an ADD that takes effect (content: the pid), removed by a DEL that
 //	                                         takes effect; CHECK refuses without it
+//	rules/<address>.<instance>               the same of rules
+//	held/<command>.<containerID>.<instance>  made by a call that is held, which goes on when it is removed
 //	plan.json                                {"<instance>": {"ADD": "<mode>", "DEL": "<mode>", …}}, read at each call, so
 //	                                         that a plugin can be healed between calls; "*" stands for the instances
 //	                                         that are not named; no file or no mode is "ok"
@@ -20,6 +26,7 @@
 //
 //	ok                               effect and answer
 //	late                             sleep for delayMS (default 1000), then ok
+//	hold, hold-effect                wait until someone lets it go on, see held; then ok
 //	fail, fail-effect                CNI error with "code" (default 999)
 //	stderr                           exit 1 with text on stderr only
 //	hang, hang-effect                never answer
@@ -42,6 +49,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -57,6 +65,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 )
@@ -88,6 +97,12 @@ type conf struct {
 	Code       uint            `json:"code"`
 	DelayMS    int             `json:"delayMS"`
 	PrevResult json.RawMessage `json:"prevResult"`
+
+	Modes map[string]string `json:"modes"`
+	IPAM  struct {
+		Type string `json:"type"`
+	} `json:"ipam"`
+	Rules bool `json:"rules"`
 }
 
 // record is a line of the log.
@@ -110,6 +125,7 @@ type call struct {
 	record
 	conf   conf
 	parent int
+	given  []json.RawMessage // the ips of the IPAM plugin
 }
 
 func main() {
@@ -214,8 +230,11 @@ func (c *call) serve() error {
 	return errors.Join(c.answer(out, err), c.log("end"))
 }
 
-// plannedMode looks up what plan.json wants of this call.
+// plannedMode looks up what the configuration or plan.json wants of this call.
 func (c *call) plannedMode() (string, error) {
+	if mode := c.conf.Modes[c.Command]; mode != "" {
+		return mode, nil
+	}
 	data, err := os.ReadFile(filepath.Join(c.conf.Dir, "plan.json"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return "ok", nil
@@ -240,6 +259,9 @@ func (c *call) plannedMode() (string, error) {
 // run does what the mode says and returns what goes to stdout.
 func (c *call) run() ([]byte, error) {
 	mode, effectFirst := strings.CutSuffix(c.Mode, "-effect")
+	if mode == "hold" {
+		return c.heldUp(effectFirst)
+	}
 	if effectFirst {
 		if err := c.effect(); err != nil {
 			return nil, err
@@ -286,8 +308,38 @@ func (c *call) run() ([]byte, error) {
 	}
 }
 
+// heldUp succeeds with a wait before or after it takes effect.
+func (c *call) heldUp(effectFirst bool) ([]byte, error) {
+	var out []byte
+	var err error
+	if effectFirst {
+		if out, err = c.succeed(); err != nil {
+			return nil, err
+		}
+	}
+	held := filepath.Join(c.conf.Dir, "held", c.Command+"."+c.ContainerID+"."+c.Instance)
+	if err := os.MkdirAll(filepath.Dir(held), 0o755); err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(held, nil, 0o644); err != nil {
+		return nil, err
+	}
+	for end := time.Now().Add(forever); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+		if _, err := os.Lstat(held); errors.Is(err, fs.ErrNotExist) {
+			if effectFirst {
+				return out, nil
+			}
+			return c.succeed()
+		}
+	}
+	return nil, fmt.Errorf("faulty: %s %s was held for %s", c.Instance, c.Command, forever)
+}
+
 // effect takes or gives back; it is what the tests count.
 func (c *call) effect() error {
+	if err := errors.Join(c.askIPAM(), c.rules()); err != nil {
+		return err
+	}
 	switch c.Command {
 	case "ADD":
 		if err := os.MkdirAll(filepath.Dir(c.takenFile()), 0o755); err != nil {
@@ -296,6 +348,59 @@ func (c *call) effect() error {
 		return os.WriteFile(c.takenFile(), fmt.Appendln(nil, os.Getpid()), 0o644)
 	case "DEL":
 		if err := os.Remove(c.takenFile()); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// askIPAM has the IPAM plugin give an address or take it back.
+func (c *call) askIPAM() error {
+	if c.conf.IPAM.Type == "" {
+		return nil
+	}
+	switch c.Command {
+	case "ADD":
+		result, err := invoke.DelegateAdd(context.Background(), c.conf.IPAM.Type, c.Stdin, nil)
+		if err != nil {
+			return err
+		}
+		var given struct{ IPs []json.RawMessage }
+		if err := json.Unmarshal(mustJSON(result), &given); err != nil {
+			return err
+		}
+		c.given = given.IPs
+	case "DEL":
+		return invoke.DelegateDel(context.Background(), c.conf.IPAM.Type, c.Stdin, nil)
+	}
+	return nil
+}
+
+// rules makes or removes the rule of each address in prevResult.
+func (c *call) rules() error {
+	var prev struct {
+		IPs []struct{ Address netip.Prefix }
+	}
+	if !c.conf.Rules || len(c.conf.PrevResult) == 0 {
+		return nil
+	}
+	if err := json.Unmarshal(c.conf.PrevResult, &prev); err != nil {
+		return err
+	}
+	dir := filepath.Join(c.conf.Dir, "rules")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	for _, ip := range prev.IPs {
+		rule := filepath.Join(dir, ip.Address.Addr().String()+"."+c.Instance)
+		var err error
+		switch c.Command {
+		case "ADD":
+			err = os.WriteFile(rule, nil, 0o644)
+		case "DEL":
+			err = os.Remove(rule)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
@@ -312,7 +417,8 @@ func (c *call) succeed() ([]byte, error) {
 		_, err := os.Stat(c.takenFile())
 		return nil, err
 	}
-	return c.result(), c.effect()
+	err := c.effect()
+	return c.result(), err
 }
 
 // result is what ADD prints; the other commands print nothing.
@@ -337,6 +443,10 @@ func (c *call) result() []byte {
 	}
 	if c.conf.Address != "" {
 		c.addAddress(result)
+	}
+	var ips []json.RawMessage
+	if err := json.Unmarshal(result["ips"], &ips); err == nil && len(c.given) > 0 {
+		result["ips"] = mustJSON(append(ips, c.given...))
 	}
 	return append(mustJSON(result), '\n')
 }

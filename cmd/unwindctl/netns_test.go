@@ -1,0 +1,172 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"cni-unwind/journal"
+)
+
+// process starts a program that does nothing until stop is called.
+func (n *node) process(attr *syscall.SysProcAttr, name string, args ...string) (pid int, stop func()) {
+	n.Helper()
+	cmd := exec.Command(name, args...)
+	cmd.SysProcAttr = attr
+	if err := cmd.Start(); err != nil {
+		n.Fatal(err)
+	}
+	stop = func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}
+	n.Cleanup(stop)
+	return cmd.Process.Pid, stop
+}
+
+// TestSharedNetNS: a network namespace that is known by /proc/PID/ns/net is not gone with that process while another one is
+// in it. To release its address then would give it to a second container.
+func TestSharedNetNS(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	const bridge = "unwindctl0"
+	n.removeLink(bridge)
+	pool := filepath.Join(n.dir, "ipam")
+	n.chain = fmt.Sprintf(`{"type": "bridge", "bridge": %q, "ipam": {"type": "host-local", "subnet": "10.99.1.0/24", "dataDir": %q}}`,
+		bridge, pool)
+	first, end := n.process(&syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}, "sleep", "300")
+	netns := fmt.Sprintf("/proc/%d/ns/net", first)
+	second, endOther := n.process(nil, "nsenter", "--net="+netns, "sleep", "300")
+	n.awaitInside(second, netns)
+	n.add(home, "shared", netns)
+	n.edit("shared", func(e *journal.Entry) { e.Newest().GracePeriod = 1 })
+	address := filepath.Join(pool, network, "10.99.1.2")
+
+	end()
+	for _, list := range [][]string{nil, {"--network", network, "--valid", n.listOf()}} {
+		out := n.sweep(home, append(list, network+"/shared/eth0")...)
+		if r := out.results()["shared"]; out.code != 0 || r != [2]string{"live", "a process is in its network namespace"} {
+			t.Errorf("sweep %v: exit code %d, %q\n%s", list, out.code, r, out.stderr)
+		}
+		if _, err := os.Stat(address); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	endOther()
+	eventually(t, "the attachment released", func() bool { n.sweep(home); return len(n.ids()) == 0 })
+	if _, err := os.Stat(address); !os.IsNotExist(err) {
+		t.Errorf("the address is not released (%v)", err)
+	}
+}
+
+// awaitInside waits until a process is in a network namespace.
+func (n *node) awaitInside(pid int, netns string) {
+	n.Helper()
+	eventually(n, "a process in "+netns, func() bool {
+		theirs, err := os.Stat(fmt.Sprintf("/proc/%d/ns/net", pid))
+		want, wantErr := os.Stat(netns)
+		return err == nil && wantErr == nil && os.SameFile(theirs, want)
+	})
+}
+
+// TestPinnedNetNS: a network namespace that a mount alone holds is enough to live, unless a list says otherwise and the grace
+// period is over.
+func TestPinnedNetNS(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name   string
+		list   string // "" for none
+		grace  int
+		inside bool
+		word   string
+		why    string
+		stderr string
+	}{
+		{"no list", "", 1, false, "live", "its network namespace is there", ""},
+		{"on the list", `[{"containerID": "a", "ifname": "eth0"}]`, 1, false, "live", "its network namespace is there", ""},
+		{"not on the list, young", `[]`, 0, false, "live", "the runtime does not list it, but the grace period is not over", ""},
+		{"not on the list, a process inside", `[]`, 1, true, "live",
+			"a process is in its network namespace, though the runtime does not list it", "level=WARN"},
+		{"not on the list, but with another interface", `[{"containerID": "a", "ifname": "net1"}]`, 1, false, "released",
+			"the runtime does not list it, and no process is in its network namespace", ""},
+		{"not on the list", `[]`, 1, false, "released", "the runtime does not list it, and no process is in its network namespace", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.netns("a")
+			n.add(home, "a", n.pin("a"))
+			if c.grace != 0 {
+				n.edit("a", func(e *journal.Entry) { e.Newest().GracePeriod = 1 })
+			}
+			if c.inside {
+				pid, _ := n.process(nil, "nsenter", "--net="+n.pin("a"), "sleep", "300")
+				n.awaitInside(pid, n.pin("a"))
+			}
+			args := []string{network + "/a/eth0"}
+			if c.list != "" {
+				path := filepath.Join(n.dir, "list.json")
+				if err := os.WriteFile(path, []byte(c.list), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				args = append(args, "--network", network, "--valid", path)
+			}
+			out := n.sweep(home, args...)
+			if r := out.results()["a"]; r != [2]string{c.word, c.why} || out.code != 0 || !strings.Contains(out.stderr, c.stderr) {
+				t.Errorf("%q, exit code %d, want %q, %q\n%s", r, out.code, c.word, c.why, out.stderr)
+			}
+			if left := len(n.ids()) == 1; left != (c.word == "live") || n.calls("DEL") != map[bool]int{true: 0, false: 1}[left] {
+				t.Errorf("left: %t, after %d DELs", left, n.calls("DEL"))
+			}
+		})
+	}
+}
+
+// TestWallClock: how old an attachment is does not go by the wall clock. A test cannot set the clock, so here it is the times
+// in the journal that are a year off.
+func TestWallClock(t *testing.T) {
+	t.Parallel()
+	for _, years := range []int{-1, 1} {
+		t.Run(fmt.Sprintf("%+d years", years), func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.netns("young", "old", "gone", "there")
+			for _, id := range []string{"young", "old", "gone", "there"} {
+				n.add(home, id, n.pin(id))
+			}
+			n.edit("old", func(e *journal.Entry) { e.Newest().GracePeriod = 1 })
+			n.drop("gone")
+			n.shiftYears(years)
+			out := n.sweep(home, "--network", network, "--valid", n.listOf("there"))
+			if got := fmt.Sprint(n.ids()); got != "[there young]" || out.code != 0 {
+				t.Errorf("the journal has %v, want [there young]; exit code %d\n%s%s", got, out.code, out.stdout, out.stderr)
+			}
+		})
+	}
+}
+
+// shiftYears moves the wall times of all entries: of the ADD, and of the last change.
+func (n *node) shiftYears(years int) {
+	n.Helper()
+	wall := regexp.MustCompile(`"wall":"\d{4}`)
+	for _, id := range n.ids() {
+		moved := 0
+		err := inFile(n.store, "entries", network+"\x00"+id+"\x00eth0", func(entry []byte) []byte {
+			return wall.ReplaceAllFunc(entry, func(b []byte) []byte {
+				moved++
+				year, _ := strconv.Atoi(string(b[len(b)-4:]))
+				return fmt.Appendf(nil, `"wall":"%d`, year+years)
+			})
+		})
+		if err != nil || moved != 2 {
+			n.Fatalf("%d times moved (%v)", moved, err)
+		}
+	}
+}

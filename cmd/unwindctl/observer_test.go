@@ -1,0 +1,220 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin"
+)
+
+// elsewhere are the namespaces in which an operator, or an agent in a pod, may look at a journal of the host. setup has the
+// pins of network namespaces in $PINS.
+var elsewhere = []struct {
+	name  string
+	flags []string // of unshare
+	enter []string // of nsenter; nil if the same
+	setup string
+	pins  bool // the pins of the host are seen there
+}{
+	{"mount", []string{"--mount"}, nil, `umount -l "$PINS"/*`, false},
+	{"PID, with the host's /proc", []string{"--pid"}, nil, ``, true},
+	{"mount and PID, with the host's /proc", []string{"--mount", "--pid"}, nil, `umount -l "$PINS"/*`, false},
+	{"mount and PID, with a /proc of its own", []string{"--mount", "--pid"}, nil,
+		`mount -t proc proc /proc && umount -l "$PINS"/*`, false},
+	{"network", []string{"--net"}, nil, ``, true},
+	{"time", []string{"--time", "--boottime=100000000"}, []string{"--time"}, ``, true},
+	{"a pod", []string{"--mount", "--pid", "--net", "--ipc", "--uts"}, nil,
+		`mount -t proc proc /proc && umount -l "$PINS"/*`, false},
+	{"a pod with hostPID", []string{"--mount", "--net", "--ipc", "--uts"}, nil, `umount -l "$PINS"/*`, false},
+	{"a pod with hostNetwork and hostPID, and a machine-id of its own", []string{"--mount"}, nil,
+		`umount -l "$PINS"/* && echo 0123456789abcdef0123456789abcdef >"$PINS.id" && mount --bind "$PINS.id" /etc/machine-id`, false},
+}
+
+// TestElsewhere: of what was added in other namespaces nothing can be told, and nothing is done. Neither on the host of what
+// was added in a container.
+func TestElsewhere(t *testing.T) {
+	t.Parallel()
+	for _, c := range elsewhere {
+		for _, added := range []string{"added on the host", "added there"} {
+			if added == "added there" && strings.Contains(c.name, "the host's /proc") {
+				continue // no plugin can run there: it does not find its own network namespace
+			}
+			t.Run(c.name+", "+added, func(t *testing.T) {
+				t.Parallel()
+				if slices.Contains(c.flags, "--time") {
+					if _, err := os.Stat("/proc/self/ns/time"); err != nil {
+						t.Skip("this kernel has no time namespaces")
+					}
+				}
+				n := newNode(t)
+				n.netns("gone", "there")
+				enter := c.enter
+				if enter == nil {
+					enter = c.flags
+				}
+				setup := c.setup
+				if added == "added there" {
+					setup = strings.ReplaceAll(setup, `umount -l "$PINS"/*`, "true")
+				}
+				there := n.newPlace(c.flags, enter, fmt.Sprintf("PINS=%s; true; %s", filepath.Join(n.dir, "netns"), setup))
+				if added == "added on the host" {
+					n.addKinds(home)
+					n.addEarlier()
+					n.leftAlone(there)
+					n.damagedStays(there)
+					n.judged(home)
+					return
+				}
+				n.addKinds(there)
+				if !c.pins {
+					unmountAll(filepath.Join(n.dir, "netns")) // so that they look gone from the host
+				}
+				n.leftAlone(home)
+				n.judged(there)
+			})
+		}
+	}
+}
+
+// addKinds adds an attachment of each kind: live, with its network namespace there and gone, and in each other state.
+func (n *node) addKinds(where place) {
+	n.Helper()
+	n.add(where, "there", n.pin("there"))
+	n.add(where, "gone", n.pin("gone"))
+	n.plan(map[string]string{"ADD": "fail-effect", "DEL": "fail"})
+	if out := n.verb(where, "ADD", "unwinding", n.pin("there")); out.code != 1 {
+		n.Fatalf("ADD: %+v", out)
+	}
+	n.plan(map[string]string{"DEL": "fail"})
+	n.add(where, "removing", n.pin("there"))
+	if out := n.verb(where, "DEL", "removing", n.pin("there")); out.code != 1 {
+		n.Fatalf("DEL: %+v", out)
+	}
+	n.plan(map[string]string{"ADD": "kill-parent-effect"})
+	n.verb(where, "ADD", "adding", n.pin("there"))
+	n.plan(nil)
+	states := map[string]journal.State{}
+	for _, e := range n.entries() {
+		states[e.ContainerID] = e.State
+	}
+	want := map[string]journal.State{
+		"there": "live", "gone": "live", "unwinding": "unwinding", "removing": "removing", "adding": "adding",
+	}
+	if fmt.Sprint(states) != fmt.Sprint(want) {
+		n.Fatalf("the journal has %v, want %v", states, want)
+	}
+	n.drop("gone", where)
+	eventually(n, "the killed ADD's lock free", func() bool {
+		locked, _, err := n.store.Locked(journal.Key{Network: network, ContainerID: "adding", IfName: "eth0"})
+		return !locked && err == nil
+	})
+}
+
+// addEarlier adds an attachment and makes it one of an earlier boot.
+func (n *node) addEarlier() {
+	n.Helper()
+	n.add(home, "earlier", n.pin("there"))
+	n.edit("earlier", func(e *journal.Entry) { e.Newest().Host.BootID = "earlier" })
+}
+
+// leftAlone sees that a sweep there changes nothing, and says of every attachment that it knows nothing, and why.
+func (n *node) leftAlone(where place) {
+	n.Helper()
+	before, dels := n.file(), n.calls("DEL")
+	ids := n.ids()
+	for _, args := range [][]string{{"--dry-run"}, {}, {"--force"}, {"--network", network, "--valid", n.listOf()}} {
+		out := n.sweep(where, args...)
+		results := out.results()
+		for _, id := range ids {
+			const why = "its ADD ran in other namespaces than this process"
+			if r := results[id]; r[0] != "unknown" || !strings.HasPrefix(r[1], why) {
+				n.Errorf("sweep %v of %s: %q, want unknown, %s", args, id, r, why)
+			}
+		}
+		want := fmt.Sprintf("error: nothing can be told of %d attachments: left alone, see WHY\n", len(ids))
+		if out.code != 1 || out.stderr != want {
+			n.Errorf("sweep %v: exit code %d, %q, want 1, %q", args, out.code, out.stderr, want)
+		}
+	}
+	if got := n.calls("DEL"); got != dels {
+		n.Errorf("%d DELs were run", got-dels)
+	}
+	if !bytes.Equal(n.file(), before) {
+		n.Error("the journal was changed")
+	}
+}
+
+// damagedStays sees that a journal which is damaged is told there, and neither set aside nor changed.
+func (n *node) damagedStays(where place) {
+	n.Helper()
+	whole := n.file()
+	damaged := bytes.Clone(whole)
+	copy(damaged[4096*2:], bytes.Repeat([]byte{0xff}, len(damaged)-4096*2))
+	n.writeFile(damaged)
+	out := n.sweep(where)
+	if out.code != 1 || out.stdout != "" || !strings.Contains(out.stderr, "error: journal: the file is damaged") {
+		n.Errorf("sweep of a damaged journal: %+v", out)
+	}
+	if !bytes.Equal(n.file(), damaged) {
+		n.Error("the damaged journal was changed")
+	}
+	if files, err := filepath.Glob(n.store.Path() + "?*"); err != nil || len(files) > 0 {
+		n.Errorf("beside the journal: %v (%v)", files, err)
+	}
+	n.writeFile(whole)
+}
+
+// judged sees that a sweep there releases all that is dead, and keeps what lives.
+func (n *node) judged(where place) {
+	n.Helper()
+	out := n.sweep(where)
+	if ids := n.ids(); out.code != 0 || !slices.Equal(ids, []string{"there"}) {
+		n.Errorf("the journal has %v, want [there]; exit code %d\n%s%s", ids, out.code, out.stdout, out.stderr)
+	}
+	taken, err := os.ReadDir(filepath.Join(n.dir, "taken"))
+	if err != nil || len(taken) != 1 {
+		n.Errorf("%v are taken (%v)", taken, err)
+	}
+}
+
+// file returns the bytes of the journal.
+func (n *node) file() []byte {
+	n.Helper()
+	data, err := os.ReadFile(n.store.Path())
+	if err != nil {
+		n.Fatal(err)
+	}
+	return data
+}
+
+func (n *node) writeFile(data []byte) {
+	n.Helper()
+	if err := os.WriteFile(n.store.Path(), data, 0o600); err != nil {
+		n.Fatal(err)
+	}
+}
+
+// listOf writes a list of what is attached and returns its path.
+func (n *node) listOf(ids ...string) string {
+	n.Helper()
+	valid := []plugin.Attachment{}
+	for _, id := range ids {
+		valid = append(valid, plugin.Attachment{ContainerID: id, IfName: "eth0"})
+	}
+	data, err := json.Marshal(valid)
+	path := filepath.Join(n.dir, "list.json")
+	if err == nil {
+		err = os.WriteFile(path, data, 0o600)
+	}
+	if err != nil {
+		n.Fatal(err)
+	}
+	return path
+}

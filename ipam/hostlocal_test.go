@@ -1,0 +1,508 @@
+package ipam
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// files are those of a pool, by name, with their contents. One whose content is "folder" is a folder, one whose content is
+// "link to X" a symbolic link.
+type files map[string]string
+
+// newPool makes a pool with these files.
+func newPool(t *testing.T, files files) string {
+	t.Helper()
+	pool := filepath.Join(t.TempDir(), "podnet")
+	check(t, os.Mkdir(pool, 0o755))
+	fill(t, pool, files)
+	return pool
+}
+
+func fill(t *testing.T, pool string, files files) {
+	t.Helper()
+	for name, content := range files {
+		path := filepath.Join(pool, name)
+		if target, is := strings.CutPrefix(content, "link to "); is {
+			check(t, os.Symlink(target, path))
+		} else if content == "folder" {
+			check(t, os.Mkdir(path, 0o755))
+		} else {
+			check(t, os.WriteFile(path, []byte(content), 0o600))
+		}
+	}
+}
+
+// filesOf returns what is in a pool.
+func filesOf(t *testing.T, pool string) files {
+	t.Helper()
+	found := files{}
+	entries, err := os.ReadDir(pool)
+	check(t, err)
+	for _, e := range entries {
+		path := filepath.Join(pool, e.Name())
+		switch {
+		case e.IsDir():
+			found[e.Name()] = "folder"
+		case e.Type() == fs.ModeSymlink:
+			target, err := os.Readlink(path)
+			check(t, err)
+			found[e.Name()] = "link to " + target
+		default:
+			data, err := os.ReadFile(path)
+			check(t, err)
+			found[e.Name()] = string(data)
+		}
+	}
+	return found
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestPool has the folder of a network be where host-local itself has it, and no folder for what host-local does not do.
+func TestPool(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ name, config, want string }{
+		{"default", `{"ipam": {"type": "host-local"}}`, "/var/lib/cni/networks/podnet"},
+		{"no dataDir", `{"ipam": {"type": "host-local", "dataDir": ""}}`, "/var/lib/cni/networks/podnet"},
+		{"dataDir", `{"ipam": {"type": "host-local", "dataDir": "/run/ipam/"}}`, "/run/ipam/podnet"},
+		{"a dataDir that depends on where one is", `{"ipam": {"type": "host-local", "dataDir": "ipam"}}`, ""},
+		{"another IPAM", `{"ipam": {"type": "static"}}`, ""},
+		{"no IPAM", `{"type": "bridge"}`, ""},
+		{"an empty IPAM", `{"ipam": {}}`, ""},
+		{"an IPAM that is none", `{"ipam": "host-local"}`, ""},
+		{"no JSON", `host-local`, ""},
+		{"nothing", ``, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := Pool(json.RawMessage(tt.config), "podnet"); got != tt.want {
+				t.Errorf("%q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// TestOwnerOf reads a file of every kind. What cannot be read is an error, not "given to no one".
+func TestOwnerOf(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name, address, content string // of the file 10.1.0.2, but where the name is an IPv6 address
+		want                   Owner
+		given, fails           bool
+	}{
+		{name: "owned", address: "10.1.0.2", content: "a\r\neth0", want: Owner{"a", "eth0"}, given: true},
+		{name: "owned, IPv6", address: "fd00::2", content: "a\r\neth0", want: Owner{"a", "eth0"}, given: true},
+		{name: "asked for in another form", address: "::ffff:10.1.0.2", content: "a\r\neth0", want: Owner{"a", "eth0"}, given: true},
+		{name: "with blanks", address: "10.1.0.2", content: " a \r\n eth0\n", want: Owner{"a", "eth0"}, given: true},
+		{name: "legacy", address: "10.1.0.2", content: "a", want: Owner{"a", ""}, given: true},
+		{name: "legacy, with a line break", address: "10.1.0.2", content: "a\r\n", want: Owner{"a", ""}, given: true},
+		{name: "ownerless", address: "10.1.0.2"},
+		{name: "blank", address: "10.1.0.2", content: " \r\n"},
+		{name: "given to no one", address: "10.1.0.3", content: "a\r\neth0"},
+		{name: "a folder", address: "10.1.0.2", content: "folder", fails: true},
+		{name: "a link", address: "10.1.0.2", content: "link to 10.1.0.9", fails: true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			file := "10.1.0.2"
+			if strings.HasPrefix(tt.address, "fd") {
+				file = tt.address
+			}
+			pool := newPool(t, files{file: tt.content, "10.1.0.9": "z\r\neth0"})
+			owner, given, err := OwnerOf(pool, netip.MustParseAddr(tt.address))
+			if owner != tt.want || given != tt.given || (err != nil) != tt.fails {
+				t.Errorf("%+v, given %t, %v; want %+v, given %t", owner, given, err, tt.want, tt.given)
+			}
+		})
+	}
+	if _, given, err := OwnerOf(filepath.Join(t.TempDir(), "none"), netip.MustParseAddr("10.1.0.2")); given || err != nil {
+		t.Errorf("without a pool: given %t, %v", given, err)
+	}
+}
+
+// TestOwnerIs: a file without an interface counts for all of its container's.
+func TestOwnerIs(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		owner Owner
+		want  bool
+	}{
+		{Owner{"a", "eth0"}, true}, {Owner{"a", ""}, true}, {Owner{"a", "eth1"}, false},
+		{Owner{"b", "eth0"}, false}, {Owner{"", ""}, false}, {Owner{"", "eth0"}, false},
+	} {
+		if got := tt.owner.Is("a", "eth0"); got != tt.want {
+			t.Errorf("%+v: %t", tt.owner, got)
+		}
+	}
+}
+
+// odd are files that are no one's, or not host-local's: nothing of it is ever released or in the way of what is.
+var odd = files{
+	"lock": "", "last_reserved_ip.0": "a\r\neth0", "last_reserved_ip.1": "a\r\neth0", "notes": "a\r\neth0",
+	"10.1.0.20": "", "10.1.0.21": "folder", "10.1.0.22": "link to notes", "10.1.0.23": "link to nowhere",
+	"10.1.0.4.old": "a\r\neth0", "010.1.0.4": "a\r\neth0", "::ffff:10.1.0.4": "a\r\neth0", "fd00::0004": "a\r\neth0", "fd00::4%eth0": "a\r\neth0",
+	"sub": "folder", "10.1.0.30": "b\r\neth0", "10.1.0.31": "a\r\neth1", "10.1.0.32": "ab\r\neth0", "10.1.0.33": "b",
+}
+
+// TestRelease releases what is an attachment's in each of its forms, and nothing else.
+func TestRelease(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name string
+		own  files
+	}{
+		{"none", files{}},
+		{"one", files{"10.1.0.4": "a\r\neth0"}},
+		{"IPv6", files{"fd00::4": "a\r\neth0"}},
+		{"both families", files{"10.1.0.4": "a\r\neth0", "fd00::4": "a\r\neth0"}},
+		{"two of one", files{"10.1.0.4": "a\r\neth0", "10.1.0.99": "a\r\neth0"}},
+		{"legacy", files{"10.1.0.4": "a"}},
+		{"legacy, IPv6, with a line break", files{"fd00::4": "a\r\n"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			pool := newPool(t, odd)
+			fill(t, pool, tt.own)
+			var want []netip.Addr
+			for name := range tt.own {
+				want = append(want, netip.MustParseAddr(name))
+			}
+			held, err := HeldBy(pool, "a", "eth0")
+			slices.SortFunc(held, netip.Addr.Compare)
+			slices.SortFunc(want, netip.Addr.Compare)
+			if !slices.Equal(held, want) || err != nil {
+				t.Errorf("held: %v, %v; want %v", held, err, want)
+			}
+			for range 2 {
+				if err := Release(t.Context(), pool, "a", "eth0"); err != nil {
+					t.Error(err)
+				}
+				if diff := cmp.Diff(odd, filesOf(t, pool)); diff != "" {
+					t.Errorf("left (-want +got):\n%s", diff)
+				}
+			}
+		})
+	}
+}
+
+// TestReleaseRefuses: without a whole name nothing is released, and where there is no pool none is made.
+func TestReleaseRefuses(t *testing.T) {
+	t.Parallel()
+	before := files{"10.1.0.2": "", "10.1.0.3": "\r\neth0", "10.1.0.4": "a\r\n", "10.1.0.5": "a\r\neth0"}
+	pool := newPool(t, before)
+	for _, id := range [][2]string{{"", ""}, {"", "eth0"}, {"a", ""}} {
+		if err := Release(t.Context(), pool, id[0], id[1]); err == nil {
+			t.Errorf("%q: no error", id)
+		}
+	}
+	if diff := cmp.Diff(before, filesOf(t, pool)); diff != "" {
+		t.Errorf("left (-want +got):\n%s", diff)
+	}
+
+	missing := filepath.Join(filepath.Dir(pool), "none")
+	if err := Release(t.Context(), missing, "a", "eth0"); err != nil {
+		t.Errorf("a pool that is not there: %v", err)
+	}
+	if held, err := HeldBy(missing, "a", "eth0"); len(held) > 0 || err != nil {
+		t.Errorf("a pool that is not there: %v, %v", held, err)
+	}
+	if _, err := os.Lstat(missing); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a pool was made (%v)", err)
+	}
+	file := filepath.Join(pool, "10.1.0.5")
+	if err := Release(t.Context(), file, "a", "eth0"); err == nil {
+		t.Error("a pool that is a file: no error")
+	}
+	if _, err := HeldBy(file, "a", "eth0"); err == nil {
+		t.Error("a pool that is a file: nothing is held, and no error")
+	}
+	if diff := cmp.Diff(before, filesOf(t, pool)); diff != "" {
+		t.Errorf("left (-want +got):\n%s", diff)
+	}
+}
+
+// holdLock takes host-local's lock of a pool, as another process would have it, and returns what gives it back.
+func holdLock(t *testing.T, pool string) (unlock func()) {
+	t.Helper()
+	f, err := os.OpenFile(filepath.Join(pool, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	check(t, err)
+	check(t, syscall.Flock(int(f.Fd()), syscall.LOCK_EX))
+	t.Cleanup(func() { _ = f.Close() })
+	return func() { _ = f.Close() }
+}
+
+// awaitWaiter waits until somebody waits for a pool's lock, or no one does any more.
+func awaitWaiter(t *testing.T, pool string, want bool) {
+	t.Helper()
+	info, err := os.Stat(filepath.Join(pool, "lock"))
+	check(t, err)
+	inode := fmt.Sprintf(":%d ", info.Sys().(*syscall.Stat_t).Ino)
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		locks, err := os.ReadFile("/proc/locks")
+		check(t, err)
+		waiting := slices.ContainsFunc(strings.Split(string(locks), "\n"), func(line string) bool {
+			return strings.Contains(line, "->") && strings.Contains(line, inode)
+		})
+		if waiting == want {
+			return
+		}
+	}
+	t.Fatalf("not in time: somebody waits for the lock: %t", want)
+}
+
+// TestReleaseIsBounded: the wait for a lock that another has ends with the context, and nothing was released. What waited
+// does not keep the lock when it gets it at last.
+func TestReleaseIsBounded(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, files{"10.1.0.2": "a\r\neth0"})
+	unlock := holdLock(t, pool)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	released := make(chan error, 1)
+	go func() { released <- Release(ctx, pool, "a", "eth0") }()
+	select {
+	case err := <-released:
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), pool) {
+			t.Errorf("%v, want that the time for the pool's lock is over", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("it still waits")
+	}
+	if _, given, err := OwnerOf(pool, netip.MustParseAddr("10.1.0.2")); !given || err != nil {
+		t.Errorf("without the lock: given %t, %v", given, err)
+	}
+	awaitWaiter(t, pool, true) // still: an flock cannot be called off
+	unlock()
+	awaitWaiter(t, pool, false)
+	ctx, cancel = context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if err := Release(ctx, pool, "a", "eth0"); err != nil {
+		t.Error(err)
+	}
+	if _, given, err := OwnerOf(pool, netip.MustParseAddr("10.1.0.2")); given || err != nil {
+		t.Errorf("with the lock: given %t, %v", given, err)
+	}
+}
+
+// TestReleaseLooksAgain: an address that has gone to another owner by the time the lock is had stays with it.
+func TestReleaseLooksAgain(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, files{"10.1.0.2": "a\r\neth0", "10.1.0.3": "a\r\neth0", "10.1.0.4": "a\r\neth0"})
+	unlock := holdLock(t, pool)
+	released := make(chan error, 1)
+	go func() { released <- Release(t.Context(), pool, "a", "eth0") }()
+	awaitWaiter(t, pool, true)
+	fill(t, pool, files{"10.1.0.2": "b\r\neth0"})
+	check(t, os.Remove(filepath.Join(pool, "10.1.0.3")))
+	unlock()
+	check(t, <-released)
+	if diff := cmp.Diff(files{"lock": "", "10.1.0.2": "b\r\neth0"}, filesOf(t, pool)); diff != "" {
+		t.Errorf("left (-want +got):\n%s", diff)
+	}
+}
+
+// hostLocal is the reference plugin, with a configuration.
+type hostLocal struct {
+	*testing.T
+	config  json.RawMessage
+	dataDir string
+}
+
+// newHostLocal fills in DIR, the folder of the configuration's pool.
+func newHostLocal(t *testing.T, ipam string) *hostLocal {
+	h := &hostLocal{T: t, dataDir: t.TempDir()}
+	h.config = json.RawMessage(fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "podnet", "type": "bridge",
+		"ipam": {"type": "host-local", "dataDir": %q, %s}}`, h.dataDir, ipam))
+	return h
+}
+
+func (h *hostLocal) pool() string { return filepath.Join(h.dataDir, "podnet") }
+
+// call prepares a verb.
+func (h *hostLocal) call(verb, containerID string) *exec.Cmd {
+	h.Helper()
+	tools, err := filepath.Abs("../.tools/cni")
+	check(h, err)
+	cmd := exec.Command(filepath.Join(tools, "host-local"))
+	cmd.Env = []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + containerID, "CNI_IFNAME=eth0", "CNI_PATH=" + tools,
+		"CNI_NETNS=/run/netns/none", "CNI_NETNS_OVERRIDE=1"}
+	cmd.Stdin = strings.NewReader(string(h.config))
+	return cmd
+}
+
+// do runs a verb. It returns what the plugin says if it fails.
+func (h *hostLocal) do(verb, containerID string) (failed string) {
+	h.Helper()
+	cmd := h.call(verb, containerID)
+	out, err := cmd.Output()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		h.Fatalf("%v; run make tools", err)
+	}
+	if err != nil {
+		return string(out) + string(exit.Stderr)
+	}
+	return ""
+}
+
+// wantExhausted sees what Exhausted says.
+func (h *hostLocal) wantExhausted(when string, want bool) {
+	h.Helper()
+	if got, err := Exhausted(h.config, "podnet"); got != want || err != nil {
+		h.Errorf("%s: exhausted %t, %v; there are %v", when, got, err, filesOf(h.T, h.pool()))
+	}
+}
+
+// TestExhausted fills pools with host-local itself, which is asked for one address more each time: Exhausted says so exactly
+// when host-local has none. Then one is released and got again.
+func TestExhausted(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name, ipam string
+		seed       files // there before
+		addresses  int   // that host-local gives
+	}{
+		{"subnet", `"subnet": "10.1.0.0/29"`, nil, 5},
+		{"the smallest", `"subnet": "10.1.0.0/30"`, nil, 1},
+		{"the smallest, IPv6", `"subnet": "fd00::/126"`, nil, 2},
+		{"IPv6", `"subnet": "fd00::/125"`, nil, 6},
+		{"a part of an IPv6 /64", `"subnet": "fd00::/64", "rangeStart": "fd00::ffff:ffff", "rangeEnd": "fd00::1:0:2"`, nil, 4},
+		{"gateway within", `"subnet": "10.1.0.0/29", "gateway": "10.1.0.4"`, nil, 5},
+		{"gateway elsewhere", `"subnet": "10.1.0.0/29", "gateway": "10.2.0.1"`, nil, 6},
+		{"gateway at the end", `"subnet": "10.1.0.0/29", "gateway": "10.1.0.6"`, nil, 5},
+		{"gateway of all ones", `"subnet": "10.1.0.0/29", "gateway": "10.1.0.7"`, nil, 6},
+		{"range", `"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.250", "rangeEnd": "10.1.0.252"`, nil, 3},
+		{"range to the broadcast address", `"subnet": "10.1.0.0/29", "rangeStart": "10.1.0.5", "rangeEnd": "10.1.0.7"`, nil, 3},
+		{"range with the gateway", `"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.1", "rangeEnd": "10.1.0.3"`, nil, 2},
+		{"range that is the gateway", `"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.1", "rangeEnd": "10.1.0.1"`, nil, 0},
+		{"a set of two", `"ranges": [[{"subnet": "10.1.0.0/30"}, {"subnet": "10.2.0.0/29", "rangeEnd": "10.2.0.3"}]]`, nil, 3},
+		{"a set of two, one the other's gateway", `"ranges": [[{"subnet": "10.1.0.0/30", "gateway": "10.2.0.2"},
+			{"subnet": "10.2.0.0/30", "gateway": "10.1.0.2"}]]`, nil, 4},
+		{"two sets", `"ranges": [[{"subnet": "10.1.0.0/29"}], [{"subnet": "fd00::/126"}]]`, nil, 2},
+		{"two sets, the first smaller", `"ranges": [[{"subnet": "10.1.0.0/30"}], [{"subnet": "fd00::/64"}]]`, nil, 1},
+		{"subnet and ranges", `"subnet": "10.1.0.0/24", "ranges": [[{"subnet": "10.2.0.0/30"}]]`, nil, 1},
+		{"another's", `"subnet": "10.1.0.0/29"`, files{"10.1.0.3": "z\r\neth0", "10.1.0.4": "z"}, 3},
+		{"ownerless, a folder and a link", `"subnet": "10.1.0.0/29"`,
+			files{"10.1.0.3": "", "10.1.0.4": "folder", "10.1.0.5": "link to nowhere"}, 2},
+		{"files that take no address", `"subnet": "10.1.0.0/29"`, files{"10.1.0.1": "z", "10.1.0.7": "z", "10.1.0.0": "z",
+			"10.1.0.9": "z", "fd00::2": "z", "010.1.0.2": "z", "10.1.0.3.old": "z", "::ffff:10.1.0.4": "z", "notes": "z"}, 5},
+		{"files that take no address, IPv6", `"subnet": "fd00::/125"`, files{"fd00::0002": "z", "FD00::3": "z",
+			"fd00:0::4": "z", "fd00::5%eth0": "z", "fd00::8": "z", "10.1.0.2": "z"}, 6},
+		{"a last address of another range", `"subnet": "10.1.0.0/29"`, files{"last_reserved_ip.0": "10.9.0.1"}, 5},
+		{"a last address in the middle", `"subnet": "10.1.0.0/29"`, files{"last_reserved_ip.0": "10.1.0.4"}, 5},
+		{"a last address that is the gateway's", `"subnet": "10.1.0.0/29"`, files{"last_reserved_ip.0": "10.1.0.1"}, 5},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			h := newHostLocal(t, tt.ipam)
+			if full, err := Exhausted(h.config, "podnet"); full != (tt.addresses == 0) || err != nil {
+				t.Errorf("without a pool: exhausted %t, %v", full, err)
+			}
+			if _, err := os.Lstat(h.pool()); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("a pool was made (%v)", err)
+			}
+			check(t, os.Mkdir(h.pool(), 0o755))
+			fill(t, h.pool(), tt.seed)
+			h.untilExhausted(tt.addresses)
+			if tt.addresses == 0 {
+				return
+			}
+			freed := fmt.Sprint(tt.addresses / 2)
+			check(t, Release(t.Context(), h.pool(), freed, "eth0"))
+			h.wantExhausted("one was released", false)
+			if failed := h.do("ADD", "again"); failed != "" {
+				t.Errorf("ADD after one was released: %s", failed)
+			}
+			h.wantExhausted("it was given again", true)
+		})
+	}
+}
+
+// untilExhausted asks for addresses until host-local has none, which must be after as many as it should have.
+func (h *hostLocal) untilExhausted(addresses int) {
+	h.Helper()
+	for i := range addresses + 1 {
+		h.wantExhausted(fmt.Sprintf("%d were given", i), i == addresses)
+		failed := h.do("ADD", fmt.Sprint(i))
+		if (failed != "") != (i == addresses) || failed != "" && !strings.Contains(failed, "no IP addresses available") {
+			h.Fatalf("host-local, asked for address %d of %d: %q", i+1, addresses, failed)
+		}
+	}
+}
+
+// TestExhaustedIsNot: a pool that is large is not full for having many addresses given, and one that is not known is not
+// full either.
+func TestExhaustedIsNot(t *testing.T) {
+	t.Parallel()
+	many := files{}
+	for i := range 300 {
+		many[fmt.Sprintf("fd00::%x", i)] = "z\r\neth0"
+	}
+	for _, subnet := range []string{"fd00::/64", "fd00::/8", "::/0", "0.0.0.0/0"} {
+		h := newHostLocal(t, fmt.Sprintf(`"subnet": %q`, subnet))
+		check(t, os.Mkdir(h.pool(), 0o755))
+		fill(t, h.pool(), many)
+		h.wantExhausted(subnet, false)
+	}
+	for _, tt := range []struct{ name, config string }{
+		{"no range", `{"ipam": {"type": "host-local"}}`},
+		{"no IPAM", `{"type": "bridge"}`},
+		{"a subnet that is none", `{"ipam": {"type": "host-local", "subnet": "10.1.0.0"}}`},
+		{"too small", `{"ipam": {"type": "host-local", "subnet": "10.1.0.0/31"}}`},
+		{"no JSON", `{`},
+	} {
+		if full, err := Exhausted(json.RawMessage(tt.config), "podnet"); full || err == nil {
+			t.Errorf("%s: exhausted %t, %v; want an error", tt.name, full, err)
+		}
+	}
+	h := newHostLocal(t, `"subnet": "10.1.0.0/30"`)
+	fill(t, h.dataDir, files{"podnet": "a file"})
+	if full, err := Exhausted(h.config, "podnet"); full || err == nil {
+		t.Errorf("a pool that is a file: exhausted %t, %v; want an error", full, err)
+	}
+}
+
+// TestReleaseFromHostLocal releases what host-local itself has given, of one attachment of two: host-local then gives it to
+// the next, and its own DEL finds nothing to do.
+func TestReleaseFromHostLocal(t *testing.T) {
+	t.Parallel()
+	h := newHostLocal(t, `"ranges": [[{"subnet": "10.1.0.0/29"}], [{"subnet": "fd00::/125"}]]`)
+	for _, id := range []string{"a", "b"} {
+		if failed := h.do("ADD", id); failed != "" {
+			t.Fatal(failed)
+		}
+	}
+	held, err := HeldBy(h.pool(), "a", "eth0")
+	want := []netip.Addr{netip.MustParseAddr("10.1.0.2"), netip.MustParseAddr("fd00::2")}
+	if slices.SortFunc(held, netip.Addr.Compare); !slices.Equal(held, want) || err != nil {
+		t.Errorf("a holds %v, %v; want %v", held, err, want)
+	}
+	check(t, Release(t.Context(), h.pool(), "a", "eth0"))
+	left := files{"lock": "", "last_reserved_ip.0": "10.1.0.3", "last_reserved_ip.1": "fd00::3",
+		"10.1.0.3": "b\r\neth0", "fd00::3": "b\r\neth0"}
+	if diff := cmp.Diff(left, filesOf(t, h.pool())); diff != "" {
+		t.Errorf("left (-want +got):\n%s", diff)
+	}
+	if failed := h.do("DEL", "a"); failed != "" {
+		t.Errorf("host-local's DEL: %s", failed)
+	}
+	if diff := cmp.Diff(left, filesOf(t, h.pool())); diff != "" {
+		t.Errorf("left by the DEL (-want +got):\n%s", diff)
+	}
+}

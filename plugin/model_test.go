@@ -1,0 +1,469 @@
+package plugin
+
+import (
+	"context"
+	"encoding/json"
+	cmdline "flag"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"pgregory.net/rapid"
+
+	"cni-unwind/journal"
+)
+
+// world is a node with three containers, two addresses and a chain of three delegates: p0 takes an address from host-local,
+// p1 makes a rule of it, p2 takes something else.
+type world struct {
+	*node
+	try     *rapid.T
+	plugins []string
+	list    *libcni.NetworkConfigList
+	modes   map[string]map[string]string // plan.json
+	killAt  int                          // unwind kills itself at this point of the next verb; 0: it does not
+	people  []*resident
+}
+
+// resident is a container ID, and what the model knows of it.
+type resident struct {
+	*pod
+	there   bool        // the network namespace is at its path
+	process *os.Process // in the namespace, or nil
+	live    bool        // its ADD has returned success, nothing since has allowed to release it
+	address string      // of a live one
+}
+
+// TestModel has random operations in a small world, with unwind killed at any point of any of them, and sees after each that
+// who is live has all that its ADD took, for itself alone, and that nothing is taken of which the journal does not know. At
+// the end, when all are gone and the delegates are well, one GC or the DELs leave nothing. -rapid.checks and -rapid.steps say
+// how many; -rapid.seed repeats what failed.
+func TestModel(t *testing.T) {
+	t.Parallel()
+	given := map[string]bool{}
+	cmdline.Visit(func(f *cmdline.Flag) { given[f.Name] = true })
+	for name, value := range map[string]string{"rapid.checks": "4", "rapid.steps": "25", "rapid.nofailfile": "true"} {
+		if _, env := os.LookupEnv(strings.ToUpper(strings.ReplaceAll(name, ".", "_"))); !env && !given[name] {
+			if err := cmdline.Set(name, value); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for i := range 4 {
+		t.Run(fmt.Sprintf("world %d", i), func(t *testing.T) {
+			t.Parallel()
+			rapid.Check(t, func(try *rapid.T) {
+				w := newWorld(t, try)
+				try.Repeat(map[string]func(*rapid.T){
+					"":              func(*rapid.T) { w.invariants() },
+					"ADD":           w.someADD,
+					"ADD again":     w.someADD,
+					"DEL":           w.someDEL,
+					"DEL again":     w.someDEL,
+					"namespace":     w.someNamespaceGoes,
+					"process":       w.someProcess,
+					"STATUS":        func(*rapid.T) { _, _ = w.hit(func() error { return w.ask("STATUS", nil) }) },
+					"GC":            w.someGC,
+					"plugin breaks": w.somethingBreaks,
+					"plugins heal":  func(*rapid.T) { w.heal() },
+					"kill":          func(try *rapid.T) { w.killAt = rapid.IntRange(1, 20).Draw(try, "at point") },
+					"reboot":        func(*rapid.T) { w.reboot() },
+				})
+				w.end(rapid.Bool().Draw(try, "the runtime forgets"))
+			})
+		})
+	}
+}
+
+func newWorld(t *testing.T, try *rapid.T) *world {
+	n := newNode(trial{t, try})
+	w := &world{node: n, try: try}
+	w.plugins = []string{n.pooled("p0", 2, 3), n.faulty("p1", `, "rules": true`), n.faulty("p2", `, "delayMS": 50`)}
+	w.list = n.unwind(w.plugins...)
+	for _, id := range []string{"a", "b", "c"} {
+		w.people = append(w.people, &resident{pod: n.pod(id), there: true})
+	}
+	w.people[2].Args = w.people[1].Args // of one pod
+	w.heal()
+	return w
+}
+
+func (w *world) some(try *rapid.T) *resident {
+	return rapid.SampledFrom(w.people).Draw(try, "container")
+}
+
+// healthy says that nothing can go wrong in the next verb.
+func (w *world) healthy() bool { return len(w.modes) == 0 && w.killAt == 0 }
+
+// hit runs a verb, in which unwind is killed if that was drawn. It returns whether all was well with it.
+func (w *world) hit(verb func() error) (healthy bool, err error) {
+	healthy, at := w.healthy(), w.killAt
+	if w.killAt = 0; at == 0 {
+		return healthy, verb()
+	}
+	return healthy, w.killedAt(at, verb)
+}
+
+// someADD adds a container, in its network namespace or, as by runtimes that use an ID again, in a new one.
+func (w *world) someADD(try *rapid.T) {
+	r := w.some(try)
+	next, busy := *r.pod, r.process != nil
+	same := r.there && !rapid.Bool().Draw(try, "in a new namespace")
+	if !same {
+		next.NetNS = w.netns(fmt.Sprintf("%s-%d", r.ContainerID, time.Now().UnixNano()))
+		r.live = r.live && busy // else it gives way
+	}
+	var address string
+	healthy, err := w.hit(func() (err error) { address, err = next.tryAdd(w.list); return err })
+	if err != nil && healthy && !r.live && w.roomFor(&next) {
+		if address, err = next.tryAdd(w.list); err != nil {
+			w.Errorf("ADD of %s, though there is room: %v", r.ContainerID, err)
+		}
+	}
+	if r.live {
+		if err == nil {
+			w.Errorf("the ADD of %s succeeded, though it is live", r.ContainerID)
+		}
+		return
+	}
+	if !same {
+		r.end()
+	}
+	*r = resident{pod: &next, there: true, process: r.process, live: err == nil, address: address}
+}
+
+// tryAdd returns the address that the pod gets.
+func (p *pod) tryAdd(list *libcni.NetworkConfigList) (string, error) {
+	result, err := p.add(list)
+	if err != nil {
+		return "", err
+	}
+	return address(p, result), nil
+}
+
+// roomFor has the runtime ask for a GC, without a list, and says whether an ADD must succeed then: one address is left by
+// those who may live, and the container is not one of them.
+func (w *world) roomFor(p *pod) bool {
+	w.locksFree()
+	w.mustAsk("GC", nil)
+	others := 0
+	for _, e := range w.entries() {
+		switch {
+		case e.State == journal.Live && e.Key == p.key():
+			return false
+		case e.State == journal.Live:
+			others++
+		}
+	}
+	return others < 2
+}
+
+// someDEL has the runtime ask for the DEL of a container, whether it has added it or not, with the result in its cache.
+func (w *world) someDEL(try *rapid.T) {
+	r := w.some(try)
+	r.live = false
+	healthy, err := w.hit(func() error { return r.del(w.list) })
+	if !healthy {
+		return
+	}
+	if err != nil {
+		w.Errorf("DEL of %s: %v", r.ContainerID, err)
+	}
+	if taken := w.takenBy(r.ContainerID); len(taken) > 0 {
+		w.Errorf("after the DEL of %s, %v are taken", r.ContainerID, taken)
+	}
+}
+
+// someNamespaceGoes removes a container's network namespace; a process may still be inside.
+func (w *world) someNamespaceGoes(try *rapid.T) {
+	if r := w.some(try); r.there {
+		r.dropNetNS()
+		r.there, r.live = false, r.live && r.process != nil
+	}
+}
+
+// someProcess starts a process in a container, or ends it.
+func (w *world) someProcess(try *rapid.T) {
+	r := w.some(try)
+	switch {
+	case r.process != nil:
+		r.end()
+		r.live = r.live && r.there
+	case r.there:
+		r.process = r.processInside()
+	}
+}
+
+// end ends the process in a container.
+func (r *resident) end() {
+	if r.process != nil {
+		_ = r.process.Kill()
+		eventually(r, "no process in "+r.ContainerID, func() bool { _, err := os.Readlink(netnsOf(r.process)); return err != nil })
+		r.process = nil
+	}
+}
+
+// someGC has the runtime ask for a GC, with a list that is right or not. Who is not on it may be released, unless a process is
+// inside or the grace period is not over.
+func (w *world) someGC(try *rapid.T) {
+	changes := map[string]any{"gracePeriod": rapid.SampledFrom([]string{"0s", "10m"}).Draw(try, "gracePeriod")}
+	kind := rapid.SampledFrom([]string{"none", "null", "empty", "right", "some"}).Draw(try, "list")
+	listed := []*pod{}
+	for _, r := range w.people {
+		if kind == "right" && r.live || kind == "some" && rapid.Bool().Draw(try, r.ContainerID+" is listed") {
+			listed = append(listed, r.pod)
+		}
+	}
+	switch kind {
+	case "none":
+	case "null":
+		changes[validKey] = json.RawMessage("null")
+	default:
+		changes[validKey] = listOf(listed...)
+		for _, r := range w.people {
+			if !slices.Contains(listed, r.pod) && r.process == nil && changes["gracePeriod"] == "0s" {
+				r.live = false
+			}
+		}
+	}
+	if healthy, err := w.hit(func() error { return w.ask("GC", changes) }); err != nil && healthy {
+		w.Errorf("GC: %v", err)
+	}
+}
+
+// ask has unwind killed where that was drawn, unlike node.ask.
+func (w *world) ask(command string, changes map[string]any) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, filepath.Join(w.path[0], Name))
+	all := map[string]any{"cniVersion": "1.1.0"}
+	maps.Copy(all, changes)
+	cmd.Stdin = strings.NewReader(w.entryOf(fmt.Sprintf(`{"cniVersion": "1.0.0", "plugins": [%s]}`, strings.Join(w.plugins, ", ")), all))
+	cmd.Env = append(os.Environ(), append(w.env, "CNI_COMMAND="+command, "CNI_PATH="+strings.Join(w.path, ":"))...)
+	out, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
+	return nil
+}
+
+func (w *world) mustAsk(command string, changes map[string]any) {
+	w.Helper()
+	if err := w.ask(command, changes); err != nil {
+		w.Errorf("%s: %v", command, err)
+	}
+}
+
+// somethingBreaks has a delegate fail its ADDs or its DELs from now on.
+func (w *world) somethingBreaks(try *rapid.T) {
+	instance := rapid.SampledFrom([]string{"p0", "p1", "p2"}).Draw(try, "plugin")
+	command := rapid.SampledFrom([]string{"ADD", "DEL"}).Draw(try, "command")
+	modes := []string{"fail", "fail-effect", "stderr", "crash", "crash-effect", "kill-parent-effect", "orphan"}
+	if command == "ADD" {
+		modes = append(modes, "empty", "garbage")
+	}
+	if w.modes[instance] == nil {
+		w.modes[instance] = map[string]string{}
+	}
+	w.modes[instance][command] = rapid.SampledFrom(modes).Draw(try, "mode")
+	w.plan(w.modes)
+}
+
+func (w *world) heal() {
+	w.modes = map[string]map[string]string{}
+	w.plan(w.modes)
+}
+
+// reboot ends what does not outlive a boot: namespaces, processes, rules. What is on the disk stays: the journal, host-local's
+// files, the runtime's cache.
+func (w *world) reboot() {
+	w.locksFree()
+	for _, r := range w.people {
+		r.leave()
+	}
+	if err := os.RemoveAll(filepath.Join(w.faultyDir(), "rules")); err != nil {
+		w.Fatal(err)
+	}
+	err := w.store.Update(context.Background(), func(tx *journal.Tx) error {
+		for _, r := range w.people {
+			if err := ofBefore(tx, r.key()); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+// leave ends all of a container that the kernel has.
+func (r *resident) leave() {
+	r.end()
+	if r.there {
+		r.dropNetNS()
+	}
+	r.there, r.live = false, false
+}
+
+// ofBefore makes what the journal has of an attachment that of an earlier boot.
+func ofBefore(tx *journal.Tx, key journal.Key) error {
+	tomb, err := tx.Tombstone(key)
+	if err == nil && tomb != nil {
+		tomb.BootID = "before"
+		return tx.Bury(*tomb)
+	}
+	e, err := tx.Get(key)
+	if err != nil || e == nil {
+		return err
+	}
+	for i := range e.Generations {
+		e.Generations[i].Host.BootID = "before"
+	}
+	state := e.State // see pod.edit
+	if err := tx.Delete(key); err != nil {
+		return err
+	}
+	for _, e.State = range []journal.State{journal.Adding, state} {
+		if err := tx.Put(e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// locksFree waits until no delegate that has lost its unwind is at work.
+func (w *world) locksFree() {
+	w.Helper()
+	eventually(w, "the locks are free", func() bool {
+		return !slices.ContainsFunc(w.people, func(r *resident) bool {
+			locked, _, err := w.store.Locked(r.key())
+			return locked || err != nil
+		})
+	})
+}
+
+// takenBy returns what the delegates hold for a container.
+func (w *world) takenBy(id string) []string {
+	return slices.DeleteFunc(w.taken(), func(file string) bool { return !strings.HasPrefix(file, id+".") })
+}
+
+// invariants are those of every moment between two verbs.
+func (w *world) invariants() {
+	taken, reserved, rules, owner := w.taken(), w.reserved(), w.addressRules(), map[string]string{}
+	for _, r := range w.people {
+		if !r.live {
+			continue
+		}
+		if other := owner[r.address]; other != "" {
+			w.Errorf("%s and %s both have %s", other, r.ContainerID, r.address)
+		}
+		owner[r.address] = r.ContainerID
+		for _, instance := range []string{"p0", "p1", "p2"} {
+			if !slices.Contains(taken, r.ContainerID+".eth0."+instance) {
+				w.Errorf("%s is live and has lost what %s took", r.ContainerID, instance)
+			}
+		}
+		if got := reserved[r.address]; got != r.ContainerID+" eth0" {
+			w.Errorf("%s is live and its address %s is %q's", r.ContainerID, r.address, got)
+		}
+		if !slices.Contains(rules, r.address+".p1") {
+			w.Errorf("%s is live and has lost the rule of %s", r.ContainerID, r.address)
+		}
+		if e := r.entry(); e == nil || e.State != journal.Live {
+			w.Errorf("%s is live and its entry is %+v", r.ContainerID, e)
+		}
+	}
+	owed := w.owed()
+	for _, file := range taken {
+		if !owed[file] {
+			w.Errorf("%s is taken, and the journal owes no DEL for it", file)
+		}
+	}
+	for address, who := range reserved {
+		if !owed[strings.ReplaceAll(who, " ", ".")+".p0"] {
+			w.Errorf("%s is %s's, and the journal owes no DEL for it", address, who)
+		}
+	}
+	for _, rule := range rules {
+		if !owed[rule] {
+			w.Errorf("rule %s is there, and the journal owes no DEL for it", rule)
+		}
+	}
+}
+
+// owed returns what the DELs that the journal owes would give back, as the delegates name it.
+func (w *world) owed() map[string]bool {
+	owed := map[string]bool{}
+	for _, e := range w.entries() {
+		for _, g := range e.Generations {
+			for _, s := range g.Steps {
+				instance := fmt.Sprintf("p%d", s.Index)
+				owed[e.ContainerID+"."+e.IfName+"."+instance] = true
+				for _, c := range g.Claims {
+					owed[c.Address.String()+"."+instance] = c.Receives(s.Index) || owed[c.Address.String()+"."+instance]
+				}
+			}
+		}
+	}
+	return owed
+}
+
+// end heals the delegates, and lets all containers go: with the runtime's DELs, or without a word, and one GC.
+func (w *world) end(forgotten bool) {
+	w.heal()
+	w.killAt = 0
+	for _, r := range w.people {
+		if forgotten {
+			r.leave()
+		} else {
+			r.mustDel(w.list)
+		}
+	}
+	w.locksFree()
+	w.mustAsk("GC", nil)
+	if left := slices.Concat(w.taken(), slices.Sorted(maps.Keys(w.reserved())), w.addressRules()); len(left) > 0 {
+		w.Errorf("left: %v", left)
+	}
+	for _, e := range w.entries() {
+		w.Errorf("the journal still has %s: %s, %v (%s)", e.Key, e.State, pendingSteps(e), e.Reason)
+	}
+	for _, r := range w.people {
+		r.mustDel(w.list)
+	}
+	w.nothingLeft()
+}
+
+// trial is one of rapid's tries, as a test: what fails in it and what is cleaned up after it is its own.
+type trial struct {
+	testing.TB
+	try *rapid.T
+}
+
+func (t trial) Helper()                   {}
+func (t trial) Context() context.Context  { return t.try.Context() }
+func (t trial) Cleanup(f func())          { t.try.Cleanup(f) }
+func (t trial) Log(a ...any)              { t.try.Log(a...) }
+func (t trial) Logf(f string, a ...any)   { t.try.Logf(f, a...) }
+func (t trial) Error(a ...any)            { t.try.Error(a...) }
+func (t trial) Errorf(f string, a ...any) { t.try.Errorf(f, a...) }
+func (t trial) Fatal(a ...any)            { t.try.Fatal(a...) }
+func (t trial) Fatalf(f string, a ...any) { t.try.Fatalf(f, a...) }
+func (t trial) FailNow()                  { t.try.FailNow() }
+func (t trial) Failed() bool              { return t.try.Failed() }
+
+func (t trial) TempDir() string {
+	dir, err := os.MkdirTemp("", "model")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
