@@ -191,7 +191,8 @@ func TestQuiet(t *testing.T) {
 		{"in other words", `echo "words $$" >&2; echo '{"code": 11, "msg": "'$$'"}'; exit 1`, []string{"DEL failed and is pending"}},
 		{"on stderr only", `echo "words $$" >&2; exit 1`, []string{"DEL failed and is pending"}},
 		{"killed", `echo "words $$" >&2; kill -9 $$`, []string{"DEL failed and is pending"}},
-		{"with another code once", `echo "words $$" >&2; [ -e $0.code ] && code=12; touch $0.code; echo '{"code": '${code:-11}'}'; exit 1`,
+		{"with another code once", `echo "words $$" >&2; [ -e $0.code ] && code=12; touch $0.code
+			echo '{"code": '${code:-11}'}'; exit 1`,
 			[]string{"DEL failed and is pending", "DEL failed and is pending"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

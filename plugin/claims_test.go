@@ -278,6 +278,27 @@ func TestSlowLateDELAgainstClaim(t *testing.T) {
 	}
 }
 
+// TestOneSweepIsEnough has A owe a DEL that is parked, or will be, because B has its address, and both be gone when the runtime
+// asks for a GC: that one leaves nothing, though A, which has been dead for longer, comes first.
+func TestOneSweepIsEnough(t *testing.T) {
+	t.Parallel()
+	for _, parked := range []bool{true, false} {
+		t.Run(fmt.Sprintf("parked before %t", parked), func(t *testing.T) {
+			t.Parallel()
+			c := pendingContest(t)
+			c.plan(map[string]map[string]string{"p1": {"DEL": "fail"}})
+			c.b.mustAdd(c.list)
+			c.plan(nil)
+			if parked {
+				c.a.mustDel(c.list)
+			}
+			c.b.dropNetNS()
+			c.mustGC(nil)
+			c.over()
+		})
+	}
+}
+
 // race brings one verb to its phase, then the other, then both to their ends, in this order.
 func (c *contest) race(one, two *turn) (errOne, errTwo error) {
 	c.Helper()

@@ -37,7 +37,9 @@ func TestForeign(t *testing.T) {
 			list := n.unwind(chain...)
 			p := n.pod("a")
 			n.plan(map[string]map[string]map[string]string{
-				"DEL pending": {"p1": {"DEL": "fail"}}, "ADD failed": {"p1": {"ADD": "fail-effect", "DEL": "fail"}}, "ADD cut off": {"p1": {"ADD": "kill-parent-effect"}},
+				"DEL pending": {"p1": {"DEL": "fail"}},
+				"ADD failed":  {"p1": {"ADD": "fail-effect", "DEL": "fail"}},
+				"ADD cut off": {"p1": {"ADD": "kill-parent-effect"}},
 			}[c.pod])
 			if _, err := p.add(list); (err != nil) != strings.HasPrefix(c.pod, "ADD") {
 				t.Fatalf("ADD: %v", err)
@@ -147,8 +149,8 @@ func TestOtherHost(t *testing.T) {
 	}
 }
 
-// TestThisMachine: a machine is known by its DMI UUID, also when its machine-id is made anew at each boot; where it has none, or one
-// that is none, by its machine-id.
+// TestThisMachine: a machine is known by its DMI UUID, also when its machine-id is made anew at each boot; where it has none,
+// or one that is none, by its machine-id.
 func TestThisMachine(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ uuid, id, want string }{

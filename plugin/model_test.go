@@ -30,6 +30,7 @@ type world struct {
 	modes   map[string]map[string]string // plan.json
 	killAt  int                          // unwind kills itself at this point of the next verb; 0: it does not
 	people  []*resident
+	past    []string // what was done, in short
 }
 
 // resident is a container ID, and what the model knows of it.
@@ -69,7 +70,7 @@ func TestModel(t *testing.T) {
 					"DEL again":     w.someDEL,
 					"namespace":     w.someNamespaceGoes,
 					"process":       w.someProcess,
-					"STATUS":        func(*rapid.T) { _, _ = w.hit(func() error { return w.ask("STATUS", nil) }) },
+					"STATUS":        func(*rapid.T) { w.status() },
 					"GC":            w.someGC,
 					"plugin breaks": w.somethingBreaks,
 					"plugins heal":  func(*rapid.T) { w.heal() },
@@ -92,12 +93,21 @@ func newWorld(t *testing.T, try *rapid.T) *world {
 	}
 	w.people[2].Args = w.people[1].Args // of one pod
 	w.heal()
+	w.Cleanup(func() {
+		if w.Failed() { // rapid prints what its last run logs, which a race may have end well
+			t.Logf("what was done:\n%s\nstderr of successful verbs:\n%s", strings.Join(w.past, "\n"), w.log())
+		}
+	})
 	return w
 }
 
 func (w *world) some(try *rapid.T) *resident {
-	return rapid.SampledFrom(w.people).Draw(try, "container")
+	id := rapid.SampledFrom([]string{"a", "b", "c"}).Draw(try, "container")
+	return w.people[slices.IndexFunc(w.people, func(r *resident) bool { return r.ContainerID == id })]
 }
+
+// note adds a line to what is printed if the try fails.
+func (w *world) note(format string, a ...any) { w.past = append(w.past, fmt.Sprintf(format, a...)) }
 
 // healthy says that nothing can go wrong in the next verb.
 func (w *world) healthy() bool { return len(w.modes) == 0 && w.killAt == 0 }
@@ -106,9 +116,12 @@ func (w *world) healthy() bool { return len(w.modes) == 0 && w.killAt == 0 }
 func (w *world) hit(verb func() error) (healthy bool, err error) {
 	healthy, at := w.healthy(), w.killAt
 	if w.killAt = 0; at == 0 {
-		return healthy, verb()
+		err = verb()
+	} else {
+		err = w.killedAt(at, verb)
 	}
-	return healthy, w.killedAt(at, verb)
+	w.note("  killed at %d: %v", at, err)
+	return healthy, err
 }
 
 // someADD adds a container, in its network namespace or, as by runtimes that use an ID again, in a new one.
@@ -121,8 +134,10 @@ func (w *world) someADD(try *rapid.T) {
 		r.live = r.live && busy // else it gives way
 	}
 	var address string
+	w.note("ADD %s in %s, live %t", r.ContainerID, filepath.Base(next.NetNS), r.live)
 	healthy, err := w.hit(func() (err error) { address, err = next.tryAdd(w.list); return err })
 	if err != nil && healthy && !r.live && w.roomFor(&next) {
+		w.note("ADD %s again", r.ContainerID)
 		if address, err = next.tryAdd(w.list); err != nil {
 			w.Errorf("ADD of %s, though there is room: %v", r.ContainerID, err)
 		}
@@ -136,6 +151,7 @@ func (w *world) someADD(try *rapid.T) {
 	if !same {
 		r.end()
 	}
+	w.note("  %s", address)
 	*r = resident{pod: &next, there: true, process: r.process, live: err == nil, address: address}
 }
 
@@ -169,6 +185,7 @@ func (w *world) roomFor(p *pod) bool {
 func (w *world) someDEL(try *rapid.T) {
 	r := w.some(try)
 	r.live = false
+	w.note("DEL %s", r.ContainerID)
 	healthy, err := w.hit(func() error { return r.del(w.list) })
 	if !healthy {
 		return
@@ -184,6 +201,7 @@ func (w *world) someDEL(try *rapid.T) {
 // someNamespaceGoes removes a container's network namespace; a process may still be inside.
 func (w *world) someNamespaceGoes(try *rapid.T) {
 	if r := w.some(try); r.there {
+		w.note("namespace of %s goes", r.ContainerID)
 		r.dropNetNS()
 		r.there, r.live = false, r.live && r.process != nil
 	}
@@ -194,9 +212,11 @@ func (w *world) someProcess(try *rapid.T) {
 	r := w.some(try)
 	switch {
 	case r.process != nil:
+		w.note("process in %s ends", r.ContainerID)
 		r.end()
 		r.live = r.live && r.there
 	case r.there:
+		w.note("process in %s", r.ContainerID)
 		r.process = r.processInside()
 	}
 }
@@ -210,10 +230,19 @@ func (r *resident) end() {
 	}
 }
 
+// status has the runtime ask for a STATUS. A node under load may be too slow for it.
+func (w *world) status() {
+	w.note("STATUS")
+	_, _ = w.hit(func() error { return w.ask("STATUS", nil) })
+}
+
 // someGC has the runtime ask for a GC, with a list that is right or not. Who is not on it may be released, unless a process is
 // inside or the grace period is not over.
 func (w *world) someGC(try *rapid.T) {
-	changes := map[string]any{"gracePeriod": rapid.SampledFrom([]string{"0s", "10m"}).Draw(try, "gracePeriod")}
+	changes := map[string]any{"gracePeriod": "0s"}
+	if w.healthy() && rapid.Bool().Draw(try, "grace") {
+		changes["gracePeriod"] = "10m" // who is killed gets its second DEL after as long
+	}
 	kind := rapid.SampledFrom([]string{"none", "null", "empty", "right", "some"}).Draw(try, "list")
 	listed := []*pod{}
 	for _, r := range w.people {
@@ -233,6 +262,7 @@ func (w *world) someGC(try *rapid.T) {
 			}
 		}
 	}
+	w.note("GC %s", marshal(changes))
 	if healthy, err := w.hit(func() error { return w.ask("GC", changes) }); err != nil && healthy {
 		w.Errorf("GC: %v", err)
 	}
@@ -273,10 +303,12 @@ func (w *world) somethingBreaks(try *rapid.T) {
 		w.modes[instance] = map[string]string{}
 	}
 	w.modes[instance][command] = rapid.SampledFrom(modes).Draw(try, "mode")
+	w.note("%s", marshal(w.modes))
 	w.plan(w.modes)
 }
 
 func (w *world) heal() {
+	w.note("heal")
 	w.modes = map[string]map[string]string{}
 	w.plan(w.modes)
 }
@@ -284,6 +316,7 @@ func (w *world) heal() {
 // reboot ends what does not outlive a boot: namespaces, processes, rules. What is on the disk stays: the journal, host-local's
 // files, the runtime's cache.
 func (w *world) reboot() {
+	w.note("reboot")
 	w.locksFree()
 	for _, r := range w.people {
 		r.leave()
@@ -418,6 +451,7 @@ func (w *world) owed() map[string]bool {
 
 // end heals the delegates, and lets all containers go: with the runtime's DELs, or without a word, and one GC.
 func (w *world) end(forgotten bool) {
+	w.note("end, forgotten %t", forgotten)
 	w.heal()
 	w.killAt = 0
 	for _, r := range w.people {

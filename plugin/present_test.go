@@ -47,7 +47,9 @@ func TestRejectedConfiguration(t *testing.T) {
 		{"stderr only", mode("stderr"), present, 1, true},
 		{"crash", mode("crash"), present, 1, true},
 
-		{"of two nobody can tell which", rejected(7), func(n *node) []string { return []string{n.faulty("p0", ""), n.faulty("p1", "")} }, 1, true},
+		{"of two nobody can tell which", rejected(7), func(n *node) []string {
+			return []string{n.faulty("p0", ""), n.faulty("p1", "")}
+		}, 1, true},
 		{"not in the chain any more", rejected(7), func(*node) []string { return []string{`{"type": "loopback"}`} }, 1, true},
 		{"no chain", rejected(7), func(*node) []string { return []string{`{"type": "unwind"}`} }, 1, true},
 		{"the same configuration", rejected(7), func(n *node) []string { return []string{n.rejecting(7, "")} }, 1, true},
@@ -246,7 +248,10 @@ func TestReplaced(t *testing.T) {
 			due := c.owe(n, p, old, now)
 			p.mustDel(now)
 			e := p.entry()
-			if e == nil || e.Pending() != 1 || !e.Newest().Steps[0].Replaced || strings.Contains(string(e.Newest().Steps[0].Config), "modes") {
+			if e == nil || e.Pending() != 1 {
+				t.Fatalf("the journal has %+v, want a step", e)
+			}
+			if s := e.Newest().Steps[0]; !s.Replaced || strings.Contains(string(s.Config), "modes") {
 				t.Fatalf("the journal has %+v, want a step with the present configuration", e)
 			}
 			n.forgetCalls()

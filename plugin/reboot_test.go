@@ -36,8 +36,8 @@ func (n *node) until(verb string, chain []string) {
 	n.Errorf("%s does not free all", verb)
 }
 
-// TestReboot has pods of an earlier boot, with all that is on the disk, and their rules: any sweep frees it, and the runtime's DEL,
-// which comes later with libcni's cached result, runs nothing.
+// TestReboot has pods of an earlier boot, with all that is on the disk, and their rules: any sweep frees it, and the
+// runtime's DEL, which comes later with libcni's cached result, runs nothing.
 func TestReboot(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -76,9 +76,9 @@ func TestReboot(t *testing.T) {
 	}
 }
 
-// TestRebootRace: after a reboot a sweep frees a's address and b gets it. The runtime's DEL of a, which comes then, with libcni's
-// cached result, runs nothing: a's tombstone says so. Without the tombstone the delegates are run, and it is the guards alone that
-// keep b's rules.
+// TestRebootRace: after a reboot a sweep frees a's address and b gets it. The runtime's DEL of a, which comes then, with
+// libcni's cached result, runs nothing: a's tombstone says so. Without the tombstone the delegates are run, and it is the
+// guards alone that keep b's rules.
 func TestRebootRace(t *testing.T) {
 	t.Parallel()
 	for _, buried := range []bool{true, false} {
@@ -86,7 +86,10 @@ func TestRebootRace(t *testing.T) {
 			t.Parallel()
 			f := newFirewalled(t)
 			f.few("portmap")
-			chain := []string{f.bridgePlugin(""), `{"type": "firewall"}`, `{"type": "portmap", "capabilities": {"portMappings": true}}`, f.faulty("last", "")}
+			chain := []string{
+				f.bridgePlugin(""), `{"type": "firewall"}`, `{"type": "portmap", "capabilities": {"portMappings": true}}`,
+				f.faulty("last", ""),
+			}
 			f.list = f.unwind(chain...)
 			a, b := f.pod("a"), f.pod("b")
 			a.CapabilityArgs, b.CapabilityArgs = portMappings, portMappings

@@ -11,8 +11,9 @@ import (
 	"cni-unwind/journal"
 )
 
-// TestStaleOwner (Azure CNS #4210) has a pod be given the address of one that is dead, in a network that has another name now: the
-// dead one is purged with its address before anything of the new one is made but the interface, and nothing of it is adopted.
+// TestStaleOwner (Azure CNS #4210) has a pod be given the address of one that is dead, in a network that has another name
+// now: the dead one is purged with its address before anything of the new one is made but the interface, and nothing of it
+// is adopted.
 func TestStaleOwner(t *testing.T) {
 	t.Parallel()
 	for _, stale := range []string{"earlier boot", "namespace gone", "ADD cut off"} {
@@ -96,8 +97,8 @@ func TestStaleOwnerCutOff(t *testing.T) {
 	})
 }
 
-// TestNewSandbox (Azure CNS #4350) has a pool of one address, and a pod whose sandbox is made anew: it gets the address if the old
-// sandbox is gone beyond doubt. If not, the old one keeps all it has.
+// TestNewSandbox (Azure CNS #4350) has a pool of one address, and a pod whose sandbox is made anew: it gets the address if
+// the old sandbox is gone beyond doubt. If not, the old one keeps all it has.
 func TestNewSandbox(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -126,8 +127,9 @@ func TestNewSandbox(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
 			only := n.prefix(4, 7).Addr()
-			list := n.unwind(fmt.Sprintf(`{"type": "bridge", "bridge": %q, "isGateway": true, "ipam": {"type": "host-local", "dataDir": %q,
-				"ranges": [[{"subnet": %q, "rangeStart": %q, "rangeEnd": %q}]]}}`, n.bridge, n.dataDir(), n.subnet, only, only), n.faulty("p1", ""))
+			list := n.unwind(fmt.Sprintf(`{"type": "bridge", "bridge": %q, "isGateway": true, "ipam": {"type": "host-local",
+				"dataDir": %q, "ranges": [[{"subnet": %q, "rangeStart": %q, "rangeEnd": %q}]]}}`,
+				n.bridge, n.dataDir(), n.subnet, only, only), n.faulty("p1", ""))
 			p := n.pod("a")
 			p.mustAdd(list)
 			end := c.make(p)

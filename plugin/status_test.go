@@ -1,19 +1,14 @@
 package plugin
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // keys are changes of unwind's entry.
@@ -235,137 +230,6 @@ func TestStatusKeepsDetails(t *testing.T) {
 	if out.said.Details != "to 10.1.0.0/16" {
 		t.Errorf("details %q", out.said.Details)
 	}
-}
-
-// hangings are what can hang in a STATUS. They return the chain.
-var hangings = []struct {
-	name string
-	hang func(n *node) []string
-	code uint
-}{
-	{"a delegate hangs", planned("hang"), 50},
-	{"a delegate ignores SIGTERM", planned("ignore-term"), 50},
-	{"a daemon holds a delegate's output", planned("daemon"), 0},
-	{"a delegate hangs, and a daemon holds its output", func(n *node) []string { return []string{n.hangingWithDaemon()} }, 50},
-	{"the journal's queue is held", func(n *node) []string {
-		n.makeJournal()
-		breakages["queue that a stranger holds"](n)
-		return planned("ok")(n)
-	}, 0},
-	{"the journal's file is held", func(n *node) []string {
-		n.makeJournal()
-		n.flock(n.store.Path())
-		return planned("ok")(n)
-	}, 0},
-	{"a DEL of the sweep hangs", func(n *node) []string {
-		n.deadPod("hang")
-		return planned("ok")(n)
-	}, 0},
-	{"a daemon holds the output of a DEL of the sweep", func(n *node) []string {
-		n.deadPod("daemon")
-		return planned("ok")(n)
-	}, 0},
-	{"the lock of host-local's pool is held", func(n *node) []string {
-		list := n.unwind(n.bridgePlugin(""))
-		p := n.pod("a")
-		p.mustAdd(list)
-		p.dropNetNS()
-		n.flock(filepath.Join(n.dataDir(), n.network, "lock"))
-		return planned("ok")(n)
-	}, 0},
-}
-
-// planned is a chain of two, one of which has its STATUS go so.
-func planned(mode string) func(n *node) []string {
-	return func(n *node) []string {
-		data, err := os.ReadFile(filepath.Join(n.faultyDir(), "plan.json"))
-		plan := map[string]map[string]string{}
-		if err == nil {
-			err = json.Unmarshal(data, &plan)
-		}
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			n.Fatal(err)
-		}
-		plan["asked"] = map[string]string{"STATUS": mode}
-		n.plan(plan)
-		return []string{n.faulty("other", ""), n.faulty("asked", "")}
-	}
-}
-
-// hangingWithDaemon makes a plugin that never ends, nor does what it starts, out of its process group.
-func (n *node) hangingWithDaemon() string {
-	n.script("hanging", "setsid sleep 20 & exec sleep 20")
-	return `{"type": "hanging"}`
-}
-
-// deadPod leaves an attachment whose namespace is gone, with a DEL that goes so.
-func (n *node) deadPod(mode string) {
-	n.Helper()
-	p := n.pod("a")
-	p.mustAdd(n.unwind(n.faulty("p0", ""), n.faulty("p1", "")))
-	p.dropNetNS()
-	n.plan(map[string]map[string]string{"p1": {"DEL": mode}})
-}
-
-// flock holds the lock of a file until it is given back, at the latest when the test ends.
-func (n *node) flock(path string) (unlock func()) {
-	n.Helper()
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		n.Fatal(err)
-	}
-	n.Cleanup(func() { _ = f.Close() })
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
-		n.Fatal(err)
-	}
-	return func() { _ = f.Close() }
-}
-
-// TestStatusEndsInTime has each thing hang that a STATUS may wait for: the answer comes all the same, and is about what hangs
-// only if that is a delegate's own STATUS. No delegate is left.
-func TestStatusEndsInTime(t *testing.T) {
-	t.Parallel()
-	for _, tt := range hangings {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			n.conf["onJournalFailure"] = "fail"
-			chain := tt.hang(n)
-			n.forgetCalls()
-			out := n.status("1.1.0", nil, chain...)
-			if out.said.Code != tt.code || tt.code != 0 && !strings.Contains(out.said.Msg, "did not end in time") {
-				t.Errorf("exit %d, %s; want code %d\n%s", out.code, out.stdout, tt.code, out.stderr)
-			}
-			for _, l := range n.callLog() {
-				if err := syscall.Kill(l.PID, 0); !errors.Is(err, syscall.ESRCH) {
-					t.Errorf("%s of %s is still there: %v", l.Command, l.Instance, err)
-				}
-			}
-			if strings.Contains(tt.name, "sweep hangs") && n.entries()[0].Pending() == 0 {
-				t.Error("no DEL is pending")
-			}
-		})
-	}
-}
-
-// TestStatusInTwoSeconds has several things hang at once. It runs alone, so that it can be seen that two seconds are kept, but
-// for the start of a process; the quickest of three counts.
-func TestStatusInTwoSeconds(t *testing.T) {
-	n := newNode(t)
-	n.deadPod("hang")
-	chain := append(planned("ignore-term")(n), n.hangingWithDaemon())
-	var quickest time.Duration
-	for range 3 {
-		began := time.Now()
-		n.wantStatus("STATUS", n.status("1.1.0", nil, chain...), 50, `unwind: the delegates' STATUS did not end in time`)
-		if took := time.Since(began); quickest == 0 || took < quickest {
-			quickest = took
-		}
-		if quickest < 2500*time.Millisecond {
-			return
-		}
-	}
-	t.Errorf("STATUS took %s", quickest)
 }
 
 // TestStatusOfJournal: a journal that cannot be used matters where no ADD goes on without it, and is a warning elsewhere. One

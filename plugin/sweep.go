@@ -52,7 +52,8 @@ func (p *Plugin) Sweep(ctx context.Context, stateDir string, s Sweep) ([]Finding
 //  2. Put on the brake, if too many live ones would go.
 //  3. Settle those that are dead, the ones longest untouched first, some in parallel. Each under its lock, which is not
 //     waited for, and judged again by what the journal says then.
-//  4. Compare the pools of host-local with what the journal says after that.
+//  4. Settle those whose DELs were parked because of one that is released now.
+//  5. Compare the pools of host-local with what the journal says after that.
 type sweeping struct {
 	*op
 	Sweep
@@ -100,6 +101,33 @@ func (s *sweeping) settleAll(ctx context.Context, findings []Finding) {
 	}
 	close(work)
 	workers.Wait()
+	s.unpark(ctx, findings)
+}
+
+// unpark settles those whose DELs were parked, where the sweep has released the owner of the address.
+func (s *sweeping) unpark(ctx context.Context, findings []Finding) {
+	if !slices.ContainsFunc(findings, func(f Finding) bool { return f.Released }) {
+		return
+	}
+	for i := range findings {
+		f := &findings[i]
+		if !f.Ends() || f.Released || f.Err != nil {
+			continue
+		}
+		due := false
+		s.read(ctx, func(tx *journal.Tx) error {
+			e, err := tx.Get(f.Key)
+			due = err == nil && e != nil && s.due(ctx, e, s.eager)
+			return err
+		})
+		if !due {
+			continue
+		}
+		f.Waits = false
+		if err := s.safely(func() error { return s.release(ctx, f) }); err != nil {
+			f.Err = err
+		}
+	}
 }
 
 // plan says what the sweep would do with every attachment.
