@@ -14,7 +14,7 @@ func TestManyOldSandboxes(t *testing.T) {
 	const many = 20
 	n := newNode(t)
 	n.conf["gracePeriod"] = "1h"
-	list := n.unwind(n.faulty("p0", `, "delayMS": 200`))
+	list := n.unwind(n.faulty("p0", `, "delayMS": 400`))
 	next := n.pod("next")
 	var last *pod
 	for i := range many {

@@ -114,13 +114,12 @@ func (s *sweeping) unpark(ctx context.Context, findings []Finding) {
 		if !f.Ends() || f.Released || f.Err != nil {
 			continue
 		}
-		due := false
-		s.read(ctx, func(tx *journal.Tx) error {
-			e, err := tx.Get(f.Key)
-			due = err == nil && e != nil && s.due(ctx, e, s.eager)
+		var e *journal.Entry
+		s.read(ctx, func(tx *journal.Tx) (err error) {
+			e, err = tx.Get(f.Key)
 			return err
 		})
-		if !due {
+		if e == nil || !s.due(ctx, e, s.eager) { // asked outside of the transaction: it begins its own
 			continue
 		}
 		f.Waits = false
