@@ -33,8 +33,8 @@ func newHostLocal(t *testing.T, ipam string) *hostLocal {
 
 func (h *hostLocal) pool() string { return filepath.Join(h.dataDir, "podnet") }
 
-// do runs a verb. It returns what the plugin says if it fails.
-func (h *hostLocal) do(verb, containerID string) (failed string) {
+// call prepares a verb.
+func (h *hostLocal) call(verb, containerID string) *exec.Cmd {
 	h.Helper()
 	tools, err := filepath.Abs("../.tools/cni")
 	check(h, err)
@@ -42,7 +42,13 @@ func (h *hostLocal) do(verb, containerID string) (failed string) {
 	cmd.Env = []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + containerID, "CNI_IFNAME=eth0", "CNI_PATH=" + tools,
 		"CNI_NETNS=/run/netns/none", "CNI_NETNS_OVERRIDE=1"}
 	cmd.Stdin = strings.NewReader(string(h.config))
-	out, err := cmd.Output()
+	return cmd
+}
+
+// do runs a verb. It returns what the plugin says if it fails.
+func (h *hostLocal) do(verb, containerID string) (failed string) {
+	h.Helper()
+	out, err := h.call(verb, containerID).Output()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
 		h.Fatalf("%v; run make tools", err)
