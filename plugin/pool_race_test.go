@@ -1,0 +1,152 @@
+package plugin
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
+)
+
+// holders is who has which address, by what the ADDs returned.
+type holders struct {
+	*orphanage
+	mu      sync.Mutex
+	by      map[string]string
+	adds    int
+	refused int
+}
+
+func (h *holders) got(address, id string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if other := h.by[address]; other != "" {
+		h.Errorf("%s was given to %s, and %s has it", address, id, other)
+	}
+	h.by[address] = id
+	h.adds++
+}
+
+// gives sees that the address is still the holder's, who is about to give it back.
+func (h *holders) gives(address, id string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	data, err := os.ReadFile(filepath.Join(h.dataDir(), h.network, address))
+	if owner, _, _ := strings.Cut(string(data), "\r\n"); owner != id || err != nil {
+		h.Errorf("%s of %s is %q's (%v)", address, id, owner, err)
+	}
+	delete(h.by, address)
+}
+
+// hostLocal runs the IPAM plugin itself, as a runtime without unwind would.
+func (h *holders) hostLocal(verb, id string) (address string) {
+	cmd := exec.Command(filepath.Join(toolsDir(h), "cni", "host-local"))
+	cmd.Env = []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + id, "CNI_NETNS=/none", "CNI_IFNAME=eth0", "CNI_PATH=/none"}
+	cmd.Stdin = strings.NewReader(fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "ipam": %s}`, h.network, h.node.hostLocal(h.subnet)))
+	out, err := cmd.Output()
+	if err != nil {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.refused++ // the pool is small
+		return ""
+	}
+	var result struct{ IPs []struct{ Address string } }
+	if verb == "ADD" && json.Unmarshal(out, &result) == nil && len(result.IPs) == 1 {
+		address, _, _ = strings.Cut(result.IPs[0].Address, "/")
+	}
+	return address
+}
+
+// TestPoolRace has ten of host-local, two of unwind, which sweep as well, and crashes of host-local on one small pool at once: no
+// address is lost, none is given twice, and none of the ownerless ones is kept.
+func TestPoolRace(t *testing.T) {
+	t.Parallel()
+	const rounds = 12
+	o := newOrphanage(t)
+	o.subnet = strings.Replace(o.subnet, ".0/24", ".0/28", 1)
+	o.chain = o.bridgePlugin("")
+	h := &holders{orphanage: o, by: map[string]string{}}
+	list := o.unwind(o.chain)
+	var listed []string
+	var all, sweeps sync.WaitGroup
+	for i := range 10 {
+		id := fmt.Sprintf("h%d", i)
+		listed = append(listed, id)
+		all.Go(func() {
+			for range rounds {
+				if address := h.hostLocal("ADD", id); address != "" {
+					h.got(address, id)
+					time.Sleep(10 * time.Millisecond)
+					h.gives(address, id)
+				}
+				h.hostLocal("DEL", id)
+			}
+		})
+	}
+	for i := range 2 {
+		p := o.pod(fmt.Sprintf("u%d", i))
+		listed = append(listed, p.ContainerID)
+		all.Go(func() {
+			for range rounds / 3 {
+				if r, err := p.add(list); err == nil {
+					a := address(t, r)
+					h.got(a, p.ContainerID)
+					h.gives(a, p.ContainerID)
+				}
+				if err := p.del(list); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	stop := make(chan struct{})
+	sweeps.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				h.crash()
+				o.gc("0s", listed...)
+			}
+		}
+	})
+	all.Wait()
+	close(stop)
+	sweeps.Wait()
+	o.gc("0s", listed...)
+	if h.adds < rounds {
+		t.Errorf("%d ADDs, too few to show anything (%d refused)", h.adds, h.refused)
+	}
+	o.nothingLeft()
+}
+
+// crash leaves what host-local leaves when it dies before it has written an owner: under its lock, as it does.
+func (h *holders) crash() {
+	pool := filepath.Join(h.dataDir(), h.network)
+	if _, err := os.Stat(pool); err != nil {
+		return
+	}
+	lock, err := disk.NewFileLock(pool)
+	if err != nil {
+		h.Fatal(err)
+	}
+	defer lock.Close()
+	if err := lock.Lock(); err != nil {
+		h.Fatal(err)
+	}
+	for last := 2; last < 15; last++ {
+		name := strings.Replace(h.subnet, ".0/28", fmt.Sprintf(".%d", last), 1)
+		f, err := os.OpenFile(filepath.Join(pool, name), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+		if err == nil {
+			_ = f.Close()
+			return
+		}
+	}
+}
