@@ -88,6 +88,9 @@ func (s *sweeping) run(ctx context.Context) ([]Finding, error) {
 	close(work)
 	workers.Wait()
 	s.unpark(ctx, findings)
+	if s.eager {
+		err = errors.Join(err, s.store.ForgetStray(ctx))
+	}
 	return findings, err
 }
 
