@@ -181,12 +181,8 @@ func (d *deleting) complete(gen *journal.Generation) {
 // fits says whether the runtime's prevResult can be the result of an ADD: it has all addresses that the ADD got. If the ADD was
 // cut off, the runtime may still have that of an earlier one of the container ID.
 func (d *deleting) fits(gen *journal.Generation) bool {
-	raw, err := convertResult(d.conf.PrevResult, gen.CNIVersion)
-	if d.conf.PrevResult == nil || err != nil {
-		return false
-	}
-	r, err := parseResult(raw)
-	return err == nil && !slices.ContainsFunc(gen.Claims, func(c journal.Claim) bool {
+	r, err := parseResult(d.conf.PrevResult)
+	return d.conf.PrevResult != nil && err == nil && !slices.ContainsFunc(gen.Claims, func(c journal.Claim) bool {
 		return !slices.Contains(r.addresses(), c.Address)
 	})
 }

@@ -40,7 +40,7 @@ func (o *op) status() error {
 	case err := <-said:
 		return err
 	case <-time.After(o.Budgets.Status * 19 / 20):
-		return notAvailable("unwind: a delegate, or a file of the configuration, hangs", "")
+		return notAvailable("unwind: STATUS did not end in time: a delegate, or a file of the configuration, hangs", "")
 	}
 }
 
