@@ -156,8 +156,9 @@ func TestOwnerIs(t *testing.T) {
 var odd = files{
 	"lock": "", "last_reserved_ip.0": "a\r\neth0", "last_reserved_ip.1": "a\r\neth0", "notes": "a\r\neth0",
 	"10.1.0.20": "", "10.1.0.21": "folder", "10.1.0.22": "link to notes", "10.1.0.23": "link to nowhere",
-	"10.1.0.4.old": "a\r\neth0", "010.1.0.4": "a\r\neth0", "::ffff:10.1.0.4": "a\r\neth0", "fd00::0004": "a\r\neth0", "fd00::4%eth0": "a\r\neth0",
-	"sub": "folder", "10.1.0.30": "b\r\neth0", "10.1.0.31": "a\r\neth1", "10.1.0.32": "ab\r\neth0", "10.1.0.33": "b",
+	"10.1.0.4.old": "a\r\neth0", "010.1.0.4": "a\r\neth0", "::ffff:10.1.0.4": "a\r\neth0", "fd00::0004": "a\r\neth0",
+	"fd00::4%eth0": "a\r\neth0",
+	"sub":          "folder", "10.1.0.30": "b\r\neth0", "10.1.0.31": "a\r\neth1", "10.1.0.32": "ab\r\neth0", "10.1.0.33": "b",
 }
 
 // TestRelease releases what is an attachment's in each of its forms, and nothing else.

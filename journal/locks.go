@@ -174,6 +174,60 @@ func (l *Lock) Release() {
 	l.store.unhold(l.key)
 }
 
+// ForgetStray removes the lock files that no entry has: who was killed between the end of an attachment and Forget left
+// one. The caller holds no lock. One that is held is that of an ADD or DEL that begins; who has it open and waits for it
+// finds that it is gone, and begins again.
+func (s *Store) ForgetStray(ctx context.Context) error {
+	files, err := os.ReadDir(filepath.Join(s.Dir, locksName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("journal: %w", err)
+	}
+	known, err := s.lockPaths(ctx)
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		path := filepath.Join(s.Dir, locksName, file.Name())
+		if known[path] {
+			continue
+		}
+		if err := s.forgetStray(ctx, path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// forgetStray looks at the journal again under the lock: an ADD may have come and gone.
+func (s *Store) forgetStray(ctx context.Context, path string) error {
+	now, cancel := context.WithCancel(ctx)
+	cancel()
+	f, err := lockFile(now, path, os.O_RDWR)
+	if err != nil {
+		return nil // held, or gone
+	}
+	defer f.Close()
+	if known, err := s.lockPaths(ctx); err != nil || known[path] {
+		return err
+	}
+	return os.Remove(path)
+}
+
+// lockPaths returns the paths of the lock files that entries may have.
+func (s *Store) lockPaths(ctx context.Context) (map[string]bool, error) {
+	known := map[string]bool{}
+	err := s.View(ctx, func(tx *Tx) error {
+		return tx.Outlines(func(o Outline, _ error) error {
+			known[s.LockPath(o.Key)] = true
+			return nil
+		})
+	})
+	return known, err
+}
+
 // queue takes the queue of the journal. A reader changes nothing on the disk, so it makes no file: a journal without a
 // queue file is read without one, and nil is returned.
 func (s *Store) queue(ctx context.Context, write bool) (*os.File, error) {

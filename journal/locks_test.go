@@ -303,3 +303,23 @@ func TestRounds(t *testing.T) {
 		})
 	}
 }
+
+// TestForgetStray: the lock file of no entry goes, unless it is held; that of an entry stays.
+func TestForgetStray(t *testing.T) {
+	s := newStore(t)
+	check(t, s.ForgetStray(t.Context())) // without a folder
+	put(t, s, adding("entry"))
+	for _, id := range []string{"entry", "stray"} {
+		l, err := s.TryAcquire(keyOf(id))
+		check(t, err)
+		l.Release()
+	}
+	holding(t, s)
+	check(t, s.ForgetStray(t.Context()))
+	for id, want := range map[string]bool{"entry": true, "stray": false, "a": true} {
+		_, err := os.Lstat(s.LockPath(keyOf(id)))
+		if got := err == nil; got != want {
+			t.Errorf("%s: there %t (%v)", id, got, err)
+		}
+	}
+}

@@ -299,6 +299,26 @@ func TestOneSweepIsEnough(t *testing.T) {
 	}
 }
 
+// TestDELHasAnEarlierResult has the ADD of a container ID be cut off, of which the runtime has the result of an earlier ADD with
+// another address. The DEL comes with that one; what the ADD that was cut off did with its own address is undone.
+func TestDELHasAnEarlierResult(t *testing.T) {
+	t.Parallel()
+	c := newContest(t, func(n *node) string { return n.pooled("p0", 2, 3) })
+	c.a.mustAdd(c.list)
+	c.a.dropNetNS()
+	again := c.a.again()
+	c.plan(map[string]map[string]string{"p2": {"ADD": "kill-parent-effect"}})
+	if _, err := again.add(c.list); !wasKilled(err) {
+		t.Fatalf("unwind was not killed: %v", err)
+	}
+	c.plan(nil)
+	if rules := c.addressRules(); len(rules) != 1 || !strings.HasSuffix(rules[0], ".3.p1") {
+		t.Fatalf("rules %v, want that of the second address", rules)
+	}
+	again.mustDel(c.list)
+	c.over()
+}
+
 // race brings one verb to its phase, then the other, then both to their ends, in this order.
 func (c *contest) race(one, two *turn) (errOne, errTwo error) {
 	c.Helper()

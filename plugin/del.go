@@ -78,8 +78,8 @@ func (d *deleting) find(ctx context.Context, killed bool) error {
 		if killed {
 			markKilled(d.entry, d.conf.GracePeriod)
 		}
-		if d.entry.State == journal.Adding && (d.conf.PrevResult != nil || d.lock != nil && d.lock.Made()) {
-			d.complete(d.entry.Newest())
+		if gen := d.entry.Newest(); d.entry.State == journal.Adding && (d.lock != nil && d.lock.Made() || d.fits(gen)) {
+			d.complete(gen)
 		}
 		return nil
 	}
@@ -176,6 +176,15 @@ func (d *deleting) complete(gen *journal.Generation) {
 	}
 	gen.Steps = append(gen.Steps, steps[len(gen.Steps):]...)
 	d.takePrevResult(gen, chain)
+}
+
+// fits says whether the runtime's prevResult can be the result of an ADD: it has all addresses that the ADD got. If the ADD was
+// cut off, the runtime may still have that of an earlier one of the container ID.
+func (d *deleting) fits(gen *journal.Generation) bool {
+	r, err := parseResult(d.conf.PrevResult)
+	return d.conf.PrevResult != nil && err == nil && !slices.ContainsFunc(gen.Claims, func(c journal.Claim) bool {
+		return !slices.Contains(r.addresses(), c.Address)
+	})
 }
 
 // takePrevResult takes the runtime's prevResult as the result of the ADD.

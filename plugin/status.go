@@ -29,6 +29,22 @@ const (
 // whatever hangs: what is in the middle of something then is cut off as by a crash. A sweep that is cut off says nothing
 // about the network.
 func (o *op) status() error {
+	ctx, cancel := context.WithTimeout(o.ctx, o.Budgets.Status*3/4)
+	defer cancel()
+	said := make(chan error, 1)
+	go func() {
+		said <- o.safely(func() error { return o.look(ctx) })
+	}()
+	select {
+	case err := <-said:
+		return err
+	case <-time.After(o.Budgets.Status * 19 / 20):
+		return notAvailable("unwind: STATUS did not end in time: a delegate, or a file of the configuration, hangs", "")
+	}
+}
+
+// look sweeps while it looks for what an ADD needs.
+func (o *op) look(ctx context.Context) error {
 	if o.bad != nil {
 		return notAvailable(badConfig(o.bad).Msg, "")
 	}
@@ -36,26 +52,15 @@ func (o *op) status() error {
 	if err != nil {
 		return notAvailable(badConfig(err).Msg, "")
 	}
-	ctx, cancel := context.WithTimeout(o.ctx, o.Budgets.Status*3/4)
-	defer cancel()
-	end := time.After(o.Budgets.Status * 19 / 20)
-	said, swept := make(chan error, 1), make(chan struct{})
+	swept := make(chan struct{})
 	go func() {
 		defer close(swept)
 		o.sweepForStatus(ctx, chain)
 	}()
-	go func() {
-		said <- o.safely(func() error { return o.health(ctx, chain) })
-	}()
-	var answer error
-	select {
-	case answer = <-said:
-	case <-end:
-		return notAvailable("unwind: the delegates' STATUS did not end in time", "")
-	}
+	answer := o.health(ctx, chain)
 	select {
 	case <-swept:
-	case <-end:
+	case <-ctx.Done():
 	}
 	if answer == nil {
 		answer = o.poolStatus(chain)
@@ -107,17 +112,14 @@ func severity(f *failure) int {
 	return 0
 }
 
-// missing looks for the binaries of the chain, twice: an upgrade may be just exchanging one.
-func (o *op) missing(ctx context.Context, chain *Chain) []string {
-	missing := chain.Missing(o.args.Path)
-	if len(missing) == 0 {
-		return nil
+// missing looks for the binaries of the chain, for a second: an upgrade may be just exchanging one.
+func (o *op) missing(ctx context.Context, chain *Chain) (missing []string) {
+	for end := time.Now().Add(time.Second); ; time.Sleep(50 * time.Millisecond) {
+		missing = chain.Missing(o.args.Path)
+		if len(missing) == 0 || time.Now().After(end) || ctx.Err() != nil {
+			return missing
+		}
 	}
-	select {
-	case <-time.After(time.Second):
-	case <-ctx.Done():
-	}
-	return chain.Missing(o.args.Path)
 }
 
 // probe begins a transaction and writes nothing. That others use the journal just now is no error.

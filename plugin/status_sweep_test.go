@@ -205,6 +205,27 @@ func TestStatusIsKilled(t *testing.T) {
 	}
 }
 
+// TestStatusIsKilledInDEL kills unwind while a delegate runs a DEL of its sweep. That delegate goes on, and is waited for; if it
+// hangs, it is ended, and the DEL is run again.
+func TestStatusIsKilledInDEL(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []string{"orphan", "kill-parent", "kill-parent-effect"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t).hasty() // orphans are ended sooner
+			n.outer = "1.1.0"
+			n.deadPod(mode)
+			err := n.cni.GetStatusNetworkList(context.Background(), n.anotherChain())
+			if !wasKilled(err) {
+				t.Errorf("STATUS: %v", err)
+			}
+			n.plan(nil)
+			n.sweepsAll(0, n.faulty("another", ""))
+			n.nothingLeft()
+		})
+	}
+}
+
 // TestStatusMakesJournal kills unwind at each place of the first STATUS of a node: the next one, and an ADD, find nothing amiss.
 func TestStatusMakesJournal(t *testing.T) {
 	t.Parallel()
@@ -238,9 +259,12 @@ func TestStatusOfPool(t *testing.T) {
 		{"a /29 with one left", `"type": "host-local", "subnet": "10.1.0.0/29"`, "10.1.0.2 10.1.0.3 10.1.0.5 10.1.0.6", false},
 		{"IPv6", `"type": "host-local", "subnet": "fd00::/126"`, "fd00::2 fd00::3", true},
 		{"IPv6 with one left", `"type": "host-local", "subnet": "fd00::/126"`, "fd00::2", false},
-		{"dual, the second full", `"type": "host-local", "ranges": [[{"subnet": "fd00::/64"}], [{"subnet": "10.1.0.0/30"}]]`, "fd00::2 10.1.0.2", true},
-		{"dual, the first full", `"type": "host-local", "ranges": [[{"subnet": "10.1.0.0/30"}], [{"subnet": "fd00::/64"}]]`, "fd00::2 10.1.0.2", true},
-		{"dual, room in both", `"type": "host-local", "ranges": [[{"subnet": "10.1.0.0/29"}], [{"subnet": "fd00::/64"}]]`, "fd00::2 10.1.0.2", false},
+		{"dual, the second full", `"type": "host-local", "ranges": [[{"subnet": "fd00::/64"}], [{"subnet": "10.1.0.0/30"}]]`,
+			"fd00::2 10.1.0.2", true},
+		{"dual, the first full", `"type": "host-local", "ranges": [[{"subnet": "10.1.0.0/30"}], [{"subnet": "fd00::/64"}]]`,
+			"fd00::2 10.1.0.2", true},
+		{"dual, room in both", `"type": "host-local", "ranges": [[{"subnet": "10.1.0.0/29"}], [{"subnet": "fd00::/64"}]]`,
+			"fd00::2 10.1.0.2", false},
 		{"another IPAM", `"type": "static", "subnet": "10.1.0.0/30"`, "10.1.0.2", false},
 		{"a subnet that is none", `"type": "host-local", "subnet": "10.1.0.0"`, "10.1.0.2", false},
 	} {
@@ -253,7 +277,11 @@ func TestStatusOfPool(t *testing.T) {
 				n.write(filepath.Join(n.dataDir(), n.network, name), "z\r\neth0")
 			}
 			plugin := n.faulty("p1", fmt.Sprintf(`, "ipam": {"dataDir": %q, %s}`, n.dataDir(), tt.ipam))
-			for onFull, changes := range map[string]keys{"default": nil, "ok": {"statusOnPoolExhausted": "ok"}, "fail": {"statusOnPoolExhausted": "fail"}} {
+			for _, onFull := range []string{"", "ok", "fail"} {
+				var changes keys
+				if onFull != "" {
+					changes = keys{"statusOnPoolExhausted": onFull}
+				}
 				code, msg := uint(0), ""
 				if tt.full && onFull == "fail" {
 					code, msg = 50, `unwind: no address is left in the pool of plugin type="faulty"; unwindctl list shows who has them`

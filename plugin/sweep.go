@@ -69,6 +69,9 @@ func (s *sweeping) run(ctx context.Context) ([]Finding, error) {
 	}
 	if !s.DryRun {
 		s.settleAll(ctx, findings)
+		if s.eager {
+			err = errors.Join(err, s.store.ForgetStray(ctx))
+		}
 	}
 	for _, pool := range s.Pools {
 		if !s.eager && !pool.full(s.op) {
