@@ -16,25 +16,25 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// hostLocal is the reference plugin, with a configuration.
-type hostLocal struct {
+// reference is the reference plugin, with a configuration.
+type reference struct {
 	*testing.T
 	config  json.RawMessage
 	dataDir string
 }
 
 // newHostLocal returns one with a folder of its own for its pool, which it makes. ipam is what its configuration has besides.
-func newHostLocal(t *testing.T, ipam string) *hostLocal {
-	h := &hostLocal{T: t, dataDir: t.TempDir()}
+func newHostLocal(t *testing.T, ipam string) *reference {
+	h := &reference{T: t, dataDir: t.TempDir()}
 	h.config = json.RawMessage(fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "podnet", "type": "bridge",
 		"ipam": {"type": "host-local", "dataDir": %q, %s}}`, h.dataDir, ipam))
 	return h
 }
 
-func (h *hostLocal) pool() string { return filepath.Join(h.dataDir, "podnet") }
+func (h *reference) pool() string { return filepath.Join(h.dataDir, "podnet") }
 
 // call prepares a verb.
-func (h *hostLocal) call(verb, containerID string) *exec.Cmd {
+func (h *reference) call(verb, containerID string) *exec.Cmd {
 	h.Helper()
 	tools, err := filepath.Abs("../.tools/cni")
 	check(h, err)
@@ -46,7 +46,7 @@ func (h *hostLocal) call(verb, containerID string) *exec.Cmd {
 }
 
 // do runs a verb. It returns what the plugin says if it fails.
-func (h *hostLocal) do(verb, containerID string) (failed string) {
+func (h *reference) do(verb, containerID string) (failed string) {
 	h.Helper()
 	out, err := h.call(verb, containerID).Output()
 	var exit *exec.ExitError
@@ -60,7 +60,7 @@ func (h *hostLocal) do(verb, containerID string) (failed string) {
 }
 
 // wantExhausted sees what Exhausted says.
-func (h *hostLocal) wantExhausted(when string, want bool) {
+func (h *reference) wantExhausted(when string, want bool) {
 	h.Helper()
 	if got, err := Exhausted(h.config, "podnet"); got != want || err != nil {
 		h.Errorf("%s: exhausted %t, %v; there are %v", when, got, err, filesOf(h.T, h.pool()))
@@ -133,7 +133,7 @@ func TestExhausted(t *testing.T) {
 }
 
 // untilExhausted asks for addresses until host-local has none, which must be after as many as it should have.
-func (h *hostLocal) untilExhausted(addresses int) {
+func (h *reference) untilExhausted(addresses int) {
 	h.Helper()
 	for i := range addresses + 1 {
 		h.wantExhausted(fmt.Sprintf("%d were given", i), i == addresses)

@@ -1,40 +1,35 @@
-// Package ipam looks at what the node-local IPAM plugin host-local keeps on the disk, and releases what is dead there.
 package ipam
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/big"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
+	"golang.org/x/sys/unix"
 )
+
+// hostLocal is the reference plugin. It keeps a file for each address, with the container ID, CR LF, and the interface; without
+// the interface before its version 0.8; and empty if it died between making and writing it. It makes and writes a file under
+// the lock of the pool.
+type hostLocal struct{}
 
 // defaultDataDir is where host-local keeps its networks if its configuration names no dataDir.
 const defaultDataDir = "/var/lib/cni/networks"
 
-// Owner is the attachment that host-local has given an address to. IfName is "" in files of host-local before 0.8.
-type Owner struct {
-	ContainerID string
-	IfName      string
-}
-
-// Is says whether the owner is this attachment.
-func (o Owner) Is(containerID, ifname string) bool {
-	return o.ContainerID == containerID && (o.IfName == "" || o.IfName == ifname)
-}
-
-// Pool returns the folder in which host-local keeps the addresses of a network, given the configuration of the delegate
-// that calls it, or "" if the delegate uses another IPAM. network is a valid network name.
-func Pool(config json.RawMessage, network string) string {
+// Pool returns the folder of the network. network is a valid network name.
+func (hostLocal) Pool(config json.RawMessage, network string) string {
 	var conf struct {
 		IPAM struct {
 			Type    string `json:"type"`
@@ -53,53 +48,161 @@ func Pool(config json.RawMessage, network string) string {
 	return filepath.Join(conf.IPAM.DataDir, network)
 }
 
-// OwnerOf returns to whom the address is given in a pool. ok is false if it is given to no one, or if the file says no
-// owner (host-local died between making and writing it). It writes nothing and takes no lock: what it returns may be
-// old news, and serves only as a reason to keep.
-func OwnerOf(pool string, address netip.Addr) (owner Owner, ok bool, err error) {
-	r, ok, err := reservationOf(pool, address)
-	return r.Owner, ok && !r.Ownerless(), err
+func (hostLocal) Ranges(config json.RawMessage) ([][]Range, error) {
+	conf, _, err := allocator.LoadIPAMConfig(config, "")
+	if err != nil {
+		return nil, err
+	}
+	var sets [][]Range
+	for _, ranges := range conf.Ranges {
+		var set []Range
+		for _, r := range ranges {
+			set = append(set, Range{addressOf(r.RangeStart), addressOf(r.RangeEnd), addressOf(r.Gateway)})
+		}
+		sets = append(sets, set)
+	}
+	return sets, nil
 }
 
-// HeldBy returns the addresses that are given to an attachment in a pool. As OwnerOf, it only looks.
-func HeldBy(pool, containerID, ifname string) ([]netip.Addr, error) {
-	found, err := Scan(pool)
-	var held []netip.Addr
-	for _, r := range found {
-		if !r.Ownerless() && r.Owner.Is(containerID, ifname) {
-			held = append(held, r.Address)
+func addressOf(ip net.IP) netip.Addr {
+	a, _ := netip.AddrFromSlice(ip)
+	return a.Unmap()
+}
+
+func (hostLocal) Taken(pool string) (taken []netip.Addr, err error) {
+	files, err := os.ReadDir(pool)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	for _, f := range files {
+		if a, ok := parseName(f.Name()); ok {
+			taken = append(taken, a)
 		}
 	}
-	return held, err
+	return taken, nil
 }
 
-var errUnnamed = errors.New("no container ID or no interface is named")
-
-// Release gives back all addresses of an attachment in a pool, see Free.
-func Release(ctx context.Context, pool, containerID, ifname string) error {
-	if containerID == "" || ifname == "" {
-		return errUnnamed
+// Changed returns when the file was written: host-local never writes it again.
+func (hostLocal) Changed(r Reservation) (time.Time, error) {
+	info, err := os.Lstat(filepath.Join(r.Pool, r.name))
+	if err != nil {
+		return time.Time{}, err
 	}
-	held, err := HeldBy(pool, containerID, ifname)
-	for _, address := range held {
-		_, freeErr := Free(ctx, pool, Owner{containerID, ifname}, address)
-		err = errors.Join(err, freeErr)
-	}
-	return err
+	return info.ModTime(), nil
 }
 
-// Free gives back an address of an attachment in a pool, under host-local's own lock: if it is still given to exactly this
-// attachment there. Without a pool there is nothing to do, and none is made. The wait for the lock is bounded by ctx.
-func Free(ctx context.Context, pool string, owner Owner, address netip.Addr) (freed bool, err error) {
-	if owner.ContainerID == "" || owner.IfName == "" {
-		return false, errUnnamed
+// maxOwner bounds what is read of a reservation, in bytes. Container IDs have no bound of their own; runtimes use 64.
+const maxOwner = 4096
+
+// Scan opens only what looks like a reservation: the lock, last_reserved_ip.*, folders and names that are no address are
+// passed over.
+func (hostLocal) Scan(pool string) ([]Reservation, error) {
+	dir, err := os.OpenFile(pool, os.O_RDONLY|unix.O_DIRECTORY, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
 	}
-	r, ok, err := reservationOf(pool, address)
-	if err != nil || !ok || r.Ownerless() || !r.Owner.Is(owner.ContainerID, owner.IfName) {
-		return false, err
+	if err != nil {
+		return nil, err
 	}
-	released, err := Apply(ctx, pool, []Planned{{Reservation: r}})
-	return len(released) > 0, err
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil, err
+	}
+	found := make([]Reservation, 0, len(names))
+	var errs []error
+	buf := make([]byte, maxOwner+1)
+	for _, name := range names {
+		address, ok := parseName(name)
+		if !ok {
+			continue
+		}
+		owner, ok, err := readOwner(int(dir.Fd()), name, buf)
+		if err != nil && !notAFile(err) {
+			errs = append(errs, fmt.Errorf("%s: %w", filepath.Join(pool, name), err))
+		}
+		if ok {
+			found = append(found, Reservation{Address: address, Owner: owner, Pool: pool, name: name})
+		}
+	}
+	slices.SortFunc(found, func(a, b Reservation) int { return a.Address.Compare(b.Address) })
+	return found, errors.Join(errs...)
+}
+
+func (hostLocal) Look(pool string, address netip.Addr) (r Reservation, ok bool, err error) {
+	r = Reservation{Address: address, Pool: pool, name: address.Unmap().WithZone("").String()}
+	path := filepath.Join(pool, r.name)
+	r.Owner, ok, err = readOwner(unix.AT_FDCWD, path, make([]byte, maxOwner+1))
+	if err != nil {
+		err = fmt.Errorf("%s: %w", path, err)
+	}
+	return r, ok, err
+}
+
+// parseName returns the address that a file's name stands for. host-local writes it as net.IP prints it.
+func parseName(name string) (netip.Addr, bool) {
+	address, err := netip.ParseAddr(name)
+	return address, err == nil && address.Unmap().WithZone("").String() == name
+}
+
+// notAFile says whether an error of readOwner means a link, a folder, a socket: nothing of host-local's.
+func notAFile(err error) bool { return err == unix.ELOOP || err == unix.EISDIR || err == unix.ENXIO }
+
+// readOwner reads a reservation in an open folder. ok is false for what has just gone.
+func readOwner(dir int, name string, buf []byte) (owner Owner, ok bool, err error) {
+	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	switch {
+	case err == unix.ENOENT:
+		return owner, false, nil
+	case err != nil:
+		return owner, false, err
+	}
+	defer unix.Close(fd)
+	n, err := unix.Read(fd, buf)
+	switch {
+	case err != nil:
+		return owner, false, err
+	case n > maxOwner:
+		return owner, false, fmt.Errorf("more than %d bytes; not written by host-local", maxOwner)
+	}
+	return parseOwner(buf[:n]), true, nil
+}
+
+// parseOwner reads what host-local wrote: the container ID, CR LF, the interface.
+func parseOwner(data []byte) Owner {
+	id, ifname, _ := strings.Cut(string(bytes.TrimSpace(data)), "\r\n")
+	return Owner{ContainerID: strings.TrimSpace(id), IfName: strings.TrimSpace(ifname)}
+}
+
+func (hostLocal) Apply(ctx context.Context, pool string, plan []Planned) (released []Planned, err error) {
+	if len(plan) == 0 {
+		return nil, nil
+	}
+	unlock, err := lock(ctx, pool)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	dir, err := os.OpenFile(pool, os.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	var errs []error
+	buf := make([]byte, maxOwner+1)
+	for _, r := range plan {
+		owner, there, err := readOwner(int(dir.Fd()), r.name, buf)
+		if err == nil && there && owner == r.Owner {
+			err = unix.Unlinkat(int(dir.Fd()), r.name, 0)
+			if err == nil {
+				released = append(released, r)
+			}
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("%s: %w", filepath.Join(pool, r.name), err))
+		}
+	}
+	return released, errors.Join(errs...)
 }
 
 // lock takes host-local's lock of a pool. On a deadline the lock is given back as soon as it is had.
@@ -124,76 +227,4 @@ func lock(ctx context.Context, pool string) (unlock func(), err error) {
 		}()
 		return nil, fmt.Errorf("the lock of pool %s: %w", pool, ctx.Err())
 	}
-}
-
-// Ranges returns the sets of ranges of a delegate that calls host-local, given its configuration. An ADD gets an address out
-// of each set.
-func Ranges(config json.RawMessage) ([][]Range, error) {
-	conf, _, err := allocator.LoadIPAMConfig(config, "")
-	if err != nil {
-		return nil, err
-	}
-	var sets [][]Range
-	for _, ranges := range conf.Ranges {
-		var set []Range
-		for _, r := range ranges {
-			set = append(set, Range{addressOf(r.RangeStart), addressOf(r.RangeEnd), addressOf(r.Gateway)})
-		}
-		sets = append(sets, set)
-	}
-	return sets, nil
-}
-
-func addressOf(ip net.IP) netip.Addr {
-	a, _ := netip.AddrFromSlice(ip)
-	return a.Unmap()
-}
-
-// Exhausted says whether host-local has no address left to give out of one of its sets of ranges, given the configuration
-// of the delegate that calls it. It only looks.
-func Exhausted(config json.RawMessage, network string) (bool, error) {
-	sets, err := Ranges(config)
-	if err != nil {
-		return false, err
-	}
-	files, err := os.ReadDir(Pool(config, network))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return false, err
-	}
-	for _, set := range sets {
-		free := Size(set)
-		for _, f := range files {
-			if a, ok := parseName(f.Name()); ok && slices.ContainsFunc(set, func(r Range) bool { return r.Has(a) }) {
-				free.Sub(free, big.NewInt(1))
-			}
-		}
-		if free.Sign() <= 0 {
-			return true, nil
-		}
-	}
-	return false, nil
-}
-
-// Size returns how many addresses a set of ranges has.
-func Size(set []Range) *big.Int {
-	size := new(big.Int)
-	for _, r := range set {
-		first, last := r.First.As16(), r.Last.As16()
-		size.Add(size, new(big.Int).Sub(new(big.Int).SetBytes(last[:]), new(big.Int).SetBytes(first[:])))
-		if r.Gateway.BitLen() != r.First.BitLen() || r.Gateway.Less(r.First) || r.Last.Less(r.Gateway) {
-			size.Add(size, big.NewInt(1))
-		}
-	}
-	return size
-}
-
-// Range is a run of addresses that host-local gives out, but for Gateway, if that is in it.
-type Range struct {
-	First, Last, Gateway netip.Addr
-}
-
-// Has says whether host-local gives out the address from the range.
-func (r Range) Has(a netip.Addr) bool {
-	a = a.Unmap()
-	return a.BitLen() == r.First.BitLen() && r.First.Compare(a) <= 0 && a.Compare(r.Last) <= 0 && a != r.Gateway
 }

@@ -284,7 +284,7 @@ func TestStatusOfPool(t *testing.T) {
 				}
 				code, msg := uint(0), ""
 				if tt.full && onFull == "fail" {
-					code, msg = 50, `unwind: no address is left in the pool of plugin type="faulty"; unwindctl list shows who has them`
+					code, msg = 50, n.poolFull()
 				}
 				n.wantStatus(onFull, n.status("1.0.0", changes, n.faulty("p0", ""), plugin), code, msg)
 			}
@@ -303,7 +303,7 @@ func TestStatusMakesRoom(t *testing.T) {
 	ipam := n.hostLocal(strings.Replace(n.subnet, "/24", "/30", 1))
 	chain := []string{fmt.Sprintf(`{"type": "bridge", "bridge": %q, "ipam": %s}`, n.bridge, ipam), `{"type": "firewall"}`}
 	list := n.unwind(chain...)
-	full := `unwind: no address is left in the pool of plugin type="bridge"; unwindctl list shows who has them`
+	full := n.poolFull()
 	p := n.pod("a")
 	n.wantStatus("empty", n.status("1.0.0", nil, chain...), 0, "")
 	p.mustAdd(list)
@@ -341,4 +341,8 @@ func TestStatusKeepsTombstone(t *testing.T) {
 	if _, err := os.Stat(p.NetNS); !os.IsNotExist(err) {
 		t.Errorf("the namespace's path: %v", err)
 	}
+}
+
+func (n *node) poolFull() string {
+	return fmt.Sprintf("unwind: no address is left in %s/%s; unwindctl ipam shows who has them", n.dataDir(), n.network)
 }
