@@ -9,6 +9,7 @@ import (
 	"maps"
 	"math/big"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -76,6 +77,10 @@ func ipamCommand() *cobra.Command {
 
 // readPools looks at every pool, and judges who has its addresses as a sweep would.
 func readPools(cmd *cobra.Command, flags sweepFlags) ([]*pool, error) {
+	var err error
+	if flags.stateDir, err = filepath.Abs(flags.stateDir); err != nil {
+		return nil, err
+	}
 	found, err := poolsOf(flags)
 	list, listErr := listFor(cmd.Context(), flags, cmd.InOrStdin())
 	p := &plugin.Plugin{Stdout: io.Discard, Stderr: cmd.ErrOrStderr(), Budgets: plugin.DefaultBudgets}
