@@ -1,0 +1,257 @@
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	"pgregory.net/rapid"
+
+	"cni-unwind/journal"
+)
+
+// world is a node with three containers, two addresses and a chain of three delegates: p0 takes an address from host-local,
+// p1 makes a rule of it, p2 takes something else.
+type world struct {
+	*node
+	try     *rapid.T
+	plugins []string
+	list    *libcni.NetworkConfigList
+	modes   map[string]map[string]string // plan.json
+	killAt  int                          // unwind kills itself at this point of the next verb; 0: it does not
+	people  []*resident
+	past    []string // what was done, in short
+}
+
+// resident is a container ID, and what the model knows of it.
+type resident struct {
+	*pod
+	there   bool        // the network namespace is at its path
+	process *os.Process // in the namespace, or nil
+	live    bool        // its ADD has returned success, nothing since has allowed to release it
+	address string      // of a live one
+}
+
+func newWorld(t *testing.T, try *rapid.T) *world {
+	n := newNode(trial{t, try})
+	w := &world{node: n, try: try}
+	w.plugins = []string{n.pooled("p0", 2, 3), n.faulty("p1", `, "rules": true`), n.faulty("p2", `, "delayMS": 50`)}
+	w.list = n.unwind(w.plugins...)
+	for _, id := range []string{"a", "b", "c"} {
+		w.people = append(w.people, &resident{pod: n.pod(id), there: true})
+	}
+	w.people[2].Args = w.people[1].Args // of one pod
+	w.heal()
+	w.Cleanup(func() {
+		if w.Failed() { // rapid prints what its last run logs, which a race may have end well
+			t.Logf("what was done:\n%s\nstderr of successful verbs:\n%s", strings.Join(w.past, "\n"), w.log())
+		}
+	})
+	return w
+}
+
+func (w *world) some(try *rapid.T) *resident {
+	id := rapid.SampledFrom([]string{"a", "b", "c"}).Draw(try, "container")
+	return w.people[slices.IndexFunc(w.people, func(r *resident) bool { return r.ContainerID == id })]
+}
+
+// note adds a line to what is printed if the try fails.
+func (w *world) note(format string, a ...any) { w.past = append(w.past, fmt.Sprintf(format, a...)) }
+
+// healthy says that nothing can go wrong in the next verb.
+func (w *world) healthy() bool { return len(w.modes) == 0 && w.killAt == 0 }
+
+// reboot ends what does not outlive a boot: namespaces, processes, rules. What is on the disk stays: the journal, host-local's
+// files, the runtime's cache.
+func (w *world) reboot() {
+	w.note("reboot")
+	w.locksFree()
+	for _, r := range w.people {
+		r.leave()
+	}
+	if err := os.RemoveAll(filepath.Join(w.faultyDir(), "rules")); err != nil {
+		w.Fatal(err)
+	}
+	err := w.store.Update(context.Background(), func(tx *journal.Tx) error {
+		for _, r := range w.people {
+			if err := ofBefore(tx, r.key()); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+// leave ends all of a container that the kernel has.
+func (r *resident) leave() {
+	r.end()
+	if r.there {
+		r.dropNetNS()
+	}
+	r.there, r.live = false, false
+}
+
+// ofBefore makes what the journal has of an attachment that of an earlier boot.
+func ofBefore(tx *journal.Tx, key journal.Key) error {
+	tomb, err := tx.Tombstone(key)
+	if err == nil && tomb != nil {
+		tomb.BootID = "before"
+		return tx.Bury(*tomb)
+	}
+	e, err := tx.Get(key)
+	if err != nil || e == nil {
+		return err
+	}
+	for i := range e.Generations {
+		e.Generations[i].Host.BootID = "before"
+	}
+	state := e.State // see pod.edit
+	if err := tx.Delete(key); err != nil {
+		return err
+	}
+	for _, e.State = range []journal.State{journal.Adding, state} {
+		if err := tx.Put(e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// locksFree waits until no delegate that has lost its unwind is at work.
+func (w *world) locksFree() {
+	w.Helper()
+	eventually(w, "the locks are free", func() bool {
+		return !slices.ContainsFunc(w.people, func(r *resident) bool {
+			locked, _, err := w.store.Locked(r.key())
+			return locked || err != nil
+		})
+	})
+}
+
+// takenBy returns what the delegates hold for a container.
+func (w *world) takenBy(id string) []string {
+	return slices.DeleteFunc(w.taken(), func(file string) bool { return !strings.HasPrefix(file, id+".") })
+}
+
+// invariants are those of every moment between two verbs.
+func (w *world) invariants() {
+	taken, reserved, rules, owner := w.taken(), w.reserved(), w.addressRules(), map[string]string{}
+	for _, r := range w.people {
+		if !r.live {
+			continue
+		}
+		if other := owner[r.address]; other != "" {
+			w.Errorf("%s and %s both have %s", other, r.ContainerID, r.address)
+		}
+		owner[r.address] = r.ContainerID
+		for _, instance := range []string{"p0", "p1", "p2"} {
+			if !slices.Contains(taken, r.ContainerID+".eth0."+instance) {
+				w.Errorf("%s is live and has lost what %s took", r.ContainerID, instance)
+			}
+		}
+		if got := reserved[r.address]; got != r.ContainerID+" eth0" {
+			w.Errorf("%s is live and its address %s is %q's", r.ContainerID, r.address, got)
+		}
+		if !slices.Contains(rules, r.address+".p1") {
+			w.Errorf("%s is live and has lost the rule of %s", r.ContainerID, r.address)
+		}
+		if e := r.entry(); e == nil || e.State != journal.Live {
+			w.Errorf("%s is live and its entry is %+v", r.ContainerID, e)
+		}
+	}
+	owed := w.owed()
+	for _, file := range taken {
+		if !owed[file] {
+			w.Errorf("%s is taken, and the journal owes no DEL for it", file)
+		}
+	}
+	for address, who := range reserved {
+		if !owed[strings.ReplaceAll(who, " ", ".")+".p0"] {
+			w.Errorf("%s is %s's, and the journal owes no DEL for it", address, who)
+		}
+	}
+	for _, rule := range rules {
+		if !owed[rule] {
+			w.Errorf("rule %s is there, and the journal owes no DEL for it", rule)
+		}
+	}
+}
+
+// owed returns what the DELs that the journal owes would give back, as the delegates name it.
+func (w *world) owed() map[string]bool {
+	owed := map[string]bool{}
+	for _, e := range w.entries() {
+		for _, g := range e.Generations {
+			for _, s := range g.Steps {
+				instance := fmt.Sprintf("p%d", s.Index)
+				owed[e.ContainerID+"."+e.IfName+"."+instance] = true
+				for _, c := range g.Claims {
+					owed[c.Address.String()+"."+instance] = c.Receives(s.Index) || owed[c.Address.String()+"."+instance]
+				}
+			}
+		}
+	}
+	return owed
+}
+
+// end heals the delegates, and lets all containers go: with the runtime's DELs, or without a word, and one GC.
+func (w *world) end(forgotten bool) {
+	w.note("end, forgotten %t", forgotten)
+	w.heal()
+	w.killAt = 0
+	for _, r := range w.people {
+		if forgotten {
+			r.leave()
+		} else {
+			r.mustDel(w.list)
+		}
+	}
+	w.locksFree()
+	w.mustAsk("GC", nil)
+	if left := slices.Concat(w.taken(), slices.Sorted(maps.Keys(w.reserved())), w.addressRules()); len(left) > 0 {
+		w.Errorf("left: %v", left)
+	}
+	for _, e := range w.entries() {
+		w.Errorf("the journal still has %s: %s, %v (%s)", e.Key, e.State, pendingSteps(e), e.Reason)
+	}
+	for _, r := range w.people {
+		r.mustDel(w.list)
+	}
+	w.nothingLeft()
+}
+
+// trial is one of rapid's tries, as a test: what fails in it and what is cleaned up after it is its own.
+type trial struct {
+	testing.TB
+	try *rapid.T
+}
+
+func (t trial) Helper()                   {}
+func (t trial) Context() context.Context  { return t.try.Context() }
+func (t trial) Cleanup(f func())          { t.try.Cleanup(f) }
+func (t trial) Log(a ...any)              { t.try.Log(a...) }
+func (t trial) Logf(f string, a ...any)   { t.try.Logf(f, a...) }
+func (t trial) Error(a ...any)            { t.try.Error(a...) }
+func (t trial) Errorf(f string, a ...any) { t.try.Errorf(f, a...) }
+func (t trial) Fatal(a ...any)            { t.try.Fatal(a...) }
+func (t trial) Fatalf(f string, a ...any) { t.try.Fatalf(f, a...) }
+func (t trial) FailNow()                  { t.try.FailNow() }
+func (t trial) Failed() bool              { return t.try.Failed() }
+
+func (t trial) TempDir() string {
+	dir, err := os.MkdirTemp("", "model")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
