@@ -1,0 +1,143 @@
+package plugin
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"cni-unwind/ipam"
+)
+
+// The race of whereabouts#162: a reaper reads what is attached, an ADD gets an address, and the reaper releases it, since
+// what it has read does not have it. The next pod then gets the same address.
+
+// reap releases each address in a pool whose owner is not listed, as a reaper does that goes by its list alone.
+func reap(t *testing.T, pool string, listed ...string) {
+	t.Helper()
+	found, err := ipam.Scan(pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range found {
+		if !slices.Contains(listed, r.Owner.ContainerID) {
+			if err := os.Remove(filepath.Join(pool, r.Address.String())); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// TestReaperRace has the very same schedule with such a reaper and the plain chain, where two pods end with one address, and
+// with unwind and its GC, where the second is told that there is none left. The pool has one address.
+func TestReaperRace(t *testing.T) {
+	t.Parallel()
+	for _, justDone := range []bool{false, true} {
+		for _, naive := range []bool{true, false} {
+			t.Run(fmt.Sprintf("just done %t, naive %t", justDone, naive), func(t *testing.T) {
+				t.Parallel()
+				n := newNode(t)
+				n.conf["gracePeriod"] = "10m"
+				n.subnet = strings.Replace(n.subnet, ".0/24", ".0/30", 1)
+				chain := []string{n.bridgePlugin(""), n.faulty("p1", "")}
+				list := n.unwind(chain...)
+				if naive {
+					list = n.plain(chain...)
+				}
+				listed := []string{} // read before the ADD
+				n.plan(map[string]map[string]string{"p1": {"ADD": "hold"}})
+				first, second := n.pod("web-1"), n.pod("web-2")
+				done := make(chan string, 1)
+				go func() {
+					r, err := first.add(list)
+					if err != nil {
+						t.Error(err)
+						done <- ""
+						return
+					}
+					done <- address(t, r)
+				}()
+				held := filepath.Join(n.faultyDir(), "held", "ADD.web-1.p1")
+				eventually(t, "the ADD is under way", func() bool { _, err := os.Lstat(held); return err == nil })
+				has := ""
+				letGo := func() {
+					if err := os.Remove(held); err != nil {
+						t.Error(err)
+					}
+					has = <-done
+				}
+				if justDone {
+					letGo()
+				}
+				if naive {
+					reap(t, filepath.Join(n.dataDir(), n.network), listed...)
+				} else if out := n.ask("GC", "1.0.0", map[string]any{validKeys[0]: []Attachment{}}, chain...); out.code != 0 {
+					t.Errorf("GC: %s", out.stdout)
+				}
+				if !justDone {
+					letGo()
+				}
+				n.plan(nil)
+				r, err := second.add(list)
+				switch {
+				case naive && (err != nil || address(t, r) != has):
+					t.Errorf("the reaper took nothing: the second pod has %v, %v", r, err)
+				case !naive && (err == nil || !strings.Contains(err.Error(), "no IP addresses available")):
+					t.Errorf("the second pod has %v, %v", r, err)
+				case !naive && n.reserved()[has] != "web-1 eth0":
+					t.Errorf("the first pod lost %s: %v", has, n.reserved())
+				}
+			})
+		}
+	}
+}
+
+// TestReaperWithoutList: the call for the list failed. That is no list, in which nobody lives.
+func TestReaperWithoutList(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	chain := n.bridgePlugin("")
+	n.pod("a").mustAdd(n.unwind(chain))
+	for _, changes := range []map[string]any{{}, {validKeys[0]: nil}, {validKeys[0]: nil, validKeys[1]: nil}} {
+		if out := n.ask("GC", "1.0.0", changes, chain); out.code != 0 || len(n.entries()) != 1 || len(n.reserved()) != 1 {
+			t.Errorf("%v: %s; %d entries, %v", changes, out.stdout, len(n.entries()), n.reserved())
+		}
+	}
+}
+
+// TestReaperOfStatefulSet: a pod has the name of an earlier one, and another UID. The list has the new sandbox alone. The old
+// one goes if it is dead, and stays as long as a process is in it.
+func TestReaperOfStatefulSet(t *testing.T) {
+	t.Parallel()
+	for _, alive := range []bool{false, true} {
+		t.Run(fmt.Sprintf("alive %t", alive), func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			chain := n.bridgePlugin("")
+			list := n.unwind(chain)
+			sandbox := func(id, uid string) *pod {
+				p := n.pod(id)
+				p.Args = [][2]string{{"K8S_POD_NAMESPACE", "default"}, {"K8S_POD_NAME", "web-0"}, {"K8S_POD_UID", uid}}
+				return p
+			}
+			old := &stressed{pod: sandbox("old", "1")}
+			old.mustAdd(list)
+			if alive {
+				old.enter()
+			}
+			young := sandbox("new", "2")
+			young.mustAdd(list)
+			out := n.ask("GC", "1.0.0", map[string]any{validKeys[0]: []Attachment{{"new", "eth0"}}}, chain)
+			if out.code != 0 || (old.entry() != nil) != alive || young.entry() == nil {
+				t.Errorf("%s: old %v, new %v", out.stdout, old.entry(), young.entry())
+			}
+			old.leave()
+			for _, p := range []*pod{old.pod, young} {
+				p.mustDel(list)
+			}
+			n.nothingLeft()
+		})
+	}
+}
