@@ -11,8 +11,6 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
-
-	"cni-unwind/ipam"
 )
 
 // TestDecideOrphan: to call a reservation dead whose owner the journal does not know takes all of the evidence.
@@ -84,20 +82,10 @@ func (o *orphanage) sweep(command string, changes map[string]any) outcome {
 	return out
 }
 
-// naive releases every reservation whose owner is not on the list, as antrea does at its start.
+// naive has the reaper of the race at its pool, as antrea's is at its start.
 func (o *orphanage) naive(listed ...string) {
 	o.Helper()
-	found, err := ipam.Scan(filepath.Join(o.dataDir(), o.network))
-	if err != nil {
-		o.Fatal(err)
-	}
-	for _, r := range found {
-		if !slices.Contains(listed, r.Owner.ContainerID) {
-			if err := os.Remove(filepath.Join(r.Pool, r.Address.String())); err != nil {
-				o.Fatal(err)
-			}
-		}
-	}
+	reap(o.TB, filepath.Join(o.dataDir(), o.network), listed...)
 }
 
 // owners returns the containers that have an address.

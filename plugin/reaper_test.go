@@ -15,7 +15,7 @@ import (
 // what it has read does not have it. The next pod then gets the same address.
 
 // reap releases each address in a pool whose owner is not listed, as a reaper does that goes by its list alone.
-func reap(t *testing.T, pool string, listed ...string) {
+func reap(t testing.TB, pool string, listed ...string) {
 	t.Helper()
 	found, err := ipam.Scan(pool)
 	if err != nil {
@@ -119,7 +119,7 @@ func TestReaperOfStatefulSet(t *testing.T) {
 			list := n.unwind(chain)
 			sandbox := func(id, uid string) *pod {
 				p := n.pod(id)
-				p.Args = [][2]string{{"K8S_POD_NAMESPACE", "default"}, {"K8S_POD_NAME", "web-0"}, {"K8S_POD_UID", uid}}
+				p.Args = [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "default"}, {"K8S_POD_NAME", "web-0"}, {"K8S_POD_UID", uid}}
 				return p
 			}
 			old := &stressed{pod: sandbox("old", "1")}
