@@ -50,7 +50,11 @@ func TestParseConf(t *testing.T) {
 				c.StatusOnPoolFull, c.SweepOnStatus = "fail", false
 			}},
 		{"keys of libcni", `"cniVersions": ["1.1.0"], "disableCheck": true, "disableGC": true, "loadOnlyInlinedPlugins": true,
-			"cni.dev/valid-attachments": [], "cni.dev/attachments": []`, func(*Conf) {}},
+			"cni.dev/valid-attachments": [], "cni.dev/attachments": null`,
+			func(c *Conf) {
+				c.DisableGC, c.Valid = true, []Attachment{}
+				c.ValidRaw[validKeys[0]] = json.RawMessage(`[]`)
+			}},
 		{"keys of multus", `"args": {"cni": {"ips": "10.0.0.1"}}, "deviceID": "0000:01:02.3", "pciBusID": null`,
 			func(c *Conf) {
 				c.Injected["args"] = json.RawMessage(`{"cni": {"ips": "10.0.0.1"}}`)
