@@ -184,7 +184,8 @@ func TestGCWithFailingDELs(t *testing.T) {
 			n.addAll(n.unwind(n.faulty("good", "")), good)
 			n.plan(map[string]map[string]string{"bad": {"DEL": "fail"}, "gc": {"GC": "fail"}})
 			for attempt := range 3 {
-				out, want := n.ask("GC", "1.1.0", valid(), n.faulty("gc", "")), fmt.Sprintf("unwind: GC incomplete, %d failed: ", c.bad+1)
+				out := n.ask("GC", "1.1.0", valid(), n.faulty("gc", ""))
+				want := fmt.Sprintf("unwind: GC incomplete, %d failed: ", c.bad+1)
 				if out.code == 0 || out.said.Code != types.ErrTryAgainLater || !strings.HasPrefix(out.said.Msg, want) {
 					t.Errorf("%+v, want that it is tried again, and %s", out.said, want)
 				}

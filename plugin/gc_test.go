@@ -305,6 +305,10 @@ func TestGCLeavesAnADDAlone(t *testing.T) {
 	p, dead := n.pod("a"), n.pod("dead")
 	dead.mustAdd(n.unwind(n.faulty("p0", "")))
 	ended := p.addBehind(list)
+	findings, err := n.sweeping().plan(t.Context())
+	if i := slices.IndexFunc(findings, func(f Finding) bool { return f.Key == p.key() }); i < 0 || findings[i].Fate != Live {
+		t.Errorf("the plan is %v (%v), want the ADD to be live", findings, err)
+	}
 	n.mustGC(valid())
 	n.wantKept("while the ADD runs", "a.eth0")
 	open()

@@ -41,7 +41,7 @@ type resident struct {
 func newWorld(t *testing.T, try *rapid.T) *world {
 	n := newNode(trial{t, try})
 	w := &world{node: n, try: try}
-	w.plugins = []string{n.pooled("p0", 2, 3), n.faulty("p1", `, "rules": true`), n.faulty("p2", `, "delayMS": 50`)}
+	w.plugins = []string{n.pooled("p0", 2, 3), n.faulty("p1", `, "rules": true, "delayMS": 200`), n.faulty("p2", `, "delayMS": 200`)}
 	w.list = n.unwind(w.plugins...)
 	for _, id := range []string{"a", "b", "c"} {
 		w.people = append(w.people, &resident{pod: n.pod(id), there: true})

@@ -1,0 +1,76 @@
+package ipam
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cni-unwind/testdata/sandbox"
+)
+
+func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
+
+// TestApplyInPart has reservations of which some cannot be released: the others are, and each that cannot is told. What has
+// another owner by now, or one at all, stays, and is no error.
+func TestApplyInPart(t *testing.T) {
+	pool := newPool(t, files{
+		"10.1.0.2": "a\r\neth0", "10.1.0.3": "", "10.1.0.4": "b\r\neth0", "10.1.0.5": "", "10.1.0.6": "c\r\neth0", "10.1.0.7": "d",
+		"fd00::2": "a\r\neth0", "lock": "", "last_reserved_ip.0": "10.1.0.7",
+	})
+	found, err := Scan(pool)
+	check(t, err)
+	plan := Plan(found, func(r Reservation) (bool, string) { return r.Owner.ContainerID != "d", "test" })
+	if len(plan) != 6 {
+		t.Fatalf("%d planned of %d: %+v", len(plan), len(found), plan)
+	}
+	fill(t, pool, files{"10.1.0.4": "other\r\neth0", "10.1.0.5": "new\r\neth0"})
+	undeletable := filepath.Join(pool, "10.1.0.6")
+	check(t, unix.Mount(undeletable, undeletable, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { _ = unix.Unmount(undeletable, unix.MNT_DETACH) })
+	released, err := Apply(t.Context(), pool, plan)
+	if err == nil || !strings.Contains(err.Error(), undeletable) || strings.Count(err.Error(), "10.1.0.") != 1 {
+		t.Errorf("error %v, want one that names %s", err, undeletable)
+	}
+	var gone []string
+	for _, r := range released {
+		gone = append(gone, r.Address.String())
+	}
+	if want := []string{"10.1.0.2", "10.1.0.3", "fd00::2"}; !slices.Equal(gone, want) {
+		t.Errorf("released %v, want %v", gone, want)
+	}
+	left := filesOf(t, pool)
+	for name, want := range files{"10.1.0.4": "other\r\neth0", "10.1.0.5": "new\r\neth0", "10.1.0.6": "c\r\neth0", "10.1.0.7": "d"} {
+		if left[name] != want {
+			t.Errorf("%s is %q, want %q", name, left[name], want)
+		}
+	}
+	if len(left) != 6 { // and the lock, and the last address
+		t.Errorf("left: %v", left)
+	}
+}
+
+// TestScanOfWhatIsNoPool: a pool that is not there has no reservations, and is not made; one that is a file is an error that
+// names it; a file that host-local cannot have written is told, and the others are found.
+func TestScanOfWhatIsNoPool(t *testing.T) {
+	dir := t.TempDir()
+	missing, file := filepath.Join(dir, "missing"), filepath.Join(dir, "file")
+	if found, err := Scan(missing); found != nil || err != nil {
+		t.Errorf("missing: %v, %v", found, err)
+	}
+	if _, err := os.Lstat(missing); err == nil {
+		t.Error("it was made")
+	}
+	check(t, os.WriteFile(file, nil, 0o600))
+	if _, err := Scan(file); err == nil || !strings.Contains(err.Error(), file) {
+		t.Errorf("a file: %v", err)
+	}
+	pool := newPool(t, files{"10.1.0.2": strings.Repeat("x", maxOwner+1), "10.1.0.3": "a\r\neth0"})
+	found, err := Scan(pool)
+	if len(found) != 1 || found[0].Owner.ContainerID != "a" || err == nil || !strings.Contains(err.Error(), filepath.Join(pool, "10.1.0.2")) {
+		t.Errorf("%+v, %v", found, err)
+	}
+}
