@@ -43,7 +43,8 @@ func TestApplyInPart(t *testing.T) {
 		t.Errorf("released %v, want %v", gone, want)
 	}
 	left := filesOf(t, pool)
-	for name, want := range files{"10.1.0.4": "other\r\neth0", "10.1.0.5": "new\r\neth0", "10.1.0.6": "c\r\neth0", "10.1.0.7": "d"} {
+	stays := files{"10.1.0.4": "other\r\neth0", "10.1.0.5": "new\r\neth0", "10.1.0.6": "c\r\neth0", "10.1.0.7": "d"}
+	for name, want := range stays {
 		if left[name] != want {
 			t.Errorf("%s is %q, want %q", name, left[name], want)
 		}
