@@ -183,9 +183,7 @@ func (c *Conf) takeValid(key string, value json.RawMessage) error {
 		return err
 	}
 	c.ValidRaw[key] = value
-	if c.Valid == nil || key == validKeys[0] {
-		c.Valid = valid
-	}
+	c.Valid = append(valid, c.Valid...) // under whichever key: a list can only add reasons to keep
 	return nil
 }
 

@@ -14,7 +14,8 @@ import (
 
 // gc releases what the runtime forgot (SPEC 1.1 §2 GC): in its own network by the runtime's list and by evidence, in all
 // others by evidence, since a network that was renamed never gets a GC again. Then the delegates that know the verb get
-// it, with the list as the runtime gave it. All are tried, all errors are collected.
+// it, with the list as the runtime gave it, unless it is not to be believed (see BrakeError). All are tried, all errors are
+// collected.
 //
 // A GC without a list, or with null (cnitool, ocicni), names nothing that could be released. It is not passed on: a delegate
 // that takes an absent list for an empty one would release everything.
@@ -31,13 +32,15 @@ func (o *op) gc() error {
 	}
 	ctx, cancel := context.WithTimeout(o.ctx, o.Budgets.GC)
 	defer cancel()
-	failures := o.sweepForGC(ctx, chain)
-	failures = append(failures, o.passOn(ctx, chain, "GC")...)
+	failures, believed := o.sweepForGC(ctx, chain)
+	if believed {
+		failures = append(failures, o.passOn(ctx, chain, "GC")...)
+	}
 	return gcError(failures)
 }
 
-// sweepForGC takes at most two thirds of the time, the delegates have the rest.
-func (o *op) sweepForGC(ctx context.Context, chain *Chain) (failures []*failure) {
+// sweepForGC takes at most two thirds of the time, the delegates have the rest. It says whether the list is to be believed.
+func (o *op) sweepForGC(ctx context.Context, chain *Chain) (failures []*failure, believed bool) {
 	ctx, cancel := context.WithTimeout(ctx, o.Budgets.GC*2/3)
 	defer cancel()
 	s := &sweeping{op: o, Sweep: Sweep{Pools: chain.Pools(o.conf)}, eager: true}
@@ -48,15 +51,16 @@ func (o *op) sweepForGC(ctx context.Context, chain *Chain) (failures []*failure)
 	if err != nil {
 		failures = append(failures, &failure{plugin: Name, command: "GC", code: types.ErrTryAgainLater, msg: err.Error()})
 	}
+	var brake *BrakeError
+	believed = !errors.As(err, &brake)
 	for _, f := range findings {
-		var brake *BrakeError
 		if f.Err == nil || errors.As(f.Err, &brake) {
 			continue
 		}
 		failure := &failure{plugin: Name, command: "GC", code: types.ErrTryAgainLater, msg: fmt.Sprintf("%s: %v", f.Key, f.Err)}
 		failures = append(failures, failure)
 	}
-	return failures
+	return failures, believed
 }
 
 // passOn runs STATUS or GC of all delegates at once, if the chain is of a version that has these verbs: what the plain

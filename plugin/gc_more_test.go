@@ -405,3 +405,36 @@ func TestGCOfRealPlugins(t *testing.T) {
 	}
 	n.nothingLeft()
 }
+
+// TestListNotBelieved: a list with which the brake is put on is not passed on either: a delegate would act on it.
+func TestListNotBelieved(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	chain := n.faulty("p0", "")
+	list := n.unwind(chain)
+	for i := range 12 {
+		n.pod(fmt.Sprint(i)).mustAdd(list)
+	}
+	n.forgetCalls()
+	out := n.ask("GC", "1.1.0", map[string]any{validKeys[0]: []Attachment{}}, chain)
+	if out.code == 0 || !strings.Contains(out.said.Msg, "too many to be believed") || len(n.entries()) != 12 {
+		t.Errorf("%s; %d entries", out.stdout, len(n.entries()))
+	}
+	if calls := n.calls(); len(calls) > 0 {
+		t.Errorf("calls: %v", calls)
+	}
+}
+
+// TestListsUnderBothKeys: what is on either list is attached.
+func TestListsUnderBothKeys(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	chain := n.faulty("p0", "")
+	for _, id := range []string{"a", "b", "c"} {
+		n.pod(id).mustAdd(n.unwind(chain))
+	}
+	n.ask("GC", "1.1.0", map[string]any{validKeys[0]: []Attachment{{"a", "eth0"}}, validKeys[1]: []Attachment{{"b", "eth0"}}}, chain)
+	if taken := n.taken(); len(taken) != 2 || taken[0] != "a.eth0.p0" || taken[1] != "b.eth0.p0" {
+		t.Errorf("taken: %v", taken)
+	}
+}

@@ -176,6 +176,9 @@ func (o *op) lock(ctx context.Context, key journal.Key) (lock *journal.Lock, kil
 	for {
 		slice, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 		lock, err = o.store.Acquire(slice, key)
+		if errors.Is(err, journal.ErrBusy) {
+			<-slice.Done() // that another worker of this process has it is said at once
+		}
 		cancel()
 		if !errors.Is(err, journal.ErrBusy) || ctx.Err() != nil {
 			return lock, killed, err

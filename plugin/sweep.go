@@ -73,6 +73,9 @@ func (s *sweeping) run(ctx context.Context) ([]Finding, error) {
 			err = errors.Join(err, s.store.ForgetStray(ctx))
 		}
 	}
+	if brake != nil {
+		s.list = nil // it is not to be believed
+	}
 	for _, pool := range s.Pools {
 		if !s.eager && !pool.full(s.op) {
 			continue
