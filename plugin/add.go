@@ -447,6 +447,11 @@ func (a *adding) rollBack(f *failure) error {
 	}
 	a.entry.Reason = shorten("its ADD failed: "+f.Error(), 500)
 	tomb := a.tombstone(a.entry)
+	if a.claimHeld(a.entry) && !a.noWrite {
+		if err := a.store.Update(ctx, func(tx *journal.Tx) error { return tx.Put(a.entry) }); err != nil {
+			a.log.Error("the journal cannot be written after a failed ADD", "attachment", a.key.String(), "err", err)
+		}
+	}
 	a.undo(ctx, a.lock, a.entry, a.args.Netns)
 	switch {
 	case !a.noWrite:

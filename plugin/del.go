@@ -87,7 +87,7 @@ func (d *deleting) find(ctx context.Context, killed bool) error {
 		if err := look(tx); err != nil {
 			return err
 		}
-		return mark(tx, d.entry, askedFor)
+		return d.mark(tx, d.entry, askedFor)
 	})
 	if err != nil && !errors.Is(err, errUnknown) {
 		d.journalFailed(err)

@@ -136,10 +136,11 @@ func (o *op) purge(ctx context.Context, lock *journal.Lock, e *journal.Entry, re
 
 // begin writes that a pass over the entry's steps begins, and why.
 func (o *op) begin(ctx context.Context, e *journal.Entry, reason string) error {
-	return o.store.Update(ctx, func(tx *journal.Tx) error { return mark(tx, e, reason) })
+	return o.store.Update(ctx, func(tx *journal.Tx) error { return o.mark(tx, e, reason) })
 }
 
-func mark(tx *journal.Tx, e *journal.Entry, reason string) error {
+func (o *op) mark(tx *journal.Tx, e *journal.Entry, reason string) error {
+	o.claimHeld(e)
 	switch e.State {
 	case journal.Adding:
 		e.State = journal.Unwinding

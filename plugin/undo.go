@@ -33,6 +33,7 @@ var scratchAllowed = []string{"bridge", "ptp", "sbr", "tuning"}
 // be killed: a pass without time for the next step ends. A step that failed or hung last time goes last. After a pass that
 // was cut off or ended early, the next one begins with another step.
 func (o *op) undo(ctx context.Context, lock *journal.Lock, e *journal.Entry, cniNetns string) []*failure {
+	o.claimHeld(e)
 	var failures []*failure
 	left := e.Pending()
 	for i := len(e.Generations) - 1; i >= 0; i-- {
@@ -63,7 +64,6 @@ func (u *undoing) pass(ctx context.Context) []*failure {
 	var failures []*failure
 	u.place = u.find()
 	defer u.place.release()
-	u.claimHeld()
 	u.foreign = u.foreignAddresses(ctx)
 	for _, index := range undoOrder(u.gen) {
 		at := slices.IndexFunc(u.gen.Steps, func(s journal.Step) bool { return s.Index == index })
@@ -298,24 +298,27 @@ func (u *undoing) hasInterface() bool {
 }
 
 // claimHeld claims, where the delegate that got addresses was cut off before its result was written, those that
-// host-local's own files say it has: its first DEL frees them, and a second one must still find them.
-func (u *undoing) claimHeld() {
-	if u.gen.Result != nil || len(u.gen.Claims) > 0 {
-		return
+// host-local's own files say it has: its first DEL frees them, and a second one must still find them. So it is done, and
+// written, before the first one. It says whether there are any.
+func (o *op) claimHeld(e *journal.Entry) (found bool) {
+	for i := range e.Generations {
+		g := &e.Generations[i]
+		for _, step := range g.Steps {
+			pool := ipam.Pool(step.Config, e.Network)
+			if pool == "" || slices.ContainsFunc(g.Claims, func(c journal.Claim) bool { return c.Step == step.Index }) {
+				continue
+			}
+			held, err := ipam.HeldBy(pool, e.ContainerID, e.IfName)
+			if err != nil {
+				o.log.Warn("looking for the addresses of a container", "attachment", e.Key.String(), "pool", pool, "err", err)
+			}
+			for _, a := range held {
+				g.Claims = append(g.Claims, journal.Claim{Address: a, Step: step.Index, Pool: pool})
+				found = true
+			}
+		}
 	}
-	for _, step := range u.gen.Steps {
-		pool := ipam.Pool(step.Config, u.entry.Network)
-		if pool == "" {
-			continue
-		}
-		held, err := ipam.HeldBy(pool, u.entry.ContainerID, u.entry.IfName)
-		if err != nil {
-			u.log.Warn("looking for the addresses of a container", "attachment", u.entry.Key.String(), "pool", pool, "err", err)
-		}
-		for _, a := range held {
-			u.gen.Claims = append(u.gen.Claims, journal.Claim{Address: a, Step: step.Index, Pool: pool})
-		}
-	}
+	return found
 }
 
 // addressesHad returns the addresses that the container's interface had: as the best known result has them, or as claimed.
