@@ -21,7 +21,11 @@ type onceInUse struct {
 
 func (l *onceInUse) has(a netip.Addr) answer {
 	if l.addresses == nil && l.err == nil {
-		l.addresses, l.err = addressesInUse()
+		for range 5 { // a process may end while it is looked at
+			if l.addresses, l.err = addressesInUse(); l.err == nil {
+				break
+			}
+		}
 		if l.err != nil {
 			l.log.Warn("looking for addresses in use", "err", l.err)
 		}
