@@ -4,10 +4,12 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
 )
@@ -81,5 +83,30 @@ func (p *pod) halfDeleted() {
 	})
 	if err != nil {
 		p.Error(err)
+	}
+}
+
+// TestNamespaceOutOfReach: the pod's namespace is there, but at no path that the DEL could name, and no process is in it: pinned
+// by a mount elsewhere, or about to be taken apart by the kernel. bridge would leave its nat chain without one.
+func TestNamespaceOutOfReach(t *testing.T) {
+	t.Parallel()
+	n := newNode(t).hasty()
+	list := n.unwind(n.bridgePlugin(`, "ipMasq": true`))
+	p := n.pod("a")
+	p.mustAdd(list)
+	pin := filepath.Join(n.dir, "pin")
+	if err := os.WriteFile(pin, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount(p.NetNS, pin, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(pin, unix.MNT_DETACH) })
+	if err := unix.Unmount(p.NetNS, unix.MNT_DETACH); err != nil {
+		t.Fatal(err)
+	}
+	p.mustDel(list)
+	if rules := n.rules(strings.TrimSuffix(n.subnet, "0/24")); len(rules) > 0 || len(n.entries()) > 0 || len(n.reserved()) > 0 {
+		t.Errorf("left: %q, %d entries, %v", rules, len(n.entries()), n.reserved())
 	}
 }

@@ -20,7 +20,7 @@ import (
 	"cni-unwind/journal"
 )
 
-// scratchAllowed are the plugins that are shown a scratch namespace when the container's is proven gone: with it they
+// scratchAllowed are the plugins that are shown a scratch namespace when the container's cannot be named: with it they
 // find and remove what they otherwise leave on the host (bridge, ptp: a nat chain; tuning: its backup file; sbr fails
 // without one). A plugin that moves a device back to the host must never be here.
 var scratchAllowed = []string{"bridge", "ptp", "sbr", "tuning"}
@@ -251,7 +251,7 @@ func (u *undoing) delWith(ctx context.Context, step *journal.Step, config json.R
 	} else if prevResult != nil {
 		c.stdin = withPrevResult(config, prevResult)
 	}
-	if slices.Contains(scratchAllowed, step.Type) && (u.place.gone || !u.hasInterface()) {
+	if slices.Contains(scratchAllowed, step.Type) && (u.place.path == "" || !u.hasInterface()) {
 		path, remove, err := scratchNetNS(u.entry.IfName, u.addressesHad())
 		if err != nil {
 			u.log.Warn("no scratch network namespace; the plugin may leave rules behind", "plugin", step.Type, "err", err)
