@@ -211,7 +211,7 @@ func (s *stress) sweep(r *rand.Rand) {
 	changes := map[string]any{}
 	switch r.IntN(7) {
 	case 0:
-		s.ask("STATUS", s.inner, nil, s.chain...)
+		s.keep(s.ask("STATUS", s.inner, nil, s.chain...))
 		return
 	case 1: // no list
 	case 2:
@@ -225,7 +225,19 @@ func (s *stress) sweep(r *rand.Rand) {
 	default:
 		changes[validKeys[0]] = attachments(right)
 	}
-	s.ask("GC", s.inner, changes, s.chain...)
+	s.keep(s.ask("GC", s.inner, changes, s.chain...))
+}
+
+// keep writes down what a GC or STATUS logged: it is printed if the test fails.
+func (s *stress) keep(out outcome) {
+	f, err := os.OpenFile(filepath.Join(s.dir, "stderr"), os.O_WRONLY|os.O_APPEND, 0)
+	if err == nil {
+		_, err = f.WriteString(out.stderr)
+		_ = f.Close()
+	}
+	if err != nil {
+		s.Error(err)
+	}
 }
 
 // quiet sees that the invariants hold while nothing happens: after one sweep, or, where a delegate outlived its unwind, when
@@ -237,7 +249,7 @@ func (s *stress) quiet() {
 		valid = append(valid, Attachment{id, "eth0"})
 	}
 	for try := 0; ; try++ {
-		s.ask("GC", s.inner, map[string]any{validKeys[0]: valid}, s.chain...)
+		s.keep(s.ask("GC", s.inner, map[string]any{validKeys[0]: valid}, s.chain...))
 		if len(s.entries()) == len(s.live) || try == 5 {
 			break
 		}

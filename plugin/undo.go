@@ -251,21 +251,35 @@ func (u *undoing) delWith(ctx context.Context, step *journal.Step, config json.R
 	} else if prevResult != nil {
 		c.stdin = withPrevResult(config, prevResult)
 	}
-	if slices.Contains(scratchAllowed, step.Type) && (u.place.path == "" || !u.hasInterface()) {
-		path, remove, err := scratchNetNS(u.entry.IfName, u.addressesHad())
-		if err != nil {
-			u.log.Warn("no scratch network namespace; the plugin may leave rules behind", "plugin", step.Type, "err", err)
-		} else {
-			defer remove()
-			c.netns = path
-		}
-	}
 	stderr := u.Stderr
 	if step.LastError != "" {
 		stderr = io.Discard // it has said it before
 	}
+	if !slices.Contains(scratchAllowed, step.Type) {
+		_, f := c.run(ctx, stderr)
+		return f
+	}
+	if u.place.path != "" && u.hasInterface() {
+		// The namespace may be removed meanwhile. A plugin that does not find it any more succeeds, and leaves the rest.
+		if _, f := c.run(ctx, stderr); f != nil || u.stillThere() {
+			return f
+		}
+	}
+	path, remove, err := scratchNetNS(u.entry.IfName, u.addressesHad())
+	if err != nil {
+		u.log.Warn("no scratch network namespace; the plugin may leave rules behind", "plugin", step.Type, "err", err)
+	} else {
+		defer remove()
+		c.netns = path
+	}
 	_, f := c.run(ctx, stderr)
 	return f
+}
+
+// stillThere says whether the path that the DELs are shown names a network namespace.
+func (u *undoing) stillThere() bool {
+	_, err := identify(u.place.path)
+	return err == nil
 }
 
 // prevResult returns what every DEL of the pass gets: the final result of the ADD, or the best known, without the
