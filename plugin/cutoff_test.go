@@ -110,3 +110,21 @@ func TestNamespaceOutOfReach(t *testing.T) {
 		t.Errorf("left: %q, %d entries, %v", rules, len(n.entries()), n.reserved())
 	}
 }
+
+// TestNamespaceGoesMeanwhile: the runtime removes the pod's namespace between our look at it and bridge's, which then succeeds and
+// leaves its nat chain.
+func TestNamespaceGoesMeanwhile(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	list := n.unwind(n.bridgePlugin(`, "ipMasq": true`))
+	p := n.pod("a")
+	p.mustAdd(list)
+	real := filepath.Join(toolsDir(t), "cni", "bridge")
+	n.script("bridge", `umount -l `+p.NetNS+` 2>/dev/null && rm `+p.NetNS+`
+		exec `+real)
+	p.mustDel(list)
+	if _, err := os.Lstat(p.NetNS); err == nil {
+		t.Error("the namespace is still there")
+	}
+	n.nothingLeft()
+}
