@@ -20,7 +20,7 @@ import (
 func TestCutOffTwice(t *testing.T) {
 	t.Parallel()
 	everyPoint(t, 5, func(t *testing.T, at int) bool {
-		n := newNode(t)
+		n := newNode(t).patient()
 		n.outer = "1.1.0"
 		chain := []string{n.bridgePlugin(`, "ipMasq": true`), n.faulty("p1", "")}
 		list := n.unwind(chain...)

@@ -20,6 +20,8 @@ const (
 	killAtEnv = "UNWIND_TEST_KILL_AT"
 	// hastyEnv gives the plugin short budgets, see node.hasty.
 	hastyEnv = "UNWIND_TEST_HASTY"
+	// patientEnv gives its STATUS more time, see node.patient.
+	patientEnv = "UNWIND_TEST_PATIENT"
 )
 
 // TestMain runs the tests, or, where this program was started under the plugin's name, the plugin, with
@@ -41,6 +43,9 @@ func pluginMain() int {
 			HostLink: time.Second, Orphans: 500 * time.Millisecond,
 			GC: 4 * time.Second, Status: 2 * time.Second, Step: 200 * time.Millisecond,
 		}
+	}
+	if os.Getenv(patientEnv) != "" {
+		p.Budgets.Status = time.Minute
 	}
 	if at, err := strconv.Atoi(os.Getenv(killAtEnv)); err == nil {
 		p.Point = func(string) {

@@ -511,6 +511,12 @@ func (n *node) hasty() *node {
 	return n
 }
 
+// patient gives a STATUS the time to sweep however busy the machine is: for tests that count what it does.
+func (n *node) patient() *node {
+	n.env = append(n.env, patientEnv+"=1")
+	return n
+}
+
 // ask runs a verb that is about no attachment, GC or STATUS, with unwind's entry for a chain of the given version and plugins.
 // changes are keys of that entry, such as the list of a GC; what is nil is left out.
 func (n *node) ask(command, chainVersion string, changes map[string]any, plugins ...string) outcome {

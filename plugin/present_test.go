@@ -67,12 +67,18 @@ func TestRejectedConfiguration(t *testing.T) {
 				var err error
 				if verb == "DEL" {
 					err = p.del(n.unwind(c.is(n)...))
-				} else if out := n.ask("GC", "1.0.0", nil, c.is(n)...); out.code != 0 {
-					err = &out.said
 				}
 				calls := c.calls
 				if c.name == "no chain" && verb == "GC" { // it does not come so far
 					calls = 0
+				}
+				for try := 0; verb == "GC" && try < 3; try++ { // another unwind may be looking into the namespace
+					if out := n.ask("GC", "1.0.0", nil, c.is(n)...); out.code != 0 {
+						err = &out.said
+					}
+					if calls == 0 || len(p.dels()) > 0 {
+						break
+					}
 				}
 				if got := p.dels(); len(got) != calls || (err != nil) != c.fails {
 					t.Errorf("%d DELs, want %d; %v", len(got), calls, err)

@@ -46,7 +46,7 @@ func TestReboot(t *testing.T) {
 	}{{"STATUS", false}, {"GC", false}, {"sweep", false}, {"GC", true}} {
 		t.Run(fmt.Sprintf("%s, network renamed %t", c.verb, c.renamed), func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t)
+			n := newNode(t).patient()
 			chain := append(realChain(n), n.faulty("last", ""))
 			list := n.unwind(chain...)
 			pods := []*pod{n.pod("a"), n.pod("b")}

@@ -182,7 +182,7 @@ func TestStatusIsKilled(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			everyPoint(t, 5, func(t *testing.T, at int) bool {
-				n := newNode(t)
+				n := newNode(t).patient()
 				n.outer = "1.1.0"
 				chain := c.chain(n)
 				p := n.pod("a")
