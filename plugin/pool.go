@@ -247,17 +247,10 @@ func cachedAttachments(network string, owner ipam.Owner) (found []cached, err er
 // ReadPools returns the pools of the networks in a folder of conflists (/etc/cni/net.d) that unwind runs with the given state
 // folder. Files that cannot be read, or a chain that cannot, are told by the error; the others' pools are returned with it.
 func ReadPools(confDir, stateDir string) ([]Pool, error) {
-	files, err := os.ReadDir(confDir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
+	paths, err := Conflists(confDir)
 	errs := []error{err}
 	var pools []Pool
-	for _, f := range files {
-		if !slices.Contains([]string{".conflist", ".conf", ".json"}, filepath.Ext(f.Name())) {
-			continue // as libcni has it
-		}
-		path := filepath.Join(confDir, f.Name())
+	for _, path := range paths {
 		found, err := readPools(path, stateDir)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", path, err))
@@ -276,33 +269,13 @@ func readPools(path, stateDir string) ([]Pool, error) {
 	if err != nil || !bytes.Contains(data, []byte(Name)) {
 		return nil, err
 	}
-	var list struct {
-		Name       string            `json:"name"`
-		CNIVersion string            `json:"cniVersion"`
-		Plugins    []json.RawMessage `json:"plugins"`
+	list, err := ReadConflist(path)
+	if err != nil || list.Unwind == nil || list.Unwind.StateDir != filepath.Clean(stateDir) {
+		return nil, err
 	}
-	if err := json.Unmarshal(data, &list); err != nil {
-		return nil, jsonError(err)
+	chain, err := list.Unwind.LoadChain()
+	if err != nil {
+		return nil, err
 	}
-	var pools []Pool
-	for _, raw := range list.Plugins {
-		entry := objectOf(raw)
-		if string(entry["type"]) != string(quote(Name)) {
-			continue
-		}
-		entry["name"], entry["cniVersion"] = quote(list.Name), quote(list.CNIVersion)
-		conf, err := ParseConf(marshal(entry))
-		if err != nil {
-			return pools, err
-		}
-		if conf.StateDir != filepath.Clean(stateDir) {
-			continue
-		}
-		chain, err := conf.LoadChain()
-		if err != nil {
-			return pools, err
-		}
-		pools = append(pools, chain.Pools(conf)...)
-	}
-	return pools, nil
+	return chain.Pools(list.Unwind), nil
 }
