@@ -42,7 +42,10 @@ type usageError struct{ error }
 func hintFor(err error) string {
 	var damaged *journal.DamagedError
 	var usage usageError
+	var hinting interface{ Hint() string }
 	switch {
+	case errors.As(err, &hinting):
+		return hinting.Hint()
 	case errors.As(err, &usage):
 		return "unwindctl --help lists the commands, unwindctl COMMAND --help the flags of one"
 	case errors.Is(err, fs.ErrPermission):
