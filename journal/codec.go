@@ -19,6 +19,8 @@ import (
 //	addresses   address 00 <entry key>             → nothing
 //	tombstones  <entry key>                        → sequence, 8 bytes, and Tombstone, JSON
 //	buried      sequence, 8 bytes                  → <entry key>; the oldest first
+//	history     sequence, 8 bytes                  → Event, JSON; the oldest first
+//	counters    name 00 label 00 label …           → value, 8 bytes
 //
 // pods and addresses are written in the transaction that writes the entry, from the entry alone.
 var (

@@ -1,0 +1,147 @@
+package journal
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	bolt "go.etcd.io/bbolt"
+)
+
+// EventKind says what happened.
+type EventKind string
+
+// The kinds of events.
+const (
+	RolledBack EventKind = "rolled-back" // an ADD failed and was undone, as far as it could be
+	Swept      EventKind = "swept"       // released without the runtime's DEL
+	Released   EventKind = "released"    // an address of host-local's that no attachment in the journal had
+	Parked     EventKind = "parked"      // a DEL waits for an address that another attachment has
+	Superseded EventKind = "superseded"  // another ADD of the same container ID came before the DEL
+	Forgotten  EventKind = "forgotten"   // given up by a person, with DELs owed
+)
+
+// Event is something that happened to an attachment out of the ordinary, kept for people to ask about.
+type Event struct {
+	Key
+	Kind      EventKind    `json:"kind"`
+	Pod       Pod          `json:"pod,omitzero"`
+	Reason    string       `json:"reason"`
+	Addresses []netip.Addr `json:"addresses,omitempty"`
+	Plugins   []string     `json:"plugins,omitempty"` // the delegate that failed, or those that are still owed a DEL
+	At        Time         `json:"at"`
+}
+
+// maxHistory bounds the events that are kept: the last ones.
+const maxHistory = 1000
+
+// Both buckets came after the first release, which passes over them. They are made when they are first written.
+var (
+	bucketHistory  = []byte("history")
+	bucketCounters = []byte("counters")
+)
+
+// bucket returns a bucket that may not be there yet.
+func (tx *Tx) bucket(name []byte) *bolt.Bucket {
+	if tx.btx == nil {
+		return nil
+	}
+	return tx.btx.Bucket(name)
+}
+
+// Record adds an event to the history, and drops the oldest if they are too many.
+func (tx *Tx) Record(e Event) error {
+	b, err := tx.btx.CreateBucketIfNotExists(bucketHistory)
+	if err != nil {
+		return err
+	}
+	n, err := b.NextSequence()
+	if err != nil {
+		return err
+	}
+	e.At = Now()
+	data, err := json.Marshal(e)
+	if err != nil {
+		return err
+	}
+	var old [][]byte
+	c := b.Cursor()
+	for k, _ := c.First(); k != nil && n >= maxHistory && bytes.Compare(k, sequence(n-maxHistory)) <= 0; k, _ = c.Next() {
+		old = append(old, bytes.Clone(k))
+	}
+	for _, k := range old {
+		if err := b.Delete(k); err != nil {
+			return err
+		}
+	}
+	return b.Put(sequence(n), data)
+}
+
+// History calls fn for every event, the oldest first. One that is damaged is passed over.
+func (tx *Tx) History(fn func(Event) error) error {
+	b := tx.bucket(bucketHistory)
+	if b == nil {
+		return nil
+	}
+	return b.ForEach(func(_, value []byte) error {
+		var e Event
+		if json.Unmarshal(value, &e) != nil {
+			return nil
+		}
+		return fn(e)
+	})
+}
+
+// Count adds one to a counter. Neither its name nor a label may have a zero byte.
+func (tx *Tx) Count(name string, labels ...string) error {
+	return tx.SetCounter(tx.Counter(name, labels...)+1, name, labels...)
+}
+
+// SetCounter sets a counter to a value.
+func (tx *Tx) SetCounter(n uint64, name string, labels ...string) error {
+	b, err := tx.btx.CreateBucketIfNotExists(bucketCounters)
+	if err != nil {
+		return err
+	}
+	for _, text := range append(labels, name) {
+		if strings.ContainsRune(text, 0) {
+			return fmt.Errorf("journal: counter %q: a zero byte", text)
+		}
+	}
+	return b.Put(counterKey(name, labels), sequence(n))
+}
+
+// Counter returns the value of a counter; 0 if it was never counted.
+func (tx *Tx) Counter(name string, labels ...string) uint64 {
+	b := tx.bucket(bucketCounters)
+	if b == nil {
+		return 0
+	}
+	return counterOf(b.Get(counterKey(name, labels)))
+}
+
+// Counters calls fn for every counter.
+func (tx *Tx) Counters(fn func(name string, labels []string, n uint64) error) error {
+	b := tx.bucket(bucketCounters)
+	if b == nil {
+		return nil
+	}
+	return b.ForEach(func(k, v []byte) error {
+		parts := strings.Split(string(k), "\x00")
+		return fn(parts[0], parts[1:], counterOf(v))
+	})
+}
+
+func counterKey(name string, labels []string) []byte {
+	return []byte(strings.Join(append([]string{name}, labels...), "\x00"))
+}
+
+func counterOf(value []byte) uint64 {
+	if len(value) != 8 {
+		return 0
+	}
+	return binary.BigEndian.Uint64(value)
+}
