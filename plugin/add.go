@@ -123,6 +123,7 @@ func (a *adding) journalFailed(err error) error {
 	if a.prior != nil {
 		return cniError(types.ErrTryAgainLater, fmt.Sprintf("unwind: %v; an earlier ADD of %s is not undone", err, a.key), "")
 	}
+	a.degraded("ADD", err)
 	a.log.Error("the journal failed; going on without it: a crash from here on, or a DEL that fails, leaks", "err", err)
 	a.noWrite = true
 	return nil
@@ -137,7 +138,7 @@ func (a *adding) open(killed bool) error {
 	}
 	var kin []*journal.Entry
 	errLeft := errors.New("something is left")
-	err := a.store.Update(a.ctx, func(tx *journal.Tx) (err error) {
+	err := a.update(a.ctx, func(tx *journal.Tx) (err error) {
 		if err := a.findPrior(tx); err != nil {
 			return err
 		}
@@ -154,7 +155,7 @@ func (a *adding) open(killed bool) error {
 		if err := a.supersede(killed); err != nil {
 			return err
 		}
-		err = a.store.Update(a.ctx, func(tx *journal.Tx) error { return tx.Put(a.entry) })
+		err = a.update(a.ctx, func(tx *journal.Tx) error { return tx.Put(a.entry) })
 	}
 	if err != nil {
 		return a.journalFailed(err)
@@ -263,7 +264,10 @@ func (a *adding) supersede(killed bool) error {
 	if err := a.begin(ctx, prior, "superseded by another ADD of the same container ID"); err != nil {
 		return a.journalFailed(err)
 	}
+	event := eventOf(journal.Superseded, prior)
 	a.undo(ctx, a.lock, prior, "")
+	event.Reason, event.Plugins = prior.Reason, pendingSteps(prior)
+	a.tell(event)
 	a.entry.Generations = append(prior.Generations, *a.gen)
 	a.gen = a.entry.Newest()
 	return nil
@@ -388,6 +392,7 @@ func (a *adding) commit(d Delegate, claims []journal.Claim, last bool) *failure 
 		return &failure{plugin: d.Type, command: "ADD", code: types.ErrTryAgainLater, msg: err.Error()}
 	}
 	if err != nil {
+		a.degraded("ADD", err)
 		a.log.Error("the journal cannot be written", "err", err)
 	}
 	return nil
@@ -396,7 +401,7 @@ func (a *adding) commit(d Delegate, claims []journal.Claim, last bool) *failure 
 // record writes the entry and returns the other entries that hold one of the claims. It is live if it is the last time
 // and there are no such others.
 func (a *adding) record(claims []journal.Claim, last bool) (others []*journal.Entry, err error) {
-	err = a.store.Update(a.ctx, func(tx *journal.Tx) error {
+	err = a.update(a.ctx, func(tx *journal.Tx) error {
 		others = nil
 		for _, c := range claims {
 			entries, err := tx.ByAddress(c.Address)
@@ -445,14 +450,20 @@ func (a *adding) rollBack(f *failure) error {
 	if a.durable {
 		a.entry.State = journal.Removing
 	}
-	a.entry.Reason = shorten("its ADD failed: "+f.Error(), 500)
+	a.entry.Reason = shorten(reasonFailed+": "+f.Error(), 500)
 	tomb := a.tombstone(a.entry)
 	if a.claimHeld(a.entry) && !a.noWrite {
-		if err := a.store.Update(ctx, func(tx *journal.Tx) error { return tx.Put(a.entry) }); err != nil {
+		if err := a.update(ctx, func(tx *journal.Tx) error { return tx.Put(a.entry) }); err != nil {
 			a.log.Error("the journal cannot be written after a failed ADD", "attachment", a.key.String(), "err", err)
 		}
 	}
+	event, result := eventOf(journal.RolledBack, a.entry), "complete"
 	a.undo(ctx, a.lock, a.entry, a.args.Netns)
+	if a.entry.Pending() > 0 {
+		result = "pending"
+	}
+	event.Reason, event.Plugins = a.entry.Reason, []string{f.plugin}
+	a.tell(event, CountRollbacks, f.plugin, result)
 	switch {
 	case !a.noWrite:
 		if err := a.finish(ctx, a.lock, a.entry, tomb); err != nil {

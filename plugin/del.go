@@ -59,6 +59,7 @@ func (o *op) del() error {
 const askedFor = "the runtime asked for its DEL"
 
 func (d *deleting) journalFailed(err error) {
+	d.degraded("DEL", err)
 	d.log.Error("the journal failed; the DEL goes on without it", "attachment", d.key.String(), "err", err)
 	d.noWrite = true
 }
@@ -83,7 +84,7 @@ func (d *deleting) find(ctx context.Context, killed bool) error {
 		}
 		return nil
 	}
-	err := d.store.Update(ctx, func(tx *journal.Tx) error {
+	err := d.update(ctx, func(tx *journal.Tx) error {
 		if err := look(tx); err != nil {
 			return err
 		}

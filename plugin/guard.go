@@ -82,7 +82,11 @@ func (a *adding) claim(d Delegate, claims []journal.Claim, others []*journal.Ent
 		a.log.Warn("another attachment has the same address", "attachment", a.key.String(), "other", other.Key.String(),
 			"why", err)
 		for _, c := range claims {
-			if a.duplicate(c, other) && a.conf.OnDuplicateAddress == "fail" {
+			if !a.duplicate(c, other) {
+				continue
+			}
+			a.count(CountDuplicates)
+			if a.conf.OnDuplicateAddress == "fail" {
 				return &failure{plugin: d.Type, command: "ADD", code: types.ErrInternal, msg: fmt.Sprintf(
 					"it gave out %s, which is in use by %s", c.Address, other.Key)}
 			}

@@ -90,6 +90,7 @@ type op struct {
 	invoked bool         // by a runtime, see sees
 	list    *List        // what the runtime says is attached, or nil
 	deaf    bool         // the journal could not be read: it is not waited for again
+	notes   []note       // for the next transaction
 	fresh   []netip.Addr // what our ADD has just got and no delegate of ours was told of yet, see claim
 }
 
@@ -100,6 +101,7 @@ func (p *Plugin) verb(ctx context.Context, do func(*op) error) func(*skel.CmdArg
 		o, closeLog := p.newOp(ctx, args, conf)
 		o.bad, o.invoked = bad, true
 		defer closeLog()
+		defer o.lastNotes()
 		return o.safely(func() error { return do(o) })
 	}
 }

@@ -112,6 +112,8 @@ func (s *sweeping) reconcile(ctx context.Context, pool Pool) (findings []Finding
 	gone := map[netip.Addr]bool{}
 	for _, r := range released {
 		gone[r.Address] = true
+		s.tell(journal.Event{Kind: journal.Released, Key: strayFinding(pool, r.Reservation, verdict{}).Key,
+			Addresses: []netip.Addr{r.Address}, Reason: r.Reason})
 		s.log.Info("address released", "network", pool.Network, "address", r.Address, "owner", r.Owner.ContainerID, "reason", r.Reason)
 	}
 	for _, r := range plan {

@@ -98,7 +98,9 @@ func (o *op) replay(ctx context.Context, lock *journal.Lock, e *journal.Entry, r
 		return err
 	}
 	tomb := o.tombstone(e)
+	event := eventOf(journal.Swept, e)
 	failures := o.undo(ctx, lock, e, "")
+	o.tellReleased(event, e, reason)
 	if err := o.finish(ctx, lock, e, tomb); err != nil {
 		return err
 	}
@@ -129,14 +131,23 @@ func (o *op) purge(ctx context.Context, lock *journal.Lock, e *journal.Entry, re
 		}
 	}
 	e.Reason = reason
-	tomb := o.tombstone(e)
+	tomb, event := o.tombstone(e), eventOf(journal.Swept, e)
 	e.Generations = nil
+	o.tellReleased(event, e, reason)
 	return o.finish(ctx, lock, e, tomb)
+}
+
+// tellReleased notes that nothing is left of an attachment that was released without the runtime's DEL.
+func (o *op) tellReleased(event journal.Event, e *journal.Entry, reason string) {
+	if len(e.Generations) == 0 {
+		event.Reason = reason
+		o.tell(event, CountSwept, cause(reason))
+	}
 }
 
 // begin writes that a pass over the entry's steps begins, and why.
 func (o *op) begin(ctx context.Context, e *journal.Entry, reason string) error {
-	return o.store.Update(ctx, func(tx *journal.Tx) error { return o.mark(tx, e, reason) })
+	return o.update(ctx, func(tx *journal.Tx) error { return o.mark(tx, e, reason) })
 }
 
 func (o *op) mark(tx *journal.Tx, e *journal.Entry, reason string) error {
@@ -159,7 +170,7 @@ func (o *op) mark(tx *journal.Tx, e *journal.Entry, reason string) error {
 func (o *op) finish(ctx context.Context, lock *journal.Lock, e *journal.Entry, tomb *journal.Tombstone) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), journal.MaxWait)
 	defer cancel()
-	err := o.store.Update(ctx, func(tx *journal.Tx) error {
+	err := o.update(ctx, func(tx *journal.Tx) error {
 		if len(e.Generations) > 0 {
 			return tx.Put(e)
 		}

@@ -57,7 +57,8 @@ func (p *Plugin) Sweep(ctx context.Context, stateDir string, s Sweep) ([]Finding
 type sweeping struct {
 	*op
 	Sweep
-	eager bool // the runtime or a person asked for it: what has failed before does not wait for its next try
+	last  uint64 // when the last sweep of all networks ended, in Unix seconds
+	eager bool   // the runtime or a person asked for it: what has failed before does not wait for its next try
 }
 
 func (s *sweeping) run(ctx context.Context) ([]Finding, error) {
@@ -83,6 +84,10 @@ func (s *sweeping) run(ctx context.Context) ([]Finding, error) {
 		more, poolErr := s.reconcile(ctx, pool)
 		findings, err = append(findings, more...), errors.Join(err, poolErr)
 	}
+	if err == nil {
+		s.noteEnd(ctx)
+	}
+	s.lastNotes()
 	return findings, err
 }
 
@@ -92,6 +97,7 @@ func (s *sweeping) settleAll(ctx context.Context, findings []Finding) {
 	var workers sync.WaitGroup
 	for range min(8, 2*runtime.NumCPU()) {
 		worker := *s.op
+		worker.notes = nil
 		workers.Go(func() {
 			for f := range work {
 				if err := worker.safely(func() error { return worker.release(ctx, f) }); err != nil {
@@ -170,7 +176,7 @@ func (s *sweeping) plan(ctx context.Context) ([]Finding, error) {
 func (s *sweeping) overlook(ctx context.Context) (findings []Finding, look []journal.Key, err error) {
 	var outlines []journal.Outline
 	err = s.store.View(ctx, func(tx *journal.Tx) error {
-		outlines = nil
+		outlines, s.last = nil, tx.Counter(LastSweep)
 		return tx.Outlines(func(o journal.Outline, _ error) error { // what is damaged is neither live nor of this boot
 			if s.covers(o.Key) {
 				outlines = append(outlines, o)

@@ -369,6 +369,9 @@ func (u *undoing) settled(step *journal.Step, f *failure) bool {
 		if step.Parked = true; !wasParked {
 			u.log.Info("DEL parked: its address has another owner", "plugin", step.Type,
 				"attachment", u.entry.Key.String(), "address", address)
+			event := eventOf(journal.Parked, u.entry)
+			event.Reason, event.Plugins = fmt.Sprintf("%s has another owner", address), []string{step.Type}
+			u.tell(event)
 		}
 		return false
 	}

@@ -62,8 +62,14 @@ type verdict struct {
 }
 
 const (
-	reasonThere  = "its network namespace is there"
-	reasonLocked = "its lock is held: it is being worked on"
+	reasonThere    = "its network namespace is there"
+	reasonLocked   = "its lock is held: it is being worked on"
+	reasonForeign  = "it was made on another machine, of which this disk is a copy"
+	reasonFailed   = "its ADD failed" // what is on record goes on with why
+	reasonEarlier  = "it was made before this boot"
+	reasonCutOff   = "its ADD was cut off before it succeeded"
+	reasonGone     = "its network namespace is gone"
+	reasonUnlisted = "the runtime does not list it, and no process is in its network namespace"
 )
 
 // ends says whether the attachment is to be settled.
@@ -80,17 +86,17 @@ func decide(ev evidence) verdict {
 		return verdict{fate: Unknown, reason: "its ADD ran in other namespaces than this process, which can tell nothing " +
 			"from what it does not see; look from where the runtime runs"}
 	case ev.sameBoot == no && ev.otherHost == yes:
-		return verdict{fate: Foreign, reason: "it was made on another machine, of which this disk is a copy"}
+		return verdict{fate: Foreign, reason: reasonForeign}
 	case ev.state == journal.Unwinding:
-		return verdict{fate: Dead, reason: "its ADD failed"}
+		return verdict{fate: Dead, reason: reasonFailed}
 	case ev.state == journal.Removing:
 		return verdict{fate: Dead, reason: cmp.Or(ev.why, askedFor)}
 	case ev.sameBoot == no && ev.otherHost == no:
-		return verdict{fate: Dead, reason: "it was made before this boot"}
+		return verdict{fate: Dead, reason: reasonEarlier}
 	case ev.sameBoot != yes:
 		return verdict{fate: Unknown, reason: "whether it was made in this boot of this machine cannot be told"}
 	case ev.state == journal.Adding && ev.lockFile == yes:
-		return verdict{fate: Dead, reason: "its ADD was cut off before it succeeded"}
+		return verdict{fate: Dead, reason: reasonCutOff}
 	case ev.netns == yes && ev.listed == no:
 		return decideUnlisted(ev)
 	case ev.netns == yes:
@@ -102,7 +108,7 @@ func decide(ev evidence) verdict {
 	case ev.hostLink == yes:
 		return verdict{fate: Live, reason: "the host's end of its interface is there"}
 	case ev.netns == no && ev.inside == no && ev.hostLink == no:
-		return verdict{fate: Dead, reason: "its network namespace is gone"}
+		return verdict{fate: Dead, reason: reasonGone}
 	}
 	return verdict{fate: Unknown, reason: "its network namespace, the processes or the host's interfaces cannot be looked at"}
 }
@@ -120,5 +126,5 @@ func decideUnlisted(ev evidence) verdict {
 	case ev.aged == no:
 		return verdict{fate: Live, reason: "the runtime does not list it, but the grace period is not over"}
 	}
-	return verdict{fate: Dead, reason: "the runtime does not list it, and no process is in its network namespace"}
+	return verdict{fate: Dead, reason: reasonUnlisted}
 }
