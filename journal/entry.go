@@ -65,6 +65,7 @@ type Entry struct {
 	Pod         Pod          `json:"pod,omitzero"`
 	Generations []Generation `json:"generations"`
 	Reason      string       `json:"reason,omitempty"` // why the entry is as it is, in words
+	Since       Time         `json:"since,omitzero"`   // in this state; zero in entries of the first release
 	Updated     Time         `json:"updated"`
 }
 

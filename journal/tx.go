@@ -52,6 +52,9 @@ func (tx *Tx) Put(e *Entry) error {
 		}
 	}
 	e.Updated = Now()
+	if from != e.State || e.Since == (Time{}) {
+		e.Since = e.Updated
+	}
 	value, err := encodeEntry(e)
 	if err != nil {
 		return fmt.Errorf("journal: entry %s: %w", e.Key, err)

@@ -25,6 +25,7 @@ type Finding struct {
 	Pending  []string // the delegates that are still owed a DEL, each with why
 	Err      error    // what kept it from being released
 
+	evidence evidence
 	thisBoot bool // it was made in this boot
 	orphaned bool // delegates that outlived their unwind hold its lock
 }

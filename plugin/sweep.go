@@ -23,6 +23,8 @@ type Sweep struct {
 	Pools      []Pool       // of host-local, to be compared with the journal
 	DryRun     bool         // decide, and release nothing
 	Force      bool         // release also what the brake would keep, see BrakeError
+	// Progress, if it is set, is called after each attachment that was tried, by one goroutine at a time.
+	Progress func(done, of int)
 }
 
 // BrakeError says that a sweep has kept attachments that seem dead because they are too many: more than 10 and more than
@@ -84,8 +86,8 @@ func (s *sweeping) run(ctx context.Context) ([]Finding, error) {
 		more, poolErr := s.reconcile(ctx, pool)
 		findings, err = append(findings, more...), errors.Join(err, poolErr)
 	}
-	if err == nil {
-		s.noteEnd(ctx)
+	if err == nil && (len(findings) == 0 || slices.ContainsFunc(findings, func(f Finding) bool { return f.Fate != Unknown })) {
+		s.noteEnd(ctx) // one that can tell nothing, as from a container, does not count
 	}
 	s.lastNotes()
 	return findings, err
@@ -93,8 +95,15 @@ func (s *sweeping) run(ctx context.Context) ([]Finding, error) {
 
 // settleAll settles what is dead, different attachments in parallel.
 func (s *sweeping) settleAll(ctx context.Context, findings []Finding) {
+	var due []*Finding
+	for i := range findings {
+		if f := &findings[i]; f.Ends() && !f.Waits && f.Err == nil {
+			due = append(due, f)
+		}
+	}
 	work := make(chan *Finding)
 	var workers sync.WaitGroup
+	progress := s.progress(len(due))
 	for range min(8, 2*runtime.NumCPU()) {
 		worker := *s.op
 		worker.notes = nil
@@ -103,17 +112,29 @@ func (s *sweeping) settleAll(ctx context.Context, findings []Finding) {
 				if err := worker.safely(func() error { return worker.release(ctx, f) }); err != nil {
 					f.Err = err
 				}
+				progress()
 			}
 		})
 	}
-	for i := range findings {
-		if f := &findings[i]; f.Ends() && !f.Waits && f.Err == nil {
-			work <- f
-		}
+	for _, f := range due {
+		work <- f
 	}
 	close(work)
 	workers.Wait()
 	s.unpark(ctx, findings)
+}
+
+// progress returns a function that counts one more of those that are tried.
+func (s *sweeping) progress(of int) func() {
+	var mu sync.Mutex
+	done := 0
+	return func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if done++; s.Progress != nil {
+			s.Progress(done, of)
+		}
+	}
 }
 
 // unpark settles those whose DELs were parked, where the sweep has released the owner of the address.
@@ -199,6 +220,7 @@ func (s *sweeping) overlook(ctx context.Context) (findings []Finding, look []jou
 // finding judges an attachment.
 func (s *sweeping) finding(ctx context.Context, e *journal.Entry) Finding {
 	ev := s.gather(e, nil)
+	seen := ev
 	orphaned := ev.locked == yes && s.orphaned(e)
 	if orphaned {
 		ev.locked = no
@@ -208,7 +230,7 @@ func (s *sweeping) finding(ctx context.Context, e *journal.Entry) Finding {
 		s.log.Warn(v.reason, "attachment", e.Key.String())
 	}
 	f := Finding{
-		Key: e.Key, Pod: e.Pod, State: e.State, Fate: v.fate, Reason: v.reason,
+		Key: e.Key, Pod: e.Pod, State: e.State, Fate: v.fate, Reason: v.reason, evidence: seen,
 		thisBoot: ev.sameBoot == yes, orphaned: orphaned,
 	}
 	if v.ends() {

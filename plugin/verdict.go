@@ -41,6 +41,30 @@ type evidence struct {
 	aged      answer // it is older than the grace period: a list that is being read now could have it
 }
 
+// Fact is one piece of evidence for people: a question, and "yes", "no" or "unknown".
+type Fact struct {
+	Question string `json:"question"`
+	Answer   string `json:"answer"`
+}
+
+func (a answer) String() string { return [...]string{"unknown", "no", "yes"}[a] }
+
+// Facts returns the evidence on which an attachment was judged.
+func (f *Finding) Facts() []Fact {
+	ev := f.evidence
+	return []Fact{
+		{"its lock is held", ev.locked.String()},
+		{"this process sees what its ADD saw", ev.observer.String()},
+		{"made in this boot", ev.sameBoot.String()},
+		{"made on another machine", ev.otherHost.String()},
+		{"its network namespace is at its path", ev.netns.String()},
+		{"a process is in its network namespace", ev.inside.String()},
+		{"the host's end of its interface is there", ev.hostLink.String()},
+		{"the runtime lists it", ev.listed.String()},
+		{"older than the grace period", ev.aged.String()},
+	}
+}
+
 // Fate is what becomes of an attachment.
 type Fate string
 

@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -62,14 +61,12 @@ func ipamCommand() *cobra.Command {
 			}
 			out := cmd.OutOrStdout()
 			if asJSON {
-				enc := json.NewEncoder(out)
-				enc.SetIndent("", "  ")
-				return errors.Join(enc.Encode(pools), err)
+				return errors.Join(printJSON(out, "pools", pools), err)
 			}
 			return errors.Join(printPools(out, pools, flags), err)
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON array")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON: version, pools")
 	cmd.Flags().StringVar(&flags.network, "network", "", "only the pools of this network")
 	addCommonFlags(cmd, &flags)
 	return cmd

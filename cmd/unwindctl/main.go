@@ -25,14 +25,38 @@ func init() { runtime.LockOSThread() }
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
-	defer stop()
-	if err := rootCommand().ExecuteContext(ctx); err != nil {
+	context.AfterFunc(ctx, stop) // a second signal ends the program at once
+	err := rootCommand().ExecuteContext(ctx)
+	if err != nil && err.Error() != "" {
 		fmt.Fprintf(os.Stderr, "error: %s\n", strings.ReplaceAll(err.Error(), "\n", "\nerror: "))
 		if hint := hintFor(err); hint != "" {
 			fmt.Fprintf(os.Stderr, "hint: %s\n", hint)
 		}
-		os.Exit(1)
 	}
+	os.Exit(exitCode(ctx, err))
+}
+
+// The exit codes, of which doctor has two more.
+const (
+	exitError       = 1 // something could not be done, or is left to do
+	exitUsage       = 2 // the command line is wrong: nothing was done
+	exitInterrupted = 130
+)
+
+func exitCode(ctx context.Context, err error) int {
+	var usage usageError
+	var coded interface{ ExitCode() int }
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &usage):
+		return exitUsage
+	case errors.As(err, &coded):
+		return coded.ExitCode()
+	case ctx.Err() != nil:
+		return exitInterrupted
+	}
+	return exitError
 }
 
 // usageError is an error in the command line.
@@ -68,11 +92,20 @@ func rootCommand() *cobra.Command {
 		SilenceErrors: true,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(listCommand(), sweepCommand(), ipamCommand(), versionCommand())
+	root.AddCommand(listCommand(), showCommand(), historyCommand(), sweepCommand(), ipamCommand(), forgetCommand(),
+		versionCommand())
 	return root
 }
 
-// noArgs is what every command takes.
+// oneArg is what commands about one thing take.
+func oneArg(cmd *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return usageError{fmt.Errorf("%s takes one argument: %s", cmd.CommandPath(), strings.TrimPrefix(cmd.Use, cmd.Name()+" "))}
+	}
+	return nil
+}
+
+// noArgs is what most commands take.
 func noArgs(cmd *cobra.Command, args []string) error {
 	if err := cobra.NoArgs(cmd, args); err != nil {
 		return usageError{err}

@@ -152,7 +152,7 @@ func TestWallClock(t *testing.T) {
 	}
 }
 
-// shiftYears moves the wall times of all entries: of the ADD, and of the last change.
+// shiftYears moves the wall times of all entries: of the ADD, of the state, and of the last change.
 func (n *node) shiftYears(years int) {
 	n.Helper()
 	wall := regexp.MustCompile(`"wall":"\d{4}`)
@@ -165,7 +165,7 @@ func (n *node) shiftYears(years int) {
 				return fmt.Appendf(nil, `"wall":"%d`, year+years)
 			})
 		})
-		if err != nil || moved != 2 {
+		if err != nil || moved != 3 {
 			n.Fatalf("%d times moved (%v)", moved, err)
 		}
 	}

@@ -22,7 +22,7 @@ import (
 // sweepFlags are those of the command, as given.
 type sweepFlags struct {
 	network, cri, valid, confDir, stateDir string
-	dryRun, force                          bool
+	dryRun, force, asJSON                  bool
 }
 
 func sweepCommand() *cobra.Command {
@@ -36,7 +36,8 @@ func sweepCommand() *cobra.Command {
 			"(--cri, --valid) also if the list does not have it, no process is in its namespace and its grace period is over.\n" +
 			"Everything else is kept. Run it where the runtime runs, on the host: from a container nothing can be told, and\n" +
 			"nothing is done. It can be cut off at any time, and be run again.\n\n" +
-			"ATTACHMENT is NETWORK/CONTAINER/IFNAME, as unwindctl list shows them; of the container ID, the beginning is enough.\n\n" +
+			"ATTACHMENT is NETWORK/CONTAINER/IFNAME, as unwindctl list shows them, or a container ID, a pod or an address, if it has one\n" +
+			"attachment; of a container ID, the beginning is enough.\n\n" +
 			"The results:\n" +
 			"  released        nothing of it is left\n" +
 			"  to be released  with --dry-run: it would be tried\n" +
@@ -59,6 +60,7 @@ func sweepCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&flags.force, "force", false, "release also what is kept since too much seems dead")
 	cmd.Flags().StringVar(&flags.valid, "valid", "",
 		"a `FILE` with all that is attached to --network, - for stdin: [{\"containerID\": \"…\", \"ifname\": \"…\"}, …]")
+	cmd.Flags().BoolVar(&flags.asJSON, "json", false, "print JSON: version, findings; live ones too")
 	addCommonFlags(cmd, &flags)
 	cmd.MarkFlagsMutuallyExclusive("cri", "valid")
 	return cmd
@@ -77,9 +79,9 @@ func sweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	if flags.stateDir, err = filepath.Abs(flags.stateDir); err != nil {
 		return err
 	}
-	s := plugin.Sweep{Network: flags.network, DryRun: flags.dryRun, Force: flags.force}
+	s := plugin.Sweep{Network: flags.network, DryRun: flags.dryRun, Force: flags.force, Progress: progress(cmd.ErrOrStderr())}
 	if len(args) == 1 {
-		key, err := findAttachment(ctx, flags.stateDir, args[0])
+		key, err := findOne(ctx, flags.stateDir, args[0])
 		if err != nil {
 			return err
 		}
@@ -104,12 +106,69 @@ func sweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	if findings == nil && err != nil {
 		return errors.Join(listErr, err)
 	}
-	if len(findings) == 0 {
+	if len(findings) == 0 && !flags.asJSON {
 		return errors.Join(listErr, err, printNothing(cmd.OutOrStdout(), flags))
 	}
 	slices.SortFunc(findings, func(a, b plugin.Finding) int { return cmp.Compare(a.Key.String(), b.Key.String()) })
-	printErr := printFindings(cmd.OutOrStdout(), findings, flags.dryRun, s.Attachment != nil)
+	var printErr error
+	if flags.asJSON {
+		printErr = printJSON(cmd.OutOrStdout(), "findings", jsonFindings(findings, flags.dryRun))
+	} else {
+		printErr = printFindings(cmd.OutOrStdout(), findings, flags.dryRun, s.Attachment != nil)
+	}
 	return errors.Join(listErr, err, left(findings, flags.dryRun), printErr)
+}
+
+// finding is what sweep --json prints of an attachment, or of an address that no attachment has.
+type finding struct {
+	Network     string        `json:"network"`
+	ContainerID string        `json:"containerID,omitempty"`
+	IfName      string        `json:"ifname,omitempty"`
+	Address     string        `json:"address,omitempty"`
+	Pod         *journal.Pod  `json:"pod,omitempty"`
+	State       journal.State `json:"state,omitempty"`
+	Verdict     plugin.Fate   `json:"verdict"`
+	Result      string        `json:"result"` // as the table has it
+	Why         string        `json:"why"`
+	Pending     []string      `json:"pending,omitempty"` // delegates
+	Error       string        `json:"error,omitempty"`
+}
+
+func jsonFindings(findings []plugin.Finding, dryRun bool) []finding {
+	all := []finding{}
+	for i := range findings {
+		f := &findings[i]
+		word, _ := result(f, dryRun)
+		one := finding{
+			Network: f.Network, ContainerID: f.ContainerID, IfName: f.IfName, State: f.State, Verdict: f.Fate, Result: word,
+			Why: f.Reason, Pending: f.Pending,
+		}
+		if f.Address.IsValid() {
+			one.Address = f.Address.String()
+		}
+		if f.Pod != (journal.Pod{}) {
+			one.Pod = &f.Pod
+		}
+		if f.Err != nil {
+			one.Error = f.Err.Error()
+		}
+		all = append(all, one)
+	}
+	return all
+}
+
+// progress returns what shows on a terminal how far a sweep has come; nil where there is none.
+func progress(out io.Writer) func(done, of int) {
+	if _, terminal := onTerminal(out); !terminal {
+		return nil
+	}
+	return func(done, of int) {
+		end := ""
+		if done == of {
+			end = "\r\x1b[K" // the table has it all
+		}
+		fmt.Fprintf(out, "\r%d of %s tried%s", done, attachmentsOf(of), end)
+	}
 }
 
 // poolsOf returns the pools of host-local that the flags cover.
@@ -161,34 +220,6 @@ func readValid(path, network string, stdin io.Reader) (*plugin.List, error) {
 		return nil, usageError{fmt.Errorf("%s: %w", path, err)}
 	}
 	return plugin.NewList(network, valid), nil
-}
-
-// findAttachment returns the attachment that an argument names.
-func findAttachment(ctx context.Context, stateDir, name string) (key journal.Key, err error) {
-	parts := strings.Split(name, "/")
-	if len(parts) != 3 || slices.Contains(parts, "") {
-		return key, usageError{fmt.Errorf("%q is not NETWORK/CONTAINER/IFNAME", name)}
-	}
-	attachments, err := readJournal(ctx, &journal.Store{Dir: stateDir})
-	var found []journal.Key
-	for _, a := range attachments {
-		key := journal.Key{Network: a.Network, ContainerID: a.ContainerID, IfName: a.IfName}
-		if key.String() == name {
-			return key, nil // though others may begin so
-		}
-		if a.Network == parts[0] && a.IfName == parts[2] && strings.HasPrefix(a.ContainerID, parts[1]) {
-			found = append(found, key)
-		}
-	}
-	switch {
-	case len(found) == 1:
-		return found[0], nil
-	case len(found) > 1:
-		return key, usageError{fmt.Errorf("%s are %d attachments; write more of the container ID", name, len(found))}
-	case err != nil:
-		return key, err
-	}
-	return key, usageError{fmt.Errorf("no attachment %s in the journal of %s; unwindctl list shows them", name, stateDir)}
 }
 
 // printFindings prints all that does not simply live, and how many of each there are.
