@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"errors"
+	"os"
 	"strings"
 	"syscall"
 	"time"
@@ -125,6 +126,9 @@ func cause(reason string) string {
 func (s *sweeping) noteEnd(ctx context.Context) {
 	now := uint64(time.Now().Unix())
 	if s.DryRun || s.Network != "" || s.Attachment != nil || ctx.Err() != nil || now-min(s.last, now) < 60 {
+		return
+	}
+	if _, err := os.Lstat(s.store.Path()); err != nil { // none is made for this
 		return
 	}
 	if err := s.update(ctx, func(tx *journal.Tx) error { return tx.SetCounter(now, LastSweep) }); err != nil {

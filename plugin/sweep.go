@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"golang.org/x/sys/unix"
@@ -283,12 +284,17 @@ func (s *sweeping) brake(findings []Finding) error {
 	return err
 }
 
-// release settles one attachment, if its lock is free and there is time.
+// release settles one attachment, if its lock is free and there is time. A signal that comes meanwhile does not cut it off: a
+// DEL that is killed is owed once more.
 func (o *op) release(ctx context.Context, f *Finding) error {
 	if ctx.Err() != nil {
 		return errors.New("no time was left for it")
 	}
-	ctx, cancel := context.WithTimeout(ctx, o.Budgets.Undo)
+	end := time.Now().Add(o.Budgets.Undo)
+	if deadline, ok := ctx.Deadline(); ok && deadline.Before(end) {
+		end = deadline
+	}
+	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), end)
 	defer cancel()
 	lock, killed, err := o.tryLock(ctx, f)
 	if errors.Is(err, journal.ErrBusy) && !f.orphaned { // another unwind has begun to work on it

@@ -2,11 +2,18 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
 	"strings"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"cni-unwind/plugin"
@@ -17,6 +24,33 @@ const criTimeout = 10 * time.Second
 
 // maxCRIMessage bounds the runtime's answer, in bytes, as kubelet does.
 const maxCRIMessage = 16 << 20
+
+// criSockets are where runtimes of Kubernetes listen: containerd, CRI-O, k3s and RKE2, k0s, MicroK8s, cri-dockerd.
+var criSockets = []string{
+	"/run/containerd/containerd.sock", "/run/crio/crio.sock", "/run/k3s/containerd/containerd.sock", "/run/k0s/containerd.sock",
+	"/var/snap/microk8s/common/run/containerd.sock", "/run/cri-dockerd.sock",
+}
+
+// findPodSandboxes returns the sandboxes of all runtimes that listen on one of the sockets, nil if none does. If one does not
+// answer there is no list: its pods would be missing. A containerd without CRI, as Docker's, has no pods.
+func findPodSandboxes(ctx context.Context, sockets []string) (all *plugin.List, err error) {
+	for _, socket := range sockets {
+		if _, err := os.Stat(socket); errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		list, err := podSandboxes(ctx, socket)
+		switch {
+		case status.Code(err) == codes.Unimplemented:
+		case err != nil:
+			return nil, fmt.Errorf("the runtime at %s gave no list, so attachments are judged without one: %w", socket, err)
+		case all == nil:
+			all = list
+		default:
+			maps.Copy(all.Valid, list.Valid)
+		}
+	}
+	return all, nil
+}
 
 // podSandboxes returns the sandboxes that a CRI runtime has, in whatever state: one that is not ready still has its network
 // until it is stopped. They are all of its pods and none of its other containers.

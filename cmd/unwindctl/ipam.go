@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -55,7 +56,7 @@ func ipamCommand() *cobra.Command {
 			"leaked, and what would free those. On a terminal, with a map. Nothing is changed.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			pools, err := readPools(cmd, flags)
+			pools, err := readPools(cmd.Context(), cmd.ErrOrStderr(), cmd.InOrStdin(), flags)
 			if pools == nil && err != nil {
 				return err
 			}
@@ -73,15 +74,15 @@ func ipamCommand() *cobra.Command {
 }
 
 // readPools looks at every pool, and judges who has its addresses as a sweep would.
-func readPools(cmd *cobra.Command, flags sweepFlags) ([]*pool, error) {
+func readPools(ctx context.Context, stderr io.Writer, stdin io.Reader, flags sweepFlags) ([]*pool, error) {
 	var err error
 	if flags.stateDir, err = filepath.Abs(flags.stateDir); err != nil {
 		return nil, err
 	}
 	found, err := poolsOf(flags)
-	list, listErr := listFor(cmd.Context(), flags, cmd.InOrStdin())
-	p := &plugin.Plugin{Stdout: io.Discard, Stderr: cmd.ErrOrStderr(), Budgets: plugin.DefaultBudgets}
-	findings, sweepErr := p.Sweep(cmd.Context(), flags.stateDir, plugin.Sweep{List: list, Pools: found, DryRun: true, Force: true})
+	list, listErr := listFor(ctx, flags, stdin)
+	p := &plugin.Plugin{Stdout: io.Discard, Stderr: stderr, Budgets: plugin.DefaultBudgets}
+	findings, sweepErr := p.Sweep(ctx, flags.stateDir, plugin.Sweep{List: list, Pools: found, DryRun: true, Force: true})
 	errs := []error{err, listErr, sweepErr}
 	pools := []*pool{}
 	for _, one := range found {

@@ -83,6 +83,7 @@ func hintFor(err error) string {
 }
 
 func rootCommand() *cobra.Command {
+	var host bool
 	root := &cobra.Command{
 		Use:           "unwindctl",
 		Short:         "Look into the journal of the CNI plugin unwind, and release what is dead",
@@ -90,10 +91,17 @@ func rootCommand() *cobra.Command {
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		SilenceUsage:  true,
 		SilenceErrors: true,
+		PersistentPreRunE: func(*cobra.Command, []string) error {
+			if host {
+				return enterHost()
+			}
+			return nil
+		},
 	}
+	root.PersistentFlags().BoolVar(&host, "host", false, "from a container with hostPID: enter the host's mount and network namespaces first")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(listCommand(), showCommand(), historyCommand(), sweepCommand(), ipamCommand(), forgetCommand(),
-		versionCommand())
+		metricsCommand(), versionCommand())
 	return root
 }
 

@@ -68,7 +68,7 @@ func sweepCommand() *cobra.Command {
 
 // addCommonFlags adds those of every command that judges attachments.
 func addCommonFlags(cmd *cobra.Command, flags *sweepFlags) {
-	cmd.Flags().StringVar(&flags.cri, "cri", "", "ask the runtime at `SOCKET` for its pods, such as /run/containerd/containerd.sock")
+	cmd.Flags().StringVar(&flags.cri, "cri", "", "ask the runtime at `SOCKET` for its pods, such as /run/containerd/containerd.sock; auto finds it")
 	cmd.Flags().StringVar(&flags.confDir, "conf-dir", "/etc/cni/net.d", "the conflists, which name the pools of host-local, are in `DIR`")
 	cmd.Flags().StringVar(&flags.stateDir, "state-dir", plugin.DefaultStateDir, "the journal is in `DIR`")
 }
@@ -191,7 +191,9 @@ func printNothing(out io.Writer, flags sweepFlags) error {
 // did not answer: there is no list then, which is not an empty one.
 func listFor(ctx context.Context, flags sweepFlags, stdin io.Reader) (*plugin.List, error) {
 	switch {
-	case flags.cri != "":
+	case flags.cri == "auto":
+		return findPodSandboxes(ctx, criSockets)
+	case flags.cri != "" && flags.cri != "none":
 		list, err := podSandboxes(ctx, flags.cri)
 		if err != nil {
 			return nil, fmt.Errorf("the runtime at %s gave no list, so attachments are judged without one: %w", flags.cri, err)
