@@ -86,7 +86,11 @@ func readFile(path string) ([]byte, error) {
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
 		return nil, errors.New("not a regular file")
 	}
-	data, err := io.ReadAll(io.LimitReader(f, maxConfig+1))
+	return readAll(f)
+}
+
+func readAll(r io.Reader) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(r, maxConfig+1))
 	if err == nil && len(data) > maxConfig {
 		err = fmt.Errorf("more than %d bytes", maxConfig)
 	}
@@ -117,7 +121,7 @@ func (c *Conf) parseChain(data []byte, defaultVersion string) (*Chain, error) {
 			"under that name, so both must be the same", list.Name, c.Name)
 	}
 	if c.ChainFile != "" && !bool(list.OnlyInlined) {
-		more, err := inlineFolder(filepath.Join(filepath.Dir(c.ChainFile), c.Name))
+		more, err := InlineFolder(filepath.Join(filepath.Dir(c.ChainFile), c.Name))
 		if err != nil {
 			return nil, err
 		}
@@ -156,8 +160,9 @@ func (f *flag) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// inlineFolder returns the plugin configurations (*.conf) in a folder, in the order of their names.
-func inlineFolder(dir string) ([]json.RawMessage, error) {
+// InlineFolder returns the plugin configurations (*.conf) in a folder, in the order of their names. libcni adds those in the
+// folder of the network's name, beside a conflist, to the list's own.
+func InlineFolder(dir string) ([]json.RawMessage, error) {
 	files, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err

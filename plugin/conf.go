@@ -55,8 +55,12 @@ type Conf struct {
 // (multus pkg/types: addDeviceIDInConfList, addCNIArgsInConfList).
 var injectedKeys = []string{"args", "deviceID", "pciBusID"}
 
-// ignoredKeys are keys of libcni that need nothing done.
-var ignoredKeys = []string{"type", "cniVersions", "disableCheck", "loadOnlyInlinedPlugins"}
+// ignoredKeys need nothing done: those of libcni, and FoldedKey.
+var ignoredKeys = []string{"type", "cniVersions", "disableCheck", "loadOnlyInlinedPlugins", FoldedKey}
+
+// FoldedKey has the number of plugins at the end of "chain" that are not the original's: unwindctl wrap took them from the
+// folder of the network's name, and unwindctl unwrap takes them out.
+const FoldedKey = "folded"
 
 // validKeys are those under which a runtime gives the list of a GC. The second is a slip in the text of SPEC 1.1 that libcni
 // writes too (cni#1101).
@@ -127,6 +131,9 @@ func defaultConf() *Conf {
 		Injected: map[string]json.RawMessage{}, ValidRaw: map[string]json.RawMessage{},
 	}
 }
+
+// Warnings says which keys have no effect.
+func (c *Conf) Warnings() []string { return c.warnings }
 
 func (c *Conf) warn(format string, args ...any) {
 	c.warnings = append(c.warnings, fmt.Sprintf(format, args...))

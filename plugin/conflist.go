@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -43,13 +44,27 @@ func ReadConflist(path string) (*Conflist, error) {
 	if err != nil {
 		return nil, err
 	}
+	return parseConflist(path, data)
+}
+
+// ReadConflistFrom reads a configuration as ReadConflist does, from something that has no path.
+func ReadConflistFrom(r io.Reader) (*Conflist, error) {
+	data, err := readAll(r)
+	if err != nil {
+		return nil, err
+	}
+	return parseConflist("", data)
+}
+
+func parseConflist(path string, data []byte) (*Conflist, error) {
 	var list struct {
 		Name       string            `json:"name"`
 		CNIVersion string            `json:"cniVersion"`
 		Type       string            `json:"type"`
 		Plugins    []json.RawMessage `json:"plugins"`
 	}
-	if err := json.Unmarshal(data, &list); err != nil {
+	err := json.Unmarshal(data, &list)
+	if err != nil {
 		return nil, jsonError(err)
 	}
 	if list.Plugins == nil && list.Type != "" {
