@@ -68,7 +68,7 @@ func rootCommand() *cobra.Command {
 		SilenceErrors: true,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(listCommand(), sweepCommand(), ipamCommand(), versionCommand())
+	root.AddCommand(listCommand(), sweepCommand(), ipamCommand(), installCommand(), uninstallCommand(), versionCommand())
 	return root
 }
 
