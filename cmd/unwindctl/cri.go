@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -74,4 +75,28 @@ func podSandboxes(ctx context.Context, socket string) (*plugin.List, error) {
 		list.Valid[plugin.Attachment{ContainerID: sandbox.GetId()}] = true
 	}
 	return list, nil
+}
+
+// versionTimeout bounds the question for a runtime's version, which nothing depends on.
+const versionTimeout = 2 * time.Second
+
+// runtimeMajor asks a runtime for the first number of its version, 0 if it does not say.
+func runtimeMajor(ctx context.Context, socket string) int {
+	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
+	defer cancel()
+	conn, err := grpc.NewClient("unix:"+strings.TrimPrefix(socket, "unix://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return 0
+	}
+	defer conn.Close()
+	answer, err := cri.NewRuntimeServiceClient(conn).Version(ctx, &cri.VersionRequest{})
+	if err != nil {
+		return 0
+	}
+	first, _, _ := strings.Cut(strings.TrimPrefix(answer.GetRuntimeVersion(), "v"), ".")
+	major, err := strconv.Atoi(first)
+	if err != nil {
+		return 0
+	}
+	return major
 }

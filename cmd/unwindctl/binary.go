@@ -1,0 +1,118 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"cni-unwind/plugin"
+)
+
+// binary is the path of the plugin to install.
+func (i installation) binary() (string, error) {
+	if i.Binary != "" {
+		return filepath.Abs(i.Binary)
+	}
+	self, err := os.Executable()
+	return filepath.Join(filepath.Dir(self), plugin.Name), err
+}
+
+// verifyTimeout bounds a plugin that is asked for its version.
+const verifyTimeout = 10 * time.Second
+
+// verifyBinary runs the plugin to install, and returns what it says of itself: one of another architecture, or another file,
+// is an error before anything is changed.
+func (i installation) verifyBinary(ctx context.Context) (about string, err error) {
+	path, err := i.binary()
+	if err != nil {
+		return "", err
+	}
+	const hint = "give the plugin with --binary; make build puts it beside unwindctl"
+	about, versions, err := askVersion(ctx, path)
+	switch {
+	case err != nil:
+		return "", refuse(hint, "plugin %s: %w", path, err)
+	case !strings.Contains(about, plugin.Name) || !slices.Contains(versions, "1.0.0"):
+		return "", refuse(hint, "plugin %s: it is not unwind, but says: %s", path, oneLine(about))
+	}
+	return about, nil
+}
+
+// askVersion has a plugin say what it is (without CNI_COMMAND) and which versions it speaks (SPEC 1.1 §2 VERSION).
+func askVersion(ctx context.Context, path string) (about string, versions []string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
+	defer cancel()
+	run := func(env ...string) (stdout, stderr bytes.Buffer, err error) {
+		cmd := exec.CommandContext(ctx, path)
+		cmd.Env = append(env, "PATH="+os.Getenv("PATH"))
+		cmd.Stdin = strings.NewReader(`{"cniVersion": "1.0.0"}`)
+		cmd.Stdout, cmd.Stderr = &stdout, &stderr
+		cmd.WaitDelay = time.Second
+		err = cmd.Run()
+		var path *fs.PathError
+		if errors.As(err, &path) {
+			err = path.Err
+		}
+		return stdout, stderr, err
+	}
+	answer, _, err := run("CNI_COMMAND=VERSION")
+	if err != nil {
+		return "", nil, fmt.Errorf("it does not run here: %w", err)
+	}
+	var version struct {
+		Versions []string `json:"supportedVersions"`
+	}
+	if err := json.Unmarshal(answer.Bytes(), &version); err != nil {
+		return "", nil, errors.New("it is no CNI plugin: it gives no answer to VERSION")
+	}
+	_, words, _ := run() // some releases of skel call it an error
+	about, _, _ = strings.Cut(strings.TrimSpace(words.String()), "\n")
+	return about, version.Versions, nil
+}
+
+// program is the FileInfo of an executable of this process's owner.
+type program struct{ fs.FileInfo }
+
+func (program) Mode() fs.FileMode { return 0o755 }
+func (program) Sys() any          { return nil }
+
+// installBinary puts the plugin into place, whole: a runtime that runs the one before goes on with that. If the same bytes are
+// there, nothing is done.
+func (i installation) installBinary() (changed bool, err error) {
+	from, err := i.binary()
+	if err != nil {
+		return false, err
+	}
+	content, err := os.ReadFile(from)
+	if err != nil {
+		return false, err
+	}
+	to := filepath.Join(i.BinDir, plugin.Name)
+	there, err := os.ReadFile(to)
+	info, statErr := os.Stat(to)
+	if err == nil && statErr == nil && bytes.Equal(there, content) && info.Mode().Perm()&0o555 == 0o555 {
+		return false, nil
+	}
+	if err := i.checkBinDir(); err != nil {
+		return false, err
+	}
+	return true, replaceFile(to, bytes.NewReader(content), program{})
+}
+
+// checkBinDir sees that there is a folder for the plugin.
+func (i installation) checkBinDir() error {
+	info, err := os.Stat(i.BinDir)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
+		return refuse("give the runtime's with --bin-dir", "there is no folder %s of plugins", i.BinDir)
+	}
+	return err
+}
