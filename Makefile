@@ -17,6 +17,22 @@ GO_FILES := find . -name '.?*' -prune -o -name '*.go' -print
 # and that the C library's headers.
 DEPS := iptables:iptables nft:nftables ip:iproute2 ping:iputils-ping update-ca-certificates:ca-certificates gcc:gcc
 
+# What the binaries are built with, here and in a release.
+GO_BUILD = CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w -X main.version=$(VERSION)"
+
+# The machines that a release is for.
+ARCHES := amd64 arm64
+
+# What else is in an archive. README.md names these paths.
+RELEASE_FILES := LICENSE README.md CHANGELOG.md scripts/systemd scripts/deploy scripts/providers
+
+# The date of all files in a release (https://reproducible-builds.org/specs/source-date-epoch): that of the commit.
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
+
+# The Go that builds is that of go.mod, or newer, and is named in the archive's sbom.cdx.json; GOTOOLCHAIN=go1.N.P takes that one.
+# These settings, which a machine may have, make other bytes. Empty is not enough: go env -w would rule then.
+RELEASE_ENV := GOFLAGS=-mod=readonly GOAMD64=v1 GOARM64=v8.0 GOFIPS140=off
+
 # Stamps name the version, so that a new one is fetched.
 PLUGINS_STAMP := $(TOOLS)/cni/.plugins-$(PLUGINS_VERSION)
 CNITOOL_STAMP := $(TOOLS)/bin/.cnitool-$(CNITOOL_VERSION)
@@ -27,15 +43,14 @@ ALL_PACKAGES := ./... ./testdata/faulty ./testdata/sandbox
 # Not in everybody's PATH, and the plugins call iptables.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help build tools deps test lint demo bench clean go faulty
+.PHONY: help build tools deps test lint demo bench release archive release-check clean go faulty
 .NOTPARALLEL:
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 8
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 15
 
 build: go ## put unwind and unwindctl into bin/
-	CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o bin/ \
-		./cmd/unwind ./cmd/unwindctl
+	$(GO_BUILD) -o bin/ ./cmd/unwind ./cmd/unwindctl
 
 tools: $(PLUGINS_STAMP) $(CNITOOL_STAMP) faulty ## put the reference plugins, cnitool and the faulty plugin into .tools/
 
@@ -83,8 +98,40 @@ demo: deps tools build ## show what a failing plugin leaks without unwind, and w
 bench: deps tools build ## time ADD and DEL of a chain of real plugins, plain and through unwind (as root, on a quiet machine)
 	CGO_ENABLED=0 go run -buildvcs=false ./scripts/bench
 
-clean: ## remove bin/ and .tools/
-	rm -rf bin .tools
+release: go ## put the archives of a release, for linux on amd64 and arm64, into dist/
+	rm -rf dist
+	set -e; for arch in $(ARCHES); do \
+		$(MAKE) archive ARCH=$$arch VERSION=$(VERSION) SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH); \
+	done
+	cd dist && sha256sum *.tar.gz >SHA256SUMS
+
+# One archive, the same bytes wherever it is made: tar sorts it, and is told of what it would ask the file system.
+archive: NAME = unwind-$(VERSION)-linux-$(ARCH)
+archive: go
+	mkdir -p dist/$(NAME)
+	$(RELEASE_ENV) GOOS=linux GOARCH=$(ARCH) $(GO_BUILD) -o dist/$(NAME)/ ./cmd/unwind ./cmd/unwindctl
+	GOOS= GOARCH= go run -buildvcs=false ./scripts/sbom $(VERSION) dist/$(NAME)/unwind dist/$(NAME)/unwindctl \
+		>dist/$(NAME)/sbom.cdx.json
+	tar -c $(RELEASE_FILES) | tar -x -C dist/$(NAME)
+	cd dist/$(NAME) && find . -type f | LC_ALL=C sort | xargs sha256sum >../SHA256SUMS && mv ../SHA256SUMS .
+	tar -C dist -c --format=ustar --sort=name --mtime=@$(SOURCE_DATE_EPOCH) --owner=0 --group=0 --numeric-owner \
+		--mode=u=rwX,go=rX $(NAME) | gzip -n -9 >dist/$(NAME).tar.gz
+	rm -rf dist/$(NAME)
+
+release-check: go ## build the release of what is committed twice, in two folders and without a cache, and compare
+	@set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; \
+	for copy in one another/deeper; do \
+		git clone --quiet . "$$work/$$copy"; \
+		GOCACHE=$$work/$$copy.cache $(MAKE) -C "$$work/$$copy" release; \
+		umask 077; export TZ=Asia/Kathmandu; \
+	done; \
+	cd "$$work"; \
+	[ "$$(ls one/dist)" = "$$(ls another/deeper/dist)" ] || { echo "error: not the same files" >&2; exit 1; }; \
+	for file in one/dist/*; do cmp "$$file" "another/deeper/dist/$${file##*/}"; done; \
+	cat one/dist/SHA256SUMS
+
+clean: ## remove bin/, dist/ and .tools/
+	rm -rf bin dist .tools
 
 go:
 	@command -v go >/dev/null || \

@@ -1,0 +1,235 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.yaml.in/yaml/v3"
+)
+
+func deployFile(t *testing.T, name string) []byte {
+	t.Helper()
+	data, err := os.ReadFile("../../scripts/deploy/" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// documents returns what is in a YAML file.
+func documents(t *testing.T, data []byte) []map[string]any {
+	t.Helper()
+	var docs []map[string]any
+	for d := yaml.NewDecoder(bytes.NewReader(data)); ; {
+		doc := map[string]any{}
+		err := d.Decode(&doc)
+		if errors.Is(err, io.EOF) {
+			return docs
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		docs = append(docs, doc)
+	}
+}
+
+// field returns what is at a path of keys, in lists of one in their one element; nil if nothing is.
+func field(doc any, path ...string) any {
+	if list, ok := doc.([]any); ok && len(list) == 1 && len(path) > 0 {
+		return field(list[0], path...)
+	}
+	object, ok := doc.(map[string]any)
+	if len(path) == 0 || !ok {
+		return doc
+	}
+	value, ok := object[path[0]]
+	if !ok {
+		return nil
+	}
+	return field(value, path[1:]...)
+}
+
+// TestDaemonSet asserts what the agent's promises rest on.
+func TestDaemonSet(t *testing.T) {
+	t.Parallel()
+	docs := documents(t, deployFile(t, "daemonset.yaml"))
+	if len(docs) != 2 {
+		t.Fatalf("%d documents", len(docs))
+	}
+	account, set := docs[0], docs[1]
+	list := func(items ...any) any { return items }
+	pod, container := []string{"spec", "template", "spec"}, []string{"spec", "template", "spec", "containers"}
+	for _, tt := range []struct {
+		doc  map[string]any
+		path []string
+		want any
+	}{
+		{account, []string{"kind"}, "ServiceAccount"},
+		{account, []string{"metadata", "namespace"}, "kube-system"},
+		{account, []string{"automountServiceAccountToken"}, false},
+		{set, []string{"apiVersion"}, "apps/v1"},
+		{set, []string{"kind"}, "DaemonSet"},
+		{set, []string{"metadata", "namespace"}, "kube-system"},
+		{set, []string{"spec", "selector", "matchLabels"}, field(set, "spec", "template", "metadata", "labels")},
+		{set, []string{"spec", "updateStrategy"},
+			map[string]any{"type": "RollingUpdate", "rollingUpdate": map[string]any{"maxUnavailable": "10%"}}},
+		{set, append(pod, "serviceAccountName"), field(account, "metadata", "name")},
+		{set, append(pod, "automountServiceAccountToken"), false},
+		{set, append(pod, "tolerations"), list(map[string]any{"operator": "Exists"})},
+		{set, append(pod, "priorityClassName"), "system-node-critical"},
+		{set, append(pod, "hostNetwork"), true},
+		{set, append(pod, "hostPID"), true},
+		{set, append(pod, "terminationGracePeriodSeconds"), 60},
+		{set, append(pod, "volumes"), nil},
+		{set, append(pod, "initContainers"), nil},
+		{set, append(container, "command"), list("/unwindctl", "--host", "run", "--listen=:9469")},
+		{set, append(container, "args"), nil},
+		{set, append(container, "volumeMounts"), nil},
+		{set, append(container, "securityContext", "privileged"), true},
+		{set, append(container, "resources", "limits"), nil},
+		{set, append(container, "resources", "requests", "memory"), "32Mi"},
+		{set, append(container, "livenessProbe", "httpGet"),
+			map[string]any{"host": "127.0.0.1", "port": 9469, "path": "/healthz"}},
+	} {
+		if diff := cmp.Diff(tt.want, field(tt.doc, tt.path...)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", strings.Join(tt.path, "."), diff)
+		}
+	}
+}
+
+// TestDaemonSetObserves takes the comment sign away that the file says to take away.
+func TestDaemonSetObserves(t *testing.T) {
+	t.Parallel()
+	text := deployFile(t, "daemonset.yaml")
+	docs := documents(t, bytes.Replace(text, []byte("# - --observe"), []byte("- --observe"), 1))
+	command, _ := field(docs[len(docs)-1], "spec", "template", "spec", "containers", "command").([]any)
+	if len(command) != 5 || command[4] != "--observe" {
+		t.Errorf("command: %v", command)
+	}
+}
+
+// TestContainerfile: the image has the program at the path that the DaemonSet starts.
+func TestContainerfile(t *testing.T) {
+	t.Parallel()
+	var lines []string
+	for _, line := range strings.Split(string(deployFile(t, "Containerfile")), "\n") {
+		if line != "" && !strings.HasPrefix(line, "#") {
+			lines = append(lines, line)
+		}
+	}
+	want := []string{"FROM scratch", "COPY unwind unwindctl /", `ENTRYPOINT ["/unwindctl"]`}
+	if diff := cmp.Diff(want, lines); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// agentMetrics are those that the agent serves, with their labels.
+var agentMetrics = map[string][]string{
+	"unwind_attachments":                             {"network", "state"},
+	"unwind_pending_deletes":                         {"network", "plugin"},
+	"unwind_oldest_pending_delete_timestamp_seconds": nil,
+	"unwind_rollbacks_total":                         {"plugin", "result"},
+	"unwind_swept_attachments_total":                 {"reason"},
+	"unwind_sweep_last_success_timestamp_seconds":    nil,
+	"unwind_duplicate_addresses_total":               nil,
+	"unwind_degraded_operations_total":               {"verb", "reason"},
+	"unwind_ipam_addresses":                          {"network", "pool", "state"},
+	"unwind_build_info":                              {"version", "goversion"},
+}
+
+// alert is a rule of Prometheus; a key that is not here is a mistake.
+type alert struct {
+	Alert, Expr         string
+	For                 time.Duration
+	Labels, Annotations map[string]string
+}
+
+// TestAlerts: each rule is one that Prometheus takes, says what to do, and asks only for what there is.
+func TestAlerts(t *testing.T) {
+	t.Parallel()
+	var file struct {
+		Groups []struct {
+			Name  string
+			Rules []alert
+		}
+	}
+	d := yaml.NewDecoder(bytes.NewReader(deployFile(t, "alerts.yaml")))
+	d.KnownFields(true)
+	if err := d.Decode(&file); err != nil {
+		t.Fatal(err)
+	}
+	if len(file.Groups) != 1 || file.Groups[0].Name != "unwind" {
+		t.Fatalf("groups: %+v", file.Groups)
+	}
+	var names []string
+	for _, rule := range file.Groups[0].Rules {
+		names = append(names, rule.Alert)
+		t.Run(rule.Alert, func(t *testing.T) { checkAlert(t, rule) })
+	}
+	want := []string{"UnwindDeletePending", "UnwindPoolNearlyFull", "UnwindSweepStale", "UnwindDuplicateAddress", "UnwindDegraded"}
+	if diff := cmp.Diff(want, names); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func checkAlert(t *testing.T, rule alert) {
+	var labels []string
+	metrics := regexp.MustCompile(`\bunwind_\w+`).FindAllString(rule.Expr, -1)
+	for _, metric := range metrics {
+		known, ok := agentMetrics[metric]
+		if !ok {
+			t.Errorf("there is no %s", metric)
+		}
+		labels = append(labels, known...)
+	}
+	if len(metrics) == 0 || !balanced(rule.Expr) {
+		t.Errorf("expr: %s", rule.Expr)
+	}
+	if !slices.Contains([]string{"warning", "critical"}, rule.Labels["severity"]) {
+		t.Errorf("severity: %q", rule.Labels["severity"])
+	}
+	labels = append(labels, "instance")
+	for _, key := range []string{"summary", "description", "runbook"} {
+		if rule.Annotations[key] == "" {
+			t.Errorf("no %s", key)
+		}
+	}
+	for _, text := range rule.Annotations {
+		for _, used := range regexp.MustCompile(`\$labels\.(\w+)`).FindAllStringSubmatch(text, -1) {
+			if !slices.Contains(labels, used[1]) {
+				t.Errorf("the label %s is on none of %v", used[1], metrics)
+			}
+		}
+	}
+	for _, of := range regexp.MustCompile(`(?:by|without) \(([^)]*)\)|\{(\w+)`).FindAllStringSubmatch(rule.Expr, -1) {
+		for _, label := range strings.Split(of[1]+of[2], ", ") {
+			if !slices.Contains(labels, label) {
+				t.Errorf("the label %s is on none of %v", label, metrics)
+			}
+		}
+	}
+}
+
+// balanced says whether each bracket is closed by its like.
+func balanced(expr string) bool {
+	var open []rune
+	for _, r := range expr {
+		switch i := strings.IndexRune(")]}", r); {
+		case strings.ContainsRune("([{", r):
+			open = append(open, r)
+		case i >= 0 && (len(open) == 0 || open[len(open)-1] != rune("([{"[i])):
+			return false
+		case i >= 0:
+			open = open[:len(open)-1]
+		}
+	}
+	return len(open) == 0
+}

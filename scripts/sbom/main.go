@@ -1,0 +1,139 @@
+// Sbom prints the bill of materials of Go binaries, as CycloneDX 1.6: the modules that the linker says are in them, and the
+// standard library.
+//
+//	sbom VERSION BINARY…
+//
+// The same binaries give the same bytes: there is no time and no serial number in it. It is run by make release.
+package main
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"debug/buildinfo"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"slices"
+	"strings"
+
+	cdx "github.com/CycloneDX/cyclonedx-go"
+)
+
+// product is what the binaries are of.
+const product = "unwind"
+
+func main() {
+	if err := run(os.Args[1:], os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "error:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string, out io.Writer) error {
+	if len(args) < 2 {
+		return errors.New("usage: sbom VERSION BINARY…")
+	}
+	var binaries []binary
+	for _, path := range args[1:] {
+		b, err := readBinary(path)
+		if err != nil {
+			return err
+		}
+		binaries = append(binaries, b)
+	}
+	return cdx.NewBOMEncoder(out, cdx.BOMFileFormatJSON).SetPretty(true).SetEscapeHTML(false).
+		EncodeVersion(bill(args[0], binaries), cdx.SpecVersion1_6)
+}
+
+// binary is one, and what the linker wrote into it.
+type binary struct {
+	name   string
+	sha256 string
+	info   *debug.BuildInfo
+}
+
+func readBinary(path string) (binary, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return binary{}, err
+	}
+	info, err := buildinfo.ReadFile(path)
+	if err != nil {
+		return binary{}, err
+	}
+	sum := sha256.Sum256(data)
+	return binary{filepath.Base(path), hex.EncodeToString(sum[:]), info}, nil
+}
+
+// bill has each module once, and says of each binary which of them it has.
+func bill(version string, binaries []binary) *cdx.BOM {
+	root := cdx.Component{BOMRef: product, Type: cdx.ComponentTypeApplication, Name: product, Version: version}
+	modules := map[string]cdx.Component{}
+	var programs []cdx.Component
+	var dependencies []cdx.Dependency
+	for _, b := range binaries {
+		program := programComponent(version, b)
+		needs := []string{}
+		for _, m := range moduleComponents(b.info) {
+			modules[m.BOMRef] = m
+			needs = append(needs, m.BOMRef)
+		}
+		slices.Sort(needs)
+		programs = append(programs, program)
+		dependencies = append(dependencies, cdx.Dependency{Ref: program.BOMRef, Dependencies: &needs})
+	}
+	root.Components = &programs
+
+	libraries := slices.SortedFunc(maps.Values(modules), func(a, b cdx.Component) int { return cmp.Compare(a.BOMRef, b.BOMRef) })
+	bom := cdx.NewBOM()
+	bom.Metadata = &cdx.Metadata{Component: &root}
+	bom.Components, bom.Dependencies = &libraries, &dependencies
+	return bom
+}
+
+// programComponent is a binary, with the Go and the settings that it was built with.
+func programComponent(version string, b binary) cdx.Component {
+	properties := []cdx.Property{{Name: "go:version", Value: b.info.GoVersion}}
+	for _, s := range b.info.Settings {
+		properties = append(properties, cdx.Property{Name: "go:build:" + s.Key, Value: s.Value})
+	}
+	return cdx.Component{
+		BOMRef:     product + "/" + b.name,
+		Type:       cdx.ComponentTypeApplication,
+		Name:       b.name,
+		Version:    version,
+		Hashes:     &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: b.sha256}},
+		Properties: &properties,
+	}
+}
+
+// moduleComponents are the modules that are linked in, those that replace others under their own names. The standard library
+// is called what the Go vulnerability database calls it (https://go.dev/doc/security/vuln/database).
+func moduleComponents(info *debug.BuildInfo) []cdx.Component {
+	components := []cdx.Component{library("stdlib", strings.TrimPrefix(info.GoVersion, "go"), "")}
+	for _, m := range info.Deps {
+		if m.Replace != nil {
+			m = m.Replace
+		}
+		components = append(components, library(m.Path, m.Version, m.Sum))
+	}
+	return components
+}
+
+// library is a module. Its go.sum hash is one of a list of hashes of its files, so it is not among the hashes, which are of a
+// file as it is downloaded.
+func library(path, version, sum string) cdx.Component {
+	purl := "pkg:golang/" + path + "@" + version
+	c := cdx.Component{
+		BOMRef: purl, Type: cdx.ComponentTypeLibrary, Name: path, Version: version, Scope: cdx.ScopeRequired, PackageURL: purl,
+	}
+	if sum != "" {
+		c.Properties = &[]cdx.Property{{Name: "go:sum", Value: sum}}
+	}
+	return c
+}
