@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,8 +20,8 @@ import (
 
 // binary is the path of the plugin to install.
 func (i installation) binary() (string, error) {
-	if i.Binary != "" {
-		return filepath.Abs(i.Binary)
+	if given := cmp.Or(i.Binary, os.Getenv(binaryEnv)); given != "" {
+		return filepath.Abs(given)
 	}
 	self, err := os.Executable()
 	return filepath.Join(filepath.Dir(self), plugin.Name), err

@@ -43,6 +43,7 @@ func enterHost() error {
 	if err != nil {
 		return fmt.Errorf("--host: %w", err)
 	}
+	unix.CloseOnExec(exe[0])
 	env := os.Environ()
 	if os.Getenv(binaryEnv) == "" {
 		if binary, err := open(filepath.Join(filepath.Dir(self), plugin.Name)); err == nil {
