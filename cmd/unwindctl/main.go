@@ -100,7 +100,7 @@ func rootCommand() *cobra.Command {
 	}
 	root.PersistentFlags().BoolVar(&host, "host", false, "from a container with hostPID: enter the host's mount and network namespaces first")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(installCommand(), uninstallCommand(), runCommand(), wrapCommand(), unwrapCommand(),
+	root.AddCommand(doctorCommand(), installCommand(), uninstallCommand(), runCommand(), wrapCommand(), unwrapCommand(),
 		listCommand(), showCommand(), historyCommand(), sweepCommand(), ipamCommand(), forgetCommand(), metricsCommand(), versionCommand())
 	return root
 }
