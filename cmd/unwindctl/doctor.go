@@ -344,7 +344,11 @@ const owedLong = 15 * time.Minute
 func (d *doctor) attachments(store *journal.Store) {
 	attachments, _ := readJournal(d.ctx, store)
 	var long []string
+	owing := 0
 	for _, a := range attachments {
+		if a.owed() {
+			owing++
+		}
 		if a.owed() && time.Since(a.Since) > owedLong {
 			long = append(long, a.key().String())
 		}
@@ -367,7 +371,7 @@ func (d *doctor) attachments(store *journal.Store) {
 	case unknown > 0:
 		d.say("attachments", warning, "run this on the host, or with --host", "nothing can be told from here of %d of %s", unknown, attachmentsOf(len(findings)))
 	default:
-		d.say("attachments", fine, "", "%s", attachmentsOf(len(findings)))
+		d.say("attachments", fine, "", "%s, of which %d owe DELs", attachmentsOf(len(findings)), owing)
 	}
 }
 
