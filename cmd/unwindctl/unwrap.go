@@ -89,10 +89,15 @@ func unfold(x jsonText, entry []part) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	plugins, ok := member(members, "plugins")
+	at := -1
+	for i, m := range members {
+		if m.key == "plugins" {
+			at = i
+		}
+	}
 	var all []part
-	if ok {
-		if all, err = x.parts(plugins.value); err != nil {
+	if at >= 0 {
+		if all, err = x.parts(members[at].value); err != nil {
 			return nil, err
 		}
 	}
@@ -102,8 +107,12 @@ func unfold(x jsonText, entry []part) ([]byte, error) {
 		return nil, fmt.Errorf("key %q: the chain has %d plugins, fewer than %d", plugin.FoldedKey, len(all), n)
 	case n == 0:
 		return x, nil
-	case own == 0:
-		return x.cut(plugins.start, x.past(plugins.end, ',')), nil
+	case own > 0:
+		return x.cut(all[own-1].end, all[len(all)-1].end), nil
+	case at+1 < len(members):
+		return x.cut(members[at].start, members[at+1].start), nil
+	case at > 0: // moved there by hand
+		return x.cut(members[at-1].end, members[at].end), nil
 	}
-	return x.cut(all[own-1].end, all[len(all)-1].end), nil
+	return x.cut(members[at].start, members[at].end), nil
 }
