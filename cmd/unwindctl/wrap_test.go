@@ -40,11 +40,12 @@ func plain(list *libcni.NetworkConfigList, err error) ([]map[string]any, error) 
 
 // single returns the list that a runtime makes of the configuration of one plugin.
 func single(x []byte) (*libcni.NetworkConfigList, error) {
-	conf, err := libcni.ConfFromBytes(x) //nolint:staticcheck // runtimes still read such files
+	conf, err := libcni.NetworkPluginConfFromBytes(x)
 	if err != nil {
 		return nil, err
 	}
-	return libcni.ConfListFromConf(conf) //nolint:staticcheck
+	//lint:ignore SA1019 runtimes still read such files, by this
+	return libcni.ConfListFromConf(conf)
 }
 
 // wrapped is a list that wrap has made, as a runtime and then unwind read it.
