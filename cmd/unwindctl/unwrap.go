@@ -24,16 +24,13 @@ func unwrapCommand() *cobra.Command {
 // unwrapFile returns the chain that the source has inside unwind's entry. Without a result there is no such entry. Other keys
 // of unwind's may be wrong: this is the way out.
 func unwrapFile(src source) ([]byte, error) {
-	switch {
-	case !slices.Contains(src.Types, plugin.Name):
+	if !slices.Contains(src.Types, plugin.Name) {
 		return nil, nil
-	case len(src.Types) > 1:
-		return nil, errNotAlone
 	}
 	return unwrap(src.Data)
 }
 
-// unwrap returns the text of the chain in a list of which unwind is the only plugin.
+// unwrap returns the text of the chain in a list of which unwind is the only plugin: all between the colon and what follows.
 func unwrap(list []byte) ([]byte, error) {
 	text := jsonText(list)
 	entry, err := text.parts(0)

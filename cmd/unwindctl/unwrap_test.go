@@ -75,6 +75,7 @@ func FuzzWrap(f *testing.F) {
 		f.Add(x, ` {"type": "tuning", "capabilities": {"mac": true}} `)
 	}
 	f.Add([]byte(`{"name":"a","cniVersion":"1.0.0"}`), `{"type":"b"}`)
+	f.Add([]byte(`{"name":"a","cniVersion":"1.0.0","type":"x","plugins":[{"type":"b"}]}`), "")
 	f.Add([]byte("{\"name\":\"a\",\"cniVersions\":[\"0.4.0\",\"9.0.0\"],\"plugins\":[{\"type\":\"b\",\"type\":\"c\",\"x\":\"\xff\"}],\"\xff\":[]}"), `{"type":"b"}`)
 	f.Add([]byte(`{"name":"a","cniVersion":"1.0.0","plugins":[{"type":"b"}]}, "x": {}`), `{"type":"b"}, {"type":"c"}`)
 	f.Fuzz(func(t *testing.T, x []byte, folded string) {

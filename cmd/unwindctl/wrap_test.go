@@ -305,3 +305,19 @@ func TestWrapRefuses(t *testing.T) {
 		})
 	}
 }
+
+// TestWrapSize has a list wrapped that is as large as unwind reads, and none that is larger by a byte.
+func TestWrapSize(t *testing.T) {
+	x := `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a", "capabilities": {"ips": true}}]}`
+	small, err := wrapText(x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x += strings.Repeat(" ", 4<<20-len(small))
+	if out, err := wrapText(x); err != nil || len(out) != 4<<20 {
+		t.Errorf("%d bytes, %v", len(out), err)
+	}
+	if _, err := wrapText(x + " "); err == nil || err.Error() != "wrapped: more than 4194304 bytes" {
+		t.Error(err)
+	}
+}
