@@ -122,7 +122,7 @@ archive: go
 	rm -rf dist/$(NAME)
 
 release-check: go ## build the release of what is committed twice, in two folders and without a cache, and compare
-	@set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; \
+	@set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; trap 'exit 1' INT TERM; \
 	for copy in one another/deeper; do \
 		git clone --quiet . "$$work/$$copy"; \
 		GOCACHE=$$work/$$copy.cache $(MAKE) -C "$$work/$$copy" release; \
