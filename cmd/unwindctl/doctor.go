@@ -382,12 +382,11 @@ func (d *doctor) pools(r runtimePaths) {
 		d.say("pools", warning, "", "%v", err)
 	}
 	for _, p := range pools {
-		text := fmt.Sprintf("%s (%s): %s addresses, %d used, %d leaked, %d ownerless, %d unknown", p.Network, p.Dir, p.Size, p.Used, p.Leaked, p.Ownerless, p.Unknown)
-		tenth := new(big.Int).Div(p.Size, big.NewInt(10))
+		text := fmt.Sprintf("%s (%s): %s addresses, %d used, %d leaked, %d ownerless, %d unknown", p.Network, p.Dir, orMany(p.Size), p.Used, p.Leaked, p.Ownerless, p.Unknown)
 		switch {
-		case p.Free.Sign() <= 0:
+		case p.Free != nil && p.Free.Sign() <= 0:
 			d.say("pools", failing, "unwindctl ipam shows who has them", "%s: none is free", text)
-		case p.Free.Cmp(tenth) < 0:
+		case p.Free != nil && p.Free.Cmp(new(big.Int).Div(p.Size, big.NewInt(10))) < 0:
 			d.say("pools", warning, "unwindctl ipam shows who has them", "%s: nearly full", text)
 		case p.Leaked+p.Ownerless > 0:
 			d.say("pools", warning, "unwindctl sweep releases them", "%s", text)
