@@ -68,7 +68,7 @@ func TestScript(t *testing.T) {
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("PATH", bin+":"+env.Getenv("PATH"))
 			env.Setenv("TOOLS", tools)
-			env.Setenv("UNWIND", filepath.Join(bin, plugin.Name))
+			env.Setenv("PLUGIN", filepath.Join(bin, plugin.Name))
 			env.Setenv("GORACE", noExitDelay)
 			env.Defer(func() { unmountAll(filepath.Join(env.WorkDir, "netns")) })
 			return nil
