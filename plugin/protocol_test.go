@@ -10,7 +10,7 @@ import (
 	"cni-unwind/journal"
 )
 
-// The protocol, checked: every interleaving of the verbs on two containers that share a pool of one or two addresses, with
+// The protocol, checked: every interleaving of the verbs on two or three containers that share a pool of one or two addresses, with
 // crashes, delegates that outlive their unwind, DELs that fail, and sandboxes that the runtime forgets. The chain is bridge,
 // which gets an address by the container's ID, and firewall, which keys its rule by the address alone. What decides is
 // the code's own: decide, isForeign, journal.CheckEdge and Claim.Receives. What is done one step at a time in the code is one step here:
@@ -20,7 +20,7 @@ import (
 // them together in this order: TestModel and TestStress run the code itself.
 
 const (
-	maxC  = 2 // containers
+	maxC  = 3 // containers
 	maxA  = 2 // addresses
 	none  = -1
 	nSelf = maxC // the process that sweeps; the others are the runtime's verbs, by container
@@ -28,6 +28,7 @@ const (
 
 // protocol is one way to run the model.
 type protocol struct {
+	three     bool // containers; else two
 	addresses int8
 	crashes   int8
 	faults    int8 // DELs that fail
@@ -78,6 +79,8 @@ type process struct {
 	tried  uint8 // in this pass, bits as steps; those of the earlier generation from bit 2 on
 	shows  int8  // the address that the DEL is shown
 	failed bool
+
+	settled uint8 // who were settled because of an address, bits by container
 }
 
 // where a process is.
@@ -118,6 +121,14 @@ type state struct {
 
 const lockOrphan = int8(100)
 
+// containers returns how many there are.
+func (m *protocol) containers() int8 {
+	if m.three {
+		return 3
+	}
+	return 2
+}
+
 func (m *protocol) first() state {
 	s := state{crashes: m.crashes, faults: m.faults}
 	for i := range s.c {
@@ -141,7 +152,7 @@ func (m *protocol) moves(s state) (all []move) {
 	add := func(how string, args ...any) func(state) {
 		return func(to state) { all = append(all, move{fmt.Sprintf(how, args...), to}) }
 	}
-	for i := range int8(maxC) {
+	for i := range m.containers() {
 		m.runtime(s, i, func(how string, to state) { add("%c: %s", 'A'+i, how)(to) })
 		if o := s.orphan[i]; o.there {
 			to := s
@@ -163,7 +174,7 @@ func (m *protocol) moves(s state) (all []move) {
 		}
 	}
 	if s.p[nSelf].pc == pEnded {
-		for i := range int8(maxC) {
+		for i := range m.containers() {
 			if s.c[i].state != journal.Gone && m.judge(&s, i, false).ends() && s.lock[i] == none {
 				to := s
 				m.take(&to, i, nSelf)
@@ -191,7 +202,7 @@ func (m *protocol) runtime(s state, i int8, to func(string, state)) {
 		change(&next, &next.c[i])
 		to(how, next)
 	}
-	plain := m.plain && i == maxC-1
+	plain := m.plain && i == m.containers()-1
 	if free && (c.phase == idle || m.reuse && c.phase == over && c.adds < 2 && i == 0) {
 		switch a := s.free(m); {
 		case !plain:
@@ -293,7 +304,7 @@ func (m *protocol) kill(s state, p int) state {
 	s.crashes--
 	s.p[p] = process{}
 	held := pr.on
-	for i := range int8(maxC) {
+	for i := range m.containers() {
 		s.drop(i, p)
 	}
 	if (pr.pc == pAdd || pr.pc == pDel) && !s.orphan[held].there {
@@ -439,7 +450,7 @@ func (m *protocol) commit(s state, p int, to func(string, state)) {
 	c.claim = s.has(pr.on)
 	c.steps |= 2
 	pr.step, pr.shows, pr.pc = 1, c.claim, pAdd
-	for i := range int8(maxC) {
+	for i := range m.containers() {
 		if i != pr.on && s.claims(i, c.claim) && !m.noClaim {
 			pr.pc = pClaim
 		}
@@ -456,23 +467,25 @@ func (s *state) claims(i, address int8) bool {
 // claim settles another attachment that claims the address, if it is dead, before the next delegate runs.
 func (m *protocol) claim(s state, p int, to func(string, state)) {
 	pr := &s.p[p]
-	other := int8(1 - p)
-	if !s.claims(other, s.c[p].claim) {
-		pr.pc, pr.on, pr.step, pr.shows, pr.back = pAdd, int8(p), 1, s.c[p].claim, none
-		to("no one else claims its address", s)
+	for other := range m.containers() {
+		if int(other) == p || pr.settled&(1<<other) != 0 || !s.claims(other, s.c[p].claim) {
+			continue
+		}
+		if s.lock[other] != none {
+			return // it is waited for; see undoing.late
+		}
+		pr.settled |= 1 << other
+		if m.judge(&s, other, false).ends() {
+			m.take(&s, other, p)
+			pr.pc, pr.on, pr.back = pMark, other, pClaim
+			to("settles another one that claims its address", s)
+		} else {
+			to("another one that claims its address lives", s)
+		}
 		return
 	}
-	if s.lock[other] != none {
-		return // it is waited for; see undoing.late
-	}
-	if !m.judge(&s, other, false).ends() {
-		pr.pc, pr.on, pr.step, pr.shows, pr.back = pAdd, int8(p), 1, s.c[p].claim, none
-		to("the other one that claims its address lives", s)
-		return
-	}
-	m.take(&s, other, p)
-	pr.pc, pr.on, pr.back = pMark, other, pAdd
-	to("settles the other one that claims its address", s)
+	*pr = process{pc: pAdd, on: int8(p), back: none, step: 1, shows: s.c[p].claim}
+	to("no one else claims its address", s)
 }
 
 // next chooses the next DEL of a pass: the newest generation's first, each in reverse order.
@@ -508,13 +521,13 @@ func (m *protocol) next(s state, p int, to func(string, state)) {
 
 // foreign is isForeign, with what there is to see. Of an ADD that undoes another one, its own address is fresh.
 func (m *protocol) foreign(s *state, p int, i, address int8) bool {
-	fresh := func(other int8) bool { return p != nSelf && other == int8(p) && s.p[p].back == pAdd }
+	fresh := func(other int8) bool { return p != nSelf && other == int8(p) && s.p[p].back == pClaim }
 	named := no
 	if owner := s.owner[address]; !m.unnamed && owner != none && owner != i && !fresh(owner) {
 		named = yes
 	}
 	var rivals []rival
-	for other := range int8(maxC) {
+	for other := range m.containers() {
 		if other == i || fresh(other) || !s.claims(other, address) {
 			continue
 		}
@@ -561,8 +574,8 @@ func (m *protocol) finish(s state, p int, adding bool, to func(string, state)) {
 		s.drop(pr.on, p)
 	}
 	switch {
-	case pr.back == pAdd:
-		*pr = process{pc: pAdd, on: int8(p), back: none, step: 1, shows: s.c[p].claim}
+	case pr.back == pClaim:
+		*pr = process{pc: pClaim, on: int8(p), back: none, settled: pr.settled}
 	case pr.back == pIntent:
 		*pr = process{pc: pIntent, on: int8(p), back: none}
 	case p != nSelf:
@@ -583,7 +596,7 @@ func (m *protocol) wrong(s state) string {
 	if s.illegal {
 		return "two have worked on one attachment at once"
 	}
-	for i := range int8(maxC) {
+	for i := range m.containers() {
 		c := &s.c[i]
 		if c.phase != up || c.given == none || !c.inside {
 			continue
@@ -610,7 +623,7 @@ func (m *protocol) wrong(s state) string {
 func (m *protocol) converges(s state) string {
 	s.faults, s.crashes = 0, 0
 	for i := range s.c {
-		if m.plain && i == maxC-1 {
+		if m.plain && int8(i) == m.containers()-1 {
 			if s.c[i].phase == up { // the plain chain's own DEL
 				m.effect(&s, false, 1, int8(i), s.c[i].given)
 				m.effect(&s, false, 0, int8(i), none)
@@ -619,7 +632,7 @@ func (m *protocol) converges(s state) string {
 		s.c[i].netns, s.c[i].inside, s.c[i].phase = false, false, over
 	}
 	for range 3 * maxC {
-		for i := range int8(maxC) {
+		for i := range m.containers() {
 			if s.c[i].state == journal.Gone || !m.judge(&s, i, false).ends() {
 				continue
 			}
@@ -693,6 +706,8 @@ func TestProtocol(t *testing.T) {
 		{"paths that hide", protocol{addresses: 1, hides: true}, ""},
 		{"IPAM of which nothing is known", protocol{addresses: 1, unnamed: true, faults: 1}, ""},
 		{"switched off between", protocol{addresses: 1, unnamed: true, plain: true}, ""},
+		{"two addresses, a crash and a DEL that fails", protocol{addresses: 2, crashes: 1, faults: 1}, ""},
+		{"three containers, one address", protocol{three: true, addresses: 1}, ""},
 
 		{"no lock", protocol{addresses: 1, crashes: 1, noLock: true}, "two have worked on one attachment at once"},
 		{"no second witness", protocol{addresses: 1, hides: true, noWitness: true}, "lives"},
