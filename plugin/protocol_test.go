@@ -3,6 +3,7 @@ package plugin
 import (
 	"fmt"
 	"math/bits"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -688,6 +689,30 @@ func (m *protocol) check() (states int, trace []string) {
 		}
 	}
 	return len(seen), nil
+}
+
+// longEnv has tests that can go on for long do so: make proof.
+const longEnv = "UNWIND_TEST_LONG"
+
+// TestProtocolAtLength has models that are too large for each day.
+func TestProtocolAtLength(t *testing.T) {
+	if os.Getenv(longEnv) == "" {
+		t.Skip("only with " + longEnv)
+	}
+	for _, model := range []protocol{
+		{addresses: 1, crashes: 2, faults: 2},
+		{addresses: 2, crashes: 1, faults: 1, reuse: true},
+		{addresses: 1, crashes: 2, faults: 1, reuse: true, hides: true},
+		{addresses: 2, crashes: 2, faults: 1, unnamed: true},
+		{three: true, addresses: 1, faults: 1},
+		{three: true, addresses: 2},
+	} {
+		states, trace := model.check()
+		t.Logf("%+v: %d states", model, states)
+		if trace != nil {
+			t.Errorf("wrong:\n%s", strings.Join(trace, "\n"))
+		}
+	}
 }
 
 // TestProtocol: no interleaving breaks an invariant; and without any one of the guards, some does.
