@@ -79,8 +79,13 @@ func (o *op) lastNotes() {
 	}
 }
 
-// degraded counts a verb that goes on without the journal.
-func (o *op) degraded(verb string, err error) { o.count(CountDegraded, verb, trouble(err)) }
+// degraded counts a verb that goes on without the journal: once, for the first reason.
+func (o *op) degraded(verb string, err error) {
+	if !o.alone {
+		o.alone = true
+		o.count(CountDegraded, verb, trouble(err))
+	}
+}
 
 // trouble says in a word why the journal failed.
 func trouble(err error) string {
@@ -125,7 +130,8 @@ func cause(reason string) string {
 // noteEnd notes that a sweep of all networks came to its end. A STATUS comes every few seconds: once a minute is enough.
 func (s *sweeping) noteEnd(ctx context.Context) {
 	now := uint64(time.Now().Unix())
-	if s.DryRun || s.Network != "" || s.Attachment != nil || ctx.Err() != nil || now-min(s.last, now) < 60 {
+	lately := s.last <= now && now-s.last < 60 // else, one of a clock that was wrong then
+	if s.DryRun || s.Network != "" || s.Attachment != nil || ctx.Err() != nil || lately {
 		return
 	}
 	if _, err := os.Lstat(s.store.Path()); err != nil { // none is made for this
