@@ -163,7 +163,9 @@ func (c *collector) collectJournal(gauge func(string, float64, ...string), count
 			return nil
 		})
 	})
-	counter("duplicate_addresses_total", duplicates)
+	if viewErr == nil { // else it would seem to begin anew
+		counter("duplicate_addresses_total", duplicates)
+	}
 	return errors.Join(err, viewErr)
 }
 
