@@ -44,11 +44,14 @@ func (n *node) crowd(many int) (confDir string) {
 		network, n.state, secret, n.chain), 0o600))
 	n.netns("live", "stuck", "rolledback", "damaged")
 	n.add(home, "live", n.pin("live"))
-	n.plan(map[string]string{"ADD": "fail-effect", "DEL": "fail"})
-	n.verb(home, "ADD", "stuck", n.pin("stuck"))
 	n.plan(map[string]string{"ADD": "garbage"})
 	n.verb(home, "ADD", "rolledback", n.pin("rolledback"))
+	n.plan(map[string]string{"ADD": "fail-effect", "DEL": "fail"})
+	n.verb(home, "ADD", "stuck", n.pin("stuck"))
 	n.plan(nil)
+	if e := n.entry("stuck"); e == nil || e.State != journal.Unwinding {
+		n.Fatalf("the journal has %+v, want one that owes a DEL", e)
+	}
 	err = errors.Join(err, os.WriteFile(filepath.Join(n.dir, "ipam", network, "10.9.0.99"), []byte("stranger"), 0o600))
 	err = errors.Join(err, n.store.Update(context.Background(), func(tx *journal.Tx) error {
 		live, err := tx.Get(journal.Key{Network: network, ContainerID: "live", IfName: "eth0"})
