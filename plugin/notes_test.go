@@ -334,37 +334,65 @@ func TestTrouble(t *testing.T) {
 	}
 }
 
-// TestNotesOfReleaseUnwritten: a release that the journal could not be told is none; the sweep that it is told of is.
+// failing returns a Point at which one commit fails, the n-th, and the journal is well again.
+func failing(n int) func(string) {
+	return func(name string) {
+		if name != "commit" {
+			return
+		}
+		if n--; n == 0 {
+			panic("this commit fails")
+		}
+	}
+}
+
+// TestNotesOfReleaseUnwritten: a release that the journal could not be told is none; the one that it is told of is.
 func TestNotesOfReleaseUnwritten(t *testing.T) {
 	t.Parallel()
+	for _, fate := range []Fate{Dead, Foreign} {
+		t.Run(string(fate), func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			a := n.pod("a")
+			a.mustAdd(n.unwind(n.faulty("p0", "")))
+			reason, commits, machine := "it was made before this boot", 2, thisHost().Machine
+			if fate == Foreign {
+				reason, commits, machine = "it was made on another machine", 1, otherMachine(t)
+			}
+			a.edit(func(g *journal.Generation) { g.Host.BootID, g.Host.Machine = earlier, machine })
+			s := n.sweeping()
+			s.store.Point = failing(commits)
+			if err := s.settle(t.Context(), a.key()); err == nil || a.entry() == nil {
+				t.Fatalf("the journal could be told: %v", err)
+			}
+			s.lastNotes()
+			n.wantNotes(nil, map[string]uint64{})
+			if err := s.settle(t.Context(), a.key()); err != nil {
+				t.Fatal(err)
+			}
+			n.wantNotes([]string{"swept a [] []: " + reason}, map[string]uint64{"swept " + cause(n.tombstone(a.key()).Reason): 1})
+		})
+	}
+}
+
+// TestNotesOfRefusedADD: an ADD that is refused since the journal failed supersedes nothing.
+func TestNotesOfRefusedADD(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
-	list := n.unwind(n.faulty("p0", ""))
+	chain := n.faulty("p0", "")
 	a := n.pod("a")
-	a.mustAdd(list)
+	a.mustAdd(n.unwind(chain))
 	a.dropNetNS()
-	n.plan(map[string]map[string]string{"p0": {"DEL": "hold"}})
-	held := filepath.Join(n.faultyDir(), "held", "DEL.a.p0")
-	done := make(chan error, 1)
-	b := a.nextSandbox("b")
-	go func() { _, err := b.add(list); done <- err }()
-	eventually(t, "the DEL", func() bool { _, err := os.Lstat(held); return err == nil })
-	n.plan(map[string]map[string]string{"p0": {"ADD": "hold"}})
-	mend := breakages["newer format"](n)
-	_ = os.Remove(held)
-	held = filepath.Join(n.faultyDir(), "held", "ADD.b.p0")
-	eventually(t, "the ADD", func() bool { _, err := os.Lstat(held); return err == nil })
-	mend()
-	n.plan(nil)
-	_ = os.Remove(held)
-	if err := <-done; err != nil {
-		t.Fatal(err)
+	next := a.again()
+	p := &Plugin{Stdout: io.Discard, Stderr: io.Discard, Budgets: DefaultBudgets, Point: failing(2)} // the first says that the DELs begin
+	err := p.verb(t.Context(), (*op).add)(&skel.CmdArgs{ContainerID: "a", IfName: "eth0", Netns: next.NetNS, Path: strings.Join(n.path, ":"),
+		StdinData: []byte(n.entryOf(`{"plugins": [`+chain+`]}`, nil))})
+	if err == nil || !strings.Contains(err.Error(), "this commit fails") {
+		t.Fatalf("ADD: %v", err)
 	}
-	if a.entry() == nil {
-		t.Fatal("the journal could be told")
-	}
-	n.wantNotes(nil, map[string]uint64{"degraded ADD newer": 1})
-	n.sweep(DefaultBudgets)
-	n.wantNotes([]string{"swept a [] []: its network namespace is gone"}, map[string]uint64{"degraded ADD newer": 1, "swept netns-gone": 1})
+	n.wantNotes(nil, map[string]uint64{})
+	next.mustAdd(n.unwind(chain))
+	n.wantNotes([]string{"superseded a [] []: "}, map[string]uint64{})
 }
 
 // TestNotesOfWorkers has several workers of a sweep release many attachments at once, half of them in a second sweep: each is told,
