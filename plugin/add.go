@@ -155,7 +155,9 @@ func (a *adding) open(killed bool) error {
 		if err := a.supersede(killed); err != nil {
 			return err
 		}
-		err = a.update(a.ctx, func(tx *journal.Tx) error { return tx.Put(a.entry) })
+		if err = a.update(a.ctx, func(tx *journal.Tx) error { return tx.Put(a.entry) }); err != nil {
+			a.notes = nil // of the earlier ADD all is as it was
+		}
 	}
 	if err != nil {
 		return a.journalFailed(err)

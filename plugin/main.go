@@ -91,6 +91,7 @@ type op struct {
 	list    *List        // what the runtime says is attached, or nil
 	deaf    bool         // the journal could not be read: it is not waited for again
 	notes   []note       // for the next transaction
+	alone   bool         // the verb goes on without the journal, and was counted
 	fresh   []netip.Addr // what our ADD has just got and no delegate of ours was told of yet, see claim
 }
 

@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -93,8 +94,11 @@ func (o *op) settleLocked(ctx context.Context, lock *journal.Lock, killed bool, 
 	}
 }
 
-// replay runs the DELs of an attachment that is dead.
+// replay runs the DELs of an attachment that is dead. Why its ADD failed, or was cut off, stays on record.
 func (o *op) replay(ctx context.Context, lock *journal.Lock, e *journal.Entry, reason string) error {
+	if e.State == journal.Unwinding {
+		reason = cmp.Or(e.Reason, reason)
+	}
 	if err := o.begin(ctx, e, reason); err != nil {
 		return err
 	}
@@ -103,6 +107,7 @@ func (o *op) replay(ctx context.Context, lock *journal.Lock, e *journal.Entry, r
 	failures := o.undo(ctx, lock, e, "")
 	o.tellReleased(event, e, reason)
 	if err := o.finish(ctx, lock, e, tomb); err != nil {
+		o.notes = nil // it is not released by the journal, whose next sweep will tell
 		return err
 	}
 	if len(failures) > 0 {
@@ -134,8 +139,13 @@ func (o *op) purge(ctx context.Context, lock *journal.Lock, e *journal.Entry, re
 	e.Reason = reason
 	tomb, event := o.tombstone(e), eventOf(journal.Swept, e)
 	e.Generations = nil
+	before := o.notes
 	o.tellReleased(event, e, reason)
-	return o.finish(ctx, lock, e, tomb)
+	err := o.finish(ctx, lock, e, tomb)
+	if err != nil && len(o.notes) > 0 {
+		o.notes = before
+	}
+	return err
 }
 
 // tellReleased notes that nothing is left of an attachment that was released without the runtime's DEL.

@@ -75,6 +75,9 @@ func forgettable(cmd *cobra.Command, args []string, flags forgetFlags) ([]journa
 				key, findErr = k, nil
 			}
 		}
+		if f := findings[key]; findErr == nil && f != nil && f.Err == nil && !f.Ends() {
+			findErr = fmt.Errorf("%s is not dead but %s (%s); only what is dead can be forgotten", key, f.Fate, f.Reason)
+		}
 		return []journal.Key{key}, findErr
 	}
 	var keys []journal.Key
@@ -106,6 +109,9 @@ func forget(cmd *cobra.Command, keys []journal.Key, flags forgetFlags) error {
 			continue
 		}
 		word := map[bool]string{true: "forgotten", false: "to be forgotten"}[flags.yes]
+		if len(leaks) == 0 {
+			leaks = []string{"nothing that is known"}
+		}
 		fmt.Fprintf(out, "%s: %s; what may be left:\n", key, word)
 		for _, leak := range leaks {
 			fmt.Fprintf(out, "  %s\n", leak)

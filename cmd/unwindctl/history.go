@@ -46,6 +46,14 @@ func historyCommand() *cobra.Command {
 			if len(args) > 1 {
 				return usageError{fmt.Errorf("one attachment, pod or address at most, not %d", len(args))}
 			}
+			if len(args) == 1 {
+				if _, err := find(nil, args[0]); err != nil {
+					return err
+				}
+			}
+			if flags.last < 0 || flags.since < 0 {
+				return usageError{errors.New("--last and --since take no negative value")}
+			}
 			for _, k := range flags.kinds {
 				if !slices.Contains(eventKinds, k) {
 					return usageError{fmt.Errorf("--kind %s is none of %s", k, strings.Join(eventKinds, ", "))}

@@ -155,15 +155,17 @@ func (c *collector) collectJournal(gauge func(string, float64, ...string), count
 				counter("swept_attachments_total", n, labels...)
 			case name == plugin.CountDegraded && len(labels) == 2:
 				counter("degraded_operations_total", n, labels...)
-			case name == plugin.CountDuplicates:
+			case name == plugin.CountDuplicates && len(labels) == 0:
 				duplicates = n
-			case name == plugin.LastSweep:
+			case name == plugin.LastSweep && len(labels) == 0:
 				gauge("sweep_last_success_timestamp_seconds", float64(n))
 			}
 			return nil
 		})
 	})
-	counter("duplicate_addresses_total", duplicates)
+	if viewErr == nil { // else it would seem to begin anew
+		counter("duplicate_addresses_total", duplicates)
+	}
 	return errors.Join(err, viewErr)
 }
 

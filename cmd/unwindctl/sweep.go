@@ -100,6 +100,11 @@ func sweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 		s.Pools, poolErr = poolsOf(flags)
 	}
 	p := &plugin.Plugin{Stdout: io.Discard, Stderr: cmd.ErrOrStderr(), Budgets: plugin.DefaultBudgets}
+	if s.Progress != nil {
+		defer context.AfterFunc(ctx, func() {
+			fmt.Fprintln(cmd.ErrOrStderr(), "\x1b[Kinterrupted: the DELs that run are finished first; once more ends at once")
+		})()
+	}
 	findings, err := p.Sweep(ctx, flags.stateDir, s)
 	listErr = errors.Join(listErr, poolErr)
 	if findings == nil && err != nil {
@@ -162,11 +167,11 @@ func progress(out io.Writer) func(done, of int) {
 		return nil
 	}
 	return func(done, of int) {
-		end := ""
+		text := fmt.Sprintf("%d of %s tried\r", done, attachmentsOf(of)) // what is logged meanwhile is written over it
 		if done == of {
-			end = "\r\x1b[K" // the table has it all
+			text = "" // the table has it all
 		}
-		fmt.Fprintf(out, "\r%d of %s tried%s", done, attachmentsOf(of), end)
+		fmt.Fprint(out, "\x1b[K", text)
 	}
 }
 
