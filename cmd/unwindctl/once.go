@@ -34,7 +34,7 @@ func (o *once) begins(thing, state string) bool {
 func (o *once) warn(thing, msg string, err error) {
 	switch {
 	case err == nil && o.begins(thing, ""):
-		o.log.Info(msg + ": in order again")
+		o.log.Info("in order again", "was", msg)
 	case err != nil && o.begins(thing, withoutNumbers(err.Error())):
 		o.log.Warn(msg, "err", err)
 	}
