@@ -110,7 +110,7 @@ func (k *keeper) turn(ctx context.Context) (again time.Duration) {
 	}
 	k.Source = k.provider()
 	lost := false
-	if _, err := os.Stat(k.Source); k.Source == "" || !errors.Is(err, fs.ErrNotExist) {
+	if k.Source == "" || !missing(k.Source) {
 		k.gone = time.Time{}
 	} else {
 		if k.gone.IsZero() {
@@ -126,6 +126,10 @@ func (k *keeper) turn(ctx context.Context) (again time.Duration) {
 	if ctx.Err() != nil {
 		return 0
 	}
+	if err != nil && !lost && k.Source != "" && missing(k.Source) { // it went meanwhile
+		k.gone = time.Now()
+		return goneAfter
+	}
 	k.once.warn("install", "unwind is not installed as it should be", err)
 	if err != nil && lost {
 		k.removeConflist()
@@ -134,6 +138,11 @@ func (k *keeper) turn(ctx context.Context) (again time.Duration) {
 		return min(retry, k.interval)
 	}
 	return k.interval
+}
+
+func missing(path string) bool {
+	_, err := os.Stat(path)
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // switchedOff says whether somebody has removed our conflist.
@@ -212,7 +221,7 @@ func (k *keeper) refind() {
 }
 
 func (k *keeper) removeConflist() {
-	if _, err := os.Lstat(k.path()); errors.Is(err, fs.ErrNotExist) {
+	if missing(k.path()) {
 		return
 	}
 	err := k.remove()

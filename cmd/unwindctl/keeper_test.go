@@ -38,7 +38,7 @@ func (k *keeping) again(change func(*keeper)) {
 	k.keeper = &keeper{
 		installation: installation{ConfDir: k.confDir(), BinDir: k.binDir(), Binary: filepath.Join(k.dir, "unwind")},
 		paths:        paths, interval: time.Hour, log: log, once: newOnce(log), beat: func() {},
-		find: func() (runtimePaths, error) { return paths, nil },
+		find: func() (runtimePaths, error) { return paths, nil }, verified: true,
 	}
 	if change != nil {
 		change(k.keeper)
@@ -230,6 +230,17 @@ func TestKeeperBinary(t *testing.T) {
 		if err != nil || info.Mode().Perm() != 0o755 || string(content) != fakePlugin {
 			t.Errorf("%s: it was not put back (%v)", name, err)
 		}
+	}
+}
+
+// TestKeeperOther: what is not the plugin is not installed.
+func TestKeeperOther(t *testing.T) {
+	t.Parallel()
+	k := newKeeping(t, func(keeper *keeper) { keeper.verified = false })
+	k.write(filepath.Join(k.dir, "unwind"), strings.ReplaceAll(fakePlugin, "unwind", "other"))
+	k.turns("")
+	if exists(filepath.Join(k.binDir(), plugin.Name)) || k.says("it is not unwind") != 1 {
+		t.Errorf("it is installed, or that it is not is not said once:\n%s", k.log)
 	}
 }
 

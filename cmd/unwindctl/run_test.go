@@ -298,10 +298,10 @@ func TestRunFollows(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		change func(n *node, path string)
-		warns  int
+		warns  int // -1: it may be seen half written
 	}{
 		{"renamed into place", func(n *node, path string) { n.rename(path, next) }, 0},
-		{"written in place", func(n *node, path string) { n.write(path, next) }, 0},
+		{"written in place", func(n *node, path string) { n.write(path, next) }, -1},
 		{"removed, and made again", func(n *node, path string) {
 			n.remove(path)
 			time.Sleep(2 * time.Second)
@@ -342,14 +342,14 @@ func TestRunFollows(t *testing.T) {
 			c.change(n, n.inConf("10-bridge.conflist"))
 			begin := time.Now()
 			n.await(want)
-			if took := time.Since(begin); took > 3*time.Second {
+			if took := time.Since(begin); took > 5*time.Second {
 				t.Errorf("after %s", took)
 			}
 			stop()
-			if got := min(r.says("level=WARN"), 1); got != c.warns {
+			if got := min(r.says("level=WARN"), 1); got != c.warns && c.warns >= 0 {
 				t.Errorf("%d warnings", got)
 			}
-			eventually(t, "that it is over", func() bool { return r.says("in order again") == r.says("not installed as it should be") })
+			eventually(t, "that it is over", func() bool { return r.says(`msg="in order again"`) == min(r.says("level=WARN"), 1) })
 		})
 	}
 }
@@ -422,7 +422,7 @@ func TestRunSignals(t *testing.T) {
 			n := newAgentNode(t)
 			n.addDead("a")
 			n.plan(map[string]string{"DEL": "hold-effect"})
-			r := n.agent(home)
+			r := n.agent(home, "--interval", "1h")
 			held := filepath.Join(n.dir, "held", "DEL.a.p")
 			eventually(t, "a DEL under way", func() bool { return exists(held) })
 			n.await(first)
