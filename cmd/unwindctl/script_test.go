@@ -31,14 +31,26 @@ func TestMain(m *testing.M) {
 	case "unwindctl":
 		main()
 	case plugin.Name:
+<<<<<<< HEAD
 		p := &plugin.Plugin{Stdout: os.Stdout, Stderr: os.Stderr, Budgets: plugin.DefaultBudgets}
 		os.Exit(p.Main(context.Background(), "CNI plugin unwind dev: under test"))
+=======
+		runPlugin()
+>>>>>>> runtests
 	case "journal":
 		writeJournal()
 	default:
+		if strings.HasPrefix(os.Args[0], openFiles) { // the plugin to install, which has no path on the host
+			runPlugin()
+		}
 		os.Exit(sandbox.Run(m))
 	}
 	os.Exit(0)
+}
+
+func runPlugin() {
+	p := &plugin.Plugin{Stdout: os.Stdout, Stderr: os.Stderr, Budgets: plugin.DefaultBudgets}
+	os.Exit(p.Main(context.Background(), "unwind under test"))
 }
 
 // programs returns a folder with the programs that TestMain knows.
