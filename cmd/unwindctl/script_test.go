@@ -31,12 +31,7 @@ func TestMain(m *testing.M) {
 	case "unwindctl":
 		main()
 	case plugin.Name:
-<<<<<<< HEAD
-		p := &plugin.Plugin{Stdout: os.Stdout, Stderr: os.Stderr, Budgets: plugin.DefaultBudgets}
-		os.Exit(p.Main(context.Background(), "CNI plugin unwind dev: under test"))
-=======
 		runPlugin()
->>>>>>> runtests
 	case "journal":
 		writeJournal()
 	default:
@@ -50,7 +45,7 @@ func TestMain(m *testing.M) {
 
 func runPlugin() {
 	p := &plugin.Plugin{Stdout: os.Stdout, Stderr: os.Stderr, Budgets: plugin.DefaultBudgets}
-	os.Exit(p.Main(context.Background(), "unwind under test"))
+	os.Exit(p.Main(context.Background(), "CNI plugin unwind dev: under test"))
 }
 
 // programs returns a folder with the programs that TestMain knows.
