@@ -20,7 +20,7 @@ import (
 	"cni-unwind/plugin"
 )
 
-// secret is in every configuration, and in CNI_ARGS.
+// secret is in every configuration, and in CNI_ARGS: no output and no log may have it.
 const secret = "s3cret"
 
 // looks are the commands that change nothing. CONF stands for the folder of conflists.

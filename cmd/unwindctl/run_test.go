@@ -33,9 +33,6 @@ esac
 exit 0
 `
 
-// secret is in every provider's file, and must be in no log.
-const secret = "correct-horse"
-
 func (n *node) confDir() string        { return filepath.Join(n.dir, "net.d") }
 func (n *node) binDir() string         { return filepath.Join(n.dir, "plugins") }
 func (n *node) own() string            { return filepath.Join(n.confDir(), ownFile) }
@@ -502,7 +499,7 @@ func TestRunObserves(t *testing.T) {
 	if fmt.Sprint(n.ids()) != "[dead later]" || r.says(`msg="to be released"`) != 2 || r.says("msg=swept") != 2 || n.asked("DEL") {
 		t.Errorf("the journal has %v", n.ids())
 	}
-	if entry := n.entry(); string(entry["sweepOnStatus"]) != "false" || string(entry["disableGC"]) != "true" {
+	if entry := n.ownEntry(); string(entry["sweepOnStatus"]) != "false" || string(entry["disableGC"]) != "true" {
 		t.Errorf("the conflist is %s", entry)
 	}
 	if code := r.signal(syscall.SIGTERM, 5*time.Second); code != 0 {
@@ -511,14 +508,14 @@ func TestRunObserves(t *testing.T) {
 	n.agent(home)
 	n.awaitReleased("dead")
 	n.awaitReleased("later")
-	eventually(t, "no such keys", func() bool { e := n.entry(); return e["sweepOnStatus"] == nil && e["disableGC"] == nil })
+	eventually(t, "no such keys", func() bool { e := n.ownEntry(); return e["sweepOnStatus"] == nil && e["disableGC"] == nil })
 }
 
 // asked says whether the faulty plugin was asked something, if it was asked anything.
 func (n *node) asked(command string) bool { return n.calls(command) > 0 }
 
-// entry is unwind's in our conflist.
-func (n *node) entry() map[string]json.RawMessage {
+// ownEntry is unwind's in our conflist.
+func (n *node) ownEntry() map[string]json.RawMessage {
 	n.Helper()
 	var list struct{ Plugins []map[string]json.RawMessage }
 	data, err := os.ReadFile(n.own())
