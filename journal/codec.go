@@ -51,7 +51,7 @@ var ErrNewer = errors.New("journal: the file was written by a newer unwind; inst
 func checkFormat(data []byte) error {
 	var f format
 	if err := json.Unmarshal(data, &f); err != nil || f.OldestReader < 1 {
-		return fmt.Errorf("%w: no format", errCorrupt)
+		return fmt.Errorf("%w: no format", ErrDamaged)
 	}
 	if f.OldestReader > Version {
 		return ErrNewer

@@ -27,7 +27,7 @@ func (s *Store) create() error {
 	case err == nil && info.Mode().IsRegular() && info.Size() > 0:
 		return nil
 	case err == nil && info.Mode().IsRegular():
-		return fmt.Errorf("%w: it is empty", errCorrupt)
+		return fmt.Errorf("%w: it is empty", ErrDamaged)
 	case err == nil:
 		return fmt.Errorf("journal: %s is not a regular file; move it away", s.Path())
 	case !errors.Is(err, fs.ErrNotExist):

@@ -56,10 +56,10 @@ const (
 	locksName = "locks"
 )
 
-var (
-	errCorrupt = errors.New("journal: the file is damaged")
-	errAgain   = errors.New("journal: the file was replaced")
-)
+// ErrDamaged is returned by a View of a file that is damaged. The next Update sets the file aside and begins a new one.
+var ErrDamaged = errors.New("journal: the file is damaged")
+
+var errAgain = errors.New("journal: the file was replaced")
 
 // Path returns the path of the bbolt file.
 func (s *Store) Path() string { return filepath.Join(s.Dir, fileName) }
@@ -96,7 +96,7 @@ func (s *Store) run(ctx context.Context, write bool, fn func(*Tx) error) error {
 		err := s.transact(ctx, queue, write, fn)
 		switch {
 		case errors.Is(err, errAgain) && try < 3:
-		case errors.Is(err, errCorrupt) && write && try == 0:
+		case errors.Is(err, ErrDamaged) && write && try == 0:
 			if err := s.setAside(err); err != nil {
 				return err
 			}
@@ -120,7 +120,7 @@ func (s *Store) transact(ctx context.Context, queue *os.File, write bool, fn fun
 		if file == nil {
 			return
 		}
-		if damage := verify(file); errors.Is(damage, errCorrupt) {
+		if damage := verify(file); errors.Is(damage, ErrDamaged) {
 			err = fmt.Errorf("%w: %w", damage, err)
 		}
 		abandon(file)
@@ -178,6 +178,8 @@ func (s *Store) open(ctx context.Context, queue *os.File, write bool) (*os.File,
 	switch {
 	case !samePath(f, s.Path()):
 		err = errAgain
+	case empty(f): // bbolt would begin to write to it, whatever it is opened for
+		err = fmt.Errorf("%w: it is empty", ErrDamaged)
 	case !stamped(queue, f):
 		err = verify(f)
 	}
@@ -188,17 +190,22 @@ func (s *Store) open(ctx context.Context, queue *os.File, write bool) (*os.File,
 	return f, nil
 }
 
+func empty(f *os.File) bool {
+	info, err := f.Stat()
+	return err == nil && info.Size() == 0
+}
+
 func (s *Store) inTx(btx *bolt.Tx, fn func(*Tx) error) error {
 	meta := btx.Bucket(bucketMeta)
 	if meta == nil {
-		return fmt.Errorf("%w: no bucket %q", errCorrupt, bucketMeta)
+		return fmt.Errorf("%w: no bucket %q", ErrDamaged, bucketMeta)
 	}
 	if err := checkFormat(meta.Get(keyFormat)); err != nil {
 		return err
 	}
 	for _, name := range buckets {
 		if btx.Bucket(name) == nil {
-			return fmt.Errorf("%w: no bucket %q", errCorrupt, name)
+			return fmt.Errorf("%w: no bucket %q", ErrDamaged, name)
 		}
 	}
 	if err := fn(&Tx{btx}); err != nil {
@@ -221,13 +228,13 @@ func classify(err error) error {
 	case errors.Is(err, bolterrors.ErrVersionMismatch):
 		return fmt.Errorf("%w (%w)", ErrNewer, err)
 	}
-	return fmt.Errorf("%w: %w", errCorrupt, err)
+	return fmt.Errorf("%w: %w", ErrDamaged, err)
 }
 
 // confirm returns the verdict on a file that bbolt did not open. To bbolt a meta page that the disk does not give is a
 // damaged one, so damage is believed only of a file of which all can be read.
 func (s *Store) confirm(verdict error) error {
-	if !errors.Is(verdict, errCorrupt) {
+	if !errors.Is(verdict, ErrDamaged) {
 		return verdict
 	}
 	f, err := os.OpenFile(s.Path(), os.O_RDONLY|syscall.O_NOFOLLOW, 0)

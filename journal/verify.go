@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// verify reads a whole file and returns what is wrong with it: damage as errCorrupt, what the kernel says of it as it
+// verify reads a whole file and returns what is wrong with it: damage as ErrDamaged, what the kernel says of it as it
 // is. It is asked before bbolt is, which takes a meta page that the disk does not give for a damaged one, and with a page
 // that is damaged may do worse than to panic.
 func verify(f *os.File) error {
@@ -24,7 +24,7 @@ func verify(f *os.File) error {
 		return fmt.Errorf("journal: %w", err)
 	}
 	if err := verifyPages(data); err != nil {
-		return fmt.Errorf("%w: %w", errCorrupt, err)
+		return fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	return nil
 }

@@ -219,6 +219,9 @@ func (a *adding) kin(tx *journal.Tx) ([]*journal.Entry, error) {
 // settleKin divides its time over the attachments, but not into parts in which a delegate that is well would be killed:
 // rather it leaves the rest for later.
 func (a *adding) settleKin(kin []*journal.Entry) {
+	if a.conf.observes() {
+		return
+	}
 	ctx, cancel := context.WithTimeout(a.ctx, a.Budgets.Settle)
 	defer cancel()
 	kin = slices.DeleteFunc(kin, func(e *journal.Entry) bool { return !a.due(ctx, e, false) })
@@ -445,14 +448,14 @@ func (a *adding) answer(printed json.RawMessage) *failure {
 // rollBack undoes the ADD and returns the error for the runtime.
 func (a *adding) rollBack(f *failure) error {
 	a.log.Warn("ADD failed, undoing it", "attachment", a.key.String(), "plugin", f.plugin, "code", f.code,
-		"err", shorten(f.msg, 500))
+		"err", shorten(f.said(), 500))
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(a.ctx), a.Budgets.Undo)
 	defer cancel()
 	a.entry.State = journal.Unwinding
 	if a.durable {
 		a.entry.State = journal.Removing
 	}
-	a.entry.Reason = shorten(reasonFailed+": "+f.Error(), 500)
+	a.entry.Reason = shorten(reasonFailed+": "+f.words(), 500)
 	tomb := a.tombstone(a.entry)
 	if a.claimHeld(a.entry) && !a.noWrite {
 		if err := a.update(ctx, func(tx *journal.Tx) error { return tx.Put(a.entry) }); err != nil {
@@ -483,6 +486,9 @@ func (a *adding) rollBack(f *failure) error {
 // makeRoom releases what is dead in the network, after an ADD that failed: the runtime's next try finds room in a pool that
 // was full.
 func (a *adding) makeRoom() {
+	if a.conf.observes() {
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(a.ctx), a.Budgets.Settle)
 	defer cancel()
 	s := &sweeping{op: a.op, Sweep: Sweep{Network: a.key.Network, Pools: a.chain.Pools(a.conf)}}

@@ -61,9 +61,24 @@ type failure struct {
 	unstarted bool
 }
 
+// said is what the delegate said, with the details of its error.
+func (f *failure) said() string {
+	if f.details == "" {
+		return f.msg
+	}
+	return f.msg + "; " + f.details
+}
+
 func (f *failure) Error() string {
+	return f.inWords(f.msg)
+}
+
+// words is the error with the delegate's details, for people.
+func (f *failure) words() string { return f.inWords(f.said()) }
+
+func (f *failure) inWords(said string) string {
 	words := map[string]string{"ADD": "add", "DEL": "delete", "CHECK": "check", "STATUS": "status", "GC": "gc"}[f.command]
-	return fmt.Sprintf("plugin type=%q failed (%s): %s", f.plugin, words, f.msg) // libcni's words
+	return fmt.Sprintf("plugin type=%q failed (%s): %s", f.plugin, words, said) // libcni's words
 }
 
 // run executes a delegate in a process group of its own and returns its standard output. It returns once the process

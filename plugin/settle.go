@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
@@ -21,6 +22,7 @@ type Finding struct {
 	State    journal.State // as it was
 	Fate     Fate
 	Reason   string
+	Busy     bool     // it is being worked on: live for now
 	Waits    bool     // it is dead, and it is not yet time for the next try
 	Released bool     // nothing of it is left
 	Pending  []string // the delegates that are still owed a DEL, each with why
@@ -169,7 +171,9 @@ func (o *op) mark(tx *journal.Tx, e *journal.Entry, reason string) error {
 	case journal.Live:
 		e.State = journal.Removing
 	}
-	e.Reason = reason
+	if !strings.HasPrefix(e.Reason, reason) { // what is on record may say more
+		e.Reason = reason
+	}
 	for i := range e.Generations {
 		e.Generations[i].Undo.Began++
 	}

@@ -59,6 +59,9 @@ func askVersion(ctx context.Context, path string) (about string, versions []stri
 		cmd.Stdout, cmd.Stderr = &stdout, &stderr
 		cmd.WaitDelay = time.Second
 		err = cmd.Run()
+		if ctx.Err() != nil {
+			err = fmt.Errorf("no answer within %s", verifyTimeout)
+		}
 		var path *fs.PathError
 		if errors.As(err, &path) {
 			err = path.Err

@@ -20,8 +20,9 @@ import (
 
 // forgetFlags are those of the command, as given.
 type forgetFlags struct {
-	network, stateDir string
-	dead, yes         bool
+	where
+	network   string
+	dead, yes bool
 }
 
 func forgetCommand() *cobra.Command {
@@ -46,8 +47,7 @@ func forgetCommand() *cobra.Command {
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			var err error
-			if flags.stateDir, err = filepath.Abs(flags.stateDir); err != nil {
+			if err := flags.resolve(); err != nil {
 				return err
 			}
 			keys, err := forgettable(cmd, args, flags)
@@ -60,7 +60,7 @@ func forgetCommand() *cobra.Command {
 	cmd.Flags().StringVar(&flags.network, "network", "", "all of this `NETWORK`, with --dead")
 	cmd.Flags().BoolVar(&flags.dead, "dead", false, "those that are dead, with --network")
 	cmd.Flags().BoolVar(&flags.yes, "yes", false, "forget them; without it they are only shown")
-	cmd.Flags().StringVar(&flags.stateDir, "state-dir", plugin.DefaultStateDir, "the journal is in `DIR`")
+	flags.addStateFlag(cmd)
 	return cmd
 }
 

@@ -99,7 +99,7 @@ func TestTextfile(t *testing.T) {
 	}
 	path := filepath.Join(dir, "unwind.prom")
 	write := func() error {
-		c := &collector{ctx: t.Context(), flags: sweepFlags{stateDir: n.state, confDir: confDir}, stderr: io.Discard, failed: func(err error) { t.Error(err) }}
+		c := &collector{ctx: t.Context(), flags: sweepFlags{where: where{confDir, n.state}}, stderr: io.Discard, failed: func(err error) { t.Error(err) }}
 		return prometheus.WriteToTextfile(path, c.registry())
 	}
 	if err := write(); err != nil {

@@ -165,7 +165,7 @@ func (a *agent) serve(inst installation) (stop func(), err error) {
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
 		var failed error
 		c := &collector{
-			ctx: r.Context(), stderr: io.Discard, flags: sweepFlags{confDir: inst.ConfDir, stateDir: a.journalDir(inst)},
+			ctx: r.Context(), stderr: io.Discard, flags: sweepFlags{where: where{inst.ConfDir, a.journalDir(inst)}},
 			failed: func(err error) { failed = err },
 		}
 		promhttp.HandlerFor(c.registry(), promhttp.HandlerOpts{}).ServeHTTP(w, r)

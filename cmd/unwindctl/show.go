@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"path/filepath"
 	"strings"
 	"text/tabwriter"
 
@@ -36,8 +35,7 @@ func showCommand() *cobra.Command {
 		Example: "  unwindctl show 10.22.0.5\n  unwindctl show default/web-0\n  unwindctl show 4ac0",
 		Args:    oneArg,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			var err error
-			if flags.stateDir, err = filepath.Abs(flags.stateDir); err != nil {
+			if err := flags.resolve(); err != nil {
 				return err
 			}
 			all, err := show(cmd, args[0], flags)

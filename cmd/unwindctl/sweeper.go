@@ -39,6 +39,9 @@ func (s *sweeper) list(ctx context.Context) *plugin.List {
 	var err error
 	if s.cri == "auto" {
 		list, err = findPodSandboxes(ctx, s.sockets)
+		if errors.Is(err, errNoRuntime) {
+			err = nil
+		}
 	} else {
 		list, err = listFor(ctx, sweepFlags{cri: s.cri}, nil)
 	}
