@@ -261,13 +261,13 @@ func TestFindPodSandboxes(t *testing.T) {
 		want    []string // nil: no list
 		err     string
 	}{
-		{"none", []string{none}, nil, ""},
-		{"no sockets", nil, nil, ""},
+		{"none", []string{none}, nil, "no runtime listens"},
+		{"no sockets", nil, nil, "no runtime listens"},
 		{"one", []string{none, one}, []string{"one"}, ""},
 		{"two", []string{one, none, two}, []string{"one", "two"}, ""},
 		{"one without pods", []string{empty}, []string{}, ""},
 		{"two, one without pods", []string{empty, two}, []string{"two"}, ""},
-		{"Docker's containerd", []string{docker}, nil, ""},
+		{"Docker's containerd", []string{docker}, nil, "no runtime listens"},
 		{"Docker's containerd and another", []string{docker, one}, []string{"one"}, ""},
 		{"another and Docker's containerd", []string{one, docker}, []string{"one"}, ""},
 		{"one that fails", []string{one, fails(codes.Internal), two}, nil, "no"},
