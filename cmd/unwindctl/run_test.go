@@ -354,6 +354,19 @@ func TestRunFollows(t *testing.T) {
 	}
 }
 
+// TestRunConf: a provider's file outside of the folder is followed as well.
+func TestRunConf(t *testing.T) {
+	t.Parallel()
+	n := newAgentNode(t)
+	path := filepath.Join(n.dir, "mine.conflist")
+	n.write(path, conflistOf("mine"))
+	n.agent(home, "--interval", "1h", "--conf", path)
+	n.await("mine of mine.conflist with null")
+	time.Sleep(2 * settle)
+	n.rename(path, conflistOf("mine", "bandwidth"))
+	n.await(`mine of mine.conflist with {"bandwidth":true}`)
+}
+
 // alwaysThere looks at our conflist all the time until it is stopped: it is there, and whole.
 func (n *node) alwaysThere() (stop func()) {
 	done, ended := make(chan struct{}), make(chan struct{})
