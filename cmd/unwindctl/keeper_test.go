@@ -122,6 +122,18 @@ func TestKeeperFirst(t *testing.T) {
 			k.turns(c.want)
 		})
 	}
+	t.Run("install --conf of another folder", func(t *testing.T) {
+		t.Parallel()
+		k := newKeeping(t, nil)
+		k.Source = filepath.Join(k.dir, "zone.conflist")
+		k.write(k.Source, conflistOf("zone"))
+		if _, err := k.writeConflist(); err != nil {
+			t.Fatal(err)
+		}
+		k.turns("zone of zone.conflist with null")
+		k.write(k.inConf(before), conflistOf("before"))
+		k.turns("zone of zone.conflist with null")
+	})
 	t.Run("install --conf", func(t *testing.T) {
 		t.Parallel()
 		k := newKeeping(t, nil)
@@ -229,6 +241,18 @@ func TestKeeperBinary(t *testing.T) {
 		content, _ := os.ReadFile(binary)
 		if err != nil || info.Mode().Perm() != 0o755 || string(content) != fakePlugin {
 			t.Errorf("%s: it was not put back (%v)", name, err)
+		}
+	}
+}
+
+// TestKeeperTemporary: what the agent writes itself must not have it look again before it is in place, or on a full disk it would
+// look without end.
+func TestKeeperTemporary(t *testing.T) {
+	t.Parallel()
+	k := newKeeping(t, nil)
+	for path, want := range map[string]bool{k.inConf("." + ownFile + ".123.tmp"): true, k.own(): false, k.inConf("10-bridge.conflist"): false} {
+		if k.isTemporary(path) != want {
+			t.Errorf("%s: %t", path, !want)
 		}
 	}
 }
