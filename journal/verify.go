@@ -19,6 +19,9 @@ func verify(f *os.File) error {
 	if err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
+	if info.Size() == 0 { // bbolt would begin a new one in it, and to a reader say that it cannot be written to
+		return fmt.Errorf("%w: it is empty", errCorrupt)
+	}
 	data := make([]byte, info.Size())
 	if _, err := f.ReadAt(data, 0); err != nil {
 		return fmt.Errorf("journal: %w", err)
