@@ -36,6 +36,7 @@ var helpers = map[string]func(s *Store, args []string) error{
 	"rounds":    helpRounds,
 	"damage":    helpDamage,
 	"eio":       helpEIO,
+	"power":     helpPower,
 }
 
 func TestMain(m *testing.M) {
