@@ -387,6 +387,9 @@ func choices(pending []change, db map[int]bool, random *rand.Rand) (all []way) {
 		for mask := range 1 << n {
 			where(func(i int) bool { return mask>>i&1 != 0 })
 		}
+		if n <= 4 {
+			sure = len(all)
+		}
 	} else {
 		for k := range n {
 			where(func(i int) bool { return i != k })
