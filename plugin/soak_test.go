@@ -104,7 +104,7 @@ func TestSoak(t *testing.T) {
 	}
 	s.steady(points)
 	c := &s.count
-	t.Logf("%d pairs in %s; faults in %d; %d ADDs and %d DELs failed, %d DELs were tried again; %d sweeps released %d: nothing is left",
+	t.Logf("%d pairs in %s; faults in %d; %d ADDs and %d DELs failed, %d DELs were tried again; %d sweeps released %d",
 		s.begun.Load(), time.Since(began).Round(time.Second), c.faults.Load(), c.addFailed.Load(), c.delFailed.Load(), c.retried.Load(),
 		c.sweeps.Load(), c.swept.Load())
 }
