@@ -20,6 +20,9 @@ DEPS := iptables:iptables nft:nftables ip:iproute2 ping:iputils-ping update-ca-c
 # What the binaries are built with, here and in a release.
 GO_BUILD = CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w -X main.version=$(VERSION)"
 
+# How many pods the soak adds and removes.
+PAIRS ?= 100000
+
 # The machines that a release is for.
 ARCHES := amd64 arm64
 
@@ -43,7 +46,7 @@ ALL_PACKAGES := ./... ./testdata/faulty ./testdata/sandbox
 # Not in everybody's PATH, and the plugins call iptables.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help build tools deps test lint demo docs bench release archive release-check clean go faulty
+.PHONY: help build tools deps test proof soak lint demo docs bench release archive release-check clean go faulty
 .NOTPARALLEL:
 
 help: ## list the targets
@@ -83,6 +86,13 @@ deps: ## install what is missing of iptables, nftables, iproute2, ping and a C c
 
 test: deps tools build ## run all tests, with -race, on real plugins and namespaces (as root)
 	CGO_ENABLED=1 go test -race -parallel 16 -timeout 30m ./...
+
+proof: deps tools build ## run the long proofs: large models, all disks after a loss of power, 10,000 pods (as root, half an hour)
+	UNWIND_TEST_LONG=1 CGO_ENABLED=0 go test -run '^(TestProtocolAtLength|TestPowerLoss|TestSoak)$$' -count=1 -v -timeout 3h \
+		./journal ./plugin
+
+soak: deps tools build ## add and remove PAIRS pods (100,000), 32 at once, with faults (as root, hours; ends where it is a minute before 12h)
+	UNWIND_TEST_SOAK=$(PAIRS) CGO_ENABLED=0 go test -run '^TestSoak$$' -count=1 -v -timeout 12h ./plugin
 
 lint: deps go ## check format, vet, staticcheck, go.mod and the scripts
 	@unformatted=$$($(GO_FILES) | xargs gofmt -l) && [ -z "$$unformatted" ] || \

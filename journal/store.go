@@ -27,7 +27,7 @@ import (
 //     that held it while it prints would block every pod of the node.
 //  2. See that the queue's file is still the one at its path, else start again.
 //  3. Open the file, made first if there is none (see create), take its flock, see that it is the one at its path and
-//     that it is whole (see verify).
+//     that it is whole and can be found again (see verify and syncFolders).
 //  4. One bbolt transaction.
 //  5. Close the file, release the queue.
 //
@@ -181,7 +181,9 @@ func (s *Store) open(ctx context.Context, queue *os.File, write bool) (*os.File,
 	case empty(f): // bbolt would begin to write to it, whatever it is opened for
 		err = fmt.Errorf("%w: it is empty", ErrDamaged)
 	case !stamped(queue, f):
-		err = verify(f)
+		if err = verify(f); err == nil && write {
+			err = s.syncFolders()
+		}
 	}
 	if err != nil {
 		_ = f.Close()
