@@ -33,6 +33,9 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 # These settings, which a machine may have, make other bytes. Empty is not enough: go env -w would rule then.
 RELEASE_ENV := GOFLAGS=-mod=readonly GOAMD64=v1 GOARM64=v8.0 GOFIPS140=off
 
+# How long make fuzz lets each target run.
+FUZZTIME ?= 10s
+
 # Stamps name the version, so that a new one is fetched.
 PLUGINS_STAMP := $(TOOLS)/cni/.plugins-$(PLUGINS_VERSION)
 CNITOOL_STAMP := $(TOOLS)/bin/.cnitool-$(CNITOOL_VERSION)
@@ -43,7 +46,7 @@ ALL_PACKAGES := ./... ./testdata/faulty ./testdata/sandbox
 # Not in everybody's PATH, and the plugins call iptables.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help build tools deps test lint demo docs bench release archive release-check clean go faulty
+.PHONY: help build tools deps test fuzz lint demo docs bench release archive release-check clean go faulty
 .NOTPARALLEL:
 
 help: ## list the targets
@@ -83,6 +86,16 @@ deps: ## install what is missing of iptables, nftables, iproute2, ping and a C c
 
 test: deps tools build ## run all tests, with -race, on real plugins and namespaces (as root)
 	CGO_ENABLED=1 go test -race -parallel 16 -timeout 30m ./...
+
+# The targets are what go test lists. Inputs that failed go into the package's testdata/fuzz; keep them there, with the fix.
+fuzz: go ## let each fuzz target run for FUZZTIME (10s), as root
+	@set -e; for package in $$(go list ./...); do \
+		listed=$$(go test -list '^Fuzz' $$package); \
+		for target in $$(echo "$$listed" | grep '^Fuzz'); do \
+			echo "$$package $$target"; \
+			go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$package; \
+		done; \
+	done
 
 lint: deps go ## check format, vet, staticcheck, go.mod and the scripts
 	@unformatted=$$($(GO_FILES) | xargs gofmt -l) && [ -z "$$unformatted" ] || \

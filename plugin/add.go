@@ -13,6 +13,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 
 	"cni-unwind/ipam"
@@ -83,9 +84,8 @@ func (a *adding) prepare() error {
 		return badConfig(errors.New("the ADD has a prevResult: unwind must be the first plugin of the list; " +
 			`put those before it into its "chain"`))
 	}
-	if !utf8.ValidString(a.args.IfName) || !utf8.ValidString(a.args.Args) {
-		return cniError(types.ErrInvalidEnvironmentVariables,
-			"unwind: CNI_IFNAME or CNI_ARGS is not valid UTF-8: the journal could not give it back for the DEL", "")
+	if err := checkText(a.args); err != nil {
+		return cniError(types.ErrInvalidEnvironmentVariables, "unwind: "+err.Error(), "")
 	}
 	chain, err := a.conf.LoadChain()
 	if err != nil {
@@ -104,6 +104,18 @@ func (a *adding) prepare() error {
 	if ours, err := os.Stat("/proc/self/ns/net"); err == nil && a.args.NetnsOverride == "" {
 		if theirs, err := os.Stat(a.args.Netns); err == nil && os.SameFile(ours, theirs) {
 			return cniError(types.ErrInvalidNetNS, "unwind: CNI_NETNS is the network namespace of the runtime itself", "")
+		}
+	}
+	return nil
+}
+
+// checkText refuses what an entry of the journal, which is JSON, would change.
+func checkText(args *skel.CmdArgs) error {
+	for _, v := range []struct{ name, value string }{
+		{"CNI_IFNAME", args.IfName}, {"CNI_ARGS", args.Args}, {"CNI_NETNS", args.Netns}, {"CNI_PATH", args.Path},
+	} {
+		if !utf8.ValidString(v.value) {
+			return fmt.Errorf("%s is not valid UTF-8: the journal could not give it back for the DEL", v.name)
 		}
 	}
 	return nil

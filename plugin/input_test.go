@@ -221,9 +221,11 @@ func TestBadEnvironment(t *testing.T) {
 		{"an interface that is a parent", all, map[string]string{"CNI_IFNAME": ".."}, 4, `interface name is . or ..`},
 		{"an interface with a long name", all, map[string]string{"CNI_IFNAME": "sixteen-bytes-it"}, 4, `interface name is too long`},
 		{"an interface that is not UTF-8", []string{"ADD"}, map[string]string{"CNI_IFNAME": "eth\xff"}, 4,
-			`unwind: CNI_IFNAME or CNI_ARGS is not valid UTF-8: the journal could not give it back for the DEL`},
+			`unwind: CNI_IFNAME is not valid UTF-8: the journal could not give it back for the DEL`},
 		{"arguments that are not UTF-8", []string{"ADD"}, map[string]string{"CNI_ARGS": "K8S_POD_NAME=\xff"}, 4,
-			`unwind: CNI_IFNAME or CNI_ARGS is not valid UTF-8: the journal could not give it back for the DEL`},
+			`unwind: CNI_ARGS is not valid UTF-8: the journal could not give it back for the DEL`},
+		{"a path of a netns that is not UTF-8", []string{"ADD"}, map[string]string{"CNI_NETNS": "/run/netns/\xff"}, 4,
+			`unwind: CNI_NETNS is not valid UTF-8: the journal could not give it back for the DEL`},
 		{"the runtime's own netns", []string{"ADD"}, map[string]string{"CNI_NETNS": "/proc/self/ns/net"}, 8,
 			`unwind: CNI_NETNS is the network namespace of the runtime itself`},
 	} {
