@@ -166,7 +166,7 @@ func (s *Store) open(ctx context.Context, queue *os.File, write bool) (*os.File,
 	if write {
 		flag, how = os.O_RDWR, unix.LOCK_EX
 	}
-	f, err := os.OpenFile(s.Path(), flag|syscall.O_NOFOLLOW, 0)
+	f, err := openFile(s.Path(), flag)
 	if err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
@@ -230,7 +230,7 @@ func (s *Store) confirm(verdict error) error {
 	if !errors.Is(verdict, errCorrupt) {
 		return verdict
 	}
-	f, err := os.OpenFile(s.Path(), os.O_RDONLY|syscall.O_NOFOLLOW, 0)
+	f, err := openFile(s.Path(), os.O_RDONLY)
 	if err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
