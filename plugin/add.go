@@ -7,12 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
 
+	cnins "github.com/containernetworking/cni/pkg/ns"
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 
@@ -101,10 +101,20 @@ func (a *adding) prepare() error {
 		msg := fmt.Sprintf("plugin type=%q failed (add): %v; unwind: nothing was started", missing[0], err)
 		return cniError(types.ErrPluginNotAvailable, msg, strings.Join(missing, ", "))
 	}
-	if ours, err := os.Stat("/proc/self/ns/net"); err == nil && a.args.NetnsOverride == "" {
-		if theirs, err := os.Stat(a.args.Netns); err == nil && os.SameFile(ours, theirs) {
-			return cniError(types.ErrInvalidNetNS, "unwind: CNI_NETNS is the network namespace of the runtime itself", "")
-		}
+	return a.checkNetNS()
+}
+
+// checkNetNS does before the ADD what skel does after it: an error then would come after the result.
+func (a *adding) checkNetNS() error {
+	if override := a.args.NetnsOverride; strings.EqualFold(override, "TRUE") || override == "1" {
+		return nil
+	}
+	ours, err := cnins.CheckNetNS(a.args.Netns)
+	if err != nil {
+		return cniError(err.Code, "unwind: "+err.Msg+"; /proc must be mounted, and RLIMIT_NOFILE leave room for it", "")
+	}
+	if ours {
+		return cniError(types.ErrInvalidNetNS, "unwind: CNI_NETNS is the network namespace of the runtime itself", "")
 	}
 	return nil
 }
