@@ -122,10 +122,11 @@ func cause(reason string) string {
 	return "requested" // by the runtime, or with another ADD of the container
 }
 
-// noteEnd notes that a sweep of all networks came to its end. A STATUS comes every few seconds: once a minute is enough.
+// noteEnd notes that a sweep of all networks came to its end. A STATUS comes every few seconds: once a minute is enough. A time
+// that is yet to come is of a clock that was set back since.
 func (s *sweeping) noteEnd(ctx context.Context) {
 	now := uint64(time.Now().Unix())
-	if s.DryRun || s.Network != "" || s.Attachment != nil || ctx.Err() != nil || now-min(s.last, now) < 60 {
+	if s.DryRun || s.Network != "" || s.Attachment != nil || ctx.Err() != nil || s.last <= now && now-s.last < 60 {
 		return
 	}
 	if _, err := os.Lstat(s.store.Path()); err != nil { // none is made for this
