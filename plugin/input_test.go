@@ -27,7 +27,10 @@ import (
 type input struct {
 	env    map[string]string
 	stdin  string
-	varLib string // a folder to be seen as /var/lib, where the default stateDir is
+	varLib string   // a folder to be seen as /var/lib, where the default stateDir is
+	more   []string // more environment, as name=value: after env, and not sorted out
+	first  string   // what a shell does in unwind's process, in a mount namespace of its own, before it is unwind
+	mute   bool     // stdout does not come to us
 }
 
 // input is that of a pod, with unwind's entry in a list.
@@ -60,9 +63,14 @@ func (n *node) start(in *input) (out outcome) {
 		cmd = exec.CommandContext(ctx, "/bin/sh", "-c", `mount --bind "$0" /var/lib && exec "$1"`, in.varLib, binary)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	}
+	if in.first != "" {
+		cmd = exec.CommandContext(ctx, "/bin/sh", "-c", in.first+` && exec "$0"`, binary)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	}
 	for name, value := range in.env {
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}
+	cmd.Env = append(cmd.Env, in.more...)
 	cmd.Env = append(cmd.Env, "PATH="+os.Getenv("PATH"), "GORACE="+os.Getenv("GORACE"))
 	var stdout, stderr bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(in.stdin), &stdout, &stderr
@@ -72,7 +80,7 @@ func (n *node) start(in *input) (out outcome) {
 		n.Fatalf("%v\n%s", err, stderr.String())
 	}
 	out = outcome{code: cmd.ProcessState.ExitCode(), stdout: stdout.String(), stderr: stderr.String()}
-	if out.code != 0 {
+	if out.code != 0 && !in.mute {
 		if err := json.Unmarshal(stdout.Bytes(), &out.said); err != nil || out.said.Code == 0 || out.said.Msg == "" {
 			n.Errorf("stdout is not a CNI error (%v): %q", err, out.stdout)
 		}
