@@ -36,6 +36,9 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 # These settings, which a machine may have, make other bytes. Empty is not enough: go env -w would rule then.
 RELEASE_ENV := GOFLAGS=-mod=readonly GOAMD64=v1 GOARM64=v8.0 GOFIPS140=off
 
+# How long make fuzz lets each target run.
+FUZZTIME ?= 10s
+
 # Stamps name the version, so that a new one is fetched.
 PLUGINS_STAMP := $(TOOLS)/cni/.plugins-$(PLUGINS_VERSION)
 CNITOOL_STAMP := $(TOOLS)/bin/.cnitool-$(CNITOOL_VERSION)
@@ -46,7 +49,7 @@ ALL_PACKAGES := ./... ./testdata/faulty ./testdata/sandbox
 # Not in everybody's PATH, and the plugins call iptables.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help build tools deps test proof soak lint demo docs bench release archive release-check clean go faulty
+.PHONY: help build tools deps test proof soak fuzz lint demo docs bench release archive release-check clean go faulty
 .NOTPARALLEL:
 
 help: ## list the targets
@@ -93,6 +96,16 @@ proof: deps tools build ## run the long proofs: large models, all disks after a 
 
 soak: deps tools build ## add and remove PAIRS pods (100,000), 32 at once, with faults (as root, hours; ends where it is a minute before 12h)
 	UNWIND_TEST_SOAK=$(PAIRS) CGO_ENABLED=0 go test -run '^TestSoak$$' -count=1 -v -timeout 12h ./plugin
+
+# The targets are what go test lists. Inputs that failed go into the package's testdata/fuzz; keep them there, with the fix.
+fuzz: go ## let each fuzz target run for FUZZTIME (10s), as root
+	@set -e; for package in $$(go list ./...); do \
+		listed=$$(go test -list '^Fuzz' $$package); \
+		for target in $$(echo "$$listed" | grep '^Fuzz'); do \
+			echo "$$package $$target"; \
+			go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$package; \
+		done; \
+	done
 
 lint: deps go ## check format, vet, staticcheck, go.mod and the scripts
 	@unformatted=$$($(GO_FILES) | xargs gofmt -l) && [ -z "$$unformatted" ] || \

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 // The file, a bbolt database:
@@ -119,6 +120,9 @@ func encodeEntry(e *Entry) ([]byte, error) {
 
 func encodeOutline(e *Entry) ([]byte, error) {
 	g := e.Newest()
+	if key := string(encodeKey(e.Key)); !utf8.ValidString(key) {
+		return nil, fmt.Errorf("%q: not valid UTF-8, which JSON would change", key)
+	}
 	texts := []string{string(e.State), g.Host.BootID, g.NetNS.Path}
 	if strings.ContainsRune(strings.Join(texts, ""), 0) {
 		return nil, fmt.Errorf("%q: a zero byte", texts)

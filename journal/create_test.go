@@ -104,7 +104,7 @@ func TestEmptyFile(t *testing.T) {
 	put(t, s, adding("a"))
 	check(t, os.Truncate(s.Path(), 0))
 	changed := untouched(t, s.Dir)
-	if err := s.View(t.Context(), look); !errors.Is(err, errCorrupt) {
+	if err := s.View(t.Context(), look); !errors.Is(err, ErrDamaged) {
 		t.Errorf("View: %v", err)
 	}
 	changed()

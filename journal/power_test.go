@@ -296,7 +296,7 @@ func (p *power) reopen(dir string, l lost) (err error) {
 	}
 	s := &Store{Dir: filepath.Join(dir, "state")}
 	text, err := contents(s)
-	damaged := errors.Is(err, errCorrupt)
+	damaged := errors.Is(err, ErrDamaged)
 	switch {
 	case damaged && p.mayBeDamaged(l.at):
 	case err != nil:

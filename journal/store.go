@@ -166,7 +166,7 @@ func (s *Store) open(ctx context.Context, queue *os.File, write bool) (*os.File,
 	if write {
 		flag, how = os.O_RDWR, unix.LOCK_EX
 	}
-	f, err := os.OpenFile(s.Path(), flag|syscall.O_NOFOLLOW, 0)
+	f, err := openFile(s.Path(), flag)
 	if err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
@@ -178,8 +178,6 @@ func (s *Store) open(ctx context.Context, queue *os.File, write bool) (*os.File,
 	switch {
 	case !samePath(f, s.Path()):
 		err = errAgain
-	case empty(f): // bbolt would begin to write to it, whatever it is opened for
-		err = fmt.Errorf("%w: it is empty", ErrDamaged)
 	case !stamped(queue, f):
 		if err = verify(f); err == nil && write {
 			err = s.syncFolders()
@@ -190,11 +188,6 @@ func (s *Store) open(ctx context.Context, queue *os.File, write bool) (*os.File,
 		return nil, err
 	}
 	return f, nil
-}
-
-func empty(f *os.File) bool {
-	info, err := f.Stat()
-	return err == nil && info.Size() == 0
 }
 
 func (s *Store) inTx(btx *bolt.Tx, fn func(*Tx) error) error {
@@ -239,7 +232,7 @@ func (s *Store) confirm(verdict error) error {
 	if !errors.Is(verdict, ErrDamaged) {
 		return verdict
 	}
-	f, err := os.OpenFile(s.Path(), os.O_RDONLY|syscall.O_NOFOLLOW, 0)
+	f, err := openFile(s.Path(), os.O_RDONLY)
 	if err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}

@@ -20,7 +20,7 @@ func verify(f *os.File) error {
 		return fmt.Errorf("journal: %w", err)
 	}
 	if info.Size() == 0 { // bbolt would begin a new one in it, and to a reader say that it cannot be written to
-		return fmt.Errorf("%w: it is empty", errCorrupt)
+		return fmt.Errorf("%w: it is empty", ErrDamaged)
 	}
 	data := make([]byte, info.Size())
 	if _, err := f.ReadAt(data, 0); err != nil {

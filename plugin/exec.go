@@ -107,7 +107,8 @@ func (c *call) run(ctx context.Context, stderr io.Writer) ([]byte, *failure) {
 	return nil, c.explain(ctx, cmd.ProcessState, err, stdout.kept.Bytes(), errout.kept.Bytes())
 }
 
-// start starts the binary, again for a while if it is being written.
+// start starts the binary, again for a while if it is being written. Where RLIMIT_NOFILE leaves no room for lockFD it starts
+// without: a delegate that outlives us is not waited for then.
 func (c *call) start(ctx context.Context, binary string, stdout, stderr io.Writer) (*exec.Cmd, error) {
 	giveUp := time.Now().Add(busyDelay)
 	for {
@@ -125,6 +126,10 @@ func (c *call) start(ctx context.Context, binary string, stdout, stderr io.Write
 		err := cmd.Start()
 		if err == nil {
 			return cmd, nil
+		}
+		if c.lock != nil && (errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.EBADF)) {
+			c.lock = nil
+			continue
 		}
 		if !errors.Is(err, syscall.ETXTBSY) || time.Now().After(giveUp) || ctx.Err() != nil {
 			return nil, err

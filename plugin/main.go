@@ -213,7 +213,7 @@ func (o *op) lockOurs(ctx context.Context) (lock *journal.Lock, killed bool, err
 
 // endOrphans kills the processes that hold an attachment's lock, none of which is an unwind.
 func (o *op) endOrphans(key journal.Key) (killed bool) {
-	f, err := os.OpenFile(o.store.LockPath(key), os.O_RDONLY|syscall.O_NOFOLLOW, 0)
+	f, err := os.OpenFile(o.store.LockPath(key), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return false
 	}
