@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -12,6 +13,9 @@ import (
 
 // criTimeout bounds a call of CRI; kubelet gives two minutes, and four to the start of a sandbox.
 const criTimeout = 2 * time.Minute
+
+// Ready is the state of a sandbox that runs.
+const Ready = cri.PodSandboxState_SANDBOX_READY
 
 // CRI is a client of a runtime, in the place of kubelet.
 type CRI struct {
@@ -65,6 +69,26 @@ func (c *CRI) MustRunPod(pod Pod) (id string) {
 		c.node.Fatalf("pod %s: %v", pod.Name, err)
 	}
 	return id
+}
+
+// RunPods starts pods at the same time, and fails the test if one does not start. It returns their sandboxes by the name of
+// the pod.
+func (c *CRI) RunPods(pods []Pod) map[string]string {
+	c.node.Helper()
+	ids, errs := make([]string, len(pods)), make([]error, len(pods))
+	var wg sync.WaitGroup
+	for i, pod := range pods {
+		wg.Go(func() { ids[i], errs[i] = c.RunPod(pod) })
+	}
+	wg.Wait()
+	byName := map[string]string{}
+	for i, pod := range pods {
+		if errs[i] != nil {
+			c.node.Fatalf("pod %s: %v", pod.Name, errs[i])
+		}
+		byName[pod.Name] = ids[i]
+	}
+	return byName
 }
 
 // StopPod stops a sandbox: the runtime takes its network away.

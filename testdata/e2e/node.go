@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -234,9 +235,65 @@ func (n *Node) Reboot() {
 	})
 }
 
+// EmptyDisk removes all that is in a folder of the disk, such as "containerd".
+func (n *Node) EmptyDisk(name string) {
+	n.Helper()
+	entries, err := os.ReadDir(filepath.Join(n.Dir, name))
+	for _, e := range entries {
+		err = errors.Join(err, os.RemoveAll(filepath.Join(n.Dir, name, e.Name())))
+	}
+	if err != nil {
+		n.Fatal(err)
+	}
+}
+
+// KillPlugins kills all plugins that run on the node, unwind before its delegates.
+func (n *Node) KillPlugins() {
+	n.Helper()
+	for _, program := range []string{"unwind", "*"} {
+		for _, pid := range n.processes(program) {
+			if err := unix.Kill(pid, unix.SIGKILL); err != nil && err != unix.ESRCH {
+				n.Fatal(err)
+			}
+		}
+	}
+}
+
+// processes returns the processes of the node, by their numbers here, that run a plugin.
+func (n *Node) processes(pattern string) (pids []int) {
+	n.Helper()
+	node, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", n.first.Pid))
+	if err != nil {
+		n.Fatal(err)
+	}
+	exes, _ := filepath.Glob("/proc/[0-9]*/exe")
+	for _, exe := range exes {
+		dir := filepath.Dir(exe)
+		if ns, err := os.Readlink(filepath.Join(dir, "ns/pid")); err != nil || ns != node {
+			continue
+		}
+		program, err := os.Readlink(exe)
+		if err != nil {
+			continue // it has ended
+		}
+		if ok, _ := filepath.Match(pattern, filepath.Base(program)); !ok {
+			continue
+		}
+		if _, err := os.Lstat(n.File(PluginDir, filepath.Base(program))); err != nil {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(dir))
+		if err != nil {
+			n.Fatal(err)
+		}
+		pids = append(pids, pid)
+	}
+	return pids
+}
+
 // unmountAll lets go of what runtimes mounted, and empties /run.
 func (n *Node) unmountAll() error {
-	mounts, err := os.ReadFile("/proc/thread-self/mounts")
+	mounts, err := os.ReadFile("/proc/1/mounts")
 	if err != nil {
 		return err
 	}
