@@ -25,13 +25,13 @@ func TestE2EKill(t *testing.T) {
 			for _, plugins := range []string{"go on", "are killed too"} {
 				t.Run(v.Name+"/"+command+", plugins "+plugins, func(t *testing.T) {
 					plain, unwind := kill(t, v, command, plugins, false), kill(t, v, command, plugins, true)
-					table.Row(v.Name, command, plugins, plain.during, plain.after, unwind.during, unwind.after, unwind.entries)
+					table.Row(v.Name, command, plugins, plain.during, plain.after, unwind.during, unwind.after, len(unwind.entries))
 					if plain.during.Addresses != atOnce || unwind.during.Addresses != atOnce {
 						t.Errorf("so many have addresses when containerd is killed: plain %d, unwind %d, want %d",
 							plain.during.Addresses, unwind.during.Addresses, atOnce)
 					}
-					if unwind.after != (e2e.Left{}) || unwind.entries != 0 {
-						t.Errorf("unwind leaves %s, and %d entries", unwind.after, unwind.entries)
+					if unwind.after != (e2e.Left{}) || len(unwind.entries) > 0 {
+						t.Errorf("unwind leaves %s, and %+v", unwind.after, unwind.entries)
 					}
 				})
 			}
@@ -76,7 +76,7 @@ func kill(t *testing.T, v e2e.Version, command, plugins string, unwind bool) (o 
 	}
 	if unwind {
 		o.healed = heal(t, n, rt)
-		o.entries = len(n.Journal())
+		o.entries = n.Journal()
 	}
 	o.after = n.Settled()
 	return o
@@ -99,9 +99,9 @@ const (
 // booted is what became of a node that was booted again.
 type booted struct {
 	before, after, end e2e.Left
-	first, all         time.Duration // from the start of containerd until the first, and the last, pod has started
-	failed             int           // pods that did not start
-	entries            int           // of the journal, when all pods are gone
+	first, all         time.Duration    // from the start of containerd until the first, and the last, pod has started
+	failed             int              // pods that did not start
+	entries            []e2e.Attachment // of the journal, when all pods are gone
 }
 
 // TestE2EReboot: what the pods of the last boot had is free for those of the next.
@@ -114,7 +114,7 @@ func TestE2EReboot(t *testing.T) {
 			t.Run(v.Name+"/containerd's disk "+disk, func(t *testing.T) {
 				plain, unwind := reboot(t, v, disk, false), reboot(t, v, disk, true)
 				table.Row(v.Name, disk, plain.after, plain.end, plain.failed, short(plain.first), short(plain.all),
-					unwind.after, unwind.end, unwind.failed, short(unwind.first), short(unwind.all), unwind.entries)
+					unwind.after, unwind.end, unwind.failed, short(unwind.first), short(unwind.all), len(unwind.entries))
 				if disk == "emptied" && (plain.failed == 0 || plain.end.Addresses != rebootPods) {
 					t.Errorf("the plain chain leaks nothing, so this shows nothing: %+v", plain)
 				}
@@ -124,8 +124,8 @@ func TestE2EReboot(t *testing.T) {
 				if unwind.after != unwind.before {
 					t.Errorf("the pods have %s after the boot, and had %s before", unwind.after, unwind.before)
 				}
-				if unwind.end != (e2e.Left{}) || unwind.entries != 0 {
-					t.Errorf("unwind leaves %s, and %d entries", unwind.end, unwind.entries)
+				if unwind.end != (e2e.Left{}) || len(unwind.entries) > 0 {
+					t.Errorf("unwind leaves %s, and %+v", unwind.end, unwind.entries)
 				}
 			})
 		}
@@ -176,6 +176,9 @@ func reboot(t *testing.T, v e2e.Version, disk string, unwind bool) (b booted) {
 	b.all = time.Since(begin)
 	if unwind {
 		heal(t, n, rt)
+		if left := owed(n, rt); len(left) > 0 {
+			t.Errorf("of the last boot the journal still has %+v", left)
+		}
 	}
 	b.after = n.Settled()
 	checkLive(t, n, rt)
@@ -184,7 +187,7 @@ func reboot(t *testing.T, v e2e.Version, disk string, unwind bool) (b booted) {
 	}
 	b.end = n.Settled()
 	if unwind {
-		b.entries = len(n.Journal())
+		b.entries = n.Journal()
 	}
 	return b
 }

@@ -82,7 +82,7 @@ func (n *Node) thread(program string, ready chan<- error) {
 		ready <- err
 		return
 	}
-	ready <- n.enter("mnt", "net", "pid")
+	ready <- n.enter(n.first.Pid, "mnt", "net", "pid")
 	for f := range n.work {
 		f()
 	}
@@ -111,14 +111,14 @@ func (n *Node) isReady() error {
 	return err
 }
 
-// enter moves the calling thread into namespaces of the first process.
-func (n *Node) enter(names ...string) error {
+// enter moves the calling thread into namespaces of a process, which is 1 where the node is seen from inside.
+func (n *Node) enter(pid int, names ...string) error {
 	if err := unix.Unshare(unix.CLONE_FS); err != nil { // setns(2): a mount namespace takes a thread that shares no folder
 		return err
 	}
 	var files []*os.File
 	for _, name := range names {
-		f, err := os.Open(fmt.Sprintf("/proc/%d/ns/%s", n.first.Pid, name))
+		f, err := os.Open(fmt.Sprintf("/proc/%d/ns/%s", pid, name))
 		if err != nil {
 			return err
 		}
@@ -230,7 +230,7 @@ func (n *Node) Reboot() {
 	n.do(func() error {
 		id := filepath.Join(n.Dir, fmt.Sprintf("boot_id.%d", n.boots))
 		text := fmt.Sprintf("00000000-0000-4000-8000-%012d\n", n.boots)
-		return errors.Join(n.enter("net"), n.network(), os.WriteFile(id, []byte(text), 0o444),
+		return errors.Join(n.enter(1, "net"), n.network(), os.WriteFile(id, []byte(text), 0o444),
 			mount(id, "/proc/sys/kernel/random/boot_id", "", unix.MS_BIND, ""))
 	})
 }
