@@ -181,7 +181,7 @@ func reboot(t *testing.T, v e2e.Version, disk string, unwind bool) (b booted) {
 		}
 	}
 	b.after = n.Settled()
-	checkLive(t, n, rt)
+	checkLive(n, rt)
 	if errs := rt.RemovePods(); len(errs) > 0 {
 		t.Errorf("at the end: %v", errs)
 	}
@@ -192,20 +192,12 @@ func reboot(t *testing.T, v e2e.Version, disk string, unwind bool) (b booted) {
 	return b
 }
 
-// checkLive checks that each pod that runs has its address for itself and can be reached.
-func checkLive(t *testing.T, n *e2e.Node, rt *e2e.Containerd) {
-	t.Helper()
-	owners := n.Reserved()
+// checkLive checks all pods that run.
+func checkLive(n *e2e.Node, rt *e2e.Containerd) {
+	n.Helper()
 	for id, state := range rt.Pods() {
-		if state != e2e.Ready {
-			continue
-		}
-		ip := rt.IP(id)
-		if owners[ip] != id {
-			t.Errorf("the address %s of pod %.12s is reserved for %q", ip, id, owners[ip])
-		}
-		if _, _, err := n.Try("ping", "-c1", "-W2", ip); err != nil {
-			t.Errorf("pod %.12s does not answer at %s", id, ip)
+		if state == e2e.Ready {
+			n.CheckPod(rt.CRI, id)
 		}
 	}
 }

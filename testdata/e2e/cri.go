@@ -2,7 +2,11 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -133,6 +137,39 @@ func (c *CRI) IP(id string) string {
 		c.node.Fatal(err)
 	}
 	return answer.GetStatus().GetNetwork().GetIp()
+}
+
+// KillPod kills the first process of a sandbox, which the runtime then has as not ready, and waits for that.
+func (c *CRI) KillPod(id string) {
+	n := c.node
+	n.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), criTimeout)
+	defer cancel()
+	answer, err := c.runtime.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
+	if err != nil {
+		n.Fatal(err)
+	}
+	var info struct{ Pid int }
+	if err := json.Unmarshal([]byte(answer.GetInfo()["info"]), &info); err != nil || info.Pid <= 1 {
+		n.Fatalf("sandbox %.12s: no process: %v", id, err)
+	}
+	n.Run("/bin/kill", "-KILL", strconv.Itoa(info.Pid))
+	Eventually(n, 10*time.Second, "the sandbox is not ready", func() bool { return c.Pods()[id] != Ready })
+}
+
+// CheckPod checks that a pod that runs has its address and its rules for itself, and can be reached. It goes on if not.
+func (n *Node) CheckPod(c *CRI, id string) {
+	n.Helper()
+	ip := c.IP(id)
+	if owner := n.Reserved()[ip]; owner != id {
+		n.Errorf("the address %s of pod %.12s is reserved for %q", ip, id, owner)
+	}
+	if !slices.ContainsFunc(n.Rules(), func(rule string) bool { return strings.Contains(rule, " "+ip+"/32 ") }) {
+		n.Errorf("pod %.12s has no rules for %s", id, ip)
+	}
+	if _, _, err := n.Try("ping", "-c1", "-W2", ip); err != nil {
+		n.Errorf("pod %.12s does not answer at %s", id, ip)
+	}
 }
 
 // RemovePods stops and removes all sandboxes that the runtime knows, as kubelet does with those of pods that are gone, and

@@ -84,7 +84,11 @@ type Attachment struct {
 	ContainerID string
 	State       string
 	Addresses   []string
-	Steps       []struct{ Plugin, LastError string }
+	Reason      string
+	Steps       []struct {
+		Plugin, LastError string
+		Parked, Again     bool
+	}
 }
 
 // Journal returns what unwind has on record.

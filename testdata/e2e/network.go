@@ -169,3 +169,26 @@ func (n *Node) Reserved() map[string]string {
 	}
 	return owners
 }
+
+// AddNetNS makes a network namespace, pinned where runtimes pin theirs. (ip netns add would mount a folder over their pins.)
+func (n *Node) AddNetNS(name string) {
+	n.Helper()
+	n.Write("/run/netns/"+name, "")
+	n.Run("unshare", "--net=/run/netns/"+name, "true")
+}
+
+// AddByHand attaches a network namespace as a runtime would attach a pod's, of which containerd knows nothing.
+func (n *Node) AddByHand(pod string) {
+	n.Helper()
+	n.AddNetNS(pod)
+	if out, stderr, err := n.Cnitool(pod, "add", "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME="+pod); err != nil {
+		n.Fatalf("cnitool add: %v\n%s%s", err, out, stderr)
+	}
+}
+
+// Cnitool has cnitool carry out a command for a network namespace.
+func (n *Node) Cnitool(netns, command, args string) (stdout, stderr string, err error) {
+	n.Helper()
+	return n.Try("env", "CNI_PATH="+PluginDir, "NETCONFPATH="+ConfDir, "CNI_ARGS="+args,
+		Path(n, ".tools/bin/cnitool"), command, NetworkName, "/run/netns/"+netns)
+}
