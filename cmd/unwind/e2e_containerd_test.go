@@ -69,7 +69,7 @@ type outcome struct {
 func TestE2ELeak(t *testing.T) {
 	table := e2e.NewTable(t, fmt.Sprintf("%d sandboxes of a pod on a /28; addresses/netns/veths/rules left", tries),
 		"RUNTIME", "TROUBLE", "PLAIN DURING", "AFTER", "NEXT POD", "UNWIND DURING", "OWED", "AFTER", "JOURNAL", "NEXT POD", "HEALED IN")
-	for _, v := range e2e.Containerds() {
+	for _, v := range e2e.Containerds(t) {
 		for _, trouble := range troubles {
 			t.Run(v.Name+"/"+trouble.name, func(t *testing.T) {
 				plain, unwind := suffer(t, v, trouble, false), suffer(t, v, trouble, true)

@@ -20,7 +20,7 @@ const atOnce = 4
 func TestE2EKill(t *testing.T) {
 	table := e2e.NewTable(t, fmt.Sprintf("containerd is killed while it starts or stops %d pods, and started again; addresses/netns/veths/rules", atOnce),
 		"RUNTIME", "KILLED IN", "PLUGINS", "PLAIN THEN", "AFTER", "UNWIND THEN", "AFTER", "JOURNAL")
-	for _, v := range e2e.Containerds() {
+	for _, v := range e2e.Containerds(t) {
 		for _, command := range []string{"ADD", "DEL"} {
 			for _, plugins := range []string{"go on", "are killed too"} {
 				t.Run(v.Name+"/"+command+", plugins "+plugins, func(t *testing.T) {
@@ -109,7 +109,7 @@ func TestE2EReboot(t *testing.T) {
 	table := e2e.NewTable(t, fmt.Sprintf("the machine is booted again while %d pods run; the pool has 40 addresses; then the same pods are started; "+
 		"addresses/netns/veths/rules when they run, and when they are gone", rebootPods),
 		"RUNTIME", "CONTAINERD'S DISK", "PLAIN RUNNING", "GONE", "NOT STARTED", "FIRST POD", "ALL", "UNWIND RUNNING", "GONE", "NOT STARTED", "FIRST POD", "ALL", "JOURNAL")
-	for _, v := range e2e.Containerds() {
+	for _, v := range e2e.Containerds(t) {
 		for _, disk := range []string{"kept", "emptied"} {
 			t.Run(v.Name+"/containerd's disk "+disk, func(t *testing.T) {
 				plain, unwind := reboot(t, v, disk, false), reboot(t, v, disk, true)
