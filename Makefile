@@ -4,6 +4,13 @@ PLUGINS_VERSION     := v1.9.1
 CNITOOL_VERSION     := v1.3.1
 STATICCHECK_VERSION := v0.8.2
 
+# The releases of containerd that make e2e builds; SHORT=1 is the subset that continuous integration has the time for.
+CONTAINERD_VERSIONS := v2.4.2 $(if $(SHORT),,v2.0.14 v1.7.35)
+
+# Debian's packages that make e2e unpacks below .tools/e2e/deb, with what they need and the machine lacks. None is installed, so
+# no service is started.
+DEBS := runc containerd podman conmon
+
 # The reference plugins that the tests and the demo use, by their folder in containernetworking/plugins.
 PLUGINS := main/bridge main/host-device main/loopback main/macvlan main/ptp \
            ipam/host-local ipam/static \
@@ -42,14 +49,20 @@ FUZZTIME ?= 10s
 # Stamps name the version, so that a new one is fetched.
 PLUGINS_STAMP := $(TOOLS)/cni/.plugins-$(PLUGINS_VERSION)
 CNITOOL_STAMP := $(TOOLS)/bin/.cnitool-$(CNITOOL_VERSION)
+E2E           := $(TOOLS)/e2e
+E2E_STAMPS    := $(CONTAINERD_VERSIONS:%=$(E2E)/containerd-%/.built) $(E2E)/deb/.unpacked
 
 # testdata is outside of ./...
-ALL_PACKAGES := ./... ./testdata/faulty ./testdata/sandbox
+ALL_PACKAGES := ./... ./testdata/faulty ./testdata/sandbox ./testdata/e2e/...
 
 # Not in everybody's PATH, and the plugins call iptables.
 export PATH := $(PATH):/usr/sbin:/sbin
 
+<<<<<<< HEAD
 .PHONY: help build tools deps test proof soak fuzz lint demo docs bench release archive release-check clean go faulty
+=======
+.PHONY: help build tools deps test e2e e2e-tools lint demo bench release archive release-check clean go faulty
+>>>>>>> e2e
 .NOTPARALLEL:
 
 help: ## list the targets
@@ -90,6 +103,7 @@ deps: ## install what is missing of iptables, nftables, iproute2, ping and a C c
 test: deps tools build ## run all tests, with -race, on real plugins and namespaces (as root)
 	CGO_ENABLED=1 go test -race -parallel 16 -timeout 30m ./...
 
+<<<<<<< HEAD
 proof: deps tools build ## run the long proofs: large models, all disks after a loss of power, 10,000 pods (as root, half an hour)
 	UNWIND_TEST_LONG=1 CGO_ENABLED=0 go test -run '^(TestProtocolAtLength|TestPowerLoss|TestSoak)$$' -count=1 -v -timeout 3h \
 		./journal ./plugin
@@ -106,12 +120,40 @@ fuzz: go ## let each fuzz target run for FUZZTIME (10s), as root
 			go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$package; \
 		done; \
 	done
+=======
+e2e: deps tools build e2e-tools ## run the end-to-end tests on real runtimes (as root); SHORT=1: the newest containerd only
+	CGO_ENABLED=0 go test -tags e2e -p 1 -count=1 -timeout 60m -v -run E2E $(if $(SHORT),-short) ./cmd/...
+
+e2e-tools: $(E2E_STAMPS) faulty
+	CGO_ENABLED=0 go build -buildvcs=false -trimpath -o $(E2E)/bin/ ./testdata/e2e/pause ./testdata/faulty
+
+# A module of its own: go install refuses a version whose go.mod has exclude or replace lines.
+$(E2E)/containerd-%/.built: MODULE = github.com/containerd/containerd$(if $(filter v1.%,$*),,/v2)
+$(E2E)/containerd-%/.built: | go
+	rm -rf $(@D) && mkdir -p $(@D)/module
+	cd $(@D)/module && go mod init e2e/runtime && \
+		go get $(MODULE)/cmd/containerd@$* $(MODULE)/cmd/containerd-shim-runc-v2@$* $(MODULE)/cmd/ctr@$* && \
+		CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w -X $(MODULE)/version.Version=$*" -o .. \
+			$(MODULE)/cmd/containerd $(MODULE)/cmd/containerd-shim-runc-v2 $(MODULE)/cmd/ctr
+	rm -rf $(@D)/module
+	touch $@
+
+$(E2E)/deb/.unpacked: APT_DOWNLOAD = apt-get install -y --reinstall --download-only --no-install-recommends \
+	-o Dir::Cache::archives=$(@D)/packages $(DEBS)
+$(E2E)/deb/.unpacked:
+	@command -v apt-get >/dev/null || { echo "error: no apt-get: the end-to-end tests take runc from Debian" >&2; exit 1; }
+	rm -rf $(@D) && mkdir -p $(@D)/packages/partial
+	$(APT_DOWNLOAD) || { apt-get update && $(APT_DOWNLOAD); }
+	set -e; for package in $(@D)/packages/*.deb; do dpkg-deb -x "$$package" $(@D); done
+	rm -rf $(@D)/packages
+	touch $@
+>>>>>>> e2e
 
 lint: deps go ## check format, vet, staticcheck, go.mod and the scripts
 	@unformatted=$$($(GO_FILES) | xargs gofmt -l) && [ -z "$$unformatted" ] || \
 		{ echo "gofmt -w is needed on: $$unformatted" >&2; exit 1; }
-	go vet $(ALL_PACKAGES)
-	go run honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK_VERSION) $(ALL_PACKAGES)
+	go vet -tags e2e $(ALL_PACKAGES)
+	go run honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK_VERSION) -tags e2e $(ALL_PACKAGES)
 	go mod tidy -diff
 	for script in .ci/run scripts/*.sh; do bash -n "$$script" || exit 1; done
 

@@ -1,0 +1,189 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Socket is where containerd listens on a node.
+const Socket = "/run/containerd/containerd.sock"
+
+// PauseImage is the image of the pods' first process, which is in no registry.
+const PauseImage = "e2e.local/pause:1"
+
+// startTimeout bounds the start of a runtime, until it answers.
+const startTimeout = 30 * time.Second
+
+// Version is a release of containerd that make e2e got.
+type Version struct {
+	Name string // as it says itself
+	dir  string // its binaries, below .tools/e2e
+	// Major is the first number of its version. From 2 on it knows CNI 1.1: it asks for STATUS.
+	Major int
+}
+
+// Containerds returns the releases that are tested, the newest first and Debian's last. A short run has only the newest.
+func Containerds(t testing.TB) []Version {
+	t.Helper()
+	dirs := []string{"containerd-v2.4.2", "containerd-v2.0.14", "containerd-v1.7.35", "deb/usr/bin"}
+	if testing.Short() {
+		dirs = dirs[:1]
+	}
+	var all []Version
+	for _, dir := range dirs {
+		all = append(all, versionOf(t, dir))
+	}
+	return all
+}
+
+// versionOf asks a containerd for its version: "containerd github.com/containerd/containerd/v2 v2.4.2 REVISION".
+func versionOf(t testing.TB, dir string) Version {
+	t.Helper()
+	out, err := exec.Command(tool(t, filepath.Join(dir, "containerd")), "--version").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	fields := strings.Fields(string(out))
+	if len(fields) < 3 {
+		t.Fatalf("%s: which version is %q?", dir, out)
+	}
+	number := strings.TrimPrefix(fields[2], "v")
+	first, _, _ := strings.Cut(number, ".")
+	major, err := strconv.Atoi(first)
+	if err != nil {
+		t.Fatalf("%s: which version is %q?", dir, out)
+	}
+	return Version{"containerd " + number, dir, major}
+}
+
+// config is what containerd must be told: where the pause image comes from, and that a container may not be able to lower
+// oom_score_adj.
+func (v Version) config() string {
+	if v.Major == 1 {
+		return fmt.Sprintf("version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = %q\n  restrict_oom_score_adj = true\n", PauseImage)
+	}
+	return fmt.Sprintf("version = 3\n[plugins.\"io.containerd.cri.v1.images\".pinned_images]\n  sandbox = %q\n"+
+		"[plugins.\"io.containerd.cri.v1.runtime\"]\n  restrict_oom_score_adj = true\n", PauseImage)
+}
+
+// Containerd is a containerd that runs on a node.
+type Containerd struct {
+	*CRI
+	Version Version
+	node    *Node
+	cmd     *exec.Cmd
+	ended   chan struct{} // closed when the process has ended
+}
+
+// StartContainerd starts containerd on a node and imports the pause image.
+func (n *Node) StartContainerd(v Version) *Containerd {
+	n.Helper()
+	c := &Containerd{Version: v, node: n}
+	n.Write("/etc/containerd/config.toml", v.config())
+	c.Start()
+	c.ImportPause()
+	return c
+}
+
+// ImportPause imports the pause image.
+func (c *Containerd) ImportPause() {
+	n := c.node
+	n.Helper()
+	archive := filepath.Join(n.Dir, "pause.tar")
+	if err := writeImage(archive, PauseImage, tool(n, "bin/pause")); err != nil {
+		n.Fatal(err)
+	}
+	n.Run(tool(n, filepath.Join(c.Version.dir, "ctr")), "-n", "k8s.io", "images", "import", archive)
+}
+
+// Start starts the daemon, also again after Kill or a reboot, and waits until it answers.
+func (c *Containerd) Start() {
+	n := c.node
+	n.Helper()
+	logFile, err := os.OpenFile(filepath.Join(n.Dir, "containerd.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		n.Fatal(err)
+	}
+	defer logFile.Close()
+	program := tool(n, filepath.Join(c.Version.dir, "containerd"))
+	c.cmd = exec.Command(program)
+	c.cmd.Stdout, c.cmd.Stderr = logFile, logFile
+	c.cmd.Env = []string{"PATH=" + strings.Join([]string{filepath.Dir(program), tool(n, "deb/usr/sbin"), os.Getenv("PATH")}, ":")}
+	if err := n.Start(c.cmd); err != nil {
+		n.Fatal(err)
+	}
+	c.ended = make(chan struct{})
+	go func(cmd *exec.Cmd, ended chan<- struct{}) {
+		_ = cmd.Wait()
+		close(ended)
+	}(c.cmd, c.ended)
+	if c.CRI != nil {
+		_ = c.conn.Close() // gRPC would wait before it tries again
+	}
+	c.CRI = dialCRI(n, Socket)
+	c.waitForAnswer()
+}
+
+func (c *Containerd) waitForAnswer() {
+	c.node.Helper()
+	for end := time.Now().Add(startTimeout); ; time.Sleep(50 * time.Millisecond) {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		err := c.ready(ctx)
+		cancel()
+		if err == nil {
+			return
+		}
+		select {
+		case <-c.ended:
+			c.node.Fatalf("%s did not start:\n%s", c.Version.Name, c.Log())
+		default:
+		}
+		if time.Now().After(end) {
+			c.node.Fatalf("%s does not answer: %v\n%s", c.Version.Name, err, c.Log())
+		}
+	}
+}
+
+// Log returns what the daemon has written but for the news, at most the last lines of it.
+func (c *Containerd) Log() string {
+	data, err := os.ReadFile(filepath.Join(c.node.Dir, "containerd.log"))
+	if err != nil {
+		return err.Error()
+	}
+	lines := slices.DeleteFunc(strings.SplitAfter(string(data), "\n"), func(l string) bool { return strings.Contains(l, "level=info") })
+	return strings.Join(lines[max(0, len(lines)-20):], "")
+}
+
+// Kill ends the daemon at once, as the kernel does when it is out of memory. The pods go on.
+func (c *Containerd) Kill() {
+	c.node.Helper()
+	if err := c.cmd.Process.Signal(unix.SIGKILL); err != nil {
+		c.node.Fatal(err)
+	}
+	<-c.ended
+}
+
+// AwaitNetwork waits until the runtime has read the node's network, and its plugins are ready.
+func (c *Containerd) AwaitNetwork() {
+	c.node.Helper()
+	for end := time.Now().Add(startTimeout); ; time.Sleep(50 * time.Millisecond) {
+		why := c.NetworkReady()
+		if why == "" {
+			return
+		}
+		if time.Now().After(end) {
+			c.node.Fatalf("the network is not ready: %s\n%s", why, c.Log())
+		}
+	}
+}

@@ -1,0 +1,207 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// criTimeout bounds a call of CRI; kubelet gives two minutes, and four to the start of a sandbox.
+const criTimeout = 2 * time.Minute
+
+// Ready is the state of a sandbox that runs.
+const Ready = cri.PodSandboxState_SANDBOX_READY
+
+// CRI is a client of a runtime, in the place of kubelet.
+type CRI struct {
+	node    *Node
+	conn    *grpc.ClientConn
+	runtime cri.RuntimeServiceClient
+}
+
+func dialCRI(n *Node, socket string) *CRI {
+	n.Helper()
+	conn, err := grpc.NewClient("unix:"+n.File(socket), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		n.Fatal(err)
+	}
+	n.Cleanup(func() { _ = conn.Close() })
+	return &CRI{n, conn, cri.NewRuntimeServiceClient(conn)}
+}
+
+func (c *CRI) ready(ctx context.Context) error {
+	_, err := c.runtime.Version(ctx, &cri.VersionRequest{}, grpc.WaitForReady(true))
+	return err
+}
+
+// Pod is what kubelet knows of a pod. Each attempt to start it makes a sandbox of another name and ID.
+type Pod struct {
+	Name      string
+	Attempt   uint32
+	HostPorts []int32 // each mapped to the same port of the pod
+}
+
+// RunPod starts a pod's sandbox.
+func (c *CRI) RunPod(pod Pod) (id string, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), criTimeout)
+	defer cancel()
+	config := &cri.PodSandboxConfig{
+		Metadata: &cri.PodSandboxMetadata{Name: pod.Name, Uid: "uid-" + pod.Name, Namespace: "default", Attempt: pod.Attempt},
+		Linux:    &cri.LinuxPodSandboxConfig{CgroupParent: c.node.Cgroup()},
+	}
+	for _, port := range pod.HostPorts {
+		config.PortMappings = append(config.PortMappings, &cri.PortMapping{HostPort: port, ContainerPort: port})
+	}
+	answer, err := c.runtime.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: config})
+	return answer.GetPodSandboxId(), err
+}
+
+// MustRunPod starts a pod's sandbox, and fails the test if it does not start.
+func (c *CRI) MustRunPod(pod Pod) (id string) {
+	c.node.Helper()
+	id, err := c.RunPod(pod)
+	if err != nil {
+		c.node.Fatalf("pod %s: %v", pod.Name, err)
+	}
+	return id
+}
+
+// RunPods starts pods at the same time, and fails the test if one does not start. It returns their sandboxes by the name of
+// the pod.
+func (c *CRI) RunPods(pods []Pod) map[string]string {
+	c.node.Helper()
+	ids, errs := make([]string, len(pods)), make([]error, len(pods))
+	var wg sync.WaitGroup
+	for i, pod := range pods {
+		wg.Go(func() { ids[i], errs[i] = c.RunPod(pod) })
+	}
+	wg.Wait()
+	byName := map[string]string{}
+	for i, pod := range pods {
+		if errs[i] != nil {
+			c.node.Fatalf("pod %s: %v", pod.Name, errs[i])
+		}
+		byName[pod.Name] = ids[i]
+	}
+	return byName
+}
+
+// StopPod stops a sandbox: the runtime takes its network away.
+func (c *CRI) StopPod(id string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), criTimeout)
+	defer cancel()
+	_, err := c.runtime.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: id})
+	return err
+}
+
+// RemovePod removes a sandbox that is stopped.
+func (c *CRI) RemovePod(id string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), criTimeout)
+	defer cancel()
+	_, err := c.runtime.RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: id})
+	return err
+}
+
+// Pods lists the sandboxes that the runtime knows, with their states.
+func (c *CRI) Pods() map[string]cri.PodSandboxState {
+	c.node.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), criTimeout)
+	defer cancel()
+	answer, err := c.runtime.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
+	if err != nil {
+		c.node.Fatal(err)
+	}
+	pods := map[string]cri.PodSandboxState{}
+	for _, p := range answer.GetItems() {
+		pods[p.GetId()] = p.GetState()
+	}
+	return pods
+}
+
+// IP returns the address that the runtime has for a sandbox.
+func (c *CRI) IP(id string) string {
+	c.node.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), criTimeout)
+	defer cancel()
+	answer, err := c.runtime.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: id})
+	if err != nil {
+		c.node.Fatal(err)
+	}
+	return answer.GetStatus().GetNetwork().GetIp()
+}
+
+// KillPod kills the first process of a sandbox, which the runtime then has as not ready, and waits for that.
+func (c *CRI) KillPod(id string) {
+	n := c.node
+	n.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), criTimeout)
+	defer cancel()
+	answer, err := c.runtime.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
+	if err != nil {
+		n.Fatal(err)
+	}
+	var info struct{ Pid int }
+	if err := json.Unmarshal([]byte(answer.GetInfo()["info"]), &info); err != nil || info.Pid <= 1 {
+		n.Fatalf("sandbox %.12s: no process: %v", id, err)
+	}
+	n.Run("/bin/kill", "-KILL", strconv.Itoa(info.Pid))
+	Eventually(n, 10*time.Second, "the sandbox is not ready", func() bool { return c.Pods()[id] != Ready })
+}
+
+// CheckPod checks that a pod that runs has its address and its rules for itself, and can be reached. It goes on if not.
+func (n *Node) CheckPod(c *CRI, id string) {
+	n.Helper()
+	ip := c.IP(id)
+	if owner := n.Reserved()[ip]; owner != id {
+		n.Errorf("the address %s of pod %.12s is reserved for %q", ip, id, owner)
+	}
+	if !slices.ContainsFunc(n.Rules(), func(rule string) bool { return strings.Contains(rule, " "+ip+"/32 ") }) {
+		n.Errorf("pod %.12s has no rules for %s", id, ip)
+	}
+	if _, _, err := n.Try("ping", "-c1", "-W2", ip); err != nil {
+		n.Errorf("pod %.12s does not answer at %s", id, ip)
+	}
+}
+
+// RemovePods stops and removes all sandboxes that the runtime knows, as kubelet does with those of pods that are gone, and
+// returns the errors.
+func (c *CRI) RemovePods() (errs []error) {
+	c.node.Helper()
+	for id := range c.Pods() {
+		err := c.StopPod(id)
+		if err == nil {
+			err = c.RemovePod(id)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("sandbox %.12s: %w", id, err))
+		}
+	}
+	return errs
+}
+
+// NetworkReady asks for the runtime's status, as kubelet does every five seconds, and returns what keeps the network from
+// being ready, "" if it is. A runtime that knows CNI 1.1 asks the plugins for STATUS then.
+func (c *CRI) NetworkReady() (why string) {
+	c.node.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), criTimeout)
+	defer cancel()
+	answer, err := c.runtime.Status(ctx, &cri.StatusRequest{})
+	if err != nil {
+		c.node.Fatal(err)
+	}
+	for _, condition := range answer.GetStatus().GetConditions() {
+		if condition.GetType() == cri.NetworkReady && !condition.GetStatus() {
+			return condition.GetReason() + ": " + condition.GetMessage()
+		}
+	}
+	return ""
+}

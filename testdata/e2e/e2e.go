@@ -1,0 +1,49 @@
+// Package e2e runs real container runtimes on nodes of their own, for tests of the binaries as they are installed: bin/unwind,
+// bin/unwindctl, the reference plugins, containerd. `make e2e` builds what it needs below .tools/e2e.
+//
+// A Node is a machine as far as a runtime can tell: network, mount and PID namespaces of its own, with the files at the places
+// where a distribution has them. It ends with the test that made it, and at once with the process that runs the tests, however
+// that ends; nothing of it is left on the machine.
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// root is the repository, seen from a command's folder, where its tests run.
+const root = "../.."
+
+// Path returns the absolute path of a file of the repository, and fails the test if it is not there.
+func Path(t testing.TB, name string) string {
+	t.Helper()
+	path, err := filepath.Abs(filepath.Join(root, name))
+	if err == nil {
+		_, err = os.Stat(path)
+	}
+	if err != nil {
+		t.Fatalf("%v\nrun these tests with: make e2e", err)
+	}
+	return path
+}
+
+// tool returns the path of what make e2e built.
+func tool(t testing.TB, name string) string {
+	t.Helper()
+	return Path(t, filepath.Join(".tools/e2e", name))
+}
+
+// Eventually waits until a condition holds, and fails the test if it does not within the time. It returns how long it took.
+func Eventually(t testing.TB, within time.Duration, what string, holds func() bool) time.Duration {
+	t.Helper()
+	begin := time.Now()
+	for !holds() {
+		if time.Since(begin) > within {
+			t.Fatalf("after %s still not: %s", within, what)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return time.Since(begin)
+}

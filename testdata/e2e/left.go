@@ -1,0 +1,102 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+)
+
+// Left is what containers have on a node, or have left there.
+type Left struct {
+	Addresses int // reserved by host-local
+	NetNS     int // pinned in /run/netns
+	Veths     int // on the host
+	Rules     int // iptables rules and chains of one container
+}
+
+func (l Left) String() string {
+	return fmt.Sprintf("%d/%d/%d/%d", l.Addresses, l.NetNS, l.Veths, l.Rules)
+}
+
+// Left counts what is on the node.
+func (n *Node) Left() Left {
+	n.Helper()
+	pins, err := os.ReadDir(n.File("/run/netns"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		n.Fatal(err)
+	}
+	return Left{Addresses: len(n.Reserved()), NetNS: len(pins), Veths: n.veths(), Rules: len(n.Rules())}
+}
+
+// Settled counts what is on the node when it does not change any more: the kernel removes the interfaces of a network namespace
+// some time after its end.
+func (n *Node) Settled() Left {
+	n.Helper()
+	const reads, pause = 3, 200 * time.Millisecond
+	left := n.Left()
+	for same := 0; same < reads; same++ {
+		time.Sleep(pause)
+		now := n.Left()
+		if now != left {
+			left, same = now, 0
+		}
+	}
+	return left
+}
+
+func (n *Node) veths() (count int) {
+	n.Helper()
+	n.do(func() error {
+		links, err := netlink.LinkList()
+		for _, link := range links {
+			if link.Type() == "veth" {
+				count++
+			}
+		}
+		return err
+	})
+	return count
+}
+
+// ofContainer knows a rule or a chain of one container from one of the node. bridge's chains are CNI- and portmap's CNI-DN-
+// with a hash; firewall's rules have an address as /32.
+var ofContainer = regexp.MustCompile(`\bCNI-(DN-)?[0-9a-f]{20,}|\d/32\b`)
+
+// Rules returns the iptables rules and chains of containers.
+func (n *Node) Rules() (rules []string) {
+	n.Helper()
+	for line := range strings.Lines(n.Run("iptables-save")) {
+		if ofContainer.MatchString(line) {
+			rules = append(rules, strings.TrimSpace(line))
+		}
+	}
+	return rules
+}
+
+// Attachment is an entry of the journal, as unwindctl list --json prints it.
+type Attachment struct {
+	ContainerID string
+	State       string
+	Addresses   []string
+	Reason      string
+	Steps       []struct {
+		Plugin, LastError string
+		Parked, Again     bool
+	}
+}
+
+// Journal returns what unwind has on record.
+func (n *Node) Journal() []Attachment {
+	n.Helper()
+	var list struct{ Attachments []Attachment }
+	if err := json.Unmarshal([]byte(n.Unwindctl("list", "--json")), &list); err != nil {
+		n.Fatal(err)
+	}
+	return list.Attachments
+}

@@ -1,0 +1,194 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// NetworkName is that of every node's network.
+const NetworkName = "podnet"
+
+const conflist = ConfDir + "/10-" + NetworkName + ".conflist"
+
+// Small is a pool that has 13 addresses for pods.
+const Small = "10.22.0.0/28"
+
+// Network is what a node's runtime finds in /etc/cni/net.d.
+type Network struct {
+	Subnet  string   // of host-local
+	Last    string   // address of the subnet that it gives out; "" for all
+	Plugins []string // JSON; after bridge
+	// Unwind has unwindctl put the chain into unwind's entry, which gets these keys.
+	Unwind bool
+	Keys   map[string]any
+}
+
+// Firewall and Portmap are plugins of a chain.
+const (
+	Firewall = `{"type": "firewall"}`
+	Portmap  = `{"type": "portmap", "capabilities": {"portMappings": true}}`
+)
+
+// Faulty is the plugin that does what Plan says.
+func (n *Node) Faulty() string {
+	return fmt.Sprintf(`{"type": "faulty", "dir": %q, "instance": "p"}`, n.faultyDir())
+}
+
+// plain is the list as a cluster's network provider would write it, for runtimes with and without CNI 1.1.
+func (net Network) plain() string {
+	ranges := fmt.Sprintf(`{"subnet": %q}`, net.Subnet)
+	if net.Last != "" {
+		ranges = fmt.Sprintf(`{"subnet": %q, "rangeEnd": %q}`, net.Subnet, net.Last)
+	}
+	bridge := fmt.Sprintf(`{"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+      "ipam": {"type": "host-local", "ranges": [[%s]], "routes": [{"dst": "0.0.0.0/0"}]}}`, ranges)
+	return fmt.Sprintf(`{"cniVersion": "1.0.0", "cniVersions": ["1.0.0", "1.1.0"], "name": %q, "plugins": [
+    %s
+]}
+`, NetworkName, strings.Join(append([]string{bridge}, net.Plugins...), ",\n    "))
+}
+
+// Configure makes a network the node's.
+func (n *Node) Configure(net Network) {
+	n.Helper()
+	text := net.plain()
+	if net.Unwind {
+		original := filepath.Join(n.Dir, "original.conflist")
+		if err := os.WriteFile(original, []byte(text), 0o644); err != nil {
+			n.Fatal(err)
+		}
+		text = n.Unwindctl("wrap", original)
+	}
+	if len(net.Keys) > 0 {
+		text = withKeys(n, text, net.Keys)
+	}
+	n.Write(conflist, text)
+}
+
+// withKeys adds keys to unwind's entry.
+func withKeys(n *Node, text string, keys map[string]any) string {
+	n.Helper()
+	var list map[string]any
+	err := json.Unmarshal([]byte(text), &list)
+	if err == nil {
+		entry := list["plugins"].([]any)[0].(map[string]any)
+		for key, value := range keys {
+			entry[key] = value
+		}
+		var out []byte
+		if out, err = json.Marshal(list); err == nil {
+			return string(out)
+		}
+	}
+	n.Fatal(err)
+	return ""
+}
+
+func (n *Node) faultyDir() string { return filepath.Join(n.Dir, "faulty") }
+
+// Plan has faulty act in these modes from its next call on: command to mode. Without any it is healthy.
+func (n *Node) Plan(modes map[string]string) {
+	n.Helper()
+	data, err := json.Marshal(map[string]any{"*": modes})
+	plan := filepath.Join(n.faultyDir(), "plan.json")
+	err = errors.Join(err, os.WriteFile(plan+".new", data, 0o644), os.Rename(plan+".new", plan))
+	if err != nil {
+		n.Fatal(err)
+	}
+}
+
+// AwaitHeld waits until faulty holds so many calls of a command.
+func (n *Node) AwaitHeld(command string, calls int) {
+	n.Helper()
+	Eventually(n, 30*time.Second, fmt.Sprintf("faulty holds %d %s", calls, command), func() bool { return len(n.held(command)) >= calls })
+}
+
+// LetGo ends the holding of all calls.
+func (n *Node) LetGo() {
+	n.Helper()
+	for _, file := range n.held("*") {
+		if err := os.Remove(file); err != nil {
+			n.Fatal(err)
+		}
+	}
+}
+
+func (n *Node) held(command string) []string {
+	files, _ := filepath.Glob(filepath.Join(n.faultyDir(), "held", command+".*"))
+	return files
+}
+
+// Calls returns how often faulty was called with each command.
+func (n *Node) Calls() map[string]int {
+	n.Helper()
+	data, err := os.ReadFile(filepath.Join(n.faultyDir(), "log"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		n.Fatal(err)
+	}
+	calls := map[string]int{}
+	for line := range strings.Lines(string(data)) {
+		var record struct{ Phase, Command string }
+		if err := json.Unmarshal([]byte(line), &record); err != nil {
+			n.Fatal(err)
+		}
+		if record.Phase == "start" {
+			calls[record.Command]++
+		}
+	}
+	return calls
+}
+
+// Reserved returns whose the addresses of host-local are: address to container ID.
+func (n *Node) Reserved() map[string]string {
+	n.Helper()
+	dir := n.File("/var/lib/cni/networks", NetworkName)
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		n.Fatal(err)
+	}
+	owners := map[string]string{}
+	for _, e := range entries {
+		if _, err := netip.ParseAddr(e.Name()); err != nil {
+			continue
+		}
+		data, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if errors.Is(err, os.ErrNotExist) {
+			continue // released by now
+		}
+		if err != nil {
+			n.Fatal(err)
+		}
+		owner, _, _ := strings.Cut(string(data), "\r\n")
+		owners[e.Name()] = owner
+	}
+	return owners
+}
+
+// AddNetNS makes a network namespace, pinned where runtimes pin theirs. (ip netns add would mount a folder over their pins.)
+func (n *Node) AddNetNS(name string) {
+	n.Helper()
+	n.Write("/run/netns/"+name, "")
+	n.Run("unshare", "--net=/run/netns/"+name, "true")
+}
+
+// AddByHand attaches a network namespace as a runtime would attach a pod's, of which containerd knows nothing.
+func (n *Node) AddByHand(pod string) {
+	n.Helper()
+	n.AddNetNS(pod)
+	if out, stderr, err := n.Cnitool(pod, "add", "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME="+pod); err != nil {
+		n.Fatalf("cnitool add: %v\n%s%s", err, out, stderr)
+	}
+}
+
+// Cnitool has cnitool carry out a command for a network namespace.
+func (n *Node) Cnitool(netns, command, args string) (stdout, stderr string, err error) {
+	n.Helper()
+	return n.Try("env", "CNI_PATH="+PluginDir, "NETCONFPATH="+ConfDir, "CNI_ARGS="+args,
+		Path(n, ".tools/bin/cnitool"), command, NetworkName, "/run/netns/"+netns)
+}

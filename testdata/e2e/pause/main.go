@@ -1,0 +1,85 @@
+// Pause is the first process of the pods of the end-to-end tests, and of their nodes: it reaps what is left to it until it is
+// told to end.
+//
+// Called as "pause node" it is the first process of new mount and PID namespaces, and shows their processes in /proc. On SIGUSR1
+// it moves into a new network namespace, so that nothing of the old one is left when the others in it are gone: that
+// is for a node that is booted again. Called as "pause kill-all" it kills all other processes that
+// it sees but the first.
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// init keeps main on the thread that /proc shows of this process.
+func init() { runtime.LockOSThread() }
+
+func main() {
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case "kill-all":
+			exitOn(unix.Kill(-1, unix.SIGKILL))
+			return
+		case "node":
+			exitOn(mountProc())
+		}
+	}
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGCHLD, unix.SIGUSR1)
+	fmt.Println("ready")
+	for s := range signals {
+		switch s {
+		case unix.SIGCHLD:
+			reap()
+		case unix.SIGUSR1:
+			exitOn(newNetNS())
+		default:
+			return
+		}
+	}
+}
+
+// mountProc mounts /proc, which shows the processes of whoever mounts it, and keeps mounts from the machine below.
+func mountProc() error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return err
+	}
+	return unix.Mount("proc", "/proc", "proc", 0, "")
+}
+
+func newNetNS() error {
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return err
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	if err := netlink.LinkSetUp(lo); err != nil {
+		return err
+	}
+	_, err = fmt.Println("ready")
+	return err
+}
+
+func reap() {
+	for {
+		pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)
+		if pid <= 0 && err != unix.EINTR {
+			return
+		}
+	}
+}
+
+func exitOn(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "pause:", err)
+		os.Exit(1)
+	}
+}
