@@ -58,15 +58,11 @@ ALL_PACKAGES := ./... ./testdata/faulty ./testdata/sandbox ./testdata/e2e/...
 # Not in everybody's PATH, and the plugins call iptables.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-<<<<<<< HEAD
-.PHONY: help build tools deps test proof soak fuzz lint demo docs bench release archive release-check clean go faulty
-=======
-.PHONY: help build tools deps test e2e e2e-tools lint demo bench release archive release-check clean go faulty
->>>>>>> e2e
+.PHONY: help build tools deps test proof soak fuzz e2e e2e-tools lint demo docs bench release archive release-check clean go faulty
 .NOTPARALLEL:
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 15
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 15
 
 build: go ## put unwind and unwindctl into bin/
 	$(GO_BUILD) -o bin/ ./cmd/unwind ./cmd/unwindctl
@@ -103,7 +99,6 @@ deps: ## install what is missing of iptables, nftables, iproute2, ping and a C c
 test: deps tools build ## run all tests, with -race, on real plugins and namespaces (as root)
 	CGO_ENABLED=1 go test -race -parallel 16 -timeout 30m ./...
 
-<<<<<<< HEAD
 proof: deps tools build ## run the long proofs: large models, all disks after a loss of power, 10,000 pods (as root, half an hour)
 	UNWIND_TEST_LONG=1 CGO_ENABLED=0 go test -run '^(TestProtocolAtLength|TestPowerLoss|TestSoak)$$' -count=1 -v -timeout 3h \
 		./journal ./plugin
@@ -120,7 +115,7 @@ fuzz: go ## let each fuzz target run for FUZZTIME (10s), as root
 			go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$package; \
 		done; \
 	done
-=======
+
 e2e: deps tools build e2e-tools ## run the end-to-end tests on real runtimes (as root); SHORT=1: the newest containerd only
 	CGO_ENABLED=0 go test -tags e2e -p 1 -count=1 -timeout 60m -v -run E2E $(if $(SHORT),-short) ./cmd/...
 
@@ -147,7 +142,6 @@ $(E2E)/deb/.unpacked:
 	set -e; for package in $(@D)/packages/*.deb; do dpkg-deb -x "$$package" $(@D); done
 	rm -rf $(@D)/packages
 	touch $@
->>>>>>> e2e
 
 lint: deps go ## check format, vet, staticcheck, go.mod and the scripts
 	@unformatted=$$($(GO_FILES) | xargs gofmt -l) && [ -z "$$unformatted" ] || \
