@@ -468,18 +468,19 @@ func TestRunSignals(t *testing.T) {
 // TestRunKilled: SIGKILL, at moments at which something is being written, leaves each file whole or not there.
 func TestRunKilled(t *testing.T) {
 	t.Parallel()
-	big := fakePlugin + strings.Repeat("#\n", 2<<20)
+	big := fakePlugin + strings.Repeat("#\n", 8<<20)
 	for i := range 3 {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			t.Parallel()
 			n := newAgentNode(t)
 			n.write(filepath.Join(n.dir, "unwind"), big)
 			r := n.agent(home)
-			eventually(t, "something written", func() bool {
-				files, _ := os.ReadDir(n.binDir())
-				return len(files) > 0
-			})
-			time.Sleep(time.Duration(i) * 3 * time.Millisecond)
+			for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Microsecond) {
+				if files, _ := os.ReadDir(n.binDir()); len(files) > 0 || exists(n.own()) {
+					break
+				}
+			}
+			time.Sleep(time.Duration(i) * 2 * time.Millisecond)
 			r.signal(syscall.SIGKILL, 20*time.Second)
 			got, err := os.ReadFile(filepath.Join(n.binDir(), plugin.Name))
 			if err == nil && string(got) != big {
