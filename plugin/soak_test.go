@@ -302,13 +302,15 @@ func (s *soak) point() point {
 func (s *soak) steady(points []point) {
 	s.Helper()
 	first, last := points[0], points[len(points)-1]
-	if half := points[len(points)/2]; last.journal > half.journal*11/10 || last.journal > 2*first.journal {
+	if half := points[len(points)/2]; last.journal > half.journal*102/100 || last.journal > 2*first.journal {
 		s.Errorf("the journal used %d bytes, %d half-way, and now %d", first.journal, half.journal, last.journal)
 	}
 	if last.heap > first.heap+1<<20 {
 		s.Errorf("the sweeper's heap has grown from %d to %d bytes", first.heap, last.heap)
 	}
-	if last.goroutines > first.goroutines || last.descriptors > first.descriptors || last.mappings > first.mappings+soakWorkers {
+	const chance = 5 // of what the Go runtime makes when it needs it; a sweep that left one would leave dozens
+	if last.goroutines > first.goroutines+chance || last.descriptors > first.descriptors+chance ||
+		last.mappings > first.mappings+soakWorkers {
 		s.Errorf("the sweeper had\n%s, now it has\n%s", first, last)
 	}
 	if last.mounts > first.mounts || last.names != first.names {
