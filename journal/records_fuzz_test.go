@@ -33,6 +33,7 @@ func FuzzRecords(f *testing.F) {
 	f.Add(uint8(1), encodeKey(everything().Key), whole)
 	f.Add(uint8(1), key, []byte("live\x00b\x00x\x00-1\x00/n\x00{}"))
 	f.Add(uint8(1), []byte("\x00\x00\x00\x00"), []byte{})
+	f.Add(uint8(1), []byte("\xb6\x00podnet\x00"), []byte("{}"))
 	f.Add(uint8(2), slices.Concat(podKey(beside.Pod), key), []byte{})
 	f.Add(uint8(3), slices.Concat(addressKey(netip.MustParseAddr("10.0.0.2")), key), []byte("x"))
 	f.Add(uint8(3), addressKey(netip.MustParseAddr("10.0.0.2")), []byte{})

@@ -134,6 +134,8 @@ func FuzzStdin(f *testing.F) {
 	for i := range verbs {
 		f.Add(uint8(i), []byte(whole), "a", "eth0", "/none", "K8S_POD_NAMESPACE=b;K8S_POD_NAME=a")
 		f.Add(uint8(i), []byte(`{"cniVersion": "0.3.1", "name": "podnet", "chain": {"plugins": [{"type": "gone"}]}}`), "a/../b", "..", "", "=;=")
+		f.Add(uint8(i), []byte(whole), "a", "eth\xff", "/none", "X=\xff")
+		f.Add(uint8(i), []byte(`{"cniVersion": "1.1.0", "name": "podnet", "chain": {"plugins": []}}`), "a", "eth0", "/none", "")
 		f.Add(uint8(i), []byte(`{"NAME": "podnet", "name": "../x", "cniVersion": "1.0.0", "chainFile": "/dev/zero"}`), "", "a\nb", "/proc/self/ns/net", "")
 	}
 	f.Fuzz(func(t *testing.T, verb uint8, stdin []byte, containerID, ifname, netns, args string) {
