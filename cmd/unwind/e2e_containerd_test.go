@@ -72,6 +72,7 @@ func TestE2ELeak(t *testing.T) {
 	for _, v := range e2e.Containerds(t) {
 		for _, trouble := range troubles {
 			t.Run(v.Name+"/"+trouble.name, func(t *testing.T) {
+				t.Parallel()
 				plain, unwind := suffer(t, v, trouble, false), suffer(t, v, trouble, true)
 				table.Row(v.Name, trouble.name, plain.during, plain.after, word(plain.starts), unwind.during, unwind.owed, unwind.after,
 					len(unwind.entries), word(unwind.starts), unwind.healed.Round(100*time.Millisecond))

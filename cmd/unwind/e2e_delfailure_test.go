@@ -14,7 +14,10 @@ func TestE2EDelFailure(t *testing.T) {
 		"RUNTIME", "CHAIN", "STOP", "REMOVE", "SANDBOX", "LEFT", "OWED", "STOP LATER", "AFTER", "JOURNAL")
 	for _, v := range e2e.Containerds(t) {
 		for _, mode := range []string{"plain", "report", "defer"} {
-			t.Run(v.Name+"/"+mode, func(t *testing.T) { delFailure(t, v, mode, table) })
+			t.Run(v.Name+"/"+mode, func(t *testing.T) {
+				t.Parallel()
+				delFailure(t, v, mode, table)
+			})
 		}
 	}
 }
