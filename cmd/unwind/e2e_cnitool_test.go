@@ -62,3 +62,56 @@ func TestE2ECnitool(t *testing.T) {
 		t.Errorf("STATUS of a plugin that is not ready: %v: %s", err, stderr)
 	}
 }
+
+// TestE2ENoDEL: a runtime that never asks for the DEL of an ADD that did not succeed, as cnitool. One that failed has given back
+// by then what could be given back; one that was killed has it given back by the next sweep.
+func TestE2ENoDEL(t *testing.T) {
+	add := func(n *e2e.Node) error {
+		_, _, err := n.Cnitool("pod", "add", "")
+		return err
+	}
+	for _, c := range []struct {
+		name string
+		fail func(t *testing.T, n *e2e.Node)
+		kept bool // until the next sweep
+	}{
+		{"a plugin fails ADD and DEL", func(t *testing.T, n *e2e.Node) {
+			n.Plan(map[string]string{"ADD": "fail", "DEL": "fail"})
+			if add(n) == nil {
+				t.Fatal("ADD passed")
+			}
+		}, false},
+		{"killed in ADD", func(t *testing.T, n *e2e.Node) {
+			n.Plan(map[string]string{"ADD": "hold"})
+			ended := make(chan error)
+			go func() { ended <- add(n) }()
+			n.AwaitHeld("ADD", 1)
+			n.KillPlugins()
+			if <-ended == nil {
+				t.Fatal("ADD passed")
+			}
+		}, true},
+	} {
+		for _, unwind := range []bool{false, true} {
+			t.Run(c.name+map[bool]string{false: "/plain", true: "/unwind"}[unwind], func(t *testing.T) {
+				t.Parallel()
+				n := e2e.NewNode(t)
+				n.Configure(e2e.Network{Subnet: e2e.Small, Plugins: []string{e2e.Firewall, n.Faulty()}, Unwind: unwind})
+				n.AddNetNS("pod")
+				c.fail(t, n)
+				left := n.Settled()
+				if kept := left.Addresses == 1 && left.Veths == 1 && left.Rules > 0; kept != (c.kept || !unwind) {
+					t.Errorf("left: %s", left)
+				}
+				if !unwind {
+					return
+				}
+				n.Plan(nil)
+				n.Unwindctl("sweep")
+				if left := n.Settled(); left.Addresses != 0 || left.Veths != 0 || left.Rules != 0 || len(n.Journal()) != 0 {
+					t.Errorf("after a sweep: %s, %+v", left, n.Journal())
+				}
+			})
+		}
+	}
+}
