@@ -245,11 +245,6 @@ func TestRun(t *testing.T) {
 	}
 }
 
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
-}
-
 // TestRunListen: what is served, and where.
 func TestRunListen(t *testing.T) {
 	t.Parallel()
