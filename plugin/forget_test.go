@@ -56,6 +56,9 @@ func TestForget(t *testing.T) {
 			if tomb := n.tombstone(p.key()); tomb == nil || tomb.Reason != "a person gave it up" {
 				t.Errorf("tombstone %+v", tomb)
 			}
+			if locks := n.names(filepath.Join(n.stateDir, "locks")); len(locks) > 0 {
+				t.Errorf("lock files: %v", locks)
+			}
 			list := n.unwind(n.faulty("p0", ""), n.faulty("p1", ""))
 			p.mustDel(list)
 			n.wantCalls("given up, and the runtime's DEL")

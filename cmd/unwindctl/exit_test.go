@@ -169,6 +169,18 @@ func TestProgress(t *testing.T) {
 	if out := n.sweep(home); strings.Contains(out.stderr, " of 12 ") {
 		t.Errorf("without a terminal: %s", out.stderr)
 	}
+	n.plan(nil)
+	term, stderr = newTerminal(t)
+	cmd = n.ctl("", "sweep")
+	cmd.Stderr = stderr
+	if err := cmd.Run(); err != nil {
+		t.Error(err)
+	}
+	eventually(t, "the progress", func() bool { return strings.Contains(term.String(), "11 of 12 ") })
+	time.Sleep(100 * time.Millisecond)
+	if got := screen(term.String()); strings.Join(got, "") != "" {
+		t.Errorf("left on the screen: %q", got)
+	}
 }
 
 // TestInterrupted: what a sweep has begun when it is interrupted is finished, and nothing more is begun. A second signal ends it at

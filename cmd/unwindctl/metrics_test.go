@@ -4,14 +4,12 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
@@ -98,10 +96,7 @@ func TestTextfile(t *testing.T) {
 		t.Fatal(err)
 	}
 	path := filepath.Join(dir, "unwind.prom")
-	write := func() error {
-		c := &collector{ctx: t.Context(), flags: sweepFlags{where: where{confDir, n.state}}, stderr: io.Discard, failed: func(err error) { t.Error(err) }}
-		return prometheus.WriteToTextfile(path, c.registry())
-	}
+	write := func() error { return n.ctl(confDir, "metrics", "--textfile", path).Run() }
 	if err := write(); err != nil {
 		t.Fatal(err)
 	}
