@@ -3,6 +3,7 @@
 PLUGINS_VERSION     := v1.9.1
 CNITOOL_VERSION     := v1.3.1
 STATICCHECK_VERSION := v0.8.2
+GOLANGCI_VERSION    := v2.12.2
 
 # The releases of containerd that make e2e builds; SHORT=1 is the subset that continuous integration has the time for.
 CONTAINERD_VERSIONS := v2.4.2 $(if $(SHORT),,v2.0.14 v1.7.35)
@@ -143,11 +144,12 @@ $(E2E)/deb/.unpacked:
 	rm -rf $(@D)/packages
 	touch $@
 
-lint: deps go ## check format, vet, staticcheck, go.mod and the scripts
+lint: deps go ## check format, vet, staticcheck, golangci-lint (.golangci.yml), go.mod and the scripts
 	@unformatted=$$($(GO_FILES) | xargs gofmt -l) && [ -z "$$unformatted" ] || \
 		{ echo "gofmt -w is needed on: $$unformatted" >&2; exit 1; }
 	go vet -tags e2e $(ALL_PACKAGES)
 	go run honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK_VERSION) -tags e2e $(ALL_PACKAGES)
+	go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION) run $(ALL_PACKAGES)
 	go mod tidy -diff
 	for script in .ci/run scripts/*.sh; do bash -n "$$script" || exit 1; done
 

@@ -156,7 +156,9 @@ func parseName(name string) (netip.Addr, bool) {
 }
 
 // notAFile says whether an error of readOwner means a link, a folder, a socket: nothing of host-local's.
-func notAFile(err error) bool { return err == unix.ELOOP || err == unix.EISDIR || err == unix.ENXIO }
+func notAFile(err error) bool {
+	return errors.Is(err, unix.ELOOP) || errors.Is(err, unix.EISDIR) || errors.Is(err, unix.ENXIO)
+}
 
 // readOwner reads a reservation in an open folder. ok is false for what has just gone.
 func readOwner(dir int, name string, buf []byte) (owner Owner, ok bool, err error) {

@@ -265,7 +265,7 @@ func disk(dir string) (string, error) {
 	known := map[int64]string{
 		unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs", unix.BTRFS_SUPER_MAGIC: "btrfs", unix.OVERLAYFS_SUPER_MAGIC: "overlayfs",
 	}
-	switch name := known[int64(st.Type)]; {
+	switch name := known[st.Type]; {
 	case st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC:
 		return "", fmt.Errorf("%s is in memory, where a sync costs nothing; run this in a folder on a disk", dir)
 	case name != "":
