@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -15,7 +14,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
 	"golang.org/x/sys/unix"
 )
@@ -46,37 +44,6 @@ func (hostLocal) Pool(config json.RawMessage, network string) string {
 		return ""
 	}
 	return filepath.Join(conf.IPAM.DataDir, network)
-}
-
-func (hostLocal) Ranges(config json.RawMessage) ([][]Range, error) {
-	var given struct {
-		IPAM struct {
-			Type   string            `json:"type"`
-			Subnet string            `json:"subnet"`
-			Ranges []json.RawMessage `json:"ranges"`
-		} `json:"ipam"`
-	}
-	if json.Unmarshal(config, &given) == nil && given.IPAM.Type != "" && given.IPAM.Subnet == "" && len(given.IPAM.Ranges) == 0 {
-		return nil, nil // flannel's delegate is given them later
-	}
-	conf, _, err := allocator.LoadIPAMConfig(config, "")
-	if err != nil {
-		return nil, err
-	}
-	var sets [][]Range
-	for _, ranges := range conf.Ranges {
-		var set []Range
-		for _, r := range ranges {
-			set = append(set, Range{addressOf(r.RangeStart), addressOf(r.RangeEnd), addressOf(r.Gateway)})
-		}
-		sets = append(sets, set)
-	}
-	return sets, nil
-}
-
-func addressOf(ip net.IP) netip.Addr {
-	a, _ := netip.AddrFromSlice(ip)
-	return a.Unmap()
 }
 
 func (hostLocal) Taken(pool string) (taken []netip.Addr, err error) {
