@@ -65,11 +65,11 @@ func encodeKey(k Key) []byte {
 }
 
 func decodeKey(b []byte) (Key, error) {
-	parts := bytes.Split(b, []byte{0})
-	if len(parts) != 3 {
+	var parts [3]string
+	if !split(string(b), parts[:]) {
 		return Key{}, fmt.Errorf("journal: key %q: not of three parts", b)
 	}
-	return Key{string(parts[0]), string(parts[1]), string(parts[2])}, nil
+	return Key{parts[0], parts[1], parts[2]}, nil
 }
 
 func podKey(p Pod) []byte { return []byte(p.Namespace + "\x00" + p.Name + "\x00") }
@@ -148,18 +148,33 @@ func decodeEntry(key, value []byte) (*Entry, error) {
 	return e, nil
 }
 
+// split divides a text at its zero bytes into exactly as many parts as there are to fill.
+func split(text string, parts []string) bool {
+	for i := range parts {
+		var more bool
+		if parts[i], text, more = strings.Cut(text, "\x00"); more != (i < len(parts)-1) {
+			return false
+		}
+	}
+	return true
+}
+
 func decodeOutline(key, value []byte) (o Outline, err error) {
 	if o.Key, err = decodeKey(key); err != nil {
 		return o, err
 	}
-	parts := bytes.SplitN(value, []byte{0}, 6)
-	if len(parts) != 6 {
+	var parts [5]string
+	length := 0
+	for range parts {
+		length += bytes.IndexByte(value[length:], 0) + 1
+	}
+	if length == 0 || !split(string(value[:length-1]), parts[:]) {
 		return o, &DamagedError{o.Key, errors.New("it has no outline")}
 	}
-	o.State, o.BootID, o.NetNS.Path = State(parts[0]), string(parts[1]), string(parts[4])
+	o.State, o.BootID, o.NetNS.Path = State(parts[0]), parts[1], parts[4]
 	var errs [2]error
-	o.NetNS.Dev, errs[0] = strconv.ParseUint(string(parts[2]), 10, 64)
-	o.NetNS.Ino, errs[1] = strconv.ParseUint(string(parts[3]), 10, 64)
+	o.NetNS.Dev, errs[0] = strconv.ParseUint(parts[2], 10, 64)
+	o.NetNS.Ino, errs[1] = strconv.ParseUint(parts[3], 10, 64)
 	if err := errors.Join(errs[:]...); err != nil {
 		return o, &DamagedError{o.Key, err}
 	}

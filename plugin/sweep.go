@@ -206,6 +206,7 @@ func (s *sweeping) overlook(ctx context.Context) (findings []Finding, look []jou
 			return nil
 		})
 	})
+	findings = make([]Finding, 0, len(outlines))
 	for _, o := range outlines {
 		var st unix.Stat_t
 		if o.State != journal.Live || o.BootID != s.host.BootID || s.Attachment != nil || s.List != nil && !s.List.names(o.Key) ||
