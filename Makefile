@@ -51,7 +51,7 @@ ALL_PACKAGES := ./... ./testdata/faulty ./testdata/sandbox ./testdata/e2e/...
 # Not in everybody's PATH, and the plugins call iptables.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help build tools deps test e2e e2e-tools lint demo bench release archive release-check clean go faulty
+.PHONY: help build tools deps test e2e e2e-tools lint demo docs bench release archive release-check clean go faulty
 .NOTPARALLEL:
 
 help: ## list the targets
@@ -128,6 +128,9 @@ lint: deps go ## check format, vet, staticcheck, go.mod and the scripts
 demo: deps tools build ## show what a failing plugin leaks without unwind, and with it (as root, under two minutes)
 	scripts/demo.sh
 
+docs: go ## write cmd/unwindctl/COMMANDS.md from the commands' own words
+	UNWIND_UPDATE=1 go test ./cmd/unwindctl -run TestCommands -count=1
+
 bench: deps tools build ## time ADD and DEL of a chain of real plugins, plain and through unwind (as root, on a quiet machine)
 	CGO_ENABLED=0 go run -buildvcs=false ./scripts/bench
 
@@ -152,7 +155,7 @@ archive: go
 	rm -rf dist/$(NAME)
 
 release-check: go ## build the release of what is committed twice, in two folders and without a cache, and compare
-	@set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; \
+	@set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; trap 'exit 1' INT TERM; \
 	for copy in one another/deeper; do \
 		git clone --quiet . "$$work/$$copy"; \
 		GOCACHE=$$work/$$copy.cache $(MAKE) -C "$$work/$$copy" release; \

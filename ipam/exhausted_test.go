@@ -159,7 +159,7 @@ func TestExhaustedIsNot(t *testing.T) {
 		h.wantExhausted(subnet, false)
 	}
 	for _, tt := range []struct{ name, config string }{
-		{"no range", `{"ipam": {"type": "host-local"}}`},
+		{"an empty range", `{"ipam": {"type": "host-local", "ranges": [[]]}}`},
 		{"no IPAM", `{"type": "bridge"}`},
 		{"a subnet that is none", `{"ipam": {"type": "host-local", "subnet": "10.1.0.0"}}`},
 		{"too small", `{"ipam": {"type": "host-local", "subnet": "10.1.0.0/31"}}`},
@@ -168,6 +168,9 @@ func TestExhaustedIsNot(t *testing.T) {
 		if full, err := Exhausted(json.RawMessage(tt.config), "podnet"); full || err == nil {
 			t.Errorf("%s: exhausted %t, %v; want an error", tt.name, full, err)
 		}
+	}
+	if full, err := Exhausted(json.RawMessage(`{"ipam": {"type": "host-local"}}`), "podnet"); full || err != nil {
+		t.Errorf("no range: exhausted %t, %v; want neither", full, err)
 	}
 	h := newHostLocal(t, `"subnet": "10.1.0.0/30"`)
 	fill(t, h.dataDir, files{"podnet": "a file"})

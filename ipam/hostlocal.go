@@ -49,6 +49,16 @@ func (hostLocal) Pool(config json.RawMessage, network string) string {
 }
 
 func (hostLocal) Ranges(config json.RawMessage) ([][]Range, error) {
+	var given struct {
+		IPAM struct {
+			Type   string            `json:"type"`
+			Subnet string            `json:"subnet"`
+			Ranges []json.RawMessage `json:"ranges"`
+		} `json:"ipam"`
+	}
+	if json.Unmarshal(config, &given) == nil && given.IPAM.Type != "" && given.IPAM.Subnet == "" && len(given.IPAM.Ranges) == 0 {
+		return nil, nil // flannel's delegate is given them later
+	}
 	conf, _, err := allocator.LoadIPAMConfig(config, "")
 	if err != nil {
 		return nil, err

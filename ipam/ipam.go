@@ -17,7 +17,8 @@ type Backend interface {
 	// Pool returns the pool of a network, given the configuration of the delegate that calls the plugin, or "" if the delegate
 	// calls another one.
 	Pool(config json.RawMessage, network string) string
-	// Ranges returns the sets of ranges of a pool. An ADD gets an address out of each set.
+	// Ranges returns the sets of ranges of a pool, none if its configuration does not say them. An ADD gets an address out of
+	// each set.
 	Ranges(config json.RawMessage) ([][]Range, error)
 	// Look returns the reservation of an address. As Scan, it only looks.
 	Look(pool string, address netip.Addr) (r Reservation, ok bool, err error)

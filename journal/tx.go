@@ -178,6 +178,21 @@ func (tx *Tx) All(fn func(*Entry, error) error) error {
 	})
 }
 
+// Check looks through the whole file by bbolt's own check, and decodes every entry.
+func (tx *Tx) Check() error {
+	if tx.btx == nil {
+		return nil
+	}
+	var errs []error
+	for err := range tx.btx.Check() {
+		errs = append(errs, err)
+	}
+	return errors.Join(append(errs, tx.All(func(_ *Entry, err error) error {
+		errs = append(errs, err)
+		return nil
+	}))...)
+}
+
 // Outlines calls fn for every entry, as All does, with what can be told of it at a fraction of the cost.
 func (tx *Tx) Outlines(fn func(Outline, error) error) error {
 	if tx.btx == nil {

@@ -27,25 +27,37 @@ func (u *undoing) foreignAddresses(ctx context.Context) []netip.Addr {
 	var foreign []netip.Addr
 	for _, c := range u.gen.Claims {
 		fresh := slices.Contains(u.fresh, c.Address)
+		named := no // another one, by host-local's file
 		if c.Pool != "" {
 			owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
 			ours := fresh && owner.Is(u.key.ContainerID, u.key.IfName)
-			if err != nil || given && !ours && !owner.Is(u.entry.ContainerID, u.entry.IfName) {
-				foreign = append(foreign, c.Address)
-				continue
+			named = answerOf(given && !ours && !owner.Is(u.entry.ContainerID, u.entry.IfName), err)
+		}
+		var rivals []rival
+		if named == no {
+			for _, other := range u.othersWith(ctx, u.entry.Key, c.Address) {
+				if ours := fresh && other.Key == u.key; !ours {
+					rivals = append(rivals, rival{u.beingUndone(other), u.judge(other).fate})
+				}
 			}
 		}
-		for _, other := range u.othersWith(ctx, u.entry.Key, c.Address) {
-			if ours := fresh && other.Key == u.key; ours {
-				continue
-			}
-			if !u.beingUndone(other) && u.judge(other).fate != Dead {
-				foreign = append(foreign, c.Address)
-				break
-			}
+		if isForeign(named, rivals) {
+			foreign = append(foreign, c.Address)
 		}
 	}
 	return foreign
+}
+
+// rival is another attachment that claims an address.
+type rival struct {
+	undone bool // it is being undone
+	fate   Fate
+}
+
+// isForeign decides whether an address belongs to another attachment than the one whose DEL is about to run. named says whether
+// host-local's file names another owner.
+func isForeign(named answer, rivals []rival) bool {
+	return named != no || slices.ContainsFunc(rivals, func(r rival) bool { return !r.undone && r.fate != Dead })
 }
 
 // beingUndone says whether whoever works on another attachment undoes it: it owns its addresses no more. Two that are undone at

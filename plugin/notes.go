@@ -122,16 +122,21 @@ func cause(reason string) string {
 	return "requested" // by the runtime, or with another ADD of the container
 }
 
-// noteEnd notes that a sweep of all networks came to its end. A STATUS comes every few seconds: once a minute is enough.
-func (s *sweeping) noteEnd(ctx context.Context) {
+// stale says whether this is a sweep of all networks, and the last one a minute ago.
+func (s *sweeping) stale() bool {
 	now := uint64(time.Now().Unix())
-	if s.DryRun || s.Network != "" || s.Attachment != nil || ctx.Err() != nil || now-min(s.last, now) < 60 {
+	return s.Network == "" && s.Attachment == nil && now-min(s.last, now) >= 60
+}
+
+// noteEnd notes that a sweep of all networks came to its end, once a minute: a STATUS comes every few seconds.
+func (s *sweeping) noteEnd(ctx context.Context) {
+	if s.DryRun || !s.stale() || ctx.Err() != nil {
 		return
 	}
 	if _, err := os.Lstat(s.store.Path()); err != nil { // none is made for this
 		return
 	}
-	if err := s.update(ctx, func(tx *journal.Tx) error { return tx.SetCounter(now, LastSweep) }); err != nil {
+	if err := s.update(ctx, func(tx *journal.Tx) error { return tx.SetCounter(uint64(time.Now().Unix()), LastSweep) }); err != nil {
 		s.log.Debug("the time of the sweep cannot be written", "err", err)
 	}
 }

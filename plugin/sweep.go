@@ -73,7 +73,7 @@ func (s *sweeping) run(ctx context.Context) ([]Finding, error) {
 	}
 	if !s.DryRun {
 		s.settleAll(ctx, findings)
-		if s.eager {
+		if s.eager || s.stale() {
 			err = errors.Join(err, s.store.ForgetStray(ctx))
 		}
 	}

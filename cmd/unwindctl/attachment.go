@@ -27,6 +27,8 @@ type attachment struct {
 	Since       time.Time     `json:"since"` // it has been in this state
 	Updated     time.Time     `json:"updated"`
 	Steps       []step        `json:"steps"`
+
+	freed []netip.Addr // those that may have another owner by now
 }
 
 // step is a delegate that is owed a DEL. Of a live attachment that is every delegate of its chain.
@@ -83,6 +85,11 @@ func describe(e *journal.Entry) attachment {
 		a.Pod = &e.Pod
 	}
 	for _, g := range e.Generations {
+		for _, c := range g.Claims {
+			if g.Freed(c) && a.owed() {
+				a.freed = append(a.freed, c.Address)
+			}
+		}
 		for _, s := range g.Steps {
 			a.Steps = append(a.Steps, step{
 				Generation: g.Number, Plugin: s.Type, Attempts: s.Attempts, LastError: s.LastError, LastCode: s.LastCode,

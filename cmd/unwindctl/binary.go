@@ -54,7 +54,7 @@ func askVersion(ctx context.Context, path string) (about string, versions []stri
 	defer cancel()
 	run := func(env ...string) (stdout, stderr bytes.Buffer, err error) {
 		cmd := exec.CommandContext(ctx, path)
-		cmd.Env = append(env, "PATH="+os.Getenv("PATH"))
+		cmd.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "CNI_") }), env...)
 		cmd.Stdin = strings.NewReader(`{"cniVersion": "1.0.0"}`)
 		cmd.Stdout, cmd.Stderr = &stdout, &stderr
 		cmd.WaitDelay = time.Second

@@ -24,17 +24,10 @@ func (i installation) conflist(w *wrapping, old *plugin.Conflist) ([]byte, error
 	list, entry := map[string]json.RawMessage{}, map[string]json.RawMessage{}
 	if old != nil {
 		var plugins []map[string]json.RawMessage
-		err := json.Unmarshal(old.Data, &list)
-		if err == nil && list["plugins"] != nil {
-			err = json.Unmarshal(list["plugins"], &plugins)
+		if json.Unmarshal(old.Data, &list) != nil || json.Unmarshal(list["plugins"], &plugins) != nil || len(plugins) != 1 {
+			return nil, refuse("remove it", "%s has no list of plugins", w.path) // as the .conf of one plugin may
 		}
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", w.path, err)
-		}
-		entry = list // of a file that has one plugin and no list
-		if len(plugins) == 1 {
-			entry = plugins[0]
-		}
+		entry = plugins[0]
 	}
 	i.setEntry(entry, w)
 	head := []pair{
@@ -50,9 +43,9 @@ func (i installation) conflist(w *wrapping, old *plugin.Conflist) ([]byte, error
 		head = append(head, pair{"disableGC", true})
 	}
 	var content bytes.Buffer
-	written := object(head, list, "plugins", "disableCheck", "disableGC", "type", "capabilities", "chainFile")
+	written := object(head, list, "plugins", "disableCheck", "disableGC")
 	body := object([]pair{{"type", plugin.Name}, {"capabilities", entry["capabilities"]}, {"chainFile", entry["chainFile"]}},
-		entry, "name", "cniVersion", "cniVersions", "loadOnlyInlinedPlugins", "plugins")
+		entry)
 	err := json.Indent(&content, fmt.Appendf(nil, `%s,"plugins":[%s]}`, written[:len(written)-1], body), "", "  ")
 	if err != nil {
 		return nil, err

@@ -111,19 +111,16 @@ func readContainerd(root, name, config, socket string) (*runtimePaths, error) {
 			return nil, err
 		}
 	}
-	cni := merged
-	switch {
+	switch { // an older version than 3 is read by containerd 2 too
 	case version >= 3:
 		r.Major = 2
-	case version < 2:
-		r.Major, cni = 1, replaced
 	case !reflect.DeepEqual(tableAt(merged, "cni"), tableAt(replaced, "cni")):
 		r.Problems = append(r.Problems, fmt.Sprintf("the CRI plugin is configured both in %s and in a file that it imports: containerd 1 "+
 			"takes the last of them whole, containerd 2 merges them, and they do not say the same of cni; give --conf-dir and --bin-dir", config))
 	}
-	r.readCNI(tableAt(cni, "cni"))
-	for _, handler := range slices.Sorted(maps.Keys(tableAt(cni, "containerd", "runtimes"))) {
-		dir, _ := tableAt(cni, "containerd", "runtimes", handler)["cni_conf_dir"].(string)
+	r.readCNI(tableAt(merged, "cni"))
+	for _, handler := range slices.Sorted(maps.Keys(tableAt(merged, "containerd", "runtimes"))) {
+		dir, _ := tableAt(merged, "containerd", "runtimes", handler)["cni_conf_dir"].(string)
 		if dir != "" && filepath.Clean(dir) != r.ConfDir {
 			r.Notes = append(r.Notes, fmt.Sprintf("pods of the runtime class handler %q have their conflists in %s, and pass unwind", handler, dir))
 		}

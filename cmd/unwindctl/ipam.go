@@ -24,7 +24,7 @@ import (
 type pool struct {
 	Network      string        `json:"network"`
 	Dir          string        `json:"dir"`
-	Size         *big.Int      `json:"size"` // addresses that can be given out
+	Size         *big.Int      `json:"size"` // addresses that can be given out; null, as is Free, where the chain does not say
 	Used         int           `json:"used"`
 	Live         int           `json:"live"`
 	Leaked       int           `json:"leaked"`
@@ -105,7 +105,11 @@ func readPool(of plugin.Pool, findings []plugin.Finding) (*pool, error) {
 	for _, set := range p.sets {
 		p.Size.Add(p.Size, ipam.Size(set))
 	}
-	p.Free.Set(p.Size)
+	if len(p.sets) == 0 {
+		p.Size, p.Free = nil, nil
+	} else {
+		p.Free.Set(p.Size)
+	}
 	count := map[string]*int{"live": &p.Live, "leaked": &p.Leaked, "ownerless": &p.Ownerless, "unknown": &p.Unknown}
 	for _, r := range found {
 		one := judge(of, r, findings)
@@ -158,14 +162,22 @@ func printPools(out io.Writer, pools []*pool, flags sweepFlags) error {
 			text.WriteByte('\n')
 		}
 		fmt.Fprintf(&text, "%s (%s): %s addresses, %d used (%d live, %d leaked, %d ownerless, %d unknown), %s free\n",
-			p.Network, p.Dir, p.Size, p.Used, p.Live, p.Leaked, p.Ownerless, p.Unknown, p.Free)
-		if terminal {
+			p.Network, p.Dir, orMany(p.Size), p.Used, p.Live, p.Leaked, p.Ownerless, p.Unknown, orMany(p.Free))
+		if terminal && p.Size != nil {
 			p.draw(&text, colours)
 		}
 		p.explain(&text)
 	}
 	_, err := io.WriteString(out, text.String())
 	return err
+}
+
+// orMany is a number of addresses that may not be known.
+func orMany(n *big.Int) string {
+	if n == nil {
+		return "?"
+	}
+	return n.String()
 }
 
 // explain says in words what is not live, with what would free it.

@@ -85,8 +85,18 @@ func hintFor(err error) string {
 func rootCommand() *cobra.Command {
 	var host bool
 	root := &cobra.Command{
-		Use:           "unwindctl",
-		Short:         "Look into the journal of the CNI plugin unwind, and release what is dead",
+		Use:   "unwindctl",
+		Short: "Operate the CNI plugin unwind: see what it keeps and why, release what is dead, install it, switch it off",
+		Long: "Operate the CNI plugin unwind: see what it keeps and why, release what is dead, install it, switch it off.\n\n" +
+			"Results go to stdout; errors, each with a hint where there is one, to stderr. --json prints an object with a version, which\n" +
+			"is 1: keys may be added within a version, none is removed or changes its meaning.\n\n" +
+			"Every command can be cut off at any time, and be run again. The exit codes:\n" +
+			"  0    done\n" +
+			"  1    something could not be done, or is left to do\n" +
+			"  2    the command line is wrong; nothing was done\n" +
+			"  3    doctor: the worst is a warning\n" +
+			"  4    doctor: the worst is an error\n" +
+			"  130  interrupted",
 		Args:          noArgs,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		SilenceUsage:  true,
@@ -100,8 +110,21 @@ func rootCommand() *cobra.Command {
 	}
 	root.PersistentFlags().BoolVar(&host, "host", false, "from a container with hostPID: enter the host's mount and network namespaces first")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(installCommand(), uninstallCommand(), runCommand(), wrapCommand(), unwrapCommand(),
-		listCommand(), showCommand(), historyCommand(), sweepCommand(), ipamCommand(), forgetCommand(), metricsCommand(), versionCommand())
+	for _, group := range []struct {
+		id, title string
+		commands  []*cobra.Command
+	}{
+		{"look", "See what is going on:", []*cobra.Command{doctorCommand(), listCommand(), showCommand(), historyCommand(), ipamCommand(), metricsCommand()}},
+		{"act", "Release what is dead:", []*cobra.Command{sweepCommand(), forgetCommand()}},
+		{"install", "Install and switch off:", []*cobra.Command{installCommand(), uninstallCommand(), runCommand(), wrapCommand(), unwrapCommand()}},
+	} {
+		root.AddGroup(&cobra.Group{ID: group.id, Title: group.title})
+		for _, cmd := range group.commands {
+			cmd.GroupID = group.id
+			root.AddCommand(cmd)
+		}
+	}
+	root.AddCommand(versionCommand())
 	return root
 }
 

@@ -170,10 +170,13 @@ func (c *collector) collectJournal(gauge func(string, float64, ...string), count
 func (c *collector) collectPools(gauge func(string, float64, ...string)) error {
 	pools, err := readPools(c.ctx, c.stderr, nil, c.flags)
 	for _, p := range pools {
-		free, _ := new(big.Float).SetInt(p.Free).Float64()
-		for state, n := range map[string]float64{
-			"live": float64(p.Live), "leaked": float64(p.Leaked), "ownerless": float64(p.Ownerless), "unknown": float64(p.Unknown), "free": free,
-		} {
+		states := map[string]float64{
+			"live": float64(p.Live), "leaked": float64(p.Leaked), "ownerless": float64(p.Ownerless), "unknown": float64(p.Unknown),
+		}
+		if p.Free != nil {
+			states["free"], _ = new(big.Float).SetInt(p.Free).Float64()
+		}
+		for state, n := range states {
 			gauge("ipam_addresses", n, p.Network, p.Dir, state)
 		}
 	}

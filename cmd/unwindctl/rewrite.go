@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -35,16 +36,23 @@ func rewriteCommand(cmd *cobra.Command, asItIs string, change func(source) ([]by
 			return usageError{errors.New("--in-place needs a file")}
 		}
 		err := do(args[0])
-		switch {
-		case errors.Is(err, fs.ErrPermission):
-			return hintedError{fmt.Errorf("%s: %w", args[0], err), "run this as root"}
-		case err != nil:
-			return fmt.Errorf("%s: %w", args[0], err)
+		if err != nil {
+			err = fmt.Errorf("%s: %w", display(args[0]), err)
 		}
-		return nil
+		if errors.Is(err, fs.ErrPermission) {
+			err = hintedError{err, "run this as root"}
+		}
+		return err
 	}
 	cmd.Flags().BoolVar(&inPlace, "in-place", false, "replace the file; its owner and mode stay")
 	return cmd
+}
+
+func display(arg string) string {
+	if arg == "-" {
+		return "stdin"
+	}
+	return arg
 }
 
 func oneFile(cmd *cobra.Command, args []string) error {
@@ -65,7 +73,7 @@ type rewriting struct {
 func (r rewriting) result(src source) ([]byte, error) {
 	result, err := r.change(src)
 	if result == nil && err == nil {
-		fmt.Fprintf(r.cmd.ErrOrStderr(), "%s: %s; nothing to change\n", src.arg, r.asItIs)
+		fmt.Fprintf(r.cmd.ErrOrStderr(), "%s: %s; nothing to change\n", display(src.arg), r.asItIs)
 	}
 	return result, err
 }
@@ -156,11 +164,16 @@ type hintedError struct {
 func (e hintedError) Unwrap() error { return e.error }
 func (e hintedError) Hint() string  { return e.hint }
 
-// fits returns an error if a runtime would read a file of that name as one plugin and the text is a list, or the other way round:
-// libcni goes by the extension (LoadNetworkConf), and so do its callers.
+// fits returns an error if a runtime would not read the text in a file of that name: as one plugin where it is a list, or the
+// other way round. libcni goes by the extension (LoadNetworkConf), and so do its callers.
 func fits(path string, text []byte) error {
 	ext, single := filepath.Ext(path), isSingle(text)
+	var named struct {
+		Name string `json:"name"`
+	}
 	switch {
+	case json.Unmarshal(text, &named) == nil && named.Name == "":
+		return errors.New(`the result has no "name", without which a runtime reads nothing; write the network's into "chain"`)
 	case single && ext == ".conflist":
 		return hintedError{errors.New("a runtime reads a .conflist as a list of plugins, and the result is the configuration of one"),
 			"leave out --in-place, write the output to NAME.conf, and remove the .conflist"}

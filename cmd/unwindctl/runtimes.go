@@ -184,8 +184,8 @@ func findNerdctl(root string) (*runtimePaths, error) {
 	if !anyExists(root, config, "/var/lib/nerdctl") {
 		return nil, nil
 	}
-	r := &runtimePaths{Name: "nerdctl", ConfDir: defaultConfDir, BinDirs: firstThere(root, "/opt/cni/bin", "/usr/local/libexec/cni",
-		"/usr/local/lib/cni", "/usr/libexec/cni", "/usr/lib/cni"), MaxConfs: 1, Notes: byName("nerdctl")}
+	r := &runtimePaths{Name: "nerdctl", ConfDir: defaultConfDir, BinDirs: firstThere(root, defaultBinDir, "/usr/local/libexec/cni",
+		"/usr/local/lib/cni", "/usr/libexec/cni", "/usr/lib/cni")[:1], MaxConfs: 1, Notes: byName("nerdctl")}
 	table, err := readTOML(root, config)
 	if len(table) > 0 {
 		r.Config = config

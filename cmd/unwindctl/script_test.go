@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 		main()
 	case plugin.Name:
 		p := &plugin.Plugin{Stdout: os.Stdout, Stderr: os.Stderr, Budgets: plugin.DefaultBudgets}
-		os.Exit(p.Main(context.Background(), "unwind under test"))
+		os.Exit(p.Main(context.Background(), "CNI plugin unwind dev: under test"))
 	case "journal":
 		writeJournal()
 	default:
@@ -68,6 +68,7 @@ func TestScript(t *testing.T) {
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("PATH", bin+":"+env.Getenv("PATH"))
 			env.Setenv("TOOLS", tools)
+			env.Setenv("PLUGIN", filepath.Join(bin, plugin.Name))
 			env.Setenv("GORACE", noExitDelay)
 			env.Defer(func() { unmountAll(filepath.Join(env.WorkDir, "netns")) })
 			return nil
@@ -113,11 +114,15 @@ func putEntry(s *journal.Store, e *journal.Entry) error {
 
 // putIn takes an entry through its legal states.
 func putIn(tx *journal.Tx, e *journal.Entry) error {
-	want := e.State
+	want, since := e.State, e.Since
 	e.State = journal.Adding
 	err := tx.Put(e)
 	if want != journal.Adding && err == nil {
 		e.State = want
+		err = tx.Put(e)
+	}
+	if since != (journal.Time{}) && err == nil && want != journal.Live {
+		e.Since = since
 		err = tx.Put(e)
 	}
 	return err

@@ -86,11 +86,14 @@ func summary(a *attachment, f *plugin.Finding) []string {
 	if a.Pod != nil {
 		who = fmt.Sprintf("pod %s (container %s)", podName(a.Pod), short(a.ContainerID))
 	}
-	holds := "It holds no address that the journal knows of"
+	has := "No address is known of"
 	if len(a.Addresses) > 0 {
-		holds = strings.Join(addressTexts(a.Addresses), " and ") + map[bool]string{true: " is", false: " are"}[len(a.Addresses) == 1] + " held"
+		has = strings.Join(addressTexts(a.Addresses), " and ") + map[bool]string{true: " was", false: " were"}[len(a.Addresses) == 1] + " given to"
 	}
-	lines := []string{fmt.Sprintf("%s, by %s with interface %s in network %s, since %s ago.", holds, who, a.IfName, a.Network, ago(a.Created))}
+	lines := []string{fmt.Sprintf("%s %s, for interface %s in network %s, %s ago.", has, who, a.IfName, a.Network, ago(a.Created))}
+	if len(a.freed) > 0 {
+		lines = append(lines, fmt.Sprintf("What gave out %s has taken it back: another pod may have it.", strings.Join(addressTexts(a.freed), " and ")))
+	}
 	reason := oneLine(f.Reason)
 	switch {
 	case f.Fate == plugin.Unknown:
@@ -144,7 +147,7 @@ func printShown(out io.Writer, all []shown) error {
 		w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 		fmt.Fprintf(w, "attachment\t%s\n", a.key())
 		fmt.Fprintf(w, "pod\t%s\n", podName(a.Pod))
-		fmt.Fprintf(w, "state\t%s, since %s ago%s\n", a.State, ago(a.Since), because(a.Reason))
+		fmt.Fprintf(w, "state\t%s for %s%s\n", a.State, ago(a.Since), because(a.Reason))
 		fmt.Fprintf(w, "addresses\t%s\n", orDash(addressTexts(a.Addresses)))
 		fmt.Fprintf(w, "netns\t%s\n", orNone(a.NetNS))
 		fmt.Fprintf(w, "verdict\t%s: %s\n", a.Verdict, a.Why)

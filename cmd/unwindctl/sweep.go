@@ -62,7 +62,6 @@ func sweepCommand() *cobra.Command {
 		"a `FILE` with all that is attached to --network, - for stdin: [{\"containerID\": \"…\", \"ifname\": \"…\"}, …]")
 	cmd.Flags().BoolVar(&flags.asJSON, "json", false, "print JSON: version, findings; live ones too")
 	addCommonFlags(cmd, &flags)
-	cmd.MarkFlagsMutuallyExclusive("cri", "valid")
 	return cmd
 }
 
@@ -191,6 +190,8 @@ func printNothing(out io.Writer, flags sweepFlags) error {
 // did not answer: there is no list then, which is not an empty one.
 func listFor(ctx context.Context, flags sweepFlags, stdin io.Reader) (*plugin.List, error) {
 	switch {
+	case flags.cri != "" && flags.valid != "":
+		return nil, usageError{errors.New("--cri and --valid: one list at most")}
 	case flags.cri == "auto":
 		return findPodSandboxes(ctx, criSockets)
 	case flags.cri != "" && flags.cri != "none":

@@ -24,16 +24,13 @@ func unwrapCommand() *cobra.Command {
 // unwrapFile returns the chain that the source has inside unwind's entry. Without a result there is no such entry. Other keys
 // of unwind's may be wrong: this is the way out.
 func unwrapFile(src source) ([]byte, error) {
-	switch {
-	case !slices.Contains(src.Types, plugin.Name):
+	if !slices.Contains(src.Types, plugin.Name) {
 		return nil, nil
-	case len(src.Types) > 1:
-		return nil, errNotAlone
 	}
 	return unwrap(src.Data)
 }
 
-// unwrap returns the text of the chain in a list of which unwind is the only plugin.
+// unwrap returns the text of the chain in a list of which unwind is the only plugin: all between the colon and what follows.
 func unwrap(list []byte) ([]byte, error) {
 	text := jsonText(list)
 	entry, err := text.parts(0)
@@ -89,10 +86,15 @@ func unfold(x jsonText, entry []part) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	plugins, ok := member(members, "plugins")
+	at := -1
+	for i, m := range members {
+		if m.key == "plugins" {
+			at = i
+		}
+	}
 	var all []part
-	if ok {
-		if all, err = x.parts(plugins.value); err != nil {
+	if at >= 0 {
+		if all, err = x.parts(members[at].value); err != nil {
 			return nil, err
 		}
 	}
@@ -102,8 +104,12 @@ func unfold(x jsonText, entry []part) ([]byte, error) {
 		return nil, fmt.Errorf("key %q: the chain has %d plugins, fewer than %d", plugin.FoldedKey, len(all), n)
 	case n == 0:
 		return x, nil
-	case own == 0:
-		return x.cut(plugins.start, x.past(plugins.end, ',')), nil
+	case own > 0:
+		return x.cut(all[own-1].end, all[len(all)-1].end), nil
+	case at+1 < len(members):
+		return x.cut(members[at].start, members[at+1].start), nil
+	case at > 0: // moved there by hand
+		return x.cut(members[at-1].end, members[at].end), nil
 	}
-	return x.cut(all[own-1].end, all[len(all)-1].end), nil
+	return x.cut(members[at].start, members[at].end), nil
 }

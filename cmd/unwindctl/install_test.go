@@ -1,0 +1,565 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/invoke"
+	cniversion "github.com/containernetworking/cni/pkg/version"
+	gocmp "github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin"
+)
+
+// runtimeNode is a node with a runtime: folders of conflists and plugins, and libcni's cache.
+type runtimeNode struct {
+	*node
+	confDir, binDir, cacheDir string
+	shared                    string // the container whose network namespace all have; "" if each has its own
+	cni                       *libcni.CNIConfig
+}
+
+// quick runs plugins without the race detector's delay at their end.
+type quick struct{ *invoke.RawExec }
+
+func (q quick) ExecPlugin(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {
+	return q.RawExec.ExecPlugin(ctx, path, stdin, append(env, "GORACE="+noExitDelay))
+}
+
+func newRuntimeNode(t *testing.T) *runtimeNode {
+	t.Helper()
+	n := &runtimeNode{node: newNode(t)}
+	n.confDir, n.binDir, n.cacheDir = filepath.Join(n.dir, "net.d"), filepath.Join(n.dir, "bin"), filepath.Join(n.dir, "cache")
+	plugins, err := filepath.Glob(filepath.Join(n.tools, "[ct]*", "[a-z]*"))
+	for _, dir := range []string{n.confDir, n.binDir} {
+		if err == nil {
+			err = os.Mkdir(dir, 0o755)
+		}
+	}
+	for _, path := range plugins {
+		if err == nil {
+			err = os.Symlink(path, filepath.Join(n.binDir, filepath.Base(path)))
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.cni = libcni.NewCNIConfigWithCacheDir([]string{n.binDir}, n.cacheDir, &struct {
+		quick
+		cniversion.PluginDecoder
+		pathFinder
+	}{quick: quick{&invoke.RawExec{Stderr: t.Output()}}})
+	return n
+}
+
+type pathFinder struct{}
+
+func (pathFinder) FindInPath(plugin string, paths []string) (string, error) {
+	return invoke.FindInPath(plugin, paths)
+}
+
+// provide writes the provider's conflist, whole.
+func (n *runtimeNode) provide(content string) string {
+	n.Helper()
+	path := filepath.Join(n.confDir, "10-provider.conflist")
+	err := os.WriteFile(path+".new", []byte(content), 0o644)
+	if err == nil {
+		err = os.Rename(path+".new", path)
+	}
+	if err != nil {
+		n.Fatal(err)
+	}
+	return path
+}
+
+// ctl runs unwindctl install or uninstall for this runtime.
+func (n *runtimeNode) ctl(command string, args ...string) outcome {
+	n.Helper()
+	args = append([]string{command, "--conf-dir", n.confDir, "--bin-dir", n.binDir, "--state-dir", n.state}, args...)
+	if command == "install" {
+		args = append(args, "--binary", filepath.Join(n.bin, "unwind"))
+	} else {
+		args = append(args, "--cache-dir", n.cacheDir)
+	}
+	return n.run(home.command(n.node, filepath.Join(n.bin, "unwindctl"), args...))
+}
+
+func (n *runtimeNode) mustCtl(command string, args ...string) string {
+	n.Helper()
+	out := n.ctl(command, args...)
+	if out.code != 0 {
+		n.Fatalf("%s: exit code %d\n%s%s", command, out.code, out.stdout, out.stderr)
+	}
+	return out.stdout
+}
+
+// first loads the conflist that containerd would take (go-cni opts.go loadFromConfDir).
+func (n *runtimeNode) first() (*libcni.NetworkConfigList, error) {
+	paths, err := plugin.Conflists(n.confDir)
+	if err != nil || len(paths) == 0 {
+		return nil, fmt.Errorf("no conflist (%w)", err)
+	}
+	return libcni.NetworkConfFromFile(paths[0])
+}
+
+func (n *runtimeNode) rt(id string) *libcni.RuntimeConf {
+	return &libcni.RuntimeConf{ContainerID: id, NetNS: n.pin(cmp.Or(n.shared, id)), IfName: "eth0", Args: [][2]string{{"IgnoreUnknown", "1"},
+		{"K8S_POD_NAMESPACE", "default"}, {"K8S_POD_NAME", id}}}
+}
+
+// attach has the runtime attach a container to the network that it takes.
+func (n *runtimeNode) attach(id string) (*libcni.NetworkConfigList, error) {
+	list, err := n.first()
+	if err == nil {
+		_, err = n.cni.AddNetworkList(context.Background(), list, n.rt(id))
+	}
+	return list, err
+}
+
+// veths returns how many there are on a bridge.
+func (n *runtimeNode) veths(bridge string) int {
+	n.Helper()
+	master, err := netlink.LinkByName(bridge)
+	links, listErr := netlink.LinkList()
+	if err != nil || listErr != nil {
+		n.Fatal(err, listErr)
+	}
+	count := 0
+	for _, l := range links {
+		if l.Attrs().MasterIndex == master.Attrs().Index {
+			count++
+		}
+	}
+	return count
+}
+
+// TestUninstallReleases has pods that were added through unwind be released after the uninstall: by the provider's conflist,
+// without unwind's binary, as containerd does, and by the conflist of their ADD, as CRI-O does.
+func TestUninstallReleases(t *testing.T) {
+	t.Parallel()
+	for i, way := range []string{"containerd", "CRI-O"} {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			n := newRuntimeNode(t)
+			bridge := fmt.Sprintf("uninst%d", i)
+			n.removeLink(bridge)
+			pool := filepath.Join(n.dir, "ipam")
+			n.provide(fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "plugins": [
+				{"type": "bridge", "bridge": %q, "ipam": {"type": "host-local", "subnet": "10.99.%d.0/24", "dataDir": %q}},
+				{"type": "portmap", "capabilities": {"portMappings": true}}]}`, network, bridge, 20+i, pool))
+			n.mustCtl("install")
+			n.netns("a")
+			list, err := n.attach("a")
+			address := filepath.Join(pool, network, fmt.Sprintf("10.99.%d.2", 20+i))
+			if _, statErr := os.Stat(address); err != nil || statErr != nil || len(n.ids()) != 1 || n.veths(bridge) != 1 {
+				t.Fatalf("ADD: %v, %v, journal %v, %d veths", err, statErr, n.ids(), n.veths(bridge))
+			}
+
+			if out := n.mustCtl("uninstall"); !strings.Contains(out, "kept: ") || !strings.Contains(out, "1 attachment, 0 owed a DEL") {
+				t.Errorf("uninstall: %s", out)
+			}
+			rt := n.rt("a")
+			if way == "CRI-O" {
+				var config []byte
+				if config, rt, err = n.cni.GetNetworkListCachedConfig(list, rt); err != nil {
+					t.Fatal(err)
+				}
+				list, err = libcni.NetworkConfFromBytes(config)
+			} else {
+				if err := os.Remove(filepath.Join(n.binDir, "unwind")); err != nil {
+					t.Fatal(err)
+				}
+				list, err = n.first()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := list.Plugins[0].Network.Type; (got == "unwind") != (way == "CRI-O") {
+				t.Fatalf("the DEL is by %s", got)
+			}
+			if err := n.cni.DelNetworkList(context.Background(), list, rt); err != nil {
+				t.Errorf("DEL: %v", err)
+			}
+			if _, err := os.Stat(address); !os.IsNotExist(err) || n.veths(bridge) != 0 {
+				t.Errorf("reservation: %v, %d veths", err, n.veths(bridge))
+			}
+			n.drop("a")
+			if out := n.sweep(home); out.code != 0 || len(n.ids()) != 0 {
+				t.Errorf("sweep: exit code %d, journal %v\n%s%s", out.code, n.ids(), out.stdout, out.stderr)
+			}
+			n.mustCtl("uninstall")
+			if _, err := os.Lstat(filepath.Join(n.binDir, "unwind")); !os.IsNotExist(err) {
+				t.Errorf("the binary: %v", err)
+			}
+		})
+	}
+}
+
+// provided is a provider that rewrites its conflist, each time with an instance "vN" of the faulty plugin.
+type provided struct {
+	*runtimeNode
+	path           string
+	begun, written atomic.Int64 // the last N whose write has begun, and ended
+	failed         atomic.Int64 // ADDs
+	added          atomic.Int64
+	ids            atomic.Int64
+}
+
+func (r *provided) content(n int64) string {
+	more := ""
+	if n%3 == 0 {
+		more = `, "capabilities": {"portMappings": true}`
+	}
+	return fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "plugins": [{"type": "faulty", "dir": %q, "instance": "v%d"%s},
+		{"type": "faulty", "dir": %q, "instance": "second"}]}`, network, r.dir, n, more, r.dir)
+}
+
+// inParts writes as a program does that knows nothing of rename.
+func (r *provided) inParts(n int64, between func()) {
+	text := r.content(n)
+	f, err := os.OpenFile(r.path, os.O_WRONLY|os.O_TRUNC, 0o644)
+	if err == nil {
+		_, err = f.WriteString(text[:len(text)/2])
+	}
+	if between(); err == nil {
+		_, err = f.WriteString(text[len(text)/2:])
+	}
+	if err != nil || f.Close() != nil {
+		r.Error(err)
+	}
+}
+
+// rewrite writes the content 50 times, each second time in parts. During and after some of those it attaches a container
+// itself: the first must fail, and the second use what was written.
+func (r *provided) rewrite() {
+	for n := int64(1); n <= 50; n++ {
+		r.begun.Store(n)
+		switch {
+		case n%2 == 0:
+			r.provide(r.content(n))
+		case n%10 == 1:
+			r.inParts(n, func() {
+				if ok, _ := r.try(); ok {
+					r.Errorf("an ADD succeeded with half of v%d", n)
+				}
+			})
+		default:
+			r.inParts(n, func() { time.Sleep(10 * time.Millisecond) })
+		}
+		r.written.Store(n)
+		if n%10 == 1 {
+			if ok, used := r.try(); !ok || used != n {
+				r.Errorf("after v%d was written, an ADD used v%d (ok: %t)", n, used, ok)
+			}
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+var instance = regexp.MustCompile(`"instance":"v(\d+)"`)
+
+// try attaches a container, and sees that it went through unwind, or took nothing.
+func (r *provided) try() (ok bool, used int64) {
+	id := fmt.Sprintf("c%d", r.ids.Add(1))
+	before := r.written.Load()
+	list, err := r.attach(id)
+	after := r.begun.Load()
+	if list == nil || list.Plugins[0].Network.Type != "unwind" {
+		r.Errorf("ADD %s past unwind (%v)", id, err)
+		return false, 0
+	}
+	e := r.entry(id)
+	taken, _ := filepath.Glob(filepath.Join(r.dir, "taken", id+".*"))
+	if err != nil {
+		r.failed.Add(1)
+		if text := err.Error(); !strings.Contains(text, "chainFile "+r.path) || !strings.Contains(text, "not valid JSON") {
+			r.Errorf("ADD %s: %v", id, err)
+		}
+		if e != nil || len(taken) != 0 {
+			r.Errorf("ADD %s failed and left %v, entry %v", id, taken, e)
+		}
+		return false, 0
+	}
+	r.added.Add(1)
+	if e == nil || e.State != journal.Live || len(taken) != 2 {
+		r.Errorf("ADD %s took %v, entry %v", id, taken, e)
+		return true, 0
+	}
+	if m := instance.FindSubmatch(e.Newest().Steps[0].Config); m != nil {
+		_, _ = fmt.Sscan(string(m[1]), &used)
+	}
+	if used < before || used > after {
+		r.Errorf("ADD %s used v%d, but v%d to v%d were there", id, used, before, after)
+	}
+	return true, used
+}
+
+// entry returns what the journal has of a container.
+func (n *node) entry(id string) *journal.Entry {
+	var e *journal.Entry
+	err := n.store.View(context.Background(), func(tx *journal.Tx) (err error) {
+		e, err = tx.Get(journal.Key{Network: network, ContainerID: id, IfName: "eth0"})
+		return err
+	})
+	if err != nil {
+		n.Error(err)
+	}
+	return e
+}
+
+// TestProviderRewrites has a provider rewrite its conflist while pods are added and unwind's is kept up to date.
+func TestProviderRewrites(t *testing.T) {
+	t.Parallel()
+	r := &provided{runtimeNode: newRuntimeNode(t)}
+	r.shared = "all"
+	r.netns(r.shared)
+	r.path = r.provide(r.content(0))
+	r.mustCtl("install")
+	i := installation{ConfDir: r.confDir, BinDir: r.binDir, Binary: filepath.Join(r.bin, "unwind")}
+	var group sync.WaitGroup
+	done := make(chan struct{})
+	repeat := func(do func()) {
+		group.Go(func() {
+			for {
+				select {
+				case <-done:
+					return
+				default:
+					do()
+				}
+			}
+		})
+	}
+	writes, refused := 0, 0
+	for range 3 {
+		repeat(func() { r.try() })
+	}
+	repeat(func() {
+		changed, err := i.writeConflist()
+		if err != nil {
+			refused++
+			if !strings.Contains(err.Error(), "not valid JSON") {
+				t.Errorf("writing unwind's conflist: %v", err)
+			}
+		} else if changed {
+			writes++
+		}
+		time.Sleep(time.Millisecond)
+	})
+	r.rewrite()
+	close(done)
+	group.Wait()
+
+	if data, err := os.ReadFile(r.path); err != nil || string(data) != r.content(50) {
+		t.Errorf("the provider's file: %v\n%s", err, data)
+	}
+	if _, err := i.writeConflist(); err != nil {
+		t.Error(err)
+	}
+	if ok, used := r.try(); !ok || used != 50 {
+		t.Errorf("at the end an ADD used v%d (ok: %t)", used, ok)
+	}
+	if _, err := i.writeConflist(); err != nil {
+		t.Error(err)
+	}
+	t.Logf("%d ADDs, %d of them failed; unwind's conflist was written %d times, and %d times could not be", r.added.Load(), r.failed.Load(), writes, refused)
+	if r.failed.Load() == 0 || r.added.Load() < 10 || writes == 0 || refused == 0 {
+		t.Error("these tries prove nothing")
+	}
+}
+
+// installed sees that whatever an install has left, the runtime's network works: unwind's conflist is there only with a binary
+// that runs, and what lies about is nothing that a runtime loads. It says whether unwind is in use.
+func (n *runtimeNode) installed(id string) bool {
+	n.Helper()
+	list, err := n.first()
+	if err != nil {
+		n.Fatal(err)
+	}
+	n.netns(id)
+	if _, err := n.attach(id); err != nil {
+		n.Fatalf("ADD: %v", err)
+	}
+	if err := n.cni.DelNetworkList(context.Background(), list, n.rt(id)); err != nil {
+		n.Errorf("DEL: %v", err)
+	}
+	return list.Plugins[0].Network.Type == "unwind"
+}
+
+// mount puts a file system over a folder whose content it takes along.
+func (n *runtimeNode) mount(dir, options string, flags uintptr) {
+	n.Helper()
+	old := dir + ".old"
+	err := os.Rename(dir, old)
+	if err == nil {
+		err = os.Mkdir(dir, 0o755)
+	}
+	if err == nil {
+		err = unix.Mount("none", dir, "tmpfs", 0, options)
+	}
+	if err != nil {
+		n.Fatal(err)
+	}
+	n.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	n.must(home.command(n.node, "cp", "-a", old+"/.", dir))
+	if flags != 0 {
+		if err := unix.Mount("none", dir, "", unix.MS_REMOUNT|flags, options); err != nil {
+			n.Fatal(err)
+		}
+	}
+}
+
+// listing returns what is in the folders of the runtime, a file in one line.
+func (n *runtimeNode) listing() []string {
+	n.Helper()
+	var lines []string
+	for _, dir := range []string{n.confDir, n.binDir} {
+		files, err := os.ReadDir(dir)
+		if err != nil {
+			n.Fatal(err)
+		}
+		for _, f := range files {
+			info, err := f.Info()
+			if err != nil {
+				n.Fatal(err)
+			}
+			lines = append(lines, fmt.Sprint(f.Name(), info.Mode(), info.Size(), info.ModTime()))
+		}
+	}
+	return lines
+}
+
+// TestInstallFails has each folder refuse to be written to, for a first install and for a later one: the network works as
+// before, and nothing lies about.
+func TestInstallFails(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name    string
+		folder  func(*runtimeNode) string
+		options string
+		flags   uintptr
+		fill    bool
+		before  bool // unwind is in use already, and has to be changed
+		want    string
+		binary  bool // it is left, of no use and no harm
+	}{
+		{"plugins read-only", func(n *runtimeNode) string { return n.binDir }, "", unix.MS_RDONLY, false, false, "nothing was changed: ", false},
+		{"plugins full", func(n *runtimeNode) string { return n.binDir }, "size=256k", 0, false, false, "no space left on device", false},
+		{"conflists read-only", func(n *runtimeNode) string { return n.confDir }, "", unix.MS_RDONLY, false, false,
+			"the network is as it was, unwind is not in use: ", true},
+		{"conflists full", func(n *runtimeNode) string { return n.confDir }, "size=16k", 0, true, false, "no space left on device", true},
+		{"conflists full, one there", func(n *runtimeNode) string { return n.confDir }, "size=16k", 0, true, true, "no space left on device", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			n := newRuntimeNode(t)
+			n.provide(fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "plugins": [{"type": "faulty", "dir": %q}]}`, network, n.dir))
+			if c.before {
+				n.mustCtl("install")
+			}
+			n.mount(c.folder(n), c.options, c.flags)
+			if c.fill { // also what is too small for anything else
+				full := filepath.Join(n.confDir, "full")
+				n.run(home.command(n.node, "dd", "if=/dev/zero", "of="+full, "bs=1k"))
+			}
+			before := n.listing()
+			out := n.ctl("install", "--observe")
+			if out.code != 1 || !strings.Contains(out.stderr, c.want) {
+				t.Errorf("install: exit code %d\n%s%s", out.code, out.stdout, out.stderr)
+			}
+			if _, err := os.Stat(filepath.Join(n.binDir, "unwind")); (err == nil) != c.binary {
+				t.Errorf("the binary: %v", err)
+			}
+			after := n.listing()
+			if c.binary && !c.before {
+				after = slices.DeleteFunc(after, func(line string) bool { return strings.HasPrefix(line, "unwind-") })
+			}
+			if diff := gocmp.Diff(before, after); diff != "" {
+				t.Errorf("-before +after:\n%s", diff)
+			}
+			if got := n.installed("a"); got != c.before {
+				t.Errorf("unwind is in use: %t", got)
+			}
+		})
+	}
+}
+
+// TestInstallKilled kills an install, first or repeated, at many moments. It is not power loss.
+func TestInstallKilled(t *testing.T) {
+	t.Parallel()
+	n := newRuntimeNode(t)
+	n.provide(fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "plugins": [{"type": "faulty", "dir": %q}]}`, network, n.dir))
+	begin := time.Now()
+	n.mustCtl("install")
+	whole := time.Since(begin)
+	n.mustCtl("uninstall")
+	const tries = 16
+	inUse := 0
+	for i := range tries {
+		cmd := home.command(n.node, filepath.Join(n.bin, "unwindctl"), "install", "--conf-dir", n.confDir, "--bin-dir", n.binDir,
+			"--state-dir", n.state, "--binary", filepath.Join(n.bin, "unwind"))
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(whole * time.Duration(i+1) / tries)
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if n.installed(fmt.Sprintf("k%d", i)) {
+			inUse++
+			if i < tries-1 {
+				n.mustCtl("uninstall")
+			}
+		}
+	}
+	t.Logf("of %d installs in %v, %d had come to their end", tries, whole, inUse)
+	n.mustCtl("install")
+	if !n.installed("last") {
+		t.Error("an install after those that were killed is not in use")
+	}
+}
+
+// TestFollowsCapabilities has the union be of those that are on.
+func TestFollowsCapabilities(t *testing.T) {
+	t.Parallel()
+	n := newRuntimeNode(t)
+	i := installation{ConfDir: n.confDir, BinDir: n.binDir}
+	for _, c := range []struct{ plugins, want string }{
+		{`{"type": "a", "capabilities": {"ips": true, "mac": false}}, {"type": "b", "capabilities": {"mac": true}}`, `{"ips":true,"mac":true}`},
+		{`{"type": "a", "capabilities": {"mac": false}}`, `null`},
+		{`{"type": "a"}`, `null`},
+		{`{"type": "b", "capabilities": {"mac": true}}`, `{"mac":true}`},
+	} {
+		n.provide(fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "plugins": [%s]}`, network, c.plugins))
+		if _, err := i.writeConflist(); err != nil {
+			t.Fatal(err)
+		}
+		list, err := n.first()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var entry struct {
+			Capabilities json.RawMessage `json:"capabilities"`
+		}
+		if err := json.Unmarshal(list.Plugins[0].Bytes, &entry); err != nil {
+			t.Fatal(err)
+		}
+		if got := string(entry.Capabilities); got != c.want && (got != "" || c.want != "null") {
+			t.Errorf("%s: %s, want %s", c.plugins, got, c.want)
+		}
+	}
+}
