@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -143,4 +144,31 @@ func (c *CRI) NetworkReady() (why string) {
 		}
 	}
 	return ""
+}
+
+// Config returns what the runtime tells of its network, in JSON.
+func (c *CRI) Config() string {
+	c.node.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), criTimeout)
+	defer cancel()
+	answer, err := c.runtime.Status(ctx, &cri.StatusRequest{Verbose: true})
+	if err != nil {
+		c.node.Fatal(err)
+	}
+	return answer.GetInfo()["cniconfig"]
+}
+
+// TimeStatus asks for the runtime's status as NetworkReady does, and gives up after a time.
+func (c *CRI) TimeStatus(within time.Duration) (took time.Duration, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	began := time.Now()
+	_, err = c.runtime.Status(ctx, &cri.StatusRequest{})
+	return time.Since(began), err
+}
+
+// AwaitConfig waits until the runtime has read a configuration of its network with a text in it.
+func (c *CRI) AwaitConfig(text string) {
+	c.node.Helper()
+	Eventually(c.node, startTimeout, "the runtime's network has "+text, func() bool { return strings.Contains(c.Config(), text) })
 }

@@ -139,10 +139,21 @@ func (n *Node) Calls() map[string]int {
 	return calls
 }
 
+// poolDir is where host-local keeps the addresses.
+const poolDir = "/var/lib/cni/networks/" + NetworkName
+
+// ForgetAddresses takes all addresses back, as an operator does whose node has none left.
+func (n *Node) ForgetAddresses() {
+	n.Helper()
+	if err := os.RemoveAll(n.File(poolDir)); err != nil {
+		n.Fatal(err)
+	}
+}
+
 // Reserved returns whose the addresses of host-local are: address to container ID.
 func (n *Node) Reserved() map[string]string {
 	n.Helper()
-	dir := n.File("/var/lib/cni/networks", NetworkName)
+	dir := n.File(poolDir)
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		n.Fatal(err)

@@ -23,7 +23,7 @@ import (
 // Node is a machine: namespaces of its own, held by a first process that reaps, and a disk that outlives a reboot.
 //
 //	/run                            a tmpfs
-//	/etc, /opt, /var/lib            those of the machine below, and what the node writes above
+//	/etc, /opt, /var/lib, /var/log  those of the machine below, and what the node writes above
 //	/opt/cni/bin                    links to the reference plugins, faulty and unwind
 //	/var/lib/cni, containerd, …     folders on the disk
 type Node struct {
@@ -160,7 +160,7 @@ func (n *Node) boot() error {
 			return err
 		}
 	}
-	for _, dir := range []string{"/etc", "/opt", "/var/lib"} {
+	for _, dir := range []string{"/etc", "/opt", "/var/lib", "/var/log"} {
 		if err := n.overlay(dir); err != nil {
 			return err
 		}

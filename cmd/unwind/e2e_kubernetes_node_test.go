@@ -1,0 +1,137 @@
+//go:build e2e
+
+package main
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"cni-unwind/testdata/e2e"
+)
+
+// hangingStatus: a plugin's STATUS does not end. With unwind the node says so, and is itself again once it does.
+func (p pair) hangingStatus(t *testing.T, table *e2e.Table) {
+	// statusTime is more than STATUS may take with unwind, whatever hangs: two seconds, and a busy machine.
+	const statusTime, patience = 6 * time.Second, 10 * time.Second
+	began := time.Now()
+	p.each(func(w *e2e.Worker) { w.Plan(map[string]string{"STATUS": "hold"}) })
+	var message string
+	notReady := e2e.Eventually(t, time.Minute, "the node with unwind is not ready", func() bool {
+		var status string
+		status, message = p.unwind.Condition()
+		return status == "False"
+	})
+	if !strings.Contains(message, "unwind") || !strings.Contains(message, "faulty") {
+		t.Errorf("the node is not ready for another reason: %s", message)
+	}
+	plain, plainErr := p.plain.Runtime.TimeStatus(patience)
+	unwind, unwindErr := p.unwind.Runtime.TimeStatus(patience)
+	if plainErr == nil {
+		t.Error("the status of the plain worker's runtime does not hang, so this shows nothing")
+	}
+	if unwindErr != nil || unwind > statusTime {
+		t.Errorf("the status of the runtime took %s: %v", unwind, unwindErr)
+	}
+	plainStatus, plainMessage := p.plain.Condition()
+	table.Row("a plugin's STATUS hangs: CRI Status takes", "more than "+plain.Round(time.Second).String(), unwind.Round(10*time.Millisecond))
+	table.Row("… the node's Ready, after "+notReady.Round(100*time.Millisecond).String(), plainStatus+" "+brief(plainMessage), "False "+brief(message))
+
+	healed := time.Now()
+	p.each(func(w *e2e.Worker) {
+		w.Plan(nil)
+		w.LetGo()
+	})
+	p.unwind.AwaitReady()
+	ready := since(healed)
+	p.plain.AwaitReady()
+	table.Row("… it is mended: the node is ready after", since(healed), ready)
+	t.Logf("hanging STATUS: %s", since(began))
+}
+
+func brief(message string) string {
+	const most = 150
+	if len(message) > most {
+		return message[:most] + "…"
+	}
+	return message
+}
+
+// manyPods: one ADD and one DEL in twenty fail. No pod is lost, none has the address of another, and nothing is left.
+func (p pair) manyPods(t *testing.T, table *e2e.Table) {
+	const count, percent = 60, 5
+	rounds := 5
+	if testing.Short() {
+		rounds = 1
+	}
+	began := time.Now()
+	p.plain.ForgetAddresses()
+	p.move("10.22.1.0/24", "10.22.2.0/24")
+	flaky := fmt.Sprintf("fail %d%%", percent)
+	p.each(func(w *e2e.Worker) { w.Plan(map[string]string{"ADD": flaky, "DEL": flaky}) })
+	var up, down time.Duration
+	for range rounds {
+		start := time.Now()
+		p.each(func(w *e2e.Worker) { w.RunPods("many", count) })
+		p.each(func(w *e2e.Worker) { mustBeReady(t, w, "many", count) })
+		up += time.Since(start)
+		e2e.Eventually(t, podTime, "unwind has no more addresses than pods", func() bool { return len(p.unwind.Reserved()) == count })
+		checkPods(t, p.unwind)
+		if silent := p.plain.SilentToPods(p.unwind.Pods("many-0")); len(silent) > 0 {
+			t.Errorf("across the nodes these do not answer: %v", silent)
+		}
+		start = time.Now()
+		p.each(func(w *e2e.Worker) { w.DeletePods("pod", "--all", "--wait=false") })
+		p.each(func(w *e2e.Worker) { mustBeReady(t, w, "many", 0) })
+		down += time.Since(start)
+	}
+	p.each(func(w *e2e.Worker) {
+		if refused := w.Refused(); refused["ADD"] == 0 || refused["DEL"] == 0 {
+			t.Errorf("%s: nothing failed, so this shows nothing: %v", w.NodeName, refused)
+		}
+	})
+	table.Row(fmt.Sprintf("%d × %d pods, %d %% of ADDs and DELs fail: failed", rounds, count, percent),
+		fmt.Sprint(p.plain.Refused()), fmt.Sprint(p.unwind.Refused()))
+	p.each(func(w *e2e.Worker) { w.Plan(nil) })
+	leaves(t, p.unwind)
+	table.Row("… left", p.plain.Settled(), p.unwind.Settled())
+	t.Logf("many pods: %s, of which %s up and %s down", since(began), up, down)
+}
+
+// move gives the workers other ranges.
+func (p pair) move(plain, unwind string) {
+	p.plain.Use(chain(p.plain.Node, plain, false))
+	p.unwind.Use(chain(p.unwind.Node, unwind, true))
+	p.plain.Runtime.AwaitConfig(plain)
+	p.unwind.Runtime.AwaitConfig(unwind)
+}
+
+// restart: a node loses its power with pods on it. They come back, with nothing of before.
+func (p pair) restart(t *testing.T, table *e2e.Table) {
+	const count = 8
+	began := time.Now()
+	p.plain.ForgetAddresses()
+	p.each(func(w *e2e.Worker) { w.RunStatefulSet("stays", count) })
+	p.each(func(w *e2e.Worker) { mustBeReady(t, w, "stays", count) })
+	checkPods(t, p.unwind)
+	took := map[*e2e.Worker]time.Duration{}
+	before := map[*e2e.Worker]string{}
+	p.each(func(w *e2e.Worker) { before[w] = fmt.Sprint(w.Reserved()) })
+	p.each(func(w *e2e.Worker) {
+		start := time.Now()
+		w.Restart()
+		e2e.Eventually(t, podTime, w.NodeName+": the pods are back", func() bool {
+			return fmt.Sprint(w.Reserved()) != before[w] && len(w.Journal()) >= 0 && len(w.Silent(w.Pods("stays"))) == 0 && ready(w, "stays", count, 0) == nil
+		})
+		took[w] = since(start)
+	})
+	e2e.Eventually(t, podTime, "unwind has no more addresses than pods", func() bool { return len(p.unwind.Reserved()) == count })
+	checkPods(t, p.unwind)
+	table.Row(fmt.Sprintf("reboot with %d pods: addresses after", count), len(p.plain.Reserved()), len(p.unwind.Reserved()))
+	table.Row("… the pods are back after", took[p.plain], took[p.unwind])
+	p.each(func(w *e2e.Worker) { w.DeletePods("statefulset,pod", "--all") })
+	leaves(t, p.unwind)
+	table.Row("… all pods are deleted: left", p.plain.Settled(), p.unwind.Settled())
+	t.Logf("restart: %s", since(began))
+}

@@ -1,0 +1,83 @@
+package e2e
+
+import (
+	"fmt"
+	"net"
+	"os"
+
+	"github.com/vishvananda/netlink"
+)
+
+// connect links a worker to the network of the nodes.
+func (w *Worker) connect() {
+	w.Helper()
+	control := w.cluster.control
+	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", w.first.Pid))
+	if err != nil {
+		w.Fatal(err)
+	}
+	defer ns.Close()
+	control.do(func() error { return addPort("port-"+w.NodeName, ns) })
+	w.do(func() error { return setUp("eth0", w.address) })
+}
+
+// routes tells the workers the way to each other's pods.
+func (w *Worker) routes() {
+	w.Helper()
+	for _, other := range w.cluster.Workers {
+		if other != w {
+			other.do(func() error { return addRoute(w.network.Subnet, w.address) })
+			w.do(func() error { return addRoute(other.network.Subnet, other.address) })
+		}
+	}
+}
+
+func addBridge(name, address string) error {
+	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}}); err != nil {
+		return err
+	}
+	return setUp(name, address)
+}
+
+// addPort makes a pair of interfaces, one on the bridge, and eth0 in a network namespace.
+func addPort(name string, ns *os.File) error {
+	bridge, err := netlink.LinkByName(nodesBridge)
+	if err != nil {
+		return err
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MasterIndex = name, bridge.Attrs().Index
+	port := &netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(ns.Fd()))}
+	if err := netlink.LinkAdd(port); err != nil {
+		return err
+	}
+	return netlink.LinkSetUp(port)
+}
+
+// setUp gives an interface its address in the network of the nodes. The way to everywhere else is one that answers nobody: the
+// API server wants one.
+func setUp(name, address string) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	addr, err := netlink.ParseAddr(address + "/24")
+	if err != nil {
+		return err
+	}
+	if err := netlink.AddrAdd(link, addr); err != nil {
+		return err
+	}
+	if err := netlink.LinkSetUp(link); err != nil {
+		return err
+	}
+	return netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: net.ParseIP("172.31.0.254")})
+}
+
+func addRoute(subnet, via string) error {
+	dst, err := netlink.ParseIPNet(subnet)
+	if err != nil {
+		return err
+	}
+	return netlink.RouteReplace(&netlink.Route{Dst: dst, Gw: net.ParseIP(via)})
+}
