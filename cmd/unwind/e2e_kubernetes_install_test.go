@@ -80,12 +80,10 @@ func (i *installed) pods(app string) {
 	checkAddresses(i.T, i.worker)
 }
 
-// inUse is whether the runtime attaches pods through unwind: it has read its conflist.
+// inUse waits until the runtime has read, or read no more, unwind's conflist.
 func (i *installed) inUse(want bool) {
 	i.Helper()
-	e2e.Eventually(i, 30*time.Second, fmt.Sprintf("unwind is in use: %t", want), func() bool {
-		return strings.Contains(i.worker.Runtime.Config(), `"type":"unwind"`) == want
-	})
+	i.worker.Runtime.AwaitConfig(`"type":"unwind"`, want)
 }
 
 func (i *installed) apply() string {

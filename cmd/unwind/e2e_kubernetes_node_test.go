@@ -103,8 +103,8 @@ func (p pair) manyPods(t *testing.T, table *e2e.Table) {
 func (p pair) move(plain, unwind string) {
 	p.plain.Use(chain(p.plain.Node, plain, false))
 	p.unwind.Use(chain(p.unwind.Node, unwind, true))
-	p.plain.Runtime.AwaitConfig(plain)
-	p.unwind.Runtime.AwaitConfig(unwind)
+	p.plain.Runtime.AwaitConfig(plain, true)
+	p.unwind.Runtime.AwaitConfig(unwind, true)
 }
 
 // restart: a node loses its power with pods on it. They come back, with nothing of before.

@@ -72,12 +72,19 @@ func (n *Node) StartContainerd(v Version) *Containerd {
 	c := &Containerd{Version: v, node: n}
 	n.Write("/etc/containerd/config.toml", v.config())
 	c.Start()
+	c.ImportPause()
+	return c
+}
+
+// ImportPause imports the pause image.
+func (c *Containerd) ImportPause() {
+	n := c.node
+	n.Helper()
 	archive := filepath.Join(n.Dir, "pause.tar")
 	if err := writeImage(archive, PauseImage, tool(n, "bin/pause")); err != nil {
 		n.Fatal(err)
 	}
-	n.Run(tool(n, filepath.Join(v.dir, "ctr")), "-n", "k8s.io", "images", "import", archive)
-	return c
+	n.Run(tool(n, filepath.Join(c.Version.dir, "ctr")), "-n", "k8s.io", "images", "import", archive)
 }
 
 // Start starts the daemon, also again after Kill or a reboot, and waits until it answers.

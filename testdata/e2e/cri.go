@@ -2,8 +2,12 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -13,6 +17,9 @@ import (
 
 // criTimeout bounds a call of CRI; kubelet gives two minutes, and four to the start of a sandbox.
 const criTimeout = 2 * time.Minute
+
+// Ready is the state of a sandbox that runs.
+const Ready = cri.PodSandboxState_SANDBOX_READY
 
 // CRI is a client of a runtime, in the place of kubelet.
 type CRI struct {
@@ -68,6 +75,26 @@ func (c *CRI) MustRunPod(pod Pod) (id string) {
 	return id
 }
 
+// RunPods starts pods at the same time, and fails the test if one does not start. It returns their sandboxes by the name of
+// the pod.
+func (c *CRI) RunPods(pods []Pod) map[string]string {
+	c.node.Helper()
+	ids, errs := make([]string, len(pods)), make([]error, len(pods))
+	var wg sync.WaitGroup
+	for i, pod := range pods {
+		wg.Go(func() { ids[i], errs[i] = c.RunPod(pod) })
+	}
+	wg.Wait()
+	byName := map[string]string{}
+	for i, pod := range pods {
+		if errs[i] != nil {
+			c.node.Fatalf("pod %s: %v", pod.Name, errs[i])
+		}
+		byName[pod.Name] = ids[i]
+	}
+	return byName
+}
+
 // StopPod stops a sandbox: the runtime takes its network away.
 func (c *CRI) StopPod(id string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), criTimeout)
@@ -112,6 +139,39 @@ func (c *CRI) IP(id string) string {
 	return answer.GetStatus().GetNetwork().GetIp()
 }
 
+// KillPod kills the first process of a sandbox, which the runtime then has as not ready, and waits for that.
+func (c *CRI) KillPod(id string) {
+	n := c.node
+	n.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), criTimeout)
+	defer cancel()
+	answer, err := c.runtime.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
+	if err != nil {
+		n.Fatal(err)
+	}
+	var info struct{ Pid int }
+	if err := json.Unmarshal([]byte(answer.GetInfo()["info"]), &info); err != nil || info.Pid <= 1 {
+		n.Fatalf("sandbox %.12s: no process: %v", id, err)
+	}
+	n.Run("/bin/kill", "-KILL", strconv.Itoa(info.Pid))
+	Eventually(n, 10*time.Second, "the sandbox is not ready", func() bool { return c.Pods()[id] != Ready })
+}
+
+// CheckPod checks that a pod that runs has its address and its rules for itself, and can be reached. It goes on if not.
+func (n *Node) CheckPod(c *CRI, id string) {
+	n.Helper()
+	ip := c.IP(id)
+	if owner := n.Reserved()[ip]; owner != id {
+		n.Errorf("the address %s of pod %.12s is reserved for %q", ip, id, owner)
+	}
+	if !slices.ContainsFunc(n.Rules(), func(rule string) bool { return strings.Contains(rule, " "+ip+"/32 ") }) {
+		n.Errorf("pod %.12s has no rules for %s", id, ip)
+	}
+	if _, _, err := n.Try("ping", "-c1", "-W2", ip); err != nil {
+		n.Errorf("pod %.12s does not answer at %s", id, ip)
+	}
+}
+
 // RemovePods stops and removes all sandboxes that the runtime knows, as kubelet does with those of pods that are gone, and
 // returns the errors.
 func (c *CRI) RemovePods() (errs []error) {
@@ -144,31 +204,4 @@ func (c *CRI) NetworkReady() (why string) {
 		}
 	}
 	return ""
-}
-
-// Config returns what the runtime tells of its network, in JSON.
-func (c *CRI) Config() string {
-	c.node.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), criTimeout)
-	defer cancel()
-	answer, err := c.runtime.Status(ctx, &cri.StatusRequest{Verbose: true})
-	if err != nil {
-		c.node.Fatal(err)
-	}
-	return answer.GetInfo()["cniconfig"]
-}
-
-// TimeStatus asks for the runtime's status as NetworkReady does, and gives up after a time.
-func (c *CRI) TimeStatus(within time.Duration) (took time.Duration, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), within)
-	defer cancel()
-	began := time.Now()
-	_, err = c.runtime.Status(ctx, &cri.StatusRequest{})
-	return time.Since(began), err
-}
-
-// AwaitConfig waits until the runtime has read a configuration of its network with a text in it.
-func (c *CRI) AwaitConfig(text string) {
-	c.node.Helper()
-	Eventually(c.node, startTimeout, "the runtime's network has "+text, func() bool { return strings.Contains(c.Config(), text) })
 }

@@ -55,7 +55,7 @@ func (n *Node) veths() (count int) {
 	n.do(func() error {
 		links, err := netlink.LinkList()
 		for _, link := range links {
-			if link.Type() == "veth" {
+			if link.Type() == "veth" && link.Attrs().Name != nodeLink {
 				count++
 			}
 		}
@@ -84,7 +84,11 @@ type Attachment struct {
 	ContainerID string
 	State       string
 	Addresses   []string
-	Steps       []struct{ Plugin, LastError string }
+	Reason      string
+	Steps       []struct {
+		Plugin, LastError string
+		Parked, Again     bool
+	}
 }
 
 // Journal returns what unwind has on record.

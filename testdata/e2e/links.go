@@ -8,6 +8,9 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
+// nodeLink is a worker's interface in the network of the nodes.
+const nodeLink = "eth0"
+
 // connect links a worker to the network of the nodes.
 func (w *Worker) connect() {
 	w.Helper()
@@ -18,7 +21,7 @@ func (w *Worker) connect() {
 	}
 	defer ns.Close()
 	control.do(func() error { return addPort("port-"+w.NodeName, ns) })
-	w.do(func() error { return setUp("eth0", w.address) })
+	w.do(func() error { return setUp(nodeLink, w.address) })
 }
 
 // routes tells the workers the way to each other's pods.
@@ -39,7 +42,7 @@ func addBridge(name, address string) error {
 	return setUp(name, address)
 }
 
-// addPort makes a pair of interfaces, one on the bridge, and eth0 in a network namespace.
+// addPort makes a pair of interfaces, one on the bridge, and the other in a network namespace.
 func addPort(name string, ns *os.File) error {
 	bridge, err := netlink.LinkByName(nodesBridge)
 	if err != nil {
@@ -47,7 +50,7 @@ func addPort(name string, ns *os.File) error {
 	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MasterIndex = name, bridge.Attrs().Index
-	port := &netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(ns.Fd()))}
+	port := &netlink.Veth{LinkAttrs: attrs, PeerName: nodeLink, PeerNamespace: netlink.NsFd(int(ns.Fd()))}
 	if err := netlink.LinkAdd(port); err != nil {
 		return err
 	}

@@ -22,6 +22,7 @@ const Small = "10.22.0.0/28"
 // Network is what a node's runtime finds in /etc/cni/net.d.
 type Network struct {
 	Subnet  string   // of host-local
+	Last    string   // address of the subnet that it gives out; "" for all
 	Plugins []string // JSON; after bridge
 	// Unwind has unwindctl put the chain into unwind's entry, which gets these keys.
 	Unwind bool
@@ -41,8 +42,12 @@ func (n *Node) Faulty() string {
 
 // plain is the list as a cluster's network provider would write it, for runtimes with and without CNI 1.1.
 func (net Network) plain() string {
+	ranges := fmt.Sprintf(`{"subnet": %q}`, net.Subnet)
+	if net.Last != "" {
+		ranges = fmt.Sprintf(`{"subnet": %q, "rangeEnd": %q}`, net.Subnet, net.Last)
+	}
 	bridge := fmt.Sprintf(`{"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
-      "ipam": {"type": "host-local", "ranges": [[{"subnet": %q}]], "routes": [{"dst": "0.0.0.0/0"}]}}`, net.Subnet)
+      "ipam": {"type": "host-local", "ranges": [[%s]], "routes": [{"dst": "0.0.0.0/0"}]}}`, ranges)
 	return fmt.Sprintf(`{"cniVersion": "1.0.0", "cniVersions": ["1.0.0", "1.1.0"], "name": %q, "plugins": [
     %s
 ]}
@@ -98,10 +103,10 @@ func (n *Node) Plan(modes map[string]string) {
 	}
 }
 
-// AwaitHeld waits until faulty holds a call of a command.
-func (n *Node) AwaitHeld(command string) {
+// AwaitHeld waits until faulty holds so many calls of a command.
+func (n *Node) AwaitHeld(command string, calls int) {
 	n.Helper()
-	Eventually(n, 30*time.Second, "faulty holds "+command, func() bool { return len(n.held(command)) > 0 })
+	Eventually(n, 30*time.Second, fmt.Sprintf("faulty holds %d %s", calls, command), func() bool { return len(n.held(command)) >= calls })
 }
 
 // LetGo ends the holding of all calls.
@@ -174,4 +179,27 @@ func (n *Node) Reserved() map[string]string {
 		owners[e.Name()] = owner
 	}
 	return owners
+}
+
+// AddNetNS makes a network namespace, pinned where runtimes pin theirs. (ip netns add would mount a folder over their pins.)
+func (n *Node) AddNetNS(name string) {
+	n.Helper()
+	n.Write("/run/netns/"+name, "")
+	n.Run("unshare", "--net=/run/netns/"+name, "true")
+}
+
+// AddByHand attaches a network namespace as a runtime would attach a pod's, of which containerd knows nothing.
+func (n *Node) AddByHand(pod string) {
+	n.Helper()
+	n.AddNetNS(pod)
+	if out, stderr, err := n.Cnitool(pod, "add", "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME="+pod); err != nil {
+		n.Fatalf("cnitool add: %v\n%s%s", err, out, stderr)
+	}
+}
+
+// Cnitool has cnitool carry out a command for a network namespace.
+func (n *Node) Cnitool(netns, command, args string) (stdout, stderr string, err error) {
+	n.Helper()
+	return n.Try("env", "CNI_PATH="+PluginDir, "NETCONFPATH="+ConfDir, "CNI_ARGS="+args,
+		Path(n, ".tools/bin/cnitool"), command, NetworkName, "/run/netns/"+netns)
 }

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -81,7 +82,7 @@ func (n *Node) thread(program string, ready chan<- error) {
 		ready <- err
 		return
 	}
-	ready <- n.enter("mnt", "net", "pid")
+	ready <- n.enter(n.first.Pid, "mnt", "net", "pid")
 	for f := range n.work {
 		f()
 	}
@@ -110,14 +111,14 @@ func (n *Node) isReady() error {
 	return err
 }
 
-// enter moves the calling thread into namespaces of the first process.
-func (n *Node) enter(names ...string) error {
+// enter moves the calling thread into namespaces of a process, which is 1 where the node is seen from inside.
+func (n *Node) enter(pid int, names ...string) error {
 	if err := unix.Unshare(unix.CLONE_FS); err != nil { // setns(2): a mount namespace takes a thread that shares no folder
 		return err
 	}
 	var files []*os.File
 	for _, name := range names {
-		f, err := os.Open(fmt.Sprintf("/proc/%d/ns/%s", n.first.Pid, name))
+		f, err := os.Open(fmt.Sprintf("/proc/%d/ns/%s", pid, name))
 		if err != nil {
 			return err
 		}
@@ -229,14 +230,70 @@ func (n *Node) Reboot() {
 	n.do(func() error {
 		id := filepath.Join(n.Dir, fmt.Sprintf("boot_id.%d", n.boots))
 		text := fmt.Sprintf("00000000-0000-4000-8000-%012d\n", n.boots)
-		return errors.Join(n.enter("net"), n.network(), os.WriteFile(id, []byte(text), 0o444),
+		return errors.Join(n.enter(1, "net"), n.network(), os.WriteFile(id, []byte(text), 0o444),
 			mount(id, "/proc/sys/kernel/random/boot_id", "", unix.MS_BIND, ""))
 	})
 }
 
+// EmptyDisk removes all that is in a folder of the disk, such as "containerd".
+func (n *Node) EmptyDisk(name string) {
+	n.Helper()
+	entries, err := os.ReadDir(filepath.Join(n.Dir, name))
+	for _, e := range entries {
+		err = errors.Join(err, os.RemoveAll(filepath.Join(n.Dir, name, e.Name())))
+	}
+	if err != nil {
+		n.Fatal(err)
+	}
+}
+
+// KillPlugins kills all plugins that run on the node, unwind before its delegates.
+func (n *Node) KillPlugins() {
+	n.Helper()
+	for _, program := range []string{"unwind", "*"} {
+		for _, pid := range n.processes(program) {
+			if err := unix.Kill(pid, unix.SIGKILL); err != nil && err != unix.ESRCH {
+				n.Fatal(err)
+			}
+		}
+	}
+}
+
+// processes returns the processes of the node, by their numbers here, that run a plugin.
+func (n *Node) processes(pattern string) (pids []int) {
+	n.Helper()
+	node, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", n.first.Pid))
+	if err != nil {
+		n.Fatal(err)
+	}
+	exes, _ := filepath.Glob("/proc/[0-9]*/exe")
+	for _, exe := range exes {
+		dir := filepath.Dir(exe)
+		if ns, err := os.Readlink(filepath.Join(dir, "ns/pid")); err != nil || ns != node {
+			continue
+		}
+		program, err := os.Readlink(exe)
+		if err != nil {
+			continue // it has ended
+		}
+		if ok, _ := filepath.Match(pattern, filepath.Base(program)); !ok {
+			continue
+		}
+		if _, err := os.Lstat(n.File(PluginDir, filepath.Base(program))); err != nil {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(dir))
+		if err != nil {
+			n.Fatal(err)
+		}
+		pids = append(pids, pid)
+	}
+	return pids
+}
+
 // unmountAll lets go of what runtimes mounted, and empties /run.
 func (n *Node) unmountAll() error {
-	mounts, err := os.ReadFile("/proc/thread-self/mounts")
+	mounts, err := os.ReadFile("/proc/1/mounts")
 	if err != nil {
 		return err
 	}
