@@ -39,12 +39,14 @@ func (p pair) hangingStatus(t *testing.T, table *e2e.Table) {
 	table.Row("… the node's Ready, after "+notReady.Round(100*time.Millisecond).String(), plainStatus+" "+brief(plainMessage), "False "+brief(message))
 
 	healed := time.Now()
-	p.each(func(w *e2e.Worker) {
-		w.Plan(nil)
-		w.LetGo()
-	})
+	p.each(func(w *e2e.Worker) { w.Plan(nil) })
 	p.unwind.AwaitReady()
 	ready := since(healed)
+	e2e.Eventually(t, podTime, "the plain worker's runtime answers", func() bool {
+		p.plain.LetGo() // also those that had read the old plan
+		_, err := p.plain.Runtime.TimeStatus(time.Second)
+		return err == nil
+	})
 	p.plain.AwaitReady()
 	table.Row("… it is mended: the node is ready after", since(healed), ready)
 	t.Logf("hanging STATUS: %s", since(began))

@@ -24,6 +24,7 @@ func TestKubernetes(t *testing.T) {
 	t.Logf("the cluster is ready after %s", since(began))
 
 	both.crashLoop(t, table)
+	both.sameNames(t, table)
 	both.hangingStatus(t, table)
 	both.manyPods(t, table)
 	both.restart(t, table)
@@ -97,6 +98,39 @@ func (p pair) crashLoop(t *testing.T, table *e2e.Table) {
 	leaves(t, p.unwind)
 	table.Row("… all pods are deleted: left", p.plain.Settled(), p.unwind.Settled())
 	t.Logf("crash loop: %s", since(began))
+}
+
+// sameNames: pods of a StatefulSet are deleted by force while a plugin fails their DEL, so that the next ones of these names start
+// while the runtime still has the last.
+func (p pair) sameNames(t *testing.T, table *e2e.Table) {
+	const count, rounds = 5, 3 // more than a /28 has addresses for
+	began := time.Now()
+	p.plain.ForgetAddresses()
+	p.each(func(w *e2e.Worker) {
+		w.PlanPods("same", map[string]string{"DEL": "fail"})
+		w.RunStatefulSet("same", count)
+	})
+	p.each(func(w *e2e.Worker) { mustBeReady(t, w, "same", count) })
+	for range rounds {
+		p.each(func(w *e2e.Worker) {
+			w.DeletePods("pod", "--selector=app=same", "--force", "--grace-period=0")
+		})
+		mustBeReady(t, p.unwind, "same", count)
+		e2e.Eventually(t, podTime, "unwind has no more addresses than pods", func() bool { return len(p.unwind.Reserved()) == count })
+		checkPods(t, p.unwind)
+	}
+	what := fmt.Sprintf("%d pods deleted by force %d times, a plugin fails DEL: ", count, rounds)
+	table.Row(what+"addresses taken", len(p.plain.Reserved()), len(p.unwind.Reserved()))
+	if n := len(p.plain.Reserved()); n <= count {
+		t.Errorf("only %d addresses are taken on the plain worker, so this shows nothing", n)
+	}
+	p.each(func(w *e2e.Worker) {
+		w.PlanPods("same", nil)
+		w.DeletePods("statefulset,pod", "--all")
+	})
+	leaves(t, p.unwind)
+	table.Row("… mended, and all pods deleted: left", p.plain.Settled(), p.unwind.Settled())
+	t.Logf("same names: %s", since(began))
 }
 
 // podTime bounds the time until a pod is ready: the kubelet waits for some ten seconds before it tries again.
