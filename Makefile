@@ -7,8 +7,9 @@ STATICCHECK_VERSION := v0.8.2
 # The releases of containerd that make e2e builds; SHORT=1 is the subset that continuous integration has the time for.
 CONTAINERD_VERSIONS := v2.4.2 $(if $(SHORT),,v2.0.14 v1.7.35)
 
-# Debian's packages that make e2e unpacks below .tools/e2e/deb. None is installed, so no service is started.
-DEBS := runc containerd
+# Debian's packages that make e2e unpacks below .tools/e2e/deb, with what they need and the machine lacks. None is installed, so
+# no service is started.
+DEBS := runc containerd podman conmon
 
 # The reference plugins that the tests and the demo use, by their folder in containernetworking/plugins.
 PLUGINS := main/bridge main/host-device main/loopback main/macvlan main/ptp \
@@ -128,10 +129,12 @@ $(E2E)/containerd-%/.built: | go
 	rm -rf $(@D)/module
 	touch $@
 
-$(E2E)/deb/.unpacked: Makefile
+$(E2E)/deb/.unpacked: APT_DOWNLOAD = apt-get install -y --reinstall --download-only --no-install-recommends \
+	-o Dir::Cache::archives=$(@D)/packages $(DEBS)
+$(E2E)/deb/.unpacked:
 	@command -v apt-get >/dev/null || { echo "error: no apt-get: the end-to-end tests take runc from Debian" >&2; exit 1; }
-	rm -rf $(@D) && mkdir -p $(@D)/packages
-	cd $(@D)/packages && { apt-get download $(DEBS) || { apt-get update && apt-get download $(DEBS); }; }
+	rm -rf $(@D) && mkdir -p $(@D)/packages/partial
+	$(APT_DOWNLOAD) || { apt-get update && $(APT_DOWNLOAD); }
 	set -e; for package in $(@D)/packages/*.deb; do dpkg-deb -x "$$package" $(@D); done
 	rm -rf $(@D)/packages
 	touch $@

@@ -69,9 +69,10 @@ type outcome struct {
 func TestE2ELeak(t *testing.T) {
 	table := e2e.NewTable(t, fmt.Sprintf("%d sandboxes of a pod on a /28; addresses/netns/veths/rules left", tries),
 		"RUNTIME", "TROUBLE", "PLAIN DURING", "AFTER", "NEXT POD", "UNWIND DURING", "OWED", "AFTER", "JOURNAL", "NEXT POD", "HEALED IN")
-	for _, v := range e2e.Containerds() {
+	for _, v := range e2e.Containerds(t) {
 		for _, trouble := range troubles {
 			t.Run(v.Name+"/"+trouble.name, func(t *testing.T) {
+				t.Parallel()
 				plain, unwind := suffer(t, v, trouble, false), suffer(t, v, trouble, true)
 				table.Row(v.Name, trouble.name, plain.during, plain.after, word(plain.starts), unwind.during, unwind.owed, unwind.after,
 					len(unwind.entries), word(unwind.starts), unwind.healed.Round(100*time.Millisecond))

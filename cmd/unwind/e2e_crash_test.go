@@ -20,10 +20,11 @@ const atOnce = 4
 func TestE2EKill(t *testing.T) {
 	table := e2e.NewTable(t, fmt.Sprintf("containerd is killed while it starts or stops %d pods, and started again; addresses/netns/veths/rules", atOnce),
 		"RUNTIME", "KILLED IN", "PLUGINS", "PLAIN THEN", "AFTER", "UNWIND THEN", "AFTER", "JOURNAL")
-	for _, v := range e2e.Containerds() {
+	for _, v := range e2e.Containerds(t) {
 		for _, command := range []string{"ADD", "DEL"} {
 			for _, plugins := range []string{"go on", "are killed too"} {
 				t.Run(v.Name+"/"+command+", plugins "+plugins, func(t *testing.T) {
+					t.Parallel()
 					plain, unwind := kill(t, v, command, plugins, false), kill(t, v, command, plugins, true)
 					table.Row(v.Name, command, plugins, plain.during, plain.after, unwind.during, unwind.after, len(unwind.entries))
 					if plain.during.Addresses != atOnce || unwind.during.Addresses != atOnce {
@@ -109,8 +110,12 @@ func TestE2EReboot(t *testing.T) {
 	table := e2e.NewTable(t, fmt.Sprintf("the machine is booted again while %d pods run; the pool has 40 addresses; then the same pods are started; "+
 		"addresses/netns/veths/rules when they run, and when they are gone", rebootPods),
 		"RUNTIME", "CONTAINERD'S DISK", "PLAIN RUNNING", "GONE", "NOT STARTED", "FIRST POD", "ALL", "UNWIND RUNNING", "GONE", "NOT STARTED", "FIRST POD", "ALL", "JOURNAL")
-	for _, v := range e2e.Containerds() {
-		for _, disk := range []string{"kept", "emptied"} {
+	for _, v := range e2e.Containerds(t) {
+		disks := []string{"emptied", "kept"}
+		if testing.Short() {
+			disks = disks[:1]
+		}
+		for _, disk := range disks {
 			t.Run(v.Name+"/containerd's disk "+disk, func(t *testing.T) {
 				plain, unwind := reboot(t, v, disk, false), reboot(t, v, disk, true)
 				table.Row(v.Name, disk, plain.after, plain.end, plain.failed, short(plain.first), short(plain.all),

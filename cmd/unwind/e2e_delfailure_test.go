@@ -12,9 +12,12 @@ import (
 func TestE2EDelFailure(t *testing.T) {
 	table := e2e.NewTable(t, "a pod is stopped and removed while a plugin fails DEL, and again when it does not; addresses/netns/veths/rules left",
 		"RUNTIME", "CHAIN", "STOP", "REMOVE", "SANDBOX", "LEFT", "OWED", "STOP LATER", "AFTER", "JOURNAL")
-	for _, v := range e2e.Containerds() {
+	for _, v := range e2e.Containerds(t) {
 		for _, mode := range []string{"plain", "report", "defer"} {
-			t.Run(v.Name+"/"+mode, func(t *testing.T) { delFailure(t, v, mode, table) })
+			t.Run(v.Name+"/"+mode, func(t *testing.T) {
+				t.Parallel()
+				delFailure(t, v, mode, table)
+			})
 		}
 	}
 }

@@ -31,8 +31,9 @@ func sweptNode(t *testing.T, v e2e.Version, keys map[string]any) (*e2e.Node, *e2
 // TestE2ESweepStates: a sweep with the runtime's list keeps what the pods have in whatever state they are, and takes what a
 // pod has that the runtime does not know.
 func TestE2ESweepStates(t *testing.T) {
-	for _, v := range e2e.Containerds() {
+	for _, v := range e2e.Containerds(t) {
 		t.Run(v.Name, func(t *testing.T) {
+			t.Parallel()
 			const grace = time.Second
 			n, rt := sweptNode(t, v, map[string]any{"gracePeriod": grace.String()})
 			ready := rt.MustRunPod(e2e.Pod{Name: "ready"})
@@ -87,7 +88,7 @@ func TestE2ESweepStates(t *testing.T) {
 
 // TestE2ESweepStaleList: the runtime's list is read before a pod's ADD, and used after it (whereabouts#162).
 func TestE2ESweepStaleList(t *testing.T) {
-	n, rt := sweptNode(t, e2e.Containerds()[0], nil)
+	n, rt := sweptNode(t, e2e.Containerds(t)[0], nil)
 	old := rt.MustRunPod(e2e.Pod{Name: "old"})
 	slow := serveSlowly(t, rt.CRI, filepath.Join(n.Dir, "slow.sock"))
 	done := make(chan string)
@@ -145,8 +146,9 @@ func (s *slowCRI) ListPodSandbox(context.Context, *cri.ListPodSandboxRequest) (*
 // TestE2ESweepRace: sweeps run one after the other while pods come and go. None that runs ever loses its address or its rules.
 func TestE2ESweepRace(t *testing.T) {
 	const workers, rounds = 4, 6
-	for _, v := range e2e.Containerds() {
+	for _, v := range e2e.Containerds(t) {
 		t.Run(v.Name, func(t *testing.T) {
+			t.Parallel()
 			n, rt := sweptNode(t, v, nil)
 			steady := rt.MustRunPod(e2e.Pod{Name: "steady"})
 			perPod := len(n.Rules())
@@ -206,7 +208,7 @@ func TestE2ESweepRace(t *testing.T) {
 
 // TestE2ESweepNoRuntime: a runtime that does not run gives no list, and the pods keep all.
 func TestE2ESweepNoRuntime(t *testing.T) {
-	n, rt := sweptNode(t, e2e.Containerds()[0], map[string]any{"gracePeriod": "1ns"})
+	n, rt := sweptNode(t, e2e.Containerds(t)[0], map[string]any{"gracePeriod": "1ns"})
 	id := rt.MustRunPod(e2e.Pod{Name: "pod"})
 	rt.KillPod(id)
 	rt.Kill()

@@ -2,12 +2,12 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -27,24 +27,44 @@ const startTimeout = 30 * time.Second
 
 // Version is a release of containerd that make e2e got.
 type Version struct {
-	Name string // as the table of results has it
+	Name string // as it says itself
 	dir  string // its binaries, below .tools/e2e
 	// Major is the first number of its version. From 2 on it knows CNI 1.1: it asks for STATUS.
 	Major int
 }
 
-// Containerds returns the releases that are tested, the newest first, and only that one in a short run.
-func Containerds() []Version {
-	all := []Version{
-		{"containerd 2.4.2", "containerd-v2.4.2", 2},
-		{"containerd 2.0.14", "containerd-v2.0.14", 2},
-		{"containerd 1.7.35", "containerd-v1.7.35", 1},
-		{"Debian's containerd", "deb/usr/bin", 1},
-	}
+// Containerds returns the releases that are tested, the newest first and Debian's last. A short run has only the newest.
+func Containerds(t testing.TB) []Version {
+	t.Helper()
+	dirs := []string{"containerd-v2.4.2", "containerd-v2.0.14", "containerd-v1.7.35", "deb/usr/bin"}
 	if testing.Short() {
-		return all[:1]
+		dirs = dirs[:1]
+	}
+	var all []Version
+	for _, dir := range dirs {
+		all = append(all, versionOf(t, dir))
 	}
 	return all
+}
+
+// versionOf asks a containerd for its version: "containerd github.com/containerd/containerd/v2 v2.4.2 REVISION".
+func versionOf(t testing.TB, dir string) Version {
+	t.Helper()
+	out, err := exec.Command(tool(t, filepath.Join(dir, "containerd")), "--version").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	fields := strings.Fields(string(out))
+	if len(fields) < 3 {
+		t.Fatalf("%s: which version is %q?", dir, out)
+	}
+	number := strings.TrimPrefix(fields[2], "v")
+	first, _, _ := strings.Cut(number, ".")
+	major, err := strconv.Atoi(first)
+	if err != nil {
+		t.Fatalf("%s: which version is %q?", dir, out)
+	}
+	return Version{"containerd " + number, dir, major}
 }
 
 // config is what containerd must be told: where the pause image comes from, and that a container may not be able to lower
@@ -148,7 +168,7 @@ func (c *Containerd) Log() string {
 // Kill ends the daemon at once, as the kernel does when it is out of memory. The pods go on.
 func (c *Containerd) Kill() {
 	c.node.Helper()
-	if err := errors.Join(c.cmd.Process.Signal(unix.SIGKILL)); err != nil {
+	if err := c.cmd.Process.Signal(unix.SIGKILL); err != nil {
 		c.node.Fatal(err)
 	}
 	<-c.ended

@@ -314,12 +314,11 @@ func (n *Node) unmountAll() error {
 
 // close ends all of the node, and removes its disk and its cgroups.
 func (n *Node) close() {
-	if n.first == nil {
-		return
-	}
 	close(n.work)
-	_ = n.first.Kill()
-	_, _ = n.first.Wait()
+	if n.first != nil {
+		_ = n.first.Kill()
+		_, _ = n.first.Wait()
+	}
 	n.removeCgroups()
 	if err := os.RemoveAll(n.Dir); err != nil {
 		n.Error(err)

@@ -2,13 +2,14 @@ package e2e
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"text/tabwriter"
 )
 
-// Table collects the results of tests, and logs them when the test that made it ends.
+// Table collects the results of tests, which may run in parallel, and logs them sorted when the test that made it ends.
 type Table struct {
 	mu     sync.Mutex
 	header string
@@ -37,7 +38,7 @@ func (t *Table) String() string {
 	var out strings.Builder
 	w := tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, t.header)
-	for _, row := range t.rows {
+	for _, row := range slices.Sorted(slices.Values(t.rows)) {
 		fmt.Fprintln(w, row)
 	}
 	_ = w.Flush()

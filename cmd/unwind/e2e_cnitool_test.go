@@ -1,0 +1,117 @@
+//go:build e2e
+
+package main
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"cni-unwind/testdata/e2e"
+)
+
+// TestE2ECnitool: libcni's own tool carries out every verb of CNI 1.1. Its GC sends the plugin no list, which is not an empty one;
+// before that, libcni has a DEL for each attachment in its cache (GCNetworkList).
+func TestE2ECnitool(t *testing.T) {
+	n := e2e.NewNode(t)
+	n.Configure(e2e.Network{Subnet: e2e.Small, Plugins: []string{e2e.Firewall, e2e.Portmap, n.Faulty()}, Unwind: true,
+		Keys: map[string]any{"gracePeriod": "1ns"}})
+	n.AddNetNS("pod")
+	must := func(command string) string {
+		t.Helper()
+		stdout, stderr, err := n.Cnitool("pod", command, "")
+		if err != nil {
+			t.Fatalf("cnitool %s: %v\n%s%s", command, err, stdout, stderr)
+		}
+		return stdout
+	}
+	must("status")
+	if result := must("add"); !strings.Contains(result, `"10.22.0.2/28"`) {
+		t.Errorf("result: %s", result)
+	}
+	attached := n.Left()
+	if attached.Addresses != 1 || attached.Veths != 1 || attached.Rules == 0 || len(n.Journal()) != 1 {
+		t.Errorf("attached: %s, %+v", attached, n.Journal())
+	}
+	must("check")
+	cache := n.File("/var/lib/cni/results")
+	if err := os.Rename(cache, cache+".away"); err != nil {
+		t.Fatal(err)
+	}
+	must("gc")
+	if err := errors.Join(os.RemoveAll(cache), os.Rename(cache+".away", cache)); err != nil {
+		t.Fatal(err)
+	}
+	must("check")
+	if left := n.Left(); left != attached {
+		t.Errorf("GC without a list took from %s, and left %s", attached, left)
+	}
+	must("del")
+	must("del") // is no error (SPEC 1.1 §2 DEL)
+	must("add")
+	must("gc")
+	if _, stderr, err := n.Cnitool("pod", "check", ""); err == nil {
+		t.Errorf("CHECK passes after GC: %s", stderr)
+	}
+	if left := n.Settled(); left.Addresses != 0 || left.Veths != 0 || left.Rules != 0 || len(n.Journal()) != 0 {
+		t.Errorf("left: %s, %+v", left, n.Journal())
+	}
+	n.Plan(map[string]string{"STATUS": "fail"})
+	if _, stderr, err := n.Cnitool("pod", "status", ""); err == nil || !strings.Contains(stderr, "faulty") {
+		t.Errorf("STATUS of a plugin that is not ready: %v: %s", err, stderr)
+	}
+}
+
+// TestE2ENoDEL: a runtime that never asks for the DEL of an ADD that did not succeed, as cnitool. One that failed has given back
+// by then what could be given back; one that was killed has it given back by the next sweep.
+func TestE2ENoDEL(t *testing.T) {
+	add := func(n *e2e.Node) error {
+		_, _, err := n.Cnitool("pod", "add", "")
+		return err
+	}
+	for _, c := range []struct {
+		name string
+		fail func(t *testing.T, n *e2e.Node)
+		kept bool // until the next sweep
+	}{
+		{"a plugin fails ADD and DEL", func(t *testing.T, n *e2e.Node) {
+			n.Plan(map[string]string{"ADD": "fail", "DEL": "fail"})
+			if add(n) == nil {
+				t.Fatal("ADD passed")
+			}
+		}, false},
+		{"killed in ADD", func(t *testing.T, n *e2e.Node) {
+			n.Plan(map[string]string{"ADD": "hold"})
+			ended := make(chan error)
+			go func() { ended <- add(n) }()
+			n.AwaitHeld("ADD", 1)
+			n.KillPlugins()
+			if <-ended == nil {
+				t.Fatal("ADD passed")
+			}
+		}, true},
+	} {
+		for _, unwind := range []bool{false, true} {
+			t.Run(c.name+map[bool]string{false: "/plain", true: "/unwind"}[unwind], func(t *testing.T) {
+				t.Parallel()
+				n := e2e.NewNode(t)
+				n.Configure(e2e.Network{Subnet: e2e.Small, Plugins: []string{e2e.Firewall, n.Faulty()}, Unwind: unwind})
+				n.AddNetNS("pod")
+				c.fail(t, n)
+				left := n.Settled()
+				if kept := left.Addresses == 1 && left.Veths == 1 && left.Rules > 0; kept != (c.kept || !unwind) {
+					t.Errorf("left: %s", left)
+				}
+				if !unwind {
+					return
+				}
+				n.Plan(nil)
+				n.Unwindctl("sweep")
+				if left := n.Settled(); left.Addresses != 0 || left.Veths != 0 || left.Rules != 0 || len(n.Journal()) != 0 {
+					t.Errorf("after a sweep: %s, %+v", left, n.Journal())
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,87 @@
+//go:build e2e
+
+package main
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"cni-unwind/testdata/e2e"
+)
+
+// TestE2EPodman: containers of podman with its CNI backend come up, are restarted with the ID that they have, and go; those
+// that cannot start leave nothing, while the plain chain leaks.
+func TestE2EPodman(t *testing.T) {
+	table := e2e.NewTable(t, fmt.Sprintf("podman: a container is started, restarted and removed; then %d cannot start on a /28; addresses/netns/veths/rules", tries),
+		"CHAIN", "UP", "RESTARTED", "REMOVED", "NOT STARTED LEAVE", "AFTER", "JOURNAL")
+	plain, unwind := podman(t, false), podman(t, true)
+	for chain, o := range map[string]podmanOutcome{"plain": plain, "unwind": unwind} {
+		table.Row(chain, o.up, o.restarted, o.removed, o.during, o.after, len(o.entries))
+	}
+	if plain.during.Addresses == 0 {
+		t.Error("the plain chain leaks nothing, so this shows nothing")
+	}
+	one := plain.up
+	if one.Addresses != 1 || one.Veths != 1 || one.Rules == 0 {
+		t.Errorf("a container has %s", one)
+	}
+	if unwind.up != one || unwind.restarted != one || unwind.removed != (e2e.Left{}) {
+		t.Errorf("with unwind a container has %s, after its restart %s, and leaves %s; plain has %s", unwind.up, unwind.restarted, unwind.removed, one)
+	}
+	if unwind.during.Addresses != 0 || unwind.during.Veths != 0 || unwind.during.Rules != 0 {
+		t.Errorf("containers that cannot start leave %s", unwind.during)
+	}
+	if unwind.after != (e2e.Left{}) || len(unwind.entries) > 0 {
+		t.Errorf("later unwind leaves %s, and %+v", unwind.after, unwind.entries)
+	}
+}
+
+type podmanOutcome struct {
+	outcome
+	up, restarted, removed e2e.Left
+}
+
+func podman(t *testing.T, unwind bool) (o podmanOutcome) {
+	n := e2e.NewNode(t)
+	n.Configure(e2e.Network{Subnet: e2e.Small, Plugins: []string{e2e.Firewall, n.Faulty()}, Unwind: unwind})
+	p := n.NewPodman()
+	run := []string{"run", "-d", "--network", e2e.NetworkName, "--cgroup-parent", n.Cgroup()}
+	id := p.Run(append(run, "--name", "c", e2e.PauseImage)...)
+	o.up = n.Settled()
+	p.Run("restart", "-t", "1", "c")
+	o.restarted = n.Settled()
+	for address, owner := range n.Reserved() {
+		if owner != id {
+			t.Errorf("after the restart %s is reserved for %s, not for %s", address, owner, id)
+		}
+		if _, _, err := n.Try("ping", "-c1", "-W2", address); err != nil {
+			t.Errorf("the container does not answer at %s", address)
+		}
+	}
+	p.Run("rm", "-f", "-t", "1", "c")
+	o.removed = n.Settled()
+
+	n.Plan(map[string]string{"ADD": "fail", "DEL": "fail"})
+	for i := range tries {
+		_, stderr, err := p.Try(append(run, "--rm", e2e.PauseImage)...)
+		if err == nil {
+			t.Fatalf("container %d started", i)
+		}
+		if i == 0 {
+			t.Log(stderr)
+		}
+	}
+	p.Try("rm", "-f", "-a")
+	o.during = n.Settled()
+	n.Plan(nil)
+	if _, stderr, err := p.Try("rm", "-f", "-a"); err != nil {
+		t.Errorf("later: %s", strings.TrimSpace(stderr))
+	}
+	if unwind {
+		n.Unwindctl("sweep")
+		o.entries = n.Journal()
+	}
+	o.after = n.Settled()
+	return o
+}

@@ -1,0 +1,63 @@
+package e2e
+
+import (
+	"path/filepath"
+	"strings"
+)
+
+// podmanConf has Debian's podman use CNI, and no systemd. A container's cgroup is where a test removes it.
+const podmanConf = `[engine]
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+runtime = "runc"
+[network]
+network_backend = "cni"
+cni_plugin_dirs = ["` + PluginDir + `"]
+network_config_dir = "` + ConfDir + `"
+[containers]
+log_driver = "k8s-file"
+`
+
+// Podman is Debian's podman on a node. It has no daemon.
+type Podman struct {
+	node *Node
+	env  []string
+}
+
+// NewPodman gives a node podman, and the image PauseImage. A podman that does not know CNI any more (5 and later) skips the test.
+func (n *Node) NewPodman() *Podman {
+	n.Helper()
+	libraries, _ := filepath.Glob(tool(n, "deb") + "/usr/lib/*-linux-gnu")
+	more, _ := filepath.Glob(tool(n, "deb") + "/lib/*-linux-gnu")
+	p := &Podman{node: n, env: []string{
+		"LD_LIBRARY_PATH=" + strings.Join(append(libraries, more...), ":"),
+		"PATH=" + tool(n, "deb/usr/bin") + ":" + tool(n, "deb/usr/sbin") + ":/usr/sbin:/usr/bin:/sbin:/bin",
+	}}
+	if version := p.Run("--version"); !strings.HasPrefix(version, "podman version 4.") {
+		n.Skipf("%s has no CNI backend", version)
+	}
+	n.Write("/etc/containers/containers.conf", podmanConf+"conmon_path = [\""+tool(n, "deb/usr/bin/conmon")+"\"]\n")
+	n.Write("/etc/containers/policy.json", `{"default": [{"type": "insecureAcceptAnything"}]}`)
+	archive := filepath.Join(n.Dir, "pause.tar")
+	if err := writeImage(archive, PauseImage, tool(n, "bin/pause")); err != nil {
+		n.Fatal(err)
+	}
+	p.Run("load", "-i", archive)
+	return p
+}
+
+// Try runs podman and returns what it prints.
+func (p *Podman) Try(args ...string) (stdout, stderr string, err error) {
+	p.node.Helper()
+	return p.node.Try("env", append(append(p.env[:len(p.env):len(p.env)], tool(p.node, "deb/usr/bin/podman")), args...)...)
+}
+
+// Run runs podman, and fails the test if it fails.
+func (p *Podman) Run(args ...string) string {
+	p.node.Helper()
+	stdout, stderr, err := p.Try(args...)
+	if err != nil {
+		p.node.Fatalf("podman %s: %v\n%s%s", strings.Join(args, " "), err, stdout, stderr)
+	}
+	return strings.TrimSpace(stdout)
+}
