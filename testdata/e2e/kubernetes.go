@@ -154,7 +154,7 @@ func (c *Cluster) Join(name string, network func(n *Node) Network) *Worker {
 	w.Use(network(w.Node))
 	w.Write(kubeconfigPath, kubeconfig)
 	w.Write(kubernetesDir+"/kubelet.yaml", fmt.Sprintf(kubeletConfig, Socket, w.Cgroup()))
-	w.Runtime = w.StartContainerd(Containerds()[0])
+	w.Runtime = w.StartContainerd(Containerds(w)[0])
 	w.StartKubelet()
 	w.AwaitReady()
 	c.apply(object{"apiVersion": "v1", "kind": "Namespace", "metadata": object{"name": w.Namespace()}})
