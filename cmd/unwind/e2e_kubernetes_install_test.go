@@ -24,7 +24,7 @@ const ownConflist = e2e.ConfDir + "/00-unwind.conflist"
 // TestKubernetesInstall: unwind comes to a cluster beside a bridge network with pods, as README says; it is replaced by the next
 // version and back, switched off and on, and uninstalled, all with pods that come, stay and go. In the end nothing is left.
 func TestKubernetesInstall(t *testing.T) {
-	table := e2e.NewTable(t, "Installation on Kubernetes", "STEP", "RESULT", "TOOK")
+	table := e2e.NewSteps(t, "Installation on Kubernetes", "STEP", "RESULT", "TOOK")
 	c := e2e.NewCluster(t)
 	w := c.Join("node", func(*e2e.Node) e2e.Network {
 		return e2e.Network{Subnet: "10.22.0.0/24", Plugins: []string{e2e.Firewall, e2e.Portmap}}

@@ -14,7 +14,7 @@ import (
 // TestKubernetes: on a cluster of two workers, one with the plain chain and one with unwind, the same is done to both at once.
 // The plain worker is the control: where it is said, it must fail.
 func TestKubernetes(t *testing.T) {
-	table := e2e.NewTable(t, "Kubernetes; left: addresses/netns/veths/rules", "WHAT", "PLAIN", "UNWIND")
+	table := e2e.NewSteps(t, "Kubernetes; left: addresses/netns/veths/rules", "WHAT", "PLAIN", "UNWIND")
 	began := time.Now()
 	c := e2e.NewCluster(t)
 	both := pair{
@@ -82,7 +82,7 @@ func (p pair) crashLoop(t *testing.T, table *e2e.Table) {
 	mustBeReady(t, p.unwind, "late", 1)
 	const noAddress = "no IP addresses available"
 	e2e.Eventually(t, time.Minute, "the plain worker's pod says "+noAddress, func() bool {
-		return strings.Contains(p.plain.Events(), noAddress)
+		return strings.Contains(p.plain.Events("late"), noAddress)
 	})
 	if err := ready(p.plain, "late", 1, 0); err == nil {
 		t.Error("a pod starts on the plain worker, so this shows nothing")
@@ -144,7 +144,7 @@ func ready(w *e2e.Worker, app string, count int, within time.Duration) error {
 func mustBeReady(t *testing.T, w *e2e.Worker, app string, count int) {
 	t.Helper()
 	if err := ready(w, app, count, podTime); err != nil {
-		t.Fatalf("%v\n%s", err, w.Events())
+		t.Fatalf("%v\n%s", err, w.Events(app))
 	}
 }
 

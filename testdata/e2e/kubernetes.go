@@ -165,9 +165,10 @@ func (c *Cluster) Join(name string, network func(n *Node) Network) *Worker {
 	return w
 }
 
-// Use makes a network that of the worker's pods, to which the other workers know the way.
+// Use makes a network that of the worker's pods, to which the other workers know the way. There are no pods on the old one.
 func (w *Worker) Use(network Network) {
 	w.Helper()
+	w.do(func() error { return removeLink("cni0") }) // bridge gives it no address of another range
 	w.network = network
 	w.Configure(network)
 	w.routes()

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -83,4 +84,15 @@ func addRoute(subnet, via string) error {
 		return err
 	}
 	return netlink.RouteReplace(&netlink.Route{Dst: dst, Gw: net.ParseIP(via)})
+}
+
+func removeLink(name string) error {
+	link, err := netlink.LinkByName(name)
+	if _, ok := errors.AsType[netlink.LinkNotFoundError](err); ok {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return netlink.LinkDel(link)
 }

@@ -22,6 +22,7 @@ type KubePod struct {
 func podSpec(w *Worker) object {
 	return object{
 		"nodeSelector":                  object{"kubernetes.io/hostname": w.NodeName},
+		"dnsPolicy":                     "Default",
 		"automountServiceAccountToken":  false,
 		"enableServiceLinks":            false,
 		"terminationGracePeriodSeconds": 1,
@@ -135,12 +136,19 @@ func (w *Worker) Import(name string, programs ...string) {
 	w.Run(tool(w, filepath.Join(w.Runtime.Version.dir, "ctr")), "-n", "k8s.io", "images", "import", archive)
 }
 
-// Events returns what the kubelet says of pods, the warnings only.
-func (w *Worker) Events() string {
+// Events returns the last warnings of pods whose names begin with a prefix.
+func (w *Worker) Events(prefix string) string {
 	w.Helper()
-	return w.cluster.Kubectl("get", "events", "--namespace", w.Namespace(), "--field-selector=type=Warning",
+	const most = 10
+	out := w.cluster.Kubectl("get", "events", "--namespace", w.Namespace(), "--field-selector=type=Warning",
 		"-o", `jsonpath={range .items[*]}{.involvedObject.name} {.reason} {.message}{"\n"}{end}`)
+	lines := slices.DeleteFunc(strings.SplitAfter(out, "\n"), func(l string) bool { return !strings.HasPrefix(l, prefix) })
+	return strings.Join(lines[max(0, len(lines)-most):], "")
 }
+
+// pingTime bounds the time until a pod that is ready answers. An address that had another owner a moment ago may be in the
+// worker's neighbour table with that one's MAC address for some seconds.
+const pingTime = 15 * time.Second
 
 // Silent returns the pods that do not answer a ping from the worker itself.
 func (w *Worker) Silent(pods []KubePod) []string {
@@ -171,8 +179,16 @@ func (w *Worker) silent(pods []KubePod, prefix ...string) (silent []string) {
 		all.Go(func() {
 			limit <- struct{}{}
 			defer func() { <-limit }()
-			ping := append(slices.Clone(prefix), "ping", "-c1", "-W2", p.IP)
-			if _, _, err := w.Try(ping[0], ping[1:]...); err != nil {
+			ping := append(slices.Clone(prefix), "ping", "-c1", "-W1", p.IP)
+			answers := false
+			for end := time.Now().Add(pingTime); !answers && time.Now().Before(end); {
+				_, _, err := w.Try(ping[0], ping[1:]...)
+				answers = err == nil
+				if !answers {
+					w.Logf("DEBUG %s %s silent; %s", p.Name, p.IP, w.Run("sh", "-c", "ip neigh; ip -br link; bridge fdb; grep . /var/lib/cni/networks/podnet/*; cat /proc/loadavg"))
+				}
+			}
+			if !answers {
 				mu.Lock()
 				defer mu.Unlock()
 				silent = append(silent, p.Name+" "+p.IP)
