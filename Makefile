@@ -27,6 +27,9 @@ DEPS := iptables:iptables nft:nftables ip:iproute2 ping:iputils-ping update-ca-c
 # What the binaries are built with, here and in a release.
 GO_BUILD = CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w -X main.version=$(VERSION)"
 
+# How many pods the soak adds and removes.
+PAIRS ?= 100000
+
 # The machines that a release is for.
 ARCHES := amd64 arm64
 
@@ -39,6 +42,9 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 # The Go that builds is that of go.mod, or newer, and is named in the archive's sbom.cdx.json; GOTOOLCHAIN=go1.N.P takes that one.
 # These settings, which a machine may have, make other bytes. Empty is not enough: go env -w would rule then.
 RELEASE_ENV := GOFLAGS=-mod=readonly GOAMD64=v1 GOARM64=v8.0 GOFIPS140=off
+
+# How long make fuzz lets each target run.
+FUZZTIME ?= 10s
 
 # Stamps name the version, so that a new one is fetched.
 PLUGINS_STAMP := $(TOOLS)/cni/.plugins-$(PLUGINS_VERSION)
@@ -57,7 +63,7 @@ ALL_PACKAGES := ./... ./testdata/faulty ./testdata/sandbox ./testdata/e2e/...
 # Not in everybody's PATH, and the plugins call iptables.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help build tools deps test e2e e2e-tools e2e-k8s e2e-next lint demo docs bench release archive release-check clean go faulty
+.PHONY: help build tools deps test proof soak fuzz e2e e2e-tools e2e-k8s e2e-next lint demo docs bench release archive release-check clean go faulty
 .NOTPARALLEL:
 
 help: ## list the targets
@@ -97,6 +103,23 @@ deps: ## install what is missing of iptables, nftables, iproute2, ping and a C c
 
 test: deps tools build ## run all tests, with -race, on real plugins and namespaces (as root)
 	CGO_ENABLED=1 go test -race -parallel 16 -timeout 30m ./...
+
+proof: deps tools build ## run the long proofs: large models, all disks after a loss of power, 10,000 pods (as root, half an hour)
+	UNWIND_TEST_LONG=1 CGO_ENABLED=0 go test -run '^(TestProtocolAtLength|TestPowerLoss|TestSoak)$$' -count=1 -v -timeout 3h \
+		./journal ./plugin
+
+soak: deps tools build ## add and remove PAIRS pods (100,000), 32 at once, with faults (as root, hours; ends where it is a minute before 12h)
+	UNWIND_TEST_SOAK=$(PAIRS) CGO_ENABLED=0 go test -run '^TestSoak$$' -count=1 -v -timeout 12h ./plugin
+
+# The targets are what go test lists. Inputs that failed go into the package's testdata/fuzz; keep them there, with the fix.
+fuzz: go ## let each fuzz target run for FUZZTIME (10s), as root
+	@set -e; for package in $$(go list ./...); do \
+		listed=$$(go test -list '^Fuzz' $$package); \
+		for target in $$(echo "$$listed" | grep '^Fuzz'); do \
+			echo "$$package $$target"; \
+			go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$package; \
+		done; \
+	done
 
 e2e: deps tools build e2e-tools ## run the end-to-end tests on real runtimes (as root); SHORT=1: the newest containerd only
 	CGO_ENABLED=0 go test -tags e2e -p 1 -count=1 -timeout 60m -v -run E2E $(if $(SHORT),-short) ./cmd/...

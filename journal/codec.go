@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 // The file, a bbolt database:
@@ -51,7 +52,7 @@ var ErrNewer = errors.New("journal: the file was written by a newer unwind; inst
 func checkFormat(data []byte) error {
 	var f format
 	if err := json.Unmarshal(data, &f); err != nil || f.OldestReader < 1 {
-		return fmt.Errorf("%w: no format", errCorrupt)
+		return fmt.Errorf("%w: no format", ErrDamaged)
 	}
 	if f.OldestReader > Version {
 		return ErrNewer
@@ -119,6 +120,9 @@ func encodeEntry(e *Entry) ([]byte, error) {
 
 func encodeOutline(e *Entry) ([]byte, error) {
 	g := e.Newest()
+	if key := string(encodeKey(e.Key)); !utf8.ValidString(key) {
+		return nil, fmt.Errorf("%q: not valid UTF-8, which JSON would change", key)
+	}
 	texts := []string{string(e.State), g.Host.BootID, g.NetNS.Path}
 	if strings.ContainsRune(strings.Join(texts, ""), 0) {
 		return nil, fmt.Errorf("%q: a zero byte", texts)

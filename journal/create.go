@@ -14,20 +14,20 @@ import (
 )
 
 // create makes the file if there is none. The caller holds the queue. A crash leaves no file, or a whole one, and at
-// most a journal.db.new that the next call replaces.
+// most a journal.db.new that the next call replaces. That the file has its name for good is for who opens it first: see
+// syncFolders.
 //
 //	unlink   journal.db.new
 //	open     journal.db.new, mode 0600
 //	pwrite   meta pages, buckets, format; fdatasync
 //	fsync    journal.db.new
 //	rename   journal.db.new → journal.db
-//	fsync    the folder
 func (s *Store) create() error {
 	switch info, err := os.Lstat(s.Path()); {
 	case err == nil && info.Mode().IsRegular() && info.Size() > 0:
 		return nil
 	case err == nil && info.Mode().IsRegular():
-		return fmt.Errorf("%w: it is empty", errCorrupt)
+		return fmt.Errorf("%w: it is empty", ErrDamaged)
 	case err == nil:
 		return fmt.Errorf("journal: %s is not a regular file; move it away", s.Path())
 	case !errors.Is(err, fs.ErrNotExist):
@@ -45,7 +45,28 @@ func (s *Store) create() error {
 		return fmt.Errorf("journal: %w", err)
 	}
 	s.at("renamed")
-	return syncPath(s.Dir)
+	return nil
+}
+
+// syncFolders makes sure that the file is found after a loss of power: it syncs the folder, and those above it on the same
+// file system, of which some may be as new as the file. Who made them may have been killed before he could, so this is for
+// whoever writes to a file that has no stamp, before he does.
+func (s *Store) syncFolders() error {
+	var here, above unix.Stat_t
+	dir := s.Dir
+	if err := unix.Stat(dir, &here); err != nil {
+		return fmt.Errorf("journal: %w", &fs.PathError{Op: "stat", Path: dir, Err: err})
+	}
+	for {
+		if err := syncPath(dir); err != nil {
+			return err
+		}
+		parent := filepath.Dir(dir)
+		if parent == dir || unix.Stat(parent, &above) != nil || above.Dev != here.Dev {
+			return nil
+		}
+		dir = parent
+	}
 }
 
 // fill writes an empty journal to a new file and syncs it.

@@ -229,7 +229,7 @@ func TestMissingBucket(t *testing.T) {
 			s := newStore(t)
 			put(t, s, adding("a"))
 			raw(t, s, func(btx *bolt.Tx) error { return btx.DeleteBucket(name) })
-			if err := s.View(t.Context(), look); !errors.Is(err, errCorrupt) {
+			if err := s.View(t.Context(), look); !errors.Is(err, ErrDamaged) {
 				t.Errorf("View: %v", err)
 			}
 			put(t, s, adding("b"))

@@ -180,7 +180,7 @@ func TestEIO(t *testing.T) {
 func TestClassify(t *testing.T) {
 	for _, errno := range []syscall.Errno{syscall.EIO, syscall.ENOMEM, syscall.EACCES, syscall.EMFILE, syscall.ELOOP} {
 		for _, err := range []error{errno, &os.PathError{Op: "open", Path: "p", Err: errno}, fmt.Errorf("mmap: %w", errno)} {
-			if got := classify(err); errors.Is(got, errCorrupt) || !errors.Is(got, errno) {
+			if got := classify(err); errors.Is(got, ErrDamaged) || !errors.Is(got, errno) {
 				t.Errorf("%v is %v", err, got)
 			}
 		}

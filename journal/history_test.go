@@ -1,11 +1,17 @@
 package journal
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"net/netip"
+	"regexp"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	bolt "go.etcd.io/bbolt"
 )
 
 // history returns all events.
@@ -93,5 +99,133 @@ func TestCounters(t *testing.T) {
 	want := map[string]uint64{"a[]": 2, "a[x]": 1, "a[x y]": 1, "ax[]": 1, "b[]": 77}
 	if diff := cmp.Diff(want, got); diff != "" || err != nil || viewErr != nil {
 		t.Error(diff, err, viewErr)
+	}
+}
+
+// bucketsOf returns the names of those that the file has.
+func bucketsOf(t *testing.T, s *Store) (names []string) {
+	t.Helper()
+	raw(t, s, func(tx *bolt.Tx) error {
+		return tx.ForEach(func(name []byte, _ *bolt.Bucket) error {
+			names = append(names, string(name))
+			return nil
+		})
+	})
+	slices.Sort(names)
+	return names
+}
+
+// TestJournalOfFirstRelease: that release made six buckets, and entries without since. Such a file is read, also by a reader that
+// may write nothing, and written.
+func TestJournalOfFirstRelease(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	put(t, s, adding("a"))
+	raw(t, s, func(tx *bolt.Tx) error {
+		b := tx.Bucket(bucketEntries)
+		value := regexp.MustCompile(`"since":\{[^}]*\},`).ReplaceAll(b.Get(encodeKey(keyOf("a"))), nil)
+		if bytes.Contains(value, []byte("since")) {
+			t.Errorf("since is in %s", value)
+		}
+		return b.Put(encodeKey(keyOf("a")), value)
+	})
+	first := []string{"addresses", "buried", "entries", "meta", "pods", "tombstones"}
+	if got := bucketsOf(t, s); !slices.Equal(got, first) {
+		t.Fatalf("buckets %v, those of the first release are %v", got, first)
+	}
+	if e := get(t, s, keyOf("a")); e.Since != (Time{}) || e.Updated == (Time{}) {
+		t.Errorf("since %v, updated %v", e.Since, e.Updated)
+	}
+	if events := history(t, s); events != nil {
+		t.Errorf("history: %v", events)
+	}
+	view(t, s, func(tx *Tx) error {
+		if n := tx.Counter("a"); n != 0 {
+			t.Errorf("counter: %d", n)
+		}
+		return tx.Counters(func(string, []string, uint64) error { return errors.New("there is a counter") })
+	})
+	check(t, s.Update(t.Context(), func(tx *Tx) error {
+		return errors.Join(tx.Record(Event{Kind: Swept}), tx.Count("a"), tx.Delete(keyOf("a")))
+	}))
+	if events := history(t, s); len(events) != 1 {
+		t.Errorf("history: %v", events)
+	}
+	// What the first release looks for is still there, and it passes over the rest.
+	if got := bucketsOf(t, s); !slices.Equal(slices.DeleteFunc(got, func(name string) bool { return !slices.Contains(first, name) }), first) {
+		t.Errorf("buckets %v", got)
+	}
+}
+
+// TestHistoryIsOfItsTransaction: an event and a counter are written with their transaction, or not at all.
+func TestHistoryIsOfItsTransaction(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	put(t, s, adding("a"))
+	refused := errors.New("refused")
+	err := s.Update(t.Context(), func(tx *Tx) error {
+		return errors.Join(tx.Record(Event{Kind: Swept}), tx.Count("a"), tx.Delete(keyOf("a")), refused)
+	})
+	if !errors.Is(err, refused) || len(history(t, s)) > 0 || get(t, s, keyOf("a")) == nil {
+		t.Errorf("%v; history: %v", err, history(t, s))
+	}
+	view(t, s, func(tx *Tx) error {
+		if n := tx.Counter("a"); n != 0 {
+			t.Errorf("counter: %d", n)
+		}
+		return nil
+	})
+}
+
+// TestDamagedHistory: an event that cannot be read hides no other, a counter that cannot be read begins anew.
+func TestDamagedHistory(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	check(t, s.Update(t.Context(), func(tx *Tx) error {
+		return errors.Join(tx.Record(Event{Reason: "1"}), tx.Record(Event{Reason: "2"}), tx.Record(Event{Reason: "3"}), tx.Count("a"))
+	}))
+	raw(t, s, func(tx *bolt.Tx) error {
+		return errors.Join(tx.Bucket(bucketHistory).Put(sequence(2), []byte(`{"kind":`)), tx.Bucket(bucketCounters).Put([]byte("a"), []byte("x")))
+	})
+	if events := history(t, s); len(events) != 2 || events[0].Reason != "1" || events[1].Reason != "3" {
+		t.Errorf("history: %v", events)
+	}
+	check(t, s.Update(t.Context(), func(tx *Tx) error { return tx.Count("a") }))
+	view(t, s, func(tx *Tx) error {
+		if n := tx.Counter("a"); n != 1 {
+			t.Errorf("counter: %d", n)
+		}
+		return nil
+	})
+}
+
+// TestSince: an entry says since when it is in its state, however often it is written.
+func TestSince(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	e := adding("a")
+	put(t, s, e)
+	began := get(t, s, e.Key)
+	if began.Since != began.Updated || began.Since == (Time{}) {
+		t.Errorf("since %v, updated %v", began.Since, began.Updated)
+	}
+	time.Sleep(2 * time.Millisecond)
+	put(t, s, began)
+	again := get(t, s, e.Key)
+	if again.Since.Boot != began.Since.Boot || again.Updated.Boot == again.Since.Boot {
+		t.Errorf("written again: since %v, updated %v", again.Since, again.Updated)
+	}
+	again.State = Live
+	put(t, s, again)
+	live := get(t, s, e.Key)
+	if live.Since.Boot != live.Updated.Boot || live.Since.Boot == began.Since.Boot {
+		t.Errorf("another state: since %v, updated %v", live.Since, live.Updated)
+	}
+	live.State = Removing
+	put(t, s, live)
+	over := adding("a")
+	put(t, s, over)
+	if got := get(t, s, e.Key); got.Since.Boot <= live.Since.Boot {
+		t.Errorf("another ADD: since %v", got.Since)
 	}
 }

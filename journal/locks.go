@@ -107,7 +107,7 @@ func (s *Store) Locked(k Key) (locked, exists bool, err error) {
 		return true, true, nil
 	}
 	defer s.unhold(k)
-	f, err := os.OpenFile(s.LockPath(k), os.O_RDONLY|syscall.O_NOFOLLOW, 0)
+	f, err := openFile(s.LockPath(k), os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, false, nil
 	}
@@ -129,7 +129,7 @@ func (s *Store) Owner(k Key) (pid int, err error) {
 		return os.Getpid(), nil
 	}
 	defer s.unhold(k)
-	f, err := os.OpenFile(s.LockPath(k), os.O_RDWR|syscall.O_NOFOLLOW, 0)
+	f, err := openFile(s.LockPath(k), os.O_RDWR)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	}
@@ -246,10 +246,30 @@ func (s *Store) queue(ctx context.Context, write bool) (*os.File, error) {
 	return f, nil
 }
 
+// openFile opens a file of the journal. It follows no link, and neither waits at a pipe nor goes on with one.
+func openFile(path string, flag int) (*os.File, error) {
+	f, err := os.OpenFile(path, flag|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
+	if errors.Is(err, syscall.ELOOP) {
+		return nil, fmt.Errorf("%s is a symbolic link; remove it: %w", path, syscall.ELOOP)
+	}
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is not a regular file; move it away", path)
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
 // lockFile opens a file and takes its flock, and sees that it is still the file at its path.
 func lockFile(ctx context.Context, path string, flag int) (*os.File, error) {
 	for {
-		f, err := os.OpenFile(path, flag|syscall.O_NOFOLLOW, 0o600)
+		f, err := openFile(path, flag)
 		if err != nil {
 			return nil, err
 		}

@@ -36,6 +36,7 @@ var helpers = map[string]func(s *Store, args []string) error{
 	"rounds":    helpRounds,
 	"damage":    helpDamage,
 	"eio":       helpEIO,
+	"power":     helpPower,
 }
 
 func TestMain(m *testing.M) {
@@ -139,13 +140,14 @@ func isolate(t *testing.T) bool {
 		return true
 	}
 	needRoot(t)
-	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", fmt.Sprintf("-seed=%d", *seedFlag))
 	cmd.Env = append(os.Environ(), isolatedEnv+"=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET}
 	out, err := cmd.CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
-		t.Errorf("in a namespace: %v\n%s", err, out)
+		t.Errorf("in a namespace: %v", err)
 	}
+	t.Logf("%s", out)
 	return false
 }
 

@@ -27,7 +27,7 @@ import (
 //     that held it while it prints would block every pod of the node.
 //  2. See that the queue's file is still the one at its path, else start again.
 //  3. Open the file, made first if there is none (see create), take its flock, see that it is the one at its path and
-//     that it is whole (see verify).
+//     that it is whole and can be found again (see verify and syncFolders).
 //  4. One bbolt transaction.
 //  5. Close the file, release the queue.
 //
@@ -56,10 +56,10 @@ const (
 	locksName = "locks"
 )
 
-var (
-	errCorrupt = errors.New("journal: the file is damaged")
-	errAgain   = errors.New("journal: the file was replaced")
-)
+// ErrDamaged is returned by a View of a file that is damaged. The next Update sets the file aside and begins a new one.
+var ErrDamaged = errors.New("journal: the file is damaged")
+
+var errAgain = errors.New("journal: the file was replaced")
 
 // Path returns the path of the bbolt file.
 func (s *Store) Path() string { return filepath.Join(s.Dir, fileName) }
@@ -96,7 +96,7 @@ func (s *Store) run(ctx context.Context, write bool, fn func(*Tx) error) error {
 		err := s.transact(ctx, queue, write, fn)
 		switch {
 		case errors.Is(err, errAgain) && try < 3:
-		case errors.Is(err, errCorrupt) && write && try == 0:
+		case errors.Is(err, ErrDamaged) && write && try == 0:
 			if err := s.setAside(err); err != nil {
 				return err
 			}
@@ -120,7 +120,7 @@ func (s *Store) transact(ctx context.Context, queue *os.File, write bool, fn fun
 		if file == nil {
 			return
 		}
-		if damage := verify(file); errors.Is(damage, errCorrupt) {
+		if damage := verify(file); errors.Is(damage, ErrDamaged) {
 			err = fmt.Errorf("%w: %w", damage, err)
 		}
 		abandon(file)
@@ -166,7 +166,7 @@ func (s *Store) open(ctx context.Context, queue *os.File, write bool) (*os.File,
 	if write {
 		flag, how = os.O_RDWR, unix.LOCK_EX
 	}
-	f, err := os.OpenFile(s.Path(), flag|syscall.O_NOFOLLOW, 0)
+	f, err := openFile(s.Path(), flag)
 	if err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
@@ -179,7 +179,9 @@ func (s *Store) open(ctx context.Context, queue *os.File, write bool) (*os.File,
 	case !samePath(f, s.Path()):
 		err = errAgain
 	case !stamped(queue, f):
-		err = verify(f)
+		if err = verify(f); err == nil && write {
+			err = s.syncFolders()
+		}
 	}
 	if err != nil {
 		_ = f.Close()
@@ -191,14 +193,14 @@ func (s *Store) open(ctx context.Context, queue *os.File, write bool) (*os.File,
 func (s *Store) inTx(btx *bolt.Tx, fn func(*Tx) error) error {
 	meta := btx.Bucket(bucketMeta)
 	if meta == nil {
-		return fmt.Errorf("%w: no bucket %q", errCorrupt, bucketMeta)
+		return fmt.Errorf("%w: no bucket %q", ErrDamaged, bucketMeta)
 	}
 	if err := checkFormat(meta.Get(keyFormat)); err != nil {
 		return err
 	}
 	for _, name := range buckets {
 		if btx.Bucket(name) == nil {
-			return fmt.Errorf("%w: no bucket %q", errCorrupt, name)
+			return fmt.Errorf("%w: no bucket %q", ErrDamaged, name)
 		}
 	}
 	if err := fn(&Tx{btx}); err != nil {
@@ -221,16 +223,16 @@ func classify(err error) error {
 	case errors.Is(err, bolterrors.ErrVersionMismatch):
 		return fmt.Errorf("%w (%w)", ErrNewer, err)
 	}
-	return fmt.Errorf("%w: %w", errCorrupt, err)
+	return fmt.Errorf("%w: %w", ErrDamaged, err)
 }
 
 // confirm returns the verdict on a file that bbolt did not open. To bbolt a meta page that the disk does not give is a
 // damaged one, so damage is believed only of a file of which all can be read.
 func (s *Store) confirm(verdict error) error {
-	if !errors.Is(verdict, errCorrupt) {
+	if !errors.Is(verdict, ErrDamaged) {
 		return verdict
 	}
-	f, err := os.OpenFile(s.Path(), os.O_RDONLY|syscall.O_NOFOLLOW, 0)
+	f, err := openFile(s.Path(), os.O_RDONLY)
 	if err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}

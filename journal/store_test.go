@@ -338,10 +338,10 @@ func TestPanicOfCaller(t *testing.T) {
 		"fault": func(*Tx) error { panic("fault") },
 	} {
 		wrote := func(tx *Tx) error { return errors.Join(tx.Put(adding("b")), fn(tx)) }
-		if err := s.Update(t.Context(), wrote); err == nil || errors.Is(err, errCorrupt) {
+		if err := s.Update(t.Context(), wrote); err == nil || errors.Is(err, ErrDamaged) {
 			t.Errorf("%s in Update: %v", name, err)
 		}
-		if err := s.View(t.Context(), fn); err == nil || errors.Is(err, errCorrupt) {
+		if err := s.View(t.Context(), fn); err == nil || errors.Is(err, ErrDamaged) {
 			t.Errorf("%s in View: %v", name, err)
 		}
 	}

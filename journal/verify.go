@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// verify reads a whole file and returns what is wrong with it: damage as errCorrupt, what the kernel says of it as it
+// verify reads a whole file and returns what is wrong with it: damage as ErrDamaged, what the kernel says of it as it
 // is. It is asked before bbolt is, which takes a meta page that the disk does not give for a damaged one, and with a page
 // that is damaged may do worse than to panic.
 func verify(f *os.File) error {
@@ -19,19 +19,22 @@ func verify(f *os.File) error {
 	if err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
+	if info.Size() == 0 { // bbolt would begin a new one in it, and to a reader say that it cannot be written to
+		return fmt.Errorf("%w: it is empty", ErrDamaged)
+	}
 	data := make([]byte, info.Size())
 	if _, err := f.ReadAt(data, 0); err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
 	if err := verifyPages(data); err != nil {
-		return fmt.Errorf("%w: %w", errCorrupt, err)
+		return fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	return nil
 }
 
-// stamp notes in the queue's file how a transaction leaves the journal. Who finds it so need not verify it: reading all of
-// it costs more than the transaction. The stamp is not synced, and counts for one boot: after a loss of power, or the
-// death of a process in a transaction, there is none that fits.
+// stamp notes in the queue's file how a transaction leaves the journal. Who finds it so need not verify it, which costs more
+// than the transaction as all of it is read, nor sync its folders. The stamp is not synced, and counts for one boot: after a
+// loss of power, or the death of a process in a transaction, there is none that fits.
 func stamp(queue, file *os.File) {
 	if text := stampOf(file); text != "" && queue.Truncate(0) == nil {
 		_, _ = queue.WriteAt([]byte(text), 0)

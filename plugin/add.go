@@ -7,12 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
 
+	cnins "github.com/containernetworking/cni/pkg/ns"
+	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 
 	"cni-unwind/ipam"
@@ -83,9 +84,8 @@ func (a *adding) prepare() error {
 		return badConfig(errors.New("the ADD has a prevResult: unwind must be the first plugin of the list; " +
 			`put those before it into its "chain"`))
 	}
-	if !utf8.ValidString(a.args.IfName) || !utf8.ValidString(a.args.Args) {
-		return cniError(types.ErrInvalidEnvironmentVariables,
-			"unwind: CNI_IFNAME or CNI_ARGS is not valid UTF-8: the journal could not give it back for the DEL", "")
+	if err := checkText(a.args); err != nil {
+		return cniError(types.ErrInvalidEnvironmentVariables, "unwind: "+err.Error(), "")
 	}
 	chain, err := a.conf.LoadChain()
 	if err != nil {
@@ -101,9 +101,31 @@ func (a *adding) prepare() error {
 		msg := fmt.Sprintf("plugin type=%q failed (add): %v; unwind: nothing was started", missing[0], err)
 		return cniError(types.ErrPluginNotAvailable, msg, strings.Join(missing, ", "))
 	}
-	if ours, err := os.Stat("/proc/self/ns/net"); err == nil && a.args.NetnsOverride == "" {
-		if theirs, err := os.Stat(a.args.Netns); err == nil && os.SameFile(ours, theirs) {
-			return cniError(types.ErrInvalidNetNS, "unwind: CNI_NETNS is the network namespace of the runtime itself", "")
+	return a.checkNetNS()
+}
+
+// checkNetNS does before the ADD what skel does after it: an error then would come after the result.
+func (a *adding) checkNetNS() error {
+	if override := a.args.NetnsOverride; strings.EqualFold(override, "TRUE") || override == "1" {
+		return nil
+	}
+	ours, err := cnins.CheckNetNS(a.args.Netns)
+	if err != nil {
+		return cniError(err.Code, "unwind: "+err.Msg+"; /proc must be mounted, and RLIMIT_NOFILE leave room for it", "")
+	}
+	if ours {
+		return cniError(types.ErrInvalidNetNS, "unwind: CNI_NETNS is the network namespace of the runtime itself", "")
+	}
+	return nil
+}
+
+// checkText refuses what an entry of the journal, which is JSON, would change.
+func checkText(args *skel.CmdArgs) error {
+	for _, v := range []struct{ name, value string }{
+		{"CNI_IFNAME", args.IfName}, {"CNI_ARGS", args.Args}, {"CNI_NETNS", args.Netns}, {"CNI_PATH", args.Path},
+	} {
+		if !utf8.ValidString(v.value) {
+			return fmt.Errorf("%s is not valid UTF-8: the journal could not give it back for the DEL", v.name)
 		}
 	}
 	return nil
@@ -155,7 +177,9 @@ func (a *adding) open(killed bool) error {
 		if err := a.supersede(killed); err != nil {
 			return err
 		}
-		err = a.update(a.ctx, func(tx *journal.Tx) error { return tx.Put(a.entry) })
+		if err = a.update(a.ctx, func(tx *journal.Tx) error { return tx.Put(a.entry) }); err != nil {
+			a.notes = nil // of the earlier ADD all is as it was
+		}
 	}
 	if err != nil {
 		return a.journalFailed(err)
@@ -217,6 +241,9 @@ func (a *adding) kin(tx *journal.Tx) ([]*journal.Entry, error) {
 // settleKin divides its time over the attachments, but not into parts in which a delegate that is well would be killed:
 // rather it leaves the rest for later.
 func (a *adding) settleKin(kin []*journal.Entry) {
+	if a.conf.observes() {
+		return
+	}
 	ctx, cancel := context.WithTimeout(a.ctx, a.Budgets.Settle)
 	defer cancel()
 	kin = slices.DeleteFunc(kin, func(e *journal.Entry) bool { return !a.due(ctx, e, false) })
@@ -443,14 +470,14 @@ func (a *adding) answer(printed json.RawMessage) *failure {
 // rollBack undoes the ADD and returns the error for the runtime.
 func (a *adding) rollBack(f *failure) error {
 	a.log.Warn("ADD failed, undoing it", "attachment", a.key.String(), "plugin", f.plugin, "code", f.code,
-		"err", shorten(f.msg, 500))
+		"err", shorten(f.said(), 500))
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(a.ctx), a.Budgets.Undo)
 	defer cancel()
 	a.entry.State = journal.Unwinding
 	if a.durable {
 		a.entry.State = journal.Removing
 	}
-	a.entry.Reason = shorten(reasonFailed+": "+f.Error(), 500)
+	a.entry.Reason = shorten(reasonFailed+": "+f.words(), 500)
 	tomb := a.tombstone(a.entry)
 	if a.claimHeld(a.entry) && !a.noWrite {
 		if err := a.update(ctx, func(tx *journal.Tx) error { return tx.Put(a.entry) }); err != nil {
@@ -481,6 +508,9 @@ func (a *adding) rollBack(f *failure) error {
 // makeRoom releases what is dead in the network, after an ADD that failed: the runtime's next try finds room in a pool that
 // was full.
 func (a *adding) makeRoom() {
+	if a.conf.observes() {
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(a.ctx), a.Budgets.Settle)
 	defer cancel()
 	s := &sweeping{op: a.op, Sweep: Sweep{Network: a.key.Network, Pools: a.chain.Pools(a.conf)}}

@@ -36,6 +36,10 @@ type Delegate struct {
 	object       map[string]json.RawMessage // as it is in the conflist
 }
 
+// maxDelegates bounds a chain: the journal is written once for each delegate, with all that were started before. The longest
+// seen in the field have six.
+const maxDelegates = 500
+
 // LoadChain returns the chain that the configuration carries or names. chainFile is read now: its owner rewrites it when
 // it likes.
 func (c *Conf) LoadChain() (*Chain, error) {
@@ -130,6 +134,9 @@ func (c *Conf) parseChain(data []byte, defaultVersion string) (*Chain, error) {
 	if len(list.Plugins) == 0 {
 		return nil, errors.New(`key "plugins" is empty; write the plugins to run there`)
 	}
+	if len(list.Plugins) > maxDelegates {
+		return nil, fmt.Errorf(`key "plugins" has %d plugins, more than %d`, len(list.Plugins), maxDelegates)
+	}
 	chain := &Chain{DisableCheck: bool(list.DisableCheck), DisableGC: bool(list.DisableGC)}
 	var err error
 	if chain.CNIVersion, err = highest(list.CNIVersion, list.CNIVersions, defaultVersion); err != nil {
@@ -184,11 +191,15 @@ func InlineFolder(dir string) ([]json.RawMessage, error) {
 
 // highest returns the version that libcni would take: the highest of those listed that this release knows.
 func highest(one string, listed []string, absent string) (string, error) {
-	if one == "" && len(listed) == 0 {
-		one = absent
+	candidates := listed
+	if one != "" {
+		candidates = append([]string{one}, listed...)
+	}
+	if len(candidates) == 0 {
+		candidates = []string{absent}
 	}
 	best, known := one, false
-	for _, v := range append([]string{one}, listed...) {
+	for _, v := range candidates {
 		tooNew, err := version.GreaterThan(v, version.Current())
 		if err != nil {
 			return "", fmt.Errorf("cniVersion %q: %w", v, err)

@@ -132,6 +132,9 @@ func defaultConf() *Conf {
 	}
 }
 
+// observes says whether nothing is to be swept, as in the first week: what only helps others is left too.
+func (c *Conf) observes() bool { return c.DisableGC && !c.SweepOnStatus }
+
 // Warnings says which keys have no effect.
 func (c *Conf) Warnings() []string { return c.warnings }
 

@@ -157,6 +157,9 @@ func (d *deleting) fromStdin() error {
 	d.entry = &journal.Entry{
 		Key: d.key, State: journal.Removing, Pod: podOf(d.args.Args), Generations: []journal.Generation{gen},
 	}
+	if err := checkText(d.args); err != nil {
+		d.journalFailed(err)
+	}
 	return nil
 }
 

@@ -61,9 +61,24 @@ type failure struct {
 	unstarted bool
 }
 
+// said is what the delegate said, with the details of its error.
+func (f *failure) said() string {
+	if f.details == "" {
+		return f.msg
+	}
+	return f.msg + "; " + f.details
+}
+
 func (f *failure) Error() string {
+	return f.inWords(f.msg)
+}
+
+// words is the error with the delegate's details, for people.
+func (f *failure) words() string { return f.inWords(f.said()) }
+
+func (f *failure) inWords(said string) string {
 	words := map[string]string{"ADD": "add", "DEL": "delete", "CHECK": "check", "STATUS": "status", "GC": "gc"}[f.command]
-	return fmt.Sprintf("plugin type=%q failed (%s): %s", f.plugin, words, f.msg) // libcni's words
+	return fmt.Sprintf("plugin type=%q failed (%s): %s", f.plugin, words, said) // libcni's words
 }
 
 // run executes a delegate in a process group of its own and returns its standard output. It returns once the process
@@ -92,7 +107,8 @@ func (c *call) run(ctx context.Context, stderr io.Writer) ([]byte, *failure) {
 	return nil, c.explain(ctx, cmd.ProcessState, err, stdout.kept.Bytes(), errout.kept.Bytes())
 }
 
-// start starts the binary, again for a while if it is being written.
+// start starts the binary, again for a while if it is being written. Where RLIMIT_NOFILE leaves no room for lockFD it starts
+// without: a delegate that outlives us is not waited for then.
 func (c *call) start(ctx context.Context, binary string, stdout, stderr io.Writer) (*exec.Cmd, error) {
 	giveUp := time.Now().Add(busyDelay)
 	for {
@@ -110,6 +126,10 @@ func (c *call) start(ctx context.Context, binary string, stdout, stderr io.Write
 		err := cmd.Start()
 		if err == nil {
 			return cmd, nil
+		}
+		if c.lock != nil && (errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.EBADF)) {
+			c.lock = nil
+			continue
 		}
 		if !errors.Is(err, syscall.ETXTBSY) || time.Now().After(giveUp) || ctx.Err() != nil {
 			return nil, err

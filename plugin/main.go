@@ -91,6 +91,7 @@ type op struct {
 	list    *List        // what the runtime says is attached, or nil
 	deaf    bool         // the journal could not be read: it is not waited for again
 	notes   []note       // for the next transaction
+	alone   bool         // the verb goes on without the journal, and was counted
 	fresh   []netip.Addr // what our ADD has just got and no delegate of ours was told of yet, see claim
 }
 
@@ -212,7 +213,7 @@ func (o *op) lockOurs(ctx context.Context) (lock *journal.Lock, killed bool, err
 
 // endOrphans kills the processes that hold an attachment's lock, none of which is an unwind.
 func (o *op) endOrphans(key journal.Key) (killed bool) {
-	f, err := os.OpenFile(o.store.LockPath(key), os.O_RDONLY|syscall.O_NOFOLLOW, 0)
+	f, err := os.OpenFile(o.store.LockPath(key), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return false
 	}

@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -11,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"cni-unwind/testdata/sandbox"
 )
@@ -22,6 +25,10 @@ const (
 	hastyEnv = "UNWIND_TEST_HASTY"
 	// patientEnv gives its STATUS more time, see node.patient.
 	patientEnv = "UNWIND_TEST_PATIENT"
+	// noProcEnv has the plugin work without /proc: it is to be in a mount namespace of its own.
+	noProcEnv = "UNWIND_TEST_NO_PROC"
+	// uidEnv has the plugin give up root, for that user.
+	uidEnv = "UNWIND_TEST_UID"
 )
 
 // TestMain runs the tests, or, where this program was started under the plugin's name, the plugin, with
@@ -46,6 +53,16 @@ func pluginMain() int {
 	}
 	if os.Getenv(patientEnv) != "" {
 		p.Budgets.Status = time.Minute
+	}
+	if os.Getenv(noProcEnv) != "" {
+		if err := unix.Unmount("/proc", unix.MNT_DETACH); err != nil {
+			panic(err)
+		}
+	}
+	if uid, err := strconv.Atoi(os.Getenv(uidEnv)); err == nil {
+		if err := errors.Join(syscall.Setgroups(nil), syscall.Setgid(uid), syscall.Setuid(uid)); err != nil {
+			panic(err)
+		}
 	}
 	if at, err := strconv.Atoi(os.Getenv(killAtEnv)); err == nil {
 		p.Point = func(string) {

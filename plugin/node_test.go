@@ -321,8 +321,9 @@ func (n *node) plan(plan map[string]map[string]string) {
 	if err != nil {
 		n.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(n.faultyDir(), "plan.json"), data, 0o600); err != nil {
-		n.Fatal(err)
+	path := filepath.Join(n.faultyDir(), "plan.json")
+	if err := errors.Join(os.WriteFile(path+".new", data, 0o600), os.Rename(path+".new", path)); err != nil {
+		n.Fatal(err) // in one step: a plugin may be reading it
 	}
 }
 

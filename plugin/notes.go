@@ -79,8 +79,13 @@ func (o *op) lastNotes() {
 	}
 }
 
-// degraded counts a verb that goes on without the journal.
-func (o *op) degraded(verb string, err error) { o.count(CountDegraded, verb, trouble(err)) }
+// degraded counts a verb that goes on without the journal: once, for the first reason.
+func (o *op) degraded(verb string, err error) {
+	if !o.alone {
+		o.alone = true
+		o.count(CountDegraded, verb, trouble(err))
+	}
+}
 
 // trouble says in a word why the journal failed.
 func trouble(err error) string {
@@ -125,7 +130,8 @@ func cause(reason string) string {
 // stale says whether this is a sweep of all networks, and the last one a minute ago.
 func (s *sweeping) stale() bool {
 	now := uint64(time.Now().Unix())
-	return s.Network == "" && s.Attachment == nil && now-min(s.last, now) >= 60
+	lately := s.last <= now && now-s.last < 60 // else, one of a clock that was wrong then
+	return s.Network == "" && s.Attachment == nil && !lately
 }
 
 // noteEnd notes that a sweep of all networks came to its end, once a minute: a STATUS comes every few seconds.

@@ -1,11 +1,13 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
@@ -20,6 +22,7 @@ type Finding struct {
 	State    journal.State // as it was
 	Fate     Fate
 	Reason   string
+	Busy     bool     // it is being worked on: live for now
 	Waits    bool     // it is dead, and it is not yet time for the next try
 	Released bool     // nothing of it is left
 	Pending  []string // the delegates that are still owed a DEL, each with why
@@ -93,8 +96,11 @@ func (o *op) settleLocked(ctx context.Context, lock *journal.Lock, killed bool, 
 	}
 }
 
-// replay runs the DELs of an attachment that is dead.
+// replay runs the DELs of an attachment that is dead. Why its ADD failed, or was cut off, stays on record.
 func (o *op) replay(ctx context.Context, lock *journal.Lock, e *journal.Entry, reason string) error {
+	if e.State == journal.Unwinding {
+		reason = cmp.Or(e.Reason, reason)
+	}
 	if err := o.begin(ctx, e, reason); err != nil {
 		return err
 	}
@@ -103,6 +109,7 @@ func (o *op) replay(ctx context.Context, lock *journal.Lock, e *journal.Entry, r
 	failures := o.undo(ctx, lock, e, "")
 	o.tellReleased(event, e, reason)
 	if err := o.finish(ctx, lock, e, tomb); err != nil {
+		o.notes = nil // it is not released by the journal, whose next sweep will tell
 		return err
 	}
 	if len(failures) > 0 {
@@ -134,8 +141,13 @@ func (o *op) purge(ctx context.Context, lock *journal.Lock, e *journal.Entry, re
 	e.Reason = reason
 	tomb, event := o.tombstone(e), eventOf(journal.Swept, e)
 	e.Generations = nil
+	before := o.notes
 	o.tellReleased(event, e, reason)
-	return o.finish(ctx, lock, e, tomb)
+	err := o.finish(ctx, lock, e, tomb)
+	if err != nil && len(o.notes) > 0 {
+		o.notes = before
+	}
+	return err
 }
 
 // tellReleased notes that nothing is left of an attachment that was released without the runtime's DEL.
@@ -159,7 +171,9 @@ func (o *op) mark(tx *journal.Tx, e *journal.Entry, reason string) error {
 	case journal.Live:
 		e.State = journal.Removing
 	}
-	e.Reason = reason
+	if !strings.HasPrefix(e.Reason, reason) { // what is on record may say more
+		e.Reason = reason
+	}
 	for i := range e.Generations {
 		e.Generations[i].Undo.Began++
 	}

@@ -232,7 +232,7 @@ func (s *sweeping) finding(ctx context.Context, e *journal.Entry) Finding {
 	}
 	f := Finding{
 		Key: e.Key, Pod: e.Pod, State: e.State, Fate: v.fate, Reason: v.reason, evidence: seen,
-		thisBoot: ev.sameBoot == yes, orphaned: orphaned,
+		thisBoot: ev.sameBoot == yes, orphaned: orphaned, Busy: v.reason == reasonLocked,
 	}
 	if v.ends() {
 		f.Pending = pendingSteps(e)
@@ -298,7 +298,7 @@ func (o *op) release(ctx context.Context, f *Finding) error {
 	defer cancel()
 	lock, killed, err := o.tryLock(ctx, f)
 	if errors.Is(err, journal.ErrBusy) && !f.orphaned { // another unwind has begun to work on it
-		f.Fate, f.Reason = Live, reasonLocked
+		f.Fate, f.Reason, f.Busy = Live, reasonLocked, true
 		return nil
 	}
 	if err != nil {

@@ -356,9 +356,9 @@ func (u *undoing) settled(step *journal.Step, f *failure) bool {
 	if f != nil {
 		if step.LastError == "" || step.LastCode != f.code {
 			u.log.Warn("DEL failed and is pending", "plugin", step.Type, "attachment", u.entry.Key.String(),
-				"code", f.code, "err", shorten(f.msg, 500))
+				"code", f.code, "err", shorten(f.said(), 500))
 		}
-		step.LastError, step.LastCode = shorten(f.msg, 500), f.code
+		step.LastError, step.LastCode = shorten(f.said(), 500), f.code
 		if f.killed {
 			step.RepeatAt = journal.BootNanos() + int64(u.conf.GracePeriod)
 		}

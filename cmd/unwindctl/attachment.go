@@ -41,7 +41,7 @@ type step struct {
 	Parked     bool   `json:"parked,omitempty"`
 	Again      bool   `json:"again,omitempty"` // gets one more DEL since it was killed
 
-	wait time.Duration // until the next try, at most; 0 or less: it is due
+	retry, repeat time.Duration // until a DEL that failed is tried again, and until that of one that was killed is; see wait
 }
 
 func (a *attachment) key() journal.Key {
@@ -93,7 +93,8 @@ func describe(e *journal.Entry) attachment {
 		for _, s := range g.Steps {
 			a.Steps = append(a.Steps, step{
 				Generation: g.Number, Plugin: s.Type, Attempts: s.Attempts, LastError: s.LastError, LastCode: s.LastCode,
-				Parked: s.Parked, Again: s.RepeatAt != 0, wait: time.Duration(max(s.RetryAt, s.RepeatAt) - journal.BootNanos()),
+				Parked: s.Parked, Again: s.RepeatAt != 0,
+				retry: time.Duration(s.RetryAt - journal.BootNanos()), repeat: time.Duration(s.RepeatAt - journal.BootNanos()),
 			})
 		}
 	}

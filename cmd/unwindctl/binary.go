@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -59,6 +60,9 @@ func askVersion(ctx context.Context, path string) (about string, versions []stri
 		cmd.Stdout, cmd.Stderr = &stdout, &stderr
 		cmd.WaitDelay = time.Second
 		err = cmd.Run()
+		if ctx.Err() != nil {
+			err = fmt.Errorf("no answer within %s", verifyTimeout)
+		}
 		var path *fs.PathError
 		if errors.As(err, &path) {
 			err = path.Err
@@ -93,20 +97,44 @@ func (i installation) installBinary() (changed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	content, err := os.ReadFile(from)
+	content, err := os.Open(from)
 	if err != nil {
 		return false, err
 	}
+	defer content.Close()
 	to := filepath.Join(i.BinDir, plugin.Name)
-	there, err := os.ReadFile(to)
-	info, statErr := os.Stat(to)
-	if err == nil && statErr == nil && bytes.Equal(there, content) && info.Mode().Perm()&0o555 == 0o555 {
+	if info, err := os.Stat(to); err == nil && info.Mode().Perm()&0o555 == 0o555 && sameContent(content, to) {
 		return false, nil
 	}
 	if err := i.checkBinDir(); err != nil {
 		return false, err
 	}
-	return true, replaceFile(to, bytes.NewReader(content), program{})
+	if _, err := content.Seek(0, io.SeekStart); err != nil {
+		return false, err
+	}
+	return true, replaceFile(to, content, program{})
+}
+
+// sameContent compares a file with the one at a path, a piece at a time: the agent does so each minute. Whatever cannot be read is
+// not the same.
+func sameContent(a *os.File, path string) bool {
+	b, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer b.Close()
+	var pieces [2][64 << 10]byte
+	for {
+		n, errA := io.ReadFull(a, pieces[0][:])
+		m, errB := io.ReadFull(b, pieces[1][:])
+		if !bytes.Equal(pieces[0][:n], pieces[1][:m]) {
+			return false
+		}
+		if errA != nil || errB != nil {
+			ended := func(err error) bool { return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) }
+			return ended(errA) && ended(errB)
+		}
+	}
 }
 
 // checkBinDir sees that there is a folder for the plugin.

@@ -50,8 +50,14 @@ func findPodSandboxes(ctx context.Context, sockets []string) (all *plugin.List, 
 			maps.Copy(all.Valid, list.Valid)
 		}
 	}
+	if all == nil {
+		return nil, errNoRuntime
+	}
 	return all, nil
 }
+
+// errNoRuntime is no error where a runtime need not be there.
+var errNoRuntime = errors.New("--cri auto: no runtime listens on a socket that is known, so attachments are judged without its list; name its socket")
 
 // podSandboxes returns the sandboxes that a CRI runtime has, in whatever state: one that is not ready still has its network
 // until it is stopped. They are all of its pods and none of its other containers.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"math/big"
 	"os"
 	"path/filepath"
@@ -271,6 +272,14 @@ const (
 func (d *doctor) folder() bool {
 	info, err := os.Stat(d.state)
 	if errors.Is(err, fs.ErrNotExist) {
+		parent := filepath.Dir(d.state)
+		for !exists(parent) {
+			parent = filepath.Dir(parent)
+		}
+		if info, err := os.Stat(parent); err != nil || !info.IsDir() || unix.Access(parent, unix.W_OK) != nil {
+			d.say("journal", failing, "set stateDir to a folder that can be made", "%s is not there, and cannot be made in %s", d.state, parent)
+			return false
+		}
 		d.say("journal", fine, "", "there is none in %s yet: no pod was added through unwind", d.state)
 		return false
 	}
@@ -291,6 +300,15 @@ func (d *doctor) folder() bool {
 			d.say("journal", failing, "make room", "the disk of %s has %d MiB and %d files left", d.state, free>>20, st.Ffree)
 		case st.Type == unix.TMPFS_MAGIC:
 			d.say("journal", warning, "set stateDir to a folder on a disk", "%s is in memory: what a reboot leaves on the disk, as host-local's files, is not found again", d.state)
+		}
+	}
+	for _, part := range []struct {
+		name string
+		dir  bool
+	}{{"journal.db", false}, {"journal.lock", false}, {"locks", true}} {
+		path := filepath.Join(d.state, part.name)
+		if info, err := os.Lstat(path); err == nil && (info.IsDir() != part.dir || !info.IsDir() && !info.Mode().IsRegular()) {
+			d.say("journal", failing, "move it away", "%s is not what unwind made there", path)
 		}
 	}
 	aside, _ := filepath.Glob(filepath.Join(d.state, "journal.db.damaged-*"))
@@ -318,7 +336,7 @@ func (d *doctor) journal() {
 	case errors.As(err, &damaged):
 		d.say("journal", warning, "unwindctl forget "+damaged.Key.String()+", if its container is gone", "%v", err)
 	case err != nil:
-		d.say("journal", failing, orNone(hintFor(err)), "%v", err)
+		d.say("journal", failing, hintFor(err), "%s: %v", store.Path(), err)
 		return
 	default:
 		d.say("journal", fine, "", "%s is whole", store.Path())
@@ -327,14 +345,42 @@ func (d *doctor) journal() {
 		d.say("journal", warning, "unwindctl metrics shows why (unwind_degraded_operations_total)", "%s went on without the journal", plural(int(degraded), "ADD or DEL", "ADDs and DELs"))
 	}
 	d.attachments(store)
-	if age := time.Since(time.Unix(int64(swept), 0)); swept == 0 || age > 10*time.Minute {
-		last := "none"
-		if swept != 0 {
-			last = roughly(age) + " ago"
-		}
-		d.say("sweep", warning, timer+"; or unwindctl run", "no sweep has come to its end for 10 minutes; the last: %s", last)
-	} else {
+	d.rollbacks()
+	switch age := time.Since(time.Unix(int64(swept), 0)); {
+	case swept == 0 && d.young(store):
+		d.say("sweep", fine, "", "none has come to its end yet; the journal is younger than %s", roughly(sweptLately))
+	case swept == 0:
+		d.say("sweep", warning, timer+"; or unwindctl run", "none has come to its end yet")
+	case age > sweptLately:
+		d.say("sweep", warning, timer+"; or unwindctl run", "none has come to its end for %s", roughly(age))
+	default:
 		d.say("sweep", fine, "", "the last one ended %s ago", roughly(age))
+	}
+}
+
+// sweptLately is how long ago the last sweep may have ended.
+const sweptLately = 10 * time.Minute
+
+// young says whether the journal has no attachment that is old enough to have been swept over.
+func (d *doctor) young(store *journal.Store) bool {
+	attachments, _ := readJournal(d.ctx, store)
+	return !slices.ContainsFunc(attachments, func(a attachment) bool { return time.Since(a.Created) > sweptLately })
+}
+
+// rollbacks says which plugins have failed ADDs lately: the commonest reason why pods do not start.
+func (d *doctor) rollbacks() {
+	events, _ := readHistory(d.ctx, d.state)
+	count, last := map[string]int{}, map[string]string{}
+	for _, e := range events {
+		if e.Kind == journal.RolledBack && time.Since(e.At.Wall) < owedLong {
+			of := orDash(e.Plugins)
+			count[of]++
+			last[of] = e.Reason
+		}
+	}
+	for _, of := range slices.Sorted(maps.Keys(count)) {
+		d.say("pods", warning, "unwindctl history --since "+roughly(owedLong)+" has them all", "%s in %s lately, at last: %s",
+			plural(count[of], "ADD failed", "ADDs failed"), of, last[of])
 	}
 }
 
@@ -377,7 +423,7 @@ func (d *doctor) attachments(store *journal.Store) {
 
 // pools looks at how full they are.
 func (d *doctor) pools(r runtimePaths) {
-	pools, err := readPools(d.ctx, d.stderr, nil, sweepFlags{confDir: r.ConfDir, stateDir: d.state})
+	pools, err := readPools(d.ctx, d.stderr, nil, sweepFlags{where: where{r.ConfDir, d.state}})
 	if err != nil {
 		d.say("pools", warning, "", "%v", err)
 	}

@@ -60,3 +60,8 @@ func syncDir(dir string) error {
 	}
 	return errors.Join(d.Sync(), d.Close())
 }
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}

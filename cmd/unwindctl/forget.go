@@ -20,8 +20,9 @@ import (
 
 // forgetFlags are those of the command, as given.
 type forgetFlags struct {
-	network, stateDir string
-	dead, yes         bool
+	where
+	network   string
+	dead, yes bool
 }
 
 func forgetCommand() *cobra.Command {
@@ -46,8 +47,7 @@ func forgetCommand() *cobra.Command {
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			var err error
-			if flags.stateDir, err = filepath.Abs(flags.stateDir); err != nil {
+			if err := flags.resolve(); err != nil {
 				return err
 			}
 			keys, err := forgettable(cmd, args, flags)
@@ -60,7 +60,7 @@ func forgetCommand() *cobra.Command {
 	cmd.Flags().StringVar(&flags.network, "network", "", "all of this `NETWORK`, with --dead")
 	cmd.Flags().BoolVar(&flags.dead, "dead", false, "those that are dead, with --network")
 	cmd.Flags().BoolVar(&flags.yes, "yes", false, "forget them; without it they are only shown")
-	cmd.Flags().StringVar(&flags.stateDir, "state-dir", plugin.DefaultStateDir, "the journal is in `DIR`")
+	flags.addStateFlag(cmd)
 	return cmd
 }
 
@@ -74,6 +74,9 @@ func forgettable(cmd *cobra.Command, args []string, flags forgetFlags) ([]journa
 			if k.String() == args[0] && f.Err != nil {
 				key, findErr = k, nil
 			}
+		}
+		if f := findings[key]; findErr == nil && f != nil && f.Err == nil && !f.Ends() {
+			findErr = fmt.Errorf("%s is not dead but %s (%s); only what is dead can be forgotten", key, f.Fate, f.Reason)
 		}
 		return []journal.Key{key}, findErr
 	}
@@ -106,6 +109,9 @@ func forget(cmd *cobra.Command, keys []journal.Key, flags forgetFlags) error {
 			continue
 		}
 		word := map[bool]string{true: "forgotten", false: "to be forgotten"}[flags.yes]
+		if len(leaks) == 0 {
+			leaks = []string{"nothing that is known"}
+		}
 		fmt.Fprintf(out, "%s: %s; what may be left:\n", key, word)
 		for _, leak := range leaks {
 			fmt.Fprintf(out, "  %s\n", leak)

@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin"
 )
 
 // eventKinds are those that --kind takes.
@@ -22,11 +21,12 @@ var eventKinds = []string{string(journal.RolledBack), string(journal.Swept), str
 
 // historyFlags are those of the command, as given.
 type historyFlags struct {
-	network, stateDir string
-	kinds             []string
-	since             time.Duration
-	last              int
-	asJSON            bool
+	where
+	network string
+	kinds   []string
+	since   time.Duration
+	last    int
+	asJSON  bool
 }
 
 func historyCommand() *cobra.Command {
@@ -46,6 +46,17 @@ func historyCommand() *cobra.Command {
 			if len(args) > 1 {
 				return usageError{fmt.Errorf("one attachment, pod or address at most, not %d", len(args))}
 			}
+			if len(args) == 1 {
+				if _, err := find(nil, args[0]); err != nil {
+					return err
+				}
+			}
+			if flags.last < 0 || flags.since < 0 {
+				return usageError{errors.New("--last and --since take no negative value")}
+			}
+			if flags.last < 0 || flags.since < 0 {
+				return usageError{errors.New("--last and --since are not negative")}
+			}
 			for _, k := range flags.kinds {
 				if !slices.Contains(eventKinds, k) {
 					return usageError{fmt.Errorf("--kind %s is none of %s", k, strings.Join(eventKinds, ", "))}
@@ -54,6 +65,9 @@ func historyCommand() *cobra.Command {
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := flags.resolve(); err != nil {
+				return err
+			}
 			events, err := readHistory(cmd.Context(), flags.stateDir)
 			if err != nil {
 				return err
@@ -73,7 +87,7 @@ func historyCommand() *cobra.Command {
 	cmd.Flags().StringSliceVar(&flags.kinds, "kind", nil, "only of these `KINDS`: "+strings.Join(eventKinds, ", "))
 	cmd.Flags().DurationVar(&flags.since, "since", 0, "only of the last `DURATION`, such as 2h")
 	cmd.Flags().IntVar(&flags.last, "last", 0, "only the last `N`; 0 for all")
-	cmd.Flags().StringVar(&flags.stateDir, "state-dir", plugin.DefaultStateDir, "the journal is in `DIR`")
+	flags.addStateFlag(cmd)
 	_ = cmd.RegisterFlagCompletionFunc("kind", cobra.FixedCompletions(eventKinds, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }

@@ -251,7 +251,7 @@ func (f installFlags) printDone(cmd *cobra.Command, r runtimePaths, i installati
 }
 
 // timer is how to have sweeps without the runtime.
-const timer = "let systemd sweep: systemctl enable --now unwind-sweep.timer"
+const timer = "let systemd sweep (scripts/systemd/unwind-sweep.timer)"
 
 // calls says whether the runtime asks for a sweep by itself: containerd calls STATUS since 2.0, with libcni 1.2 (go-cni
 // cni.go Status), CRI-O calls GC at its start (cri-o internal/config/cnimgr/cnimgr.go), the others neither.

@@ -309,19 +309,6 @@ func (r *provided) try() (ok bool, used int64) {
 	return true, used
 }
 
-// entry returns what the journal has of a container.
-func (n *node) entry(id string) *journal.Entry {
-	var e *journal.Entry
-	err := n.store.View(context.Background(), func(tx *journal.Tx) (err error) {
-		e, err = tx.Get(journal.Key{Network: network, ContainerID: id, IfName: "eth0"})
-		return err
-	})
-	if err != nil {
-		n.Error(err)
-	}
-	return e
-}
-
 // TestProviderRewrites has a provider rewrite its conflist while pods are added and unwind's is kept up to date.
 func TestProviderRewrites(t *testing.T) {
 	t.Parallel()

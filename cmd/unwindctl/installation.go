@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"slices"
 	"strings"
 
+	"cni-unwind/journal"
 	"cni-unwind/plugin"
 )
 
@@ -85,7 +87,28 @@ func (i installation) writeConflist() (changed bool, err error) {
 	if err != nil || !w.changed {
 		return false, err
 	}
+	if err := i.prepareState(); err != nil {
+		return false, err
+	}
 	return true, replaceFile(w.path, bytes.NewReader(w.content), nil)
+}
+
+// prepareState makes the state folder, so that one that cannot be is told now and not by each pod. A journal that has attachments
+// is not left for another one: nobody would release them.
+func (i installation) prepareState() error {
+	is := i.stateDir()
+	dir := cmp.Or(i.StateDir, is)
+	if dir != is && exists(i.path()) {
+		attachments, err := readJournal(context.Background(), &journal.Store{Dir: is})
+		if err != nil || len(attachments) > 0 {
+			return refuse("leave it there, or wait until unwindctl list --state-dir "+is+" is empty", "the journal in %s has %s: with another state folder nobody would release them",
+				is, attachmentsOf(len(attachments)))
+		}
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return refuse("give another with --state-dir", "the state folder: %w", err)
+	}
+	return nil
 }
 
 // remove removes our conflist, with which unwind is not in use any more. None is no error.
@@ -114,7 +137,7 @@ func (w *wrapping) readOwn() (*plugin.Conflist, error) {
 	case c == nil || !ours(c):
 		return nil, refuse("move it away, or choose another name with --file", "%s is not a conflist that unwindctl wrote: left alone", w.path)
 	case err != nil:
-		return nil, refuse("mend or remove it", "%s: %w", w.path, err)
+		return nil, refuse("mend it; to switch unwind off at once: rm "+w.path, "%s: %w", w.path, err)
 	}
 	return c, nil
 }

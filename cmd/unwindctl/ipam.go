@@ -9,7 +9,6 @@ import (
 	"maps"
 	"math/big"
 	"net/netip"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -56,6 +55,9 @@ func ipamCommand() *cobra.Command {
 			"leaked, and what would free those. On a terminal, with a map. Nothing is changed.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := flags.resolve(); err != nil {
+				return err
+			}
 			pools, err := readPools(cmd.Context(), cmd.ErrOrStderr(), cmd.InOrStdin(), flags)
 			if pools == nil && err != nil {
 				return err
@@ -75,14 +77,14 @@ func ipamCommand() *cobra.Command {
 
 // readPools looks at every pool, and judges who has its addresses as a sweep would.
 func readPools(ctx context.Context, stderr io.Writer, stdin io.Reader, flags sweepFlags) ([]*pool, error) {
-	var err error
-	if flags.stateDir, err = filepath.Abs(flags.stateDir); err != nil {
-		return nil, err
-	}
 	found, err := poolsOf(flags)
 	list, listErr := listFor(ctx, flags, stdin)
 	p := &plugin.Plugin{Stdout: io.Discard, Stderr: stderr, Budgets: plugin.DefaultBudgets}
-	findings, sweepErr := p.Sweep(ctx, flags.stateDir, plugin.Sweep{List: list, Pools: found, DryRun: true, Force: true})
+	findings, sweepErr := p.Sweep(ctx, flags.stateDir, plugin.Sweep{List: list, Pools: found, DryRun: true})
+	var brake *plugin.BrakeError
+	if errors.As(sweepErr, &brake) { // it is said of each
+		sweepErr = nil
+	}
 	errs := []error{err, listErr, sweepErr}
 	pools := []*pool{}
 	for _, one := range found {
@@ -102,6 +104,9 @@ func readPool(of plugin.Pool, findings []plugin.Finding) (*pool, error) {
 		return nil, fmt.Errorf("network %s: %w", of.Network, err)
 	}
 	found, err := ipam.Scan(of.Dir)
+	if err != nil { // what of it cannot be read is not free
+		return nil, fmt.Errorf("network %s: %w", of.Network, err)
+	}
 	for _, set := range p.sets {
 		p.Size.Add(p.Size, ipam.Size(set))
 	}
@@ -120,7 +125,7 @@ func readPool(of plugin.Pool, findings []plugin.Finding) (*pool, error) {
 			p.Free.Sub(p.Free, big.NewInt(1))
 		}
 	}
-	return p, err
+	return p, nil
 }
 
 // judge says of a reservation what the findings of a sweep say of its owner.
@@ -140,7 +145,10 @@ func judge(of plugin.Pool, r ipam.Reservation, findings []plugin.Finding) reserv
 		one.State, one.Why = map[plugin.Fate]string{plugin.Live: "live", plugin.Unknown: "unknown"}[f.Fate], f.Reason
 		if f.Ends() {
 			one.State, one.Remedy = "leaked", "unwindctl sweep releases it"
-			if len(f.Pending) > 0 && f.State != journal.Live && f.State != journal.Adding {
+			var brake *plugin.BrakeError
+			if errors.As(f.Err, &brake) {
+				one.Remedy = "so many seem dead that no sweep believes it; if they are: unwindctl sweep --force"
+			} else if len(f.Pending) > 0 && f.State != journal.Live && f.State != journal.Adding {
 				one.Remedy = "unwindctl sweep releases it, once these can DEL: " + strings.Join(f.Pending, ", ")
 			}
 		}
@@ -154,7 +162,11 @@ func judge(of plugin.Pool, r ipam.Reservation, findings []plugin.Finding) reserv
 func printPools(out io.Writer, pools []*pool, flags sweepFlags) error {
 	var text strings.Builder
 	if len(pools) == 0 {
-		fmt.Fprintf(&text, "No pools: no conflist in %s has unwind with host-local in its chain.\n", flags.confDir)
+		of := ""
+		if flags.network != "" {
+			of = " of network " + flags.network
+		}
+		fmt.Fprintf(&text, "No pools: no conflist%s in %s has unwind, with its journal in %s, and host-local in its chain.\n", of, flags.confDir, flags.stateDir)
 	}
 	colours, terminal := onTerminal(out)
 	for i, p := range pools {

@@ -12,12 +12,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin"
 )
 
 func listCommand() *cobra.Command {
 	var asJSON bool
-	var stateDir, network string
+	var network string
+	var at where
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the attachments in the journal",
@@ -25,7 +25,10 @@ func listCommand() *cobra.Command {
 			"Nothing is changed and nothing is locked while it prints.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			store := &journal.Store{Dir: stateDir}
+			if err := at.resolve(); err != nil {
+				return err
+			}
+			store := &journal.Store{Dir: at.stateDir}
 			attachments, err := readJournal(cmd.Context(), store)
 			if network != "" {
 				attachments = append([]attachment{}, filter(attachments, func(a *attachment) bool { return a.Network == network })...)
@@ -47,7 +50,7 @@ func listCommand() *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON: version, attachments")
 	cmd.Flags().StringVar(&network, "network", "", "only those of this network")
-	cmd.Flags().StringVar(&stateDir, "state-dir", plugin.DefaultStateDir, "the folder of the journal")
+	at.addStateFlag(cmd)
 	return cmd
 }
 

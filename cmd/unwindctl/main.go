@@ -74,6 +74,8 @@ func hintFor(err error) string {
 		return "unwindctl --help lists the commands, unwindctl COMMAND --help the flags of one"
 	case errors.Is(err, fs.ErrPermission):
 		return "the journal is root's; run this as root"
+	case errors.Is(err, journal.ErrDamaged):
+		return "the next ADD, DEL or sweep of unwind's sets the file aside, keeps it, and begins a new one; pods that run are not touched"
 	case errors.Is(err, journal.ErrBusy):
 		return "another program has held the journal for some seconds; try again"
 	case errors.As(err, &damaged):

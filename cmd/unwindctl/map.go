@@ -39,7 +39,7 @@ func onTerminal(out io.Writer) (colours, terminal bool) {
 		return false, false
 	}
 	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	return err == nil && os.Getenv("NO_COLOR") == "", err == nil
+	return err == nil && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb", err == nil
 }
 
 // draw prints the map of each range, and a legend.

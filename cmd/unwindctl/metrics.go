@@ -1,11 +1,14 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math/big"
+	"os"
 	"path/filepath"
 	"runtime"
 
@@ -27,23 +30,44 @@ func metricsCommand() *cobra.Command {
 			"at all. unwindctl run serves the same as /metrics. No label names a pod, a container or an address.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var err error
-			if flags.stateDir, err = filepath.Abs(flags.stateDir); err != nil {
+			if err := flags.resolve(); err != nil {
 				return err
 			}
 			var failed error
 			c := &collector{ctx: cmd.Context(), flags: flags, stderr: cmd.ErrOrStderr(), failed: func(err error) { failed = err }}
-			if textfile != "" {
-				err = prometheus.WriteToTextfile(textfile, c.registry())
-			} else {
-				err = printMetrics(cmd.OutOrStdout(), c.registry())
+			var text bytes.Buffer
+			if err := printMetrics(&text, c.registry()); err != nil {
+				return err
 			}
-			return errors.Join(err, failed)
+			if textfile != "" {
+				return errors.Join(failed, writeTextfile(textfile, &text))
+			}
+			_, err := text.WriteTo(cmd.OutOrStdout())
+			return errors.Join(failed, err)
 		},
 	}
 	cmd.Flags().StringVar(&textfile, "textfile", "", "write them to `FILE`, such as /var/lib/node_exporter/unwind.prom")
 	addCommonFlags(cmd, &flags)
 	return cmd
+}
+
+// writeTextfile makes a file have a content, whole or not at all. It takes the place of a file only: a link is followed, and a
+// device stays what it is.
+func writeTextfile(path string, text io.Reader) error {
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		path = real
+	}
+	info, err := os.Stat(path)
+	switch {
+	case err == nil && !info.Mode().IsRegular():
+		return usageError{fmt.Errorf("--textfile %s is not a file", path)}
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("--textfile: %w", err)
+	}
+	if err := replaceFile(path, text, info); err != nil {
+		return fmt.Errorf("--textfile %s: %w", path, err)
+	}
+	return nil
 }
 
 func printMetrics(out io.Writer, from prometheus.Gatherer) error {
@@ -155,15 +179,17 @@ func (c *collector) collectJournal(gauge func(string, float64, ...string), count
 				counter("swept_attachments_total", n, labels...)
 			case name == plugin.CountDegraded && len(labels) == 2:
 				counter("degraded_operations_total", n, labels...)
-			case name == plugin.CountDuplicates:
+			case name == plugin.CountDuplicates && len(labels) == 0:
 				duplicates = n
-			case name == plugin.LastSweep:
+			case name == plugin.LastSweep && len(labels) == 0:
 				gauge("sweep_last_success_timestamp_seconds", float64(n))
 			}
 			return nil
 		})
 	})
-	counter("duplicate_addresses_total", duplicates)
+	if viewErr == nil { // else it would seem to begin anew
+		counter("duplicate_addresses_total", duplicates)
+	}
 	return errors.Join(err, viewErr)
 }
 

@@ -28,9 +28,9 @@ func podName(p *journal.Pod) string {
 	case p == nil || p.Name == "":
 		return "-"
 	case p.Namespace == "":
-		return p.Name
+		return oneLine(p.Name)
 	}
-	return p.Namespace + "/" + p.Name
+	return oneLine(p.Namespace + "/" + p.Name)
 }
 
 // short cuts container IDs as the runtimes' own programs do.

@@ -6,15 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
 
@@ -36,8 +34,11 @@ func runCommand() *cobra.Command {
 		Short: "Keep unwind installed on this node, and sweep",
 		Long: "Be the node's agent: install unwind as unwindctl install does, keep its conflist right when the provider's file changes,\n" +
 			"sweep every minute with the runtime's list of pods, and serve /metrics and /healthz.\n\n" +
-			"It removes its own conflist when the provider's file is gone, and writes it again for the next one. It removes nothing when\n" +
-			"it ends: pods go on to be attached through unwind. To switch it off, end it, then unwindctl uninstall.\n\n" +
+			"The provider's file is the first of the folder, or that of --conf. If it is gone for longer than some seconds, unwind's\n" +
+			"conflist is removed, and written again for the next one. When the agent ends it removes nothing: pods go on to be\n" +
+			"attached through unwind.\n\n" +
+			"unwindctl uninstall, or removing unwind's conflist by hand, switches unwind off although the agent runs: what somebody\n" +
+			"else removed is not written again until unwindctl install is run or the agent is started anew. It goes on to sweep.\n\n" +
 			"In a container, use unwindctl --host run: what is gone can be told from the host's namespaces alone.\n" +
 			"With --observe nothing is swept, and what a sweep would release is logged: for the first week.",
 		Args: noArgs,
@@ -57,212 +58,100 @@ func runCommand() *cobra.Command {
 	return cmd
 }
 
-// agent is unwindctl run under way.
+// agent is unwindctl run under way: one loop keeps unwind installed, and one sweeps, so that neither waits for the other.
 type agent struct {
 	flags  runFlags
 	log    *slog.Logger
+	once   *once
 	stderr io.Writer
 	find   func() (runtimePaths, error)
 
-	said     string    // the last error about the install: each is said once
-	verified bool      // the binary to install is the plugin, for this machine
-	gone     time.Time // since when the provider's file is not there
-	turned   atomic.Int64
+	keeping, sweeping pulse
+
+	mu       sync.Mutex
+	stateDir string // the last that our conflist named
 }
-
-// goneAfter is how long a provider's file may be away before ours is removed: some write it anew by removing it first.
-const goneAfter = 5 * time.Second
-
-// settle is how long the folder must be quiet before it is looked at: a file is written in several steps.
-const settle = 200 * time.Millisecond
 
 func newAgent(cmd *cobra.Command, flags runFlags) (*agent, error) {
 	if flags.interval < time.Second {
 		return nil, usageError{fmt.Errorf("--interval %s is less than a second", flags.interval)}
 	}
+	log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
 	return &agent{
-		flags: flags, stderr: cmd.ErrOrStderr(), log: slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil)),
+		flags: flags, stderr: cmd.ErrOrStderr(), log: log, once: newOnce(log),
 		find: func() (runtimePaths, error) { return flags.find("/") },
 	}, nil
 }
 
-// run is the agent's loop. It ends when ctx does, which is no error.
+// run is the agent's life. It ends when ctx does, which is no error, once the DELs that have begun have come to their end.
 func (a *agent) run(ctx context.Context) error {
 	paths, err := a.find()
-	if err != nil && !a.flags.noInstall {
+	var usage usageError
+	switch {
+	case err == nil:
+	case errors.As(err, &usage) || !a.flags.noInstall:
 		return err
+	default:
+		a.log.Warn("the runtime's folders are guessed", "err", err)
+		paths = runtimePaths{ConfDir: defaultConfDir, BinDirs: []string{defaultBinDir}}
 	}
 	inst, err := a.flags.installation(paths)
 	if err != nil {
 		return err
 	}
+	a.keeping.beat()
+	a.sweeping.beat()
 	stop, err := a.serve(inst)
 	if err != nil {
 		return err
 	}
 	defer stop()
-	changes, stopWatching := a.watch(inst.ConfDir)
-	defer stopWatching()
 	a.log.Info("running", "version", version, "confDir", inst.ConfDir, "interval", a.flags.interval, "observe", a.flags.observe)
-	sweep, look := time.NewTimer(0), time.NewTimer(0)
-	for {
-		a.turned.Store(time.Now().UnixNano())
+	var loops sync.WaitGroup
+	if !a.flags.noInstall {
+		loops.Go(func() { a.keeper(inst, paths).run(ctx) })
+	}
+	a.sweepEach(ctx, inst, paths)
+	loops.Wait()
+	a.log.Info("ended; what was installed stays so")
+	return nil
+}
+
+func (a *agent) keeper(inst installation, paths runtimePaths) *keeper {
+	return &keeper{
+		installation: inst, paths: paths, conf: a.flags.conf, interval: a.flags.interval, log: a.log, once: a.once,
+		find: a.find, beat: a.keeping.beat,
+	}
+}
+
+func (a *agent) sweepEach(ctx context.Context, inst installation, paths runtimePaths) {
+	s := &sweeper{log: a.log, once: a.once, stderr: &unrepeated{to: a.stderr}, observe: a.flags.observe, beat: a.sweeping.beat,
+		cri: a.flags.cri, sockets: append(criSockets[:len(criSockets):len(criSockets)], paths.sockets()...)}
+	for ctx.Err() == nil {
+		s.beat()
+		s.sweep(ctx, inst.ConfDir, a.journalDir(inst))
 		select {
 		case <-ctx.Done():
-			a.log.Info("ending; unwind stays installed")
-			return nil
-		case <-changes:
-			look.Reset(settle)
-		case <-look.C:
-			look.Reset(a.keepInstalled(ctx, inst, paths))
-		case <-sweep.C:
-			a.sweep(ctx, inst)
-			sweep.Reset(a.flags.interval)
+		case <-time.After(a.flags.interval):
 		}
 	}
 }
 
-// watch reports changes in a folder. Without it, they are found by looking once in a while.
-func (a *agent) watch(dir string) (changes <-chan fsnotify.Event, stop func()) {
-	w, err := fsnotify.NewWatcher()
-	if err == nil {
-		if err = w.Add(dir); err == nil {
-			go func() {
-				for err := range w.Errors {
-					a.log.Warn("watching a folder", "dir", dir, "err", err)
-				}
-			}()
-			return w.Events, func() { _ = w.Close() }
-		}
-		_ = w.Close()
+// journalDir is where the journal is: as given, else as our conflist has it, or had it while it was there.
+func (a *agent) journalDir(inst installation) string {
+	if inst.StateDir != "" {
+		return inst.StateDir
 	}
-	a.log.Warn("the folder cannot be watched; it is looked at once in a while", "dir", dir, "err", err)
-	return nil, func() {}
+	c, _ := plugin.ReadConflist(inst.path())
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if c != nil && c.Unwind != nil {
+		a.stateDir = c.Unwind.StateDir
+	}
+	return cmp.Or(a.stateDir, plugin.DefaultStateDir)
 }
 
-// keepInstalled has the binary and our conflist be as they should, and returns after what time to look again.
-//
-//  1. The provider's file is the one that ours names, else that of --conf, else the first of the folder.
-//  2. If it is gone, and stays so, ours is removed: a runtime without a network says so, one with ours could attach no pod.
-//  3. The binary is put in place, then our conflist. A provider's file that cannot be read leaves ours as it is.
-func (a *agent) keepInstalled(ctx context.Context, inst installation, paths runtimePaths) (again time.Duration) {
-	if a.flags.noInstall {
-		return a.flags.interval
-	}
-	inst.Source = cmp.Or(a.flags.conf, namedSource(inst.path()))
-	if inst.Source != "" {
-		if _, err := os.Stat(inst.Source); errors.Is(err, fs.ErrNotExist) {
-			if a.gone.IsZero() {
-				a.gone = time.Now()
-			}
-			if left := goneAfter - time.Since(a.gone); left > 0 {
-				return left
-			}
-			a.removeConflist(inst)
-			inst.Source = a.flags.conf
-		}
-	}
-	if inst.Source == "" || exists(inst.Source) {
-		a.gone = time.Time{}
-		a.tell(a.install(ctx, inst, paths))
-	}
-	return a.flags.interval
-}
-
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
-}
-
-// namedSource returns the provider's file that our conflist names, or "".
-func namedSource(path string) string {
-	c, err := plugin.ReadConflist(path)
-	if c == nil || err != nil && c.Unwind == nil || c.Unwind == nil {
-		return ""
-	}
-	return c.Unwind.ChainFile
-}
-
-func (a *agent) removeConflist(inst installation) {
-	if !exists(inst.path()) {
-		return
-	}
-	if err := inst.remove(); err != nil {
-		a.tell(err)
-		return
-	}
-	a.log.Info("the provider's file is gone: our conflist is removed", "source", inst.Source, "removed", inst.path())
-}
-
-func (a *agent) install(ctx context.Context, inst installation, paths runtimePaths) error {
-	w, err := inst.wrap()
-	if err == nil {
-		err = paths.accepts(w)
-	}
-	if err == nil && !a.verified {
-		_, err = inst.verifyBinary(ctx)
-		a.verified = err == nil
-	}
-	if err != nil {
-		return err
-	}
-	binary, err := inst.installBinary()
-	if err != nil {
-		return err
-	}
-	conflist, err := inst.writeConflist()
-	if err == nil && (binary || conflist) {
-		a.log.Info("installed", "binary", binary, "conflist", conflist, "path", inst.path(), "source", w.source.Path)
-	}
-	return err
-}
-
-// tell logs an error once, until it is another one.
-func (a *agent) tell(err error) {
-	text := ""
-	if err != nil {
-		text = err.Error()
-	}
-	if text != a.said && text != "" {
-		a.log.Warn("unwind is not installed as it should be; trying again", "err", text)
-	}
-	a.said = text
-}
-
-// sweep releases what is dead, or says what it would release.
-func (a *agent) sweep(ctx context.Context, inst installation) {
-	list, err := listFor(ctx, sweepFlags{cri: a.flags.cri}, nil)
-	if err != nil {
-		a.log.Warn("asking the runtime for its pods", "err", err)
-	}
-	stateDir := inst.stateDir()
-	pools, err := plugin.ReadPools(inst.ConfDir, stateDir)
-	if err != nil {
-		a.log.Warn("reading the pools", "err", err)
-	}
-	p := &plugin.Plugin{Stdout: io.Discard, Stderr: a.stderr, Budgets: plugin.DefaultBudgets}
-	findings, err := p.Sweep(ctx, stateDir, plugin.Sweep{List: list, Pools: pools, DryRun: a.flags.observe})
-	if err != nil {
-		a.log.Warn("sweep", "err", err)
-	}
-	words := map[string]int{}
-	for i := range findings {
-		word, why := result(&findings[i], a.flags.observe)
-		words[word]++
-		if word == "released" || word == "to be released" {
-			a.log.Info(word, "attachment", findings[i].Key.String(), "why", why)
-		}
-	}
-	if n := words["unknown"]; n > 0 && n == len(findings) {
-		a.log.Warn("nothing can be told of any attachment; run this on the host, or with --host", "attachments", n)
-	}
-	if words["released"]+words["to be released"]+words["pending"] > 0 {
-		a.log.Info("swept", "released", words["released"], "to be released", words["to be released"], "pending", words["pending"],
-			"live", words["live"], "unknown", words["unknown"])
-	}
-}
-
-// serve serves the metrics, and whether the loop turns.
+// serve serves the metrics, and whether the loops turn.
 func (a *agent) serve(inst installation) (stop func(), err error) {
 	if a.flags.listen == "" {
 		return func() {}, nil
@@ -271,14 +160,21 @@ func (a *agent) serve(inst installation) (stop func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("--listen: %w", err)
 	}
-	c := &collector{
-		ctx: context.Background(), stderr: a.stderr, flags: sweepFlags{confDir: inst.ConfDir, stateDir: inst.stateDir()},
-		failed: func(err error) { a.log.Warn("metrics", "err", err) },
-	}
+	a.log.Info("serving", "address", l.Addr().String())
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(c.registry(), promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
+		var failed error
+		c := &collector{
+			ctx: r.Context(), stderr: io.Discard, flags: sweepFlags{where: where{inst.ConfDir, a.journalDir(inst)}},
+			failed: func(err error) { failed = err },
+		}
+		promhttp.HandlerFor(c.registry(), promhttp.HandlerOpts{}).ServeHTTP(w, r)
+		if r.Context().Err() == nil {
+			a.once.warn("metrics", "metrics", failed)
+		}
+	})
 	mux.HandleFunc("GET /healthz", a.healthz)
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute}
 	go func() {
 		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 			a.log.Error("serving", "err", err)
@@ -287,11 +183,24 @@ func (a *agent) serve(inst installation) (stop func(), err error) {
 	return func() { _ = server.Close() }, nil
 }
 
-// healthz says whether the loop turns: a sweep takes as long as its DELs do, but not for ever.
+// patience is for how long a loop may be at one thing: the DELs of one attachment have 45 s, and may wait for others.
+const patience = 10 * time.Minute
+
+// healthz says whether the loops turn.
 func (a *agent) healthz(w http.ResponseWriter, _ *http.Request) {
-	if since := time.Since(time.Unix(0, a.turned.Load())); since > a.flags.interval+10*time.Minute {
-		http.Error(w, fmt.Sprintf("a sweep has taken %s", roughly(since)), http.StatusServiceUnavailable)
+	for what, p := range map[string]*pulse{"looking after the install": &a.keeping, "sweeping": &a.sweeping} {
+		since := p.since()
+		if what != "sweeping" && a.flags.noInstall || since <= a.flags.interval+patience {
+			continue
+		}
+		http.Error(w, fmt.Sprintf("%s has come no further for %s", what, roughly(since)), http.StatusServiceUnavailable)
 		return
 	}
 	_, _ = io.WriteString(w, "ok\n")
 }
+
+// pulse is a time of which goroutines tell each other.
+type pulse struct{ last atomic.Int64 }
+
+func (p *pulse) beat()                { p.last.Store(time.Now().UnixNano()) }
+func (p *pulse) since() time.Duration { return time.Since(time.Unix(0, p.last.Load())) }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -12,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 	bolt "go.etcd.io/bbolt"
@@ -29,14 +31,21 @@ func TestMain(m *testing.M) {
 	case "unwindctl":
 		main()
 	case plugin.Name:
-		p := &plugin.Plugin{Stdout: os.Stdout, Stderr: os.Stderr, Budgets: plugin.DefaultBudgets}
-		os.Exit(p.Main(context.Background(), "CNI plugin unwind dev: under test"))
+		runPlugin()
 	case "journal":
 		writeJournal()
 	default:
+		if strings.HasPrefix(os.Args[0], openFiles) { // the plugin to install, which has no path on the host
+			runPlugin()
+		}
 		os.Exit(sandbox.Run(m))
 	}
 	os.Exit(0)
+}
+
+func runPlugin() {
+	p := &plugin.Plugin{Stdout: os.Stdout, Stderr: os.Stderr, Budgets: plugin.DefaultBudgets}
+	os.Exit(p.Main(context.Background(), "CNI plugin unwind dev: under test"))
 }
 
 // programs returns a folder with the programs that TestMain knows.
@@ -91,11 +100,13 @@ func unmountAll(dir string) {
 //	journal bury DIR FILE…     deletes entries and leaves tombstones
 //	journal damage DIR FILE…   replaces the bytes of entries
 //	journal newer DIR          makes the journal one that only a newer release can read
+//	journal record DIR FILE…   records events, each a JSON file, as of when it says: "ago" is a duration
+//	journal count DIR N NAME LABEL…   sets a counter
 func writeJournal() {
 	dir, err := filepath.Abs(os.Args[2])
 	if err == nil {
 		err = map[string]func(*journal.Store, []string) error{
-			"put": put, "copy": putCopies, "bury": bury, "damage": damage, "newer": newer,
+			"put": put, "copy": putCopies, "bury": bury, "damage": damage, "newer": newer, "record": record, "count": count,
 		}[os.Args[1]](&journal.Store{Dir: dir}, os.Args[3:])
 	}
 	if err != nil {
@@ -161,6 +172,56 @@ func damage(s *journal.Store, files []string) error {
 
 func newer(s *journal.Store, _ []string) error {
 	return inFile(s, "meta", "format", become(`{"writer":99,"oldestReader":99}`))
+}
+
+func record(s *journal.Store, files []string) error {
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		var e journal.Event
+		var when struct{ Ago string }
+		if err = errors.Join(err, json.Unmarshal(data, &e), json.Unmarshal(data, &when)); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+		ago, err := time.ParseDuration(when.Ago)
+		if err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+		if err := s.Update(context.Background(), func(tx *journal.Tx) error { return tx.Record(e) }); err != nil {
+			return err
+		}
+		if err := inLast(s, "history", func(event []byte) ([]byte, error) {
+			if err := json.Unmarshal(event, &e); err != nil {
+				return nil, err
+			}
+			e.At.Wall = e.At.Wall.Add(-ago)
+			return json.Marshal(e)
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// inLast changes the last value of a bucket past the journal's own code.
+func inLast(s *journal.Store, bucket string, change func([]byte) ([]byte, error)) error {
+	db, err := bolt.Open(s.Path(), 0o600, nil)
+	if err != nil {
+		return err
+	}
+	return errors.Join(db.Update(func(tx *bolt.Tx) error {
+		b := tx.Bucket([]byte(bucket))
+		key, value := b.Cursor().Last()
+		value, err := change(value)
+		return errors.Join(err, b.Put(bytes.Clone(key), value))
+	}), db.Close())
+}
+
+func count(s *journal.Store, args []string) error {
+	n, err := strconv.ParseUint(args[0], 10, 64)
+	if err != nil {
+		return err
+	}
+	return s.Update(context.Background(), func(tx *journal.Tx) error { return tx.SetCounter(n, args[1], args[2:]...) })
 }
 
 func eachEntry(files []string, do func(*journal.Entry) error) error {

@@ -1,18 +1,14 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
-	"path/filepath"
 	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
-	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin"
 )
@@ -39,12 +35,18 @@ func showCommand() *cobra.Command {
 		Example: "  unwindctl show 10.22.0.5\n  unwindctl show default/web-0\n  unwindctl show 4ac0",
 		Args:    oneArg,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			var err error
-			if flags.stateDir, err = filepath.Abs(flags.stateDir); err != nil {
+			if err := flags.resolve(); err != nil {
 				return err
 			}
 			all, err := show(cmd, args[0], flags)
+			var wrong usageError
+			if errors.As(err, &wrong) {
+				return err
+			}
 			if len(all) == 0 {
+				if damaged := damagedOf(err, args[0]); damaged != nil {
+					return explainDamaged(cmd.OutOrStdout(), damaged, asJSON)
+				}
 				return errors.Join(err, explainNothing(cmd.Context(), cmd.OutOrStdout(), args[0], flags, asJSON))
 			}
 			if asJSON {
@@ -63,8 +65,11 @@ func show(cmd *cobra.Command, arg string, flags sweepFlags) ([]shown, error) {
 	ctx := cmd.Context()
 	attachments, err := readJournal(ctx, &journal.Store{Dir: flags.stateDir})
 	found, findErr := find(attachments, arg)
-	if findErr != nil || len(found) == 0 {
-		return nil, errors.Join(findErr, err)
+	if findErr != nil {
+		return nil, findErr
+	}
+	if len(found) == 0 {
+		return nil, err
 	}
 	list, listErr := listFor(ctx, flags, cmd.InOrStdin())
 	p := &plugin.Plugin{Stdout: io.Discard, Stderr: cmd.ErrOrStderr(), Budgets: plugin.DefaultBudgets}
@@ -75,67 +80,9 @@ func show(cmd *cobra.Command, arg string, flags sweepFlags) ([]shown, error) {
 		if f == nil { // it went between the two looks
 			continue
 		}
-		all = append(all, shown{a, string(f.Fate), oneLine(f.Reason), f.Facts(), summary(&a, f)})
+		all = append(all, shown{a, string(f.Fate), oneLine(f.Reason), f.Facts(), summary(&a, f, attachments)})
 	}
 	return all, errors.Join(err, listErr, judgeErr)
-}
-
-// summary says in sentences who holds what, why it is kept, and what would release it.
-func summary(a *attachment, f *plugin.Finding) []string {
-	who := "container " + a.ContainerID
-	if a.Pod != nil {
-		who = fmt.Sprintf("pod %s (container %s)", podName(a.Pod), short(a.ContainerID))
-	}
-	has := "No address is known of"
-	if len(a.Addresses) > 0 {
-		has = strings.Join(addressTexts(a.Addresses), " and ") + map[bool]string{true: " was", false: " were"}[len(a.Addresses) == 1] + " given to"
-	}
-	lines := []string{fmt.Sprintf("%s %s, for interface %s in network %s, %s ago.", has, who, a.IfName, a.Network, ago(a.Created))}
-	if len(a.freed) > 0 {
-		lines = append(lines, fmt.Sprintf("What gave out %s has taken it back: another pod may have it.", strings.Join(addressTexts(a.freed), " and ")))
-	}
-	reason := oneLine(f.Reason)
-	switch {
-	case f.Fate == plugin.Unknown:
-		lines = append(lines, fmt.Sprintf("It is kept, for whether it lives cannot be told: %s.", reason))
-	case !f.Ends():
-		return append(lines, fmt.Sprintf("It is kept, for it lives: %s.", reason),
-			"Its runtime's DEL releases it. Without one, any sweep does once its network namespace, every process in it and the host's end of its interface are gone.")
-	case f.Fate == plugin.Foreign:
-		lines = append(lines, fmt.Sprintf("It is dead here: %s. No DEL is run for it; unwindctl sweep %s releases what host-local keeps on this disk.", reason, a.key()))
-		return lines
-	default:
-		lines = append(lines, fmt.Sprintf("It is dead and to be released: %s.", reason))
-	}
-	for _, s := range a.Steps {
-		if text := s.sentence(); text != "" {
-			lines = append(lines, text)
-		}
-	}
-	if f.Ends() {
-		lines = append(lines, fmt.Sprintf("Each sweep tries again; unwindctl sweep %s does it now. What can never be undone can be given up: unwindctl forget %s.", a.key(), a.key()))
-	}
-	return lines
-}
-
-// sentence says what a DEL that is owed waits for.
-func (s *step) sentence() string {
-	next := "It is tried again by the next sweep."
-	if s.wait > 0 {
-		next = fmt.Sprintf("It is tried again after %s.", roughly(s.wait))
-	}
-	switch {
-	case s.LastError != "":
-		return fmt.Sprintf("The DEL of %s failed, %s so far, at last with code %d: %s. %s",
-			s.Plugin, plural(s.Attempts, "time", "times"), s.LastCode, oneLine(s.LastError), next)
-	case s.Parked:
-		return fmt.Sprintf("The DEL of %s waits until the address has no other owner: it would take that one's rules.", s.Plugin)
-	case s.Again:
-		return fmt.Sprintf("The DEL of %s is run once more, for it was killed while it worked. %s", s.Plugin, next)
-	case s.Attempts == 0:
-		return fmt.Sprintf("The DEL of %s was not tried yet.", s.Plugin)
-	}
-	return ""
 }
 
 func printShown(out io.Writer, all []shown) error {
@@ -188,32 +135,6 @@ func (s *step) state(owed bool) string {
 		return "once more"
 	}
 	return "owed"
-}
-
-// explainNothing says what there is to say of an argument that no attachment in the journal answers to.
-func explainNothing(ctx context.Context, out io.Writer, arg string, flags sweepFlags, asJSON bool) error {
-	if asJSON {
-		return errors.Join(printJSON(out, "attachments", []shown{}), nothing(arg, flags))
-	}
-	var text strings.Builder
-	if address, err := netip.ParseAddr(arg); err == nil {
-		pools, _ := poolsOf(flags)
-		for _, p := range pools {
-			if owner, given, err := ipam.OwnerOf(p.Dir, address); err == nil && given {
-				fmt.Fprintf(&text, "%s is reserved in %s for container %s, interface %s, whom the journal does not know: a pod from before the install, or the journal was lost.\nunwindctl sweep --cri SOCKET asks the runtime, and releases it if nothing has it.\n",
-					address, p.Dir, owner.ContainerID, orNone(owner.IfName))
-			}
-		}
-	}
-	events, err := readHistory(ctx, flags.stateDir)
-	for _, e := range lastOf(events, arg, 3) {
-		fmt.Fprintf(&text, "%s: %s %s ago%s\n", e.Key, e.Kind, ago(e.At.Wall), because(e.Reason))
-	}
-	if text.Len() == 0 {
-		return errors.Join(err, nothing(arg, flags))
-	}
-	_, writeErr := io.WriteString(out, text.String())
-	return errors.Join(err, writeErr)
 }
 
 func nothing(arg string, flags sweepFlags) error {

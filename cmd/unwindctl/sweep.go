@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -21,8 +20,9 @@ import (
 
 // sweepFlags are those of the command, as given.
 type sweepFlags struct {
-	network, cri, valid, confDir, stateDir string
-	dryRun, force, asJSON                  bool
+	where
+	network, cri, valid   string
+	dryRun, force, asJSON bool
 }
 
 func sweepCommand() *cobra.Command {
@@ -45,8 +45,9 @@ func sweepCommand() *cobra.Command {
 			"  waits           it is dead, and nothing can be done yet: WHY says what for\n" +
 			"  kept            it seems dead, but so do over 10, and over 30 %, of those that live by the journal: see --force\n" +
 			"  unknown         whether it lives cannot be told from here; it is kept\n" +
+			"  busy            an ADD, a DEL or another sweep works on it\n" +
 			"  live            counted, and shown only where ATTACHMENT names it\n\n" +
-			"The exit code is 0 if each is released (or to be), waits or lives, and 1 if not.",
+			"The exit code is 0 if each is released (or to be), waits, is busy or lives, and 1 if not.",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {
 				return usageError{fmt.Errorf("one attachment at most, not %d", len(args))}
@@ -68,14 +69,12 @@ func sweepCommand() *cobra.Command {
 // addCommonFlags adds those of every command that judges attachments.
 func addCommonFlags(cmd *cobra.Command, flags *sweepFlags) {
 	cmd.Flags().StringVar(&flags.cri, "cri", "", "ask the runtime at `SOCKET` for its pods, such as /run/containerd/containerd.sock; auto finds it")
-	cmd.Flags().StringVar(&flags.confDir, "conf-dir", "/etc/cni/net.d", "the conflists, which name the pools of host-local, are in `DIR`")
-	cmd.Flags().StringVar(&flags.stateDir, "state-dir", plugin.DefaultStateDir, "the journal is in `DIR`")
+	flags.addFlags(cmd)
 }
 
 func sweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	ctx := cmd.Context()
-	var err error
-	if flags.stateDir, err = filepath.Abs(flags.stateDir); err != nil {
+	if err := flags.resolve(); err != nil {
 		return err
 	}
 	s := plugin.Sweep{Network: flags.network, DryRun: flags.dryRun, Force: flags.force, Progress: progress(cmd.ErrOrStderr())}
@@ -100,6 +99,11 @@ func sweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 		s.Pools, poolErr = poolsOf(flags)
 	}
 	p := &plugin.Plugin{Stdout: io.Discard, Stderr: cmd.ErrOrStderr(), Budgets: plugin.DefaultBudgets}
+	if s.Progress != nil {
+		defer context.AfterFunc(ctx, func() {
+			fmt.Fprintln(cmd.ErrOrStderr(), "\x1b[Kinterrupted: the DELs that run are finished first; once more ends at once")
+		})()
+	}
 	findings, err := p.Sweep(ctx, flags.stateDir, s)
 	listErr = errors.Join(listErr, poolErr)
 	if findings == nil && err != nil {
@@ -162,11 +166,11 @@ func progress(out io.Writer) func(done, of int) {
 		return nil
 	}
 	return func(done, of int) {
-		end := ""
+		text := fmt.Sprintf("%d of %s tried\r", done, attachmentsOf(of)) // what is logged meanwhile is written over it
 		if done == of {
-			end = "\r\x1b[K" // the table has it all
+			text = "" // the table has it all
 		}
-		fmt.Fprintf(out, "\r%d of %s tried%s", done, attachmentsOf(of), end)
+		fmt.Fprint(out, "\x1b[K", text)
 	}
 }
 
@@ -250,7 +254,7 @@ func printFindings(out io.Writer, findings []plugin.Finding, dryRun, all bool) e
 		return err
 	}
 	var words []string
-	for _, word := range []string{"released", "to be released", "pending", "waits", "kept", "unknown", "live"} {
+	for _, word := range []string{"released", "to be released", "pending", "waits", "kept", "unknown", "busy", "live"} {
 		if count[word] > 0 {
 			words = append(words, fmt.Sprintf("%d %s", count[word], word))
 		}
@@ -288,6 +292,8 @@ func result(f *plugin.Finding, dryRun bool) (word, why string) {
 	switch {
 	case f.Fate == plugin.Unknown:
 		word = "unknown"
+	case f.Busy:
+		word = "busy"
 	case !f.Ends():
 		word = "live"
 	case errors.As(f.Err, &brake):

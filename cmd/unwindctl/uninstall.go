@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -60,7 +61,7 @@ func uninstall(cmd *cobra.Command, flags uninstallFlags) error {
 	} else {
 		fmt.Fprintf(&text, "unwind is not in use: there is no %s.\n", i.path())
 	}
-	said, binaryErr := i.removeBinary(cmd, flags.cacheDir)
+	said, binaryErr := i.removeBinary(cmd, flags.cacheDir, flags.stateDir)
 	text.WriteString(said)
 	text.WriteString(owed(cmd, flags.stateDir))
 	_, err = cmd.OutOrStdout().Write([]byte(text.String()))
@@ -76,14 +77,15 @@ func (i installation) stateDir() string {
 }
 
 // removeBinary removes the plugin if nothing names it, and says what was done.
-func (i installation) removeBinary(cmd *cobra.Command, cacheDir string) (string, error) {
+func (i installation) removeBinary(cmd *cobra.Command, cacheDir, stateDir string) (string, error) {
 	path := filepath.Join(i.BinDir, plugin.Name)
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return "", nil
 	}
 	conflists, err := i.naming()
-	cached, cacheErr := cachedNaming(filepath.Join(cacheDir, "results"))
-	if err = errors.Join(err, cacheErr); err != nil {
+	known, knownErr := containersOf(cmd.Context(), stateDir)
+	cached, cacheErr := cachedNaming(filepath.Join(cacheDir, "results"), known)
+	if err = errors.Join(err, knownErr, cacheErr); err != nil {
 		return fmt.Sprintf("kept:      %s (whether something names it cannot be told)\n", path), err
 	}
 	var why []string
@@ -121,7 +123,7 @@ func (i installation) naming() ([]string, error) {
 
 // cachedNaming returns how many attachments libcni has cached with a configuration in which unwind is (cni libcni/api.go
 // cachedInfo). CRI-O gives a DEL that configuration (ocicni pkg/ocicni/ocicni.go loadNetworkFromCache).
-func cachedNaming(dir string) (int, error) {
+func cachedNaming(dir string, known map[string]bool) (int, error) {
 	files, err := os.ReadDir(dir)
 	if err != nil {
 		return 0, ignoreMissing(err)
@@ -135,13 +137,29 @@ func cachedNaming(dir string) (int, error) {
 			return 0, err
 		}
 		var cached struct {
-			Config []byte `json:"config"`
+			Config      []byte `json:"config"`
+			ContainerID string `json:"containerId"`
+			NetNS       string `json:"netns"`
 		}
-		if json.Unmarshal(data, &cached) == nil && names(cached.Config, "") {
+		if json.Unmarshal(data, &cached) != nil || !names(cached.Config, "") {
+			continue
+		}
+		// One whose namespace is gone, and that the journal does not have any more, was swept: the runtime has forgotten it.
+		if _, err := os.Stat(cached.NetNS); cached.NetNS == "" || err == nil || known[cached.ContainerID] {
 			count++
 		}
 	}
 	return count, nil
+}
+
+// containersOf returns the IDs of the containers that the journal has.
+func containersOf(ctx context.Context, stateDir string) (map[string]bool, error) {
+	attachments, err := readJournal(ctx, &journal.Store{Dir: stateDir})
+	known := map[string]bool{}
+	for _, a := range attachments {
+		known[a.ContainerID] = true
+	}
+	return known, err
 }
 
 // owed says what the journal holds.

@@ -2,20 +2,16 @@ package e2e
 
 import (
 	"bufio"
-	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -33,14 +29,12 @@ type Node struct {
 	// Root is the node's file system as others see it, for files and sockets.
 	Root string
 
+	lock  *os.File      // on the disk, see newDisk
 	first *os.Process   // its first process
 	said  *bufio.Reader // its standard output
 	work  chan func()   // to be run on the node's thread
 	boots int
 }
-
-// commandTimeout bounds a command on a node; DELs and sweeps take their time while plugins fail.
-const commandTimeout = 2 * time.Minute
 
 // The folders of CNI on a node.
 const (
@@ -54,11 +48,8 @@ var dataDirs = []string{"cni", "containerd", "containers", "kubelet", "etcd"}
 // NewNode makes a node that ends with the test.
 func NewNode(t testing.TB) *Node {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "unwind-e2e-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := &Node{TB: t, Dir: dir, work: make(chan func())}
+	dir, lock := newDisk(t)
+	n := &Node{TB: t, Dir: dir, lock: lock, work: make(chan func())}
 	if err := os.Mkdir(n.faultyDir(), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -235,62 +226,6 @@ func (n *Node) Reboot() {
 	})
 }
 
-// EmptyDisk removes all that is in a folder of the disk, such as "containerd".
-func (n *Node) EmptyDisk(name string) {
-	n.Helper()
-	entries, err := os.ReadDir(filepath.Join(n.Dir, name))
-	for _, e := range entries {
-		err = errors.Join(err, os.RemoveAll(filepath.Join(n.Dir, name, e.Name())))
-	}
-	if err != nil {
-		n.Fatal(err)
-	}
-}
-
-// KillPlugins kills all plugins that run on the node, unwind before its delegates.
-func (n *Node) KillPlugins() {
-	n.Helper()
-	for _, program := range []string{"unwind", "*"} {
-		for _, pid := range n.processes(program) {
-			if err := unix.Kill(pid, unix.SIGKILL); err != nil && err != unix.ESRCH {
-				n.Fatal(err)
-			}
-		}
-	}
-}
-
-// processes returns the processes of the node, by their numbers here, that run a plugin.
-func (n *Node) processes(pattern string) (pids []int) {
-	n.Helper()
-	node, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", n.first.Pid))
-	if err != nil {
-		n.Fatal(err)
-	}
-	exes, _ := filepath.Glob("/proc/[0-9]*/exe")
-	for _, exe := range exes {
-		dir := filepath.Dir(exe)
-		if ns, err := os.Readlink(filepath.Join(dir, "ns/pid")); err != nil || ns != node {
-			continue
-		}
-		program, err := os.Readlink(exe)
-		if err != nil {
-			continue // it has ended
-		}
-		if ok, _ := filepath.Match(pattern, filepath.Base(program)); !ok {
-			continue
-		}
-		if _, err := os.Lstat(n.File(PluginDir, filepath.Base(program))); err != nil {
-			continue
-		}
-		pid, err := strconv.Atoi(filepath.Base(dir))
-		if err != nil {
-			n.Fatal(err)
-		}
-		pids = append(pids, pid)
-	}
-	return pids
-}
-
 // unmountAll lets go of what runtimes mounted, and empties /run.
 func (n *Node) unmountAll() error {
 	mounts, err := os.ReadFile("/proc/1/mounts")
@@ -319,7 +254,8 @@ func (n *Node) close() {
 		_ = n.first.Kill()
 		_, _ = n.first.Wait()
 	}
-	n.removeCgroups()
+	removeCgroups(n, n.Cgroup())
+	_ = n.lock.Close()
 	if err := os.RemoveAll(n.Dir); err != nil {
 		n.Error(err)
 	}
@@ -327,75 +263,3 @@ func (n *Node) close() {
 
 // Cgroup is where the node's pods are.
 func (n *Node) Cgroup() string { return "/" + filepath.Base(n.Dir) }
-
-// removeCgroups removes those of the node's pods in all hierarchies, innermost first.
-func (n *Node) removeCgroups() {
-	for _, pattern := range []string{"/sys/fs/cgroup" + n.Cgroup(), "/sys/fs/cgroup/*" + n.Cgroup()} {
-		tops, _ := filepath.Glob(pattern)
-		for _, top := range tops {
-			var dirs []string
-			_ = filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
-				if err == nil && d.IsDir() {
-					dirs = append(dirs, path)
-				}
-				return nil
-			})
-			slices.Reverse(dirs)
-			for _, dir := range dirs {
-				if err := os.Remove(dir); err != nil {
-					n.Log(err)
-				}
-			}
-		}
-	}
-}
-
-// File returns how others reach a file of the node.
-func (n *Node) File(path ...string) string {
-	return filepath.Join(append([]string{n.Root}, path...)...)
-}
-
-// Write writes a file of the node, as a whole: a runtime that watches its folder never sees half of it.
-func (n *Node) Write(path, text string) {
-	n.Helper()
-	dir, name := filepath.Split(n.File(path))
-	temp := filepath.Join(dir, "."+name+".new")
-	if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(temp, []byte(text), 0o644), os.Rename(temp, filepath.Join(dir, name))); err != nil {
-		n.Fatal(err)
-	}
-}
-
-// Start starts a program on the node.
-func (n *Node) Start(cmd *exec.Cmd) error {
-	cmd.Env = append(os.Environ(), cmd.Env...)
-	return n.try(cmd.Start)
-}
-
-// Try runs a program on the node and returns what it prints.
-func (n *Node) Try(name string, args ...string) (stdout, stderr string, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
-	defer cancel()
-	var out, errs strings.Builder
-	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	if err = n.Start(cmd); err == nil {
-		err = cmd.Wait()
-	}
-	return out.String(), errs.String(), err
-}
-
-// Run runs a program on the node, and fails the test if it fails.
-func (n *Node) Run(name string, args ...string) string {
-	n.Helper()
-	stdout, stderr, err := n.Try(name, args...)
-	if err != nil {
-		n.Fatalf("%s %s: %v\n%s%s", filepath.Base(name), strings.Join(args, " "), err, stdout, stderr)
-	}
-	return stdout
-}
-
-// Unwindctl runs the operator's program on the node.
-func (n *Node) Unwindctl(args ...string) string {
-	n.Helper()
-	return n.Run(Path(n, "bin/unwindctl"), args...)
-}

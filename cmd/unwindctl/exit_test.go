@@ -1,0 +1,305 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin"
+)
+
+// TestExitCode has the codes of errors that come together: the command line before all.
+func TestExitCode(t *testing.T) {
+	t.Parallel()
+	alive := t.Context()
+	interrupted, cancel := context.WithCancel(alive)
+	cancel()
+	usage, other := usageError{errors.New("usage")}, errors.New("other")
+	for _, c := range []struct {
+		name string
+		ctx  context.Context
+		err  error
+		want int
+	}{
+		{"none", alive, nil, 0}, {"an error", alive, other, 1}, {"the command line", alive, usage, 2},
+		{"both", alive, errors.Join(other, fmt.Errorf("wrapped: %w", usage)), 2},
+		{"interrupted", interrupted, other, 130}, {"interrupted, and done all the same", interrupted, nil, 0},
+	} {
+		if got := exitCode(c.ctx, c.err); got != c.want {
+			t.Errorf("%s: %d, want %d", c.name, got, c.want)
+		}
+	}
+}
+
+// terminal is a pseudo-terminal, with what is written to it.
+type terminal struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (term *terminal) String() string {
+	term.mu.Lock()
+	defer term.mu.Unlock()
+	return term.text.String()
+}
+
+// newTerminal makes a pseudo-terminal and returns its far end, for a program.
+func newTerminal(t *testing.T) (term *terminal, program *os.File) {
+	t.Helper()
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() { _ = master.Close() })
+	n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0)
+	}
+	if err == nil {
+		program, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	}
+	if err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() { _ = program.Close() })
+	term = &terminal{}
+	go func() {
+		data := make([]byte, 4096)
+		for {
+			n, err := master.Read(data)
+			term.mu.Lock()
+			term.text.Write(data[:n])
+			term.mu.Unlock()
+			if err != nil {
+				return
+			}
+		}
+	}()
+	return term, program
+}
+
+// screen is what a terminal shows of a text, line by line: with carriage returns and "erase to the end of the line".
+func screen(text string) (lines []string) {
+	for _, line := range strings.Split(strings.ReplaceAll(text, "\r\n", "\n"), "\n") {
+		var shown []rune
+		at := 0
+		for rest := line; rest != ""; {
+			switch {
+			case strings.HasPrefix(rest, "\x1b[K"):
+				shown, rest = shown[:min(at, len(shown))], rest[3:]
+			case rest[0] == '\r':
+				at, rest = 0, rest[1:]
+			default:
+				r := []rune(rest)[0]
+				if rest = rest[len(string(r)):]; at < len(shown) {
+					shown[at] = r
+				} else {
+					shown = append(shown, r)
+				}
+				at++
+			}
+		}
+		lines = append(lines, string(shown))
+	}
+	return lines
+}
+
+// dead adds attachments that are dead, and whose DEL goes so.
+func (n *node) dead(many int, mode string) {
+	n.Helper()
+	n.netns("d")
+	n.add(home, "d", n.pin("d"))
+	e := n.entry("d")
+	err := n.store.Update(context.Background(), func(tx *journal.Tx) error {
+		e.Newest().Host.BootID = "earlier"
+		for i := range many {
+			e.ContainerID, e.Newest().Number, e.State = fmt.Sprintf("d-%d", i), 0, journal.Live
+			if err := putIn(tx, e); err != nil {
+				return err
+			}
+		}
+		return tx.Delete(journal.Key{Network: network, ContainerID: "d", IfName: "eth0"})
+	})
+	if err != nil {
+		n.Fatal(err)
+	}
+	n.plan(map[string]string{"DEL": mode})
+}
+
+// TestProgress: on a terminal a sweep shows how far it has come, and in the end nothing of it is left on the screen. Elsewhere there
+// is none.
+func TestProgress(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.dead(12, "fail")
+	term, stderr := newTerminal(t)
+	cmd := n.ctl("", "sweep")
+	var stdout bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, stderr
+	_ = cmd.Run()
+	eventually(t, "the error", func() bool { return strings.Contains(term.String(), "error: 12 attachments could not") })
+	text := term.String()
+	for _, want := range []string{"1 of 12 attachments tried", "11 of 12 attachments tried", "level=WARN"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in %q", want, text)
+		}
+	}
+	for _, line := range screen(text) {
+		if strings.Contains(line, " of 12 ") || line != "" && !strings.HasPrefix(line, "time=") && !strings.HasPrefix(line, "error: ") {
+			t.Errorf("on the screen: %q", line)
+		}
+	}
+	if strings.Contains(stdout.String(), "tried") {
+		t.Errorf("stdout: %s", stdout.String())
+	}
+	if out := n.sweep(home); strings.Contains(out.stderr, " of 12 ") {
+		t.Errorf("without a terminal: %s", out.stderr)
+	}
+	n.plan(nil)
+	term, stderr = newTerminal(t)
+	cmd = n.ctl("", "sweep")
+	cmd.Stderr = stderr
+	if err := cmd.Run(); err != nil {
+		t.Error(err)
+	}
+	eventually(t, "the progress", func() bool { return strings.Contains(term.String(), "11 of 12 ") })
+	time.Sleep(100 * time.Millisecond)
+	if got := screen(term.String()); strings.Join(got, "") != "" {
+		t.Errorf("left on the screen: %q", got)
+	}
+}
+
+// TestInterrupted: what a sweep has begun when it is interrupted is finished, and nothing more is begun. A second signal ends it at
+// once; a DEL that is cut off stays owed.
+func TestInterrupted(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		sig   syscall.Signal
+		twice bool
+	}{{syscall.SIGINT, false}, {syscall.SIGTERM, false}, {syscall.SIGHUP, false}, {syscall.SIGINT, true}} {
+		t.Run(fmt.Sprintf("%v, twice %t", c.sig, c.twice), func(t *testing.T) {
+			t.Parallel()
+			const many = 40
+			n := newNode(t)
+			n.dead(many, "hold")
+			term, stderr := newTerminal(t)
+			cmd := n.ctl("", "sweep")
+			cmd.Stderr = stderr
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			held := func() []string {
+				files, _ := filepath.Glob(filepath.Join(n.dir, "held", "DEL.*"))
+				return files
+			}
+			workers := 0
+			eventually(t, "the workers", func() bool {
+				before := workers
+				workers = len(held())
+				time.Sleep(200 * time.Millisecond)
+				return workers > 0 && workers == before
+			})
+			if err := cmd.Process.Signal(c.sig); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "the answer", func() bool { return strings.Contains(term.String(), "interrupted: ") })
+			if c.twice {
+				if err := cmd.Process.Signal(c.sig); err != nil {
+					t.Fatal(err)
+				}
+				_ = cmd.Wait()
+				if ws := cmd.ProcessState.Sys().(syscall.WaitStatus); !ws.Signaled() || ws.Signal() != c.sig {
+					t.Errorf("it ended with %v", cmd.ProcessState)
+				}
+				if left := len(n.ids()); left != many {
+					t.Errorf("%d are left, want all %d", left, many)
+				}
+				n.plan(nil)
+				for _, file := range held() {
+					_ = os.Remove(file)
+				}
+				eventually(t, "all released", func() bool { n.sweep(home); return len(n.ids()) == 0 })
+				return
+			}
+			n.plan(nil)
+			for _, file := range held() {
+				_ = os.Remove(file)
+			}
+			_ = cmd.Wait()
+			if code := cmd.ProcessState.ExitCode(); code != exitInterrupted {
+				t.Errorf("exit code %d", code)
+			}
+			if left := len(n.ids()); left != many-workers {
+				t.Errorf("%d are left, of %d with %d workers", left, many, workers)
+			}
+		})
+	}
+}
+
+// TestFindPodSandboxes: --cri auto has the pods of every runtime of the node. If one of them does not answer there is no list,
+// for its pods would be missing; one that has no pods at all is passed over.
+func TestFindPodSandboxes(t *testing.T) {
+	t.Parallel()
+	fails := func(code codes.Code) string {
+		return serve(t, func(context.Context) ([]*cri.PodSandbox, error) { return nil, status.Error(code, "no") })
+	}
+	one, two := serveThese(t, sandboxOf("one", 0)), serveThese(t, sandboxOf("two", cri.PodSandboxState_SANDBOX_NOTREADY))
+	none, empty, docker := filepath.Join(t.TempDir(), "none.sock"), serveThese(t), fails(codes.Unimplemented)
+	deaf, l := listen(t)
+	_ = l // which no one reads
+	refusing := filepath.Join(t.TempDir(), "dead.sock")
+	if fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0); err != nil {
+		t.Fatal(err)
+	} else if err := unix.Bind(fd, &unix.SockaddrUnix{Name: refusing}); err != nil {
+		t.Skip(err) // a long path
+	}
+	for _, c := range []struct {
+		name    string
+		sockets []string
+		want    []string // nil: no list
+		err     string
+	}{
+		{"none", []string{none}, nil, "no runtime listens"},
+		{"no sockets", nil, nil, "no runtime listens"},
+		{"one", []string{none, one}, []string{"one"}, ""},
+		{"two", []string{one, none, two}, []string{"one", "two"}, ""},
+		{"one without pods", []string{empty}, []string{}, ""},
+		{"two, one without pods", []string{empty, two}, []string{"two"}, ""},
+		{"Docker's containerd", []string{docker}, nil, "no runtime listens"},
+		{"Docker's containerd and another", []string{docker, one}, []string{"one"}, ""},
+		{"another and Docker's containerd", []string{one, docker}, []string{"one"}, ""},
+		{"one that fails", []string{one, fails(codes.Internal), two}, nil, "no"},
+		{"one that is down", []string{one, refusing}, nil, "connection refused"},
+		{"one that says nothing", []string{one, deaf}, nil, "DeadlineExceeded"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			list, err := findPodSandboxes(t.Context(), c.sockets)
+			if (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) {
+				t.Errorf("%v, want %q", err, c.err)
+			}
+			if (list != nil) != (c.want != nil) || list != nil && (len(list.Valid) != len(c.want) || !list.Pods || list.Network != "") {
+				t.Fatalf("%+v, want %v", list, c.want)
+			}
+			for _, id := range c.want {
+				if !list.Valid[plugin.Attachment{ContainerID: id}] {
+					t.Errorf("%v has not %s", list.Valid, id)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,284 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin"
+)
+
+// secret is in every configuration, and in CNI_ARGS: no output and no log may have it.
+const secret = "s3cret"
+
+// looks are the commands that change nothing. CONF stands for the folder of conflists.
+var looks = [][]string{
+	{"list"}, {"list", "--json"}, {"list", "--network", network},
+	{"show", "stuck"}, {"show", "live", "--json"}, {"show", "10.9.0.99"}, {"show", "default/many"}, {"show", "nobody"},
+	{"history"}, {"history", "--json"}, {"ipam"}, {"ipam", "--json"}, {"metrics"},
+	{"sweep", "--dry-run"}, {"sweep", "--dry-run", "--json"}, {"sweep", "--dry-run", "--force", "stuck"},
+	{"forget", "stuck"}, {"forget", "live"}, {"forget", "--network", network, "--dead"},
+}
+
+// crowd gives a node what there is to look at: a live attachment and many more of one pod, one whose DEL fails, one that is
+// damaged, a pool with a stray reservation, and a history. It returns the folder of conflists.
+func (n *node) crowd(many int) (confDir string) {
+	n.Helper()
+	n.chain = fmt.Sprintf(`{"type": "faulty", "dir": %q, "instance": "p", "password": %q, "ipam": {"type": "host-local",
+		"subnet": "10.9.0.0/24", "dataDir": %q}}`, n.dir, secret, filepath.Join(n.dir, "ipam"))
+	confDir = filepath.Join(n.dir, "net.d")
+	err := errors.Join(os.Mkdir(confDir, 0o755), os.WriteFile(filepath.Join(confDir, "10-podnet.conflist"), fmt.Appendf(nil,
+		`{"cniVersion": "1.0.0", "name": %q, "plugins": [{"type": "unwind", "stateDir": %q, "token": %q, "chain": {"plugins": [%s]}}]}`,
+		network, n.state, secret, n.chain), 0o600))
+	n.netns("live", "stuck", "rolledback", "damaged")
+	n.add(home, "live", n.pin("live"))
+	n.plan(map[string]string{"ADD": "garbage"})
+	n.verb(home, "ADD", "rolledback", n.pin("rolledback"))
+	n.plan(map[string]string{"ADD": "fail-effect", "DEL": "fail"})
+	n.verb(home, "ADD", "stuck", n.pin("stuck"))
+	n.plan(nil)
+	if e := n.entry("stuck"); e == nil || e.State != journal.Unwinding {
+		n.Fatalf("the journal has %+v, want one that owes a DEL", e)
+	}
+	err = errors.Join(err, os.WriteFile(filepath.Join(n.dir, "ipam", network, "10.9.0.99"), []byte("stranger"), 0o600))
+	err = errors.Join(err, n.store.Update(context.Background(), func(tx *journal.Tx) error {
+		live, err := tx.Get(journal.Key{Network: network, ContainerID: "live", IfName: "eth0"})
+		if err != nil {
+			return err
+		}
+		live.Pod.Name = "many"
+		live.Newest().Args += ";TOKEN=" + secret
+		for i := range many {
+			live.ContainerID, live.Newest().Number = fmt.Sprintf("many-%d", i), 0
+			if err := putIn(tx, live); err != nil {
+				return err
+			}
+			if err := tx.Record(journal.Event{Key: live.Key, Kind: journal.Swept, Pod: live.Pod, Reason: strings.Repeat("why ", 40),
+				Addresses: []netip.Addr{netip.MustParseAddr("10.9.0.98")}}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	if err != nil {
+		n.Fatal(err)
+	}
+	return confDir
+}
+
+// ctl is unwindctl with the node's folders.
+func (n *node) ctl(confDir string, args ...string) *exec.Cmd {
+	args = append(slices.Clone(args), "--state-dir", n.state)
+	if slices.Contains([]string{"show", "ipam", "metrics", "sweep"}, args[0]) {
+		args = append(args, "--conf-dir", confDir)
+	}
+	return home.command(n, filepath.Join(n.bin, "unwindctl"), args...)
+}
+
+// snapshot is all of some folders: names, modes, times and content.
+func (n *node) snapshot(dirs ...string) string {
+	n.Helper()
+	var text strings.Builder
+	for _, dir := range dirs {
+		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			info, err := d.Info()
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(&text, "%s %v %d %v\n", path, info.Mode(), info.Size(), info.ModTime().UnixNano())
+			if info.Mode().IsRegular() {
+				data, err := os.ReadFile(path)
+				fmt.Fprintf(&text, "%x\n", data)
+				return err
+			}
+			return nil
+		})
+		if err != nil {
+			n.Fatal(err)
+		}
+	}
+	return text.String()
+}
+
+// TestLooking: what looks changes not one byte, no time and no name, and none of the secrets is seen.
+func TestLooking(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	confDir := n.crowd(3)
+	damaged := journal.Key{Network: network, ContainerID: "damaged", IfName: "eth0"}
+	n.add(home, "damaged", n.pin("damaged"))
+	if err := inFile(n.store, "entries", strings.Join([]string{damaged.Network, damaged.ContainerID, damaged.IfName}, "\x00"),
+		become(`{"password": "`+secret+`", "network":`)); err != nil {
+		t.Fatal(err)
+	}
+	before := n.snapshot(n.state, filepath.Join(n.dir, "ipam"), confDir)
+	for _, args := range append(looks, []string{"show", damaged.String()}, []string{"forget", damaged.String()}) {
+		out := n.run(n.ctl(confDir, args...))
+		if n.snapshot(n.state, filepath.Join(n.dir, "ipam"), confDir) != before {
+			t.Fatalf("%v has changed something", args)
+		}
+		if strings.Contains(out.stdout+out.stderr, secret) {
+			t.Errorf("%v shows a secret:\n%s%s", args, out.stdout, out.stderr)
+		}
+		if out.code > 1 || strings.Contains(out.stderr, "panic") {
+			t.Errorf("%v: exit code %d\n%s", args, out.code, out.stderr)
+		}
+		if slices.Contains(args, "--json") {
+			wantDocument(t, args, out.stdout)
+		}
+	}
+	for _, args := range [][]string{{"sweep"}, {"sweep", "--json"}, {"forget", "stuck", "--yes"}, {"history"}, {"history", "--json"}, {"list", "--json"}} {
+		out := n.run(n.ctl(confDir, args...))
+		if strings.Contains(out.stdout+out.stderr, secret) {
+			t.Errorf("%v shows a secret:\n%s%s", args, out.stdout, out.stderr)
+		}
+	}
+}
+
+// wantDocument sees that JSON is an object of "version": 1 and one more key, which has a list.
+func wantDocument(t *testing.T, args []string, text string) {
+	t.Helper()
+	var document map[string]json.RawMessage
+	if err := json.Unmarshal([]byte(text), &document); err != nil {
+		t.Errorf("%v: %v\n%s", args, err, text)
+		return
+	}
+	if string(document["version"]) != "1" || len(document) != 2 {
+		t.Errorf("%v: version %s and %d keys", args, document["version"], len(document))
+	}
+	delete(document, "version")
+	for key, value := range document {
+		if !bytes.HasPrefix(value, []byte("[")) {
+			t.Errorf("%v: %s is no list", args, key)
+		}
+	}
+}
+
+// TestNoLockWhilePrinting has the output of each command go to a full pipe that nobody reads: an ADD is not kept waiting.
+func TestNoLockWhilePrinting(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	confDir := n.crowd(300)
+	plans := [][]string{
+		{"list"}, {"list", "--json"}, {"show", "default/many"}, {"history"}, {"history", "--json"}, {"ipam", "--json"},
+		{"sweep", "--dry-run", "--json"}, {"metrics"}, {"forget", "--network", network, "--dead"},
+	}
+	for i, args := range plans {
+		t.Run(strings.Join(args, " "), func(t *testing.T) {
+			reader, writer, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer reader.Close()
+			fill(t, writer)
+			cmd := n.ctl(confDir, args...)
+			cmd.Stdout = writer
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			_ = writer.Close()
+			defer func() {
+				_ = cmd.Process.Kill()
+				_ = cmd.Wait()
+			}()
+			eventually(t, "it waits for its reader", func() bool {
+				wchan, _ := os.ReadFile(fmt.Sprintf("/proc/%d/wchan", cmd.Process.Pid))
+				return strings.Contains(string(wchan), "pipe") || writing(cmd.Process.Pid)
+			})
+			began := time.Now()
+			id := fmt.Sprintf("new-%d", i)
+			n.netns(id)
+			n.add(home, id, n.pin(id))
+			if took := time.Since(began); took > 4*time.Second { // the journal is waited for 5 s
+				t.Errorf("the ADD took %v", took)
+			}
+			if n.entry(id) == nil {
+				t.Error("the ADD went on without the journal")
+			}
+		})
+	}
+}
+
+// fill writes to a pipe until no more fits.
+func fill(t *testing.T, pipe *os.File) {
+	t.Helper()
+	if err := pipe.SetWriteDeadline(time.Now().Add(100 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		if _, err := pipe.Write(make([]byte, 1)); err != nil {
+			return
+		}
+		if _, err := pipe.Write(make([]byte, 4096)); err != nil {
+			continue
+		}
+	}
+}
+
+// writing says whether a thread of a process is in a write to its stdout.
+func writing(pid int) bool {
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", pid))
+	for _, path := range threads {
+		if call, err := os.ReadFile(path); err == nil && strings.HasPrefix(string(call), "1 0x1 ") {
+			return true
+		}
+	}
+	return false
+}
+
+// entry returns that of a container, or nil.
+func (n *node) entry(id string) *journal.Entry {
+	n.Helper()
+	for _, e := range n.entries() {
+		if e.ContainerID == id {
+			return e
+		}
+	}
+	return nil
+}
+
+// TestSentences has what no script can show: times, which go on.
+func TestSentences(t *testing.T) {
+	t.Parallel()
+	a := &attachment{Network: network, ContainerID: "c", IfName: "eth0", State: journal.Removing, Steps: []step{
+		{Plugin: "calico", Attempts: 1, LastError: "no route.", LastCode: 11, retry: 20 * time.Second},
+		{Plugin: "old", Attempts: 2, LastError: "of another boot", retry: time.Hour, Again: true, repeat: time.Hour},
+		{Plugin: "killed", Attempts: 1, Again: true, repeat: 10 * time.Minute},
+		{Plugin: "gone", Attempts: 1, Parked: true},
+	}}
+	a.Addresses = []netip.Addr{netip.MustParseAddr("10.9.0.2")}
+	for thisBoot, want := range map[bool]string{
+		true:  "killed was killed while it worked, and something behind it may have gone on: its DEL is run once more, in 10m. No sweep does it sooner.",
+		false: "killed was killed while it worked, and something behind it may have gone on: the next sweep runs its DEL once more.",
+	} {
+		got := owedSentences(a, thisBoot, []attachment{*a})
+		for _, want := range []string{
+			"The DEL of calico has failed 1 time, the last time with code 11: no route. It is tried again in 20s.",
+			"The DEL of old has failed 2 times, the last time with code 0: of another boot. The next sweep tries it again.",
+			"The DEL of gone waits, for it would take the rules of the address's new owner. It is run once that one is gone.", want,
+		} {
+			if !slices.Contains(got, want) {
+				t.Errorf("this boot %t: no %q in\n%s", thisBoot, want, strings.Join(got, "\n"))
+			}
+		}
+	}
+	locked := &plugin.Finding{Fate: plugin.Unknown, Reason: "its lock cannot be looked at"}
+	if got := summary(a, locked, nil); !strings.HasPrefix(got[0], "10.9.0.2 is held by container c, interface eth0 ") {
+		t.Errorf("%q", got)
+	}
+}

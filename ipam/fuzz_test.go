@@ -1,0 +1,83 @@
+package ipam
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// FuzzReservation reads a file as host-local's folder may have it, under any name: only what is an address is a reservation,
+// and giving back that of one owner takes no file of another's.
+func FuzzReservation(f *testing.F) {
+	for _, name := range []string{"10.1.0.2", "fd00::2", "::ffff:10.1.0.2", "fe80::1%eth0", "lock", "last_reserved_ip.0", "10.1.0.02"} {
+		f.Add(name, []byte("a\r\neth0"))
+		f.Add(name, []byte("a"))
+		f.Add(name, []byte("\r\n"))
+	}
+	f.Add("10.1.0.2", []byte(" a \r\n eth0 \r\n b"))
+	f.Add("10.1.0.3", []byte(strings.Repeat("x", maxOwner+1)))
+	f.Fuzz(func(t *testing.T, name string, content []byte) {
+		if name == "" || strings.ContainsAny(name, "/\x00") || name == "." || name == ".." || len(name) > 255 {
+			t.Skip()
+		}
+		pool := t.TempDir()
+		if err := os.WriteFile(filepath.Join(pool, name), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		found, _ := Scan(pool)
+		address, err := netip.ParseAddr(name)
+		if len(found) > 1 || len(found) == 1 && (err != nil || found[0].Address != address || found[0].Ownerless() != (found[0].Owner == Owner{})) {
+			t.Fatalf("%q is %+v", name, found)
+		}
+		_, _ = backendOf(pool).Taken(pool)
+		for _, owner := range []Owner{{"a", "eth0"}, {"b", "eth0"}} {
+			held, _ := HeldBy(pool, owner.ContainerID, owner.IfName)
+			if is := len(found) == 1 && found[0].Owner.Is(owner.ContainerID, owner.IfName); (len(held) == 1) != is {
+				t.Errorf("%s holds %v of %+v", owner, held, found)
+			}
+		}
+		if err := Release(t.Context(), pool, "b", "eth0"); err != nil && len(content) <= maxOwner {
+			t.Error(err)
+		}
+		_, err = os.Lstat(filepath.Join(pool, name))
+		if ours := len(found) == 1 && found[0].Owner.Is("b", "eth0"); os.IsNotExist(err) != ours {
+			t.Errorf("after a release for b: %v, of %+v", err, found)
+		}
+	})
+}
+
+// FuzzRanges reads the configuration of a delegate: there is a pool only for host-local, in the folder of the network, and its
+// size can be told.
+func FuzzRanges(f *testing.F) {
+	for _, ipam := range []string{
+		`"subnet": "10.1.0.0/24"`, `"subnet": "10.1.0.0/31"`, `"subnet": "fd00::/64", "dataDir": "/tmp/../x"`,
+		`"ranges": [[{"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.9", "rangeEnd": "10.1.0.2"}]]`, `"ranges": [[]]`, `"ranges": [null]`,
+		`"ranges": [[{"subnet": "10.1.0.0/24"}, {"subnet": "fd00::/64"}]], "dataDir": "relative"`, `"subnet": "10.1.0.5"`, `"subnet": "0.0.0.0/0"`,
+		`"subnet": "::/0"`, `"subnet": "10.1.0.0/24", "gateway": "fd00::1"`, `"ranges": [[{"subnet": "10.1.0.0/24", "gateway": ""}]]`,
+	} {
+		f.Add([]byte(`{"cniVersion": "1.0.0", "name": "podnet", "type": "bridge", "ipam": {"type": "host-local", ` + ipam + `}}`))
+	}
+	f.Add([]byte(`{"ipam": {"type": "static"}}`))
+	f.Fuzz(func(t *testing.T, config []byte) {
+		pool := Pool(config, "podnet")
+		if pool != "" && (!filepath.IsAbs(pool) || filepath.Base(pool) != "podnet" || filepath.Clean(pool) != pool) {
+			t.Errorf("pool %q", pool)
+		}
+		sets, err := Ranges(config)
+		if err != nil {
+			return
+		}
+		for _, set := range sets {
+			for _, r := range set {
+				if !r.First.IsValid() || !r.Last.IsValid() || r.Last.Less(r.First) {
+					t.Errorf("%+v", r)
+				}
+			}
+			if size := Size(set); size.Sign() < 0 {
+				t.Errorf("%+v has the size %s", set, size)
+			}
+		}
+	})
+}

@@ -1,0 +1,370 @@
+package journal
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	bolt "go.etcd.io/bbolt"
+	"golang.org/x/sys/unix"
+)
+
+// longEnv has tests that can go on for long do so: make proof.
+const longEnv = "UNWIND_TEST_LONG"
+
+// mark says how far a program is: it is in, or has done, a step.
+type mark struct {
+	step int
+	done bool
+}
+
+// powerStep is something that a program does to a journal, one Update at most.
+type powerStep struct {
+	name string
+	do   func(s *Store) error
+	// damages: it harms the file, and syncs it. What was promised before is lost, the file is kept.
+	damages bool
+}
+
+// powerSteps is a life of a journal: ADDs, which write an intent, claims and what became of it, DELs, tombstones, history,
+// counters, attachments' locks, more entries than fit into the file, fewer, and twice a damage from which a fresh one begins.
+func powerSteps() (steps []powerStep) {
+	step := func(name string, do func(s *Store) error) { steps = append(steps, powerStep{name: name, do: do}) }
+	tx := func(name string, fn func(*Tx) error) {
+		step(name, func(s *Store) error { return s.Update(context.Background(), fn) })
+	}
+	add := func(id string, addresses ...string) {
+		tx("intent of "+id, func(tx *Tx) error { return tx.Put(adding(id)) })
+		tx("claims of "+id, changing(id, func(e *Entry) { e.Newest().Claims = adding(id, addresses...).Newest().Claims }))
+		tx("result of "+id, changing(id, func(e *Entry) { e.State = Live }))
+	}
+	del := func(id string) {
+		tx("DEL of "+id, changing(id, func(e *Entry) { e.State = Removing }))
+		tx("end of "+id, func(tx *Tx) error { return tx.Delete(keyOf(id)) })
+	}
+	damage := func(name string, size int64) {
+		steps = append(steps, powerStep{name: name, damages: true, do: func(s *Store) error {
+			return errors.Join(os.Truncate(s.Path(), size), syncPath(s.Path()))
+		}})
+	}
+
+	add("a", "10.0.0.1")
+	add("b", "10.0.0.2", "fd00::2")
+	del("a")
+	tx("tombstone of b", func(tx *Tx) error {
+		return errors.Join(tx.Delete(keyOf("b")), tx.Bury(Tombstone{Key: keyOf("b"), Reason: "swept"}),
+			tx.Record(Event{Key: keyOf("b"), Kind: Swept, Reason: "why"}), tx.Count("swept", "why"))
+	})
+	step("lock of c", func(s *Store) error {
+		l, err := s.TryAcquire(keyOf("c"))
+		if err != nil {
+			return err
+		}
+		defer l.Release()
+		return l.Forget()
+	})
+	for i := range 3 {
+		tx(fmt.Sprintf("many, %d", i), func(tx *Tx) error {
+			for n := range 12 {
+				if err := tx.Put(big(12*i + n)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	add("c", "10.0.0.1")
+	tx("few", func(tx *Tx) error {
+		for n := range 30 {
+			if err := errors.Join(tx.Delete(big(n).Key), tx.Bury(Tombstone{Key: big(n).Key})); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	add("d", "10.0.0.3")
+	damage("cut", 5*page)
+	add("e", "10.0.0.4")
+	del("e")
+	damage("emptied", 0)
+	add("f", "10.0.0.5")
+	return steps
+}
+
+// changing changes an entry that is there.
+func changing(id string, fn func(*Entry)) func(*Tx) error {
+	return func(tx *Tx) error {
+		e, err := tx.Get(keyOf(id))
+		if err != nil {
+			return err
+		}
+		fn(e)
+		return tx.Put(e)
+	}
+}
+
+// helpPower lives the life of a journal. It tells the test when it begins one, and when it is done.
+func helpPower(s *Store, _ []string) error {
+	for _, step := range powerSteps() {
+		tell("begin")
+		await()
+		if err := step.do(s); err != nil {
+			return fmt.Errorf("%s: %w", step.name, err)
+		}
+		tell("done")
+		await()
+	}
+	return nil
+}
+
+// power is a journal that was lived on a disk that notes all, and what was promised after each step.
+type power struct {
+	*testing.T
+	*disk
+	steps    []powerStep
+	promised []string          // by step: all that an Update has said is written
+	damaged  map[string][]byte // by the name of its step: the bytes that are to be kept
+	seed     uint64
+	states   atomic.Int64
+	dirs     atomic.Int64
+}
+
+// TestPowerLoss loses the power at every sync, and after every step, of a journal's life, and sees what the disk may hold
+// then. It runs the real program on a file system that notes what the kernel asks of it, so whatever bbolt and we write is
+// there, in its order, and puts together from that the disks that there may be. The disk is one that keeps what was synced,
+// and no more than that for sure:
+//
+//   - of the pages written since the last sync of their file, any may be there and any not, in whatever order they were
+//     written: up to eight in all combinations, else in those of one after the other, one alone, one missing, and some by chance
+//   - a page may be there in part: sectors of 512 bytes, the first or the last ones, or any by chance
+//   - a file's size changes apart from what is in it
+//   - a name that was given, changed or taken is there for sure when its folder was synced; the sync of a file says
+//     nothing of its name, nor of the folder that the folder is in
+//
+// Of each such disk the journal is opened, read, written to and read again, and holds exactly what the last Update that
+// returned nil has promised, or with it all of the one that was under way, whole by bbolt's check and ours. Nothing is set aside
+// but what was damaged on purpose, and that is kept for good. Each day some of the disks are tried, with UNWIND_TEST_LONG all
+// of them; -seed has other ones by chance.
+//
+// It does not prove that a disk keeps what it has acknowledged a flush of, that a file system's sync and rename do what is said
+// above, or what is after a sync that failed. What is never synced, locks and the stamp in the queue's file, is there or not by
+// chance; that a stamp of an earlier boot does not count is left to TestStamp. Two processes write one after the other, and
+// the first is killed in its creation of the file.
+func TestPowerLoss(t *testing.T) {
+	if !isolate(t) {
+		return
+	}
+	if _, err := os.Stat("/dev/fuse"); err != nil {
+		check(t, unix.Mknod("/dev/fuse", unix.S_IFCHR|0o600, int(unix.Mkdev(10, 229))))
+	}
+	disks := filepath.Join(t.TempDir(), "disks")
+	check(t, os.Mkdir(disks, 0o700))
+	check(t, unix.Mount("tmpfs", disks, "tmpfs", 0, ""))
+	t.Cleanup(func() { _ = unix.Unmount(disks, unix.MNT_DETACH) })
+	for _, killed := range []string{"", "created", "renamed", "commit"} {
+		name := "whole"
+		if killed != "" {
+			name = "after a creation that was killed, " + killed
+		}
+		t.Run(name, func(t *testing.T) {
+			p := &power{T: t, seed: *seedFlag, damaged: map[string][]byte{}, steps: powerSteps()}
+			p.live(killed)
+			p.lose(filepath.Join(disks, fmt.Sprintf("after %s", killed)))
+			t.Logf("%d changes, %d syncs; %d disks (seed %d)", len(p.log), p.syncs(), p.states.Load(), p.seed)
+		})
+	}
+}
+
+func (p *power) syncs() (n int) {
+	for _, c := range p.log {
+		if c.kind == synced {
+			n++
+		}
+	}
+	return n
+}
+
+// live has helpPower live a journal, and notes what is promised.
+func (p *power) live(killed string) {
+	mnt := p.TempDir()
+	p.disk = mountDisk(p.T, mnt)
+	dir := filepath.Join(mnt, "state")
+	if killed != "" {
+		_ = start(p.T, "crash", dir, killed).wait()
+		p.steps = p.steps[:3]
+	}
+	writer := start(p.T, "power", dir)
+	for i, step := range p.steps {
+		writer.expect("begin")
+		p.mark(mark{i, false})
+		writer.say("go")
+		writer.expect("done")
+		p.mark(mark{i, true})
+		seen := p.now.clone()
+		writer.say("go")
+		if step.damages {
+			p.damaged[step.name] = seen.find("state/" + fileName)
+			p.promised = append(p.promised, "")
+			continue
+		}
+		at := filepath.Join(p.TempDir(), "disk")
+		check(p, seen.write(at))
+		text, err := contents(&Store{Dir: filepath.Join(at, "state")})
+		check(p, err)
+		p.promised = append(p.promised, text)
+	}
+	if len(p.steps) == len(powerSteps()) {
+		check(p, writer.wait())
+	}
+}
+
+// contents returns all that a journal holds but for its format, as text; "" if that is nothing.
+func contents(s *Store) (text string, err error) {
+	err = s.View(context.Background(), func(tx *Tx) error {
+		if tx.btx == nil {
+			return nil
+		}
+		return tx.btx.ForEach(func(name []byte, b *bolt.Bucket) error {
+			if bytes.Equal(name, bucketMeta) {
+				return nil
+			}
+			if b.Sequence() > 0 {
+				text += fmt.Sprintf("%s has %d\n", name, b.Sequence())
+			}
+			return b.ForEach(func(k, v []byte) error {
+				text += fmt.Sprintf("%s %q %q\n", name, k, v)
+				return nil
+			})
+		})
+	})
+	return text, err
+}
+
+// lose tries all disks.
+func (p *power) lose(dir string) {
+	check(p, os.Mkdir(dir, 0o700))
+	all := make(chan lost)
+	var workers sync.WaitGroup
+	for range 4 {
+		workers.Go(func() {
+			for l := range all {
+				p.states.Add(1)
+				at := filepath.Join(dir, fmt.Sprint(p.dirs.Add(1)))
+				if err := p.reopen(at, l); err != nil {
+					p.Errorf("step %d (%s), done: %t; %s: %v", l.at.step, p.stepName(l.at.step), l.at.done, l.name, err)
+				}
+				check(p, os.RemoveAll(at))
+			}
+		})
+	}
+	p.disksOf(func(l lost) bool {
+		all <- l
+		return !p.Failed()
+	})
+	close(all)
+	workers.Wait()
+}
+
+func (p *power) stepName(i int) string {
+	if i < 0 {
+		return "before all"
+	}
+	return p.steps[i].name
+}
+
+// reopen uses the journal on a disk, and returns what is wrong with it.
+func (p *power) reopen(dir string, l lost) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("panic: %v\n%s", r, debug.Stack())
+		}
+	}()
+	if err := l.image.write(dir); err != nil {
+		return err
+	}
+	for _, name := range l.damaged {
+		if !l.keeps(p.damaged[name]) {
+			return fmt.Errorf("the file of step %q is not kept", name)
+		}
+	}
+	s := &Store{Dir: filepath.Join(dir, "state")}
+	text, err := contents(s)
+	damaged := errors.Is(err, ErrDamaged)
+	switch {
+	case damaged && p.mayBeDamaged(l.at):
+	case err != nil:
+		return err
+	case !p.mayHold(l.at, text):
+		return fmt.Errorf("it holds\n%s\nand was promised\n%s", text, p.promised[max(0, l.at.step-1):l.at.step+1])
+	}
+	if err := p.use(s); err != nil {
+		return err
+	}
+	want := len(l.image.names("state", fileName+".damaged-*"))
+	if damaged {
+		want++
+	}
+	if aside, _ := filepath.Glob(s.Path() + ".damaged-*"); len(aside) != want {
+		return fmt.Errorf("set aside: %v, want %d", aside, want)
+	}
+	return nil
+}
+
+// use writes to the journal, as an ADD does, and sees that all is there that was there before.
+func (p *power) use(s *Store) error {
+	var before []*Entry
+	e := adding("after", "10.9.9.9")
+	err := s.Update(context.Background(), func(tx *Tx) error {
+		before = nil
+		return errors.Join(tx.Check(), tx.All(func(e *Entry, err error) error {
+			before = append(before, e)
+			return err
+		}), tx.Put(e))
+	})
+	if err != nil {
+		return fmt.Errorf("an Update: %w", err)
+	}
+	return s.View(context.Background(), func(tx *Tx) error {
+		for _, old := range before {
+			if old.Newest().Number >= e.Newest().Number {
+				return fmt.Errorf("generation %d came after %d", e.Newest().Number, old.Newest().Number)
+			}
+			if now, err := tx.Get(old.Key); now == nil || err != nil {
+				return fmt.Errorf("%s is gone after an Update: %w", old.Key, err)
+			}
+		}
+		owners, err := tx.ByAddress(e.Addresses()[0])
+		if len(owners) != 1 {
+			err = errors.Join(err, fmt.Errorf("%d owners of a new address", len(owners)))
+		}
+		return errors.Join(err, tx.Check())
+	})
+}
+
+// mayBeDamaged says whether the file may be one that a step has damaged: in that step, or until the next is done.
+func (p *power) mayBeDamaged(at mark) bool {
+	return at.step >= 0 && (p.steps[at.step].damages || !at.done && at.step > 0 && p.steps[at.step-1].damages)
+}
+
+// mayHold says whether a journal may hold something: what the last step that is done has promised, or that which is under
+// way. One that was damaged holds nothing, or is not there.
+func (p *power) mayHold(at mark, text string) bool {
+	switch {
+	case at.step < 0:
+		return text == ""
+	case at.done:
+		return text == p.promised[at.step] && !p.steps[at.step].damages
+	case at.step == 0:
+		return text == "" || text == p.promised[0]
+	case p.steps[at.step].damages:
+		return text == p.promised[at.step-1]
+	}
+	return text == p.promised[at.step] || text == p.promised[at.step-1]
+}

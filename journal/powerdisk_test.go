@@ -1,0 +1,335 @@
+package journal
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"hash/maphash"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fs"
+	"github.com/hanwen/go-fuse/v2/fuse"
+)
+
+// page and sector are what a disk writes as a whole: a page that was not flushed may be there in part, a sector may not.
+const (
+	page   = 4096
+	sector = 512
+)
+
+// rootFolder is the number of the folder that is there, for good, before anything else is.
+const rootFolder = 1
+
+// change is one thing that a program did to a file or folder, as the kernel gave it to the file system. They are of four
+// kinds: to write a page, or a part of one; to set a size, which a write behind the end does too, apart from its pages; to
+// give, or with a target of zero to take, a name in a folder; and to sync, without which no other is on the disk for sure. A
+// rename is one change.
+type change struct {
+	kind   changeKind
+	file   int // the number of the file or folder that is changed
+	at     int64
+	data   []byte
+	size   int64
+	old    string // the name that goes
+	name   string // the name that comes
+	target int    // the file that name is of
+	made   bool   // name is new
+	folder bool   // it is that of a folder
+	mark   mark
+}
+
+type changeKind int
+
+const (
+	wrote changeKind = iota
+	resized
+	renamed
+	synced
+	marked // by the test: nothing on the disk
+)
+
+// image is what a disk holds, files and folders by number.
+type image struct {
+	folders map[int]map[string]int
+	files   map[int][]byte
+}
+
+func newImage() *image {
+	return &image{folders: map[int]map[string]int{rootFolder: {}}, files: map[int][]byte{}}
+}
+
+// clone returns a copy. The bytes of files are shared until they are changed.
+func (i *image) clone() *image {
+	c := &image{folders: map[int]map[string]int{}, files: maps.Clone(i.files)}
+	for n, names := range i.folders {
+		c.folders[n] = maps.Clone(names)
+	}
+	return c
+}
+
+func (i *image) apply(c change) {
+	switch c.kind {
+	case wrote: // what is behind the end of the file is nowhere
+		old := i.files[c.file]
+		if c.at >= int64(len(old)) {
+			return
+		}
+		data := bytes.Clone(old)
+		copy(data[c.at:], c.data)
+		i.files[c.file] = data
+	case resized:
+		data := make([]byte, c.size)
+		copy(data, i.files[c.file])
+		i.files[c.file] = data
+	case renamed:
+		names := i.folders[c.file]
+		if names == nil {
+			names = map[string]int{}
+			i.folders[c.file] = names
+		}
+		delete(names, c.old)
+		if c.target != 0 {
+			names[c.name] = c.target
+		}
+		if c.folder && i.folders[c.target] == nil {
+			i.folders[c.target] = map[string]int{}
+		}
+	}
+}
+
+// find returns the file at a path, nil if there is none.
+func (i *image) find(path string) []byte {
+	dir, name := filepath.Split(path)
+	n := rootFolder
+	for part := range strings.SplitSeq(strings.Trim(dir, "/"), "/") {
+		n = i.folders[n][part]
+	}
+	file, ok := i.folders[n][name]
+	if !ok {
+		return nil
+	}
+	return append([]byte{}, i.files[file]...)
+}
+
+// names returns the names in a folder of the root that match a pattern.
+func (i *image) names(folder, pattern string) (names []string) {
+	for name := range i.folders[i.folders[rootFolder][folder]] {
+		if ok, _ := filepath.Match(pattern, name); ok {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// write puts what the disk holds into a folder that is not there.
+func (i *image) write(dir string) error { return i.writeFolder(rootFolder, dir) }
+
+func (i *image) writeFolder(n int, dir string) error {
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return err
+	}
+	for name, file := range i.folders[n] {
+		path := filepath.Join(dir, name)
+		if _, ok := i.folders[file]; ok {
+			if err := i.writeFolder(file, path); err != nil {
+				return err
+			}
+		} else if err := os.WriteFile(path, i.files[file], 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sum is that of all that can be found on the disk, by its name.
+func (i *image) sum(seed maphash.Seed) uint64 {
+	var h maphash.Hash
+	h.SetSeed(seed)
+	i.sumFolder(&h, rootFolder)
+	return h.Sum64()
+}
+
+func (i *image) sumFolder(h *maphash.Hash, n int) {
+	for _, name := range slices.Sorted(maps.Keys(i.folders[n])) {
+		file := i.folders[n][name]
+		fmt.Fprintf(h, "%q %d\n", name, len(i.files[file]))
+		_, _ = h.Write(i.files[file])
+		i.sumFolder(h, file)
+	}
+}
+
+// disk is a file system that notes all changes, in the order in which they are made. Behind it is memory: nothing is ever
+// lost for the program that uses it. It knows what a journal needs.
+type disk struct {
+	mu   sync.Mutex
+	now  *image // as a program sees it
+	log  []change
+	last int // the last number that was given
+}
+
+// mountDisk mounts a disk, for as long as the test runs. Who uses it is another process: one that waits for itself in a
+// fault of memory never ends.
+func mountDisk(t *testing.T, path string) *disk {
+	t.Helper()
+	d := &disk{now: newImage(), last: rootFolder}
+	never := time.Duration(0)
+	server, err := fs.Mount(path, &diskFile{disk: d, number: rootFolder}, &fs.Options{
+		AttrTimeout: &never, EntryTimeout: &never,
+		MountOptions: fuse.MountOptions{DirectMountStrict: true, Name: "power", FsName: "power"},
+	})
+	check(t, err)
+	t.Cleanup(func() {
+		if err := server.Unmount(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+func (d *disk) note(changes ...change) {
+	for _, c := range changes {
+		d.now.apply(c)
+	}
+	d.log = append(d.log, changes...)
+}
+
+// mark notes how far the program is.
+func (d *disk) mark(m mark) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.note(change{kind: marked, mark: m})
+}
+
+// diskFile is a file or a folder.
+type diskFile struct {
+	fs.Inode
+	disk   *disk
+	number int
+	mtime  time.Time
+}
+
+var (
+	_ fs.NodeGetattrer = (*diskFile)(nil)
+	_ fs.NodeSetattrer = (*diskFile)(nil)
+	_ fs.NodeCreater   = (*diskFile)(nil)
+	_ fs.NodeMkdirer   = (*diskFile)(nil)
+	_ fs.NodeRenamer   = (*diskFile)(nil)
+	_ fs.NodeUnlinker  = (*diskFile)(nil)
+	_ fs.NodeOpener    = (*diskFile)(nil)
+	_ fs.NodeReader    = (*diskFile)(nil)
+	_ fs.NodeWriter    = (*diskFile)(nil)
+	_ fs.NodeFsyncer   = (*diskFile)(nil)
+	_ fs.NodeFlusher   = (*diskFile)(nil)
+)
+
+func (f *diskFile) Getattr(_ context.Context, _ fs.FileHandle, out *fuse.AttrOut) syscall.Errno {
+	f.disk.mu.Lock()
+	defer f.disk.mu.Unlock()
+	f.attr(&out.Attr)
+	return 0
+}
+
+func (f *diskFile) attr(out *fuse.Attr) {
+	out.Ino, out.Mode, out.Nlink = uint64(f.number), syscall.S_IFREG|0o600, 1
+	if _, ok := f.disk.now.folders[f.number]; ok {
+		out.Mode = syscall.S_IFDIR | 0o700
+	}
+	out.Size = uint64(len(f.disk.now.files[f.number]))
+	out.SetTimes(nil, &f.mtime, &f.mtime)
+}
+
+func (f *diskFile) Setattr(_ context.Context, _ fs.FileHandle, in *fuse.SetAttrIn, out *fuse.AttrOut) syscall.Errno {
+	f.disk.mu.Lock()
+	defer f.disk.mu.Unlock()
+	if size, ok := in.GetSize(); ok && int(size) != len(f.disk.now.files[f.number]) {
+		f.mtime = time.Now()
+		f.disk.note(change{kind: resized, file: f.number, size: int64(size)})
+	}
+	f.attr(&out.Attr)
+	return 0
+}
+
+func (f *diskFile) Create(ctx context.Context, name string, _, _ uint32, out *fuse.EntryOut) (*fs.Inode, fs.FileHandle, uint32, syscall.Errno) {
+	return f.make(ctx, name, false, out), nil, fuse.FOPEN_KEEP_CACHE, 0
+}
+
+func (f *diskFile) Mkdir(ctx context.Context, name string, _ uint32, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
+	return f.make(ctx, name, true, out), 0
+}
+
+func (f *diskFile) make(ctx context.Context, name string, folder bool, out *fuse.EntryOut) *fs.Inode {
+	f.disk.mu.Lock()
+	defer f.disk.mu.Unlock()
+	f.disk.last++
+	made := &diskFile{disk: f.disk, number: f.disk.last, mtime: time.Now()}
+	f.disk.note(change{kind: renamed, file: f.number, name: name, target: made.number, made: true, folder: folder})
+	made.attr(&out.Attr)
+	return f.NewInode(ctx, made, fs.StableAttr{Mode: out.Mode, Ino: uint64(made.number)})
+}
+
+// Rename is within a folder only.
+func (f *diskFile) Rename(_ context.Context, name string, parent fs.InodeEmbedder, newName string, flags uint32) syscall.Errno {
+	if parent.EmbeddedInode() != f.EmbeddedInode() || flags != 0 {
+		return syscall.EXDEV
+	}
+	f.disk.mu.Lock()
+	defer f.disk.mu.Unlock()
+	target := f.disk.now.folders[f.number][name]
+	f.disk.note(change{kind: renamed, file: f.number, old: name, name: newName, target: target})
+	return 0
+}
+
+func (f *diskFile) Unlink(_ context.Context, name string) syscall.Errno {
+	f.disk.mu.Lock()
+	defer f.disk.mu.Unlock()
+	f.disk.note(change{kind: renamed, file: f.number, old: name})
+	return 0
+}
+
+func (f *diskFile) Open(context.Context, uint32) (fs.FileHandle, uint32, syscall.Errno) {
+	return nil, fuse.FOPEN_KEEP_CACHE, 0
+}
+
+func (f *diskFile) Read(_ context.Context, _ fs.FileHandle, dest []byte, off int64) (fuse.ReadResult, syscall.Errno) {
+	f.disk.mu.Lock()
+	defer f.disk.mu.Unlock()
+	data := f.disk.now.files[f.number]
+	data = data[min(off, int64(len(data))):]
+	return fuse.ReadResultData(bytes.Clone(data[:min(len(data), len(dest))])), 0
+}
+
+func (f *diskFile) Write(_ context.Context, _ fs.FileHandle, data []byte, off int64) (uint32, syscall.Errno) {
+	f.disk.mu.Lock()
+	defer f.disk.mu.Unlock()
+	f.mtime = time.Now()
+	if end := off + int64(len(data)); end > int64(len(f.disk.now.files[f.number])) {
+		f.disk.note(change{kind: resized, file: f.number, size: end})
+	}
+	written := uint32(len(data))
+	for data = bytes.Clone(data); len(data) > 0; {
+		n := min(int(page-off%page), len(data))
+		f.disk.note(change{kind: wrote, file: f.number, at: off, data: data[:n]})
+		data, off = data[n:], off+int64(n)
+	}
+	return written, 0
+}
+
+// Fsync is fsync and fdatasync, of a file or a folder. fdatasync leaves out what is not needed to read the data again; the size
+// is (fdatasync(2)).
+func (f *diskFile) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errno {
+	f.disk.mu.Lock()
+	defer f.disk.mu.Unlock()
+	f.disk.note(change{kind: synced, file: f.number})
+	return 0
+}
+
+func (f *diskFile) Flush(context.Context, fs.FileHandle) syscall.Errno { return 0 }

@@ -1,0 +1,210 @@
+package journal
+
+import (
+	"bytes"
+	"fmt"
+	"hash/maphash"
+	"math/rand/v2"
+	"os"
+	"strings"
+)
+
+// lost is a disk after a loss of power.
+type lost struct {
+	name    string
+	image   *image
+	at      mark
+	damaged []string // names of the steps that have damaged the file
+}
+
+// keeps says whether a file with this content is there, as the journal or set aside.
+func (l lost) keeps(data []byte) bool {
+	for _, name := range l.image.names("state", fileName+"*") {
+		if bytes.Equal(l.image.find("state/"+name), data) {
+			return true
+		}
+	}
+	return false
+}
+
+// disksOf calls yield for each disk that there may be after a loss of power, once.
+func (p *power) disksOf(yield func(lost) bool) {
+	var pending []change
+	kept := newImage()
+	state := lost{at: mark{-1, true}}
+	seen, seed := map[string]bool{}, maphash.MakeSeed()
+	random := rand.New(rand.NewPCG(p.seed, 0))
+	db := p.databases()
+	for i, c := range append(p.log, change{kind: marked, mark: mark{len(p.steps) - 1, true}}) {
+		if c.kind != synced && c.kind != marked {
+			pending = append(pending, c)
+			continue
+		}
+		for _, keep := range choices(pending, db, random) {
+			l := state
+			l.image = kept.clone()
+			l.name = fmt.Sprintf("change %d: %s", i, keep.apply(l.image, pending, db, random))
+			if key := fmt.Sprint(l.at, l.image.sum(seed)); !seen[key] {
+				seen[key] = true
+				if !yield(l) {
+					return
+				}
+			}
+		}
+		switch c.kind {
+		case marked:
+			state.at = c.mark
+			if c.mark.done && p.steps[c.mark.step].damages {
+				state.damaged = append(state.damaged[:len(state.damaged):len(state.damaged)], p.steps[c.mark.step].name)
+			}
+		case synced:
+			rest := pending[:0:0]
+			for _, done := range pending {
+				if done.file == c.file {
+					kept.apply(done)
+				} else {
+					rest = append(rest, done)
+				}
+			}
+			pending = rest
+		}
+	}
+}
+
+// databases returns the numbers of all files that ever were a journal, or were to be, and of all folders but that of the
+// attachments' locks. What else there is, locks and the stamp in the queue's file, is never synced: nothing relies on it.
+func (p *power) databases() map[int]bool {
+	db := map[int]bool{rootFolder: true}
+	for _, c := range p.log {
+		if c.kind == renamed && (strings.HasPrefix(c.name, fileName) || c.folder && c.name != locksName) {
+			db[c.target] = true
+		}
+	}
+	return db
+}
+
+// ours says whether a change matters to what a journal holds.
+func ours(c change, db map[int]bool) bool {
+	return db[c.file] && (c.kind != renamed || c.folder || strings.HasPrefix(c.name+c.old, fileName))
+}
+
+// way says how much of each of our changes since the syncs is on the disk: a bit for each sector.
+type way []uint8
+
+const whole = 0xff
+
+// choices returns those that are tried, see TestPowerLoss.
+func choices(pending []change, db map[int]bool, random *rand.Rand) (all []way) {
+	var units []change
+	for _, c := range pending {
+		if ours(c, db) {
+			units = append(units, c)
+		}
+	}
+	n := len(units)
+	add := func(sectors func(i int) uint8) {
+		w := make(way, n)
+		for i := range w {
+			w[i] = sectors(i)
+		}
+		all = append(all, w)
+	}
+	where := func(yes func(i int) bool) {
+		add(func(i int) uint8 {
+			if yes(i) {
+				return whole
+			}
+			return 0
+		})
+	}
+	where(func(int) bool { return true })
+	for k := range n {
+		where(func(i int) bool { return i < k })
+	}
+	sure := len(all)
+	if n <= 8 {
+		for mask := range 1 << n {
+			where(func(i int) bool { return mask>>i&1 != 0 })
+		}
+		if n <= 4 {
+			sure = len(all)
+		}
+	} else {
+		for k := range n {
+			where(func(i int) bool { return i != k })
+			where(func(i int) bool { return i == k })
+		}
+		for range 256 {
+			where(func(int) bool { return random.IntN(2) == 0 })
+		}
+	}
+	for u, c := range units {
+		if c.kind != wrote {
+			continue
+		}
+		for k := 1; k < page/sector; k++ {
+			for _, sectors := range []uint8{1<<k - 1, whole << k} {
+				for _, others := range []int{n, u} { // all, or those before
+					add(func(i int) uint8 {
+						switch {
+						case i == u:
+							return sectors
+						case i < others:
+							return whole
+						}
+						return 0
+					})
+				}
+			}
+		}
+	}
+	for range min(n, 1) * 64 {
+		add(func(int) uint8 { return uint8(random.Uint32()) })
+	}
+	if few := 8; os.Getenv(longEnv) == "" && len(all) > sure+few {
+		some := all[sure:]
+		random.Shuffle(len(some), func(i, j int) { some[i], some[j] = some[j], some[i] })
+		all = all[:sure+few]
+	}
+	return all
+}
+
+// apply makes the changes to a disk. Those that are not ours are there or not, by chance. It returns a name for what it did.
+func (w way) apply(i *image, pending []change, db map[int]bool, random *rand.Rand) string {
+	var name strings.Builder
+	unit := 0
+	for _, c := range pending {
+		if !ours(c, db) {
+			if random.IntN(2) == 0 {
+				i.apply(c)
+			}
+			continue
+		}
+		sectors := w[unit]
+		unit++
+		fmt.Fprintf(&name, "%s %02x; ", c, sectors)
+		switch {
+		case c.kind != wrote && sectors != 0, sectors == whole:
+			i.apply(c)
+		case c.kind == wrote:
+			for s := range min(page/sector, (len(c.data)+sector-1)/sector) {
+				if sectors>>s&1 != 0 {
+					part := c
+					part.at, part.data = c.at+int64(s)*sector, c.data[s*sector:min(len(c.data), (s+1)*sector)]
+					i.apply(part)
+				}
+			}
+		}
+	}
+	return name.String()
+}
+
+func (c change) String() string {
+	switch c.kind {
+	case wrote:
+		return fmt.Sprintf("file %d, page %d", c.file, c.at/page)
+	case resized:
+		return fmt.Sprintf("file %d, size %d", c.file, c.size)
+	}
+	return fmt.Sprintf("folder %d, %q to %q (file %d)", c.file, c.old, c.name, c.target)
+}

@@ -1,0 +1,281 @@
+package plugin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sys/unix"
+
+	"cni-unwind/journal"
+)
+
+// fuzzDir is where the fuzzed verbs may write: a file system of memory, in the mount namespace of the tests. It has the
+// default stateDir in it.
+const fuzzDir = "/var/lib/cni"
+
+// mountFuzzDir makes fuzzDir.
+func mountFuzzDir(f *testing.F) {
+	f.Helper()
+	if err := errors.Join(os.MkdirAll(fuzzDir, 0o755), unix.Mount("tmpfs", fuzzDir, "tmpfs", 0, "mode=0755,size=64m")); err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { _ = unix.Unmount(fuzzDir, unix.MNT_DETACH) })
+}
+
+// alone has the workers of a fuzz test, which share fuzzDir, go one by one.
+func alone(t *testing.T) {
+	t.Helper()
+	dir, err := os.Open(filepath.Dir(fuzzDir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = dir.Close() })
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// within says whether all that a configuration has unwind write lies in fuzzDir.
+func within(stdin []byte) (*Conf, bool) {
+	c, err := ParseConf(stdin)
+	ok := true
+	for _, path := range []string{c.StateDir, c.LogFile} {
+		ok = ok && (path == "" || strings.HasPrefix(path, fuzzDir+"/"))
+	}
+	chain, chainErr := c.LoadChain()
+	if err != nil || chainErr != nil {
+		return c, ok
+	}
+	for _, pool := range chain.Pools(c) { // a lock file is made in one that has something to release
+		ok = ok && strings.HasPrefix(pool.Dir, fuzzDir+"/")
+	}
+	return c, ok
+}
+
+// asked is a verb that is carried out in this process, by the entry point of the plugin. Only one can be under way.
+type asked struct {
+	env    map[string]string
+	stdin  []byte
+	budget time.Duration // of a STATUS
+}
+
+// do returns the exit code and what was printed.
+func (a *asked) do(t *testing.T, dir string) (code int, stdout []byte) {
+	t.Helper()
+	in, out := filepath.Join(dir, "stdin"), filepath.Join(dir, "stdout")
+	if err := os.WriteFile(in, a.stdin, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r, err := os.Open(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := os.Create(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	oldIn, oldOut, oldErr := os.Stdin, os.Stdout, os.Stderr
+	os.Stdin, os.Stdout, os.Stderr = r, w, w // skel takes them from there
+	defer func() {
+		os.Stdin, os.Stdout, os.Stderr = oldIn, oldOut, oldErr
+		_, _ = r.Close(), w.Close()
+	}()
+	for name, value := range a.env {
+		if err := os.Setenv(name, value); err != nil { // a zero byte: no kernel would pass it on
+			t.Skip(err)
+		}
+	}
+	p := &Plugin{Stdout: w, Stderr: io.Discard, Budgets: DefaultBudgets}
+	p.Budgets.Status, p.Budgets.HostLink = a.budget, time.Millisecond
+	code = p.Main(context.Background(), "")
+	if stdout, err = os.ReadFile(out); err != nil {
+		t.Fatal(err)
+	}
+	return code, stdout
+}
+
+// wellFormed sees that a verb ended as a runtime can understand: with a CNI error, or without.
+func wellFormed(t *testing.T, code int, stdout []byte) (said types.Error) {
+	t.Helper()
+	if code == 0 {
+		return said
+	}
+	if err := json.Unmarshal(stdout, &said); err != nil || code != 1 || said.Code == 0 || said.Msg == "" {
+		t.Errorf("exit %d, and no CNI error (%v): %.500q", code, err, stdout)
+	}
+	if strings.Contains(said.Msg, "internal error") || strings.HasPrefix(said.Msg, "unwind: ") && len(said.Error()) > maxMessage {
+		t.Errorf("code %d, %.2000s", said.Code, said.Error())
+	}
+	return said
+}
+
+// FuzzStdin gives whatever on stdin, and in the environment, to every verb, with no delegate's binary there: an ADD cannot
+// succeed and leaves nothing, not even in the journal; a DEL forgets no delegate of the chain; and all end with a CNI error or
+// with success.
+func FuzzStdin(f *testing.F) {
+	mountFuzzDir(f)
+	verbs := []string{"ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION", "UNDO"}
+	whole := `{"cniVersion": "1.1.0", "name": "podnet", "type": "unwind", "stateDir": "` + fuzzDir + `/state", "gracePeriod": "0s",
+		"capabilities": {"ips": true}, "runtimeConfig": {"ips": ["10.0.0.2/24"]}, "args": {"cni": {"ips": []}}, "onDelFailure": "defer",
+		"cni.dev/valid-attachments": [{"containerID": "a", "ifname": "eth0"}], "prevResult": {"cniVersion": "1.1.0",
+		"interfaces": [{"name": "eth0", "sandbox": "/x"}], "ips": [{"address": "10.0.0.2/24", "interface": 0}]},
+		"chain": {"cniVersion": "1.1.0", "plugins": [{"type": "gone", "ipam": {"type": "host-local", "subnet": "10.0.0.0/24", "dataDir": "` +
+		fuzzDir + `/networks"}}, {"type": "lost", "capabilities": {"ips": true}}]}}`
+	for i := range verbs {
+		f.Add(uint8(i), []byte(whole), "a", "eth0", "/none", "K8S_POD_NAMESPACE=b;K8S_POD_NAME=a")
+		f.Add(uint8(i), []byte(`{"cniVersion": "0.3.1", "name": "podnet", "chain": {"plugins": [{"type": "gone"}]}}`), "a/../b", "..", "", "=;=")
+		f.Add(uint8(i), []byte(whole), "a", "eth\xff", "/none", "X=\xff")
+		f.Add(uint8(i), []byte(`{"cniVersion": "1.1.0", "name": "podnet", "chain": {"plugins": []}}`), "a", "eth0", "/none", "")
+		f.Add(uint8(i), []byte(`{"NAME": "podnet", "name": "../x", "cniVersion": "1.0.0", "chainFile": "/dev/zero"}`), "", "a\nb", "/proc/self/ns/net", "")
+	}
+	f.Fuzz(func(t *testing.T, verb uint8, stdin []byte, containerID, ifname, netns, args string) {
+		conf, ok := within(stdin)
+		if !ok || strings.HasPrefix(netns, "/dev") {
+			t.Skip()
+		}
+		alone(t)
+		_ = os.RemoveAll(conf.StateDir)
+		dir := t.TempDir()
+		command := verbs[int(verb)%len(verbs)]
+		a := asked{stdin: stdin, budget: 20 * time.Millisecond, env: map[string]string{
+			"CNI_COMMAND": command, "CNI_CONTAINERID": containerID, "CNI_IFNAME": ifname, "CNI_NETNS": netns, "CNI_ARGS": args, "CNI_PATH": dir,
+		}}
+		code, stdout := a.do(t, dir)
+		said := wellFormed(t, code, stdout)
+		switch {
+		case command == "VERSION" && code != 0, (command == "ADD" || command == "UNDO") && code == 0:
+			t.Errorf("%s: exit %d, %s", command, code, stdout)
+		case command != "VERSION" && code == 0 && len(stdout) > 0:
+			t.Errorf("%s printed %q", command, stdout)
+		}
+		store := &journal.Store{Dir: conf.StateDir}
+		entries := entriesOf(t, store)
+		key := journal.Key{Network: conf.Name, ContainerID: containerID, IfName: ifname}
+		for _, e := range entries {
+			chain, err := conf.LoadChain()
+			if command != "DEL" || err != nil || e.Key != key || e.State != journal.Removing || e.Pending() != len(chain.Delegates) {
+				t.Errorf("after %s (exit %d) the journal has %s: %s, %v (%v)", command, code, e.Key, e.State, pendingSteps(e), err)
+			}
+		}
+		if strings.HasSuffix(said.Msg, "; unwindctl show has the reasons") && len(entries) == 0 {
+			t.Errorf("the DEL is incomplete, and the journal has nothing: %s", stdout)
+		}
+	})
+}
+
+func entriesOf(t *testing.T, s *journal.Store) (all []*journal.Entry) {
+	t.Helper()
+	err := s.View(context.Background(), func(tx *journal.Tx) error {
+		return tx.All(func(e *journal.Entry, err error) error {
+			all = append(all, e)
+			return err
+		})
+	})
+	if err != nil && !errors.Is(err, unix.ENOENT) { // a STATUS that was cut off may be making it
+		t.Fatalf("the journal: %v", err)
+	}
+	return all
+}
+
+// FuzzDelegate has the second of three delegates print whatever on stdout and stderr and exit with whatever: the ADD succeeds
+// with all three and a result that can be read, or it fails, and each that was started got its DEL.
+func FuzzDelegate(f *testing.F) {
+	mountFuzzDir(f)
+	const result = `{"cniVersion": "1.0.0", "interfaces": [], "ips": [{"address": "10.0.0.7/24"}], "dns": {}}`
+	const cniError = `{"cniVersion": "1.0.0", "code": 11, "msg": "no room", "details": "ask later"}`
+	for _, stdout := range []string{
+		result, cniError, result + cniError, cniError + result, "", "null", "[]", "{}", `""`, "garbage", result[:40], " \n" + result + "\n",
+		strings.Replace(result, "1.0.0", "9.9.9", 1), strings.Replace(result, "1.0.0", "0.2.0", 1), strings.Replace(result, `"1.0.0"`, "1", 1),
+		strings.Replace(result, `"10.0.0.7/24"`, `"10.0.0.7/99"`, 1), `{"code": 0, "msg": ""}`, `{"code": -1}`, `{"code": 4294967296, "msg": "x"}`,
+		`{"ip4": {"ip": "10.0.0.7/24"}}`, "\x00\xff\xfe", `{"ips": [{"address": "10.0.0.7/24", "interface": 9}], "interfaces": null}`,
+	} {
+		f.Add([]byte(stdout), []byte("a warning"), uint8(0), "1.0.0")
+		f.Add([]byte(stdout), []byte{}, uint8(1), "0.4.0")
+	}
+	f.Fuzz(func(t *testing.T, stdout, stderr []byte, exit uint8, outer string) {
+		alone(t)
+		dir := t.TempDir()
+		scripts := map[string]string{
+			"before": `echo "before $CNI_COMMAND" >>` + dir + `/calls; echo '{"cniVersion": "1.0.0", "ips": []}'`,
+			"fuzzed": fmt.Sprintf(`echo "fuzzed $CNI_COMMAND" >>%s/calls; [ $CNI_COMMAND = ADD ] || exit 0; cat %s/err >&2; cat %s/out; exit %d`, dir, dir, dir, exit),
+			"after":  `echo "after $CNI_COMMAND" >>` + dir + `/calls; echo '{"cniVersion": "1.0.0", "ips": []}'`,
+		}
+		for name, body := range scripts {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+body+"\n"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for name, data := range map[string][]byte{"out": stdout, "err": stderr} {
+			if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		store := &journal.Store{Dir: filepath.Join(fuzzDir, "delegate")}
+		_ = os.RemoveAll(store.Dir)
+		path := "/usr/bin:/bin"
+		a := asked{
+			stdin: marshal(map[string]any{
+				"cniVersion": strings.ToValidUTF8(outer, ""), "name": "podnet", "type": Name, "stateDir": store.Dir,
+				"chain": json.RawMessage(`{"cniVersion": "1.0.0", "plugins": [{"type": "before"}, {"type": "fuzzed"}, {"type": "after"}]}`),
+			}),
+			env: map[string]string{
+				"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "a", "CNI_IFNAME": "eth0", "CNI_NETNS": "/none", "CNI_ARGS": "", "CNI_PATH": dir, "PATH": path,
+			},
+		}
+		code, printed := a.do(t, dir)
+		wellFormed(t, code, printed)
+		data, err := os.ReadFile(filepath.Join(dir, "calls"))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Fatal(err)
+		}
+		calls := strings.Split(strings.TrimSpace(string(data)), "\n")
+		entries := entriesOf(t, store)
+		undone := slices.Equal(calls, []string{"before ADD", "fuzzed ADD", "fuzzed DEL", "before DEL"}) ||
+			slices.Equal(calls, []string{"before ADD", "fuzzed ADD", "after ADD", "after DEL", "fuzzed DEL", "before DEL"}) || len(data) == 0
+		switch {
+		case code == 0:
+			_, err := parseResult(printed)
+			added := len(entries) == 1 && entries[0].State == journal.Live && entries[0].Pending() == 3
+			if err != nil || exit != 0 || !added || !slices.Equal(calls, []string{"before ADD", "fuzzed ADD", "after ADD"}) {
+				t.Errorf("success with %q (%v), calls %v, %d entries", printed, err, calls, len(entries))
+			}
+		case !undone || len(entries) > 0:
+			t.Errorf("failed with %q, calls %v, %d entries", printed, calls, len(entries))
+		}
+	})
+}
+
+// FuzzConflist reads a file that someone else owns, by the path that chainFile names and as the operator's program reads it.
+func FuzzConflist(f *testing.F) {
+	f.Add([]byte(`{"name": "podnet", "cniVersion": "1.0.0", "cniVersions": ["0.4.0"], "plugins": [{"type": "a", "ipam": {"type": "i"}}]}`))
+	f.Add([]byte(`{"name": "podnet", "cniVersion": "9.0.0", "type": "a", "disableCheck": "TRUE"}`))
+	f.Add([]byte(`{"name": "podnet", "plugins": [{"type": "unwind", "chain": {"plugins": [{"type": "a"}]}}]}`))
+	f.Add([]byte(`{"plugins": [null, 1, {}], "name": null}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		path := filepath.Join(t.TempDir(), "list")
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		list, listErr := ReadConflist(path)
+		c := &Conf{Name: "podnet", ChainFile: path}
+		chain, err := c.LoadChain()
+		switch {
+		case err == nil && (list == nil || listErr != nil || list.Unwind != nil || len(list.Types) != len(chain.Delegates)):
+			t.Errorf("a chain of %d, and not as a list: %+v, %v", len(chain.Delegates), list, listErr)
+		case err == nil && list.Name != "" && list.Name != "podnet":
+			t.Errorf("the chain of another network: %q", list.Name)
+		case err != nil && !strings.HasPrefix(err.Error(), "chainFile "+path+": "):
+			t.Errorf("the error does not name the file: %v", err)
+		}
+	})
+}

@@ -1,0 +1,366 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	bolt "go.etcd.io/bbolt"
+
+	"cni-unwind/journal"
+)
+
+const (
+	// soakEnv is how many pairs of ADD and DEL TestSoak has.
+	soakEnv = "UNWIND_TEST_SOAK"
+	// soakWorkers is how many pods come and go at once.
+	soakWorkers = 32
+	// soakPoints is how many times it looks at what there is.
+	soakPoints = 10
+)
+
+// soakFaults are what is wrong with 1 pair in 20: the delegate at an index of the chain fails so. A DEL does until the next
+// sweep of a node that is healed for so long.
+var soakFaults = []struct {
+	index         int
+	command, mode string
+}{
+	{0, "ADD", "fail"}, {0, "ADD", "fail-effect"}, {0, "ADD", "crash-effect"}, {0, "ADD", "kill-parent-effect"},
+	{1, "ADD", "fail"}, {1, "ADD", "fail-effect"}, {1, "ADD", "crash-effect"}, {1, "ADD", "kill-parent-effect"},
+	{0, "DEL", "fail"}, {0, "DEL", "crash"}, {0, "DEL", "crash-effect"},
+	{1, "DEL", "fail"}, {1, "DEL", "crash"}, {1, "DEL", "crash-effect"},
+}
+
+// soak is a node on which pods come and go for long.
+type soak struct {
+	*node
+	clean  *libcni.NetworkConfigList
+	faults []*libcni.NetworkConfigList
+	mu     sync.Mutex
+	owners map[string]string // of addresses, between ADD and DEL
+	begun  atomic.Int64
+	count  struct{ faults, addFailed, delFailed, retried, sweeps, swept atomic.Int64 }
+}
+
+// point is what there is when all is quiet. All but pairs is to stay as it is.
+type point struct {
+	pairs       int64
+	file        int64 // bytes of the journal, which doubles when it must
+	journal     int64 // of these, those up to the last page that was ever used
+	heap        int64
+	goroutines  int
+	descriptors int
+	mappings    int // of memory: a journal that is not closed is one
+	mounts      int
+	names       string // in stateDir
+}
+
+func (p point) String() string {
+	return fmt.Sprintf("%d pairs: journal %d KiB in a file of %d; sweeper: heap %d KiB, %d goroutines, %d descriptors, %d mappings",
+		p.pairs, p.journal>>10, p.file>>10, p.heap>>10, p.goroutines, p.descriptors, p.mappings)
+}
+
+// TestSoak has 32 pods come and go at once, 500 in all, or 10,000 at length, or as many as UNWIND_TEST_SOAK says, on a node of which
+// the journal is as full of history and tombstones as it ever gets, and meanwhile one process that sweeps and sweeps. A delegate
+// fails or is killed, or has unwind killed, in 1 pair of 20. Every other ADD and DEL succeeds, no address has two owners, and
+// ten times, when all is quiet, nothing is left: no address, entry, lock file, process, zombie, mount, descriptor; the journal
+// does not grow, nor what the sweeper has of memory, goroutines and descriptors. It stops early, with what it has seen, a
+// minute before go test's -timeout.
+func TestSoak(t *testing.T) {
+	pairs := 500
+	if os.Getenv(longEnv) != "" {
+		pairs = 10_000
+	}
+	if n, err := strconv.Atoi(os.Getenv(soakEnv)); err == nil {
+		pairs = n
+	}
+	seed := uint64(time.Now().UnixNano())
+	if s, err := strconv.ParseUint(os.Getenv(seedEnv), 10, 64); err == nil {
+		seed = s
+	}
+	t.Logf("%s=%d", seedEnv, seed)
+	s := newSoak(t)
+	began := time.Now()
+	var points []point
+	for i := range soakPoints {
+		s.round(seed+uint64(i), int64(pairs*(i+1)/soakPoints))
+		points = append(points, s.point())
+		t.Logf("%s, after %s", points[i], time.Since(began).Round(time.Second))
+		if end, ok := t.Deadline(); t.Failed() || ok && time.Until(end) < time.Minute+time.Since(began)/time.Duration(i+1) {
+			break
+		}
+	}
+	s.steady(points)
+	c := &s.count
+	t.Logf("%d pairs in %s; faults in %d; %d ADDs and %d DELs failed, %d DELs were tried again; %d sweeps released %d",
+		s.begun.Load(), time.Since(began).Round(time.Second), c.faults.Load(), c.addFailed.Load(), c.delFailed.Load(), c.retried.Load(),
+		c.sweeps.Load(), c.swept.Load())
+}
+
+func newSoak(t *testing.T) *soak {
+	s := &soak{node: newNode(t), owners: map[string]string{}}
+	s.conf["logLevel"] = "error"
+	s.subnet = "10.99.0.0/16"
+	chain := func(instances [2]string, extra [2]string) *libcni.NetworkConfigList {
+		return s.unwind(
+			s.faulty(instances[0], `, "ipam": `+s.hostLocal(s.subnet)+extra[0]),
+			s.faulty(instances[1], extra[1]))
+	}
+	s.clean = chain([2]string{"p0", "p1"}, [2]string{})
+	for _, f := range soakFaults {
+		instances, extra := [2]string{"p0", "p1"}, [2]string{}
+		if f.command == "ADD" {
+			extra[f.index] = fmt.Sprintf(`, "modes": {"ADD": %q}`, f.mode)
+		} else {
+			instances[f.index] += " " + f.mode
+		}
+		s.faults = append(s.faults, chain(instances, extra))
+	}
+	s.age()
+	return s
+}
+
+// age fills the journal with what it keeps of the past, to the bounds.
+func (s *soak) age() {
+	key := func(i int) journal.Key {
+		return journal.Key{Network: s.network, ContainerID: fmt.Sprintf("old-%064d", i), IfName: "eth0"}
+	}
+	err := s.store.Update(s.Context(), func(tx *journal.Tx) error {
+		for i := range 5000 {
+			if err := tx.Bury(journal.Tombstone{Key: key(i), Reason: "it is gone, and so is its network namespace"}); err != nil {
+				return err
+			}
+		}
+		for i := range 1500 {
+			if err := tx.Record(journal.Event{Key: key(i), Kind: journal.Swept, Reason: "it is gone, and so is its network namespace"}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		s.Fatal(err)
+	}
+}
+
+// hurt has the DELs that are to fail do so; with false, they succeed.
+func (s *soak) hurt(yes bool) {
+	plan := map[string]map[string]string{}
+	for _, f := range soakFaults {
+		if yes && f.command == "DEL" {
+			plan[fmt.Sprintf("p%d %s", f.index, f.mode)] = map[string]string{"DEL": f.mode}
+		}
+	}
+	s.plan(plan)
+}
+
+// round has pods come and go until so many have, sweeps all the while, and once more in the end.
+func (s *soak) round(seed uint64, until int64) {
+	s.hurt(true)
+	done := make(chan struct{})
+	var sweeper, workers sync.WaitGroup
+	sweeper.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			case <-time.After(300 * time.Millisecond):
+				s.hurt(false)
+				s.sweepAll()
+				s.hurt(true)
+			}
+		}
+	})
+	for n := range uint64(soakWorkers) {
+		r := rand.New(rand.NewPCG(seed, n))
+		netns := filepath.Join(s.dir, "netns", fmt.Sprint(n))
+		if _, err := os.Stat(netns); err != nil {
+			s.netns(fmt.Sprint(n))
+		}
+		workers.Go(func() {
+			for !s.Failed() {
+				i := s.begun.Add(1)
+				if i > until {
+					s.begun.Add(-1)
+					return
+				}
+				s.pair(r, fmt.Sprintf("c%d", i), netns)
+			}
+		})
+	}
+	workers.Wait()
+	close(done)
+	sweeper.Wait()
+	s.hurt(false)
+	for end := time.Now().Add(time.Minute); s.sweepAll() > 0; time.Sleep(100 * time.Millisecond) {
+		if time.Now().After(end) {
+			s.Errorf("dead for a minute, and not released")
+			return
+		}
+	}
+}
+
+// sweepAll sweeps as the agent does, and returns how many entries there were.
+func (s *soak) sweepAll() int {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	findings, err := (&Plugin{Stdout: io.Discard, Stderr: io.Discard, Budgets: DefaultBudgets}).Sweep(ctx, s.stateDir, Sweep{})
+	if err != nil {
+		s.Errorf("sweep: %v", err)
+	}
+	s.count.sweeps.Add(1)
+	for _, f := range findings {
+		if f.Released {
+			s.count.swept.Add(1)
+		}
+	}
+	return len(findings)
+}
+
+// pair is the life of a pod. A runtime that gets an error for an ADD sends a DEL; for a DEL, it tries again or it does not.
+func (s *soak) pair(r *rand.Rand, id, netns string) {
+	list, faulty := s.clean, r.IntN(20) == 0
+	if faulty {
+		list = s.faults[r.IntN(len(s.faults))]
+		s.count.faults.Add(1)
+	}
+	p := &pod{s.node, libcni.RuntimeConf{ContainerID: id, NetNS: netns, IfName: "eth0"}}
+	result, err := p.add(list)
+	switch {
+	case err == nil:
+		s.own(address(s, result), id)
+	case !faulty:
+		s.Errorf("ADD %s: %v", id, err)
+	default:
+		s.count.addFailed.Add(1)
+	}
+	if err == nil {
+		s.disown(address(s, result))
+	}
+	for try := range 2 {
+		err := p.del(list)
+		if err == nil {
+			return
+		}
+		if !faulty {
+			s.Errorf("DEL %s: %v", id, err)
+			return
+		}
+		s.count.delFailed.Add(1)
+		if r.IntN(2) == 0 || try == 1 {
+			return
+		}
+		s.count.retried.Add(1)
+	}
+}
+
+func (s *soak) own(address, id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if other := s.owners[address]; other != "" {
+		s.Errorf("%s and %s have %s", id, other, address)
+	}
+	s.owners[address] = id
+}
+
+func (s *soak) disown(address string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.owners, address)
+}
+
+// point looks at what there is, with all quiet.
+func (s *soak) point() point {
+	s.Helper()
+	s.nothingLeft()
+	s.forgetCalls()
+	eventually(s, "no process of the node's, and no zombie", func() bool { return len(s.processes()) == 0 })
+	runtime.GC()
+	runtime.GC()
+	var memory runtime.MemStats
+	runtime.ReadMemStats(&memory)
+	return point{
+		pairs: s.begun.Load(), file: s.size(s.store.Path()), journal: s.used(), heap: int64(memory.HeapAlloc), goroutines: runtime.NumGoroutine(),
+		descriptors: len(s.names("/proc/self/fd")), mappings: s.lines("/proc/self/maps"), mounts: s.lines("/proc/self/mounts"),
+		names: strings.Join(s.names(s.stateDir), " "),
+	}
+}
+
+// steady sees that nothing has grown since the first point; a heap may by as much as chance has it.
+func (s *soak) steady(points []point) {
+	s.Helper()
+	first, last := points[0], points[len(points)-1]
+	if half := points[len(points)/2]; last.journal > half.journal*102/100 || last.journal > 2*first.journal {
+		s.Errorf("the journal used %d bytes, %d half-way, and now %d", first.journal, half.journal, last.journal)
+	}
+	if last.heap > first.heap+1<<20 {
+		s.Errorf("the sweeper's heap has grown from %d to %d bytes", first.heap, last.heap)
+	}
+	const chance = 5 // of what the Go runtime makes when it needs it; a sweep that left one would leave dozens
+	if last.goroutines > first.goroutines+chance || last.descriptors > first.descriptors+chance ||
+		last.mappings > first.mappings+soakWorkers {
+		s.Errorf("the sweeper had\n%s, now it has\n%s", first, last)
+	}
+	if last.mounts > first.mounts || last.names != first.names {
+		s.Errorf("%d mounts, then %d; in stateDir %s, then %s", first.mounts, last.mounts, first.names, last.names)
+	}
+}
+
+// processes returns those that have the node's folder in their environment, and all zombies, as lines.
+func (s *soak) processes() (lines []string) {
+	for _, pid := range s.names("/proc") {
+		if _, err := strconv.Atoi(pid); err != nil || pid == strconv.Itoa(os.Getpid()) {
+			continue
+		}
+		environ, err1 := os.ReadFile("/proc/" + pid + "/environ")
+		stat, err2 := os.ReadFile("/proc/" + pid + "/stat")
+		if errors.Join(err1, err2) == nil && strings.Contains(string(environ), s.dir) || strings.Contains(string(stat), ") Z ") {
+			lines = append(lines, string(stat))
+		}
+	}
+	return lines
+}
+
+func (s *soak) size(path string) int64 {
+	s.Helper()
+	info, err := os.Stat(path)
+	if err != nil {
+		s.Fatal(err)
+	}
+	return info.Size()
+}
+
+// used returns the bytes of the journal up to the last page that was ever used.
+func (s *soak) used() (size int64) {
+	s.Helper()
+	db, err := bolt.Open(s.store.Path(), 0, &bolt.Options{ReadOnly: true, Timeout: time.Second})
+	if err != nil {
+		s.Fatal(err)
+	}
+	defer db.Close()
+	if err := db.View(func(tx *bolt.Tx) error { size = tx.Size(); return nil }); err != nil {
+		s.Fatal(err)
+	}
+	return size
+}
+
+func (s *soak) lines(path string) int {
+	s.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		s.Fatal(err)
+	}
+	return strings.Count(string(data), "\n")
+}

@@ -1,0 +1,89 @@
+package e2e
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// diskPattern is how the folders of nodes' disks are named, and their pods' cgroups.
+const diskPattern = "unwind-node-"
+
+// newDisk makes the folder of a node's disk. The file that it returns holds a lock on it as long as this process lives.
+func newDisk(t testing.TB) (dir string, lock *os.File) {
+	t.Helper()
+	clearDisks(t)
+	dir, err := os.MkdirTemp("", diskPattern)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lock, err = os.Open(dir)
+	if err == nil {
+		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir, lock
+}
+
+// clearDisks removes what tests have left that were killed: of their nodes nothing else is left. Between the making of a folder
+// and its lock there is a moment; a folder that is empty is left alone.
+func clearDisks(t testing.TB) {
+	t.Helper()
+	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), diskPattern+"*"))
+	for _, dir := range dirs {
+		f, err := os.Open(dir)
+		if err != nil {
+			continue // it is gone by now
+		}
+		names, _ := f.Readdirnames(1)
+		if len(names) > 0 && unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
+			t.Logf("removing %s, left by a test that was killed", dir)
+			removeCgroups(t, "/"+filepath.Base(dir))
+			if err := os.RemoveAll(dir); err != nil {
+				t.Log(err)
+			}
+		}
+		_ = f.Close()
+	}
+}
+
+// removeCgroups removes a cgroup and those in it from all hierarchies, innermost first. Nothing is in them any more.
+func removeCgroups(t testing.TB, name string) {
+	for _, pattern := range []string{"/sys/fs/cgroup" + name, "/sys/fs/cgroup/*" + name} {
+		tops, _ := filepath.Glob(pattern)
+		for _, top := range tops {
+			var dirs []string
+			_ = filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
+				if err == nil && d.IsDir() {
+					dirs = append(dirs, path)
+				}
+				return nil
+			})
+			slices.Reverse(dirs)
+			for _, dir := range dirs {
+				if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+					t.Log(err)
+				}
+			}
+		}
+	}
+}
+
+// EmptyDisk removes all that is in a folder of the disk, such as "containerd".
+func (n *Node) EmptyDisk(name string) {
+	n.Helper()
+	entries, err := os.ReadDir(filepath.Join(n.Dir, name))
+	for _, e := range entries {
+		err = errors.Join(err, os.RemoveAll(filepath.Join(n.Dir, name, e.Name())))
+	}
+	if err != nil {
+		n.Fatal(err)
+	}
+}
