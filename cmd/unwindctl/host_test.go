@@ -135,6 +135,11 @@ func TestHostRunEnds(t *testing.T) {
 	c := n.newContainer("--mount")
 	r := n.startOnHost(c)
 	child := n.child(r.cmd.Process.Pid)
+	t.Cleanup(func() {
+		if t.Failed() {
+			_ = syscall.Kill(child, syscall.SIGKILL)
+		}
+	})
 	r.signal(syscall.SIGKILL, 10*time.Second)
 	eventually(t, "the agent ends with the container", func() bool { return !exists(fmt.Sprintf("/proc/%d/exe", child)) })
 
