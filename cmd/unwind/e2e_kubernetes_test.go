@@ -158,8 +158,8 @@ func checkPods(t *testing.T, w *e2e.Worker) {
 			live++
 		}
 	}
-	if pods := len(w.Pods("")); live != pods {
-		t.Errorf("%s: the journal has %d live attachments of %d pods", w.NodeName, live, pods)
+	if pods, veths := len(w.Pods("")), w.Left().Veths; live != pods || veths != pods {
+		t.Errorf("%s: the journal has %d live attachments and the node %d veths of %d pods", w.NodeName, live, veths, pods)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"os"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // nodeLink is a worker's interface in the network of the nodes.
@@ -43,8 +44,12 @@ func addBridge(name, address string) error {
 	return setUp(name, address)
 }
 
-// addPort makes a pair of interfaces, one on the bridge, and the other in a network namespace.
+// addPort makes a pair of interfaces, one on the bridge, and the other in a network namespace. After a reboot the pair of before
+// may still be there: the kernel takes a network namespace apart some time after its end.
 func addPort(name string, ns *os.File) error {
+	if err := removeLink(name); err != nil {
+		return err
+	}
 	bridge, err := netlink.LinkByName(nodesBridge)
 	if err != nil {
 		return err
@@ -94,5 +99,8 @@ func removeLink(name string) error {
 	if err != nil {
 		return err
 	}
-	return netlink.LinkDel(link)
+	if err := netlink.LinkDel(link); !errors.Is(err, unix.ENODEV) { // it has gone meanwhile
+		return err
+	}
+	return nil
 }

@@ -34,6 +34,7 @@ type Node struct {
 	said  *bufio.Reader // its standard output
 	work  chan func()   // to be run on the node's thread
 	boots int
+	pool  string // where its network keeps the addresses
 }
 
 // The folders of CNI on a node.
@@ -218,6 +219,7 @@ func (n *Node) Reboot() {
 		n.Fatal(err)
 	}
 	n.boots++
+	removeAllCgroups(n, n.Dir)
 	n.do(func() error {
 		id := filepath.Join(n.Dir, fmt.Sprintf("boot_id.%d", n.boots))
 		text := fmt.Sprintf("00000000-0000-4000-8000-%012d\n", n.boots)
@@ -254,7 +256,7 @@ func (n *Node) close() {
 		_ = n.first.Kill()
 		_, _ = n.first.Wait()
 	}
-	removeCgroups(n, n.Cgroup())
+	removeAllCgroups(n, n.Dir)
 	_ = n.lock.Close()
 	if err := os.RemoveAll(n.Dir); err != nil {
 		n.Error(err)

@@ -146,13 +146,18 @@ func (w *Worker) Events(prefix string) string {
 	return strings.Join(lines[max(0, len(lines)-most):], "")
 }
 
-// pingTime bounds the time until a pod that is ready answers. An address that had another owner a moment ago may be in the
-// worker's neighbour table with that one's MAC address for some seconds.
+// pingTime bounds the time until a pod that is ready answers.
 const pingTime = 15 * time.Second
 
-// Silent returns the pods that do not answer a ping from the worker itself.
+// Silent returns the pods that do not answer a ping from the worker itself. For up to a minute the kernel may have an address in
+// its neighbour table with the MAC address of its last owner, whoever gave it away; so it is made to ask anew.
 func (w *Worker) Silent(pods []KubePod) []string {
 	w.Helper()
+	for _, p := range pods {
+		if p.IP != "" {
+			w.Run("ip", "neigh", "flush", "to", p.IP)
+		}
+	}
 	return w.silent(pods)
 }
 
@@ -181,12 +186,9 @@ func (w *Worker) silent(pods []KubePod, prefix ...string) (silent []string) {
 			defer func() { <-limit }()
 			ping := append(slices.Clone(prefix), "ping", "-c1", "-W1", p.IP)
 			answers := false
-			for end := time.Now().Add(pingTime); !answers && time.Now().Before(end); {
+			for end := time.Now().Add(pingTime); !answers && p.IP != "" && time.Now().Before(end); {
 				_, _, err := w.Try(ping[0], ping[1:]...)
 				answers = err == nil
-				if !answers {
-					w.Logf("DEBUG %s %s silent; %s", p.Name, p.IP, w.Run("sh", "-c", "ip neigh; ip -br link; bridge fdb; grep . /var/lib/cni/networks/podnet/*; cat /proc/loadavg"))
-				}
 			}
 			if !answers {
 				mu.Lock()
