@@ -22,8 +22,13 @@ func (w *Worker) connect() {
 		w.Fatal(err)
 	}
 	defer ns.Close()
-	control.do(func() error { return addPort("port-"+w.NodeName, ns) })
+	control.do(func() error { return addPort("port-"+w.NodeName, w.mac(), ns) })
 	w.do(func() error { return setUp(nodeLink, w.address) })
+}
+
+// mac is the hardware address of the worker's interface, which a reboot does not change: the others know it.
+func (w *Worker) mac() net.HardwareAddr {
+	return append(net.HardwareAddr{0x02, 0}, net.ParseIP(w.address).To4()...)
 }
 
 // routes tells the workers the way to each other's pods.
@@ -46,7 +51,7 @@ func addBridge(name, address string) error {
 
 // addPort makes a pair of interfaces, one on the bridge, and the other in a network namespace. After a reboot the pair of before
 // may still be there: the kernel takes a network namespace apart some time after its end.
-func addPort(name string, ns *os.File) error {
+func addPort(name string, mac net.HardwareAddr, ns *os.File) error {
 	if err := removeLink(name); err != nil {
 		return err
 	}
@@ -56,7 +61,7 @@ func addPort(name string, ns *os.File) error {
 	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MasterIndex = name, bridge.Attrs().Index
-	port := &netlink.Veth{LinkAttrs: attrs, PeerName: nodeLink, PeerNamespace: netlink.NsFd(int(ns.Fd()))}
+	port := &netlink.Veth{LinkAttrs: attrs, PeerName: nodeLink, PeerHardwareAddr: mac, PeerNamespace: netlink.NsFd(int(ns.Fd()))}
 	if err := netlink.LinkAdd(port); err != nil {
 		return err
 	}
