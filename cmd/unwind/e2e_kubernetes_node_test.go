@@ -17,6 +17,14 @@ func (p pair) hangingStatus(t *testing.T, table *e2e.Table) {
 	// statusTime is more than STATUS may take with unwind, whatever hangs: two seconds, and a busy machine.
 	const statusTime, patience = 6 * time.Second, 10 * time.Second
 	began := time.Now()
+	well := map[*e2e.Worker]time.Duration{}
+	p.each(func(w *e2e.Worker) {
+		var err error
+		if well[w], err = w.Runtime.TimeStatus(patience); err != nil {
+			t.Errorf("%s: %v", w.NodeName, err)
+		}
+	})
+	table.Row("CRI Status takes", well[p.plain].Round(time.Millisecond), well[p.unwind].Round(time.Millisecond))
 	p.each(func(w *e2e.Worker) { w.Plan(map[string]string{"STATUS": "hold"}) })
 	var message string
 	notReady := e2e.Eventually(t, time.Minute, "the node with unwind is not ready", func() bool {
@@ -36,7 +44,7 @@ func (p pair) hangingStatus(t *testing.T, table *e2e.Table) {
 		t.Errorf("the status of the runtime took %s: %v", unwind, unwindErr)
 	}
 	plainStatus, plainMessage := p.plain.Condition()
-	table.Row("a plugin's STATUS hangs: CRI Status takes", "more than "+plain.Round(time.Second).String(), unwind.Round(10*time.Millisecond))
+	table.Row("… a plugin's STATUS hangs: it takes", "more than "+plain.Round(time.Second).String(), unwind.Round(10*time.Millisecond))
 	table.Row("… the node's Ready, after "+notReady.Round(100*time.Millisecond).String(), plainStatus+" "+brief(plainMessage), "False "+brief(message))
 
 	healed := time.Now()
@@ -53,8 +61,12 @@ func (p pair) hangingStatus(t *testing.T, table *e2e.Table) {
 	t.Logf("hanging STATUS: %s", since(began))
 }
 
+// brief returns the last of what a runtime and a kubelet put before each other's messages.
 func brief(message string) string {
-	const most = 150
+	const most = 100
+	if i := strings.LastIndex(message, "returns error: "); i >= 0 {
+		message = message[i+len("returns error: "):]
+	}
 	if len(message) > most {
 		return message[:most] + "…"
 	}
@@ -79,6 +91,7 @@ func (p pair) manyPods(t *testing.T, table *e2e.Table) {
 		now := w.Refused()
 		return fmt.Sprintf("%d ADDs, %d DELs", now["ADD"]-before[w]["ADD"], now["DEL"]-before[w]["DEL"])
 	}
+	silent, across := map[*e2e.Worker]int{}, map[*e2e.Worker]int{}
 	var up, down time.Duration
 	for range rounds {
 		start := time.Now()
@@ -87,8 +100,10 @@ func (p pair) manyPods(t *testing.T, table *e2e.Table) {
 		up += time.Since(start)
 		e2e.Eventually(t, podTime, "unwind has no more addresses than pods", func() bool { return len(p.unwind.Reserved()) == count })
 		checkPods(t, p.unwind)
-		if silent := p.plain.SilentToPods(p.unwind.Pods("many-0")); len(silent) > 0 {
-			t.Errorf("across the nodes these do not answer: %v", silent)
+		for w, other := range map[*e2e.Worker]*e2e.Worker{p.plain: p.unwind, p.unwind: p.plain} {
+			pods := w.Pods("many")
+			silent[w] += len(w.Silent(pods))
+			across[w] += len(other.SilentToPods(pods[:1]))
 		}
 		start = time.Now()
 		p.each(func(w *e2e.Worker) { w.DeletePods("pod", "--all", "--wait=false") })
@@ -102,6 +117,14 @@ func (p pair) manyPods(t *testing.T, table *e2e.Table) {
 	})
 	table.Row(fmt.Sprintf("%d × %d pods, %d %% of ADDs and DELs fail: failed", rounds, count, percent),
 		refused(p.plain), refused(p.unwind))
+	outOf := func(n map[*e2e.Worker]int, w *e2e.Worker) string {
+		return fmt.Sprintf("%d of %d", rounds*count-n[w], rounds*count)
+	}
+	table.Row("… pods that answer a ping", outOf(silent, p.plain), outOf(silent, p.unwind))
+	table.Row("… one of them, each of the other node's pods", outOf(across, p.plain), outOf(across, p.unwind))
+	if across[p.plain]+across[p.unwind] > 0 {
+		t.Errorf("across the nodes pods do not answer: %d on the plain one, %d on unwind's", across[p.plain], across[p.unwind])
+	}
 	p.each(func(w *e2e.Worker) { w.Plan(nil) })
 	leaves(t, p.unwind)
 	table.Row("… left", p.plain.Settled(), p.unwind.Settled())
