@@ -73,12 +73,12 @@ func brief(message string) string {
 	return message
 }
 
-// manyPods: one ADD and one DEL in twenty fail. No pod is lost, none has the address of another, and nothing is left.
+// manyPods: one ADD and one DEL in twenty fail, in a short run in ten. No pod is lost, none has the address of another, and nothing is left.
 func (p pair) manyPods(t *testing.T, table *e2e.Table) {
-	const count, percent = 60, 5
-	rounds := 5
+	const count = 60
+	rounds, percent := 5, 5
 	if testing.Short() {
-		rounds = 1
+		rounds, percent = 1, 10
 	}
 	began := time.Now()
 	p.plain.ForgetAddresses()
@@ -87,9 +87,9 @@ func (p pair) manyPods(t *testing.T, table *e2e.Table) {
 	p.each(func(w *e2e.Worker) { w.Plan(map[string]string{"ADD": flaky, "DEL": flaky}) })
 	before := map[*e2e.Worker]map[string]int{}
 	p.each(func(w *e2e.Worker) { before[w] = w.Refused() })
-	refused := func(w *e2e.Worker) string {
+	refused := func(w *e2e.Worker) (adds, dels int) {
 		now := w.Refused()
-		return fmt.Sprintf("%d ADDs, %d DELs", now["ADD"]-before[w]["ADD"], now["DEL"]-before[w]["DEL"])
+		return now["ADD"] - before[w]["ADD"], now["DEL"] - before[w]["DEL"]
 	}
 	silent, across := map[*e2e.Worker]int{}, map[*e2e.Worker]int{}
 	var up, down time.Duration
@@ -110,13 +110,15 @@ func (p pair) manyPods(t *testing.T, table *e2e.Table) {
 		p.each(func(w *e2e.Worker) { mustBeReady(t, w, "many", 0) })
 		down += time.Since(start)
 	}
+	failed := map[*e2e.Worker]string{}
 	p.each(func(w *e2e.Worker) {
-		if text := refused(w); strings.HasPrefix(text, "0 ") || strings.Contains(text, " 0 ") {
-			t.Errorf("%s: of these nothing shows: %s failed", w.NodeName, text)
+		adds, dels := refused(w)
+		failed[w] = fmt.Sprintf("%d ADDs, %d DELs", adds, dels)
+		if adds == 0 || dels == 0 {
+			t.Errorf("%s: %s failed, so this shows nothing", w.NodeName, failed[w])
 		}
 	})
-	table.Row(fmt.Sprintf("%d × %d pods, %d %% of ADDs and DELs fail: failed", rounds, count, percent),
-		refused(p.plain), refused(p.unwind))
+	table.Row(fmt.Sprintf("%d × %d pods, %d %% of ADDs and DELs fail: failed", rounds, count, percent), failed[p.plain], failed[p.unwind])
 	outOf := func(n map[*e2e.Worker]int, w *e2e.Worker) string {
 		return fmt.Sprintf("%d of %d", rounds*count-n[w], rounds*count)
 	}
