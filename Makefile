@@ -3,6 +3,8 @@
 PLUGINS_VERSION     := v1.9.1
 CNITOOL_VERSION     := v1.3.1
 STATICCHECK_VERSION := v0.8.2
+GOLANGCI_VERSION    := v2.12.2
+BENCHSTAT_VERSION   := v0.0.0-20260908200009-22c9c6c9d4da
 
 # The releases of containerd that make e2e builds; SHORT=1 is the subset that continuous integration has the time for.
 CONTAINERD_VERSIONS := v2.4.2 $(if $(SHORT),,v2.0.14 v1.7.35)
@@ -162,11 +164,12 @@ $(E2E)/deb/.unpacked:
 	rm -rf $(@D)/packages
 	touch $@
 
-lint: deps go ## check format, vet, staticcheck, go.mod and the scripts
+lint: deps go ## check format, vet, staticcheck, golangci-lint (.golangci.yml), go.mod and the scripts
 	@unformatted=$$($(GO_FILES) | xargs gofmt -l) && [ -z "$$unformatted" ] || \
 		{ echo "gofmt -w is needed on: $$unformatted" >&2; exit 1; }
 	go vet -tags e2e $(ALL_PACKAGES)
 	go run honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK_VERSION) -tags e2e $(ALL_PACKAGES)
+	go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION) run $(ALL_PACKAGES)
 	go mod tidy -diff
 	for script in .ci/run scripts/*.sh; do bash -n "$$script" || exit 1; done
 
@@ -176,8 +179,11 @@ demo: deps tools build ## show what a failing plugin leaks without unwind, and w
 docs: go ## write cmd/unwindctl/COMMANDS.md from the commands' own words
 	UNWIND_UPDATE=1 go test ./cmd/unwindctl -run TestCommands -count=1
 
-bench: deps tools build ## time ADD and DEL of a chain of real plugins, plain and through unwind (as root, on a quiet machine)
-	CGO_ENABLED=0 go run -buildvcs=false ./scripts/bench
+# MULTUS=PATH compares with that multus binary, too; ARGS="-chains 3 -parallel 1,32 -dead 0" is a part of it, see -help.
+bench: deps tools build ## time ADD, DEL and failing ADD of chains of real plugins, plain and through unwind (as root, on a quiet machine)
+	CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w" -o $(TOOLS)/test/ ./scripts/bench/noop
+	MULTUS=$(MULTUS) CGO_ENABLED=0 go run -buildvcs=false ./scripts/bench -out $(TOOLS)/bench.txt $(ARGS)
+	go run golang.org/x/perf/cmd/benchstat@$(BENCHSTAT_VERSION) -col /kind $(TOOLS)/bench.txt
 
 release: go ## put the archives of a release, for linux on amd64 and arm64, into dist/
 	rm -rf dist

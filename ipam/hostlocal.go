@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -15,7 +14,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
 	"golang.org/x/sys/unix"
 )
@@ -46,37 +44,6 @@ func (hostLocal) Pool(config json.RawMessage, network string) string {
 		return ""
 	}
 	return filepath.Join(conf.IPAM.DataDir, network)
-}
-
-func (hostLocal) Ranges(config json.RawMessage) ([][]Range, error) {
-	var given struct {
-		IPAM struct {
-			Type   string            `json:"type"`
-			Subnet string            `json:"subnet"`
-			Ranges []json.RawMessage `json:"ranges"`
-		} `json:"ipam"`
-	}
-	if json.Unmarshal(config, &given) == nil && given.IPAM.Type != "" && given.IPAM.Subnet == "" && len(given.IPAM.Ranges) == 0 {
-		return nil, nil // flannel's delegate is given them later
-	}
-	conf, _, err := allocator.LoadIPAMConfig(config, "")
-	if err != nil {
-		return nil, err
-	}
-	var sets [][]Range
-	for _, ranges := range conf.Ranges {
-		var set []Range
-		for _, r := range ranges {
-			set = append(set, Range{addressOf(r.RangeStart), addressOf(r.RangeEnd), addressOf(r.Gateway)})
-		}
-		sets = append(sets, set)
-	}
-	return sets, nil
-}
-
-func addressOf(ip net.IP) netip.Addr {
-	a, _ := netip.AddrFromSlice(ip)
-	return a.Unmap()
 }
 
 func (hostLocal) Taken(pool string) (taken []netip.Addr, err error) {
@@ -156,7 +123,9 @@ func parseName(name string) (netip.Addr, bool) {
 }
 
 // notAFile says whether an error of readOwner means a link, a folder, a socket: nothing of host-local's.
-func notAFile(err error) bool { return err == unix.ELOOP || err == unix.EISDIR || err == unix.ENXIO }
+func notAFile(err error) bool {
+	return errors.Is(err, unix.ELOOP) || errors.Is(err, unix.EISDIR) || errors.Is(err, unix.ENXIO)
+}
 
 // readOwner reads a reservation in an open folder. ok is false for what has just gone.
 func readOwner(dir int, name string, buf []byte) (owner Owner, ok bool, err error) {

@@ -63,7 +63,7 @@ func (s *Store) syncFolders() error {
 		}
 		parent := filepath.Dir(dir)
 		if parent == dir || unix.Stat(parent, &above) != nil || above.Dev != here.Dev {
-			return nil
+			return nil //nolint:nilerr // above is not ours
 		}
 		dir = parent
 	}

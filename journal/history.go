@@ -89,7 +89,7 @@ func (tx *Tx) History(fn func(Event) error) error {
 	return b.ForEach(func(_, value []byte) error {
 		var e Event
 		if json.Unmarshal(value, &e) != nil {
-			return nil
+			return nil //nolint:nilerr // what is past and cannot be read stops nobody
 		}
 		return fn(e)
 	})

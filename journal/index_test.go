@@ -174,7 +174,7 @@ func (m *model) do(tx *Tx, o operation) error {
 	case "delete":
 		legalNow := !there || slices.Contains(legal, [2]State{old.State, Gone})
 		if err := tx.Delete(o.key); (err == nil) != legalNow {
-			return fmt.Errorf("from %q: %v", old.State, err)
+			return fmt.Errorf("from %q: %w", old.State, err)
 		}
 		if legalNow {
 			delete(m.entries, o.key)
@@ -191,7 +191,7 @@ func (m *model) put(tx *Tx, old, e Entry, o operation) error {
 	e.Newest().Claims = adding("", o.addresses...).Newest().Claims
 	isNew, legalNow := e.Newest().Number == 0, slices.Contains(legal, [2]State{old.State, e.State})
 	if err := tx.Put(&e); (err == nil) != legalNow {
-		return fmt.Errorf("%q over %q: %v", e.State, old.State, err)
+		return fmt.Errorf("%q over %q: %w", e.State, old.State, err)
 	}
 	if !legalNow {
 		return nil

@@ -56,7 +56,7 @@ func (s *Store) Acquire(ctx context.Context, k Key) (*Lock, error) {
 		if err = unix.FcntlFlock(f.Fd(), unix.F_SETLK, &record); err != nil {
 			_ = f.Close()
 		}
-		if err == unix.EAGAIN || err == unix.EACCES { // how fcntl says that another process has it
+		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) { // how fcntl says that another process has it
 			err = ErrBusy
 		}
 	}
@@ -116,10 +116,10 @@ func (s *Store) Locked(k Key) (locked, exists bool, err error) {
 	}
 	defer f.Close()
 	err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
-	if err != nil && err != unix.EWOULDBLOCK {
+	if err != nil && !errors.Is(err, unix.EWOULDBLOCK) {
 		return false, true, fmt.Errorf("journal: lock of %s: %w", k, err)
 	}
-	return err == unix.EWOULDBLOCK, true, nil
+	return errors.Is(err, unix.EWOULDBLOCK), true, nil
 }
 
 // Owner returns the process that has taken an attachment's lock and lives, or 0: then the lock is free, or only
@@ -290,7 +290,7 @@ func flock(ctx context.Context, f *os.File, how int) error {
 	switch err := unix.Flock(fd, how|unix.LOCK_NB); {
 	case err == nil:
 		return nil
-	case err != unix.EWOULDBLOCK:
+	case !errors.Is(err, unix.EWOULDBLOCK):
 		_ = f.Close()
 		return err
 	case ctx.Err() != nil:
@@ -300,7 +300,7 @@ func flock(ctx context.Context, f *os.File, how int) error {
 	done := make(chan error, 1)
 	go func() {
 		err := unix.Flock(fd, how)
-		for err == unix.EINTR {
+		for errors.Is(err, unix.EINTR) {
 			err = unix.Flock(fd, how)
 		}
 		done <- err

@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"errors"
 	"strings"
 	"time"
 
@@ -111,11 +112,7 @@ func (o *op) sees(g *journal.Generation) answer {
 
 // isNoNetNS says whether an error of identify means that no network namespace is at the path.
 func isNoNetNS(err error) bool {
-	switch err.(type) {
-	case ns.NSPathNotExistErr, ns.NSPathNotNSErr:
-		return true
-	}
-	return false
+	return errors.As(err, new(ns.NSPathNotExistErr)) || errors.As(err, new(ns.NSPathNotNSErr))
 }
 
 // List is a runtime's account of what is attached.

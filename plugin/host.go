@@ -3,6 +3,7 @@ package plugin
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -127,7 +128,7 @@ func delegatesOf(lock *os.File) (pids []int, err error) {
 	err = eachProcess(func(pid int, proc string) (bool, error) {
 		var st unix.Stat_t
 		if unix.Stat(fmt.Sprintf("%s/fd/%d", proc, lockFD), &st) != nil || st.Dev != want.Dev || st.Ino != want.Ino {
-			return false, nil
+			return false, nil //nolint:nilerr // it has no such descriptor
 		}
 		info, err := os.ReadFile(fmt.Sprintf("%s/fdinfo/%d", proc, lockFD))
 		if pid != os.Getpid() && err == nil && bytes.Contains(info, []byte("FLOCK")) {
@@ -168,23 +169,8 @@ func eachProcess(fn func(pid int, proc string) (stop bool, err error)) error {
 
 // ignoreGone drops the errors of looking at a process that has just ended.
 func ignoreGone(err error) error {
-	for _, gone := range []error{unix.ENOENT, unix.ESRCH} {
-		if unwrapErrno(err) == gone {
-			return nil
-		}
-	}
-	if _, ok := err.(ns.NSPathNotExistErr); ok {
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) || errors.As(err, new(ns.NSPathNotExistErr)) {
 		return nil
-	}
-	return err
-}
-
-func unwrapErrno(err error) error {
-	if e, ok := err.(*os.PathError); ok {
-		return e.Err
-	}
-	if e, ok := err.(*os.SyscallError); ok {
-		return e.Err
 	}
 	return err
 }
@@ -208,7 +194,7 @@ func hostLinks(r *result) []journal.HostLink {
 func hostLinkThere(links []journal.HostLink) (bool, error) {
 	for _, l := range links {
 		link, err := netlink.LinkByName(l.Name)
-		if _, gone := err.(netlink.LinkNotFoundError); gone {
+		if errors.As(err, new(netlink.LinkNotFoundError)) {
 			continue
 		}
 		if err != nil {
@@ -225,7 +211,7 @@ func hostLinkThere(links []journal.HostLink) (bool, error) {
 func linkIn(netns, name string) (there bool, err error) {
 	err = ns.WithNetNSPath(netns, func(ns.NetNS) error {
 		_, err := netlink.LinkByName(name)
-		if _, gone := err.(netlink.LinkNotFoundError); gone {
+		if errors.As(err, new(netlink.LinkNotFoundError)) {
 			return nil
 		}
 		there = err == nil
@@ -294,7 +280,7 @@ func fillScratch(ifname string, addresses []netip.Prefix) error {
 			return err
 		}
 		addr.Flags = unix.IFA_F_NODAD
-		if err := netlink.AddrAdd(link, addr); err != nil && err != syscall.EEXIST {
+		if err := netlink.AddrAdd(link, addr); err != nil && !errors.Is(err, syscall.EEXIST) {
 			return fmt.Errorf("scratch address %s: %w", prefix, err)
 		}
 	}

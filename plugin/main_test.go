@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == Name {
 		os.Exit(pluginMain())
 	}
-	os.Exit(sandbox.Run(m))
+	os.Exit(sandbox.RunInMemory(m))
 }
 
 func pluginMain() int {

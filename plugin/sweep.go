@@ -209,7 +209,7 @@ func (s *sweeping) overlook(ctx context.Context) (findings []Finding, look []jou
 	for _, o := range outlines {
 		var st unix.Stat_t
 		if o.State != journal.Live || o.BootID != s.host.BootID || s.Attachment != nil || s.List != nil && !s.List.names(o.Key) ||
-			!s.invoked || unix.Stat(o.NetNS.Path, &st) != nil || st.Ino != o.NetNS.Ino || uint64(st.Dev) != o.NetNS.Dev {
+			!s.invoked || unix.Stat(o.NetNS.Path, &st) != nil || st.Ino != o.NetNS.Ino || st.Dev != o.NetNS.Dev {
 			look = append(look, o.Key)
 			continue
 		}

@@ -219,8 +219,9 @@ func mergeTables(to, from map[string]any) {
 		case isTable && wasTable:
 			mergeTables(there, table)
 		case isTable:
-			to[key] = map[string]any{}
-			mergeTables(to[key].(map[string]any), table)
+			own := map[string]any{}
+			mergeTables(own, table)
+			to[key] = own
 		default:
 			to[key] = value
 		}

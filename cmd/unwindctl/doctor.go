@@ -35,7 +35,7 @@ const (
 func (s severity) String() string { return [...]string{"ok", "warning", "error"}[s] }
 
 // MarshalText is how --json has it.
-func (s severity) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+func (s severity) MarshalText() ([]byte, error) { return []byte(s.String()), nil } //nolint:unparam // encoding.TextMarshaler
 
 // check is one thing that doctor has looked at.
 type check struct {

@@ -142,7 +142,7 @@ func leaksOf(ctx context.Context, store *journal.Store, key journal.Key) (leaks 
 			leaks = append(leaks, fmt.Sprintf("interface %s (%s) on the host", l.Name, l.MAC))
 		}
 		for _, s := range g.Steps {
-			leaks = append(leaks, leaksOfStep(e, &g, &s)...)
+			leaks = append(leaks, leaksOfStep(e, &s)...)
 		}
 	}
 	slices.Sort(leaks)
@@ -150,7 +150,7 @@ func leaksOf(ctx context.Context, store *journal.Store, key journal.Key) (leaks 
 }
 
 // leaksOfStep says it of one delegate. The names are those that the reference plugins v1.9 give.
-func leaksOfStep(e *journal.Entry, g *journal.Generation, s *journal.Step) (leaks []string) {
+func leaksOfStep(e *journal.Entry, s *journal.Step) (leaks []string) {
 	var conf struct {
 		IPMasq bool `json:"ipMasq"`
 		IPAM   struct {

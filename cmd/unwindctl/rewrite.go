@@ -139,7 +139,7 @@ func followLinks(path string) (string, error) {
 	for range 40 { // as the kernel, path_resolution(7)
 		target, err := os.Readlink(path)
 		if err != nil {
-			return path, nil // no link; or not there, which reading it tells
+			return path, nil //nolint:nilerr // no link; or not there, which reading it tells
 		}
 		dir, err := filepath.EvalSymlinks(filepath.Dir(path))
 		if err != nil {

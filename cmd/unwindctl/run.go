@@ -101,7 +101,7 @@ func (a *agent) run(ctx context.Context) error {
 	}
 	a.keeping.beat()
 	a.sweeping.beat()
-	stop, err := a.serve(inst)
+	stop, err := a.serve(ctx, inst)
 	if err != nil {
 		return err
 	}
@@ -152,11 +152,11 @@ func (a *agent) journalDir(inst installation) string {
 }
 
 // serve serves the metrics, and whether the loops turn.
-func (a *agent) serve(inst installation) (stop func(), err error) {
+func (a *agent) serve(ctx context.Context, inst installation) (stop func(), err error) {
 	if a.flags.listen == "" {
 		return func() {}, nil
 	}
-	l, err := net.Listen("tcp", a.flags.listen)
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", a.flags.listen)
 	if err != nil {
 		return nil, fmt.Errorf("--listen: %w", err)
 	}

@@ -213,7 +213,8 @@ func listFor(ctx context.Context, flags sweepFlags, stdin io.Reader) (*plugin.Li
 }
 
 func readValid(path, network string, stdin io.Reader) (*plugin.List, error) {
-	data, err := []byte(nil), error(nil)
+	var data []byte
+	var err error
 	if path == "-" {
 		data, err = io.ReadAll(stdin)
 	} else {

@@ -104,6 +104,7 @@ func (i installation) removeBinary(cmd *cobra.Command, cacheDir, stateDir string
 			strings.Join(why, " and ")), nil
 	}
 	if about, _, err := askVersion(cmd.Context(), path); err != nil || !strings.Contains(about, plugin.Name) {
+		//nolint:nilerr // what cannot be asked stays, and that is said
 		return fmt.Sprintf("kept:      %s (it does not say that it is unwind)\n", path), nil
 	}
 	if err := removeFile(path); err != nil {

@@ -1,12 +1,12 @@
-// Bench times ADD and DEL of a chain of real plugins (bridge with host-local, tuning, portmap), plain and through unwind;
-// the release of dead pods, see benchSweep; and STATUS and GC, see benchStatus.
+// Bench times ADD, DEL and a failing ADD of chains of real plugins: plain, through unwind, and, where MULTUS names a multus
+// binary, as the delegates of multus; see compare. Then the release of dead pods, see benchSweep; and STATUS and GC, see
+// benchStatus.
 //
-// libcni is the runtime of both. The pods take turns in one run, after a warm-up: ADD and DEL of the plain chain, ADD and
-// DEL of the wrapped one, and the other way round for the next pair. Both chains have a bridge, a subnet and folders of
-// their own; unwind's stateDir is on the disk that the working directory is on, since it is syncing that costs. All of
-// it happens in a network, a mount and a PID namespace of its own and is gone at the end.
+// libcni is the runtime of all. unwind's stateDir is on the disk that the working directory is on, since it is syncing that
+// costs. All of it happens in a network, a mount and a PID namespace of its own and is gone at the end.
 //
-// It is run by make bench, in the project's folder and as root.
+// It is run by make bench, in the project's folder and as root. What was timed goes to the file of -out in the format of
+// go test -bench, for benchstat; the rest is printed.
 package main
 
 import (
@@ -14,18 +14,16 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"math"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
-	"time"
 
-	"github.com/containernetworking/cni/libcni"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -36,11 +34,43 @@ const workEnv = "UNWIND_BENCH_DIR"
 // init keeps the main thread out of other network namespaces: see netns.
 func init() { runtime.LockOSThread() }
 
+// options say how much is done.
+type options struct {
+	out      string
+	chains   numbers // plugins of each chain
+	parallel numbers // pods at once
+	pods     int     // of each kind, in each of the two
+	warmUp   int
+	dead     int
+	live     int
+}
+
+// numbers is a list of numbers on the command line.
+type numbers []int
+
+func (n *numbers) String() string { return strings.Trim(fmt.Sprint(*n), "[]") }
+
+func (n *numbers) Set(text string) error {
+	*n = nil
+	for _, word := range strings.Split(text, ",") {
+		i, err := strconv.Atoi(word)
+		if err != nil {
+			return err
+		}
+		*n = append(*n, i)
+	}
+	return nil
+}
+
 func main() {
-	pods := flag.Int("n", 50, "`pods` that count, of each kind")
-	dead := flag.Int("dead", 250, "dead `pods` to sweep, and to delete one by one")
-	live := flag.Int("live", 5000, "live `attachments` in the journal, for STATUS and GC")
-	warmUp := flag.Int("warm-up", 5, "`pods` before, of each kind")
+	o := options{chains: numbers{1, 3, 5}, parallel: numbers{1, 8, 32, 128}}
+	flag.StringVar(&o.out, "out", "", "write what was timed to this `file`")
+	flag.Var(&o.chains, "chains", "`plugins` of the chains, of 1, 3, 4 and 5")
+	flag.Var(&o.parallel, "parallel", "`pods` at once")
+	flag.IntVar(&o.pods, "n", 40, "`pods` of each kind, for each chain and each number at once; at least as many as at once")
+	flag.IntVar(&o.warmUp, "warm-up", 4, "`pods` before, of each kind")
+	flag.IntVar(&o.dead, "dead", 250, "dead `pods` to sweep, and to delete one by one; 0 leaves that out")
+	flag.IntVar(&o.live, "live", 5000, "live `attachments` in the larger journal")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	work := os.Getenv(workEnv)
@@ -48,7 +78,7 @@ func main() {
 	if work == "" {
 		err = enterNamespaces(ctx)
 	} else {
-		err = bench(ctx, work, *pods, *warmUp, *dead, *live)
+		err = bench(ctx, work, o)
 	}
 	stop()
 	if err == nil {
@@ -83,7 +113,7 @@ func enterNamespaces(ctx context.Context) error {
 }
 
 // bench is the run, in the namespaces.
-func bench(ctx context.Context, work string, pods, warmUp, dead, live int) error {
+func bench(ctx context.Context, work string, o options) error {
 	if err := prepare(); err != nil {
 		return err
 	}
@@ -91,62 +121,34 @@ func bench(ctx context.Context, work string, pods, warmUp, dead, live int) error
 	if err != nil {
 		return err
 	}
-	plain, wrapped, err := networks(work)
-	if err != nil {
-		return err
-	}
-	fmt.Printf("kernel %s, %d cores, load %s, state on %s; %d pods of each kind after %d to warm up\n\n",
-		kernel(), runtime.NumCPU(), load(), disk, pods, warmUp)
-	var p, w times
-	for i := range warmUp + pods {
-		order := []*network{plain, wrapped}
-		if i%2 == 1 {
-			slices.Reverse(order)
+	fmt.Printf("kernel %s, %d cores, load %s, state on %s\n", kernel(), runtime.NumCPU(), load(), disk)
+	out := os.Stdout
+	if o.out != "" {
+		if out, err = os.Create(o.out); err != nil {
+			return err
 		}
-		for _, n := range order {
-			add, del, err := n.pod(ctx, i)
-			if err != nil {
-				return err
-			}
-			switch {
-			case i < warmUp:
-			case n == plain:
-				p.add, p.del = append(p.add, add), append(p.del, del)
-			default:
-				w.add, w.del = append(w.add, add), append(w.del, del)
+	}
+	r := &results{out: out}
+	for _, plugins := range o.chains {
+		c, err := newComparison(ctx, work, plugins, o)
+		if err != nil {
+			return err
+		}
+		for _, parallel := range o.parallel {
+			if err := c.run(ctx, r, parallel); err != nil {
+				return fmt.Errorf("%d plugins, %d at once: %w", plugins, parallel, err)
 			}
 		}
 	}
-	fmt.Printf("%-6s %22s   %22s   %17s\n", "", "plain", "through unwind", "ratio of")
-	fmt.Printf("%-6s %11s%11s   %11s%11s   %8s%9s\n", "", "median", "p90", "median", "p90", "medians", "pairs")
-	report("ADD", p.add, w.add)
-	report("DEL", p.del, w.del)
-	if err := benchSweep(ctx, work, dead); err != nil {
+	if err := r.err; err != nil {
 		return err
 	}
-	return benchStatus(ctx, work, wrapped, live)
-}
-
-// times are those of the pods of one kind, in order.
-type times struct{ add, del []time.Duration }
-
-// report prints a line of the table. The ratio of pairs is the median over the pairs of pods that ran next to each other.
-func report(verb string, plain, wrapped []time.Duration) {
-	var ratios []float64
-	for i := range plain {
-		ratios = append(ratios, wrapped[i].Seconds()/plain[i].Seconds())
+	if o.dead > 0 {
+		if err := benchSweep(ctx, work, o.dead); err != nil {
+			return err
+		}
 	}
-	ms := func(all []time.Duration, q float64) string {
-		return fmt.Sprintf("%.1f ms", 1000*quantile(all, q).Seconds())
-	}
-	fmt.Printf("%-6s %11s%11s   %11s%11s   %8.2f%9.2f\n", verb, ms(plain, 0.5), ms(plain, 0.9), ms(wrapped, 0.5), ms(wrapped, 0.9),
-		quantile(wrapped, 0.5).Seconds()/quantile(plain, 0.5).Seconds(), quantile(ratios, 0.5))
-}
-
-// quantile returns the smallest value that at least that part of all is not above.
-func quantile[T float64 | time.Duration](all []T, q float64) T {
-	sorted := slices.Sorted(slices.Values(all))
-	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
+	return benchStatus(ctx, work, o.live)
 }
 
 // prepare keeps our mounts to ourselves, has /proc show our processes and brings the loopback up.
@@ -162,81 +164,6 @@ func prepare() error {
 		return err
 	}
 	return netlink.LinkSetUp(lo)
-}
-
-// network is a conflist with the runtime that runs it.
-type network struct {
-	list  *libcni.NetworkConfigList
-	cni   *libcni.CNIConfig
-	netns string // the folder of the pods' namespaces
-}
-
-func networks(work string) (plain, wrapped *network, err error) {
-	entry := `{"type": "unwind", "stateDir": "%s/state", "capabilities": {"portMappings": true}, "chain": {"cniVersion": "1.0.0", "plugins": [%s]}}`
-	if plain, err = newNetwork(work, "plain", chain(work, "plain", "10.214.0.0/24")); err != nil {
-		return nil, nil, err
-	}
-	wrapped, err = newNetwork(work, "wrapped", fmt.Sprintf(entry, work, chain(work, "wrapped", "10.214.1.0/24")))
-	return plain, wrapped, err
-}
-
-func chain(work, name, subnet string) string {
-	return fmt.Sprintf(`
-		{"type": "bridge", "bridge": "bench-%[2]s", "isGateway": true,
-			"ipam": {"type": "host-local", "subnet": "%[3]s", "dataDir": "%[1]s/ipam"}},
-		{"type": "tuning", "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}, "mtu": 1400, "dataDir": "%[1]s/tuning"},
-		{"type": "portmap", "backend": "iptables", "capabilities": {"portMappings": true}}`, work, name, subnet)
-}
-
-func newNetwork(work, name, plugins string) (*network, error) {
-	list, err := libcni.NetworkConfFromBytes(fmt.Appendf(nil,
-		`{"cniVersion": "1.0.0", "name": "bench-%s", "plugins": [%s]}`, name, plugins))
-	if err != nil {
-		return nil, err
-	}
-	var path []string
-	for _, dir := range []string{"bin", ".tools/cni"} {
-		abs, err := filepath.Abs(dir)
-		if err != nil {
-			return nil, err
-		}
-		path = append(path, abs)
-	}
-	n := &network{list: list, netns: filepath.Join(work, "netns")}
-	n.cni = libcni.NewCNIConfigWithCacheDir(path, filepath.Join(work, "cache-"+name), nil)
-	return n, os.MkdirAll(n.netns, 0o700)
-}
-
-// pod times ADD and DEL of a pod with one port. Making and removing its namespace does not count.
-func (n *network) pod(ctx context.Context, i int) (add, del time.Duration, err error) {
-	id := fmt.Sprintf("%s-%d", n.list.Name, i)
-	path := filepath.Join(n.netns, id)
-	if err := netns(path); err != nil {
-		return 0, 0, err
-	}
-	defer func() { err = errors.Join(err, unix.Unmount(path, unix.MNT_DETACH)) }()
-	rt := n.runtimeConf(id, path, 20000+i)
-	start := time.Now()
-	if _, err := n.cni.AddNetworkList(ctx, n.list, rt); err != nil {
-		return 0, 0, fmt.Errorf("ADD of %s: %w", id, err)
-	}
-	add = time.Since(start)
-	start = time.Now()
-	if err := n.cni.DelNetworkList(ctx, n.list, rt); err != nil {
-		return 0, 0, fmt.Errorf("DEL of %s: %w", id, err)
-	}
-	return add, time.Since(start), nil
-}
-
-// runtimeConf is that of a pod with one port.
-func (n *network) runtimeConf(id, netns string, port int) *libcni.RuntimeConf {
-	return &libcni.RuntimeConf{
-		ContainerID: id, NetNS: netns, IfName: "eth0",
-		Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "bench"}, {"K8S_POD_NAME", id}},
-		CapabilityArgs: map[string]any{"portMappings": []map[string]any{
-			{"hostPort": port, "containerPort": 80, "protocol": "tcp"},
-		}},
-	}
 }
 
 // netns makes a network namespace, pinned by a mount.
@@ -265,7 +192,7 @@ func disk(dir string) (string, error) {
 	known := map[int64]string{
 		unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs", unix.BTRFS_SUPER_MAGIC: "btrfs", unix.OVERLAYFS_SUPER_MAGIC: "overlayfs",
 	}
-	switch name := known[int64(st.Type)]; {
+	switch name := known[st.Type]; {
 	case st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC:
 		return "", fmt.Errorf("%s is in memory, where a sync costs nothing; run this in a folder on a disk", dir)
 	case name != "":
@@ -289,4 +216,10 @@ func load() string {
 	}
 	one, _, _ := strings.Cut(string(data), " ")
 	return one
+}
+
+// inTurn returns the list, begun at another place each time.
+func inTurn[T any](list []T, turn int) []T {
+	first := turn % len(list)
+	return slices.Concat(list[first:], list[:first])
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -13,8 +12,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"cni-unwind/journal"
 )
 
 // rounds is into how many parts the pods of a sweep are divided, so that both kinds take turns.
@@ -150,79 +147,4 @@ func (n *cnitool) nothingLeft() error {
 		}
 	}
 	return err
-}
-
-// benchStatus times STATUS with an empty journal and with one of many live attachments, against the start of the process.
-func benchStatus(ctx context.Context, work string, n *network, many int) error {
-	state := filepath.Join(work, "state")
-	times := map[string][]time.Duration{}
-	ask := func(kind string, command string) error {
-		stdin, err := json.Marshal(map[string]any{
-			"cniVersion": "1.1.0", "name": n.list.Name, "type": "unwind", "stateDir": state,
-			"chain": map[string]any{"cniVersion": "1.0.0", "plugins": []any{map[string]any{"type": "bridge"}}},
-		})
-		if err != nil {
-			return err
-		}
-		for i := range 25 {
-			cmd := exec.CommandContext(ctx, "bin/unwind")
-			cmd.Stdin = strings.NewReader(string(stdin))
-			cmd.Env = []string{"CNI_COMMAND=" + command, "CNI_PATH=" + strings.Join(n.cni.Path, ":")}
-			start := time.Now()
-			if out, err := cmd.CombinedOutput(); err != nil {
-				return fmt.Errorf("%s: %w: %s", command, err, out)
-			}
-			if i >= 5 {
-				times[kind] = append(times[kind], time.Since(start))
-			}
-		}
-		return nil
-	}
-	if err := ask("process", "VERSION"); err != nil {
-		return err
-	}
-	if err := errors.Join(ask("STATUS, 0", "STATUS"), ask("GC, 0", "GC")); err != nil {
-		return err
-	}
-	if err := n.fill(ctx, state, many); err != nil {
-		return err
-	}
-	if err := errors.Join(ask("STATUS, many", "STATUS"), ask("GC, many", "GC")); err != nil {
-		return err
-	}
-	ms := func(kind string) float64 { return 1000 * quantile(times[kind], 0.5).Seconds() }
-	fmt.Printf("\nmedians: process (VERSION) %.1f ms; STATUS with 0 entries %.1f ms, with %d %.1f ms; GC with 0 %.1f ms, with %d %.1f ms\n",
-		ms("process"), ms("STATUS, 0"), many, ms("STATUS, many"), ms("GC, 0"), many, ms("GC, many"))
-	return nil
-}
-
-// fill adds a pod and copies its entry many times. They share its namespace, so all of them live.
-func (n *network) fill(ctx context.Context, state string, many int) error {
-	path := filepath.Join(n.netns, "filled")
-	if err := netns(path); err != nil {
-		return err
-	}
-	if _, err := n.cni.AddNetworkList(ctx, n.list, n.runtimeConf("filled", path, 9)); err != nil {
-		return err
-	}
-	store := &journal.Store{Dir: state}
-	return store.Update(ctx, func(tx *journal.Tx) error {
-		model, err := tx.Get(journal.Key{Network: n.list.Name, ContainerID: "filled", IfName: "eth0"})
-		if err != nil {
-			return err
-		}
-		for i := range many - 1 {
-			e := *model
-			e.ContainerID = fmt.Sprintf("%064x", i)
-			e.Generations = []journal.Generation{model.Generations[0]}
-			e.Generations[0].Number = 0
-			e.Generations[0].Claims = []journal.Claim{{Address: netip.AddrFrom4([4]byte{10, 217, byte(i >> 8), byte(i)})}}
-			for _, e.State = range []journal.State{journal.Adding, journal.Live} {
-				if err := tx.Put(&e); err != nil {
-					return err
-				}
-			}
-		}
-		return nil
-	})
 }

@@ -19,14 +19,22 @@ const marker = "UNWIND_TEST_SANDBOX"
 
 // Run runs the tests in namespaces of their own: this program is started again as their first process, which starts the
 // tests and reaps what they leave. It returns the exit code.
-func Run(m *testing.M) int {
+func Run(m *testing.M) int { return run(m, "") }
+
+// RunInMemory is Run, with the tests' files in memory. Hundreds of journals that sync at once keep a disk busy for seconds,
+// and then deadlines decide what a test sees. A process that is killed loses no more there than on a disk; what a loss of
+// power leaves is for the journal's own test.
+func RunInMemory(m *testing.M) int { return run(m, "/dev/shm") }
+
+// run takes the folder to mount a file system in memory at, or "". It is one that every Linux has, so none is left behind.
+func run(m *testing.M, memory string) int {
 	var err error
 	var cmd *exec.Cmd
 	switch os.Getenv(marker) {
 	case "tests":
 		return m.Run()
 	case "init":
-		if err = prepare(); err == nil {
+		if err = prepare(memory); err == nil {
 			cmd, err = startAgain("tests", &syscall.SysProcAttr{})
 		}
 	default:
@@ -69,13 +77,21 @@ func reap(pid int) int {
 	}
 }
 
-// prepare keeps our mounts to ourselves, shows our processes in /proc and brings the loopback up.
-func prepare() error {
+// prepare keeps our mounts to ourselves, shows our processes in /proc, mounts the folder in memory and brings the loopback up.
+func prepare(memory string) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("mount --make-rprivate /: %w", err)
 	}
 	if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
 		return fmt.Errorf("mount /proc: %w", err)
+	}
+	if memory != "" {
+		if err := unix.Mount("tmpfs", memory, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777"); err != nil {
+			return fmt.Errorf("mount %s: %w", memory, err)
+		}
+		if err := os.Setenv("TMPDIR", memory); err != nil {
+			return err
+		}
 	}
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {

@@ -1,0 +1,262 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/invoke"
+	bolt "go.etcd.io/bbolt"
+)
+
+// comparison runs the pods of one chain, of all kinds in turn.
+type comparison struct {
+	options
+	plugins int
+	good    []*network
+	failing []*network
+	floor   *floor
+}
+
+func newComparison(ctx context.Context, work string, plugins int, o options) (*comparison, error) {
+	c := &comparison{options: o, plugins: plugins}
+	kinds := []string{plain, unwound, unwoundBig}
+	if os.Getenv("MULTUS") != "" {
+		kinds = append(kinds, multus)
+	}
+	for i, kind := range kinds {
+		n, err := newNetwork(work, kind, 2*i, plugins, false)
+		if err != nil {
+			return nil, err
+		}
+		c.good = append(c.good, n)
+		switch kind {
+		case unwound:
+			err = n.fill(ctx, 10)
+		case unwoundBig:
+			err = n.fill(ctx, o.live)
+			if err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if n, err = newNetwork(work, kind, 2*i+1, plugins, true); err != nil {
+			return nil, err
+		}
+		c.failing = append(c.failing, n)
+	}
+	var err error
+	c.floor, err = newFloor(c.good[1].stateDir())
+	return c, err
+}
+
+// run runs rounds of as many pods of each kind as are to be there at once. The kinds take turns in a round, and each round
+// begins with another one.
+func (c *comparison) run(ctx context.Context, r *results, parallel int) error {
+	rounds := max(1, c.pods/parallel)
+	warmUp := (c.warmUp + parallel - 1) / parallel
+	for round := range warmUp + rounds {
+		to := r
+		if round < warmUp {
+			to = &results{out: io.Discard}
+		}
+		for _, n := range inTurn(c.good, round) {
+			if err := c.goodPods(ctx, to, n, parallel, round); err != nil {
+				return err
+			}
+		}
+		for _, n := range inTurn(c.failing, round) {
+			if err := c.failingPods(ctx, to, n, parallel, round); err != nil {
+				return err
+			}
+		}
+		if parallel == 1 {
+			if err := c.floor.time(ctx, to, c.plugins); err != nil {
+				return err
+			}
+		}
+	}
+	r.tails(c.plugins, parallel)
+	return nil
+}
+
+func (c *comparison) goodPods(ctx context.Context, r *results, n *network, parallel, round int) error {
+	pods, err := newPods(n, parallel, round)
+	if err != nil {
+		return err
+	}
+	add, err := atOnce(pods, func(p *pod) error { return p.add(ctx) })
+	if err != nil {
+		return err
+	}
+	del, err := atOnce(pods, func(p *pod) error { return p.del(ctx) })
+	if err != nil {
+		return err
+	}
+	r.write("ADD", c.plugins, parallel, n.kind, add)
+	r.write("DEL", c.plugins, parallel, n.kind, del)
+	held := 0
+	if n.kind == unwound || n.kind == unwoundBig {
+		held = 1 // see fill
+	}
+	return errors.Join(goneAll(pods), n.leaves(held))
+}
+
+func (c *comparison) failingPods(ctx context.Context, r *results, n *network, parallel, round int) error {
+	pods, err := newPods(n, parallel, round)
+	if err != nil {
+		return err
+	}
+	failed, err := atOnce(pods, func(p *pod) error { return p.failedAdd(ctx) })
+	if err != nil {
+		return err
+	}
+	r.write("failedADD", c.plugins, parallel, n.kind, failed)
+	return errors.Join(goneAll(pods), n.leaves(0))
+}
+
+func newPods(n *network, parallel, round int) ([]*pod, error) {
+	var pods []*pod
+	for i := range parallel {
+		p, err := n.newPod((round*parallel + i) % 3999)
+		if err != nil {
+			return nil, err
+		}
+		pods = append(pods, p)
+	}
+	return pods, nil
+}
+
+func goneAll(pods []*pod) error {
+	var errs []error
+	for _, p := range pods {
+		errs = append(errs, p.gone())
+	}
+	return errors.Join(errs...)
+}
+
+// timed is how long each of some took, and all of them together.
+type timed struct {
+	each []time.Duration
+	wall time.Duration
+}
+
+func atOnce(pods []*pod, do func(*pod) error) (timed, error) {
+	t := timed{each: make([]time.Duration, len(pods))}
+	errs := make([]error, len(pods))
+	var all sync.WaitGroup
+	began := time.Now()
+	for i, p := range pods {
+		all.Go(func() {
+			start := time.Now()
+			errs[i] = do(p)
+			t.each[i] = time.Since(start)
+		})
+	}
+	all.Wait()
+	t.wall = time.Since(began)
+	return t, errors.Join(errs...)
+}
+
+// results writes what was timed in the format of go test -bench (https://go.dev/design/14313-benchmark-format).
+type results struct {
+	out   io.Writer
+	err   error
+	names []string
+	each  map[string][]time.Duration
+}
+
+func (r *results) write(verb string, plugins, parallel int, kind string, t timed) {
+	name := fmt.Sprintf("Benchmark%s/plugins=%d/parallel=%d/kind=%s", verb, plugins, parallel, kind)
+	for _, d := range t.each {
+		r.line("%s 1 %d ns/op\n", name, d.Nanoseconds())
+	}
+	if len(t.each) > 1 {
+		r.line("%s 1 %d wall-ns/op\n", name, t.wall.Nanoseconds())
+	}
+	if r.each == nil {
+		r.each = map[string][]time.Duration{}
+	}
+	if _, known := r.each[name]; !known {
+		r.names = append(r.names, name)
+	}
+	r.each[name] = append(r.each[name], t.each...)
+}
+
+// tails writes the 99th percentiles of what has been written since the last time.
+func (r *results) tails(plugins, parallel int) {
+	for _, name := range r.names {
+		r.line("%s 1 %d p99-ns/op\n", name, quantile(r.each[name], 0.99).Nanoseconds())
+	}
+	r.names, r.each = nil, nil
+}
+
+func (r *results) line(format string, args ...any) {
+	if _, err := fmt.Fprintf(r.out, format, args...); r.err == nil {
+		r.err = err
+	}
+}
+
+// quantile returns the smallest value that at least that part of all is not above.
+func quantile[T float64 | time.Duration](all []T, q float64) T {
+	sorted := slices.Sorted(slices.Values(all))
+	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
+}
+
+// floor is the least that a plugin costs which keeps a journal: one lean process, and durable commits to a file of bbolt's, each
+// of which opens and closes it. An ADD makes one more than its chain has plugins, a DEL two.
+type floor struct {
+	noop string
+	file string
+}
+
+func newFloor(dir string) (*floor, error) {
+	noop, err := paths(".tools/test/noop")
+	if err != nil {
+		return nil, err
+	}
+	f := &floor{noop[0], dir + "/floor.db"}
+	return f, f.commit()
+}
+
+func (f *floor) time(ctx context.Context, r *results, plugins int) error {
+	for verb, commits := range map[string]int{"ADD": plugins + 1, "DEL": 2} {
+		start := time.Now()
+		args := &invoke.Args{Command: verb, ContainerID: "floor", NetNS: "/proc/self/ns/net", IfName: "eth0", Path: "/"}
+		if _, err := invoke.ExecPluginWithResult(ctx, f.noop, []byte("{}"), args, nil); err != nil {
+			return err
+		}
+		for range commits {
+			if err := f.commit(); err != nil {
+				return err
+			}
+		}
+		took := time.Since(start)
+		r.write(verb, plugins, 1, "floor", timed{[]time.Duration{took}, took})
+	}
+	return nil
+}
+
+func (f *floor) commit() error {
+	db, err := bolt.Open(f.file, 0o600, nil)
+	if err != nil {
+		return err
+	}
+	err = db.Update(func(tx *bolt.Tx) error {
+		b, err := tx.CreateBucketIfNotExists([]byte("b"))
+		if err != nil {
+			return err
+		}
+		return b.Put([]byte("entry"), make([]byte, 2048))
+	})
+	return errors.Join(err, db.Close())
+}

@@ -1,0 +1,197 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/containernetworking/cni/libcni"
+	"golang.org/x/sys/unix"
+
+	"cni-unwind/journal"
+)
+
+// network is a conflist with the runtime that runs it.
+type network struct {
+	kind  string
+	work  string
+	list  *libcni.NetworkConfigList
+	cni   *libcni.CNIConfig
+	ports int // the host ports of its pods begin here
+}
+
+// kinds are what is compared. "plain" is first; "unwind" has 10 entries in its journal, "unwind-full" as many as -live says.
+const (
+	plain      = "plain"
+	unwound    = "unwind"
+	unwoundBig = "unwind-full"
+	multus     = "multus"
+)
+
+// newNetwork makes a network with a bridge, a subnet and folders of its own. Its last plugin fails each ADD if it is to fail.
+func newNetwork(work, kind string, number, plugins int, fails bool) (*network, error) {
+	name := fmt.Sprintf("%s-%d", kind, plugins)
+	if fails {
+		name += "-fails"
+	}
+	n := &network{kind: kind, work: filepath.Join(work, name), ports: 20000 + 4000*number}
+	for _, dir := range []string{"netns", "cache", "taken", "multus"} {
+		if err := os.MkdirAll(filepath.Join(n.work, dir), 0o700); err != nil {
+			return nil, err
+		}
+	}
+	chain := n.chain(fmt.Sprintf("b%d-%d-%t", plugins, number, fails), fmt.Sprintf("10.%d.0.0/16", 200+number), plugins, fails)
+	path, err := paths("bin", ".tools/cni", ".tools/test")
+	if err != nil {
+		return nil, err
+	}
+	switch kind {
+	case unwound, unwoundBig:
+		chain = fmt.Sprintf(`{"type": "unwind", "stateDir": "%s", "capabilities": {"portMappings": true},
+			"chain": {"cniVersion": "1.0.0", "plugins": [%s]}}`, n.stateDir(), chain)
+	case multus:
+		path = append(path, filepath.Dir(os.Getenv("MULTUS")))
+		chain = fmt.Sprintf(`{"type": "%s", "cniDir": "%s/multus", "binDir": "%s", "logLevel": "panic", "capabilities": {"portMappings": true},
+			"delegates": [{"cniVersion": "1.0.0", "name": "%s", "plugins": [%s]}]}`, filepath.Base(os.Getenv("MULTUS")), n.work, path[1], name, chain)
+	}
+	n.list, err = libcni.NetworkConfFromBytes(fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": %q, "plugins": [%s]}`, name, chain))
+	n.cni = libcni.NewCNIConfigWithCacheDir(path, filepath.Join(n.work, "cache"), nil)
+	return n, err
+}
+
+func (n *network) stateDir() string { return filepath.Join(n.work, "state") }
+
+// chain returns the first plugins of a chain, and the one that fails.
+func (n *network) chain(bridge, subnet string, plugins int, fails bool) string {
+	chain := []string{
+		fmt.Sprintf(`{"type": "bridge", "bridge": "%s", "isGateway": true, "ipam": {"type": "host-local", "subnet": "%s", "dataDir": "%s/ipam"}}`,
+			bridge, subnet, n.work),
+		fmt.Sprintf(`{"type": "tuning", "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}, "mtu": 1400, "dataDir": "%s/tuning"}`, n.work),
+		`{"type": "portmap", "backend": "iptables", "capabilities": {"portMappings": true}}`,
+		`{"type": "firewall", "backend": "iptables"}`,
+		`{"type": "bandwidth", "ingressRate": 1000000000, "ingressBurst": 1000000, "egressRate": 1000000000, "egressBurst": 1000000}`,
+	}[:plugins]
+	if fails {
+		plan := `{"*": {"ADD": "fail"}}`
+		_ = os.WriteFile(filepath.Join(n.work, "plan.json"), []byte(plan), 0o600)
+		chain = append(chain, fmt.Sprintf(`{"type": "faulty", "dir": "%s"}`, n.work))
+	}
+	return strings.Join(chain, ",")
+}
+
+func paths(dirs ...string) ([]string, error) {
+	var path []string
+	for _, dir := range dirs {
+		abs, err := filepath.Abs(dir)
+		if err != nil {
+			return nil, err
+		}
+		path = append(path, abs)
+	}
+	return path, nil
+}
+
+// pod is one pod of a network, with one port.
+type pod struct {
+	*network
+	netns string
+	rt    *libcni.RuntimeConf
+}
+
+// newPod makes the pod's namespace.
+func (n *network) newPod(i int) (*pod, error) {
+	id := fmt.Sprintf("%s-%d", n.list.Name, i)
+	path := filepath.Join(n.work, "netns", id)
+	rt := &libcni.RuntimeConf{
+		ContainerID: id, NetNS: path, IfName: "eth0",
+		Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "bench"}, {"K8S_POD_NAME", id}},
+		CapabilityArgs: map[string]any{"portMappings": []map[string]any{
+			{"hostPort": n.ports + i%4000, "containerPort": 80, "protocol": "tcp"},
+		}},
+	}
+	return &pod{n, path, rt}, netns(path)
+}
+
+func (p *pod) add(ctx context.Context) error {
+	_, err := p.cni.AddNetworkList(ctx, p.list, p.rt)
+	return err
+}
+
+func (p *pod) del(ctx context.Context) error { return p.cni.DelNetworkList(ctx, p.list, p.rt) }
+
+// failedAdd is an ADD that fails, until nothing of it is left: with a plain chain and with multus the runtime's DEL is a part of
+// that, unwind has done it.
+func (p *pod) failedAdd(ctx context.Context) error {
+	if err := p.add(ctx); err == nil {
+		return errors.New("it succeeded")
+	}
+	if p.kind == unwound {
+		return nil
+	}
+	return p.del(ctx)
+}
+
+// gone takes the pod's namespace away.
+func (p *pod) gone() error {
+	return errors.Join(unix.Unmount(p.netns, unix.MNT_DETACH), os.Remove(p.netns))
+}
+
+// fill adds a pod and copies its entry many times. They share its namespace, so all of them live.
+func (n *network) fill(ctx context.Context, many int) error {
+	p, err := n.newPod(3999)
+	if err != nil {
+		return err
+	}
+	if err := p.add(ctx); err != nil {
+		return err
+	}
+	store := &journal.Store{Dir: n.stateDir()}
+	return store.Update(ctx, func(tx *journal.Tx) error {
+		model, err := tx.Get(journal.Key{Network: n.list.Name, ContainerID: p.rt.ContainerID, IfName: "eth0"})
+		if err != nil {
+			return err
+		}
+		for i := range many - 1 {
+			e := *model
+			e.ContainerID = fmt.Sprintf("%064x", i)
+			e.Pod.Name = e.ContainerID
+			e.Generations = []journal.Generation{model.Generations[0]}
+			e.Generations[0].Number = 0
+			e.Generations[0].Claims = []journal.Claim{{Address: netip.AddrFrom4([4]byte{192, 168, byte(i >> 8), byte(i)})}}
+			for _, e.State = range []journal.State{journal.Adding, journal.Live} {
+				if err := tx.Put(&e); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// leaves sees that what was timed did what it should.
+func (n *network) leaves(nothing int) error {
+	files, err := os.ReadDir(filepath.Join(n.work, "ipam", n.list.Name))
+	held := 0
+	for _, f := range files {
+		if _, notAddress := netip.ParseAddr(f.Name()); notAddress == nil {
+			held++
+		}
+	}
+	if held != nothing {
+		err = errors.Join(err, fmt.Errorf("%d addresses are given out in %s, want %d", held, n.list.Name, nothing))
+	}
+	return err
+}
+
+// request is what a runtime sends for STATUS and GC of the network.
+func (n *network) request() ([]byte, error) {
+	return json.Marshal(map[string]any{
+		"cniVersion": "1.1.0", "name": n.list.Name, "type": "unwind", "stateDir": n.stateDir(),
+		"chain": map[string]any{"cniVersion": "1.0.0", "plugins": []any{map[string]any{"type": "bridge"}}},
+	})
+}
