@@ -73,12 +73,12 @@ func brief(message string) string {
 	return message
 }
 
-// manyPods: one ADD and one DEL in twenty fail, in a short run in ten. No pod is lost, none has the address of another, and nothing is left.
+// manyPods: one ADD and one DEL in twenty fail, in a short run more of them. No pod is lost, none has the address of another, and nothing is left.
 func (p pair) manyPods(t *testing.T, table *e2e.Table) {
 	const count = 60
 	rounds, percent := 5, 5
 	if testing.Short() {
-		rounds, percent = 1, 10
+		rounds, percent = 1, 15
 	}
 	began := time.Now()
 	p.plain.ForgetAddresses()

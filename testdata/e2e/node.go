@@ -50,7 +50,7 @@ var dataDirs = []string{"cni", "containerd", "containers", "kubelet", "etcd"}
 func NewNode(t testing.TB) *Node {
 	t.Helper()
 	dir, lock := newDisk(t)
-	n := &Node{TB: t, Dir: dir, lock: lock, work: make(chan func())}
+	n := &Node{TB: t, Dir: dir, lock: lock, work: make(chan func()), pool: Network{}.pool()}
 	if err := os.Mkdir(n.faultyDir(), 0o755); err != nil {
 		t.Fatal(err)
 	}
