@@ -39,7 +39,7 @@ func TestStamp(t *testing.T) {
 			f, err := os.Open(s.Path())
 			check(t, err)
 			defer f.Close()
-			if got := stamped(queue, f); got != tt.want {
+			if got := s.stamped(queue, f); got != tt.want {
 				t.Errorf("stamped: %t, want %t", got, tt.want)
 			}
 		})

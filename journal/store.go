@@ -41,6 +41,9 @@ type Store struct {
 
 	mu   sync.Mutex
 	held map[Key]bool // the locks that this process holds
+
+	bootOnce sync.Once
+	boot     string // see bootID
 }
 
 // MaxWait bounds the wait for the queue where the caller's context has no earlier deadline. A node that starts its 110 pods
@@ -146,7 +149,7 @@ func (s *Store) transact(ctx context.Context, queue *os.File, write bool, fn fun
 	if write {
 		err = db.Update(func(btx *bolt.Tx) error { return s.inTx(btx, fn) })
 		if err == nil {
-			stamp(queue, file)
+			s.stamp(queue, file)
 		}
 	} else {
 		err = db.View(func(btx *bolt.Tx) error { return s.inTx(btx, fn) })
@@ -179,7 +182,7 @@ func (s *Store) open(ctx context.Context, queue *os.File, write bool) (*os.File,
 	switch {
 	case !samePath(f, s.Path()):
 		err = errAgain
-	case !stamped(queue, f):
+	case !s.stamped(queue, f):
 		if err = verify(f); err == nil && write {
 			err = s.syncFolders()
 		}

@@ -34,30 +34,40 @@ func verify(f *os.File) error {
 
 // stamp notes in the queue's file how a transaction leaves the journal. Who finds it so need not verify it, which costs more
 // than the transaction as all of it is read, nor sync its folders. The stamp is not synced, and counts for one boot: after a
-// loss of power, or the death of a process in a transaction, there is none that fits.
-func stamp(queue, file *os.File) {
-	if text := stampOf(file); text != "" && queue.Truncate(0) == nil {
+// loss of power, or the death of a process in a transaction, there is none that fits. Stamps have one length: of a file that was
+// truncated ext4 allocates the blocks, and begins to write them, when it is closed (auto_da_alloc, ext4(5)).
+func (s *Store) stamp(queue, file *os.File) {
+	if text := s.stampOf(file); text != "" {
 		_, _ = queue.WriteAt([]byte(text), 0)
 	}
 }
 
 // stamped says whether the file is as it was left.
-func stamped(queue, file *os.File) bool {
+func (s *Store) stamped(queue, file *os.File) bool {
 	if queue == nil {
 		return false
 	}
 	text := make([]byte, 256)
 	n, _ := queue.ReadAt(text, 0)
-	return n > 0 && string(text[:n]) == stampOf(file)
+	return n > 0 && string(text[:n]) == s.stampOf(file)
 }
 
-func stampOf(file *os.File) string {
+func (s *Store) stampOf(file *os.File) string {
 	var st unix.Stat_t
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil || unix.Fstat(int(file.Fd()), &st) != nil {
+	boot := s.bootID()
+	if boot == "" || unix.Fstat(int(file.Fd()), &st) != nil {
 		return ""
 	}
-	return fmt.Sprintf("%s%d %d %d %d %d\n", boot, st.Dev, st.Ino, st.Size, st.Mtim.Nano(), st.Ctim.Nano())
+	return fmt.Sprintf("%-159s\n", fmt.Sprintf("%s %d %d %d %d %d", boot, st.Dev, st.Ino, st.Size, st.Mtim.Nano(), st.Ctim.Nano()))
+}
+
+// bootID returns the boot's ID, or "" if it cannot be read. It is read once: to open a file of /proc is dear.
+func (s *Store) bootID() string {
+	s.bootOnce.Do(func() {
+		data, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+		s.boot = string(bytes.TrimSpace(data))
+	})
+	return s.boot
 }
 
 // The pages of a bbolt file, of which the first two are meta pages. Each begins with a header of 16 bytes:

@@ -67,7 +67,7 @@ func identity(netns ns.NetNS, path string) (journal.NetNS, error) {
 		return id, err
 	}
 	// Kernels before 5.14 have no cookie to give to a socket; an error leaves it at zero.
-	err := netns.Do(func(ns.NetNS) error {
+	err := inNetNS(netns, func() error {
 		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			return err
@@ -77,10 +77,39 @@ func identity(netns ns.NetNS, path string) (journal.NetNS, error) {
 		return nil
 	})
 	if err != nil {
-		return journal.NetNS{Path: path}, fmt.Errorf("entering network namespace %s: %w", path, err)
+		return journal.NetNS{Path: path}, err
 	}
 	id.Dev, id.Ino = st.Dev, st.Ino
 	return id, nil
+}
+
+// inNetNS runs fn in a network namespace.
+func inNetNS(netns ns.NetNS, fn func() error) (err error) {
+	onThread(func() {
+		if err = unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET); err != nil {
+			err = fmt.Errorf("entering network namespace %s: %w", netns.Path(), err)
+			return
+		}
+		err = fn()
+	})
+	return err
+}
+
+// onThread runs fn on a thread that ends with it, so that nobody else gets one which is in another network namespace. It is
+// never the first thread of the process: where that one is, /proc says that the process is, and we look for processes there.
+func onThread(fn func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		if unix.Gettid() == os.Getpid() {
+			onThread(fn) // while this one waits
+			runtime.UnlockOSThread()
+			return
+		}
+		fn()
+	}()
+	<-done
 }
 
 // processIn returns a process that is in the network namespace, or 0 if none is. An error means that it is not known.
@@ -208,8 +237,13 @@ func hostLinkThere(links []journal.HostLink) (bool, error) {
 }
 
 // linkIn says whether an interface is in a network namespace.
-func linkIn(netns, name string) (there bool, err error) {
-	err = ns.WithNetNSPath(netns, func(ns.NetNS) error {
+func linkIn(path, name string) (there bool, err error) {
+	netns, err := ns.GetNS(path)
+	if err != nil {
+		return false, err
+	}
+	defer netns.Close()
+	err = inNetNS(netns, func() error {
 		_, err := netlink.LinkByName(name)
 		if errors.As(err, new(netlink.LinkNotFoundError)) {
 			return nil
@@ -230,7 +264,7 @@ func hasAddress(netns journal.NetNS, address netip.Addr) (found bool, err error)
 	if id, err := identity(there, netns.Path); err != nil || !id.Same(netns) {
 		return false, err
 	}
-	err = there.Do(func(ns.NetNS) error {
+	err = inNetNS(there, func() error {
 		addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 		for _, a := range addrs {
 			if ip, ok := netip.AddrFromSlice(a.IP); ok && ip.Unmap() == address.Unmap() {
@@ -247,17 +281,16 @@ func hasAddress(netns journal.NetNS, address netip.Addr) (found bool, err error)
 // thread of this process alone, so nothing is left of it when we die.
 func scratchNetNS(ifname string, addresses []netip.Prefix) (path string, remove func(), err error) {
 	ready, done := make(chan error), make(chan struct{})
-	go func() {
+	go onThread(func() {
 		path, err = func() (string, error) {
-			runtime.LockOSThread()
 			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 				return "", fmt.Errorf("scratch network namespace: %w", err)
 			}
 			return fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid()), fillScratch(ifname, addresses)
 		}()
 		ready <- err
-		<-done // the thread ends with this goroutine, since it is locked to it
-	}()
+		<-done
+	})
 	if err := <-ready; err != nil {
 		close(done)
 		return "", nil, err

@@ -27,6 +27,8 @@ const (
 	patientEnv = "UNWIND_TEST_PATIENT"
 	// noProcEnv has the plugin work without /proc: it is to be in a mount namespace of its own.
 	noProcEnv = "UNWIND_TEST_NO_PROC"
+	// unlockedEnv leaves the first thread free, as it is in the program.
+	unlockedEnv = "UNWIND_TEST_UNLOCKED"
 	// uidEnv has the plugin give up root, for that user.
 	uidEnv = "UNWIND_TEST_UID"
 )
@@ -101,7 +103,9 @@ func run(t testing.TB, name string, args ...string) string {
 // init keeps the main thread out of what tests do with network namespaces: it cannot end, so it would stay in one for good.
 // And the race detector has every program wait for a second before it exits; unwind is started some thousand times.
 func init() {
-	runtime.LockOSThread()
+	if os.Getenv(unlockedEnv) == "" {
+		runtime.LockOSThread()
+	}
 	if os.Getenv("GORACE") == "" {
 		_ = os.Setenv("GORACE", "atexit_sleep_ms=0")
 	}

@@ -42,20 +42,29 @@ func addressesInUse() (map[netip.Addr]bool, error) {
 	}
 	all := map[netip.Addr]bool{}
 	for _, path := range paths {
-		err := ns.WithNetNSPath(path, func(ns.NetNS) error {
-			addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
-			for _, a := range addrs {
-				if ip, ok := netip.AddrFromSlice(a.IP); ok {
-					all[ip.Unmap()] = true
-				}
-			}
-			return err
-		})
-		if err != nil { // also one that is gone: its process may have shared it with others
+		if err := collectAddresses(path, all); err != nil { // also one that is gone: its process may have shared it with others
 			return nil, fmt.Errorf("network namespace %s: %w", path, err)
 		}
 	}
 	return all, nil
+}
+
+// collectAddresses adds the addresses of a network namespace.
+func collectAddresses(path string, to map[netip.Addr]bool) error {
+	netns, err := ns.GetNS(path)
+	if err != nil {
+		return err
+	}
+	defer netns.Close()
+	return inNetNS(netns, func() error {
+		addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+		for _, a := range addrs {
+			if ip, ok := netip.AddrFromSlice(a.IP); ok {
+				to[ip.Unmap()] = true
+			}
+		}
+		return err
+	})
 }
 
 // netNSPaths returns a path to each network namespace that there is a way to.

@@ -16,11 +16,10 @@ import (
 // version is set by the linker.
 var version = "dev"
 
-// init keeps the main thread out of other network namespaces, as the reference plugins do: it is what /proc shows of this
-// process, and a goroutine that enters a namespace may run on any other.
-func init() { runtime.LockOSThread() }
-
 func main() {
+	// One thread at a time does: we wait for delegates and the disk. More only wake each other, on every core of a node that
+	// starts its pods.
+	runtime.GOMAXPROCS(1)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 	p := &plugin.Plugin{Stdout: os.Stdout, Stderr: os.Stderr, Budgets: plugin.DefaultBudgets}
 	code := p.Main(ctx, fmt.Sprintf("CNI plugin unwind %s: runs a chain of plugins and undoes it", version))

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"os/signal"
-	"runtime"
 	"strings"
 	"syscall"
 
@@ -19,9 +18,6 @@ import (
 
 // version is set by the linker.
 var version = "dev"
-
-// init keeps the main thread out of other network namespaces, as in the plugin.
-func init() { runtime.LockOSThread() }
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)

@@ -1,0 +1,192 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"cni-unwind/testdata/sandbox"
+)
+
+func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
+
+// What one pod costs, in what does not depend on the machine's speed. Who goes over a bound makes every pod of every node
+// dearer: look for the cause before the bound is raised.
+const (
+	// maxSize is of the binary as it is released, in bytes: the kernel maps it for each verb, and its pages are read at the
+	// first after a boot.
+	maxSize = 4_600_000
+	// maxInitAllocs is what the packages allocate before main. A regexp that is compiled there is some hundreds (knftables,
+	// which came with a helper package of host-local's, was 677, and a tenth of the time).
+	maxInitAllocs = 420
+)
+
+// cost is of a verb, of a chain of so many plugins.
+type cost struct {
+	syncs int // exactly: fewer lose what a crash needs, more are slow
+	calls int // at most
+}
+
+// costs: an ADD commits k+1 times and each commit of bbolt syncs its pages and then its meta page. A DEL commits its begin and
+// its end. A failing ADD commits each plugin that was started, then that it is being undone, and the end. What is left of a
+// process with no work, as in VERSION, is the start of the Go runtime.
+func costs(plugins int) map[string]cost {
+	return map[string]cost{
+		"VERSION": {0, 100},
+		"ADD":     {2 * (plugins + 1), 330 + 140*plugins},
+		"DEL":     {4, 250 + 100*plugins},
+		"STATUS":  {0, 170 + 70*plugins},
+		"GC":      {0, 200},
+	}
+}
+
+// idle are system calls whose number goes by how threads happen to meet.
+var idle = regexp.MustCompile(`^(futex|nanosleep|clock_nanosleep|sched_yield|epoll_pwait|tgkill|rt_sig\w+|madvise|restart_syscall|exit|gettid|sigaltstack|clone3?|mmap|munmap|prctl|\+\+\+|---|<\.\.\.)\b`)
+
+// traced runs a verb of the released binary under strace and returns the system calls of its own threads, by name. The
+// delegates are shell scripts, each one process.
+func traced(t *testing.T, binary, dir, verb string, plugins int) map[string]int {
+	t.Helper()
+	logs := t.TempDir()
+	cmd := exec.Command("strace", "-ff", "-qq", "-o", filepath.Join(logs, "t"), binary)
+	cmd.Env = []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=c", "CNI_IFNAME=eth0", "CNI_NETNS=" + filepath.Join(dir, "netns"), "CNI_PATH=" + dir}
+	var chain []string
+	for i := range plugins {
+		chain = append(chain, fmt.Sprintf(`{"type": "p%d"}`, i))
+	}
+	cmd.Stdin = strings.NewReader(fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "net", "type": "unwind", "stateDir": "%s/state",
+		"cni.dev/valid-attachments": [], "chain": {"cniVersion": "1.1.0", "plugins": [%s]}}`, dir, strings.Join(chain, ",")))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v: %s", verb, err, out)
+	}
+	files, err := filepath.Glob(filepath.Join(logs, "t.*"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("strace wrote nothing: %v", err)
+	}
+	calls := map[string]int{}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Contains(data, []byte("execve(\"")) && !bytes.Contains(data, []byte("execve(\""+binary+"\"")) {
+			continue // a delegate
+		}
+		for line := range strings.Lines(string(data)) {
+			if name, _, ok := strings.Cut(line, "("); ok && !idle.MatchString(name) {
+				calls[name]++
+			}
+		}
+	}
+	return calls
+}
+
+// TestCost counts what the verbs ask of the kernel.
+func TestCost(t *testing.T) {
+	binary := build(t)
+	for _, plugins := range []int{1, 3} {
+		dir := t.TempDir()
+		for i := range plugins {
+			script := "#!/bin/sh\nwhile read -r _; do :; done\n[ \"$CNI_COMMAND\" != ADD ] || printf '{\"cniVersion\": \"1.1.0\"}'\n"
+			if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("p%d", i)), []byte(script), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+		namespace(t, filepath.Join(dir, "netns"))
+		traced(t, binary, dir, "ADD", plugins) // makes the journal
+		traced(t, binary, dir, "DEL", plugins)
+		for _, verb := range []string{"VERSION", "ADD", "STATUS", "GC", "DEL"} {
+			calls := traced(t, binary, dir, verb, plugins)
+			got := cost{syncs: calls["fsync"] + calls["fdatasync"] + calls["sync"] + calls["msync"]}
+			for _, n := range calls {
+				got.calls += n
+			}
+			want := costs(plugins)[verb]
+			t.Logf("%s, %d plugins: %d system calls, %d syncs", verb, plugins, got.calls, got.syncs)
+			if got.syncs != want.syncs {
+				t.Errorf("%s, %d plugins: %d syncs, want %d", verb, plugins, got.syncs, want.syncs)
+			}
+			if got.calls > want.calls {
+				t.Errorf("%s, %d plugins: %d system calls, want at most %d: %s", verb, plugins, got.calls, want.calls, sorted(calls))
+			}
+		}
+	}
+}
+
+func sorted(calls map[string]int) string {
+	var words []string
+	for name, n := range calls {
+		words = append(words, fmt.Sprintf("%6d %s", n, name))
+	}
+	slices.Sort(words)
+	slices.Reverse(words)
+	return "\n" + strings.Join(words, "\n")
+}
+
+// build builds the binary as Makefile does.
+func build(t *testing.T) string {
+	t.Helper()
+	binary := filepath.Join(t.TempDir(), "unwind")
+	cmd := exec.Command("go", "build", "-buildvcs=false", "-trimpath", "-ldflags", "-s -w", "-o", binary, ".")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v: %s", err, out)
+	}
+	return binary
+}
+
+// namespace makes a network namespace at the path.
+func namespace(t *testing.T, path string) {
+	t.Helper()
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("unshare", "--net="+path, "true").CombinedOutput(); err != nil {
+		t.Fatalf("unshare: %v: %s", err, out)
+	}
+	t.Cleanup(func() {
+		if out, err := exec.Command("umount", path).CombinedOutput(); err != nil {
+			t.Errorf("umount: %v: %s", err, out)
+		}
+	})
+}
+
+// TestStart bounds the binary and what its packages do before main.
+func TestStart(t *testing.T) {
+	binary := build(t)
+	info, err := os.Stat(binary)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d bytes", info.Size())
+	if info.Size() > maxSize {
+		t.Errorf("the binary has %d bytes, want at most %d", info.Size(), maxSize)
+	}
+	cmd := exec.Command(binary)
+	cmd.Env = []string{"CNI_COMMAND=VERSION", "GODEBUG=inittrace=1"}
+	cmd.Stdin = strings.NewReader(`{"cniVersion": "1.1.0"}`)
+	var trace bytes.Buffer
+	cmd.Stderr = &trace
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%v: %s", err, &trace)
+	}
+	allocs := 0
+	for _, m := range regexp.MustCompile(`(?m)^init (\S+) .* (\d+) allocs$`).FindAllStringSubmatch(trace.String(), -1) {
+		n, err := strconv.Atoi(m[2])
+		if err != nil {
+			t.Fatal(err)
+		}
+		allocs += n
+	}
+	t.Logf("%d allocations before main", allocs)
+	if allocs == 0 || allocs > maxInitAllocs {
+		t.Errorf("%d allocations before main, want at most %d:\n%s", allocs, maxInitAllocs, &trace)
+	}
+}

@@ -1,0 +1,52 @@
+package plugin
+
+import (
+	"os"
+	"os/exec"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestOnThread: what enters a network namespace is never the first thread, and its thread does nothing else afterwards.
+func TestOnThread(t *testing.T) {
+	t.Parallel()
+	if os.Getenv(unlockedEnv) == "" {
+		cmd := exec.Command("/proc/self/exe", "-test.run=^TestOnThread$", "-test.count=1")
+		cmd.Env = append(os.Environ(), unlockedEnv+"=1")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+		return
+	}
+	mine, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var first, elsewhere atomic.Int64
+	var all sync.WaitGroup
+	for i := range 400 {
+		all.Go(func() {
+			if there, err := os.Readlink("/proc/thread-self/ns/net"); err != nil || there != mine {
+				elsewhere.Add(1)
+			}
+			onThread(func() {
+				if unix.Gettid() == os.Getpid() {
+					first.Add(1)
+				}
+				_ = unix.Nanosleep(&unix.Timespec{Nsec: 1e6}, nil) // all threads are taken, the first one too
+				if i%20 == 0 {
+					if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		})
+	}
+	all.Wait()
+	if first.Load() > 0 || elsewhere.Load() > 0 {
+		t.Errorf("%d times it was the first thread; %d times others were in another namespace", first.Load(), elsewhere.Load())
+	}
+}
