@@ -54,13 +54,18 @@ CNITOOL_STAMP := $(TOOLS)/bin/.cnitool-$(CNITOOL_VERSION)
 E2E           := $(TOOLS)/e2e
 E2E_STAMPS    := $(CONTAINERD_VERSIONS:%=$(E2E)/containerd-%/.built) $(E2E)/deb/.unpacked
 
+# All programs of a cluster in one, of the version that its go.mod has: six minutes of two cores, the first time.
+HYPERKUBE          := testdata/e2e/hyperkube
+KUBERNETES_VERSION := $(shell sed -n 's|^require k8s.io/kubernetes ||p' $(HYPERKUBE)/go.mod)
+KUBERNETES_STAMP   := $(E2E)/kubernetes/.built-$(KUBERNETES_VERSION)
+
 # testdata is outside of ./...
 ALL_PACKAGES := ./... ./testdata/faulty ./testdata/sandbox ./testdata/e2e/...
 
 # Not in everybody's PATH, and the plugins call iptables.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help build tools deps test proof soak fuzz e2e e2e-tools lint demo docs bench release archive release-check clean go faulty
+.PHONY: help build tools deps test proof soak fuzz e2e e2e-tools e2e-k8s e2e-next lint demo docs bench release archive release-check clean go faulty
 .NOTPARALLEL:
 
 help: ## list the targets
@@ -123,6 +128,20 @@ e2e: deps tools build e2e-tools ## run the end-to-end tests on real runtimes (as
 
 e2e-tools: $(E2E_STAMPS) faulty
 	CGO_ENABLED=0 go build -buildvcs=false -trimpath -o $(E2E)/bin/ ./testdata/e2e/pause ./testdata/faulty
+
+e2e-k8s: deps tools build e2e-tools e2e-next $(KUBERNETES_STAMP) ## run the end-to-end tests on Kubernetes (as root); SHORT=1: not as long
+	CGO_ENABLED=0 go test -tags e2e -count=1 -timeout 60m -v -run Kubernetes $(if $(SHORT),-short) ./cmd/unwind
+
+$(KUBERNETES_STAMP): $(wildcard $(HYPERKUBE)/*) | go
+	rm -rf $(@D) && mkdir -p $(@D)
+	cd $(HYPERKUBE) && CGO_ENABLED=0 go build -buildvcs=false -trimpath -o $(@D)/ \
+		-ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$(KUBERNETES_VERSION)" .
+	touch $@
+
+# The next version, for an upgrade.
+e2e-next: VERSION = e2e-next
+e2e-next: go
+	$(GO_BUILD) -o $(E2E)/next/ ./cmd/unwind ./cmd/unwindctl
 
 # A module of its own: go install refuses a version whose go.mod has exclude or replace lines.
 $(E2E)/containerd-%/.built: MODULE = github.com/containerd/containerd$(if $(filter v1.%,$*),,/v2)

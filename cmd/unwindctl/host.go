@@ -1,9 +1,11 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -23,12 +25,13 @@ const binaryEnv = "UNWIND_BINARY"
 // namespaces, and root's capabilities.
 //
 // A mount namespace can be entered by a thread that shares its root and working folder with no other, and counts for the whole
-// program once that thread executes it anew: from an open file, as its path is another file there, or none.
+// program once that thread executes it anew: by /proc/self/exe, as its path is another file there, or none. What is to stay is
+// executed in a child (see stay).
 //
 // Of what it opens, the plugin to install alone stays open in that program, and in none that this one starts.
 //
-//	open("/proc/1/ns/mnt"), open("/proc/1/ns/net"), open("/proc/self/exe"), open(unwind), unshare(CLONE_FS), setns, setns, execve
-func enterHost() error {
+//	open("/proc/1/ns/mnt"), open("/proc/1/ns/net"), open(unwind), unshare(CLONE_FS), setns, setns, execve
+func enterHost(ctx context.Context, stays bool) error {
 	if os.Getpid() == 1 {
 		return errors.New("--host: this is the first process of its own PID namespace; run it with hostPID: true")
 	}
@@ -43,29 +46,84 @@ func enterHost() error {
 	if err != nil {
 		return fmt.Errorf("--host: %w", err)
 	}
-	exe, err := open("/proc/self/exe")
-	if err != nil {
-		return fmt.Errorf("--host: %w", err)
+	var binary []int
+	if os.Getenv(binaryEnv) == "" {
+		binary, _ = open(filepath.Join(filepath.Dir(self), plugin.Name))
+	}
+	if stays {
+		return stay(ctx, theirs, binary)
 	}
 	env := os.Environ()
-	if os.Getenv(binaryEnv) == "" {
-		if binary, err := open(filepath.Join(filepath.Dir(self), plugin.Name)); err == nil {
-			env = append(env, fmt.Sprintf("%s=%s%d", binaryEnv, openFiles, binary[0]))
-			if _, err := unix.FcntlInt(uintptr(binary[0]), unix.F_SETFD, 0); err != nil {
-				return fmt.Errorf("--host: fcntl: %w", err)
-			}
+	if len(binary) > 0 {
+		env = append(env, fmt.Sprintf("%s=%s%d", binaryEnv, openFiles, binary[0]))
+		if _, err := unix.FcntlInt(uintptr(binary[0]), unix.F_SETFD, 0); err != nil {
+			return fmt.Errorf("--host: fcntl: %w", err)
 		}
 	}
-	runtime.LockOSThread() // the namespaces are this thread's until it executes
+	if err := enter(theirs); err != nil {
+		return err
+	}
+	return fmt.Errorf("--host: %w", syscall.Exec(thisProgram, os.Args, env))
+}
+
+// thisProgram is this program's file, in whatever mount namespace.
+const thisProgram = "/proc/self/exe"
+
+// enter moves the calling thread, and nothing else of this process, into namespaces.
+func enter(namespaces []int) error {
+	runtime.LockOSThread() // the namespaces are this thread's, and it must serve no other goroutine
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("--host: unshare: %w", err)
 	}
-	for _, fd := range theirs {
+	for _, fd := range namespaces {
 		if err := unix.Setns(fd, 0); err != nil {
 			return fmt.Errorf("--host: entering the host's namespaces: %w; run it with privileged: true", err)
 		}
 	}
-	return fmt.Errorf("--host: %w", syscall.Exec(fmt.Sprintf("%s%d", openFiles, exe[0]), os.Args, env))
+	return nil
+}
+
+// stay runs this program in a child on the host, and returns how that ended. This process stays in its container: kubectl exec
+// enters the namespaces of a container's first process, and where that has left for the host, /unwindctl is not there.
+//
+// The end of ctx is passed on as SIGTERM. However this process ends, the child ends with it.
+func stay(ctx context.Context, namespaces, binary []int) error {
+	cmd := exec.CommandContext(ctx, thisProgram)
+	cmd.Args = os.Args
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	// In a process group of its own, it does not get a terminal's signals a second time.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if len(binary) > 0 {
+		cmd.ExtraFiles = []*os.File{os.NewFile(uintptr(binary[0]), plugin.Name)}
+		cmd.Env = append(os.Environ(), binaryEnv+"="+openFiles+"3")
+	}
+	ended := make(chan error)
+	go func() { // Pdeathsig goes by the thread that starts the child; the main thread's namespaces are the process's, for others
+		err := enter(namespaces)
+		if err == nil {
+			err = cmd.Run()
+		}
+		ended <- err
+	}()
+	err := <-ended
+	if cmd.ProcessState == nil {
+		return err
+	}
+	return wentOn{cmd.ProcessState}
+}
+
+// wentOn is the error of a program that went on in a child, which has said all.
+type wentOn struct{ *os.ProcessState }
+
+func (wentOn) Error() string { return "" }
+
+// ExitCode is the child's, or a shell's for one that a signal has ended.
+func (w wentOn) ExitCode() int {
+	if status, ok := w.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		return 128 + int(status.Signal())
+	}
+	return w.ProcessState.ExitCode()
 }
 
 // openFiles has a path for each file that this process has open.

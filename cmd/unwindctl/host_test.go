@@ -95,20 +95,25 @@ func TestHost(t *testing.T) {
 	}
 }
 
-// TestHostRun: the agent in a container with the host's network. It is the process that was started, and keeps what it opens to
-// itself.
+// TestHostRun: the agent in a container with the host's network. The process that was started stays in the container, where
+// kubectl exec finds the programs then; its child is the agent, keeps what it opens to itself, and ends as it is told to.
 func TestHostRun(t *testing.T) {
 	t.Parallel()
 	n := newAgentNode(t)
 	n.addDead("a")
 	n.plan(map[string]string{"DEL": "hold"})
 	c := n.newContainer("--mount")
-	r := n.start(c.command(n, "--host", "run", "--conf-dir", n.confDir(), "--bin-dir", n.binDir(), "--state-dir", n.state,
-		"--cri", "none", "--interval", "1s", "--listen", ""))
-	n.await(first)
+	r := n.startOnHost(c)
 	held := filepath.Join(n.dir, "held", "DEL.a.p")
 	eventually(t, "a DEL under way", func() bool { return exists(held) })
-	n.descriptors(r.cmd.Process.Pid)
+	pid := r.cmd.Process.Pid
+	if !same(fmt.Sprintf("/proc/%d/ns/mnt", pid), fmt.Sprintf("/proc/%d/ns/mnt", c.pid)) {
+		t.Error("the first process has left the container")
+	}
+	if out := n.must(n.execIn(pid, c.root, "/unwindctl", "--host", "list", "--state-dir", n.state)); !strings.Contains(out, "podnet") {
+		t.Errorf("a command beside the agent: %s", out)
+	}
+	n.descriptors(n.child(pid))
 	if code := r.signal(syscall.SIGTERM, 300*time.Millisecond); code != -2 {
 		t.Errorf("it ended with code %d while the DEL was under way", code)
 	}
@@ -119,8 +124,70 @@ func TestHostRun(t *testing.T) {
 		t.Fatal("it does not end")
 	}
 	if code := r.cmd.ProcessState.ExitCode(); code != 0 || len(n.ids()) > 0 {
-		t.Errorf("exit code %d; the journal has %v", code, n.ids())
+		t.Errorf("exit code %d; the journal has %v\n%s", code, n.ids(), r.log())
 	}
+}
+
+// TestHostRunEnds: the agent on the host and the process in the container end together, with the same code.
+func TestHostRunEnds(t *testing.T) {
+	t.Parallel()
+	n := newAgentNode(t)
+	c := n.newContainer("--mount")
+	r := n.startOnHost(c)
+	child := n.child(r.cmd.Process.Pid)
+	t.Cleanup(func() {
+		if t.Failed() {
+			_ = syscall.Kill(child, syscall.SIGKILL)
+		}
+	})
+	r.signal(syscall.SIGKILL, 10*time.Second)
+	eventually(t, "the agent ends with the container", func() bool { return !exists(fmt.Sprintf("/proc/%d/exe", child)) })
+
+	r = n.startOnHost(c)
+	if err := syscall.Kill(n.child(r.cmd.Process.Pid), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	<-r.ended
+	if code := r.cmd.ProcessState.ExitCode(); code != 128+9 {
+		t.Errorf("the agent was killed: exit code %d", code)
+	}
+	out := n.run(c.command(n, "--host", "run", "--interval", "1ms"))
+	if out.code != exitUsage || strings.Count(out.stderr, "error:") != 1 {
+		t.Errorf("a usage error: %+v", out)
+	}
+}
+
+// startOnHost starts the agent in a container, and returns when it has installed unwind on the host.
+func (n *node) startOnHost(c container) *running {
+	n.Helper()
+	r := n.start(c.command(n, "--host", "run", "--conf-dir", n.confDir(), "--bin-dir", n.binDir(), "--state-dir", n.state,
+		"--cri", "none", "--interval", "1s", "--listen", ""))
+	n.await(first)
+	return r
+}
+
+// execIn is a command in the mount namespace of a process, as kubectl exec starts one in that of a container's first process.
+func (n *node) execIn(pid int, root string, args ...string) *exec.Cmd {
+	return place{pid, []string{"--mount"}}.command(n, "chroot", append([]string{root}, args...)...)
+}
+
+// child returns the process that another has started.
+func (n *node) child(pid int) int {
+	n.Helper()
+	var children []string
+	eventually(n, "a child", func() bool {
+		lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+		for _, list := range lists {
+			data, _ := os.ReadFile(list)
+			children = append(children, strings.Fields(string(data))...)
+		}
+		return len(children) > 0
+	})
+	child, err := strconv.Atoi(children[0])
+	if err != nil || len(children) > 1 {
+		n.Fatalf("children: %v (%v)", children, err)
+	}
+	return child
 }
 
 // descriptors sees that a process has the plugin to install open, and no namespace, and that it passes nothing of that on.

@@ -99,9 +99,9 @@ func rootCommand() *cobra.Command {
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		PersistentPreRunE: func(*cobra.Command, []string) error {
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			if host {
-				return enterHost()
+				return enterHost(cmd.Context(), cmd.Name() == "run")
 			}
 			return nil
 		},

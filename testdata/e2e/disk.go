@@ -45,12 +45,28 @@ func clearDisks(t testing.TB) {
 		names, _ := f.Readdirnames(1)
 		if len(names) > 0 && unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
 			t.Logf("removing %s, left by a test that was killed", dir)
-			removeCgroups(t, "/"+filepath.Base(dir))
+			removeAllCgroups(t, dir)
 			if err := os.RemoveAll(dir); err != nil {
 				t.Log(err)
 			}
 		}
 		_ = f.Close()
+	}
+}
+
+// removeAllCgroups removes the cgroups of a node that has ended: its own, and those that containerd has put beside it, as it does
+// with containers for which the kubelet names none (containerd pkg/oci/spec.go populateDefaultUnixSpec).
+func removeAllCgroups(t testing.TB, disk string) {
+	removeCgroups(t, "/"+filepath.Base(disk))
+	containers, _ := filepath.Glob(filepath.Join(disk, "containerd/io.containerd.grpc.v1.cri/*/*"))
+	for _, dir := range containers {
+		removeCgroups(t, "/k8s.io/"+filepath.Base(dir))
+	}
+	for _, pattern := range []string{"/sys/fs/cgroup/k8s.io", "/sys/fs/cgroup/*/k8s.io"} {
+		tops, _ := filepath.Glob(pattern)
+		for _, top := range tops {
+			_ = os.Remove(top) // unless there are others' containers
+		}
 	}
 }
 

@@ -15,19 +15,22 @@ import (
 // object is one of JSON.
 type object map[string]any
 
-// writeImage writes an archive (OCI image layout 1.0) of an image that has one program, which it runs.
-func writeImage(archive, name, program string) error {
-	binary, err := os.ReadFile(program)
-	if err != nil {
-		return err
+// writeImage writes an archive (OCI image layout 1.0) of an image that has nothing but programs, and runs the first.
+func writeImage(archive, name string, programs ...string) error {
+	var files []file
+	for _, program := range programs {
+		binary, err := os.ReadFile(program)
+		if err != nil {
+			return err
+		}
+		files = append(files, file{filepath.Base(program), binary})
 	}
-	inside := filepath.Base(program)
 	var layer bytes.Buffer
-	if err := writeTar(tar.NewWriter(&layer), file{inside, binary}); err != nil {
+	if err := writeTar(tar.NewWriter(&layer), files...); err != nil {
 		return err
 	}
 	config, err1 := json.Marshal(object{
-		"os": "linux", "architecture": runtime.GOARCH, "config": object{"Entrypoint": []string{"/" + inside}},
+		"os": "linux", "architecture": runtime.GOARCH, "config": object{"Entrypoint": []string{"/" + files[0].name}},
 		"rootfs": object{"type": "layers", "diff_ids": []string{digest(layer.Bytes())}},
 	})
 	manifest, err2 := json.Marshal(object{

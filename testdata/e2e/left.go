@@ -55,7 +55,7 @@ func (n *Node) veths() (count int) {
 	n.do(func() error {
 		links, err := netlink.LinkList()
 		for _, link := range links {
-			if link.Type() == "veth" {
+			if link.Type() == "veth" && link.Attrs().Name != nodeLink {
 				count++
 			}
 		}

@@ -23,7 +23,9 @@ const Small = "10.22.0.0/28"
 type Network struct {
 	Subnet  string   // of host-local
 	Last    string   // address of the subnet that it gives out; "" for all
-	Plugins []string // JSON; after bridge
+	Plugins []string // JSON; after bridge, or ptp
+	// Kindnet has it be of the shape of kindnet's, without bridge and STATUS, and with the addresses elsewhere.
+	Kindnet bool
 	// Unwind has unwindctl put the chain into unwind's entry, which gets these keys.
 	Unwind bool
 	Keys   map[string]any
@@ -46,17 +48,33 @@ func (net Network) plain() string {
 	if net.Last != "" {
 		ranges = fmt.Sprintf(`{"subnet": %q, "rangeEnd": %q}`, net.Subnet, net.Last)
 	}
-	bridge := fmt.Sprintf(`{"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+	first := fmt.Sprintf(`{"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
       "ipam": {"type": "host-local", "ranges": [[%s]], "routes": [{"dst": "0.0.0.0/0"}]}}`, ranges)
-	return fmt.Sprintf(`{"cniVersion": "1.0.0", "cniVersions": ["1.0.0", "1.1.0"], "name": %q, "plugins": [
+	versions := `"cniVersion": "1.0.0", "cniVersions": ["1.0.0", "1.1.0"]`
+	if net.Kindnet {
+		// kindnet's own: testdata/conflists/kindnet.conflist
+		first = fmt.Sprintf(`{"type": "ptp", "ipMasq": false, "mtu": 1500,
+      "ipam": {"type": "host-local", "dataDir": %q, "routes": [{"dst": "0.0.0.0/0"}], "ranges": [[%s]]}}`, filepath.Dir(net.pool()), ranges)
+		versions = `"cniVersion": "0.3.1"`
+	}
+	return fmt.Sprintf(`{%s, "name": %q, "plugins": [
     %s
 ]}
-`, NetworkName, strings.Join(append([]string{bridge}, net.Plugins...), ",\n    "))
+`, versions, NetworkName, strings.Join(append([]string{first}, net.Plugins...), ",\n    "))
+}
+
+// pool is where host-local keeps the addresses.
+func (net Network) pool() string {
+	if net.Kindnet {
+		return "/run/cni-ipam-state/" + NetworkName
+	}
+	return "/var/lib/cni/networks/" + NetworkName
 }
 
 // Configure makes a network the node's.
 func (n *Node) Configure(net Network) {
 	n.Helper()
+	n.pool = net.pool()
 	text := net.plain()
 	if net.Unwind {
 		original := filepath.Join(n.Dir, "original.conflist")
@@ -144,10 +162,18 @@ func (n *Node) Calls() map[string]int {
 	return calls
 }
 
+// ForgetAddresses takes all addresses back, as an operator does whose node has none left.
+func (n *Node) ForgetAddresses() {
+	n.Helper()
+	if err := os.RemoveAll(n.File(n.pool)); err != nil {
+		n.Fatal(err)
+	}
+}
+
 // Reserved returns whose the addresses of host-local are: address to container ID.
 func (n *Node) Reserved() map[string]string {
 	n.Helper()
-	dir := n.File("/var/lib/cni/networks", NetworkName)
+	dir := n.File(n.pool)
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		n.Fatal(err)

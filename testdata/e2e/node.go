@@ -20,7 +20,7 @@ import (
 // Node is a machine: namespaces of its own, held by a first process that reaps, and a disk that outlives a reboot.
 //
 //	/run                            a tmpfs
-//	/etc, /opt, /var/lib            those of the machine below, and what the node writes above
+//	/etc, /opt, /var/lib, /var/log  those of the machine below, and what the node writes above
 //	/opt/cni/bin                    links to the reference plugins, faulty and unwind
 //	/var/lib/cni, containerd, …     folders on the disk
 type Node struct {
@@ -34,6 +34,7 @@ type Node struct {
 	said  *bufio.Reader // its standard output
 	work  chan func()   // to be run on the node's thread
 	boots int
+	pool  string // where its network keeps the addresses
 }
 
 // The folders of CNI on a node.
@@ -49,7 +50,7 @@ var dataDirs = []string{"cni", "containerd", "containers", "kubelet", "etcd"}
 func NewNode(t testing.TB) *Node {
 	t.Helper()
 	dir, lock := newDisk(t)
-	n := &Node{TB: t, Dir: dir, lock: lock, work: make(chan func())}
+	n := &Node{TB: t, Dir: dir, lock: lock, work: make(chan func()), pool: Network{}.pool()}
 	if err := os.Mkdir(n.faultyDir(), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -152,7 +153,7 @@ func (n *Node) boot() error {
 			return err
 		}
 	}
-	for _, dir := range []string{"/etc", "/opt", "/var/lib"} {
+	for _, dir := range []string{"/etc", "/opt", "/var/lib", "/var/log"} {
 		if err := n.overlay(dir); err != nil {
 			return err
 		}
@@ -218,6 +219,7 @@ func (n *Node) Reboot() {
 		n.Fatal(err)
 	}
 	n.boots++
+	removeAllCgroups(n, n.Dir)
 	n.do(func() error {
 		id := filepath.Join(n.Dir, fmt.Sprintf("boot_id.%d", n.boots))
 		text := fmt.Sprintf("00000000-0000-4000-8000-%012d\n", n.boots)
@@ -254,7 +256,7 @@ func (n *Node) close() {
 		_ = n.first.Kill()
 		_, _ = n.first.Wait()
 	}
-	removeCgroups(n, n.Cgroup())
+	removeAllCgroups(n, n.Dir)
 	_ = n.lock.Close()
 	if err := os.RemoveAll(n.Dir); err != nil {
 		n.Error(err)

@@ -14,12 +14,20 @@ type Table struct {
 	mu     sync.Mutex
 	header string
 	rows   []string
+	steps  bool
 }
 
 // NewTable makes a table with these columns.
 func NewTable(t testing.TB, title string, columns ...string) *Table {
 	table := &Table{header: strings.Join(columns, "\t")}
 	t.Cleanup(func() { t.Logf("%s\n%s", title, table) })
+	return table
+}
+
+// NewSteps makes a table of what happens one after the other: its rows stay in that order.
+func NewSteps(t testing.TB, title string, columns ...string) *Table {
+	table := NewTable(t, title, columns...)
+	table.steps = true
 	return table
 }
 
@@ -38,7 +46,11 @@ func (t *Table) String() string {
 	var out strings.Builder
 	w := tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, t.header)
-	for _, row := range slices.Sorted(slices.Values(t.rows)) {
+	rows := slices.Clone(t.rows)
+	if !t.steps {
+		slices.Sort(rows)
+	}
+	for _, row := range rows {
 		fmt.Fprintln(w, row)
 	}
 	_ = w.Flush()

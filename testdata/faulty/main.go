@@ -17,7 +17,9 @@
 //	held/<command>.<containerID>.<instance>  made by a call that is held, which goes on when it is removed
 //	plan.json                                {"<instance>": {"ADD": "<mode>", "DEL": "<mode>", …}}, read at each call, so
 //	                                         that a plugin can be healed between calls; "*" stands for the instances
-//	                                         that are not named; no file or no mode is "ok"
+//	                                         that are not named; no file or no mode is "ok"; "pod:<prefix>" goes before
+//	                                         all, for calls for a pod (K8S_POD_NAME) whose name begins so; "fail 5%" is
+//	                                         fail for one call in twenty, by chance, and ok for the others
 //	log                                      a JSON line (type record) at the start of each call, and one at its end if
 //	                                         it ends by itself; each line is one append, and the lines of one call have
 //	                                         one pid unless the mode is "orphan", whose child writes the end
@@ -49,18 +51,21 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -250,10 +255,37 @@ func (c *call) plannedMode() (string, error) {
 	if !ok {
 		modes = plan["*"]
 	}
-	if mode := modes[c.Command]; mode != "" {
-		return mode, nil
+	for key, ofPods := range plan {
+		if prefix, ok := strings.CutPrefix(key, "pod:"); ok && strings.HasPrefix(c.pod(), prefix) {
+			modes = ofPods
+		}
 	}
-	return "ok", nil
+	return byChance(modes[c.Command])
+}
+
+// pod is the name of the pod that the call is for.
+func (c *call) pod() string {
+	for arg := range strings.SplitSeq(c.Args, ";") {
+		if name, ok := strings.CutPrefix(arg, "K8S_POD_NAME="); ok {
+			return name
+		}
+	}
+	return ""
+}
+
+// byChance decides on a mode that has a percentage.
+func byChance(mode string) (string, error) {
+	mode, chance, ok := strings.Cut(mode, " ")
+	if ok {
+		percent, err := strconv.Atoi(strings.TrimSuffix(chance, "%"))
+		if err != nil {
+			return "", fmt.Errorf("plan.json: %w", err)
+		}
+		if rand.IntN(100) >= percent {
+			mode = ""
+		}
+	}
+	return cmp.Or(mode, "ok"), nil
 }
 
 // run does what the mode says and returns what goes to stdout.

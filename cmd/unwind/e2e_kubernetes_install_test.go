@@ -1,0 +1,260 @@
+//go:build e2e
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"cni-unwind/testdata/e2e"
+)
+
+// images of the agent, of this version and of the next.
+const (
+	imageNow  = "docker.io/library/unwind:dev"
+	imageNext = "docker.io/library/unwind:next"
+)
+
+const (
+	ownConflist      = e2e.ConfDir + "/00-unwind.conflist"
+	providerConflist = e2e.ConfDir + "/10-podnet.conflist"
+)
+
+// TestKubernetesInstall: unwind comes to a cluster beside networks with pods, as README says it: a bridge's, and one of kindnet's
+// shape. It is replaced by the next version and back, switched off and on, and uninstalled, all with pods that come, stay and go.
+// In the end nothing is left.
+func TestKubernetesInstall(t *testing.T) {
+	table := e2e.NewSteps(t, "Installation on Kubernetes", "STEP", "BRIDGE", "KINDNET'S SHAPE", "TOOK")
+	c := e2e.NewCluster(t)
+	i := &installed{t, c, []*e2e.Worker{
+		c.Join("bridge", func(*e2e.Node) e2e.Network {
+			return e2e.Network{Subnet: "10.22.1.0/24", Plugins: []string{e2e.Firewall, e2e.Portmap}}
+		}),
+		c.Join("kindnet", func(*e2e.Node) e2e.Network {
+			return e2e.Network{Subnet: "10.22.2.0/24", Plugins: []string{e2e.Portmap}, Kindnet: true}
+		}),
+	}, table}
+	providers := map[*e2e.Worker]string{}
+	for _, w := range i.workers {
+		removeFile(t, w.File(e2e.PluginDir, "unwind"))
+		w.Import(imageNow, e2e.Path(t, "bin/unwindctl"), e2e.Path(t, "bin/unwind"))
+		w.Import(imageNext, e2e.Path(t, ".tools/e2e/next/unwindctl"), e2e.Path(t, ".tools/e2e/next/unwind"))
+		providers[w] = contents(t, w, providerConflist)
+	}
+	now := strings.TrimPrefix(strings.TrimSpace(i.workers[0].Unwindctl("version")), "unwindctl ")
+
+	i.pods("before")
+	i.apply()
+	i.pods("through")
+	i.rollTo("to the next version, with pods that come and go", imageNext, "e2e-next")
+	i.rollTo("… and back", imageNow, now)
+	i.each("a pod from before the install is deleted", func(w *e2e.Worker) string { return i.deleted(w, "before-0") })
+	i.each("rm 00-unwind.conflist", i.switchOff)
+	i.pods("off")
+	i.each("a pod of unwind's is deleted meanwhile", func(w *e2e.Worker) string { return i.deleted(w, "through-0") })
+	i.each("kubectl exec POD -- /unwindctl --host install", i.switchOn)
+	i.pods("again")
+	i.each("a pod from meanwhile is deleted", func(w *e2e.Worker) string { return i.deleted(w, "off-0") })
+	i.each("kubectl exec POD -- /unwindctl --host uninstall", i.uninstall)
+	i.pods("after")
+	i.remove()
+	i.each("all pods are deleted; left", i.empty)
+	i.each("unwindctl sweep, uninstall", i.rest)
+	for w, provider := range providers {
+		if now := contents(t, w, providerConflist); now != provider {
+			t.Errorf("%s: the provider's conflist was changed:\n%s", w.NodeName, now)
+		}
+	}
+}
+
+// installed is the workers of the test, and what is done to them.
+type installed struct {
+	*testing.T
+	cluster *e2e.Cluster
+	workers []*e2e.Worker
+	table   *e2e.Table
+}
+
+// each does a step on each worker.
+func (i *installed) each(step string, do func(w *e2e.Worker) string) {
+	i.Helper()
+	began := time.Now()
+	cells := []any{step}
+	for _, w := range i.workers {
+		cells = append(cells, do(w))
+	}
+	i.table.Row(append(cells, since(began))...)
+}
+
+// pods starts two pods on each worker, and sees that all pods are well, also from the other one.
+func (i *installed) pods(app string) {
+	i.Helper()
+	for _, w := range i.workers {
+		w.RunPods(app, 2)
+	}
+	for n, w := range i.workers {
+		mustBeReady(i.T, w, app, 2)
+		checkAddresses(i.T, w)
+		if silent := i.workers[1-n].SilentToPods(w.Pods(app)); len(silent) > 0 {
+			i.Errorf("%s: these do not answer the other node's pods: %s", w.NodeName, strings.Join(silent, ", "))
+		}
+	}
+}
+
+// inUse waits until the runtime has read, or read no more, unwind's conflist.
+func (i *installed) inUse(w *e2e.Worker, want bool) string {
+	i.Helper()
+	w.Runtime.AwaitConfig(`"type":"unwind"`, want)
+	if want {
+		return "in use"
+	}
+	return "not in use"
+}
+
+// agent runs unwindctl in a worker's agent, on the worker.
+func (i *installed) agent(w *e2e.Worker, args ...string) string {
+	i.Helper()
+	pod := i.cluster.Kubectl("-n", "kube-system", "get", "pods", "--selector=app.kubernetes.io/name=unwind",
+		"--field-selector=status.phase=Running,spec.nodeName="+w.NodeName, "-o", "name")
+	return i.cluster.Kubectl(append([]string{"-n", "kube-system", "exec", strings.TrimSpace(pod), "--", "/unwindctl", "--host"}, args...)...)
+}
+
+func (i *installed) apply() {
+	i.Helper()
+	applied := false
+	i.each("kubectl apply -f daemonset.yaml, doctor", func(w *e2e.Worker) string {
+		if !applied {
+			i.cluster.Kubectl("apply", "-f", e2e.Path(i, "scripts/deploy/daemonset.yaml"))
+			i.cluster.Kubectl("-n", "kube-system", "rollout", "status", "ds/unwind", "--timeout=120s")
+			applied = true
+		}
+		i.inUse(w, true)
+		said := strings.Split(strings.TrimSpace(i.agent(w, "doctor")), "\n")
+		return said[len(said)-1]
+	})
+}
+
+// rollTo replaces the agents' image, one after the other, while pods come and go.
+func (i *installed) rollTo(step, image, version string) {
+	i.Helper()
+	began := time.Now()
+	i.cluster.Kubectl("-n", "kube-system", "set", "image", "ds/unwind", "agent="+image)
+	rounds, least := 0, 3
+	if testing.Short() {
+		least = 1
+	}
+	for done := false; !done; rounds++ {
+		for _, w := range i.workers {
+			w.RunPods("rolling", 3)
+		}
+		for _, w := range i.workers {
+			mustBeReady(i.T, w, "rolling", 3)
+			checkAddresses(i.T, w)
+			w.DeletePods("pod", "--selector=app=rolling")
+		}
+		out, err := i.cluster.TryKubectl("-n", "kube-system", "rollout", "status", "ds/unwind", "--watch=false")
+		done = err == nil && rounds+1 >= least && strings.Contains(out, "successfully rolled out")
+		for _, w := range i.workers {
+			done = done && i.version(w) == version
+		}
+		if rounds > 30 {
+			i.Fatalf("after %d rounds of pods the new version is not on all nodes: %s", rounds, out)
+		}
+	}
+	text := fmt.Sprintf("%d × 3 pods", rounds)
+	i.table.Row(step, text, text, since(began))
+}
+
+// version is that of the plugin which the runtime calls, as it says of itself.
+func (i *installed) version(w *e2e.Worker) string {
+	i.Helper()
+	_, about, _ := w.Try(e2e.PluginDir + "/unwind")
+	about, _, _ = strings.Cut(about, ":")
+	return strings.TrimPrefix(about, "CNI plugin unwind ")
+}
+
+func (i *installed) deleted(w *e2e.Worker, pod string) string {
+	i.Helper()
+	w.DeletePods("pod", pod)
+	e2e.Eventually(i, podTime, "what it had is free", func() bool {
+		pods := len(w.Pods(""))
+		return len(w.Reserved()) == pods && w.Left().Veths == pods
+	})
+	checkAddresses(i.T, w)
+	return "its address is free"
+}
+
+// switchOff removes unwind's conflist. The agent runs, and leaves it so.
+func (i *installed) switchOff(w *e2e.Worker) string {
+	i.Helper()
+	removeFile(i.T, w.File(ownConflist))
+	return i.inUse(w, false)
+}
+
+func (i *installed) switchOn(w *e2e.Worker) string {
+	i.Helper()
+	if _, err := os.Lstat(w.File(ownConflist)); err == nil {
+		i.Errorf("%s: the agent has written the conflist again", w.NodeName)
+	}
+	i.agent(w, "install")
+	return i.inUse(w, true)
+}
+
+func (i *installed) uninstall(w *e2e.Worker) string {
+	i.Helper()
+	_, said, _ := strings.Cut(i.agent(w, "uninstall"), "stays: ")
+	said, _, _ = strings.Cut(said, ". ")
+	return said + "; " + i.inUse(w, false)
+}
+
+// remove deletes the DaemonSet, in whose time nobody has switched unwind on again.
+func (i *installed) remove() {
+	i.Helper()
+	for _, w := range i.workers {
+		i.inUse(w, false)
+	}
+	i.cluster.Kubectl("delete", "-f", e2e.Path(i, "scripts/deploy/daemonset.yaml"), "--timeout=120s")
+}
+
+// empty deletes all pods, which the provider's chain alone then releases.
+func (i *installed) empty(w *e2e.Worker) string {
+	i.Helper()
+	w.DeletePods("pod", "--all")
+	e2e.Eventually(i, podTime, "nothing is left of the pods", func() bool { return w.Left() == e2e.Left{} })
+	return w.Settled().String()
+}
+
+// rest takes the last of unwind away.
+func (i *installed) rest(w *e2e.Worker) string {
+	i.Helper()
+	owed := len(w.Journal())
+	w.Unwindctl("sweep")
+	if left := w.Journal(); len(left) > 0 {
+		i.Errorf("after a sweep the journal still has %+v", left)
+	}
+	w.Unwindctl("uninstall")
+	if _, err := os.Lstat(w.File(e2e.PluginDir, "unwind")); err == nil {
+		i.Errorf("%s: the plugin is still there", w.NodeName)
+	}
+	return fmt.Sprintf("%d entries swept, no plugin", owed)
+}
+
+func removeFile(t *testing.T, path string) {
+	t.Helper()
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func contents(t *testing.T, w *e2e.Worker, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Clean(w.File(path)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}

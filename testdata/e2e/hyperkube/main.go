@@ -1,0 +1,44 @@
+// Hyperkube is the programs of a Kubernetes cluster in one file, for the end-to-end tests: the first argument says which, as
+// "hyperkube kubelet". One file is a fifth of six, and linked in a fifth of the time.
+//
+// It is a module of its own, since Kubernetes wants other versions of what the project requires.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+	"go.etcd.io/etcd/server/v3/etcdmain"
+	"k8s.io/component-base/cli"
+	kubectl "k8s.io/kubectl/pkg/cmd"
+	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
+	controllers "k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
+	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
+)
+
+func main() {
+	if len(os.Args) < 2 {
+		fmt.Fprintln(os.Stderr, "usage: hyperkube PROGRAM [ARGUMENT...]")
+		os.Exit(2)
+	}
+	os.Args = os.Args[1:]
+	if os.Args[0] == "etcd" {
+		etcdmain.Main(os.Args)
+		return
+	}
+	command := map[string]func() *cobra.Command{
+		"kube-apiserver":          apiserver.NewAPIServerCommand,
+		"kube-controller-manager": controllers.NewControllerManagerCommand,
+		"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
+		"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
+		"kubectl":                 func() *cobra.Command { return kubectl.NewDefaultKubectlCommand() },
+	}[os.Args[0]]
+	if command == nil {
+		fmt.Fprintf(os.Stderr, "hyperkube: no such program: %s\n", os.Args[0])
+		os.Exit(2)
+	}
+	os.Exit(cli.Run(command()))
+}

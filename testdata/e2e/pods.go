@@ -1,0 +1,242 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// KubePod is a pod as the API server has it.
+type KubePod struct {
+	Name, UID, Node, IP string
+	Ready, Ending       bool
+}
+
+// podSpec is of a pod that does nothing, on one worker.
+func podSpec(w *Worker) object {
+	return object{
+		"nodeSelector":                  object{"kubernetes.io/hostname": w.NodeName},
+		"dnsPolicy":                     "Default",
+		"automountServiceAccountToken":  false,
+		"enableServiceLinks":            false,
+		"terminationGracePeriodSeconds": 1,
+		"containers":                    []object{{"name": "pause", "image": PauseImage, "imagePullPolicy": "Never"}},
+	}
+}
+
+// RunPods asks for pods on a worker, named prefix-0 and so on.
+func (w *Worker) RunPods(prefix string, count int) {
+	w.Helper()
+	var pods []object
+	for i := range count {
+		pods = append(pods, object{"apiVersion": "v1", "kind": "Pod", "spec": podSpec(w),
+			"metadata": object{"name": fmt.Sprintf("%s-%d", prefix, i), "namespace": w.Namespace(), "labels": object{"app": prefix}}})
+	}
+	w.cluster.apply(pods...)
+}
+
+// RunStatefulSet asks for pods with names that stay, all at once.
+func (w *Worker) RunStatefulSet(name string, replicas int) {
+	w.Helper()
+	labels := object{"app": name}
+	w.cluster.apply(object{"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": object{"name": name, "namespace": w.Namespace()},
+		"spec": object{"replicas": replicas, "serviceName": name, "podManagementPolicy": "Parallel", "selector": object{"matchLabels": labels},
+			"template": object{"metadata": object{"labels": labels}, "spec": podSpec(w)}}})
+}
+
+// Namespace is that of the worker's pods, so that each worker has pods of the same names.
+func (w *Worker) Namespace() string { return "on-" + w.NodeName }
+
+func (c *Cluster) apply(objects ...object) {
+	c.Helper()
+	data, err := json.Marshal(object{"apiVersion": "v1", "kind": "List", "items": objects})
+	if err != nil {
+		c.Fatal(err)
+	}
+	path := kubernetesDir + "/apply.json"
+	c.control.Write(path, string(data))
+	c.Kubectl("apply", "-f", path)
+}
+
+// Pods lists the pods in a worker's namespace whose app begins with a prefix.
+func (w *Worker) Pods(prefix string) (pods []KubePod) {
+	w.Helper()
+	var list struct {
+		Items []struct {
+			Metadata struct {
+				Name, UID         string
+				DeletionTimestamp string
+				Labels            map[string]string
+			}
+			Spec   struct{ NodeName string }
+			Status struct {
+				PodIP      string
+				Conditions []struct{ Type, Status string }
+			}
+		}
+	}
+	out := w.cluster.Kubectl("get", "--raw", "/api/v1/namespaces/"+w.Namespace()+"/pods")
+	if err := json.Unmarshal([]byte(out), &list); err != nil {
+		w.Fatal(err)
+	}
+	for _, p := range list.Items {
+		if !strings.HasPrefix(p.Metadata.Labels["app"], prefix) {
+			continue
+		}
+		pod := KubePod{Name: p.Metadata.Name, UID: p.Metadata.UID, Node: p.Spec.NodeName, IP: p.Status.PodIP, Ending: p.Metadata.DeletionTimestamp != ""}
+		for _, condition := range p.Status.Conditions {
+			pod.Ready = pod.Ready || condition.Type == "Ready" && condition.Status == "True"
+		}
+		pods = append(pods, pod)
+	}
+	return pods
+}
+
+// AwaitPods waits until so many pods are there and all are ready, and returns whether that came in time.
+func (w *Worker) AwaitPods(prefix string, count int, within time.Duration) (took time.Duration, err error) {
+	w.Helper()
+	var ready, all int
+	for begin := time.Now(); ; time.Sleep(300 * time.Millisecond) {
+		pods := w.Pods(prefix)
+		all, ready = len(pods), 0
+		for _, p := range pods {
+			if p.Ready && !p.Ending {
+				ready++
+			}
+		}
+		took = time.Since(begin)
+		if ready == count && all == count {
+			return took, nil
+		}
+		if took > within {
+			return took, fmt.Errorf("%s: after %s %d of %d pods %s-* are ready", w.NodeName, within, ready, count, prefix)
+		}
+	}
+}
+
+// DeletePods deletes pods, and waits until they are gone from the API server.
+func (w *Worker) DeletePods(args ...string) {
+	w.Helper()
+	w.cluster.Kubectl(append([]string{"delete", "--namespace", w.Namespace(), "--timeout=120s"}, args...)...)
+}
+
+// Import puts an image of programs into the worker's runtime, as from a registry.
+func (w *Worker) Import(name string, programs ...string) {
+	w.Helper()
+	archive := filepath.Join(w.Dir, "image.tar")
+	if err := writeImage(archive, name, programs...); err != nil {
+		w.Fatal(err)
+	}
+	w.Run(tool(w, filepath.Join(w.Runtime.Version.dir, "ctr")), "-n", "k8s.io", "images", "import", archive)
+}
+
+// Events returns the last warnings of pods whose names begin with a prefix.
+func (w *Worker) Events(prefix string) string {
+	w.Helper()
+	const most = 10
+	out := w.cluster.Kubectl("get", "events", "--namespace", w.Namespace(), "--field-selector=type=Warning",
+		"-o", `jsonpath={range .items[*]}{.involvedObject.name} {.reason} {.message}{"\n"}{end}`)
+	lines := slices.DeleteFunc(strings.SplitAfter(out, "\n"), func(l string) bool { return !strings.HasPrefix(l, prefix) })
+	return strings.Join(lines[max(0, len(lines)-most):], "")
+}
+
+// pingTime bounds the time until a pod that is ready answers.
+const pingTime = 15 * time.Second
+
+// Silent returns the pods that do not answer a ping from the worker itself. For up to a minute the kernel may have an address in
+// its neighbour table with the MAC address of its last owner, whoever gave it away; so it is made to ask anew.
+func (w *Worker) Silent(pods []KubePod) []string {
+	w.Helper()
+	for _, p := range pods {
+		if p.IP != "" {
+			w.Run("ip", "neigh", "flush", "to", p.IP)
+		}
+	}
+	return w.silent(pods)
+}
+
+// SilentToPods returns the pods that do not answer a ping from each of the worker's own pods.
+func (w *Worker) SilentToPods(pods []KubePod) (silent []string) {
+	w.Helper()
+	own := w.Pods("")
+	pins, _ := os.ReadDir(w.File("/run/netns"))
+	from := 0
+	for _, pin := range pins {
+		enter := []string{"nsenter", "--net=/run/netns/" + pin.Name()}
+		addresses, _, _ := w.Try(enter[0], enter[1], "ip", "-4", "-o", "addr", "show", "eth0")
+		if !slices.ContainsFunc(own, func(p KubePod) bool { return p.IP != "" && strings.Contains(addresses, " "+p.IP+"/") }) {
+			continue // of a sandbox whose DEL has failed
+		}
+		from++
+		silent = append(silent, w.silent(pods, enter...)...)
+	}
+	if from != len(own) {
+		w.Fatalf("%s: %d pods, and %d network namespaces of theirs", w.NodeName, len(own), from)
+	}
+	return silent
+}
+
+// silent pings pods, with a command in front.
+func (w *Worker) silent(pods []KubePod, prefix ...string) (silent []string) {
+	w.Helper()
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	limit := make(chan struct{}, 16)
+	for _, p := range pods {
+		all.Go(func() {
+			limit <- struct{}{}
+			defer func() { <-limit }()
+			ping := append(slices.Clone(prefix), "ping", "-c1", "-W1", p.IP)
+			answers := false
+			for end := time.Now().Add(pingTime); !answers && p.IP != "" && time.Now().Before(end); {
+				_, _, err := w.Try(ping[0], ping[1:]...)
+				answers = err == nil
+			}
+			if !answers {
+				mu.Lock()
+				defer mu.Unlock()
+				silent = append(silent, p.Name+" "+p.IP)
+			}
+		})
+	}
+	all.Wait()
+	slices.Sort(silent)
+	return silent
+}
+
+// PlanPods has faulty act in these modes for the pods whose names begin with a prefix, and be healthy for others.
+func (n *Node) PlanPods(prefix string, modes map[string]string) {
+	n.Helper()
+	data, err := json.Marshal(map[string]any{"pod:" + prefix: modes})
+	plan := filepath.Join(n.faultyDir(), "plan.json")
+	err = errors.Join(err, os.WriteFile(plan+".new", data, 0o644), os.Rename(plan+".new", plan))
+	if err != nil {
+		n.Fatal(err)
+	}
+}
+
+// Refused returns how often faulty has failed each command.
+func (n *Node) Refused() map[string]int {
+	n.Helper()
+	data, err := os.ReadFile(filepath.Join(n.faultyDir(), "log"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		n.Fatal(err)
+	}
+	refused := map[string]int{}
+	for line := range strings.Lines(string(data)) {
+		var record struct{ Phase, Command, Mode string }
+		if err := json.Unmarshal([]byte(line), &record); err != nil {
+			n.Fatal(err)
+		}
+		if record.Phase == "start" && record.Mode == "fail" {
+			refused[record.Command]++
+		}
+	}
+	return refused
+}
