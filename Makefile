@@ -24,7 +24,7 @@ GO_FILES := find . -name '.?*' -prune -o -name '*.go' -print
 
 # What the tests and the demo call, as command:package. Fetching modules takes certificates; -race takes a C compiler,
 # and that the C library's headers.
-DEPS := iptables:iptables nft:nftables ip:iproute2 ping:iputils-ping update-ca-certificates:ca-certificates gcc:gcc
+DEPS := iptables:iptables nft:nftables ip:iproute2 ping:iputils-ping update-ca-certificates:ca-certificates gcc:gcc strace:strace
 
 # What the binaries are built with, here and in a release.
 GO_BUILD = CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w -X main.version=$(VERSION)"
@@ -88,7 +88,7 @@ $(CNITOOL_STAMP): | go
 faulty: go
 	CGO_ENABLED=0 go build -buildvcs=false -o $(TOOLS)/test/faulty ./testdata/faulty
 
-deps: ## install what is missing of iptables, nftables, iproute2, ping and a C compiler (Debian, as root)
+deps: ## install what is missing of iptables, nftables, iproute2, ping, strace and a C compiler (Debian, as root)
 	@missing=; \
 	for dep in $(DEPS); do \
 		command -v $${dep%:*} >/dev/null || missing="$$missing $${dep#*:}"; \
