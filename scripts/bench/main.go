@@ -52,6 +52,9 @@ func (n *numbers) String() string { return strings.Trim(fmt.Sprint(*n), "[]") }
 
 func (n *numbers) Set(text string) error {
 	*n = nil
+	if text == "" {
+		return nil
+	}
 	for _, word := range strings.Split(text, ",") {
 		i, err := strconv.Atoi(word)
 		if err != nil {
@@ -122,6 +125,11 @@ func bench(ctx context.Context, work string, o options) error {
 		return err
 	}
 	fmt.Printf("kernel %s, %d cores, load %s, state on %s\n", kernel(), runtime.NumCPU(), load(), disk)
+	if o.dead > 0 { // while no pod lives: it waits for the veths of the dead to go
+		if err := benchSweep(ctx, work, o.dead); err != nil {
+			return err
+		}
+	}
 	out := os.Stdout
 	if o.out != "" {
 		if out, err = os.Create(o.out); err != nil {
@@ -142,11 +150,6 @@ func bench(ctx context.Context, work string, o options) error {
 	}
 	if err := r.err; err != nil {
 		return err
-	}
-	if o.dead > 0 {
-		if err := benchSweep(ctx, work, o.dead); err != nil {
-			return err
-		}
 	}
 	return benchStatus(ctx, work, o.live)
 }
