@@ -20,23 +20,10 @@ import (
 	"cni-unwind/journal"
 )
 
-// wantsScratch says whether a plugin is shown a scratch namespace when the container's cannot be named: with it it finds and
-// removes what it otherwise leaves on the host (bridge, ptp: a nat chain, nft rules; tuning: its backup file; sbr fails
-// without one; plugins v1.9, cmdDel). To make one takes longer than most DELs. A plugin that moves a device back to the host
-// must never be here.
-func wantsScratch(plugin string, config json.RawMessage) bool {
-	switch plugin {
-	case "sbr", "tuning":
-		return true
-	case "bridge", "ptp":
-		var conf struct {
-			IPMasq      bool `json:"ipMasq"`
-			MacSpoofChk bool `json:"macspoofchk"`
-		}
-		return json.Unmarshal(config, &conf) != nil || conf.IPMasq || conf.MacSpoofChk
-	}
-	return false
-}
+// scratchAllowed are the plugins that are shown a scratch namespace when the container's cannot be named: with it they
+// find and remove what they otherwise leave on the host (bridge, ptp: a nat chain; tuning: its backup file; sbr fails
+// without one). A plugin that moves a device back to the host must never be here.
+var scratchAllowed = []string{"bridge", "ptp", "sbr", "tuning"}
 
 // undo runs the DELs that an entry owes, newest generation first, each in reverse order, and takes out of the entry what
 // is undone. It returns the failures; what is left without one is parked, or waits for its second DEL. The caller holds
@@ -268,7 +255,7 @@ func (u *undoing) delWith(ctx context.Context, step *journal.Step, config json.R
 	if step.LastError != "" {
 		stderr = io.Discard // it has said it before
 	}
-	if !wantsScratch(step.Type, config) {
+	if !slices.Contains(scratchAllowed, step.Type) {
 		_, f := c.run(ctx, stderr)
 		return f
 	}
