@@ -281,12 +281,6 @@ func (d *daemon) hasEnded() bool {
 	}
 }
 
-// kill ends the program at once.
-func (d *daemon) kill() {
-	_ = d.cmd.Process.Signal(unix.SIGKILL)
-	<-d.ended
-}
-
 // log returns the last lines that the program wrote but for the news.
 func (d *daemon) log() string {
 	data, err := os.ReadFile(d.out)
