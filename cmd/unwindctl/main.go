@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"os/signal"
+	"runtime"
 	"strings"
 	"syscall"
 
@@ -18,6 +19,9 @@ import (
 
 // version is set by the linker.
 var version = "dev"
+
+// init keeps the main thread for this goroutine: where that thread is, the process is for others, see stay.
+func init() { runtime.LockOSThread() }
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
