@@ -106,8 +106,8 @@ deps: ## install what is missing of iptables, nftables, iproute2, ping, strace a
 test: deps tools build ## run all tests, with -race, on real plugins and namespaces (as root)
 	CGO_ENABLED=1 go test -race -parallel 16 -timeout 30m ./...
 
-proof: deps tools build ## run the long proofs: large models, all disks after a loss of power, 10,000 pods (as root, half an hour)
-	UNWIND_TEST_LONG=1 CGO_ENABLED=0 go test -run '^(TestProtocolAtLength|TestPowerLoss|TestSoak)$$' -count=1 -v -timeout 3h \
+proof: deps tools build ## run the long proofs: large models, all disks after a loss of power, 100,000 pairs in the journal, 10,000 pods (as root, half an hour)
+	UNWIND_TEST_LONG=1 CGO_ENABLED=0 go test -run '^(TestProtocolAtLength|TestPowerLoss|TestSteady|TestSoak)$$' -count=1 -v -timeout 3h \
 		./journal ./plugin
 
 soak: deps tools build ## add and remove PAIRS pods (100,000), 32 at once, with faults (as root, hours; ends where it is a minute before 12h)

@@ -1,0 +1,52 @@
+package journal
+
+import (
+	"fmt"
+	"os"
+	"testing"
+)
+
+// TestSteady adds and removes attachments, each in four transactions as the plugin does, with 110 of them there at a time, and sees
+// that the file does not grow once it has had them all. With UNWIND_TEST_LONG it is 100,000 pairs, else 1,000.
+func TestSteady(t *testing.T) {
+	pairs := 1_000
+	if os.Getenv(longEnv) != "" {
+		pairs = 100_000
+	} else {
+		t.Parallel()
+	}
+	const there = 110
+	s := newStore(t)
+	var early, now int64
+	for i := range pairs + there {
+		if i < pairs {
+			e := adding(fmt.Sprintf("c%d", i), fmt.Sprintf("10.%d.%d.%d", i>>16&255, i>>8&255, i&255))
+			e.Newest().Steps[0].Config = fmt.Appendf(nil, `{"type": "bridge", "padding": "%0*d"}`, i%2000, i)
+			put(t, s, e)
+			e.State = Live
+			put(t, s, e)
+		}
+		if i >= there {
+			k := keyOf(fmt.Sprintf("c%d", i-there))
+			check(t, s.Update(t.Context(), func(tx *Tx) error {
+				e, err := tx.Get(k)
+				if err != nil {
+					return err
+				}
+				e.State = Removing
+				return tx.Put(e)
+			}))
+			check(t, s.Update(t.Context(), func(tx *Tx) error { return tx.Delete(k) }))
+		}
+		info, err := os.Stat(s.Path())
+		check(t, err)
+		now = info.Size()
+		if i == pairs/4 {
+			early = now
+		}
+	}
+	t.Logf("%d pairs: %d KiB after a quarter, %d KiB at the end", pairs, early>>10, now>>10)
+	if now > early {
+		t.Errorf("the file grew from %d to %d bytes", early, now)
+	}
+}
