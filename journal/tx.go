@@ -187,10 +187,11 @@ func (tx *Tx) Check() error {
 	for err := range tx.btx.Check() {
 		errs = append(errs, err)
 	}
-	return errors.Join(append(errs, tx.All(func(_ *Entry, err error) error {
+	err := tx.All(func(_ *Entry, err error) error {
 		errs = append(errs, err)
 		return nil
-	}))...)
+	})
+	return errors.Join(append(errs, err)...)
 }
 
 // Outlines calls fn for every entry, as All does, with what can be told of it at a fraction of the cost.

@@ -43,7 +43,7 @@ func delError(failures []*failure, durable bool) *types.Error {
 	for _, f := range failures {
 		names = append(names, fmt.Sprintf("%s (code %d)", f.plugin, f.code))
 	}
-	hint := "; unwindctl show has the reasons"
+	hint := "; unwindctl list shows what is pending"
 	if !durable {
 		hint = "; the journal could not be written, see the log"
 	}

@@ -167,7 +167,7 @@ func FuzzStdin(f *testing.F) {
 				t.Errorf("after %s (exit %d) the journal has %s: %s, %v (%v)", command, code, e.Key, e.State, pendingSteps(e), err)
 			}
 		}
-		if strings.HasSuffix(said.Msg, "; unwindctl show has the reasons") && len(entries) == 0 {
+		if strings.HasSuffix(said.Msg, "; unwindctl list shows what is pending") && len(entries) == 0 {
 			t.Errorf("the DEL is incomplete, and the journal has nothing: %s", stdout)
 		}
 	})

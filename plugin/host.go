@@ -264,16 +264,9 @@ func hasAddress(netns journal.NetNS, address netip.Addr) (found bool, err error)
 	if id, err := identity(there, netns.Path); err != nil || !id.Same(netns) {
 		return false, err
 	}
-	err = inNetNS(there, func() error {
-		addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
-		for _, a := range addrs {
-			if ip, ok := netip.AddrFromSlice(a.IP); ok && ip.Unmap() == address.Unmap() {
-				found = true
-			}
-		}
-		return err
-	})
-	return found, err
+	all := map[netip.Addr]bool{}
+	err = collectAddresses(there, all)
+	return all[address.Unmap()], err
 }
 
 // scratchNetNS makes a network namespace with one interface that has the given name and addresses, for plugins that

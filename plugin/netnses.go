@@ -42,20 +42,24 @@ func addressesInUse() (map[netip.Addr]bool, error) {
 	}
 	all := map[netip.Addr]bool{}
 	for _, path := range paths {
-		if err := collectAddresses(path, all); err != nil { // also one that is gone: its process may have shared it with others
+		if err := collectAddressesAt(path, all); err != nil { // also one that is gone: its process may have shared it with others
 			return nil, fmt.Errorf("network namespace %s: %w", path, err)
 		}
 	}
 	return all, nil
 }
 
-// collectAddresses adds the addresses of a network namespace.
-func collectAddresses(path string, to map[netip.Addr]bool) error {
+func collectAddressesAt(path string, to map[netip.Addr]bool) error {
 	netns, err := ns.GetNS(path)
 	if err != nil {
 		return err
 	}
 	defer netns.Close()
+	return collectAddresses(netns, to)
+}
+
+// collectAddresses adds the addresses of all interfaces in a network namespace.
+func collectAddresses(netns ns.NetNS, to map[netip.Addr]bool) error {
 	return inNetNS(netns, func() error {
 		addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 		for _, a := range addrs {

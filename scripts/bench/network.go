@@ -46,6 +46,9 @@ func newNetwork(work, kind string, number, plugins int, fails bool) (*network, e
 		}
 	}
 	chain := n.chain(fmt.Sprintf("b%d-%d-%t", plugins, number, fails), fmt.Sprintf("10.%d.0.0/16", 200+number), plugins, fails)
+	if err := os.WriteFile(filepath.Join(n.work, "plan.json"), []byte(`{"*": {"ADD": "fail"}}`), 0o600); err != nil {
+		return nil, err
+	}
 	path, err := paths("bin", ".tools/cni", ".tools/test")
 	if err != nil {
 		return nil, err
@@ -77,8 +80,6 @@ func (n *network) chain(bridge, subnet string, plugins int, fails bool) string {
 		`{"type": "bandwidth", "ingressRate": 1000000000, "ingressBurst": 1000000, "egressRate": 1000000000, "egressBurst": 1000000}`,
 	}[:plugins]
 	if fails {
-		plan := `{"*": {"ADD": "fail"}}`
-		_ = os.WriteFile(filepath.Join(n.work, "plan.json"), []byte(plan), 0o600)
 		chain = append(chain, fmt.Sprintf(`{"type": "faulty", "dir": "%s"}`, n.work))
 	}
 	return strings.Join(chain, ",")
