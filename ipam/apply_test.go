@@ -14,9 +14,10 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
 
-// TestApplyInPart has reservations of which some cannot be released: the others are, and each that cannot is told. What has
-// another owner by now, or one at all, stays, and is no error.
+// TestApplyInPart: when some reservations cannot be released, Apply releases the others and returns
+// an error for each. A reservation that changed its owner, or got one, stays and is no error.
 func TestApplyInPart(t *testing.T) {
+	sandbox.Need(t)
 	pool := newPool(t, files{
 		"10.1.0.2": "a\r\neth0", "10.1.0.3": "", "10.1.0.4": "b\r\neth0", "10.1.0.5": "", "10.1.0.6": "c\r\neth0", "10.1.0.7": "d",
 		"fd00::2": "a\r\neth0", "lock": "", "last_reserved_ip.0": "10.1.0.7",
@@ -54,8 +55,9 @@ func TestApplyInPart(t *testing.T) {
 	}
 }
 
-// TestScanOfWhatIsNoPool: a pool that is not there has no reservations, and is not made; one that is a file is an error that
-// names it; a file that host-local cannot have written is told, and the others are found.
+// TestScanOfWhatIsNoPool: a pool that does not exist has no reservations and is not created. A pool
+// that is a file is an error that names it. A file that host-local cannot have written is an error,
+// and the others are found.
 func TestScanOfWhatIsNoPool(t *testing.T) {
 	dir := t.TempDir()
 	missing, file := filepath.Join(dir, "missing"), filepath.Join(dir, "file")

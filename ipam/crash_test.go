@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// killBeforeWrite runs host-local up to where the file of a reservation is made, and kills it there: it is stopped at each
-// of its system calls.
+// killBeforeWrite runs host-local up to the creation of a reservation's file, and kills it there.
+// It stops host-local at each of its system calls.
 func killBeforeWrite(t *testing.T, cmd *exec.Cmd, file string) {
 	t.Helper()
 	runtime.LockOSThread() // only this thread may trace it
@@ -26,7 +26,8 @@ func killBeforeWrite(t *testing.T, cmd *exec.Cmd, file string) {
 	var status unix.WaitStatus
 	defer func() {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
-		for stopped := 0; stopped != pid; { // the process ends when we have seen each of its threads end
+		// The process ends once each of its threads is seen to end.
+		for stopped := 0; stopped != pid; {
 			var err error
 			if stopped, err = unix.Wait4(-1, &status, unix.WALL, nil); err != nil && err != unix.EINTR {
 				break
@@ -59,8 +60,8 @@ func killBeforeWrite(t *testing.T, cmd *exec.Cmd, file string) {
 	}
 }
 
-// TestHostLocalKilled: host-local dies between making and writing a reservation. Its own DEL does not find it; Plan and Apply
-// do, and the address is given out again.
+// TestHostLocalKilled: host-local dies between creating and writing a reservation. Its own DEL does
+// not find it; Plan and Apply do, and host-local gives the address out again.
 func TestHostLocalKilled(t *testing.T) {
 	h := newHostLocal(t, `"subnet": "10.9.9.0/30"`)
 	file := filepath.Join(h.pool(), "10.9.9.2")

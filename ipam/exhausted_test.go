@@ -13,18 +13,22 @@ import (
 	"strings"
 	"testing"
 
+	"cni-unwind/testdata/sandbox"
+
 	"github.com/google/go-cmp/cmp"
 )
 
-// reference is the reference plugin, with a configuration.
+// reference is the reference plugin with a configuration.
 type reference struct {
 	*testing.T
 	config  json.RawMessage
 	dataDir string
 }
 
-// newHostLocal returns one with a folder of its own for its pool, which it makes. ipam is what its configuration has besides.
+// newHostLocal returns one with a directory of its own for its pool, which it creates. ipam has
+// further keys of its configuration.
 func newHostLocal(t *testing.T, ipam string) *reference {
+	sandbox.Need(t)
 	h := &reference{T: t, dataDir: t.TempDir()}
 	h.config = json.RawMessage(fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "podnet", "type": "bridge",
 		"ipam": {"type": "host-local", "dataDir": %q, %s}}`, h.dataDir, ipam))
@@ -45,7 +49,7 @@ func (h *reference) call(verb, containerID string) *exec.Cmd {
 	return cmd
 }
 
-// do runs a verb. It returns what the plugin says if it fails.
+// do runs a verb. It returns the plugin's error, if it fails.
 func (h *reference) do(verb, containerID string) (failed string) {
 	h.Helper()
 	out, err := h.call(verb, containerID).Output()
@@ -59,7 +63,7 @@ func (h *reference) do(verb, containerID string) (failed string) {
 	return ""
 }
 
-// wantExhausted sees what Exhausted says.
+// wantExhausted checks what Exhausted says.
 func (h *reference) wantExhausted(when string, want bool) {
 	h.Helper()
 	if got, err := Exhausted(h.config, "podnet"); got != want || err != nil {
@@ -67,14 +71,14 @@ func (h *reference) wantExhausted(when string, want bool) {
 	}
 }
 
-// TestExhausted fills pools with host-local itself, which is asked for one address more each time: Exhausted says so exactly
-// when host-local has none. Then one is released and got again.
+// TestExhausted fills pools by host-local itself, one address at a time. Exhausted is true exactly
+// when host-local has no address left. Then one is released and given out again.
 func TestExhausted(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name, ipam string
 		seed       files // there before
-		addresses  int   // that host-local gives
+		addresses  int   // the number that host-local gives out
 	}{
 		{"subnet", `"subnet": "10.1.0.0/29"`, nil, 5},
 		{"the smallest", `"subnet": "10.1.0.0/30"`, nil, 1},
@@ -132,7 +136,7 @@ func TestExhausted(t *testing.T) {
 	}
 }
 
-// untilExhausted asks for addresses until host-local has none, which must be after as many as it should have.
+// untilExhausted asks for addresses until host-local has none, which must be after this many.
 func (h *reference) untilExhausted(addresses int) {
 	h.Helper()
 	for i := range addresses + 1 {
@@ -144,9 +148,10 @@ func (h *reference) untilExhausted(addresses int) {
 	}
 }
 
-// TestExhaustedIsNot: a pool that is large is not full for having many addresses given, and one that is not known is not
-// full either.
+// TestExhaustedIsNot: a large pool is not exhausted because many addresses are given out; nor is an
+// unknown one.
 func TestExhaustedIsNot(t *testing.T) {
+	sandbox.Need(t)
 	t.Parallel()
 	many := files{}
 	for i := range 300 {
@@ -179,8 +184,8 @@ func TestExhaustedIsNot(t *testing.T) {
 	}
 }
 
-// TestReleaseFromHostLocal releases what host-local itself has given, of one attachment of two: host-local then gives it to
-// the next, and its own DEL finds nothing to do.
+// TestReleaseFromHostLocal releases the address that host-local itself gave to one attachment of
+// two. host-local then gives it to the next, and its own DEL finds nothing to do.
 func TestReleaseFromHostLocal(t *testing.T) {
 	t.Parallel()
 	h := newHostLocal(t, `"ranges": [[{"subnet": "10.1.0.0/29"}], [{"subnet": "fd00::/125"}]]`)

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// FuzzReservation reads a file as host-local's folder may have it, under any name: only what is an address is a reservation,
-// and giving back that of one owner takes no file of another's.
+// FuzzReservation reads a file in host-local's directory, under any name. Only an address is a
+// reservation, and a release for one owner removes no file of another's.
 func FuzzReservation(f *testing.F) {
 	for _, name := range []string{"10.1.0.2", "fd00::2", "::ffff:10.1.0.2", "fe80::1%eth0", "lock", "last_reserved_ip.0", "10.1.0.02"} {
 		f.Add(name, []byte("a\r\neth0"))
@@ -48,8 +48,8 @@ func FuzzReservation(f *testing.F) {
 	})
 }
 
-// FuzzRanges reads the configuration of a delegate: there is a pool only for host-local, in the folder of the network, and its
-// size can be told.
+// FuzzRanges reads a delegate's configuration. There is a pool only for host-local, in the
+// directory of the network, and its size can be computed.
 func FuzzRanges(f *testing.F) {
 	for _, ipam := range []string{
 		`"subnet": "10.1.0.0/24"`, `"subnet": "10.1.0.0/31"`, `"subnet": "fd00::/64", "dataDir": "/tmp/../x"`,

@@ -18,15 +18,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hostLocal is the reference plugin. It keeps a file for each address, with the container ID, CR LF, and the interface; without
-// the interface before its version 0.8; and empty if it died between making and writing it. It makes and writes a file under
-// the lock of the pool.
+// hostLocal is the reference plugin. It keeps a file for each address, with the container ID, CR
+// LF, and the interface. Before its version 0.8 the file lacks the interface. The file is empty if
+// host-local died between creating and writing it. It does both under the lock of the pool.
 type hostLocal struct{}
 
 // defaultDataDir is where host-local keeps its networks if its configuration names no dataDir.
 const defaultDataDir = "/var/lib/cni/networks"
 
-// Pool returns the folder of the network. network is a valid network name.
+// Pool returns the directory of the network. network is a valid network name.
 func (hostLocal) Pool(config json.RawMessage, network string) string {
 	var conf struct {
 		IPAM struct {
@@ -44,6 +44,11 @@ func (hostLocal) Pool(config json.RawMessage, network string) string {
 		return ""
 	}
 	return filepath.Join(conf.IPAM.DataDir, network)
+}
+
+func (hostLocal) There(pool string) error {
+	_, err := os.Stat(pool)
+	return err
 }
 
 func (hostLocal) Taken(pool string) (taken []netip.Addr, err error) {
@@ -68,11 +73,12 @@ func (hostLocal) Changed(r Reservation) (time.Time, error) {
 	return info.ModTime(), nil
 }
 
-// maxOwner bounds what is read of a reservation, in bytes. Container IDs have no bound of their own; runtimes use 64.
+// maxOwner bounds what is read of a reservation, in bytes. Container IDs may have any length;
+// runtimes use 64.
 const maxOwner = 4096
 
-// Scan opens only what looks like a reservation: the lock, last_reserved_ip.*, folders and names that are no address are
-// passed over.
+// Scan opens only files that look like reservations. It skips the lock, last_reserved_ip.*,
+// directories and names that are no address.
 func (hostLocal) Scan(pool string) ([]Reservation, error) {
 	dir, err := os.OpenFile(pool, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -116,18 +122,20 @@ func (hostLocal) Look(pool string, address netip.Addr) (r Reservation, ok bool, 
 	return r, ok, err
 }
 
-// parseName returns the address that a file's name stands for. host-local writes it as net.IP prints it.
+// parseName returns the address that a file's name stands for. host-local names the file as net.IP
+// prints the address.
 func parseName(name string) (netip.Addr, bool) {
 	address, err := netip.ParseAddr(name)
 	return address, err == nil && address.Unmap().WithZone("").String() == name
 }
 
-// notAFile says whether an error of readOwner means a link, a folder, a socket: nothing of host-local's.
+// notAFile reports whether an error of readOwner means a link, a directory or a socket, none of
+// which host-local makes.
 func notAFile(err error) bool {
 	return errors.Is(err, unix.ELOOP) || errors.Is(err, unix.EISDIR) || errors.Is(err, unix.ENXIO)
 }
 
-// readOwner reads a reservation in an open folder. ok is false for what has just gone.
+// readOwner reads a reservation in an open directory. ok is false if the file has just gone.
 func readOwner(dir int, name string, buf []byte) (owner Owner, ok bool, err error) {
 	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	switch {
@@ -147,7 +155,7 @@ func readOwner(dir int, name string, buf []byte) (owner Owner, ok bool, err erro
 	return parseOwner(buf[:n]), true, nil
 }
 
-// parseOwner reads what host-local wrote: the container ID, CR LF, the interface.
+// parseOwner reads the content of a reservation: the container ID, CR LF, the interface.
 func parseOwner(data []byte) Owner {
 	id, ifname, _ := strings.Cut(string(bytes.TrimSpace(data)), "\r\n")
 	return Owner{ContainerID: strings.TrimSpace(id), IfName: strings.TrimSpace(ifname)}
@@ -184,7 +192,8 @@ func (hostLocal) Apply(ctx context.Context, pool string, plan []Planned) (releas
 	return released, errors.Join(errs...)
 }
 
-// lock takes host-local's lock of a pool. On a deadline the lock is given back as soon as it is had.
+// lock takes host-local's lock of a pool. If the deadline passes first, it gives the lock back as
+// soon as the kernel grants it.
 func lock(ctx context.Context, pool string) (unlock func(), err error) {
 	file, err := disk.NewFileLock(pool)
 	if err != nil {

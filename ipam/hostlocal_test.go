@@ -18,8 +18,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// files are those of a pool, by name, with their contents. One whose content is "folder" is a folder, one whose content is
-// "link to X" a symbolic link.
+// files are the files of a pool, with their contents by name. The content "directory" means a
+// directory, "link to X" a symbolic link.
 type files map[string]string
 
 // newPool makes a pool with these files.
@@ -45,7 +45,7 @@ func fill(t *testing.T, pool string, files files) {
 	}
 }
 
-// filesOf returns what is in a pool.
+// filesOf returns the content of a pool.
 func filesOf(t *testing.T, pool string) files {
 	t.Helper()
 	found := files{}
@@ -76,7 +76,8 @@ func check(t testing.TB, err error) {
 	}
 }
 
-// TestPool has the folder of a network be where host-local itself has it, and no folder for what host-local does not do.
+// TestPool: Pool returns the directory that host-local itself uses for a network, and none where
+// host-local would use none.
 func TestPool(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ name, config, want string }{
@@ -99,11 +100,12 @@ func TestPool(t *testing.T) {
 	}
 }
 
-// TestOwnerOf reads a file of every kind. What cannot be read is an error, not "given to no one".
+// TestOwnerOf reads a file of every kind. A file that cannot be read is an error, not an address
+// without an owner.
 func TestOwnerOf(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
-		name, address, content string // of the file 10.1.0.2, but where the name is an IPv6 address
+		name, address, content string // of the file 10.1.0.2, unless name is an IPv6 address
 		want                   Owner
 		given, fails           bool
 	}{
@@ -136,7 +138,7 @@ func TestOwnerOf(t *testing.T) {
 	}
 }
 
-// TestOwnerIs: a file without an interface counts for all of its container's.
+// TestOwnerIs: a file without an interface counts for all interfaces of its container.
 func TestOwnerIs(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -152,7 +154,8 @@ func TestOwnerIs(t *testing.T) {
 	}
 }
 
-// odd are files that are no one's, or not host-local's: nothing of it is ever released or in the way of what is.
+// odd are files without an owner, or not host-local's. They are never released, and never hinder a
+// release.
 var odd = files{
 	"lock": "", "last_reserved_ip.0": "a\r\neth0", "last_reserved_ip.1": "a\r\neth0", "notes": "a\r\neth0",
 	"10.1.0.20": "", "10.1.0.21": "folder", "10.1.0.22": "link to notes", "10.1.0.23": "link to nowhere",
@@ -161,7 +164,7 @@ var odd = files{
 	"sub":          "folder", "10.1.0.30": "b\r\neth0", "10.1.0.31": "a\r\neth1", "10.1.0.32": "ab\r\neth0", "10.1.0.33": "b",
 }
 
-// TestRelease releases what is an attachment's in each of its forms, and nothing else.
+// TestRelease releases an attachment's reservation in each of its forms, and nothing else.
 func TestRelease(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -201,7 +204,7 @@ func TestRelease(t *testing.T) {
 	}
 }
 
-// TestReleaseRefuses: without a whole name nothing is released, and where there is no pool none is made.
+// TestReleaseRefuses: without a complete key nothing is released. Without a pool, none is created.
 func TestReleaseRefuses(t *testing.T) {
 	t.Parallel()
 	before := files{"10.1.0.2": "", "10.1.0.3": "\r\neth0", "10.1.0.4": "a\r\n", "10.1.0.5": "a\r\neth0"}
@@ -237,7 +240,7 @@ func TestReleaseRefuses(t *testing.T) {
 	}
 }
 
-// holdLock takes host-local's lock of a pool, as another process would have it, and returns what gives it back.
+// holdLock takes host-local's lock of a pool, as another process would, and returns its unlock.
 func holdLock(t *testing.T, pool string) (unlock func()) {
 	t.Helper()
 	f, err := os.OpenFile(filepath.Join(pool, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
@@ -247,7 +250,7 @@ func holdLock(t *testing.T, pool string) (unlock func()) {
 	return func() { _ = f.Close() }
 }
 
-// awaitWaiter waits until somebody waits for a pool's lock, or no one does any more.
+// awaitWaiter waits until a process waits for a pool's lock, or none does any more.
 func awaitWaiter(t *testing.T, pool string, want bool) {
 	t.Helper()
 	info, err := os.Stat(filepath.Join(pool, "lock"))
@@ -266,8 +269,8 @@ func awaitWaiter(t *testing.T, pool string, want bool) {
 	t.Fatalf("not in time: somebody waits for the lock: %t", want)
 }
 
-// TestReleaseIsBounded: the wait for a lock that another has ends with the context, and nothing was released. What waited
-// does not keep the lock when it gets it at last.
+// TestReleaseIsBounded: the wait for a held lock ends with the context, and nothing is released.
+// The waiter does not keep the lock when it gets it at last.
 func TestReleaseIsBounded(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, files{"10.1.0.2": "a\r\neth0"})
@@ -287,7 +290,7 @@ func TestReleaseIsBounded(t *testing.T) {
 	if _, given, err := OwnerOf(pool, netip.MustParseAddr("10.1.0.2")); !given || err != nil {
 		t.Errorf("without the lock: given %t, %v", given, err)
 	}
-	awaitWaiter(t, pool, true) // still: an flock cannot be called off
+	awaitWaiter(t, pool, true) // still: an flock cannot be cancelled
 	unlock()
 	awaitWaiter(t, pool, false)
 	ctx, cancel = context.WithTimeout(t.Context(), 10*time.Second)
@@ -300,7 +303,7 @@ func TestReleaseIsBounded(t *testing.T) {
 	}
 }
 
-// TestReleaseLooksAgain: an address that has gone to another owner by the time the lock is had stays with it.
+// TestReleaseLooksAgain: an address that has another owner by the time Release has the lock stays.
 func TestReleaseLooksAgain(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, files{"10.1.0.2": "a\r\neth0", "10.1.0.3": "a\r\neth0", "10.1.0.4": "a\r\neth0"})

@@ -1,4 +1,5 @@
-// Package ipam looks at what a node-local IPAM plugin keeps on the disk, and releases what is dead there.
+// Package ipam reads what a node-local IPAM plugin keeps on the disk, and releases what is dead
+// there.
 package ipam
 
 import (
@@ -11,39 +12,45 @@ import (
 	"time"
 )
 
-// Backend is a node-local IPAM plugin. A pool is where it keeps the addresses of a network, and is named by a text: that of
-// host-local is the path of a folder; that of another one would begin with its name and a colon.
+// Backend is a node-local IPAM plugin. A pool is the place where it keeps the addresses of a
+// network, named by a text: for host-local the path of a directory. The name of another plugin's
+// pool would begin with the plugin's name and a colon.
 type Backend interface {
-	// Pool returns the pool of a network, given the configuration of the delegate that calls the plugin, or "" if the delegate
-	// calls another one.
+	// Pool returns the pool of a network, given the configuration of the delegate that calls the
+	// plugin, or "" if the delegate calls another one.
 	Pool(config json.RawMessage, network string) string
-	// Ranges returns the sets of ranges of a pool, none if its configuration does not say them. An ADD gets an address out of
-	// each set.
+	// Ranges returns the sets of ranges of a pool, or none if its configuration does not give them.
+	// An ADD gets an address out of each set.
 	Ranges(config json.RawMessage) ([][]Range, error)
-	// Look returns the reservation of an address. As Scan, it only looks.
+	// There returns an error if a pool does not exist, since it never gave out an address, or is
+	// out of reach.
+	There(pool string) error
+	// Look returns the reservation of an address. Like Scan, it writes nothing.
 	Look(pool string, address netip.Addr) (r Reservation, ok bool, err error)
-	// Scan returns all reservations, sorted. It writes nothing and takes no lock: what it returns may be old news. What cannot
-	// be read is left out, and told by the error. A pool that is not there has none.
+	// Scan returns all reservations, sorted. It writes nothing and takes no lock, so its result may
+	// be out of date. It leaves out what it cannot read, and returns an error for it. A pool that
+	// does not exist has none.
 	Scan(pool string) ([]Reservation, error)
-	// Taken returns the addresses that are given out, without looking to whom.
+	// Taken returns the addresses that are given out, without their owners.
 	Taken(pool string) ([]netip.Addr, error)
 	// Changed returns when a reservation was made, by the wall clock.
 	Changed(r Reservation) (time.Time, error)
-	// Apply carries out a plan under the plugin's own lock: what is not as it was when it was scanned stays. It returns what it
-	// released, and all errors. The wait for the lock is bounded by ctx. A crash leaves each reservation released or not.
+	// Apply carries out a plan under the plugin's own lock. A reservation that changed since the
+	// scan stays. Apply returns what it released, and all errors. ctx bounds the wait for the lock.
+	// A crash leaves each reservation either released or untouched.
 	Apply(ctx context.Context, pool string, plan []Planned) (released []Planned, err error)
 }
 
-// backendOf returns the plugin that a pool is of.
+// backendOf returns the plugin that owns a pool.
 func backendOf(string) Backend { return hostLocal{} }
 
-// Owner is the attachment that an address is given to. IfName is "" in files of host-local before 0.8.
+// Owner is the attachment that has an address. IfName is "" in files of host-local before 0.8.
 type Owner struct {
 	ContainerID string
 	IfName      string
 }
 
-// Is says whether the owner is this attachment.
+// Is reports whether the owner is this attachment.
 func (o Owner) Is(containerID, ifname string) bool {
 	return o.ContainerID == containerID && (o.IfName == "" || o.IfName == ifname)
 }
@@ -53,24 +60,25 @@ type Reservation struct {
 	Address netip.Addr
 	Owner   Owner // zero if ownerless
 	Pool    string
-	name    string // as the plugin has it
+	name    string // the plugin's own name for it
 }
 
-// Ownerless says whether the plugin died before it wrote an owner: no DEL ever finds the reservation.
+// Ownerless reports whether the plugin died before it wrote an owner. No DEL ever finds such a
+// reservation.
 func (r Reservation) Ownerless() bool { return r.Owner == Owner{} }
 
 // Changed returns when the reservation was made, by the wall clock.
 func (r Reservation) Changed() (time.Time, error) { return backendOf(r.Pool).Changed(r) }
 
-// Planned is a reservation that is to go, and why.
+// Planned is a reservation to release, and the reason.
 type Planned struct {
 	Reservation
 	Reason string
 }
 
-// Plan returns what is to be released of the reservations that a scan found. Of those with an owner, judge says whether it
-// is dead, and why. An ownerless one is released whatever else: it is written under the lock under which it was made, so
-// under that lock nobody is about to.
+// Plan returns the reservations of a scan that are to be released. For one with an owner, judge
+// says whether the owner is dead, and why. Plan always releases an ownerless one: host-local
+// creates and writes a reservation under one lock, so under that lock nobody is about to write it.
 func Plan(found []Reservation, judge func(Reservation) (dead bool, reason string)) []Planned {
 	var plan []Planned
 	for _, r := range found {
@@ -85,29 +93,39 @@ func Plan(found []Reservation, judge func(Reservation) (dead bool, reason string
 	return plan
 }
 
-// Pool returns the pool of a network, given the configuration of a delegate, or "" if its IPAM plugin is none that is known.
-// network is a valid network name.
+// Pool returns the pool of a network, given the configuration of a delegate, or "" if its IPAM
+// plugin is unknown. network is a valid network name.
 func Pool(config json.RawMessage, network string) string { return hostLocal{}.Pool(config, network) }
 
-// Scan returns the reservations in a pool, see Backend.
+// Scan returns the reservations in a pool: see Backend.
 func Scan(pool string) ([]Reservation, error) { return backendOf(pool).Scan(pool) }
 
-// Apply carries out what was planned for a pool, see Backend.
+// Apply carries out a plan for a pool: see Backend.
 func Apply(ctx context.Context, pool string, plan []Planned) (released []Planned, err error) {
 	return backendOf(pool).Apply(ctx, pool, plan)
 }
 
-// Ranges returns the sets of ranges of a delegate's pool, see Backend.
+// Ranges returns the sets of ranges of a delegate's pool: see Backend.
 func Ranges(config json.RawMessage) ([][]Range, error) { return hostLocal{}.Ranges(config) }
 
-// OwnerOf returns to whom the address is given in a pool. ok is false if it is given to no one, or if it has no owner. It
-// serves only as a reason to keep.
+// OwnerOf returns the owner of an address in a pool. ok is false if nobody has the address, or if
+// it has no owner. The result serves only as a reason to keep something.
 func OwnerOf(pool string, address netip.Addr) (owner Owner, ok bool, err error) {
 	r, ok, err := backendOf(pool).Look(pool, address)
 	return r.Owner, ok && !r.Ownerless(), err
 }
 
-// HeldBy returns the addresses that are given to an attachment in a pool.
+// Lost reports whether an address that an attachment had belongs to no one by now, or to another
+// owner. An error means that this is unknown, as where there is no such pool.
+func Lost(pool string, owner Owner, address netip.Addr) (bool, error) {
+	r, ok, err := backendOf(pool).Look(pool, address)
+	if err == nil && !ok {
+		err = backendOf(pool).There(pool)
+	}
+	return !ok || !r.Owner.Is(owner.ContainerID, owner.IfName), err
+}
+
+// HeldBy returns the addresses of an attachment in a pool.
 func HeldBy(pool, containerID, ifname string) ([]netip.Addr, error) {
 	found, err := Scan(pool)
 	var held []netip.Addr
@@ -121,7 +139,7 @@ func HeldBy(pool, containerID, ifname string) ([]netip.Addr, error) {
 
 var errUnnamed = errors.New("no container ID or no interface is named")
 
-// Release gives back all addresses of an attachment in a pool, see Free.
+// Release releases all addresses of an attachment in a pool: see Free.
 func Release(ctx context.Context, pool, containerID, ifname string) error {
 	if containerID == "" || ifname == "" {
 		return errUnnamed
@@ -134,8 +152,9 @@ func Release(ctx context.Context, pool, containerID, ifname string) error {
 	return err
 }
 
-// Free gives back an address of an attachment in a pool, if it is given to exactly this attachment also under the plugin's
-// own lock. Without a pool there is nothing to do, and none is made. The wait for the lock is bounded by ctx.
+// Free releases an address of an attachment in a pool, if under the plugin's own lock it still
+// belongs to exactly this attachment. Without a pool Free does nothing and creates none. ctx bounds
+// the wait for the lock.
 func Free(ctx context.Context, pool string, owner Owner, address netip.Addr) (freed bool, err error) {
 	if owner.ContainerID == "" || owner.IfName == "" {
 		return false, errUnnamed
@@ -148,18 +167,18 @@ func Free(ctx context.Context, pool string, owner Owner, address netip.Addr) (fr
 	return len(released) > 0, err
 }
 
-// Range is a run of addresses that are given out, but for Gateway, if that is in it.
+// Range is a run of addresses to give out, except for Gateway, if the run contains it.
 type Range struct {
 	First, Last, Gateway netip.Addr
 }
 
-// Has says whether the address is given out from the range.
+// Has reports whether the range gives out the address.
 func (r Range) Has(a netip.Addr) bool {
 	a = a.Unmap()
 	return a.BitLen() == r.First.BitLen() && r.First.Compare(a) <= 0 && a.Compare(r.Last) <= 0 && a != r.Gateway
 }
 
-// Size returns how many addresses a set of ranges has.
+// Size returns the number of addresses in a set of ranges.
 func Size(set []Range) *big.Int {
 	size := new(big.Int)
 	for _, r := range set {
@@ -172,8 +191,8 @@ func Size(set []Range) *big.Int {
 	return size
 }
 
-// Exhausted says whether no address is left to give out of one of the sets of ranges of a pool, given the configuration of
-// the delegate that calls the plugin. It only looks, and opens no reservation.
+// Exhausted reports whether one of the sets of ranges of a pool has no address left, given the
+// configuration of the delegate that calls the plugin. It writes nothing and opens no reservation.
 func Exhausted(config json.RawMessage, network string) (bool, error) {
 	sets, err := Ranges(config)
 	if err != nil {

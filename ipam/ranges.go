@@ -10,8 +10,9 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// givenRange is a range as host-local's configuration has it (plugins v1.9 host-local/backend/allocator, README of host-local).
-// That package would do, but the init of what it imports (iptables, knftables) is a tenth of the time that unwind takes to start.
+// givenRange is a range as host-local's configuration has it (plugins v1.9
+// host-local/backend/allocator, README of host-local). unwind does not import that package: the
+// init of its imports (iptables, knftables) takes a tenth of the time in which unwind starts.
 type givenRange struct {
 	RangeStart net.IP      `json:"rangeStart"`
 	RangeEnd   net.IP      `json:"rangeEnd"`
@@ -19,8 +20,8 @@ type givenRange struct {
 	Gateway    net.IP      `json:"gateway"`
 }
 
-// Ranges takes what host-local takes, and refuses what it refuses of ranges. Those of the runtime come first, then the one of
-// the old style. flannel's delegate is given none: it gets them later.
+// Ranges accepts and refuses the same ranges as host-local. The runtime's ranges come first, then
+// the range of the old style. flannel's delegate has none here: it gets them later.
 func (hostLocal) Ranges(config json.RawMessage) ([][]Range, error) {
 	var conf struct {
 		IPAM struct {
@@ -83,8 +84,8 @@ func setOf(given []givenRange) (set []Range, err error) {
 	return set, nil
 }
 
-// complete fills in what is not given: all addresses of the subnet but its first, and for IPv4 its last; the gateway is the
-// second one.
+// complete fills in what the configuration leaves out: all addresses of the subnet but its first,
+// and for IPv4 its last; the gateway is the second one.
 func (g givenRange) complete() (Range, error) {
 	subnet, err := prefixOf(net.IPNet(g.Subnet))
 	if err != nil {
@@ -109,7 +110,7 @@ func (g givenRange) complete() (Range, error) {
 	return r, nil
 }
 
-// prefixOf returns a subnet that addresses can be given out of.
+// prefixOf returns a subnet as a prefix, and refuses one without addresses to give out.
 func prefixOf(n net.IPNet) (netip.Prefix, error) {
 	ones, bits := n.Mask.Size()
 	address := addressOf(n.IP)

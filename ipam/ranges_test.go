@@ -39,7 +39,8 @@ func TestRangesAsHostLocal(t *testing.T) {
 	}
 }
 
-// TestRandomRangesAsHostLocal does so for ranges that overlap, leave their subnet and end before they begin.
+// TestRandomRangesAsHostLocal does the same for ranges that overlap, leave their subnet and end
+// before they begin.
 func TestRandomRangesAsHostLocal(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		address := func(name string) string {

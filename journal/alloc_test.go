@@ -5,8 +5,9 @@ import (
 	"testing"
 )
 
-// TestAllocations bounds what a transaction and a look at many entries allocate: neither depends on the machine's speed. A
-// transaction opens the file anew; an outline is two texts, of the key and of the outline, and no more.
+// TestAllocations bounds the allocations of a transaction and of a pass over many entries; neither
+// depends on the machine's speed. A transaction opens the file anew. An outline takes two strings:
+// the key and the outline.
 func TestAllocations(t *testing.T) {
 	s := newStore(t)
 	e := adding("a", "10.0.0.1")

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestCheckFindsDamagedEntry: an entry that cannot be read is found beside those that can, in a file that is whole.
+// TestCheckFindsDamagedEntry: Check finds a damaged entry beside good ones, in a file that is
+// whole.
 func TestCheckFindsDamagedEntry(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)

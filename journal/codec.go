@@ -12,7 +12,7 @@ import (
 	"unicode/utf8"
 )
 
-// The file, a bbolt database:
+// The layout of the file, a bbolt database:
 //
 //	meta        "format"                           → format
 //	entries     network 00 containerID 00 ifname   → Outline, and Entry, JSON
@@ -23,7 +23,7 @@ import (
 //	history     sequence, 8 bytes                  → Event, JSON; the oldest first
 //	counters    name 00 label 00 label …           → value, 8 bytes
 //
-// pods and addresses are written in the transaction that writes the entry, from the entry alone.
+// The transaction that writes an entry also writes pods and addresses, from the entry alone.
 var (
 	bucketMeta       = []byte("meta")
 	bucketEntries    = []byte("entries")
@@ -36,17 +36,18 @@ var (
 	buckets = [][]byte{bucketMeta, bucketEntries, bucketPods, bucketAddresses, bucketTombstones, bucketBuried}
 )
 
-// Version is the version of the file that this code writes, and the newest that it reads.
+// Version is the format that this code writes, and the newest that it reads.
 const Version = 1
 
-// format is what a file says of itself. A release that changes the format raises Writer, and raises OldestReader only
-// one release later, so that going back by one release works.
+// format names the release that wrote the file and the oldest that can read it. A release that
+// changes the format raises Writer, and raises OldestReader only one release later, so that going
+// back by one release works.
 type format struct {
 	Writer       int `json:"writer"`
 	OldestReader int `json:"oldestReader"`
 }
 
-// ErrNewer is returned for a file that only a newer release can read. The file is left as it is.
+// ErrNewer is returned for a file that only a newer release can read. The file stays as it is.
 var ErrNewer = errors.New("journal: the file was written by a newer unwind; install that release again, or a later one")
 
 func checkFormat(data []byte) error {
@@ -76,7 +77,7 @@ func podKey(p Pod) []byte { return []byte(p.Namespace + "\x00" + p.Name + "\x00"
 
 func addressKey(a netip.Addr) []byte { return []byte(a.Unmap().String() + "\x00") }
 
-// indexKeys returns what pods and addresses hold of an entry: bucket and key of each.
+// indexKeys returns the keys of an entry in the buckets pods and addresses.
 func indexKeys(e *Entry) (pods, addresses [][]byte) {
 	if e == nil {
 		return nil, nil
@@ -91,8 +92,8 @@ func indexKeys(e *Entry) (pods, addresses [][]byte) {
 	return pods, addresses
 }
 
-// DamagedError is returned for an entry whose bytes cannot be read, in a file that otherwise can. The bytes are kept
-// until the attachment's next ADD or DEL writes over them.
+// DamagedError is returned for an entry that cannot be read, in a file that otherwise can. Its
+// bytes stay until the attachment's next ADD or DEL writes over them.
 type DamagedError struct {
 	Key Key
 	Err error
@@ -104,11 +105,12 @@ func (e *DamagedError) Error() string {
 
 func (e *DamagedError) Unwrap() error { return e.Err }
 
-// encodeEntry writes an outline, so that who looks at many entries need not decode each, and the entry:
+// encodeEntry writes an outline, then the entry. A reader of many entries decodes only the
+// outlines.
 //
 //	state 00 boot ID 00 device 00 inode 00 path of the network namespace 00 JSON
 //
-// JSON has no byte 00, and a path has none either.
+// Neither JSON nor a path has a zero byte.
 func encodeEntry(e *Entry) ([]byte, error) {
 	outline, err := encodeOutline(e)
 	if err != nil {
@@ -148,7 +150,7 @@ func decodeEntry(key, value []byte) (*Entry, error) {
 	return e, nil
 }
 
-// split divides a text at its zero bytes into exactly as many parts as there are to fill.
+// split divides a text at its zero bytes into exactly len(parts) parts.
 func split(text string, parts []string) bool {
 	for i := range parts {
 		var more bool

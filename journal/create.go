@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// create makes the file if there is none. The caller holds the queue. A crash leaves no file, or a whole one, and at
-// most a journal.db.new that the next call replaces. That the file has its name for good is for who opens it first: see
-// syncFolders.
+// create makes the file if there is none. The caller holds the queue. A crash leaves no file or a
+// whole one, and at most a journal.db.new that the next call replaces. create does not sync the
+// directory: the first writer to open the file does (see syncFolders).
 //
 //	unlink   journal.db.new
 //	open     journal.db.new, mode 0600
@@ -48,9 +48,10 @@ func (s *Store) create() error {
 	return nil
 }
 
-// syncFolders makes sure that the file is found after a loss of power: it syncs the folder, and those above it on the same
-// file system, of which some may be as new as the file. Who made them may have been killed before he could, so this is for
-// whoever writes to a file that has no stamp, before he does.
+// syncFolders makes sure that the file is found after a loss of power. It syncs the directory and
+// those above it on the same file system, since some may be as new as the file. The process that
+// made them may have been killed before it could. So every writer to a file without a fitting stamp
+// calls syncFolders first.
 func (s *Store) syncFolders() error {
 	var here, above unix.Stat_t
 	dir := s.Dir
@@ -93,7 +94,7 @@ func fill(path string) error {
 	return syncPath(path)
 }
 
-// setAside moves a damaged file out of the way, where it is kept, so that a fresh one can be begun. The caller holds
+// setAside renames a damaged file and keeps it, so that a new one can be begun. The caller holds
 // the queue.
 func (s *Store) setAside(cause error) error {
 	aside := fmt.Sprintf("%s.damaged-%s", s.Path(), time.Now().UTC().Format("20060102T150405.000000000Z"))
@@ -106,7 +107,7 @@ func (s *Store) setAside(cause error) error {
 	return syncPath(s.Dir)
 }
 
-// makeDir makes the folder (0700) if there is none, and checks it before anything is made in it.
+// makeDir makes the directory (0700) if there is none, and checks it before anything is made in it.
 func (s *Store) makeDir() error {
 	if !filepath.IsAbs(s.Dir) {
 		return fmt.Errorf("journal: stateDir %q is not an absolute path", s.Dir)
@@ -122,8 +123,8 @@ func (s *Store) makeDir() error {
 	return nil
 }
 
-// checkDir refuses a folder that is a link, or that anyone but us or root can write to: whoever can write there can
-// have root run DELs of his making.
+// checkDir refuses a directory that is a link, or that anyone but this user or root can write to:
+// whoever can write there can have root run any DEL.
 func checkDir(dir string) error {
 	var st unix.Stat_t
 	if err := unix.Lstat(dir, &st); err != nil {
@@ -131,7 +132,7 @@ func checkDir(dir string) error {
 	}
 	switch {
 	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
-		return fmt.Errorf("journal: %s is not a folder; move it away", dir)
+		return fmt.Errorf("journal: %s is not a directory; move it away", dir)
 	case st.Uid != 0 && int(st.Uid) != os.Geteuid():
 		return fmt.Errorf("journal: %s belongs to user %d; chown it to root", dir, st.Uid)
 	case st.Mode&0o022 != 0:
@@ -140,7 +141,7 @@ func checkDir(dir string) error {
 	return nil
 }
 
-// syncPath fsyncs a file or a folder.
+// syncPath fsyncs a file or a directory.
 func syncPath(path string) error {
 	f, err := os.Open(path)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// helpCrash puts entry "b", and is killed at a point.
+// helpCrash puts entry "b" and is killed at a point.
 func helpCrash(s *Store, args []string) error {
 	s.Point = func(name string) {
 		if name == args[0] {
@@ -23,12 +23,13 @@ func helpCrash(s *Store, args []string) error {
 	return s.Update(context.Background(), func(tx *Tx) error { return tx.Put(adding("b")) })
 }
 
-// A crash at any point, of the first or of a later Update, leaves what was there before it or what it was to write.
-// This is the crash of a process; what is lost with the kernel's cache is not seen here.
+// TestCrash: a crash at any point, of the first or of a later Update, leaves either the state
+// before it or the state that it was to write. The process crashes, not the kernel: the test does
+// not see what is lost with the kernel's cache.
 func TestCrash(t *testing.T) {
 	for _, tt := range []struct {
 		point         string
-		first         bool // the journal is not there yet
+		first         bool // there is no journal yet
 		before, after []string
 	}{
 		{"created", true, nil, []string{"c"}},
@@ -65,7 +66,8 @@ func TestCrash(t *testing.T) {
 	}
 }
 
-// A journal.db.new is what a crash left of a creation: it is never taken for the journal, and in nobody's way.
+// TestStaleNew: a journal.db.new, left by a crash in a creation, is never taken for the journal and
+// hinders nobody.
 func TestStaleNew(t *testing.T) {
 	whole := newStore(t)
 	put(t, whole, adding("stale"))
@@ -98,7 +100,7 @@ func TestStaleNew(t *testing.T) {
 	}
 }
 
-// Creation never makes an empty file, so one that is empty was damaged.
+// TestEmptyFile: creation never makes an empty file, so an empty one is damaged.
 func TestEmptyFile(t *testing.T) {
 	s := newStore(t)
 	put(t, s, adding("a"))

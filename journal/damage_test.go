@@ -36,7 +36,7 @@ func big(i int) *Entry {
 	return e
 }
 
-// populate makes a journal of many pages, with free ones among them.
+// populate makes a journal of many pages, some of them free.
 func populate(t testing.TB, s *Store) {
 	t.Helper()
 	update(t, s, func(tx *Tx) error {
@@ -45,7 +45,7 @@ func populate(t testing.TB, s *Store) {
 				return err
 			}
 		}
-		return tx.Bury(Tombstone{Key: keyOf("buried")})
+		return tx.PutTombstone(Tombstone{Key: keyOf("buried")})
 	})
 	update(t, s, func(tx *Tx) error {
 		for i := range populated {
@@ -63,7 +63,7 @@ type variant struct {
 	data []byte
 }
 
-// damages returns the ways of one kind in which a journal can be damaged, in the pages that it uses.
+// damages returns the ways in which one kind of damage can hit the pages that a journal uses.
 func damages(kind string, data []byte, seed uint64, flips int) (all []variant) {
 	m, _ := newestMeta(data)
 	page, end := int(m.size), int(m.size*m.pages)
@@ -117,8 +117,8 @@ func overwrite(data []byte, at int, with []byte) []byte {
 	return append(append(bytes.Clone(data[:at]), with...), data[at+len(with):]...)
 }
 
-// helpDamage tries every damage of a kind to journal.db in the folder, and tells each one before it does, so that the
-// test knows at which one it died.
+// helpDamage applies every damage of a kind to journal.db in the directory. It announces each one
+// first, so that the test knows at which one it died.
 func helpDamage(s *Store, args []string) error {
 	seed, err := strconv.ParseUint(args[1], 10, 64)
 	if err != nil {
@@ -150,8 +150,8 @@ func helpDamage(s *Store, args []string) error {
 	return nil
 }
 
-// suffer looks at a damaged journal and writes to it, twice. What is wrong may end in an error, but not for ever: it is
-// set aside, or it is as good as new.
+// suffer reads a damaged journal and writes to it, twice. Damage may end in an error, but not for
+// ever: the second time the file is set aside, or as good as new.
 func suffer(dir string, data []byte) error {
 	defer os.RemoveAll(dir)
 	s := &Store{Dir: dir}
@@ -197,8 +197,12 @@ func found(ctx context.Context, s *Store, k Key) error {
 	})
 }
 
-// Whatever the file holds, no process dies of it or hangs, and the journal is of use again.
+// TestDamage: no content of the file kills or hangs a process, and the journal becomes usable
+// again.
 func TestDamage(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it damages a journal in hundreds of ways: make test")
+	}
 	for _, kind := range []string{"truncate", "overwrite", "swap", "flip"} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
@@ -222,7 +226,8 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// A file without one of our buckets can never be used again, whatever bbolt says of it.
+// TestMissingBucket: a file that lacks one of unwind's buckets can never be used again, even if
+// bbolt accepts it.
 func TestMissingBucket(t *testing.T) {
 	for _, name := range buckets {
 		t.Run(string(name), func(t *testing.T) {

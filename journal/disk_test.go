@@ -27,7 +27,8 @@ func TestDiskFull(t *testing.T) {
 	fill := func(size int) error { return os.WriteFile(ballast, make([]byte, size), 0o600) }
 	s := &Store{Dir: filepath.Join(disk, "state")}
 	var want []string
-	// tried puts an entry, sees that it is there if there was no error, and says whether there was room.
+	// tried puts an entry and reports whether there was room. Without an error the entry must be
+	// there.
 	tried := func(e *Entry) bool {
 		t.Helper()
 		err := s.Update(t.Context(), func(tx *Tx) error { return tx.Put(e) })
@@ -101,7 +102,7 @@ func TestReadOnlyDisk(t *testing.T) {
 	}
 }
 
-// helpEIO looks at the journal, and writes to it, when the kernel reports EIO for whatever is read of it.
+// helpEIO reads the journal, and writes to it, while the kernel reports EIO for all reads.
 func helpEIO(s *Store, _ []string) error {
 	if err := failReads(); err != nil {
 		return fmt.Errorf("seccomp: %w", err)
@@ -116,8 +117,8 @@ func helpEIO(s *Store, _ []string) error {
 	return nil
 }
 
-// failReads makes read and pread of a kilobyte and more fail with EIO, in all threads of this process and for good. What
-// is smaller, such as the queue's file, is as it is from a cache.
+// failReads makes read and pread of a kilobyte and more fail with EIO, in all threads of this
+// process and for good. Smaller reads, such as of the queue's file, succeed, as from a cache.
 func failReads() error {
 	runtime.LockOSThread()
 	const nr, args2 = 0, 16 + 2*8 // in struct seccomp_data
@@ -150,7 +151,7 @@ func failReads() error {
 	return nil
 }
 
-// A disk that fails to read says nothing of what is on it: it may come back.
+// TestEIO: a disk that fails to read proves nothing about its content, since it may come back.
 func TestEIO(t *testing.T) {
 	for _, tt := range []struct {
 		name    string

@@ -1,7 +1,7 @@
-// Package journal records, durably and before it happens, every delegated ADD that is owed a DEL.
+// Package journal durably records every delegated ADD with a pending DEL, before the ADD happens.
 //
-// It knows nothing of plugins: it stores entries, finds them by attachment, pod and address, and hands out the lock of
-// an attachment. What a crash leaves behind is said at each type and function.
+// It knows nothing of plugins: it stores entries, finds them by attachment, pod and address, and
+// hands out the lock of an attachment. Each type and function says what a crash leaves.
 package journal
 
 import (
@@ -21,23 +21,25 @@ type Key struct {
 	IfName      string `json:"ifname"`
 }
 
-// String returns network/containerID/ifname. None of the three can hold a slash (SPEC 1.1 §2 "Parameters").
+// String returns network/containerID/ifname. None of the three can hold a slash (SPEC 1.1 §2
+// "Parameters").
 func (k Key) String() string { return k.Network + "/" + k.ContainerID + "/" + k.IfName }
 
-// State says where an attachment is between its ADD and its last DEL.
+// State is the place of an attachment between its ADD and its last DEL.
 type State string
 
 // The states. An attachment that is Gone has no entry.
 const (
 	Gone      State = ""
-	Adding    State = "adding"    // an ADD runs; with the attachment's lock free it died before it printed success
+	Adding    State = "adding"    // an ADD runs; if the lock is free, it died before it printed success
 	Live      State = "live"      // the ADD succeeded
-	Unwinding State = "unwinding" // the ADD failed, DELs are owed
-	Removing  State = "removing"  // the runtime asked for a DEL, some are owed
+	Unwinding State = "unwinding" // the ADD failed; it has pending DELs
+	Removing  State = "removing"  // the runtime asked for a DEL; it has pending DELs
 )
 
-// edges holds every legal change of state. Gone to Removing is a DEL of an attachment that was added before unwind was
-// installed, or whose entry was lost. Back to Adding is a new generation over an old one that could not be undone whole.
+// edges holds every legal change of state. From Gone to Removing goes a DEL of an attachment that
+// was added before unwind was installed, or whose entry was lost. Back to Adding goes a new
+// generation over an old one that could not be undone completely.
 var edges = map[State][]State{
 	Gone:      {Adding, Removing},
 	Adding:    {Adding, Live, Unwinding, Removing, Gone},
@@ -54,30 +56,32 @@ func CheckEdge(from, to State) error {
 	return nil
 }
 
-// Entry is what the journal holds of one attachment.
+// Entry is the journal's record of one attachment.
 //
-// A runtime may use a container ID again (nerdctl, podman and Nomad do) while an earlier ADD of it still waits for its
-// DEL, so an entry has one Generation for each ADD that is not yet undone, oldest first. State is that of the newest;
-// all the others are being undone.
+// A runtime may use a container ID again (nerdctl, podman and Nomad do) before the earlier ADD got
+// its DEL. So an entry has one Generation for each ADD that is not undone yet, oldest first. State
+// is that of the newest; all others are being undone.
 type Entry struct {
 	Key
 	State       State        `json:"state"`
 	Pod         Pod          `json:"pod,omitzero"`
 	Generations []Generation `json:"generations"`
-	Reason      string       `json:"reason,omitempty"` // why the entry is as it is, in words
-	Since       Time         `json:"since,omitzero"`   // in this state; zero in entries of the first release
+	Undone      []Interface  `json:"undone,omitempty"` // of ADDs undone while another one is pending
+	Cause       string       `json:"cause,omitempty"`  // why it is in its state: a verdict.Reason's code
+	Reason      string       `json:"reason,omitempty"` // the same in words
+	Since       Time         `json:"since,omitzero"`   // in this state; zero in first-release entries
 	Updated     Time         `json:"updated"`
 }
 
-// Outline is what is known of an attachment without decoding its entry.
+// Outline is the part of an entry that can be read without decoding it.
 type Outline struct {
 	Key
 	State  State
-	BootID string // of the newest generation, as is NetNS, whose Cookie is left out
+	BootID string // of the newest generation, as is NetNS, which lacks Cookie and NetDev
 	NetNS  NetNS
 }
 
-// Newest returns the generation that State speaks of, or nil.
+// Newest returns the newest generation, which State is about, or nil.
 func (e *Entry) Newest() *Generation {
 	if len(e.Generations) == 0 {
 		return nil
@@ -85,7 +89,8 @@ func (e *Entry) Newest() *Generation {
 	return &e.Generations[len(e.Generations)-1]
 }
 
-// Addresses returns every address that any generation of the entry claims, without duplicates, sorted.
+// Addresses returns every address that any generation of the entry claims, without duplicates,
+// sorted.
 func (e *Entry) Addresses() []netip.Addr {
 	var all []netip.Addr
 	for _, g := range e.Generations {
@@ -97,7 +102,7 @@ func (e *Entry) Addresses() []netip.Addr {
 	return slices.Compact(all)
 }
 
-// Pending returns the number of steps that are owed a DEL.
+// Pending returns the number of steps with a pending DEL.
 func (e *Entry) Pending() int {
 	n := 0
 	for _, g := range e.Generations {
@@ -121,14 +126,18 @@ type Generation struct {
 	Path          string          `json:"path"`           // CNI_PATH
 	CNIVersion    string          `json:"cniVersion"`     // the chain's
 	RuntimeConfig json.RawMessage `json:"runtimeConfig,omitempty"`
-	Result        json.RawMessage `json:"result,omitempty"` // the best known, in CNIVersion
+	Result        json.RawMessage `json:"result,omitempty"` // the best known, in its own version
 	Claims        []Claim         `json:"claims,omitempty"`
 	HostLinks     []HostLink      `json:"hostLinks,omitempty"`
 	Host          Host            `json:"host"`
 	Created       Time            `json:"created"`
-	GracePeriod   time.Duration   `json:"gracePeriod,omitempty"` // of the ADD's configuration
-	Steps         []Step          `json:"steps"`                 // those that were started and are owed a DEL, in the chain's order
+	GracePeriod   time.Duration   `json:"gracePeriod,omitempty"`   // of the ADD's configuration
+	AWSCheckpoint string          `json:"awsCheckpoint,omitempty"` // the same, see ipam.AWS
+	Steps         []Step          `json:"steps"`                   // started, with a pending DEL, in chain order
 	Undo          Undo            `json:"undo,omitzero"`
+	// Occupant is the interface (index and MAC) that had the interface name in the namespace before
+	// the ADD, or "". It does not belong to the ADD, and no DEL of the ADD may see it.
+	Occupant string `json:"occupant,omitempty"`
 }
 
 // Step is one delegate that was started.
@@ -137,57 +146,87 @@ type Step struct {
 	Type   string          `json:"type"`
 	Config json.RawMessage `json:"config"` // its stdin, without prevResult
 
-	Attempts  int    `json:"attempts,omitempty"` // DELs tried
-	LastError string `json:"lastError,omitempty"`
-	LastCode  uint   `json:"lastCode,omitempty"` // CNI error code
-	RetryAt   int64  `json:"retryAt,omitempty"`  // no sweep tries a DEL that failed before (CLOCK_BOOTTIME, nanoseconds)
-	Parked    bool   `json:"parked,omitempty"`   // undone but for an address that another attachment owns
-	// Replaced is set if Config is that of the chain as it was at a DEL: the delegate had rejected its own of the ADD.
+	// ADD is how the delegate's ADD ended, unless it is known to have succeeded; "" also in entries
+	// of earlier releases.
+	ADD Outcome `json:"add,omitempty"`
+
+	Attempts   int    `json:"attempts,omitempty"`   // DELs tried
+	MayHaveRun bool   `json:"mayHaveRun,omitempty"` // its DEL, in a pass that was cut off; not in Attempts
+	LastError  string `json:"lastError,omitempty"`
+	LastCode   uint   `json:"lastCode,omitempty"` // CNI error code
+	RetryAt    int64  `json:"retryAt,omitempty"`  // no sweep retries it before (CLOCK_BOOTTIME, ns)
+	Parked     bool   `json:"parked,omitempty"`   // undone, except for an address of another owner
+	// Replaced is set if Config comes from the chain at the time of a DEL, because the delegate
+	// rejected the Config of its ADD.
 	Replaced bool `json:"replaced,omitempty"`
-	// RepeatAt is set if the delegate was killed: an agent behind it may still work on what it was asked, so it gets
-	// another DEL after this time (CLOCK_BOOTTIME, nanoseconds), also if one passed.
+	// RepeatAt is set if the delegate was killed. An agent behind it may still work on the request,
+	// so the delegate gets another DEL after this time (CLOCK_BOOTTIME, nanoseconds), even if one
+	// passed.
+	//
+	// It is also set if the delegate's DEL is known to pass where it freed nothing, and no store can be
+	// asked (ipam.MayLie).
 	RepeatAt int64 `json:"repeatAt,omitempty"`
+	// Unproven says why a DEL that passed does not count: the store of the IPAM plugin still has the
+	// address, or cannot be asked.
+	Unproven string `json:"unproven,omitempty"`
 }
 
-// Claim is an address that a delegate's result had and the one before had not. That delegate keeps it under the
-// container's ID; those after it know it from prevResult alone, so what they did is keyed by the address.
+// Outcome is how an ADD of a delegate ended.
+type Outcome string
+
+// The outcomes that are recorded.
+const (
+	AddFailed Outcome = "failed"  // the delegate said so, and nobody killed it
+	AddCutOff Outcome = "cut-off" // killed, or unwind was while it ran: it may have passed, or go on
+)
+
+// Claim is an address in a delegate's result that the previous result lacked. That delegate keeps
+// the address under the container's ID. The delegates after it know the address from prevResult
+// alone, so their rules are keyed by the address.
 type Claim struct {
 	Address netip.Addr `json:"address"`
 	Step    int        `json:"step"` // index in the chain
-	// Pool names the store of the node-local IPAM that gave the address, or is "". Only within one pool is an address
-	// that two attachments have an error.
+	// Pool names the store of the node-local IPAM that gave the address, or is "". Two attachments
+	// with one address are an error only within one pool.
 	Pool string `json:"pool,omitempty"`
 }
 
-// Receives says whether the delegate at an index of the chain was given the address in its prevResult.
+// Receives reports whether the delegate at this index of the chain got the address in its
+// prevResult.
 func (c Claim) Receives(index int) bool { return index > c.Step }
 
-// Freed says whether the delegate that brought a claimed address is undone: it may have another owner from then on.
+// Freed reports whether the delegate that brought the address is undone. From then on the address
+// may have another owner.
 func (g *Generation) Freed(c Claim) bool {
 	return !slices.ContainsFunc(g.Steps, func(s Step) bool { return s.Index == c.Step })
 }
 
-// Undo counts the passes over the steps of a generation. A pass that Began and did not End was cut off: some step
-// took more time than the runtime gave us.
+// Undo counts the passes over the steps of a generation. A pass that began and did not end was cut
+// off: some step took longer than the runtime's timeout.
 type Undo struct {
 	Began int `json:"began,omitempty"`
 	Ended int `json:"ended,omitempty"`
 }
 
-// NetNS is a network namespace: where the runtime put it, and which one it is. All numbers are zero if it could not be
-// opened at ADD. Inode numbers are used again by the kernel, a cookie never is within one boot; it is zero on kernels
-// before 5.14.
+// NetNS identifies a network namespace and says where the runtime put it. All numbers are zero if
+// ADD could not open it. The kernel reuses inode numbers, but within one boot never a cookie.
+// Cookie is zero on kernels before 5.14.
 type NetNS struct {
 	Path   string `json:"path,omitempty"`
 	Dev    uint64 `json:"dev,omitempty"`
 	Ino    uint64 `json:"ino,omitempty"`
 	Cookie uint64 `json:"cookie,omitempty"`
+	// NetDev is the inode of net/dev below the /proc entry of any process in the namespace. Each
+	// namespace has another one, and it is visible even for processes that may not be inspected.
+	// The kernel reuses it once the namespace is gone. It is zero in entries of earlier releases,
+	// and where /proc has none.
+	NetDev uint64 `json:"netDev,omitempty"`
 }
 
-// Known says whether the namespace was identified.
+// Known reports whether ADD identified the namespace.
 func (n NetNS) Known() bool { return n.Ino != 0 }
 
-// Same says whether both are the same network namespace. Unknown ones are the same as none.
+// Same reports whether both are the same network namespace. An unknown one is the same as no other.
 func (n NetNS) Same(o NetNS) bool {
 	if !n.Known() || !o.Known() {
 		return false
@@ -204,18 +243,27 @@ type HostLink struct {
 	MAC  string `json:"mac"`
 }
 
-// Host says on which machine, in which boot and from which namespaces an ADD was seen.
+// Interface tells the container's interface of one ADD from that of another.
+type Interface struct {
+	MAC       string       `json:"mac,omitempty"` // lower case; "" if it identifies nothing
+	Addresses []netip.Addr `json:"addresses,omitempty"`
+}
+
+// Known reports whether there is anything to compare.
+func (i Interface) Known() bool { return i.MAC != "" || len(i.Addresses) > 0 }
+
+// Host names the machine, the boot and the namespaces in which an ADD was seen.
 type Host struct {
 	BootID  string `json:"bootID"`
 	Machine string `json:"machine"` // DMI product UUID, else machine-id
 	MountNS string `json:"mountNS"` // as readlink of /proc/self/ns/mnt prints it
 	PIDNS   string `json:"pidNS"`
-	NetNS   string `json:"netNS,omitempty"`  // of the host's ends, chains and bridges
+	NetNS   string `json:"netNS,omitempty"`  // the namespace of the host's ends, chains and bridges
 	TimeNS  string `json:"timeNS,omitempty"` // of CLOCK_BOOTTIME; "" on kernels before 5.6
 }
 
-// Time is an instant: Boot, CLOCK_BOOTTIME in nanoseconds, is what decisions use, and counts only within one boot;
-// Wall is for people.
+// Time is an instant. Decisions use Boot, CLOCK_BOOTTIME in nanoseconds, which counts only within
+// one boot; Wall is for people.
 type Time struct {
 	Boot int64     `json:"boot"`
 	Wall time.Time `json:"wall"`
@@ -226,7 +274,7 @@ func Now() Time {
 	return Time{Boot: BootNanos(), Wall: time.Now().UTC().Truncate(time.Millisecond)}
 }
 
-// BootNanos returns CLOCK_BOOTTIME in nanoseconds: it counts suspended time and no one can set it.
+// BootNanos returns CLOCK_BOOTTIME in nanoseconds. It counts suspended time, and nobody can set it.
 func BootNanos() int64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
@@ -235,12 +283,20 @@ func BootNanos() int64 {
 	return ts.Nano()
 }
 
-// Tombstone stays where an entry was settled without the runtime's own DEL, so that this DEL, when it comes late, runs
-// nothing: its addresses may have another owner by then.
+// Tombstone takes the place of an entry that was released without the runtime's own DEL. When that
+// DEL comes late it runs nothing, since its addresses may have another owner by then.
 type Tombstone struct {
 	Key
 	NetNS  NetNS  `json:"netns"` // of the newest generation
 	Reason string `json:"reason"`
 	BootID string `json:"bootID"`
 	Buried Time   `json:"buried"`
+	// Interfaces are those of the ADDs that were undone, as far as their results name them. This
+	// tombstone does not answer a DEL with the result of another ADD.
+	Interfaces []Interface `json:"interfaces,omitempty"`
+	// NoResult is set if the ADD failed, so that the runtime has no result of it.
+	NoResult bool `json:"noResult,omitempty"`
+	// Abandoned is set if a person gave up the pending DELs. Nothing was undone, and the runtime's
+	// DEL succeeds all the same.
+	Abandoned bool `json:"abandoned,omitempty"`
 }

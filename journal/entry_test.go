@@ -16,7 +16,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// byMeaning compares what the journal holds: JSON by its meaning, with numbers as they are written, addresses by value.
+// byMeaning compares entries: JSON by its meaning, with numbers as written; addresses by value.
 var byMeaning = cmp.Options{
 	cmpopts.EquateComparable(netip.Addr{}),
 	cmp.Transformer("JSON", func(m json.RawMessage) (v any) {
@@ -33,7 +33,7 @@ var byMeaning = cmp.Options{
 func everything() *Entry {
 	generation := func(n int) Generation {
 		return Generation{
-			NetNS:         NetNS{Path: "/var/run/netns/a b", Dev: 4, Ino: 4026532281, Cookie: 1<<64 - 1},
+			NetNS:         NetNS{Path: "/var/run/netns/a b", Dev: 4, Ino: 4026532281, Cookie: 1<<64 - 1, NetDev: 4026532287},
 			Args:          "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=pod;X=\"<&>\\\t\u2028é",
 			Path:          "/opt/cni/bin:/usr/lib/cni",
 			CNIVersion:    "1.1.0",
@@ -47,14 +47,14 @@ func everything() *Entry {
 			HostLinks:   []HostLink{{"veth0a1b2c3d", "02:42:ac:11:00:02"}},
 			Host:        Host{"b007", "4c4c4544", "mnt:[4026531841]", "pid:[4026531836]", "net:[4026531840]", "time:[4026531834]"},
 			Created:     Time{Boot: 123456789, Wall: time.Date(2026, 2, 3, 4, 5, 6, 7e6, time.UTC)},
-			GracePeriod: 10 * time.Minute,
+			GracePeriod: 10 * time.Minute, AWSCheckpoint: "/ipam.json",
 			Steps: []Step{{
 				Index: n, Type: "bridge",
 				Config:   json.RawMessage(`{"type":"bridge", "big":9007199254740993, "e":1.10, "s":"<&>\u0000 \\/"}`),
-				Attempts: 3, LastError: "exit status 1", LastCode: 999, Parked: true, RepeatAt: 1 << 62, RetryAt: 1 << 61,
-				Replaced: true,
+				Attempts: 3, LastError: "exit status 1", LastCode: 999, Parked: true, Unproven: "its address is not free", RepeatAt: 1 << 62, RetryAt: 1 << 61,
+				Replaced: true, MayHaveRun: true, ADD: AddCutOff,
 			}},
-			Undo: Undo{Began: 2, Ended: 1},
+			Undo: Undo{Began: 2, Ended: 1}, Occupant: "5 0a:00:00:00:00:01",
 		}
 	}
 	return &Entry{
@@ -62,11 +62,13 @@ func everything() *Entry {
 		State:       Unwinding,
 		Pod:         Pod{"ns", "pod", "1234-uid"},
 		Generations: []Generation{generation(1), generation(2)},
+		Undone:      []Interface{{MAC: "02:00:00:00:00:07", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.9")}}},
+		Cause:       "failed-add",
 		Reason:      "delegate portmap: ADD: \"no\"",
 	}
 }
 
-// visit tells of every field of every struct in v whether it is zero.
+// visit calls tell for every field of every struct in v, with whether it is zero.
 func visit(v reflect.Value, tell func(field string, zero bool)) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -134,13 +136,14 @@ func TestEntryWithoutGenerations(t *testing.T) {
 	}
 }
 
-// Numbers grow with every ADD: over entries, generations of one entry, deletions and openings of the file.
+// TestGenerationNumbers: numbers grow with every ADD: over entries, generations of one entry,
+// deletions and openings of the file.
 func TestGenerationNumbers(t *testing.T) {
 	s := newStore(t)
 	a, b := adding("a"), adding("b")
 	put(t, s, a, b)
 	a.State = Unwinding
-	put(t, s, a) // no ADD, no new number
+	put(t, s, a) // no ADD, so no new number
 	first := a.Newest().Number
 	update(t, s, func(tx *Tx) error { return tx.Delete(b.Key) })
 	s = &Store{Dir: s.Dir}
@@ -277,7 +280,7 @@ func TestDeleteOfDamagedEntry(t *testing.T) {
 	}
 }
 
-// A key of an index that cannot be read leads nowhere, and does not hide those that can.
+// TestDamagedIndex: an index key that cannot be read leads nowhere, and does not hide the others.
 func TestDamagedIndex(t *testing.T) {
 	s := newStore(t)
 	a, pod := adding("a", "10.0.0.1"), Pod{Namespace: "ns", Name: "pod"}
@@ -295,7 +298,7 @@ func TestDamagedIndex(t *testing.T) {
 	})
 }
 
-// wantIDs returns a function that takes what ByPod and ByAddress return, and checks it.
+// wantIDs returns a function that checks the results of ByPod and ByAddress.
 func wantIDs(t *testing.T, what string, want []string) func([]*Entry, error) {
 	t.Helper()
 	return func(entries []*Entry, err error) {

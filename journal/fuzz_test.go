@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// FuzzDecodeEntry reads what a damaged file may hold under an entry's key: it is an entry that can be used and written
-// again, or a DamagedError that names the attachment.
+// FuzzDecodeEntry decodes any bytes under an entry's key. The result is an entry that can be used
+// and written again, or a DamagedError that names the attachment.
 func FuzzDecodeEntry(f *testing.F) {
 	whole, err := encodeEntry(everything())
 	if err != nil {

@@ -18,33 +18,37 @@ type EventKind string
 const (
 	RolledBack EventKind = "rolled-back" // an ADD failed and was undone, as far as it could be
 	Swept      EventKind = "swept"       // released without the runtime's DEL
-	Released   EventKind = "released"    // an address of host-local's that no attachment in the journal had
-	Parked     EventKind = "parked"      // a DEL waits for an address that another attachment has
+	Released   EventKind = "released"    // a host-local address of no attachment on record
+	Parked     EventKind = "parked"      // a DEL waits, since another attachment has the address
 	Superseded EventKind = "superseded"  // another ADD of the same container ID came before the DEL
-	Forgotten  EventKind = "forgotten"   // given up by a person, with DELs owed
+	Forgotten  EventKind = "forgotten"   // a person gave it up, with pending DELs
+	Unproven   EventKind = "unproven"    // a DEL passed, and its address is not known to be free
+	Untaken    EventKind = "untaken"     // a failing DEL has nothing to undo: the ADD took nothing
 )
 
-// Event is something that happened to an attachment out of the ordinary, kept for people to ask about.
+// Event is something out of the ordinary that happened to an attachment, kept for people.
 type Event struct {
 	Key
 	Kind      EventKind    `json:"kind"`
 	Pod       Pod          `json:"pod,omitzero"`
 	Reason    string       `json:"reason"`
 	Addresses []netip.Addr `json:"addresses,omitempty"`
-	Plugins   []string     `json:"plugins,omitempty"` // the delegate that failed, or those that are still owed a DEL
+	Plugins   []string     `json:"plugins,omitempty"` // the one that failed, or those pending
 	At        Time         `json:"at"`
+	// Trace is the traceparent of the runtime's call (W3C Trace Context), if it gave one.
+	Trace string `json:"trace,omitempty"`
 }
 
-// maxHistory bounds the events that are kept: the last ones.
+// maxHistory bounds the number of events that are kept, the newest ones.
 const maxHistory = 1000
 
-// Both buckets came after the first release, which passes over them. They are made when they are first written.
+// Both buckets came after the first release, which ignores them. The first write creates them.
 var (
 	bucketHistory  = []byte("history")
 	bucketCounters = []byte("counters")
 )
 
-// bucket returns a bucket that may not be there yet.
+// bucket returns a bucket, or nil if it does not exist yet.
 func (tx *Tx) bucket(name []byte) *bolt.Bucket {
 	if tx.btx == nil {
 		return nil
@@ -52,7 +56,7 @@ func (tx *Tx) bucket(name []byte) *bolt.Bucket {
 	return tx.btx.Bucket(name)
 }
 
-// Record adds an event to the history, and drops the oldest if they are too many.
+// Record adds an event to the history and drops the oldest beyond maxHistory.
 func (tx *Tx) Record(e Event) error {
 	b, err := tx.btx.CreateBucketIfNotExists(bucketHistory)
 	if err != nil {
@@ -80,7 +84,7 @@ func (tx *Tx) Record(e Event) error {
 	return b.Put(sequence(n), data)
 }
 
-// History calls fn for every event, the oldest first. One that is damaged is passed over.
+// History calls fn for every event, the oldest first. It skips damaged ones.
 func (tx *Tx) History(fn func(Event) error) error {
 	b := tx.bucket(bucketHistory)
 	if b == nil {
@@ -114,7 +118,7 @@ func (tx *Tx) SetCounter(n uint64, name string, labels ...string) error {
 	return b.Put(counterKey(name, labels), sequence(n))
 }
 
-// Counter returns the value of a counter; 0 if it was never counted.
+// Counter returns the value of a counter, or 0 if there is none.
 func (tx *Tx) Counter(name string, labels ...string) uint64 {
 	b := tx.bucket(bucketCounters)
 	if b == nil {

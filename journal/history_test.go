@@ -29,7 +29,8 @@ func history(t *testing.T, s *Store) (events []Event) {
 	return events
 }
 
-// TestHistory: events come back as they were written, the oldest first; of too many the last are kept.
+// TestHistory: events come back as they were written, the oldest first; beyond maxHistory the
+// newest are kept.
 func TestHistory(t *testing.T) {
 	t.Parallel()
 	s := &Store{Dir: t.TempDir() + "/state"}
@@ -68,7 +69,7 @@ func TestHistory(t *testing.T) {
 	}
 }
 
-// TestCounters: they are kept apart by name and labels.
+// TestCounters: counters are separate by name and labels.
 func TestCounters(t *testing.T) {
 	t.Parallel()
 	s := &Store{Dir: t.TempDir() + "/state"}
@@ -102,7 +103,7 @@ func TestCounters(t *testing.T) {
 	}
 }
 
-// bucketsOf returns the names of those that the file has.
+// bucketsOf returns the names of the file's buckets.
 func bucketsOf(t *testing.T, s *Store) (names []string) {
 	t.Helper()
 	raw(t, s, func(tx *bolt.Tx) error {
@@ -115,8 +116,8 @@ func bucketsOf(t *testing.T, s *Store) (names []string) {
 	return names
 }
 
-// TestJournalOfFirstRelease: that release made six buckets, and entries without since. Such a file is read, also by a reader that
-// may write nothing, and written.
+// TestJournalOfFirstRelease: that release made six buckets, and entries without since. This release
+// reads such a file, also in a View that may write nothing, and writes it.
 func TestJournalOfFirstRelease(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
@@ -151,13 +152,14 @@ func TestJournalOfFirstRelease(t *testing.T) {
 	if events := history(t, s); len(events) != 1 {
 		t.Errorf("history: %v", events)
 	}
-	// What the first release looks for is still there, and it passes over the rest.
+	// The buckets of the first release are still there, and it ignores the others.
 	if got := bucketsOf(t, s); !slices.Equal(slices.DeleteFunc(got, func(name string) bool { return !slices.Contains(first, name) }), first) {
 		t.Errorf("buckets %v", got)
 	}
 }
 
-// TestHistoryIsOfItsTransaction: an event and a counter are written with their transaction, or not at all.
+// TestHistoryIsOfItsTransaction: an event and a counter are written with their transaction or not
+// at all.
 func TestHistoryIsOfItsTransaction(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
@@ -177,7 +179,7 @@ func TestHistoryIsOfItsTransaction(t *testing.T) {
 	})
 }
 
-// TestDamagedHistory: an event that cannot be read hides no other, a counter that cannot be read begins anew.
+// TestDamagedHistory: a damaged event hides no other; a damaged counter begins at 0 again.
 func TestDamagedHistory(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
@@ -199,7 +201,7 @@ func TestDamagedHistory(t *testing.T) {
 	})
 }
 
-// TestSince: an entry says since when it is in its state, however often it is written.
+// TestSince: an entry says since when it is in its state, however often it is rewritten.
 func TestSince(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)

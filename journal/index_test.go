@@ -85,7 +85,7 @@ func TestByPod(t *testing.T) {
 	expect("of an entry that is gone", c.Pod, "c")
 }
 
-// model is what a journal holds, in maps.
+// model is the content of a journal, in maps.
 type model struct {
 	entries    map[Key]Entry
 	tombstones map[Key]string // reasons
@@ -96,7 +96,7 @@ func (m model) clone() model {
 	return model{maps.Clone(m.entries), maps.Clone(m.tombstones), m.number}
 }
 
-// operation is something that is done to an attachment.
+// operation is one operation on an attachment.
 type operation struct {
 	what      string
 	key       Key
@@ -107,7 +107,7 @@ type operation struct {
 	reason    string
 }
 
-// operations draws from few keys, pods and addresses, so that they meet often.
+// operations draws from few keys, pods and addresses, so that they collide often.
 var operations = rapid.Custom(func(t *rapid.T) operation {
 	return operation{
 		what:  rapid.SampledFrom([]string{"put", "put", "put", "delete", "bury"}).Draw(t, "what"),
@@ -121,7 +121,8 @@ var operations = rapid.Custom(func(t *rapid.T) operation {
 	}
 })
 
-// The journal is as a map is, whatever is done to it, in whatever transactions, also those that are rolled back.
+// TestJournalIsAMap: the journal behaves like a map, whatever the operations and transactions, also
+// those that are rolled back.
 func TestJournalIsAMap(t *testing.T) {
 	dir, n := t.TempDir(), 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -138,7 +139,8 @@ func TestJournalIsAMap(t *testing.T) {
 	})
 }
 
-// transaction does the same to a journal and to its model, compares them after each operation, and returns the model.
+// transaction applies the same operations to a journal and to its model, compares the two after
+// each one, and returns the model.
 func (m model) transaction(s *Store, all []operation, rollBack bool) (model, error) {
 	after, rolledBack := m.clone(), errors.New("rolled back")
 	err := s.Update(context.Background(), func(tx *Tx) error {
@@ -182,7 +184,7 @@ func (m *model) do(tx *Tx, o operation) error {
 		return nil
 	}
 	m.tombstones[o.key] = o.reason
-	return tx.Bury(Tombstone{Key: o.key, Reason: o.reason})
+	return tx.PutTombstone(Tombstone{Key: o.key, Reason: o.reason})
 }
 
 func (m *model) put(tx *Tx, old, e Entry, o operation) error {
@@ -205,7 +207,8 @@ func (m *model) put(tx *Tx, old, e Entry, o operation) error {
 	return nil
 }
 
-// compare compares a journal with its model, and its indexes with those that follow from its entries.
+// compare compares a journal with its model, and its indexes with those that follow from its
+// entries.
 func (m model) compare(tx *Tx) error {
 	entries, tombstones := map[Key]Entry{}, map[Key]string{}
 	pods, addresses, buried := map[string]bool{}, map[string]bool{}, map[string]bool{}
@@ -245,7 +248,7 @@ func (m model) compare(tx *Tx) error {
 		m.lookUp(tx))
 }
 
-// lookUp asks for every pod and address and sees that exactly the entries come that are the model's.
+// lookUp looks up every pod and address, and checks that it finds exactly the model's entries.
 func (m model) lookUp(tx *Tx) error {
 	var all error
 	for _, e := range m.entries {

@@ -15,15 +15,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrBusy is returned when a lock could not be had in time.
+// ErrBusy is returned when a lock was not free in time.
 var ErrBusy = errors.New("busy")
 
 // Lock is the lock of an attachment: an flock on a file of its own.
 //
-// Delegates inherit the descriptor, so it stays held while any of them lives, also when this process was killed. To
-// tell the two apart, the process that took it also holds a record lock (fcntl) on the file, which no child inherits:
-// see Owner. A record lock goes when any descriptor of the file is closed in its process, so a process opens the file of
-// a lock that it holds no second time.
+// Delegates inherit the descriptor, so the lock stays held while any of them lives, even if this
+// process is killed. To tell the two apart, the process that took the lock also holds a record lock
+// (fcntl) on the file, which no child inherits: see Owner. Closing any descriptor of the file drops
+// its process's record lock, so a process never opens the file of a lock that it holds again.
 type Lock struct {
 	store *Store
 	key   Key
@@ -31,13 +31,13 @@ type Lock struct {
 	made  bool
 }
 
-// Acquire takes the lock of an attachment, waiting as long as ctx allows. It returns ErrBusy when the time is over.
+// Acquire takes the lock of an attachment and waits as long as ctx allows, then returns ErrBusy.
 //
-// An attachment is locked in this order, so that a lock taken is always that of the file at its path:
+// It locks in this order, so that the lock is always that of the file at its path:
 //
-//  1. open, made if there is none
+//  1. open, creating the file if there is none
 //  2. flock
-//  3. if the file at the path is another by now, start again
+//  3. if the file at the path is another one by now, start again
 //  4. fcntl
 func (s *Store) Acquire(ctx context.Context, k Key) (*Lock, error) {
 	if err := s.makeDir(); err != nil {
@@ -46,17 +46,18 @@ func (s *Store) Acquire(ctx context.Context, k Key) (*Lock, error) {
 	if !s.hold(k) {
 		return nil, fmt.Errorf("journal: lock of %s: %w", k, ErrBusy)
 	}
-	f, err := lockFile(ctx, s.LockPath(k), os.O_RDWR)
+	f, err := lockFile(ctx, s.LockPath(k), os.O_RDWR, unix.LOCK_EX)
 	made := errors.Is(err, fs.ErrNotExist)
 	if made {
-		f, err = lockFile(ctx, s.LockPath(k), os.O_RDWR|os.O_CREATE)
+		f, err = lockFile(ctx, s.LockPath(k), os.O_RDWR|os.O_CREATE, unix.LOCK_EX)
 	}
 	if err == nil {
 		record := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
 		if err = unix.FcntlFlock(f.Fd(), unix.F_SETLK, &record); err != nil {
 			_ = f.Close()
 		}
-		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) { // how fcntl says that another process has it
+		// Another process has the record lock.
+		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
 			err = ErrBusy
 		}
 	}
@@ -67,7 +68,31 @@ func (s *Store) Acquire(ctx context.Context, k Key) (*Lock, error) {
 	return &Lock{store: s, key: k, file: f, made: made}, nil
 }
 
-// hold marks an attachment as locked by this process; it returns false if it is already.
+// Share takes the lock of an attachment to look at it, beside others that do so. While Acquire has
+// the lock, Share waits as long as ctx allows, then returns ErrBusy. It creates no file: if there
+// is none, it returns fs.ErrNotExist.
+//
+// Delegates inherit the descriptor as they do from Acquire. There is no record lock, so no Owner: a
+// process that wants to acquire the lock may kill these delegates, whether this process lives or
+// not.
+func (s *Store) Share(ctx context.Context, k Key) (*Lock, error) {
+	for _, dir := range []string{s.Dir, filepath.Join(s.Dir, locksName)} {
+		if err := checkDir(dir); err != nil {
+			return nil, err
+		}
+	}
+	if !s.hold(k) {
+		return nil, fmt.Errorf("journal: lock of %s: %w", k, ErrBusy)
+	}
+	f, err := lockFile(ctx, s.LockPath(k), os.O_RDONLY, unix.LOCK_SH)
+	if err != nil {
+		s.unhold(k)
+		return nil, fmt.Errorf("journal: lock of %s: %w", k, err)
+	}
+	return &Lock{store: s, key: k, file: f}, nil
+}
+
+// hold marks an attachment as locked by this process. It returns false if it was marked already.
 func (s *Store) hold(k Key) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,21 +112,23 @@ func (s *Store) unhold(k Key) {
 	delete(s.held, k)
 }
 
-// TryAcquire takes the lock of an attachment if it is free, else it returns ErrBusy at once. Who holds one lock takes
-// others only so.
+// TryAcquire takes the lock of an attachment if it is free, and otherwise returns ErrBusy at once.
+// The holder of one lock takes others only this way.
 func (s *Store) TryAcquire(k Key) (*Lock, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return s.Acquire(ctx, k)
 }
 
-// LockPath returns the path of an attachment's lock file. It is a hash: container IDs have no bound on their length.
+// LockPath returns the path of an attachment's lock file. The name is a hash, since container IDs
+// may have any length.
 func (s *Store) LockPath(k Key) string {
 	sum := sha256.Sum256(encodeKey(k))
 	return filepath.Join(s.Dir, locksName, hex.EncodeToString(sum[:16]))
 }
 
-// Locked says whether the lock of an attachment is held, by whomever, and whether it has a lock file at all.
+// Locked reports whether the lock of an attachment is held, not counting those that share it, and
+// whether its lock file exists.
 func (s *Store) Locked(k Key) (locked, exists bool, err error) {
 	if !s.hold(k) {
 		return true, true, nil
@@ -122,8 +149,9 @@ func (s *Store) Locked(k Key) (locked, exists bool, err error) {
 	return errors.Is(err, unix.EWOULDBLOCK), true, nil
 }
 
-// Owner returns the process that has taken an attachment's lock and lives, or 0: then the lock is free, or only
-// delegates that outlived their unwind hold it. It counts as 1 if it is in another PID namespace.
+// Owner returns the living process that acquired an attachment's lock, or 0. With 0 the lock is
+// free, or held only by delegates that outlived their unwind, or by those that share it. Owner
+// returns 1 for a process in another PID namespace.
 func (s *Store) Owner(k Key) (pid int, err error) {
 	if !s.hold(k) {
 		return os.Getpid(), nil
@@ -147,16 +175,17 @@ func (s *Store) Owner(k Key) (pid int, err error) {
 	return max(1, int(record.Pid)), nil
 }
 
-// Made says whether there was no file before the lock was taken: see Forget.
+// Made reports whether taking the lock created its file.
 func (l *Lock) Made() bool { return l.made }
 
-// File returns the locked file, to be inherited by delegates.
+// File returns the locked file for delegates to inherit.
 func (l *Lock) File() *os.File { return l.file }
 
-// Forget removes the lock's file. It is called by the holder only: when the attachment is gone, or when success is
-// about to be printed though the journal still says Adding. An Adding entry without a lock file is not known to be dead.
-// A file at the path that is not the one we hold, as after a removal of the whole folder, is another's and stays.
-func (l *Lock) Forget() error {
+// Remove removes the lock's file. Only the holder calls it: when the attachment is gone, or when
+// success is about to be printed though the journal still says Adding. An Adding entry without a
+// lock file is not known to be dead. Another file at the path, as after a removal of the whole
+// directory, stays.
+func (l *Lock) Remove() error {
 	path := l.store.LockPath(l.key)
 	if !samePath(l.file, path) {
 		return nil
@@ -164,8 +193,9 @@ func (l *Lock) Forget() error {
 	return os.Remove(path)
 }
 
-// Release gives the lock back, also for delegates that inherited the descriptor and left a daemon holding it. The record
-// goes first: who gets the flock takes the record without waiting.
+// Release gives the lock back, even if delegates inherited the descriptor and left a daemon that
+// holds it. It drops the record lock first, so that the next holder of the flock gets the record
+// lock without waiting.
 func (l *Lock) Release() {
 	record := unix.Flock_t{Type: unix.F_UNLCK, Whence: io.SeekStart}
 	_ = unix.FcntlFlock(l.file.Fd(), unix.F_SETLK, &record)
@@ -174,10 +204,11 @@ func (l *Lock) Release() {
 	l.store.unhold(l.key)
 }
 
-// ForgetStray removes the lock files that no entry has: who was killed between the end of an attachment and Forget left
-// one. The caller holds no lock. One that is held is that of an ADD or DEL that begins; who has it open and waits for it
-// finds that it is gone, and begins again.
-func (s *Store) ForgetStray(ctx context.Context) error {
+// RemoveStrayLocks removes the lock files that no entry has. A process that was killed between the
+// end of an attachment and Remove leaves one. The caller holds no lock. A held file stays: it
+// belongs to an ADD or DEL that begins. A process that has the file open and waits for it finds it
+// gone, and starts again.
+func (s *Store) RemoveStrayLocks(ctx context.Context) error {
 	files, err := os.ReadDir(filepath.Join(s.Dir, locksName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -194,18 +225,18 @@ func (s *Store) ForgetStray(ctx context.Context) error {
 		if known[path] {
 			continue
 		}
-		if err := s.forgetStray(ctx, path); err != nil {
+		if err := s.removeStrayLock(ctx, path); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// forgetStray looks at the journal again under the lock: an ADD may have come and gone.
-func (s *Store) forgetStray(ctx context.Context, path string) error {
+// removeStrayLock reads the journal again under the lock, since an ADD may have come and gone.
+func (s *Store) removeStrayLock(ctx context.Context, path string) error {
 	now, cancel := context.WithCancel(ctx)
 	cancel()
-	f, err := lockFile(now, path, os.O_RDWR)
+	f, err := lockFile(now, path, os.O_RDWR, unix.LOCK_EX)
 	if err != nil {
 		return nil // held, or gone
 	}
@@ -216,7 +247,7 @@ func (s *Store) forgetStray(ctx context.Context, path string) error {
 	return os.Remove(path)
 }
 
-// lockPaths returns the paths of the lock files that entries may have.
+// lockPaths returns the paths of the lock files that belong to entries.
 func (s *Store) lockPaths(ctx context.Context) (map[string]bool, error) {
 	known := map[string]bool{}
 	err := s.View(ctx, func(tx *Tx) error {
@@ -228,15 +259,15 @@ func (s *Store) lockPaths(ctx context.Context) (map[string]bool, error) {
 	return known, err
 }
 
-// queue takes the queue of the journal. A reader changes nothing on the disk, so it makes no file: a journal without a
-// queue file is read without one, and nil is returned.
+// queue takes the queue of the journal. A reader changes nothing on the disk and creates no file:
+// if there is no queue file, it reads without one and gets nil.
 func (s *Store) queue(ctx context.Context, write bool) (*os.File, error) {
 	path := filepath.Join(s.Dir, queueName)
 	flag := os.O_RDWR | os.O_CREATE
 	if !write {
 		flag = os.O_RDONLY
 	}
-	f, err := lockFile(ctx, path, flag)
+	f, err := lockFile(ctx, path, flag, unix.LOCK_EX)
 	if !write && errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -246,7 +277,8 @@ func (s *Store) queue(ctx context.Context, write bool) (*os.File, error) {
 	return f, nil
 }
 
-// openFile opens a file of the journal. It follows no link, and neither waits at a pipe nor goes on with one.
+// openFile opens a file of the journal. It follows no link, does not wait at a pipe and refuses
+// one.
 func openFile(path string, flag int) (*os.File, error) {
 	f, err := os.OpenFile(path, flag|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
 	if errors.Is(err, syscall.ELOOP) {
@@ -266,14 +298,15 @@ func openFile(path string, flag int) (*os.File, error) {
 	return f, nil
 }
 
-// lockFile opens a file and takes its flock, and sees that it is still the file at its path.
-func lockFile(ctx context.Context, path string, flag int) (*os.File, error) {
+// lockFile opens a file, takes its flock (LOCK_SH or LOCK_EX) and checks that it is still the file
+// at its path.
+func lockFile(ctx context.Context, path string, flag, how int) (*os.File, error) {
 	for {
 		f, err := openFile(path, flag)
 		if err != nil {
 			return nil, err
 		}
-		if err := flock(ctx, f, unix.LOCK_EX); err != nil {
+		if err := flock(ctx, f, how); err != nil {
 			return nil, err
 		}
 		if samePath(f, path) {
@@ -283,8 +316,8 @@ func lockFile(ctx context.Context, path string, flag int) (*os.File, error) {
 	}
 }
 
-// flock takes the lock of an open file, LOCK_SH or LOCK_EX. On an error the file is closed, at the latest when the kernel
-// gives up the wait.
+// flock takes the lock of an open file, LOCK_SH or LOCK_EX. On an error it closes the file, at the
+// latest when the kernel gives up the wait.
 func flock(ctx context.Context, f *os.File, how int) error {
 	fd := int(f.Fd())
 	switch err := unix.Flock(fd, how|unix.LOCK_NB); {
@@ -320,7 +353,7 @@ func flock(ctx context.Context, f *os.File, how int) error {
 	}
 }
 
-// samePath says whether an open file is the one at the path.
+// samePath reports whether an open file is the one at the path.
 func samePath(f *os.File, path string) bool {
 	opened, err := f.Stat()
 	if err != nil {

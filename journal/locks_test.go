@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// helpLock takes the lock of an attachment, lets a process inherit it if it is told to, and does with it what the test
-// says.
+// helpLock takes the lock of an attachment, lets a process inherit it if asked, and does with it
+// what the test says.
 func helpLock(s *Store, args []string) error {
 	l, err := s.Acquire(context.Background(), keyOf(args[0]))
 	if err != nil {
@@ -33,7 +33,7 @@ func helpLock(s *Store, args []string) error {
 			}
 			tell(fmt.Sprint(cmd.Process.Pid))
 		case "forget":
-			if err := l.Forget(); err != nil {
+			if err := l.Remove(); err != nil {
 				return err
 			}
 			tell("forgotten")
@@ -44,7 +44,7 @@ func helpLock(s *Store, args []string) error {
 	}
 }
 
-// helpOwner tells who holds the lock of an attachment, as another process sees it.
+// helpOwner prints the owner of an attachment's lock, as another process sees it.
 func helpOwner(s *Store, args []string) error {
 	pid, err := s.Owner(keyOf(args[0]))
 	tell(fmt.Sprint(pid))
@@ -68,7 +68,7 @@ func (p *process) spawn() {
 	p.t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
 }
 
-// wantLock checks what can be seen of the lock of attachment "a".
+// wantLock checks what other processes see of the lock of attachment "a".
 func wantLock(t *testing.T, s *Store, what string, locked, exists bool, owner int) {
 	t.Helper()
 	if l, e, err := s.Locked(keyOf("a")); l != locked || e != exists || err != nil {
@@ -82,6 +82,10 @@ func wantLock(t *testing.T, s *Store, what string, locked, exists bool, owner in
 func tryAcquire(t *testing.T, s *Store, k Key) *Lock {
 	t.Helper()
 	l, err := s.TryAcquire(k)
+	for end := time.Now().Add(5 * time.Second); errors.Is(err, ErrBusy) && time.Now().Before(end); l, err = s.TryAcquire(k) {
+		// While a test starts a process, all descriptors exist twice for a moment.
+		time.Sleep(time.Millisecond)
+	}
 	check(t, err)
 	t.Cleanup(l.Release)
 	return l
@@ -112,7 +116,8 @@ func TestAcquireExcludes(t *testing.T) {
 	})
 }
 
-// Whoever waits gets the lock once it is free, by Release or by the holder's death.
+// TestAcquireWaits: a waiting process gets the lock once it is free, by Release or by the holder's
+// death.
 func TestAcquireWaits(t *testing.T) {
 	t.Parallel()
 	for name, free := range map[string]func(*process){
@@ -137,7 +142,7 @@ func TestLockHeldByThisProcess(t *testing.T) {
 		t.Errorf("Acquire of a lock that is ours: %v after %v, want ErrBusy at once", err, time.Since(began))
 	}
 	wantLock(t, s, "ours", true, true, os.Getpid())
-	// Looking did not drop it.
+	// Reading the owner did not drop the record lock.
 	start(t, "owner", s.Dir, "a").expect(fmt.Sprint(os.Getpid()))
 	p := start(t, "lock", s.Dir, "a")
 	waiting(t, p, s.LockPath(k))
@@ -146,7 +151,8 @@ func TestLockHeldByThisProcess(t *testing.T) {
 	wantLock(t, s, "given on", true, true, p.cmd.Process.Pid)
 }
 
-// A delegate that outlived its unwind holds the lock, and is told apart from an unwind that lives.
+// TestLockInheritedByADelegate: a delegate that outlived its unwind holds the lock, and can be told
+// apart from an unwind that lives.
 func TestLockInheritedByADelegate(t *testing.T) {
 	t.Parallel()
 	s, k := newStore(t), keyOf("a")
@@ -161,7 +167,8 @@ func TestLockInheritedByADelegate(t *testing.T) {
 	})
 }
 
-// A daemon that a delegate left holding the descriptor does not keep the lock.
+// TestReleaseDespiteADaemon: a daemon that a delegate left with the descriptor does not keep the
+// lock.
 func TestReleaseDespiteADaemon(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
@@ -175,7 +182,47 @@ func TestReleaseDespiteADaemon(t *testing.T) {
 	wantLock(t, s, "taken", true, true, os.Getpid())
 }
 
-func TestForget(t *testing.T) {
+// TestShare: holders of a shared lock exclude Acquire, but not each other. They create no file and
+// are no owner.
+func TestShare(t *testing.T) {
+	t.Parallel()
+	s, k := newStore(t), keyOf("a")
+	other := &Store{Dir: s.Dir}
+	for _, what := range []string{"no folder", "no file"} {
+		if _, err := s.Share(t.Context(), k); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: %v", what, err)
+		}
+		wantLock(t, s, what, false, false, 0)
+		b, err := s.TryAcquire(keyOf("b")) // makes the directory
+		check(t, err)
+		b.Release()
+	}
+
+	p := holding(t, s)
+	busy(t, "Share", 300*time.Millisecond, func(ctx context.Context) error {
+		_, err := s.Share(ctx, k)
+		return err
+	})
+	time.AfterFunc(200*time.Millisecond, func() { p.say("release") })
+	one, err := s.Share(within(t, 10*time.Second), k)
+	check(t, err)
+	two, err := other.Share(within(t, 10*time.Second), k)
+	check(t, err)
+	wantLock(t, &Store{Dir: s.Dir}, "shared", false, true, 0)
+	one.Release()
+	if _, err := (&Store{Dir: s.Dir}).TryAcquire(k); !errors.Is(err, ErrBusy) {
+		t.Errorf("TryAcquire of a lock that is shared: %v", err)
+	}
+	two.Release()
+	tryAcquire(t, s, k)
+
+	check(t, os.Chmod(filepath.Join(s.Dir, locksName), 0o777))
+	if _, err := other.Share(t.Context(), k); err == nil || errors.Is(err, ErrBusy) {
+		t.Errorf("a folder that others can write to: %v", err)
+	}
+}
+
+func TestRemove(t *testing.T) {
 	t.Parallel()
 	s, k := newStore(t), keyOf("a")
 	p := holding(t, s)
@@ -187,7 +234,7 @@ func TestForget(t *testing.T) {
 		}
 		got <- l
 	}()
-	time.Sleep(100 * time.Millisecond) // it waits for the file that is removed now
+	time.Sleep(100 * time.Millisecond) // the process waits for the file that is removed now
 	p.say("forget")
 	p.expect("forgotten")
 	p.say("release")
@@ -199,7 +246,7 @@ func TestForget(t *testing.T) {
 		t.Error("the lock that was taken is not that of the file at the path")
 	}
 	wantLock(t, s, "taken", true, true, os.Getpid())
-	check(t, l.Forget())
+	check(t, l.Remove())
 	if _, err := os.Lstat(s.LockPath(k)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the file is there after Forget: %v", err)
 	}
@@ -218,7 +265,7 @@ func TestMade(t *testing.T) {
 			t.Errorf("the file was made: %t, want %t", l.Made(), want)
 		}
 		if forget {
-			check(t, l.Forget())
+			check(t, l.Remove())
 		}
 	}
 	made(true, false)
@@ -226,13 +273,13 @@ func TestMade(t *testing.T) {
 	made(true, false)
 }
 
-// Who holds a file that is not at the path any more removes no other's.
-func TestForgetOfAnother(t *testing.T) {
+// TestRemoveOfAnother: the holder of a file that is no longer at the path removes no other's file.
+func TestRemoveOfAnother(t *testing.T) {
 	s, k := newStore(t), keyOf("a")
 	mine := tryAcquire(t, s, k)
 	check(t, os.RemoveAll(s.Dir))
 	p := holding(t, s)
-	_ = mine.Forget()
+	_ = mine.Remove()
 	if _, err := os.Lstat(s.LockPath(k)); err != nil {
 		t.Errorf("process %d holds the lock, its file is gone: %v", p.cmd.Process.Pid, err)
 	}
@@ -249,12 +296,13 @@ func TestLockOfALongKey(t *testing.T) {
 	if locked, exists, err := s.Locked(k); !locked || !exists || err != nil {
 		t.Errorf("locked %t, exists %t, %v", locked, exists, err)
 	}
-	// What is joined is not ambiguous.
+	// The joined key is not ambiguous.
 	tryAcquire(t, s, Key{"a", "b", "c"})
 	tryAcquire(t, s, Key{"ab", "", "c"})
 }
 
-// helpRounds takes a lock and gives it back, many times. Alone in the critical section it makes and removes a file.
+// helpRounds takes a lock and releases it, many times. In the critical section it makes and removes
+// a file.
 func helpRounds(s *Store, args []string) error {
 	inside := filepath.Join(filepath.Dir(s.Dir), "inside")
 	k := keyOf("a")
@@ -276,7 +324,7 @@ func helpRounds(s *Store, args []string) error {
 			return fmt.Errorf("round %d: %w", round, err)
 		}
 		if args[0] == "forget" || args[0] == "both" && round%2 == 0 {
-			if err := l.Forget(); err != nil {
+			if err := l.Remove(); err != nil {
 				return fmt.Errorf("round %d: %w", round, err)
 			}
 		}
@@ -304,10 +352,10 @@ func TestRounds(t *testing.T) {
 	}
 }
 
-// TestForgetStray: the lock file of no entry goes, unless it is held; that of an entry stays.
-func TestForgetStray(t *testing.T) {
+// TestRemoveStray: the lock file of no entry goes, unless it is held; that of an entry stays.
+func TestRemoveStrayLocks(t *testing.T) {
 	s := newStore(t)
-	check(t, s.ForgetStray(t.Context())) // without a folder
+	check(t, s.RemoveStrayLocks(t.Context())) // without a directory
 	put(t, s, adding("entry"))
 	for _, id := range []string{"entry", "stray"} {
 		l, err := s.TryAcquire(keyOf(id))
@@ -315,7 +363,7 @@ func TestForgetStray(t *testing.T) {
 		l.Release()
 	}
 	holding(t, s)
-	check(t, s.ForgetStray(t.Context()))
+	check(t, s.RemoveStrayLocks(t.Context()))
 	for id, want := range map[string]bool{"entry": true, "stray": false, "a": true} {
 		_, err := os.Lstat(s.LockPath(keyOf(id)))
 		if got := err == nil; got != want {

@@ -17,14 +17,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Tests that need another process run the test binary again: as one of helpers, which talk with the test by lines, or
-// as the same test in namespaces of its own (see isolate).
+// Tests that need another process run the test binary again: as one of helpers, which exchange
+// lines with the test, or as the same test in namespaces of its own (see isolate).
 const (
 	helperEnv   = "JOURNAL_TEST_HELPER"
 	isolatedEnv = "JOURNAL_TEST_ISOLATED"
 )
 
-// helpers are what a process started by start can be. An error that one returns is told to the test.
+// helpers are the functions that start can run in another process. The test gets an error that one
+// returns.
 var helpers = map[string]func(s *Store, args []string) error{
 	"write":     helpWrite,
 	"crash":     helpCrash,
@@ -52,10 +53,10 @@ func TestMain(m *testing.M) {
 
 var stdin = bufio.NewScanner(os.Stdin)
 
-// tell says a line to the test, in a helper.
+// tell sends a line to the test, from a helper.
 func tell(line string) { fmt.Println(line) }
 
-// await waits for a line from the test, in a helper. A test that ended takes its helpers with it.
+// await waits in a helper for a line from the test. When the test ends, its helpers end too.
 func await() string {
 	if !stdin.Scan() {
 		os.Exit(2)
@@ -63,7 +64,7 @@ func await() string {
 	return stdin.Text()
 }
 
-// process is a helper as the test sees it.
+// process is the test's side of a helper.
 type process struct {
 	t     *testing.T
 	cmd   *exec.Cmd
@@ -71,7 +72,7 @@ type process struct {
 	lines chan string
 }
 
-// start starts a helper on a journal's folder.
+// start starts a helper on a journal's directory.
 func start(t *testing.T, name, dir string, args ...string) *process {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], append([]string{dir}, args...)...)
@@ -124,15 +125,15 @@ func (p *process) kill() {
 	_ = p.cmd.Wait()
 }
 
-// wait waits for the end of a helper that ends by itself.
+// wait waits until a helper ends by itself.
 func (p *process) wait() error {
 	for range p.lines {
 	}
 	return p.cmd.Wait()
 }
 
-// isolate runs the calling test again, in a mount and a network namespace of its own, so that nothing of the host is
-// touched. It returns true there and false here.
+// isolate runs the calling test again in a mount and a network namespace of its own, so that it
+// does not touch the host. It returns true there and false here.
 func isolate(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(isolatedEnv) != "" {
@@ -165,7 +166,7 @@ func check(t testing.TB, err error) {
 	}
 }
 
-// newStore returns a journal in a folder that is not there yet.
+// newStore returns a journal in a directory that does not exist yet.
 func newStore(t testing.TB) *Store {
 	t.Helper()
 	return &Store{Dir: filepath.Join(t.TempDir(), "state")}
@@ -219,7 +220,7 @@ func idsOf(t testing.TB, s *Store) (ids []string) {
 	return ids
 }
 
-// raw changes a journal behind its back.
+// raw changes a journal's file directly by bbolt.
 func raw(t testing.TB, s *Store, fn func(*bolt.Tx) error) {
 	t.Helper()
 	db, err := bolt.Open(s.Path(), 0o600, &bolt.Options{Timeout: time.Second})
@@ -230,7 +231,7 @@ func raw(t testing.TB, s *Store, fn func(*bolt.Tx) error) {
 
 func keyOf(id string) Key { return Key{Network: "podnet", ContainerID: id, IfName: "eth0"} }
 
-// adding returns a small entry, of one generation that claims some addresses.
+// adding returns a small entry with one generation that claims some addresses.
 func adding(id string, addresses ...string) *Entry {
 	g := Generation{Path: "/opt/cni/bin", CNIVersion: "1.0.0", Steps: []Step{{Type: "bridge", Config: []byte(`{}`)}}}
 	for _, a := range addresses {
@@ -239,7 +240,7 @@ func adding(id string, addresses ...string) *Entry {
 	return &Entry{Key: keyOf(id), State: Adding, Generations: []Generation{g}}
 }
 
-// within returns a context that ends with the time.
+// within returns a context that ends after d.
 func within(t testing.TB, d time.Duration) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), d)

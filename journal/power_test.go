@@ -16,25 +16,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// longEnv has tests that can go on for long do so: make proof.
+// longEnv lets long tests run in full: make proof.
 const longEnv = "UNWIND_TEST_LONG"
 
-// mark says how far a program is: it is in, or has done, a step.
+// mark says how far a program is: in a step, or past it.
 type mark struct {
 	step int
 	done bool
 }
 
-// powerStep is something that a program does to a journal, one Update at most.
+// powerStep is one operation on a journal, with at most one Update.
 type powerStep struct {
 	name string
 	do   func(s *Store) error
-	// damages: it harms the file, and syncs it. What was promised before is lost, the file is kept.
+	// damages: the step damages the file and syncs it. Earlier promises are void; the file is kept.
 	damages bool
 }
 
-// powerSteps is a life of a journal: ADDs, which write an intent, claims and what became of it, DELs, tombstones, history,
-// counters, attachments' locks, more entries than fit into the file, fewer, and twice a damage from which a fresh one begins.
+// powerSteps is the life of a journal: ADDs, which write an intent, claims and an outcome; DELs,
+// tombstones, history, counters, attachments' locks, more entries than fit into the file, then
+// fewer. Twice the file is damaged and a new one begun.
 func powerSteps() (steps []powerStep) {
 	step := func(name string, do func(s *Store) error) { steps = append(steps, powerStep{name: name, do: do}) }
 	tx := func(name string, fn func(*Tx) error) {
@@ -59,7 +60,7 @@ func powerSteps() (steps []powerStep) {
 	add("b", "10.0.0.2", "fd00::2")
 	del("a")
 	tx("tombstone of b", func(tx *Tx) error {
-		return errors.Join(tx.Delete(keyOf("b")), tx.Bury(Tombstone{Key: keyOf("b"), Reason: "swept"}),
+		return errors.Join(tx.Delete(keyOf("b")), tx.PutTombstone(Tombstone{Key: keyOf("b"), Reason: "swept"}),
 			tx.Record(Event{Key: keyOf("b"), Kind: Swept, Reason: "why"}), tx.Count("swept", "why"))
 	})
 	step("lock of c", func(s *Store) error {
@@ -68,7 +69,7 @@ func powerSteps() (steps []powerStep) {
 			return err
 		}
 		defer l.Release()
-		return l.Forget()
+		return l.Remove()
 	})
 	for i := range 3 {
 		tx(fmt.Sprintf("many, %d", i), func(tx *Tx) error {
@@ -83,7 +84,7 @@ func powerSteps() (steps []powerStep) {
 	add("c", "10.0.0.1")
 	tx("few", func(tx *Tx) error {
 		for n := range 30 {
-			if err := errors.Join(tx.Delete(big(n).Key), tx.Bury(Tombstone{Key: big(n).Key})); err != nil {
+			if err := errors.Join(tx.Delete(big(n).Key), tx.PutTombstone(Tombstone{Key: big(n).Key})); err != nil {
 				return err
 			}
 		}
@@ -98,7 +99,7 @@ func powerSteps() (steps []powerStep) {
 	return steps
 }
 
-// changing changes an entry that is there.
+// changing changes an existing entry.
 func changing(id string, fn func(*Entry)) func(*Tx) error {
 	return func(tx *Tx) error {
 		e, err := tx.Get(keyOf(id))
@@ -110,7 +111,7 @@ func changing(id string, fn func(*Entry)) func(*Tx) error {
 	}
 }
 
-// helpPower lives the life of a journal. It tells the test when it begins one, and when it is done.
+// helpPower runs powerSteps. It tells the test when a step begins, and when it is done.
 func helpPower(s *Store, _ []string) error {
 	for _, step := range powerSteps() {
 		tell("begin")
@@ -124,40 +125,48 @@ func helpPower(s *Store, _ []string) error {
 	return nil
 }
 
-// power is a journal that was lived on a disk that notes all, and what was promised after each step.
+// power is a journal whose life ran on a disk that records every change, with the content promised
+// after each step.
 type power struct {
 	*testing.T
 	*disk
 	steps    []powerStep
-	promised []string          // by step: all that an Update has said is written
-	damaged  map[string][]byte // by the name of its step: the bytes that are to be kept
+	promised []string          // by step: all that Updates have promised
+	damaged  map[string][]byte // by the name of its step: the bytes that must be kept
 	seed     uint64
 	states   atomic.Int64
 	dirs     atomic.Int64
 }
 
-// TestPowerLoss loses the power at every sync, and after every step, of a journal's life, and sees what the disk may hold
-// then. It runs the real program on a file system that notes what the kernel asks of it, so whatever bbolt and we write is
-// there, in its order, and puts together from that the disks that there may be. The disk is one that keeps what was synced,
-// and no more than that for sure:
+// TestPowerLoss loses the power at every sync and after every step of a journal's life, and checks
+// each disk that may be left. It runs the real program on a file system that records the kernel's
+// requests, so it has all writes of bbolt and unwind, in order. From them it builds the possible
+// disks. A disk keeps what was synced, and otherwise:
 //
-//   - of the pages written since the last sync of their file, any may be there and any not, in whatever order they were
-//     written: up to eight in all combinations, else in those of one after the other, one alone, one missing, and some by chance
-//   - a page may be there in part: sectors of 512 bytes, the first or the last ones, or any by chance
-//   - a file's size changes apart from what is in it
-//   - a name that was given, changed or taken is there for sure when its folder was synced; the sync of a file says
-//     nothing of its name, nor of the folder that the folder is in
+//   - of the pages written since the last sync of their file, any may be there and any not, in
+//     any order: up to eight in all combinations, else the first ones, one alone, one missing, and
+//     some at random
+//   - a page may be there in part: sectors of 512 bytes, the first or the last ones, or any at
+//     random
+//   - the size of a file changes apart from its content
+//   - a name that was given, changed or removed is certain once its directory is synced; the
+//     sync of a file covers neither its name nor the directory above its directory
 //
-// Of each such disk the journal is opened, read, written to and read again, and holds exactly what the last Update that
-// returned nil has promised, or with it all of the one that was under way, whole by bbolt's check and ours. Nothing is set aside
-// but what was damaged on purpose, and that is kept for good. Each day some of the disks are tried, with UNWIND_TEST_LONG all
-// of them; -seed has other ones by chance.
+// The test opens, reads, writes and rereads the journal of each disk. The journal holds exactly
+// what the last Update that returned nil promised, or in addition all of the one under way, and is
+// whole by bbolt's check and unwind's. Only a file that a step damaged is set aside, and it is kept
+// for good. A normal run tries some of the disks, UNWIND_TEST_LONG all; -seed picks other ones at
+// random.
 //
-// It does not prove that a disk keeps what it has acknowledged a flush of, that a file system's sync and rename do what is said
-// above, or what is after a sync that failed. What is never synced, locks and the stamp in the queue's file, is there or not by
-// chance; that a stamp of an earlier boot does not count is left to TestStamp. Two processes write one after the other, and
-// the first is killed in its creation of the file.
+// It does not prove that a disk keeps what it acknowledged a flush of, that a file system's sync
+// and rename do what is said above, or what follows a failed sync. Locks and the stamp in the
+// queue's file are never synced, so they are there or not at random; TestStamp shows that a stamp
+// of an earlier boot does not count. Two processes write one after the other, and the first is
+// killed while it creates the file.
 func TestPowerLoss(t *testing.T) {
+	if testing.Short() {
+		t.Skip("hundreds of disks: make test")
+	}
 	if !isolate(t) {
 		return
 	}
@@ -191,7 +200,7 @@ func (p *power) syncs() (n int) {
 	return n
 }
 
-// live has helpPower live a journal, and notes what is promised.
+// live has helpPower run, and records what is promised.
 func (p *power) live(killed string) {
 	mnt := p.TempDir()
 	p.disk = mountDisk(p.T, mnt)
@@ -225,7 +234,7 @@ func (p *power) live(killed string) {
 	}
 }
 
-// contents returns all that a journal holds but for its format, as text; "" if that is nothing.
+// contents returns all that a journal holds except its format, as text; "" if it holds nothing.
 func contents(s *Store) (text string, err error) {
 	err = s.View(context.Background(), func(tx *Tx) error {
 		if tx.btx == nil {
@@ -279,7 +288,7 @@ func (p *power) stepName(i int) string {
 	return p.steps[i].name
 }
 
-// reopen uses the journal on a disk, and returns what is wrong with it.
+// reopen uses the journal on a disk and returns what is wrong with it.
 func (p *power) reopen(dir string, l lost) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -317,7 +326,7 @@ func (p *power) reopen(dir string, l lost) (err error) {
 	return nil
 }
 
-// use writes to the journal, as an ADD does, and sees that all is there that was there before.
+// use writes to the journal as an ADD does, and checks that the earlier content is still there.
 func (p *power) use(s *Store) error {
 	var before []*Entry
 	e := adding("after", "10.9.9.9")
@@ -348,13 +357,14 @@ func (p *power) use(s *Store) error {
 	})
 }
 
-// mayBeDamaged says whether the file may be one that a step has damaged: in that step, or until the next is done.
+// mayBeDamaged reports whether the file may be one that a step damaged: in that step, or until the
+// next one is done.
 func (p *power) mayBeDamaged(at mark) bool {
 	return at.step >= 0 && (p.steps[at.step].damages || !at.done && at.step > 0 && p.steps[at.step-1].damages)
 }
 
-// mayHold says whether a journal may hold something: what the last step that is done has promised, or that which is under
-// way. One that was damaged holds nothing, or is not there.
+// mayHold reports whether a journal may hold this content: what the last finished step promised, or
+// the step under way. A damaged journal holds nothing, or does not exist.
 func (p *power) mayHold(at mark, text string) bool {
 	switch {
 	case at.step < 0:

@@ -19,30 +19,30 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// page and sector are what a disk writes as a whole: a page that was not flushed may be there in part, a sector may not.
+// page and sector are the units of a disk: an unflushed page may be written in part, a sector not.
 const (
 	page   = 4096
 	sector = 512
 )
 
-// rootFolder is the number of the folder that is there, for good, before anything else is.
+// rootFolder is the number of the root directory, which always exists.
 const rootFolder = 1
 
-// change is one thing that a program did to a file or folder, as the kernel gave it to the file system. They are of four
-// kinds: to write a page, or a part of one; to set a size, which a write behind the end does too, apart from its pages; to
-// give, or with a target of zero to take, a name in a folder; and to sync, without which no other is on the disk for sure. A
-// rename is one change.
+// change is one change of a file or directory, as the kernel requested it. There are four kinds:
+// write a page or a part of it; set a size, which a write behind the end does too, apart from its
+// pages; set a name in a directory, or remove it (target zero); sync, which alone makes the others
+// certain. A rename is one change.
 type change struct {
 	kind   changeKind
-	file   int // the number of the file or folder that is changed
+	file   int // the number of the changed file or directory
 	at     int64
 	data   []byte
 	size   int64
-	old    string // the name that goes
-	name   string // the name that comes
-	target int    // the file that name is of
+	old    string // the name removed
+	name   string // the name set
+	target int    // the file that the name refers to
 	made   bool   // name is new
-	folder bool   // it is that of a folder
+	folder bool   // the name is a directory's
 	mark   mark
 }
 
@@ -53,10 +53,10 @@ const (
 	resized
 	renamed
 	synced
-	marked // by the test: nothing on the disk
+	marked // by the test: not on the disk
 )
 
-// image is what a disk holds, files and folders by number.
+// image is the content of a disk, files and directories by number.
 type image struct {
 	folders map[int]map[string]int
 	files   map[int][]byte
@@ -77,7 +77,7 @@ func (i *image) clone() *image {
 
 func (i *image) apply(c change) {
 	switch c.kind {
-	case wrote: // what is behind the end of the file is nowhere
+	case wrote: // data behind the end of the file is lost
 		old := i.files[c.file]
 		if c.at >= int64(len(old)) {
 			return
@@ -119,7 +119,7 @@ func (i *image) find(path string) []byte {
 	return append([]byte{}, i.files[file]...)
 }
 
-// names returns the names in a folder of the root that match a pattern.
+// names returns the names in a directory of the root that match a pattern.
 func (i *image) names(folder, pattern string) (names []string) {
 	for name := range i.folders[i.folders[rootFolder][folder]] {
 		if ok, _ := filepath.Match(pattern, name); ok {
@@ -130,7 +130,7 @@ func (i *image) names(folder, pattern string) (names []string) {
 	return names
 }
 
-// write puts what the disk holds into a folder that is not there.
+// write writes the disk's content into a directory that does not exist yet.
 func (i *image) write(dir string) error { return i.writeFolder(rootFolder, dir) }
 
 func (i *image) writeFolder(n int, dir string) error {
@@ -150,7 +150,7 @@ func (i *image) writeFolder(n int, dir string) error {
 	return nil
 }
 
-// sum is that of all that can be found on the disk, by its name.
+// sum is a hash of all that can be reached on the disk by name.
 func (i *image) sum(seed maphash.Seed) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
@@ -167,17 +167,17 @@ func (i *image) sumFolder(h *maphash.Hash, n int) {
 	}
 }
 
-// disk is a file system that notes all changes, in the order in which they are made. Behind it is memory: nothing is ever
-// lost for the program that uses it. It knows what a journal needs.
+// disk is a file system that records all changes in order. Its files are in memory, and the program
+// that uses it never loses any. It has the operations that a journal needs.
 type disk struct {
 	mu   sync.Mutex
 	now  *image // as a program sees it
 	log  []change
-	last int // the last number that was given
+	last int // the last number given
 }
 
-// mountDisk mounts a disk, for as long as the test runs. Who uses it is another process: one that waits for itself in a
-// fault of memory never ends.
+// mountDisk mounts a disk for the duration of the test. Another process must use it: a process that
+// waits for itself in a page fault never ends.
 func mountDisk(t *testing.T, path string) *disk {
 	t.Helper()
 	d := &disk{now: newImage(), last: rootFolder}
@@ -202,14 +202,14 @@ func (d *disk) note(changes ...change) {
 	d.log = append(d.log, changes...)
 }
 
-// mark notes how far the program is.
+// mark records how far the program is.
 func (d *disk) mark(m mark) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.note(change{kind: marked, mark: m})
 }
 
-// diskFile is a file or a folder.
+// diskFile is a file or a directory.
 type diskFile struct {
 	fs.Inode
 	disk   *disk
@@ -276,7 +276,7 @@ func (f *diskFile) make(ctx context.Context, name string, folder bool, out *fuse
 	return f.NewInode(ctx, made, fs.StableAttr{Mode: out.Mode, Ino: uint64(made.number)})
 }
 
-// Rename is within a folder only.
+// Rename works only within a directory.
 func (f *diskFile) Rename(_ context.Context, name string, parent fs.InodeEmbedder, newName string, flags uint32) syscall.Errno {
 	if parent.EmbeddedInode() != f.EmbeddedInode() || flags != 0 {
 		return syscall.EXDEV
@@ -323,8 +323,8 @@ func (f *diskFile) Write(_ context.Context, _ fs.FileHandle, data []byte, off in
 	return written, 0
 }
 
-// Fsync is fsync and fdatasync, of a file or a folder. fdatasync leaves out what is not needed to read the data again; the size
-// is (fdatasync(2)).
+// Fsync is fsync and fdatasync, of a file or a directory. fdatasync leaves out metadata that is not
+// needed to read the data again; the size is needed (fdatasync(2)).
 func (f *diskFile) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errno {
 	f.disk.mu.Lock()
 	defer f.disk.mu.Unlock()

@@ -14,10 +14,10 @@ type lost struct {
 	name    string
 	image   *image
 	at      mark
-	damaged []string // names of the steps that have damaged the file
+	damaged []string // names of the steps that damaged the file
 }
 
-// keeps says whether a file with this content is there, as the journal or set aside.
+// keeps reports whether a file with this content is there, as the journal or set aside.
 func (l lost) keeps(data []byte) bool {
 	for _, name := range l.image.names("state", fileName+"*") {
 		if bytes.Equal(l.image.find("state/"+name), data) {
@@ -27,7 +27,7 @@ func (l lost) keeps(data []byte) bool {
 	return false
 }
 
-// disksOf calls yield for each disk that there may be after a loss of power, once.
+// disksOf calls yield once for each disk that a loss of power may leave.
 func (p *power) disksOf(yield func(lost) bool) {
 	var pending []change
 	kept := newImage()
@@ -71,8 +71,9 @@ func (p *power) disksOf(yield func(lost) bool) {
 	}
 }
 
-// databases returns the numbers of all files that ever were a journal, or were to be, and of all folders but that of the
-// attachments' locks. What else there is, locks and the stamp in the queue's file, is never synced: nothing relies on it.
+// databases returns the numbers of all files that ever were a journal or were becoming one, and of
+// all directories except that of the attachments' locks. Locks and the stamp in the queue's file
+// are never synced: nothing relies on them.
 func (p *power) databases() map[int]bool {
 	db := map[int]bool{rootFolder: true}
 	for _, c := range p.log {
@@ -83,17 +84,17 @@ func (p *power) databases() map[int]bool {
 	return db
 }
 
-// ours says whether a change matters to what a journal holds.
+// ours reports whether a change matters to the content of a journal.
 func ours(c change, db map[int]bool) bool {
 	return db[c.file] && (c.kind != renamed || c.folder || strings.HasPrefix(c.name+c.old, fileName))
 }
 
-// way says how much of each of our changes since the syncs is on the disk: a bit for each sector.
+// way says how much of each relevant change since the syncs is on the disk: a bit for each sector.
 type way []uint8
 
 const whole = 0xff
 
-// choices returns those that are tried, see TestPowerLoss.
+// choices returns the ways to try: see TestPowerLoss.
 func choices(pending []change, db map[int]bool, random *rand.Rand) (all []way) {
 	var units []change
 	for _, c := range pending {
@@ -144,7 +145,7 @@ func choices(pending []change, db map[int]bool, random *rand.Rand) (all []way) {
 		}
 		for k := 1; k < page/sector; k++ {
 			for _, sectors := range []uint8{1<<k - 1, whole << k} {
-				for _, others := range []int{n, u} { // all, or those before
+				for _, others := range []int{n, u} { // all, or the earlier ones
 					add(func(i int) uint8 {
 						switch {
 						case i == u:
@@ -169,7 +170,8 @@ func choices(pending []change, db map[int]bool, random *rand.Rand) (all []way) {
 	return all
 }
 
-// apply makes the changes to a disk. Those that are not ours are there or not, by chance. It returns a name for what it did.
+// apply applies the changes to a disk, other files' changes at random. It returns a name for what
+// it did.
 func (w way) apply(i *image, pending []change, db map[int]bool, random *rand.Rand) string {
 	var name strings.Builder
 	unit := 0

@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// helpIncrement counts up in an entry, as often as it is told.
+// helpIncrement increments a counter in an entry, as often as args say.
 func helpIncrement(s *Store, args []string) error {
 	times, err := strconv.Atoi(args[0])
 	if err != nil {
@@ -60,7 +60,7 @@ func TestNoWriteIsLost(t *testing.T) {
 	}
 }
 
-// helpTransact puts an entry and stays in the transaction until it is told to go on.
+// helpTransact puts an entry and stays in the transaction until the test lets it continue.
 func helpTransact(s *Store, args []string) error {
 	err := s.Update(context.Background(), func(tx *Tx) error {
 		tell("in")
@@ -73,7 +73,7 @@ func helpTransact(s *Store, args []string) error {
 	return err
 }
 
-// busy sees that a wait ends with ErrBusy, at its deadline and not later.
+// busy checks that a wait ends with ErrBusy, at its deadline and not later.
 func busy(t *testing.T, what string, deadline time.Duration, wait func(context.Context) error) {
 	t.Helper()
 	began := time.Now()
@@ -85,6 +85,9 @@ func busy(t *testing.T, what string, deadline time.Duration, wait func(context.C
 }
 
 func TestStoppedInATransaction(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits for MaxWait: make test")
+	}
 	t.Parallel()
 	s := newStore(t)
 	put(t, s, adding("a"))
@@ -105,6 +108,43 @@ func TestStoppedInATransaction(t *testing.T) {
 	put(t, s, adding("c"))
 	if diff := cmp.Diff([]string{"a", "b", "c"}, idsOf(t, s)); diff != "" {
 		t.Errorf("entries after SIGCONT (-want +got):\n%s", diff)
+	}
+}
+
+// TestMovingQueue: writers and readers wait longer than MaxWait for a queue that moves.
+func TestMovingQueue(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits for MaxWait: make test")
+	}
+	t.Parallel()
+	s := newStore(t)
+	put(t, s, adding("a"))
+	var ahead []*process
+	for i := range 3 {
+		p := start(t, "transact", s.Dir, fmt.Sprint("b", i))
+		if i == 0 {
+			p.expect("in")
+		} else {
+			waiting(t, p, filepath.Join(s.Dir, queueName))
+		}
+		ahead = append(ahead, p)
+	}
+	done := make(chan error, 2)
+	go func() { done <- s.Update(t.Context(), func(tx *Tx) error { return tx.Put(adding("c")) }) }()
+	go func() { done <- s.View(t.Context(), look) }()
+	time.Sleep(500 * time.Millisecond)
+	for i, p := range ahead {
+		if i > 0 {
+			p.expect("in")
+		}
+		time.Sleep(MaxWait * 2 / 5)
+		p.say("go on")
+		p.expect("done")
+	}
+	for range 2 {
+		if err := <-done; err != nil {
+			t.Errorf("after %s of others' transactions: %v", MaxWait*6/5, err)
+		}
 	}
 }
 
@@ -151,7 +191,8 @@ func TestFolderRemovedBetween(t *testing.T) {
 	}
 }
 
-// Who waits for a queue that is removed writes to no file that nobody will find.
+// TestFolderRemovedWhileWaiting: a process that waits for a queue that is removed does not write to
+// the lost file.
 func TestFolderRemovedWhileWaiting(t *testing.T) {
 	s := newStore(t)
 	put(t, s, adding("a"))
@@ -175,7 +216,8 @@ func TestFolderRemovedWhileWaiting(t *testing.T) {
 	}
 }
 
-// Who waits for a queue that is replaced goes to the end of the new one.
+// TestFolderReplacedWhileWaiting: a process that waits for a queue that is replaced queues at the
+// new one.
 func TestFolderReplacedWhileWaiting(t *testing.T) {
 	s := newStore(t)
 	put(t, s, adding("a"))
@@ -197,7 +239,7 @@ func TestFolderReplacedWhileWaiting(t *testing.T) {
 	}
 }
 
-// helpSetAside damages the file while it is in a transaction, and puts an entry into the new one.
+// helpSetAside damages the file during a transaction, and puts an entry into the new one.
 func helpSetAside(s *Store, args []string) error {
 	try := 0
 	err := s.Update(context.Background(), func(tx *Tx) error {
@@ -217,7 +259,7 @@ func helpSetAside(s *Store, args []string) error {
 	return err
 }
 
-// Who waits while the file is set aside writes to the new one.
+// TestSetAsideWhileWaiting: a process that waits while the file is set aside writes to the new one.
 func TestSetAsideWhileWaiting(t *testing.T) {
 	s := newStore(t)
 	populate(t, s)

@@ -13,15 +13,15 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// FuzzRecords reads what a damaged file may hold in any bucket, and goes on writing beside it: nothing panics, what stood
-// beside it is found, and the next write of the same attachment puts it right.
+// FuzzRecords reads any bytes in any bucket, and writes beside them. Nothing panics, the records
+// beside them are found, and the next write of the same attachment repairs them.
 func FuzzRecords(f *testing.F) {
 	all := [][]byte{bucketMeta, bucketEntries, bucketPods, bucketAddresses, bucketTombstones, bucketBuried, bucketHistory, bucketCounters}
 	s := newStore(f)
 	beside := adding("beside", "10.0.0.2")
 	beside.Pod = Pod{Namespace: "ns", Name: "pod"}
 	update(f, s, func(tx *Tx) error {
-		return errors.Join(tx.Put(beside), tx.Bury(Tombstone{Key: keyOf("buried")}), tx.Record(Event{Key: keyOf("x")}), tx.Count("c", "l"))
+		return errors.Join(tx.Put(beside), tx.PutTombstone(Tombstone{Key: keyOf("buried")}), tx.Record(Event{Key: keyOf("x")}), tx.Count("c", "l"))
 	})
 	tombstone, err := json.Marshal(Tombstone{Key: keyOf("a"), BootID: "b"})
 	check(f, err)
@@ -72,10 +72,10 @@ func FuzzRecords(f *testing.F) {
 	})
 }
 
-// errUndo ends a transaction that is to leave nothing.
+// errUndo rolls a transaction back.
 var errUndo = errors.New("undo")
 
-// readAll reads all that a transaction can, and expects of what is damaged that it says so.
+// readAll reads all that a transaction can, and expects an error for each damaged record.
 func readAll(t *testing.T, tx *Tx, k Key) {
 	t.Helper()
 	known := func(err error) {
@@ -103,13 +103,13 @@ func readAll(t *testing.T, tx *Tx, k Key) {
 	_ = tx.Check()
 }
 
-// rewrite has the attachment added, removed, and buried, whatever there was.
+// rewrite adds and removes the attachment and puts its tombstone, whatever was there.
 func rewrite(t *testing.T, tx *Tx, k Key) {
 	t.Helper()
 	e := adding("a", "10.0.0.3")
 	e.Key = k
 	if old, _ := tx.Get(k); old != nil && CheckEdge(old.State, e.State) != nil {
-		return // it says that it is live, or what no release writes
+		return // it claims to be live, or in a state that no release writes
 	}
 	if err := tx.Put(e); err != nil {
 		if utf8.Valid(encodeKey(k)) {
@@ -123,7 +123,7 @@ func rewrite(t *testing.T, tx *Tx, k Key) {
 	if found, err := tx.ByAddress(netip.MustParseAddr("10.0.0.3")); err != nil || len(found) != 1 {
 		t.Errorf("by address: %d, %v", len(found), err)
 	}
-	if err := errors.Join(tx.Delete(k), tx.Bury(Tombstone{Key: k, BootID: "b"}), tx.Record(Event{Key: k}), tx.Count("c", "l")); err != nil {
+	if err := errors.Join(tx.Delete(k), tx.PutTombstone(Tombstone{Key: k, BootID: "b"}), tx.Record(Event{Key: k}), tx.Count("c", "l")); err != nil {
 		t.Errorf("DEL: %v", err)
 		return
 	}
@@ -132,7 +132,7 @@ func rewrite(t *testing.T, tx *Tx, k Key) {
 	}
 }
 
-// findBeside expects the entry that is not damaged, by all that lead to it and were not written over.
+// findBeside expects to find the undamaged entry by every index key that was not overwritten.
 func findBeside(t *testing.T, tx *Tx, beside *Entry, bucket, key []byte) {
 	t.Helper()
 	if string(bucket) == string(bucketEntries) && string(key) == string(encodeKey(beside.Key)) {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// What a transaction left is not read whole again; what anything else left is.
+// TestStamp: a transaction verifies the whole file, unless another transaction left it so.
 func TestStamp(t *testing.T) {
 	for _, tt := range []struct {
 		name   string

@@ -10,8 +10,9 @@ import (
 
 var states = []State{Gone, Adding, Live, Unwinding, Removing}
 
-// legal lists the changes of state that are allowed: adding → live → removing → gone, adding → unwinding → gone, a step
-// within each state that has them, a DEL of what the journal does not know, a new generation over an old one.
+// legal lists the allowed changes of state: adding → live → removing → gone, adding → unwinding →
+// gone, a step within each state that has them, a DEL of an attachment that the journal does not
+// know, a new generation over an old one.
 var legal = [][2]State{
 	{Gone, Adding}, {Gone, Removing},
 	{Adding, Adding}, {Adding, Live}, {Adding, Unwinding}, {Adding, Removing}, {Adding, Gone},
@@ -20,7 +21,7 @@ var legal = [][2]State{
 	{Removing, Removing}, {Removing, Gone}, {Removing, Adding},
 }
 
-// A state of a newer release is not known to end in nothing.
+// TestDeleteOfAnUnknownState: Delete refuses an entry in a state that only a newer release knows.
 func TestDeleteOfAnUnknownState(t *testing.T) {
 	s := newStore(t)
 	e := adding("a")
@@ -37,7 +38,7 @@ func TestDeleteOfAnUnknownState(t *testing.T) {
 	}
 }
 
-// ways lists how an attachment gets from nothing to a state.
+// ways lists how an attachment gets from Gone to a state.
 var ways = map[State][]State{
 	Gone: nil, Adding: {Adding}, Live: {Adding, Live}, Unwinding: {Adding, Unwinding}, Removing: {Removing},
 }
@@ -53,13 +54,13 @@ func TestCheckEdge(t *testing.T) {
 	}
 }
 
-// An illegal change is refused by the transaction that tries it, and leaves the entry as it was.
+// TestIllegalChange: a transaction refuses an illegal change and leaves the entry as it was.
 func TestIllegalChange(t *testing.T) {
 	s := newStore(t)
 	for _, from := range states {
 		for _, to := range states {
 			if from == Gone && to == Gone {
-				continue // Delete of nothing is no change
+				continue // Delete of no entry is no change
 			}
 			t.Run(string(from)+" to "+string(to), func(t *testing.T) {
 				e := adding(string(from)+"-"+string(to), "10.0.0.1")

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listing returns what is under a folder: of each file its mode, owner, size, time of change and content.
+// listing returns the mode, owner, size, time of change and content of each file below a directory.
 func listing(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	files := map[string]string{}
@@ -44,7 +44,7 @@ func listing(t testing.TB, dir string) map[string]string {
 	return files
 }
 
-// untouched returns a function that sees that nothing under a folder was changed since.
+// untouched returns a function that checks that nothing below a directory has changed since.
 func untouched(t testing.TB, dir string) func() {
 	t.Helper()
 	before := listing(t, dir)
@@ -56,12 +56,12 @@ func untouched(t testing.TB, dir string) func() {
 	}
 }
 
-// look does all that can be done in a View: it reads all entries, and looks some of them up.
+// look does all that a View can: it reads all entries, and looks some of them up.
 func look(tx *Tx) error {
 	n := 0
 	visit := func(e *Entry, err error) error {
 		if n++; err != nil || n%8 != 1 {
-			return nil // a damaged one is no error here
+			return nil // a damaged entry is no error here
 		}
 		_, err = tx.Get(e.Key)
 		_, errPod := tx.ByPod(e.Pod)
@@ -126,7 +126,7 @@ func TestViewCannotWrite(t *testing.T) {
 	for name, fn := range map[string]func(*Tx) error{
 		"Put":    func(tx *Tx) error { return tx.Put(adding("b")) },
 		"Delete": func(tx *Tx) error { return tx.Delete(keyOf("a")) },
-		"Bury":   func(tx *Tx) error { return tx.Bury(Tombstone{Key: keyOf("a")}) },
+		"Bury":   func(tx *Tx) error { return tx.PutTombstone(Tombstone{Key: keyOf("a")}) },
 	} {
 		if err := s.View(t.Context(), fn); err == nil {
 			t.Errorf("%s in a View: no error", name)
@@ -173,7 +173,7 @@ func TestModes(t *testing.T) {
 	for _, umask := range []string{"0", "022", "077", "0777"} {
 		t.Run(umask, func(t *testing.T) {
 			if umask == "0777" {
-				needRoot(t) // who else could open what has mode 0
+				needRoot(t) // only root opens a file of mode 0
 			}
 			s := newStore(t)
 			s.Dir = filepath.Join(s.Dir, "made", "too")
@@ -201,23 +201,24 @@ func TestModes(t *testing.T) {
 	}
 }
 
-// What could let another user write the journal, or have it written elsewhere, is refused, and not touched.
+// TestRefused: the store refuses, and does not touch, anything that could let another user write
+// the journal or redirect it.
 func TestRefused(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		prepare func(t *testing.T, s *Store)
 		want    string // in the error
-		views   bool   // a View need not be refused
+		views   bool   // a View may accept it
 	}{
 		{"relative", func(_ *testing.T, s *Store) { s.Dir = "state" }, "absolute", true},
 		{"folder is a link", func(t *testing.T, s *Store) {
 			check(t, os.Rename(s.Dir, s.Dir+".real"))
 			check(t, os.Symlink(s.Dir+".real", s.Dir))
-		}, "not a folder", false},
+		}, "not a directory", false},
 		{"folder is a link to an empty folder", func(t *testing.T, s *Store) {
 			s.Dir += ".link"
 			check(t, os.Symlink(t.TempDir(), s.Dir))
-		}, "not a folder", true},
+		}, "not a directory", true},
 		{"folder is a file", func(t *testing.T, s *Store) {
 			s.Dir += ".file"
 			check(t, os.WriteFile(s.Dir, nil, 0o600))
@@ -239,7 +240,7 @@ func TestRefused(t *testing.T) {
 		{"locks is a link", func(t *testing.T, s *Store) {
 			check(t, os.RemoveAll(filepath.Join(s.Dir, locksName)))
 			check(t, os.Symlink(t.TempDir(), filepath.Join(s.Dir, locksName)))
-		}, "not a folder", true},
+		}, "not a directory", true},
 		{"file is a folder", func(t *testing.T, s *Store) {
 			check(t, os.Rename(s.Path(), s.Path()+".real"))
 			check(t, os.Mkdir(s.Path(), 0o700))
@@ -308,7 +309,7 @@ func TestLockPlantedAsLink(t *testing.T) {
 	}
 }
 
-// An error of fn comes back as it is, and nothing is written.
+// TestErrorOfCaller: an error of fn comes back unchanged, and nothing is written.
 func TestErrorOfCaller(t *testing.T) {
 	s := newStore(t)
 	put(t, s, adding("a"))
@@ -329,7 +330,8 @@ func TestErrorOfCaller(t *testing.T) {
 	}
 }
 
-// A panic of fn ends in an error, nothing is written, nothing is locked and the file stays where it is.
+// TestPanicOfCaller: a panic of fn becomes an error. Nothing is written, nothing stays locked, and
+// the file stays in place.
 func TestPanicOfCaller(t *testing.T) {
 	s := newStore(t)
 	put(t, s, adding("a"))
@@ -362,7 +364,7 @@ func setAside(t testing.TB, s *Store) []string {
 	return aside
 }
 
-// writeFormat makes a journal say of itself what a release would.
+// writeFormat sets the format record of a journal.
 func writeFormat(t *testing.T, s *Store, value string) {
 	t.Helper()
 	raw(t, s, func(btx *bolt.Tx) error { return btx.Bucket(bucketMeta).Put(keyFormat, []byte(value)) })
@@ -408,7 +410,7 @@ func TestFormat(t *testing.T) {
 	}
 }
 
-// A new format of bbolt itself is one that we cannot read.
+// TestNewerBbolt: a newer format of bbolt itself is ErrNewer.
 func TestNewerBbolt(t *testing.T) {
 	s := newStore(t)
 	put(t, s, adding("a"))
@@ -428,7 +430,8 @@ func TestNewerBbolt(t *testing.T) {
 	changed()
 }
 
-// Somebody's backup that holds the file delays nobody for longer than a second, and is no damage.
+// TestLockedByAStranger: a backup that holds the file delays nobody for more than a second, and is
+// no damage.
 func TestLockedByAStranger(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
@@ -446,7 +449,7 @@ func TestLockedByAStranger(t *testing.T) {
 	}
 }
 
-// A file that is replaced while it is waited for is not written to.
+// TestReplacedWhileOpened: a file that is replaced during the wait for it is not written to.
 func TestReplacedWhileOpened(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
@@ -455,7 +458,8 @@ func TestReplacedWhileOpened(t *testing.T) {
 	check(t, err)
 	done := make(chan error)
 	go func() { done <- s.Update(t.Context(), func(tx *Tx) error { return tx.Put(adding("b")) }) }()
-	time.Sleep(200 * time.Millisecond) // it waits for the stranger, and is to find another file then
+	// The process waits for the stranger, and should find another file then.
+	time.Sleep(200 * time.Millisecond)
 	check(t, os.Rename(s.Path(), s.Path()+".old"))
 	other := newStore(t)
 	put(t, other, adding("c"))

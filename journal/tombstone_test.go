@@ -25,7 +25,7 @@ func bury(t *testing.T, s *Store, tombs ...Tombstone) {
 	t.Helper()
 	update(t, s, func(tx *Tx) error {
 		for _, tomb := range tombs {
-			if err := tx.Bury(tomb); err != nil {
+			if err := tx.PutTombstone(tomb); err != nil {
 				return err
 			}
 		}
@@ -33,7 +33,7 @@ func bury(t *testing.T, s *Store, tombs ...Tombstone) {
 	})
 }
 
-// burials returns how many tombstones there are, and how many records of their order.
+// burials returns the number of tombstones, and of records of their order.
 func burials(t *testing.T, s *Store) (tombstones, order int) {
 	t.Helper()
 	view(t, s, func(tx *Tx) error {
@@ -47,8 +47,8 @@ func TestTombstone(t *testing.T) {
 	s := newStore(t)
 	put(t, s, adding("a", "10.0.0.1"), adding("b"))
 	before := Now()
-	want := Tombstone{Key: keyOf("a"), NetNS: NetNS{"/var/run/netns/a", 4, 5, 6}, Reason: "reboot", BootID: "b007"}
-	update(t, s, func(tx *Tx) error { return errors.Join(tx.Delete(want.Key), tx.Bury(want)) })
+	want := Tombstone{Key: keyOf("a"), NetNS: NetNS{"/var/run/netns/a", 4, 5, 6, 7}, Reason: "reboot", BootID: "b007"}
+	update(t, s, func(tx *Tx) error { return errors.Join(tx.Delete(want.Key), tx.PutTombstone(want)) })
 
 	got := tombstone(t, s, want.Key)
 	if diff := cmp.Diff(&want, got, cmpopts.IgnoreFields(Tombstone{}, "Buried")); diff != "" {
@@ -88,7 +88,7 @@ func TestTombstonesAreBoundedInNumber(t *testing.T) {
 	const tooMany = 3
 	update(t, s, func(tx *Tx) error {
 		for i := range maxTombstones + tooMany {
-			if err := tx.Bury(Tombstone{Key: key(i), BootID: fmt.Sprint(i % 2)}); err != nil {
+			if err := tx.PutTombstone(Tombstone{Key: key(i), BootID: fmt.Sprint(i % 2)}); err != nil {
 				return err
 			}
 		}
@@ -118,7 +118,8 @@ func age(t *testing.T, s *Store, k Key, d time.Duration) {
 	})
 }
 
-// The age counts within one boot only; nothing is known of the age of those of another.
+// TestTombstonesAreBoundedInAge: the age counts within one boot only; the age of a tombstone of
+// another boot is unknown.
 func TestTombstonesAreBoundedInAge(t *testing.T) {
 	s := newStore(t)
 	bury(t, s,
@@ -149,7 +150,7 @@ func TestTombstonesAreBoundedInAge(t *testing.T) {
 	}
 }
 
-// What cannot be read goes with the next burial and stands in the way of nothing.
+// TestDamagedTombstone: the next PutTombstone drops a damaged tombstone, which hinders nothing.
 func TestDamagedTombstone(t *testing.T) {
 	s := newStore(t)
 	bury(t, s, Tombstone{Key: keyOf("a")}, Tombstone{Key: keyOf("b")}, Tombstone{Key: keyOf("c")})

@@ -11,9 +11,9 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// Tx is one transaction on the journal. It is not to be used after the function it was given to has returned.
+// Tx is one transaction on the journal. It ends when the function that got it returns.
 type Tx struct {
-	btx *bolt.Tx // nil: there is no journal yet, all is empty
+	btx *bolt.Tx // nil: there is no journal yet, and everything is empty
 }
 
 // Get returns the entry of an attachment, or nil if there is none.
@@ -28,8 +28,8 @@ func (tx *Tx) Get(k Key) (*Entry, error) {
 	return decodeEntry(encodeKey(k), value)
 }
 
-// Put writes an entry and its indexes, and removes the attachment's tombstone. It refuses a change of state that is
-// not legal. An entry without a generation number gets the next one on its newest generation.
+// Put writes an entry and its indexes, and removes the attachment's tombstone. It refuses an
+// illegal change of state. If the newest generation has no number, Put gives it the next one.
 func (tx *Tx) Put(e *Entry) error {
 	old, err := tx.intact(e.Key)
 	if err != nil {
@@ -62,13 +62,13 @@ func (tx *Tx) Put(e *Entry) error {
 	if err := tx.reindex(old, e); err != nil {
 		return err
 	}
-	if err := tx.exhume(e.Key); err != nil {
+	if err := tx.deleteTombstone(e.Key); err != nil {
 		return err
 	}
 	return tx.btx.Bucket(bucketEntries).Put(encodeKey(e.Key), value)
 }
 
-// Delete removes the entry of an attachment and its indexes. One that is not there is no error.
+// Delete removes the entry of an attachment and its indexes. A missing entry is no error.
 func (tx *Tx) Delete(k Key) error {
 	old, err := tx.intact(k)
 	if err != nil {
@@ -85,8 +85,8 @@ func (tx *Tx) Delete(k Key) error {
 	return tx.btx.Bucket(bucketEntries).Delete(encodeKey(k))
 }
 
-// intact returns an entry that can be read, or nil. Of a damaged one the indexes stay and lead nowhere, or to what was
-// written over it: who follows them passes over both.
+// intact returns an entry that can be read, or nil. The indexes of a damaged entry stay. They lead
+// to nothing, or to an entry written over it; ByPod and ByAddress skip both.
 func (tx *Tx) intact(k Key) (*Entry, error) {
 	old, err := tx.Get(k)
 	var damaged *DamagedError
@@ -105,7 +105,8 @@ func (tx *Tx) reindex(old, entry *Entry) error {
 	return exchange(tx.btx.Bucket(bucketAddresses), oldAddresses, newAddresses)
 }
 
-// exchange makes the keys in a bucket those of after instead of those of before, touching only what differs.
+// exchange replaces the keys before of a bucket by the keys after, and touches only the
+// differences.
 func exchange(b *bolt.Bucket, before, after [][]byte) error {
 	for _, k := range before {
 		if !contains(after, k) {
@@ -168,7 +169,7 @@ func (tx *Tx) byIndex(bucket, prefix []byte) ([]*Entry, error) {
 	return entries, nil
 }
 
-// All calls fn for every entry, in the order of their keys. For one that is damaged fn gets its DamagedError.
+// All calls fn for every entry in key order. For a damaged entry fn gets a DamagedError.
 func (tx *Tx) All(fn func(*Entry, error) error) error {
 	if tx.btx == nil {
 		return nil
@@ -178,7 +179,7 @@ func (tx *Tx) All(fn func(*Entry, error) error) error {
 	})
 }
 
-// Check looks through the whole file by bbolt's own check, and decodes every entry.
+// Check runs bbolt's own check over the whole file and decodes every entry.
 func (tx *Tx) Check() error {
 	if tx.btx == nil {
 		return nil
@@ -194,7 +195,7 @@ func (tx *Tx) Check() error {
 	return errors.Join(append(errs, err)...)
 }
 
-// Outlines calls fn for every entry, as All does, with what can be told of it at a fraction of the cost.
+// Outlines calls fn for the outline of every entry, as All does, at a fraction of the cost.
 func (tx *Tx) Outlines(fn func(Outline, error) error) error {
 	if tx.btx == nil {
 		return nil
@@ -204,7 +205,7 @@ func (tx *Tx) Outlines(fn func(Outline, error) error) error {
 	})
 }
 
-// Tombstones are bounded: those of the last maxTombstones burials are kept, and of this boot's those younger than
+// The journal keeps the last maxTombstones tombstones, and of this boot those younger than
 // maxTombstoneAge.
 const (
 	maxTombstones   = 4096
@@ -227,9 +228,9 @@ func (tx *Tx) Tombstone(k Key) (*Tombstone, error) {
 	return t, nil
 }
 
-// Bury writes a tombstone and drops those that are too many or too old.
-func (tx *Tx) Bury(t Tombstone) error {
-	if err := tx.exhume(t.Key); err != nil {
+// PutTombstone writes a tombstone and drops those that are too many or too old.
+func (tx *Tx) PutTombstone(t Tombstone) error {
+	if err := tx.deleteTombstone(t.Key); err != nil {
 		return err
 	}
 	t.Buried = Now()
@@ -251,8 +252,9 @@ func (tx *Tx) Bury(t Tombstone) error {
 	return tx.prune(n, t)
 }
 
-// prune drops those that are out of bounds or cannot be read. newest is the tombstone just written, as number n. The
-// oldest come first, so it ends at the first of this boot that stays; of those of another boot the age is not known.
+// prune drops tombstones that are out of bounds or cannot be read. newest is the one just written,
+// as number n. The oldest come first, so prune stops at the first one of this boot that stays. The
+// age of one of another boot is unknown.
 func (tx *Tx) prune(n uint64, newest Tombstone) error {
 	var drop [][2][]byte
 	c := tx.btx.Bucket(bucketBuried).Cursor()
@@ -281,8 +283,8 @@ func (tx *Tx) prune(n uint64, newest Tombstone) error {
 	return nil
 }
 
-// exhume removes the tombstone of an attachment, if there is one.
-func (tx *Tx) exhume(k Key) error {
+// deleteTombstone removes the tombstone of an attachment, if there is one.
+func (tx *Tx) deleteTombstone(k Key) error {
 	value := tx.btx.Bucket(bucketTombstones).Get(encodeKey(k))
 	if len(value) < 8 {
 		return nil

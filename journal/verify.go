@@ -11,15 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// verify reads a whole file and returns what is wrong with it: damage as ErrDamaged, what the kernel says of it as it
-// is. It is asked before bbolt is, which takes a meta page that the disk does not give for a damaged one, and with a page
-// that is damaged may do worse than to panic.
+// verify reads a whole file and returns what is wrong with it: damage as ErrDamaged, an error of
+// the kernel as it is. It runs before bbolt does. bbolt takes a meta page that the disk fails to
+// read for a damaged one, and on a damaged page may do worse than panic.
 func verify(f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
-	if info.Size() == 0 { // bbolt would begin a new one in it, and to a reader say that it cannot be written to
+	// bbolt would begin a new journal in it, or tell a reader that it cannot write.
+	if info.Size() == 0 {
 		return fmt.Errorf("%w: it is empty", ErrDamaged)
 	}
 	data := make([]byte, info.Size())
@@ -32,17 +33,19 @@ func verify(f *os.File) error {
 	return nil
 }
 
-// stamp notes in the queue's file how a transaction leaves the journal. Who finds it so need not verify it, which costs more
-// than the transaction as all of it is read, nor sync its folders. The stamp is not synced, and counts for one boot: after a
-// loss of power, or the death of a process in a transaction, there is none that fits. Stamps have one length: of a file that was
-// truncated ext4 allocates the blocks, and begins to write them, when it is closed (auto_da_alloc, ext4(5)).
+// stamp records in the queue's file how a transaction leaves the journal. The next transaction that
+// finds the file so neither verifies it, which reads all of it and costs more than the transaction,
+// nor syncs its directories. The stamp is not synced and counts for one boot. After a loss of
+// power, or if a process died in a transaction, no stamp fits. All stamps have one length: when a
+// truncated file is closed, ext4 allocates its blocks and begins to write them (auto_da_alloc,
+// ext4(5)).
 func (s *Store) stamp(queue, file *os.File) {
 	if text := s.stampOf(file); text != "" {
 		_, _ = queue.WriteAt([]byte(text), 0)
 	}
 }
 
-// stamped says whether the file is as it was left.
+// stamped reports whether the file is as the last stamp says.
 func (s *Store) stamped(queue, file *os.File) bool {
 	if queue == nil {
 		return false
@@ -61,7 +64,8 @@ func (s *Store) stampOf(file *os.File) string {
 	return fmt.Sprintf("%-159s\n", fmt.Sprintf("%s %d %d %d %d %d", boot, st.Dev, st.Ino, st.Size, st.Mtim.Nano(), st.Ctim.Nano()))
 }
 
-// bootID returns the boot's ID, or "" if it cannot be read. It is read once: to open a file of /proc is dear.
+// bootID returns the boot's ID, or "" if it cannot be read. It reads it once: opening a file of
+// /proc is slow.
 func (s *Store) bootID() string {
 	s.bootOnce.Do(func() {
 		data, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
@@ -70,19 +74,20 @@ func (s *Store) bootID() string {
 	return s.boot
 }
 
-// The pages of a bbolt file, of which the first two are meta pages. Each begins with a header of 16 bytes:
+// The pages of a bbolt file. The first two are meta pages. Each page begins with a header of 16
+// bytes:
 //
 //	number 8  kind 2  count 2  overflow 4 (the pages behind it that belong to it)
 //
-// and goes on as its kind says:
+// and continues by its kind:
 //
 //	meta      magic 4  version 4  page size 4  flags 4  root 8  sequence 8  freelist 8  pages 8  transaction 8  checksum 8
 //	branch    count × (offset 4  key size 4  page 8), keys
 //	leaf      count × (flags 4  offset 4  key size 4  value size 4), keys and values
 //	freelist  count × (page 8); a count of 65535 stands for one that comes first, in 8 bytes
 //
-// Offsets count from the element that has them. The value of a bucket is its root page 8, sequence 8, and if the root is 0
-// a leaf page of its own.
+// An offset counts from its own element. The value of a bucket is its root page 8, sequence 8, and
+// if the root is 0, a leaf page of its own.
 const (
 	pageHeader  = 16
 	elementSize = 16
@@ -107,17 +112,18 @@ var (
 
 type meta struct{ size, root, freelist, pages, transaction uint64 }
 
-// pages is what is known of a file while it is walked.
+// pages is the state of a walk through a file.
 type pages struct {
 	data []byte
 	size uint64 // of a page
-	used []bool // by number of the page
+	used []bool // by page number
 }
 
-// verifyPages returns what is wrong with the structure of a bbolt file, by the rules of bbolt's own check, and that the key of
-// a branch is the first of its child: bbolt writes relying on it. That check cannot be used: like all of bbolt it never
-// ends in a tree that is none (stack) or a page of 2³² (memory). Damage
-// within a key or a value is not seen here: see DamagedError. If no meta page is valid nil is returned: bbolt says why.
+// verifyPages returns what is wrong with the structure of a bbolt file. It follows the rules of
+// bbolt's own check, and adds that a branch's key is the first key of its child, since bbolt relies
+// on this when it writes. bbolt's own check, like all of bbolt, never ends in a graph that is no
+// tree (stack) or on a page of 2³² (memory). verifyPages does not see damage within a key or a
+// value: see DamagedError. If no meta page is valid it returns nil, and bbolt says why.
 func verifyPages(data []byte) error {
 	m, ok := newestMeta(data)
 	if !ok {
@@ -134,7 +140,7 @@ func verifyPages(data []byte) error {
 	return p.free(m.freelist)
 }
 
-// newestMeta returns the valid meta page of the last transaction.
+// newestMeta returns the valid meta page with the latest transaction.
 func newestMeta(data []byte) (newest meta, ok bool) {
 	newest, ok = metaAt(data, 0)
 	for at := uint64(1024); at <= 1024<<14; at <<= 1 {
@@ -159,7 +165,7 @@ func metaAt(data []byte, at uint64) (m meta, ok bool) {
 	return m, u32(b) == metaMagic && u32(b[4:]) == metaVersion && u64(b[56:]) == sum.Sum64() && m.size >= 1024
 }
 
-// take returns a page with those that belong to it, none of which may be in use.
+// take returns a page with its overflow pages, and marks them used. None may be in use already.
 func (p *pages) take(id uint64) ([]byte, error) {
 	n := uint64(len(p.used))
 	if id >= n {
@@ -186,7 +192,8 @@ func (p *pages) use(id uint64) error {
 	return nil
 }
 
-// walk checks a page and those below it. Their first key is low, all are less than high; nil is any.
+// walk checks a page and those below it. Their first key is low and all are less than high; nil
+// means any.
 func (p *pages) walk(id uint64, low, high []byte) error {
 	page, err := p.take(id)
 	if err != nil {
@@ -235,7 +242,7 @@ func (p *pages) bucket(value []byte) error {
 	return fmt.Errorf("a bucket of %d bytes", len(value))
 }
 
-// element is one of a branch, with a child, or of a leaf, with a value.
+// element is one element of a branch, with a child, or of a leaf, with a value.
 type element struct {
 	key, value []byte
 	child      uint64
@@ -264,7 +271,7 @@ func elementsOf(page []byte) ([]element, error) {
 	return elements, nil
 }
 
-// free checks the freelist, after all pages that are not free.
+// free checks the freelist against the pages that the walk did not use.
 func (p *pages) free(id uint64) error {
 	if id == noFreelist {
 		return nil

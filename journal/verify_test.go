@@ -11,7 +11,7 @@ import (
 
 var native = binary.NativeEndian
 
-// bboltFile is a journal's file, with what a test needs to damage it.
+// bboltFile is a journal's file, with the positions that a test damages.
 type bboltFile struct {
 	data           []byte
 	size           uint64 // of a page
@@ -56,7 +56,8 @@ func (f *bboltFile) element(id uint64, i int) []byte {
 	return f.page(id)[pageHeader+i*elementSize:][:elementSize]
 }
 
-// TestVerify damages a journal where bbolt would not end, take all memory, panic, or lose what it writes.
+// TestVerify damages a journal where bbolt would not end, would take all memory, panic, or lose
+// what it writes.
 func TestVerify(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -131,7 +132,8 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// One valid meta page is enough, wherever the other went: bbolt goes back by a transaction.
+// TestVerifyOneMeta: one valid meta page is enough, whichever it is: bbolt goes back by one
+// transaction.
 func TestVerifyOneMeta(t *testing.T) {
 	for id := range uint64(2) {
 		f := newFile(t)
@@ -143,7 +145,7 @@ func TestVerifyOneMeta(t *testing.T) {
 	}
 }
 
-// Whatever the bytes are, verify ends and does not panic.
+// FuzzVerify: verify ends and does not panic, whatever the bytes are.
 func FuzzVerify(f *testing.F) {
 	data := newFile(f).data
 	f.Add(uint32(0), []byte{0})

@@ -14,7 +14,7 @@ import (
 	"cni-unwind/journal"
 )
 
-// TestBackoff: the time between two tries grows, up to a bound, and is not the same for all.
+// TestBackoff: the time between two tries grows up to a bound, and varies.
 func TestBackoff(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -23,7 +23,8 @@ func TestBackoff(t *testing.T) {
 	}{
 		{0, 0, 0}, {1, 0, 0}, {2, time.Second, 2 * time.Second}, {3, 2 * time.Second, 4 * time.Second},
 		{4, 4 * time.Second, 8 * time.Second}, {5, 8 * time.Second, 16 * time.Second},
-		{6, 15 * time.Second, 30 * time.Second}, {7, 15 * time.Second, 30 * time.Second}, {1 << 40, 15 * time.Second, 30 * time.Second},
+		{6, 15 * time.Second, 30 * time.Second}, {20, 15 * time.Second, 30 * time.Second},
+		{21, 150 * time.Second, 300 * time.Second}, {1 << 40, 150 * time.Second, 300 * time.Second},
 	} {
 		seen := map[time.Duration]bool{}
 		for range 100 {
@@ -38,7 +39,7 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-// retries are all that try the DELs which a pod owes. Those that are eager do not wait for the time of the next try.
+// retries are the verbs that retry a pod's pending DELs. Eager ones ignore the backoff.
 var retries = []struct {
 	name  string
 	eager bool
@@ -61,7 +62,7 @@ var retries = []struct {
 	}},
 }
 
-// nextSandbox is a new container of the same pod.
+// nextSandbox returns a new container of the same pod.
 func (p *pod) nextSandbox(name string) *pod {
 	p.Helper()
 	next := p.pod(name)
@@ -69,7 +70,7 @@ func (p *pod) nextSandbox(name string) *pod {
 	return next
 }
 
-// dels returns the instances of the faulty plugin that were asked for the pod's DEL.
+// dels returns the instances of the faulty plugin that got the pod's DEL.
 func (p *pod) dels() (instances []string) {
 	p.Helper()
 	for _, l := range p.callLog() {
@@ -80,8 +81,9 @@ func (p *pod) dels() (instances []string) {
 	return instances
 }
 
-// TestRetryOfDEL has a DEL that has failed many times be tried again by everyone who may, when its time has come, and before
-// that only by those whom the runtime or a person asks. It fails again: it stays owed, with its last error.
+// TestRetryOfDEL: a DEL failed many times. Every verb that may retry it does so once its backoff is
+// over; before that only the verbs that the runtime or a person asks for. It fails again and stays
+// pending, with its last error.
 func TestRetryOfDEL(t *testing.T) {
 	t.Parallel()
 	for _, when := range []struct {
@@ -119,7 +121,7 @@ func TestRetryOfDEL(t *testing.T) {
 	}
 }
 
-// owes has the pod be added, and p1 be owed a DEL that was tried so many times.
+// owes adds the pod and gives p1 a pending DEL with this many attempts.
 func (p *pod) owes(list *libcni.NetworkConfigList, attempts int, retryAt int64) {
 	p.Helper()
 	p.plan(nil)
@@ -143,13 +145,14 @@ func wantOwed(p *pod, attempts int) {
 		p.Errorf("%d attempts, code %d, %q; want %d", s.Attempts, s.LastCode, s.LastError, attempts)
 	}
 	waits := time.Duration(s.RetryAt - e.Updated.Boot)
-	if attempts > 1000 && (waits < 10*time.Second || waits > maxBackoff) { // written a while after it was tried
+	// Written a while after the attempt.
+	if attempts > 1000 && (waits < 10*time.Second || waits > longBackoff) {
 		p.Errorf("the next try is in %s", waits)
 	}
 }
 
-// TestCrashLoop has a pod with many old sandboxes, each with a DEL that fails: an ADD of it runs those whose time has come,
-// and the next ones run none.
+// TestCrashLoop: a pod has many old sandboxes, each with a failing DEL. An ADD of it runs those
+// whose backoff is over, and the next ADDs run none.
 func TestCrashLoop(t *testing.T) {
 	t.Parallel()
 	const many = 12
@@ -180,13 +183,14 @@ func TestCrashLoop(t *testing.T) {
 	n.nothingLeft()
 }
 
-// TestQuiet has a DEL fail in other words each time, be tried again and again and pass at last: the log has a line of the first
-// failure and one of the end, and stderr has the delegate's words once.
+// TestQuiet: a DEL fails with another message each time, is retried often and passes at last. The
+// log has one line for the first failure and one for the end, and stderr has the delegate's words
+// once.
 func TestQuiet(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name, fails string
-		want        []string // what the log has a line of
+		want        []string // each is in one line of the log
 	}{
 		{"in other words", `echo "words $$" >&2; echo '{"code": 11, "msg": "'$$'"}'; exit 1`, []string{"DEL failed and is pending"}},
 		{"on stderr only", `echo "words $$" >&2; exit 1`, []string{"DEL failed and is pending"}},
@@ -224,7 +228,7 @@ func TestQuiet(t *testing.T) {
 	}
 }
 
-// wantLog sees that a log has these messages and no others.
+// wantLog checks that a log has these messages and no others.
 func wantLog(t *testing.T, path string, want []string) {
 	t.Helper()
 	data, err := os.ReadFile(path)
@@ -246,8 +250,8 @@ func wantLog(t *testing.T, path string, want []string) {
 	}
 }
 
-// TestQuietParking has one DEL of a pod be parked, and another one fail each time that both are tried: the log says once that
-// the first is parked.
+// TestQuietParking: one DEL of a pod is parked, and another one fails whenever both are tried. The
+// log says once that the first is parked.
 func TestQuietParking(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

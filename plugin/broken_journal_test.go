@@ -19,7 +19,7 @@ import (
 	"cni-unwind/journal"
 )
 
-// breakages break the journal of a node, which has one, and return what mends it.
+// breakages break the journal of a node, which has one, and return a function that repairs it.
 var breakages = map[string]func(n *node) (mend func()){
 	"read-only file system": func(n *node) func() {
 		n.mount(n.stateDir, n.stateDir, "", unix.MS_BIND, "")
@@ -107,7 +107,7 @@ func (n *node) editJournal(edit func(*bolt.Tx) error) {
 	}
 }
 
-// makeJournal has the node begin its journal.
+// makeJournal creates the node's journal.
 func (n *node) makeJournal() {
 	n.Helper()
 	if err := n.store.Update(context.Background(), func(*journal.Tx) error { return nil }); err != nil {
@@ -115,8 +115,9 @@ func (n *node) makeJournal() {
 	}
 }
 
-// TestBrokenJournal: with a journal that cannot be used, an ADD works as in the plain chain, and is rolled back from memory
-// if it fails; or, if so configured, it is refused before any delegate runs. A DEL goes on always.
+// TestBrokenJournal: while the journal cannot be used, an ADD works as in the plain chain, and is
+// rolled back from memory if it fails. If so configured, it is refused before any delegate runs. A
+// DEL always goes on.
 func TestBrokenJournal(t *testing.T) {
 	t.Parallel()
 	for name, breakIt := range breakages {
@@ -199,12 +200,12 @@ func delDegraded(n *node, breakIt func(*node) func()) {
 		}
 	}
 	mend()
-	p.mustDel(list) // what the journal could not be told
+	p.mustDel(list) // the part that the journal missed
 	n.nothingLeft()
 }
 
-// TestDamagedJournal: a journal that is damaged is set aside and kept, and the next one is begun; what was added before is
-// deleted by what the runtime knows.
+// TestDamagedJournal: a damaged journal is set aside and kept, and a new one is begun. The DEL of
+// an earlier pod uses what the runtime knows.
 func TestDamagedJournal(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -231,7 +232,7 @@ func TestDamagedJournal(t *testing.T) {
 	n.nothingLeft()
 }
 
-// addWhile runs an ADD of a slow chain, and calls meanwhile while the delegate at an index runs.
+// addWhile runs an ADD of a slow chain, and calls meanwhile while the delegate at this index runs.
 func (p *pod) addWhile(list *libcni.NetworkConfigList, at int, meanwhile func()) error {
 	p.Helper()
 	instance := fmt.Sprintf("p%d", at)
@@ -247,7 +248,7 @@ func (p *pod) addWhile(list *libcni.NetworkConfigList, at int, meanwhile func())
 	return <-added
 }
 
-// slowChain is a chain of four that is slow where it is told to be late.
+// slowChain is a chain of four whose plugins are slow in mode "late".
 func slowChain(n *node) []string {
 	var chain []string
 	for i := range 4 {
@@ -256,8 +257,8 @@ func slowChain(n *node) []string {
 	return chain
 }
 
-// TestLastWriteFails: a journal that fails when the last delegate has succeeded still says that the ADD is under way. If
-// success is printed all the same, nobody takes the attachment for dead.
+// TestLastWriteFails: a journal that fails when the last delegate has succeeded still says that the
+// ADD is under way. If unwind prints success all the same, nobody takes the attachment for dead.
 func TestLastWriteFails(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -297,7 +298,8 @@ func TestLastWriteFails(t *testing.T) {
 					t.Errorf("ADD of the same container ID: %v", err)
 				}
 			}
-			for _, name := range []string{"b", "c"} { // twice: the first must leave it as it was
+			// Two sandboxes: the first must leave the journal unchanged.
+			for _, name := range []string{"b", "c"} {
 				next := n.pod(name)
 				next.Args = p.Args
 				next.mustAdd(list)
@@ -312,7 +314,7 @@ func TestLastWriteFails(t *testing.T) {
 	}
 }
 
-// blockFile puts a folder in the place of a file, and returns what puts it back.
+// blockFile puts a directory in the place of a file, and returns a function that restores the file.
 func (n *node) blockFile(path string) (back func()) {
 	n.Helper()
 	n.rename(path, path+".away")
@@ -323,8 +325,8 @@ func (n *node) blockFile(path string) (back func()) {
 	}
 }
 
-// TestJournalRemoved: a journal that is removed while a delegate runs is begun anew. At the end there is nothing to write the
-// success to.
+// TestJournalRemoved: a journal that is removed while a delegate runs is begun anew. If it is
+// removed at the end, no entry is left for the success.
 func TestJournalRemoved(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -357,8 +359,8 @@ func TestJournalRemoved(t *testing.T) {
 	}
 }
 
-// TestJournalFailsOverPending: an ADD that cannot be written is refused while an earlier one of the container ID is on record:
-// the DEL of the new one would undo what is left of the old one, and no more.
+// TestJournalFailsOverPending: while an earlier ADD of the container ID is on record, an ADD that
+// cannot be written is refused: its DEL would undo what is left of the old one, and no more.
 func TestJournalFailsOverPending(t *testing.T) {
 	t.Parallel()
 	for _, when := range []string{"before", "meanwhile"} {
@@ -389,7 +391,7 @@ func TestJournalFailsOverPending(t *testing.T) {
 				added <- err
 			}()
 			if when == "meanwhile" {
-				n.running("DEL p1") // of the kin, which is settled first
+				n.running("DEL p1") // of the pod's older sandbox, which is settled first
 				mend = n.blockFile(n.store.Path())
 			}
 			err := <-added
@@ -406,8 +408,8 @@ func TestJournalFailsOverPending(t *testing.T) {
 	}
 }
 
-// TestTombstone: the runtime's DEL of an attachment that was undone without it runs nothing, for its addresses may have
-// another owner by now.
+// TestTombstone: the runtime's DEL of an attachment that was undone without it runs nothing, since
+// its addresses may have another owner by now.
 func TestTombstone(t *testing.T) {
 	t.Parallel()
 	for _, how := range []string{"rolled back", "settled by the next sandbox"} {
@@ -437,7 +439,7 @@ func TestTombstone(t *testing.T) {
 			n.wantCalls("DEL")
 			n.nothingLeft()
 
-			// A container of the same ID that unwind did not add is another one.
+			// A container with the same ID that unwind did not add is a different one.
 			another := p.again()
 			another.mustAdd(n.plain(chainOfFour(n)...))
 			another.mustDel(list)

@@ -7,11 +7,15 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"cni-unwind/plugin/netconf"
 )
 
-// chainFile makes the file that unwind reads its chain from, and returns its path. content may be "": no file.
+// chainFile makes the file from which unwind reads its chain, and returns its path. With content ""
+// it makes none.
 func (n *node) chainFile(name, content string) string {
 	n.Helper()
 	path := filepath.Join(n.dir, "net.d", name)
@@ -30,7 +34,7 @@ func (n *node) write(path, content string) {
 	}
 }
 
-// wantCalls sees what the faulty plugins were asked, and forgets it.
+// wantCalls checks the calls of the faulty plugins since the last check.
 func (n *node) wantCalls(what string, want ...string) {
 	n.Helper()
 	if got := n.calls(); !slices.Equal(got, want) {
@@ -39,8 +43,8 @@ func (n *node) wantCalls(what string, want ...string) {
 	n.forgetCalls()
 }
 
-// TestChainFileIsReadAtEachADD has the owner of the file rewrite it: the next ADD uses the new chain, the DEL of the first
-// pod its own, also when the file is gone.
+// TestChainFileIsReadAtEachADD: after the file's owner rewrites it, the next ADD uses the new
+// chain. The DEL of the first pod uses its own, even when the file is gone.
 func TestChainFileIsReadAtEachADD(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -67,13 +71,14 @@ func TestChainFileIsReadAtEachADD(t *testing.T) {
 	n.nothingLeft()
 }
 
-// TestChainFileForms has every form of file that libcni reads run the chain that libcni would run.
+// TestChainFileForms: for every form of file that libcni reads, unwind runs the chain that libcni
+// would run.
 func TestChainFileForms(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name    string
 		content string            // P0, P1: delegates, NET: the network
-		folder  map[string]string // files beside it, in the folder of the network's name
+		folder  map[string]string // files in the directory of the network's name beside it
 		want    []string
 	}{
 		{"inlined only", `{"cniVersion": "1.0.0", "loadOnlyInlinedPlugins": true, "plugins": [P0]}`,
@@ -114,7 +119,8 @@ func TestChainFileForms(t *testing.T) {
 	}
 }
 
-// TestChainFileLink has a symbolic link followed in a folder that only its owner can write to, and in no other.
+// TestChainFileLink: unwind follows a symbolic link only in a directory that none but its owner can
+// write to.
 func TestChainFileLink(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -153,8 +159,9 @@ func TestChainFileLink(t *testing.T) {
 	}
 }
 
-// TestChainFileUnusable has ADD refuse a file that is no chain, naming it and what is wrong, with nothing started. A DEL of a
-// pod that the journal does not know succeeds if the runtime has no result of an ADD either, and else is an error too.
+// TestChainFileUnusable: ADD refuses a file that is no chain, names it and the fault, and starts
+// nothing. A DEL of a pod that the journal does not know succeeds if the runtime has no result of
+// an ADD either; otherwise it is an error too.
 func TestChainFileUnusable(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -176,10 +183,11 @@ func TestChainFileUnusable(t *testing.T) {
 		{"a loop of links", func(_ *node, path string) error { return os.Symlink(path, path) }, "too many levels"},
 		{"unreadable", func(_ *node, path string) error { return os.Symlink("/proc/self/mem", path) }, "input/output error"},
 		{"huge", func(_ *node, path string) error {
-			return os.WriteFile(path, []byte(strings.Repeat(" ", maxConfig+1)), 0o600)
+			return os.WriteFile(path, []byte(strings.Repeat(" ", netconf.MaxConfig+1)), 0o600)
 		}, "more than"},
 		{"a plugin's file broken", func(n *node, path string) error {
-			n.mkdir(filepath.Join(filepath.Dir(path), n.network, "10.conf")) // a folder is none
+			// A directory is no file.
+			n.mkdir(filepath.Join(filepath.Dir(path), n.network, "10.conf"))
 			n.write(filepath.Join(filepath.Dir(path), n.network, "20.conf"), `{"type"`)
 			return content(`{"cniVersion": "1.0.0", "plugins": [{"type": "faulty"}]}`)(n, path)
 		}, "plugins[1]: not valid JSON"},
@@ -197,7 +205,7 @@ func TestChainFileUnusable(t *testing.T) {
 			n.wantFileError("ADD", err, path, c.want)
 			p.mustDel(list)
 
-			// The runtime knows more than the journal does: the pod was added by the plain chain.
+			// The plain chain added the pod, so the runtime knows it and the journal does not.
 			plain := n.plain(n.faulty("p0", ""))
 			p.mustAdd(plain)
 			n.forgetCalls()
@@ -225,8 +233,8 @@ func (n *node) wantFileError(verb string, err error, path, want string) {
 	}
 }
 
-// TestChainFileGoneOldRuntime has a DEL without an entry be an error where the runtime speaks a version in which it gives
-// no result with a DEL: that it gives none says nothing then.
+// TestChainFileGoneOldRuntime: a DEL without an entry is an error if the runtime's version gives no
+// result with a DEL, since the missing result then says nothing.
 func TestChainFileGoneOldRuntime(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -235,4 +243,60 @@ func TestChainFileGoneOldRuntime(t *testing.T) {
 	list := n.unwind()
 	n.wantFileError("DEL", n.pod("a").del(list), path, "no such file or directory")
 	n.nothingLeft()
+}
+
+// TestChainFileIsLookedForAgain: an ADD and a STATUS wait for a provider that is just rewriting its
+// file.
+func TestChainFileIsLookedForAgain(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ name, meanwhile string }{
+		{"away", ""},
+		{"half written", `{"cniVersion": "1.0.0", "plug`},
+		{"empty", " "},
+	} {
+		for _, verb := range []string{"ADD", "STATUS"} {
+			t.Run(c.name+", "+verb, func(t *testing.T) {
+				t.Parallel()
+				n := newNode(t)
+				path := n.chainFile("net.conflist", c.meanwhile)
+				whole := fmt.Sprintf(`{"cniVersion": "1.0.0", "plugins": [%s]}`, n.faulty("p0", ""))
+				n.write(path+".new", whole)
+				back := time.AfterFunc(200*time.Millisecond, func() { _ = os.Rename(path+".new", path) })
+				defer back.Stop()
+				if verb == "STATUS" {
+					n.wantStatus(verb, n.ask(verb, "", keys{"chain": nil, "chainFile": path}), 0, "")
+					return
+				}
+				p := n.pod("a")
+				p.mustAdd(n.unwind())
+				p.mustDel(n.unwind())
+				n.nothingLeft()
+			})
+		}
+	}
+}
+
+// TestChainIsNotLookedForAgain: a STATUS waits for another program's file, but not for an error in
+// unwind's own entry.
+func TestChainIsNotLookedForAgain(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	took := func(changes keys) time.Duration {
+		began := time.Now()
+		if out := n.status("1.1.0", changes); out.said.Code != 50 {
+			t.Errorf("STATUS: %s", out.stdout)
+		}
+		return time.Since(began)
+	}
+	file := took(keys{"chain": nil, "chainFile": n.dir + "/none"})
+	if file < time.Second {
+		t.Errorf("a file that is away was looked for for %s", file)
+	}
+	for _, own := range []keys{
+		{"chain": keys{"plugins": []string{}}}, {"chain": nil}, {"chainFile": n.dir + "/none"},
+	} {
+		if took := took(own); took >= file {
+			t.Errorf("%v took %s, a file that is away %s", own, took, file)
+		}
+	}
 }

@@ -1,17 +1,26 @@
 package plugin
 
 import (
+	"context"
 	"encoding/json"
+	"os"
 
 	"github.com/containernetworking/cni/pkg/version"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/delegate"
+	"cni-unwind/plugin/netconf"
 )
 
-// check asks every delegate, in the order of the chain, whether the attachment is as it should be: those that were added,
-// with the configuration they were added with. A delegate that the plain chain would not ask is not asked. What the
-// journal does not know is a warning, never an error: Nomad destroys a network namespace on a failed CHECK.
-func (o *op) check() error {
+// check runs CHECK of every delegate that was added, in the order of the chain, with the
+// configuration of the ADD. It does not call a delegate that the plain chain would not call. An
+// attachment that the journal does not know is a warning, never an error: Nomad destroys a network
+// namespace on a failed CHECK.
+//
+// The delegates hold the attachment's lock, if CHECK could take it. A DEL, or a sweep that finds
+// the attachment dead, waits for them for a while and then kills them, whether the CHECK's unwind
+// lives or not.
+func (o *op) check(ctx context.Context) error {
 	if o.bad != nil {
 		o.log.Warn("the configuration is wrong; what is wrong in it has its default", "err", o.bad)
 	}
@@ -19,52 +28,74 @@ func (o *op) check() error {
 	if err == nil && chain.DisableCheck {
 		return nil
 	}
-	gen := o.recorded()
+	gen := o.recorded(ctx)
 	if gen == nil {
 		if err != nil {
 			return badConfig(err)
 		}
 		o.log.Warn("CHECK of an attachment that the journal does not know", "attachment", o.key.String())
-		gen = &journal.Generation{CNIVersion: chain.CNIVersion, Args: o.args.Args, Steps: chain.steps(o.conf)}
+		gen = &journal.Generation{CNIVersion: chain.CNIVersion, Args: o.args.Args, Steps: chain.Steps(o.conf)}
 	}
 	if has, err := version.GreaterThanOrEqualTo(gen.CNIVersion, "0.4.0"); err != nil || !has {
-		return nil //nolint:nilerr // a version that is none has no CHECK
+		return nil // not a version: it has no CHECK
 	}
 	prevResult, err := o.finalResult(gen)
 	if err != nil {
 		return badConfig(err)
 	}
+	var held *os.File
+	if lock := o.share(ctx); lock != nil {
+		defer lock.Release()
+		held = lock.File()
+	}
 	for _, step := range gen.Steps {
-		c := &call{
-			command: "CHECK", plugin: step.Type, path: o.args.Path, containerID: o.args.ContainerID, netns: o.args.Netns,
-			ifname: o.args.IfName, args: gen.Args, stdin: withPrevResult(step.Config, prevResult),
+		c := &delegate.Call{
+			Command: "CHECK", Plugin: step.Type, Path: o.args.Path, ContainerID: o.args.ContainerID, Netns: o.args.Netns,
+			Ifname: o.args.IfName, Args: gen.Args, Lock: held,
+			Stdin: netconf.WithPrevResult(step.Config, prevResult),
 		}
-		if _, f := c.run(o.ctx, o.Stderr); f != nil {
-			return cniError(f.code, f.Error(), f.details)
+		if _, f := o.runner.Run(ctx, c, nil, o.Stderr); f != nil {
+			return cniError(f.Code, f.Error(), f.Details)
 		}
 	}
 	return nil
 }
 
-// finalResult returns the result of an ADD for its CHECK: as the delegates printed it, unless the runtime has one that says
-// something else. That the runtime's version can say less is no difference.
-func (o *op) finalResult(gen *journal.Generation) (json.RawMessage, error) {
-	if o.conf.PrevResult == nil {
-		return gen.Result, nil
+// share takes the attachment's lock beside other CHECKs. A CHECK goes on without it if there is no
+// lock file, as for an attachment that the journal does not know, if the journal cannot be used, or
+// if an unwind works on the attachment and does not end soon.
+func (o *op) share(ctx context.Context) *journal.Lock {
+	ctx, cancel := context.WithTimeout(ctx, o.Budgets.Orphans)
+	defer cancel()
+	lock, err := o.store.Share(ctx, o.key)
+	if err != nil {
+		o.log.Debug("CHECK without the lock", "attachment", o.key.String(), "err", err)
+		return nil
 	}
-	if gen.Result != nil {
-		printed, err := convertResult(gen.Result, o.conf.CNIVersion)
-		if err == nil && sameMeaning(printed, o.conf.PrevResult) {
-			return gen.Result, nil
-		}
-		o.log.Warn("the runtime's prevResult is not what the ADD returned", "attachment", o.key.String())
-	}
-	return convertResult(o.conf.PrevResult, gen.CNIVersion)
+	return lock
 }
 
-// recorded returns the attachment's ADD as the journal has it, or nil.
-func (o *op) recorded() (gen *journal.Generation) {
-	o.read(o.ctx, func(tx *journal.Tx) error {
+// finalResult returns the result of an ADD for its CHECK, in the chain's version: the last
+// delegate's, unless the runtime has one that says something else. Fields that the runtime's
+// version lacks are no difference.
+func (o *op) finalResult(gen *journal.Generation) (json.RawMessage, error) {
+	result := gen.Result
+	if o.conf.PrevResult != nil {
+		printed, err := netconf.ConvertResult(result, o.conf.CNIVersion)
+		if err != nil || !netconf.SameMeaning(printed, o.conf.PrevResult) {
+			if result != nil {
+				o.log.Warn("the runtime's prevResult is not what the ADD returned",
+					"attachment", o.key.String())
+			}
+			result = o.conf.PrevResult
+		}
+	}
+	return netconf.ConvertResult(result, gen.CNIVersion)
+}
+
+// recorded returns the attachment's ADD from the journal, or nil.
+func (o *op) recorded(ctx context.Context) (gen *journal.Generation) {
+	o.read(ctx, func(tx *journal.Tx) error {
 		e, err := tx.Get(o.key)
 		if e != nil && e.State == journal.Live {
 			gen = e.Newest()

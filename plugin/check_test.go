@@ -9,20 +9,23 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
+
+	"cni-unwind/plugin/netconf"
 )
 
-// What the log says of a CHECK in which the journal and the runtime do not agree.
+// The log messages of a CHECK when the journal and the runtime disagree.
 const (
 	warnedUnknown = "CHECK of an attachment that the journal does not know"
 	warnedResult  = "prevResult is not what the ADD returned"
 )
 
-// TestCheck has every delegate be asked in the order of the chain, each with the configuration of its ADD and the final
-// result, also when the conflist has changed.
+// TestCheck: CHECK asks every delegate in the order of the chain, with the configuration of its ADD
+// and the final result, even if the conflist has changed.
 func TestCheck(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -52,8 +55,8 @@ func TestCheck(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, l := range n.callLog() {
-				r, err := parseResult(l.Stdin["prevResult"])
-				if err != nil || len(r.addresses()) != 1 || l.NetNS != p.NetNS || l.Args == "" {
+				r, err := netconf.ParseResult(l.Stdin["prevResult"])
+				if err != nil || len(r.Addresses()) != 1 || l.NetNS != p.NetNS || l.Args == "" {
 					t.Errorf("%s: prevResult %s, netns %s, args %s", l.Instance, l.Stdin["prevResult"], l.NetNS, l.Args)
 				}
 				if key := string(l.Stdin["key"]); l.Instance == "p1" && key != `"as added"` {
@@ -77,8 +80,8 @@ func (n *node) wantNoWarning(warnings ...string) {
 	}
 }
 
-// TestCheckFails has the error of the delegate that fails be the runtime's, with its code and words, and those after it not
-// be asked.
+// TestCheckFails: the runtime gets the error of the delegate that fails, with its code and words,
+// and the delegates after it are not asked.
 func TestCheckFails(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -101,7 +104,7 @@ func TestCheckFails(t *testing.T) {
 	n.nothingLeft()
 }
 
-// TestCheckWithoutEntry has delegates decide where the journal knows nothing: not knowing is a warning.
+// TestCheckWithoutEntry: without an entry the delegates decide; the missing entry is a warning.
 func TestCheckWithoutEntry(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -120,7 +123,7 @@ func TestCheckWithoutEntry(t *testing.T) {
 				t.Errorf("CHECK: %v", err)
 			}
 			for _, l := range n.callLog() {
-				if r, err := parseResult(l.Stdin["prevResult"]); err != nil || len(r.addresses()) != 1 {
+				if r, err := netconf.ParseResult(l.Stdin["prevResult"]); err != nil || len(r.Addresses()) != 1 {
 					t.Errorf("%s: prevResult %s", l.Instance, l.Stdin["prevResult"])
 				}
 			}
@@ -134,7 +137,7 @@ func TestCheckWithoutEntry(t *testing.T) {
 	}
 }
 
-// TestCheckIsNotSwitchedOn has no delegate be asked that the plain chain would not ask.
+// TestCheckIsNotSwitchedOn: CHECK asks no delegate that the plain chain would not ask.
 func TestCheckIsNotSwitchedOn(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ name, chain string }{
@@ -165,8 +168,9 @@ func TestCheckIsNotSwitchedOn(t *testing.T) {
 	}
 }
 
-// TestCheckOfResults compares the runtime's result with that of the ADD by what they mean, over every pair of versions and
-// whatever the order of the keys. Delegates get it as they printed it, where the runtime's version can say less.
+// TestCheckOfResults: CHECK compares the runtime's result with that of the ADD by meaning, over
+// every pair of versions and any order of the keys. If the runtime's version can say less,
+// delegates get the result as they printed it.
 func TestCheckOfResults(t *testing.T) {
 	t.Parallel()
 	const printed = `{"cniVersion": "1.1.0", "dns": {}, "interfaces": [{"sandbox": "/s", "name": "eth0", "mtu": 1400, "mac": "02:00:00:00:00:07"}],
@@ -199,8 +203,8 @@ func TestCheckOfResults(t *testing.T) {
 	}
 }
 
-// TestCheckOfAnotherResult has a result of the runtime's that says something else than the ADD did be a warning, and be what
-// the delegates get.
+// TestCheckOfAnotherResult: if the runtime's result means something else than that of the ADD,
+// CHECK warns, and gives the delegates the runtime's.
 func TestCheckOfAnotherResult(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -224,8 +228,121 @@ func TestCheckOfAnotherResult(t *testing.T) {
 	for _, l := range n.callLog() {
 		prev = l.Stdin["prevResult"]
 	}
-	if r, err := parseResult(prev); err != nil || !slices.Contains(r.addresses(), netip.MustParseAddr("192.0.2.8")) {
+	if r, err := netconf.ParseResult(prev); err != nil || !slices.Contains(r.Addresses(), netip.MustParseAddr("192.0.2.8")) {
 		t.Errorf("the delegate got %s", prev)
+	}
+	p.mustDel(list)
+	n.nothingLeft()
+}
+
+// TestCheckThatOutlivesUnwind: when unwind is killed in a CHECK, its delegate goes on. The next
+// verb that undoes the attachment kills it, and no DEL becomes pending for that.
+func TestCheckThatOutlivesUnwind(t *testing.T) {
+	t.Parallel()
+	for _, next := range []string{"DEL", "sweep", "next sandbox"} {
+		t.Run(next, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t).hasty()
+			list := n.unwind(n.faulty("p0", ""), n.faulty("p1", ""))
+			p := n.pod("a")
+			p.mustAdd(list)
+			n.plan(map[string]map[string]string{"p1": {"CHECK": "kill-parent"}})
+			if err := p.check(list); !wasKilled(err) {
+				t.Fatalf("CHECK: %v", err)
+			}
+			n.conf["gracePeriod"] = "10m" // for the second DEL of a delegate that was killed
+			list = n.unwind(n.faulty("p0", ""), n.faulty("p1", ""))
+			switch next {
+			case "DEL":
+				p.mustDel(list)
+			case "sweep":
+				p.dropNetNS()
+				eventually(t, "release by a sweep", func() bool {
+					n.ask("STATUS", "1.0.0", nil, n.faulty("p0", ""), n.faulty("p1", ""))
+					return p.entry() == nil
+				})
+			case "next sandbox":
+				p.dropNetNS()
+				b := n.pod("b")
+				b.Args = p.Args
+				b.mustAdd(list)
+				b.mustDel(list)
+			}
+			pid := n.callLog()[slices.Index(n.calls(), "CHECK p1")].PID
+			eventually(t, "end of the delegate", func() bool {
+				return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
+			})
+			n.nothingLeft()
+		})
+	}
+}
+
+// TestCheckBesideOthers: a CHECK blocks nobody. A DEL kills it after a while. An ADD of another
+// sandbox of the pod, and another CHECK, neither wait for it nor kill it.
+func TestCheckBesideOthers(t *testing.T) {
+	t.Parallel()
+	n := newNode(t).hasty()
+	list := n.unwind(n.faulty("p0", ""))
+	p := n.pod("a")
+	p.mustAdd(list)
+	held := filepath.Join(n.faultyDir(), "held", "CHECK.a.p0")
+	n.plan(map[string]map[string]string{"p0": {"CHECK": "hold"}})
+	checked := make(chan error)
+	go func() { checked <- p.check(list) }()
+	n.running("CHECK p0")
+	eventually(t, "the CHECK is held", func() bool { _, err := os.Stat(held); return err == nil })
+
+	n.plan(nil)
+	if err := p.check(list); err != nil {
+		t.Errorf("another CHECK: %v", err)
+	}
+	b := n.pod("b")
+	b.Args = p.Args
+	b.mustAdd(list)
+	b.mustDel(list)
+	if err := os.Remove(held); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-checked; err != nil {
+		t.Errorf("the CHECK: %v", err)
+	}
+
+	n.plan(map[string]map[string]string{"p0": {"CHECK": "hang"}})
+	go func() { checked <- p.check(list) }()
+	eventually(t, "the CHECK hangs", func() bool {
+		return strings.Count(fmt.Sprint(n.calls()), "CHECK p0") == 3
+	})
+	p.mustDel(list)
+	if err := <-checked; err == nil {
+		t.Error("the CHECK of what is deleted passed")
+	}
+	n.nothingLeft()
+}
+
+// TestCheckWithoutLock: a CHECK goes on if the lock is held for long, and creates no lock file for
+// an attachment that the journal does not know.
+func TestCheckWithoutLock(t *testing.T) {
+	t.Parallel()
+	n := newNode(t).hasty()
+	list := n.unwind(n.faulty("p0", ""))
+	p := n.pod("a")
+	p.mustAdd(list)
+	lock, err := n.store.TryAcquire(p.key())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.check(list); err != nil {
+		t.Errorf("with the lock held: %v", err)
+	}
+	lock.Release()
+	p.mustDel(list)
+
+	p.mustAdd(n.plain(n.faulty("p0", "")))
+	if err := p.check(list); err != nil {
+		t.Errorf("of an attachment that the journal does not know: %v", err)
+	}
+	if locks := n.names(filepath.Join(n.stateDir, "locks")); len(locks) > 0 {
+		t.Errorf("lock files %v", locks)
 	}
 	p.mustDel(list)
 	n.nothingLeft()

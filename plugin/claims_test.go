@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// The phases of B's ADD. The chain is p0, which has the address, p1, which has a rule of the address, and p2.
+// The phases of B's ADD. In the chain, p0 gives the address, p1 has a rule of the address, and p2
+// comes last.
 var claimPhases = []phase{
 	{"the address is given, not claimed", "p0", "hold-effect"},
 	{"the address is claimed", "p1", "hold"},
@@ -15,7 +16,7 @@ var claimPhases = []phase{
 	{"live", "", ""},
 }
 
-// The phases of A's DEL: those of a chain of which p1 alone is left, and of a whole one.
+// The phases of A's DEL: with p1 alone left, and with the whole chain.
 var (
 	latePhases = []phase{
 		{"the rule is there", "p1", "hold"},
@@ -30,7 +31,8 @@ var (
 	overPhase = []phase{{"over", "", ""}}
 )
 
-// kinds are how A's DEL is late. Each leaves A with a DEL that the runtime is about to ask for, and the address for B.
+// kinds are the ways in which A's DEL is late. Each leaves A with a DEL that the runtime is about
+// to ask for, and the address free for B.
 var kinds = []struct {
 	name   string
 	phases []phase
@@ -69,9 +71,9 @@ var kinds = []struct {
 	}},
 }
 
-// TestLateDELAgainstClaim has A's DEL come to each phase while B, which gets A's address, is at each phase of its ADD, or B's
-// ADD begin while A's DEL is at each phase. Where one waits for the other, that one goes on. B has its rule when both are over.
-// After B's DEL nothing of A is left.
+// TestLateDELAgainstClaim: B gets A's address. A's DEL starts at each phase of B's ADD, and B's ADD
+// starts at each phase of A's DEL. If one waits for the other, the other goes on. B has its rule
+// when both are over. After B's DEL nothing of A is left.
 func TestLateDELAgainstClaim(t *testing.T) {
 	t.Parallel()
 	for _, kind := range kinds {
@@ -98,13 +100,13 @@ func TestLateDELAgainstClaim(t *testing.T) {
 	}
 }
 
-// TestSlowLateDELAgainstClaim has A's DEL take longer than B's ADD waits for it: it is ended, and tried again without the
-// address as long as B has it.
+// TestSlowLateDELAgainstClaim: A's DEL takes longer than B's ADD waits for it. It is killed, and
+// retried without the address as long as B has it.
 func TestSlowLateDELAgainstClaim(t *testing.T) {
 	t.Parallel()
 	for _, kind := range kinds {
 		if kind.name != "no entry" && kind.name != "parked" {
-			continue // A has its address still, nothing to undo, or B's container ID
+			continue // A still has its address, or nothing to undo, or B's container ID
 		}
 		t.Run(kind.name, func(t *testing.T) {
 			t.Parallel()
@@ -119,8 +121,9 @@ func TestSlowLateDELAgainstClaim(t *testing.T) {
 	}
 }
 
-// TestOneSweepIsEnough has A owe a DEL that is parked, or will be, because B has its address, and both be gone when the runtime
-// asks for a GC: that one leaves nothing, though A, which has been dead for longer, comes first.
+// TestOneSweepIsEnough: A has a DEL that is parked, or will be, because B has its address. When the
+// runtime calls GC, both are dead. That one GC leaves nothing, though A comes first, being dead for
+// longer.
 func TestOneSweepIsEnough(t *testing.T) {
 	t.Parallel()
 	for _, parked := range []bool{true, false} {
@@ -140,7 +143,8 @@ func TestOneSweepIsEnough(t *testing.T) {
 	}
 }
 
-// TestParkedRuleIsNotForgotten has B's chain have no rule of the address, so that A's is removed by A's DEL or not at all.
+// TestParkedRuleIsNotForgotten: B's chain has no rule of the address, so only A's DEL can remove
+// A's.
 func TestParkedRuleIsNotForgotten(t *testing.T) {
 	t.Parallel()
 	c := pendingContest(t)
@@ -156,8 +160,9 @@ func TestParkedRuleIsNotForgotten(t *testing.T) {
 	c.over()
 }
 
-// TestDELHasAnEarlierResult has the ADD of a container ID be cut off, of which the runtime has the result of an earlier ADD with
-// another address. The DEL comes with that one; what the ADD that was cut off did with its own address is undone.
+// TestDELHasAnEarlierResult: an ADD of a container ID is cut off, and the runtime has the result of
+// an earlier ADD with another address. The DEL comes with that result, and undoes also what the ADD
+// that was cut off did with its own address.
 func TestDELHasAnEarlierResult(t *testing.T) {
 	t.Parallel()
 	c := newContest(t, func(n *node) string { return n.pooled("p0", 2, 3) })

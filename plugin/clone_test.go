@@ -9,22 +9,28 @@ import (
 	"strings"
 	"testing"
 
+	"cni-unwind/testdata/sandbox"
+
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/internal/tristate"
+	"cni-unwind/plugin/internal/verdict"
 )
 
-// otherMachine is the name of a machine that is not this one.
+// otherMachine returns the name of a machine that is not this one.
 func otherMachine(t *testing.T) string {
-	kind, _, _ := strings.Cut(thisHost().Machine, ":")
+	kind, _, _ := strings.Cut(host.This().Machine, ":")
 	if kind == "" {
 		t.Skip("this machine has no name")
 	}
 	return kind + ":another"
 }
 
-// TestForeign has the disk of another machine, as a clone or a backup has it. No DEL of its pods is run: the original's addresses
-// may be in use. What host-local keeps on this disk for exactly these owners goes.
+// TestForeign: the disk comes from another machine, as a clone or a backup. No DEL of its pods
+// runs, since the original may use the addresses. A sweep removes what host-local keeps on this
+// disk for exactly these owners.
 func TestForeign(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ verb, pod string }{
@@ -61,7 +67,8 @@ func TestForeign(t *testing.T) {
 				n.write(filepath.Join(pool, ip), id+"\r\n"+owners[id])
 				kept[ip] = id + " " + owners[id]
 			}
-			n.write(filepath.Join(pool, n.prefix(4, 99).Addr().String()), "a") // as old releases of host-local wrote it
+			// Old releases of host-local wrote this form.
+			n.write(filepath.Join(pool, n.prefix(4, 99).Addr().String()), "a")
 			n.forgetCalls()
 
 			n.until(c.verb, chain)
@@ -81,7 +88,8 @@ func TestForeign(t *testing.T) {
 	}
 }
 
-// TestUnknownMachine: of a machine whose name is of another kind than this one's nothing is known, and nothing is done.
+// TestUnknownMachine: of a machine whose name is of another kind than this one's, nothing is known,
+// so nothing is done.
 func TestUnknownMachine(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -93,15 +101,16 @@ func TestUnknownMachine(t *testing.T) {
 	for _, sweep := range sweeps {
 		sweep(n, chain)
 	}
-	if found := n.sweep(DefaultBudgets); len(found) != 1 || found[0].Fate != Unknown || len(p.dels()) > 0 || p.entry() == nil {
+	if found := n.sweep(DefaultBudgets); len(found) != 1 || found[0].Fate != verdict.Unknown || len(p.dels()) > 0 || p.entry() == nil {
 		t.Errorf("found: %+v, DELs: %q", found, p.dels())
 	}
 	p.mustDel(list)
 	n.nothingLeft()
 }
 
-// TestForeignCutOff kills unwind at each place of the ADD of a new sandbox, that finds the old one on another machine's disk: the
-// next sweep goes on, and no DEL of the old one is ever run.
+// TestForeignCutOff: the ADD of a new sandbox finds the old one on another machine's disk, and
+// unwind is killed at each point of it. The next sweep continues, and no DEL of the old one ever
+// runs.
 func TestForeignCutOff(t *testing.T) {
 	t.Parallel()
 	machine := otherMachine(t)
@@ -123,10 +132,12 @@ func TestForeignCutOff(t *testing.T) {
 		if dels := a.dels(); len(dels) > 0 {
 			t.Errorf("DELs of the old one: %q", dels)
 		}
-		if err := os.Remove(filepath.Join(n.faultyDir(), "taken", "a.eth0.p0")); err != nil { // it is the original's
+		// The file is the original's.
+		if err := os.Remove(filepath.Join(n.faultyDir(), "taken", "a.eth0.p0")); err != nil {
 			t.Error(err)
 		}
-		a.mustDel(list) // a kill between the journal and the lock file leaves that file until the runtime's DEL
+		// A kill between the journal and the lock file leaves that file until the runtime's DEL.
+		a.mustDel(list)
 		n.nothingLeft()
 		return wasKilled(err)
 	})
@@ -136,11 +147,11 @@ func TestOtherHost(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		ours, theirs string
-		want         answer
+		want         tristate.Value
 	}{
-		{"dmi:1", "dmi:1", no}, {"dmi:1", "dmi:2", yes}, {"machine-id:1", "machine-id:1", no}, {"machine-id:1", "machine-id:2", yes},
-		{"dmi:1", "machine-id:1", unknown}, {"machine-id:1", "dmi:1", unknown}, {"dmi:1", "machine-id:2", unknown},
-		{"", "", unknown}, {"", "dmi:1", unknown}, {"dmi:1", "", unknown},
+		{"dmi:1", "dmi:1", tristate.No}, {"dmi:1", "dmi:2", tristate.Yes}, {"machine-id:1", "machine-id:1", tristate.No}, {"machine-id:1", "machine-id:2", tristate.Yes},
+		{"dmi:1", "machine-id:1", tristate.Unknown}, {"machine-id:1", "dmi:1", tristate.Unknown}, {"dmi:1", "machine-id:2", tristate.Unknown},
+		{"", "", tristate.Unknown}, {"", "dmi:1", tristate.Unknown}, {"dmi:1", "", tristate.Unknown},
 	} {
 		o := &op{host: journal.Host{Machine: c.ours}}
 		if got := o.otherHost(&journal.Generation{Host: journal.Host{Machine: c.theirs}}); got != c.want {
@@ -149,9 +160,10 @@ func TestOtherHost(t *testing.T) {
 	}
 }
 
-// TestThisMachine: a machine is known by its DMI UUID, also when its machine-id is made anew at each boot; where it has none,
-// or one that is none, by its machine-id.
+// TestThisMachine: a machine is known by its DMI UUID, even if its machine-id changes at each boot.
+// Without a valid UUID it is known by its machine-id.
 func TestThisMachine(t *testing.T) {
+	sandbox.Need(t)
 	t.Parallel()
 	for _, c := range []struct{ uuid, id, want string }{
 		{"4C4C4544-0042-3510-8052-B4C04F4E3232\n", "abc\n", "dmi:4c4c4544-0042-3510-8052-b4c04f4e3232"},
@@ -171,7 +183,8 @@ func TestThisMachine(t *testing.T) {
 	}
 }
 
-// machineOf returns the name of a machine with these files. It leaves its thread in a mount namespace of its own.
+// machineOf returns the name of a machine with these files. It leaves its thread in a mount
+// namespace of its own.
 func machineOf(uuid, id string) string {
 	const dmi = "/sys/class/dmi/id"
 	err := unix.Unshare(unix.CLONE_NEWNS)
@@ -191,5 +204,5 @@ func machineOf(uuid, id string) string {
 	if err != nil {
 		return err.Error()
 	}
-	return thisHost().Machine
+	return host.This().Machine
 }

@@ -1,30 +1,36 @@
 package plugin
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/netconf"
+	"cni-unwind/testdata/sandbox"
 )
 
-// crash is a verb in which unwind is killed: of a chain, which may be one that fails its ADD.
+// crash is a verb in which unwind is killed, and its chain, which may fail its ADD.
 type crash struct {
 	verb  string // ADD, failing ADD, DEL
 	chain func(n *node) []string
 }
 
-// TestKilledAtEveryPoint kills unwind at each place where that leaves another state behind, until it survives the verb. Then
-// one of three things happens: the runtime's DEL, an ADD of the same container ID, the pod's next sandbox, to which the
-// reference plugins get without the namespace of the old one. Nothing may be left. It proves what a SIGKILL leaves, not
-// what a loss of power does.
+// TestKilledAtEveryPoint kills unwind at each point that leaves another state behind, until it
+// survives the verb. Then one of three things follows: the runtime's DEL; an ADD of the same
+// container ID; the pod's next sandbox, for which the reference plugins get no namespace of the old
+// one. Nothing may be left. The test proves what a SIGKILL leaves, not what a loss of power does.
 func TestKilledAtEveryPoint(t *testing.T) {
 	t.Parallel()
 	recoveries := []string{"DEL", "ADD", "next sandbox"}
@@ -57,9 +63,11 @@ func TestKilledAtEveryPoint(t *testing.T) {
 	}
 }
 
-// everyPoint calls try with 1, 2, … until unwind is not killed there, and sees that there are at least so many points.
+// everyPoint calls try with 1, 2, … until unwind is no longer killed there, and checks that there
+// are at least atLeast points.
 func everyPoint(t *testing.T, atLeast int, try func(t *testing.T, at int) (killed bool)) {
 	t.Helper()
+	sandbox.Need(t)
 	for at := 1; ; at++ {
 		killed := false
 		t.Run(fmt.Sprintf("at point %d", at), func(t *testing.T) { killed = try(t, at) })
@@ -73,7 +81,7 @@ func everyPoint(t *testing.T, atLeast int, try func(t *testing.T, at int) (kille
 	}
 }
 
-// realChain is one of reference plugins, each of which leaves rules behind.
+// realChain is a chain of reference plugins, each of which leaves rules behind.
 func realChain(n *node) []string {
 	return []string{
 		n.bridgePlugin(`, "ipMasq": true`), `{"type": "firewall"}`,
@@ -81,7 +89,7 @@ func realChain(n *node) []string {
 	}
 }
 
-// at has the verb of a new pod killed at the point.
+// at kills the verb of a new pod at the point.
 func (c crash) at(t *testing.T, at int) (p *pod, list *libcni.NetworkConfigList, killed bool) {
 	n := newNode(t)
 	chain := c.chain(n)
@@ -112,19 +120,53 @@ var portMappings = map[string]any{"portMappings": []map[string]any{
 
 // killedAt runs a verb in which unwind kills itself at the n-th point.
 func (n *node) killedAt(at int, verb func() error) error {
-	n.env = append(n.env, fmt.Sprintf("%s=%d", killAtEnv, at))
-	defer func() { n.env = n.env[:len(n.env)-1] }()
-	return verb()
+	return n.killedAtPoint("", at, verb)
 }
 
-// wasKilled says whether a verb failed because unwind was killed.
+// killedAtPoint runs a verb in which unwind kills itself at the n-th point of a name, of any name
+// if that is "".
+func (n *node) killedAtPoint(name string, nth int, verb func() error) error {
+	n.env = append(n.env, killAtEnv+"="+strings.TrimSpace(fmt.Sprintf("%s %d", name, nth)))
+	defer func() { n.env = n.env[:len(n.env)-1] }()
+	err := verb()
+	n.awaitDelegates()
+	return err
+}
+
+// awaitDelegates waits, for a while, until no delegate holds a lock: one that was started early sees
+// that its unwind is dead, and ends; one that has its configuration carries it out.
+func (n *node) awaitDelegates() {
+	n.Helper()
+	files, err := filepath.Glob(filepath.Join(n.stateDir, "locks", "*"))
+	if err != nil {
+		n.Fatal(err)
+	}
+	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+		if !slices.ContainsFunc(files, held) {
+			return
+		}
+	}
+}
+
+// held says whether somebody has the lock of a file.
+func held(path string) bool {
+	f, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB) != nil
+}
+
+// wasKilled reports whether a verb failed because unwind was killed.
 func wasKilled(err error) bool {
 	var cniErr *types.Error
 	return errors.As(err, &cniErr) && strings.HasSuffix(cniErr.Msg, "signal: killed")
 }
 
-// recoverBy does what a runtime may do next. An attachment that was live when unwind was killed stays so until its DEL, or
-// until its namespace is gone and its pod's next sandbox comes. The DELs come with another chain, so that nothing is undone but what the journal has.
+// recoverBy does what a runtime may do next. An attachment that was live when unwind was killed
+// stays live until its DEL, or until its namespace is gone and the pod's next sandbox comes. The
+// DELs come with another chain, so that they undo only what the journal has.
 func recoverBy(p *pod, list *libcni.NetworkConfigList, recovery string) {
 	p.Helper()
 	e := p.entry()
@@ -151,10 +193,10 @@ func recoverBy(p *pod, list *libcni.NetworkConfigList, recovery string) {
 	}
 }
 
-// anotherChain is one whose DELs have nothing to give back.
+// anotherChain is a chain whose DELs have nothing to release.
 func (n *node) anotherChain() *libcni.NetworkConfigList { return n.unwind(n.faulty("another", "")) }
 
-// noRules sees that no rule names the network in its comment.
+// noRules checks that no rule names the network in its comment.
 func (n *node) noRules() {
 	n.Helper()
 	if rules := n.rules(fmt.Sprintf(`name: \"%s\"`, n.network)); len(rules) > 0 {
@@ -162,7 +204,7 @@ func (n *node) noRules() {
 	}
 }
 
-// TestKilledTwice kills unwind in an ADD, and then again at each point of what comes next.
+// TestKilledTwice kills unwind in an ADD, and then again at each point of the recovery.
 func TestKilledTwice(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -200,8 +242,8 @@ func killedTwice(t *testing.T, first int, recovery string, second int) (killed b
 	return wasKilled(err)
 }
 
-// TestCutOffPass: a runtime that kills unwind in each of its DELs, because a delegate hangs, still has every other delegate
-// reached in as many DELs as there are delegates.
+// TestCutOffPass: the runtime kills unwind in each DEL, because a delegate hangs. Every other
+// delegate is still reached in as many DELs as there are delegates.
 func TestCutOffPass(t *testing.T) {
 	t.Parallel()
 	for _, hanging := range [][]string{{"p3"}, {"p0"}, {"p3", "p2"}, {"p3", "p1"}, {"p3", "p2", "p1"}} {
@@ -231,7 +273,8 @@ func TestCutOffPass(t *testing.T) {
 	}
 }
 
-// TestRuntimeDied: a runtime that is gone when its ADD succeeds will not know that it did, so it is undone.
+// TestRuntimeDied: a runtime that is gone when its ADD succeeds never learns that, so unwind undoes
+// the ADD.
 func TestRuntimeDied(t *testing.T) {
 	t.Parallel()
 	n := newNode(t).hasty()
@@ -247,7 +290,7 @@ func TestRuntimeDied(t *testing.T) {
 	}
 	defer writer.Close()
 	reader.Close()
-	cmd := exec.Command(n.path[0] + "/" + Name)
+	cmd := exec.Command(n.path[0] + "/" + netconf.Name)
 	cmd.Env = append(os.Environ(), "CNI_COMMAND=ADD", "CNI_CONTAINERID="+p.ContainerID, "CNI_NETNS="+p.NetNS,
 		"CNI_IFNAME="+p.IfName, "CNI_PATH="+strings.Join(n.path, ":"))
 	cmd.Stdin = strings.NewReader(string(conf.Bytes))
@@ -259,4 +302,205 @@ func TestRuntimeDied(t *testing.T) {
 		t.Errorf("the ADD was not carried out: %v", n.calls())
 	}
 	n.nothingLeft()
+}
+
+// killedIn are the verbs in which unwind is killed. Beside those of crash they include sweeps with
+// an attachment to release and one to leave alone.
+var killedIn = []string{"ADD", "failing ADD", "DEL", "GC", "STATUS"}
+
+// scene is a node on which unwind was killed in a verb: the pod of the verb, and one that lives.
+type scene struct {
+	*pod
+	bystander *pod
+	chain     []string
+	list      *libcni.NetworkConfigList
+	killed    bool
+}
+
+// killedScene makes the scene: the pod was being added, deleted, or swept after its namespace went.
+func killedScene(t *testing.T, verb string, chainOf func(*node) []string, at int) scene {
+	n := newNode(t).patient()
+	n.outer = "1.1.0"
+	s := scene{chain: chainOf(n)}
+	if verb == "failing ADD" {
+		s.chain = append(s.chain, n.faulty("last", ""))
+	}
+	s.list = n.unwind(s.chain...)
+	s.bystander, s.pod = n.pod("bystander"), n.pod("a")
+	s.bystander.mustAdd(s.list)
+	s.pod.CapabilityArgs = portMappings
+	if verb == "failing ADD" {
+		n.plan(map[string]map[string]string{"last": {"ADD": "fail-effect"}})
+	}
+	if verb != "ADD" && verb != "failing ADD" {
+		s.pod.mustAdd(s.list)
+	}
+	if verb == "GC" || verb == "STATUS" {
+		s.dropNetNS()
+	}
+	s.killed = wasKilled(n.killedAt(at, func() error { return s.do(verb) }))
+	n.plan(nil)
+	return s
+}
+
+// do runs a verb for the pod, or on the node.
+func (s *scene) do(verb string) error {
+	switch verb {
+	case "DEL":
+		return s.del(s.list)
+	case "GC":
+		// libcni runs a DEL for each attachment in its cache.
+		if err := os.RemoveAll(filepath.Join(s.dir, "cache", "results")); err != nil {
+			s.Error(err)
+		}
+		return s.cni.GCNetworkList(context.Background(), s.list, &libcni.GCArgs{ValidAttachments: []types.GCAttachment{
+			{ContainerID: s.bystander.ContainerID, IfName: s.bystander.IfName},
+		}})
+	case "STATUS":
+		return s.cni.GetStatusNetworkList(context.Background(), s.list)
+	}
+	_, err := s.add(s.list)
+	return err
+}
+
+// recovered runs one of the recoveries and checks that nothing is left, nor of the bystander after
+// its own DEL.
+func (s *scene) recovered(recovery string) {
+	s.Helper()
+	switch recovery {
+	case "DEL":
+		s.mustDel(s.list)
+	case "next sandbox":
+		s.gone()
+		next := s.node.pod("b")
+		next.Args, next.CapabilityArgs = s.Args, s.CapabilityArgs
+		next.mustAdd(s.list)
+		next.mustDel(s.list)
+		s.mustDel(s.list) // of what that ADD had no time for, or does not know
+	case "GC", "STATUS":
+		s.gone()
+		s.sweptBy(recovery, 1)
+	case "reboot":
+		s.gone()
+		s.bystander.dropNetNS()
+		for _, p := range []*pod{s.pod, s.bystander} {
+			if p.entry() != nil {
+				p.edit(func(g *journal.Generation) { g.Host.BootID = earlier })
+			}
+		}
+		s.sweptBy("STATUS", 0)
+		s.nothingLeft()
+		return
+	}
+	if e := s.bystander.entry(); e == nil || e.State != journal.Live || len(s.reserved()) != 1 {
+		s.Errorf("the pod that lives: %+v; reserved: %v", e, s.reserved())
+	}
+	s.bystander.mustDel(s.list)
+	s.nothingLeft()
+	s.noRules()
+}
+
+// gone ends the sandbox, if it has not ended yet.
+func (s *scene) gone() {
+	if _, err := os.Stat(s.NetNS); err == nil {
+		s.dropNetNS()
+	}
+}
+
+// sweptBy sweeps until this many entries are left.
+func (s *scene) sweptBy(verb string, left int) {
+	s.Helper()
+	for range 30 {
+		if err := s.do(verb); err != nil {
+			s.Errorf("%s: %v", verb, err)
+		}
+		if len(s.entries()) == left {
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	s.Errorf("%s does not release all", verb)
+}
+
+// recoveries are what may follow after unwind was killed.
+var recoveries = []string{"DEL", "next sandbox", "GC", "STATUS", "reboot"}
+
+// TestKilledThenRecovered kills unwind at every point of every verb; then one recovery follows
+// alone. A new point is covered automatically. The test proves what a SIGKILL leaves, not what a
+// loss of power does: see the journal's tests for that.
+func TestKilledThenRecovered(t *testing.T) {
+	t.Parallel()
+	for v, verb := range killedIn {
+		for r, recovery := range recoveries {
+			if !sampled(5, v, r) {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s, then %s", verb, recovery), func(t *testing.T) {
+				t.Parallel()
+				everyPoint(t, 3, func(t *testing.T, at int) bool {
+					s := killedScene(t, verb, shortChain, at)
+					s.recovered(recovery)
+					return s.killed
+				})
+			})
+		}
+		t.Run(verb+" of reference plugins, then one of them", func(t *testing.T) {
+			t.Parallel()
+			everyPoint(t, 3, func(t *testing.T, at int) bool {
+				s := killedScene(t, verb, realChain, at)
+				s.recovered(recoveries[(at+v)%len(recoveries)])
+				return s.killed
+			})
+		})
+	}
+}
+
+// shortChain gives an address, and has a plugin after that.
+func shortChain(n *node) []string {
+	return []string{n.bridgePlugin(""), n.faulty("p1", "")}
+}
+
+// TestKilledTwiceAnywhere kills unwind at every point of a verb, and then at every point of the
+// recovery.
+func TestKilledTwiceAnywhere(t *testing.T) {
+	t.Parallel()
+	for v, verb := range killedIn {
+		for r, second := range []string{"DEL", "GC", "STATUS"} {
+			if !sampled(3, r, -v) {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s, then %s", verb, second), func(t *testing.T) {
+				t.Parallel()
+				for at := 1; ; at++ {
+					more := false
+					for again := 1; ; again++ {
+						if !sampled(6, at, again) {
+							more = more || again == 1
+							if again > 12 {
+								break
+							}
+							continue
+						}
+						killed := false
+						t.Run(fmt.Sprintf("at points %d and %d", at, again), func(t *testing.T) {
+							s := killedScene(t, verb, shortChain, at)
+							more = s.killed
+							if second != "DEL" {
+								s.gone()
+							}
+							killed = wasKilled(s.killedAt(again, func() error { return s.do(second) }))
+							s.recovered(recoveries[(at+again)%len(recoveries)])
+						})
+						if !killed || t.Failed() {
+							break
+						}
+					}
+					if !more || t.Failed() {
+						t.Logf("%d points", at-1)
+						return
+					}
+				}
+			})
+		}
+	}
 }

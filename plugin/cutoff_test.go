@@ -14,9 +14,10 @@ import (
 	"cni-unwind/journal"
 )
 
-// TestCutOffTwice: an ADD is cut off before its first delegate's result is written, so that only host-local knows the address;
-// then the sweep that undoes it is killed, at each point, and bridge with it where it has come to the address and the interface,
-// and not yet to its nat chain, which is keyed by the address. The next sweep still finds it.
+// TestCutOffTwice: an ADD is cut off before its first delegate's result is written, so that only
+// host-local knows the address. Then the sweep that undoes it is killed at each point. bridge is
+// killed with it after it released the address and the interface, but not yet its nat chain, which
+// is keyed by the address. The next sweep still finds the chain.
 func TestCutOffTwice(t *testing.T) {
 	t.Parallel()
 	everyPoint(t, 5, func(t *testing.T, at int) bool {
@@ -45,9 +46,13 @@ func TestCutOffTwice(t *testing.T) {
 	})
 }
 
-// cutOff makes the journal what it is when the pod's ADD is cut off in its first delegate.
+// cutOff gives the journal and libcni's cache the state of an ADD that was cut off in its first
+// delegate.
 func (p *pod) cutOff() {
 	p.Helper()
+	if err := os.Remove(p.cacheFile()); err != nil && !os.IsNotExist(err) {
+		p.Fatal(err)
+	}
 	err := p.store.Update(p.Context(), func(tx *journal.Tx) error {
 		e, err := tx.Get(p.key())
 		if err != nil {
@@ -66,7 +71,7 @@ func (p *pod) cutOff() {
 	}
 }
 
-// halfDeleted does what a bridge has done that is killed in the middle of its DEL.
+// halfDeleted does what bridge does before it is killed in the middle of its DEL.
 func (p *pod) halfDeleted() {
 	p.Helper()
 	for address := range p.reserved() {
@@ -77,7 +82,7 @@ func (p *pod) halfDeleted() {
 	err := ns.WithNetNSPath(p.NetNS, func(ns.NetNS) error {
 		link, err := netlink.LinkByName(p.IfName)
 		if err != nil {
-			return nil // it came so far by itself
+			return nil // bridge came this far by itself
 		}
 		return netlink.LinkDel(link)
 	})
@@ -86,8 +91,9 @@ func (p *pod) halfDeleted() {
 	}
 }
 
-// TestNamespaceOutOfReach: the pod's namespace is there, but at no path that the DEL could name, and no process is in it: pinned
-// by a mount elsewhere, or about to be taken apart by the kernel. bridge would leave its nat chain without one.
+// TestNamespaceOutOfReach: the pod's namespace exists, but no path leads the DEL to it, and it has
+// no process: it is pinned by a mount elsewhere, or the kernel is about to remove it. Without a
+// namespace bridge would leave its nat chain.
 func TestNamespaceOutOfReach(t *testing.T) {
 	t.Parallel()
 	n := newNode(t).hasty()
@@ -111,8 +117,8 @@ func TestNamespaceOutOfReach(t *testing.T) {
 	}
 }
 
-// TestNamespaceGoesMeanwhile: the runtime removes the pod's namespace between our look at it and bridge's, which then succeeds and
-// leaves its nat chain.
+// TestNamespaceGoesMeanwhile: the runtime removes the pod's namespace after unwind looked at it and
+// before bridge does. bridge then succeeds and leaves its nat chain.
 func TestNamespaceGoesMeanwhile(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -11,28 +11,32 @@ import (
 
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/delegate"
+	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/internal/tristate"
+	"cni-unwind/plugin/internal/verdict"
+	"cni-unwind/plugin/netconf"
 )
 
-// deleting is one DEL under way.
+// deleting is one running DEL.
 //
 //  1. Take the attachment's lock.
-//  2. Find what there is to undo: the entry; or nothing, if a tombstone says that all was undone before the runtime
-//     asked; or what the configuration on stdin says, for attachments that the journal does not know. In the same
-//     transaction: write that the DEL has begun.
+//  2. Find what to undo: the entry; or nothing, if a tombstone says that all was undone before the
+//     runtime asked; or what the configuration on stdin says, for an attachment that the journal
+//     does not know. The same transaction records that the DEL has begun.
 //  3. Undo.
 //  4. Write what is left, if anything.
-//  5. Replay the DELs of others that were parked because the address was ours.
+//  5. Replay the DELs of other attachments that were parked for an address of this one.
 //
 // No error of the journal or of the configuration stands between a pod and its DEL.
 type deleting struct {
 	*op
-	lock    *journal.Lock
-	entry   *journal.Entry
-	noWrite bool // the journal failed: what it holds of the attachment stays as it is
+	lock  *journal.Lock
+	entry *journal.Entry
 }
 
-func (o *op) del() error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(o.ctx), o.Budgets.Undo)
+func (o *op) del(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.Budgets.Undo)
 	defer cancel()
 	if o.bad != nil {
 		o.log.Warn("the configuration is wrong; what is wrong in it has its default", "err", o.bad)
@@ -49,24 +53,63 @@ func (o *op) del() error {
 		d.lock = lock
 		defer lock.Release()
 	}
+	defer d.runner.Drop()
+	d.startLast()
 	if err := d.find(ctx, killed); err != nil || d.entry == nil {
 		return err
 	}
 	return d.carryOut(ctx)
 }
 
-// askedFor is why an entry is removed.
-const askedFor = "the runtime asked for its DEL"
+// startLast starts the delegate at the end of the runtime's chain, which most likely is the first
+// to get a DEL, while the journal is read.
+func (d *deleting) startLast() {
+	chain, err := d.conf.LoadChain()
+	if err != nil || d.args.Netns == "" {
+		return
+	}
+	c := &delegate.Call{
+		Command: "DEL", Plugin: chain.Delegates[len(chain.Delegates)-1].Type, Path: d.args.Path,
+		ContainerID: d.args.ContainerID, Netns: d.args.Netns, Ifname: d.args.IfName, Args: d.args.Args,
+	}
+	if d.lock != nil {
+		c.Lock = d.lock.File()
+	}
+	d.startEarly(c)
+}
 
 func (d *deleting) journalFailed(err error) {
 	d.degraded("DEL", err)
 	d.log.Error("the journal failed; the DEL goes on without it", "attachment", d.key.String(), "err", err)
-	d.noWrite = true
+	d.unwritable = true
 }
 
-// find leaves in d.entry what there is to undo, nil if nothing is, and writes that the DEL has begun.
+// find sets d.entry to what is to be undone, or nil if nothing is, and records that the DEL has
+// begun. It takes the entry from the journal, or stops at a tombstone there, or else uses what the
+// runtime sends.
 func (d *deleting) find(ctx context.Context, killed bool) error {
-	var tomb *journal.Tombstone
+	tomb := d.fromJournal(ctx, killed)
+	if d.entry != nil {
+		return nil
+	}
+	if tomb != nil && d.answers(ctx, tomb) {
+		d.log.Debug("nothing to undo", "attachment", d.key.String(), "reason", tomb.Reason)
+		d.removeLock()
+		return nil
+	}
+	if err := d.fromStdin(); err != nil || d.entry == nil || d.unwritable {
+		return err
+	}
+	if err := d.begin(ctx, d.entry, verdict.Requested); err != nil {
+		d.log.Error("the journal cannot be told that a DEL begins", "attachment", d.key.String(),
+			"err", err)
+	}
+	return nil
+}
+
+// fromJournal takes the entry and records that its DEL has begun, or returns the tombstone that the
+// journal has instead. A journal that cannot be written may still say what to undo.
+func (d *deleting) fromJournal(ctx context.Context, killed bool) (tomb *journal.Tombstone) {
 	errUnknown := errors.New("the journal does not know it")
 	look := func(tx *journal.Tx) (err error) {
 		if d.entry, err = readable(tx.Get(d.key)); err != nil {
@@ -76,86 +119,152 @@ func (d *deleting) find(ctx context.Context, killed bool) error {
 			tomb, err = tx.Tombstone(d.key)
 			return errors.Join(err, errUnknown)
 		}
-		if killed {
-			markKilled(d.entry, d.conf.GracePeriod)
-		}
-		if gen := d.entry.Newest(); d.entry.State == journal.Adding && (d.lock != nil && d.lock.Made() || d.fits(gen)) {
-			d.complete(gen)
-		}
+		d.amend(killed)
 		return nil
 	}
 	err := d.update(ctx, func(tx *journal.Tx) error {
 		if err := look(tx); err != nil {
 			return err
 		}
-		return d.mark(tx, d.entry, askedFor)
+		return d.mark(tx, d.entry, verdict.Requested)
 	})
 	if err != nil && !errors.Is(err, errUnknown) {
 		d.journalFailed(err)
-		d.read(ctx, look) // a journal that cannot be written may still say what to undo
+		d.read(ctx, look)
 	}
+	return tomb
+}
+
+// amend adds to the entry what unwind could not write to the journal.
+func (d *deleting) amend(killed bool) {
+	if killed {
+		markKilled(d.entry, d.conf.GracePeriod)
+	}
+	gen := d.entry.Newest()
 	switch {
-	case d.entry != nil:
-		return nil
-	case tomb != nil && !d.another(tomb):
-		d.log.Debug("nothing to undo", "attachment", d.key.String(), "reason", tomb.Reason)
-		d.forgetLock()
-		return nil
-	}
-	if err := d.fromStdin(); err != nil || d.entry == nil || d.noWrite {
-		return err
-	}
-	if err := d.begin(ctx, d.entry, askedFor); err != nil {
-		d.log.Error("the journal cannot be told that a DEL begins", "attachment", d.key.String(), "err", err)
-	}
-	return nil
-}
-
-// another says whether the DEL is for another container than the tombstone's: one with the same ID, added without us.
-func (d *deleting) another(tomb *journal.Tombstone) bool {
-	id, err := identify(d.args.Netns)
-	return err == nil && tomb.NetNS.Known() && (tomb.BootID != d.host.BootID || !id.Same(tomb.NetNS))
-}
-
-// forgetLock removes the lock file of an attachment of which the journal has nothing.
-func (d *deleting) forgetLock() {
-	if d.lock != nil {
-		_ = d.lock.Forget()
+	case d.entry.State == journal.Adding && (d.lock != nil && d.lock.Made() || d.fits(gen)):
+		d.complete(gen)
+	case d.addedUnseen():
+		d.takeLater()
 	}
 }
 
-// fromStdin makes an entry out of the configuration and the prevResult that the runtime gave: the attachment was added
-// before unwind was installed, or its entry was lost.
-func (d *deleting) fromStdin() error {
+// given returns the interface that the runtime's prevResult names.
+func (d *deleting) given() journal.Interface {
+	return netconf.InterfaceOf(d.conf.PrevResult, d.key.IfName)
+}
+
+// addedUnseen says whether the runtime's prevResult comes from an ADD that the entry does not have:
+// the attachment was added again while the journal could not see it. A failed ADD gives the runtime
+// no result.
+func (d *deleting) addedUnseen() bool {
+	given := d.given()
+	if !given.Known() {
+		return false
+	}
+	if anySameADD(d.entry.Undone, given) == tristate.Yes {
+		seen, err := host.Look(d.args.Netns, d.key.IfName)
+		return err == nil && seen.Is(given) // undone, and added again with the same MAC address
+	}
+	recorded := interfacesOf(d.entry)
+	if d.entry.State == journal.Unwinding || d.entry.State == journal.Adding {
+		return anySameADD(recorded, given) != tristate.Yes
+	}
+	return len(recorded) > 0 && anySameADD(recorded, given) == tristate.No
+}
+
+// takeLater adds the missing ADD to the entry, from what the runtime sends. It is undone first.
+func (d *deleting) takeLater() {
 	chain, err := d.conf.LoadChain()
 	if err != nil {
-		d.forgetLock()
+		d.log.Warn("an ADD that the journal did not see, and the chain cannot be read", "attachment", d.key.String(), "err", err)
+		return
+	}
+	d.log.Warn("the attachment was added again by an ADD that the journal did not see; both are undone",
+		"attachment", d.key.String())
+	d.entry.Generations = append(d.entry.Generations, d.generation(chain))
+}
+
+// answers says whether a tombstone answers the DEL, that is, whether it was made for the ADD that
+// the runtime means. It does not if the runtime has a result other than those undone, or if
+// something that was undone is there: an address that host-local gives to the attachment, or its
+// interface.
+func (d *deleting) answers(ctx context.Context, tomb *journal.Tombstone) bool {
+	given := d.given()
+	if given.Known() && len(tomb.Interfaces) > 0 && anySameADD(tomb.Interfaces, given) == tristate.No {
+		return false
+	}
+	if tomb.Abandoned {
+		return true
+	}
+	if tomb.NoResult && d.conf.PrevResult != nil || d.holdsAddress() {
+		return false
+	}
+	seen, err := host.Look(d.args.Netns, d.key.IfName)
+	if err != nil || !seen.There() {
+		return true
+	}
+	ours := tomb.BootID == d.host.BootID && seen.Netns.Same(tomb.NetNS) || seen.Is(given)
+	return !ours || d.isHost(seen.Netns) || d.anothers(ctx, d.key, seen)
+}
+
+// holdsAddress says whether host-local has given an address to the attachment.
+func (d *deleting) holdsAddress() bool {
+	chain, err := d.conf.LoadChain()
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(poolsOf(chain, d.conf), func(p Pool) bool {
+		held, err := ipam.HeldBy(p.Dir, d.key.ContainerID, d.key.IfName)
+		return err == nil && len(held) > 0
+	})
+}
+
+// removeLock removes the lock file of an attachment that the journal does not know.
+func (d *deleting) removeLock() {
+	if d.lock != nil {
+		_ = d.lock.Remove()
+	}
+}
+
+// fromStdin makes an entry from the configuration and the prevResult of the runtime, for an
+// attachment that was added before unwind was installed, or whose entry was lost.
+func (d *deleting) fromStdin() error {
+	if ours, _ := d.namesHostNetNS(); ours && d.neverAdded() { // unwind or skel refused its ADD
+		d.removeLock()
+		return nil
+	}
+	chain, err := d.conf.LoadChain()
+	if err != nil {
+		d.removeLock()
 		if d.neverAdded() {
 			d.log.Warn("nothing to undo: the journal has nothing, and the runtime has no result of an ADD",
 				"attachment", d.key.String(), "err", err)
 			return nil
 		}
+		if d.stripped(err) {
+			d.log.Warn("nothing to undo: neither the journal nor the runtime's configuration knows the attachment",
+				"attachment", d.key.String(), "stateDir", d.conf.StateDir, "err", err)
+			return nil
+		}
 		return badConfig(fmt.Errorf("the journal does not know %s, and the chain cannot be read: %w", d.key, err))
 	}
-	netns, _ := identify(d.args.Netns)
-	// Which namespace the ADD was given is not on record. That of the runtime's path is taken on its word.
-	gen := journal.Generation{
-		NetNS: journal.NetNS{Path: netns.Path}, Args: d.args.Args, Path: d.args.Path, CNIVersion: chain.CNIVersion,
-		Host: d.host, Created: journal.Now(), GracePeriod: max(1, d.conf.GracePeriod), Steps: chain.steps(d.conf),
-	}
-	if d.neverAdded() { // a binary that is missing made the ADD take nothing
+	gen := d.generation(chain)
+	if d.neverAdded() { // an ADD with a missing binary took nothing
+		for i := range gen.Steps {
+			gen.Steps[i].ADD = journal.AddCutOff
+		}
 		gen.Steps = slices.DeleteFunc(gen.Steps, func(s journal.Step) bool {
-			_, err := findPlugin(s.Type, gen.Path)
+			_, err := netconf.FindPlugin(s.Type, gen.Path)
 			return err != nil
 		})
 	}
 	if len(gen.Steps) == 0 {
-		d.forgetLock()
+		d.removeLock()
 		return nil
 	}
-	d.takePrevResult(&gen, chain)
 	d.entry = &journal.Entry{
-		Key: d.key, State: journal.Removing, Pod: podOf(d.args.Args), Generations: []journal.Generation{gen},
+		Key: d.key, State: journal.Removing, Pod: netconf.PodOf(d.args.Args), Generations: []journal.Generation{gen},
 	}
 	if err := checkText(d.args); err != nil {
 		d.journalFailed(err)
@@ -163,15 +272,35 @@ func (d *deleting) fromStdin() error {
 	return nil
 }
 
-// complete adds to an ADD that succeeded, though the journal could not be told, what the runtime and the chain on stdin
-// say of it.
+// stripped says whether the runtime's configuration has lost the keys of unwind (multus up to 4.3,
+// of a clusterNetwork), by the error of its chain. A retry would come with the same configuration,
+// so it could undo no more, unless the journal can be read then.
+func (d *deleting) stripped(err error) bool {
+	return errors.Is(err, netconf.ErrNoChain) && d.bad == nil && !d.unwritable
+}
+
+// generation returns an ADD of the whole chain, from what the runtime sends. The journal does not
+// have the namespace of that ADD, so the namespace at the runtime's path has to prove that it is
+// the one: see undoing.shows.
+func (d *deleting) generation(chain *netconf.Chain) journal.Generation {
+	gen := journal.Generation{
+		NetNS: journal.NetNS{Path: d.args.Netns}, Args: d.args.Args, Path: d.args.Path, CNIVersion: chain.CNIVersion,
+		Host: d.host, Created: journal.Now(), GracePeriod: max(1, d.conf.GracePeriod),
+		AWSCheckpoint: d.conf.AWSCheckpoint, Steps: chain.Steps(d.conf),
+	}
+	d.takePrevResult(&gen, chain)
+	return gen
+}
+
+// complete fills in an ADD that succeeded although the journal could not be written, from the
+// runtime's prevResult and the chain on stdin.
 func (d *deleting) complete(gen *journal.Generation) {
 	chain, err := d.conf.LoadChain()
 	if err != nil {
 		d.log.Warn("the journal has a part of the ADD, and the chain cannot be read", "attachment", d.key.String(), "err", err)
 		return
 	}
-	steps := chain.steps(d.conf)
+	steps := chain.Steps(d.conf)
 	for i, s := range gen.Steps {
 		if i >= len(steps) || s.Index != i || s.Type != steps[i].Type {
 			d.log.Warn("the journal has a part of the ADD, and the chain is another one now", "attachment", d.key.String())
@@ -180,33 +309,39 @@ func (d *deleting) complete(gen *journal.Generation) {
 	}
 	gen.Steps = append(gen.Steps, steps[len(gen.Steps):]...)
 	d.takePrevResult(gen, chain)
+	d.entry.State = journal.Live
 }
 
-// fits says whether the runtime's prevResult can be the result of an ADD: it has all addresses that the ADD got. If the ADD was
-// cut off, the runtime may still have that of an earlier one of the container ID.
+// fits says whether the runtime's prevResult can be the result of the ADD: it has all addresses
+// that the ADD got, and the runtime names no other namespace. If the ADD was cut off, the runtime
+// may still have the result of an earlier ADD of the container ID, or of a later one that the
+// journal did not see.
 func (d *deleting) fits(gen *journal.Generation) bool {
-	r, err := parseResult(d.conf.PrevResult)
+	if netns, err := host.Identify(d.args.Netns); err == nil && gen.NetNS.Known() && !gen.NetNS.Same(netns) {
+		return false
+	}
+	r, err := netconf.ParseResult(d.conf.PrevResult)
 	return d.conf.PrevResult != nil && err == nil && !slices.ContainsFunc(gen.Claims, func(c journal.Claim) bool {
-		return !slices.Contains(r.addresses(), c.Address)
+		return !slices.Contains(r.Addresses(), c.Address)
 	})
 }
 
-// takePrevResult takes the runtime's prevResult as the result of the ADD.
-func (d *deleting) takePrevResult(gen *journal.Generation, chain *Chain) {
+// takePrevResult stores the runtime's prevResult as the result of the ADD.
+func (d *deleting) takePrevResult(gen *journal.Generation, chain *netconf.Chain) {
 	if d.conf.PrevResult == nil {
 		return
 	}
-	raw, err := convertResult(d.conf.PrevResult, chain.CNIVersion)
+	raw, err := netconf.ConvertResult(d.conf.PrevResult, chain.CNIVersion)
 	if err != nil {
 		d.log.Warn("the runtime's prevResult cannot be used", "attachment", d.key.String(), "err", err)
 		return
 	}
-	r, err := parseResult(raw)
+	r, err := netconf.ParseResult(raw)
 	if err != nil {
 		d.log.Warn("the runtime's prevResult cannot be used", "attachment", d.key.String(), "err", err)
 		return
 	}
-	gen.Result, gen.HostLinks = raw, hostLinks(r)
+	gen.Result, gen.HostLinks = raw, netconf.HostLinks(r)
 	for _, c := range claimsOf(r, chain, d.key.Network, d.conf) {
 		if !slices.ContainsFunc(gen.Claims, func(o journal.Claim) bool { return o.Address == c.Address }) {
 			gen.Claims = append(gen.Claims, c)
@@ -214,36 +349,47 @@ func (d *deleting) takePrevResult(gen *journal.Generation, chain *Chain) {
 	}
 }
 
-// neverAdded says whether the runtime has no result of an ADD, though it would give one if it had.
+// neverAdded says whether the runtime has no result of an ADD. Before CNI 0.4.0 a runtime never
+// gives one, so there the answer is no.
 func (d *deleting) neverAdded() bool {
 	gives, err := version.GreaterThanOrEqualTo(d.conf.CNIVersion, "0.4.0")
 	return err == nil && gives && d.conf.PrevResult == nil
 }
 
-// claimsOf gives the addresses of a final result to the first delegate of the chain that calls an IPAM plugin.
-func claimsOf(r *result, chain *Chain, network string, conf *Conf) []journal.Claim {
-	first := max(0, slices.IndexFunc(chain.Delegates, func(d Delegate) bool { return d.IPAM != "" }))
+// claimsOf returns claims on the addresses of a final result, for the first delegate of the chain
+// that calls an IPAM plugin.
+func claimsOf(r *netconf.Result, chain *netconf.Chain, network string, conf *netconf.Conf) []journal.Claim {
+	first := max(0, slices.IndexFunc(chain.Delegates, func(d netconf.Delegate) bool { return d.IPAM != "" }))
 	pool := ipam.Pool(chain.Config(first, conf), network)
 	var claims []journal.Claim
-	for _, address := range r.addresses() {
+	for _, address := range r.Addresses() {
 		claims = append(claims, journal.Claim{Address: address, Step: first, Pool: pool})
 	}
 	return claims
 }
 
-// carryOut undoes the entry and says how that ended.
+// carryOut undoes the entry and reports the outcome.
 func (d *deleting) carryOut(ctx context.Context) error {
 	e := d.entry
 	freed := e.Addresses()
 	failures := d.undo(ctx, d.lock, e, d.args.Netns)
 	durable := false
-	if !d.noWrite {
+	if !d.unwritable {
 		err := d.finish(ctx, d.lock, e, nil)
 		if durable = err == nil; !durable {
 			d.log.Error("the journal cannot be told how a DEL ended", "attachment", d.key.String(), "err", err)
 		}
 	}
 	d.replayParked(ctx, freed)
+	if durable {
+		failures = slices.DeleteFunc(failures, func(f *delegate.Failure) bool {
+			if f.PutRight {
+				d.log.Warn("a DEL stays pending, and the runtime is not told: it fails with a configuration that its ADD failed with, "+
+					"and that is out of the chain", "attachment", e.Key.String(), "plugin", f.Plugin, "code", f.Code)
+			}
+			return f.PutRight
+		})
+	}
 	if len(failures) == 0 || d.conf.OnDelFailure == "defer" && durable {
 		return nil
 	}

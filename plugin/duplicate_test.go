@@ -12,13 +12,13 @@ import (
 	"cni-unwind/journal"
 )
 
-// A duplicate is an address of a living pod that host-local gives out once more, since its file of it is lost (Azure CNS
-// #4210: the same address under another owner is an error, never adopted).
+// A duplicate is an address of a living pod that host-local gives out once more, since it lost the
+// file (Azure CNS #4210: the same address under another owner is an error, never adopted).
 
-// warned is what the log says of an address that two attachments have.
+// warned is the log message for an address that two attachments have.
 const warned = "another attachment has the same address"
 
-// forget has host-local forget whom it gave an address to, and give it to the next pod.
+// forget removes host-local's reservation of an address, so that the next pod gets it.
 func (n *node) forget(address string) {
 	n.Helper()
 	if err := os.Remove(filepath.Join(n.dataDir(), n.network, address)); err != nil {
@@ -31,8 +31,8 @@ func (n *node) firewallChain() []string {
 	return []string{n.bridgePlugin(""), `{"type": "firewall"}`}
 }
 
-// TestDuplicateAddress has an ADD fail that was given the address of a living pod. That pod keeps all it has, and the other
-// one leaves nothing; when the address is free it can have it.
+// TestDuplicateAddress: an ADD that gets the address of a living pod fails. That pod keeps all it
+// has, and the other one leaves nothing. When the address is free, the other pod can have it.
 func TestDuplicateAddress(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -63,7 +63,8 @@ func TestDuplicateAddress(t *testing.T) {
 	n.nothingLeft()
 }
 
-// TestNoDuplicate has two pods with one address where that is no error: it is a warning where something could be wrong.
+// TestNoDuplicate: two pods have one address where that is no error. unwind warns if something
+// could be wrong.
 func TestNoDuplicate(t *testing.T) {
 	t.Parallel()
 	static := func(address string) func(*node) []string {
@@ -73,7 +74,7 @@ func TestNoDuplicate(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		chain    func(n *node) []string
-		between  func(n *node, a *pod) *node // happens between the ADDs, and returns the node of the second pod
+		between  func(n *node, a *pod) *node // runs between the ADDs; the node of the second pod
 		warnings int
 	}{
 		{"allowed", (*node).firewallChain, func(n *node, a *pod) *node {

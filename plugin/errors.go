@@ -7,15 +7,18 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/delegate"
+	"cni-unwind/plugin/netconf"
 )
 
-// maxMessage bounds what a runtime gets to read, in bytes: it ends in events and logs, once per retry.
+// maxMessage bounds an error for the runtime, in bytes: events and logs repeat it at each retry.
 const maxMessage = 1000
 
-// cniError makes the error that the runtime gets. It has the code of the first failure and begins with its words.
+// cniError makes the error for the runtime. It has the code of the first failure and begins with
+// its words.
 func cniError(code uint, msg, details string) *types.Error {
-	msg = shorten(strings.ToValidUTF8(msg, "�"), maxMessage)
-	details = shorten(strings.ToValidUTF8(details, "�"), max(0, maxMessage-len("; ")-len(msg)))
+	msg = netconf.Shorten(strings.ToValidUTF8(msg, "�"), maxMessage)
+	details = netconf.Shorten(strings.ToValidUTF8(details, "�"), max(0, maxMessage-len("; ")-len(msg)))
 	if code == 0 {
 		code = types.ErrInternal
 	}
@@ -26,46 +29,27 @@ func badConfig(err error) *types.Error {
 	return cniError(types.ErrInvalidNetworkConfig, "unwind: "+strings.ReplaceAll(err.Error(), "\n", "; "), "")
 }
 
-// addError says which delegate failed, in its words, and then what is still owed.
-func addError(f *failure, e *journal.Entry) *types.Error {
+// addError gives the failed delegate's words, and then the pending DELs.
+func addError(f *delegate.Failure, e *journal.Entry) *types.Error {
 	msg, pending := f.Error(), ""
 	if n := e.Pending(); n > 0 {
-		pending = fmt.Sprintf("; unwind: DEL pending: %s", strings.Join(pendingSteps(e), ", "))
+		pending = fmt.Sprintf("; unwind: pending DEL: %s", strings.Join(pendingSteps(e), ", "))
 	}
 	room := max(maxMessage/2, maxMessage-len(pending))
-	return cniError(f.code, shorten(msg, room)+pending, f.details)
+	return cniError(f.Code, netconf.Shorten(msg, room)+pending, f.Details)
 }
 
-// delError says which delegates are owed a DEL, in fixed words: go-cni drops errors that say "not found", and a delegate's
-// may say that. The log and the journal have the rest, the journal if it could be written.
-func delError(failures []*failure, durable bool) *types.Error {
+// delError names the delegates with a pending DEL in fixed words: go-cni drops errors that say "not
+// found", and a delegate's words may say that. The log has the rest, and the journal too if it
+// could be written.
+func delError(failures []*delegate.Failure, durable bool) *types.Error {
 	var names []string
 	for _, f := range failures {
-		names = append(names, fmt.Sprintf("%s (code %d)", f.plugin, f.code))
+		names = append(names, fmt.Sprintf("%s (code %d)", f.Plugin, f.Code))
 	}
-	hint := "; unwindctl list shows what is pending"
+	hint := "; unwindctl list shows the pending DELs"
 	if !durable {
 		hint = "; the journal could not be written, see the log"
 	}
-	return cniError(failures[0].code, "unwind: DEL incomplete, to be tried again: "+strings.Join(names, ", ")+hint, "")
-}
-
-// pendingSteps names the delegates that are owed a DEL, each with why.
-func pendingSteps(e *journal.Entry) []string {
-	var names []string
-	for _, g := range e.Generations {
-		for _, s := range g.Steps {
-			switch {
-			case s.LastError != "":
-				names = append(names, fmt.Sprintf("%s (code %d)", s.Type, s.LastCode))
-			case s.Parked:
-				names = append(names, s.Type+" (its address has another owner)")
-			case s.RepeatAt != 0:
-				names = append(names, s.Type+" (once more, since it was killed)")
-			default:
-				names = append(names, s.Type)
-			}
-		}
-	}
-	return names
+	return cniError(failures[0].Code, "unwind: DEL incomplete, to be tried again: "+strings.Join(names, ", ")+hint, "")
 }

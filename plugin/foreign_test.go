@@ -6,8 +6,9 @@ import (
 	"cni-unwind/journal"
 )
 
-// TestForeignContainerIDAgain: a container ID of a machine, of which this disk is a copy, is added here. No DEL of the
-// original's runs; what host-local keeps for it on this disk goes.
+// TestForeignContainerIDAgain: this disk is a copy of a machine's, and a container ID of that
+// machine is added here. No DEL of the original's runs; what host-local keeps for it on this disk
+// goes.
 func TestForeignContainerIDAgain(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -8,52 +8,67 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/verdict"
+	"cni-unwind/plugin/netconf"
 )
 
-// Forget gives up an attachment that is dead, with the DELs that it owes: none is run, and what its delegates took stays
-// where it is. It is for what can never heal, such as a plugin that is gone for good. The history keeps it, and a tombstone
-// has the runtime's DEL succeed, if it comes. An entry that is damaged can be forgotten too.
+// Forget abandons a dead attachment with its pending DELs: it runs none, and what the delegates
+// took stays where it is. It is for an attachment that can never heal, for instance because a
+// plugin is gone for good. The history keeps it, and a tombstone makes the runtime's DEL succeed,
+// if it comes. Forget also abandons a damaged entry.
 //
-// What is not dead is refused: its DEL would find nothing to go by.
+// It refuses an attachment that is not dead: the DEL of that attachment would have nothing to go
+// by.
 func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) error {
-	conf := defaultConf()
+	conf := netconf.DefaultConf()
 	conf.StateDir = stateDir
-	o, closeLog := p.newOp(ctx, &skel.CmdArgs{}, conf)
+	o, closeLog := p.newOp(&skel.CmdArgs{}, conf)
 	defer closeLog()
 	lock, err := o.store.TryAcquire(key)
 	if errors.Is(err, journal.ErrBusy) {
-		return fmt.Errorf("%s: %s", key, reasonLocked)
+		return fmt.Errorf("%s: %s", key, verdict.Locked.Reason)
 	}
 	if err != nil {
 		return err
 	}
 	defer lock.Release()
 	made := lock.Made()
-	err = o.update(ctx, func(tx *journal.Tx) error {
-		o.notes = nil // this may run twice
-		e, err := tx.Get(key)
-		var damaged *journal.DamagedError
-		switch {
-		case errors.As(err, &damaged):
-			e = &journal.Entry{Key: key, Generations: []journal.Generation{{}}}
-		case err != nil:
-			return err
-		case e == nil:
-			return fmt.Errorf("the journal has no %s", key)
-		default:
-			if v := decide(o.gather(e, lock)); !v.ends() {
-				return fmt.Errorf("%s is not dead but %s (%s); only what is dead can be forgotten", key, v.fate, v.reason)
-			}
-		}
-		event := eventOf(journal.Forgotten, e)
-		event.Reason, event.Plugins = "a person gave it up", pendingSteps(e)
-		o.tell(event)
-		tomb := o.tombstone(e)
-		tomb.Reason = event.Reason
-		return errors.Join(tx.Delete(key), tx.Bury(*tomb))
-	})
+	e, err := o.toForget(ctx, lock, key)
+	if err == nil {
+		err = o.update(ctx, func(tx *journal.Tx) error {
+			o.events = nil // this may run twice
+			event := eventOf(journal.Forgotten, e)
+			event.Reason, event.Plugins = "a person gave it up", pendingSteps(e)
+			o.recordEvent(event)
+			tomb := o.tombstone(e)
+			tomb.Reason, tomb.Abandoned = event.Reason, true
+			return errors.Join(tx.Delete(key), tx.PutTombstone(*tomb))
+		})
+	}
 	if err == nil || made {
-		err = errors.Join(err, lock.Forget())
+		err = errors.Join(err, lock.Remove())
 	}
 	return err
+}
+
+// toForget returns the entry of a dead attachment, or an empty one if the entry is damaged. The
+// caller holds the lock, so nobody changes the entry.
+func (o *op) toForget(ctx context.Context, lock *journal.Lock, key journal.Key) (e *journal.Entry, err error) {
+	err = o.store.View(ctx, func(tx *journal.Tx) (err error) {
+		e, err = tx.Get(key)
+		return err
+	})
+	var damaged *journal.DamagedError
+	switch {
+	case errors.As(err, &damaged):
+		return &journal.Entry{Key: key, Generations: []journal.Generation{{}}}, nil
+	case err != nil:
+		return nil, err
+	case e == nil:
+		return nil, fmt.Errorf("the journal has no %s", key)
+	}
+	if v := verdict.Decide(o.gather(ctx, e, lock)); !v.Releasable() {
+		return nil, fmt.Errorf("%s is not dead but %s (%s); only what is dead can be forgotten", key, v.Fate, v.Reason)
+	}
+	return e, nil
 }

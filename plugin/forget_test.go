@@ -18,12 +18,12 @@ import (
 	"cni-unwind/journal"
 )
 
-// giveUp has a person give up the pod's attachment.
+// giveUp forgets the pod's attachment, as a person would.
 func (p *pod) giveUp() error {
 	return (&Plugin{Stderr: io.Discard, Budgets: DefaultBudgets}).Forget(p.Context(), p.stateDir, p.key())
 }
 
-// stuck is a pod whose ADD failed and whose DELs fail for ever.
+// stuck is a pod whose ADD failed and whose DELs always fail.
 func stuck(n *node) *pod {
 	n.Helper()
 	p := n.pod("a")
@@ -34,8 +34,8 @@ func stuck(n *node) *pod {
 	return p
 }
 
-// TestForget gives up what is dead: no DEL is run, what the delegate took stays, the runtime's DEL succeeds and runs nothing, and
-// the container ID can be used again.
+// TestForget gives up a dead attachment: no DEL runs, what the delegate took stays, the runtime's
+// DEL succeeds and runs nothing, and the container ID can be used again.
 func TestForget(t *testing.T) {
 	t.Parallel()
 	for _, damaged := range []bool{false, true} {
@@ -85,7 +85,8 @@ func (p *pod) damage() {
 	})
 }
 
-// TestForgetRefuses: what lives, or cannot be told, or is being worked on, stays as it is, with its lock file as it was.
+// TestForgetRefuses: an attachment that lives, may live, or is being worked on stays unchanged,
+// with its lock file.
 func TestForgetRefuses(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -155,11 +156,12 @@ func TestForgetRefuses(t *testing.T) {
 	}
 }
 
-// forgetEnv has a process of this program forget an attachment, STATEDIR|NETWORK|CONTAINER, and be killed at a point.
+// forgetEnv makes a process of this program forget an attachment, STATEDIR|NETWORK|CONTAINER, and
+// be killed at a point.
 const forgetEnv = "UNWIND_TEST_FORGET"
 
-// TestForgetKilled kills the program at each point: the entry is there and nothing is told, or it is gone and told, and the
-// runtime's DEL runs nothing.
+// TestForgetKilled kills the program at each point. Either the entry is there and no event is
+// recorded, or it is gone, the event is recorded, and the runtime's DEL runs nothing.
 func TestForgetKilled(t *testing.T) {
 	if what := strings.Split(os.Getenv(forgetEnv), "|"); len(what) == 3 {
 		forgetAndDie(what)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -13,26 +14,33 @@ import (
 	"testing"
 	"time"
 
+	"cni-unwind/testdata/sandbox"
+
 	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/netconf"
 )
 
-// fuzzDir is where the fuzzed verbs may write: a file system of memory, in the mount namespace of the tests. It has the
-// default stateDir in it.
+// fuzzDir is where the fuzzed verbs may write: a file system in memory, in the tests' mount
+// namespace. It contains the default stateDir.
 const fuzzDir = "/var/lib/cni"
 
-// mountFuzzDir makes fuzzDir.
+// mountFuzzDir mounts fuzzDir. The workers share the mount of the process that started them: one of
+// their own would hide the journal from a worker that is in the middle of an input.
 func mountFuzzDir(f *testing.F) {
 	f.Helper()
+	if worker := flag.Lookup("test.fuzzworker"); worker != nil && worker.Value.String() == "true" {
+		return
+	}
 	if err := errors.Join(os.MkdirAll(fuzzDir, 0o755), unix.Mount("tmpfs", fuzzDir, "tmpfs", 0, "mode=0755,size=64m")); err != nil {
 		f.Fatal(err)
 	}
 	f.Cleanup(func() { _ = unix.Unmount(fuzzDir, unix.MNT_DETACH) })
 }
 
-// alone has the workers of a fuzz test, which share fuzzDir, go one by one.
+// alone runs the workers of a fuzz test, which share fuzzDir, one at a time.
 func alone(t *testing.T) {
 	t.Helper()
 	dir, err := os.Open(filepath.Dir(fuzzDir))
@@ -45,9 +53,9 @@ func alone(t *testing.T) {
 	}
 }
 
-// within says whether all that a configuration has unwind write lies in fuzzDir.
-func within(stdin []byte) (*Conf, bool) {
-	c, err := ParseConf(stdin)
+// within reports whether a configuration makes unwind write only in fuzzDir.
+func within(stdin []byte) (*netconf.Conf, bool) {
+	c, err := netconf.ParseConf(stdin)
 	ok := true
 	for _, path := range []string{c.StateDir, c.LogFile} {
 		ok = ok && (path == "" || strings.HasPrefix(path, fuzzDir+"/"))
@@ -56,20 +64,20 @@ func within(stdin []byte) (*Conf, bool) {
 	if err != nil || chainErr != nil {
 		return c, ok
 	}
-	for _, pool := range chain.Pools(c) { // a lock file is made in one that has something to release
+	for _, pool := range poolsOf(chain, c) { // a pool with something to release gets a lock file
 		ok = ok && strings.HasPrefix(pool.Dir, fuzzDir+"/")
 	}
 	return c, ok
 }
 
-// asked is a verb that is carried out in this process, by the entry point of the plugin. Only one can be under way.
+// asked is a verb that this process carries out by the plugin's entry point, one at a time.
 type asked struct {
 	env    map[string]string
 	stdin  []byte
 	budget time.Duration // of a STATUS
 }
 
-// do returns the exit code and what was printed.
+// do returns the exit code and the output.
 func (a *asked) do(t *testing.T, dir string) (code int, stdout []byte) {
 	t.Helper()
 	in, out := filepath.Join(dir, "stdin"), filepath.Join(dir, "stdout")
@@ -104,7 +112,7 @@ func (a *asked) do(t *testing.T, dir string) (code int, stdout []byte) {
 	return code, stdout
 }
 
-// wellFormed sees that a verb ended as a runtime can understand: with a CNI error, or without.
+// wellFormed checks that a verb ended as a runtime expects: with a CNI error, or without.
 func wellFormed(t *testing.T, code int, stdout []byte) (said types.Error) {
 	t.Helper()
 	if code == 0 {
@@ -119,10 +127,11 @@ func wellFormed(t *testing.T, code int, stdout []byte) (said types.Error) {
 	return said
 }
 
-// FuzzStdin gives whatever on stdin, and in the environment, to every verb, with no delegate's binary there: an ADD cannot
-// succeed and leaves nothing, not even in the journal; a DEL forgets no delegate of the chain; and all end with a CNI error or
-// with success.
+// FuzzStdin gives every verb arbitrary stdin and environment, without the delegates' binaries. An
+// ADD cannot succeed and leaves nothing, not even in the journal. A DEL forgets no delegate of the
+// chain. All end with a CNI error or with success.
 func FuzzStdin(f *testing.F) {
+	sandbox.Need(f)
 	mountFuzzDir(f)
 	verbs := []string{"ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION", "UNDO"}
 	whole := `{"cniVersion": "1.1.0", "name": "podnet", "type": "unwind", "stateDir": "` + fuzzDir + `/state", "gracePeriod": "0s",
@@ -167,7 +176,7 @@ func FuzzStdin(f *testing.F) {
 				t.Errorf("after %s (exit %d) the journal has %s: %s, %v (%v)", command, code, e.Key, e.State, pendingSteps(e), err)
 			}
 		}
-		if strings.HasSuffix(said.Msg, "; unwindctl list shows what is pending") && len(entries) == 0 {
+		if strings.HasSuffix(said.Msg, "; unwindctl list shows the pending DELs") && len(entries) == 0 {
 			t.Errorf("the DEL is incomplete, and the journal has nothing: %s", stdout)
 		}
 	})
@@ -181,15 +190,17 @@ func entriesOf(t *testing.T, s *journal.Store) (all []*journal.Entry) {
 			return err
 		})
 	})
-	if err != nil && !errors.Is(err, unix.ENOENT) { // a STATUS that was cut off may be making it
+	if err != nil && !errors.Is(err, unix.ENOENT) { // a STATUS that was cut off may be creating it
 		t.Fatalf("the journal: %v", err)
 	}
 	return all
 }
 
-// FuzzDelegate has the second of three delegates print whatever on stdout and stderr and exit with whatever: the ADD succeeds
-// with all three and a result that can be read, or it fails, and each that was started got its DEL.
+// FuzzDelegate makes the second of three delegates print arbitrary stdout and stderr and exit with
+// any code. The ADD either succeeds with all three and a valid result, or fails, and each delegate
+// that was started got its DEL.
 func FuzzDelegate(f *testing.F) {
+	sandbox.Need(f)
 	mountFuzzDir(f)
 	const result = `{"cniVersion": "1.0.0", "interfaces": [], "ips": [{"address": "10.0.0.7/24"}], "dns": {}}`
 	const cniError = `{"cniVersion": "1.0.0", "code": 11, "msg": "no room", "details": "ask later"}`
@@ -224,8 +235,8 @@ func FuzzDelegate(f *testing.F) {
 		_ = os.RemoveAll(store.Dir)
 		path := "/usr/bin:/bin"
 		a := asked{
-			stdin: marshal(map[string]any{
-				"cniVersion": strings.ToValidUTF8(outer, ""), "name": "podnet", "type": Name, "stateDir": store.Dir,
+			stdin: netconf.Marshal(map[string]any{
+				"cniVersion": strings.ToValidUTF8(outer, ""), "name": "podnet", "type": netconf.Name, "stateDir": store.Dir,
 				"chain": json.RawMessage(`{"cniVersion": "1.0.0", "plugins": [{"type": "before"}, {"type": "fuzzed"}, {"type": "after"}]}`),
 			}),
 			env: map[string]string{
@@ -244,7 +255,7 @@ func FuzzDelegate(f *testing.F) {
 			slices.Equal(calls, []string{"before ADD", "fuzzed ADD", "after ADD", "after DEL", "fuzzed DEL", "before DEL"}) || len(data) == 0
 		switch {
 		case code == 0:
-			_, err := parseResult(printed)
+			_, err := netconf.ParseResult(printed)
 			added := len(entries) == 1 && entries[0].State == journal.Live && entries[0].Pending() == 3
 			if err != nil || exit != 0 || !added || !slices.Equal(calls, []string{"before ADD", "fuzzed ADD", "after ADD"}) {
 				t.Errorf("success with %q (%v), calls %v, %d entries", printed, err, calls, len(entries))
@@ -255,7 +266,8 @@ func FuzzDelegate(f *testing.F) {
 	})
 }
 
-// FuzzConflist reads a file that someone else owns, by the path that chainFile names and as the operator's program reads it.
+// FuzzConflist reads a file of another owner, by the path in chainFile and as the operator's
+// program reads it.
 func FuzzConflist(f *testing.F) {
 	f.Add([]byte(`{"name": "podnet", "cniVersion": "1.0.0", "cniVersions": ["0.4.0"], "plugins": [{"type": "a", "ipam": {"type": "i"}}]}`))
 	f.Add([]byte(`{"name": "podnet", "cniVersion": "9.0.0", "type": "a", "disableCheck": "TRUE"}`))
@@ -266,8 +278,8 @@ func FuzzConflist(f *testing.F) {
 		if err := os.WriteFile(path, data, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		list, listErr := ReadConflist(path)
-		c := &Conf{Name: "podnet", ChainFile: path}
+		list, listErr := netconf.ReadConflist(path)
+		c := &netconf.Conf{Name: "podnet", ChainFile: path}
 		chain, err := c.LoadChain()
 		switch {
 		case err == nil && (list == nil || listErr != nil || list.Unwind != nil || len(list.Types) != len(chain.Delegates)):

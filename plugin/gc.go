@@ -10,16 +10,20 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
+
+	"cni-unwind/plugin/internal/delegate"
+	"cni-unwind/plugin/netconf"
 )
 
-// gc releases what the runtime forgot (SPEC 1.1 §2 GC): in its own network by the runtime's list and by evidence, in all
-// others by evidence, since a network that was renamed never gets a GC again. Then the delegates that know the verb get
-// it, with the list as the runtime gave it, unless it is not to be believed (see BrakeError). All are tried, all errors are
-// collected.
+// gc releases what the runtime forgot (SPEC 1.1 §2 GC). It goes by the runtime's list and by
+// evidence in its own network, and by evidence in all others, since a renamed network never gets a
+// GC again. Then it passes the GC, with the runtime's list, to the delegates that know the verb,
+// unless the list is not to be trusted (see MassReleaseError). It tries all delegates and collects
+// all errors.
 //
-// A GC without a list, or with null (cnitool, ocicni), names nothing that could be released. It is not passed on: a delegate
-// that takes an absent list for an empty one would release everything.
-func (o *op) gc() error {
+// A GC without a list, or with null (cnitool, ocicni), names nothing to release. gc does not pass
+// it on: a delegate that takes an absent list for an empty one would release everything.
+func (o *op) gc(ctx context.Context) error {
 	if o.bad != nil {
 		return badConfig(o.bad)
 	}
@@ -30,7 +34,7 @@ func (o *op) gc() error {
 	if o.conf.DisableGC || chain.DisableGC {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(o.ctx, o.Budgets.GC)
+	ctx, cancel := context.WithTimeout(ctx, o.Budgets.GC)
 	defer cancel()
 	failures, believed := o.sweepForGC(ctx, chain)
 	if believed {
@@ -39,33 +43,34 @@ func (o *op) gc() error {
 	return gcError(failures)
 }
 
-// sweepForGC takes at most two thirds of the time, the delegates have the rest. It says whether the list is to be believed.
-func (o *op) sweepForGC(ctx context.Context, chain *Chain) (failures []*failure, believed bool) {
+// sweepForGC sweeps in at most two thirds of the time; the delegates have the rest. It says whether
+// the list is to be trusted.
+func (o *op) sweepForGC(ctx context.Context, chain *netconf.Chain) (failures []*delegate.Failure, believed bool) {
 	ctx, cancel := context.WithTimeout(ctx, o.Budgets.GC*2/3)
 	defer cancel()
-	s := &sweeping{op: o, Sweep: Sweep{Pools: chain.Pools(o.conf)}, eager: true}
+	s := &sweeping{op: o, Sweep: Sweep{Pools: poolsOf(chain, o.conf)}, ignoreBackoff: true}
 	if o.conf.Valid != nil {
 		s.List = NewList(o.conf.Name, o.conf.Valid)
 	}
 	findings, err := s.run(ctx)
 	if err != nil {
-		failures = append(failures, &failure{plugin: Name, command: "GC", code: types.ErrTryAgainLater, msg: err.Error()})
+		failures = append(failures, &delegate.Failure{Plugin: netconf.Name, Command: "GC", Code: types.ErrTryAgainLater, Msg: err.Error()})
 	}
-	var brake *BrakeError
+	var brake *MassReleaseError
 	believed = !errors.As(err, &brake)
 	for _, f := range findings {
 		if f.Err == nil || errors.As(f.Err, &brake) {
 			continue
 		}
-		failure := &failure{plugin: Name, command: "GC", code: types.ErrTryAgainLater, msg: fmt.Sprintf("%s: %v", f.Key, f.Err)}
+		failure := &delegate.Failure{Plugin: netconf.Name, Command: "GC", Code: types.ErrTryAgainLater, Msg: fmt.Sprintf("%s: %v", f.Key, f.Err)}
 		failures = append(failures, failure)
 	}
 	return failures, believed
 }
 
-// passOn runs STATUS or GC of all delegates at once, if the chain is of a version that has these verbs: what the plain
-// chain would not ask is not asked.
-func (o *op) passOn(ctx context.Context, chain *Chain, command string) []*failure {
+// passOn runs STATUS or GC of all delegates at once, if the chain's version has these verbs: the
+// plain chain would not call them otherwise.
+func (o *op) passOn(ctx context.Context, chain *netconf.Chain, command string) []*delegate.Failure {
 	if has, err := version.GreaterThanOrEqualTo(chain.CNIVersion, "1.1.0"); err != nil || !has {
 		return nil
 	}
@@ -73,20 +78,20 @@ func (o *op) passOn(ctx context.Context, chain *Chain, command string) []*failur
 		o.log.Debug("the GC is not passed on: it has no list", "network", o.conf.Name)
 		return nil
 	}
-	failures := make([]*failure, len(chain.Delegates))
+	failures := make([]*delegate.Failure, len(chain.Delegates))
 	var running sync.WaitGroup
 	for i, d := range chain.Delegates {
-		config := objectOf(chain.Config(i, o.conf))
+		config := netconf.ObjectOf(chain.Config(i, o.conf))
 		if command == "GC" {
 			maps.Copy(config, o.conf.ValidRaw)
 		}
-		c := &call{command: command, plugin: d.Type, path: o.args.Path, stdin: marshal(config)}
+		c := &delegate.Call{Command: command, Plugin: d.Type, Path: o.args.Path, Stdin: netconf.Marshal(config)}
 		running.Go(func() {
-			_, failures[i] = c.run(ctx, o.Stderr)
+			_, failures[i] = o.runner.Run(ctx, c, nil, o.Stderr)
 		})
 	}
 	running.Wait()
-	var failed []*failure
+	var failed []*delegate.Failure
 	for _, f := range failures {
 		if f != nil {
 			failed = append(failed, f)
@@ -95,18 +100,18 @@ func (o *op) passOn(ctx context.Context, chain *Chain, command string) []*failur
 	return failed
 }
 
-// gcError makes one error out of all.
-func gcError(failures []*failure) error {
+// gcError joins all failures into one error.
+func gcError(failures []*delegate.Failure) error {
 	if len(failures) == 0 {
 		return nil
 	}
 	var words []string
 	for _, f := range failures {
-		if f.plugin == Name {
-			words = append(words, f.msg)
+		if f.Plugin == netconf.Name {
+			words = append(words, f.Msg)
 		} else {
 			words = append(words, f.Error())
 		}
 	}
-	return cniError(failures[0].code, fmt.Sprintf("unwind: GC incomplete, %d failed: %s", len(failures), strings.Join(words, "; ")), "")
+	return cniError(failures[0].Code, fmt.Sprintf("unwind: GC incomplete, %d failed: %s", len(failures), strings.Join(words, "; ")), "")
 }

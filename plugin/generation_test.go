@@ -14,9 +14,11 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/netconf"
 )
 
-// again is the pod with a new network namespace under the same container ID, as nerdctl, podman and Nomad do it.
+// again returns the pod with a new network namespace under the same container ID, as nerdctl,
+// podman and Nomad do.
 func (p *pod) again() *pod {
 	p.Helper()
 	next := &pod{p.node, p.RuntimeConf}
@@ -24,8 +26,8 @@ func (p *pod) again() *pod {
 	return next
 }
 
-// TestOldGenerationIsSettledFirst: what an earlier ADD of the container ID left is undone before the first delegate of the
-// next ADD runs, if the old namespace has no process any more.
+// TestOldGenerationIsSettledFirst: before the first delegate of the next ADD runs, unwind undoes
+// what an earlier ADD of the container ID left, if the old namespace has no process any more.
 func TestOldGenerationIsSettledFirst(t *testing.T) {
 	t.Parallel()
 	for _, old := range []string{"live, namespace gone", "live, namespace empty", "DEL pending", "ADD failed"} {
@@ -70,8 +72,8 @@ func TestOldGenerationIsSettledFirst(t *testing.T) {
 	}
 }
 
-// TestOldGenerationMovesOn: what an earlier ADD of the container ID left, and cannot be undone yet, is undone with the DEL
-// of the next one, after it.
+// TestOldGenerationMovesOn: if the rest of an earlier ADD of the container ID cannot be undone yet,
+// the DEL of the next ADD undoes it, after its own.
 func TestOldGenerationMovesOn(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -104,7 +106,8 @@ func TestOldGenerationMovesOn(t *testing.T) {
 	n.nothingLeft()
 }
 
-// TestHungNewGenerationLeavesTime: a delegate that hangs in the DEL of the newest ADD leaves time for the DELs of older ones.
+// TestHungNewGenerationLeavesTime: a delegate that hangs in the DEL of the newest ADD leaves time
+// for the DELs of older ones.
 func TestHungNewGenerationLeavesTime(t *testing.T) {
 	t.Parallel()
 	n := newNode(t).hasty()
@@ -129,8 +132,8 @@ func TestHungNewGenerationLeavesTime(t *testing.T) {
 	n.nothingLeft()
 }
 
-// TestPortOfNewGeneration: portmap's rules are keyed by the container ID. Settling an old DEL of it must not take the port
-// of the container that has the ID now.
+// TestPortOfNewGeneration: portmap's rules are keyed by the container ID. The retry of an old DEL
+// must not remove the port of the container that has the ID now.
 func TestPortOfNewGeneration(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -148,7 +151,7 @@ func TestPortOfNewGeneration(t *testing.T) {
 	ip := address(t, next.mustAdd(list))
 	broken(false)
 
-	// Two that would settle what is left of the pod, or of its old address, if it were dead.
+	// Two pods that would settle the pod, or its old address, if it were dead.
 	other := n.pod("b")
 	other.Args = p.Args
 	other.mustAdd(list)
@@ -168,10 +171,10 @@ func TestPortOfNewGeneration(t *testing.T) {
 	}
 }
 
-// breakable puts a program before a reference plugin whose DEL fails while it is broken.
+// breakable puts a program before a reference plugin, whose DEL fails while broken is set.
 func (n *node) breakable(plugin string) (broken func(bool)) {
 	n.Helper()
-	real, err := findPlugin(plugin, strings.Join(n.path, ":"))
+	real, err := netconf.FindPlugin(plugin, strings.Join(n.path, ":"))
 	if err != nil {
 		n.Fatal(err)
 	}
@@ -189,7 +192,7 @@ func (n *node) breakable(plugin string) (broken func(bool)) {
 	}
 }
 
-// TestAddOverLive: an ADD over an attachment that is in use is refused before any delegate runs.
+// TestAddOverLive: an ADD over an attachment in use is refused before any delegate runs.
 func TestAddOverLive(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ name, why string }{
@@ -228,8 +231,9 @@ func TestAddOverLive(t *testing.T) {
 	}
 }
 
-// TestSecondDelAfterGrace: a delegate that was killed gets one more DEL when gracePeriod is over, though the first passed:
-// an agent behind it may have gone on. Until then the entry stays, whoever asks.
+// TestSecondDelAfterGrace: a delegate that was killed gets one more DEL after gracePeriod, even if
+// the first one passed, since an agent behind it may have gone on. Until then every verb leaves the
+// entry.
 func TestSecondDelAfterGrace(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{"hang-effect", "crash-effect"} {
@@ -242,7 +246,7 @@ func TestSecondDelAfterGrace(t *testing.T) {
 			p := n.pod("a")
 			n.plan(map[string]map[string]string{"p1": {"ADD": mode}})
 			_, err := p.add(list)
-			if err == nil || !strings.Contains(err.Error(), "DEL pending: faulty (once more, since it was killed)") {
+			if err == nil || !strings.Contains(err.Error(), "pending DEL: faulty (once more)") {
 				t.Errorf("ADD: %v", err)
 			}
 			for _, verb := range []string{"ADD", "DEL", "ADD of the next sandbox"} {
@@ -272,7 +276,8 @@ func TestSecondDelAfterGrace(t *testing.T) {
 	}
 }
 
-// TestGraceEndsWithBoot: what a delegate was about when it was killed has ended with the boot it was in.
+// TestGraceEndsWithBoot: a reboot ends whatever a killed delegate was doing, so it needs no second
+// DEL.
 func TestGraceEndsWithBoot(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -301,7 +306,7 @@ func (p *pod) edit(change func(*journal.Generation)) {
 			return err
 		}
 		change(e.Newest())
-		state := e.State // an entry that is live is not written again, but for here
+		state := e.State // a live entry is never written again, except by this helper
 		if err := tx.Delete(e.Key); err != nil {
 			return err
 		}
@@ -326,6 +331,14 @@ func TestUndoOrder(t *testing.T) {
 		}
 		return all
 	}
+	killed := func(all []journal.Step, i int) []journal.Step {
+		all[i].RepeatAt = 1
+		return all
+	}
+	tried := func(all []journal.Step, i int) []journal.Step {
+		all[i].Attempts = 1
+		return all
+	}
 	for _, c := range []struct {
 		name  string
 		steps []journal.Step
@@ -345,6 +358,11 @@ func TestUndoOrder(t *testing.T) {
 		{"three cut off", steps(), journal.Undo{Began: 4}, []int{0, 3, 2, 1}},
 		{"four cut off", steps(), journal.Undo{Began: 5}, []int{3, 2, 1, 0}},
 		{"failed, then one cut off", steps(3), journal.Undo{Began: 5, Ended: 3}, []int{1, 0, 3, 2}},
+		{"the ADD of the last hung", killed(steps(), 3), journal.Undo{}, []int{2, 1, 0, 3}},
+		{"the ADD hung, first pass", killed(steps(), 3), journal.Undo{Began: 1}, []int{2, 1, 0, 3}},
+		{"the ADD hung, its DEL passed", tried(killed(steps(0), 3), 3), journal.Undo{Began: 2, Ended: 1}, []int{3, 2, 1, 0}},
+		{"killed in a pass that was cut off", killed(steps(), 3), journal.Undo{Began: 2}, []int{2, 1, 0, 3}},
+		{"killed in a second one", killed(steps(), 3), journal.Undo{Began: 3}, []int{1, 0, 3, 2}},
 		{"a gap", []journal.Step{{Index: 1}, {Index: 3}}, journal.Undo{Began: 2}, []int{1, 3}},
 		{"one, many cut off", []journal.Step{{Index: 2}}, journal.Undo{Began: 7}, []int{2}},
 	} {
@@ -356,7 +374,7 @@ func TestUndoOrder(t *testing.T) {
 	}
 }
 
-// TestDue: an entry waits only if each of its steps waits for its second DEL.
+// TestDue: an entry is deferred only if each of its steps waits for its second DEL.
 func TestDue(t *testing.T) {
 	t.Parallel()
 	hour := journal.BootNanos() + int64(time.Hour)
@@ -380,7 +398,7 @@ func TestDue(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			o := &op{Plugin: &Plugin{}, host: journal.Host{BootID: "this"}}
 			e := &journal.Entry{Generations: []journal.Generation{{Host: journal.Host{BootID: c.boot}, Steps: c.steps}}}
-			if o.due(t.Context(), e, false) == c.notDue {
+			if o.readyToRetry(t.Context(), e, false) == c.notDue {
 				t.Errorf("due %t", !c.notDue)
 			}
 		})

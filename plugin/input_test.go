@@ -21,19 +21,22 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/delegate"
+	"cni-unwind/plugin/netconf"
 )
 
-// input is what unwind gets from a runtime, or from whoever starts it: here not from libcni, which would refuse some of it.
+// input is what unwind gets from a runtime or another caller. Tests give it directly, since libcni
+// would refuse some of it.
 type input struct {
 	env    map[string]string
 	stdin  string
-	varLib string   // a folder to be seen as /var/lib, where the default stateDir is
-	more   []string // more environment, as name=value: after env, and not sorted out
-	first  string   // what a shell does in unwind's process, in a mount namespace of its own, before it is unwind
-	mute   bool     // stdout does not come to us
+	varLib string   // a directory to mount as /var/lib, where the default stateDir is
+	more   []string // more environment, as name=value, after env; duplicates stay
+	first  string   // a shell's commands in a mount namespace, before unwind
+	mute   bool     // nobody reads stdout
 }
 
-// input is that of a pod, with unwind's entry in a list.
+// input returns the pod's input for a command, with unwind's entry in a list.
 func (p *pod) input(command string, entry string) *input {
 	return &input{
 		env: map[string]string{
@@ -44,7 +47,7 @@ func (p *pod) input(command string, entry string) *input {
 	}
 }
 
-// outcome is what a runtime gets back. said is the CNI error on stdout, if there is one.
+// outcome is what a runtime gets back. said is the CNI error on stdout, if any.
 type outcome struct {
 	code   int
 	stdout string
@@ -52,12 +55,12 @@ type outcome struct {
 	said   types.Error
 }
 
-// start runs unwind with an input. Where it fails, stdout must be a CNI error in the bounds that unwind promises.
+// start runs unwind with an input. If it fails, stdout must be a CNI error within unwind's bounds.
 func (n *node) start(in *input) (out outcome) {
 	n.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	binary := filepath.Join(n.path[0], Name)
+	binary := filepath.Join(n.path[0], netconf.Name)
 	cmd := exec.CommandContext(ctx, binary)
 	if in.varLib != "" {
 		cmd = exec.CommandContext(ctx, "/bin/sh", "-c", `mount --bind "$0" /var/lib && exec "$1"`, in.varLib, binary)
@@ -91,19 +94,21 @@ func (n *node) start(in *input) (out outcome) {
 	return out
 }
 
-// entry returns unwind's entry in a list, as libcni would give it on stdin, with changes: what is nil is left out.
+// entryOf returns unwind's entry in a list, as libcni would give it on stdin, with changes; a nil
+// value removes its key.
 func (n *node) entryOf(chain string, changes map[string]any) string {
 	n.Helper()
 	entry := map[string]any{
-		"cniVersion": n.outer, "name": n.network, "type": Name, "stateDir": n.stateDir, "chain": json.RawMessage(chain),
+		"cniVersion": n.outer, "name": n.network, "type": netconf.Name, "stateDir": n.stateDir, "chain": json.RawMessage(chain),
 	}
 	maps.Copy(entry, n.conf)
 	maps.Copy(entry, changes)
 	maps.DeleteFunc(entry, func(_ string, v any) bool { return v == nil })
-	return string(marshal(entry))
+	return string(netconf.Marshal(entry))
 }
 
-// untouched sees that nothing was started and that nothing is on the disk, not even an empty journal.
+// untouched checks that nothing was started and that nothing is on the disk, not even an empty
+// journal.
 func (n *node) untouched() {
 	n.Helper()
 	if calls := n.calls(); len(calls) > 0 {
@@ -114,8 +119,9 @@ func (n *node) untouched() {
 	}
 }
 
-// TestBadConfiguration has an ADD with each kind of wrong configuration: it is refused with a code and words that say what
-// is wrong, and takes nothing. Then the runtime's DEL of the pod passes: there is nothing to undo.
+// TestBadConfiguration: an ADD with any kind of wrong configuration is refused with a code and a
+// message that says what is wrong, and takes nothing. Then the runtime's DEL of the pod passes,
+// since there is nothing to undo.
 func TestBadConfiguration(t *testing.T) {
 	t.Parallel()
 	type keys = map[string]any
@@ -143,7 +149,7 @@ func TestBadConfiguration(t *testing.T) {
 			`unwind: the ADD has a prevResult: unwind must be the first plugin of the list; put those before it into its "chain"`},
 		{"5 MB", keys{"args": keys{"x": strings.Repeat("s3cret  ", 5<<17)}}, 7, `unwind: the configuration has SIZE bytes, more than 4194304`},
 
-		// skel's own words, as from every plugin.
+		// skel's own words, as in every plugin.
 		{"no name", keys{"name": nil}, 7, `missing network name`},
 		{"a name that is a path", keys{"name": "../../etc"}, 7, `invalid characters found in network name`},
 		{"a name that is not UTF-8", keys{"name": json.RawMessage("\"\xff\"")}, 7, `invalid characters found in network name`},
@@ -179,7 +185,7 @@ func TestBadConfiguration(t *testing.T) {
 	}
 }
 
-// TestNoJSON gives what is not JSON. It is skel that refuses it.
+// TestNoJSON: skel refuses input that is not JSON.
 func TestNoJSON(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ name, stdin string }{
@@ -204,7 +210,8 @@ func TestNoJSON(t *testing.T) {
 	}
 }
 
-// TestBadEnvironment has ADD, DEL and CHECK with variables that are missing or hostile: none of it becomes part of a path.
+// TestBadEnvironment runs ADD, DEL and CHECK with missing or hostile variables. None of them
+// becomes part of a path.
 func TestBadEnvironment(t *testing.T) {
 	t.Parallel()
 	all := []string{"ADD", "DEL", "CHECK"}
@@ -253,7 +260,7 @@ func TestBadEnvironment(t *testing.T) {
 	}
 }
 
-// TestOddInput has what is odd and right go through: to the delegates at ADD, and the same to them at DEL.
+// TestOddInput: odd but valid input reaches the delegates at ADD, and the same at DEL.
 func TestOddInput(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -311,7 +318,8 @@ func TestOddInput(t *testing.T) {
 	}
 }
 
-// TestBrokenKeysAtDEL has a pod whose network is broken by an edit of the configuration: its DEL passes all the same.
+// TestBrokenKeysAtDEL: an edit of the configuration breaks a pod's network. Its DEL passes all the
+// same.
 func TestBrokenKeysAtDEL(t *testing.T) {
 	t.Parallel()
 	type keys = map[string]any
@@ -351,7 +359,8 @@ func TestBrokenKeysAtDEL(t *testing.T) {
 				t.Errorf("DEL: %s", out.stdout)
 			}
 			key := slices.Collect(maps.Keys(tt.changes))[0]
-			used := !slices.Contains([]string{"chain", "chainFile", "prevResult"}, key) // the journal has these
+			// The journal has these.
+			used := !slices.Contains([]string{"chain", "chainFile", "prevResult"}, key)
 			if used != strings.Contains(out.stderr, "level=WARN") {
 				t.Errorf("a warning of the key %q: want %t, got %s", key, used, out.stderr)
 			}
@@ -360,8 +369,9 @@ func TestBrokenKeysAtDEL(t *testing.T) {
 	}
 }
 
-// TestStateDirAtDEL has a stateDir that is broken, so that the journal is not where it was: the DEL works by what the
-// runtime gives, in the default folder, and the entry in the right one stays until a DEL that names it.
+// TestStateDirAtDEL: stateDir is broken, so that the DEL does not find the journal. The DEL uses
+// what the runtime gives, in the default directory. The entry in the right directory stays until a
+// DEL names it.
 func TestStateDirAtDEL(t *testing.T) {
 	t.Parallel()
 	for _, stateDir := range []any{"relative/state", 5, "/dev/null", "/proc/none", nil} {
@@ -388,7 +398,7 @@ func TestStateDirAtDEL(t *testing.T) {
 	}
 }
 
-// TestWarnings has what is no error be said in the log, with what to do about it.
+// TestWarnings: a problem that is no error is logged, with what to do about it.
 func TestWarnings(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -419,7 +429,7 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
-// TestVERSION is the verb that touches no file and reads no configuration: it does not wait for one.
+// TestVERSION: VERSION touches no file and does not wait for a configuration.
 func TestVERSION(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -429,7 +439,7 @@ func TestVERSION(t *testing.T) {
 	}
 	defer r.Close()
 	defer w.Close()
-	cmd := exec.Command(filepath.Join(n.path[0], Name))
+	cmd := exec.Command(filepath.Join(n.path[0], netconf.Name))
 	cmd.Env = []string{"CNI_COMMAND=VERSION", "GORACE=" + os.Getenv("GORACE")}
 	cmd.Stdin = r
 	timer := time.AfterFunc(30*time.Second, func() { w.Close() })
@@ -466,26 +476,28 @@ func TestNoCommand(t *testing.T) {
 	n.untouched()
 }
 
-// TestErrorOfADD has a delegate fail its ADD in words of every kind: the error begins with them, has its code and details,
-// says which DELs are pending, and stays within its bounds (start sees to that).
+// TestErrorOfADD: a delegate fails its ADD with every kind of message. unwind's error begins with
+// the message, has the delegate's code and details, says which DELs are pending, and stays within
+// its bounds (start checks that).
 func TestErrorOfADD(t *testing.T) {
 	t.Parallel()
 	cniError := func(code int, msg, details string) string {
-		return string(marshal(map[string]any{"code": code, "msg": msg, "details": details}))
+		return string(netconf.Marshal(map[string]any{"code": code, "msg": msg, "details": details}))
 	}
-	const pending = `; unwind: DEL pending: words (code 42)`
+	const pending = `; unwind: pending DEL: words (code 42)`
 	for _, tt := range []struct {
-		name, add, del string // what it prints when it fails; del "": it does not fail
+		name, add, del string // what it prints when it fails; if del is "", DEL does not fail
 		code           uint
-		msg, details   string // begin so
-		end            string // of msg
+		msg, details   string // how they begin
+		end            string // how msg ends
 	}{
 		{"short", cniError(11, "no room", "ask later"), ``, 11, `no room`, `ask later`, `no room`},
 		{"short and pending", cniError(11, "no room", "ask later"), cniError(42, "not now", "s3cret"), 11, `no room`, `ask later`, `no room` + pending},
 		{"10 KB", cniError(11, strings.Repeat("long ", 2000), "ask later"), ``, 11, `long long`, ``, `…`},
 		{"10 KB and pending", cniError(11, strings.Repeat("long ", 2000), "ask later"), cniError(42, "not now", ""), 11, `long long`, ``, `…` + pending},
 		{"10 KB of details", cniError(11, "no room", strings.Repeat("long ", 2000)), ``, 11, `no room`, `long long`, `no room`},
-		// Three bytes less than the bound, with details: they have no room, not even for an ellipsis.
+		// Three bytes less than the bound, with details: they have no room, not even for an
+		// ellipsis.
 		{"as much as fits", cniError(11, strings.Repeat("x", maxMessage-3-len(`plugin type="words" failed (add): `)), "ask later"), ``,
 			11, `xxx`, ``, `xxx`},
 		{"not UTF-8", "{\"code\": 11, \"msg\": \"\xff\xfe" + strings.Repeat("\xff", 2000) + "\"}", ``, 11, "\ufffd\ufffd", ``, `…`},
@@ -527,8 +539,8 @@ func TestErrorOfADD(t *testing.T) {
 	}
 }
 
-// TestErrorWithin has messages, details and pending DELs of every length: the error of an ADD stays within its bounds and
-// keeps its beginning, whatever else there is no room for.
+// TestErrorWithin: with messages, details and pending DELs of every length, an ADD's error stays
+// within its bounds and keeps its beginning, whatever else has no room.
 func TestErrorWithin(t *testing.T) {
 	for _, letter := range []string{"x", "é", "\xff", "a\xffb"} {
 		for _, steps := range []int{0, 1, 40} {
@@ -537,12 +549,12 @@ func TestErrorWithin(t *testing.T) {
 				e.Generations[0].Steps = append(e.Generations[0].Steps, journal.Step{Index: i, Type: "some-plugin", LastError: "x", LastCode: 11})
 			}
 			for length := range 1100 {
-				f := &failure{plugin: "p", command: "ADD", code: 11, msg: strings.Repeat(letter, length), details: strings.Repeat(letter, 1100-length)}
+				f := &delegate.Failure{Plugin: "p", Command: "ADD", Code: 11, Msg: strings.Repeat(letter, length), Details: strings.Repeat(letter, 1100-length)}
 				err := addError(f, e)
 				if len(err.Error()) > maxMessage || err.Code != 11 || !strings.HasPrefix(err.Msg, `plugin type="p" failed (add): `) {
 					t.Fatalf("%d × %q, %d steps: code %d, %d bytes: %s", length, letter, steps, err.Code, len(err.Error()), err)
 				}
-				if short := len(letter) == 1 && steps < 2; short && strings.Contains(err.Msg, "DEL pending: some-plugin (code 11)") != (steps == 1) {
+				if short := len(letter) == 1 && steps < 2; short && strings.Contains(err.Msg, "pending DEL: some-plugin (code 11)") != (steps == 1) {
 					t.Fatalf("%d × %q, %d steps: %s", length, letter, steps, err)
 				}
 			}

@@ -9,34 +9,60 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"cni-unwind/plugin/netconf"
 	"cni-unwind/testdata/sandbox"
 )
 
 const (
-	// killAtEnv has the plugin kill itself at the n-th point that it passes.
+	// killAtEnv makes the plugin kill itself at the n-th point that it passes, or at the n-th of a
+	// name: "added 2".
 	killAtEnv = "UNWIND_TEST_KILL_AT"
-	// hastyEnv gives the plugin short budgets, see node.hasty.
+	// hastyEnv gives the plugin short budgets: see node.hasty.
 	hastyEnv = "UNWIND_TEST_HASTY"
-	// patientEnv gives its STATUS more time, see node.patient.
+	// patientEnv gives its STATUS more time: see node.patient.
 	patientEnv = "UNWIND_TEST_PATIENT"
-	// noProcEnv has the plugin work without /proc: it is to be in a mount namespace of its own.
+	// undoEnv is the time that a DEL has.
+	undoEnv = "UNWIND_TEST_UNDO"
+	// noProcEnv makes the plugin work without /proc, in a mount namespace of its own.
 	noProcEnv = "UNWIND_TEST_NO_PROC"
-	// unlockedEnv leaves the first thread free, as it is in the program.
+	// unlockedEnv leaves the first thread unlocked, as in the program.
 	unlockedEnv = "UNWIND_TEST_UNLOCKED"
-	// uidEnv has the plugin give up root, for that user.
+	// longEnv makes tests take longer, as make proof does.
+	longEnv = "UNWIND_TEST_LONG"
+	// lateEnv starts no delegate before its turn.
+	lateEnv = "UNWIND_TEST_LATE"
+	// cacheEnv is the path of libcni's cache: see node.
+	cacheEnv = "UNWIND_TEST_CACHE"
+	// uidEnv makes the plugin drop root for that user.
 	uidEnv = "UNWIND_TEST_UID"
+	// headlessEnv makes this program one whose first thread has ended.
+	headlessEnv = "UNWIND_TEST_HEADLESS"
 )
 
-// TestMain runs the tests, or, where this program was started under the plugin's name, the plugin, with
-// the race detector of the tests.
+// sampled says whether a case of a matrix is one that a normal run has: one in so many, so that each
+// value of each dimension meets each of another. make proof has all.
+func sampled(oneIn int, indexes ...int) bool {
+	sum := 0
+	for _, i := range indexes {
+		sum += i
+	}
+	return os.Getenv(longEnv) != "" || sum%oneIn == 0
+}
+
+// TestMain runs the tests. Started under the plugin's name, it runs the plugin, with the race
+// detector of the tests.
 func TestMain(m *testing.M) {
-	if filepath.Base(os.Args[0]) == Name {
+	if os.Getenv(headlessEnv) != "" {
+		headless()
+	}
+	if filepath.Base(os.Args[0]) == netconf.Name {
 		os.Exit(pluginMain())
 	}
 	os.Exit(sandbox.RunInMemory(m))
@@ -45,16 +71,20 @@ func TestMain(m *testing.M) {
 func pluginMain() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	p := &Plugin{Stdout: os.Stdout, Stderr: os.Stderr, Budgets: DefaultBudgets}
+	p := &Plugin{Stdout: Unbroken(syscall.Stdout), Stderr: Unbroken(syscall.Stderr), Budgets: DefaultBudgets}
 	if os.Getenv(hastyEnv) != "" {
 		p.Budgets = Budgets{
-			Undo: 3 * time.Second, Settle: 2 * time.Second, LateDel: 1500 * time.Millisecond, Lock: 5 * time.Second,
+			Undo: 3 * time.Second, Release: 2 * time.Second, LateDel: 1500 * time.Millisecond, Lock: 5 * time.Second,
 			HostLink: time.Second, Orphans: 500 * time.Millisecond,
-			GC: 4 * time.Second, Status: 2 * time.Second, Step: 200 * time.Millisecond,
+			GC: 4 * time.Second, Status: 2 * time.Second, Step: 200 * time.Millisecond, Reserve: 500 * time.Millisecond,
 		}
 	}
+	p.CacheDir = os.Getenv(cacheEnv)
 	if os.Getenv(patientEnv) != "" {
 		p.Budgets.Status = time.Minute
+	}
+	if d, err := time.ParseDuration(os.Getenv(undoEnv)); err == nil {
+		p.Budgets.Undo, p.Budgets.Reserve = d, d/10
 	}
 	if os.Getenv(noProcEnv) != "" {
 		if err := unix.Unmount("/proc", unix.MNT_DETACH); err != nil {
@@ -66,8 +96,15 @@ func pluginMain() int {
 			panic(err)
 		}
 	}
-	if at, err := strconv.Atoi(os.Getenv(killAtEnv)); err == nil {
-		p.Point = func(string) {
+	name, nth, named := strings.Cut(os.Getenv(killAtEnv), " ")
+	if !named {
+		name, nth = "", name
+	}
+	if at, err := strconv.Atoi(nth); err == nil {
+		p.Point = func(point string) {
+			if named && point != name {
+				return
+			}
 			if at--; at == 0 {
 				_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 				select {}
@@ -100,8 +137,9 @@ func run(t testing.TB, name string, args ...string) string {
 	return string(out)
 }
 
-// init keeps the main thread out of what tests do with network namespaces: it cannot end, so it would stay in one for good.
-// And the race detector has every program wait for a second before it exits; unwind is started some thousand times.
+// init keeps the main thread out of the tests' network namespaces: it cannot end, so it would stay
+// in one for good. It also turns off the second for which the race detector makes every program
+// wait before it exits, since unwind is started some thousand times.
 func init() {
 	if os.Getenv(unlockedEnv) == "" {
 		runtime.LockOSThread()

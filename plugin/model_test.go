@@ -3,6 +3,9 @@ package plugin
 import (
 	"context"
 	"encoding/json"
+
+	"cni-unwind/plugin/netconf"
+
 	cmdline "flag"
 	"fmt"
 	"maps"
@@ -20,10 +23,11 @@ import (
 	"cni-unwind/journal"
 )
 
-// TestModel has random operations in a small world, with unwind killed at any point of any of them, and sees after each that
-// who is live has all that its ADD took, for itself alone, and that nothing is taken of which the journal does not know. At
-// the end, when all are gone and the delegates are well, one GC or the DELs leave nothing. -rapid.checks and -rapid.steps say
-// how many; -rapid.seed repeats what failed.
+// TestModel runs random operations in a small world, and kills unwind at any point of any of them.
+// After each one, a live container must have all that its ADD took, for itself alone, and the
+// journal must know of all that is taken. At the end, when all are gone and the delegates work, one
+// GC or the DELs leave nothing. -rapid.checks and -rapid.steps say how many; -rapid.seed repeats a
+// failure.
 func TestModel(t *testing.T) {
 	t.Parallel()
 	given := map[string]bool{}
@@ -61,7 +65,8 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// hit runs a verb, in which unwind is killed if that was drawn. It returns whether all was well with it.
+// hit runs a verb, and kills unwind in it if that was drawn. It returns whether nothing was set to
+// go wrong.
 func (w *world) hit(verb func() error) (healthy bool, err error) {
 	healthy, at := w.healthy(), w.killAt
 	if w.killAt = 0; at == 0 {
@@ -73,14 +78,15 @@ func (w *world) hit(verb func() error) (healthy bool, err error) {
 	return healthy, err
 }
 
-// someADD adds a container, in its network namespace or, as by runtimes that use an ID again, in a new one.
+// someADD adds a container, in its network namespace or, as by runtimes that reuse an ID, in a new
+// one.
 func (w *world) someADD(try *rapid.T) {
 	r := w.some(try)
 	next, busy := *r.pod, r.process != nil
 	same := r.there && !rapid.Bool().Draw(try, "in a new namespace")
 	if !same {
 		next.NetNS = w.netns(fmt.Sprintf("%s-%d", r.ContainerID, time.Now().UnixNano()))
-		r.live = r.live && busy // else it gives way
+		r.live = r.live && busy // otherwise the ADD may release it
 	}
 	var address string
 	w.note("ADD %s in %s, live %t", r.ContainerID, filepath.Base(next.NetNS), r.live)
@@ -113,8 +119,8 @@ func (p *pod) tryAdd(list *libcni.NetworkConfigList) (string, error) {
 	return address(p, result), nil
 }
 
-// roomFor has the runtime ask for a GC, without a list, and says whether an ADD must succeed then: one address is left by
-// those who may live, and the container is not one of them.
+// roomFor runs a GC of the runtime without a list, and reports whether an ADD must succeed then:
+// those that may live leave one address, and the container is not one of them.
 func (w *world) roomFor(p *pod) bool {
 	w.locksFree()
 	w.mustAsk("GC", nil)
@@ -130,7 +136,7 @@ func (w *world) roomFor(p *pod) bool {
 	return others < 2
 }
 
-// someDEL has the runtime ask for the DEL of a container, whether it has added it or not, with the result in its cache.
+// someDEL runs the runtime's DEL of a container, added or not, with the result in its cache.
 func (w *world) someDEL(try *rapid.T) {
 	r := w.some(try)
 	r.live = false
@@ -147,7 +153,7 @@ func (w *world) someDEL(try *rapid.T) {
 	}
 }
 
-// someNamespaceGoes removes a container's network namespace; a process may still be inside.
+// someNamespaceGoes removes a container's network namespace; a process may still be in it.
 func (w *world) someNamespaceGoes(try *rapid.T) {
 	if r := w.some(try); r.there {
 		w.note("namespace of %s goes", r.ContainerID)
@@ -156,7 +162,7 @@ func (w *world) someNamespaceGoes(try *rapid.T) {
 	}
 }
 
-// someProcess starts a process in a container, or ends it.
+// someProcess starts or ends a process in a container.
 func (w *world) someProcess(try *rapid.T) {
 	r := w.some(try)
 	switch {
@@ -179,18 +185,18 @@ func (r *resident) end() {
 	}
 }
 
-// status has the runtime ask for a STATUS. A node under load may be too slow for it.
+// status runs a STATUS of the runtime. A node under load may be too slow for it.
 func (w *world) status() {
 	w.note("STATUS")
 	_, _ = w.hit(func() error { return w.ask("STATUS", nil) })
 }
 
-// someGC has the runtime ask for a GC, with a list that is right or not. Who is not on it may be released, unless a process is
-// inside or the grace period is not over.
+// someGC runs a GC of the runtime, with a right or a wrong list. A container that the list lacks
+// may be released, unless a process is in it or the grace period is not over.
 func (w *world) someGC(try *rapid.T) {
 	changes := map[string]any{"gracePeriod": "0s"}
 	if w.healthy() && rapid.Bool().Draw(try, "grace") {
-		changes["gracePeriod"] = "10m" // who is killed gets its second DEL after as long
+		changes["gracePeriod"] = "10m" // a killed delegate gets its second DEL after this time too
 	}
 	kind := rapid.SampledFrom([]string{"none", "null", "empty", "right", "some"}).Draw(try, "list")
 	listed := []*pod{}
@@ -211,17 +217,17 @@ func (w *world) someGC(try *rapid.T) {
 			}
 		}
 	}
-	w.note("GC %s", marshal(changes))
+	w.note("GC %s", netconf.Marshal(changes))
 	if healthy, err := w.hit(func() error { return w.ask("GC", changes) }); err != nil && healthy {
 		w.Errorf("GC: %v", err)
 	}
 }
 
-// ask has unwind killed where that was drawn, unlike node.ask.
+// ask is node.ask, but kills unwind if that was drawn.
 func (w *world) ask(command string, changes map[string]any) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, filepath.Join(w.path[0], Name))
+	cmd := exec.CommandContext(ctx, filepath.Join(w.path[0], netconf.Name))
 	all := map[string]any{"cniVersion": "1.1.0"}
 	maps.Copy(all, changes)
 	cmd.Stdin = strings.NewReader(w.entryOf(fmt.Sprintf(`{"cniVersion": "1.0.0", "plugins": [%s]}`, strings.Join(w.plugins, ", ")), all))
@@ -240,7 +246,7 @@ func (w *world) mustAsk(command string, changes map[string]any) {
 	}
 }
 
-// somethingBreaks has a delegate fail its ADDs or its DELs from now on.
+// somethingBreaks makes a delegate fail its ADDs or its DELs from now on.
 func (w *world) somethingBreaks(try *rapid.T) {
 	instance := rapid.SampledFrom([]string{"p0", "p1", "p2"}).Draw(try, "plugin")
 	command := rapid.SampledFrom([]string{"ADD", "DEL"}).Draw(try, "command")
@@ -252,7 +258,7 @@ func (w *world) somethingBreaks(try *rapid.T) {
 		w.modes[instance] = map[string]string{}
 	}
 	w.modes[instance][command] = rapid.SampledFrom(modes).Draw(try, "mode")
-	w.note("%s", marshal(w.modes))
+	w.note("%s", netconf.Marshal(w.modes))
 	w.plan(w.modes)
 }
 

@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,19 +12,24 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/host"
 )
 
-// TestNetNSOfDEL has the network namespace of a pod be anywhere when its DEL comes: delegates are shown the pod's own if it
-// can be found, never another one, and nothing is left.
+// TestNetNSOfDEL: a pod's network namespace may be anywhere when its DEL comes. Delegates are shown
+// the pod's own if it can be found, never another one, and nothing is left.
 func TestNetNSOfDEL(t *testing.T) {
 	t.Parallel()
 	const none, recorded, held = "", "the path of the ADD", "a descriptor of unwind's"
 	for _, c := range []struct {
 		name string
-		// happens changes what it likes about the pod before its DEL. It returns what delegates are to be shown, and where the
-		// pod's namespace is found by then.
+		// happens changes the pod before its DEL. It returns the namespace that delegates must be
+		// shown, and where the pod's own is by then.
 		happens func(p *pod) (shown, own string)
 	}{
 		{"named by the runtime", func(p *pod) (string, string) { return recorded, p.NetNS }},
@@ -118,8 +124,64 @@ func TestNetNSOfDEL(t *testing.T) {
 	}
 }
 
-// TestProcessInsideEnds has the only process in the pod's network namespace, which is at no path, end while a DEL runs: those
-// after it find the namespace all the same.
+// TestDELNamesHostNetNS: a DEL's CNI_NETNS is the host's own network namespace, since its path is
+// that of a process that is the host's by now. A DEL that has undone everything passes. So does the
+// DEL of an attachment that was never added, since an ADD into that namespace is refused. No
+// delegate is shown it.
+func TestDELNamesHostNetNS(t *testing.T) {
+	t.Parallel()
+	host := fmt.Sprintf("/proc/%d/ns/net", os.Getpid())
+	for _, c := range []struct {
+		name  string
+		begin func(p *pod, list *libcni.NetworkConfigList)
+		calls []string
+	}{
+		{"added", func(p *pod, list *libcni.NetworkConfigList) {
+			p.mustAdd(list)
+			p.dropNetNS()
+			p.edit(func(g *journal.Generation) { g.NetNS.Path = host })
+		}, []string{"DEL p1"}},
+		{"swept", func(p *pod, list *libcni.NetworkConfigList) {
+			p.mustAdd(list)
+			p.dropNetNS()
+			p.sweep(DefaultBudgets)
+			if p.tombstone(p.key()) == nil {
+				p.Error("there is no tombstone")
+			}
+		}, nil},
+		{"refused", func(p *pod, list *libcni.NetworkConfigList) {
+			p.NetNS = host
+			var refused *types.Error
+			if _, err := p.add(list); !errors.As(err, &refused) || refused.Code != types.ErrInvalidNetNS {
+				p.Errorf("ADD: %v", err)
+			}
+		}, nil},
+		{"never added", func(*pod, *libcni.NetworkConfigList) {}, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			list := n.unwind(n.bridgePlugin(""), n.faulty("p1", ""))
+			p := n.pod("a")
+			c.begin(p, list)
+			n.forgetCalls()
+			p.NetNS = host
+			for range 2 {
+				p.mustDel(list)
+			}
+			n.wantCalls("DEL", c.calls...)
+			for _, l := range n.callLog() {
+				if l.NetNS == host {
+					t.Error("a delegate was shown the host's network namespace")
+				}
+			}
+			n.nothingLeft()
+		})
+	}
+}
+
+// TestProcessInsideEnds: the pod's network namespace is at no path, and its only process ends
+// during a DEL. Later delegates still find the namespace.
 func TestProcessInsideEnds(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -145,7 +207,7 @@ func TestProcessInsideEnds(t *testing.T) {
 	n.nothingLeft()
 }
 
-// unpin takes the pod's network namespace off its path, where an empty file is left.
+// unpin unmounts the pod's network namespace from its path and leaves an empty file.
 func (p *pod) unpin() {
 	p.Helper()
 	if err := unix.Unmount(p.NetNS, unix.MNT_DETACH); err != nil {
@@ -156,7 +218,7 @@ func (p *pod) unpin() {
 // processInside starts a process in the pod's network namespace.
 func (p *pod) processInside() *os.Process {
 	p.Helper()
-	own, err := identify(p.NetNS)
+	own, err := host.Identify(p.NetNS)
 	if err != nil {
 		p.Fatal(err)
 	}
@@ -169,7 +231,7 @@ func (p *pod) processInside() *os.Process {
 		_ = cmd.Wait()
 	})
 	eventually(p, "a process inside", func() bool {
-		there, err := identify(netnsOf(cmd.Process))
+		there, err := host.Identify(netnsOf(cmd.Process))
 		return err == nil && there.Same(own)
 	})
 	return cmd.Process
@@ -177,7 +239,7 @@ func (p *pod) processInside() *os.Process {
 
 func netnsOf(p *os.Process) string { return fmt.Sprintf("/proc/%d/ns/net", p.Pid) }
 
-// other makes a network namespace that is another container's, with an eth0.
+// other makes a network namespace of another container, with an eth0.
 func (n *node) other(name string) string {
 	n.Helper()
 	path := n.netns(name)
@@ -185,12 +247,12 @@ func (n *node) other(name string) string {
 	return path
 }
 
-// othersSurvive sees that the other container, if there is one, still has its eth0.
+// othersSurvive checks that the other container, if there is one, still has its eth0.
 func (n *node) othersSurvive() {
 	n.Helper()
 	for _, name := range n.names(filepath.Join(n.dir, "netns")) {
 		path := filepath.Join(n.dir, "netns", name)
-		if id, err := identify(path); err == nil && id.Known() {
+		if id, err := host.Identify(path); err == nil && id.Known() {
 			if links := n.links(path); slices.Contains(links, "peer0") != slices.Contains(links, "eth0") {
 				n.Errorf("the other container's interfaces: %v", links)
 			}
@@ -198,8 +260,9 @@ func (n *node) othersSurvive() {
 	}
 }
 
-// TestScratchNetNS removes the network namespace before the DEL of plugins that need one to clean up. The plain chain leaves
-// something, which shows that there was something to remove; unwind leaves nothing, and succeeds.
+// TestScratchNetNS removes the network namespace before the DEL of plugins that need one to clean
+// up. The plain chain leaves something, which shows that there is something to remove. unwind
+// leaves nothing, and succeeds.
 func TestScratchNetNS(t *testing.T) {
 	t.Parallel()
 	const nft = `, "ipMasqBackend": "nftables"`
@@ -248,7 +311,8 @@ func TestScratchNetNS(t *testing.T) {
 	}
 }
 
-// delAfterNetNS takes a pod through ADD and DEL, with its network namespace gone before the DEL, and returns what is left.
+// delAfterNetNS takes a pod through ADD and DEL, removes its network namespace before the DEL, and
+// returns what is left.
 func (n *node) delAfterNetNS(list *libcni.NetworkConfigList) (left []string, err error) {
 	n.Helper()
 	p := n.pod("a")
@@ -268,8 +332,9 @@ func (n *node) delAfterNetNS(list *libcni.NetworkConfigList) (left []string, err
 	return left, err
 }
 
-// TestScratchNetNSIsForCleaningUp shows a scratch network namespace, with the interface and its addresses in it, to the
-// plugins that clean up by it, and to no other: one that moves devices would move ours.
+// TestScratchNetNSIsForCleaningUp: only the plugins that clean up by it get a scratch network
+// namespace with the interface and its addresses. A plugin that moves devices would move unwind's
+// scratch interface.
 func TestScratchNetNSIsForCleaningUp(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -305,4 +370,69 @@ func TestScratchNetNSIsForCleaningUp(t *testing.T) {
 		}
 	}
 	n.nothingLeft()
+}
+
+// TestRulesOfSBR: sbr's first DEL does not pass, and the pod's network namespace lives on. By the
+// second one the interface is gone, by whose addresses sbr finds its rules. The rules are still
+// removed from that namespace.
+func TestRulesOfSBR(t *testing.T) {
+	t.Parallel()
+	for name, fault := range map[string]string{
+		"fails": `echo '{"code": 11, "msg": "sbr is broken"}'; exit 1`, "is killed": "kill -9 $$",
+		"unwind is killed": "kill -9 $PPID; exit 1",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			sbr := filepath.Join(n.path[1], "sbr")
+			n.path[1] = n.few("bridge", "host-local")
+			broken := filepath.Join(n.dir, "broken")
+			n.script("sbr", fmt.Sprintf(`[ $CNI_COMMAND = DEL ] && [ -e %s ] && { %s; }; exec %s`,
+				broken, fault, sbr))
+			list := n.unwind(n.masquerading("bridge", "dual", ""), `{"type": "sbr"}`)
+			p := n.pod("a")
+			before := p.ruleCount()
+			p.mustAdd(list)
+			if with := p.ruleCount(); with != before+2 {
+				t.Fatalf("%d rules with sbr, %d without", with, before)
+			}
+			n.write(broken, "")
+			for len(n.reserved()) > 0 { // after a pass that was cut off, another step goes first
+				if err := p.del(list); err == nil {
+					t.Fatal("the DEL succeeded")
+				}
+			}
+			if err := p.del(list); err == nil { // now with a scratch interface
+				t.Error("the DEL succeeded")
+			}
+			eventually(t, "the interface that was lent is gone", func() bool {
+				return slices.Equal(n.links(p.NetNS), []string{"lo"})
+			})
+			if err := os.Remove(broken); err != nil {
+				t.Fatal(err)
+			}
+			p.mustDel(list)
+			if left := p.ruleCount(); left != before {
+				t.Errorf("%d rules are left", left-before)
+			}
+			if links := n.links(p.NetNS); !slices.Equal(links, []string{"lo"}) {
+				t.Errorf("interfaces are left: %q", links)
+			}
+			n.nothingLeft()
+		})
+	}
+}
+
+// ruleCount returns the number of routing rules in the pod's network namespace.
+func (p *pod) ruleCount() (count int) {
+	p.Helper()
+	err := ns.WithNetNSPath(p.NetNS, func(ns.NetNS) error {
+		rules, err := netlink.RuleList(netlink.FAMILY_ALL)
+		count = len(rules)
+		return err
+	})
+	if err != nil {
+		p.Fatal(err)
+	}
+	return count
 }

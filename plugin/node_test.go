@@ -21,16 +21,18 @@ import (
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
+	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/containernetworking/plugins/pkg/ns"
-
 	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/netconf"
+	"cni-unwind/testdata/sandbox"
 )
 
-// node is a machine as far as a runtime and unwind can tell: a network of its own, its folders, its pods. The runtime is
-// libcni, with its cache.
+// node is a machine to a runtime and unwind: a network of its own, its directories, its pods. The
+// runtime is libcni, with its cache.
 type node struct {
 	testing.TB
 	dir      string
@@ -51,6 +53,7 @@ var nodes atomic.Int64
 
 func newNode(t testing.TB) *node {
 	t.Helper()
+	sandbox.Need(t)
 	if err := makeSharedChains(); err != nil {
 		t.Fatal(err)
 	}
@@ -59,9 +62,13 @@ func newNode(t testing.TB) *node {
 	n := &node{
 		TB: t, dir: t.TempDir(), network: fmt.Sprintf("net%d", i), bridge: fmt.Sprintf("br%d", i),
 		subnet: fmt.Sprintf("10.%d.%d.0/24", 100+i/250, i%250), outer: "1.0.0", inner: "1.0.0",
-		conf: map[string]any{"logLevel": "debug", "gracePeriod": "0s"},
+		conf: map[string]any{"logLevel": "debug", "gracePeriod": "0s", "startEarly": []string{"faulty"}},
+	}
+	if os.Getenv(lateEnv) != "" {
+		n.conf["startEarly"] = []string{}
 	}
 	n.stateDir = filepath.Join(n.dir, "state")
+	n.env = []string{cacheEnv + "=" + n.cacheDir()}
 	bin := filepath.Join(n.dir, "bin")
 	n.mkdir(bin)
 	n.mkdir(n.faultyDir())
@@ -69,7 +76,7 @@ func newNode(t testing.TB) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(self, filepath.Join(bin, Name)); err != nil {
+	if err := os.Symlink(self, filepath.Join(bin, netconf.Name)); err != nil {
 		t.Fatal(err)
 	}
 	n.path = []string{bin, filepath.Join(tools, "cni"), filepath.Join(tools, "test")}
@@ -95,7 +102,7 @@ func (e *nodeExec) ExecPlugin(ctx context.Context, path string, stdin []byte, en
 	return e.RawExec.ExecPlugin(ctx, path, stdin, append(env, e.node.env...))
 }
 
-// stderr collects what unwind logs in a file, which is printed if the test fails.
+// stderr is a file that collects unwind's log; it is printed if the test fails.
 func (n *node) stderr() *os.File {
 	f, err := os.Create(filepath.Join(n.dir, "stderr"))
 	if err != nil {
@@ -110,7 +117,7 @@ func (n *node) stderr() *os.File {
 	return f
 }
 
-// log returns what unwind has logged in verbs that succeeded.
+// log returns the log of verbs that succeeded.
 func (n *node) log() string {
 	data, err := os.ReadFile(filepath.Join(n.dir, "stderr"))
 	if err != nil {
@@ -126,7 +133,7 @@ func (n *node) mkdir(path string) {
 	}
 }
 
-// The plugins of chains. extra is appended to the object: it begins with a comma.
+// The plugins of chains. extra is appended to the object and begins with a comma.
 
 func (n *node) bridgePlugin(extra string) string {
 	return fmt.Sprintf(`{"type": "bridge", "bridge": %q, "isGateway": true, "ipam": %s%s}`, n.bridge, n.hostLocal(n.subnet), extra)
@@ -140,6 +147,14 @@ func (n *node) faulty(instance, extra string) string {
 	return fmt.Sprintf(`{"type": "faulty", "dir": %q, "instance": %q%s}`, n.faultyDir(), instance, extra)
 }
 
+// cacheDir is the directory of libcni's results.
+func (n *node) cacheDir() string { return filepath.Join(n.dir, "cache", "results") }
+
+// cacheFile is libcni's file with the result of the pod's ADD.
+func (p *pod) cacheFile() string {
+	return filepath.Join(p.cacheDir(), fmt.Sprintf("%s-%s-%s", p.network, p.ContainerID, p.IfName))
+}
+
 func (n *node) dataDir() string   { return filepath.Join(n.dir, "ipam") }
 func (n *node) faultyDir() string { return filepath.Join(n.dir, "faulty") }
 
@@ -149,11 +164,11 @@ func (n *node) unwind(plugins ...string) *libcni.NetworkConfigList {
 	return n.unwindChain(fmt.Sprintf(`{"cniVersion": %q, "plugins": [%s]}`, n.inner, strings.Join(plugins, ", ")))
 }
 
-// unwindChain is as unwind, with the chain as it is.
+// unwindChain is unwind with this text as the chain.
 func (n *node) unwindChain(chain string) *libcni.NetworkConfigList {
 	n.Helper()
 	entry := map[string]any{
-		"type": Name, "stateDir": n.stateDir, "chain": json.RawMessage(chain),
+		"type": netconf.Name, "stateDir": n.stateDir, "chain": json.RawMessage(chain),
 		"capabilities": map[string]bool{"portMappings": true, "bandwidth": true, "ips": true, "mac": true},
 	}
 	for k, v := range n.conf {
@@ -212,7 +227,7 @@ func (n *node) netns(name string) string {
 	}
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with us
+		runtime.LockOSThread() // and never unlocked: the thread ends with its goroutine
 		err := unix.Unshare(unix.CLONE_NEWNET)
 		if err == nil {
 			err = unix.Mount(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()), path, "", unix.MS_BIND, "")
@@ -226,7 +241,8 @@ func (n *node) netns(name string) string {
 	return path
 }
 
-// dropNetNS removes the pod's network namespace, as a runtime does, and waits until its interfaces are gone.
+// dropNetNS removes the pod's network namespace, as a runtime does, and waits until its interfaces
+// are gone.
 func (p *pod) dropNetNS() {
 	p.Helper()
 	if err := unix.Unmount(p.NetNS, unix.MNT_DETACH); err != nil {
@@ -239,7 +255,7 @@ func (p *pod) dropNetNS() {
 	eventually(p, "host interfaces of "+p.ContainerID+" gone", func() bool {
 		for _, e := range entries {
 			if e.ContainerID == p.ContainerID {
-				if there, _ := hostLinkThere(e.Newest().HostLinks); there {
+				if there, _ := host.LinkThere(e.Newest().HostLinks); there {
 					return false
 				}
 			}
@@ -282,7 +298,7 @@ func (p *pod) mustDel(list *libcni.NetworkConfigList) {
 	}
 }
 
-// key is the pod's attachment.
+// key returns the pod's attachment.
 func (p *pod) key() journal.Key {
 	return journal.Key{Network: p.network, ContainerID: p.ContainerID, IfName: p.IfName}
 }
@@ -314,7 +330,7 @@ func (n *node) entries() []*journal.Entry {
 	return all
 }
 
-// plan tells the faulty plugins what to do: instance → verb → mode.
+// plan sets the faulty plugins' modes: instance → verb → mode.
 func (n *node) plan(plan map[string]map[string]string) {
 	n.Helper()
 	data, err := json.Marshal(plan)
@@ -323,14 +339,14 @@ func (n *node) plan(plan map[string]map[string]string) {
 	}
 	path := filepath.Join(n.faultyDir(), "plan.json")
 	if err := errors.Join(os.WriteFile(path+".new", data, 0o600), os.Rename(path+".new", path)); err != nil {
-		n.Fatal(err) // in one step: a plugin may be reading it
+		n.Fatal(err) // by a rename: a plugin may be reading it
 	}
 }
 
-// taken returns what the faulty plugins hold.
+// taken returns the files that the faulty plugins hold.
 func (n *node) taken() []string { return n.names(filepath.Join(n.faultyDir(), "taken")) }
 
-// reserved returns the addresses that host-local has given out, with their owners.
+// reserved returns host-local's reservations, with their owners.
 func (n *node) reserved() map[string]string {
 	owners := map[string]string{}
 	dir := filepath.Join(n.dataDir(), n.network)
@@ -365,7 +381,7 @@ type logged struct {
 	Stdin                                                                  map[string]json.RawMessage
 }
 
-// calls returns what the faulty plugins were asked, in order, as "VERB instance".
+// calls returns the calls of the faulty plugins in order, as "VERB instance".
 func (n *node) calls() []string {
 	n.Helper()
 	var calls []string
@@ -422,11 +438,11 @@ func address(t testing.TB, r types.Result) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	parsed, err := parseResult(data)
-	if err != nil || len(parsed.prefixes()) == 0 {
+	parsed, err := netconf.ParseResult(data)
+	if err != nil || len(parsed.Prefixes()) == 0 {
 		t.Fatalf("no address in %s (%v)", data, err)
 	}
-	return parsed.prefixes()[0].Addr().String()
+	return parsed.Prefixes()[0].Addr().String()
 }
 
 // links returns the names of the interfaces in a network namespace.
@@ -446,7 +462,8 @@ func (n *node) links(netns string) []string {
 	return names
 }
 
-// nothingLeft is the invariant of every test at its end: nothing is taken, and the journal knows of nothing.
+// nothingLeft checks the invariant at the end of every test: nothing is taken, and the journal is
+// empty.
 func (n *node) nothingLeft() {
 	n.Helper()
 	if taken := n.taken(); len(taken) > 0 {
@@ -463,7 +480,8 @@ func (n *node) nothingLeft() {
 	}
 	if link, err := netlink.LinkByName(n.bridge); err == nil {
 		ports, err := netlink.LinkList()
-		for errors.Is(err, netlink.ErrDumpInterrupted) { // other tests make and remove interfaces meanwhile
+		// Other tests make and remove interfaces meanwhile.
+		for errors.Is(err, netlink.ErrDumpInterrupted) {
 			ports, err = netlink.LinkList()
 		}
 		if err != nil {
@@ -483,7 +501,7 @@ func (n *node) nothingLeft() {
 // eventually waits until the condition holds.
 func eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		if condition() {
 			return
 		}
@@ -491,8 +509,8 @@ func eventually(t testing.TB, what string, condition func() bool) {
 	t.Fatalf("not in time: %s", what)
 }
 
-// makeSharedChains makes the chains that all pods of a host share, once. Plugins that make them at the same time stumble
-// over each other: iptables has no way to make a chain only if it is not there.
+// makeSharedChains makes, once, the chains that all pods of a host share. Plugins that make them at
+// the same time fail: iptables cannot make a chain only if it does not exist.
 var makeSharedChains = sync.OnceValue(func() error {
 	for _, restore := range []string{"iptables-restore", "ip6tables-restore"} {
 		cmd := exec.Command(restore, "--noflush")
@@ -505,21 +523,22 @@ var makeSharedChains = sync.OnceValue(func() error {
 	return nil
 })
 
-// hasty gives unwind less time than it has on a real node: for tests in which delegates hang.
+// hasty gives unwind less time than on a real node, for tests in which delegates hang.
 func (n *node) hasty() *node {
 	n.conf["delegateTimeout"] = "2s"
 	n.env = append(n.env, hastyEnv+"=1")
 	return n
 }
 
-// patient gives a STATUS the time to sweep however busy the machine is: for tests that count what it does.
+// patient gives a STATUS the time to sweep even on a busy machine, for tests that count what it
+// does.
 func (n *node) patient() *node {
 	n.env = append(n.env, patientEnv+"=1")
 	return n
 }
 
-// ask runs a verb that is about no attachment, GC or STATUS, with unwind's entry for a chain of the given version and plugins.
-// changes are keys of that entry, such as the list of a GC; what is nil is left out.
+// ask runs GC or STATUS, with unwind's entry for a chain of this version and plugins. changes are
+// keys of that entry, such as the list of a GC; a nil value removes its key.
 func (n *node) ask(command, chainVersion string, changes map[string]any, plugins ...string) outcome {
 	n.Helper()
 	chain := fmt.Sprintf(`{"cniVersion": %q, "plugins": [%s]}`, chainVersion, strings.Join(plugins, ", "))

@@ -14,9 +14,12 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+
+	"cni-unwind/plugin/internal/host"
 )
 
-// history returns what the faulty plugins began and ended, in order, as "start VERB instance" and "end VERB instance".
+// history returns the starts and ends of the faulty plugins' calls in order, as "start VERB
+// instance" and "end VERB instance".
 func (n *node) history() []string {
 	n.Helper()
 	data, err := os.ReadFile(filepath.Join(n.faultyDir(), "log"))
@@ -34,7 +37,7 @@ func (n *node) history() []string {
 	return lines
 }
 
-// running waits until a delegate has begun, and returns its call.
+// running waits until a delegate has started, and returns its call.
 func (n *node) running(call string) logged {
 	n.Helper()
 	var found logged
@@ -49,8 +52,8 @@ func (n *node) running(call string) logged {
 	return found
 }
 
-// TestOrphanIsWaitedFor: a delegate that outlives its unwind and ends in a while is not ended by force, and what it takes
-// late is given back.
+// TestOrphanIsWaitedFor: a delegate that outlives its unwind and soon ends is not killed, and what
+// it takes late is released.
 func TestOrphanIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	for _, next := range []string{"DEL", "ADD", "next sandbox"} {
@@ -75,8 +78,8 @@ func TestOrphanIsWaitedFor(t *testing.T) {
 	}
 }
 
-// TestOrphanIsEnded: a delegate that outlives its unwind for too long is ended, with its children, before anything else
-// is done for the attachment.
+// TestOrphanIsEnded: a delegate that outlives its unwind for too long is killed, with its children,
+// before anything else happens to the attachment.
 func TestOrphanIsEnded(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{"orphan", "kill-parent", "kill-parent-effect"} {
@@ -113,8 +116,8 @@ func TestOrphanIsEnded(t *testing.T) {
 	}
 }
 
-// TestDaemonDoesNotPin: a daemon that a delegate left, which has every descriptor of it, holds up neither its own verb nor
-// the next, and lives on.
+// TestDaemonDoesNotPin: a delegate leaves a daemon that has all its descriptors. The daemon delays
+// neither its own verb nor the next, and lives on.
 func TestDaemonDoesNotPin(t *testing.T) {
 	t.Parallel()
 	n := newNode(t).hasty()
@@ -132,11 +135,11 @@ func TestDaemonDoesNotPin(t *testing.T) {
 	}
 }
 
-// daemonsOf returns the daemons that faulty plugins with this CNI_PATH have left.
+// daemonsOf returns the daemons left by faulty plugins with this CNI_PATH.
 func daemonsOf(t *testing.T, path string) []int {
 	t.Helper()
 	var pids []int
-	err := eachProcess(func(pid int, proc string) (bool, error) {
+	err := host.EachProcess(func(pid int, proc string) (bool, error) {
 		cmdline, err := os.ReadFile(proc + "/cmdline")
 		if err != nil || !bytes.HasSuffix(cmdline, []byte("\x00daemon\x00")) {
 			return false, nil
@@ -153,8 +156,8 @@ func daemonsOf(t *testing.T, path string) []int {
 	return pids
 }
 
-// TestDelDuringAdd: a DEL waits for an ADD of the same attachment that a live unwind carries out. If that takes too long it
-// is refused, for the runtime to try again, and nobody is ended.
+// TestDelDuringAdd: a DEL waits for an ADD of the same attachment by an unwind that lives. If that
+// takes too long, the DEL is refused, for the runtime to retry, and no process is killed.
 func TestDelDuringAdd(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -195,7 +198,8 @@ func TestDelDuringAdd(t *testing.T) {
 	}
 }
 
-// TestTwoAdds: of two ADDs of one container ID at once exactly one succeeds, and no delegate runs for both at once.
+// TestTwoAdds: of two ADDs of one container ID at once exactly one succeeds, and no delegate runs
+// for both at once.
 func TestTwoAdds(t *testing.T) {
 	t.Parallel()
 	n := newNode(t).hasty()
@@ -228,7 +232,7 @@ func TestTwoAdds(t *testing.T) {
 	n.nothingLeft()
 }
 
-// TestStopped: an unwind that is asked to stop rolls its ADD back and says so.
+// TestStopped: an unwind that gets SIGTERM rolls its ADD back and says so.
 func TestStopped(t *testing.T) {
 	t.Parallel()
 	n := newNode(t).hasty()

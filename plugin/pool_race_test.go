@@ -14,7 +14,7 @@ import (
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
 )
 
-// holders is who has which address, by what the ADDs returned.
+// holders records the holder of each address, by the results of the ADDs.
 type holders struct {
 	*orphanage
 	mu      sync.Mutex
@@ -33,7 +33,7 @@ func (h *holders) got(address, id string) {
 	h.adds++
 }
 
-// gives sees that the address is still the holder's, who is about to give it back.
+// gives checks that the address still belongs to its holder, which is about to release it.
 func (h *holders) gives(address, id string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -63,8 +63,8 @@ func (h *holders) hostLocal(verb, id string) (address string) {
 	return address
 }
 
-// TestPoolRace has ten of host-local, two of unwind, which sweep as well, and crashes of host-local on one small pool at once: no
-// address is lost, none is given twice, and none of the ownerless ones is kept.
+// TestPoolRace runs ten host-locals, two unwinds, which sweep as well, and crashes of host-local on
+// one small pool at once. No address is lost or given twice, and no ownerless one is kept.
 func TestPoolRace(t *testing.T) {
 	t.Parallel()
 	const rounds = 12
@@ -127,7 +127,8 @@ func TestPoolRace(t *testing.T) {
 	o.nothingLeft()
 }
 
-// crash leaves what host-local leaves when it dies before it has written an owner: under its lock, as it does.
+// crash leaves what host-local leaves when it dies before it has written an owner. It works under
+// host-local's lock, as host-local does.
 func (h *holders) crash() {
 	pool := filepath.Join(h.dataDir(), h.network)
 	if _, err := os.Stat(pool); err != nil {

@@ -11,25 +11,30 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
+
+	"cni-unwind/plugin/internal/tristate"
+	"cni-unwind/plugin/internal/verdict"
+	"cni-unwind/plugin/netconf"
 )
 
-// TestDecideOrphan: to call a reservation dead whose owner the journal does not know takes all of the evidence.
+// TestDecideOrphan: a reservation whose owner the journal does not know is dead only by all of the
+// evidence.
 func TestDecideOrphan(t *testing.T) {
 	t.Parallel()
-	dead := orphan{observer: yes, listed: no, aged: yes, cached: no, inUse: no}
-	if v := decideOrphan(dead); v.fate != Dead {
+	dead := verdict.Orphan{SameNamespaces: tristate.Yes, Listed: tristate.No, PastGracePeriod: tristate.Yes, Cached: tristate.No, InUse: tristate.No}
+	if v := verdict.DecideOrphan(dead); v.Fate != verdict.Dead {
 		t.Errorf("%+v", v)
 	}
 	n := 0
-	answers := []answer{unknown, no, yes}
+	answers := []tristate.Value{tristate.Unknown, tristate.No, tristate.Yes}
 	for _, observer := range answers {
 		for _, listed := range answers {
 			for _, aged := range answers {
 				for _, cached := range answers {
 					for _, inUse := range answers {
 						n++
-						o := orphan{observer, listed, aged, cached, inUse}
-						if v := decideOrphan(o); (v.fate == Dead) != (o == dead) || v.reason == "" {
+						o := verdict.Orphan{SameNamespaces: observer, Listed: listed, PastGracePeriod: aged, Cached: cached, InUse: inUse}
+						if v := verdict.DecideOrphan(o); (v.Fate == verdict.Dead) != (o == dead) || v.Reason.Text == "" {
 							t.Errorf("%+v: %+v", o, v)
 						}
 					}
@@ -42,8 +47,8 @@ func TestDecideOrphan(t *testing.T) {
 	}
 }
 
-// orphanage is a node on whose one network pods were added before unwind was installed, or are unknown to its journal. Its
-// libcni has its cache where every runtime has it.
+// orphanage is a node whose only network has pods that were added before unwind was installed, or
+// are unknown to its journal. Its libcni has its cache where every runtime has it.
 type orphanage struct {
 	*node
 	varLib string
@@ -58,14 +63,14 @@ func newOrphanage(t *testing.T) *orphanage {
 	return o
 }
 
-// gc is a GC with a list of container IDs.
+// gc runs a GC with a list of container IDs.
 func (o *orphanage) gc(grace string, listed ...string) outcome {
 	o.Helper()
-	valid := []Attachment{}
+	valid := []netconf.Attachment{}
 	for _, id := range listed {
-		valid = append(valid, Attachment{id, "eth0"})
+		valid = append(valid, netconf.Attachment{ContainerID: id, IfName: "eth0"})
 	}
-	return o.sweep("GC", map[string]any{"gracePeriod": grace, validKeys[0]: valid})
+	return o.sweep("GC", map[string]any{"gracePeriod": grace, netconf.ValidKeys[0]: valid})
 }
 
 func (o *orphanage) sweep(command string, changes map[string]any) outcome {
@@ -82,7 +87,7 @@ func (o *orphanage) sweep(command string, changes map[string]any) outcome {
 	return out
 }
 
-// naive has the reaper of the race at its pool, as antrea's is at its start.
+// naive runs the reaper of the race on its pool, as antrea does at its start.
 func (o *orphanage) naive(listed ...string) {
 	o.Helper()
 	reap(o.TB, filepath.Join(o.dataDir(), o.network), listed...)
@@ -106,7 +111,8 @@ func (o *orphanage) want(what string, ids ...string) {
 	}
 }
 
-// TestOrphans has pods from before the install, of every kind: only what nobody has and nothing speaks for goes.
+// TestOrphans: there are pods of every kind from before the install. Only reservations that nobody
+// has and no evidence supports go.
 func TestOrphans(t *testing.T) {
 	t.Parallel()
 	o := newOrphanage(t)
@@ -116,11 +122,11 @@ func TestOrphans(t *testing.T) {
 	}
 	o.at("gone").dropNetNS()
 	o.at("listed").dropNetNS()
-	// Of this one the cache knows nothing, but its interface is there: as after a cache that was lost.
+	// The cache has lost this one, but its interface is there.
 	if err := os.Remove(filepath.Join(o.varLib, "cni", "results", o.network+"-moved-eth0")); err != nil {
 		t.Fatal(err)
 	}
-	// And of this one neither: its ADD failed, and so did the runtime's DEL.
+	// The cache does not have this one either: its ADD failed, and so did the runtime's DEL.
 	o.plan(map[string]map[string]string{"p1": {"ADD": "fail", "DEL": "fail"}})
 	leaking := o.plain(o.chain, o.faulty("p1", ""))
 	leaked := o.pod("leaked")
@@ -130,14 +136,14 @@ func TestOrphans(t *testing.T) {
 	leaked.dropNetNS()
 
 	o.want("at first", "cached", "gone", "leaked", "listed", "moved")
-	for _, changes := range []map[string]any{{}, {validKeys[0]: nil}} {
+	for _, changes := range []map[string]any{{}, {netconf.ValidKeys[0]: nil}} {
 		o.sweep("GC", maps.Clone(changes))
 		o.sweep("STATUS", maps.Clone(changes))
 	}
 	o.want("without a list", "cached", "gone", "leaked", "listed", "moved")
 	o.gc("1h", "listed")
 	o.want("in the grace period", "cached", "gone", "leaked", "listed", "moved")
-	// While processes come and go, not every namespace can be looked at each time.
+	// While processes come and go, not every namespace can be examined each time.
 	eventually(t, "two released", func() bool { o.gc("0s", "listed"); return len(o.owners()) == 3 })
 	o.want("with a list", "cached", "listed", "moved")
 	eventually(t, "one more released", func() bool { o.gc("0s"); return len(o.owners()) == 2 })
@@ -146,13 +152,50 @@ func TestOrphans(t *testing.T) {
 	o.want("a naive reconcile")
 }
 
-// at returns a pod that was added before.
+// TestOrphanInItsGracePeriod: a person's sweep, which has no network of its own, uses the grace
+// period of each pool's network.
+func TestOrphanInItsGracePeriod(t *testing.T) {
+	t.Parallel()
+	for grace, want := range map[string]int{"1ns": 0, "1h": 1} {
+		t.Run(grace, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.conf["gracePeriod"] = grace
+			chain := n.bridgePlugin("")
+			p := n.pod("a")
+			p.mustAdd(n.plain(chain))
+			if err := os.Remove(p.cacheFile()); err != nil {
+				t.Fatal(err)
+			}
+			p.dropNetNS()
+			dir := filepath.Join(n.dir, "net.d")
+			n.mkdir(dir)
+			n.write(filepath.Join(dir, "10.conflist"), string(n.unwind(chain).Bytes))
+			pools, err := ReadPools(dir, n.stateDir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "as many addresses as are to be kept", func() bool {
+				plugin := &Plugin{Stderr: n.Output(), Budgets: DefaultBudgets, CacheDir: n.cacheDir()}
+				s, closeLog := plugin.sweeping(n.stateDir,
+					Sweep{List: NewList(n.network, nil), Pools: pools})
+				defer closeLog()
+				s.invoked = true
+				_, err := s.run(t.Context())
+				return err == nil && len(n.reserved()) == want
+			})
+		})
+	}
+}
+
+// at returns a pod that was added earlier.
 func (n *node) at(id string) *pod {
 	return &pod{n, libcni.RuntimeConf{ContainerID: id, NetNS: filepath.Join(n.dir, "netns", id), IfName: "eth0"}}
 }
 
-// TestLostJournal: after the journal was lost every live pod is an orphan (antrea#8239 is of this kind). A list that lacks
-// them takes nothing, where one that goes by it alone takes all. Once they are gone it does.
+// TestLostJournal: after the journal was lost, every live pod is an orphan (antrea#8239 is of this
+// kind). With a list that lacks them unwind takes nothing, while a reaper that goes by the list
+// alone takes all. Once they are gone, unwind releases them.
 func TestLostJournal(t *testing.T) {
 	t.Parallel()
 	for _, naive := range []bool{true, false} {
@@ -184,8 +227,8 @@ func TestLostJournal(t *testing.T) {
 	}
 }
 
-// TestReservedWhileListed: a list was read before an ADD reserved its address. A naive reconcile takes the address from
-// the new pod; the grace period keeps it.
+// TestReservedWhileListed: an ADD reserves its address after a list was read. A naive reconcile
+// takes the address from the new pod; unwind's grace period keeps it.
 func TestReservedWhileListed(t *testing.T) {
 	t.Parallel()
 	for _, naive := range []bool{true, false} {
@@ -215,7 +258,8 @@ func TestReservedWhileListed(t *testing.T) {
 	}
 }
 
-// TestAddressLeftByDEL: host-device does not come to its IPAM when its device went with the namespace. Success is no proof.
+// TestAddressLeftByDEL: host-device does not call its IPAM plugin if its device went with the
+// namespace. Its success proves nothing.
 func TestAddressLeftByDEL(t *testing.T) {
 	t.Parallel()
 	for _, wrapped := range []bool{false, true} {

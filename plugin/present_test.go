@@ -13,16 +13,16 @@ import (
 	"cni-unwind/journal"
 )
 
-// The tests of this file have a delegate reject, at DEL, the configuration that it had at ADD, as one that was upgraded: its
-// part of the chain has another one now.
+// In the tests of this file a delegate rejects, at DEL, the configuration of its ADD, as after an
+// upgrade. The chain has another configuration for it now.
 
-// rejecting is the configuration that is rejected.
+// rejecting returns the configuration that is rejected.
 func (n *node) rejecting(code int, extra string) string {
 	return n.faulty("p0", fmt.Sprintf(`, "modes": {"DEL": "fail"}, "code": %d%s`, code, extra))
 }
 
-// TestRejectedConfiguration: a delegate that rejects its configuration as bad is shown the chain's present one. After any other
-// error it is not, nor is it shown anything that is not its own.
+// TestRejectedConfiguration: a delegate that rejects its configuration as bad gets the chain's
+// present one. After any other error it does not, and it never gets another delegate's.
 func TestRejectedConfiguration(t *testing.T) {
 	t.Parallel()
 	present := func(n *node) []string { return []string{n.faulty("p0", "")} }
@@ -30,7 +30,7 @@ func TestRejectedConfiguration(t *testing.T) {
 		name  string
 		was   func(n *node) string
 		is    func(n *node) []string
-		calls int // DELs
+		calls int // number of DELs
 		fails bool
 	}{
 		{"incompatible version", rejected(1), present, 2, false},
@@ -69,10 +69,11 @@ func TestRejectedConfiguration(t *testing.T) {
 					err = p.del(n.unwind(c.is(n)...))
 				}
 				calls := c.calls
-				if c.name == "no chain" && verb == "GC" { // it does not come so far
+				if c.name == "no chain" && verb == "GC" { // GC does not come so far
 					calls = 0
 				}
-				for try := 0; verb == "GC" && try < 3; try++ { // another unwind may be looking into the namespace
+				// Another unwind may be looking into the namespace.
+				for try := 0; verb == "GC" && try < 3; try++ {
 					if out := n.ask("GC", "1.0.0", nil, c.is(n)...); out.code != 0 {
 						err = &out.said
 					}
@@ -109,7 +110,7 @@ func mode(name string) func(*node) string {
 	return func(n *node) string { return n.faulty("p0", fmt.Sprintf(`, "modes": {"DEL": %q}`, name)) }
 }
 
-// wantRejected sees that a step is owed with the configuration that it had, and the first error.
+// wantRejected checks that a step is pending with its earlier configuration and the first error.
 func wantRejected(p *pod, was string, tried bool) {
 	p.Helper()
 	e := p.entry()
@@ -132,7 +133,8 @@ func wantRejected(p *pod, was string, tried bool) {
 	}
 }
 
-// TestRejectedAndKilled: what a delegate says before it is killed is not its word on its configuration.
+// TestRejectedAndKilled: what a delegate prints before it is killed does not reject its
+// configuration.
 func TestRejectedAndKilled(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -146,7 +148,8 @@ func TestRejectedAndKilled(t *testing.T) {
 	}
 }
 
-// TestRejectedByTwo: of two delegates of a type that were in the chain, nobody can tell which one is left.
+// TestRejectedByTwo: if two delegates of a type were in the chain, nobody can tell which one is
+// left.
 func TestRejectedByTwo(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -158,7 +161,7 @@ func TestRejectedByTwo(t *testing.T) {
 	n.wantCalls("DEL", "ADD p0", "ADD p1", "DEL p1", "DEL p0")
 }
 
-// TestPresentConfigurationOfAnotherNetwork: a GC sweeps all networks, and its chain is that of one.
+// TestPresentConfigurationOfAnotherNetwork: a GC sweeps all networks, but its chain belongs to one.
 func TestPresentConfigurationOfAnotherNetwork(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -177,8 +180,8 @@ func TestPresentConfigurationOfAnotherNetwork(t *testing.T) {
 	n.nothingLeft()
 }
 
-// TestPresentConfigurationHasWhatTheADDHad: what the runtime gave to the ADD, and what multus wrote into it, is part of the
-// present configuration too; not what they give to the DEL.
+// TestPresentConfigurationHasWhatTheADDHad: the present configuration gets what the runtime and
+// multus gave to the ADD, not what they give to the DEL.
 func TestPresentConfigurationHasWhatTheADDHad(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -212,8 +215,8 @@ func TestPresentConfigurationHasWhatTheADDHad(t *testing.T) {
 	n.nothingLeft()
 }
 
-// TestReplaced: a configuration that has worked takes the place of the one that was rejected, if the step is owed another DEL:
-// because its delegate was killed once, or because its address has another owner.
+// TestReplaced: a configuration that worked replaces the rejected one if the step still has a
+// pending DEL, because its delegate was killed once or its address has another owner.
 func TestReplaced(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -278,7 +281,7 @@ func TestReplaced(t *testing.T) {
 	}
 }
 
-// file returns what a file has.
+// file returns the content of a file.
 func (n *node) file(path string) string {
 	n.Helper()
 	return run(n, "cat", path)

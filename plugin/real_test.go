@@ -20,8 +20,8 @@ import (
 	"github.com/containernetworking/plugins/pkg/ns"
 )
 
-// TestReferencePlugins runs chains of the reference plugins plain and through unwind. Both give the same result, pass
-// CHECK alike and leave the same on the host after DEL: nothing.
+// TestReferencePlugins runs chains of the reference plugins plain and through unwind. Both give the
+// same result, pass CHECK alike and leave the same on the host after DEL: nothing.
 func TestReferencePlugins(t *testing.T) {
 	t.Parallel()
 	const (
@@ -75,7 +75,8 @@ func TestReferencePlugins(t *testing.T) {
 				n := newNode(t)
 				chain := c.chain(n, families)
 				plain := n.seeThrough(n.plain(chain...), c.ifname, c.pings)
-				if err := os.RemoveAll(n.dataDir()); err != nil { // so that host-local gives the same addresses
+				// Then host-local gives the same addresses.
+				if err := os.RemoveAll(n.dataDir()); err != nil {
 					t.Fatal(err)
 				}
 				ours := n.seeThrough(n.unwind(chain...), c.ifname, c.pings)
@@ -88,8 +89,8 @@ func TestReferencePlugins(t *testing.T) {
 	}
 }
 
-// seeThrough takes a pod through ADD, CHECK and DEL and returns all that can be seen of it, with what differs from pod to
-// pod taken out.
+// seeThrough takes a pod through ADD, CHECK and DEL and returns all that is visible of it, without
+// what differs from pod to pod.
 func (n *node) seeThrough(list *libcni.NetworkConfigList, ifname string, pings bool) string {
 	n.Helper()
 	p := n.pod("a")
@@ -110,8 +111,8 @@ func (n *node) seeThrough(list *libcni.NetworkConfigList, ifname string, pings b
 	return fmt.Sprintf("result %s\nCHECK passes: %t\ntraces: %d", p.meaning(r), checked == nil, there)
 }
 
-// TestCapabilityArguments gives arguments for every capability of the chain, and one that none has: each delegate gets
-// those that it declares, in every verb, numbers to the last digit.
+// TestCapabilityArguments gives arguments for every capability of the chain, and one that nobody
+// declares. Each delegate gets those that it declares, in every verb, with exact numbers.
 func TestCapabilityArguments(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -134,7 +135,8 @@ func TestCapabilityArguments(t *testing.T) {
 	want := map[string]string{
 		"p0": `{"ips":["192.0.2.7/24"],"mac":"02:00:00:00:00:07"}`,
 		"p1": `{"bandwidth":{"ingressRate":9007199254740993,"egressRate":1e21}}`,
-		"p3": `{"portMappings":[{"hostPort":80}]}`, // unwind's own entry does not declare infinibandGUID
+		// unwind's own entry does not declare infinibandGUID.
+		"p3": `{"portMappings":[{"hostPort":80}]}`,
 	}
 	for _, l := range n.callLog() {
 		if got := string(l.Stdin["runtimeConfig"]); got != want[l.Instance] {
@@ -181,7 +183,8 @@ func TestCapabilitiesTakeEffect(t *testing.T) {
 	n.nothingLeft()
 }
 
-// TestInjectedKeys has the keys that multus writes into unwind's entry arrive at the delegates, over their own.
+// TestInjectedKeys: the keys that multus writes into unwind's entry reach the delegates, and
+// override their own.
 func TestInjectedKeys(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -211,8 +214,9 @@ func TestInjectedKeys(t *testing.T) {
 	n.nothingLeft()
 }
 
-// TestNumbers has large numbers of a delegate's configuration arrive: as libcni makes them in an inline chain, which is as
-// the plain chain has them, and as they are written with chainFile; in DEL too, so the journal keeps them.
+// TestNumbers: large numbers of a delegate's configuration arrive. In an inline chain they are as
+// libcni makes them, as in the plain chain; with chainFile they are as written. A DEL has the same,
+// so the journal keeps them.
 func TestNumbers(t *testing.T) {
 	t.Parallel()
 	written := `{"big":9007199254740993,"huge":1e21,"price":1.10,"list":[18446744073709551615,-0],"a\u00e4":"ä"}`
@@ -247,7 +251,7 @@ func TestNumbers(t *testing.T) {
 	n.nothingLeft()
 }
 
-// TestCNIArgs has CNI_ARGS arrive as the runtime gave it; with the DEL as the ADD had it.
+// TestCNIArgs: CNI_ARGS arrives as the runtime gave it; at the DEL as the ADD had it.
 func TestCNIArgs(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -267,7 +271,7 @@ func TestCNIArgs(t *testing.T) {
 
 // Configurations of reference plugins.
 
-// prefix returns the host-th address of the node's IPv4 or IPv6 subnet, with the length of the subnet.
+// prefix returns the host-th address of the node's IPv4 or IPv6 subnet, with the prefix length.
 func (n *node) prefix(version int, host byte) netip.Prefix {
 	b := netip.MustParsePrefix(n.subnet).Addr().As4()
 	if version == 4 {
@@ -296,13 +300,15 @@ func (n *node) ranges(families string) string {
 		strings.Join(ranges, ", "), strings.Join(routes, ", "))
 }
 
-// masquerading is a bridge or ptp with ipMasq. extra is appended to the object: it begins with a comma.
+// masquerading is a bridge or ptp with ipMasq. extra is appended to the object and begins with a
+// comma.
 func (n *node) masquerading(plugin, families, extra string) string {
 	return fmt.Sprintf(`{"type": %q, "bridge": %q, "isGateway": true, "ipMasq": true, "ipam": %s%s}`, plugin, n.bridge,
 		n.ranges(families), extra)
 }
 
-// hostVeth makes a pair of interfaces on the host and returns the name of one; the other has the gateways' addresses.
+// hostVeth makes a pair of interfaces on the host and returns the name of one. The other one has
+// the gateways' addresses.
 func (n *node) hostVeth(families string) string {
 	n.Helper()
 	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "d" + n.bridge}, PeerName: "g" + n.bridge}
@@ -325,7 +331,7 @@ func (n *node) hostVeth(families string) string {
 
 func (n *node) tuningDir() string { return filepath.Join(n.dir, "tuning") }
 
-// What can be seen of a pod.
+// The visible traces of a pod.
 
 // result returns a result in the newest version.
 func (p *pod) result(r types.Result) *types100.Result {
@@ -337,7 +343,7 @@ func (p *pod) result(r types.Result) *types100.Result {
 	return converted
 }
 
-// pingsGateways sees that the pod reaches the gateway of each of its addresses.
+// pingsGateways checks that the pod reaches the gateway of each of its addresses.
 func (p *pod) pingsGateways(r types.Result) {
 	p.Helper()
 	for _, ip := range p.result(r).IPs {
@@ -345,7 +351,7 @@ func (p *pod) pingsGateways(r types.Result) {
 	}
 }
 
-// pings sees that the pod reaches an address of the host from one of its own.
+// pings checks that the pod reaches an address of the host from one of its own.
 func (p *pod) pings(from, to string) {
 	p.Helper()
 	eventually(p, fmt.Sprintf("%s pings %s", from, to), func() bool {
@@ -353,7 +359,8 @@ func (p *pod) pings(from, to string) {
 	})
 }
 
-// meaning returns a result as text, without what differs each time: MACs, paths, and the ends of generated names.
+// meaning returns a result as text, without what differs each time: MACs, paths, and the ends of
+// generated names.
 func (p *pod) meaning(r types.Result) string {
 	p.Helper()
 	result := p.result(r)
@@ -373,7 +380,7 @@ func (p *pod) meaning(r types.Result) string {
 	return string(text)
 }
 
-// marks are what tells the traces of a pod from those of others.
+// marks distinguish the traces of a pod from those of others.
 type marks struct {
 	links []string // names of interfaces on the host
 	texts []string // in rules
@@ -381,7 +388,7 @@ type marks struct {
 
 var ownChain = regexp.MustCompile(`CNI-(DN-|SN-)?[0-9a-f]{16,}`)
 
-// marks returns how a pod that was just added can be told on the host.
+// marks returns the marks of a pod that was just added.
 func (p *pod) marks(r types.Result) (m marks) {
 	p.Helper()
 	result := p.result(r)
@@ -401,7 +408,7 @@ func (p *pod) marks(r types.Result) (m marks) {
 	return m
 }
 
-// traces returns what there is of a pod on the host and in its network namespace.
+// traces returns what a pod has on the host and in its network namespace.
 func (p *pod) traces(m marks) (traces []string) {
 	p.Helper()
 	for _, name := range m.links {
@@ -410,7 +417,8 @@ func (p *pod) traces(m marks) (traces []string) {
 		}
 	}
 	rules := p.rules("")
-	masquerade, _ := exec.Command("nft", "list", "table", "inet", "cni_plugins_masquerade").Output() // if there is one
+	// The table may not exist.
+	masquerade, _ := exec.Command("nft", "list", "table", "inet", "cni_plugins_masquerade").Output()
 	for _, rule := range append(rules, strings.Split(string(masquerade), "\n")...) {
 		if slices.ContainsFunc(m.texts, func(text string) bool { return strings.Contains(rule+" ", text) }) {
 			traces = append(traces, "rule "+rule)
@@ -427,7 +435,7 @@ func (p *pod) traces(m marks) (traces []string) {
 	return append(traces, p.inside()...)
 }
 
-// inside returns the interfaces and the source rules in the pod's network namespace, if it is there.
+// inside returns the interfaces and the source rules in the pod's network namespace, if it exists.
 func (p *pod) inside() (traces []string) {
 	p.Helper()
 	there, err := ns.GetNS(p.NetNS)

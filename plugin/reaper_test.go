@@ -9,12 +9,14 @@ import (
 	"testing"
 
 	"cni-unwind/ipam"
+	"cni-unwind/plugin/netconf"
 )
 
-// The race of whereabouts#162: a reaper reads what is attached, an ADD gets an address, and the reaper releases it, since
-// what it has read does not have it. The next pod then gets the same address.
+// The race of whereabouts#162: a reaper reads what is attached, then an ADD gets an address. The
+// reaper releases it, since it is not in what it read. The next pod then gets the same address.
 
-// reap releases each address in a pool whose owner is not listed, as a reaper does that goes by its list alone.
+// reap releases each address in a pool whose owner is not listed, as a reaper does that goes by its
+// list alone.
 func reap(t testing.TB, pool string, listed ...string) {
 	t.Helper()
 	found, err := ipam.Scan(pool)
@@ -30,8 +32,9 @@ func reap(t testing.TB, pool string, listed ...string) {
 	}
 }
 
-// TestReaperRace has the very same schedule with such a reaper and the plain chain, where two pods end with one address, and
-// with unwind and its GC, where the second is told that there is none left. The pool has one address.
+// TestReaperRace runs the same schedule twice on a pool of one address. With such a reaper and the
+// plain chain, two pods end with one address. With unwind and its GC, the second ADD fails because
+// none is left.
 func TestReaperRace(t *testing.T) {
 	t.Parallel()
 	for _, justDone := range []bool{false, true} {
@@ -73,7 +76,7 @@ func TestReaperRace(t *testing.T) {
 				}
 				if naive {
 					reap(t, filepath.Join(n.dataDir(), n.network), listed...)
-				} else if out := n.ask("GC", "1.0.0", map[string]any{validKeys[0]: []Attachment{}}, chain...); out.code != 0 {
+				} else if out := n.ask("GC", "1.0.0", map[string]any{netconf.ValidKeys[0]: []netconf.Attachment{}}, chain...); out.code != 0 {
 					t.Errorf("GC: %s", out.stdout)
 				}
 				if !justDone {
@@ -94,21 +97,22 @@ func TestReaperRace(t *testing.T) {
 	}
 }
 
-// TestReaperWithoutList: the call for the list failed. That is no list, in which nobody lives.
+// TestReaperWithoutList: the call for the list failed. A missing list does not say that nobody
+// lives.
 func TestReaperWithoutList(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	chain := n.bridgePlugin("")
 	n.pod("a").mustAdd(n.unwind(chain))
-	for _, changes := range []map[string]any{{}, {validKeys[0]: nil}, {validKeys[0]: nil, validKeys[1]: nil}} {
+	for _, changes := range []map[string]any{{}, {netconf.ValidKeys[0]: nil}, {netconf.ValidKeys[0]: nil, netconf.ValidKeys[1]: nil}} {
 		if out := n.ask("GC", "1.0.0", changes, chain); out.code != 0 || len(n.entries()) != 1 || len(n.reserved()) != 1 {
 			t.Errorf("%v: %s; %d entries, %v", changes, out.stdout, len(n.entries()), n.reserved())
 		}
 	}
 }
 
-// TestReaperOfStatefulSet: a pod has the name of an earlier one, and another UID. The list has the new sandbox alone. The old
-// one goes if it is dead, and stays as long as a process is in it.
+// TestReaperOfStatefulSet: a pod has the name of an earlier one, and another UID. The list has only
+// the new sandbox. The old one goes if it is dead, and stays as long as a process is in it.
 func TestReaperOfStatefulSet(t *testing.T) {
 	t.Parallel()
 	for _, alive := range []bool{false, true} {
@@ -129,7 +133,7 @@ func TestReaperOfStatefulSet(t *testing.T) {
 			}
 			young := sandbox("new", "2")
 			young.mustAdd(list)
-			out := n.ask("GC", "1.0.0", map[string]any{validKeys[0]: []Attachment{{"new", "eth0"}}}, chain)
+			out := n.ask("GC", "1.0.0", map[string]any{netconf.ValidKeys[0]: []netconf.Attachment{{ContainerID: "new", IfName: "eth0"}}}, chain)
 			if out.code != 0 || (old.entry() != nil) != alive || young.entry() == nil {
 				t.Errorf("%s: old %v, new %v", out.stdout, old.entry(), young.entry())
 			}

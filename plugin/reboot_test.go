@@ -7,10 +7,10 @@ import (
 	"cni-unwind/journal"
 )
 
-// earlier is the boot before this one.
+// earlier is the ID of the boot before this one.
 const earlier = "11111111-2222-3333-4444-555555555555"
 
-// before has pods be of an earlier boot, and their namespaces be gone.
+// before moves pods to an earlier boot and removes their namespaces.
 func before(pods ...*pod) {
 	for _, p := range pods {
 		p.dropNetNS()
@@ -25,7 +25,7 @@ var sweeps = map[string]func(n *node, chain []string){
 	"sweep":  func(n *node, _ []string) { n.sweep(DefaultBudgets) },
 }
 
-// until sweeps until nothing is left in the journal: a STATUS may have too little time for all.
+// until sweeps until the journal is empty: a STATUS may have too little time for all.
 func (n *node) until(verb string, chain []string) {
 	n.Helper()
 	for range 30 {
@@ -36,8 +36,8 @@ func (n *node) until(verb string, chain []string) {
 	n.Errorf("%s does not free all", verb)
 }
 
-// TestReboot has pods of an earlier boot, with all that is on the disk, and their rules: any sweep frees it, and the
-// runtime's DEL, which comes later with libcni's cached result, runs nothing.
+// TestReboot: pods of an earlier boot have all that is on the disk, and their rules. Any sweep
+// releases it. The runtime's DEL, which comes later with libcni's cached result, runs nothing.
 func TestReboot(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -76,9 +76,9 @@ func TestReboot(t *testing.T) {
 	}
 }
 
-// TestRebootRace: after a reboot a sweep frees a's address and b gets it. The runtime's DEL of a, which comes then, with
-// libcni's cached result, runs nothing: a's tombstone says so. Without the tombstone the delegates are run, and it is the
-// guards alone that keep b's rules.
+// TestRebootRace: after a reboot a sweep frees a's address and b gets it. Then the runtime's DEL of
+// a comes, with libcni's cached result, and runs nothing, since a has a tombstone. Without the
+// tombstone the delegates run, and the guards alone keep b's rules.
 func TestRebootRace(t *testing.T) {
 	t.Parallel()
 	for _, buried := range []bool{true, false} {
@@ -125,7 +125,7 @@ func TestRebootRace(t *testing.T) {
 	}
 }
 
-// exhume removes the pod's tombstone.
+// exhume deletes the pod's tombstone.
 func (p *pod) exhume() {
 	p.Helper()
 	err := p.store.Update(p.Context(), func(tx *journal.Tx) error {

@@ -8,8 +8,9 @@ import (
 	"testing"
 )
 
-// A journal that fails in the middle of an ADD knows a part of its chain. The DEL takes the rest from the runtime: before,
-// it succeeded and the later delegates never got theirs.
+// TestJournalFailsInTheMiddle: a journal that fails in the middle of an ADD knows a part of its
+// chain. The DEL takes the rest from the runtime. Before this, the DEL succeeded and the later
+// delegates never got theirs.
 func TestJournalFailsInTheMiddle(t *testing.T) {
 	t.Parallel()
 	n := newNode(t).hasty()
@@ -38,8 +39,8 @@ func TestJournalFailsInTheMiddle(t *testing.T) {
 	n.nothingLeft()
 }
 
-// bridge removes the interface and then fails at its rules: the next DEL finds no interface in a namespace that is there,
-// and would pass without a look at the rules.
+// TestBridgeFailsAtItsRules: bridge removes the interface and then fails at its rules. The next DEL
+// finds no interface in an existing namespace, and would pass without a look at the rules.
 func TestBridgeFailsAtItsRules(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -70,7 +71,8 @@ func TestBridgeFailsAtItsRules(t *testing.T) {
 	n.nothingLeft()
 }
 
-// What never ran is owed no DEL: a binary that cannot be executed, or is not there.
+// TestNeverRan: a delegate that never ran has no pending DEL: a binary that is missing or cannot be
+// executed.
 func TestNeverRan(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

@@ -7,57 +7,34 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/verdict"
 )
 
-// Finding is what was found of an attachment, or of a reservation of host-local that no attachment in the journal has, and
-// what came of it.
-type Finding struct {
-	journal.Key
-	Address  netip.Addr // of a reservation; its owner, as far as it has one, is the Key's
-	Pod      journal.Pod
-	State    journal.State // as it was
-	Fate     Fate
-	Reason   string
-	Busy     bool     // it is being worked on: live for now
-	Waits    bool     // it is dead, and it is not yet time for the next try
-	Released bool     // nothing of it is left
-	Pending  []string // the delegates that are still owed a DEL, each with why
-	Err      error    // what kept it from being released
-
-	evidence evidence
-	thisBoot bool // it was made in this boot
-	orphaned bool // delegates that outlived their unwind hold its lock
-}
-
-// Ends says whether the attachment is to be released.
-func (f *Finding) Ends() bool { return f.Fate == Dead || f.Fate == Foreign }
-
-// settle undoes another attachment, if it is dead, and writes what is left of it. It returns nil if nothing is left. The
-// wait for its lock is bounded by ctx: we hold a lock ourselves.
-func (o *op) settle(ctx context.Context, key journal.Key) error {
+// releaseIfDead undoes another attachment, if it is dead, and writes what is left of it. It returns
+// nil if nothing is left. ctx bounds the wait for its lock, since the caller holds a lock itself.
+func (o *op) releaseIfDead(ctx context.Context, key journal.Key) error {
 	lock, killed, err := o.lock(ctx, key)
 	if err != nil {
 		return err
 	}
 	defer lock.Release()
 	f := Finding{Key: key}
-	o.settleLocked(ctx, lock, killed, &f)
+	o.releaseLocked(ctx, lock, killed, &f)
 	switch {
 	case f.Released:
 		return nil
 	case f.Err != nil:
 		return f.Err
 	}
-	return errors.New(f.Reason)
+	return errors.New(f.Reason.Text)
 }
 
-// settleLocked is settle with the attachment's lock taken. What it decides, it decides on what the journal says now. killed
-// says that delegates which held the lock had to be ended.
-func (o *op) settleLocked(ctx context.Context, lock *journal.Lock, killed bool, f *Finding) {
+// releaseLocked is releaseIfDead with the attachment's lock taken. It decides on what the journal
+// says now. killed says that unwind had to kill delegates that held the lock.
+func (o *op) releaseLocked(ctx context.Context, lock *journal.Lock, killed bool, f *Finding) {
 	var e *journal.Entry
 	f.Err = o.store.View(ctx, func(tx *journal.Tx) (err error) {
 		e, err = tx.Get(f.Key)
@@ -67,49 +44,51 @@ func (o *op) settleLocked(ctx context.Context, lock *journal.Lock, killed bool, 
 		return
 	}
 	if e == nil {
-		f.Released, f.Err = true, lock.Forget()
+		f.Released, f.Err = true, lock.Remove()
 		return
 	}
-	v := decide(o.gather(e, lock))
-	f.Pod, f.State, f.Fate, f.Reason = e.Pod, e.State, v.fate, v.reason
+	v := verdict.Decide(o.gather(ctx, e, lock))
+	f.Pod, f.State, f.Fate, f.Reason = e.Pod, e.State, v.Fate, v.Reason
 	switch {
-	case !v.ends():
+	case !v.Releasable():
 		if lock.Made() {
-			_ = lock.Forget() // as it was
+			_ = lock.Remove() // restores the state before
 		}
 		return
 	case killed:
-		markKilled(e, o.conf.GracePeriod)
+		markKilled(e, o.gracePeriod(e))
 	}
 	if e.State == journal.Live || e.State == journal.Adding {
-		o.log.Info("releasing an attachment", "attachment", f.Key.String(), "verdict", string(v.fate), "reason", v.reason)
+		o.log.Info("releasing an attachment", "attachment", f.Key.String(), "verdict", string(v.Fate), "reason", v.Reason.Text)
 	}
-	if v.fate == Foreign {
-		f.Err = o.purge(ctx, lock, e, v.reason)
+	if v.Fate == verdict.Foreign {
+		f.Err = o.purge(ctx, lock, e, v.Reason)
 	} else {
-		f.Err = o.replay(ctx, lock, e, v.reason)
+		f.Err = o.undoDead(ctx, lock, e, v.Reason)
 	}
-	f.Pending = pendingSteps(e)
+	f.Pending, f.failing = pendingSteps(e), failingPlugins(e)
 	f.Released = f.Err == nil && len(f.Pending) == 0
 	if f.Released {
-		o.log.Info("released", "attachment", f.Key.String(), "reason", v.reason)
+		o.log.Info("released", "attachment", f.Key.String(), "reason", v.Reason.Text)
 	}
 }
 
-// replay runs the DELs of an attachment that is dead. Why its ADD failed, or was cut off, stays on record.
-func (o *op) replay(ctx context.Context, lock *journal.Lock, e *journal.Entry, reason string) error {
+// undoDead runs the DELs of a dead attachment. The recorded reason why its ADD failed, or was cut
+// off, stays.
+func (o *op) undoDead(ctx context.Context, lock *journal.Lock, e *journal.Entry, reason verdict.Reason) error {
 	if e.State == journal.Unwinding {
-		reason = cmp.Or(e.Reason, reason)
+		reason = verdict.Recorded(cmp.Or(e.Cause, reason.Code), cmp.Or(e.Reason, reason.Text))
 	}
+	o.takeCached(e)
 	if err := o.begin(ctx, e, reason); err != nil {
 		return err
 	}
 	tomb := o.tombstone(e)
 	event := eventOf(journal.Swept, e)
 	failures := o.undo(ctx, lock, e, "")
-	o.tellReleased(event, e, reason)
+	o.recordRelease(event, e, reason)
 	if err := o.finish(ctx, lock, e, tomb); err != nil {
-		o.notes = nil // it is not released by the journal, whose next sweep will tell
+		o.events = nil // the journal does not have it as released; the next sweep reports it
 		return err
 	}
 	if len(failures) > 0 {
@@ -118,8 +97,8 @@ func (o *op) replay(ctx context.Context, lock *journal.Lock, e *journal.Entry, r
 	return nil
 }
 
-// purge releases what host-local keeps for an attachment on this disk, and forgets the rest of it.
-func (o *op) purge(ctx context.Context, lock *journal.Lock, e *journal.Entry, reason string) error {
+// purge releases what host-local keeps for an attachment on this disk, and abandons the rest.
+func (o *op) purge(ctx context.Context, lock *journal.Lock, e *journal.Entry, reason verdict.Reason) error {
 	var pools []string
 	for _, g := range e.Generations {
 		for _, step := range g.Steps {
@@ -138,69 +117,98 @@ func (o *op) purge(ctx context.Context, lock *journal.Lock, e *journal.Entry, re
 			return fmt.Errorf("pool %s: %w", pool, err)
 		}
 	}
-	e.Reason = reason
+	e.Cause, e.Reason = reason.Code, reason.Text
 	tomb, event := o.tombstone(e), eventOf(journal.Swept, e)
 	e.Generations = nil
-	before := o.notes
-	o.tellReleased(event, e, reason)
+	before := o.events
+	o.recordRelease(event, e, reason)
 	err := o.finish(ctx, lock, e, tomb)
-	if err != nil && len(o.notes) > 0 {
-		o.notes = before
+	if err != nil && len(o.events) > 0 {
+		o.events = before
 	}
 	return err
 }
 
-// tellReleased notes that nothing is left of an attachment that was released without the runtime's DEL.
-func (o *op) tellReleased(event journal.Event, e *journal.Entry, reason string) {
+// recordRelease records that an attachment was released in full without the runtime's DEL.
+func (o *op) recordRelease(event journal.Event, e *journal.Entry, reason verdict.Reason) {
 	if len(e.Generations) == 0 {
-		event.Reason = reason
-		o.tell(event, CountSwept, cause(reason))
+		event.Reason = reason.Text
+		o.recordEvent(event, CountSwept, reason.Label())
 	}
 }
 
-// begin writes that a pass over the entry's steps begins, and why.
-func (o *op) begin(ctx context.Context, e *journal.Entry, reason string) error {
+// begin records that a pass over the entry's steps begins, and why.
+func (o *op) begin(ctx context.Context, e *journal.Entry, reason verdict.Reason) error {
 	return o.update(ctx, func(tx *journal.Tx) error { return o.mark(tx, e, reason) })
 }
 
-func (o *op) mark(tx *journal.Tx, e *journal.Entry, reason string) error {
+func (o *op) mark(tx *journal.Tx, e *journal.Entry, reason verdict.Reason) error {
 	o.claimHeld(e)
 	switch e.State {
 	case journal.Adding:
 		e.State = journal.Unwinding
+		if g := e.Newest(); len(g.Steps) > 0 {
+			g.Steps[len(g.Steps)-1].ADD = journal.AddCutOff
+		}
 	case journal.Live:
 		e.State = journal.Removing
 	}
-	if !strings.HasPrefix(e.Reason, reason) { // what is on record may say more
-		e.Reason = reason
+	if e.Reason == "" || !verdict.Recorded(e.Cause, e.Reason).Is(reason) { // else the recorded text may say more
+		e.Reason = reason.Text
 	}
+	e.Cause = reason.Code
+	asked := e.Key == o.key && reason == verdict.Requested // the plain chain runs that DEL too
 	for i := range e.Generations {
-		e.Generations[i].Undo.Began++
+		g := &e.Generations[i]
+		for j := range g.Steps {
+			s := &g.Steps[j]
+			s.MayHaveRun = !asked && (s.MayHaveRun || s.Attempts == 0 && g.Undo.Began > g.Undo.Ended)
+		}
+		g.Undo.Began++
 	}
 	return tx.Put(e)
 }
 
-// finish writes what a pass left of an entry. If nothing is left the entry goes, and the tombstone, if there is one, takes
-// its place: the runtime's own DEL is still to come.
+// finish writes what a pass left of an entry. If nothing is left, it deletes the entry and puts the
+// tombstone, if any, in its place: the runtime's own DEL is still to come.
 func (o *op) finish(ctx context.Context, lock *journal.Lock, e *journal.Entry, tomb *journal.Tombstone) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), journal.MaxWait)
-	defer cancel()
-	err := o.update(ctx, func(tx *journal.Tx) error {
+	err := o.update(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
 		if len(e.Generations) > 0 {
 			return tx.Put(e)
 		}
 		if err := tx.Delete(e.Key); err != nil || tomb == nil {
 			return err
 		}
-		return tx.Bury(*tomb)
+		return tx.PutTombstone(*tomb)
 	})
 	if err == nil && len(e.Generations) == 0 && lock != nil {
-		err = lock.Forget()
+		err = lock.Remove()
 	}
 	return err
 }
 
-// tombstone returns what is left of an entry if it is settled now, without the runtime's DEL.
+// tombstone returns the tombstone of an entry that is released without the runtime's DEL.
 func (o *op) tombstone(e *journal.Entry) *journal.Tombstone {
-	return &journal.Tombstone{Key: e.Key, NetNS: e.Newest().NetNS, Reason: e.Reason, BootID: o.host.BootID}
+	return &journal.Tombstone{Key: e.Key, NetNS: e.Newest().NetNS, Reason: e.Reason, BootID: o.host.BootID,
+		Interfaces: append(interfacesOf(e), e.Undone...), NoResult: e.State == journal.Unwinding}
+}
+
+// replayParked runs pending DELs of other attachments for addresses that have become free: those
+// that were parked, and those that failed.
+func (o *op) replayParked(ctx context.Context, freed []netip.Addr) {
+	ctx, cancel := context.WithTimeout(ctx, o.Budgets.Release)
+	defer cancel()
+	for _, address := range freed {
+		for _, other := range o.othersWith(ctx, o.key, address) {
+			if other.State == journal.Live || !o.readyToRetry(ctx, other, true) {
+				continue
+			}
+			if other.State == journal.Adding && !o.judge(ctx, other).Releasable() {
+				continue // its ADD may be waiting for this DEL, see claim
+			}
+			if err := o.releaseIfDead(ctx, other.Key); err != nil {
+				o.log.Debug("left for later", "attachment", other.Key.String(), "err", err)
+			}
+		}
+	}
 }

@@ -17,22 +17,23 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
+
 	bolt "go.etcd.io/bbolt"
 
 	"cni-unwind/journal"
 )
 
 const (
-	// soakEnv is how many pairs of ADD and DEL TestSoak has.
+	// soakEnv is the number of pairs of ADD and DEL in TestSoak.
 	soakEnv = "UNWIND_TEST_SOAK"
-	// soakWorkers is how many pods come and go at once.
+	// soakWorkers is the number of pods that come and go at once.
 	soakWorkers = 32
-	// soakPoints is how many times it looks at what there is.
+	// soakPoints is the number of times that it takes a point.
 	soakPoints = 10
 )
 
-// soakFaults are what is wrong with 1 pair in 20: the delegate at an index of the chain fails so. A DEL does until the next
-// sweep of a node that is healed for so long.
+// soakFaults are the faults of 1 pair in 20: the delegate at this index of the chain fails so. A
+// DEL fails until the next sweep, for which the node is healed.
 var soakFaults = []struct {
 	index         int
 	command, mode string
@@ -43,18 +44,18 @@ var soakFaults = []struct {
 	{1, "DEL", "fail"}, {1, "DEL", "crash"}, {1, "DEL", "crash-effect"},
 }
 
-// soak is a node on which pods come and go for long.
+// soak is a node on which pods come and go for a long time.
 type soak struct {
 	*node
 	clean  *libcni.NetworkConfigList
 	faults []*libcni.NetworkConfigList
 	mu     sync.Mutex
-	owners map[string]string // of addresses, between ADD and DEL
+	owners map[string]string // owners of addresses, between ADD and DEL
 	begun  atomic.Int64
 	count  struct{ faults, addFailed, delFailed, retried, sweeps, swept atomic.Int64 }
 }
 
-// point is what there is when all is quiet. All but pairs is to stay as it is.
+// point is what exists when all is quiet. All but pairs must stay as it is.
 type point struct {
 	pairs       int64
 	file        int64 // bytes of the journal, which doubles when it must
@@ -62,7 +63,7 @@ type point struct {
 	heap        int64
 	goroutines  int
 	descriptors int
-	mappings    int // of memory: a journal that is not closed is one
+	mappings    int // of memory; a journal that is not closed counts as one
 	mounts      int
 	names       string // in stateDir
 }
@@ -72,14 +73,15 @@ func (p point) String() string {
 		p.pairs, p.journal>>10, p.file>>10, p.heap>>10, p.goroutines, p.descriptors, p.mappings)
 }
 
-// TestSoak has 32 pods come and go at once, 500 in all, or 10,000 at length, or as many as UNWIND_TEST_SOAK says, on a node of which
-// the journal is as full of history and tombstones as it ever gets, and meanwhile one process that sweeps and sweeps. A delegate
-// fails or is killed, or has unwind killed, in 1 pair of 20. Every other ADD and DEL succeeds, no address has two owners, and
-// ten times, when all is quiet, nothing is left: no address, entry, lock file, process, zombie, mount, descriptor; the journal
-// does not grow, nor what the sweeper has of memory, goroutines and descriptors. It stops early, with what it has seen, a
-// minute before go test's -timeout.
+// TestSoak: 32 pods come and go at once, 300 in all, or 10,000 at length, or as many as
+// UNWIND_TEST_SOAK says. The node's journal is as full of history and tombstones as it can get, and
+// one process sweeps all the while. In 1 pair of 20 a delegate fails, is killed, or kills unwind.
+// Every other ADD and DEL succeeds, and no address has two owners. Ten times, when all is quiet,
+// nothing is left: no address, entry, lock file, process, zombie, mount, descriptor. Neither the
+// journal nor the sweeper's memory, goroutines and descriptors grow. TestSoak stops early, with
+// what it has seen, a minute before go test's -timeout.
 func TestSoak(t *testing.T) {
-	pairs := 500
+	pairs := 300
 	if os.Getenv(longEnv) != "" {
 		pairs = 10_000
 	}
@@ -132,14 +134,14 @@ func newSoak(t *testing.T) *soak {
 	return s
 }
 
-// age fills the journal with what it keeps of the past, to the bounds.
+// age fills the journal's history and tombstones to their bounds.
 func (s *soak) age() {
 	key := func(i int) journal.Key {
 		return journal.Key{Network: s.network, ContainerID: fmt.Sprintf("old-%064d", i), IfName: "eth0"}
 	}
 	err := s.store.Update(s.Context(), func(tx *journal.Tx) error {
 		for i := range 5000 {
-			if err := tx.Bury(journal.Tombstone{Key: key(i), Reason: "it is gone, and so is its network namespace"}); err != nil {
+			if err := tx.PutTombstone(journal.Tombstone{Key: key(i), Reason: "it is gone, and so is its network namespace"}); err != nil {
 				return err
 			}
 		}
@@ -155,7 +157,7 @@ func (s *soak) age() {
 	}
 }
 
-// hurt has the DELs that are to fail do so; with false, they succeed.
+// hurt makes the DELs of soakFaults fail; with false, they succeed.
 func (s *soak) hurt(yes bool) {
 	plan := map[string]map[string]string{}
 	for _, f := range soakFaults {
@@ -166,7 +168,7 @@ func (s *soak) hurt(yes bool) {
 	s.plan(plan)
 }
 
-// round has pods come and go until so many have, sweeps all the while, and once more in the end.
+// round lets pods come and go until this many have, sweeps all the while, and once more in the end.
 func (s *soak) round(seed uint64, until int64) {
 	s.hurt(true)
 	done := make(chan struct{})
@@ -212,7 +214,7 @@ func (s *soak) round(seed uint64, until int64) {
 	}
 }
 
-// sweepAll sweeps as the agent does, and returns how many entries there were.
+// sweepAll sweeps as the agent does, and returns the number of entries that it found.
 func (s *soak) sweepAll() int {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -229,7 +231,8 @@ func (s *soak) sweepAll() int {
 	return len(findings)
 }
 
-// pair is the life of a pod. A runtime that gets an error for an ADD sends a DEL; for a DEL, it tries again or it does not.
+// pair is the life of a pod. After a failed ADD the runtime sends a DEL; after a failed DEL it may
+// or may not retry.
 func (s *soak) pair(r *rand.Rand, id, netns string) {
 	list, faulty := s.clean, r.IntN(20) == 0
 	if faulty {
@@ -281,7 +284,7 @@ func (s *soak) disown(address string) {
 	delete(s.owners, address)
 }
 
-// point looks at what there is, with all quiet.
+// point takes a point while all is quiet.
 func (s *soak) point() point {
 	s.Helper()
 	s.nothingLeft()
@@ -298,7 +301,7 @@ func (s *soak) point() point {
 	}
 }
 
-// steady sees that nothing has grown since the first point; a heap may by as much as chance has it.
+// steady checks that nothing has grown since the first point, except the heap within chance.
 func (s *soak) steady(points []point) {
 	s.Helper()
 	first, last := points[0], points[len(points)-1]
@@ -308,7 +311,7 @@ func (s *soak) steady(points []point) {
 	if last.heap > first.heap+1<<20 {
 		s.Errorf("the sweeper's heap has grown from %d to %d bytes", first.heap, last.heap)
 	}
-	const chance = 5 // of what the Go runtime makes when it needs it; a sweep that left one would leave dozens
+	const chance = 5 // created by the Go runtime on demand; a leak in the sweep would leave dozens
 	if last.goroutines > first.goroutines+chance || last.descriptors > first.descriptors+chance ||
 		last.mappings > first.mappings+soakWorkers {
 		s.Errorf("the sweeper had\n%s, now it has\n%s", first, last)
@@ -318,15 +321,18 @@ func (s *soak) steady(points []point) {
 	}
 }
 
-// processes returns those that have the node's folder in their environment, and all zombies, as lines.
+// processes returns, as lines, the processes that have the node's directory in their environment,
+// and this process's zombies. A zombie whose parent has ended is init's to reap, and some
+// containers' init reaps nobody.
 func (s *soak) processes() (lines []string) {
+	zombie := fmt.Sprintf(") Z %d ", os.Getpid())
 	for _, pid := range s.names("/proc") {
 		if _, err := strconv.Atoi(pid); err != nil || pid == strconv.Itoa(os.Getpid()) {
 			continue
 		}
 		environ, err1 := os.ReadFile("/proc/" + pid + "/environ")
 		stat, err2 := os.ReadFile("/proc/" + pid + "/stat")
-		if errors.Join(err1, err2) == nil && strings.Contains(string(environ), s.dir) || strings.Contains(string(stat), ") Z ") {
+		if errors.Join(err1, err2) == nil && strings.Contains(string(environ), s.dir) || strings.Contains(string(stat), zombie) {
 			lines = append(lines, string(stat))
 		}
 	}

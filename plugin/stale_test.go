@@ -11,9 +11,9 @@ import (
 	"cni-unwind/journal"
 )
 
-// TestStaleOwner (Azure CNS #4210) has a pod be given the address of one that is dead, in a network that has another name
-// now: the dead one is purged with its address before anything of the new one is made but the interface, and nothing of it
-// is adopted.
+// TestStaleOwner (Azure CNS #4210): a pod gets the address of a dead one, in a network that has
+// another name now. unwind purges the dead one with its address before anything of the new one
+// exists but the interface, and adopts nothing of it.
 func TestStaleOwner(t *testing.T) {
 	t.Parallel()
 	for _, stale := range []string{"earlier boot", "namespace gone", "ADD cut off"} {
@@ -60,8 +60,8 @@ func TestStaleOwner(t *testing.T) {
 	}
 }
 
-// TestStaleOwnerCutOff kills unwind at each place where it purges a stale owner of an address. Who then gets the address has it
-// alone, and nothing of the stale owner is left.
+// TestStaleOwnerCutOff kills unwind at each point of the purge of a stale owner. The next owner has
+// the address alone, and nothing of the stale owner is left.
 func TestStaleOwnerCutOff(t *testing.T) {
 	t.Parallel()
 	everyPoint(t, 14, func(t *testing.T, at int) bool {
@@ -97,8 +97,8 @@ func TestStaleOwnerCutOff(t *testing.T) {
 	})
 }
 
-// TestNewSandbox (Azure CNS #4350) has a pool of one address, and a pod whose sandbox is made anew: it gets the address if
-// the old sandbox is gone beyond doubt. If not, the old one keeps all it has.
+// TestNewSandbox (Azure CNS #4350): a pool has one address, and a pod gets a new sandbox. It gets
+// the address if the old sandbox is certainly gone. Otherwise the old one keeps all it has.
 func TestNewSandbox(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

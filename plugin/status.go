@@ -13,6 +13,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/delegate"
+	"cni-unwind/plugin/netconf"
 )
 
 // The codes of a STATUS (SPEC 1.1 §2 STATUS).
@@ -21,15 +23,15 @@ const (
 	errLimitedConnectivity = 51 // … and attached containers may have limited connectivity
 )
 
-// status says whether ADDs will work: the chain can be read, its binaries are there, its delegates say so, and the journal
-// can be had where no ADD goes on without it. Besides, it sweeps, by evidence alone: of all that a runtime asks, this is
-// what it asks most often.
+// status says whether ADDs will work: the chain can be read, its binaries are there, its delegates
+// report no failure, and the journal works where no ADD goes on without it. It also sweeps, by
+// evidence alone, because STATUS is the verb that a runtime calls most often.
 //
-// A runtime calls it without a deadline, and under a lock that every pod waits for (go-cni), so it ends in its time
-// whatever hangs: what is in the middle of something then is cut off as by a crash. A sweep that is cut off says nothing
-// about the network.
-func (o *op) status() error {
-	ctx, cancel := context.WithTimeout(o.ctx, o.Budgets.Status*3/4)
+// A runtime calls STATUS without a deadline, under a lock that every pod waits for (go-cni). So
+// status ends in time whatever hangs, and cuts off running work as a crash would. A sweep that is
+// cut off says nothing about the network.
+func (o *op) status(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, o.Budgets.Status*3/4)
 	defer cancel()
 	said := make(chan error, 1)
 	go func() {
@@ -43,12 +45,12 @@ func (o *op) status() error {
 	}
 }
 
-// look sweeps while it looks for what an ADD needs.
+// look sweeps while it checks what an ADD needs.
 func (o *op) look(ctx context.Context) error {
 	if o.bad != nil {
 		return notAvailable(badConfig(o.bad).Msg, "")
 	}
-	chain, err := o.conf.LoadChain()
+	chain, err := o.loadChain(ctx)
 	if err != nil {
 		return notAvailable(badConfig(err).Msg, "")
 	}
@@ -68,10 +70,10 @@ func (o *op) look(ctx context.Context) error {
 	return answer
 }
 
-// health looks for all that an ADD needs.
-func (o *op) health(ctx context.Context, chain *Chain) error {
+// health checks everything that an ADD needs.
+func (o *op) health(ctx context.Context, chain *netconf.Chain) error {
 	var missing []string
-	var failures []*failure
+	var failures []*delegate.Failure
 	var journalErr error
 	var looking sync.WaitGroup
 	looking.Go(func() {
@@ -82,18 +84,18 @@ func (o *op) health(ctx context.Context, chain *Chain) error {
 	looking.Go(func() { journalErr = o.probe(ctx) })
 	looking.Wait()
 	for _, f := range failures {
-		if f.killed && ctx.Err() != nil { // it hung, and has given no code
-			f.code = errNotAvailable
+		if f.Killed && ctx.Err() != nil { // it hung, and gave no code
+			f.Code = errNotAvailable
 		}
 	}
 	switch {
 	case len(missing) > 0:
-		_, err := findPlugin(missing[0], o.args.Path)
+		_, err := netconf.FindPlugin(missing[0], o.args.Path)
 		return notAvailable("unwind: "+err.Error(), strings.Join(missing, ", "))
 	case len(failures) > 0:
-		// The one that says most comes first.
-		f := slices.MaxFunc(failures, func(a, b *failure) int { return cmp.Compare(severity(a), severity(b)) })
-		return cniError(f.code, f.Error(), f.details)
+		// The gravest failure counts.
+		f := slices.MaxFunc(failures, func(a, b *delegate.Failure) int { return cmp.Compare(severity(a), severity(b)) })
+		return cniError(f.Code, f.Error(), f.Details)
 	case journalErr != nil && o.conf.OnJournalFailure == "fail":
 		return notAvailable("unwind: "+journalErr.Error()+` (onJournalFailure is "fail")`, "")
 	case journalErr != nil:
@@ -105,16 +107,17 @@ func (o *op) health(ctx context.Context, chain *Chain) error {
 func notAvailable(msg, details string) *types.Error { return cniError(errNotAvailable, msg, details) }
 
 // severity orders failures of STATUS.
-func severity(f *failure) int {
-	if f.code == errLimitedConnectivity || f.code == errNotAvailable {
-		return int(f.code)
+func severity(f *delegate.Failure) int {
+	if f.Code == errLimitedConnectivity || f.Code == errNotAvailable {
+		return int(f.Code)
 	}
 	return 0
 }
 
-// missing looks for the binaries of the chain, for a second: an upgrade may be just exchanging one.
-func (o *op) missing(ctx context.Context, chain *Chain) (missing []string) {
-	for end := time.Now().Add(time.Second); ; time.Sleep(50 * time.Millisecond) {
+// missing returns the missing binaries of the chain. It looks again for a while: an upgrade may be
+// exchanging one.
+func (o *op) missing(ctx context.Context, chain *netconf.Chain) (missing []string) {
+	for end := time.Now().Add(exchange); ; time.Sleep(50 * time.Millisecond) {
 		missing = chain.Missing(o.args.Path)
 		if len(missing) == 0 || time.Now().After(end) || ctx.Err() != nil {
 			return missing
@@ -122,7 +125,7 @@ func (o *op) missing(ctx context.Context, chain *Chain) (missing []string) {
 	}
 }
 
-// probe begins a transaction and writes nothing. That others use the journal just now is no error.
+// probe begins a transaction and writes nothing. A journal that others use just now is no error.
 func (o *op) probe(ctx context.Context) error {
 	errDone := errors.New("done")
 	err := o.store.Update(ctx, func(*journal.Tx) error { return errDone })
@@ -132,14 +135,15 @@ func (o *op) probe(ctx context.Context) error {
 	return err
 }
 
-// sweepForStatus sweeps if it is to. What goes wrong with it is no business of the runtime's.
-func (o *op) sweepForStatus(ctx context.Context, chain *Chain) {
+// sweepForStatus sweeps if sweepOnStatus is set. It does not report errors of the sweep to the
+// runtime.
+func (o *op) sweepForStatus(ctx context.Context, chain *netconf.Chain) {
 	if !o.conf.SweepOnStatus {
 		return
 	}
-	worker := *o
+	worker := o.worker()
 	err := o.safely(func() error {
-		_, err := (&sweeping{op: &worker, Sweep: Sweep{Pools: chain.Pools(o.conf)}}).run(ctx)
+		_, err := (&sweeping{op: worker, Sweep: Sweep{Pools: poolsOf(chain, o.conf)}}).run(ctx)
 		return err
 	})
 	if err != nil {
@@ -147,14 +151,14 @@ func (o *op) sweepForStatus(ctx context.Context, chain *Chain) {
 	}
 }
 
-// poolStatus says whether a pool of host-local has an address left, if the runtime is to know: it then stops all pods of
-// the node, also those that run.
-func (o *op) poolStatus(chain *Chain) error {
+// poolStatus returns an error if a pool of host-local is full and statusOnPoolExhausted is "fail".
+// The runtime then stops all pods of the node, also those that run.
+func (o *op) poolStatus(chain *netconf.Chain) error {
 	if o.conf.StatusOnPoolFull != "fail" {
 		return nil
 	}
-	for _, pool := range chain.Pools(o.conf) {
-		if pool.full(o) {
+	for _, pool := range poolsOf(chain, o.conf) {
+		if pool.full(o.log) {
 			return notAvailable(fmt.Sprintf("unwind: no address is left in %s; unwindctl ipam shows who has them", pool.Dir), "")
 		}
 	}

@@ -12,9 +12,11 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/netconf"
 )
 
-// sweepsAll asks for STATUS until the journal has no more than so many attachments; each has but two seconds.
+// sweepsAll runs STATUS until the journal has at most this many entries, since each has only two
+// seconds.
 func (n *node) sweepsAll(but int, chain ...string) {
 	n.Helper()
 	eventually(n, "a STATUS after which nothing dead is left", func() bool {
@@ -23,7 +25,7 @@ func (n *node) sweepsAll(but int, chain ...string) {
 	})
 }
 
-// deaths make a pod of a chain of four faulty plugins, which is dead to all who look.
+// deaths make a pod of a chain of four faulty plugins that is dead by all evidence.
 var deaths = []struct {
 	name string
 	die  func(p *pod, list *libcni.NetworkConfigList)
@@ -57,8 +59,9 @@ var deaths = []struct {
 	}},
 }
 
-// TestStatusSweeps: a STATUS releases what is dead, of its own network and of any other, and nothing else: not what is live,
-// not what is being worked on, and nothing where it is told not to. Whoever holds a lock is not waited for.
+// TestStatusSweeps: a STATUS releases the dead attachments of its own network and of any other, and
+// nothing else: none that lives or is being worked on, and nothing where sweeping is disabled. It
+// waits for no lock.
 func TestStatusSweeps(t *testing.T) {
 	t.Parallel()
 	for _, death := range deaths {
@@ -96,7 +99,7 @@ func TestStatusSweeps(t *testing.T) {
 	}
 }
 
-// TestStatusDuringAdd: an attachment that is being made is left alone.
+// TestStatusDuringAdd: STATUS leaves an attachment alone while its ADD runs.
 func TestStatusDuringAdd(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -111,8 +114,8 @@ func TestStatusDuringAdd(t *testing.T) {
 	n.nothingLeft()
 }
 
-// TestStatusOfRealChain: with reference plugins, the dead pod's address, rules and interface go; the live one keeps them, and
-// its traffic.
+// TestStatusOfRealChain: with reference plugins, the dead pod's address, rules and interface go.
+// The live one keeps them, and its traffic.
 func TestStatusOfRealChain(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -136,11 +139,11 @@ func TestStatusOfRealChain(t *testing.T) {
 	n.nothingLeft()
 }
 
-// TestStatusHasNoList: what a runtime calls valid is for GC. The list that is on the stdin of a STATUS makes nothing dead, and
-// no delegate sees it. With the same one, a GC releases.
+// TestStatusHasNoList: a runtime's list of valid attachments is for GC. On the stdin of a STATUS it
+// makes nothing dead, and no delegate sees it. With the same list, a GC releases.
 func TestStatusHasNoList(t *testing.T) {
 	t.Parallel()
-	for _, key := range validKeys {
+	for _, key := range netconf.ValidKeys {
 		n := newNode(t)
 		chain := chainOfFour(n)
 		list := n.unwind(chain...)
@@ -166,8 +169,8 @@ func TestStatusHasNoList(t *testing.T) {
 	}
 }
 
-// TestStatusIsKilled kills unwind at each place of a STATUS that sweeps: the next one finishes it, and the runtime's DEL, if it
-// comes, has nothing to do.
+// TestStatusIsKilled kills unwind at each point of a STATUS that sweeps. The next one finishes it,
+// and the runtime's DEL, if it comes, has nothing to do.
 func TestStatusIsKilled(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -194,7 +197,8 @@ func TestStatusIsKilled(t *testing.T) {
 				}
 				n.sweepsAll(0, n.faulty("another", ""))
 				n.noRules()
-				p.mustDel(n.anotherChain()) // which finds a tombstone, and a lock file if that is where unwind was killed
+				// The DEL finds a tombstone, or a lock file if unwind was killed there.
+				p.mustDel(n.anotherChain())
 				n.nothingLeft()
 				if slices.Contains(n.calls(), "DEL another") {
 					t.Error("the runtime's DEL ran a delegate")
@@ -205,14 +209,14 @@ func TestStatusIsKilled(t *testing.T) {
 	}
 }
 
-// TestStatusIsKilledInDEL kills unwind while a delegate runs a DEL of its sweep. That delegate goes on, and is waited for; if it
-// hangs, it is ended, and the DEL is run again.
+// TestStatusIsKilledInDEL kills unwind while a delegate runs a DEL of its sweep. The delegate goes
+// on, and the next sweep waits for it. If it hangs, it is killed, and the DEL runs again.
 func TestStatusIsKilledInDEL(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{"orphan", "kill-parent", "kill-parent-effect"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t).hasty() // orphans are ended sooner
+			n := newNode(t).hasty() // orphans are killed sooner
 			n.outer = "1.1.0"
 			n.deadPod(mode)
 			err := n.cni.GetStatusNetworkList(context.Background(), n.anotherChain())
@@ -226,7 +230,8 @@ func TestStatusIsKilledInDEL(t *testing.T) {
 	}
 }
 
-// TestStatusMakesJournal kills unwind at each place of the first STATUS of a node: the next one, and an ADD, find nothing amiss.
+// TestStatusMakesJournal kills unwind at each point of a node's first STATUS. The next one, and an
+// ADD, work.
 func TestStatusMakesJournal(t *testing.T) {
 	t.Parallel()
 	everyPoint(t, 2, func(t *testing.T, at int) bool {
@@ -244,8 +249,9 @@ func TestStatusMakesJournal(t *testing.T) {
 	})
 }
 
-// TestStatusOfPool: a pool of host-local without a free address is a failure only if it is to be one; so is one of two that
-// every container gets an address from. Pools of others, and what is no configuration of one, are none of our business.
+// TestStatusOfPool: a host-local pool without a free address is a failure only if configured so.
+// The same holds for one of two pools that give every container an address. STATUS ignores pools of
+// other plugins, and configurations of no pool.
 func TestStatusOfPool(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -295,7 +301,8 @@ func TestStatusOfPool(t *testing.T) {
 	}
 }
 
-// TestStatusMakesRoom: what the sweep of a STATUS frees counts for its own answer. What it must not free does not.
+// TestStatusMakesRoom: an address that the sweep of a STATUS frees counts for its own outcome. One
+// that it must not free does not.
 func TestStatusMakesRoom(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -324,7 +331,8 @@ func TestStatusMakesRoom(t *testing.T) {
 	n.nothingLeft()
 }
 
-// TestStatusKeepsTombstone: the runtime's own DEL of what a STATUS has released comes late, and runs nothing.
+// TestStatusKeepsTombstone: the runtime's late DEL of an attachment that a STATUS released runs
+// nothing.
 func TestStatusKeepsTombstone(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -14,8 +14,8 @@ import (
 // keys are changes of unwind's entry.
 type keys = map[string]any
 
-// status asks for the STATUS of a chain. Whatever hangs, the answer is there in two seconds; the rest is for a machine that
-// is busy.
+// status runs the STATUS of a chain. Whatever hangs, it must end in two seconds; the rest of the
+// time is for a busy machine.
 func (n *node) status(chainVersion string, changes keys, plugins ...string) outcome {
 	n.Helper()
 	began := time.Now()
@@ -26,7 +26,7 @@ func (n *node) status(chainVersion string, changes keys, plugins ...string) outc
 	return out
 }
 
-// wantStatus sees what a STATUS answered: code 0 is success, which says nothing on stdout.
+// wantStatus checks the outcome of a STATUS. Code 0 is success, with nothing on stdout.
 func (n *node) wantStatus(what string, out outcome, code uint, msg string) {
 	n.Helper()
 	if out.said.Code != code || (out.code != 0) != (code != 0) || code == 0 && out.stdout != "" {
@@ -37,8 +37,8 @@ func (n *node) wantStatus(what string, out outcome, code uint, msg string) {
 	}
 }
 
-// TestStatusOfConfiguration: a configuration with which no ADD would go on is code 50, with the words that the ADD has. Nothing
-// is looked at or made.
+// TestStatusOfConfiguration: a configuration that every ADD would refuse is code 50, with the words
+// of the ADD. STATUS looks at nothing else and creates nothing.
 func TestStatusOfConfiguration(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -77,7 +77,8 @@ func TestStatusOfConfiguration(t *testing.T) {
 	}
 }
 
-// TestStatusOfNewNode: without a state folder, or with an empty one, all is well, and stays so.
+// TestStatusOfNewNode: without a state directory, or with an empty one, STATUS succeeds and changes
+// nothing.
 func TestStatusOfNewNode(t *testing.T) {
 	t.Parallel()
 	for _, onFailure := range []string{"degrade", "fail"} {
@@ -99,8 +100,8 @@ func TestStatusOfNewNode(t *testing.T) {
 	}
 }
 
-// TestStatusOfMissingPlugin: a plugin of the chain that is in no folder, an IPAM one too, is code 50. It is looked for again
-// after a second.
+// TestStatusOfMissingPlugin: a plugin of the chain, or an IPAM one, that is in no directory is code
+// 50. STATUS looks for it again after a second.
 func TestStatusOfMissingPlugin(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ name, plugin, first, details string }{
@@ -126,8 +127,8 @@ func TestStatusOfMissingPlugin(t *testing.T) {
 	}
 }
 
-// TestStatusDuringUpgrade: a plugin that is not there when STATUS looks and is back within the second, as in an upgrade, is no
-// failure, also where it is then to be asked for its own STATUS.
+// TestStatusDuringUpgrade: a plugin that is missing when STATUS looks and is back within the
+// second, as in an upgrade, is no failure, even if STATUS must then ask it for its own STATUS.
 func TestStatusDuringUpgrade(t *testing.T) {
 	t.Parallel()
 	for _, as := range []string{`{"type": "upgraded"}`, `{"type": "faulty", "dir": "/tmp", "ipam": {"type": "upgraded"}}`} {
@@ -153,8 +154,9 @@ func TestStatusDuringUpgrade(t *testing.T) {
 	}
 }
 
-// TestStatusOfDelegates: delegates are asked where the chain speaks 1.1, each with its own configuration. What they say is what
-// the runtime gets, in their words and with their code; of several that fail, what says most: 51 before 50 before all else.
+// TestStatusOfDelegates: STATUS asks delegates if the chain speaks 1.1, each with its own
+// configuration. The runtime gets the delegate's words and code. Of several failures it gets the
+// gravest: 51 before 50 before all others.
 func TestStatusOfDelegates(t *testing.T) {
 	t.Parallel()
 	refused := func(instance string) string {
@@ -162,8 +164,8 @@ func TestStatusOfDelegates(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		name  string
-		codes [3]int // of those that fail
-		mode  string // of those
+		codes [3]int // of the delegates that fail
+		mode  string // of these delegates
 		code  uint
 		msg   string
 	}{
@@ -183,7 +185,7 @@ func TestStatusOfDelegates(t *testing.T) {
 			`plugin type="faulty" failed (status): netplugin failed with no error message: signal: killed`},
 		{"nothing said", [3]int{1, 1, 1}, "empty", 0, ""},
 		{"no JSON said", [3]int{1, 1, 1}, "garbage", 0, ""},
-		// Together these take longer than STATUS has.
+		// Together these take longer than a STATUS has.
 		{"slow", [3]int{1, 1, 1}, "late", 0, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -235,8 +237,8 @@ func TestStatusKeepsDetails(t *testing.T) {
 	}
 }
 
-// TestStatusOfJournal: a journal that cannot be used matters where no ADD goes on without it, and is a warning elsewhere. One
-// that others use just now is well.
+// TestStatusOfJournal: an unusable journal is an error if no ADD goes on without it, and otherwise
+// a warning. A journal that others are using is no problem.
 func TestStatusOfJournal(t *testing.T) {
 	t.Parallel()
 	more := map[string]func(n *node) (mend func()){

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hangings are what can hang in a STATUS. They return the chain.
+// hangings are the things that can hang in a STATUS. They return the chain.
 var hangings = []struct {
 	name string
 	hang func(n *node) []string
@@ -51,7 +51,7 @@ var hangings = []struct {
 	}, 0},
 }
 
-// planned is a chain of two, one of which has its STATUS go so.
+// planned is a chain of two, one of which has its STATUS in this mode.
 func planned(mode string) func(n *node) []string {
 	return func(n *node) []string {
 		data, err := os.ReadFile(filepath.Join(n.faultyDir(), "plan.json"))
@@ -68,13 +68,14 @@ func planned(mode string) func(n *node) []string {
 	}
 }
 
-// hangingWithDaemon makes a plugin that never ends, nor does what it starts, out of its process group.
+// hangingWithDaemon makes a plugin that never ends, and starts a process outside its process group
+// that does not end either.
 func (n *node) hangingWithDaemon() string {
 	n.script("hanging", "setsid sleep 20 & exec sleep 20")
 	return `{"type": "hanging"}`
 }
 
-// deadPod leaves an attachment whose namespace is gone, with a DEL that goes so.
+// deadPod leaves an attachment whose namespace is gone, with its DEL in this mode.
 func (n *node) deadPod(mode string) {
 	n.Helper()
 	p := n.pod("a")
@@ -83,7 +84,7 @@ func (n *node) deadPod(mode string) {
 	n.plan(map[string]map[string]string{"p1": {"DEL": mode}})
 }
 
-// flock holds the lock of a file until it is given back, at the latest when the test ends.
+// flock holds the lock of a file until it is unlocked, at the latest when the test ends.
 func (n *node) flock(path string) (unlock func()) {
 	n.Helper()
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
@@ -97,8 +98,8 @@ func (n *node) flock(path string) (unlock func()) {
 	return func() { _ = f.Close() }
 }
 
-// TestStatusEndsInTime has each thing hang that a STATUS may wait for: the answer comes all the same, and is about what hangs
-// only if that is a delegate's own STATUS. No delegate is left.
+// TestStatusEndsInTime: each thing hangs that a STATUS may wait for. STATUS still ends in time, and
+// fails for the hang only if it is in a delegate's own STATUS. No delegate is left.
 func TestStatusEndsInTime(t *testing.T) {
 	t.Parallel()
 	for _, tt := range hangings {
@@ -124,7 +125,8 @@ func TestStatusEndsInTime(t *testing.T) {
 	}
 }
 
-// TestStatusWhileJournalIsTaken: a sweep that cannot write what it has done is cut off too, and done again by the next.
+// TestStatusWhileJournalIsTaken: a sweep that cannot write its outcome is cut off too, and the next
+// one repeats it.
 func TestStatusWhileJournalIsTaken(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -140,8 +142,8 @@ func TestStatusWhileJournalIsTaken(t *testing.T) {
 	n.nothingLeft()
 }
 
-// TestStatusInTwoSeconds has several things hang at once. It runs alone, so that it can be seen that two seconds are kept, but
-// for the start of a process; the best of three counts.
+// TestStatusInTwoSeconds: several things hang at once. The test runs alone, to show that STATUS
+// keeps its two seconds, plus the start of a process; the best of three counts.
 func TestStatusInTwoSeconds(t *testing.T) {
 	n := newNode(t)
 	n.deadPod("hang")

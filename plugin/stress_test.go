@@ -21,12 +21,13 @@ import (
 	"github.com/containernetworking/cni/pkg/invoke"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/netconf"
 )
 
 const (
-	// seedEnv has the stress test and the model run again with the seed that they printed.
+	// seedEnv makes the stress test and the model run again with the seed that they printed.
 	seedEnv = "UNWIND_TEST_SEED"
-	// stressEnv is for how long the stress test runs, such as 5m.
+	// stressEnv is the duration of the stress test, such as 5m.
 	stressEnv = "UNWIND_TEST_STRESS"
 )
 
@@ -36,7 +37,7 @@ type stress struct {
 	list  *libcni.NetworkConfigList
 	chain []string
 	mu    sync.Mutex
-	live  map[string]*stressed // by container ID: its ADD succeeded, and nobody has asked for its DEL
+	live  map[string]*stressed // by container ID: the ADD succeeded, nobody asked for the DEL
 	stale []string             // some earlier list
 	next  atomic.Int64
 	count struct{ adds, failed, dels, forgotten, kills, sweeps, pings, lost, leaked atomic.Int64 }
@@ -49,9 +50,10 @@ type stressed struct {
 	address string
 }
 
-// TestStress has ADD, DEL, GC with lists that are right, wrong, late, empty and null, STATUS, and kills, at once over real
-// plugins, one of which fails. With all quiet, and again and again: every live container answers, has its address and its
-// rules, no two have the same; and one sweep leaves nothing of the dead ones.
+// TestStress runs ADD, DEL, GC with lists that are right, wrong, late, empty and null, STATUS, and
+// kills, all at once over real plugins, one of which fails. Repeatedly, when all is quiet, every
+// live container can be reached, has its rules and an address that no other has; and one sweep
+// leaves nothing of the dead ones.
 func TestStress(t *testing.T) {
 	t.Parallel()
 	seed := uint64(time.Now().UnixNano())
@@ -89,7 +91,7 @@ func newStress(t *testing.T) *stress {
 	return s
 }
 
-// round has some workers at it for a while.
+// round runs some workers for a while.
 func (s *stress) round(seed uint64, length time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), length)
 	defer cancel()
@@ -115,7 +117,7 @@ func (s *stress) round(seed uint64, length time.Duration) {
 	s.plan(nil)
 }
 
-// pods adds a pod, or ends one, in one of the ways in which that happens.
+// pods adds a pod, or ends one in one of the usual ways.
 func (s *stress) pods(r *rand.Rand) {
 	if r.IntN(2) == 0 {
 		if p := s.pick(r); p != nil {
@@ -146,7 +148,8 @@ func (s *stress) pods(r *rand.Rand) {
 	s.live[id] = p
 }
 
-// end asks for a DEL, which may be killed or fail, or forgets to. The namespace goes before or after.
+// end asks for a DEL, which may be killed or fail, or does not ask. The namespace goes before or
+// after.
 func (s *stress) end(r *rand.Rand, p *stressed) {
 	first := r.IntN(3) == 0
 	if first {
@@ -163,7 +166,7 @@ func (s *stress) end(r *rand.Rand, p *stressed) {
 	}
 }
 
-// pick takes a pod from the live ones.
+// pick removes a random pod from the live ones and returns it.
 func (s *stress) pick(r *rand.Rand) *stressed {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -191,7 +194,7 @@ func (s *stress) living() int {
 	return len(s.live)
 }
 
-// sweep has a GC with some list, or a STATUS.
+// sweep runs a GC with some list, or a STATUS.
 func (s *stress) sweep(r *rand.Rand) {
 	s.count.sweeps.Add(1)
 	s.mu.Lock()
@@ -201,10 +204,10 @@ func (s *stress) sweep(r *rand.Rand) {
 		s.stale = right
 	}
 	s.mu.Unlock()
-	attachments := func(ids []string) []Attachment {
-		list := []Attachment{}
+	attachments := func(ids []string) []netconf.Attachment {
+		list := []netconf.Attachment{}
 		for _, id := range ids {
-			list = append(list, Attachment{id, "eth0"})
+			list = append(list, netconf.Attachment{ContainerID: id, IfName: "eth0"})
 		}
 		return list
 	}
@@ -215,20 +218,20 @@ func (s *stress) sweep(r *rand.Rand) {
 		return
 	case 1: // no list
 	case 2:
-		changes[validKeys[0]] = nil
+		changes[netconf.ValidKeys[0]] = nil
 	case 3:
-		changes[validKeys[0]] = []Attachment{}
+		changes[netconf.ValidKeys[0]] = []netconf.Attachment{}
 	case 4:
-		changes[validKeys[0]] = attachments(late)
+		changes[netconf.ValidKeys[0]] = attachments(late)
 	case 5:
-		changes[validKeys[0]] = attachments([]string{"c1", "nobody"})
+		changes[netconf.ValidKeys[0]] = attachments([]string{"c1", "nobody"})
 	default:
-		changes[validKeys[0]] = attachments(right)
+		changes[netconf.ValidKeys[0]] = attachments(right)
 	}
 	s.keep(s.ask("GC", s.inner, changes, s.chain...))
 }
 
-// keep writes down what a GC or STATUS logged: it is printed if the test fails.
+// keep stores the log of a GC or STATUS, to print it if the test fails.
 func (s *stress) keep(out outcome) {
 	f, err := os.OpenFile(filepath.Join(s.dir, "stderr"), os.O_WRONLY|os.O_APPEND, 0)
 	if err == nil {
@@ -240,16 +243,16 @@ func (s *stress) keep(out outcome) {
 	}
 }
 
-// quiet sees that the invariants hold while nothing happens: after one sweep, or, where a delegate outlived its unwind, when
-// its time is over.
+// quiet checks the invariants while nothing happens: after one sweep, or, if a delegate outlived
+// its unwind, once its time is over.
 func (s *stress) quiet() {
 	s.Helper()
-	valid := []Attachment{}
+	valid := []netconf.Attachment{}
 	for _, id := range s.ids() {
-		valid = append(valid, Attachment{id, "eth0"})
+		valid = append(valid, netconf.Attachment{ContainerID: id, IfName: "eth0"})
 	}
 	for try := 0; ; try++ {
-		s.keep(s.ask("GC", s.inner, map[string]any{validKeys[0]: valid}, s.chain...))
+		s.keep(s.ask("GC", s.inner, map[string]any{netconf.ValidKeys[0]: valid}, s.chain...))
 		if len(s.entries()) == len(s.live) || try == 5 {
 			break
 		}
@@ -288,7 +291,7 @@ func (s *stress) quiet() {
 	s.rulesOfTheDead(owners)
 }
 
-// answers sees that a live pod has all that its ADD gave it.
+// answers checks that a live pod has all that its ADD gave it.
 func (s *stress) answers(p *stressed) {
 	s.Helper()
 	s.count.pings.Add(1)
@@ -306,12 +309,13 @@ func (s *stress) answers(p *stressed) {
 	if e := p.entry(); e == nil || e.State != journal.Live {
 		lost("its entry is %+v", e)
 	}
-	if rules := s.rules(p.address + "/32"); len(rules) < 3 { // firewall: two, portmap: one and more
+	// firewall has two, portmap at least one.
+	if rules := s.rules(p.address + "/32"); len(rules) < 3 {
 		lost("it has the rules %q", rules)
 	}
 }
 
-// rulesOfTheDead sees that every rule with an address of the network is that of a live pod.
+// rulesOfTheDead checks that every rule with an address of the network belongs to a live pod.
 func (s *stress) rulesOfTheDead(owners map[string]string) {
 	s.Helper()
 	for _, rule := range s.rules(strings.TrimSuffix(s.subnet, "0/24")) {
@@ -325,7 +329,7 @@ func (s *stress) rulesOfTheDead(owners map[string]string) {
 	}
 }
 
-// maybeKilled returns the pod for a verb that is killed, one time in five.
+// maybeKilled returns the pod for a verb, which is killed one time in five.
 func (s *stress) maybeKilled(r *rand.Rand, p *pod) *pod {
 	if r.IntN(5) > 0 {
 		return p
@@ -363,7 +367,8 @@ func (p *stressed) leave() {
 	p.inside = nil
 }
 
-// drop removes the pod's network namespace, and does not wait for what the kernel makes of that.
+// drop removes the pod's network namespace, and does not wait for the kernel to remove its
+// contents.
 func (p *stressed) drop() {
 	run(p, "umount", "-l", p.NetNS)
 	if err := os.Remove(p.NetNS); err != nil {

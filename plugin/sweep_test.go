@@ -17,23 +17,30 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/delegate"
+	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/internal/verdict"
 )
 
-// sweep is that of a person, in this process.
+// sweep runs a person's sweep in this process. It acts in the place of the runtime, since process 1
+// of the machine is in other namespaces than the tests: see sees.
 func (n *node) sweep(budgets Budgets) []Finding {
 	n.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	p := &Plugin{Stderr: n.Output(), Budgets: budgets}
-	findings, err := p.Sweep(ctx, n.stateDir, Sweep{})
+	p := &Plugin{Stderr: n.Output(), Budgets: budgets, CacheDir: n.cacheDir()}
+	s, closeLog := p.sweeping(n.stateDir, Sweep{})
+	defer closeLog()
+	s.invoked = true
+	findings, err := s.run(ctx)
 	if err != nil {
 		n.Errorf("sweep: %v", err)
 	}
 	return findings
 }
 
-// copies writes entries as the pod's is now, changed, of other containers: a-1, a-2 and so on. What the faulty plugins hold for
-// the pod they hold for these too.
+// copies writes changed copies of the pod's entry for other containers: a-1, a-2 and so on. The
+// faulty plugins hold for these too what they hold for the pod.
 func (p *pod) copies(many int, change func(i int, e *journal.Entry)) {
 	p.Helper()
 	err := p.store.Update(p.Context(), func(tx *journal.Tx) error {
@@ -65,8 +72,9 @@ func (p *pod) copies(many int, change func(i int, e *journal.Entry)) {
 	}
 }
 
-// TestSweepAfterReboot has many entries of an earlier boot. The ADD of a new sandbox settles what its own pod left, and no more.
-// One sweep frees the rest: several attachments at once, each in the order of its chain, and no two DELs of one at once.
+// TestSweepAfterReboot: there are many entries of an earlier boot. The ADD of a new sandbox settles
+// what its own pod left, and no more. One sweep releases the rest: several attachments at once,
+// each in the order of its chain, and no two DELs of one at once.
 func TestSweepAfterReboot(t *testing.T) {
 	t.Parallel()
 	const many = 60
@@ -101,7 +109,7 @@ func TestSweepAfterReboot(t *testing.T) {
 	n.nothingLeft()
 }
 
-// tombstone returns that of an attachment, or nil.
+// tombstone returns the tombstone of an attachment, or nil.
 func (n *node) tombstone(key journal.Key) (tomb *journal.Tombstone) {
 	n.Helper()
 	err := n.store.View(n.Context(), func(tx *journal.Tx) (err error) {
@@ -114,8 +122,8 @@ func (n *node) tombstone(key journal.Key) (tomb *journal.Tombstone) {
 	return tomb
 }
 
-// together sees that the DELs of each attachment were run in an order, one after the other, and returns how many attachments
-// had theirs at the same time.
+// together checks that the DELs of each attachment ran in an order, one after the other. It returns
+// how many attachments had theirs at the same time.
 func (n *node) together(order ...string) (most int) {
 	n.Helper()
 	running, done := map[string]string{}, map[string][]string{}
@@ -143,7 +151,8 @@ func (n *node) together(order ...string) (most int) {
 	return most
 }
 
-// TestTwoSweeps has two processes sweep at once: each DEL is run once, and neither finds fault with what the other is at.
+// TestTwoSweeps: two processes sweep at once. Each DEL runs once, and neither reports an error for
+// what the other one does.
 func TestTwoSweeps(t *testing.T) {
 	t.Parallel()
 	const many = 20
@@ -170,8 +179,8 @@ func TestTwoSweeps(t *testing.T) {
 	n.nothingLeft()
 }
 
-// TestRoomAfterFailedADD: a pool that is full of dead pods' addresses has room for the runtime's second try. Networks that the
-// ADD is not about are left alone.
+// TestRoomAfterFailedADD: a pool that is full of dead pods' addresses has room for the runtime's
+// second try. The ADD leaves other networks alone.
 func TestRoomAfterFailedADD(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -202,7 +211,7 @@ func TestRoomAfterFailedADD(t *testing.T) {
 	other.nothingLeft()
 }
 
-// TestSweepOfOneAddress: several dead attachments that had one address do not keep each other.
+// TestSweepOfOneAddress: several dead attachments with one address do not keep each other.
 func TestSweepOfOneAddress(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -217,13 +226,14 @@ func TestSweepOfOneAddress(t *testing.T) {
 		n.sweep(DefaultBudgets)
 		sweeps++
 	}
-	if sweeps > 2 { // in the first one, those that are still to be undone may keep others
+	if sweeps > 2 { // in the first one, those that are not undone yet may keep others
 		t.Errorf("it took %d sweeps", sweeps)
 	}
 	n.nothingLeft()
 }
 
-// TestReasonStays: why an attachment is released is said in the words of the sweep that began it, however many it takes.
+// TestReasonStays: the reason for a release stays that of the sweep that began it, however many
+// sweeps it takes.
 func TestReasonStays(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -233,7 +243,7 @@ func TestReasonStays(t *testing.T) {
 	n.plan(map[string]map[string]string{"p0": {"DEL": "fail"}})
 	for range 3 {
 		found := n.sweep(DefaultBudgets)
-		if e := p.entry(); found[0].Reason != "its network namespace is gone" || e.Reason != found[0].Reason {
+		if e := p.entry(); found[0].Reason != verdict.NetNSGone || e.Reason != found[0].Reason.Text || e.Cause != found[0].Reason.Code {
 			t.Errorf("found: %q, on record: %q", found[0].Reason, e.Reason)
 		}
 	}
@@ -245,14 +255,16 @@ func TestReasonStays(t *testing.T) {
 	n.nothingLeft()
 }
 
-// TestSweepOfOrphans has delegates alone hold the lock of an attachment, of which unwind was killed. If it is dead they are ended
-// when they have had their time, and it is settled. What holds the lock of one that is live is a daemon: it is left alone.
+// TestSweepOfOrphans: unwind was killed, and only delegates hold the lock of an attachment. If it
+// is dead, they are killed when their time is over, and it is settled. If it is live, the holder is
+// a daemon and is left alone.
 func TestSweepOfOrphans(t *testing.T) {
 	t.Parallel()
 	for _, state := range []journal.State{journal.Adding, journal.Removing, journal.Live} {
 		t.Run(string(state), func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
+			n.conf["gracePeriod"] = "1h"
 			list := n.unwind(n.faulty("p0", ""), n.faulty("p1", ""))
 			p := n.pod("a")
 			switch state {
@@ -273,10 +285,11 @@ func TestSweepOfOrphans(t *testing.T) {
 				p.dropNetNS()
 			}
 			n.plan(nil)
-			holders := p.holders()
-			if len(holders) != 1 {
-				t.Fatalf("%v hold the lock", holders)
-			}
+			var holders []int
+			eventually(t, "one holds the lock, and none waits for its turn any more", func() bool {
+				holders = p.holders()
+				return len(holders) == 1
+			})
 			budgets := DefaultBudgets
 			for _, budgets.Orphans = range []time.Duration{time.Hour, time.Millisecond} {
 				time.Sleep(2 * time.Millisecond)
@@ -288,7 +301,9 @@ func TestSweepOfOrphans(t *testing.T) {
 				}
 			}
 			if state != journal.Live {
-				p.edit(func(g *journal.Generation) { g.Steps[0].RepeatAt = 1 }) // it was killed: one more DEL
+				p.wantSecondDEL(time.Hour)
+				// The delegate was killed, so it gets one more DEL.
+				p.edit(func(g *journal.Generation) { g.Steps[0].RepeatAt = 1 })
 			} else if err := syscall.Kill(holders[0], syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
@@ -301,7 +316,41 @@ func TestSweepOfOrphans(t *testing.T) {
 	}
 }
 
-// holdLock has a process hold the pod's lock as a delegate does.
+// TestSecondDELInGracePeriod: a sweep that knows no network's configuration schedules the second
+// DEL of a killed delegate by the grace period that the attachment's network had at the ADD.
+func TestSecondDELInGracePeriod(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.conf["gracePeriod"] = "1s"
+	p := n.pod("a")
+	p.mustAdd(n.unwind(n.faulty("p0", "")))
+	p.dropNetNS()
+	n.plan(map[string]map[string]string{"p0": {"DEL": "crash"}})
+	n.sweep(DefaultBudgets)
+	p.wantSecondDEL(time.Second)
+	n.plan(nil)
+	eventually(t, "the second DEL", func() bool {
+		n.sweep(DefaultBudgets)
+		return p.entry() == nil
+	})
+	n.nothingLeft()
+}
+
+// wantSecondDEL checks that the pod's one pending step gets its second DEL after a grace period
+// that has just begun.
+func (p *pod) wantSecondDEL(grace time.Duration) {
+	p.Helper()
+	e := p.entry()
+	if e == nil || e.Pending() != 1 {
+		p.Fatalf("the journal has %+v, want one step", e)
+	}
+	in := time.Duration(e.Newest().Steps[0].RepeatAt - journal.BootNanos())
+	if in > grace || in < grace-time.Minute {
+		p.Errorf("the second DEL is due in %s, want %s", in, grace)
+	}
+}
+
+// holdLock starts a process that holds the pod's lock as a delegate does.
 func (p *pod) holdLock() {
 	p.Helper()
 	f, err := os.OpenFile(p.store.LockPath(p.key()), os.O_RDWR|os.O_CREATE, 0o600)
@@ -313,8 +362,8 @@ func (p *pod) holdLock() {
 		p.Fatal(err)
 	}
 	cmd := exec.Command("sleep", "60")
-	cmd.ExtraFiles = make([]*os.File, lockFD-3+1)
-	cmd.ExtraFiles[lockFD-3] = f
+	cmd.ExtraFiles = make([]*os.File, delegate.LockFD-3+1)
+	cmd.ExtraFiles[delegate.LockFD-3] = f
 	if err := cmd.Start(); err != nil {
 		p.Fatal(err)
 	}
@@ -330,7 +379,7 @@ func (p *pod) holders() []int {
 		p.Fatal(err)
 	}
 	defer f.Close()
-	pids, err := delegatesOf(f)
+	pids, err := host.HoldersOf(f, delegate.LockFD)
 	if err != nil {
 		p.Fatal(err)
 	}

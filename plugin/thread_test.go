@@ -7,11 +7,17 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"cni-unwind/testdata/sandbox"
+
 	"golang.org/x/sys/unix"
+
+	"cni-unwind/plugin/internal/host"
 )
 
-// TestOnThread: what enters a network namespace is never the first thread, and its thread does nothing else afterwards.
+// TestOnThread: the thread that enters a network namespace is never the first one, and does nothing
+// else afterwards.
 func TestOnThread(t *testing.T) {
+	sandbox.Need(t)
 	t.Parallel()
 	if os.Getenv(unlockedEnv) == "" {
 		cmd := exec.Command("/proc/self/exe", "-test.run=^TestOnThread$", "-test.count=1")
@@ -32,11 +38,12 @@ func TestOnThread(t *testing.T) {
 			if there, err := os.Readlink("/proc/thread-self/ns/net"); err != nil || there != mine {
 				elsewhere.Add(1)
 			}
-			onThread(func() {
+			host.OnThread(func() {
 				if unix.Gettid() == os.Getpid() {
 					first.Add(1)
 				}
-				_ = unix.Nanosleep(&unix.Timespec{Nsec: 1e6}, nil) // all threads are taken, the first one too
+				// All threads are taken, the first one too.
+				_ = unix.Nanosleep(&unix.Timespec{Nsec: 1e6}, nil)
 				if i%20 == 0 {
 					if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 						t.Error(err)

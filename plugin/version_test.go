@@ -10,13 +10,15 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/version"
+
+	"cni-unwind/plugin/netconf"
 )
 
-// versions that the specification has had since results have interfaces.
+// versions are those of the specification since results have interfaces.
 var versions = []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 
-// TestVersions has every version outside with every version inside: the runtime gets its own, delegates get theirs, and
-// the DEL goes through. The delegates log what they get.
+// TestVersions runs every outer version with every inner one: the runtime gets its own, delegates
+// get theirs, and the DEL passes. The delegates log what they get.
 func TestVersions(t *testing.T) {
 	t.Parallel()
 	for _, outer := range versions {
@@ -32,7 +34,7 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// TestCNIVersionsPair lists two versions, as for runtimes old and new: the higher one is spoken.
+// TestCNIVersionsPair lists two versions, for old and new runtimes: the higher one is used.
 func TestCNIVersionsPair(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -46,7 +48,7 @@ func TestCNIVersionsPair(t *testing.T) {
 	n.versionsThrough(list, "1.1.0", "1.0.0")
 }
 
-// TestVersionOfTheChainAbsent has a chain without a version speak unwind's own.
+// TestVersionOfTheChainAbsent: a chain without a version uses unwind's own.
 func TestVersionOfTheChainAbsent(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -55,8 +57,8 @@ func TestVersionOfTheChainAbsent(t *testing.T) {
 	n.versionsThrough(list, "0.4.0", "0.4.0")
 }
 
-// versionsThrough takes a pod through ADD and DEL of a chain that ends with a faulty plugin, and sees which versions are
-// spoken outside and inside.
+// versionsThrough takes a pod through ADD and DEL of a chain that ends with a faulty plugin, and
+// checks the outer and inner versions.
 func (n *node) versionsThrough(list *libcni.NetworkConfigList, outer, inner string) {
 	n.Helper()
 	p := n.pod("a")
@@ -101,36 +103,39 @@ func (n *node) versionsThrough(list *libcni.NetworkConfigList, outer, inner stri
 	n.nothingLeft()
 }
 
-// TestVersionOfResults has a delegate print its result in no version, in another one, and in one that nobody knows: the
-// next delegate gets it in the chain's, or it is an error of the delegate that printed it, which is undone.
+// TestVersionOfResults: a delegate prints its result in no version, in another than the chain's, or
+// in an unknown one. A runtime of another version than the chain's gets the result in its own, or
+// it is an error of the delegate, which is undone.
 func TestVersionOfResults(t *testing.T) {
 	t.Parallel()
 	v040 := `"ips": [{"version": "4", "address": "192.0.2.7/24"}]`
 	v100 := `"ips": [{"address": "192.0.2.7/24"}]`
 	for _, c := range []struct{ name, inner, printed, wantErr string }{
-		{"none", "1.0.0", `{` + v100 + `}`, ""},
-		{"older", "1.0.0", `{"cniVersion": "0.4.0", ` + v040 + `}`, ""},
+		{"none", "1.1.0", `{` + v100 + `}`, ""},
+		{"older", "1.1.0", `{"cniVersion": "0.4.0", ` + v040 + `}`, ""},
 		{"newer", "0.4.0", `{"cniVersion": "1.1.0", ` + v100 + `}`, ""},
-		{"oldest", "1.0.0", `{"cniVersion": "0.2.0", "ip4": {"ip": "192.0.2.7/24"}}`, ""},
-		{"unknown", "1.0.0", `{"cniVersion": "9.9.9", ` + v100 + `}`, `plugin type="printer" failed (add): `},
-		{"not a version", "1.0.0", `{"cniVersion": 1, ` + v100 + `}`, `plugin type="printer" failed (add): its result: `},
-		{"not a result", "1.0.0", `[]`, `plugin type="printer" failed (add): its result is not a JSON object`},
+		{"oldest", "1.1.0", `{"cniVersion": "0.2.0", "ip4": {"ip": "192.0.2.7/24"}}`, ""},
+		{"the runtime's", "0.4.0", `{"cniVersion": "1.0.0", ` + v100 + `}`, ""},
+		{"unknown", "1.1.0", `{"cniVersion": "9.9.9"}`,
+			`plugin type="faulty" failed (add): its result "{\"cniVersion\": \"9.9.9\"}": unsupported`},
+		{"not a result", "1.1.0", `[]`,
+			`plugin type="faulty" failed (add): its result "[]": json: cannot unmarshal array`},
+		{"not an address", "1.1.0", `{"ips": [{"address": "192.0.2.7"}]}`,
+			`invalid CIDR address: 192.0.2.7`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
 			n.inner = c.inner
-			n.script("printer", `cat >/dev/null; echo "$CNI_COMMAND" >>`+n.dir+`/printer; [ "$CNI_COMMAND" != ADD ] || echo '`+c.printed+`'`)
-			list := n.unwind(`{"type": "printer"}`, n.faulty("p1", ""))
+			printed := fmt.Sprintf(`, "result": %s`, netconf.Marshal(c.printed))
+			list := n.unwind(n.faulty("p0", ""), n.faulty("p1", printed))
 			p := n.pod("a")
 			r, err := p.add(list)
 			if c.wantErr != "" {
 				if err == nil || !strings.Contains(err.Error(), c.wantErr) {
 					t.Errorf("ADD: %v, want %s", err, c.wantErr)
 				}
-				if calls, err := os.ReadFile(n.dir + "/printer"); err != nil || string(calls) != "ADD\nDEL\n" {
-					t.Errorf("it was called for %q (%v)", calls, err)
-				}
+				n.wantCalls("ADD", "ADD p0", "ADD p1", "DEL p1", "DEL p0")
 				n.nothingLeft()
 				return
 			}
@@ -140,11 +145,12 @@ func TestVersionOfResults(t *testing.T) {
 			if got := p.result(r).IPs[0].Address.String(); r.Version() != n.outer || got != "192.0.2.7/24" {
 				t.Errorf("the runtime got %s in %s", got, r.Version())
 			}
-			var prev struct{ CNIVersion string }
-			if err := json.Unmarshal(n.callLog()[0].Stdin["prevResult"], &prev); err != nil || prev.CNIVersion != c.inner {
-				t.Errorf("the next delegate got its prevResult in %q (%v)", prev.CNIVersion, err)
-			}
 			p.mustDel(list)
+			var prev struct{ CNIVersion string }
+			err = json.Unmarshal(n.callLog()[2].Stdin["prevResult"], &prev)
+			if err != nil || prev.CNIVersion != c.inner {
+				t.Errorf("the DEL got its prevResult in %q (%v)", prev.CNIVersion, err)
+			}
 			n.nothingLeft()
 		})
 	}

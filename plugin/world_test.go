@@ -16,25 +16,25 @@ import (
 	"cni-unwind/journal"
 )
 
-// world is a node with three containers, two addresses and a chain of three delegates: p0 takes an address from host-local,
-// p1 makes a rule of it, p2 takes something else.
+// world is a node with three containers, two addresses and a chain of three delegates: p0 takes an
+// address from host-local, p1 makes a rule of it, p2 takes something else.
 type world struct {
 	*node
 	try     *rapid.T
 	plugins []string
 	list    *libcni.NetworkConfigList
 	modes   map[string]map[string]string // plan.json
-	killAt  int                          // unwind kills itself at this point of the next verb; 0: it does not
+	killAt  int                          // unwind dies at this point of the next verb; 0: nowhere
 	people  []*resident
 	past    []string // what was done, in short
 }
 
-// resident is a container ID, and what the model knows of it.
+// resident is a container ID, and the model's knowledge of it.
 type resident struct {
 	*pod
 	there   bool        // the network namespace is at its path
 	process *os.Process // in the namespace, or nil
-	live    bool        // its ADD has returned success, nothing since has allowed to release it
+	live    bool        // its ADD returned success, and nothing since allows a release
 	address string      // of a live one
 }
 
@@ -49,7 +49,7 @@ func newWorld(t *testing.T, try *rapid.T) *world {
 	w.people[2].Args = w.people[1].Args // of one pod
 	w.heal()
 	w.Cleanup(func() {
-		if w.Failed() { // rapid prints what its last run logs, which a race may have end well
+		if w.Failed() { // rapid prints the log of its last run, which a race may have let pass
 			t.Logf("what was done:\n%s\nstderr of successful verbs:\n%s", strings.Join(w.past, "\n"), w.log())
 		}
 	})
@@ -61,14 +61,14 @@ func (w *world) some(try *rapid.T) *resident {
 	return w.people[slices.IndexFunc(w.people, func(r *resident) bool { return r.ContainerID == id })]
 }
 
-// note adds a line to what is printed if the try fails.
+// note adds a line to print if the try fails.
 func (w *world) note(format string, a ...any) { w.past = append(w.past, fmt.Sprintf(format, a...)) }
 
-// healthy says that nothing can go wrong in the next verb.
+// healthy reports whether nothing is set to go wrong in the next verb.
 func (w *world) healthy() bool { return len(w.modes) == 0 && w.killAt == 0 }
 
-// reboot ends what does not outlive a boot: namespaces, processes, rules. What is on the disk stays: the journal, host-local's
-// files, the runtime's cache.
+// reboot ends what does not outlive a boot: namespaces, processes, rules. The disk stays: the
+// journal, host-local's files, the runtime's cache.
 func (w *world) reboot() {
 	w.note("reboot")
 	w.locksFree()
@@ -91,7 +91,7 @@ func (w *world) reboot() {
 	}
 }
 
-// leave ends all of a container that the kernel has.
+// leave ends all that the kernel has of a container.
 func (r *resident) leave() {
 	r.end()
 	if r.there {
@@ -100,12 +100,12 @@ func (r *resident) leave() {
 	r.there, r.live = false, false
 }
 
-// ofBefore makes what the journal has of an attachment that of an earlier boot.
+// ofBefore moves an attachment's entry to an earlier boot.
 func ofBefore(tx *journal.Tx, key journal.Key) error {
 	tomb, err := tx.Tombstone(key)
 	if err == nil && tomb != nil {
 		tomb.BootID = "before"
-		return tx.Bury(*tomb)
+		return tx.PutTombstone(*tomb)
 	}
 	e, err := tx.Get(key)
 	if err != nil || e == nil {
@@ -126,7 +126,7 @@ func ofBefore(tx *journal.Tx, key journal.Key) error {
 	return nil
 }
 
-// locksFree waits until no delegate that has lost its unwind is at work.
+// locksFree waits until no delegate that outlived its unwind is running.
 func (w *world) locksFree() {
 	w.Helper()
 	eventually(w, "the locks are free", func() bool {
@@ -142,7 +142,7 @@ func (w *world) takenBy(id string) []string {
 	return slices.DeleteFunc(w.taken(), func(file string) bool { return !strings.HasPrefix(file, id+".") })
 }
 
-// invariants are those of every moment between two verbs.
+// invariants checks what must hold between any two verbs.
 func (w *world) invariants() {
 	taken, reserved, rules, owner := w.taken(), w.reserved(), w.addressRules(), map[string]string{}
 	for _, r := range w.people {
@@ -186,7 +186,7 @@ func (w *world) invariants() {
 	}
 }
 
-// owed returns what the DELs that the journal owes would give back, as the delegates name it.
+// owed returns what the journal's pending DELs would release, in the delegates' names.
 func (w *world) owed() map[string]bool {
 	owed := map[string]bool{}
 	for _, e := range w.entries() {
@@ -203,7 +203,8 @@ func (w *world) owed() map[string]bool {
 	return owed
 }
 
-// end heals the delegates, and lets all containers go: with the runtime's DELs, or without a word, and one GC.
+// end heals the delegates, and ends all containers: with the runtime's DELs, or without, and one
+// GC.
 func (w *world) end(forgotten bool) {
 	w.note("end, forgotten %t", forgotten)
 	w.heal()
@@ -229,7 +230,7 @@ func (w *world) end(forgotten bool) {
 	w.nothingLeft()
 }
 
-// trial is one of rapid's tries, as a test: what fails in it and what is cleaned up after it is its own.
+// trial is one of rapid's tries as a test, with its own failure and cleanup.
 type trial struct {
 	testing.TB
 	try *rapid.T

@@ -209,15 +209,15 @@ fail_pods() {
 }
 
 replay() {
-	title "2. What unwind still owes: the DELs of the faulty plugin, and nothing else"
+	title "2. The pending DELs: those of the faulty plugin, and nothing else"
 	echo
 	journal | sed 's/^/   /'
 	echo
 	echo "   (host-local has these addresses free again: they are those that the pending DELs will name.)"
 	echo
-	owed=$(count containerID)
-	check "the journal holds each pod once" test "$owed" = "$pods"
-	check "each is owed one DEL" test "$(count plugin)" = "$pods"
+	pending=$(count containerID)
+	check "the journal holds each pod once" test "$pending" = "$pods"
+	check "each has one pending DEL" test "$(count plugin)" = "$pods"
 	check "it is the faulty plugin's" test "$(count 'plugin": "faulty')" = "$pods"
 	title "3. The faulty plugin is healed, and each pod gets one more DEL"
 	echo
@@ -226,7 +226,7 @@ replay() {
 	for ((try = 1; try <= pods; try++)); do
 		cni del unwind "unwind-$try" || failed=$((failed + 1))
 	done
-	owed_after=$(count containerID)
+	pending_after=$(count containerID)
 	check "every DEL passes, with the netns long gone" test "$failed" = 0
 	check "the journal is empty: unwindctl list --json has none" empty
 }
@@ -259,8 +259,8 @@ table() {
 	printf "$row" 'pods that failed to start' "$pods" "$pods"
 	printf "$row" 'addresses leaked' "${held[plain]} of $addresses" "${held[unwind]} of $addresses"
 	printf "$row" 'first pod that got "no IP addresses available"' "${exhausted[plain]:-none}" "${exhausted[unwind]:-none}"
-	printf "$row" 'pods with a DEL still owed, and known to be' 'nobody knows' "$owed"
-	printf "$row" '  - once the plugin works again' '' "$owed_after"
+	printf "$row" 'pods with a pending DEL, on record' 'nobody knows' "$pending"
+	printf "$row" '  - once the plugin works again' '' "$pending_after"
 	printf "$row" 'good pod, after DEL: addresses, veths, rules left' '' "$left"
 	echo
 }

@@ -20,8 +20,9 @@ func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
 // dearer: look for the cause before the bound is raised.
 const (
 	// maxSize is of the binary as it is released, in bytes: the kernel maps it for each verb, and its pages are read at the
-	// first after a boot.
-	maxSize = 4_700_000
+	// first after a boot. It was 4,600,000 before the looks at later ADDs, at processes and at rules: our own code, which
+	// only the verbs run that need it. The last 60,000 are the log as JSON, ipamd's checkpoint, and early starts.
+	maxSize = 4_900_000
 	// maxInitAllocs and maxInitShare are what the packages allocate before main, and their part of the time until then. A
 	// regexp that is compiled there is some hundreds: knftables, which came with a helper package of host-local's, was 677,
 	// and a tenth of the time.
@@ -31,28 +32,47 @@ const (
 
 // cost is of a verb, of a chain of so many plugins.
 type cost struct {
-	syncs int // exactly: fewer lose what a crash needs, more are slow
-	calls int // at most
+	syncs     int // exactly: fewer lose what a crash needs, more are slow
+	calls     int // at most
+	processes int // exactly: the delegates' own, each started once
 }
 
 // costs: an ADD commits k+1 times and each commit of bbolt syncs its pages and then its meta page. A DEL commits its begin and
-// its end. STATUS and GC write when they last looked, once a minute, and else nothing. The calls are a tenth more than were counted.
+// its end. STATUS and GC write when they last looked, once a minute, and else nothing. The calls are a tenth more than were
+// counted. A GC that may not inspect process 1 reads the mounts, too: 25 of its calls; one that
+// sees a process of the machine end while it looks, looks again: up to 70.
 func costs(plugins int) map[string]cost {
 	return map[string]cost{
-		"VERSION": {0, 40},
-		"ADD":     {2 * (plugins + 1), 165 + 100*plugins},
-		"DEL":     {4, 200 + 60*plugins},
-		"STATUS":  {0, 185 + 60*plugins},
-		"GC":      {0, 200 + 60*plugins},
+		"VERSION": {0, 40, 0},
+		"ADD":     {2 * (plugins + 1), 180 + 100*plugins, plugins}, // of which 10 look for an interface
+		"DEL":     {4, 205 + 60*plugins, plugins},
+		"STATUS":  {0, 185 + 60*plugins, plugins},
+		"GC":      {0, 295 + 60*plugins, plugins},
 	}
 }
+
+// maxThreads and maxWakes bound the threads of a verb and how often, at the least, one wakes another. What waits
+// for a delegate waits in the poller of the Go runtime, and takes no thread. Both go by how threads happen to meet: an ADD of
+// three has 6 to 8 threads and 6 to 20 wake-ups on a quiet machine, and up to 70 on a busy one, which the bound leaves room for.
+const (
+	maxThreads = 10
+	maxWakes   = 120
+)
 
 // idle are system calls whose number goes by how threads happen to meet.
 var idle = regexp.MustCompile(`^(futex|nanosleep|clock_nanosleep|sched_yield|epoll_pwait|tgkill|rt_sig\w+|madvise|restart_syscall|exit|gettid|sigaltstack|clone3?|mmap|munmap|prctl|\+\+\+|---|<\.\.\.)\b`)
 
-// traced runs a verb of the released binary under strace and returns the system calls of its own threads, by name. The
-// delegates are shell scripts, each one process.
-func traced(t *testing.T, binary, dir, verb string, plugins int) map[string]int {
+// ofProcesses are looks at the other processes of the machine, as many as there are.
+var ofProcesses = regexp.MustCompile(`"/proc/[1-9]`)
+
+// trace is what strace saw of a verb: the system calls of its own threads, by name, and its processes.
+type trace struct {
+	calls                     map[string]int
+	processes, threads, wakes int
+}
+
+// traced runs a verb of the released binary under strace. Each of the delegates has one thread.
+func traced(t *testing.T, binary, dir, verb string, plugins int, early string) trace {
 	t.Helper()
 	logs := t.TempDir()
 	cmd := exec.Command("strace", "-ff", "-qq", "-o", filepath.Join(logs, "t"), binary)
@@ -62,7 +82,7 @@ func traced(t *testing.T, binary, dir, verb string, plugins int) map[string]int 
 		chain = append(chain, fmt.Sprintf(`{"type": "p%d"}`, i))
 	}
 	cmd.Stdin = strings.NewReader(fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "net", "type": "unwind", "stateDir": "%s/state",
-		"cni.dev/valid-attachments": [], "chain": {"cniVersion": "1.1.0", "plugins": [%s]}}`, dir, strings.Join(chain, ",")))
+		"startEarly": %s, "cni.dev/valid-attachments": [], "chain": {"cniVersion": "1.1.0", "plugins": [%s]}}`, dir, early, strings.Join(chain, ",")))
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v: %s", verb, err, out)
 	}
@@ -70,52 +90,74 @@ func traced(t *testing.T, binary, dir, verb string, plugins int) map[string]int 
 	if err != nil || len(files) == 0 {
 		t.Fatalf("strace wrote nothing: %v", err)
 	}
-	calls := map[string]int{}
+	seen := trace{calls: map[string]int{}}
 	for _, file := range files {
 		data, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if bytes.Contains(data, []byte("execve(\"")) && !bytes.Contains(data, []byte("execve(\""+binary+"\"")) {
-			continue // a delegate
+			seen.processes++ // a delegate
+			continue
 		}
+		seen.threads++
+		seen.wakes += bytes.Count(data, []byte("FUTEX_WAKE"))
 		for line := range strings.Lines(string(data)) {
-			if name, _, ok := strings.Cut(line, "("); ok && !idle.MatchString(name) {
-				calls[name]++
+			if name, _, ok := strings.Cut(line, "("); ok && !idle.MatchString(name) && !ofProcesses.MatchString(line) {
+				seen.calls[name]++
 			}
 		}
 	}
-	return calls
+	return seen
 }
 
 // TestCost counts what the verbs ask of the kernel.
 func TestCost(t *testing.T) {
+	sandbox.Need(t)
 	binary := build(t)
+	cat, err := exec.LookPath("cat") // a plugin that reads first, and prints what it was given
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, plugins := range []int{1, 3} {
-		dir := t.TempDir()
-		for i := range plugins {
-			script := "#!/bin/sh\nwhile read -r _; do :; done\n[ \"$CNI_COMMAND\" != ADD ] || printf '{\"cniVersion\": \"1.1.0\"}'\n"
-			if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("p%d", i)), []byte(script), 0o700); err != nil {
-				t.Fatal(err)
+		for _, early := range []string{`[]`, `["p0", "p1", "p2"]`} {
+			dir := t.TempDir()
+			for i := range plugins {
+				if err := os.Symlink(cat, filepath.Join(dir, fmt.Sprintf("p%d", i))); err != nil {
+					t.Fatal(err)
+				}
 			}
-		}
-		namespace(t, filepath.Join(dir, "netns"))
-		for _, verb := range []string{"ADD", "DEL", "STATUS", "GC"} { // makes the journal, and writes what is written once a minute
-			traced(t, binary, dir, verb, plugins)
-		}
-		for _, verb := range []string{"VERSION", "ADD", "STATUS", "GC", "DEL"} {
-			calls := traced(t, binary, dir, verb, plugins)
-			got := cost{syncs: calls["fsync"] + calls["fdatasync"] + calls["sync"] + calls["msync"]}
-			for _, n := range calls {
-				got.calls += n
+			namespace(t, filepath.Join(dir, "netns"))
+			for _, verb := range []string{"ADD", "DEL", "STATUS", "GC"} { // makes the journal, and writes what is written once a minute
+				traced(t, binary, dir, verb, plugins, early)
 			}
-			want := costs(plugins)[verb]
-			t.Logf("%s, %d plugins: %d system calls, %d syncs", verb, plugins, got.calls, got.syncs)
-			if got.syncs != want.syncs {
-				t.Errorf("%s, %d plugins: %d syncs, want %d", verb, plugins, got.syncs, want.syncs)
+			for _, verb := range []string{"VERSION", "ADD", "STATUS", "GC", "DEL"} {
+				seen := traced(t, binary, dir, verb, plugins, early)
+				got := cost{syncs: seen.calls["fsync"] + seen.calls["fdatasync"] + seen.calls["sync"] + seen.calls["msync"], processes: seen.processes}
+				for _, n := range seen.calls {
+					got.calls += n
+				}
+				want := costs(plugins)[verb]
+				what := fmt.Sprintf("%s, %d plugins, started early %s", verb, plugins, early)
+				t.Logf("%s: %d system calls, %d syncs, %d processes, %d threads, %d wakes", what, got.calls, got.syncs, got.processes, seen.threads, seen.wakes)
+				if got.syncs != want.syncs || got.processes != want.processes {
+					t.Errorf("%s: %d syncs and %d processes, want %d and %d", what, got.syncs, got.processes, want.syncs, want.processes)
+				}
+				if got.calls > want.calls {
+					t.Errorf("%s: %d system calls, want at most %d: %s", what, got.calls, want.calls, sorted(seen.calls))
+				}
+				if seen.threads > maxThreads {
+					t.Errorf("%s: %d threads, want at most %d", what, seen.threads, maxThreads)
+				}
 			}
-			if got.calls > want.calls {
-				t.Errorf("%s, %d plugins: %d system calls, want at most %d: %s", verb, plugins, got.calls, want.calls, sorted(calls))
+			least := map[string]int{"ADD": 1 << 20, "DEL": 1 << 20}
+			for range 3 {
+				for _, verb := range []string{"ADD", "DEL"} {
+					least[verb] = min(least[verb], traced(t, binary, dir, verb, plugins, early).wakes)
+				}
+			}
+			if t.Logf("%d plugins, started early %s: wake-ups, at the least: %v", plugins, early, least); max(least["ADD"], least["DEL"]) > maxWakes {
+				t.Errorf("%d plugins, started early %s: wake-ups, at the least: %v, want at most %d", plugins, early, least, maxWakes)
 			}
 		}
 	}
@@ -171,7 +213,7 @@ func TestStart(t *testing.T) {
 		t.Errorf("the binary has %d bytes, want at most %d", info.Size(), maxSize)
 	}
 	least := 1.0
-	for range 10 {
+	for range 3 {
 		allocs, share := inits(t, binary)
 		if allocs == 0 || allocs > maxInitAllocs {
 			t.Fatalf("%d allocations before main, want at most %d", allocs, maxInitAllocs)

@@ -112,7 +112,7 @@ func TestE2EReboot(t *testing.T) {
 		"RUNTIME", "CONTAINERD'S DISK", "PLAIN RUNNING", "GONE", "NOT STARTED", "FIRST POD", "ALL", "UNWIND RUNNING", "GONE", "NOT STARTED", "FIRST POD", "ALL", "JOURNAL")
 	for _, v := range e2e.Containerds(t) {
 		disks := []string{"emptied", "kept"}
-		if testing.Short() {
+		if e2e.Short() {
 			disks = disks[:1]
 		}
 		for _, disk := range disks {

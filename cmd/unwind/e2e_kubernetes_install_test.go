@@ -3,8 +3,10 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -13,14 +15,16 @@ import (
 	"cni-unwind/testdata/e2e"
 )
 
-// images of the agent, of this version and of the next.
+// images of the agent, of this version and of the next, as make image names them for the Makefile's e2e-now and e2e-next.
 const (
 	imageNow  = "docker.io/library/unwind:dev"
 	imageNext = "docker.io/library/unwind:next"
+
+	versionNext = "v0.0.2" // of imageNext; that of imageNow is v0.0.1
 )
 
 const (
-	ownConflist      = e2e.ConfDir + "/00-unwind.conflist"
+	ownConflist      = e2e.ConfDir + "/00-unwind.json"
 	providerConflist = e2e.ConfDir + "/10-podnet.conflist"
 )
 
@@ -41,19 +45,19 @@ func TestKubernetesInstall(t *testing.T) {
 	providers := map[*e2e.Worker]string{}
 	for _, w := range i.workers {
 		removeFile(t, w.File(e2e.PluginDir, "unwind"))
-		w.Import(imageNow, e2e.Path(t, "bin/unwindctl"), e2e.Path(t, "bin/unwind"))
-		w.Import(imageNext, e2e.Path(t, ".tools/e2e/next/unwindctl"), e2e.Path(t, ".tools/e2e/next/unwind"))
+		w.Runtime.Import(e2e.Path(t, ".tools/e2e/image-now.tar"))
+		w.Runtime.Import(e2e.Path(t, ".tools/e2e/image-next.tar"))
 		providers[w] = contents(t, w, providerConflist)
 	}
-	now := strings.TrimPrefix(strings.TrimSpace(i.workers[0].Unwindctl("version")), "unwindctl ")
 
 	i.pods("before")
 	i.apply()
 	i.pods("through")
-	i.rollTo("to the next version, with pods that come and go", imageNext, "e2e-next")
-	i.rollTo("… and back", imageNow, now)
+	i.allNodes()
+	i.rollTo("to the next version, with pods that come and go", imageNext, versionNext)
+	i.rollTo("… and back, which leaves the newer plugin", imageNow, versionNext)
 	i.each("a pod from before the install is deleted", func(w *e2e.Worker) string { return i.deleted(w, "before-0") })
-	i.each("rm 00-unwind.conflist", i.switchOff)
+	i.each("rm 00-unwind.json", i.switchOff)
 	i.pods("off")
 	i.each("a pod of unwind's is deleted meanwhile", func(w *e2e.Worker) string { return i.deleted(w, "through-0") })
 	i.each("kubectl exec POD -- /unwindctl --host install", i.switchOn)
@@ -138,13 +142,44 @@ func (i *installed) apply() {
 	})
 }
 
+// allNodes runs kubectl unwind, which names both workers, has an answer of each, and sees the pods.
+func (i *installed) allNodes() {
+	i.Helper()
+	began, cells := time.Now(), []any{"kubectl unwind doctor, list, ipam, sweep --dry-run"}
+	for _, args := range []string{"doctor", "list", "ipam", "sweep --dry-run"} {
+		table, stderr, err := i.cluster.KubectlUnwind(strings.Fields(args)...)
+		var ended *exec.ExitError
+		if warns := errors.As(err, &ended) && ended.ExitCode() == 3 && args == "doctor"; err != nil && !warns {
+			i.Errorf("kubectl unwind %s: %v", args, err)
+		}
+		i.Logf("kubectl unwind %s\n%s%s", args, table, stderr)
+		if strings.Contains(table, "not reached") || strings.Contains(table, "in part") || stderr != "" {
+			i.Errorf("kubectl unwind %s: not all nodes answered", args)
+		}
+		for _, w := range i.workers {
+			if !strings.Contains(table, "\n"+w.NodeName+" ") {
+				i.Errorf("kubectl unwind %s: nothing of %s", args, w.NodeName)
+			}
+		}
+	}
+	wide, _, _ := i.cluster.KubectlUnwind("list", "-o", "wide")
+	for _, w := range i.workers {
+		n := strings.Count(wide, w.Namespace()+"/through-")
+		if n != 2 {
+			i.Errorf("kubectl unwind list: %d of 2 pods of %s:\n%s", n, w.NodeName, wide)
+		}
+		cells = append(cells, fmt.Sprintf("reached, %d attachments", n))
+	}
+	i.table.Row(append(cells, since(began))...)
+}
+
 // rollTo replaces the agents' image, one after the other, while pods come and go.
 func (i *installed) rollTo(step, image, version string) {
 	i.Helper()
 	began := time.Now()
 	i.cluster.Kubectl("-n", "kube-system", "set", "image", "ds/unwind", "agent="+image)
 	rounds, least := 0, 3
-	if testing.Short() {
+	if e2e.Short() {
 		least = 1
 	}
 	for done := false; !done; rounds++ {
@@ -200,13 +235,13 @@ func (i *installed) switchOn(w *e2e.Worker) string {
 	if _, err := os.Lstat(w.File(ownConflist)); err == nil {
 		i.Errorf("%s: the agent has written the conflist again", w.NodeName)
 	}
-	i.agent(w, "install")
+	i.agent(w, "install", "--program-dir=")
 	return i.inUse(w, true)
 }
 
 func (i *installed) uninstall(w *e2e.Worker) string {
 	i.Helper()
-	_, said, _ := strings.Cut(i.agent(w, "uninstall"), "stays: ")
+	_, said, _ := strings.Cut(i.agent(w, "uninstall", "--program-dir="), "stays: ")
 	said, _, _ = strings.Cut(said, ". ")
 	return said + "; " + i.inUse(w, false)
 }
@@ -236,7 +271,7 @@ func (i *installed) rest(w *e2e.Worker) string {
 	if left := w.Journal(); len(left) > 0 {
 		i.Errorf("after a sweep the journal still has %+v", left)
 	}
-	w.Unwindctl("uninstall")
+	w.Unwindctl("uninstall", "--program-dir=")
 	if _, err := os.Lstat(w.File(e2e.PluginDir, "unwind")); err == nil {
 		i.Errorf("%s: the plugin is still there", w.NodeName)
 	}

@@ -77,7 +77,7 @@ func brief(message string) string {
 func (p pair) manyPods(t *testing.T, table *e2e.Table) {
 	const count = 60
 	rounds, percent := 5, 5
-	if testing.Short() {
+	if e2e.Short() {
 		rounds, percent = 1, 15
 	}
 	began := time.Now()

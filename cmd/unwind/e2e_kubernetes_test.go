@@ -53,7 +53,7 @@ const poolSize = 13
 func (p pair) crashLoop(t *testing.T, table *e2e.Table) {
 	const others = 5
 	crashing, lasts := 2, 2*time.Minute
-	if testing.Short() {
+	if e2e.Short() {
 		crashing, lasts = 4, 40*time.Second
 	}
 	began := time.Now()

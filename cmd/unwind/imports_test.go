@@ -18,6 +18,7 @@ const module = "cni-unwind/"
 // goPackage is what go list says of one.
 type goPackage struct {
 	ImportPath                string
+	Imports                   []string
 	Deps                      []string // of all that it needs
 	TestImports, XTestImports []string
 }
@@ -25,7 +26,7 @@ type goPackage struct {
 // packages returns those of this module, as they are built.
 func packages(t *testing.T) map[string]goPackage {
 	t.Helper()
-	cmd := exec.Command("go", "list", "-json=ImportPath,Deps,TestImports,XTestImports", "./...")
+	cmd := exec.Command("go", "list", "-json=ImportPath,Imports,Deps,TestImports,XTestImports", "./...")
 	cmd.Dir = "../.."
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	cmd.Stderr = os.Stderr
@@ -57,8 +58,15 @@ func TestImports(t *testing.T) {
 		{"journal", []string{module + "ipam", module + "plugin", module + "cmd", "github.com/containernetworking"}},
 		{"ipam", []string{module + "journal", module + "plugin", module + "cmd"}},
 		{"plugin", []string{module + "cmd"}},
-		{"cmd/unwind", []string{"testing", "github.com/spf13", "google.golang.org", "k8s.io", "go.opentelemetry.io",
+		{"plugin/netconf", []string{module + "plugin/internal"}},
+		{"plugin/internal/tristate", []string{module + "journal", module + "ipam", module + "plugin/netconf"}},
+		{"plugin/internal/verdict", []string{module + "ipam", module + "plugin/netconf", module + "plugin/internal/host", "github.com/vishvananda", "os/exec"}},
+		{"plugin/internal/delegate", []string{module + "plugin/internal/verdict"}},
+		{"plugin/internal/host", []string{module + "plugin/internal/delegate", module + "plugin/internal/verdict"}},
+		{"cmd/unwind", []string{"testing", "github.com/spf13", "google.golang.org", "k8s.io", "go.opentelemetry.io", "go.yaml.in",
 			"github.com/containernetworking/cni/libcni", "github.com/containernetworking/cni/pkg/invoke"}},
+		// It is for any system, and kubectl is its client.
+		{"cmd/kubectl-unwind", []string{module + "journal", module + "ipam", module + "plugin", module + "cmd", "golang.org/x/sys", "k8s.io"}},
 	} {
 		t.Run(tt.pkg, func(t *testing.T) {
 			p, ok := all[tt.pkg]
@@ -80,9 +88,41 @@ func TestImports(t *testing.T) {
 	}
 }
 
+// TestUnwindctl keeps the packages of unwindctl in one direction: each imports only those that it lists.
+func TestUnwindctl(t *testing.T) {
+	const internal = "cmd/unwindctl/internal/"
+	allowed := map[string][]string{
+		"term": {}, "durable": {},
+		"node":     {"term"},
+		"wrap":     {"durable", "term"},
+		"inspect":  {"node", "probe", "term"},
+		"install":  {"durable", "inspect", "node", "term"},
+		"doctor":   {"durable", "inspect", "install", "node", "probe", "term", "wrap"},
+		"metrics":  {"durable", "inspect", "term"},
+		"agent":    {"inspect", "install", "metrics", "node", "term"},
+		"probe":    {},
+		"nodetest": {}, // imported by tests alone
+	}
+	for pkg, p := range packages(t) {
+		name, is := strings.CutPrefix(pkg, internal)
+		if !is {
+			continue
+		}
+		if allowed[name] == nil {
+			t.Errorf("%s is not in the list above", pkg)
+		}
+		for _, imported := range p.Imports {
+			if strings.HasPrefix(imported, module+"cmd/") &&
+				!slices.Contains(allowed[name], strings.TrimPrefix(imported, module+internal)) {
+				t.Errorf("%s imports %s", pkg, imported)
+			}
+		}
+	}
+}
+
 // TestLayout has no package where none belongs.
 func TestLayout(t *testing.T) {
-	layout := []string{"cmd/*", "plugin", "journal", "ipam", "scripts/bench", "scripts/bench/noop", "scripts/sbom"}
+	layout := []string{"cmd/*", "cmd/unwindctl/internal/*", "plugin", "plugin/netconf", "plugin/internal/*", "journal", "ipam", "scripts/bench", "scripts/bench/noop", "scripts/sbom", "scripts/systemd"}
 	for pkg := range packages(t) {
 		if !slices.ContainsFunc(layout, func(pattern string) bool { ok, _ := path.Match(pattern, pkg); return ok }) {
 			t.Errorf("package %s is not one of %v", pkg, layout)

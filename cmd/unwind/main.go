@@ -1,5 +1,5 @@
-// Command unwind is the CNI plugin. A runtime starts it with the CNI variables in its environment and unwind's entry of a
-// conflist on its standard input.
+// Command unwind is the CNI plugin. A runtime starts it with the CNI variables in its environment
+// and unwind's entry of a conflist on standard input.
 package main
 
 import (
@@ -8,7 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
-	"runtime/debug"
+	"sync"
 	"syscall"
 
 	"cni-unwind/plugin"
@@ -18,13 +18,18 @@ import (
 var version = "dev"
 
 func main() {
-	// One thread at a time does: we wait for delegates and the disk. More only wake each other, on every core of a node that
-	// starts its pods.
+	// One processor is enough: unwind waits for delegates and the disk. More threads only wake each
+	// other, on every core of a node that starts its pods.
 	runtime.GOMAXPROCS(1)
-	debug.SetGCPercent(400) // the first collection at 16 MiB: most verbs end before
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
-	p := &plugin.Plugin{Stdout: os.Stdout, Stderr: os.Stderr, Budgets: plugin.DefaultBudgets}
+	ctx, stop := context.WithCancel(context.Background())
+	p := &plugin.Plugin{
+		Stdout: plugin.Unbroken(syscall.Stdout), Stderr: plugin.Unbroken(syscall.Stderr), Budgets: plugin.DefaultBudgets,
+		Slow: sync.OnceFunc(func() {
+			asked := make(chan os.Signal, 1)
+			signal.Notify(asked, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+			go func() { <-asked; stop() }()
+		}),
+	}
 	code := p.Main(ctx, fmt.Sprintf("CNI plugin unwind %s: runs a chain of plugins and undoes it", version))
-	stop()
 	os.Exit(code)
 }

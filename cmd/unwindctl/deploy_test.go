@@ -2,9 +2,11 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"io"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -131,10 +133,80 @@ func TestContainerfile(t *testing.T) {
 	}
 }
 
+// problemDetector is a configuration of node-problem-detector's custom plugins, as far as the file
+// has it: the keys that its docs/custom_plugin_monitor.md (v1.37) names.
+type problemDetector struct {
+	Plugin       string
+	PluginConfig struct {
+		Interval    string `json:"invoke_interval"`
+		Timeout     string
+		MaxOutput   int `json:"max_output_length"`
+		Concurrency int
+	}
+	Source           string
+	MetricsReporting bool
+	Conditions       []struct{ Type, Reason, Message string }
+	Rules            []struct {
+		Type, Condition, Reason, Path, Timeout string
+		Args                                   []string
+	}
+}
+
+// TestNodeProblemDetector: the configuration is one that node-problem-detector takes, and what it
+// runs exits with 1 on a node with an error, with 0 on one without, and with neither if it cannot
+// look. The output is one line, shorter than where it would be cut.
+func TestNodeProblemDetector(t *testing.T) {
+	t.Parallel()
+	var conf problemDetector
+	d := json.NewDecoder(bytes.NewReader(deployFile(t, "node-problem-detector.json")))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&conf); err != nil || len(conf.Rules) != 1 || len(conf.Conditions) != 1 {
+		t.Fatalf("%+v: %v", conf, err)
+	}
+	rule := conf.Rules[0]
+	interval, err := time.ParseDuration(conf.PluginConfig.Interval)
+	timeout, timeoutErr := time.ParseDuration(conf.PluginConfig.Timeout)
+	own, ownErr := time.ParseDuration(rule.Timeout)
+	if err := errors.Join(err, timeoutErr, ownErr); err != nil || own > timeout || timeout > interval {
+		t.Errorf("interval %s, timeouts %s and %s: %v", interval, timeout, own, err)
+	}
+	if conf.Plugin != "custom" || rule.Type != "permanent" || rule.Condition != conf.Conditions[0].Type || rule.Path != "/usr/local/bin/unwindctl" {
+		t.Errorf("%+v", conf)
+	}
+
+	n := newAgentMachine(t)
+	look := func(more ...string) outcome {
+		args := slices.Concat(rule.Args, []string{"--conf-dir", n.ConfDir(), "--bin-dir", n.BinDir(), "--state-dir", n.state}, more)
+		out := n.run(home.command(n, filepath.Join(n.bin, "unwindctl"), args...))
+		if strings.Count(out.stdout, "\n") > 1 || len(out.stdout) > conf.PluginConfig.MaxOutput {
+			t.Errorf("stdout: %s", out.stdout)
+		}
+		return out
+	}
+	for _, plugin := range []string{"bridge", "host-local", "portmap"} {
+		if err := os.Symlink(filepath.Join(n.tools, "cni", plugin), filepath.Join(n.BinDir(), plugin)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.must(home.command(n, filepath.Join(n.bin, "unwindctl"), "install", "--conf-dir", n.ConfDir(), "--bin-dir", n.BinDir(),
+		"--state-dir", n.state, "--binary", filepath.Join(n.dir, "unwind"), "--program-dir", ""))
+	if out := look(); out.code != 0 || strings.HasPrefix(out.stdout, "error") {
+		t.Errorf("sound: %+v", out)
+	}
+	n.Write(n.InConf("10-bridge.conflist"), "{")
+	if out := look(); out.code != 1 || !strings.HasPrefix(out.stdout, "error: ") {
+		t.Errorf("broken: %+v", out)
+	}
+	if out := look("--none"); out.code == 0 || out.code == 1 || out.stdout != "" {
+		t.Errorf("unknown: %+v", out)
+	}
+}
+
 // agentMetrics are those that the agent serves, with their labels.
 var agentMetrics = map[string][]string{
 	"unwind_attachments":                             {"network", "state"},
 	"unwind_pending_deletes":                         {"network", "plugin"},
+	"unwind_unproven_deletes":                        {"network", "plugin"},
 	"unwind_oldest_pending_delete_timestamp_seconds": nil,
 	"unwind_rollbacks_total":                         {"plugin", "result"},
 	"unwind_swept_attachments_total":                 {"reason"},
@@ -142,7 +214,10 @@ var agentMetrics = map[string][]string{
 	"unwind_duplicate_addresses_total":               nil,
 	"unwind_degraded_operations_total":               {"verb", "reason"},
 	"unwind_ipam_addresses":                          {"network", "pool", "state"},
+	"unwind_in_use":                                  {"reason"},
+	"unwind_events_total":                            {"result"},
 	"unwind_build_info":                              {"version", "goversion"},
+	"unwind_journal_readable":                        nil,
 }
 
 // alert is a rule of Prometheus; a key that is not here is a mistake.
@@ -152,7 +227,8 @@ type alert struct {
 	Labels, Annotations map[string]string
 }
 
-// TestAlerts: each rule is one that Prometheus takes, says what to do, and asks only for what there is.
+// TestAlerts: each rule is one that Prometheus takes, says what to do, and asks only for what there
+// is.
 func TestAlerts(t *testing.T) {
 	t.Parallel()
 	var file struct {
@@ -161,7 +237,7 @@ func TestAlerts(t *testing.T) {
 			Rules []alert
 		}
 	}
-	d := yaml.NewDecoder(bytes.NewReader(deployFile(t, "alerts.yaml")))
+	d := yaml.NewDecoder(bytes.NewReader(deployFile(t, "helm/unwind/alerts.yaml")))
 	d.KnownFields(true)
 	if err := d.Decode(&file); err != nil {
 		t.Fatal(err)
@@ -174,7 +250,7 @@ func TestAlerts(t *testing.T) {
 		names = append(names, rule.Alert)
 		t.Run(rule.Alert, func(t *testing.T) { checkAlert(t, rule) })
 	}
-	want := []string{"UnwindDeletePending", "UnwindPoolNearlyFull", "UnwindSweepStale", "UnwindDuplicateAddress", "UnwindDegraded"}
+	want := []string{"UnwindOff", "UnwindDeletePending", "UnwindPoolNearlyFull", "UnwindSweepStale", "UnwindDuplicateAddress", "UnwindDegraded"}
 	if diff := cmp.Diff(want, names); diff != "" {
 		t.Error(diff)
 	}

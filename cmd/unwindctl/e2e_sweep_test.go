@@ -28,8 +28,8 @@ func sweptNode(t *testing.T, v e2e.Version, keys map[string]any) (*e2e.Node, *e2
 	return n, rt
 }
 
-// TestE2ESweepStates: a sweep with the runtime's list keeps what the pods have in whatever state they are, and takes what a
-// pod has that the runtime does not know.
+// TestE2ESweepStates: a sweep with the runtime's list keeps what the pods have in whatever state
+// they are, and takes what a pod has that the runtime does not know.
 func TestE2ESweepStates(t *testing.T) {
 	for _, v := range e2e.Containerds(t) {
 		t.Run(v.Name, func(t *testing.T) {
@@ -86,7 +86,8 @@ func TestE2ESweepStates(t *testing.T) {
 	}
 }
 
-// TestE2ESweepStaleList: the runtime's list is read before a pod's ADD, and used after it (whereabouts#162).
+// TestE2ESweepStaleList: the runtime's list is read before a pod's ADD, and used after it
+// (whereabouts#162).
 func TestE2ESweepStaleList(t *testing.T) {
 	n, rt := sweptNode(t, e2e.Containerds(t)[0], nil)
 	old := rt.MustRunPod(e2e.Pod{Name: "old"})
@@ -143,7 +144,8 @@ func (s *slowCRI) ListPodSandbox(context.Context, *cri.ListPodSandboxRequest) (*
 	return &cri.ListPodSandboxResponse{Items: s.list}, nil
 }
 
-// TestE2ESweepRace: sweeps run one after the other while pods come and go. None that runs ever loses its address or its rules.
+// TestE2ESweepRace: sweeps run one after the other while pods come and go. None that runs ever
+// loses its address or its rules.
 func TestE2ESweepRace(t *testing.T) {
 	const workers, rounds = 4, 6
 	for _, v := range e2e.Containerds(t) {
@@ -162,7 +164,8 @@ func TestE2ESweepRace(t *testing.T) {
 					case <-stop:
 						return
 					default:
-						// It fails while a pod's DEL is under way, which is no concern of this test.
+						// It fails while a pod's DEL is under way, which is no concern of this
+						// test.
 						_, _, _ = n.Try(e2e.Path(t, "bin/unwindctl"), "sweep", "--cri", e2e.Socket)
 						sweeps.Add(1)
 					}

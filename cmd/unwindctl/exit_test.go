@@ -14,12 +14,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/journal"
-	"cni-unwind/plugin"
 )
 
 // TestExitCode has the codes of errors that come together: the command line before all.
@@ -28,7 +25,7 @@ func TestExitCode(t *testing.T) {
 	alive := t.Context()
 	interrupted, cancel := context.WithCancel(alive)
 	cancel()
-	usage, other := usageError{errors.New("usage")}, errors.New("other")
+	usage, other := term.Usage("usage"), errors.New("other")
 	for _, c := range []struct {
 		name string
 		ctx  context.Context
@@ -92,7 +89,8 @@ func newTerminal(t *testing.T) (term *terminal, program *os.File) {
 	return term, program
 }
 
-// screen is what a terminal shows of a text, line by line: with carriage returns and "erase to the end of the line".
+// screen is what a terminal shows of a text, line by line: with carriage returns and "erase to the
+// end of the line".
 func screen(text string) (lines []string) {
 	for _, line := range strings.Split(strings.ReplaceAll(text, "\r\n", "\n"), "\n") {
 		var shown []rune
@@ -119,7 +117,7 @@ func screen(text string) (lines []string) {
 }
 
 // dead adds attachments that are dead, and whose DEL goes so.
-func (n *node) dead(many int, mode string) {
+func (n *machine) dead(many int, mode string) {
 	n.Helper()
 	n.netns("d")
 	n.add(home, "d", n.pin("d"))
@@ -140,11 +138,11 @@ func (n *node) dead(many int, mode string) {
 	n.plan(map[string]string{"DEL": mode})
 }
 
-// TestProgress: on a terminal a sweep shows how far it has come, and in the end nothing of it is left on the screen. Elsewhere there
-// is none.
+// TestProgress: on a terminal a sweep shows how far it has come, and in the end nothing of it is
+// left on the screen. Elsewhere there is none.
 func TestProgress(t *testing.T) {
 	t.Parallel()
-	n := newNode(t)
+	n := newMachine(t)
 	n.dead(12, "fail")
 	term, stderr := newTerminal(t)
 	cmd := n.ctl("", "sweep")
@@ -183,8 +181,8 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-// TestInterrupted: what a sweep has begun when it is interrupted is finished, and nothing more is begun. A second signal ends it at
-// once; a DEL that is cut off stays owed.
+// TestInterrupted: what a sweep has begun when it is interrupted is finished, and nothing more is
+// begun. A second signal ends it at once; a DEL that is cut off stays pending.
 func TestInterrupted(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -194,11 +192,12 @@ func TestInterrupted(t *testing.T) {
 		t.Run(fmt.Sprintf("%v, twice %t", c.sig, c.twice), func(t *testing.T) {
 			t.Parallel()
 			const many = 40
-			n := newNode(t)
+			n := newMachine(t)
 			n.dead(many, "hold")
 			term, stderr := newTerminal(t)
 			cmd := n.ctl("", "sweep")
-			cmd.Stderr = stderr
+			var stdout bytes.Buffer
+			cmd.Stdout, cmd.Stderr = &stdout, stderr
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
@@ -246,59 +245,14 @@ func TestInterrupted(t *testing.T) {
 			if left := len(n.ids()); left != many-workers {
 				t.Errorf("%d are left, of %d with %d workers", left, many, workers)
 			}
-		})
-	}
-}
-
-// TestFindPodSandboxes: --cri auto has the pods of every runtime of the node. If one of them does not answer there is no list,
-// for its pods would be missing; one that has no pods at all is passed over.
-func TestFindPodSandboxes(t *testing.T) {
-	t.Parallel()
-	fails := func(code codes.Code) string {
-		return serve(t, func(context.Context) ([]*cri.PodSandbox, error) { return nil, status.Error(code, "no") })
-	}
-	one, two := serveThese(t, sandboxOf("one", 0)), serveThese(t, sandboxOf("two", cri.PodSandboxState_SANDBOX_NOTREADY))
-	none, empty, docker := filepath.Join(t.TempDir(), "none.sock"), serveThese(t), fails(codes.Unimplemented)
-	deaf, l := listen(t)
-	_ = l // which no one reads
-	refusing := filepath.Join(t.TempDir(), "dead.sock")
-	if fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0); err != nil {
-		t.Fatal(err)
-	} else if err := unix.Bind(fd, &unix.SockaddrUnix{Name: refusing}); err != nil {
-		t.Skip(err) // a long path
-	}
-	for _, c := range []struct {
-		name    string
-		sockets []string
-		want    []string // nil: no list
-		err     string
-	}{
-		{"none", []string{none}, nil, "no runtime listens"},
-		{"no sockets", nil, nil, "no runtime listens"},
-		{"one", []string{none, one}, []string{"one"}, ""},
-		{"two", []string{one, none, two}, []string{"one", "two"}, ""},
-		{"one without pods", []string{empty}, []string{}, ""},
-		{"two, one without pods", []string{empty, two}, []string{"two"}, ""},
-		{"Docker's containerd", []string{docker}, nil, "no runtime listens"},
-		{"Docker's containerd and another", []string{docker, one}, []string{"one"}, ""},
-		{"another and Docker's containerd", []string{one, docker}, []string{"one"}, ""},
-		{"one that fails", []string{one, fails(codes.Internal), two}, nil, "no"},
-		{"one that is down", []string{one, refusing}, nil, "connection refused"},
-		{"one that says nothing", []string{one, deaf}, nil, "DeadlineExceeded"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			list, err := findPodSandboxes(t.Context(), c.sockets)
-			if (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) {
-				t.Errorf("%v, want %q", err, c.err)
+			want := fmt.Sprintf("40 attachments: %d released, %d not tried.\n", workers, many-workers)
+			if !strings.HasSuffix(stdout.String(), want) || strings.Count(stdout.String(), "\n") != workers+2 {
+				t.Errorf("stdout, want %d rows and %q:\n%s", workers, want, stdout.String())
 			}
-			if (list != nil) != (c.want != nil) || list != nil && (len(list.Valid) != len(c.want) || !list.Pods || list.Network != "") {
-				t.Fatalf("%+v, want %v", list, c.want)
-			}
-			for _, id := range c.want {
-				if !list.Valid[plugin.Attachment{ContainerID: id}] {
-					t.Errorf("%v has not %s", list.Valid, id)
-				}
+			want = fmt.Sprintf("error: %d attachments not tried: unwindctl sweep goes on with them", many-workers)
+			eventually(t, "the error", func() bool { return strings.Contains(term.String(), want) })
+			if text := term.String(); strings.Contains(text, " tried\r") || strings.Count(text, "error: ") != 1 {
+				t.Errorf("on the terminal: %q", text)
 			}
 		})
 	}

@@ -2,7 +2,11 @@ package main
 
 import (
 	"bytes"
+	"encoding/pem"
+	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,18 +16,23 @@ import (
 	"testing"
 	"time"
 
-	"cni-unwind/plugin"
+	"cni-unwind/cmd/unwindctl/internal/durable"
+	"cni-unwind/cmd/unwindctl/internal/nodetest"
+	"cni-unwind/journal"
+	"cni-unwind/plugin/netconf"
 )
 
-// container is a place as a DaemonSet's container has it: the host's PID namespace, and a file system with nothing but the two
-// programs and /proc (and what the programs of the tests are linked with).
+// container is a place as a DaemonSet's container has it: the host's PID namespace, and a file
+// system with nothing but the two programs and /proc (and what the programs of the tests are linked
+// with).
 type container struct {
 	place
 	root string
 }
 
-// newContainer makes a container. Its programs are those of the tests. Nothing of it is seen on the host.
-func (n *node) newContainer(flags ...string) container {
+// newContainer makes a container. Its programs are those of the tests. Nothing of it is seen on the
+// host.
+func (n *machine) newContainer(flags ...string) container {
 	n.Helper()
 	self, err := os.Executable()
 	root := filepath.Join(n.dir, "root")
@@ -40,23 +49,23 @@ func (n *node) newContainer(flags ...string) container {
 }
 
 // command runs unwindctl there.
-func (c container) command(n *node, args ...string) *exec.Cmd {
+func (c container) command(n *machine, args ...string) *exec.Cmd {
 	return c.place.command(n, "chroot", append([]string{c.root, "/unwindctl"}, args...)...)
 }
 
 // TestHost: with --host, what a command does it does on the host, and sees what the runtime sees.
 func TestHost(t *testing.T) {
 	t.Parallel()
-	n := newAgentNode(t)
+	n := newAgentMachine(t)
 	n.netns("live")
 	n.add(home, "live", n.pin("live"))
 	n.addDead("dead")
 	c := n.newContainer("--mount", "--net")
 	for _, args := range [][]string{
 		{"list", "--state-dir", n.state},
-		{"install", "--conf-dir", n.confDir(), "--bin-dir", n.binDir(), "--state-dir", n.state},
+		{"install", "--conf-dir", n.ConfDir(), "--bin-dir", n.BinDir(), "--state-dir", n.state},
 	} {
-		if out := n.run(c.command(n, args...)); out.says("podnet") || n.installed() != "" {
+		if out := n.run(c.command(n, args...)); out.says("podnet") || n.Installed() != "" {
 			t.Fatalf("%v without --host is no test: %+v", args, out)
 		}
 	}
@@ -64,12 +73,12 @@ func TestHost(t *testing.T) {
 	if out := n.must(c.command(n, "--host", "list", "--state-dir", n.state)); !strings.Contains(out, "dead") {
 		t.Errorf("list: %s", out)
 	}
-	out := n.must(c.command(n, "--host", "install", "--conf-dir", n.confDir(), "--bin-dir", n.binDir(), "--state-dir", n.state))
+	out := n.must(c.command(n, "--host", "install", "--conf-dir", n.ConfDir(), "--bin-dir", n.BinDir(), "--state-dir", n.state))
 	self, _ := os.Executable()
 	want, err := os.ReadFile(self)
-	got, gotErr := os.ReadFile(filepath.Join(n.binDir(), plugin.Name))
-	if err != nil || gotErr != nil || !bytes.Equal(got, want) || n.installed() != first {
-		t.Errorf("install: the plugin has %d bytes of %d (%v), the conflist is %q\n%s", len(got), len(want), gotErr, n.installed(), out)
+	got, gotErr := os.ReadFile(filepath.Join(n.BinDir(), netconf.Name))
+	if err != nil || gotErr != nil || !bytes.Equal(got, want) || n.Installed() != nodetest.First {
+		t.Errorf("install: the plugin has %d bytes of %d (%v), the conflist is %q\n%s", len(got), len(want), gotErr, n.Installed(), out)
 	}
 	n.plan(map[string]string{"DEL": "fail"})
 	if out := n.run(c.command(n, "--host", "sweep", "--state-dir", n.state)); out.code != 1 || out.results()["dead"][0] != "pending" {
@@ -95,19 +104,20 @@ func TestHost(t *testing.T) {
 	}
 }
 
-// TestHostRun: the agent in a container with the host's network. The process that was started stays in the container, where
-// kubectl exec finds the programs then; its child is the agent, keeps what it opens to itself, and ends as it is told to.
+// TestHostRun: the agent in a container with the host's network. The process that was started stays
+// in the container, where kubectl exec finds the programs then; its child is the agent, keeps what
+// it opens to itself, and ends as it is told to.
 func TestHostRun(t *testing.T) {
 	t.Parallel()
-	n := newAgentNode(t)
+	n := newAgentMachine(t)
 	n.addDead("a")
 	n.plan(map[string]string{"DEL": "hold"})
 	c := n.newContainer("--mount")
 	r := n.startOnHost(c)
 	held := filepath.Join(n.dir, "held", "DEL.a.p")
-	eventually(t, "a DEL under way", func() bool { return exists(held) })
+	eventually(t, "a DEL under way", func() bool { return durable.Exists(held) })
 	pid := r.cmd.Process.Pid
-	if !same(fmt.Sprintf("/proc/%d/ns/mnt", pid), fmt.Sprintf("/proc/%d/ns/mnt", c.pid)) {
+	if !sameFile(fmt.Sprintf("/proc/%d/ns/mnt", pid), fmt.Sprintf("/proc/%d/ns/mnt", c.pid)) {
 		t.Error("the first process has left the container")
 	}
 	if out := n.must(n.execIn(pid, c.root, "/unwindctl", "--host", "list", "--state-dir", n.state)); !strings.Contains(out, "podnet") {
@@ -117,7 +127,7 @@ func TestHostRun(t *testing.T) {
 	if code := r.signal(syscall.SIGTERM, 300*time.Millisecond); code != -2 {
 		t.Errorf("it ended with code %d while the DEL was under way", code)
 	}
-	n.remove(held)
+	n.Remove(held)
 	select {
 	case <-r.ended:
 	case <-time.After(30 * time.Second):
@@ -128,10 +138,75 @@ func TestHostRun(t *testing.T) {
 	}
 }
 
-// TestHostRunEnds: the agent on the host and the process in the container end together, with the same code.
+// TestHostEvents: the agent on the host posts Events with the token that its container has by then,
+// although the host has another file at that path, or none.
+func TestHostEvents(t *testing.T) {
+	t.Parallel()
+	n := newAgentMachine(t)
+	asked := make(chan string, 10)
+	api := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked <- r.Header.Get("Authorization") + " " + r.URL.Path
+		w.WriteHeader(http.StatusCreated)
+	}))
+	t.Cleanup(api.Close)
+	c := n.newContainer("--mount")
+	dir := filepath.Join(fmt.Sprintf("/proc/%d/root", c.pid), c.root, "var/run/secrets/kubernetes.io/serviceaccount")
+	renew := func(generation, token string) {
+		n.Helper()
+		ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: api.Certificate().Raw})
+		at := filepath.Join(dir, generation)
+		if err := errors.Join(os.MkdirAll(at, 0o755), os.WriteFile(filepath.Join(at, "token"), []byte(token), 0o600),
+			os.WriteFile(filepath.Join(at, "ca.crt"), ca, 0o600), os.Symlink(generation, filepath.Join(dir, "..next")),
+			os.Rename(filepath.Join(dir, "..next"), filepath.Join(dir, "..data"))); err != nil {
+			n.Fatal(err)
+		}
+	}
+	renew("..1", "one")
+	for _, name := range []string{"token", "ca.crt"} {
+		if err := os.Symlink("..data/"+name, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fail := func(pod string) {
+		n.Helper()
+		if err := n.store.Update(t.Context(), func(tx *journal.Tx) error {
+			return tx.Record(journal.Event{Kind: journal.RolledBack, Pod: journal.Pod{Namespace: "default", Name: pod}, Plugins: []string{"p"}})
+		}); err != nil {
+			n.Fatal(err)
+		}
+	}
+	await := func(want string) {
+		n.Helper()
+		select {
+		case got := <-asked:
+			if got != want+" /api/v1/namespaces/default/events" {
+				n.Errorf("asked with %s", got)
+			}
+		case <-time.After(time.Minute):
+			n.Fatal("the API server is not asked")
+		}
+	}
+	fail("a")
+	cmd := c.command(n, "--host", "run", "--events", "--no-install", "--conf-dir", n.ConfDir(), "--bin-dir", n.BinDir(), "--state-dir", n.state,
+		"--cri", "none", "--listen", "")
+	host, port, _ := strings.Cut(api.Listener.Addr().String(), ":")
+	cmd.Env = append(cmd.Env, "KUBERNETES_SERVICE_HOST="+host, "KUBERNETES_SERVICE_PORT="+port)
+	n.start(cmd)
+	await("Bearer one")
+	renew("..2", "two")
+	fail("b")
+	await("Bearer two")
+	out := n.run(c.command(n, "--host", "run", "--events", "--state-dir", n.state))
+	if out.code != exitUsage || !out.says("KUBERNETES_SERVICE_HOST") {
+		t.Errorf("outside of a pod: %+v", out)
+	}
+}
+
+// TestHostRunEnds: the agent on the host and the process in the container end together, with the
+// same code.
 func TestHostRunEnds(t *testing.T) {
 	t.Parallel()
-	n := newAgentNode(t)
+	n := newAgentMachine(t)
 	c := n.newContainer("--mount")
 	r := n.startOnHost(c)
 	child := n.child(r.cmd.Process.Pid)
@@ -141,13 +216,17 @@ func TestHostRunEnds(t *testing.T) {
 		}
 	})
 	r.signal(syscall.SIGKILL, 10*time.Second)
-	eventually(t, "the agent ends with the container", func() bool { return !exists(fmt.Sprintf("/proc/%d/exe", child)) })
+	eventually(t, "the agent ends with the container", func() bool { return !durable.Exists(fmt.Sprintf("/proc/%d/exe", child)) })
 
 	r = n.startOnHost(c)
 	if err := syscall.Kill(n.child(r.cmd.Process.Pid), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	<-r.ended
+	select {
+	case <-r.ended:
+	case <-time.After(time.Minute):
+		t.Fatal("the agent was killed, and the program in the container goes on")
+	}
 	if code := r.cmd.ProcessState.ExitCode(); code != 128+9 {
 		t.Errorf("the agent was killed: exit code %d", code)
 	}
@@ -157,29 +236,37 @@ func TestHostRunEnds(t *testing.T) {
 	}
 }
 
-// startOnHost starts the agent in a container, and returns when it has installed unwind on the host.
-func (n *node) startOnHost(c container) *running {
+// startOnHost starts the agent in a container, and returns when it has installed unwind on the
+// host.
+func (n *machine) startOnHost(c container) *running {
 	n.Helper()
-	r := n.start(c.command(n, "--host", "run", "--conf-dir", n.confDir(), "--bin-dir", n.binDir(), "--state-dir", n.state,
+	r := n.start(c.command(n, "--host", "run", "--conf-dir", n.ConfDir(), "--bin-dir", n.BinDir(), "--state-dir", n.state,
 		"--cri", "none", "--interval", "1s", "--listen", ""))
-	n.await(first)
+	n.await(nodetest.First)
 	return r
 }
 
-// execIn is a command in the mount namespace of a process, as kubectl exec starts one in that of a container's first process.
-func (n *node) execIn(pid int, root string, args ...string) *exec.Cmd {
-	return place{pid, []string{"--mount"}}.command(n, "chroot", append([]string{root}, args...)...)
+// execIn is a command in the mount namespace of a process, as kubectl exec starts one in that of a
+// container's first process.
+func (n *machine) execIn(pid int, root string, args ...string) *exec.Cmd {
+	return place{pid: pid, enter: []string{"--mount"}}.command(n, "chroot", append([]string{root}, args...)...)
 }
 
-// child returns the process that another has started.
-func (n *node) child(pid int) int {
+// child returns the process that another has started on the host, once that runs the program: Go
+// also starts one that only tries pidfds.
+func (n *machine) child(pid int) int {
 	n.Helper()
 	var children []string
 	eventually(n, "a child", func() bool {
 		lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 		for _, list := range lists {
 			data, _ := os.ReadFile(list)
-			children = append(children, strings.Fields(string(data))...)
+			for _, child := range strings.Fields(string(data)) {
+				environ, _ := os.ReadFile("/proc/" + child + "/environ")
+				if strings.Contains("\x00"+string(environ), "\x00UNWIND_CONTAINER=") {
+					children = append(children, child)
+				}
+			}
 		}
 		return len(children) > 0
 	})
@@ -190,8 +277,9 @@ func (n *node) child(pid int) int {
 	return child
 }
 
-// descriptors sees that a process has the plugin to install open, and no namespace, and that it passes nothing of that on.
-func (n *node) descriptors(pid int) {
+// descriptors sees that a process has the plugin to install open, and no namespace, and that it
+// passes nothing of that on.
+func (n *machine) descriptors(pid int) {
 	n.Helper()
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	files, err := os.ReadDir(dir)
@@ -223,7 +311,7 @@ func (n *node) descriptors(pid int) {
 // TestHostErrors: what --host lacks is said, and nothing is done.
 func TestHostErrors(t *testing.T) {
 	t.Parallel()
-	n := newNode(t)
+	n := newMachine(t)
 	unwindctl := filepath.Join(n.bin, "unwindctl")
 	there := n.newPlace([]string{"--mount", "--net"}, []string{"--mount", "--net"}, "true")
 	for _, c := range []struct {
@@ -242,8 +330,14 @@ func TestHostErrors(t *testing.T) {
 			"error: --host: entering the host's namespaces: operation not permitted; run it with privileged: true\n"},
 	} {
 		out := n.run(c.cmd)
-		if out.code != 1 || !strings.HasPrefix(out.stderr, c.want) || out.stdout != "" {
+		if out.code != exitUsage || !strings.HasPrefix(out.stderr, c.want) || out.stdout != "" {
 			t.Errorf("%s: exit code %d, %s%s", c.name, out.code, out.stdout, out.stderr)
 		}
 	}
+}
+
+func sameFile(a, b string) bool {
+	inA, errA := os.Stat(a)
+	inB, errB := os.Stat(b)
+	return errA == nil && errB == nil && os.SameFile(inA, inB)
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -22,13 +21,15 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/journal"
-	"cni-unwind/plugin"
+	"cni-unwind/plugin/netconf"
 )
 
-// runtimeNode is a node with a runtime: folders of conflists and plugins, and libcni's cache.
-type runtimeNode struct {
-	*node
+// runtimeMachine is a node with a runtime: directories of conflists and plugins, and libcni's
+// cache.
+type runtimeMachine struct {
+	*machine
 	confDir, binDir, cacheDir string
 	shared                    string // the container whose network namespace all have; "" if each has its own
 	cni                       *libcni.CNIConfig
@@ -41,9 +42,9 @@ func (q quick) ExecPlugin(ctx context.Context, path string, stdin []byte, env []
 	return q.RawExec.ExecPlugin(ctx, path, stdin, append(env, "GORACE="+noExitDelay))
 }
 
-func newRuntimeNode(t *testing.T) *runtimeNode {
+func newRuntimeMachine(t *testing.T) *runtimeMachine {
 	t.Helper()
-	n := &runtimeNode{node: newNode(t)}
+	n := &runtimeMachine{machine: newMachine(t)}
 	n.confDir, n.binDir, n.cacheDir = filepath.Join(n.dir, "net.d"), filepath.Join(n.dir, "bin"), filepath.Join(n.dir, "cache")
 	plugins, err := filepath.Glob(filepath.Join(n.tools, "[ct]*", "[a-z]*"))
 	for _, dir := range []string{n.confDir, n.binDir} {
@@ -74,7 +75,7 @@ func (pathFinder) FindInPath(plugin string, paths []string) (string, error) {
 }
 
 // provide writes the provider's conflist, whole.
-func (n *runtimeNode) provide(content string) string {
+func (n *runtimeMachine) provide(content string) string {
 	n.Helper()
 	path := filepath.Join(n.confDir, "10-provider.conflist")
 	err := os.WriteFile(path+".new", []byte(content), 0o644)
@@ -88,7 +89,7 @@ func (n *runtimeNode) provide(content string) string {
 }
 
 // ctl runs unwindctl install or uninstall for this runtime.
-func (n *runtimeNode) ctl(command string, args ...string) outcome {
+func (n *runtimeMachine) ctl(command string, args ...string) outcome {
 	n.Helper()
 	args = append([]string{command, "--conf-dir", n.confDir, "--bin-dir", n.binDir, "--state-dir", n.state}, args...)
 	if command == "install" {
@@ -96,10 +97,10 @@ func (n *runtimeNode) ctl(command string, args ...string) outcome {
 	} else {
 		args = append(args, "--cache-dir", n.cacheDir)
 	}
-	return n.run(home.command(n.node, filepath.Join(n.bin, "unwindctl"), args...))
+	return n.run(home.command(n.machine, filepath.Join(n.bin, "unwindctl"), args...))
 }
 
-func (n *runtimeNode) mustCtl(command string, args ...string) string {
+func (n *runtimeMachine) mustCtl(command string, args ...string) string {
 	n.Helper()
 	out := n.ctl(command, args...)
 	if out.code != 0 {
@@ -109,21 +110,29 @@ func (n *runtimeNode) mustCtl(command string, args ...string) string {
 }
 
 // first loads the conflist that containerd would take (go-cni opts.go loadFromConfDir).
-func (n *runtimeNode) first() (*libcni.NetworkConfigList, error) {
-	paths, err := plugin.Conflists(n.confDir)
+func (n *runtimeMachine) first() (*libcni.NetworkConfigList, error) {
+	paths, err := netconf.Conflists(n.confDir)
 	if err != nil || len(paths) == 0 {
 		return nil, fmt.Errorf("no conflist (%w)", err)
 	}
-	return libcni.NetworkConfFromFile(paths[0])
+	if filepath.Ext(paths[0]) == ".conflist" {
+		return libcni.NetworkConfFromFile(paths[0])
+	}
+	c, err := netconf.ReadConflist(paths[0])
+	if err != nil {
+		return nil, err
+	}
+	// the list that libcni makes of the configuration of one plugin (conf.go ConfListFromConf)
+	return libcni.NetworkConfFromBytes(fmt.Appendf(nil, `{"name": %q, "cniVersion": %q, "plugins": [%s]}`, c.Name, c.CNIVersion, c.Data))
 }
 
-func (n *runtimeNode) rt(id string) *libcni.RuntimeConf {
+func (n *runtimeMachine) rt(id string) *libcni.RuntimeConf {
 	return &libcni.RuntimeConf{ContainerID: id, NetNS: n.pin(cmp.Or(n.shared, id)), IfName: "eth0", Args: [][2]string{{"IgnoreUnknown", "1"},
 		{"K8S_POD_NAMESPACE", "default"}, {"K8S_POD_NAME", id}}}
 }
 
 // attach has the runtime attach a container to the network that it takes.
-func (n *runtimeNode) attach(id string) (*libcni.NetworkConfigList, error) {
+func (n *runtimeMachine) attach(id string) (*libcni.NetworkConfigList, error) {
 	list, err := n.first()
 	if err == nil {
 		_, err = n.cni.AddNetworkList(context.Background(), list, n.rt(id))
@@ -132,7 +141,7 @@ func (n *runtimeNode) attach(id string) (*libcni.NetworkConfigList, error) {
 }
 
 // veths returns how many there are on a bridge.
-func (n *runtimeNode) veths(bridge string) int {
+func (n *runtimeMachine) veths(bridge string) int {
 	n.Helper()
 	master, err := netlink.LinkByName(bridge)
 	links, listErr := netlink.LinkList()
@@ -148,14 +157,15 @@ func (n *runtimeNode) veths(bridge string) int {
 	return count
 }
 
-// TestUninstallReleases has pods that were added through unwind be released after the uninstall: by the provider's conflist,
-// without unwind's binary, as containerd does, and by the conflist of their ADD, as CRI-O does.
+// TestUninstallReleases has pods that were added through unwind be released after the uninstall: by
+// the provider's conflist, without unwind's binary, as containerd does, and by the conflist of
+// their ADD, as CRI-O does.
 func TestUninstallReleases(t *testing.T) {
 	t.Parallel()
 	for i, way := range []string{"containerd", "CRI-O"} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
-			n := newRuntimeNode(t)
+			n := newRuntimeMachine(t)
 			bridge := fmt.Sprintf("uninst%d", i)
 			n.removeLink(bridge)
 			pool := filepath.Join(n.dir, "ipam")
@@ -170,7 +180,7 @@ func TestUninstallReleases(t *testing.T) {
 				t.Fatalf("ADD: %v, %v, journal %v, %d veths", err, statErr, n.ids(), n.veths(bridge))
 			}
 
-			if out := n.mustCtl("uninstall"); !strings.Contains(out, "kept: ") || !strings.Contains(out, "1 attachment, 0 owed a DEL") {
+			if out := n.mustCtl("uninstall"); !strings.Contains(out, "kept: ") || !strings.Contains(out, "1 attachment, 0 with pending DELs") {
 				t.Errorf("uninstall: %s", out)
 			}
 			rt := n.rt("a")
@@ -210,9 +220,10 @@ func TestUninstallReleases(t *testing.T) {
 	}
 }
 
-// provided is a provider that rewrites its conflist, each time with an instance "vN" of the faulty plugin.
+// provided is a provider that rewrites its conflist, each time with an instance "vN" of the faulty
+// plugin.
 type provided struct {
-	*runtimeNode
+	*runtimeMachine
 	path           string
 	begun, written atomic.Int64 // the last N whose write has begun, and ended
 	failed         atomic.Int64 // ADDs
@@ -244,8 +255,8 @@ func (r *provided) inParts(n int64, between func()) {
 	}
 }
 
-// rewrite writes the content 50 times, each second time in parts. During and after some of those it attaches a container
-// itself: the first must fail, and the second use what was written.
+// rewrite writes the content 50 times, each second time in parts. During and after some of those it
+// attaches a container itself: the first must fail, and the second use what was written.
 func (r *provided) rewrite() {
 	for n := int64(1); n <= 50; n++ {
 		r.begun.Store(n)
@@ -309,15 +320,16 @@ func (r *provided) try() (ok bool, used int64) {
 	return true, used
 }
 
-// TestProviderRewrites has a provider rewrite its conflist while pods are added and unwind's is kept up to date.
+// TestProviderRewrites has a provider rewrite its conflist while pods are added and unwind's is
+// kept up to date.
 func TestProviderRewrites(t *testing.T) {
 	t.Parallel()
-	r := &provided{runtimeNode: newRuntimeNode(t)}
+	r := &provided{runtimeMachine: newRuntimeMachine(t)}
 	r.shared = "all"
 	r.netns(r.shared)
 	r.path = r.provide(r.content(0))
 	r.mustCtl("install")
-	i := installation{ConfDir: r.confDir, BinDir: r.binDir, Binary: filepath.Join(r.bin, "unwind")}
+	i := install.Setup{ConfDir: r.confDir, BinDir: r.binDir, Binary: filepath.Join(r.bin, "unwind")}
 	var group sync.WaitGroup
 	done := make(chan struct{})
 	repeat := func(do func()) {
@@ -337,7 +349,7 @@ func TestProviderRewrites(t *testing.T) {
 		repeat(func() { r.try() })
 	}
 	repeat(func() {
-		changed, err := i.writeConflist()
+		changed, err := i.WriteConflist()
 		if err != nil {
 			refused++
 			if !strings.Contains(err.Error(), "not valid JSON") {
@@ -355,13 +367,13 @@ func TestProviderRewrites(t *testing.T) {
 	if data, err := os.ReadFile(r.path); err != nil || string(data) != r.content(50) {
 		t.Errorf("the provider's file: %v\n%s", err, data)
 	}
-	if _, err := i.writeConflist(); err != nil {
+	if _, err := i.WriteConflist(); err != nil {
 		t.Error(err)
 	}
 	if ok, used := r.try(); !ok || used != 50 {
 		t.Errorf("at the end an ADD used v%d (ok: %t)", used, ok)
 	}
-	if _, err := i.writeConflist(); err != nil {
+	if _, err := i.WriteConflist(); err != nil {
 		t.Error(err)
 	}
 	t.Logf("%d ADDs, %d of them failed; unwind's conflist was written %d times, and %d times could not be", r.added.Load(), r.failed.Load(), writes, refused)
@@ -370,9 +382,10 @@ func TestProviderRewrites(t *testing.T) {
 	}
 }
 
-// installed sees that whatever an install has left, the runtime's network works: unwind's conflist is there only with a binary
-// that runs, and what lies about is nothing that a runtime loads. It says whether unwind is in use.
-func (n *runtimeNode) installed(id string) bool {
+// installed sees that whatever an install has left, the runtime's network works: unwind's conflist
+// is there only with a binary that runs, and what lies about is nothing that a runtime loads. It
+// says whether unwind is in use.
+func (n *runtimeMachine) installed(id string) bool {
 	n.Helper()
 	list, err := n.first()
 	if err != nil {
@@ -388,8 +401,8 @@ func (n *runtimeNode) installed(id string) bool {
 	return list.Plugins[0].Network.Type == "unwind"
 }
 
-// mount puts a file system over a folder whose content it takes along.
-func (n *runtimeNode) mount(dir, options string, flags uintptr) {
+// mount puts a file system over a directory whose content it takes along.
+func (n *runtimeMachine) mount(dir, options string, flags uintptr) {
 	n.Helper()
 	old := dir + ".old"
 	err := os.Rename(dir, old)
@@ -403,7 +416,7 @@ func (n *runtimeNode) mount(dir, options string, flags uintptr) {
 		n.Fatal(err)
 	}
 	n.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
-	n.must(home.command(n.node, "cp", "-a", old+"/.", dir))
+	n.must(home.command(n.machine, "cp", "-a", old+"/.", dir))
 	if flags != 0 {
 		if err := unix.Mount("none", dir, "", unix.MS_REMOUNT|flags, options); err != nil {
 			n.Fatal(err)
@@ -411,8 +424,8 @@ func (n *runtimeNode) mount(dir, options string, flags uintptr) {
 	}
 }
 
-// listing returns what is in the folders of the runtime, a file in one line.
-func (n *runtimeNode) listing() []string {
+// listing returns what is in the directories of the runtime, a file in one line.
+func (n *runtimeMachine) listing() []string {
 	n.Helper()
 	var lines []string
 	for _, dir := range []string{n.confDir, n.binDir} {
@@ -431,38 +444,38 @@ func (n *runtimeNode) listing() []string {
 	return lines
 }
 
-// TestInstallFails has each folder refuse to be written to, for a first install and for a later one: the network works as
-// before, and nothing lies about.
+// TestInstallFails has each directory refuse to be written to, for a first install and for a later
+// one: the network works as before, and nothing lies about.
 func TestInstallFails(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		name    string
-		folder  func(*runtimeNode) string
-		options string
-		flags   uintptr
-		fill    bool
-		before  bool // unwind is in use already, and has to be changed
-		want    string
-		binary  bool // it is left, of no use and no harm
+		name      string
+		directory func(*runtimeMachine) string
+		options   string
+		flags     uintptr
+		fill      bool
+		before    bool // unwind is in use already, and has to be changed
+		want      string
+		binary    bool // it is left, of no use and no harm
 	}{
-		{"plugins read-only", func(n *runtimeNode) string { return n.binDir }, "", unix.MS_RDONLY, false, false, "nothing was changed: ", false},
-		{"plugins full", func(n *runtimeNode) string { return n.binDir }, "size=256k", 0, false, false, "no space left on device", false},
-		{"conflists read-only", func(n *runtimeNode) string { return n.confDir }, "", unix.MS_RDONLY, false, false,
+		{"plugins read-only", func(n *runtimeMachine) string { return n.binDir }, "", unix.MS_RDONLY, false, false, "nothing was changed: ", false},
+		{"plugins full", func(n *runtimeMachine) string { return n.binDir }, "size=256k", 0, false, false, "no space left on device", false},
+		{"conflists read-only", func(n *runtimeMachine) string { return n.confDir }, "", unix.MS_RDONLY, false, false,
 			"the network is as it was, unwind is not in use: ", true},
-		{"conflists full", func(n *runtimeNode) string { return n.confDir }, "size=16k", 0, true, false, "no space left on device", true},
-		{"conflists full, one there", func(n *runtimeNode) string { return n.confDir }, "size=16k", 0, true, true, "no space left on device", true},
+		{"conflists full", func(n *runtimeMachine) string { return n.confDir }, "size=16k", 0, true, false, "no space left on device", true},
+		{"conflists full, one there", func(n *runtimeMachine) string { return n.confDir }, "size=16k", 0, true, true, "no space left on device", true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			n := newRuntimeNode(t)
+			n := newRuntimeMachine(t)
 			n.provide(fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "plugins": [{"type": "faulty", "dir": %q}]}`, network, n.dir))
 			if c.before {
 				n.mustCtl("install")
 			}
-			n.mount(c.folder(n), c.options, c.flags)
+			n.mount(c.directory(n), c.options, c.flags)
 			if c.fill { // also what is too small for anything else
 				full := filepath.Join(n.confDir, "full")
-				n.run(home.command(n.node, "dd", "if=/dev/zero", "of="+full, "bs=1k"))
+				n.run(home.command(n.machine, "dd", "if=/dev/zero", "of="+full, "bs=1k"))
 			}
 			before := n.listing()
 			out := n.ctl("install", "--observe")
@@ -489,7 +502,7 @@ func TestInstallFails(t *testing.T) {
 // TestInstallKilled kills an install, first or repeated, at many moments. It is not power loss.
 func TestInstallKilled(t *testing.T) {
 	t.Parallel()
-	n := newRuntimeNode(t)
+	n := newRuntimeMachine(t)
 	n.provide(fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "plugins": [{"type": "faulty", "dir": %q}]}`, network, n.dir))
 	begin := time.Now()
 	n.mustCtl("install")
@@ -498,7 +511,7 @@ func TestInstallKilled(t *testing.T) {
 	const tries = 16
 	inUse := 0
 	for i := range tries {
-		cmd := home.command(n.node, filepath.Join(n.bin, "unwindctl"), "install", "--conf-dir", n.confDir, "--bin-dir", n.binDir,
+		cmd := home.command(n.machine, filepath.Join(n.bin, "unwindctl"), "install", "--conf-dir", n.confDir, "--bin-dir", n.binDir,
 			"--state-dir", n.state, "--binary", filepath.Join(n.bin, "unwind"))
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
@@ -517,36 +530,5 @@ func TestInstallKilled(t *testing.T) {
 	n.mustCtl("install")
 	if !n.installed("last") {
 		t.Error("an install after those that were killed is not in use")
-	}
-}
-
-// TestFollowsCapabilities has the union be of those that are on.
-func TestFollowsCapabilities(t *testing.T) {
-	t.Parallel()
-	n := newRuntimeNode(t)
-	i := installation{ConfDir: n.confDir, BinDir: n.binDir}
-	for _, c := range []struct{ plugins, want string }{
-		{`{"type": "a", "capabilities": {"ips": true, "mac": false}}, {"type": "b", "capabilities": {"mac": true}}`, `{"ips":true,"mac":true}`},
-		{`{"type": "a", "capabilities": {"mac": false}}`, `null`},
-		{`{"type": "a"}`, `null`},
-		{`{"type": "b", "capabilities": {"mac": true}}`, `{"mac":true}`},
-	} {
-		n.provide(fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "plugins": [%s]}`, network, c.plugins))
-		if _, err := i.writeConflist(); err != nil {
-			t.Fatal(err)
-		}
-		list, err := n.first()
-		if err != nil {
-			t.Fatal(err)
-		}
-		var entry struct {
-			Capabilities json.RawMessage `json:"capabilities"`
-		}
-		if err := json.Unmarshal(list.Plugins[0].Bytes, &entry); err != nil {
-			t.Fatal(err)
-		}
-		if got := string(entry.Capabilities); got != c.want && (got != "" || c.want != "null") {
-			t.Errorf("%s: %s, want %s", c.plugins, got, c.want)
-		}
 	}
 }

@@ -16,14 +16,14 @@ import (
 	"testing"
 	"time"
 
+	"cni-unwind/cmd/unwindctl/internal/nodetest"
 	"cni-unwind/journal"
-	"cni-unwind/plugin"
 )
 
 // secret is in every configuration, and in CNI_ARGS: no output and no log may have it.
-const secret = "s3cret"
+const secret = nodetest.Secret
 
-// looks are the commands that change nothing. CONF stands for the folder of conflists.
+// looks are the commands that change nothing. CONF stands for the directory of conflists.
 var looks = [][]string{
 	{"list"}, {"list", "--json"}, {"list", "--network", network},
 	{"show", "stuck"}, {"show", "live", "--json"}, {"show", "10.9.0.99"}, {"show", "default/many"}, {"show", "nobody"},
@@ -32,9 +32,10 @@ var looks = [][]string{
 	{"forget", "stuck"}, {"forget", "live"}, {"forget", "--network", network, "--dead"},
 }
 
-// crowd gives a node what there is to look at: a live attachment and many more of one pod, one whose DEL fails, one that is
-// damaged, a pool with a stray reservation, and a history. It returns the folder of conflists.
-func (n *node) crowd(many int) (confDir string) {
+// crowd gives a node what there is to look at: a live attachment and many more of one pod, one
+// whose DEL fails, one that is damaged, a pool with a stray reservation, and a history. It returns
+// the directory of conflists.
+func (n *machine) crowd(many int) (confDir string) {
 	n.Helper()
 	n.chain = fmt.Sprintf(`{"type": "faulty", "dir": %q, "instance": "p", "password": %q, "ipam": {"type": "host-local",
 		"subnet": "10.9.0.0/24", "dataDir": %q}}`, n.dir, secret, filepath.Join(n.dir, "ipam"))
@@ -50,7 +51,7 @@ func (n *node) crowd(many int) (confDir string) {
 	n.verb(home, "ADD", "stuck", n.pin("stuck"))
 	n.plan(nil)
 	if e := n.entry("stuck"); e == nil || e.State != journal.Unwinding {
-		n.Fatalf("the journal has %+v, want one that owes a DEL", e)
+		n.Fatalf("the journal has %+v, want one with a pending DEL", e)
 	}
 	err = errors.Join(err, os.WriteFile(filepath.Join(n.dir, "ipam", network, "10.9.0.99"), []byte("stranger"), 0o600))
 	err = errors.Join(err, n.store.Update(context.Background(), func(tx *journal.Tx) error {
@@ -78,8 +79,8 @@ func (n *node) crowd(many int) (confDir string) {
 	return confDir
 }
 
-// ctl is unwindctl with the node's folders.
-func (n *node) ctl(confDir string, args ...string) *exec.Cmd {
+// ctl is unwindctl with the node's directories.
+func (n *machine) ctl(confDir string, args ...string) *exec.Cmd {
 	args = append(slices.Clone(args), "--state-dir", n.state)
 	if slices.Contains([]string{"show", "ipam", "metrics", "sweep"}, args[0]) {
 		args = append(args, "--conf-dir", confDir)
@@ -87,8 +88,8 @@ func (n *node) ctl(confDir string, args ...string) *exec.Cmd {
 	return home.command(n, filepath.Join(n.bin, "unwindctl"), args...)
 }
 
-// snapshot is all of some folders: names, modes, times and content.
-func (n *node) snapshot(dirs ...string) string {
+// snapshot is all of some directories: names, modes, times and content.
+func (n *machine) snapshot(dirs ...string) string {
 	n.Helper()
 	var text strings.Builder
 	for _, dir := range dirs {
@@ -115,10 +116,11 @@ func (n *node) snapshot(dirs ...string) string {
 	return text.String()
 }
 
-// TestLooking: what looks changes not one byte, no time and no name, and none of the secrets is seen.
+// TestLooking: what looks changes not one byte, no time and no name, and none of the secrets is
+// seen.
 func TestLooking(t *testing.T) {
 	t.Parallel()
-	n := newNode(t)
+	n := newMachine(t)
 	confDir := n.crowd(3)
 	damaged := journal.Key{Network: network, ContainerID: "damaged", IfName: "eth0"}
 	n.add(home, "damaged", n.pin("damaged"))
@@ -169,10 +171,11 @@ func wantDocument(t *testing.T, args []string, text string) {
 	}
 }
 
-// TestNoLockWhilePrinting has the output of each command go to a full pipe that nobody reads: an ADD is not kept waiting.
+// TestNoLockWhilePrinting has the output of each command go to a full pipe that nobody reads: an
+// ADD is not kept waiting.
 func TestNoLockWhilePrinting(t *testing.T) {
 	t.Parallel()
-	n := newNode(t)
+	n := newMachine(t)
 	confDir := n.crowd(300)
 	plans := [][]string{
 		{"list"}, {"list", "--json"}, {"show", "default/many"}, {"history"}, {"history", "--json"}, {"ipam", "--json"},
@@ -242,7 +245,7 @@ func writing(pid int) bool {
 }
 
 // entry returns that of a container, or nil.
-func (n *node) entry(id string) *journal.Entry {
+func (n *machine) entry(id string) *journal.Entry {
 	n.Helper()
 	for _, e := range n.entries() {
 		if e.ContainerID == id {
@@ -250,35 +253,4 @@ func (n *node) entry(id string) *journal.Entry {
 		}
 	}
 	return nil
-}
-
-// TestSentences has what no script can show: times, which go on.
-func TestSentences(t *testing.T) {
-	t.Parallel()
-	a := &attachment{Network: network, ContainerID: "c", IfName: "eth0", State: journal.Removing, Steps: []step{
-		{Plugin: "calico", Attempts: 1, LastError: "no route.", LastCode: 11, retry: 20 * time.Second},
-		{Plugin: "old", Attempts: 2, LastError: "of another boot", retry: time.Hour, Again: true, repeat: time.Hour},
-		{Plugin: "killed", Attempts: 1, Again: true, repeat: 10 * time.Minute},
-		{Plugin: "gone", Attempts: 1, Parked: true},
-	}}
-	a.Addresses = []netip.Addr{netip.MustParseAddr("10.9.0.2")}
-	for thisBoot, want := range map[bool]string{
-		true:  "killed was killed while it worked, and something behind it may have gone on: its DEL is run once more, in 10m. No sweep does it sooner.",
-		false: "killed was killed while it worked, and something behind it may have gone on: the next sweep runs its DEL once more.",
-	} {
-		got := owedSentences(a, thisBoot, []attachment{*a})
-		for _, want := range []string{
-			"The DEL of calico has failed 1 time, the last time with code 11: no route. It is tried again in 20s.",
-			"The DEL of old has failed 2 times, the last time with code 0: of another boot. The next sweep tries it again.",
-			"The DEL of gone waits, for it would take the rules of the address's new owner. It is run once that one is gone.", want,
-		} {
-			if !slices.Contains(got, want) {
-				t.Errorf("this boot %t: no %q in\n%s", thisBoot, want, strings.Join(got, "\n"))
-			}
-		}
-	}
-	locked := &plugin.Finding{Fate: plugin.Unknown, Reason: "its lock cannot be looked at"}
-	if got := summary(a, locked, nil); !strings.HasPrefix(got[0], "10.9.0.2 is held by container c, interface eth0 ") {
-		t.Errorf("%q", got)
-	}
 }

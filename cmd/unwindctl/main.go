@@ -1,11 +1,23 @@
-// Command unwindctl is the operator's program: it shows what unwind's journal holds, and releases what is dead.
+// Command unwindctl is the operator's program: it shows what unwind's journal holds, and releases
+// what is dead.
+//
+// This package has the command lines, one file a command. The packages below internal do the work.
+// Each uses only packages above it in this list:
+//
+//	term     texts, tables, formats, usage errors, hints
+//	durable  files that are replaced and removed for good
+//	node     the runtimes of a node, and where each keeps what
+//	wrap     a chain moved into unwind's entry, and back
+//	inspect  attachments and pools, and sentences about them
+//	install  the plan of an install, and how it is carried out
+//	doctor   what is wrong on a node
+//	metrics  for Prometheus
+//	agent    unwindctl run
 package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/signal"
 	"runtime"
@@ -14,134 +26,92 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"cni-unwind/journal"
+	"cni-unwind/cmd/unwindctl/internal/install"
+	"cni-unwind/cmd/unwindctl/internal/term"
 )
 
-// version is set by the linker.
-var version = "dev"
-
-// init keeps the main thread for this goroutine: where that thread is, the process is for others, see stay.
+// init keeps the main thread for this goroutine. Other processes see the namespaces of that thread
+// as those of this process, see install.EnterHost.
 func init() { runtime.LockOSThread() }
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT,
+		syscall.SIGHUP)
 	context.AfterFunc(ctx, stop) // a second signal ends the program at once
 	err := rootCommand().ExecuteContext(ctx)
 	if err != nil && err.Error() != "" {
 		fmt.Fprintf(os.Stderr, "error: %s\n", strings.ReplaceAll(err.Error(), "\n", "\nerror: "))
-		if hint := hintFor(err); hint != "" {
+		if hint := term.HintFor(err); hint != "" {
 			fmt.Fprintf(os.Stderr, "hint: %s\n", hint)
 		}
 	}
 	os.Exit(exitCode(ctx, err))
 }
 
-// The exit codes, of which doctor has two more.
-const (
-	exitError       = 1 // something could not be done, or is left to do
-	exitUsage       = 2 // the command line is wrong: nothing was done
-	exitInterrupted = 130
-)
-
-func exitCode(ctx context.Context, err error) int {
-	var usage usageError
-	var coded interface{ ExitCode() int }
-	switch {
-	case err == nil:
-		return 0
-	case errors.As(err, &usage):
-		return exitUsage
-	case errors.As(err, &coded):
-		return coded.ExitCode()
-	case ctx.Err() != nil:
-		return exitInterrupted
-	}
-	return exitError
-}
-
-// usageError is an error in the command line.
-type usageError struct{ error }
-
-// hintFor says what to do about an error that does not say so itself, or nothing.
-func hintFor(err error) string {
-	var damaged *journal.DamagedError
-	var usage usageError
-	var hinting interface{ Hint() string }
-	switch {
-	case errors.As(err, &hinting):
-		return hinting.Hint()
-	case errors.As(err, &usage):
-		return "unwindctl --help lists the commands, unwindctl COMMAND --help the flags of one"
-	case errors.Is(err, fs.ErrPermission):
-		return "the journal is root's; run this as root"
-	case errors.Is(err, journal.ErrDamaged):
-		return "the next ADD, DEL or sweep of unwind's sets the file aside, keeps it, and begins a new one; pods that run are not touched"
-	case errors.Is(err, journal.ErrBusy):
-		return "another program has held the journal for some seconds; try again"
-	case errors.As(err, &damaged):
-		return "its next ADD or DEL writes over it; the DEL goes by what the runtime sends"
-	}
-	return ""
-}
-
 func rootCommand() *cobra.Command {
 	var host bool
 	root := &cobra.Command{
-		Use:   "unwindctl",
-		Short: "Operate the CNI plugin unwind: see what it keeps and why, release what is dead, install it, switch it off",
-		Long: "Operate the CNI plugin unwind: see what it keeps and why, release what is dead, install it, switch it off.\n\n" +
-			"Results go to stdout; errors, each with a hint where there is one, to stderr. --json prints an object with a version, which\n" +
-			"is 1: keys may be added within a version, none is removed or changes its meaning.\n\n" +
+		Use: "unwindctl",
+		Short: "Operate the CNI plugin unwind: see what it keeps and why, release what is dead, " +
+			"install it, switch it off",
+		Long: "Operate the CNI plugin unwind: see what it keeps and why, release what is dead,\n" +
+			"install it, switch it off.\n\n" +
+			"Results go to stdout; errors, each with a hint where there is one, to stderr.\n" +
+			"The formats of -o:\n" +
+			"  table  on a terminal it fits the width: texts that end in … are cut, and\n" +
+			"         columns may be left out; elsewhere it is whole\n" +
+			"  wide   all columns, nothing is cut\n" +
+			"  json   an object with a version, which is 1: keys may be added within a\n" +
+			"         version, none is removed or changes its meaning; --json is the same\n" +
+			"  name   arguments for show, sweep and forget, one a line\n" +
+			"  line   doctor: the worst that it finds, in one line\n\n" +
 			"Every command can be cut off at any time, and be run again. The exit codes:\n" +
 			"  0    done\n" +
 			"  1    something could not be done, or is left to do\n" +
 			"  2    the command line is wrong; nothing was done\n" +
-			"  3    doctor: the worst is a warning\n" +
-			"  4    doctor: the worst is an error\n" +
+			"  3    doctor: the worst is a warning (with --fail-on 0 or 1)\n" +
+			"  4    doctor: the worst is an error (with --fail-on 1)\n" +
 			"  130  interrupted",
-		Args:          noArgs,
+		Example: "  unwindctl doctor\n" +
+			"  unwindctl show default/web-0\n" +
+			"  unwindctl sweep --dry-run",
+		Version:       version,
+		Args:          oneCommand,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			if host {
-				return enterHost(cmd.Context(), cmd.Name() == "run")
+				return install.EnterHost(cmd.Context(), cmd.Name() == "run")
 			}
 			return nil
 		},
 	}
-	root.PersistentFlags().BoolVar(&host, "host", false, "from a container with hostPID: enter the host's mount and network namespaces first")
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.PersistentFlags().BoolVar(&host, "host", false,
+		"from a container with hostPID: enter the host's mount and network namespaces first")
+	root.Flags().Bool("version", false, "print the version of this program")
+	root.SetVersionTemplate("unwindctl {{.Version}}\n")
+	root.SuggestionsMinimumDistance = 2
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return term.Usage("%w", err) })
 	for _, group := range []struct {
 		id, title string
 		commands  []*cobra.Command
 	}{
-		{"look", "See what is going on:", []*cobra.Command{doctorCommand(), listCommand(), showCommand(), historyCommand(), ipamCommand(), metricsCommand()}},
+		{"look", "See what is going on:", []*cobra.Command{doctorCommand(), listCommand(),
+			showCommand(), historyCommand(), ipamCommand(), metricsCommand()}},
 		{"act", "Release what is dead:", []*cobra.Command{sweepCommand(), forgetCommand()}},
-		{"install", "Install and switch off:", []*cobra.Command{installCommand(), uninstallCommand(), runCommand(), wrapCommand(), unwrapCommand()}},
+		{"install", "Install and switch off:", []*cobra.Command{installCommand(),
+			uninstallCommand(), runCommand(), wrapCommand(), unwrapCommand()}},
 	} {
 		root.AddGroup(&cobra.Group{ID: group.id, Title: group.title})
 		for _, cmd := range group.commands {
 			cmd.GroupID = group.id
+			if !strings.Contains(cmd.Use, " ") { // it takes no argument
+				cmd.ValidArgsFunction = cobra.NoFileCompletions
+			}
 			root.AddCommand(cmd)
 		}
 	}
 	root.AddCommand(versionCommand())
 	return root
-}
-
-// oneArg is what commands about one thing take.
-func oneArg(cmd *cobra.Command, args []string) error {
-	if len(args) != 1 {
-		return usageError{fmt.Errorf("%s takes one argument: %s", cmd.CommandPath(), strings.TrimPrefix(cmd.Use, cmd.Name()+" "))}
-	}
-	return nil
-}
-
-// noArgs is what most commands take.
-func noArgs(cmd *cobra.Command, args []string) error {
-	if err := cobra.NoArgs(cmd, args); err != nil {
-		return usageError{err}
-	}
-	return nil
 }

@@ -18,7 +18,8 @@ import (
 	"cni-unwind/plugin"
 )
 
-// wantMetrics has every metric with its type and labels. What monitoring is built on is not renamed.
+// wantMetrics has every metric with its type and labels. What monitoring is built on is not
+// renamed.
 const wantMetrics = `unwind_attachments GAUGE network state
 unwind_build_info GAUGE goversion version
 unwind_degraded_operations_total COUNTER reason verb
@@ -30,14 +31,20 @@ unwind_pending_deletes GAUGE network plugin
 unwind_rollbacks_total COUNTER plugin result
 unwind_sweep_last_success_timestamp_seconds GAUGE
 unwind_swept_attachments_total COUNTER reason
+unwind_unproven_deletes GAUGE network plugin
 `
 
 // counted is a node that has something for every metric.
-func counted(t *testing.T) (n *node, confDir string) {
-	n = newNode(t)
+func counted(t *testing.T) (n *machine, confDir string) {
+	n = newMachine(t)
 	confDir = n.crowd(3)
 	err := n.store.Update(context.Background(), func(tx *journal.Tx) error {
-		return errors.Join(tx.Count(plugin.CountRollbacks, "p", "complete"), tx.Count(plugin.CountSwept, "cut-off"),
+		stuck, err := tx.Get(journal.Key{Network: network, ContainerID: "stuck", IfName: "eth0"})
+		if err != nil {
+			return err
+		}
+		stuck.Newest().Steps[0].Unproven = "its address is not free"
+		return errors.Join(tx.Put(stuck), tx.Count(plugin.CountRollbacks, "p", "complete"), tx.Count(plugin.CountSwept, "cut-off"),
 			tx.Count(plugin.CountDuplicates), tx.Count(plugin.CountDegraded, "ADD", "busy"), tx.SetCounter(1, plugin.LastSweep))
 	})
 	if err != nil {
@@ -46,8 +53,8 @@ func counted(t *testing.T) (n *node, confDir string) {
 	return n, confDir
 }
 
-// TestMetrics: they are those that are promised, of names and help that Prometheus's own linter finds well, and no label names a pod,
-// a container or an address.
+// TestMetrics: they are those that are promised, of names and help that Prometheus's own linter
+// finds well, and no label names a pod, a container or an address.
 func TestMetrics(t *testing.T) {
 	t.Parallel()
 	n, confDir := counted(t)
@@ -71,7 +78,7 @@ func TestMetrics(t *testing.T) {
 		for _, m := range f.GetMetric() {
 			for _, l := range m.GetLabel() {
 				if strings.Contains(l.GetValue(), n.dir) {
-					continue // the folder of a pool
+					continue // the directory of a pool
 				}
 				for _, word := range []string{"live", "stuck", "stranger", "many", "default", "eth0", "10.9.0."} {
 					if strings.Contains(l.GetValue(), word) && l.GetName() != "state" {
@@ -87,7 +94,8 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestTextfile has a reader look all the time at a file that is written again and again: it sees it whole, or not at all.
+// TestTextfile has a reader look all the time at a file that is written again and again: it sees it
+// whole, or not at all.
 func TestTextfile(t *testing.T) {
 	t.Parallel()
 	n, confDir := counted(t)
@@ -133,7 +141,8 @@ func TestTextfile(t *testing.T) {
 	}
 }
 
-// TestMetricsOfAnotherRelease: what the journal's counters have of a later release does not fail the rest.
+// TestMetricsOfAnotherRelease: what the journal's counters have of a later release does not fail
+// the rest.
 func TestMetricsOfAnotherRelease(t *testing.T) {
 	t.Parallel()
 	n, confDir := counted(t)

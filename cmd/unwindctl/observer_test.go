@@ -11,11 +11,11 @@ import (
 	"testing"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin"
+	"cni-unwind/plugin/netconf"
 )
 
-// elsewhere are the namespaces in which an operator, or an agent in a pod, may look at a journal of the host. setup has the
-// pins of network namespaces in $PINS.
+// elsewhere are the namespaces in which an operator, or an agent in a pod, may look at a journal of
+// the host. setup has the pins of network namespaces in $PINS.
 var elsewhere = []struct {
 	name  string
 	flags []string // of unshare
@@ -37,8 +37,8 @@ var elsewhere = []struct {
 		`umount -l "$PINS"/* && echo 0123456789abcdef0123456789abcdef >"$PINS.id" && mount --bind "$PINS.id" /etc/machine-id`, false},
 }
 
-// TestElsewhere: of what was added in other namespaces nothing can be told, and nothing is done. Neither on the host of what
-// was added in a container.
+// TestElsewhere: of what was added in other namespaces nothing can be told, and nothing is done.
+// Neither on the host of what was added in a container.
 func TestElsewhere(t *testing.T) {
 	t.Parallel()
 	for _, c := range elsewhere {
@@ -53,7 +53,7 @@ func TestElsewhere(t *testing.T) {
 						t.Skip("this kernel has no time namespaces")
 					}
 				}
-				n := newNode(t)
+				n := newMachine(t)
 				n.netns("gone", "there")
 				enter := c.enter
 				if enter == nil {
@@ -68,6 +68,7 @@ func TestElsewhere(t *testing.T) {
 					n.addKinds(home)
 					n.addEarlier()
 					n.leftAlone(there)
+					n.leftAlone(there.confined())
 					n.damagedStays(there)
 					n.judged(home)
 					return
@@ -83,8 +84,20 @@ func TestElsewhere(t *testing.T) {
 	}
 }
 
-// addKinds adds an attachment of each kind: live, with its network namespace there and gone, and in each other state.
-func (n *node) addKinds(where place) {
+// TestConfinedSweep: a sweep that may not inspect the other processes, process 1 among them,
+// releases what is dead, also what is of an earlier boot.
+func TestConfinedSweep(t *testing.T) {
+	t.Parallel()
+	n := newMachine(t)
+	n.netns("gone", "there")
+	n.addKinds(home)
+	n.addEarlier()
+	n.judged(home.confined())
+}
+
+// addKinds adds an attachment of each kind: live, with its network namespace there and gone, and in
+// each other state.
+func (n *machine) addKinds(where place) {
 	n.Helper()
 	n.add(where, "there", n.pin("there"))
 	n.add(where, "gone", n.pin("gone"))
@@ -118,14 +131,15 @@ func (n *node) addKinds(where place) {
 }
 
 // addEarlier adds an attachment and makes it one of an earlier boot.
-func (n *node) addEarlier() {
+func (n *machine) addEarlier() {
 	n.Helper()
 	n.add(home, "earlier", n.pin("there"))
 	n.edit("earlier", func(e *journal.Entry) { e.Newest().Host.BootID = "earlier" })
 }
 
-// leftAlone sees that a sweep there changes nothing, and says of every attachment that it knows nothing, and why.
-func (n *node) leftAlone(where place) {
+// leftAlone sees that a sweep there changes nothing, and says of every attachment that it knows
+// nothing, and why.
+func (n *machine) leftAlone(where place) {
 	n.Helper()
 	before, dels := n.file(), n.calls("DEL")
 	ids := n.ids()
@@ -151,8 +165,9 @@ func (n *node) leftAlone(where place) {
 	}
 }
 
-// damagedStays sees that a journal which is damaged is told there, and neither set aside nor changed.
-func (n *node) damagedStays(where place) {
+// damagedStays sees that a journal which is damaged is told there, and neither set aside nor
+// changed.
+func (n *machine) damagedStays(where place) {
 	n.Helper()
 	whole := n.file()
 	damaged := bytes.Clone(whole)
@@ -172,7 +187,7 @@ func (n *node) damagedStays(where place) {
 }
 
 // judged sees that a sweep there releases all that is dead, and keeps what lives.
-func (n *node) judged(where place) {
+func (n *machine) judged(where place) {
 	n.Helper()
 	out := n.sweep(where)
 	if ids := n.ids(); out.code != 0 || !slices.Equal(ids, []string{"there"}) {
@@ -185,7 +200,7 @@ func (n *node) judged(where place) {
 }
 
 // file returns the bytes of the journal.
-func (n *node) file() []byte {
+func (n *machine) file() []byte {
 	n.Helper()
 	data, err := os.ReadFile(n.store.Path())
 	if err != nil {
@@ -194,7 +209,7 @@ func (n *node) file() []byte {
 	return data
 }
 
-func (n *node) writeFile(data []byte) {
+func (n *machine) writeFile(data []byte) {
 	n.Helper()
 	if err := os.WriteFile(n.store.Path(), data, 0o600); err != nil {
 		n.Fatal(err)
@@ -202,11 +217,11 @@ func (n *node) writeFile(data []byte) {
 }
 
 // listOf writes a list of what is attached and returns its path.
-func (n *node) listOf(ids ...string) string {
+func (n *machine) listOf(ids ...string) string {
 	n.Helper()
-	valid := []plugin.Attachment{}
+	valid := []netconf.Attachment{}
 	for _, id := range ids {
-		valid = append(valid, plugin.Attachment{ContainerID: id, IfName: "eth0"})
+		valid = append(valid, netconf.Attachment{ContainerID: id, IfName: "eth0"})
 	}
 	data, err := json.Marshal(valid)
 	path := filepath.Join(n.dir, "list.json")

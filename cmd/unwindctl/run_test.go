@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -20,106 +21,32 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"cni-unwind/cmd/unwindctl/internal/agent"
+	"cni-unwind/cmd/unwindctl/internal/durable"
+	"cni-unwind/cmd/unwindctl/internal/install"
+	"cni-unwind/cmd/unwindctl/internal/nodetest"
 	"cni-unwind/journal"
-	"cni-unwind/plugin"
+	"cni-unwind/plugin/netconf"
 )
 
-// fakePlugin is a plugin to install that says it is unwind.
-const fakePlugin = `#!/bin/sh
-case $CNI_COMMAND in
-VERSION) echo '{"cniVersion": "1.0.0", "supportedVersions": ["1.0.0"]}' ;;
-*) echo "unwind under test" >&2 ;;
-esac
-exit 0
-`
-
-func (n *node) confDir() string        { return filepath.Join(n.dir, "net.d") }
-func (n *node) binDir() string         { return filepath.Join(n.dir, "plugins") }
-func (n *node) own() string            { return filepath.Join(n.confDir(), ownFile) }
-func (n *node) inConf(f string) string { return filepath.Join(n.confDir(), f) }
-
-// newAgentNode is a node with a runtime's folders, a plugin to install, and a provider's file.
-func newAgentNode(t *testing.T) *node {
+// newAgentMachine is a node with a runtime's directories, a plugin to install, and a provider's
+// file.
+func newAgentMachine(t *testing.T) *machine {
 	t.Helper()
-	n := newNode(t)
-	for _, dir := range []string{n.confDir(), n.binDir()} {
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	n.write(filepath.Join(n.dir, "unwind"), fakePlugin)
-	n.write(n.inConf("10-bridge.conflist"), conflistOf(network, "portMappings"))
+	n := newMachine(t)
+	n.Dirs = nodetest.NewDirs(t, n.dir)
 	return n
 }
 
-func (n *node) write(path, content string) {
-	n.Helper()
-	if err := os.WriteFile(path, []byte(content), 0o755); err != nil {
-		n.Fatal(err)
-	}
-}
-
-// rename puts a file in place as a careful provider does.
-func (n *node) rename(path, content string) {
-	n.Helper()
-	n.write(path+".new", content)
-	if err := os.Rename(path+".new", path); err != nil {
-		n.Fatal(err)
-	}
-}
-
-func (n *node) remove(path string) {
-	n.Helper()
-	if err := os.Remove(path); err != nil {
-		n.Fatal(err)
-	}
-}
-
-// conflistOf is a provider's file of a network, whose chain has these capabilities.
-func conflistOf(name string, capabilities ...string) string {
-	has := map[string]bool{}
-	for _, c := range capabilities {
-		has[c] = true
-	}
-	return string(raw(map[string]any{"cniVersion": "1.0.0", "name": name, "plugins": []any{
-		map[string]any{"type": "bridge", "bridge": "unwindctl1", "password": secret},
-		map[string]any{"type": "portmap", "capabilities": has},
-	}})) + strings.Repeat(" ", 100) + "\n"
-}
-
-// installed says what our conflist is of: NETWORK of FILE with CAPABILITIES, or "" if it is not there.
-func (n *node) installed() string {
-	n.Helper()
-	data, err := os.ReadFile(n.own())
-	if os.IsNotExist(err) {
-		return ""
-	}
-	var list struct {
-		Name    string
-		Plugins []struct {
-			Type         string
-			Capabilities map[string]bool
-			ChainFile    string
-		}
-	}
-	if err := json.Unmarshal(data, &list); err != nil || len(list.Plugins) != 1 || list.Plugins[0].Type != plugin.Name {
-		return fmt.Sprintf("%v in %s", err, data)
-	}
-	p := list.Plugins[0]
-	return fmt.Sprintf("%s of %s with %s", list.Name, filepath.Base(p.ChainFile), raw(p.Capabilities))
-}
-
-const first = `podnet of 10-bridge.conflist with {"portMappings":true}`
-
 // await waits until our conflist is as it should be.
-func (n *node) await(want string) {
+func (n *machine) await(want string) {
 	n.Helper()
-	eventually(n, want, func() bool { return n.installed() == want })
+	eventually(n, want, func() bool { return n.Installed() == want })
 }
 
 // running is a program that runs.
 type running struct {
-	*node
+	*machine
 	cmd   *exec.Cmd
 	ended chan struct{}
 
@@ -143,9 +70,9 @@ func (r *running) log() string {
 func (r *running) says(text string) int { return strings.Count(r.log(), text) }
 
 // start starts a program that is killed when the test ends.
-func (n *node) start(cmd *exec.Cmd) *running {
+func (n *machine) start(cmd *exec.Cmd) *running {
 	n.Helper()
-	r := &running{node: n, cmd: cmd, ended: make(chan struct{})}
+	r := &running{machine: n, cmd: cmd, ended: make(chan struct{})}
 	cmd.Stderr = r
 	if err := cmd.Start(); err != nil {
 		n.Fatal(err)
@@ -182,25 +109,25 @@ func (r *running) signal(sig os.Signal, within time.Duration) (code int) {
 }
 
 // agentArgs are those of an agent that looks each second, and serves nothing.
-func (n *node) agentArgs(more ...string) []string {
-	return append([]string{"run", "--conf-dir", n.confDir(), "--bin-dir", n.binDir(), "--state-dir", n.state, "--cri", "none",
+func (n *machine) agentArgs(more ...string) []string {
+	return append([]string{"run", "--conf-dir", n.ConfDir(), "--bin-dir", n.BinDir(), "--state-dir", n.state, "--cri", "none",
 		"--binary", filepath.Join(n.dir, "unwind"), "--interval", "1s", "--listen", ""}, more...)
 }
 
-func (n *node) agent(where place, args ...string) *running {
+func (n *machine) agent(where place, args ...string) *running {
 	n.Helper()
 	return n.start(where.command(n, filepath.Join(n.bin, "unwindctl"), n.agentArgs(args...)...))
 }
 
 // addDead adds an attachment whose network namespace is gone then.
-func (n *node) addDead(id string) {
+func (n *machine) addDead(id string) {
 	n.Helper()
 	n.netns(id)
 	n.add(home, id, n.pin(id))
 	n.drop(id)
 }
 
-func (n *node) awaitReleased(id string) {
+func (n *machine) awaitReleased(id string) {
 	n.Helper()
 	eventually(n, id+" released", func() bool { return !strings.Contains(fmt.Sprint(n.ids()), id) })
 }
@@ -208,12 +135,12 @@ func (n *node) awaitReleased(id string) {
 // TestRun: what the agent does on a node where all is well, and what it leaves.
 func TestRun(t *testing.T) {
 	t.Parallel()
-	n := newAgentNode(t)
+	n := newAgentMachine(t)
 	n.addDead("before")
 	r := n.agent(home, "--listen", "127.0.0.1:0")
-	n.await(first)
+	n.await(nodetest.First)
 	n.awaitReleased("before")
-	if got, err := os.ReadFile(filepath.Join(n.binDir(), plugin.Name)); err != nil || string(got) != fakePlugin {
+	if got, err := os.ReadFile(filepath.Join(n.BinDir(), netconf.Name)); err != nil || string(got) != nodetest.FakePlugin {
 		t.Errorf("the plugin is %d bytes (%v)", len(got), err)
 	}
 	n.addDead("after")
@@ -237,7 +164,7 @@ func TestRun(t *testing.T) {
 	if code := r.signal(syscall.SIGTERM, 20*time.Second); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
-	if n.installed() != first || !exists(filepath.Join(n.binDir(), plugin.Name)) {
+	if n.Installed() != nodetest.First || !durable.Exists(filepath.Join(n.BinDir(), netconf.Name)) {
 		t.Error("something was removed at the end")
 	}
 	if r.says("msg=installed ") != 1 || r.says("msg=released ") != 2 || r.says("level=WARN") != 0 {
@@ -253,7 +180,7 @@ func TestRunListen(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	n := newAgentNode(t)
+	n := newAgentMachine(t)
 	for _, c := range []struct {
 		args  []string
 		code  int
@@ -262,19 +189,19 @@ func TestRunListen(t *testing.T) {
 		{[]string{"--listen", l.Addr().String()}, 1, "error: --listen: listen tcp " + l.Addr().String() + ": bind: address already in use\n"},
 		{[]string{"--listen", "nowhere"}, 1, "error: --listen: listen tcp: address nowhere: missing port in address\n"},
 		{[]string{"--interval", "0"}, 2, "error: --interval 0s is less than a second\n"},
-		{[]string{"--file", "unwind"}, 2, `error: --file "unwind" is not the name of a .conflist` + "\n"},
-		{[]string{"--no-install", "--file", "unwind"}, 2, `error: --file "unwind" is not the name of a .conflist` + "\n"},
+		{[]string{"--file", "unwind"}, 2, `error: --file "unwind" is not the name of a .json or a .conflist` + "\n"},
+		{[]string{"--no-install", "--file", "unwind"}, 2, `error: --file "unwind" is not the name of a .json or a .conflist` + "\n"},
 	} {
 		out := n.run(home.command(n, filepath.Join(n.bin, "unwindctl"), n.agentArgs(c.args...)...))
 		if out.code != c.code || !strings.HasPrefix(out.stderr, c.words) {
 			t.Errorf("%v: exit code %d, %s", c.args, out.code, out.stderr)
 		}
-		if n.installed() != "" {
+		if n.Installed() != "" {
 			t.Errorf("%v: it has installed", c.args)
 		}
 	}
 	r := n.agent(home)
-	n.await(first)
+	n.await(nodetest.First)
 	if r.says("msg=serving") != 0 || n.run(home.command(n, "ss", "-Hltnp")).says(fmt.Sprintf("pid=%d,", r.cmd.Process.Pid)) {
 		t.Error("it serves something")
 	}
@@ -282,56 +209,57 @@ func TestRunListen(t *testing.T) {
 
 func (o outcome) says(text string) bool { return strings.Contains(o.stdout+o.stderr, text) }
 
-// TestRunFollows: our conflist follows what the provider makes of its file, and is there, and whole, at every moment.
+// TestRunFollows: our conflist follows what the provider makes of its file, and is there, and
+// whole, at every moment.
 func TestRunFollows(t *testing.T) {
 	t.Parallel()
-	next := conflistOf(network, "portMappings", "bandwidth")
+	next := nodetest.Conflist(network, "portMappings", "bandwidth")
 	const want = `podnet of 10-bridge.conflist with {"bandwidth":true,"portMappings":true}`
 	for _, c := range []struct {
 		name   string
-		change func(n *node, path string)
+		change func(n *machine, path string)
 		warns  int // -1: it may be seen half written
 	}{
-		{"renamed into place", func(n *node, path string) { n.rename(path, next) }, 0},
-		{"written in place", func(n *node, path string) { n.write(path, next) }, -1},
-		{"removed, and made again", func(n *node, path string) {
-			n.remove(path)
+		{"renamed into place", func(n *machine, path string) { n.Rename(path, next) }, 0},
+		{"written in place", func(n *machine, path string) { n.Write(path, next) }, -1},
+		{"removed, and made again", func(n *machine, path string) {
+			n.Remove(path)
 			time.Sleep(2 * time.Second)
-			n.write(path, next)
+			n.Write(path, next)
 		}, 0},
-		{"half written for a while", func(n *node, path string) {
+		{"half written for a while", func(n *machine, path string) {
 			for _, cut := range []int{0, 60, 120} {
-				n.write(path, next[:cut])
+				n.Write(path, next[:cut])
 				time.Sleep(600 * time.Millisecond)
-				if got := n.installed(); got != first {
+				if got := n.Installed(); got != nodetest.First {
 					n.Errorf("meanwhile: %s", got)
 				}
 			}
-			n.write(path, next)
+			n.Write(path, next)
 		}, 1},
-		{"not readable as a chain for a while", func(n *node, path string) {
-			n.write(path, `{"cniVersion": "1.0.0", "name": "podnet", "plugins": [{"type": "", "password": "`+secret+`"}]}`)
+		{"not readable as a chain for a while", func(n *machine, path string) {
+			n.Write(path, `{"cniVersion": "1.0.0", "name": "podnet", "plugins": [{"type": "", "password": "`+secret+`"}]}`)
 			time.Sleep(600 * time.Millisecond)
-			n.rename(path, next)
+			n.Rename(path, next)
 		}, 1},
-		{"among changes that never end", func(n *node, path string) {
-			n.rename(path, next)
-			for end := time.Now().Add(2 * time.Second); time.Now().Before(end) && n.installed() == first; time.Sleep(20 * time.Millisecond) {
-				n.rename(n.inConf("other"), "")
+		{"among changes that never end", func(n *machine, path string) {
+			n.Rename(path, next)
+			for end := time.Now().Add(2 * time.Second); time.Now().Before(end) && n.Installed() == nodetest.First; time.Sleep(20 * time.Millisecond) {
+				n.Rename(n.InConf("other"), "")
 			}
-			if n.installed() != want {
-				n.Errorf("meanwhile: %s", n.installed())
+			if n.Installed() != want {
+				n.Errorf("meanwhile: %s", n.Installed())
 			}
 		}, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			n := newAgentNode(t)
+			n := newAgentMachine(t)
 			r := n.agent(home, "--interval", "1h")
-			n.await(first)
-			stop := n.alwaysThere()
-			time.Sleep(settle) // what it has written itself is looked at
-			c.change(n, n.inConf("10-bridge.conflist"))
+			n.await(nodetest.First)
+			stop := n.AlwaysThere()
+			time.Sleep(200 * time.Millisecond) // what it has written itself is looked at
+			c.change(n, n.InConf("10-bridge.conflist"))
 			begin := time.Now()
 			n.await(want)
 			if took := time.Since(begin); took > 10*time.Second {
@@ -346,70 +274,43 @@ func TestRunFollows(t *testing.T) {
 	}
 }
 
-// TestRunConf: a provider's file outside of the folder is followed as well.
+// TestRunConf: a provider's file outside of the directory is followed as well.
 func TestRunConf(t *testing.T) {
 	t.Parallel()
-	n := newAgentNode(t)
+	n := newAgentMachine(t)
 	path := filepath.Join(n.dir, "mine.conflist")
-	n.write(path, conflistOf("mine"))
+	n.Write(path, nodetest.Conflist("mine"))
 	n.agent(home, "--interval", "1h", "--conf", path)
 	n.await("mine of mine.conflist with null")
-	time.Sleep(2 * settle)
-	n.rename(path, conflistOf("mine", "bandwidth"))
+	time.Sleep(400 * time.Millisecond)
+	n.Rename(path, nodetest.Conflist("mine", "bandwidth"))
 	n.await(`mine of mine.conflist with {"bandwidth":true}`)
 }
 
-// alwaysThere looks at our conflist all the time until it is stopped: it is there, and whole.
-func (n *node) alwaysThere() (stop func()) {
-	done, ended := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
-		for {
-			select {
-			case <-done:
-				return
-			default:
-			}
-			paths, err := plugin.Conflists(n.confDir())
-			if err != nil || len(paths) == 0 || paths[0] != n.own() {
-				n.Errorf("the first of %v is not ours (%v)", paths, err)
-				return
-			}
-			if c, err := plugin.ReadConflist(n.own()); err != nil || !ours(c) {
-				n.Errorf("ours is not whole: %v", err)
-				return
-			}
-			time.Sleep(time.Millisecond)
-		}
-	}()
-	var once sync.Once
-	stop = func() { once.Do(func() { close(done) }); <-ended }
-	n.Cleanup(stop)
-	return stop
-}
-
-// TestRunFolder: a folder of conflists that comes after the agent, or is made anew, is looked after as any other.
-func TestRunFolder(t *testing.T) {
+// TestRunDirectory: a directory of conflists that comes after the agent, or is made anew, is looked
+// after as any other.
+func TestRunDirectory(t *testing.T) {
 	t.Parallel()
-	n := newAgentNode(t)
-	if err := os.RemoveAll(n.confDir()); err != nil {
+	n := newAgentMachine(t)
+	if err := os.RemoveAll(n.ConfDir()); err != nil {
 		t.Fatal(err)
 	}
 	r := n.agent(home)
-	eventually(t, "a warning", func() bool { return r.says("there is no folder") > 0 })
+	eventually(t, "a warning", func() bool { return r.says("there is no directory") > 0 })
 	for range 2 {
-		if err := os.Mkdir(n.confDir(), 0o755); err != nil {
+		if err := os.Mkdir(n.ConfDir(), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		n.write(n.inConf("10-bridge.conflist"), conflistOf(network, "portMappings"))
-		n.await(first)
-		if err := os.RemoveAll(n.confDir()); err != nil {
+		n.Write(n.InConf("10-bridge.conflist"), nodetest.Conflist(network, "portMappings"))
+		n.await(nodetest.First)
+		if err := os.RemoveAll(n.ConfDir()); err != nil {
 			t.Fatal(err)
 		}
 	}
 }
 
-// TestRunSignals: a DEL that is under way at the signal comes to its end; while it is, our conflist is looked after.
+// TestRunSignals: a DEL that is under way at the signal comes to its end; while it is, our conflist
+// is looked after.
 func TestRunSignals(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -424,14 +325,14 @@ func TestRunSignals(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			n := newAgentNode(t)
+			n := newAgentMachine(t)
 			n.addDead("a")
 			n.plan(map[string]string{"DEL": "hold-effect"})
 			r := n.agent(home, "--interval", "1h")
 			held := filepath.Join(n.dir, "held", "DEL.a.p")
-			eventually(t, "a DEL under way", func() bool { return exists(held) })
-			n.await(first)
-			n.write(n.inConf("10-bridge.conflist"), conflistOf(network, "bandwidth"))
+			eventually(t, "a DEL under way", func() bool { return durable.Exists(held) })
+			n.await(nodetest.First)
+			n.Write(n.InConf("10-bridge.conflist"), nodetest.Conflist(network, "bandwidth"))
 			n.await(`podnet of 10-bridge.conflist with {"bandwidth":true}`)
 
 			if code := r.signal(syscall.SIGTERM, 500*time.Millisecond); code != -2 {
@@ -442,7 +343,7 @@ func TestRunSignals(t *testing.T) {
 					t.Errorf("exit code %d, want %d", code, c.code)
 				}
 			}
-			n.remove(held)
+			n.Remove(held)
 			select {
 			case <-r.ended:
 			case <-time.After(30 * time.Second):
@@ -460,33 +361,34 @@ func TestRunSignals(t *testing.T) {
 	}
 }
 
-// TestRunKilled: SIGKILL, at moments at which something is being written, leaves each file whole or not there.
+// TestRunKilled: SIGKILL, at moments at which something is being written, leaves each file whole or
+// not there.
 func TestRunKilled(t *testing.T) {
 	t.Parallel()
-	big := fakePlugin + strings.Repeat("#\n", 8<<20)
+	big := nodetest.FakePlugin + strings.Repeat("#\n", 8<<20)
 	for i := range 3 {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			t.Parallel()
-			n := newAgentNode(t)
-			n.write(filepath.Join(n.dir, "unwind"), big)
+			n := newAgentMachine(t)
+			n.Write(filepath.Join(n.dir, "unwind"), big)
 			r := n.agent(home)
 			for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Microsecond) {
-				if files, _ := os.ReadDir(n.binDir()); len(files) > 0 || exists(n.own()) {
+				if files, _ := os.ReadDir(n.BinDir()); len(files) > 0 || durable.Exists(n.Own()) {
 					break
 				}
 			}
 			time.Sleep(time.Duration(i) * 2 * time.Millisecond)
 			r.signal(syscall.SIGKILL, 20*time.Second)
-			got, err := os.ReadFile(filepath.Join(n.binDir(), plugin.Name))
+			got, err := os.ReadFile(filepath.Join(n.BinDir(), netconf.Name))
 			if err == nil && string(got) != big {
 				t.Errorf("the plugin has %d bytes of %d", len(got), len(big))
 			}
-			if got := n.installed(); got != "" && (got != first || err != nil) {
+			if got := n.Installed(); got != "" && (got != nodetest.First || err != nil) {
 				t.Errorf("the conflist is %s; the plugin: %v", got, err)
 			}
 			n.agent(home)
-			n.await(first)
-			got, err = os.ReadFile(filepath.Join(n.binDir(), plugin.Name))
+			n.await(nodetest.First)
+			got, err = os.ReadFile(filepath.Join(n.BinDir(), netconf.Name))
 			if err != nil || string(got) != big {
 				t.Errorf("the plugin has %d bytes of %d (%v)", len(got), len(big), err)
 			}
@@ -494,13 +396,14 @@ func TestRunKilled(t *testing.T) {
 	}
 }
 
-// TestRunObserves: with --observe nothing is released, and it is said once what would be; without it later, all is.
+// TestRunObserves: with --observe nothing is released, and it is said once what would be; without
+// it later, all is.
 func TestRunObserves(t *testing.T) {
 	t.Parallel()
-	n := newAgentNode(t)
+	n := newAgentMachine(t)
 	n.addDead("dead")
 	r := n.agent(home, "--observe")
-	n.await(first)
+	n.await(nodetest.First)
 	eventually(t, "what would be released", func() bool { return r.says(`msg="to be released"`) > 0 })
 	n.addDead("later")
 	eventually(t, "what else would be released", func() bool { return r.says(`msg="to be released"`) > 1 })
@@ -521,13 +424,13 @@ func TestRunObserves(t *testing.T) {
 }
 
 // asked says whether the faulty plugin was asked something, if it was asked anything.
-func (n *node) asked(command string) bool { return n.calls(command) > 0 }
+func (n *machine) asked(command string) bool { return n.calls(command) > 0 }
 
 // ownEntry is unwind's in our conflist.
-func (n *node) ownEntry() map[string]json.RawMessage {
+func (n *machine) ownEntry() map[string]json.RawMessage {
 	n.Helper()
 	var list struct{ Plugins []map[string]json.RawMessage }
-	data, err := os.ReadFile(n.own())
+	data, err := os.ReadFile(n.Own())
 	if err == nil {
 		err = json.Unmarshal(data, &list)
 	}
@@ -537,10 +440,11 @@ func (n *node) ownEntry() map[string]json.RawMessage {
 	return list.Plugins[0]
 }
 
-// TestRunCRI: with the runtime's list what it does not have is released, if nobody is inside and it is old enough.
+// TestRunCRI: with the runtime's list what it does not have is released, if nobody is inside and it
+// is old enough.
 func TestRunCRI(t *testing.T) {
 	t.Parallel()
-	n := newAgentNode(t)
+	n := newAgentMachine(t)
 	n.netns("listed", "unlisted", "young", "inside")
 	for _, id := range []string{"listed", "unlisted", "young", "inside"} {
 		n.add(home, id, n.pin(id))
@@ -550,7 +454,7 @@ func TestRunCRI(t *testing.T) {
 	}
 	pid, _ := n.process(nil, "nsenter", "--net="+n.pin("inside"), "sleep", "300")
 	n.awaitInside(pid, n.pin("inside"))
-	r := n.agent(home, "--cri", serveThese(t, sandboxOf("listed", cri.PodSandboxState_SANDBOX_READY)))
+	r := n.agent(home, "--cri", nodetest.ServeSandboxes(t, nodetest.Sandbox("listed", cri.PodSandboxState_SANDBOX_READY)))
 	n.awaitReleased("unlisted")
 	n.sweptTwice()
 	if got := fmt.Sprint(n.ids()); got != "[inside listed young]" {
@@ -562,7 +466,7 @@ func TestRunCRI(t *testing.T) {
 }
 
 // sweptTwice waits until two sweeps have come to their end, of which the second began after now.
-func (n *node) sweptTwice() {
+func (n *machine) sweptTwice() {
 	n.Helper()
 	for _, id := range []string{"dead1", "dead2"} {
 		n.addDead(id)
@@ -570,8 +474,8 @@ func (n *node) sweptTwice() {
 	}
 }
 
-// TestRunNoCRI: without an answer of the runtime nothing that lives is released, and that is said once. The conflist is looked
-// after, and the agent ends, while it waits for one.
+// TestRunNoCRI: without an answer of the runtime nothing that lives is released, and that is said
+// once. The conflist is looked after, and the agent ends, while it waits for one.
 func TestRunNoCRI(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -583,13 +487,13 @@ func TestRunNoCRI(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			n := newAgentNode(t)
+			n := newAgentMachine(t)
 			n.netns("live")
 			n.add(home, "live", n.pin("live"))
 			n.edit("live", func(e *journal.Entry) { e.Newest().GracePeriod = 1 })
-			r := n.agent(home, "--cri", serve(t, c.cri))
-			n.await(first)
-			n.write(n.inConf("10-bridge.conflist"), conflistOf(network, "bandwidth"))
+			r := n.agent(home, "--cri", nodetest.ServeCRI(t, c.cri))
+			n.await(nodetest.First)
+			n.Write(n.InConf("10-bridge.conflist"), nodetest.Conflist(network, "bandwidth"))
 			n.await(`podnet of 10-bridge.conflist with {"bandwidth":true}`)
 			if c.name == "fails" {
 				n.sweptTwice()
@@ -610,7 +514,7 @@ func TestRunNoCRI(t *testing.T) {
 // TestRunElsewhere: from a container nothing can be told. That is said once, and nothing is done.
 func TestRunElsewhere(t *testing.T) {
 	t.Parallel()
-	n := newAgentNode(t)
+	n := newAgentMachine(t)
 	n.netns("there")
 	n.addDead("gone")
 	n.add(home, "there", n.pin("there"))
@@ -623,7 +527,68 @@ func TestRunElsewhere(t *testing.T) {
 	if r.says("nothing can be told of any attachment") != 1 || !bytes.Equal(n.file(), before) || n.asked("DEL") {
 		t.Error("it is not said once, or something was done")
 	}
-	if n.installed() != "" {
+	if n.Installed() != "" {
 		t.Error("it has installed")
 	}
+}
+
+// TestAgentFlat: over many reconciles, sweeps and changes of the provider's file nothing
+// accumulates.
+func TestAgentFlat(t *testing.T) { // not parallel: it counts this process's goroutines
+	n := newAgentMachine(t)
+	n.addDead("pending")
+	n.plan(map[string]string{"DEL": "fail"})
+	o := agent.Options{
+		Options: install.Options{
+			Target: install.Target{ConfDir: n.ConfDir(), BinDir: n.BinDir()},
+			Binary: filepath.Join(n.dir, "unwind"), StateDir: n.state,
+		},
+		CRI: "none", Listen: "127.0.0.1:0", Interval: 5 * time.Millisecond,
+	}
+	before := runtime.NumGoroutine()
+	fds := openDescriptors(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	var ended sync.WaitGroup
+	ended.Go(func() {
+		if err := agent.Run(ctx, io.Discard, o); err != nil {
+			t.Error(err)
+		}
+	})
+	change := func(changes int) (goroutines, descriptors int, heap uint64) {
+		for i := range changes {
+			n.Rename(n.InConf("10-bridge.conflist"), nodetest.Conflist(network, fmt.Sprintf("c%d", i%2)))
+			time.Sleep(10 * time.Millisecond)
+		}
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		goroutines, descriptors = runtime.NumGoroutine(), openDescriptors(t)
+		for range 20 { // a sweep that is under way has some for a while
+			time.Sleep(3 * time.Millisecond)
+			goroutines, descriptors = min(goroutines, runtime.NumGoroutine()), min(descriptors, openDescriptors(t))
+		}
+		return goroutines, descriptors, m.HeapAlloc
+	}
+	g1, d1, h1 := change(20)
+	g2, d2, h2 := change(100)
+	if g2 > g1+8 || d2 > d1+8 || h2 > h1+4<<20 {
+		t.Errorf("goroutines %d → %d, descriptors %d → %d, heap %d → %d", g1, g2, d1, d2, h1, h2)
+	}
+	if n.calls("DEL") < 20 {
+		t.Errorf("%d sweeps", n.calls("DEL"))
+	}
+	cancel()
+	ended.Wait()
+	eventually(t, "as many goroutines and descriptors as before", func() bool {
+		return runtime.NumGoroutine() <= before && openDescriptors(t) <= fds
+	})
+}
+
+func openDescriptors(t *testing.T) int {
+	t.Helper()
+	files, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(files)
 }

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -21,24 +20,27 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin"
+	"cni-unwind/plugin/netconf"
 	"cni-unwind/testdata/sandbox"
 )
 
-// TestMain runs the tests in namespaces of their own, or, where this program was started under the name of one of these
-// programs, that: unwindctl itself, the plugin, and journal, which writes what the plugin would have written.
+// TestMain runs the tests in namespaces of their own, or, where this program was started under the
+// name of one of these programs, that: unwindctl itself, the plugin, and journal, which writes what
+// the plugin would have written.
 func TestMain(m *testing.M) {
 	switch filepath.Base(os.Args[0]) {
 	case "unwindctl":
+		programDir = "" // nothing goes into the machine's own
 		main()
-	case plugin.Name:
+	case netconf.Name:
 		runPlugin()
 	case "journal":
 		writeJournal()
 	default:
-		if strings.HasPrefix(os.Args[0], openFiles) { // the plugin to install, which has no path on the host
+		if strings.HasPrefix(os.Args[0], "/proc/self/fd/") { // the plugin to install, which has no path on the host
 			runPlugin()
 		}
-		os.Exit(sandbox.Run(m))
+		os.Exit(sandbox.RunAsMachine(m)) // --host goes to process 1, and so does a sweep after a boot
 	}
 	os.Exit(0)
 }
@@ -48,12 +50,13 @@ func runPlugin() {
 	os.Exit(p.Main(context.Background(), "CNI plugin unwind dev: under test"))
 }
 
-// programs returns a folder with the programs that TestMain knows.
+// programs returns a directory with the programs that TestMain knows.
 func programs(t *testing.T) string {
 	t.Helper()
+	sandbox.Need(t)
 	dir := t.TempDir()
 	self, err := os.Executable()
-	for _, name := range []string{"unwindctl", plugin.Name, "journal"} {
+	for _, name := range []string{"unwindctl", netconf.Name, "journal"} {
 		err = errors.Join(err, os.Symlink(self, filepath.Join(dir, name)))
 	}
 	if err != nil {
@@ -77,7 +80,7 @@ func TestScript(t *testing.T) {
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("PATH", bin+":"+env.Getenv("PATH"))
 			env.Setenv("TOOLS", tools)
-			env.Setenv("PLUGIN", filepath.Join(bin, plugin.Name))
+			env.Setenv("PLUGIN", filepath.Join(bin, netconf.Name))
 			env.Setenv("GORACE", noExitDelay)
 			env.Defer(func() { unmountAll(filepath.Join(env.WorkDir, "netns")) })
 			return nil
@@ -85,7 +88,7 @@ func TestScript(t *testing.T) {
 	})
 }
 
-// unmountAll lets go of the network namespaces that are pinned in a folder.
+// unmountAll lets go of the network namespaces that are pinned in a directory.
 func unmountAll(dir string) {
 	pins, _ := filepath.Glob(filepath.Join(dir, "*"))
 	for _, pin := range pins {
@@ -159,7 +162,7 @@ func putCopies(s *journal.Store, args []string) error {
 func bury(s *journal.Store, files []string) error {
 	return eachEntry(files, func(e *journal.Entry) error {
 		return s.Update(context.Background(), func(tx *journal.Tx) error {
-			return errors.Join(tx.Delete(e.Key), tx.Bury(journal.Tombstone{Key: e.Key, Reason: "settled"}))
+			return errors.Join(tx.Delete(e.Key), tx.PutTombstone(journal.Tombstone{Key: e.Key, Reason: "settled"}))
 		})
 	})
 }
@@ -237,8 +240,9 @@ func eachEntry(files []string, do func(*journal.Entry) error) error {
 	return nil
 }
 
-// readEntry reads an entry in which $NAME is a variable of the environment, and $MACHINE the kind of name that this machine
-// has. What it leaves out of its newest ADD's host is as it is here, and the network namespace at its path is identified.
+// readEntry reads an entry in which $NAME is a variable of the environment, and $MACHINE the kind
+// of name that this machine has. What it leaves out of its newest ADD's host is as it is here, and
+// the network namespace at its path is identified.
 func readEntry(file string) (*journal.Entry, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -302,24 +306,4 @@ func inFile(s *journal.Store, bucket, key string, change func([]byte) []byte) er
 		b := tx.Bucket([]byte(bucket))
 		return b.Put([]byte(key), change(b.Get([]byte(key))))
 	}), db.Close())
-}
-
-// TestHint has the hints that no script can show: scripts run as root, and do not wait for locks.
-func TestHint(t *testing.T) {
-	for _, tt := range []struct {
-		name string
-		err  error
-		want string
-	}{
-		{"not root", &fs.PathError{Op: "open", Path: "/var/lib/cni/unwind/journal.lock", Err: fs.ErrPermission}, "the journal is root's; run this as root"},
-		{"busy", journal.ErrBusy, "another program has held the journal for some seconds; try again"},
-		{"one of two", errors.Join(errors.New("other"), journal.ErrBusy), "another program has held the journal for some seconds; try again"},
-		{"nothing to do", errors.New("other"), ""},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			if got := hintFor(fmt.Errorf("journal: %w", tt.err)); got != tt.want {
-				t.Errorf("got %q, want %q", got, tt.want)
-			}
-		})
-	}
 }

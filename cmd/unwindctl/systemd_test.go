@@ -13,8 +13,7 @@ import (
 // unitFiles returns the systemd units by name.
 func unitFiles(t *testing.T) map[string]string {
 	t.Helper()
-	paths, err := filepath.Glob("../../scripts/systemd/*")
-	paths = append(paths, "../../scripts/deploy/unwind-agent.service")
+	paths, err := filepath.Glob("../../scripts/systemd/unwind-*")
 	units := map[string]string{}
 	for _, path := range paths {
 		data, readErr := os.ReadFile(path)
@@ -52,8 +51,9 @@ func TestUnitsAreValid(t *testing.T) {
 	}
 }
 
-// TestUnitsStayOnTheHost: a service with a mount, PID or network namespace of its own can tell nothing, and many a setting
-// makes one. So only settings that are known not to are used; and the boot is not held up for long.
+// TestUnitsStayOnTheHost: a service with a mount, PID or network namespace of its own can tell
+// nothing, and many a setting makes one. So only settings that are known not to are used; and the
+// boot is not held up for long.
 func TestUnitsStayOnTheHost(t *testing.T) {
 	t.Parallel()
 	harmless := []string{"Type", "ExecStart", "TimeoutStartSec", "TimeoutStopSec", "KillMode", "Restart", "RestartSec",

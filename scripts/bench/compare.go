@@ -15,23 +15,23 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// comparison runs the pods of one chain, of all kinds in turn.
+// comparison runs the pods of one chain, alternating between the kinds.
 type comparison struct {
 	options
-	plugins int
+	chain   string
 	good    []*network
 	failing []*network
 	floor   *floor
 }
 
-func newComparison(ctx context.Context, work string, plugins int, o options) (*comparison, error) {
-	c := &comparison{options: o, plugins: plugins}
-	kinds := []string{plain, unwound, unwoundBig}
+func newComparison(ctx context.Context, work, chain string, o options) (*comparison, error) {
+	c := &comparison{options: o, chain: chain}
+	kinds := []string{plain, unwound, unwoundBig, noop}
 	if os.Getenv("MULTUS") != "" {
 		kinds = append(kinds, multus)
 	}
 	for i, kind := range kinds {
-		n, err := newNetwork(work, kind, 2*i, plugins, false)
+		n, err := newNetwork(work, kind, 2*i, chain, false)
 		if err != nil {
 			return nil, err
 		}
@@ -41,15 +41,14 @@ func newComparison(ctx context.Context, work string, plugins int, o options) (*c
 			err = n.fill(ctx, 10)
 		case unwoundBig:
 			err = n.fill(ctx, o.live)
-			if err != nil {
-				return nil, err
-			}
-			continue
 		}
 		if err != nil {
 			return nil, err
 		}
-		if n, err = newNetwork(work, kind, 2*i+1, plugins, true); err != nil {
+		if kind == unwoundBig || kind == noop {
+			continue
+		}
+		if n, err = newNetwork(work, kind, 2*i+1, chain, true); err != nil {
 			return nil, err
 		}
 		c.failing = append(c.failing, n)
@@ -59,8 +58,8 @@ func newComparison(ctx context.Context, work string, plugins int, o options) (*c
 	return c, err
 }
 
-// run runs rounds of as many pods of each kind as are to be there at once. The kinds take turns in a round, and each round
-// begins with another one.
+// run adds and deletes, in each round, parallel pods of each kind at once. The kinds alternate
+// within a round, and each round begins with another kind.
 func (c *comparison) run(ctx context.Context, r *results, parallel int) error {
 	rounds := max(1, c.pods/parallel)
 	warmUp := (c.warmUp + parallel - 1) / parallel
@@ -80,12 +79,12 @@ func (c *comparison) run(ctx context.Context, r *results, parallel int) error {
 			}
 		}
 		if parallel == 1 {
-			if err := c.floor.time(ctx, to, c.plugins); err != nil {
+			if err := c.floor.time(ctx, to, c.chain); err != nil {
 				return err
 			}
 		}
 	}
-	r.tails(c.plugins, parallel)
+	r.tails()
 	return nil
 }
 
@@ -102,8 +101,8 @@ func (c *comparison) goodPods(ctx context.Context, r *results, n *network, paral
 	if err != nil {
 		return err
 	}
-	r.write("ADD", c.plugins, parallel, n.kind, add)
-	r.write("DEL", c.plugins, parallel, n.kind, del)
+	r.write("ADD", c.chain, parallel, n.kind, add)
+	r.write("DEL", c.chain, parallel, n.kind, del)
 	held := 0
 	if n.kind == unwound || n.kind == unwoundBig {
 		held = 1 // see fill
@@ -120,7 +119,7 @@ func (c *comparison) failingPods(ctx context.Context, r *results, n *network, pa
 	if err != nil {
 		return err
 	}
-	r.write("failedADD", c.plugins, parallel, n.kind, failed)
+	r.write("failedADD", c.chain, parallel, n.kind, failed)
 	return errors.Join(goneAll(pods), n.leaves(0))
 }
 
@@ -144,7 +143,7 @@ func goneAll(pods []*pod) error {
 	return errors.Join(errs...)
 }
 
-// timed is how long each of some took, and all of them together.
+// timed has the duration of each operation, and of all together.
 type timed struct {
 	each []time.Duration
 	wall time.Duration
@@ -167,7 +166,8 @@ func atOnce(pods []*pod, do func(*pod) error) (timed, error) {
 	return t, errors.Join(errs...)
 }
 
-// results writes what was timed in the format of go test -bench (https://go.dev/design/14313-benchmark-format).
+// results writes durations in the format of go test -bench
+// (https://go.dev/design/14313-benchmark-format).
 type results struct {
 	out   io.Writer
 	err   error
@@ -175,8 +175,8 @@ type results struct {
 	each  map[string][]time.Duration
 }
 
-func (r *results) write(verb string, plugins, parallel int, kind string, t timed) {
-	name := fmt.Sprintf("Benchmark%s/plugins=%d/parallel=%d/kind=%s", verb, plugins, parallel, kind)
+func (r *results) write(verb, chain string, parallel int, kind string, t timed) {
+	name := fmt.Sprintf("Benchmark%s/chain=%s/parallel=%d/kind=%s", verb, chain, parallel, kind)
 	for _, d := range t.each {
 		r.line("%s 1 %d ns/op\n", name, d.Nanoseconds())
 	}
@@ -192,8 +192,8 @@ func (r *results) write(verb string, plugins, parallel int, kind string, t timed
 	r.each[name] = append(r.each[name], t.each...)
 }
 
-// tails writes the 99th percentiles of what has been written since the last time.
-func (r *results) tails(plugins, parallel int) {
+// tails writes the 99th percentiles of the durations since its last call.
+func (r *results) tails() {
 	for _, name := range r.names {
 		r.line("%s 1 %d p99-ns/op\n", name, quantile(r.each[name], 0.99).Nanoseconds())
 	}
@@ -206,14 +206,15 @@ func (r *results) line(format string, args ...any) {
 	}
 }
 
-// quantile returns the smallest value that at least that part of all is not above.
+// quantile returns the smallest value such that at least the part q of all values is not above it.
 func quantile[T float64 | time.Duration](all []T, q float64) T {
 	sorted := slices.Sorted(slices.Values(all))
 	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
 }
 
-// floor is the least that a plugin costs which keeps a journal: one lean process, and durable commits to a file of bbolt's, each
-// of which opens and closes it. An ADD makes one more than its chain has plugins, a DEL two.
+// floor measures the least cost of a plugin with a journal: one lean process, and durable commits
+// to a bbolt file, each of which opens and closes the file. An ADD makes one commit more than its
+// chain has plugins, a DEL two.
 type floor struct {
 	noop string
 	file string
@@ -228,8 +229,8 @@ func newFloor(dir string) (*floor, error) {
 	return f, f.commit()
 }
 
-func (f *floor) time(ctx context.Context, r *results, plugins int) error {
-	for verb, commits := range map[string]int{"ADD": plugins + 1, "DEL": 2} {
+func (f *floor) time(ctx context.Context, r *results, chain string) error {
+	for verb, commits := range map[string]int{"ADD": chains[chain].plugins + 1, "DEL": 2} {
 		start := time.Now()
 		args := &invoke.Args{Command: verb, ContainerID: "floor", NetNS: "/proc/self/ns/net", IfName: "eth0", Path: "/"}
 		if _, err := invoke.ExecPluginWithResult(ctx, f.noop, []byte("{}"), args, nil); err != nil {
@@ -241,7 +242,7 @@ func (f *floor) time(ctx context.Context, r *results, plugins int) error {
 			}
 		}
 		took := time.Since(start)
-		r.write(verb, plugins, 1, "floor", timed{[]time.Duration{took}, took})
+		r.write(verb, chain, 1, "floor", timed{[]time.Duration{took}, took})
 	}
 	return nil
 }

@@ -1,12 +1,13 @@
-// Bench times ADD, DEL and a failing ADD of chains of real plugins: plain, through unwind, and, where MULTUS names a multus
-// binary, as the delegates of multus; see compare. Then the release of dead pods, see benchSweep; and STATUS and GC, see
-// benchStatus.
+// Bench times ADD, DEL and a failing ADD of chains of real plugins: plain, through unwind, and, if
+// MULTUS names a multus binary, as delegates of multus; see compare. Then it times the release of
+// dead pods, see benchSweep; and STATUS and GC, see benchStatus.
 //
-// libcni is the runtime of all. unwind's stateDir is on the disk that the working directory is on, since it is syncing that
-// costs. All of it happens in a network, a mount and a PID namespace of its own and is gone at the end.
+// libcni is the runtime of all. unwind's stateDir is on the disk of the working directory, since
+// syncing is what costs. All runs in network, mount and PID namespaces of its own, and is gone at
+// the end.
 //
-// It is run by make bench, in the project's folder and as root. What was timed goes to the file of -out in the format of
-// go test -bench, for benchstat; the rest is printed.
+// make bench runs it as root in the project's directory. The durations go to the file of -out in
+// the format of go test -bench, for benchstat; the rest is printed.
 package main
 
 import (
@@ -14,6 +15,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -28,21 +30,39 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// workEnv tells this program that it is in the namespaces, and which folder it has.
+// workEnv tells this program that it is in the namespaces, and names its directory.
 const workEnv = "UNWIND_BENCH_DIR"
 
 // init keeps the main thread out of other network namespaces: see netns.
 func init() { runtime.LockOSThread() }
 
-// options say how much is done.
+// options say how much to run.
 type options struct {
 	out      string
-	chains   numbers // plugins of each chain
+	chains   names   // see chains
 	parallel numbers // pods at once
 	pods     int     // of each kind, in each of the two
 	warmUp   int
 	dead     int
 	live     int
+	drain    numbers // pods at once
+	rounds   int     // of each kind
+}
+
+// names is a list of names of chains on the command line.
+type names []string
+
+func (n *names) String() string { return strings.Join(*n, ",") }
+
+func (n *names) Set(text string) error {
+	*n = nil
+	for _, name := range strings.Split(text, ",") {
+		if _, known := chains[name]; !known {
+			return fmt.Errorf("no chain %q; there are %s", name, strings.Join(slices.Sorted(maps.Keys(chains)), ", "))
+		}
+		*n = append(*n, name)
+	}
+	return nil
 }
 
 // numbers is a list of numbers on the command line.
@@ -66,14 +86,16 @@ func (n *numbers) Set(text string) error {
 }
 
 func main() {
-	o := options{chains: numbers{1, 3, 5}, parallel: numbers{1, 8, 32, 128}}
+	o := options{chains: names{"light", "1", "3", "5"}, parallel: numbers{1, 8, 32, 128}}
 	flag.StringVar(&o.out, "out", "", "write what was timed to this `file`")
-	flag.Var(&o.chains, "chains", "`plugins` of the chains, of 1, 3, 4 and 5")
+	flag.Var(&o.chains, "chains", "`names` of the chains, of light, 1, 3, 4 and 5")
 	flag.Var(&o.parallel, "parallel", "`pods` at once")
 	flag.IntVar(&o.pods, "n", 40, "`pods` of each kind, for each chain and each number at once; at least as many as at once")
 	flag.IntVar(&o.warmUp, "warm-up", 4, "`pods` before, of each kind")
 	flag.IntVar(&o.dead, "dead", 250, "dead `pods` to sweep, and to delete one by one; 0 leaves that out")
 	flag.IntVar(&o.live, "live", 5000, "live `attachments` in the larger journal")
+	flag.Var(&o.drain, "drain", "start and end so many `pods` at once, and do nothing else")
+	flag.IntVar(&o.rounds, "rounds", 3, "`rounds` of -drain, of each kind")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	work := os.Getenv(workEnv)
@@ -88,13 +110,15 @@ func main() {
 		return
 	}
 	var exit *exec.ExitError
-	if told := work == "" && errors.As(err, &exit); !told { // by ourselves, in the namespaces
+	// This program has printed the error in the namespaces.
+	if told := work == "" && errors.As(err, &exit); !told {
 		fmt.Fprintln(os.Stderr, "error:", err)
 	}
 	os.Exit(1)
 }
 
-// enterNamespaces runs this program again in namespaces of its own, and removes what it leaves.
+// enterNamespaces runs this program again in namespaces of its own, and removes what that run
+// leaves.
 func enterNamespaces(ctx context.Context) error {
 	work, err := os.MkdirTemp(".tools", "bench-")
 	if err != nil {
@@ -115,7 +139,7 @@ func enterNamespaces(ctx context.Context) error {
 	return err
 }
 
-// bench is the run, in the namespaces.
+// bench runs the benchmarks, in the namespaces.
 func bench(ctx context.Context, work string, o options) error {
 	if err := prepare(); err != nil {
 		return err
@@ -125,7 +149,15 @@ func bench(ctx context.Context, work string, o options) error {
 		return err
 	}
 	fmt.Printf("kernel %s, %d cores, load %s, state on %s\n", kernel(), runtime.NumCPU(), load(), disk)
-	if o.dead > 0 { // while no pod lives: it waits for the veths of the dead to go
+	if len(o.drain) > 0 {
+		for _, pods := range o.drain {
+			if err := benchDrain(ctx, work, pods, o.rounds); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if o.dead > 0 { // while no pod lives: the sweep waits for the veths of dead pods to go
 		if err := benchSweep(ctx, work, o.dead); err != nil {
 			return err
 		}
@@ -137,14 +169,14 @@ func bench(ctx context.Context, work string, o options) error {
 		}
 	}
 	r := &results{out: out}
-	for _, plugins := range o.chains {
-		c, err := newComparison(ctx, work, plugins, o)
+	for _, name := range o.chains {
+		c, err := newComparison(ctx, work, name, o)
 		if err != nil {
 			return err
 		}
 		for _, parallel := range o.parallel {
 			if err := c.run(ctx, r, parallel); err != nil {
-				return fmt.Errorf("%d plugins, %d at once: %w", plugins, parallel, err)
+				return fmt.Errorf("chain %s, %d at once: %w", name, parallel, err)
 			}
 		}
 	}
@@ -154,7 +186,8 @@ func bench(ctx context.Context, work string, o options) error {
 	return benchStatus(ctx, work, o.live)
 }
 
-// prepare keeps our mounts to ourselves, has /proc show our processes and brings the loopback up.
+// prepare keeps mounts inside the namespace, has /proc show its processes and brings the loopback
+// up.
 func prepare() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("mount --make-rprivate /: %w", err)
@@ -176,7 +209,7 @@ func netns(path string) error {
 	}
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with us
+		runtime.LockOSThread() // and never unlocked: the thread ends with its goroutine
 		err := unix.Unshare(unix.CLONE_NEWNET)
 		if err == nil {
 			err = unix.Mount(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()), path, "", unix.MS_BIND, "")
@@ -186,7 +219,7 @@ func netns(path string) error {
 	return <-done
 }
 
-// disk names the file system of a folder. One that keeps nothing would make a sync free.
+// disk names the file system of a directory. A file system in memory would make a sync free.
 func disk(dir string) (string, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
@@ -221,7 +254,7 @@ func load() string {
 	return one
 }
 
-// inTurn returns the list, begun at another place each time.
+// inTurn returns the list, rotated by turn.
 func inTurn[T any](list []T, turn int) []T {
 	first := turn % len(list)
 	return slices.Concat(list[first:], list[:first])

@@ -16,36 +16,52 @@ import (
 	"cni-unwind/journal"
 )
 
-// network is a conflist with the runtime that runs it.
+// network is a conflist and the runtime that runs it.
 type network struct {
 	kind  string
 	work  string
 	list  *libcni.NetworkConfigList
 	cni   *libcni.CNIConfig
-	ports int // the host ports of its pods begin here
+	ports int // the first host port of its pods; 0 maps none
 }
 
-// kinds are what is compared. "plain" is first; "unwind" has 10 entries in its journal, "unwind-full" as many as -live says.
+// chains are the chains by name.
+var chains = map[string]struct {
+	plugins int  // of all, see network.chain
+	ports   bool // each pod has a port mapping
+}{
+	"light": {3, false}, "1": {1, true}, "3": {3, true}, "4": {4, true}, "5": {5, true},
+}
+
+// kinds are compared with each other. "plain" is first; the journal of "unwind" has 10 entries,
+// that of "unwind-full" as many as -live says. "noop" is the plain chain behind a plugin that does
+// nothing.
 const (
 	plain      = "plain"
 	unwound    = "unwind"
 	unwoundBig = "unwind-full"
+	noop       = "noop"
 	multus     = "multus"
 )
 
-// newNetwork makes a network with a bridge, a subnet and folders of its own. Its last plugin fails each ADD if it is to fail.
-func newNetwork(work, kind string, number, plugins int, fails bool) (*network, error) {
-	name := fmt.Sprintf("%s-%d", kind, plugins)
+// newNetwork makes a network with a bridge, a subnet and directories of its own. If fails is set,
+// its last plugin fails each ADD.
+func newNetwork(work, kind string, number int, chainName string, fails bool) (*network, error) {
+	name := fmt.Sprintf("%s-%s", kind, chainName)
 	if fails {
 		name += "-fails"
 	}
-	n := &network{kind: kind, work: filepath.Join(work, name), ports: 20000 + 4000*number}
+	n := &network{kind: kind, work: filepath.Join(work, name)}
+	if chains[chainName].ports {
+		n.ports = 20000 + 4000*number
+	}
 	for _, dir := range []string{"netns", "cache", "taken", "multus"} {
 		if err := os.MkdirAll(filepath.Join(n.work, dir), 0o700); err != nil {
 			return nil, err
 		}
 	}
-	chain := n.chain(fmt.Sprintf("b%d-%d-%t", plugins, number, fails), fmt.Sprintf("10.%d.0.0/16", 200+number), plugins, fails)
+	chain := n.chain(fmt.Sprintf("b%s-%d-%t", chainName, number, fails), fmt.Sprintf("10.%d.0.0/16", 200+number),
+		chains[chainName].plugins, fails)
 	if err := os.WriteFile(filepath.Join(n.work, "plan.json"), []byte(`{"*": {"ADD": "fail"}}`), 0o600); err != nil {
 		return nil, err
 	}
@@ -57,6 +73,8 @@ func newNetwork(work, kind string, number, plugins int, fails bool) (*network, e
 	case unwound, unwoundBig:
 		chain = fmt.Sprintf(`{"type": "unwind", "stateDir": "%s", "capabilities": {"portMappings": true},
 			"chain": {"cniVersion": "1.0.0", "plugins": [%s]}}`, n.stateDir(), chain)
+	case noop:
+		chain = `{"type": "noop"}, ` + chain
 	case multus:
 		path = append(path, filepath.Dir(os.Getenv("MULTUS")))
 		chain = fmt.Sprintf(`{"type": "%s", "cniDir": "%s/multus", "binDir": "%s", "logLevel": "panic", "capabilities": {"portMappings": true},
@@ -69,7 +87,7 @@ func newNetwork(work, kind string, number, plugins int, fails bool) (*network, e
 
 func (n *network) stateDir() string { return filepath.Join(n.work, "state") }
 
-// chain returns the first plugins of a chain, and the one that fails.
+// chain returns the first plugins of a chain, and the one that fails, if any.
 func (n *network) chain(bridge, subnet string, plugins int, fails bool) string {
 	chain := []string{
 		fmt.Sprintf(`{"type": "bridge", "bridge": "%s", "isGateway": true, "ipam": {"type": "host-local", "subnet": "%s", "dataDir": "%s/ipam"}}`,
@@ -97,7 +115,7 @@ func paths(dirs ...string) ([]string, error) {
 	return path, nil
 }
 
-// pod is one pod of a network, with one port.
+// pod is one pod of a network.
 type pod struct {
 	*network
 	netns string
@@ -111,9 +129,11 @@ func (n *network) newPod(i int) (*pod, error) {
 	rt := &libcni.RuntimeConf{
 		ContainerID: id, NetNS: path, IfName: "eth0",
 		Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "bench"}, {"K8S_POD_NAME", id}},
-		CapabilityArgs: map[string]any{"portMappings": []map[string]any{
+	}
+	if n.ports > 0 {
+		rt.CapabilityArgs = map[string]any{"portMappings": []map[string]any{
 			{"hostPort": n.ports + i%4000, "containerPort": 80, "protocol": "tcp"},
-		}},
+		}}
 	}
 	return &pod{n, path, rt}, netns(path)
 }
@@ -125,8 +145,8 @@ func (p *pod) add(ctx context.Context) error {
 
 func (p *pod) del(ctx context.Context) error { return p.cni.DelNetworkList(ctx, p.list, p.rt) }
 
-// failedAdd is an ADD that fails, until nothing of it is left: with a plain chain and with multus the runtime's DEL is a part of
-// that, unwind has done it.
+// failedAdd runs an ADD that fails, until nothing of it is left. For a plain chain and multus that
+// includes the runtime's DEL; unwind has undone it already.
 func (p *pod) failedAdd(ctx context.Context) error {
 	if err := p.add(ctx); err == nil {
 		return errors.New("it succeeded")
@@ -137,12 +157,13 @@ func (p *pod) failedAdd(ctx context.Context) error {
 	return p.del(ctx)
 }
 
-// gone takes the pod's namespace away.
+// gone removes the pod's namespace.
 func (p *pod) gone() error {
 	return errors.Join(unix.Unmount(p.netns, unix.MNT_DETACH), os.Remove(p.netns))
 }
 
-// fill adds a pod and copies its entry many times. They share its namespace, so all of them live.
+// fill adds a pod and copies its entry many times. The copies share its namespace, so all of them
+// live.
 func (n *network) fill(ctx context.Context, many int) error {
 	p, err := n.newPod(3999)
 	if err != nil {
@@ -174,7 +195,7 @@ func (n *network) fill(ctx context.Context, many int) error {
 	})
 }
 
-// leaves sees that what was timed did what it should.
+// leaves checks that the timed operations did what they should.
 func (n *network) leaves(nothing int) error {
 	files, err := os.ReadDir(filepath.Join(n.work, "ipam", n.list.Name))
 	held := 0
@@ -189,7 +210,7 @@ func (n *network) leaves(nothing int) error {
 	return err
 }
 
-// request is what a runtime sends for STATUS and GC of the network.
+// request returns a runtime's STATUS and GC request for the network.
 func (n *network) request() ([]byte, error) {
 	return json.Marshal(map[string]any{
 		"cniVersion": "1.1.0", "name": n.list.Name, "type": "unwind", "stateDir": n.stateDir(),

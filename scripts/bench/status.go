@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// benchStatus times STATUS and GC with an empty journal and with one of many live attachments, against the start of the process.
-// All of it takes turns.
+// benchStatus times STATUS and GC, with an empty journal and with many live attachments, against
+// the start of the process. All of them take turns.
 func benchStatus(ctx context.Context, work string, many int) error {
 	work = filepath.Join(work, "status")
 	var networks []*network
 	for i, live := range []int{0, many} {
-		n, err := newNetwork(work, unwound, 20+i, 1, false)
+		n, err := newNetwork(work, unwound, 20+i, "1", false)
 		if err != nil {
 			return err
 		}

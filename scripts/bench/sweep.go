@@ -14,11 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rounds is into how many parts the pods of a sweep are divided, so that both kinds take turns.
+// rounds is the number of parts into which the pods of a sweep are divided, so that both kinds take
+// turns.
 const rounds = 5
 
-// benchSweep times how long it takes to get rid of pods whose namespaces are gone: with cnitool del one by one and a plain
-// chain, and with unwindctl sweep. The chain is bridge with host-local, firewall, portmap.
+// benchSweep times the release of pods whose namespaces are gone: by one cnitool del each with a
+// plain chain, and by unwindctl sweep. The chain is bridge with host-local, firewall, portmap.
 func benchSweep(ctx context.Context, work string, pods int) error {
 	plain, wrapped, err := sweepNetworks(work)
 	if err != nil {
@@ -61,7 +62,7 @@ func benchSweep(ctx context.Context, work string, pods int) error {
 	return nil
 }
 
-// takenApart waits until the kernel has taken apart the namespaces that have just gone.
+// takenApart waits until the kernel has removed the namespaces that have just ended.
 func takenApart(ctx context.Context) error {
 	for ctx.Err() == nil {
 		out, err := exec.CommandContext(ctx, "ip", "-o", "link", "show", "type", "veth").Output()
@@ -73,7 +74,7 @@ func takenApart(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// cnitool is a network that cnitool runs.
+// cnitool is a network run by cnitool.
 type cnitool struct{ name, work string }
 
 func sweepNetworks(work string) (plain, wrapped *cnitool, err error) {
@@ -86,7 +87,7 @@ func sweepNetworks(work string) (plain, wrapped *cnitool, err error) {
 	if err := os.MkdirAll("/var/lib/cni", 0o755); err != nil {
 		return nil, nil, err
 	}
-	// The namespace of mounts is our own. cnitool keeps its results there.
+	// This mount namespace is private. cnitool keeps its results there.
 	if err := unix.Mount(work+"/cache", "/var/lib/cni", "", unix.MS_BIND, ""); err != nil {
 		return nil, nil, err
 	}
@@ -110,7 +111,7 @@ func sweepNetworks(work string) (plain, wrapped *cnitool, err error) {
 
 func (n *cnitool) netns(i int) string { return fmt.Sprintf("%s/netns/%s-%d", n.work, n.name, i) }
 
-// forgotten adds a pod with one port and takes its namespace away.
+// forgotten adds a pod with one port and removes its namespace.
 func (n *cnitool) forgotten(ctx context.Context, i int) error {
 	path := n.netns(i)
 	if err := netns(path); err != nil {
@@ -138,7 +139,7 @@ func (n *cnitool) run(ctx context.Context, verb string, i int) error {
 	return nil
 }
 
-// nothingLeft sees that what was timed did what it should.
+// nothingLeft checks that the timed operations did what they should.
 func (n *cnitool) nothingLeft() error {
 	files, err := os.ReadDir(filepath.Join(n.work, "ipam", n.name))
 	for _, f := range files {

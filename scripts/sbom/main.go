@@ -1,9 +1,10 @@
-// Sbom prints the bill of materials of Go binaries, as CycloneDX 1.6: the modules that the linker says are in them, and the
-// standard library.
+// Sbom prints the bill of materials of Go binaries, as CycloneDX 1.6: the standard library and the
+// modules that the linker recorded in them.
 //
 //	sbom VERSION BINARY…
 //
-// The same binaries give the same bytes: there is no time and no serial number in it. It is run by make release.
+// The same binaries give the same bytes: the bill has no time and no serial number. make release
+// runs it.
 package main
 
 import (
@@ -24,7 +25,7 @@ import (
 	cdx "github.com/CycloneDX/cyclonedx-go"
 )
 
-// product is what the binaries are of.
+// product is the name of the product that the binaries belong to.
 const product = "unwind"
 
 func main() {
@@ -50,7 +51,7 @@ func run(args []string, out io.Writer) error {
 		EncodeVersion(bill(args[0], binaries), cdx.SpecVersion1_6)
 }
 
-// binary is one, and what the linker wrote into it.
+// binary is a binary and the build information that the linker wrote into it.
 type binary struct {
 	name   string
 	sha256 string
@@ -70,7 +71,7 @@ func readBinary(path string) (binary, error) {
 	return binary{filepath.Base(path), hex.EncodeToString(sum[:]), info}, nil
 }
 
-// bill has each module once, and says of each binary which of them it has.
+// bill lists each module once, and for each binary the modules that it has.
 func bill(version string, binaries []binary) *cdx.BOM {
 	root := cdx.Component{BOMRef: product, Type: cdx.ComponentTypeApplication, Name: product, Version: version}
 	modules := map[string]cdx.Component{}
@@ -96,7 +97,7 @@ func bill(version string, binaries []binary) *cdx.BOM {
 	return bom
 }
 
-// programComponent is a binary, with the Go and the settings that it was built with.
+// programComponent describes a binary, with its Go version and build settings.
 func programComponent(version string, b binary) cdx.Component {
 	properties := []cdx.Property{{Name: "go:version", Value: b.info.GoVersion}}
 	for _, s := range b.info.Settings {
@@ -112,8 +113,9 @@ func programComponent(version string, b binary) cdx.Component {
 	}
 }
 
-// moduleComponents are the modules that are linked in, those that replace others under their own names. The standard library
-// is called what the Go vulnerability database calls it (https://go.dev/doc/security/vuln/database).
+// moduleComponents describes the modules that are linked in; a replacement appears under its own
+// name. The standard library has its name from the Go vulnerability database
+// (https://go.dev/doc/security/vuln/database).
 func moduleComponents(info *debug.BuildInfo) []cdx.Component {
 	components := []cdx.Component{library("stdlib", strings.TrimPrefix(info.GoVersion, "go"), "")}
 	for _, m := range info.Deps {
@@ -125,8 +127,8 @@ func moduleComponents(info *debug.BuildInfo) []cdx.Component {
 	return components
 }
 
-// library is a module. Its go.sum hash is one of a list of hashes of its files, so it is not among the hashes, which are of a
-// file as it is downloaded.
+// library describes a module. Its go.sum hash covers a list of hashes of its files, so it is not
+// among the hashes, which cover a file as it is downloaded.
 func library(path, version, sum string) cdx.Component {
 	purl := "pkg:golang/" + path + "@" + version
 	c := cdx.Component{

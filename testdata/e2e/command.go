@@ -14,15 +14,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// commandTimeout bounds a command on a node; DELs and sweeps take their time while plugins fail.
+// commandTimeout bounds a command on a node; DELs and sweeps are slow while plugins fail.
 const commandTimeout = 2 * time.Minute
 
-// File returns how others reach a file of the node.
+// File returns the path of a node's file as seen from outside the node.
 func (n *Node) File(path ...string) string {
 	return filepath.Join(append([]string{n.Root}, path...)...)
 }
 
-// Write writes a file of the node, as a whole: a runtime that watches its folder never sees half of it.
+// Write writes a whole file of the node, so that a runtime that watches its directory never sees
+// half of it.
 func (n *Node) Write(path, text string) {
 	n.Helper()
 	dir, name := filepath.Split(n.File(path))
@@ -79,7 +80,7 @@ func (n *Node) KillPlugins() {
 	}
 }
 
-// processes returns the processes of the node, by their numbers here, that run a plugin.
+// processes returns the processes of the node that run a plugin, by their PIDs outside.
 func (n *Node) processes(pattern string) (pids []int) {
 	n.Helper()
 	node, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", n.first.Pid))

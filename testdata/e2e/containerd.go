@@ -19,25 +19,26 @@ import (
 // Socket is where containerd listens on a node.
 const Socket = "/run/containerd/containerd.sock"
 
-// PauseImage is the image of the pods' first process, which is in no registry.
+// PauseImage is the image of the pods' first process. No registry has it.
 const PauseImage = "e2e.local/pause:1"
 
-// startTimeout bounds the start of a runtime, until it answers.
+// startTimeout bounds the time until a runtime that starts answers.
 const startTimeout = 30 * time.Second
 
-// Version is a release of containerd that make e2e got.
+// Version is a release of containerd that make e2e provides.
 type Version struct {
 	Name string // as it says itself
 	dir  string // its binaries, below .tools/e2e
-	// Major is the first number of its version. From 2 on it knows CNI 1.1: it asks for STATUS.
+	// Major is the major version. From 2 on containerd knows CNI 1.1 and calls STATUS.
 	Major int
 }
 
-// Containerds returns the releases that are tested, the newest first and Debian's last. A short run has only the newest.
+// Containerds returns the releases to test, the newest first and Debian's last. A short run has
+// only the newest.
 func Containerds(t testing.TB) []Version {
 	t.Helper()
 	dirs := []string{"containerd-v2.4.2", "containerd-v2.0.14", "containerd-v1.7.35", "deb/usr/bin"}
-	if testing.Short() {
+	if Short() {
 		dirs = dirs[:1]
 	}
 	var all []Version
@@ -47,7 +48,8 @@ func Containerds(t testing.TB) []Version {
 	return all
 }
 
-// versionOf asks a containerd for its version: "containerd github.com/containerd/containerd/v2 v2.4.2 REVISION".
+// versionOf asks a containerd for its version: "containerd github.com/containerd/containerd/v2
+// v2.4.2 REVISION".
 func versionOf(t testing.TB, dir string) Version {
 	t.Helper()
 	out, err := exec.Command(tool(t, filepath.Join(dir, "containerd")), "--version").Output()
@@ -67,8 +69,8 @@ func versionOf(t testing.TB, dir string) Version {
 	return Version{"containerd " + number, dir, major}
 }
 
-// config is what containerd must be told: where the pause image comes from, and that a container may not be able to lower
-// oom_score_adj.
+// config returns the settings that containerd needs: the source of the pause image, and that a
+// container may not be able to lower oom_score_adj.
 func (v Version) config() string {
 	if v.Major == 1 {
 		return fmt.Sprintf("version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = %q\n  restrict_oom_score_adj = true\n", PauseImage)
@@ -77,7 +79,7 @@ func (v Version) config() string {
 		"[plugins.\"io.containerd.cri.v1.runtime\"]\n  restrict_oom_score_adj = true\n", PauseImage)
 }
 
-// Containerd is a containerd that runs on a node.
+// Containerd is a containerd on a node.
 type Containerd struct {
 	*CRI
 	Version Version
@@ -101,10 +103,16 @@ func (c *Containerd) ImportPause() {
 	n := c.node
 	n.Helper()
 	archive := filepath.Join(n.Dir, "pause.tar")
-	if err := writeImage(archive, PauseImage, tool(n, "bin/pause")); err != nil {
+	if err := writePause(archive, tool(n, "bin/pause")); err != nil {
 		n.Fatal(err)
 	}
-	n.Run(tool(n, filepath.Join(c.Version.dir, "ctr")), "-n", "k8s.io", "images", "import", archive)
+	c.Import(archive)
+}
+
+// Import puts the images of an archive into the runtime, as from a registry.
+func (c *Containerd) Import(archive string) {
+	c.node.Helper()
+	c.node.Run(tool(c.node, filepath.Join(c.Version.dir, "ctr")), "-n", "k8s.io", "images", "import", archive)
 }
 
 // Start starts the daemon, also again after Kill or a reboot, and waits until it answers.
@@ -155,7 +163,7 @@ func (c *Containerd) waitForAnswer() {
 	}
 }
 
-// Log returns what the daemon has written but for the news, at most the last lines of it.
+// Log returns the last lines of the daemon's log, without level=info.
 func (c *Containerd) Log() string {
 	data, err := os.ReadFile(filepath.Join(c.node.Dir, "containerd.log"))
 	if err != nil {
@@ -165,7 +173,7 @@ func (c *Containerd) Log() string {
 	return strings.Join(lines[max(0, len(lines)-20):], "")
 }
 
-// Kill ends the daemon at once, as the kernel does when it is out of memory. The pods go on.
+// Kill kills the daemon, as the kernel does when memory runs out. The pods go on.
 func (c *Containerd) Kill() {
 	c.node.Helper()
 	if err := c.cmd.Process.Signal(unix.SIGKILL); err != nil {
@@ -174,7 +182,7 @@ func (c *Containerd) Kill() {
 	<-c.ended
 }
 
-// AwaitNetwork waits until the runtime has read the node's network, and its plugins are ready.
+// AwaitNetwork waits until the runtime has read the node's network and its plugins are ready.
 func (c *Containerd) AwaitNetwork() {
 	c.node.Helper()
 	for end := time.Now().Add(startTimeout); ; time.Sleep(50 * time.Millisecond) {

@@ -15,10 +15,11 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// criTimeout bounds a call of CRI; kubelet gives two minutes, and four to the start of a sandbox.
+// criTimeout bounds a CRI call. The kubelet allows two minutes, and four for the start of a
+// sandbox.
 const criTimeout = 2 * time.Minute
 
-// Ready is the state of a sandbox that runs.
+// Ready is the state of a running sandbox.
 const Ready = cri.PodSandboxState_SANDBOX_READY
 
 // CRI is a client of a runtime, in the place of kubelet.
@@ -43,11 +44,12 @@ func (c *CRI) ready(ctx context.Context) error {
 	return err
 }
 
-// Pod is what kubelet knows of a pod. Each attempt to start it makes a sandbox of another name and ID.
+// Pod is the kubelet's view of a pod. Each attempt to start it makes a sandbox with another name
+// and ID.
 type Pod struct {
 	Name      string
 	Attempt   uint32
-	HostPorts []int32 // each mapped to the same port of the pod
+	HostPorts []int32 // each is mapped to the same port of the pod
 }
 
 // RunPod starts a pod's sandbox.
@@ -75,8 +77,8 @@ func (c *CRI) MustRunPod(pod Pod) (id string) {
 	return id
 }
 
-// RunPods starts pods at the same time, and fails the test if one does not start. It returns their sandboxes by the name of
-// the pod.
+// RunPods starts pods at the same time, and fails the test if one does not start. It returns their
+// sandboxes by pod name.
 func (c *CRI) RunPods(pods []Pod) map[string]string {
 	c.node.Helper()
 	ids, errs := make([]string, len(pods)), make([]error, len(pods))
@@ -95,7 +97,7 @@ func (c *CRI) RunPods(pods []Pod) map[string]string {
 	return byName
 }
 
-// StopPod stops a sandbox: the runtime takes its network away.
+// StopPod stops a sandbox: the runtime removes its network.
 func (c *CRI) StopPod(id string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), criTimeout)
 	defer cancel()
@@ -103,7 +105,7 @@ func (c *CRI) StopPod(id string) error {
 	return err
 }
 
-// RemovePod removes a sandbox that is stopped.
+// RemovePod removes a stopped sandbox.
 func (c *CRI) RemovePod(id string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), criTimeout)
 	defer cancel()
@@ -127,7 +129,7 @@ func (c *CRI) Pods() map[string]cri.PodSandboxState {
 	return pods
 }
 
-// IP returns the address that the runtime has for a sandbox.
+// IP returns the runtime's address of a sandbox.
 func (c *CRI) IP(id string) string {
 	c.node.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), criTimeout)
@@ -139,7 +141,8 @@ func (c *CRI) IP(id string) string {
 	return answer.GetStatus().GetNetwork().GetIp()
 }
 
-// KillPod kills the first process of a sandbox, which the runtime then has as not ready, and waits for that.
+// KillPod kills the first process of a sandbox, and waits until the runtime says that the sandbox
+// is not ready.
 func (c *CRI) KillPod(id string) {
 	n := c.node
 	n.Helper()
@@ -157,7 +160,8 @@ func (c *CRI) KillPod(id string) {
 	Eventually(n, 10*time.Second, "the sandbox is not ready", func() bool { return c.Pods()[id] != Ready })
 }
 
-// CheckPod checks that a pod that runs has its address and its rules for itself, and can be reached. It goes on if not.
+// CheckPod checks that a running pod has its address and its rules to itself, and can be reached.
+// On an error the test continues.
 func (n *Node) CheckPod(c *CRI, id string) {
 	n.Helper()
 	ip := c.IP(id)
@@ -172,8 +176,8 @@ func (n *Node) CheckPod(c *CRI, id string) {
 	}
 }
 
-// RemovePods stops and removes all sandboxes that the runtime knows, as kubelet does with those of pods that are gone, and
-// returns the errors.
+// RemovePods stops and removes all sandboxes that the runtime knows, as the kubelet does for
+// deleted pods, and returns the errors.
 func (c *CRI) RemovePods() (errs []error) {
 	c.node.Helper()
 	for id := range c.Pods() {
@@ -188,8 +192,8 @@ func (c *CRI) RemovePods() (errs []error) {
 	return errs
 }
 
-// NetworkReady asks for the runtime's status, as kubelet does every five seconds, and returns what keeps the network from
-// being ready, "" if it is. A runtime that knows CNI 1.1 asks the plugins for STATUS then.
+// NetworkReady asks for the runtime's status, as the kubelet does every five seconds. It returns
+// the reason why the network is not ready, or "". A runtime that knows CNI 1.1 then calls STATUS.
 func (c *CRI) NetworkReady() (why string) {
 	c.node.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), criTimeout)

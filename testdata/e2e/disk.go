@@ -11,10 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// diskPattern is how the folders of nodes' disks are named, and their pods' cgroups.
+// diskPattern begins the names of nodes' disk directories and of their pods' cgroups.
 const diskPattern = "unwind-node-"
 
-// newDisk makes the folder of a node's disk. The file that it returns holds a lock on it as long as this process lives.
+// newDisk makes the directory of a node's disk. The returned file holds a lock on it as long as
+// this process lives.
 func newDisk(t testing.TB) (dir string, lock *os.File) {
 	t.Helper()
 	clearDisks(t)
@@ -32,8 +33,8 @@ func newDisk(t testing.TB) (dir string, lock *os.File) {
 	return dir, lock
 }
 
-// clearDisks removes what tests have left that were killed: of their nodes nothing else is left. Between the making of a folder
-// and its lock there is a moment; a folder that is empty is left alone.
+// clearDisks removes the disks that killed tests left; nothing else of their nodes is left. It
+// skips an empty directory, since its maker may not have locked it yet.
 func clearDisks(t testing.TB) {
 	t.Helper()
 	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), diskPattern+"*"))
@@ -54,8 +55,9 @@ func clearDisks(t testing.TB) {
 	}
 }
 
-// removeAllCgroups removes the cgroups of a node that has ended: its own, and those that containerd has put beside it, as it does
-// with containers for which the kubelet names none (containerd pkg/oci/spec.go populateDefaultUnixSpec).
+// removeAllCgroups removes the cgroups of a node that has ended: its own, and those that containerd
+// made beside it for containers without a cgroup of the kubelet's (containerd pkg/oci/spec.go
+// populateDefaultUnixSpec).
 func removeAllCgroups(t testing.TB, disk string) {
 	removeCgroups(t, "/"+filepath.Base(disk))
 	containers, _ := filepath.Glob(filepath.Join(disk, "containerd/io.containerd.grpc.v1.cri/*/*"))
@@ -65,12 +67,13 @@ func removeAllCgroups(t testing.TB, disk string) {
 	for _, pattern := range []string{"/sys/fs/cgroup/k8s.io", "/sys/fs/cgroup/*/k8s.io"} {
 		tops, _ := filepath.Glob(pattern)
 		for _, top := range tops {
-			_ = os.Remove(top) // unless there are others' containers
+			_ = os.Remove(top) // unless it has others' containers
 		}
 	}
 }
 
-// removeCgroups removes a cgroup and those in it from all hierarchies, innermost first. Nothing is in them any more.
+// removeCgroups removes a cgroup and those in it from all hierarchies, innermost first. They have
+// no processes any more.
 func removeCgroups(t testing.TB, name string) {
 	for _, pattern := range []string{"/sys/fs/cgroup" + name, "/sys/fs/cgroup/*" + name} {
 		tops, _ := filepath.Glob(pattern)
@@ -92,7 +95,7 @@ func removeCgroups(t testing.TB, name string) {
 	}
 }
 
-// EmptyDisk removes all that is in a folder of the disk, such as "containerd".
+// EmptyDisk removes everything in a directory of the disk, such as "containerd".
 func (n *Node) EmptyDisk(name string) {
 	n.Helper()
 	entries, err := os.ReadDir(filepath.Join(n.Dir, name))

@@ -1,9 +1,10 @@
-// Package e2e runs real container runtimes on nodes of their own, for tests of the binaries as they are installed: bin/unwind,
-// bin/unwindctl, the reference plugins, containerd. `make e2e` builds what it needs below .tools/e2e.
+// Package e2e runs real container runtimes on nodes of their own, to test the binaries as they are
+// installed: bin/unwind, bin/unwindctl, the reference plugins, containerd. `make e2e` builds what
+// it needs below .tools/e2e.
 //
-// A Node is a machine as far as a runtime can tell: network, mount and PID namespaces of its own, with the files at the places
-// where a distribution has them. It ends with the test that made it, and at once with the process that runs the tests, however
-// that ends; nothing of it is left on the machine.
+// A Node is a machine to a runtime: it has network, mount and PID namespaces of its own, and its
+// files are where a distribution has them. It ends with the test that made it, and at once with the
+// process that runs the tests, however that ends. Nothing of it is left on the machine.
 package e2e
 
 import (
@@ -13,10 +14,10 @@ import (
 	"time"
 )
 
-// root is the repository, seen from a command's folder, where its tests run.
+// root is the repository, relative to a command's directory, where its tests run.
 const root = "../.."
 
-// Path returns the absolute path of a file of the repository, and fails the test if it is not there.
+// Path returns the absolute path of a file of the repository, and fails the test if there is none.
 func Path(t testing.TB, name string) string {
 	t.Helper()
 	path, err := filepath.Abs(filepath.Join(root, name))
@@ -29,13 +30,14 @@ func Path(t testing.TB, name string) string {
 	return path
 }
 
-// tool returns the path of what make e2e built.
+// tool returns the path of a tool that make e2e built.
 func tool(t testing.TB, name string) string {
 	t.Helper()
 	return Path(t, filepath.Join(".tools/e2e", name))
 }
 
-// Eventually waits until a condition holds, and fails the test if it does not within the time. It returns how long it took.
+// Eventually waits until a condition holds, and fails the test if it takes longer than within. It
+// returns how long it took.
 func Eventually(t testing.TB, within time.Duration, what string, holds func() bool) time.Duration {
 	t.Helper()
 	begin := time.Now()
@@ -47,3 +49,6 @@ func Eventually(t testing.TB, within time.Duration, what string, holds func() bo
 	}
 	return time.Since(begin)
 }
+
+// Short reports whether the tests should take less time: SHORT=1.
+func Short() bool { return os.Getenv("UNWIND_E2E_SHORT") != "" }

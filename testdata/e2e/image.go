@@ -8,29 +8,24 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"runtime"
 )
 
-// object is one of JSON.
+// object is a JSON object.
 type object map[string]any
 
-// writeImage writes an archive (OCI image layout 1.0) of an image that has nothing but programs, and runs the first.
-func writeImage(archive, name string, programs ...string) error {
-	var files []file
-	for _, program := range programs {
-		binary, err := os.ReadFile(program)
-		if err != nil {
-			return err
-		}
-		files = append(files, file{filepath.Base(program), binary})
+// writePause writes an archive (OCI image layout 1.0) of PauseImage, which has only that program.
+func writePause(archive, program string) error {
+	binary, err := os.ReadFile(program)
+	if err != nil {
+		return err
 	}
 	var layer bytes.Buffer
-	if err := writeTar(tar.NewWriter(&layer), files...); err != nil {
+	if err := writeTar(tar.NewWriter(&layer), file{"pause", binary}); err != nil {
 		return err
 	}
 	config, err1 := json.Marshal(object{
-		"os": "linux", "architecture": runtime.GOARCH, "config": object{"Entrypoint": []string{"/" + files[0].name}},
+		"os": "linux", "architecture": runtime.GOARCH, "config": object{"Entrypoint": []string{"/pause"}},
 		"rootfs": object{"type": "layers", "diff_ids": []string{digest(layer.Bytes())}},
 	})
 	manifest, err2 := json.Marshal(object{
@@ -39,7 +34,7 @@ func writeImage(archive, name string, programs ...string) error {
 		"layers": []object{descriptor("application/vnd.oci.image.layer.v1.tar", layer.Bytes())},
 	})
 	entry := descriptor("application/vnd.oci.image.manifest.v1+json", manifest)
-	entry["annotations"] = object{"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name}
+	entry["annotations"] = object{"io.containerd.image.name": PauseImage, "org.opencontainers.image.ref.name": PauseImage}
 	index, err3 := json.Marshal(object{"schemaVersion": 2, "manifests": []object{entry}})
 	if err := errors.Join(err1, err2, err3); err != nil {
 		return err

@@ -19,7 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Cluster is a Kubernetes: its control plane on a node of its own, without a kubelet, and workers.
+// Cluster is a Kubernetes cluster: the control plane on a node of its own, without a kubelet, and
+// workers.
 type Cluster struct {
 	testing.TB
 	Workers []*Worker
@@ -33,7 +34,7 @@ type Worker struct {
 	Runtime  *Containerd
 	network  Network
 	cluster  *Cluster
-	address  string // in the network of the nodes
+	address  string // in the nodes' network
 	kubelet  *daemon
 }
 
@@ -42,11 +43,11 @@ const (
 	kubeconfigPath = kubernetesDir + "/kubeconfig"
 	controlAddress = "172.31.0.1"
 	nodesBridge    = "nodes"
-	// clusterTimeout bounds the start of the control plane, and of a kubelet, on a machine that has other things to do.
+	// clusterTimeout bounds the start of the control plane, and of a kubelet, on a busy machine.
 	clusterTimeout = 2 * time.Minute
 )
 
-// kubeconfig is good for everybody: the token is the administrator's.
+// kubeconfig serves everybody: the token is the administrator's.
 const kubeconfig = `apiVersion: v1
 kind: Config
 clusters: [{name: e2e, cluster: {server: "https://` + controlAddress + `:6443", insecure-skip-tls-verify: true}}]
@@ -55,8 +56,8 @@ contexts: [{name: e2e, context: {cluster: e2e, user: admin}}]
 current-context: e2e
 `
 
-// kubeletConfig has what differs from the defaults. The machine may have cgroups of version 1, or none to give; the pods' are
-// below the node's own. The second %s is for the pods' cgroups.
+// kubeletConfig has the differences from the defaults. The machine may have cgroups of version 1,
+// or none to give; the pods' are below the node's own. The second %s is the pods' cgroup.
 const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 containerRuntimeEndpoint: unix://%s
@@ -96,7 +97,7 @@ func NewCluster(t testing.TB) *Cluster {
 	n.hyperkube("kube-apiserver", "--etcd-servers="+etcd, "--advertise-address="+controlAddress, "--cert-dir=/run/kubernetes",
 		"--service-cluster-ip-range=10.96.0.0/24", "--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file="+kubernetesDir+"/sa.key", "--service-account-signing-key-file="+kubernetesDir+"/sa.key",
-		"--token-auth-file="+kubernetesDir+"/tokens.csv", "--authorization-mode=AlwaysAllow", "--allow-privileged",
+		"--token-auth-file="+kubernetesDir+"/tokens.csv", "--authorization-mode=RBAC", "--allow-privileged",
 		"--kubelet-preferred-address-types=InternalIP", "--enable-priority-and-fairness=false")
 	Eventually(n, clusterTimeout, "the API server is ready", func() bool {
 		_, err := c.TryKubectl("get", "--raw", "/readyz")
@@ -123,14 +124,14 @@ func newKey(t testing.TB) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}))
 }
 
-// tunables are settings of the kernel as a kubelet wants them (pkg/kubelet/cm/container_manager_linux.go setupKernelTunables). They
-// are the whole machine's, and it would change them.
+// tunables are kernel settings as a kubelet wants them (pkg/kubelet/cm/container_manager_linux.go
+// setupKernelTunables). They belong to the whole machine, and the kubelet would change them.
 var tunables = map[string]string{
 	"vm/overcommit_memory": "1", "vm/panic_on_oom": "0", "kernel/panic": "10", "kernel/panic_on_oops": "1",
 	"kernel/keys/root_maxkeys": "1000000", "kernel/keys/root_maxbytes": "25000000",
 }
 
-// keepTunables puts files in front of the settings, so that the kubelet finds them as it wants them.
+// keepTunables mounts files over the settings, so that the kubelet finds the values that it wants.
 func (w *Worker) keepTunables() {
 	w.Helper()
 	w.do(func() error {
@@ -165,7 +166,8 @@ func (c *Cluster) Join(name string, network func(n *Node) Network) *Worker {
 	return w
 }
 
-// Use makes a network that of the worker's pods, to which the other workers know the way. There are no pods on the old one.
+// Use gives the worker's pods a network, and the other workers a route to it. The old one has no
+// pods.
 func (w *Worker) Use(network Network) {
 	w.Helper()
 	w.do(func() error { return removeLink("cni0") }) // bridge gives it no address of another range
@@ -181,7 +183,7 @@ func (w *Worker) StartKubelet() {
 		"--cert-dir=/run/kubernetes", "--hostname-override="+w.NodeName, "--node-ip="+w.address)
 }
 
-// Restart is a reboot of the worker, after which the runtime and the kubelet start as they do on any machine.
+// Restart reboots the worker. Then the runtime and the kubelet start as on any machine.
 func (w *Worker) Restart() {
 	w.Helper()
 	w.Reboot()
@@ -191,7 +193,8 @@ func (w *Worker) Restart() {
 	w.StartKubelet()
 }
 
-// Condition returns the status, True, False or Unknown, of a worker's condition Ready, and its message.
+// Condition returns the status of a worker's condition Ready (True, False or Unknown), and its
+// message.
 func (w *Worker) Condition() (status, message string) {
 	w.Helper()
 	out, err := w.cluster.TryKubectl("get", "node", w.NodeName, "-o", `jsonpath={range .status.conditions[?(@.type=="Ready")]}{.status} {.message}{end}`)
@@ -234,7 +237,30 @@ func (c *Cluster) TryKubectl(args ...string) (string, error) {
 	return out, err
 }
 
-// daemon is a program that runs until it is stopped, or its node ends.
+// KubectlUnwind runs kubectl unwind as the cluster's administrator, who has kubectl and the plugin in
+// PATH.
+func (c *Cluster) KubectlUnwind(args ...string) (stdout, stderr string, err error) {
+	c.Helper()
+	shim := filepath.Join(c.control.Dir, "bin/kubectl")
+	script := fmt.Sprintf("#!/bin/sh\nexec '%s' kubectl \"$@\"\n", hyperkube(c))
+	if err := errors.Join(os.MkdirAll(filepath.Dir(shim), 0o755),
+		os.WriteFile(shim, []byte(script), 0o755)); err != nil {
+		c.Fatal(err)
+	}
+	var out, errs strings.Builder
+	cmd := exec.Command(shim, append([]string{"unwind"}, args...)...)
+	cmd.Env = []string{
+		"PATH=" + filepath.Dir(shim) + ":" + filepath.Dir(Path(c, "bin/kubectl-unwind")) + ":/usr/bin:/bin",
+		"KUBECONFIG=" + kubeconfigPath, "KUBECACHEDIR=" + filepath.Join(c.control.Dir, "kubectl"),
+	}
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err = c.control.Start(cmd); err == nil {
+		err = cmd.Wait()
+	}
+	return out.String(), errs.String(), err
+}
+
+// daemon is a program that runs until it is stopped or its node ends.
 type daemon struct {
 	cmd   *exec.Cmd
 	out   string // where it writes
@@ -281,7 +307,7 @@ func (d *daemon) hasEnded() bool {
 	}
 }
 
-// log returns the last lines that the program wrote but for the news.
+// log returns the last lines of the program's log, without those of level info.
 func (d *daemon) log() string {
 	data, err := os.ReadFile(d.out)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Left is what containers have on a node, or have left there.
+// Left counts what containers have on a node, or have left there.
 type Left struct {
 	Addresses int // reserved by host-local
 	NetNS     int // pinned in /run/netns
@@ -24,7 +24,7 @@ func (l Left) String() string {
 	return fmt.Sprintf("%d/%d/%d/%d", l.Addresses, l.NetNS, l.Veths, l.Rules)
 }
 
-// Left counts what is on the node.
+// Left counts what is on the node now.
 func (n *Node) Left() Left {
 	n.Helper()
 	pins, err := os.ReadDir(n.File("/run/netns"))
@@ -34,8 +34,8 @@ func (n *Node) Left() Left {
 	return Left{Addresses: len(n.Reserved()), NetNS: len(pins), Veths: n.veths(), Rules: len(n.Rules())}
 }
 
-// Settled counts what is on the node when it does not change any more: the kernel removes the interfaces of a network namespace
-// some time after its end.
+// Settled counts what is on the node once it no longer changes: the kernel removes the interfaces
+// of a network namespace some time after its end.
 func (n *Node) Settled() Left {
 	n.Helper()
 	const reads, pause = 3, 200 * time.Millisecond
@@ -64,8 +64,8 @@ func (n *Node) veths() (count int) {
 	return count
 }
 
-// ofContainer knows a rule or a chain of one container from one of the node. bridge's chains are CNI- and portmap's CNI-DN-
-// with a hash; firewall's rules have an address as /32.
+// ofContainer matches a rule or a chain of one container, and none of the node. bridge's chains are
+// CNI- and portmap's CNI-DN- with a hash; firewall's rules have an address as /32.
 var ofContainer = regexp.MustCompile(`\bCNI-(DN-)?[0-9a-f]{20,}|\d/32\b`)
 
 // Rules returns the iptables rules and chains of containers.
@@ -91,7 +91,7 @@ type Attachment struct {
 	}
 }
 
-// Journal returns what unwind has on record.
+// Journal returns the entries of unwind's journal.
 func (n *Node) Journal() []Attachment {
 	n.Helper()
 	var list struct{ Attachments []Attachment }

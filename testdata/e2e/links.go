@@ -10,10 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nodeLink is a worker's interface in the network of the nodes.
+// nodeLink is a worker's interface in the nodes' network.
 const nodeLink = "eth0"
 
-// connect links a worker to the network of the nodes.
+// connect links a worker to the nodes' network.
 func (w *Worker) connect() {
 	w.Helper()
 	control := w.cluster.control
@@ -26,12 +26,13 @@ func (w *Worker) connect() {
 	w.do(func() error { return setUp(nodeLink, w.address) })
 }
 
-// mac is the hardware address of the worker's interface, which a reboot does not change: the others know it.
+// mac is the MAC address of the worker's interface. A reboot does not change it, since the others
+// know it.
 func (w *Worker) mac() net.HardwareAddr {
 	return append(net.HardwareAddr{0x02, 0}, net.ParseIP(w.address).To4()...)
 }
 
-// routes tells the workers the way to each other's pods.
+// routes gives the workers routes to each other's pods.
 func (w *Worker) routes() {
 	w.Helper()
 	for _, other := range w.cluster.Workers {
@@ -49,8 +50,9 @@ func addBridge(name, address string) error {
 	return setUp(name, address)
 }
 
-// addPort makes a pair of interfaces, one on the bridge, and the other in a network namespace. After a reboot the pair of before
-// may still be there: the kernel takes a network namespace apart some time after its end.
+// addPort makes a pair of interfaces, one on the bridge and the other in a network namespace. After
+// a reboot the previous pair may still exist: the kernel removes a network namespace some time
+// after its end.
 func addPort(name string, mac net.HardwareAddr, ns *os.File) error {
 	if err := removeLink(name); err != nil {
 		return err
@@ -68,8 +70,8 @@ func addPort(name string, mac net.HardwareAddr, ns *os.File) error {
 	return netlink.LinkSetUp(port)
 }
 
-// setUp gives an interface its address in the network of the nodes. The way to everywhere else is one that answers nobody: the
-// API server wants one.
+// setUp gives an interface its address in the nodes' network. The default route leads to an address
+// that nobody has: the API server needs a default route.
 func setUp(name, address string) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {

@@ -9,9 +9,11 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
-// NetworkName is that of every node's network.
+// NetworkName is the name of every node's network.
 const NetworkName = "podnet"
 
 const conflist = ConfDir + "/10-" + NetworkName + ".conflist"
@@ -19,12 +21,13 @@ const conflist = ConfDir + "/10-" + NetworkName + ".conflist"
 // Small is a pool that has 13 addresses for pods.
 const Small = "10.22.0.0/28"
 
-// Network is what a node's runtime finds in /etc/cni/net.d.
+// Network is the network that a node's runtime finds in /etc/cni/net.d.
 type Network struct {
 	Subnet  string   // of host-local
-	Last    string   // address of the subnet that it gives out; "" for all
+	Last    string   // the last address that it gives out; "" for all
 	Plugins []string // JSON; after bridge, or ptp
-	// Kindnet has it be of the shape of kindnet's, without bridge and STATUS, and with the addresses elsewhere.
+	// Kindnet gives it the shape of kindnet's: without bridge and STATUS, and with the addresses
+	// elsewhere.
 	Kindnet bool
 	// Unwind has unwindctl put the chain into unwind's entry, which gets these keys.
 	Unwind bool
@@ -37,12 +40,13 @@ const (
 	Portmap  = `{"type": "portmap", "capabilities": {"portMappings": true}}`
 )
 
-// Faulty is the plugin that does what Plan says.
+// Faulty returns the configuration of the plugin that follows Plan.
 func (n *Node) Faulty() string {
 	return fmt.Sprintf(`{"type": "faulty", "dir": %q, "instance": "p"}`, n.faultyDir())
 }
 
-// plain is the list as a cluster's network provider would write it, for runtimes with and without CNI 1.1.
+// plain returns the list as a cluster's network provider would write it, for runtimes with and
+// without CNI 1.1.
 func (net Network) plain() string {
 	ranges := fmt.Sprintf(`{"subnet": %q}`, net.Subnet)
 	if net.Last != "" {
@@ -63,7 +67,7 @@ func (net Network) plain() string {
 `, versions, NetworkName, strings.Join(append([]string{first}, net.Plugins...), ",\n    "))
 }
 
-// pool is where host-local keeps the addresses.
+// pool returns the directory in which host-local keeps the addresses.
 func (net Network) pool() string {
 	if net.Kindnet {
 		return "/run/cni-ipam-state/" + NetworkName
@@ -71,20 +75,26 @@ func (net Network) pool() string {
 	return "/var/lib/cni/networks/" + NetworkName
 }
 
-// Configure makes a network the node's.
+// Configure writes the node's network configuration.
 func (n *Node) Configure(net Network) {
 	n.Helper()
 	n.pool = net.pool()
-	text := net.plain()
-	if net.Unwind {
+	n.configure(NetworkName, net.plain(), net.Unwind, net.Keys)
+}
+
+// configure writes the list of the node's network, which has this name.
+func (n *Node) configure(name, text string, unwind bool, keys map[string]any) {
+	n.Helper()
+	n.netName = name
+	if unwind {
 		original := filepath.Join(n.Dir, "original.conflist")
 		if err := os.WriteFile(original, []byte(text), 0o644); err != nil {
 			n.Fatal(err)
 		}
 		text = n.Unwindctl("wrap", original)
 	}
-	if len(net.Keys) > 0 {
-		text = withKeys(n, text, net.Keys)
+	if len(keys) > 0 {
+		text = withKeys(n, text, keys)
 	}
 	n.Write(conflist, text)
 }
@@ -110,7 +120,7 @@ func withKeys(n *Node, text string, keys map[string]any) string {
 
 func (n *Node) faultyDir() string { return filepath.Join(n.Dir, "faulty") }
 
-// Plan has faulty act in these modes from its next call on: command to mode. Without any it is healthy.
+// Plan sets faulty's modes by command, from its next call on. Without modes it is healthy.
 func (n *Node) Plan(modes map[string]string) {
 	n.Helper()
 	data, err := json.Marshal(map[string]any{"*": modes})
@@ -121,13 +131,13 @@ func (n *Node) Plan(modes map[string]string) {
 	}
 }
 
-// AwaitHeld waits until faulty holds so many calls of a command.
+// AwaitHeld waits until faulty holds this many calls of a command.
 func (n *Node) AwaitHeld(command string, calls int) {
 	n.Helper()
 	Eventually(n, 30*time.Second, fmt.Sprintf("faulty holds %d %s", calls, command), func() bool { return len(n.held(command)) >= calls })
 }
 
-// LetGo ends the holding of all calls.
+// LetGo lets all held calls continue.
 func (n *Node) LetGo() {
 	n.Helper()
 	for _, file := range n.held("*") {
@@ -142,7 +152,7 @@ func (n *Node) held(command string) []string {
 	return files
 }
 
-// Calls returns how often faulty was called with each command.
+// Calls returns the number of faulty's calls by command.
 func (n *Node) Calls() map[string]int {
 	n.Helper()
 	data, err := os.ReadFile(filepath.Join(n.faultyDir(), "log"))
@@ -162,7 +172,7 @@ func (n *Node) Calls() map[string]int {
 	return calls
 }
 
-// ForgetAddresses takes all addresses back, as an operator does whose node has none left.
+// ForgetAddresses removes all reservations, as an operator does when a node has no address left.
 func (n *Node) ForgetAddresses() {
 	n.Helper()
 	if err := os.RemoveAll(n.File(n.pool)); err != nil {
@@ -170,7 +180,7 @@ func (n *Node) ForgetAddresses() {
 	}
 }
 
-// Reserved returns whose the addresses of host-local are: address to container ID.
+// Reserved returns host-local's reservations: address to container ID.
 func (n *Node) Reserved() map[string]string {
 	n.Helper()
 	dir := n.File(n.pool)
@@ -196,14 +206,16 @@ func (n *Node) Reserved() map[string]string {
 	return owners
 }
 
-// AddNetNS makes a network namespace, pinned where runtimes pin theirs. (ip netns add would mount a folder over their pins.)
+// AddNetNS makes a network namespace, pinned where runtimes pin theirs. (ip netns add would mount a
+// directory over their pins.)
 func (n *Node) AddNetNS(name string) {
 	n.Helper()
 	n.Write("/run/netns/"+name, "")
 	n.Run("unshare", "--net=/run/netns/"+name, "true")
 }
 
-// AddByHand attaches a network namespace as a runtime would attach a pod's, of which containerd knows nothing.
+// AddByHand attaches a network namespace as a runtime would attach a pod's. containerd does not
+// know it.
 func (n *Node) AddByHand(pod string) {
 	n.Helper()
 	n.AddNetNS(pod)
@@ -212,9 +224,17 @@ func (n *Node) AddByHand(pod string) {
 	}
 }
 
-// Cnitool has cnitool carry out a command for a network namespace.
-func (n *Node) Cnitool(netns, command, args string) (stdout, stderr string, err error) {
+// RemoveNetNS removes a network namespace, as a runtime does after the DEL of a pod.
+func (n *Node) RemoveNetNS(name string) {
 	n.Helper()
-	return n.Try("env", "CNI_PATH="+PluginDir, "NETCONFPATH="+ConfDir, "CNI_ARGS="+args,
-		Path(n, ".tools/bin/cnitool"), command, NetworkName, "/run/netns/"+netns)
+	path := "/run/netns/" + name
+	n.do(func() error { return errors.Join(unix.Unmount(path, unix.MNT_DETACH), os.Remove(path)) })
+}
+
+// Cnitool has cnitool carry out a command for a network namespace. Further variables of the
+// environment may follow.
+func (n *Node) Cnitool(netns, command, args string, env ...string) (stdout, stderr string, err error) {
+	n.Helper()
+	env = append(env, "CNI_PATH="+PluginDir, "NETCONFPATH="+ConfDir, "CNI_ARGS="+args)
+	return n.Try("env", append(env, Path(n, ".tools/bin/cnitool"), command, n.netName, "/run/netns/"+netns)...)
 }

@@ -17,40 +17,44 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Node is a machine: namespaces of its own, held by a first process that reaps, and a disk that outlives a reboot.
+// Node is a machine: namespaces of its own, held by a first process that reaps, and a disk that
+// outlives a reboot.
 //
 //	/run                            a tmpfs
-//	/etc, /opt, /var/lib, /var/log  those of the machine below, and what the node writes above
+//	/etc, /opt, /var/lib, /var/log  an overlay of the node's files over the machine's
 //	/opt/cni/bin                    links to the reference plugins, faulty and unwind
-//	/var/lib/cni, containerd, …     folders on the disk
+//	/var/lib/cni, containerd, …     directories on the disk
 type Node struct {
 	testing.TB
-	Dir string // the disk; outside of it as inside
-	// Root is the node's file system as others see it, for files and sockets.
+	Dir string // the disk; the same path outside and inside
+	// Root is the node's file system as seen from outside, for files and sockets.
 	Root string
 
-	lock  *os.File      // on the disk, see newDisk
+	lock  *os.File      // on the disk: see newDisk
 	first *os.Process   // its first process
 	said  *bufio.Reader // its standard output
-	work  chan func()   // to be run on the node's thread
+	work  chan func()   // functions for the node's thread
 	boots int
 	pool  string // where its network keeps the addresses
+
+	netName string
 }
 
-// The folders of CNI on a node.
+// The CNI directories of a node.
 const (
 	ConfDir   = "/etc/cni/net.d"
 	PluginDir = "/opt/cni/bin"
 )
 
-// dataDirs are on the disk itself: an overlay is no place for a container's overlay, and has other inodes.
+// dataDirs are on the disk itself: a container's overlay cannot be on an overlay, which also has
+// other inodes.
 var dataDirs = []string{"cni", "containerd", "containers", "kubelet", "etcd"}
 
 // NewNode makes a node that ends with the test.
 func NewNode(t testing.TB) *Node {
 	t.Helper()
 	dir, lock := newDisk(t)
-	n := &Node{TB: t, Dir: dir, lock: lock, work: make(chan func()), pool: Network{}.pool()}
+	n := &Node{TB: t, Dir: dir, lock: lock, work: make(chan func()), pool: Network{}.pool(), netName: NetworkName}
 	if err := os.Mkdir(n.faultyDir(), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -66,10 +70,12 @@ func NewNode(t testing.TB) *Node {
 	return n
 }
 
-// thread starts the first process and works in its namespaces until there is no more work. The thread ends with it, and with
-// the thread the first process (PDEATHSIG goes by the thread), and with that all processes and mounts of the node.
+// thread starts the first process and works in its namespaces until there is no more work. Then the
+// thread ends, and with it the first process (PDEATHSIG is bound to the thread), and with that all
+// processes and mounts of the node.
 func (n *Node) thread(program string, ready chan<- error) {
-	runtime.LockOSThread() // and never unlocked: no one else gets a thread that is elsewhere
+	// Never unlocked: no other goroutine may get a thread in other namespaces.
+	runtime.LockOSThread()
 	if err := n.start(program); err != nil {
 		ready <- err
 		return
@@ -97,15 +103,17 @@ func (n *Node) start(program string) error {
 	return n.isReady()
 }
 
-// isReady waits for the word of the first process.
+// isReady waits for the first process to say that it is ready.
 func (n *Node) isReady() error {
 	_, err := n.said.ReadString('\n')
 	return err
 }
 
-// enter moves the calling thread into namespaces of a process, which is 1 where the node is seen from inside.
+// enter moves the calling thread into namespaces of a process. Inside the node, the first process
+// is process 1.
 func (n *Node) enter(pid int, names ...string) error {
-	if err := unix.Unshare(unix.CLONE_FS); err != nil { // setns(2): a mount namespace takes a thread that shares no folder
+	// setns(2): a thread that enters a mount namespace must share no fs attributes.
+	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return err
 	}
 	var files []*os.File
@@ -125,7 +133,8 @@ func (n *Node) enter(pid int, names ...string) error {
 	return nil
 }
 
-// do runs a function on the node's thread: what it opens, and what it starts, is the node's.
+// do runs a function on the node's thread, so that files it opens and processes it starts are the
+// node's.
 func (n *Node) do(f func() error) {
 	n.Helper()
 	if err := n.try(f); err != nil {
@@ -139,7 +148,8 @@ func (n *Node) try(f func() error) error {
 	return <-done
 }
 
-// boot mounts what a machine has after its start; the first process has begun with /proc. It runs once in the life of the mount namespace.
+// boot mounts what a machine has after its start, except /proc, which the first process mounts. It
+// runs once in the life of the mount namespace.
 func (n *Node) boot() error {
 	steps := []struct {
 		source, target, fstype string
@@ -180,7 +190,7 @@ func (n *Node) network() error {
 		os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0))
 }
 
-// overlay puts a layer of the node's own over a folder of the machine.
+// overlay mounts the node's own layer over a directory of the machine.
 func (n *Node) overlay(dir string) error {
 	base := filepath.Join(n.Dir, "above", strings.ReplaceAll(dir, "/", "_"))
 	upper, work := base+".upper", base+".work"
@@ -195,7 +205,7 @@ func mount(source, target, fstype string, flags uintptr, options string) error {
 	return nil
 }
 
-// installPlugins links the plugins to where runtimes look for them, so that a test can take one away.
+// installPlugins links the plugins to where runtimes look for them, so that a test can remove one.
 func (n *Node) installPlugins() {
 	n.Helper()
 	plugins, err := filepath.Glob(filepath.Join(Path(n, ".tools/cni"), "[a-z]*"))
@@ -209,8 +219,8 @@ func (n *Node) installPlugins() {
 	}
 }
 
-// Reboot is a loss of power and a start: all processes end, /run and the kernel's network are empty, the disk is as it was, and
-// the boot has another ID.
+// Reboot is a loss of power and a start: all processes end, /run and the kernel's network are
+// empty, the disk stays, and the boot ID changes.
 func (n *Node) Reboot() {
 	n.Helper()
 	n.Run(tool(n, "bin/pause"), "kill-all")
@@ -228,7 +238,7 @@ func (n *Node) Reboot() {
 	})
 }
 
-// unmountAll lets go of what runtimes mounted, and empties /run.
+// unmountAll unmounts what runtimes mounted, and empties /run.
 func (n *Node) unmountAll() error {
 	mounts, err := os.ReadFile("/proc/1/mounts")
 	if err != nil {
@@ -239,7 +249,7 @@ func (n *Node) unmountAll() error {
 	for _, line := range lines {
 		at := strings.Fields(line)[1]
 		if strings.HasPrefix(at, "/run/") || strings.Count(at, "/") > 3 && strings.HasPrefix(at, "/var/lib/") {
-			_ = unix.Unmount(at, unix.MNT_DETACH) // one below another may be gone with it
+			_ = unix.Unmount(at, unix.MNT_DETACH) // a mount below another one may be gone with it
 		}
 	}
 	entries, err := os.ReadDir("/run")
@@ -249,7 +259,7 @@ func (n *Node) unmountAll() error {
 	return err
 }
 
-// close ends all of the node, and removes its disk and its cgroups.
+// close ends the node, and removes its disk and its cgroups.
 func (n *Node) close() {
 	close(n.work)
 	if n.first != nil {
@@ -263,5 +273,5 @@ func (n *Node) close() {
 	}
 }
 
-// Cgroup is where the node's pods are.
+// Cgroup returns the cgroup of the node's pods.
 func (n *Node) Cgroup() string { return "/" + filepath.Base(n.Dir) }

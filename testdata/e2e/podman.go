@@ -5,7 +5,8 @@ import (
 	"strings"
 )
 
-// podmanConf has Debian's podman use CNI, and no systemd. A container's cgroup is where a test removes it.
+// podmanConf has Debian's podman use CNI without systemd. A container's cgroup is where a test
+// removes it.
 const podmanConf = `[engine]
 cgroup_manager = "cgroupfs"
 events_logger = "file"
@@ -24,7 +25,8 @@ type Podman struct {
 	env  []string
 }
 
-// NewPodman gives a node podman, and the image PauseImage. A podman that does not know CNI any more (5 and later) skips the test.
+// NewPodman gives a node podman and the image PauseImage. It skips the test if podman no longer
+// knows CNI (5 and later).
 func (n *Node) NewPodman() *Podman {
 	n.Helper()
 	libraries, _ := filepath.Glob(tool(n, "deb") + "/usr/lib/*-linux-gnu")
@@ -39,7 +41,7 @@ func (n *Node) NewPodman() *Podman {
 	n.Write("/etc/containers/containers.conf", podmanConf+"conmon_path = [\""+tool(n, "deb/usr/bin/conmon")+"\"]\n")
 	n.Write("/etc/containers/policy.json", `{"default": [{"type": "insecureAcceptAnything"}]}`)
 	archive := filepath.Join(n.Dir, "pause.tar")
-	if err := writeImage(archive, PauseImage, tool(n, "bin/pause")); err != nil {
+	if err := writePause(archive, tool(n, "bin/pause")); err != nil {
 		n.Fatal(err)
 	}
 	p.Run("load", "-i", archive)

@@ -12,13 +12,13 @@ import (
 	"time"
 )
 
-// KubePod is a pod as the API server has it.
+// KubePod is a pod as the API server shows it.
 type KubePod struct {
 	Name, UID, Node, IP string
 	Ready, Ending       bool
 }
 
-// podSpec is of a pod that does nothing, on one worker.
+// podSpec returns the spec of a pod that does nothing, on one worker.
 func podSpec(w *Worker) object {
 	return object{
 		"nodeSelector":                  object{"kubernetes.io/hostname": w.NodeName},
@@ -30,7 +30,7 @@ func podSpec(w *Worker) object {
 	}
 }
 
-// RunPods asks for pods on a worker, named prefix-0 and so on.
+// RunPods creates pods on a worker, named prefix-0 and so on.
 func (w *Worker) RunPods(prefix string, count int) {
 	w.Helper()
 	var pods []object
@@ -41,7 +41,7 @@ func (w *Worker) RunPods(prefix string, count int) {
 	w.cluster.apply(pods...)
 }
 
-// RunStatefulSet asks for pods with names that stay, all at once.
+// RunStatefulSet creates pods with stable names, all at once.
 func (w *Worker) RunStatefulSet(name string, replicas int) {
 	w.Helper()
 	labels := object{"app": name}
@@ -50,7 +50,7 @@ func (w *Worker) RunStatefulSet(name string, replicas int) {
 			"template": object{"metadata": object{"labels": labels}, "spec": podSpec(w)}}})
 }
 
-// Namespace is that of the worker's pods, so that each worker has pods of the same names.
+// Namespace is the namespace of the worker's pods, so that each worker has pods of the same names.
 func (w *Worker) Namespace() string { return "on-" + w.NodeName }
 
 func (c *Cluster) apply(objects ...object) {
@@ -98,7 +98,8 @@ func (w *Worker) Pods(prefix string) (pods []KubePod) {
 	return pods
 }
 
-// AwaitPods waits until so many pods are there and all are ready, and returns whether that came in time.
+// AwaitPods waits until count pods exist and all are ready. It returns how long that took, or an
+// error if it took longer than within.
 func (w *Worker) AwaitPods(prefix string, count int, within time.Duration) (took time.Duration, err error) {
 	w.Helper()
 	var ready, all int
@@ -120,20 +121,10 @@ func (w *Worker) AwaitPods(prefix string, count int, within time.Duration) (took
 	}
 }
 
-// DeletePods deletes pods, and waits until they are gone from the API server.
+// DeletePods deletes pods and waits until they are gone from the API server.
 func (w *Worker) DeletePods(args ...string) {
 	w.Helper()
 	w.cluster.Kubectl(append([]string{"delete", "--namespace", w.Namespace(), "--timeout=120s"}, args...)...)
-}
-
-// Import puts an image of programs into the worker's runtime, as from a registry.
-func (w *Worker) Import(name string, programs ...string) {
-	w.Helper()
-	archive := filepath.Join(w.Dir, "image.tar")
-	if err := writeImage(archive, name, programs...); err != nil {
-		w.Fatal(err)
-	}
-	w.Run(tool(w, filepath.Join(w.Runtime.Version.dir, "ctr")), "-n", "k8s.io", "images", "import", archive)
 }
 
 // Events returns the last warnings of pods whose names begin with a prefix.
@@ -146,11 +137,12 @@ func (w *Worker) Events(prefix string) string {
 	return strings.Join(lines[max(0, len(lines)-most):], "")
 }
 
-// pingTime bounds the time until a pod that is ready answers.
+// pingTime bounds the time until a ready pod answers.
 const pingTime = 15 * time.Second
 
-// Silent returns the pods that do not answer a ping from the worker itself. For up to a minute the kernel may have an address in
-// its neighbour table with the MAC address of its last owner, whoever gave it away; so it is made to ask anew.
+// Silent returns the pods that do not answer a ping from the worker itself. For up to a minute
+// after the last owner of an address, however it released it, the kernel's neighbour table may have
+// that owner's MAC address. So Silent flushes it first.
 func (w *Worker) Silent(pods []KubePod) []string {
 	w.Helper()
 	for _, p := range pods {
@@ -182,7 +174,7 @@ func (w *Worker) SilentToPods(pods []KubePod) (silent []string) {
 	return silent
 }
 
-// silent pings pods, with a command in front.
+// silent pings pods, with a prefix before the command.
 func (w *Worker) silent(pods []KubePod, prefix ...string) (silent []string) {
 	w.Helper()
 	var mu sync.Mutex
@@ -210,7 +202,8 @@ func (w *Worker) silent(pods []KubePod, prefix ...string) (silent []string) {
 	return silent
 }
 
-// PlanPods has faulty act in these modes for the pods whose names begin with a prefix, and be healthy for others.
+// PlanPods sets faulty's modes for the pods whose names begin with a prefix; faulty is healthy for
+// others.
 func (n *Node) PlanPods(prefix string, modes map[string]string) {
 	n.Helper()
 	data, err := json.Marshal(map[string]any{"pod:" + prefix: modes})

@@ -8,7 +8,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Config returns what the runtime tells of its network, in JSON.
+// Config returns the runtime's view of its network, as JSON.
 func (c *CRI) Config() string {
 	c.node.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), criTimeout)
@@ -20,7 +20,8 @@ func (c *CRI) Config() string {
 	return answer.GetInfo()["cniconfig"]
 }
 
-// AwaitConfig waits until the runtime has read a configuration of its network with a text in it, or one without.
+// AwaitConfig waits until the runtime has read a network configuration that contains a text, or one
+// that does not.
 func (c *CRI) AwaitConfig(text string, in bool) {
 	c.node.Helper()
 	what := "the runtime's network has " + text
@@ -30,7 +31,7 @@ func (c *CRI) AwaitConfig(text string, in bool) {
 	Eventually(c.node, startTimeout, what, func() bool { return strings.Contains(c.Config(), text) == in })
 }
 
-// TimeStatus asks for the runtime's status as NetworkReady does, and gives up after a time.
+// TimeStatus asks for the runtime's status as NetworkReady does, and gives up after within.
 func (c *CRI) TimeStatus(within time.Duration) (took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()

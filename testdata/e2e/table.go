@@ -9,7 +9,8 @@ import (
 	"text/tabwriter"
 )
 
-// Table collects the results of tests, which may run in parallel, and logs them sorted when the test that made it ends.
+// Table collects the results of tests, which may run in parallel, and logs them sorted when the
+// test that made it ends.
 type Table struct {
 	mu     sync.Mutex
 	header string
@@ -24,14 +25,14 @@ func NewTable(t testing.TB, title string, columns ...string) *Table {
 	return table
 }
 
-// NewSteps makes a table of what happens one after the other: its rows stay in that order.
+// NewSteps makes a table of steps in order: its rows are not sorted.
 func NewSteps(t testing.TB, title string, columns ...string) *Table {
 	table := NewTable(t, title, columns...)
 	table.steps = true
 	return table
 }
 
-// Row adds one.
+// Row adds a row.
 func (t *Table) Row(cells ...any) {
 	texts := make([]string, len(cells))
 	for i, cell := range cells {

@@ -1,52 +1,61 @@
-// Faulty is a CNI plugin that fails on demand: the test double of the tests and of the demo. What it takes on ADD and
-// gives back on DEL is one file, so a leak is a file that is left.
+// Faulty is a CNI plugin that fails on demand: the test double of the tests and of the demo. Each
+// ADD makes one file and each DEL removes it, so a leak is a file that is left.
 //
 // Its network configuration:
 //
-//	{"type": "faulty", "dir": "/abs/dir", "instance": "p1", "address": "192.0.2.7/32", "code": 11, "delayMS": 1000,
-//	 "modes": {"DEL": "<mode>"}, "ipam": {"type": "host-local", …}, "rules": true}
+//	{"type": "faulty", "dir": "/abs/dir", "instance": "p1", "address": "192.0.2.7/32", "code": 11,
+//	 "delayMS": 1000, "modes": {"DEL": "<mode>"}, "ipam": {"type": "host-local", …},
+//	 "rules": true, "result": "<text>"}
 //
-// Only dir is required. modes go before those of plan.json, for a plugin that fails with this configuration and not with
-// another one. With ipam it takes its address from that plugin and gives it back there, as bridge does. With rules it takes
-// for each address of its prevResult what firewall does: a rule that is known by the address alone, so that a DEL removes it
-// whoever it is for. dir holds:
+// Only dir is required. modes override those of plan.json, for a plugin that fails with this
+// configuration and not with another one. With ipam, faulty takes its address from that plugin and
+// releases it there, as bridge does. With rules, faulty does for each address of its prevResult
+// what firewall does: it makes a rule that is keyed by the address alone, so that a DEL removes the
+// rule of any owner. dir holds:
 //
-//	taken/<containerID>.<ifname>.<instance>  made by an ADD that takes effect (content: the pid), removed by a DEL that
-//	                                         takes effect; CHECK refuses without it
-//	rules/<address>.<instance>               the same of rules
-//	held/<command>.<containerID>.<instance>  made by a call that is held, which goes on when it is removed
-//	plan.json                                {"<instance>": {"ADD": "<mode>", "DEL": "<mode>", …}}, read at each call, so
-//	                                         that a plugin can be healed between calls; "*" stands for the instances
-//	                                         that are not named; no file or no mode is "ok"; "pod:<prefix>" goes before
-//	                                         all, for calls for a pod (K8S_POD_NAME) whose name begins so; "fail 5%" is
-//	                                         fail for one call in twenty, by chance, and ok for the others
-//	log                                      a JSON line (type record) at the start of each call, and one at its end if
-//	                                         it ends by itself; each line is one append, and the lines of one call have
-//	                                         one pid unless the mode is "orphan", whose child writes the end
+//	taken/<containerID>.<ifname>.<instance>
+//	        made by an ADD that takes effect (content: the pid), removed by a DEL that takes
+//	        effect; CHECK fails without it
+//	rules/<address>.<instance>
+//	        the same for rules
+//	held/<command>.<containerID>.<instance>
+//	        made by a call that is held; the call continues when the file is removed
+//	plan.json
+//	        {"<instance>": {"ADD": "<mode>", "DEL": "<mode>", …}}, read at each call, so that a
+//	        plugin can be healed between calls. "*" stands for the instances that are not named.
+//	        Without a file or a mode, the mode is "ok". "pod:<prefix>" overrides all, for calls
+//	        for a pod (K8S_POD_NAME) whose name has this prefix. "fail 5%" is fail for one call
+//	        in twenty, at random, and ok for the others.
+//	log
+//	        a JSON line (type record) at the start of each call, and one at its end if it ends by
+//	        itself. Each line is one append. The lines of one call have one pid, unless the mode
+//	        is "orphan", whose child writes the end.
 //
-// The modes; a name with -effect takes or gives back first, its plain form does neither:
+// The modes; a name with -effect takes or releases first, its plain form does neither:
 //
-//	ok                               effect and answer
-//	late                             sleep for delayMS (default 1000), then ok
-//	hold, hold-effect                wait until someone lets it go on, see held; then ok
-//	fail, fail-effect                CNI error with "code" (default 999)
-//	stderr                           exit 1 with text on stderr only
-//	hang, hang-effect                never answer
-//	ignore-term                      never answer, and ignore SIGTERM
-//	crash, crash-effect              SIGKILL to itself
-//	kill-parent                      SIGKILL to the parent, then never answer
-//	kill-parent-effect               effect, SIGKILL to the parent, then answer
-//	orphan                           leave a child in the process group, SIGKILL to the parent and exit; the child takes
-//	                                 effect after delayMS
-//	daemon                           leave a child in a session of its own that holds every inherited descriptor,
-//	                                 stdout and stderr too, for a minute; then ok
-//	empty, garbage, huge             effect and exit 0, having written nothing, "not json", or 100 MB of blanks before
-//	                                 the answer
+//	ok                  take effect and answer
+//	late                sleep for delayMS (default 1000), then ok
+//	hold, hold-effect   wait until the file under held is removed, then ok
+//	fail, fail-effect   CNI error with "code" (default 999)
+//	stderr              exit 1 with text on stderr only
+//	hang, hang-effect   never answer
+//	ignore-term         never answer, and ignore SIGTERM
+//	crash, crash-effect SIGKILL to itself
+//	kill-parent         SIGKILL to the parent, then never answer
+//	kill-parent-effect  take effect, SIGKILL to the parent, then answer
+//	orphan              leave a child in the process group, SIGKILL to the parent and exit; the
+//	                    child takes effect after delayMS
+//	daemon              leave a child in a session of its own that holds every inherited
+//	                    descriptor, stdout and stderr too, for a minute; then ok
+//	empty, garbage, huge
+//	                    take effect and exit 0, having written nothing, "not json", or 100 MB of
+//	                    blanks before the answer
 //
 // "Never" is two minutes, so that a test that dies leaves nothing behind.
 //
-// The answer to ADD is prevResult, or else an empty result, with address, if there is one, among its ips. GC and STATUS
-// have no effect; they and CHECK follow the plan like ADD and DEL. VERSION reads no configuration and is not logged.
+// The answer to ADD is result as it is. Without result the answer is prevResult, or else an empty
+// result, with address, if there is one, among its ips. GC and STATUS have no effect; they and
+// CHECK follow the plan like ADD and DEL. VERSION reads no configuration and is not logged.
 package main
 
 import (
@@ -80,7 +89,7 @@ const (
 	daemonLife = time.Minute
 	hugeBlanks = 100 << 20
 
-	// roleEnv tells a child of this program what it is for.
+	// roleEnv tells a child of this program its role.
 	roleEnv    = "CNI_FAULTY_ROLE"
 	roleDaemon = "daemon"
 	roleOrphan = "orphan"
@@ -89,11 +98,11 @@ const (
 var (
 	// errStderr ends a call with text on stderr instead of a CNI error.
 	errStderr = errors.New("faulty: this text is on stderr only")
-	// errHandedOver ends a process whose call is finished by a child.
+	// errHandedOver ends a process and leaves its call to a child.
 	errHandedOver = errors.New("the child finishes the call")
 )
 
-// conf is the network configuration as far as this plugin reads it.
+// conf is the part of the network configuration that this plugin reads.
 type conf struct {
 	CNIVersion string          `json:"cniVersion"`
 	Dir        string          `json:"dir"`
@@ -107,7 +116,8 @@ type conf struct {
 	IPAM  struct {
 		Type string `json:"type"`
 	} `json:"ipam"`
-	Rules bool `json:"rules"`
+	Rules  bool    `json:"rules"`
+	Result *string `json:"result"`
 }
 
 // record is a line of the log.
@@ -134,7 +144,7 @@ type call struct {
 }
 
 func main() {
-	// A parent that was killed must not end us by a write to its pipe.
+	// A parent that was killed must not end this process by a write to its pipe.
 	signal.Ignore(syscall.SIGPIPE)
 	parent := os.Getppid()
 
@@ -166,8 +176,8 @@ func main() {
 	}
 }
 
-// readCall reads the environment and the configuration, and checks them as pkg/skel would. The call it returns with an
-// error is good for the answer only.
+// readCall reads the environment and the configuration, and checks them as pkg/skel would. With an
+// error, the returned call serves only to answer.
 func readCall(stdin io.Reader, parent int) (*call, error) {
 	c := &call{parent: parent, record: record{
 		Command:     os.Getenv("CNI_COMMAND"),
@@ -219,7 +229,7 @@ func (c *call) missing() []string {
 	return slices.DeleteFunc(required, func(name string) bool { return os.Getenv(name) != "" })
 }
 
-// serve carries the call out between its two lines in the log.
+// serve carries out the call and logs its start and its end.
 func (c *call) serve() error {
 	var err error
 	if c.Mode, err = c.plannedMode(); err != nil {
@@ -235,7 +245,7 @@ func (c *call) serve() error {
 	return errors.Join(c.answer(out, err), c.log("end"))
 }
 
-// plannedMode looks up what the configuration or plan.json wants of this call.
+// plannedMode returns the mode that the configuration or plan.json gives for this call.
 func (c *call) plannedMode() (string, error) {
 	if mode := c.conf.Modes[c.Command]; mode != "" {
 		return mode, nil
@@ -263,7 +273,7 @@ func (c *call) plannedMode() (string, error) {
 	return byChance(modes[c.Command])
 }
 
-// pod is the name of the pod that the call is for.
+// pod returns the name of the call's pod.
 func (c *call) pod() string {
 	for arg := range strings.SplitSeq(c.Args, ";") {
 		if name, ok := strings.CutPrefix(arg, "K8S_POD_NAME="); ok {
@@ -273,7 +283,7 @@ func (c *call) pod() string {
 	return ""
 }
 
-// byChance decides on a mode that has a percentage.
+// byChance resolves a mode with a percentage.
 func byChance(mode string) (string, error) {
 	mode, chance, ok := strings.Cut(mode, " ")
 	if ok {
@@ -288,7 +298,7 @@ func byChance(mode string) (string, error) {
 	return cmp.Or(mode, "ok"), nil
 }
 
-// run does what the mode says and returns what goes to stdout.
+// run carries out the mode and returns the output for stdout.
 func (c *call) run() ([]byte, error) {
 	mode, effectFirst := strings.CutSuffix(c.Mode, "-effect")
 	if mode == "hold" {
@@ -340,7 +350,7 @@ func (c *call) run() ([]byte, error) {
 	}
 }
 
-// heldUp succeeds with a wait before or after it takes effect.
+// heldUp waits before or after it takes effect, then succeeds.
 func (c *call) heldUp(effectFirst bool) ([]byte, error) {
 	var out []byte
 	var err error
@@ -367,7 +377,7 @@ func (c *call) heldUp(effectFirst bool) ([]byte, error) {
 	return nil, fmt.Errorf("faulty: %s %s was held for %s", c.Instance, c.Command, forever)
 }
 
-// effect takes or gives back; it is what the tests count.
+// effect takes or releases; the tests count effects.
 func (c *call) effect() error {
 	if err := errors.Join(c.askIPAM(), c.rules()); err != nil {
 		return err
@@ -386,7 +396,7 @@ func (c *call) effect() error {
 	return nil
 }
 
-// askIPAM has the IPAM plugin give an address or take it back.
+// askIPAM has the IPAM plugin give an address or release it.
 func (c *call) askIPAM() error {
 	if c.conf.IPAM.Type == "" {
 		return nil
@@ -443,7 +453,7 @@ func (c *call) takenFile() string {
 	return filepath.Join(c.conf.Dir, "taken", c.ContainerID+"."+c.IfName+"."+c.conf.Instance)
 }
 
-// succeed is the whole of a call in which nothing is wrong.
+// succeed carries out a call in which nothing fails.
 func (c *call) succeed() ([]byte, error) {
 	if c.Command == "CHECK" {
 		_, err := os.Stat(c.takenFile())
@@ -453,10 +463,13 @@ func (c *call) succeed() ([]byte, error) {
 	return c.result(), err
 }
 
-// result is what ADD prints; the other commands print nothing.
+// result returns the output of ADD; the other commands print nothing.
 func (c *call) result() []byte {
 	if c.Command != "ADD" {
 		return nil
+	}
+	if c.conf.Result != nil {
+		return []byte(*c.conf.Result)
 	}
 	result := map[string]json.RawMessage{}
 	if len(c.conf.PrevResult) > 0 {
@@ -483,8 +496,8 @@ func (c *call) result() []byte {
 	return append(mustJSON(result), '\n')
 }
 
-// addAddress puts the configured address into a result of the configuration's version: "ip4" or "ip6" before 0.3.0, an
-// entry of "ips" since, which needed "version" until 1.0.0.
+// addAddress puts the configured address into a result of the configuration's version. Before 0.3.0
+// that is "ip4" or "ip6"; since then an entry of "ips", which needed "version" until 1.0.0.
 func (c *call) addAddress(result map[string]json.RawMessage) {
 	family := "4"
 	if prefix, err := netip.ParsePrefix(c.conf.Address); err == nil && prefix.Addr().Is6() {
@@ -524,7 +537,8 @@ func (c *call) delay() time.Duration {
 	return time.Duration(c.conf.DelayMS) * time.Millisecond
 }
 
-// killParent kills the process that started us, but never init, which adopts us if that process is gone already.
+// killParent kills the process that started this one, but never init, which adopts this process if
+// the parent is gone already.
 func (c *call) killParent() error {
 	if c.parent <= 1 {
 		return errors.New("faulty: the parent is gone")
@@ -532,8 +546,9 @@ func (c *call) killParent() error {
 	return syscall.Kill(c.parent, syscall.SIGKILL)
 }
 
-// handOver starts the child that takes effect late, and kills the parent. The child stays in our process group and
-// keeps the inherited descriptors from 3 on; standard input is its own copy of the configuration.
+// handOver starts the child that takes effect late, and kills the parent. The child stays in this
+// process group and keeps the inherited descriptors from 3 on. Its standard input is its own copy
+// of the configuration.
 func (c *call) handOver() error {
 	stdin, err := os.CreateTemp("", "faulty-")
 	if err != nil {
@@ -568,16 +583,16 @@ func (c *call) leaveDaemon() error {
 	return child.Start()
 }
 
-// child is this program again. Descriptors from 3 on that we inherited pass to it: os/exec closes none that is not
-// close-on-exec.
+// child returns a command for this program in another role. Inherited descriptors from 3 on pass to
+// it: os/exec closes none that is not close-on-exec.
 func child(role string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Args = []string{os.Args[0], role} // for who reads ps
+	cmd.Args = []string{os.Args[0], role} // for people who read ps
 	cmd.Env = append(os.Environ(), roleEnv+"="+role)
 	return cmd
 }
 
-// answer writes the outcome where the protocol wants it, and returns the error it was given.
+// answer writes the outcome where the protocol wants it, and returns err.
 func (c *call) answer(out []byte, err error) error {
 	if errors.Is(err, errStderr) {
 		fmt.Fprintln(os.Stderr, err)
@@ -593,7 +608,7 @@ func (c *call) answer(out []byte, err error) error {
 			*types.Error
 		}{c.conf.CNIVersion, cniErr})
 	}
-	os.Stdout.Write(out) // a reader that has gone is no fault of ours
+	os.Stdout.Write(out) // a reader that has gone is not this plugin's fault
 	return err
 }
 
@@ -615,7 +630,7 @@ func (c *call) log(phase string) error {
 	return errors.Join(err, f.Close())
 }
 
-// mustJSON encodes what cannot fail to encode.
+// mustJSON encodes a value that always can be encoded.
 func mustJSON(v any) []byte {
 	data, err := json.Marshal(v)
 	if err != nil {

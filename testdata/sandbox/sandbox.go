@@ -1,61 +1,146 @@
-// Package sandbox gives tests a network, a mount and a PID namespace of their own, so that what they make on the "host" (bridges,
-// rules, mounts, processes) is gone when they end, however they end.
+// Package sandbox runs tests in a network and a mount namespace of their own, so that what they
+// create on the "host" (bridges, rules, mounts, processes) is gone when they end, however they end.
 package sandbox
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
+	"path/filepath"
 	"runtime"
+	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
-// marker tells a process of this program which one it is: "" the one that was started, then "init" and "tests".
+// marker tells a process of this program its role: "" for the one that was started, then "init" and
+// "tests".
 const marker = "UNWIND_TEST_SANDBOX"
 
-// Run runs the tests in namespaces of their own: this program is started again as their first process, which starts the
-// tests and reaps what they leave. It returns the exit code.
-func Run(m *testing.M) int { return run(m, "") }
+// Run runs the tests in namespaces of their own. It starts this program again as their first
+// process, which starts the tests, reaps what they leave and ends it. Run returns the exit code.
+func Run(m *testing.M) int { return sandbox{}.run(m) }
 
-// RunInMemory is Run, with the tests' files in memory. Hundreds of journals that sync at once keep a disk busy for seconds,
-// and then deadlines decide what a test sees. A process that is killed loses no more there than on a disk; what a loss of
-// power leaves is for the journal's own test.
-func RunInMemory(m *testing.M) int { return run(m, "/dev/shm") }
+// RunInMemory is Run with the tests' files in memory. Hundreds of journals that sync at once keep a
+// disk busy for seconds, and then deadlines decide the outcome of a test. A killed process loses no
+// more in memory than on a disk; the journal's own test covers a loss of power. Every Linux has the
+// directory, so none is left behind.
+func RunInMemory(m *testing.M) int { return sandbox{memory: "/dev/shm"}.run(m) }
 
-// run takes the folder to mount a file system in memory at, or "". It is one that every Linux has, so none is left behind.
-func run(m *testing.M, memory string) int {
+// RunAsMachine is Run with a PID namespace too, for tests that look at process 1: on a machine it
+// is in the machine's namespaces.
+func RunAsMachine(m *testing.M) int { return sandbox{machine: true}.run(m) }
+
+type sandbox struct {
+	memory  string // where to mount a file system in memory, or ""
+	machine bool   // a PID namespace, too
+}
+
+// Need skips a test that has no namespaces of its own: with -short, and for a user who is not root.
+func Need(t testing.TB) {
+	t.Helper()
+	if !has() {
+		t.Skip("it makes network namespaces, as root: make test")
+	}
+}
+
+func has() bool { return !testing.Short() && os.Geteuid() == 0 }
+
+func (s sandbox) run(m *testing.M) int {
+	if flag.Parse(); !has() {
+		return m.Run()
+	}
 	var err error
 	var cmd *exec.Cmd
 	switch os.Getenv(marker) {
 	case "tests":
 		return m.Run()
 	case "init":
-		if err = prepare(memory); err == nil {
-			cmd, err = startAgain("tests", &syscall.SysProcAttr{})
-		}
+		return s.init()
 	default:
-		cmd, err = startAgain("init", &syscall.SysProcAttr{
-			Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID, Pdeathsig: syscall.SIGKILL,
-		})
+		attr := &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGTERM}
+		if s.machine {
+			attr.Cloneflags |= syscall.CLONE_NEWPID
+			attr.Pdeathsig = syscall.SIGKILL // and with their first process all others end
+		}
+		cmd, err = startAgain("init", attr)
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "sandbox (these tests make namespaces and must be run as root):", err)
-		return 1
+		return failed(err)
 	}
 	return reap(cmd.Process.Pid)
 }
 
-// startAgain starts this program with the same arguments as another of its processes.
+// init runs the tests, and ends when they end, or on a signal, also that of its parent's death.
+func (s sandbox) init() int {
+	told := make(chan os.Signal, 1)
+	signal.Notify(told, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
+	// A process that loses its parent becomes a child of this one, so none escapes.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return failed(err)
+	}
+	if err := s.prepare(); err != nil {
+		return failed(err)
+	}
+	cmd, err := startAgain("tests", &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL})
+	if err != nil {
+		return failed(err)
+	}
+	code := make(chan int)
+	go func() { code <- reap(cmd.Process.Pid) }()
+	defer endChildren()
+	select {
+	case c := <-code:
+		return c
+	case <-told:
+		_ = cmd.Process.Kill()
+		return <-code
+	}
+}
+
+// endChildren kills every child, and every child that it inherits by that.
+func endChildren() {
+	for {
+		stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+		for _, path := range stats {
+			var pid, parent int
+			var state string
+			stat, _ := os.ReadFile(path) // 7 (name) S 1 …
+			_, rest, _ := strings.Cut(string(stat[strings.LastIndexByte(string(stat), ')')+1:]), " ")
+			_, _ = fmt.Sscan(filepath.Base(filepath.Dir(path)), &pid)
+			if _, err := fmt.Sscan(rest, &state, &parent); err == nil && parent == os.Getpid() {
+				_ = unix.Kill(pid, unix.SIGKILL)
+			}
+		}
+		for {
+			if ended, err := unix.Wait4(-1, nil, unix.WNOHANG, nil); err == unix.ECHILD {
+				return
+			} else if ended <= 0 {
+				break
+			}
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+func failed(err error) int {
+	fmt.Fprintln(os.Stderr, "sandbox (these tests make namespaces and must be run as root):", err)
+	return 1
+}
+
+// startAgain starts this program with the same arguments in another role.
 func startAgain(as string, attr *syscall.SysProcAttr) (*exec.Cmd, error) {
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Env = append(os.Environ(), marker+"="+as)
 	cmd.SysProcAttr = attr
-	runtime.LockOSThread() // Pdeathsig goes by the thread
+	runtime.LockOSThread() // Pdeathsig is bound to the thread
 	return cmd, cmd.Start()
 }
 
@@ -77,15 +162,18 @@ func reap(pid int) int {
 	}
 }
 
-// prepare keeps our mounts to ourselves, shows our processes in /proc, mounts the folder in memory and brings the loopback up.
-func prepare(memory string) error {
+// prepare keeps mounts inside the namespace, has /proc show the processes of a PID namespace,
+// mounts the directory in memory and brings the loopback up.
+func (s sandbox) prepare() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("mount --make-rprivate /: %w", err)
 	}
-	if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
-		return fmt.Errorf("mount /proc: %w", err)
+	if s.machine {
+		if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
+			return fmt.Errorf("mount /proc: %w", err)
+		}
 	}
-	if memory != "" {
+	if memory := s.memory; memory != "" {
 		if err := unix.Mount("tmpfs", memory, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777"); err != nil {
 			return fmt.Errorf("mount %s: %w", memory, err)
 		}

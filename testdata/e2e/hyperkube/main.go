@@ -1,7 +1,8 @@
-// Hyperkube is the programs of a Kubernetes cluster in one file, for the end-to-end tests: the first argument says which, as
-// "hyperkube kubelet". One file is a fifth of six, and linked in a fifth of the time.
+// Hyperkube is one binary with all programs of a Kubernetes cluster, for the end-to-end tests: the
+// first argument names the program, as in "hyperkube kubelet". One file has a fifth of the size of
+// six, and links in a fifth of the time.
 //
-// It is a module of its own, since Kubernetes wants other versions of what the project requires.
+// It is a module of its own, since Kubernetes needs other versions of the project's dependencies.
 package main
 
 import (

@@ -1,10 +1,10 @@
-// Pause is the first process of the pods of the end-to-end tests, and of their nodes: it reaps what is left to it until it is
-// told to end.
+// Pause is the first process of the pods and nodes of the end-to-end tests: it reaps orphans until
+// it gets a signal to end.
 //
-// Called as "pause node" it is the first process of new mount and PID namespaces, and shows their processes in /proc. On SIGUSR1
-// it moves into a new network namespace, so that nothing of the old one is left when the others in it are gone: that
-// is for a node that is booted again. Called as "pause kill-all" it kills all other processes that
-// it sees but the first.
+// "pause node" is the first process of new mount and PID namespaces, and shows their processes in
+// /proc. On SIGUSR1 it moves into a new network namespace, so that nothing of the old one is left
+// once the other processes in it are gone: a test sends it to reboot a node. "pause kill-all" kills
+// all other processes that it sees except the first.
 package main
 
 import (
@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// init keeps main on the thread that /proc shows of this process.
+// init keeps main on the thread that /proc shows for this process.
 func init() { runtime.LockOSThread() }
 
 func main() {
@@ -45,7 +45,8 @@ func main() {
 	}
 }
 
-// mountProc mounts /proc, which shows the processes of whoever mounts it, and keeps mounts from the machine below.
+// mountProc mounts /proc, which shows the processes of the mounter's PID namespace, and keeps
+// mounts from the machine below.
 func mountProc() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return err

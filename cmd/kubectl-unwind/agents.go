@@ -1,0 +1,157 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+)
+
+// container is that of the agent in its pod.
+const container = "agent"
+
+// agent is the pod to ask on a node, or the reason why none can be asked.
+type agent struct{ node, pod, why string }
+
+// pod is what matters of one, as kubectl get -o json prints it.
+type pod struct {
+	Metadata struct{ Name, DeletionTimestamp string }
+	Spec     struct {
+		NodeName string
+		Affinity struct {
+			NodeAffinity struct {
+				Required struct {
+					NodeSelectorTerms []struct{ MatchFields []struct{ Values []string } }
+				} `json:"requiredDuringSchedulingIgnoredDuringExecution"`
+			}
+		}
+	}
+	Status struct {
+		Phase, Reason, Message string
+		Conditions             []struct{ Status, Message string }
+		ContainerStatuses      []struct {
+			Name  string
+			State struct {
+				Running    *struct{}
+				Waiting    *struct{ Reason, Message string }
+				Terminated *struct{ Reason string }
+			}
+		}
+	}
+}
+
+// findAgents returns an agent for each node, by name: for each that has a pod of the agent, and, as
+// far as nodes may be listed, for each that should have one.
+func findAgents(ctx context.Context, o *options, stderr io.Writer) ([]agent, error) {
+	out, err := o.run(ctx, "get", "pods", "--selector="+o.selector, "-o", "json")
+	if err != nil {
+		return nil, fmt.Errorf("the agents' pods: %w", err)
+	}
+	var pods struct{ Items []pod }
+	if err := json.Unmarshal(out, &pods); err != nil {
+		return nil, fmt.Errorf("the agents' pods: kubectl printed no JSON: %w", err)
+	}
+	if len(pods.Items) == 0 {
+		return nil, &failure{fmt.Sprintf("no pod in namespace %s has the labels %s", o.namespace,
+			o.selector), exitError, "if the agents are elsewhere, see --namespace and --selector"}
+	}
+	agents := choose(pods.Items)
+	const none = "no agent: no pod with these labels is on this node"
+	out, err = o.run(ctx, "get", "nodes", "--selector=kubernetes.io/os=linux", "-o", "name")
+	if err != nil {
+		fmt.Fprintf(stderr, "warning: nodes without an agent are not shown: %s\n",
+			printable(err.Error()))
+	}
+	for name := range strings.FieldsSeq(string(out)) {
+		agents = addMissing(agents, strings.TrimPrefix(name, "node/"), none)
+	}
+	if len(o.nodes) > 0 {
+		missing := "there is no such node"
+		if err != nil {
+			missing = none
+		}
+		for _, name := range o.nodes {
+			agents = addMissing(agents, name, missing)
+		}
+		agents = slices.DeleteFunc(agents, func(a agent) bool {
+			return !slices.Contains(o.nodes, a.node)
+		})
+	}
+	slices.SortFunc(agents, func(a, b agent) int { return cmp.Compare(a.node, b.node) })
+	return agents, ctx.Err()
+}
+
+// addMissing adds a node that has no agent.
+func addMissing(agents []agent, node, why string) []agent {
+	if slices.ContainsFunc(agents, func(a agent) bool { return a.node == node }) {
+		return agents
+	}
+	return append(agents, agent{node: node, why: why})
+}
+
+// choose returns the pod to ask of each node. There may be several, while one replaces another.
+func choose(pods []pod) (agents []agent) {
+	rank := func(p *pod) int {
+		switch {
+		case p.why() != "":
+			return 2
+		case p.Metadata.DeletionTimestamp != "":
+			return 1
+		}
+		return 0
+	}
+	slices.SortStableFunc(pods, func(a, b pod) int { return cmp.Compare(rank(&a), rank(&b)) })
+	for i := range pods {
+		p := &pods[i]
+		if node := p.node(); !slices.ContainsFunc(agents, func(a agent) bool { return a.node == node }) {
+			agents = append(agents, agent{node, p.Metadata.Name, p.why()})
+		}
+	}
+	return agents
+}
+
+// node returns the node that a pod is on, or is meant for: the controller of DaemonSets names it
+// in the affinity of the pod, which has no node as long as there is no room.
+func (p *pod) node() string {
+	if p.Spec.NodeName == "" {
+		for _, t := range p.Spec.Affinity.NodeAffinity.Required.NodeSelectorTerms {
+			for _, f := range t.MatchFields {
+				return strings.Join(f.Values, ",")
+			}
+		}
+	}
+	return cmp.Or(p.Spec.NodeName, "?")
+}
+
+// why returns the reason why a pod cannot be asked, "" if it can. One that is not ready can: it may
+// be that because of what doctor finds there.
+func (p *pod) why() string {
+	words := []string{p.Status.Phase, p.Status.Reason, p.Status.Message}
+	if len(p.Status.ContainerStatuses) > 0 {
+		words = []string{"it has no container " + container}
+	}
+	for _, c := range p.Status.ContainerStatuses {
+		switch {
+		case c.Name != container:
+			continue
+		case c.State.Running != nil:
+			return ""
+		case c.State.Waiting != nil:
+			words = []string{c.State.Waiting.Reason, c.State.Waiting.Message}
+		case c.State.Terminated != nil:
+			words = []string{"it has ended", c.State.Terminated.Reason}
+		}
+	}
+	if len(p.Status.ContainerStatuses) == 0 {
+		for _, c := range p.Status.Conditions {
+			if c.Status == "False" {
+				words = append(words, c.Message)
+			}
+		}
+	}
+	words = slices.DeleteFunc(words, func(w string) bool { return w == "" })
+	return fmt.Sprintf("pod %s: %s", p.Metadata.Name, strings.Join(words, ": "))
+}

@@ -1,0 +1,91 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+)
+
+const (
+	formatVersion = 1 // of the objects that unwindctl prints, and of this program's own
+	mostAtOnce    = 8
+)
+
+// answer is what came of asking a node.
+type answer struct {
+	Node string `json:"node"`
+	Pod  string `json:"pod,omitempty"`
+	// Error is why there is no result, or why the result has not everything.
+	Error  string          `json:"error,omitempty"`
+	Result json.RawMessage `json:"result,omitempty"` // what unwindctl printed
+
+	report report // the same; nil without a result
+}
+
+// askAll asks each node, in the order of the agents.
+func askAll(ctx context.Context, o *options, v *view, agents []agent) []answer {
+	answers := make([]answer, len(agents))
+	slots := make(chan struct{}, mostAtOnce)
+	var all sync.WaitGroup
+	for i, a := range agents {
+		answers[i] = answer{Node: a.node, Pod: a.pod, Error: a.why}
+		if a.why != "" {
+			continue
+		}
+		slots <- struct{}{}
+		all.Go(func() {
+			answers[i].ask(ctx, o, v)
+			<-slots
+		})
+	}
+	all.Wait()
+	return answers
+}
+
+// ask runs the command of a view in the agent's pod. unwindctl may print an object and end with an
+// error: then there is a result, with the error.
+func (a *answer) ask(ctx context.Context, o *options, v *view) {
+	command := append([]string{"exec", "pod/" + a.Pod, "--container=" + container, "--",
+		"/unwindctl", "--host"}, v.unwindctl...)
+	out, err := o.run(ctx, append(command, "-o", "json")...)
+	var ended *refused
+	if errors.As(err, &ended) && slices.Contains(v.codes, ended.code) {
+		err = nil
+	}
+	if len(out) > 0 {
+		report, wrong := v.read(out)
+		if wrong == nil {
+			a.Result, a.report = out, report
+		} else if err == nil {
+			err = wrong
+		}
+	} else if err == nil {
+		err = errors.New("it printed nothing")
+	}
+	if err != nil {
+		a.Error = err.Error()
+	}
+}
+
+// read reads an object that unwindctl printed.
+func (v *view) read(data []byte) (report, error) {
+	var object map[string]json.RawMessage
+	var version int
+	if err := json.Unmarshal(data, &object); err != nil {
+		return nil, fmt.Errorf("it printed no JSON object: %w", err)
+	}
+	if err := json.Unmarshal(object["version"], &version); err != nil || version != formatVersion {
+		return nil, fmt.Errorf("it prints version %.20q, and this program reads %d: use the "+
+			"kubectl-unwind of the agent's release", object["version"], formatVersion)
+	}
+	r := v.report()
+	if list := object[v.key]; len(list) == 0 || list[0] != '[' {
+		return nil, fmt.Errorf("its object has no list %q", v.key)
+	} else if err := json.Unmarshal(list, r); err != nil {
+		return nil, fmt.Errorf("its object: %w", err)
+	}
+	return r, nil
+}

@@ -1,0 +1,80 @@
+package main
+
+import (
+	"slices"
+	"strconv"
+
+	"github.com/spf13/cobra"
+)
+
+// severities are those of unwindctl doctor, the least first.
+var severities = []string{"ok", "warning", "error"}
+
+// diagnosis is what doctor found on a node.
+type diagnosis []struct{ What, Severity, Text, Remedy string }
+
+func doctorCommand(o *options) *cobra.Command {
+	v := &view{
+		unwindctl: []string{"doctor"}, codes: []int{exitWarning, exitFailure}, key: "checks",
+		report:  func() report { return &diagnosis{} },
+		words:   []string{"error", "warning", "ok"},
+		none:    "nothing was looked at",
+		columns: []string{"WORST", "ERRORS", "WARNINGS", "FIRST FINDING"},
+		wide:    []string{"SEVERITY", "WHAT", "FINDING"},
+	}
+	return v.command(o, &cobra.Command{
+		Use:   "doctor",
+		Short: "Look for what is wrong with unwind on each node",
+		Long: "Look for what is wrong with unwind on each node, as unwindctl doctor does there. The\n" +
+			"last line counts nodes by their worst finding. With -o wide there is each finding,\n" +
+			"with its remedy.\n\n" +
+			"The exit code is 4 if a node has an error; else 1 if a node was not reached; else 3\n" +
+			"if a node has a warning; else 0.",
+		Example: "  kubectl unwind doctor\n" +
+			"  kubectl unwind doctor -o wide --node worker-2",
+	})
+}
+
+// severity returns how bad a finding is; an unknown word is the worst.
+func severity(word string) int {
+	if i := slices.Index(severities, word); i >= 0 {
+		return i
+	}
+	return len(severities) - 1
+}
+
+func (d *diagnosis) worst() int {
+	worst := 0
+	for _, c := range *d {
+		worst = max(worst, severity(c.Severity))
+	}
+	return worst
+}
+
+func (d *diagnosis) count() map[string]int { return map[string]int{severities[d.worst()]: 1} }
+
+func (d *diagnosis) rows(wide bool) (rows []row) {
+	worst, first := d.worst(), "-"
+	weight, count := float64(worst), make([]int, len(severities))
+	for _, c := range *d {
+		s := severity(c.Severity)
+		if count[s]++; s == 0 {
+			continue
+		}
+		if s == worst && count[s] == 1 {
+			first = c.What + ": " + c.Text
+		}
+		rows = append(rows, row{weight, []string{severities[s], c.What, c.Text}})
+		if c.Remedy != "" {
+			rows = append(rows, row{weight, []string{"", "", "→ " + c.Remedy}})
+		}
+	}
+	switch {
+	case !wide:
+		return []row{{weight, []string{severities[worst], strconv.Itoa(count[2]),
+			strconv.Itoa(count[1]), first}}}
+	case len(rows) == 0:
+		return []row{{0, []string{"ok", "-", "-"}}}
+	}
+	return rows
+}

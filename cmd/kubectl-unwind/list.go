@@ -1,0 +1,99 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// attachments is what unwindctl list prints of a node's journal.
+type attachments []struct {
+	Network, ContainerID, IfName, State, Reason, Created string
+	Pod                                                  podName
+	Addresses                                            []string
+	Steps                                                []struct{ Plugin, LastError, Unproven string }
+}
+
+// podName is the pod of an attachment.
+type podName struct{ Namespace, Name string }
+
+func (p podName) String() string { return cmp.Or(strings.Trim(p.Namespace+"/"+p.Name, "/"), "-") }
+
+func listCommand(o *options) *cobra.Command {
+	v := &view{
+		unwindctl: []string{"list"}, key: "attachments",
+		report: func() report { return &attachments{} },
+		words:  []string{"live", "adding", "unwinding", "removing", "pending DELs", "unproven"},
+		none:   "no attachments",
+		columns: []string{"LIVE", "ADDING", "UNWINDING", "REMOVING", "PENDING DELS", "UNPROVEN",
+			"FIRST ERROR"},
+		wide: []string{"NETWORK", "CONTAINER", "IFNAME", "STATE", "CREATED", "POD", "ADDRESSES",
+			"PENDING DELS", "WHY"},
+	}
+	return v.command(o, &cobra.Command{
+		Use:   "list",
+		Short: "Count the attachments in each node's journal, by state",
+		Long: "Count the attachments in each node's journal, by state, and their pending DELs; the\n" +
+			"most pending DELs first. Unproven DELs have passed, while their address is not known\n" +
+			"to be free. With -o wide there is each attachment.",
+		Example: "  kubectl unwind list\n" +
+			"  kubectl unwind list -o wide --node worker-2",
+	})
+}
+
+// pending reports whether DELs are pending for an attachment that is not live any more.
+func pending(state string) bool { return state == "unwinding" || state == "removing" }
+
+func (all *attachments) count() map[string]int {
+	count := map[string]int{}
+	for _, a := range *all {
+		count[a.State]++
+		for _, s := range a.Steps {
+			if pending(a.State) {
+				count["pending DELs"]++
+			}
+			if s.Unproven != "" {
+				count["unproven"]++
+			}
+		}
+	}
+	return count
+}
+
+func (all *attachments) rows(wide bool) (rows []row) {
+	count, first := all.count(), "-"
+	weight := float64(count["pending DELs"])
+	for _, a := range *all {
+		var plugins []string
+		for _, s := range a.Steps {
+			if !pending(a.State) {
+				continue
+			}
+			plugins = append(plugins, s.Plugin)
+			if first == "-" && s.LastError != "" {
+				first = fmt.Sprintf("%s: %s", s.Plugin, s.LastError)
+			}
+		}
+		rows = append(rows, row{weight, []string{a.Network, a.ContainerID, a.IfName, a.State,
+			a.Created, a.Pod.String(), list(a.Addresses), list(plugins), cmp.Or(a.Reason, "-")}})
+	}
+	if wide || len(rows) == 0 {
+		return rows
+	}
+	cells := numbers(count, "live", "adding", "unwinding", "removing", "pending DELs", "unproven")
+	return []row{{weight, append(cells, first)}}
+}
+
+// list returns texts as one cell.
+func list(texts []string) string { return cmp.Or(strings.Join(texts, ", "), "-") }
+
+// numbers returns the counts of some words as cells.
+func numbers(count map[string]int, words ...string) (cells []string) {
+	for _, word := range words {
+		cells = append(cells, strconv.Itoa(count[word]))
+	}
+	return cells
+}

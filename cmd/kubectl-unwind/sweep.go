@@ -1,0 +1,78 @@
+package main
+
+import (
+	"cmp"
+
+	"github.com/spf13/cobra"
+)
+
+// findings is what unwindctl sweep prints of a node.
+type findings []struct {
+	Network, ContainerID, IfName, Address, State, Result, Why string
+	Pod                                                       podName
+}
+
+// results are those of a dry run.
+var results = []string{"to be released", "waits", "kept", "unknown", "busy", "live"}
+
+func sweepCommand(o *options) *cobra.Command {
+	v := &view{
+		unwindctl: []string{"sweep", "--dry-run", "--cri", "auto"}, key: "findings",
+		report: func() report { return &findings{} },
+		words:  results,
+		none:   "nothing to release",
+		columns: []string{"TO BE RELEASED", "WAITS", "KEPT", "UNKNOWN", "BUSY", "LIVE",
+			"FIRST REASON"},
+		wide: []string{"NETWORK", "CONTAINER", "IFNAME", "ADDRESS", "POD", "STATE", "RESULT", "WHY"},
+	}
+	var dryRun bool
+	cmd := v.command(o, &cobra.Command{
+		Use:   "sweep --dry-run",
+		Short: "Show what a sweep would release on each node",
+		Long: "Show what a sweep would release on each node, and what not, with the runtime's list\n" +
+			"of pods; the most first. With -o wide there is each attachment that is not live, and\n" +
+			"why. unwindctl sweep --help explains the results.\n\n" +
+			"Only a dry run is for all nodes at once. The agents sweep by themselves each minute.",
+		Example: "  kubectl unwind sweep --dry-run\n" +
+			"  kubectl unwind sweep --dry-run -o wide --node worker-2",
+	})
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be released; needed")
+	run := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if !dryRun {
+			return usage("the agents sweep each minute; for one node at once: kubectl -n "+
+				o.namespace+" exec POD -c "+container+" -- /unwindctl --host sweep",
+				"sweep is for all nodes only with --dry-run")
+		}
+		return run(cmd, args)
+	}
+	return cmd
+}
+
+func (all *findings) count() map[string]int {
+	count := map[string]int{}
+	for _, f := range *all {
+		count[f.Result]++
+	}
+	return count
+}
+
+func (all *findings) rows(wide bool) (rows []row) {
+	count, first := all.count(), "-"
+	weight := float64(len(*all) - count["live"])
+	for _, f := range *all {
+		if f.Result == "live" {
+			continue
+		}
+		if first == "-" {
+			first = f.Result + ": " + f.Why
+		}
+		rows = append(rows, row{weight, []string{f.Network, cmp.Or(f.ContainerID, "-"),
+			cmp.Or(f.IfName, "-"), cmp.Or(f.Address, "-"), f.Pod.String(), cmp.Or(f.State, "-"),
+			f.Result, f.Why}})
+	}
+	if wide || len(*all) == 0 {
+		return rows
+	}
+	return []row{{weight, append(numbers(count, results...), first)}}
+}

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"cni-unwind/testdata/sandbox"
+)
+
+// TestStopped: the program that is asked to stop while a delegate takes long ends the delegate, undoes the ADD, and says so.
+func TestStopped(t *testing.T) {
+	t.Parallel()
+	sandbox.Need(t)
+	binary, dir := build(t), t.TempDir()
+	script := "#!/bin/sh\ncat >/dev/null\necho $CNI_COMMAND >>" + dir + "/calls\n[ $CNI_COMMAND = DEL ] || sleep 60\n"
+	if err := os.WriteFile(filepath.Join(dir, "p"), []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	namespace(t, filepath.Join(dir, "netns"))
+	cmd := exec.Command(binary)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=ADD", "CNI_CONTAINERID=c", "CNI_IFNAME=eth0", "CNI_NETNS=" + filepath.Join(dir, "netns"), "CNI_PATH=" + dir}
+	cmd.Stdin = strings.NewReader(fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "net", "type": "unwind", "stateDir": "%s/state",
+		"chain": {"cniVersion": "1.0.0", "plugins": [{"type": "p"}]}}`, dir))
+	var stdout bytes.Buffer
+	cmd.Stdout = &stdout
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	calls := func() string {
+		data, _ := os.ReadFile(filepath.Join(dir, "calls"))
+		return string(data)
+	}
+	for end := time.Now().Add(time.Minute); calls() == ""; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the delegate does not run")
+		}
+	}
+	time.Sleep(3 * time.Second)
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	err := cmd.Wait()
+	if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(stdout.String(), "unwind was asked to stop") || calls() != "ADD\nDEL\n" {
+		t.Errorf("%v, %s, calls %q", err, &stdout, calls())
+	}
+}

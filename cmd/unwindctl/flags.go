@@ -1,0 +1,111 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"cni-unwind/cmd/unwindctl/internal/inspect"
+	"cni-unwind/cmd/unwindctl/internal/install"
+	"cni-unwind/cmd/unwindctl/internal/node"
+	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/plugin/netconf"
+)
+
+// addStateFlag adds the flag of every command that reads the journal.
+func addStateFlag(cmd *cobra.Command, at *node.Directories) {
+	cmd.Flags().StringVar(&at.StateDir, "state-dir", "",
+		"the journal is in `DIR` (default: as unwind's conflist has it, "+
+			"else "+netconf.DefaultStateDir+")")
+	_ = cmd.MarkFlagDirname("state-dir")
+}
+
+// addScopeFlags adds the flags of every command that judges attachments.
+func addScopeFlags(cmd *cobra.Command, of *inspect.Scope) {
+	cmd.Flags().StringVar(&of.CRI, "cri", "",
+		"ask the runtime at `SOCKET` for its pods, such as /run/containerd/containerd.sock; auto "+
+			"finds it")
+	cmd.Flags().StringVar(&of.ConfDir, "conf-dir", "",
+		"the conflists, which name the pools of host-local, are in `DIR` (default: the runtime's)")
+	_ = cmd.MarkFlagDirname("conf-dir")
+	_ = cmd.RegisterFlagCompletionFunc("cri", completeSockets)
+	addStateFlag(cmd, &of.Directories)
+}
+
+// lookFormats are the formats of most commands that look.
+var lookFormats = []term.Format{term.Plain, term.Wide, term.JSON, term.Name}
+
+// addOutputFlags adds -o, and --json, of a command that looks. keys are those of its JSON.
+func addOutputFlags(cmd *cobra.Command, format *term.Format, keys string,
+	formats ...term.Format) {
+	*format = term.Plain
+	var names []string
+	for _, f := range formats {
+		names = append(names, string(f))
+	}
+	cmd.Flags().VarP(&output{format, names}, "output", "o",
+		"print in this `FORMAT`: "+strings.Join(names, ", "))
+	cmd.Flags().BoolFunc("json", "print JSON: version, "+keys, func(value string) error {
+		asJSON, err := strconv.ParseBool(value)
+		if asJSON {
+			*format = term.JSON
+		}
+		return err
+	})
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(names,
+		cobra.ShellCompDirectiveNoFileComp))
+}
+
+// output is the value of -o.
+type output struct {
+	format *term.Format
+	names  []string // that are allowed
+}
+
+func (o *output) String() string { return string(*o.format) }
+func (*output) Type() string     { return "FORMAT" }
+
+func (o *output) Set(value string) error {
+	if !slices.Contains(o.names, value) {
+		return fmt.Errorf("none of %s", strings.Join(o.names, ", "))
+	}
+	*o.format = term.Format(value)
+	return nil
+}
+
+func addInstallFlags(cmd *cobra.Command, flags *install.Options) {
+	addPlaceFlags(cmd, &flags.Target)
+	cmd.Flags().StringVar(&flags.Conf, "conf", "",
+		"the provider's conflist is `FILE` (default: the first of the directory)")
+	cmd.Flags().StringVar(&flags.Binary, "binary", "",
+		"the plugin to install is `FILE` (default: unwind beside this program)")
+	cmd.Flags().StringVar(&flags.StateDir, "state-dir", "",
+		"the journal goes to `DIR` (default "+netconf.DefaultStateDir+")")
+	cmd.Flags().BoolVar(&flags.Observe, "observe", false,
+		"keep the journal and undo failed ADDs, but sweep neither on STATUS nor on GC")
+}
+
+// programDir is where unwindctl goes on a node. The linker can set another.
+var programDir = "/usr/local/bin"
+
+// addNodeFlags adds the flags about what is on a node beside the runtime's own directories.
+func addNodeFlags(cmd *cobra.Command, programs, units *string, unitDir string) {
+	cmd.Flags().StringVar(programs, "program-dir", programDir,
+		"unwindctl, with the plugin to install beside it, is in `DIR`; an empty one for nowhere")
+	cmd.Flags().StringVar(units, "systemd", unitDir,
+		"systemd's units for sweeps and the agent are in `DIR`; none is enabled")
+	cmd.Flags().Lookup("systemd").NoOptDefVal = install.DefaultUnitDir
+}
+
+func addPlaceFlags(cmd *cobra.Command, flags *install.Target) {
+	cmd.Flags().StringVar(&flags.Runtime, "runtime", "",
+		"the directories are those of this `RUNTIME`, where there are several")
+	cmd.Flags().StringVar(&flags.ConfDir, "conf-dir", "", "the runtime's conflists are in `DIR`")
+	cmd.Flags().StringVar(&flags.BinDir, "bin-dir", "", "the runtime's plugins are in `DIR`")
+	cmd.Flags().StringVar(&flags.File, "file", "",
+		"the `NAME` of unwind's file, which must sort first (default 00-unwind.json; "+
+			"00-unwind.conflist without a runtime of CRI)")
+}

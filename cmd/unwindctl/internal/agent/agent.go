@@ -1,0 +1,160 @@
+// Package agent keeps unwind installed on a node, sweeps, and serves metrics: unwindctl run.
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"cni-unwind/cmd/unwindctl/internal/inspect"
+	"cni-unwind/cmd/unwindctl/internal/install"
+	"cni-unwind/cmd/unwindctl/internal/metrics"
+	"cni-unwind/cmd/unwindctl/internal/node"
+	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/plugin/netconf"
+)
+
+// Options are the flags of unwindctl run.
+type Options struct {
+	install.Options
+	CRI       string        // the runtime's socket, auto or none
+	Listen    string        // the address of /metrics and /healthz; "" for none
+	Interval  time.Duration // between sweeps
+	NoInstall bool          // only sweep
+	Events    bool          // post Events to Kubernetes
+	Version   string        // of this program
+}
+
+// agent is one run. One loop keeps unwind installed, another one sweeps, and a third one posts
+// Events, so that none waits for another.
+type agent struct {
+	Options
+	log    *dedupLogger
+	stderr io.Writer
+	find   func() (node.Runtime, error)
+
+	reconciling, sweeping heartbeat
+	events                *events // nil without Events
+
+	mu       sync.Mutex
+	stateDir string // the last that our conflist named
+}
+
+func newAgent(stderr io.Writer, o Options) *agent {
+	return &agent{
+		Options: o, stderr: stderr, log: newDedupLogger(slog.New(slog.NewTextHandler(stderr, nil))),
+		find: func() (node.Runtime, error) { return o.Find("/") },
+	}
+}
+
+// Run keeps unwind installed and sweeps until ctx ends, which is no error. It then waits for the
+// DELs that have begun. It logs to stderr.
+func Run(ctx context.Context, stderr io.Writer, o Options) error {
+	return newAgent(stderr, o).run(ctx)
+}
+
+func (a *agent) run(ctx context.Context) error {
+	if a.Events {
+		api, err := inCluster(install.ContainerRoot())
+		if err != nil {
+			return err
+		}
+		host, _ := os.Hostname()
+		a.events = newEvents(a.log, api, cmp.Or(os.Getenv("NODE_NAME"), host))
+	}
+	paths, err := a.find()
+	var usage term.UsageError
+	switch {
+	case err == nil:
+	case errors.As(err, &usage) || !a.NoInstall:
+		return err
+	default:
+		a.log.Warn("the runtime's directories are guessed", "err", err)
+		paths = node.Runtime{ConfDir: node.DefaultConfDir, BinDirs: []string{node.DefaultBinDir}}
+	}
+	setup, err := a.Setup(ctx, paths)
+	if err != nil {
+		return err
+	}
+	a.reconciling.beat()
+	a.sweeping.beat()
+	keeper, inUse := a.reconciler(setup, paths), func() metrics.InUse { return "" }
+	if !a.NoInstall {
+		inUse = keeper.inUse
+	}
+	if a.Listen != "" {
+		stop, err := a.server(setup, inUse).serve(ctx, a.Listen)
+		if err != nil {
+			return err
+		}
+		defer stop()
+	}
+	a.log.Info("running", "version", a.Version, "confDir", setup.ConfDir, "interval", a.Interval,
+		"observe", a.Observe)
+	var loops sync.WaitGroup
+	if !a.NoInstall {
+		loops.Go(func() { keeper.run(ctx) })
+	}
+	if a.events != nil {
+		loops.Go(func() { a.events.run(ctx, func() string { return a.journalDir(setup) }) })
+	}
+	a.sweepEach(ctx, setup, paths)
+	loops.Wait()
+	a.log.Info("ended; what was installed stays so")
+	return nil
+}
+
+func (a *agent) reconciler(setup install.Setup, paths node.Runtime) *reconciler {
+	return &reconciler{
+		Setup: setup, paths: paths, conf: a.Conf, file: a.File, interval: a.Interval, log: a.log,
+		find: a.find, heartbeat: &a.reconciling,
+	}
+}
+
+func (a *agent) sweepEach(ctx context.Context, setup install.Setup, paths node.Runtime) {
+	s := &sweeper{
+		log: a.log, stderr: &dedupWriter{to: a.stderr}, observe: a.Observe, heartbeat: &a.sweeping,
+		cri:     a.CRI,
+		sockets: paths.CRISockets(),
+	}
+	for ctx.Err() == nil {
+		s.heartbeat.beat()
+		s.sweep(ctx, setup.ConfDir, a.journalDir(setup))
+		select {
+		case <-ctx.Done():
+		case <-time.After(a.Interval):
+		}
+	}
+}
+
+// journalDir returns the directory of the journal: the given one, else the one that our conflist
+// names, or named before it was removed.
+func (a *agent) journalDir(setup install.Setup) string {
+	if setup.StateDir != "" {
+		return setup.StateDir
+	}
+	c, _ := netconf.ReadConflist(setup.Current())
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if c != nil && c.Unwind != nil {
+		a.stateDir = c.Unwind.StateDir
+	}
+	return cmp.Or(a.stateDir, netconf.DefaultStateDir)
+}
+
+func (a *agent) server(setup install.Setup, inUse func() metrics.InUse) *server {
+	loops := map[string]*heartbeat{"sweeping": &a.sweeping}
+	if !a.NoInstall {
+		loops["looking after the install"] = &a.reconciling
+	}
+	return &server{log: a.log, interval: a.Interval, loops: loops, inUse: inUse, metrics: func() metrics.Source {
+		at := node.Directories{ConfDir: setup.ConfDir, StateDir: a.journalDir(setup)}
+		return metrics.Source{Version: a.Version, Scope: inspect.Scope{Directories: at},
+			Stderr: io.Discard, InUse: inUse(), Events: a.events.counted()}
+	}}
+}

@@ -1,0 +1,79 @@
+package agent
+
+import (
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"cni-unwind/cmd/unwindctl/internal/install"
+	"cni-unwind/cmd/unwindctl/internal/metrics"
+	"cni-unwind/cmd/unwindctl/internal/nodetest"
+	"cni-unwind/plugin/netconf"
+)
+
+// TestHealthz: each of the two loops counts, and neither if it has nothing to do.
+func TestHealthz(t *testing.T) {
+	t.Parallel()
+	hung := func(h *heartbeat) { h.last.Store(time.Now().Add(-patience - 2*time.Minute).UnixNano()) }
+	for _, c := range []struct {
+		name   string
+		change func(*agent)
+		code   int
+	}{
+		{"both make progress", func(*agent) {}, 200},
+		{"sweeps hang", func(a *agent) { hung(&a.sweeping) }, 503},
+		{"the install hangs", func(a *agent) { hung(&a.reconciling) }, 503},
+		{"there is no install", func(a *agent) { hung(&a.reconciling); a.NoInstall = true }, 200},
+		{"a long interval", func(a *agent) { hung(&a.sweeping); a.Interval = time.Hour }, 200},
+	} {
+		a := &agent{Options: Options{Interval: time.Minute}}
+		a.reconciling.beat()
+		a.sweeping.beat()
+		c.change(a)
+		w := httptest.NewRecorder()
+		a.server(install.Setup{}, nil).healthz(w, nil)
+		if w.Code != c.code {
+			t.Errorf("%s: %d, want %d", c.name, w.Code, c.code)
+		}
+	}
+}
+
+// TestAgentJournalDir: the journal is where it is given, else where our conflist has it or had it.
+func TestAgentJournalDir(t *testing.T) {
+	t.Parallel()
+	n := nodetest.NewDirs(t, t.TempDir())
+	setup := install.Setup{ConfDir: n.ConfDir()}
+	a := &agent{}
+	if got := a.journalDir(setup); got != netconf.DefaultStateDir {
+		t.Errorf("without a conflist: %s", got)
+	}
+	n.Write(n.Own(), strings.Replace(nodetest.Conflist("podnet"), `"type":"bridge"`, `"type":"unwind","chainFile":"/x","stateDir":"/there"`, 1))
+	for _, state := range []string{"with a conflist", "without it later"} {
+		if got := a.journalDir(setup); got != "/there" {
+			t.Errorf("%s: %s", state, got)
+		}
+		_ = os.Remove(n.Own())
+	}
+	setup.StateDir = "/given"
+	if got := a.journalDir(setup); got != "/given" {
+		t.Errorf("given: %s", got)
+	}
+}
+
+// TestReadyz: a version that cannot install is not ready; one that a person switched off is, and one
+// that only sweeps.
+func TestReadyz(t *testing.T) {
+	t.Parallel()
+	for is, code := range map[metrics.InUse]int{
+		metrics.On: 200, metrics.RemovedByHand: 200, "": 200, metrics.Starting: 503, metrics.NoProvider: 503,
+		metrics.MeshInTheWay: 503, metrics.CiliumChaining: 503, metrics.Refused: 503,
+	} {
+		w := httptest.NewRecorder()
+		(&agent{}).server(install.Setup{}, func() metrics.InUse { return is }).readyz(w, nil)
+		if w.Code != code {
+			t.Errorf("%q: %d, want %d", is, w.Code, code)
+		}
+	}
+}

@@ -1,0 +1,119 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"cni-unwind/cmd/unwindctl/internal/term"
+)
+
+// apiTimeout bounds one request.
+const apiTimeout = 2 * time.Second
+
+// cluster is the API server, as the service account of a pod reaches it.
+type cluster struct {
+	address string // host:port
+	dir     string // of the token, which is renewed, and of the CA's certificates
+}
+
+// inCluster returns the API server of the cluster in which this program is a pod. root is the path
+// of the pod's file system.
+func inCluster(root string) (cluster, error) {
+	host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
+	if host == "" || port == "" {
+		return cluster{}, term.Usage("--events: this is not in a pod of Kubernetes, whose service " +
+			"account posts them: KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set")
+	}
+	return cluster{
+		address: net.JoinHostPort(host, port),
+		dir:     filepath.Join(root, "var/run/secrets/kubernetes.io/serviceaccount"),
+	}, nil
+}
+
+// client returns a client for one request, with the token of now. No error shows the token.
+func (c cluster) client() (client *http.Client, token string, err error) {
+	secret, err := readStart(filepath.Join(c.dir, "token"), 64<<10)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("the pod has no token, which the chart's events: true gives it: %w", err)
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	ca, err := readStart(filepath.Join(c.dir, "ca.crt"), 1<<20)
+	if err != nil {
+		return nil, "", err
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(ca) {
+		return nil, "", fmt.Errorf("%s/ca.crt has no certificate", c.dir)
+	}
+	return &http.Client{
+		Timeout: apiTimeout,
+		Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots},
+			DisableKeepAlives: true, MaxResponseHeaderBytes: 64 << 10},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}, strings.TrimSpace(string(secret)), nil
+}
+
+// readStart returns a file, up to a size.
+func readStart(path string, most int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, most))
+}
+
+// create posts an object to a path of the API. It returns the HTTP status, and whether the API says
+// that the object's namespace is being deleted. An error means that there is no answer.
+func (c cluster) create(ctx context.Context, path string, object any) (int, bool, error) {
+	client, token, err := c.client()
+	if err != nil {
+		return 0, false, err
+	}
+	body, err := json.Marshal(object)
+	if err != nil {
+		return 0, false, err
+	}
+	to := url.URL{Scheme: "https", Host: c.address, Path: path}
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, to.String(), bytes.NewReader(body))
+	if err != nil {
+		return 0, false, err
+	}
+	r.Header.Set("Authorization", "Bearer "+token)
+	r.Header.Set("Content-Type", "application/json")
+	answer, err := client.Do(r)
+	var at *url.Error
+	if errors.As(err, &at) { // without the path, which names the namespace of a pod
+		return 0, false, fmt.Errorf("%s: %w", c.address, at.Err)
+	}
+	if err != nil {
+		return 0, false, err
+	}
+	defer func() { _ = answer.Body.Close() }()
+	var status struct {
+		Details struct{ Causes []struct{ Reason string } }
+	}
+	_ = json.NewDecoder(io.LimitReader(answer.Body, 64<<10)).Decode(&status)
+	for _, cause := range status.Details.Causes {
+		if cause.Reason == "NamespaceTerminating" {
+			return answer.StatusCode, true, nil
+		}
+	}
+	return answer.StatusCode, false, nil
+}

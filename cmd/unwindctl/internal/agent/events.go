@@ -1,0 +1,263 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/journal"
+	"cni-unwind/plugin/netconf"
+)
+
+// The bounds on Events.
+const (
+	eventsEach  = 10 * time.Second // a look at the journal
+	recent      = 5 * time.Minute  // an older thing is no news
+	oneEach     = 10 * time.Minute // for one pod, reason and plugin
+	burst       = 10               // of this node, at once
+	refill      = 10 * time.Second // until one more
+	mostMessage = 1024             // bytes
+)
+
+// subject is whose Events one is enough of at a time.
+type subject struct {
+	namespace, pod, uid, reason, plugin string
+}
+
+// notice is what an Event is to say.
+type notice struct {
+	subject
+	of      journal.Key
+	at      time.Time
+	message string
+}
+
+// events posts to Kubernetes what the journal has of late, as Events about the pods.
+//
+//  1. Every eventsEach it copies the failed ADDs and the pending DELs out of the journal. The
+//     journal is its queue: it keeps none of its own.
+//  2. It leaves out what is older than recent, what came sooner than oneEach after another one of
+//     the same subject, and what exceeds the rate of the node.
+//  3. It posts the rest, oldest first. The first one without an answer ends the round, and the next
+//     round tries it again; so do the answers 401, 429, 502 and above. Any other answer is final.
+//
+// The name of an Event is made of what it is about, so after a restart the API server refuses it a
+// second time. What was older than recent when the agent started counts as posted.
+type events struct {
+	log   *dedupLogger
+	api   cluster
+	node  string
+	began time.Time
+
+	posted map[subject]time.Time // the newest thing that was posted
+	waits  map[subject]time.Time // the newest thing that exceeded the rate, and was not posted since
+	tokens float64
+	filled time.Time // when tokens were last added
+
+	mu     sync.Mutex
+	counts map[string]uint64 // by result, for metrics
+}
+
+func newEvents(log *dedupLogger, api cluster, node string) *events {
+	now := time.Now()
+	return &events{log: log, api: api, node: node, began: now, posted: map[subject]time.Time{},
+		waits: map[subject]time.Time{}, tokens: burst, filled: now,
+		counts: map[string]uint64{"posted": 0, "dropped": 0, "failed": 0}}
+}
+
+// run posts until ctx ends.
+func (e *events) run(ctx context.Context, stateDir func() string) {
+	_, _, err := e.api.client()
+	e.log.warnOnce("events", postingEvents, err)
+	for ctx.Err() == nil {
+		found, err := notices(ctx, stateDir())
+		if ctx.Err() == nil {
+			e.log.warnOnce("events journal", "reading the journal for Events", err)
+		}
+		e.round(ctx, found, time.Now())
+		select {
+		case <-ctx.Done():
+		case <-time.After(eventsEach):
+		}
+	}
+}
+
+const postingEvents = "posting Events"
+
+// notices returns what Events may be posted about, pending DELs first, then the oldest first.
+func notices(ctx context.Context, stateDir string) (found []notice, err error) {
+	add := func(k journal.Key, pod journal.Pod, reason, plugin string, at journal.Time, text string) {
+		if !podName.MatchString(pod.Name) || !namespaceName.MatchString(pod.Namespace) {
+			return // not of Kubernetes
+		}
+		text = fmt.Sprintf("%s of network %s: %s", k.IfName, k.Network, text)
+		found = append(found, notice{subject{pod.Namespace, pod.Name, pod.UID, reason, plugin},
+			k, at.Wall, netconf.Shorten(term.Printable(text), mostMessage)})
+	}
+	err = (&journal.Store{Dir: stateDir}).View(ctx, func(tx *journal.Tx) error {
+		found = nil
+		return errors.Join(tx.History(func(h journal.Event) error {
+			if h.Kind == journal.RolledBack && len(h.Plugins) > 0 {
+				add(h.Key, h.Pod, "UnwindRolledBack", h.Plugins[0], h.At,
+					h.Reason+"; unwind has undone it, as far as it could")
+			}
+			return nil
+		}), tx.Outlines(func(o journal.Outline, err error) error {
+			if err != nil || o.State != journal.Unwinding && o.State != journal.Removing {
+				return nil //nolint:nilerr // the sweep reports what is damaged
+			}
+			entry, err := tx.Get(o.Key)
+			if err != nil || entry == nil {
+				return nil //nolint:nilerr // the same
+			}
+			for _, g := range entry.Generations {
+				for _, s := range g.Steps {
+					if why := whyPending(s); why != "" {
+						add(entry.Key, entry.Pod, "UnwindDELPending", s.Type, entry.Since, fmt.Sprintf(
+							"the DEL of %s is pending, and unwind tries it again: %s", s.Type, why))
+					}
+				}
+			}
+			return nil
+		}))
+	})
+	slices.SortStableFunc(found, func(a, b notice) int {
+		return cmp.Or(strings.Compare(a.reason, b.reason), a.at.Compare(b.at)) // DELPending first
+	})
+	return found, err
+}
+
+// The names that the API takes (RFC 1123).
+var (
+	podName       = regexp.MustCompile(`^[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?$`)
+	namespaceName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+)
+
+// whyPending returns why a DEL is still pending, or "" if it has not been tried yet.
+func whyPending(s journal.Step) string {
+	switch {
+	case s.LastError != "":
+		return s.LastError
+	case s.Unproven != "":
+		return "it passed, but " + s.Unproven
+	case s.Parked:
+		return "it waits, since another pod has the address"
+	}
+	return ""
+}
+
+// round posts those of the notices that are news, as far as the limits allow.
+func (e *events) round(ctx context.Context, found []notice, now time.Time) {
+	dropped := 0
+	e.tokens = min(burst, e.tokens+now.Sub(e.filled).Seconds()/refill.Seconds())
+	e.filled = now
+	for i := range found {
+		n := &found[i]
+		last, known := e.posted[n.subject]
+		switch {
+		case known && n.at.Sub(last) < oneEach:
+			continue
+		case n.at.Before(now.Add(-recent)):
+			if n.at.Before(e.began.Add(-recent)) {
+				e.posted[n.subject] = n.at
+			}
+			if _, waits := e.waits[n.subject]; waits {
+				delete(e.waits, n.subject)
+				dropped++
+				e.count("dropped")
+			}
+			continue
+		case e.tokens < 1:
+			e.waits[n.subject] = n.at
+			continue
+		}
+		e.tokens--
+		if !e.post(ctx, n) {
+			return
+		}
+		e.posted[n.subject] = n.at
+		delete(e.waits, n.subject)
+	}
+	old := func(_ subject, at time.Time) bool { return now.Sub(at).Abs() > oneEach }
+	maps.DeleteFunc(e.posted, old)
+	maps.DeleteFunc(e.waits, old)
+	if dropped == 0 && e.tokens == burst {
+		e.log.changed("events dropped", "")
+	}
+	if dropped > 0 && e.log.changed("events dropped", "some") {
+		e.log.Warn("there are more Events than a node may post: the rest is dropped, and in unwindctl "+
+			"history", "dropped", dropped)
+	}
+}
+
+// post posts one Event. It returns false if there is no final answer.
+func (e *events) post(ctx context.Context, n *notice) bool {
+	code, ending, err := e.api.create(ctx, "/api/v1/namespaces/"+n.namespace+"/events", e.event(n))
+	result := "failed"
+	switch {
+	case ctx.Err() != nil:
+		return false
+	case err != nil:
+	case code == http.StatusConflict: // an agent has posted it before
+		e.tokens++
+		result = ""
+	case code/100 == 2:
+		result = "posted"
+	case ending || code == http.StatusNotFound: // the pod's namespace is, or will be, gone
+	case code == http.StatusForbidden:
+		err = errors.New("403 Forbidden: the service account may not create events; the chart's " +
+			"events: true gives it a ClusterRole with that right alone")
+	default:
+		err = fmt.Errorf("the API server's answer is %d %s", code, http.StatusText(code))
+	}
+	e.log.warnOnce("events", postingEvents, err)
+	if result != "" {
+		e.count(result)
+	}
+	return code != 0 && code != http.StatusUnauthorized && code != http.StatusTooManyRequests &&
+		code < http.StatusBadGateway
+}
+
+// event returns the Event (core/v1). The name is the same for the same thing.
+func (e *events) event(n *notice) any {
+	type object = map[string]any
+	sum := sha256.Sum256([]byte(strings.Join([]string{n.of.String(), n.uid, n.reason, n.plugin,
+		n.at.UTC().Format(time.RFC3339Nano)}, " ")))
+	pod := strings.TrimRight(n.pod[:min(len(n.pod), 200)], ".-")
+	at := n.at.UTC().Format(time.RFC3339)
+	return object{
+		"apiVersion": "v1", "kind": "Event",
+		"metadata": object{"namespace": n.namespace, "name": fmt.Sprintf("%s.%x", pod, sum[:8])},
+		"involvedObject": object{"apiVersion": "v1", "kind": "Pod", "namespace": n.namespace,
+			"name": n.pod, "uid": n.uid},
+		"type": "Warning", "reason": n.reason, "message": n.message,
+		"source":         object{"component": "unwind", "host": e.node},
+		"firstTimestamp": at, "lastTimestamp": at, "count": 1,
+	}
+}
+
+func (e *events) count(result string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.counts[result]++
+}
+
+// counted returns the number of Events by result, or nil if none are posted.
+func (e *events) counted() map[string]uint64 {
+	if e == nil {
+		return nil
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return maps.Clone(e.counts)
+}

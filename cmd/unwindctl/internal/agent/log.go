@@ -1,0 +1,82 @@
+package agent
+
+import (
+	"bytes"
+	"io"
+	"log/slog"
+	"maps"
+	"strings"
+	"sync"
+	"unicode"
+)
+
+// dedupLogger logs a state when it begins, and not while it lasts. A long-running program finds the
+// same state again and again.
+type dedupLogger struct {
+	*slog.Logger
+	mu     sync.Mutex
+	states map[string]string
+}
+
+func newDedupLogger(log *slog.Logger) *dedupLogger {
+	return &dedupLogger{Logger: log, states: map[string]string{}}
+}
+
+// changed reports whether the state of a thing differs from that of the last call. The state ""
+// needs no message.
+func (d *dedupLogger) changed(thing, state string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	before := d.states[thing]
+	d.states[thing] = state
+	return before != state
+}
+
+// warnOnce logs an error about a thing when it begins, and a message when it is over. Errors that
+// differ only in their numbers (of a port, a temporary file, a time) are the same.
+func (d *dedupLogger) warnOnce(thing, msg string, err error) {
+	switch {
+	case err == nil && d.changed(thing, ""):
+		d.Info("in order again", "was", msg)
+	case err != nil && d.changed(thing, withoutNumbers(err.Error())):
+		d.Warn(msg, "err", err)
+	}
+}
+
+func withoutNumbers(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsDigit(r) {
+			return -1
+		}
+		return r
+	}, s)
+}
+
+// dedupWriter passes on the lines that were not written in the round before. It compares log lines
+// without their time.
+type dedupWriter struct {
+	to          io.Writer
+	mu          sync.Mutex
+	before, now map[string]bool
+}
+
+// nextRound begins the next round.
+func (w *dedupWriter) nextRound() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.before, w.now = maps.Clone(w.now), map[string]bool{}
+}
+
+func (w *dedupWriter) Write(p []byte) (int, error) {
+	text := p
+	if rest, isLog := bytes.CutPrefix(p, []byte("time=")); isLog {
+		_, text, _ = bytes.Cut(rest, []byte(" "))
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.now[string(text)] = true
+	if w.before[string(text)] {
+		return len(p), nil
+	}
+	return w.to.Write(p)
+}

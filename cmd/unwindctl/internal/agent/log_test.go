@@ -1,0 +1,44 @@
+package agent
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+)
+
+// TestDedupLogger: a state is said when it begins.
+func TestDedupLogger(t *testing.T) {
+	t.Parallel()
+	var log bytes.Buffer
+	o := newDedupLogger(slog.New(slog.NewTextHandler(&log, nil)))
+	for _, err := range []error{nil, fmt.Errorf("no a1"), fmt.Errorf("no a2"), fmt.Errorf("no b"), nil, nil, fmt.Errorf("no a3")} {
+		o.warnOnce("thing", "looking", err)
+	}
+	var got []string
+	for line := range strings.Lines(log.String()) {
+		got = append(got, line[strings.Index(line, "level="):])
+	}
+	want := "level=WARN msg=looking err=\"no a1\"\nlevel=WARN msg=looking err=\"no b\"\nlevel=INFO msg=\"in order again\" was=looking\n" +
+		"level=WARN msg=looking err=\"no a3\"\n"
+	if strings.Join(got, "") != want {
+		t.Errorf("got\n%s", strings.Join(got, ""))
+	}
+}
+
+// TestDedupWriter: a line is passed on unless the round before had it.
+func TestDedupWriter(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	u := &dedupWriter{to: &out}
+	for i, lines := range []string{"ab", "abc", "c", "a"} {
+		u.nextRound()
+		for _, line := range lines {
+			fmt.Fprintf(u, "time=%d msg=%c\n", i, line)
+		}
+	}
+	if got, want := out.String(), "time=0 msg=a\ntime=0 msg=b\ntime=1 msg=c\ntime=3 msg=a\n"; got != want {
+		t.Errorf("got\n%swant\n%s", got, want)
+	}
+}

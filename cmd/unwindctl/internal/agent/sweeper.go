@@ -1,0 +1,127 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"cni-unwind/cmd/unwindctl/internal/inspect"
+	"cni-unwind/cmd/unwindctl/internal/node"
+	"cni-unwind/plugin"
+)
+
+// sweeper sweeps for the agent, and logs each state of a thing once.
+type sweeper struct {
+	log       *dedupLogger
+	stderr    *dedupWriter
+	observe   bool
+	cri       string   // as --cri has it
+	sockets   []string // where auto looks
+	heartbeat *heartbeat
+
+	would map[string]bool // what would be released, as the sweep before has said
+}
+
+// list asks the runtime for its pods. It returns nil for no list, which differs from an empty one:
+// attachments are then judged without a list.
+func (s *sweeper) list(ctx context.Context) *plugin.List {
+	var list *plugin.List
+	var err error
+	if s.cri == "auto" {
+		list, err = node.FindPodSandboxes(ctx, s.sockets)
+		if errors.Is(err, node.ErrNoRuntime) {
+			err = nil
+		}
+	} else {
+		list, err = inspect.Scope{CRI: s.cri}.List(ctx, nil)
+	}
+	if ctx.Err() == nil {
+		s.log.warnOnce("cri", "asking the runtime for its pods", err)
+		s.reportNoRuntime(s.cri == "auto" && list == nil && err == nil)
+	}
+	return list
+}
+
+func (s *sweeper) reportNoRuntime(none bool) {
+	state := ""
+	if none {
+		state = "none"
+	}
+	if s.log.changed("no runtime", state) && none {
+		s.log.Info("no runtime with CRI is found, so attachments are judged without a list of " +
+			"pods; --cri names its socket")
+	}
+}
+
+// sweep releases the dead attachments, or logs what it would release. DELs that have begun when ctx
+// ends come to their end.
+func (s *sweeper) sweep(ctx context.Context, confDir, stateDir string) {
+	list := s.list(ctx)
+	if ctx.Err() != nil {
+		return
+	}
+	pools, err := plugin.ReadPools(confDir, stateDir)
+	s.log.warnOnce("pools", "reading the pools", err)
+	s.stderr.nextRound()
+	p := inspect.Plugin(s.stderr)
+	findings, err := p.Sweep(ctx, stateDir, plugin.Sweep{
+		List: list, Pools: pools, DryRun: s.observe, Progress: func(int, int) {
+			s.heartbeat.beat()
+		},
+	})
+	if ctx.Err() == nil || !errors.Is(err, context.Canceled) {
+		s.log.warnOnce("sweep", "sweep", err)
+	}
+	s.report(findings)
+}
+
+// report logs each attachment that was released, and the others if their state differs from that
+// after the sweep before.
+func (s *sweeper) report(findings []plugin.Finding) {
+	slices.SortStableFunc(findings, func(a, b plugin.Finding) int {
+		return cmp.Compare(a.Key.String(), b.Key.String())
+	})
+	would, words := map[string]bool{}, map[string]int{}
+	for i := range findings {
+		f := &findings[i]
+		word, why := inspect.Result(f, s.observe)
+		words[word]++
+		thing := f.Key.String()
+		if f.Address.IsValid() {
+			thing += " " + f.Address.String()
+		}
+		if word == "to be released" {
+			would[thing] = true
+		}
+		if word == "released" || would[thing] && !s.would[thing] {
+			s.log.Info(word, "attachment", f.Key.String(), "why", why)
+		}
+	}
+	s.would = would
+	s.reportCounts(words, len(findings))
+}
+
+// reportCounts logs how many attachments there are in each state. It does not log a change of the
+// live ones alone.
+func (s *sweeper) reportCounts(words map[string]int, all int) {
+	nothing := ""
+	if n := words["unknown"]; n > 0 && n == all {
+		nothing = "nothing can be told of any attachment; run this on the host, or with --host"
+	}
+	if s.log.changed("unknown", nothing) && nothing != "" {
+		s.log.Warn(nothing, "attachments", words["unknown"])
+	}
+	state, counts := "", []any{}
+	for _, word := range []string{"released", "to be released", "pending", "waits", "kept",
+		"unknown"} {
+		if words[word] > 0 {
+			state += fmt.Sprintf("%s %d,", word, words[word])
+			counts = append(counts, word, words[word])
+		}
+	}
+	if (s.log.changed("counts", state) || words["released"] > 0) && state != "" {
+		s.log.Info("swept", append(counts, "live", words["live"])...)
+	}
+}

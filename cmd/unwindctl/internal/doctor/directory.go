@@ -1,0 +1,85 @@
+package doctor
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"cni-unwind/cmd/unwindctl/internal/durable"
+)
+
+// The least free space on the disk of the journal, which is some MiB large, without a report.
+const (
+	leastFree  = 64 << 20
+	leastNodes = 100
+)
+
+// directory looks at the state directory, and reports whether there is a journal to look at.
+func (e *examination) directory() bool {
+	info, err := os.Stat(e.StateDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		parent := filepath.Dir(e.StateDir)
+		for !durable.Exists(parent) {
+			parent = filepath.Dir(parent)
+		}
+		if info, err := os.Stat(parent); err != nil || !info.IsDir() ||
+			unix.Access(parent, unix.W_OK) != nil {
+			e.add("journal", Failure, "set stateDir to a directory that can be made",
+				"%s is not there, and cannot be made in %s", e.StateDir, parent)
+			return false
+		}
+		e.add("journal", OK, "", "there is none in %s yet: no pod was added through unwind",
+			e.StateDir)
+		return false
+	}
+	if err != nil {
+		e.add("journal", Failure, "run this as root", "%v", err)
+		return false
+	}
+	if info.Mode().Perm()&0o077 != 0 {
+		e.add("journal", Failure, "chmod 0700 "+e.StateDir,
+			"%s has mode %04o: others can read or write it", e.StateDir, info.Mode().Perm())
+	}
+	e.disk()
+	for _, part := range []struct {
+		name string
+		dir  bool
+	}{{"journal.db", false}, {"journal.lock", false}, {"locks", true}} {
+		path := filepath.Join(e.StateDir, part.name)
+		info, err := os.Lstat(path)
+		if err == nil && (info.IsDir() != part.dir || !info.IsDir() && !info.Mode().IsRegular()) {
+			e.add("journal", Failure, "move it away", "%s is not what unwind made there", path)
+		}
+	}
+	aside, _ := filepath.Glob(filepath.Join(e.StateDir, "journal.db.damaged-*"))
+	if len(aside) > 0 {
+		e.add("journal", Warning, "keep it for a look at why, then remove it",
+			"a damaged journal was set aside: %s", strings.Join(aside, ", "))
+	}
+	return durable.Exists(filepath.Join(e.StateDir, "journal.db"))
+}
+
+// disk looks at the file system of the state directory.
+func (e *examination) disk() {
+	var st unix.Statfs_t
+	if err := unix.Statfs(e.StateDir, &st); err != nil {
+		return
+	}
+	free := st.Bavail * uint64(st.Bsize)
+	switch {
+	case st.Flags&unix.ST_RDONLY != 0:
+		e.add("journal", Failure, "mount it writable", "%s is on a read-only file system",
+			e.StateDir)
+	case free < leastFree || st.Files > 0 && st.Ffree < leastNodes:
+		e.add("journal", Failure, "make room", "the disk of %s has %d MiB and %d files left",
+			e.StateDir, free>>20, st.Ffree)
+	case st.Type == unix.TMPFS_MAGIC:
+		e.add("journal", Warning, "set stateDir to a directory on a disk",
+			"%s is in memory: what a reboot leaves on the disk, as host-local's files, is not "+
+				"found again", e.StateDir)
+	}
+}

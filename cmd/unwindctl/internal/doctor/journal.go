@@ -1,0 +1,130 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"cni-unwind/cmd/unwindctl/internal/inspect"
+	"cni-unwind/cmd/unwindctl/internal/node"
+	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/journal"
+	"cni-unwind/plugin"
+)
+
+// journal looks at the file, at DELs that stay pending, at ADDs that fail, and at the last sweep.
+func (e *examination) journal(ctx context.Context, found *inspect.Node) {
+	store := &journal.Store{Dir: e.StateDir}
+	s, err := inspect.ReadSnapshot(ctx, store, (*journal.Tx).Check)
+	var damaged *journal.DamagedError
+	switch {
+	case errors.As(err, &damaged):
+		e.add("journal", Warning, "unwindctl forget "+damaged.Key.String()+", if its container is "+
+			"gone", "%v", err)
+	case err != nil:
+		e.add("journal", Failure, term.HintFor(err), "%s: %v", store.Path(), err)
+		return
+	default:
+		e.add("journal", OK, "", "%s is whole", store.Path())
+	}
+	if n := s.Sum(plugin.CountDegraded); n > 0 {
+		e.add("journal", Warning, "unwindctl metrics shows why (unwind_degraded_operations_total)",
+			"%s went on without the journal",
+			term.Plural(int(n), "ADD or DEL", "ADDs and DELs"))
+	}
+	e.attachments(s, found)
+	e.rollbacks(s.Events)
+	e.lastSweep(s, found.Guard)
+}
+
+// sweptLately is how long ago the last sweep may have ended.
+const sweptLately = 10 * time.Minute
+
+func (e *examination) lastSweep(s *inspect.Snapshot, guard *plugin.MassReleaseError) {
+	remedy := node.Timer + "; or unwindctl run"
+	if guard != nil {
+		remedy = "none ends while the mass-release guard keeps attachments, see above"
+	}
+	swept := s.Sum(plugin.LastSweep)
+	old := func(a inspect.Attachment) bool { return time.Since(a.Created) > sweptLately }
+	switch age := time.Since(time.Unix(int64(swept), 0)); {
+	case swept == 0 && !slices.ContainsFunc(s.Attachments, old):
+		e.add("sweep", OK, "", "none has come to its end yet; the journal is younger than %s",
+			term.Roughly(sweptLately))
+	case swept == 0:
+		e.add("sweep", Warning, remedy, "none has come to its end yet")
+	case age > sweptLately:
+		e.add("sweep", Warning, remedy, "none has come to its end for %s", term.Roughly(age))
+	default:
+		e.add("sweep", OK, "", "the last one ended %s ago", term.Roughly(age))
+	}
+}
+
+// pendingLong is how long a DEL may be pending before it is reported.
+const pendingLong = 15 * time.Minute
+
+// rollbacks reports which plugins have failed ADDs lately: the commonest reason why pods do not
+// start.
+func (e *examination) rollbacks(events []journal.Event) {
+	count, last := map[string]int{}, map[string]string{}
+	for _, event := range events {
+		if event.Kind == journal.RolledBack && time.Since(event.At.Wall) < pendingLong {
+			of := term.Join(event.Plugins)
+			count[of]++
+			last[of] = event.Reason
+		}
+	}
+	for _, of := range slices.Sorted(maps.Keys(count)) {
+		e.add("pods", Warning, "unwindctl history --since "+term.Roughly(pendingLong)+" has them "+
+			"all", "%s in %s lately, at last: %s",
+			term.Plural(count[of], "ADD failed", "ADDs failed"), of, last[of])
+	}
+}
+
+func (e *examination) attachments(s *inspect.Snapshot, found *inspect.Node) {
+	var long []string
+	pending := 0
+	for _, a := range s.Attachments {
+		if !a.PendingDEL() {
+			continue
+		}
+		if pending++; time.Since(a.Since) > pendingLong {
+			long = append(long, a.Key().String())
+		}
+	}
+	if len(long) > 0 {
+		e.add("attachments", Warning, "unwindctl show "+long[0], "%s for more than %s: %s",
+			term.Plural(len(long), "attachment has pending DELs", "attachments have pending DELs"),
+			term.Roughly(pendingLong),
+			strings.Join(long[:min(3, len(long))], ", "))
+	}
+	if g := found.Guard; g != nil {
+		e.add("attachments", Warning, "if they are dead, as unwindctl sweep --dry-run --force has "+
+			"them: unwindctl sweep --force", "%d of the %d live attachments of this boot seem "+
+			"dead, too many to be believed; sweeps keep them", g.Dead, g.Live)
+	}
+	all, unknown := 0, 0
+	for _, f := range found.Findings {
+		if f.Address.IsValid() {
+			continue
+		}
+		all++
+		if f.Fate == plugin.Unknown && f.Err == nil {
+			unknown++
+		}
+	}
+	switch {
+	case found.SweepErr != nil:
+		e.add("attachments", Failure, "", "%v", found.SweepErr)
+	case unknown > 0:
+		e.add("attachments", Warning, "run this on the host, or with --host",
+			"nothing can be told from here of %d of %s", unknown,
+			term.Attachments(all))
+	default:
+		e.add("attachments", OK, "", "%s, of which %d have pending DELs", term.Attachments(all),
+			pending)
+	}
+}

@@ -1,0 +1,164 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"cni-unwind/cmd/unwindctl/internal/durable"
+	"cni-unwind/cmd/unwindctl/internal/node"
+	"cni-unwind/cmd/unwindctl/internal/probe"
+	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/wrap"
+	"cni-unwind/plugin/netconf"
+)
+
+// multusConf is the configuration of a plugin or of a list, as far as it leads to Multus.
+type multusConf struct {
+	Type       string
+	Kubeconfig string
+	ConfDir    string // of the files of definitions without spec.config
+	Plugins    []multusConf
+	Chain      *multusConf // of unwind
+}
+
+// find returns Multus' own configuration, or nil.
+func (m *multusConf) find() *multusConf {
+	if m == nil || m.Type == "multus" || m.Type == "multus-shim" {
+		return m
+	}
+	for i := range m.Plugins {
+		if found := m.Plugins[i].find(); found != nil {
+			return found
+		}
+	}
+	return m.Chain.find()
+}
+
+// findMultus returns the configuration of Multus on a node, or nil if there is none. Its defaults
+// are those of Multus 4.3.
+func findMultus(confDir string) *multusConf {
+	var found *multusConf
+	paths, _ := netconf.Conflists(confDir)
+	for _, path := range paths {
+		if c, _ := netconf.ReadConflist(path); c != nil && found == nil {
+			var list multusConf
+			_ = json.Unmarshal(c.Data, &list) // a key of another plugin may be of another form
+			found = list.find()
+		}
+	}
+	kubeconfig := filepath.Join(confDir, "multus.d/multus.kubeconfig")
+	if found == nil && !durable.Exists(kubeconfig) {
+		return nil
+	}
+	if found == nil {
+		found = &multusConf{}
+	}
+	found.Kubeconfig = cmp.Or(found.Kubeconfig, kubeconfig)
+	found.ConfDir = cmp.Or(found.ConfDir, "/etc/cni/multus/net.d")
+	return found
+}
+
+// multus reports the NetworkAttachmentDefinitions that are not wrapped, if Multus is on the node.
+func (e *examination) multus(ctx context.Context, r node.Runtime) {
+	m := findMultus(r.ConfDir)
+	if m == nil {
+		return
+	}
+	if !durable.Exists(m.Kubeconfig) { // a thick Multus may have its pod's alone
+		e.add("multus", OK, "", "NetworkAttachmentDefinitions were not looked at: there is no %s",
+			m.Kubeconfig)
+		return
+	}
+	var d definitions
+	err := (&probe.Prober{}).Definitions(ctx, m.Kubeconfig, func(one probe.Definition) {
+		d.add(m, one)
+	})
+	if err != nil {
+		e.add("multus", Warning, "", "NetworkAttachmentDefinitions were not all looked at: %v", err)
+	}
+	const page = "scripts/providers/multus.md"
+	if len(d.plain) > 0 {
+		e.add("multus", Warning, "kubectl get net-attach-def -n NAMESPACE -o yaml | unwindctl "+
+			"wrap - | kubectl apply -f -; which to leave out: "+page,
+			"%s not through unwind: %s", plural(d.plain), some(d.plain))
+	}
+	if len(d.files) > 0 {
+		e.add("multus", Warning, "unwindctl wrap --in-place FILE, on each node",
+			"%s in a file that is not through unwind: %s", plural(d.files), some(d.files))
+	}
+	if len(d.refused) > 0 {
+		e.add("multus", Warning, "correct that key, or leave it as it is: "+page,
+			"%s refused by unwindctl wrap: %s", plural(d.refused), some(d.refused))
+	}
+	if d.wrapped > 0 {
+		e.add("multus", OK, "", "%s through unwind", term.Plural(d.wrapped,
+			"NetworkAttachmentDefinition is", "NetworkAttachmentDefinitions are"))
+	}
+}
+
+// definitions are NetworkAttachmentDefinitions by what wrap says of them, each with its name.
+type definitions struct {
+	wrapped               int
+	plain, files, refused []string
+}
+
+// add adds one. For one without spec.config Multus takes a file of the node. Without that file no
+// pod of the node has its network.
+func (d *definitions) add(m *multusConf, one probe.Definition) {
+	name, list, file := one.Namespace+"/"+one.Name, &d.plain, ""
+	config := []byte(one.Config)
+	if one.Config == "" {
+		c := configOf(one.Name, m.ConfDir)
+		if c == nil {
+			return
+		}
+		config, list, file = c.Data, &d.files, c.Path
+	}
+	switch wrapped, err := wrap.Wrapped(one.Name, config); {
+	case err != nil:
+		d.refused = append(d.refused, fmt.Sprintf("%s (%v)", name+term.Because(file), err))
+	case wrapped:
+		d.wrapped++
+	case !othersRead(config):
+		*list = append(*list, name+term.Because(file))
+	}
+}
+
+// configOf returns the first configuration of a network in a directory, or nil
+// (GetCNIConfigFromFile in network-attachment-definition-client).
+func configOf(network, dir string) *netconf.Conflist {
+	paths, _ := netconf.Conflists(dir)
+	for _, path := range paths {
+		if c, _ := netconf.ReadConflist(path); c != nil && c.Name == network {
+			return c
+		}
+	}
+	return nil
+}
+
+// othersRead says whether a program besides Multus reads the configuration, and does not see its
+// plugin in "chain": OVN-Kubernetes.
+func othersRead(config []byte) bool {
+	c, _ := netconf.ReadConflistFrom(strings.NewReader(string(config)))
+	return c != nil && slices.Contains(c.Types, "ovn-k8s-cni-overlay")
+}
+
+func plural(names []string) string {
+	return term.Plural(len(names), "NetworkAttachmentDefinition is",
+		"NetworkAttachmentDefinitions are")
+}
+
+// some returns at most five of the names, and how many more there are.
+func some(names []string) string {
+	const most = 5
+	text := strings.Join(names[:min(most, len(names))], ", ")
+	if more := len(names) - most; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}

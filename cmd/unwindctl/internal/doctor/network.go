@@ -1,0 +1,237 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/version"
+
+	"cni-unwind/cmd/unwindctl/internal/durable"
+	"cni-unwind/cmd/unwindctl/internal/install"
+	"cni-unwind/cmd/unwindctl/internal/node"
+	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/plugin/netconf"
+)
+
+// runtime returns the runtime, with the default directories for what it does not say.
+func (e *examination) runtime(ctx context.Context) node.Runtime {
+	r, err := e.Target.Find("/")
+	var several *term.Hinted
+	switch {
+	case errors.As(err, &several):
+		e.add("runtime", Warning, several.Hint, "%v", err)
+	case err != nil:
+		e.add("runtime", Warning, "put its configuration right, or give --conf-dir and --bin-dir",
+			"%v", err)
+	}
+	if r.ConfDir == "" {
+		r.ConfDir = node.DefaultConfDir
+	}
+	if len(r.BinDirs) == 0 {
+		r.BinDirs = []string{node.DefaultBinDir}
+	}
+	for _, p := range r.Problems {
+		e.add("runtime", Failure, "see unwindctl install --help", "%s", p)
+	}
+	for _, n := range r.Notes {
+		e.add("runtime", Warning, "", "%s", n)
+	}
+	if err == nil {
+		e.add("runtime", OK, "", "%s Conflists: %s; plugins: %s.", e.Target.Origin(r), r.ConfDir,
+			strings.Join(r.BinDirs, ", "))
+		e.add("runtime", OK, "", "%s", r.SweepAdvice(ctx))
+	}
+	return r
+}
+
+// network looks at the conflist that the runtime takes. It returns unwind's entry and chain if they
+// can be used.
+func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Conf, *netconf.Chain) {
+	paths, err := netconf.Conflists(r.ConfDir)
+	if err != nil || len(paths) == 0 {
+		e.add("network", Failure, "install the network's provider, then unwindctl install",
+			"no conflist in %s%s", r.ConfDir, term.Because(term.ErrorText(err)))
+		return nil, nil
+	}
+	var ours *netconf.Conflist
+	for i, path := range paths {
+		c, err := netconf.ReadConflist(path)
+		switch {
+		case c == nil && i == 0:
+			e.add("network", Failure, "put it right: the runtime takes the first file of the "+
+				"directory", "%s: %v", path, err)
+		case c == nil || c.Unwind == nil:
+			if i == 0 && c != nil {
+				e.add("network", Warning,
+					"unwindctl install, with --file if that file must stay the first",
+					"%s sorts first and is not unwind's: unwind is not in use", path)
+			}
+		case err != nil:
+			e.add("network", Failure, "correct that key", "%s: %v", path, err)
+		case ours != nil:
+			e.add("network", Warning, "keep one of them", "%s has unwind too, after %s", path,
+				ours.Path)
+		default:
+			ours = c
+		}
+	}
+	own := install.Setup{ConfDir: r.ConfDir, File: cmp.Or(e.Target.File, install.OwnFile(r))}
+	if ours != nil {
+		own.File = filepath.Base(ours.Path)
+	}
+	if c := own.CiliumCopy(); c != nil && !c.Chosen(own.Path()) {
+		severity := Warning
+		if c.OfOurs() {
+			severity = Failure
+		}
+		e.add("network", severity, c.Remedy(), "%v", c)
+	}
+	for _, mesh := range install.Meshes(own, r.BinDirs) {
+		if mesh.Patches() && ours != nil {
+			e.add("network", Warning, "unwindctl install", "%s", mesh)
+		} else {
+			e.add("network", OK, "", "%s", mesh)
+		}
+	}
+	if ours == nil {
+		return nil, nil
+	}
+	return ours.Unwind, e.entry(ctx, r, ours)
+}
+
+// entry looks at unwind's conflist, and returns the chain if it can be used.
+func (e *examination) entry(ctx context.Context, r node.Runtime, c *netconf.Conflist) *netconf.Chain {
+	for _, w := range c.Unwind.Warnings() {
+		e.add("configuration", Warning, "take it out of "+c.Path, "%s", w)
+	}
+	if len(c.Types) > 1 {
+		remedy := `move the others into its "chain"`
+		if c.Unwind.ChainFile != "" {
+			remedy = "unwindctl install: it returns them to the end of " + c.Unwind.ChainFile
+		}
+		e.add("configuration", Failure, remedy,
+			"%s has other plugins beside unwind (%s), which it cannot undo",
+			c.Path, strings.Join(c.Types, ", "))
+	}
+	var list struct {
+		CNIVersions []string `json:"cniVersions"`
+		OnlyInlined bool     `json:"loadOnlyInlinedPlugins"`
+	}
+	_ = json.Unmarshal(c.Data, &list)
+	isList := filepath.Ext(c.Path) == ".conflist"
+	switch newest := r.CNIVersion(ctx); {
+	case newest == "1.0.0" && c.CNIVersion == "1.1.0":
+		e.add("configuration", Failure, "unwindctl install",
+			"%s has version 1.1.0, which this runtime does not know: no pod can start", c.Path)
+	case isList && !slices.Contains(list.CNIVersions, "1.1.0") && c.CNIVersion != "1.1.0":
+		e.add("configuration", Warning, `add "cniVersions": ["1.0.0", "1.1.0"]`,
+			"%s does not offer version 1.1.0: no runtime sends STATUS or GC", c.Path)
+	case !isList && newest != "1.0.0" && c.CNIVersion != "1.1.0":
+		e.add("configuration", Warning, "unwindctl install while the runtime runs",
+			"%s has version %s: the runtime sends neither STATUS nor GC", c.Path, c.CNIVersion)
+	}
+	if directory := filepath.Join(r.ConfDir, c.Name); isList && !list.OnlyInlined &&
+		durable.Exists(directory) {
+		e.add("configuration", Failure, `add "loadOnlyInlinedPlugins": true`,
+			"libcni adds the plugins of %s after unwind, which it cannot undo", directory)
+	}
+	chain, err := c.Unwind.LoadChain()
+	if err != nil {
+		e.add("configuration", Failure, "no pod can start until it is put right", "%s: %v", c.Path,
+			err)
+		return nil
+	}
+	if lost := chain.LostCapabilities(c.Unwind); len(lost) > 0 {
+		e.add("configuration", Warning, "unwindctl install, or add them to its \"capabilities\"",
+			"%s does not declare %s, which the chain asks for: the runtime does not pass them on",
+			c.Path, strings.Join(lost, ", "))
+	}
+	if c.Unwind.DisableGC || chain.DisableGC {
+		e.add("configuration", OK, "", "disableGC is set: a GC of the runtime releases nothing")
+	}
+	if !c.Unwind.SweepOnStatus {
+		e.add("configuration", Warning,
+			"take sweepOnStatus out, or see to unwindctl sweep by a timer",
+			"sweepOnStatus is false: a STATUS releases nothing")
+	}
+	e.flannel(chain)
+	var types []string
+	for _, p := range chain.Delegates {
+		types = append(types, p.Type)
+	}
+	e.add("configuration", OK, "", "%s: network %s, chain %s, version %s", c.Path, c.Name,
+		strings.Join(types, " → "), chain.CNIVersion)
+	return chain
+}
+
+// flannel reports what unwind needs in flannel's entry to see its addresses.
+func (e *examination) flannel(chain *netconf.Chain) {
+	const remedy = "set it where flannel's conflist comes from: scripts/providers/flannel.md"
+	for _, p := range chain.Delegates {
+		if p.Type != "flannel" {
+			continue
+		}
+		if p.IPAM == "" {
+			e.add("configuration", Warning, remedy, `flannel's entry has no "ipam": unwind does `+
+				"not see its addresses, and one that a DEL leaves stays for ever")
+		}
+		if newer, _ := version.GreaterThanOrEqualTo(chain.CNIVersion, "0.3.0"); !newer {
+			e.add("configuration", Warning, remedy, "flannel's conflist has cniVersion %s: its "+
+				"results name no interface", term.OrDash(chain.CNIVersion))
+		}
+	}
+}
+
+// plugins asks every plugin of the chain for the versions that it speaks.
+func (e *examination) plugins(ctx context.Context, r node.Runtime, chain *netconf.Chain) {
+	asked := map[string]bool{}
+	ask := func(name, spoken string) {
+		if name == "" || asked[name] {
+			return
+		}
+		asked[name] = true
+		path := inDirs(r.BinDirs, name)
+		if path == "" {
+			e.add("plugins", Failure, "install it, or no pod can start", "%s is in none of %s",
+				name, strings.Join(r.BinDirs, ", "))
+			return
+		}
+		if info, err := os.Stat(path); err == nil && info.Mode().Perm()&0o022 != 0 {
+			e.add("plugins", Warning, "chmod go-w "+path, "%s can be written to by others", path)
+		}
+		about, versions, err := install.AskVersion(ctx, path)
+		switch {
+		case err != nil:
+			e.add("plugins", Failure, "install it anew", "%s: %v", path, err)
+		case !slices.Contains(versions, spoken):
+			e.add("plugins", Failure, "install a release of it that does, or lower the chain's "+
+				"cniVersion", "%s does not speak version %s of the chain, only %s",
+				path, spoken, strings.Join(versions, ", "))
+		case name == netconf.Name && !strings.Contains(about, " "+e.Version+":"):
+			e.add("plugins", Warning, "unwindctl install",
+				"%s is another release than this program (%s): %s", path, e.Version, about)
+		default:
+			e.add("plugins", OK, "", "%s (%s)", path, term.OrDash(about))
+		}
+	}
+	ask(netconf.Name, "1.0.0")
+	for _, p := range chain.Delegates {
+		ask(p.Type, chain.CNIVersion)
+		ask(p.IPAM, chain.CNIVersion)
+	}
+}
+
+func inDirs(dirs []string, name string) string {
+	for _, dir := range dirs {
+		if path := filepath.Join(dir, name); durable.Exists(path) {
+			return path
+		}
+	}
+	return ""
+}

@@ -1,0 +1,111 @@
+// Package doctor looks for what is wrong with unwind on a node.
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
+
+	"cni-unwind/cmd/unwindctl/internal/install"
+	"cni-unwind/cmd/unwindctl/internal/term"
+)
+
+// Severity says how much a check matters.
+type Severity int
+
+// The severities.
+const (
+	OK      Severity = iota
+	Warning          // something will leak, or is not seen
+	Failure          // pods cannot start, or nothing is released
+)
+
+// String returns the word that the table has for it.
+func (s Severity) String() string { return [...]string{"ok", "warning", "error"}[s] }
+
+// MarshalText returns the word that --json has for it.
+func (s Severity) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// check is one thing that was looked at.
+type check struct {
+	What     string   `json:"what"`
+	Severity Severity `json:"severity"`
+	Text     string   `json:"text"`
+	Remedy   string   `json:"remedy,omitempty"`
+}
+
+// Report is what was found, in the order in which it was looked at.
+type Report struct{ checks []check }
+
+func (r *Report) add(what string, s Severity, remedy, format string, args ...any) {
+	r.checks = append(r.checks, check{what, s, term.OneLine(fmt.Sprintf(format, args...)), remedy})
+}
+
+// Worst returns the highest severity.
+func (r *Report) Worst() Severity {
+	worst, _ := r.worst()
+	return worst.Severity
+}
+
+// worst returns the first check of the highest severity, and the number of findings beside it.
+func (r *Report) worst() (worst check, more int) {
+	for _, c := range r.checks {
+		if c.Severity != OK {
+			more++
+		}
+		if c.Severity > worst.Severity {
+			worst = c
+		}
+	}
+	return worst, more - 1
+}
+
+// Print prints the checks with their remedies, as a table or as JSON, or the worst in one line.
+func (r *Report) Print(out io.Writer, format term.Format) error {
+	switch format {
+	case term.JSON:
+		return term.PrintJSON(out, "checks", r.checks)
+	case term.Line:
+		return r.printLine(out)
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	count := map[Severity]int{}
+	for _, c := range r.checks {
+		count[c.Severity]++
+		fmt.Fprintf(w, "%s\t%s\t%s\n", c.Severity, c.What, c.Text)
+		if c.Remedy != "" {
+			fmt.Fprintf(w, "\t\t→ %s\n", c.Remedy)
+		}
+	}
+	_, err := fmt.Fprintf(w, "%s, %s.\n", term.Plural(count[Failure], "error", "errors"),
+		term.Plural(count[Warning], "warning", "warnings"))
+	return errors.Join(err, w.Flush())
+}
+
+func (r *Report) printLine(out io.Writer) error {
+	worst, more := r.worst()
+	line := worst.Severity.String()
+	if worst.Severity != OK {
+		line += ": " + worst.What + ": " + worst.Text
+	}
+	if more > 0 {
+		line += fmt.Sprintf("; %d more", more)
+	}
+	_, err := fmt.Fprintln(out, line)
+	return err
+}
+
+// Options are the flags of unwindctl doctor.
+type Options struct {
+	install.Target
+	StateDir string    // of the journal; "" as unwind's conflist has it
+	Version  string    // of this program
+	Stderr   io.Writer // of the dry run of a sweep
+}
+
+// examination is one look at a node.
+type examination struct {
+	Options
+	Report
+}

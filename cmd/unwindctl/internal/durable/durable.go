@@ -1,0 +1,79 @@
+// Package durable replaces and removes files so that a crash or a loss of power leaves either the
+// old state or the new one.
+package durable
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+)
+
+// Replace makes a file have a content and a mode: after a crash or a loss of power it has either
+// all of it, or is as it was. Its owner is this process's. The temporary file is in the same
+// directory; its name has no extension for which a runtime would load it.
+//
+//	openat(DIR, ".NAME.*.tmp", O_CREAT|O_EXCL), write, fchmod, fsync, close, rename, open(DIR), fsync, close
+func Replace(path string, content io.Reader, mode fs.FileMode) error {
+	return replace(path, content, func(f *os.File) error { return f.Chmod(mode) })
+}
+
+// ReplaceLike is Replace with the mode and owner of the file that it takes the place of (fchown
+// before fchmod).
+func ReplaceLike(path string, content io.Reader, like fs.FileInfo) error {
+	return replace(path, content, func(f *os.File) error {
+		var err error
+		if st, ok := like.Sys().(*syscall.Stat_t); ok {
+			err = f.Chown(int(st.Uid), int(st.Gid))
+		}
+		return errors.Join(err, f.Chmod(like.Mode().Perm()))
+	})
+}
+
+func replace(path string, content io.Reader, own func(*os.File) error) (err error) {
+	dir, name := filepath.Dir(path), filepath.Base(path)
+	f, err := os.CreateTemp(dir, "."+name+".*.tmp")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(f.Name()))
+		}
+	}()
+	_, err = io.Copy(f, content)
+	if err = errors.Join(err, own(f), f.Sync(), f.Close()); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	if err = os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	return syncDir(dir)
+}
+
+// Remove removes a file for good. One that is not there is no error.
+//
+//	unlink, open(DIR), fsync, close
+func Remove(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// Exists reports whether there is something at a path.
+func Exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}

@@ -1,0 +1,68 @@
+package durable
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/iotest"
+)
+
+// TestReplace: the file has all of the new content with the mode asked for, or is as it was, and
+// nothing else is left in its directory. It is not a loss of power.
+func TestReplace(t *testing.T) {
+	t.Parallel()
+	broken := io.MultiReader(strings.NewReader("half"), iotest.ErrReader(errors.New("broken")))
+	for _, c := range []struct {
+		name    string
+		replace func(path string, like fs.FileInfo) error
+		want    string
+		mode    fs.FileMode
+	}{
+		{"a mode", func(path string, _ fs.FileInfo) error { return Replace(path, strings.NewReader("new"), 0o755) }, "new", 0o755},
+		{"the mode of the one before", func(path string, like fs.FileInfo) error {
+			return ReplaceLike(path, strings.NewReader("new"), like)
+		}, "new", 0o640},
+		{"broken", func(path string, _ fs.FileInfo) error { return Replace(path, broken, 0o755) }, "old", 0o640},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			path := filepath.Join(t.TempDir(), "file")
+			if err := os.WriteFile(path, []byte("old"), 0o640); err != nil {
+				t.Fatal(err)
+			}
+			before, err := os.Stat(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := c.replace(path, before); (err != nil) != (c.want == "old") {
+				t.Errorf("error %v", err)
+			}
+			content, err := os.ReadFile(path)
+			after, statErr := os.Stat(path)
+			if err != nil || statErr != nil || string(content) != c.want || after.Mode() != c.mode {
+				t.Errorf("%q, %v, %v, %v", content, after.Mode(), err, statErr)
+			}
+			if files, err := os.ReadDir(filepath.Dir(path)); err != nil || len(files) != 1 {
+				t.Errorf("%v, %v", files, err)
+			}
+		})
+	}
+}
+
+// TestRemove: removing a file that is not there is no error.
+func TestRemove(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := Remove(path); err != nil || Exists(path) {
+			t.Errorf("%v, there: %t", err, Exists(path))
+		}
+	}
+}

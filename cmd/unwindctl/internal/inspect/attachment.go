@@ -1,0 +1,115 @@
+// Package inspect reads the journal and the pools of host-local, and describes them. It changes
+// nothing.
+package inspect
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"time"
+
+	"cni-unwind/journal"
+)
+
+// Attachment is one entry as --json prints it. It leaves out the delegates' configurations, which
+// may hold secrets.
+type Attachment struct {
+	Network     string        `json:"network"`
+	ContainerID string        `json:"containerID"`
+	IfName      string        `json:"ifname"`
+	State       journal.State `json:"state"`
+	Reason      string        `json:"reason,omitempty"`
+	Pod         *journal.Pod  `json:"pod,omitempty"`
+	NetNS       string        `json:"netns,omitempty"`
+	Addresses   []netip.Addr  `json:"addresses"`
+	Created     time.Time     `json:"created"`
+	Since       time.Time     `json:"since"` // it has been in this state
+	Updated     time.Time     `json:"updated"`
+	Steps       []Step        `json:"steps"`
+
+	freed []netip.Addr // those that may have another owner by now
+}
+
+// Step is a delegate with a pending DEL. Of a live attachment that is every delegate of its chain.
+type Step struct {
+	Generation uint64 `json:"generation"`
+	Plugin     string `json:"plugin"`
+	Attempts   int    `json:"attempts"`
+	LastError  string `json:"lastError,omitempty"`
+	LastCode   uint   `json:"lastCode,omitempty"`
+	Parked     bool   `json:"parked,omitempty"`
+	Again      bool   `json:"again,omitempty"` // gets one more DEL: it was killed, or its DEL proves nothing
+	Unproven   string `json:"unproven,omitempty"`
+
+	retry  time.Duration // until a DEL that failed is tried again, see wait
+	repeat time.Duration // until the DEL of a delegate that was killed is run once more
+}
+
+// Key returns the key of its entry in the journal.
+func (a *Attachment) Key() journal.Key {
+	return journal.Key{Network: a.Network, ContainerID: a.ContainerID, IfName: a.IfName}
+}
+
+// PendingDEL reports whether DELs are pending for which the runtime need not ask any more.
+func (a *Attachment) PendingDEL() bool {
+	return a.State == journal.Unwinding || a.State == journal.Removing
+}
+
+// ReadJournal copies the entries out of the journal. Entries that are damaged are left out, and
+// reported by the error.
+func ReadJournal(ctx context.Context, store *journal.Store) (attachments []Attachment, err error) {
+	var damaged []error
+	err = store.View(ctx, func(tx *journal.Tx) (err error) {
+		attachments, damaged, err = readEntries(tx)
+		return err
+	})
+	return attachments, errors.Join(append(damaged, err)...)
+}
+
+func readEntries(tx *journal.Tx) (attachments []Attachment, damaged []error, err error) {
+	attachments = []Attachment{}
+	err = tx.All(func(e *journal.Entry, err error) error {
+		if err != nil {
+			damaged = append(damaged, err)
+			return nil
+		}
+		attachments = append(attachments, describe(e))
+		return nil
+	})
+	return attachments, damaged, err
+}
+
+func describe(e *journal.Entry) Attachment {
+	newest := e.Newest()
+	a := Attachment{
+		Network: e.Network, ContainerID: e.ContainerID, IfName: e.IfName, State: e.State,
+		Reason: e.Reason, NetNS: newest.NetNS.Path, Addresses: e.Addresses(),
+		Created: newest.Created.Wall, Since: e.Since.Wall, Updated: e.Updated.Wall, Steps: []Step{},
+	}
+	if a.Addresses == nil {
+		a.Addresses = []netip.Addr{}
+	}
+	if e.Since == (journal.Time{}) {
+		a.Since = a.Updated
+	}
+	if e.Pod != (journal.Pod{}) {
+		a.Pod = &e.Pod
+	}
+	for _, g := range e.Generations {
+		for _, c := range g.Claims {
+			if g.Freed(c) && a.PendingDEL() {
+				a.freed = append(a.freed, c.Address)
+			}
+		}
+		for _, s := range g.Steps {
+			a.Steps = append(a.Steps, Step{
+				Generation: g.Number, Plugin: s.Type, Attempts: s.Attempts,
+				LastError: s.LastError, LastCode: s.LastCode, Parked: s.Parked, Again: s.RepeatAt != 0,
+				Unproven: s.Unproven,
+				retry:    time.Duration(s.RetryAt - journal.BootNanos()),
+				repeat:   time.Duration(s.RepeatAt - journal.BootNanos()),
+			})
+		}
+	}
+	return a
+}

@@ -1,0 +1,97 @@
+package inspect
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/journal"
+)
+
+// Find returns the attachments that an argument names: NETWORK/CONTAINER/IFNAME, a container ID, a
+// pod (NAMESPACE/NAME or its name), or an address. The beginning of a container ID is enough if it
+// is one container's.
+func Find(attachments []Attachment, arg string) ([]Attachment, error) {
+	if address, err := netip.ParseAddr(arg); err == nil {
+		return Filter(attachments, func(a *Attachment) bool {
+			return slices.Contains(a.Addresses, address.Unmap())
+		}), nil
+	}
+	parts := strings.Split(arg, "/")
+	if slices.Contains(parts, "") || len(parts) > 3 {
+		return nil, term.Usage("%q is neither NETWORK/CONTAINER/IFNAME nor a container ID, a pod "+
+			"(NAMESPACE/NAME) or an address", arg)
+	}
+	switch len(parts) {
+	case 3:
+		return ofOneContainer(arg, parts[1], Filter(attachments, func(a *Attachment) bool {
+			return a.Network == parts[0] && a.IfName == parts[2] &&
+				strings.HasPrefix(a.ContainerID, parts[1])
+		}))
+	case 2:
+		return Filter(attachments, func(a *Attachment) bool {
+			return a.Pod != nil && a.Pod.Namespace == parts[0] && a.Pod.Name == parts[1]
+		}), nil
+	}
+	pods := Filter(attachments, func(a *Attachment) bool { return a.Pod != nil && a.Pod.Name == arg })
+	if len(pods) > 0 {
+		return pods, nil
+	}
+	return ofOneContainer(arg, arg, Filter(attachments, func(a *Attachment) bool {
+		return strings.HasPrefix(a.ContainerID, arg)
+	}))
+}
+
+// Filter returns the attachments that keep accepts.
+func Filter(attachments []Attachment, keep func(*Attachment) bool) (kept []Attachment) {
+	for i := range attachments {
+		if keep(&attachments[i]) {
+			kept = append(kept, attachments[i])
+		}
+	}
+	return kept
+}
+
+// ofOneContainer returns the attachments of the container with that ID, else all of them if they
+// are one container's.
+func ofOneContainer(arg, id string, found []Attachment) ([]Attachment, error) {
+	whole := Filter(found, func(a *Attachment) bool { return a.ContainerID == id })
+	if len(whole) > 0 {
+		return whole, nil // though others may begin so
+	}
+	ids := map[string]bool{}
+	for _, a := range found {
+		ids[a.ContainerID] = true
+	}
+	if len(ids) > 1 {
+		return nil, term.Usage("%s are %d attachments; write more of the container ID", arg,
+			len(found))
+	}
+	return found, nil
+}
+
+// FindOne returns the one attachment that an argument names. A damaged entry is found by its full
+// name.
+func FindOne(ctx context.Context, stateDir, arg string) (key journal.Key, err error) {
+	attachments, err := ReadJournal(ctx, &journal.Store{Dir: stateDir})
+	found, findErr := Find(attachments, arg)
+	switch {
+	case findErr != nil:
+		return key, findErr
+	case len(found) == 1:
+		return found[0].Key(), nil
+	case len(found) > 1:
+		var names []string
+		for _, a := range found[:min(4, len(found))] {
+			names = append(names, a.Key().String())
+		}
+		return key, term.Usage("%s are %d attachments: %s; name one of them", arg, len(found),
+			strings.Join(names, ", "))
+	case err != nil:
+		return key, err
+	}
+	return key, term.Usage("no attachment %s in the journal of %s; unwindctl list shows them", arg,
+		stateDir)
+}

@@ -1,0 +1,214 @@
+package inspect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"cni-unwind/cmd/unwindctl/internal/probe"
+	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/ipam"
+	"cni-unwind/journal"
+	"cni-unwind/plugin"
+)
+
+// finding is what sweep --json prints of an attachment, or of an address without one.
+type finding struct {
+	Network     string        `json:"network"`
+	ContainerID string        `json:"containerID,omitempty"`
+	IfName      string        `json:"ifname,omitempty"`
+	Address     string        `json:"address,omitempty"`
+	Pod         *journal.Pod  `json:"pod,omitempty"`
+	State       journal.State `json:"state,omitempty"`
+	Verdict     plugin.Fate   `json:"verdict"`
+	Result      string        `json:"result"` // as the table has it
+	Why         string        `json:"why"`
+	Pending     []string      `json:"pending,omitempty"` // delegates
+	Error       string        `json:"error,omitempty"`
+}
+
+// JSONFindings returns what sweep --json prints.
+func JSONFindings(findings []plugin.Finding, dryRun bool) []finding {
+	all := []finding{}
+	for i := range findings {
+		f := &findings[i]
+		word, _ := Result(f, dryRun)
+		one := finding{
+			Network: f.Network, ContainerID: f.ContainerID, IfName: f.IfName, State: f.State,
+			Verdict: f.Fate, Result: word,
+			Why: f.Reason.Text, Pending: f.Pending,
+		}
+		if f.Address.IsValid() {
+			one.Address = f.Address.String()
+		}
+		if f.Pod != (journal.Pod{}) {
+			one.Pod = &f.Pod
+		}
+		if f.Err != nil {
+			one.Error = f.Err.Error()
+		}
+		all = append(all, one)
+	}
+	return all
+}
+
+// PrintNoFindings says that there are no attachments: none of that network, whose name may be
+// wrong, or none at all.
+func PrintNoFindings(out io.Writer, of Scope) error {
+	store := &journal.Store{Dir: of.StateDir}
+	if _, err := os.Lstat(store.Path()); err != nil || of.Network == "" {
+		return PrintNoAttachments(out, store)
+	}
+	_, err := fmt.Fprintf(out, "No attachments of network %s.\n", of.Network)
+	return err
+}
+
+// PrintFindings prints all attachments but the live ones and those that were not tried, and how
+// many there are of each. With all it prints the live ones too.
+func PrintFindings(out io.Writer, findings []plugin.Finding, dryRun, all bool,
+	format term.Format) error {
+	t := term.NewTable(
+		term.Column{Name: "NETWORK", Optional: true}, term.Column{Name: "CONTAINER", Least: 11},
+		term.Column{Name: "IFNAME", Optional: true}, term.Column{Name: "POD", Least: 36},
+		term.Column{Name: "STATE", Optional: true}, term.Column{Name: "RESULT"},
+		term.Column{Name: "WHY", Least: 13})
+	count := map[string]int{}
+	var names []string
+	for i := range findings {
+		f := &findings[i]
+		word, why := Result(f, dryRun)
+		if errors.Is(f.Err, plugin.ErrNotTried) {
+			count["not tried"]++
+			continue
+		}
+		if count[word]++; word == "live" && !all {
+			continue
+		}
+		pod := &f.Pod
+		if *pod == (journal.Pod{}) {
+			pod = nil
+		}
+		name := f.Key.String()
+		if f.Address.IsValid() {
+			name = f.Address.String()
+		}
+		names = append(names, name)
+		t.Add(f.Network, term.OrDash(term.Short(f.ContainerID, format)), term.OrDash(f.IfName),
+			term.PodName(pod), term.OrDash(string(f.State)), word, why)
+	}
+	if format == term.Name {
+		return term.PrintNames(out, names)
+	}
+	if len(names) > 0 {
+		if err := t.Print(out, format); err != nil {
+			return err
+		}
+	}
+	var words []string
+	for _, word := range []string{"released", "to be released", "pending", "waits", "kept",
+		"unknown", "busy", "live", "not tried"} {
+		if count[word] > 0 {
+			words = append(words, fmt.Sprintf("%d %s", count[word], word))
+		}
+	}
+	addresses := 0
+	for i := range findings {
+		if findings[i].Address.IsValid() {
+			addresses++
+		}
+	}
+	total := term.Attachments(len(findings) - addresses)
+	if addresses > 0 {
+		total += fmt.Sprintf(", and %d reserved for none that the journal knows", addresses)
+	}
+	_, err := fmt.Fprintf(out, "%s: %s.\n", total, strings.Join(words, ", "))
+	return err
+}
+
+// Result returns the word for what came of an attachment, and the reason.
+func Result(f *plugin.Finding, dryRun bool) (word, why string) {
+	why = term.OneLine(f.Reason.Text)
+	if f.Address.IsValid() {
+		why = fmt.Sprintf("%s: %s", f.Address, why)
+	}
+	var guard *plugin.MassReleaseError
+	switch {
+	case f.Fate == plugin.Unknown:
+		word = "unknown"
+	case f.Busy:
+		word = "busy"
+	case !f.Releasable():
+		word = "live"
+	case errors.As(f.Err, &guard):
+		word = "kept"
+	case f.Deferred:
+		word = "waits"
+	case dryRun:
+		word = "to be released"
+	case f.Released:
+		return "released", why
+	case f.Err == nil:
+		word = "waits" // what could be done now is done
+	default:
+		word = "pending"
+	}
+	if f.Fate == plugin.Dead && len(f.Pending) > 0 { // of a foreign one no DEL is run
+		why += "; pending DEL: " + strings.Join(f.Pending, ", ")
+	}
+	if word == "pending" {
+		why += "; " + term.OneLine(f.Err.Error())
+	}
+	return word, why
+}
+
+// Remaining is the error of a sweep that leaves attachments which it should not leave.
+func Remaining(findings []plugin.Finding, dryRun bool) error {
+	pending, unknown, untried := 0, 0, 0
+	var errs []error
+	for i := range findings {
+		switch word, _ := Result(&findings[i], dryRun); {
+		case errors.Is(findings[i].Err, plugin.ErrNotTried):
+			untried++
+		case word == "pending":
+			pending++
+		case word == "unknown":
+			unknown++
+			errs = append(errs, findings[i].Err) // an entry that is damaged, or nil
+		}
+	}
+	if pending > 0 {
+		errs = append(errs, fmt.Errorf("%s could not be released in full; the next sweep tries "+
+			"the pending DELs again",
+			term.Attachments(pending)))
+	}
+	if untried > 0 {
+		errs = append(errs, fmt.Errorf("%s not tried: unwindctl sweep goes on with them",
+			term.Attachments(untried)))
+	}
+	if unknown > 0 {
+		errs = append(errs, fmt.Errorf("nothing can be told of %s: left alone, see WHY",
+			term.Attachments(unknown)))
+	}
+	return errors.Join(errs...)
+}
+
+// Plugin returns the plugin that sweeps, judges and forgets for a command. It writes no CNI result.
+func Plugin(stderr io.Writer) *plugin.Plugin {
+	return &plugin.Plugin{Stdout: io.Discard, Stderr: stderr, Budgets: plugin.DefaultBudgets,
+		Probes: []ipam.Probe{&probe.Prober{}}}
+}
+
+// Judge returns what a sweep would say of the attachments. It changes nothing.
+func Judge(
+	ctx context.Context, p *plugin.Plugin, stateDir string, list *plugin.List,
+) (map[journal.Key]*plugin.Finding, error) {
+	findings, err := p.Sweep(ctx, stateDir, plugin.Sweep{DryRun: true, Force: true, List: list})
+	byKey := map[journal.Key]*plugin.Finding{}
+	for i := range findings {
+		byKey[findings[i].Key] = &findings[i]
+	}
+	return byKey, err
+}

@@ -1,0 +1,85 @@
+package inspect
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"github.com/containernetworking/plugins/pkg/utils"
+
+	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/ipam"
+	"cni-unwind/journal"
+)
+
+// Leaks returns what the delegates of an attachment may leave on this machine if none of them gets
+// its DEL.
+func Leaks(ctx context.Context, store *journal.Store, key journal.Key) (leaks []string, err error) {
+	var e *journal.Entry
+	err = store.View(ctx, func(tx *journal.Tx) error {
+		e, err = tx.Get(key)
+		return err
+	})
+	var damaged *journal.DamagedError
+	if errors.As(err, &damaged) {
+		return []string{"whatever its plugins took: its entry cannot be read"}, nil
+	}
+	if err != nil || e == nil {
+		return nil, err
+	}
+	for _, g := range e.Generations {
+		for _, l := range g.HostLinks {
+			leaks = append(leaks, fmt.Sprintf("interface %s (%s) on the host", l.Name, l.MAC))
+		}
+		for _, s := range g.Steps {
+			leaks = append(leaks, leaksOfStep(e, &s)...)
+		}
+	}
+	slices.Sort(leaks)
+	return slices.Compact(leaks), nil
+}
+
+// leaksOfStep returns what one delegate may leave. The names are those that the reference plugins
+// v1.9 give.
+func leaksOfStep(e *journal.Entry, s *journal.Step) (leaks []string) {
+	var conf struct {
+		IPMasq bool `json:"ipMasq"`
+		IPAM   struct {
+			Type string `json:"type"`
+		} `json:"ipam"`
+	}
+	_ = json.Unmarshal(s.Config, &conf)
+	if pool := ipam.Pool(s.Config, e.Network); pool != "" {
+		held, _ := ipam.HeldBy(pool, e.ContainerID, e.IfName)
+		for _, a := range held {
+			leaks = append(leaks, fmt.Sprintf("%s: the address of host-local",
+				filepath.Join(pool, a.String())))
+		}
+	} else if conf.IPAM.Type != "" {
+		leaks = append(leaks, fmt.Sprintf("%s: what it keeps for container %s, such as %s",
+			conf.IPAM.Type, e.ContainerID,
+			term.Join(term.Addresses(e.Addresses()))))
+	}
+	switch s.Type {
+	case "bridge", "ptp":
+		if conf.IPMasq {
+			leaks = append(leaks, fmt.Sprintf("%s: chain %s in table nat, and the rules that jump "+
+				"to it", s.Type, utils.FormatChainName(e.Network, e.ContainerID)))
+		}
+	case "portmap":
+		leaks = append(leaks, fmt.Sprintf("portmap: chain %s in table nat, and the rules that "+
+			"jump to it",
+			utils.MustFormatChainNameWithPrefix(e.Network, e.ContainerID, "DN-")))
+	case "firewall":
+		leaks = append(leaks, fmt.Sprintf("firewall: rules for %s in chain CNI-FORWARD of table "+
+			"filter", term.Join(term.Addresses(e.Addresses()))))
+	case "loopback":
+	default:
+		leaks = append(leaks, fmt.Sprintf("%s: whatever it took for container %s, interface %s",
+			s.Type, e.ContainerID, e.IfName))
+	}
+	return leaks
+}

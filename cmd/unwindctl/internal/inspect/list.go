@@ -1,0 +1,79 @@
+package inspect
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+
+	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/journal"
+)
+
+// PrintNoAttachments says that a journal is empty, or that there is none in that directory.
+func PrintNoAttachments(out io.Writer, store *journal.Store) error {
+	text := "No attachments."
+	if _, err := os.Lstat(store.Path()); errors.Is(err, fs.ErrNotExist) {
+		text = fmt.Sprintf("No attachments: there is no journal in %s.", store.Dir)
+	}
+	_, err := fmt.Fprintln(out, text)
+	return err
+}
+
+// PrintAttachments prints a table of attachments, or their names.
+func PrintAttachments(out io.Writer, attachments []Attachment, format term.Format) error {
+	if format == term.Name {
+		return term.PrintNames(out, names(attachments))
+	}
+	t := term.NewTable(
+		term.Column{Name: "NETWORK", Optional: true}, term.Column{Name: "CONTAINER", Least: 11},
+		term.Column{Name: "IFNAME", Optional: true}, term.Column{Name: "STATE"},
+		term.Column{Name: "AGE"}, term.Column{Name: "POD", Least: 36},
+		term.Column{Name: "ADDRESSES", Least: 10, Optional: true},
+		term.Column{Name: "PENDING DELS", Least: 12},
+		term.Column{Name: "CREATED", Wide: true}, term.Column{Name: "NETNS", Wide: true},
+		term.Column{Name: "WHY", Wide: true})
+	for _, a := range attachments {
+		t.Add(a.Network, term.Short(a.ContainerID, format), a.IfName, string(a.State),
+			term.Ago(a.Created), term.PodName(a.Pod), term.Join(term.Addresses(a.Addresses)),
+			pending(a), term.Time(a.Created), term.OrDash(a.NetNS),
+			term.OrDash(term.OneLine(a.Reason)))
+	}
+	return t.Print(out, format)
+}
+
+// names returns arguments that name attachments; without one, the addresses.
+func names(attachments []Attachment) (names []string) {
+	for _, a := range attachments {
+		if a.ContainerID == "" {
+			names = append(names, term.Addresses(a.Addresses)...)
+			continue
+		}
+		names = append(names, a.Key().String())
+	}
+	return names
+}
+
+// pending returns the delegates with pending DELs of an attachment that is not live any more, each
+// with the reason.
+func pending(a Attachment) string {
+	texts := []string{}
+	if a.PendingDEL() {
+		for _, s := range a.Steps {
+			why := fmt.Sprintf("tried %d×", s.Attempts)
+			switch {
+			case s.LastError != "":
+				why += fmt.Sprintf(", code %d", s.LastCode)
+			case s.Unproven != "":
+				why += ", unproven"
+			case s.Parked:
+				why = "its address has another owner"
+			case s.Again:
+				why = "once more"
+			}
+			texts = append(texts, fmt.Sprintf("%s (%s)", s.Plugin, why))
+		}
+	}
+	return term.Join(texts)
+}

@@ -1,0 +1,111 @@
+package inspect
+
+import (
+	"fmt"
+	"io"
+	"math/big"
+	"net/netip"
+	"strings"
+
+	"cni-unwind/ipam"
+)
+
+// The map of a pool has one sign for an address, or for a run of addresses where a screen has no
+// room for all. A run shows the sign that matters most.
+const (
+	mapWidth = 64 // half of it on a terminal that is too narrow
+	mapRows  = 8
+	mapLeft  = 19 // the first address of a row, with blanks
+)
+
+// signs are those of the map, the one that matters most first.
+var signs = []struct {
+	state, sign, colour string
+}{
+	{"ownerless", "!", "35"},
+	{"leaked", "x", "31"},
+	{"unknown", "?", "33"},
+	{"live", "o", "32"},
+	{"free", "·", "2"},
+	{"gateway", "g", "2"},
+}
+
+// drawMap prints the map of each range, with the states of its addresses, and a legend.
+func drawMap(out io.Writer, sets [][]ipam.Range, state map[netip.Addr]string, colours bool,
+	terminal int) {
+	width := int64(mapWidth)
+	if terminal > 0 && terminal < mapLeft+mapWidth {
+		width /= 2
+	}
+	paint := func(i int) string {
+		if !colours {
+			return signs[i].sign
+		}
+		return "\x1b[" + signs[i].colour + "m" + signs[i].sign + "\x1b[0m"
+	}
+	for _, set := range sets {
+		for _, r := range set {
+			drawRange(out, r, state, paint, width)
+		}
+	}
+	var legend []string
+	for i, s := range signs {
+		legend = append(legend, paint(i)+" "+s.state)
+	}
+	fmt.Fprintf(out, "  %s\n", strings.Join(legend, "  "))
+}
+
+// drawRange prints a range as rows of signs, each row with its first address.
+func drawRange(out io.Writer, r ipam.Range, state map[netip.Addr]string, paint func(int) string,
+	width int64) {
+	first, last := number(r.First), number(r.Last)
+	size := new(big.Int).Add(new(big.Int).Sub(last, first), big.NewInt(1))
+	each := big.NewInt(1)
+	for new(big.Int).Mul(each, big.NewInt(width*mapRows)).Cmp(size) < 0 {
+		each.Lsh(each, 1)
+	}
+	cells := new(big.Int).Div(new(big.Int).Add(size, new(big.Int).Sub(each, big.NewInt(1))),
+		each).Int64()
+	best := make([]int, cells)
+	for i := range best {
+		best[i] = 4
+	}
+	mark := func(a netip.Addr, sign int) {
+		at := new(big.Int).Sub(number(a), first)
+		if at.Sign() < 0 || at.Cmp(size) >= 0 {
+			return
+		}
+		cell := at.Div(at, each).Int64()
+		if sign < best[cell] || best[cell] == 4 && each.Cmp(big.NewInt(1)) == 0 {
+			best[cell] = sign
+		}
+	}
+	if r.Gateway.BitLen() == r.First.BitLen() {
+		mark(r.Gateway, 5)
+	}
+	for a, s := range state {
+		for i := range signs {
+			if signs[i].state == s && a.BitLen() == r.First.BitLen() {
+				mark(a, i)
+			}
+		}
+	}
+	if each.Cmp(big.NewInt(1)) > 0 {
+		fmt.Fprintf(out, "  each sign stands for %s addresses\n", each)
+	}
+	for row := int64(0); row < cells; row += width {
+		var line strings.Builder
+		for _, sign := range best[row:min(cells, row+width)] {
+			line.WriteString(paint(sign))
+		}
+		at := new(big.Int).Add(first, new(big.Int).Mul(each, big.NewInt(row)))
+		fmt.Fprintf(out, "  %-16s %s\n", address(at, r.First.BitLen()), line.String())
+	}
+}
+
+func number(a netip.Addr) *big.Int { return new(big.Int).SetBytes(a.AsSlice()) }
+
+func address(n *big.Int, bits int) netip.Addr {
+	a, _ := netip.AddrFromSlice(n.FillBytes(make([]byte, bits/8)))
+	return a
+}

@@ -1,0 +1,115 @@
+package inspect
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"strings"
+
+	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/ipam"
+	"cni-unwind/journal"
+)
+
+// explainNothing describes an argument that names no attachment in the journal.
+func explainNothing(ctx context.Context, out io.Writer, arg string, of Scope, asJSON bool) error {
+	if asJSON {
+		return errors.Join(term.PrintJSON(out, "attachments", []any{}), nothing(arg, of))
+	}
+	var text strings.Builder
+	if address, err := netip.ParseAddr(arg); err == nil {
+		explainAddress(&text, address.Unmap(), of)
+	}
+	events, err := ReadHistory(ctx, of.StateDir)
+	for _, e := range lastOf(events, arg, 3) {
+		text.WriteString(eventSentence(e))
+	}
+	if text.Len() == 0 {
+		return errors.Join(err, nothing(arg, of))
+	}
+	_, writeErr := io.WriteString(out, text.String())
+	return errors.Join(err, writeErr)
+}
+
+// explainAddress says who has an address that no attachment in the journal has.
+func explainAddress(text *strings.Builder, address netip.Addr, of Scope) {
+	pools, _ := of.Pools()
+	for _, p := range pools {
+		found, _ := ipam.Scan(p.Dir)
+		for _, r := range found {
+			switch {
+			case r.Address != address:
+			case r.Ownerless():
+				fmt.Fprintf(text, "%s is reserved in %s for nobody: host-local died before it "+
+					"wrote an owner, and no DEL can release it.\n"+
+					"unwindctl sweep releases it.\n", address, p.Dir)
+			default:
+				fmt.Fprintf(text, "%s is reserved in %s for container %s%s, which the journal "+
+					"does not know: a pod from before the install, or the journal was lost.\n"+
+					"unwindctl sweep --cri auto asks the runtime, and releases it if nothing has "+
+					"it.\n", address, p.Dir, term.OneLine(r.Owner.ContainerID),
+					interfaceOf(term.OneLine(r.Owner.IfName)))
+			}
+		}
+	}
+}
+
+// eventSentence returns a sentence about an event whose attachment is not in the journal any more.
+func eventSentence(e journal.Event) string {
+	what := map[journal.EventKind]string{
+		journal.RolledBack: "its ADD was rolled back",
+		journal.Swept:      "it was released by a sweep",
+		journal.Released:   "its address was released",
+		journal.Parked:     "a DEL was parked",
+		journal.Unproven:   "a DEL passed, and its address is not known to be free",
+		journal.Superseded: "another ADD took its place",
+		journal.Forgotten:  "it was given up",
+		journal.Untaken:    "a DEL had nothing to undo",
+	}[e.Kind]
+	a := &Attachment{Network: e.Network, ContainerID: cmp.Or(e.ContainerID, "unknown"),
+		IfName: e.IfName, Pod: &e.Pod}
+	with := ""
+	if len(e.Addresses) > 0 {
+		with = " with " + strings.Join(term.Addresses(e.Addresses), " and ")
+	}
+	return fmt.Sprintf("%s%s in network %s%s: %s %s ago%s.\n", whose(a), interfaceOf(e.IfName),
+		e.Network, with, cmp.Or(what, string(e.Kind)), term.Ago(e.At.Wall), term.Because(e.Reason))
+}
+
+// damagedOf returns what an error of ReadJournal says of one attachment, given by its full name, or
+// nil.
+func damagedOf(err error, name string) *journal.DamagedError {
+	if several, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, one := range several.Unwrap() {
+			if found := damagedOf(one, name); found != nil {
+				return found
+			}
+		}
+		return nil
+	}
+	var damaged *journal.DamagedError
+	if errors.As(err, &damaged) && damaged.Key.String() == name {
+		return damaged
+	}
+	return nil
+}
+
+func explainDamaged(out io.Writer, damaged *journal.DamagedError, asJSON bool) (err error) {
+	if asJSON {
+		err = term.PrintJSON(out, "attachments", []any{})
+	} else {
+		_, err = fmt.Fprintf(out, "The entry of %s cannot be read. It is kept, and no sweep "+
+			"touches it.\n"+
+			"Its next ADD or DEL writes over it; a DEL goes by what the runtime sends. To give it "+
+			"up: unwindctl forget %s\n", damaged.Key, damaged.Key)
+	}
+	return errors.Join(damaged, err)
+}
+
+func nothing(arg string, of Scope) error {
+	return fmt.Errorf("no attachment %s in the journal of %s; unwindctl list shows them", arg,
+		of.StateDir)
+}

@@ -1,0 +1,70 @@
+package inspect
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+
+	"cni-unwind/cmd/unwindctl/internal/node"
+	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/plugin"
+	"cni-unwind/plugin/netconf"
+)
+
+// Scope says which attachments and pools a command judges, and by which list of pods, as given.
+type Scope struct {
+	node.Directories
+	Network    string // "" for all
+	CRI, Valid string // where the list comes from, see list
+}
+
+// List returns the list of what is attached, nil if none is given. An error that is no UsageError
+// means that the runtime did not answer: there is no list then, which differs from an empty one.
+func (s Scope) List(ctx context.Context, stdin io.Reader) (*plugin.List, error) {
+	switch {
+	case s.CRI != "" && s.Valid != "":
+		return nil, term.Usage("--cri and --valid: one list at most")
+	case s.CRI == "auto":
+		return node.FindPodSandboxes(ctx, node.CRISockets)
+	case s.CRI != "" && s.CRI != "none":
+		list, err := node.PodSandboxes(ctx, s.CRI)
+		if err != nil {
+			return nil, fmt.Errorf("the runtime at %s gave no list, so attachments are judged "+
+				"without one: %w", s.CRI, err)
+		}
+		return list, nil
+	case s.Valid != "" && s.Network == "":
+		return nil, term.Usage("--valid needs --network: a list speaks of one network")
+	case s.Valid != "":
+		return readValid(s.Valid, s.Network, stdin)
+	}
+	return nil, nil
+}
+
+func readValid(path, network string, stdin io.Reader) (*plugin.List, error) {
+	var data []byte
+	var err error
+	if path == "-" {
+		data, err = io.ReadAll(stdin)
+	} else {
+		data, err = os.ReadFile(path)
+	}
+	if err != nil {
+		return nil, term.Usage("%w", err)
+	}
+	valid, err := netconf.ParseValid(data)
+	if err != nil {
+		return nil, term.Usage("%s: %w", path, err)
+	}
+	return plugin.NewList(network, valid), nil
+}
+
+// Pools returns the pools of host-local in the scope.
+func (s Scope) Pools() ([]plugin.Pool, error) {
+	pools, err := plugin.ReadPools(s.ConfDir, s.StateDir)
+	return slices.DeleteFunc(pools, func(p plugin.Pool) bool {
+		return s.Network != "" && p.Network != s.Network
+	}), err
+}

@@ -1,0 +1,131 @@
+package inspect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"strings"
+	"text/tabwriter"
+
+	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/journal"
+	"cni-unwind/plugin"
+)
+
+// shown is an attachment with its verdict and what there is to say of it.
+type shown struct {
+	Attachment
+	Verdict  string        `json:"verdict"` // live, dead, unknown, foreign
+	Why      string        `json:"why"`
+	Evidence []plugin.Fact `json:"evidence"`
+	// sentences: who holds what, why it is kept, what would release it
+	Summary []string `json:"summary"`
+}
+
+// Show prints the attachments that an argument names, or their names. An error about other
+// entries comes after them.
+func Show(ctx context.Context, to term.Streams, arg string, of Scope,
+	format term.Format) error {
+	asJSON := format == term.JSON
+	all, err := examine(ctx, to, arg, of)
+	var wrong term.UsageError
+	if errors.As(err, &wrong) || len(all) == 0 && errors.Is(err, fs.ErrPermission) {
+		return err
+	}
+	if len(all) == 0 {
+		if damaged := damagedOf(err, arg); damaged != nil {
+			return explainDamaged(to.Out, damaged, asJSON)
+		}
+		return errors.Join(err, explainNothing(ctx, to.Out, arg, of, asJSON))
+	}
+	switch format {
+	case term.JSON:
+		return errors.Join(err, term.PrintJSON(to.Out, "attachments", all))
+	case term.Name:
+		var found []Attachment
+		for _, a := range all {
+			found = append(found, a.Attachment)
+		}
+		return errors.Join(err, term.PrintNames(to.Out, names(found)))
+	}
+	return errors.Join(err, printShown(to.Out, all))
+}
+
+// examine judges the attachments that an argument names. It returns those that it could judge along
+// with an error about others.
+func examine(ctx context.Context, to term.Streams, arg string, of Scope) ([]shown, error) {
+	attachments, err := ReadJournal(ctx, &journal.Store{Dir: of.StateDir})
+	found, findErr := Find(attachments, arg)
+	if findErr != nil {
+		return nil, findErr
+	}
+	if len(found) == 0 {
+		return nil, err
+	}
+	list, listErr := of.List(ctx, to.In)
+	findings, judgeErr := Judge(ctx, Plugin(to.Err), of.StateDir, list)
+	var all []shown
+	for _, a := range found {
+		f := findings[a.Key()]
+		if f == nil { // it went between the two looks
+			continue
+		}
+		all = append(all, shown{a, string(f.Fate), term.OneLine(f.Reason.Text), f.Facts(),
+			summary(&a, f, attachments)})
+	}
+	return all, errors.Join(err, listErr, judgeErr)
+}
+
+func printShown(out io.Writer, all []shown) error {
+	var text strings.Builder
+	for i, a := range all {
+		if i > 0 {
+			text.WriteByte('\n')
+		}
+		w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+		fmt.Fprintf(w, "attachment\t%s\n", a.Key())
+		fmt.Fprintf(w, "pod\t%s\n", term.PodName(a.Pod))
+		fmt.Fprintf(w, "state\t%s for %s%s\n", a.State, term.Ago(a.Since), term.Because(a.Reason))
+		fmt.Fprintf(w, "addresses\t%s\n", term.Join(term.Addresses(a.Addresses)))
+		fmt.Fprintf(w, "netns\t%s\n", term.OrDash(a.NetNS))
+		fmt.Fprintf(w, "verdict\t%s: %s\n", a.Verdict, a.Why)
+		for _, f := range a.Evidence {
+			answer := f.Answer
+			if f.NotLooked {
+				answer = "not looked at"
+			}
+			fmt.Fprintf(w, "  %s\t%s\n", f.Question, answer)
+		}
+		_ = w.Flush()
+		if len(a.Steps) > 0 {
+			w = tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+			fmt.Fprintln(w, "\nPLUGIN\tDEL\tTRIED\tLAST ERROR")
+			for _, s := range a.Steps {
+				fmt.Fprintf(w, "%s\t%s\t%d×\t%s\n", s.Plugin, s.state(a.PendingDEL()), s.Attempts,
+					term.OrDash(term.OneLine(s.LastError)))
+			}
+			_ = w.Flush()
+		}
+		fmt.Fprintf(&text, "\n%s\n", strings.Join(a.Summary, "\n"))
+	}
+	_, err := io.WriteString(out, text.String())
+	return err
+}
+
+func (s *Step) state(pending bool) string {
+	switch {
+	case !pending:
+		return "when it goes"
+	case s.LastError != "":
+		return fmt.Sprintf("failed (code %d)", s.LastCode)
+	case s.Unproven != "":
+		return "unproven"
+	case s.Parked:
+		return "parked"
+	case s.Again:
+		return "once more"
+	}
+	return "pending"
+}

@@ -1,0 +1,58 @@
+package inspect
+
+import (
+	"context"
+	"errors"
+
+	"cni-unwind/journal"
+)
+
+// Snapshot is all that the journal holds at one moment.
+type Snapshot struct {
+	Attachments []Attachment
+	Damaged     []error // of the entries that are left out
+	Events      []journal.Event
+	Counters    []Counter
+}
+
+// Counter is one of the journal's counters.
+type Counter struct {
+	Name   string
+	Labels []string
+	Value  uint64
+}
+
+// Sum returns the sum of the counters of a name.
+func (s *Snapshot) Sum(name string) (n uint64) {
+	for _, c := range s.Counters {
+		if c.Name == name {
+			n += c.Value
+		}
+	}
+	return n
+}
+
+// ReadSnapshot reads the journal in one transaction, in which it calls check too, if that is not nil.
+func ReadSnapshot(
+	ctx context.Context, store *journal.Store, check func(*journal.Tx) error,
+) (*Snapshot, error) {
+	s := &Snapshot{}
+	err := store.View(ctx, func(tx *journal.Tx) (err error) {
+		*s = Snapshot{}
+		var checkErr error
+		if check != nil {
+			checkErr = check(tx)
+		}
+		s.Attachments, s.Damaged, err = readEntries(tx)
+		historyErr := tx.History(func(e journal.Event) error {
+			s.Events = append(s.Events, e)
+			return nil
+		})
+		countersErr := tx.Counters(func(name string, labels []string, n uint64) error {
+			s.Counters = append(s.Counters, Counter{name, labels, n})
+			return nil
+		})
+		return errors.Join(checkErr, err, historyErr, countersErr)
+	})
+	return s, err
+}

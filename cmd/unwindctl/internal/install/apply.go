@@ -1,0 +1,101 @@
+package install
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+
+	"cni-unwind/cmd/unwindctl/internal/durable"
+	"cni-unwind/cmd/unwindctl/internal/inspect"
+	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/journal"
+	"cni-unwind/plugin/netconf"
+)
+
+// WriteConflist puts our file in place, whole. From then on unwind is in use. It does nothing if the
+// file that is there means the same.
+//
+//  1. A plugin that another program has put behind unwind goes to the end of the provider's file. A
+//     crash here leaves it in both: it runs twice, as it may have before, rather than not at all.
+//  2. Our file is written.
+//  3. Our file in its other form is removed. Until then the runtime takes the list.
+func (s Setup) WriteConflist() (changed bool, err error) {
+	p, err := s.Plan()
+	if err != nil || !p.changed {
+		return false, err
+	}
+	if err := s.prepareState(); err != nil {
+		return false, err
+	}
+	if err := p.behind.write(p.Source); err != nil {
+		return false, err
+	}
+	if err := durable.Replace(p.path, bytes.NewReader(p.content), 0o644); err != nil {
+		return false, err
+	}
+	if p.stale != "" {
+		err = durable.Remove(p.stale)
+	}
+	return true, err
+}
+
+// prepareState makes the state directory, so that install reports a failure and not each pod. It
+// refuses to leave a journal with attachments for another one: nobody would release them.
+func (s Setup) prepareState() error {
+	is := s.stateDir()
+	dir := cmp.Or(s.StateDir, is)
+	if dir != is && durable.Exists(s.Current()) {
+		attachments, err := inspect.ReadJournal(context.Background(), &journal.Store{Dir: is})
+		if err != nil || len(attachments) > 0 {
+			hint := "leave it there, or wait until unwindctl list --state-dir " + is + " is empty"
+			return term.WithHint(hint,
+				"the journal in %s has %s: with another state directory nobody would release them",
+				is, term.Attachments(len(attachments)))
+		}
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return term.WithHint("give another with --state-dir", "the state directory: %w", err)
+	}
+	return nil
+}
+
+// Remove removes our file, in whatever form and whatever other programs have made of it. From then
+// on unwind is not in use. No file is no error. Plugins behind unwind are returned to the provider's
+// file first, and unwind is taken out of a copy of cilium's; if that is not possible, our file is
+// removed all the same, and the error says so. It returns what was removed, and sentences about what
+// was returned.
+func (s Setup) Remove() (removed, said []string, err error) {
+	if c := s.CiliumCopy(); c != nil && c.OfOurs() {
+		text, takeErr := c.takeOut()
+		if err = takeErr; err == nil {
+			said = append(said, text)
+		}
+	}
+	for _, path := range []string{s.Path(), s.otherForm()} {
+		data, readErr := netconf.ReadFile(path)
+		if errors.Is(readErr, fs.ErrNotExist) {
+			continue
+		}
+		own, _ := netconf.ReadConflist(path)
+		switch {
+		case ours(own):
+			texts, returnErr := returnBehind(own)
+			said, err = append(said, texts...), errors.Join(err, returnErr)
+		case readErr == nil && !json.Valid(data): // half a file, of use to nobody
+		case path == s.Path():
+			return removed, said, term.WithHint("move it away, or choose another name with --file",
+				"%s is not a conflist that unwindctl wrote: left alone", path)
+		default:
+			continue
+		}
+		if removeErr := durable.Remove(path); removeErr != nil {
+			return removed, said, errors.Join(err, removeErr)
+		}
+		removed = append(removed, path)
+	}
+	return removed, said, err
+}

@@ -1,0 +1,137 @@
+package install
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/plugin/netconf"
+)
+
+// binary returns the path of the plugin to install.
+func (s Setup) binary() (string, error) {
+	if given := cmp.Or(s.Binary, os.Getenv(binaryEnv)); given != "" {
+		return filepath.Abs(given)
+	}
+	self, err := os.Executable()
+	return filepath.Join(filepath.Dir(self), netconf.Name), err
+}
+
+// verifyTimeout bounds the time in which a plugin answers VERSION.
+const verifyTimeout = 10 * time.Second
+
+// VerifyBinary runs the plugin to install, and returns what it says of itself. A plugin of another
+// architecture, or another program, is an error before anything is changed.
+func (s Setup) VerifyBinary(ctx context.Context) (about string, err error) {
+	path, err := s.binary()
+	if err != nil {
+		return "", err
+	}
+	const hint = "give the plugin with --binary; make build puts it beside unwindctl"
+	about, versions, err := AskVersion(ctx, path)
+	switch {
+	case err != nil:
+		return "", term.WithHint(hint, "plugin %s: %w", path, err)
+	case !strings.Contains(about, netconf.Name) || !slices.Contains(versions, "1.0.0"):
+		return "", term.WithHint(hint, "plugin %s: it is not unwind, but says: %s", path,
+			term.OneLine(about))
+	}
+	return about, nil
+}
+
+// AskVersion asks a plugin what it is (without CNI_COMMAND) and which versions it speaks (SPEC 1.1
+// §2 VERSION).
+func AskVersion(ctx context.Context, path string) (about string, versions []string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
+	defer cancel()
+	run := func(env ...string) (stdout, stderr bytes.Buffer, err error) {
+		cmd := exec.CommandContext(ctx, path)
+		cmd.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool {
+			return strings.HasPrefix(v, "CNI_")
+		}), env...)
+		cmd.Stdin = strings.NewReader(`{"cniVersion": "1.0.0"}`)
+		cmd.Stdout, cmd.Stderr = &stdout, &stderr
+		cmd.WaitDelay = time.Second
+		err = cmd.Run()
+		if ctx.Err() != nil {
+			err = fmt.Errorf("no answer within %s", verifyTimeout)
+		}
+		var path *fs.PathError
+		if errors.As(err, &path) {
+			err = path.Err
+		}
+		return stdout, stderr, err
+	}
+	answer, _, err := run("CNI_COMMAND=VERSION")
+	if err != nil {
+		return "", nil, fmt.Errorf("it does not run here: %w", err)
+	}
+	var version struct {
+		Versions []string `json:"supportedVersions"`
+	}
+	if err := json.Unmarshal(answer.Bytes(), &version); err != nil {
+		return "", nil, errors.New("it is no CNI plugin: it gives no answer to VERSION")
+	}
+	_, words, _ := run() // some releases of skel call it an error
+	about, _, _ = strings.Cut(strings.TrimSpace(words.String()), "\n")
+	return about, version.Versions, nil
+}
+
+// InstallBinary puts the plugin in place, whole. A runtime that runs the previous one goes on with
+// that. It does nothing if the same bytes are there.
+func (s Setup) InstallBinary() (changed bool, err error) {
+	from, err := s.binary()
+	if err != nil {
+		return false, err
+	}
+	if err := s.checkBinDir(); err != nil {
+		return false, err
+	}
+	return copyProgram(from, filepath.Join(s.BinDir, netconf.Name))
+}
+
+// sameContent compares a file with the one at a path, a piece at a time: the agent does so each
+// minute. A file that cannot be read is not the same.
+func sameContent(a *os.File, path string) bool {
+	b, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer b.Close()
+	var pieces [2][64 << 10]byte
+	for {
+		n, errA := io.ReadFull(a, pieces[0][:])
+		m, errB := io.ReadFull(b, pieces[1][:])
+		if !bytes.Equal(pieces[0][:n], pieces[1][:m]) {
+			return false
+		}
+		if errA != nil || errB != nil {
+			ended := func(err error) bool {
+				return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+			}
+			return ended(errA) && ended(errB)
+		}
+	}
+}
+
+// checkBinDir is an error if there is no directory for the plugin.
+func (s Setup) checkBinDir() error {
+	info, err := os.Stat(s.BinDir)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
+		return term.WithHint("give the runtime's with --bin-dir",
+			"there is no directory %s of plugins", s.BinDir)
+	}
+	return err
+}

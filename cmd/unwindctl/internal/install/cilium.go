@@ -1,0 +1,112 @@
+package install
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"cni-unwind/cmd/unwindctl/internal/durable"
+	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/plugin/netconf"
+)
+
+const cilium = "cilium-cni"
+
+// Copy is a conflist that cilium's agent makes at each of its starts, if it has a
+// cni-chaining-target: the first file of that network's name in the directory, with cilium-cni at
+// its end (cilium daemon/cmd/cni/config.go findCNINetwork). Ours has that name and comes first.
+type Copy struct {
+	file   *netconf.Conflist // cilium's
+	target *netconf.Conflist // the provider's, which it copies without ours; nil if it is not there
+}
+
+// CiliumCopy returns the conflist of the directory that cilium seems to have copied, or nil: it is
+// of the same network as another file, and cilium-cni is at its end.
+func (s Setup) CiliumCopy() *Copy {
+	files, _ := netconf.Conflists(s.ConfDir)
+	aside, _ := filepath.Glob(filepath.Join(s.ConfDir, "*.cilium_bak")) // cilium reads them too
+	var copied *Copy
+	var others []*netconf.Conflist
+	for _, path := range slices.Concat(files, aside) {
+		c, _ := netconf.ReadConflist(path)
+		switch {
+		case c == nil:
+		case slices.Index(c.Types, cilium) > 0 && copied == nil:
+			copied = &Copy{file: c}
+		case c.Unwind == nil && !slices.Contains(c.Types, cilium):
+			others = append(others, c)
+		}
+	}
+	if copied == nil {
+		return nil
+	}
+	if i := slices.IndexFunc(others, func(c *netconf.Conflist) bool {
+		return c.Name == copied.file.Name
+	}); i >= 0 {
+		copied.target = others[i]
+	}
+	if copied.target == nil && !copied.OfOurs() {
+		return nil
+	}
+	return copied
+}
+
+// OfOurs reports whether cilium has copied our file: unwind is in it, where it may call itself.
+func (c *Copy) OfOurs() bool { return ours(c.file) }
+
+// Chosen reports whether our file at a path names cilium's as its chain, which install does only if
+// --conf says so.
+func (c *Copy) Chosen(own string) bool { return !c.OfOurs() && ChainFile(own) == c.file.Path }
+
+// Error says what is wrong. With a hint, it refuses an install.
+func (c *Copy) Error() string {
+	if c.OfOurs() {
+		return fmt.Sprintf("cilium has copied unwind's file into %s, for its cni-chaining-target: "+
+			"unwind would run inside itself, or cilium not at all", c.file.Path)
+	}
+	return fmt.Sprintf("cilium seems to copy the first file of network %q into %s at each of its "+
+		"starts, for its cni-chaining-target: unwind's would be that file", c.file.Name, c.file.Path)
+}
+
+// Remedy says what to do about it.
+func (c *Copy) Remedy() string {
+	text := "give cilium a conflist of your own (cni.customConf) in place of cni.chainingTarget, " +
+		"or leave unwind out: scripts/providers/cilium.md"
+	if c.OfOurs() {
+		return "unwindctl uninstall; then " + text
+	}
+	return text + "; if it is such a conflist: --conf " + c.file.Path
+}
+
+func (c *Copy) refuse() error { return term.WithHint(c.Remedy(), "%w", c) }
+
+// takeOut makes cilium's file what it is without ours: a copy of the provider's. It returns a
+// sentence about it.
+func (c *Copy) takeOut() (string, error) {
+	if c.target == nil {
+		return "", fmt.Errorf("unwind is left in %s: start cilium's agent on this node anew",
+			c.file.Path)
+	}
+	list, plugins, err := asList(c.target)
+	if err != nil {
+		return "", err
+	}
+	_, own, err := asList(c.file)
+	if err != nil {
+		return "", err
+	}
+	for i, plugin := range own {
+		if c.file.Types[i] == cilium {
+			plugins = append(plugins, plugin)
+		}
+	}
+	list["plugins"] = raw(plugins)
+	like, err := os.Lstat(c.file.Path)
+	if err == nil {
+		err = durable.ReplaceLike(c.file.Path, bytes.NewReader(raw(list)), like)
+	}
+	return fmt.Sprintf("%s is a copy of %s again, with cilium-cni at its end", c.file.Path,
+		c.target.Path), err
+}

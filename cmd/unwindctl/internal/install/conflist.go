@@ -1,0 +1,191 @@
+package install
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"reflect"
+	"slices"
+
+	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/plugin/netconf"
+)
+
+// pair is a member of an object whose order matters.
+type pair struct {
+	key   string
+	value any
+}
+
+// content returns the text of our file. It keeps what a person has added to unwind's entry and, in
+// a list, beside it. The name of the network, the capabilities, disableCheck and disableGC follow
+// the provider's file.
+func (s Setup) content(p *Plan, old *netconf.Conflist) ([]byte, error) {
+	list, entry, err := s.split(old)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", old.Path, err)
+	}
+	isJSON := filepath.Ext(p.path) == ".json"
+	var version any = keep(list, "cniVersion", "1.0.0")
+	if isJSON && s.CNIVersion != "" {
+		version = s.CNIVersion
+	}
+	if isJSON {
+		list = nil
+	}
+	s.setEntry(entry, p)
+	own := []pair{
+		{"type", netconf.Name}, {"capabilities", entry["capabilities"]},
+		{"chainFile", entry["chainFile"]},
+	}
+	var text []byte
+	if isJSON {
+		// Of a list made of one plugin, libcni takes no other key than these two for the list
+		// (libcni conf.go ConfListFromConf).
+		head := []pair{{"cniVersion", version}, {"name", p.Source.Name}}
+		text = object(append(head, own...), entry)
+	} else {
+		text = s.list(p, list, version, object(own, entry))
+	}
+	var content bytes.Buffer
+	if err := json.Indent(&content, text, "", "  "); err != nil {
+		return nil, err
+	}
+	content.WriteByte('\n')
+	return content.Bytes(), p.check(entry)
+}
+
+// split returns the keys of our file's list, and those of unwind's entry. The two are empty if
+// there is no file. Of the configuration of one plugin, the list has the keys that libcni gives it.
+func (s Setup) split(old *netconf.Conflist) (list, entry map[string]json.RawMessage, err error) {
+	if old == nil {
+		return nil, map[string]json.RawMessage{}, nil
+	}
+	list = netconf.ObjectOf(old.Data)
+	if list["plugins"] != nil {
+		var plugins []map[string]json.RawMessage
+		err = json.Unmarshal(list["plugins"], &plugins)
+		return list, plugins[0], err // it has unwind
+	}
+	entry = maps.Clone(list)
+	delete(entry, "name")
+	delete(entry, "cniVersion")
+	return map[string]json.RawMessage{"cniVersion": list["cniVersion"]}, entry, nil
+}
+
+// list returns the text of a list with unwind's entry in it.
+func (s Setup) list(p *Plan, old map[string]json.RawMessage, version any, entry []byte) []byte {
+	head := []pair{
+		{"cniVersion", version},
+		{"cniVersions", keep(old, "cniVersions", []string{"1.0.0", "1.1.0"})},
+		{"name", p.Source.Name},
+		{"loadOnlyInlinedPlugins", true},
+	}
+	if p.chain.DisableCheck {
+		head = append(head, pair{"disableCheck", true})
+	}
+	if p.chain.DisableGC {
+		head = append(head, pair{"disableGC", true})
+	}
+	written := object(head, old, "plugins", "disableCheck", "disableGC")
+	return fmt.Appendf(nil, `%s,"plugins":[%s]}`, written[:len(written)-1], entry)
+}
+
+// setEntry sets the keys of unwind's entry that unwindctl writes.
+func (s Setup) setEntry(entry map[string]json.RawMessage, p *Plan) {
+	capabilities := map[string]bool{}
+	for _, d := range p.chain.Delegates {
+		for name, enabled := range d.Capabilities {
+			if enabled {
+				capabilities[name] = true
+			}
+		}
+	}
+	delete(entry, "capabilities")
+	if len(capabilities) > 0 {
+		entry["capabilities"] = raw(capabilities)
+	}
+	entry["chainFile"] = raw(p.Source.Path)
+	switch s.StateDir {
+	case "":
+	case netconf.DefaultStateDir:
+		delete(entry, "stateDir")
+	default:
+		entry["stateDir"] = raw(s.StateDir)
+	}
+	switch {
+	case s.Observe:
+		entry["sweepOnStatus"], entry["disableGC"] = raw(false), raw(true)
+	// unwindctl sets both or neither
+	case string(entry["sweepOnStatus"]) == "false" && string(entry["disableGC"]) == "true":
+		delete(entry, "sweepOnStatus")
+		delete(entry, "disableGC")
+	}
+}
+
+// check reads the entry as unwind will.
+func (p *Plan) check(entry map[string]json.RawMessage) error {
+	conf := maps.Clone(entry)
+	conf["name"], conf["cniVersion"] = raw(p.Source.Name), raw("1.0.0")
+	c, err := netconf.ParseConf(raw(conf))
+	if err == nil && c.Chain != nil {
+		err = errors.New(`"chain" and "chainFile" are both set; keep one`)
+	}
+	if err != nil {
+		return term.WithHint("unwind could not use it; nothing was changed", "%s: %w", p.path, err)
+	}
+	return nil
+}
+
+// object encodes members, and after them those of a map that are neither among them nor left out,
+// in the order of their names.
+func object(head []pair, more map[string]json.RawMessage, leftOut ...string) []byte {
+	for _, m := range head {
+		leftOut = append(leftOut, m.key)
+	}
+	for _, key := range slices.Sorted(maps.Keys(more)) {
+		if !slices.Contains(leftOut, key) {
+			head = append(head, pair{key, more[key]})
+		}
+	}
+	var fields [][]byte
+	for _, m := range head {
+		if value := raw(m.value); string(value) != "null" {
+			fields = append(fields, fmt.Appendf(nil, "%s:%s", raw(m.key), value))
+		}
+	}
+	return fmt.Appendf(nil, "{%s}", bytes.Join(fields, []byte(",")))
+}
+
+// keep returns the value of a key in an object, or the default.
+func keep(object map[string]json.RawMessage, key string, absent any) any {
+	if value, ok := object[key]; ok {
+		return value
+	}
+	return absent
+}
+
+// raw encodes a value of a type that can always be encoded.
+func raw(v any) json.RawMessage {
+	data, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return data
+}
+
+// sameJSON reports whether two texts mean the same.
+func sameJSON(a, b []byte) bool {
+	var values [2]any
+	for i, data := range [][]byte{a, b} {
+		d := json.NewDecoder(bytes.NewReader(data))
+		d.UseNumber()
+		if d.Decode(&values[i]) != nil {
+			return false
+		}
+	}
+	return reflect.DeepEqual(values[0], values[1])
+}

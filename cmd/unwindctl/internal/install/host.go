@@ -1,0 +1,176 @@
+package install
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/plugin/netconf"
+)
+
+// binaryEnv names the plugin to install where it is not beside this program.
+const binaryEnv = "UNWIND_BINARY"
+
+// containerEnv names the file system of the container that the program came from, see runOnHost.
+const containerEnv = "UNWIND_CONTAINER"
+
+// ContainerRoot returns the path of the file system in which this program was started, also after
+// EnterHost in a child.
+func ContainerRoot() string { return cmp.Or(os.Getenv(containerEnv), "/") }
+
+// EnterHost continues this program in the host's mount and network namespaces, where the runtime
+// runs: nothing in a container shows whether a namespace is gone. It needs the host's PID namespace
+// (hostPID: true), whose first process is in those namespaces, and root's capabilities.
+//
+// A thread can enter a mount namespace if it shares its root and working directory with no other
+// thread, and the whole program is in it once that thread executes the program again. It executes
+// /proc/self/exe, for the program's path names another file there, or none. With inChild a child
+// executes it (see runOnHost).
+//
+// Of the files that it opens, only the plugin to install stays open in that program, and in none
+// that this one starts.
+//
+//	open("/proc/1/ns/mnt"), open("/proc/1/ns/net"), open(unwind), unshare(CLONE_FS), setns, setns,
+//	execve
+func EnterHost(ctx context.Context, inChild bool) error {
+	if os.Getpid() == 1 {
+		return term.Usage("--host: this is the first process of its own PID namespace; run it " +
+			"with hostPID: true")
+	}
+	if same("/proc/1/ns/mnt", "/proc/self/ns/mnt") && same("/proc/1/ns/net", "/proc/self/ns/net") {
+		return keepOpenFile() // this is the host, or it was entered already
+	}
+	theirs, err := open("/proc/1/ns/mnt", "/proc/1/ns/net")
+	if err != nil {
+		return term.Usage("--host: the host's namespaces: %w; run it with hostPID: true and "+
+			"privileged: true", err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("--host: %w", err)
+	}
+	var binary []int
+	if os.Getenv(binaryEnv) == "" {
+		binary, _ = open(filepath.Join(filepath.Dir(self), netconf.Name))
+	}
+	if inChild {
+		return runOnHost(ctx, theirs, binary)
+	}
+	env := os.Environ()
+	if len(binary) > 0 {
+		env = append(env, fmt.Sprintf("%s=%s%d", binaryEnv, openFiles, binary[0]))
+		if _, err := unix.FcntlInt(uintptr(binary[0]), unix.F_SETFD, 0); err != nil {
+			return fmt.Errorf("--host: fcntl: %w", err)
+		}
+	}
+	if err := enter(theirs); err != nil {
+		return err
+	}
+	return fmt.Errorf("--host: %w", syscall.Exec(thisProgram, os.Args, env))
+}
+
+// thisProgram is the path of this program's file in any mount namespace.
+const thisProgram = "/proc/self/exe"
+
+// enter moves the calling thread, and nothing else of this process, into namespaces.
+func enter(namespaces []int) error {
+	runtime.LockOSThread() // the namespaces are this thread's, and it must serve no other goroutine
+	if err := unix.Unshare(unix.CLONE_FS); err != nil {
+		return fmt.Errorf("--host: unshare: %w", err)
+	}
+	for _, fd := range namespaces {
+		if err := unix.Setns(fd, 0); err != nil {
+			return term.Usage("--host: entering the host's namespaces: %w; run it with "+
+				"privileged: true", err)
+		}
+	}
+	return nil
+}
+
+// runOnHost runs this program in a child on the host, and returns how that ended. This process
+// stays in its container: kubectl exec enters the namespaces of a container's first process, and
+// would not find /unwindctl on the host.
+//
+// The end of ctx is passed on as SIGTERM. However this process ends, the child ends with it.
+func runOnHost(ctx context.Context, namespaces, binary []int) error {
+	cmd := exec.CommandContext(ctx, thisProgram)
+	cmd.Args = os.Args
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	// In a process group of its own, it does not get a terminal's signals a second time.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=/proc/%d/root", containerEnv, os.Getpid()))
+	if len(binary) > 0 {
+		cmd.ExtraFiles = []*os.File{os.NewFile(uintptr(binary[0]), netconf.Name)}
+		cmd.Env = append(cmd.Env, binaryEnv+"="+openFiles+"3")
+	}
+	ended := make(chan error)
+	// Pdeathsig goes by the thread that starts the child; the main thread's namespaces are the
+	// process's, for others
+	go func() {
+		err := enter(namespaces)
+		if err == nil {
+			err = cmd.Run()
+		}
+		ended <- err
+	}()
+	err := <-ended
+	if cmd.ProcessState == nil {
+		return err
+	}
+	return childExit{cmd.ProcessState}
+}
+
+// childExit is the error of a program that ran in a child, which has reported everything.
+type childExit struct{ *os.ProcessState }
+
+func (childExit) Error() string { return "" }
+
+// ExitCode returns the child's exit code, or that of a shell for a child that a signal has ended.
+func (w childExit) ExitCode() int {
+	if status, ok := w.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		return 128 + int(status.Signal())
+	}
+	return w.ProcessState.ExitCode()
+}
+
+// openFiles is the directory with a path for each file that this process has open.
+const openFiles = "/proc/self/fd/"
+
+// keepOpenFile closes the open file that binaryEnv names, if it names one, in the programs that
+// this one starts.
+func keepOpenFile() error {
+	number, is := strings.CutPrefix(os.Getenv(binaryEnv), openFiles)
+	if fd, err := strconv.Atoi(number); is && err == nil {
+		unix.CloseOnExec(fd)
+	}
+	return nil
+}
+
+// open opens files that are closed in the programs that this one executes.
+func open(paths ...string) (fds []int, err error) {
+	for _, path := range paths {
+		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return nil, &os.PathError{Op: "open", Path: path, Err: err}
+		}
+		fds = append(fds, fd)
+	}
+	return fds, nil
+}
+
+func same(a, b string) bool {
+	inA, errA := os.Stat(a)
+	inB, errB := os.Stat(b)
+	return errA == nil && errB == nil && os.SameFile(inA, inB)
+}

@@ -1,0 +1,195 @@
+package install
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"cni-unwind/cmd/unwindctl/internal/node"
+	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/plugin/netconf"
+)
+
+// Options are the flags of unwindctl install.
+type Options struct {
+	Target
+	Conf, Binary, StateDir string
+	Observe, DryRun        bool
+
+	ProgramDir string // for unwindctl; "" for nowhere
+	UnitDir    string // for systemd's units; "" for none
+}
+
+// Run puts unwind in front of the network. With DryRun it only prints what it would do.
+func Run(ctx context.Context, to term.Streams, o Options) error {
+	r, err := o.Find("/")
+	if err != nil {
+		return err
+	}
+	s, err := o.Setup(ctx, r)
+	if err != nil {
+		return err
+	}
+	p, err := s.Plan()
+	if err != nil && r.Name == "" && !o.given() {
+		return fmt.Errorf("%w (no runtime's configuration was found, so its directories were "+
+			"guessed)", err)
+	} else if err != nil {
+		return err
+	}
+	if o.UnitDir != "" && o.ProgramDir == "" {
+		return term.Usage("--systemd needs a --program-dir, where the units find unwindctl")
+	}
+	if err := p.RefusedBy(r); err != nil {
+		return err
+	}
+	about, err := s.VerifyBinary(ctx)
+	if err != nil {
+		return err
+	}
+	if err := s.checkBinDir(); err != nil {
+		return err
+	}
+	p.warnMissing(r.BinDirs)
+	for _, warning := range slices.Concat(p.warnings, r.Notes) {
+		fmt.Fprintf(to.Err, "warning: %s\n", warning)
+	}
+	if o.DryRun {
+		return o.printPlan(ctx, to.Out, r, s, done{Plan: p, about: about})
+	}
+	binary, err := s.InstallBinary()
+	if err != nil {
+		return fmt.Errorf("nothing was changed: %w", err)
+	}
+	conflist, err := s.WriteConflist()
+	if err != nil {
+		return fmt.Errorf("the network is as it was, unwind is not in use: %w", err)
+	}
+	return errors.Join(o.printDone(ctx, to.Out, r, s, done{p, about, binary, conflist}),
+		o.installForNode(to, s))
+}
+
+// installForNode puts unwindctl, and with --systemd its units, on the node. Without units, a
+// directory that cannot be written to is a warning: unwind is in use.
+func (o Options) installForNode(to term.Streams, s Setup) error {
+	if o.ProgramDir == "" {
+		return nil
+	}
+	written, err := s.installPrograms(o.ProgramDir)
+	if err != nil && o.UnitDir == "" {
+		fmt.Fprintf(to.Err, "warning: unwindctl is not put on this node: %v; give another "+
+			"--program-dir\n", err)
+		return nil
+	}
+	if err == nil && o.UnitDir != "" {
+		var units []string
+		units, err = installUnits(o.UnitDir, o.ProgramDir)
+		written = append(written, units...)
+	}
+	for _, path := range written {
+		fmt.Fprintf(to.Out, "written:   %s\n", path)
+	}
+	if err == nil && o.UnitDir != "" {
+		fmt.Fprintf(to.Out, "To have systemd sweep: systemctl daemon-reload && systemctl enable "+
+			"--now unwind-sweep.timer unwind-sweep-boot.service\nTo have it run the agent: "+
+			"systemctl daemon-reload && systemctl enable --now unwind-agent.service "+
+			"unwind-sweep-boot.service\n")
+	}
+	return err
+}
+
+// Setup returns what the options mean for a runtime.
+func (o Options) Setup(ctx context.Context, r node.Runtime) (Setup, error) {
+	s := Setup{ConfDir: r.ConfDir, BinDir: r.BinDirs[0], Source: o.Conf,
+		File: cmp.Or(o.File, OwnFile(r)), CNIVersion: r.CNIVersion(ctx), Binary: o.Binary,
+		Observe: o.Observe}
+	if o.StateDir == "" {
+		return s, nil
+	}
+	var err error
+	s.StateDir, err = filepath.Abs(o.StateDir)
+	return s, err
+}
+
+func (o Options) printPlan(
+	ctx context.Context, out io.Writer, r node.Runtime, s Setup, p done,
+) error {
+	from, err := s.binary()
+	if err != nil {
+		return err
+	}
+	var text strings.Builder
+	fmt.Fprintf(&text, "Nothing is changed. %s\n", o.Origin(r))
+	fmt.Fprintf(&text, "would install %s as %s\n", from, filepath.Join(s.BinDir, netconf.Name))
+	for _, sentence := range p.Repairs() {
+		fmt.Fprintf(&text, "would put right: %s\n", sentence)
+	}
+	if p.changed {
+		fmt.Fprintf(&text, "would write %s:\n%s", p.path, p.content)
+	} else {
+		fmt.Fprintf(&text, "%s is as it should be\n", p.path)
+	}
+	if p.stale != "" {
+		fmt.Fprintf(&text, "would remove %s after that: %s replaces it\n", p.stale,
+			filepath.Base(p.path))
+	}
+	if o.ProgramDir != "" {
+		fmt.Fprintf(&text, "would install unwindctl into %s\n", o.ProgramDir)
+	}
+	if o.UnitDir != "" {
+		fmt.Fprintf(&text, "would write systemd's units into %s\n", o.UnitDir)
+	}
+	text.WriteString(describeAgent(ctx, "/proc", p.about))
+	_, err = io.WriteString(out, text.String())
+	return err
+}
+
+// done is what an install has done.
+type done struct {
+	*Plan
+	about            string // of the binary
+	binary, conflist bool   // which of the two was written
+}
+
+func (o Options) printDone(
+	ctx context.Context, out io.Writer, r node.Runtime, s Setup, d done,
+) error {
+	var text strings.Builder
+	if !d.binary && !d.conflist {
+		fmt.Fprintf(&text, "Nothing had to be done: unwind is in use.\n")
+	} else {
+		fmt.Fprintf(&text, "%s\n", o.Origin(r))
+	}
+	var types []string
+	for _, d := range d.chain.Delegates {
+		types = append(types, d.Type)
+	}
+	words := map[bool]string{true: "written:  ", false: "unchanged:"}
+	fmt.Fprintf(&text, "%s %s (%s)\n", words[d.binary], filepath.Join(s.BinDir, netconf.Name), d.about)
+	fmt.Fprintf(&text, "%s %s (network %s, chain %s of %s)\n", words[d.conflist], d.path,
+		d.Source.Name, strings.Join(types, " → "), d.Source.Path)
+	if d.stale != "" {
+		fmt.Fprintf(&text, "removed:   %s (%s replaces it)\n", d.stale, filepath.Base(d.path))
+	}
+	for _, sentence := range d.Repairs() {
+		fmt.Fprintf(&text, "put right: %s\n", sentence)
+	}
+	text.WriteString(describeAgent(ctx, "/proc", d.about))
+	for _, mesh := range Meshes(s, r.BinDirs) {
+		fmt.Fprintf(&text, "%s.\n", mesh)
+	}
+	if s.Observe {
+		fmt.Fprintln(&text, "It observes: what is dead is swept by unwindctl sweep alone. Install "+
+			"again without --observe to change that.")
+	} else {
+		fmt.Fprintln(&text, r.SweepAdvice(ctx))
+	}
+	fmt.Fprintf(&text, "To switch it off: unwindctl uninstall%s, or rm %s\n", o.again(r), d.path)
+	_, err := io.WriteString(out, text.String())
+	return err
+}

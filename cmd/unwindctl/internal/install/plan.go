@@ -1,0 +1,237 @@
+package install
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"cni-unwind/cmd/unwindctl/internal/node"
+	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/plugin/netconf"
+)
+
+// RefusedBy is an error if the configuration of the runtime rules the install out.
+func (p *Plan) RefusedBy(r node.Runtime) error {
+	problems := slices.Clone(r.Problems)
+	// node.Find judged the first conflist; the chosen one may be another
+	if r.DefaultNetwork != "" {
+		problems = slices.DeleteFunc(problems, func(p string) bool {
+			return strings.HasPrefix(p, "cni_default_network")
+		})
+		if p.Source.Name != r.DefaultNetwork {
+			problems = append(problems, r.OtherNetwork(p.Source.Name, p.Source.Path))
+		}
+	}
+	if len(problems) == 0 {
+		return nil
+	}
+	return term.WithHint("nothing was changed", "%s", strings.Join(problems, "\n"))
+}
+
+// warnMissing warns of plugins of the chain that are not installed: an ADD would fail, as it does
+// without unwind.
+func (p *Plan) warnMissing(dirs []string) {
+	if missing := p.chain.Missing(strings.Join(dirs, ":")); len(missing) > 0 {
+		p.warnings = append(p.warnings, fmt.Sprintf("not in %s: %s; until they are, no pod gets a "+
+			"network", strings.Join(dirs, ", "),
+			strings.Join(missing, ", ")))
+	}
+}
+
+// Plan computes our conflist from the provider's as both are now. It writes nothing.
+func (s Setup) Plan() (*Plan, error) {
+	p := &Plan{path: s.Path()}
+	old, err := s.readOwn(p)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.checkDirectory(p); err != nil {
+		return nil, err
+	}
+	if err := s.readSource(p); err != nil {
+		return nil, err
+	}
+	p.content, err = s.content(p, old)
+	if err != nil {
+		return nil, err
+	}
+	p.changed = old == nil || p.stale != "" || !sameJSON(old.Data, p.content)
+	return p, nil
+}
+
+// Repairs returns sentences about plugins that another program has put behind unwind.
+func (p *Plan) Repairs() []string { return p.behind.sentences(p.Source.Path) }
+
+// readOwn reads our file, of its two forms that which is to be written if both are there. It
+// returns nil if there is none. A file in its place that is not recognisably ours is an error.
+func (s Setup) readOwn(p *Plan) (*netconf.Conflist, error) {
+	var own *netconf.Conflist
+	if _, err := os.Lstat(p.path); err == nil {
+		c, err := netconf.ReadConflist(p.path)
+		switch {
+		case !ours(c):
+			return nil, term.WithHint("move it away, or choose another name with --file",
+				"%s is not a conflist that unwindctl wrote: left alone", p.path)
+		case err != nil:
+			return nil, term.WithHint("mend it; to switch unwind off at once: rm "+p.path,
+				"%s: %w", p.path, err)
+		}
+		own = c
+		p.behind.add(c)
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	if c, err := netconf.ReadConflist(s.otherForm()); err == nil && ours(c) {
+		p.stale = c.Path
+		p.behind.add(c)
+		if own == nil {
+			own = c
+		}
+	}
+	return own, nil
+}
+
+// ours reports whether unwindctl wrote a file: unwind comes first in it, and its chain is another
+// file. Other programs may have put plugins behind it.
+func ours(c *netconf.Conflist) bool {
+	return c != nil && len(c.Types) > 0 && c.Types[0] == netconf.Name && c.Unwind != nil &&
+		c.Unwind.ChainFile != ""
+}
+
+// checkDirectory is an error if the runtime would not take our conflist, or if there is another one
+// with unwind.
+func (s Setup) checkDirectory(p *Plan) error {
+	dir, err := os.Stat(s.ConfDir)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !dir.IsDir() {
+		return term.WithHint("give the runtime's with --conf-dir; a provider that is still to "+
+			"come makes it", "there is no directory %s of conflists", s.ConfDir)
+	} else if err != nil {
+		return err
+	}
+	p.warnWritable(s.ConfDir, dir)
+	if c := s.CiliumCopy(); c != nil && (c.OfOurs() || s.Source == "") {
+		return c.refuse()
+	}
+	paths, err := netconf.Conflists(s.ConfDir)
+	if err != nil {
+		return err
+	}
+	for _, path := range paths {
+		if path == p.path || path == p.stale {
+			continue
+		}
+		if c, _ := netconf.ReadConflist(path); c != nil && c.Unwind != nil {
+			if ours(c) {
+				return term.WithHint("unwindctl uninstall --file "+filepath.Base(path),
+					"unwind is installed already, by %s", path)
+			}
+			return term.WithHint("put the provider's conflist back in its place first",
+				"%s runs unwind already", path)
+		}
+		if filepath.Base(path) < filepath.Base(p.path) {
+			return term.WithHint(nameBefore(filepath.Base(path), filepath.Ext(p.path)),
+				"%s would not be the first conflist: the runtime would still take %s",
+				filepath.Base(p.path), path)
+		}
+	}
+	return nil
+}
+
+// nameBefore advises a name of our conflist that sorts before a given one. Multus takes the first
+// conflist for the cluster's network, except those that begin with 00-multus (multus
+// pkg/server/config/generator.go findMasterPlugin). It must not take ours: it would call itself.
+func nameBefore(other, ext string) string {
+	candidates := []string{"00-unwind", "00--unwind", "0--unwind", "+unwind"}
+	if strings.HasPrefix(other, "00-multus") {
+		candidates = []string{"00-multus-unwind"}
+	}
+	for _, name := range candidates {
+		if name += ext; name < other {
+			return "--file " + name + " sorts before it"
+		}
+	}
+	return "rename it, so that a --file sorts before it"
+}
+
+// readSource reads the provider's conflist, and the chain in it as unwind would.
+func (s Setup) readSource(p *Plan) error {
+	path := s.Source
+	if path == "" {
+		paths, err := netconf.Conflists(s.ConfDir)
+		if err != nil {
+			return err
+		}
+		paths = slices.DeleteFunc(paths, func(path string) bool {
+			return path == p.path || path == p.stale
+		})
+		if len(paths) == 0 {
+			return term.WithHint("install again when the network's provider has written one",
+				"no conflist in %s to wrap", s.ConfDir)
+		}
+		path = paths[0]
+	}
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return err
+	}
+	const half = "if its provider is just writing it, try again; else mend it: the runtime cannot " +
+		"use it either"
+	if p.Source, err = netconf.ReadConflist(path); err != nil &&
+		(p.Source == nil || p.Source.Unwind == nil) {
+		return term.WithHint(half, "%s: %w", path, err)
+	}
+	switch {
+	case path == p.path || path == p.stale || p.Source.Unwind != nil || names(p.Source.Data, p.path):
+		return term.WithHint("wrap the conflist of the network's provider", "%s runs unwind itself",
+			path)
+	case p.Source.Name == "":
+		return term.WithHint(half, "%s: key \"name\" is missing", path)
+	}
+	if p.Source, err = p.behind.giveTo(p.Source); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	conf := netconf.Conf{Name: p.Source.Name, ChainFile: p.Source.Path}
+	if p.chain, err = conf.ParseChain(p.Source.Data, ""); err != nil {
+		return term.WithHint("unwind cannot run this chain; nothing was changed",
+			"chainFile %s: %w", path, err)
+	}
+	if info, err := os.Stat(path); err == nil {
+		p.warnWritable(path, info)
+	}
+	p.warnProviders()
+	return nil
+}
+
+// warnWritable warns of a file or directory that others than root can write to: the runtime runs as
+// root what it says.
+func (p *Plan) warnWritable(path string, info fs.FileInfo) {
+	if info.Mode().Perm()&0o022 != 0 {
+		p.warnings = append(p.warnings, fmt.Sprintf("%s can be written to by others than root "+
+			"(mode %04o), who decide so what runs as root: "+
+			"chmod go-w %s", path, info.Mode().Perm(), path))
+	}
+}
+
+// warnProviders warns of providers that do not leave other conflists alone.
+func (p *Plan) warnProviders() {
+	for _, d := range p.chain.Delegates {
+		switch d.Type {
+		case "cilium-cni":
+			p.warnings = append(p.warnings,
+				"cilium renames the other conflists of the directory, unwind's too, unless it is "+
+					"installed with cni.exclusive=false")
+		case "multus", "multus-shim":
+			if filepath.Ext(p.path) == ".json" {
+				continue // which multus does not see
+			}
+			p.warnings = append(p.warnings,
+				"multus may take unwind's conflist for the cluster's network, and call itself "+
+					"through it: name that "+
+					"network's file in its multusMasterCNI or --multus-master-cni-file-name")
+		}
+	}
+}

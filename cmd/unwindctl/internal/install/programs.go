@@ -1,0 +1,141 @@
+package install
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"cni-unwind/cmd/unwindctl/internal/durable"
+	"cni-unwind/plugin/netconf"
+	"cni-unwind/scripts/systemd"
+)
+
+// DefaultUnitDir is where an administrator's units are (systemd.unit(5)).
+const DefaultUnitDir = "/etc/systemd/system"
+
+// programs are what a node's own unwindctl is: itself, and the plugin beside it that it installs.
+var programs = []string{"unwindctl", netconf.Name}
+
+// installPrograms puts this program, and the plugin beside it, into a directory, and returns what
+// was written. A container that installs on its host leaves nothing else there that can be run.
+func (s Setup) installPrograms(dir string) (written []string, err error) {
+	plugin, err := s.binary()
+	if err != nil {
+		return nil, err
+	}
+	for i, from := range []string{thisProgram, plugin} {
+		to := filepath.Join(dir, programs[i])
+		changed, err := copyProgram(from, to)
+		if err != nil {
+			return written, err
+		}
+		if changed {
+			written = append(written, to)
+		}
+	}
+	return written, nil
+}
+
+// copyProgram puts a program in place, whole. It does nothing if the same bytes are there.
+func copyProgram(from, to string) (changed bool, err error) {
+	content, err := os.Open(from)
+	if err != nil {
+		return false, err
+	}
+	defer content.Close()
+	if info, err := os.Stat(to); err == nil && info.Mode().Perm()&0o555 == 0o555 &&
+		sameContent(content, to) {
+		return false, nil
+	}
+	if _, err := content.Seek(0, io.SeekStart); err != nil {
+		return false, err
+	}
+	return true, durable.Replace(to, content, 0o755)
+}
+
+// installUnits writes the units for systemd, with the path of unwindctl in a directory. It enables
+// none.
+func installUnits(unitDir, programDir string) (written []string, err error) {
+	files, err := systemd.Units.ReadDir(".")
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range files {
+		text, err := systemd.Units.ReadFile(f.Name())
+		if err != nil {
+			return written, err
+		}
+		text = bytes.ReplaceAll(text, []byte(systemd.Program),
+			[]byte(filepath.Join(programDir, programs[0])))
+		path := filepath.Join(unitDir, f.Name())
+		if there, err := os.ReadFile(path); err == nil && bytes.Equal(there, text) {
+			continue
+		}
+		if err := durable.Replace(path, bytes.NewReader(text), 0o644); err != nil {
+			return written, err
+		}
+		written = append(written, path)
+	}
+	return written, nil
+}
+
+// removeUnits stops and removes the units.
+func removeUnits(ctx context.Context, unitDir string) (removed []string, err error) {
+	files, err := systemd.Units.ReadDir(".")
+	var names []string
+	for _, f := range files {
+		if _, statErr := os.Lstat(filepath.Join(unitDir, f.Name())); statErr == nil {
+			names = append(names, f.Name())
+		}
+	}
+	if err != nil || names == nil {
+		return nil, err
+	}
+	if unitDir == DefaultUnitDir {
+		err = systemctl(ctx, append([]string{"disable", "--now"}, names...)...)
+	}
+	for _, name := range names {
+		path := filepath.Join(unitDir, name)
+		if removeErr := durable.Remove(path); removeErr != nil {
+			return removed, errors.Join(err, removeErr)
+		}
+		removed = append(removed, path)
+	}
+	if unitDir == DefaultUnitDir {
+		err = errors.Join(err, systemctl(ctx, "daemon-reload"))
+	}
+	return removed, err
+}
+
+func systemctl(ctx context.Context, args ...string) error {
+	out, err := exec.CommandContext(ctx, "systemctl", args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("systemctl %s: %w: %s", args[0], err, bytes.TrimSpace(out))
+	}
+	return nil
+}
+
+// removePrograms removes unwindctl, and the plugin beside it, from a directory, if they say that
+// they are these.
+func removePrograms(ctx context.Context, dir string) (removed []string, err error) {
+	plugin, own := filepath.Join(dir, programs[1]), filepath.Join(dir, programs[0])
+	if about, _, err := AskVersion(ctx, plugin); err == nil && versionOf(about) != "" {
+		if err := durable.Remove(plugin); err != nil {
+			return nil, err
+		}
+		removed = append(removed, plugin)
+	}
+	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
+	defer cancel()
+	said, err := exec.CommandContext(ctx, own, "version").Output()
+	if err != nil || !strings.HasPrefix(string(said), programs[0]+" ") {
+		return removed, nil // it is not there, or not ours
+	}
+	return append(removed, own), durable.Remove(own)
+}

@@ -1,0 +1,42 @@
+package install
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"cni-unwind/cmd/unwindctl/internal/inspect"
+	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/journal"
+)
+
+// checkPurge is an error if the state directory is still needed.
+func checkPurge(ctx context.Context, stateDir string) error {
+	attachments, err := inspect.ReadJournal(ctx, &journal.Store{Dir: stateDir})
+	if err != nil {
+		return fmt.Errorf("--purge: nothing was changed: %w", err)
+	}
+	if len(attachments) > 0 {
+		return term.WithHint("uninstall without it, and again with it when unwindctl list is empty; "+
+			"unwindctl sweep releases what is dead",
+			"--purge: nothing was changed: the journal in %s has %s, which nobody would release",
+			stateDir, term.Attachments(len(attachments)))
+	}
+	return nil
+}
+
+// purge removes what unwind made in the state directory, and the directory if that leaves it empty.
+// It follows no link.
+func purge(stateDir string) error {
+	files, err := filepath.Glob(filepath.Join(stateDir, "journal.*"))
+	for _, path := range append(files, filepath.Join(stateDir, "locks")) {
+		err = errors.Join(err, os.RemoveAll(path))
+	}
+	if removeErr := os.Remove(stateDir); removeErr != nil && !errors.Is(removeErr, fs.ErrNotExist) {
+		err = errors.Join(err, removeErr)
+	}
+	return err
+}

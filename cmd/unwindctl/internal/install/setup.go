@@ -1,0 +1,125 @@
+// Package install puts unwind in front of a runtime's network, and takes it out again.
+//
+// The plan is computed from what is there (Setup.Plan) and writes nothing. Applying it puts
+// the binary in place first and the conflist last, each whole: cut off at any point, the node
+// works.
+package install
+
+import (
+	"cmp"
+	"encoding/json"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"cni-unwind/cmd/unwindctl/internal/durable"
+	"cni-unwind/cmd/unwindctl/internal/node"
+	"cni-unwind/plugin/netconf"
+)
+
+// The names of our file, each of which sorts first. Every runtime loads a list of plugins
+// (.conflist). The runtimes of CRI also load the configuration of one plugin (.json), which the
+// installers of meshes neither patch nor take for the provider's (go-cni opts.go loadFromConfDir,
+// ocicni pkg/ocicni/ocicni.go loadNetworks; istio cni/pkg/install/cniconfig.go, linkerd2-proxy-init
+// cni-plugin/deployment/scripts/install-cni.sh). podman loads lists only.
+const (
+	ownList = "00-unwind.conflist"
+	ownJSON = "00-unwind.json"
+)
+
+// OwnFile returns the default name of our file for a runtime.
+func OwnFile(r node.Runtime) string {
+	if r.Socket != "" {
+		return ownJSON
+	}
+	return ownList
+}
+
+// Setup says what unwind's install in front of a runtime's network is: the binary, and a file that
+// sorts first and names the provider's as its chain. unwindctl writes to the provider's file only
+// to return to it a plugin that another program has put behind unwind (see Plan.behind).
+type Setup struct {
+	ConfDir, BinDir string // of the runtime
+	Source          string // the provider's conflist, "" = the first of ConfDir that is not ours
+	File            string // our file's name, "" = ownList
+	CNIVersion      string // the newest that the runtime speaks, "" = not known
+	Binary          string // the plugin to install, "" = unwind beside this program
+	StateDir        string // "" = plugin's default, or what our conflist has
+	Observe         bool   // journal only: no sweep on STATUS, and GC does nothing
+}
+
+// Path returns the path of our file.
+func (s Setup) Path() string { return filepath.Join(s.ConfDir, cmp.Or(s.File, ownList)) }
+
+// otherForm returns the path that our file has in its other form: earlier releases wrote a list.
+func (s Setup) otherForm() string {
+	base, isJSON := strings.CutSuffix(s.Path(), ".json")
+	if isJSON {
+		return base + ".conflist"
+	}
+	return strings.TrimSuffix(base, ".conflist") + ".json"
+}
+
+// Current returns the path at which our file is now, in one form or the other, or Path.
+func (s Setup) Current() string {
+	if c, _ := netconf.ReadConflist(s.otherForm()); ours(c) && !durable.Exists(s.Path()) {
+		return s.otherForm()
+	}
+	return s.Path()
+}
+
+// names reports whether a configuration contains unwind, or the path of our conflist. Multus has
+// its delegates inside its own configuration ("delegates") or the path of one ("clusterNetwork"),
+// and would call unwind from within unwind.
+func names(data []byte, own string) bool {
+	var value any
+	if json.Unmarshal(data, &value) != nil {
+		return false
+	}
+	var in func(any) bool
+	in = func(value any) bool {
+		switch v := value.(type) {
+		case map[string]any:
+			network, _ := v["clusterNetwork"].(string)
+			if v["type"] == netconf.Name || own != "" &&
+				filepath.Base(network) == filepath.Base(own) {
+				return true
+			}
+			return slices.ContainsFunc(slices.Collect(maps.Values(v)), in)
+		case []any:
+			return slices.ContainsFunc(v, in)
+		}
+		return false
+	}
+	return in(value)
+}
+
+// ChainFile returns the provider's file that our conflist at a path names, or "".
+func ChainFile(path string) string {
+	c, err := netconf.ReadConflist(path)
+	if c == nil || err != nil || c.Unwind == nil {
+		return ""
+	}
+	return c.Unwind.ChainFile
+}
+
+// stateDir returns the state directory that our conflist names.
+func (s Setup) stateDir() string {
+	if c, _ := netconf.ReadConflist(s.Current()); c != nil && c.Unwind != nil {
+		return c.Unwind.StateDir
+	}
+	return netconf.DefaultStateDir
+}
+
+// Plan is our file as it is to be.
+type Plan struct {
+	path     string            // of our file
+	Source   *netconf.Conflist // the provider's, as it is to be
+	chain    *netconf.Chain
+	content  []byte
+	changed  bool   // from what is there
+	stale    string // our file in its other form, "" if it is not there
+	behind   behind
+	warnings []string
+}

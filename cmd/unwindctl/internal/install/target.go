@@ -1,0 +1,93 @@
+package install
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"cni-unwind/cmd/unwindctl/internal/node"
+	"cni-unwind/cmd/unwindctl/internal/term"
+)
+
+// Target says which runtime and which directories are meant, as given.
+type Target struct{ Runtime, ConfDir, BinDir, File string }
+
+// Find returns the runtime that is meant, with the directories that were given.
+func (p Target) Find(root string) (node.Runtime, error) {
+	if p.File != "" && (filepath.Base(p.File) != p.File ||
+		!slices.Contains([]string{".json", ".conflist"}, filepath.Ext(p.File))) {
+		return node.Runtime{}, term.Usage("--file %q is not the name of a .json or a .conflist",
+			p.File)
+	}
+	found, err := node.Find(root)
+	if p.given() {
+		return p.givenDirs(found, root)
+	}
+	if err != nil {
+		return node.Runtime{}, err
+	}
+	r, err := node.Choose(found, p.Runtime)
+	if err != nil || p.ConfDir == "" && p.BinDir == "" {
+		return r, err
+	}
+	if p.ConfDir != "" {
+		r.ConfDir, err = filepath.Abs(p.ConfDir)
+	} else {
+		r.BinDirs[0], err = filepath.Abs(p.BinDir)
+	}
+	return r, err
+}
+
+// given reports whether the directories need no configuration of a runtime.
+func (p Target) given() bool { return p.ConfDir != "" && p.BinDir != "" && p.Runtime == "" }
+
+// givenDirs returns the directories as given. If a runtime has its conflists there, it returns that
+// runtime with its problems.
+func (p Target) givenDirs(found []node.Runtime, root string) (node.Runtime, error) {
+	confDir, err := filepath.Abs(p.ConfDir)
+	binDir, binErr := filepath.Abs(p.BinDir)
+	r := node.Runtime{MaxConfs: 1}
+	if i := slices.IndexFunc(found, func(r node.Runtime) bool {
+		return r.ConfDir == confDir
+	}); i >= 0 {
+		r = found[i]
+		r.Problems = nil
+		r.Check(root)
+	}
+	r.ConfDir, r.BinDirs = confDir, []string{binDir}
+	return r, errors.Join(err, binErr)
+}
+
+// again returns the flags with which another command finds the same.
+func (p Target) again(r node.Runtime) string {
+	text := ""
+	for _, flag := range []struct{ name, given, value string }{
+		{"runtime", p.Runtime, p.Runtime}, {"conf-dir", p.ConfDir, r.ConfDir},
+		{"bin-dir", p.BinDir, r.BinDirs[0]},
+	} {
+		if flag.given != "" {
+			text += fmt.Sprintf(" --%s %s", flag.name, flag.value)
+		}
+	}
+	if p.File != "" {
+		text += " --file " + p.File
+	}
+	return text
+}
+
+// Origin returns a sentence about where the directories come from.
+func (p Target) Origin(r node.Runtime) string {
+	switch {
+	case p.given():
+		return "The directories are as given."
+	case r.Name == "":
+		return fmt.Sprintf("No runtime's configuration was found: %s and %s are taken, which most "+
+			"have.", r.ConfDir, strings.Join(r.BinDirs, ", "))
+	case r.Config == "":
+		return fmt.Sprintf("The runtime is %s, without a configuration: its defaults are taken.",
+			r.Name)
+	}
+	return fmt.Sprintf("The runtime is %s, as %s has it.", r.Name, r.Config)
+}

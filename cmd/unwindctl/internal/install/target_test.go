@@ -1,0 +1,147 @@
+package install
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"cni-unwind/cmd/unwindctl/internal/nodetest"
+)
+
+// TestPlaces has the directories come from the flags and, where these say nothing, from the
+// runtime; what is against any install is so whatever the flags say.
+func TestPlaces(t *testing.T) {
+	t.Parallel()
+	every := "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nmax_conf_num = 0\nbin_dir = '/home/kubernetes/bin'\n"
+	both := map[string]string{nodetest.ContainerdConfig: every, nodetest.K3sConfig: "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.cni]\nconf_dir = '/k3s'\n"}
+	for _, c := range []struct {
+		name     string
+		files    map[string]string
+		flags    Target
+		confDir  string
+		binDir   string
+		problems int
+		whence   string // or the error
+	}{
+		{"no runtime", nil, Target{}, "/etc/cni/net.d", "/opt/cni/bin", 0, "No runtime's configuration was found: "},
+		{"one", map[string]string{nodetest.ContainerdConfig: every}, Target{}, "/etc/cni/net.d", "/home/kubernetes/bin", 1,
+			"The runtime is containerd, as /etc/containerd/config.toml has it."},
+		{"its plugins elsewhere", map[string]string{nodetest.ContainerdConfig: every}, Target{BinDir: "/b"}, "/etc/cni/net.d", "/b", 1, "The runtime is containerd, "},
+		{"its conflists elsewhere", map[string]string{nodetest.ContainerdConfig: every}, Target{ConfDir: "/c"}, "/c", "/home/kubernetes/bin", 1, "The runtime is containerd, "},
+		{"its directories, given", map[string]string{nodetest.ContainerdConfig: every}, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "/etc/cni/net.d", "/b", 1, "The directories are as given."},
+		{"other directories, given", map[string]string{nodetest.ContainerdConfig: every}, Target{ConfDir: "/c", BinDir: "/b"}, "/c", "/b", 0, "The directories are as given."},
+		{"directories given, a broken configuration", map[string]string{nodetest.ContainerdConfig: "["}, Target{ConfDir: "/c", BinDir: "/b"}, "/c", "/b", 0, "The directories are as given."},
+		{"a broken configuration", map[string]string{nodetest.ContainerdConfig: "["}, Target{}, "", "", 0, "/etc/containerd/config.toml: not valid TOML"},
+		{"two", both, Target{}, "", "", 0, "several runtimes are on this machine"},
+		{"one of two", both, Target{Runtime: "k3s"}, "/k3s", "/opt/cni/bin", 0, "The runtime is k3s, "},
+		{"a default", map[string]string{"run/containerd/containerd.sock": ""}, Target{}, "/etc/cni/net.d", "/opt/cni/bin", 0,
+			"The runtime is containerd, without a configuration: its defaults are taken."},
+		{"merged and replaced differ, given", map[string]string{
+			nodetest.ContainerdConfig: "version = 2\nimports = ['x.toml']\n[plugins.'io.containerd.grpc.v1.cri'.cni]\nbin_dir = '/main'\n",
+			"etc/containerd/x.toml":   "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.registry]\nconfig_path = '/r'\n",
+		}, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "/etc/cni/net.d", "/b", 0, "The directories are as given."},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r, err := c.flags.Find(nodetest.Root(t, c.files))
+			if c.confDir == "" {
+				if err == nil || !strings.Contains(err.Error(), c.whence) {
+					t.Errorf("%+v, %v, want %q", r, err, c.whence)
+				}
+				return
+			}
+			if err != nil || r.ConfDir != c.confDir || r.BinDirs[0] != c.binDir || len(r.Problems) != c.problems ||
+				!strings.HasPrefix(c.flags.Origin(r), c.whence) {
+				t.Errorf("%+v, %v, %s", r, err, c.flags.Origin(r))
+			}
+		})
+	}
+}
+
+// TestForm has the runtimes of CRI get the configuration of one plugin, in the newest version that
+// they speak, and podman a list.
+func TestForm(t *testing.T) {
+	t.Parallel()
+	podman := map[string]string{"etc/containers/containers.conf": "[network]\nnetwork_backend = \"cni\"\n"}
+	for _, c := range []struct {
+		name          string
+		files         map[string]string
+		flags         Target
+		file, version string
+	}{
+		{"containerd 2", map[string]string{nodetest.ContainerdConfig: "version = 3\n[grpc]\naddress = '/none'\n"}, Target{}, "00-unwind.json", "1.1.0"},
+		{"k3s", map[string]string{nodetest.K3sConfig: "version = 2\n[grpc]\naddress = '/none'\n"}, Target{}, "00-unwind.json", ""},
+		{"CRI-O", map[string]string{"etc/crio/crio.conf": "[crio.api]\nlisten = '/none'\n"}, Target{}, "00-unwind.json", ""},
+		{"podman", podman, Target{}, "00-unwind.conflist", ""},
+		{"nerdctl", map[string]string{"var/lib/nerdctl/": ""}, Target{}, "00-unwind.conflist", ""},
+		{"none", nil, Target{}, "00-unwind.conflist", ""},
+		{"containerd's directories, given", map[string]string{nodetest.ContainerdConfig: "version = 3\n[grpc]\naddress = '/none'\n"}, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "00-unwind.json", "1.1.0"},
+		{"a name", podman, Target{File: "0-x.json"}, "0-x.json", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r, err := c.flags.Find(nodetest.Root(t, c.files))
+			if err != nil {
+				t.Fatal(err)
+			}
+			s, err := (Options{Target: c.flags}).Setup(t.Context(), r)
+			if err != nil || s.File != c.file || s.CNIVersion != c.version {
+				t.Errorf("%+v, %v", s, err)
+			}
+		})
+	}
+}
+
+// TestAccepts has an install be refused for what the runtime's configuration says, but not for the
+// first conflist's network if another file is named.
+func TestAccepts(t *testing.T) {
+	t.Parallel()
+	root := nodetest.Root(t, map[string]string{
+		"etc/crio/crio.conf":          "[crio.network]\ncni_default_network = \"other\"\n",
+		"etc/cni/net.d/10-a.conflist": `{"name": "podnet", "plugins": [{"type": "bridge"}]}`,
+		"etc/cni/net.d/20-b.conflist": `{"name": "other", "plugins": [{"type": "bridge"}]}`,
+	})
+	r, err := (Target{}).Find(root)
+	if err != nil || len(r.Problems) != 1 {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	dir := filepath.Join(root, "etc/cni/net.d")
+	for _, c := range []struct {
+		name, source string
+		more         []string
+		want         string
+	}{
+		{"the first", "", nil, `cni_default_network is "other"`},
+		{"that of the network", filepath.Join(dir, "20-b.conflist"), nil, ""},
+		{"that of the network, and more", filepath.Join(dir, "20-b.conflist"), []string{"max_conf_num is 0"}, "max_conf_num is 0"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			w, err := Setup{ConfDir: dir, Source: c.source}.Plan()
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := r
+			r.Problems = append(append([]string{}, r.Problems...), c.more...)
+			if err = w.RefusedBy(r); (err == nil) != (c.want == "") || err != nil && !strings.HasPrefix(err.Error(), c.want) {
+				t.Errorf("%v, want %q", err, c.want)
+			}
+		})
+	}
+}
+
+// TestNameBefore has every name that is advised sort first, and not be what multus calls.
+func TestNameBefore(t *testing.T) {
+	t.Parallel()
+	for _, other := range []string{"00-multus.conf", "00-multus.conflist", "00-a.conflist", "00--z.conf", "0.conf", "01-x.conf", "..conflist", "!.conf"} {
+		advice := nameBefore(other, ".json")
+		name, ok := strings.CutPrefix(advice, "--file ")
+		name, _, _ = strings.Cut(name, " ")
+		if ok && (name >= other || filepath.Ext(name) != ".json") || ok == (other == "!.conf") {
+			t.Errorf("%s: %s", other, advice)
+		}
+		if strings.HasPrefix(other, "00-multus") && !strings.HasPrefix(name, "00-multus") {
+			t.Errorf("%s: %s would be taken by multus for the cluster's network", other, advice)
+		}
+	}
+}

@@ -1,0 +1,222 @@
+package install
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"cni-unwind/cmd/unwindctl/internal/durable"
+	"cni-unwind/cmd/unwindctl/internal/inspect"
+	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/journal"
+	"cni-unwind/plugin/netconf"
+)
+
+// UninstallOptions are the flags of unwindctl uninstall.
+type UninstallOptions struct {
+	Target
+	CacheDir, StateDir string
+
+	ProgramDir, UnitDir string // as install has them; without the first, both are left
+	Purge               bool   // remove the state directory
+}
+
+// Uninstall removes our conflist, and the binary if nothing names it any more.
+func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
+	r, err := o.Find("/")
+	if err != nil {
+		return err
+	}
+	s := Setup{ConfDir: r.ConfDir, BinDir: r.BinDirs[0], File: cmp.Or(o.File, OwnFile(r))}
+	if o.StateDir == "" {
+		o.StateDir = s.stateDir()
+	}
+	if o.Purge {
+		if err := checkPurge(ctx, o.StateDir); err != nil {
+			return err
+		}
+	}
+	removed, said, removeErr := s.Remove()
+	if removeErr != nil && removed == nil && said == nil {
+		return removeErr
+	}
+	var text strings.Builder
+	for _, path := range removed {
+		fmt.Fprintf(&text, "removed:   %s\n", path)
+	}
+	for _, sentence := range said {
+		fmt.Fprintf(&text, "returned:  %s\n", sentence)
+	}
+	if removed == nil {
+		fmt.Fprintf(&text, "unwind is not in use: there is no %s.\n", s.Path())
+	}
+	binary, binaryErr := s.removeBinary(ctx, o.CacheDir, o.StateDir)
+	text.WriteString(binary)
+	journal := describeJournal(ctx, o.StateDir)
+	var nodeErr error
+	if journal == "" {
+		nodeErr = o.removeFromNode(ctx, &text)
+	}
+	text.WriteString(journal)
+	_, err = io.WriteString(out, text.String())
+	return errors.Join(removeErr, binaryErr, nodeErr, err)
+}
+
+// removeFromNode removes what installForNode wrote and, with --purge, the state directory. As long
+// as the journal has something, unwindctl and its units are needed.
+func (o UninstallOptions) removeFromNode(ctx context.Context, text *strings.Builder) error {
+	var units, programs []string
+	var err, unitErr error
+	if o.ProgramDir != "" {
+		if o.UnitDir != "" {
+			units, unitErr = removeUnits(ctx, o.UnitDir)
+		}
+		programs, err = removePrograms(ctx, o.ProgramDir)
+		err = errors.Join(unitErr, err)
+	}
+	for _, path := range slices.Concat(units, programs) {
+		fmt.Fprintf(text, "removed:   %s\n", path)
+	}
+	if !o.Purge {
+		return err
+	}
+	purgeErr := checkPurge(ctx, o.StateDir) // a pod may have come before the conflist went
+	if purgeErr == nil {
+		purgeErr = purge(o.StateDir)
+	}
+	if purgeErr == nil {
+		fmt.Fprintf(text, "removed:   %s\n", o.StateDir)
+	}
+	return errors.Join(err, purgeErr)
+}
+
+// removeBinary removes the plugin if nothing names it, and returns a sentence about what it did.
+func (s Setup) removeBinary(ctx context.Context, cacheDir, stateDir string) (string, error) {
+	path := filepath.Join(s.BinDir, netconf.Name)
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	conflists, err := s.naming()
+	known, knownErr := containersOf(ctx, stateDir)
+	cached, cacheErr := cachedNaming(filepath.Join(cacheDir, "results"), known)
+	if err = errors.Join(err, knownErr, cacheErr); err != nil {
+		return fmt.Sprintf("kept:      %s (whether something names it cannot be told)\n", path), err
+	}
+	var why []string
+	if len(conflists) > 0 {
+		why = append(why, strings.Join(conflists, ", "))
+	}
+	switch cached {
+	case 0:
+	case 1:
+		why = append(why, "1 attachment in libcni's cache")
+	default:
+		why = append(why, fmt.Sprintf("%d attachments in libcni's cache", cached))
+	}
+	if len(why) > 0 {
+		return fmt.Sprintf("kept:      %s (named by %s; run unwindctl uninstall again when their "+
+			"pods are gone)\n", path,
+			strings.Join(why, " and ")), nil
+	}
+	if about, _, err := AskVersion(ctx, path); err != nil || !strings.Contains(about, netconf.Name) {
+		//nolint:nilerr // what cannot be asked stays, and that is said
+		return fmt.Sprintf("kept:      %s (it does not say that it is unwind)\n", path), nil
+	}
+	if err := durable.Remove(path); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("removed:   %s\n", path), nil
+}
+
+// naming returns the conflists of the directory that name unwind.
+func (s Setup) naming() ([]string, error) {
+	paths, err := netconf.Conflists(s.ConfDir)
+	return slices.DeleteFunc(paths, func(path string) bool {
+		c, _ := netconf.ReadConflist(path)
+		return c == nil || !slices.Contains(c.Types, netconf.Name)
+	}), err
+}
+
+// cachedNaming returns how many attachments libcni has cached with a configuration that names
+// unwind (cni libcni/api.go cachedInfo). CRI-O gives a DEL that configuration (ocicni
+// pkg/ocicni/ocicni.go loadNetworkFromCache).
+func cachedNaming(dir string, known map[string]bool) (int, error) {
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+		return 0, err
+	}
+	count := 0
+	for _, f := range files {
+		data, err := os.ReadFile(filepath.Join(dir, f.Name()))
+		if errors.Is(err, fs.ErrNotExist) || f.IsDir() {
+			continue
+		} else if err != nil {
+			return 0, err
+		}
+		var cached struct {
+			Config      []byte `json:"config"`
+			ContainerID string `json:"containerId"`
+			NetNS       string `json:"netns"`
+		}
+		if json.Unmarshal(data, &cached) != nil || !names(cached.Config, "") {
+			continue
+		}
+		// An attachment without a namespace and without an entry in the journal was swept: the
+		// runtime has forgotten it.
+		if _, err := os.Stat(cached.NetNS); cached.NetNS == "" || err == nil ||
+			known[cached.ContainerID] {
+			count++
+		}
+	}
+	return count, nil
+}
+
+// containersOf returns the IDs of the containers that the journal has.
+func containersOf(ctx context.Context, stateDir string) (map[string]bool, error) {
+	attachments, err := inspect.ReadJournal(ctx, &journal.Store{Dir: stateDir})
+	known := map[string]bool{}
+	for _, a := range attachments {
+		known[a.ContainerID] = true
+	}
+	return known, err
+}
+
+// describeJournal returns a sentence about what the journal holds.
+func describeJournal(ctx context.Context, stateDir string) string {
+	store := &journal.Store{Dir: stateDir}
+	attachments, err := inspect.ReadJournal(ctx, store)
+	if err != nil {
+		return fmt.Sprintf("The journal in %s stays; it cannot be read now: %s\n", stateDir,
+			term.OneLine(err.Error()))
+	}
+	pending := 0
+	for _, a := range attachments {
+		if a.State == journal.Unwinding || a.State == journal.Removing {
+			pending++
+		}
+	}
+	if len(attachments) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("The journal in %s stays: %s, %d with pending DELs. The runtime releases "+
+		"those that live; unwindctl sweep%s releases the rest.\n",
+		stateDir, term.Attachments(len(attachments)), pending, stateDirFlag(stateDir))
+}
+
+func stateDirFlag(stateDir string) string {
+	if stateDir == netconf.DefaultStateDir {
+		return ""
+	}
+	return " --state-dir " + stateDir
+}

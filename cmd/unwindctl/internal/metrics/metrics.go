@@ -1,0 +1,227 @@
+// Package metrics counts what the journal and the pools hold, for Prometheus.
+package metrics
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"runtime"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/common/expfmt"
+
+	"cni-unwind/cmd/unwindctl/internal/inspect"
+	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/journal"
+	"cni-unwind/plugin"
+)
+
+// Source is what the metrics are read from.
+type Source struct {
+	Version string // of this program
+	Scope   inspect.Scope
+	Stderr  io.Writer // of the dry run of a sweep
+	InUse   InUse     // "" if this program does not keep unwind installed
+
+	Events map[string]uint64 // of Kubernetes, by result; nil if this program posts none
+}
+
+// InUse says whether a node's pods go through unwind, and if not, why.
+type InUse string
+
+// The values of InUse.
+const (
+	On             InUse = "on"
+	Starting       InUse = "starting"        // not known yet
+	RemovedByHand  InUse = "removed-by-hand" // somebody removed unwind's file
+	NoProvider     InUse = "no-provider"     // there is no file of a provider
+	MeshInTheWay   InUse = "mesh-in-the-way" // a mesh goes on to put its plugin behind unwind
+	CiliumChaining InUse = "cilium-chaining" // cilium copies the first file into its own
+	Refused        InUse = "refused"         // the install was refused, or failed
+)
+
+var everyInUse = []InUse{On, Starting, RemovedByHand, NoProvider, MeshInTheWay, CiliumChaining, Refused}
+
+// Registry returns a registry that reads the journal and the pools each time it is asked. It calls
+// failed with the error of what it could not read.
+func (s Source) Registry(ctx context.Context, failed func(error)) *prometheus.Registry {
+	r := prometheus.NewPedanticRegistry()
+	r.MustRegister(&collector{s, ctx, failed})
+	return r
+}
+
+// Print prints the metrics in Prometheus's text format. It leaves out what it could not read, and
+// returns that error. No output means that nothing could be read.
+func (s Source) Print(ctx context.Context, out io.Writer) error {
+	var failed error
+	families, err := s.Registry(ctx, func(err error) { failed = err }).Gather()
+	if err != nil {
+		return err
+	}
+	for _, f := range families {
+		if _, err := expfmt.MetricFamilyToText(out, f); err != nil {
+			return err
+		}
+	}
+	return failed
+}
+
+// collector is a Source for the lifetime of ctx: Prometheus calls a collector without a context.
+type collector struct {
+	Source
+	ctx    context.Context
+	failed func(error)
+}
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("unwind_"+name, help, labels, nil)
+}
+
+// descs returns the description of every metric, by its name without unwind_.
+func descs() map[string]*prometheus.Desc {
+	return map[string]*prometheus.Desc{
+		"attachments": desc("attachments", "Attachments in the journal.", "network", "state"),
+		"pending_deletes": desc("pending_deletes",
+			"Pending DELs of attachments that are not live any more.", "network", "plugin"),
+		"unproven_deletes": desc("unproven_deletes",
+			"DELs that passed, and whose address is not known to be free; part of the pending ones.",
+			"network", "plugin"),
+		"oldest_pending_delete_timestamp_seconds": desc("oldest_pending_delete_timestamp_seconds",
+			"Since when the attachment that waits longest has had pending DELs; absent if none "+
+				"has any."),
+		"rollbacks_total": desc("rollbacks_total",
+			"ADDs that failed and were undone, by the delegate that failed; result is complete or "+
+				"pending.",
+			"plugin", "result"),
+		"swept_attachments_total": desc("swept_attachments_total",
+			"Attachments that were released without the runtime's DEL.", "reason"),
+		"sweep_last_success_timestamp_seconds": desc("sweep_last_success_timestamp_seconds",
+			"When the last sweep of all networks came to its end, to the minute; absent if none "+
+				"did."),
+		"duplicate_addresses_total": desc("duplicate_addresses_total",
+			"Addresses that were given out while another attachment had them in use."),
+		"degraded_operations_total": desc("degraded_operations_total",
+			"ADDs and DELs that went on without the journal, as far as it could be told later.",
+			"verb", "reason"),
+		"ipam_addresses": desc("ipam_addresses", "Addresses in the pools of host-local.",
+			"network", "pool", "state"),
+		"in_use": desc("in_use", "Whether pods of this node go through unwind: 1 for the reason that "+
+			"holds, else 0.", "reason"),
+		"events_total": desc("events_total", "Events that this program has posted to Kubernetes, "+
+			"dropped for their rate, or failed to post.", "result"),
+		"build_info": desc("build_info", "The version of this program, always 1.",
+			"version", "goversion"),
+		"journal_readable": desc("journal_readable",
+			"Whether the journal can be read: 1, or 0."),
+	}
+}
+
+// Describe sends the description of every metric.
+func (c *collector) Describe(to chan<- *prometheus.Desc) {
+	for _, d := range descs() {
+		to <- d
+	}
+}
+
+// Collect sends the current values. It leaves out what it cannot read; journal_readable and failed
+// report that.
+func (c *collector) Collect(to chan<- prometheus.Metric) {
+	all := descs()
+	gauge := func(name string, value float64, labels ...string) {
+		to <- prometheus.MustNewConstMetric(all[name], prometheus.GaugeValue, value, labels...)
+	}
+	counter := func(name string, value uint64, labels ...string) {
+		to <- prometheus.MustNewConstMetric(all[name], prometheus.CounterValue, float64(value),
+			labels...)
+	}
+	gauge("build_info", 1, c.Version, runtime.Version())
+	if c.InUse != "" {
+		for _, reason := range everyInUse {
+			gauge("in_use", map[bool]float64{true: 1}[reason == c.InUse], string(reason))
+		}
+	}
+	for result, n := range c.Events {
+		counter("events_total", n, result)
+	}
+	err := c.collectJournal(gauge, counter)
+	gauge("journal_readable", map[bool]float64{true: 1}[err == nil])
+	if err := errors.Join(err, c.collectPools(gauge)); err != nil {
+		c.failed(err)
+	}
+}
+
+func (c *collector) collectJournal(gauge func(string, float64, ...string),
+	counter func(string, uint64, ...string)) error {
+	store := &journal.Store{Dir: c.Scope.StateDir}
+	s, err := inspect.ReadSnapshot(c.ctx, store, nil)
+	states, pending, unproven := map[[2]string]int{}, map[[2]string]int{}, map[[2]string]int{}
+	var oldest float64
+	for _, a := range s.Attachments {
+		states[[2]string{a.Network, string(a.State)}]++
+		if !a.PendingDEL() {
+			continue
+		}
+		for _, step := range a.Steps {
+			pending[[2]string{a.Network, step.Plugin}]++
+			if step.Unproven != "" {
+				unproven[[2]string{a.Network, step.Plugin}]++
+			}
+		}
+		if since := float64(a.Since.Unix()); oldest == 0 || since < oldest {
+			oldest = since
+		}
+	}
+	for labels, n := range states {
+		gauge("attachments", float64(n), labels[:]...)
+	}
+	for labels, n := range pending {
+		gauge("pending_deletes", float64(n), labels[:]...)
+	}
+	for labels, n := range unproven {
+		gauge("unproven_deletes", float64(n), labels[:]...)
+	}
+	if oldest > 0 {
+		gauge("oldest_pending_delete_timestamp_seconds", oldest)
+	}
+	duplicates := uint64(0)
+	for _, one := range s.Counters {
+		switch labels := one.Labels; {
+		case one.Name == plugin.CountRollbacks && len(labels) == 2:
+			counter("rollbacks_total", one.Value, labels...)
+		case one.Name == plugin.CountSwept && len(labels) == 1:
+			counter("swept_attachments_total", one.Value, labels...)
+		case one.Name == plugin.CountDegraded && len(labels) == 2:
+			counter("degraded_operations_total", one.Value, labels...)
+		case one.Name == plugin.CountDuplicates && len(labels) == 0:
+			duplicates = one.Value
+		case one.Name == plugin.LastSweep && len(labels) == 0:
+			gauge("sweep_last_success_timestamp_seconds", float64(one.Value))
+		}
+	}
+	if err == nil { // else it would seem to begin anew
+		counter("duplicate_addresses_total", duplicates)
+	}
+	return errors.Join(append(s.Damaged, err)...)
+}
+
+func (c *collector) collectPools(gauge func(string, float64, ...string)) error {
+	pools, err := inspect.ReadPools(c.ctx, term.Streams{Err: c.Stderr}, c.Scope)
+	for _, p := range pools {
+		states := map[string]float64{
+			"live": float64(p.Live), "leaked": float64(p.Leaked), "ownerless": float64(p.Ownerless),
+			"unknown": float64(p.Unknown),
+		}
+		if p.Free != nil {
+			states["free"], _ = new(big.Float).SetInt(p.Free).Float64()
+		}
+		for state, n := range states {
+			gauge("ipam_addresses", n, p.Network, p.Dir, state)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("the pools: %w", err)
+	}
+	return nil
+}

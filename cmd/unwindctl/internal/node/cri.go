@@ -1,0 +1,141 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"cni-unwind/plugin"
+	"cni-unwind/plugin/netconf"
+)
+
+// criTimeout bounds the call to the runtime.
+const criTimeout = 10 * time.Second
+
+// maxCRIMessage bounds the runtime's answer, in bytes, as kubelet does.
+const maxCRIMessage = 16 << 20
+
+// CRISockets are the sockets of runtimes of Kubernetes: containerd, CRI-O, k3s and RKE2, k0s,
+// MicroK8s, cri-dockerd.
+var CRISockets = []string{
+	"/run/containerd/containerd.sock", "/run/crio/crio.sock", "/run/k3s/containerd/containerd.sock",
+	"/run/k0s/containerd.sock",
+	"/var/snap/microk8s/common/run/containerd.sock", "/run/cri-dockerd.sock",
+}
+
+// ErrNoRuntime means that no runtime listens. It is no error where a runtime need not be there.
+var ErrNoRuntime = errors.New("--cri auto: no runtime listens on a socket that is known, so " +
+	"attachments are judged without its list; name its socket")
+
+// PodSandboxes returns the sandboxes of a CRI runtime in any state: one that is not ready has its
+// network until it is stopped. The list has all of its pods and none of its other containers.
+func PodSandboxes(ctx context.Context, socket string) (*plugin.List, error) {
+	ctx, cancel := context.WithTimeout(ctx, criTimeout)
+	defer cancel()
+	// with two slashes, no relative path
+	conn, err := grpc.NewClient("unix:"+strings.TrimPrefix(socket, "unix://"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxCRIMessage)))
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	answer, err := cri.NewRuntimeServiceClient(conn).ListPodSandbox(ctx,
+		&cri.ListPodSandboxRequest{})
+	if err != nil {
+		return nil, err
+	}
+	list := plugin.NewList("", nil)
+	list.Pods = true
+	list.Runtimes = []int{listener(ctx, socket)}
+	for _, sandbox := range answer.GetItems() {
+		list.Valid[netconf.Attachment{ContainerID: sandbox.GetId()}] = true
+	}
+	return list, nil
+}
+
+// listener returns the process that listens at a socket (SO_PEERCRED), 0 if this process does not
+// see it: it is in a PID namespace above this one, or beside it.
+func listener(ctx context.Context, socket string) (pid int) {
+	conn, err := new(net.Dialer).DialUnix(ctx, "unix", nil,
+		&net.UnixAddr{Net: "unix", Name: strings.TrimPrefix(socket, "unix://")})
+	if err != nil {
+		return 0
+	}
+	defer func() { _ = conn.Close() }()
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	_ = raw.Control(func(fd uintptr) {
+		if peer, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			pid = int(peer.Pid)
+		}
+	})
+	return pid
+}
+
+// versionTimeout bounds the question for the version of a runtime, on which nothing depends.
+const versionTimeout = 2 * time.Second
+
+// runtimeVersion asks a runtime for the first two numbers of its version. It returns 0, 0 if there
+// is no answer.
+func runtimeVersion(ctx context.Context, socket string) (major, minor int) {
+	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
+	defer cancel()
+	conn, err := grpc.NewClient("unix:"+strings.TrimPrefix(socket, "unix://"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return 0, 0
+	}
+	defer conn.Close()
+	answer, err := cri.NewRuntimeServiceClient(conn).Version(ctx, &cri.VersionRequest{})
+	if err != nil {
+		return 0, 0
+	}
+	text := strings.TrimPrefix(answer.GetRuntimeVersion(), "v")
+	if n, _ := fmt.Sscanf(text, "%d.%d", &major, &minor); n < 2 {
+		return 0, 0
+	}
+	return major, minor
+}
+
+// FindPodSandboxes returns the sandboxes of all runtimes that listen on one of the sockets. If one
+// of them does not answer there is no list, for its pods would be missing. A containerd without
+// CRI, such as Docker's, has no pods.
+func FindPodSandboxes(ctx context.Context, sockets []string) (all *plugin.List, err error) {
+	for _, socket := range sockets {
+		if _, err := os.Stat(socket); errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		list, err := PodSandboxes(ctx, socket)
+		switch {
+		case status.Code(err) == codes.Unimplemented:
+		case err != nil:
+			return nil, fmt.Errorf("the runtime at %s gave no list, so attachments are judged "+
+				"without one: %w", socket, err)
+		case all == nil:
+			all = list
+		default:
+			maps.Copy(all.Valid, list.Valid)
+			all.Runtimes = append(all.Runtimes, list.Runtimes...)
+		}
+	}
+	if all == nil {
+		return nil, ErrNoRuntime
+	}
+	return all, nil
+}

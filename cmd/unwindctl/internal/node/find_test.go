@@ -1,0 +1,247 @@
+package node
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"cni-unwind/cmd/unwindctl/internal/nodetest"
+)
+
+// TestFindRuntimes has the configurations of the field, in the forms in which their makers ship
+// them.
+func TestFindRuntimes(t *testing.T) {
+	t.Parallel()
+	standard := func(change func(*Runtime)) []Runtime {
+		r := Runtime{Name: "containerd", Config: "/" + nodetest.ContainerdConfig, ConfDir: "/etc/cni/net.d", BinDirs: []string{"/opt/cni/bin"},
+			Socket: nodetest.ContainerdSocket, MaxConfs: 1}
+		change(&r)
+		return []Runtime{r}
+	}
+	crio := func(change func(*Runtime)) []Runtime {
+		return standard(func(r *Runtime) {
+			r.Name, r.Config, r.Socket = "cri-o", "/etc/crio/crio.conf", nodetest.CrioSocket
+			change(r)
+		})
+	}
+	for _, c := range []struct {
+		name  string
+		files map[string]string
+		want  []Runtime
+	}{
+		{"nothing", nil, nil},
+		{"containerd without a configuration", map[string]string{"run/containerd/containerd.sock": ""},
+			standard(func(r *Runtime) { r.Config = "" })},
+		{"containerd with a kubelet", map[string]string{"run/containerd/containerd.sock": "", "var/lib/kubelet/": ""},
+			standard(func(r *Runtime) { r.Config, r.Kubelet = "", true })},
+		{"shims of another containerd", map[string]string{"run/containerd/s/": ""}, nil},
+		{"version 1", map[string]string{nodetest.ContainerdConfig: "[plugins.cri.cni]\nbin_dir = \"/b\"\nconf_dir = \"/c/\"\n"},
+			standard(func(r *Runtime) { r.ConfDir, r.BinDirs = "/c", []string{"/b"} })},
+		{"version 2, GKE", map[string]string{nodetest.ContainerdConfig: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/home/kubernetes/bin\"\n"},
+			standard(func(r *Runtime) { r.BinDirs = []string{"/home/kubernetes/bin"} })},
+		{"version 2 with the table of version 3", map[string]string{nodetest.ContainerdConfig: "version = 2\n[plugins.\"io.containerd.cri.v1.runtime\".cni]\nbin_dir = \"/b\"\n"},
+			standard(func(*Runtime) {})},
+		{"version 3", map[string]string{nodetest.ContainerdConfig: "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/a', '/b']\nbin_dir = ''\n[grpc]\naddress = '/s'\n"},
+			standard(func(r *Runtime) { r.BinDirs, r.Major, r.Socket = []string{"/a", "/b"}, 2, "/s" })},
+		{"version 3 with the table of version 2", map[string]string{nodetest.ContainerdConfig: "version = 3\n[plugins.'io.containerd.grpc.v1.cri'.cni]\nbin_dir = '/b'\n"},
+			standard(func(r *Runtime) { r.Major = 2 })},
+		{"version 4", map[string]string{nodetest.ContainerdConfig: "version = 4\n[plugins.'io.containerd.server.v1.grpc']\naddress = '/s'\n"},
+			standard(func(r *Runtime) { r.Major, r.Socket = 2, "/s" })},
+		{"every conflist", map[string]string{nodetest.ContainerdConfig: "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nmax_conf_num = 0\n"},
+			standard(func(r *Runtime) {
+				r.Major, r.MaxConfs = 2, 0
+				r.Problems = []string{"max_conf_num is 0 in /etc/containerd/config.toml"}
+			})},
+		{"both keys of the plugins", map[string]string{nodetest.ContainerdConfig: "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/a']\nbin_dir = '/b'\n"},
+			standard(func(r *Runtime) {
+				r.Major, r.BinDirs = 2, []string{"/a"}
+				r.Problems = []string{"bin_dir and bin_dirs are both set"}
+			})},
+		{"imports", map[string]string{
+			nodetest.ContainerdConfig:  "version = 3\nimports = ['conf.d/*.toml', '/other/one.toml', '/none/*.toml']\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dir = '/main'\nconf_dir = '/main'\n",
+			"etc/containerd/conf.d/10": "no import",
+			"etc/containerd/conf.d/20.toml": "version = 3\nimports = ['../config.toml', '../30.toml']\n" +
+				"[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dir = '/twenty'\n",
+			"etc/containerd/conf.d/10.toml": "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.cni]\nbin_dir = '/ten'\n",
+			"other/one.toml":                "[plugins.cri.cni]\nmax_conf_num = 2\n",
+			"etc/containerd/30.toml":        "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nmax_conf_num = 1\n",
+		}, standard(func(r *Runtime) { r.ConfDir, r.BinDirs, r.Major = "/main", []string{"/twenty"}, 2 })},
+		{"imports of version 1", map[string]string{
+			nodetest.ContainerdConfig:       "imports = ['conf.d/10.toml']\n[plugins.cri.cni]\nbin_dir = '/main'\n",
+			"etc/containerd/conf.d/10.toml": "[plugins.cri.cni]\nconf_dir = '/ten'\n",
+		}, standard(func(r *Runtime) {
+			r.ConfDir, r.BinDirs = "/ten", []string{"/main"}
+			r.Problems = []string{"the CRI plugin is configured both in"} // containerd 1 would not have bin_dir
+		})},
+		{"imports on which containerd 1 and 2 disagree", map[string]string{
+			nodetest.ContainerdConfig:       "version = 2\nimports = ['conf.d/10.toml']\n[plugins.'io.containerd.grpc.v1.cri'.cni]\nbin_dir = '/main'\n",
+			"etc/containerd/conf.d/10.toml": "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.registry]\nconfig_path = '/r'\n",
+		}, standard(func(r *Runtime) {
+			r.BinDirs = []string{"/main"}
+			r.Problems = []string{"the CRI plugin is configured both in"}
+		})},
+		{"a handler with conflists of its own", map[string]string{nodetest.ContainerdConfig: "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.kata]\ncni_conf_dir = '/kata'\n"},
+			standard(func(r *Runtime) {
+				r.Notes = []string{`pods of the runtime class handler "kata" have their conflists in /kata`}
+			})},
+		{"Docker's containerd", map[string]string{nodetest.ContainerdConfig: "disabled_plugins = [\"cri\"]\n"}, nil},
+		{"k3s", map[string]string{nodetest.K3sConfig: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\n" +
+			"  bin_dir = \"/var/lib/rancher/k3s/data/cni\"\n  conf_dir = \"/var/lib/rancher/k3s/agent/etc/cni/net.d\"\n"},
+			standard(func(r *Runtime) {
+				r.Name, r.Config, r.Socket, r.Kubelet = "k3s", "/"+nodetest.K3sConfig, nodetest.K3sSocket, true
+				r.ConfDir, r.BinDirs = "/var/lib/rancher/k3s/agent/etc/cni/net.d", []string{"/var/lib/rancher/k3s/data/cni"}
+			})},
+		{"k3s before October 2024", map[string]string{nodetest.K3sConfig: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\n  bin_dir = \"/var/lib/rancher/k3s/data/8e61/bin\"\n"},
+			standard(func(r *Runtime) {
+				r.Name, r.Config, r.Socket, r.BinDirs = "k3s", "/"+nodetest.K3sConfig, nodetest.K3sSocket, []string{"/var/lib/rancher/k3s/data/8e61/bin"}
+				r.Kubelet = true
+				r.Notes = []string{"this k3s has another directory of plugins"}
+			})},
+		{"RKE2", map[string]string{"var/lib/rancher/rke2/agent/etc/containerd/config.toml": "version = 3\n"},
+			standard(func(r *Runtime) {
+				r.Name, r.Config, r.Socket, r.Major = "rke2", "/var/lib/rancher/rke2/agent/etc/containerd/config.toml", nodetest.K3sSocket, 2
+				r.Kubelet = true
+			})},
+		{"MicroK8s", map[string]string{"var/snap/microk8s/current": "-> 7731",
+			"var/snap/microk8s/7731/args/containerd.toml": "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\n" +
+				"bin_dir = \"/var/snap/microk8s/7731/opt/cni/bin\"\nconf_dir = \"/var/snap/microk8s/7731/args/cni-network\"\n"},
+			standard(func(r *Runtime) {
+				r.Name, r.Config, r.Socket = "microk8s", "/var/snap/microk8s/current/args/containerd.toml", "/var/snap/microk8s/common/run/containerd.sock"
+				r.Kubelet = true
+				r.ConfDir, r.BinDirs = "/var/snap/microk8s/current/args/cni-network", []string{"/var/snap/microk8s/current/opt/cni/bin"}
+			})},
+		{"CRI-O without a configuration", map[string]string{"run/crio/crio.sock": ""}, crio(func(r *Runtime) { r.Config = "" })},
+		{"CRI-O", map[string]string{
+			"etc/crio/crio.conf":           "[crio.network]\nnetwork_dir = \"/main/\"\nplugin_dirs = [\"/m1\", \"/m2\"]\n[crio.api]\nlisten = \"unix:///s\"\n",
+			"etc/crio/crio.conf.d/10-a":    "[crio.network]\nnetwork_dir = \"/ten\"\nplugin_dir = \"/old\"\n",
+			"etc/crio/crio.conf.d/20-b":    "[crio.network]\nplugin_dirs = [\"/twenty\"]\n",
+			"etc/crio/crio.conf.d/30-c/x":  "[crio.runtime]\nconmon = \"/x\"\n",
+			"etc/crio/crio.conf.d/15.conf": "",
+		}, crio(func(r *Runtime) {
+			r.Config, r.Socket = "/etc/crio/crio.conf.d/20-b", "/s"
+			r.ConfDir, r.BinDirs = "/ten", []string{"/twenty", "/old"}
+		})},
+		{"CRI-O that looks for STATUS", map[string]string{"etc/crio/crio.conf": "[crio.network]\ncni_status_grace_period = \"30s\"\n"}, crio(func(r *Runtime) { r.StatusGrace = true })},
+		{"CRI-O that does not", map[string]string{"etc/crio/crio.conf": "[crio.network]\ncni_status_grace_period = \"0s\"\n"}, crio(func(*Runtime) {})},
+		{"OpenShift", map[string]string{"etc/crio/crio.conf.d/00-default": "[crio.network]\nnetwork_dir = \"/etc/kubernetes/cni/net.d/\"\nplugin_dirs = [\n  \"/var/lib/cni/bin\",\n]\n"},
+			crio(func(r *Runtime) {
+				r.Config = "/etc/crio/crio.conf.d/00-default"
+				r.ConfDir, r.BinDirs = "/etc/kubernetes/cni/net.d", []string{"/var/lib/cni/bin"}
+			})},
+		{"CRI-O, another network by default", map[string]string{
+			"etc/crio/crio.conf":              "[crio.network]\ncni_default_network = \"other\"\n",
+			"etc/cni/net.d/00-own.conflist":   `{"name": "podnet", "plugins": [{"type": "unwind", "chainFile": "/c"}]}`,
+			"etc/cni/net.d/10-first.conflist": `{"name": "podnet", "plugins": [{"type": "bridge"}]}`,
+			"etc/cni/net.d/20-other.conflist": `{"name": "other", "plugins": [{"type": "bridge"}]}`,
+		}, crio(func(r *Runtime) {
+			r.DefaultNetwork = "other"
+			r.Problems = []string{`cni_default_network is "other" in /etc/crio/crio.conf, and 10-first.conflist is of network "podnet"`}
+		})},
+		{"CRI-O, the network by default", map[string]string{
+			"etc/crio/crio.conf":              "[crio.network]\ncni_default_network = \"podnet\"\n",
+			"etc/cni/net.d/10-first.conflist": `{"name": "podnet", "plugins": [{"type": "bridge"}]}`,
+		}, crio(func(r *Runtime) { r.DefaultNetwork = "podnet" })},
+		{"nerdctl", map[string]string{"etc/nerdctl/nerdctl.toml": "cni_path = \"/p\"\n"},
+			[]Runtime{{Name: "nerdctl", Config: "/etc/nerdctl/nerdctl.toml", ConfDir: "/etc/cni/net.d", BinDirs: []string{"/p"}, MaxConfs: 1, Notes: []string{"nerdctl takes a network by its name"}}}},
+		{"nerdctl of Debian's plugins", map[string]string{"var/lib/nerdctl/": "", "usr/lib/cni/": ""},
+			[]Runtime{{Name: "nerdctl", ConfDir: "/etc/cni/net.d", BinDirs: []string{"/usr/lib/cni"}, MaxConfs: 1, Notes: []string{"nerdctl takes a network by its name"}}}},
+		{"podman with CNI", map[string]string{"etc/containers/containers.conf": "[network]\nnetwork_backend = \"cni\"\n", "opt/cni/bin/": ""},
+			[]Runtime{{Name: "podman", Config: "/etc/containers/containers.conf", ConfDir: "/etc/cni/net.d", BinDirs: []string{"/opt/cni/bin"}, MaxConfs: 1, Notes: []string{"podman takes a network by its name"}}}},
+		{"podman with netavark", map[string]string{"etc/containers/containers.conf": "[network]\nnetwork_backend = \"netavark\"\n"}, nil},
+		{"Nomad", map[string]string{"opt/cni/config/": ""},
+			[]Runtime{{Name: "nomad", ConfDir: "/opt/cni/config", BinDirs: []string{"/opt/cni/bin"}, MaxConfs: 1, Notes: []string{"nomad takes a network by its name"}}}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			got, err := Find(nodetest.Root(t, c.files))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range min(len(got), len(c.want)) {
+				shorten(got[i].Problems, c.want[i].Problems)
+				shorten(got[i].Notes, c.want[i].Notes)
+			}
+			if diff := cmp.Diff(c.want, got, cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+// shorten cuts texts to those with which they begin.
+func shorten(texts, beginnings []string) {
+	for i := range min(len(texts), len(beginnings)) {
+		if strings.HasPrefix(texts[i], beginnings[i]) {
+			texts[i] = beginnings[i]
+		}
+	}
+}
+
+// TestFindRuntimesBroken has a configuration that cannot be read be an error that names the file
+// and shows none of it, beside what the other runtimes say.
+func TestFindRuntimesBroken(t *testing.T) {
+	t.Parallel()
+	const secret = "hunter2"
+	for _, c := range []struct{ name, file, content, want string }{
+		{"no TOML", nodetest.ContainerdConfig, "version = 2\npassword = " + secret, "/etc/containerd/config.toml: not valid TOML in line 2"},
+		{"an import", "etc/containerd/conf.d/x.toml", "= " + secret, "/etc/containerd/conf.d/x.toml: not valid TOML in line 1"},
+		{"CRI-O", "etc/crio/crio.conf.d/x", "[" + secret, "/etc/crio/crio.conf.d/x: not valid TOML"},
+		{"a directory", nodetest.ContainerdConfig + "/", "", "is a directory"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			files := map[string]string{c.file: c.content, nodetest.K3sConfig: "version = 2\n"}
+			if c.file != nodetest.ContainerdConfig && !strings.HasSuffix(c.file, "/") {
+				files[nodetest.ContainerdConfig] = "version = 2\nimports = ['conf.d/*.toml']\n"
+			}
+			found, err := Find(nodetest.Root(t, files))
+			if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), secret) {
+				t.Errorf("%v, want %q", err, c.want)
+			}
+			if !strings.Contains(namesOf(found), "k3s") {
+				t.Errorf("found: %s", namesOf(found))
+			}
+		})
+	}
+}
+
+// TestChooseRuntime has somebody choose only where it makes a difference.
+func TestChooseRuntime(t *testing.T) {
+	t.Parallel()
+	a := Runtime{Name: "a", ConfDir: "/c", BinDirs: []string{"/b", "/x"}, Problems: []string{"p"}}
+	same := Runtime{Name: "same", ConfDir: "/c", BinDirs: []string{"/b"}, Problems: []string{"q"}}
+	other := Runtime{Name: "other", ConfDir: "/c", BinDirs: []string{"/d"}}
+	for _, c := range []struct {
+		name     string
+		found    []Runtime
+		runtime  string
+		want     string
+		problems int
+		err      string
+	}{
+		{"none", nil, "", "", 0, ""},
+		{"none, one named", nil, "a", "", 0, `runtime "a" is not on this machine; found: -`},
+		{"one", []Runtime{a}, "", "a", 1, ""},
+		{"two of the same directories", []Runtime{a, same}, "", "a", 2, ""},
+		{"two of other directories", []Runtime{a, other}, "", "", 0, "several runtimes are on this machine, with different directories:\n" +
+			"  a: conflists in /c, plugins in /b, /x\n  other: conflists in /c, plugins in /d"},
+		{"two of other directories, one named", []Runtime{a, other}, "other", "other", 0, ""},
+		{"a wrong name", []Runtime{a, other}, "b", "", 0, `runtime "b" is not on this machine; found: a, other`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r, err := Choose(c.found, c.runtime)
+			if (err != nil || c.err != "") && (err == nil || err.Error() != c.err) {
+				t.Errorf("error %v, want %q", err, c.err)
+			}
+			if r.Name != c.want || len(r.Problems) != c.problems {
+				t.Errorf("%+v, want %q with %d problems", r, c.want, c.problems)
+			}
+			if err == nil && (r.ConfDir == "" || len(r.BinDirs) == 0) {
+				t.Errorf("no directories: %+v", r)
+			}
+		})
+	}
+}

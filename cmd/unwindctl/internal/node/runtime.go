@@ -1,0 +1,136 @@
+// Package node knows the runtimes of a node, where each keeps its conflists and plugins, and what
+// it answers over CRI.
+package node
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"cni-unwind/plugin/netconf"
+)
+
+// The directories of a runtime whose configuration names none: containerd
+// internal/cri/config/config_unix.go, CRI-O pkg/config/config_unix.go, nerdctl
+// pkg/defaults/defaults_linux.go.
+const (
+	DefaultConfDir = "/etc/cni/net.d"
+	DefaultBinDir  = "/opt/cni/bin"
+)
+
+// Runtime is a runtime as its configuration describes it. Paths are the runtime's own, without the
+// root below which it was found.
+type Runtime struct {
+	Name     string   // containerd, cri-o, k3s, ...
+	Config   string   // the file that says so; "" if defaults are taken
+	ConfDir  string   // of conflists
+	BinDirs  []string // of plugins; unwind is installed into the first
+	Socket   string   // CRI; "" if it is none
+	MaxConfs int      // containerd's max_conf_num; 1 if it has no such thing
+	Problems []string // what in that configuration is against an install
+
+	DefaultNetwork string   // the only network that it takes; "" for that of the first conflist
+	Notes          []string // what to know of it that is not against an install
+	Major          int      // of its version, as far as the configuration tells; else 0
+	Kubelet        bool     // a kubelet is there, which asks containerd for its status
+	StatusGrace    bool     // CRI-O's cni_status_grace_period is more than 0
+}
+
+// Check adds the problems that any runtime can have.
+func (r *Runtime) Check(root string) {
+	if r.MaxConfs != 1 {
+		r.Problems = append(r.Problems, fmt.Sprintf("max_conf_num is %d in %s: containerd "+
+			"attaches a pod by that many files of %s, "+
+			"and so by the provider's, past unwind; set it to 1", r.MaxConfs,
+			cmp.Or(r.Config, r.Name), r.ConfDir))
+	}
+	if r.DefaultNetwork == "" {
+		return
+	}
+	paths, _ := netconf.Conflists(filepath.Join(root, r.ConfDir))
+	for _, path := range paths {
+		if c, err := netconf.ReadConflist(path); err == nil && c.Unwind == nil {
+			if c.Name != r.DefaultNetwork {
+				r.Problems = append(r.Problems, r.OtherNetwork(c.Name, filepath.Base(path)))
+			}
+			return
+		}
+	}
+}
+
+// OtherNetwork returns the problem of a runtime that would not take the network that is wrapped.
+func (r *Runtime) OtherNetwork(name, file string) string {
+	return fmt.Sprintf("cni_default_network is %q in %s, and %s is of network %q: %s would not "+
+		"take it; name the file of that "+
+		"network with --conf", r.DefaultNetwork, r.Config, file, name, r.Name)
+}
+
+func (r *Runtime) clean() {
+	r.ConfDir = filepath.Clean(r.ConfDir)
+	for i := range r.BinDirs {
+		r.BinDirs[i] = filepath.Clean(r.BinDirs[i])
+	}
+	r.Socket = strings.TrimPrefix(r.Socket, "unix://")
+}
+
+// Timer is the advice for sweeps without the runtime.
+const Timer = "let systemd sweep (unwindctl install --systemd)"
+
+// version returns the runtime's version: what it answers, else what its configuration tells. It
+// returns 0, 0 if neither does.
+func (r Runtime) version(ctx context.Context) (major, minor int) {
+	if r.Socket != "" {
+		major, minor = runtimeVersion(ctx, r.Socket)
+	}
+	return cmp.Or(major, r.Major), minor
+}
+
+// CNIVersion returns the newest version of CNI that the runtime speaks, "" if that is not known.
+// 1.1.0 came with libcni 1.2: containerd has it since 2.0, CRI-O at the latest since 1.34.
+func (r Runtime) CNIVersion(ctx context.Context) string {
+	major, minor := r.version(ctx)
+	switch {
+	case r.Socket == "" || major == 0:
+		return ""
+	case r.Name == "cri-o" && major == 1 && minor < 34, r.Name != "cri-o" && major < 2:
+		return "1.0.0"
+	}
+	return "1.1.0"
+}
+
+// SweepAdvice says whether anybody asks for a sweep without being told to. containerd passes STATUS
+// on since 2.0 (go-cni cni.go Status), each time that a kubelet asks for its status. CRI-O calls GC
+// at its start, and STATUS for as long as it is ready only since 1.36, with a cni_status_grace_period
+// (cri-o internal/config/cnimgr/cnimgr.go). The others call neither.
+func (r Runtime) SweepAdvice(ctx context.Context) string {
+	major, minor := r.version(ctx)
+	switch {
+	case r.Name == "cri-o" && r.StatusGrace && (major > 1 || minor >= 36):
+		return "CRI-O has what is dead swept every few seconds (STATUS)."
+	case r.Name == "cri-o":
+		return "CRI-O has what is dead swept when it starts; for the time between, " + Timer
+	case r.Name == "" || r.Socket == "":
+		return "If the runtime is not containerd 2 or later, " + Timer
+	case major == 1:
+		return "containerd 1 calls neither STATUS nor GC: " + Timer
+	case !r.Kubelet:
+		return "No kubelet is on this machine to ask containerd for STATUS: " + Timer
+	case major >= 2:
+		return "containerd has what is dead swept every few seconds (STATUS)."
+	}
+	return "containerd 2 and later have what is dead swept every few seconds (STATUS). Of an " +
+		"earlier one, " + Timer
+}
+
+// CRISockets returns the sockets of the known runtimes of Kubernetes, and that of this one's
+// configuration.
+func (r *Runtime) CRISockets() []string {
+	sockets := slices.Clone(CRISockets)
+	if r.Socket != "" && !slices.Contains(sockets, r.Socket) {
+		sockets = append(sockets, r.Socket)
+	}
+	return sockets
+}

@@ -1,0 +1,74 @@
+// Package nodetest has what tests of several packages need of a node: a fake runtime, and its
+// directories.
+package nodetest
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// fakeCRI is the far side of --cri: a runtime that knows one call.
+type fakeCRI struct {
+	cri.UnimplementedRuntimeServiceServer
+	list func(context.Context, *cri.ListPodSandboxRequest) (*cri.ListPodSandboxResponse, error)
+}
+
+func (f *fakeCRI) ListPodSandbox(ctx context.Context, r *cri.ListPodSandboxRequest) (
+	*cri.ListPodSandboxResponse, error) {
+	return f.list(ctx, r)
+}
+
+// Listen makes a socket. Its path is short: a socket's may have no more than some hundred bytes.
+func Listen(t testing.TB) (path string, l net.Listener) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "cri")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	path = filepath.Join(dir, "cri.sock")
+	if l, err = new(net.ListenConfig).Listen(t.Context(), "unix", path); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return path, l
+}
+
+// ServeCRI runs a runtime that lists its sandboxes as list does: it may answer with an error, or
+// never.
+func ServeCRI(t testing.TB, list func(context.Context) ([]*cri.PodSandbox, error)) (socket string) {
+	t.Helper()
+	socket, l := Listen(t)
+	server := grpc.NewServer(grpc.MaxSendMsgSize(64 << 20))
+	cri.RegisterRuntimeServiceServer(server, &fakeCRI{
+		list: func(ctx context.Context, r *cri.ListPodSandboxRequest) (*cri.ListPodSandboxResponse,
+			error) {
+			if r.GetFilter() != nil {
+				return nil, status.Error(codes.InvalidArgument, "a filter would hide sandboxes")
+			}
+			items, err := list(ctx)
+			return &cri.ListPodSandboxResponse{Items: items}, err
+		}})
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(server.Stop)
+	return socket
+}
+
+// ServeSandboxes runs a runtime that has these sandboxes.
+func ServeSandboxes(t testing.TB, sandboxes ...*cri.PodSandbox) (socket string) {
+	return ServeCRI(t, func(context.Context) ([]*cri.PodSandbox, error) { return sandboxes, nil })
+}
+
+// Sandbox returns a pod's sandbox.
+func Sandbox(id string, state cri.PodSandboxState) *cri.PodSandbox {
+	return &cri.PodSandbox{Id: id, State: state,
+		Metadata: &cri.PodSandboxMetadata{Namespace: "default", Name: id}}
+}

@@ -1,0 +1,86 @@
+package probe
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"time"
+)
+
+// The bounds of one question for the NetworkAttachmentDefinitions of a cluster.
+const (
+	pageSize    = 500 // definitions
+	maxPage     = 4 << 20
+	maxPages    = 20
+	listTimeout = 5 * time.Second
+)
+
+// Definition is a NetworkAttachmentDefinition of Multus. Config is "" if Multus takes a file of the
+// node for it.
+type Definition struct{ Namespace, Name, Config string }
+
+// definitionList is a page of them (kubernetes.io, "Retrieving large results sets in chunks").
+type definitionList struct {
+	Kind     string
+	Metadata struct{ Continue string }
+	Items    []struct {
+		Metadata struct{ Namespace, Name string }
+		Spec     struct{ Config string }
+	}
+}
+
+// Definitions calls each for the NetworkAttachmentDefinitions that the API of a kubeconfig has. An
+// API without that kind has none. An error means that the API did not name all of them; it names
+// the host of the API, or the file, and the reason, and no secret.
+func (p *Prober) Definitions(ctx context.Context, kubeconfig string, each func(Definition)) error {
+	api, err := p.connect(kubeconfig)
+	if err != nil {
+		return fmt.Errorf("kubeconfig %s: %w", kubeconfig, err)
+	}
+	defer api.client.CloseIdleConnections()
+	ctx, cancel := context.WithTimeoutCause(ctx, listTimeout,
+		fmt.Errorf("no end within %v", listTimeout))
+	defer cancel()
+	if err := api.definitions(ctx, each); err != nil {
+		return fmt.Errorf("%s: %w", api.server.Host, api.reason(err))
+	}
+	return nil
+}
+
+func (a *api) definitions(ctx context.Context, each func(Definition)) error {
+	from := a.server.JoinPath("apis/k8s.cni.cncf.io/v1/network-attachment-definitions")
+	query := url.Values{"limit": {fmt.Sprint(pageSize)}}
+	for range maxPages {
+		from.RawQuery = query.Encode()
+		code, data, err := a.get(ctx, from, maxPage)
+		switch {
+		case err != nil:
+			return err
+		case code == http.StatusNotFound:
+			return nil
+		case code != http.StatusOK:
+			return statusError(code)
+		case a.token != "" && bytes.Contains(data, []byte(a.token)):
+			return errors.New("malformed answer")
+		}
+		var page definitionList
+		if err := json.Unmarshal(data, &page); err != nil {
+			return fmt.Errorf("malformed answer: %w", err)
+		}
+		if page.Kind != "NetworkAttachmentDefinitionList" {
+			return errors.New("the answer is not that list")
+		}
+		for _, item := range page.Items {
+			each(Definition{item.Metadata.Namespace, item.Metadata.Name, item.Spec.Config})
+		}
+		if page.Metadata.Continue == "" {
+			return nil
+		}
+		query.Set("continue", page.Metadata.Continue)
+	}
+	return fmt.Errorf("the list has more than %d pages", maxPages)
+}

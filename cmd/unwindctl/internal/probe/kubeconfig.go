@@ -1,0 +1,200 @@
+package probe
+
+import (
+	"cmp"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"path/filepath"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// kubeconfig is the file, as far as a request needs it (kubernetes.io, "kubeconfig (v1)").
+type kubeconfig struct {
+	CurrentContext string `yaml:"current-context"`
+	Contexts       []struct {
+		Name    string
+		Context struct{ Cluster, User, Namespace string }
+	}
+	Clusters []struct {
+		Name    string
+		Cluster cluster
+	}
+	Users []struct {
+		Name string
+		User user
+	}
+}
+
+type cluster struct {
+	Server        string
+	TLSServerName string `yaml:"tls-server-name"`
+	Insecure      bool   `yaml:"insecure-skip-tls-verify"`
+	CA            string `yaml:"certificate-authority"`
+	CAData        string `yaml:"certificate-authority-data"`
+}
+
+type user struct {
+	Token        string
+	TokenFile    string `yaml:"tokenFile"`
+	Cert         string `yaml:"client-certificate"`
+	CertData     string `yaml:"client-certificate-data"`
+	Key          string `yaml:"client-key"`
+	KeyData      string `yaml:"client-key-data"`
+	Exec         any
+	AuthProvider any `yaml:"auth-provider"`
+}
+
+// connect returns the API that the current context of a kubeconfig names. It sends nothing yet.
+// Errors show nothing of the file's content, which is secret.
+func (p *Prober) connect(path string) (*api, error) {
+	data, err := p.read(path)
+	if err != nil {
+		return nil, err
+	}
+	var k kubeconfig
+	if yaml.Unmarshal(data, &k) != nil { // the error may show a value
+		return nil, errors.New("not a kubeconfig in YAML")
+	}
+	cluster, user, namespace, err := k.current()
+	if err != nil {
+		return nil, err
+	}
+	files := files{p, filepath.Dir(path)}
+	a := &api{namespace: namespace, timeout: cmp.Or(p.Timeout, DefaultTimeout)}
+	a.server, err = url.Parse(cluster.Server)
+	if err != nil || a.server.Host == "" || a.server.Scheme != "https" && a.server.Scheme != "http" {
+		return nil, errors.New("its server is not a URL of https or http")
+	}
+	if a.server.Scheme == "https" { // a token goes nowhere in the clear
+		if a.token, err = files.token(user); err != nil {
+			return nil, err
+		}
+	}
+	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, MaxResponseHeaderBytes: 64 << 10}
+	if transport.TLSClientConfig, err = files.tls(cluster, user); err != nil {
+		return nil, err
+	}
+	a.client = &http.Client{
+		Transport:     transport,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	return a, nil
+}
+
+// current returns what the current context names: the first of each name, as for client-go.
+func (k *kubeconfig) current() (*cluster, *user, string, error) {
+	for _, c := range k.Contexts {
+		if c.Name != k.CurrentContext {
+			continue
+		}
+		namespace := cmp.Or(c.Context.Namespace, "kube-system") // whereabouts' own default
+		if !objectName.MatchString(namespace) {
+			return nil, nil, "", errors.New("the namespace of its current context cannot be one")
+		}
+		u := &user{}
+		for i := range k.Users {
+			if k.Users[i].Name == c.Context.User {
+				u = &k.Users[i].User
+				break
+			}
+		}
+		if u.Exec != nil || u.AuthProvider != nil {
+			return nil, nil, "", errProgram
+		}
+		for i := range k.Clusters {
+			if k.Clusters[i].Name == c.Context.Cluster {
+				return &k.Clusters[i].Cluster, u, namespace, nil
+			}
+		}
+		return nil, nil, "", errors.New("it lacks the cluster of its current context")
+	}
+	return nil, nil, "", errors.New("it lacks its current context")
+}
+
+// errProgram means that only a program gives the token, and this package runs none.
+var errProgram = errors.New("its user has exec or auth-provider")
+
+// files reads what a kubeconfig names, relative to its directory.
+type files struct {
+	prober *Prober
+	dir    string
+}
+
+func (f files) read(path string) ([]byte, error) {
+	if !filepath.IsAbs(path) {
+		path = filepath.Join(f.dir, path)
+	}
+	data, err := f.prober.read(path)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return data, nil
+}
+
+// content returns what is inline, in base64, or else what the file has. It is nil if there is
+// neither.
+func (f files) content(key, inline, path string) ([]byte, error) {
+	if inline != "" {
+		data, err := base64.StdEncoding.DecodeString(inline)
+		if err != nil {
+			return nil, fmt.Errorf("%s-data: %w", key, err)
+		}
+		return data, nil
+	}
+	if path == "" {
+		return nil, nil
+	}
+	return f.read(path)
+}
+
+// token returns the user's token, or "". The file goes first: it is the one that is renewed.
+func (f files) token(u *user) (string, error) {
+	if u.TokenFile == "" {
+		return u.Token, nil
+	}
+	data, err := f.read(u.TokenFile)
+	if err != nil && u.Token != "" {
+		return u.Token, nil
+	}
+	return strings.TrimSpace(string(data)), err
+}
+
+// tls returns what the API is verified with, and what the user shows it.
+func (f files) tls(c *cluster, u *user) (*tls.Config, error) {
+	ca, err := f.content("certificate-authority", c.CAData, c.CA)
+	if err != nil {
+		return nil, err
+	}
+	config := &tls.Config{ServerName: c.TLSServerName, InsecureSkipVerify: c.Insecure}
+	if ca != nil {
+		if c.Insecure { // client-go refuses it too
+			return nil, errors.New("its cluster has a certificate-authority and insecure-skip-tls-verify")
+		}
+		if config.RootCAs = x509.NewCertPool(); !config.RootCAs.AppendCertsFromPEM(ca) {
+			return nil, errors.New("its certificate-authority has no certificate")
+		}
+	}
+	cert, err := f.content("client-certificate", u.CertData, u.Cert)
+	if err != nil {
+		return nil, err
+	}
+	key, err := f.content("client-key", u.KeyData, u.Key)
+	if err != nil {
+		return nil, err
+	}
+	if cert != nil || key != nil {
+		pair, err := tls.X509KeyPair(cert, key)
+		if err != nil {
+			return nil, fmt.Errorf("its client-certificate: %w", err)
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	return config, nil
+}

@@ -1,0 +1,279 @@
+package probe
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"math/big"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// identity returns a certificate that a user shows, and its key, in PEM.
+func identity(t *testing.T) (cert, key []byte) {
+	t.Helper()
+	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, k.Public(), k)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := x509.MarshalPKCS8PrivateKey(k)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw})
+}
+
+func b64(data []byte) string { return base64.StdEncoding.EncodeToString(data) }
+
+// TestKubeconfig: the request is the one that the kubeconfig says.
+func TestKubeconfig(t *testing.T) {
+	const name = "10.56.0.0-16"
+	cert, key := identity(t)
+	for _, tt := range []struct {
+		name          string
+		cluster, user string            // URL, CA: of the server
+		files         map[string]string // content CA: the server's
+		want          string            // the request: path, token, and whether it has a certificate
+	}{
+		{name: "inline", cluster: "server: URL, certificate-authority-data: CA", user: "token: inline", want: poolDir + " Bearer inline"},
+		{name: "files, relative", cluster: "server: URL, certificate-authority: ca.crt", user: "tokenFile: sub/token",
+			files: map[string]string{filepath.Dir(kubeFile) + "/ca.crt": "CA", filepath.Dir(kubeFile) + "/sub/token": " in-file\n"}, want: poolDir + " Bearer in-file"},
+		{name: "files, absolute", cluster: "server: URL, certificate-authority: /pki/ca.crt", user: "tokenFile: /pki/token",
+			files: map[string]string{"/pki/ca.crt": "CA", "/pki/token": "in-file"}, want: poolDir + " Bearer in-file"},
+		{name: "the token's file first", cluster: "server: URL, certificate-authority-data: CA", user: "token: inline, tokenFile: /token",
+			files: map[string]string{"/token": "in-file"}, want: poolDir + " Bearer in-file"},
+		{name: "the token's file is not there", cluster: "server: URL, certificate-authority-data: CA", user: "token: inline, tokenFile: /token",
+			want: poolDir + " Bearer inline"},
+		{name: "inline data first", cluster: "server: URL, certificate-authority-data: CA, certificate-authority: /none", want: poolDir + " "},
+		{name: "no check of the server", cluster: "server: URL, insecure-skip-tls-verify: true", user: "token: inline", want: poolDir + " Bearer inline"},
+		{name: "the server's name", cluster: "server: LOCAL, certificate-authority-data: CA, tls-server-name: example.com", want: poolDir + " "},
+		{name: "a path", cluster: "server: URL/k8s/clusters/c-1/, certificate-authority-data: CA", want: "/k8s/clusters/c-1" + poolDir + " "},
+		{name: "a certificate", cluster: "server: URL, certificate-authority-data: CA",
+			user: "client-certificate-data: " + b64(cert) + ", client-key-data: " + b64(key), want: poolDir + "  certificate"},
+		{name: "a certificate in files", cluster: "server: URL, certificate-authority-data: CA",
+			user: "client-certificate: /cert, client-key: key", want: poolDir + "  certificate",
+			files: map[string]string{"/cert": string(cert), filepath.Dir(kubeFile) + "/key": string(key)}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var got string
+			s := newServer(t, func(w http.ResponseWriter, r *http.Request) {
+				got = strings.TrimSuffix(r.URL.Path, name) + " " + r.Header.Get("Authorization")
+				if len(r.TLS.PeerCertificates) > 0 {
+					got += " certificate"
+				}
+				io.WriteString(w, pool(name, "10.56.0.0/16", `"12": {"id": "c0ffee"}`))
+			})
+			s.TLS.ClientAuth = tls.RequestClientCert
+			local := strings.Replace(s.URL, "127.0.0.1", "localhost", 1) // not in the certificate
+			s.put(t, strings.NewReplacer("URL", s.URL, "LOCAL", local, "CA", s.ca()).Replace(tt.cluster), tt.user)
+			for path, content := range tt.files {
+				if content == "CA" {
+					content = string(s.caPEM())
+				}
+				put(t, s.Root, path, content)
+			}
+			held, err := s.held(t, `, "range": "10.56.0.0/16"`)
+			if held != "10.56.0.12" || err != nil || got != tt.want {
+				t.Errorf("%q, %v; the request was %q, want %q", held, err, got, tt.want)
+			}
+		})
+	}
+}
+
+// TestNamespace: without one in the context it is kube-system. A kubeconfig may be JSON.
+func TestNamespace(t *testing.T) {
+	var got string
+	s := newServer(t, func(w http.ResponseWriter, r *http.Request) { got = r.URL.Path; w.WriteHeader(500) })
+	put(t, s.Root, kubeFile, fmt.Sprintf(`{"clusters": [{"name": "c", "cluster": {"server": %q, "certificate-authority-data": %q}}],
+		"contexts": [{"name": "x", "context": {"cluster": "c"}}], "current-context": "x"}`, s.URL, s.ca()))
+	_, err := s.held(t, `, "range": "10.56.0.0/16"`)
+	if want := "/apis/whereabouts.cni.cncf.io/v1alpha1/namespaces/kube-system/ippools/10.56.0.0-16"; got != want {
+		t.Errorf("%v: %s, want %s", err, got, want)
+	}
+}
+
+// TestInTheClear: a token goes over TLS only.
+func TestInTheClear(t *testing.T) {
+	var got http.Header
+	plain := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		got = r.Header
+		io.WriteString(w, pool("10.56.0.0-16", "10.56.0.0/16", ""))
+	}))
+	defer plain.Close()
+	s := newServer(t, nil)
+	s.put(t, "server: "+plain.URL, "token: "+token)
+	if held, err := s.held(t, `, "range": "10.56.0.0/16"`); held != "" || err != nil {
+		t.Errorf("%q, %v", held, err)
+	}
+	if got == nil || got.Get("Authorization") != "" {
+		t.Errorf("the request had %v", got)
+	}
+}
+
+// TestKubeconfigRefused: such a kubeconfig is an error that shows no secret, or, where a program gives
+// the token, of a store that is never asked. No request is made, and no program runs.
+func TestKubeconfigRefused(t *testing.T) {
+	ran := filepath.Join(t.TempDir(), "ran")
+	for _, tt := range []struct{ name, cluster, user, want string }{
+		{"exec", "", `token: ` + token + `, exec: {apiVersion: client.authentication.k8s.io/v1, command: /usr/bin/touch, args: [` + ran + `]}`, ""},
+		{"auth-provider", "", `auth-provider: {name: gcp, config: {cmd-path: /usr/bin/touch, cmd-args: ` + ran + `}}`, ""},
+		{"no server", "server: ''", "", "its server is not a URL of https or http"},
+		{"no host", "server: 'https:///path'", "", "its server is not a URL of https or http"},
+		{"another scheme", "server: 'ftp://127.0.0.1'", "", "its server is not a URL of https or http"},
+		{"no URL", "server: 'https://root:" + token + "@[::1'", "", "its server is not a URL of https or http"},
+		{"a list as a token", "", "token: [" + token + "]", "not a kubeconfig in YAML"},
+		{"a word for a truth", "server: URL, insecure-skip-tls-verify: " + token, "", "not a kubeconfig in YAML"},
+		{"a CA and none", "server: URL, certificate-authority-data: CA, insecure-skip-tls-verify: true", "",
+			"its cluster has a certificate-authority and insecure-skip-tls-verify"},
+		{"a CA without a certificate", "server: URL, certificate-authority-data: " + b64([]byte(token)), "", "its certificate-authority has no certificate"},
+		{"a CA not in base64", "server: URL, certificate-authority-data: " + token, "", "certificate-authority-data: illegal base64 data"},
+		{"a CA that is not there", "server: URL, certificate-authority: /none", "", "/none: no such file or directory"},
+		{"a token that is not there", "", "tokenFile: /none", "/none: no such file or directory"},
+		{"a token that is a directory", "", "tokenFile: /etc", "/etc: not a regular file"},
+		{"a certificate without a key", "", "client-certificate-data: " + b64([]byte(token)), "its client-certificate: tls: "},
+		{"a key without a certificate", "", "client-key-data: " + b64([]byte(token)), "its client-certificate: tls: "},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newServer(t, func(http.ResponseWriter, *http.Request) {})
+			if tt.cluster == "" {
+				tt.cluster = "server: URL, certificate-authority-data: CA"
+			}
+			s.put(t, strings.NewReplacer("URL", s.URL, "CA", s.ca()).Replace(tt.cluster), tt.user)
+			if tt.want != "" {
+				s.refused(t, tt.want)
+			} else if _, known, err := s.Held(t.Context(), whereaboutsWith(`, "range": "10.56.0.0/16"`), "podnet", "c0ffee", "net1"); known || err != nil {
+				t.Errorf("known %t, %v; want a store that is never asked", known, err)
+			}
+			if _, err := os.Stat(ran); err == nil {
+				t.Error("the program ran")
+			}
+		})
+	}
+
+	for _, tt := range []struct{ name, content, want string }{
+		{"empty", "", "it lacks its current context"},
+		{"not YAML", "\x00" + token, "not a kubeconfig in YAML"},
+		{"half a list", "clusters: [{name: " + token, "not a kubeconfig in YAML"},
+		{"a text", token, "not a kubeconfig in YAML"},
+		{"aliases of aliases", "a: &a [x,x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b,*b]\n" +
+			"d: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c,*c]\ne: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d,*d]\n" +
+			"users: [{name: u, user: {exec: [*e,*e,*e,*e,*e,*e,*e,*e,*e,*e,*e,*e,*e,*e,*e,*e,*e,*e,*e,*e]}}]", "not a kubeconfig in YAML"},
+		{"no context of that name", "current-context: x\ncontexts: [{name: y, context: {cluster: c}}]", "it lacks its current context"},
+		{"no cluster of that name", "current-context: x\ncontexts: [{name: x, context: {cluster: c}}]", "it lacks the cluster of its current context"},
+		{"a namespace that is a path", "current-context: x\ncontexts: [{name: x, context: {cluster: c, namespace: ../../../../api/v1/secrets}}]",
+			"the namespace of its current context cannot be one"},
+		{"too large", strings.Repeat("# "+token+"\n", 200_000), "more than 4194304 bytes"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newServer(t, func(http.ResponseWriter, *http.Request) {})
+			put(t, s.Root, kubeFile, tt.content)
+			s.refused(t, tt.want)
+		})
+	}
+
+	for _, tt := range []struct {
+		name string
+		make func(path string) error // in place of the kubeconfig
+		want string
+	}{
+		{"none", func(string) error { return nil }, "no such file or directory"},
+		{"a directory", func(path string) error { return os.Mkdir(path, 0o755) }, "not a regular file"},
+		{"a pipe", func(path string) error { return syscall.Mkfifo(path, 0o600) }, "not a regular file"},
+		{"a link to a device", func(path string) error { return os.Symlink("/dev/zero", path) }, "not a regular file"},
+		{"a link to nothing", func(path string) error { return os.Symlink("none", path) }, "no such file or directory"},
+		{"a link to itself", func(path string) error { return os.Symlink(path, path) }, "too many levels of symbolic links"},
+		{"a link in an open directory", func(path string) error {
+			if err := os.Rename(path+".was", path+".own"); err != nil {
+				return err
+			}
+			if err := os.Symlink(path+".own", path); err != nil {
+				return err
+			}
+			return os.Chmod(filepath.Dir(path), 0o777)
+		}, "too many levels of symbolic links"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newServer(t, func(http.ResponseWriter, *http.Request) {})
+			path := filepath.Join(s.Root, kubeFile)
+			if err := os.Rename(path, path+".was"); err != nil {
+				t.Fatal(err)
+			}
+			if err := tt.make(path); err != nil {
+				t.Fatal(err)
+			}
+			s.refused(t, tt.want)
+		})
+	}
+
+	t.Run("no path", func(t *testing.T) {
+		s := newServer(t, func(http.ResponseWriter, *http.Request) {})
+		put(t, s.Root, flatFile, "{}")
+		_, err := s.held(t, `, "range": "10.56.0.0/16"`)
+		if want := "whereabouts: neither the configuration nor a flat file names a kubeconfig"; err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+	})
+}
+
+// refused asks, and wants an error of the kubeconfig, without the token and without a request.
+func (s *server) refused(t *testing.T, want string) {
+	t.Helper()
+	held, err := s.held(t, `, "range": "10.56.0.0/16"`)
+	want = "whereabouts: kubeconfig " + kubeFile + ": " + want
+	if held != "" || err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("%q, %v, want %s", held, err, want)
+	}
+	if err != nil && strings.Contains(err.Error(), token[:6]) {
+		t.Errorf("the token is shown: %v", err)
+	}
+	if n := s.requests.Load(); n != 0 {
+		t.Errorf("%d requests", n)
+	}
+}
+
+// TestLink: in a directory that only its owner can write to, a link is as good as a file: such are
+// the files of a mounted secret.
+func TestLink(t *testing.T) {
+	s := newServer(t, serve(t, map[string]string{"10.56.0.0-16": pool("10.56.0.0-16", "10.56.0.0/16", `"12": {"id": "c0ffee"}`)}))
+	path := filepath.Join(s.Root, kubeFile)
+	if err := os.Rename(path, path+".data"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Base(path)+".data", path); err != nil {
+		t.Fatal(err)
+	}
+	if held, err := s.held(t, `, "range": "10.56.0.0/16"`); held != "10.56.0.12" || err != nil {
+		t.Errorf("%q, %v", held, err)
+	}
+}
+
+// TestRenewed: each question reads the kubeconfig anew, for whereabouts renews its token.
+func TestRenewed(t *testing.T) {
+	s := newServer(t, serve(t, map[string]string{"10.56.0.0-16": pool("10.56.0.0-16", "10.56.0.0/16", `"12": {"id": "c0ffee"}`)}))
+	s.put(t, "server: "+s.URL+", certificate-authority-data: "+s.ca(), "token: stale")
+	if _, err := s.held(t, `, "range": "10.56.0.0/16"`); err == nil || !strings.HasSuffix(err.Error(), "401 Unauthorized") {
+		t.Error(err)
+	}
+	s.put(t, "server: "+s.URL+", certificate-authority-data: "+s.ca(), "token: "+token)
+	if held, err := s.held(t, `, "range": "10.56.0.0/16"`); held != "10.56.0.12" || err != nil {
+		t.Errorf("%q, %v", held, err)
+	}
+}

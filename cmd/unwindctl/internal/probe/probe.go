@@ -1,0 +1,196 @@
+// Package probe asks the stores of IPAM plugins which addresses they keep for an attachment. It
+// only looks. The one store that it knows is that of whereabouts, in the API of Kubernetes. From
+// there it also reads the NetworkAttachmentDefinitions of Multus.
+package probe
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"cni-unwind/plugin/netconf"
+)
+
+// DefaultTimeout bounds one request, from the dial to the last byte of the answer.
+const DefaultTimeout = 2 * time.Second
+
+// maxRanges bounds the requests of one question: each range has a pool of its own.
+const maxRanges = 16
+
+// Prober asks the store of a delegate's IPAM plugin. The zero value is ready, and may be used by
+// several goroutines at once: it keeps nothing between two questions.
+type Prober struct {
+	Root    string        // what the plugin's paths are below; "" is /
+	Timeout time.Duration // of one request; 0 is DefaultTimeout
+}
+
+// Held returns the addresses that the store of a delegate's IPAM plugin keeps for an attachment, in
+// order. config is the delegate's configuration. known is false if the package has no store for it:
+// another IPAM plugin, the node slices of whereabouts, its datastore etcd, a kubeconfig whose token
+// a program gives. An error means that the
+// store cannot be asked now: known is true, and the addresses may be kept or not. It names the host
+// of the API, or the file, and the reason, and no secret.
+//
+// Each question reads whole pools from a quorum of etcd (a GET without a resourceVersion), so no
+// answer is older than the question. The network, which is the third argument, is in no key of
+// whereabouts.
+//
+// The pools and their keys are those of whereabouts 0.9.4 (pkg/config, pkg/storage/kubernetes).
+func (p *Prober) Held(
+	ctx context.Context, config json.RawMessage, _, containerID, ifname string,
+) (held []netip.Addr, known bool, err error) {
+	conf, err := p.whereabouts(config)
+	if err != nil {
+		return nil, true, fmt.Errorf("whereabouts: %w", err)
+	}
+	if conf == nil {
+		return nil, false, nil
+	}
+	pools, err := conf.pools()
+	if err != nil {
+		return nil, true, fmt.Errorf("whereabouts: %w", err)
+	}
+	if conf.Kubernetes.Kubeconfig == "" {
+		return nil, true, errors.New("whereabouts: neither the configuration nor a flat file " +
+			"names a kubeconfig")
+	}
+	api, err := p.connect(conf.Kubernetes.Kubeconfig)
+	if errors.Is(err, errProgram) {
+		return nil, false, nil // and could never be asked: the address would be pending for ever
+	}
+	if err != nil {
+		return nil, true, fmt.Errorf("whereabouts: kubeconfig %s: %w", conf.Kubernetes.Kubeconfig, err)
+	}
+	defer api.client.CloseIdleConnections()
+	for _, name := range pools {
+		addresses, err := api.held(ctx, name, containerID, ifname)
+		if err != nil {
+			return nil, true, fmt.Errorf("whereabouts: pool %s at %s: %w", name, api.server.Host,
+				api.reason(err))
+		}
+		held = append(held, addresses...)
+	}
+	slices.SortFunc(held, netip.Addr.Compare)
+	return held, true, nil
+}
+
+// whereaboutsConf has those keys of the "ipam" of whereabouts that lead to its pools.
+type whereaboutsConf struct {
+	Datastore         string
+	ConfigurationPath string `json:"configuration_path"`
+	NetworkName       string `json:"network_name"`
+	NodeSliceSize     string `json:"node_slice_size"`
+	Range             string
+	IPRanges          []struct{ Range string }
+	Kubernetes        struct{ Kubeconfig string }
+}
+
+// whereabouts returns the plugin's configuration as the plugin reads it. It returns nil without an
+// error if the pools are not ones that this package can look into.
+func (p *Prober) whereabouts(config json.RawMessage) (*whereaboutsConf, error) {
+	var delegate struct{ IPAM json.RawMessage }
+	var plugin struct{ Type string }
+	if json.Unmarshal(config, &delegate) != nil || json.Unmarshal(delegate.IPAM, &plugin) != nil ||
+		plugin.Type != "whereabouts" {
+		return nil, nil //nolint:nilerr // another plugin has an "ipam" of its own form, or none
+	}
+	var c whereaboutsConf
+	if err := json.Unmarshal(delegate.IPAM, &c); err != nil {
+		return nil, fmt.Errorf("configuration: %w", err)
+	}
+	if err := p.merge(&c); err != nil {
+		return nil, err
+	}
+	if c.NodeSliceSize != "" || c.Datastore == "etcd" {
+		return nil, nil
+	}
+	return &c, nil
+}
+
+// merge fills what is empty with the keys of the first flat file that is there. The plugin looks in
+// this order (pkg/config, GetFlatIPAM).
+func (p *Prober) merge(c *whereaboutsConf) error {
+	for _, path := range []string{
+		c.ConfigurationPath,
+		"/etc/kubernetes/cni/net.d/whereabouts.d/whereabouts.conf",
+		"/etc/cni/net.d/whereabouts.d/whereabouts.conf",
+		"/host/etc/cni/net.d/whereabouts.d/whereabouts.conf",
+	} {
+		if path == "" {
+			continue
+		}
+		if _, err := os.Stat(filepath.Join(p.Root, path)); err != nil {
+			continue
+		}
+		var flat whereaboutsConf
+		data, err := p.read(path)
+		if err == nil {
+			err = json.Unmarshal(data, &flat)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		c.Datastore = cmp.Or(c.Datastore, flat.Datastore)
+		c.NetworkName = cmp.Or(c.NetworkName, flat.NetworkName)
+		c.NodeSliceSize = cmp.Or(c.NodeSliceSize, flat.NodeSliceSize)
+		c.Range = cmp.Or(c.Range, flat.Range)
+		c.Kubernetes.Kubeconfig = cmp.Or(c.Kubernetes.Kubeconfig, flat.Kubernetes.Kubeconfig)
+		if len(c.IPRanges) == 0 {
+			c.IPRanges = flat.IPRanges
+		}
+		return nil
+	}
+	return nil
+}
+
+// read reads a file that the plugin's configuration names. It opens no device and no pipe.
+func (p *Prober) read(path string) ([]byte, error) {
+	return netconf.ReadFile(filepath.Join(cmp.Or(p.Root, "/"), path))
+}
+
+// objectName is a name that Kubernetes gives an object of its API (RFC 1123 subdomain). It needs no
+// escape in a URL.
+var objectName = regexp.MustCompile(`^[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?$`)
+
+// pools returns the names of the IPPools of the ranges (pkg/storage/kubernetes, IPPoolName), each
+// once. A range is a CIDR, whose host bits do not count, or FIRST-LAST/BITS.
+func (c *whereaboutsConf) pools() ([]string, error) {
+	var ranges []string
+	if c.Range != "" {
+		ranges = append(ranges, c.Range)
+	}
+	for _, r := range c.IPRanges {
+		ranges = append(ranges, r.Range)
+	}
+	if len(ranges) > maxRanges {
+		return nil, fmt.Errorf("%d ranges, more than %d", len(ranges), maxRanges)
+	}
+	var names []string
+	for _, r := range ranges {
+		_, network, err := net.ParseCIDR(r[strings.Index(r, "-")+1:])
+		if err != nil {
+			return nil, fmt.Errorf("range %q: not a CIDR", r)
+		}
+		name := strings.NewReplacer(":", "-", "/", "-").Replace(network.String())
+		if c.NetworkName != "" {
+			name = c.NetworkName + "-" + name
+		}
+		if !objectName.MatchString(name) {
+			return nil, fmt.Errorf("range %q: no pool can have the name %q", r, name)
+		}
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}

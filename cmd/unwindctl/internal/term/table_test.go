@@ -1,0 +1,77 @@
+package term
+
+import (
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+// TestFit: a table fits a width as far as it may: texts are cut before columns go, and what must
+// stay stays, however narrow the terminal.
+func TestFit(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name  string
+		width int
+		want  string
+	}{
+		{"wide enough", 38, "NAME  OPTIONAL  MORE       TEXT\nkey   some      also some  a long text"},
+		{"the widest cells are cut", 36, "NAME  OPTIONAL  MORE       TEXT\nkey   some      also some  a long t…"},
+		{"the last optional column goes", 28, "NAME  OPTIONAL  TEXT\nkey   some      a long text"},
+		{"and the next", 17, "NAME  TEXT\nkey   a long text"},
+		{"and cells are cut again", 15, "NAME  TEXT\nkey   a long t…"},
+		{"names stay", 4, "NAME  TEXT\nkey   a lon…"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			table := NewTable(Column{Name: "NAME"}, Column{Name: "OPTIONAL", Optional: true},
+				Column{Name: "MORE", Optional: true}, Column{Name: "TEXT", Least: 6})
+			table.Add("NAME", "OPTIONAL", "MORE", "TEXT")
+			table.Add("key", "some", "also some", "a long text")
+			table.fit(tt.width)
+			var lines []string
+			widths, total := table.widths()
+			for _, row := range table.rows {
+				line := ""
+				for i, cell := range row {
+					line += cell + strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)+gap)
+				}
+				lines = append(lines, strings.TrimRight(line, " "))
+			}
+			if got := strings.Join(lines, "\n"); got != tt.want {
+				t.Errorf("got\n%s\nwant\n%s", got, tt.want)
+			}
+			if total > tt.width && tt.name != "names stay" {
+				t.Errorf("%d characters in %d", total, tt.width)
+			}
+		})
+	}
+}
+
+// TestFitFairly: of two texts the one that is further above its least is cut.
+func TestFitFairly(t *testing.T) {
+	t.Parallel()
+	table := NewTable(Column{Name: "POD", Least: 10}, Column{Name: "WHY", Least: 4})
+	table.Add("a-pod-with-a-name", "a reason as long.")
+	for _, tt := range []struct {
+		width int
+		want  string
+	}{{30, "a-pod-with-a-name|a reason a…"}, {22, "a-pod-with-a…|a reas…"}, {1, "a-pod-wit…|a r…"}} {
+		if table.fit(tt.width); strings.Join(table.rows[0], "|") != tt.want {
+			t.Errorf("%d: %q, want %s", tt.width, table.rows[0], tt.want)
+		}
+	}
+}
+
+// TestPrint: what is no terminal gets all, and wide columns come with Wide.
+func TestPrint(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("text ", 100) + "end"
+	for format, want := range map[Format]string{Plain: "A  B\na  " + long + "\n", Wide: "A  W  B\na  w  " + long + "\n"} {
+		table := NewTable(Column{Name: "A"}, Column{Name: "W", Wide: true}, Column{Name: "B", Least: 4})
+		table.Add("a", "w", long)
+		var got strings.Builder
+		if err := table.Print(&got, format); err != nil || got.String() != want {
+			t.Errorf("%s: %v\n%s", format, err, got.String())
+		}
+	}
+}

@@ -1,0 +1,177 @@
+// Package wrap moves the chain of a conflist into unwind's entry (Inline) and back (Restore).
+//
+// Both edit text: Restore returns the bytes that Inline was given.
+package wrap
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"cni-unwind/plugin/netconf"
+)
+
+// Inline returns the list that has the source's chain inside unwind's entry, or nil if the source
+// is such a list already.
+func Inline(src Source) ([]byte, error) {
+	if src.bad != nil {
+		return nil, src.bad
+	}
+	o, err := outline(src.Data, src.Name)
+	if err != nil {
+		return nil, err
+	}
+	if _, typed := member(o.members, "type"); typed && !o.single && src.definition != "" {
+		return nil, errors.New(`keys "type" and "plugins" are both there: multus would run one ` +
+			`plugin, and not the list; keep one`)
+	}
+	if o.single && filepath.Ext(src.arg) == ".conflist" {
+		return nil, errors.New(
+			`key "plugins" is missing: a runtime takes a .conflist for a list of plugins, not for one`)
+	}
+	var directory []json.RawMessage
+	if src.arg != "-" && !o.onlyInlined {
+		path := filepath.Join(filepath.Dir(src.arg), o.name)
+		if directory, err = netconf.InlineFolder(path); err != nil {
+			return nil, err
+		}
+	}
+	if slices.Contains(src.Types, netconf.Name) {
+		return nil, checkWrapped(src.Conflist, len(directory))
+	}
+	return inline(o, directory)
+}
+
+// inline returns the list in which the original is the chain of unwind, with the plugins of a
+// directory after its own; restore returns the original. inline reads the result as the runtime and
+// unwind will.
+func inline(o *original, directory []json.RawMessage) ([]byte, error) {
+	chain, err := fold(o, directory)
+	if err != nil {
+		return nil, err
+	}
+	conf, loaded, err := readBack(layOut(o, nil, len(directory), chain))
+	if err != nil {
+		return nil, err
+	}
+	if !hasVersion(o.text) {
+		return nil, errors.New(`key "cniVersion" is missing; write the version in which the ` +
+			`plugins are to be called: without one a runtime takes 0.1.0, and unwind its own`)
+	}
+	out := layOut(o, loaded.LostCapabilities(conf), len(directory), chain)
+	_, _, err = readBack(out)
+	return out, err
+}
+
+func hasVersion(x []byte) bool {
+	var conf struct {
+		One  string   `json:"cniVersion"`
+		More []string `json:"cniVersions"`
+	}
+	return json.Unmarshal(x, &conf) == nil && (conf.One != "" || len(conf.More) > 0)
+}
+
+// fold returns the text of a list with the plugins of a directory after its own, as libcni reads
+// it. A list without the key "plugins" gets it as its first. An empty "plugins" is refused, as by
+// libcni: unfold could not tell the two apart.
+func fold(o *original, directory []json.RawMessage) (jsonText, error) {
+	if len(directory) == 0 {
+		return o.text, nil
+	}
+	var more [][]byte
+	for i, raw := range directory {
+		if !json.Valid(raw) {
+			return nil, fmt.Errorf("directory %s: file %d: not valid JSON", o.name, i+1)
+		}
+		more = append(more, bytes.TrimSpace(raw))
+	}
+	texts := bytes.Join(more, []byte(", "))
+	plugins, ok := member(o.members, "plugins")
+	if !ok {
+		return o.text.insert(o.members[0].start, slices.Concat([]byte(`"plugins": [`), texts,
+			[]byte(`], `))...), nil
+	}
+	own, err := o.text.parts(plugins.value)
+	if err != nil {
+		return nil, fmt.Errorf("key %q: %w", "plugins", err)
+	}
+	if len(own) == 0 {
+		return nil, errors.New(`key "plugins" is empty; write the plugins to run there`)
+	}
+	return o.text.insert(own[len(own)-1].end, slices.Concat([]byte(", "), texts)...), nil
+}
+
+// layOut writes the list with unwind's entry. "chain" is its last key.
+func layOut(o *original, capabilities []string, folded int, chain jsonText) []byte {
+	var b bytes.Buffer
+	own := []string{"cniVersion", "cniVersions", "name", "plugins", "loadOnlyInlinedPlugins"}
+	fmt.Fprintf(&b, `{
+  "cniVersion": "1.0.0",
+  "cniVersions": ["1.0.0", "1.1.0"],
+  "name": %q,
+  "loadOnlyInlinedPlugins": true,
+`, o.name)
+	for _, m := range o.members {
+		// what is in a plugin's configuration is the plugin's
+		if !slices.Contains(own, m.key) && !o.single {
+			fmt.Fprintf(&b, "  %s,\n", o.text[m.start:m.end])
+		}
+	}
+	fmt.Fprintf(&b, "  \"plugins\": [\n    {\n      \"type\": %q,\n", netconf.Name)
+	if len(capabilities) > 0 {
+		var each []string
+		for _, c := range capabilities {
+			key, _ := json.Marshal(c)
+			each = append(each, string(key)+": true")
+		}
+		fmt.Fprintf(&b, "      \"capabilities\": { %s },\n", strings.Join(each, ", "))
+	}
+	if folded > 0 {
+		fmt.Fprintf(&b, "      %q: %d,\n", netconf.FoldedKey, folded)
+	}
+	fmt.Fprintf(&b, "      \"chain\":%s}\n  ]\n}\n", chain)
+	return b.Bytes()
+}
+
+// readBack reads a wrapped list as a runtime does, and unwind's entry in it as unwind does.
+func readBack(wrapped []byte) (*netconf.Conf, *netconf.Chain, error) {
+	if _, err := netconf.ReadConflistFrom(bytes.NewReader(wrapped)); err != nil {
+		return nil, nil, fmt.Errorf("wrapped: %w", err)
+	}
+	list, err := libcni.NetworkConfFromBytes(wrapped)
+	if err != nil {
+		return nil, nil, err
+	}
+	entry, err := libcni.InjectConf(list.Plugins[0], map[string]any{"name": list.Name,
+		"cniVersion": list.CNIVersion})
+	if err != nil {
+		return nil, nil, err
+	}
+	conf, err := netconf.ParseConf(entry.Bytes)
+	if err != nil {
+		return nil, nil, err
+	}
+	chain, err := conf.LoadChain()
+	return conf, chain, err
+}
+
+// checkWrapped returns what is wrong with a list that already has unwind in it.
+func checkWrapped(list *netconf.Conflist, neighbours int) error {
+	if len(list.Types)+neighbours > 1 {
+		return errNotAlone
+	}
+	if unknown := list.Unwind.Warnings(); len(unknown) > 0 {
+		return errors.New(strings.Join(unknown, "\n"))
+	}
+	if list.Unwind.Chain == nil && list.Unwind.ChainFile != "" {
+		return nil // of another's file its owner decides
+	}
+	_, err := list.Unwind.LoadChain()
+	return err
+}

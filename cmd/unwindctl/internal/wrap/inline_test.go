@@ -1,0 +1,327 @@
+package wrap
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/google/go-cmp/cmp"
+
+	"cni-unwind/plugin/netconf"
+)
+
+// plain returns what a runtime gives to each plugin of a configuration without unwind: the work is
+// libcni's.
+func plain(list *libcni.NetworkConfigList, err error) ([]map[string]any, error) {
+	if err != nil {
+		return nil, err
+	}
+	var all []map[string]any
+	for _, p := range list.Plugins {
+		given, err := libcni.InjectConf(p, map[string]any{"name": list.Name, "cniVersion": list.CNIVersion})
+		if err != nil {
+			return nil, err
+		}
+		object := map[string]any{}
+		if err := json.Unmarshal(given.Bytes, &object); err != nil {
+			return nil, err
+		}
+		delete(object, "prevResult")
+		all = append(all, object)
+	}
+	return all, nil
+}
+
+// single returns the list that a runtime makes of the configuration of one plugin.
+func single(x []byte) (*libcni.NetworkConfigList, error) {
+	conf, err := libcni.NetworkPluginConfFromBytes(x)
+	if err != nil {
+		return nil, err
+	}
+	//lint:ignore SA1019 runtimes still read such files, by this
+	return libcni.ConfListFromConf(conf)
+}
+
+// wrapped is a list that wrap has made, as a runtime and then unwind read it.
+type wrapped struct {
+	list      *libcni.NetworkConfigList
+	top       map[string]any
+	conf      *netconf.Conf
+	delegates []map[string]any // what unwind gives to each
+}
+
+func readWrapped(t testing.TB, out []byte, list *libcni.NetworkConfigList, err error) wrapped {
+	t.Helper()
+	w := wrapped{list: list}
+	if err == nil {
+		err = json.Unmarshal(out, &w.top)
+	}
+	if err != nil {
+		t.Fatalf("%v in\n%s", err, out)
+	}
+	if len(list.Plugins) != 1 || list.Plugins[0].Network.Type != netconf.Name {
+		t.Fatalf("a runtime sees %d plugins, not unwind alone, in\n%s", len(list.Plugins), out)
+	}
+	given, err := libcni.InjectConf(list.Plugins[0], map[string]any{"name": list.Name, "cniVersion": list.CNIVersion})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.conf, err = netconf.ParseConf(given.Bytes)
+	if err != nil || len(w.conf.Warnings()) > 0 {
+		t.Fatalf("unwind: %v, %v", err, w.conf.Warnings())
+	}
+	chain, err := w.conf.LoadChain()
+	if err != nil {
+		t.Fatalf("unwind: %v", err)
+	}
+	for i := range chain.Delegates {
+		object := map[string]any{}
+		if err := json.Unmarshal(chain.Config(i, w.conf), &object); err != nil {
+			t.Fatal(err)
+		}
+		w.delegates = append(w.delegates, object)
+	}
+	if lost := chain.LostCapabilities(w.conf); len(lost) > 0 {
+		t.Errorf("capabilities %v are not those of unwind's entry", lost)
+	}
+	return w
+}
+
+// wrapPath wraps a file as the command does.
+func wrapPath(path string) ([]byte, error) {
+	list, err := netconf.ReadConflist(path)
+	if list == nil {
+		return nil, err
+	}
+	return Inline(Source{Conflist: list, arg: path, bad: err})
+}
+
+// TestWrapProviders wraps configurations of the shape that network providers and runtimes write:
+// the runtime sees unwind alone and all that it knew of the network, the delegates get what they
+// got, and unwrap returns the file.
+func TestWrapProviders(t *testing.T) {
+	const ports, bandwidth = "portMappings", "bandwidth"
+	want := map[string][]string{ // capabilities
+		"antrea.conflist": {ports, bandwidth}, "aws-vpc-cni.conflist": {"io.kubernetes.cri.pod-annotations", ports},
+		"azure.conflist": {ports}, "calico.conflist": {ports, bandwidth}, "cilium.conflist": nil, "cilium-aws-cni.conflist": {ports},
+		"cilium-generic-veth.conflist": {ports}, "cilium-portmap.conflist": {ports}, "cri-o.conflist": nil, "flannel.conflist": {ports},
+		"istio-cni.conflist": nil, "kindnet.conflist": {ports}, "multus-thick.conf": {ports, bandwidth}, "multus-thin.conf": {ports},
+		"nerdctl.conflist": {ports}, "ovn-kubernetes.conf": nil, "podman.conflist": {ports, "mac"},
+	}
+	files, err := filepath.Glob("../../../../testdata/conflists/*")
+	if err != nil || len(files) != len(want) {
+		t.Fatalf("%d files, %d are known: %v", len(files), len(want), err)
+	}
+	for _, path := range files {
+		t.Run(filepath.Base(path), func(t *testing.T) {
+			x, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out, err := wrapPath(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			file := filepath.Join(t.TempDir(), "10.conflist")
+			if err := os.WriteFile(file, out, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			list, err := libcni.NetworkConfFromFile(file)
+			got := readWrapped(t, out, list, err)
+
+			var original *libcni.NetworkConfigList
+			if filepath.Ext(path) == ".conf" {
+				original, err = single(x)
+			} else {
+				original, err = libcni.NetworkConfFromFile(path)
+			}
+			delegates, err := plain(original, err)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(delegates, got.delegates); diff != "" {
+				t.Errorf("what the delegates get (-plain +unwind):\n%s", diff)
+			}
+			if list.Name != original.Name || list.DisableCheck != original.DisableCheck || list.DisableGC != original.DisableGC || list.CNIVersion != "1.1.0" {
+				t.Errorf("a runtime sees %q, %v, %v, %q", list.Name, list.DisableCheck, list.DisableGC, list.CNIVersion)
+			}
+			if capabilities := slices.Sorted(maps.Keys(list.Plugins[0].Network.Capabilities)); !slices.Equal(capabilities, slices.Sorted(slices.Values(want[filepath.Base(path)]))) {
+				t.Errorf("capabilities %q, want %q", capabilities, want[filepath.Base(path)])
+			}
+			if filepath.Ext(path) == ".conflist" {
+				compareTop(t, x, got.top)
+			}
+			if back, err := restore(out); err != nil || !bytes.Equal(back, x) {
+				t.Errorf("unwrapped: %v\n%s", err, back)
+			}
+		})
+	}
+}
+
+// compareTop compares the keys at the top of a list that are not wrap's.
+func compareTop(t *testing.T, x []byte, got map[string]any) {
+	t.Helper()
+	var want map[string]any
+	if err := json.Unmarshal(x, &want); err != nil {
+		t.Fatal(err)
+	}
+	for _, ours := range []string{"cniVersion", "cniVersions", "loadOnlyInlinedPlugins", "plugins"} {
+		delete(want, ours)
+		delete(got, ours)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("keys beside the plugins (-original +wrapped):\n%s", diff)
+	}
+}
+
+// TestWrapDirectory has the plugins that libcni would add from a directory run as libcni would run
+// them, and unwrap take them out.
+func TestWrapDirectory(t *testing.T) {
+	for _, tt := range []struct {
+		name, x   string
+		directory map[string]string
+		want      string // the types, or the error
+	}{
+		{"after its own", `{"cniVersion": "1.0.0", "name": "net", "plugins": [ {"type": "a"}, {"type": "b"} ] }`,
+			map[string]string{"20.conf": `{"type": "d"}`, "10.conf": " {\"type\": \"c\", \"capabilities\": {\"ips\": true}}\n", "x.json": `{"type": "e"}`}, "a b c d"},
+		{"tight", `{"plugins":[{"type":"a"}],"name":"net","cniVersion":"1.0.0"}`, map[string]string{"10.conf": `{"type":"c"}`}, "a c"},
+		{"nested", `{"x":{"plugins":[]},"plugins":[{"type":"a","plugins":[1]}],"name":"net","cniVersion":"1.0.0"}`,
+			map[string]string{"10.conf": `{"type":"c"}`}, "a c"},
+		{"alone", "\n{ \"cniVersion\": \"1.0.0\", \"name\": \"net\"}", map[string]string{"10.conf": `{"type": "c"}`, "20.conf": `{"type": "d"}`}, "c d"},
+		{"not asked for", `{"cniVersion": "1.0.0", "name": "net", "loadOnlyInlinedPlugins": true, "plugins": [ {"type": "a"} ] }`,
+			map[string]string{"10.conf": `{"type": "c"}`}, "a"},
+		{"not asked for, as a string", `{"cniVersion": "1.0.0", "name": "net", "loadOnlyInlinedPlugins": "TRUE", "plugins": [ {"type": "a"} ] }`,
+			map[string]string{"10.conf": `{"type": "c"}`}, "a"},
+		{"asked for", `{"cniVersion": "1.0.0", "name": "net", "loadOnlyInlinedPlugins": false, "plugins": [ {"type": "a"} ] }`,
+			map[string]string{"10.conf": `{"type": "c"}`}, "a c"},
+		{"an empty list", `{"cniVersion": "1.0.0", "name": "net", "plugins": [ ]}`, map[string]string{"10.conf": `{"type": "c"}`}, `key "plugins" is empty`},
+		{"null", `{"cniVersion": "1.0.0", "name": "net", "plugins": null}`, map[string]string{"10.conf": `{"type": "c"}`}, `key "plugins": it is neither`},
+		{"broken", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a"}]}`,
+			map[string]string{"10.conf": `{"type": "c"}`, "20.conf": `{"type": "c"}, {"type": "d"}`}, "directory net: file 2: not valid JSON"},
+		{"no type", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a"}]}`,
+			map[string]string{"10.conf": `{"name": "c"}`}, `plugins[1]: key "type" is missing`},
+		{"unwind", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a"}]}`,
+			map[string]string{"10.conf": `{"type": "unwind"}`}, `unwind cannot run inside itself`},
+		{"beside unwind", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "unwind", "chain": {"plugins": [{"type": "a"}]}}]}`,
+			map[string]string{"10.conf": `{"type": "c"}`}, errNotAlone.Error()},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			path := filepath.Join(dir, "10-net.conflist")
+			err := errors.Join(os.WriteFile(path, []byte(tt.x), 0o600), os.Mkdir(filepath.Join(dir, "net"), 0o700))
+			for name, text := range tt.directory {
+				err = errors.Join(err, os.WriteFile(filepath.Join(dir, "net", name), []byte(text), 0o600))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			delegates, plainErr := plain(libcni.NetworkConfFromFile(path))
+			out, err := wrapPath(path)
+			if err != nil {
+				if !strings.Contains(err.Error(), tt.want) {
+					t.Errorf("%v, want %s", err, tt.want)
+				}
+				return
+			}
+			if err := errors.Join(plainErr, os.WriteFile(path, out, 0o600)); err != nil {
+				t.Fatal(err)
+			}
+			list, err := libcni.NetworkConfFromFile(path)
+			got := readWrapped(t, out, list, err)
+			if diff := cmp.Diff(delegates, got.delegates); diff != "" {
+				t.Errorf("what the delegates get (-plain +unwind):\n%s", diff)
+			}
+			var types []string
+			for _, d := range got.delegates {
+				types = append(types, d["type"].(string))
+			}
+			if strings.Join(types, " ") != tt.want {
+				t.Errorf("delegates %v, want %s", types, tt.want)
+			}
+			if back, err := restore(out); err != nil || string(back) != tt.x {
+				t.Errorf("unwrapped: %v\n%s", err, back)
+			}
+		})
+	}
+}
+
+// wrapText wraps a text as the command does with one from the standard input.
+func wrapText(x string) ([]byte, error) {
+	list, err := netconf.ReadConflistFrom(strings.NewReader(x))
+	if list == nil {
+		return nil, err
+	}
+	return Inline(Source{Conflist: list, arg: "-", bad: err})
+}
+
+// TestWrapRefuses has nothing wrapped that unwind would refuse at ADD, or that a runtime and unwind
+// would read differently.
+func TestWrapRefuses(t *testing.T) {
+	t.Parallel()
+	const a = `"plugins": [{"type": "a"}]`
+	for _, tt := range []struct{ name, x, want string }{
+		{"nothing", ``, "not valid JSON"},
+		{"cut off", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type"`, "not valid JSON"},
+		{"more behind it", `{"cniVersion": "1.0.0", "name": "net", ` + a + `} {}`, "not valid JSON"},
+		{"a byte order mark", "\ufeff" + `{"cniVersion": "1.0.0", "name": "net", ` + a + `}`, "not valid JSON"},
+		{"no object", `[]`, "it is a list, not an object"},
+		{"null", `null`, "it is neither an object nor a list"},
+		{"huge", `{"cniVersion": "1.0.0", "name": "net", ` + a + `}` + strings.Repeat(" ", 4<<20), "more than 4194304 bytes"},
+		{"huge when wrapped", `{"cniVersion": "1.0.0", "name": "net", ` + a + `}` + strings.Repeat(" ", 4<<20-100), "wrapped: more than 4194304 bytes"},
+		{"huge as a runtime writes it", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a", "x": "` + strings.Repeat("<", 700<<10) + `"}]}`, "bytes, more than 4194304"},
+		{"too deep when wrapped", `{"cniVersion": "1.0.0", "name": "net", "x": ` + strings.Repeat("[", 9998) + strings.Repeat("]", 9998) + `, ` + a + `}`, "wrapped: not valid JSON"},
+		{"no name", `{"cniVersion": "1.0.0", ` + a + `}`, `key "name" is missing`},
+		{"no name in it", `{"cniVersion": "1.0.0", "name": null, ` + a + `}`, `key "name" is missing`},
+		{"a name that is a path", `{"cniVersion": "1.0.0", "name": "../net", ` + a + `}`, `key "name": "../net" is not the name of a network`},
+		{"a name that is none", `{"cniVersion": "1.0.0", "name": 1, ` + a + `}`, `key "name" is a number, not a string`},
+		{"two names", `{"cniVersion": "1.0.0", "name": "net", "name": "net", ` + a + `}`, `key "name" is there twice; keep one`},
+		{"two of an unknown key", `{"cniVersion": "1.0.0", "name": "net", "x": 1, "x": 2, ` + a + `}`, `key "x" is there twice; keep one`},
+		{"another case", `{"cniVersion": "1.0.0", "name": "net", "Plugins": [{"type": "b"}], ` + a + `}`, `key "Plugins": write it "plugins"`},
+		{"another letter", `{"cniVersion": "1.0.0", "name": "net", "di\u017fableCheck": true, ` + a + `}`, `write it "disableCheck"`},
+		{"no version", `{"name": "net", ` + a + `}`, `key "cniVersion" is missing; write the version`},
+		{"an empty version", `{"cniVersion": "", "cniVersions": [], "name": "net", ` + a + `}`, `key "cniVersion" is missing; write the version`},
+		{"an unknown version", `{"cniVersion": "0.5.0", "name": "net", ` + a + `}`, `cniVersion "0.5.0" is none of`},
+		{"no plugins", `{"cniVersion": "1.0.0", "name": "net"}`, `key "plugins" is empty; write the plugins to run there`},
+		{"none in the list", `{"cniVersion": "1.0.0", "name": "net", "plugins": []}`, `key "plugins" is empty; write the plugins to run there`},
+		{"no list", `{"cniVersion": "1.0.0", "name": "net", "plugins": {}}`, `key "plugins" is an object, not a list`},
+		{"no type", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a"}, {}]}`, `plugins[1]: key "type" is missing`},
+		{"a type that is a path", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "../a"}]}`, `"../a" is not the name of a plugin`},
+		{"unwind as the IPAM", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a", "ipam": {"type": "unwind"}}]}`, `key "ipam.type": unwind cannot run inside itself`},
+		{"a number for libcni", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a", "x": 1e999}]}`, `1e999`},
+		{"a flag for libcni", `{"cniVersion": "1.0.0", "name": "net", "disableGC": 1, ` + a + `}`, `disableGC`},
+		{"unwind and another", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "unwind", "chain": {}}, {"type": "a"}]}`, errNotAlone.Error()},
+		{"wrapped, a wrong key", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "unwind", "stateDir": "x", "chain": {` + a + `}}]}`, `key "stateDir": "x" is not an absolute path`},
+		{"wrapped, an unknown key", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "unwind", "statedir": "/x", "chain": {` + a + `}}]}`, `key "statedir" is not known to unwind`},
+		{"wrapped, a wrong chain", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "unwind", "chain": {"plugins": []}}]}`, `key "plugins" is empty`},
+		{"wrapped, no chain", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "unwind"}]}`, `neither "chain" nor "chainFile" is set`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			out, err := wrapText(tt.x)
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("%v, want %s\n%.2000s", err, tt.want, out)
+			}
+		})
+	}
+}
+
+// TestWrapSize has nothing written that unwind would not read: its entry's capabilities are a byte
+// too many.
+func TestWrapSize(t *testing.T) {
+	t.Parallel()
+	x := `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a", "capabilities": {"ips": true}}]}`
+	small, err := wrapText(x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := wrapText(x + strings.Repeat(" ", 4<<20-len(small)+1)); err == nil || err.Error() != "wrapped: more than 4194304 bytes" {
+		t.Error(err)
+	}
+}

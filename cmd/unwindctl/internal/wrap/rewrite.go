@@ -1,0 +1,225 @@
+package wrap
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"cni-unwind/cmd/unwindctl/internal/durable"
+	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/plugin/netconf"
+)
+
+// Source is a configuration that is to be rewritten.
+type Source struct {
+	*netconf.Conflist
+	arg string // as a runtime would find it, or "-" for the standard input
+	bad error  // what is wrong with unwind's own entry
+	// definition is the name of the NetworkAttachmentDefinition that has it, or "".
+	definition string
+}
+
+// Rewrite prints what a change makes of a configuration, or of those in a manifest's
+// NetworkAttachmentDefinitions, or puts it in its place.
+type Rewrite struct {
+	Change    func(Source) ([]byte, error) // nil: there is nothing to change
+	Unchanged string                       // the reason for that
+	InPlace   bool                         // past links; nothing is written without a change
+	Streams   term.Streams
+}
+
+// Run rewrites a file, or the standard input for "-".
+func (r Rewrite) Run(arg string) error {
+	err := r.rewrite(arg)
+	if err != nil {
+		err = fmt.Errorf("%s: %w", display(arg), err)
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		err = term.WithHint("run this as root", "%w", err)
+	}
+	return err
+}
+
+func display(arg string) string {
+	if arg == "-" {
+		return "stdin"
+	}
+	return arg
+}
+
+func (r Rewrite) rewrite(arg string) error {
+	path, data, err := r.read(arg)
+	if err != nil {
+		return err
+	}
+	result, isManifest, err := r.result(arg, data)
+	if err != nil {
+		return err
+	}
+	if !r.InPlace {
+		if result == nil {
+			result = data
+		}
+		_, err = r.Streams.Out.Write(result)
+		return err
+	}
+	if result == nil {
+		return nil
+	}
+	if !isManifest {
+		if err := fits(arg, result); err != nil {
+			return err
+		}
+	}
+	like, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	return durable.ReplaceLike(path, bytes.NewReader(result), like)
+}
+
+// read returns the text of a file and the path to which links lead, or that of the standard input.
+func (r Rewrite) read(arg string) (path string, data []byte, err error) {
+	if arg == "-" {
+		data, err = netconf.ReadAll(r.Streams.In)
+		return "", data, err
+	}
+	if path, err = followLinks(arg); err != nil {
+		return "", nil, err
+	}
+	data, err = netconf.ReadFile(path)
+	return path, data, err
+}
+
+// result returns what the change makes of a text, or nil. A text without a Kubernetes object is a
+// configuration.
+func (r Rewrite) result(arg string, data []byte) (result []byte, isManifest bool, err error) {
+	m := &manifest{change: func(o object) (string, error) { return r.definition(arg, o) }}
+	result, err = m.rewrite(data)
+	if isJSON := bytes.HasPrefix(bytes.TrimSpace(data), []byte("{")); m.objects == 0 &&
+		(err == nil || isJSON) {
+		result, err = r.conflist(arg, data)
+		return result, false, err
+	}
+	if err == nil && m.found == 0 {
+		r.unchanged(display(arg), "no "+definitionKind+" in it")
+	}
+	if err != nil || !m.changed {
+		return nil, true, err
+	}
+	return result, true, nil
+}
+
+// conflist returns what the change makes of a configuration, or nil.
+func (r Rewrite) conflist(arg string, data []byte) ([]byte, error) {
+	result, err := r.changed(Source{arg: arg}, data)
+	if result == nil && err == nil {
+		r.unchanged(display(arg), r.Unchanged)
+	}
+	return result, err
+}
+
+// definition returns what the change makes of the configuration in a NetworkAttachmentDefinition,
+// or "". Multus takes a file of the node for one that has none (GetCNIConfig in
+// network-attachment-definition-client), and reads no directory of plugins.
+func (r Rewrite) definition(arg string, o object) (string, error) {
+	what := display(arg) + ": " + o.String()
+	config, isText := o.Spec.Config.(string)
+	if o.Spec.Config == nil || isText && config == "" {
+		r.unchanged(what, "without spec.config multus takes a file of that name on each node")
+		return "", nil
+	}
+	if !isText {
+		return "", errors.New(`key "spec.config" is not a string`)
+	}
+	result, err := r.changed(Source{arg: "-", definition: o.Metadata.Name}, []byte(config))
+	switch {
+	case err != nil:
+		return "", fmt.Errorf(`key "spec.config": %w`, err)
+	case result == nil:
+		r.unchanged(what, r.Unchanged)
+	}
+	return string(result), nil
+}
+
+// Wrapped says whether the configuration of the NetworkAttachmentDefinition of a name runs through
+// unwind already. An error is that with which wrap refuses it.
+func Wrapped(name string, config []byte) (bool, error) {
+	result, err := Rewrite{Change: Inline}.changed(Source{arg: "-", definition: name}, config)
+	return result == nil, err
+}
+
+func (r Rewrite) changed(src Source, data []byte) ([]byte, error) {
+	src.Conflist, src.bad = netconf.ReadConflistFrom(bytes.NewReader(named(data, src.definition)))
+	if src.Conflist == nil {
+		return nil, src.bad
+	}
+	src.Data = data
+	return r.Change(src)
+}
+
+// named returns a configuration with a name if it has none, as multus does (GetCNIConfigFromSpec).
+func named(data []byte, name string) []byte {
+	object := netconf.ObjectOf(data)
+	if own := string(object["name"]); name == "" || len(object) == 0 || own != "" && own != `""` {
+		return data
+	}
+	object["name"] = netconf.Marshal(name)
+	return netconf.Marshal(object)
+}
+
+func (r Rewrite) unchanged(what, reason string) {
+	fmt.Fprintf(r.Streams.Err, "%s: %s; nothing to change\n", what, reason)
+}
+
+// followLinks returns the path of the file that a path leads to. Like the plugin, it follows no
+// link in a directory that others can write to: whoever made that link would choose the file that
+// is replaced.
+func followLinks(path string) (string, error) {
+	for range 40 { // as the kernel, path_resolution(7)
+		target, err := os.Readlink(path)
+		if err != nil {
+			return path, nil //nolint:nilerr // no link; or not there, which reading it tells
+		}
+		dir, err := filepath.EvalSymlinks(filepath.Dir(path))
+		if err != nil {
+			return "", err
+		}
+		if info, err := os.Stat(dir); err != nil || info.Mode().Perm()&0o022 != 0 {
+			return "", errors.Join(err, errors.New("it is a link in a directory that others can "+
+				"write to; name the file that it leads to"))
+		}
+		if path = target; !filepath.IsAbs(target) {
+			path = filepath.Join(dir, target)
+		}
+	}
+	return "", errors.New("too many links")
+}
+
+// fits is an error if a runtime would misread the text in a file of that name: a list as one
+// plugin, or the other way round. libcni and its callers go by the extension (LoadNetworkConf).
+func fits(path string, text []byte) error {
+	ext, single := filepath.Ext(path), isSingle(text)
+	var named struct {
+		Name string `json:"name"`
+	}
+	switch {
+	case json.Unmarshal(text, &named) == nil && named.Name == "":
+		return errors.New(`the result has no "name", without which a runtime reads nothing; write the network's into "chain"`)
+	case single && ext == ".conflist":
+		return term.WithHint("leave out --in-place, write the output to NAME.conf, and remove the "+
+			".conflist",
+			"a runtime reads a .conflist as a list of plugins, and the result is the "+
+				"configuration of one")
+	case !single && ext != ".conflist":
+		return term.WithHint("leave out --in-place, write the output to NAME.conflist, and remove "+
+			"this file",
+			"a runtime reads a file with the extension %q as one plugin, and the result is a list",
+			ext)
+	}
+	return nil
+}

@@ -1,0 +1,308 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"cni-unwind/cmd/unwindctl/internal/inspect"
+	"cni-unwind/cmd/unwindctl/internal/nodetest"
+	"cni-unwind/journal"
+)
+
+// machine has the directories of a machine: a state directory, an IPAM's, and the pins of network
+// namespaces. Its programs run where they are told to.
+type machine struct {
+	testing.TB
+	*nodetest.Dirs // of a runtime; nil if the test needs none
+	dir            string
+	bin            string // of unwindctl and unwind
+	tools          string
+	state          string
+	chain          string // the delegates
+	store          *journal.Store
+}
+
+// network is the name of every node's network.
+const network = "podnet"
+
+func newMachine(t *testing.T) *machine {
+	t.Helper()
+	tools, err := filepath.Abs("../../.tools")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &machine{TB: t, dir: t.TempDir(), bin: programs(t), tools: tools}
+	n.state = filepath.Join(n.dir, "state")
+	n.store = &journal.Store{Dir: n.state}
+	n.chain = fmt.Sprintf(`{"type": "faulty", "dir": %q, "instance": "p"}`, n.dir)
+	if err := os.Mkdir(filepath.Join(n.dir, "netns"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unmountAll(filepath.Join(n.dir, "netns")) })
+	return n
+}
+
+// pin returns the path at which the network namespace of a container is, or would be.
+func (n *machine) pin(id string) string { return filepath.Join(n.dir, "netns", id) }
+
+// netns makes network namespaces that nothing but a mount holds.
+func (n *machine) netns(ids ...string) {
+	n.Helper()
+	for _, id := range ids {
+		if err := os.WriteFile(n.pin(id), nil, 0o600); err != nil {
+			n.Fatal(err)
+		}
+		n.must(home.command(n, "unshare", "--net="+n.pin(id), "true"))
+	}
+}
+
+// drop removes the network namespace of a container, in all mount namespaces that have it.
+func (n *machine) drop(id string, places ...place) {
+	n.Helper()
+	for _, where := range append(places, home) {
+		n.run(where.command(n, "umount", "-l", n.pin(id)))
+	}
+	if err := os.Remove(n.pin(id)); err != nil {
+		n.Fatal(err)
+	}
+}
+
+// place is a set of namespaces in which programs are run: those of a process. The zero value is
+// where the tests run.
+type place struct {
+	pid   int
+	enter []string // flags of nsenter
+	less  bool     // programs may not inspect processes that have this right
+}
+
+var home place
+
+// confined is the same place, for programs that have a capability less.
+func (p place) confined() place {
+	p.less = true
+	return p
+}
+
+// newPlace makes namespaces: flags are unshare's, kinds those among them that are entered. setup is
+// a shell's command that runs there first. The namespaces are there as long as the test.
+func (n *machine) newPlace(flags, kinds []string, setup string) place {
+	n.Helper()
+	// Of its process in this PID namespace tells the /proc of this one, so it is read before
+	// another is mounted.
+	script := `read -r pid rest </proc/self/stat; (` + setup + `) >&2 && echo $pid && exec sleep 300`
+	cmd := exec.Command("unshare", slices.Concat(flags, []string{"--fork", "--kill-child", "sh", "-c", script})...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	stdout, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		n.Fatal(err)
+	}
+	n.Cleanup(func() {
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		_ = cmd.Wait()
+	})
+	line, _ := bufio.NewReader(stdout).ReadString('\n')
+	pid, err := strconv.Atoi(strings.TrimSpace(line))
+	if err != nil {
+		n.Fatalf("unshare %v: %v\n%s", flags, err, stderr.String())
+	}
+	return place{pid: pid, enter: kinds}
+}
+
+// command is a program to be run there.
+func (p place) command(n *machine, name string, args ...string) *exec.Cmd {
+	if p.less {
+		args = append([]string{"--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace", name}, args...)
+		name = "setpriv"
+	}
+	if p.pid != 0 {
+		args = slices.Concat([]string{"--target", strconv.Itoa(p.pid)}, p.enter, []string{name}, args)
+		name = "nsenter"
+	}
+	cmd := exec.Command(name, args...)
+	cmd.Env = []string{"PATH=" + n.bin + ":" + os.Getenv("PATH"), "GORACE=" + noExitDelay}
+	return cmd
+}
+
+// outcome is how a program ended.
+type outcome struct {
+	code           int
+	stdout, stderr string
+}
+
+func (n *machine) run(cmd *exec.Cmd) outcome {
+	n.Helper()
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Start(); err != nil {
+		n.Fatal(err)
+	}
+	slow := time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() })
+	defer slow.Stop()
+	_ = cmd.Wait()
+	return outcome{cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()}
+}
+
+func (n *machine) must(cmd *exec.Cmd) string {
+	n.Helper()
+	out := n.run(cmd)
+	if out.code != 0 {
+		n.Fatalf("%v: exit code %d\n%s%s", cmd.Args, out.code, out.stdout, out.stderr)
+	}
+	return out.stdout
+}
+
+// sweep runs unwindctl sweep.
+func (n *machine) sweep(where place, args ...string) outcome {
+	n.Helper()
+	return n.run(where.command(n, filepath.Join(n.bin, "unwindctl"), append([]string{"sweep", "--state-dir", n.state}, args...)...))
+}
+
+// verb runs a verb of the plugin as a runtime does, for a pod, or for a container of nerdctl or
+// podman if it has that name.
+func (n *machine) verb(where place, command, id, netns string) outcome {
+	n.Helper()
+	cmd := where.command(n, filepath.Join(n.bin, "unwind"))
+	args := "IgnoreUnknown=1"
+	switch id {
+	case "nerdctl":
+	case "podman":
+		args += ";K8S_POD_NAME=" + id
+	default:
+		args += ";K8S_POD_NAMESPACE=default;K8S_POD_NAME=" + id
+	}
+	cmd.Env = append(cmd.Env, "CNI_COMMAND="+command, "CNI_CONTAINERID="+id, "CNI_NETNS="+netns, "CNI_IFNAME=eth0",
+		"CNI_ARGS="+args, "CNI_PATH="+filepath.Join(n.tools, "test")+":"+filepath.Join(n.tools, "cni"))
+	cmd.Stdin = strings.NewReader(fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "type": "unwind", "stateDir": %q,
+		"chain": {"cniVersion": "1.0.0", "plugins": [%s]}}`, network, n.state, n.chain))
+	return n.run(cmd)
+}
+
+// add runs an ADD that succeeds.
+func (n *machine) add(where place, id, netns string) {
+	n.Helper()
+	if out := n.verb(where, "ADD", id, netns); out.code != 0 {
+		n.Fatalf("ADD %s: %s%s", id, out.stdout, out.stderr)
+	}
+}
+
+// plan tells the faulty plugin what to do with the next calls: verb → mode.
+func (n *machine) plan(modes map[string]string) {
+	n.Helper()
+	data, err := json.Marshal(map[string]any{"p": modes})
+	if err == nil {
+		err = os.WriteFile(filepath.Join(n.dir, "plan.json"), data, 0o600)
+	}
+	if err != nil {
+		n.Fatal(err)
+	}
+}
+
+// calls returns how often the faulty plugin was asked something.
+func (n *machine) calls(command string) int {
+	n.Helper()
+	data, err := os.ReadFile(filepath.Join(n.dir, "log"))
+	if err != nil {
+		n.Fatal(err)
+	}
+	return bytes.Count(data, []byte(`{"phase":"start","command":"`+command+`"`))
+}
+
+// edit changes an entry in the journal.
+func (n *machine) edit(id string, change func(*journal.Entry)) {
+	n.Helper()
+	err := n.store.Update(context.Background(), func(tx *journal.Tx) error {
+		e, err := tx.Get(journal.Key{Network: network, ContainerID: id, IfName: "eth0"})
+		if err == nil {
+			change(e)
+			err = tx.Delete(e.Key)
+		}
+		return errors.Join(err, putIn(tx, e))
+	})
+	if err != nil {
+		n.Fatal(err)
+	}
+}
+
+// ids returns the containers that the journal has.
+func (n *machine) ids() []string {
+	n.Helper()
+	attachments, err := inspect.ReadJournal(context.Background(), n.store)
+	if err != nil {
+		n.Fatal(err)
+	}
+	ids := []string{}
+	for _, a := range attachments {
+		ids = append(ids, a.ContainerID)
+	}
+	return ids
+}
+
+// results reads the table that a sweep printed: container → RESULT, WHY.
+func (o outcome) results() map[string][2]string {
+	results := map[string][2]string{}
+	lines := strings.Split(o.stdout, "\n")
+	header := lines[0]
+	at, why := strings.Index(header, "RESULT"), strings.Index(header, "WHY")
+	for _, line := range lines[1:] {
+		if fields := strings.Fields(line); at > 0 && len(line) > why && fields[0] == network {
+			results[fields[1]] = [2]string{strings.TrimSpace(line[at:why]), line[why:]}
+		}
+	}
+	return results
+}
+
+// eventually waits until the condition holds.
+func eventually(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		if condition() {
+			return
+		}
+	}
+	t.Fatalf("not in time: %s", what)
+}
+
+// removeLink removes an interface when the test ends.
+func (n *machine) removeLink(name string) {
+	n.Cleanup(func() {
+		if link, err := netlink.LinkByName(name); err == nil {
+			_ = netlink.LinkDel(link)
+		}
+	})
+}
+
+// entries returns the whole journal.
+func (n *machine) entries() []*journal.Entry {
+	n.Helper()
+	var all []*journal.Entry
+	err := n.store.View(context.Background(), func(tx *journal.Tx) error {
+		return tx.All(func(e *journal.Entry, err error) error {
+			all = append(all, e)
+			return err
+		})
+	})
+	if err != nil {
+		n.Fatal(err)
+	}
+	return all
+}

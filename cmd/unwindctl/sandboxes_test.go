@@ -1,0 +1,186 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"cni-unwind/cmd/unwindctl/internal/nodetest"
+	"cni-unwind/journal"
+)
+
+// manySandboxes have some 8 MB of annotations, twice what grpc takes unless it is told.
+func manySandboxes(first ...*cri.PodSandbox) []*cri.PodSandbox {
+	for i := range 1000 {
+		s := nodetest.Sandbox(fmt.Sprintf("many-%d", i), cri.PodSandboxState_SANDBOX_READY)
+		s.Annotations = map[string]string{"kubectl.kubernetes.io/last-applied-configuration": strings.Repeat("x", 8<<10)}
+		first = append(first, s)
+	}
+	return first
+}
+
+// addPods adds what a list can be about, each with an empty network namespace of its own: two pods
+// that are old enough, one that is not, and two containers that are no pod's.
+func (n *machine) addPods() {
+	n.Helper()
+	ids := []string{"ready", "notready", "young", "nerdctl", "podman"}
+	n.netns(ids...)
+	for _, id := range ids {
+		n.add(home, id, n.pin(id))
+		if id != "young" {
+			n.edit(id, func(e *journal.Entry) { e.Newest().GracePeriod = 1 })
+		}
+	}
+}
+
+// TestNoCRI: a runtime that does not answer, or not well, has given no list, which is not an empty
+// one: nothing is released for not being on it. What is dead by evidence is released all the same.
+// One that never answers is waited for 10 s.
+func TestNoCRI(t *testing.T) {
+	t.Parallel()
+	fails := func(err error) func(*testing.T) string {
+		return func(t *testing.T) string {
+			return nodetest.ServeCRI(t, func(context.Context) ([]*cri.PodSandbox, error) { return nil, err })
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		socket func(t *testing.T) string
+		why    string
+	}{
+		{"it never answers", func(t *testing.T) string {
+			return nodetest.ServeCRI(t, func(ctx context.Context) ([]*cri.PodSandbox, error) {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			})
+		}, "DeadlineExceeded"},
+		{"it never says a word", func(t *testing.T) string {
+			path, _ := nodetest.Listen(t)
+			return path
+		}, "DeadlineExceeded"},
+		{"an error", fails(status.Error(codes.Internal, "the metadata cannot be read")), "the metadata cannot be read"},
+		{"it does not know the call", fails(status.Error(codes.Unimplemented, "unknown service")), "unknown service"},
+		{"it says that it lacks the time", fails(status.Error(codes.DeadlineExceeded, "containerd is overloaded")), "overloaded"},
+		{"no socket", func(t *testing.T) string { return filepath.Join(t.TempDir(), "none.sock") }, "no such file or directory"},
+		{"no one listens", func(t *testing.T) string {
+			path, l := nodetest.Listen(t)
+			l.(*net.UnixListener).SetUnlinkOnClose(false)
+			_ = l.Close()
+			return path
+		}, "connection refused"},
+		{"not a runtime", func(t *testing.T) string {
+			path, l := nodetest.Listen(t)
+			go func() {
+				for c, err := l.Accept(); err == nil; c, err = l.Accept() {
+					_, _ = c.Write([]byte("HTTP/1.1 400 Bad Request\r\n\r\n"))
+					_ = c.Close()
+				}
+			}()
+			return path
+		}, ""},
+		{"too big an answer", func(t *testing.T) string {
+			big := nodetest.Sandbox("big", 0)
+			big.Annotations = map[string]string{"a": strings.Repeat("x", 16<<20)}
+			return nodetest.ServeSandboxes(t, big, nodetest.Sandbox("unlisted", 0))
+		}, "larger than max"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			n := newMachine(t)
+			n.netns("unlisted", "gone")
+			n.add(home, "unlisted", n.pin("unlisted"))
+			n.add(home, "gone", n.pin("gone"))
+			n.edit("unlisted", func(e *journal.Entry) { e.Newest().GracePeriod = 1 })
+			n.drop("gone")
+			socket := c.socket(t)
+			out := n.sweep(home, "--cri", socket)
+			want := "error: the runtime at " + socket + " gave no list, so attachments are judged without one: "
+			if out.code != 1 || !strings.HasPrefix(out.stderr, want) || !strings.Contains(out.stderr, c.why) {
+				t.Errorf("exit code %d, %s\nwant 1, %s… %s", out.code, out.stderr, want, c.why)
+			}
+			if ids := n.ids(); !slices.Equal(ids, []string{"unlisted"}) {
+				t.Errorf("the journal has %v, want [unlisted]\n%s", ids, out.stdout)
+			}
+		})
+	}
+}
+
+// TestCRI: the sandboxes of the runtime are a list of all pods, in whatever state they are, and of
+// nothing else.
+func TestCRI(t *testing.T) {
+	t.Parallel()
+	ready := nodetest.Sandbox("ready", cri.PodSandboxState_SANDBOX_READY)
+	notready := nodetest.Sandbox("notready", cri.PodSandboxState_SANDBOX_NOTREADY)
+	for _, c := range []struct {
+		name string
+		list []*cri.PodSandbox
+		args func(socket string) []string // nil: --cri with the path of the socket
+		left []string
+	}{
+		{"both listed", []*cri.PodSandbox{ready, notready}, nil, []string{"nerdctl", "notready", "podman", "ready", "young"}},
+		{"one listed", []*cri.PodSandbox{notready}, nil, []string{"nerdctl", "notready", "podman", "young"}},
+		{"others listed", []*cri.PodSandbox{nodetest.Sandbox("read", 0), nodetest.Sandbox("", 0), nodetest.Sandbox("ready2", 0)}, nil,
+			[]string{"nerdctl", "podman", "young"}},
+		{"none listed", nil, nil, []string{"nerdctl", "podman", "young"}},
+		{"a thousand with big annotations", manySandboxes(ready), nil, []string{"nerdctl", "podman", "ready", "young"}},
+		{"the socket as a URL", []*cri.PodSandbox{ready}, func(s string) []string { return []string{"--cri", "unix://" + s} },
+			[]string{"nerdctl", "podman", "ready", "young"}},
+		{"the socket as a relative path", []*cri.PodSandbox{ready}, func(s string) []string {
+			wd, _ := os.Getwd()
+			relative, _ := filepath.Rel(wd, s)
+			return []string{"--cri", relative}
+		}, []string{"nerdctl", "podman", "ready", "young"}},
+		{"another network", nil, func(s string) []string { return []string{"--cri", s, "--network", "other"} },
+			[]string{"nerdctl", "notready", "podman", "ready", "young"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			n := newMachine(t)
+			n.addPods()
+			socket := nodetest.ServeSandboxes(t, c.list...)
+			args := []string{"--cri", socket}
+			if c.args != nil {
+				args = c.args(socket)
+			}
+			if out := n.sweep(home, args...); out.code != 0 || out.stderr != "" || !slices.Equal(n.ids(), c.left) {
+				t.Errorf("the journal has %v, want %v; exit code %d\n%s%s", n.ids(), c.left, out.code, out.stdout, out.stderr)
+			}
+		})
+	}
+}
+
+// TestOrphanInContainer: an address whose owner the journal does not know is released by the list
+// of a runtime in the namespaces of the sweep, though these are a container's, as those of this
+// test. It is kept where the runtime is elsewhere.
+func TestOrphanInContainer(t *testing.T) {
+	t.Parallel()
+	n := newMachine(t)
+	confDir := n.crowd(0)
+	pool := filepath.Join(n.dir, "ipam", network, "10.9.0.99")
+	long := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(pool, long, long); err != nil {
+		t.Fatal(err)
+	}
+	socket := nodetest.ServeSandboxes(t, nodetest.Sandbox("live", 0), nodetest.Sandbox("damaged", 0))
+	for _, flags := range [][]string{{"--mount"}, {"--net"}, {"--pid"}, {"--mount", "--pid"}} {
+		there := n.newPlace(flags, flags, "true")
+		out := n.sweep(there, "--cri", socket, "--conf-dir", confDir)
+		if !strings.Contains(out.stdout, "10.9.0.99: this process does not see what the runtime sees") {
+			t.Errorf("%v: it may not be judged:\n%s%s", flags, out.stdout, out.stderr)
+		}
+	}
+	out := n.sweep(home, "--conf-dir", confDir, "--cri", socket, "--dry-run")
+	if !strings.Contains(out.stdout, "10.9.0.99: the runtime does not list its owner") {
+		t.Errorf("beside its runtime:\n%s%s", out.stdout, out.stderr)
+	}
+}

@@ -1,0 +1,137 @@
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+	"unicode/utf8"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/internal/tristate"
+	"cni-unwind/plugin/netconf"
+)
+
+// isOver says whether an earlier ADD of the attachment is over although the journal has it as live:
+// libcni's cache has no result of it, host-local no longer names it where it did, and its interface
+// is neither in its own namespace nor in the namespace of this ADD. The entry must have no other
+// pending DEL.
+func (a *adding) isOver(prior *journal.Entry) bool {
+	if prior.State != journal.Live || len(prior.Generations) != 1 || a.isCached(prior.Key) != tristate.No {
+		return false
+	}
+	old := prior.Newest()
+	owned := ownsClaim(prior)
+	hadInterface := netconf.InterfaceOf(old.Result, a.key.IfName).MAC != ""
+	if owned == tristate.Yes || owned == tristate.Unknown && !hadInterface {
+		return false
+	}
+	paths := []string{a.args.Netns}
+	if id, err := host.Identify(old.NetNS.Path); old.NetNS.Same(id) || err != nil && !host.IsNoNetNS(err) {
+		paths = append(paths, old.NetNS.Path)
+	}
+	return !slices.ContainsFunc(paths, func(path string) bool {
+		seen, err := host.Look(path, a.key.IfName)
+		return seen.There() || err != nil
+	})
+}
+
+// adding is one running ADD.
+//
+//  1. Read the configuration and resolve every binary. An error here takes nothing.
+//  2. Take the attachment's lock.
+//  3. Release what is left of earlier ADDs of this attachment and of its pod.
+//  4. Write the intent: the entry in state adding, with the first delegate as started.
+//  5. Run each delegate. One transaction claims its addresses and records the next delegate as
+//     started. An attachment that claims one of these addresses and is dead is released before
+//     the next delegate runs.
+//  6. With the last delegate, the entry becomes live.
+//  7. Print the result.
+//
+// A failure from step 4 on is undone. A crash in steps 4 to 6 leaves the state adding with a free
+// lock: success was never printed, so the attachment is dead. A chain of length k takes k+1
+// transactions.
+type adding struct {
+	*op
+	chain   *netconf.Chain
+	lock    *journal.Lock
+	entry   *journal.Entry
+	gen     *journal.Generation
+	prior   *journal.Entry // an earlier ADD of the attachment, as the journal has it
+	durable bool           // the journal says live
+}
+
+// checkText refuses text that a journal entry, which is JSON, would change.
+func checkText(args *skel.CmdArgs) error {
+	for _, v := range []struct{ name, value string }{
+		{"CNI_IFNAME", args.IfName}, {"CNI_ARGS", args.Args}, {"CNI_NETNS", args.Netns}, {"CNI_PATH", args.Path},
+	} {
+		if !utf8.ValidString(v.value) {
+			return fmt.Errorf("%s is not valid UTF-8: the journal could not give it back for the DEL", v.name)
+		}
+	}
+	return nil
+}
+
+// journalFailed decides whether this ADD goes on without a journal, or fails. It also fails if the
+// journal has an earlier ADD of the attachment that is not over: the DEL of this ADD would undo
+// only what is left of the earlier one.
+func (a *adding) journalFailed(ctx context.Context, err error) error {
+	if a.conf.OnJournalFailure == "fail" {
+		return cniError(types.ErrTryAgainLater, "unwind: "+err.Error()+` (onJournalFailure is "fail")`, "")
+	}
+	if a.prior == nil {
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		a.read(ctx, a.findPrior)
+	}
+	if a.prior != nil && !a.isOver(a.prior) {
+		return cniError(types.ErrTryAgainLater, fmt.Sprintf("unwind: %v; an earlier ADD of %s is not undone", err, a.key), "")
+	}
+	a.degraded("ADD", err)
+	a.log.Error("the journal failed; going on without it: a crash from here on, or a DEL that fails, leaks", "err", err)
+	a.unwritable = true
+	return nil
+}
+
+// findPrior reads the entry of an earlier ADD of the attachment.
+func (a *adding) findPrior(tx *journal.Tx) (err error) {
+	a.prior, err = readable(tx.Get(a.key))
+	return err
+}
+
+// newEntry makes the entry of this ADD, with the first delegate as started.
+func (a *adding) newEntry() {
+	seen, err := host.Look(a.args.Netns, a.args.IfName)
+	if err != nil {
+		a.log.Warn("the network namespace cannot be identified", "netns", a.args.Netns, "err", err)
+	}
+	gen := journal.Generation{
+		NetNS: seen.Netns, Occupant: seen.Occupant(), Args: a.args.Args, Path: a.args.Path, CNIVersion: a.chain.CNIVersion,
+		Host: a.host, Created: journal.Now(), GracePeriod: max(1, a.conf.GracePeriod), // 0 is not known
+		AWSCheckpoint: a.conf.AWSCheckpoint,
+	}
+	if len(a.conf.RuntimeConfig) > 0 {
+		gen.RuntimeConfig = netconf.Marshal(a.conf.RuntimeConfig)
+	}
+	a.entry = &journal.Entry{
+		Key: a.key, State: journal.Adding, Pod: netconf.PodOf(a.args.Args), Generations: []journal.Generation{gen},
+	}
+	a.gen = a.entry.Newest()
+	a.startStep(0)
+}
+
+// startStep adds, in memory, the step of a delegate that is about to be started.
+func (a *adding) startStep(i int) {
+	a.gen.Steps = append(a.gen.Steps, journal.Step{
+		Index: i, Type: a.chain.Delegates[i].Type, Config: a.chain.Config(i, a.conf),
+	})
+}
+
+func (a *adding) addedAlready(why string) error {
+	return cniError(types.ErrInternal, fmt.Sprintf("unwind: %s is added already, %s; DEL it first", a.key, why), "")
+}

@@ -1,0 +1,568 @@
+package plugin
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/skel"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/internal/verdict"
+	"cni-unwind/plugin/netconf"
+)
+
+// events returns the events in the journal, each as "KIND CONTAINER ADDRESSES PLUGINS: REASON".
+func (n *node) events() (all []string) {
+	n.Helper()
+	err := n.store.View(context.Background(), func(tx *journal.Tx) error {
+		all = nil
+		return tx.History(func(e journal.Event) error {
+			if e.Network != n.network || e.At.Wall.IsZero() {
+				n.Errorf("an event of network %q at %v", e.Network, e.At)
+			}
+			all = append(all, fmt.Sprintf("%s %s %v %v: %s", e.Kind, e.ContainerID, e.Addresses, e.Plugins, e.Reason))
+			return nil
+		})
+	})
+	if err != nil {
+		n.Fatal(err)
+	}
+	return all
+}
+
+// counters returns the journal's counters by name and labels, except for the time of the last
+// sweep.
+func (n *node) counters() map[string]uint64 {
+	n.Helper()
+	counters := map[string]uint64{}
+	err := n.store.View(context.Background(), func(tx *journal.Tx) error {
+		return tx.Counters(func(name string, labels []string, count uint64) error {
+			if name != LastSweep {
+				counters[strings.Join(append([]string{name}, labels...), " ")] = count
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		n.Fatal(err)
+	}
+	return counters
+}
+
+// wantNotes checks that the history has these events, each given by its beginning, and that the
+// counters are these.
+func (n *node) wantNotes(events []string, counters map[string]uint64) {
+	n.Helper()
+	got := n.events()
+	if !slices.EqualFunc(got, events, strings.HasPrefix) {
+		n.Errorf("history:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(events, "\n"))
+	}
+	if got := n.counters(); !maps.Equal(got, counters) {
+		n.Errorf("counters: %v, want %v", got, counters)
+	}
+}
+
+// failedADD is the reason in the history for an ADD that p1 failed.
+const failedADD = `its ADD failed: plugin type="faulty" failed (add): faulty: p1 ADD refused`
+
+// TestNotes makes something out of the ordinary happen. The history and the counters have it once.
+func TestNotes(t *testing.T) {
+	t.Parallel()
+	modes := func(n *node, add, del string) { n.plan(map[string]map[string]string{"p1": {"ADD": add, "DEL": del}}) }
+	chain := func(n *node) []string { return []string{n.pooled("p0", 2, 3), n.faulty("p1", "")} }
+	fails := func(n *node, p *pod) {
+		n.Helper()
+		if _, err := p.add(n.unwind(chain(n)...)); err == nil {
+			n.Fatal("the ADD succeeded")
+		}
+	}
+	for _, c := range []struct {
+		name     string
+		do       func(n *node, a *pod)
+		events   []string // IP and NEXT are the addresses of the pool
+		counters map[string]uint64
+	}{
+		{"nothing", func(n *node, a *pod) {
+			a.mustAdd(n.unwind(chain(n)...))
+			a.mustDel(n.unwind(chain(n)...))
+			n.mustGC(nil)
+		}, nil, map[string]uint64{}},
+		{"ADD fails, and is tried again", func(n *node, a *pod) {
+			modes(n, "fail-effect", "")
+			fails(n, a)
+			fails(n, a)
+			a.mustDel(n.unwind(chain(n)...))
+		}, []string{
+			"rolled-back a [IP] [faulty]: " + failedADD, "rolled-back a [NEXT] [faulty]: " + failedADD,
+		}, map[string]uint64{"rollbacks faulty complete": 2}},
+		{"ADD fails, and its DEL, until a sweep", func(n *node, a *pod) {
+			modes(n, "fail-effect", "fail")
+			fails(n, a)
+			n.sweep(DefaultBudgets)
+			modes(n, "", "")
+			n.sweep(DefaultBudgets)
+			n.sweep(DefaultBudgets)
+			a.mustDel(n.unwind(chain(n)...))
+		}, []string{
+			"rolled-back a [IP] [faulty]: " + failedADD, "swept a [IP] []: " + failedADD,
+		}, map[string]uint64{"rollbacks faulty pending": 1, "swept failed-add": 1}},
+		{"ADD fails, and its DEL, until the runtime's", func(n *node, a *pod) {
+			modes(n, "fail-effect", "fail")
+			fails(n, a)
+			modes(n, "", "")
+			a.mustDel(n.unwind(chain(n)...))
+		}, []string{"rolled-back a [IP] [faulty]: " + failedADD}, map[string]uint64{"rollbacks faulty pending": 1}},
+		{"ADD cut off", func(n *node, a *pod) {
+			modes(n, "kill-parent-effect", "fail")
+			fails(n, a)
+			eventually(n, "its lock is free", func() bool {
+				locked, _, err := n.store.Locked(a.key())
+				return !locked && err == nil
+			})
+			n.sweep(DefaultBudgets)
+			modes(n, "", "")
+			n.sweep(DefaultBudgets)
+		}, []string{"swept a [IP] []: its ADD was cut off before it succeeded"}, map[string]uint64{"swept cut-off": 1}},
+		{"namespace gone, found by STATUS", func(n *node, a *pod) {
+			a.mustAdd(n.unwind(chain(n)...))
+			a.dropNetNS()
+			n.patient().sweepsAll(0, chain(n)...)
+			a.mustDel(n.unwind(chain(n)...))
+		}, []string{"swept a [IP] []: its network namespace is gone"}, map[string]uint64{"swept netns-gone": 1}},
+		{"namespace gone, found by the pod's next ADD", func(n *node, a *pod) {
+			a.mustAdd(n.unwind(chain(n)...))
+			a.dropNetNS()
+			a.nextSandbox("b").mustAdd(n.unwind(chain(n)...))
+		}, []string{"swept a [IP] []: its network namespace is gone"}, map[string]uint64{"swept netns-gone": 1}},
+		{"of an earlier boot", func(n *node, a *pod) {
+			a.mustAdd(n.unwind(chain(n)...))
+			before(a)
+			modes(n, "", "fail")
+			n.sweep(DefaultBudgets)
+			modes(n, "", "")
+			n.mustGC(nil)
+		}, []string{"swept a [IP] []: it was made before this boot"}, map[string]uint64{"swept earlier-boot": 1}},
+		{"of another machine", func(n *node, a *pod) {
+			a.mustAdd(n.unwind(chain(n)...))
+			machine := otherMachine(n.TB.(*testing.T))
+			a.edit(func(g *journal.Generation) { g.Host.BootID, g.Host.Machine = earlier, machine })
+			n.mustGC(nil)
+		}, []string{"swept a [IP] []: it was made on another machine"}, map[string]uint64{"swept foreign": 1}},
+		{"of another machine, found by an ADD of the container ID", func(n *node, a *pod) {
+			a.mustAdd(n.unwind(chain(n)...))
+			machine := otherMachine(n.TB.(*testing.T))
+			a.edit(func(g *journal.Generation) { g.Host.BootID, g.Host.Machine = earlier, machine })
+			a.again().mustAdd(n.unwind(chain(n)...))
+		}, []string{"swept a [IP] []: it was made on another machine"}, map[string]uint64{"swept foreign": 1}},
+		{"not on a list", func(n *node, a *pod) {
+			a.mustAdd(n.unwind(chain(n)...))
+			n.mustGC(valid())
+		}, []string{"swept a [IP] []: the runtime does not list it"}, map[string]uint64{"swept unlisted": 1}},
+		{"asked for, and released by a sweep", func(n *node, a *pod) {
+			a.mustAdd(n.unwind(chain(n)...))
+			modes(n, "", "fail")
+			if err := a.del(n.unwind(chain(n)...)); err == nil {
+				n.Fatal("the DEL succeeded")
+			}
+			modes(n, "", "")
+			n.sweep(DefaultBudgets)
+		}, []string{"swept a [IP] []: " + verdict.Requested.Text}, map[string]uint64{"swept requested": 1}},
+		{"another ADD of the container ID", func(n *node, a *pod) {
+			a.mustAdd(n.unwind(chain(n)...))
+			a.dropNetNS()
+			modes(n, "", "fail")
+			next := a.again()
+			next.mustAdd(n.unwind(chain(n)...))
+			modes(n, "", "")
+			next.mustDel(n.unwind(chain(n)...))
+		}, []string{"superseded a [IP] [faulty (code 999)]: superseded by another ADD of the same container ID"}, map[string]uint64{}},
+		{"given up", func(n *node, a *pod) {
+			modes(n, "fail-effect", "fail")
+			fails(n, a)
+			if err := (&Plugin{Stderr: io.Discard, Budgets: DefaultBudgets}).Forget(n.Context(), n.stateDir, a.key()); err != nil {
+				n.Fatal(err)
+			}
+			a.mustDel(n.unwind(chain(n)...))
+		}, []string{
+			"rolled-back a [IP] [faulty]: " + failedADD, "forgotten a [IP] [faulty (code 999)]: a person gave it up",
+		}, map[string]uint64{"rollbacks faulty pending": 1}},
+		{"a reservation without an owner", func(n *node, a *pod) {
+			n.mkdir(filepath.Join(n.dataDir(), n.network))
+			n.write(filepath.Join(n.dataDir(), n.network, n.prefix(4, 2).Addr().String()), "")
+			eventually(n, "released", func() bool { n.ask("GC", "1.0.0", nil, chain(n)...); return len(n.reserved()) == 0 })
+		}, []string{"released  [IP] []: host-local died before it wrote an owner"}, map[string]uint64{}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			c.do(n, n.pod("a"))
+			for i, e := range c.events {
+				c.events[i] = strings.NewReplacer("IP", n.prefix(4, 2).Addr().String(), "NEXT", n.prefix(4, 3).Addr().String()).Replace(e)
+			}
+			n.wantNotes(c.events, c.counters)
+		})
+	}
+}
+
+// TestNotesOfParking: a parked DEL is one event, however often it is tried.
+func TestNotesOfParking(t *testing.T) {
+	t.Parallel()
+	f := newFirewalled(t)
+	a, b := f.pod("a"), f.pod("b")
+	ip := address(t, a.mustAdd(f.list))
+	f.firewall("fail")
+	if err := a.del(f.list); err == nil {
+		t.Fatal("the DEL succeeded")
+	}
+	b.addAgain(f.list, ip)
+	f.firewall("works")
+	for range 3 {
+		f.sweep(DefaultBudgets) // which does not try it
+		a.mustDel(f.list)       // which tries it without the address
+	}
+	f.wantNotes([]string{fmt.Sprintf("parked a [%s] [firewall]: %s has another owner", ip, ip)}, map[string]uint64{})
+	b.mustDel(f.list)
+	f.nothingLeft()
+	f.wantNotes([]string{
+		fmt.Sprintf("parked a [%s] [firewall]: %s has another owner", ip, ip), fmt.Sprintf("swept a [%s] []: %s", ip, verdict.Requested.Text),
+	}, map[string]uint64{"swept requested": 1})
+}
+
+// TestNotesOfDuplicates: each address that is given out twice is counted, whether the ADD fails for
+// it or not.
+func TestNotesOfDuplicates(t *testing.T) {
+	t.Parallel()
+	for _, fail := range []bool{true, false} {
+		t.Run(fmt.Sprintf("fail %t", fail), func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.conf["onDuplicateAddress"] = map[bool]string{true: "fail", false: "warn"}[fail]
+			list := n.unwind(n.firewallChain()...)
+			ip := address(t, n.pod("a").mustAdd(list))
+			n.forget(ip)
+			if _, err := n.pod("b").add(list); (err != nil) != fail {
+				t.Fatalf("ADD: %v", err)
+			}
+			if fail {
+				n.wantNotes([]string{fmt.Sprintf("rolled-back b [%s] [bridge]: its ADD failed: ", ip)},
+					map[string]uint64{"duplicate_addresses": 1, "rollbacks bridge complete": 1})
+			} else {
+				n.wantNotes(nil, map[string]uint64{"duplicate_addresses": 1})
+			}
+		})
+	}
+}
+
+// TestNotesOfDegradation breaks the journal, and repairs it while a delegate still runs. The verb
+// that went on without it counts once, with the cause, however many transactions failed.
+func TestNotesOfDegradation(t *testing.T) {
+	t.Parallel()
+	for breakage, reason := range map[string]string{
+		"read-only file system": "read-only", "full disk": "full", "newer format": "newer", "queue that a stranger holds": "busy",
+		"file that others can write to": "other",
+	} {
+		for _, verb := range []string{"ADD", "DEL", "ADD, in its middle"} {
+			if breakage == "full disk" && verb != "ADD" { // its journal is another one
+				continue
+			}
+			t.Run(breakage+", "+verb, func(t *testing.T) {
+				t.Parallel()
+				n := newNode(t)
+				n.makeJournal()
+				list := n.unwind(n.faulty("p0", ""), n.faulty("p1", ""), n.faulty("p2", ""))
+				p := n.pod("a")
+				holds := map[string]string{"DEL": "DEL p0", "ADD": "ADD p2", "ADD, in its middle": "ADD p2"}[verb]
+				command, instance, _ := strings.Cut(holds, " ")
+				n.plan(map[string]map[string]string{instance: {command: "hold"}, "p0": {"ADD": "hold", "DEL": "hold"}})
+				if verb != "ADD, in its middle" {
+					n.plan(map[string]map[string]string{instance: {command: "hold"}})
+				}
+				held := func(command, instance string) string {
+					return filepath.Join(n.faultyDir(), "held", command+".a."+instance)
+				}
+				await := func(file string) {
+					for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+						if _, err := os.Lstat(file); err == nil {
+							return
+						}
+					}
+					t.Errorf("%s is not there", file)
+				}
+				done := make(chan error, 1)
+				var mend func()
+				switch verb {
+				case "DEL":
+					p.mustAdd(list)
+					mend = breakages[breakage](n)
+					go func() { done <- p.del(list) }()
+				case "ADD":
+					mend = breakages[breakage](n)
+					go func() { _, err := p.add(list); done <- err }()
+				default:
+					go func() { _, err := p.add(list); done <- err }()
+					await(held("ADD", "p0"))
+					mend = breakages[breakage](n)
+					_ = os.Remove(held("ADD", "p0"))
+				}
+				await(held(command, instance))
+				mend()
+				n.plan(nil)
+				_ = os.Remove(held(command, instance))
+				if err := <-done; err != nil {
+					t.Fatal(err)
+				}
+				n.wantNotes(nil, map[string]uint64{"degraded " + command + " " + reason: 1})
+			})
+		}
+	}
+}
+
+// TestTrouble covers the causes that no test can produce.
+func TestTrouble(t *testing.T) {
+	t.Parallel()
+	for want, err := range map[string]error{
+		"permission": syscall.EACCES, "full": syscall.EDQUOT, "busy": context.DeadlineExceeded, "other": errors.New("other"),
+	} {
+		if got := trouble(fmt.Errorf("journal: %w", &os.PathError{Op: "open", Path: "p", Err: err})); got != want {
+			t.Errorf("%v: %s, want %s", err, got, want)
+		}
+	}
+}
+
+// failing returns a Point that fails the n-th commit only.
+func failing(n int) func(string) {
+	return func(name string) {
+		if name != "commit" {
+			return
+		}
+		if n--; n == 0 {
+			panic("this commit fails")
+		}
+	}
+}
+
+// TestNotesOfReleaseUnwritten: a release that could not be written to the journal is not recorded;
+// the one that is written is.
+func TestNotesOfReleaseUnwritten(t *testing.T) {
+	t.Parallel()
+	for _, fate := range []verdict.Fate{verdict.Dead, verdict.Foreign} {
+		t.Run(string(fate), func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			a := n.pod("a")
+			a.mustAdd(n.unwind(n.faulty("p0", "")))
+			reason, commits, machine := "it was made before this boot", 2, host.This().Machine
+			if fate == verdict.Foreign {
+				reason, commits, machine = "it was made on another machine", 1, otherMachine(t)
+			}
+			a.edit(func(g *journal.Generation) { g.Host.BootID, g.Host.Machine = earlier, machine })
+			s := n.sweeping()
+			s.store.Point = failing(commits)
+			if err := s.releaseIfDead(t.Context(), a.key()); err == nil || a.entry() == nil {
+				t.Fatalf("the journal could be told: %v", err)
+			}
+			s.flushEvents(context.Background())
+			n.wantNotes(nil, map[string]uint64{})
+			if err := s.releaseIfDead(t.Context(), a.key()); err != nil {
+				t.Fatal(err)
+			}
+			n.wantNotes([]string{"swept a [] []: " + reason}, map[string]uint64{"swept " + verdict.Recorded("", n.tombstone(a.key()).Reason).Label(): 1})
+		})
+	}
+}
+
+// TestNotesOfRefusedADD: an ADD that is refused because the journal failed supersedes nothing.
+func TestNotesOfRefusedADD(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	chain := n.faulty("p0", "")
+	a := n.pod("a")
+	a.mustAdd(n.unwind(chain))
+	a.dropNetNS()
+	next := a.again()
+	// The first commit says that the DELs begin.
+	p := &Plugin{Stdout: io.Discard, Stderr: io.Discard, Budgets: DefaultBudgets, Point: failing(2)}
+	err := p.verb(t.Context(), (*op).add)(&skel.CmdArgs{ContainerID: "a", IfName: "eth0", Netns: next.NetNS, Path: strings.Join(n.path, ":"),
+		StdinData: []byte(n.entryOf(`{"plugins": [`+chain+`]}`, nil))})
+	if err == nil || !strings.Contains(err.Error(), "this commit fails") {
+		t.Fatalf("ADD: %v", err)
+	}
+	n.wantNotes(nil, map[string]uint64{})
+	next.mustAdd(n.unwind(chain))
+	n.wantNotes([]string{"superseded a [] []: "}, map[string]uint64{})
+}
+
+// TestNotesOfWorkers: several workers of a sweep release many attachments at once, half of them in
+// a second sweep. Each is recorded and counted once.
+func TestNotesOfWorkers(t *testing.T) {
+	t.Parallel()
+	const many = 40
+	n := newNode(t)
+	list := n.unwind(n.faulty("p0", ""))
+	p := n.pod("a")
+	p.mustAdd(list)
+	p.edit(func(g *journal.Generation) { g.Host.BootID = earlier })
+	p.copies(many, func(i int, e *journal.Entry) {
+		if i%2 == 0 {
+			g := e.Newest()
+			g.Steps[0].Config = []byte(strings.Replace(string(g.Steps[0].Config), `"p0"`, `"broken"`, 1))
+		}
+	})
+	n.plan(map[string]map[string]string{"broken": {"DEL": "fail"}})
+	n.sweep(DefaultBudgets)
+	if got := len(n.events()); got != many/2+1 {
+		t.Errorf("%d events after the first sweep", got)
+	}
+	n.plan(nil)
+	n.sweep(DefaultBudgets)
+	events := n.events()
+	slices.Sort(events)
+	if got := slices.Compact(events); len(events) != many+1 || len(got) != len(events) {
+		t.Errorf("%d events, of them %d different, want %d", len(events), len(got), many+1)
+	}
+	if got := n.counters(); !maps.Equal(got, map[string]uint64{"swept earlier-boot": many + 1}) {
+		t.Errorf("counters: %v", got)
+	}
+}
+
+// TestNotesOfATransactionTwice: a journal proves to be damaged at the end of a transaction, which
+// then runs again on a new one.
+func TestNotesOfATransactionTwice(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.makeJournal()
+	damaged := false
+	p := &Plugin{Stderr: io.Discard, Point: func(name string) {
+		if name != "commit" || damaged {
+			return
+		}
+		damaged = true
+		data, err := os.ReadFile(n.store.Path())
+		const metaPages = 2 * 4096
+		copy(data[metaPages:], bytes.Repeat([]byte{0xff}, len(data)-metaPages))
+		if err := errors.Join(err, os.WriteFile(n.store.Path(), data, 0o600)); err != nil {
+			n.Error(err)
+		}
+		panic("damaged")
+	}}
+	conf := netconf.DefaultConf()
+	conf.StateDir = n.stateDir
+	o, _ := p.newOp(&skel.CmdArgs{}, conf)
+	runs := 0
+	o.recordEvent(journal.Event{Kind: journal.Swept, Key: journal.Key{Network: n.network, ContainerID: "a"}}, CountSwept, "cut-off")
+	err := o.update(t.Context(), func(*journal.Tx) error { runs++; return nil })
+	if err != nil || runs != 2 || len(o.events) > 0 {
+		t.Errorf("%v after %d runs; notes left: %v", err, runs, o.events)
+	}
+	n.wantNotes([]string{"swept a [] []: "}, map[string]uint64{"swept cut-off": 1})
+}
+
+// TestLastSweep: the time of the last sweep is that of a sweep over all networks that finished and
+// could judge something.
+func TestLastSweep(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	last := func() (at uint64) {
+		_ = n.store.View(context.Background(), func(tx *journal.Tx) error { at = tx.Counter(LastSweep); return nil })
+		return at
+	}
+	set := func(to uint64) {
+		if err := n.store.Update(context.Background(), func(tx *journal.Tx) error { return tx.SetCounter(to, LastSweep) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sweep := func(s Sweep) {
+		if _, err := (&Plugin{Stderr: io.Discard, Budgets: DefaultBudgets}).Sweep(context.Background(), n.stateDir, s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sweep(Sweep{})
+	if n.untouched(); last() != 0 {
+		t.Error("a journal is made for it")
+	}
+	p := n.pod("a")
+	p.mustAdd(n.unwind(n.faulty("p0", "")))
+	key := p.key()
+	sweep(Sweep{DryRun: true})
+	sweep(Sweep{Network: n.network})
+	sweep(Sweep{Attachment: &key})
+	if at := last(); at != 0 {
+		t.Errorf("it is set by what is no sweep of all: %d", at)
+	}
+	now := uint64(time.Now().Unix())
+	for verb, sweep := range sweeps {
+		for _, c := range []struct {
+			is   string
+			set  uint64
+			kept bool
+		}{{"never", 0, false}, {"lately", now - 20, true}, {"long ago", now - 100, false}, {"in the future", now + 10000, false}} {
+			set(c.set)
+			sweep(n, []string{n.faulty("p0", "")})
+			if at := last(); c.kept != (at == c.set) || !c.kept && (at < now || at > now+600) {
+				t.Errorf("%s, set %s: %d, was %d at %d", verb, c.is, at, c.set, now)
+			}
+		}
+	}
+	set(0)
+	p.edit(func(g *journal.Generation) { g.Host.MountNS = "mnt:[1]" })
+	sweep(Sweep{})
+	if at := last(); at != 0 {
+		t.Errorf("a sweep that can tell nothing counts: %d", at)
+	}
+}
+
+// TestNotesOfTheKilled kills unwind at each point of a failing ADD, or of a STATUS that finds a
+// dead attachment, and lets a sweep do the rest. The journal loses no entry without an event. A
+// release without the runtime's DEL is recorded and counted once.
+func TestNotesOfTheKilled(t *testing.T) {
+	t.Parallel()
+	for _, verb := range []string{"failing ADD", "STATUS"} {
+		t.Run(verb, func(t *testing.T) {
+			t.Parallel()
+			everyPoint(t, 5, func(t *testing.T, at int) bool {
+				n := newNode(t).patient()
+				n.outer = "1.1.0"
+				list := n.unwind(n.faulty("p0", ""), n.faulty("p1", ""))
+				p := n.pod("a")
+				do := func() error { return n.cni.GetStatusNetworkList(context.Background(), n.anotherChain()) }
+				if verb == "STATUS" {
+					p.mustAdd(list)
+					p.dropNetNS()
+				} else {
+					n.plan(map[string]map[string]string{"p1": {"ADD": "fail-effect"}})
+					do = func() error { _, err := p.add(list); return err }
+				}
+				err := n.killedAt(at, do)
+				there := p.entry() != nil
+				if told := len(n.events()) > 0; told && there {
+					t.Errorf("told, and still there: %v", n.events())
+				} else if !told && !there && verb == "STATUS" {
+					t.Error("gone without a word")
+				} else if n.sweep(DefaultBudgets); (told || there) != (len(n.events()) == 1) {
+					t.Errorf("there %t, told %t, then %v", there, told, n.events())
+				}
+				total := uint64(0)
+				for _, count := range n.counters() {
+					total += count
+				}
+				if total != uint64(len(n.events())) {
+					t.Errorf("%v are counted as %v", n.events(), n.counters())
+				}
+				n.nothingLeft()
+				return wasKilled(err)
+			})
+		})
+	}
+}

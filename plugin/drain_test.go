@@ -1,0 +1,177 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+)
+
+// drainEnv is the number of pods that TestDrain starts and ends at once.
+const drainEnv = "UNWIND_TEST_DRAIN"
+
+// drained is the chain of the node that is drained.
+func (n *node) drained() []string {
+	return []string{n.bridgePlugin(`, "ipMasq": true`), `{"type": "firewall"}`,
+		`{"type": "portmap", "capabilities": {"portMappings": true}}`,
+		fmt.Sprintf(`{"type": "tuning", "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}, "dataDir": %q}`, n.tuningDir())}
+}
+
+// podsWithPorts makes pods with one port each.
+func (n *node) podsWithPorts(many int, name string) (pods []*pod) {
+	n.Helper()
+	for i := range many {
+		p := n.pod(fmt.Sprint(name, i))
+		p.CapabilityArgs = map[string]any{"portMappings": []map[string]any{
+			{"hostPort": 30000 + i, "containerPort": 80, "protocol": "tcp"}}}
+		pods = append(pods, p)
+	}
+	return pods
+}
+
+// atOnce runs a verb for all pods at once and returns the errors.
+func atOnce(pods []*pod, verb func(*pod) error) (errs []error, took time.Duration) {
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	began := time.Now()
+	for _, p := range pods {
+		all.Go(func() {
+			if err := verb(p); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				errs = append(errs, fmt.Errorf("%s: %w", p.ContainerID, err))
+			}
+		})
+	}
+	all.Wait()
+	return errs, time.Since(began)
+}
+
+// TestDrain starts many pods at once and ends them at once: with a plain chain, and through unwind.
+// unwind's DEL budget is so short that a fourth of it passes while a delegate waits for the
+// kernel's rules. None fails.
+func TestDrain(t *testing.T) {
+	many := 24
+	if v := os.Getenv(drainEnv); v != "" {
+		if _, err := fmt.Sscan(v, &many); err != nil {
+			t.Fatal(err)
+		}
+	}
+	drain := func(n *node, list *libcni.NetworkConfigList) time.Duration {
+		pods := n.podsWithPorts(many, "drained")
+		errs, added := atOnce(pods, func(p *pod) error { _, err := p.add(list); return err })
+		if err := errors.Join(errs...); err != nil {
+			t.Errorf("%d of %d ADDs failed: %v", len(errs), many, err)
+		}
+		errs, deleted := atOnce(pods, func(p *pod) error { return p.del(list) })
+		if err := errors.Join(errs...); err != nil {
+			t.Errorf("%d of %d DELs failed: %v", len(errs), many, err)
+		}
+		t.Logf("%d pods at once: ADD %s, DEL %s", many, added, deleted)
+		for range 20 { // if some failed, the test did too
+			if errs, _ = atOnce(pods, func(p *pod) error { return p.del(list) }); len(errs) == 0 {
+				break
+			}
+		}
+		n.nothingLeft()
+		return deleted
+	}
+	plain, n := newNode(t), newNode(t)
+	took := drain(plain, plain.plain(plain.drained()...))
+	n.env = append(n.env, fmt.Sprintf("%s=%s", undoEnv, took*3/2))
+	drain(n, n.unwind(n.drained()...))
+}
+
+// TestSlowDelIsNotKilled: a slow DEL may use the time that the others do not need, until one has
+// hung.
+func TestSlowDelIsNotKilled(t *testing.T) {
+	t.Parallel()
+	n := newNode(t).hasty()
+	var chain []string
+	for i := range 4 {
+		// Each DEL takes more than a fourth of 3 s.
+		chain = append(chain, n.faulty(fmt.Sprint("p", i), `, "delayMS": 1000`))
+	}
+	list := n.unwind(chain...)
+	p := n.pod("a")
+	p.mustAdd(list)
+	n.plan(map[string]map[string]string{"p3": {"DEL": "late"}})
+	p.mustDel(list)
+	n.nothingLeft()
+	p.mustAdd(list)
+	n.plan(map[string]map[string]string{"p3": {"DEL": "hang"}})
+	if err := p.del(list); err == nil {
+		t.Fatal("DEL: no error, though a delegate hangs")
+	}
+	n.plan(map[string]map[string]string{"p2": {"DEL": "late"}})
+	if e := p.entry(); e == nil || e.Pending() != 1 {
+		t.Errorf("of the others some are pending: %+v", e)
+	}
+	n.plan(nil)
+	p.mustDel(list)
+	n.nothingLeft()
+}
+
+// TestHangingChainsHoldNobodyUp: beside 16 pods whose portmap hangs, in ADD and then in DEL,
+// another pod's verbs take at most half a second more than alone. It tries three times, since other
+// tests run on the machine.
+func TestHangingChainsHoldNobodyUp(t *testing.T) {
+	for _, verb := range []string{"ADD", "DEL"} {
+		t.Run(verb, func(t *testing.T) {
+			n := newNode(t)
+			n.conf["delegateTimeout"] = "60s"
+			list := n.unwind(n.faulty("portmap", ""))
+			other := n.pod("other")
+			alone := other.addAndDel(list)
+			var hanging []*pod
+			for i := range 16 {
+				hanging = append(hanging, n.pod(fmt.Sprint("hanging", i)))
+			}
+			if verb == "DEL" {
+				if errs, _ := atOnce(hanging, func(p *pod) error { _, err := p.add(list); return err }); len(errs) > 0 {
+					t.Fatal(errs)
+				}
+			}
+			n.plan(map[string]map[string]string{"pod:hanging": {verb: "hang"}})
+			ctx, cancel := context.WithCancel(t.Context())
+			var running sync.WaitGroup
+			for _, p := range hanging {
+				running.Go(func() {
+					if verb == "ADD" {
+						_, _ = p.cni.AddNetworkList(ctx, list, &p.RuntimeConf)
+					} else {
+						_ = p.cni.DelNetworkList(ctx, list, &p.RuntimeConf)
+					}
+				})
+			}
+			best := time.Hour
+			for range 3 { // the first one runs while they start
+				best = min(best, other.addAndDel(list))
+			}
+			t.Logf("alone %s, beside %d that hang %s", alone, len(hanging), best)
+			if best > alone+time.Second/2 {
+				t.Errorf("it took %s, and %s alone", best, alone)
+			}
+			cancel()
+			running.Wait()
+			n.plan(nil)
+			if errs, _ := atOnce(hanging, func(p *pod) error { return p.del(list) }); len(errs) > 0 {
+				t.Error(errs)
+			}
+			n.nothingLeft()
+		})
+	}
+}
+
+func (p *pod) addAndDel(list *libcni.NetworkConfigList) time.Duration {
+	p.Helper()
+	began := time.Now()
+	p.mustAdd(list)
+	p.mustDel(list)
+	return time.Since(began)
+}

@@ -1,0 +1,306 @@
+// Package delegate runs one plugin of a chain.
+//
+// It does not use libcni's invoke.Exec, for three reasons. A delegate runs in a process group of
+// its own, so that its children end with it at the deadline: a child would go on with an ADD that
+// is being undone. A delegate inherits the attachment's lock, so that the next verb after a killed
+// unwind waits for it. Its output is bounded, so that a plugin that prints without end does not
+// fill the memory of a process that every pod starts with.
+package delegate
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"cni-unwind/plugin/netconf"
+)
+
+const (
+	// LockFD is the delegate's descriptor of the attachment's lock, which it only has to hold. The
+	// number is out of the way of shell scripts, which use 3 to 9 by hand and from 10 on by
+	// themselves.
+	LockFD = 20
+	// maxStdout and maxStderr bound the kept output of a delegate, in bytes. unwind reads and drops
+	// the rest, so that the delegate does not block.
+	maxStdout = 4 << 20
+	maxStderr = 64 << 10
+	// pipeDelay bounds the wait for the output of a delegate that has exited: a daemon that it left
+	// may hold the pipe.
+	pipeDelay = 500 * time.Millisecond
+	// GroupDelay bounds the wait for the processes of a killed delegate.
+	GroupDelay = time.Second
+	// slowAfter is how long most delegates take at the most.
+	slowAfter = 500 * time.Millisecond
+	// busyDelay bounds the retries of a binary that is being written ("text file busy").
+	busyDelay = 2 * time.Second
+)
+
+// Call is one execution of a delegate.
+type Call struct {
+	Command     string
+	Plugin      string // type
+	Path        string // CNI_PATH
+	ContainerID string
+	Netns       string
+	Ifname      string
+	Args        string // CNI_ARGS
+	Stdin       []byte
+	Lock        *os.File // inherited as LockFD; nil without a journal
+}
+
+// Failure is a failed call. Code, Msg and Details are the delegate's own if it printed a CNI error.
+type Failure struct {
+	Plugin  string
+	Command string
+	Code    uint
+	Msg     string
+	Details string
+	// Killed is set if the delegate did not end by itself: unwind killed it at the deadline, or a
+	// signal ended it. An agent behind the delegate may go on with its work.
+	Killed bool
+	// Unstarted is set if the delegate never ran: it has taken nothing, and given back nothing.
+	Unstarted bool
+	// PutRight is set if the runtime need not be told, see undoMistake.
+	PutRight bool
+}
+
+// Said returns the delegate's words, with the details of its error.
+func (f *Failure) Said() string {
+	if f.Details == "" {
+		return f.Msg
+	}
+	return f.Msg + "; " + f.Details
+}
+
+func (f *Failure) Error() string {
+	return f.inWords(f.Msg)
+}
+
+// Words returns the error with the delegate's details, for people.
+func (f *Failure) Words() string { return f.inWords(f.Said()) }
+
+func (f *Failure) inWords(said string) string {
+	words := map[string]string{"ADD": "add", "DEL": "delete", "CHECK": "check", "STATUS": "status", "GC": "gc"}[f.Command]
+	return fmt.Sprintf("plugin type=%q failed (%s): %s", f.Plugin, words, said) // libcni's words
+}
+
+// Runner runs delegates, one at a time. The Runner of the tests starts no process.
+type Runner interface {
+	// Start starts the process of a delegate before its turn. The delegate gets no configuration
+	// until Run, so it has to be one that reads its configuration before it does anything.
+	Start(c *Call)
+	// Run runs a delegate and returns its standard output. A nil Failure means that it ran and
+	// succeeded. While it runs, Run calls Start for the next delegate, if there is one.
+	Run(ctx context.Context, c, next *Call, stderr io.Writer) ([]byte, *Failure)
+	// Drop ends a process that was started before its turn, and whose turn did not come.
+	Drop()
+}
+
+// Processes runs each delegate as a process. If unwind dies, a process that waits for its
+// configuration reads an empty one, and ends.
+type Processes struct {
+	At    func(point string) // called where a crash would leave another state; nil outside of tests
+	Slow  func()             // called when a delegate takes longer than slowAfter; may be nil
+	early *process           // started before its turn, or nil
+}
+
+// Start starts the process of c. It drops one that was started before. A process that cannot be
+// started is left to Run, which says why, as is a script: it may be a wrapper that does something of
+// its own before the plugin reads.
+func (r *Processes) Start(c *Call) {
+	r.Drop()
+	binary, err := netconf.FindPlugin(c.Plugin, c.Path)
+	if err != nil || isScript(binary) {
+		return
+	}
+	if r.early, err = startProcess(binary, c.environ(), c.Lock); err == nil {
+		r.at("started early")
+	}
+}
+
+func isScript(binary string) bool {
+	f, err := os.Open(binary)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	magic := make([]byte, 2)
+	_, err = f.Read(magic)
+	return err == nil && string(magic) == "#!"
+}
+
+// Drop ends the process that was started before its turn, if there is one.
+func (r *Processes) Drop() {
+	if r.early != nil {
+		r.early.drop()
+		r.early = nil
+	}
+}
+
+// take returns the process that was started before its turn, if it is the one of c.
+func (r *Processes) take(binary string, c *Call) *process {
+	early := r.early
+	if early == nil {
+		return nil
+	}
+	if !early.isFor(binary, c) {
+		r.Drop()
+		return nil
+	}
+	r.early = nil
+	return early
+}
+
+// Run executes a delegate in a process group of its own and returns its standard output. It returns
+// once the process has ended, or, if ctx ended it, once its whole group has. A nil Failure means
+// that the process ran and exited with 0. The time of ctx counts from here, also for a process that
+// was started before.
+func (r *Processes) Run(ctx context.Context, c, next *Call, stderr io.Writer) ([]byte, *Failure) {
+	binary, err := netconf.FindPlugin(c.Plugin, c.Path)
+	if err != nil {
+		r.Drop()
+		return nil, c.notStarted(types.ErrPluginNotAvailable, err)
+	}
+	p := r.take(binary, c)
+	if p != nil && !p.feed(ctx, c.Stdin) { // it died early
+		p.drop()
+		p = nil
+	}
+	if p == nil {
+		if p, err = c.start(ctx, binary); err != nil {
+			return nil, c.notStarted(types.ErrInternal, err)
+		}
+		p.feed(ctx, c.Stdin)
+	}
+	r.at("fed")
+	if next != nil {
+		r.Start(next)
+	}
+	if r.Slow != nil {
+		defer time.AfterFunc(slowAfter, r.Slow).Stop()
+	}
+	status := p.finish(ctx)
+	_, _ = stderr.Write(p.stderr.kept.Bytes())
+	stdout := p.stdout.kept.Bytes()
+	if status.Exited() && status.ExitStatus() == 0 && ctx.Err() == nil {
+		if p.stdout.dropped {
+			return nil, c.Failed(types.ErrDecodingFailure, fmt.Sprintf("it printed more than %d bytes", maxStdout))
+		}
+		return stdout, nil
+	}
+	return nil, c.explain(ctx, status, stdout, p.stderr.kept.Bytes())
+}
+
+func (r *Processes) at(point string) {
+	if r.At != nil {
+		r.At(point)
+	}
+}
+
+// start starts the binary, and tries again for a while if the binary is being written. Where
+// RLIMIT_NOFILE leaves no room for LockFD it starts the delegate without the lock: nobody waits for
+// such a delegate if it outlives unwind.
+func (c *Call) start(ctx context.Context, binary string) (*process, error) {
+	giveUp := time.Now().Add(busyDelay)
+	for {
+		p, err := startProcess(binary, c.environ(), c.Lock)
+		if err == nil {
+			return p, nil
+		}
+		if c.Lock != nil && (errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.EBADF)) {
+			c.Lock = nil
+			continue
+		}
+		if !errors.Is(err, syscall.ETXTBSY) || time.Now().After(giveUp) || ctx.Err() != nil {
+			return nil, err
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// environ returns unwind's own environment, with the CNI variables of this call.
+func (c *Call) environ() []string {
+	env := make([]string, 0, 32)
+	for _, kv := range os.Environ() {
+		switch name, _, _ := strings.Cut(kv, "="); name {
+		case "CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS", "CNI_PATH":
+		default:
+			env = append(env, kv)
+		}
+	}
+	return append(env, "CNI_COMMAND="+c.Command, "CNI_CONTAINERID="+c.ContainerID, "CNI_NETNS="+c.Netns,
+		"CNI_IFNAME="+c.Ifname, "CNI_ARGS="+c.Args, "CNI_PATH="+c.Path)
+}
+
+// explain makes a Failure from the words of a delegate that did not succeed, or in libcni's words
+// if it said nothing.
+func (c *Call) explain(ctx context.Context, status syscall.WaitStatus, stdout, stderr []byte) *Failure {
+	f := c.Failed(types.ErrInternal, "")
+	f.Killed = ctx.Err() != nil || status.Signaled()
+	var said types.Error
+	parseErr := json.Unmarshal(stdout, &said)
+	wordless := fmt.Sprintf("netplugin failed with no error message: %s", ending(status))
+	switch {
+	case ctx.Err() != nil:
+		f.Msg = "it did not end in time and was killed"
+		if errors.Is(ctx.Err(), context.Canceled) {
+			f.Msg = "it was killed because unwind was asked to stop"
+		}
+	case len(bytes.TrimSpace(stdout)) == 0 && len(stderr) == 0:
+		f.Msg = wordless
+	case len(bytes.TrimSpace(stdout)) == 0:
+		f.Msg = fmt.Sprintf("netplugin failed: %q: %s", netconf.Shorten(string(stderr), 500), ending(status))
+	case parseErr != nil:
+		f.Msg = fmt.Sprintf("netplugin failed but error parsing its diagnostic message %q: %v", netconf.Shorten(string(stdout), 500), parseErr)
+	default:
+		f.Code, f.Msg, f.Details = said.Code, cmp.Or(said.Msg, wordless), said.Details
+	}
+	return f
+}
+
+func (c *Call) Failed(code uint, msg string) *Failure {
+	return &Failure{Plugin: c.Plugin, Command: c.Command, Code: code, Msg: msg}
+}
+
+func (c *Call) notStarted(code uint, err error) *Failure {
+	f := c.Failed(code, err.Error())
+	f.Unstarted = true
+	return f
+}
+
+// awaitGroup waits, bounded, until no process of a killed group is left: a child of a delegate
+// could otherwise finish an ADD beside the DEL that comes next.
+func awaitGroup(pgid int) {
+	for end := time.Now().Add(GroupDelay); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+		if errors.Is(syscall.Kill(-pgid, syscall.SIGKILL), syscall.ESRCH) {
+			return
+		}
+	}
+}
+
+// boundedBuffer keeps the first max bytes that are written to it.
+type boundedBuffer struct {
+	kept    bytes.Buffer
+	max     int
+	dropped bool
+}
+
+func (b *boundedBuffer) Write(p []byte) (int, error) {
+	room := b.max - b.kept.Len()
+	if len(p) > room {
+		b.dropped = true
+		b.kept.Write(p[:room])
+		return len(p), nil
+	}
+	return b.kept.Write(p)
+}

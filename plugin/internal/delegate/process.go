@@ -1,0 +1,201 @@
+package delegate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// process is a delegate's process. It has its environment and the lock, but no configuration until
+// feed: a plugin that reads its configuration before it does anything has done nothing until then.
+//
+// It does without os/exec, which takes a thread for each process that it waits for. Everything here
+// waits in the poller of the Go runtime, so unwind stays one thread.
+type process struct {
+	binary string
+	env    []string
+	lock   *os.File
+
+	pid            int
+	pidfd          *os.File // readable once the process has ended; nil before Linux 5.2
+	stdin          *os.File
+	stdout, stderr boundedBuffer
+	outputs        []*os.File
+	readers        sync.WaitGroup
+
+	mu     sync.Mutex // between kill and wait: the ID may be another process's after wait
+	reaped bool
+}
+
+// noFile is a descriptor that a new process does not get.
+const noFile = ^uintptr(0)
+
+// startProcess starts a binary in a process group of its own.
+func startProcess(binary string, env []string, lock *os.File) (*process, error) {
+	p := &process{binary: binary, env: env, lock: lock, stdout: boundedBuffer{max: maxStdout}, stderr: boundedBuffer{max: maxStderr}}
+	none := [2]int{-1, -1}
+	pipes := [3][2]int{none, none, none}
+	defer func() {
+		for i, theirs := range []int{0, 1, 1} {
+			closePipe(pipes[i][theirs])
+		}
+	}()
+	for i := range pipes {
+		if err := unix.Pipe2(pipes[i][:], unix.O_CLOEXEC); err != nil {
+			for _, made := range pipes[:i] {
+				closePipe(made[0])
+				closePipe(made[1])
+			}
+			pipes = [3][2]int{none, none, none}
+			return nil, fmt.Errorf("pipe: %w", err)
+		}
+	}
+	files := []uintptr{uintptr(pipes[0][0]), uintptr(pipes[1][1]), uintptr(pipes[2][1])}
+	if lock != nil {
+		for len(files) < LockFD {
+			files = append(files, noFile)
+		}
+		files = append(files, lock.Fd())
+	}
+	pidfd := -1
+	pid, err := syscall.ForkExec(binary, []string{binary}, &syscall.ProcAttr{
+		Env: env, Files: files, Sys: &syscall.SysProcAttr{Setpgid: true, PidFD: &pidfd},
+	})
+	if err != nil {
+		for i, ours := range []int{1, 0, 0} {
+			closePipe(pipes[i][ours])
+		}
+		return nil, &os.PathError{Op: "fork/exec", Path: binary, Err: err}
+	}
+	p.pid = pid
+	if pidfd >= 0 {
+		p.pidfd = pollable(pidfd, "pidfd")
+	}
+	p.stdin = pollable(pipes[0][1], "stdin")
+	for i, kept := range []*boundedBuffer{&p.stdout, &p.stderr} {
+		f := pollable(pipes[i+1][0], "output")
+		p.outputs = append(p.outputs, f)
+		p.readers.Go(func() { kept.readAll(f) })
+	}
+	return p, nil
+}
+
+func closePipe(fd int) {
+	if fd >= 0 {
+		_ = unix.Close(fd)
+	}
+}
+
+// pollable returns a file that waits in the poller of the Go runtime.
+func pollable(fd int, name string) *os.File {
+	_ = unix.SetNonblock(fd, true)
+	return os.NewFile(uintptr(fd), name)
+}
+
+// isFor says whether the process is the one that a call of this binary needs.
+func (p *process) isFor(binary string, c *Call) bool {
+	return p.binary == binary && p.lock == c.Lock && slices.Equal(p.env, c.environ())
+}
+
+// feed writes the configuration and closes standard input. It returns false if the process had
+// ended, or had closed its standard input, before the first byte. A pipe holds 64 KiB: a process that
+// does not read more is killed when ctx ends. What it left in a session of its own may hold the pipe.
+func (p *process) feed(ctx context.Context, config []byte) bool {
+	defer context.AfterFunc(ctx, func() {
+		p.kill()
+		_ = p.stdin.SetWriteDeadline(time.Now())
+	})()
+	n, err := p.stdin.Write(config)
+	_ = p.stdin.Close()
+	return n > 0 || !errors.Is(err, syscall.EPIPE)
+}
+
+// finish waits for the end of the process, and kills its group if ctx ends first. Then it waits, for
+// a while, for the output of what the process left behind.
+func (p *process) finish(ctx context.Context) syscall.WaitStatus {
+	defer context.AfterFunc(ctx, p.kill)()
+	status := p.wait()
+	if ctx.Err() != nil {
+		awaitGroup(p.pid)
+	}
+	p.release(pipeDelay)
+	return status
+}
+
+// drop kills a process that got no configuration.
+func (p *process) drop() {
+	p.kill()
+	p.wait()
+	p.release(0)
+}
+
+// release closes the files of a process that has ended, once its output has ended or the delay is
+// over: a daemon that it left may hold the pipes.
+func (p *process) release(delay time.Duration) {
+	end := time.Now().Add(delay)
+	for _, f := range p.outputs {
+		_ = f.SetReadDeadline(end)
+	}
+	p.readers.Wait()
+	for _, f := range append(p.outputs, p.stdin, p.pidfd) {
+		_ = f.Close() // also of a nil *os.File
+	}
+}
+
+func (p *process) kill() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.reaped {
+		_ = syscall.Kill(-p.pid, syscall.SIGKILL)
+	}
+}
+
+// wait waits for the end of the process and reaps it.
+func (p *process) wait() (status syscall.WaitStatus) {
+	reap := func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		pid, err := syscall.Wait4(p.pid, &status, syscall.WNOHANG, nil)
+		if errors.Is(err, syscall.ECHILD) { // somebody else reaped it: how it ended is not known
+			status, pid = syscall.WaitStatus(1<<8), p.pid
+		}
+		p.reaped = pid == p.pid
+		return p.reaped
+	}
+	if p.pidfd != nil {
+		if conn, err := p.pidfd.SyscallConn(); err == nil {
+			_ = conn.Read(func(uintptr) bool { return reap() })
+		}
+	}
+	for !p.reaped && !reap() { // without a pidfd: this takes a thread
+		_ = unix.Waitid(unix.P_PID, p.pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+	}
+	return status
+}
+
+// ending says in Go's words how a process ended.
+func ending(status syscall.WaitStatus) string {
+	if status.Signaled() {
+		return "signal: " + status.Signal().String()
+	}
+	return fmt.Sprintf("exit status %d", status.ExitStatus())
+}
+
+// readAll reads a file to its end.
+func (b *boundedBuffer) readAll(f *os.File) {
+	chunk := make([]byte, 4<<10)
+	for {
+		n, err := f.Read(chunk)
+		_, _ = b.Write(chunk[:n])
+		if err != nil {
+			return
+		}
+	}
+}

@@ -1,0 +1,282 @@
+// Package host looks at the node: at network namespaces and the processes in them, mounts,
+// interfaces, and the rules of iptables and nftables. It judges nothing.
+package host
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"runtime"
+	"strings"
+	"syscall"
+
+	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"cni-unwind/journal"
+)
+
+// This returns the machine, the boot and the namespaces of this process. A part that cannot be read
+// is "".
+func This() journal.Host {
+	h := namespaces("/proc/self/ns/")
+	h.BootID = firstLine("/proc/sys/kernel/random/boot_id")
+	if id := strings.ToLower(firstLine("/sys/class/dmi/id/product_uuid")); strings.Trim(id, "0f-") != "" {
+		h.Machine = "dmi:" + id
+	} else if id := firstLine("/etc/machine-id"); id != "" {
+		h.Machine = "machine-id:" + id
+	}
+	return h
+}
+
+// NamespacesOf returns the namespaces of a process. A part that cannot be read is "".
+func NamespacesOf(pid int) journal.Host { return namespaces(fmt.Sprintf("/proc/%d/ns/", pid)) }
+
+// namespaces returns the namespaces of the process with a directory in /proc.
+func namespaces(dir string) (h journal.Host) {
+	h.MountNS, _ = os.Readlink(dir + "mnt")
+	h.PIDNS, _ = os.Readlink(dir + "pid")
+	h.NetNS, _ = os.Readlink(dir + "net")
+	h.TimeNS, _ = os.Readlink(dir + "time")
+	return h
+}
+
+func firstLine(path string) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	line, _ := bufio.NewReader(f).ReadString('\n')
+	return strings.TrimSpace(line)
+}
+
+// Identify opens a network namespace and returns its identity.
+func Identify(path string) (journal.NetNS, error) {
+	netns, err := ns.GetNS(path)
+	if err != nil {
+		return journal.NetNS{Path: path}, err
+	}
+	defer netns.Close()
+	return identity(netns, path)
+}
+
+func identity(netns ns.NetNS, path string) (journal.NetNS, error) {
+	return identityAnd(netns, path, func() error { return nil })
+}
+
+// identityAnd is identity, and also runs fn in the network namespace.
+func identityAnd(netns ns.NetNS, path string, fn func() error) (journal.NetNS, error) {
+	id := journal.NetNS{Path: path}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(netns.Fd()), &st); err != nil {
+		return id, err
+	}
+	// Kernels before 5.14 give a socket no cookie; an error leaves it at zero.
+	err := In(netns, func() error {
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		id.Cookie, _ = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+		id.NetDev, _ = netDevOf("/proc/thread-self")
+		return fn()
+	})
+	if err != nil {
+		return journal.NetNS{Path: path}, err
+	}
+	id.Dev, id.Ino = st.Dev, st.Ino
+	return id, nil
+}
+
+// In runs fn in a network namespace.
+func In(netns ns.NetNS, fn func() error) (err error) {
+	OnThread(func() {
+		if err = unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET); err != nil {
+			err = fmt.Errorf("entering network namespace %s: %w", netns.Path(), err)
+			return
+		}
+		err = fn()
+	})
+	return err
+}
+
+// OnThread runs fn on a thread that ends with it, so that no other goroutine gets a thread which is
+// in another network namespace. It never uses the first thread of the process: /proc takes the
+// namespace of that thread for the process's, and unwind looks for processes there.
+func OnThread(fn func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		if unix.Gettid() == os.Getpid() {
+			OnThread(fn) // while this thread waits
+			runtime.UnlockOSThread()
+			return
+		}
+		fn()
+	}()
+	<-done
+}
+
+// HoldersOf returns the processes that hold a lock as delegates do, at the given descriptor. It
+// leaves out an unwind that waits for the lock and has the file open too.
+func HoldersOf(lock *os.File, descriptor int) (pids []int, err error) {
+	var want unix.Stat_t
+	if err := unix.Fstat(int(lock.Fd()), &want); err != nil {
+		return nil, err
+	}
+	err = EachProcess(func(pid int, proc string) (bool, error) {
+		var st unix.Stat_t
+		if unix.Stat(fmt.Sprintf("%s/fd/%d", proc, descriptor), &st) != nil || st.Dev != want.Dev || st.Ino != want.Ino {
+			return false, nil //nolint:nilerr // it has no such descriptor
+		}
+		info, err := os.ReadFile(fmt.Sprintf("%s/fdinfo/%d", proc, descriptor))
+		if pid != os.Getpid() && err == nil && bytes.Contains(info, []byte("FLOCK")) {
+			pids = append(pids, pid)
+		}
+		return false, nil
+	})
+	return pids, err
+}
+
+// LinkThere says whether one of the links is on this host. An error means that this is unknown.
+func LinkThere(links []journal.HostLink) (bool, error) {
+	for _, l := range links {
+		link, err := netlink.LinkByName(l.Name)
+		if errors.As(err, new(netlink.LinkNotFoundError)) {
+			continue
+		}
+		if err != nil {
+			return false, err
+		}
+		if link.Attrs().HardwareAddr.String() == l.MAC {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// ScratchNetNS makes a network namespace with one interface that has the given name and addresses.
+// It is for plugins that find what to remove by the container's interface, when the container's
+// namespace is gone. A thread of this process alone keeps it, so a crash leaves nothing of it.
+func ScratchNetNS(ifname string, addresses []netip.Prefix) (path string, remove func(), err error) {
+	ready, done := make(chan error), make(chan struct{})
+	go OnThread(func() {
+		path, err = func() (string, error) {
+			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+				return "", fmt.Errorf("scratch network namespace: %w", err)
+			}
+			return fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid()), fillScratch(ifname, addresses, nil)
+		}()
+		ready <- err
+		<-done
+	})
+	if err := <-ready; err != nil {
+		close(done)
+		return "", nil, err
+	}
+	return path, func() { close(done) }, nil
+}
+
+// LendInterface is like ScratchNetNS, but makes the interface in the network namespace at a path.
+// The interface is down, so its addresses are of no use there. Its other end is in a scratch
+// namespace, so a crash leaves nothing of either end.
+func LendInterface(path, ifname string, addresses []netip.Prefix) (remove func(), err error) {
+	netns, err := ns.GetNS(path)
+	if err != nil {
+		return nil, err
+	}
+	defer netns.Close()
+	scratch, drop, err := ScratchNetNS(ifname, nil)
+	if err != nil {
+		return nil, err
+	}
+	peer, err := ns.GetNS(scratch)
+	if err != nil {
+		drop()
+		return nil, err
+	}
+	remove = func() {
+		_ = In(peer, func() error { // at once: the kernel takes its time with a namespace
+			link, err := netlink.LinkByName(lentPeer)
+			if err == nil {
+				err = netlink.LinkDel(link)
+			}
+			return err
+		})
+		_ = peer.Close()
+		drop()
+	}
+	if err := In(netns, func() error { return fillScratch(ifname, addresses, peer) }); err != nil {
+		remove()
+		return nil, err
+	}
+	return remove, nil
+}
+
+// lentPeer is the other end of a lent interface.
+const lentPeer = "unwind-lent"
+
+// fillScratch makes the interface in the current network namespace, and its other end there or in
+// another one.
+func fillScratch(ifname string, addresses []netip.Prefix, peer ns.NetNS) error {
+	link := &netlink.Veth{LinkAttrs: netlink.NewLinkAttrs(), PeerName: "unwind-peer"}
+	link.Name = ifname
+	if peer != nil {
+		link.PeerName, link.PeerNamespace = lentPeer, netlink.NsFd(peer.Fd())
+	}
+	if err := netlink.LinkAdd(link); err != nil {
+		return fmt.Errorf("scratch interface %s: %w", ifname, err)
+	}
+	// The container's interface had IPv6 on even where it is off by default. Without IPv6 there is
+	// no such file.
+	_ = os.WriteFile("/proc/sys/net/ipv6/conf/"+ifname+"/disable_ipv6", []byte("0"), 0)
+	for _, prefix := range addresses {
+		addr, err := netlink.ParseAddr(prefix.String())
+		if err != nil {
+			return err
+		}
+		addr.Flags = unix.IFA_F_NODAD
+		if err := netlink.AddrAdd(link, addr); err != nil && !errors.Is(err, syscall.EEXIST) {
+			return fmt.Errorf("scratch address %s: %w", prefix, err)
+		}
+	}
+	return nil
+}
+
+// IsNoNetNS says whether an error of Identify means that no network namespace is at the path.
+func IsNoNetNS(err error) bool {
+	return errors.As(err, new(ns.NSPathNotExistErr)) || errors.As(err, new(ns.NSPathNotNSErr))
+}
+
+// FirstNamespaces returns the namespaces of process 1; own has those of this process. If process 1
+// may not be inspected, FirstNamespaces returns own's if they prove to be the same: a mount is in
+// one mount namespace only, net/dev tells network namespaces apart, and clocks have offsets.
+func FirstNamespaces(own journal.Host) journal.Host {
+	first := namespaces("/proc/1/ns/")
+	if first.MountNS != "" {
+		return first
+	}
+	dev, err := netDevOf("/proc/1")
+	ours, ownErr := netDevOf("/proc/self")
+	theirs, _ := os.ReadFile("/proc/1/timens_offsets") // neither has it before 5.6
+	offsets, _ := os.ReadFile("/proc/self/timens_offsets")
+	if err != nil || ownErr != nil || dev != ours || !bytes.Equal(theirs, offsets) {
+		return first
+	}
+	mounts := map[string]bool{}
+	_ = eachMount("/proc/self", "", func(m mount) error { mounts[m.id] = true; return nil })
+	_ = eachMount("/proc/1", "", func(m mount) error {
+		if mounts[m.id] {
+			first.MountNS, first.NetNS, first.TimeNS = own.MountNS, own.NetNS, own.TimeNS
+		}
+		return nil
+	})
+	return first
+}

@@ -1,0 +1,40 @@
+package host
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+)
+
+// mount is a line of /proc/PID/mountinfo (proc_pid_mountinfo(5)).
+type mount struct{ id, root, point, options string }
+
+// eachMount calls fn for each mount in a process's mount namespace whose line contains a text.
+func eachMount(proc, with string, fn func(mount) error) error {
+	f, err := os.Open(proc + "/mountinfo")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		if !bytes.Contains(lines.Bytes(), []byte(with)) {
+			continue
+		}
+		fields := strings.Fields(lines.Text()) // 36 35 98:0 ROOT MOUNTPOINT options … - nsfs nsfs rw
+		if len(fields) < 5 {
+			continue
+		}
+		point, err := strconv.Unquote(`"` + strings.ReplaceAll(fields[4], `"`, `\"`) + `"`) // \040 for a blank
+		if err != nil {
+			return fmt.Errorf("mount point %q: %w", fields[4], err)
+		}
+		if err := fn(mount{fields[0], fields[3], point, fields[len(fields)-1]}); err != nil {
+			return err
+		}
+	}
+	return lines.Err()
+}

@@ -1,0 +1,135 @@
+package host
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// netDev returns the inode of a process's net/dev, or 0 if the process has ended: see
+// journal.NetNS. The kernel allocates it with a network namespace and frees it with the namespace
+// (Linux, fs/proc/proc_net.c, net/core/net-procfs.c).
+func netDev(proc string) (uint64, error) {
+	inode, err := netDevOf(proc)
+	if err == nil {
+		return inode, nil
+	}
+	tasks, _ := os.ReadDir(proc + "/task")
+	for _, task := range tasks { // the first thread may have ended before the others
+		if inode, err := netDevOf(proc + "/task/" + task.Name()); err == nil {
+			return inode, nil
+		}
+	}
+	if Ended(proc) {
+		return 0, nil
+	}
+	return 0, fmt.Errorf("%s/net/dev: %w", proc, err)
+}
+
+// netnsLink returns a path to the network namespace of a process, and the text of the link there.
+// The first thread may have ended before the others.
+func netnsLink(proc string) (path, link string, err error) {
+	path = proc + "/ns/net"
+	if link, err = os.Readlink(path); err == nil {
+		return path, link, nil
+	}
+	tasks, _ := os.ReadDir(proc + "/task")
+	for _, task := range tasks {
+		ofThread := proc + "/task/" + task.Name() + "/ns/net"
+		if link, threadErr := os.Readlink(ofThread); threadErr == nil {
+			return ofThread, link, nil
+		}
+	}
+	return path, "", err
+}
+
+func netDevOf(proc string) (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(proc+"/net/dev", &st); err != nil {
+		return 0, err
+	}
+	return st.Ino, nil
+}
+
+// Ended says whether a process is gone, is exiting and in no namespace any more, or is a zombie.
+func Ended(proc string) bool {
+	stat, err := os.ReadFile(proc + "/stat")
+	if err != nil {
+		return os.IsNotExist(err) || errors.Is(err, unix.ESRCH)
+	}
+	// 7 (name) S 1 2 2 0 -1 FLAGS … (proc_pid_stat(5))
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) < 7 {
+		return false
+	}
+	flags, _ := strconv.ParseUint(fields[6], 10, 64)
+	const exiting = 0x4 // PF_EXITING in include/linux/sched.h
+	return flags&exiting != 0 || fields[0] == "Z" || fields[0] == "X"
+}
+
+// checkAllShown returns an error if /proc may hide processes from this one (proc(5), hidepid).
+func checkAllShown() error {
+	if _, err := os.Readlink("/proc/1/ns/net"); err == nil && hasCapability(unix.CAP_SYS_PTRACE) {
+		return nil
+	}
+	hides := false
+	err := eachMount("/proc/self", " /proc ", func(m mount) error {
+		if m.point == "/proc" { // the last one counts
+			hides = slices.ContainsFunc(strings.Split(m.options, ","), func(option string) bool {
+				return slices.Contains(hiding, option)
+			})
+		}
+		return nil
+	})
+	if err == nil && hides {
+		err = errors.New("/proc may hide processes: it is mounted with hidepid")
+	}
+	return err
+}
+
+// hiding are the mount options with which /proc lacks processes; kernels before 5.8 show numbers.
+var hiding = []string{"hidepid=2", "hidepid=invisible", "hidepid=4", "hidepid=ptraceable"}
+
+// hasCapability says whether this process has a capability.
+func hasCapability(capability int) bool {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		return false
+	}
+	return data[capability/32].Effective&(1<<(capability%32)) != 0
+}
+
+// EachProcess calls fn for every process until it returns true or an error.
+func EachProcess(fn func(pid int, proc string) (stop bool, err error)) error {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return err
+	}
+	found := false
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil {
+			continue
+		}
+		found = true
+		if stop, err := fn(pid, "/proc/"+name); stop || err != nil {
+			return err
+		}
+	}
+	if !found {
+		return fmt.Errorf("/proc shows no process; it is not mounted")
+	}
+	return nil
+}

@@ -1,0 +1,179 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/containernetworking/plugins/pkg/ns"
+
+	"cni-unwind/journal"
+)
+
+// ProcessIn returns a process in the network namespace, or 0 if there is none. An error means that
+// this is unknown. A fresh look is for an attachment without a second witness: the look of a moment
+// ago may have missed a process.
+func (s *View) ProcessIn(id journal.NetNS, fresh bool) (pid int, err error) {
+	if !fresh && s.noProcessIn(id) {
+		return 0, nil
+	}
+	for range 3 { // a process may end during the look
+		var there ns.NetNS
+		if pid, there, err = openByProcess(id); there != nil {
+			_ = there.Close()
+		}
+		if err == nil {
+			break
+		}
+	}
+	return pid, err
+}
+
+// OpenByProcess is like ProcessIn, and opens the network namespace: the process may end at any
+// time, and another process elsewhere may get its number. The namespace stays nil if no process in
+// it may be inspected.
+//
+//  1. The link /proc/PID/ns/net gives the namespace of a process that may be inspected.
+//  2. For any other process, unwind compares the inode of /proc/PID/net/dev with the one that was
+//     recorded at the ADD.
+//  3. If they are equal, or the ADD recorded none, the process may still be elsewhere: if another
+//     reachable namespace has this inode, the process is in that one.
+func (s *View) OpenByProcess(id journal.NetNS, fresh bool) (pid int, there ns.NetNS, err error) {
+	if !fresh && s.noProcessIn(id) {
+		return 0, nil, nil
+	}
+	return openByProcess(id)
+}
+
+// noProcessIn says whether a look at all processes, at most viewAge ago, showed that none is in the
+// network namespace. One look serves a sweep of many dead attachments. It says no also where a
+// process that may not be inspected could be in it, see openByProcess.
+func (s *View) noProcessIn(id journal.NetNS) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if time.Since(s.looked) >= viewAge {
+		s.links, s.closed, s.shownAll = map[string]bool{}, map[uint64]bool{}, true
+		err := EachProcess(func(_ int, proc string) (bool, error) {
+			link, err := os.Readlink(proc + "/ns/net")
+			if err == nil {
+				s.links[link] = true
+			} else if dev, err := netDev(proc); err != nil {
+				s.shownAll = false
+			} else if dev != 0 {
+				s.closed[dev] = true
+			}
+			return false, nil
+		})
+		s.shownAll = s.shownAll && err == nil && checkAllShown() == nil
+		s.looked = time.Now()
+	}
+	closed := len(s.closed) > 0 && (id.NetDev == 0 || s.closed[id.NetDev])
+	return s.shownAll && !s.links[LinkOf(id)] && !closed
+}
+
+func openByProcess(id journal.NetNS) (pid int, there ns.NetNS, err error) {
+	want, closed := LinkOf(id), map[uint64]int{}
+	var unseen error
+	err = EachProcess(func(process int, proc string) (bool, error) {
+		link, err := os.Readlink(proc + "/ns/net")
+		if err == nil && link == want {
+			there, err = openIfSame(proc+"/ns/net", id)
+		}
+		if there != nil {
+			pid = process
+		}
+		if err == nil {
+			return there != nil, nil
+		}
+		dev, err := netDev(proc)
+		if err != nil {
+			unseen = err // a later process may still lead there
+		}
+		if dev != 0 && (id.NetDev == 0 || id.NetDev == dev) {
+			closed[dev] = process
+		}
+		return false, nil
+	})
+	if err == nil && pid == 0 && len(closed) > 0 {
+		pid, err = insideOf(id, closed)
+	}
+	if err == nil && pid == 0 {
+		err = unseen
+	}
+	if err == nil && pid == 0 {
+		err = checkAllShown()
+	}
+	return pid, there, err
+}
+
+// insideOf returns the one of some processes that is in the network namespace, or 0. The processes
+// may not be inspected; closed has them by the inodes of their net/dev. insideOf removes those that
+// are in a reachable network namespace.
+func insideOf(id journal.NetNS, closed map[uint64]int) (pid int, err error) {
+	err = EachProcess(func(_ int, proc string) (bool, error) {
+		link, err := os.Readlink(proc + "/ns/net")
+		if err != nil || link == LinkOf(id) {
+			return false, nil //nolint:nilerr // it says nothing of the others
+		}
+		dev, _ := netDevOf(proc)
+		if _, is := closed[dev]; is {
+			if again, err := os.Readlink(proc + "/ns/net"); err == nil && again == link {
+				delete(closed, dev)
+			}
+		}
+		return len(closed) == 0, nil
+	})
+	if err == nil && len(closed) > 0 {
+		err = eachMount("/proc/self", " net:[", func(m mount) error {
+			if other, err := Identify(m.point); err == nil && !id.Same(other) {
+				delete(closed, other.NetDev)
+			}
+			return nil
+		})
+	}
+	for _, pid := range closed {
+		if id.NetDev == 0 || err != nil {
+			return 0, errors.Join(err, fmt.Errorf("process %d may not be inspected", pid))
+		}
+		return pid, nil
+	}
+	return 0, nil
+}
+
+// LinkOf returns the text of a link to the network namespace.
+func LinkOf(id journal.NetNS) string { return fmt.Sprintf("net:[%d]", id.Ino) }
+
+// openIfSame opens the network namespace at the path, or returns nil if it is another one.
+func openIfSame(path string, id journal.NetNS) (ns.NetNS, error) {
+	netns, err := ns.GetNS(path)
+	if err != nil {
+		return nil, err
+	}
+	if found, err := identity(netns, ""); err != nil || !id.Same(found) {
+		_ = netns.Close()
+		return nil, err
+	}
+	return netns, nil
+}
+
+// OpenByDescriptor opens the network namespace if a process that may be inspected has it open, or
+// returns nil. A link to a file that was opened at a removed mount reads "/". OpenByDescriptor
+// opens no other file: its server may hang.
+func OpenByDescriptor(id journal.NetNS) (there ns.NetNS) {
+	want := LinkOf(id)
+	_ = EachProcess(func(_ int, proc string) (bool, error) {
+		files, _ := os.ReadDir(proc + "/fd")
+		for _, f := range files {
+			path := proc + "/fd/" + f.Name()
+			if link, err := os.Readlink(path); err != nil || link != want && link != "/" {
+				continue
+			}
+			if there, _ = openIfSame(path, id); there != nil {
+				return true, nil
+			}
+		}
+		return false, nil
+	})
+	return there
+}

@@ -1,0 +1,407 @@
+package netconf
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/containernetworking/cni/pkg/version"
+
+	"cni-unwind/journal"
+)
+
+// Chain is the conflist that unwind runs.
+type Chain struct {
+	CNIVersion   string
+	DisableCheck bool
+	DisableGC    bool
+	Delegates    []Delegate
+}
+
+// Delegate is one plugin of the chain.
+type Delegate struct {
+	Type         string
+	IPAM         string // ipam.type, or ""
+	Capabilities map[string]bool
+	object       map[string]json.RawMessage // as in the conflist
+}
+
+// maxDelegates bounds a chain: unwind writes the journal once for each delegate, with all that were
+// started before. The longest chains in the field have six.
+const maxDelegates = 500
+
+// ErrNoChain is the error of a configuration that has no chain and names none.
+var ErrNoChain = errors.New(`neither "chain" nor "chainFile" is set; ` +
+	`write the plugins to run into "chain": {"plugins": [...]}`)
+
+// LoadChain returns the chain that the configuration contains or names. It reads chainFile at each
+// call, since the file's owner may rewrite it at any time.
+func (c *Conf) LoadChain() (*Chain, error) {
+	switch {
+	case c.Chain != nil && c.ChainFile != "":
+		return nil, errors.New(`"chain" and "chainFile" are both set; keep one`)
+	case c.Chain != nil:
+		chain, err := c.ParseChain(c.Chain, c.CNIVersion)
+		if err != nil {
+			return nil, fmt.Errorf(`key "chain": %w`, err)
+		}
+		return chain, nil
+	case c.ChainFile != "":
+		chain, err := c.readChain()
+		if err != nil {
+			return nil, fmt.Errorf("chainFile %s: %w", c.ChainFile, err)
+		}
+		return chain, nil
+	}
+	return nil, ErrNoChain
+}
+
+// readChain reads chainFile as libcni would: a conflist, with the plugins in the directory of the
+// network's name unless loadOnlyInlinedPlugins is set, or the configuration of one plugin.
+func (c *Conf) readChain() (*Chain, error) {
+	data, err := ReadFile(c.ChainFile)
+	if err != nil {
+		return nil, err
+	}
+	return c.ParseChain(data, "")
+}
+
+// ReadFile reads a configuration. It follows no link in a directory that others can write to, and
+// reads no device.
+func ReadFile(path string) ([]byte, error) {
+	flags := os.O_RDONLY | syscall.O_NONBLOCK
+	if dir, err := os.Stat(filepath.Dir(path)); err == nil && dir.Mode().Perm()&0o022 != 0 {
+		flags |= syscall.O_NOFOLLOW
+	}
+	f, err := os.OpenFile(path, flags, 0)
+	if err != nil {
+		err = errors.Unwrap(err) // without the path
+		if errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("%w; the network's provider has not written it, or has removed it", err)
+		}
+		return nil, err
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, errors.New("not a regular file")
+	}
+	return ReadAll(f)
+}
+
+// ReadAll reads a configuration of at most MaxConfig bytes.
+func ReadAll(r io.Reader) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(r, MaxConfig+1))
+	if err == nil && len(data) > MaxConfig {
+		err = fmt.Errorf("more than %d bytes", MaxConfig)
+	}
+	return data, err
+}
+
+// ParseChain reads a conflist, or the configuration of one plugin. An absent cniVersion is
+// defaultVersion.
+func (c *Conf) ParseChain(data []byte, defaultVersion string) (*Chain, error) {
+	var list struct {
+		Type         string            `json:"type"`
+		Name         string            `json:"name"`
+		CNIVersion   string            `json:"cniVersion"`
+		CNIVersions  []string          `json:"cniVersions"`
+		DisableCheck flag              `json:"disableCheck"`
+		DisableGC    flag              `json:"disableGC"`
+		OnlyInlined  flag              `json:"loadOnlyInlinedPlugins"`
+		Plugins      []json.RawMessage `json:"plugins"`
+	}
+	if err := json.Unmarshal(data, &list); err != nil {
+		return nil, jsonError(err)
+	}
+	if list.Plugins == nil && list.Type != "" {
+		list.Plugins = []json.RawMessage{data}
+		list.OnlyInlined = true
+	}
+	if list.Name != "" && list.Name != c.Name {
+		return nil, fmt.Errorf("its name is %q, but the network's is %q; the addresses and rules of every plugin are kept "+
+			"under that name, so both must be the same", list.Name, c.Name)
+	}
+	if c.ChainFile != "" && !bool(list.OnlyInlined) {
+		more, err := InlineFolder(filepath.Join(filepath.Dir(c.ChainFile), c.Name))
+		if err != nil {
+			return nil, err
+		}
+		list.Plugins = append(list.Plugins, more...)
+	}
+	if len(list.Plugins) == 0 {
+		return nil, errors.New(`key "plugins" is empty; write the plugins to run there`)
+	}
+	if len(list.Plugins) > maxDelegates {
+		return nil, fmt.Errorf(`key "plugins" has %d plugins, more than %d`, len(list.Plugins), maxDelegates)
+	}
+	chain := &Chain{DisableCheck: bool(list.DisableCheck), DisableGC: bool(list.DisableGC)}
+	var err error
+	if chain.CNIVersion, err = highest(list.CNIVersion, list.CNIVersions, defaultVersion); err != nil {
+		return nil, err
+	}
+	for i, raw := range list.Plugins {
+		d, err := parseDelegate(raw)
+		if err != nil {
+			return nil, fmt.Errorf("plugins[%d]: %w", i, err)
+		}
+		chain.Delegates = append(chain.Delegates, d)
+	}
+	return chain, nil
+}
+
+// flag is a bool that may also be a string, as libcni allows.
+type flag bool
+
+func (f *flag) UnmarshalJSON(data []byte) error {
+	switch strings.ToLower(strings.Trim(string(data), `"`)) {
+	case "true":
+		*f = true
+	case "false", "null":
+		*f = false
+	default:
+		return &json.UnmarshalTypeError{Value: excerpt(data), Type: reflect.TypeFor[bool]()}
+	}
+	return nil
+}
+
+// InlineFolder returns the plugin configurations (*.conf) in a directory, in the order of their
+// names. libcni adds those in the directory of the network's name, beside a conflist, to the list's
+// own.
+func InlineFolder(dir string) ([]json.RawMessage, error) {
+	files, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	var plugins []json.RawMessage
+	for _, file := range files {
+		if file.IsDir() || filepath.Ext(file.Name()) != ".conf" {
+			continue
+		}
+		path := filepath.Join(dir, file.Name())
+		data, err := ReadFile(path)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		plugins = append(plugins, data)
+	}
+	return plugins, nil
+}
+
+// highest returns the version that libcni would take: the highest listed one that this release
+// knows.
+func highest(one string, listed []string, absent string) (string, error) {
+	candidates := listed
+	if one != "" {
+		candidates = append([]string{one}, listed...)
+	}
+	if len(candidates) == 0 {
+		candidates = []string{absent}
+	}
+	best, known := one, false
+	for _, v := range candidates {
+		tooNew, err := version.GreaterThan(v, version.Current())
+		if err != nil {
+			return "", fmt.Errorf("cniVersion %q: %w", v, err)
+		}
+		if higher, _ := version.GreaterThan(v, best); !tooNew && (higher || !known) {
+			best, known = v, true
+		}
+	}
+	if best != "" && !slices.Contains(version.All.SupportedVersions(), best) {
+		return "", fmt.Errorf("cniVersion %q is none of %s", best, strings.Join(version.All.SupportedVersions(), ", "))
+	}
+	return best, nil
+}
+
+func parseDelegate(raw json.RawMessage) (Delegate, error) {
+	var d Delegate
+	var conf struct {
+		Type         string          `json:"type"`
+		Capabilities map[string]bool `json:"capabilities"`
+		IPAM         struct {
+			Type string `json:"type"`
+		} `json:"ipam"`
+	}
+	if err := json.Unmarshal(raw, &d.object); err != nil {
+		return d, jsonError(err)
+	}
+	if err := json.Unmarshal(raw, &conf); err != nil {
+		return d, jsonError(err)
+	}
+	d.Type, d.IPAM, d.Capabilities = conf.Type, conf.IPAM.Type, conf.Capabilities
+	if d.Type == "" {
+		return d, errors.New(`key "type" is missing`)
+	}
+	for _, t := range []struct{ key, plugin string }{{"type", d.Type}, {"ipam.type", d.IPAM}} {
+		if strings.ContainsAny(t.plugin, "/\x00\n") || t.plugin == "." || t.plugin == ".." {
+			return d, fmt.Errorf("key %q: %q is not the name of a plugin", t.key, t.plugin)
+		}
+		if t.plugin == Name {
+			return d, fmt.Errorf("key %q: %s cannot run inside itself; write the plugins of its chain here", t.key, Name)
+		}
+	}
+	return d, nil
+}
+
+// jsonError explains a JSON error in terms of the keys, and shows none of the text.
+func jsonError(err error) error {
+	var wrong *json.UnmarshalTypeError
+	if !errors.As(err, &wrong) {
+		return fmt.Errorf("not valid JSON: %w", err)
+	}
+	is, ok := map[string]string{"array": "a list", "object": "an object", "string": "a string", "number": "a number",
+		"bool": "true or false"}[wrong.Value]
+	if !ok {
+		is = wrong.Value
+	}
+	want, ok := map[reflect.Kind]string{reflect.Slice: "a list", reflect.String: "a string", reflect.Bool: "true or false"}[wrong.Type.Kind()]
+	if !ok {
+		want = "an object"
+	}
+	what := "it"
+	if wrong.Field != "" {
+		what = fmt.Sprintf("key %q", wrong.Field)
+	}
+	return fmt.Errorf("%s is %s, not %s", what, is, want)
+}
+
+// Config returns the stdin of the delegate at index i, without prevResult: its own object, with the
+// keys that libcni would inject into it, and the keys that a runtime injected into unwind's.
+func (ch *Chain) Config(i int, c *Conf) json.RawMessage {
+	d := ch.Delegates[i]
+	object := maps.Clone(d.object)
+	for key, value := range c.Injected {
+		if key == "args" {
+			value = mergeArgs(object[key], value)
+		}
+		object[key] = value
+	}
+	object["name"] = quote(c.Name)
+	object["cniVersion"] = quote(ch.CNIVersion)
+	runtimeConfig := map[string]json.RawMessage{}
+	for capability, enabled := range d.Capabilities {
+		if value, ok := c.RuntimeConfig[capability]; ok && enabled {
+			runtimeConfig[capability] = value
+		}
+	}
+	if len(runtimeConfig) > 0 {
+		object["runtimeConfig"] = Marshal(runtimeConfig)
+	}
+	delete(object, "prevResult")
+	return Marshal(object)
+}
+
+// Steps returns every delegate of the chain as a step, with its configuration.
+func (ch *Chain) Steps(c *Conf) []journal.Step {
+	var steps []journal.Step
+	for i, d := range ch.Delegates {
+		steps = append(steps, journal.Step{Index: i, Type: d.Type, Config: ch.Config(i, c)})
+	}
+	return steps
+}
+
+// Only returns the index of the only delegate of a type, or -1: with two, nobody can tell which one
+// it was.
+func (ch *Chain) Only(plugin string) int {
+	found := -1
+	for i, d := range ch.Delegates {
+		if d.Type != plugin {
+			continue
+		}
+		if found >= 0 {
+			return -1
+		}
+		found = i
+	}
+	return found
+}
+
+// mergeArgs lays injected args over those of a delegate, and args.cni over args.cni, as multus
+// does.
+func mergeArgs(own, injected json.RawMessage) json.RawMessage {
+	merged := ObjectOf(own)
+	for key, value := range ObjectOf(injected) {
+		if key == "cni" {
+			cni := ObjectOf(merged[key])
+			maps.Copy(cni, ObjectOf(value))
+			value = Marshal(cni)
+		}
+		merged[key] = value
+	}
+	return Marshal(merged)
+}
+
+// ObjectOf decodes a JSON object; for anything else it returns an empty one.
+func ObjectOf(raw json.RawMessage) map[string]json.RawMessage {
+	object := map[string]json.RawMessage{}
+	if json.Unmarshal(raw, &object) != nil || object == nil {
+		return map[string]json.RawMessage{}
+	}
+	return object
+}
+
+// Marshal encodes values from a decoder, which cannot fail.
+func Marshal(v any) json.RawMessage {
+	data, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return data
+}
+
+func quote(s string) json.RawMessage { return Marshal(s) }
+
+// WithPrevResult returns a delegate's configuration with prevResult set. The configuration is an
+// object that unwind encoded, or whatever a damaged journal has in its place.
+func WithPrevResult(config, prevResult json.RawMessage) json.RawMessage {
+	if len(prevResult) == 0 || len(config) < 2 {
+		return config
+	}
+	comma := ","
+	if len(config) == 2 {
+		comma = ""
+	}
+	return bytes.Join([][]byte{config[:len(config)-1], []byte(comma + `"prevResult":`), prevResult, []byte("}")}, nil)
+}
+
+// Missing returns the plugins of the chain, IPAM plugins included, that no directory of the path
+// list has.
+func (ch *Chain) Missing(path string) []string {
+	var missing []string
+	for _, d := range ch.Delegates {
+		for _, t := range []string{d.Type, d.IPAM} {
+			if t == "" || slices.Contains(missing, t) {
+				continue
+			}
+			if _, err := FindPlugin(t, path); err != nil {
+				missing = append(missing, t)
+			}
+		}
+	}
+	return missing
+}
+
+// LostCapabilities returns the capabilities that delegates declare and unwind's own entry does not.
+// libcni passes on only what the outer entry declares, so these delegates would not get what they
+// ask for.
+func (ch *Chain) LostCapabilities(c *Conf) []string {
+	lost := map[string]bool{}
+	for _, d := range ch.Delegates {
+		for capability, enabled := range d.Capabilities {
+			if enabled && !c.Capabilities[capability] {
+				lost[capability] = true
+			}
+		}
+	}
+	return sortedKeys(lost)
+}

@@ -1,0 +1,391 @@
+package netconf
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/version"
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestLoadChain(t *testing.T) {
+	for _, tt := range []struct{ name, keys, want string }{
+		{"in the configuration", `"chain": {"plugins": [{"type": "a"}, {"type": "b", "ipam": {"type": "i"}}]}`, "1.0.0: a b/i"},
+		{"null beside it", `"chain": {"plugins": [{"type": "a"}]}, "chainFile": null`, "1.0.0: a"},
+		{"one plugin", `"chain": {"type": "a", "cniVersion": "0.4.0"}`, "0.4.0: a"},
+		{"its name", `"chain": {"name": "podnet", "plugins": [{"type": "a", "name": "other"}]}`, "1.0.0: a"},
+		{"its version", `"chain": {"cniVersion": "0.3.1", "cniVersions": ["0.4.0"], "plugins": [{"type": "a"}]}`, "0.4.0: a"},
+		{"no CHECK", `"chain": {"disableCheck": "TRUE", "plugins": [{"type": "a"}]}`, "1.0.0: a, no CHECK"},
+		{"no folder of plugins", `"chain": {"loadOnlyInlinedPlugins": false, "plugins": [{"type": "a"}]}`, "1.0.0: a"},
+
+		{"a file without a version", `"chainFile": "DIR/list"`, ": a b/i"},
+		{"a file with one plugin", `"chainFile": "DIR/plugin"`, "0.3.1: a"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c, err := parse(strings.ReplaceAll(tt.keys, "DIR", chainFiles(t)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			chain, err := c.LoadChain()
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := chain.CNIVersion + ":"
+			for _, d := range chain.Delegates {
+				got += " " + strings.TrimSuffix(d.Type+"/"+d.IPAM, "/")
+			}
+			if chain.DisableCheck {
+				got += ", no CHECK"
+			}
+			if got != tt.want {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestLoadChainErrors(t *testing.T) {
+	long := fmt.Sprintf(`"%s"`, strings.Repeat("s3cret", 100))
+	for _, tt := range []struct{ name, keys, want string }{
+		{"both", `"chain": {"plugins": [{"type": "a"}]}, "chainFile": "/s3cret"`, `"chain" and "chainFile" are both set; keep one`},
+		{"neither", ``, `neither "chain" nor "chainFile" is set; write the plugins to run into "chain": {"plugins": [...]}`},
+		{"null", `"chain": null`, `neither "chain" nor "chainFile" is set; write the plugins to run into "chain": {"plugins": [...]}`},
+
+		{"a string", `"chain": "{\"password\": \"s3cret\"}"`, `key "chain": it is a string, not an object`},
+		{"a list", `"chain": [{"type": "s3cret"}]`, `key "chain": it is a list, not an object`},
+		{"a number", `"chain": 3`, `key "chain": it is a number, not an object`},
+		{"empty", `"chain": {}`, `key "chain": key "plugins" is empty; write the plugins to run there`},
+		{"no plugins", `"chain": {"plugins": []}`, `key "chain": key "plugins" is empty; write the plugins to run there`},
+		{"plugins null", `"chain": {"plugins": null}`, `key "chain": key "plugins" is empty; write the plugins to run there`},
+		{"plugins an object", `"chain": {"plugins": {"a": "s3cret"}}`, `key "chain": key "plugins" is an object, not a list`},
+		{"a flag that is none", `"chain": {"disableCheck": "yes", "plugins": []}`,
+			`key "chain": key "disableCheck" is "yes", not true or false`},
+		{"a flag that is a secret", `"chain": {"loadOnlyInlinedPlugins": ` + long + `}`,
+			`key "chain": key "loadOnlyInlinedPlugins" is a value of 602 bytes, not true or false`},
+		{"another name", `"chain": {"name": "other", "plugins": [{"type": "a"}]}`, `key "chain": its name is "other", but the ` +
+			`network's is "podnet"; the addresses and rules of every plugin are kept under that name, so both must be the same`},
+		{"a name that is a number", `"chain": {"name": 5, "plugins": [{"type": "a"}]}`, `key "chain": key "name" is a number, not a string`},
+		{"a version that is none", `"chain": {"cniVersion": "one", "plugins": [{"type": "a"}]}`,
+			`key "chain": cniVersion "one": failed to convert major version part "one": strconv.Atoi: parsing "one": invalid syntax`},
+		{"a version of the future", `"chain": {"cniVersion": "9.0.0", "plugins": [{"type": "a"}]}`,
+			`key "chain": cniVersion "9.0.0" is none of 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0`},
+
+		{"a plugin is null", `"chain": {"plugins": [{"type": "a"}, null]}`, `key "chain": plugins[1]: key "type" is missing`},
+		{"a plugin is a string", `"chain": {"plugins": ["s3cret"]}`, `key "chain": plugins[0]: it is a string, not an object`},
+		{"no type", `"chain": {"plugins": [{"password": "s3cret"}]}`, `key "chain": plugins[0]: key "type" is missing`},
+		{"type a list", `"chain": {"plugins": [{"type": ["s3cret"]}]}`, `key "chain": plugins[0]: key "type" is a list, not a string`},
+		{"a path", `"chain": {"plugins": [{"type": "../bin/sh"}]}`, `key "chain": plugins[0]: key "type": "../bin/sh" is not the name of a plugin`},
+		{"a parent", `"chain": {"plugins": [{"type": ".."}]}`, `key "chain": plugins[0]: key "type": ".." is not the name of a plugin`},
+		{"NUL", `"chain": {"plugins": [{"type": "a\u0000b"}]}`, `key "chain": plugins[0]: key "type": "a\x00b" is not the name of a plugin`},
+		{"IPAM a string", `"chain": {"plugins": [{"type": "a", "ipam": "s3cret"}]}`,
+			`key "chain": plugins[0]: key "ipam" is a string, not an object`},
+		{"IPAM type a bool", `"chain": {"plugins": [{"type": "a", "ipam": {"type": true}}]}`,
+			`key "chain": plugins[0]: key "ipam.type" is true or false, not a string`},
+		{"IPAM a path", `"chain": {"plugins": [{"type": "a", "ipam": {"type": "/bin/sh"}}]}`,
+			`key "chain": plugins[0]: key "ipam.type": "/bin/sh" is not the name of a plugin`},
+		{"capabilities in words", `"chain": {"plugins": [{"type": "a", "capabilities": {"ips": "s3cret"}}]}`,
+			`key "chain": plugins[0]: key "capabilities" is a string, not true or false`},
+		{"unwind in unwind", `"chain": {"plugins": [{"type": "a"}, {"type": "unwind", "chain": {}}]}`,
+			`key "chain": plugins[1]: key "type": unwind cannot run inside itself; write the plugins of its chain here`},
+		{"unwind as IPAM", `"chain": {"plugins": [{"type": "a", "ipam": {"type": "unwind"}}]}`,
+			`key "chain": plugins[0]: key "ipam.type": unwind cannot run inside itself; write the plugins of its chain here`},
+
+		{"no file", `"chainFile": "DIR/none"`, `chainFile DIR/none: no such file or directory; the network's provider has not ` +
+			`written it, or has removed it`},
+		{"a file that is no chain", `"chainFile": "DIR/text"`,
+			`chainFile DIR/text: not valid JSON: invalid character 's' looking for beginning of value`},
+		{"a file with unwind", `"chainFile": "DIR/unwind"`,
+			`chainFile DIR/unwind: plugins[0]: key "type": unwind cannot run inside itself; write the plugins of its chain here`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := chainFiles(t)
+			c, err := parse(strings.ReplaceAll(tt.keys, "DIR", dir))
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = c.LoadChain()
+			if got := strings.ReplaceAll(fmt.Sprint(err), dir, "DIR"); got != tt.want {
+				t.Errorf("\ngot  %s\nwant %s", got, tt.want)
+			}
+		})
+	}
+}
+
+// chainFiles makes a directory of files that can be read as a chain, or not. chainfile_test.go has
+// more, on a node.
+func chainFiles(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, content := range map[string]string{
+		"list":   `{"name": "podnet", "plugins": [{"type": "a"}, {"type": "b", "ipam": {"type": "i"}}]}`,
+		"plugin": `{"cniVersion": "0.3.1", "name": "podnet", "type": "a"}`,
+		"text":   `s3cret`,
+		"unwind": `{"cniVersion": "1.0.0", "name": "podnet", "plugins": [{"type": "unwind"}]}`,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// TestHighest compares with libcni, which takes a version that it does not know where there is no
+// other.
+func TestHighest(t *testing.T) {
+	for _, tt := range []struct {
+		one    string
+		listed []string
+	}{
+		{"1.0.0", nil}, {"", nil}, {"0.3.1", []string{"0.4.0", "1.0.0"}}, {"1.1.0", []string{"0.4.0"}},
+		{"", []string{"0.3.1", "1.0.0", "0.4.0"}}, {"1.0.0", []string{"1.1.0", "1.2.0", "9.0.0"}},
+		{"9.0.0", []string{"0.4.0", "1.0.0"}}, {"1.0.0", []string{"9.0.0"}}, {"", []string{"9.0.0"}}, {"0.4.0", []string{"1"}},
+	} {
+		t.Run(fmt.Sprint(tt), func(t *testing.T) {
+			conf := map[string]any{"name": "podnet", "plugins": []any{map[string]string{"type": "a"}}}
+			if tt.one != "" {
+				conf["cniVersion"] = tt.one
+			}
+			if tt.listed != nil {
+				conf["cniVersions"] = tt.listed
+			}
+			list, err := libcni.NetworkConfFromBytes(Marshal(conf))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := highest(tt.one, tt.listed, "")
+			if err != nil && list.CNIVersion != "1" { // of no release, so every plugin would refuse it
+				t.Error(err)
+			}
+			if err == nil && got != list.CNIVersion {
+				t.Errorf("got %q, libcni takes %q", got, list.CNIVersion)
+			}
+		})
+	}
+	if got, err := highest("", nil, "0.4.0"); got != "0.4.0" || err != nil {
+		t.Errorf("without any: %q, %v, want the default", got, err)
+	}
+}
+
+// recorder is an invoke.Exec that keeps what plugins would get on stdin.
+type recorder struct {
+	version.PluginDecoder
+	stdin []json.RawMessage
+}
+
+func (r *recorder) ExecPlugin(_ context.Context, _ string, stdin []byte, _ []string) ([]byte, error) {
+	r.stdin = append(r.stdin, stdin)
+	return []byte(`{"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.7/24"}]}`), nil
+}
+
+func (r *recorder) FindInPath(plugin string, _ []string) (string, error) { return plugin, nil }
+
+// TestConfigAsLibcni runs a chain by libcni, and compares what each plugin gets with what unwind
+// gives it.
+func TestConfigAsLibcni(t *testing.T) {
+	chain := `{"cniVersion": "1.0.0", "cniVersions": ["0.4.0"], "name": "podnet", "plugins": [
+		{"type": "a", "name": "not this", "cniVersion": "0.3.1", "nested": {"a": [1, null, "<&>"]}},
+		{"type": "b", "capabilities": {"portMappings": true, "ips": false, "mac": true, "none": true}},
+		{"type": "c", "capabilities": {"ips": true}, "runtimeConfig": {"mac": "kept"}},
+		{"type": "d", "runtimeConfig": {"mac": "kept"}, "args": {"cni": {"x": "y"}}, "ipam": {"type": "i", "ranges": []}}]}`
+	capabilities := `{"portMappings": [{"hostPort": 80}], "ips": ["10.0.0.7"], "mac": "02:00:00:00:00:01", "other": true}`
+
+	list, err := libcni.NetworkConfFromBytes([]byte(chain))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rt := libcni.RuntimeConf{ContainerID: "c", NetNS: "/n", IfName: "eth0"}
+	if err := json.Unmarshal([]byte(capabilities), &rt.CapabilityArgs); err != nil {
+		t.Fatal(err)
+	}
+	plugins := &recorder{}
+	result, err := libcni.NewCNIConfigWithCacheDir([]string{"/"}, t.TempDir(), plugins).AddNetworkList(t.Context(), list, &rt)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	c, err := parse(fmt.Sprintf(`"chain": %s, "runtimeConfig": %s`, chain, capabilities))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, err := c.LoadChain()
+	if err != nil {
+		t.Fatal(err)
+	}
+	prevResult := json.RawMessage(nil)
+	for i := range ours.Delegates {
+		if diff := cmp.Diff(value(t, plugins.stdin[i]), value(t, WithPrevResult(ours.Config(i, c), prevResult))); diff != "" {
+			t.Errorf("stdin of plugin %d (-libcni +unwind):\n%s", i, diff)
+		}
+		prevResult = Marshal(result)
+	}
+}
+
+// Value decodes JSON with numbers as they are written.
+func value(t testing.TB, data json.RawMessage) (v any) {
+	t.Helper()
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.UseNumber()
+	if err := d.Decode(&v); err != nil {
+		t.Fatalf("%v in %s", err, data)
+	}
+	return v
+}
+
+func TestConfig(t *testing.T) {
+	for _, tt := range []struct{ name, plugin, keys, want string }{
+		{"numbers stay as they are", `{"type": "a", "n": [12345678901234567890, 1e400, 1.10]}`, ``,
+			`{"cniVersion": "1.0.0", "n": [12345678901234567890, 1e400, 1.10], "name": "podnet", "type": "a"}`},
+		{"a prevResult of its own", `{"type": "a", "prevResult": {"ips": []}}`, ``,
+			`{"cniVersion": "1.0.0", "name": "podnet", "type": "a"}`},
+		{"what multus injects", `{"type": "a", "args": {"x": 1, "cni": {"mac": "m", "ips": "i"}}, "deviceID": "own"}`,
+			`"args": {"y": 2, "cni": {"ips": "other"}}, "deviceID": "0000:01", "pciBusID": "0000:02"`,
+			`{"args": {"x": 1, "y": 2, "cni": {"mac": "m", "ips": "other"}}, "cniVersion": "1.0.0", "deviceID": "0000:01",
+				"name": "podnet", "pciBusID": "0000:02", "type": "a"}`},
+		{"null is as absent", `{"type": "a", "args": {"x": 1}, "deviceID": "own"}`, `"args": null, "deviceID": null`,
+			`{"args": {"x": 1}, "cniVersion": "1.0.0", "deviceID": "own", "name": "podnet", "type": "a"}`},
+		{"args that are no object", `{"type": "a", "args": ["own"]}`, `"args": {"x": 1}`,
+			`{"args": {"x": 1}, "cniVersion": "1.0.0", "name": "podnet", "type": "a"}`},
+		{"capabilities", `{"type": "a", "capabilities": {"ips": true, "mac": false, "none": true}}`,
+			`"runtimeConfig": {"ips": ["10.0.0.1"], "mac": "m", "portMappings": []}`,
+			`{"capabilities": {"ips": true, "mac": false, "none": true}, "cniVersion": "1.0.0", "name": "podnet",
+				"runtimeConfig": {"ips": ["10.0.0.1"]}, "type": "a"}`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.keys != "" {
+				tt.keys += ", "
+			}
+			c, err := parse(tt.keys + `"chain": {"plugins": [` + tt.plugin + `]}`)
+			if err != nil {
+				t.Fatal(err)
+			}
+			chain, err := c.LoadChain()
+			if err != nil {
+				t.Fatal(err)
+			}
+			want, got := value(t, json.RawMessage(tt.want)), value(t, chain.Config(0, c))
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			if again := value(t, chain.Config(0, c)); !reflect.DeepEqual(got, again) {
+				t.Errorf("the second time %v", again)
+			}
+		})
+	}
+}
+
+func TestWithPrevResult(t *testing.T) {
+	for _, tt := range []struct{ name, config, prevResult, want string }{
+		{"none", `{"a":1}`, ``, `{"a":1}`},
+		{"some", `{"a":1}`, `{"ips":[]}`, `{"a":1,"prevResult":{"ips":[]}}`},
+		{"into nothing", `{}`, `{}`, `{"prevResult":{}}`},
+		{"into what is no configuration", ``, `{}`, ``},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := WithPrevResult(json.RawMessage(tt.config), json.RawMessage(tt.prevResult)); string(got) != tt.want {
+				t.Errorf("got %s, want %s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestLostCapabilities(t *testing.T) {
+	for _, tt := range []struct {
+		name, outer string
+		want        []string
+	}{
+		{"all declared", `{"ips": true, "mac": true, "portMappings": true, "more": true}`, []string{}},
+		{"none declared", `{}`, []string{"ips", "mac", "portMappings"}},
+		{"one switched off", `{"ips": true, "mac": false, "portMappings": true}`, []string{"mac"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c, err := parse(fmt.Sprintf(`"capabilities": %s, "chain": {"plugins": [
+				{"type": "a", "capabilities": {"portMappings": true, "mac": true, "off": false}},
+				{"type": "b", "capabilities": {"ips": true, "mac": true}}, {"type": "c"}]}`, tt.outer))
+			if err != nil {
+				t.Fatal(err)
+			}
+			chain, err := c.LoadChain()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, chain.LostCapabilities(c)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestMissing(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"first/a", "second/b", "second/i", "second/folder/x"} {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, nil, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct {
+		name, path string
+		want       []string
+	}{
+		{"two folders", dir + "/first:" + dir + "/second", []string{"folder", "gone"}},
+		{"one folder", dir + "/first", []string{"i", "b", "folder", "gone"}},
+		{"a folder that is not there", dir + "/none:" + dir + "/second", []string{"a", "folder", "gone"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			chain := &Chain{Delegates: []Delegate{
+				{Type: "a", IPAM: "i"}, {Type: "b", IPAM: "i"}, {Type: "folder"}, {Type: "gone"}, {Type: "gone"},
+			}}
+			if diff := cmp.Diff(tt.want, chain.Missing(tt.path)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// ours are the keys of a delegate that unwind may set.
+var ours = []string{"name", "cniVersion", "args", "deviceID", "pciBusID", "runtimeConfig", "prevResult"}
+
+func FuzzChain(f *testing.F) {
+	f.Add([]byte(`{"cniVersion": "0.4.0", "plugins": [{"type": "a", "n": 1e400, "capabilities": {"ips": true}, "args": {"cni": {}}}]}`))
+	f.Add([]byte(`{"type": "a", "cniVersions": ["1.1.0"], "ipam": {"type": "i"}, "s": "<&>\u2028", "prevResult": 1}`))
+	f.Add([]byte(`{"plugins": [{"type": "a", "name": 5, "runtimeConfig": []}, {"type": "b", "a": {"a": {"a": 12345678901234567890}}}]}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c := &Conf{Name: "podnet", CNIVersion: "1.0.0", Chain: data,
+			Injected:      map[string]json.RawMessage{"args": json.RawMessage(`{"cni": {"x": "y"}}`), "deviceID": json.RawMessage(`"d"`)},
+			RuntimeConfig: map[string]json.RawMessage{"ips": json.RawMessage(`["10.0.0.1"]`)}}
+		chain, err := c.LoadChain()
+		if err != nil {
+			return
+		}
+		for i, d := range chain.Delegates {
+			if d.Type == "" || d.Type == Name || d.IPAM == Name || strings.Contains(d.Type+d.IPAM, "/") {
+				t.Errorf("type %q, ipam.type %q", d.Type, d.IPAM)
+			}
+			config := WithPrevResult(chain.Config(i, c), json.RawMessage(`{"ips":[]}`))
+			got, ok := value(t, config).(map[string]any)
+			if !ok || got["name"] != "podnet" || got["cniVersion"] != chain.CNIVersion ||
+				!reflect.DeepEqual(got["prevResult"], map[string]any{"ips": []any{}}) {
+				t.Fatalf("%s", config)
+			}
+			object := value(t, Marshal(d.object)).(map[string]any)
+			for _, key := range ours {
+				delete(object, key)
+				delete(got, key)
+			}
+			if !reflect.DeepEqual(object, got) {
+				t.Errorf("the delegate's own keys changed from %v to %v", object, got)
+			}
+		}
+	})
+}

@@ -1,0 +1,308 @@
+// Package netconf reads the input of unwind and its output: its configuration, the chain in it, the
+// runtime's conflists, and results. It runs nothing and knows only the types of the journal.
+package netconf
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"sort"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/utils"
+)
+
+// Name is the type under which unwind is installed. No delegate may have it.
+const Name = "unwind"
+
+// DefaultStateDir holds the journal and the locks of a node.
+const DefaultStateDir = "/var/lib/cni/unwind"
+
+// MaxConfig bounds a network configuration, in bytes. The largest in the field are a few KiB.
+const MaxConfig = 4 << 20
+
+// Conf is unwind's entry in a conflist, as the runtime gives it on stdin.
+type Conf struct {
+	CNIVersion    string
+	Name          string
+	Capabilities  map[string]bool
+	RuntimeConfig map[string]json.RawMessage
+	PrevResult    json.RawMessage
+	Injected      map[string]json.RawMessage // keys for the delegates, see InjectedKeys
+	Chain         json.RawMessage
+	ChainFile     string
+	DisableGC     bool
+	Valid         []Attachment               // of a GC; nil if the runtime gave no list
+	ValidRaw      map[string]json.RawMessage // the same, under the keys of the runtime
+
+	StateDir           string
+	DelegateTimeout    time.Duration // of one delegate's ADD; 0: the runtime's deadline rules
+	GracePeriod        time.Duration
+	OnDelFailure       string // report, defer
+	OnJournalFailure   string // degrade, fail
+	OnDuplicateAddress string // fail, warn
+	StatusOnPoolFull   string // ok, fail
+	SweepOnStatus      bool
+	AWSCheckpoint      string   // path of ipamd's checkpoint, see ipam.AWS
+	StartEarly         []string // see StartsEarly; nil is not given
+	LogLevel           slog.Level
+	LogFile            string
+	LogFormat          string // text, json
+	warnings           []string
+}
+
+// InjectedKeys are the keys that a runtime or multus writes into every plugin of a list. They are
+// meant for the delegates (multus pkg/types: addDeviceIDInConfList, addCNIArgsInConfList).
+var InjectedKeys = []string{"args", "deviceID", "pciBusID"}
+
+// ignoredKeys are known keys without effect here: libcni's, and FoldedKey.
+var ignoredKeys = []string{"type", "cniVersions", "disableCheck", "loadOnlyInlinedPlugins", FoldedKey}
+
+// emptyKeys are in a configuration that went through libcni's PluginConf, whatever was in it
+// before: multus up to 4.3 strips its cluster network's so. Empty, they say nothing.
+var emptyKeys = []string{"dns", "ipam"}
+
+// FoldedKey has the number of plugins at the end of "chain" that are not the original's: unwindctl
+// wrap took them from the directory of the network's name, and unwindctl unwrap takes them out.
+const FoldedKey = "folded"
+
+// ValidKeys are the keys under which a runtime gives the list of a GC. The second is a slip in the
+// text of SPEC 1.1 that libcni writes too (cni#1101).
+var ValidKeys = []string{"cni.dev/valid-attachments", "cni.dev/attachments"}
+
+// ParseConf reads unwind's configuration. Every wrong key gives an error that names it, and keeps
+// its default. The Conf is usable also with an error, so that a broken configuration does not stand
+// between a pod and its DEL.
+func ParseConf(data []byte) (*Conf, error) {
+	c := DefaultConf()
+	var errs []error
+	if len(data) > MaxConfig {
+		errs = append(errs, fmt.Errorf("the configuration has %d bytes, more than %d", len(data), MaxConfig))
+	}
+	var keys map[string]json.RawMessage
+	if err := json.Unmarshal(data, &keys); err != nil {
+		return c, fmt.Errorf("the configuration: %w", jsonError(err))
+	}
+	fields := map[string]func(json.RawMessage) error{
+		"cniVersion":            into(&c.CNIVersion, "a string"),
+		"name":                  networkName(&c.Name),
+		"capabilities":          into(&c.Capabilities, `a set of names with true or false, such as {"portMappings": true}`),
+		"runtimeConfig":         into(&c.RuntimeConfig, "an object"),
+		"prevResult":            into(&c.PrevResult, "an object"),
+		"chain":                 into(&c.Chain, "an object"),
+		"chainFile":             absolute(&c.ChainFile),
+		"disableGC":             into((*flag)(&c.DisableGC), "true or false"),
+		"stateDir":              absolute(&c.StateDir),
+		"delegateTimeout":       duration(&c.DelegateTimeout),
+		"gracePeriod":           duration(&c.GracePeriod),
+		"onDelFailure":          oneOf(&c.OnDelFailure, "report", "defer"),
+		"onJournalFailure":      oneOf(&c.OnJournalFailure, "degrade", "fail"),
+		"onDuplicateAddress":    oneOf(&c.OnDuplicateAddress, "fail", "warn"),
+		"statusOnPoolExhausted": oneOf(&c.StatusOnPoolFull, "ok", "fail"),
+		"sweepOnStatus":         into(&c.SweepOnStatus, "true or false"),
+		"awsCheckpoint":         absolute(&c.AWSCheckpoint),
+		"startEarly":            into(&c.StartEarly, "a list of plugins"),
+		"logLevel":              level(&c.LogLevel),
+		"logFile":               absolute(&c.LogFile),
+		"logFormat":             oneOf(&c.LogFormat, "text", "json"),
+	}
+	for _, key := range sortedKeys(keys) {
+		value := keys[key]
+		field := fields[key]
+		switch {
+		case field != nil:
+			if err := field(value); err != nil {
+				errs = append(errs, fmt.Errorf("key %q: %w", key, err))
+			}
+		case slices.Contains(ValidKeys, key):
+			if err := c.takeValid(key, value); err != nil {
+				errs = append(errs, fmt.Errorf("key %q: %w", key, err))
+			}
+		case slices.Contains(InjectedKeys, key):
+			if string(value) != "null" {
+				c.Injected[key] = value
+			}
+		case !slices.Contains(ignoredKeys, key) && !(slices.Contains(emptyKeys, key) && string(value) == "{}"):
+			c.Warn("key %q is not known to unwind and has no effect; a key for a delegate belongs into the chain", key)
+		}
+	}
+	if c.Name == "" && len(errs) == 0 {
+		errs = append(errs, errors.New(`key "name" is missing`))
+	}
+	return c, errors.Join(errs...)
+}
+
+func DefaultConf() *Conf {
+	return &Conf{
+		StateDir: DefaultStateDir, GracePeriod: 10 * time.Minute, OnDelFailure: "report", OnJournalFailure: "degrade",
+		OnDuplicateAddress: "fail", StatusOnPoolFull: "ok", SweepOnStatus: true, LogLevel: slog.LevelInfo, LogFormat: "text",
+		Injected: map[string]json.RawMessage{}, ValidRaw: map[string]json.RawMessage{},
+	}
+}
+
+// readFirst are plugins that do nothing before they have read all of their configuration, by their
+// sources: of containernetworking/plugins 1.9.1, cilium 1.20.2, calico 3.32.1 (it sets a variable of
+// its own process), amazon-vpc-cni-k8s 1.23.2, flannel 1.9.1, istio 1.31 (it sets up its log on
+// stderr), linkerd2-proxy-init's cni-plugin 1.6.8, antrea 2.7.0, kube-ovn 1.16.2, ovn-kubernetes
+// 1.3.0 and sriov-cni 2.10.0. azure-vnet must not be here: it takes a lock of the whole node first.
+var readFirst = []string{
+	"bandwidth", "bridge", "dummy", "firewall", "host-device", "ipvlan", "loopback", "macvlan", "portmap",
+	"ptp", "sbr", "tap", "tuning", "vlan", "vrf",
+	"antrea", "aws-cni", "calico", "cilium-cni", "egress-cni", "flannel", "istio-cni", "kube-ovn",
+	"linkerd-cni", "ovn-k8s-cni-overlay", "sriov",
+}
+
+// StartsEarly says whether the process of a plugin may be started before its turn, and get its
+// configuration when that has come: the plugin must do nothing before it has read all of it. The key
+// "startEarly" adds plugins to those that are known to be so; an empty list is none.
+func (c *Conf) StartsEarly(plugin string) bool {
+	if c.StartEarly != nil && len(c.StartEarly) == 0 {
+		return false
+	}
+	return slices.Contains(readFirst, plugin) || slices.Contains(c.StartEarly, plugin)
+}
+
+// Observes says whether unwind sweeps nothing, as in the first week. It then also leaves out work
+// that only helps other attachments.
+func (c *Conf) Observes() bool { return c.DisableGC && !c.SweepOnStatus }
+
+// Warnings returns the keys that have no effect.
+func (c *Conf) Warnings() []string { return c.warnings }
+
+func (c *Conf) Warn(format string, args ...any) {
+	c.warnings = append(c.warnings, fmt.Sprintf(format, args...))
+}
+
+// sortedKeys gives errors and warnings the same order each time.
+func sortedKeys[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	sort.Strings(keys)
+	return keys
+}
+
+// into decodes a value into *to, which it leaves alone if the value has another type. As in libcni,
+// null is the same as absent.
+func into[T any](to *T, want string) func(json.RawMessage) error {
+	return func(value json.RawMessage) error {
+		if string(value) == "null" {
+			return nil
+		}
+		var v T
+		if err := json.Unmarshal(value, &v); err != nil {
+			return fmt.Errorf("%s is not %s", excerpt(value), want)
+		}
+		*to = v
+		return nil
+	}
+}
+
+// check decodes a string and accepts it if convert does.
+func check[T any](to *T, want string, convert func(string) (T, bool)) func(json.RawMessage) error {
+	return func(value json.RawMessage) error {
+		var s string
+		if err := into(&s, want)(value); err != nil || string(value) == "null" {
+			return err
+		}
+		v, ok := convert(s)
+		if !ok {
+			return fmt.Errorf("%s is not %s", excerpt(value), want)
+		}
+		*to = v
+		return nil
+	}
+}
+
+// takeValid takes the list of a GC. null is no list: ocicni sends it for networks that no pod it
+// was asked about uses.
+func (c *Conf) takeValid(key string, value json.RawMessage) error {
+	if string(value) == "null" {
+		return nil
+	}
+	valid, err := ParseValid(value)
+	if err != nil {
+		return err
+	}
+	c.ValidRaw[key] = value
+	c.Valid = append(valid, c.Valid...) // under either key: a list can only add reasons to keep
+	return nil
+}
+
+// ParseValid reads a list of attachments as a runtime gives it to a GC: [{"containerID": "…",
+// "ifname": "…"}, …]. An empty list is not nil.
+func ParseValid(data []byte) ([]Attachment, error) {
+	valid := []Attachment{}
+	if err := json.Unmarshal(data, &valid); err != nil || valid == nil {
+		return nil, fmt.Errorf(`%s is not a list of {"containerID": "…", "ifname": "…"}`, excerpt(bytes.TrimSpace(data)))
+	}
+	for i, a := range valid {
+		if a.ContainerID == "" || a.IfName == "" {
+			return nil, fmt.Errorf(`element %d has no "containerID" or no "ifname"`, i)
+		}
+	}
+	return valid, nil
+}
+
+// networkName accepts a name that can be part of a path, as skel does. skel reads the key in any
+// case; this is the one that unwind uses.
+func networkName(to *string) func(json.RawMessage) error {
+	return check(to, "the name of a network", func(s string) (string, bool) {
+		return s, utils.ValidateNetworkName(s) == nil
+	})
+}
+
+func absolute(to *string) func(json.RawMessage) error {
+	return check(to, "an absolute path", func(s string) (string, bool) {
+		return filepath.Clean(s), filepath.IsAbs(s) && !strings.ContainsRune(s, 0)
+	})
+}
+
+func duration(to *time.Duration) func(json.RawMessage) error {
+	return check(to, `a duration such as "30s" or "10m"`, func(s string) (time.Duration, bool) {
+		d, err := time.ParseDuration(s)
+		return d, err == nil && d >= 0
+	})
+}
+
+func oneOf(to *string, allowed ...string) func(json.RawMessage) error {
+	return check(to, `"`+strings.Join(allowed, `" or "`)+`"`, func(s string) (string, bool) {
+		return s, slices.Contains(allowed, s)
+	})
+}
+
+func level(to *slog.Level) func(json.RawMessage) error {
+	return check(to, `"debug", "info", "warn" or "error"`, func(s string) (slog.Level, bool) {
+		var l slog.Level
+		err := l.UnmarshalText([]byte(s))
+		return l, err == nil && slices.Contains([]string{"debug", "info", "warn", "error"}, s)
+	})
+}
+
+// excerpt returns a short scalar for an error message, and only the kind of any other value: it may
+// hold secrets.
+func excerpt(value json.RawMessage) string {
+	switch {
+	case len(value) == 0:
+		return "nothing"
+	case value[0] == '{':
+		return "an object"
+	case value[0] == '[':
+		return "a list"
+	case len(value) > 40:
+		return fmt.Sprintf("a value of %d bytes", len(value))
+	}
+	return string(value)
+}
+
+// Attachment names an attachment within a network, as a runtime lists it (SPEC 1.1 §2 GC).
+type Attachment struct {
+	ContainerID string `json:"containerID"`
+	IfName      string `json:"ifname"`
+}

@@ -1,0 +1,243 @@
+package netconf
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// defaults is what a configuration without keys of ours means.
+func defaults() *Conf {
+	return &Conf{
+		CNIVersion: "1.0.0", Name: "podnet", StateDir: "/var/lib/cni/unwind", GracePeriod: 10 * time.Minute,
+		OnDelFailure: "report", OnJournalFailure: "degrade", OnDuplicateAddress: "fail", StatusOnPoolFull: "ok",
+		SweepOnStatus: true, LogFormat: "text", Injected: map[string]json.RawMessage{}, ValidRaw: map[string]json.RawMessage{},
+	}
+}
+
+// parse parses a configuration with the given keys next to the ones that every configuration has.
+func parse(keys string) (*Conf, error) {
+	if keys != "" {
+		keys = ", " + keys
+	}
+	return ParseConf([]byte(`{"cniVersion": "1.0.0", "name": "podnet", "type": "unwind"` + keys + `}`))
+}
+
+func TestParseConf(t *testing.T) {
+	for _, tt := range []struct {
+		name, keys string
+		want       func(*Conf)
+	}{
+		{"nothing", ``, func(*Conf) {}},
+		{"every key", `"capabilities": {"portMappings": true, "ips": false}, "runtimeConfig": {"ips": ["10.0.0.1"]},
+			"prevResult": {}, "chain": {"plugins": []}, "chainFile": "/etc/cni//x.conflist", "stateDir": "/run/unwind/",
+			"delegateTimeout": "30s", "gracePeriod": "0s", "onDelFailure": "defer", "onJournalFailure": "fail",
+			"onDuplicateAddress": "warn", "statusOnPoolExhausted": "fail", "sweepOnStatus": false, "logLevel": "warn",
+			"logFile": "/var/log/unwind.log", "logFormat": "json", "startEarly": ["p"], "awsCheckpoint": "/run/ipam.json"`,
+			func(c *Conf) {
+				c.Capabilities = map[string]bool{"portMappings": true, "ips": false}
+				c.RuntimeConfig = map[string]json.RawMessage{"ips": json.RawMessage(`["10.0.0.1"]`)}
+				c.PrevResult, c.Chain = json.RawMessage(`{}`), json.RawMessage(`{"plugins": []}`)
+				c.ChainFile, c.StateDir, c.LogFile = "/etc/cni/x.conflist", "/run/unwind", "/var/log/unwind.log"
+				c.DelegateTimeout, c.GracePeriod, c.LogLevel = 30*time.Second, 0, slog.LevelWarn
+				c.OnDelFailure, c.OnJournalFailure, c.OnDuplicateAddress = "defer", "fail", "warn"
+				c.StatusOnPoolFull, c.SweepOnStatus = "fail", false
+				c.LogFormat, c.StartEarly, c.AWSCheckpoint = "json", []string{"p"}, "/run/ipam.json"
+			}},
+		{"keys of libcni", `"cniVersions": ["1.1.0"], "disableCheck": true, "disableGC": true, "loadOnlyInlinedPlugins": true,
+			"cni.dev/valid-attachments": [], "cni.dev/attachments": null`,
+			func(c *Conf) {
+				c.DisableGC, c.Valid = true, []Attachment{}
+				c.ValidRaw[ValidKeys[0]] = json.RawMessage(`[]`)
+			}},
+		{"the key of unwindctl wrap", `"folded": 2`, func(*Conf) {}},
+		{"keys of multus", `"args": {"cni": {"ips": "10.0.0.1"}}, "deviceID": "0000:01:02.3", "pciBusID": null`,
+			func(c *Conf) {
+				c.Injected["args"] = json.RawMessage(`{"cni": {"ips": "10.0.0.1"}}`)
+				c.Injected["deviceID"] = json.RawMessage(`"0000:01:02.3"`)
+			}},
+		{"what libcni's PluginConf leaves", `"ipam": {}, "dns": {}`, func(*Conf) {}},
+		{"unknown keys are warnings", `"stateDIR": "/x", "ipam": {"type": "s3cret"}`, func(c *Conf) {
+			for _, key := range []string{"ipam", "stateDIR"} {
+				c.warnings = append(c.warnings, fmt.Sprintf("key %q is not known to unwind and has no effect; "+
+					"a key for a delegate belongs into the chain", key))
+			}
+		}},
+		{"the last of two", `"gracePeriod": "1s", "gracePeriod": "2s"`, func(c *Conf) { c.GracePeriod = 2 * time.Second }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := parse(tt.keys)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := defaults()
+			tt.want(want)
+			if diff := cmp.Diff(want, got, cmp.AllowUnexported(Conf{})); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestParseConfErrors(t *testing.T) {
+	for _, tt := range []struct{ name, keys, want string }{
+		{"relative path", `"stateDir": "run/unwind"`, `key "stateDir": "run/unwind" is not an absolute path`},
+		{"empty path", `"chainFile": ""`, `key "chainFile": "" is not an absolute path`},
+		{"NUL in a path", `"logFile": "/a\u0000b"`, `key "logFile": "/a\u0000b" is not an absolute path`},
+		{"no unit", `"gracePeriod": "10"`, `key "gracePeriod": "10" is not a duration such as "30s" or "10m"`},
+		{"below zero", `"delegateTimeout": "-1s"`, `key "delegateTimeout": "-1s" is not a duration such as "30s" or "10m"`},
+		{"a number", `"gracePeriod": 600`, `key "gracePeriod": 600 is not a duration such as "30s" or "10m"`},
+		{"a word", `"onDelFailure": "Report"`, `key "onDelFailure": "Report" is not "report" or "defer"`},
+		{"a level", `"logLevel": "INFO"`, `key "logLevel": "INFO" is not "debug", "info", "warn" or "error"`},
+		{"a level between", `"logLevel": "info+1"`, `key "logLevel": "info+1" is not "debug", "info", "warn" or "error"`},
+		{"a bool in words", `"sweepOnStatus": "yes"`, `key "sweepOnStatus": "yes" is not true or false`},
+		{"capabilities as a list", `"capabilities": ["portMappings"]`,
+			`key "capabilities": a list is not a set of names with true or false, such as {"portMappings": true}`},
+		{"capabilities in words", `"capabilities": {"portMappings": "yes"}`,
+			`key "capabilities": an object is not a set of names with true or false, such as {"portMappings": true}`},
+		{"no name", `"name": null, "NAME": "podnet"`, `key "name" is missing`},
+		{"a name that is a path", `"name": "../../etc"`, `key "name": "../../etc" is not the name of a network`},
+		{"all that is wrong", `"stateDir": 1, "gracePeriod": [], "logLevel": {}`,
+			`key "gracePeriod": a list is not a duration such as "30s" or "10m"` + "\n" +
+				`key "logLevel": an object is not "debug", "info", "warn" or "error"` + "\n" +
+				`key "stateDir": 1 is not an absolute path`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if _, err := parse(tt.keys); fmt.Sprint(err) != tt.want {
+				t.Errorf("\ngot  %v\nwant %s", err, tt.want)
+			}
+		})
+	}
+	for _, tt := range []struct{ name, data, want string }{
+		{"nothing", ``, `the configuration: not valid JSON: unexpected end of JSON input`},
+		{"cut off", `{"name": "s3cret`, `the configuration: not valid JSON: unexpected end of JSON input`},
+		{"a list", `["s3cret"]`, `the configuration: it is a list, not an object`},
+		{"a string", `"s3cret"`, `the configuration: it is a string, not an object`},
+		{"too deep", strings.Repeat(`{"a":`, 20000), `the configuration: not valid JSON: invalid character '{' exceeded max depth`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if _, err := ParseConf([]byte(tt.data)); fmt.Sprint(err) != tt.want {
+				t.Errorf("\ngot  %v\nwant %s", err, tt.want)
+			}
+		})
+	}
+}
+
+// Each key of ours with a value of each kind that it cannot have: the error names it, shows none of
+// a value that could be a secret, and the key keeps its default, so that a DEL can go on.
+func TestWrongTypes(t *testing.T) {
+	kinds := map[string]string{
+		"an object": `{"password": "s3cret"}`, "a list": `["s3cret"]`, "a number": `12345`, "a bool": `true`,
+		"a string": `"s3"`, "JSON in a string": `"{\"plugins\": [{\"type\": \"x\", \"password\": \"s3cret\"}]}"`,
+	}
+	right := map[string][]string{
+		"capabilities": {}, "runtimeConfig": {"an object"}, "sweepOnStatus": {"a bool"}, "name": {"a string"},
+		"cniVersion": {"a string", "JSON in a string"}, // skel has refused the latter
+		"chainFile":  {}, "stateDir": {}, "delegateTimeout": {}, "gracePeriod": {}, "onDelFailure": {}, "onJournalFailure": {},
+		"onDuplicateAddress": {}, "statusOnPoolExhausted": {}, "logLevel": {}, "logFile": {}, "logFormat": {}, "startEarly": {"a list"}, "awsCheckpoint": {},
+	}
+	for key, allowed := range right {
+		for kind, value := range kinds {
+			if slices.Contains(allowed, kind) {
+				continue
+			}
+			t.Run(key+" is "+kind, func(t *testing.T) {
+				got, err := parse(fmt.Sprintf("%q: %s", key, value))
+				if err == nil || !strings.HasPrefix(err.Error(), fmt.Sprintf("key %q: ", key)) {
+					t.Errorf("got error %v, want one that names the key", err)
+				}
+				if err != nil && (strings.Contains(err.Error(), "s3cret") || len(err.Error()) > 200) {
+					t.Errorf("the error shows the value: %v", err)
+				}
+				wantDefault(t, key, got)
+			})
+		}
+		t.Run(key+" is null", func(t *testing.T) {
+			got, err := parse(fmt.Sprintf("%q: null", key))
+			if (err != nil) != (key == "name") {
+				t.Errorf("got error %v", err)
+			}
+			wantDefault(t, key, got)
+		})
+	}
+}
+
+// wantDefault sees that a configuration in which the key was given, wrong or null, has its default.
+func wantDefault(t *testing.T, key string, got *Conf) {
+	t.Helper()
+	want := defaults()
+	switch key { // parse gives these two as well
+	case "name":
+		want.Name = ""
+	case "cniVersion":
+		want.CNIVersion = ""
+	}
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(Conf{})); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// A configuration that is too big is refused at ADD and still good for a DEL.
+func TestHugeConf(t *testing.T) {
+	data := fmt.Sprintf(`{"name": "podnet", "gracePeriod": "1s", "args": {"x": %q}}`, strings.Repeat("s3cret ", MaxConfig/7))
+	got, err := ParseConf([]byte(data))
+	if want := fmt.Sprintf("the configuration has %d bytes, more than %d", len(data), MaxConfig); fmt.Sprint(err) != want {
+		t.Errorf("got error %.200v, want %s", err, want)
+	}
+	if got.Name != "podnet" || got.GracePeriod != time.Second {
+		t.Errorf("network %q, gracePeriod %s", got.Name, got.GracePeriod)
+	}
+}
+
+func FuzzParseConf(f *testing.F) {
+	f.Add([]byte(`{"cniVersion": "1.0.0", "name": "podnet", "type": "unwind", "chain": {"plugins": [{"type": "bridge"}]}}`))
+	f.Add([]byte(`{"name": "podnet", "stateDir": "x", "gracePeriod": "1h", "logLevel": "debug", "args": {}, "what": 1e400}`))
+	f.Add([]byte(`{"capabilities": {"a": true}, "runtimeConfig": {"a": [1]}, "prevResult": {"ips": []}, "chainFile": "/a"}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, err := ParseConf(data)
+		again, errAgain := ParseConf(data)
+		if diff := cmp.Diff(c, again, cmp.AllowUnexported(Conf{})); diff != "" || fmt.Sprint(err) != fmt.Sprint(errAgain) {
+			t.Errorf("not the same twice: %v, %v\n%s", err, errAgain, diff)
+		}
+		for _, path := range []string{c.StateDir, c.ChainFile, c.LogFile} {
+			if path != "" && (path[0] != '/' || strings.ContainsRune(path, 0)) {
+				t.Errorf("path %q", path)
+			}
+		}
+		if strings.ContainsAny(c.Name, "/\x00") || c.Name == "" && err == nil || c.StateDir == "" || c.GracePeriod < 0 || c.DelegateTimeout < 0 {
+			t.Errorf("%+v", c)
+		}
+	})
+}
+
+// TestStartsEarly: the plugins that are known to read first, those that the key adds, and none where
+// it is empty. A plugin that takes a lock of the node first is not among them.
+func TestStartsEarly(t *testing.T) {
+	for _, tt := range []struct {
+		keys   string
+		plugin string
+		want   bool
+	}{
+		{``, "bridge", true},
+		{``, "own", false},
+		{``, "azure-vnet", false},
+		{`"startEarly": ["own"]`, "own", true},
+		{`"startEarly": ["own"]`, "bridge", true},
+		{`"startEarly": []`, "bridge", false},
+		{`"startEarly": null`, "bridge", true},
+	} {
+		c, err := parse(tt.keys)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := c.StartsEarly(tt.plugin); got != tt.want {
+			t.Errorf("%s of %s: %t, want %t", tt.keys, tt.plugin, got, tt.want)
+		}
+	}
+}

@@ -1,0 +1,92 @@
+package netconf
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+)
+
+// Conflist is a network configuration in a file, as libcni reads it: a list of plugins, or the
+// configuration of one.
+type Conflist struct {
+	Path       string
+	Name       string // of the network
+	CNIVersion string
+	Data       []byte
+	Types      []string // of its plugins, in their order
+	Unwind     *Conf    // the entry of unwind, or nil
+}
+
+// Conflists returns the paths of the configurations in a directory (/etc/cni/net.d), in the order
+// in which a runtime takes them: the first is the node's network. A missing directory has none.
+func Conflists(dir string) ([]string, error) {
+	files, err := os.ReadDir(dir) // sorted by name
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var paths []string
+	for _, f := range files {
+		if !f.IsDir() && slices.Contains([]string{".conflist", ".conf", ".json"}, filepath.Ext(f.Name())) { // as libcni has it
+			paths = append(paths, filepath.Join(dir, f.Name()))
+		}
+	}
+	return paths, err
+}
+
+// ReadConflist reads a configuration. An error does not name the path. An error in unwind's own
+// entry comes with the rest of the Conflist.
+func ReadConflist(path string) (*Conflist, error) {
+	data, err := ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return parseConflist(path, data)
+}
+
+// ReadConflistFrom reads a configuration as ReadConflist does, from a reader without a path.
+func ReadConflistFrom(r io.Reader) (*Conflist, error) {
+	data, err := ReadAll(r)
+	if err != nil {
+		return nil, err
+	}
+	return parseConflist("", data)
+}
+
+func parseConflist(path string, data []byte) (*Conflist, error) {
+	var list struct {
+		Name       string            `json:"name"`
+		CNIVersion string            `json:"cniVersion"`
+		Type       string            `json:"type"`
+		Plugins    []json.RawMessage `json:"plugins"`
+	}
+	err := json.Unmarshal(data, &list)
+	if err != nil {
+		return nil, jsonError(err)
+	}
+	if list.Plugins == nil && list.Type != "" {
+		list.Plugins = []json.RawMessage{data}
+	}
+	c := &Conflist{Path: path, Name: list.Name, CNIVersion: list.CNIVersion, Data: data}
+	for i, raw := range list.Plugins {
+		var one struct {
+			Type string `json:"type"`
+		}
+		if err := json.Unmarshal(raw, &one); err != nil {
+			return nil, fmt.Errorf("plugins[%d]: %w", i, jsonError(err))
+		}
+		c.Types = append(c.Types, one.Type)
+		if one.Type == Name && c.Unwind == nil {
+			entry := ObjectOf(raw)
+			entry["name"], entry["cniVersion"] = quote(list.Name), quote(list.CNIVersion)
+			var confErr error
+			c.Unwind, confErr = ParseConf(Marshal(entry))
+			err = errors.Join(err, confErr)
+		}
+	}
+	return c, err
+}

@@ -1,0 +1,265 @@
+package netconf
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/types/create"
+	"github.com/vishvananda/netlink"
+
+	"cni-unwind/journal"
+)
+
+// Result is the part of a CNI result that unwind reads. unwind keeps and passes on the result
+// itself as the bytes that ReadResult returns.
+type Result struct {
+	CNIVersion string `json:"cniVersion"`
+	Interfaces []struct {
+		Name    string `json:"name"`
+		Mac     string `json:"mac"`
+		Sandbox string `json:"sandbox"`
+	} `json:"interfaces"`
+	IPs []struct {
+		Address string `json:"address"`
+	} `json:"ips"`
+	IP4, IP6 *struct { // before 0.3.0
+		IP string `json:"ip"`
+	}
+}
+
+func ParseResult(raw json.RawMessage) (*Result, error) {
+	r := &Result{}
+	if len(raw) == 0 {
+		return r, nil
+	}
+	if err := json.Unmarshal(raw, r); err != nil {
+		return nil, jsonError(err)
+	}
+	return r, nil
+}
+
+// Prefixes returns the addresses of a result with the length of their subnets. It leaves out texts
+// that are no addresses.
+func (r *Result) Prefixes() []netip.Prefix {
+	var texts []string
+	for _, ip := range r.IPs {
+		texts = append(texts, ip.Address)
+	}
+	for _, ip := range []*struct {
+		IP string `json:"ip"`
+	}{r.IP4, r.IP6} {
+		if ip != nil {
+			texts = append(texts, ip.IP)
+		}
+	}
+	var all []netip.Prefix
+	for _, text := range texts {
+		if p, err := netip.ParsePrefix(text); err == nil {
+			all = append(all, netip.PrefixFrom(p.Addr().Unmap(), p.Bits()))
+		}
+	}
+	return all
+}
+
+// Addresses returns the addresses that identify the container: not loopback, link-local, multicast
+// or unspecified ones.
+func (r *Result) Addresses() []netip.Addr {
+	var all []netip.Addr
+	for _, p := range r.Prefixes() {
+		if a := p.Addr(); a.IsGlobalUnicast() && !slices.Contains(all, a) {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
+// ReadResult returns what libcni would pass on of a delegate's output on ADD (cni pkg/invoke,
+// ExecPluginWithResult): decoded into libcni's types and encoded again, so without fields that
+// these lack. Its version is its own, else the configuration's (cni#895). Like libcni, ReadResult
+// refuses a result that it cannot decode.
+func ReadResult(stdout []byte, cniVersion string) (json.RawMessage, error) {
+	r, err := decodeResult(stdout, cniVersion)
+	if err != nil {
+		return nil, fmt.Errorf("its result %q: %w", Shorten(string(stdout), 200), err)
+	}
+	return json.Marshal(r)
+}
+
+func decodeResult(stdout []byte, cniVersion string) (types.Result, error) {
+	var fields map[string]any
+	if err := json.Unmarshal(stdout, &fields); err != nil {
+		return nil, err
+	}
+	says, _ := fields["cniVersion"].(string)
+	if says == "" {
+		if fields == nil { // null
+			fields = map[string]any{}
+		}
+		says = cmp.Or(cniVersion, "0.1.0")
+		fields["cniVersion"] = says
+		stdout = Marshal(fields)
+	}
+	return create.Create(says, stdout)
+}
+
+// ConvertResult returns a result in another version of the specification. It returns the same bytes
+// if they are in that version already, and nil for no result. libcni's converters panic at a null
+// element; ConvertResult makes that an error.
+func ConvertResult(raw json.RawMessage, to string) (converted json.RawMessage, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			converted = nil
+			err = fmt.Errorf("its result cannot be converted to version %q: %v", to, r)
+		}
+	}()
+	if len(raw) == 0 {
+		return nil, nil
+	}
+	from, err := create.DecodeVersion(raw)
+	if err != nil || SameVersion(from, to) {
+		return raw, err
+	}
+	r, err := create.Create(from, raw)
+	if err != nil {
+		return nil, err
+	}
+	if r, err = r.GetAsVersion(to); err != nil {
+		return nil, err
+	}
+	return json.Marshal(r)
+}
+
+func SameVersion(a, b string) bool {
+	return a == b || a == "" && b == "0.1.0" || a == "0.1.0" && b == ""
+}
+
+// WithoutAddresses returns a result without the given addresses.
+func WithoutAddresses(raw json.RawMessage, drop []netip.Addr) (json.RawMessage, error) {
+	var object map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &object); err != nil {
+		return nil, jsonError(err)
+	}
+	dropped := func(text string) bool {
+		p, err := netip.ParsePrefix(text)
+		return err == nil && slices.Contains(drop, p.Addr().Unmap())
+	}
+	for key, value := range object { // keys in any case, as plugins read them
+		switch {
+		case strings.EqualFold(key, "ips"):
+			var ips []json.RawMessage
+			if err := json.Unmarshal(value, &ips); err != nil {
+				return nil, fmt.Errorf("key %q is not a list", key)
+			}
+			object[key] = Marshal(slices.DeleteFunc(ips, func(ip json.RawMessage) bool {
+				var one struct {
+					Address string `json:"address"`
+				}
+				return json.Unmarshal(ip, &one) == nil && dropped(one.Address)
+			}))
+		case strings.EqualFold(key, "ip4"), strings.EqualFold(key, "ip6"):
+			var one struct {
+				IP string `json:"ip"`
+			}
+			if json.Unmarshal(value, &one) == nil && dropped(one.IP) {
+				delete(object, key)
+			}
+		}
+	}
+	return Marshal(object), nil
+}
+
+// SameMeaning says whether two results of any version say the same, whatever their bytes.
+func SameMeaning(a, b json.RawMessage) bool {
+	in, err := create.DecodeVersion(a)
+	if other, otherErr := create.DecodeVersion(b); err != nil || otherErr != nil || other != in {
+		in = "1.1.0"
+	}
+	current := func(raw json.RawMessage) string {
+		raw, err := ConvertResult(raw, in)
+		if err != nil {
+			return ""
+		}
+		r, err := create.Create(in, raw)
+		if err != nil {
+			return ""
+		}
+		text, err := json.Marshal(r)
+		if err != nil {
+			return ""
+		}
+		return string(text)
+	}
+	return current(a) == current(b)
+}
+
+// maxPodName is more than Kubernetes allows a namespace (63) and a name (253) together, in bytes,
+// and less than the journal allows a key.
+const maxPodName = 1000
+
+// PodOf reads the pod from CNI_ARGS (K8S_POD_NAMESPACE=…;K8S_POD_NAME=…;K8S_POD_UID=…), as
+// kubelet's runtimes set it.
+func PodOf(args string) journal.Pod {
+	var p journal.Pod
+	for _, pair := range strings.Split(args, ";") {
+		switch key, value, _ := strings.Cut(pair, "="); key {
+		case "K8S_POD_NAMESPACE":
+			p.Namespace = value
+		case "K8S_POD_NAME":
+			p.Name = value
+		case "K8S_POD_UID":
+			p.UID = value
+		}
+	}
+	if len(p.Namespace)+len(p.Name) > maxPodName {
+		return journal.Pod{}
+	}
+	return p
+}
+
+// InterfaceOf returns the container's interface as a result names it: the MAC of the attachment's
+// interface in a sandbox, and all addresses of the result.
+func InterfaceOf(raw json.RawMessage, ifname string) journal.Interface {
+	r, err := ParseResult(raw)
+	if err != nil {
+		return journal.Interface{}
+	}
+	named := journal.Interface{Addresses: r.Addresses()}
+	for _, i := range r.Interfaces {
+		if i.Name == ifname && i.Sandbox != "" {
+			named.MAC = CanonicalMAC(i.Mac)
+		}
+	}
+	return named
+}
+
+// CanonicalMAC returns a hardware address as the kernel prints it. It returns "" for an invalid
+// one, and for an all-zero one like a loopback's, which identifies no interface.
+func CanonicalMAC(mac string) string {
+	address, err := net.ParseMAC(mac)
+	if err != nil || !slices.ContainsFunc(address, func(b byte) bool { return b != 0 }) {
+		return ""
+	}
+	return address.String()
+}
+
+// HostLinks returns the host's ends of the container's interfaces that a result names: the veths
+// among the interfaces without a sandbox. The others (a bridge, a macvlan's master) outlive the
+// container.
+func HostLinks(r *Result) []journal.HostLink {
+	var links []journal.HostLink
+	for _, i := range r.Interfaces {
+		if i.Sandbox != "" || i.Name == "" {
+			continue
+		}
+		if link, err := netlink.LinkByName(i.Name); err == nil && link.Type() == "veth" {
+			links = append(links, journal.HostLink{Name: i.Name, MAC: link.Attrs().HardwareAddr.String()})
+		}
+	}
+	return links
+}

@@ -1,0 +1,300 @@
+package netconf
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"cni-unwind/testdata/results"
+
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/types/create"
+	"github.com/containernetworking/cni/pkg/version"
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+)
+
+// TestReadResult has what libcni makes of a result, see also parity_test.go.
+func TestReadResult(t *testing.T) {
+	for _, tt := range []struct{ name, stdout, cniVersion, want string }{
+		{"the same version", `{"cniVersion": "1.0.0",  "ips": [], "mine": 1e9}`, "1.0.0",
+			`{"cniVersion":"1.0.0"}`},
+		{"no version", `{"ips": [{"address": "10.0.0.7/24"}], "mine": {}}`, "1.0.0",
+			`{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.7/24"}]}`},
+		{"another version",
+			`{"cniVersion": "0.4.0", "ips": [{"version": "4", "address": "10.0.0.7/24"}]}`, "1.0.0",
+			`{"cniVersion":"0.4.0","ips":[{"version":"4","address":"10.0.0.7/24"}],"dns":{}}`},
+		{"nothing in it", `{}`, "1.1.0", `{"cniVersion":"1.1.0"}`},
+		{"null", `null`, "1.1.0", `{"cniVersion":"1.1.0"}`},
+		{"before versions", `{}`, "", `{"cniVersion":"0.1.0","dns":{}}`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := ReadResult([]byte(tt.stdout), tt.cniVersion)
+			if err != nil || string(got) != tt.want {
+				t.Errorf("\ngot  %s (%v)\nwant %s", got, err, tt.want)
+			}
+		})
+	}
+	for _, tt := range []struct{ name, stdout, want string }{
+		{"nothing", ``, `its result "": unexpected end of JSON input`},
+		{"text", "oops\x00\xff\n",
+			`its result "oops\x00\xff\n": invalid character 'o' looking for beginning of value`},
+		{"much text", strings.Repeat("é", 200), `its result "` + strings.Repeat("é", 98) +
+			`…": invalid character 'Ã' looking for beginning of value`},
+		{"an address that is none", `{"ips": [{"address": "10.9.0.5"}]}`,
+			`its result "{\"ips\": [{\"address\": \"10.9.0.5\"}]}": invalid CIDR address: 10.9.0.5`},
+		{"a version that is none", `{"cniVersion": "2.0.0"}`,
+			`its result "{\"cniVersion\": \"2.0.0\"}": unsupported CNI result version "2.0.0"`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got, err := ReadResult([]byte(tt.stdout), "1.0.0"); fmt.Sprint(err) != tt.want {
+				t.Errorf("\ngot  %v (%s)\nwant %s", err, got, tt.want)
+			}
+		})
+	}
+}
+
+// TestConvertResult converts from each version to each, and back: the addresses stay.
+func TestConvertResult(t *testing.T) {
+	results := map[string]string{
+		"":      `{"ip4": {"ip": "10.0.0.7/24", "gateway": "10.0.0.1"}, "ip6": {"ip": "fd00::7/64"}, "dns": {}}`,
+		"0.3.0": `{"ips": [{"version": "4", "address": "10.0.0.7/24"}, {"version": "6", "address": "fd00::7/64"}]}`,
+		"1.0.0": `{"ips": [{"address": "10.0.0.7/24"}, {"address": "fd00::7/64"}]}`,
+	}
+	of := map[string]string{"": "", "0.1.0": "", "0.2.0": "", "0.3.0": "0.3.0", "0.3.1": "0.3.0", "0.4.0": "0.3.0",
+		"1.0.0": "1.0.0", "1.1.0": "1.0.0"}
+	for from, result := range of {
+		for to := range of {
+			t.Run(from+" to "+to, func(t *testing.T) {
+				raw := json.RawMessage(fmt.Sprintf(`{"cniVersion": %q, %s`, from, results[result][1:]))
+				got, err := ConvertResult(raw, to)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if v, err := create.DecodeVersion(got); err != nil || !SameVersion(v, to) {
+					t.Errorf("version %q, %v", v, err)
+				}
+				r, err := ParseResult(got)
+				if err != nil || fmt.Sprint(r.Addresses()) != "[10.0.0.7 fd00::7]" {
+					t.Errorf("addresses of %s: %v, %v", got, r.Addresses(), err)
+				}
+				back, err := ConvertResult(got, from)
+				if err != nil || !SameMeaning(raw, back) {
+					t.Errorf("back: %s, %v, want the meaning of %s", back, err, raw)
+				}
+			})
+		}
+	}
+	for _, tt := range []struct{ name, raw, to, want string }{
+		{"to a version that is none", `{"cniVersion": "1.0.0"}`, "3.0.0", "3.0.0"},
+		{"of a version that is none", `{"cniVersion": "3.0.0"}`, "1.0.0", "3.0.0"},
+		{"no result", `[]`, "1.0.0", "array"},
+		{"an address that is null", `{"cniVersion": "1.0.0", "ips": [null]}`, "0.4.0",
+			`its result cannot be converted to version "0.4.0"`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got, err := ConvertResult(json.RawMessage(tt.raw), tt.to); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("%s, %v, want an error with %q", got, err, tt.want)
+			}
+		})
+	}
+}
+
+func TestAddresses(t *testing.T) {
+	for _, tt := range []struct{ name, result, want string }{
+		{"both families", `{"ips": [{"address": "10.0.0.7/24"}, {"address": "fd00::7/64"}]}`, "[10.0.0.7 fd00::7]"},
+		{"before 0.3.0", `{"ip4": {"ip": "10.0.0.7/24"}, "ip6": {"ip": "fd00::7/64"}}`, "[10.0.0.7 fd00::7]"},
+		{"twice", `{"ips": [{"address": "10.0.0.7/24"}, {"address": "10.0.0.7/16"}]}`, "[10.0.0.7]"},
+		{"IPv4 in IPv6", `{"ips": [{"address": "::ffff:10.0.0.7/120"}]}`, "[10.0.0.7]"},
+		{"those that say nothing", `{"ips": [{"address": "127.0.0.1/8"}, {"address": "::1/128"}, {"address": "169.254.1.1/16"},
+			{"address": "fe80::1/64"}, {"address": "224.0.0.1/4"}, {"address": "0.0.0.0/0"}, {"address": "255.255.255.255/32"}]}`, "[]"},
+		{"no addresses", `{"ips": [{"address": ""}, {"address": "10.0.0.7"}, {"address": "10.0.0/24"}, {}, null]}`, "[]"},
+		{"nothing", ``, "[]"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r, err := ParseResult(json.RawMessage(tt.result))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := fmt.Sprint(r.Addresses()); got != tt.want {
+				t.Errorf("got %s, want %s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestWithoutAddresses(t *testing.T) {
+	drop := []netip.Addr{netip.MustParseAddr("10.0.0.7"), netip.MustParseAddr("fd00::7")}
+	for _, tt := range []struct{ name, result, want string }{
+		{"one of three", `{"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.8/24", "mine": 1e400}, {"address": "10.0.0.7/24"},
+			{"address": "10.0.0.70/24"}], "interfaces": [{"name": "eth0"}]}`,
+			`{"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.8/24", "mine": 1e400}, {"address": "10.0.0.70/24"}],
+				"interfaces": [{"name": "eth0"}]}`},
+		{"all", `{"ips": [{"address": "10.0.0.7/24"}, {"address": "fd00::7/64"}]}`, `{"ips": []}`},
+		{"written otherwise", `{"IPs": [{"Address": "::ffff:10.0.0.7/120"}, {"address": "FD00:0::0007/128"}]}`, `{"IPs": []}`},
+		{"before 0.3.0", `{"ip4": {"ip": "10.0.0.7/24"}, "ip6": {"ip": "fd00::8/64"}}`, `{"ip6": {"ip": "fd00::8/64"}}`},
+		{"what is no address", `{"ips": [null, {}, {"address": "x"}, 5], "ip4": "x"}`, `{"ips": [null, {}, {"address": "x"}, 5], "ip4": "x"}`},
+		{"none", `{"dns": {}}`, `{"dns": {}}`},
+		{"null", `{"ips": null, "ip4": null}`, `{"ips": null, "ip4": null}`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := WithoutAddresses(json.RawMessage(tt.result), drop)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(value(t, json.RawMessage(tt.want)), value(t, got)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+	for _, result := range []string{``, `[]`, `{"ips": {}}`, `{"IPS": 5}`} {
+		if got, err := WithoutAddresses(json.RawMessage(result), drop); err == nil {
+			t.Errorf("%s became %s, want an error", result, got)
+		}
+	}
+}
+
+func TestSameMeaning(t *testing.T) {
+	one := `{"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.7/24"}], "interfaces": [{"name": "eth0", "sandbox": "/n"}]}`
+	for _, tt := range []struct {
+		name, other string
+		want        bool
+	}{
+		{"the same", one, true},
+		{"other bytes", `{"dns": {}, "interfaces": [{"sandbox": "/n", "name": "eth0"}], "ips": [{"address": "10.0.0.7/24"}], "cniVersion": "1.0.0"}`, true},
+		{"an older version", `{"cniVersion": "0.4.0", "ips": [{"version": "4", "address": "10.0.0.7/24"}], "interfaces": [{"name": "eth0", "sandbox": "/n"}]}`, true},
+		{"another address", `{"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.8/24"}], "interfaces": [{"name": "eth0", "sandbox": "/n"}]}`, false},
+		{"a longer prefix", `{"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.7/25"}], "interfaces": [{"name": "eth0", "sandbox": "/n"}]}`, false},
+		{"a route more", strings.Replace(one, `"ips"`, `"routes": [{"dst": "0.0.0.0/0"}], "ips"`, 1), false},
+		{"nothing", ``, false},
+		{"no result", `[]`, false},
+		{"an address that is null", `{"cniVersion": "1.0.0", "ips": [null]}`, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			a, b := json.RawMessage(one), json.RawMessage(tt.other)
+			if SameMeaning(a, b) != tt.want || SameMeaning(b, a) != tt.want {
+				t.Errorf("want %t", tt.want)
+			}
+		})
+	}
+}
+
+// FuzzResult reads what a delegate may print, and takes an address out of it.
+func FuzzResult(f *testing.F) {
+	f.Add([]byte(`{"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.7/24"}, {"address": "fd00::7/64"}], "mine": 1e400}`), "0.4.0", []byte{10, 0, 0, 7})
+	f.Add([]byte(`{"ip4": {"ip": "10.0.0.7/24"}, "IP6": {"ip": "fd00::7/64"}}`), "", []byte{10, 0, 0, 7})
+	f.Add([]byte(`{"IPs": [null, {"Address": "::ffff:10.0.0.7/120"}]}`), "1.1.0", []byte{10, 0, 0, 7})
+	f.Add([]byte(`{"ips": [{"address": "10.0.0.7/24"}], "ips": [{}]}`), "1.0.0", []byte{10, 0, 0, 7})
+	f.Fuzz(func(t *testing.T, stdout []byte, cniVersion string, dropped []byte) {
+		drop, ok := netip.AddrFromSlice(dropped)
+		if drop = drop.Unmap(); !ok || cniVersion != "" && !slices.Contains(version.All.SupportedVersions(), cniVersion) {
+			return
+		}
+		sameAsLibcni(t, stdout, cniVersion)
+		raw, err := ReadResult(stdout, cniVersion)
+		if err != nil {
+			return
+		}
+		before, err := ParseResult(raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		without, err := WithoutAddresses(raw, []netip.Addr{drop})
+		if err != nil {
+			return
+		}
+		after, err := ParseResult(without)
+		if err != nil {
+			t.Fatalf("%s: %v", without, err)
+		}
+		want := slices.DeleteFunc(before.Prefixes(), func(p netip.Prefix) bool { return p.Addr() == drop })
+		if got := after.Prefixes(); !reflect.DeepEqual(want, got) && len(want)+len(got) > 0 {
+			t.Errorf("%s less %s: %v, want %v", raw, drop, got, want)
+		}
+	})
+}
+
+// sameAsLibcni sees that readResult makes of what a delegate printed what libcni makes of it,
+// byte for byte.
+func sameAsLibcni(t interface {
+	Helper()
+	Errorf(string, ...any)
+}, printed []byte, cniVersion string) {
+	t.Helper()
+	conf := Marshal(map[string]string{"cniVersion": cniVersion})
+	result, err := invoke.ExecPluginWithResult(context.Background(), "", conf, ran{}, ran(printed))
+	got, gotErr := ReadResult(printed, cniVersion)
+	if (err == nil) != (gotErr == nil) {
+		t.Errorf("%q in %q: libcni %v, unwind %v", printed, cniVersion, err, gotErr)
+		return
+	}
+	if err != nil {
+		return
+	}
+	if want := Marshal(result); string(want) != string(got) {
+		t.Errorf("%q in %q:\nlibcni %s\nunwind %s", printed, cniVersion, want, got)
+	}
+}
+
+// TestReadEachResult is as TestResultsAreLibcnis, of one delegate's result.
+func TestReadEachResult(t *testing.T) {
+	for _, tt := range results.Printed {
+		t.Run(tt.Name, func(t *testing.T) {
+			for _, v := range append(version.All.SupportedVersions(), "") {
+				sameAsLibcni(t, []byte(results.InVersion(tt.Text, v)), v)
+			}
+		})
+	}
+}
+
+// TestReadAnyResult is as TestReadEachResult, of results that nobody has thought of.
+func TestReadAnyResult(t *testing.T) {
+	versions := rapid.SampledFrom(version.All.SupportedVersions())
+	scalars := rapid.SampledFrom([]string{`null`, `""`, `"x"`, `0`, `-1`, `1.5`, `1e400`, `true`, `{}`,
+		`[]`, `[null]`, `"10.9.0.5/24"`, `"10.9.0.5"`, `"fd00::5/64"`, `"fd00::5"`,
+		`[{"dst": "10.8.0.0/16", "priority": 0}]`, `[{"address": "10.9.0.5/24"}]`})
+	names := rapid.SampledFrom([]string{"cniVersion", "CNIVERSION", "interfaces", "name", "mac", "mtu",
+		"ips", "address", "version", "interface", "gateway", "routes", "dst", "gw", "priority", "table",
+		"dns", "domain", "search", "ip4", "ip", "mine"})
+	var object func(depth int) *rapid.Generator[string]
+	object = func(depth int) *rapid.Generator[string] {
+		return rapid.Custom(func(t *rapid.T) string {
+			var fields []string
+			for range rapid.IntRange(0, 4).Draw(t, "fields") {
+				value := scalars.Draw(t, "value")
+				if depth > 0 && rapid.Bool().Draw(t, "deeper") {
+					value = object(depth-1).Draw(t, "object")
+					if rapid.Bool().Draw(t, "list") {
+						value = "[" + value + "]"
+					}
+				}
+				fields = append(fields, fmt.Sprintf("%q: %s", names.Draw(t, "name"), value))
+			}
+			if rapid.Bool().Draw(t, "has a version") {
+				says := versions.Draw(t, "its version")
+				fields = append(fields, fmt.Sprintf(`"cniVersion": %q`, says))
+			}
+			return "{" + strings.Join(fields, ", ") + "}"
+		})
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		sameAsLibcni(t, []byte(object(3).Draw(t, "printed")), versions.Draw(t, "version"))
+	})
+}
+
+// ran is libcni's way to run a plugin that has run already: this is what it printed.
+type ran []byte
+
+func (r ran) ExecPlugin(context.Context, string, []byte, []string) ([]byte, error) { return r, nil }
+
+func (r ran) FindInPath(string, []string) (string, error) { return "", nil }
+
+func (r ran) Decode([]byte) (version.PluginInfo, error) { return nil, nil }
+
+// AsEnv is of no use to a plugin that has run already.
+func (r ran) AsEnv() []string { return nil }

@@ -1,0 +1,156 @@
+package plugin
+
+import (
+	"cmp"
+	"context"
+	"net/netip"
+	"slices"
+
+	"cni-unwind/ipam"
+	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/internal/tristate"
+	"cni-unwind/plugin/internal/verdict"
+)
+
+// These steps guard against a late DEL that names an address which has a new owner (cni#924):
+//
+//  1. Before a DEL, addressesOfOthers takes the addresses of other attachments out of prevResult.
+//     If the delegate knows the address from prevResult alone, its step is parked: it stays
+//     pending, in full.
+//  2. When an ADD gets an address, claim first runs the pending DELs of dead attachments that have
+//     it, before the next delegate.
+//  3. When an address is free again, replayParked runs the parked DELs.
+
+// addressesOfOthers returns the addresses of a generation that have another owner: a live
+// attachment in the journal, or the one that host-local's own file names. If the file cannot be
+// read, or the other's liveness cannot be told, the address counts as another owner's: a DEL
+// without it can be made good later, a DEL with it cannot. An address that this ADD was just
+// assigned does not count: this ADD has nothing yet that a DEL with the address could take.
+func (u *undoing) addressesOfOthers(ctx context.Context) []netip.Addr {
+	var foreign []netip.Addr
+	for _, c := range u.gen.Claims {
+		fresh := slices.Contains(u.justAssigned, c.Address)
+		named, own := tristate.No, false // host-local's file names another owner, or this one
+		if c.Pool != "" {
+			owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
+			ours := fresh && owner.Is(u.key.ContainerID, u.key.IfName)
+			own = given && owner.Is(u.entry.ContainerID, u.entry.IfName)
+			named = tristate.Of(given && !ours && !own, err)
+		}
+		var others []verdict.OtherOwner
+		if named == tristate.No {
+			for _, other := range u.othersWith(ctx, u.entry.Key, c.Address) {
+				if ours := fresh && other.Key == u.key; !ours {
+					others = append(others, verdict.OtherOwner{
+						BeingUndone: u.beingUndone(other), GaveBack: own && gaveBack(other, c), Fate: u.judge(ctx, other).Fate,
+					})
+				}
+			}
+		}
+		if verdict.HasOtherOwner(named, others) || c.Pool == "" && u.usedElsewhere(c.Address) {
+			foreign = append(foreign, c.Address)
+		}
+	}
+	return foreign
+}
+
+// usedElsewhere says whether another container may use an address whose owner no IPAM plugin names:
+// an interface outside the generation's own namespace has it.
+func (u *undoing) usedElsewhere(address netip.Addr) bool {
+	netns := cmp.Or(u.netns.path, u.gen.NetNS.Path)
+	if seen, err := host.Look(netns, u.entry.IfName); err == nil && slices.Contains(seen.Addresses, address.Unmap()) &&
+		(u.netns.path != "" || u.gen.NetNS.Same(seen.Netns)) {
+		return false
+	}
+	var adds journal.NetNS // the namespace of an ADD that was just assigned the address
+	if slices.Contains(u.justAssigned, address) {
+		adds, _ = host.Identify(u.args.Netns)
+	}
+	return u.inUse(address, func(s host.Interface) bool {
+		return u.isOwn(u.entry, s.Netns) || u.isHost(s.Netns) || adds.Same(s.Netns)
+	}) != tristate.No
+}
+
+// gaveBack says whether another attachment gave an address, which the journal says it has, back to
+// its pool, which has given it to someone else by now: the plain chain ran its DEL, or the journal
+// could not be written. This holds if all its claims on the address are of that pool, its network
+// namespace is at its path, and no interface there has the address.
+func gaveBack(other *journal.Entry, c journal.Claim) bool {
+	for _, g := range other.Generations {
+		for _, o := range g.Claims {
+			if o.Address == c.Address && o.Pool != c.Pool {
+				return false
+			}
+		}
+	}
+	at := other.Newest().NetNS
+	if id, err := host.Identify(at.Path); err != nil || !id.Same(at) {
+		return false
+	}
+	there, err := host.AddressIn(at, c.Address)
+	return !there && err == nil
+}
+
+// beingUndone says whether another attachment is being undone: it then no longer owns its
+// addresses. Otherwise two attachments that a sweep undoes at once would park each other's DELs
+// again and again.
+func (o *op) beingUndone(e *journal.Entry) bool {
+	return (e.State == journal.Removing || e.State == journal.Unwinding) && o.sameNamespaces(e.Newest()) == tristate.Yes
+}
+
+// othersWith returns the entries of other attachments that claim an address, or none if the journal
+// cannot be read.
+func (o *op) othersWith(ctx context.Context, key journal.Key, address netip.Addr) []*journal.Entry {
+	var others []*journal.Entry
+	o.read(ctx, func(tx *journal.Tx) error {
+		entries, err := tx.ByAddress(address)
+		others = slices.DeleteFunc(entries, func(e *journal.Entry) bool { return e.Key == key })
+		return err
+	})
+	return others
+}
+
+// inUse says whether an interface in any network namespace has the address. A non-nil skip excludes
+// interfaces.
+func (o *op) inUse(address netip.Addr, skip func(host.Interface) bool) tristate.Value {
+	all, err := o.view.All(o.log)
+	used := slices.ContainsFunc(all, func(s host.Interface) bool {
+		return slices.Contains(s.Addresses, address.Unmap()) && (skip == nil || !skip(s))
+	})
+	if used {
+		return tristate.Yes
+	}
+	return tristate.Of(false, err)
+}
+
+// late says whether a step would get an address that it knows from prevResult alone and that
+// another container may have by now. The address may be free since the delegate that brought it was
+// undone, or since something else took it back: of an attachment that the journal did not know,
+// every delegate still has a pending DEL. Such a DEL must end before an ADD that gets the address
+// stops waiting for it.
+func (u *undoing) late(step *journal.Step) bool {
+	return slices.ContainsFunc(u.gen.Claims, func(c journal.Claim) bool {
+		return c.Receives(step.Index) && (u.gen.Freed(c) || u.takenBack(c))
+	})
+}
+
+// takenBack says whether a claimed address is no longer the attachment's by host-local's own file,
+// or the file cannot tell.
+func (u *undoing) takenBack(c journal.Claim) bool {
+	if c.Pool == "" {
+		return false
+	}
+	owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
+	return err != nil || !given || !owner.Is(u.entry.ContainerID, u.entry.IfName)
+}
+
+// withheldFrom returns an address that was withheld from a step because another attachment owns it.
+func (u *undoing) withheldFrom(step *journal.Step) (address netip.Addr, is bool) {
+	for _, c := range u.gen.Claims {
+		if c.Receives(step.Index) && slices.Contains(u.withheld, c.Address) {
+			return c.Address, true
+		}
+	}
+	return address, false
+}

@@ -1,0 +1,75 @@
+package plugin
+
+import (
+	"io"
+	"time"
+
+	"cni-unwind/ipam"
+	"cni-unwind/plugin/internal/delegate"
+)
+
+// Plugin has what the verbs need from their process.
+type Plugin struct {
+	Stdout  io.Writer
+	Stderr  io.Writer
+	Budgets Budgets
+	// CacheDir is the directory of libcni's cache of results; "" is the one that all runtimes use.
+	CacheDir string
+	// Probes ask stores that are not on this node. The agent has some; the program that starts for
+	// each pod has none.
+	Probes []ipam.Probe
+	// Slow is called each time a delegate takes longer than half a second. From the first time on, a
+	// signal should no longer end the process before it has undone what it did; until then a signal
+	// is to the journal what SIGKILL is. Handlers take a thread, which most verbs do without. Nil does
+	// nothing.
+	Slow func()
+	// Point is called with the name of each place where a crash would leave another state behind.
+	// Tests set it.
+	Point func(name string)
+
+	// delegates runs delegates; nil runs them as processes. Tests set it.
+	delegates delegate.Runner
+}
+
+// Budgets bound the time of a verb. containerd and CRI-O give 60 s to a whole tear-down.
+type Budgets struct {
+	Undo     time.Duration // DEL, and the rollback of an ADD
+	GC       time.Duration // a GC in all
+	Status   time.Duration // a STATUS in all
+	Release  time.Duration // other attachments, during an ADD
+	Step     time.Duration // the minimum for one DEL
+	Reserve  time.Duration // kept for each later DEL while none has hung
+	LateDel  time.Duration // a DEL whose address may be reassigned; below Release, see undoing.late
+	Lock     time.Duration // waiting for another unwind that works on the attachment
+	HostLink time.Duration // waiting for the host's end of an interface to go after its namespace
+	Orphans  time.Duration // waiting for a dead unwind's delegates to end; below Release
+}
+
+// DefaultBudgets are the budgets on a real node.
+var DefaultBudgets = Budgets{
+	Undo:     45 * time.Second,
+	GC:       25 * time.Second,
+	Status:   2 * time.Second,
+	Release:  5 * time.Second,
+	Step:     500 * time.Millisecond,
+	Reserve:  4 * time.Second,
+	LateDel:  4 * time.Second,
+	Lock:     30 * time.Second,
+	HostLink: time.Second,
+	Orphans:  2 * time.Second,
+}
+
+// at marks a place where tests try a crash.
+func (p *Plugin) at(point string) {
+	if p.Point != nil {
+		p.Point(point)
+	}
+}
+
+// newRunner returns what runs the delegates of one worker.
+func (p *Plugin) newRunner() delegate.Runner {
+	if p.delegates != nil {
+		return p.delegates
+	}
+	return &delegate.Processes{At: p.Point, Slow: p.Slow}
+}

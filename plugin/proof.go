@@ -1,0 +1,100 @@
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"cni-unwind/ipam"
+	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/tristate"
+)
+
+// A DEL that exits with 0 is a claim. Where a probe can ask the store of the IPAM plugin, the step is
+// undone once the store has nothing for the attachment any more. Until then its DEL stays pending as
+// "unproven", and is tried again like one that failed. The runtime is not told: it asked, and the
+// plugin said that it is done.
+
+// maxUnproven bounds the DELs of a step of which an agent said that it is unproven, while no agent
+// can say more: at one in 2.5 to 5 minutes some 20 hours, after which whereabouts' own reconciler has
+// had its turn.
+const maxUnproven = 300
+
+// probeTime bounds one question to a store.
+const probeTime = 2 * time.Second
+
+// proven says whether the address of a step is given back, and if not, or if that is unknown, why.
+// Without a store that a probe can ask, the answer is unknown and the reason is "".
+func (u *undoing) proven(ctx context.Context, step *journal.Step) (is tristate.Value, why string) {
+	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	defer cancel()
+	for _, probe := range slices.Concat([]ipam.Probe{ipam.AWS{Checkpoint: u.gen.AWSCheckpoint}}, u.Probes) {
+		held, asked, err := probe.Held(ctx, step.Config, u.entry.Network, u.entry.ContainerID, u.entry.IfName)
+		switch {
+		case err != nil:
+			return tristate.Unknown, fmt.Sprintf("whether its address is free cannot be told: %v", err)
+		case len(held) > 0:
+			return tristate.No, fmt.Sprintf("%s is not free", strings.Trim(fmt.Sprint(held), "[]"))
+		case asked:
+			return tristate.Yes, ""
+		}
+	}
+	return tristate.Unknown, ""
+}
+
+// settledByStore says whether a step whose DEL passed, or may have, needs no further one, since the
+// store has given its address back meanwhile, or whether it is too early for one.
+func (u *undoing) settledByStore(ctx context.Context, step *journal.Step) (undone, waits bool) {
+	is, why := tristate.Unknown, ""
+	if step.Unproven != "" || u.askable(step) {
+		is, why = u.proven(ctx, step)
+	}
+	switch {
+	case is == tristate.Yes:
+		return true, false
+	case u.waitsForContainer(ctx, u.entry, step):
+		return false, true
+	case is == tristate.Unknown && step.Unproven == "" && u.askable(step) && u.deferred(u.gen, step):
+		if why != "" {
+			u.noteUnproven(step, why, "")
+		}
+		return false, true
+	}
+	return false, false
+}
+
+// noteProof stores in a step whose DEL passed why that is not proven, and says whether the step is
+// undone as far as a store can tell. A delegate that is known to pass where it freed nothing, and
+// whose store nobody can ask here, gets one more DEL after the grace period.
+func (u *undoing) noteProof(ctx context.Context, step *journal.Step, before string) (undone bool) {
+	is, why := u.proven(ctx, step)
+	if why != "" {
+		u.noteUnproven(step, why, before)
+		return false
+	}
+	if is != tristate.Yes && before != "" && step.Attempts < maxUnproven && ipam.Elsewhere(step.Config) {
+		step.Unproven = before // the agent has asked, and this process cannot
+		return false
+	}
+	if is == tristate.Yes && step.ADD == "" {
+		step.RepeatAt = 0 // its address is free: there is nothing to repeat
+	}
+	if is != tristate.Yes && step.RepeatAt == 0 && step.ADD != journal.AddFailed && ipam.MayLie(step.Config) {
+		step.RepeatAt = journal.BootNanos() + int64(u.gracePeriod(u.entry))
+	}
+	return true
+}
+
+// noteUnproven stores why, and tells it once.
+func (u *undoing) noteUnproven(step *journal.Step, why, before string) {
+	step.Unproven = why
+	if before != "" {
+		return
+	}
+	u.log.Warn("DEL passed and is not proven", "plugin", step.Type, "attachment", u.entry.Key.String(), "why", why)
+	event := eventOf(journal.Unproven, u.entry)
+	event.Reason, event.Plugins = why, []string{step.Type}
+	u.recordEvent(event)
+}

@@ -1,0 +1,64 @@
+package plugin
+
+import (
+	"context"
+	"strings"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/delegate"
+	"cni-unwind/plugin/internal/verdict"
+	"cni-unwind/plugin/netconf"
+)
+
+// rollBack undoes the ADD and returns the error for the runtime.
+func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
+	a.log.Warn("ADD failed, undoing it", "attachment", a.key.String(), "plugin", f.Plugin, "code", f.Code,
+		"err", netconf.Shorten(f.Said(), 500))
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.Budgets.Undo)
+	defer cancel()
+	a.entry.State = journal.Unwinding
+	if a.durable {
+		a.entry.State = journal.Removing
+	}
+	a.entry.Cause = verdict.FailedADD.Code
+	a.entry.Reason = netconf.Shorten(verdict.FailedADD.Text+": "+f.Words(), 500)
+	tomb := a.tombstone(a.entry)
+	if a.claimHeld(a.entry) && !a.unwritable {
+		if err := a.update(ctx, func(tx *journal.Tx) error { return tx.Put(a.entry) }); err != nil {
+			a.log.Error("the journal cannot be written after a failed ADD", "attachment", a.key.String(), "err", err)
+		}
+	}
+	event, result := eventOf(journal.RolledBack, a.entry), "complete"
+	a.undo(ctx, a.lock, a.entry, a.args.Netns)
+	if a.entry.Pending() > 0 {
+		result = "pending"
+	}
+	event.Reason, event.Plugins = a.entry.Reason, []string{f.Plugin}
+	a.recordEvent(event, CountRollbacks, f.Plugin, result)
+	switch {
+	case !a.unwritable:
+		if err := a.finish(ctx, a.lock, a.entry, tomb); err != nil {
+			a.log.Error("the journal cannot be written after a failed ADD", "attachment", a.key.String(), "err", err)
+		}
+	case a.entry.Pending() > 0:
+		a.log.Error("pending DELs are lost: no journal holds them", "attachment", a.key.String(),
+			"plugins", strings.Join(pendingSteps(a.entry), ", "))
+	}
+	err := addError(f, a.entry)
+	a.makeRoom(ctx)
+	return err
+}
+
+// makeRoom releases dead attachments of the network after a failed ADD, so that the runtime's next
+// try finds room in a pool that was full.
+func (a *adding) makeRoom(ctx context.Context) {
+	if a.conf.Observes() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.Budgets.Release)
+	defer cancel()
+	s := &sweeping{op: a.op, Sweep: Sweep{Network: a.key.Network, Pools: poolsOf(a.chain, a.conf)}}
+	if _, err := s.run(ctx); err != nil {
+		a.log.Warn("looking for dead attachments after a failed ADD", "network", a.key.Network, "err", err)
+	}
+}

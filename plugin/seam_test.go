@@ -1,0 +1,203 @@
+package plugin
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+	"pgregory.net/rapid"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/delegate"
+)
+
+// fakes are delegates that start no process. Each takes something at ADD and releases it at DEL,
+// unless its mode says otherwise.
+type fakes struct {
+	mu    sync.Mutex
+	taken map[string]bool   // "container plugin"
+	mode  map[string]string // "VERB plugin": "fails", "fails after it", "is cut off after it"
+	calls []string          // "VERB plugin"
+}
+
+func (f *fakes) Start(*delegate.Call) {}
+
+func (f *fakes) Drop() {}
+
+func (f *fakes) Run(_ context.Context, c, _ *delegate.Call, _ io.Writer) ([]byte, *delegate.Failure) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	what := c.ContainerID + " " + c.Plugin
+	f.calls = append(f.calls, c.Command+" "+c.Plugin)
+	mode := f.mode[c.Command+" "+c.Plugin]
+	failure := &delegate.Failure{Plugin: c.Plugin, Command: c.Command, Code: types.ErrInternal, Msg: "it " + mode,
+		Killed: mode == "is cut off after it"}
+	if mode == "fails" {
+		return nil, failure
+	}
+	if c.Command == "ADD" {
+		f.taken[what] = true
+	} else {
+		delete(f.taken, what)
+	}
+	if mode != "" {
+		return nil, failure
+	}
+	return []byte(`{"cniVersion": "1.0.0"}`), nil
+}
+
+// seam is a plugin whose delegates are fakes. It needs neither rights nor a network namespace.
+type seam struct {
+	t      *rapid.T
+	fakes  *fakes
+	plugin *Plugin
+	dir    string
+	conf   []byte
+}
+
+func newSeam(t *rapid.T, dir string) *seam {
+	dir, err := os.MkdirTemp(dir, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &seam{t: t, dir: dir, fakes: &fakes{taken: map[string]bool{}, mode: map[string]string{}}}
+	var chain []string
+	for i := range 3 {
+		name := fmt.Sprint("p", i)
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		chain = append(chain, fmt.Sprintf(`{"type": %q}`, name))
+	}
+	s.conf = fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net", "type": "unwind", "stateDir": %q, "gracePeriod": "0s", "chain": `+
+		`{"cniVersion": "1.0.0", "name": "net", "plugins": [%s]}}`, filepath.Join(dir, "state"), strings.Join(chain, ", "))
+	s.plugin = &Plugin{Stdout: io.Discard, Stderr: io.Discard, Budgets: DefaultBudgets, CacheDir: filepath.Join(dir, "cache"), delegates: s.fakes}
+	return s
+}
+
+func (s *seam) verb(do func(*op, context.Context) error, id string) error {
+	return s.plugin.verb(context.Background(), do)(&skel.CmdArgs{ContainerID: id, IfName: "eth0", Netns: filepath.Join(s.dir, "netns"),
+		Path: s.dir, StdinData: s.conf, NetnsOverride: "1"})
+}
+
+// entries returns the journal's entries by container.
+func (s *seam) entries() map[string]*journal.Entry {
+	all := map[string]*journal.Entry{}
+	err := (&journal.Store{Dir: filepath.Join(s.dir, "state")}).View(context.Background(), func(tx *journal.Tx) error {
+		return tx.All(func(e *journal.Entry, err error) error {
+			all[e.ContainerID] = e
+			return err
+		})
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return all
+}
+
+// TestProtocolOverSeam runs ADDs and DELs of a few containers in any order, with delegates that
+// fail in each way. After each verb, what a delegate has taken is on record, and a container whose
+// ADD passed keeps all of it. Once the delegates work again, the runtime's DELs leave nothing.
+func TestProtocolOverSeam(t *testing.T) {
+	dir := t.TempDir()
+	rapid.Check(t, func(t *rapid.T) {
+		s := newSeam(t, dir)
+		added := map[string]bool{}
+		modes := rapid.SampledFrom([]string{"", "", "", "fails", "fails after it", "is cut off after it"})
+		for range rapid.IntRange(1, 10).Draw(t, "verbs") {
+			for _, verb := range []string{"ADD", "DEL"} {
+				for i := range 3 {
+					s.fakes.mode[fmt.Sprintf("%s p%d", verb, i)] = modes.Draw(t, verb)
+				}
+			}
+			id := rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "container")
+			if !added[id] && rapid.Bool().Draw(t, "adds") {
+				added[id] = s.verb((*op).add, id) == nil
+			} else {
+				_ = s.verb((*op).del, id)
+				added[id] = false
+			}
+			s.sees(added)
+		}
+		s.fakes.mode = map[string]string{}
+		for _, id := range []string{"a", "b", "c"} {
+			for end := time.Now().Add(10 * time.Second); ; {
+				if err := s.verb((*op).del, id); err == nil {
+					break
+				} else if time.Now().After(end) {
+					t.Fatalf("DEL %s: %v", id, err)
+				}
+			}
+		}
+		s.sees(nil)
+		if len(s.fakes.taken) > 0 || len(s.entries()) > 0 {
+			t.Fatalf("left: %v, %v", s.fakes.taken, s.entries())
+		}
+	})
+}
+
+// sees compares what the delegates have taken with the journal.
+func (s *seam) sees(added map[string]bool) {
+	entries := s.entries()
+	for what := range s.fakes.taken {
+		id, plugin, _ := strings.Cut(what, " ")
+		e := entries[id]
+		if e == nil || !slices.ContainsFunc(e.Generations, func(g journal.Generation) bool {
+			return slices.ContainsFunc(g.Steps, func(step journal.Step) bool { return step.Type == plugin })
+		}) {
+			s.t.Fatalf("%s is taken and not on record; calls %v", what, s.fakes.calls)
+		}
+	}
+	for id := range maps.Keys(added) {
+		if e := entries[id]; added[id] && (e == nil || e.State != journal.Live) {
+			s.t.Fatalf("%s was added and is not live; calls %v", id, s.fakes.calls)
+		}
+		for i := range 3 {
+			if what := fmt.Sprintf("%s p%d", id, i); added[id] && !s.fakes.taken[what] {
+				s.t.Fatalf("%s was added and has lost %s; calls %v", id, what, s.fakes.calls)
+			}
+		}
+	}
+}
+
+// TestWriteAheadOverSeam: each delegate is on record by the time that it runs.
+func TestWriteAheadOverSeam(t *testing.T) {
+	dir := t.TempDir()
+	rapid.Check(t, func(t *rapid.T) {
+		s := newSeam(t, dir)
+		s.plugin.delegates = aheadOf{s}
+		if err := s.verb((*op).add, "a"); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.verb((*op).del, "a"); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// aheadOf is fakes that read the journal before they do anything.
+type aheadOf struct{ *seam }
+
+func (a aheadOf) Start(*delegate.Call) {}
+
+func (a aheadOf) Drop() {}
+
+func (a aheadOf) Run(ctx context.Context, c, next *delegate.Call, stderr io.Writer) ([]byte, *delegate.Failure) {
+	e := a.entries()[c.ContainerID]
+	if e == nil || !slices.ContainsFunc(e.Newest().Steps, func(step journal.Step) bool { return step.Type == c.Plugin }) {
+		data, _ := json.Marshal(e)
+		a.t.Fatalf("%s of %s runs, and the journal has %s", c.Command, c.Plugin, data)
+	}
+	return a.fakes.Run(ctx, c, next, stderr)
+}

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+// runtimeTimeout is the time that containerd and CRI-O by default give one ADD or DEL.
+const runtimeTimeout = time.Minute
+
+// benchDrain starts this many pods of bridge + firewall + portmap + tuning on a node at once, and
+// ends them at once. A plain chain and unwind take turns. benchDrain prints how many ADDs and DELs
+// failed within the runtime's minute, and the time until the last one ended. Afterwards it deletes
+// the failed ones again until nothing is left. For a busy machine, run two shell loops beside nice
+// -n 19 make bench ARGS="-drain 120".
+func benchDrain(ctx context.Context, work string, pods, rounds int) error {
+	var networks []*network
+	for i, kind := range []string{plain, unwound} {
+		n, err := newNetwork(filepath.Join(work, fmt.Sprintf("drain-%d", pods)), kind, i, "4", false)
+		if err != nil {
+			return err
+		}
+		if err := n.warmUp(ctx); err != nil {
+			return err
+		}
+		networks = append(networks, n)
+	}
+	fmt.Printf("\n%d pods at once of bridge + firewall + portmap + tuning, load %s\n", pods, load())
+	walls := map[string]time.Duration{}
+	for round := range rounds {
+		for _, n := range inTurn(networks, round) {
+			all, err := newPods(n, pods, round)
+			if err != nil {
+				return err
+			}
+			add, del, again, err := drain(ctx, all)
+			if err != nil {
+				return err
+			}
+			walls["ADD "+n.kind] += add.wall
+			walls["DEL "+n.kind] += del.wall
+			fmt.Printf("%-7s ADD: %3d failed, %5.1f s; DEL: %3d failed, %5.1f s, %d more rounds of DELs until nothing was left\n",
+				n.kind, add.failed, add.wall.Seconds(), del.failed, del.wall.Seconds(), again)
+			for _, err := range append(add.errs, del.errs...) {
+				fmt.Printf("        e.g. %.300v\n", err)
+			}
+			if err := n.leaves(0); err != nil {
+				return err
+			}
+			if err := goneAll(all); err != nil {
+				return err
+			}
+		}
+	}
+	fmt.Printf("unwind / plain, of the time: ADD %.2f, DEL %.2f\n",
+		walls["ADD "+unwound].Seconds()/walls["ADD "+plain].Seconds(),
+		walls["DEL "+unwound].Seconds()/walls["DEL "+plain].Seconds())
+	return nil
+}
+
+// warmUp adds and deletes one pod, since plugins fail that create at the same time the chains which
+// all pods share.
+func (n *network) warmUp(ctx context.Context) error {
+	p, err := n.newPod(3999)
+	if err != nil {
+		return err
+	}
+	return errors.Join(p.add(ctx), p.del(ctx), p.gone())
+}
+
+// drained is the outcome of a verb for all pods.
+type drained struct {
+	failed int
+	errs   []error // the first one
+	wall   time.Duration
+}
+
+// drain adds all pods at once and deletes them at once. Then it deletes those that failed again,
+// until none is left. again is the number of these passes.
+func drain(ctx context.Context, pods []*pod) (add, del drained, again int, err error) {
+	add, _ = together(ctx, pods, (*pod).add)
+	del, left := together(ctx, pods, (*pod).del)
+	for ; len(left) > 0; again++ {
+		if again == 100 {
+			return add, del, again, fmt.Errorf("%d DELs do not pass", len(left))
+		}
+		_, left = together(ctx, left, (*pod).del)
+	}
+	return add, del, again, nil
+}
+
+func together(ctx context.Context, pods []*pod, do func(*pod, context.Context) error) (d drained, failed []*pod) {
+	var mu sync.Mutex
+	t, _ := atOnce(pods, func(p *pod) error {
+		ctx, cancel := context.WithTimeout(ctx, runtimeTimeout)
+		defer cancel()
+		err := do(p, ctx)
+		if err != nil {
+			mu.Lock()
+			defer mu.Unlock()
+			failed = append(failed, p)
+			if d.failed++; d.errs == nil {
+				d.errs = []error{err}
+			}
+		}
+		return nil
+	})
+	d.wall = t.wall
+	return d, failed
+}

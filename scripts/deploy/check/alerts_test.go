@@ -1,0 +1,184 @@
+package check
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/common/model"
+	"github.com/prometheus/prometheus/model/rulefmt"
+	"github.com/prometheus/prometheus/promql"
+	"github.com/prometheus/prometheus/template"
+)
+
+// alerts returns the rules, by their name, after Prometheus' own checks.
+func alerts(t *testing.T) map[string]rulefmt.Rule {
+	t.Helper()
+	groups, errs := rulefmt.ParseFile(chartDir+"/alerts.yaml", false, model.UTF8Validation, promQL, slog.Default())
+	if len(errs) > 0 {
+		t.Fatal(errs)
+	}
+	rules := map[string]rulefmt.Rule{}
+	for _, group := range groups.Groups {
+		for _, rule := range group.Rules {
+			rules[rule.Alert] = rule
+		}
+	}
+	return rules
+}
+
+// node is the metric that each agent serves, for two hours.
+const node = `unwind_journal_readable{instance="a"} 1x120`
+
+// TestAlerts has each rule fire, and not fire. The series are for two hours, one value a minute.
+func TestAlerts(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name, alert string
+		series      []string
+		want        []string // when it fires, and its summary
+	}{
+		{"a DEL is pending", "UnwindDeletePending", []string{`unwind_oldest_pending_delete_timestamp_seconds{instance="a"} _x9 600x20 _x90`},
+			[]string{"26m to 33m: A DEL on a has been pending for 16m 0s"}},
+		{"it is another each time", "UnwindDeletePending", []string{`unwind_oldest_pending_delete_timestamp_seconds{instance="a"} 60+60x119`}, nil},
+		{"none is", "UnwindDeletePending", []string{`unwind_oldest_pending_delete_timestamp_seconds{instance="a"} 0x120`}, nil},
+
+		{"a pool fills up", "UnwindPoolNearlyFull", []string{
+			`unwind_ipam_addresses{instance="a", network="n", pool="p", state="free"} 100 9x119`,
+			`unwind_ipam_addresses{instance="a", network="n", pool="p", state="leaked"} 0 1x119`,
+			`unwind_ipam_addresses{instance="a", network="n", pool="p", state="live"} 0 90x119`,
+		}, []string{"6m to 120m: The pool p of n on a is 91% full"}},
+		{"another is nine tenths full", "UnwindPoolNearlyFull", []string{
+			`unwind_ipam_addresses{instance="a", network="n", pool="p", state="free"} 10x120`,
+			`unwind_ipam_addresses{instance="a", network="n", pool="p", state="live"} 90x120`,
+		}, nil},
+		{"full for four minutes", "UnwindPoolNearlyFull", []string{
+			`unwind_ipam_addresses{instance="a", network="n", pool="p", state="free"} 10x9 0x4 10x104`,
+			`unwind_ipam_addresses{instance="a", network="n", pool="p", state="live"} 90x120`,
+		}, nil},
+
+		{"sweeps pass", "UnwindSweepStale", []string{node, `unwind_sweep_last_success_timestamp_seconds{instance="a"} 0+60x120`}, nil},
+		{"they cease and pass again", "UnwindSweepStale", []string{node,
+			`unwind_sweep_last_success_timestamp_seconds{instance="a"} 0+60x20 1200x40 3660+60x59`},
+			[]string{"36m to 61m: No sweep has passed on a for more than ten minutes, or ever"}},
+		{"none ever passed", "UnwindSweepStale", []string{node, `unwind_sweep_last_success_timestamp_seconds{instance="b"} 0+60x120`},
+			[]string{"5m to 120m: No sweep has passed on a for more than ten minutes, or ever"}},
+		{"the first passes after four minutes", "UnwindSweepStale", []string{node,
+			`unwind_sweep_last_success_timestamp_seconds{instance="a"} _x3 240+60x116`}, nil},
+
+		{"an address is given out twice", "UnwindDuplicateAddress", []string{`unwind_duplicate_addresses_total{instance="a"} 0x30 1x89`},
+			[]string{"31m to 44m: An address was given out twice on a"}},
+		{"before the first scrape", "UnwindDuplicateAddress", []string{`unwind_duplicate_addresses_total{instance="a"} _x30 1x89`},
+			[]string{"30m to 44m: An address was given out twice on a"}},
+		{"never", "UnwindDuplicateAddress", []string{`unwind_duplicate_addresses_total{instance="a"} 0x120`}, nil},
+		{"long ago; the agent's pod is another", "UnwindDuplicateAddress", []string{
+			`unwind_duplicate_addresses_total{instance="a", pod="unwind-1"} 1x60 stale`,
+			`unwind_duplicate_addresses_total{instance="a", pod="unwind-2"} _x61 1x58`,
+		}, []string{"0m to 14m: An address was given out twice on a"}},
+
+		{"a DEL without the journal", "UnwindDegraded", []string{
+			`unwind_degraded_operations_total{instance="a", verb="DEL", reason="busy"} 2x30 3x89`,
+			`unwind_degraded_operations_total{instance="a", verb="ADD", reason="full"} _x60 1x59`,
+		}, []string{
+			"0m to 14m: unwind on a did DEL without its journal (busy)",
+			"31m to 44m: unwind on a did DEL without its journal (busy)",
+			"60m to 74m: unwind on a did ADD without its journal (full)",
+		}},
+		{"long ago; the agent's pod is another", "UnwindDegraded", []string{
+			`unwind_degraded_operations_total{instance="a", verb="ADD", reason="full", pod="unwind-1"} 0 1x59 stale`,
+			`unwind_degraded_operations_total{instance="a", verb="ADD", reason="full", pod="unwind-2"} _x61 1x58`,
+		}, []string{"1m to 14m: unwind on a did ADD without its journal (full)"}},
+		{"never", "UnwindDegraded", []string{node}, nil},
+
+		{"on", "UnwindOff", []string{`unwind_in_use{instance="a", reason="on"} 1x120`, `unwind_in_use{instance="a", reason="refused"} 0x120`}, nil},
+		{"off, with a series for each reason", "UnwindOff", []string{
+			`unwind_in_use{instance="a", reason="on"} 1x9 0x50 1x59`,
+			`unwind_in_use{instance="a", reason="no-provider"} 0x9 1x20 0x89`,
+			`unwind_in_use{instance="a", reason="refused"} 0x30 1x29 0x59`,
+			`unwind_in_use{instance="b", reason="on"} 1x120`,
+		}, []string{"25m to 60m: unwind is not in use on a"}},
+		{"off, with the one series that is 1", "UnwindOff", []string{
+			`unwind_in_use{instance="a", reason="on"} 1x9 stale`,
+			`unwind_in_use{instance="a", reason="removed-by-hand"} _x10 1x109`,
+		}, []string{"25m to 120m: unwind is not in use on a"}},
+		{"off for a quarter of an hour less a minute", "UnwindOff", []string{
+			`unwind_in_use{instance="a", reason="on"} 1x9 0x14 1x95`,
+			`unwind_in_use{instance="a", reason="removed-by-hand"} 0x9 1x14 0x95`,
+		}, nil},
+		{"an agent that does not say", "UnwindOff", []string{node}, nil},
+	} {
+		t.Run(tt.alert+"/"+tt.name, func(t *testing.T) {
+			t.Parallel()
+			rule, ok := alerts(t)[tt.alert]
+			if !ok {
+				t.Fatal("there is no such rule")
+			}
+			if diff := cmp.Diff(tt.want, firing(t, rule, scrape(t, tt.series...))); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestAlertsAreTested: no rule is without a test that it fires.
+func TestAlertsAreTested(t *testing.T) {
+	t.Parallel()
+	want := []string{"UnwindDegraded", "UnwindDeletePending", "UnwindDuplicateAddress", "UnwindOff",
+		"UnwindPoolNearlyFull", "UnwindSweepStale"}
+	var names []string
+	for name := range alerts(t) {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	if diff := cmp.Diff(want, names); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// firing returns when a rule fires within two hours, and its summary at the first of it. An alert
+// fires once its expression has been true for the whole of "for"; see AlertingRule.Eval in
+// Prometheus' package rules, whose dependencies are the clouds' clients.
+func firing(t *testing.T, rule rulefmt.Rule, s scraped) []string {
+	t.Helper()
+	hold := int(time.Duration(rule.For) / step)
+	var periods []string
+	for _, series := range s.query(t, rule.Expr, 0, 120) {
+		points := series.Floats
+		for begin, end := 0, 0; begin < len(points); begin = end {
+			for end = begin + 1; end < len(points) && minute(points[end]) == minute(points[end-1])+1; {
+				end++
+			}
+			if first := begin + hold; first < end {
+				texts := expand(t, rule.Annotations, promql.Sample{Metric: series.Metric, F: points[first].F})
+				periods = append(periods, fmt.Sprintf("%dm to %dm: %s",
+					minute(points[first]), minute(points[end-1]), texts["summary"]))
+			}
+		}
+	}
+	slices.Sort(periods)
+	return periods
+}
+
+func minute(p promql.FPoint) int { return int(p.T / step.Milliseconds()) }
+
+// expand returns the annotations as Prometheus would send them. A label that the alert lacks is an
+// error.
+func expand(t *testing.T, annotations map[string]string, sample promql.Sample) map[string]string {
+	t.Helper()
+	defs := "{{$labels := .Labels}}{{$value := .Value}}"
+	data := template.AlertTemplateData(sample.Metric.Map(), nil, "", sample)
+	texts := map[string]string{}
+	for name, text := range annotations {
+		var err error
+		texts[name], err = template.NewTemplateExpander(context.Background(), defs+text, name, data, 0, nil, nil,
+			[]string{"missingkey=error"}).Expand()
+		if err != nil {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	return texts
+}

@@ -1,0 +1,287 @@
+package check
+
+import (
+	"bytes"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	monitoring "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/engine"
+	"helm.sh/helm/v3/pkg/lint"
+	"helm.sh/helm/v3/pkg/lint/support"
+	apps "k8s.io/api/apps/v1"
+	core "k8s.io/api/core/v1"
+	rbac "k8s.io/api/rbac/v1"
+	"sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+)
+
+const chartDir = "../helm/unwind"
+
+// kinds are those that the files have, with the type that the API server decodes each into.
+var kinds = map[string]func() any{
+	"v1/ServiceAccount":                               func() any { return new(core.ServiceAccount) },
+	"v1/ConfigMap":                                    func() any { return new(core.ConfigMap) },
+	"apps/v1/DaemonSet":                               func() any { return new(apps.DaemonSet) },
+	"rbac.authorization.k8s.io/v1/ClusterRole":        func() any { return new(rbac.ClusterRole) },
+	"rbac.authorization.k8s.io/v1/ClusterRoleBinding": func() any { return new(rbac.ClusterRoleBinding) },
+	"monitoring.coreos.com/v1/PodMonitor":             func() any { return new(monitoring.PodMonitor) },
+	"monitoring.coreos.com/v1/PrometheusRule":         func() any { return new(monitoring.PrometheusRule) },
+}
+
+// objects decodes the documents of a YAML file strictly, by their kind: a key that the type does not
+// have, or that is there twice, is an error.
+func objects(t *testing.T, text []byte) map[string]any {
+	t.Helper()
+	all := map[string]any{}
+	for _, doc := range bytes.Split(text, []byte("\n---\n")) {
+		var head struct{ APIVersion, Kind string }
+		if err := yaml.Unmarshal(doc, &head); err != nil {
+			t.Fatal(err)
+		}
+		name := head.APIVersion + "/" + head.Kind
+		if head.Kind == "" {
+			continue // comments
+		}
+		if kinds[name] == nil || all[name] != nil {
+			t.Fatalf("%s: of another kind, or the second one", name)
+		}
+		object := kinds[name]()
+		data, err := yaml.YAMLToJSONStrict(doc)
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", name, err, doc)
+		}
+		// As the API server does it; yaml.UnmarshalStrict would take hostPid for hostPID.
+		if strict, err := json.UnmarshalStrict(data, object); err != nil || len(strict) > 0 {
+			t.Errorf("%s: %v, %v\n%s", name, err, strict, doc)
+		}
+		all[name] = object
+	}
+	return all
+}
+
+// render returns what helm template prints for a release "unwind" in kube-system.
+func render(values map[string]any) ([]byte, error) {
+	chart, err := loader.Load(chartDir)
+	if err != nil {
+		return nil, err
+	}
+	release := chartutil.ReleaseOptions{Name: "unwind", Namespace: "kube-system", IsInstall: true}
+	all, err := chartutil.ToRenderValues(chart, values, release, nil)
+	if err != nil {
+		return nil, err
+	}
+	files, err := engine.Render(chart, all)
+	if err != nil {
+		return nil, err
+	}
+	var text []byte
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		text = append(append(text, files[name]...), "\n---\n"...)
+	}
+	return text, nil
+}
+
+func mustRender(t *testing.T, values map[string]any) []byte {
+	t.Helper()
+	text, err := render(values)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+func readFile(t *testing.T, name string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// readValues returns those of a file, new each time.
+func readValues(t *testing.T, name string) map[string]any {
+	t.Helper()
+	var values map[string]any
+	if err := yaml.UnmarshalStrict(readFile(t, name), &values); err != nil {
+		t.Fatal(err)
+	}
+	return values
+}
+
+func everything(t *testing.T) map[string]any { return readValues(t, "testdata/everything.yaml") }
+
+// TestChartDefaults: the chart without values is daemonset.yaml.
+func TestChartDefaults(t *testing.T) {
+	t.Parallel()
+	want := objects(t, readFile(t, "../daemonset.yaml"))
+	if len(want) != 2 {
+		t.Fatalf("daemonset.yaml: %v", want)
+	}
+	if diff := cmp.Diff(want, objects(t, mustRender(t, nil))); diff != "" {
+		t.Errorf("-daemonset.yaml +chart:\n%s", diff)
+	}
+}
+
+// TestChartEverything: with everything on there is one object of each kind, each of them sound, and
+// the rules and the dashboard are those of the files.
+func TestChartEverything(t *testing.T) {
+	t.Parallel()
+	values := everything(t)
+	values["observe"] = false
+	got := objects(t, mustRender(t, values))
+	if diff := cmp.Diff(slices.Sorted(maps.Keys(kinds)), slices.Sorted(maps.Keys(got))); diff != "" {
+		t.Fatalf("-want +got:\n%s", diff)
+	}
+	var rules monitoring.PrometheusRuleSpec
+	if err := yaml.UnmarshalStrict(readFile(t, chartDir+"/alerts.yaml"), &rules); err != nil {
+		t.Fatal(err)
+	}
+	rule := got["monitoring.coreos.com/v1/PrometheusRule"].(*monitoring.PrometheusRule)
+	if diff := cmp.Diff(rules, rule.Spec); diff != "" {
+		t.Errorf("-alerts.yaml +chart:\n%s", diff)
+	}
+	dashboard := map[string]string{"unwind.json": string(readFile(t, chartDir+"/dashboard.json"))}
+	if diff := cmp.Diff(dashboard, got["v1/ConfigMap"].(*core.ConfigMap).Data); diff != "" {
+		t.Errorf("-dashboard.json +chart:\n%s", diff)
+	}
+	set := got["apps/v1/DaemonSet"].(*apps.DaemonSet)
+	container := set.Spec.Template.Spec.Containers[0]
+	command := []string{"/unwindctl", "--host", "run", "--listen=:9470",
+		"--conf-dir=/conf", "--bin-dir=/bin", "--state-dir=/state", "--events", "--interval=5m"}
+	if diff := cmp.Diff(command, container.Command); diff != "" {
+		t.Errorf("command, -want +got:\n%s", diff)
+	}
+	for _, probe := range []*core.Probe{container.LivenessProbe, container.ReadinessProbe} {
+		if probe == nil || probe.HTTPGet.Port.IntValue() != 9470 || probe.HTTPGet.Host != "127.0.0.1" {
+			t.Errorf("probe: %v", probe)
+		}
+	}
+	monitor := got["monitoring.coreos.com/v1/PodMonitor"].(*monitoring.PodMonitor).Spec
+	if diff := cmp.Diff(set.Spec.Selector.MatchLabels, monitor.Selector.MatchLabels); diff != "" ||
+		*monitor.PodMetricsEndpoints[0].Port != container.Ports[0].Name {
+		t.Errorf("the PodMonitor selects another port or pod: %+v", monitor)
+	}
+}
+
+// TestChartEvents: with events alone the agent may create Events and do nothing else, and its pod,
+// no other one of the service account, has a token and the node's name.
+func TestChartEvents(t *testing.T) {
+	t.Parallel()
+	got := objects(t, mustRender(t, map[string]any{"events": true}))
+	role := got["rbac.authorization.k8s.io/v1/ClusterRole"].(*rbac.ClusterRole)
+	want := []rbac.PolicyRule{{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create"}}}
+	if diff := cmp.Diff(want, role.Rules); diff != "" {
+		t.Errorf("rules, -want +got:\n%s", diff)
+	}
+	account := got["v1/ServiceAccount"].(*core.ServiceAccount)
+	binding := got["rbac.authorization.k8s.io/v1/ClusterRoleBinding"].(*rbac.ClusterRoleBinding)
+	subject := []rbac.Subject{{Kind: "ServiceAccount", Name: account.Name, Namespace: account.Namespace}}
+	if diff := cmp.Diff(subject, binding.Subjects); diff != "" || binding.RoleRef.Name != role.Name {
+		t.Errorf("binding to %s, -want +got:\n%s", binding.RoleRef.Name, diff)
+	}
+	pod := got["apps/v1/DaemonSet"].(*apps.DaemonSet).Spec.Template.Spec
+	if !*pod.AutomountServiceAccountToken || *account.AutomountServiceAccountToken || pod.ServiceAccountName != account.Name {
+		t.Errorf("token: %v of the pod, %v of the account", *pod.AutomountServiceAccountToken, *account.AutomountServiceAccountToken)
+	}
+	container := pod.Containers[0]
+	if len(container.Env) != 1 || container.Env[0].Name != "NODE_NAME" || container.Env[0].ValueFrom.FieldRef.FieldPath != "spec.nodeName" ||
+		!slices.Contains(container.Command, "--events") {
+		t.Errorf("container: %v, %v", container.Command, container.Env)
+	}
+	rules := objects(t, mustRender(t, everything(t)))["rbac.authorization.k8s.io/v1/ClusterRole"].(*rbac.ClusterRole).Rules
+	if len(rules) != 2 {
+		t.Errorf("with everything: %v", rules)
+	}
+}
+
+// TestChartObserves: an agent that does not sweep has no alert that says so.
+func TestChartObserves(t *testing.T) {
+	t.Parallel()
+	got := objects(t, mustRender(t, everything(t)))
+	container := got["apps/v1/DaemonSet"].(*apps.DaemonSet).Spec.Template.Spec.Containers[0]
+	if !slices.Contains(container.Command, "--observe") {
+		t.Errorf("command: %v", container.Command)
+	}
+	rules := got["monitoring.coreos.com/v1/PrometheusRule"].(*monitoring.PrometheusRule).Spec.Groups[0].Rules
+	stale := func(r monitoring.Rule) bool { return r.Alert == "UnwindSweepStale" }
+	if len(rules) != len(alerts(t))-1 || slices.ContainsFunc(rules, stale) {
+		t.Errorf("rules: %v", rules)
+	}
+}
+
+// TestChartValues: each value of the chart is in the file that sets everything, and has an effect.
+func TestChartValues(t *testing.T) {
+	t.Parallel()
+	defaults := readValues(t, chartDir+"/values.yaml")
+	text := mustRender(t, everything(t))
+	for _, name := range leaves(defaults, "") {
+		values := everything(t)
+		if !reset(values, defaults, strings.Split(name, ".")) {
+			t.Errorf("%s is not in everything.yaml", name)
+		} else if got := mustRender(t, values); bytes.Equal(got, text) {
+			t.Errorf("%s has no effect", name)
+		}
+	}
+}
+
+// leaves returns the names of the values, such as image.tag. What Kubernetes knows is one value, as
+// is a list.
+func leaves(values map[string]any, prefix string) []string {
+	var names []string
+	for key, value := range values {
+		switch key {
+		case "image", "paths", "probes", "networkAttachmentDefinitions", "podMonitor", "prometheusRule", "dashboard":
+			names = append(names, leaves(value.(map[string]any), prefix+key+".")...)
+		default:
+			names = append(names, prefix+key)
+		}
+	}
+	return names
+}
+
+// reset gives one value its default.
+func reset(values, defaults map[string]any, name []string) bool {
+	if _, ok := values[name[0]]; !ok {
+		return false
+	}
+	if len(name) == 1 {
+		values[name[0]] = defaults[name[0]]
+		return true
+	}
+	return reset(values[name[0]].(map[string]any), defaults[name[0]].(map[string]any), name[1:])
+}
+
+// TestChartRefuses what would be ignored, or be no DaemonSet.
+func TestChartRefuses(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{"events: 1", "observed: true", "observe: 1", "paths: {confdir: /conf}",
+		"paths: {confDir: conf}", "port: 0", "dashboard: {label: x}"} {
+		var values map[string]any
+		if err := yaml.Unmarshal([]byte(text), &values); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := render(values); err == nil {
+			t.Errorf("%s is no error", text)
+		}
+	}
+}
+
+// TestChartLint: helm lint has nothing to say but that there is no icon.
+func TestChartLint(t *testing.T) {
+	t.Parallel()
+	for _, values := range []map[string]any{nil, everything(t)} {
+		for _, message := range lint.All(chartDir, values, "kube-system", true).Messages {
+			if message.Severity > support.InfoSev {
+				t.Error(message)
+			}
+		}
+	}
+}

@@ -1,0 +1,276 @@
+package check
+
+import (
+	"encoding/json"
+	"go/ast"
+	goparser "go/parser"
+	"go/token"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/prometheus/promql"
+	"github.com/prometheus/prometheus/promql/parser"
+)
+
+// panel is what the tests read of one.
+type panel struct {
+	Type, Title string
+	GridPos     struct{ X, Y, W, H int }
+	FieldConfig struct {
+		Defaults struct {
+			Unit   string
+			Max    float64
+			Custom struct {
+				DrawStyle string
+				Stacking  struct{ Mode string }
+			}
+			Thresholds struct {
+				Steps []struct {
+					Color string
+					Value float64
+				}
+			}
+		}
+	}
+	Targets []struct{ Expr, LegendFormat string }
+}
+
+// panels returns those of the dashboard, with its variables replaced.
+func panels(t *testing.T) []panel {
+	t.Helper()
+	variables := strings.NewReplacer("$__rate_interval", "6m", "$__range", "2h", "$node", ".*")
+	var dashboard struct{ Panels []panel }
+	text := variables.Replace(string(readFile(t, chartDir+"/dashboard.json")))
+	if err := json.Unmarshal([]byte(text), &dashboard); err != nil {
+		t.Fatal(err)
+	}
+	return dashboard.Panels
+}
+
+// legendLabel is a label in a legend.
+var legendLabel = regexp.MustCompile(`\{\{(\w+)\}\}`)
+
+// twoNodes is what Prometheus has of a node where all is well, and of one where nothing is.
+var twoNodes = []string{
+	`unwind_build_info{instance="node-a", version="v1", goversion="go1"} 1x120`,
+	`unwind_build_info{instance="node-b", version="v1", goversion="go1"} 1x120`,
+	`unwind_journal_readable{instance="node-a"} 1x120`,
+	`unwind_journal_readable{instance="node-b"} 1x110 0x10`,
+	`unwind_in_use{instance="node-a", reason="on"} 1x120`,
+	`unwind_in_use{instance="node-b", reason="on"} 1x60 0x59`,
+	`unwind_in_use{instance="node-b", reason="no-provider"} 0x60 1x19 0x39`,
+	`unwind_in_use{instance="node-b", reason="removed-by-hand"} 0x80 1x39`,
+	`unwind_attachments{instance="node-a", network="podnet", state="live"} 20x50 22x70`,
+	`unwind_attachments{instance="node-b", network="podnet", state="live"} 30x40 24x80`,
+	`unwind_attachments{instance="node-b", network="podnet", state="unwinding"} _x20 1+1x20 21x80`,
+	`unwind_pending_deletes{instance="node-a", network="podnet", plugin="portmap"} _x30 1x5 stale`,
+	`unwind_pending_deletes{instance="node-b", network="podnet", plugin="portmap"} _x20 1+1x20 21x80`,
+	`unwind_pending_deletes{instance="node-b", network="podnet", plugin="bridge"} _x60 2x60`,
+	`unwind_unproven_deletes{instance="node-b", network="podnet", plugin="bridge"} _x60 2x20 1x40`,
+	`unwind_oldest_pending_delete_timestamp_seconds{instance="node-a"} _x30 1800x5 stale`,
+	`unwind_oldest_pending_delete_timestamp_seconds{instance="node-b"} _x20 1200x100`,
+	`unwind_ipam_addresses{instance="node-a", network="podnet", pool="/p", state="live"} 20x50 22x70`,
+	`unwind_ipam_addresses{instance="node-a", network="podnet", pool="/p", state="leaked"} 0x120`,
+	`unwind_ipam_addresses{instance="node-a", network="podnet", pool="/p", state="free"} 233x50 231x70`,
+	`unwind_ipam_addresses{instance="node-b", network="podnet", pool="/p", state="live"} 30x40 24x80`,
+	`unwind_ipam_addresses{instance="node-b", network="podnet", pool="/p", state="leaked"} 0x20 0+1x20 20x80`,
+	`unwind_ipam_addresses{instance="node-b", network="podnet", pool="/p", state="ownerless"} 0x60 3x60`,
+	`unwind_ipam_addresses{instance="node-b", network="podnet", pool="/p", state="free"} 24x20 24-1x20 6x80`,
+	`unwind_rollbacks_total{instance="node-a", plugin="portmap", result="complete"} 4x120`,
+	`unwind_rollbacks_total{instance="node-b", plugin="portmap", result="pending"} _x20 1+1x20 21x80`,
+	`unwind_rollbacks_total{instance="node-b", plugin="bandwidth", result="complete"} _x70 1x50`,
+	`unwind_swept_attachments_total{instance="node-a", reason="netns-gone"} 0x30 1x40 2x50`,
+	`unwind_swept_attachments_total{instance="node-b", reason="failed-add"} 7x20 7+1x20 27x80`,
+	`unwind_sweep_last_success_timestamp_seconds{instance="node-a"} 0+60x120`,
+	`unwind_sweep_last_success_timestamp_seconds{instance="node-b"} 0+60x90 5400x30`,
+	`unwind_duplicate_addresses_total{instance="node-a"} 0x120`,
+	`unwind_duplicate_addresses_total{instance="node-b"} 0x45 1x75`,
+	`unwind_degraded_operations_total{instance="node-b", verb="ADD", reason="busy"} _x110 1+1x10`,
+	`unwind_degraded_operations_total{instance="node-b", verb="DEL", reason="busy"} 2x115 3x5`,
+}
+
+// TestMadeUp: the made-up series are such as an agent serves.
+func TestMadeUp(t *testing.T) {
+	t.Parallel()
+	known := metrics(t)
+	missing := maps.Clone(known)
+	for _, series := range scrape(t, twoNodes...) {
+		lset := series.Labels()
+		name := lset.Get("__name__")
+		delete(missing, name)
+		want := append([]string{"__name__", "instance"}, known[name]...)
+		slices.Sort(want)
+		if got := slices.Sorted(maps.Keys(lset.Map())); known[name] == nil || !slices.Equal(want, got) {
+			t.Errorf("%s has not the labels %v", lset, want)
+		}
+	}
+	if len(missing) > 0 {
+		t.Errorf("without a series: %v", missing)
+	}
+}
+
+// TestDashboard: each query parses, asks only for metrics and labels that there are, finds something
+// on the two nodes, and has the labels of its legend.
+func TestDashboard(t *testing.T) {
+	t.Parallel()
+	store := scrape(t, twoNodes...)
+	asked := map[string]bool{}
+	all := panels(t)
+	for _, p := range all {
+		if len(p.Targets) == 0 || p.Title == "" {
+			t.Errorf("%+v is empty", p)
+		}
+		for _, target := range p.Targets {
+			for _, metric := range checkQuery(t, target.Expr) {
+				asked[metric] = true
+			}
+			found := store.query(t, target.Expr, 0, 120)
+			if len(found) == 0 {
+				t.Errorf("%s: nothing found: %s", p.Title, target.Expr)
+			}
+			for _, series := range found {
+				for _, label := range legendLabel.FindAllStringSubmatch(target.LegendFormat, -1) {
+					if !series.Metric.Has(label[1]) {
+						t.Errorf("%s: the legend has %s, and the series is %s", p.Title, label[1], series.Metric)
+					}
+				}
+			}
+		}
+	}
+	for metric := range metrics(t) {
+		if !asked[metric] {
+			t.Errorf("%s is in no panel", metric)
+		}
+	}
+	for i, a := range all {
+		for _, b := range all[:i] {
+			if a, b := a.GridPos, b.GridPos; a.X < b.X+b.W && b.X < a.X+a.W && a.Y < b.Y+b.H && b.Y < a.Y+a.H {
+				t.Errorf("panels overlap at %+v and %+v", a, b)
+			}
+		}
+	}
+}
+
+// TestAlertsAsk only for metrics and labels that there are.
+func TestAlertsAsk(t *testing.T) {
+	t.Parallel()
+	for _, rule := range alerts(t) {
+		checkQuery(t, rule.Expr)
+	}
+}
+
+// checkQuery returns the metrics of an expression. Each exists, and each label is one of theirs, or
+// the instance.
+func checkQuery(t *testing.T, text string) []string {
+	t.Helper()
+	expr, err := promQL.ParseExpr(text)
+	if err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	known := metrics(t)
+	var names []string
+	labels := []string{"instance"}
+	var used []string
+	parser.Inspect(expr, func(node parser.Node, _ []parser.Node) error {
+		switch n := node.(type) {
+		case *parser.VectorSelector:
+			names = append(names, n.Name)
+			own, ok := known[n.Name]
+			if !ok {
+				t.Errorf("%s: there is no %s", text, n.Name)
+			}
+			labels = append(labels, own...)
+			for _, m := range n.LabelMatchers {
+				if m.Name != "__name__" && m.Name != "instance" && !slices.Contains(own, m.Name) {
+					t.Errorf("%s: %s has no label %s", text, n.Name, m.Name)
+				}
+			}
+		case *parser.AggregateExpr:
+			used = append(used, n.Grouping...)
+		case *parser.BinaryExpr:
+			if n.VectorMatching != nil {
+				used = append(used, n.VectorMatching.MatchingLabels...)
+			}
+		}
+		return nil
+	})
+	for _, label := range used {
+		if !slices.Contains(labels, label) {
+			t.Errorf("%s: the label %s is on none of %v", text, label, names)
+		}
+	}
+	return names
+}
+
+// metrics returns the labels of each metric, as the calls of desc in the agent's source have them.
+func metrics(t *testing.T) map[string][]string {
+	t.Helper()
+	source := "../../../cmd/unwindctl/internal/metrics/metrics.go"
+	file, err := goparser.ParseFile(token.NewFileSet(), source, nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[string][]string{"unwind_in_use": {"reason"}}
+	ast.Inspect(file, func(node ast.Node) bool {
+		call, ok := node.(*ast.CallExpr)
+		if !ok {
+			return true
+		}
+		if name, ok := call.Fun.(*ast.Ident); !ok || name.Name != "desc" {
+			return true
+		}
+		labels := []string{}
+		for _, arg := range call.Args[2:] {
+			labels = append(labels, unquote(t, arg))
+		}
+		known["unwind_"+unquote(t, call.Args[0])] = labels
+		return true
+	})
+	delete(known, "unwind_events_total") // off by default, and about no network: no panel has it
+	if len(known) < 10 {
+		t.Fatalf("metrics: %v", known)
+	}
+	return known
+}
+
+func unquote(t *testing.T, expr ast.Expr) string {
+	t.Helper()
+	literal, ok := expr.(*ast.BasicLit)
+	if !ok {
+		t.Fatalf("%v is no literal", expr)
+	}
+	text, err := strconv.Unquote(literal.Value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+// legend returns the name of a series in a panel.
+func legend(format string, series promql.Series) string {
+	return legendLabel.ReplaceAllStringFunc(format, func(label string) string {
+		return series.Metric.Get(strings.Trim(label, "{}"))
+	})
+}
+
+// TestDraw draws the dashboard of the two nodes into the file that UNWIND_DASHBOARD_PNG names, to be
+// looked at.
+func TestDraw(t *testing.T) {
+	name := os.Getenv("UNWIND_DASHBOARD_PNG")
+	if name == "" {
+		t.Skip("UNWIND_DASHBOARD_PNG is not set")
+	}
+	file, err := os.Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if err := draw(t, file, panels(t), scrape(t, twoNodes...)); err != nil {
+		t.Fatal(err)
+	}
+}

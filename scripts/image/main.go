@@ -1,0 +1,181 @@
+// Image writes the agent's image, for one or more architectures, as one OCI archive: an OCI image
+// layout 1.0 in a tar file. No daemon and no registry takes part.
+//
+//	image NAME VERSION ARCHIVE DIRECTORY ARCH…
+//
+// The programs are in the DIRECTORY, those of each ARCH in a directory of that name. The image is
+// what scripts/deploy/Containerfile makes of them: keep the two alike. The same programs give the
+// same bytes: all times are SOURCE_DATE_EPOCH, all files root's. make image runs it.
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+)
+
+// programs are the image's files. A container of it starts unwindctl.
+var programs = []string{"unwind", "unwindctl"}
+
+// machines are the architectures, as GOARCH and as the programs' headers name them.
+var machines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
+
+func main() {
+	if err := run(os.Args[1:], os.Getenv("SOURCE_DATE_EPOCH")); err != nil {
+		fmt.Fprintln(os.Stderr, "error:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string, epoch string) error {
+	if len(args) < 5 {
+		return errors.New("usage: image NAME VERSION ARCHIVE DIRECTORY ARCH…")
+	}
+	ref, version, archive := args[0], args[1], args[2]
+	// The kubelet asks the runtime for the full name, also where a pod has a short one.
+	if _, err := name.NewTag(ref, name.StrictValidation); err != nil {
+		return fmt.Errorf("image %q: %w; a full name is needed, as docker.io/library/unwind:dev", ref, err)
+	}
+	seconds, err := strconv.ParseInt(epoch, 10, 64)
+	if err != nil {
+		return fmt.Errorf("SOURCE_DATE_EPOCH %q: not a number of seconds", epoch)
+	}
+	date := time.Unix(seconds, 0).UTC()
+	about := map[string]string{
+		"org.opencontainers.image.title":    "unwind",
+		"org.opencontainers.image.version":  version,
+		"org.opencontainers.image.licenses": "Apache-2.0",
+	}
+	index := v1.ImageIndex(empty.Index)
+	for _, arch := range args[4:] {
+		image, err := imageOf(arch, filepath.Join(args[3], arch), about, date)
+		if err != nil {
+			return err
+		}
+		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: image, Descriptor: v1.Descriptor{
+			Platform: &v1.Platform{OS: "linux", Architecture: arch}}})
+	}
+	index = mutate.Annotations(index, about).(v1.ImageIndex)
+	return write(archive, index, ref, date)
+}
+
+// imageOf is the image of the programs in a directory, which are of one architecture.
+func imageOf(arch, dir string, labels map[string]string, date time.Time) (v1.Image, error) {
+	files, err := pack(arch, dir, date)
+	if err != nil {
+		return nil, err
+	}
+	layer, err := tarball.LayerFromOpener(
+		func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(files)), nil },
+		tarball.WithMediaType(types.OCILayer), tarball.WithCompressionLevel(gzip.BestCompression))
+	if err != nil {
+		return nil, err
+	}
+	created := v1.Time{Time: date}
+	image := mutate.MediaType(empty.Image, types.OCIManifestSchema1)
+	image, err = mutate.ConfigFile(mutate.ConfigMediaType(image, types.OCIConfigJSON), &v1.ConfigFile{
+		Created: created, OS: "linux", Architecture: arch, RootFS: v1.RootFS{Type: "layers"},
+		Config: v1.Config{Entrypoint: []string{"/unwindctl"}, Labels: labels},
+	})
+	if err != nil {
+		return nil, err
+	}
+	image, err = mutate.Append(image, mutate.Addendum{Layer: layer, History: v1.History{
+		Created: created, CreatedBy: "scripts/image"}})
+	if err != nil {
+		return nil, err
+	}
+	return mutate.Annotations(image, labels).(v1.Image), nil
+}
+
+// pack is the tar file of the programs in a directory. Each must be of the architecture.
+func pack(arch, dir string, date time.Time) ([]byte, error) {
+	machine, known := machines[arch]
+	if !known {
+		return nil, fmt.Errorf("architecture %q: not known; amd64 and arm64 are", arch)
+	}
+	var out bytes.Buffer
+	w := tar.NewWriter(&out)
+	for _, program := range programs {
+		path := filepath.Join(dir, program)
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		binary, err := elf.NewFile(bytes.NewReader(data))
+		if err != nil {
+			return nil, fmt.Errorf("%s: not a program of Linux: %w", path, err)
+		}
+		if binary.Machine != machine {
+			return nil, fmt.Errorf("%s: a program for %v, not %v", path, binary.Machine, machine)
+		}
+		if err := add(w, program, 0o755, date, data); err != nil {
+			return nil, err
+		}
+	}
+	err := w.Close()
+	return out.Bytes(), err
+}
+
+// write puts the index and all that it names into an archive, under the image's name.
+func write(archive string, index v1.ImageIndex, ref string, date time.Time) error {
+	dir, err := os.MkdirTemp("", "unwind-image-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	// One entry with the name, the index of the architectures: an entry for each would be several
+	// images of the same name. containerd reads the first annotation, podman and skopeo the second.
+	path, err := layout.Write(dir, empty.Index)
+	if err != nil {
+		return err
+	}
+	err = path.AppendIndex(index, layout.WithAnnotations(map[string]string{
+		"io.containerd.image.name": ref, "org.opencontainers.image.ref.name": ref}))
+	if err != nil {
+		return err
+	}
+	var out bytes.Buffer
+	w := tar.NewWriter(&out)
+	// WalkDir goes by name.
+	err = fs.WalkDir(os.DirFS(dir), ".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		data, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			return err
+		}
+		return add(w, name, 0o644, date, data)
+	})
+	if err := errors.Join(err, w.Close()); err != nil {
+		return err
+	}
+	return os.WriteFile(archive, out.Bytes(), 0o644)
+}
+
+func add(w *tar.Writer, name string, mode int64, date time.Time, data []byte) error {
+	err := w.WriteHeader(&tar.Header{
+		Format: tar.FormatUSTAR, Name: name, Mode: mode, Size: int64(len(data)), ModTime: date})
+	if err == nil {
+		_, err = w.Write(data)
+	}
+	return err
+}

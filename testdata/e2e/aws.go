@@ -1,0 +1,307 @@
+package e2e
+
+import (
+	"context"
+	"crypto/sha1"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// awsDir is /var/run/aws-node. /var/run is a link, which Root would follow out of the node.
+const awsDir = "/run/aws-node"
+
+// awsVersion is the format of ipamd's file.
+const awsVersion = "vpc-cni-ipam/1"
+
+// ConfigureAWS has the node's network be that of the AWS VPC CNI: its conflist, with the real
+// aws-cni and egress-cni, and portmap.
+func (n *Node) ConfigureAWS(unwind bool) {
+	n.Helper()
+	for _, plugin := range []string{"aws-cni", "egress-cni"} {
+		if err := os.Symlink(tool(n, "aws/"+plugin), n.File(PluginDir, plugin)); err != nil {
+			n.Fatal(err)
+		}
+	}
+	text, err := os.ReadFile(Path(n, "testdata/conflists/aws-vpc-cni.conflist"))
+	if err != nil {
+		n.Fatal(err)
+	}
+	n.configure("aws-cni", string(text), unwind, nil)
+}
+
+// IPAMD stands in for the daemon of the AWS VPC CNI (amazon-vpc-cni-k8s 1.23.2, pkg/ipamd): it
+// listens where aws-cni calls it, keeps its addresses by network, container ID and interface, and
+// has them in its file before it answers. It makes no call to AWS, has no cooldown of 30 s for an
+// address, and one ENI, which is not the primary one, so that a pod has a rule for each direction.
+type IPAMD struct {
+	n      *Node
+	pool   []string
+	server *grpc.Server
+
+	mu          sync.Mutex
+	allocations []AWSAllocation // in the order of their ADDs
+	refusal     error           // what a DelNetwork gets
+}
+
+// AWSAllocation is an entry of ipamd's file (CheckpointEntry).
+type AWSAllocation struct {
+	awsKey
+	IPv4                string `json:"ipv4,omitempty"`
+	AllocationTimestamp int64  `json:"allocationTimestamp"`
+	Metadata            AWSPod `json:"metadata"`
+}
+
+type awsKey struct {
+	NetworkName string `json:"networkName"`
+	ContainerID string `json:"containerID"`
+	IfName      string `json:"ifName"`
+}
+
+// AWSPod is whose an allocation is.
+type AWSPod struct {
+	Namespace  string `json:"k8sPodNamespace,omitempty"`
+	Name       string `json:"k8sPodName,omitempty"`
+	Interfaces int    `json:"interfacesCount,omitempty"`
+}
+
+type awsCheckpoint struct {
+	Version     string          `json:"version"`
+	Allocations []AWSAllocation `json:"allocations"`
+}
+
+// StartIPAMD starts the daemon. As ipamd does at its start (ReadBackingStore), it takes back what
+// its file has for pods without an interface on the host, and nothing later on.
+func (n *Node) StartIPAMD(pool ...string) *IPAMD {
+	n.Helper()
+	const socket = awsDir + "/ipamd.sock"
+	d := &IPAMD{n: n, pool: pool}
+	if err := os.MkdirAll(n.File(awsDir), 0o755); err != nil {
+		n.Fatal(err)
+	}
+	stored := n.AWSAllocations()
+	n.do(func() error {
+		links, err := netlink.LinkList()
+		for _, a := range stored {
+			if a.Metadata.isAmong(links) {
+				d.allocations = append(d.allocations, a)
+			}
+		}
+		return err
+	})
+	if err := d.write(); err != nil {
+		n.Fatal(err)
+	}
+	var listener *net.UnixListener
+	n.do(func() (err error) {
+		_ = os.Remove(socket)
+		listener, err = net.ListenUnix("unix", &net.UnixAddr{Name: socket})
+		return err
+	})
+	// The path is another one where the server ends.
+	listener.SetUnlinkOnClose(false)
+	n.Cleanup(d.Stop)
+	d.server = grpc.NewServer(grpc.ForceServerCodec(wire{}))
+	d.server.RegisterService(&grpc.ServiceDesc{ServiceName: "rpc.CNIBackend", HandlerType: (*any)(nil),
+		Methods: []grpc.MethodDesc{method("AddNetwork", d.add), method("DelNetwork", d.del)}}, nil)
+	go func() { _ = d.server.Serve(listener) }()
+	return d
+}
+
+// Stop ends the daemon. Its socket and its file stay, as after a kill.
+func (d *IPAMD) Stop() { d.server.Stop() }
+
+// Refuse has each DelNetwork fail with these words and change nothing. With "" none does any more.
+func (d *IPAMD) Refuse(words string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.refusal = nil
+	if words != "" {
+		d.refusal = status.Error(codes.Unknown, words)
+	}
+}
+
+// AWSAllocations returns what ipamd's file has.
+func (n *Node) AWSAllocations() []AWSAllocation {
+	n.Helper()
+	data, err := os.ReadFile(n.File(awsDir, "ipam.json"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	var stored awsCheckpoint
+	if err == nil {
+		err = json.Unmarshal(data, &stored)
+	}
+	if err != nil || stored.Version != awsVersion {
+		n.Fatalf("ipamd's file, version %q: %v", stored.Version, err)
+	}
+	return stored.Allocations
+}
+
+// AWSLog returns what aws-cni has logged.
+func (n *Node) AWSLog() string {
+	data, err := os.ReadFile(n.File("/var/log/aws-routed-eni/plugin.log"))
+	if err != nil {
+		return err.Error()
+	}
+	return string(data)
+}
+
+// isAmong says whether an interface on the host has the name that aws-cni gives to the pod's
+// (networkutils.GeneratePodHostVethNameSuffix). Without a name of the pod it may.
+func (p AWSPod) isAmong(links []netlink.Link) bool {
+	if p.Namespace == "" || p.Name == "" {
+		return true
+	}
+	sum := sha1.Sum([]byte(p.Namespace + "." + p.Name))
+	for _, link := range links {
+		if strings.HasSuffix(link.Attrs().Name, hex.EncodeToString(sum[:])[:11]) {
+			return true
+		}
+	}
+	return false
+}
+
+// write writes the file as JSONFile.Checkpoint does: a new one, synced, renamed over the old one.
+func (d *IPAMD) write() error {
+	stored := awsCheckpoint{awsVersion, append([]AWSAllocation{}, d.allocations...)}
+	f, err := os.CreateTemp(d.n.File(awsDir), "ipam.json.tmp*")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return errors.Join(json.NewEncoder(f).Encode(stored), f.Sync(),
+		os.Rename(f.Name(), d.n.File(awsDir, "ipam.json")))
+}
+
+// add answers an AddNetwork; the numbers are those of rpc.proto.
+func (d *IPAMD) add(request fields) ([]byte, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	key := awsKey{NetworkName: request[6], ContainerID: request[7], IfName: request[5]}
+	i := d.find(key)
+	if i < 0 {
+		address := d.free()
+		if address == "" {
+			return nil, status.Error(codes.Unknown, "AssignPodIPv4Address: no available IP/Prefix addresses")
+		}
+		i = len(d.allocations)
+		d.allocations = append(d.allocations, AWSAllocation{
+			awsKey: key, IPv4: address, AllocationTimestamp: time.Now().UnixNano(),
+			Metadata: AWSPod{Namespace: request[2], Name: request[1], Interfaces: 1},
+		})
+		if err := d.write(); err != nil {
+			return nil, err
+		}
+	}
+	return reply(d.allocations[i].IPv4), nil
+}
+
+// del answers a DelNetwork.
+func (d *IPAMD) del(request fields) ([]byte, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.refusal != nil {
+		return nil, d.refusal
+	}
+	i := d.find(awsKey{NetworkName: request[7], ContainerID: request[8], IfName: request[6]})
+	if i < 0 {
+		return nil, status.Error(codes.Unknown, "datastore: unknown pod")
+	}
+	address := d.allocations[i].IPv4
+	d.allocations = append(d.allocations[:i:i], d.allocations[i+1:]...)
+	return reply(address), d.write()
+}
+
+func (d *IPAMD) find(key awsKey) int {
+	for i, a := range d.allocations {
+		if a.awsKey == key {
+			return i
+		}
+	}
+	return -1
+}
+
+// free returns the first address of the pool that nobody has, or "".
+func (d *IPAMD) free() string {
+	for _, address := range d.pool {
+		if !d.has(address) {
+			return address
+		}
+	}
+	return ""
+}
+
+func (d *IPAMD) has(address string) bool {
+	for _, a := range d.allocations {
+		if a.IPv4 == address {
+			return true
+		}
+	}
+	return false
+}
+
+// AWSLeft counts what pods have on the node, or have left there.
+type AWSLeft struct {
+	Addresses int // in ipamd's file
+	Veths     int // on the host
+	Routing   int // rules of routing, two for each pod
+	Rules     int // iptables rules and chains of one container
+}
+
+func (l AWSLeft) String() string {
+	return fmt.Sprintf("%d/%d/%d/%d", l.Addresses, l.Veths, l.Routing, l.Rules)
+}
+
+// AWSSettled counts once it no longer changes.
+func (n *Node) AWSSettled() AWSLeft {
+	n.Helper()
+	left := n.Settled()
+	return AWSLeft{Addresses: len(n.AWSAllocations()), Veths: left.Veths,
+		Routing: len(n.RoutingRules("")), Rules: left.Rules}
+}
+
+// RoutingRules returns the rules of routing of an address, or of all addresses.
+func (n *Node) RoutingRules(address string) (rules []string) {
+	n.Helper()
+	n.do(func() error {
+		all, err := netlink.RuleList(netlink.FAMILY_V4)
+		for _, rule := range all {
+			for _, end := range []*net.IPNet{rule.Src, rule.Dst} {
+				if end != nil && (address == "" || end.IP.String() == address) {
+					rules = append(rules, rule.String())
+				}
+			}
+		}
+		return err
+	})
+	return rules
+}
+
+// method makes a call of gRPC of a function.
+func method(name string, answer func(fields) ([]byte, error)) grpc.MethodDesc {
+	return grpc.MethodDesc{MethodName: name, Handler: func(_ any, _ context.Context,
+		decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+		var request []byte
+		if err := decode(&request); err != nil {
+			return nil, err
+		}
+		f, err := parse(request)
+		if err != nil {
+			return nil, status.Error(codes.InvalidArgument, err.Error())
+		}
+		out, err := answer(f)
+		return &out, err
+	}}
+}
