@@ -94,6 +94,11 @@ ALL_PACKAGES := ./... ./testdata/faulty ./testdata/sandbox ./testdata/e2e/...
 # Not in everybody's PATH, and the plugins call iptables.
 export PATH := $(PATH):/usr/sbin:/sbin
 
+# The linters keep findings by the content of a package. What they find in one clone they would report in another, under paths that
+# may be gone, so that no comment there silences it.
+export GOLANGCI_LINT_CACHE := $(TOOLS)/lint/golangci
+export STATICCHECK_CACHE   := $(TOOLS)/lint/staticcheck
+
 .PHONY: help build tools deps test proof soak fuzz e2e e2e-tools e2e-k8s e2e-now e2e-next lint chart demo docs man bench release archive kubectl-archive image release-check clean go faulty
 .NOTPARALLEL:
 
