@@ -71,6 +71,17 @@ type Entry struct {
 	Reason      string       `json:"reason,omitempty"` // the same in words
 	Since       Time         `json:"since,omitzero"`   // in this state; zero in first-release entries
 	Updated     Time         `json:"updated"`
+
+	stored Time  // Updated of the entry in the bbolt file, zero if there is none: see Append
+	was    State // of the newest version
+}
+
+// touch notes the time of a new version.
+func (e *Entry) touch(from State) {
+	e.Updated = Now()
+	if from != e.State || e.Since == (Time{}) {
+		e.Since = e.Updated
+	}
 }
 
 // Outline is the part of an entry that can be read without decoding it.

@@ -123,8 +123,13 @@ func (s *Store) TryAcquire(k Key) (*Lock, error) {
 // LockPath returns the path of an attachment's lock file. The name is a hash, since container IDs
 // may have any length.
 func (s *Store) LockPath(k Key) string {
-	sum := sha256.Sum256(encodeKey(k))
-	return filepath.Join(s.Dir, locksName, hex.EncodeToString(sum[:16]))
+	return filepath.Join(s.Dir, locksName, hashOf(encodeKey(k)))
+}
+
+// hashOf returns the file name of an attachment, by its key as encodeKey makes it.
+func hashOf(key []byte) string {
+	sum := sha256.Sum256(key)
+	return hex.EncodeToString(sum[:16])
 }
 
 // Locked reports whether the lock of an attachment is held, not counting those that share it, and
@@ -204,28 +209,33 @@ func (l *Lock) Release() {
 	l.store.unhold(l.key)
 }
 
-// RemoveStrayLocks removes the lock files that no entry has. A process that was killed between the
-// end of an attachment and Remove leaves one. The caller holds no lock. A held file stays: it
-// belongs to an ADD or DEL that begins. A process that has the file open and waits for it finds it
-// gone, and starts again.
+// RemoveStrayLocks removes the lock files, and the files of the log, that no entry has. A process
+// that was killed between the end of an attachment and Remove leaves them. The caller holds no lock.
+// A held file stays: it belongs to an ADD or DEL that begins. A process that has the file open and
+// waits for it finds it gone, and starts again.
 func (s *Store) RemoveStrayLocks(ctx context.Context) error {
-	files, err := os.ReadDir(filepath.Join(s.Dir, locksName))
-	if errors.Is(err, fs.ErrNotExist) {
+	var names []string
+	for _, dir := range []string{filepath.Join(s.Dir, locksName), s.walDir()} {
+		files, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("journal: %w", err)
+		}
+		for _, f := range files {
+			names = append(names, f.Name())
+		}
+	}
+	if len(names) == 0 {
 		return nil
 	}
-	if err != nil {
-		return fmt.Errorf("journal: %w", err)
-	}
-	known, err := s.lockPaths(ctx)
+	known, err := s.lockNames(ctx)
 	if err != nil {
 		return err
 	}
-	for _, file := range files {
-		path := filepath.Join(s.Dir, locksName, file.Name())
-		if known[path] {
+	for _, name := range names {
+		if known[name] {
 			continue
 		}
-		if err := s.removeStrayLock(ctx, path); err != nil {
+		if err := s.removeStrayLock(ctx, name); err != nil {
 			return err
 		}
 	}
@@ -233,26 +243,37 @@ func (s *Store) RemoveStrayLocks(ctx context.Context) error {
 }
 
 // removeStrayLock reads the journal again under the lock, since an ADD may have come and gone.
-func (s *Store) removeStrayLock(ctx context.Context, path string) error {
+func (s *Store) removeStrayLock(ctx context.Context, name string) error {
 	now, cancel := context.WithCancel(ctx)
 	cancel()
+	path := filepath.Join(s.Dir, locksName, name)
 	f, err := lockFile(now, path, os.O_RDWR, unix.LOCK_EX)
+	made := errors.Is(err, fs.ErrNotExist)
+	if made {
+		f, err = lockFile(now, path, os.O_RDWR|os.O_CREATE, unix.LOCK_EX)
+	}
 	if err != nil {
-		return nil // held, or gone
+		return nil // held
 	}
 	defer f.Close()
-	if known, err := s.lockPaths(ctx); err != nil || known[path] {
+	if known, err := s.lockNames(ctx); err != nil || known[name] {
+		if made { // an entry in state Adding without a lock file must not get one
+			err = errors.Join(err, os.Remove(path))
+		}
+		return err
+	}
+	if err := os.Remove(filepath.Join(s.walDir(), name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return os.Remove(path)
 }
 
-// lockPaths returns the paths of the lock files that belong to entries.
-func (s *Store) lockPaths(ctx context.Context) (map[string]bool, error) {
+// lockNames returns the names of the files that belong to entries.
+func (s *Store) lockNames(ctx context.Context) (map[string]bool, error) {
 	known := map[string]bool{}
 	err := s.View(ctx, func(tx *Tx) error {
 		return tx.Outlines(func(o Outline, _ error) error {
-			known[s.LockPath(o.Key)] = true
+			known[hashOf(encodeKey(o.Key))] = true
 			return nil
 		})
 	})

@@ -60,6 +60,7 @@ const strangerWait = time.Second
 const (
 	fileName  = "journal.db"
 	queueName = "journal.lock"
+	walName   = "journal.wal"
 	locksName = "locks"
 )
 
@@ -86,7 +87,7 @@ func (s *Store) Update(ctx context.Context, fn func(*Tx) error) error {
 // sees an empty one.
 func (s *Store) View(ctx context.Context, fn func(*Tx) error) error {
 	if _, err := os.Lstat(s.Path()); errors.Is(err, fs.ErrNotExist) {
-		return fn(&Tx{})
+		return fn(&Tx{store: s})
 	}
 	if err := checkDir(s.Dir); err != nil {
 		return err
@@ -239,12 +240,14 @@ func (s *Store) inTx(btx *bolt.Tx, fn func(*Tx) error) error {
 			return fmt.Errorf("%w: no bucket %q", ErrDamaged, name)
 		}
 	}
-	if err := fn(&Tx{btx}); err != nil {
+	if btx.Writable() {
+		btx.OnCommit(func() { s.at("committed") }) // runs before those of fn
+	}
+	if err := fn(&Tx{store: s, btx: btx}); err != nil {
 		return err
 	}
 	if btx.Writable() {
 		s.at("commit")
-		btx.OnCommit(func() { s.at("committed") })
 	}
 	return nil
 }

@@ -6,18 +6,33 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
 )
 
 // Tx is one transaction on the journal. It ends when the function that got it returns.
+//
+// It reads entries in their newest version: see Append. While it runs, the holders of locks may
+// append others.
 type Tx struct {
-	btx *bolt.Tx // nil: there is no journal yet, and everything is empty
+	store *Store
+	btx   *bolt.Tx // nil: there is no journal yet, and everything is empty
+	files []string // see logged
 }
 
 // Get returns the entry of an attachment, or nil if there is none.
 func (tx *Tx) Get(k Key) (*Entry, error) {
+	e, err := tx.storedEntry(k)
+	if e == nil || err != nil {
+		return nil, err
+	}
+	return tx.newest(e)
+}
+
+// storedEntry returns the entry as the bbolt file has it, or nil.
+func (tx *Tx) storedEntry(k Key) (*Entry, error) {
 	if tx.btx == nil {
 		return nil, nil
 	}
@@ -31,13 +46,9 @@ func (tx *Tx) Get(k Key) (*Entry, error) {
 // Put writes an entry and its indexes, and removes the attachment's tombstone. It refuses an
 // illegal change of state. If the newest generation has no number, Put gives it the next one.
 func (tx *Tx) Put(e *Entry) error {
-	old, err := tx.intact(e.Key)
+	old, from, err := tx.replaced(e.Key)
 	if err != nil {
 		return err
-	}
-	from := Gone
-	if old != nil {
-		from = old.State
 	}
 	if err := CheckEdge(from, e.State); err != nil {
 		return fmt.Errorf("%w (%s)", err, e.Key)
@@ -51,10 +62,7 @@ func (tx *Tx) Put(e *Entry) error {
 			return err
 		}
 	}
-	e.Updated = Now()
-	if from != e.State || e.Since == (Time{}) {
-		e.Since = e.Updated
-	}
+	e.touch(from)
 	value, err := encodeEntry(e)
 	if err != nil {
 		return fmt.Errorf("journal: entry %s: %w", e.Key, err)
@@ -65,35 +73,54 @@ func (tx *Tx) Put(e *Entry) error {
 	if err := tx.deleteTombstone(e.Key); err != nil {
 		return err
 	}
+	tx.btx.OnCommit(func() {
+		e.stored, e.was = e.Updated, e.State
+		tx.store.dropVersions(e.Key)
+	})
 	return tx.btx.Bucket(bucketEntries).Put(encodeKey(e.Key), value)
 }
 
 // Delete removes the entry of an attachment and its indexes. A missing entry is no error.
 func (tx *Tx) Delete(k Key) error {
-	old, err := tx.intact(k)
+	old, from, err := tx.replaced(k)
 	if err != nil {
 		return err
 	}
 	if old != nil {
-		if err := CheckEdge(old.State, Gone); err != nil {
+		if err := CheckEdge(from, Gone); err != nil {
 			return fmt.Errorf("%w (%s)", err, k)
 		}
 	}
 	if err := tx.reindex(old, nil); err != nil {
 		return err
 	}
+	tx.btx.OnCommit(func() { tx.store.dropVersions(k) })
 	return tx.btx.Bucket(bucketEntries).Delete(encodeKey(k))
 }
 
-// intact returns an entry that can be read, or nil. The indexes of a damaged entry stay. They lead
-// to nothing, or to an entry written over it; ByPod and ByAddress skip both.
-func (tx *Tx) intact(k Key) (*Entry, error) {
-	old, err := tx.Get(k)
+// replaced returns the stored entry that is about to be replaced, or nil, and the state of its
+// newest version.
+func (tx *Tx) replaced(k Key) (stored *Entry, from State, err error) {
+	stored, err = intact(tx.storedEntry(k))
+	if stored == nil || err != nil {
+		return nil, Gone, err
+	}
+	value, err := tx.newer(stored)
+	if value == nil || err != nil {
+		return stored, stored.State, err
+	}
+	o, err := decodeOutline(encodeKey(k), value)
+	return stored, o.State, err
+}
+
+// intact returns nil for an entry that cannot be read. The indexes of a damaged entry stay. They
+// lead to nothing, or to an entry written over it; ByPod and ByAddress skip both.
+func intact(e *Entry, err error) (*Entry, error) {
 	var damaged *DamagedError
 	if errors.As(err, &damaged) {
 		return nil, nil
 	}
-	return old, err
+	return e, err
 }
 
 func (tx *Tx) reindex(old, entry *Entry) error {
@@ -144,7 +171,17 @@ func (tx *Tx) ByPod(p Pod) ([]*Entry, error) {
 
 // ByAddress returns the entries that claim an address, over all networks.
 func (tx *Tx) ByAddress(a netip.Addr) ([]*Entry, error) {
-	return tx.byIndex(bucketAddresses, addressKey(a))
+	entries, err := tx.byIndex(bucketAddresses, addressKey(a))
+	if err != nil || tx.btx == nil {
+		return nil, err
+	}
+	since, err := tx.claimedSince(a)
+	for _, e := range since {
+		if !slices.ContainsFunc(entries, func(o *Entry) bool { return o.Key == e.Key }) {
+			entries = append(entries, e)
+		}
+	}
+	return entries, err
 }
 
 func (tx *Tx) byIndex(bucket, prefix []byte) ([]*Entry, error) {
@@ -158,7 +195,7 @@ func (tx *Tx) byIndex(bucket, prefix []byte) ([]*Entry, error) {
 		if err != nil {
 			continue
 		}
-		e, err := tx.intact(key)
+		e, err := intact(tx.Get(key))
 		if err != nil {
 			return nil, err
 		}
@@ -174,8 +211,16 @@ func (tx *Tx) All(fn func(*Entry, error) error) error {
 	if tx.btx == nil {
 		return nil
 	}
+	files, err := tx.logged()
+	if err != nil {
+		return err
+	}
 	return tx.btx.Bucket(bucketEntries).ForEach(func(k, v []byte) error {
-		return fn(decodeEntry(k, v))
+		e, err := decodeEntry(k, v)
+		if err == nil && isIn(files, k) {
+			e, err = tx.newest(e)
+		}
+		return fn(e, err)
 	})
 }
 
@@ -200,7 +245,22 @@ func (tx *Tx) Outlines(fn func(Outline, error) error) error {
 	if tx.btx == nil {
 		return nil
 	}
+	files, err := tx.logged()
+	if err != nil {
+		return err
+	}
 	return tx.btx.Bucket(bucketEntries).ForEach(func(k, v []byte) error {
+		if isIn(files, k) {
+			if stored, err := decodeEntry(k, v); err == nil {
+				newer, err := tx.newer(stored)
+				if err != nil {
+					return fn(Outline{Key: stored.Key}, err)
+				}
+				if newer != nil {
+					v = newer
+				}
+			}
+		}
 		return fn(decodeOutline(k, v))
 	})
 }

@@ -89,18 +89,21 @@ func (a *adding) commit(ctx context.Context, d netconf.Delegate, claims []journa
 // record writes the entry and returns the other entries that hold one of the claims. The entry
 // becomes live on the last call if there are no such entries.
 func (a *adding) record(ctx context.Context, claims []journal.Claim, last bool) (others []*journal.Entry, err error) {
+	a.entry.State = journal.Adding
+	a.durable = false
+	if !last && a.append(a.entry) {
+		if len(claims) == 0 {
+			return nil, nil
+		}
+		err = a.store.View(ctx, func(tx *journal.Tx) (err error) {
+			others, err = a.holdersOf(tx, claims)
+			return err
+		})
+		return others, err
+	}
 	err = a.update(ctx, func(tx *journal.Tx) error {
-		others = nil
-		for _, c := range claims {
-			entries, err := tx.ByAddress(c.Address)
-			if err != nil {
-				return err
-			}
-			for _, e := range entries {
-				if e.Key != a.key {
-					others = append(others, e)
-				}
-			}
+		if others, err = a.holdersOf(tx, claims); err != nil {
+			return err
 		}
 		a.entry.State = journal.Adding
 		if last && len(others) == 0 {
@@ -110,4 +113,21 @@ func (a *adding) record(ctx context.Context, claims []journal.Claim, last bool) 
 	})
 	a.durable = err == nil && a.entry.State == journal.Live
 	return others, err
+}
+
+// holdersOf returns the other entries that hold one of the claims. Of two ADDs that get the same
+// address at once, the one that writes its claim last finds the other.
+func (a *adding) holdersOf(tx *journal.Tx, claims []journal.Claim) (others []*journal.Entry, err error) {
+	for _, c := range claims {
+		entries, err := tx.ByAddress(c.Address)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range entries {
+			if e.Key != a.key {
+				others = append(others, e)
+			}
+		}
+	}
+	return others, nil
 }

@@ -110,29 +110,33 @@ func (d *deleting) find(ctx context.Context, killed bool) error {
 // fromJournal takes the entry and records that its DEL has begun, or returns the tombstone that the
 // journal has instead. A journal that cannot be written may still say what to undo.
 func (d *deleting) fromJournal(ctx context.Context, killed bool) (tomb *journal.Tombstone) {
-	errUnknown := errors.New("the journal does not know it")
+	reached := false
 	look := func(tx *journal.Tx) (err error) {
-		if d.entry, err = readable(tx.Get(d.key)); err != nil {
-			return err
-		}
-		if d.entry == nil {
+		reached = true
+		if d.entry, err = readable(tx.Get(d.key)); err == nil && d.entry == nil {
 			tomb, err = tx.Tombstone(d.key)
-			return errors.Join(err, errUnknown)
 		}
-		d.amend(killed)
+		return err
+	}
+	err := d.store.View(ctx, look)
+	if errors.Is(err, journal.ErrDamaged) {
+		err = d.update(ctx, look) // sets the file aside
+	}
+	if err != nil {
+		d.journalFailed(err)
+		d.unreadable = !reached
+	}
+	if d.entry == nil {
+		return tomb
+	}
+	d.amend(killed)
+	if d.unwritable {
 		return nil
 	}
-	err := d.update(ctx, func(tx *journal.Tx) error {
-		if err := look(tx); err != nil {
-			return err
-		}
-		return d.mark(tx, d.entry, verdict.Requested)
-	})
-	if err != nil && !errors.Is(err, errUnknown) {
+	if err := d.begin(ctx, d.entry, verdict.Requested); err != nil {
 		d.journalFailed(err)
-		d.read(ctx, look)
 	}
-	return tomb
+	return nil
 }
 
 // amend adds to the entry what unwind could not write to the journal.

@@ -38,6 +38,8 @@ const (
 	longEnv = "UNWIND_TEST_LONG"
 	// lateEnv starts no delegate before its turn.
 	lateEnv = "UNWIND_TEST_LATE"
+	// syncedEnv makes every version of an entry wait for the disk, see volatile.
+	syncedEnv = "UNWIND_TEST_SYNCED"
 	// cacheEnv is the path of libcni's cache: see node.
 	cacheEnv = "UNWIND_TEST_CACHE"
 	// uidEnv makes the plugin drop root for that user.
@@ -61,6 +63,10 @@ func sampled(oneIn int, indexes ...int) bool {
 func TestMain(m *testing.M) {
 	if os.Getenv(headlessEnv) != "" {
 		headless()
+	}
+	inKernel = append(inKernel, "faulty")
+	if os.Getenv(syncedEnv) != "" {
+		inKernel = nil
 	}
 	if filepath.Base(os.Args[0]) == netconf.Name {
 		os.Exit(pluginMain())

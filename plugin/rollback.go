@@ -24,7 +24,7 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	a.entry.Reason = netconf.Shorten(verdict.FailedADD.Text+": "+f.Words(), 500)
 	tomb := a.tombstone(a.entry)
 	if a.claimHeld(a.entry) && !a.unwritable {
-		if err := a.update(ctx, func(tx *journal.Tx) error { return tx.Put(a.entry) }); err != nil {
+		if err := a.save(ctx, a.entry); err != nil {
 			a.log.Error("the journal cannot be written after a failed ADD", "attachment", a.key.String(), "err", err)
 		}
 	}

@@ -139,10 +139,11 @@ func (o *op) recordRelease(event journal.Event, e *journal.Entry, reason verdict
 
 // begin records that a pass over the entry's steps begins, and why.
 func (o *op) begin(ctx context.Context, e *journal.Entry, reason verdict.Reason) error {
-	return o.update(ctx, func(tx *journal.Tx) error { return o.mark(tx, e, reason) })
+	o.mark(e, reason)
+	return o.save(ctx, e)
 }
 
-func (o *op) mark(tx *journal.Tx, e *journal.Entry, reason verdict.Reason) error {
+func (o *op) mark(e *journal.Entry, reason verdict.Reason) {
 	o.claimHeld(e)
 	switch e.State {
 	case journal.Adding:
@@ -166,7 +167,6 @@ func (o *op) mark(tx *journal.Tx, e *journal.Entry, reason verdict.Reason) error
 		}
 		g.Undo.Began++
 	}
-	return tx.Put(e)
 }
 
 // finish writes what a pass left of an entry. If nothing is left, it deletes the entry and puts the

@@ -48,7 +48,7 @@ func (e *examination) directory() bool {
 	for _, part := range []struct {
 		name string
 		dir  bool
-	}{{"journal.db", false}, {"journal.lock", false}, {"locks", true}} {
+	}{{"journal.db", false}, {"journal.lock", false}, {"journal.wal", true}, {"locks", true}} {
 		path := filepath.Join(e.StateDir, part.name)
 		info, err := os.Lstat(path)
 		if err == nil && (info.IsDir() != part.dir || !info.IsDir() && !info.Mode().IsRegular()) {
