@@ -112,7 +112,7 @@ func (s *Store) makeDir() error {
 	if !filepath.IsAbs(s.Dir) {
 		return fmt.Errorf("journal: stateDir %q is not an absolute path", s.Dir)
 	}
-	for _, dir := range []string{s.Dir, s.walDir(), filepath.Join(s.Dir, locksName)} {
+	for _, dir := range []string{s.Dir, filepath.Join(s.Dir, locksName), s.walDir()} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return fmt.Errorf("journal: %w", err)
 		}

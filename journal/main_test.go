@@ -38,6 +38,7 @@ var helpers = map[string]func(s *Store, args []string) error{
 	"damage":    helpDamage,
 	"eio":       helpEIO,
 	"power":     helpPower,
+	"append":    helpAppend,
 }
 
 func TestMain(m *testing.M) {

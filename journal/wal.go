@@ -47,6 +47,11 @@ func (s *Store) Append(e *Entry) error {
 	if err != nil {
 		return fmt.Errorf("journal: entry %s: %w", e.Key, err)
 	}
+	for _, dir := range []string{s.Dir, s.walDir()} {
+		if err := checkDir(dir); err != nil {
+			return err
+		}
+	}
 	v := version{key: encodeKey(e.Key), stored: storedText(e.stored), value: value}
 	if err := s.appendTo(s.walPath(e.Key), encodeVersion(v)); err != nil {
 		return fmt.Errorf("journal: %w", err)
@@ -217,7 +222,7 @@ func (tx *Tx) claimedSince(a netip.Addr) (entries []*Entry, err error) {
 		if err != nil {
 			return nil, err
 		}
-		if e != nil && slices.Contains(e.Addresses(), a) {
+		if _, addresses := indexKeys(e); contains(addresses, append(addressKey(a), v.key...)) {
 			entries = append(entries, e)
 		}
 	}

@@ -281,7 +281,7 @@ func TestNotesOfDegradation(t *testing.T) {
 				t.Parallel()
 				n := newNode(t)
 				n.makeJournal()
-				list := n.unwind(n.faulty("p0", ""), n.faulty("p1", ""), n.faulty("p2", ""))
+				list := n.unwind(n.faulty("p0", `, "dataDir": "on the disk"`), n.faulty("p1", ""), n.faulty("p2", "")) // see volatile
 				p := n.pod("a")
 				holds := map[string]string{"DEL": "DEL p0", "ADD": "ADD p2", "ADD, in its middle": "ADD p2"}[verb]
 				command, instance, _ := strings.Cut(holds, " ")
@@ -363,13 +363,13 @@ func TestNotesOfReleaseUnwritten(t *testing.T) {
 			n := newNode(t)
 			a := n.pod("a")
 			a.mustAdd(n.unwind(n.faulty("p0", "")))
-			reason, commits, machine := "it was made before this boot", 2, host.This().Machine
+			reason, machine := "it was made before this boot", host.This().Machine
 			if fate == verdict.Foreign {
-				reason, commits, machine = "it was made on another machine", 1, otherMachine(t)
+				reason, machine = "it was made on another machine", otherMachine(t)
 			}
 			a.edit(func(g *journal.Generation) { g.Host.BootID, g.Host.Machine = earlier, machine })
 			s := n.sweeping()
-			s.store.Point = failing(commits)
+			s.store.Point = failing(1)
 			if err := s.releaseIfDead(t.Context(), a.key()); err == nil || a.entry() == nil {
 				t.Fatalf("the journal could be told: %v", err)
 			}
@@ -392,8 +392,7 @@ func TestNotesOfRefusedADD(t *testing.T) {
 	a.mustAdd(n.unwind(chain))
 	a.dropNetNS()
 	next := a.again()
-	// The first commit says that the DELs begin.
-	p := &Plugin{Stdout: io.Discard, Stderr: io.Discard, Budgets: DefaultBudgets, Point: failing(2)}
+	p := &Plugin{Stdout: io.Discard, Stderr: io.Discard, Budgets: DefaultBudgets, Point: failing(1)}
 	err := p.verb(t.Context(), (*op).add)(&skel.CmdArgs{ContainerID: "a", IfName: "eth0", Netns: next.NetNS, Path: strings.Join(n.path, ":"),
 		StdinData: []byte(n.entryOf(`{"plugins": [`+chain+`]}`, nil))})
 	if err == nil || !strings.Contains(err.Error(), "this commit fails") {
