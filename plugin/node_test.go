@@ -466,18 +466,7 @@ func (n *node) links(netns string) []string {
 // empty.
 func (n *node) nothingLeft() {
 	n.Helper()
-	if taken := n.taken(); len(taken) > 0 {
-		n.Errorf("faulty plugins still hold %v", taken)
-	}
-	if reserved := n.reserved(); len(reserved) > 0 {
-		n.Errorf("host-local still holds %v", reserved)
-	}
-	for _, e := range n.entries() {
-		n.Errorf("the journal still has %s: %s, %v (%s)", e.Key, e.State, pendingSteps(e), e.Reason)
-	}
-	if locks := n.names(filepath.Join(n.stateDir, "locks")); len(locks) > 0 {
-		n.Errorf("%d lock files are left", len(locks))
-	}
+	n.nothingOnDisk()
 	if link, err := netlink.LinkByName(n.bridge); err == nil {
 		ports, err := netlink.LinkList()
 		// Other tests make and remove interfaces meanwhile.
@@ -495,6 +484,23 @@ func (n *node) nothingLeft() {
 	}
 	if rules := n.rules(strings.TrimSuffix(n.subnet, "0/24")); len(rules) > 0 {
 		n.Errorf("rules are left:\n%s", strings.Join(rules, "\n"))
+	}
+}
+
+// nothingOnDisk checks that delegates and journal hold nothing.
+func (n *node) nothingOnDisk() {
+	n.Helper()
+	if taken := n.taken(); len(taken) > 0 {
+		n.Errorf("faulty plugins still hold %v", taken)
+	}
+	if reserved := n.reserved(); len(reserved) > 0 {
+		n.Errorf("host-local still holds %v", reserved)
+	}
+	for _, e := range n.entries() {
+		n.Errorf("the journal still has %s: %s, %v (%s)", e.Key, e.State, pendingSteps(e), e.Reason)
+	}
+	if locks := n.names(filepath.Join(n.stateDir, "locks")); len(locks) > 0 {
+		n.Errorf("%d lock files are left", len(locks))
 	}
 }
 
