@@ -186,14 +186,17 @@ func bench(ctx context.Context, work string, o options) error {
 	return benchStatus(ctx, work, o.live)
 }
 
-// prepare keeps mounts inside the namespace, has /proc show its processes and brings the loopback
-// up.
+// prepare keeps mounts inside the namespace, has /proc show its processes, hides what plugins keep in
+// /run, as tuning does, and brings the loopback up.
 func prepare() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("mount --make-rprivate /: %w", err)
 	}
 	if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
 		return fmt.Errorf("mount /proc: %w", err)
+	}
+	if err := unix.Mount("tmpfs", "/run", "tmpfs", 0, "mode=0755"); err != nil {
+		return fmt.Errorf("mount /run: %w", err)
 	}
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
