@@ -5,7 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/fnv"
+	"hash/crc32"
 	"io"
 	"io/fs"
 	"net/netip"
@@ -27,7 +27,7 @@ import (
 //
 //	length of the body, 4 bytes, big-endian
 //	body: Updated of the stored entry, as text 00 entry key 00 Outline, and Entry, JSON
-//	FNV-1a of the body, 8 bytes, big-endian
+//	CRC-32C of the body, 4 bytes, big-endian
 
 // ErrNotStored is returned for an entry that the bbolt file has no version of.
 var ErrNotStored = errors.New("journal: the entry is not stored yet")
@@ -68,7 +68,7 @@ func (s *Store) appendTo(path string, version []byte) error {
 		return err
 	}
 	defer f.Close()
-	data, err := io.ReadAll(f)
+	data, err := readWhole(f)
 	if err != nil {
 		return err
 	}
@@ -113,10 +113,11 @@ func decodeVersion(body []byte) (v version, ok bool) {
 	return version{stored: string(parts[0]), key: bytes.Join(parts[1:4], []byte{0}), value: parts[4]}, true
 }
 
+// sumSize is the size of a checksum.
+const sumSize = crc32.Size
+
 func appendSum(to, body []byte) []byte {
-	sum := fnv.New64a()
-	_, _ = sum.Write(body)
-	return sum.Sum(to)
+	return binary.BigEndian.AppendUint32(to, crc32.Checksum(body, crc32.MakeTable(crc32.Castagnoli)))
 }
 
 // lastVersion returns the body of the last whole version, nil if there is none, and where it ends.
@@ -127,14 +128,14 @@ func lastVersion(data []byte) (body []byte, end int) {
 			return body, end
 		}
 		n := int64(binary.BigEndian.Uint32(rest))
-		if int64(len(rest)) < 4+n+8 {
+		if n == 0 || int64(len(rest)) < 4+n+sumSize { // zeros have a fitting checksum
 			return body, end
 		}
 		next := rest[4 : 4+n]
-		if !bytes.Equal(rest[4+n:4+n+8], appendSum(nil, next)) {
+		if !bytes.Equal(rest[4+n:4+n+sumSize], appendSum(nil, next)) {
 			return body, end
 		}
-		body, end = next, end+4+len(next)+8
+		body, end = next, end+4+len(next)+sumSize
 	}
 }
 
@@ -148,13 +149,27 @@ func (s *Store) readVersion(name string) (v version, ok bool, err error) {
 		return v, false, fmt.Errorf("journal: %w", err)
 	}
 	defer f.Close()
-	data, err := io.ReadAll(f)
+	data, err := readWhole(f)
 	if err != nil {
 		return v, false, fmt.Errorf("journal: %w", err)
 	}
 	body, _ := lastVersion(data)
 	v, ok = decodeVersion(body)
 	return v, ok, nil
+}
+
+// readWhole reads a file in one go.
+func readWhole(f *os.File) ([]byte, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	data := make([]byte, info.Size())
+	n, err := io.ReadFull(f, data)
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) { // it was made shorter since
+		err = nil
+	}
+	return data[:n], err
 }
 
 // newer returns the version that is newer than a stored entry, as encodeEntry made it, or nil.
