@@ -46,15 +46,15 @@ func (a *adding) isOver(prior *journal.Entry) bool {
 //  2. Take the attachment's lock.
 //  3. Release what is left of earlier ADDs of this attachment and of its pod.
 //  4. Write the intent: the entry in state adding, with the first delegate as started.
-//  5. Run each delegate. One transaction claims its addresses and records the next delegate as
-//     started. An attachment that claims one of these addresses and is dead is released before
-//     the next delegate runs.
+//  5. Run each delegate. A new version of the entry claims its addresses and records the next
+//     delegate as started. An attachment that claims one of these addresses and is dead is
+//     released before the next delegate runs.
 //  6. With the last delegate, the entry becomes live.
 //  7. Print the result.
 //
 // A failure from step 4 on is undone. A crash in steps 4 to 6 leaves the state adding with a free
-// lock: success was never printed, so the attachment is dead. A chain of length k takes k+1
-// transactions.
+// lock: success was never printed, so the attachment is dead. A chain of length k writes k+1
+// versions of the entry: see recorder.save.
 type adding struct {
 	*op
 	chain   *netconf.Chain

@@ -23,7 +23,7 @@ import (
 //  1. Take the attachment's lock.
 //  2. Find what to undo: the entry; or nothing, if a tombstone says that all was undone before the
 //     runtime asked; or what the configuration on stdin says, for an attachment that the journal
-//     does not know. The same transaction records that the DEL has begun.
+//     does not know. A new version of the entry says that the DEL has begun.
 //  3. Undo.
 //  4. Write what is left, if anything.
 //  5. Replay the DELs of other attachments that were parked for an address of this one.

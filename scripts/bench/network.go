@@ -92,7 +92,7 @@ func (n *network) chain(bridge, subnet string, plugins int, fails bool) string {
 	chain := []string{
 		fmt.Sprintf(`{"type": "bridge", "bridge": "%s", "isGateway": true, "ipam": {"type": "host-local", "subnet": "%s", "dataDir": "%s/ipam"}}`,
 			bridge, subnet, n.work),
-		fmt.Sprintf(`{"type": "tuning", "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}, "mtu": 1400}`,
+		`{"type": "tuning", "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}, "mtu": 1400}`,
 		`{"type": "portmap", "backend": "iptables", "capabilities": {"portMappings": true}}`,
 		`{"type": "firewall", "backend": "iptables"}`,
 		`{"type": "bandwidth", "ingressRate": 1000000000, "ingressBurst": 1000000, "egressRate": 1000000000, "egressBurst": 1000000}`,
