@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -175,13 +174,7 @@ func (tx *Tx) ByAddress(a netip.Addr) ([]*Entry, error) {
 	if err != nil || tx.btx == nil {
 		return nil, err
 	}
-	since, err := tx.claimedSince(a)
-	for _, e := range since {
-		if !slices.ContainsFunc(entries, func(o *Entry) bool { return o.Key == e.Key }) {
-			entries = append(entries, e)
-		}
-	}
-	return entries, err
+	return tx.claimedSince(entries, a)
 }
 
 func (tx *Tx) byIndex(bucket, prefix []byte) ([]*Entry, error) {

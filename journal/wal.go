@@ -214,14 +214,21 @@ func isIn(files []string, key []byte) bool {
 	return len(files) > 0 && slices.Contains(files, hashOf(key))
 }
 
-// claimedSince returns the entries that claim an address in a newer version alone: the index of
-// addresses does not have them.
-func (tx *Tx) claimedSince(a netip.Addr) (entries []*Entry, err error) {
-	files, err := tx.logged()
+// claimedSince adds to the entries that the index of addresses has those that claim the address in a
+// newer version alone.
+func (tx *Tx) claimedSince(entries []*Entry, a netip.Addr) ([]*Entry, error) {
+	names, err := tx.logged()
 	if err != nil {
 		return nil, err
 	}
-	for _, name := range files {
+	indexed := map[string]bool{}
+	for _, e := range entries {
+		indexed[hashOf(encodeKey(e.Key))] = true
+	}
+	for _, name := range names {
+		if indexed[name] {
+			continue
+		}
 		v, ok, err := tx.store.readVersion(name)
 		if err != nil {
 			return nil, err

@@ -110,33 +110,36 @@ func (d *deleting) find(ctx context.Context, killed bool) error {
 // fromJournal takes the entry and records that its DEL has begun, or returns the tombstone that the
 // journal has instead. A journal that cannot be written may still say what to undo.
 func (d *deleting) fromJournal(ctx context.Context, killed bool) (tomb *journal.Tombstone) {
-	reached := false
+	errUnknown, errAppend := errors.New("the journal does not know it"), errors.New("it need not wait for the disk")
 	look := func(tx *journal.Tx) (err error) {
-		reached = true
-		if d.entry, err = readable(tx.Get(d.key)); err == nil && d.entry == nil {
-			tomb, err = tx.Tombstone(d.key)
+		if d.entry, err = readable(tx.Get(d.key)); err != nil {
+			return err
 		}
-		return err
-	}
-	err := d.store.View(ctx, look)
-	if errors.Is(err, journal.ErrDamaged) {
-		err = d.update(ctx, look) // sets the file aside
-	}
-	if err != nil {
-		d.journalFailed(err)
-		d.unreadable = !reached
-	}
-	if d.entry == nil {
-		return tomb
-	}
-	d.amend(killed)
-	if d.unwritable {
+		if d.entry == nil {
+			tomb, err = tx.Tombstone(d.key)
+			return errors.Join(err, errUnknown)
+		}
+		d.amend(killed)
 		return nil
 	}
-	if err := d.begin(ctx, d.entry, verdict.Requested); err != nil {
-		d.journalFailed(err)
+	err := d.update(ctx, func(tx *journal.Tx) error {
+		if err := look(tx); err != nil {
+			return err
+		}
+		d.mark(d.entry, verdict.Requested)
+		if d.lock != nil && volatile(d.entry) {
+			return errAppend
+		}
+		return tx.Put(d.entry)
+	})
+	if errors.Is(err, errAppend) {
+		err = d.save(ctx, d.entry)
 	}
-	return nil
+	if err != nil && !errors.Is(err, errUnknown) {
+		d.journalFailed(err)
+		d.read(ctx, look)
+	}
+	return tomb
 }
 
 // amend adds to the entry what unwind could not write to the journal.
