@@ -113,18 +113,26 @@ func (o *op) takeCached(e *journal.Entry) {
 		o.log.Warn("the result in libcni's cache cannot be used", "attachment", e.Key.String(), "err", err)
 		return
 	}
-	for _, s := range gen.Steps {
-		pool := ipam.Pool(s.Config, e.Network)
-		for _, address := range found.Addresses {
-			if pool != "" {
-				gen.Claims = append(gen.Claims, journal.Claim{Address: address, Step: s.Index, Pool: pool})
-			}
-		}
-		if pool != "" {
-			break
-		}
+	by := broughtBy(e, gen.Steps)
+	for _, address := range found.Addresses {
+		gen.Claims = append(gen.Claims, journal.Claim{Address: address, Step: by.Step, Pool: by.Pool})
 	}
 	e.Generations = append(e.Generations, gen)
+}
+
+// broughtBy returns a claim without an address, of the delegate that brings the addresses of an ADD
+// with these steps. If none of them does, that delegate's step is undone: it is the one of the newest
+// ADD, or one before all.
+func broughtBy(e *journal.Entry, steps []journal.Step) journal.Claim {
+	for _, s := range steps {
+		if pool := ipam.Pool(s.Config, e.Network); pool != "" {
+			return journal.Claim{Step: s.Index, Pool: pool}
+		}
+	}
+	if claims := e.Newest().Claims; len(claims) > 0 {
+		return claims[0]
+	}
+	return journal.Claim{Step: -1}
 }
 
 // laterInOwnNetNS says whether a later ADD has its interface in the namespace of the newest ADD in

@@ -502,3 +502,50 @@ func TestUndoneADDComesAgain(t *testing.T) {
 	p.mustDel(n.unwind(bridge, later))
 	n.nothingLeft()
 }
+
+// TestUndoneADDInTheCache: a sweep undid c's newer ADD, whose result libcni's cache still has, and c
+// has an older pending DEL. Its next pass takes the cached ADD for one that the journal did not see.
+// It must not be shown the cached address, which b has by now.
+func TestUndoneADDInTheCache(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.conf["gracePeriod"] = "1ns"
+	list := n.unwind(n.pooled("p0", 2, 3), n.faulty("p1", `, "rules": true`), n.faulty("p2", ""))
+	c := n.pod("c")
+	older := address(t, c.mustAdd(list))
+	n.plan(map[string]map[string]string{"p1": {"DEL": "fail"}})
+	if err := c.del(list); err == nil {
+		t.Fatal("c's DEL passed")
+	}
+	a, b := n.pod("a"), n.pod("b")
+	first := address(t, a.mustAdd(list))
+	if first != older { // host-local goes round
+		_ = a.del(list)
+		first = address(t, a.mustAdd(list))
+	}
+	n.plan(nil)
+	if first != older {
+		t.Fatalf("a has %s, and c had %s", first, older)
+	}
+	c = c.again()
+	newer := address(t, c.mustAdd(list))
+	c.dropNetNS()
+	n.sweep(DefaultBudgets)
+	if e := c.entry(); e == nil || len(e.Generations) != 1 {
+		t.Fatalf("after the sweep c is %+v", e)
+	}
+	if got := address(t, b.mustAdd(list)); got != newer {
+		t.Fatalf("b has %s, and c had %s", got, newer)
+	}
+	if _, err := os.Stat(c.cacheFile()); err != nil {
+		t.Fatal(err)
+	}
+	a.mustDel(list)
+	if rules := n.addressRules(); !slices.Contains(rules, newer+".p1") {
+		t.Errorf("b has lost its rule: %v", rules)
+	}
+	b.mustDel(list)
+	n.sweep(DefaultBudgets)
+	c.mustDel(list)
+	n.nothingLeft()
+}
