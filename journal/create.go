@@ -109,10 +109,14 @@ func (s *Store) setAside(cause error) error {
 
 // makeDir makes the directory (0700) if there is none, and checks it before anything is made in it.
 func (s *Store) makeDir() error {
+	return s.makeDirs(s.Dir, filepath.Join(s.Dir, locksName), s.walDir())
+}
+
+func (s *Store) makeDirs(dirs ...string) error {
 	if !filepath.IsAbs(s.Dir) {
 		return fmt.Errorf("journal: stateDir %q is not an absolute path", s.Dir)
 	}
-	for _, dir := range []string{s.Dir, filepath.Join(s.Dir, locksName), s.walDir()} {
+	for _, dir := range dirs {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return fmt.Errorf("journal: %w", err)
 		}

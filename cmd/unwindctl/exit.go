@@ -9,7 +9,7 @@ import (
 
 // The exit codes. doctor has two more.
 const (
-	exitError       = 1 // something could not be done, or is left to do
+	exitError       = 1 // something could not be done or was not found, or is left to do
 	exitUsage       = 2 // the command line is wrong: nothing was done
 	exitInterrupted = 130
 )

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -46,14 +47,19 @@ func addOutputFlags(cmd *cobra.Command, format *term.Format, keys string,
 	for _, f := range formats {
 		names = append(names, string(f))
 	}
-	cmd.Flags().VarP(&output{format, names}, "output", "o",
+	o := &output{format: format, names: names}
+	cmd.Flags().VarP(o, "output", "o",
 		"print in this `FORMAT`: "+strings.Join(names, ", "))
 	cmd.Flags().BoolFunc("json", "print JSON: version, "+keys, func(value string) error {
 		asJSON, err := strconv.ParseBool(value)
-		if asJSON {
-			*format = term.JSON
+		switch {
+		case err != nil || !asJSON:
+			return err
+		case o.given && *format != term.JSON:
+			return fmt.Errorf("-o %s is given, too", *format)
 		}
-		return err
+		*format, o.asJSON = term.JSON, true
+		return nil
 	})
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(names,
 		cobra.ShellCompDirectiveNoFileComp))
@@ -63,6 +69,8 @@ func addOutputFlags(cmd *cobra.Command, format *term.Format, keys string,
 type output struct {
 	format *term.Format
 	names  []string // that are allowed
+
+	given, asJSON bool // which of -o and --json were given
 }
 
 func (o *output) String() string { return string(*o.format) }
@@ -72,7 +80,10 @@ func (o *output) Set(value string) error {
 	if !slices.Contains(o.names, value) {
 		return fmt.Errorf("none of %s", strings.Join(o.names, ", "))
 	}
-	*o.format = term.Format(value)
+	if o.asJSON && term.Format(value) != term.JSON {
+		return errors.New("--json is given, too")
+	}
+	*o.format, o.given = term.Format(value), true
 	return nil
 }
 

@@ -67,7 +67,7 @@ func rootCommand() *cobra.Command {
 			"  line   doctor: the worst that it finds, in one line\n\n" +
 			"Every command can be cut off at any time, and be run again. The exit codes:\n" +
 			"  0    done\n" +
-			"  1    something could not be done, or is left to do\n" +
+			"  1    something could not be done or was not found, or is left to do\n" +
 			"  2    the command line is wrong; nothing was done\n" +
 			"  3    doctor: the worst is a warning (with --fail-on 0 or 1)\n" +
 			"  4    doctor: the worst is an error (with --fail-on 1)\n" +

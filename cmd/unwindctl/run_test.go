@@ -172,6 +172,50 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// TestRunTwice: of two agents the first installs. The second says so at /readyz, sweeps, and takes
+// over when the first is killed. doctor names the one that installs.
+func TestRunTwice(t *testing.T) {
+	t.Parallel()
+	n := newAgentMachine(t)
+	first := n.agent(home, "--observe") // so it is the second one that sweeps
+	n.await(nodetest.First)
+	second := n.agent(home, "--listen", "127.0.0.1:0")
+	eventually(t, "the second one waits", func() bool {
+		return second.says(fmt.Sprintf("another agent of this node (process %d) looks after", first.cmd.Process.Pid)) == 1
+	})
+	address := regexp.MustCompile(`address=(\S+)`).FindStringSubmatch(second.log())
+	if address == nil {
+		t.Fatal("it does not say where it serves")
+	}
+	ready := func() string {
+		answer, err := http.Get("http://" + address[1] + "/readyz")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer answer.Body.Close()
+		body, _ := io.ReadAll(answer.Body)
+		return string(body)
+	}
+	if got := ready(); got != "unwind is not in use: another-agent\n" {
+		t.Errorf("readyz: %s", got)
+	}
+	named := func(r *running) bool {
+		out := n.run(home.command(n, filepath.Join(n.bin, "unwindctl"), "doctor", "--conf-dir", n.ConfDir(), "--bin-dir", n.BinDir(),
+			"--state-dir", n.state))
+		return strings.Contains(out.stdout, fmt.Sprintf("  process %d keeps unwind installed\n", r.cmd.Process.Pid))
+	}
+	if !named(first) {
+		t.Error("doctor does not name the first")
+	}
+	n.addDead("swept")
+	n.awaitReleased("swept")
+	first.signal(os.Kill, 20*time.Second)
+	eventually(t, "the second one takes over", func() bool { return ready() == "ok\n" })
+	if !named(second) {
+		t.Error("doctor does not name the second")
+	}
+}
+
 // TestRunListen: what is served, and where.
 func TestRunListen(t *testing.T) {
 	t.Parallel()

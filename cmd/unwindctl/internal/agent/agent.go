@@ -113,6 +113,7 @@ func (a *agent) reconciler(setup install.Setup, paths node.Runtime) *reconciler 
 	return &reconciler{
 		Setup: setup, paths: paths, conf: a.Conf, file: a.File, interval: a.Interval, log: a.log,
 		find: a.find, heartbeat: &a.reconciling,
+		stateDir: func() string { return a.journalDir(setup) },
 	}
 }
 

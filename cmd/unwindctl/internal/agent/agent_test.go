@@ -67,7 +67,7 @@ func TestAgentJournalDir(t *testing.T) {
 func TestReadyz(t *testing.T) {
 	t.Parallel()
 	for is, code := range map[metrics.InUse]int{
-		metrics.On: 200, metrics.RemovedByHand: 200, "": 200, metrics.Starting: 503, metrics.NoProvider: 503,
+		metrics.On: 200, metrics.RemovedByHand: 200, "": 200, metrics.Starting: 503, metrics.AnotherAgent: 503, metrics.NoProvider: 503,
 		metrics.MeshInTheWay: 503, metrics.CiliumChaining: 503, metrics.Refused: 503,
 	} {
 		w := httptest.NewRecorder()

@@ -14,11 +14,11 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
-	"golang.org/x/sys/unix"
 
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/metrics"
 	"cni-unwind/cmd/unwindctl/internal/node"
+	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -33,10 +33,12 @@ type reconciler struct {
 	log       *dedupLogger
 	find      func() (node.Runtime, error)
 	heartbeat *heartbeat
-	state     atomic.Value // of metrics.InUse: whether pods go through unwind
+	stateDir  func() string // of the journal
+	state     atomic.Value  // of metrics.InUse: whether pods go through unwind
 
-	verified bool      // the binary to install is the plugin, for this machine
-	gone     time.Time // since when the provider's file is not there
+	lock     *journal.AgentLock // nil as long as this agent does not have it
+	verified bool               // the binary to install is the plugin, for this machine
+	gone     time.Time          // since when the provider's file is not there
 	// the file that sorted before the one that ours named when the agent began; "" if none did
 	passed   *string
 	named    string      // the provider's file that ours named the last time
@@ -58,14 +60,9 @@ const debounce = 200 * time.Millisecond
 // in the directory.
 const retryAfter = 10 * time.Second
 
-// lockEach is the time between two tries to get the lock.
-const lockEach = 500 * time.Millisecond
-
-// run reconciles when something changes in the directory, and at each interval, until ctx ends. It
-// begins once no other agent does so.
+// run reconciles when something changes in the directory, and at each interval, until ctx ends.
 func (r *reconciler) run(ctx context.Context) {
-	unlock := r.lock(ctx)
-	defer unlock()
+	defer r.unlock()
 	watcher, err := fsnotify.NewWatcher()
 	var events <-chan fsnotify.Event
 	var lost <-chan error
@@ -102,27 +99,6 @@ func (r *reconciler) run(ctx context.Context) {
 	}
 }
 
-// lock waits until no other agent looks after the directory: two would write against each other
-// without end. The lock is on the directory itself, and ends with the process. A directory that
-// cannot be locked is looked after all the same.
-func (r *reconciler) lock(ctx context.Context) (unlock func()) {
-	dir, err := os.Open(r.ConfDir)
-	if err != nil {
-		return func() {}
-	}
-	for errors.Is(unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK) {
-		r.heartbeat.beat()
-		r.log.warnOnce("lock", "waiting to install", fmt.Errorf("another agent of this node looks "+
-			"after %s: there must be one; this one goes on when that has ended", r.ConfDir))
-		select {
-		case <-ctx.Done():
-			return func() { _ = dir.Close() }
-		case <-time.After(lockEach):
-		}
-	}
-	return func() { _ = dir.Close() }
-}
-
 // watch watches the directories. A directory that was removed and made again has to be watched
 // again.
 func (r *reconciler) watch(w *fsnotify.Watcher) {
@@ -145,21 +121,26 @@ func (r *reconciler) isTemporary(path string) bool {
 //     provider's file is unchanged: a person, unwindctl uninstall, or a provider that tolerates no
 //     other file beside its own (cilium's cni.exclusive). The reconciler does nothing until our
 //     conflist is there again.
-//  2. If cilium has copied our file into its own, in which unwind would call itself, ours is
+//  2. As long as another agent has the lock, the reconciler does nothing else.
+//  3. If cilium has copied our file into its own, in which unwind would call itself, ours is
 //     removed, and unwind taken out of cilium's. This switches unwind off, too.
-//  3. If the provider's file is gone for longer than goneAfter, the next one of the directory
+//  4. If the provider's file is gone for longer than goneAfter, the next one of the directory
 //     takes its place. If there is none, our conflist is removed: a runtime without a network says
 //     so, while one with ours could attach no pod.
-//  4. The binary is put in place, then our conflist. A provider's file that cannot be read
+//  5. The binary is put in place, then our conflist. A provider's file that cannot be read
 //     leaves our conflist as it is.
 func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
-	defer r.remember()
 	if r.switchedOff() {
 		if r.state.Load() != metrics.CiliumChaining {
 			r.state.Store(metrics.RemovedByHand)
 		}
 		return r.interval
 	}
+	if !r.alone() {
+		r.state.Store(metrics.AnotherAgent)
+		return lockEach
+	}
+	defer r.remember()
 	if r.stepAside() {
 		r.state.Store(metrics.CiliumChaining)
 		return r.interval
@@ -363,6 +344,7 @@ func (r *reconciler) install(ctx context.Context) error {
 		r.repaired = time.Now()
 		r.log.Warn("another program has put its plugin behind unwind", "repairs", repairs)
 	}
+	r.warnOfStateDir()
 	conflist, err := r.WriteConflist()
 	if err == nil && (binary || conflist) {
 		r.log.Info("installed", "binary", binary, "conflist", conflist, "path", r.Path(), "source",

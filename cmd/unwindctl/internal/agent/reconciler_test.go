@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/metrics"
@@ -35,13 +33,18 @@ func newReconciling(t *testing.T, change func(*reconciler)) *reconciling {
 
 // again starts the reconciler anew, as after the end of the agent.
 func (k *reconciling) again(change func(*reconciler)) {
+	if k.reconciler != nil {
+		k.unlock()
+	}
 	paths := node.Runtime{ConfDir: k.Dirs.ConfDir(), BinDirs: []string{k.Dirs.BinDir()}, MaxConfs: 1}
+	state := filepath.Join(k.Dir, "state")
 	k.reconciler = &reconciler{
 		Setup: install.Setup{
-			ConfDir: k.Dirs.ConfDir(), BinDir: k.Dirs.BinDir(), Binary: filepath.Join(k.Dir, "unwind"), StateDir: filepath.Join(k.Dir, "state"),
+			ConfDir: k.Dirs.ConfDir(), BinDir: k.Dirs.BinDir(), Binary: filepath.Join(k.Dir, "unwind"), StateDir: state,
 		},
 		paths: paths, interval: time.Hour, log: newDedupLogger(slog.New(slog.NewTextHandler(k.log, nil))), heartbeat: &heartbeat{},
-		find: func() (node.Runtime, error) { return paths, nil }, verified: true,
+		stateDir: func() string { return state },
+		find:     func() (node.Runtime, error) { return paths, nil }, verified: true,
 	}
 	if change != nil {
 		change(k.reconciler)
@@ -424,41 +427,5 @@ func TestReconcileCilium(t *testing.T) {
 				t.Errorf("it is not said once:\n%s", k.log)
 			}
 		})
-	}
-}
-
-// TestReconcileAlone: a second agent of the node waits, and says so once, until the first has ended.
-func TestReconcileAlone(t *testing.T) {
-	t.Parallel()
-	k := newReconciling(t, nil)
-	first, err := os.Open(k.Dirs.ConfDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Flock(int(first.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		k.run(ctx)
-	}()
-	time.Sleep(3 * lockEach)
-	k.is(metrics.Starting)
-	if got := k.Installed(); got != "" {
-		t.Errorf("beside another agent: %s", got)
-	}
-	first.Close()
-	for end := time.Now().Add(time.Minute); k.inUse() != metrics.On && time.Now().Before(end); {
-		time.Sleep(10 * time.Millisecond)
-	}
-	if got := k.Installed(); got != nodetest.First {
-		t.Errorf("alone: %q", got)
-	}
-	stop()
-	<-ended
-	if n := k.says("another agent of this node"); n != 1 {
-		t.Errorf("said %d times:\n%s", n, k.log)
 	}
 }

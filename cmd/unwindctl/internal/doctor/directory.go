@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/cmd/unwindctl/internal/durable"
+	"cni-unwind/journal"
 )
 
 // The least free space on the disk of the journal, which is some MiB large, without a report.
@@ -17,6 +18,8 @@ const (
 	leastFree  = 64 << 20
 	leastNodes = 100
 )
+
+const noJournal = "there is none in %s yet: no pod was added through unwind"
 
 // directory looks at the state directory, and reports whether there is a journal to look at.
 func (e *examination) directory() bool {
@@ -32,8 +35,7 @@ func (e *examination) directory() bool {
 				"%s is not there, and cannot be made in %s", e.StateDir, parent)
 			return false
 		}
-		e.add("journal", OK, "", "there is none in %s yet: no pod was added through unwind",
-			e.StateDir)
+		e.add("journal", OK, "", noJournal, e.StateDir)
 		return false
 	}
 	if err != nil {
@@ -48,7 +50,8 @@ func (e *examination) directory() bool {
 	for _, part := range []struct {
 		name string
 		dir  bool
-	}{{"journal.db", false}, {"journal.lock", false}, {"journal.wal", true}, {"locks", true}} {
+	}{{"journal.db", false}, {"journal.lock", false}, {"journal.wal", true}, {"locks", true},
+		{journal.AgentLockName, false}} {
 		path := filepath.Join(e.StateDir, part.name)
 		info, err := os.Lstat(path)
 		if err == nil && (info.IsDir() != part.dir || !info.IsDir() && !info.Mode().IsRegular()) {
@@ -60,7 +63,14 @@ func (e *examination) directory() bool {
 		e.add("journal", Warning, "keep it for a look at why, then remove it",
 			"a damaged journal was set aside: %s", strings.Join(aside, ", "))
 	}
-	return durable.Exists(filepath.Join(e.StateDir, "journal.db"))
+	if pid := (&journal.Store{Dir: e.StateDir}).AgentProcess(); pid != "" {
+		e.add("agent", OK, "", "process %s keeps unwind installed", pid)
+	}
+	if !durable.Exists(filepath.Join(e.StateDir, "journal.db")) {
+		e.add("journal", OK, "", noJournal, e.StateDir)
+		return false
+	}
+	return true
 }
 
 // disk looks at the file system of the state directory.

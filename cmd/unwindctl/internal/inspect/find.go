@@ -73,7 +73,7 @@ func ofOneContainer(arg, id string, found []Attachment) ([]Attachment, error) {
 }
 
 // FindOne returns the one attachment that an argument names. A damaged entry is found by its full
-// name.
+// name. None is no error in the command line: it may have gone since it was listed.
 func FindOne(ctx context.Context, stateDir, arg string) (key journal.Key, err error) {
 	attachments, err := ReadJournal(ctx, &journal.Store{Dir: stateDir})
 	found, findErr := Find(attachments, arg)
@@ -92,6 +92,5 @@ func FindOne(ctx context.Context, stateDir, arg string) (key journal.Key, err er
 	case err != nil:
 		return key, err
 	}
-	return key, term.Usage("no attachment %s in the journal of %s; unwindctl list shows them", arg,
-		stateDir)
+	return key, nothing(arg, stateDir)
 }

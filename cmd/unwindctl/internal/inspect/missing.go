@@ -17,7 +17,7 @@ import (
 // explainNothing describes an argument that names no attachment in the journal.
 func explainNothing(ctx context.Context, out io.Writer, arg string, of Scope, asJSON bool) error {
 	if asJSON {
-		return errors.Join(term.PrintJSON(out, "attachments", []any{}), nothing(arg, of))
+		return errors.Join(term.PrintJSON(out, "attachments", []any{}), nothing(arg, of.StateDir))
 	}
 	var text strings.Builder
 	if address, err := netip.ParseAddr(arg); err == nil {
@@ -28,7 +28,7 @@ func explainNothing(ctx context.Context, out io.Writer, arg string, of Scope, as
 		text.WriteString(eventSentence(e))
 	}
 	if text.Len() == 0 {
-		return errors.Join(err, nothing(arg, of))
+		return errors.Join(err, nothing(arg, of.StateDir))
 	}
 	_, writeErr := io.WriteString(out, text.String())
 	return errors.Join(err, writeErr)
@@ -109,7 +109,7 @@ func explainDamaged(out io.Writer, damaged *journal.DamagedError, asJSON bool) (
 	return errors.Join(damaged, err)
 }
 
-func nothing(arg string, of Scope) error {
+func nothing(arg, stateDir string) error {
 	return fmt.Errorf("no attachment %s in the journal of %s; unwindctl list shows them", arg,
-		of.StateDir)
+		stateDir)
 }

@@ -32,7 +32,8 @@ func checkPurge(ctx context.Context, stateDir string) error {
 // It follows no link.
 func purge(stateDir string) error {
 	files, err := filepath.Glob(filepath.Join(stateDir, "journal.*"))
-	for _, path := range append(files, filepath.Join(stateDir, "locks")) {
+	for _, path := range append(files, filepath.Join(stateDir, "locks"),
+		filepath.Join(stateDir, journal.AgentLockName)) {
 		err = errors.Join(err, os.RemoveAll(path))
 	}
 	if removeErr := os.Remove(stateDir); removeErr != nil && !errors.Is(removeErr, fs.ErrNotExist) {

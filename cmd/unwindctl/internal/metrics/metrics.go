@@ -35,6 +35,7 @@ type InUse string
 const (
 	On             InUse = "on"
 	Starting       InUse = "starting"        // not known yet
+	AnotherAgent   InUse = "another-agent"   // this agent waits for the end of another one
 	RemovedByHand  InUse = "removed-by-hand" // somebody removed unwind's file
 	NoProvider     InUse = "no-provider"     // there is no file of a provider
 	MeshInTheWay   InUse = "mesh-in-the-way" // a mesh goes on to put its plugin behind unwind
@@ -42,7 +43,7 @@ const (
 	Refused        InUse = "refused"         // the install was refused, or failed
 )
 
-var everyInUse = []InUse{On, Starting, RemovedByHand, NoProvider, MeshInTheWay, CiliumChaining, Refused}
+var everyInUse = []InUse{On, Starting, AnotherAgent, RemovedByHand, NoProvider, MeshInTheWay, CiliumChaining, Refused}
 
 // Registry returns a registry that reads the journal and the pools each time it is asked. It calls
 // failed with the error of what it could not read.

@@ -1,0 +1,71 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/netconf"
+)
+
+// lockEach is the time between two tries to get the lock.
+const lockEach = 500 * time.Millisecond
+
+// alone takes the agent's lock, and reports whether no other agent has it: two would write against
+// each other without end. A lock that cannot be taken for another reason is reported, and the
+// install is looked after all the same.
+//
+// The file may have been removed, or the state directory may be another one by now. The lock is
+// then taken anew, so that a further agent waits.
+func (r *reconciler) alone() bool {
+	store := &journal.Store{Dir: r.stateDir()}
+	if r.lock != nil && r.lock.Path() == store.AgentLockPath() {
+		if r.lock.InPlace() {
+			return true
+		}
+		r.log.Warn("the lock of this agent was removed, perhaps with the state directory: both "+
+			"are made again", "path", r.lock.Path())
+	}
+	lock, err := store.LockAgent()
+	r.unlock()
+	r.lock = lock
+	const waiting = "waiting to install"
+	if !errors.Is(err, journal.ErrBusy) {
+		r.log.warnOnce("another agent", waiting, nil)
+		r.log.warnOnce("lock", "a second agent of this node would not wait for this one", err)
+		return true
+	}
+	r.source = nil // what the other agent makes of it is not somebody's switching off
+	process := ""
+	if pid := store.AgentProcess(); pid != "" {
+		process = " (process " + pid + ")"
+	}
+	r.log.warnOnce("another agent", waiting, fmt.Errorf("another agent of this node%s looks after "+
+		"%s: there must be one; this one goes on when that has ended", process, r.ConfDir))
+	return false
+}
+
+// unlock gives the lock back, if this agent has it.
+func (r *reconciler) unlock() {
+	if r.lock != nil {
+		r.lock.Release()
+		r.lock = nil
+	}
+}
+
+// warnOfStateDir warns if unwind's conflist names another state directory than this agent was
+// given. An agent that was given that one waits for another lock.
+func (r *reconciler) warnOfStateDir() {
+	c, _ := netconf.ReadConflist(r.Current())
+	if c == nil || c.Unwind == nil || r.StateDir == "" ||
+		filepath.Clean(c.Unwind.StateDir) == filepath.Clean(r.StateDir) {
+		return
+	}
+	if r.log.changed("state directory", c.Unwind.StateDir) {
+		r.log.Warn("unwind's conflist named another state directory: this agent sweeps its own "+
+			"alone, and an agent that was given the other one writes against this one",
+			"was", c.Unwind.StateDir, "is", r.StateDir)
+	}
+}

@@ -1,0 +1,81 @@
+package journal
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// AgentLockName is the file of the agent's lock in the directory of a journal.
+const AgentLockName = "agent.lock"
+
+// AgentLock is the flock that the agent of a node holds, so that two do not write against each
+// other. The end of its process releases it. The file stays.
+type AgentLock struct {
+	path string
+	file *os.File
+}
+
+// LockAgent takes the agent's lock if it is free, and otherwise returns ErrBusy at once. It makes
+// the directory (0700) if there is none, and the file (0600). It follows no link, and refuses a
+// directory that others can write to.
+func (s *Store) LockAgent() (*AgentLock, error) {
+	if err := s.makeDirs(s.Dir); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	path := s.AgentLockPath()
+	f, err := lockFile(ctx, path, os.O_RDWR|os.O_CREATE, unix.LOCK_EX)
+	switch {
+	case errors.Is(err, unix.EISDIR):
+		return nil, fmt.Errorf("journal: %s is not a regular file; move it away", path)
+	case err != nil:
+		return nil, fmt.Errorf("journal: lock of the agent: %w", err)
+	}
+	return &AgentLock{path, f}, nil
+}
+
+// AgentLockPath returns the path of the agent's lock.
+func (s *Store) AgentLockPath() string { return filepath.Join(s.Dir, AgentLockName) }
+
+// Path returns the path at which the lock was taken.
+func (l *AgentLock) Path() string { return l.path }
+
+// InPlace reports whether the file is still at its path. If it is not, another agent can take the
+// lock there.
+func (l *AgentLock) InPlace() bool { return samePath(l.file, l.path) }
+
+// Release gives the lock back.
+func (l *AgentLock) Release() { _ = l.file.Close() }
+
+// AgentProcess returns the process ID of the agent that holds the lock, or "" if there is none or
+// this process cannot see it: the kernel leaves out those of other PID namespaces. It takes no lock
+// and opens no file of the journal.
+//
+//	1: FLOCK  ADVISORY  WRITE 1234 fd:01:131090 0 EOF	(proc_locks(5))
+func (s *Store) AgentProcess() string {
+	var st unix.Stat_t
+	if unix.Lstat(s.AgentLockPath(), &st) != nil {
+		return ""
+	}
+	f, err := os.Open("/proc/locks")
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	file := fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if part := strings.Fields(lines.Text()); len(part) == 8 && part[1] == "FLOCK" &&
+			part[3] == "WRITE" && part[5] == file {
+			return part[4]
+		}
+	}
+	return ""
+}
