@@ -105,9 +105,12 @@ func (w *world) someADD(try *rapid.T) {
 	}
 	if !same {
 		r.end()
+		if r.there {
+			r.earlier = append(r.earlier, r.pod)
+		}
 	}
 	w.note("  %s", address)
-	*r = resident{pod: &next, there: true, process: r.process, live: err == nil, address: address}
+	*r = resident{pod: &next, there: true, process: r.process, live: err == nil, address: address, earlier: r.earlier}
 }
 
 // tryAdd returns the address that the pod gets.

@@ -36,6 +36,7 @@ type resident struct {
 	process *os.Process // in the namespace, or nil
 	live    bool        // its ADD returned success, and nothing since allows a release
 	address string      // of a live one
+	earlier []*pod      // with other network namespaces, which are there
 }
 
 func newWorld(t *testing.T, try *rapid.T) *world {
@@ -97,7 +98,10 @@ func (r *resident) leave() {
 	if r.there {
 		r.dropNetNS()
 	}
-	r.there, r.live = false, false
+	for _, p := range r.earlier {
+		p.dropNetNS()
+	}
+	r.there, r.live, r.earlier = false, false, nil
 }
 
 // ofBefore moves an attachment's entry to an earlier boot.

@@ -537,10 +537,11 @@ func (c *call) delay() time.Duration {
 	return time.Duration(c.conf.DelayMS) * time.Millisecond
 }
 
-// killParent kills the process that started this one, but never init, which adopts this process if
-// the parent is gone already.
+// killParent kills the unwind that started this process, but not who adopts this process if that
+// one is gone already: init, or the first process of the tests.
 func (c *call) killParent() error {
-	if c.parent <= 1 {
+	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", c.parent))
+	if err != nil || strings.TrimSpace(string(name)) != "unwind" {
 		return errors.New("faulty: the parent is gone")
 	}
 	return syscall.Kill(c.parent, syscall.SIGKILL)
