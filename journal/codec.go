@@ -147,7 +147,6 @@ func decodeEntry(key, value []byte) (*Entry, error) {
 	if _, err := encodeOutline(e); err != nil {
 		return nil, &DamagedError{k, err}
 	}
-	e.stored, e.was = e.Updated, e.State
 	return e, nil
 }
 

@@ -109,7 +109,7 @@ func (s *Store) setAside(cause error) error {
 
 // makeDir makes the directory (0700) if there is none, and checks it before anything is made in it.
 func (s *Store) makeDir() error {
-	return s.makeDirs(s.Dir, filepath.Join(s.Dir, locksName), s.walDir())
+	return s.makeDirs(s.Dir, filepath.Join(s.Dir, locksName))
 }
 
 func (s *Store) makeDirs(dirs ...string) error {

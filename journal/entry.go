@@ -72,8 +72,8 @@ type Entry struct {
 	Since       Time         `json:"since,omitzero"`   // in this state; zero in first-release entries
 	Updated     Time         `json:"updated"`
 
-	stored Time  // Updated of the entry in the bbolt file, zero if there is none: see Append
-	was    State // of the newest version
+	base base  // what a newer version is made from, see Append
+	was  State // of the newest version
 }
 
 // touch notes the time of a new version.

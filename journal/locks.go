@@ -211,31 +211,22 @@ func (l *Lock) Release() {
 
 // RemoveStrayLocks removes the lock files, and the files of the log, that no entry has. A process
 // that was killed between the end of an attachment and Remove leaves them. The caller holds no lock.
-// A held file stays: it belongs to an ADD or DEL that begins. A process that has the file open and
-// waits for it finds it gone, and starts again.
+// A held lock file stays: it belongs to an ADD or DEL that begins. A process that has the file open
+// and waits for it finds it gone, and starts again.
 func (s *Store) RemoveStrayLocks(ctx context.Context) error {
-	var names []string
-	for _, dir := range []string{filepath.Join(s.Dir, locksName), s.walDir()} {
-		files, err := os.ReadDir(dir)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("journal: %w", err)
-		}
-		for _, f := range files {
-			names = append(names, f.Name())
-		}
-	}
-	if len(names) == 0 {
-		return nil
+	files, err := os.ReadDir(filepath.Join(s.Dir, locksName))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("journal: %w", err)
 	}
 	known, err := s.lockNames(ctx)
 	if err != nil {
 		return err
 	}
-	for _, name := range names {
-		if known[name] {
+	for _, file := range files {
+		if known[file.Name()] {
 			continue
 		}
-		if err := s.removeStrayLock(ctx, name); err != nil {
+		if err := s.removeStrayLock(ctx, file.Name()); err != nil {
 			return err
 		}
 	}
@@ -248,34 +239,31 @@ func (s *Store) removeStrayLock(ctx context.Context, name string) error {
 	cancel()
 	path := filepath.Join(s.Dir, locksName, name)
 	f, err := lockFile(now, path, os.O_RDWR, unix.LOCK_EX)
-	made := errors.Is(err, fs.ErrNotExist)
-	if made {
-		f, err = lockFile(now, path, os.O_RDWR|os.O_CREATE, unix.LOCK_EX)
-	}
 	if err != nil {
-		return nil // held
+		return nil // held, or gone
 	}
 	defer f.Close()
 	if known, err := s.lockNames(ctx); err != nil || known[name] {
-		if made { // an entry in state Adding without a lock file must not get one
-			err = errors.Join(err, os.Remove(path))
-		}
-		return err
-	}
-	if err := os.Remove(filepath.Join(s.walDir(), name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return os.Remove(path)
 }
 
-// lockNames returns the names of the files that belong to entries.
+// lockNames returns the names of the files that belong to entries, and removes those of the log that
+// belong to none: no entry can come while the transaction has the queue.
 func (s *Store) lockNames(ctx context.Context) (map[string]bool, error) {
 	known := map[string]bool{}
 	err := s.View(ctx, func(tx *Tx) error {
-		return tx.Outlines(func(o Outline, _ error) error {
+		err := tx.Outlines(func(o Outline, _ error) error {
 			known[hashOf(encodeKey(o.Key))] = true
 			return nil
 		})
+		for _, name := range tx.names {
+			if err == nil && !known[name] {
+				_ = os.Remove(filepath.Join(s.walDir(), name))
+			}
+		}
+		return err
 	})
 	return known, err
 }
@@ -298,6 +286,8 @@ func (s *Store) queue(ctx context.Context, write bool) (*os.File, error) {
 	return f, nil
 }
 
+var errNotRegular = errors.New("not a regular file")
+
 // openFile opens a file of the journal. It follows no link, does not wait at a pipe and refuses
 // one.
 func openFile(path string, flag int) (*os.File, error) {
@@ -310,7 +300,7 @@ func openFile(path string, flag int) (*os.File, error) {
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s is not a regular file; move it away", path)
+		err = fmt.Errorf("%s is %w; move it away", path, errNotRegular)
 	}
 	if err != nil {
 		_ = f.Close()

@@ -39,6 +39,7 @@ var helpers = map[string]func(s *Store, args []string) error{
 	"eio":       helpEIO,
 	"power":     helpPower,
 	"append":    helpAppend,
+	"stray":     helpStray,
 }
 
 func TestMain(m *testing.M) {

@@ -171,6 +171,10 @@ func (s *Store) transact(ctx context.Context, queue *os.File, write bool, fn fun
 	if file, err = s.open(ctx, queue, write); err != nil {
 		return err
 	}
+	info, err := file.Stat()
+	if err != nil {
+		return errors.Join(fmt.Errorf("journal: %w", err), file.Close())
+	}
 	db, err := bolt.Open(s.Path(), 0o600, &bolt.Options{
 		ReadOnly:     !write,
 		NoStatistics: true,
@@ -180,12 +184,12 @@ func (s *Store) transact(ctx context.Context, queue *os.File, write bool, fn fun
 		return s.confirm(classify(err))
 	}
 	if write {
-		err = db.Update(func(btx *bolt.Tx) error { return s.inTx(btx, fn) })
+		err = db.Update(func(btx *bolt.Tx) error { return s.inTx(btx, info, fn) })
 		if err == nil {
 			s.stamp(queue, file)
 		}
 	} else {
-		err = db.View(func(btx *bolt.Tx) error { return s.inTx(btx, fn) })
+		err = db.View(func(btx *bolt.Tx) error { return s.inTx(btx, info, fn) })
 	}
 	return errors.Join(err, db.Close())
 }
@@ -227,7 +231,7 @@ func (s *Store) open(ctx context.Context, queue *os.File, write bool) (*os.File,
 	return f, nil
 }
 
-func (s *Store) inTx(btx *bolt.Tx, fn func(*Tx) error) error {
+func (s *Store) inTx(btx *bolt.Tx, file os.FileInfo, fn func(*Tx) error) error {
 	meta := btx.Bucket(bucketMeta)
 	if meta == nil {
 		return fmt.Errorf("%w: no bucket %q", ErrDamaged, bucketMeta)
@@ -243,7 +247,7 @@ func (s *Store) inTx(btx *bolt.Tx, fn func(*Tx) error) error {
 	if btx.Writable() {
 		btx.OnCommit(func() { s.at("committed") }) // runs before those of fn
 	}
-	if err := fn(&Tx{store: s, btx: btx}); err != nil {
+	if err := fn(&Tx{store: s, btx: btx, file: file}); err != nil {
 		return err
 	}
 	if btx.Writable() {

@@ -182,7 +182,6 @@ func TestModes(t *testing.T) {
 				"":              fs.ModeDir | 0o700,
 				"/" + fileName:  0o600,
 				"/" + queueName: 0o600,
-				"/" + walName:   fs.ModeDir | 0o700,
 				"/" + locksName: fs.ModeDir | 0o700,
 				"/" + locksName + "/" + filepath.Base(s.LockPath(keyOf("a"))): 0o600,
 			}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -17,8 +18,9 @@ import (
 // append others.
 type Tx struct {
 	store *Store
-	btx   *bolt.Tx // nil: there is no journal yet, and everything is empty
-	files []string // see logged
+	btx   *bolt.Tx    // nil: there is no journal yet, and everything is empty
+	file  os.FileInfo // of the bbolt file
+	names []string    // see logged
 }
 
 // Get returns the entry of an attachment, or nil if there is none.
@@ -39,7 +41,16 @@ func (tx *Tx) storedEntry(k Key) (*Entry, error) {
 	if value == nil {
 		return nil, nil
 	}
-	return decodeEntry(encodeKey(k), value)
+	return tx.decode(encodeKey(k), value)
+}
+
+// decode returns an entry of the bbolt file.
+func (tx *Tx) decode(key, value []byte) (*Entry, error) {
+	e, err := decodeEntry(key, value)
+	if err == nil {
+		e.base, e.was = base{tx.file, e.Updated}, e.State
+	}
+	return e, err
 }
 
 // Put writes an entry and its indexes, and removes the attachment's tombstone. It refuses an
@@ -73,7 +84,7 @@ func (tx *Tx) Put(e *Entry) error {
 		return err
 	}
 	tx.btx.OnCommit(func() {
-		e.stored, e.was = e.Updated, e.State
+		e.base, e.was = base{tx.file, e.Updated}, e.State
 		tx.store.dropVersions(e.Key)
 	})
 	return tx.btx.Bucket(bucketEntries).Put(encodeKey(e.Key), value)
@@ -204,13 +215,13 @@ func (tx *Tx) All(fn func(*Entry, error) error) error {
 	if tx.btx == nil {
 		return nil
 	}
-	files, err := tx.logged()
+	names, err := tx.logged()
 	if err != nil {
 		return err
 	}
 	return tx.btx.Bucket(bucketEntries).ForEach(func(k, v []byte) error {
-		e, err := decodeEntry(k, v)
-		if err == nil && isIn(files, k) {
+		e, err := tx.decode(k, v)
+		if err == nil && isIn(names, k) {
 			e, err = tx.newest(e)
 		}
 		return fn(e, err)
@@ -238,13 +249,13 @@ func (tx *Tx) Outlines(fn func(Outline, error) error) error {
 	if tx.btx == nil {
 		return nil
 	}
-	files, err := tx.logged()
+	names, err := tx.logged()
 	if err != nil {
 		return err
 	}
 	return tx.btx.Bucket(bucketEntries).ForEach(func(k, v []byte) error {
-		if isIn(files, k) {
-			if stored, err := decodeEntry(k, v); err == nil {
+		if isIn(names, k) {
+			if stored, err := tx.decode(k, v); err == nil {
 				newer, err := tx.newer(stored)
 				if err != nil {
 					return fn(Outline{Key: stored.Key}, err)

@@ -12,6 +12,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+
+	"golang.org/x/sys/unix"
 )
 
 // The write-ahead log holds versions of entries that are newer than those in the bbolt file. It is
@@ -26,17 +28,36 @@ import (
 // A file is a sequence of versions, of which the last whole one counts:
 //
 //	length of the body, 4 bytes, big-endian
-//	body: Updated of the stored entry, as text 00 entry key 00 Outline, and Entry, JSON
+//	body: "1" 00 Updated of the stored entry, as text 00 entry key 00 Outline, and Entry, JSON
 //	CRC-32C of the body, 4 bytes, big-endian
+//
+// What cannot be such a file is none: a link, a pipe, a directory, a file that is too large.
 
-// ErrNotStored is returned for an entry that the bbolt file has no version of.
-var ErrNotStored = errors.New("journal: the entry is not stored yet")
+// layout is the first part of a body.
+const layout = "1"
+
+// maxLog bounds a file of the log, in bytes. One that would be larger is refused.
+const maxLog = 1 << 20
+
+// base is what a version is made from: an entry as the bbolt file has it.
+type base struct {
+	file    os.FileInfo // the bbolt file
+	updated Time
+}
+
+// Errors of Append for what a transaction can still write.
+var (
+	ErrNotStored = errors.New("journal: the bbolt file does not have the entry")
+	errLogFull   = errors.New("journal: the log of the attachment is full")
+)
 
 // Append writes a newer version of an entry without a sync. It survives SIGKILL, but a loss of power
-// may leave the stored entry. It refuses an illegal change of state, and an entry that did not come
-// from a transaction. On an error the version before stays. The caller holds the attachment's lock.
+// may leave the stored entry. It refuses an illegal change of state, and returns ErrNotStored for an
+// entry that did not come from a transaction on the bbolt file at the path. On an error the version
+// before stays. The caller holds the attachment's lock.
 func (s *Store) Append(e *Entry) error {
-	if e.stored == (Time{}) {
+	there, err := os.Lstat(s.Path())
+	if e.base.file == nil || err != nil || !os.SameFile(there, e.base.file) {
 		return ErrNotStored
 	}
 	if err := CheckEdge(e.was, e.State); err != nil {
@@ -47,12 +68,10 @@ func (s *Store) Append(e *Entry) error {
 	if err != nil {
 		return fmt.Errorf("journal: entry %s: %w", e.Key, err)
 	}
-	for _, dir := range []string{s.Dir, s.walDir()} {
-		if err := checkDir(dir); err != nil {
-			return err
-		}
+	if err := s.makeDirs(s.Dir, s.walDir()); err != nil {
+		return err
 	}
-	v := version{key: encodeKey(e.Key), stored: storedText(e.stored), value: value}
+	v := version{key: encodeKey(e.Key), made: storedText(e.base.updated), value: value}
 	if err := s.appendTo(s.walPath(e.Key), encodeVersion(v)); err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
@@ -61,7 +80,7 @@ func (s *Store) Append(e *Entry) error {
 	return nil
 }
 
-// appendTo writes a version behind the last whole one.
+// appendTo writes a version behind the last whole one, in place of what follows.
 func (s *Store) appendTo(path string, version []byte) error {
 	f, err := openFile(path, os.O_RDWR|os.O_CREATE)
 	if err != nil {
@@ -73,6 +92,14 @@ func (s *Store) appendTo(path string, version []byte) error {
 		return err
 	}
 	_, end := lastVersion(data)
+	if end+len(version) > maxLog {
+		return errLogFull
+	}
+	if end < len(data) {
+		if err := f.Truncate(int64(end)); err != nil {
+			return err
+		}
+	}
 	_, err = f.WriteAt(version, int64(end))
 	return err
 }
@@ -90,9 +117,9 @@ func (s *Store) walPath(k Key) string {
 
 // version is a newer version of an entry, as encodeEntry made it.
 type version struct {
-	key    []byte // as encodeKey makes it
-	stored string // what it was made from, see storedText
-	value  []byte
+	key   []byte // as encodeKey makes it
+	made  string // from what, see storedText
+	value []byte
 }
 
 // storedText identifies the stored version of an entry.
@@ -101,16 +128,16 @@ func storedText(updated Time) string {
 }
 
 func encodeVersion(v version) []byte {
-	body := slices.Concat([]byte(v.stored), []byte{0}, v.key, []byte{0}, v.value)
+	body := bytes.Join([][]byte{[]byte(layout), []byte(v.made), v.key, v.value}, []byte{0})
 	return appendSum(append(binary.BigEndian.AppendUint32(nil, uint32(len(body))), body...), body)
 }
 
 func decodeVersion(body []byte) (v version, ok bool) {
-	parts := bytes.SplitN(body, []byte{0}, 5)
-	if len(parts) < 5 {
+	parts := bytes.SplitN(body, []byte{0}, 6)
+	if len(parts) < 6 || string(parts[0]) != layout {
 		return v, false
 	}
-	return version{stored: string(parts[0]), key: bytes.Join(parts[1:4], []byte{0}), value: parts[4]}, true
+	return version{made: string(parts[1]), key: bytes.Join(parts[2:5], []byte{0}), value: parts[5]}, true
 }
 
 // sumSize is the size of a checksum.
@@ -142,7 +169,7 @@ func lastVersion(data []byte) (body []byte, end int) {
 // readVersion returns the last whole version in a file of the log, if there is one.
 func (s *Store) readVersion(name string) (v version, ok bool, err error) {
 	f, err := openFile(filepath.Join(s.walDir(), name), os.O_RDONLY)
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ELOOP) || errors.Is(err, errNotRegular) {
 		return v, false, nil
 	}
 	if err != nil {
@@ -150,6 +177,9 @@ func (s *Store) readVersion(name string) (v version, ok bool, err error) {
 	}
 	defer f.Close()
 	data, err := readWhole(f)
+	if errors.Is(err, errLogFull) {
+		return v, false, nil
+	}
 	if err != nil {
 		return v, false, fmt.Errorf("journal: %w", err)
 	}
@@ -158,11 +188,14 @@ func (s *Store) readVersion(name string) (v version, ok bool, err error) {
 	return v, ok, nil
 }
 
-// readWhole reads a file in one go.
+// readWhole reads a file of the log in one go.
 func readWhole(f *os.File) ([]byte, error) {
 	info, err := f.Stat()
 	if err != nil {
 		return nil, err
+	}
+	if info.Size() > maxLog {
+		return nil, errLogFull
 	}
 	data := make([]byte, info.Size())
 	n, err := io.ReadFull(f, data)
@@ -175,7 +208,10 @@ func readWhole(f *os.File) ([]byte, error) {
 // newer returns the version that is newer than a stored entry, as encodeEntry made it, or nil.
 func (tx *Tx) newer(stored *Entry) ([]byte, error) {
 	v, ok, err := tx.store.readVersion(filepath.Base(tx.store.walPath(stored.Key)))
-	if !ok || err != nil || !bytes.Equal(v.key, encodeKey(stored.Key)) || v.stored != storedText(stored.Updated) {
+	if !ok || err != nil || !bytes.Equal(v.key, encodeKey(stored.Key)) || v.made != storedText(stored.Updated) {
+		return nil, err
+	}
+	if err := checkDir(tx.store.walDir()); err != nil {
 		return nil, err
 	}
 	return v.value, nil
@@ -189,24 +225,30 @@ func (tx *Tx) newest(stored *Entry) (*Entry, error) {
 	}
 	e, err := decodeEntry(encodeKey(stored.Key), value)
 	if err == nil {
-		e.stored = stored.Updated
+		e.base, e.was = stored.base, e.State
 	}
 	return e, err
 }
 
 // logged returns the names of the files in the log, as they were when the transaction first asked.
 func (tx *Tx) logged() ([]string, error) {
-	if tx.files == nil {
-		files, err := os.ReadDir(tx.store.walDir())
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("journal: %w", err)
-		}
-		tx.files = []string{}
-		for _, f := range files {
-			tx.files = append(tx.files, f.Name())
+	if tx.names != nil {
+		return tx.names, nil
+	}
+	files, err := os.ReadDir(tx.store.walDir())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("journal: %w", err)
+	}
+	if len(files) > 0 {
+		if err := checkDir(tx.store.walDir()); err != nil {
+			return nil, err
 		}
 	}
-	return tx.files, nil
+	tx.names = make([]string, 0, len(files))
+	for _, f := range files {
+		tx.names = append(tx.names, f.Name())
+	}
+	return tx.names, nil
 }
 
 // isIn says whether the log has a file of an attachment, by its key as encodeKey makes it.

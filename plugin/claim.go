@@ -91,15 +91,10 @@ func (a *adding) commit(ctx context.Context, d netconf.Delegate, claims []journa
 func (a *adding) record(ctx context.Context, claims []journal.Claim, last bool) (others []*journal.Entry, err error) {
 	a.entry.State = journal.Adding
 	a.durable = false
-	if !last && a.append(a.entry) {
-		if len(claims) == 0 {
-			return nil, nil
+	if !last {
+		if others, ok := a.appended(ctx, claims); ok {
+			return others, nil
 		}
-		err = a.store.View(ctx, func(tx *journal.Tx) (err error) {
-			others, err = a.holdersOf(tx, claims)
-			return err
-		})
-		return others, err
 	}
 	err = a.update(ctx, func(tx *journal.Tx) error {
 		if others, err = a.holdersOf(tx, claims); err != nil {
@@ -115,8 +110,26 @@ func (a *adding) record(ctx context.Context, claims []journal.Claim, last bool) 
 	return others, err
 }
 
-// holdersOf returns the other entries that hold one of the claims. Of two ADDs that get the same
-// address at once, the one that writes its claim last finds the other.
+// appended is record without a sync, if a loss of power may take the entry. It says whether it wrote
+// the entry.
+func (a *adding) appended(ctx context.Context, claims []journal.Claim) (others []*journal.Entry, ok bool) {
+	if len(claims) == 0 {
+		return nil, a.append(a.entry)
+	}
+	if !volatile(a.entry) {
+		return nil, false
+	}
+	err := a.store.View(ctx, func(tx *journal.Tx) (err error) {
+		if others, err = a.holdersOf(tx, claims); err == nil {
+			ok = a.append(a.entry)
+		}
+		return err
+	})
+	return others, ok && err == nil
+}
+
+// holdersOf returns the other entries that hold one of the claims. The transaction that writes the
+// claims looks, too: of two ADDs that get the same address at once, the later one finds the other.
 func (a *adding) holdersOf(tx *journal.Tx, claims []journal.Claim) (others []*journal.Entry, err error) {
 	for _, c := range claims {
 		entries, err := tx.ByAddress(c.Address)

@@ -140,7 +140,7 @@ func (o *op) recordRelease(event journal.Event, e *journal.Entry, reason verdict
 // begin records that a pass over the entry's steps begins, and why.
 func (o *op) begin(ctx context.Context, e *journal.Entry, reason verdict.Reason) error {
 	o.mark(e, reason)
-	return o.save(ctx, e)
+	return o.update(ctx, func(tx *journal.Tx) error { return tx.Put(e) })
 }
 
 func (o *op) mark(e *journal.Entry, reason verdict.Reason) {

@@ -18,9 +18,12 @@ var inKernel = []string{
 // volatile says whether a loss of power may take what the journal has of an entry beyond the first
 // version of its newest ADD. It ends all that these plugins keep, but for the addresses that
 // host-local gave to the first one. The first version names that delegate, and host-local's files
-// name the owner of an address.
+// name the owner of an address. An ADD that has no number yet has no first version.
 func volatile(e *journal.Entry) bool {
 	for _, g := range e.Generations {
+		if g.Number == 0 {
+			return false
+		}
 		for _, step := range g.Steps {
 			var conf struct {
 				DataDir string `json:"dataDir"`
