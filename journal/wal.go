@@ -48,7 +48,7 @@ type base struct {
 // Errors of Append for what a transaction can still write.
 var (
 	ErrNotStored = errors.New("journal: the bbolt file does not have the entry")
-	errLogFull   = errors.New("journal: the log of the attachment is full")
+	errLogFull   = errors.New("the log of the attachment is full")
 )
 
 // Append writes a newer version of an entry without a sync. It survives SIGKILL, but a loss of power
@@ -236,12 +236,12 @@ func (tx *Tx) logged() ([]string, error) {
 		return tx.names, nil
 	}
 	files, err := os.ReadDir(tx.store.walDir())
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("journal: %w", err)
-	}
-	if len(files) > 0 {
-		if err := checkDir(tx.store.walDir()); err != nil {
+	if !errors.Is(err, fs.ErrNotExist) {
+		if err := checkDir(tx.store.walDir()); err != nil { // it says what to do
 			return nil, err
+		}
+		if err != nil {
+			return nil, fmt.Errorf("journal: %w", err)
 		}
 	}
 	tx.names = make([]string, 0, len(files))

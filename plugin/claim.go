@@ -96,7 +96,7 @@ func (a *adding) record(ctx context.Context, claims []journal.Claim, last bool) 
 			return others, nil
 		}
 	}
-	err = a.update(ctx, func(tx *journal.Tx) error {
+	err = a.update(ctx, func(tx *journal.Tx) (err error) {
 		if others, err = a.holdersOf(tx, claims); err != nil {
 			return err
 		}

@@ -139,8 +139,10 @@ func (o *op) recordRelease(event journal.Event, e *journal.Entry, reason verdict
 
 // begin records that a pass over the entry's steps begins, and why.
 func (o *op) begin(ctx context.Context, e *journal.Entry, reason verdict.Reason) error {
-	o.mark(e, reason)
-	return o.update(ctx, func(tx *journal.Tx) error { return tx.Put(e) })
+	return o.update(ctx, func(tx *journal.Tx) error {
+		o.mark(e, reason) // not before: an ADD may go on without the journal, and needs the entry as it was
+		return tx.Put(e)
+	})
 }
 
 func (o *op) mark(e *journal.Entry, reason verdict.Reason) {
