@@ -89,7 +89,7 @@ KUBERNETES_STAMP   := $(E2E)/kubernetes/.built-$(KUBERNETES_VERSION)
 RACES := ^Test(Soak|.*OverSeam|TwoSweeps|Sweep.*|Pace.*|OneSweep.*|StatusSweeps|StatusOfDelegates|StatusMakesRoom|StatusDuringAdd|Acquire.*|Share|MovingQueue|Dedup.*|Agent.*|Run.*)$$
 
 # testdata is outside of ./...
-ALL_PACKAGES := ./... ./testdata/faulty ./testdata/sandbox ./testdata/e2e/...
+ALL_PACKAGES := ./... ./testdata/faulty ./testdata/standin ./testdata/sandbox ./testdata/e2e/...
 
 # Not in everybody's PATH, and the plugins call iptables.
 export PATH := $(PATH):/usr/sbin:/sbin
@@ -120,7 +120,7 @@ $(CNITOOL_STAMP): | go
 	touch $@
 
 faulty: go
-	CGO_ENABLED=0 go build -buildvcs=false -o $(TOOLS)/test/faulty ./testdata/faulty
+	CGO_ENABLED=0 go build -buildvcs=false -o $(TOOLS)/test/ ./testdata/faulty ./testdata/standin
 
 deps: ## install what is missing of iptables, nftables, iproute2, ping, strace and a C compiler (Debian, as root)
 	@missing=; \

@@ -1,0 +1,98 @@
+// Standin is a CNI plugin with the DEL rule of a provider's plugin that cannot be run without its
+// cluster. A test puts it into CNI_PATH under the name of that plugin, and the name selects the
+// rule. Each rule is in a file of its own, which cites the source that it was read from.
+//
+// Its network configuration:
+//
+//	{"type": "<name>", "dir": "/abs/dir", …}
+//
+// An ADD holds one address of 192.0.2.0/24: dir/<containerID>.<ifname>, whose content is the
+// address. A DEL removes the file where the provider's plugin would free the address, so a leak is
+// a file that is left.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/version"
+)
+
+// rules are the stand-ins by the name of the provider's plugin.
+var rules = map[string]skel.CNIFuncs{}
+
+func main() {
+	name := filepath.Base(os.Args[0])
+	funcs, known := rules[name]
+	if !known {
+		fmt.Fprintf(os.Stderr, "standin: %s is no plugin with a rule here\n", name)
+		os.Exit(1)
+	}
+	skel.PluginMainFuncs(funcs, version.All, "stand-in for "+name)
+}
+
+// conf is the part of the network configuration that every rule reads.
+type conf struct {
+	CNIVersion string `json:"cniVersion"`
+	Dir        string `json:"dir"`
+}
+
+func parse(args *skel.CmdArgs) (conf, error) {
+	var c conf
+	if err := json.Unmarshal(args.StdinData, &c); err != nil {
+		return c, err
+	}
+	if !filepath.IsAbs(c.Dir) {
+		return c, fmt.Errorf("dir %q is no absolute path", c.Dir)
+	}
+	return c, nil
+}
+
+// file returns where an attachment's address is.
+func (c conf) file(args *skel.CmdArgs) string {
+	return filepath.Join(c.Dir, filepath.Base(args.ContainerID)+"."+filepath.Base(args.IfName))
+}
+
+// hold holds the lowest free address for an attachment.
+func (c conf) hold(args *skel.CmdArgs) (*current.Result, error) {
+	held := map[string]bool{}
+	files, err := os.ReadDir(c.Dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range files {
+		address, err := os.ReadFile(filepath.Join(c.Dir, f.Name()))
+		if err != nil {
+			return nil, err
+		}
+		held[string(address)] = true
+	}
+	for last := byte(1); last < 255; last++ {
+		address := net.IPv4(192, 0, 2, last)
+		if held[address.String()] {
+			continue
+		}
+		if err := os.WriteFile(c.file(args), []byte(address.String()), 0o600); err != nil {
+			return nil, err
+		}
+		return &current.Result{CNIVersion: current.ImplementedSpecVersion, IPs: []*current.IPConfig{
+			{Address: net.IPNet{IP: address, Mask: net.CIDRMask(24, 32)}},
+		}}, nil
+	}
+	return nil, errors.New("no address is free")
+}
+
+// free frees the address of an attachment, if it has one.
+func (c conf) free(args *skel.CmdArgs) error {
+	if err := os.Remove(c.file(args)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
