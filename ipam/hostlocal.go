@@ -73,9 +73,13 @@ func (hostLocal) Changed(r Reservation) (time.Time, error) {
 	return info.ModTime(), nil
 }
 
-// maxOwner bounds what is read of a reservation, in bytes. Container IDs may have any length;
-// runtimes use 64.
-const maxOwner = 4096
+// maxOwner bounds what is read of a reservation, in bytes. No container ID is longer than a string
+// of the environment can be (MAX_ARG_STRLEN, 128 KiB); runtimes use 64 bytes, and usualOwner is room
+// for those and the interface.
+const (
+	maxOwner   = 128 << 10
+	usualOwner = 4096
+)
 
 // Scan opens only files that look like reservations. It skips the lock, last_reserved_ip.*,
 // directories and names that are no address.
@@ -94,7 +98,7 @@ func (hostLocal) Scan(pool string) ([]Reservation, error) {
 	}
 	found := make([]Reservation, 0, len(names))
 	var errs []error
-	buf := make([]byte, maxOwner+1)
+	buf := make([]byte, usualOwner)
 	for _, name := range names {
 		address, ok := parseName(name)
 		if !ok {
@@ -115,7 +119,7 @@ func (hostLocal) Scan(pool string) ([]Reservation, error) {
 func (hostLocal) Look(pool string, address netip.Addr) (r Reservation, ok bool, err error) {
 	r = Reservation{Address: address, Pool: pool, name: address.Unmap().WithZone("").String()}
 	path := filepath.Join(pool, r.name)
-	r.Owner, ok, err = readOwner(unix.AT_FDCWD, path, make([]byte, maxOwner+1))
+	r.Owner, ok, err = readOwner(unix.AT_FDCWD, path, make([]byte, usualOwner))
 	if err != nil {
 		err = fmt.Errorf("%s: %w", path, err)
 	}
@@ -135,7 +139,8 @@ func notAFile(err error) bool {
 	return errors.Is(err, unix.ELOOP) || errors.Is(err, unix.EISDIR) || errors.Is(err, unix.ENXIO)
 }
 
-// readOwner reads a reservation in an open directory. ok is false if the file has just gone.
+// readOwner reads a reservation in an open directory. ok is false if the file has just gone. It
+// reads into buf, or into a larger buffer if the file needs one.
 func readOwner(dir int, name string, buf []byte) (owner Owner, ok bool, err error) {
 	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	switch {
@@ -145,14 +150,23 @@ func readOwner(dir int, name string, buf []byte) (owner Owner, ok bool, err erro
 		return owner, false, err
 	}
 	defer unix.Close(fd)
-	n, err := unix.Read(fd, buf)
-	switch {
-	case err != nil:
-		return owner, false, err
-	case n > maxOwner:
-		return owner, false, fmt.Errorf("more than %d bytes; not written by host-local", maxOwner)
+	for size := 0; ; {
+		n, err := unix.Read(fd, buf[size:])
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err != nil:
+			return owner, false, err
+		case n == 0:
+			return parseOwner(buf[:size]), true, nil
+		}
+		if size += n; size > maxOwner {
+			return owner, false, fmt.Errorf("more than %d bytes; not written by host-local", maxOwner)
+		}
+		if size == len(buf) {
+			buf = slices.Grow(buf, size)[:2*size]
+		}
 	}
-	return parseOwner(buf[:n]), true, nil
 }
 
 // parseOwner reads the content of a reservation: the container ID, CR LF, the interface.
@@ -176,7 +190,7 @@ func (hostLocal) Apply(ctx context.Context, pool string, plan []Planned) (releas
 	}
 	defer dir.Close()
 	var errs []error
-	buf := make([]byte, maxOwner+1)
+	buf := make([]byte, usualOwner)
 	for _, r := range plan {
 		owner, there, err := readOwner(int(dir.Fd()), r.name, buf)
 		if err == nil && there && owner == r.Owner {
