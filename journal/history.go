@@ -24,6 +24,7 @@ const (
 	Forgotten  EventKind = "forgotten"   // a person gave it up, with pending DELs
 	Unproven   EventKind = "unproven"    // a DEL passed, and its address is not known to be free
 	Untaken    EventKind = "untaken"     // a failing DEL has nothing to undo: the ADD took nothing
+	NoOp       EventKind = "no-op"       // the runtime's DEL succeeded and ran no delegate
 )
 
 // Event is something out of the ordinary that happened to an attachment, kept for people.

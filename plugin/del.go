@@ -1,9 +1,11 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -93,8 +95,7 @@ func (d *deleting) find(ctx context.Context, killed bool) error {
 		return nil
 	}
 	if tomb != nil && d.answers(ctx, tomb) {
-		d.log.Debug("nothing to undo", "attachment", d.key.String(), "reason", tomb.Reason)
-		d.removeLock()
+		d.succeedIdle(cmp.Or(tomb.Reason, "it was released before"), nil)
 		return nil
 	}
 	if err := d.fromStdin(); err != nil || d.entry == nil || d.unwritable {
@@ -227,6 +228,20 @@ func (d *deleting) holdsAddress() bool {
 	})
 }
 
+// succeedIdle logs and records that the DEL succeeds without running a delegate, and why. err, if
+// any, is what kept unwind from knowing more.
+func (d *deleting) succeedIdle(why string, err error) {
+	level, attrs := slog.LevelInfo, []any{"attachment", d.key.String(), "reason", why}
+	if err != nil {
+		level, attrs = slog.LevelWarn, append(attrs, "err", err)
+	}
+	d.log.Log(context.Background(), level, "DEL ran no delegate", attrs...)
+	d.recordEvent(journal.Event{
+		Key: d.key, Kind: journal.NoOp, Pod: netconf.PodOf(d.args.Args), Reason: why,
+	})
+	d.removeLock()
+}
+
 // removeLock removes the lock file of an attachment that the journal does not know.
 func (d *deleting) removeLock() {
 	if d.lock != nil {
@@ -238,22 +253,20 @@ func (d *deleting) removeLock() {
 // attachment that was added before unwind was installed, or whose entry was lost.
 func (d *deleting) fromStdin() error {
 	if ours, _ := d.namesHostNetNS(); ours && d.neverAdded() { // unwind or skel refused its ADD
-		d.removeLock()
+		d.succeedIdle("its ADD was refused: CNI_NETNS is the runtime's own namespace", nil)
 		return nil
 	}
 	chain, err := d.conf.LoadChain()
 	if err != nil {
+		switch {
+		case d.neverAdded():
+			d.succeedIdle("the journal has no entry, and the runtime has no result of an ADD", err)
+			return nil
+		case d.stripped(err):
+			d.succeedIdle("neither the journal in "+d.conf.StateDir+" nor the runtime's configuration knows it", err)
+			return nil
+		}
 		d.removeLock()
-		if d.neverAdded() {
-			d.log.Warn("nothing to undo: the journal has nothing, and the runtime has no result of an ADD",
-				"attachment", d.key.String(), "err", err)
-			return nil
-		}
-		if d.stripped(err) {
-			d.log.Warn("nothing to undo: neither the journal nor the runtime's configuration knows the attachment",
-				"attachment", d.key.String(), "stateDir", d.conf.StateDir, "err", err)
-			return nil
-		}
 		return badConfig(fmt.Errorf("the journal does not know %s, and the chain cannot be read: %w", d.key, err))
 	}
 	gen := d.generation(chain)
@@ -267,7 +280,7 @@ func (d *deleting) fromStdin() error {
 		})
 	}
 	if len(gen.Steps) == 0 {
-		d.removeLock()
+		d.succeedIdle("no plugin of its chain is in CNI_PATH, and the runtime has no result of an ADD", nil)
 		return nil
 	}
 	d.entry = &journal.Entry{

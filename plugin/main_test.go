@@ -26,7 +26,7 @@ const (
 	killAtEnv = "UNWIND_TEST_KILL_AT"
 	// hastyEnv gives the plugin short budgets: see node.hasty.
 	hastyEnv = "UNWIND_TEST_HASTY"
-	// patientEnv gives its STATUS more time: see node.patient.
+	// patientEnv gives its STATUS, and other attachments during an ADD, more time: see node.patient.
 	patientEnv = "UNWIND_TEST_PATIENT"
 	// undoEnv is the time that a DEL has.
 	undoEnv = "UNWIND_TEST_UNDO"
@@ -87,7 +87,7 @@ func pluginMain() int {
 	}
 	p.CacheDir = os.Getenv(cacheEnv)
 	if os.Getenv(patientEnv) != "" {
-		p.Budgets.Status = time.Minute
+		p.Budgets.Status, p.Budgets.Release = time.Minute, time.Minute
 	}
 	if d, err := time.ParseDuration(os.Getenv(undoEnv)); err == nil {
 		p.Budgets.Undo, p.Budgets.Reserve = d, d/10

@@ -536,8 +536,8 @@ func (n *node) hasty() *node {
 	return n
 }
 
-// patient gives a STATUS the time to sweep even on a busy machine, for tests that count what it
-// does.
+// patient gives a STATUS, and other attachments during an ADD, the time that they need on a busy
+// machine, for tests that count what is done.
 func (n *node) patient() *node {
 	n.env = append(n.env, patientEnv+"=1")
 	return n

@@ -31,7 +31,7 @@ type firewalled struct {
 // newFirewalled puts a script before the real firewall. The script records each call, and its DEL
 // can fail, kill unwind or be slow.
 func newFirewalled(t *testing.T) *firewalled {
-	n := newNode(t)
+	n := newNode(t).patient()
 	firewall := filepath.Join(n.path[1], "firewall")
 	n.path[1] = n.few("bridge", "host-local")
 	n.script("firewall", fmt.Sprintf(`in=$(tr -d '\n')

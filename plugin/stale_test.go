@@ -65,7 +65,7 @@ func TestStaleOwner(t *testing.T) {
 func TestStaleOwnerCutOff(t *testing.T) {
 	t.Parallel()
 	everyPoint(t, 14, func(t *testing.T, at int) bool {
-		n := newNode(t)
+		n := newNode(t).patient()
 		chain := []string{n.faulty("p0", `, "address": "192.0.2.7/24"`), n.faulty("p1", "")}
 		a, old := n.pod("a"), n.unwind(chain...)
 		a.mustAdd(old)
@@ -125,7 +125,7 @@ func TestNewSandbox(t *testing.T) {
 	} {
 		t.Run(c.old, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t)
+			n := newNode(t).patient()
 			only := n.prefix(4, 7).Addr()
 			list := n.unwind(fmt.Sprintf(`{"type": "bridge", "bridge": %q, "isGateway": true, "ipam": {"type": "host-local",
 				"dataDir": %q, "ranges": [[{"subnet": %q, "rangeStart": %q, "rangeEnd": %q}]]}}`,

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containernetworking/cni/libcni"
+
 	"cni-unwind/journal"
 )
 
@@ -85,7 +87,7 @@ func TestStrippedDELOfNothing(t *testing.T) {
 				t.Fatalf("ADD: %s", added.stdout)
 			}
 			out := n.start(p.stripped(varLib, added.stdout))
-			if out.code != 0 || !strings.Contains(out.stderr, "level=WARN msg=\"nothing to undo") {
+			if out.code != 0 || !strings.Contains(out.stderr, "level=WARN msg=\"DEL ran no delegate") {
 				t.Errorf("DEL: %s, log:\n%s", out.stdout, out.stderr)
 			}
 			if e := p.entry(); e == nil || e.State != journal.Live || len(n.reserved()) != 1 {
@@ -122,4 +124,55 @@ func TestNoChainIsStillAnError(t *testing.T) {
 		t.Errorf("ADD: %s", out.stdout)
 	}
 	n.nothingLeft()
+}
+
+// TestDELThatRunsNothing: a DEL that succeeds although no delegate runs says why, in one line at the
+// default log level and in the history.
+func TestDELThatRunsNothing(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name string
+		seed func(p *pod, list *libcni.NetworkConfigList, del *input)
+		why  string
+	}{
+		{"a tombstone", func(p *pod, list *libcni.NetworkConfigList, del *input) {
+			r := p.mustAdd(list)
+			p.dropNetNS()
+			p.sweep(DefaultBudgets)
+			raw, err := json.Marshal(r)
+			if err != nil {
+				p.Fatal(err)
+			}
+			del.stdin = strings.TrimSuffix(del.stdin, "}") + `, "prevResult": ` + string(raw) + "}"
+		}, "its network namespace is gone"},
+		{"the runtime's namespace", func(_ *pod, _ *libcni.NetworkConfigList, del *input) {
+			del.env["CNI_NETNS"] = "/proc/self/ns/net"
+		}, "its ADD was refused: CNI_NETNS is the runtime's own namespace"},
+		{"no binary", func(p *pod, _ *libcni.NetworkConfigList, del *input) {
+			del.env["CNI_PATH"] = p.path[0]
+		}, "no plugin of its chain is in CNI_PATH, and the runtime has no result of an ADD"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.conf["logLevel"] = "info"
+			chain := []string{n.faulty("p0", `, "address": "192.0.2.7/24"`)}
+			p := n.pod("a")
+			del := p.input("DEL", n.entryOf(`{"cniVersion": "1.0.0", "plugins": [`+chain[0]+`]}`, nil))
+			tt.seed(p, n.unwind(chain...), del)
+			n.forgetCalls()
+			out := n.start(del)
+			if out.code != 0 || len(n.calls()) > 0 {
+				t.Fatalf("DEL: %s, calls %v", out.stdout, n.calls())
+			}
+			line := `level=INFO msg="DEL ran no delegate" attachment=` + p.key().String()
+			if strings.Count(out.stderr, "\n") != 1 || !strings.Contains(out.stderr, line) || !strings.Contains(out.stderr, tt.why) {
+				t.Errorf("log: %s", out.stderr)
+			}
+			events := strings.Join(n.events(), "\n")
+			if last := events[strings.LastIndex(events, "\n")+1:]; !strings.HasPrefix(last, "no-op a ") || !strings.Contains(last, tt.why) {
+				t.Errorf("history: %q", events)
+			}
+		})
+	}
 }

@@ -16,7 +16,8 @@ import (
 // eventKinds are the values of --kind.
 var eventKinds = []string{string(journal.RolledBack), string(journal.Swept),
 	string(journal.Released), string(journal.Parked), string(journal.Unproven),
-	string(journal.Superseded), string(journal.Forgotten), string(journal.Untaken)}
+	string(journal.Superseded), string(journal.Forgotten), string(journal.Untaken),
+	string(journal.NoOp)}
 
 // historyFlags are the command's.
 type historyFlags struct {
@@ -45,7 +46,8 @@ func historyCommand() *cobra.Command {
 			"  forgotten    given up by unwindctl forget, with pending DELs\n" +
 			"  unproven     a DEL passed, and its address is not known to be free: the store of its IPAM\n" +
 			"               plugin still has it, or cannot be asked\n" +
-			"  untaken      a DEL that fails has nothing to undo: the ADD took nothing\n\n" +
+			"  untaken      a DEL that fails has nothing to undo: the ADD took nothing\n" +
+			"  no-op        the runtime's DEL succeeded and ran no plugin; WHY has the reason\n\n" +
 			"Nothing is changed, and nothing is locked while it prints.",
 		Example: "  unwindctl history --since 2h\n" +
 			"  unwindctl history default/web-0\n" +

@@ -68,6 +68,7 @@ func eventSentence(e journal.Event) string {
 		journal.Superseded: "another ADD took its place",
 		journal.Forgotten:  "it was given up",
 		journal.Untaken:    "a DEL had nothing to undo",
+		journal.NoOp:       "the runtime's DEL ran no plugin",
 	}[e.Kind]
 	a := &Attachment{Network: e.Network, ContainerID: cmp.Or(e.ContainerID, "unknown"),
 		IfName: e.IfName, Pod: &e.Pod}
