@@ -54,11 +54,12 @@ func (o *op) lookAt(g *journal.Generation, ev *verdict.Evidence) {
 	if !g.NetNS.Known() {
 		return
 	}
-	path, err := host.PathTo(g.NetNS)
+	place, err := host.Find(g.NetNS)
 	if err != nil { // a mount may go during the look
-		path, err = host.PathTo(g.NetNS)
+		place, err = host.Find(g.NetNS)
 	}
-	ev.NetNS = tristate.Of(path != "", err)
+	place.Close()
+	ev.NetNS = tristate.Of(place.Path != "", err)
 	if ev.NetNS == tristate.Yes && ev.Listed != tristate.No {
 		return
 	}

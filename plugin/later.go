@@ -142,8 +142,9 @@ func (o *op) laterInOwnNetNS(ctx context.Context, e *journal.Entry, cachedInterf
 	if o.sameBoot(g) != tristate.Yes || !g.NetNS.Known() {
 		return false
 	}
-	path, _ := host.PathTo(g.NetNS)
-	seen, err := host.Look(path, e.IfName)
+	place, _ := host.Find(g.NetNS)
+	defer place.Close()
+	seen, err := host.Look(place.Path, e.IfName)
 	if err != nil || !seen.Netns.Same(g.NetNS) || !seen.There() || o.isHost(seen.Netns) {
 		return false
 	}
