@@ -49,7 +49,8 @@ func (s *View) All(log *slog.Logger) ([]Interface, error) {
 }
 
 // interfacesEverywhere returns the interfaces of all network namespaces that a process is in or
-// that are mounted somewhere. With an error there may be more. A namespace may go during the search, or its process may end and leave it to
+// that are mounted somewhere, but those that any local user can make, see anybodys. With an error
+// there may be more. A namespace may go during the search, or its process may end and leave it to
 // others, so the search is repeated for namespaces that it could not look into.
 func interfacesEverywhere() (all []Interface, err error) {
 	s := search{seen: map[string]found{}}
@@ -65,6 +66,7 @@ func interfacesEverywhere() (all []Interface, err error) {
 // search is a search through the network namespaces.
 type search struct {
 	seen map[string]found // by the text of a link to the namespace
+	peers
 }
 
 type found struct {
@@ -73,7 +75,7 @@ type found struct {
 }
 
 // look looks into each network namespace that the search has not seen, and returns the interfaces
-// of all that are there now.
+// of all that are there now. The order matters: a namespace that is mounted counts, whoever made it.
 func (s *search) look() (all []Interface, err error) {
 	here, failed := map[string]bool{}, map[string]error{}
 	closed := map[uint64]int{} // processes that may not be inspected, by the inode of their net/dev
@@ -89,11 +91,12 @@ func (s *search) look() (all []Interface, err error) {
 		}
 		s.note(link, path, err, failed)
 	})
+	mounted := maps.Clone(here)
 	processErr := EachProcess(func(pid int, proc string) (bool, error) {
 		path, link, err := netnsLink(proc)
 		if err == nil {
 			if unseen(link) {
-				s.seen[link], err = s.lookAt(path, link)
+				s.seen[link], err = s.lookAt(proc, path, link, mounted[link])
 				s.note(link, path, err, failed)
 			}
 			return false, nil
@@ -124,12 +127,16 @@ func (s *search) note(link, path string, err error, failed map[string]error) {
 }
 
 // lookAt looks into the network namespace of a process.
-func (s *search) lookAt(path, link string) (found, error) {
+func (s *search) lookAt(proc, path, link string, mounted bool) (found, error) {
 	netns, err := openLink(path, link)
 	if err != nil {
 		return found{}, err
 	}
 	defer netns.Close()
+	if !mounted && s.anybodys(netns) {
+		dev, err := netDevOf(proc)
+		return found{netDev: dev}, err
+	}
 	return interfacesIn(netns, path)
 }
 
