@@ -1,7 +1,6 @@
 package host
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -111,7 +110,10 @@ func (s *search) look() (all []Interface, err error) {
 		all = append(all, s.seen[link].interfaces...)
 		delete(closed, s.seen[link].netDev)
 	}
-	errs := slices.AppendSeq([]error{mountErr, processErr, checkAllShown()}, maps.Values(failed))
+	errs := []error{mountErr, processErr, checkAllShown()}
+	for _, link := range slices.Sorted(maps.Keys(failed)) {
+		errs = append(errs, failed[link])
+	}
 	for _, pid := range closed {
 		errs = append(errs, fmt.Errorf("the network namespace of process %d cannot be reached", pid))
 	}
@@ -122,7 +124,10 @@ func (s *search) look() (all []Interface, err error) {
 func (s *search) note(link, path string, err error, failed map[string]error) {
 	if delete(failed, link); err != nil {
 		delete(s.seen, link)
-		failed[link] = fmt.Errorf("network namespace %s: %w", cmp.Or(path, link), err)
+		if path != "" {
+			err = fmt.Errorf("network namespace %s: %w", path, err)
+		}
+		failed[link] = err
 	}
 }
 
