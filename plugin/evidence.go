@@ -2,12 +2,15 @@ package plugin
 
 import (
 	"context"
+	"errors"
+	"strings"
 	"time"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/internal/host"
 	"cni-unwind/plugin/internal/tristate"
 	"cni-unwind/plugin/internal/verdict"
+	"cni-unwind/plugin/netconf"
 )
 
 // judge returns the verdict on an attachment whose lock this op does not hold.
@@ -32,12 +35,29 @@ func (o *op) gather(ctx context.Context, e *journal.Entry, ours *journal.Lock) v
 		if e.Updated.Boot != 0 {
 			ev.PastGracePeriod = tristate.Of(journal.BootNanos()-e.Updated.Boot > int64(o.gracePeriod(e)), nil)
 		}
-		o.lookAt(g, &ev)
+		ev.Doubt = doubt(o.lookAt(g, &ev))
 	}
 	if verdict.DecideRecorded(ev).Releasable() { // else nobody asks for it
-		ev.AddedUnseen = o.later(ctx, e)
+		o.lookForLater(ctx, e, &ev)
 	}
 	return ev
+}
+
+// lookForLater looks for a later ADD of the attachment.
+func (o *op) lookForLater(ctx context.Context, e *journal.Entry, ev *verdict.Evidence) {
+	var err error
+	if ev.AddedUnseen, err = o.later(ctx, e); err != nil {
+		ev.Doubt = doubt(err)
+	}
+}
+
+// doubt returns the first of some errors, as a part of a verdict's reason.
+func doubt(err error) string {
+	if err == nil {
+		return ""
+	}
+	first, _, _ := strings.Cut(err.Error(), "\n")
+	return netconf.Shorten(first, 300)
 }
 
 // gracePeriod returns the grace period of the attachment's network: the configured one, or the one
@@ -49,22 +69,27 @@ func (o *op) gracePeriod(e *journal.Entry) time.Duration {
 	return o.conf.GracePeriod
 }
 
-// lookAt looks for the namespace and the interface of one ADD.
-func (o *op) lookAt(g *journal.Generation, ev *verdict.Evidence) {
+// lookAt looks for the namespace and the interface of one ADD. It returns the errors of the looks.
+func (o *op) lookAt(g *journal.Generation, ev *verdict.Evidence) error {
 	if !g.NetNS.Known() {
-		return
+		return nil
 	}
-	path, err := host.PathTo(g.NetNS)
+	place, err := host.Find(g.NetNS)
 	if err != nil { // a mount may go during the look
-		path, err = host.PathTo(g.NetNS)
+		place, err = host.Find(g.NetNS)
 	}
-	ev.NetNS = tristate.Of(path != "", err)
+	place.Close()
+	ev.NetNS = tristate.Of(place.Path != "", err)
 	if ev.NetNS == tristate.Yes && ev.Listed != tristate.No {
-		return
+		return nil
 	}
-	pid, err := o.view.ProcessIn(g.NetNS, len(g.HostLinks) == 0)
-	ev.HasProcess = tristate.Of(pid != 0, err)
+	pid, processErr := o.view.ProcessIn(g.NetNS, len(g.HostLinks) == 0)
+	ev.HasProcess = tristate.Of(pid != 0, processErr)
+	err = errors.Join(err, processErr)
 	if ev.NetNS != tristate.Yes {
-		ev.HostLink = tristate.Of(host.LinkThere(g.HostLinks))
+		there, linkErr := host.LinkThere(g.HostLinks)
+		ev.HostLink = tristate.Of(there, linkErr)
+		err = errors.Join(err, linkErr)
 	}
+	return err
 }

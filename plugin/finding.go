@@ -53,6 +53,12 @@ type Finding struct {
 // Releasable says whether the attachment is to be released.
 func (f *Finding) Releasable() bool { return f.Fate == verdict.Dead || f.Fate == verdict.Foreign }
 
+// Elsewhere says whether nothing can be told of it from here: this process is in other namespaces
+// than its ADD.
+func (f *Finding) Elsewhere() bool {
+	return f.Fate == verdict.Unknown && f.Err == nil && f.Evidence.SameNamespaces != tristate.Yes
+}
+
 // Evidence is what unwind knows of an attachment.
 type Evidence = verdict.Evidence
 

@@ -25,23 +25,22 @@ import (
 // Something has to speak for a later ADD before later searches the namespaces: libcni's cache has
 // another result, host-local has given the attachment another address or the same one again, or an
 // address is of an IPAM plugin that names no owner. The interface of that ADD also has to be there:
-// without one in any namespace, the later ADD is as dead as the old one.
-func (o *op) later(ctx context.Context, e *journal.Entry) tristate.Value {
+// without one in any namespace, the later ADD is as dead as the old one. An error says why the
+// answer is unknown.
+func (o *op) later(ctx context.Context, e *journal.Entry) (tristate.Value, error) {
 	cachedInterface, err := o.cachedInterface(e)
 	if err != nil {
-		o.log.Warn("looking for a later ADD", "attachment", e.Key.String(), "err", err)
-		return tristate.Unknown
+		return tristate.Unknown, err
 	}
 	if o.laterInOwnNetNS(ctx, e, cachedInterface) {
-		return tristate.Yes
+		return tristate.Yes, nil
 	}
 	suspects, err := o.suspects(e, cachedInterface)
 	if err != nil {
-		o.log.Warn("looking for a later ADD", "attachment", e.Key.String(), "err", err)
-		return tristate.Unknown
+		return tristate.Unknown, err
 	}
 	if len(suspects) == 0 {
-		return tristate.No
+		return tristate.No, nil
 	}
 	all, err := o.view.All(o.log)
 	for _, seen := range all {
@@ -50,11 +49,11 @@ func (o *op) later(ctx context.Context, e *journal.Entry) tristate.Value {
 		}
 		for _, s := range suspects {
 			if seen.Is(s.Interface) && !(s.anybody && o.anothers(ctx, e.Key, seen)) {
-				return tristate.Yes
+				return tristate.Yes, nil
 			}
 		}
 	}
-	return tristate.Of(false, err)
+	return tristate.Of(false, err), err
 }
 
 // suspect is an interface that a later ADD of an attachment may have.
@@ -142,8 +141,9 @@ func (o *op) laterInOwnNetNS(ctx context.Context, e *journal.Entry, cachedInterf
 	if o.sameBoot(g) != tristate.Yes || !g.NetNS.Known() {
 		return false
 	}
-	path, _ := host.PathTo(g.NetNS)
-	seen, err := host.Look(path, e.IfName)
+	place, _ := host.Find(g.NetNS)
+	defer place.Close()
+	seen, err := host.Look(place.Path, e.IfName)
 	if err != nil || !seen.Netns.Same(g.NetNS) || !seen.There() || o.isHost(seen.Netns) {
 		return false
 	}

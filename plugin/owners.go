@@ -67,9 +67,10 @@ func (u *undoing) usedElsewhere(address netip.Addr) bool {
 	if slices.Contains(u.justAssigned, address) {
 		adds, _ = host.Identify(u.args.Netns)
 	}
-	return u.inUse(address, func(s host.Interface) bool {
+	used, _ := u.inUse(address, func(s host.Interface) bool {
 		return u.isOwn(u.entry, s.Netns) || u.isHost(s.Netns) || adds.Same(s.Netns)
-	}) != tristate.No
+	})
+	return used != tristate.No // in doubt another container's
 }
 
 // gaveBack says whether another attachment gave an address, which the journal says it has, back to
@@ -112,16 +113,16 @@ func (o *op) othersWith(ctx context.Context, key journal.Key, address netip.Addr
 }
 
 // inUse says whether an interface in any network namespace has the address. A non-nil skip excludes
-// interfaces.
-func (o *op) inUse(address netip.Addr, skip func(host.Interface) bool) tristate.Value {
+// interfaces. An error says why the answer is unknown.
+func (o *op) inUse(address netip.Addr, skip func(host.Interface) bool) (tristate.Value, error) {
 	all, err := o.view.All(o.log)
 	used := slices.ContainsFunc(all, func(s host.Interface) bool {
 		return slices.Contains(s.Addresses, address.Unmap()) && (skip == nil || !skip(s))
 	})
 	if used {
-		return tristate.Yes
+		return tristate.Yes, nil
 	}
-	return tristate.Of(false, err)
+	return tristate.Of(false, err), err
 }
 
 // late says whether a step would get an address that it knows from prevResult alone and that

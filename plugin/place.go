@@ -2,13 +2,9 @@ package plugin
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"time"
-
-	"github.com/containernetworking/plugins/pkg/ns"
 
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
@@ -18,7 +14,7 @@ import (
 )
 
 // find looks for the generation's network namespace at the runtime's path, at its recorded path, at
-// other mounts of it, and in the processes. If the host's end of its interface shows that something
+// other mounts of it, also those below other mounts, and in the processes. If the host's end of its interface shows that something
 // keeps the namespace, find also looks among the open files of all processes. It never returns
 // another namespace at one of these paths, nor one with another attachment's interface.
 func (u *undoing) find(ctx context.Context) delNetNS {
@@ -34,29 +30,27 @@ func (u *undoing) find(ctx context.Context) delNetNS {
 			return u.own(ctx, delNetNS{path: path}, seen)
 		}
 	}
-	path, pathErr := host.PathTo(g.NetNS)
-	if path != "" {
-		return u.lookAndOwn(ctx, delNetNS{path: path})
+	place, pathErr := host.Find(g.NetNS)
+	if place.Path != "" {
+		return u.lookAndOwn(ctx, at(place))
 	}
-	pid, held, err := u.view.OpenByProcess(g.NetNS, len(g.HostLinks) == 0)
-	if held != nil {
-		return u.lookAndOwn(ctx, placeOf(held))
+	pid, place, err := u.view.OpenByProcess(g.NetNS, len(g.HostLinks) == 0)
+	if place.Path != "" {
+		return u.lookAndOwn(ctx, at(place))
 	}
 	// The kernel destroys a namespace some time after its last user is gone. A host link that
 	// existed and is gone proves as much as a look at every process.
 	linkGone := u.awaitHostLinkGone()
 	if !linkGone {
-		if held = host.OpenByDescriptor(g.NetNS); held != nil {
-			return u.lookAndOwn(ctx, placeOf(held))
+		if place = host.OpenByDescriptor(g.NetNS); place.Path != "" {
+			return u.lookAndOwn(ctx, at(place))
 		}
 	}
 	known := pathErr == nil && err == nil || len(g.HostLinks) > 0
 	return delNetNS{gone: linkGone && known && pid == 0}
 }
 
-func placeOf(held ns.NetNS) delNetNS {
-	return delNetNS{path: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), held.Fd()), held: held}
-}
+func at(place host.Place) delNetNS { return delNetNS{path: place.Path, held: place} }
 
 // lookAndOwn looks for the interface and calls own.
 func (u *undoing) lookAndOwn(ctx context.Context, p delNetNS) delNetNS {

@@ -92,7 +92,9 @@ func (o *op) lookAtOrphan(pool Pool, r ipam.Reservation) verdict.Orphan {
 		}
 	}
 	if seen.PastGracePeriod == tristate.Yes && seen.Cached == tristate.No {
-		seen.InUse = o.inUse(r.Address, nil)
+		var err error
+		seen.InUse, err = o.inUse(r.Address, nil)
+		seen.Doubt = doubt(err)
 	}
 	return seen
 }

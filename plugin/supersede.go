@@ -112,7 +112,7 @@ func (a *adding) supersede(ctx context.Context, killed bool) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
 	defer cancel()
-	if a.later(ctx, prior) == tristate.Yes {
+	if again, _ := a.later(ctx, prior); again == tristate.Yes {
 		return a.addedAlready("by an ADD that the journal did not see, in a network namespace that is there")
 	}
 	if v := verdict.Decide(a.gather(ctx, prior, a.lock)); v.Fate == verdict.Foreign {

@@ -269,7 +269,7 @@ func (s *sweeping) finding(ctx context.Context, e *journal.Entry) Finding {
 	orphaned := ev.Locked == tristate.Yes && s.orphaned(e)
 	if orphaned {
 		ev.Locked = tristate.No
-		ev.AddedUnseen = s.later(ctx, e)
+		s.lookForLater(ctx, e, &ev)
 	}
 	v := verdict.Decide(ev)
 	if v.Warn && s.ignoreBackoff { // not at each STATUS

@@ -255,14 +255,10 @@ func (u *undoing) addressesHad(ctx context.Context, step *journal.Step) []netip.
 
 // delNetNS is the namespace in which the DELs of a generation run.
 type delNetNS struct {
-	path string   // CNI_NETNS; "" if there is no namespace to name
-	gone bool     // the namespace is proven gone
-	held ns.NetNS // the namespace at path, if this process holds it open
+	path string     // CNI_NETNS; "" if there is no namespace to name
+	gone bool       // the namespace is proven gone
+	held host.Place // path, if this process holds the namespace open
 }
 
 // release closes the namespace. After it, path may name nothing, or another namespace.
-func (p delNetNS) release() {
-	if p.held != nil {
-		_ = p.held.Close()
-	}
-}
+func (p delNetNS) release() { p.held.Close() }

@@ -10,7 +10,7 @@ import (
 )
 
 // mount is a line of /proc/PID/mountinfo (proc_pid_mountinfo(5)).
-type mount struct{ id, root, point, options string }
+type mount struct{ id, parent, root, point, options string }
 
 // eachMount calls fn for each mount in a process's mount namespace whose line contains a text.
 func eachMount(proc, with string, fn func(mount) error) error {
@@ -32,7 +32,7 @@ func eachMount(proc, with string, fn func(mount) error) error {
 		if err != nil {
 			return fmt.Errorf("mount point %q: %w", fields[4], err)
 		}
-		if err := fn(mount{fields[0], fields[3], point, fields[len(fields)-1]}); err != nil {
+		if err := fn(mount{fields[0], fields[1], fields[3], point, fields[len(fields)-1]}); err != nil {
 			return err
 		}
 	}

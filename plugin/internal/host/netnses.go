@@ -4,15 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
 )
@@ -20,7 +19,7 @@ import (
 // viewAge is how long a view of the network namespaces counts as current.
 const viewAge = time.Second
 
-// View has the interfaces of all network namespaces, and which of these have processes, read on
+// View has the interfaces of the network namespaces, see interfacesEverywhere, and which of these have processes, read on
 // first use. The workers of a verb share it.
 type View struct {
 	mu         sync.Mutex
@@ -49,92 +48,55 @@ func (s *View) All(log *slog.Logger) ([]Interface, error) {
 }
 
 // interfacesEverywhere returns the interfaces of all network namespaces that a process is in or
-// that are mounted somewhere. With an error there may be more. A namespace may go during the
-// search, or its process may end and leave it to others, so the search is repeated for namespaces
-// that it could not look into.
+// that are mounted somewhere, but those that any local user can make, see anybodys. With an error
+// there may be more. A namespace may go during the search, or its process may end and leave it to
+// others, so the search is repeated for namespaces that it could not look into.
 func interfacesEverywhere() (all []Interface, err error) {
-	seen := map[string][]Interface{} // by the text of a link to the namespace
+	s := search{seen: map[string]found{}}
 	for round := range 10 {
 		time.Sleep(time.Duration(round) * 2 * time.Millisecond) // lets ending processes end
-		var paths map[string]string
-		var closed map[uint64]int
-		if paths, closed, err = reachable(); err != nil {
-			return nil, err
-		}
-		var errs []error
-		all = nil
-		for link, path := range paths {
-			if seen[link] == nil {
-				found, err := interfacesAt(path)
-				if err != nil {
-					errs = append(errs, fmt.Errorf("network namespace %s: %w", path, err))
-					continue
-				}
-				seen[link] = found
-			}
-			for _, i := range seen[link] {
-				delete(closed, i.Netns.NetDev)
-			}
-			all = append(all, seen[link]...)
-		}
-		for _, pid := range closed {
-			errs = append(errs, fmt.Errorf("the network namespace of process %d cannot be reached", pid))
-		}
-		if err = errors.Join(append(errs, checkAllShown())...); err == nil {
+		if all, err = s.look(); err == nil {
 			break
 		}
 	}
 	return all, err
 }
 
-// interfacesAt returns the interfaces of a network namespace, with their addresses.
-func interfacesAt(path string) (all []Interface, err error) {
-	netns, err := ns.GetNS(path)
-	if err != nil {
-		return nil, err
+// search is a search through the network namespaces.
+type search struct {
+	seen map[string]found // by the text of a link to the namespace
+	peers
+}
+
+type found struct {
+	interfaces []Interface
+	netDev     uint64
+}
+
+// look looks into each network namespace that the search has not seen, and returns the interfaces
+// of all that are there now. The order matters: a namespace that is mounted counts, whoever made it.
+func (s *search) look() (all []Interface, err error) {
+	here, failed := map[string]bool{}, map[string]error{}
+	closed := map[uint64]int{} // processes that may not be inspected, by the inode of their net/dev
+	unseen := func(link string) bool {
+		_, is := s.seen[link]
+		here[link] = true
+		return !is
 	}
-	defer netns.Close()
-	id, err := identityAnd(netns, path, func() error {
-		links, err := netlink.LinkList()
-		if err != nil {
-			return err
+	mountErr := eachMounted(anyNetNS, unseen, func(link, path string, netns ns.NetNS, err error) {
+		if err == nil {
+			s.seen[link], err = interfacesIn(netns, path)
+			_ = netns.Close()
 		}
-		addresses, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
-		for _, link := range links {
-			var seen Interface
-			seen.take(link, addresses)
-			all = append(all, seen)
-		}
-		return err
+		s.note(link, path, err, failed)
 	})
-	for i := range all {
-		all[i].Netns = id
-	}
-	return all, err
-}
-
-// AddressIn says whether an interface in the network namespace has the address.
-func AddressIn(netns journal.NetNS, address netip.Addr) (bool, error) {
-	path, err := PathTo(netns)
-	if err != nil || path == "" {
-		return false, err
-	}
-	all, err := interfacesAt(path)
-	return slices.ContainsFunc(all, func(s Interface) bool {
-		return s.Netns.Same(netns) && slices.Contains(s.Addresses, address.Unmap())
-	}), err
-}
-
-// reachable returns a path to each network namespace that has one, by the text of a link to it. Of
-// the processes that may not be inspected, it returns one in each network namespace, by the inode
-// of its net/dev.
-func reachable() (paths map[string]string, closed map[uint64]int, err error) {
-	paths, closed = map[string]string{}, map[uint64]int{}
-	err = EachProcess(func(pid int, proc string) (bool, error) {
+	mounted := maps.Clone(here)
+	processErr := EachProcess(func(pid int, proc string) (bool, error) {
 		path, link, err := netnsLink(proc)
 		if err == nil {
-			if paths[link] == "" {
-				paths[link] = path
+			if unseen(link) {
+				s.seen[link], err = s.lookAt(proc, path, link, mounted[link])
+				s.note(link, path, err, failed)
 			}
 			return false, nil
 		}
@@ -144,44 +106,81 @@ func reachable() (paths map[string]string, closed map[uint64]int, err error) {
 		}
 		return false, err
 	})
-	if err != nil {
-		return nil, nil, err
+	for link := range here {
+		all = append(all, s.seen[link].interfaces...)
+		delete(closed, s.seen[link].netDev)
 	}
-	return paths, closed, eachMount("/proc/self", " net:[", func(m mount) error {
-		if !strings.HasPrefix(m.root, "net:[") {
-			return nil
-		}
-		var st unix.Stat_t
-		if unix.Stat(m.point, &st) == nil && LinkOf(journal.NetNS{Ino: st.Ino}) == m.root {
-			paths[m.root] = m.point
-		} else if paths[m.root] == "" {
-			paths[m.root] = m.point // covered by another mount, or just gone: opening it will tell
-		}
-		return nil
-	})
+	errs := []error{mountErr, processErr, checkAllShown()}
+	for _, link := range slices.Sorted(maps.Keys(failed)) {
+		errs = append(errs, failed[link])
+	}
+	for _, pid := range closed {
+		errs = append(errs, fmt.Errorf("the network namespace of process %d cannot be reached", pid))
+	}
+	return all, errors.Join(errs...)
 }
 
-// PathTo returns a path to the network namespace: its path at the ADD, or one at which it is
-// mounted now, or "". It does not look through mount namespaces other than this process's.
-func PathTo(id journal.NetNS) (path string, err error) {
-	there, identifyErr := Identify(id.Path)
-	if identifyErr == nil && id.Same(there) {
-		return id.Path, nil
-	}
-	if identifyErr != nil && !IsNoNetNS(identifyErr) {
-		err = identifyErr
-	}
-	mountErr := eachMount("/proc/self", " "+LinkOf(id)+" ", func(m mount) error {
-		switch there, identifyErr := Identify(m.point); {
-		case identifyErr == nil && id.Same(there):
-			path = m.point
-		case identifyErr != nil || there.Ino != id.Ino:
-			err = fmt.Errorf("nothing leads to the network namespace that is mounted at %s", m.point)
+// note notes whether a look into a network namespace succeeded.
+func (s *search) note(link, path string, err error, failed map[string]error) {
+	if delete(failed, link); err != nil {
+		delete(s.seen, link)
+		if path != "" {
+			err = fmt.Errorf("network namespace %s: %w", path, err)
 		}
-		return nil
-	})
-	if path != "" {
-		return path, nil
+		failed[link] = err
 	}
-	return "", errors.Join(err, mountErr)
+}
+
+// lookAt looks into the network namespace of a process.
+func (s *search) lookAt(proc, path, link string, mounted bool) (found, error) {
+	netns, err := openLink(path, link)
+	if err != nil {
+		return found{}, err
+	}
+	defer netns.Close()
+	if !mounted && s.anybodys(netns) {
+		dev, err := netDevOf(proc)
+		return found{netDev: dev}, err
+	}
+	return interfacesIn(netns, path)
+}
+
+// interfacesIn returns the interfaces of a network namespace, with their addresses.
+func interfacesIn(netns ns.NetNS, path string) (all found, err error) {
+	id, err := identityAnd(netns, path, func() error {
+		links, err := netlink.LinkList()
+		if err != nil {
+			return err
+		}
+		addresses, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+		for _, link := range links {
+			var seen Interface
+			seen.take(link, addresses)
+			all.interfaces = append(all.interfaces, seen)
+		}
+		return err
+	})
+	for i := range all.interfaces {
+		all.interfaces[i].Netns = id
+	}
+	all.netDev = id.NetDev
+	return all, err
+}
+
+// AddressIn says whether an interface in the network namespace has the address.
+func AddressIn(netns journal.NetNS, address netip.Addr) (bool, error) {
+	place, err := Find(netns)
+	if err != nil || place.Path == "" {
+		return false, err
+	}
+	defer place.Close()
+	there, err := ns.GetNS(place.Path)
+	if err != nil {
+		return false, err
+	}
+	defer there.Close()
+	all, err := interfacesIn(there, place.Path)
+	return slices.ContainsFunc(all.interfaces, func(s Interface) bool {
+		return s.Netns.Same(netns) && slices.Contains(s.Addresses, address.Unmap())
+	}), err
 }

@@ -31,19 +31,23 @@ func (s *View) ProcessIn(id journal.NetNS, fresh bool) (pid int, err error) {
 }
 
 // OpenByProcess is like ProcessIn, and opens the network namespace: the process may end at any
-// time, and another process elsewhere may get its number. The namespace stays nil if no process in
-// it may be inspected.
+// time, and another process elsewhere may get its number. The place is empty if no process in the
+// namespace may be inspected.
 //
 //  1. The link /proc/PID/ns/net gives the namespace of a process that may be inspected.
 //  2. For any other process, unwind compares the inode of /proc/PID/net/dev with the one that was
 //     recorded at the ADD.
 //  3. If they are equal, or the ADD recorded none, the process may still be elsewhere: if another
 //     reachable namespace has this inode, the process is in that one.
-func (s *View) OpenByProcess(id journal.NetNS, fresh bool) (pid int, there ns.NetNS, err error) {
+func (s *View) OpenByProcess(id journal.NetNS, fresh bool) (pid int, place Place, err error) {
 	if !fresh && s.noProcessIn(id) {
-		return 0, nil, nil
+		return 0, Place{}, nil
 	}
-	return openByProcess(id)
+	pid, there, err := openByProcess(id)
+	if there != nil {
+		place = placeOf(there)
+	}
+	return pid, place, err
 }
 
 // noProcessIn says whether a look at all processes, at most viewAge ago, showed that none is in the
@@ -125,11 +129,15 @@ func insideOf(id journal.NetNS, closed map[uint64]int) (pid int, err error) {
 		return len(closed) == 0, nil
 	})
 	if err == nil && len(closed) > 0 {
-		err = eachMount("/proc/self", " net:[", func(m mount) error {
-			if other, err := Identify(m.point); err == nil && !id.Same(other) {
+		others := func(string) bool { return len(closed) > 0 }
+		err = eachMounted(anyNetNS, others, func(_, path string, netns ns.NetNS, err error) {
+			if err != nil {
+				return // it says nothing of the others
+			}
+			if other, err := identity(netns, path); err == nil && !id.Same(other) {
 				delete(closed, other.NetDev)
 			}
-			return nil
+			_ = netns.Close()
 		})
 	}
 	for _, pid := range closed {
@@ -158,9 +166,9 @@ func openIfSame(path string, id journal.NetNS) (ns.NetNS, error) {
 }
 
 // OpenByDescriptor opens the network namespace if a process that may be inspected has it open, or
-// returns nil. A link to a file that was opened at a removed mount reads "/". OpenByDescriptor
+// returns an empty place. A link to a file that was opened at a removed mount reads "/". OpenByDescriptor
 // opens no other file: its server may hang.
-func OpenByDescriptor(id journal.NetNS) (there ns.NetNS) {
+func OpenByDescriptor(id journal.NetNS) (place Place) {
 	want := LinkOf(id)
 	_ = EachProcess(func(_ int, proc string) (bool, error) {
 		files, _ := os.ReadDir(proc + "/fd")
@@ -169,11 +177,12 @@ func OpenByDescriptor(id journal.NetNS) (there ns.NetNS) {
 			if link, err := os.Readlink(path); err != nil || link != want && link != "/" {
 				continue
 			}
-			if there, _ = openIfSame(path, id); there != nil {
+			if there, _ := openIfSame(path, id); there != nil {
+				place = placeOf(there)
 				return true, nil
 			}
 		}
 		return false, nil
 	})
-	return there
+	return place
 }

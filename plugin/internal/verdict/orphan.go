@@ -10,6 +10,7 @@ type Orphan struct {
 	PastGracePeriod tristate.Value // the reservation is older than the grace period
 	Cached          tristate.Value // libcni's cache has it with an existing network namespace
 	InUse           tristate.Value // an interface in some network namespace has the address
+	Doubt           string         // for people: why the look for that interface failed, or ""
 }
 
 // DecideOrphan returns the verdict on a reservation whose owner the journal does not know: the
@@ -32,7 +33,7 @@ func DecideOrphan(o Orphan) Verdict {
 		{o.InUse == tristate.Yes, Live, "an interface has the address"},
 	} {
 		if doubt.doubt {
-			return Verdict{Fate: doubt.fate, Reason: Reason{Text: doubt.reason}}
+			return Verdict{Fate: doubt.fate, Reason: Reason{Text: doubt.reason}.because(o.Doubt)}
 		}
 	}
 	return Verdict{Fate: Dead, Reason: Reason{"orphan", "the runtime does not list its owner, whom the journal does not know; nothing has the address"}}

@@ -16,6 +16,14 @@ type Reason struct {
 
 func (r Reason) String() string { return r.Text }
 
+// because adds a cause to the text of a reason.
+func (r Reason) because(cause string) Reason {
+	if cause != "" {
+		r.Text += ": " + cause
+	}
+	return r
+}
+
 // Label returns the value of the metric label "reason": Code, or "requested" if a verb of the
 // runtime undid the attachment.
 func (r Reason) Label() string {
@@ -71,7 +79,7 @@ var (
 	lockUnknown        = Reason{"", "its lock cannot be looked at"}
 	otherNamespaces    = Reason{"", "its ADD ran in other namespaces than this process, which can tell nothing from what it does not see; look from where the runtime runs"}
 	bootUnknown        = Reason{"", "whether it was made in this boot of this machine cannot be told"}
-	addedUnseenUnknown = Reason{"", "whether it was added again, by an ADD that the journal did not see, cannot be told"}
+	addedUnseenUnknown = Reason{"", "whether an ADD past the journal added it again cannot be told"}
 	unlistedProcesses  = Reason{"", "the runtime does not list it, and the processes cannot be looked at"}
 	unlistedAge        = Reason{"", "the runtime does not list it, and its age cannot be told"}
 	nodeUnknown        = Reason{"", "its network namespace, the processes or the host's interfaces cannot be looked at"}

@@ -1,6 +1,8 @@
 package verdict
 
 import (
+	"cmp"
+
 	"cni-unwind/journal"
 	"cni-unwind/plugin/internal/tristate"
 )
@@ -20,6 +22,7 @@ type Evidence struct {
 	Listed          tristate.Value // a list of the runtime has it; unknown if none covers it
 	PastGracePeriod tristate.Value // older than the grace period: a list read now could have it
 	AddedUnseen     tristate.Value // an ADD of it that is not in the journal lives, see op.later
+	Doubt           string         // for people: why a look failed, or ""
 }
 
 // Fate is the verdict on an attachment.
@@ -55,7 +58,7 @@ func Decide(ev Evidence) Verdict {
 	case v.Releasable() && ev.AddedUnseen == tristate.Yes:
 		return Verdict{Fate: Live, Reason: addedUnseen, Warn: true}
 	case v.Releasable() && ev.AddedUnseen == tristate.Unknown:
-		return Verdict{Fate: Unknown, Reason: addedUnseenUnknown}
+		return Verdict{Fate: Unknown, Reason: addedUnseenUnknown.because(ev.Doubt)}
 	}
 	return v
 }
@@ -94,7 +97,7 @@ func DecideRecorded(ev Evidence) Verdict {
 	case ev.HostLink == tristate.Yes:
 		return Verdict{Fate: Live, Reason: hostLinkThere}
 	}
-	return Verdict{Fate: Unknown, Reason: nodeUnknown}
+	return Verdict{Fate: Unknown, Reason: Reason{Text: cmp.Or(ev.Doubt, nodeUnknown.Text)}}
 }
 
 // decideUnlisted returns the verdict if the runtime does not list the attachment and its network
@@ -105,7 +108,7 @@ func decideUnlisted(ev Evidence) Verdict {
 	case ev.HasProcess == tristate.Yes:
 		return Verdict{Fate: Live, Reason: unlistedProcess, Warn: true}
 	case ev.HasProcess == tristate.Unknown:
-		return Verdict{Fate: Unknown, Reason: unlistedProcesses}
+		return Verdict{Fate: Unknown, Reason: unlistedProcesses.because(ev.Doubt)}
 	case ev.PastGracePeriod == tristate.Unknown:
 		return Verdict{Fate: Unknown, Reason: unlistedAge}
 	case ev.PastGracePeriod == tristate.No:

@@ -2,6 +2,7 @@ package verdict
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"cni-unwind/journal"
@@ -202,4 +203,20 @@ func proven(ev Evidence) bool {
 // keeps it, and without that list the rest of the evidence decides.
 func keptByMore(more, less Evidence) bool {
 	return more.Listed == tristate.Yes && less.Listed == tristate.Unknown
+}
+
+// TestDoubt: a verdict for which a look failed says why.
+func TestDoubt(t *testing.T) {
+	t.Parallel()
+	const why = "process 7 may not be inspected"
+	free := Evidence{State: journal.Live, Locked: tristate.No, SameNamespaces: tristate.Yes, SameBoot: tristate.Yes, Doubt: why}
+	unlisted, again := free, free
+	unlisted.Listed, unlisted.NetNS = tristate.No, tristate.No
+	again.State = journal.Removing
+	orphan := Orphan{SameNamespaces: tristate.Yes, Listed: tristate.No, PastGracePeriod: tristate.Yes, Cached: tristate.No, Doubt: why}
+	for i, v := range []Verdict{Decide(free), Decide(unlisted), Decide(again), DecideOrphan(orphan)} {
+		if v.Fate != Unknown || !strings.HasSuffix(v.Reason.Text, why) {
+			t.Errorf("%d: %+v", i, v)
+		}
+	}
 }

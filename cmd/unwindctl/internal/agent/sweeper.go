@@ -83,11 +83,14 @@ func (s *sweeper) report(findings []plugin.Finding) {
 	slices.SortStableFunc(findings, func(a, b plugin.Finding) int {
 		return cmp.Compare(a.Key.String(), b.Key.String())
 	})
-	would, words := map[string]bool{}, map[string]int{}
+	would, words, elsewhere := map[string]bool{}, map[string]int{}, 0
 	for i := range findings {
 		f := &findings[i]
 		word, why := inspect.Result(f, s.observe)
 		words[word]++
+		if f.Elsewhere() {
+			elsewhere++
+		}
 		thing := f.Key.String()
 		if f.Address.IsValid() {
 			thing += " " + f.Address.String()
@@ -100,14 +103,14 @@ func (s *sweeper) report(findings []plugin.Finding) {
 		}
 	}
 	s.would = would
-	s.reportCounts(words, len(findings))
+	s.reportCounts(words, elsewhere > 0 && elsewhere == len(findings))
 }
 
 // reportCounts logs how many attachments there are in each state. It does not log a change of the
 // live ones alone.
-func (s *sweeper) reportCounts(words map[string]int, all int) {
+func (s *sweeper) reportCounts(words map[string]int, allElsewhere bool) {
 	nothing := ""
-	if n := words["unknown"]; n > 0 && n == all {
+	if allElsewhere {
 		nothing = "nothing can be told of any attachment; run this on the host, or with --host"
 	}
 	if s.log.changed("unknown", nothing) && nothing != "" {

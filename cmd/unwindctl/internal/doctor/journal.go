@@ -106,23 +106,38 @@ func (e *examination) attachments(s *inspect.Snapshot, found *inspect.Node) {
 			"them: unwindctl sweep --force", "%d of the %d live attachments of this boot seem "+
 			"dead, too many to be believed; sweeps keep them", g.Dead, g.Live)
 	}
-	all, unknown := 0, 0
+	e.verdicts(found, pending)
+}
+
+// verdicts examines of which attachments it can be told whether they live.
+func (e *examination) verdicts(found *inspect.Node, pending int) {
+	all, elsewhere := 0, 0
+	var unknown []plugin.Finding
 	for _, f := range found.Findings {
 		if f.Address.IsValid() {
 			continue
 		}
 		all++
-		if f.Fate == plugin.Unknown && f.Err == nil {
-			unknown++
+		if f.Elsewhere() {
+			elsewhere++
+		} else if f.Fate == plugin.Unknown && f.Err == nil {
+			unknown = append(unknown, f)
 		}
+	}
+	if elsewhere > 0 {
+		e.add("attachments", Warning, "run this on the host, or with --host",
+			"nothing can be told from here of %d of %s", elsewhere,
+			term.Attachments(all))
+	}
+	if len(unknown) > 0 {
+		e.add("attachments", Warning, "unwindctl show "+unknown[0].Key.String(),
+			"nothing tells whether %d of %s live: %s", len(unknown), term.Attachments(all),
+			unknown[0].Reason)
 	}
 	switch {
 	case found.SweepErr != nil:
 		e.add("attachments", Failure, "", "%v", found.SweepErr)
-	case unknown > 0:
-		e.add("attachments", Warning, "run this on the host, or with --host",
-			"nothing can be told from here of %d of %s", unknown,
-			term.Attachments(all))
+	case elsewhere > 0 || len(unknown) > 0:
 	default:
 		e.add("attachments", OK, "", "%s, of which %d have pending DELs", term.Attachments(all),
 			pending)

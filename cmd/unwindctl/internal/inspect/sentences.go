@@ -30,7 +30,7 @@ func summary(a *Attachment, f *plugin.Finding, all []Attachment) []string {
 			strings.Join(term.Addresses(a.freed), " and ")))
 	}
 	reason := term.OneLine(f.Reason.Text)
-	if a.State == journal.Unwinding && a.Reason != "" {
+	if f.Releasable() && a.State == journal.Unwinding && a.Reason != "" {
 		reason = term.OneLine(a.Reason)
 	}
 	switch ev := f.Evidence; {

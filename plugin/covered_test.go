@@ -1,0 +1,147 @@
+package plugin
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cni-unwind/plugin/internal/host"
+)
+
+// staticChain is a chain whose IPAM plugin names no owner of the address: only an interface shows
+// that someone else has it.
+func (n *node) staticChain() []string {
+	return []string{
+		fmt.Sprintf(`{"type": "bridge", "bridge": %q, "isGateway": true,
+			"ipam": {"type": "static", "addresses": [{"address": "%s"}]}}`, n.bridge, n.prefix(4, 7)),
+		`{"type": "firewall"}`,
+	}
+}
+
+// cover hides the mounts of network namespaces below another mount, as the first `ip netns add` of
+// a node does: it binds the directory over itself. With copies the mounts are there too.
+func (n *node) cover(copies bool) (uncover func()) {
+	n.Helper()
+	dir, flags := filepath.Join(n.dir, "netns"), uintptr(unix.MS_BIND)
+	if copies {
+		flags |= unix.MS_REC
+	}
+	n.mount(dir, dir, "", flags, "")
+	return func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			n.Error(err)
+		}
+	}
+}
+
+// TestCoveredElsewhere: the mount of some network namespace stays below another one for good. It
+// keeps no attachment whose address is of an IPAM plugin that names no owner.
+func TestCoveredElsewhere(t *testing.T) {
+	t.Parallel()
+	for name, sweep := range sweeps {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			chain := n.staticChain()
+			p := n.pod("a")
+			p.mustAdd(n.unwind(chain...))
+			p.dropNetNS()
+			other := n.netns("cni-x")
+			n.cover(true)
+			if err := unix.Unmount(other, unix.MNT_DETACH); err != nil { // the copy, as its runtime does
+				t.Fatal(err)
+			}
+			sweep(n.patient(), chain)
+			n.nothingLeft()
+		})
+	}
+}
+
+// TestCoveredOwner: below another mount is the network namespace of a pod that was added past the
+// journal, with the address of a dead one. What the dead one left is not touched before it ends.
+func TestCoveredOwner(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	chain := n.staticChain()
+	bypass := n.plain(chain...)
+	old := n.pod("old")
+	old.mustAdd(n.unwind(chain...))
+	old.dropNetNS()
+	next := n.pod("next")
+	marks := next.marks(next.mustAdd(bypass))
+	open, err := os.Open(next.NetNS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	path := next.NetNS
+	next.NetNS = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), open.Fd()) // for next.whole
+	want := next.whole(marks)
+	uncover := n.cover(false)
+	for name, sweep := range sweeps {
+		sweep(n, chain)
+		if got := next.whole(marks); got != want || old.entry() == nil {
+			t.Fatalf("after %s:\n%s\nwant\n%s", name, got, want)
+		}
+	}
+	uncover()
+	next.NetNS = path
+	next.mustDel(bypass)
+	next.dropNetNS()
+	n.sweep(DefaultBudgets)
+	n.nothingLeft()
+}
+
+// TestCoveredPod: below another mount is the network namespace of an attachment of the journal. It
+// lives, and its DEL runs in the namespace.
+func TestCoveredPod(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	list := n.unwind(fmt.Sprintf(`{"type": "macvlan", "master": %q, "ipam": %s}`, n.hostVeth("IPv4"), n.hostLocal(n.subnet)))
+	p := n.pod("a")
+	p.mustAdd(list)
+	own, err := host.Identify(p.NetNS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	uncover := n.cover(false)
+	mount := n.mountTable()
+	n.wantStatus("STATUS", n.status("1.0.0", nil, n.faulty("p0", "")), 0, "")
+	for _, f := range n.sweep(DefaultBudgets) {
+		if f.Fate != Live || f.Evidence.NetNS != Yes {
+			t.Errorf("%s: %s (%s)", f.Key, f.Fate, f.Reason)
+		}
+	}
+	if e := p.entry(); e == nil || e.Pending() != 1 || len(n.reserved()) != 1 {
+		t.Fatalf("the journal has %+v, reserved %v", e, n.reserved())
+	}
+	p.mustDel(list)
+	if now := n.mountTable(); !slices.Equal(now, mount) {
+		t.Errorf("the mounts were\n%q\nand are\n%q", mount, now)
+	}
+	uncover()
+	if there, err := host.Identify(p.NetNS); err != nil || !there.Same(own) {
+		t.Fatalf("%s is %+v (%v)", p.NetNS, there, err)
+	}
+	if links := n.links(p.NetNS); slices.Contains(links, "eth0") {
+		t.Errorf("left in the namespace: %v", links)
+	}
+	n.nothingLeft()
+}
+
+// mountTable returns the mounts of this node in this process's mount namespace.
+func (n *node) mountTable() []string {
+	n.Helper()
+	data, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		n.Fatal(err)
+	}
+	return slices.DeleteFunc(strings.Split(string(data), "\n"), func(line string) bool {
+		return !strings.Contains(line, n.dir)
+	})
+}
