@@ -53,6 +53,9 @@ func (v *provider) chain(fails bool) []string {
 	return chain
 }
 
+// lister makes a conflist, plain or with unwind.
+type lister = func(plugins ...string) *libcni.NetworkConfigList
+
 // heldBy returns the attachments whose address the provider still has.
 func (v *provider) heldBy() []string { return v.names(v.held()) }
 
@@ -71,15 +74,15 @@ func TestShownToProviders(t *testing.T) {
 	for _, h := range []struct {
 		name string
 		// happens ends with the runtime's DEL, and returns its error.
-		happens func(v *provider, list func(plugins ...string) *libcni.NetworkConfigList) error
+		happens func(v *provider, list lister) error
 	}{
-		{"gone, and the runtime names it", func(v *provider, list func(...string) *libcni.NetworkConfigList) error {
+		{"gone, and the runtime names it", func(v *provider, list lister) error {
 			p, chain := v.pod("a"), list(v.chain(false)...)
 			p.mustAdd(chain)
 			p.dropNetNS()
 			return p.del(chain)
 		}},
-		{"gone after a DEL that failed", func(v *provider, list func(...string) *libcni.NetworkConfigList) error {
+		{"gone after a DEL that failed", func(v *provider, list lister) error {
 			p, chain := v.pod("a"), list(v.chain(false)...)
 			p.mustAdd(chain)
 			v.uninstall()
@@ -90,7 +93,7 @@ func TestShownToProviders(t *testing.T) {
 			v.install()
 			return p.del(chain)
 		}},
-		{"with another's interface before an ADD that fails", func(v *provider, list func(...string) *libcni.NetworkConfigList) error {
+		{"with another's interface before an ADD that fails", func(v *provider, list lister) error {
 			p, chain := v.pod("a"), list(v.chain(true)...)
 			p.occupy()
 			if _, err := p.add(chain); err == nil {
@@ -98,7 +101,7 @@ func TestShownToProviders(t *testing.T) {
 			}
 			return p.del(chain)
 		}},
-		{"with the interface of an earlier ADD", func(v *provider, list func(...string) *libcni.NetworkConfigList) error {
+		{"with the interface of an earlier ADD", func(v *provider, list lister) error {
 			p, chain := v.pod("a"), list(v.chain(false)...)
 			p.mustAdd(chain)
 			v.uninstall()
@@ -128,7 +131,8 @@ func TestShownToProviders(t *testing.T) {
 					t.Errorf("unwind leaves %q and returns %v", held, err)
 				}
 				if strings.Contains(h.name, "another's") {
-					if links := v.links(filepath.Join(v.dir, "netns", "a")); !slices.Contains(links, "eth0") {
+					links := v.links(filepath.Join(v.dir, "netns", "a"))
+					if !slices.Contains(links, "eth0") {
 						t.Errorf("another's interface is gone: %q", links)
 					}
 				}
@@ -177,8 +181,9 @@ func TestLeftToRuntime(t *testing.T) {
 				p.mustAdd(list)
 				p.dropNetNS()
 				v.sweep(DefaultBudgets)
-				if e := p.entry(); e == nil || !slices.Equal(pendingSteps(e), []string{plugin}) || len(v.heldBy()) != 1 {
-					t.Fatalf("after the sweep: %+v, held %q", e, v.heldBy())
+				e, held := p.entry(), v.heldBy()
+				if e == nil || !slices.Equal(pendingSteps(e), []string{plugin}) || len(held) != 1 {
+					t.Fatalf("after the sweep: %+v, held %q", e, held)
 				}
 				if asks {
 					p.mustDel(list)
@@ -186,7 +191,10 @@ func TestLeftToRuntime(t *testing.T) {
 						t.Errorf("the runtime's DEL leaves %q", held)
 					}
 				} else {
-					eventually(t, "the entry is gone", func() bool { v.sweep(DefaultBudgets); return p.entry() == nil })
+					eventually(t, "the entry is gone", func() bool {
+						v.sweep(DefaultBudgets)
+						return p.entry() == nil
+					})
 				}
 				v.nothingLeft()
 			})
@@ -198,7 +206,9 @@ func TestLeftToRuntime(t *testing.T) {
 // gone. It is over then, and not before.
 func TestLeftToOVN(t *testing.T) {
 	t.Parallel()
-	for _, extra := range []string{`, "deviceID": "0000:00:00.1"`, `, "netAttachDefName": "default/n"`} {
+	for _, extra := range []string{
+		`, "deviceID": "0000:00:00.1"`, `, "netAttachDefName": "default/n"`,
+	} {
 		t.Run(extra, func(t *testing.T) {
 			t.Parallel()
 			v := newProvider(t, ovnkType)
