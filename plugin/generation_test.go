@@ -100,8 +100,8 @@ func TestOldGenerationMovesOn(t *testing.T) {
 	next.mustDel(list)
 	log := n.callLog()
 	n.wantCalls("DEL", "DEL p3", "DEL p2", "DEL p1", "DEL p0", "DEL p2")
-	if old := log[len(log)-1]; old.NetNS != "" || log[0].NetNS != next.NetNS {
-		t.Errorf("DELs in the namespaces %q, then %q; want the new one, then none", log[0].NetNS, old.NetNS)
+	if old := log[len(log)-1]; old.NetNS != p.NetNS || log[0].NetNS != next.NetNS {
+		t.Errorf("DELs in the namespaces %q, then %q; want the new one, then the path of the old", log[0].NetNS, old.NetNS)
 	}
 	n.nothingLeft()
 }

@@ -51,6 +51,7 @@ func (o *op) readyToRetry(ctx context.Context, e *journal.Entry, eager bool) boo
 			s := &u.gen.Steps[j]
 			switch wait := s.RetryAt - now; {
 			case o.waitsForContainer(ctx, e, s):
+			case isMissing(u.gen.NetNS.Path) && u.waitsForRuntime(s):
 			case s.Attempts == 0:
 				return true
 			case s.LastError != "", s.Unproven != "", o.askable(s):

@@ -84,7 +84,7 @@ func (u *undoing) pass(ctx context.Context) []*delegate.Failure {
 		}
 		u.left--
 		undone, waits := u.settledByStore(stepCtx, step)
-		if waits {
+		if waits || u.waitsForRuntime(step) {
 			cancel()
 			continue
 		}

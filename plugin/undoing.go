@@ -118,7 +118,12 @@ func (u *undoing) delWith(
 	if prevResult != nil {
 		c.Stdin = netconf.WithPrevResult(config, prevResult)
 	}
-	if !slices.Contains(scratchAllowed, step.Type) {
+	switch {
+	case u.netns.path == "" && needsSome(step):
+		return u.delInScratch(ctx, step, c, "")
+	case step.Type == ovnkType && u.netns.gone:
+		return u.delLeftToOVN(ctx, step, c)
+	case !slices.Contains(scratchAllowed, step.Type):
 		return u.callDEL(ctx, step, c)
 	}
 	if remove, shown := u.showInterface(ctx, step); shown {
@@ -130,7 +135,7 @@ func (u *undoing) delWith(
 			return f
 		}
 	}
-	return u.delInScratch(ctx, step, c)
+	return u.delInScratch(ctx, step, c, u.entry.IfName)
 }
 
 // callOf returns the DEL of a step in the namespace that was found.
@@ -138,7 +143,7 @@ func (u *undoing) callOf(step *journal.Step, config json.RawMessage) *delegate.C
 	g := u.gen
 	c := &delegate.Call{
 		Command: "DEL", Plugin: step.Type, Path: g.Path, ContainerID: u.entry.ContainerID,
-		Ifname: u.entry.IfName, Netns: u.netns.path, Args: g.Args, Stdin: config,
+		Ifname: u.entry.IfName, Netns: u.shown(step), Args: g.Args, Stdin: config,
 	}
 	if u.lock != nil {
 		c.Lock = u.lock.File()
@@ -152,7 +157,7 @@ func (u *undoing) callOf(step *journal.Step, config json.RawMessage) *delegate.C
 // nextCall returns the DEL of a step whose process may be started while another one runs. A step
 // that gets a scratch namespace has to wait for its path.
 func (u *undoing) nextCall(step *journal.Step) *delegate.Call {
-	if u.netns.path == "" && slices.Contains(scratchAllowed, step.Type) {
+	if u.netns.path == "" && (slices.Contains(scratchAllowed, step.Type) || needsSome(step)) {
 		return nil
 	}
 	return u.early(u.callOf(step, nil))
@@ -170,9 +175,11 @@ func (u *undoing) callDEL(ctx context.Context, step *journal.Step, c *delegate.C
 }
 
 // delInScratch runs a DEL in a scratch namespace with an interface that has the addresses of the
-// container's.
-func (u *undoing) delInScratch(ctx context.Context, step *journal.Step, c *delegate.Call) *delegate.Failure {
-	path, remove, err := host.ScratchNetNS(u.entry.IfName, u.addressesHad(ctx, step))
+// container's, or without one if ifname is "".
+func (u *undoing) delInScratch(
+	ctx context.Context, step *journal.Step, c *delegate.Call, ifname string,
+) *delegate.Failure {
+	path, remove, err := host.ScratchNetNS(ifname, u.addressesHad(ctx, step))
 	if err != nil {
 		u.log.Warn("no scratch network namespace; the plugin may leave rules behind",
 			"plugin", step.Type, "err", err)
@@ -255,7 +262,7 @@ func (u *undoing) addressesHad(ctx context.Context, step *journal.Step) []netip.
 
 // delNetNS is the namespace in which the DELs of a generation run.
 type delNetNS struct {
-	path string     // CNI_NETNS; "" if there is no namespace to name
+	path string     // of the namespace; "" if there is none that may be shown, see shown
 	gone bool       // the namespace is proven gone
 	held host.Place // path, if this process holds the namespace open
 }

@@ -26,7 +26,12 @@ import (
 )
 
 // rules are the stand-ins by the name of the provider's plugin.
-var rules = map[string]skel.CNIFuncs{}
+var rules = map[string]skel.CNIFuncs{
+	"kube-ovn":            {Add: addHolding, Del: delKubeOVN},
+	"ovn-k8s-cni-overlay": {Add: addHolding, Del: delOVNKubernetes},
+	"sriov":               {Add: addSRIOV, Del: delSRIOV},
+	"terway":              {Add: addHolding, Del: delTerway},
+}
 
 func main() {
 	name := filepath.Base(os.Args[0])

@@ -162,7 +162,8 @@ func LinkThere(links []journal.HostLink) (bool, error) {
 	return false, nil
 }
 
-// ScratchNetNS makes a network namespace with one interface that has the given name and addresses.
+// ScratchNetNS makes a network namespace with one interface that has the given name and addresses,
+// or with none if ifname is "".
 // It is for plugins that find what to remove by the container's interface, when the container's
 // namespace is gone. A thread of this process alone keeps it, so a crash leaves nothing of it.
 func ScratchNetNS(ifname string, addresses []netip.Prefix) (path string, remove func(), err error) {
@@ -172,7 +173,11 @@ func ScratchNetNS(ifname string, addresses []netip.Prefix) (path string, remove 
 			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 				return "", fmt.Errorf("scratch network namespace: %w", err)
 			}
-			return fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid()), fillScratch(ifname, addresses, nil)
+			path := fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid())
+			if ifname == "" {
+				return path, nil
+			}
+			return path, fillScratch(ifname, addresses, nil)
 		}()
 		ready <- err
 		<-done

@@ -46,6 +46,8 @@ import (
 //	hides     the path of a namespace may go while a process is in it
 //	off       the plain chain may delete and add A, while unwind is switched off
 //	path      B's namespace is at A's old path, and the runtime may send a second DEL of A
+//	skips     bridge's DEL passes and does nothing where it is shown no namespace. Its provider frees
+//	          the address later, of sandboxes of which the runtime does not ask
 //	early     the process of the delegate that comes next waits for its configuration while the
 //	          step before is written; it has the lock, and outlives an unwind that is killed
 //
@@ -65,6 +67,8 @@ import (
 //	noAnswer      a tombstone does not answer the DEL of an ADD that it does not stand for
 //	noProbe       a DEL that passed counts once the store shows it
 //	noWait        that process gets its configuration only after the commit
+//	noPath        the runtime's DEL is shown a path, although its namespace is gone
+//	noLeave       a sweep leaves a DEL that would do nothing to the runtime, for the grace period
 //	noProof       bridge's DEL enters a namespace only if it proves to be the ADD's
 //
 // Phases of a container, as the runtime sees it (phase):
@@ -110,6 +114,7 @@ type protocol struct {
 	hides     bool // the path of a namespace may go while a process is in it
 	off       bool // the plain chain may delete A and add it again
 	path      bool // B's namespace is at A's old path, and the runtime's DEL of A may come twice
+	skips     bool // bridge's DEL does nothing without a namespace
 	early     bool // the process of the next delegate waits while the step before is written
 
 	// The guards that this run leaves out.
@@ -120,6 +125,8 @@ type protocol struct {
 	noAnswer bool // a tombstone answers every DEL
 	noProbe  bool // a DEL that passed counts
 	noWait   bool // the next delegate runs before the commit
+	noPath   bool // a DEL is shown no namespace where its own is gone
+	noLeave  bool // a sweep's DEL that did nothing counts
 	noProof  bool // bridge's DEL takes the namespace at the runtime's path for the ADD's
 }
 
@@ -155,6 +162,7 @@ type sandboxed struct {
 	told    bool // the newest generation comes from the runtime: its namespace is not on record
 	twice   bool // the runtime's second DEL has come
 	deleted bool // a DEL of the runtime has ended
+	passed  bool // and passed
 }
 
 // process is a running verb, or the sweep.
@@ -206,6 +214,7 @@ type state struct {
 	crashes int8
 	faults  int8
 	lies    int8
+	ended   bool // the grace period is over
 	illegal bool // a change of state was taken that journal.CheckEdge refuses
 }
 
@@ -607,7 +616,7 @@ func (m *protocol) find(s state, p int, to func(string, state)) {
 		pr.pc = pMark
 		to("finds its entry", s)
 	case c.tomb && !m.noTombstone && (!c.unseen || m.noAnswer):
-		c.phase, c.deleted = over, true
+		c.phase, c.deleted, c.passed = over, true, m.skips
 		s.drop(pr.on, p)
 		*pr = process{}
 		to("finds a tombstone", s)
@@ -755,6 +764,10 @@ func (m *protocol) del(s state, p int, to func(string, state)) {
 func (m *protocol) passes(s *state, p int, frees, counts bool) {
 	pr := &s.p[p]
 	c := &s.c[pr.on]
+	own := p == int(pr.on)
+	if m.skips && pr.step == 0 && !c.netns && (!own || m.noPath) {
+		frees, counts = false, own || m.noLeave || s.ended
+	}
 	if frees {
 		m.effect(s, false, pr.step, pr.on, pr.shows)
 	}
@@ -788,7 +801,7 @@ func (m *protocol) finish(s state, p int, adding bool, to func(string, state)) {
 	case pr.back == pIntent:
 		*pr = process{pc: pIntent, on: int8(p), back: none}
 	case p != nSelf:
-		s.c[p].deleted = !adding
+		s.c[p].deleted, s.c[p].passed = !adding, m.skips && !adding && !pr.failed
 		if s.c[p].phase = over; adding {
 			s.c[p].phase = failed
 		} else if pr.failed {
@@ -834,7 +847,7 @@ func (m *protocol) wrong(s state) string {
 
 // converges checks that, once every sandbox is gone and DELs pass, sweeps alone leave nothing.
 func (m *protocol) converges(s state) string {
-	s.faults, s.crashes, s.lies = 0, 0, 0
+	s.faults, s.crashes, s.lies, s.ended = 0, 0, 0, true
 	for i := range s.c {
 		if m.plain && int8(i) == m.containers()-1 {
 			if s.c[i].phase == up { // the plain chain's own DEL
@@ -864,6 +877,9 @@ func (m *protocol) converges(s state) string {
 	for i := range s.c {
 		if s.c[i].state != journal.Gone {
 			return fmt.Sprintf("%c is never released", 'A'+i)
+		}
+		if m.skips && !s.c[i].passed { // the provider frees it
+			m.effect(&s, false, 0, int8(i), none)
 		}
 	}
 	for a := range s.owner {
@@ -973,6 +989,11 @@ func TestProtocol(t *testing.T) {
 		{"DELs that lie, an ID that is used again", protocol{addresses: 1, lies: 1, reuse: true}, ""},
 		{"DELs that lie, and a crash", protocol{addresses: 1, lies: 1, crashes: 1}, ""},
 
+		{"DELs without a namespace", protocol{addresses: 2, skips: true, faults: 1}, ""},
+		{"DELs without a namespace, one address", protocol{addresses: 1, skips: true, faults: 1}, ""},
+
+		{"no path", protocol{addresses: 2, skips: true, noPath: true}, "leaked"},
+		{"no DEL left to the runtime", protocol{addresses: 2, skips: true, noLeave: true}, "leaked"},
 		{"no probe", protocol{addresses: 2, lies: 1, noProbe: true}, "leaked"},
 		{"no wait for the commit", protocol{addresses: 2, crashes: 1, early: true, noWait: true}, "leaked"},
 		{"no look for a later ADD", protocol{addresses: 2, off: true, noLater: true}, "its rule is gone"},

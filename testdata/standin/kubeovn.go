@@ -1,0 +1,14 @@
+package main
+
+import "github.com/containernetworking/cni/pkg/skel"
+
+// delKubeOVN is the DEL of kube-ovn 1.16.2, pkg/daemon/handler.go, handleDel: without CNI_NETNS the
+// daemon answers "no content" and does nothing. Otherwise deleteNic (ovs_linux.go) removes the port
+// by the container's ID; it opens the namespace for a VF only.
+func delKubeOVN(args *skel.CmdArgs) error {
+	c, err := parse(args)
+	if err != nil || args.Netns == "" {
+		return err
+	}
+	return c.free(args)
+}

@@ -1,0 +1,23 @@
+package main
+
+import (
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/plugins/pkg/ns"
+)
+
+// delOVNKubernetes is the DEL of ovn-kubernetes 1.3.0, go-controller/pkg/cni/helper_linux.go,
+// UnconfigureInterface: it fails if the namespace cannot be opened, also without CNI_NETNS.
+// Otherwise it removes the port by the container's ID, whether the interface is in the namespace or
+// not.
+func delOVNKubernetes(args *skel.CmdArgs) error {
+	c, err := parse(args)
+	if err != nil {
+		return err
+	}
+	netns, err := ns.GetNS(args.Netns)
+	if err != nil {
+		return err
+	}
+	defer netns.Close()
+	return c.free(args)
+}

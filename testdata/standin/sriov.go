@@ -1,0 +1,48 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+
+	"github.com/containernetworking/cni/pkg/skel"
+)
+
+// addSRIOV is an ADD of sriov-cni 2.10.0, pkg/cnicommands/cni.go, CmdAdd, for a VF in DPDK mode,
+// which has no interface in the container. The address stands for the VF. The configuration is
+// cached for the DEL.
+func addSRIOV(args *skel.CmdArgs) error {
+	c, err := parse(args)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(c.cache(args)), 0o700); err != nil {
+		return err
+	}
+	if err := os.WriteFile(c.cache(args), args.StdinData, 0o600); err != nil {
+		return err
+	}
+	return addHolding(args)
+}
+
+// delSRIOV is CmdDel there: without the cached configuration it does nothing. Without CNI_NETNS it
+// removes that cache, and does not reset the VF.
+func delSRIOV(args *skel.CmdArgs) error {
+	c, err := parse(args)
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stat(c.cache(args)); err != nil {
+		return nil //nolint:nilerr // as sriov-cni does
+	}
+	if args.Netns != "" {
+		if err := c.free(args); err != nil {
+			return err
+		}
+	}
+	return os.Remove(c.cache(args))
+}
+
+// cache returns where the configuration of an attachment's ADD is.
+func (c conf) cache(args *skel.CmdArgs) string {
+	return filepath.Join(c.Dir+".cache", filepath.Base(c.file(args)))
+}

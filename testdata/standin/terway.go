@@ -1,0 +1,63 @@
+package main
+
+import (
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/vishvananda/netlink"
+)
+
+// delTerway is the DEL of terway 1.17.5:
+//
+//   - plugin/terway/cni.go, cmdDel: without CNI_NETNS it exits with 0 and does nothing.
+//   - plugin/terway/cni_linux.go, getCmdArgs: a path that is no network namespace is an error.
+//   - plugin/driver/utils/utils_linux.go, GenericTearDown: it deletes the links in the namespace. If
+//     that fails, doCmdDel exits with 0 and frees nothing.
+//   - daemon/daemon.go, ReleaseIP: the address goes by the pod and the container's ID.
+func delTerway(args *skel.CmdArgs) error {
+	if args.Netns == "" {
+		return nil
+	}
+	c, err := parse(args)
+	if err != nil {
+		return err
+	}
+	netns, err := ns.GetNS(args.Netns)
+	if err != nil {
+		return err
+	}
+	defer netns.Close()
+	if err := netns.Do(tearDown); err != nil {
+		return nil //nolint:nilerr // as terway does
+	}
+	return c.free(args)
+}
+
+func tearDown(ns.NetNS) error {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return err
+	}
+	for _, l := range links {
+		switch l.(type) {
+		case *netlink.IPVlan, *netlink.Vlan, *netlink.Veth, *netlink.Ifb, *netlink.Dummy:
+			if err := netlink.LinkDel(l); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// addHolding is an ADD that holds an address and makes no interface.
+func addHolding(args *skel.CmdArgs) error {
+	c, err := parse(args)
+	if err != nil {
+		return err
+	}
+	result, err := c.hold(args)
+	if err != nil {
+		return err
+	}
+	return types.PrintResult(result, c.CNIVersion)
+}
