@@ -26,7 +26,9 @@ import (
 )
 
 // rules are the stand-ins by the name of the provider's plugin.
-var rules = map[string]skel.CNIFuncs{}
+var rules = map[string]skel.CNIFuncs{
+	"azure-vnet": azure,
+}
 
 func main() {
 	name := filepath.Base(os.Args[0])
