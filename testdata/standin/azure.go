@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strings"
 
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/skel"
@@ -42,23 +43,15 @@ func parseAzure(args *skel.CmdArgs) (c azureConf, err error) {
 	return c, err
 }
 
-// azurePod is what azure-vnet reads of CNI_ARGS.
-type azurePod struct {
-	types.CommonArgs
-	K8S_POD_NAME, K8S_POD_NAMESPACE types.UnmarshallableString //nolint:revive // the names in CNI_ARGS
-}
-
 func azureAdd(args *skel.CmdArgs) error {
 	c, err := parseAzure(args)
 	if err != nil {
 		return err
 	}
-	var pod azurePod
-	if err := types.LoadArgs(args.Args, &pod); err != nil {
-		return err
-	}
-	if pod.K8S_POD_NAME == "" || pod.K8S_POD_NAMESPACE == "" {
-		return errors.New("pod's name or namespace not specified in CNI args")
+	for _, name := range []string{"K8S_POD_NAME=", "K8S_POD_NAMESPACE="} {
+		if !strings.Contains(";"+args.Args, ";"+name) { // network.go getPodInfo
+			return fmt.Errorf("%s is not in CNI_ARGS", name)
+		}
 	}
 	var r types.Result
 	switch {
