@@ -159,7 +159,7 @@ func TestBadConfiguration(t *testing.T) {
 
 		{"a delegate is missing", nested(`{"type": "faulty"}, {"type": "gone"}`), 50,
 			`plugin type="gone" failed (add): failed to find plugin "gone" in path [PATH]; unwind: nothing was started`},
-		{"an IPAM plugin is missing", nested(`{"type": "faulty", "ipam": {"type": "gone"}}`), 50,
+		{"an IPAM plugin is missing", nested(`{"type": "faulty"}, {"type": "bridge", "ipam": {"type": "gone"}}`), 50,
 			`plugin type="gone" failed (add): failed to find plugin "gone" in path [PATH]; unwind: nothing was started`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

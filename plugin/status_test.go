@@ -106,8 +106,8 @@ func TestStatusOfMissingPlugin(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ name, plugin, first, details string }{
 		{"delegate", `{"type": "gone"}`, "gone", "gone"},
-		{"IPAM", `{"type": "faulty", "ipam": {"type": "gone"}}`, "gone", "gone"},
-		{"both", `{"type": "gone", "ipam": {"type": "away"}}`, "gone", "gone, away"},
+		{"IPAM", `{"type": "bridge", "ipam": {"type": "gone"}}`, "gone", "gone"},
+		{"both", `{"type": "gone"}, {"type": "bridge", "ipam": {"type": "away"}}`, "gone", "gone, away"},
 	} {
 		for _, version := range []string{"1.0.0", "1.1.0"} {
 			t.Run(tt.name+" "+version, func(t *testing.T) {

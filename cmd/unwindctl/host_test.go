@@ -60,6 +60,9 @@ func TestHost(t *testing.T) {
 	n.netns("live")
 	n.add(home, "live", n.pin("live"))
 	n.addDead("dead")
+	for _, plugin := range []string{"bridge", "portmap"} { // of the provider's chain
+		n.Write(filepath.Join(n.BinDir(), plugin), nodetest.FakePlugin)
+	}
 	c := n.newContainer("--mount", "--net")
 	for _, args := range [][]string{
 		{"list", "--state-dir", n.state},

@@ -374,18 +374,20 @@ func WithPrevResult(config, prevResult json.RawMessage) json.RawMessage {
 	return bytes.Join([][]byte{config[:len(config)-1], []byte(comma + `"prevResult":`), prevResult, []byte("}")}, nil)
 }
 
-// Missing returns the plugins of the chain, IPAM plugins included, that no directory of the path
-// list has.
+// Missing returns the plugins without which no ADD of the chain can succeed and that no directory
+// of the path list has: the delegates, and of those that execute their ipam.type (ExecutesIPAM), the
+// IPAM plugin.
 func (ch *Chain) Missing(path string) []string {
 	var missing []string
+	add := func(plugin string) {
+		if _, err := FindPlugin(plugin, path); err != nil && !slices.Contains(missing, plugin) {
+			missing = append(missing, plugin)
+		}
+	}
 	for _, d := range ch.Delegates {
-		for _, t := range []string{d.Type, d.IPAM} {
-			if t == "" || slices.Contains(missing, t) {
-				continue
-			}
-			if _, err := FindPlugin(t, path); err != nil {
-				missing = append(missing, t)
-			}
+		add(d.Type)
+		if d.ExecutesIPAM() {
+			add(d.IPAM)
 		}
 	}
 	return missing

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -325,7 +326,7 @@ func TestLostCapabilities(t *testing.T) {
 
 func TestMissing(t *testing.T) {
 	dir := t.TempDir()
-	for _, name := range []string{"first/a", "second/b", "second/i", "second/folder/x"} {
+	for _, name := range []string{"first/a", "second/bridge", "second/i", "second/folder/x"} {
 		path := filepath.Join(dir, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
@@ -339,17 +340,65 @@ func TestMissing(t *testing.T) {
 		want       []string
 	}{
 		{"two folders", dir + "/first:" + dir + "/second", []string{"folder", "gone"}},
-		{"one folder", dir + "/first", []string{"i", "b", "folder", "gone"}},
+		{"one folder", dir + "/first", []string{"bridge", "i", "folder", "gone"}},
 		{"a folder that is not there", dir + "/none:" + dir + "/second", []string{"a", "folder", "gone"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			chain := &Chain{Delegates: []Delegate{
-				{Type: "a", IPAM: "i"}, {Type: "b", IPAM: "i"}, {Type: "folder"}, {Type: "gone"}, {Type: "gone"},
+				{Type: "a", IPAM: "own"}, {Type: "bridge", IPAM: "i"}, {Type: "bridge", IPAM: "i"}, {Type: "folder"},
+				{Type: "gone"}, {Type: "gone"},
 			}}
 			if diff := cmp.Diff(tt.want, chain.Missing(tt.path)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestMissingOfProviders has each provider's chain need the binaries that its delegates execute, and
+// none for an ipam.type that a delegate serves itself.
+func TestMissingOfProviders(t *testing.T) {
+	want := map[string]string{
+		"antrea.conflist": "antrea portmap bandwidth", "aws-vpc-cni.conflist": "aws-cni egress-cni portmap",
+		"azure.conflist":                "azure-vnet azure-vnet-ipam portmap",
+		"azure-overlay.conflist":        "azure-vnet portmap",
+		"azure-pod-subnet.conflist":     "azure-vnet portmap",
+		"azure-multitenancy.conflist":   "azure-vnet portmap",
+		"azure-chained-cilium.conflist": "azure-vnet cilium-cni",
+		"calico.conflist":               "calico calico-ipam bandwidth portmap",
+		"cilium.conflist":               "cilium-cni", "cilium-aws-cni.conflist": "aws-cni portmap cilium-cni",
+		"cilium-azure-ipam.conflist": "cilium-cni", "cilium-generic-veth.conflist": "ptp host-local portmap cilium-cni",
+		"cilium-portmap.conflist": "cilium-cni portmap", "cri-o.conflist": "bridge host-local",
+		"flannel.conflist": "flannel portmap", "istio-cni.conflist": "bridge host-local istio-cni",
+		"kindnet.conflist": "ptp host-local portmap", "multus-thick.conf": "multus-shim", "multus-thin.conf": "multus",
+		"nerdctl.conflist":    "bridge host-local portmap firewall tuning",
+		"ovn-kubernetes.conf": "ovn-k8s-cni-overlay", "podman.conflist": "bridge host-local portmap firewall tuning",
+	}
+	files, err := filepath.Glob("../../testdata/conflists/*")
+	if err != nil || len(files) != len(want) {
+		t.Fatalf("%d files, %d are known: %v", len(files), len(want), err)
+	}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list, err := ReadConflist(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		chain, err := (&Conf{Name: list.Name}).ParseChain(data, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(chain.Missing(t.TempDir()), " "); got != want[filepath.Base(file)] {
+			t.Errorf("%s: %q, want %q", filepath.Base(file), got, want[filepath.Base(file)])
+		}
+	}
+	on := `{"type": "egress-cni", "enabled": "true", "ipam": {"type": "host-local"}}`
+	chain, err := (&Conf{Name: "aws-cni"}).ParseChain([]byte(on), "1.0.0")
+	if err != nil || !slices.Equal(chain.Missing(t.TempDir()), []string{"egress-cni", "host-local"}) {
+		t.Errorf("egress-cni, enabled: %v, %v", chain.Missing(t.TempDir()), err)
 	}
 }
 

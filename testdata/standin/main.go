@@ -31,6 +31,7 @@ var rules = map[string]skel.CNIFuncs{
 	"ovn-k8s-cni-overlay": {Add: addHolding, Del: delOVNKubernetes},
 	"sriov":               {Add: addSRIOV, Del: delSRIOV},
 	"terway":              {Add: addHolding, Del: delTerway},
+	"azure-vnet":          azure,
 }
 
 func main() {

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/cmd/unwindctl/internal/durable"
+	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/journal"
 )
 
@@ -29,8 +30,9 @@ func (e *examination) directory() bool {
 		for !durable.Exists(parent) {
 			parent = filepath.Dir(parent)
 		}
+		// the plugin runs as root; what another user may not write says nothing
 		if info, err := os.Stat(parent); err != nil || !info.IsDir() ||
-			unix.Access(parent, unix.W_OK) != nil {
+			os.Geteuid() == 0 && unix.Access(parent, unix.W_OK) != nil {
 			e.add("journal", Failure, "set stateDir to a directory that can be made",
 				"%s is not there, and cannot be made in %s", e.StateDir, parent)
 			return false
@@ -39,7 +41,7 @@ func (e *examination) directory() bool {
 		return false
 	}
 	if err != nil {
-		e.add("journal", Failure, "run this as root", "%v", err)
+		e.add("journal", Failure, term.HintFor(err), "%v", err)
 		return false
 	}
 	if info.Mode().Perm()&0o077 != 0 {
@@ -66,8 +68,13 @@ func (e *examination) directory() bool {
 	if pid := (&journal.Store{Dir: e.StateDir}).AgentProcess(); pid != "" {
 		e.add("agent", OK, "", "process %s keeps unwind installed", pid)
 	}
-	if !durable.Exists(filepath.Join(e.StateDir, "journal.db")) {
+	_, err = os.Stat(filepath.Join(e.StateDir, "journal.db"))
+	if errors.Is(err, fs.ErrNotExist) {
 		e.add("journal", OK, "", noJournal, e.StateDir)
+		return false
+	}
+	if err != nil {
+		e.add("journal", Failure, term.HintFor(err), "%v", err)
 		return false
 	}
 	return true

@@ -223,6 +223,11 @@ func (e *examination) plugins(ctx context.Context, r node.Runtime, chain *netcon
 	ask(netconf.Name, "1.0.0")
 	for _, p := range chain.Delegates {
 		ask(p.Type, chain.CNIVersion)
+		if p.IPAM != "" && !p.ExecutesIPAM() && inDirs(r.BinDirs, p.IPAM) == "" {
+			e.add("plugins", OK, "", "%s has ipam.type %s, and no plugin is in %s for it: %s has to "+
+				"serve it itself", p.Type, p.IPAM, strings.Join(r.BinDirs, ", "), p.Type)
+			continue
+		}
 		ask(p.IPAM, chain.CNIVersion)
 	}
 }

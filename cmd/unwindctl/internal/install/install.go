@@ -55,7 +55,9 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 	if err := s.checkBinDir(); err != nil {
 		return err
 	}
-	p.warnMissing(r.BinDirs)
+	if err := p.refuseMissing(r.BinDirs); err != nil {
+		return err
+	}
 	for _, warning := range slices.Concat(p.warnings, r.Notes) {
 		fmt.Fprintf(to.Err, "warning: %s\n", warning)
 	}

@@ -32,14 +32,15 @@ func (p *Plan) RefusedBy(r node.Runtime) error {
 	return term.WithHint("nothing was changed", "%s", strings.Join(problems, "\n"))
 }
 
-// warnMissing warns of plugins of the chain that are not installed: an ADD would fail, as it does
-// without unwind.
-func (p *Plan) warnMissing(dirs []string) {
-	if missing := p.chain.Missing(strings.Join(dirs, ":")); len(missing) > 0 {
-		p.warnings = append(p.warnings, fmt.Sprintf("not in %s: %s; until they are, no pod gets a "+
-			"network", strings.Join(dirs, ", "),
-			strings.Join(missing, ", ")))
+// refuseMissing is an error if plugins of the chain are not installed: each ADD would fail.
+func (p *Plan) refuseMissing(dirs []string) error {
+	missing := p.chain.Missing(strings.Join(dirs, ":"))
+	if len(missing) == 0 {
+		return nil
 	}
+	return term.WithHint("install again when the network's provider has put them there; if the "+
+		"runtime has them elsewhere, give that with --bin-dir", "nothing was changed: no pod could "+
+		"start: in none of %s: %s", strings.Join(dirs, ", "), strings.Join(missing, ", "))
 }
 
 // Plan computes our conflist from the provider's as both are now. It writes nothing.
@@ -141,16 +142,20 @@ func (s Setup) checkDirectory(p *Plan) error {
 	return nil
 }
 
-// nameBefore advises a name of our conflist that sorts before a given one. Multus takes the first
-// conflist for the cluster's network, except those that begin with 00-multus (multus
-// pkg/server/config/generator.go findMasterPlugin). It must not take ours: it would call itself.
+// besideMultus sorts before Multus' own files, 00-multus.conf and 00-multus.conflist. Multus takes
+// the first other .conf or .conflist for the cluster's network, and sees no .json (multus 4.3.0
+// cmd/thin_entrypoint/main.go getMasterConfigPath, pkg/server/config/generator.go
+// findMasterPlugin). It must not take ours: it would call itself.
+const besideMultus = "00-multus-unwind.json"
+
+// nameBefore advises a name of our conflist that sorts before a given one.
 func nameBefore(other, ext string) string {
-	candidates := []string{"00-unwind", "00--unwind", "0--unwind", "+unwind"}
+	candidates := []string{"00-unwind" + ext, "00--unwind" + ext, "0--unwind" + ext, "+unwind" + ext}
 	if strings.HasPrefix(other, "00-multus") {
-		candidates = []string{"00-multus-unwind"}
+		candidates = []string{besideMultus}
 	}
 	for _, name := range candidates {
-		if name += ext; name < other {
+		if name < other {
 			return "--file " + name + " sorts before it"
 		}
 	}
@@ -202,8 +207,7 @@ func (s Setup) readSource(p *Plan) error {
 	if info, err := os.Stat(path); err == nil {
 		p.warnWritable(path, info)
 	}
-	p.warnProviders()
-	return nil
+	return p.checkProviders()
 }
 
 // warnWritable warns of a file or directory that others than root can write to: the runtime runs as
@@ -216,8 +220,9 @@ func (p *Plan) warnWritable(path string, info fs.FileInfo) {
 	}
 }
 
-// warnProviders warns of providers that do not leave other conflists alone.
-func (p *Plan) warnProviders() {
+// checkProviders warns of a provider that does not leave other conflists alone. It is an error if
+// Multus could take ours for the cluster's network, and call itself through it without end.
+func (p *Plan) checkProviders() error {
 	for _, d := range p.chain.Delegates {
 		switch d.Type {
 		case "cilium-cni":
@@ -225,13 +230,12 @@ func (p *Plan) warnProviders() {
 				"cilium renames the other conflists of the directory, unwind's too, unless it is "+
 					"installed with cni.exclusive=false")
 		case "multus", "multus-shim":
-			if filepath.Ext(p.path) == ".json" {
-				continue // which multus does not see
+			if filepath.Ext(p.path) != ".json" {
+				return term.WithHint("--file "+besideMultus+" is a name that Multus does not see",
+					"Multus may take %s for the cluster's network, and call itself through it: no "+
+						"pod could start", filepath.Base(p.path))
 			}
-			p.warnings = append(p.warnings,
-				"multus may take unwind's conflist for the cluster's network, and call itself "+
-					"through it: name that "+
-					"network's file in its multusMasterCNI or --multus-master-cni-file-name")
 		}
 	}
+	return nil
 }

@@ -35,9 +35,18 @@ func (p Target) Find(root string) (node.Runtime, error) {
 	if p.ConfDir != "" {
 		r.ConfDir, err = filepath.Abs(p.ConfDir)
 	} else {
-		r.BinDirs[0], err = filepath.Abs(p.BinDir)
+		r.BinDirs, err = p.binDirs(r)
 	}
 	return r, err
+}
+
+// binDirs returns the given directory of plugins, and after it the others of a runtime.
+func (p Target) binDirs(r node.Runtime) ([]string, error) {
+	given, err := filepath.Abs(p.BinDir)
+	others := slices.DeleteFunc(slices.Clone(r.BinDirs), func(dir string) bool {
+		return dir == given
+	})
+	return append([]string{given}, others...), err
 }
 
 // given reports whether the directories need no configuration of a runtime.
@@ -47,7 +56,6 @@ func (p Target) given() bool { return p.ConfDir != "" && p.BinDir != "" && p.Run
 // runtime with its problems.
 func (p Target) givenDirs(found []node.Runtime, root string) (node.Runtime, error) {
 	confDir, err := filepath.Abs(p.ConfDir)
-	binDir, binErr := filepath.Abs(p.BinDir)
 	r := node.Runtime{MaxConfs: 1}
 	if i := slices.IndexFunc(found, func(r node.Runtime) bool {
 		return r.ConfDir == confDir
@@ -56,7 +64,9 @@ func (p Target) givenDirs(found []node.Runtime, root string) (node.Runtime, erro
 		r.Problems = nil
 		r.Check(root)
 	}
-	r.ConfDir, r.BinDirs = confDir, []string{binDir}
+	var binErr error
+	r.ConfDir = confDir
+	r.BinDirs, binErr = p.binDirs(r)
 	return r, errors.Join(err, binErr)
 }
 

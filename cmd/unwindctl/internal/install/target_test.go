@@ -2,6 +2,7 @@ package install
 
 import (
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -55,6 +56,28 @@ func TestPlaces(t *testing.T) {
 				t.Errorf("%+v, %v, %s", r, err, c.flags.Origin(r))
 			}
 		})
+	}
+}
+
+// TestBinDirs has a given directory of plugins come before the runtime's others, in which the chain's
+// plugins may be.
+func TestBinDirs(t *testing.T) {
+	t.Parallel()
+	root := nodetest.Root(t, map[string]string{nodetest.ContainerdConfig: "version = 3\n" +
+		"[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/a', '/b']\n"})
+	for _, c := range []struct {
+		flags Target
+		want  []string
+	}{
+		{Target{BinDir: "/x"}, []string{"/x", "/a", "/b"}},
+		{Target{BinDir: "/b"}, []string{"/b", "/a"}},
+		{Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, []string{"/b", "/a"}},
+		{Target{ConfDir: "/other", BinDir: "/b"}, []string{"/b"}},
+	} {
+		r, err := c.flags.Find(root)
+		if err != nil || !slices.Equal(r.BinDirs, c.want) {
+			t.Errorf("%+v: %v, %v", c.flags, r.BinDirs, err)
+		}
 	}
 }
 

@@ -41,9 +41,10 @@ func findK3s(root string) (*Runtime, error) {
 	if r != nil {
 		if hash, ok := strings.CutPrefix(r.BinDirs[0], dir+"/data/"); ok &&
 			strings.HasSuffix(hash, "/bin") {
-			r.Notes = append(r.Notes, fmt.Sprintf("this k3s has another directory of plugins than "+
-				"%s after its next upgrade: install again then",
-				r.BinDirs[0]))
+			r.Problems = append(r.Problems, fmt.Sprintf("this k3s has another directory of plugins "+
+				"than %s after its next upgrade, and no pod could start then: upgrade it first "+
+				"(releases since October 2024 keep the directory), or give --conf-dir and "+
+				"--bin-dir, and install again with the upgrade", r.BinDirs[0]))
 		}
 	}
 	return r, err

@@ -97,7 +97,7 @@ func TestFindRuntimes(t *testing.T) {
 			standard(func(r *Runtime) {
 				r.Name, r.Config, r.Socket, r.BinDirs = "k3s", "/"+nodetest.K3sConfig, nodetest.K3sSocket, []string{"/var/lib/rancher/k3s/data/8e61/bin"}
 				r.Kubelet = true
-				r.Notes = []string{"this k3s has another directory of plugins"}
+				r.Problems = []string{"this k3s has another directory of plugins"}
 			})},
 		{"RKE2", map[string]string{"var/lib/rancher/rke2/agent/etc/containerd/config.toml": "version = 3\n"},
 			standard(func(r *Runtime) {

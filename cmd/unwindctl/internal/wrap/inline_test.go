@@ -110,7 +110,9 @@ func TestWrapProviders(t *testing.T) {
 	const ports, bandwidth = "portMappings", "bandwidth"
 	want := map[string][]string{ // capabilities
 		"antrea.conflist": {ports, bandwidth}, "aws-vpc-cni.conflist": {"io.kubernetes.cri.pod-annotations", ports},
-		"azure.conflist": {ports}, "calico.conflist": {ports, bandwidth}, "cilium.conflist": nil, "cilium-aws-cni.conflist": {ports},
+		"azure.conflist": {ports}, "azure-overlay.conflist": {ports}, "azure-pod-subnet.conflist": {ports},
+		"azure-multitenancy.conflist": {ports}, "azure-chained-cilium.conflist": nil, "cilium-azure-ipam.conflist": nil,
+		"calico.conflist": {ports, bandwidth}, "cilium.conflist": nil, "cilium-aws-cni.conflist": {ports},
 		"cilium-generic-veth.conflist": {ports}, "cilium-portmap.conflist": {ports}, "cri-o.conflist": nil, "flannel.conflist": {ports},
 		"istio-cni.conflist": nil, "kindnet.conflist": {ports}, "multus-thick.conf": {ports, bandwidth}, "multus-thin.conf": {ports},
 		"nerdctl.conflist": {ports}, "ovn-kubernetes.conf": nil, "podman.conflist": {ports, "mac"},

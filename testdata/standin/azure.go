@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+)
+
+// azure is azure-vnet (Azure/azure-container-networking cbd7560c). The directory stands for Azure
+// CNS.
+//
+//   - With multiTenancy, ADD takes the pod's network container, and DEL releases nothing
+//     (cni/network/network.go Add, Delete).
+//   - With ipam.type azure-cns it asks CNS itself, and executes no plugin. CNS gives an interface
+//     of a container its address again, and DEL releases by both, with a namespace or without
+//     (invoker_cns.go). CNS has "addresses" of them.
+//   - It executes any other ipam.type (invoker_azure.go).
+var azure = skel.CNIFuncs{Add: azureAdd, Del: azureDel}
+
+// azureConf is what azure-vnet reads of its configuration.
+type azureConf struct {
+	conf
+	MultiTenancy bool `json:"multiTenancy"`
+	Addresses    int  `json:"addresses"`
+	IPAM         struct {
+		Type string `json:"type"`
+	} `json:"ipam"`
+}
+
+func parseAzure(args *skel.CmdArgs) (c azureConf, err error) {
+	if c.conf, err = parse(args); err == nil {
+		err = json.Unmarshal(args.StdinData, &c)
+	}
+	return c, err
+}
+
+func azureAdd(args *skel.CmdArgs) error {
+	c, err := parseAzure(args)
+	if err != nil {
+		return err
+	}
+	for _, name := range []string{"K8S_POD_NAME=", "K8S_POD_NAMESPACE="} {
+		if !strings.Contains(";"+args.Args, ";"+name) { // network.go getPodInfo
+			return fmt.Errorf("%s is not in CNI_ARGS", name)
+		}
+	}
+	var r types.Result
+	switch {
+	case c.MultiTenancy:
+		r = &current.Result{CNIVersion: current.ImplementedSpecVersion, IPs: []*current.IPConfig{
+			{Address: net.IPNet{IP: net.IPv4(198, 51, 100, 1), Mask: net.CIDRMask(24, 32)}}}}
+	case c.IPAM.Type == "azure-cns":
+		r, err = c.request(args)
+	default:
+		r, err = invoke.DelegateAdd(context.Background(), c.IPAM.Type, args.StdinData, nil)
+	}
+	if err != nil {
+		return fmt.Errorf("IPAM Invoker Add failed with error: %w", err)
+	}
+	return types.PrintResult(r, c.CNIVersion)
+}
+
+// request asks CNS for an address.
+func (c azureConf) request(args *skel.CmdArgs) (*current.Result, error) {
+	if err := c.free(args); err != nil { // CNS would return the same address
+		return nil, err
+	}
+	held, err := os.ReadDir(c.Dir)
+	if err == nil && len(held) >= c.Addresses {
+		err = errors.New("not enough IPs available")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return c.hold(args)
+}
+
+func azureDel(args *skel.CmdArgs) error {
+	c, err := parseAzure(args)
+	switch {
+	case err != nil || c.MultiTenancy:
+		return err
+	case c.IPAM.Type == "azure-cns":
+		return c.free(args)
+	}
+	return invoke.DelegateDel(context.Background(), c.IPAM.Type, args.StdinData, nil)
+}
