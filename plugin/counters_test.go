@@ -140,7 +140,9 @@ func TestNotes(t *testing.T) {
 			a.dropNetNS()
 			n.patient().sweepsAll(0, chain(n)...)
 			a.mustDel(n.unwind(chain(n)...))
-		}, []string{"swept a [IP] []: its network namespace is gone"}, map[string]uint64{"swept netns-gone": 1}},
+		}, []string{
+			"swept a [IP] []: its network namespace is gone", "no-op a [] []: its network namespace is gone",
+		}, map[string]uint64{"swept netns-gone": 1}},
 		{"namespace gone, found by the pod's next ADD", func(n *node, a *pod) {
 			a.mustAdd(n.unwind(chain(n)...))
 			a.dropNetNS()

@@ -95,7 +95,7 @@ func (d *deleting) find(ctx context.Context, killed bool) error {
 		return nil
 	}
 	if tomb != nil && d.answers(ctx, tomb) {
-		d.succeedIdle(cmp.Or(tomb.Reason, "it was released before"), nil)
+		d.succeedIdle(cmp.Or(tomb.Reason, "it was released before"), nil, tomb.NoResult)
 		return nil
 	}
 	if err := d.fromStdin(); err != nil || d.entry == nil || d.unwritable {
@@ -228,17 +228,20 @@ func (d *deleting) holdsAddress() bool {
 	})
 }
 
-// succeedIdle logs and records that the DEL succeeds without running a delegate, and why. err, if
-// any, is what kept unwind from knowing more.
-func (d *deleting) succeedIdle(why string, err error) {
+// succeedIdle logs that the DEL succeeds without running a delegate, and why, and records it. err, if
+// any, is what kept unwind from knowing more. The DEL after a failed ADD is expected, and its
+// rollback is on record.
+func (d *deleting) succeedIdle(why string, err error, expected bool) {
 	level, attrs := slog.LevelInfo, []any{"attachment", d.key.String(), "reason", why}
 	if err != nil {
 		level, attrs = slog.LevelWarn, append(attrs, "err", err)
 	}
 	d.log.Log(context.Background(), level, "DEL ran no delegate", attrs...)
-	d.recordEvent(journal.Event{
-		Key: d.key, Kind: journal.NoOp, Pod: netconf.PodOf(d.args.Args), Reason: why,
-	})
+	if !expected {
+		d.recordEvent(journal.Event{
+			Key: d.key, Kind: journal.NoOp, Pod: netconf.PodOf(d.args.Args), Reason: why,
+		})
+	}
 	d.removeLock()
 }
 
@@ -253,17 +256,17 @@ func (d *deleting) removeLock() {
 // attachment that was added before unwind was installed, or whose entry was lost.
 func (d *deleting) fromStdin() error {
 	if ours, _ := d.namesHostNetNS(); ours && d.neverAdded() { // unwind or skel refused its ADD
-		d.succeedIdle("its ADD was refused: CNI_NETNS is the runtime's own namespace", nil)
+		d.succeedIdle("its ADD was refused: CNI_NETNS is the runtime's own namespace", nil, false)
 		return nil
 	}
 	chain, err := d.conf.LoadChain()
 	if err != nil {
 		switch {
 		case d.neverAdded():
-			d.succeedIdle("the journal has no entry, and the runtime has no result of an ADD", err)
+			d.succeedIdle("the journal has no entry, and the runtime has no result of an ADD", err, false)
 			return nil
 		case d.stripped(err):
-			d.succeedIdle("neither the journal in "+d.conf.StateDir+" nor the runtime's configuration knows it", err)
+			d.succeedIdle("neither the journal in "+d.conf.StateDir+" nor the runtime's configuration knows it", err, false)
 			return nil
 		}
 		d.removeLock()
@@ -280,7 +283,7 @@ func (d *deleting) fromStdin() error {
 		})
 	}
 	if len(gen.Steps) == 0 {
-		d.succeedIdle("no plugin of its chain is in CNI_PATH, and the runtime has no result of an ADD", nil)
+		d.succeedIdle("no plugin of its chain is in CNI_PATH, and the runtime has no result of an ADD", nil, false)
 		return nil
 	}
 	d.entry = &journal.Entry{
