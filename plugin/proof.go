@@ -56,7 +56,7 @@ func (u *undoing) settledByStore(ctx context.Context, step *journal.Step) (undon
 		return true, false
 	case u.waitsForContainer(ctx, u.entry, step):
 		return false, true
-	case is == tristate.Unknown && step.Unproven == "" && u.askable(step) && u.deferred(u.gen, step):
+	case is == tristate.Unknown && step.Unproven == "" && u.askable(step) && u.deferred(step):
 		if why != "" {
 			u.noteUnproven(step, why, "")
 		}
@@ -70,19 +70,22 @@ func (u *undoing) settledByStore(ctx context.Context, step *journal.Step) (undon
 // whose store nobody can ask here, gets one more DEL after the grace period.
 func (u *undoing) noteProof(ctx context.Context, step *journal.Step, before string) (undone bool) {
 	is, why := u.proven(ctx, step)
+	if is == tristate.Yes {
+		step.ConfirmAt = 0
+		if step.ADD == "" {
+			step.RepeatAt = 0 // its address is free: there is nothing to repeat
+		}
+		return true
+	}
+	if why == "" && step.Attempts < maxUnproven && ipam.Elsewhere(step.Config) {
+		why = before // the agent has asked, and this process cannot
+	}
 	if why != "" {
 		u.noteUnproven(step, why, before)
 		return false
 	}
-	if is != tristate.Yes && before != "" && step.Attempts < maxUnproven && ipam.Elsewhere(step.Config) {
-		step.Unproven = before // the agent has asked, and this process cannot
-		return false
-	}
-	if is == tristate.Yes && step.ADD == "" {
-		step.RepeatAt = 0 // its address is free: there is nothing to repeat
-	}
-	if is != tristate.Yes && step.RepeatAt == 0 && step.ADD != journal.AddFailed && ipam.MayLie(step.Config) {
-		step.RepeatAt = journal.BootNanos() + int64(u.gracePeriod(u.entry))
+	if step.ConfirmAt == 0 && step.ADD != journal.AddFailed && ipam.MayLie(step.Config) {
+		step.ConfirmAt = journal.BootNanos() + int64(u.gracePeriod(u.entry))
 	}
 	return true
 }

@@ -171,7 +171,7 @@ func TestCheckpoints(t *testing.T) {
 				if s := e.Newest().Steps[0]; s.Unproven != "" {
 					t.Errorf("unproven: %s", s.Unproven)
 				}
-				p.wantSecondDEL(time.Hour)
+				p.wantConfirmation(time.Hour)
 			case !strings.Contains(p.unproven(), tt.want):
 				t.Errorf("unproven: %q, want %q", p.unproven(), tt.want)
 			}
@@ -213,7 +213,7 @@ func TestStoreElsewhere(t *testing.T) {
 	p := n.pod("a")
 	p.mustAdd(list)
 	p.mustDel(list)
-	p.wantSecondDEL(time.Hour)
+	p.wantConfirmation(time.Hour)
 	address := netip.MustParseAddr("192.0.2.9")
 	answers := []struct {
 		answer func(context.Context) ([]netip.Addr, bool, error)
@@ -251,7 +251,7 @@ func TestUnprovenElsewhere(t *testing.T) {
 		return []netip.Addr{netip.MustParseAddr("192.0.2.9")}, true, nil
 	}})
 	why := p.unproven()
-	p.edit(func(g *journal.Generation) { g.Steps[0].RepeatAt = 1 })
+	p.edit(func(g *journal.Generation) { g.Steps[0].ConfirmAt = 1 })
 	n.sweep(DefaultBudgets) // of a STATUS, which cannot ask
 	if got := p.unproven(); got != why {
 		t.Errorf("unproven: %q, want still %q", got, why)
@@ -276,7 +276,7 @@ func TestOtherNetworkOfTheContainer(t *testing.T) {
 			b.node = &other
 			otherList := other.unwind(other.faulty("p1", `, "ipam": {"type": "whereabouts"}`))
 			b.mustAdd(otherList)
-			a.edit(func(g *journal.Generation) { g.Steps[0].RepeatAt, g.Steps[0].Unproven = 1, unproven })
+			a.edit(func(g *journal.Generation) { g.Steps[0].ConfirmAt, g.Steps[0].Unproven = 1, unproven })
 			before := n.dels("p0")
 			n.sweep(DefaultBudgets)
 			n.sweepAsking(askedProbe{func(context.Context) ([]netip.Addr, bool, error) {
@@ -336,7 +336,7 @@ func TestOtherNetworkAfterAKill(t *testing.T) {
 			if n.dels("p0") != 2 {
 				t.Errorf("%d DELs, want 2", n.dels("p0"))
 			}
-			a.wantSecondDEL(time.Hour)
+			a.wantConfirmation(time.Hour)
 		})
 	}
 }
@@ -351,7 +351,7 @@ func TestCutOffLies(t *testing.T) {
 		t.Fatalf("ADD: %v", err)
 	}
 	n.sweep(DefaultBudgets)
-	p.wantSecondDEL(time.Hour)
+	p.wantConfirmation(time.Hour)
 }
 
 // TestUnknownStore: a store that no probe knows is not asked for at each sweep, nor its DEL run.
@@ -367,7 +367,7 @@ func TestUnknownStore(t *testing.T) {
 	if dels := n.dels("p0"); dels != 1 {
 		t.Errorf("%d DELs, want 1", dels)
 	}
-	p.wantSecondDEL(time.Hour)
+	p.wantConfirmation(time.Hour)
 }
 
 // TestUnprovenOnce: a sweep that releases another attachment runs an unproven DEL once.
