@@ -2,6 +2,9 @@ package plugin
 
 import (
 	"context"
+	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -84,5 +87,58 @@ func TestConfirmationAfterReboot(t *testing.T) {
 	n.sweep(DefaultBudgets)
 	if e := p.entry(); e != nil {
 		t.Errorf("%+v, want nothing", e)
+	}
+}
+
+// TestFailedADDLies: the ADD of a plugin fails after it has written the address, and its DEL passes
+// and frees nothing, since the API is away for both. The DEL runs once more after the grace period.
+//
+// The script does what whereabouts 0.9.4 does (pkg/storage/kubernetes/ipam.go,
+// IPManagementKubernetesUpdate): the ADD writes the IPPool (pool.Update, line 688), then the
+// reservation across pools (UpdateOverlappingRangeAllocation, line 701), and returns an error of the
+// second write without taking back the first. cmdDel drops every error (cmd/whereabouts.go, line
+// 113). spiderpool 1.2.2 returns the error of any other check after its agent gave the address
+// (cmd/spiderpool/cmd/command_add.go, CmdAdd), and aws-cni 1.23.2 that of its network policies
+// (cmd/routed-eni-cni-plugin/cni.go, add: "kubelet will send delete").
+func TestFailedADDLies(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"whereabouts", "spiderpool", "aws-cni"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.conf["gracePeriod"] = "1h"
+			n.conf["awsCheckpoint"] = filepath.Join(n.dir, "none", "ipam.json")
+			n.script(name, `cat >/dev/null; cd "${0%/*}"
+				[ "$CNI_COMMAND" != ADD ] || touch held.$CNI_CONTAINERID
+				if [ -e away ]; then [ "$CNI_COMMAND" = DEL ] || { echo '{"code": 11, "msg": "no API"}'; exit 1; }; exit 0; fi
+				[ "$CNI_COMMAND" != DEL ] || rm -f held.$CNI_CONTAINERID
+				[ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion": "1.0.0", "ips": [{"address": "192.0.2.9/32"}]}'`)
+			delegate := n.faulty("p0", fmt.Sprintf(`, "ipam": {"type": %q}`, name))
+			if name == "aws-cni" {
+				delegate = `{"type": "aws-cni"}`
+			}
+			list := n.unwind(delegate, n.faulty("p1", ""))
+			away, held := filepath.Join(n.path[0], "away"), filepath.Join(n.path[0], "held.a")
+			n.write(away, "")
+			p := n.pod("a")
+			if _, err := p.add(list); err == nil {
+				t.Fatal("the ADD passed")
+			}
+			if _, err := os.Stat(held); err != nil {
+				t.Fatalf("nothing is held, so that the test shows nothing: %v", err)
+			}
+			p.wantConfirmation(time.Hour)
+			p.mustDel(list) // the runtime's, which frees nothing either
+			if err := os.Remove(away); err != nil {
+				t.Fatal(err)
+			}
+			n.sweep(DefaultBudgets)
+			p.wantConfirmation(time.Hour)
+			p.edit(func(g *journal.Generation) { g.Steps[0].ConfirmAt = 1 })
+			n.sweep(DefaultBudgets)
+			if _, err := os.Stat(held); err == nil || p.entry() != nil {
+				t.Errorf("the address is held: %t; %+v", err == nil, p.entry())
+			}
+		})
 	}
 }

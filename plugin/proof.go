@@ -67,7 +67,8 @@ func (u *undoing) settledByStore(ctx context.Context, step *journal.Step) (undon
 
 // noteProof stores in a step whose DEL passed why that is not proven, and says whether the step is
 // undone as far as a store can tell. A delegate that is known to pass where it freed nothing, and
-// whose store nobody can ask here, gets one more DEL after the grace period.
+// whose store nobody can ask here, gets one more DEL after the grace period: after an ADD that failed,
+// too, since it may have failed after its address was written.
 func (u *undoing) noteProof(ctx context.Context, step *journal.Step, before string) (undone bool) {
 	is, why := u.proven(ctx, step)
 	if is == tristate.Yes {
@@ -84,7 +85,7 @@ func (u *undoing) noteProof(ctx context.Context, step *journal.Step, before stri
 		u.noteUnproven(step, why, before)
 		return false
 	}
-	if step.ConfirmAt == 0 && step.ADD != journal.AddFailed && ipam.MayLie(step.Config) {
+	if step.ConfirmAt == 0 && ipam.MayLie(step.Config) {
 		step.ConfirmAt = journal.BootNanos() + int64(u.gracePeriod(u.entry))
 	}
 	return true
