@@ -17,9 +17,10 @@ import (
 // "unproven", and is tried again like one that failed. The runtime is not told: it asked, and the
 // plugin said that it is done.
 
-// maxUnproven bounds the DELs of a step of which an agent said that it is unproven, while no agent
-// can say more: at one in 2.5 to 5 minutes some 20 hours, after which whereabouts' own reconciler has
-// had its turn.
+// maxUnproven bounds the DELs of an unproven step while its store cannot be asked: the file of one
+// cannot be read, or the process that asked the store elsewhere is no more. At one DEL in 2.5 to 5
+// minutes these are some 20 hours, after which whereabouts' own reconciler has had its turn. A step
+// whose address the store has is tried without bound.
 const maxUnproven = 300
 
 // probeTime bounds one question to a store.
@@ -67,8 +68,8 @@ func (u *undoing) settledByStore(ctx context.Context, step *journal.Step) (undon
 
 // noteProof stores in a step whose DEL passed why that is not proven, and says whether the step is
 // undone as far as a store can tell. A delegate that is known to pass where it freed nothing, and
-// whose store nobody can ask here, gets one more DEL after the grace period: after an ADD that failed,
-// too, since it may have failed after its address was written.
+// whose store nobody can ask here, gets one more DEL after the grace period. So does one whose ADD
+// failed: it may have failed after its address was written.
 func (u *undoing) noteProof(ctx context.Context, step *journal.Step, before string) (undone bool) {
 	is, why := u.proven(ctx, step)
 	if is == tristate.Yes {
@@ -78,10 +79,10 @@ func (u *undoing) noteProof(ctx context.Context, step *journal.Step, before stri
 		}
 		return true
 	}
-	if why == "" && step.Attempts < maxUnproven && ipam.Elsewhere(step.Config) {
+	if why == "" && ipam.Elsewhere(step.Config) {
 		why = before // the agent has asked, and this process cannot
 	}
-	if why != "" {
+	if why != "" && (is == tristate.No || step.Attempts < maxUnproven) {
 		u.noteUnproven(step, why, before)
 		return false
 	}

@@ -92,7 +92,8 @@ func (o *op) askable(step *journal.Step) bool {
 // The plain chain runs no such DEL. One that may have run when unwind was killed counts as one that
 // passed, unless the runtime asks for it.
 func (o *op) waitsForContainer(ctx context.Context, e *journal.Entry, step *journal.Step) bool {
-	passed := step.LastError == "" || step.Unproven != "" || step.RepeatAt != 0 || step.ConfirmAt != 0
+	passed := step.LastError == "" || step.Unproven != "" || step.RepeatAt != 0 ||
+		step.ConfirmAt != 0
 	if step.Attempts == 0 && !step.MayHaveRun || !passed || !ipam.Elsewhere(step.Config) {
 		return false
 	}
