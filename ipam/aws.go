@@ -35,7 +35,8 @@ const (
 )
 
 // Held reads the checkpoints. Without one, and in another format, there is no store to ask: the
-// directory is in memory, so a reboot empties it.
+// directory is in memory, so a reboot empties it. A file that cannot be read is an error, unless
+// another one has the attachment.
 func (a AWS) Held(_ context.Context, config json.RawMessage, network, containerID, ifname string) (
 	held []netip.Addr, asked bool, err error) {
 	if delegate, _ := typesOf(config); delegate != awsType {
@@ -45,56 +46,64 @@ func (a AWS) Held(_ context.Context, config json.RawMessage, network, containerI
 	ext := filepath.Ext(first)
 	others, err := filepath.Glob(strings.TrimSuffix(first, ext) + "-nic-*" + ext)
 	if err != nil {
-		return nil, false, err
+		return nil, true, err
 	}
+	var errs []error
 	for _, path := range append([]string{first}, others...) {
 		allocations, known, err := readCheckpoint(path)
-		if err != nil {
-			return nil, true, fmt.Errorf("ipamd's checkpoint %s: %w", path, err)
+		for _, one := range allocations {
+			if one.Network == network && one.ContainerID == containerID && one.IfName == ifname {
+				addresses, oddErr := one.addresses()
+				held, err = append(held, addresses...), errors.Join(err, oddErr)
+			}
 		}
 		asked = asked || known
-		for _, one := range allocations {
-			if one.Network != network || one.ContainerID != containerID || one.IfName != ifname {
-				continue
-			}
-			for _, address := range []netip.Addr{one.IPv4, one.IPv6} {
-				if address.IsValid() {
-					held = append(held, address)
-				}
-			}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("ipamd's checkpoint %s: %w", path, err))
 		}
 	}
-	return held, asked, nil
+	if len(held) > 0 {
+		return held, true, nil
+	}
+	return nil, asked || len(errs) > 0, errors.Join(errs...)
 }
 
 // allocation is an entry of a checkpoint (CheckpointEntry).
 type allocation struct {
-	Network     string     `json:"networkName"`
-	ContainerID string     `json:"containerID"`
-	IfName      string     `json:"ifName"`
-	IPv4        netip.Addr `json:"ipv4"`
-	IPv6        netip.Addr `json:"ipv6"`
+	Network     string          `json:"networkName"`
+	ContainerID string          `json:"containerID"`
+	IfName      string          `json:"ifName"`
+	IPv4        json.RawMessage `json:"ipv4"`
+	IPv6        json.RawMessage `json:"ipv6"`
 }
 
-// readCheckpoint reads one checkpoint. known is false if there is none in a known format.
+// addresses returns the addresses of an entry. An entry without one, or with an odd one, is an
+// error: the attachment is in the store all the same.
+func (a allocation) addresses() (all []netip.Addr, err error) {
+	for _, text := range []json.RawMessage{a.IPv4, a.IPv6} {
+		var address netip.Addr
+		if text != nil {
+			err = errors.Join(err, json.Unmarshal(text, &address))
+		}
+		if address.IsValid() {
+			all = append(all, address)
+		}
+	}
+	if len(all) == 0 && err == nil {
+		err = errors.New("the attachment's entry has no address")
+	}
+	return all, err
+}
+
+// readCheckpoint reads one checkpoint. known is false if there is none in a known format. It skips
+// an entry that is none of ipamd's: the others say what they say.
 func readCheckpoint(path string) (all []allocation, known bool, err error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	data, err := readRegular(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, false, nil
 	}
 	if err != nil {
 		return nil, true, err
-	}
-	defer f.Close()
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return nil, true, errors.Join(err, errors.New("not a regular file"))
-	}
-	data, err := io.ReadAll(io.LimitReader(f, maxCheckpoint+1))
-	if err != nil {
-		return nil, true, err
-	}
-	if len(data) > maxCheckpoint {
-		return nil, true, fmt.Errorf("more than %d bytes", maxCheckpoint)
 	}
 	var checkpoint struct {
 		Version     string          `json:"version"`
@@ -106,5 +115,38 @@ func readCheckpoint(path string) (all []allocation, known bool, err error) {
 	if checkpoint.Version != awsFormat {
 		return nil, false, nil
 	}
-	return all, true, json.Unmarshal(checkpoint.Allocations, &all)
+	var entries []json.RawMessage
+	if checkpoint.Allocations != nil {
+		err = json.Unmarshal(checkpoint.Allocations, &entries)
+	}
+	if err == nil && entries == nil { // ipamd writes [] for none
+		err = errors.New("it has no allocations")
+	}
+	if err != nil {
+		return nil, true, err
+	}
+	for _, entry := range entries {
+		var one allocation
+		if json.Unmarshal(entry, &one) == nil {
+			all = append(all, one)
+		}
+	}
+	return all, true, nil
+}
+
+// readRegular reads a checkpoint's file, if it is one: no link, device or pipe.
+func readRegular(path string) ([]byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, errors.Join(err, errors.New("not a regular file"))
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxCheckpoint+1))
+	if err == nil && len(data) > maxCheckpoint {
+		err = fmt.Errorf("more than %d bytes", maxCheckpoint)
+	}
+	return data, err
 }

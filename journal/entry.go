@@ -173,10 +173,11 @@ type Step struct {
 	// RepeatAt is set if the delegate was killed. An agent behind it may still work on the request,
 	// so the delegate gets another DEL after this time (CLOCK_BOOTTIME, nanoseconds), even if one
 	// passed.
-	//
-	// It is also set if the delegate's DEL is known to pass where it freed nothing, and no store can be
-	// asked (ipam.MayLie).
 	RepeatAt int64 `json:"repeatAt,omitempty"`
+	// ConfirmAt is set if the DEL passed, this plugin's DEL also passes where it freed nothing
+	// (ipam.MayLie), and no store could be asked. The DEL runs once more after this time
+	// (CLOCK_BOOTTIME, nanoseconds). Nothing was killed.
+	ConfirmAt int64 `json:"confirmAt,omitempty"`
 	// Unproven says why a DEL that passed does not count: the store of the IPAM plugin still has the
 	// address, or cannot be asked.
 	Unproven string `json:"unproven,omitempty"`

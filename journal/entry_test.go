@@ -52,7 +52,7 @@ func everything() *Entry {
 			Steps: []Step{{
 				Index: n, Type: "bridge",
 				Config:   json.RawMessage(`{"type":"bridge", "big":9007199254740993, "e":1.10, "s":"<&>\u0000 \\/"}`),
-				Attempts: 3, LastError: "exit status 1", LastCode: 999, Parked: true, Unproven: "its address is not free", RepeatAt: 1 << 62, RetryAt: 1 << 61,
+				Attempts: 3, LastError: "exit status 1", LastCode: 999, Parked: true, Unproven: "its address is not free", RepeatAt: 1 << 62, ConfirmAt: 1 << 60, RetryAt: 1 << 61,
 				Replaced: true, MayHaveRun: true, ADD: AddCutOff,
 			}},
 			Undo: Undo{Began: 2, Ended: 1}, Occupant: "5 0a:00:00:00:00:01",

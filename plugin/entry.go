@@ -87,6 +87,19 @@ func anySameADD(all []journal.Interface, one journal.Interface) tristate.Value {
 	return found
 }
 
+// OnceMore says for which of the two facts a DEL that passed runs once more; "" for none.
+func OnceMore(killed, provesNothing bool) string {
+	switch {
+	case killed && provesNothing:
+		return "once more: was killed, proves nothing"
+	case killed:
+		return "once more: was killed"
+	case provesNothing:
+		return "once more: proves nothing"
+	}
+	return ""
+}
+
 // pendingSteps names the delegates with a pending DEL, each with the reason.
 func pendingSteps(e *journal.Entry) []string {
 	var names []string
@@ -99,8 +112,8 @@ func pendingSteps(e *journal.Entry) []string {
 				names = append(names, s.Type+" (unproven)")
 			case s.Parked:
 				names = append(names, s.Type+" (its address has another owner)")
-			case s.RepeatAt != 0:
-				names = append(names, s.Type+" (once more)")
+			case s.RepeatAt != 0, s.ConfirmAt != 0:
+				names = append(names, fmt.Sprintf("%s (%s)", s.Type, OnceMore(s.RepeatAt != 0, s.ConfirmAt != 0)))
 			default:
 				names = append(names, s.Type)
 			}

@@ -48,7 +48,7 @@ func (o *op) gc(ctx context.Context) error {
 func (o *op) sweepForGC(ctx context.Context, chain *netconf.Chain) (failures []*delegate.Failure, believed bool) {
 	ctx, cancel := context.WithTimeout(ctx, o.Budgets.GC*2/3)
 	defer cancel()
-	s := &sweeping{op: o, Sweep: Sweep{Pools: poolsOf(chain, o.conf)}, ignoreBackoff: true}
+	s := &sweeping{op: o, Sweep: Sweep{Pools: poolsOf(chain, o.conf)}, ignoreBackoff: true, thorough: true}
 	if o.conf.Valid != nil {
 		s.List = NewList(o.conf.Name, o.conf.Valid)
 	}

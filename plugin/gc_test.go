@@ -343,7 +343,7 @@ func (n *node) sweeping() *sweeping {
 	o, closeLog := p.newOp(&skel.CmdArgs{Path: strings.Join(n.path, ":")}, conf)
 	n.Cleanup(closeLog)
 	o.invoked = true
-	s := &sweeping{op: o, ignoreBackoff: true}
+	s := &sweeping{op: o, ignoreBackoff: true, thorough: true}
 	s.List = NewList(n.network, conf.Valid)
 	s.list = s.List
 	return s

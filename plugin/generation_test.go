@@ -246,7 +246,7 @@ func TestSecondDelAfterGrace(t *testing.T) {
 			p := n.pod("a")
 			n.plan(map[string]map[string]string{"p1": {"ADD": mode}})
 			_, err := p.add(list)
-			if err == nil || !strings.Contains(err.Error(), "pending DEL: faulty (once more)") {
+			if err == nil || !strings.Contains(err.Error(), "pending DEL: faulty (once more: was killed)") {
 				t.Errorf("ADD: %v", err)
 			}
 			for _, verb := range []string{"ADD", "DEL", "ADD of the next sandbox"} {

@@ -17,9 +17,10 @@ import (
 // "unproven", and is tried again like one that failed. The runtime is not told: it asked, and the
 // plugin said that it is done.
 
-// maxUnproven bounds the DELs of a step of which an agent said that it is unproven, while no agent
-// can say more: at one in 2.5 to 5 minutes some 20 hours, after which whereabouts' own reconciler has
-// had its turn.
+// maxUnproven bounds the DELs of an unproven step while its store cannot be asked: the file of one
+// cannot be read, or the process that asked the store elsewhere is no more. At one DEL in 2.5 to 5
+// minutes these are some 20 hours, after which whereabouts' own reconciler has had its turn. A step
+// whose address the store has is tried without bound.
 const maxUnproven = 300
 
 // probeTime bounds one question to a store.
@@ -56,7 +57,7 @@ func (u *undoing) settledByStore(ctx context.Context, step *journal.Step) (undon
 		return true, false
 	case u.waitsForContainer(ctx, u.entry, step):
 		return false, true
-	case is == tristate.Unknown && step.Unproven == "" && u.askable(step) && u.deferred(u.gen, step):
+	case is == tristate.Unknown && step.Unproven == "" && u.askable(step) && u.deferred(step):
 		if why != "" {
 			u.noteUnproven(step, why, "")
 		}
@@ -67,22 +68,26 @@ func (u *undoing) settledByStore(ctx context.Context, step *journal.Step) (undon
 
 // noteProof stores in a step whose DEL passed why that is not proven, and says whether the step is
 // undone as far as a store can tell. A delegate that is known to pass where it freed nothing, and
-// whose store nobody can ask here, gets one more DEL after the grace period.
+// whose store nobody can ask here, gets one more DEL after the grace period. So does one whose ADD
+// failed: it may have failed after its address was written.
 func (u *undoing) noteProof(ctx context.Context, step *journal.Step, before string) (undone bool) {
 	is, why := u.proven(ctx, step)
-	if why != "" {
+	if is == tristate.Yes {
+		step.ConfirmAt = 0
+		if step.ADD == "" {
+			step.RepeatAt = 0 // its address is free: there is nothing to repeat
+		}
+		return true
+	}
+	if why == "" && ipam.Elsewhere(step.Config) {
+		why = before // the agent has asked, and this process cannot
+	}
+	if why != "" && (is == tristate.No || step.Attempts < maxUnproven) {
 		u.noteUnproven(step, why, before)
 		return false
 	}
-	if is != tristate.Yes && before != "" && step.Attempts < maxUnproven && ipam.Elsewhere(step.Config) {
-		step.Unproven = before // the agent has asked, and this process cannot
-		return false
-	}
-	if is == tristate.Yes && step.ADD == "" {
-		step.RepeatAt = 0 // its address is free: there is nothing to repeat
-	}
-	if is != tristate.Yes && step.RepeatAt == 0 && step.ADD != journal.AddFailed && ipam.MayLie(step.Config) {
-		step.RepeatAt = journal.BootNanos() + int64(u.gracePeriod(u.entry))
+	if step.ConfirmAt == 0 && ipam.MayLie(step.Config) {
+		step.ConfirmAt = journal.BootNanos() + int64(u.gracePeriod(u.entry))
 	}
 	return true
 }

@@ -107,7 +107,8 @@ func TestDELThatLies(t *testing.T) {
 }
 
 // TestCheckpoints: what ipamd's checkpoint says, or fails to say. Nothing in it harms the pod, and a
-// pod that has its address there is not given up.
+// pod that has its address there is not given up. A file that cannot be read holds a DEL up for
+// maxUnproven tries, then the DEL runs once more as without a file.
 func TestCheckpoints(t *testing.T) {
 	t.Parallel()
 	const proven, again = "", "once more"
@@ -122,9 +123,21 @@ func TestCheckpoints(t *testing.T) {
 		{"another format", func(a *aws) { a.write(a.checkpoint, `{"version": "vpc-cni-ipam/2", "allocations": {}}`) }, again},
 		{"half written", func(a *aws) { a.write(a.checkpoint, `{"version": "vpc-cni-ipam/1", "alloc`) }, "unexpected end of JSON"},
 		{"no list", func(a *aws) { a.write(a.checkpoint, `{"version": "vpc-cni-ipam/1", "allocations": "x"}`) }, "cannot unmarshal"},
-		{"no address", func(a *aws) {
-			a.write(a.checkpoint, fmt.Sprintf(`{"version": "vpc-cni-ipam/1", "allocations": [{"networkName": %q, "containerID": "a", "ifName": "eth0", "ipv4": "x"}]}`, a.network))
-		}, "unable to parse IP"},
+		{"no allocations", func(a *aws) { a.write(a.checkpoint, `{"version": "vpc-cni-ipam/1"}`) }, "has no allocations"},
+		{"null allocations", func(a *aws) { a.write(a.checkpoint, `{"version": "vpc-cni-ipam/1", "allocations": null}`) }, "has no allocations"},
+		{"its address is odd", func(a *aws) { a.checkpointWith(`"ipv4": "x"`) }, "unable to parse IP"},
+		{"its address is a number", func(a *aws) { a.checkpointWith(`"ipv4": 7`) }, "cannot unmarshal"},
+		{"it has no address", func(a *aws) { a.checkpointWith(`"ipv6": ""`) }, "has no address"},
+		{"odd entries of others", func(a *aws) { a.checkpointWith("") }, proven},
+		{"its own among odd ones", func(a *aws) { a.checkpointWith(`"ipv4": "192.0.2.7"`) }, "192.0.2.7 is not free"},
+		{"its own, and a file of another card that is cut off", func(a *aws) {
+			a.write(filepath.Join(filepath.Dir(a.checkpoint), "ipam-nic-0.json"), "{")
+			a.gives("ipam.json", "a")
+		}, "192.0.2.7 is not free"},
+		{"a file of another card that is cut off", func(a *aws) {
+			a.write(filepath.Join(filepath.Dir(a.checkpoint), "ipam-nic-1.json"), "{")
+			a.gives("ipam.json", "other")
+		}, "ipam-nic-1.json: unexpected end of JSON"},
 		{"null", func(a *aws) { a.write(a.checkpoint, `null`) }, again},
 		{"50 MB", func(a *aws) {
 			a.write(a.checkpoint, "")
@@ -171,11 +184,100 @@ func TestCheckpoints(t *testing.T) {
 				if s := e.Newest().Steps[0]; s.Unproven != "" {
 					t.Errorf("unproven: %s", s.Unproven)
 				}
-				p.wantSecondDEL(time.Hour)
+				p.wantConfirmation(time.Hour)
 			case !strings.Contains(p.unproven(), tt.want):
 				t.Errorf("unproven: %q, want %q", p.unproven(), tt.want)
+			default:
+				a.triesWithoutEnd(p, strings.HasSuffix(tt.want, "is not free"))
 			}
 		})
+	}
+}
+
+// checkpointWith writes a checkpoint with odd entries, and with one of container a between them if keys is
+// not "".
+func (a *aws) checkpointWith(keys string) {
+	a.Helper()
+	own := ""
+	if keys != "" {
+		own = fmt.Sprintf(`{"networkName": %q, "containerID": "a", "ifName": "eth0", %s},`, a.network, keys)
+	}
+	a.write(a.checkpoint, fmt.Sprintf(`{"version": "vpc-cni-ipam/1", "allocations": [null, 5, {"containerID": {}},
+		{"networkName": %q, "containerID": "b", "ifName": "eth0", "ipv4": "300.0.2.7"}, %s
+		{"networkName": %q, "containerID": "c", "ifName": "eth0", "ipv4": [4], "ipv6": "fd00::7"}]}`, a.network, own, a.network))
+}
+
+// triesWithoutEnd checks whether the try after which an unproven DEL counts ends it, or not.
+func (a *aws) triesWithoutEnd(p *pod, without bool) {
+	a.Helper()
+	why := p.unproven()
+	for _, tried := range []int{maxUnproven - 2, maxUnproven - 1} {
+		p.edit(func(g *journal.Generation) { g.Steps[0].Attempts = tried })
+		a.sweep(DefaultBudgets)
+		if last := tried == maxUnproven-1; (p.unproven() != why) != (last && !without) {
+			a.Fatalf("unproven after %d tries: %q", tried+1, p.unproven())
+		}
+	}
+	if without {
+		return
+	}
+	p.wantConfirmation(time.Hour)
+	p.edit(func(g *journal.Generation) { g.Steps[0].ConfirmAt = 1 })
+	a.sweep(DefaultBudgets)
+	if e := p.entry(); e != nil {
+		a.Errorf("%+v, want nothing", e)
+	}
+}
+
+// TestAgentKeepsPauses: many DELs are unproven, since ipamd's checkpoint cannot be read. A sweep of the
+// agent, which nobody asked for, tries three of them, and none before its pause is over. A person's
+// sweep tries all. Once the file can be read, one sweep of the agent releases all, with no DEL.
+func TestAgentKeepsPauses(t *testing.T) {
+	t.Parallel()
+	const many = 12
+	a := newAWS(t)
+	a.mkdir(a.checkpoint)
+	list := a.unwind(a.plugin())
+	var pods []*pod
+	for i := range many {
+		p := a.pod(fmt.Sprint("a", i))
+		p.mustAdd(list)
+		p.mustDel(list)
+		pods = append(pods, p)
+	}
+	ran := func(s Sweep) int {
+		before := a.dels("aws")
+		p := &Plugin{Stderr: a.Output(), Budgets: DefaultBudgets, CacheDir: a.cacheDir()}
+		if _, err := p.Sweep(t.Context(), a.stateDir, s); err != nil {
+			t.Fatal(err)
+		}
+		return a.dels("aws") - before
+	}
+	retryAt := func(in time.Duration) {
+		for _, p := range pods {
+			p.edit(func(g *journal.Generation) { g.Steps[0].RetryAt = journal.BootNanos() + int64(in) })
+		}
+	}
+	for range 4 { // one each minute: the pauses of the first 20 tries are over by then
+		retryAt(0)
+		if dels := ran(Sweep{Periodic: true}); dels > probes {
+			t.Errorf("a sweep of the agent ran %d DELs", dels)
+		}
+	}
+	retryAt(4 * time.Minute)
+	if dels := ran(Sweep{Periodic: true}); dels != 0 {
+		t.Errorf("a sweep of the agent ran %d DELs before their time", dels)
+	}
+	if dels := ran(Sweep{}); dels != many {
+		t.Errorf("a person's sweep ran %d DELs", dels)
+	}
+	if err := os.Remove(a.checkpoint); err != nil {
+		t.Fatal(err)
+	}
+	a.gives("ipam.json", "other")
+	retryAt(0)
+	if dels := ran(Sweep{Periodic: true}); dels != 0 || len(a.entries()) != 0 {
+		t.Errorf("%d DELs, %d entries, though all addresses are free", dels, len(a.entries()))
 	}
 }
 
@@ -213,7 +315,7 @@ func TestStoreElsewhere(t *testing.T) {
 	p := n.pod("a")
 	p.mustAdd(list)
 	p.mustDel(list)
-	p.wantSecondDEL(time.Hour)
+	p.wantConfirmation(time.Hour)
 	address := netip.MustParseAddr("192.0.2.9")
 	answers := []struct {
 		answer func(context.Context) ([]netip.Addr, bool, error)
@@ -251,7 +353,7 @@ func TestUnprovenElsewhere(t *testing.T) {
 		return []netip.Addr{netip.MustParseAddr("192.0.2.9")}, true, nil
 	}})
 	why := p.unproven()
-	p.edit(func(g *journal.Generation) { g.Steps[0].RepeatAt = 1 })
+	p.edit(func(g *journal.Generation) { g.Steps[0].ConfirmAt = 1 })
 	n.sweep(DefaultBudgets) // of a STATUS, which cannot ask
 	if got := p.unproven(); got != why {
 		t.Errorf("unproven: %q, want still %q", got, why)
@@ -276,7 +378,7 @@ func TestOtherNetworkOfTheContainer(t *testing.T) {
 			b.node = &other
 			otherList := other.unwind(other.faulty("p1", `, "ipam": {"type": "whereabouts"}`))
 			b.mustAdd(otherList)
-			a.edit(func(g *journal.Generation) { g.Steps[0].RepeatAt, g.Steps[0].Unproven = 1, unproven })
+			a.edit(func(g *journal.Generation) { g.Steps[0].ConfirmAt, g.Steps[0].Unproven = 1, unproven })
 			before := n.dels("p0")
 			n.sweep(DefaultBudgets)
 			n.sweepAsking(askedProbe{func(context.Context) ([]netip.Addr, bool, error) {
@@ -336,7 +438,7 @@ func TestOtherNetworkAfterAKill(t *testing.T) {
 			if n.dels("p0") != 2 {
 				t.Errorf("%d DELs, want 2", n.dels("p0"))
 			}
-			a.wantSecondDEL(time.Hour)
+			a.wantConfirmation(time.Hour)
 		})
 	}
 }
@@ -351,7 +453,7 @@ func TestCutOffLies(t *testing.T) {
 		t.Fatalf("ADD: %v", err)
 	}
 	n.sweep(DefaultBudgets)
-	p.wantSecondDEL(time.Hour)
+	p.wantConfirmation(time.Hour)
 }
 
 // TestUnknownStore: a store that no probe knows is not asked for at each sweep, nor its DEL run.
@@ -367,7 +469,7 @@ func TestUnknownStore(t *testing.T) {
 	if dels := n.dels("p0"); dels != 1 {
 		t.Errorf("%d DELs, want 1", dels)
 	}
-	p.wantSecondDEL(time.Hour)
+	p.wantConfirmation(time.Hour)
 }
 
 // TestUnprovenOnce: a sweep that releases another attachment runs an unproven DEL once.

@@ -35,9 +35,16 @@ func backoff(attempts int) time.Duration {
 	return d/2 + rand.N(d/2)
 }
 
-// deferred says whether it is too early for a killed delegate's second DEL. A reboot ends the wait.
-func (o *op) deferred(g *journal.Generation, step *journal.Step) bool {
-	return step.RepeatAt != 0 && o.sameBoot(g) == tristate.Yes && journal.BootNanos() < step.RepeatAt
+// deferred says whether it is too early for a step's DEL once more. A reboot ends the wait for a
+// killed delegate, since it ends the agent behind it, and not that for a DEL that proves nothing. A
+// time further away than the grace period is of another boot.
+func (u *undoing) deferred(step *journal.Step) bool {
+	now := journal.BootNanos()
+	if now < step.RepeatAt && u.sameBoot(u.gen) == tristate.Yes {
+		return true
+	}
+	wait := step.ConfirmAt - now
+	return wait > 0 && wait <= int64(u.gracePeriod(u.entry))
 }
 
 // readyToRetry says whether an entry has a step that can run now. A step cannot while it waits for
@@ -65,7 +72,7 @@ func (o *op) readyToRetry(ctx context.Context, e *journal.Entry, eager bool) boo
 				if _, is := u.withheldFrom(s); !is {
 					return true
 				}
-			case !o.deferred(u.gen, s):
+			case !u.deferred(s):
 				return true
 			}
 		}
@@ -85,7 +92,8 @@ func (o *op) askable(step *journal.Step) bool {
 // The plain chain runs no such DEL. One that may have run when unwind was killed counts as one that
 // passed, unless the runtime asks for it.
 func (o *op) waitsForContainer(ctx context.Context, e *journal.Entry, step *journal.Step) bool {
-	passed := step.LastError == "" || step.Unproven != "" || step.RepeatAt != 0
+	passed := step.LastError == "" || step.Unproven != "" || step.RepeatAt != 0 ||
+		step.ConfirmAt != 0
 	if step.Attempts == 0 && !step.MayHaveRun || !passed || !ipam.Elsewhere(step.Config) {
 		return false
 	}

@@ -29,6 +29,7 @@ type Sweep struct {
 	Pools      []Pool       // pools of host-local to compare with the journal
 	DryRun     bool         // decide, but release nothing
 	Force      bool         // release also what the guard keeps, see MassReleaseError
+	Periodic   bool         // neither the runtime nor a person asked: keep the pauses between DELs
 	// Progress, if set, is called after each attachment that was tried, by one goroutine at a time.
 	Progress func(done, of int)
 }
@@ -61,7 +62,7 @@ func (p *Plugin) sweeping(stateDir string, s Sweep) (_ *sweeping, closeLog func(
 	conf := netconf.DefaultConf()
 	conf.StateDir, conf.LogLevel = stateDir, slog.LevelWarn
 	o, closeLog := p.newOp(&skel.CmdArgs{}, conf)
-	return &sweeping{op: o, Sweep: s, ignoreBackoff: true}, closeLog
+	return &sweeping{op: o, Sweep: s, ignoreBackoff: !s.Periodic, thorough: true}, closeLog
 }
 
 // sweeping is one running sweep.
@@ -77,6 +78,7 @@ type sweeping struct {
 	Sweep
 	last          uint64 // end of the last sweep of all networks, in Unix seconds
 	ignoreBackoff bool   // the runtime or a person asked for it: retry failed DELs now
+	thorough      bool   // it has the time for all pools and lock files, unlike one in a STATUS
 }
 
 func (s *sweeping) run(ctx context.Context) ([]Finding, error) {
@@ -88,7 +90,7 @@ func (s *sweeping) run(ctx context.Context) ([]Finding, error) {
 	}
 	if !s.DryRun {
 		s.releaseAll(ctx, findings)
-		if s.ignoreBackoff || s.stale() {
+		if s.thorough || s.stale() {
 			err = errors.Join(err, s.store.RemoveStrayLocks(ctx))
 		}
 	}
@@ -96,7 +98,7 @@ func (s *sweeping) run(ctx context.Context) ([]Finding, error) {
 		s.list = nil // the list is not to be trusted
 	}
 	for _, pool := range s.Pools {
-		if !s.ignoreBackoff && !pool.full(s.log) {
+		if !s.thorough && !pool.full(s.log) {
 			continue
 		}
 		more, poolErr := s.reconcile(ctx, pool, s.DryRun)
@@ -272,7 +274,7 @@ func (s *sweeping) finding(ctx context.Context, e *journal.Entry) Finding {
 		s.lookForLater(ctx, e, &ev)
 	}
 	v := verdict.Decide(ev)
-	if v.Warn && s.ignoreBackoff { // not at each STATUS
+	if v.Warn && s.thorough { // not at each STATUS
 		s.log.Warn(v.Reason.Text, "attachment", e.Key.String())
 	}
 	f := Finding{

@@ -248,7 +248,7 @@ func (u *undoing) noteOutcome(ctx context.Context, step *journal.Step, f *delega
 		}
 		return false
 	}
-	return u.noteProof(ctx, step, before) && !u.deferred(u.gen, step)
+	return u.noteProof(ctx, step, before) && !u.deferred(step)
 }
 
 // noteFailure stores why the DEL of a step is pending. A delegate that was killed gets a second

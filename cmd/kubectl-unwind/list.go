@@ -14,7 +14,10 @@ type attachments []struct {
 	Network, ContainerID, IfName, State, Reason, Created string
 	Pod                                                  podName
 	Addresses                                            []string
-	Steps                                                []struct{ Plugin, LastError, Unproven string }
+	Steps                                                []struct {
+		Plugin, LastError, Unproven string
+		ProvesNothing               bool
+	}
 }
 
 // podName is the pod of an attachment.
@@ -55,7 +58,7 @@ func (all *attachments) count() map[string]int {
 			if pending(a.State) {
 				count["pending DELs"]++
 			}
-			if s.Unproven != "" {
+			if s.Unproven != "" || s.ProvesNothing {
 				count["unproven"]++
 			}
 		}

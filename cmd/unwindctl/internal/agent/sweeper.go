@@ -67,7 +67,7 @@ func (s *sweeper) sweep(ctx context.Context, confDir, stateDir string) {
 	s.stderr.nextRound()
 	p := inspect.Plugin(s.stderr)
 	findings, err := p.Sweep(ctx, stateDir, plugin.Sweep{
-		List: list, Pools: pools, DryRun: s.observe, Progress: func(int, int) {
+		List: list, Pools: pools, DryRun: s.observe, Periodic: true, Progress: func(int, int) {
 			s.heartbeat.beat()
 		},
 	})
@@ -107,7 +107,7 @@ func (s *sweeper) report(findings []plugin.Finding) {
 }
 
 // reportCounts logs how many attachments there are in each state. It does not log a change of the
-// live ones alone.
+// live ones alone, nor that a pending DEL is tried in one sweep and keeps its pause in the next.
 func (s *sweeper) reportCounts(words map[string]int, allElsewhere bool) {
 	nothing := ""
 	if allElsewhere {
@@ -116,15 +116,17 @@ func (s *sweeper) reportCounts(words map[string]int, allElsewhere bool) {
 	if s.log.changed("unknown", nothing) && nothing != "" {
 		s.log.Warn(nothing, "attachments", words["unknown"])
 	}
-	state, counts := "", []any{}
+	state, counts := fmt.Sprint("pending or waits ", words["pending"]+words["waits"]), []any{}
 	for _, word := range []string{"released", "to be released", "pending", "waits", "kept",
 		"unknown"} {
-		if words[word] > 0 {
-			state += fmt.Sprintf("%s %d,", word, words[word])
-			counts = append(counts, word, words[word])
+		if words[word] == 0 {
+			continue
+		}
+		if counts = append(counts, word, words[word]); word != "pending" && word != "waits" {
+			state += fmt.Sprintf(", %s %d", word, words[word])
 		}
 	}
-	if (s.log.changed("counts", state) || words["released"] > 0) && state != "" {
+	if (s.log.changed("counts", state) || words["released"] > 0) && len(counts) > 0 {
 		s.log.Info("swept", append(counts, "live", words["live"])...)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin"
 )
 
 // Attachment is one entry as --json prints it. It leaves out the delegates' configurations, which
@@ -38,12 +39,18 @@ type Step struct {
 	LastError  string `json:"lastError,omitempty"`
 	LastCode   uint   `json:"lastCode,omitempty"`
 	Parked     bool   `json:"parked,omitempty"`
-	Again      bool   `json:"again,omitempty"` // gets one more DEL: it was killed, or its DEL proves nothing
 	Unproven   string `json:"unproven,omitempty"`
 
+	// Each of these two facts gives it one more DEL.
+	Killed        bool `json:"killed,omitempty"`        // it was killed, in its ADD or a DEL
+	ProvesNothing bool `json:"provesNothing,omitempty"` // its DEL passed, and no store could be asked
+
 	retry  time.Duration // until a DEL that failed is tried again, see wait
-	repeat time.Duration // until the DEL of a delegate that was killed is run once more
+	repeat time.Duration // until the DEL of one that was killed is run once more
+	prove  time.Duration // until a DEL that proves nothing is run once more
 }
+
+func (s *Step) onceMore() string { return plugin.OnceMore(s.Killed, s.ProvesNothing) }
 
 // Key returns the key of its entry in the journal.
 func (a *Attachment) Key() journal.Key {
@@ -102,12 +109,17 @@ func describe(e *journal.Entry) Attachment {
 			}
 		}
 		for _, s := range g.Steps {
+			prove := time.Duration(s.ConfirmAt - journal.BootNanos())
+			if prove > g.GracePeriod {
+				prove = 0 // a time of another boot
+			}
 			a.Steps = append(a.Steps, Step{
 				Generation: g.Number, Plugin: s.Type, Attempts: s.Attempts,
-				LastError: s.LastError, LastCode: s.LastCode, Parked: s.Parked, Again: s.RepeatAt != 0,
-				Unproven: s.Unproven,
-				retry:    time.Duration(s.RetryAt - journal.BootNanos()),
-				repeat:   time.Duration(s.RepeatAt - journal.BootNanos()),
+				LastError: s.LastError, LastCode: s.LastCode, Parked: s.Parked,
+				Unproven: s.Unproven, Killed: s.RepeatAt != 0, ProvesNothing: s.ConfirmAt != 0,
+				retry:  time.Duration(s.RetryAt - journal.BootNanos()),
+				repeat: time.Duration(s.RepeatAt - journal.BootNanos()),
+				prove:  prove,
 			})
 		}
 	}

@@ -69,8 +69,8 @@ func pending(a Attachment) string {
 				why += ", unproven"
 			case s.Parked:
 				why = "its address has another owner"
-			case s.Again:
-				why = "once more"
+			case s.onceMore() != "":
+				why = s.onceMore()
 			}
 			texts = append(texts, fmt.Sprintf("%s (%s)", s.Plugin, why))
 		}

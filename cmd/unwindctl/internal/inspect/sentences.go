@@ -101,16 +101,12 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 			lines = append(lines, fmt.Sprintf("The DEL of %s waits, for it would take the rules "+
 				"of the address's new owner%s. It is run once that one is gone.",
 				s.Plugin, newOwner(a, all)))
-		case s.Again && wait > 0:
-			lines = append(lines, fmt.Sprintf("%s was killed while it worked, so that something "+
-				"behind it may have gone on, or its DEL proves nothing: it is run once more, in %s. "+
-				"No sweep does it sooner.",
-				s.Plugin, term.Roughly(wait)))
-		case s.Again:
+		case s.onceMore() != "" && wait > 0:
+			lines = append(lines, fmt.Sprintf("%s: its DEL runs once more in %s. No sweep runs it "+
+				"sooner.", s.whyOnceMore(), term.Roughly(wait)))
+		case s.onceMore() != "":
 			ready = true
-			lines = append(lines, fmt.Sprintf("%s was killed while it worked, so that something "+
-				"behind it may have gone on, or its DEL proves nothing: the next sweep runs it "+
-				"once more.", s.Plugin))
+			lines = append(lines, s.whyOnceMore()+": the next sweep runs its DEL once more.")
 		default:
 			ready = true
 			untried = append(untried, s.Plugin)
@@ -142,6 +138,21 @@ func newOwner(a *Attachment, all []Attachment) string {
 	return ""
 }
 
+// whyOnceMore returns why a DEL that passed runs once more.
+func (s *Step) whyOnceMore() string {
+	const (
+		killed = "%s was killed while it worked, so that something behind it may have gone on"
+		proves = "the DEL of %s also passes where it frees nothing, and no store could be asked"
+	)
+	switch {
+	case s.Killed && s.ProvesNothing:
+		return fmt.Sprintf(killed+", and "+proves, s.Plugin, s.Plugin)
+	case s.Killed:
+		return fmt.Sprintf(killed, s.Plugin)
+	}
+	return fmt.Sprintf("T"+proves[1:], s.Plugin)
+}
+
 // wait returns how long no sweep of the runtime or the timer tries the DEL. Times of another boot
 // mean nothing.
 func (s *Step) wait(thisBoot bool) time.Duration {
@@ -149,10 +160,12 @@ func (s *Step) wait(thisBoot bool) time.Duration {
 	switch {
 	case (s.LastError != "" || s.Unproven != "") && s.retry > 0 && s.retry <= longest:
 		return s.retry
-	case s.LastError == "" && s.Unproven == "" && s.Again && s.repeat > 0 && thisBoot:
-		return s.repeat
+	case s.LastError != "", s.Unproven != "":
+		return 0
+	case s.Killed && thisBoot:
+		return max(s.repeat, s.prove, 0)
 	}
-	return 0
+	return max(s.prove, 0)
 }
 
 func interfaceOf(ifname string) string {

@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -124,8 +125,6 @@ func (s *Step) state(pending bool) string {
 		return "unproven"
 	case s.Parked:
 		return "parked"
-	case s.Again:
-		return "once more"
 	}
-	return "pending"
+	return cmp.Or(s.onceMore(), "pending")
 }
