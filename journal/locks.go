@@ -10,7 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"syscall"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,12 +23,58 @@ var ErrBusy = errors.New("busy")
 // Delegates inherit the descriptor, so the lock stays held while any of them lives, even if this
 // process is killed. To tell the two apart, the process that took the lock also holds a record lock
 // (fcntl) on the file, which no child inherits: see Owner. Closing any descriptor of the file drops
-// its process's record lock, so a process never opens the file of a lock that it holds again.
+// its process's record lock, so a process never opens the file of a lock that it holds again: see
+// held.
 type Lock struct {
-	store *Store
-	key   Key
-	file  *os.File
-	made  bool
+	path string
+	as   lockID
+	file *os.File
+	made bool
+}
+
+// lockID identifies a lock file within the process, whatever path a Store has to its directory.
+type lockID struct {
+	dir  fileID
+	name string
+}
+
+// held has the locks that this process holds, or waits for. It is the process's and not a Store's,
+// as record locks are. Whoever opens a lock file only to look keeps the mutex until it is closed.
+var held = struct {
+	sync.Mutex
+	locks map[lockID]bool
+}{locks: map[lockID]bool{}}
+
+// lockID returns the identity of a lock file, by its name. It returns fs.ErrNotExist if there is no
+// directory of lock files.
+func (s *Store) lockID(name string) (lockID, error) {
+	var st unix.Stat_t
+	dir := filepath.Join(s.Dir, locksName)
+	if err := unix.Stat(dir, &st); err != nil {
+		return lockID{}, fmt.Errorf("journal: %w", &fs.PathError{Op: "stat", Path: dir, Err: err})
+	}
+	return lockID{fileID{st.Dev, st.Ino}, name}, nil
+}
+
+// hold marks a lock as this process's. It returns ErrBusy if it was marked already.
+func (s *Store) hold(name string) (lockID, error) {
+	id, err := s.lockID(name)
+	if err != nil {
+		return id, err
+	}
+	held.Lock()
+	defer held.Unlock()
+	if held.locks[id] {
+		return id, ErrBusy
+	}
+	held.locks[id] = true
+	return id, nil
+}
+
+func unhold(id lockID) {
+	held.Lock()
+	defer held.Unlock()
+	delete(held.locks, id)
 }
 
 // Acquire takes the lock of an attachment and waits as long as ctx allows, then returns ErrBusy.
@@ -43,8 +89,9 @@ func (s *Store) Acquire(ctx context.Context, k Key) (*Lock, error) {
 	if err := s.makeDir(); err != nil {
 		return nil, err
 	}
-	if !s.hold(k) {
-		return nil, fmt.Errorf("journal: lock of %s: %w", k, ErrBusy)
+	id, err := s.hold(lockName(k))
+	if err != nil {
+		return nil, fmt.Errorf("journal: lock of %s: %w", k, err)
 	}
 	f, err := lockFile(ctx, s.LockPath(k), os.O_RDWR, unix.LOCK_EX)
 	made := errors.Is(err, fs.ErrNotExist)
@@ -62,15 +109,15 @@ func (s *Store) Acquire(ctx context.Context, k Key) (*Lock, error) {
 		}
 	}
 	if err != nil {
-		s.unhold(k)
+		unhold(id)
 		return nil, fmt.Errorf("journal: lock of %s: %w", k, err)
 	}
-	return &Lock{store: s, key: k, file: f, made: made}, nil
+	return &Lock{path: s.LockPath(k), as: id, file: f, made: made}, nil
 }
 
-// Share takes the lock of an attachment to look at it, beside others that do so. While Acquire has
-// the lock, Share waits as long as ctx allows, then returns ErrBusy. It creates no file: if there
-// is none, it returns fs.ErrNotExist.
+// Share takes the lock of an attachment to look at it, beside other processes that do so. While
+// Acquire has the lock, Share waits as long as ctx allows, then returns ErrBusy. It creates no file:
+// if there is none, it returns fs.ErrNotExist.
 //
 // Delegates inherit the descriptor as they do from Acquire. There is no record lock, so no Owner: a
 // process that wants to acquire the lock may kill these delegates, whether this process lives or
@@ -81,35 +128,16 @@ func (s *Store) Share(ctx context.Context, k Key) (*Lock, error) {
 			return nil, err
 		}
 	}
-	if !s.hold(k) {
-		return nil, fmt.Errorf("journal: lock of %s: %w", k, ErrBusy)
+	id, err := s.hold(lockName(k))
+	if err != nil {
+		return nil, fmt.Errorf("journal: lock of %s: %w", k, err)
 	}
 	f, err := lockFile(ctx, s.LockPath(k), os.O_RDONLY, unix.LOCK_SH)
 	if err != nil {
-		s.unhold(k)
+		unhold(id)
 		return nil, fmt.Errorf("journal: lock of %s: %w", k, err)
 	}
-	return &Lock{store: s, key: k, file: f}, nil
-}
-
-// hold marks an attachment as locked by this process. It returns false if it was marked already.
-func (s *Store) hold(k Key) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.held[k] {
-		return false
-	}
-	if s.held == nil {
-		s.held = map[Key]bool{}
-	}
-	s.held[k] = true
-	return true
-}
-
-func (s *Store) unhold(k Key) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.held, k)
+	return &Lock{path: s.LockPath(k), as: id, file: f}, nil
 }
 
 // TryAcquire takes the lock of an attachment if it is free, and otherwise returns ErrBusy at once.
@@ -120,11 +148,12 @@ func (s *Store) TryAcquire(k Key) (*Lock, error) {
 	return s.Acquire(ctx, k)
 }
 
-// LockPath returns the path of an attachment's lock file. The name is a hash, since container IDs
-// may have any length.
-func (s *Store) LockPath(k Key) string {
-	return filepath.Join(s.Dir, locksName, hashOf(encodeKey(k)))
-}
+// LockPath returns the path of an attachment's lock file.
+func (s *Store) LockPath(k Key) string { return filepath.Join(s.Dir, locksName, lockName(k)) }
+
+// lockName returns the name of an attachment's lock file: a hash, since container IDs may have any
+// length.
+func lockName(k Key) string { return hashOf(encodeKey(k)) }
 
 // hashOf returns the file name of an attachment, by its key as encodeKey makes it.
 func hashOf(key []byte) string {
@@ -135,49 +164,55 @@ func hashOf(key []byte) string {
 // Locked reports whether the lock of an attachment is held, not counting those that share it, and
 // whether its lock file exists.
 func (s *Store) Locked(k Key) (locked, exists bool, err error) {
-	if !s.hold(k) {
-		return true, true, nil
-	}
-	defer s.unhold(k)
-	f, err := openFile(s.LockPath(k), os.O_RDONLY)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, false, nil
-	}
-	if err != nil {
-		return false, false, fmt.Errorf("journal: lock of %s: %w", k, err)
-	}
-	defer f.Close()
-	err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
-	if err != nil && !errors.Is(err, unix.EWOULDBLOCK) {
-		return false, true, fmt.Errorf("journal: lock of %s: %w", k, err)
-	}
-	return errors.Is(err, unix.EWOULDBLOCK), true, nil
+	ours, err := s.look(k, os.O_RDONLY, func(f *os.File) error {
+		exists = true
+		err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			locked, err = true, nil
+		}
+		return err
+	})
+	return locked || ours, exists || ours, err
 }
 
 // Owner returns the living process that acquired an attachment's lock, or 0. With 0 the lock is
 // free, or held only by delegates that outlived their unwind, or by those that share it. Owner
 // returns 1 for a process in another PID namespace.
 func (s *Store) Owner(k Key) (pid int, err error) {
-	if !s.hold(k) {
-		return os.Getpid(), nil
+	ours, err := s.look(k, os.O_RDWR, func(f *os.File) error {
+		record := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
+		err := unix.FcntlFlock(f.Fd(), unix.F_GETLK, &record)
+		if err == nil && record.Type != unix.F_UNLCK {
+			pid = max(1, int(record.Pid))
+		}
+		return err
+	})
+	if ours {
+		pid = os.Getpid()
 	}
-	defer s.unhold(k)
-	f, err := openFile(s.LockPath(k), os.O_RDWR)
-	if errors.Is(err, fs.ErrNotExist) {
-		return 0, nil
+	return pid, err
+}
+
+// look opens an attachment's lock file, if there is one, and calls fn, which does not wait. It
+// leaves a lock alone that this process holds, and says that it is ours.
+func (s *Store) look(k Key, flag int, fn func(*os.File) error) (ours bool, err error) {
+	held.Lock()
+	defer held.Unlock()
+	id, err := s.lockID(lockName(k))
+	if err == nil {
+		if held.locks[id] {
+			return true, nil
+		}
+		var f *os.File
+		if f, err = openFile(s.LockPath(k), flag); err == nil {
+			defer f.Close()
+			err = fn(f)
+		}
 	}
-	if err != nil {
-		return 0, fmt.Errorf("journal: lock of %s: %w", k, err)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, fmt.Errorf("journal: lock of %s: %w", k, err)
 	}
-	defer f.Close()
-	record := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
-	if err := unix.FcntlFlock(f.Fd(), unix.F_GETLK, &record); err != nil {
-		return 0, fmt.Errorf("journal: lock of %s: %w", k, err)
-	}
-	if record.Type == unix.F_UNLCK {
-		return 0, nil
-	}
-	return max(1, int(record.Pid)), nil
+	return false, nil
 }
 
 // Made reports whether taking the lock created its file.
@@ -191,11 +226,10 @@ func (l *Lock) File() *os.File { return l.file }
 // lock file is not known to be dead. Another file at the path, as after a removal of the whole
 // directory, stays.
 func (l *Lock) Remove() error {
-	path := l.store.LockPath(l.key)
-	if !samePath(l.file, path) {
+	if !samePath(l.file, l.path) {
 		return nil
 	}
-	return os.Remove(path)
+	return os.Remove(l.path)
 }
 
 // Release gives the lock back, even if delegates inherited the descriptor and left a daemon that
@@ -206,7 +240,7 @@ func (l *Lock) Release() {
 	_ = unix.FcntlFlock(l.file.Fd(), unix.F_SETLK, &record)
 	_ = unix.Flock(int(l.file.Fd()), unix.LOCK_UN)
 	_ = l.file.Close()
-	l.store.unhold(l.key)
+	unhold(l.as)
 }
 
 // RemoveStrayLocks removes the lock files, and the files of the log, that no entry has. A process
@@ -235,6 +269,11 @@ func (s *Store) RemoveStrayLocks(ctx context.Context) error {
 
 // removeStrayLock reads the journal again under the lock, since an ADD may have come and gone.
 func (s *Store) removeStrayLock(ctx context.Context, name string) error {
+	id, err := s.hold(name)
+	if err != nil {
+		return nil // held, or gone
+	}
+	defer unhold(id)
 	now, cancel := context.WithCancel(ctx)
 	cancel()
 	path := filepath.Join(s.Dir, locksName, name)
@@ -253,7 +292,7 @@ func (s *Store) removeStrayLock(ctx context.Context, name string) error {
 // belong to none: no entry can come while the transaction has the queue.
 func (s *Store) lockNames(ctx context.Context) (map[string]bool, error) {
 	known := map[string]bool{}
-	err := s.View(ctx, func(tx *Tx) error {
+	err := s.ViewAlone(ctx, func(tx *Tx) error {
 		err := tx.Outlines(func(o Outline, _ error) error {
 			known[hashOf(encodeKey(o.Key))] = true
 			return nil
@@ -266,110 +305,4 @@ func (s *Store) lockNames(ctx context.Context) (map[string]bool, error) {
 		return err
 	})
 	return known, err
-}
-
-// queue takes the queue of the journal. A reader changes nothing on the disk and creates no file:
-// if there is no queue file, it reads without one and gets nil.
-func (s *Store) queue(ctx context.Context, write bool) (*os.File, error) {
-	path := filepath.Join(s.Dir, queueName)
-	flag := os.O_RDWR | os.O_CREATE
-	if !write {
-		flag = os.O_RDONLY
-	}
-	f, err := lockFile(ctx, path, flag, unix.LOCK_EX)
-	if !write && errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("journal: queue %s: %w", path, err)
-	}
-	return f, nil
-}
-
-var errNotRegular = errors.New("not a regular file")
-
-// openFile opens a file of the journal. It follows no link, does not wait at a pipe and refuses
-// one.
-func openFile(path string, flag int) (*os.File, error) {
-	f, err := os.OpenFile(path, flag|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
-	if errors.Is(err, syscall.ELOOP) {
-		return nil, fmt.Errorf("%s is a symbolic link; remove it: %w", path, syscall.ELOOP)
-	}
-	if err != nil {
-		return nil, err
-	}
-	info, err := f.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s is %w; move it away", path, errNotRegular)
-	}
-	if err != nil {
-		_ = f.Close()
-		return nil, err
-	}
-	return f, nil
-}
-
-// lockFile opens a file, takes its flock (LOCK_SH or LOCK_EX) and checks that it is still the file
-// at its path.
-func lockFile(ctx context.Context, path string, flag, how int) (*os.File, error) {
-	for {
-		f, err := openFile(path, flag)
-		if err != nil {
-			return nil, err
-		}
-		if err := flock(ctx, f, how); err != nil {
-			return nil, err
-		}
-		if samePath(f, path) {
-			return f, nil
-		}
-		_ = f.Close()
-	}
-}
-
-// flock takes the lock of an open file, LOCK_SH or LOCK_EX. On an error it closes the file, at the
-// latest when the kernel gives up the wait.
-func flock(ctx context.Context, f *os.File, how int) error {
-	fd := int(f.Fd())
-	switch err := unix.Flock(fd, how|unix.LOCK_NB); {
-	case err == nil:
-		return nil
-	case !errors.Is(err, unix.EWOULDBLOCK):
-		_ = f.Close()
-		return err
-	case ctx.Err() != nil:
-		_ = f.Close()
-		return ErrBusy
-	}
-	done := make(chan error, 1)
-	go func() {
-		err := unix.Flock(fd, how)
-		for errors.Is(err, unix.EINTR) {
-			err = unix.Flock(fd, how)
-		}
-		done <- err
-	}()
-	select {
-	case err := <-done:
-		if err != nil {
-			_ = f.Close()
-		}
-		return err
-	case <-ctx.Done():
-		go func() {
-			<-done
-			_ = f.Close()
-		}()
-		return ErrBusy
-	}
-}
-
-// samePath reports whether an open file is the one at the path.
-func samePath(f *os.File, path string) bool {
-	opened, err := f.Stat()
-	if err != nil {
-		return false
-	}
-	there, err := os.Lstat(path)
-	return err == nil && os.SameFile(opened, there)
 }

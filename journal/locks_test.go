@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -42,6 +43,19 @@ func helpLock(s *Store, args []string) error {
 			tell("released")
 		}
 	}
+}
+
+// helpShare shares the lock of an attachment until the test lets it continue.
+func helpShare(s *Store, args []string) error {
+	l, err := s.Share(context.Background(), keyOf(args[0]))
+	if err != nil {
+		return err
+	}
+	tell("shared")
+	await()
+	l.Release()
+	tell("released")
+	return nil
 }
 
 // helpOwner prints the owner of an attachment's lock, as another process sees it.
@@ -151,6 +165,62 @@ func TestLockHeldByThisProcess(t *testing.T) {
 	wantLock(t, s, "given on", true, true, p.cmd.Process.Pid)
 }
 
+// TestLockOfTwoStores: another Store of the process, whatever its path to the directory, knows the
+// lock as the process's, and drops no record lock when it looks.
+func TestLockOfTwoStores(t *testing.T) {
+	t.Parallel()
+	s, k := newStore(t), keyOf("a")
+	tryAcquire(t, s, k)
+	link := filepath.Join(t.TempDir(), "link")
+	check(t, os.Symlink(filepath.Dir(s.Dir), link))
+	for _, dir := range []string{s.Dir, filepath.Join(link, "state")} {
+		other := &Store{Dir: dir}
+		wantLock(t, other, "of another Store", true, true, os.Getpid())
+		for what, take := range map[string]func() error{
+			"TryAcquire": func() error { _, err := other.TryAcquire(k); return err },
+			"Share":      func() error { _, err := other.Share(within(t, time.Second), k); return err },
+		} {
+			if err := take(); !errors.Is(err, ErrBusy) {
+				t.Errorf("%s: %v, want ErrBusy", what, err)
+			}
+		}
+		check(t, other.RemoveStrayLocks(t.Context()))
+		start(t, "owner", s.Dir, "a").expect(fmt.Sprint(os.Getpid()))
+	}
+}
+
+// TestLockedDoesNotTake: a look at a lock does not keep another Store of the process from taking it.
+func TestLockedDoesNotTake(t *testing.T) {
+	t.Parallel()
+	s, k := newStore(t), keyOf("a")
+	tryAcquire(t, s, k).Release()
+	stop := make(chan struct{})
+	var looks sync.WaitGroup
+	for range 2 {
+		looks.Go(func() {
+			for other := (&Store{Dir: s.Dir}); ; {
+				select {
+				case <-stop:
+					return
+				default:
+					_, err := other.Owner(k)
+					_, _, err2 := other.Locked(k)
+					if err := errors.Join(err, err2); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+		})
+	}
+	for range 300 {
+		l, err := s.TryAcquire(k)
+		check(t, err)
+		l.Release()
+	}
+	close(stop)
+	looks.Wait()
+}
+
 // TestLockInheritedByADelegate: a delegate that outlived its unwind holds the lock, and can be told
 // apart from an unwind that lives.
 func TestLockInheritedByADelegate(t *testing.T) {
@@ -206,14 +276,15 @@ func TestShare(t *testing.T) {
 	time.AfterFunc(200*time.Millisecond, func() { p.say("release") })
 	one, err := s.Share(within(t, 10*time.Second), k)
 	check(t, err)
-	two, err := other.Share(within(t, 10*time.Second), k)
-	check(t, err)
-	wantLock(t, &Store{Dir: s.Dir}, "shared", false, true, 0)
+	two := start(t, "share", s.Dir, "a")
+	two.expect("shared")
 	one.Release()
-	if _, err := (&Store{Dir: s.Dir}).TryAcquire(k); !errors.Is(err, ErrBusy) {
+	wantLock(t, s, "shared", false, true, 0)
+	if _, err := s.TryAcquire(k); !errors.Is(err, ErrBusy) {
 		t.Errorf("TryAcquire of a lock that is shared: %v", err)
 	}
-	two.Release()
+	two.say("release")
+	two.expect("released")
 	tryAcquire(t, s, k)
 
 	check(t, os.Chmod(filepath.Join(s.Dir, locksName), 0o777))

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -161,24 +162,132 @@ func TestKilledInATransaction(t *testing.T) {
 	}
 }
 
+// helpView stays in a View until the test lets it continue.
+func helpView(s *Store, _ []string) error { return helpIn(s.View) }
+
+// helpAlone does so in a ViewAlone.
+func helpAlone(s *Store, _ []string) error { return helpIn(s.ViewAlone) }
+
+func helpIn(view func(context.Context, func(*Tx) error) error) error {
+	err := view(context.Background(), func(tx *Tx) error {
+		tell("in")
+		await()
+		return look(tx)
+	})
+	if err == nil {
+		tell("done")
+	}
+	return err
+}
+
+// TestReadersAtOnce: readers read at once. A writer waits for those that came before it, and those
+// that come later wait for the writer.
+func TestReadersAtOnce(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	put(t, s, adding("a"))
+	queue := filepath.Join(s.Dir, queueName)
+	early := []*process{start(t, "view", s.Dir), start(t, "view", s.Dir)}
+	for _, p := range early {
+		p.expect("in")
+	}
+	writer := start(t, "write", s.Dir, "b")
+	waiting(t, writer, s.Path())
+	late := start(t, "view", s.Dir)
+	waiting(t, late, queue)
+	for _, p := range early {
+		p.say("go on")
+		p.expect("done")
+	}
+	writer.expect("done")
+	late.expect("in")
+	late.say("go on")
+	late.expect("done")
+}
+
+// TestViewAlone: of two only one is in its transaction. A reader that came before may be, too.
+func TestViewAlone(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	put(t, s, adding("a"))
+	reader := start(t, "view", s.Dir)
+	reader.expect("in")
+	one := start(t, "alone", s.Dir)
+	one.expect("in")
+	two := start(t, "alone", s.Dir)
+	waiting(t, two, filepath.Join(s.Dir, queueName))
+	reader.say("go on")
+	reader.expect("done")
+	one.say("go on")
+	one.expect("done")
+	two.expect("in")
+}
+
+// TestOneThreadWaits: however many callers wait for the queue and give up, one thread waits.
+func TestOneThreadWaits(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	put(t, s, adding("a"))
+	holder := start(t, "transact", s.Dir, "b")
+	holder.expect("in")
+	queue := filepath.Join(s.Dir, queueName)
+	for range 2 {
+		var callers sync.WaitGroup
+		for range 100 {
+			callers.Go(func() {
+				if err := s.View(within(t, 300*time.Millisecond), look); !errors.Is(err, ErrBusy) {
+					t.Errorf("View: %v, want ErrBusy", err)
+				}
+			})
+		}
+		callers.Wait()
+		if n := waitersFor(t, os.Getpid(), queue); n != 1 {
+			t.Errorf("%d threads wait for the queue, want 1", n)
+		}
+	}
+	var callers sync.WaitGroup
+	for range 20 {
+		callers.Go(func() {
+			if err := s.View(t.Context(), look); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	holder.say("go on")
+	holder.expect("done")
+	callers.Wait()
+	if n := waitersFor(t, os.Getpid(), queue); n != 0 {
+		t.Errorf("%d threads still wait for the queue", n)
+	}
+}
+
 // waiting waits until a process waits for an flock on a file.
 func waiting(t *testing.T, p *process, path string) {
 	t.Helper()
-	var st syscall.Stat_t
-	check(t, syscall.Stat(path, &st))
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		locks, err := os.ReadFile("/proc/locks")
-		check(t, err)
-		for line := range strings.Lines(string(locks)) {
-			// 7: -> FLOCK  ADVISORY  WRITE 4711 fe:00:1234 0 EOF
-			f := strings.Fields(line)
-			if len(f) > 6 && f[1] == "->" && f[5] == fmt.Sprint(p.cmd.Process.Pid) &&
-				strings.HasSuffix(f[6], fmt.Sprintf(":%d", st.Ino)) {
-				return
-			}
+		if waitersFor(t, p.cmd.Process.Pid, path) > 0 {
+			return
 		}
 	}
 	t.Fatalf("process %d does not wait for %s", p.cmd.Process.Pid, path)
+}
+
+// waitersFor returns how many threads of a process wait for an flock on a file.
+func waitersFor(t *testing.T, pid int, path string) (n int) {
+	t.Helper()
+	var st syscall.Stat_t
+	check(t, syscall.Stat(path, &st))
+	locks, err := os.ReadFile("/proc/locks")
+	check(t, err)
+	for line := range strings.Lines(string(locks)) {
+		// 7: -> FLOCK  ADVISORY  WRITE 4711 fe:00:1234 0 EOF
+		f := strings.Fields(line)
+		if len(f) > 6 && f[1] == "->" && f[5] == fmt.Sprint(pid) &&
+			strings.HasSuffix(f[6], fmt.Sprintf(":%d", st.Ino)) {
+			n++
+		}
+	}
+	return n
 }
 
 func TestFolderRemovedBetween(t *testing.T) {

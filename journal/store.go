@@ -24,12 +24,15 @@ import (
 // A transaction:
 //
 //  1. Take the queue's flock, with a deadline. Readers take it too: bbolt's own lock polls every 50
-//     ms, and a reader that held it while it prints would block every pod of the node.
+//     ms, and writers that waited there for readers would starve.
 //  2. Check that the queue's file is still the one at its path; otherwise start again.
-//  3. Open the file, created if there is none (see create), and take its flock. Check that it is
-//     the file at its path and whole, and that its name is on the disk (see verify, syncFolders).
-//  4. Run one bbolt transaction.
-//  5. Close the file and release the queue.
+//  3. Open the file, created if there is none (see create), and take its flock, which readers share.
+//     Check that it is the file at its path and whole, and that its name is on the disk (see
+//     verify, syncFolders).
+//  4. A reader releases the queue. So readers read at once, and none comes between a writer that
+//     waits for them and the file.
+//  5. Run one bbolt transaction.
+//  6. Close the file and release the queue.
 //
 // A panic or a SIGBUS in bbolt becomes an error. If the file is then proven to be damaged, the
 // store sets it aside, begins a new one and runs the transaction once more. So a function given to
@@ -41,9 +44,6 @@ type Store struct {
 	// disk. Tests set it.
 	Point func(name string)
 
-	mu   sync.Mutex
-	held map[Key]bool // the locks that this process holds
-
 	bootOnce sync.Once
 	boot     string // see bootID
 }
@@ -53,9 +53,18 @@ type Store struct {
 // that end at once get through, one transaction each, on a disk that takes 45 ms for a sync.
 const MaxWait = 10 * time.Second
 
-// strangerWait bounds the wait for the file itself. unwind holds the queue, so only a stranger (a
-// backup, bbolt's own tool) can hold the file's lock.
+// strangerWait bounds the wait for a file that somebody writes to. unwind holds the queue, so only a
+// stranger (bbolt's own tool) can have that lock.
 const strangerWait = time.Second
+
+// access is what a transaction does.
+type access int
+
+const (
+	reads      access = iota // beside other readers
+	readsAlone               // beside readers that began before it
+	writes
+)
 
 const (
 	fileName  = "journal.db"
@@ -80,34 +89,44 @@ func (s *Store) Update(ctx context.Context, fn func(*Tx) error) error {
 	if err := s.makeDir(); err != nil {
 		return err
 	}
-	return s.run(ctx, true, fn)
+	return s.run(ctx, writes, fn)
 }
 
 // View runs fn in one read-only transaction and changes nothing on the disk. Without a journal, fn
-// sees an empty one.
+// sees an empty one. Other Views may run at the same time; an Update waits for fn.
 func (s *Store) View(ctx context.Context, fn func(*Tx) error) error {
+	return s.view(ctx, reads, fn)
+}
+
+// ViewAlone is View for an fn that decides by what it reads, and acts beside the bbolt file. No other
+// ViewAlone and no Update runs at the same time.
+func (s *Store) ViewAlone(ctx context.Context, fn func(*Tx) error) error {
+	return s.view(ctx, readsAlone, fn)
+}
+
+func (s *Store) view(ctx context.Context, how access, fn func(*Tx) error) error {
 	if _, err := os.Lstat(s.Path()); errors.Is(err, fs.ErrNotExist) {
 		return fn(&Tx{store: s})
 	}
 	if err := checkDir(s.Dir); err != nil {
 		return err
 	}
-	return s.run(ctx, false, fn)
+	return s.run(ctx, how, fn)
 }
 
-func (s *Store) run(ctx context.Context, write bool, fn func(*Tx) error) error {
+func (s *Store) run(ctx context.Context, how access, fn func(*Tx) error) error {
 	ctx, cancel := s.whileItMoves(ctx)
 	defer cancel()
-	queue, err := s.queue(ctx, write)
+	queue, err := s.queue(ctx, how == writes)
 	if err != nil {
 		return err
 	}
 	defer queue.Close()
 	for try := 0; ; try++ {
-		err := s.transact(ctx, queue, write, fn)
+		err := s.transact(ctx, queue, how, fn)
 		switch {
 		case errors.Is(err, errAgain) && try < 3:
-		case errors.Is(err, ErrDamaged) && write && try == 0:
+		case errors.Is(err, ErrDamaged) && how == writes && try == 0:
 			if err := s.setAside(err); err != nil {
 				return err
 			}
@@ -143,8 +162,12 @@ func (s *Store) lookAfter(ctx context.Context, d time.Duration, end func()) *tim
 	})
 }
 
-// transact opens the file, runs fn and closes it. The caller holds the queue.
-func (s *Store) transact(ctx context.Context, queue *os.File, write bool, fn func(*Tx) error) (err error) {
+// transact opens the file, runs fn and closes it. The caller holds the queue; transact releases it
+// for a reader as soon as that has the file.
+func (s *Store) transact(
+	ctx context.Context, queue *os.File, how access, fn func(*Tx) error,
+) (err error) {
+	write := how == writes
 	var file *os.File
 	debug.SetPanicOnFault(true)
 	defer debug.SetPanicOnFault(false)
@@ -183,6 +206,9 @@ func (s *Store) transact(ctx context.Context, queue *os.File, write bool, fn fun
 	if err != nil {
 		return s.confirm(classify(err))
 	}
+	if how == reads {
+		_ = queue.Close()
+	}
 	if write {
 		err = db.Update(func(btx *bolt.Tx) error { return s.inTx(btx, info, fn) })
 		if err == nil {
@@ -203,17 +229,15 @@ func abandon(file *os.File) {
 
 // open opens and locks the file, if it is whole and the one at its path.
 func (s *Store) open(ctx context.Context, queue *os.File, write bool) (*os.File, error) {
-	flag, how := os.O_RDONLY, unix.LOCK_SH
+	flag := os.O_RDONLY
 	if write {
-		flag, how = os.O_RDWR, unix.LOCK_EX
+		flag = os.O_RDWR
 	}
 	f, err := openFile(s.Path(), flag)
 	if err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, strangerWait)
-	defer cancel()
-	if err := flock(ctx, f, how); err != nil {
+	if err := lockOpened(ctx, f, write); err != nil {
 		return nil, fmt.Errorf("journal: %s is locked by another program: %w", s.Path(), err)
 	}
 	switch {
@@ -229,6 +253,17 @@ func (s *Store) open(ctx context.Context, queue *os.File, write bool) (*os.File,
 		return nil, err
 	}
 	return f, nil
+}
+
+// lockOpened takes the flock of the bbolt file, and closes the file on an error. A writer waits for
+// the readers that have it as long as for the queue, and for a stranger that writes strangerWait.
+func lockOpened(ctx context.Context, f *os.File, write bool) error {
+	short, cancel := context.WithTimeout(ctx, strangerWait)
+	defer cancel()
+	if err := flock(short, f, unix.LOCK_SH); err != nil || !write {
+		return err
+	}
+	return flock(ctx, f, unix.LOCK_EX)
 }
 
 func (s *Store) inTx(btx *bolt.Tx, file os.FileInfo, fn func(*Tx) error) error {

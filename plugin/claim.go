@@ -119,7 +119,7 @@ func (a *adding) appended(ctx context.Context, claims []journal.Claim) (others [
 	if !volatile(a.entry) {
 		return nil, false
 	}
-	err := a.store.View(ctx, func(tx *journal.Tx) (err error) {
+	err := a.store.ViewAlone(ctx, func(tx *journal.Tx) (err error) {
 		if others, err = a.holdersOf(tx, claims); err == nil {
 			ok = a.append(a.entry)
 		}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -238,6 +239,78 @@ func TestRunTwice(t *testing.T) {
 	if !named(second) {
 		t.Error("doctor does not name the second")
 	}
+}
+
+// TestRunCrowd: any number of those who ask for metrics have one thread wait for the journal's queue,
+// and keep no probe out. They get their metrics once the queue is free.
+func TestRunCrowd(t *testing.T) {
+	t.Parallel()
+	const crowd = 400
+	n := newAgentMachine(t)
+	n.addDead("a")
+	r := n.agent(home, "--no-install", "--observe", "--listen", "127.0.0.1:0")
+	serving := regexp.MustCompile(`address=(\S+)`)
+	eventually(t, "it serves", func() bool { return serving.MatchString(r.log()) })
+	address := serving.FindStringSubmatch(r.log())[1]
+	queue, err := os.OpenFile(filepath.Join(n.state, "journal.lock"), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer queue.Close()
+	if err := syscall.Flock(int(queue.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	for range crowd {
+		c, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := io.WriteString(c, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	get := func(path string) string {
+		answer, err := http.Get("http://" + address + path)
+		if err != nil {
+			t.Error(err)
+			return ""
+		}
+		defer answer.Body.Close()
+		body, _ := io.ReadAll(answer.Body)
+		return string(body)
+	}
+	if got := get("/healthz"); got != "ok\n" { // it is accepted after the others
+		t.Errorf("/healthz: %s", got)
+	}
+	eventually(t, "it waits for the queue", func() bool { return n.waitFor(r, queue) > 0 })
+	threads, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", r.cmd.Process.Pid))
+	if waiting := n.waitFor(r, queue); waiting != 1 || len(threads) > crowd/4 {
+		t.Errorf("%d threads wait for the queue, of %d; want 1", waiting, len(threads))
+	}
+	_ = queue.Close()
+	eventually(t, "metrics", func() bool {
+		return strings.Contains(get("/metrics"), "\nunwind_journal_readable 1\n")
+	})
+}
+
+// waitFor returns how many threads of a program wait for the flock of a file.
+func (n *machine) waitFor(r *running, f *os.File) (waiting int) {
+	n.Helper()
+	var st syscall.Stat_t
+	locks, err := os.ReadFile("/proc/locks")
+	if err = errors.Join(err, syscall.Fstat(int(f.Fd()), &st)); err != nil {
+		n.Fatal(err)
+	}
+	for line := range strings.Lines(string(locks)) {
+		// 7: -> FLOCK  ADVISORY  WRITE 4711 fe:00:1234 0 EOF
+		part := strings.Fields(line)
+		if len(part) > 6 && part[1] == "->" && part[5] == fmt.Sprint(r.cmd.Process.Pid) &&
+			strings.HasSuffix(part[6], fmt.Sprintf(":%d", st.Ino)) {
+			waiting++
+		}
+	}
+	return waiting
 }
 
 // TestRunListen: what is served, and where.

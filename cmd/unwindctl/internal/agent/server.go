@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,20 +10,31 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/prometheus/common/expfmt"
 
 	"cni-unwind/cmd/unwindctl/internal/metrics"
 	"cni-unwind/cmd/unwindctl/internal/term"
 )
 
-// server serves the metrics, and whether the loops make progress.
+// server serves the metrics, and whether the loops make progress. Any user of the node may ask it,
+// so what one request costs does not grow with their number: one collection serves all, and the
+// other answers are in memory.
 type server struct {
 	log      *dedupLogger
 	metrics  func() metrics.Source
 	interval time.Duration
 	loops    map[string]*heartbeat // by what each does
 	inUse    func() metrics.InUse
+	kept     metrics.Kept
 }
+
+// The bounds on a connection, which is for one request: see bounded. One that asks for metrics may
+// wait for a collection.
+const (
+	toRead     = 5 * time.Second
+	toWrite    = 15 * time.Second
+	mostHeader = 8 << 10 // bytes
+)
 
 // serve listens at an address until stop is called.
 func (s *server) serve(ctx context.Context, address string) (stop func(), err error) {
@@ -31,14 +43,16 @@ func (s *server) serve(ctx context.Context, address string) (stop func(), err er
 		return nil, fmt.Errorf("--listen: %w", err)
 	}
 	s.log.Info("serving", "address", l.Addr().String())
+	s.kept.Collect = s.collect
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /metrics", s.serveMetrics)
 	mux.HandleFunc("GET /healthz", s.healthz)
 	mux.HandleFunc("GET /readyz", s.readyz)
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second,
-		IdleTimeout: 2 * time.Minute}
+	server := &http.Server{Handler: mux, ReadTimeout: toRead, WriteTimeout: toWrite,
+		MaxHeaderBytes: mostHeader}
+	server.SetKeepAlivesEnabled(false)
 	go func() {
-		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		if err := server.Serve(&bounded{Listener: l}); !errors.Is(err, http.ErrServerClosed) {
 			s.log.Error("serving", "err", err)
 		}
 	}()
@@ -46,12 +60,23 @@ func (s *server) serve(ctx context.Context, address string) (stop func(), err er
 }
 
 func (s *server) serveMetrics(w http.ResponseWriter, r *http.Request) {
-	var failed error
-	registry := s.metrics().Registry(r.Context(), func(err error) { failed = err })
-	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(w, r)
-	if r.Context().Err() == nil {
-		s.log.warnOnce("metrics", "metrics", failed)
+	text, err := s.kept.Text(r.Context())
+	if err != nil { // the client is gone
+		return
 	}
+	if len(text) == 0 {
+		http.Error(w, "no metric could be read", http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", string(expfmt.NewFormat(expfmt.TypeTextPlain)))
+	_, _ = w.Write(text)
+}
+
+// collect returns the metrics as text, and logs what it could not read.
+func (s *server) collect(ctx context.Context) []byte {
+	var text bytes.Buffer
+	s.log.warnOnce("metrics", "metrics", s.metrics().Print(ctx, &text))
+	return text.Bytes()
 }
 
 // readyz reports whether pods of the node go through unwind. A version that cannot install is not
