@@ -84,7 +84,7 @@ func (u *undoing) pass(ctx context.Context) []*delegate.Failure {
 		}
 		u.left--
 		undone, waits := u.settledByStore(stepCtx, step)
-		if waits || u.waitsForRuntime(step) {
+		if waits || u.waitsForRuntime(ctx, step) {
 			cancel()
 			continue
 		}
@@ -248,7 +248,7 @@ func (u *undoing) noteOutcome(ctx context.Context, step *journal.Step, f *delega
 		}
 		return false
 	}
-	return u.noteProof(ctx, step, before) && !u.deferred(step)
+	return u.noteProof(ctx, step, before) && !u.deferred(ctx, step)
 }
 
 // noteFailure stores why the DEL of a step is pending. A delegate that was killed gets a second
