@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -35,6 +36,45 @@ func TestBackoff(t *testing.T) {
 		}
 		if len(seen) < 10 && c.to > 0 {
 			t.Errorf("after %d attempts there are %d times only", c.attempts, len(seen))
+		}
+	}
+}
+
+// TestNextTry has each thing that a pending DEL waits for, and for whom.
+func TestNextTry(t *testing.T) {
+	t.Parallel()
+	const now, minute = int64(time.Hour), int64(time.Minute)
+	failed := journal.Step{Attempts: 30, LastError: "no", RetryAt: now + 4*minute}
+	elsewhere := journal.Step{Attempts: 1, ConfirmAt: now + minute, RetryAt: now - 1,
+		Config: json.RawMessage(`{"ipam": {"type": "whereabouts"}}`)}
+	for _, tt := range []struct {
+		name string
+		step journal.Step
+		by   Asker
+		want Next
+	}{
+		{"never tried", journal.Step{RepeatAt: now + minute}, Asker{SameBoot: true}, Next{}},
+		{"failed", failed, Asker{}, Next{Pause, 4 * time.Minute}},
+		{"failed, asked", failed, Asker{IgnoresPause: true}, Next{}},
+		{"failed in another boot", journal.Step{Attempts: 1, LastError: "no", RetryAt: now + 6*minute}, Asker{}, Next{}},
+		{"unproven", journal.Step{Attempts: 2, Unproven: "held", RetryAt: now + minute}, Asker{}, Next{Pause, time.Minute}},
+		{"parked", journal.Step{Attempts: 1, Parked: true, RetryAt: now + minute}, Asker{}, Next{Awaits: NewOwner}},
+		{"killed", journal.Step{Attempts: 1, RepeatAt: now + minute}, Asker{SameBoot: true, IgnoresPause: true}, Next{GracePeriod, time.Minute}},
+		{"killed before a reboot", journal.Step{Attempts: 1, RepeatAt: now + minute}, Asker{}, Next{}},
+		{"to be confirmed", elsewhere, Asker{GracePeriod: time.Hour}, Next{GracePeriod, time.Minute}},
+		{"to be confirmed, of another boot", elsewhere, Asker{}, Next{}},
+		{"to be confirmed, by who can ask", elsewhere, Asker{GracePeriod: time.Hour, AsksStores: true}, Next{}},
+		{"left to the runtime", journal.Step{Type: skipUnnamed[0]}, Asker{SameBoot: true, NoNetNS: true, Since: now - minute, GracePeriod: time.Hour},
+			Next{Runtime, 59 * time.Minute}},
+		{"left to the runtime for long", journal.Step{Type: skipUnnamed[0]}, Asker{SameBoot: true, NoNetNS: true, GracePeriod: time.Hour}, Next{}},
+		{"the container lives", elsewhere, Asker{IgnoresPause: true, ContainerLives: func() bool { return true }}, Next{Awaits: Container}},
+	} {
+		tt.by.Now = now
+		if tt.by.ContainerLives == nil {
+			tt.by.ContainerLives = func() bool { return false }
+		}
+		if got := NextTry(&tt.step, tt.by); got != tt.want {
+			t.Errorf("%s: %+v, want %+v", tt.name, got, tt.want)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 )
 
 // The phases of B's ADD. In the chain, p0 gives the address, p1 has a rule of the address, and p2
@@ -100,8 +101,24 @@ func TestLateDELAgainstClaim(t *testing.T) {
 	}
 }
 
-// TestSlowLateDELAgainstClaim: A's DEL takes longer than B's ADD waits for it. It is killed, and
-// retried without the address as long as B has it.
+// TestSlowLateDEL: A's DEL takes longer than an ADD would wait for it. Nobody gets the address, and the
+// DEL passes, as with the plain chain.
+func TestSlowLateDEL(t *testing.T) {
+	t.Parallel()
+	c := pendingContest(t)
+	c.hasty()
+	c.env = append(c.env, undoEnv+"=1m")
+	del := c.turn("DEL", c.a, phase{"the rule is there", "p1", "hold"})
+	del.start()
+	time.Sleep(2 * hastyBudgets.Release)
+	if err := del.finish(); err != nil {
+		t.Errorf("the DEL: %v", err)
+	}
+	c.over()
+}
+
+// TestSlowLateDELAgainstClaim: A's DEL takes longer than B's ADD waits for it. It is killed once B has
+// the address, and retried without the address as long as B has it.
 func TestSlowLateDELAgainstClaim(t *testing.T) {
 	t.Parallel()
 	for _, kind := range kinds {
@@ -114,6 +131,7 @@ func TestSlowLateDELAgainstClaim(t *testing.T) {
 			del, add := c.turn("DEL", c.a, phase{"the rule is there", "p1", "hold"}), c.turn("ADD", c.b, overPhase[0])
 			del.start()
 			eventually(t, "the DEL of A's rule", func() bool { _, err := os.Lstat(del.heldFile()); return err == nil })
+			time.Sleep(DefaultBudgets.LateDel)
 			add.start()
 			errADD := add.finish()
 			c.wantOutcome(del.finish(), errADD)

@@ -10,13 +10,6 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// hung says whether a delegate of the entry was killed in its ADD or in a DEL: it may hang again.
-func hung(e *journal.Entry) bool {
-	return slices.ContainsFunc(e.Generations, func(g journal.Generation) bool {
-		return slices.ContainsFunc(g.Steps, func(s journal.Step) bool { return s.RepeatAt != 0 })
-	})
-}
-
 // markKilled records that unwind killed the last started delegate of an entry. It ignores a live
 // entry: there the delegate ran a CHECK, which took nothing.
 func markKilled(e *journal.Entry, grace time.Duration) {

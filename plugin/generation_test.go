@@ -396,7 +396,7 @@ func TestDue(t *testing.T) {
 		{"both wait", "this", []journal.Step{waiting, waiting}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			o := &op{Plugin: &Plugin{}, host: journal.Host{BootID: "this"}}
+			o := &op{Plugin: &Plugin{}, conf: netconf.DefaultConf(), host: journal.Host{BootID: "this"}}
 			e := &journal.Entry{Generations: []journal.Generation{{Host: journal.Host{BootID: c.boot}, Steps: c.steps}}}
 			if o.readyToRetry(t.Context(), e, false) == c.notDue {
 				t.Errorf("due %t", !c.notDue)

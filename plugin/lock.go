@@ -51,12 +51,12 @@ func (o *op) lock(ctx context.Context, key journal.Key) (lock *journal.Lock, kil
 
 // lockOurs takes the lock of the verb's own attachment.
 func (o *op) lockOurs(ctx context.Context) (lock *journal.Lock, killed bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, o.Budgets.Lock)
+	ctx, cancel := context.WithTimeout(ctx, o.Budgets.Undo)
 	defer cancel()
 	lock, killed, err = o.lock(ctx, o.key)
 	if errors.Is(err, journal.ErrBusy) {
 		err = cniError(types.ErrTryAgainLater, fmt.Sprintf("unwind: %s is being worked on by another unwind, "+
-			"which did not end in %s", o.key, o.Budgets.Lock), "")
+			"which did not end in %s", o.key, o.Budgets.Undo), "")
 	}
 	return lock, killed, err
 }

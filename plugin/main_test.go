@@ -74,16 +74,19 @@ func TestMain(m *testing.M) {
 	os.Exit(sandbox.RunInMemory(m))
 }
 
+// hastyBudgets are those of node.hasty.
+var hastyBudgets = Budgets{
+	Undo: 3 * time.Second, Release: 2 * time.Second, LateDel: 1500 * time.Millisecond,
+	HostLink: time.Second, Orphans: 500 * time.Millisecond,
+	GC: 4 * time.Second, Status: 2 * time.Second, Step: 200 * time.Millisecond, Reserve: 500 * time.Millisecond,
+}
+
 func pluginMain() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	p := &Plugin{Stdout: Unbroken(syscall.Stdout), Stderr: Unbroken(syscall.Stderr), Budgets: DefaultBudgets}
 	if os.Getenv(hastyEnv) != "" {
-		p.Budgets = Budgets{
-			Undo: 3 * time.Second, Release: 2 * time.Second, LateDel: 1500 * time.Millisecond, Lock: 5 * time.Second,
-			HostLink: time.Second, Orphans: 500 * time.Millisecond,
-			GC: 4 * time.Second, Status: 2 * time.Second, Step: 200 * time.Millisecond, Reserve: 500 * time.Millisecond,
-		}
+		p.Budgets = hastyBudgets
 	}
 	p.CacheDir = os.Getenv(cacheEnv)
 	if os.Getenv(patientEnv) != "" {

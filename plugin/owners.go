@@ -3,8 +3,10 @@ package plugin
 import (
 	"cmp"
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
+	"time"
 
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
@@ -128,12 +130,59 @@ func (o *op) inUse(address netip.Addr, skip func(host.Interface) bool) (tristate
 // late says whether a step would get an address that it knows from prevResult alone and that
 // another container may have by now. The address may be free since the delegate that brought it was
 // undone, or since something else took it back: of an attachment that the journal did not know,
-// every delegate still has a pending DEL. Such a DEL must end before an ADD that gets the address
-// stops waiting for it.
+// every delegate still has a pending DEL. Such a DEL runs whileFree.
 func (u *undoing) late(step *journal.Step) bool {
 	return slices.ContainsFunc(u.gen.Claims, func(c journal.Claim) bool {
 		return c.Receives(step.Index) && (u.gen.Freed(c) || u.takenBack(c))
 	})
+}
+
+// errGiven ends a late DEL.
+var errGiven = errors.New("its address may have another owner by now")
+
+// whileFree returns the context of a late DEL, which may take its time, but has to end before an ADD
+// that gets one of its addresses runs the delegate that could lose a rule to it. It returns with
+// withheld as of now.
+//
+//  1. unwind looks for another owner of the addresses. From the beginning of the look on, the DEL
+//     has LateDel.
+//  2. While the DEL runs, unwind looks four times in LateDel. A look that reads the journal and finds
+//     no other owner gives the DEL LateDel from its beginning on. Any other look gives it nothing.
+//  3. An ADD that claims an address after the last such look began waits for the attachment's lock,
+//     for Release after its claim, which is longer: see claim.
+func (u *undoing) whileFree(ctx context.Context, cancel context.CancelFunc) (context.Context, context.CancelFunc) {
+	began := time.Now()
+	u.withheld = u.addressesOfOthers(ctx)
+	ctx, end := context.WithCancelCause(ctx)
+	lease := time.AfterFunc(u.Budgets.LateDel-time.Since(began), func() { end(errGiven) })
+	ended, looking := make(chan struct{}), *u
+	go func() {
+		defer close(ended)
+		for looking.stillFree(ctx, lease) {
+		}
+	}()
+	return ctx, func() {
+		cancel()
+		<-ended
+		lease.Stop()
+	}
+}
+
+// stillFree waits for the next look of whileFree, and looks. It returns false once the DEL has ended.
+func (u *undoing) stillFree(ctx context.Context, lease *time.Timer) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(u.Budgets.LateDel / 4):
+	}
+	u.op = u.worker() // the step's own op is at work, and an earlier look may have failed
+	began := time.Now()
+	found := u.addressesOfOthers(ctx)
+	given := slices.ContainsFunc(found, func(a netip.Addr) bool { return !slices.Contains(u.withheld, a) })
+	if !given && !u.unreadable && ctx.Err() == nil {
+		lease.Reset(u.Budgets.LateDel - time.Since(began))
+	}
+	return true
 }
 
 // takenBack says whether a claimed address is no longer the attachment's by host-local's own file,

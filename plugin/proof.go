@@ -49,15 +49,16 @@ func (u *undoing) proven(ctx context.Context, step *journal.Step) (is tristate.V
 // store has given its address back meanwhile, or whether it is too early for one.
 func (u *undoing) settledByStore(ctx context.Context, step *journal.Step) (undone, waits bool) {
 	is, why := tristate.Unknown, ""
-	if step.Unproven != "" || u.askable(step) {
+	askable := len(u.Probes) > 0 && storeElsewhere(step)
+	if step.Unproven != "" || askable {
 		is, why = u.proven(ctx, step)
 	}
 	switch {
 	case is == tristate.Yes:
 		return true, false
-	case u.waitsForContainer(ctx, u.entry, step):
+	case freesByContainer(step) && u.containerLives(ctx, u.entry.Key):
 		return false, true
-	case is == tristate.Unknown && step.Unproven == "" && u.askable(step) && u.deferred(step):
+	case is == tristate.Unknown && step.Unproven == "" && askable && u.deferred(ctx, step):
 		if why != "" {
 			u.noteUnproven(step, why, "")
 		}

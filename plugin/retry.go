@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"cni-unwind/ipam"
@@ -35,74 +36,154 @@ func backoff(attempts int) time.Duration {
 	return d/2 + rand.N(d/2)
 }
 
-// deferred says whether it is too early for a step's DEL once more. A reboot ends the wait for a
-// killed delegate, since it ends the agent behind it, and not that for a DEL that proves nothing. A
-// time further away than the grace period is of another boot.
-func (u *undoing) deferred(step *journal.Step) bool {
-	now := journal.BootNanos()
-	if now < step.RepeatAt && u.sameBoot(u.gen) == tristate.Yes {
-		return true
-	}
-	wait := step.ConfirmAt - now
-	return wait > 0 && wait <= int64(u.gracePeriod(u.entry))
+// Awaits is what a pending DEL waits for.
+type Awaits string
+
+// A pending DEL awaits one of these.
+const (
+	Nothing     Awaits = ""             // the next sweep runs it
+	Pause       Awaits = "pause"        // after a try; who asks for the DEL does not wait
+	Container   Awaits = "container"    // the other attachments of its container are over
+	Runtime     Awaits = "runtime"      // the runtime asks, and names its namespace, or a time is over
+	NewOwner    Awaits = "new owner"    // the new owner of its address is gone
+	GracePeriod Awaits = "grace period" // it has passed, and runs once more then
+)
+
+// Next says when a pending DEL runs next: at the next sweep after what it awaits. In is the time
+// until then, where a time ends it.
+type Next struct {
+	Awaits Awaits
+	In     time.Duration
 }
 
-// readyToRetry says whether an entry has a step that can run now. A step cannot while it waits for
-// its second DEL, for its container, for the new owner of its address, or, unless backoff is
-// ignored, for its next try. A DEL that passed unproven has its next try like one that failed.
+// Asker is who would run a pending DEL, and what it knows.
+type Asker struct {
+	Now            int64         // CLOCK_BOOTTIME, nanoseconds
+	SameBoot       bool          // the ADD was in this boot
+	Since          int64         // the attachment is in its state, as Now
+	NoNetNS        bool          // nothing is at the path of its namespace, and the runtime does not ask
+	GracePeriod    time.Duration // of the attachment
+	IgnoresPause   bool          // the runtime or a person asked: GC, unwindctl sweep, the runtime's DEL
+	AsksStores     bool          // it has probes
+	ContainerLives func() bool   // another attachment of the container lives, or is being added
+}
+
+// NextTry decides when the pending DEL of a step runs next. Whoever runs a DEL, or tells of one, asks
+// it. Whether the new owner of an address is gone is the asker's to find out.
+func NextTry(s *journal.Step, by Asker) Next {
+	awaits, in := Runtime, forRuntimeIn(s, by)
+	switch {
+	case freesByContainer(s) && by.ContainerLives():
+		return Next{Awaits: Container}
+	case in > 0:
+	case s.Attempts == 0:
+	case s.LastError != "", s.Unproven != "", by.AsksStores && storeElsewhere(s):
+		awaits, in = Pause, time.Duration(s.RetryAt-by.Now)
+		if by.IgnoresPause || in > longBackoff { // set in another boot
+			in = 0
+		}
+	case s.Parked:
+		return Next{Awaits: NewOwner}
+	default:
+		awaits, in = GracePeriod, onceMoreIn(s, by)
+	}
+	if in <= 0 {
+		return Next{}
+	}
+	return Next{awaits, in}
+}
+
+// forRuntimeIn returns how long a sweep leaves the DEL of a step to the runtime: it would do nothing
+// but forget what to do (skipUnnamed), and the runtime may still ask, and name the path. It waits for
+// the grace period, from when the attachment was found dead. A reboot ends the wait.
+func forRuntimeIn(s *journal.Step, by Asker) time.Duration {
+	if !by.NoNetNS || !by.SameBoot || !slices.Contains(skipUnnamed, s.Type) {
+		return 0
+	}
+	return max(0, by.GracePeriod-time.Duration(by.Now-by.Since))
+}
+
+// onceMoreIn returns how long a step's DEL once more is too early. A reboot ends the wait for a
+// killed delegate, since it ends the agent behind it, and not that for a DEL that proves nothing. A
+// time further away than the grace period is of another boot.
+func onceMoreIn(s *journal.Step, by Asker) time.Duration {
+	killed, proof := time.Duration(s.RepeatAt-by.Now), time.Duration(s.ConfirmAt-by.Now)
+	if !by.SameBoot {
+		killed = 0
+	}
+	if proof > by.GracePeriod {
+		proof = 0
+	}
+	return max(killed, proof, 0)
+}
+
+// storeElsewhere says whether a step's DEL has passed and waits for another one because the process
+// that ran it could not ask the store.
+func storeElsewhere(s *journal.Step) bool {
+	return s.Attempts > 0 && s.LastError == "" && !s.Parked && ipam.Elsewhere(s.Config)
+}
+
+// freesByContainer says whether the DEL of a step has passed, or may have, and could free the address
+// of another attachment of the same container if it runs again: whereabouts goes by container ID and
+// interface, whatever the network, and before 0.9.0 by the container ID alone. The plain chain runs
+// no such DEL. One that may have run when unwind was killed counts as one that passed, unless the
+// runtime asks for it.
+func freesByContainer(s *journal.Step) bool {
+	passed := s.LastError == "" || s.Unproven != "" || s.RepeatAt != 0 || s.ConfirmAt != 0
+	return (s.Attempts > 0 || s.MayHaveRun) && passed && ipam.Elsewhere(s.Config)
+}
+
+// KeepsContainer says whether an attachment in this state lives or is being added.
+func KeepsContainer(state journal.State) bool {
+	return state != journal.Removing && state != journal.Unwinding
+}
+
+// asker returns this process as it would run the steps of a generation.
+func (o *op) asker(ctx context.Context, e *journal.Entry, g *journal.Generation, eager bool) Asker {
+	return Asker{
+		Now: journal.BootNanos(), SameBoot: o.sameBoot(g) == tristate.Yes, GracePeriod: o.gracePeriod(e),
+		Since: e.Since.Boot, NoNetNS: e.Key != o.key && isMissing(g.NetNS.Path),
+		IgnoresPause: eager, AsksStores: len(o.Probes) > 0,
+		ContainerLives: func() bool { return o.containerLives(ctx, e.Key) },
+	}
+}
+
+// deferred says whether it is too early for a step's DEL once more.
+func (u *undoing) deferred(ctx context.Context, step *journal.Step) bool {
+	return onceMoreIn(step, u.asker(ctx, u.entry, u.gen, false)) > 0
+}
+
+// readyToRetry says whether an entry has a step that can run now.
 func (o *op) readyToRetry(ctx context.Context, e *journal.Entry, eager bool) bool {
-	now := journal.BootNanos()
 	for i := range e.Generations {
 		u := undoing{op: o, entry: e, gen: &e.Generations[i]}
+		by := o.asker(ctx, e, u.gen, eager)
 		for j := range u.gen.Steps {
 			s := &u.gen.Steps[j]
-			switch wait := s.RetryAt - now; {
-			case o.waitsForContainer(ctx, e, s):
-			case isMissing(u.gen.NetNS.Path) && u.waitsForRuntime(s):
-			case s.Attempts == 0:
+			switch NextTry(s, by).Awaits {
+			case Nothing:
 				return true
-			case s.LastError != "", s.Unproven != "", o.askable(s):
-				if eager || wait <= 0 || wait > int64(longBackoff) { // set in another boot
-					return true
-				}
-			case s.Parked:
+			case NewOwner:
 				if u.withheld == nil {
 					u.withheld = u.addressesOfOthers(ctx)
 				}
 				if _, is := u.withheldFrom(s); !is {
 					return true
 				}
-			case !u.deferred(s):
-				return true
 			}
 		}
 	}
 	return false
 }
 
-// askable says whether this process may be able to ask the store of a step whose DEL passed and
-// waits for another one because the process that ran it could not.
-func (o *op) askable(step *journal.Step) bool {
-	return len(o.Probes) > 0 && step.Attempts > 0 && step.LastError == "" && !step.Parked && ipam.Elsewhere(step.Config)
-}
-
-// waitsForContainer says whether the DEL of a step must not run again yet, since it could free the
-// address of another attachment of the same container that lives or is being added: whereabouts goes
-// by container ID and interface, whatever the network, and before 0.9.0 by the container ID alone.
-// The plain chain runs no such DEL. One that may have run when unwind was killed counts as one that
-// passed, unless the runtime asks for it.
-func (o *op) waitsForContainer(ctx context.Context, e *journal.Entry, step *journal.Step) bool {
-	passed := step.LastError == "" || step.Unproven != "" || step.RepeatAt != 0 ||
-		step.ConfirmAt != 0
-	if step.Attempts == 0 && !step.MayHaveRun || !passed || !ipam.Elsewhere(step.Config) {
-		return false
-	}
-	lives := true // in doubt
+// containerLives says whether another attachment of a container lives or is being added. In doubt it
+// does.
+func (o *op) containerLives(ctx context.Context, key journal.Key) bool {
+	lives := true
 	o.read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
 		lives = false
 		return tx.Outlines(func(other journal.Outline, err error) error {
-			undone := other.State == journal.Removing || other.State == journal.Unwinding
-			lives = lives || other.Key != e.Key && other.ContainerID == e.ContainerID && !undone
+			lives = lives || other.Key != key && other.ContainerID == key.ContainerID && KeepsContainer(other.State)
 			return err
 		})
 	})

@@ -106,6 +106,7 @@ func (o *op) worker() *op {
 	return &op{
 		Plugin: o.Plugin, recorder: &recorder{store: o.store, log: o.log, trace: o.trace}, runner: o.newRunner(), args: o.args,
 		conf: o.conf, bad: o.bad, key: o.key, host: o.host, invoked: o.invoked, list: o.list, view: o.view, pools: o.pools,
+		justAssigned: o.justAssigned,
 	}
 }
 

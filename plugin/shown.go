@@ -10,7 +10,6 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/internal/delegate"
-	"cni-unwind/plugin/internal/tristate"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -86,13 +85,11 @@ func (u *undoing) shown(step *journal.Step) string {
 // asked says whether the pass is over the attachment of the verb itself.
 func (u *undoing) asked() bool { return u.entry.Key == u.key }
 
-// waitsForRuntime says whether a sweep must leave the DEL of a step to the runtime: it would do
-// nothing but forget what to do (skipUnnamed), and the runtime may still ask, and name the path. It
-// waits for the grace period, from when the attachment was found dead. A reboot ends the wait.
-func (u *undoing) waitsForRuntime(step *journal.Step) bool {
-	return u.netns.path == "" && !u.asked() && slices.Contains(skipUnnamed, step.Type) &&
-		u.sameBoot(u.gen) == tristate.Yes &&
-		journal.BootNanos() < u.entry.Since.Boot+int64(u.gracePeriod(u.entry))
+// waitsForRuntime says whether the pass must leave the DEL of a step to the runtime.
+func (u *undoing) waitsForRuntime(ctx context.Context, step *journal.Step) bool {
+	by := u.asker(ctx, u.entry, u.gen, false)
+	by.NoNetNS = u.netns.path == "" && !u.asked()
+	return forRuntimeIn(step, by) > 0
 }
 
 func isMissing(path string) bool {

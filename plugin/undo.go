@@ -21,10 +21,10 @@ import (
 // entry.
 //
 // A step gets the time of ctx, less a reserve for the steps after it: a delegate that is slow, or
-// waits in line for the kernel's rules, is not killed while the others do not need the time. Once
-// one has hung, in this pass or before, the time is divided over the steps that are left. A pass
-// without time for the next step ends. A step that failed or hung last time goes last. After a pass
-// that was cut off or ended early, the next pass begins with another step.
+// waits in line for the kernel's rules, is not killed while the others do not need the time. One
+// that was killed before leaves the others their equal part. A pass without time for the next step
+// ends. A step that failed or hung last time goes last. After a pass that was cut off or ended early,
+// the next pass begins with another step.
 func (o *op) undo(ctx context.Context, lock *journal.Lock, e *journal.Entry, cniNetns string) []*delegate.Failure {
 	defer o.runner.Drop()
 	o.claimHeld(e)
@@ -74,17 +74,17 @@ func (u *undoing) pass(ctx context.Context) []*delegate.Failure {
 		if n+1 < len(order) {
 			u.next = u.nextCall(&u.gen.Steps[u.position(order[n+1])])
 		}
-		if u.late(step) {
-			u.withheld = u.addressesOfOthers(ctx)
-		}
 		stepCtx, cancel, ok := u.share(ctx, step)
 		if !ok {
 			return append(failures, &delegate.Failure{Plugin: step.Type, Command: "DEL", Code: types.ErrTryAgainLater,
 				Msg: "no time was left for it", Unstarted: true})
 		}
+		if u.late(step) {
+			stepCtx, cancel = u.whileFree(stepCtx, cancel)
+		}
 		u.left--
 		undone, waits := u.settledByStore(stepCtx, step)
-		if waits || u.waitsForRuntime(step) {
+		if waits || u.waitsForRuntime(ctx, step) {
 			cancel()
 			continue
 		}
@@ -170,15 +170,11 @@ func (u *undoing) share(ctx context.Context, step *journal.Step) (_ context.Cont
 	if left < u.Budgets.Step {
 		return nil, nil, false
 	}
-	limit := left / time.Duration(u.left)
-	if !hung(u.entry) {
-		limit = max(left-time.Duration(u.left-1)*u.Budgets.Reserve, left/2)
+	limit := max(left-time.Duration(u.left-1)*u.Budgets.Reserve, left/2)
+	if step.RepeatAt != 0 {
+		limit = left / time.Duration(u.left)
 	}
-	limit = max(limit, u.Budgets.Step)
-	if u.late(step) {
-		limit = min(limit, u.Budgets.LateDel)
-	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
+	ctx, cancel := context.WithTimeout(ctx, max(limit, u.Budgets.Step))
 	return ctx, cancel, true
 }
 
@@ -248,7 +244,7 @@ func (u *undoing) noteOutcome(ctx context.Context, step *journal.Step, f *delega
 		}
 		return false
 	}
-	return u.noteProof(ctx, step, before) && !u.deferred(step)
+	return u.noteProof(ctx, step, before) && !u.deferred(ctx, step)
 }
 
 // noteFailure stores why the DEL of a step is pending. A delegate that was killed gets a second

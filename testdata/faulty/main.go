@@ -35,6 +35,8 @@
 //
 //	ok                  take effect and answer
 //	late                sleep for delayMS (default 1000), then ok
+//	queue               stand in line for the lock of the file queue in dir, hold it for delayMS,
+//	                    then ok
 //	hold, hold-effect   wait until the file under held is removed, then ok
 //	fail, fail-effect   CNI error with "code" (default 999)
 //	stderr              exit 1 with text on stderr only
@@ -315,6 +317,8 @@ func (c *call) run() ([]byte, error) {
 	case "late":
 		time.Sleep(c.delay())
 		return c.succeed()
+	case "queue":
+		return c.standInLine()
 	case "fail":
 		return nil, c.refusal()
 	case "stderr":
@@ -348,6 +352,20 @@ func (c *call) run() ([]byte, error) {
 	default:
 		return nil, fmt.Errorf("faulty: plan.json: no such mode: %q", c.Mode)
 	}
+}
+
+// standInLine succeeds once it has held the lock that all calls share, as those of iptables share one.
+func (c *call) standInLine() ([]byte, error) {
+	line, err := os.OpenFile(filepath.Join(c.conf.Dir, "queue"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	defer line.Close()
+	if err := syscall.Flock(int(line.Fd()), syscall.LOCK_EX); err != nil {
+		return nil, err
+	}
+	time.Sleep(c.delay())
+	return c.succeed()
 }
 
 // heldUp waits before or after it takes effect, then succeeds.

@@ -253,7 +253,10 @@ func (c *Call) explain(ctx context.Context, status syscall.WaitStatus, stdout, s
 	switch {
 	case ctx.Err() != nil:
 		f.Msg = "it did not end in time and was killed"
-		if errors.Is(ctx.Err(), context.Canceled) {
+		switch cause := context.Cause(ctx); {
+		case !errors.Is(cause, ctx.Err()):
+			f.Msg = "it was killed: " + cause.Error()
+		case errors.Is(cause, context.Canceled):
 			f.Msg = "it was killed because unwind was asked to stop"
 		}
 	case len(bytes.TrimSpace(stdout)) == 0 && len(stderr) == 0:

@@ -50,6 +50,7 @@ import (
 //	          the address later, of sandboxes of which the runtime does not ask
 //	early     the process of the delegate that comes next waits for its configuration while the
 //	          step before is written; it has the lock, and outlives an unwind that is killed
+//	slow      a DEL may take longer than an ADD waits for another attachment's lock
 //
 // Guards (protocol); a run leaves out those that are set, and TestProtocol expects a counterexample
 // for each:
@@ -70,6 +71,7 @@ import (
 //	noPath        the runtime's DEL is shown a path, although its namespace is gone
 //	noLeave       a sweep leaves a DEL that would do nothing to the runtime, for the grace period
 //	noProof       bridge's DEL enters a namespace only if it proves to be the ADD's
+//	noLease       firewall's DEL ends before an ADD that claims its address stops waiting for it
 //
 // Phases of a container, as the runtime sees it (phase):
 //
@@ -116,6 +118,7 @@ type protocol struct {
 	path      bool // B's namespace is at A's old path, and the runtime's DEL of A may come twice
 	skips     bool // bridge's DEL does nothing without a namespace
 	early     bool // the process of the next delegate waits while the step before is written
+	slow      bool // a DEL may take longer than an ADD waits for a lock
 
 	// The guards that this run leaves out.
 	noLock, noWitness, noClaim, noParking, noRival, noTombstone, noGeneration, noWriteAhead bool
@@ -128,6 +131,7 @@ type protocol struct {
 	noPath   bool // a DEL is shown no namespace where its own is gone
 	noLeave  bool // a sweep's DEL that did nothing counts
 	noProof  bool // bridge's DEL takes the namespace at the runtime's path for the ADD's
+	noLease  bool // a slow DEL goes on, whoever has its address
 }
 
 // The phases of a container, as the runtime sees it.
@@ -671,7 +675,8 @@ func (m *protocol) claim(s state, p int, to func(string, state)) {
 			continue
 		}
 		if s.lock[other] != none {
-			return // the ADD waits for it; see undoing.late
+			m.outlast(s, p, other, to)
+			return
 		}
 		pr.settled |= 1 << other
 		if m.judge(&s, other, false).Releasable() {
@@ -685,6 +690,23 @@ func (m *protocol) claim(s state, p int, to func(string, state)) {
 	}
 	*pr = process{pc: pAdd, on: int8(p), back: none, step: 1, shows: s.c[p].claim}
 	to("no one else claims its address", s)
+}
+
+// outlast ends an ADD's wait for the lock of another attachment that claims its address, if a DEL is
+// slow. The delegate of an unwind that was killed is ended by the ADD itself. A DEL that is shown the
+// address has ended by then: its unwind no longer finds the address free, see undoing.whileFree.
+func (m *protocol) outlast(s state, p int, other int8, to func(string, state)) {
+	if !m.slow || s.lock[other] == lockOrphan {
+		return
+	}
+	holder := &s.p[s.lock[other]]
+	if holder.pc == pDel && holder.shows == s.c[p].claim && !m.noLease {
+		holder.failed, holder.pc = true, pNext
+		to("its claim ends a DEL that is shown the address", s)
+		return
+	}
+	s.p[p].settled |= 1 << other
+	to("waits no longer for another one that claims its address", s)
 }
 
 // next chooses the next DEL of a pass: the newest generation's first, in reverse order of the
@@ -992,8 +1014,13 @@ func TestProtocol(t *testing.T) {
 		{"DELs without a namespace", protocol{addresses: 2, skips: true, faults: 1}, ""},
 		{"DELs without a namespace, one address", protocol{addresses: 1, skips: true, faults: 1}, ""},
 
+		{"slow DELs", protocol{addresses: 1, faults: 2, slow: true}, ""},
+		{"slow DELs, and a crash", protocol{addresses: 1, crashes: 1, faults: 1, slow: true}, ""},
+		{"slow DELs, no names", protocol{addresses: 1, faults: 2, unnamed: true, slow: true}, ""},
+
 		{"no path", protocol{addresses: 2, skips: true, noPath: true}, "leaked"},
 		{"no DEL left to the runtime", protocol{addresses: 2, skips: true, noLeave: true}, "leaked"},
+		{"no lease", protocol{addresses: 1, faults: 1, slow: true, noLease: true}, "its rule is gone"},
 		{"no probe", protocol{addresses: 2, lies: 1, noProbe: true}, "leaked"},
 		{"no wait for the commit", protocol{addresses: 2, crashes: 1, early: true, noWait: true}, "leaked"},
 		{"no look for a later ADD", protocol{addresses: 2, off: true, noLater: true}, "its rule is gone"},

@@ -91,7 +91,7 @@ func (s *server) readyz(w http.ResponseWriter, _ *http.Request) {
 	}
 }
 
-// patience is how long a loop may work at one thing. The DELs of one attachment have 45 s, and may
+// patience is how long a loop may work at one thing. The DELs of one attachment have 2 min, and may
 // wait for others.
 const patience = 10 * time.Minute
 

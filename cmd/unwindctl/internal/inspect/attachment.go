@@ -28,7 +28,9 @@ type Attachment struct {
 	Updated     time.Time     `json:"updated"`
 	Steps       []Step        `json:"steps"`
 
-	freed []netip.Addr // those that may have another owner by now
+	freed []netip.Addr  // those that may have another owner by now
+	grace time.Duration // its grace period
+	since int64         // Since, by CLOCK_BOOTTIME
 }
 
 // Step is a delegate with a pending DEL. Of a live attachment that is every delegate of its chain.
@@ -45,9 +47,7 @@ type Step struct {
 	Killed        bool `json:"killed,omitempty"`        // it was killed, in its ADD or a DEL
 	ProvesNothing bool `json:"provesNothing,omitempty"` // its DEL passed, and no store could be asked
 
-	retry  time.Duration // until a DEL that failed is tried again, see wait
-	repeat time.Duration // until the DEL of one that was killed is run once more
-	prove  time.Duration // until a DEL that proves nothing is run once more
+	of journal.Step // see plugin.NextTry
 }
 
 func (s *Step) onceMore() string { return plugin.OnceMore(s.Killed, s.ProvesNothing) }
@@ -92,6 +92,7 @@ func describe(e *journal.Entry) Attachment {
 		Network: e.Network, ContainerID: e.ContainerID, IfName: e.IfName, State: e.State,
 		Reason: e.Reason, NetNS: newest.NetNS.Path, Addresses: e.Addresses(),
 		Created: newest.Created.Wall, Since: e.Since.Wall, Updated: e.Updated.Wall, Steps: []Step{},
+		grace: newest.GracePeriod, since: e.Since.Boot,
 	}
 	if a.Addresses == nil {
 		a.Addresses = []netip.Addr{}
@@ -109,17 +110,11 @@ func describe(e *journal.Entry) Attachment {
 			}
 		}
 		for _, s := range g.Steps {
-			prove := time.Duration(s.ConfirmAt - journal.BootNanos())
-			if prove > g.GracePeriod {
-				prove = 0 // a time of another boot
-			}
 			a.Steps = append(a.Steps, Step{
 				Generation: g.Number, Plugin: s.Type, Attempts: s.Attempts,
 				LastError: s.LastError, LastCode: s.LastCode, Parked: s.Parked,
 				Unproven: s.Unproven, Killed: s.RepeatAt != 0, ProvesNothing: s.ConfirmAt != 0,
-				retry:  time.Duration(s.RetryAt - journal.BootNanos()),
-				repeat: time.Duration(s.RepeatAt - journal.BootNanos()),
-				prove:  prove,
+				of: s,
 			})
 		}
 	}

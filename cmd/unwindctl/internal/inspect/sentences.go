@@ -1,7 +1,10 @@
 package inspect
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -80,13 +83,23 @@ func since(t time.Time) string {
 func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []string) {
 	var untried []string
 	failed, ready := false, false
+	_, err := os.Lstat(a.NetNS)
+	by := plugin.Asker{Now: journal.BootNanos(), SameBoot: thisBoot, GracePeriod: a.grace,
+		Since: a.since, NoNetNS: errors.Is(err, fs.ErrNotExist),
+		ContainerLives: func() bool { return containerLives(a, all) }}
 	for _, s := range a.Steps {
-		wait := s.wait(thisBoot)
+		wait := plugin.NextTry(&s.of, by)
 		next := "The next sweep tries it again."
-		if wait > 0 {
-			next = fmt.Sprintf("It is tried again in %s.", term.Roughly(wait))
+		if wait.Awaits == plugin.Pause {
+			next = fmt.Sprintf("It is tried again in %s.", term.Roughly(wait.In))
 		}
 		switch {
+		case wait.Awaits == plugin.Container:
+			lines = append(lines, fmt.Sprintf("The DEL of %s waits, for it could free what another "+
+				"attachment of its container has. It runs once that one is gone.", s.Plugin))
+		case wait.Awaits == plugin.Runtime:
+			lines = append(lines, fmt.Sprintf("The DEL of %s waits for the runtime, which may still "+
+				"name its network namespace. A sweep runs it in %s.", s.Plugin, term.Roughly(wait.In)))
 		case s.LastError != "":
 			failed, ready = true, true
 			lines = append(lines, fmt.Sprintf("The DEL of %s has failed %s, the last time with "+
@@ -101,9 +114,9 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 			lines = append(lines, fmt.Sprintf("The DEL of %s waits, for it would take the rules "+
 				"of the address's new owner%s. It is run once that one is gone.",
 				s.Plugin, newOwner(a, all)))
-		case s.onceMore() != "" && wait > 0:
+		case wait.Awaits == plugin.GracePeriod:
 			lines = append(lines, fmt.Sprintf("%s: its DEL runs once more in %s. No sweep runs it "+
-				"sooner.", s.whyOnceMore(), term.Roughly(wait)))
+				"sooner.", s.whyOnceMore(), term.Roughly(wait.In)))
 		case s.onceMore() != "":
 			ready = true
 			lines = append(lines, s.whyOnceMore()+": the next sweep runs its DEL once more.")
@@ -124,6 +137,14 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 			"gone for good, give it up: unwindctl forget %s", a.Key()))
 	}
 	return lines
+}
+
+// containerLives says whether another attachment of the container lives or is being added.
+func containerLives(a *Attachment, all []Attachment) bool {
+	return slices.ContainsFunc(all, func(other Attachment) bool {
+		return other.Key() != a.Key() && other.ContainerID == a.ContainerID &&
+			plugin.KeepsContainer(other.State)
+	})
 }
 
 // newOwner returns another attachment that has one of the addresses, as the end of a sentence.
@@ -151,21 +172,6 @@ func (s *Step) whyOnceMore() string {
 		return fmt.Sprintf(killed, s.Plugin)
 	}
 	return fmt.Sprintf("T"+proves[1:], s.Plugin)
-}
-
-// wait returns how long no sweep of the runtime or the timer tries the DEL. Times of another boot
-// mean nothing.
-func (s *Step) wait(thisBoot bool) time.Duration {
-	const longest = 30 * time.Second // between two tries of a DEL that fails, see the plugin
-	switch {
-	case (s.LastError != "" || s.Unproven != "") && s.retry > 0 && s.retry <= longest:
-		return s.retry
-	case s.LastError != "", s.Unproven != "":
-		return 0
-	case s.Killed && thisBoot:
-		return max(s.repeat, s.prove, 0)
-	}
-	return max(s.prove, 0)
 }
 
 func interfaceOf(ifname string) string {

@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"encoding/json"
 	"net/netip"
 	"slices"
 	"strings"
@@ -14,28 +15,42 @@ import (
 // TestSentences has what no script can show: times, which go on.
 func TestSentences(t *testing.T) {
 	t.Parallel()
-	a := &Attachment{Network: "podnet", ContainerID: "c", IfName: "eth0", State: journal.Removing, Steps: []Step{
-		{Plugin: "calico", Attempts: 1, LastError: "no route.", LastCode: 11, retry: 20 * time.Second},
-		{Plugin: "old", Attempts: 2, LastError: "of another boot", retry: time.Hour, Killed: true, repeat: time.Hour},
-		{Plugin: "killed", Attempts: 1, Killed: true, repeat: 10 * time.Minute},
-		{Plugin: "lies", Attempts: 1, ProvesNothing: true, prove: 10 * time.Minute},
-		{Plugin: "lied", Attempts: 1, ProvesNothing: true},
-		{Plugin: "gone", Attempts: 1, Parked: true},
-		{Plugin: "aws-cni", Attempts: 1, Unproven: "10.0.0.9 is not free", retry: 20 * time.Second},
-	}}
+	in := func(d time.Duration) int64 { return journal.BootNanos() + int64(d) }
+	entry := &journal.Entry{Key: journal.Key{Network: "podnet", ContainerID: "c", IfName: "eth0"}, State: journal.Removing, Since: journal.Now(),
+		Generations: []journal.Generation{{GracePeriod: time.Hour, Steps: []journal.Step{
+			{Type: "calico", Attempts: 1, LastError: "no route.", LastCode: 11, RetryAt: in(150 * time.Second)},
+			{Type: "often", Attempts: 21, LastError: "no.", LastCode: 11, RetryAt: in(270 * time.Second)},
+			{Type: "old", Attempts: 2, LastError: "of another boot", RetryAt: in(time.Hour), RepeatAt: in(time.Hour)},
+			{Type: "killed", Attempts: 1, RepeatAt: in(630 * time.Second)},
+			{Type: "lies", Attempts: 1, ConfirmAt: in(630 * time.Second)},
+			{Type: "lied", Attempts: 1, ConfirmAt: in(-time.Second)},
+			{Type: "gone", Attempts: 1, Parked: true},
+			{Type: "aws-cni", Attempts: 1, Unproven: "10.0.0.9 is not free", RetryAt: in(150 * time.Second)},
+			{Type: "sriov"},
+			{Type: "macvlan", Config: json.RawMessage(`{"ipam": {"type": "whereabouts"}}`), Attempts: 1, ConfirmAt: in(0)},
+		}}}}
+	described := describe(entry)
+	a := &described
 	a.Addresses = []netip.Addr{netip.MustParseAddr("10.9.0.2")}
+	second := Attachment{Network: "other", ContainerID: "c", IfName: "net1", State: journal.Live}
 	for thisBoot, want := range map[bool]string{
 		true:  "killed was killed while it worked, so that something behind it may have gone on: its DEL runs once more in 10m. No sweep runs it sooner.",
 		false: "killed was killed while it worked, so that something behind it may have gone on: the next sweep runs its DEL once more.",
 	} {
-		got := pendingSentences(a, thisBoot, []Attachment{*a})
+		left := "Pending DEL, not tried yet: sriov."
+		if thisBoot {
+			left = "The DEL of sriov waits for the runtime, which may still name its network namespace. A sweep runs it in 59m."
+		}
+		got := pendingSentences(a, thisBoot, []Attachment{*a, second})
 		for _, want := range []string{
-			"The DEL of calico has failed 1 time, the last time with code 11: no route. It is tried again in 20s.",
-			"The DEL of aws-cni has passed, but 10.0.0.9 is not free: it is unproven. It is tried again in 20s.",
+			"The DEL of calico has failed 1 time, the last time with code 11: no route. It is tried again in 2m.",
+			"The DEL of often has failed 21 times, the last time with code 11: no. It is tried again in 4m.",
+			"The DEL of macvlan waits, for it could free what another attachment of its container has. It runs once that one is gone.",
+			"The DEL of aws-cni has passed, but 10.0.0.9 is not free: it is unproven. It is tried again in 2m.",
 			"The DEL of old has failed 2 times, the last time with code 0: of another boot. The next sweep tries it again.",
 			"The DEL of lies also passes where it frees nothing, and no store could be asked: its DEL runs once more in 10m. No sweep runs it sooner.",
 			"The DEL of lied also passes where it frees nothing, and no store could be asked: the next sweep runs its DEL once more.",
-			"The DEL of gone waits, for it would take the rules of the address's new owner. It is run once that one is gone.", want,
+			"The DEL of gone waits, for it would take the rules of the address's new owner. It is run once that one is gone.", want, left,
 		} {
 			if !slices.Contains(got, want) {
 				t.Errorf("this boot %t: no %q in\n%s", thisBoot, want, strings.Join(got, "\n"))
