@@ -48,8 +48,9 @@ func (u *undoing) deferred(step *journal.Step) bool {
 }
 
 // readyToRetry says whether an entry has a step that can run now. A step cannot while it waits for
-// its second DEL, for its container, for the new owner of its address, or, unless backoff is
-// ignored, for its next try. A DEL that passed unproven has its next try like one that failed.
+// its second DEL, for its container, for the new owner of its address, in its plugin's own queue,
+// or, unless backoff is ignored, for its next try. A DEL that passed unproven has its next try like
+// one that failed.
 func (o *op) readyToRetry(ctx context.Context, e *journal.Entry, eager bool) bool {
 	now := journal.BootNanos()
 	for i := range e.Generations {
@@ -57,6 +58,7 @@ func (o *op) readyToRetry(ctx context.Context, e *journal.Entry, eager bool) boo
 		for j := range u.gen.Steps {
 			s := &u.gen.Steps[j]
 			switch wait := s.RetryAt - now; {
+			case u.queued(ctx, s):
 			case o.waitsForContainer(ctx, e, s):
 			case isMissing(u.gen.NetNS.Path) && u.waitsForRuntime(s):
 			case s.Attempts == 0:

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin"
 )
@@ -93,6 +94,9 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 				"code %d: %s. %s",
 				s.Plugin, term.Plural(s.Attempts, "time", "times"), s.LastCode,
 				strings.TrimSuffix(term.OneLine(s.LastError), "."), next))
+		case s.Unproven != "" && ipam.Queues(s.Plugin):
+			lines = append(lines, fmt.Sprintf("The DEL of %s has passed, but %s: it is unproven. "+
+				"It does not run again while that file is there.", s.Plugin, s.Unproven))
 		case s.Unproven != "":
 			ready = true
 			lines = append(lines, fmt.Sprintf("The DEL of %s has passed, but %s: it is unproven. %s",

@@ -22,6 +22,7 @@ func TestSentences(t *testing.T) {
 		{Plugin: "lied", Attempts: 1, ProvesNothing: true},
 		{Plugin: "gone", Attempts: 1, Parked: true},
 		{Plugin: "aws-cni", Attempts: 1, Unproven: "10.0.0.9 is not free", retry: 20 * time.Second},
+		{Plugin: "cilium-cni", Attempts: 1, Unproven: "the deletion is queued: f", retry: 20 * time.Second},
 	}}
 	a.Addresses = []netip.Addr{netip.MustParseAddr("10.9.0.2")}
 	for thisBoot, want := range map[bool]string{
@@ -32,6 +33,7 @@ func TestSentences(t *testing.T) {
 		for _, want := range []string{
 			"The DEL of calico has failed 1 time, the last time with code 11: no route. It is tried again in 20s.",
 			"The DEL of aws-cni has passed, but 10.0.0.9 is not free: it is unproven. It is tried again in 20s.",
+			"The DEL of cilium-cni has passed, but the deletion is queued: f: it is unproven. It does not run again while that file is there.",
 			"The DEL of old has failed 2 times, the last time with code 0: of another boot. The next sweep tries it again.",
 			"The DEL of lies also passes where it frees nothing, and no store could be asked: its DEL runs once more in 10m. No sweep runs it sooner.",
 			"The DEL of lied also passes where it frees nothing, and no store could be asked: the next sweep runs its DEL once more.",
