@@ -7,6 +7,7 @@ GOLANGCI_VERSION    := v2.12.2
 BENCHSTAT_VERSION   := v0.0.0-20260908200009-22c9c6c9d4da
 AWS_CNI_VERSION     := v1.23.2
 CILIUM_VERSION      := v1.19.6
+MULTUS_VERSION      := v4.3.0
 
 # The releases of containerd that make e2e builds; SHORT=1 is the subset that continuous integration has the time for.
 CONTAINERD_VERSIONS := v2.4.2 $(if $(SHORT),,v2.0.14 v1.7.35)
@@ -76,9 +77,10 @@ CNITOOL_STAMP := $(TOOLS)/bin/.cnitool-$(CNITOOL_VERSION)
 E2E           := $(TOOLS)/e2e
 AWS_CNI_STAMP := $(E2E)/aws/.built-$(AWS_CNI_VERSION)
 CILIUM_STAMP  := $(E2E)/cilium/.built-$(CILIUM_VERSION)
+MULTUS_STAMP  := $(E2E)/multus/.built-$(MULTUS_VERSION)
 UPSTREAM      := $(E2E)/upstream-$(PLUGINS_VERSION)
 E2E_STAMPS    := $(CONTAINERD_VERSIONS:%=$(E2E)/containerd-%/.built) $(E2E)/deb/.unpacked $(UPSTREAM)/.built $(AWS_CNI_STAMP) \
-                 $(CILIUM_STAMP)
+                 $(CILIUM_STAMP) $(MULTUS_STAMP)
 
 # All programs of a cluster in one, of the version that its go.mod has: six minutes of two cores, the first time.
 HYPERKUBE          := testdata/e2e/hyperkube
@@ -217,6 +219,15 @@ $(CILIUM_STAMP): PLUGIN = github.com/cilium/cilium/plugins/cilium-cni
 $(CILIUM_STAMP): | go
 	rm -rf $(@D) && mkdir -p $(@D)/module
 	cd $(@D)/module && go mod init e2e/cilium && go get $(PLUGIN)@$(CILIUM_VERSION) && \
+		CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w" -o .. $(PLUGIN)
+	rm -rf $(@D)/module
+	touch $@
+
+# A module of its own, as above. Thin multus alone: one minute of two cores, the first time.
+$(MULTUS_STAMP): PLUGIN = gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/multus
+$(MULTUS_STAMP): | go
+	rm -rf $(@D) && mkdir -p $(@D)/module
+	cd $(@D)/module && go mod init e2e/multus && go get $(PLUGIN)@$(MULTUS_VERSION) && \
 		CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w" -o .. $(PLUGIN)
 	rm -rf $(@D)/module
 	touch $@

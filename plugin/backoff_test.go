@@ -57,6 +57,7 @@ func TestNextTry(t *testing.T) {
 		{"failed", failed, Asker{}, Next{Pause, 4 * time.Minute}},
 		{"failed, asked", failed, Asker{IgnoresPause: true}, Next{}},
 		{"failed in another boot", journal.Step{Attempts: 1, LastError: "no", RetryAt: now + 6*minute}, Asker{}, Next{}},
+		{"queued", journal.Step{Attempts: 1, Unproven: "queued"}, Asker{IgnoresPause: true, Queued: func(*journal.Step) bool { return true }}, Next{Awaits: Queue}},
 		{"unproven", journal.Step{Attempts: 2, Unproven: "held", RetryAt: now + minute}, Asker{}, Next{Pause, time.Minute}},
 		{"parked", journal.Step{Attempts: 1, Parked: true, RetryAt: now + minute}, Asker{}, Next{Awaits: NewOwner}},
 		{"killed", journal.Step{Attempts: 1, RepeatAt: now + minute}, Asker{SameBoot: true, IgnoresPause: true}, Next{GracePeriod, time.Minute}},
@@ -72,6 +73,9 @@ func TestNextTry(t *testing.T) {
 		tt.by.Now = now
 		if tt.by.ContainerLives == nil {
 			tt.by.ContainerLives = func() bool { return false }
+		}
+		if tt.by.Queued == nil {
+			tt.by.Queued = func(*journal.Step) bool { return false }
 		}
 		if got := NextTry(&tt.step, tt.by); got != tt.want {
 			t.Errorf("%s: %+v, want %+v", tt.name, got, tt.want)

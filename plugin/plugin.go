@@ -15,6 +15,8 @@ type Plugin struct {
 	Budgets Budgets
 	// CacheDir is the directory of libcni's cache of results; "" is the one that all runtimes use.
 	CacheDir string
+	// CiliumQueue is the directory of cilium-cni's queue of DELs; "" is the one that Cilium uses.
+	CiliumQueue string
 	// Probes ask stores that are not on this node. The agent has some; the program that starts for
 	// each pod has none.
 	Probes []ipam.Probe

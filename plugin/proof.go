@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -31,9 +32,12 @@ const probeTime = 2 * time.Second
 func (u *undoing) proven(ctx context.Context, step *journal.Step) (is tristate.Value, why string) {
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
-	for _, probe := range slices.Concat([]ipam.Probe{ipam.AWS{Checkpoint: u.gen.AWSCheckpoint}}, u.Probes) {
+	local := []ipam.Probe{ipam.AWS{Checkpoint: u.gen.AWSCheckpoint}, ipam.Cilium{Queue: u.CiliumQueue}}
+	for _, probe := range slices.Concat(local, u.Probes) {
 		held, asked, err := probe.Held(ctx, step.Config, u.entry.Network, u.entry.ContainerID, u.entry.IfName)
 		switch {
+		case errors.Is(err, ipam.ErrQueued):
+			return tristate.No, err.Error()
 		case err != nil:
 			return tristate.Unknown, fmt.Sprintf("whether its address is free cannot be told: %v", err)
 		case len(held) > 0:
@@ -56,6 +60,8 @@ func (u *undoing) settledByStore(ctx context.Context, step *journal.Step) (undon
 	switch {
 	case is == tristate.Yes:
 		return true, false
+	case u.queued(ctx, step):
+		return false, true
 	case freesByContainer(step) && u.containerLives(ctx, u.entry.Key):
 		return false, true
 	case is == tristate.Unknown && step.Unproven == "" && askable && u.deferred(ctx, step):
@@ -65,6 +71,17 @@ func (u *undoing) settledByStore(ctx context.Context, step *journal.Step) (undon
 		return false, true
 	}
 	return false, false
+}
+
+// queued says whether the DEL of a step waits in its plugin's own queue. Another one adds nothing,
+// and may take most of a minute while the plugin's agent is away.
+func (u *undoing) queued(ctx context.Context, step *journal.Step) bool {
+	if step.Unproven == "" {
+		return false
+	}
+	queue := ipam.Cilium{Queue: u.CiliumQueue}
+	_, _, err := queue.Held(ctx, step.Config, u.entry.Network, u.entry.ContainerID, u.entry.IfName)
+	return errors.Is(err, ipam.ErrQueued)
 }
 
 // noteProof stores in a step whose DEL passed why that is not proven, and says whether the step is

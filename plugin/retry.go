@@ -47,6 +47,7 @@ const (
 	Runtime     Awaits = "runtime"      // the runtime asks, and names its namespace, or a time is over
 	NewOwner    Awaits = "new owner"    // the new owner of its address is gone
 	GracePeriod Awaits = "grace period" // it has passed, and runs once more then
+	Queue       Awaits = "queue"        // its plugin's agent takes up a queue that has it
 )
 
 // Next says when a pending DEL runs next: at the next sweep after what it awaits. In is the time
@@ -58,14 +59,15 @@ type Next struct {
 
 // Asker is who would run a pending DEL, and what it knows.
 type Asker struct {
-	Now            int64         // CLOCK_BOOTTIME, nanoseconds
-	SameBoot       bool          // the ADD was in this boot
-	Since          int64         // the attachment is in its state, as Now
-	NoNetNS        bool          // nothing is at the path of its namespace, and the runtime does not ask
-	GracePeriod    time.Duration // of the attachment
-	IgnoresPause   bool          // the runtime or a person asked: GC, unwindctl sweep, the runtime's DEL
-	AsksStores     bool          // it has probes
-	ContainerLives func() bool   // another attachment of the container lives, or is being added
+	Now            int64                    // CLOCK_BOOTTIME, nanoseconds
+	SameBoot       bool                     // the ADD was in this boot
+	Since          int64                    // the attachment is in its state, as Now
+	NoNetNS        bool                     // nothing is at the path of its namespace, and the runtime does not ask
+	GracePeriod    time.Duration            // of the attachment
+	IgnoresPause   bool                     // the runtime or a person asked: GC, unwindctl sweep, the runtime's DEL
+	AsksStores     bool                     // it has probes
+	ContainerLives func() bool              // another attachment of the container lives, or is being added
+	Queued         func(*journal.Step) bool // the plugin's own queue has the DEL
 }
 
 // NextTry decides when the pending DEL of a step runs next. Whoever runs a DEL, or tells of one, asks
@@ -73,6 +75,8 @@ type Asker struct {
 func NextTry(s *journal.Step, by Asker) Next {
 	awaits, in := Runtime, forRuntimeIn(s, by)
 	switch {
+	case s.Unproven != "" && by.Queued(s):
+		return Next{Awaits: Queue}
 	case freesByContainer(s) && by.ContainerLives():
 		return Next{Awaits: Container}
 	case in > 0:
@@ -140,11 +144,13 @@ func KeepsContainer(state journal.State) bool {
 
 // asker returns this process as it would run the steps of a generation.
 func (o *op) asker(ctx context.Context, e *journal.Entry, g *journal.Generation, eager bool) Asker {
+	u := undoing{op: o, entry: e, gen: g}
 	return Asker{
 		Now: journal.BootNanos(), SameBoot: o.sameBoot(g) == tristate.Yes, GracePeriod: o.gracePeriod(e),
 		Since: e.Since.Boot, NoNetNS: e.Key != o.key && isMissing(g.NetNS.Path),
 		IgnoresPause: eager, AsksStores: len(o.Probes) > 0,
 		ContainerLives: func() bool { return o.containerLives(ctx, e.Key) },
+		Queued:         func(s *journal.Step) bool { return u.queued(ctx, s) },
 	}
 }
 

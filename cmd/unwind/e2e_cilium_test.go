@@ -8,8 +8,11 @@ import (
 	"cni-unwind/testdata/e2e"
 )
 
-// cilium is a node with cilium-cni, whose agent was killed.
-type cilium struct{ chained }
+// cilium is a node with cilium-cni and the stand-in of its agent.
+type cilium struct {
+	chained
+	*e2e.CiliumAgent
+}
 
 // call has the runtime add or delete a sandbox.
 func (n *cilium) call(t *testing.T, verb string) (passed bool) {
@@ -22,23 +25,27 @@ func (n *cilium) call(t *testing.T, verb string) (passed bool) {
 	return err == nil
 }
 
-// TestE2ECilium: the real cilium-cni without its agent. Its ADD fails after half a minute. Its DEL goes
-// into a queue on the disk, for the agent's next start, or fails where it cannot. unwind keeps that
-// DEL, and runs it again.
+// TestE2ECilium: the real cilium-cni, whose agent is killed, or answers 503. Its ADD fails after
+// half a minute. Its DEL goes into a queue on the disk, for the agent's next start, or fails where
+// it cannot. unwind keeps a DEL that is only queued until the agent has taken it, and runs one that
+// failed again.
 func TestE2ECilium(t *testing.T) {
-	table := e2e.NewTable(t, "a pod of Cilium without its agent; DELs in the agent's queue, and pending ones; the agent "+
-		"takes the queue up, and unwind sweeps", "CALL", "CHAIN", "PASSES", "QUEUED", "PENDING", "THEN QUEUED", "PENDING")
+	table := e2e.NewTable(t, "a pod of Cilium whose agent is away; DELs in the agent's queue, "+
+		"pending ones, and endpoints; the agent starts, and unwind sweeps",
+		"CALL", "CHAIN", "PASSES", "QUEUED", "PENDING", "ENDPOINTS", "THEN PENDING", "ENDPOINTS")
 	for _, c := range []struct {
 		name, verb string
+		refuses    bool            // the agent is there, and answers 503
 		before     func(*e2e.Node) // makes the queue refuse
 		queued     map[bool]int    // by the call, plain and with unwind: its rollback queues one
-		again      string          // the runtime calls once more, before the sweep
+		again      bool            // the runtime calls once more, before the sweep
 	}{
-		{"ADD", "add", nil, map[bool]int{true: 1}, ""},
-		{"ADD, the queue is full", "add", (*e2e.Node).FillCiliumQueue, nil, ""},
-		{"DEL", "del", nil, map[bool]int{false: 1, true: 1}, ""},
-		{"DEL, the queue is full", "del", (*e2e.Node).FillCiliumQueue, nil, ""},
-		{"DEL, the queue cannot be made, DEL", "del", (*e2e.Node).BlockCiliumQueue, nil, "del"},
+		{"ADD", "add", false, nil, map[bool]int{true: 1}, false},
+		{"ADD, the queue is full", "add", false, (*e2e.Node).FillCiliumQueue, nil, false},
+		{"DEL", "del", false, nil, map[bool]int{false: 1, true: 1}, false},
+		{"DEL, the agent answers 503", "del", true, nil, map[bool]int{false: 1, true: 1}, true},
+		{"DEL, the queue is full", "del", false, (*e2e.Node).FillCiliumQueue, nil, false},
+		{"DEL, the queue cannot be made, DEL", "del", false, (*e2e.Node).BlockCiliumQueue, nil, true},
 	} {
 		if e2e.Short() && c.name == "ADD" {
 			continue // half a minute, and the next one shows the same
@@ -46,30 +53,42 @@ func TestE2ECilium(t *testing.T) {
 		for _, chain := range []string{"plain", "unwind"} {
 			t.Run(c.name+"/"+chain, func(t *testing.T) {
 				t.Parallel()
-				n := &cilium{chained{e2e.NewNode(t), chain == "unwind"}}
+				n := &cilium{chained: chained{e2e.NewNode(t), chain == "unwind"}}
 				n.ConfigureCilium(n.unwind)
+				n.CiliumAgent = n.NewCiliumAgent("10.0.12.34")
 				n.AddNetNS("a")
+				n.CiliumAgent.Start()
+				if c.verb == "del" && (!n.call(t, "add") || n.Endpoints() != 1) {
+					t.Fatal("no endpoint, so that the test shows nothing")
+				}
+				if n.Refuse(c.refuses); !c.refuses {
+					n.Stop()
+				}
 				if c.before != nil {
 					c.before(n.Node)
 				}
 				passed, want := n.call(t, c.verb), c.verb == "del" && c.before == nil
-				queued, pending := n.CiliumQueued(), n.pending()
+				queued, pending, endpoints := n.CiliumQueued(), n.pending(), n.Endpoints()
 				if passed != want || queued != c.queued[n.unwind] {
 					t.Errorf("passed %t, %d queued; want %t, %d", passed, queued, want, c.queued[n.unwind])
 				}
-				if kept := n.unwind && c.before != nil; kept != (pending == 1) {
+				if n.unwind != (pending == 1) {
 					t.Errorf("%d pending", pending)
 				}
-				n.TakeCiliumQueue()
-				if c.again != "" && !n.call(t, c.again) {
-					t.Error("the runtime's DEL fails, though there is a queue")
+				n.sweep()
+				if n.pending() != pending || n.CiliumQueued() > queued+1 {
+					t.Errorf("a sweep without the agent leaves %d pending, %d queued", n.pending(), n.CiliumQueued())
+				}
+				n.Stop()
+				n.CiliumAgent.Start()
+				if c.again && !n.call(t, "del") {
+					t.Error("the runtime's DEL fails, though the agent is there")
 				}
 				n.sweep()
-				later := n.CiliumQueued()
-				if owed := c.again != "" || n.unwind && c.before != nil; owed != (later == 1) || n.pending() != 0 {
-					t.Errorf("then %d queued, %d pending", later, n.pending())
+				if owed := n.CiliumQueued(); owed != 0 || n.pending() != 0 || n.unwind && n.Endpoints() != 0 {
+					t.Errorf("then %d queued, %d pending, %d endpoints", owed, n.pending(), n.Endpoints())
 				}
-				table.Row(c.name, chain, passed, queued, pending, later, n.pending())
+				table.Row(c.name, chain, passed, queued, pending, endpoints, n.pending(), n.Endpoints())
 			})
 		}
 	}

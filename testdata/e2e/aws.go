@@ -26,8 +26,8 @@ const awsDir = "/run/aws-node"
 const awsVersion = "vpc-cni-ipam/1"
 
 // ConfigureAWS has the node's network be that of the AWS VPC CNI: its conflist, with the real
-// aws-cni and egress-cni, and portmap.
-func (n *Node) ConfigureAWS(unwind bool) {
+// aws-cni and egress-cni, portmap, and more plugins.
+func (n *Node) ConfigureAWS(unwind bool, more ...string) {
 	n.Helper()
 	for _, plugin := range []string{"aws-cni", "egress-cni"} {
 		if err := os.Symlink(tool(n, "aws/"+plugin), n.File(PluginDir, plugin)); err != nil {
@@ -38,7 +38,7 @@ func (n *Node) ConfigureAWS(unwind bool) {
 	if err != nil {
 		n.Fatal(err)
 	}
-	n.configure("aws-cni", string(text), unwind, nil)
+	n.configure("aws-cni", n.extend(string(text), more), unwind, nil)
 }
 
 // IPAMD stands in for the daemon of the AWS VPC CNI (amazon-vpc-cni-k8s 1.23.2, pkg/ipamd): it

@@ -1,12 +1,17 @@
 package e2e
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+
+	"github.com/vishvananda/netlink"
 )
 
 // ciliumDir is /var/run/cilium. /var/run is a link, which Root would follow out of the node.
@@ -15,9 +20,9 @@ const (
 	ciliumQueue = ciliumDir + "/deleteQueue"
 )
 
-// ConfigureCilium has the node's network be that of Cilium, with the real cilium-cni. Its agent was
-// killed: its socket is there, and nobody listens.
-func (n *Node) ConfigureCilium(unwind bool) {
+// ConfigureCilium has the node's network be that of Cilium, with the real cilium-cni, and more
+// plugins after it. Its agent was killed: its socket is there, and nobody listens.
+func (n *Node) ConfigureCilium(unwind bool, more ...string) {
 	n.Helper()
 	text, err := os.ReadFile(Path(n, "testdata/conflists/cilium.conflist"))
 	err = errors.Join(err, os.Symlink(tool(n, "cilium/cilium-cni"), n.File(PluginDir, "cilium-cni")),
@@ -33,7 +38,173 @@ func (n *Node) ConfigureCilium(unwind bool) {
 		listener.SetUnlinkOnClose(false)
 		return listener.Close()
 	})
-	n.configure("cilium", string(text), unwind, nil)
+	n.configure("cilium", n.extend(string(text), more), unwind, nil)
+}
+
+// CiliumAgent stands in for Cilium's agent (1.19.6): it listens where cilium-cni calls it, and
+// gives an endpoint an address of its pool. It has no garbage collection, which removes an endpoint
+// without an interface 5 to 10 minutes later (pkg/endpointmanager/gc.go), and no expiry of
+// addresses that no endpoint took over.
+type CiliumAgent struct {
+	n      *Node
+	pool   []string
+	server *http.Server
+
+	mu        sync.Mutex
+	taken     map[string]bool // addresses
+	endpoints map[string]ciliumEndpoint
+	refuses   bool
+}
+
+// ciliumEndpoint is the part of an EndpointChangeRequest that the agent needs here.
+type ciliumEndpoint struct {
+	ContainerID   string `json:"container-id"`
+	InterfaceName string `json:"interface-name"` // on the host
+	Addressing    struct {
+		IPv4 string `json:"ipv4"`
+	} `json:"addressing"`
+}
+
+// NewCiliumAgent makes an agent, which is not started.
+func (n *Node) NewCiliumAgent(pool ...string) *CiliumAgent {
+	return &CiliumAgent{
+		n: n, pool: pool, taken: map[string]bool{}, endpoints: map[string]ciliumEndpoint{},
+	}
+}
+
+// Start starts the agent. As the real one does, it drops the endpoints whose interface is gone
+// (validateEndpoint), deletes what is queued, and listens then.
+func (a *CiliumAgent) Start() {
+	a.n.Helper()
+	const socket = ciliumDir + "/cilium.sock"
+	a.refuses = false
+	var listener *net.UnixListener
+	a.n.do(func() (err error) {
+		for id, e := range a.endpoints {
+			if _, err := netlink.LinkByName(e.InterfaceName); err != nil {
+				a.delete(id)
+			}
+		}
+		_ = os.Remove(socket)
+		listener, err = net.ListenUnix("unix", &net.UnixAddr{Name: socket})
+		return err
+	})
+	// The path is another one where the server ends.
+	listener.SetUnlinkOnClose(false)
+	a.takeQueue()
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/config", a.config)
+	mux.HandleFunc("POST /v1/ipam", a.allocate)
+	mux.HandleFunc("DELETE /v1/ipam/{ip}", a.release)
+	mux.HandleFunc("PUT /v1/endpoint/{id}", a.create)
+	mux.HandleFunc("DELETE /v1/endpoint", a.remove)
+	a.server = &http.Server{Handler: mux}
+	a.n.Cleanup(a.Stop)
+	go func() { _ = a.server.Serve(listener) }()
+}
+
+// Stop ends the agent. Its socket, its endpoints and its queue stay, as after a kill.
+func (a *CiliumAgent) Stop() { _ = a.server.Close() }
+
+// Refuse has each deletion get 503 until the next start, as from an agent that cannot restore its
+// endpoints, or none.
+func (a *CiliumAgent) Refuse(refuses bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.refuses = refuses
+}
+
+// Endpoints returns the number of endpoints that the agent has.
+func (a *CiliumAgent) Endpoints() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.endpoints)
+}
+
+// takeQueue deletes what is queued: see processQueuedDeleteEntryLocked.
+func (a *CiliumAgent) takeQueue() {
+	a.n.Helper()
+	paths, err := filepath.Glob(a.n.File(ciliumQueue, "*.delete"))
+	for _, path := range paths {
+		var e ciliumEndpoint
+		data, readErr := os.ReadFile(path)
+		err = errors.Join(err, readErr, json.Unmarshal(data, &e), os.Remove(path))
+		a.delete(e.ContainerID)
+	}
+	if err != nil {
+		a.n.Fatal(err)
+	}
+}
+
+// delete deletes an endpoint and releases its address.
+func (a *CiliumAgent) delete(containerID string) (had bool) {
+	e, had := a.endpoints[containerID]
+	delete(a.taken, e.Addressing.IPv4)
+	delete(a.endpoints, containerID)
+	return had
+}
+
+const ciliumHost = `{"ipv4": {"enabled": true, "ip": "10.0.12.1", "alloc-range": "10.0.12.0/24"}}`
+
+func (a *CiliumAgent) config(w http.ResponseWriter, _ *http.Request) {
+	answer(w, http.StatusOK, `{"status": {"datapathMode": "veth", "ipam-mode": "cluster-pool",
+		"deviceMTU": 1500, "routeMTU": 1500, "addressing": `+ciliumHost+`}}`)
+}
+
+func (a *CiliumAgent) allocate(w http.ResponseWriter, _ *http.Request) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, ip := range a.pool {
+		if !a.taken[ip] {
+			a.taken[ip] = true
+			answer(w, http.StatusCreated, fmt.Sprintf(
+				`{"host-addressing": %s, "address": {"ipv4": %q}, "ipv4": {"ip": %q}}`, ciliumHost, ip, ip))
+			return
+		}
+	}
+	answer(w, http.StatusBadGateway, `"all addresses are taken"`)
+}
+
+func (a *CiliumAgent) release(w http.ResponseWriter, r *http.Request) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.taken, r.PathValue("ip"))
+	w.WriteHeader(http.StatusOK)
+}
+
+func (a *CiliumAgent) create(w http.ResponseWriter, r *http.Request) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var e ciliumEndpoint
+	if err := json.NewDecoder(r.Body).Decode(&e); err != nil || e.ContainerID == "" {
+		answer(w, http.StatusBadRequest, `"no container"`)
+		return
+	}
+	a.endpoints[e.ContainerID] = e
+	answer(w, http.StatusCreated, `{}`)
+}
+
+func (a *CiliumAgent) remove(w http.ResponseWriter, r *http.Request) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var e ciliumEndpoint
+	switch err := json.NewDecoder(r.Body).Decode(&e); {
+	case err != nil || e.ContainerID == "":
+		w.WriteHeader(http.StatusBadRequest)
+	case a.refuses:
+		w.WriteHeader(http.StatusServiceUnavailable)
+	case !a.delete(e.ContainerID):
+		w.WriteHeader(http.StatusNotFound)
+	default:
+		w.WriteHeader(http.StatusOK)
+	}
+}
+
+// answer answers with JSON.
+func answer(w http.ResponseWriter, status int, body string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write([]byte(body))
 }
 
 // FillCiliumQueue puts as many deletions into the queue as cilium-cni allows: 256 files, with the
@@ -50,14 +221,6 @@ func (n *Node) FillCiliumQueue() {
 func (n *Node) BlockCiliumQueue() {
 	n.Helper()
 	n.Write(ciliumQueue, "")
-}
-
-// TakeCiliumQueue removes the queue, as the agent's start empties it.
-func (n *Node) TakeCiliumQueue() {
-	n.Helper()
-	if err := os.RemoveAll(n.File(ciliumQueue)); err != nil {
-		n.Fatal(err)
-	}
 }
 
 // CiliumQueued returns the number of deletions in the queue that name a container of cnitool's.

@@ -87,16 +87,38 @@ func (n *Node) configure(name, text string, unwind bool, keys map[string]any) {
 	n.Helper()
 	n.netName = name
 	if unwind {
-		original := filepath.Join(n.Dir, "original.conflist")
-		if err := os.WriteFile(original, []byte(text), 0o644); err != nil {
-			n.Fatal(err)
-		}
-		text = n.Unwindctl("wrap", original)
+		text = n.wrap(text)
 	}
 	if len(keys) > 0 {
 		text = withKeys(n, text, keys)
 	}
 	n.Write(conflist, text)
+}
+
+// wrap has unwindctl put the chain of a list into unwind's entry.
+func (n *Node) wrap(list string) string {
+	n.Helper()
+	original := filepath.Join(n.Dir, "original.conflist")
+	if err := os.WriteFile(original, []byte(list), 0o644); err != nil {
+		n.Fatal(err)
+	}
+	return n.Unwindctl("wrap", original)
+}
+
+// extend adds plugins to the end of a list.
+func (n *Node) extend(list string, more []string) string {
+	n.Helper()
+	var conf map[string]any
+	err := json.Unmarshal([]byte(list), &conf)
+	for _, one := range more {
+		plugins, _ := conf["plugins"].([]any)
+		conf["plugins"] = append(plugins, json.RawMessage(one))
+	}
+	out, marshalErr := json.Marshal(conf)
+	if err = errors.Join(err, marshalErr); err != nil {
+		n.Fatal(err)
+	}
+	return string(out)
 }
 
 // withKeys adds keys to unwind's entry.
@@ -183,7 +205,13 @@ func (n *Node) ForgetAddresses() {
 // Reserved returns host-local's reservations: address to container ID.
 func (n *Node) Reserved() map[string]string {
 	n.Helper()
-	dir := n.File(n.pool)
+	return n.reserved(n.pool)
+}
+
+// reserved returns those of a pool.
+func (n *Node) reserved(pool string) map[string]string {
+	n.Helper()
+	dir := n.File(pool)
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		n.Fatal(err)

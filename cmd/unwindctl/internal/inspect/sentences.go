@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin"
 )
@@ -86,7 +87,8 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 	_, err := os.Lstat(a.NetNS)
 	by := plugin.Asker{Now: journal.BootNanos(), SameBoot: thisBoot, GracePeriod: a.grace,
 		Since: a.since, NoNetNS: errors.Is(err, fs.ErrNotExist),
-		ContainerLives: func() bool { return containerLives(a, all) }}
+		ContainerLives: func() bool { return containerLives(a, all) },
+		Queued:         func(s *journal.Step) bool { return ipam.Queues(s.Type) }}
 	for _, s := range a.Steps {
 		wait := plugin.NextTry(&s.of, by)
 		next := "The next sweep tries it again."
@@ -106,6 +108,9 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 				"code %d: %s. %s",
 				s.Plugin, term.Plural(s.Attempts, "time", "times"), s.LastCode,
 				strings.TrimSuffix(term.OneLine(s.LastError), "."), next))
+		case wait.Awaits == plugin.Queue:
+			lines = append(lines, fmt.Sprintf("The DEL of %s has passed, but %s: it is unproven. "+
+				"It does not run again while that file is there.", s.Plugin, s.Unproven))
 		case s.Unproven != "":
 			ready = true
 			lines = append(lines, fmt.Sprintf("The DEL of %s has passed, but %s: it is unproven. %s",

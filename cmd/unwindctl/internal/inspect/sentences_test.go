@@ -27,6 +27,7 @@ func TestSentences(t *testing.T) {
 			{Type: "gone", Attempts: 1, Parked: true},
 			{Type: "aws-cni", Attempts: 1, Unproven: "10.0.0.9 is not free", RetryAt: in(150 * time.Second)},
 			{Type: "sriov"},
+			{Type: "cilium-cni", Attempts: 1, Unproven: "the deletion is queued: f", RetryAt: in(20 * time.Second)},
 			{Type: "macvlan", Config: json.RawMessage(`{"ipam": {"type": "whereabouts"}}`), Attempts: 1, ConfirmAt: in(0)},
 		}}}}
 	described := describe(entry)
@@ -47,6 +48,7 @@ func TestSentences(t *testing.T) {
 			"The DEL of often has failed 21 times, the last time with code 11: no. It is tried again in 4m.",
 			"The DEL of macvlan waits, for it could free what another attachment of its container has. It runs once that one is gone.",
 			"The DEL of aws-cni has passed, but 10.0.0.9 is not free: it is unproven. It is tried again in 2m.",
+			"The DEL of cilium-cni has passed, but the deletion is queued: f: it is unproven. It does not run again while that file is there.",
 			"The DEL of old has failed 2 times, the last time with code 0: of another boot. The next sweep tries it again.",
 			"The DEL of lies also passes where it frees nothing, and no store could be asked: its DEL runs once more in 10m. No sweep runs it sooner.",
 			"The DEL of lied also passes where it frees nothing, and no store could be asked: the next sweep runs its DEL once more.",
