@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -298,5 +299,99 @@ func TestChainIsNotLookedForAgain(t *testing.T) {
 		if took := took(own); took >= file {
 			t.Errorf("%v took %s, a file that is away %s", own, took, file)
 		}
+	}
+}
+
+// hang covers a directory with a file system whose server never answers.
+func (n *node) hang(dir string) {
+	n.Helper()
+	server, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		n.Skip(err)
+	}
+	n.Cleanup(func() {
+		_ = unix.Close(server) // ends all that wait for it
+		_ = unix.Unmount(dir, unix.MNT_DETACH)
+	})
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", server)
+	if err := unix.Mount("hangs", dir, "fuse", unix.MS_NODEV|unix.MS_NOSUID, options); err != nil {
+		n.Fatal(err)
+	}
+}
+
+// TestChainFileHangs: a DEL that the journal knows does without the file. A verb that looks into it
+// gives up in time, and says which file it is; the DEL of a delegate that rejects its configuration
+// stays pending.
+func TestChainFileHangs(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	path := n.chainFile("net.conflist", fmt.Sprintf(`{"cniVersion": "1.0.0", "plugins": [%s]}`, n.faulty("p0", `, "code": 7`)))
+	list := n.unwind()
+	n.plan(map[string]map[string]string{"pod:rejected": {"DEL": "fail"}})
+	known, rejected, looked, unknown := n.pod("known"), n.pod("rejected"), n.pod("looked"), n.pod("unknown")
+	for _, p := range []*pod{known, rejected, looked} {
+		p.mustAdd(list)
+	}
+	unknown.mustAdd(n.plain(n.faulty("p0", "")))
+	n.hang(filepath.Dir(path))
+	known.mustDel(list)
+
+	const hangs = "it cannot be read within 10s"
+	var verbs sync.WaitGroup
+	verbs.Go(func() {
+		_, err := n.pod("new").add(list)
+		n.wantFileError("ADD", err, path, hangs)
+	})
+	verbs.Go(func() { n.wantFileError("DEL", unknown.del(list), path, hangs) })
+	verbs.Go(func() {
+		if err := rejected.del(list); err == nil || !strings.Contains(err.Error(), "p0") && !strings.Contains(err.Error(), "code 7") {
+			t.Errorf("DEL of what is rejected: %v", err)
+		}
+	})
+	verbs.Go(func() {
+		if err := looked.check(list); err != nil {
+			t.Errorf("CHECK: %v", err)
+		}
+	})
+	verbs.Go(func() {
+		n.wantStatus("STATUS", n.ask("STATUS", "", keys{"chain": nil, "chainFile": path}), 50,
+			"unwind: STATUS did not end in time: a delegate, or a file of the configuration, hangs")
+	})
+	verbs.Wait()
+	if left := rejected.entry(); left == nil || len(pendingSteps(left)) != 1 {
+		t.Errorf("the entry of what is rejected: %+v", left)
+	}
+}
+
+// TestKnownDELReadsNoFile: a DEL that the journal knows opens nothing beside chainFile.
+func TestKnownDELReadsNoFile(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	path := n.chainFile("net.conflist", fmt.Sprintf(`{"cniVersion": "1.0.0", "plugins": [%s]}`, n.faulty("p0", "")))
+	list, p := n.unwind(), n.pod("a")
+	opened := n.opened(filepath.Dir(path))
+	if p.mustAdd(list); !opened() {
+		t.Fatal("the ADD did not open it")
+	}
+	if p.mustDel(list); opened() {
+		t.Error("the DEL opened it")
+	}
+	n.nothingLeft()
+}
+
+// opened returns a function that says whether a file in a directory was opened since its last call.
+func (n *node) opened(dir string) func() bool {
+	n.Helper()
+	fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+	if err != nil {
+		n.Fatal(err)
+	}
+	n.Cleanup(func() { _ = unix.Close(fd) })
+	if _, err := unix.InotifyAddWatch(fd, dir, unix.IN_OPEN); err != nil {
+		n.Fatal(err)
+	}
+	return func() bool {
+		got, err := unix.Read(fd, make([]byte, 64<<10))
+		return err == nil && got > 0
 	}
 }

@@ -56,28 +56,23 @@ func (o *op) del(ctx context.Context) error {
 		defer lock.Release()
 	}
 	defer d.runner.Drop()
-	d.startLast()
 	if err := d.find(ctx, killed); err != nil || d.entry == nil {
 		return err
 	}
+	d.startLast()
 	return d.carryOut(ctx)
 }
 
-// startLast starts the delegate at the end of the runtime's chain, which most likely is the first
-// to get a DEL, while the journal is read.
+// startLast starts the delegate that most likely is the first to get a DEL, while unwind looks for
+// its namespace.
 func (d *deleting) startLast() {
-	chain, err := d.conf.LoadChain()
-	if err != nil || d.args.Netns == "" {
+	gen := d.entry.Newest()
+	order := undoOrder(gen)
+	if d.args.Netns == "" || len(order) == 0 {
 		return
 	}
-	c := &delegate.Call{
-		Command: "DEL", Plugin: chain.Delegates[len(chain.Delegates)-1].Type, Path: d.args.Path,
-		ContainerID: d.args.ContainerID, Netns: d.args.Netns, Ifname: d.args.IfName, Args: d.args.Args,
-	}
-	if d.lock != nil {
-		c.Lock = d.lock.File()
-	}
-	d.startEarly(c)
+	u := undoing{op: d.op, lock: d.lock, entry: d.entry, gen: gen, netns: delNetNS{path: d.args.Netns}}
+	d.startEarly(u.callOf(&gen.Steps[u.position(order[0])], nil))
 }
 
 func (d *deleting) journalFailed(err error) {
@@ -183,7 +178,7 @@ func (d *deleting) addedUnseen() bool {
 
 // takeLater adds the missing ADD to the entry, from what the runtime sends. It is undone first.
 func (d *deleting) takeLater() {
-	chain, err := d.conf.LoadChain()
+	chain, err := d.readChain()
 	if err != nil {
 		d.log.Warn("an ADD that the journal did not see, and the chain cannot be read", "attachment", d.key.String(), "err", err)
 		return
@@ -218,7 +213,7 @@ func (d *deleting) answers(ctx context.Context, tomb *journal.Tombstone) bool {
 
 // holdsAddress says whether host-local has given an address to the attachment.
 func (d *deleting) holdsAddress() bool {
-	chain, err := d.conf.LoadChain()
+	chain, err := d.readChain()
 	if err != nil {
 		return false
 	}
@@ -259,7 +254,7 @@ func (d *deleting) fromStdin() error {
 		d.succeedIdle("its ADD was refused: CNI_NETNS is the runtime's own namespace", nil, false)
 		return nil
 	}
-	chain, err := d.conf.LoadChain()
+	chain, err := d.readChain()
 	if err != nil {
 		switch {
 		case d.neverAdded():
@@ -318,7 +313,7 @@ func (d *deleting) generation(chain *netconf.Chain) journal.Generation {
 // complete fills in an ADD that succeeded although the journal could not be written, from the
 // runtime's prevResult and the chain on stdin.
 func (d *deleting) complete(gen *journal.Generation) {
-	chain, err := d.conf.LoadChain()
+	chain, err := d.readChain()
 	if err != nil {
 		d.log.Warn("the journal has a part of the ADD, and the chain cannot be read", "attachment", d.key.String(), "err", err)
 		return

@@ -108,13 +108,12 @@ func pluginMain() int {
 			panic(err)
 		}
 	}
-	name, nth, named := strings.Cut(os.Getenv(killAtEnv), " ")
-	if !named {
-		name, nth = "", name
-	}
-	if at, err := strconv.Atoi(nth); err == nil {
+	killAt := os.Getenv(killAtEnv)
+	space := strings.LastIndex(killAt, " ")
+	name := killAt[:max(0, space)]
+	if at, err := strconv.Atoi(killAt[space+1:]); err == nil {
 		p.Point = func(point string) {
-			if named && point != name {
+			if name != "" && point != name {
 				return
 			}
 			if at--; at == 0 {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -27,10 +28,13 @@ import (
 type op struct {
 	*Plugin
 	*recorder
-	runner       delegate.Runner
-	args         *skel.CmdArgs
-	conf         *netconf.Conf
-	bad          error       // the error of the configuration, or nil
+	runner delegate.Runner
+	args   *skel.CmdArgs
+	conf   *netconf.Conf
+	bad    error // the error of the configuration, or nil
+	// readChain returns the verb's chain. It reads a chainFile at its first call, and once: the file may
+	// hang, and a verb that can do without it never calls readChain.
+	readChain    func() (*netconf.Chain, error)
 	key          journal.Key // of the verb's attachment; zero for GC and STATUS
 	host         journal.Host
 	invoked      bool       // by a runtime, see sameNamespaces
@@ -53,7 +57,8 @@ func (o *op) safely(do func() error) (err error) {
 
 func (p *Plugin) newOp(args *skel.CmdArgs, conf *netconf.Conf) (*op, func()) {
 	o := &op{
-		Plugin: p, runner: p.newRunner(), args: args, conf: conf, host: host.This(), view: &host.View{}, pools: &poolView{},
+		Plugin: p, runner: p.newRunner(), args: args, conf: conf, readChain: sync.OnceValues(conf.LoadChain),
+		host: host.This(), view: &host.View{}, pools: &poolView{},
 		key: journal.Key{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName},
 	}
 	out, closeLog := p.logWriter(conf)
@@ -105,7 +110,7 @@ func traceparent() string {
 func (o *op) worker() *op {
 	return &op{
 		Plugin: o.Plugin, recorder: &recorder{store: o.store, log: o.log, trace: o.trace}, runner: o.newRunner(), args: o.args,
-		conf: o.conf, bad: o.bad, key: o.key, host: o.host, invoked: o.invoked, list: o.list, view: o.view, pools: o.pools,
+		conf: o.conf, bad: o.bad, readChain: o.readChain, key: o.key, host: o.host, invoked: o.invoked, list: o.list, view: o.view, pools: o.pools,
 		justAssigned: o.justAssigned,
 	}
 }

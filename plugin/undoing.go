@@ -87,7 +87,7 @@ func (u *undoing) present(step *journal.Step) (*netconf.Chain, *netconf.Conf) {
 	if u.conf.Name != u.entry.Network {
 		return nil, nil
 	}
-	chain, err := u.conf.LoadChain()
+	chain, err := u.readChain()
 	if err != nil {
 		return nil, nil
 	}

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/version"
 
@@ -44,8 +45,12 @@ const maxDelegates = 500
 var ErrNoChain = errors.New(`neither "chain" nor "chainFile" is set; ` +
 	`write the plugins to run into "chain": {"plugins": [...]}`)
 
+// readDelay bounds the wait for a chainFile. A disk under load may take seconds.
+const readDelay = 10 * time.Second
+
 // LoadChain returns the chain that the configuration contains or names. It reads chainFile at each
-// call, since the file's owner may rewrite it at any time.
+// call, since the file's owner may rewrite it at any time. A read that hangs (a mount whose server is
+// gone) is given up after readDelay, and keeps a thread.
 func (c *Conf) LoadChain() (*Chain, error) {
 	switch {
 	case c.Chain != nil && c.ChainFile != "":
@@ -57,7 +62,18 @@ func (c *Conf) LoadChain() (*Chain, error) {
 		}
 		return chain, nil
 	case c.ChainFile != "":
-		chain, err := c.readChain()
+		var chain *Chain
+		err := fmt.Errorf("it cannot be read within %s; is its file system there?", readDelay)
+		read := make(chan func(), 1)
+		go func() {
+			found, failed := c.readChain()
+			read <- func() { chain, err = found, failed }
+		}()
+		select {
+		case take := <-read:
+			take()
+		case <-time.After(readDelay):
+		}
 		if err != nil {
 			return nil, fmt.Errorf("chainFile %s: %w", c.ChainFile, err)
 		}

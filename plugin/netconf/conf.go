@@ -150,6 +150,13 @@ func DefaultConf() *Conf {
 // its own process), amazon-vpc-cni-k8s 1.23.2, flannel 1.9.1, istio 1.31 (it sets up its log on
 // stderr), linkerd2-proxy-init's cni-plugin 1.6.8, antrea 2.7.0, kube-ovn 1.16.2, ovn-kubernetes
 // 1.3.0 and sriov-cni 2.10.0. azure-vnet must not be here: it takes a lock of the whole node first.
+//
+// aws-cni and egress-cni write two lines to a log before main, and rotate it if it is full, by a rename
+// (pkg/netlinkwrapper/netlink.go, pkg/utils/logger; lumberjack). That takes no lock, and nothing of it
+// is an attachment's. A process that is started twice writes them twice.
+//
+// A plugin is known by its name alone. A program of such a name that does something else first is
+// ended after half a second, and starts in its turn: see delegate.Processes.
 var readFirst = []string{
 	"bandwidth", "bridge", "dummy", "firewall", "host-device", "ipvlan", "loopback", "macvlan", "portmap",
 	"ptp", "sbr", "tap", "tuning", "vlan", "vrf",

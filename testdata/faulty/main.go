@@ -53,6 +53,9 @@
 //	                    take effect and exit 0, having written nothing, "not json", or 100 MB of
 //	                    blanks before the answer
 //
+// With CNI_FAULTY_LOCK=<file> in the environment each call makes that file before it reads its
+// configuration, waits for as long as another one has it, and removes it at its end.
+//
 // "Never" is two minutes, so that a test that dies leaves nothing behind.
 //
 // The answer to ADD is result as it is. Without result the answer is prevResult, or else an empty
@@ -90,6 +93,8 @@ const (
 	forever    = 2 * time.Minute
 	daemonLife = time.Minute
 	hugeBlanks = 100 << 20
+
+	lockEnv = "CNI_FAULTY_LOCK"
 
 	// roleEnv tells a child of this program its role.
 	roleEnv    = "CNI_FAULTY_ROLE"
@@ -162,6 +167,7 @@ func main() {
 		return
 	}
 
+	unlock := lock(os.Getenv(lockEnv))
 	c, err := readCall(os.Stdin, parent)
 	switch {
 	case err != nil:
@@ -173,9 +179,25 @@ func main() {
 	default:
 		err = c.serve()
 	}
+	unlock()
 	if err != nil {
 		os.Exit(1)
 	}
+}
+
+// lock makes a file, and waits for as long as another call has it.
+func lock(path string) (unlock func()) {
+	if path == "" {
+		return func() {}
+	}
+	for end := time.Now().Add(forever); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL, 0o600)
+		if err == nil {
+			_ = f.Close()
+			break
+		}
+	}
+	return func() { _ = os.Remove(path) }
 }
 
 // readCall reads the environment and the configuration, and checks them as pkg/skel would. With an

@@ -39,10 +39,14 @@ const (
 	pipeDelay = 500 * time.Millisecond
 	// GroupDelay bounds the wait for the processes of a killed delegate.
 	GroupDelay = time.Second
-	// slowAfter is how long most delegates take at the most.
+	// slowAfter is how long most delegates take at the most, and how long a process may wait for its
+	// turn.
 	slowAfter = 500 * time.Millisecond
-	// busyDelay bounds the retries of a binary that is being written ("text file busy").
+	// busyDelay bounds the retries of a binary that is being written ("text file busy"), and of a
+	// process that cannot be made: those that other verbs have waiting are gone by then.
 	busyDelay = 2 * time.Second
+	// endDelay bounds the wait for a process that got no configuration and is to end by itself.
+	endDelay = 100 * time.Millisecond
 )
 
 // Call is one execution of a delegate.
@@ -108,10 +112,17 @@ type Runner interface {
 
 // Processes runs each delegate as a process. If unwind dies, a process that waits for its
 // configuration reads an empty one, and ends.
+//
+// A process that waits must never be why a verb fails: a plugin is known to read first by its name
+// alone, and whatever has that name may hold what the running delegate waits for. So no process waits
+// for longer than slowAfter, and none where processes may run short. After either, each delegate of
+// the verb starts in its turn.
 type Processes struct {
-	At    func(point string) // called where a crash would leave another state; nil outside of tests
-	Slow  func()             // called when a delegate takes longer than slowAfter; may be nil
-	early *process           // started before its turn, or nil
+	At     func(point string) // called where a crash would leave another state; nil outside of tests
+	Slow   func()             // called when a delegate takes longer than slowAfter; may be nil
+	early  *process           // started before its turn, or nil
+	looked bool               // for room
+	inTurn bool               // no process is started before its turn any more
 }
 
 // Start starts the process of c. It drops one that was started before. A process that cannot be
@@ -119,13 +130,22 @@ type Processes struct {
 // its own before the plugin reads.
 func (r *Processes) Start(c *Call) {
 	r.Drop()
+	if !r.looked {
+		r.looked, r.inTurn = true, !mayWait()
+	}
+	if r.inTurn {
+		return
+	}
 	binary, err := netconf.FindPlugin(c.Plugin, c.Path)
 	if err != nil || isScript(binary) {
 		return
 	}
-	if r.early, err = startProcess(binary, c.environ(), c.Lock); err == nil {
-		r.at("started early")
+	if r.early, err = startProcess(binary, c.environ(), c.Lock); err != nil {
+		r.inTurn = true
+		return
 	}
+	r.early.expires = time.AfterFunc(slowAfter, r.early.drop)
+	r.at("started early")
 }
 
 func isScript(binary string) bool {
@@ -142,6 +162,7 @@ func isScript(binary string) bool {
 // Drop ends the process that was started before its turn, if there is one.
 func (r *Processes) Drop() {
 	if r.early != nil {
+		r.early.expires.Stop()
 		r.early.drop()
 		r.early = nil
 	}
@@ -153,7 +174,8 @@ func (r *Processes) take(binary string, c *Call) *process {
 	if early == nil {
 		return nil
 	}
-	if !early.isFor(binary, c) {
+	r.inTurn = !early.expires.Stop() // it has waited for too long, and is being ended
+	if r.inTurn || !early.isFor(binary, c) {
 		r.Drop()
 		return nil
 	}
@@ -173,6 +195,7 @@ func (r *Processes) Run(ctx context.Context, c, next *Call, stderr io.Writer) ([
 	}
 	p := r.take(binary, c)
 	if p != nil && !p.feed(ctx, c.Stdin) { // it died early
+		p.kill()
 		p.drop()
 		p = nil
 	}
@@ -207,8 +230,8 @@ func (r *Processes) at(point string) {
 	}
 }
 
-// start starts the binary, and tries again for a while if the binary is being written. Where
-// RLIMIT_NOFILE leaves no room for LockFD it starts the delegate without the lock: nobody waits for
+// start starts the binary, and tries again for a while if the binary is being written, or if there may
+// be no more processes just now. Where RLIMIT_NOFILE leaves no room for LockFD it starts the delegate without the lock: nobody waits for
 // such a delegate if it outlives unwind.
 func (c *Call) start(ctx context.Context, binary string) (*process, error) {
 	giveUp := time.Now().Add(busyDelay)
@@ -221,7 +244,8 @@ func (c *Call) start(ctx context.Context, binary string) (*process, error) {
 			c.Lock = nil
 			continue
 		}
-		if !errors.Is(err, syscall.ETXTBSY) || time.Now().After(giveUp) || ctx.Err() != nil {
+		passes := errors.Is(err, syscall.ETXTBSY) || errors.Is(err, syscall.EAGAIN)
+		if !passes || time.Now().After(giveUp) || ctx.Err() != nil {
 			return nil, err
 		}
 		time.Sleep(50 * time.Millisecond)

@@ -32,6 +32,9 @@ type process struct {
 
 	mu     sync.Mutex // between kill and wait: the ID may be another process's after wait
 	reaped bool
+
+	expires *time.Timer // drops a process that waits for its turn
+	dropped sync.Once
 }
 
 // noFile is a descriptor that a new process does not get.
@@ -129,11 +132,16 @@ func (p *process) finish(ctx context.Context) syscall.WaitStatus {
 	return status
 }
 
-// drop kills a process that got no configuration.
+// drop ends a process that got no configuration, and returns once it has ended. The process reads an
+// empty one, as it does if unwind dies, and can give back a lock file that it made before it read. It
+// is killed if it does not end by itself.
 func (p *process) drop() {
-	p.kill()
-	p.wait()
-	p.release(0)
+	p.dropped.Do(func() {
+		_ = p.stdin.Close()
+		defer time.AfterFunc(endDelay, p.kill).Stop()
+		p.wait()
+		p.release(0)
+	})
 }
 
 // release closes the files of a process that has ended, once its output has ended or the delay is

@@ -29,9 +29,17 @@ func TestMain(m *testing.M) {
 }
 
 // pluginMain is a plugin that reads all of its configuration first, and then writes it to the file
-// "fed" beside itself, and prints its process ID. It ends before it reads if there is a file "dies".
+// "fed" beside itself, and prints its process ID. It ends before it reads if there is a file "dies". If
+// there is a file "locks", it makes the file "lock" before it reads, and removes it at its end.
 func pluginMain() int {
 	dir := filepath.Dir(os.Args[0])
+	if _, err := os.Stat(filepath.Join(dir, "locks")); err == nil {
+		lock := filepath.Join(dir, "lock")
+		if err := os.WriteFile(lock, nil, 0o600); err != nil {
+			return 4
+		}
+		defer os.Remove(lock)
+	}
 	if _, err := os.Stat(filepath.Join(dir, "dies")); err == nil {
 		return 3
 	}
@@ -80,10 +88,10 @@ func TestStartedEarly(t *testing.T) {
 		early bool                                                    // the process that was started early runs
 	}{
 		{"its turn comes", func(_ *testing.T, _ *Processes, c *Call) *Call { return c }, true},
-		{"later than its deadline is long", func(_ *testing.T, _ *Processes, c *Call) *Call {
-			time.Sleep(5100 * time.Millisecond) // see the deadline below
+		{"its turn comes too late", func(t *testing.T, r *Processes, c *Call) *Call {
+			eventually(t, "it ends", func() bool { return !isThere(r.early.pid) })
 			return c
-		}, true},
+		}, false},
 		{"its turn does not come", func(_ *testing.T, r *Processes, _ *Call) *Call { r.Drop(); return nil }, false},
 		{"another call comes", func(_ *testing.T, _ *Processes, c *Call) *Call {
 			other := *c
@@ -125,12 +133,7 @@ func TestStartedEarly(t *testing.T) {
 				}
 				return
 			}
-			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-			defer cancel()
-			if !tt.early {
-				ctx = context.Background()
-			}
-			stdout, f := r.Run(ctx, again.with(`{"x": 1}`), nil, io.Discard)
+			stdout, f := r.Run(context.Background(), again.with(`{"x": 1}`), nil, io.Discard)
 			if f != nil {
 				t.Fatal(f)
 			}
@@ -203,6 +206,30 @@ func TestNextIsStarted(t *testing.T) {
 	r.Drop()
 	if isThere(pid) {
 		t.Error("it is still there")
+	}
+}
+
+// TestEarlyBlocksRunning: a process that holds, while it waits for its turn, what the running delegate
+// waits for is ended, and gives it back. It runs in its turn, and none is started early after it.
+func TestEarlyBlocksRunning(t *testing.T) {
+	t.Parallel()
+	next, r := earlyCall(t), &Processes{}
+	if err := os.WriteFile(next.file("locks"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	lock := next.file("lock")
+	running := script(t, fmt.Sprintf(`until [ -e %s ]; do sleep 0.02; done; while [ -e %s ]; do sleep 0.02; done`, lock, lock))
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if _, f := r.Run(ctx, running, next, io.Discard); f != nil {
+		t.Fatal(f)
+	}
+	if _, f := r.Run(ctx, next.with("{}"), earlyCall(t), io.Discard); f != nil {
+		t.Error(f)
+	}
+	if r.early != nil {
+		t.Error("another one was started early")
+		r.Drop()
 	}
 }
 

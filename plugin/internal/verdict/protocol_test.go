@@ -51,6 +51,7 @@ import (
 //	early     the process of the delegate that comes next waits for its configuration while the
 //	          step before is written; it has the lock, and outlives an unwind that is killed
 //	slow      a DEL may take longer than an ADD waits for another attachment's lock
+//	blocks    that process may hold what the running delegate waits for
 //
 // Guards (protocol); a run leaves out those that are set, and TestProtocol expects a counterexample
 // for each:
@@ -72,6 +73,7 @@ import (
 //	noLeave       a sweep leaves a DEL that would do nothing to the runtime, for the grace period
 //	noProof       bridge's DEL enters a namespace only if it proves to be the ADD's
 //	noLease       firewall's DEL ends before an ADD that claims its address stops waiting for it
+//	noEnd         a process that has waited for too long is ended, and starts again in its turn
 //
 // Phases of a container, as the runtime sees it (phase):
 //
@@ -119,6 +121,7 @@ type protocol struct {
 	skips     bool // bridge's DEL does nothing without a namespace
 	early     bool // the process of the next delegate waits while the step before is written
 	slow      bool // a DEL may take longer than an ADD waits for a lock
+	blocks    bool // that process may hold what the running delegate waits for
 
 	// The guards that this run leaves out.
 	noLock, noWitness, noClaim, noParking, noRival, noTombstone, noGeneration, noWriteAhead bool
@@ -132,6 +135,7 @@ type protocol struct {
 	noLeave  bool // a sweep's DEL that did nothing counts
 	noProof  bool // bridge's DEL takes the namespace at the runtime's path for the ADD's
 	noLease  bool // a slow DEL goes on, whoever has its address
+	noEnd    bool // a process waits for its turn without bound
 }
 
 // The phases of a container, as the runtime sees it.
@@ -181,6 +185,8 @@ type process struct {
 	failed bool
 
 	settled uint8 // containers settled because of an address, a bit each
+	blocked bool  // the process of the next delegate holds what the running one waits for
+	inTurn  bool  // no process is started early any more
 }
 
 // The steps of a process.
@@ -532,6 +538,9 @@ func (m *protocol) step(s state, p int, to func(string, state)) {
 	pr := &s.p[p]
 	c := &s.c[pr.on]
 	adding := p != nSelf && s.c[p].phase == adds
+	if m.block(s, p, to); pr.blocked {
+		return
+	}
 	switch pr.pc {
 	case pLock:
 		if s.lock[pr.on] != none {
@@ -592,6 +601,19 @@ func (m *protocol) step(s state, p int, to func(string, state)) {
 		m.del(s, p, to)
 	case pFinish:
 		m.finish(s, p, adding, to)
+	}
+}
+
+// block lets the process of the next delegate take what the running one waits for, and ends it then.
+func (m *protocol) block(s state, p int, to func(string, state)) {
+	switch pr := &s.p[p]; {
+	case !m.blocks || pr.inTurn || pr.pc != pAdd && pr.pc != pDel:
+	case !pr.blocked:
+		pr.blocked = true
+		to("the next delegate's process takes what the running one waits for", s)
+	case !m.noEnd:
+		pr.blocked, pr.inTurn = false, true
+		to("the next delegate's process is ended", s)
 	}
 }
 
@@ -857,6 +879,13 @@ func (m *protocol) wrong(s state) string {
 		}
 	}
 	for p := range s.p {
+		if waits := s.p[p].blocked; waits {
+			if m.step(s, p, func(string, state) { waits = false }); waits {
+				return name(p) + " waits for ever"
+			}
+		}
+	}
+	for p := range s.p {
 		if s.p[p].pc != pEnded {
 			return ""
 		}
@@ -958,6 +987,7 @@ func TestProtocolAtLength(t *testing.T) {
 	for _, model := range []protocol{
 		{addresses: 1, crashes: 2, faults: 2},
 		{addresses: 1, crashes: 2, faults: 2, early: true},
+		{addresses: 1, crashes: 2, faults: 1, early: true, blocks: true},
 		{addresses: 2, crashes: 1, faults: 1, lies: 1},
 		{addresses: 1, crashes: 2, faults: 1, reuse: true, hides: true, early: true},
 		{addresses: 2, crashes: 1, faults: 1, reuse: true},
@@ -1006,6 +1036,9 @@ func TestProtocol(t *testing.T) {
 		{"started early, an ID that is used again", protocol{addresses: 1, crashes: 1, reuse: true, early: true}, ""},
 		{"started early, switched off between", protocol{addresses: 1, crashes: 1, unnamed: true, plain: true, early: true}, ""},
 
+		{"started early, and in the way", protocol{addresses: 1, crashes: 1, early: true, blocks: true}, ""},
+		{"started early, and in the way, a DEL that fails", protocol{addresses: 1, faults: 1, early: true, blocks: true}, ""},
+
 		{"DELs that lie", protocol{addresses: 1, lies: 2}, ""},
 		{"DELs that lie, two addresses", protocol{addresses: 2, lies: 1, faults: 1}, ""},
 		{"DELs that lie, an ID that is used again", protocol{addresses: 1, lies: 1, reuse: true}, ""},
@@ -1023,6 +1056,7 @@ func TestProtocol(t *testing.T) {
 		{"no lease", protocol{addresses: 1, faults: 1, slow: true, noLease: true}, "its rule is gone"},
 		{"no probe", protocol{addresses: 2, lies: 1, noProbe: true}, "leaked"},
 		{"no wait for the commit", protocol{addresses: 2, crashes: 1, early: true, noWait: true}, "leaked"},
+		{"no end of a process that is in the way", protocol{addresses: 1, early: true, blocks: true, noEnd: true}, "waits for ever"},
 		{"no look for a later ADD", protocol{addresses: 2, off: true, noLater: true}, "its rule is gone"},
 		{"no undoing of the later ADD", protocol{addresses: 2, off: true, noAgain: true}, "leaked"},
 		{"tombstones that answer all", protocol{addresses: 2, off: true, noAnswer: true}, "leaked"},

@@ -1,0 +1,75 @@
+package delegate
+
+import (
+	"math"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// spareTasks is how many more tasks (processes and their threads) have to be allowed before a process
+// starts before its turn. A delegate and its children take 10 to 30; a plugin written in Go that
+// cannot make a thread dies, and its ADD cannot be run again. The room is for many verbs at once,
+// which do not know of each other.
+const spareTasks = 1000
+
+// mayWait says whether unwind may have tasks that only wait, so that it takes none that a running
+// delegate needs.
+func mayWait() bool {
+	var limit unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NPROC, &limit) == nil && limit.Cur < spareTasks {
+		return false
+	}
+	return tasksLeft("/proc/self/cgroup", "/sys/fs/cgroup") >= spareTasks
+}
+
+// tasksLeft returns how many more tasks the pids controller allows to the cgroup that the file self
+// names, and to those above it, or MaxInt without a limit. root is where cgroups are mounted
+// (cgroups(7); Documentation/admin-guide/cgroup-v1/pids.rst). A cgroup that is above what a container
+// can see is left out.
+func tasksLeft(self, root string) int {
+	left := math.MaxInt
+	for line := range strings.Lines(readSmall(self)) {
+		part := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3) // ID:controllers:path
+		if len(part) < 3 {
+			continue
+		}
+		mount := root // of version 2
+		if part[1] != "" {
+			if !slices.Contains(strings.Split(part[1], ","), "pids") {
+				continue
+			}
+			mount = filepath.Join(root, "pids")
+		}
+		for path := filepath.Clean("/" + part[2]); ; path = filepath.Dir(path) {
+			dir := filepath.Join(mount, path)
+			if limit, err := strconv.Atoi(readSmall(filepath.Join(dir, "pids.max"))); err == nil { // not "max"
+				used, _ := strconv.Atoi(readSmall(filepath.Join(dir, "pids.current")))
+				left = min(left, limit-used)
+			}
+			if path == "/" {
+				break
+			}
+		}
+	}
+	return left
+}
+
+// readSmall returns what one read gives of a file of the kernel, or "". os.ReadFile makes twice the
+// calls.
+func readSmall(path string) string {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return ""
+	}
+	defer closePipe(fd)
+	text := make([]byte, 4<<10)
+	n, err := unix.Read(fd, text)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(text[:n]))
+}
