@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"time"
 
@@ -32,7 +33,7 @@ type State string
 const (
 	Gone      State = ""
 	Adding    State = "adding"    // an ADD runs; if the lock is free, it died before it printed success
-	Live      State = "live"      // the ADD succeeded
+	Live      State = "live"      // the ADD has a result; it succeeded, unless it still holds the lock
 	Unwinding State = "unwinding" // the ADD failed; it has pending DELs
 	Removing  State = "removing"  // the runtime asked for a DEL; it has pending DELs
 )
@@ -43,7 +44,7 @@ const (
 var edges = map[State][]State{
 	Gone:      {Adding, Removing},
 	Adding:    {Adding, Live, Unwinding, Removing, Gone},
-	Live:      {Removing, Gone},
+	Live:      {Live, Unwinding, Removing, Gone},
 	Unwinding: {Unwinding, Gone, Adding},
 	Removing:  {Removing, Gone, Adding},
 }
@@ -72,8 +73,18 @@ type Entry struct {
 	Since       Time         `json:"since,omitzero"`   // in this state; zero in first-release entries
 	Updated     Time         `json:"updated"`
 
-	base base  // what a newer version is made from, see Append
-	was  State // of the newest version
+	file os.FileInfo // that a transaction wrote it to, see Store.Holds
+}
+
+// Clone returns a copy of the entry whose generations and steps can change apart from the entry's.
+func (e *Entry) Clone() *Entry {
+	c := *e
+	c.Generations, c.Undone = slices.Clone(e.Generations), slices.Clone(e.Undone)
+	for i := range c.Generations {
+		g := &c.Generations[i]
+		g.Claims, g.Steps = slices.Clone(g.Claims), slices.Clone(g.Steps)
+	}
+	return &c
 }
 
 // touch notes the time of a new version.
@@ -145,7 +156,8 @@ type Generation struct {
 	GracePeriod   time.Duration   `json:"gracePeriod,omitempty"`   // of the ADD's configuration
 	AWSCheckpoint string          `json:"awsCheckpoint,omitempty"` // the same, see ipam.AWS
 	Steps         []Step          `json:"steps"`                   // started, with a pending DEL, in chain order
-	Undo          Undo            `json:"undo,omitzero"`
+	// Begun is set while a pass over the steps runs, and stays if the pass was cut off.
+	Begun bool `json:"begun,omitempty"`
 	// Occupant is the interface (index and MAC) that had the interface name in the namespace before
 	// the ADD, or "". It does not belong to the ADD, and no DEL of the ADD may see it.
 	Occupant string `json:"occupant,omitempty"`
@@ -211,13 +223,6 @@ func (c Claim) Receives(index int) bool { return index > c.Step }
 // may have another owner.
 func (g *Generation) Freed(c Claim) bool {
 	return !slices.ContainsFunc(g.Steps, func(s Step) bool { return s.Index == c.Step })
-}
-
-// Undo counts the passes over the steps of a generation. A pass that began and did not end was cut
-// off: some step took longer than the runtime's timeout.
-type Undo struct {
-	Began int `json:"began,omitempty"`
-	Ended int `json:"ended,omitempty"`
 }
 
 // NetNS identifies a network namespace and says where the runtime put it. All numbers are zero if

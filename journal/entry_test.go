@@ -55,7 +55,7 @@ func everything() *Entry {
 				Attempts: 3, LastError: "exit status 1", LastCode: 999, Parked: true, Unproven: "its address is not free", RepeatAt: 1 << 62, ConfirmAt: 1 << 60, RetryAt: 1 << 61,
 				Replaced: true, MayHaveRun: true, ADD: AddCutOff,
 			}},
-			Undo: Undo{Began: 2, Ended: 1}, Occupant: "5 0a:00:00:00:00:01",
+			Begun: true, Occupant: "5 0a:00:00:00:00:01",
 		}
 	}
 	return &Entry{

@@ -221,6 +221,20 @@ func (l *Lock) Made() bool { return l.made }
 // File returns the locked file for delegates to inherit.
 func (l *Lock) File() *os.File { return l.file }
 
+// BeginPass notes in the lock's file that a pass over the attachment's steps begins. It returns how
+// many passes before this one began and did not end, up to 255. The number is a hint for the order of
+// the steps and decides nothing else: it is not synced, and 0 if it cannot be read.
+func (l *Lock) BeginPass() (cutOff int) {
+	var passes [1]byte
+	_, _ = l.file.ReadAt(passes[:], 0)
+	cutOff = int(passes[0])
+	_, _ = l.file.WriteAt([]byte{byte(min(cutOff+1, 255))}, 0)
+	return cutOff
+}
+
+// EndPass notes that the pass came to its end.
+func (l *Lock) EndPass() { _, _ = l.file.WriteAt([]byte{0}, 0) }
+
 // Remove removes the lock's file. Only the holder calls it: when the attachment is gone, or when
 // success is about to be printed though the journal still says Adding. An Adding entry without a
 // lock file is not known to be dead. Another file at the path, as after a removal of the whole
@@ -288,21 +302,14 @@ func (s *Store) removeStrayLock(ctx context.Context, name string) error {
 	return os.Remove(path)
 }
 
-// lockNames returns the names of the files that belong to entries, and removes those of the log that
-// belong to none: no entry can come while the transaction has the queue.
+// lockNames returns the names of the files that belong to entries.
 func (s *Store) lockNames(ctx context.Context) (map[string]bool, error) {
 	known := map[string]bool{}
-	err := s.ViewAlone(ctx, func(tx *Tx) error {
-		err := tx.Outlines(func(o Outline, _ error) error {
+	err := s.View(ctx, func(tx *Tx) error {
+		return tx.Outlines(func(o Outline, _ error) error {
 			known[hashOf(encodeKey(o.Key))] = true
 			return nil
 		})
-		for _, name := range tx.names {
-			if err == nil && !known[name] {
-				_ = os.Remove(filepath.Join(s.walDir(), name))
-			}
-		}
-		return err
 	})
 	return known, err
 }

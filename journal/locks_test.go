@@ -442,3 +442,27 @@ func TestRemoveStrayLocks(t *testing.T) {
 		}
 	}
 }
+
+// helpStray removes a stray lock.
+func helpStray(s *Store, args []string) error {
+	return s.removeStrayLock(context.Background(), args[0])
+}
+
+// TestLockFileStaysAway: RemoveStrayLocks has seen the lock file of an ADD that begins; the
+// ADD ends without the journal, so its entry is Adding and has no lock file; the sweep is killed
+// while it waits for the queue. The entry must not get a lock file: with one it counts as dead.
+func TestLockFileStaysAway(t *testing.T) {
+	s := newStore(t)
+	e := adding("a")
+	update(t, s, func(tx *Tx) error { return tx.Put(e) })
+	queue, err := s.queue(t.Context(), true)
+	check(t, err)
+	defer queue.Close()
+	p := start(t, "stray", s.Dir, filepath.Base(s.LockPath(e.Key)))
+	time.Sleep(500 * time.Millisecond)
+	p.signal(syscall.SIGKILL)
+	_ = p.wait()
+	if _, err := os.Stat(s.LockPath(e.Key)); err == nil {
+		t.Error("it has a lock file, which is free")
+	}
+}

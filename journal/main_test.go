@@ -35,13 +35,11 @@ var helpers = map[string]func(s *Store, args []string) error{
 	"lock":      helpLock,
 	"share":     helpShare,
 	"view":      helpView,
-	"alone":     helpAlone,
 	"owner":     helpOwner,
 	"rounds":    helpRounds,
 	"damage":    helpDamage,
 	"eio":       helpEIO,
 	"power":     helpPower,
-	"append":    helpAppend,
 	"stray":     helpStray,
 }
 

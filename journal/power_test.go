@@ -8,8 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -35,9 +33,6 @@ type powerStep struct {
 	damages bool
 }
 
-// unsynced begins the reason in versions that only the log has. The state of the stored entry follows.
-const unsynced = "only in the log, made from "
-
 // powerSteps is the life of a journal: ADDs, which write an intent, claims and an outcome; DELs,
 // tombstones, history, counters, attachments' locks, more entries than fit into the file, then
 // fewer. Twice the file is damaged and a new one begun.
@@ -46,28 +41,12 @@ func powerSteps() (steps []powerStep) {
 	tx := func(name string, fn func(*Tx) error) {
 		step(name, func(s *Store) error { return s.Update(context.Background(), fn) })
 	}
-	log := func(name, id string, state State) {
-		step(name, func(s *Store) error {
-			var e *Entry
-			err := s.View(context.Background(), func(tx *Tx) (err error) {
-				e, err = tx.Get(keyOf(id))
-				return err
-			})
-			if err != nil {
-				return err
-			}
-			e.State, e.Reason = state, unsynced+string(e.State)
-			return s.Append(e)
-		})
-	}
 	add := func(id string, addresses ...string) {
 		tx("intent of "+id, func(tx *Tx) error { return tx.Put(adding(id)) })
 		tx("claims of "+id, changing(id, func(e *Entry) { e.Newest().Claims = adding(id, addresses...).Newest().Claims }))
-		log("started since, "+id, id, Adding)
 		tx("result of "+id, changing(id, func(e *Entry) { e.State = Live }))
 	}
 	del := func(id string) {
-		log("DEL begun, "+id, id, Removing)
 		tx("DEL of "+id, changing(id, func(e *Entry) { e.State = Removing }))
 		tx("end of "+id, func(tx *Tx) error { return tx.Delete(keyOf(id)) })
 	}
@@ -127,7 +106,6 @@ func changing(id string, fn func(*Entry)) func(*Tx) error {
 		if err != nil {
 			return err
 		}
-		e.Reason = ""
 		fn(e)
 		return tx.Put(e)
 	}
@@ -157,7 +135,6 @@ type power struct {
 	damaged  map[string][]byte // by the name of its step: the bytes that must be kept
 	seed     uint64
 	states   atomic.Int64
-	versions atomic.Int64 // read from the log
 	dirs     atomic.Int64
 }
 
@@ -172,14 +149,13 @@ type power struct {
 //   - a page may be there in part: sectors of 512 bytes, the first or the last ones, or any at
 //     random
 //   - the size of a file changes apart from its content
-//   - a version in the log, which is not synced, is there or not, whole or in part
 //   - a name that was given, changed or removed is certain once its directory is synced; the
 //     sync of a file covers neither its name nor the directory above its directory
 //
 // The test opens, reads, writes and rereads the journal of each disk. The journal holds exactly
 // what the last Update that returned nil promised, or in addition all of the one under way, and is
 // whole by bbolt's check and unwind's. Only a file that a step damaged is set aside, and it is kept
-// for good. An entry is read as it is stored, or in a version that was made from that. A normal run tries some of the disks, UNWIND_TEST_LONG all; -seed picks other ones at
+// for good. A normal run tries some of the disks, UNWIND_TEST_LONG all; -seed picks other ones at
 // random.
 //
 // It does not prove that a disk keeps what it acknowledged a flush of, that a file system's sync
@@ -210,11 +186,7 @@ func TestPowerLoss(t *testing.T) {
 			p := &power{T: t, seed: *seedFlag, damaged: map[string][]byte{}, steps: powerSteps()}
 			p.live(killed)
 			p.lose(filepath.Join(disks, fmt.Sprintf("after %s", killed)))
-			t.Logf("%d changes, %d syncs; %d disks, %d versions read from the log (seed %d)", len(p.log), p.syncs(), p.states.Load(),
-				p.versions.Load(), p.seed)
-			if killed == "" && p.versions.Load() == 0 {
-				t.Error("no disk has a version in the log")
-			}
+			t.Logf("%d changes, %d syncs; %d disks (seed %d)", len(p.log), p.syncs(), p.states.Load(), p.seed)
 		})
 	}
 }
@@ -362,7 +334,7 @@ func (p *power) use(s *Store) error {
 		before = nil
 		return errors.Join(tx.Check(), tx.All(func(e *Entry, err error) error {
 			before = append(before, e)
-			return errors.Join(err, p.checkVersion(tx, e))
+			return err
 		}), tx.Put(e))
 	})
 	if err != nil {
@@ -383,19 +355,6 @@ func (p *power) use(s *Store) error {
 		}
 		return errors.Join(err, tx.Check())
 	})
-}
-
-// checkVersion checks that an entry is the one that is stored, or a version that was made from it.
-func (p *power) checkVersion(tx *Tx, e *Entry) error {
-	if e == nil || !strings.HasPrefix(e.Reason, unsynced) {
-		return nil
-	}
-	p.versions.Add(1)
-	stored, err := tx.storedEntry(e.Key)
-	if err != nil || e.Reason != unsynced+string(stored.State) || !slices.Equal(stored.Addresses(), e.Addresses()) {
-		return fmt.Errorf("a version that is older than the stored entry is read: %w", err)
-	}
-	return nil
 }
 
 // mayBeDamaged reports whether the file may be one that a step damaged: in that step, or until the

@@ -72,12 +72,12 @@ func (p *power) disksOf(yield func(lost) bool) {
 }
 
 // databases returns the numbers of all files that ever were a journal or were becoming one, and of
-// all directories except those of the attachments' locks and of the log. These and the stamp in the
-// queue's file are never synced: nothing relies on them.
+// all directories except that of the attachments' locks. Locks and the stamp in the queue's file
+// are never synced: nothing relies on them.
 func (p *power) databases() map[int]bool {
 	db := map[int]bool{rootFolder: true}
 	for _, c := range p.log {
-		if c.kind == renamed && (strings.HasPrefix(c.name, fileName) || c.folder && c.name != locksName && c.name != walName) {
+		if c.kind == renamed && (strings.HasPrefix(c.name, fileName) || c.folder && c.name != locksName) {
 			db[c.target] = true
 		}
 	}
@@ -170,14 +170,14 @@ func choices(pending []change, db map[int]bool, random *rand.Rand) (all []way) {
 	return all
 }
 
-// apply applies the changes to a disk, those of other files at random. It returns a name for what it
-// did.
+// apply applies the changes to a disk, other files' changes at random. It returns a name for what
+// it did.
 func (w way) apply(i *image, pending []change, db map[int]bool, random *rand.Rand) string {
 	var name strings.Builder
-	unit, others := 0, random.IntN(2) == 0 // all of them, or each at random
+	unit := 0
 	for _, c := range pending {
 		if !ours(c, db) {
-			if others || random.IntN(2) == 0 {
+			if random.IntN(2) == 0 {
 				i.apply(c)
 			}
 			continue

@@ -163,13 +163,8 @@ func TestKilledInATransaction(t *testing.T) {
 }
 
 // helpView stays in a View until the test lets it continue.
-func helpView(s *Store, _ []string) error { return helpIn(s.View) }
-
-// helpAlone does so in a ViewAlone.
-func helpAlone(s *Store, _ []string) error { return helpIn(s.ViewAlone) }
-
-func helpIn(view func(context.Context, func(*Tx) error) error) error {
-	err := view(context.Background(), func(tx *Tx) error {
+func helpView(s *Store, _ []string) error {
+	err := s.View(context.Background(), func(tx *Tx) error {
 		tell("in")
 		await()
 		return look(tx)
@@ -203,24 +198,6 @@ func TestReadersAtOnce(t *testing.T) {
 	late.expect("in")
 	late.say("go on")
 	late.expect("done")
-}
-
-// TestViewAlone: of two only one is in its transaction. A reader that came before may be, too.
-func TestViewAlone(t *testing.T) {
-	t.Parallel()
-	s := newStore(t)
-	put(t, s, adding("a"))
-	reader := start(t, "view", s.Dir)
-	reader.expect("in")
-	one := start(t, "alone", s.Dir)
-	one.expect("in")
-	two := start(t, "alone", s.Dir)
-	waiting(t, two, filepath.Join(s.Dir, queueName))
-	reader.say("go on")
-	reader.expect("done")
-	one.say("go on")
-	one.expect("done")
-	two.expect("in")
 }
 
 // TestOneThreadWaits: however many callers wait for the queue and give up, one thread waits.

@@ -10,13 +10,13 @@ import (
 
 var states = []State{Gone, Adding, Live, Unwinding, Removing}
 
-// legal lists the allowed changes of state: adding → live → removing → gone, adding → unwinding →
+// legal lists the allowed changes of state: adding → live → removing → gone, live or adding → unwinding →
 // gone, a step within each state that has them, a DEL of an attachment that the journal does not
 // know, a new generation over an old one.
 var legal = [][2]State{
 	{Gone, Adding}, {Gone, Removing},
 	{Adding, Adding}, {Adding, Live}, {Adding, Unwinding}, {Adding, Removing}, {Adding, Gone},
-	{Live, Removing}, {Live, Gone},
+	{Live, Live}, {Live, Unwinding}, {Live, Removing}, {Live, Gone},
 	{Unwinding, Unwinding}, {Unwinding, Gone}, {Unwinding, Adding},
 	{Removing, Removing}, {Removing, Gone}, {Removing, Adding},
 }

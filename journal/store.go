@@ -57,19 +57,9 @@ const MaxWait = 10 * time.Second
 // stranger (bbolt's own tool) can have that lock.
 const strangerWait = time.Second
 
-// access is what a transaction does.
-type access int
-
-const (
-	reads      access = iota // beside other readers
-	readsAlone               // beside readers that began before it
-	writes
-)
-
 const (
 	fileName  = "journal.db"
 	queueName = "journal.lock"
-	walName   = "journal.wal"
 	locksName = "locks"
 )
 
@@ -78,6 +68,13 @@ const (
 var ErrDamaged = errors.New("journal: the file is damaged")
 
 var errAgain = errors.New("journal: the file was replaced")
+
+// Holds says whether the last version of an entry that a transaction wrote is in the journal at the
+// path: not in one that was set aside or removed since.
+func (s *Store) Holds(e *Entry) bool {
+	there, err := os.Lstat(s.Path())
+	return e.file != nil && err == nil && os.SameFile(there, e.file)
+}
 
 // Path returns the path of the bbolt file.
 func (s *Store) Path() string { return filepath.Join(s.Dir, fileName) }
@@ -89,44 +86,34 @@ func (s *Store) Update(ctx context.Context, fn func(*Tx) error) error {
 	if err := s.makeDir(); err != nil {
 		return err
 	}
-	return s.run(ctx, writes, fn)
+	return s.run(ctx, true, fn)
 }
 
 // View runs fn in one read-only transaction and changes nothing on the disk. Without a journal, fn
 // sees an empty one. Other Views may run at the same time; an Update waits for fn.
 func (s *Store) View(ctx context.Context, fn func(*Tx) error) error {
-	return s.view(ctx, reads, fn)
-}
-
-// ViewAlone is View for an fn that decides by what it reads, and acts beside the bbolt file. No other
-// ViewAlone and no Update runs at the same time.
-func (s *Store) ViewAlone(ctx context.Context, fn func(*Tx) error) error {
-	return s.view(ctx, readsAlone, fn)
-}
-
-func (s *Store) view(ctx context.Context, how access, fn func(*Tx) error) error {
 	if _, err := os.Lstat(s.Path()); errors.Is(err, fs.ErrNotExist) {
-		return fn(&Tx{store: s})
+		return fn(&Tx{})
 	}
 	if err := checkDir(s.Dir); err != nil {
 		return err
 	}
-	return s.run(ctx, how, fn)
+	return s.run(ctx, false, fn)
 }
 
-func (s *Store) run(ctx context.Context, how access, fn func(*Tx) error) error {
+func (s *Store) run(ctx context.Context, write bool, fn func(*Tx) error) error {
 	ctx, cancel := s.whileItMoves(ctx)
 	defer cancel()
-	queue, err := s.queue(ctx, how == writes)
+	queue, err := s.queue(ctx, write)
 	if err != nil {
 		return err
 	}
 	defer queue.Close()
 	for try := 0; ; try++ {
-		err := s.transact(ctx, queue, how, fn)
+		err := s.transact(ctx, queue, write, fn)
 		switch {
 		case errors.Is(err, errAgain) && try < 3:
-		case errors.Is(err, ErrDamaged) && how == writes && try == 0:
+		case errors.Is(err, ErrDamaged) && write && try == 0:
 			if err := s.setAside(err); err != nil {
 				return err
 			}
@@ -165,9 +152,8 @@ func (s *Store) lookAfter(ctx context.Context, d time.Duration, end func()) *tim
 // transact opens the file, runs fn and closes it. The caller holds the queue; transact releases it
 // for a reader as soon as that has the file.
 func (s *Store) transact(
-	ctx context.Context, queue *os.File, how access, fn func(*Tx) error,
+	ctx context.Context, queue *os.File, write bool, fn func(*Tx) error,
 ) (err error) {
-	write := how == writes
 	var file *os.File
 	debug.SetPanicOnFault(true)
 	defer debug.SetPanicOnFault(false)
@@ -206,7 +192,7 @@ func (s *Store) transact(
 	if err != nil {
 		return s.confirm(classify(err))
 	}
-	if how == reads {
+	if !write {
 		_ = queue.Close()
 	}
 	if write {
@@ -280,9 +266,9 @@ func (s *Store) inTx(btx *bolt.Tx, file os.FileInfo, fn func(*Tx) error) error {
 		}
 	}
 	if btx.Writable() {
-		btx.OnCommit(func() { s.at("committed") }) // runs before those of fn
+		btx.OnCommit(func() { s.at("committed") })
 	}
-	if err := fn(&Tx{store: s, btx: btx, file: file}); err != nil {
+	if err := fn(&Tx{btx: btx, file: file}); err != nil {
 		return err
 	}
 	if btx.Writable() {

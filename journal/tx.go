@@ -13,27 +13,13 @@ import (
 )
 
 // Tx is one transaction on the journal. It ends when the function that got it returns.
-//
-// It reads entries in their newest version: see Append. While it runs, the holders of locks may
-// append others.
 type Tx struct {
-	store *Store
-	btx   *bolt.Tx    // nil: there is no journal yet, and everything is empty
-	file  os.FileInfo // of the bbolt file
-	names []string    // see logged
+	btx  *bolt.Tx    // nil: there is no journal yet, and everything is empty
+	file os.FileInfo // of the bbolt file
 }
 
 // Get returns the entry of an attachment, or nil if there is none.
 func (tx *Tx) Get(k Key) (*Entry, error) {
-	e, err := tx.storedEntry(k)
-	if e == nil || err != nil {
-		return nil, err
-	}
-	return tx.newest(e)
-}
-
-// storedEntry returns the entry as the bbolt file has it, or nil.
-func (tx *Tx) storedEntry(k Key) (*Entry, error) {
 	if tx.btx == nil {
 		return nil, nil
 	}
@@ -41,16 +27,7 @@ func (tx *Tx) storedEntry(k Key) (*Entry, error) {
 	if value == nil {
 		return nil, nil
 	}
-	return tx.decode(encodeKey(k), value)
-}
-
-// decode returns an entry of the bbolt file.
-func (tx *Tx) decode(key, value []byte) (*Entry, error) {
-	e, err := decodeEntry(key, value)
-	if err == nil {
-		e.base, e.was = base{tx.file, e.Updated}, e.State
-	}
-	return e, err
+	return decodeEntry(encodeKey(k), value)
 }
 
 // Put writes an entry and its indexes, and removes the attachment's tombstone. It refuses an
@@ -83,10 +60,7 @@ func (tx *Tx) Put(e *Entry) error {
 	if err := tx.deleteTombstone(e.Key); err != nil {
 		return err
 	}
-	tx.btx.OnCommit(func() {
-		e.base, e.was = base{tx.file, e.Updated}, e.State
-		tx.store.dropVersions(e.Key)
-	})
+	tx.btx.OnCommit(func() { e.file = tx.file })
 	return tx.btx.Bucket(bucketEntries).Put(encodeKey(e.Key), value)
 }
 
@@ -104,23 +78,16 @@ func (tx *Tx) Delete(k Key) error {
 	if err := tx.reindex(old, nil); err != nil {
 		return err
 	}
-	tx.btx.OnCommit(func() { tx.store.dropVersions(k) })
 	return tx.btx.Bucket(bucketEntries).Delete(encodeKey(k))
 }
 
-// replaced returns the stored entry that is about to be replaced, or nil, and the state of its
-// newest version.
-func (tx *Tx) replaced(k Key) (stored *Entry, from State, err error) {
-	stored, err = intact(tx.storedEntry(k))
-	if stored == nil || err != nil {
+// replaced returns the entry that is about to be replaced, or nil, and its state.
+func (tx *Tx) replaced(k Key) (old *Entry, from State, err error) {
+	old, err = intact(tx.Get(k))
+	if old == nil || err != nil {
 		return nil, Gone, err
 	}
-	value, err := tx.newer(stored)
-	if value == nil || err != nil {
-		return stored, stored.State, err
-	}
-	o, err := decodeOutline(encodeKey(k), value)
-	return stored, o.State, err
+	return old, old.State, nil
 }
 
 // intact returns nil for an entry that cannot be read. The indexes of a damaged entry stay. They
@@ -181,11 +148,7 @@ func (tx *Tx) ByPod(p Pod) ([]*Entry, error) {
 
 // ByAddress returns the entries that claim an address, over all networks.
 func (tx *Tx) ByAddress(a netip.Addr) ([]*Entry, error) {
-	entries, err := tx.byIndex(bucketAddresses, addressKey(a))
-	if err != nil || tx.btx == nil {
-		return nil, err
-	}
-	return tx.claimedSince(entries, a)
+	return tx.byIndex(bucketAddresses, addressKey(a))
 }
 
 func (tx *Tx) byIndex(bucket, prefix []byte) ([]*Entry, error) {
@@ -215,16 +178,8 @@ func (tx *Tx) All(fn func(*Entry, error) error) error {
 	if tx.btx == nil {
 		return nil
 	}
-	names, err := tx.logged()
-	if err != nil {
-		return err
-	}
 	return tx.btx.Bucket(bucketEntries).ForEach(func(k, v []byte) error {
-		e, err := tx.decode(k, v)
-		if err == nil && isIn(names, k) {
-			e, err = tx.newest(e)
-		}
-		return fn(e, err)
+		return fn(decodeEntry(k, v))
 	})
 }
 
@@ -249,22 +204,7 @@ func (tx *Tx) Outlines(fn func(Outline, error) error) error {
 	if tx.btx == nil {
 		return nil
 	}
-	names, err := tx.logged()
-	if err != nil {
-		return err
-	}
 	return tx.btx.Bucket(bucketEntries).ForEach(func(k, v []byte) error {
-		if isIn(names, k) {
-			if stored, err := tx.decode(k, v); err == nil {
-				newer, err := tx.newer(stored)
-				if err != nil {
-					return fn(Outline{Key: stored.Key}, err)
-				}
-				if newer != nil {
-					v = newer
-				}
-			}
-		}
 		return fn(decodeOutline(k, v))
 	})
 }

@@ -44,7 +44,7 @@ func (o *op) add(ctx context.Context) error {
 	}
 	printed, f := a.carryOut(ctx)
 	if f == nil {
-		f = a.printResult(printed)
+		f = a.printResult(ctx, printed)
 	}
 	if f != nil {
 		a.runner.Drop()
@@ -101,23 +101,19 @@ func (a *adding) carryOut(ctx context.Context) (printed json.RawMessage, f *dele
 	for i, d := range a.chain.Delegates {
 		stdout, f := a.runDelegate(ctx, i)
 		if f != nil {
-			if f.Unstarted {
-				a.gen.Steps = a.gen.Steps[:i]
-			}
 			return nil, f
 		}
-		claims, err := a.accept(i, stdout)
+		claims, changed, err := a.accept(i, stdout)
 		if err == nil && i == last {
 			printed, err = a.printable()
 		}
 		if err != nil {
 			return nil, &delegate.Failure{Plugin: d.Type, Command: "ADD", Code: types.ErrDecodingFailure, Msg: err.Error()}
 		}
-		if i < last {
-			a.startStep(i + 1)
+		if !changed {
+			continue
 		}
-		if f := a.commit(ctx, d, claims, i == last); f != nil {
-			a.gen.Steps = a.gen.Steps[:i+1] // the next delegate was not started after all
+		if f := a.commit(ctx, d, claims); f != nil {
 			return nil, f
 		}
 	}
@@ -149,9 +145,10 @@ func (a *adding) callOf(i int) *delegate.Call {
 	return c
 }
 
-// runDelegate runs the delegate of the newest step.
+// runDelegate runs a delegate of the chain.
 func (a *adding) runDelegate(ctx context.Context, i int) ([]byte, *delegate.Failure) {
 	step := &a.gen.Steps[i]
+	a.started = i + 1
 	c := a.callOf(i)
 	c.Stdin = netconf.WithPrevResult(step.Config, a.gen.Result)
 	if a.conf.DelegateTimeout > 0 {
@@ -163,6 +160,9 @@ func (a *adding) runDelegate(ctx context.Context, i int) ([]byte, *delegate.Fail
 	if f != nil {
 		step.ADD = journal.AddFailed
 	}
+	if f != nil && f.Unstarted {
+		a.started = i
+	}
 	if f != nil && f.Killed {
 		step.ADD, step.RepeatAt = journal.AddCutOff, journal.BootNanos()+int64(a.conf.GracePeriod)
 	}
@@ -170,37 +170,36 @@ func (a *adding) runDelegate(ctx context.Context, i int) ([]byte, *delegate.Fail
 	return stdout, f
 }
 
-// accept stores a delegate's result as the best known one. It returns claims on the addresses that
-// are new in it.
-func (a *adding) accept(i int, stdout []byte) ([]journal.Claim, error) {
+// accept stores a delegate's result as the best known one, and says whether it differs from the one
+// before. It returns claims on the addresses that are new in it.
+func (a *adding) accept(i int, stdout []byte) (claims []journal.Claim, changed bool, err error) {
 	raw, err := netconf.ReadResult(stdout, a.chain.CNIVersion)
-	if err != nil {
-		return nil, err
-	}
-	if bytes.Equal(raw, a.gen.Result) && i < len(a.chain.Delegates)-1 {
-		return nil, nil // it printed what it was given
+	if err != nil || bytes.Equal(raw, a.gen.Result) {
+		return nil, false, err
 	}
 	r, err := netconf.ParseResult(raw)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	a.gen.Result = raw
 	a.gen.HostLinks = netconf.HostLinks(r)
-	pool := ipam.Pool(a.gen.Steps[len(a.gen.Steps)-1].Config, a.key.Network)
-	var claims []journal.Claim
+	pool := ipam.Pool(a.gen.Steps[i].Config, a.key.Network)
 	for _, address := range r.Addresses() {
 		if !slices.ContainsFunc(a.gen.Claims, func(c journal.Claim) bool { return c.Address == address }) {
 			claims = append(claims, journal.Claim{Address: address, Step: i, Pool: pool})
 		}
 	}
-	return claims, nil
+	return claims, true, nil
 }
 
 // printResult prints the result. If the journal does not say that the attachment is live,
 // printResult removes the lock file first: an entry in state adding without a lock file is judged
 // by its network namespace, as a live one is, and not as dead.
-func (a *adding) printResult(printed json.RawMessage) *delegate.Failure {
+func (a *adding) printResult(ctx context.Context, printed json.RawMessage) *delegate.Failure {
 	lastDelegate := a.chain.Delegates[len(a.chain.Delegates)-1].Type
+	if f := a.confirm(ctx, lastDelegate); f != nil {
+		return f
+	}
 	if !a.durable && a.lock != nil {
 		if err := a.lock.Remove(); err != nil && !errors.Is(err, fs.ErrNotExist) && !a.unwritable {
 			return &delegate.Failure{Plugin: lastDelegate, Command: "ADD", Code: types.ErrIOFailure, Msg: "unwind: " + err.Error()}

@@ -45,16 +45,17 @@ func (a *adding) isOver(prior *journal.Entry) bool {
 //  1. Read the configuration and resolve every binary. An error here takes nothing.
 //  2. Take the attachment's lock.
 //  3. Release what is left of earlier ADDs of this attachment and of its pod.
-//  4. Write the intent: the entry in state adding, with the first delegate as started.
-//  5. Run each delegate. A new version of the entry claims its addresses and records the next
-//     delegate as started. An attachment that claims one of these addresses and is dead is
-//     released before the next delegate runs.
-//  6. With the last delegate, the entry becomes live.
-//  7. Print the result.
+//  4. Write the intent: the entry in state adding, with the whole chain.
+//  5. Run each delegate. If its result differs from the one before, write the entry in state live,
+//     with the result and claims on its new addresses. An attachment that claims one of these
+//     addresses and is dead is released before the next delegate runs.
+//  6. Print the result.
 //
-// A failure from step 4 on is undone. A crash in steps 4 to 6 leaves the state adding with a free
-// lock: success was never printed, so the attachment is dead. A chain of length k writes k+1
-// versions of the entry: see recorder.save.
+// A failure from step 4 on is undone. A crash before the first result is written leaves the state
+// adding with a free lock: success was never printed, so the attachment is dead. After a crash
+// between that and the print the attachment looks live until the runtime's DEL comes or its network
+// namespace is gone. Either way every delegate of the chain gets its DEL, as libcni does after a
+// failed ADD: which ones were started is not on record.
 type adding struct {
 	*op
 	chain   *netconf.Chain
@@ -62,7 +63,8 @@ type adding struct {
 	entry   *journal.Entry
 	gen     *journal.Generation
 	prior   *journal.Entry // an earlier ADD of the attachment, as the journal has it
-	durable bool           // the journal says live
+	started int            // delegates that were started
+	durable bool           // the journal says live, with all that is known
 }
 
 // checkText refuses text that a journal entry, which is JSON, would change.
@@ -104,7 +106,7 @@ func (a *adding) findPrior(tx *journal.Tx) (err error) {
 	return err
 }
 
-// newEntry makes the entry of this ADD, with the first delegate as started.
+// newEntry makes the entry of this ADD.
 func (a *adding) newEntry() {
 	seen, err := host.Look(a.args.Netns, a.args.IfName)
 	if err != nil {
@@ -113,7 +115,7 @@ func (a *adding) newEntry() {
 	gen := journal.Generation{
 		NetNS: seen.Netns, Occupant: seen.Occupant(), Args: a.args.Args, Path: a.args.Path, CNIVersion: a.chain.CNIVersion,
 		Host: a.host, Created: journal.Now(), GracePeriod: max(1, a.conf.GracePeriod), // 0 is not known
-		AWSCheckpoint: a.conf.AWSCheckpoint,
+		AWSCheckpoint: a.conf.AWSCheckpoint, Steps: a.chain.Steps(a.conf),
 	}
 	if len(a.conf.RuntimeConfig) > 0 {
 		gen.RuntimeConfig = netconf.Marshal(a.conf.RuntimeConfig)
@@ -122,14 +124,6 @@ func (a *adding) newEntry() {
 		Key: a.key, State: journal.Adding, Pod: netconf.PodOf(a.args.Args), Generations: []journal.Generation{gen},
 	}
 	a.gen = a.entry.Newest()
-	a.startStep(0)
-}
-
-// startStep adds, in memory, the step of a delegate that is about to be started.
-func (a *adding) startStep(i int) {
-	a.gen.Steps = append(a.gen.Steps, journal.Step{
-		Index: i, Type: a.chain.Delegates[i].Type, Config: a.chain.Config(i, a.conf),
-	})
 }
 
 func (a *adding) addedAlready(why string) error {

@@ -277,7 +277,7 @@ func TestLastWriteFails(t *testing.T) {
 			list := n.unwind(slowChain(n)...)
 			p := n.pod("a")
 			mend := func() {}
-			err := p.addWhile(list, 3, func() {
+			err := p.addWhile(list, 0, func() {
 				if c.unlocked {
 					mend = n.blockFile(n.store.Path())
 				} else {
@@ -325,8 +325,8 @@ func (n *node) blockFile(path string) (back func()) {
 	}
 }
 
-// TestJournalRemoved: a journal that is removed while a delegate runs is begun anew. If it is
-// removed at the end, no entry is left for the success.
+// TestJournalRemoved: a journal that is removed while a delegate runs is begun anew, and has the
+// entry before the result is printed.
 func TestJournalRemoved(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -334,7 +334,7 @@ func TestJournalRemoved(t *testing.T) {
 		onFailure string
 		ok        bool
 	}{
-		{0, "degrade", true}, {0, "fail", true}, {3, "degrade", true}, {3, "fail", false},
+		{0, "degrade", true}, {0, "fail", true}, {3, "degrade", true}, {3, "fail", true},
 	} {
 		t.Run(fmt.Sprintf("at %d, %s", c.at, c.onFailure), func(t *testing.T) {
 			t.Parallel()
@@ -352,6 +352,9 @@ func TestJournalRemoved(t *testing.T) {
 			}
 			if taken := n.taken(); len(taken) != 4 && c.ok || len(taken) != 0 && !c.ok {
 				t.Errorf("taken after the ADD: %v", taken)
+			}
+			if e := p.entry(); e == nil || e.State != journal.Live {
+				t.Errorf("the journal has %+v", e)
 			}
 			p.mustDel(list)
 			n.nothingLeft()

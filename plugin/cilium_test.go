@@ -74,11 +74,11 @@ func TestQueuedDEL(t *testing.T) {
 		t.Errorf("%+v, want the DEL of cilium-cni alone", e)
 	}
 	p.mustDel(list)
-	before := p.entry().Newest().Undo
+	before := p.entry().Updated
 	for range 3 {
 		c.sweepAll()
 	}
-	if after := p.entry().Newest().Undo; after != before {
+	if after := p.entry().Updated; after != before {
 		t.Errorf("the sweeps have written the entry: %+v, was %+v", after, before)
 	}
 	if ran := c.dels("cilium"); ran != 1 || p.unproven() == "" {

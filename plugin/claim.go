@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 
@@ -61,23 +62,23 @@ func (a *adding) duplicate(ctx context.Context, c journal.Claim, other *journal.
 	return there
 }
 
-// commit records the progress of carryOut, and handles other attachments that claim a new address.
-func (a *adding) commit(ctx context.Context, d netconf.Delegate, claims []journal.Claim, last bool) *delegate.Failure {
+// commit writes a delegate's result, and handles other attachments that claim a new address.
+func (a *adding) commit(ctx context.Context, d netconf.Delegate, claims []journal.Claim) *delegate.Failure {
 	a.gen.Claims = append(a.gen.Claims, claims...)
 	if a.unwritable {
 		return nil
 	}
-	others, err := a.record(ctx, claims, last)
+	others, err := a.record(ctx, claims)
 	if err == nil && len(others) > 0 {
-		if f := a.claim(ctx, d, claims, others); f != nil {
-			return f
-		}
-		if last {
-			_, err = a.record(ctx, nil, true)
-		}
+		return a.claim(ctx, d, claims, others)
 	}
+	return a.unrecorded(d.Type, err)
+}
+
+// unrecorded decides whether the ADD goes on although its entry could not be written.
+func (a *adding) unrecorded(plugin string, err error) *delegate.Failure {
 	if err != nil && a.conf.OnJournalFailure == "fail" {
-		return &delegate.Failure{Plugin: d.Type, Command: "ADD", Code: types.ErrTryAgainLater, Msg: err.Error()}
+		return &delegate.Failure{Plugin: plugin, Command: "ADD", Code: types.ErrTryAgainLater, Msg: err.Error()}
 	}
 	if err != nil {
 		a.degraded("ADD", err)
@@ -86,46 +87,43 @@ func (a *adding) commit(ctx context.Context, d netconf.Delegate, claims []journa
 	return nil
 }
 
-// record writes the entry and returns the other entries that hold one of the claims. The entry
-// becomes live on the last call if there are no such entries.
-func (a *adding) record(ctx context.Context, claims []journal.Claim, last bool) (others []*journal.Entry, err error) {
-	a.entry.State = journal.Adding
-	a.durable = false
-	if !last {
-		if others, ok := a.appended(ctx, claims); ok {
-			return others, nil
-		}
-	}
+// record writes the entry as live and returns the other entries that hold one of the claims.
+func (a *adding) record(ctx context.Context, claims []journal.Claim) (others []*journal.Entry, err error) {
 	err = a.update(ctx, func(tx *journal.Tx) (err error) {
 		if others, err = a.holdersOf(tx, claims); err != nil {
 			return err
 		}
-		a.entry.State = journal.Adding
-		if last && len(others) == 0 {
-			a.entry.State = journal.Live
-		}
-		return tx.Put(a.entry)
+		return a.putLive(tx)
 	})
-	a.durable = err == nil && a.entry.State == journal.Live
+	a.durable = err == nil
 	return others, err
 }
 
-// appended is record without a sync, if a loss of power may take the entry. It says whether it wrote
-// the entry.
-func (a *adding) appended(ctx context.Context, claims []journal.Claim) (others []*journal.Entry, ok bool) {
-	if len(claims) == 0 {
-		return nil, a.append(a.entry)
+// putLive writes the entry as live. A journal that another verb has begun anew has no entry yet.
+func (a *adding) putLive(tx *journal.Tx) error {
+	stored, err := readable(tx.Get(a.key))
+	if err == nil && stored == nil {
+		a.entry.State = journal.Adding
+		err = tx.Put(a.entry)
 	}
-	if !volatile(a.entry) {
-		return nil, false
-	}
-	err := a.store.ViewAlone(ctx, func(tx *journal.Tx) (err error) {
-		if others, err = a.holdersOf(tx, claims); err == nil {
-			ok = a.append(a.entry)
-		}
+	if err != nil {
 		return err
-	})
-	return others, ok && err == nil
+	}
+	a.entry.State = journal.Live
+	return tx.Put(a.entry)
+}
+
+// confirm sees to it, before the result is printed, that the journal at its path has the entry as
+// live: the file may have been set aside or removed since. It also writes the entry again if it is
+// old by now: the grace period counts from success.
+func (a *adding) confirm(ctx context.Context, plugin string) *delegate.Failure {
+	age := time.Duration(journal.BootNanos() - a.entry.Updated.Boot)
+	late := age > time.Second && age > a.conf.GracePeriod/10
+	if a.unwritable || a.durable && !late && a.store.Holds(a.entry) {
+		return nil
+	}
+	_, err := a.record(ctx, nil)
+	return a.unrecorded(plugin, err)
 }
 
 // holdersOf returns the other entries that hold one of the claims. The transaction that writes the

@@ -131,10 +131,11 @@ func TestNotes(t *testing.T) {
 				locked, _, err := n.store.Locked(a.key())
 				return !locked && err == nil
 			})
+			a.dropNetNS()
 			n.sweep(DefaultBudgets)
 			modes(n, "", "")
 			n.sweep(DefaultBudgets)
-		}, []string{"swept a [IP] []: its ADD was cut off before it succeeded"}, map[string]uint64{"swept cut-off": 1}},
+		}, []string{"swept a [IP] []: its network namespace is gone"}, map[string]uint64{"swept netns-gone": 1}},
 		{"namespace gone, found by STATUS", func(n *node, a *pod) {
 			a.mustAdd(n.unwind(chain(n)...))
 			a.dropNetNS()
@@ -283,7 +284,7 @@ func TestNotesOfDegradation(t *testing.T) {
 				t.Parallel()
 				n := newNode(t)
 				n.makeJournal()
-				list := n.unwind(n.faulty("p0", `, "dataDir": "on the disk"`), n.faulty("p1", ""), n.faulty("p2", "")) // see volatile
+				list := n.unwind(n.faulty("p0", ""), n.faulty("p1", ""), n.faulty("p2", ""))
 				p := n.pod("a")
 				holds := map[string]string{"DEL": "DEL p0", "ADD": "ADD p2", "ADD, in its middle": "ADD p2"}[verb]
 				command, instance, _ := strings.Cut(holds, " ")
@@ -546,6 +547,9 @@ func TestNotesOfTheKilled(t *testing.T) {
 					do = func() error { _, err := p.add(list); return err }
 				}
 				err := n.killedAt(at, do)
+				if verb == "failing ADD" {
+					p.dropNetNS()
+				}
 				there := p.entry() != nil
 				if told := len(n.events()) > 0; told && there {
 					t.Errorf("told, and still there: %v", n.events())

@@ -63,7 +63,7 @@ func (p *pod) cutOff() {
 		}
 		e.State = journal.Adding
 		g := e.Newest()
-		g.Result, g.Claims, g.HostLinks, g.Steps = nil, nil, nil, g.Steps[:1]
+		g.Result, g.Claims, g.HostLinks = nil, nil, nil
 		return tx.Put(e)
 	})
 	if err != nil {

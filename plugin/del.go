@@ -25,7 +25,7 @@ import (
 //  1. Take the attachment's lock.
 //  2. Find what to undo: the entry; or nothing, if a tombstone says that all was undone before the
 //     runtime asked; or what the configuration on stdin says, for an attachment that the journal
-//     does not know. A new version of the entry says that the DEL has begun.
+//     does not know. Whatever is not the entry as the journal has it is written first.
 //  3. Undo.
 //  4. Write what is left, if anything.
 //  5. Replay the DELs of other attachments that were parked for an address of this one.
@@ -67,7 +67,7 @@ func (o *op) del(ctx context.Context) error {
 // its namespace.
 func (d *deleting) startLast() {
 	gen := d.entry.Newest()
-	order := undoOrder(gen)
+	order := undoOrder(gen, 0)
 	if d.args.Netns == "" || len(order) == 0 {
 		return
 	}
@@ -81,10 +81,9 @@ func (d *deleting) journalFailed(err error) {
 	d.unwritable = true
 }
 
-// find sets d.entry to what is to be undone, or nil if nothing is, and records that the DEL has
-// begun. It takes the entry from the journal, or stops at a tombstone there, or else uses what the
-// runtime sends.
-func (d *deleting) find(ctx context.Context, killed bool) error {
+// find sets d.entry to what is to be undone, or nil if nothing is. It takes the entry from the
+// journal, or stops at a tombstone there, or else uses what the runtime sends.
+func (d *deleting) find(ctx context.Context, killed []string) error {
 	tomb := d.fromJournal(ctx, killed)
 	if d.entry != nil {
 		return nil
@@ -103,53 +102,59 @@ func (d *deleting) find(ctx context.Context, killed bool) error {
 	return nil
 }
 
-// fromJournal takes the entry and records that its DEL has begun, or returns the tombstone that the
-// journal has instead. A journal that cannot be written may still say what to undo.
-func (d *deleting) fromJournal(ctx context.Context, killed bool) (tomb *journal.Tombstone) {
-	errUnknown, errAppend := errors.New("the journal does not know it"), errors.New("it need not wait for the disk")
+// fromJournal takes the entry, or returns the tombstone that the journal has instead. The pass needs
+// no mark on record if it goes by the stored entry alone. Otherwise it could be killed after the
+// address is free, and the next pass would lack the claims. The mark is also on record for an IPAM
+// plugin whose DEL must not run again unasked: see waitsForContainer.
+func (d *deleting) fromJournal(ctx context.Context, killed []string) (tomb *journal.Tombstone) {
 	look := func(tx *journal.Tx) (err error) {
-		if d.entry, err = readable(tx.Get(d.key)); err != nil {
-			return err
-		}
-		if d.entry == nil {
+		if d.entry, err = readable(tx.Get(d.key)); d.entry == nil && err == nil {
 			tomb, err = tx.Tombstone(d.key)
-			return errors.Join(err, errUnknown)
 		}
-		d.amend(killed)
-		return nil
+		return err
 	}
-	err := d.update(ctx, func(tx *journal.Tx) error {
-		if err := look(tx); err != nil {
-			return err
-		}
-		d.mark(d.entry, verdict.Requested)
-		if d.lock != nil && volatile(d.entry) {
-			return errAppend
-		}
-		return tx.Put(d.entry)
-	})
-	if errors.Is(err, errAppend) {
-		err = d.save(ctx, d.entry)
+	err := d.store.View(ctx, look)
+	if errors.Is(err, journal.ErrDamaged) {
+		err = d.update(ctx, look) // begins a new one
 	}
-	if err != nil && !errors.Is(err, errUnknown) {
+	if err != nil {
 		d.journalFailed(err)
-		d.read(ctx, look)
 	}
-	return tomb
+	if d.entry == nil {
+		return tomb
+	}
+	amended := d.amend(killed)
+	found := d.mark(d.entry, verdict.Requested)
+	if (amended || found || keptElsewhere(d.entry)) && !d.unwritable {
+		if err := d.save(ctx, d.entry); err != nil {
+			d.journalFailed(err)
+		}
+	}
+	return nil
 }
 
-// amend adds to the entry what unwind could not write to the journal.
-func (d *deleting) amend(killed bool) {
-	if killed {
-		markKilled(d.entry, d.conf.GracePeriod)
-	}
+// keptElsewhere says whether a step's IPAM plugin keeps its addresses on another machine.
+func keptElsewhere(e *journal.Entry) bool {
+	return slices.ContainsFunc(e.Generations, func(g journal.Generation) bool {
+		return slices.ContainsFunc(g.Steps, func(s journal.Step) bool { return ipam.Elsewhere(s.Config) })
+	})
+}
+
+// amend adds to the entry what unwind could not write to the journal. It says whether it added
+// anything.
+func (d *deleting) amend(killed []string) (amended bool) {
+	amended = markKilled(d.entry, killed, d.conf.GracePeriod)
 	gen := d.entry.Newest()
 	switch {
-	case d.entry.State == journal.Adding && (d.lock != nil && d.lock.Made() || d.fits(gen)):
+	case d.entry.State == journal.Adding && (d.lock != nil && d.lock.Made() || d.fits(gen)),
+		d.entry.State == journal.Live && d.fits(gen) && len(d.given().Addresses) > len(gen.Claims):
 		d.complete(gen)
 	case d.addedUnseen():
 		d.takeLater()
+	default:
+		return amended
 	}
+	return true
 }
 
 // given returns the interface that the runtime's prevResult names.
@@ -318,14 +323,6 @@ func (d *deleting) complete(gen *journal.Generation) {
 		d.log.Warn("the journal has a part of the ADD, and the chain cannot be read", "attachment", d.key.String(), "err", err)
 		return
 	}
-	steps := chain.Steps(d.conf)
-	for i, s := range gen.Steps {
-		if i >= len(steps) || s.Index != i || s.Type != steps[i].Type {
-			d.log.Warn("the journal has a part of the ADD, and the chain is another one now", "attachment", d.key.String())
-			return
-		}
-	}
-	gen.Steps = append(gen.Steps, steps[len(gen.Steps):]...)
 	d.takePrevResult(gen, chain)
 	d.entry.State = journal.Live
 }
@@ -369,9 +366,9 @@ func (d *deleting) takePrevResult(gen *journal.Generation, chain *netconf.Chain)
 
 // neverAdded says whether the runtime has no result of an ADD. Before CNI 0.4.0 a runtime never
 // gives one, so there the answer is no.
-func (d *deleting) neverAdded() bool {
-	gives, err := version.GreaterThanOrEqualTo(d.conf.CNIVersion, "0.4.0")
-	return err == nil && gives && d.conf.PrevResult == nil
+func (o *op) neverAdded() bool {
+	gives, err := version.GreaterThanOrEqualTo(o.conf.CNIVersion, "0.4.0")
+	return err == nil && gives && o.conf.PrevResult == nil
 }
 
 // claimsOf returns claims on the addresses of a final result, for the first delegate of the chain
@@ -390,11 +387,12 @@ func claimsOf(r *netconf.Result, chain *netconf.Chain, network string, conf *net
 func (d *deleting) carryOut(ctx context.Context) error {
 	e := d.entry
 	freed := e.Addresses()
-	failures := d.undo(ctx, d.lock, e, d.args.Netns)
+	failures := d.undoUnmarked(ctx, d.lock, e, d.args.Netns)
 	durable := false
 	if !d.unwritable {
 		err := d.finish(ctx, d.lock, e, nil)
 		if durable = err == nil; !durable {
+			d.degraded("DEL", err)
 			d.log.Error("the journal cannot be told how a DEL ended", "attachment", d.key.String(), "err", err)
 		}
 	}

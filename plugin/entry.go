@@ -10,12 +10,22 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// markKilled records that unwind killed the last started delegate of an entry. It ignores a live
-// entry: there the delegate ran a CHECK, which took nothing.
-func markKilled(e *journal.Entry, grace time.Duration) {
-	if g := e.Newest(); len(g.Steps) > 0 && e.State != journal.Live {
-		g.Steps[len(g.Steps)-1].RepeatAt = journal.BootNanos() + int64(grace)
+// markKilled records that unwind killed delegates of an entry: those whose programs it names, or all
+// if none of them is such a program, as where a child of a delegate outlived it. It says whether any
+// was killed.
+func markKilled(e *journal.Entry, programs []string, grace time.Duration) bool {
+	if len(programs) == 0 {
+		return false
 	}
+	steps := e.Newest().Steps
+	named := func(s journal.Step) bool { return slices.Contains(programs, s.Type) }
+	some := slices.ContainsFunc(steps, named)
+	for i := range steps {
+		if !some || named(steps[i]) {
+			steps[i].RepeatAt = journal.BootNanos() + int64(grace)
+		}
+	}
+	return true
 }
 
 // failingPlugins returns the plugins with a pending DEL that has failed, or is unproven, if the

@@ -342,32 +342,32 @@ func TestUndoOrder(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		steps []journal.Step
-		undo  journal.Undo
+		cut   int
 		want  []int
 	}{
-		{"none", nil, journal.Undo{Began: 3}, nil},
-		{"reverse", steps(), journal.Undo{}, []int{3, 2, 1, 0}},
-		{"first pass", steps(), journal.Undo{Began: 1}, []int{3, 2, 1, 0}},
-		{"rolled back by the ADD, then a pass", steps(), journal.Undo{Began: 1, Ended: 0}, []int{3, 2, 1, 0}},
-		{"the last failed", steps(3), journal.Undo{Began: 2, Ended: 1}, []int{2, 1, 0, 3}},
-		{"two failed, in their order", steps(1, 3), journal.Undo{Began: 2, Ended: 1}, []int{2, 0, 3, 1}},
-		{"the first failed", steps(0), journal.Undo{Began: 2, Ended: 1}, []int{3, 2, 1, 0}},
-		{"all failed", steps(0, 1, 2, 3), journal.Undo{Began: 2, Ended: 1}, []int{3, 2, 1, 0}},
-		{"one cut off", steps(), journal.Undo{Began: 2}, []int{2, 1, 0, 3}},
-		{"two cut off", steps(), journal.Undo{Began: 3}, []int{1, 0, 3, 2}},
-		{"three cut off", steps(), journal.Undo{Began: 4}, []int{0, 3, 2, 1}},
-		{"four cut off", steps(), journal.Undo{Began: 5}, []int{3, 2, 1, 0}},
-		{"failed, then one cut off", steps(3), journal.Undo{Began: 5, Ended: 3}, []int{1, 0, 3, 2}},
-		{"the ADD of the last hung", killed(steps(), 3), journal.Undo{}, []int{2, 1, 0, 3}},
-		{"the ADD hung, first pass", killed(steps(), 3), journal.Undo{Began: 1}, []int{2, 1, 0, 3}},
-		{"the ADD hung, its DEL passed", tried(killed(steps(0), 3), 3), journal.Undo{Began: 2, Ended: 1}, []int{3, 2, 1, 0}},
-		{"killed in a pass that was cut off", killed(steps(), 3), journal.Undo{Began: 2}, []int{2, 1, 0, 3}},
-		{"killed in a second one", killed(steps(), 3), journal.Undo{Began: 3}, []int{1, 0, 3, 2}},
-		{"a gap", []journal.Step{{Index: 1}, {Index: 3}}, journal.Undo{Began: 2}, []int{1, 3}},
-		{"one, many cut off", []journal.Step{{Index: 2}}, journal.Undo{Began: 7}, []int{2}},
+		{"none", nil, 2, nil},
+		{"reverse", steps(), 0, []int{3, 2, 1, 0}},
+		{"first pass", steps(), 0, []int{3, 2, 1, 0}},
+		{"rolled back by the ADD, then a pass", steps(), 0, []int{3, 2, 1, 0}},
+		{"the last failed", steps(3), 0, []int{2, 1, 0, 3}},
+		{"two failed, in their order", steps(1, 3), 0, []int{2, 0, 3, 1}},
+		{"the first failed", steps(0), 0, []int{3, 2, 1, 0}},
+		{"all failed", steps(0, 1, 2, 3), 0, []int{3, 2, 1, 0}},
+		{"one cut off", steps(), 1, []int{2, 1, 0, 3}},
+		{"two cut off", steps(), 2, []int{1, 0, 3, 2}},
+		{"three cut off", steps(), 3, []int{0, 3, 2, 1}},
+		{"four cut off", steps(), 4, []int{3, 2, 1, 0}},
+		{"failed, then one cut off", steps(3), 1, []int{1, 0, 3, 2}},
+		{"the ADD of the last hung", killed(steps(), 3), 0, []int{2, 1, 0, 3}},
+		{"the ADD hung, first pass", killed(steps(), 3), 0, []int{2, 1, 0, 3}},
+		{"the ADD hung, its DEL passed", tried(killed(steps(0), 3), 3), 0, []int{3, 2, 1, 0}},
+		{"killed in a pass that was cut off", killed(steps(), 3), 1, []int{2, 1, 0, 3}},
+		{"killed in a second one", killed(steps(), 3), 2, []int{1, 0, 3, 2}},
+		{"a gap", []journal.Step{{Index: 1}, {Index: 3}}, 1, []int{1, 3}},
+		{"one, many cut off", []journal.Step{{Index: 2}}, 6, []int{2}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if got := undoOrder(&journal.Generation{Steps: c.steps, Undo: c.undo}); !slices.Equal(got, c.want) {
+			if got := undoOrder(&journal.Generation{Steps: c.steps}, c.cut); !slices.Equal(got, c.want) {
 				t.Errorf("%v, want %v", got, c.want)
 			}
 		})

@@ -17,9 +17,9 @@ import (
 
 // lock takes the lock of an attachment. If another unwind works on it, lock waits as long as ctx
 // allows. If only delegates hold it, which outlived a killed unwind, lock waits a while and then
-// kills them; killed says so. It treats the delegates of a CHECK the same way, unless it spares
+// kills them, and returns the names of their programs. It treats the delegates of a CHECK the same way, unless it spares
 // them.
-func (o *op) lock(ctx context.Context, key journal.Key) (lock *journal.Lock, killed bool, err error) {
+func (o *op) lock(ctx context.Context, key journal.Key) (lock *journal.Lock, killed []string, err error) {
 	patience := time.Now().Add(o.Budgets.Orphans)
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline)/2 < o.Budgets.Orphans {
 		patience = time.Now().Add(time.Until(deadline) / 2)
@@ -44,13 +44,13 @@ func (o *op) lock(ctx context.Context, key journal.Key) (lock *journal.Lock, kil
 		case pid == 0 && o.spares(ctx, key):
 			return nil, killed, err
 		case pid == 0:
-			killed = o.endOrphans(key) || killed
+			killed = append(killed, o.endOrphans(key)...)
 		}
 	}
 }
 
 // lockOurs takes the lock of the verb's own attachment.
-func (o *op) lockOurs(ctx context.Context) (lock *journal.Lock, killed bool, err error) {
+func (o *op) lockOurs(ctx context.Context) (lock *journal.Lock, killed []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, o.Budgets.Undo)
 	defer cancel()
 	lock, killed, err = o.lock(ctx, o.key)
@@ -81,11 +81,12 @@ func (o *op) checked(key journal.Key) bool {
 	return !locked && err == nil
 }
 
-// endOrphans kills the processes that hold an attachment's lock. None of them is an unwind.
-func (o *op) endOrphans(key journal.Key) (killed bool) {
+// endOrphans kills the processes that hold an attachment's lock, and returns the names of their
+// programs if they ran an ADD or a DEL. None of them is an unwind.
+func (o *op) endOrphans(key journal.Key) (killed []string) {
 	f, err := os.OpenFile(o.store.LockPath(key), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		return false
+		return nil
 	}
 	defer f.Close()
 	pids, err := host.HoldersOf(f, delegate.LockFD)
@@ -94,7 +95,10 @@ func (o *op) endOrphans(key journal.Key) (killed bool) {
 	}
 	for _, pid := range pids {
 		o.log.Warn("ending a delegate that outlived its unwind", "attachment", key.String(), "pid", pid)
-		killed = syscall.Kill(pid, syscall.SIGKILL) == nil || killed
+		programs, command := host.ProgramsOf(pid), host.Environ(pid, "CNI_COMMAND")
+		if syscall.Kill(pid, syscall.SIGKILL) == nil && (command == "ADD" || command == "DEL") {
+			killed = append(killed, programs...)
+		}
 	}
 	return killed
 }

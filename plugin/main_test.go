@@ -38,8 +38,6 @@ const (
 	longEnv = "UNWIND_TEST_LONG"
 	// lateEnv starts no delegate before its turn.
 	lateEnv = "UNWIND_TEST_LATE"
-	// syncedEnv makes every version of an entry wait for the disk, see volatile.
-	syncedEnv = "UNWIND_TEST_SYNCED"
 	// cacheEnv is the path of libcni's cache: see node.
 	cacheEnv = "UNWIND_TEST_CACHE"
 	// ciliumEnv is the path of cilium-cni's queue.
@@ -65,10 +63,6 @@ func sampled(oneIn int, indexes ...int) bool {
 func TestMain(m *testing.M) {
 	if os.Getenv(headlessEnv) != "" {
 		headless()
-	}
-	inKernel = append(inKernel, "faulty")
-	if os.Getenv(syncedEnv) != "" {
-		inKernel = nil
 	}
 	if filepath.Base(os.Args[0]) == netconf.Name {
 		os.Exit(pluginMain())

@@ -60,22 +60,7 @@ func addFails(t *testing.T, mode string, at int, delMode, recovery string) {
 		t.Fatal("the ADD succeeded")
 	}
 	n.plan(nil)
-	switch recovery {
-	case "DEL":
-		p.mustDel(list)
-	case "ADD":
-		p.mustAdd(list)
-		p.mustDel(list)
-	case "next sandbox":
-		next := n.pod("b")
-		next.Args = p.Args
-		next.mustAdd(list)
-		if e := p.entry(); e != nil {
-			t.Errorf("the old sandbox is still in the journal: %s, %v", e.State, pendingSteps(e))
-		}
-		next.mustDel(list)
-		p.mustDel(list) // the runtime's own DEL of the old one comes late
-	}
+	recoverBy(p, list, recovery)
 	n.nothingLeft()
 }
 

@@ -67,6 +67,9 @@ func TestOrphanIsWaitedFor(t *testing.T) {
 				t.Fatalf("ADD: %v", err)
 			}
 			n.plan(nil)
+			if next == "next sandbox" {
+				p.dropNetNS()
+			}
 			recoverBy(p, list, next)
 			n.nothingLeft()
 			history := n.history()

@@ -139,6 +139,43 @@ func (p *pod) addAgain(list *libcni.NetworkConfigList, had string) types.Result 
 	return r
 }
 
+// killedBeforeItsFirewall adds the pod, and kills unwind in its DELs until bridge has given the
+// address back. The journal does not know that they began.
+func (p *pod) killedBeforeItsFirewall(f *firewalled) {
+	p.Helper()
+	p.mustAdd(f.list)
+	f.firewall("kill-parent")
+	for len(f.reserved()) > 0 { // after a pass that was cut off, another step goes first
+		if err := p.del(f.list); err == nil {
+			p.Fatal("the DEL succeeded")
+		}
+	}
+}
+
+// TestKilledDELAgain: unwind was killed in a DEL after bridge gave the address back, and the network
+// namespace is still there, so that the pod looks alive. Another pod gets the address. The runtime's
+// next DEL does not take the rule of the other pod, and nothing is left once that one is gone.
+func TestKilledDELAgain(t *testing.T) {
+	t.Parallel()
+	f := newFirewalled(t)
+	a, b := f.pod("a"), f.pod("b")
+	a.killedBeforeItsFirewall(f)
+	f.firewall("works")
+	first := f.prefix(4, 2).Addr().String()
+	b.addAgain(f.list, first)
+	f.wantOpen("the address is b's", first)
+	a.mustDel(f.list)
+	f.wantOpen("after the next DEL of a", first)
+	if e := a.entry(); e == nil || e.State != journal.Removing {
+		t.Errorf("firewall's DEL of a does not wait: %+v", e)
+	}
+	b.mustDel(f.list)
+	f.nothingLeft()
+	if f.open(first) {
+		t.Error("a's rule is left")
+	}
+}
+
 // TestPendingDELIsSettledAtClaim: the DEL of firewall is pending in every way, with the address
 // free. When another pod gets the address, that DEL runs in full before the other pod's firewall
 // does. The runtime's late DEL runs nothing.
@@ -170,14 +207,9 @@ func TestPendingDELIsSettledAtClaim(t *testing.T) {
 			}
 			f.plan(nil)
 		}},
-		{"unwind was killed", func(f *firewalled, a *pod) {
-			a.mustAdd(f.list)
-			f.firewall("kill-parent")
-			for len(f.reserved()) > 0 { // after a pass that was cut off, another step goes first
-				if err := a.del(f.list); err == nil {
-					f.Fatal("the DEL succeeded")
-				}
-			}
+		{"unwind was killed, and its namespace is gone", func(f *firewalled, a *pod) {
+			a.killedBeforeItsFirewall(f)
+			a.dropNetNS()
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -48,7 +48,7 @@ func TestPowerLossInAVerb(t *testing.T) {
 func (p *pod) powerOff() {
 	p.Helper()
 	for _, pattern := range []string{
-		filepath.Join(p.stateDir, "journal.wal", "*"), filepath.Join(p.stateDir, "locks", "*"),
+		filepath.Join(p.stateDir, "locks", "*"),
 		filepath.Join(p.faultyDir(), "taken", "*.kernel*"), filepath.Join(p.faultyDir(), "taken", "*.last*"),
 	} {
 		files, err := filepath.Glob(pattern)

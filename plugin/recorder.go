@@ -74,25 +74,9 @@ func (r *recorder) update(ctx context.Context, fn func(*journal.Tx) error) error
 	return err
 }
 
-// save writes an entry whose lock the verb holds. A version that a loss of power may take does not
-// wait for the disk, and pending events wait for the next transaction.
+// save writes an entry whose lock the verb holds.
 func (r *recorder) save(ctx context.Context, e *journal.Entry) error {
-	if r.append(e) {
-		return nil
-	}
 	return r.update(ctx, func(tx *journal.Tx) error { return tx.Put(e) })
-}
-
-// append writes an entry, if a loss of power may take this version. It says whether it did.
-func (r *recorder) append(e *journal.Entry) bool {
-	if !volatile(e) {
-		return false
-	}
-	err := r.store.Append(e)
-	if err != nil && !errors.Is(err, journal.ErrNotStored) {
-		r.log.Debug("the journal's log cannot be written", "attachment", e.Key.String(), "err", err)
-	}
-	return err == nil
 }
 
 // flushEvents writes the events that no later transaction wrote: a journal that failed may work

@@ -17,9 +17,7 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.Budgets.Undo)
 	defer cancel()
 	a.entry.State = journal.Unwinding
-	if a.durable {
-		a.entry.State = journal.Removing
-	}
+	a.gen.Steps = a.gen.Steps[:a.started]
 	a.entry.Cause = verdict.FailedADD.Code
 	a.entry.Reason = netconf.Shorten(verdict.FailedADD.Text+": "+f.Words(), 500)
 	tomb := a.tombstone(a.entry)
@@ -29,7 +27,7 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 		}
 	}
 	event, result := eventOf(journal.RolledBack, a.entry), "complete"
-	a.undo(ctx, a.lock, a.entry, a.args.Netns)
+	a.undoUnmarked(ctx, a.lock, a.entry, a.args.Netns)
 	if a.entry.Pending() > 0 {
 		result = "pending"
 	}

@@ -13,7 +13,7 @@ import (
 func TestManyOldSandboxes(t *testing.T) {
 	t.Parallel()
 	const many = 20
-	n := newNode(t).patient()
+	n := newNode(t)
 	n.conf["gracePeriod"] = "1h"
 	list := n.unwind(n.faulty("p0", `, "delayMS": 400`))
 	next := n.pod("next")

@@ -7,9 +7,12 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/delegate"
+	"cni-unwind/plugin/internal/tristate"
 	"cni-unwind/plugin/internal/verdict"
 )
 
@@ -33,8 +36,8 @@ func (o *op) releaseIfDead(ctx context.Context, key journal.Key) error {
 }
 
 // releaseLocked is releaseIfDead with the attachment's lock taken. It decides on what the journal
-// says now. killed says that unwind had to kill delegates that held the lock.
-func (o *op) releaseLocked(ctx context.Context, lock *journal.Lock, killed bool, f *Finding) {
+// says now. killed names the delegates that held the lock and that unwind had to kill.
+func (o *op) releaseLocked(ctx context.Context, lock *journal.Lock, killed []string, f *Finding) {
 	var e *journal.Entry
 	f.Err = o.store.View(ctx, func(tx *journal.Tx) (err error) {
 		e, err = tx.Get(f.Key)
@@ -49,15 +52,13 @@ func (o *op) releaseLocked(ctx context.Context, lock *journal.Lock, killed bool,
 	}
 	v := verdict.Decide(o.gather(ctx, e, lock))
 	f.Pod, f.State, f.Fate, f.Reason = e.Pod, e.State, v.Fate, v.Reason
-	switch {
-	case !v.Releasable():
+	if !v.Releasable() {
 		if lock.Made() {
 			_ = lock.Remove() // restores the state before
 		}
 		return
-	case killed:
-		markKilled(e, o.gracePeriod(e))
 	}
+	markKilled(e, killed, o.gracePeriod(e))
 	if e.State == journal.Live || e.State == journal.Adding {
 		o.log.Info("releasing an attachment", "attachment", f.Key.String(), "verdict", string(v.Fate), "reason", v.Reason.Text)
 	}
@@ -145,16 +146,24 @@ func (o *op) begin(ctx context.Context, e *journal.Entry, reason verdict.Reason)
 	})
 }
 
-func (o *op) mark(e *journal.Entry, reason verdict.Reason) {
-	o.claimHeld(e)
+// mark notes in an entry that a pass over its steps begins, and why. It says whether it found claims
+// that the journal does not have: they must be on record before the first DEL.
+func (o *op) mark(e *journal.Entry, reason verdict.Reason) (found bool) {
+	found = o.claimHeld(e)
 	switch e.State {
 	case journal.Adding:
 		e.State = journal.Unwinding
-		if g := e.Newest(); len(g.Steps) > 0 {
-			g.Steps[len(g.Steps)-1].ADD = journal.AddCutOff
+		g := e.Newest()
+		for i := range g.Steps {
+			g.Steps[i].ADD = journal.AddCutOff
 		}
 	case journal.Live:
 		e.State = journal.Removing
+		if g := e.Newest(); o.mayBeCutOff(e) {
+			for i := 1; i < len(g.Steps); i++ {
+				g.Steps[i].ADD = journal.AddCutOff
+			}
+		}
 	}
 	if e.Reason == "" || !verdict.Recorded(e.Cause, e.Reason).Is(reason) { // else the recorded text may say more
 		e.Reason = reason.Text
@@ -165,10 +174,49 @@ func (o *op) mark(e *journal.Entry, reason verdict.Reason) {
 		g := &e.Generations[i]
 		for j := range g.Steps {
 			s := &g.Steps[j]
-			s.MayHaveRun = !asked && (s.MayHaveRun || s.Attempts == 0 && g.Undo.Began > g.Undo.Ended)
+			s.MayHaveRun = !asked && (s.MayHaveRun || s.Attempts == 0 && g.Begun)
 		}
-		g.Undo.Began++
+		g.Begun = true
 	}
+	return found
+}
+
+// mayBeCutOff says whether unwind may have been killed in the ADD of a live entry, after its first
+// result: the runtime has none.
+func (o *op) mayBeCutOff(e *journal.Entry) bool {
+	if e.Key == o.key && o.invoked {
+		return o.neverAdded()
+	}
+	return o.isCached(e.Key) == tristate.No
+}
+
+// markAfter is how long a pass may take before the journal has to know that it began: a pass that is
+// cut off later than this does not begin with the same delegate again.
+const markAfter = 500 * time.Millisecond
+
+// undoUnmarked is undo for an entry whose mark is not on record. It writes the mark once the pass
+// takes longer than markAfter; most end before, with one transaction.
+func (o *op) undoUnmarked(ctx context.Context, lock *journal.Lock, e *journal.Entry, cniNetns string) []*delegate.Failure {
+	if o.unwritable {
+		return o.undo(ctx, lock, e, cniNetns)
+	}
+	marked, done := e.Clone(), make(chan struct{})
+	for i := range marked.Generations {
+		marked.Generations[i].Begun = true
+	}
+	timer := time.AfterFunc(markAfter, func() {
+		defer close(done)
+		err := o.store.Update(context.WithoutCancel(ctx), func(tx *journal.Tx) error { return tx.Put(marked) })
+		if err != nil {
+			o.log.Debug("the journal cannot be told that a DEL began", "attachment", marked.Key.String(), "err", err)
+		}
+	})
+	defer func() {
+		if !timer.Stop() {
+			<-done
+		}
+	}()
+	return o.undo(ctx, lock, e, cniNetns)
 }
 
 // finish writes what a pass left of an entry. If nothing is left, it deletes the entry and puts the

@@ -27,6 +27,7 @@ func TestStaleOwner(t *testing.T) {
 				if _, err := a.add(f.list); !wasKilled(err) {
 					t.Fatalf("ADD: %v", err)
 				}
+				a.dropNetNS()
 				f.plan(nil)
 			case "earlier boot":
 				a.mustAdd(f.list)
@@ -79,6 +80,7 @@ func TestStaleOwnerCutOff(t *testing.T) {
 			return err
 		})
 		if wasKilled(err) {
+			b.dropNetNS()
 			next := b.nextSandbox("next")
 			next.mustAdd(list)
 			n.sweep(DefaultBudgets)

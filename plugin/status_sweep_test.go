@@ -35,10 +35,17 @@ var deaths = []struct {
 		p.dropNetNS()
 	}},
 	{"ADD cut off", func(p *pod, list *libcni.NetworkConfigList) {
+		p.plan(map[string]map[string]string{"p0": {"ADD": "kill-parent-effect"}})
+		if _, err := p.add(list); !wasKilled(err) {
+			p.Fatalf("ADD: %v", err)
+		}
+	}},
+	{"ADD cut off after its first result, namespace gone", func(p *pod, list *libcni.NetworkConfigList) {
 		p.plan(map[string]map[string]string{"p2": {"ADD": "kill-parent-effect"}})
 		if _, err := p.add(list); !wasKilled(err) {
 			p.Fatalf("ADD: %v", err)
 		}
+		p.dropNetNS()
 	}},
 	{"ADD and its DEL failed", func(p *pod, list *libcni.NetworkConfigList) {
 		p.plan(map[string]map[string]string{"p2": {"ADD": "fail-effect"}, "p1": {"DEL": "fail"}})

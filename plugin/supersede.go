@@ -13,9 +13,9 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// open undoes what is left of earlier ADDs and writes the intent. killed says that unwind had to
-// kill delegates of an earlier ADD of this attachment.
-func (a *adding) open(ctx context.Context, killed bool) error {
+// open undoes what is left of earlier ADDs and writes the intent. killed names
+// delegates of an earlier ADD of this attachment that unwind had to kill.
+func (a *adding) open(ctx context.Context, killed []string) error {
 	a.newEntry()
 	if a.unwritable {
 		return a.refuseAgain()
@@ -97,7 +97,7 @@ func (a *adding) releaseSamePod(ctx context.Context, kin []*journal.Entry) {
 // supersede undoes the earlier ADDs of this attachment. Steps that cannot be undone now become part
 // of the new entry and run at its DEL: such a DEL may remove things keyed by the container ID,
 // which is about to be used again.
-func (a *adding) supersede(ctx context.Context, killed bool) error {
+func (a *adding) supersede(ctx context.Context, killed []string) error {
 	prior := a.prior
 	if prior == nil {
 		return nil
@@ -121,9 +121,7 @@ func (a *adding) supersede(ctx context.Context, killed bool) error {
 		}
 		return nil
 	}
-	if killed {
-		markKilled(prior, a.conf.GracePeriod)
-	}
+	markKilled(prior, killed, a.conf.GracePeriod)
 	if err := a.begin(ctx, prior, verdict.Superseded); err != nil {
 		return a.journalFailed(ctx, err)
 	}

@@ -299,10 +299,10 @@ func (s *sweeping) covers(k journal.Key) bool {
 }
 
 // orphaned says whether delegates alone have held an attachment's lock for longer than unwind waits
-// for them. A live attachment has no running verb: a daemon that a delegate left holds its lock.
+// for them.
 func (s *sweeping) orphaned(e *journal.Entry) bool {
 	g := e.Newest()
-	if e.State == journal.Live || s.sameBoot(g) != tristate.Yes || s.sameNamespaces(g) != tristate.Yes ||
+	if s.sameBoot(g) != tristate.Yes || s.sameNamespaces(g) != tristate.Yes ||
 		journal.BootNanos()-e.Updated.Boot < int64(s.Budgets.Orphans) {
 		return false
 	}
@@ -361,13 +361,13 @@ func (o *op) releaseFinding(ctx context.Context, f *Finding) error {
 
 // tryLock takes the lock of a dead attachment. The lock is free, or held by delegates whose time is
 // up, or by those of a CHECK.
-func (o *op) tryLock(ctx context.Context, f *Finding) (lock *journal.Lock, killed bool, err error) {
+func (o *op) tryLock(ctx context.Context, f *Finding) (lock *journal.Lock, killed []string, err error) {
 	lock, err = o.store.TryAcquire(f.Key)
 	if !errors.Is(err, journal.ErrBusy) || !f.orphaned && !o.checked(f.Key) {
-		return lock, false, err
+		return lock, nil, err
 	}
 	if owner, ownerErr := o.store.Owner(f.Key); owner != 0 || ownerErr != nil {
-		return nil, false, err
+		return nil, nil, err
 	}
 	killed = o.endOrphans(f.Key)
 	ctx, cancel := context.WithTimeout(ctx, delegate.GroupDelay)

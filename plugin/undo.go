@@ -29,14 +29,22 @@ func (o *op) undo(ctx context.Context, lock *journal.Lock, e *journal.Entry, cni
 	defer o.runner.Drop()
 	o.claimHeld(e)
 	var failures []*delegate.Failure
+	cutOff, ended := 0, true
+	if lock != nil {
+		cutOff = lock.BeginPass()
+	}
 	left := e.Pending()
 	for i := len(e.Generations) - 1; i >= 0; i-- {
-		u := undoing{op: o, lock: lock, entry: e, gen: &e.Generations[i], left: left}
+		u := undoing{op: o, lock: lock, entry: e, gen: &e.Generations[i], left: left, cutOff: cutOff}
 		left -= len(u.gen.Steps)
 		if i == len(e.Generations)-1 {
 			u.cniNetns = cniNetns
 		}
 		failures = append(failures, u.pass(ctx)...)
+		ended = ended && !u.gen.Begun
+	}
+	if lock != nil && ended {
+		lock.EndPass()
 	}
 	dropUndone(e)
 	return failures
@@ -66,7 +74,8 @@ func (u *undoing) pass(ctx context.Context) []*delegate.Failure {
 	u.netns = u.find(ctx)
 	defer u.netns.release()
 	u.withheld = u.addressesOfOthers(ctx)
-	order := undoOrder(u.gen)
+	u.gen.Begun = true
+	order := undoOrder(u.gen, u.cutOff)
 	for n, index := range order {
 		at := u.position(index)
 		step := &u.gen.Steps[at]
@@ -102,7 +111,7 @@ func (u *undoing) pass(ctx context.Context) []*delegate.Failure {
 		}
 		u.at("undone")
 	}
-	u.gen.Undo.Ended = u.gen.Undo.Began
+	u.gen.Begun = false
 	u.releaseHeld(ctx)
 	return failures
 }
@@ -139,12 +148,12 @@ func (u *undoing) claimedAgain(c journal.Claim) bool {
 	})
 }
 
-// undoOrder returns the indexes of the steps in the order of their DELs.
-func undoOrder(g *journal.Generation) []int {
+// undoOrder returns the indexes of the steps in the order of their DELs. cutOff is how many passes
+// were cut off since the last one that ended.
+func undoOrder(g *journal.Generation, cutOff int) []int {
 	var first, last []int
-	cut := g.Undo.Began - 1 - g.Undo.Ended
 	for _, s := range slices.Backward(g.Steps) {
-		hungInAdd := cut <= 0 && s.RepeatAt != 0 && s.Attempts == 0
+		hungInAdd := cutOff == 0 && s.RepeatAt != 0 && s.Attempts == 0
 		if s.LastError != "" || hungInAdd {
 			last = append(last, s.Index)
 		} else {
@@ -152,8 +161,8 @@ func undoOrder(g *journal.Generation) []int {
 		}
 	}
 	order := append(first, last...)
-	if cut > 0 && len(order) > 0 {
-		n := cut % len(order)
+	if cutOff > 0 && len(order) > 0 {
+		n := cutOff % len(order)
 		order = append(order[n:], order[:n]...)
 	}
 	return order

@@ -32,6 +32,7 @@ type undoing struct {
 	gen      *journal.Generation
 	cniNetns string // as the runtime gave it with this DEL, or ""
 	left     int    // steps in this generation and in the generations after it
+	cutOff   int    // passes that were cut off, see undoOrder
 	netns    delNetNS
 	next     *delegate.Call // of the next step, to be started early; nil if it must not be
 	withheld []netip.Addr   // claimed addresses that another attachment owns

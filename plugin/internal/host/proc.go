@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -132,4 +133,31 @@ func EachProcess(fn func(pid int, proc string) (stop bool, err error)) error {
 		return fmt.Errorf("/proc shows no process; it is not mounted")
 	}
 	return nil
+}
+
+// ProgramsOf returns the names by which a process was started: of its program, and of the script
+// that an interpreter runs. It is empty if the process has ended.
+func ProgramsOf(pid int) (names []string) {
+	proc := fmt.Sprintf("/proc/%d", pid)
+	if path, err := os.Readlink(proc + "/exe"); err == nil {
+		names = append(names, filepath.Base(path))
+	}
+	cmdline, _ := os.ReadFile(proc + "/cmdline")
+	for i, arg := range strings.Split(strings.TrimRight(string(cmdline), "\x00"), "\x00") {
+		if i < 2 && arg != "" {
+			names = append(names, filepath.Base(arg))
+		}
+	}
+	return names
+}
+
+// Environ returns a variable of a process's environment, or "".
+func Environ(pid int, name string) string {
+	environ, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	for _, kv := range strings.Split(string(environ), "\x00") {
+		if value, is := strings.CutPrefix(kv, name+"="); is {
+			return value
+		}
+	}
+	return ""
 }

@@ -34,6 +34,7 @@ import (
 //	addresses  the size of the pool
 //	crashes    how many processes may be killed
 //	faults     how many DELs may fail
+//	power      how many losses of power there may be
 //	lies       how many DELs of bridge may pass and free no address, or free it where its store is
 //	           away, so that nobody can tell
 //
@@ -46,6 +47,8 @@ import (
 //	hides     the path of a namespace may go while a process is in it
 //	off       the plain chain may delete and add A, while unwind is switched off
 //	path      B's namespace is at A's old path, and the runtime may send a second DEL of A
+//	elsewhere an address that an interface in another namespace has is that interface's, where no
+//	          file names its owner
 //	skips     bridge's DEL passes and does nothing where it is shown no namespace. Its provider frees
 //	          the address later, of sandboxes of which the runtime does not ask
 //	early     the process of the delegate that comes next waits for its configuration while the
@@ -87,10 +90,10 @@ import (
 //	pFind    look for an entry or a tombstone
 //	pIntent  write the intent
 //	pAdd     run a delegate's ADD
-//	pCommit  write its address, and that the next delegate starts
+//	pCommit  write its address and "live"
 //	pClaim   settle another attachment that claims the address
-//	pLive    become live, and print success
-//	pMark    write that the undoing begins
+//	pPrint   print success; nothing is written
+//	pMark    write that the undoing begins, where it goes by more than the entry
 //	pNext    choose the next DEL, and the address that it is shown
 //	pDel     run a delegate's DEL
 //	pFinish  write what is left
@@ -118,8 +121,10 @@ type protocol struct {
 	hides     bool // the path of a namespace may go while a process is in it
 	off       bool // the plain chain may delete A and add it again
 	path      bool // B's namespace is at A's old path, and the runtime's DEL of A may come twice
+	elsewhere bool // an interface in another namespace says who uses an address
 	skips     bool // bridge's DEL does nothing without a namespace
 	early     bool // the process of the next delegate waits while the step before is written
+	power     int8 // losses of power
 	slow      bool // a DEL may take longer than an ADD waits for a lock
 	blocks    bool // that process may hold what the running delegate waits for
 
@@ -162,8 +167,8 @@ type sandboxed struct {
 	old    uint8 // pending DELs of an earlier generation; oldC is its claim
 	claim  int8  // address claimed by the newest generation
 	oldC   int8
-	parked bool
 	tomb   bool
+	booted bool // it is of an earlier boot
 
 	unseen  bool // the newest ADD is the plain chain's; the journal has another one, or none
 	device  bool // the interface that bridge's ADD made exists
@@ -181,7 +186,9 @@ type process struct {
 	step   int8  // the delegate that runs
 	old    bool  // it undoes the earlier generation
 	tried  uint8 // DELs tried in this pass: bits as in steps, the earlier generation's from 2 on
+	undone uint8 // those that are undone, which the journal does not know before the pass ends
 	shows  int8  // the address that the delegate is shown
+	parked bool  // that address is withheld
 	failed bool
 
 	settled uint8 // containers settled because of an address, a bit each
@@ -198,7 +205,7 @@ const (
 	pAdd    // a delegate's ADD runs next
 	pCommit // its address is written next
 	pClaim  // another attachment that claims the address is settled next
-	pLive
+	pPrint
 	pMark // the undoing begins
 	pNext // the next DEL is chosen, and the address that it is shown
 	pDel  // a delegate's DEL runs next
@@ -224,6 +231,7 @@ type state struct {
 	crashes int8
 	faults  int8
 	lies    int8
+	power   int8
 	ended   bool // the grace period is over
 	illegal bool // a change of state was taken that journal.CheckEdge refuses
 }
@@ -239,7 +247,7 @@ func (m *protocol) containers() int8 {
 }
 
 func (m *protocol) first() state {
-	s := state{crashes: m.crashes, faults: m.faults, lies: m.lies}
+	s := state{crashes: m.crashes, faults: m.faults, lies: m.lies, power: m.power}
 	for i := range s.c {
 		s.c[i] = sandboxed{given: none, cached: none, claim: none, oldC: none}
 		s.lock[i] = none
@@ -285,6 +293,9 @@ func (m *protocol) moves(s state) (all []move) {
 			add("%s: killed", name(p))(m.kill(s, p))
 		}
 	}
+	if s.power > 0 {
+		add("a loss of power")(s.reboot())
+	}
 	if s.p[nSelf].pc == pEnded {
 		for i := range m.containers() {
 			if s.c[i].state != journal.Gone && m.judge(&s, i, false).Releasable() && s.lock[i] == none {
@@ -323,7 +334,7 @@ func (m *protocol) runtime(s state, i int8, to func(string, state)) {
 				c.adds++
 				n.p[i] = process{pc: pLock, on: i, back: none}
 			})
-		case a != none:
+		case a != none && !s.atWork(): // an ADD of the plain chain does not wait for DELs of unwind
 			do("ADD of the plain chain", func(n *state, c *sandboxed) {
 				c.phase, c.netns, c.inside, c.given, c.adds, c.device = up, true, true, a, 1, true
 				n.owner[a] = i
@@ -375,9 +386,7 @@ func (m *protocol) runtime(s state, i int8, to func(string, state)) {
 // works: an ADD of the plain chain does not wait for DELs that unwind is running.
 func (m *protocol) unseen(s state, i int8, do func(string, func(*state, *sandboxed))) {
 	c := s.c[i]
-	atWork := func(p process) bool { return p.pc != pEnded }
-	outlived := func(o lostDelegate) bool { return o.there }
-	if !m.off || i != 0 || c.old != 0 || slices.ContainsFunc(s.p[:], atWork) || slices.ContainsFunc(s.orphan[:], outlived) {
+	if !m.off || i != 0 || c.old != 0 || s.atWork() {
 		return
 	}
 	if c.phase == up && s.owner[c.given] == i { // otherwise the plain chain's DEL is late
@@ -396,6 +405,12 @@ func (m *protocol) unseen(s state, i int8, do func(string, func(*state, *sandbox
 			n.rules[a] |= 1 << i
 		})
 	}
+}
+
+// atWork says whether a process, or a delegate that outlived its unwind, is at work.
+func (s *state) atWork() bool {
+	return slices.ContainsFunc(s.p[:], func(p process) bool { return p.pc != pEnded }) ||
+		slices.ContainsFunc(s.orphan[:], func(o lostDelegate) bool { return o.there })
 }
 
 // takeLater adds to the entry the ADD that the runtime, or libcni's cache, knows and the journal
@@ -467,7 +482,7 @@ func (m *protocol) judge(s *state, i int8, ours bool) Verdict {
 	answer := func(b bool) tristate.Value { return tristate.Of(b, nil) }
 	there, inside := c.netns && !c.unseen, c.inside && !c.unseen // of the ADD on record
 	ev := Evidence{
-		State: c.state, Locked: answer(s.lock[i] != none && !ours), LockFile: tristate.Yes, SameNamespaces: tristate.Yes, SameBoot: tristate.Yes, OtherHost: tristate.No,
+		State: c.state, Locked: answer(s.lock[i] != none && !ours), LockFile: tristate.Yes, SameNamespaces: tristate.Yes, SameBoot: answer(!c.booted), OtherHost: tristate.No,
 		NetNS: answer(there), HasProcess: answer(inside), HostLink: answer(inside || there),
 		AddedUnseen: answer(c.unseen && c.inside && !m.noLater),
 	}
@@ -527,6 +542,24 @@ func (m *protocol) kill(s state, p int) state {
 	return s
 }
 
+// reboot ends all that the kernel has. The journal and the IPAM plugin's files stay.
+func (s state) reboot() state {
+	s.power--
+	s.p, s.orphan, s.rules = [maxC + 1]process{}, [maxC]lostDelegate{}, [maxA]uint8{}
+	for i := range s.c {
+		c := &s.c[i]
+		s.lock[i] = none
+		c.netns, c.inside, c.device, c.booted = false, false, false, c.state != journal.Gone
+		switch c.phase {
+		case adds:
+			c.phase = failed
+		case dels:
+			c.phase = owed
+		}
+	}
+	return s
+}
+
 // set changes the state of an entry.
 func (s *state) set(c *sandboxed, to journal.State) {
 	s.illegal = s.illegal || journal.CheckEdge(c.state, to) != nil
@@ -562,9 +595,21 @@ func (m *protocol) step(s state, p int, to func(string, state)) {
 			if m.noWriteAhead {
 				m.intent(c)
 			}
-			pr.pc, pr.back = pMark, none
+			pr.pc, pr.back = pNext, none
+			pr.tried, pr.undone = 2, 2 // firewall was not fed
 			to("there is no address: bridge's ADD fails", s)
 			return
+		}
+		if pr.step == 1 && s.faults > 0 {
+			for _, has := range []bool{false, true} {
+				failing := s
+				failing.faults--
+				if has {
+					m.effect(&failing, true, pr.step, pr.on, pr.shows)
+				}
+				failing.p[p].pc, failing.p[p].back, failing.p[p].tried, failing.p[p].undone = pNext, none, 0, 0
+				to("firewall's ADD fails", failing)
+			}
 		}
 		m.effect(&s, true, pr.step, pr.on, pr.shows)
 		m.enter(&s, true, pr.step, pr.on)
@@ -574,12 +619,11 @@ func (m *protocol) step(s state, p int, to func(string, state)) {
 		m.commit(s, p, to)
 	case pClaim:
 		m.claim(s, p, to)
-	case pLive:
-		s.set(c, journal.Live)
+	case pPrint:
 		s.c[p].given, s.c[p].cached, s.c[p].phase = c.claim, c.claim, up
 		s.drop(pr.on, p)
 		*pr = process{}
-		to("is live, and says so", s)
+		to("prints the result", s)
 	case pMark:
 		if runtimes := p == int(pr.on); c.unseen && c.cached != none && (!runtimes || !m.noAgain) {
 			c.takeLater()
@@ -593,7 +637,7 @@ func (m *protocol) step(s state, p int, to func(string, state)) {
 		if c.claim == none && c.steps&1 != 0 && !m.unnamed {
 			c.claim = s.has(pr.on) // claimHeld
 		}
-		pr.pc, pr.tried, pr.failed = pNext, 0, false
+		pr.pc, pr.tried, pr.undone, pr.failed = pNext, 0, 0, false
 		to("writes that it undoes "+name(int(pr.on)), s)
 	case pNext:
 		m.next(s, p, to)
@@ -621,7 +665,7 @@ func (m *protocol) intent(c *sandboxed) {
 	if c.state != journal.Gone && !m.noGeneration { // the pending DELs move onto the new entry
 		c.old, c.oldC = c.steps|c.old, max(c.claim, c.oldC)
 	}
-	c.state, c.steps, c.claim, c.parked, c.tomb, c.told = journal.Adding, 1, none, false, false, false
+	c.state, c.steps, c.claim, c.tomb, c.told, c.booted = journal.Adding, 3, none, false, false, false
 }
 
 // find is the first step of an ADD and a DEL under the lock.
@@ -638,8 +682,11 @@ func (m *protocol) find(s state, p int, to func(string, state)) {
 	case adding:
 		pr.pc, pr.back = pMark, pIntent
 		to("settles what was before", s)
-	case c.state != journal.Gone:
+	case c.state == journal.Adding || c.state != journal.Gone && c.unseen && c.cached != none:
 		pr.pc = pMark
+		to("finds a part of its ADD", s)
+	case c.state != journal.Gone:
+		pr.pc, pr.tried, pr.undone, pr.failed = pNext, 0, 0, false
 		to("finds its entry", s)
 	case c.tomb && !m.noTombstone && (!c.unseen || m.noAnswer):
 		c.phase, c.deleted, c.passed = over, true, m.skips
@@ -664,7 +711,7 @@ func (m *protocol) find(s state, p int, to func(string, state)) {
 func (m *protocol) commit(s state, p int, to func(string, state)) {
 	pr, c := &s.p[p], &s.c[p]
 	if pr.step == 1 {
-		pr.pc = pLive
+		pr.pc = pPrint
 		to("firewall's answer is there", s)
 		return
 	}
@@ -672,7 +719,7 @@ func (m *protocol) commit(s state, p int, to func(string, state)) {
 		m.intent(c)
 	}
 	c.claim = s.has(pr.on)
-	c.steps |= 2
+	s.set(c, journal.Live)
 	pr.step, pr.shows, pr.pc = 1, c.claim, pAdd
 	for i := range m.containers() {
 		if i != pr.on && s.claims(i, c.claim) && !m.noClaim {
@@ -751,9 +798,9 @@ func (m *protocol) next(s state, p int, to func(string, state)) {
 		if (journal.Claim{Step: 0}).Receives(int(pr.step)) {
 			pr.shows = claim
 		}
-		c.parked = false
+		pr.parked = false
 		if pr.shows != none && !m.noParking && m.foreign(&s, p, pr.on, pr.shows) {
-			pr.shows, c.parked = none, true
+			pr.shows, pr.parked = none, true
 		}
 		pr.pc = pDel
 		to(fmt.Sprintf("begins the DEL of %s for %s", []string{"bridge", "firewall"}[pr.step], name(int(pr.on))), s)
@@ -779,6 +826,10 @@ func (m *protocol) foreign(s *state, p int, i, address int8) bool {
 		undone := s.c[other].state == journal.Removing || s.c[other].state == journal.Unwinding
 		// As for gaveBack: an interface has the address while host-local names its attachment.
 		rivals = append(rivals, OtherOwner{BeingUndone: undone, GaveBack: own || m.noRival, Fate: m.judge(s, other, false).Fate})
+	}
+	if owner := s.owner[address]; m.elsewhere && m.unnamed && owner != none && owner != i && !fresh(owner) &&
+		s.c[owner].device && s.c[owner].inside {
+		return true
 	}
 	return HasOtherOwner(named, rivals)
 }
@@ -817,12 +868,12 @@ func (m *protocol) passes(s *state, p int, frees, counts bool) {
 	}
 	m.enter(s, false, pr.step, pr.on)
 	pr.pc = pNext
-	if counts && !(c.parked && pr.step == 1) { // a DEL without the address does not count
+	if counts && !(pr.parked && pr.step == 1) { // a DEL without the address does not count
+		bit := pr.step
 		if pr.old {
-			c.old &^= 1 << pr.step
-		} else {
-			c.steps &^= 1 << pr.step
+			bit += 2
 		}
+		pr.undone |= 1 << bit
 	}
 }
 
@@ -831,10 +882,16 @@ func (m *protocol) finish(s state, p int, adding bool, to func(string, state)) {
 	pr := &s.p[p]
 	c := &s.c[pr.on]
 	runtimesDEL := p != nSelf && int8(p) == pr.on && !adding
-	if c.steps|c.old == 0 {
+	c.steps, c.old = c.steps&^(pr.undone&3), c.old&^(pr.undone>>2)
+	switch {
+	case c.steps|c.old == 0:
 		s.set(c, journal.Gone)
-		c.claim, c.oldC, c.parked = none, none, false
+		c.claim, c.oldC = none, none
 		c.tomb = !runtimesDEL
+	case c.state == journal.Adding:
+		s.set(c, journal.Unwinding)
+	case c.state == journal.Live:
+		s.set(c, journal.Removing)
 	}
 	if pr.back == none || pr.on != int8(p) {
 		s.drop(pr.on, p)
@@ -885,12 +942,7 @@ func (m *protocol) wrong(s state) string {
 			}
 		}
 	}
-	for p := range s.p {
-		if s.p[p].pc != pEnded {
-			return ""
-		}
-	}
-	if slices.ContainsFunc(s.orphan[:], func(o lostDelegate) bool { return o.there }) {
+	if s.atWork() {
 		return ""
 	}
 	return m.converges(s)
@@ -898,7 +950,7 @@ func (m *protocol) wrong(s state) string {
 
 // converges checks that, once every sandbox is gone and DELs pass, sweeps alone leave nothing.
 func (m *protocol) converges(s state) string {
-	s.faults, s.crashes, s.lies, s.ended = 0, 0, 0, true
+	s.faults, s.crashes, s.lies, s.power, s.ended = 0, 0, 0, 0, true
 	for i := range s.c {
 		if m.plain && int8(i) == m.containers()-1 {
 			if s.c[i].phase == up { // the plain chain's own DEL
@@ -1022,7 +1074,12 @@ func TestProtocol(t *testing.T) {
 		{"paths that hide", protocol{addresses: 1, hides: true}, ""},
 		{"IPAM of which nothing is known", protocol{addresses: 1, unnamed: true, faults: 1}, ""},
 		{"IPAM of which nothing is known, two DELs that fail", protocol{addresses: 1, unnamed: true, faults: 2}, ""},
-		{"switched off between", protocol{addresses: 1, unnamed: true, plain: true}, ""},
+		{"a loss of power", protocol{addresses: 1, power: 1, crashes: 1}, ""},
+		{"a loss of power, two addresses, a DEL that fails", protocol{addresses: 2, power: 1, faults: 1}, ""},
+		{"a loss of power, an ID that is used again", protocol{addresses: 1, power: 1, reuse: true}, ""},
+		{"a loss of power, IPAM of which nothing is known", protocol{addresses: 1, power: 1, unnamed: true, elsewhere: true, faults: 1}, ""},
+		{"switched off between", protocol{elsewhere: true, addresses: 1, unnamed: true, plain: true, crashes: 1}, ""},
+		{"no look for who uses an address", protocol{addresses: 1, unnamed: true, plain: true, crashes: 1}, "its rule is gone"},
 		{"deleted by the plain chain", protocol{addresses: 1, crashes: 1, faults: 1, plainDEL: true}, ""},
 		{"two addresses, a crash and a DEL that fails", protocol{addresses: 2, crashes: 1, faults: 1}, ""},
 		{"three containers, one address", protocol{three: true, addresses: 1}, ""},
@@ -1034,7 +1091,7 @@ func TestProtocol(t *testing.T) {
 		{"started early, two crashes", protocol{addresses: 1, crashes: 2, early: true}, ""},
 		{"started early, a crash and a DEL that fails", protocol{addresses: 1, crashes: 1, faults: 1, early: true}, ""},
 		{"started early, an ID that is used again", protocol{addresses: 1, crashes: 1, reuse: true, early: true}, ""},
-		{"started early, switched off between", protocol{addresses: 1, crashes: 1, unnamed: true, plain: true, early: true}, ""},
+		{"started early, switched off between", protocol{elsewhere: true, addresses: 1, crashes: 1, unnamed: true, plain: true, early: true}, ""},
 
 		{"started early, and in the way", protocol{addresses: 1, crashes: 1, early: true, blocks: true}, ""},
 		{"started early, and in the way, a DEL that fails", protocol{addresses: 1, faults: 1, early: true, blocks: true}, ""},

@@ -52,7 +52,7 @@ func (e *examination) directory() bool {
 	for _, part := range []struct {
 		name string
 		dir  bool
-	}{{"journal.db", false}, {"journal.lock", false}, {"journal.wal", true}, {"locks", true},
+	}{{"journal.db", false}, {"journal.lock", false}, {"locks", true},
 		{journal.AgentLockName, false}} {
 		path := filepath.Join(e.StateDir, part.name)
 		info, err := os.Lstat(path)

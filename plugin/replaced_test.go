@@ -3,7 +3,6 @@ package plugin
 import (
 	"errors"
 	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -104,33 +103,6 @@ func TestSameAddressAtOnce(t *testing.T) {
 	}
 	if worst > 2*time.Second {
 		t.Errorf("an ADD took %v", worst)
-	}
-}
-
-// TestFirstDELOnAFullDisk: the release before left no journal.wal, and the disk has no room
-// for one more directory. A DEL that needs no new file is still written.
-func TestFirstDELOnAFullDisk(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	n.makeJournal()
-	n.mount("tmpfs", n.stateDir, "tmpfs", 0, "mode=0700,nr_inodes=40")
-	list := n.unwind(n.bridgePlugin(""), n.faulty("kernel", ""))
-	p := n.pod("a")
-	p.mustAdd(list)
-	if err := os.RemoveAll(filepath.Join(n.stateDir, "journal.wal")); err != nil {
-		t.Fatal(err)
-	}
-	for i := range 100 {
-		if f, err := os.Create(filepath.Join(n.stateDir, "filler"+string(rune('a'+i)))); err == nil {
-			f.Close()
-		}
-	}
-	if err := os.Mkdir(filepath.Join(n.stateDir, "x"), 0o700); err == nil {
-		t.Fatal("the disk is not full")
-	}
-	p.mustDel(list)
-	if e := p.entry(); e != nil {
-		t.Errorf("the entry stays: %s, %d pending\n%s", e.State, e.Pending(), n.log())
 	}
 }
 
