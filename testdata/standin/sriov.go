@@ -32,7 +32,7 @@ func delSRIOV(args *skel.CmdArgs) error {
 		return err
 	}
 	if _, err := os.Stat(c.cache(args)); err != nil {
-		return nil //nolint:nilerr // as sriov-cni does
+		return nil // as sriov-cni does
 	}
 	if args.Netns != "" {
 		if err := c.free(args); err != nil {

@@ -28,7 +28,7 @@ func delTerway(args *skel.CmdArgs) error {
 	}
 	defer netns.Close()
 	if err := netns.Do(tearDown); err != nil {
-		return nil //nolint:nilerr // as terway does
+		return nil // as terway does
 	}
 	return c.free(args)
 }
