@@ -52,8 +52,11 @@ func (l *AgentLock) Path() string { return l.path }
 // lock there.
 func (l *AgentLock) InPlace() bool { return samePath(l.file, l.path) }
 
-// Release gives the lock back.
-func (l *AgentLock) Release() { _ = l.file.Close() }
+// Release gives the lock back, even while a process that is being started has the descriptor, too.
+func (l *AgentLock) Release() {
+	_ = unix.Flock(int(l.file.Fd()), unix.LOCK_UN)
+	_ = l.file.Close()
+}
 
 // AgentProcess returns the process ID of the agent that holds the lock, or "" if there is none or
 // this process cannot see it: the kernel leaves out those of other PID namespaces. It takes no lock

@@ -283,10 +283,11 @@ func TestRunCrowd(t *testing.T) {
 	if got := get("/healthz"); got != "ok\n" { // it is accepted after the others
 		t.Errorf("/healthz: %s", got)
 	}
-	eventually(t, "it waits for the queue", func() bool { return n.waitFor(r, queue) > 0 })
+	// /proc/locks has a line twice if it changes while it is read.
+	eventually(t, "one thread waits for the queue", func() bool { return n.waitFor(r, queue) == 1 })
 	threads, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", r.cmd.Process.Pid))
-	if waiting := n.waitFor(r, queue); waiting != 1 || len(threads) > crowd/4 {
-		t.Errorf("%d threads wait for the queue, of %d; want 1", waiting, len(threads))
+	if len(threads) > crowd/4 {
+		t.Errorf("the agent has %d threads", len(threads))
 	}
 	_ = queue.Close()
 	eventually(t, "metrics", func() bool {
