@@ -208,14 +208,14 @@ func (n *node) noRules() {
 func TestKilledTwice(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		first    int
+		first    int // the delegate that has run; its result is not on record
 		recovery string
 	}{
-		{8, "ADD"},          // the second delegate has run
-		{8, "next sandbox"}, //
-		{13, "DEL"},         // the fourth is started
+		{1, "ADD"},
+		{1, "next sandbox"},
+		{3, "DEL"},
 	} {
-		t.Run(fmt.Sprintf("ADD at point %d, then %s", c.first, c.recovery), func(t *testing.T) {
+		t.Run(fmt.Sprintf("ADD after delegate %d, then %s", c.first, c.recovery), func(t *testing.T) {
 			t.Parallel()
 			everyPoint(t, 4, func(t *testing.T, at int) bool { return killedTwice(t, c.first, c.recovery, at) })
 		})
@@ -223,7 +223,11 @@ func TestKilledTwice(t *testing.T) {
 }
 
 func killedTwice(t *testing.T, first int, recovery string, second int) (killed bool) {
-	p, list, _ := crash{"ADD", chainOfFour}.at(t, first)
+	n := newNode(t)
+	list, p := n.unwind(chainOfFour(n)...), n.pod("a")
+	if err := n.killedAtPoint("added", first, func() error { _, err := p.add(list); return err }); !wasKilled(err) {
+		t.Fatalf("not killed: %v", err)
+	}
 	next := p
 	if recovery == "next sandbox" {
 		next = p.pod("b")
