@@ -64,7 +64,8 @@ func TestE2ECnitool(t *testing.T) {
 }
 
 // TestE2ENoDEL: a runtime that never asks for the DEL of an ADD that did not succeed, as cnitool. One that failed has given back
-// by then what could be given back; one that was killed has it given back by the next sweep.
+// by then what could be given back; one that was killed has it given back by the next
+// sweep after its network namespace is gone.
 func TestE2ENoDEL(t *testing.T) {
 	add := func(n *e2e.Node) error {
 		_, _, err := n.Cnitool("pod", "add", "")
@@ -73,7 +74,7 @@ func TestE2ENoDEL(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		fail func(t *testing.T, n *e2e.Node)
-		kept bool // until the next sweep
+		kept bool // until the namespace is gone, and a sweep comes
 	}{
 		{"a plugin fails ADD and DEL", func(t *testing.T, n *e2e.Node) {
 			n.Plan(map[string]string{"ADD": "fail", "DEL": "fail"})
@@ -107,6 +108,7 @@ func TestE2ENoDEL(t *testing.T) {
 					return
 				}
 				n.Plan(nil)
+				n.RemoveNetNS("pod")
 				n.Unwindctl("sweep")
 				if left := n.Settled(); left.Addresses != 0 || left.Veths != 0 || left.Rules != 0 || len(n.Journal()) != 0 {
 					t.Errorf("after a sweep: %s, %+v", left, n.Journal())
