@@ -105,7 +105,7 @@ func (d *deleting) find(ctx context.Context, killed []string) error {
 // fromJournal takes the entry, or returns the tombstone that the journal has instead. The pass needs
 // no mark on record if it goes by the stored entry alone. Otherwise it could be killed after the
 // address is free, and the next pass would lack the claims. The mark is also on record for an IPAM
-// plugin whose DEL must not run again unasked: see waitsForContainer.
+// plugin whose DEL must not run again unasked: see freesByContainer.
 func (d *deleting) fromJournal(ctx context.Context, killed []string) (tomb *journal.Tombstone) {
 	look := func(tx *journal.Tx) (err error) {
 		if d.entry, err = readable(tx.Get(d.key)); d.entry == nil && err == nil {
