@@ -404,3 +404,29 @@ func TestDue(t *testing.T) {
 		})
 	}
 }
+
+// TestSupersededWasNotCutOff: a container ID is added again, and an ADD has no prevResult. That does not
+// mean that the earlier ADD was cut off: its delegates keep their own configuration for the DEL.
+func TestSupersededWasNotCutOff(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	list := n.unwind(n.faulty("p0", ""), n.faulty("p1", ""))
+	p := n.pod("a")
+	p.mustAdd(list)
+	p.dropNetNS()
+	n.plan(map[string]map[string]string{"p1": {"DEL": "fail"}})
+	next := p.again()
+	next.mustAdd(list)
+	e := next.entry()
+	if e == nil || len(e.Generations) != 2 {
+		t.Fatalf("the journal has %+v", e)
+	}
+	for _, s := range e.Generations[0].Steps {
+		if s.ADD != "" {
+			t.Errorf("the ADD of step %d ended as %q", s.Index, s.ADD)
+		}
+	}
+	n.plan(nil)
+	next.mustDel(list)
+	n.nothingLeft()
+}

@@ -17,8 +17,8 @@ import (
 
 // lock takes the lock of an attachment. If another unwind works on it, lock waits as long as ctx
 // allows. If only delegates hold it, which outlived a killed unwind, lock waits a while and then
-// kills them, and returns the names of their programs. It treats the delegates of a CHECK the same way, unless it spares
-// them.
+// kills them, and returns the names of their programs. It treats the delegates of a CHECK the same
+// way, unless it spares them.
 func (o *op) lock(ctx context.Context, key journal.Key) (lock *journal.Lock, killed []string, err error) {
 	patience := time.Now().Add(o.Budgets.Orphans)
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline)/2 < o.Budgets.Orphans {

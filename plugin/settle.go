@@ -12,7 +12,6 @@ import (
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/internal/delegate"
-	"cni-unwind/plugin/internal/tristate"
 	"cni-unwind/plugin/internal/verdict"
 )
 
@@ -150,6 +149,7 @@ func (o *op) begin(ctx context.Context, e *journal.Entry, reason verdict.Reason)
 // that the journal does not have: they must be on record before the first DEL.
 func (o *op) mark(e *journal.Entry, reason verdict.Reason) (found bool) {
 	found = o.claimHeld(e)
+	asked := e.Key == o.key && reason == verdict.Requested // the plain chain runs that DEL too
 	switch e.State {
 	case journal.Adding:
 		e.State = journal.Unwinding
@@ -159,7 +159,7 @@ func (o *op) mark(e *journal.Entry, reason verdict.Reason) (found bool) {
 		}
 	case journal.Live:
 		e.State = journal.Removing
-		if g := e.Newest(); o.mayBeCutOff(e) {
+		if g := e.Newest(); asked && o.neverAdded() { // unwind may have been killed after its first result
 			for i := 1; i < len(g.Steps); i++ {
 				g.Steps[i].ADD = journal.AddCutOff
 			}
@@ -169,7 +169,6 @@ func (o *op) mark(e *journal.Entry, reason verdict.Reason) (found bool) {
 		e.Reason = reason.Text
 	}
 	e.Cause = reason.Code
-	asked := e.Key == o.key && reason == verdict.Requested // the plain chain runs that DEL too
 	for i := range e.Generations {
 		g := &e.Generations[i]
 		for j := range g.Steps {
@@ -179,15 +178,6 @@ func (o *op) mark(e *journal.Entry, reason verdict.Reason) (found bool) {
 		g.Begun = true
 	}
 	return found
-}
-
-// mayBeCutOff says whether unwind may have been killed in the ADD of a live entry, after its first
-// result: the runtime has none.
-func (o *op) mayBeCutOff(e *journal.Entry) bool {
-	if e.Key == o.key && o.invoked {
-		return o.neverAdded()
-	}
-	return o.isCached(e.Key) == tristate.No
 }
 
 // markAfter is how long a pass may take before the journal has to know that it began: a pass that is
