@@ -10,13 +10,12 @@ import (
 	"slices"
 	"strings"
 
-	"cni-unwind/plugin/internal/delegate"
-	"cni-unwind/plugin/netconf"
-
 	"github.com/containernetworking/cni/pkg/types"
 
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/delegate"
+	"cni-unwind/plugin/netconf"
 )
 
 func (o *op) add(ctx context.Context) error {
@@ -37,8 +36,8 @@ func (o *op) add(ctx context.Context) error {
 		a.lock = lock
 		defer lock.Release()
 	}
-	defer a.runner.Drop()
-	a.startEarly(a.callOf(0))
+	defer a.w.Runner.Drop()
+	a.w.StartEarly(a.callOf(0))
 	if err := a.open(ctx, killed); err != nil {
 		return err
 	}
@@ -47,7 +46,7 @@ func (o *op) add(ctx context.Context) error {
 		f = a.printResult(ctx, printed)
 	}
 	if f != nil {
-		a.runner.Drop()
+		a.w.Runner.Drop()
 		return a.rollBack(ctx, f)
 	}
 	return nil
@@ -156,7 +155,7 @@ func (a *adding) runDelegate(ctx context.Context, i int) ([]byte, *delegate.Fail
 		ctx, cancel = context.WithTimeout(ctx, a.conf.DelegateTimeout)
 		defer cancel()
 	}
-	stdout, f := a.runner.Run(ctx, c, a.early(a.callOf(i+1)), a.Stderr)
+	stdout, f := a.w.Runner.Run(ctx, c, a.w.Early(a.callOf(i+1)), a.Stderr)
 	if f != nil {
 		step.ADD = journal.AddFailed
 	}
@@ -201,7 +200,7 @@ func (a *adding) printResult(ctx context.Context, printed json.RawMessage) *dele
 		return f
 	}
 	if !a.durable && a.lock != nil {
-		if err := a.lock.Remove(); err != nil && !errors.Is(err, fs.ErrNotExist) && !a.unwritable {
+		if err := a.lock.Remove(); err != nil && !errors.Is(err, fs.ErrNotExist) && !a.rec.Unwritable {
 			return &delegate.Failure{Plugin: lastDelegate, Command: "ADD", Code: types.ErrIOFailure, Msg: "unwind: " + err.Error()}
 		}
 	}

@@ -3,7 +3,6 @@ package plugin
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 	"unicode/utf8"
 
@@ -12,33 +11,9 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/internal/host"
-	"cni-unwind/plugin/internal/tristate"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/record"
 )
-
-// isOver says whether an earlier ADD of the attachment is over although the journal has it as live:
-// libcni's cache has no result of it, host-local no longer names it where it did, and its interface
-// is neither in its own namespace nor in the namespace of this ADD. The entry must have no other
-// pending DEL.
-func (a *adding) isOver(prior *journal.Entry) bool {
-	if prior.State != journal.Live || len(prior.Generations) != 1 || a.isCached(prior.Key) != tristate.No {
-		return false
-	}
-	old := prior.Newest()
-	owned := ownsClaim(prior)
-	hadInterface := netconf.InterfaceOf(old.Result, a.key.IfName).MAC != ""
-	if owned == tristate.Yes || owned == tristate.Unknown && !hadInterface {
-		return false
-	}
-	paths := []string{a.args.Netns}
-	if id, err := host.Identify(old.NetNS.Path); old.NetNS.Same(id) || err != nil && !host.IsNoNetNS(err) {
-		paths = append(paths, old.NetNS.Path)
-	}
-	return !slices.ContainsFunc(paths, func(path string) bool {
-		seen, err := host.Look(path, a.key.IfName)
-		return seen.There() || err != nil
-	})
-}
 
 // adding is one running ADD.
 //
@@ -89,20 +64,20 @@ func (a *adding) journalFailed(ctx context.Context, err error) error {
 	if a.prior == nil {
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
-		a.read(ctx, a.findPrior)
+		a.rec.Read(ctx, a.findPrior)
 	}
 	if a.prior != nil && !a.isOver(a.prior) {
 		return cniError(types.ErrTryAgainLater, fmt.Sprintf("unwind: %v; an earlier ADD of %s is not undone", err, a.key), "")
 	}
-	a.degraded("ADD", err)
+	a.rec.Degraded("ADD", err)
 	a.log.Error("the journal failed; going on without it: a crash from here on, or a DEL that fails, leaks", "err", err)
-	a.unwritable = true
+	a.rec.Unwritable = true
 	return nil
 }
 
 // findPrior reads the entry of an earlier ADD of the attachment.
 func (a *adding) findPrior(tx *journal.Tx) (err error) {
-	a.prior, err = readable(tx.Get(a.key))
+	a.prior, err = record.Readable(tx.Get(a.key))
 	return err
 }
 
@@ -114,7 +89,7 @@ func (a *adding) newEntry() {
 	}
 	gen := journal.Generation{
 		NetNS: seen.Netns, Occupant: seen.Occupant(), Args: a.args.Args, Path: a.args.Path, CNIVersion: a.chain.CNIVersion,
-		Host: a.host, Created: journal.Now(), GracePeriod: max(1, a.conf.GracePeriod), // 0 is not known
+		Host: a.node.Host, Created: journal.Now(), GracePeriod: max(1, a.conf.GracePeriod), // 0 is not known
 		AWSCheckpoint: a.conf.AWSCheckpoint, Steps: a.chain.Steps(a.conf),
 	}
 	if len(a.conf.RuntimeConfig) > 0 {
@@ -124,8 +99,4 @@ func (a *adding) newEntry() {
 		Key: a.key, State: journal.Adding, Pod: netconf.PodOf(a.args.Args), Generations: []journal.Generation{gen},
 	}
 	a.gen = a.entry.Newest()
-}
-
-func (a *adding) addedAlready(why string) error {
-	return cniError(types.ErrInternal, fmt.Sprintf("unwind: %s is added already, %s; DEL it first", a.key, why), "")
 }

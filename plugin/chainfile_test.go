@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/undo"
 )
 
 // chainFile makes the file from which unwind reads its chain, and returns its path. With content ""
@@ -358,7 +359,7 @@ func TestChainFileHangs(t *testing.T) {
 			"unwind: STATUS did not end in time: a delegate, or a file of the configuration, hangs")
 	})
 	verbs.Wait()
-	if left := rejected.entry(); left == nil || len(pendingSteps(left)) != 1 {
+	if left := rejected.entry(); left == nil || len(undo.PendingSteps(left)) != 1 {
 		t.Errorf("the entry of what is rejected: %+v", left)
 	}
 }

@@ -54,7 +54,7 @@ func (o *op) check(ctx context.Context) error {
 			Ifname: o.args.IfName, Args: gen.Args, Lock: held,
 			Stdin: netconf.WithPrevResult(step.Config, prevResult),
 		}
-		if _, f := o.runner.Run(ctx, c, nil, o.Stderr); f != nil {
+		if _, f := o.w.Runner.Run(ctx, c, nil, o.Stderr); f != nil {
 			return cniError(f.Code, f.Error(), f.Details)
 		}
 	}
@@ -67,7 +67,7 @@ func (o *op) check(ctx context.Context) error {
 func (o *op) share(ctx context.Context) *journal.Lock {
 	ctx, cancel := context.WithTimeout(ctx, o.Budgets.Orphans)
 	defer cancel()
-	lock, err := o.store.Share(ctx, o.key)
+	lock, err := o.rec.Store.Share(ctx, o.key)
 	if err != nil {
 		o.log.Debug("CHECK without the lock", "attachment", o.key.String(), "err", err)
 		return nil
@@ -95,7 +95,7 @@ func (o *op) finalResult(gen *journal.Generation) (json.RawMessage, error) {
 
 // recorded returns the attachment's ADD from the journal, or nil.
 func (o *op) recorded(ctx context.Context) (gen *journal.Generation) {
-	o.read(ctx, func(tx *journal.Tx) error {
+	o.rec.Read(ctx, func(tx *journal.Tx) error {
 		e, err := tx.Get(o.key)
 		if e != nil && e.State == journal.Live {
 			gen = e.Newest()

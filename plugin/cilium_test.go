@@ -11,6 +11,8 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/sweep"
+	"cni-unwind/plugin/undo"
 )
 
 // cilium is a plugin of the type cilium-cni, and its queue of DELs.
@@ -49,9 +51,9 @@ func (c *cilium) queued(containerID string) string {
 // sweepAll sweeps as a person does, for whom no DEL waits.
 func (c *cilium) sweepAll() {
 	c.Helper()
-	plugin := &Plugin{Stderr: c.Output(), Budgets: DefaultBudgets, CacheDir: c.cacheDir(),
+	plugin := &Plugin{Stderr: c.Output(), Budgets: undo.DefaultBudgets, CacheDir: c.cacheDir(),
 		CiliumQueue: c.queue}
-	if _, err := plugin.Sweep(c.Context(), c.stateDir, Sweep{}); err != nil {
+	if _, err := plugin.Sweep(c.Context(), c.stateDir, sweep.Job{}); err != nil {
 		c.Fatal(err)
 	}
 }

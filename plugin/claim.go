@@ -9,10 +9,11 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/alive"
 	"cni-unwind/plugin/internal/delegate"
 	"cni-unwind/plugin/internal/host"
-	"cni-unwind/plugin/internal/verdict"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/record"
 )
 
 // claim releases dead attachments that claim the addresses of this ADD before the next delegate
@@ -21,11 +22,11 @@ func (a *adding) claim(ctx context.Context, d netconf.Delegate, claims []journal
 	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
 	defer cancel()
 	for _, c := range claims {
-		a.justAssigned = append(a.justAssigned, c.Address)
+		a.w.Verb.JustAssigned = append(a.w.Verb.JustAssigned, c.Address)
 	}
-	defer func() { a.justAssigned = nil }()
+	defer func() { a.w.Verb.JustAssigned = nil }()
 	for _, other := range others {
-		err := a.releaseIfDead(ctx, other.Key)
+		err := a.w.Release(ctx, other.Key)
 		if err == nil {
 			continue
 		}
@@ -35,7 +36,7 @@ func (a *adding) claim(ctx context.Context, d netconf.Delegate, claims []journal
 			if !a.duplicate(ctx, c, other) {
 				continue
 			}
-			a.count(CountDuplicates)
+			a.rec.Count(record.CountDuplicates)
 			if a.conf.OnDuplicateAddress == "fail" {
 				return &delegate.Failure{Plugin: d.Type, Command: "ADD", Code: types.ErrInternal, Msg: fmt.Sprintf(
 					"it gave out %s, which is in use by %s", c.Address, other.Key)}
@@ -52,7 +53,7 @@ func (a *adding) duplicate(ctx context.Context, c journal.Claim, other *journal.
 	same := slices.ContainsFunc(g.Claims, func(o journal.Claim) bool {
 		return o.Address == c.Address && o.Pool == c.Pool && c.Pool != ""
 	})
-	if !same || a.judge(ctx, other).Fate == verdict.Dead {
+	if !same || a.node.Judge(ctx, other).Fate == alive.Dead {
 		return false
 	}
 	there, err := host.AddressIn(g.NetNS, c.Address)
@@ -65,7 +66,7 @@ func (a *adding) duplicate(ctx context.Context, c journal.Claim, other *journal.
 // commit writes a delegate's result, and handles other attachments that claim a new address.
 func (a *adding) commit(ctx context.Context, d netconf.Delegate, claims []journal.Claim) *delegate.Failure {
 	a.gen.Claims = append(a.gen.Claims, claims...)
-	if a.unwritable {
+	if a.rec.Unwritable {
 		return nil
 	}
 	others, err := a.record(ctx, claims)
@@ -81,7 +82,7 @@ func (a *adding) unrecorded(plugin string, err error) *delegate.Failure {
 		return &delegate.Failure{Plugin: plugin, Command: "ADD", Code: types.ErrTryAgainLater, Msg: err.Error()}
 	}
 	if err != nil {
-		a.degraded("ADD", err)
+		a.rec.Degraded("ADD", err)
 		a.log.Error("the journal cannot be written", "err", err)
 	}
 	return nil
@@ -89,7 +90,7 @@ func (a *adding) unrecorded(plugin string, err error) *delegate.Failure {
 
 // record writes the entry as live and returns the other entries that hold one of the claims.
 func (a *adding) record(ctx context.Context, claims []journal.Claim) (others []*journal.Entry, err error) {
-	err = a.update(ctx, func(tx *journal.Tx) (err error) {
+	err = a.rec.Update(ctx, func(tx *journal.Tx) (err error) {
 		if others, err = a.holdersOf(tx, claims); err != nil {
 			return err
 		}
@@ -101,7 +102,7 @@ func (a *adding) record(ctx context.Context, claims []journal.Claim) (others []*
 
 // putLive writes the entry as live. A journal that another verb has begun anew has no entry yet.
 func (a *adding) putLive(tx *journal.Tx) error {
-	stored, err := readable(tx.Get(a.key))
+	stored, err := record.Readable(tx.Get(a.key))
 	if err == nil && stored == nil {
 		a.entry.State = journal.Adding
 		err = tx.Put(a.entry)
@@ -119,7 +120,7 @@ func (a *adding) putLive(tx *journal.Tx) error {
 func (a *adding) confirm(ctx context.Context, plugin string) *delegate.Failure {
 	age := time.Duration(journal.BootNanos() - a.entry.Updated.Boot)
 	late := age > time.Second && age > a.conf.GracePeriod/10
-	if a.unwritable || a.durable && !late && a.store.Holds(a.entry) {
+	if a.rec.Unwritable || a.durable && !late && a.rec.Store.Holds(a.entry) {
 		return nil
 	}
 	_, err := a.record(ctx, nil)

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"cni-unwind/plugin/undo"
 )
 
 // The phases of B's ADD. In the chain, p0 gives the address, p1 has a rule of the address, and p2
@@ -131,7 +133,7 @@ func TestSlowLateDELAgainstClaim(t *testing.T) {
 			del, add := c.turn("DEL", c.a, phase{"the rule is there", "p1", "hold"}), c.turn("ADD", c.b, overPhase[0])
 			del.start()
 			eventually(t, "the DEL of A's rule", func() bool { _, err := os.Lstat(del.heldFile()); return err == nil })
-			time.Sleep(DefaultBudgets.LateDel)
+			time.Sleep(undo.DefaultBudgets.LateDel)
 			add.start()
 			errADD := add.finish()
 			c.wantOutcome(del.finish(), errADD)

@@ -9,14 +9,13 @@ import (
 	"strings"
 	"testing"
 
-	"cni-unwind/testdata/sandbox"
-
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/alive"
 	"cni-unwind/plugin/internal/host"
-	"cni-unwind/plugin/internal/tristate"
-	"cni-unwind/plugin/internal/verdict"
+	"cni-unwind/plugin/undo"
+	"cni-unwind/testdata/sandbox"
 )
 
 // otherMachine returns the name of a machine that is not this one.
@@ -101,7 +100,7 @@ func TestUnknownMachine(t *testing.T) {
 	for _, sweep := range sweeps {
 		sweep(n, chain)
 	}
-	if found := n.sweep(DefaultBudgets); len(found) != 1 || found[0].Fate != verdict.Unknown || len(p.dels()) > 0 || p.entry() == nil {
+	if found := n.sweep(undo.DefaultBudgets); len(found) != 1 || found[0].Fate != alive.Unknown || len(p.dels()) > 0 || p.entry() == nil {
 		t.Errorf("found: %+v, DELs: %q", found, p.dels())
 	}
 	p.mustDel(list)
@@ -141,23 +140,6 @@ func TestForeignCutOff(t *testing.T) {
 		n.nothingLeft()
 		return wasKilled(err)
 	})
-}
-
-func TestOtherHost(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		ours, theirs string
-		want         tristate.Value
-	}{
-		{"dmi:1", "dmi:1", tristate.No}, {"dmi:1", "dmi:2", tristate.Yes}, {"machine-id:1", "machine-id:1", tristate.No}, {"machine-id:1", "machine-id:2", tristate.Yes},
-		{"dmi:1", "machine-id:1", tristate.Unknown}, {"machine-id:1", "dmi:1", tristate.Unknown}, {"dmi:1", "machine-id:2", tristate.Unknown},
-		{"", "", tristate.Unknown}, {"", "dmi:1", tristate.Unknown}, {"dmi:1", "", tristate.Unknown},
-	} {
-		o := &op{host: journal.Host{Machine: c.ours}}
-		if got := o.otherHost(&journal.Generation{Host: journal.Host{Machine: c.theirs}}); got != c.want {
-			t.Errorf("here %q, there %q: %d, want %d", c.ours, c.theirs, got, c.want)
-		}
-	}
 }
 
 // TestThisMachine: a machine is known by its DMI UUID, even if its machine-id changes at each boot.

@@ -11,16 +11,18 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/alive"
 	"cni-unwind/plugin/internal/host"
-	"cni-unwind/plugin/internal/verdict"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/record"
+	"cni-unwind/plugin/sweep"
+	"cni-unwind/plugin/undo"
 )
 
 // events returns the events in the journal, each as "KIND CONTAINER ADDRESSES PLUGINS: REASON".
@@ -49,7 +51,7 @@ func (n *node) counters() map[string]uint64 {
 	counters := map[string]uint64{}
 	err := n.store.View(context.Background(), func(tx *journal.Tx) error {
 		return tx.Counters(func(name string, labels []string, count uint64) error {
-			if name != LastSweep {
+			if name != record.LastSweep {
 				counters[strings.Join(append([]string{name}, labels...), " ")] = count
 			}
 			return nil
@@ -110,10 +112,10 @@ func TestNotes(t *testing.T) {
 		{"ADD fails, and its DEL, until a sweep", func(n *node, a *pod) {
 			modes(n, "fail-effect", "fail")
 			fails(n, a)
-			n.sweep(DefaultBudgets)
+			n.sweep(undo.DefaultBudgets)
 			modes(n, "", "")
-			n.sweep(DefaultBudgets)
-			n.sweep(DefaultBudgets)
+			n.sweep(undo.DefaultBudgets)
+			n.sweep(undo.DefaultBudgets)
 			a.mustDel(n.unwind(chain(n)...))
 		}, []string{
 			"rolled-back a [IP] [faulty]: " + failedADD, "swept a [IP] []: " + failedADD,
@@ -132,9 +134,9 @@ func TestNotes(t *testing.T) {
 				return !locked && err == nil
 			})
 			a.dropNetNS()
-			n.sweep(DefaultBudgets)
+			n.sweep(undo.DefaultBudgets)
 			modes(n, "", "")
-			n.sweep(DefaultBudgets)
+			n.sweep(undo.DefaultBudgets)
 		}, []string{"swept a [IP] []: its network namespace is gone"}, map[string]uint64{"swept netns-gone": 1}},
 		{"namespace gone, found by STATUS", func(n *node, a *pod) {
 			a.mustAdd(n.unwind(chain(n)...))
@@ -153,7 +155,7 @@ func TestNotes(t *testing.T) {
 			a.mustAdd(n.unwind(chain(n)...))
 			before(a)
 			modes(n, "", "fail")
-			n.sweep(DefaultBudgets)
+			n.sweep(undo.DefaultBudgets)
 			modes(n, "", "")
 			n.mustGC(nil)
 		}, []string{"swept a [IP] []: it was made before this boot"}, map[string]uint64{"swept earlier-boot": 1}},
@@ -180,8 +182,8 @@ func TestNotes(t *testing.T) {
 				n.Fatal("the DEL succeeded")
 			}
 			modes(n, "", "")
-			n.sweep(DefaultBudgets)
-		}, []string{"swept a [IP] []: " + verdict.Requested.Text}, map[string]uint64{"swept requested": 1}},
+			n.sweep(undo.DefaultBudgets)
+		}, []string{"swept a [IP] []: " + alive.Requested.Text}, map[string]uint64{"swept requested": 1}},
 		{"another ADD of the container ID", func(n *node, a *pod) {
 			a.mustAdd(n.unwind(chain(n)...))
 			a.dropNetNS()
@@ -194,7 +196,7 @@ func TestNotes(t *testing.T) {
 		{"given up", func(n *node, a *pod) {
 			modes(n, "fail-effect", "fail")
 			fails(n, a)
-			if err := (&Plugin{Stderr: io.Discard, Budgets: DefaultBudgets}).Forget(n.Context(), n.stateDir, a.key()); err != nil {
+			if err := (&Plugin{Stderr: io.Discard, Budgets: undo.DefaultBudgets}).Forget(n.Context(), n.stateDir, a.key()); err != nil {
 				n.Fatal(err)
 			}
 			a.mustDel(n.unwind(chain(n)...))
@@ -232,14 +234,14 @@ func TestNotesOfParking(t *testing.T) {
 	b.addAgain(f.list, ip)
 	f.firewall("works")
 	for range 3 {
-		f.sweep(DefaultBudgets) // which does not try it
-		a.mustDel(f.list)       // which tries it without the address
+		f.sweep(undo.DefaultBudgets) // which does not try it
+		a.mustDel(f.list)            // which tries it without the address
 	}
 	f.wantNotes([]string{fmt.Sprintf("parked a [%s] [firewall]: %s has another owner", ip, ip)}, map[string]uint64{})
 	b.mustDel(f.list)
 	f.nothingLeft()
 	f.wantNotes([]string{
-		fmt.Sprintf("parked a [%s] [firewall]: %s has another owner", ip, ip), fmt.Sprintf("swept a [%s] []: %s", ip, verdict.Requested.Text),
+		fmt.Sprintf("parked a [%s] [firewall]: %s has another owner", ip, ip), fmt.Sprintf("swept a [%s] []: %s", ip, alive.Requested.Text),
 	}, map[string]uint64{"swept requested": 1})
 }
 
@@ -332,18 +334,6 @@ func TestNotesOfDegradation(t *testing.T) {
 	}
 }
 
-// TestTrouble covers the causes that no test can produce.
-func TestTrouble(t *testing.T) {
-	t.Parallel()
-	for want, err := range map[string]error{
-		"permission": syscall.EACCES, "full": syscall.EDQUOT, "busy": context.DeadlineExceeded, "other": errors.New("other"),
-	} {
-		if got := trouble(fmt.Errorf("journal: %w", &os.PathError{Op: "open", Path: "p", Err: err})); got != want {
-			t.Errorf("%v: %s, want %s", err, got, want)
-		}
-	}
-}
-
 // failing returns a Point that fails the n-th commit only.
 func failing(n int) func(string) {
 	return func(name string) {
@@ -360,28 +350,28 @@ func failing(n int) func(string) {
 // the one that is written is.
 func TestNotesOfReleaseUnwritten(t *testing.T) {
 	t.Parallel()
-	for _, fate := range []verdict.Fate{verdict.Dead, verdict.Foreign} {
+	for _, fate := range []alive.Fate{alive.Dead, alive.Foreign} {
 		t.Run(string(fate), func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
 			a := n.pod("a")
 			a.mustAdd(n.unwind(n.faulty("p0", "")))
 			reason, machine := "it was made before this boot", host.This().Machine
-			if fate == verdict.Foreign {
+			if fate == alive.Foreign {
 				reason, machine = "it was made on another machine", otherMachine(t)
 			}
 			a.edit(func(g *journal.Generation) { g.Host.BootID, g.Host.Machine = earlier, machine })
-			s := n.sweeping()
-			s.store.Point = failing(1)
-			if err := s.releaseIfDead(t.Context(), a.key()); err == nil || a.entry() == nil {
+			w := n.emptyList().w
+			w.Journal.Store.Point = failing(1)
+			if err := w.Release(t.Context(), a.key()); err == nil || a.entry() == nil {
 				t.Fatalf("the journal could be told: %v", err)
 			}
-			s.flushEvents(context.Background())
+			w.Journal.Flush(context.Background())
 			n.wantNotes(nil, map[string]uint64{})
-			if err := s.releaseIfDead(t.Context(), a.key()); err != nil {
+			if err := w.Release(t.Context(), a.key()); err != nil {
 				t.Fatal(err)
 			}
-			n.wantNotes([]string{"swept a [] []: " + reason}, map[string]uint64{"swept " + verdict.Recorded("", n.tombstone(a.key()).Reason).Label(): 1})
+			n.wantNotes([]string{"swept a [] []: " + reason}, map[string]uint64{"swept " + alive.Recorded("", n.tombstone(a.key()).Reason).Label(): 1})
 		})
 	}
 }
@@ -395,7 +385,7 @@ func TestNotesOfRefusedADD(t *testing.T) {
 	a.mustAdd(n.unwind(chain))
 	a.dropNetNS()
 	next := a.again()
-	p := &Plugin{Stdout: io.Discard, Stderr: io.Discard, Budgets: DefaultBudgets, Point: failing(1)}
+	p := &Plugin{Stdout: io.Discard, Stderr: io.Discard, Budgets: undo.DefaultBudgets, Point: failing(1)}
 	err := p.verb(t.Context(), (*op).add)(&skel.CmdArgs{ContainerID: "a", IfName: "eth0", Netns: next.NetNS, Path: strings.Join(n.path, ":"),
 		StdinData: []byte(n.entryOf(`{"plugins": [`+chain+`]}`, nil))})
 	if err == nil || !strings.Contains(err.Error(), "this commit fails") {
@@ -423,12 +413,12 @@ func TestNotesOfWorkers(t *testing.T) {
 		}
 	})
 	n.plan(map[string]map[string]string{"broken": {"DEL": "fail"}})
-	n.sweep(DefaultBudgets)
+	n.sweep(undo.DefaultBudgets)
 	if got := len(n.events()); got != many/2+1 {
 		t.Errorf("%d events after the first sweep", got)
 	}
 	n.plan(nil)
-	n.sweep(DefaultBudgets)
+	n.sweep(undo.DefaultBudgets)
 	events := n.events()
 	slices.Sort(events)
 	if got := slices.Compact(events); len(events) != many+1 || len(got) != len(events) {
@@ -463,11 +453,12 @@ func TestNotesOfATransactionTwice(t *testing.T) {
 	conf.StateDir = n.stateDir
 	o, _ := p.newOp(&skel.CmdArgs{}, conf)
 	runs := 0
-	o.recordEvent(journal.Event{Kind: journal.Swept, Key: journal.Key{Network: n.network, ContainerID: "a"}}, CountSwept, "cut-off")
-	err := o.update(t.Context(), func(*journal.Tx) error { runs++; return nil })
-	if err != nil || runs != 2 || len(o.events) > 0 {
-		t.Errorf("%v after %d runs; notes left: %v", err, runs, o.events)
+	o.rec.Event(journal.Event{Kind: journal.Swept, Key: journal.Key{Network: n.network, ContainerID: "a"}}, record.CountSwept, "cut-off")
+	err := o.rec.Update(t.Context(), func(*journal.Tx) error { runs++; return nil })
+	if err != nil || runs != 2 {
+		t.Errorf("%v after %d runs", err, runs)
 	}
+	o.rec.Flush(t.Context()) // has nothing left to write
 	n.wantNotes([]string{"swept a [] []: "}, map[string]uint64{"swept cut-off": 1})
 }
 
@@ -477,29 +468,29 @@ func TestLastSweep(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	last := func() (at uint64) {
-		_ = n.store.View(context.Background(), func(tx *journal.Tx) error { at = tx.Counter(LastSweep); return nil })
+		_ = n.store.View(context.Background(), func(tx *journal.Tx) error { at = tx.Counter(record.LastSweep); return nil })
 		return at
 	}
 	set := func(to uint64) {
-		if err := n.store.Update(context.Background(), func(tx *journal.Tx) error { return tx.SetCounter(to, LastSweep) }); err != nil {
+		if err := n.store.Update(context.Background(), func(tx *journal.Tx) error { return tx.SetCounter(to, record.LastSweep) }); err != nil {
 			t.Fatal(err)
 		}
 	}
-	sweep := func(s Sweep) {
-		if _, err := (&Plugin{Stderr: io.Discard, Budgets: DefaultBudgets}).Sweep(context.Background(), n.stateDir, s); err != nil {
+	all := func(s sweep.Job) {
+		if _, err := (&Plugin{Stderr: io.Discard, Budgets: undo.DefaultBudgets}).Sweep(context.Background(), n.stateDir, s); err != nil {
 			t.Fatal(err)
 		}
 	}
-	sweep(Sweep{})
+	all(sweep.Job{})
 	if n.untouched(); last() != 0 {
 		t.Error("a journal is made for it")
 	}
 	p := n.pod("a")
 	p.mustAdd(n.unwind(n.faulty("p0", "")))
 	key := p.key()
-	sweep(Sweep{DryRun: true})
-	sweep(Sweep{Network: n.network})
-	sweep(Sweep{Attachment: &key})
+	all(sweep.Job{DryRun: true})
+	all(sweep.Job{Network: n.network})
+	all(sweep.Job{Attachment: &key})
 	if at := last(); at != 0 {
 		t.Errorf("it is set by what is no sweep of all: %d", at)
 	}
@@ -519,7 +510,7 @@ func TestLastSweep(t *testing.T) {
 	}
 	set(0)
 	p.edit(func(g *journal.Generation) { g.Host.MountNS = "mnt:[1]" })
-	sweep(Sweep{})
+	all(sweep.Job{})
 	if at := last(); at != 0 {
 		t.Errorf("a sweep that can tell nothing counts: %d", at)
 	}
@@ -555,7 +546,7 @@ func TestNotesOfTheKilled(t *testing.T) {
 					t.Errorf("told, and still there: %v", n.events())
 				} else if !told && !there && verb == "STATUS" {
 					t.Error("gone without a word")
-				} else if n.sweep(DefaultBudgets); (told || there) != (len(n.events()) == 1) {
+				} else if n.sweep(undo.DefaultBudgets); (told || there) != (len(n.events()) == 1) {
 					t.Errorf("there %t, told %t, then %v", there, told, n.events())
 				}
 				total := uint64(0)

@@ -10,7 +10,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cni-unwind/plugin/alive"
 	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/tristate"
+	"cni-unwind/plugin/undo"
 )
 
 // staticChain is a chain whose IPAM plugin names no owner of the address: only an interface shows
@@ -93,7 +96,7 @@ func TestCoveredOwner(t *testing.T) {
 	next.NetNS = path
 	next.mustDel(bypass)
 	next.dropNetNS()
-	n.sweep(DefaultBudgets)
+	n.sweep(undo.DefaultBudgets)
 	n.nothingLeft()
 }
 
@@ -112,8 +115,8 @@ func TestCoveredPod(t *testing.T) {
 	uncover := n.cover(false)
 	mount := n.mountTable()
 	n.wantStatus("STATUS", n.status("1.0.0", nil, n.faulty("p0", "")), 0, "")
-	for _, f := range n.sweep(DefaultBudgets) {
-		if f.Fate != Live || f.Evidence.NetNS != Yes {
+	for _, f := range n.sweep(undo.DefaultBudgets) {
+		if f.Fate != alive.Live || f.Evidence.NetNS != tristate.Yes {
 			t.Errorf("%s: %s (%s)", f.Key, f.Fate, f.Reason)
 		}
 	}

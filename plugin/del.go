@@ -9,15 +9,17 @@ import (
 	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
-	"github.com/containernetworking/cni/pkg/version"
 
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
+	"cni-unwind/plugin/alive"
 	"cni-unwind/plugin/internal/delegate"
 	"cni-unwind/plugin/internal/host"
-	"cni-unwind/plugin/internal/tristate"
-	"cni-unwind/plugin/internal/verdict"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/record"
+	"cni-unwind/plugin/sweep"
+	"cni-unwind/plugin/tristate"
+	"cni-unwind/plugin/undo"
 )
 
 // deleting is one running DEL.
@@ -55,30 +57,18 @@ func (o *op) del(ctx context.Context) error {
 		d.lock = lock
 		defer lock.Release()
 	}
-	defer d.runner.Drop()
+	defer d.w.Runner.Drop()
 	if err := d.find(ctx, killed); err != nil || d.entry == nil {
 		return err
 	}
-	d.startLast()
+	d.w.StartFirst(d.lock, d.entry)
 	return d.carryOut(ctx)
 }
 
-// startLast starts the delegate that most likely is the first to get a DEL, while unwind looks for
-// its namespace.
-func (d *deleting) startLast() {
-	gen := d.entry.Newest()
-	order := undoOrder(gen, 0)
-	if d.args.Netns == "" || len(order) == 0 {
-		return
-	}
-	u := undoing{op: d.op, lock: d.lock, entry: d.entry, gen: gen, netns: delNetNS{path: d.args.Netns}}
-	d.startEarly(u.callOf(&gen.Steps[u.position(order[0])], nil))
-}
-
 func (d *deleting) journalFailed(err error) {
-	d.degraded("DEL", err)
+	d.rec.Degraded("DEL", err)
 	d.log.Error("the journal failed; the DEL goes on without it", "attachment", d.key.String(), "err", err)
-	d.unwritable = true
+	d.rec.Unwritable = true
 }
 
 // find sets d.entry to what is to be undone, or nil if nothing is. It takes the entry from the
@@ -92,10 +82,10 @@ func (d *deleting) find(ctx context.Context, killed []string) error {
 		d.succeedIdle(cmp.Or(tomb.Reason, "it was released before"), nil, tomb.NoResult)
 		return nil
 	}
-	if err := d.fromStdin(); err != nil || d.entry == nil || d.unwritable {
+	if err := d.fromStdin(); err != nil || d.entry == nil || d.rec.Unwritable {
 		return err
 	}
-	if err := d.begin(ctx, d.entry, verdict.Requested); err != nil {
+	if err := d.w.Begin(ctx, d.entry, alive.Requested); err != nil {
 		d.log.Error("the journal cannot be told that a DEL begins", "attachment", d.key.String(),
 			"err", err)
 	}
@@ -108,14 +98,14 @@ func (d *deleting) find(ctx context.Context, killed []string) error {
 // plugin whose DEL must not run again unasked: see freesByContainer.
 func (d *deleting) fromJournal(ctx context.Context, killed []string) (tomb *journal.Tombstone) {
 	look := func(tx *journal.Tx) (err error) {
-		if d.entry, err = readable(tx.Get(d.key)); d.entry == nil && err == nil {
+		if d.entry, err = record.Readable(tx.Get(d.key)); d.entry == nil && err == nil {
 			tomb, err = tx.Tombstone(d.key)
 		}
 		return err
 	}
-	err := d.store.View(ctx, look)
+	err := d.rec.Store.View(ctx, look)
 	if errors.Is(err, journal.ErrDamaged) {
-		err = d.update(ctx, look) // begins a new one
+		err = d.rec.Update(ctx, look) // begins a new one
 	}
 	if err != nil {
 		d.journalFailed(err)
@@ -124,9 +114,9 @@ func (d *deleting) fromJournal(ctx context.Context, killed []string) (tomb *jour
 		return tomb
 	}
 	amended := d.amend(killed)
-	found := d.mark(d.entry, verdict.Requested)
-	if (amended || found || keptElsewhere(d.entry)) && !d.unwritable {
-		if err := d.save(ctx, d.entry); err != nil {
+	found := d.w.Mark(d.entry, alive.Requested)
+	if (amended || found || keptElsewhere(d.entry)) && !d.rec.Unwritable {
+		if err := d.rec.Save(ctx, d.entry); err != nil {
 			d.journalFailed(err)
 		}
 	}
@@ -143,7 +133,7 @@ func keptElsewhere(e *journal.Entry) bool {
 // amend adds to the entry what unwind could not write to the journal. It says whether it added
 // anything.
 func (d *deleting) amend(killed []string) (amended bool) {
-	amended = markKilled(d.entry, killed, d.conf.GracePeriod)
+	amended = undo.MarkKilled(d.entry, killed, d.conf.GracePeriod)
 	gen := d.entry.Newest()
 	switch {
 	case d.entry.State == journal.Adding && (d.lock != nil && d.lock.Made() || d.fits(gen)),
@@ -170,20 +160,20 @@ func (d *deleting) addedUnseen() bool {
 	if !given.Known() {
 		return false
 	}
-	if anySameADD(d.entry.Undone, given) == tristate.Yes {
+	if alive.AnySameADD(d.entry.Undone, given) == tristate.Yes {
 		seen, err := host.Look(d.args.Netns, d.key.IfName)
 		return err == nil && seen.Is(given) // undone, and added again with the same MAC address
 	}
-	recorded := interfacesOf(d.entry)
+	recorded := alive.InterfacesOf(d.entry)
 	if d.entry.State == journal.Unwinding || d.entry.State == journal.Adding {
-		return anySameADD(recorded, given) != tristate.Yes
+		return alive.AnySameADD(recorded, given) != tristate.Yes
 	}
-	return len(recorded) > 0 && anySameADD(recorded, given) == tristate.No
+	return len(recorded) > 0 && alive.AnySameADD(recorded, given) == tristate.No
 }
 
 // takeLater adds the missing ADD to the entry, from what the runtime sends. It is undone first.
 func (d *deleting) takeLater() {
-	chain, err := d.readChain()
+	chain, err := d.w.Verb.Chain()
 	if err != nil {
 		d.log.Warn("an ADD that the journal did not see, and the chain cannot be read", "attachment", d.key.String(), "err", err)
 		return
@@ -199,7 +189,7 @@ func (d *deleting) takeLater() {
 // interface.
 func (d *deleting) answers(ctx context.Context, tomb *journal.Tombstone) bool {
 	given := d.given()
-	if given.Known() && len(tomb.Interfaces) > 0 && anySameADD(tomb.Interfaces, given) == tristate.No {
+	if given.Known() && len(tomb.Interfaces) > 0 && alive.AnySameADD(tomb.Interfaces, given) == tristate.No {
 		return false
 	}
 	if tomb.Abandoned {
@@ -212,17 +202,17 @@ func (d *deleting) answers(ctx context.Context, tomb *journal.Tombstone) bool {
 	if err != nil || !seen.There() {
 		return true
 	}
-	ours := tomb.BootID == d.host.BootID && seen.Netns.Same(tomb.NetNS) || seen.Is(given)
-	return !ours || d.isHost(seen.Netns) || d.anothers(ctx, d.key, seen)
+	ours := tomb.BootID == d.node.Host.BootID && seen.Netns.Same(tomb.NetNS) || seen.Is(given)
+	return !ours || d.node.IsHost(seen.Netns) || d.node.Anothers(ctx, d.key, seen)
 }
 
 // holdsAddress says whether host-local has given an address to the attachment.
 func (d *deleting) holdsAddress() bool {
-	chain, err := d.readChain()
+	chain, err := d.w.Verb.Chain()
 	if err != nil {
 		return false
 	}
-	return slices.ContainsFunc(poolsOf(chain, d.conf), func(p Pool) bool {
+	return slices.ContainsFunc(sweep.PoolsOf(chain, d.conf), func(p sweep.Pool) bool {
 		held, err := ipam.HeldBy(p.Dir, d.key.ContainerID, d.key.IfName)
 		return err == nil && len(held) > 0
 	})
@@ -238,7 +228,7 @@ func (d *deleting) succeedIdle(why string, err error, expected bool) {
 	}
 	d.log.Log(context.Background(), level, "DEL ran no delegate", attrs...)
 	if !expected {
-		d.recordEvent(journal.Event{
+		d.rec.Event(journal.Event{
 			Key: d.key, Kind: journal.NoOp, Pod: netconf.PodOf(d.args.Args), Reason: why,
 		})
 	}
@@ -255,14 +245,14 @@ func (d *deleting) removeLock() {
 // fromStdin makes an entry from the configuration and the prevResult of the runtime, for an
 // attachment that was added before unwind was installed, or whose entry was lost.
 func (d *deleting) fromStdin() error {
-	if ours, _ := d.namesHostNetNS(); ours && d.neverAdded() { // unwind or skel refused its ADD
+	if ours, _ := d.namesHostNetNS(); ours && d.conf.NeverAdded() { // unwind or skel refused its ADD
 		d.succeedIdle("its ADD was refused: CNI_NETNS is the runtime's own namespace", nil, false)
 		return nil
 	}
-	chain, err := d.readChain()
+	chain, err := d.w.Verb.Chain()
 	if err != nil {
 		switch {
-		case d.neverAdded():
+		case d.conf.NeverAdded():
 			d.succeedIdle("the journal has no entry, and the runtime has no result of an ADD", err, false)
 			return nil
 		case d.stripped(err):
@@ -273,7 +263,7 @@ func (d *deleting) fromStdin() error {
 		return badConfig(fmt.Errorf("the journal does not know %s, and the chain cannot be read: %w", d.key, err))
 	}
 	gen := d.generation(chain)
-	if d.neverAdded() { // an ADD with a missing binary took nothing
+	if d.conf.NeverAdded() { // an ADD with a missing binary took nothing
 		for i := range gen.Steps {
 			gen.Steps[i].ADD = journal.AddCutOff
 		}
@@ -299,16 +289,16 @@ func (d *deleting) fromStdin() error {
 // of a clusterNetwork), by the error of its chain. A retry would come with the same configuration,
 // so it could undo no more, unless the journal can be read then.
 func (d *deleting) stripped(err error) bool {
-	return errors.Is(err, netconf.ErrNoChain) && d.bad == nil && !d.unwritable
+	return errors.Is(err, netconf.ErrNoChain) && d.bad == nil && !d.rec.Unwritable
 }
 
 // generation returns an ADD of the whole chain, from what the runtime sends. The journal does not
 // have the namespace of that ADD, so the namespace at the runtime's path has to prove that it is
-// the one: see undoing.shows.
+// the one: see undo.Worker.
 func (d *deleting) generation(chain *netconf.Chain) journal.Generation {
 	gen := journal.Generation{
 		NetNS: journal.NetNS{Path: d.args.Netns}, Args: d.args.Args, Path: d.args.Path, CNIVersion: chain.CNIVersion,
-		Host: d.host, Created: journal.Now(), GracePeriod: max(1, d.conf.GracePeriod),
+		Host: d.node.Host, Created: journal.Now(), GracePeriod: max(1, d.conf.GracePeriod),
 		AWSCheckpoint: d.conf.AWSCheckpoint, Steps: chain.Steps(d.conf),
 	}
 	d.takePrevResult(&gen, chain)
@@ -318,7 +308,7 @@ func (d *deleting) generation(chain *netconf.Chain) journal.Generation {
 // complete fills in an ADD that succeeded although the journal could not be written, from the
 // runtime's prevResult and the chain on stdin.
 func (d *deleting) complete(gen *journal.Generation) {
-	chain, err := d.readChain()
+	chain, err := d.w.Verb.Chain()
 	if err != nil {
 		d.log.Warn("the journal has a part of the ADD, and the chain cannot be read", "attachment", d.key.String(), "err", err)
 		return
@@ -364,13 +354,6 @@ func (d *deleting) takePrevResult(gen *journal.Generation, chain *netconf.Chain)
 	}
 }
 
-// neverAdded says whether the runtime has no result of an ADD. Before CNI 0.4.0 a runtime never
-// gives one, so there the answer is no.
-func (o *op) neverAdded() bool {
-	gives, err := version.GreaterThanOrEqualTo(o.conf.CNIVersion, "0.4.0")
-	return err == nil && gives && o.conf.PrevResult == nil
-}
-
 // claimsOf returns claims on the addresses of a final result, for the first delegate of the chain
 // that calls an IPAM plugin.
 func claimsOf(r *netconf.Result, chain *netconf.Chain, network string, conf *netconf.Conf) []journal.Claim {
@@ -387,16 +370,16 @@ func claimsOf(r *netconf.Result, chain *netconf.Chain, network string, conf *net
 func (d *deleting) carryOut(ctx context.Context) error {
 	e := d.entry
 	freed := e.Addresses()
-	failures := d.undoUnmarked(ctx, d.lock, e, d.args.Netns)
+	failures := d.w.RunUnmarked(ctx, d.lock, e, d.args.Netns)
 	durable := false
-	if !d.unwritable {
-		err := d.finish(ctx, d.lock, e, nil)
+	if !d.rec.Unwritable {
+		err := d.w.Finish(ctx, d.lock, e, nil)
 		if durable = err == nil; !durable {
-			d.degraded("DEL", err)
+			d.rec.Degraded("DEL", err)
 			d.log.Error("the journal cannot be told how a DEL ended", "attachment", d.key.String(), "err", err)
 		}
 	}
-	d.replayParked(ctx, freed)
+	d.w.ReplayParked(ctx, freed)
 	if durable {
 		failures = slices.DeleteFunc(failures, func(f *delegate.Failure) bool {
 			if f.PutRight {

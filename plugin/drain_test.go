@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
+
+	"cni-unwind/plugin/undo"
 )
 
 // drainEnv is the number of pods that TestDrain starts and ends at once.
@@ -127,7 +129,7 @@ func TestDrainInLine(t *testing.T) {
 	}
 	plain, n := newNode(t), newNode(t)
 	drain(plain, plain.plain(chain(plain)...))
-	n.env = append(n.env, fmt.Sprintf("%s=%s", undoEnv, DefaultBudgets.Undo/time.Duration(tenth)))
+	n.env = append(n.env, fmt.Sprintf("%s=%s", undoEnv, undo.DefaultBudgets.Undo/time.Duration(tenth)))
 	drain(n, n.unwind(chain(n)...))
 }
 

@@ -9,6 +9,7 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/internal/delegate"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/undo"
 )
 
 // maxMessage bounds an error for the runtime, in bytes: events and logs repeat it at each retry.
@@ -33,7 +34,7 @@ func badConfig(err error) *types.Error {
 func addError(f *delegate.Failure, e *journal.Entry) *types.Error {
 	msg, pending := f.Error(), ""
 	if n := e.Pending(); n > 0 {
-		pending = fmt.Sprintf("; unwind: pending DEL: %s", strings.Join(pendingSteps(e), ", "))
+		pending = fmt.Sprintf("; unwind: pending DEL: %s", strings.Join(undo.PendingSteps(e), ", "))
 	}
 	room := max(maxMessage/2, maxMessage-len(pending))
 	return cniError(f.Code, netconf.Shorten(msg, room)+pending, f.Details)
@@ -52,4 +53,8 @@ func delError(failures []*delegate.Failure, durable bool) *types.Error {
 		hint = "; the journal could not be written, see the log"
 	}
 	return cniError(failures[0].Code, "unwind: DEL incomplete, to be tried again: "+strings.Join(names, ", ")+hint, "")
+}
+
+func (a *adding) addedAlready(why string) error {
+	return cniError(types.ErrInternal, fmt.Sprintf("unwind: %s is added already, %s; DEL it first", a.key, why), "")
 }

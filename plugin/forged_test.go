@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"cni-unwind/plugin/undo"
 )
 
 // userNetNS starts a process in a user namespace and a network namespace of its own, and returns it
@@ -57,7 +59,7 @@ func TestForgedNetNS(t *testing.T) {
 		p.mustAdd(n.unwind(n.staticChain()...))
 		p.dropNetNS()
 		n.forge(n.prefix(4, 7).Addr().String())
-		n.sweep(DefaultBudgets)
+		n.sweep(undo.DefaultBudgets)
 		n.nothingLeft()
 	})
 	t.Run("a late DEL", func(t *testing.T) {
@@ -128,7 +130,7 @@ func TestUserNetNSOfPod(t *testing.T) {
 				}
 			}
 			next.mustDel(n.plain(chain...))
-			n.sweep(DefaultBudgets)
+			n.sweep(undo.DefaultBudgets)
 			n.nothingLeft()
 		})
 	}

@@ -16,11 +16,12 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/undo"
 )
 
 // giveUp forgets the pod's attachment, as a person would.
 func (p *pod) giveUp() error {
-	return (&Plugin{Stderr: io.Discard, Budgets: DefaultBudgets}).Forget(p.Context(), p.stateDir, p.key())
+	return (&Plugin{Stderr: io.Discard, Budgets: undo.DefaultBudgets}).Forget(p.Context(), p.stateDir, p.key())
 }
 
 // stuck is a pod whose ADD failed and whose DELs always fail.
@@ -200,7 +201,7 @@ func TestForgetKilled(t *testing.T) {
 // forgetAndDie does not return.
 func forgetAndDie(what []string) {
 	at, _ := strconv.Atoi(os.Getenv(killAtEnv))
-	p := &Plugin{Stderr: os.Stderr, Budgets: DefaultBudgets, Point: func(string) {
+	p := &Plugin{Stderr: os.Stderr, Budgets: undo.DefaultBudgets, Point: func(string) {
 		if at--; at == 0 {
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			select {}

@@ -14,13 +14,14 @@ import (
 	"testing"
 	"time"
 
-	"cni-unwind/testdata/sandbox"
-
 	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/sweep"
+	"cni-unwind/plugin/undo"
+	"cni-unwind/testdata/sandbox"
 )
 
 // fuzzDir is where the fuzzed verbs may write: a file system in memory, in the tests' mount
@@ -64,7 +65,7 @@ func within(stdin []byte) (*netconf.Conf, bool) {
 	if err != nil || chainErr != nil {
 		return c, ok
 	}
-	for _, pool := range poolsOf(chain, c) { // a pool with something to release gets a lock file
+	for _, pool := range sweep.PoolsOf(chain, c) { // a pool with something to release gets a lock file
 		ok = ok && strings.HasPrefix(pool.Dir, fuzzDir+"/")
 	}
 	return c, ok
@@ -103,7 +104,7 @@ func (a *asked) do(t *testing.T, dir string) (code int, stdout []byte) {
 			t.Skip(err)
 		}
 	}
-	p := &Plugin{Stdout: w, Stderr: io.Discard, Budgets: DefaultBudgets}
+	p := &Plugin{Stdout: w, Stderr: io.Discard, Budgets: undo.DefaultBudgets}
 	p.Budgets.Status, p.Budgets.HostLink = a.budget, time.Millisecond
 	code = p.Main(context.Background(), "")
 	if stdout, err = os.ReadFile(out); err != nil {
@@ -173,7 +174,7 @@ func FuzzStdin(f *testing.F) {
 		for _, e := range entries {
 			chain, err := conf.LoadChain()
 			if command != "DEL" || err != nil || e.Key != key || e.State != journal.Removing || e.Pending() != len(chain.Delegates) {
-				t.Errorf("after %s (exit %d) the journal has %s: %s, %v (%v)", command, code, e.Key, e.State, pendingSteps(e), err)
+				t.Errorf("after %s (exit %d) the journal has %s: %s, %v (%v)", command, code, e.Key, e.State, undo.PendingSteps(e), err)
 			}
 		}
 		if strings.HasSuffix(said.Msg, "; unwindctl list shows the pending DELs") && len(entries) == 0 {

@@ -11,14 +11,16 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 
+	"cni-unwind/plugin/alive"
 	"cni-unwind/plugin/internal/delegate"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/sweep"
 )
 
 // gc releases what the runtime forgot (SPEC 1.1 §2 GC). It goes by the runtime's list and by
 // evidence in its own network, and by evidence in all others, since a renamed network never gets a
 // GC again. Then it passes the GC, with the runtime's list, to the delegates that know the verb,
-// unless the list is not to be trusted (see MassReleaseError). It tries all delegates and collects
+// unless the list is not to be trusted (see sweep.MassReleaseError). It tries all delegates and collects
 // all errors.
 //
 // A GC without a list, or with null (cnitool, ocicni), names nothing to release. gc does not pass
@@ -48,18 +50,18 @@ func (o *op) gc(ctx context.Context) error {
 func (o *op) sweepForGC(ctx context.Context, chain *netconf.Chain) (failures []*delegate.Failure, believed bool) {
 	ctx, cancel := context.WithTimeout(ctx, o.Budgets.GC*2/3)
 	defer cancel()
-	s := &sweeping{op: o, Sweep: Sweep{Pools: poolsOf(chain, o.conf)}, ignoreBackoff: true, thorough: true}
+	job := sweep.Job{Pools: sweep.PoolsOf(chain, o.conf)}
 	if o.conf.Valid != nil {
-		s.List = NewList(o.conf.Name, o.conf.Valid)
+		job.List = alive.NewList(o.conf.Name, o.conf.Valid)
 	}
-	findings, err := s.run(ctx)
+	findings, err := sweep.New(o.w, job).Run(ctx)
 	if err != nil {
 		failures = append(failures, &delegate.Failure{Plugin: netconf.Name, Command: "GC", Code: types.ErrTryAgainLater, Msg: err.Error()})
 	}
-	var brake *MassReleaseError
-	believed = !errors.As(err, &brake)
+	var guarded *sweep.MassReleaseError
+	believed = !errors.As(err, &guarded)
 	for _, f := range findings {
-		if f.Err == nil || errors.As(f.Err, &brake) {
+		if f.Err == nil || errors.As(f.Err, &guarded) {
 			continue
 		}
 		failure := &delegate.Failure{Plugin: netconf.Name, Command: "GC", Code: types.ErrTryAgainLater, Msg: fmt.Sprintf("%s: %v", f.Key, f.Err)}
@@ -87,7 +89,7 @@ func (o *op) passOn(ctx context.Context, chain *netconf.Chain, command string) [
 		}
 		c := &delegate.Call{Command: command, Plugin: d.Type, Path: o.args.Path, Stdin: netconf.Marshal(config)}
 		running.Go(func() {
-			_, failures[i] = o.runner.Run(ctx, c, nil, o.Stderr)
+			_, failures[i] = o.w.Runner.Run(ctx, c, nil, o.Stderr)
 		})
 	}
 	running.Wait()

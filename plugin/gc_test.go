@@ -20,8 +20,10 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/internal/verdict"
+	"cni-unwind/plugin/alive"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/sweep"
+	"cni-unwind/plugin/undo"
 )
 
 const (
@@ -316,8 +318,8 @@ func TestGCLeavesAnADDAlone(t *testing.T) {
 	p, dead := n.pod("a"), n.pod("dead")
 	dead.mustAdd(n.unwind(n.faulty("p0", "")))
 	ended := p.addBehind(list)
-	findings, err := n.sweeping().plan(t.Context())
-	if i := slices.IndexFunc(findings, func(f Finding) bool { return f.Key == p.key() }); i < 0 || findings[i].Fate != verdict.Live {
+	findings, err := n.emptyList().Plan(t.Context())
+	if i := slices.IndexFunc(findings, func(f sweep.Finding) bool { return f.Key == p.key() }); i < 0 || findings[i].Fate != alive.Live {
 		t.Errorf("the plan is %v (%v), want the ADD to be live", findings, err)
 	}
 	n.mustGC(valid())
@@ -332,29 +334,32 @@ func TestGCLeavesAnADDAlone(t *testing.T) {
 	n.nothingLeft()
 }
 
-// sweeping returns a sweep in this process, as for a GC with an empty list.
-func (n *node) sweeping() *sweeping {
+// empty is a sweep in this process, as for a GC with an empty list.
+type empty struct {
+	*sweep.Sweep
+	w *undo.Worker
+}
+
+func (n *node) emptyList() empty {
 	n.Helper()
 	conf, err := netconf.ParseConf([]byte(n.entryOf(`{"plugins": [{"type": "faulty"}]}`, valid())))
 	if err != nil {
 		n.Fatal(err)
 	}
-	p := &Plugin{Stdout: io.Discard, Stderr: io.Discard, Budgets: DefaultBudgets}
+	p := &Plugin{Stdout: io.Discard, Stderr: io.Discard, Budgets: undo.DefaultBudgets}
 	o, closeLog := p.newOp(&skel.CmdArgs{Path: strings.Join(n.path, ":")}, conf)
 	n.Cleanup(closeLog)
-	o.invoked = true
-	s := &sweeping{op: o, ignoreBackoff: true, thorough: true}
-	s.List = NewList(n.network, conf.Valid)
-	s.list = s.List
-	return s
+	o.node.Invoked = true
+	return empty{sweep.New(o.w, sweep.Job{List: alive.NewList(n.network, conf.Valid)}), o.w}
 }
 
 // act lets the sweep release a finding, and checks its verdict and its act at that time.
-func (s *sweeping) act(t *testing.T, f *Finding, fate verdict.Fate, released bool) {
+func (s empty) act(t *testing.T, f *sweep.Finding, fate alive.Fate, released bool) {
 	t.Helper()
-	if err := s.releaseFinding(t.Context(), f); err != nil || f.Err != nil || f.Fate != fate || f.Released != released {
-		t.Errorf("%s (%s), released %t, errors %v and %v; want %s, released %t", f.Fate, f.Reason, f.Released, err, f.Err,
-			fate, released)
+	findings := []sweep.Finding{*f}
+	s.Apply(t.Context(), findings)
+	if *f = findings[0]; f.Err != nil || f.Fate != fate || f.Released != released {
+		t.Errorf("%s (%s), released %t, error %v; want %s, released %t", f.Fate, f.Reason, f.Released, f.Err, fate, released)
 	}
 }
 
@@ -365,18 +370,18 @@ func TestSweepJudgesAgain(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name      string
-		meanwhile func(t *testing.T, s *sweeping, f *Finding, p *pod)
+		meanwhile func(t *testing.T, s empty, f *sweep.Finding, p *pod)
 	}{
-		{"nothing happens", func(t *testing.T, s *sweeping, f *Finding, p *pod) {
-			s.act(t, f, verdict.Dead, true)
+		{"nothing happens", func(t *testing.T, s empty, f *sweep.Finding, p *pod) {
+			s.act(t, f, alive.Dead, true)
 			p.wantCalls("the sweep", "DEL p0")
 		}},
-		{"its ADD again is under way", func(t *testing.T, s *sweeping, f *Finding, p *pod) {
+		{"its ADD again is under way", func(t *testing.T, s empty, f *sweep.Finding, p *pod) {
 			gate, open := p.gate()
 			next, list := p.again(), p.unwind(p.faulty("p0", ""), gate)
 			ended, start := next.addBehind(list), time.Now()
-			s.act(t, f, verdict.Live, false)
-			if waited := time.Since(start); waited > s.Budgets.Undo/3 {
+			s.act(t, f, alive.Live, false)
+			if waited := time.Since(start); waited > s.w.Budgets.Undo/3 {
 				t.Errorf("it waited for the lock: %s", waited)
 			}
 			open()
@@ -385,19 +390,19 @@ func TestSweepJudgesAgain(t *testing.T) {
 			next.wantKept("after the ADD", "a.eth0")
 			next.mustDel(list)
 		}},
-		{"it was added again", func(t *testing.T, s *sweeping, f *Finding, p *pod) {
+		{"it was added again", func(t *testing.T, s empty, f *sweep.Finding, p *pod) {
 			next, list := p.again(), p.unwind(p.faulty("p0", ""))
 			next.mustAdd(list)
 			p.forgetCalls()
-			s.act(t, f, verdict.Live, false)
+			s.act(t, f, alive.Live, false)
 			p.wantCalls("the sweep")
 			next.wantKept("after the ADD", "a.eth0")
 			next.mustDel(list)
 		}},
-		{"the runtime's DEL came", func(t *testing.T, s *sweeping, f *Finding, p *pod) {
+		{"the runtime's DEL came", func(t *testing.T, s empty, f *sweep.Finding, p *pod) {
 			p.mustDel(p.unwind(p.faulty("p0", "")))
 			p.forgetCalls()
-			s.act(t, f, verdict.Dead, true)
+			s.act(t, f, alive.Dead, true)
 			p.wantCalls("the sweep")
 		}},
 	} {
@@ -409,9 +414,9 @@ func TestSweepJudgesAgain(t *testing.T) {
 			p.mustAdd(n.unwind(n.faulty("p0", "")))
 			p.dropNetNS()
 			n.forgetCalls()
-			s := n.sweeping()
-			findings, err := s.plan(t.Context())
-			if err != nil || len(findings) != 1 || findings[0].Fate != verdict.Dead {
+			s := n.emptyList()
+			findings, err := s.Plan(t.Context())
+			if err != nil || len(findings) != 1 || findings[0].Fate != alive.Dead {
 				t.Fatalf("the plan is %+v (%v)", findings, err)
 			}
 			c.meanwhile(t, s, &findings[0], p)
@@ -691,54 +696,6 @@ func TestGCWithFailingDELs(t *testing.T) {
 			n.plan(nil)
 			n.mustGC(nil)
 			n.nothingLeft()
-		})
-	}
-}
-
-// TestBrake: the mass-release guard keeps the live attachments of this boot if more than 10 of
-// them, and more than 30 %, seem dead.
-func TestBrake(t *testing.T) {
-	t.Parallel()
-	// live counts those that are not dead.
-	type counts struct{ dead, live, removing, earlier, unknown int }
-	for _, c := range []struct {
-		name   string
-		counts counts
-		force  bool
-		kept   bool
-	}{
-		{"none", counts{}, false, false},
-		{"ten, all there are", counts{dead: 10}, false, false},
-		{"eleven, all there are", counts{dead: 11}, false, true},
-		{"eleven, forced", counts{dead: 11}, true, false},
-		{"eleven of 36", counts{dead: 11, live: 25}, false, true},
-		{"eleven of 37", counts{dead: 11, live: 26}, false, false},
-		{"thirty of a hundred", counts{dead: 30, live: 70}, false, false},
-		{"thirty of 99", counts{dead: 30, live: 69}, false, true},
-		{"eleven of 37, some of them not to be told", counts{dead: 11, live: 20, unknown: 6}, false, false},
-		{"ten, and what has to go anyway", counts{dead: 10, removing: 50, earlier: 50}, false, false},
-		{"eleven of 36, and many of an earlier boot", counts{dead: 11, live: 25, earlier: 50}, false, true},
-		{"eleven of 36, and many that are being removed", counts{dead: 11, live: 25, removing: 50}, false, true},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			var findings []Finding
-			add := func(many int, f Finding) { findings = append(findings, slices.Repeat([]Finding{f}, many)...) }
-			add(c.counts.earlier, Finding{State: journal.Live, Fate: verdict.Dead})
-			add(c.counts.dead, Finding{State: journal.Live, Fate: verdict.Dead, thisBoot: true})
-			add(c.counts.removing, Finding{State: journal.Removing, Fate: verdict.Dead, thisBoot: true})
-			add(c.counts.live, Finding{State: journal.Live, Fate: verdict.Live, thisBoot: true})
-			add(c.counts.unknown, Finding{State: journal.Live, Fate: verdict.Unknown, thisBoot: true})
-			s := &sweeping{Sweep: Sweep{Force: c.force}}
-			err := s.guardMassRelease(findings)
-			if (err != nil) != c.kept {
-				t.Errorf("the brake says %v", err)
-			}
-			for i, f := range findings {
-				live := f.State == journal.Live && f.Fate == verdict.Dead && f.thisBoot
-				if kept := f.Err != nil; kept != (live && c.kept) {
-					t.Errorf("finding %d, %+v: kept %t", i, f, kept)
-				}
-			}
 		})
 	}
 }

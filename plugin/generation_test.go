@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -319,89 +318,6 @@ func (p *pod) edit(change func(*journal.Generation)) {
 	})
 	if err != nil {
 		p.Fatal(err)
-	}
-}
-
-func TestUndoOrder(t *testing.T) {
-	t.Parallel()
-	steps := func(failed ...int) []journal.Step {
-		all := []journal.Step{{Index: 0}, {Index: 1}, {Index: 2}, {Index: 3}}
-		for _, i := range failed {
-			all[i].LastError = "refused"
-		}
-		return all
-	}
-	killed := func(all []journal.Step, i int) []journal.Step {
-		all[i].RepeatAt = 1
-		return all
-	}
-	tried := func(all []journal.Step, i int) []journal.Step {
-		all[i].Attempts = 1
-		return all
-	}
-	for _, c := range []struct {
-		name  string
-		steps []journal.Step
-		cut   int
-		want  []int
-	}{
-		{"none", nil, 2, nil},
-		{"reverse", steps(), 0, []int{3, 2, 1, 0}},
-		{"first pass", steps(), 0, []int{3, 2, 1, 0}},
-		{"rolled back by the ADD, then a pass", steps(), 0, []int{3, 2, 1, 0}},
-		{"the last failed", steps(3), 0, []int{2, 1, 0, 3}},
-		{"two failed, in their order", steps(1, 3), 0, []int{2, 0, 3, 1}},
-		{"the first failed", steps(0), 0, []int{3, 2, 1, 0}},
-		{"all failed", steps(0, 1, 2, 3), 0, []int{3, 2, 1, 0}},
-		{"one cut off", steps(), 1, []int{2, 1, 0, 3}},
-		{"two cut off", steps(), 2, []int{1, 0, 3, 2}},
-		{"three cut off", steps(), 3, []int{0, 3, 2, 1}},
-		{"four cut off", steps(), 4, []int{3, 2, 1, 0}},
-		{"failed, then one cut off", steps(3), 1, []int{1, 0, 3, 2}},
-		{"the ADD of the last hung", killed(steps(), 3), 0, []int{2, 1, 0, 3}},
-		{"the ADD hung, first pass", killed(steps(), 3), 0, []int{2, 1, 0, 3}},
-		{"the ADD hung, its DEL passed", tried(killed(steps(0), 3), 3), 0, []int{3, 2, 1, 0}},
-		{"killed in a pass that was cut off", killed(steps(), 3), 1, []int{2, 1, 0, 3}},
-		{"killed in a second one", killed(steps(), 3), 2, []int{1, 0, 3, 2}},
-		{"a gap", []journal.Step{{Index: 1}, {Index: 3}}, 1, []int{1, 3}},
-		{"one, many cut off", []journal.Step{{Index: 2}}, 6, []int{2}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			if got := undoOrder(&journal.Generation{Steps: c.steps}, c.cut); !slices.Equal(got, c.want) {
-				t.Errorf("%v, want %v", got, c.want)
-			}
-		})
-	}
-}
-
-// TestDue: an entry is deferred only if each of its steps waits for its second DEL.
-func TestDue(t *testing.T) {
-	t.Parallel()
-	hour := journal.BootNanos() + int64(time.Hour)
-	waiting := journal.Step{Attempts: 1, RepeatAt: hour}
-	for _, c := range []struct {
-		name   string
-		boot   string
-		steps  []journal.Step
-		notDue bool
-	}{
-		{"never tried", "this", []journal.Step{{}}, false},
-		{"killed, never tried", "this", []journal.Step{{RepeatAt: hour}}, false},
-		{"waits", "this", []journal.Step{waiting}, true},
-		{"waits, of another boot", "another", []journal.Step{waiting}, false},
-		{"waited", "this", []journal.Step{{Attempts: 1, RepeatAt: 1}}, false},
-		{"failed", "this", []journal.Step{{Attempts: 1, RepeatAt: hour, LastError: "refused"}}, false},
-		{"parked", "this", []journal.Step{{Attempts: 1, RepeatAt: hour, Parked: true}}, false},
-		{"one of two waits", "this", []journal.Step{waiting, {}}, false},
-		{"both wait", "this", []journal.Step{waiting, waiting}, true},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			o := &op{Plugin: &Plugin{}, conf: netconf.DefaultConf(), host: journal.Host{BootID: "this"}}
-			e := &journal.Entry{Generations: []journal.Generation{{Host: journal.Host{BootID: c.boot}, Steps: c.steps}}}
-			if o.readyToRetry(t.Context(), e, false) == c.notDue {
-				t.Errorf("due %t", !c.notDue)
-			}
-		})
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/record"
 )
 
 // keeper is a delegate that neither writes nor needs a file. It takes and releases a directory,
@@ -355,7 +356,7 @@ func TestClockSetBack(t *testing.T) {
 		g := e.Newest()
 		g.Created.Wall, e.Since.Wall = g.Created.Wall.AddDate(1, 0, 0), e.Since.Wall.AddDate(1, 0, 0)
 		now := uint64(g.Created.Wall.Unix())
-		if err := tx.SetCounter(now, LastSweep); err != nil {
+		if err := tx.SetCounter(now, record.LastSweep); err != nil {
 			return err
 		}
 		if err := tx.Delete(e.Key); err != nil {
@@ -382,7 +383,7 @@ func TestClockSetBack(t *testing.T) {
 	}
 	gc(nil)
 	var last uint64
-	if err := n.store.View(t.Context(), func(tx *journal.Tx) error { last = tx.Counter(LastSweep); return nil }); err != nil {
+	if err := n.store.View(t.Context(), func(tx *journal.Tx) error { last = tx.Counter(record.LastSweep); return nil }); err != nil {
 		t.Fatal(err)
 	}
 	if last > uint64(e.Newest().Created.Wall.Unix())-year/2 {

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/undo"
 )
 
 // again is a node whose chain of reference plugins has something keyed by container ID (bridge's
@@ -142,7 +143,7 @@ func TestDeletedPastTheJournal(t *testing.T) {
 			p.dropNetNS()
 			p.moveTo("later")
 			p.mustAdd(a.bypass)
-			a.sweep(DefaultBudgets)
+			a.sweep(undo.DefaultBudgets)
 			if p.entry() == nil {
 				t.Fatal("released beside the later ADD")
 			}
@@ -150,7 +151,7 @@ func TestDeletedPastTheJournal(t *testing.T) {
 				p.mustDel(a.bypass)
 			}
 			p.dropNetNS()
-			a.sweep(DefaultBudgets)
+			a.sweep(undo.DefaultBudgets)
 			if e := p.entry(); e != nil {
 				t.Errorf("kept: %s, %v", e.State, e.Reason)
 			}
@@ -209,7 +210,7 @@ func TestStaticAddressAgain(t *testing.T) {
 	}
 	next.mustDel(bypass)
 	next.dropNetNS()
-	n.sweep(DefaultBudgets)
+	n.sweep(undo.DefaultBudgets)
 	n.nothingLeft()
 }
 
@@ -226,7 +227,7 @@ func TestLateDELAtAnothersPath(t *testing.T) {
 		{"a tombstone, after a sweep", func(a *again, p *pod) {
 			p.mustAdd(a.list)
 			p.dropNetNS()
-			a.sweep(DefaultBudgets)
+			a.sweep(undo.DefaultBudgets)
 			if a.tombstone(p.key()) == nil {
 				p.Fatal("no tombstone")
 			}
@@ -324,7 +325,7 @@ func TestTombstoneAnswersItsOwn(t *testing.T) {
 			p := a.mapped("a")
 			p.mustAdd(a.list)
 			p.dropNetNS()
-			a.sweep(DefaultBudgets)
+			a.sweep(undo.DefaultBudgets)
 			c.later(p)
 			marks := p.marks(p.mustAdd(a.bypass))
 			p.mustDel(a.list)
@@ -415,7 +416,7 @@ func TestLaterADDOfAnotherChain(t *testing.T) {
 	p.moveTo("later")
 	p.mustAdd(a.bypass)
 	p.dropNetNS()
-	a.sweep(DefaultBudgets)
+	a.sweep(undo.DefaultBudgets)
 	a.nothingLeft()
 }
 
@@ -437,7 +438,7 @@ func TestLaterADDIsUndoneOnce(t *testing.T) {
 		}
 	}
 	p.dropNetNS()
-	n.sweep(DefaultBudgets)
+	n.sweep(undo.DefaultBudgets)
 	times := 0
 	for _, call := range n.calls() {
 		if call == "DEL later" {
@@ -495,7 +496,7 @@ func TestUndoneADDComesAgain(t *testing.T) {
 	p.mustAdd(again)
 	n.plan(nil)
 	n.forgetCalls()
-	n.sweep(DefaultBudgets)
+	n.sweep(undo.DefaultBudgets)
 	if calls := n.calls(); len(calls) > 0 {
 		t.Errorf("the sweep ran %v beside an ADD that lives", calls)
 	}
@@ -530,7 +531,7 @@ func TestUndoneADDInTheCache(t *testing.T) {
 	c = c.again()
 	newer := address(t, c.mustAdd(list))
 	c.dropNetNS()
-	n.sweep(DefaultBudgets)
+	n.sweep(undo.DefaultBudgets)
 	if e := c.entry(); e == nil || len(e.Generations) != 1 {
 		t.Fatalf("after the sweep c is %+v", e)
 	}
@@ -545,7 +546,7 @@ func TestUndoneADDInTheCache(t *testing.T) {
 		t.Errorf("b has lost its rule: %v", rules)
 	}
 	b.mustDel(list)
-	n.sweep(DefaultBudgets)
+	n.sweep(undo.DefaultBudgets)
 	c.mustDel(list)
 	n.nothingLeft()
 }

@@ -35,9 +35,9 @@ func (p *Plugin) verb(ctx context.Context, do func(*op, context.Context) error) 
 	return func(args *skel.CmdArgs) error {
 		conf, bad := netconf.ParseConf(args.StdinData)
 		o, closeLog := p.newOp(args, conf)
-		o.bad, o.invoked = bad, true
+		o.bad, o.node.Invoked = bad, true
 		defer closeLog()
-		defer o.flushEvents(ctx)
+		defer o.rec.Flush(ctx)
 		// skel refuses the host's network namespace after the verb: too late for an ADD, see
 		// checkNetNS, and no reason to fail a DEL that has passed.
 		defer func() { args.NetnsOverride = "1" }()

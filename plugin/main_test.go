@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/undo"
 	"cni-unwind/testdata/sandbox"
 )
 
@@ -71,7 +72,7 @@ func TestMain(m *testing.M) {
 }
 
 // hastyBudgets are those of node.hasty.
-var hastyBudgets = Budgets{
+var hastyBudgets = undo.Budgets{
 	Undo: 3 * time.Second, Release: 2 * time.Second, LateDel: 1500 * time.Millisecond,
 	HostLink: time.Second, Orphans: 500 * time.Millisecond,
 	GC: 4 * time.Second, Status: 2 * time.Second, Step: 200 * time.Millisecond, Reserve: 500 * time.Millisecond,
@@ -80,7 +81,7 @@ var hastyBudgets = Budgets{
 func pluginMain() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	p := &Plugin{Stdout: Unbroken(syscall.Stdout), Stderr: Unbroken(syscall.Stderr), Budgets: DefaultBudgets}
+	p := &Plugin{Stdout: Unbroken(syscall.Stdout), Stderr: Unbroken(syscall.Stderr), Budgets: undo.DefaultBudgets}
 	if os.Getenv(hastyEnv) != "" {
 		p.Budgets = hastyBudgets
 	}

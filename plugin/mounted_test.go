@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/undo"
 )
 
 // TestMountedElsewhere: the namespace of a pod with a macvlan, which has no end on the host, moves
@@ -63,7 +64,7 @@ func TestMountedElsewhere(t *testing.T) {
 			path, open := c.leave(p)
 			for range 2 {
 				n.wantStatus("STATUS", n.status("1.0.0", nil, n.faulty("p0", "")), 0, "")
-				n.sweep(DefaultBudgets)
+				n.sweep(undo.DefaultBudgets)
 			}
 			if e := p.entry(); e == nil || e.Pending() != 1 || len(n.reserved()) != 1 {
 				t.Fatalf("the journal has %+v, reserved %v", e, n.reserved())
@@ -95,13 +96,13 @@ func TestMountGone(t *testing.T) {
 	path := p.emptyFile("bound")
 	p.mount(p.NetNS, path, "", unix.MS_BIND, "")
 	p.unpin()
-	if n.sweep(DefaultBudgets); p.entry() == nil {
+	if n.sweep(undo.DefaultBudgets); p.entry() == nil {
 		t.Fatal("it is released")
 	}
 	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
 		t.Fatal(err)
 	}
-	n.sweep(DefaultBudgets)
+	n.sweep(undo.DefaultBudgets)
 	n.nothingLeft()
 }
 

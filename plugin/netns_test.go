@@ -19,6 +19,7 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/undo"
 )
 
 // TestNetNSOfDEL: a pod's network namespace may be anywhere when its DEL comes. Delegates are shown
@@ -51,12 +52,12 @@ func TestNetNSOfDEL(t *testing.T) {
 		{"gone, a file at its path", func(p *pod) (string, string) {
 			p.dropNetNS()
 			p.write(p.NetNS, "")
-			return nowhere, none
+			return "/proc/0/ns/net", none
 		}},
 		{"gone, another at its path", func(p *pod) (string, string) {
 			p.dropNetNS()
 			p.other(p.ContainerID)
-			return nowhere, none
+			return "/proc/0/ns/net", none
 		}},
 		{"there, another named by the runtime", func(p *pod) (string, string) {
 			own := p.NetNS
@@ -145,7 +146,7 @@ func TestDELNamesHostNetNS(t *testing.T) {
 		{"swept", func(p *pod, list *libcni.NetworkConfigList) {
 			p.mustAdd(list)
 			p.dropNetNS()
-			p.sweep(DefaultBudgets)
+			p.sweep(undo.DefaultBudgets)
 			if p.tombstone(p.key()) == nil {
 				p.Error("there is no tombstone")
 			}

@@ -28,6 +28,7 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/internal/host"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/undo"
 	"cni-unwind/testdata/sandbox"
 )
 
@@ -497,7 +498,7 @@ func (n *node) nothingOnDisk() {
 		n.Errorf("host-local still holds %v", reserved)
 	}
 	for _, e := range n.entries() {
-		n.Errorf("the journal still has %s: %s, %v (%s)", e.Key, e.State, pendingSteps(e), e.Reason)
+		n.Errorf("the journal still has %s: %s, %v (%s)", e.Key, e.State, undo.PendingSteps(e), e.Reason)
 	}
 	if locks := n.names(filepath.Join(n.stateDir, "locks")); len(locks) > 0 {
 		n.Errorf("%d lock files are left", len(locks))

@@ -16,6 +16,7 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/undo"
 )
 
 // The tests of this file prove that no late DEL harms another owner (cni#924). firewall knows an
@@ -226,7 +227,7 @@ func TestPendingDELIsSettledAtClaim(t *testing.T) {
 			f.wantAsked("another pod gets the address", "DEL a "+first, "ADD b "+first)
 			f.wantOpen("the address is b's", first)
 			if e := a.entry(); e != nil {
-				t.Errorf("a is still in the journal: %s, %v", e.State, pendingSteps(e))
+				t.Errorf("a is still in the journal: %s, %v", e.State, undo.PendingSteps(e))
 			}
 
 			a.mustDel(f.list)
@@ -476,8 +477,8 @@ func TestStaleOwnerIsNoRival(t *testing.T) {
 			}
 			a.dropNetNS()
 			b.dropNetNS()
-			n.sweep(DefaultBudgets)
-			n.sweep(DefaultBudgets)
+			n.sweep(undo.DefaultBudgets)
+			n.sweep(undo.DefaultBudgets)
 			n.nothingLeft()
 		})
 	}

@@ -59,6 +59,14 @@ func TestPaceCost(t *testing.T) {
 	}
 }
 
+// These are those of the code, for any DEL that fails.
+const (
+	often       = 20
+	probes      = 3
+	maxBackoff  = 30 * time.Second
+	longBackoff = 5 * time.Minute
+)
+
 // processorTime returns the processor time of the programs that have ended.
 func processorTime(t *testing.T) time.Duration {
 	t.Helper()

@@ -11,8 +11,10 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/alive"
 	"cni-unwind/plugin/internal/host"
-	"cni-unwind/plugin/internal/verdict"
+	"cni-unwind/plugin/sweep"
+	"cni-unwind/plugin/undo"
 )
 
 // In the tests of this file DELs pass while the journal cannot be written, so that it has the
@@ -30,7 +32,7 @@ func TestDELHasPassed(t *testing.T) {
 	n := newNode(t)
 	p := n.pod("a")
 	given := address(t, p.mustAdd(n.unwind(n.bridgePlugin(""))))
-	o := &op{Plugin: &Plugin{CacheDir: n.cacheDir()}}
+	o := &alive.Node{CacheDir: n.cacheDir()}
 	pool := filepath.Join(n.dataDir(), n.network)
 	file, cache := filepath.Join(pool, given), filepath.Join(n.cacheDir(), n.network+"-a-eth0")
 	steps := []struct {
@@ -65,13 +67,13 @@ func TestDELHasPassed(t *testing.T) {
 	}
 	for _, s := range steps {
 		s.do()
-		if passed := o.delHasPassed(p.entry()); passed != s.passed {
+		if passed := o.Passed(p.entry()); passed != s.passed {
 			t.Errorf("%s: %t", s.name, passed)
 		}
 	}
 	n.rename(n.cacheDir()+".away", n.cacheDir())
 	p.edit(func(g *journal.Generation) { g.Claims[0].Pool = "" })
-	if o.delHasPassed(p.entry()) {
+	if o.Passed(p.entry()) {
 		t.Error("of an address of another IPAM's nothing is known")
 	}
 }
@@ -125,9 +127,9 @@ func TestPassedDELsAreNoMassDeath(t *testing.T) {
 						t.Errorf("STATUS: %s", out.stdout)
 					}
 				} else {
-					p := &Plugin{Stderr: t.Output(), Budgets: DefaultBudgets, CacheDir: n.cacheDir()}
-					_, err := p.Sweep(t.Context(), n.stateDir, Sweep{})
-					if is := errors.As(err, new(*MassReleaseError)); is == deleted {
+					p := &Plugin{Stderr: t.Output(), Budgets: undo.DefaultBudgets, CacheDir: n.cacheDir()}
+					_, err := p.Sweep(t.Context(), n.stateDir, sweep.Job{})
+					if is := errors.As(err, new(*sweep.MassReleaseError)); is == deleted {
 						t.Errorf("sweep: %v", err)
 					}
 				}
@@ -137,29 +139,6 @@ func TestPassedDELsAreNoMassDeath(t *testing.T) {
 					t.Errorf("%d of %d are kept", left, len(pods))
 				}
 			})
-		}
-	}
-}
-
-// TestPassedDELsBesideAMassDeath: attachments whose DELs have passed go, and do not make the mass
-// death of the others credible.
-func TestPassedDELsBesideAMassDeath(t *testing.T) {
-	t.Parallel()
-	finding := func(fate verdict.Fate, passed bool) Finding {
-		return Finding{State: journal.Live, Fate: fate, thisBoot: true, passed: passed}
-	}
-	var findings []Finding
-	for range 11 {
-		findings = append(findings, finding(verdict.Dead, false), finding(verdict.Dead, true), finding(verdict.Live, false))
-	}
-	var brake *MassReleaseError
-	err := (&sweeping{}).guardMassRelease(findings)
-	if !errors.As(err, &brake) || *brake != (MassReleaseError{Dead: 11, Live: 22}) {
-		t.Errorf("the brake says %v", err)
-	}
-	for i, f := range findings {
-		if kept := f.Err != nil; kept != (i%3 == 0) {
-			t.Errorf("%+v: kept %t", f, kept)
 		}
 	}
 }
@@ -213,7 +192,7 @@ func TestRestartWithReadOnlyJournal(t *testing.T) {
 			}
 			p.dropNetNS()
 			next.dropNetNS()
-			n.sweep(DefaultBudgets)
+			n.sweep(undo.DefaultBudgets)
 			n.nothingLeft()
 		})
 	}

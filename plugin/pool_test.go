@@ -12,17 +12,19 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
-	"cni-unwind/plugin/internal/tristate"
-	"cni-unwind/plugin/internal/verdict"
+	"cni-unwind/plugin/alive"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/sweep"
+	"cni-unwind/plugin/tristate"
+	"cni-unwind/plugin/undo"
 )
 
 // TestDecideOrphan: a reservation whose owner the journal does not know is dead only by all of the
 // evidence.
 func TestDecideOrphan(t *testing.T) {
 	t.Parallel()
-	dead := verdict.Orphan{SameNamespaces: tristate.Yes, Listed: tristate.No, PastGracePeriod: tristate.Yes, Cached: tristate.No, InUse: tristate.No}
-	if v := verdict.DecideOrphan(dead); v.Fate != verdict.Dead {
+	dead := alive.Orphan{SameNamespaces: tristate.Yes, Listed: tristate.No, PastGracePeriod: tristate.Yes, Cached: tristate.No, InUse: tristate.No}
+	if v := alive.DecideOrphan(dead); v.Fate != alive.Dead {
 		t.Errorf("%+v", v)
 	}
 	n := 0
@@ -33,8 +35,8 @@ func TestDecideOrphan(t *testing.T) {
 				for _, cached := range answers {
 					for _, inUse := range answers {
 						n++
-						o := verdict.Orphan{SameNamespaces: observer, Listed: listed, PastGracePeriod: aged, Cached: cached, InUse: inUse}
-						if v := verdict.DecideOrphan(o); (v.Fate == verdict.Dead) != (o == dead) || v.Reason.Text == "" {
+						o := alive.Orphan{SameNamespaces: observer, Listed: listed, PastGracePeriod: aged, Cached: cached, InUse: inUse}
+						if v := alive.DecideOrphan(o); (v.Fate == alive.Dead) != (o == dead) || v.Reason.Text == "" {
 							t.Errorf("%+v: %+v", o, v)
 						}
 					}
@@ -171,17 +173,13 @@ func TestOrphanInItsGracePeriod(t *testing.T) {
 			dir := filepath.Join(n.dir, "net.d")
 			n.mkdir(dir)
 			n.write(filepath.Join(dir, "10.conflist"), string(n.unwind(chain).Bytes))
-			pools, err := ReadPools(dir, n.stateDir)
+			pools, err := sweep.ReadPools(dir, n.stateDir)
 			if err != nil {
 				t.Fatal(err)
 			}
 			eventually(t, "as many addresses as are to be kept", func() bool {
-				plugin := &Plugin{Stderr: n.Output(), Budgets: DefaultBudgets, CacheDir: n.cacheDir()}
-				s, closeLog := plugin.sweeping(n.stateDir,
-					Sweep{List: NewList(n.network, nil), Pools: pools})
-				defer closeLog()
-				s.invoked = true
-				_, err := s.run(t.Context())
+				plugin := &Plugin{Stderr: n.Output(), Budgets: undo.DefaultBudgets, CacheDir: n.cacheDir()}
+				_, err := plugin.sweepAsRuntime(t.Context(), n.stateDir, sweep.Job{List: alive.NewList(n.network, nil), Pools: pools})
 				return err == nil && len(n.reserved()) == want
 			})
 		})

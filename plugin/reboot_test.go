@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/undo"
 )
 
 // earlier is the ID of the boot before this one.
@@ -22,7 +23,7 @@ func before(pods ...*pod) {
 var sweeps = map[string]func(n *node, chain []string){
 	"STATUS": func(n *node, chain []string) { n.ask("STATUS", "1.0.0", nil, chain...) },
 	"GC":     func(n *node, chain []string) { n.ask("GC", "1.0.0", nil, chain...) },
-	"sweep":  func(n *node, _ []string) { n.sweep(DefaultBudgets) },
+	"sweep":  func(n *node, _ []string) { n.sweep(undo.DefaultBudgets) },
 }
 
 // until sweeps until the journal is empty: a STATUS may have too little time for all.

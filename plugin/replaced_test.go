@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/undo"
 )
 
 // TestPowerLossOfALaterADD: the entry has a pending DEL of a later delegate alone, the
@@ -126,7 +127,7 @@ func TestSweepsThatCannotFinish(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 3 {
-		n.sweep(DefaultBudgets)
+		n.sweep(undo.DefaultBudgets)
 	}
 	if calls := n.calls(); len(calls) > 0 {
 		t.Errorf("calls: %v", calls)

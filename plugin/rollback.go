@@ -5,9 +5,12 @@ import (
 	"strings"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/alive"
 	"cni-unwind/plugin/internal/delegate"
-	"cni-unwind/plugin/internal/verdict"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/record"
+	"cni-unwind/plugin/sweep"
+	"cni-unwind/plugin/undo"
 )
 
 // rollBack undoes the ADD and returns the error for the runtime.
@@ -18,29 +21,29 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	defer cancel()
 	a.entry.State = journal.Unwinding
 	a.gen.Steps = a.gen.Steps[:a.started]
-	a.entry.Cause = verdict.FailedADD.Code
-	a.entry.Reason = netconf.Shorten(verdict.FailedADD.Text+": "+f.Words(), 500)
-	tomb := a.tombstone(a.entry)
-	if a.claimHeld(a.entry) && !a.unwritable {
-		if err := a.save(ctx, a.entry); err != nil {
+	a.entry.Cause = alive.FailedADD.Code
+	a.entry.Reason = netconf.Shorten(alive.FailedADD.Text+": "+f.Words(), 500)
+	tomb := a.w.Tombstone(a.entry)
+	if a.w.ClaimHeld(a.entry) && !a.rec.Unwritable {
+		if err := a.rec.Save(ctx, a.entry); err != nil {
 			a.log.Error("the journal cannot be written after a failed ADD", "attachment", a.key.String(), "err", err)
 		}
 	}
-	event, result := eventOf(journal.RolledBack, a.entry), "complete"
-	a.undoUnmarked(ctx, a.lock, a.entry, a.args.Netns)
+	event, result := record.EventOf(journal.RolledBack, a.entry), "complete"
+	a.w.RunUnmarked(ctx, a.lock, a.entry, a.args.Netns)
 	if a.entry.Pending() > 0 {
 		result = "pending"
 	}
 	event.Reason, event.Plugins = a.entry.Reason, []string{f.Plugin}
-	a.recordEvent(event, CountRollbacks, f.Plugin, result)
+	a.rec.Event(event, record.CountRollbacks, f.Plugin, result)
 	switch {
-	case !a.unwritable:
-		if err := a.finish(ctx, a.lock, a.entry, tomb); err != nil {
+	case !a.rec.Unwritable:
+		if err := a.w.Finish(ctx, a.lock, a.entry, tomb); err != nil {
 			a.log.Error("the journal cannot be written after a failed ADD", "attachment", a.key.String(), "err", err)
 		}
 	case a.entry.Pending() > 0:
 		a.log.Error("pending DELs are lost: no journal holds them", "attachment", a.key.String(),
-			"plugins", strings.Join(pendingSteps(a.entry), ", "))
+			"plugins", strings.Join(undo.PendingSteps(a.entry), ", "))
 	}
 	err := addError(f, a.entry)
 	a.makeRoom(ctx)
@@ -55,8 +58,8 @@ func (a *adding) makeRoom(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.Budgets.Release)
 	defer cancel()
-	s := &sweeping{op: a.op, Sweep: Sweep{Network: a.key.Network, Pools: poolsOf(a.chain, a.conf)}}
-	if _, err := s.run(ctx); err != nil {
+	job := sweep.Job{Network: a.key.Network, Pools: sweep.PoolsOf(a.chain, a.conf), Periodic: true, Quick: true}
+	if _, err := sweep.New(a.w, job).Run(ctx); err != nil {
 		a.log.Warn("looking for dead attachments after a failed ADD", "network", a.key.Network, "err", err)
 	}
 }

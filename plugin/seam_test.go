@@ -20,6 +20,7 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/internal/delegate"
+	"cni-unwind/plugin/undo"
 )
 
 // fakes are delegates that start no process. Each takes something at ADD and releases it at DEL,
@@ -82,7 +83,7 @@ func newSeam(t *rapid.T, dir string) *seam {
 	}
 	s.conf = fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net", "type": "unwind", "stateDir": %q, "gracePeriod": "0s", "chain": `+
 		`{"cniVersion": "1.0.0", "name": "net", "plugins": [%s]}}`, filepath.Join(dir, "state"), strings.Join(chain, ", "))
-	s.plugin = &Plugin{Stdout: io.Discard, Stderr: io.Discard, Budgets: DefaultBudgets, CacheDir: filepath.Join(dir, "cache"), delegates: s.fakes}
+	s.plugin = &Plugin{Stdout: io.Discard, Stderr: io.Discard, Budgets: undo.DefaultBudgets, CacheDir: filepath.Join(dir, "cache"), delegates: s.fakes}
 	return s
 }
 

@@ -2,65 +2,43 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"net/netip"
 	"os"
-	"runtime/debug"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	cnins "github.com/containernetworking/cni/pkg/ns"
-
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/internal/delegate"
+	"cni-unwind/plugin/alive"
 	"cni-unwind/plugin/internal/host"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/record"
+	"cni-unwind/plugin/undo"
 )
 
 // op is one run of a verb, on one attachment or on all.
 type op struct {
 	*Plugin
-	*recorder
-	runner delegate.Runner
-	args   *skel.CmdArgs
-	conf   *netconf.Conf
-	bad    error // the error of the configuration, or nil
-	// readChain returns the verb's chain. It reads a chainFile at its first call, and once: the file may
-	// hang, and a verb that can do without it never calls readChain.
-	readChain    func() (*netconf.Chain, error)
-	key          journal.Key // of the verb's attachment; zero for GC and STATUS
-	host         journal.Host
-	invoked      bool       // by a runtime, see sameNamespaces
-	list         *List      // the runtime's list of attachments, or nil
-	view         *host.View // of the node, as the verb has seen it
-	pools        *poolView
-	justAssigned []netip.Addr // addresses of this ADD that no delegate of it knows yet, see claim
+	args *skel.CmdArgs
+	conf *netconf.Conf
+	bad  error       // the error of the configuration, or nil
+	key  journal.Key // of the verb's attachment; zero for GC and STATUS
+	log  *slog.Logger
+	rec  *record.Recorder
+	node *alive.Node
+	w    *undo.Worker
 }
 
-// safely turns a panic into an error.
-func (o *op) safely(do func() error) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			o.log.Error("panic", "err", r, "stack", string(debug.Stack()))
-			err = cniError(types.ErrInternal, fmt.Sprintf("unwind: internal error: %v", r), "")
-		}
-	}()
-	return do()
-}
-
+// newOp returns an op, and what closes its log.
 func (p *Plugin) newOp(args *skel.CmdArgs, conf *netconf.Conf) (*op, func()) {
-	o := &op{
-		Plugin: p, runner: p.newRunner(), args: args, conf: conf, readChain: sync.OnceValues(conf.LoadChain),
-		host: host.This(), view: &host.View{}, pools: &poolView{},
-		key: journal.Key{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName},
-	}
 	out, closeLog := p.logWriter(conf)
 	var handler slog.Handler = slog.NewTextHandler(out, &slog.HandlerOptions{Level: conf.LogLevel})
 	if conf.LogFormat == "json" {
@@ -71,27 +49,35 @@ func (p *Plugin) newOp(args *skel.CmdArgs, conf *netconf.Conf) (*op, func()) {
 	if trace != "" {
 		log = log.With("traceparent", trace)
 	}
-	o.recorder = &recorder{store: &journal.Store{Dir: conf.StateDir, Logger: log, Point: p.Point}, log: log, trace: trace}
+	key := journal.Key{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName}
+	rec := &record.Recorder{
+		Store: &journal.Store{Dir: conf.StateDir, Logger: log, Point: p.Point}, Log: log, Trace: trace,
+	}
+	node := &alive.Node{
+		Journal: rec, Log: log, Host: host.This(), Network: conf.Name, GracePeriod: conf.GracePeriod, CacheDir: p.CacheDir,
+		View: &host.View{}, Pools: &alive.Pools{},
+	}
+	worker := &undo.Worker{
+		Node: node, Journal: rec, Log: log, Budgets: p.Budgets, Runner: p.newRunner(), NewRunner: p.newRunner,
+		Probes: p.Probes, CiliumQueue: p.CiliumQueue, Stderr: p.Stderr, At: p.Point,
+		Verb: undo.Verb{
+			Key: key, Netns: args.Netns, Path: args.Path, Conf: conf, Chain: sync.OnceValues(conf.LoadChain),
+		},
+	}
 	for _, w := range conf.Warnings() {
-		o.log.Warn(w, "network", conf.Name)
+		log.Warn(w, "network", conf.Name)
 	}
-	return o, closeLog
+	return &op{Plugin: p, args: args, conf: conf, key: key, log: log, rec: rec, node: node, w: worker}, closeLog
 }
 
-// startEarly starts the process of the delegate that comes next, if its plugin is known to read its
-// configuration before it does anything.
-func (o *op) startEarly(next *delegate.Call) {
-	if next = o.early(next); next != nil {
-		o.runner.Start(next)
+// safely turns a panic into an error.
+func (o *op) safely(do func() error) error {
+	err := o.w.Safely(do)
+	var panicked *undo.PanicError
+	if errors.As(err, &panicked) {
+		return cniError(types.ErrInternal, "unwind: "+panicked.Error(), "")
 	}
-}
-
-// early returns the call, or nil if its process must not be started before its turn.
-func (o *op) early(next *delegate.Call) *delegate.Call {
-	if next == nil || !o.conf.StartsEarly(next.Plugin) {
-		return nil
-	}
-	return next
+	return err
 }
 
 // traceparent returns the trace that the runtime's call belongs to (W3C Trace Context; libcni passes
@@ -103,16 +89,6 @@ func traceparent() string {
 		return ""
 	}
 	return text
-}
-
-// worker returns an op with the same view of node and journal as o, and with its own pending
-// events and delegates: several workers run at once.
-func (o *op) worker() *op {
-	return &op{
-		Plugin: o.Plugin, recorder: &recorder{store: o.store, log: o.log, trace: o.trace}, runner: o.newRunner(), args: o.args,
-		conf: o.conf, bad: o.bad, readChain: o.readChain, key: o.key, host: o.host, invoked: o.invoked, list: o.list, view: o.view, pools: o.pools,
-		justAssigned: o.justAssigned,
-	}
 }
 
 // logWriter opens logFile. A log that cannot be written stops no pod: it goes to stderr.
@@ -151,4 +127,16 @@ func (o *op) namesHostNetNS() (bool, *types.Error) {
 		return false, nil
 	}
 	return cnins.CheckNetNS(o.args.Netns)
+}
+
+// lockOurs takes the lock of the verb's own attachment.
+func (o *op) lockOurs(ctx context.Context) (lock *journal.Lock, killed []string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, o.Budgets.Undo)
+	defer cancel()
+	lock, killed, err = o.w.Lock(ctx, o.key)
+	if errors.Is(err, journal.ErrBusy) {
+		err = cniError(types.ErrTryAgainLater, fmt.Sprintf("unwind: %s is being worked on by another unwind, "+
+			"which did not end in %s", o.key, o.Budgets.Undo), "")
+	}
+	return lock, killed, err
 }

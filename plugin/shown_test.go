@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
+
+	"cni-unwind/plugin/undo"
 )
 
 // provider is a node with the stand-in for a provider's plugin: see testdata/standin.
@@ -114,7 +116,7 @@ func TestShownToProviders(t *testing.T) {
 			return p.del(chain)
 		}},
 	} {
-		for _, plugin := range []string{"terway", "kube-ovn", "sriov", ovnkType} {
+		for _, plugin := range []string{"terway", "kube-ovn", "sriov", "ovn-k8s-cni-overlay"} {
 			t.Run(plugin+", "+h.name, func(t *testing.T) {
 				t.Parallel()
 				plain := newProvider(t, plugin)
@@ -157,7 +159,7 @@ func TestShownNowhere(t *testing.T) {
 	_, _ = process.Wait()
 	n.forgetCalls()
 	p.mustDel(list)
-	if got := n.callLog()[0].NetNS; got != nowhere {
+	if got := n.callLog()[0].NetNS; got != "/proc/0/ns/net" {
 		t.Errorf("shown %q", got)
 	}
 	n.nothingLeft()
@@ -180,9 +182,9 @@ func TestLeftToRuntime(t *testing.T) {
 				p := v.pod("a")
 				p.mustAdd(list)
 				p.dropNetNS()
-				v.sweep(DefaultBudgets)
+				v.sweep(undo.DefaultBudgets)
 				e, held := p.entry(), v.heldBy()
-				if e == nil || !slices.Equal(pendingSteps(e), []string{plugin}) || len(held) != 1 {
+				if e == nil || !slices.Equal(undo.PendingSteps(e), []string{plugin}) || len(held) != 1 {
 					t.Fatalf("after the sweep: %+v, held %q", e, held)
 				}
 				if asks {
@@ -192,7 +194,7 @@ func TestLeftToRuntime(t *testing.T) {
 					}
 				} else {
 					eventually(t, "the entry is gone", func() bool {
-						v.sweep(DefaultBudgets)
+						v.sweep(undo.DefaultBudgets)
 						return p.entry() == nil
 					})
 				}
@@ -211,7 +213,7 @@ func TestLeftToOVN(t *testing.T) {
 	} {
 		t.Run(extra, func(t *testing.T) {
 			t.Parallel()
-			v := newProvider(t, ovnkType)
+			v := newProvider(t, "ovn-k8s-cni-overlay")
 			v.extra = extra
 			list := v.unwind(v.chain(true)...)
 			p := v.pod("a")

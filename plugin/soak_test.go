@@ -17,10 +17,11 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
-
 	bolt "go.etcd.io/bbolt"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/sweep"
+	"cni-unwind/plugin/undo"
 )
 
 const (
@@ -218,7 +219,7 @@ func (s *soak) round(seed uint64, until int64) {
 func (s *soak) sweepAll() int {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	findings, err := (&Plugin{Stdout: io.Discard, Stderr: io.Discard, Budgets: DefaultBudgets}).Sweep(ctx, s.stateDir, Sweep{})
+	findings, err := (&Plugin{Stdout: io.Discard, Stderr: io.Discard, Budgets: undo.DefaultBudgets}).Sweep(ctx, s.stateDir, sweep.Job{})
 	if err != nil {
 		s.Errorf("sweep: %v", err)
 	}

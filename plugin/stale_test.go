@@ -9,6 +9,7 @@ import (
 	"github.com/containernetworking/plugins/pkg/ns"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/undo"
 )
 
 // TestStaleOwner (Azure CNS #4210): a pod gets the address of a dead one, in a network that has
@@ -83,7 +84,7 @@ func TestStaleOwnerCutOff(t *testing.T) {
 			b.dropNetNS()
 			next := b.nextSandbox("next")
 			next.mustAdd(list)
-			n.sweep(DefaultBudgets)
+			n.sweep(undo.DefaultBudgets)
 			if taken := n.taken(); !slices.Equal(taken, []string{"next.eth0.p0", "next.eth0.p1"}) && b.entry() == nil {
 				t.Errorf("taken: %q", taken)
 			}

@@ -15,6 +15,7 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/internal/delegate"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/sweep"
 )
 
 // The codes of a STATUS (SPEC 1.1 §2 STATUS).
@@ -128,7 +129,7 @@ func (o *op) missing(ctx context.Context, chain *netconf.Chain) (missing []strin
 // probe begins a transaction and writes nothing. A journal that others use just now is no error.
 func (o *op) probe(ctx context.Context) error {
 	errDone := errors.New("done")
-	err := o.store.Update(ctx, func(*journal.Tx) error { return errDone })
+	err := o.rec.Store.Update(ctx, func(*journal.Tx) error { return errDone })
 	if errors.Is(err, errDone) || errors.Is(err, journal.ErrBusy) {
 		return nil
 	}
@@ -141,9 +142,8 @@ func (o *op) sweepForStatus(ctx context.Context, chain *netconf.Chain) {
 	if !o.conf.SweepOnStatus {
 		return
 	}
-	worker := o.worker()
 	err := o.safely(func() error {
-		_, err := (&sweeping{op: worker, Sweep: Sweep{Pools: poolsOf(chain, o.conf)}}).run(ctx)
+		_, err := sweep.New(o.w, sweep.Job{Pools: sweep.PoolsOf(chain, o.conf), Periodic: true, Quick: true}).Run(ctx)
 		return err
 	})
 	if err != nil {
@@ -157,8 +157,8 @@ func (o *op) poolStatus(chain *netconf.Chain) error {
 	if o.conf.StatusOnPoolFull != "fail" {
 		return nil
 	}
-	for _, pool := range poolsOf(chain, o.conf) {
-		if pool.full(o.log) {
+	for _, pool := range sweep.PoolsOf(chain, o.conf) {
+		if pool.Full(o.log) {
 			return notAvailable(fmt.Sprintf("unwind: no address is left in %s; unwindctl ipam shows who has them", pool.Dir), "")
 		}
 	}

@@ -22,6 +22,8 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/sweep"
+	"cni-unwind/plugin/undo"
 )
 
 const (
@@ -272,7 +274,7 @@ func (s *stress) quiet() {
 			s.Errorf("%s is still given to %s", a, owner)
 		}
 	}
-	findings, err := (&Plugin{Stdout: io.Discard, Stderr: io.Discard, Budgets: DefaultBudgets}).Sweep(s.Context(), s.stateDir, Sweep{DryRun: true})
+	findings, err := (&Plugin{Stdout: io.Discard, Stderr: io.Discard, Budgets: undo.DefaultBudgets}).Sweep(s.Context(), s.stateDir, sweep.Job{DryRun: true})
 	if err != nil {
 		s.Error(err)
 	}

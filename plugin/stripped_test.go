@@ -9,6 +9,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/undo"
 )
 
 // stripped returns the pod's DEL as multus up to 4.3 gives it to the plugin of a clusterNetwork:
@@ -138,7 +139,7 @@ func TestDELThatRunsNothing(t *testing.T) {
 		{"a tombstone", func(p *pod, list *libcni.NetworkConfigList, del *input) {
 			r := p.mustAdd(list)
 			p.dropNetNS()
-			p.sweep(DefaultBudgets)
+			p.sweep(undo.DefaultBudgets)
 			raw, err := json.Marshal(r)
 			if err != nil {
 				p.Fatal(err)

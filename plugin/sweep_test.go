@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,25 +15,26 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containernetworking/cni/pkg/skel"
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/alive"
 	"cni-unwind/plugin/internal/delegate"
 	"cni-unwind/plugin/internal/host"
-	"cni-unwind/plugin/internal/verdict"
+	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/sweep"
+	"cni-unwind/plugin/undo"
 )
 
 // sweep runs a person's sweep in this process. It acts in the place of the runtime, since process 1
-// of the machine is in other namespaces than the tests: see sees.
-func (n *node) sweep(budgets Budgets) []Finding {
+// of the machine is in other namespaces than the tests: see alive.Node.SameNamespaces.
+func (n *node) sweep(budgets undo.Budgets) []sweep.Finding {
 	n.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	p := &Plugin{Stderr: n.Output(), Budgets: budgets, CacheDir: n.cacheDir()}
-	s, closeLog := p.sweeping(n.stateDir, Sweep{})
-	defer closeLog()
-	s.invoked = true
-	findings, err := s.run(ctx)
+	findings, err := p.sweepAsRuntime(ctx, n.stateDir, sweep.Job{})
 	if err != nil {
 		n.Errorf("sweep: %v", err)
 	}
@@ -91,7 +93,7 @@ func TestSweepAfterReboot(t *testing.T) {
 	next.mustAdd(list)
 	n.wantCalls("ADD of the day after", "DEL p1", "DEL p0", "ADD p0", "ADD p1")
 
-	for _, f := range n.sweep(DefaultBudgets) {
+	for _, f := range n.sweep(undo.DefaultBudgets) {
 		if f.Released == (f.Key == next.key()) || f.Err != nil {
 			t.Errorf("%s: %+v", f.Key, f)
 		}
@@ -206,7 +208,7 @@ func TestRoomAfterFailedADD(t *testing.T) {
 		t.Errorf("%d entries, %v", len(all), other.reserved())
 	}
 	p.mustDel(list)
-	other.sweep(DefaultBudgets)
+	other.sweep(undo.DefaultBudgets)
 	n.nothingLeft()
 	other.nothingLeft()
 }
@@ -223,7 +225,7 @@ func TestSweepOfOneAddress(t *testing.T) {
 	n.plan(map[string]map[string]string{"*": {"DEL": "late"}})
 	sweeps := 0
 	for len(n.entries()) > 0 && sweeps < 10 {
-		n.sweep(DefaultBudgets)
+		n.sweep(undo.DefaultBudgets)
 		sweeps++
 	}
 	if sweeps > 2 { // in the first one, those that are not undone yet may keep others
@@ -242,13 +244,13 @@ func TestReasonStays(t *testing.T) {
 	p.dropNetNS()
 	n.plan(map[string]map[string]string{"p0": {"DEL": "fail"}})
 	for range 3 {
-		found := n.sweep(DefaultBudgets)
-		if e := p.entry(); found[0].Reason != verdict.NetNSGone || e.Reason != found[0].Reason.Text || e.Cause != found[0].Reason.Code {
+		found := n.sweep(undo.DefaultBudgets)
+		if e := p.entry(); found[0].Reason != alive.NetNSGone || e.Reason != found[0].Reason.Text || e.Cause != found[0].Reason.Code {
 			t.Errorf("found: %q, on record: %q", found[0].Reason, e.Reason)
 		}
 	}
 	n.plan(nil)
-	n.sweep(DefaultBudgets)
+	n.sweep(undo.DefaultBudgets)
 	if tomb := n.tombstone(p.key()); tomb == nil || tomb.Reason != "its network namespace is gone" {
 		t.Errorf("there is a tombstone: %t", tomb != nil)
 	}
@@ -290,7 +292,7 @@ func TestSweepOfOrphans(t *testing.T) {
 				holders = p.holders()
 				return len(holders) == 1
 			})
-			budgets := DefaultBudgets
+			budgets := undo.DefaultBudgets
 			for _, budgets.Orphans = range []time.Duration{time.Hour, time.Millisecond} {
 				time.Sleep(2 * time.Millisecond)
 				n.sweep(budgets)
@@ -312,7 +314,7 @@ func TestSweepOfOrphans(t *testing.T) {
 				p.dropNetNS() // it is dead by now, so what holds its lock is killed
 			}
 			eventually(t, "settled", func() bool {
-				n.sweep(DefaultBudgets)
+				n.sweep(undo.DefaultBudgets)
 				return p.entry() == nil
 			})
 			n.nothingLeft()
@@ -330,11 +332,11 @@ func TestSecondDELInGracePeriod(t *testing.T) {
 	p.mustAdd(n.unwind(n.faulty("p0", "")))
 	p.dropNetNS()
 	n.plan(map[string]map[string]string{"p0": {"DEL": "crash"}})
-	n.sweep(DefaultBudgets)
+	n.sweep(undo.DefaultBudgets)
 	p.wantSecondDEL(time.Second)
 	n.plan(nil)
 	eventually(t, "the second DEL", func() bool {
-		n.sweep(DefaultBudgets)
+		n.sweep(undo.DefaultBudgets)
 		return p.entry() == nil
 	})
 	n.nothingLeft()
@@ -390,4 +392,14 @@ func (p *pod) holders() []int {
 		p.Fatal(err)
 	}
 	return pids
+}
+
+// sweepAsRuntime is Sweep, by a process that the runtime started.
+func (p *Plugin) sweepAsRuntime(ctx context.Context, stateDir string, job sweep.Job) ([]sweep.Finding, error) {
+	conf := netconf.DefaultConf()
+	conf.StateDir, conf.LogLevel = stateDir, slog.LevelWarn
+	o, closeLog := p.newOp(&skel.CmdArgs{}, conf)
+	defer closeLog()
+	o.node.Invoked = true
+	return sweep.New(o.w, job).Run(ctx)
 }

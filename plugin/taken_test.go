@@ -4,9 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -14,7 +11,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/internal/tristate"
+	"cni-unwind/plugin/tristate"
 )
 
 // mistakes are chains of reference plugins whose last one has a mistake in its configuration, or is
@@ -329,67 +326,10 @@ func (n *node) tuned() string {
 // wantTaken checks for each step of an entry whether it has taken something.
 func (p *pod) wantTaken(when string, e *journal.Entry, want tristate.Value) {
 	p.Helper()
-	u := &undoing{op: p.sweeping().op, entry: e, gen: e.Newest(), netns: delNetNS{path: p.NetNS}}
-	for _, step := range u.gen.Steps {
-		if got := u.taken(p.Context(), &step); got != want {
-			p.Errorf("%s, %s: %v, want %v", when, step.Type, got, want)
+	for i, got := range p.emptyList().w.Left(p.Context(), e, p.NetNS) {
+		if got != want {
+			p.Errorf("%s, %s: %v, want %v", when, e.Newest().Steps[i].Type, got, want)
 		}
-		for _, look := range tracesOf(step.Type) {
-			if got := look(u, p.Context(), &step); got == tristate.Unknown {
-				p.Errorf("%s, %s: unknown", when, step.Type)
-			}
-		}
-	}
-}
-
-// TestTakenUnknown: if unwind cannot look, it is unknown whether something is taken, and the DEL
-// stays pending.
-func TestTakenUnknown(t *testing.T) {
-	hostLocal, path := `"ipam": {"type": "host-local", "dataDir": "/nonexistent"}`, os.Getenv("PATH")
-	for _, c := range []struct {
-		name   string
-		plugin string
-		config string
-		place  delNetNS
-		path   string // PATH
-		want   tristate.Value
-	}{
-		{"all can be looked at", "bridge", "{" + hostLocal + "}", delNetNS{gone: true}, path, tristate.No},
-		{"another plugin", "calico", "{" + hostLocal + "}", delNetNS{gone: true}, path, tristate.Unknown},
-		{"another IPAM plugin", "bridge", `{"ipam": {"type": "whereabouts"}}`, delNetNS{gone: true}, path, tristate.Unknown},
-		{"a daemon's leases", "bridge", `{"ipam": {"type": "dhcp"}}`, delNetNS{gone: true}, path, tristate.Unknown},
-		{"a store that is not named", "bridge", `{"ipam": {"type": "host-local", "dataDir": 5}}`, delNetNS{gone: true},
-			path, tristate.Unknown},
-		{"the namespace is not found", "bridge", "{" + hostLocal + "}", delNetNS{}, path, tristate.Unknown},
-		{"the namespace cannot be entered", "macvlan", "{" + hostLocal + "}", delNetNS{path: "/nonexistent"}, path, tristate.Unknown},
-		{"no program for rules", "bridge", "{" + hostLocal + "}", delNetNS{gone: true}, "/nonexistent", tristate.Unknown},
-		{"a program that fails", "bridge", "{" + hostLocal + "}", delNetNS{gone: true}, "failing", tristate.Unknown},
-		{"a program that lists none", "bridge", "{" + hostLocal + "}", delNetNS{gone: true}, "empty", tristate.No},
-		{"an address that is not known", "firewall", "{}", delNetNS{gone: true}, path, tristate.Unknown},
-		{"sbr without a namespace", "sbr", "{}", delNetNS{gone: true}, path, tristate.No},
-		{"sbr with one that is not found", "sbr", "{}", delNetNS{}, path, tristate.Unknown},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			n := newNode(t)
-			if exit := map[string]string{"failing": "exit 1", "empty": "exit 0"}[c.path]; exit != "" {
-				c.path = filepath.Join(n.dir, "programs")
-				n.mkdir(c.path)
-				n.write(filepath.Join(c.path, "iptables-save"), "#!/bin/sh\n"+exit)
-				if err := os.Chmod(filepath.Join(c.path, "iptables-save"), 0o700); err != nil {
-					t.Fatal(err)
-				}
-			}
-			t.Setenv("PATH", c.path)
-			e := &journal.Entry{Key: journal.Key{Network: n.network, ContainerID: "nobody", IfName: "eth0"}}
-			u := &undoing{op: n.sweeping().op, entry: e, gen: &journal.Generation{}, netns: c.place}
-			step := &journal.Step{Type: c.plugin, Config: []byte(c.config)}
-			if got := u.taken(t.Context(), step); got != c.want {
-				t.Errorf("%v, want %v", got, c.want)
-			}
-			if _, err := os.Lstat("/nonexistent"); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("looking made something: %v", err)
-			}
-		})
 	}
 }
 

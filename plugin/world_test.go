@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/undo"
 )
 
 // world is a node with three containers, two addresses and a chain of three delegates: p0 takes an
@@ -226,7 +227,7 @@ func (w *world) end(forgotten bool) {
 		w.Errorf("left: %v", left)
 	}
 	for _, e := range w.entries() {
-		w.Errorf("the journal still has %s: %s, %v (%s)", e.Key, e.State, pendingSteps(e), e.Reason)
+		w.Errorf("the journal still has %s: %s, %v (%s)", e.Key, e.State, undo.PendingSteps(e), e.Reason)
 	}
 	for _, r := range w.people {
 		r.mustDel(w.list)

@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"cni-unwind/plugin"
+	"cni-unwind/plugin/undo"
 )
 
 // version is set by the linker.
@@ -23,7 +24,7 @@ func main() {
 	runtime.GOMAXPROCS(1)
 	ctx, stop := context.WithCancel(context.Background())
 	p := &plugin.Plugin{
-		Stdout: plugin.Unbroken(syscall.Stdout), Stderr: plugin.Unbroken(syscall.Stderr), Budgets: plugin.DefaultBudgets,
+		Stdout: plugin.Unbroken(syscall.Stdout), Stderr: plugin.Unbroken(syscall.Stderr), Budgets: undo.DefaultBudgets,
 		Slow: sync.OnceFunc(func() {
 			asked := make(chan os.Signal, 1)
 			signal.Notify(asked, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)

@@ -15,7 +15,7 @@ import (
 	"github.com/prometheus/common/model"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin"
+	"cni-unwind/plugin/record"
 )
 
 // wantMetrics has every metric with its type and labels. What monitoring is built on is not
@@ -44,8 +44,8 @@ func counted(t *testing.T) (n *machine, confDir string) {
 			return err
 		}
 		stuck.Newest().Steps[0].Unproven = "its address is not free"
-		return errors.Join(tx.Put(stuck), tx.Count(plugin.CountRollbacks, "p", "complete"), tx.Count(plugin.CountSwept, "cut-off"),
-			tx.Count(plugin.CountDuplicates), tx.Count(plugin.CountDegraded, "ADD", "busy"), tx.SetCounter(1, plugin.LastSweep))
+		return errors.Join(tx.Put(stuck), tx.Count(record.CountRollbacks, "p", "complete"), tx.Count(record.CountSwept, "cut-off"),
+			tx.Count(record.CountDuplicates), tx.Count(record.CountDegraded, "ADD", "busy"), tx.SetCounter(1, record.LastSweep))
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -147,8 +147,8 @@ func TestMetricsOfAnotherRelease(t *testing.T) {
 	t.Parallel()
 	n, confDir := counted(t)
 	err := n.store.Update(context.Background(), func(tx *journal.Tx) error {
-		return errors.Join(tx.Count(plugin.CountRollbacks, "p", "complete", "more"), tx.Count(plugin.CountSwept), tx.Count("later", "x"),
-			tx.Count(plugin.CountSwept, "a reason of later"), tx.Count(plugin.CountDuplicates, "more"), tx.Count(plugin.LastSweep, "more"))
+		return errors.Join(tx.Count(record.CountRollbacks, "p", "complete", "more"), tx.Count(record.CountSwept), tx.Count("later", "x"),
+			tx.Count(record.CountSwept, "a reason of later"), tx.Count(record.CountDuplicates, "more"), tx.Count(record.LastSweep, "more"))
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -21,6 +21,7 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/undo"
 	"cni-unwind/testdata/sandbox"
 )
 
@@ -46,7 +47,7 @@ func TestMain(m *testing.M) {
 }
 
 func runPlugin() {
-	p := &plugin.Plugin{Stdout: os.Stdout, Stderr: os.Stderr, Budgets: plugin.DefaultBudgets}
+	p := &plugin.Plugin{Stdout: os.Stdout, Stderr: os.Stderr, Budgets: undo.DefaultBudgets}
 	os.Exit(p.Main(context.Background(), "CNI plugin unwind dev: under test"))
 }
 
@@ -109,7 +110,7 @@ func writeJournal() {
 	dir, err := filepath.Abs(os.Args[2])
 	if err == nil {
 		err = map[string]func(*journal.Store, []string) error{
-			"put": put, "copy": putCopies, "bury": bury, "damage": damage, "newer": newer, "record": record, "count": count,
+			"put": put, "copy": putCopies, "bury": bury, "damage": damage, "newer": newer, "record": recordEvents, "count": count,
 		}[os.Args[1]](&journal.Store{Dir: dir}, os.Args[3:])
 	}
 	if err != nil {
@@ -177,7 +178,7 @@ func newer(s *journal.Store, _ []string) error {
 	return inFile(s, "meta", "format", become(`{"writer":99,"oldestReader":99}`))
 }
 
-func record(s *journal.Store, files []string) error {
+func recordEvents(s *journal.Store, files []string) error {
 	for _, file := range files {
 		data, err := os.ReadFile(file)
 		var e journal.Event

@@ -12,7 +12,7 @@ import (
 
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/term"
-	"cni-unwind/plugin"
+	"cni-unwind/plugin/sweep"
 )
 
 // sweepFlags are the command's.
@@ -86,7 +86,7 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	if err := flags.Resolve(); err != nil {
 		return err
 	}
-	s := plugin.Sweep{Network: flags.Network, DryRun: flags.dryRun, Force: flags.force,
+	s := sweep.Job{Network: flags.Network, DryRun: flags.dryRun, Force: flags.force,
 		Progress: progress(ctx, cmd.ErrOrStderr())}
 	if len(args) == 1 {
 		key, err := inspect.FindOne(ctx, flags.StateDir, args[0])
@@ -123,7 +123,7 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	if len(findings) == 0 && flags.format != term.JSON && flags.format != term.Name {
 		return errors.Join(listErr, err, inspect.PrintNoFindings(cmd.OutOrStdout(), flags.Scope))
 	}
-	slices.SortFunc(findings, func(a, b plugin.Finding) int {
+	slices.SortFunc(findings, func(a, b sweep.Finding) int {
 		return cmp.Compare(a.Key.String(), b.Key.String())
 	})
 	var printErr error

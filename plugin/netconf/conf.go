@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/utils"
+	"github.com/containernetworking/cni/pkg/version"
 )
 
 // Name is the type under which unwind is installed. No delegate may have it.
@@ -312,4 +313,11 @@ func excerpt(value json.RawMessage) string {
 type Attachment struct {
 	ContainerID string `json:"containerID"`
 	IfName      string `json:"ifname"`
+}
+
+// NeverAdded says whether the runtime has no result of an ADD. Before CNI 0.4.0 a runtime never
+// gives one, so there the answer is no.
+func (c *Conf) NeverAdded() bool {
+	gives, err := version.GreaterThanOrEqualTo(c.CNIVersion, "0.4.0")
+	return err == nil && gives && c.PrevResult == nil
 }

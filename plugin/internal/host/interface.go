@@ -11,8 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/internal/tristate"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/tristate"
 )
 
 // Interface is an interface in a network namespace.

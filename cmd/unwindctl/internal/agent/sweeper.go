@@ -9,7 +9,8 @@ import (
 
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/node"
-	"cni-unwind/plugin"
+	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/sweep"
 )
 
 // sweeper sweeps for the agent, and logs each state of a thing once.
@@ -26,8 +27,8 @@ type sweeper struct {
 
 // list asks the runtime for its pods. It returns nil for no list, which differs from an empty one:
 // attachments are then judged without a list.
-func (s *sweeper) list(ctx context.Context) *plugin.List {
-	var list *plugin.List
+func (s *sweeper) list(ctx context.Context) *alive.List {
+	var list *alive.List
 	var err error
 	if s.cri == "auto" {
 		list, err = node.FindPodSandboxes(ctx, s.sockets)
@@ -62,11 +63,11 @@ func (s *sweeper) sweep(ctx context.Context, confDir, stateDir string) {
 	if ctx.Err() != nil {
 		return
 	}
-	pools, err := plugin.ReadPools(confDir, stateDir)
+	pools, err := sweep.ReadPools(confDir, stateDir)
 	s.log.warnOnce("pools", "reading the pools", err)
 	s.stderr.nextRound()
 	p := inspect.Plugin(s.stderr)
-	findings, err := p.Sweep(ctx, stateDir, plugin.Sweep{
+	findings, err := p.Sweep(ctx, stateDir, sweep.Job{
 		List: list, Pools: pools, DryRun: s.observe, Periodic: true, Progress: func(int, int) {
 			s.heartbeat.beat()
 		},
@@ -79,8 +80,8 @@ func (s *sweeper) sweep(ctx context.Context, confDir, stateDir string) {
 
 // report logs each attachment that was released, and the others if their state differs from that
 // after the sweep before.
-func (s *sweeper) report(findings []plugin.Finding) {
-	slices.SortStableFunc(findings, func(a, b plugin.Finding) int {
+func (s *sweeper) report(findings []sweep.Finding) {
+	slices.SortStableFunc(findings, func(a, b sweep.Finding) int {
 		return cmp.Compare(a.Key.String(), b.Key.String())
 	})
 	would, words, elsewhere := map[string]bool{}, map[string]int{}, 0

@@ -12,7 +12,9 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/journal"
-	"cni-unwind/plugin"
+	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/record"
+	"cni-unwind/plugin/sweep"
 )
 
 // journal looks at the file, at DELs that stay pending, at ADDs that fail, and at the last sweep.
@@ -30,7 +32,7 @@ func (e *examination) journal(ctx context.Context, found *inspect.Node) {
 	default:
 		e.add("journal", OK, "", "%s is whole", store.Path())
 	}
-	if n := s.Sum(plugin.CountDegraded); n > 0 {
+	if n := s.Sum(record.CountDegraded); n > 0 {
 		e.add("journal", Warning, "unwindctl metrics shows why (unwind_degraded_operations_total)",
 			"%s went on without the journal",
 			term.Plural(int(n), "ADD or DEL", "ADDs and DELs"))
@@ -43,12 +45,12 @@ func (e *examination) journal(ctx context.Context, found *inspect.Node) {
 // sweptLately is how long ago the last sweep may have ended.
 const sweptLately = 10 * time.Minute
 
-func (e *examination) lastSweep(s *inspect.Snapshot, guard *plugin.MassReleaseError) {
+func (e *examination) lastSweep(s *inspect.Snapshot, guard *sweep.MassReleaseError) {
 	remedy := node.Timer + "; or unwindctl run"
 	if guard != nil {
 		remedy = "none ends while the mass-release guard keeps attachments, see above"
 	}
-	swept := s.Sum(plugin.LastSweep)
+	swept := s.Sum(record.LastSweep)
 	old := func(a inspect.Attachment) bool { return time.Since(a.Created) > sweptLately }
 	switch age := time.Since(time.Unix(int64(swept), 0)); {
 	case swept == 0 && !slices.ContainsFunc(s.Attachments, old):
@@ -112,7 +114,7 @@ func (e *examination) attachments(s *inspect.Snapshot, found *inspect.Node) {
 // verdicts examines of which attachments it can be told whether they live.
 func (e *examination) verdicts(found *inspect.Node, pending int) {
 	all, elsewhere := 0, 0
-	var unknown []plugin.Finding
+	var unknown []sweep.Finding
 	for _, f := range found.Findings {
 		if f.Address.IsValid() {
 			continue
@@ -120,7 +122,7 @@ func (e *examination) verdicts(found *inspect.Node, pending int) {
 		all++
 		if f.Elsewhere() {
 			elsewhere++
-		} else if f.Fate == plugin.Unknown && f.Err == nil {
+		} else if f.Fate == alive.Unknown && f.Err == nil {
 			unknown = append(unknown, f)
 		}
 	}

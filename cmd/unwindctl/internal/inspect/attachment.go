@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin"
+	"cni-unwind/plugin/undo"
 )
 
 // Attachment is one entry as --json prints it. It leaves out the delegates' configurations, which
@@ -47,10 +47,10 @@ type Step struct {
 	Killed        bool `json:"killed,omitempty"`        // it was killed, in its ADD or a DEL
 	ProvesNothing bool `json:"provesNothing,omitempty"` // its DEL passed, and no store could be asked
 
-	of journal.Step // see plugin.NextTry
+	of journal.Step // see undo.NextTry
 }
 
-func (s *Step) onceMore() string { return plugin.OnceMore(s.Killed, s.ProvesNothing) }
+func (s *Step) onceMore() string { return undo.OnceMore(s.Killed, s.ProvesNothing) }
 
 // Key returns the key of its entry in the journal.
 func (a *Attachment) Key() journal.Key {

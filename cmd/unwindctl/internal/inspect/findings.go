@@ -13,6 +13,9 @@ import (
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin"
+	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/sweep"
+	"cni-unwind/plugin/undo"
 )
 
 // finding is what sweep --json prints of an attachment, or of an address without one.
@@ -23,7 +26,7 @@ type finding struct {
 	Address     string        `json:"address,omitempty"`
 	Pod         *journal.Pod  `json:"pod,omitempty"`
 	State       journal.State `json:"state,omitempty"`
-	Verdict     plugin.Fate   `json:"verdict"`
+	Verdict     alive.Fate    `json:"verdict"`
 	Result      string        `json:"result"` // as the table has it
 	Why         string        `json:"why"`
 	Pending     []string      `json:"pending,omitempty"` // delegates
@@ -31,7 +34,7 @@ type finding struct {
 }
 
 // JSONFindings returns what sweep --json prints.
-func JSONFindings(findings []plugin.Finding, dryRun bool) []finding {
+func JSONFindings(findings []sweep.Finding, dryRun bool) []finding {
 	all := []finding{}
 	for i := range findings {
 		f := &findings[i]
@@ -68,7 +71,7 @@ func PrintNoFindings(out io.Writer, of Scope) error {
 
 // PrintFindings prints all attachments but the live ones and those that were not tried, and how
 // many there are of each. With all it prints the live ones too.
-func PrintFindings(out io.Writer, findings []plugin.Finding, dryRun, all bool,
+func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 	format term.Format) error {
 	t := term.NewTable(
 		term.Column{Name: "NETWORK", Optional: true}, term.Column{Name: "CONTAINER", Least: 11},
@@ -80,7 +83,7 @@ func PrintFindings(out io.Writer, findings []plugin.Finding, dryRun, all bool,
 	for i := range findings {
 		f := &findings[i]
 		word, why := Result(f, dryRun)
-		if errors.Is(f.Err, plugin.ErrNotTried) {
+		if errors.Is(f.Err, sweep.ErrNotTried) {
 			count["not tried"]++
 			continue
 		}
@@ -129,14 +132,14 @@ func PrintFindings(out io.Writer, findings []plugin.Finding, dryRun, all bool,
 }
 
 // Result returns the word for what came of an attachment, and the reason.
-func Result(f *plugin.Finding, dryRun bool) (word, why string) {
+func Result(f *sweep.Finding, dryRun bool) (word, why string) {
 	why = term.OneLine(f.Reason.Text)
 	if f.Address.IsValid() {
 		why = fmt.Sprintf("%s: %s", f.Address, why)
 	}
-	var guard *plugin.MassReleaseError
+	var guard *sweep.MassReleaseError
 	switch {
-	case f.Fate == plugin.Unknown:
+	case f.Fate == alive.Unknown:
 		word = "unknown"
 	case f.Busy:
 		word = "busy"
@@ -155,7 +158,7 @@ func Result(f *plugin.Finding, dryRun bool) (word, why string) {
 	default:
 		word = "pending"
 	}
-	if f.Fate == plugin.Dead && len(f.Pending) > 0 { // of a foreign one no DEL is run
+	if f.Fate == alive.Dead && len(f.Pending) > 0 { // of a foreign one no DEL is run
 		why += "; pending DEL: " + strings.Join(f.Pending, ", ")
 	}
 	if word == "pending" {
@@ -165,12 +168,12 @@ func Result(f *plugin.Finding, dryRun bool) (word, why string) {
 }
 
 // Remaining is the error of a sweep that leaves attachments which it should not leave.
-func Remaining(findings []plugin.Finding, dryRun bool) error {
+func Remaining(findings []sweep.Finding, dryRun bool) error {
 	pending, unknown, untried := 0, 0, 0
 	var errs []error
 	for i := range findings {
 		switch word, _ := Result(&findings[i], dryRun); {
-		case errors.Is(findings[i].Err, plugin.ErrNotTried):
+		case errors.Is(findings[i].Err, sweep.ErrNotTried):
 			untried++
 		case word == "pending":
 			pending++
@@ -197,16 +200,16 @@ func Remaining(findings []plugin.Finding, dryRun bool) error {
 
 // Plugin returns the plugin that sweeps, judges and forgets for a command. It writes no CNI result.
 func Plugin(stderr io.Writer) *plugin.Plugin {
-	return &plugin.Plugin{Stdout: io.Discard, Stderr: stderr, Budgets: plugin.DefaultBudgets,
+	return &plugin.Plugin{Stdout: io.Discard, Stderr: stderr, Budgets: undo.DefaultBudgets,
 		Probes: []ipam.Probe{&probe.Prober{}}}
 }
 
 // Judge returns what a sweep would say of the attachments. It changes nothing.
 func Judge(
-	ctx context.Context, p *plugin.Plugin, stateDir string, list *plugin.List,
-) (map[journal.Key]*plugin.Finding, error) {
-	findings, err := p.Sweep(ctx, stateDir, plugin.Sweep{DryRun: true, Force: true, List: list})
-	byKey := map[journal.Key]*plugin.Finding{}
+	ctx context.Context, p *plugin.Plugin, stateDir string, list *alive.List,
+) (map[journal.Key]*sweep.Finding, error) {
+	findings, err := p.Sweep(ctx, stateDir, sweep.Job{DryRun: true, Force: true, List: list})
+	byKey := map[journal.Key]*sweep.Finding{}
 	for i := range findings {
 		byKey[findings[i].Key] = &findings[i]
 	}

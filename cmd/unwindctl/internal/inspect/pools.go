@@ -15,7 +15,8 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
-	"cni-unwind/plugin"
+	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/sweep"
 )
 
 // Pool is what ipam --json prints of a pool: the addresses of one network of host-local.
@@ -47,9 +48,9 @@ type reservation struct {
 
 // Node is a dry run of a sweep, and the pools as it leaves them.
 type Node struct {
-	Findings []plugin.Finding
-	SweepErr error                    // there may be findings nevertheless
-	Guard    *plugin.MassReleaseError // a sweep would keep what seems dead; nil if not
+	Findings []sweep.Finding
+	SweepErr error                   // there may be findings nevertheless
+	Guard    *sweep.MassReleaseError // a sweep would keep what seems dead; nil if not
 	Pools    []*Pool
 	PoolErr  error // of those that are not among the pools
 }
@@ -60,11 +61,11 @@ func Look(ctx context.Context, stderr io.Writer, of Scope) *Node {
 	return look(ctx, stderr, of, nil)
 }
 
-func look(ctx context.Context, stderr io.Writer, of Scope, list *plugin.List) *Node {
+func look(ctx context.Context, stderr io.Writer, of Scope, list *alive.List) *Node {
 	found, err := of.Pools()
 	n := &Node{Pools: []*Pool{}}
 	n.Findings, n.SweepErr = Plugin(stderr).Sweep(ctx, of.StateDir,
-		plugin.Sweep{List: list, Pools: found, DryRun: true})
+		sweep.Job{List: list, Pools: found, DryRun: true})
 	if errors.As(n.SweepErr, &n.Guard) { // it is said of each
 		n.SweepErr = nil
 	}
@@ -87,7 +88,7 @@ func ReadPools(ctx context.Context, from term.Streams, of Scope) ([]*Pool, error
 	return n.Pools, errors.Join(n.PoolErr, listErr, n.SweepErr)
 }
 
-func readPool(of plugin.Pool, n *Node) (*Pool, error) {
+func readPool(of sweep.Pool, n *Node) (*Pool, error) {
 	p := &Pool{Network: of.Network, Dir: of.Dir, Size: new(big.Int), Free: new(big.Int),
 		Reservations: []reservation{}}
 	var err error
@@ -123,7 +124,7 @@ func readPool(of plugin.Pool, n *Node) (*Pool, error) {
 }
 
 // judgeOwner returns what the findings of a sweep say of the owner of a reservation.
-func judgeOwner(of plugin.Pool, r ipam.Reservation, n *Node) reservation {
+func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Node) reservation {
 	one := reservation{Address: r.Address, ContainerID: r.Owner.ContainerID, IfName: r.Owner.IfName}
 	if r.Ownerless() {
 		one.State, one.Why = "ownerless",
@@ -137,11 +138,11 @@ func judgeOwner(of plugin.Pool, r ipam.Reservation, n *Node) reservation {
 		if f.Network != of.Network || !ofEntry && f.Address != r.Address {
 			continue
 		}
-		states := map[plugin.Fate]string{plugin.Live: "live", plugin.Unknown: "unknown"}
+		states := map[alive.Fate]string{alive.Live: "live", alive.Unknown: "unknown"}
 		one.State, one.Why = states[f.Fate], f.Reason.Text
 		if f.Releasable() {
 			one.State, one.Remedy = "leaked", "unwindctl sweep releases it"
-			var guard *plugin.MassReleaseError
+			var guard *sweep.MassReleaseError
 			if errors.As(f.Err, &guard) {
 				one.Remedy = "so many seem dead that no sweep believes it; if they are: unwindctl " +
 					"sweep --force"

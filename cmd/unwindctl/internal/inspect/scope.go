@@ -9,8 +9,9 @@ import (
 
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/cmd/unwindctl/internal/term"
-	"cni-unwind/plugin"
+	"cni-unwind/plugin/alive"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/sweep"
 )
 
 // Scope says which attachments and pools a command judges, and by which list of pods, as given.
@@ -22,7 +23,7 @@ type Scope struct {
 
 // List returns the list of what is attached, nil if none is given. An error that is no UsageError
 // means that the runtime did not answer: there is no list then, which differs from an empty one.
-func (s Scope) List(ctx context.Context, stdin io.Reader) (*plugin.List, error) {
+func (s Scope) List(ctx context.Context, stdin io.Reader) (*alive.List, error) {
 	switch {
 	case s.CRI != "" && s.Valid != "":
 		return nil, term.Usage("--cri and --valid: one list at most")
@@ -43,7 +44,7 @@ func (s Scope) List(ctx context.Context, stdin io.Reader) (*plugin.List, error) 
 	return nil, nil
 }
 
-func readValid(path, network string, stdin io.Reader) (*plugin.List, error) {
+func readValid(path, network string, stdin io.Reader) (*alive.List, error) {
 	var data []byte
 	var err error
 	if path == "-" {
@@ -58,13 +59,13 @@ func readValid(path, network string, stdin io.Reader) (*plugin.List, error) {
 	if err != nil {
 		return nil, term.Usage("%s: %w", path, err)
 	}
-	return plugin.NewList(network, valid), nil
+	return alive.NewList(network, valid), nil
 }
 
 // Pools returns the pools of host-local in the scope.
-func (s Scope) Pools() ([]plugin.Pool, error) {
-	pools, err := plugin.ReadPools(s.ConfDir, s.StateDir)
-	return slices.DeleteFunc(pools, func(p plugin.Pool) bool {
+func (s Scope) Pools() ([]sweep.Pool, error) {
+	pools, err := sweep.ReadPools(s.ConfDir, s.StateDir)
+	return slices.DeleteFunc(pools, func(p sweep.Pool) bool {
 		return s.Network != "" && p.Network != s.Network
 	}), err
 }

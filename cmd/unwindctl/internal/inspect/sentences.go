@@ -12,12 +12,15 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
-	"cni-unwind/plugin"
+	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/sweep"
+	"cni-unwind/plugin/tristate"
+	"cni-unwind/plugin/undo"
 )
 
 // summary returns sentences about who holds what, why it is kept, and what would release it. all is
 // the whole journal.
-func summary(a *Attachment, f *plugin.Finding, all []Attachment) []string {
+func summary(a *Attachment, f *sweep.Finding, all []Attachment) []string {
 	holds, when := "No address that the journal knows of is held by", "since "+since(a.Created)
 	if n := len(a.Addresses); n > 0 {
 		is := map[bool]string{true: " is held by", false: " are held by"}[n == 1]
@@ -38,28 +41,28 @@ func summary(a *Attachment, f *plugin.Finding, all []Attachment) []string {
 		reason = term.OneLine(a.Reason)
 	}
 	switch ev := f.Evidence; {
-	case !f.Releasable() && ev.Locked == plugin.Yes:
+	case !f.Releasable() && ev.Locked == tristate.Yes:
 		return append(lines, "It is kept, for an ADD, a DEL or a sweep is working on it. Look "+
 			"again in a minute.")
-	case f.Fate == plugin.Unknown && ev.SameNamespaces != plugin.Yes:
+	case f.Fate == alive.Unknown && ev.SameNamespaces != tristate.Yes:
 		return append(lines, "It is kept, for whether it lives cannot be told from here: its ADD "+
 			"ran in other namespaces than this program.",
 			"Look from the host; in a container that has its hostPID: unwindctl --host show.")
-	case f.Fate == plugin.Unknown:
+	case f.Fate == alive.Unknown:
 		return append(lines, fmt.Sprintf("It is kept, for whether it lives cannot be told: %s.",
 			reason))
 	case !f.Releasable():
 		return append(lines, fmt.Sprintf("It is kept, for it lives: %s.", reason),
 			"The runtime's DEL releases it. Without that, any sweep does, once its network "+
 				"namespace, every process in it and the host's end of its interface are gone.")
-	case f.Fate == plugin.Foreign:
+	case f.Fate == alive.Foreign:
 		return append(lines, fmt.Sprintf("It is dead here: %s. No DEL is run for it, for that "+
 			"could harm the original.", reason),
 			fmt.Sprintf("Each sweep releases what host-local keeps for it on this disk; unwindctl "+
 				"sweep %s does it now.", a.Key()))
 	default:
 		lines = append(lines, fmt.Sprintf("It is dead, and to be released: %s.", reason))
-		return append(lines, pendingSentences(a, ev.SameBoot == plugin.Yes, all)...)
+		return append(lines, pendingSentences(a, ev.SameBoot == tristate.Yes, all)...)
 	}
 }
 
@@ -85,21 +88,21 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 	var untried []string
 	failed, ready := false, false
 	_, err := os.Lstat(a.NetNS)
-	by := plugin.Asker{Now: journal.BootNanos(), SameBoot: thisBoot, GracePeriod: a.grace,
+	by := undo.Asker{Now: journal.BootNanos(), SameBoot: thisBoot, GracePeriod: a.grace,
 		Since: a.since, NoNetNS: errors.Is(err, fs.ErrNotExist),
 		ContainerLives: func() bool { return containerLives(a, all) },
 		Queued:         func(s *journal.Step) bool { return ipam.Queues(s.Type) }}
 	for _, s := range a.Steps {
-		wait := plugin.NextTry(&s.of, by)
+		wait := undo.NextTry(&s.of, by)
 		next := "The next sweep tries it again."
-		if wait.Awaits == plugin.Pause {
+		if wait.Awaits == undo.Pause {
 			next = fmt.Sprintf("It is tried again in %s.", term.Roughly(wait.In))
 		}
 		switch {
-		case wait.Awaits == plugin.Container:
+		case wait.Awaits == undo.Container:
 			lines = append(lines, fmt.Sprintf("The DEL of %s waits, for it could free what another "+
 				"attachment of its container has. It runs once that one is gone.", s.Plugin))
-		case wait.Awaits == plugin.Runtime:
+		case wait.Awaits == undo.Runtime:
 			lines = append(lines, fmt.Sprintf("The DEL of %s waits for the runtime, which may still "+
 				"name its network namespace. A sweep runs it in %s.", s.Plugin, term.Roughly(wait.In)))
 		case s.LastError != "":
@@ -108,7 +111,7 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 				"code %d: %s. %s",
 				s.Plugin, term.Plural(s.Attempts, "time", "times"), s.LastCode,
 				strings.TrimSuffix(term.OneLine(s.LastError), "."), next))
-		case wait.Awaits == plugin.Queue:
+		case wait.Awaits == undo.Queue:
 			lines = append(lines, fmt.Sprintf("The DEL of %s has passed, but %s: it is unproven. "+
 				"It does not run again while that file is there.", s.Plugin, s.Unproven))
 		case s.Unproven != "":
@@ -119,7 +122,7 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 			lines = append(lines, fmt.Sprintf("The DEL of %s waits, for it would take the rules "+
 				"of the address's new owner%s. It is run once that one is gone.",
 				s.Plugin, newOwner(a, all)))
-		case wait.Awaits == plugin.GracePeriod:
+		case wait.Awaits == undo.GracePeriod:
 			lines = append(lines, fmt.Sprintf("%s: its DEL runs once more in %s. No sweep runs it "+
 				"sooner.", s.whyOnceMore(), term.Roughly(wait.In)))
 		case s.onceMore() != "":
@@ -148,7 +151,7 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 func containerLives(a *Attachment, all []Attachment) bool {
 	return slices.ContainsFunc(all, func(other Attachment) bool {
 		return other.Key() != a.Key() && other.ContainerID == a.ContainerID &&
-			plugin.KeepsContainer(other.State)
+			undo.KeepsContainer(other.State)
 	})
 }
 

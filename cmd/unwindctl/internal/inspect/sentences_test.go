@@ -9,7 +9,8 @@ import (
 	"time"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin"
+	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/sweep"
 )
 
 // TestSentences has what no script can show: times, which go on.
@@ -59,7 +60,7 @@ func TestSentences(t *testing.T) {
 			}
 		}
 	}
-	locked := &plugin.Finding{Fate: plugin.Unknown, Reason: plugin.Reason{Text: "its lock cannot be looked at"}}
+	locked := &sweep.Finding{Fate: alive.Unknown, Reason: alive.Reason{Text: "its lock cannot be looked at"}}
 	if got := summary(a, locked, nil); !strings.HasPrefix(got[0], "10.9.0.2 is held by container c, interface eth0 ") {
 		t.Errorf("%q", got)
 	}

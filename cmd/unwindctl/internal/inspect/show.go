@@ -12,15 +12,15 @@ import (
 
 	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/journal"
-	"cni-unwind/plugin"
+	"cni-unwind/plugin/sweep"
 )
 
 // shown is an attachment with its verdict and what there is to say of it.
 type shown struct {
 	Attachment
-	Verdict  string        `json:"verdict"` // live, dead, unknown, foreign
-	Why      string        `json:"why"`
-	Evidence []plugin.Fact `json:"evidence"`
+	Verdict  string       `json:"verdict"` // live, dead, unknown, foreign
+	Why      string       `json:"why"`
+	Evidence []sweep.Fact `json:"evidence"`
 	// sentences: who holds what, why it is kept, what would release it
 	Summary []string `json:"summary"`
 }

@@ -15,7 +15,7 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/journal"
-	"cni-unwind/plugin"
+	"cni-unwind/plugin/record"
 )
 
 // Source is what the metrics are read from.
@@ -189,15 +189,15 @@ func (c *collector) collectJournal(gauge func(string, float64, ...string),
 	duplicates := uint64(0)
 	for _, one := range s.Counters {
 		switch labels := one.Labels; {
-		case one.Name == plugin.CountRollbacks && len(labels) == 2:
+		case one.Name == record.CountRollbacks && len(labels) == 2:
 			counter("rollbacks_total", one.Value, labels...)
-		case one.Name == plugin.CountSwept && len(labels) == 1:
+		case one.Name == record.CountSwept && len(labels) == 1:
 			counter("swept_attachments_total", one.Value, labels...)
-		case one.Name == plugin.CountDegraded && len(labels) == 2:
+		case one.Name == record.CountDegraded && len(labels) == 2:
 			counter("degraded_operations_total", one.Value, labels...)
-		case one.Name == plugin.CountDuplicates && len(labels) == 0:
+		case one.Name == record.CountDuplicates && len(labels) == 0:
 			duplicates = one.Value
-		case one.Name == plugin.LastSweep && len(labels) == 0:
+		case one.Name == record.LastSweep && len(labels) == 0:
 			gauge("sweep_last_success_timestamp_seconds", float64(one.Value))
 		}
 	}

@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"cni-unwind/plugin"
+	"cni-unwind/plugin/alive"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -42,7 +42,7 @@ var ErrNoRuntime = errors.New("--cri auto: no runtime listens on a socket that i
 
 // PodSandboxes returns the sandboxes of a CRI runtime in any state: one that is not ready has its
 // network until it is stopped. The list has all of its pods and none of its other containers.
-func PodSandboxes(ctx context.Context, socket string) (*plugin.List, error) {
+func PodSandboxes(ctx context.Context, socket string) (*alive.List, error) {
 	ctx, cancel := context.WithTimeout(ctx, criTimeout)
 	defer cancel()
 	// with two slashes, no relative path
@@ -58,7 +58,7 @@ func PodSandboxes(ctx context.Context, socket string) (*plugin.List, error) {
 	if err != nil {
 		return nil, err
 	}
-	list := plugin.NewList("", nil)
+	list := alive.NewList("", nil)
 	list.Pods = true
 	list.Runtimes = []int{listener(ctx, socket)}
 	for _, sandbox := range answer.GetItems() {
@@ -116,7 +116,7 @@ func runtimeVersion(ctx context.Context, socket string) (major, minor int) {
 // FindPodSandboxes returns the sandboxes of all runtimes that listen on one of the sockets. If one
 // of them does not answer there is no list, for its pods would be missing. A containerd without
 // CRI, such as Docker's, has no pods.
-func FindPodSandboxes(ctx context.Context, sockets []string) (all *plugin.List, err error) {
+func FindPodSandboxes(ctx context.Context, sockets []string) (all *alive.List, err error) {
 	for _, socket := range sockets {
 		if _, err := os.Stat(socket); errors.Is(err, fs.ErrNotExist) {
 			continue

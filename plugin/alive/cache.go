@@ -1,0 +1,99 @@
+package alive
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/netconf"
+)
+
+// cacheDir is libcni's cache of results; containerd, CRI-O, podman, nerdctl and cnitool leave it
+// there.
+const cacheDir = "/var/lib/cni/results"
+
+// Cached is what libcni keeps of a successful ADD until its DEL has succeeded (libcni/api.go,
+// cachedInfo).
+type Cached struct {
+	Network     string          `json:"networkName"`
+	ContainerID string          `json:"containerId"`
+	IfName      string          `json:"ifName"`
+	NetNS       string          `json:"netns"` // "" with libcni before 1.1
+	Args        [][2]string     `json:"cniArgs"`
+	Config      []byte          `json:"config"` // the conflist
+	Result      json.RawMessage `json:"result"`
+	// RuntimeConfig has the runtime's arguments for plugins with capabilities.
+	RuntimeConfig map[string]json.RawMessage `json:"capabilityArgs"`
+}
+
+func (c Cached) isPod() bool {
+	for _, a := range c.Args {
+		if a[0] == "K8S_POD_NAME" && a[1] != "" {
+			return true
+		}
+	}
+	return false
+}
+
+func (c Cached) Key() journal.Key {
+	return journal.Key{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName}
+}
+
+// CachedAttachments returns the attachments of a container in a network from libcni's cache.
+func (n *Node) CachedAttachments(network, containerID string) ([]Cached, error) {
+	return n.readCache(network + "-" + containerID + "-")
+}
+
+// readCache returns the contents of the files in libcni's cache whose names begin with a prefix.
+func (n *Node) readCache(prefix string) (found []Cached, err error) {
+	files, err := os.ReadDir(n.cacheDir())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	for _, f := range files {
+		if !strings.HasPrefix(f.Name(), prefix) {
+			continue
+		}
+		c, err := n.readCached(f.Name())
+		if err != nil {
+			return nil, err
+		}
+		if c != nil {
+			found = append(found, *c)
+		}
+	}
+	return found, nil
+}
+
+// CachedADD returns an attachment's ADD from libcni's cache, or nil.
+func (n *Node) CachedADD(key journal.Key) (*Cached, error) {
+	return n.readCached(fmt.Sprintf("%s-%s-%s", key.Network, key.ContainerID, key.IfName))
+}
+
+// readCached reads a file of libcni's cache. It returns nil if there is none.
+func (n *Node) readCached(name string) (*Cached, error) {
+	data, err := netconf.ReadFile(filepath.Join(n.cacheDir(), name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	c := &Cached{}
+	if err == nil {
+		err = json.Unmarshal(data, c)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("libcni's cache: %s: %w", name, err)
+	}
+	return c, nil
+}
+
+func (n *Node) cacheDir() string {
+	if n.CacheDir != "" {
+		return n.CacheDir
+	}
+	return cacheDir
+}

@@ -1,0 +1,142 @@
+package alive
+
+import (
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/record"
+	"cni-unwind/plugin/tristate"
+)
+
+// Node is the node as one process sees it, and what the process knows of the runtime. It reads: the
+// kernel, libcni's cache, host-local's files, the journal.
+type Node struct {
+	Journal *record.Recorder
+	Log     *slog.Logger
+	Host    journal.Host
+	// Invoked says that a runtime started this process, see SameNamespaces.
+	Invoked bool
+	// List is the runtime's list of attachments, or nil.
+	List *List
+	// Network is the one whose configuration this process has; GracePeriod is that network's.
+	Network     string
+	GracePeriod time.Duration
+	// CacheDir is the directory of libcni's cache of results; "" is the one that all runtimes use.
+	CacheDir string
+	View     *host.View // shared by all workers of a process
+	Pools    *Pools     // shared by all workers of a process
+}
+
+// Fork returns the same node for another goroutine, with its own recorder.
+func (n *Node) Fork(journal *record.Recorder) *Node {
+	fork := *n
+	fork.Journal = journal
+	return &fork
+}
+
+func (n *Node) SameBoot(g *journal.Generation) tristate.Value {
+	if g.Host.BootID == "" || n.Host.BootID == "" {
+		return tristate.Unknown
+	}
+	return tristate.Of(g.Host.BootID == n.Host.BootID, nil)
+}
+
+// OtherHost compares machines whose names are of the same kind. If one is a DMI UUID and the other
+// a machine-id, the answer is unknown.
+func (n *Node) otherHost(g *journal.Generation) tristate.Value {
+	ours, _, _ := strings.Cut(n.Host.Machine, ":")
+	theirs, _, _ := strings.Cut(g.Host.Machine, ":")
+	if ours == "" || ours != theirs {
+		return tristate.Unknown
+	}
+	return tristate.Of(g.Host.Machine != n.Host.Machine, nil)
+}
+
+// SameNamespaces says whether this process sees what the ADD saw, so that a thing missing for one
+// is missing for the other. A runtime starts unwind where it started the ADD. Any other process has
+// to be in the same namespaces: in a container with the state directory mounted, every network
+// namespace looks gone and no process is in it. The numbers of namespaces mean nothing in another
+// boot, except that of the first PID namespace, whose process 1 is in the other initial ones.
+func (n *Node) SameNamespaces(g *journal.Generation) tristate.Value {
+	if n.Invoked {
+		return tristate.Yes
+	}
+	theirs := g.Host
+	if n.SameBoot(g) == tristate.No {
+		init := host.FirstNamespaces(n.Host)
+		theirs.MountNS, theirs.NetNS, theirs.TimeNS = init.MountNS, init.NetNS, init.TimeNS
+	}
+	for _, pair := range [][2]string{{n.Host.MountNS, theirs.MountNS}, {n.Host.PIDNS, theirs.PIDNS}} {
+		if pair[0] == "" || pair[1] == "" {
+			return tristate.Unknown
+		}
+		if pair[0] != pair[1] {
+			return tristate.No
+		}
+	}
+	for _, pair := range [][2]string{{n.Host.NetNS, theirs.NetNS}, {n.Host.TimeNS, theirs.TimeNS}} {
+		if pair[1] != "" && pair[0] != pair[1] {
+			return tristate.No
+		}
+	}
+	return tristate.Yes
+}
+
+// SeesAsRuntime says whether this process sees what the runtime sees, where no recorded ADD can be
+// compared: it is in the namespaces of each runtime that gave the list, also where these are a
+// container's (kind, k3d, LXC); or it is in the first PID namespace, and in the other namespaces of
+// the first process. A container has its own first process, but not the first PID namespace.
+func (n *Node) SeesAsRuntime() tristate.Value {
+	if n.Invoked || n.besideRuntimes() {
+		return tristate.Yes
+	}
+	first := host.FirstNamespaces(n.Host)
+	first.PIDNS = firstPIDNS
+	return n.inNamespaces(first)
+}
+
+func (n *Node) besideRuntimes() bool {
+	return n.List != nil && len(n.List.Runtimes) > 0 &&
+		!slices.ContainsFunc(n.List.Runtimes, func(pid int) bool {
+			return pid == 0 || n.inNamespaces(host.NamespacesOf(pid)) != tristate.Yes
+		})
+}
+
+func (n *Node) inNamespaces(of journal.Host) tristate.Value {
+	of.BootID = n.Host.BootID
+	return n.SameNamespaces(&journal.Generation{Host: of})
+}
+
+// firstPIDNS is the number of the kernel's first PID namespace (PROC_PID_INIT_INO in
+// include/linux/proc_ns.h).
+const firstPIDNS = "pid:[4026531836]"
+
+// IsHost says whether a namespace is that of this process.
+func (n *Node) IsHost(netns journal.NetNS) bool {
+	return n.Host.NetNS != "" && host.LinkOf(netns) == n.Host.NetNS
+}
+
+// IsOwn says whether an ADD of the attachment in the journal ran in a namespace.
+func (n *Node) IsOwn(e *journal.Entry, netns journal.NetNS) bool {
+	return slices.ContainsFunc(e.Generations, func(g journal.Generation) bool {
+		return n.SameBoot(&g) == tristate.Yes && g.NetNS.Same(netns)
+	})
+}
+
+// InUse says whether an interface in any network namespace has the address. A non-nil skip excludes
+// interfaces. An error says why the answer is unknown.
+func (n *Node) InUse(address netip.Addr, skip func(host.Interface) bool) (tristate.Value, error) {
+	all, err := n.View.All(n.Log)
+	used := slices.ContainsFunc(all, func(s host.Interface) bool {
+		return slices.Contains(s.Addresses, address.Unmap()) && (skip == nil || !skip(s))
+	})
+	if used {
+		return tristate.Yes, nil
+	}
+	return tristate.Of(false, err), err
+}

@@ -1,0 +1,40 @@
+package alive
+
+import "cni-unwind/plugin/tristate"
+
+// Orphan is the evidence on a reservation whose owner the journal does not know. The interface on a
+// list does not matter.
+type Orphan struct {
+	SameNamespaces  tristate.Value // this process sees what the runtime sees
+	Listed          tristate.Value // a list has the container; unknown if none covers it
+	PastGracePeriod tristate.Value // the reservation is older than the grace period
+	Cached          tristate.Value // libcni's cache has it with an existing network namespace
+	InUse           tristate.Value // an interface in some network namespace has the address
+	Doubt           string         // for people: why the look for that interface failed, or ""
+}
+
+// DecideOrphan returns the verdict on a reservation whose owner the journal does not know: the
+// owner is a pod from before the install, or, after the journal was lost, any pod (antrea#8239).
+// Only all of the evidence together makes it dead.
+func DecideOrphan(o Orphan) Verdict {
+	for _, doubt := range []struct {
+		doubt  bool
+		fate   Fate
+		reason string
+	}{
+		{o.SameNamespaces != tristate.Yes, Unknown, "this process does not see what the runtime sees; look where the runtime runs"},
+		{o.Listed == tristate.Unknown, Unknown, "no list of the runtime speaks of its owner, whom the journal does not know"},
+		{o.Listed == tristate.Yes, Live, "the runtime lists its owner"},
+		{o.PastGracePeriod == tristate.Unknown, Unknown, "its age cannot be told"},
+		{o.PastGracePeriod == tristate.No, Live, "the runtime does not list its owner, but the grace period is not over"},
+		{o.Cached == tristate.Unknown, Unknown, "libcni's cache cannot be looked at"},
+		{o.Cached == tristate.Yes, Live, "libcni's cache has its owner with a network namespace that is there"},
+		{o.InUse == tristate.Unknown, Unknown, "not every network namespace can be looked at"},
+		{o.InUse == tristate.Yes, Live, "an interface has the address"},
+	} {
+		if doubt.doubt {
+			return Verdict{Fate: doubt.fate, Reason: Reason{Text: doubt.reason}.because(o.Doubt)}
+		}
+	}
+	return Verdict{Fate: Dead, Reason: Reason{"orphan", "the runtime does not list its owner, whom the journal does not know; nothing has the address"}}
+}

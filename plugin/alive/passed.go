@@ -1,0 +1,54 @@
+package alive
+
+import (
+	"os"
+
+	"cni-unwind/ipam"
+	"cni-unwind/journal"
+	"cni-unwind/plugin/tristate"
+)
+
+// traces is the evidence outside the journal that the DEL of an attachment has not passed. Its zero
+// value knows nothing.
+type traces struct {
+	owned  tristate.Value // host-local's files name it at an address that it claims; unknown without such a claim
+	cached tristate.Value // libcni's cache has its result
+}
+
+// passed says whether the DEL of an attachment has passed although the journal has it as live,
+// because the journal could not be written. It takes both pieces of evidence: a person may have
+// cleared host-local alone, and the runtime may have no cache.
+func (t traces) passed() bool { return t.owned == tristate.No && t.cached == tristate.No }
+
+// Passed says whether evidence shows that the DEL of an attachment has passed. In doubt it
+// returns false.
+func (n *Node) Passed(e *journal.Entry) bool {
+	return traces{owned: OwnsClaim(e), cached: n.IsCached(e.Key)}.passed()
+}
+
+// OwnsClaim says whether host-local's files name the attachment at one of its claimed addresses.
+func OwnsClaim(e *journal.Entry) tristate.Value {
+	owns := tristate.Unknown
+	owner := ipam.Owner{ContainerID: e.ContainerID, IfName: e.IfName}
+	for _, g := range e.Generations {
+		for _, c := range g.Claims {
+			if c.Pool == "" {
+				continue
+			}
+			lost, err := ipam.Lost(c.Pool, owner, c.Address)
+			if owns = tristate.Of(!lost, err); owns != tristate.No {
+				return owns
+			}
+		}
+	}
+	return owns
+}
+
+// IsCached says whether libcni's cache has an attachment. Without a cache the answer is unknown.
+func (n *Node) IsCached(k journal.Key) tristate.Value {
+	c, err := n.CachedADD(k)
+	if c == nil && err == nil {
+		_, err = os.Stat(n.cacheDir())
+	}
+	return tristate.Of(c != nil, err)
+}

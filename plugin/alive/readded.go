@@ -1,0 +1,179 @@
+package alive
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/record"
+	"cni-unwind/plugin/tristate"
+)
+
+// A container ID, a path, a namespace and a static address may come again, and the journal may not
+// have seen it: unwind was switched off, or the journal could not be written. later looks for such
+// an ADD before unwind undoes anything without the runtime's DEL. shows asks whose the interface in
+// a namespace is before a delegate gets the namespace.
+
+// Later says whether an ADD that is not in the journal added the attachment again and lives. unwind
+// then does not undo the old ADD: its DELs go by container ID and interface, and would take what
+// the delegates took for the later one.
+//
+// Something has to speak for a later ADD before later searches the namespaces: libcni's cache has
+// another result, host-local has given the attachment another address or the same one again, or an
+// address is of an IPAM plugin that names no owner. The interface of that ADD also has to be there:
+// without one in any namespace, the later ADD is as dead as the old one. An error says why the
+// answer is unknown.
+func (n *Node) Later(ctx context.Context, e *journal.Entry) (tristate.Value, error) {
+	cachedInterface, err := n.CachedInterface(e)
+	if err != nil {
+		return tristate.Unknown, err
+	}
+	if n.laterInOwnNetNS(ctx, e, cachedInterface) {
+		return tristate.Yes, nil
+	}
+	suspects, err := n.suspects(e, cachedInterface)
+	if err != nil {
+		return tristate.Unknown, err
+	}
+	if len(suspects) == 0 {
+		return tristate.No, nil
+	}
+	all, err := n.View.All(n.Log)
+	for _, seen := range all {
+		if seen.Name != e.IfName || n.IsOwn(e, seen.Netns) || n.IsHost(seen.Netns) {
+			continue
+		}
+		for _, s := range suspects {
+			if seen.Is(s.Interface) && !(s.anybody && n.Anothers(ctx, e.Key, seen)) {
+				return tristate.Yes, nil
+			}
+		}
+	}
+	return tristate.Of(false, err), err
+}
+
+// suspect is an interface that a later ADD of an attachment may have.
+type suspect struct {
+	journal.Interface
+	anybody bool // an ADD of another attachment may have the interface as well
+}
+
+// CachedInterface returns the interface of the ADD in libcni's cache, or none if the journal has
+// that ADD.
+func (n *Node) CachedInterface(e *journal.Entry) (journal.Interface, error) {
+	c, err := n.CachedADD(e.Key)
+	if c == nil || err != nil {
+		return journal.Interface{}, err
+	}
+	found := netconf.InterfaceOf(c.Result, e.IfName)
+	if AnySameADD(InterfacesOf(e), found) == tristate.Yes {
+		return journal.Interface{}, nil
+	}
+	return found, nil
+}
+
+// laterInOwnNetNS says whether a later ADD has its interface in the namespace of the newest ADD in
+// the journal.
+func (n *Node) laterInOwnNetNS(ctx context.Context, e *journal.Entry, cachedInterface journal.Interface) bool {
+	g := e.Newest()
+	if n.SameBoot(g) != tristate.Yes || !g.NetNS.Known() {
+		return false
+	}
+	place, _ := host.Find(g.NetNS)
+	defer place.Close()
+	seen, err := host.Look(place.Path, e.IfName)
+	if err != nil || !seen.Netns.Same(g.NetNS) || !seen.There() || n.IsHost(seen.Netns) {
+		return false
+	}
+	if seen.Is(cachedInterface) {
+		return true
+	}
+	own := netconf.InterfaceOf(g.Result, e.IfName)
+	return seen.HasMAC(own) == tristate.No && seen.HasAny(own) != tristate.Yes && !n.Anothers(ctx, e.Key, seen)
+}
+
+// suspects returns the interfaces that speak for a later ADD.
+func (n *Node) suspects(e *journal.Entry, cachedInterface journal.Interface) ([]suspect, error) {
+	var all []suspect
+	if cachedInterface.Known() {
+		all = append(all, suspect{Interface: cachedInterface})
+	}
+	var pools []string
+	for _, g := range e.Generations {
+		for _, c := range g.Claims {
+			one := journal.Interface{Addresses: []netip.Addr{c.Address}}
+			switch {
+			case c.Pool == "":
+				all = append(all, suspect{one, true})
+			case !slices.Contains(pools, c.Pool):
+				pools = append(pools, c.Pool)
+			}
+		}
+	}
+	for _, pool := range pools {
+		again, err := n.reservedAgain(pool, e)
+		if err != nil {
+			return nil, err
+		}
+		if len(again) > 0 {
+			all = append(all, suspect{Interface: journal.Interface{Addresses: again}})
+		}
+	}
+	return all, nil
+}
+
+// reservedAgain returns the addresses that host-local has given to an attachment since the
+// journal's last write of it: unclaimed ones, or claimed ones at a later time.
+func (n *Node) reservedAgain(pool string, e *journal.Entry) ([]netip.Addr, error) {
+	found, err := n.Pools.reservations(pool)
+	if err != nil {
+		return nil, err
+	}
+	claimed := e.Addresses()
+	var again []netip.Addr
+	for _, r := range found {
+		if r.Ownerless() || !r.Owner.Is(e.ContainerID, e.IfName) {
+			continue
+		}
+		changed, err := r.Changed()
+		if !slices.Contains(claimed, r.Address) || err == nil && changed.After(e.Updated.Wall) {
+			again = append(again, r.Address)
+		}
+	}
+	return again, nil
+}
+
+// Anothers says whether an interface is another attachment's, by the journal or libcni's cache.
+func (n *Node) Anothers(ctx context.Context, key journal.Key, seen host.Interface) (is bool) {
+	n.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error { // in doubt it would be nobody's
+		var candidates []journal.Key // inodes come again; only the entry tells namespaces apart
+		err := tx.Outlines(func(other journal.Outline, err error) error {
+			if err == nil && other.Key != key && other.IfName == key.IfName &&
+				other.State == journal.Live && other.BootID == n.Host.BootID &&
+				other.NetNS.Ino == seen.Netns.Ino {
+				candidates = append(candidates, other.Key)
+			}
+			return nil
+		})
+		for _, k := range candidates {
+			other, getErr := record.Readable(tx.Get(k))
+			is = is || other != nil && other.Newest().NetNS.Same(seen.Netns)
+			err = errors.Join(err, getErr)
+		}
+		return err
+	})
+	if is {
+		return true
+	}
+	all, err := n.readCache("")
+	if err != nil {
+		n.Log.Warn("looking for the owner of an interface", "attachment", key.String(), "err", err)
+	}
+	return slices.ContainsFunc(all, func(c Cached) bool {
+		return c.Key() != key && c.IfName == key.IfName && seen.Is(netconf.InterfaceOf(c.Result, c.IfName))
+	})
+}

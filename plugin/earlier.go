@@ -1,0 +1,195 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/record"
+	"cni-unwind/plugin/tristate"
+	"cni-unwind/plugin/undo"
+)
+
+// open undoes what is left of earlier ADDs and writes the intent. killed names
+// delegates of an earlier ADD of this attachment that unwind had to kill.
+func (a *adding) open(ctx context.Context, killed []string) error {
+	a.newEntry()
+	if a.rec.Unwritable {
+		return a.refuseAgain()
+	}
+	var kin []*journal.Entry
+	errLeft, refused := errors.New("something is left"), error(nil)
+	err := a.rec.Update(ctx, func(tx *journal.Tx) (err error) {
+		if err := a.findPrior(tx); err != nil {
+			return err
+		}
+		if kin, err = a.samePod(tx); err != nil {
+			return err
+		}
+		if a.prior == nil {
+			if refused = a.refuseAgain(); refused != nil {
+				return refused
+			}
+		}
+		if a.prior != nil || len(kin) > 0 {
+			return errLeft
+		}
+		return tx.Put(a.entry)
+	})
+	if refused != nil {
+		if a.lock.Made() {
+			_ = a.lock.Remove() // restores the state before this ADD
+		}
+		return refused
+	}
+	if errors.Is(err, errLeft) {
+		a.releaseSamePod(ctx, kin)
+		drop := a.rec.Undoable()
+		if err := a.supersede(ctx, killed); err != nil || a.rec.Unwritable {
+			return err
+		}
+		if err = a.rec.Update(ctx, func(tx *journal.Tx) error { return tx.Put(a.entry) }); err != nil {
+			drop() // the earlier ADD is still on record as it was
+		}
+	}
+	if err != nil {
+		return a.journalFailed(ctx, err)
+	}
+	return nil
+}
+
+// samePod returns the other attachments of the same pod that may be dead: a new sandbox first frees
+// what the old one left (Azure CNS #4350). Live attachments of the same container in other networks
+// are left out.
+func (a *adding) samePod(tx *journal.Tx) ([]*journal.Entry, error) {
+	entries, err := tx.ByPod(a.entry.Pod)
+	return slices.DeleteFunc(entries, func(e *journal.Entry) bool {
+		return e.Key == a.key || e.State == journal.Live && e.ContainerID == a.key.ContainerID
+	}), err
+}
+
+// releaseSamePod divides its time over the attachments. It leaves the rest for later rather than
+// give a healthy delegate so little time that it would be killed.
+func (a *adding) releaseSamePod(ctx context.Context, kin []*journal.Entry) {
+	if a.conf.Observes() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
+	defer cancel()
+	kin = slices.DeleteFunc(kin, func(e *journal.Entry) bool { return !a.w.Ready(ctx, e, false) })
+	deadline, _ := ctx.Deadline()
+	for i, e := range kin {
+		left := time.Until(deadline)
+		if left < a.Budgets.Release/5 {
+			a.log.Debug("left for later: no time", "attachments", len(kin)-i)
+			return
+		}
+		one, cancelOne := context.WithTimeout(ctx, max(left/time.Duration(len(kin)-i), a.Budgets.Release/5))
+		if err := a.w.Release(one, e.Key); err != nil {
+			a.log.Debug("left for later", "attachment", e.Key.String(), "err", err)
+		}
+		cancelOne()
+	}
+}
+
+// supersede undoes the earlier ADDs of this attachment. Steps that cannot be undone now become part
+// of the new entry and run at its DEL: such a DEL may remove things keyed by the container ID,
+// which is about to be used again.
+func (a *adding) supersede(ctx context.Context, killed []string) error {
+	prior := a.prior
+	if prior == nil {
+		return nil
+	}
+	if prior.State == journal.Live || prior.State == journal.Adding && a.lock.Made() {
+		if err := a.refuseLive(prior); err != nil {
+			if a.lock.Made() {
+				_ = a.lock.Remove() // restores the state before this ADD
+			}
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
+	defer cancel()
+	if again, _ := a.node.Later(ctx, prior); again == tristate.Yes {
+		return a.addedAlready("by an ADD that the journal did not see, in a network namespace that is there")
+	}
+	if v := alive.Decide(a.node.Gather(ctx, prior, a.lock)); v.Fate == alive.Foreign {
+		if err := a.w.Purge(ctx, nil, prior, v.Reason); err != nil { // without the lock, whose file this ADD keeps
+			return a.journalFailed(ctx, err)
+		}
+		return nil
+	}
+	undo.MarkKilled(prior, killed, a.conf.GracePeriod)
+	if err := a.w.Begin(ctx, prior, alive.Superseded); err != nil {
+		return a.journalFailed(ctx, err)
+	}
+	event := record.EventOf(journal.Superseded, prior)
+	a.w.Run(ctx, a.lock, prior, "")
+	event.Reason, event.Plugins = prior.Reason, undo.PendingSteps(prior)
+	a.rec.Event(event)
+	a.entry.Generations = append(prior.Generations, *a.gen)
+	a.gen = a.entry.Newest()
+	return nil
+}
+
+// refuseLive returns an error if the attachment of an earlier ADD is still in use: SPEC 1.1 §2
+// forbids an ADD over it.
+func (a *adding) refuseLive(prior *journal.Entry) error {
+	old := prior.Newest()
+	switch {
+	case a.node.SameBoot(old) == tristate.No || a.isOver(prior):
+		return nil
+	case old.NetNS.Same(a.gen.NetNS), !old.NetNS.Known() && old.NetNS.Path == a.args.Netns:
+		return a.addedAlready("in the same network namespace")
+	}
+	if pid, err := a.node.View.ProcessIn(old.NetNS, len(old.HostLinks) == 0); pid != 0 || err != nil {
+		return a.addedAlready("in a network namespace that a process is in")
+	}
+	return nil
+}
+
+// refuseAgain returns an error if the attachment was added past unwind in this same namespace. The
+// ADD would fail, and its rollback would take, by container ID, what belongs to the other ADD.
+func (a *adding) refuseAgain() error {
+	if a.gen.Occupant == "" {
+		return nil
+	}
+	c, err := a.node.CachedADD(a.key)
+	if c == nil || err != nil {
+		return nil //nolint:nilerr // nothing says that it is the attachment's
+	}
+	seen, err := host.Look(a.args.Netns, a.args.IfName)
+	if err == nil && seen.Is(netconf.InterfaceOf(c.Result, a.key.IfName)) {
+		return a.addedAlready("in the same network namespace")
+	}
+	return nil
+}
+
+// isOver says whether an earlier ADD of the attachment is over although the journal has it as live:
+// libcni's cache has no result of it, host-local no longer names it where it did, and its interface
+// is neither in its own namespace nor in the namespace of this ADD. The entry must have no other
+// pending DEL.
+func (a *adding) isOver(prior *journal.Entry) bool {
+	if prior.State != journal.Live || len(prior.Generations) != 1 || a.node.IsCached(prior.Key) != tristate.No {
+		return false
+	}
+	old := prior.Newest()
+	owned := alive.OwnsClaim(prior)
+	hadInterface := netconf.InterfaceOf(old.Result, a.key.IfName).MAC != ""
+	if owned == tristate.Yes || owned == tristate.Unknown && !hadInterface {
+		return false
+	}
+	paths := []string{a.args.Netns}
+	if id, err := host.Identify(old.NetNS.Path); old.NetNS.Same(id) || err != nil && !host.IsNoNetNS(err) {
+		paths = append(paths, old.NetNS.Path)
+	}
+	return !slices.ContainsFunc(paths, func(path string) bool {
+		seen, err := host.Look(path, a.key.IfName)
+		return seen.There() || err != nil
+	})
+}

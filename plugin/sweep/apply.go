@@ -1,0 +1,151 @@
+package sweep
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/internal/delegate"
+	"cni-unwind/plugin/undo"
+)
+
+// Apply releases the dead attachments that are ready to retry. If a plugin works again, it
+// also releases the others with a pending DEL of that plugin.
+func (s *Sweep) Apply(ctx context.Context, findings []Finding) {
+	var due []*Finding
+	for i := range findings {
+		if f := &findings[i]; f.Releasable() && !f.Deferred && f.Err == nil {
+			due = append(due, f)
+		}
+	}
+	pace := newPace(!s.Periodic)
+	s.releaseEach(ctx, due, pace)
+	if due = pace.ready(findings); len(due) > 0 {
+		s.releaseEach(ctx, due, pace)
+	}
+	s.unpark(ctx, findings)
+}
+
+// releaseEach releases attachments in parallel.
+func (s *Sweep) releaseEach(ctx context.Context, due []*Finding, pace *pace) {
+	work := make(chan *Finding)
+	var workers sync.WaitGroup
+	progress := s.progress(len(due))
+	for range min(8, 2*runtime.NumCPU()) {
+		w := s.w.Fork()
+		workers.Go(func() {
+			for f := range work {
+				pace.try(f, func() {
+					if err := w.Safely(func() error { return s.release(ctx, w, f) }); err != nil {
+						f.Err = err
+					}
+				})
+				if !errors.Is(f.Err, ErrNotTried) {
+					progress()
+				}
+			}
+		})
+	}
+	for _, f := range due {
+		work <- f
+	}
+	close(work)
+	workers.Wait()
+}
+
+// progress returns a function that counts one more attachment as tried.
+func (s *Sweep) progress(of int) func() {
+	var mu sync.Mutex
+	done := 0
+	return func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if done++; s.Progress != nil {
+			s.Progress(done, of)
+		}
+	}
+}
+
+// unpark releases attachments whose DELs were parked for an address whose owner the sweep has
+// released.
+func (s *Sweep) unpark(ctx context.Context, findings []Finding) {
+	if !slices.ContainsFunc(findings, func(f Finding) bool { return f.Released }) {
+		return
+	}
+	for i := range findings {
+		f := &findings[i]
+		if !f.Releasable() || f.Released || f.paced || f.Err != nil {
+			continue
+		}
+		var e *journal.Entry
+		s.w.Journal.Read(ctx, func(tx *journal.Tx) (err error) {
+			e, err = tx.Get(f.Key)
+			return err
+		})
+		if e == nil || !hasParked(e) || !s.w.Ready(ctx, e, !s.Periodic) { // begins a transaction of its own
+			continue
+		}
+		f.Deferred = false
+		if err := s.w.Safely(func() error { return s.release(ctx, s.w, f) }); err != nil {
+			f.Err = err
+		}
+	}
+}
+
+func hasParked(e *journal.Entry) bool {
+	return slices.ContainsFunc(e.Generations, func(g journal.Generation) bool {
+		return slices.ContainsFunc(g.Steps, func(step journal.Step) bool { return step.Parked })
+	})
+}
+
+// release releases one attachment, if its lock is free and there is time. A signal does not
+// cut it off: a killed DEL would be pending again.
+func (s *Sweep) release(ctx context.Context, w *undo.Worker, f *Finding) error {
+	if ctx.Err() != nil {
+		return ErrNotTried
+	}
+	end := time.Now().Add(w.Budgets.Undo)
+	if deadline, ok := ctx.Deadline(); ok && deadline.Before(end) {
+		end = deadline
+	}
+	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), end)
+	defer cancel()
+	lock, killed, err := tryLock(ctx, w, f)
+	if errors.Is(err, journal.ErrBusy) && !f.orphaned { // another unwind has begun to work on it
+		f.Fate, f.Reason, f.Busy = alive.Locked.Fate, alive.Locked.Reason, true
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer lock.Release()
+	out := w.ReleaseLocked(ctx, lock, killed, f.Key)
+	if e := out.Entry; e != nil {
+		f.Pod, f.State, f.Fate, f.Reason = e.Pod, out.State, out.Verdict.Fate, out.Verdict.Reason
+		f.Pending, f.failing = undo.PendingSteps(e), undo.FailingPlugins(e)
+	}
+	f.Released = out.Released
+	return out.Err
+}
+
+// tryLock takes the lock of a dead attachment. The lock is free, or held by delegates whose time is
+// up, or by those of a CHECK.
+func tryLock(ctx context.Context, w *undo.Worker, f *Finding) (lock *journal.Lock, killed []string, err error) {
+	lock, err = w.Journal.Store.TryAcquire(f.Key)
+	if !errors.Is(err, journal.ErrBusy) || !f.orphaned && !w.Checked(f.Key) {
+		return lock, nil, err
+	}
+	if owner, ownerErr := w.Journal.Store.Owner(f.Key); owner != 0 || ownerErr != nil {
+		return nil, nil, err
+	}
+	killed = w.EndOrphans(f.Key)
+	ctx, cancel := context.WithTimeout(ctx, delegate.GroupDelay)
+	defer cancel()
+	lock, err = w.Journal.Store.Acquire(ctx, f.Key)
+	return lock, killed, err
+}

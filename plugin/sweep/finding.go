@@ -1,0 +1,78 @@
+package sweep
+
+import (
+	"net/netip"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/tristate"
+)
+
+// Finding is the verdict on an attachment, or on a reservation of host-local without an attachment
+// in the journal, and the outcome.
+type Finding struct {
+	journal.Key
+	Address  netip.Addr // of a reservation; the Key has its owner, if any
+	Pod      journal.Pod
+	State    journal.State // before the release
+	Fate     alive.Fate
+	Reason   alive.Reason
+	Busy     bool     // an unwind works on it: live for now
+	Deferred bool     // it is dead, but not ready to retry
+	Released bool     // nothing of it is left
+	Pending  []string // the delegates with a pending DEL, each with the reason
+	Err      error    // why it was not released
+
+	Evidence alive.Evidence // evidence for the verdict; zero where it needed none
+
+	listed     bool // there was a list to look at
+	identified bool // its network namespace is on record
+
+	thisBoot bool     // it was made in this boot
+	passed   bool     // live by the journal alone, see delHasPassed
+	orphaned bool     // delegates that outlived their unwind hold its lock
+	failing  []string // see failingPlugins
+	paced    bool     // it is dead, but its failing plugins fail in this sweep too, see pace
+}
+
+// Releasable says whether the attachment is to be released.
+func (f *Finding) Releasable() bool { return f.Fate == alive.Dead || f.Fate == alive.Foreign }
+
+// Elsewhere says whether nothing can be told of it from here: this process is in other namespaces
+// than its ADD.
+func (f *Finding) Elsewhere() bool {
+	return f.Fate == alive.Unknown && f.Err == nil && f.Evidence.SameNamespaces != tristate.Yes
+}
+
+// Fact is one piece of evidence for people: a question, and "yes", "no" or "unknown".
+type Fact struct {
+	Question  string `json:"question"`
+	Answer    string `json:"answer"`
+	NotLooked bool   `json:"notLooked,omitempty"` // unknown since nobody looked
+}
+
+// Facts returns the evidence for the alive. It says where gather did not look: what other
+// evidence decides, and what tells nothing, as of another boot.
+func (f *Finding) Facts() []Fact {
+	ev := f.Evidence
+	here := ev.SameBoot == tristate.Yes
+	looked := here && f.identified
+	missing := looked && ev.NetNS != tristate.Yes
+	fact := func(question string, answer tristate.Value, looked bool) Fact {
+		return Fact{question, answer.String(), answer == tristate.Unknown && !looked}
+	}
+	return []Fact{
+		fact("its lock is held", ev.Locked, true),
+		fact("this process sees what its ADD saw", ev.SameNamespaces, true),
+		fact("made in this boot", ev.SameBoot, true),
+		fact("made on another machine", ev.OtherHost, true),
+		fact("its network namespace is at its path or mounted elsewhere", ev.NetNS, looked),
+		fact("a process is in its network namespace", ev.HasProcess,
+			missing || looked && ev.Listed == tristate.No),
+		fact("the host's end of its interface is there", ev.HostLink, missing),
+		fact("the runtime lists it", ev.Listed, f.listed),
+		fact("older than the grace period", ev.PastGracePeriod, here),
+		fact("added again past the journal", ev.AddedUnseen,
+			alive.DecideRecorded(ev).Releasable()),
+	}
+}

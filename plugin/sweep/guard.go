@@ -1,0 +1,42 @@
+package sweep
+
+import (
+	"fmt"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/alive"
+)
+
+// MassReleaseError says that the mass-release guard kept attachments that seem dead, because they
+// are too many: more than 10, and more than 30 % of the live attachments of this boot. A mistake of
+// the sweep is likelier than the death of most of a node's pods at once.
+type MassReleaseError struct{ Dead, Live int }
+
+func (e *MassReleaseError) Error() string {
+	return fmt.Sprintf("%d of the %d live attachments of this boot seem dead, too many to be believed; they are kept. "+
+		"If they are dead: unwindctl sweep --force", e.Dead, e.Live)
+}
+
+// guardMassRelease keeps the live attachments of this boot if too many of them seem dead.
+// Attachments whose DELs passed while the journal could not be written do not count, and go.
+func (s *Sweep) guardMassRelease(findings []Finding) error {
+	live, dead := 0, []*Finding{}
+	for i := range findings {
+		f := &findings[i]
+		if f.State != journal.Live || !f.thisBoot || f.passed {
+			continue
+		}
+		live++
+		if f.Fate == alive.Dead {
+			dead = append(dead, f)
+		}
+	}
+	if s.Force || len(dead) <= 10 || len(dead)*10 <= live*3 {
+		return nil
+	}
+	err := &MassReleaseError{len(dead), live}
+	for _, f := range dead {
+		f.Err = err
+	}
+	return err
+}

@@ -1,0 +1,83 @@
+package sweep
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/alive"
+)
+
+// TestMassReleaseGuard: the mass-release guard keeps the live attachments of this boot if more than 10 of
+// them, and more than 30 %, seem dead.
+func TestMassReleaseGuard(t *testing.T) {
+	t.Parallel()
+	// live counts those that are not dead.
+	type counts struct{ dead, live, removing, earlier, unknown int }
+	for _, c := range []struct {
+		name   string
+		counts counts
+		force  bool
+		kept   bool
+	}{
+		{"none", counts{}, false, false},
+		{"ten, all there are", counts{dead: 10}, false, false},
+		{"eleven, all there are", counts{dead: 11}, false, true},
+		{"eleven, forced", counts{dead: 11}, true, false},
+		{"eleven of 36", counts{dead: 11, live: 25}, false, true},
+		{"eleven of 37", counts{dead: 11, live: 26}, false, false},
+		{"thirty of a hundred", counts{dead: 30, live: 70}, false, false},
+		{"thirty of 99", counts{dead: 30, live: 69}, false, true},
+		{"eleven of 37, some of them not to be told", counts{dead: 11, live: 20, unknown: 6}, false, false},
+		{"ten, and what has to go anyway", counts{dead: 10, removing: 50, earlier: 50}, false, false},
+		{"eleven of 36, and many of an earlier boot", counts{dead: 11, live: 25, earlier: 50}, false, true},
+		{"eleven of 36, and many that are being removed", counts{dead: 11, live: 25, removing: 50}, false, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var findings []Finding
+			add := func(many int, f Finding) {
+				findings = append(findings, slices.Repeat([]Finding{f}, many)...)
+			}
+			add(c.counts.earlier, Finding{State: journal.Live, Fate: alive.Dead})
+			add(c.counts.dead, Finding{State: journal.Live, Fate: alive.Dead, thisBoot: true})
+			add(c.counts.removing, Finding{State: journal.Removing, Fate: alive.Dead, thisBoot: true})
+			add(c.counts.live, Finding{State: journal.Live, Fate: alive.Live, thisBoot: true})
+			add(c.counts.unknown, Finding{State: journal.Live, Fate: alive.Unknown, thisBoot: true})
+			s := &Sweep{Job: Job{Force: c.force}}
+			err := s.guardMassRelease(findings)
+			if (err != nil) != c.kept {
+				t.Errorf("the guard says %v", err)
+			}
+			for i, f := range findings {
+				live := f.State == journal.Live && f.Fate == alive.Dead && f.thisBoot
+				if kept := f.Err != nil; kept != (live && c.kept) {
+					t.Errorf("finding %d, %+v: kept %t", i, f, kept)
+				}
+			}
+		})
+	}
+}
+
+// TestPassedDELsBesideAMassDeath: attachments whose DELs have passed go, and do not make the mass
+// death of the others credible.
+func TestPassedDELsBesideAMassDeath(t *testing.T) {
+	t.Parallel()
+	finding := func(fate alive.Fate, passed bool) Finding {
+		return Finding{State: journal.Live, Fate: fate, thisBoot: true, passed: passed}
+	}
+	var findings []Finding
+	for range 11 {
+		findings = append(findings, finding(alive.Dead, false), finding(alive.Dead, true), finding(alive.Live, false))
+	}
+	var guard *MassReleaseError
+	err := (&Sweep{}).guardMassRelease(findings)
+	if !errors.As(err, &guard) || *guard != (MassReleaseError{Dead: 11, Live: 22}) {
+		t.Errorf("the guard says %v", err)
+	}
+	for i, f := range findings {
+		if kept := f.Err != nil; kept != (i%3 == 0) {
+			t.Errorf("%+v: kept %t", f, kept)
+		}
+	}
+}

@@ -1,0 +1,70 @@
+package sweep
+
+import (
+	"slices"
+	"sync"
+)
+
+// pace keeps a sweep that nobody asked for from repeating what fails. Of the attachments that only
+// have DELs which failed before, it tries a few for each plugin. The sweep begins with those that
+// were not tried for longest, so each has its turn. Once a DEL of a plugin has passed, all
+// attachments with a pending DEL of that plugin are ready to retry.
+type pace struct {
+	ignoreBackoff bool // try all
+
+	mu     sync.Mutex
+	tries  map[string]int  // by plugin
+	passed map[string]bool // plugins with a DEL that failed before and has passed now
+}
+
+// probes is the number of attachments to try for each plugin whose DELs fail.
+const probes = 3
+
+func newPace(eager bool) *pace {
+	return &pace{ignoreBackoff: eager, tries: map[string]int{}, passed: map[string]bool{}}
+}
+
+// try releases an attachment, unless each plugin that it waits for was tried often enough.
+func (p *pace) try(f *Finding, settle func()) {
+	before := f.failing
+	if f.paced = !p.admits(before); f.paced {
+		f.Deferred = true
+		return
+	}
+	settle()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, plugin := range before {
+		if !slices.Contains(f.failing, plugin) {
+			p.passed[plugin] = true
+		}
+	}
+}
+
+func (p *pace) admits(plugins []string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.ignoreBackoff && len(plugins) > 0 && !slices.ContainsFunc(plugins, func(plugin string) bool {
+		return p.passed[plugin] || p.tries[plugin] < probes
+	}) {
+		return false
+	}
+	for _, plugin := range plugins {
+		p.tries[plugin]++
+	}
+	return true
+}
+
+// ready returns the attachments that were left out or wait for their next try, and have a pending
+// DEL of a plugin that works again.
+func (p *pace) ready(findings []Finding) (due []*Finding) {
+	for i := range findings {
+		f := &findings[i]
+		works := slices.ContainsFunc(f.failing, func(plugin string) bool { return p.passed[plugin] })
+		if f.Deferred && works && f.Releasable() && f.Err == nil {
+			f.Deferred = false
+			due = append(due, f)
+		}
+	}
+	return due
+}

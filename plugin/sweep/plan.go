@@ -1,0 +1,124 @@
+package sweep
+
+import (
+	"context"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/record"
+	"cni-unwind/plugin/tristate"
+	"cni-unwind/plugin/undo"
+)
+
+// Plan returns what the sweep would do with every attachment.
+func (s *Sweep) Plan(ctx context.Context) ([]Finding, error) {
+	findings, keys, err := s.skipLive(ctx)
+	if err != nil {
+		return nil, err
+	}
+	entries := make([]*journal.Entry, 0, len(keys))
+	err = s.w.Journal.Store.View(ctx, func(tx *journal.Tx) error {
+		for _, k := range keys {
+			e, err := tx.Get(k)
+			switch {
+			case err != nil:
+				findings = append(findings, unreadable(k, err))
+			case e != nil:
+				entries = append(entries, e)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	slices.SortStableFunc(entries, func(a, b *journal.Entry) int { return a.Updated.Wall.Compare(b.Updated.Wall) })
+	for _, e := range entries {
+		findings = append(findings, s.finding(ctx, e))
+	}
+	return findings, s.guardMassRelease(findings)
+}
+
+// skipLive skips the attachments that plainly live: added in this boot, with the network namespace
+// at its path, and no list that could speak against them. It returns the keys of the others. Here
+// the inode identifies a namespace; only unwindctl sweep, which skips none, tells a namespace that
+// is gone from another one with its path and inode.
+func (s *Sweep) skipLive(ctx context.Context) (findings []Finding, look []journal.Key, err error) {
+	var outlines []journal.Outline
+	err = s.w.Journal.Store.View(ctx, func(tx *journal.Tx) error {
+		outlines, s.last = nil, tx.Counter(record.LastSweep)
+		return tx.Outlines(func(o journal.Outline, _ error) error { // a damaged entry is neither live nor of this boot
+			if s.covers(o.Key) {
+				outlines = append(outlines, o)
+			}
+			return nil
+		})
+	})
+	findings = make([]Finding, 0, len(outlines))
+	for _, o := range outlines {
+		var st unix.Stat_t
+		if o.State != journal.Live || o.BootID != s.w.Node.Host.BootID || s.Attachment != nil || s.List != nil && !s.List.Names(o.Key) ||
+			!s.w.Node.Invoked || unix.Stat(o.NetNS.Path, &st) != nil || st.Ino != o.NetNS.Ino || st.Dev != o.NetNS.Dev {
+			look = append(look, o.Key)
+			continue
+		}
+		findings = append(findings, Finding{Key: o.Key, State: o.State, Fate: alive.NetNSThere.Fate, Reason: alive.NetNSThere.Reason, thisBoot: true})
+	}
+	return findings, look, err
+}
+
+// finding judges an attachment. It does not examine one that only waits for its next try, unless
+// someone asks: that takes a look at every process.
+func (s *Sweep) finding(ctx context.Context, e *journal.Entry) Finding {
+	if failing := undo.FailingPlugins(e); len(failing) > 0 && e.State != journal.Live && s.Periodic && !s.DryRun && !s.w.Ready(ctx, e, false) {
+		return Finding{
+			Key: e.Key, Pod: e.Pod, State: e.State, Fate: alive.Dead, Reason: alive.Recorded(e.Cause, e.Reason), Pending: undo.PendingSteps(e), Deferred: true,
+			thisBoot: s.w.Node.SameBoot(e.Newest()) == tristate.Yes, failing: failing,
+		}
+	}
+	ev := s.w.Node.Gather(ctx, e, nil)
+	seen := ev
+	orphaned := ev.Locked == tristate.Yes && s.orphaned(e)
+	if orphaned {
+		ev.Locked = tristate.No
+		s.w.Node.LookForLater(ctx, e, &ev)
+	}
+	v := alive.Decide(ev)
+	if v.Warn && !s.Quick { // not at each STATUS
+		s.w.Log.Warn(v.Reason.Text, "attachment", e.Key.String())
+	}
+	f := Finding{
+		Key: e.Key, Pod: e.Pod, State: e.State, Fate: v.Fate, Reason: v.Reason, Evidence: seen,
+		thisBoot: ev.SameBoot == tristate.Yes, orphaned: orphaned, Busy: v.Reason == alive.Locked.Reason,
+		listed: s.w.Node.List != nil, identified: e.Newest().NetNS.Known(),
+	}
+	if v.Releasable() {
+		f.passed = e.State == journal.Live && s.w.Node.Passed(e)
+		f.Pending, f.failing = undo.PendingSteps(e), undo.FailingPlugins(e)
+		f.Deferred = !s.w.Ready(ctx, e, !s.Periodic)
+	}
+	return f
+}
+
+func unreadable(k journal.Key, err error) Finding {
+	return Finding{Key: k, Fate: alive.Unknown, Reason: alive.Reason{Text: "its entry cannot be read"}, Err: err}
+}
+
+func (s *Sweep) covers(k journal.Key) bool {
+	return (s.Network == "" || k.Network == s.Network) && (s.Attachment == nil || k == *s.Attachment)
+}
+
+// orphaned says whether delegates alone have held an attachment's lock for longer than unwind waits
+// for them.
+func (s *Sweep) orphaned(e *journal.Entry) bool {
+	g := e.Newest()
+	if s.w.Node.SameBoot(g) != tristate.Yes || s.w.Node.SameNamespaces(g) != tristate.Yes ||
+		journal.BootNanos()-e.Updated.Boot < int64(s.w.Budgets.Orphans) {
+		return false
+	}
+	owner, err := s.w.Journal.Store.Owner(e.Key)
+	return owner == 0 && err == nil
+}

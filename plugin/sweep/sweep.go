@@ -1,0 +1,109 @@
+// Package sweep finds the dead attachments of the journal, and what host-local keeps for unknown owners,
+// and releases them.
+package sweep
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"time"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/record"
+	"cni-unwind/plugin/undo"
+)
+
+// Job says what a sweep searches.
+type Job struct {
+	Network    string       // only this network; "" for all
+	Attachment *journal.Key // only this attachment; nil for all
+	List       *alive.List  // the runtime's list of attachments; nil if there is none
+	Pools      []Pool       // pools of host-local to compare with the journal
+	DryRun     bool         // decide, but release nothing
+	Force      bool         // release also what the guard keeps, see MassReleaseError
+	Periodic   bool         // neither the runtime nor a person asked: keep the pauses between DELs
+	Quick      bool         // within a STATUS or an ADD: no time for all pools and lock files
+	// Progress, if set, is called after each attachment that was tried, by one goroutine at a time.
+	Progress func(done, of int)
+}
+
+// ErrNotTried means that the sweep was interrupted, or its time was over, before it came to an
+// attachment.
+var ErrNotTried = errors.New("no time was left for it")
+
+// Sweep is one running sweep.
+//
+//  1. Plan: read the journal and judge every entry, without taking locks. Keep the entries if too many
+//     live ones would go: see MassReleaseError.
+//  2. Apply: release the dead ones, those longest untouched first, some in parallel. Each is released
+//     under its lock, without waiting for it, and judged again by what the journal says then. Then
+//     release those whose DELs were parked for an attachment that is released now.
+//  3. Compare the pools of host-local with what the journal says after that.
+type Sweep struct {
+	Job
+	w    *undo.Worker
+	last uint64 // end of the last sweep of all networks, in Unix seconds
+}
+
+// New returns a sweep by a worker like w.
+func New(w *undo.Worker, job Job) *Sweep {
+	w = w.Fork()
+	w.Node.List = job.List
+	return &Sweep{w: w, Job: job}
+}
+
+// Run sweeps the journal. It returns a finding for every attachment, and an error if the journal
+// could not be read or the mass-release guard kept something. It judges by what this process sees in
+// the namespaces of the ADDs: from other namespaces an attachment is Unknown, and kept.
+func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
+	findings, err := s.Plan(ctx)
+	var guarded *MassReleaseError
+	if err != nil && !errors.As(err, &guarded) {
+		return findings, err
+	}
+	if !s.DryRun {
+		s.Apply(ctx, findings)
+		if !s.Quick || s.stale() {
+			err = errors.Join(err, s.w.Journal.Store.RemoveStrayLocks(ctx))
+		}
+	}
+	if guarded != nil {
+		s.w.Node.List = nil // the list is not to be trusted
+	}
+	for _, pool := range s.Pools {
+		if s.Quick && !pool.Full(s.w.Log) {
+			continue
+		}
+		more, poolErr := s.reconcile(ctx, pool, s.DryRun)
+		findings, err = append(findings, more...), errors.Join(err, poolErr)
+	}
+	if err == nil && (len(findings) == 0 || slices.ContainsFunc(findings, func(f Finding) bool { return f.Fate != alive.Unknown })) {
+		s.noteEnd(ctx) // a sweep that can tell nothing, as from a container, does not count
+	}
+	s.w.Journal.Flush(ctx)
+	return findings, err
+}
+
+// stale says whether this sweep covers all networks and the last such one ended a minute ago or
+// more.
+func (s *Sweep) stale() bool {
+	now := uint64(time.Now().Unix())
+	lately := s.last <= now && now-s.last < 60 // a later s.last is of a clock that was wrong then
+	return s.Network == "" && s.Attachment == nil && !lately
+}
+
+// noteEnd stores the end of a sweep of all networks, at most once a minute: a STATUS comes every
+// few seconds.
+func (s *Sweep) noteEnd(ctx context.Context) {
+	if s.DryRun || !s.stale() || ctx.Err() != nil {
+		return
+	}
+	if _, err := os.Lstat(s.w.Journal.Store.Path()); err != nil { // do not create a journal for this
+		return
+	}
+	if err := s.w.Journal.Update(ctx, func(tx *journal.Tx) error { return tx.SetCounter(uint64(time.Now().Unix()), record.LastSweep) }); err != nil {
+		s.w.Log.Debug("the time of the sweep cannot be written", "err", err)
+	}
+}

@@ -1,0 +1,272 @@
+package undo
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"net/netip"
+	"slices"
+
+	"github.com/containernetworking/cni/pkg/version"
+	"github.com/containernetworking/plugins/pkg/ns"
+
+	"cni-unwind/ipam"
+	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/delegate"
+	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/netconf"
+)
+
+// scratchAllowed are the plugins that get a scratch namespace when the container's cannot be named.
+// With it they find and remove what they otherwise leave on the host (bridge, ptp: a nat chain;
+// tuning: its backup file; sbr fails without one). A plugin that moves a device back to the host
+// must never be here.
+var scratchAllowed = []string{"bridge", "ptp", "sbr", "tuning"}
+
+// undoing is one pass over the steps of one generation.
+type undoing struct {
+	*Worker
+	lock     *journal.Lock
+	entry    *journal.Entry
+	gen      *journal.Generation
+	cniNetns string // as the runtime gave it with this DEL, or ""
+	left     int    // steps in this generation and in the generations after it
+	cutOff   int    // passes that were cut off, see undoOrder
+	netns    delNetNS
+	next     *delegate.Call // of the next step, to be started early; nil if it must not be
+	withheld []netip.Addr   // claimed addresses that another attachment owns
+	stray    netip.Prefix   // the one address of the interface to show, see delStrayRules
+}
+
+// delPresent repeats a failed DEL of a step with the configuration that the chain has for its
+// delegate now. If there is none, or it fails too, the first failure stands.
+func (u *undoing) delPresent(ctx context.Context, step *journal.Step, f *delegate.Failure) *delegate.Failure {
+	config, cniVersion := u.current(step)
+	if config == nil || bytes.Equal(config, step.Config) {
+		return f
+	}
+	if again := u.delWith(ctx, step, config, cniVersion); again != nil {
+		f.Killed = again.Killed
+		return f
+	}
+	u.Log.Info("DEL passed with the chain's present configuration, after the delegate rejected that of the ADD",
+		"plugin", step.Type, "attachment", u.entry.Key.String(), "rejected", netconf.Shorten(f.Msg, 200))
+	step.Config, step.Replaced = config, true
+	return nil
+}
+
+// versionOf returns the CNI version of a step's DEL: the version of the ADD, or of the
+// configuration that replaced the ADD's.
+func (u *undoing) versionOf(step *journal.Step) string {
+	var conf struct {
+		CNIVersion string `json:"cniVersion"`
+	}
+	if step.Replaced && json.Unmarshal(step.Config, &conf) == nil {
+		return conf.CNIVersion
+	}
+	return u.gen.CNIVersion
+}
+
+// current returns the configuration that the verb's chain has for the delegate of a step, with what
+// the runtime gave to the ADD. It returns nil if there is no such chain or delegate.
+func (u *undoing) current(step *journal.Step) (config json.RawMessage, cniVersion string) {
+	chain, conf := u.present(step)
+	if chain == nil {
+		return nil, ""
+	}
+	i := chain.Only(step.Type)
+	if i < 0 || slices.ContainsFunc(u.gen.Steps, func(s journal.Step) bool { return s.Type == step.Type && s.Index != step.Index }) {
+		return nil, ""
+	}
+	return chain.Config(i, conf), chain.CNIVersion
+}
+
+// present returns the verb's chain, and a configuration with what the runtime gave to the ADD of a
+// step. The chain is nil if it is not of the entry's network.
+func (u *undoing) present(step *journal.Step) (*netconf.Chain, *netconf.Conf) {
+	if u.Verb.Conf.Name != u.entry.Network {
+		return nil, nil
+	}
+	chain, err := u.Verb.Chain()
+	if err != nil {
+		return nil, nil
+	}
+	conf := *u.Verb.Conf
+	conf.RuntimeConfig, conf.Injected = netconf.ObjectOf(u.gen.RuntimeConfig), map[string]json.RawMessage{}
+	for key, value := range netconf.ObjectOf(step.Config) {
+		if slices.Contains(netconf.InjectedKeys, key) {
+			conf.Injected[key] = value
+		}
+	}
+	return chain, &conf
+}
+
+// delWith runs the DEL of one step with a configuration. A plugin that finds what it made by the
+// container's interface gets that interface, or one like it in a scratch namespace.
+func (u *undoing) delWith(
+	ctx context.Context, step *journal.Step, config json.RawMessage, cniVersion string,
+) *delegate.Failure {
+	c := u.callOf(step, config)
+	withheld := u.withheld
+	if ipam.RemovesByAddress(step.Type) {
+		withheld = slices.Concat(withheld, u.Verb.JustAssigned)
+	}
+	prevResult, err := u.prevResult(cniVersion, withheld)
+	if err != nil {
+		return c.Failed(0, "its prevResult: "+err.Error())
+	}
+	if prevResult != nil {
+		c.Stdin = netconf.WithPrevResult(config, prevResult)
+	}
+	switch {
+	case u.netns.path == "" && needsSome(step):
+		return u.delInScratch(ctx, step, c, "")
+	case step.Type == ovnkType && u.netns.gone:
+		return u.delLeftToOVN(ctx, step, c)
+	case !slices.Contains(scratchAllowed, step.Type):
+		return u.callDEL(ctx, step, c)
+	}
+	if remove, shown := u.showInterface(ctx, step); shown {
+		f := u.callDEL(ctx, step, c)
+		remove()
+		// The namespace may be removed meanwhile. A plugin that no longer finds it succeeds and
+		// leaves the rest.
+		if f != nil || u.stillThere() {
+			return f
+		}
+	}
+	return u.delInScratch(ctx, step, c, u.entry.IfName)
+}
+
+// callOf returns the DEL of a step in the namespace that was found.
+func (u *undoing) callOf(step *journal.Step, config json.RawMessage) *delegate.Call {
+	g := u.gen
+	c := &delegate.Call{
+		Command: "DEL", Plugin: step.Type, Path: g.Path, ContainerID: u.entry.ContainerID,
+		Ifname: u.entry.IfName, Netns: u.shown(step), Args: g.Args, Stdin: config,
+	}
+	if u.lock != nil {
+		c.Lock = u.lock.File()
+	}
+	if _, err := netconf.FindPlugin(step.Type, c.Path); err != nil {
+		c.Path = u.Verb.Path // the runtime's directory of plugins may have moved
+	}
+	return c
+}
+
+// nextCall returns the DEL of a step whose process may be started while another one runs. A step
+// that gets a scratch namespace has to wait for its path.
+func (u *undoing) nextCall(step *journal.Step) *delegate.Call {
+	if u.netns.path == "" && (slices.Contains(scratchAllowed, step.Type) || needsSome(step)) {
+		return nil
+	}
+	return u.Early(u.callOf(step, nil))
+}
+
+// callDEL runs a DEL. It drops the stderr of a delegate that failed before: its reason was printed
+// then.
+func (u *undoing) callDEL(ctx context.Context, step *journal.Step, c *delegate.Call) *delegate.Failure {
+	stderr := u.Stderr
+	if step.LastError != "" {
+		stderr = io.Discard
+	}
+	_, f := u.Runner.Run(ctx, c, u.next, stderr)
+	return f
+}
+
+// delInScratch runs a DEL in a scratch namespace with an interface that has the addresses of the
+// container's, or without one if ifname is "".
+func (u *undoing) delInScratch(
+	ctx context.Context, step *journal.Step, c *delegate.Call, ifname string,
+) *delegate.Failure {
+	path, remove, err := host.ScratchNetNS(ifname, u.addressesHad(ctx, step))
+	if err != nil {
+		u.Log.Warn("no scratch network namespace; the plugin may leave rules behind",
+			"plugin", step.Type, "err", err)
+	} else {
+		defer remove()
+		c.Netns = path
+	}
+	return u.callDEL(ctx, step, c)
+}
+
+// stillThere says whether the path that the delegates get names a network namespace.
+func (u *undoing) stillThere() bool {
+	return ns.IsNSorErr(u.netns.path) == nil
+}
+
+// prevResult returns the prevResult of every DEL of the pass: the final result of the ADD, or the
+// best known one, without the addresses that are withheld. Like libcni, it returns none before
+// version 0.4.0.
+func (u *undoing) prevResult(cniVersion string, withheld []netip.Addr) (json.RawMessage, error) {
+	if u.gen.Result == nil {
+		return nil, nil
+	}
+	if has, err := version.GreaterThanOrEqualTo(cniVersion, "0.4.0"); err != nil || !has {
+		return nil, err
+	}
+	result, err := netconf.ConvertResult(u.gen.Result, cniVersion)
+	if err != nil || len(withheld) == 0 {
+		return result, err
+	}
+	return netconf.WithoutAddresses(result, withheld)
+}
+
+// hasInterface says whether the container's interface is, or may be, in the namespace that the
+// delegates get. It is missing at the second DEL of a bridge that removed it and then failed at its
+// rules.
+func (u *undoing) hasInterface() bool {
+	seen, err := host.Look(u.netns.path, u.entry.IfName)
+	return seen.There() || err != nil
+}
+
+// showInterface says whether the container's interface is in the namespace that the delegates get.
+// If the namespace is there and bridge has removed the interface, sbr is lent one until remove is
+// called: its rules are in the namespace, and it finds them by the addresses of the interface.
+func (u *undoing) showInterface(ctx context.Context, step *journal.Step) (remove func(), shown bool) {
+	if u.netns.path == "" {
+		return nil, false
+	}
+	if u.hasInterface() {
+		return func() {}, true
+	}
+	if step.Type != "sbr" {
+		return nil, false
+	}
+	remove, err := host.LendInterface(u.netns.path, u.entry.IfName, u.addressesHad(ctx, step))
+	if err != nil {
+		u.Log.Warn("no interface to be lent; the plugin may leave rules behind",
+			"plugin", step.Type, "attachment", u.entry.Key.String(), "err", err)
+	}
+	return remove, err == nil
+}
+
+// addressesHad returns the addresses that the container's interface had, from the best known
+// result, else from the claims, else from the delegate's rules.
+func (u *undoing) addressesHad(ctx context.Context, step *journal.Step) []netip.Prefix {
+	if u.stray.IsValid() {
+		return []netip.Prefix{u.stray}
+	}
+	if r, err := netconf.ParseResult(u.gen.Result); err == nil && len(r.Prefixes()) > 0 {
+		return r.Prefixes()
+	}
+	var prefixes []netip.Prefix
+	for _, c := range u.gen.Claims {
+		prefixes = append(prefixes, netip.PrefixFrom(c.Address, c.Address.BitLen()))
+	}
+	if len(prefixes) == 0 && masquerades(step) {
+		return u.masqueraded(ctx, u.entry.Key, step.Type)
+	}
+	return prefixes
+}
+
+// delNetNS is the namespace in which the DELs of a generation run.
+type delNetNS struct {
+	path string     // of the namespace; "" if there is none that may be shown, see shown
+	gone bool       // the namespace is proven gone
+	held host.Place // path, if this process holds the namespace open
+}
+
+// release closes the namespace. After it, path may name nothing, or another namespace.
+func (p delNetNS) release() { p.held.Close() }

@@ -1,0 +1,125 @@
+package undo
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/internal/delegate"
+)
+
+// Begin records that a pass over the entry's steps begins, and why.
+func (w *Worker) Begin(ctx context.Context, e *journal.Entry, reason alive.Reason) error {
+	return w.Journal.Update(ctx, func(tx *journal.Tx) error {
+		w.Mark(e, reason) // not before: an ADD may go on without the journal, and needs the entry as it was
+		return tx.Put(e)
+	})
+}
+
+// Mark notes in an entry that a pass over its steps begins, and why. It says whether it found claims
+// that the journal does not have: they must be on record before the first DEL.
+func (w *Worker) Mark(e *journal.Entry, reason alive.Reason) (found bool) {
+	found = w.ClaimHeld(e)
+	asked := e.Key == w.Verb.Key && reason == alive.Requested // the plain chain runs that DEL too
+	switch e.State {
+	case journal.Adding:
+		e.State = journal.Unwinding
+		g := e.Newest()
+		for i := range g.Steps {
+			g.Steps[i].ADD = journal.AddCutOff
+		}
+	case journal.Live:
+		e.State = journal.Removing
+		if g := e.Newest(); asked && w.Verb.Conf.NeverAdded() { // unwind may have been killed after its first result
+			for i := 1; i < len(g.Steps); i++ {
+				g.Steps[i].ADD = journal.AddCutOff
+			}
+		}
+	}
+	if e.Reason == "" || !alive.Recorded(e.Cause, e.Reason).Is(reason) { // else the recorded text may say more
+		e.Reason = reason.Text
+	}
+	e.Cause = reason.Code
+	for i := range e.Generations {
+		g := &e.Generations[i]
+		for j := range g.Steps {
+			s := &g.Steps[j]
+			s.MayHaveRun = !asked && (s.MayHaveRun || s.Attempts == 0 && g.Begun)
+		}
+		g.Begun = true
+	}
+	return found
+}
+
+// markAfter is how long a pass may take before the journal has to know that it began: a pass that is
+// cut off later than this does not begin with the same delegate again.
+const markAfter = 500 * time.Millisecond
+
+// RunUnmarked is undo for an entry whose mark is not on record. It writes the mark once the pass
+// takes longer than markAfter; most end before, with one transaction.
+func (w *Worker) RunUnmarked(ctx context.Context, lock *journal.Lock, e *journal.Entry, cniNetns string) []*delegate.Failure {
+	if w.Journal.Unwritable {
+		return w.Run(ctx, lock, e, cniNetns)
+	}
+	marked, done := e.Clone(), make(chan struct{})
+	for i := range marked.Generations {
+		marked.Generations[i].Begun = true
+	}
+	timer := time.AfterFunc(markAfter, func() {
+		defer close(done)
+		err := w.Journal.Store.Update(context.WithoutCancel(ctx), func(tx *journal.Tx) error { return tx.Put(marked) })
+		if err != nil {
+			w.Log.Debug("the journal cannot be told that a DEL began", "attachment", marked.Key.String(), "err", err)
+		}
+	})
+	defer func() {
+		if !timer.Stop() {
+			<-done
+		}
+	}()
+	return w.Run(ctx, lock, e, cniNetns)
+}
+
+// Finish writes what a pass left of an entry. If nothing is left, it deletes the entry and puts the
+// tombstone, if any, in its place: the runtime's own DEL is still to come.
+func (w *Worker) Finish(ctx context.Context, lock *journal.Lock, e *journal.Entry, tomb *journal.Tombstone) error {
+	err := w.Journal.Update(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
+		if len(e.Generations) > 0 {
+			return tx.Put(e)
+		}
+		if err := tx.Delete(e.Key); err != nil || tomb == nil {
+			return err
+		}
+		return tx.PutTombstone(*tomb)
+	})
+	if err == nil && len(e.Generations) == 0 && lock != nil {
+		err = lock.Remove()
+	}
+	return err
+}
+
+// Tombstone returns the Tombstone of an entry that is released without the runtime's DEL.
+func (w *Worker) Tombstone(e *journal.Entry) *journal.Tombstone {
+	return &journal.Tombstone{Key: e.Key, NetNS: e.Newest().NetNS, Reason: e.Reason, BootID: w.Node.Host.BootID,
+		Interfaces: append(alive.InterfacesOf(e), e.Undone...), NoResult: e.State == journal.Unwinding}
+}
+
+// MarkKilled records that unwind killed delegates of an entry: those whose programs it names, or all
+// if none of them is such a program, as where a child of a delegate outlived it. It says whether any
+// was killed.
+func MarkKilled(e *journal.Entry, programs []string, grace time.Duration) bool {
+	if len(programs) == 0 {
+		return false
+	}
+	steps := e.Newest().Steps
+	named := func(s journal.Step) bool { return slices.Contains(programs, s.Type) }
+	some := slices.ContainsFunc(steps, named)
+	for i := range steps {
+		if !some || named(steps[i]) {
+			steps[i].RepeatAt = journal.BootNanos() + int64(grace)
+		}
+	}
+	return true
+}

@@ -1,0 +1,147 @@
+package undo
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"time"
+
+	"cni-unwind/ipam"
+	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/tristate"
+)
+
+// find looks for the generation's network namespace at the runtime's path, at its recorded path, at
+// other mounts of it, also those below other mounts, and in the processes. If the host's end of its interface shows that something
+// keeps the namespace, find also looks among the open files of all processes. It never returns
+// another namespace at one of these paths, nor one with another attachment's interface.
+func (u *undoing) find(ctx context.Context) delNetNS {
+	g := u.gen
+	if u.Node.SameBoot(g) == tristate.No {
+		return delNetNS{gone: true} // identities of an earlier boot mean nothing in this one
+	}
+	if !g.NetNS.Known() {
+		return u.findUnknown(ctx)
+	}
+	for _, path := range []string{u.cniNetns, g.NetNS.Path} {
+		if seen, err := host.Look(path, u.entry.IfName); err == nil && g.NetNS.Same(seen.Netns) {
+			return u.own(ctx, delNetNS{path: path}, seen)
+		}
+	}
+	place, pathErr := host.Find(g.NetNS)
+	if place.Path != "" {
+		return u.lookAndOwn(ctx, at(place))
+	}
+	pid, place, err := u.Node.View.OpenByProcess(g.NetNS, len(g.HostLinks) == 0)
+	if place.Path != "" {
+		return u.lookAndOwn(ctx, at(place))
+	}
+	// The kernel destroys a namespace some time after its last user is gone. A host link that
+	// existed and is gone proves as much as a look at every process.
+	linkGone := u.awaitHostLinkGone()
+	if !linkGone {
+		if place = host.OpenByDescriptor(g.NetNS); place.Path != "" {
+			return u.lookAndOwn(ctx, at(place))
+		}
+	}
+	known := pathErr == nil && err == nil || len(g.HostLinks) > 0
+	return delNetNS{gone: linkGone && known && pid == 0}
+}
+
+func at(place host.Place) delNetNS { return delNetNS{path: place.Path, held: place} }
+
+// lookAndOwn looks for the interface and calls own.
+func (u *undoing) lookAndOwn(ctx context.Context, p delNetNS) delNetNS {
+	seen, err := host.Look(p.path, u.entry.IfName)
+	if err != nil {
+		return p // the namespace is gone by now
+	}
+	return u.own(ctx, p, seen)
+}
+
+// own returns p, or an empty delNetNS if the interface seen there is another attachment's.
+func (u *undoing) own(ctx context.Context, p delNetNS, seen host.Interface) delNetNS {
+	if u.shows(ctx, seen) {
+		return p
+	}
+	p.release()
+	u.Log.Warn("the interface in its network namespace is another's; no DEL is shown it",
+		"attachment", u.entry.Key.String(), "netns", p.path)
+	return delNetNS{}
+}
+
+// findUnknown takes a path that the runtime gives if the interface there proves to be the ADD's:
+// the journal does not have the namespace of the ADD.
+func (u *undoing) findUnknown(ctx context.Context) delNetNS {
+	some := false // a path names a namespace
+	for _, path := range []string{u.cniNetns, u.gen.NetNS.Path} {
+		seen, err := host.Look(path, u.entry.IfName)
+		if err == nil && u.shows(ctx, seen) {
+			return delNetNS{path: path}
+		}
+		some = some || err == nil
+	}
+	return delNetNS{gone: !some && u.awaitHostLinkGone()}
+}
+
+// awaitHostLinkGone says whether the host's end of the container's interface is gone, or goes
+// within Budgets.HostLink.
+func (u *undoing) awaitHostLinkGone() bool {
+	for end := time.Now().Add(u.Budgets.HostLink); ; time.Sleep(5 * time.Millisecond) {
+		there, err := host.LinkThere(u.gen.HostLinks)
+		if err != nil || there && time.Now().After(end) {
+			return false
+		}
+		if !there {
+			return true
+		}
+	}
+}
+
+// shows decides whether the DELs of a generation may see the namespace in which unwind looked for
+// the interface. It must be the namespace of the ADD, and the interface there, if any, the ADD's.
+// If the journal does not have the namespace, the interface has to prove that it is the ADD's.
+func (u *undoing) shows(ctx context.Context, seen host.Interface) bool {
+	if !u.gen.NetNS.Known() {
+		return !u.Node.IsHost(seen.Netns) && u.provesOwn(ctx, seen)
+	}
+	if !u.gen.NetNS.Same(seen.Netns) {
+		return false
+	}
+	if !seen.There() {
+		return true
+	}
+	own := netconf.InterfaceOf(u.gen.Result, u.entry.IfName)
+	switch mac, address := seen.HasMAC(own), seen.HasAny(own); {
+	case mac == tristate.Yes || mac == tristate.Unknown && address == tristate.Yes:
+		return true
+	case mac == tristate.No && address != tristate.Yes:
+		return false
+	case u.gen.Occupant != "" && seen.Occupant() == u.gen.Occupant:
+		return false
+	}
+	return !u.Node.Anothers(ctx, u.entry.Key, seen)
+}
+
+// provesOwn says whether an interface is the ADD's: by its result, which the runtime or libcni's
+// cache has, or by an address that host-local gives to the attachment.
+func (u *undoing) provesOwn(ctx context.Context, seen host.Interface) bool {
+	if !seen.There() {
+		return false
+	}
+	own := []journal.Interface{netconf.InterfaceOf(u.gen.Result, u.entry.IfName)}
+	if !own[0].Known() {
+		if c, err := u.Node.CachedADD(u.entry.Key); c != nil && err == nil {
+			own = append(own, netconf.InterfaceOf(c.Result, u.entry.IfName))
+		}
+		for _, c := range u.gen.Claims {
+			owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
+			if c.Pool != "" && err == nil && given && owner.Is(u.entry.ContainerID, u.entry.IfName) {
+				own = append(own, journal.Interface{Addresses: []netip.Addr{c.Address}})
+			}
+		}
+	}
+	return slices.ContainsFunc(own, seen.Is) && !u.Node.Anothers(ctx, u.entry.Key, seen)
+}

@@ -1,0 +1,197 @@
+package undo
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"cni-unwind/ipam"
+	"cni-unwind/journal"
+	"cni-unwind/plugin/tristate"
+)
+
+// maxBackoff bounds the time between two tries of a DEL that fails; longBackoff bounds it after
+// more than often tries.
+const (
+	maxBackoff  = 30 * time.Second
+	longBackoff = 5 * time.Minute
+	often       = 20
+)
+
+// backoff returns how long sweeps leave a DEL alone after that many tries. It is 0 after the first,
+// since the rollback of an ADD and the next sandbox's ADD may come at once; then 2 s, 4 s, 8 s and
+// so on. It is random within its upper half, which spreads the attachments of a node.
+func backoff(attempts int) time.Duration {
+	if attempts < 2 {
+		return 0
+	}
+	d := maxBackoff
+	switch {
+	case attempts < 6:
+		d = time.Second << (attempts - 1)
+	case attempts > often:
+		d = longBackoff
+	}
+	return d/2 + rand.N(d/2)
+}
+
+// Awaits is what a pending DEL waits for.
+type Awaits string
+
+// A pending DEL awaits one of these.
+const (
+	Nothing     Awaits = ""             // the next sweep runs it
+	Pause       Awaits = "pause"        // after a try; who asks for the DEL does not wait
+	Container   Awaits = "container"    // the other attachments of its container are over
+	Runtime     Awaits = "runtime"      // the runtime asks, and names its namespace, or a time is over
+	NewOwner    Awaits = "new owner"    // the new owner of its address is gone
+	GracePeriod Awaits = "grace period" // it has passed, and runs once more then
+	Queue       Awaits = "queue"        // its plugin's agent takes up a queue that has it
+)
+
+// Next says when a pending DEL runs next: at the next sweep after what it awaits. In is the time
+// until then, where a time ends it.
+type Next struct {
+	Awaits Awaits
+	In     time.Duration
+}
+
+// Asker is who would run a pending DEL, and what it knows.
+type Asker struct {
+	Now            int64                    // CLOCK_BOOTTIME, nanoseconds
+	SameBoot       bool                     // the ADD was in this boot
+	Since          int64                    // the attachment is in its state, as Now
+	NoNetNS        bool                     // nothing is at the path of its namespace, and the runtime does not ask
+	GracePeriod    time.Duration            // of the attachment
+	IgnoresPause   bool                     // the runtime or a person asked: GC, unwindctl sweep, the runtime's DEL
+	AsksStores     bool                     // it has probes
+	ContainerLives func() bool              // another attachment of the container lives, or is being added
+	Queued         func(*journal.Step) bool // the plugin's own queue has the DEL
+}
+
+// NextTry decides when the pending DEL of a step runs next. Whoever runs a DEL, or tells of one, asks
+// it. Whether the new owner of an address is gone is the asker's to find out.
+func NextTry(s *journal.Step, by Asker) Next {
+	awaits, in := Runtime, forRuntimeIn(s, by)
+	switch {
+	case s.Unproven != "" && by.Queued(s):
+		return Next{Awaits: Queue}
+	case freesByContainer(s) && by.ContainerLives():
+		return Next{Awaits: Container}
+	case in > 0:
+	case s.Attempts == 0:
+	case s.LastError != "", s.Unproven != "", by.AsksStores && storeElsewhere(s):
+		awaits, in = Pause, time.Duration(s.RetryAt-by.Now)
+		if by.IgnoresPause || in > longBackoff { // set in another boot
+			in = 0
+		}
+	case s.Parked:
+		return Next{Awaits: NewOwner}
+	default:
+		awaits, in = GracePeriod, onceMoreIn(s, by)
+	}
+	if in <= 0 {
+		return Next{}
+	}
+	return Next{awaits, in}
+}
+
+// forRuntimeIn returns how long a sweep leaves the DEL of a step to the runtime: it would do nothing
+// but forget what to do (skipUnnamed), and the runtime may still ask, and name the path. It waits for
+// the grace period, from when the attachment was found dead. A reboot ends the wait.
+func forRuntimeIn(s *journal.Step, by Asker) time.Duration {
+	if !by.NoNetNS || !by.SameBoot || !slices.Contains(skipUnnamed, s.Type) {
+		return 0
+	}
+	return max(0, by.GracePeriod-time.Duration(by.Now-by.Since))
+}
+
+// onceMoreIn returns how long a step's DEL once more is too early. A reboot ends the wait for a
+// killed delegate, since it ends the agent behind it, and not that for a DEL that proves nothing. A
+// time further away than the grace period is of another boot.
+func onceMoreIn(s *journal.Step, by Asker) time.Duration {
+	killed, proof := time.Duration(s.RepeatAt-by.Now), time.Duration(s.ConfirmAt-by.Now)
+	if !by.SameBoot {
+		killed = 0
+	}
+	if proof > by.GracePeriod {
+		proof = 0
+	}
+	return max(killed, proof, 0)
+}
+
+// storeElsewhere says whether a step's DEL has passed and waits for another one because the process
+// that ran it could not ask the store.
+func storeElsewhere(s *journal.Step) bool {
+	return s.Attempts > 0 && s.LastError == "" && !s.Parked && ipam.Elsewhere(s.Config)
+}
+
+// freesByContainer says whether the DEL of a step has passed, or may have, and could free the address
+// of another attachment of the same container if it runs again: whereabouts goes by container ID and
+// interface, whatever the network, and before 0.9.0 by the container ID alone. The plain chain runs
+// no such DEL. One that may have run when unwind was killed counts as one that passed, unless the
+// runtime asks for it.
+func freesByContainer(s *journal.Step) bool {
+	passed := s.LastError == "" || s.Unproven != "" || s.RepeatAt != 0 || s.ConfirmAt != 0
+	return (s.Attempts > 0 || s.MayHaveRun) && passed && ipam.Elsewhere(s.Config)
+}
+
+// KeepsContainer says whether an attachment in this state lives or is being added.
+func KeepsContainer(state journal.State) bool {
+	return state != journal.Removing && state != journal.Unwinding
+}
+
+// asker returns this process as it would run the steps of a generation.
+func (w *Worker) asker(ctx context.Context, e *journal.Entry, g *journal.Generation, eager bool) Asker {
+	u := undoing{Worker: w, entry: e, gen: g}
+	return Asker{
+		Now: journal.BootNanos(), SameBoot: w.Node.SameBoot(g) == tristate.Yes, GracePeriod: w.Node.GraceOf(e),
+		Since: e.Since.Boot, NoNetNS: e.Key != w.Verb.Key && isMissing(g.NetNS.Path),
+		IgnoresPause: eager, AsksStores: len(w.Probes) > 0,
+		ContainerLives: func() bool { return w.containerLives(ctx, e.Key) },
+		Queued:         func(s *journal.Step) bool { return u.queued(ctx, s) },
+	}
+}
+
+// deferred says whether it is too early for a step's DEL once more.
+func (u *undoing) deferred(ctx context.Context, step *journal.Step) bool {
+	return onceMoreIn(step, u.asker(ctx, u.entry, u.gen, false)) > 0
+}
+
+// Ready says whether an entry has a step that can run now.
+func (w *Worker) Ready(ctx context.Context, e *journal.Entry, eager bool) bool {
+	for i := range e.Generations {
+		u := undoing{Worker: w, entry: e, gen: &e.Generations[i]}
+		by := w.asker(ctx, e, u.gen, eager)
+		for j := range u.gen.Steps {
+			s := &u.gen.Steps[j]
+			switch NextTry(s, by).Awaits {
+			case Nothing:
+				return true
+			case NewOwner:
+				if u.withheld == nil {
+					u.withheld = u.addressesOfOthers(ctx)
+				}
+				if _, is := u.withheldFrom(s); !is {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// containerLives says whether another attachment of a container lives or is being added. In doubt it
+// does.
+func (w *Worker) containerLives(ctx context.Context, key journal.Key) bool {
+	lives := true
+	w.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
+		lives = false
+		return tx.Outlines(func(other journal.Outline, err error) error {
+			lives = lives || other.Key != key && other.ContainerID == key.ContainerID && KeepsContainer(other.State)
+			return err
+		})
+	})
+	return lives
+}

@@ -1,0 +1,193 @@
+package undo
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"time"
+
+	"cni-unwind/ipam"
+	"cni-unwind/journal"
+	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/tristate"
+)
+
+// These steps guard against a late DEL that names an address which has a new owner (cni#924):
+//
+//  1. Before a DEL, addressesOfOthers takes the addresses of other attachments out of prevResult.
+//     If the delegate knows the address from prevResult alone, its step is parked: it stays
+//     pending, in full.
+//  2. When an ADD gets an address, claim first runs the pending DELs of dead attachments that have
+//     it, before the next delegate.
+//  3. When an address is free again, replayParked runs the parked DELs.
+
+// addressesOfOthers returns the addresses of a generation that have another owner: a live
+// attachment in the journal, or the one that host-local's own file names. If the file cannot be
+// read, or the other's liveness cannot be told, the address counts as another owner's: a DEL
+// without it can be made good later, a DEL with it cannot. An address that this ADD was just
+// assigned does not count: this ADD has nothing yet that a DEL with the address could take.
+func (u *undoing) addressesOfOthers(ctx context.Context) []netip.Addr {
+	var foreign []netip.Addr
+	for _, c := range u.gen.Claims {
+		fresh := slices.Contains(u.Verb.JustAssigned, c.Address)
+		named, own := tristate.No, false // host-local's file names another owner, or this one
+		if c.Pool != "" {
+			owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
+			ours := fresh && owner.Is(u.Verb.Key.ContainerID, u.Verb.Key.IfName)
+			own = given && owner.Is(u.entry.ContainerID, u.entry.IfName)
+			named = tristate.Of(given && !ours && !own, err)
+		}
+		var others []alive.OtherOwner
+		if named == tristate.No {
+			for _, other := range u.othersWith(ctx, u.entry.Key, c.Address) {
+				if ours := fresh && other.Key == u.Verb.Key; !ours {
+					others = append(others, alive.OtherOwner{
+						BeingUndone: u.beingUndone(other), GaveBack: own && gaveBack(other, c), Fate: u.Node.Judge(ctx, other).Fate,
+					})
+				}
+			}
+		}
+		if alive.HasOtherOwner(named, others) || c.Pool == "" && u.usedElsewhere(c.Address) {
+			foreign = append(foreign, c.Address)
+		}
+	}
+	return foreign
+}
+
+// usedElsewhere says whether another container may use an address whose owner no IPAM plugin names:
+// an interface outside the generation's own namespace has it.
+func (u *undoing) usedElsewhere(address netip.Addr) bool {
+	netns := cmp.Or(u.netns.path, u.gen.NetNS.Path)
+	if seen, err := host.Look(netns, u.entry.IfName); err == nil && slices.Contains(seen.Addresses, address.Unmap()) &&
+		(u.netns.path != "" || u.gen.NetNS.Same(seen.Netns)) {
+		return false
+	}
+	var adds journal.NetNS // the namespace of an ADD that was just assigned the address
+	if slices.Contains(u.Verb.JustAssigned, address) {
+		adds, _ = host.Identify(u.Verb.Netns)
+	}
+	used, _ := u.Node.InUse(address, func(s host.Interface) bool {
+		return u.Node.IsOwn(u.entry, s.Netns) || u.Node.IsHost(s.Netns) || adds.Same(s.Netns)
+	})
+	return used != tristate.No // in doubt another container's
+}
+
+// gaveBack says whether another attachment gave an address, which the journal says it has, back to
+// its pool, which has given it to someone else by now: the plain chain ran its DEL, or the journal
+// could not be written. This holds if all its claims on the address are of that pool, its network
+// namespace is at its path, and no interface there has the address.
+func gaveBack(other *journal.Entry, c journal.Claim) bool {
+	for _, g := range other.Generations {
+		for _, o := range g.Claims {
+			if o.Address == c.Address && o.Pool != c.Pool {
+				return false
+			}
+		}
+	}
+	at := other.Newest().NetNS
+	if id, err := host.Identify(at.Path); err != nil || !id.Same(at) {
+		return false
+	}
+	there, err := host.AddressIn(at, c.Address)
+	return !there && err == nil
+}
+
+// beingUndone says whether another attachment is being undone: it then no longer owns its
+// addresses. Otherwise two attachments that a sweep undoes at once would park each other's DELs
+// again and again.
+func (w *Worker) beingUndone(e *journal.Entry) bool {
+	return (e.State == journal.Removing || e.State == journal.Unwinding) && w.Node.SameNamespaces(e.Newest()) == tristate.Yes
+}
+
+// othersWith returns the entries of other attachments that claim an address, or none if the journal
+// cannot be read.
+func (w *Worker) othersWith(ctx context.Context, key journal.Key, address netip.Addr) []*journal.Entry {
+	var others []*journal.Entry
+	w.Journal.Read(ctx, func(tx *journal.Tx) error {
+		entries, err := tx.ByAddress(address)
+		others = slices.DeleteFunc(entries, func(e *journal.Entry) bool { return e.Key == key })
+		return err
+	})
+	return others
+}
+
+// late says whether a step would get an address that it knows from prevResult alone and that
+// another container may have by now. The address may be free since the delegate that brought it was
+// undone, or since something else took it back: of an attachment that the journal did not know,
+// every delegate still has a pending DEL. Such a DEL runs whileFree.
+func (u *undoing) late(step *journal.Step) bool {
+	return slices.ContainsFunc(u.gen.Claims, func(c journal.Claim) bool {
+		return c.Receives(step.Index) && (u.gen.Freed(c) || u.takenBack(c))
+	})
+}
+
+// errGiven ends a late DEL.
+var errGiven = errors.New("its address may have another owner by now")
+
+// whileFree returns the context of a late DEL, which may take its time, but has to end before an ADD
+// that gets one of its addresses runs the delegate that could lose a rule to it. It returns with
+// withheld as of now.
+//
+//  1. unwind looks for another owner of the addresses. From the beginning of the look on, the DEL
+//     has LateDel.
+//  2. While the DEL runs, unwind looks four times in LateDel. A look that reads the journal and finds
+//     no other owner gives the DEL LateDel from its beginning on. Any other look gives it nothing.
+//  3. An ADD that claims an address after the last such look began waits for the attachment's lock,
+//     for Release after its claim, which is longer: see claim.
+func (u *undoing) whileFree(ctx context.Context, cancel context.CancelFunc) (context.Context, context.CancelFunc) {
+	began := time.Now()
+	u.withheld = u.addressesOfOthers(ctx)
+	ctx, end := context.WithCancelCause(ctx)
+	lease := time.AfterFunc(u.Budgets.LateDel-time.Since(began), func() { end(errGiven) })
+	ended, looking := make(chan struct{}), *u
+	go func() {
+		defer close(ended)
+		for looking.stillFree(ctx, lease) {
+		}
+	}()
+	return ctx, func() {
+		cancel()
+		<-ended
+		lease.Stop()
+	}
+}
+
+// stillFree waits for the next look of whileFree, and looks. It returns false once the DEL has ended.
+func (u *undoing) stillFree(ctx context.Context, lease *time.Timer) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(u.Budgets.LateDel / 4):
+	}
+	u.Worker = u.Fork() // the step's own worker is at work, and an earlier look may have failed
+	began := time.Now()
+	found := u.addressesOfOthers(ctx)
+	given := slices.ContainsFunc(found, func(a netip.Addr) bool { return !slices.Contains(u.withheld, a) })
+	if !given && !u.Journal.Unreadable && ctx.Err() == nil {
+		lease.Reset(u.Budgets.LateDel - time.Since(began))
+	}
+	return true
+}
+
+// takenBack says whether a claimed address is no longer the attachment's by host-local's own file,
+// or the file cannot tell.
+func (u *undoing) takenBack(c journal.Claim) bool {
+	if c.Pool == "" {
+		return false
+	}
+	owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
+	return err != nil || !given || !owner.Is(u.entry.ContainerID, u.entry.IfName)
+}
+
+// withheldFrom returns an address that was withheld from a step because another attachment owns it.
+func (u *undoing) withheldFrom(step *journal.Step) (address netip.Addr, is bool) {
+	for _, c := range u.gen.Claims {
+		if c.Receives(step.Index) && slices.Contains(u.withheld, c.Address) {
+			return c.Address, true
+		}
+	}
+	return address, false
+}

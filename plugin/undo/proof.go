@@ -1,0 +1,124 @@
+package undo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"cni-unwind/ipam"
+	"cni-unwind/journal"
+	"cni-unwind/plugin/record"
+	"cni-unwind/plugin/tristate"
+)
+
+// A DEL that exits with 0 is a claim. Where a probe can ask the store of the IPAM plugin, the step is
+// undone once the store has nothing for the attachment any more. Until then its DEL stays pending as
+// "unproven", and is tried again like one that failed. The runtime is not told: it asked, and the
+// plugin said that it is done.
+
+// maxUnproven bounds the DELs of an unproven step while its store cannot be asked: the file of one
+// cannot be read, or the process that asked the store elsewhere is no more. At one DEL in 2.5 to 5
+// minutes these are some 20 hours, after which whereabouts' own reconciler has had its turn. A step
+// whose address the store has is tried without bound.
+const maxUnproven = 300
+
+// probeTime bounds one question to a store.
+const probeTime = 2 * time.Second
+
+// proven says whether the address of a step is given back, and if not, or if that is unknown, why.
+// Without a store that a probe can ask, the answer is unknown and the reason is "".
+func (u *undoing) proven(ctx context.Context, step *journal.Step) (is tristate.Value, why string) {
+	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	defer cancel()
+	local := []ipam.Probe{ipam.AWS{Checkpoint: u.gen.AWSCheckpoint}, ipam.Cilium{Queue: u.CiliumQueue}}
+	for _, probe := range slices.Concat(local, u.Probes) {
+		held, asked, err := probe.Held(ctx, step.Config, u.entry.Network, u.entry.ContainerID, u.entry.IfName)
+		switch {
+		case errors.Is(err, ipam.ErrQueued):
+			return tristate.No, err.Error()
+		case err != nil:
+			return tristate.Unknown, fmt.Sprintf("whether its address is free cannot be told: %v", err)
+		case len(held) > 0:
+			return tristate.No, fmt.Sprintf("%s is not free", strings.Trim(fmt.Sprint(held), "[]"))
+		case asked:
+			return tristate.Yes, ""
+		}
+	}
+	return tristate.Unknown, ""
+}
+
+// settledByStore says whether a step whose DEL passed, or may have, needs no further one, since the
+// store has given its address back meanwhile, or whether it is too early for one.
+func (u *undoing) settledByStore(ctx context.Context, step *journal.Step) (undone, waits bool) {
+	is, why := tristate.Unknown, ""
+	askable := len(u.Probes) > 0 && storeElsewhere(step)
+	if step.Unproven != "" || askable {
+		is, why = u.proven(ctx, step)
+	}
+	switch {
+	case is == tristate.Yes:
+		return true, false
+	case u.queued(ctx, step):
+		return false, true
+	case freesByContainer(step) && u.containerLives(ctx, u.entry.Key):
+		return false, true
+	case is == tristate.Unknown && step.Unproven == "" && askable && u.deferred(ctx, step):
+		if why != "" {
+			u.noteUnproven(step, why, "")
+		}
+		return false, true
+	}
+	return false, false
+}
+
+// queued says whether the DEL of a step waits in its plugin's own queue. Another one adds nothing,
+// and may take most of a minute while the plugin's agent is away.
+func (u *undoing) queued(ctx context.Context, step *journal.Step) bool {
+	if step.Unproven == "" {
+		return false
+	}
+	queue := ipam.Cilium{Queue: u.CiliumQueue}
+	_, _, err := queue.Held(ctx, step.Config, u.entry.Network, u.entry.ContainerID, u.entry.IfName)
+	return errors.Is(err, ipam.ErrQueued)
+}
+
+// noteProof stores in a step whose DEL passed why that is not proven, and says whether the step is
+// undone as far as a store can tell. A delegate that is known to pass where it freed nothing, and
+// whose store nobody can ask here, gets one more DEL after the grace period. So does one whose ADD
+// failed: it may have failed after its address was written.
+func (u *undoing) noteProof(ctx context.Context, step *journal.Step, before string) (undone bool) {
+	is, why := u.proven(ctx, step)
+	if is == tristate.Yes {
+		step.ConfirmAt = 0
+		if step.ADD == "" {
+			step.RepeatAt = 0 // its address is free: there is nothing to repeat
+		}
+		return true
+	}
+	if why == "" && ipam.Elsewhere(step.Config) {
+		why = before // the agent has asked, and this process cannot
+	}
+	if why != "" && (is == tristate.No || step.Attempts < maxUnproven) {
+		u.noteUnproven(step, why, before)
+		return false
+	}
+	if step.ConfirmAt == 0 && ipam.MayLie(step.Config) {
+		step.ConfirmAt = journal.BootNanos() + int64(u.Node.GraceOf(u.entry))
+	}
+	return true
+}
+
+// noteUnproven stores why, and tells it once.
+func (u *undoing) noteUnproven(step *journal.Step, why, before string) {
+	step.Unproven = why
+	if before != "" {
+		return
+	}
+	u.Log.Warn("DEL passed and is not proven", "plugin", step.Type, "attachment", u.entry.Key.String(), "why", why)
+	event := record.EventOf(journal.Unproven, u.entry)
+	event.Reason, event.Plugins = why, []string{step.Type}
+	u.Journal.Event(event)
+}

@@ -1,0 +1,165 @@
+package undo
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"cni-unwind/ipam"
+	"cni-unwind/journal"
+	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/record"
+)
+
+// Outcome is what became of an attachment that was to be released.
+type Outcome struct {
+	Entry    *journal.Entry // as it is now; nil if the journal had none
+	State    journal.State  // before
+	Verdict  alive.Verdict  // under the attachment's lock
+	Released bool           // nothing is left
+	Err      error          // why something is left, other than the verdict
+}
+
+// Release undoes another attachment, if it is dead, and writes what is left of it. It returns nil if
+// nothing is left. ctx bounds the wait for its lock, since the caller holds a lock itself.
+func (w *Worker) Release(ctx context.Context, key journal.Key) error {
+	lock, killed, err := w.Lock(ctx, key)
+	if err != nil {
+		return err
+	}
+	defer lock.Release()
+	out := w.ReleaseLocked(ctx, lock, killed, key)
+	switch {
+	case out.Released:
+		return nil
+	case out.Err != nil:
+		return out.Err
+	}
+	return errors.New(out.Verdict.Reason.Text)
+}
+
+// ReleaseLocked is Release with the attachment's lock taken. It decides on what the journal says now.
+// killed names the delegates that held the lock and that unwind had to kill.
+func (w *Worker) ReleaseLocked(ctx context.Context, lock *journal.Lock, killed []string, key journal.Key) (out Outcome) {
+	out.Err = w.Journal.Store.View(ctx, func(tx *journal.Tx) (err error) {
+		out.Entry, err = tx.Get(key)
+		return err
+	})
+	e := out.Entry
+	switch {
+	case out.Err != nil:
+		return out
+	case e == nil:
+		out.Released, out.Err = true, lock.Remove()
+		return out
+	}
+	out.State, out.Verdict = e.State, alive.Decide(w.Node.Gather(ctx, e, lock))
+	if !out.Verdict.Releasable() {
+		if lock.Made() {
+			_ = lock.Remove() // restores the state before
+		}
+		return out
+	}
+	MarkKilled(e, killed, w.Node.GraceOf(e))
+	reason := out.Verdict.Reason
+	if e.State == journal.Live || e.State == journal.Adding {
+		w.Log.Info("releasing an attachment", "attachment", key.String(), "verdict", string(out.Verdict.Fate), "reason", reason.Text)
+	}
+	if out.Verdict.Fate == alive.Foreign {
+		out.Err = w.Purge(ctx, lock, e, reason)
+	} else {
+		out.Err = w.undoDead(ctx, lock, e, reason)
+	}
+	out.Released = out.Err == nil && e.Pending() == 0
+	if out.Released {
+		w.Log.Info("released", "attachment", key.String(), "reason", reason.Text)
+	}
+	return out
+}
+
+// undoDead runs the DELs of a dead attachment. The recorded reason why its ADD failed, or was cut
+// off, stays.
+func (w *Worker) undoDead(ctx context.Context, lock *journal.Lock, e *journal.Entry, reason alive.Reason) error {
+	if e.State == journal.Unwinding {
+		reason = alive.Recorded(cmp.Or(e.Cause, reason.Code), cmp.Or(e.Reason, reason.Text))
+	}
+	w.takeCached(e)
+	if err := w.Begin(ctx, e, reason); err != nil {
+		return err
+	}
+	drop, tomb := w.Journal.Undoable(), w.Tombstone(e)
+	event := record.EventOf(journal.Swept, e)
+	failures := w.Run(ctx, lock, e, "")
+	w.recordRelease(event, e, reason)
+	if err := w.Finish(ctx, lock, e, tomb); err != nil {
+		drop() // the journal does not have it as released; the next sweep reports it
+		return err
+	}
+	if len(failures) > 0 {
+		return failures[0]
+	}
+	return nil
+}
+
+// Purge releases what host-local keeps for an attachment on this disk, and abandons the rest.
+func (w *Worker) Purge(ctx context.Context, lock *journal.Lock, e *journal.Entry, reason alive.Reason) error {
+	var pools []string
+	for _, g := range e.Generations {
+		for _, step := range g.Steps {
+			pools = append(pools, ipam.Pool(step.Config, e.Network))
+		}
+		for _, c := range g.Claims {
+			pools = append(pools, c.Pool)
+		}
+	}
+	slices.Sort(pools)
+	for _, pool := range slices.Compact(pools) {
+		if pool == "" {
+			continue
+		}
+		if err := ipam.Release(ctx, pool, e.ContainerID, e.IfName); err != nil {
+			return fmt.Errorf("pool %s: %w", pool, err)
+		}
+	}
+	e.Cause, e.Reason = reason.Code, reason.Text
+	tomb, event := w.Tombstone(e), record.EventOf(journal.Swept, e)
+	e.Generations = nil
+	drop := w.Journal.Undoable()
+	w.recordRelease(event, e, reason)
+	err := w.Finish(ctx, lock, e, tomb)
+	if err != nil {
+		drop()
+	}
+	return err
+}
+
+// recordRelease records that an attachment was released in full without the runtime's DEL.
+func (w *Worker) recordRelease(event journal.Event, e *journal.Entry, reason alive.Reason) {
+	if len(e.Generations) == 0 {
+		event.Reason = reason.Text
+		w.Journal.Event(event, record.CountSwept, reason.Label())
+	}
+}
+
+// ReplayParked runs pending DELs of other attachments for addresses that have become free: those
+// that were parked, and those that failed.
+func (w *Worker) ReplayParked(ctx context.Context, freed []netip.Addr) {
+	ctx, cancel := context.WithTimeout(ctx, w.Budgets.Release)
+	defer cancel()
+	for _, address := range freed {
+		for _, other := range w.othersWith(ctx, w.Verb.Key, address) {
+			if other.State == journal.Live || !w.Ready(ctx, other, true) {
+				continue
+			}
+			if other.State == journal.Adding && !w.Node.Judge(ctx, other).Releasable() {
+				continue // its ADD may be waiting for this DEL, see claim
+			}
+			if err := w.Release(ctx, other.Key); err != nil {
+				w.Log.Debug("left for later", "attachment", other.Key.String(), "err", err)
+			}
+		}
+	}
+}

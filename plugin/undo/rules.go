@@ -1,0 +1,136 @@
+package undo
+
+import (
+	"context"
+	"crypto/sha512"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/host"
+)
+
+// digest returns the SHA-512 of a text in hexadecimal. The reference plugins name a container's
+// chains and interfaces by its first digits (plugins pkg/utils.MustFormatHashWithPrefix).
+func digest(s string) string {
+	sum := sha512.Sum512([]byte(s))
+	return hex.EncodeToString(sum[:])
+}
+
+// labels are the texts by which the DEL of a reference plugin finds the rules of an attachment.
+type labels []string
+
+// labelsOf returns the labels of a plugin, or of all plugins for "". A container may have rules of
+// other networks.
+func labelsOf(k journal.Key, plugin string) (l labels) {
+	chain := digest(k.Network + k.ContainerID)
+	if plugin != "portmap" { // bridge and ptp: iptables, macspoofchk, nftables
+		l = append(l, "CNI-"+chain[:24], "-"+k.ContainerID+"-"+k.IfName,
+			digest(k.Network)[:16]+"-"+digest(k.IfName + ":" + k.ContainerID)[:16])
+	}
+	if plugin == "portmap" || plugin == "" { // iptables; nftables, the same in all networks
+		l = append(l, "CNI-DN-"+chain[:21], "CNI-SN-"+chain[:21],
+			fmt.Sprintf("comment %q", k.ContainerID))
+	}
+	return l
+}
+
+// on says whether a rule has one of the labels.
+func (l labels) on(rule string) bool {
+	return slices.ContainsFunc(l, func(label string) bool { return strings.Contains(rule, label) })
+}
+
+// hasWord says whether a line has a word that is not part of a longer word or number.
+func hasWord(line, word string) bool {
+	for rest := line; ; {
+		before, after, found := strings.Cut(rest, word)
+		if !found {
+			return false
+		}
+		start := len(line) - len(rest) + len(before)
+		begins := start == 0 || !isAlphanumeric(line[start-1])
+		if ends := after == "" || !isAlphanumeric(after[0]); begins && ends {
+			return true
+		}
+		rest = line[start+1:]
+	}
+}
+
+func isAlphanumeric(c byte) bool {
+	return '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
+}
+
+// No container has these addresses (RFC 5737, RFC 3849): they stand for an unknown one.
+const (
+	unknownIPv4 = "192.0.2.1/32"
+	unknownIPv6 = "2001:db8::1/128"
+)
+
+// masquerades says whether a step's delegate makes masquerading rules for each container.
+func masquerades(step *journal.Step) bool {
+	var conf struct {
+		IPMasq bool `json:"ipMasq"`
+	}
+	is := step.Type == "bridge" || step.Type == "ptp"
+	return is && json.Unmarshal(step.Config, &conf) == nil && conf.IPMasq
+}
+
+// masqueraded returns the addresses for which bridge or ptp has masquerading rules for the
+// attachment. It reads them from the rules: a DEL removes the rules of the addresses on the
+// interface. A plugin that was cut off between its chain and the rule that leads there left a chain
+// and no address; any address does then, as for nftables rules, which ptp removes only if it finds
+// some address.
+func (w *Worker) masqueraded(ctx context.Context, k journal.Key, plugin string) (addresses []netip.Prefix) {
+	chain := "CNI-" + digest(k.Network + k.ContainerID)[:24]
+	for _, family := range []struct {
+		save    string
+		unknown string
+	}{{"iptables-save", unknownIPv4}, {"ip6tables-save", unknownIPv6}} {
+		rules, err := host.Printed(ctx, family.save, "-t", "nat")
+		w.warnOfRules(k, err)
+		found := masqueradedBy(rules, chain, k.Network, k.ContainerID)
+		if len(found) == 0 && slices.ContainsFunc(rules, func(rule string) bool {
+			return strings.HasPrefix(rule, ":"+chain+" ")
+		}) {
+			found = []netip.Prefix{netip.MustParsePrefix(family.unknown)}
+		}
+		addresses = append(addresses, found...)
+	}
+	if len(addresses) > 0 {
+		return addresses
+	}
+	rules, err := host.Printed(ctx, "nft", "list", "ruleset")
+	w.warnOfRules(k, err)
+	if slices.ContainsFunc(rules, labelsOf(k, plugin).on) {
+		return []netip.Prefix{netip.MustParsePrefix(unknownIPv4)}
+	}
+	return nil
+}
+
+func (w *Worker) warnOfRules(k journal.Key, err error) {
+	if err != nil && !errors.Is(err, exec.ErrNotFound) {
+		w.Log.Warn("looking for rules", "attachment", k.String(), "err", err)
+	}
+}
+
+// masqueradedBy reads the rules that lead to a container's chain from the output of iptables-save.
+// It ignores a rule that is not exactly as bridge and ptp make it.
+func masqueradedBy(rules []string, chain, network, containerID string) (addresses []netip.Prefix) {
+	rest := fmt.Sprintf(` -m comment --comment "name: \"%s\" id: \"%s\"" -j %s`,
+		network, containerID, chain)
+	for _, rule := range rules {
+		source, is := strings.CutPrefix(strings.TrimSpace(rule), "-A POSTROUTING -s ")
+		if source, is2 := strings.CutSuffix(source, rest); is && is2 {
+			if prefix, err := netip.ParsePrefix(source); err == nil && prefix.IsSingleIP() {
+				addresses = append(addresses, prefix)
+			}
+		}
+	}
+	return addresses
+}

@@ -1,0 +1,50 @@
+package undo
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/internal/delegate"
+)
+
+// delStrayRules repeats a failed DEL of bridge or ptp for each address that leads to the
+// container's chain, in a scratch namespace whose interface has that address. An unrecorded ADD may
+// have left a rule; the kernel removes no chain that a rule leads to, and the plugin gives up at
+// its first address. delStrayRules does nothing where another interface of the container shares the
+// chain. If the last DEL fails too, the first failure stands.
+func (u *undoing) delStrayRules(ctx context.Context, step *journal.Step, f *delegate.Failure) *delegate.Failure {
+	stray := u.masqueraded(ctx, u.entry.Key, step.Type)
+	if len(stray) == 0 || u.sharesChain(ctx) {
+		return f
+	}
+	defer func() { u.stray = netip.Prefix{} }()
+	again := f
+	for _, u.stray = range stray {
+		again = u.delWith(ctx, step, step.Config, u.versionOf(step))
+	}
+	if again != nil {
+		return f
+	}
+	u.Log.Info("DEL passed with the rules of ADDs that are not on record", "plugin", step.Type,
+		"attachment", u.entry.Key.String(), "addresses", stray)
+	return nil
+}
+
+// sharesChain says whether the container has, or may have, another interface in the network.
+func (u *undoing) sharesChain(ctx context.Context) bool {
+	all, err := u.Node.CachedAttachments(u.entry.Network, u.entry.ContainerID)
+	shared := err != nil || slices.ContainsFunc(all, func(c alive.Cached) bool {
+		return c.Key() != u.entry.Key && c.ContainerID == u.entry.ContainerID
+	})
+	u.Journal.Read(ctx, func(tx *journal.Tx) error {
+		return tx.Outlines(func(o journal.Outline, _ error) error {
+			shared = shared || o.Network == u.entry.Network && o.Key != u.entry.Key &&
+				o.ContainerID == u.entry.ContainerID
+			return nil
+		})
+	})
+	return shared
+}

@@ -1,0 +1,257 @@
+package undo
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"cni-unwind/ipam"
+	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/delegate"
+	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/record"
+	"cni-unwind/plugin/tristate"
+)
+
+// A mistake in its configuration makes a delegate fail its ADD and every DEL, although it took
+// nothing. unwind looks where the DEL would remove something to tell whether the delegate took
+// anything, and does not go by the code of its error. This file has those places.
+
+// undoMistake handles a step whose ADD did not succeed and whose DEL failed too:
+//
+//  1. If the ADD left nothing where its DEL would look, the step is undone.
+//  2. Else the DEL is tried with the chain's present configuration. If that passes, and nothing
+//     that the ADD left is seen, the step is undone.
+//  3. Else the DEL stays pending. The runtime gets no second error for it if unwind cannot tell
+//     whether the ADD left something, and the chain no longer has a delegate with this
+//     configuration: the plain chain's DEL would not call it. Sweeps go on to try the step.
+//
+// A delegate that was cut off may have gone on, so undoMistake handles it only at its second DEL.
+func (u *undoing) undoMistake(ctx context.Context, step *journal.Step, f *delegate.Failure) *delegate.Failure {
+	taken := u.taken(ctx, step)
+	if taken == tristate.No {
+		u.untaken(step, f)
+		return nil
+	}
+	before := *step
+	if u.delPresent(ctx, step, f) == nil {
+		if u.taken(ctx, step) != tristate.Yes {
+			return nil
+		}
+		*step = before
+	}
+	again := step.LastError != "" && step.LastCode == f.Code
+	f.PutRight = taken == tristate.Unknown && again && u.putRight(step)
+	return f
+}
+
+// untaken records that a step is undone although its DEL fails. In a rollback the rollback's own
+// event suffices.
+func (u *undoing) untaken(step *journal.Step, f *delegate.Failure) {
+	u.Log.Info("a DEL failed that has nothing to undo: the delegate's ADD failed and has left nothing",
+		"plugin", step.Type, "attachment", u.entry.Key.String(), "code", f.Code,
+		"err", netconf.Shorten(f.Said(), 200))
+	if step.Attempts > 0 {
+		event := record.EventOf(journal.Untaken, u.entry)
+		event.Reason, event.Plugins = netconf.Shorten(f.Words(), 500), []string{step.Type}
+		u.Journal.Event(event)
+	}
+}
+
+// putRight says whether the verb's chain no longer has a delegate with the configuration of a
+// step's ADD.
+func (u *undoing) putRight(step *journal.Step) bool {
+	chain, conf := u.present(step)
+	return chain != nil && !slices.ContainsFunc(chain.Steps(conf), func(s journal.Step) bool {
+		return bytes.Equal(s.Config, step.Config)
+	})
+}
+
+// trace looks in one place for what the ADD of a step's delegate may have left: yes if something is
+// there, no if nothing is.
+type trace func(*undoing, context.Context, *journal.Step) tristate.Value
+
+// tracesOf returns all places where the DEL of a plugin removes something that belongs to the
+// attachment alone, or none for an unknown plugin. Things that attachments share, such as a bridge
+// or a chain that all jump to, do not count.
+func tracesOf(plugin string) []trace {
+	switch plugin {
+	case "bridge", "ptp": // the host's end goes with the interface; ipMasq and macspoofchk make rules
+		return []trace{(*undoing).reserved, (*undoing).interfaceThere, (*undoing).rulesOfContainer}
+	case "macvlan", "ipvlan", "vlan": // the interface is in the container alone
+		return []trace{(*undoing).reserved, (*undoing).interfaceThere}
+	case "host-device": // a DEL moves the interface to the host, and finds it by CNI_IFNAME
+		return []trace{(*undoing).reserved, (*undoing).interfaceThere}
+	case "firewall": // of each backend: firewalld writes nftables rules too
+		return []trace{(*undoing).rulesOfAddresses}
+	case "portmap":
+		return []trace{(*undoing).rulesOfContainer}
+	case "bandwidth": // the queueing discipline of the host's end goes with it
+		return []trace{(*undoing).ifbThere}
+	case "tuning": // a DEL restores what the backup has
+		return []trace{(*undoing).backupThere}
+	case "sbr": // its routes go with the interface
+		return []trace{(*undoing).routingRules}
+	}
+	return nil
+}
+
+// taken says whether the ADD of a step's delegate left something that its DEL would remove. One
+// place where unwind cannot look makes it unknown.
+func (u *undoing) taken(ctx context.Context, step *journal.Step) tristate.Value {
+	traces := tracesOf(step.Type)
+	if len(traces) == 0 {
+		return tristate.Unknown
+	}
+	taken := tristate.No
+	for _, t := range traces {
+		switch t(u, ctx, step) {
+		case tristate.Yes:
+			return tristate.Yes
+		case tristate.Unknown:
+			taken = tristate.Unknown
+		}
+	}
+	return taken
+}
+
+// reserved looks into the store of the delegate's IPAM plugin. dataDir and the network alone name
+// host-local's store, so a mistake in its ranges does not matter. static keeps nothing. A plugin
+// that keeps its state elsewhere (a daemon, a cluster) is unknown.
+func (u *undoing) reserved(_ context.Context, step *journal.Step) tristate.Value {
+	var conf struct {
+		IPAM struct {
+			Type string `json:"type"`
+		} `json:"ipam"`
+	}
+	if json.Unmarshal(step.Config, &conf) != nil {
+		return tristate.Unknown
+	}
+	switch conf.IPAM.Type {
+	case "", "static":
+		return tristate.No
+	case "host-local":
+		if pool := ipam.Pool(step.Config, u.entry.Network); pool != "" {
+			held, err := ipam.HeldBy(pool, u.entry.ContainerID, u.entry.IfName)
+			return tristate.Of(len(held) > 0, err)
+		}
+	}
+	return tristate.Unknown
+}
+
+// interfaceThere looks for CNI_IFNAME in the container's network namespace. If the namespace is
+// gone, so is the interface.
+func (u *undoing) interfaceThere(context.Context, *journal.Step) tristate.Value {
+	if u.netns.path == "" {
+		return u.withoutNetNS()
+	}
+	seen, err := host.Look(u.netns.path, u.entry.IfName)
+	return tristate.Of(seen.There(), err)
+}
+
+// withoutNetNS says whether something is left in the container's network namespace when there is no
+// path to it.
+func (u *undoing) withoutNetNS() tristate.Value {
+	if u.netns.gone {
+		return tristate.No
+	}
+	return tristate.Unknown
+}
+
+// rulesOfContainer looks for iptables and nftables rules and chains that the delegate labels with
+// the attachment.
+func (u *undoing) rulesOfContainer(ctx context.Context, step *journal.Step) tristate.Value {
+	rules, err := host.Rules(ctx)
+	return tristate.Of(slices.ContainsFunc(rules, labelsOf(u.entry.Key, step.Type).on), err)
+}
+
+// rulesOfAddresses looks for rules with an address that the delegate was given, and without a label
+// of another delegate.
+func (u *undoing) rulesOfAddresses(ctx context.Context, step *journal.Step) tristate.Value {
+	var given []netip.Addr
+	for _, c := range u.gen.Claims {
+		if c.Receives(step.Index) {
+			given = append(given, c.Address)
+		}
+	}
+	if len(given) == 0 {
+		return tristate.Unknown
+	}
+	rules, err := host.Rules(ctx)
+	labels := labelsOf(u.entry.Key, "")
+	return tristate.Of(slices.ContainsFunc(rules, func(rule string) bool {
+		return !labels.on(rule) && slices.ContainsFunc(given, func(a netip.Addr) bool {
+			return hasWord(rule, a.String())
+		})
+	}), err)
+}
+
+// ifbThere looks for the interface that bandwidth makes on the host.
+func (u *undoing) ifbThere(context.Context, *journal.Step) tristate.Value {
+	_, err := netlink.LinkByName("bwp" + digest(u.entry.Network + u.entry.ContainerID)[:12])
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return tristate.No
+	}
+	return tristate.Of(true, err)
+}
+
+// backupThere looks for tuning's backup file of the interface.
+func (u *undoing) backupThere(_ context.Context, step *journal.Step) tristate.Value {
+	var conf struct {
+		DataDir string `json:"dataDir"`
+	}
+	if json.Unmarshal(step.Config, &conf) != nil {
+		return tristate.Unknown
+	}
+	if conf.DataDir == "" {
+		conf.DataDir = "/run/cni/tuning"
+	}
+	_, err := os.Lstat(filepath.Join(conf.DataDir, u.entry.ContainerID+"_"+u.entry.IfName+".json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return tristate.No
+	}
+	return tristate.Of(true, err)
+}
+
+// routingRules looks for routing rules in the container's network namespace, besides those of every
+// namespace.
+func (u *undoing) routingRules(context.Context, *journal.Step) tristate.Value {
+	if u.netns.path == "" {
+		return u.withoutNetNS()
+	}
+	netns, err := ns.GetNS(u.netns.path)
+	if err != nil {
+		return tristate.Unknown
+	}
+	defer netns.Close()
+	var rules []netlink.Rule
+	err = host.In(netns, func() (err error) {
+		rules, err = netlink.RuleList(netlink.FAMILY_ALL)
+		return err
+	})
+	initial := []int{unix.RT_TABLE_LOCAL, unix.RT_TABLE_MAIN, unix.RT_TABLE_DEFAULT}
+	return tristate.Of(slices.ContainsFunc(rules, func(r netlink.Rule) bool {
+		return !slices.Contains(initial, r.Table)
+	}), err)
+}
+
+// Left says for each step of the newest ADD of an entry whether what its delegate took is there, in the
+// container's network namespace at a path and on the host.
+func (w *Worker) Left(ctx context.Context, e *journal.Entry, netns string) (left []tristate.Value) {
+	u := &undoing{Worker: w, entry: e, gen: e.Newest(), netns: delNetNS{path: netns}}
+	for i := range u.gen.Steps {
+		left = append(left, u.taken(ctx, &u.gen.Steps[i]))
+	}
+	return left
+}

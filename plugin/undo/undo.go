@@ -1,0 +1,293 @@
+package undo
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"cni-unwind/ipam"
+	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/delegate"
+	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/record"
+)
+
+// Run runs the pending DELs of an entry, newest generation first, each in reverse order, and
+// removes undone steps from the entry. It returns the failures. A step that is left without a
+// failure is parked, or waits for its second DEL. The caller holds the entry's lock and writes the
+// entry.
+//
+// A step gets the time of ctx, less a reserve for the steps after it: a delegate that is slow, or
+// waits in line for the kernel's rules, is not killed while the others do not need the time. One
+// that was killed before leaves the others their equal part. A pass without time for the next step
+// ends. A step that failed or hung last time goes last. After a pass that was cut off or ended early,
+// the next pass begins with another step.
+func (w *Worker) Run(ctx context.Context, lock *journal.Lock, e *journal.Entry, cniNetns string) []*delegate.Failure {
+	defer w.Runner.Drop()
+	w.ClaimHeld(e)
+	var failures []*delegate.Failure
+	cutOff, ended := 0, true
+	if lock != nil {
+		cutOff = lock.BeginPass()
+	}
+	left := e.Pending()
+	for i := len(e.Generations) - 1; i >= 0; i-- {
+		u := undoing{Worker: w, lock: lock, entry: e, gen: &e.Generations[i], left: left, cutOff: cutOff}
+		left -= len(u.gen.Steps)
+		if i == len(e.Generations)-1 {
+			u.cniNetns = cniNetns
+		}
+		failures = append(failures, u.pass(ctx)...)
+		ended = ended && !u.gen.Begun
+	}
+	if lock != nil && ended {
+		lock.EndPass()
+	}
+	dropUndone(e)
+	return failures
+}
+
+// maxUndone bounds the undone ADDs that an entry remembers.
+const maxUndone = 8
+
+// dropUndone drops the generations without pending DELs. While others are left, the entry remembers
+// their interfaces: the runtime, whose DEL fails, still has the result, as does libcni's cache.
+// Addresses alone do not tell one ADD from the next.
+func dropUndone(e *journal.Entry) {
+	e.Generations = slices.DeleteFunc(e.Generations, func(g journal.Generation) bool {
+		if len(g.Steps) > 0 {
+			return false
+		}
+		if named := netconf.InterfaceOf(g.Result, e.IfName); named.MAC != "" {
+			e.Undone = append(e.Undone, named)
+		}
+		return true
+	})
+	e.Undone = e.Undone[max(0, len(e.Undone)-maxUndone):]
+}
+
+func (u *undoing) pass(ctx context.Context) []*delegate.Failure {
+	var failures []*delegate.Failure
+	u.netns = u.find(ctx)
+	defer u.netns.release()
+	u.withheld = u.addressesOfOthers(ctx)
+	u.gen.Begun = true
+	order := undoOrder(u.gen, u.cutOff)
+	for n, index := range order {
+		at := u.position(index)
+		step := &u.gen.Steps[at]
+		u.next = nil
+		if n+1 < len(order) {
+			u.next = u.nextCall(&u.gen.Steps[u.position(order[n+1])])
+		}
+		stepCtx, cancel, ok := u.share(ctx, step)
+		if !ok {
+			return append(failures, &delegate.Failure{Plugin: step.Type, Command: "DEL", Code: types.ErrTryAgainLater,
+				Msg: "no time was left for it", Unstarted: true})
+		}
+		if u.late(step) {
+			stepCtx, cancel = u.whileFree(stepCtx, cancel)
+		}
+		u.left--
+		undone, waits := u.settledByStore(stepCtx, step)
+		if waits || u.waitsForRuntime(ctx, step) {
+			cancel()
+			continue
+		}
+		var f *delegate.Failure
+		if !undone {
+			f = u.del(stepCtx, step)
+		}
+		undone = u.noteOutcome(stepCtx, step, f)
+		cancel()
+		if undone {
+			u.gen.Steps = slices.Delete(u.gen.Steps, at, at+1)
+		}
+		if f != nil {
+			failures = append(failures, f)
+		}
+		u.at("undone")
+	}
+	u.gen.Begun = false
+	u.releaseHeld(ctx)
+	return failures
+}
+
+// position returns where the step of a delegate is.
+func (u *undoing) position(index int) int {
+	return slices.IndexFunc(u.gen.Steps, func(s journal.Step) bool { return s.Index == index })
+}
+
+// releaseHeld releases addresses that host-local still keeps for the attachment once the step that
+// claimed them is undone, or the namespace is proven gone. A DEL that passed is no proof:
+// host-device keeps the address when its device is gone, and a plugin that fails earlier may not
+// call its IPAM plugin.
+func (u *undoing) releaseHeld(ctx context.Context) {
+	owner := ipam.Owner{ContainerID: u.entry.ContainerID, IfName: u.entry.IfName}
+	for _, c := range u.gen.Claims {
+		if c.Pool == "" || !u.gen.Freed(c) && !u.netns.gone || u.claimedAgain(c) {
+			continue
+		}
+		freed, err := ipam.Free(ctx, c.Pool, owner, c.Address)
+		if err != nil {
+			u.Log.Warn("releasing an address that its DEL left", "attachment", u.entry.Key.String(), "address", c.Address, "err", err)
+		}
+		if freed {
+			u.Log.Info("released an address that its DEL left", "attachment", u.entry.Key.String(), "address", c.Address)
+		}
+	}
+}
+
+// claimedAgain says whether another ADD of the attachment got the same address.
+func (u *undoing) claimedAgain(c journal.Claim) bool {
+	return slices.ContainsFunc(u.entry.Generations, func(g journal.Generation) bool {
+		return g.Number != u.gen.Number && slices.ContainsFunc(g.Claims, func(o journal.Claim) bool { return o.Address == c.Address })
+	})
+}
+
+// undoOrder returns the indexes of the steps in the order of their DELs. cutOff is how many passes
+// were cut off since the last one that ended.
+func undoOrder(g *journal.Generation, cutOff int) []int {
+	var first, last []int
+	for _, s := range slices.Backward(g.Steps) {
+		hungInAdd := cutOff == 0 && s.RepeatAt != 0 && s.Attempts == 0
+		if s.LastError != "" || hungInAdd {
+			last = append(last, s.Index)
+		} else {
+			first = append(first, s.Index)
+		}
+	}
+	order := append(first, last...)
+	if cutOff > 0 && len(order) > 0 {
+		n := cutOff % len(order)
+		order = append(order[n:], order[:n]...)
+	}
+	return order
+}
+
+// share gives a step its part of the time that is left, if that is enough: see undo.
+func (u *undoing) share(ctx context.Context, step *journal.Step) (_ context.Context, _ context.CancelFunc, ok bool) {
+	deadline, bounded := ctx.Deadline()
+	if !bounded {
+		ctx, cancel := context.WithCancel(ctx)
+		return ctx, cancel, true
+	}
+	left := time.Until(deadline)
+	if left < u.Budgets.Step {
+		return nil, nil, false
+	}
+	limit := max(left-time.Duration(u.left-1)*u.Budgets.Reserve, left/2)
+	if step.RepeatAt != 0 {
+		limit = left / time.Duration(u.left)
+	}
+	ctx, cancel := context.WithTimeout(ctx, max(limit, u.Budgets.Step))
+	return ctx, cancel, true
+}
+
+// del runs the DEL of one step. A delegate that rejects its configuration of the ADD as bad (it was
+// upgraded and no longer knows it) also gets the configuration that the chain has for it now. This
+// happens after no other error: success with another configuration proves nothing about what the
+// first one took. A delegate whose ADD did not succeed may have taken nothing: see undoMistake.
+func (u *undoing) del(ctx context.Context, step *journal.Step) *delegate.Failure {
+	f := u.delWith(ctx, step, step.Config, u.versionOf(step))
+	if f != nil && !f.Killed && masquerades(step) {
+		f = u.delStrayRules(ctx, step, f)
+	}
+	switch {
+	case f == nil || f.Killed:
+		return f
+	case step.ADD == journal.AddFailed, step.ADD == journal.AddCutOff && step.Attempts > 0:
+		return u.undoMistake(ctx, step, f)
+	case slices.Contains(rejections, f.Code):
+		return u.delPresent(ctx, step, f)
+	}
+	return f
+}
+
+// rejections are the codes of a delegate that cannot use its configuration.
+var rejections = []uint{types.ErrIncompatibleCNIVersion, types.ErrUnsupportedField, types.ErrDecodingFailure, types.ErrInvalidNetworkConfig}
+
+// ClaimHeld claims the addresses that host-local's own files give to the attachment, where a
+// delegate was cut off before its result was written. It runs, and its claims are written, before
+// the first DEL: that DEL frees the addresses, and a second one must still find them. It says
+// whether it claimed any.
+func (w *Worker) ClaimHeld(e *journal.Entry) (found bool) {
+	for i := range e.Generations {
+		g := &e.Generations[i]
+		for _, step := range g.Steps {
+			pool := ipam.Pool(step.Config, e.Network)
+			if pool == "" || slices.ContainsFunc(g.Claims, func(c journal.Claim) bool { return c.Step == step.Index }) {
+				continue
+			}
+			held, err := ipam.HeldBy(pool, e.ContainerID, e.IfName)
+			if err != nil {
+				w.Log.Warn("looking for the addresses of a container", "attachment", e.Key.String(), "pool", pool, "err", err)
+			}
+			for _, a := range held {
+				g.Claims = append(g.Claims, journal.Claim{Address: a, Step: step.Index, Pool: pool})
+				found = true
+			}
+		}
+	}
+	return found
+}
+
+// noteOutcome stores the outcome of a step's DEL in the step and says whether the step is undone.
+func (u *undoing) noteOutcome(ctx context.Context, step *journal.Step, f *delegate.Failure) (undone bool) {
+	step.Attempts++
+	step.RetryAt = journal.BootNanos() + int64(backoff(step.Attempts))
+	wasParked := step.Parked
+	step.Parked = false
+	if f != nil {
+		u.noteFailure(step, f)
+		return false
+	}
+	before := step.Unproven
+	step.LastError, step.LastCode, step.Unproven = "", 0, ""
+	if address, is := u.withheldFrom(step); is {
+		if step.Parked = true; !wasParked {
+			u.recordParking(step, address)
+		}
+		return false
+	}
+	return u.noteProof(ctx, step, before) && !u.deferred(ctx, step)
+}
+
+// noteFailure stores why the DEL of a step is pending. A delegate that was killed gets a second
+// DEL.
+func (u *undoing) noteFailure(step *journal.Step, f *delegate.Failure) {
+	if step.LastError == "" || step.LastCode != f.Code {
+		u.Log.Warn("DEL failed and is pending", "plugin", step.Type,
+			"attachment", u.entry.Key.String(), "code", f.Code, "err", netconf.Shorten(f.Said(), 500))
+	}
+	step.LastError, step.LastCode = netconf.Shorten(f.Said(), 500), f.Code
+	if f.Killed {
+		step.RepeatAt = journal.BootNanos() + int64(u.Node.GraceOf(u.entry))
+	}
+}
+
+// recordParking records that the DEL of a step waits for the new owner of its address.
+func (u *undoing) recordParking(step *journal.Step, address netip.Addr) {
+	u.Log.Info("DEL parked: its address has another owner", "plugin", step.Type,
+		"attachment", u.entry.Key.String(), "address", address)
+	event := record.EventOf(journal.Parked, u.entry)
+	event.Reason = fmt.Sprintf("%s has another owner", address)
+	event.Plugins = []string{step.Type}
+	u.Journal.Event(event)
+}
+
+// StartFirst starts the delegate that most likely is the first to get a DEL, while unwind looks for
+// its namespace.
+func (w *Worker) StartFirst(lock *journal.Lock, e *journal.Entry) {
+	gen := e.Newest()
+	order := undoOrder(gen, 0)
+	if w.Verb.Netns == "" || len(order) == 0 {
+		return
+	}
+	u := undoing{Worker: w, lock: lock, entry: e, gen: gen, netns: delNetNS{path: w.Verb.Netns}}
+	w.StartEarly(u.callOf(&gen.Steps[u.position(order[0])], nil))
+}

@@ -1,0 +1,99 @@
+// Package undo runs the pending DELs of an entry: which next, when, in which namespace, with what, and
+// whether it is done. Nothing else changes the steps of an entry in the journal.
+package undo
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"runtime/debug"
+
+	"cni-unwind/ipam"
+	"cni-unwind/journal"
+	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/internal/delegate"
+	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/record"
+)
+
+// Worker runs pending DELs, one at a time, and decides how each ended. Nothing else changes the
+// steps of an entry that the journal has.
+type Worker struct {
+	Node    *alive.Node
+	Journal *record.Recorder
+	Log     *slog.Logger
+	Budgets Budgets
+	Runner  delegate.Runner
+	// NewRunner returns a runner for another goroutine.
+	NewRunner func() delegate.Runner
+	// Probes ask stores that are not on this node.
+	Probes []ipam.Probe
+	// CiliumQueue is the directory of cilium-cni's queue of DELs; "" is the one that Cilium uses.
+	CiliumQueue string
+	Stderr      io.Writer // of the delegates
+	// At marks a place where tests try a crash.
+	At   func(point string)
+	Verb Verb
+}
+
+// Verb is what the verb that a pass belongs to says of its own attachment. The Key is zero for a verb
+// without one, and for a person's sweep.
+type Verb struct {
+	Key   journal.Key
+	Netns string // CNI_NETNS
+	Path  string // CNI_PATH
+	Conf  *netconf.Conf
+	// Chain returns the verb's chain. It reads a chainFile at its first call, and once: the file may
+	// hang, and a verb that can do without it never calls Chain.
+	Chain func() (*netconf.Chain, error)
+	// JustAssigned are addresses of a running ADD that no delegate of it knows yet.
+	JustAssigned []netip.Addr
+}
+
+// Fork returns a worker for another goroutine, with its own delegates and pending events.
+func (w *Worker) Fork() *Worker {
+	fork := *w
+	fork.Journal = w.Journal.Fork()
+	fork.Node, fork.Runner = w.Node.Fork(fork.Journal), w.NewRunner()
+	return &fork
+}
+
+// StartEarly starts the process of the delegate that comes next, if its plugin is known to read its
+// configuration before it does anything.
+func (w *Worker) StartEarly(next *delegate.Call) {
+	if next = w.Early(next); next != nil {
+		w.Runner.Start(next)
+	}
+}
+
+// Early returns the call, or nil if its process must not be started before its turn.
+func (w *Worker) Early(next *delegate.Call) *delegate.Call {
+	if next == nil || !w.Verb.Conf.StartsEarly(next.Plugin) {
+		return nil
+	}
+	return next
+}
+
+// at marks a place where tests try a crash.
+func (w *Worker) at(point string) {
+	if w.At != nil {
+		w.At(point)
+	}
+}
+
+// PanicError is a panic that Safely turned into an error.
+type PanicError struct{ Value any }
+
+func (e *PanicError) Error() string { return fmt.Sprintf("internal error: %v", e.Value) }
+
+// Safely turns a panic into an error.
+func (w *Worker) Safely(do func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			w.Log.Error("panic", "err", r, "stack", string(debug.Stack()))
+			err = &PanicError{r}
+		}
+	}()
+	return do()
+}
