@@ -59,6 +59,7 @@ func (tx *Tx) bucket(name []byte) *bolt.Bucket {
 
 // Record adds an event to the history and drops the oldest beyond maxHistory.
 func (tx *Tx) Record(e Event) error {
+	tx.changed = true
 	b, err := tx.btx.CreateBucketIfNotExists(bucketHistory)
 	if err != nil {
 		return err
@@ -107,6 +108,7 @@ func (tx *Tx) Count(name string, labels ...string) error {
 
 // SetCounter sets a counter to a value.
 func (tx *Tx) SetCounter(n uint64, name string, labels ...string) error {
+	tx.changed = true
 	b, err := tx.btx.CreateBucketIfNotExists(bucketCounters)
 	if err != nil {
 		return err

@@ -25,6 +25,8 @@ var ErrBusy = errors.New("busy")
 // (fcntl) on the file, which no child inherits: see Owner. Closing any descriptor of the file drops
 // its process's record lock, so a process never opens the file of a lock that it holds again: see
 // held.
+//
+// The methods of a nil Lock do nothing.
 type Lock struct {
 	path string
 	as   lockID
@@ -216,15 +218,23 @@ func (s *Store) look(k Key, flag int, fn func(*os.File) error) (ours bool, err e
 }
 
 // Made reports whether taking the lock created its file.
-func (l *Lock) Made() bool { return l.made }
+func (l *Lock) Made() bool { return l != nil && l.made }
 
 // File returns the locked file for delegates to inherit.
-func (l *Lock) File() *os.File { return l.file }
+func (l *Lock) File() *os.File {
+	if l == nil {
+		return nil
+	}
+	return l.file
+}
 
 // BeginPass notes in the lock's file that a pass over the attachment's steps begins. It returns how
 // many passes before this one began and did not end, up to 255. The number is a hint for the order of
 // the steps and decides nothing else: it is not synced, and 0 if it cannot be read.
 func (l *Lock) BeginPass() (cutOff int) {
+	if l == nil {
+		return 0
+	}
 	var passes [1]byte
 	_, _ = l.file.ReadAt(passes[:], 0)
 	cutOff = int(passes[0])
@@ -233,14 +243,18 @@ func (l *Lock) BeginPass() (cutOff int) {
 }
 
 // EndPass notes that the pass came to its end.
-func (l *Lock) EndPass() { _, _ = l.file.WriteAt([]byte{0}, 0) }
+func (l *Lock) EndPass() {
+	if l != nil {
+		_, _ = l.file.WriteAt([]byte{0}, 0)
+	}
+}
 
 // Remove removes the lock's file. Only the holder calls it: when the attachment is gone, or when
 // success is about to be printed though the journal still says Adding. An Adding entry without a
 // lock file is not known to be dead. Another file at the path, as after a removal of the whole
 // directory, stays.
 func (l *Lock) Remove() error {
-	if !samePath(l.file, l.path) {
+	if l == nil || !samePath(l.file, l.path) {
 		return nil
 	}
 	return os.Remove(l.path)
@@ -250,6 +264,9 @@ func (l *Lock) Remove() error {
 // holds it. It drops the record lock first, so that the next holder of the flock gets the record
 // lock without waiting.
 func (l *Lock) Release() {
+	if l == nil {
+		return
+	}
 	record := unix.Flock_t{Type: unix.F_UNLCK, Whence: io.SeekStart}
 	_ = unix.FcntlFlock(l.file.Fd(), unix.F_SETLK, &record)
 	_ = unix.Flock(int(l.file.Fd()), unix.LOCK_UN)

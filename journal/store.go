@@ -67,7 +67,10 @@ const (
 // begins a new one.
 var ErrDamaged = errors.New("journal: the file is damaged")
 
-var errAgain = errors.New("journal: the file was replaced")
+var (
+	errAgain     = errors.New("journal: the file was replaced")
+	errUnchanged = errors.New("journal: nothing to commit")
+)
 
 // Holds says whether the last version of an entry that a transaction wrote is in the journal at the
 // path: not in one that was set aside or removed since.
@@ -80,7 +83,7 @@ func (s *Store) Holds(e *Entry) bool {
 func (s *Store) Path() string { return filepath.Join(s.Dir, fileName) }
 
 // Update runs fn in one read-write transaction. When it returns nil, what fn wrote survives a crash
-// and a loss of power. When it returns an error, nothing was written, unless the error came from
+// and a loss of power; a fn that wrote nothing costs no sync. When it returns an error, nothing was written, unless the error came from
 // the commit's own sync.
 func (s *Store) Update(ctx context.Context, fn func(*Tx) error) error {
 	if err := s.makeDir(); err != nil {
@@ -197,8 +200,11 @@ func (s *Store) transact(
 	}
 	if write {
 		err = db.Update(func(btx *bolt.Tx) error { return s.inTx(btx, info, fn) })
-		if err == nil {
+		switch {
+		case err == nil:
 			s.stamp(queue, file)
+		case errors.Is(err, errUnchanged):
+			err = nil
 		}
 	} else {
 		err = db.View(func(btx *bolt.Tx) error { return s.inTx(btx, info, fn) })
@@ -268,12 +274,14 @@ func (s *Store) inTx(btx *bolt.Tx, file os.FileInfo, fn func(*Tx) error) error {
 	if btx.Writable() {
 		btx.OnCommit(func() { s.at("committed") })
 	}
-	if err := fn(&Tx{btx: btx, file: file}); err != nil {
+	tx := &Tx{btx: btx, file: file}
+	if err := fn(tx); err != nil || !btx.Writable() {
 		return err
 	}
-	if btx.Writable() {
-		s.at("commit")
+	if !tx.changed {
+		return errUnchanged // makes bbolt roll back
 	}
+	s.at("commit")
 	return nil
 }
 

@@ -16,6 +16,8 @@ import (
 type Tx struct {
 	btx  *bolt.Tx    // nil: there is no journal yet, and everything is empty
 	file os.FileInfo // of the bbolt file
+	// changed says that the transaction has something to commit.
+	changed bool
 }
 
 // Get returns the entry of an attachment, or nil if there is none.
@@ -60,6 +62,7 @@ func (tx *Tx) Put(e *Entry) error {
 	if err := tx.deleteTombstone(e.Key); err != nil {
 		return err
 	}
+	tx.changed = true
 	tx.btx.OnCommit(func() { e.file = tx.file })
 	return tx.btx.Bucket(bucketEntries).Put(encodeKey(e.Key), value)
 }
@@ -75,6 +78,7 @@ func (tx *Tx) Delete(k Key) error {
 			return fmt.Errorf("%w (%s)", err, k)
 		}
 	}
+	tx.changed = true
 	if err := tx.reindex(old, nil); err != nil {
 		return err
 	}
@@ -234,6 +238,7 @@ func (tx *Tx) Tombstone(k Key) (*Tombstone, error) {
 
 // PutTombstone writes a tombstone and drops those that are too many or too old.
 func (tx *Tx) PutTombstone(t Tombstone) error {
+	tx.changed = true
 	if err := tx.deleteTombstone(t.Key); err != nil {
 		return err
 	}

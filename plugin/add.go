@@ -9,33 +9,57 @@ import (
 	"io/fs"
 	"slices"
 	"strings"
+	"time"
+	"unicode/utf8"
 
+	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/internal/delegate"
+	"cni-unwind/plugin/internal/host"
 	"cni-unwind/plugin/netconf"
 )
 
+// adding is one running ADD.
+type adding struct {
+	*op
+	chain   *netconf.Chain
+	lock    *journal.Lock // nil without a journal
+	entry   *journal.Entry
+	gen     *journal.Generation
+	prior   *journal.Entry // an earlier ADD of the attachment, as the journal has it
+	started int            // delegates that were started
+	durable bool           // the journal says live, with all that is known
+}
+
+// add runs an ADD.
+//
+//  1. Read the configuration and resolve every binary. An error here takes nothing.
+//  2. Take the attachment's lock.
+//  3. Release what is left of earlier ADDs of this attachment and of its pod, and write the intent: the
+//     entry in state adding, with the whole chain.
+//  4. Run each delegate. If its result differs from the one before, write the entry in state live,
+//     with the result and claims on its new addresses. An attachment that claims one of these
+//     addresses and is dead is released before the next delegate runs.
+//  5. Print the result.
+//  6. After a failure of steps 4 and 5, undo the ADD.
+//
+// A crash before the first result is written leaves the state adding with a free lock: success was
+// never printed, so the attachment is dead. After a crash between that and the print the attachment
+// looks live until the runtime's DEL comes or its network namespace is gone. Either way every delegate
+// of the chain gets its DEL, as libcni does after a failed ADD: which ones were started is not on record.
 func (o *op) add(ctx context.Context) error {
 	a := &adding{op: o}
 	if err := a.prepare(ctx); err != nil {
 		return err
 	}
-	lock, killed, err := o.lockOurs(ctx)
-	var busy *types.Error
-	if errors.As(err, &busy) {
-		return busy
-	}
+	killed, err := a.takeLock(ctx)
 	if err != nil {
-		if err := a.journalFailed(ctx, err); err != nil {
-			return err
-		}
-	} else {
-		a.lock = lock
-		defer lock.Release()
+		return err
 	}
+	defer a.lock.Release()
 	defer a.w.Runner.Drop()
 	a.w.StartEarly(a.callOf(0))
 	if err := a.open(ctx, killed); err != nil {
@@ -50,6 +74,16 @@ func (o *op) add(ctx context.Context) error {
 		return a.rollBack(ctx, f)
 	}
 	return nil
+}
+
+// takeLock takes the attachment's lock. Without one, the ADD goes on without the journal, or fails.
+func (a *adding) takeLock(ctx context.Context) (killed []string, err error) {
+	var busy *types.Error
+	a.lock, killed, err = a.lockOurs(ctx)
+	if err == nil || errors.As(err, &busy) {
+		return killed, err
+	}
+	return nil, a.journalFailed(ctx, err)
 }
 
 // prepare checks everything that can be checked before a delegate takes anything.
@@ -134,14 +168,10 @@ func (a *adding) callOf(i int) *delegate.Call {
 	if i == len(a.chain.Delegates) {
 		return nil
 	}
-	c := &delegate.Call{
+	return &delegate.Call{
 		Command: "ADD", Plugin: a.chain.Delegates[i].Type, Path: a.args.Path, ContainerID: a.args.ContainerID,
-		Netns: a.args.Netns, Ifname: a.args.IfName, Args: a.args.Args,
+		Netns: a.args.Netns, Ifname: a.args.IfName, Args: a.args.Args, Lock: a.lock.File(),
 	}
-	if a.lock != nil {
-		c.Lock = a.lock.File()
-	}
-	return c
 }
 
 // runDelegate runs a delegate of the chain.
@@ -199,7 +229,7 @@ func (a *adding) printResult(ctx context.Context, printed json.RawMessage) *dele
 	if f := a.confirm(ctx, lastDelegate); f != nil {
 		return f
 	}
-	if !a.durable && a.lock != nil {
+	if !a.durable {
 		if err := a.lock.Remove(); err != nil && !errors.Is(err, fs.ErrNotExist) && !a.rec.Unwritable {
 			return &delegate.Failure{Plugin: lastDelegate, Command: "ADD", Code: types.ErrIOFailure, Msg: "unwind: " + err.Error()}
 		}
@@ -207,6 +237,59 @@ func (a *adding) printResult(ctx context.Context, printed json.RawMessage) *dele
 	a.at("print")
 	if _, err := a.Stdout.Write(append(bytes.TrimSpace(printed), '\n')); err != nil {
 		return &delegate.Failure{Plugin: lastDelegate, Command: "ADD", Code: types.ErrIOFailure, Msg: "unwind: printing the result: " + err.Error()}
+	}
+	return nil
+}
+
+// newEntry makes the entry of this ADD.
+func (a *adding) newEntry() {
+	seen, err := host.Look(a.args.Netns, a.args.IfName)
+	if err != nil {
+		a.log.Warn("the network namespace cannot be identified", "netns", a.args.Netns, "err", err)
+	}
+	gen := journal.Generation{
+		NetNS: seen.Netns, Occupant: seen.Occupant(), Args: a.args.Args, Path: a.args.Path, CNIVersion: a.chain.CNIVersion,
+		Host: a.node.Host, Created: journal.Now(), GracePeriod: max(1, a.conf.GracePeriod), // 0 is not known
+		AWSCheckpoint: a.conf.AWSCheckpoint, Steps: a.chain.Steps(a.conf),
+	}
+	if len(a.conf.RuntimeConfig) > 0 {
+		gen.RuntimeConfig = netconf.Marshal(a.conf.RuntimeConfig)
+	}
+	a.entry = &journal.Entry{
+		Key: a.key, State: journal.Adding, Pod: netconf.PodOf(a.args.Args), Generations: []journal.Generation{gen},
+	}
+	a.gen = a.entry.Newest()
+}
+
+// journalFailed decides whether this ADD goes on without a journal, or fails. It also fails if the
+// journal has an earlier ADD of the attachment that is not over: the DEL of this ADD would undo
+// only what is left of the earlier one.
+func (a *adding) journalFailed(ctx context.Context, err error) error {
+	if a.conf.OnJournalFailure == "fail" {
+		return cniError(types.ErrTryAgainLater, "unwind: "+err.Error()+` (onJournalFailure is "fail")`, "")
+	}
+	if a.prior == nil {
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		a.rec.Read(ctx, a.findPrior)
+	}
+	if a.prior != nil && !a.isOver(a.prior) {
+		return cniError(types.ErrTryAgainLater, fmt.Sprintf("unwind: %v; an earlier ADD of %s is not undone", err, a.key), "")
+	}
+	a.rec.Degraded("ADD", err)
+	a.log.Error("the journal failed; going on without it: a crash from here on, or a DEL that fails, leaks", "err", err)
+	a.rec.Unwritable = true
+	return nil
+}
+
+// checkText refuses text that a journal entry, which is JSON, would change.
+func checkText(args *skel.CmdArgs) error {
+	for _, v := range []struct{ name, value string }{
+		{"CNI_IFNAME", args.IfName}, {"CNI_ARGS", args.Args}, {"CNI_NETNS", args.Netns}, {"CNI_PATH", args.Path},
+	} {
+		if !utf8.ValidString(v.value) {
+			return fmt.Errorf("%s is not valid UTF-8: the journal could not give it back for the DEL", v.name)
+		}
 	}
 	return nil
 }

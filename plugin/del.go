@@ -23,22 +23,23 @@ import (
 )
 
 // deleting is one running DEL.
+type deleting struct {
+	*op
+	lock   *journal.Lock // nil without a journal
+	entry  *journal.Entry
+	others []*journal.Entry // that claim one of its addresses, read with it; nil if it was not read
+}
+
+// del runs a DEL.
 //
 //  1. Take the attachment's lock.
 //  2. Find what to undo: the entry; or nothing, if a tombstone says that all was undone before the
 //     runtime asked; or what the configuration on stdin says, for an attachment that the journal
 //     does not know. Whatever is not the entry as the journal has it is written first.
-//  3. Undo.
-//  4. Write what is left, if anything.
-//  5. Replay the DELs of other attachments that were parked for an address of this one.
+//  3. Undo, and write what is left, if anything.
+//  4. Replay the DELs of other attachments that were parked for an address of this one.
 //
 // No error of the journal or of the configuration stands between a pod and its DEL.
-type deleting struct {
-	*op
-	lock  *journal.Lock
-	entry *journal.Entry
-}
-
 func (o *op) del(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.Budgets.Undo)
 	defer cancel()
@@ -46,23 +47,29 @@ func (o *op) del(ctx context.Context) error {
 		o.log.Warn("the configuration is wrong; what is wrong in it has its default", "err", o.bad)
 	}
 	d := &deleting{op: o}
-	lock, killed, err := o.lockOurs(ctx)
-	var busy *types.Error
-	switch {
-	case errors.As(err, &busy):
-		return busy
-	case err != nil:
-		d.journalFailed(err)
-	default:
-		d.lock = lock
-		defer lock.Release()
+	killed, err := d.takeLock(ctx)
+	if err != nil {
+		return err
 	}
+	defer d.lock.Release()
 	defer d.w.Runner.Drop()
 	if err := d.find(ctx, killed); err != nil || d.entry == nil {
 		return err
 	}
 	d.w.StartFirst(d.lock, d.entry)
-	return d.carryOut(ctx)
+	failures, durable := d.undo(ctx)
+	return d.report(failures, durable)
+}
+
+// takeLock takes the attachment's lock. Without one, the DEL goes on without the journal.
+func (d *deleting) takeLock(ctx context.Context) (killed []string, err error) {
+	var busy *types.Error
+	d.lock, killed, err = d.lockOurs(ctx)
+	if err == nil || errors.As(err, &busy) {
+		return killed, err
+	}
+	d.journalFailed(err)
+	return nil, nil
 }
 
 func (d *deleting) journalFailed(err error) {
@@ -98,8 +105,12 @@ func (d *deleting) find(ctx context.Context, killed []string) error {
 // plugin whose DEL must not run again unasked: see freesByContainer.
 func (d *deleting) fromJournal(ctx context.Context, killed []string) (tomb *journal.Tombstone) {
 	look := func(tx *journal.Tx) (err error) {
-		if d.entry, err = record.Readable(tx.Get(d.key)); d.entry == nil && err == nil {
+		switch d.entry, err = record.Readable(tx.Get(d.key)); {
+		case err != nil:
+		case d.entry == nil:
 			tomb, err = tx.Tombstone(d.key)
+		default:
+			d.others, err = undo.Others(tx, d.key, d.entry.Addresses())
 		}
 		return err
 	}
@@ -115,6 +126,9 @@ func (d *deleting) fromJournal(ctx context.Context, killed []string) (tomb *jour
 	}
 	amended := d.amend(killed)
 	found := d.w.Mark(d.entry, alive.Requested)
+	if amended || found {
+		d.others = nil // there may be more
+	}
 	if (amended || found || keptElsewhere(d.entry)) && !d.rec.Unwritable {
 		if err := d.rec.Save(ctx, d.entry); err != nil {
 			d.journalFailed(err)
@@ -136,7 +150,7 @@ func (d *deleting) amend(killed []string) (amended bool) {
 	amended = undo.MarkKilled(d.entry, killed, d.conf.GracePeriod)
 	gen := d.entry.Newest()
 	switch {
-	case d.entry.State == journal.Adding && (d.lock != nil && d.lock.Made() || d.fits(gen)),
+	case d.entry.State == journal.Adding && (d.lock.Made() || d.fits(gen)),
 		d.entry.State == journal.Live && d.fits(gen) && len(d.given().Addresses) > len(gen.Claims):
 		d.complete(gen)
 	case d.addedUnseen():
@@ -237,9 +251,7 @@ func (d *deleting) succeedIdle(why string, err error, expected bool) {
 
 // removeLock removes the lock file of an attachment that the journal does not know.
 func (d *deleting) removeLock() {
-	if d.lock != nil {
-		_ = d.lock.Remove()
-	}
+	_ = d.lock.Remove()
 }
 
 // fromStdin makes an entry from the configuration and the prevResult of the runtime, for an
@@ -366,25 +378,32 @@ func claimsOf(r *netconf.Result, chain *netconf.Chain, network string, conf *net
 	return claims
 }
 
-// carryOut undoes the entry and reports the outcome.
-func (d *deleting) carryOut(ctx context.Context) error {
-	e := d.entry
-	freed := e.Addresses()
-	failures := d.w.RunUnmarked(ctx, d.lock, e, d.args.Netns)
-	durable := false
+// undo undoes the entry, writes what is left, and replays the DELs that were parked for one of its
+// addresses. It says whether the journal has what is left.
+func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, durable bool) {
+	job := undo.Job{Entry: d.entry, Lock: d.lock, Netns: d.args.Netns, Others: d.others}
+	freed := d.entry.Addresses()
+	failures = d.w.RunUnmarked(ctx, job)
 	if !d.rec.Unwritable {
-		err := d.w.Finish(ctx, d.lock, e, nil)
-		if durable = err == nil; !durable {
-			d.rec.Degraded("DEL", err)
-			d.log.Error("the journal cannot be told how a DEL ended", "attachment", d.key.String(), "err", err)
+		others, err := d.w.Finish(ctx, job, nil, freed...)
+		if err == nil {
+			d.w.ReplayParked(ctx, others)
+			return failures, true
 		}
+		d.rec.Degraded("DEL", err)
+		d.log.Error("the journal cannot be told how a DEL ended", "attachment", d.key.String(), "err", err)
 	}
-	d.w.ReplayParked(ctx, freed)
+	d.w.ReplayFreed(ctx, freed)
+	return failures, false
+}
+
+// report returns the error for the runtime. It leaves out a DEL that the plain chain would not have run.
+func (d *deleting) report(failures []*delegate.Failure, durable bool) error {
 	if durable {
 		failures = slices.DeleteFunc(failures, func(f *delegate.Failure) bool {
 			if f.PutRight {
 				d.log.Warn("a DEL stays pending, and the runtime is not told: it fails with a configuration that its ADD failed with, "+
-					"and that is out of the chain", "attachment", e.Key.String(), "plugin", f.Plugin, "code", f.Code)
+					"and that is out of the chain", "attachment", d.key.String(), "plugin", f.Plugin, "code", f.Code)
 			}
 			return f.PutRight
 		})

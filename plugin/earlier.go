@@ -2,7 +2,6 @@ package plugin
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"time"
 
@@ -15,52 +14,53 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// open undoes what is left of earlier ADDs and writes the intent. killed names
-// delegates of an earlier ADD of this attachment that unwind had to kill.
+// open releases what is left of earlier ADDs and writes the intent. If nothing is left, that is one
+// transaction. killed names delegates of an earlier ADD of this attachment that unwind had to kill.
 func (a *adding) open(ctx context.Context, killed []string) error {
 	a.newEntry()
 	if a.rec.Unwritable {
 		return a.refuseAgain()
 	}
-	var kin []*journal.Entry
-	errLeft, refused := errors.New("something is left"), error(nil)
-	err := a.rec.Update(ctx, func(tx *journal.Tx) (err error) {
-		if err := a.findPrior(tx); err != nil {
-			return err
-		}
-		if kin, err = a.samePod(tx); err != nil {
-			return err
-		}
-		if a.prior == nil {
-			if refused = a.refuseAgain(); refused != nil {
-				return refused
-			}
-		}
-		if a.prior != nil || len(kin) > 0 {
-			return errLeft
-		}
-		return tx.Put(a.entry)
-	})
-	if refused != nil {
+	samePod, refused, err := a.intend(ctx)
+	switch {
+	case err != nil:
+		return a.journalFailed(ctx, err)
+	case refused != nil:
 		if a.lock.Made() {
 			_ = a.lock.Remove() // restores the state before this ADD
 		}
 		return refused
+	case a.prior == nil && len(samePod) == 0:
+		return nil
 	}
-	if errors.Is(err, errLeft) {
-		a.releaseSamePod(ctx, kin)
-		drop := a.rec.Undoable()
-		if err := a.supersede(ctx, killed); err != nil || a.rec.Unwritable {
-			return err
-		}
-		if err = a.rec.Update(ctx, func(tx *journal.Tx) error { return tx.Put(a.entry) }); err != nil {
-			drop() // the earlier ADD is still on record as it was
-		}
+	a.releaseSamePod(ctx, samePod)
+	drop := a.rec.Undoable()
+	if err := a.supersede(ctx, killed); err != nil || a.rec.Unwritable {
+		return err
 	}
-	if err != nil {
+	if err := a.rec.Save(ctx, a.entry); err != nil {
+		drop() // the earlier ADD is still on record as it was
 		return a.journalFailed(ctx, err)
 	}
 	return nil
+}
+
+// intend writes the intent, unless something is left of an earlier ADD of this attachment or of its pod,
+// or the ADD is to be refused.
+func (a *adding) intend(ctx context.Context) (samePod []*journal.Entry, refused, err error) {
+	err = a.rec.Update(ctx, func(tx *journal.Tx) (err error) {
+		if err := a.findPrior(tx); err != nil {
+			return err
+		}
+		if samePod, err = a.samePod(tx); err != nil || a.prior != nil {
+			return err
+		}
+		if refused = a.refuseAgain(); refused != nil || len(samePod) > 0 {
+			return nil
+		}
+		return tx.Put(a.entry)
+	})
+	return samePod, refused, err
 }
 
 // samePod returns the other attachments of the same pod that may be dead: a new sandbox first frees
@@ -75,21 +75,21 @@ func (a *adding) samePod(tx *journal.Tx) ([]*journal.Entry, error) {
 
 // releaseSamePod divides its time over the attachments. It leaves the rest for later rather than
 // give a healthy delegate so little time that it would be killed.
-func (a *adding) releaseSamePod(ctx context.Context, kin []*journal.Entry) {
+func (a *adding) releaseSamePod(ctx context.Context, samePod []*journal.Entry) {
 	if a.conf.Observes() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
 	defer cancel()
-	kin = slices.DeleteFunc(kin, func(e *journal.Entry) bool { return !a.w.Ready(ctx, e, false) })
+	samePod = slices.DeleteFunc(samePod, func(e *journal.Entry) bool { return !a.w.Ready(ctx, e, false) })
 	deadline, _ := ctx.Deadline()
-	for i, e := range kin {
+	for i, e := range samePod {
 		left := time.Until(deadline)
 		if left < a.Budgets.Release/5 {
-			a.log.Debug("left for later: no time", "attachments", len(kin)-i)
+			a.log.Debug("left for later: no time", "attachments", len(samePod)-i)
 			return
 		}
-		one, cancelOne := context.WithTimeout(ctx, max(left/time.Duration(len(kin)-i), a.Budgets.Release/5))
+		one, cancelOne := context.WithTimeout(ctx, max(left/time.Duration(len(samePod)-i), a.Budgets.Release/5))
 		if err := a.w.Release(one, e.Key); err != nil {
 			a.log.Debug("left for later", "attachment", e.Key.String(), "err", err)
 		}
@@ -129,7 +129,7 @@ func (a *adding) supersede(ctx context.Context, killed []string) error {
 		return a.journalFailed(ctx, err)
 	}
 	event := record.EventOf(journal.Superseded, prior)
-	a.w.Run(ctx, a.lock, prior, "")
+	a.w.Run(ctx, undo.Job{Entry: prior, Lock: a.lock})
 	event.Reason, event.Plugins = prior.Reason, undo.PendingSteps(prior)
 	a.rec.Event(event)
 	a.entry.Generations = append(prior.Generations, *a.gen)
@@ -192,4 +192,10 @@ func (a *adding) isOver(prior *journal.Entry) bool {
 		seen, err := host.Look(path, a.key.IfName)
 		return seen.There() || err != nil
 	})
+}
+
+// findPrior reads the entry of an earlier ADD of the attachment.
+func (a *adding) findPrior(tx *journal.Tx) (err error) {
+	a.prior, err = record.Readable(tx.Get(a.key))
+	return err
 }

@@ -29,8 +29,9 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 			a.log.Error("the journal cannot be written after a failed ADD", "attachment", a.key.String(), "err", err)
 		}
 	}
+	job := undo.Job{Entry: a.entry, Lock: a.lock, Netns: a.args.Netns}
 	event, result := record.EventOf(journal.RolledBack, a.entry), "complete"
-	a.w.RunUnmarked(ctx, a.lock, a.entry, a.args.Netns)
+	a.w.RunUnmarked(ctx, job)
 	if a.entry.Pending() > 0 {
 		result = "pending"
 	}
@@ -38,7 +39,7 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	a.rec.Event(event, record.CountRollbacks, f.Plugin, result)
 	switch {
 	case !a.rec.Unwritable:
-		if err := a.w.Finish(ctx, a.lock, a.entry, tomb); err != nil {
+		if _, err := a.w.Finish(ctx, job, tomb); err != nil {
 			a.log.Error("the journal cannot be written after a failed ADD", "attachment", a.key.String(), "err", err)
 		}
 	case a.entry.Pending() > 0:

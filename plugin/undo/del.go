@@ -30,9 +30,10 @@ type undoing struct {
 	lock     *journal.Lock
 	entry    *journal.Entry
 	gen      *journal.Generation
-	cniNetns string // as the runtime gave it with this DEL, or ""
-	left     int    // steps in this generation and in the generations after it
-	cutOff   int    // passes that were cut off, see undoOrder
+	cniNetns string           // as the runtime gave it with this DEL, or ""
+	others   []*journal.Entry // see Job
+	left     int              // steps in this generation and in the generations after it
+	cutOff   int              // passes that were cut off, see undoOrder
 	netns    delNetNS
 	next     *delegate.Call // of the next step, to be started early; nil if it must not be
 	withheld []netip.Addr   // claimed addresses that another attachment owns
@@ -144,10 +145,7 @@ func (u *undoing) callOf(step *journal.Step, config json.RawMessage) *delegate.C
 	g := u.gen
 	c := &delegate.Call{
 		Command: "DEL", Plugin: step.Type, Path: g.Path, ContainerID: u.entry.ContainerID,
-		Ifname: u.entry.IfName, Netns: u.shown(step), Args: g.Args, Stdin: config,
-	}
-	if u.lock != nil {
-		c.Lock = u.lock.File()
+		Ifname: u.entry.IfName, Netns: u.shown(step), Args: g.Args, Stdin: config, Lock: u.lock.File(),
 	}
 	if _, err := netconf.FindPlugin(step.Type, c.Path); err != nil {
 		c.Path = u.Verb.Path // the runtime's directory of plugins may have moved

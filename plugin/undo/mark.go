@@ -2,6 +2,8 @@ package undo
 
 import (
 	"context"
+	"errors"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -59,11 +61,11 @@ const markAfter = 500 * time.Millisecond
 
 // RunUnmarked is undo for an entry whose mark is not on record. It writes the mark once the pass
 // takes longer than markAfter; most end before, with one transaction.
-func (w *Worker) RunUnmarked(ctx context.Context, lock *journal.Lock, e *journal.Entry, cniNetns string) []*delegate.Failure {
+func (w *Worker) RunUnmarked(ctx context.Context, job Job) []*delegate.Failure {
 	if w.Journal.Unwritable {
-		return w.Run(ctx, lock, e, cniNetns)
+		return w.Run(ctx, job)
 	}
-	marked, done := e.Clone(), make(chan struct{})
+	marked, done := job.Entry.Clone(), make(chan struct{})
 	for i := range marked.Generations {
 		marked.Generations[i].Begun = true
 	}
@@ -79,25 +81,34 @@ func (w *Worker) RunUnmarked(ctx context.Context, lock *journal.Lock, e *journal
 			<-done
 		}
 	}()
-	return w.Run(ctx, lock, e, cniNetns)
+	return w.Run(ctx, job)
 }
 
 // Finish writes what a pass left of an entry. If nothing is left, it deletes the entry and puts the
-// tombstone, if any, in its place: the runtime's own DEL is still to come.
-func (w *Worker) Finish(ctx context.Context, lock *journal.Lock, e *journal.Entry, tomb *journal.Tombstone) error {
-	err := w.Journal.Update(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
-		if len(e.Generations) > 0 {
-			return tx.Put(e)
+// tombstone, if any, in its place: the runtime's own DEL is still to come. It returns the other entries
+// that claim one of the addresses in freed.
+func (w *Worker) Finish(
+	ctx context.Context, job Job, tomb *journal.Tombstone, freed ...netip.Addr,
+) (others []*journal.Entry, err error) {
+	e := job.Entry
+	err = w.Journal.Update(context.WithoutCancel(ctx), func(tx *journal.Tx) (err error) {
+		switch {
+		case len(e.Generations) > 0:
+			err = tx.Put(e)
+		case tomb != nil:
+			err = errors.Join(tx.Delete(e.Key), tx.PutTombstone(*tomb))
+		default:
+			err = tx.Delete(e.Key)
 		}
-		if err := tx.Delete(e.Key); err != nil || tomb == nil {
-			return err
+		if err == nil {
+			others, err = Others(tx, e.Key, freed)
 		}
-		return tx.PutTombstone(*tomb)
+		return err
 	})
-	if err == nil && len(e.Generations) == 0 && lock != nil {
-		err = lock.Remove()
+	if err == nil && len(e.Generations) == 0 {
+		err = job.Lock.Remove()
 	}
-	return err
+	return others, err
 }
 
 // Tombstone returns the Tombstone of an entry that is released without the runtime's DEL.

@@ -171,7 +171,7 @@ func (w *Worker) Ready(ctx context.Context, e *journal.Entry, eager bool) bool {
 				return true
 			case NewOwner:
 				if u.withheld == nil {
-					u.withheld = u.addressesOfOthers(ctx)
+					u.withheld = u.addressesOfOthers(ctx, nil)
 				}
 				if _, is := u.withheldFrom(s); !is {
 					return true

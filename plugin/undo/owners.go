@@ -29,7 +29,7 @@ import (
 // read, or the other's liveness cannot be told, the address counts as another owner's: a DEL
 // without it can be made good later, a DEL with it cannot. An address that this ADD was just
 // assigned does not count: this ADD has nothing yet that a DEL with the address could take.
-func (u *undoing) addressesOfOthers(ctx context.Context) []netip.Addr {
+func (u *undoing) addressesOfOthers(ctx context.Context, claiming []*journal.Entry) []netip.Addr {
 	var foreign []netip.Addr
 	for _, c := range u.gen.Claims {
 		fresh := slices.Contains(u.Verb.JustAssigned, c.Address)
@@ -42,7 +42,13 @@ func (u *undoing) addressesOfOthers(ctx context.Context) []netip.Addr {
 		}
 		var others []alive.OtherOwner
 		if named == tristate.No {
-			for _, other := range u.othersWith(ctx, u.entry.Key, c.Address) {
+			if claiming == nil {
+				claiming = u.othersOf(ctx, u.entry.Key, u.entry.Addresses())
+			}
+			for _, other := range claiming {
+				if !slices.Contains(other.Addresses(), c.Address) {
+					continue
+				}
 				if ours := fresh && other.Key == u.Verb.Key; !ours {
 					others = append(others, alive.OtherOwner{
 						BeingUndone: u.beingUndone(other), GaveBack: own && gaveBack(other, c), Fate: u.Node.Judge(ctx, other).Fate,
@@ -102,16 +108,32 @@ func (w *Worker) beingUndone(e *journal.Entry) bool {
 	return (e.State == journal.Removing || e.State == journal.Unwinding) && w.Node.SameNamespaces(e.Newest()) == tristate.Yes
 }
 
-// othersWith returns the entries of other attachments that claim an address, or none if the journal
-// cannot be read.
-func (w *Worker) othersWith(ctx context.Context, key journal.Key, address netip.Addr) []*journal.Entry {
-	var others []*journal.Entry
-	w.Journal.Read(ctx, func(tx *journal.Tx) error {
-		entries, err := tx.ByAddress(address)
-		others = slices.DeleteFunc(entries, func(e *journal.Entry) bool { return e.Key == key })
+// othersOf returns the entries of other attachments that claim one of some addresses, or none if the
+// journal cannot be read.
+func (w *Worker) othersOf(ctx context.Context, key journal.Key, addresses []netip.Addr) (others []*journal.Entry) {
+	w.Journal.Read(ctx, func(tx *journal.Tx) (err error) {
+		others, err = Others(tx, key, addresses)
 		return err
 	})
 	return others
+}
+
+// Others returns the entries of other attachments that claim one of some addresses. It is not nil.
+func Others(tx *journal.Tx, key journal.Key, addresses []netip.Addr) ([]*journal.Entry, error) {
+	others := []*journal.Entry{}
+	for _, address := range addresses {
+		entries, err := tx.ByAddress(address)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range entries {
+			known := func(o *journal.Entry) bool { return o.Key == e.Key }
+			if e.Key != key && !slices.ContainsFunc(others, known) {
+				others = append(others, e)
+			}
+		}
+	}
+	return others, nil
 }
 
 // late says whether a step would get an address that it knows from prevResult alone and that
@@ -139,7 +161,7 @@ var errGiven = errors.New("its address may have another owner by now")
 //     for Release after its claim, which is longer: see claim.
 func (u *undoing) whileFree(ctx context.Context, cancel context.CancelFunc) (context.Context, context.CancelFunc) {
 	began := time.Now()
-	u.withheld = u.addressesOfOthers(ctx)
+	u.withheld = u.addressesOfOthers(ctx, nil)
 	ctx, end := context.WithCancelCause(ctx)
 	lease := time.AfterFunc(u.Budgets.LateDel-time.Since(began), func() { end(errGiven) })
 	ended, looking := make(chan struct{}), *u
@@ -164,7 +186,7 @@ func (u *undoing) stillFree(ctx context.Context, lease *time.Timer) bool {
 	}
 	u.Worker = u.Fork() // the step's own worker is at work, and an earlier look may have failed
 	began := time.Now()
-	found := u.addressesOfOthers(ctx)
+	found := u.addressesOfOthers(ctx, nil)
 	given := slices.ContainsFunc(found, func(a netip.Addr) bool { return !slices.Contains(u.withheld, a) })
 	if !given && !u.Journal.Unreadable && ctx.Err() == nil {
 		lease.Reset(u.Budgets.LateDel - time.Since(began))

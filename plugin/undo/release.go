@@ -92,9 +92,10 @@ func (w *Worker) undoDead(ctx context.Context, lock *journal.Lock, e *journal.En
 	}
 	drop, tomb := w.Journal.Undoable(), w.Tombstone(e)
 	event := record.EventOf(journal.Swept, e)
-	failures := w.Run(ctx, lock, e, "")
+	job := Job{Entry: e, Lock: lock}
+	failures := w.Run(ctx, job)
 	w.recordRelease(event, e, reason)
-	if err := w.Finish(ctx, lock, e, tomb); err != nil {
+	if _, err := w.Finish(ctx, job, tomb); err != nil {
 		drop() // the journal does not have it as released; the next sweep reports it
 		return err
 	}
@@ -129,7 +130,7 @@ func (w *Worker) Purge(ctx context.Context, lock *journal.Lock, e *journal.Entry
 	e.Generations = nil
 	drop := w.Journal.Undoable()
 	w.recordRelease(event, e, reason)
-	err := w.Finish(ctx, lock, e, tomb)
+	_, err := w.Finish(ctx, Job{Entry: e, Lock: lock}, tomb)
 	if err != nil {
 		drop()
 	}
@@ -145,21 +146,24 @@ func (w *Worker) recordRelease(event journal.Event, e *journal.Entry, reason ali
 }
 
 // ReplayParked runs pending DELs of other attachments for addresses that have become free: those
-// that were parked, and those that failed.
-func (w *Worker) ReplayParked(ctx context.Context, freed []netip.Addr) {
+// that were parked, and those that failed. others claim one of these addresses.
+func (w *Worker) ReplayParked(ctx context.Context, others []*journal.Entry) {
 	ctx, cancel := context.WithTimeout(ctx, w.Budgets.Release)
 	defer cancel()
-	for _, address := range freed {
-		for _, other := range w.othersWith(ctx, w.Verb.Key, address) {
-			if other.State == journal.Live || !w.Ready(ctx, other, true) {
-				continue
-			}
-			if other.State == journal.Adding && !w.Node.Judge(ctx, other).Releasable() {
-				continue // its ADD may be waiting for this DEL, see claim
-			}
-			if err := w.Release(ctx, other.Key); err != nil {
-				w.Log.Debug("left for later", "attachment", other.Key.String(), "err", err)
-			}
+	for _, other := range others {
+		if other.State == journal.Live || !w.Ready(ctx, other, true) {
+			continue
+		}
+		if other.State == journal.Adding && !w.Node.Judge(ctx, other).Releasable() {
+			continue // its ADD may be waiting for this DEL, see claim
+		}
+		if err := w.Release(ctx, other.Key); err != nil {
+			w.Log.Debug("left for later", "attachment", other.Key.String(), "err", err)
 		}
 	}
+}
+
+// ReplayFreed is ReplayParked for a verb that could not write to the journal, and may be able to read it.
+func (w *Worker) ReplayFreed(ctx context.Context, freed []netip.Addr) {
+	w.ReplayParked(ctx, w.othersOf(ctx, w.Verb.Key, freed))
 }

@@ -16,6 +16,16 @@ import (
 	"cni-unwind/plugin/record"
 )
 
+// Job is an entry with pending DELs.
+type Job struct {
+	Entry *journal.Entry
+	Lock  *journal.Lock // the entry's; nil without a journal
+	Netns string        // CNI_NETNS as the runtime gave it with this DEL, or ""
+	// Others are the other entries that claim the entry's addresses, read with the entry; nil makes
+	// Run look for them.
+	Others []*journal.Entry
+}
+
 // Run runs the pending DELs of an entry, newest generation first, each in reverse order, and
 // removes undone steps from the entry. It returns the failures. A step that is left without a
 // failure is parked, or waits for its second DEL. The caller holds the entry's lock and writes the
@@ -26,25 +36,22 @@ import (
 // that was killed before leaves the others their equal part. A pass without time for the next step
 // ends. A step that failed or hung last time goes last. After a pass that was cut off or ended early,
 // the next pass begins with another step.
-func (w *Worker) Run(ctx context.Context, lock *journal.Lock, e *journal.Entry, cniNetns string) []*delegate.Failure {
+func (w *Worker) Run(ctx context.Context, job Job) []*delegate.Failure {
 	defer w.Runner.Drop()
+	lock, e := job.Lock, job.Entry
 	w.ClaimHeld(e)
 	var failures []*delegate.Failure
-	cutOff, ended := 0, true
-	if lock != nil {
-		cutOff = lock.BeginPass()
-	}
-	left := e.Pending()
+	cutOff, ended, left := lock.BeginPass(), true, e.Pending()
 	for i := len(e.Generations) - 1; i >= 0; i-- {
-		u := undoing{Worker: w, lock: lock, entry: e, gen: &e.Generations[i], left: left, cutOff: cutOff}
+		u := undoing{Worker: w, lock: lock, entry: e, gen: &e.Generations[i], others: job.Others, left: left, cutOff: cutOff}
 		left -= len(u.gen.Steps)
 		if i == len(e.Generations)-1 {
-			u.cniNetns = cniNetns
+			u.cniNetns = job.Netns
 		}
 		failures = append(failures, u.pass(ctx)...)
 		ended = ended && !u.gen.Begun
 	}
-	if lock != nil && ended {
+	if ended {
 		lock.EndPass()
 	}
 	dropUndone(e)
@@ -74,7 +81,7 @@ func (u *undoing) pass(ctx context.Context) []*delegate.Failure {
 	var failures []*delegate.Failure
 	u.netns = u.find(ctx)
 	defer u.netns.release()
-	u.withheld = u.addressesOfOthers(ctx)
+	u.withheld = u.addressesOfOthers(ctx, u.others)
 	u.gen.Begun = true
 	order := undoOrder(u.gen, u.cutOff)
 	for n, index := range order {
