@@ -356,9 +356,9 @@ func TestNotesOfReleaseUnwritten(t *testing.T) {
 			n := newNode(t)
 			a := n.pod("a")
 			a.mustAdd(n.unwind(n.faulty("p0", "")))
-			reason, machine := "it was made before this boot", host.This().Machine
+			reason, label, machine := "it was made before this boot", "earlier-boot", host.This().Machine
 			if fate == alive.Foreign {
-				reason, machine = "it was made on another machine", otherMachine(t)
+				reason, label, machine = "it was made on another machine", "foreign", otherMachine(t)
 			}
 			a.edit(func(g *journal.Generation) { g.Host.BootID, g.Host.Machine = earlier, machine })
 			w := n.emptyList().w
@@ -371,7 +371,7 @@ func TestNotesOfReleaseUnwritten(t *testing.T) {
 			if err := w.Release(t.Context(), a.key()); err != nil {
 				t.Fatal(err)
 			}
-			n.wantNotes([]string{"swept a [] []: " + reason}, map[string]uint64{"swept " + alive.Recorded("", n.tombstone(a.key()).Reason).Label(): 1})
+			n.wantNotes([]string{"swept a [] []: " + reason}, map[string]uint64{"swept " + label: 1})
 		})
 	}
 }

@@ -155,7 +155,7 @@ func TestDecideAll(t *testing.T) {
 		if v.Reason.Text == "" || (v.Fate == Dead || v.Fate == Foreign) != proven(ev) {
 			t.Errorf("%+v: %+v", ev, v)
 		}
-		if known := slices.ContainsFunc(recorded, v.Reason.Is); v.Releasable() != known {
+		if known := slices.ContainsFunc(recordable, v.Reason.Is); v.Releasable() != known {
 			t.Errorf("%+v: %+v is a reason that can be on record: %t", ev, v, known)
 		}
 		for _, field := range everyField {

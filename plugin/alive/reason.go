@@ -2,7 +2,6 @@ package alive
 
 import (
 	"cmp"
-	"strings"
 )
 
 // Reason says why an attachment has its verdict, or why it is undone. Code is its name in the
@@ -48,17 +47,9 @@ var (
 	OtherMachine = Reason{"foreign", "it was made on another machine, of which this disk is a copy"}
 )
 
-// recorded are the reasons that the journal may have in an entry.
-var recorded = []Reason{Requested, Superseded, FailedADD, EarlierBoot, CutOff, NetNSGone, Unlisted, OtherMachine}
-
-// Recorded returns the reason of an entry from its code and text. Entries of the first releases
-// have only a text, which begins with that of the reason.
+// Recorded returns the reason of an entry from its code and text. The text may say more than that of the
+// same code above.
 func Recorded(code, text string) Reason {
-	for _, r := range recorded {
-		if code == "" && text != "" && strings.HasPrefix(text, r.Text) {
-			code = r.Code
-		}
-	}
 	return Reason{cmp.Or(code, Requested.Code), cmp.Or(text, Requested.Text)}
 }
 
