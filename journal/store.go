@@ -48,11 +48,6 @@ type Store struct {
 	boot     string // see bootID
 }
 
-// MaxWait bounds the wait for a queue that stands still, unless the caller's context has an earlier
-// deadline. A queue that moves, since others write, may take up to three times as long: 250 pods
-// that end at once get through, one transaction each, on a disk that takes 45 ms for a sync.
-const MaxWait = 10 * time.Second
-
 // strangerWait bounds the wait for a file that somebody writes to. unwind holds the queue, so only a
 // stranger (bbolt's own tool) can have that lock.
 const strangerWait = time.Second
@@ -121,32 +116,6 @@ func (s *Store) run(ctx context.Context, write bool, fn func(*Tx) error) error {
 			return err
 		}
 	}
-}
-
-// whileItMoves returns a context that ends when nobody has written for MaxWait, but not before
-// MaxWait has passed.
-func (s *Store) whileItMoves(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithTimeout(ctx, 3*MaxWait)
-	look := s.lookAfter(ctx, MaxWait, cancel)
-	return ctx, func() {
-		look.Stop()
-		cancel()
-	}
-}
-
-// lookAfter ends a wait for the queue if, after d, its stamp is at least as old as MaxWait: see
-// stamp.
-func (s *Store) lookAfter(ctx context.Context, d time.Duration, end func()) *time.Timer {
-	return time.AfterFunc(d, func() {
-		info, err := os.Stat(filepath.Join(s.Dir, queueName))
-		switch {
-		case ctx.Err() != nil:
-		case err != nil || time.Since(info.ModTime()) >= MaxWait:
-			end()
-		default:
-			s.lookAfter(ctx, min(MaxWait, MaxWait-time.Since(info.ModTime())), end)
-		}
-	})
 }
 
 // transact opens the file, runs fn and closes it. The caller holds the queue; transact releases it

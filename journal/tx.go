@@ -2,12 +2,10 @@ package journal
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
-	"time"
 
 	bolt "go.etcd.io/bbolt"
 )
@@ -207,94 +205,4 @@ func (tx *Tx) Outlines(fn func(Outline, error) error) error {
 	return tx.btx.Bucket(bucketEntries).ForEach(func(k, v []byte) error {
 		return fn(decodeOutline(k, v))
 	})
-}
-
-// The journal keeps the last maxTombstones tombstones, and of this boot those younger than
-// maxTombstoneAge.
-const (
-	maxTombstones   = 4096
-	maxTombstoneAge = 24 * time.Hour
-)
-
-// Tombstone returns the tombstone of an attachment, or nil.
-func (tx *Tx) Tombstone(k Key) (*Tombstone, error) {
-	if tx.btx == nil {
-		return nil, nil
-	}
-	value := tx.btx.Bucket(bucketTombstones).Get(encodeKey(k))
-	if len(value) < 8 {
-		return nil, nil
-	}
-	t := &Tombstone{}
-	if err := json.Unmarshal(value[8:], t); err != nil {
-		return nil, &DamagedError{k, err}
-	}
-	return t, nil
-}
-
-// PutTombstone writes a tombstone and drops those that are too many or too old.
-func (tx *Tx) PutTombstone(t Tombstone) error {
-	if err := tx.deleteTombstone(t.Key); err != nil {
-		return err
-	}
-	t.Buried = Now()
-	data, err := json.Marshal(t)
-	if err != nil {
-		return err
-	}
-	buried := tx.btx.Bucket(bucketBuried)
-	n, err := buried.NextSequence()
-	if err != nil {
-		return err
-	}
-	if err := buried.Put(sequence(n), encodeKey(t.Key)); err != nil {
-		return err
-	}
-	if err := tx.btx.Bucket(bucketTombstones).Put(encodeKey(t.Key), append(sequence(n), data...)); err != nil {
-		return err
-	}
-	return tx.prune(n, t)
-}
-
-// prune drops tombstones that are out of bounds or cannot be read. newest is the one just written,
-// as number n. The oldest come first, so prune stops at the first one of this boot that stays. The
-// age of one of another boot is unknown.
-func (tx *Tx) prune(n uint64, newest Tombstone) error {
-	var drop [][2][]byte
-	c := tx.btx.Bucket(bucketBuried).Cursor()
-	for order, key := c.First(); order != nil; order, key = c.Next() {
-		var t *Tombstone
-		if k, err := decodeKey(key); err == nil {
-			t, _ = tx.Tombstone(k)
-		}
-		thisBoot := t != nil && t.BootID == newest.BootID
-		tooOld := thisBoot && newest.Buried.Boot-t.Buried.Boot > int64(maxTombstoneAge)
-		tooMany := bytes.Compare(order, sequence(n-min(n, maxTombstones))) <= 0
-		if t == nil || tooOld || tooMany {
-			drop = append(drop, [2][]byte{bytes.Clone(order), bytes.Clone(key)})
-		} else if thisBoot {
-			break
-		}
-	}
-	for _, d := range drop {
-		if err := tx.btx.Bucket(bucketBuried).Delete(d[0]); err != nil {
-			return err
-		}
-		if err := tx.btx.Bucket(bucketTombstones).Delete(d[1]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// deleteTombstone removes the tombstone of an attachment, if there is one.
-func (tx *Tx) deleteTombstone(k Key) error {
-	value := tx.btx.Bucket(bucketTombstones).Get(encodeKey(k))
-	if len(value) < 8 {
-		return nil
-	}
-	if err := tx.btx.Bucket(bucketBuried).Delete(bytes.Clone(value[:8])); err != nil {
-		return err
-	}
-	return tx.btx.Bucket(bucketTombstones).Delete(encodeKey(k))
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"time"
 
 	bolt "go.etcd.io/bbolt"
 )
@@ -149,4 +150,112 @@ func counterOf(value []byte) uint64 {
 		return 0
 	}
 	return binary.BigEndian.Uint64(value)
+}
+
+// Tombstone takes the place of an entry that was released without the runtime's own DEL. When that
+// DEL comes late it runs nothing, since its addresses may have another owner by then.
+type Tombstone struct {
+	Key
+	NetNS  NetNS  `json:"netns"` // of the newest generation
+	Reason string `json:"reason"`
+	BootID string `json:"bootID"`
+	Buried Time   `json:"buried"`
+	// Interfaces are those of the ADDs that were undone, as far as their results name them. This
+	// tombstone does not answer a DEL with the result of another ADD.
+	Interfaces []Interface `json:"interfaces,omitempty"`
+	// NoResult is set if the ADD failed, so that the runtime has no result of it.
+	NoResult bool `json:"noResult,omitempty"`
+	// Abandoned is set if a person gave up the pending DELs. Nothing was undone, and the runtime's
+	// DEL succeeds all the same.
+	Abandoned bool `json:"abandoned,omitempty"`
+}
+
+// The journal keeps the last maxTombstones tombstones, and of this boot those younger than
+// maxTombstoneAge.
+const (
+	maxTombstones   = 4096
+	maxTombstoneAge = 24 * time.Hour
+)
+
+// Tombstone returns the tombstone of an attachment, or nil.
+func (tx *Tx) Tombstone(k Key) (*Tombstone, error) {
+	if tx.btx == nil {
+		return nil, nil
+	}
+	value := tx.btx.Bucket(bucketTombstones).Get(encodeKey(k))
+	if len(value) < 8 {
+		return nil, nil
+	}
+	t := &Tombstone{}
+	if err := json.Unmarshal(value[8:], t); err != nil {
+		return nil, &DamagedError{k, err}
+	}
+	return t, nil
+}
+
+// PutTombstone writes a tombstone and drops those that are too many or too old.
+func (tx *Tx) PutTombstone(t Tombstone) error {
+	if err := tx.deleteTombstone(t.Key); err != nil {
+		return err
+	}
+	t.Buried = Now()
+	data, err := json.Marshal(t)
+	if err != nil {
+		return err
+	}
+	buried := tx.btx.Bucket(bucketBuried)
+	n, err := buried.NextSequence()
+	if err != nil {
+		return err
+	}
+	if err := buried.Put(sequence(n), encodeKey(t.Key)); err != nil {
+		return err
+	}
+	if err := tx.btx.Bucket(bucketTombstones).Put(encodeKey(t.Key), append(sequence(n), data...)); err != nil {
+		return err
+	}
+	return tx.prune(n, t)
+}
+
+// prune drops tombstones that are out of bounds or cannot be read. newest is the one just written,
+// as number n. The oldest come first, so prune stops at the first one of this boot that stays. The
+// age of one of another boot is unknown.
+func (tx *Tx) prune(n uint64, newest Tombstone) error {
+	var drop [][2][]byte
+	c := tx.btx.Bucket(bucketBuried).Cursor()
+	for order, key := c.First(); order != nil; order, key = c.Next() {
+		var t *Tombstone
+		if k, err := decodeKey(key); err == nil {
+			t, _ = tx.Tombstone(k)
+		}
+		thisBoot := t != nil && t.BootID == newest.BootID
+		tooOld := thisBoot && newest.Buried.Boot-t.Buried.Boot > int64(maxTombstoneAge)
+		tooMany := bytes.Compare(order, sequence(n-min(n, maxTombstones))) <= 0
+		if t == nil || tooOld || tooMany {
+			drop = append(drop, [2][]byte{bytes.Clone(order), bytes.Clone(key)})
+		} else if thisBoot {
+			break
+		}
+	}
+	for _, d := range drop {
+		if err := tx.btx.Bucket(bucketBuried).Delete(d[0]); err != nil {
+			return err
+		}
+		if err := tx.btx.Bucket(bucketTombstones).Delete(d[1]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// deleteTombstone removes the tombstone of an attachment, if there is one.
+func (tx *Tx) deleteTombstone(k Key) error {
+	value := tx.btx.Bucket(bucketTombstones).Get(encodeKey(k))
+	if len(value) < 8 {
+		return nil
+	}
+	if err := tx.btx.Bucket(bucketBuried).Delete(bytes.Clone(value[:8])); err != nil {
+		return err
+	}
+	return tx.btx.Bucket(bucketTombstones).Delete(encodeKey(k))
 }
