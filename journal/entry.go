@@ -70,7 +70,7 @@ type Entry struct {
 	Undone      []Interface  `json:"undone,omitempty"` // of ADDs undone while another one is pending
 	Cause       string       `json:"cause,omitempty"`  // why it is in its state: a verdict.Reason's code
 	Reason      string       `json:"reason,omitempty"` // the same in words
-	Since       Time         `json:"since,omitzero"`   // in this state; zero in first-release entries
+	Since       Time         `json:"since"`            // in this state
 	Updated     Time         `json:"updated"`
 
 	file os.FileInfo // that a transaction wrote it to, see Store.Holds
@@ -85,14 +85,6 @@ func (e *Entry) Clone() *Entry {
 		g.Claims, g.Steps = slices.Clone(g.Claims), slices.Clone(g.Steps)
 	}
 	return &c
-}
-
-// touch notes the time of a new version.
-func (e *Entry) touch(from State) {
-	e.Updated = Now()
-	if from != e.State || e.Since == (Time{}) {
-		e.Since = e.Updated
-	}
 }
 
 // Outline is the part of an entry that can be read without decoding it.
@@ -173,8 +165,7 @@ type NetNS struct {
 	Cookie uint64 `json:"cookie,omitempty"`
 	// NetDev is the inode of net/dev below the /proc entry of any process in the namespace. Each
 	// namespace has another one, and it is visible even for processes that may not be inspected.
-	// The kernel reuses it once the namespace is gone. It is zero in entries of earlier releases,
-	// and where /proc has none.
+	// The kernel reuses it once the namespace is gone. It is zero where /proc has none.
 	NetDev uint64 `json:"netDev,omitempty"`
 }
 

@@ -8,8 +8,6 @@ import (
 	"net/netip"
 	"strings"
 	"time"
-
-	bolt "go.etcd.io/bbolt"
 )
 
 // EventKind says what happened.
@@ -44,26 +42,9 @@ type Event struct {
 // maxHistory bounds the number of events that are kept, the newest ones.
 const maxHistory = 1000
 
-// Both buckets came after the first release, which ignores them. The first write creates them.
-var (
-	bucketHistory  = []byte("history")
-	bucketCounters = []byte("counters")
-)
-
-// bucket returns a bucket, or nil if it does not exist yet.
-func (tx *Tx) bucket(name []byte) *bolt.Bucket {
-	if tx.btx == nil {
-		return nil
-	}
-	return tx.btx.Bucket(name)
-}
-
 // Record adds an event to the history and drops the oldest beyond maxHistory.
 func (tx *Tx) Record(e Event) error {
-	b, err := tx.btx.CreateBucketIfNotExists(bucketHistory)
-	if err != nil {
-		return err
-	}
+	b := tx.btx.Bucket(bucketHistory)
 	n, err := b.NextSequence()
 	if err != nil {
 		return err
@@ -88,11 +69,7 @@ func (tx *Tx) Record(e Event) error {
 
 // History calls fn for every event, the oldest first. It skips damaged ones.
 func (tx *Tx) History(fn func(Event) error) error {
-	b := tx.bucket(bucketHistory)
-	if b == nil {
-		return nil
-	}
-	return b.ForEach(func(_, value []byte) error {
+	return tx.each(bucketHistory, func(_, value []byte) error {
 		var e Event
 		if json.Unmarshal(value, &e) != nil {
 			return nil //nolint:nilerr // what is past and cannot be read stops nobody
@@ -108,34 +85,22 @@ func (tx *Tx) Count(name string, labels ...string) error {
 
 // SetCounter sets a counter to a value.
 func (tx *Tx) SetCounter(n uint64, name string, labels ...string) error {
-	b, err := tx.btx.CreateBucketIfNotExists(bucketCounters)
-	if err != nil {
-		return err
-	}
 	for _, text := range append(labels, name) {
 		if strings.ContainsRune(text, 0) {
 			return fmt.Errorf("journal: counter %q: a zero byte", text)
 		}
 	}
-	return b.Put(counterKey(name, labels), sequence(n))
+	return tx.btx.Bucket(bucketCounters).Put(counterKey(name, labels), sequence(n))
 }
 
 // Counter returns the value of a counter, or 0 if there is none.
 func (tx *Tx) Counter(name string, labels ...string) uint64 {
-	b := tx.bucket(bucketCounters)
-	if b == nil {
-		return 0
-	}
-	return counterOf(b.Get(counterKey(name, labels)))
+	return counterOf(tx.get(bucketCounters, counterKey(name, labels)))
 }
 
 // Counters calls fn for every counter.
 func (tx *Tx) Counters(fn func(name string, labels []string, n uint64) error) error {
-	b := tx.bucket(bucketCounters)
-	if b == nil {
-		return nil
-	}
-	return b.ForEach(func(k, v []byte) error {
+	return tx.each(bucketCounters, func(k, v []byte) error {
 		parts := strings.Split(string(k), "\x00")
 		return fn(parts[0], parts[1:], counterOf(v))
 	})
@@ -179,10 +144,7 @@ const (
 
 // Tombstone returns the tombstone of an attachment, or nil.
 func (tx *Tx) Tombstone(k Key) (*Tombstone, error) {
-	if tx.btx == nil {
-		return nil, nil
-	}
-	value := tx.btx.Bucket(bucketTombstones).Get(encodeKey(k))
+	value := tx.get(bucketTombstones, encodeKey(k))
 	if len(value) < 8 {
 		return nil, nil
 	}

@@ -1,12 +1,9 @@
 package journal
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"net/netip"
-	"regexp"
-	"slices"
 	"testing"
 	"time"
 
@@ -36,6 +33,10 @@ func TestHistory(t *testing.T) {
 	s := &Store{Dir: t.TempDir() + "/state"}
 	if events := history(t, s); events != nil {
 		t.Errorf("without a journal: %v", events)
+	}
+	put(t, s)
+	if events := history(t, s); events != nil {
+		t.Errorf("of a new journal: %v", events)
 	}
 	const written = maxHistory + 7
 	event := func(i int) Event {
@@ -100,61 +101,6 @@ func TestCounters(t *testing.T) {
 	want := map[string]uint64{"a[]": 2, "a[x]": 1, "a[x y]": 1, "ax[]": 1, "b[]": 77}
 	if diff := cmp.Diff(want, got); diff != "" || err != nil || viewErr != nil {
 		t.Error(diff, err, viewErr)
-	}
-}
-
-// bucketsOf returns the names of the file's buckets.
-func bucketsOf(t *testing.T, s *Store) (names []string) {
-	t.Helper()
-	raw(t, s, func(tx *bolt.Tx) error {
-		return tx.ForEach(func(name []byte, _ *bolt.Bucket) error {
-			names = append(names, string(name))
-			return nil
-		})
-	})
-	slices.Sort(names)
-	return names
-}
-
-// TestJournalOfFirstRelease: that release made six buckets, and entries without since. This release
-// reads such a file, also in a View that may write nothing, and writes it.
-func TestJournalOfFirstRelease(t *testing.T) {
-	t.Parallel()
-	s := newStore(t)
-	put(t, s, adding("a"))
-	raw(t, s, func(tx *bolt.Tx) error {
-		b := tx.Bucket(bucketEntries)
-		value := regexp.MustCompile(`"since":\{[^}]*\},`).ReplaceAll(b.Get(encodeKey(keyOf("a"))), nil)
-		if bytes.Contains(value, []byte("since")) {
-			t.Errorf("since is in %s", value)
-		}
-		return b.Put(encodeKey(keyOf("a")), value)
-	})
-	first := []string{"addresses", "buried", "entries", "meta", "pods", "tombstones"}
-	if got := bucketsOf(t, s); !slices.Equal(got, first) {
-		t.Fatalf("buckets %v, those of the first release are %v", got, first)
-	}
-	if e := get(t, s, keyOf("a")); e.Since != (Time{}) || e.Updated == (Time{}) {
-		t.Errorf("since %v, updated %v", e.Since, e.Updated)
-	}
-	if events := history(t, s); events != nil {
-		t.Errorf("history: %v", events)
-	}
-	view(t, s, func(tx *Tx) error {
-		if n := tx.Counter("a"); n != 0 {
-			t.Errorf("counter: %d", n)
-		}
-		return tx.Counters(func(string, []string, uint64) error { return errors.New("there is a counter") })
-	})
-	check(t, s.Update(t.Context(), func(tx *Tx) error {
-		return errors.Join(tx.Record(Event{Kind: Swept}), tx.Count("a"), tx.Delete(keyOf("a")))
-	}))
-	if events := history(t, s); len(events) != 1 {
-		t.Errorf("history: %v", events)
-	}
-	// The buckets of the first release are still there, and it ignores the others.
-	if got := bucketsOf(t, s); !slices.Equal(slices.DeleteFunc(got, func(name string) bool { return !slices.Contains(first, name) }), first) {
-		t.Errorf("buckets %v", got)
 	}
 }
 

@@ -12,8 +12,7 @@ type Step struct {
 	Type   string          `json:"type"`
 	Config json.RawMessage `json:"config"` // its stdin, without prevResult
 
-	// ADD is how the delegate's ADD ended, unless it is known to have succeeded; "" also in entries
-	// of earlier releases.
+	// ADD says how the delegate's ADD ended if it is known not to have succeeded, else "".
 	ADD Outcome `json:"add,omitempty"`
 
 	Attempts   int    `json:"attempts,omitempty"`   // DELs tried

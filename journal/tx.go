@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 
 	bolt "go.etcd.io/bbolt"
 )
@@ -16,12 +17,25 @@ type Tx struct {
 	file os.FileInfo // of the bbolt file
 }
 
+// get returns a value of a bucket, or nil.
+func (tx *Tx) get(bucket, key []byte) []byte {
+	if tx.btx == nil {
+		return nil
+	}
+	return tx.btx.Bucket(bucket).Get(key)
+}
+
+// each calls fn for every key of a bucket, in their order.
+func (tx *Tx) each(bucket []byte, fn func(key, value []byte) error) error {
+	if tx.btx == nil {
+		return nil
+	}
+	return tx.btx.Bucket(bucket).ForEach(fn)
+}
+
 // Get returns the entry of an attachment, or nil if there is none.
 func (tx *Tx) Get(k Key) (*Entry, error) {
-	if tx.btx == nil {
-		return nil, nil
-	}
-	value := tx.btx.Bucket(bucketEntries).Get(encodeKey(k))
+	value := tx.get(bucketEntries, encodeKey(k))
 	if value == nil {
 		return nil, nil
 	}
@@ -47,7 +61,9 @@ func (tx *Tx) Put(e *Entry) error {
 			return err
 		}
 	}
-	e.touch(from)
+	if e.Updated = Now(); from != e.State || e.Since == (Time{}) {
+		e.Since = e.Updated
+	}
 	value, err := encodeEntry(e)
 	if err != nil {
 		return fmt.Errorf("journal: entry %s: %w", e.Key, err)
@@ -111,29 +127,26 @@ func (tx *Tx) reindex(old, entry *Entry) error {
 // differences.
 func exchange(b *bolt.Bucket, before, after [][]byte) error {
 	for _, k := range before {
-		if !contains(after, k) {
-			if err := b.Delete(k); err != nil {
-				return err
-			}
+		if contains(after, k) {
+			continue
+		}
+		if err := b.Delete(k); err != nil {
+			return err
 		}
 	}
 	for _, k := range after {
-		if !contains(before, k) {
-			if err := b.Put(k, nil); err != nil {
-				return err
-			}
+		if contains(before, k) {
+			continue
+		}
+		if err := b.Put(k, nil); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
 func contains(keys [][]byte, key []byte) bool {
-	for _, k := range keys {
-		if bytes.Equal(k, key) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(keys, func(k []byte) bool { return bytes.Equal(k, key) })
 }
 
 // ByPod returns the entries of a pod, by namespace and name, over all networks.
@@ -173,12 +186,7 @@ func (tx *Tx) byIndex(bucket, prefix []byte) ([]*Entry, error) {
 
 // All calls fn for every entry in key order. For a damaged entry fn gets a DamagedError.
 func (tx *Tx) All(fn func(*Entry, error) error) error {
-	if tx.btx == nil {
-		return nil
-	}
-	return tx.btx.Bucket(bucketEntries).ForEach(func(k, v []byte) error {
-		return fn(decodeEntry(k, v))
-	})
+	return tx.each(bucketEntries, func(k, v []byte) error { return fn(decodeEntry(k, v)) })
 }
 
 // Check runs bbolt's own check over the whole file and decodes every entry.
@@ -199,10 +207,5 @@ func (tx *Tx) Check() error {
 
 // Outlines calls fn for the outline of every entry, as All does, at a fraction of the cost.
 func (tx *Tx) Outlines(fn func(Outline, error) error) error {
-	if tx.btx == nil {
-		return nil
-	}
-	return tx.btx.Bucket(bucketEntries).ForEach(func(k, v []byte) error {
-		return fn(decodeOutline(k, v))
-	})
+	return tx.each(bucketEntries, func(k, v []byte) error { return fn(decodeOutline(k, v)) })
 }
