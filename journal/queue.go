@@ -2,6 +2,7 @@ package journal
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,25 +42,25 @@ func (s *Store) queue(ctx context.Context, write bool) (*os.File, error) {
 // whileItMoves returns a context that ends when nobody has written for MaxWait, but not before
 // MaxWait has passed.
 func (s *Store) whileItMoves(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithTimeout(ctx, 3*MaxWait)
-	look := s.lookAfter(ctx, MaxWait, cancel)
+	still := cmp.Or(s.wait, MaxWait)
+	ctx, cancel := context.WithTimeout(ctx, 3*still)
+	look := s.lookAfter(ctx, still, still, cancel)
 	return ctx, func() {
 		look.Stop()
 		cancel()
 	}
 }
 
-// lookAfter ends a wait for the queue if, after d, its stamp is at least as old as MaxWait: see
-// stamp.
-func (s *Store) lookAfter(ctx context.Context, d time.Duration, end func()) *time.Timer {
+// lookAfter ends a wait for the queue if, after d, its stamp is at least as old as still: see stamp.
+func (s *Store) lookAfter(ctx context.Context, d, still time.Duration, end func()) *time.Timer {
 	return time.AfterFunc(d, func() {
 		info, err := os.Stat(filepath.Join(s.Dir, queueName))
 		switch {
 		case ctx.Err() != nil:
-		case err != nil || time.Since(info.ModTime()) >= MaxWait:
+		case err != nil || time.Since(info.ModTime()) >= still:
 			end()
 		default:
-			s.lookAfter(ctx, min(MaxWait, MaxWait-time.Since(info.ModTime())), end)
+			s.lookAfter(ctx, min(still, still-time.Since(info.ModTime())), still, end)
 		}
 	})
 }

@@ -44,6 +44,7 @@ type Store struct {
 	// disk. Tests set it.
 	Point func(name string)
 
+	wait     time.Duration // in place of MaxWait; tests set it
 	bootOnce sync.Once
 	boot     string // see bootID
 }
@@ -127,20 +128,10 @@ func (s *Store) transact(
 	debug.SetPanicOnFault(true)
 	defer debug.SetPanicOnFault(false)
 	defer func() {
-		r := recover()
-		if r == nil {
-			return
+		if r := recover(); r != nil {
+			err = s.panicked(r, file)
 		}
-		err = fmt.Errorf("journal: %s: panic: %v", s.Path(), r)
-		if file == nil {
-			return
-		}
-		if damage := verify(file); errors.Is(damage, ErrDamaged) {
-			err = fmt.Errorf("%w: %w", damage, err)
-		}
-		abandon(file)
 	}()
-
 	if write {
 		if err := s.create(); err != nil {
 			return err
@@ -161,25 +152,31 @@ func (s *Store) transact(
 	if err != nil {
 		return s.confirm(classify(err))
 	}
+	in := func(btx *bolt.Tx) error { return s.inTx(btx, info, fn) }
 	if !write {
 		_ = queue.Close()
+		return errors.Join(db.View(in), db.Close())
 	}
-	if write {
-		err = db.Update(func(btx *bolt.Tx) error { return s.inTx(btx, info, fn) })
-		if err == nil {
-			s.stamp(queue, file)
-		}
-	} else {
-		err = db.View(func(btx *bolt.Tx) error { return s.inTx(btx, info, fn) })
+	if err = db.Update(in); err == nil {
+		s.stamp(queue, file)
 	}
 	return errors.Join(err, db.Close())
 }
 
-// abandon gives up a file in which bbolt panicked. The state of bbolt's own locks is unknown, so
-// its memory stays mapped. The mapping would keep the flock, so abandon unlocks it explicitly.
-func abandon(file *os.File) {
+// panicked turns a panic into an error, which is ErrDamaged only if the file is damaged, and gives
+// up the file. The state of bbolt's own locks is unknown, so its memory stays mapped. The mapping
+// would keep the flock, so panicked unlocks it explicitly.
+func (s *Store) panicked(r any, file *os.File) error {
+	err := fmt.Errorf("journal: %s: panic: %v", s.Path(), r)
+	if file == nil {
+		return err
+	}
+	if damage := verify(file); errors.Is(damage, ErrDamaged) {
+		err = fmt.Errorf("%w: %w", damage, err)
+	}
 	_ = syscall.Flock(int(file.Fd()), syscall.LOCK_UN)
 	_ = file.Close()
+	return err
 }
 
 // open opens and locks the file, if it is whole and the one at its path.
