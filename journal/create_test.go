@@ -3,13 +3,9 @@ package journal
 import (
 	"bytes"
 	"context"
-	"errors"
 	"os"
-	"path/filepath"
 	"syscall"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 // helpCrash puts entry "b" and is killed at a point.
@@ -52,13 +48,9 @@ func TestCrash(t *testing.T) {
 			if _ = p.wait(); p.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 				t.Fatalf("it was not killed at point %s: %v", tt.point, p.cmd.ProcessState)
 			}
-			if diff := cmp.Diff(tt.before, idsOf(t, s)); diff != "" {
-				t.Errorf("entries after the crash (-want +got):\n%s", diff)
-			}
+			wantEntries(t, s, tt.before...)
 			put(t, s, adding("c"))
-			if diff := cmp.Diff(tt.after, idsOf(t, s)); diff != "" {
-				t.Errorf("entries in the end (-want +got):\n%s", diff)
-			}
+			wantEntries(t, s, tt.after...)
 			if aside := setAside(t, s); aside != nil {
 				t.Errorf("set aside: %v", aside)
 			}
@@ -92,36 +84,8 @@ func TestStaleNew(t *testing.T) {
 				check(t, os.MkdirAll(s.Dir, 0o700))
 				check(t, os.WriteFile(s.Path()+".new", tt.data, 0o600))
 				put(t, s, adding("b"))
-				if diff := cmp.Diff(want, idsOf(t, s)); diff != "" {
-					t.Errorf("entries (-want +got):\n%s", diff)
-				}
+				wantEntries(t, s, want...)
 			})
 		}
-	}
-}
-
-// TestEmptyFile: creation never makes an empty file, so an empty one is damaged.
-func TestEmptyFile(t *testing.T) {
-	s := newStore(t)
-	put(t, s, adding("a"))
-	check(t, os.Truncate(s.Path(), 0))
-	changed := untouched(t, s.Dir)
-	if err := s.View(t.Context(), look); !errors.Is(err, ErrDamaged) {
-		t.Errorf("View: %v", err)
-	}
-	changed()
-	put(t, s, adding("b"))
-	if diff := cmp.Diff([]string{"b"}, idsOf(t, s)); diff != "" {
-		t.Errorf("entries (-want +got):\n%s", diff)
-	}
-	aside := setAside(t, s)
-	if len(aside) != 1 {
-		t.Fatalf("set aside: %v, want one", aside)
-	}
-	if info, err := os.Lstat(aside[0]); err != nil || info.Size() != 0 || info.Mode() != 0o600 {
-		t.Errorf("%v, %v", info, err)
-	}
-	if _, err := os.Lstat(filepath.Join(s.Dir, fileName+".new")); err == nil {
-		t.Error("a journal.db.new is left")
 	}
 }

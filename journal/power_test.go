@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"cni-unwind/testdata/sandbox"
+
 	bolt "go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
 )
@@ -167,9 +169,7 @@ func TestPowerLoss(t *testing.T) {
 	if testing.Short() {
 		t.Skip("hundreds of disks: make test")
 	}
-	if !isolate(t) {
-		return
-	}
+	sandbox.Need(t)
 	if _, err := os.Stat("/dev/fuse"); err != nil {
 		check(t, unix.Mknod("/dev/fuse", unix.S_IFCHR|0o600, int(unix.Mkdev(10, 229))))
 	}

@@ -42,7 +42,7 @@ func (s *Store) queue(ctx context.Context, write bool) (*os.File, error) {
 // whileItMoves returns a context that ends when nobody has written for MaxWait, but not before
 // MaxWait has passed.
 func (s *Store) whileItMoves(ctx context.Context) (context.Context, context.CancelFunc) {
-	still := cmp.Or(s.wait, MaxWait)
+	still := s.still()
 	ctx, cancel := context.WithTimeout(ctx, 3*still)
 	look := s.lookAfter(ctx, still, still, cancel)
 	return ctx, func() {
@@ -50,6 +50,8 @@ func (s *Store) whileItMoves(ctx context.Context) (context.Context, context.Canc
 		cancel()
 	}
 }
+
+func (s *Store) still() time.Duration { return cmp.Or(s.wait, MaxWait) }
 
 // lookAfter ends a wait for the queue if, after d, its stamp is at least as old as still: see stamp.
 func (s *Store) lookAfter(ctx context.Context, d, still time.Duration, end func()) *time.Timer {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -11,6 +12,121 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	bolt "go.etcd.io/bbolt"
 )
+
+// history returns all events.
+func history(t *testing.T, s *Store) (events []Event) {
+	t.Helper()
+	err := s.View(t.Context(), func(tx *Tx) error {
+		return tx.History(func(e Event) error {
+			events = append(events, e)
+			return nil
+		})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return events
+}
+
+// TestHistory: events come back as they were written, the oldest first; beyond maxHistory the
+// newest are kept.
+func TestHistory(t *testing.T) {
+	t.Parallel()
+	s := &Store{Dir: t.TempDir() + "/state"}
+	if events := history(t, s); events != nil {
+		t.Errorf("without a journal: %v", events)
+	}
+	put(t, s)
+	if events := history(t, s); events != nil {
+		t.Errorf("of a new journal: %v", events)
+	}
+	const written = maxHistory + 7
+	event := func(i int) Event {
+		return Event{Key: Key{"net", fmt.Sprint(i), "eth0"}, Kind: Swept, Pod: Pod{"ns", "pod", "uid"}, Reason: "why",
+			Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, Plugins: []string{"bridge"}}
+	}
+	for from := 0; from < written; from += 100 {
+		err := s.Update(t.Context(), func(tx *Tx) error {
+			for i := from; i < min(from+100, written); i++ {
+				if err := tx.Record(event(i)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	events := history(t, s)
+	if len(events) != maxHistory || events[0].ContainerID != fmt.Sprint(written-maxHistory) {
+		t.Fatalf("%d events from %s on", len(events), events[0].ContainerID)
+	}
+	last := events[maxHistory-1]
+	if last.At.Boot == 0 || last.At.Wall.IsZero() {
+		t.Errorf("it has no time: %+v", last.At)
+	}
+	last.At = Time{}
+	if diff := cmp.Diff(event(written-1), last, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestCounters: counters are separate by name and labels.
+func TestCounters(t *testing.T) {
+	t.Parallel()
+	s := &Store{Dir: t.TempDir() + "/state"}
+	err := s.Update(t.Context(), func(tx *Tx) error {
+		for _, c := range [][]string{{"a"}, {"a"}, {"a", "x"}, {"a", "x", "y"}, {"ax"}} {
+			if err := tx.Count(c[0], c[1:]...); err != nil {
+				return err
+			}
+		}
+		if err := tx.SetCounter(77, "b"); err != nil {
+			return err
+		}
+		if tx.Count("a", "x\x00y") == nil {
+			t.Error("a zero byte is taken")
+		}
+		return nil
+	})
+	got := map[string]uint64{}
+	viewErr := s.View(t.Context(), func(tx *Tx) error {
+		if n := tx.Counter("never"); n != 0 {
+			t.Errorf("never counted: %d", n)
+		}
+		return tx.Counters(func(name string, labels []string, n uint64) error {
+			got[fmt.Sprint(name, labels)] = n
+			return nil
+		})
+	})
+	want := map[string]uint64{"a[]": 2, "a[x]": 1, "a[x y]": 1, "ax[]": 1, "b[]": 77}
+	if diff := cmp.Diff(want, got); diff != "" || err != nil || viewErr != nil {
+		t.Error(diff, err, viewErr)
+	}
+}
+
+// TestDamagedHistory: a damaged event hides no other; a damaged counter begins at 0 again.
+func TestDamagedHistory(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	check(t, s.Update(t.Context(), func(tx *Tx) error {
+		return errors.Join(tx.Record(Event{Reason: "1"}), tx.Record(Event{Reason: "2"}), tx.Record(Event{Reason: "3"}), tx.Count("a"))
+	}))
+	raw(t, s, func(tx *bolt.Tx) error {
+		return errors.Join(tx.Bucket(bucketHistory).Put(sequence(2), []byte(`{"kind":`)), tx.Bucket(bucketCounters).Put([]byte("a"), []byte("x")))
+	})
+	if events := history(t, s); len(events) != 2 || events[0].Reason != "1" || events[1].Reason != "3" {
+		t.Errorf("history: %v", events)
+	}
+	check(t, s.Update(t.Context(), func(tx *Tx) error { return tx.Count("a") }))
+	view(t, s, func(tx *Tx) error {
+		if n := tx.Counter("a"); n != 1 {
+			t.Errorf("counter: %d", n)
+		}
+		return nil
+	})
+}
 
 func tombstone(t *testing.T, s *Store, k Key) (tomb *Tombstone) {
 	t.Helper()
@@ -43,13 +159,14 @@ func burials(t *testing.T, s *Store) (tombstones, order int) {
 	return tombstones, order
 }
 
+// TestTombstone: a tombstone comes back as it was written, with its time. TestJournalIsAMap has that
+// one replaces another, and that a Put removes it.
 func TestTombstone(t *testing.T) {
 	s := newStore(t)
-	put(t, s, adding("a", "10.0.0.1"), adding("b"))
+	put(t, s, adding("a"), adding("b"))
 	before := Now()
 	want := Tombstone{Key: keyOf("a"), NetNS: NetNS{"/var/run/netns/a", 4, 5, 6, 7}, Reason: "reboot", BootID: "b007"}
 	update(t, s, func(tx *Tx) error { return errors.Join(tx.Delete(want.Key), tx.PutTombstone(want)) })
-
 	got := tombstone(t, s, want.Key)
 	if diff := cmp.Diff(&want, got, cmpopts.IgnoreFields(Tombstone{}, "Buried")); diff != "" {
 		t.Errorf("tombstone (-want +got):\n%s", diff)
@@ -60,26 +177,7 @@ func TestTombstone(t *testing.T) {
 	if tombstone(t, s, keyOf("b")) != nil {
 		t.Error("an entry has a tombstone")
 	}
-	if diff := cmp.Diff([]string{"b"}, idsOf(t, s)); diff != "" {
-		t.Errorf("a tombstone is no entry (-want +got):\n%s", diff)
-	}
-
-	want.Reason = "again"
-	bury(t, s, want)
-	if got := tombstone(t, s, want.Key).Reason; got != "again" {
-		t.Errorf("the tombstone that was replaced has the reason %q", got)
-	}
-	if n, order := burials(t, s); n != 1 || order != 1 {
-		t.Errorf("%d tombstones, %d records of their order, want 1 of each", n, order)
-	}
-
-	put(t, s, adding("a"))
-	if tombstone(t, s, want.Key) != nil {
-		t.Error("there is a tombstone beside the entry")
-	}
-	if n, order := burials(t, s); n != 0 || order != 0 {
-		t.Errorf("%d tombstones, %d records of their order, want none", n, order)
-	}
+	wantEntries(t, s, "b")
 }
 
 func TestTombstonesAreBoundedInNumber(t *testing.T) {
