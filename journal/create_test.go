@@ -2,22 +2,10 @@ package journal
 
 import (
 	"bytes"
-	"context"
 	"os"
 	"syscall"
 	"testing"
 )
-
-// helpCrash puts entry "b" and is killed at a point.
-func helpCrash(s *Store, args []string) error {
-	s.Point = func(name string) {
-		if name == args[0] {
-			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-			select {}
-		}
-	}
-	return s.Update(context.Background(), func(tx *Tx) error { return tx.Put(adding("b")) })
-}
 
 // TestCrash: a crash at any point, of the first or of a later Update, leaves either the state
 // before it or the state that it was to write. The process crashes, not the kernel: the test does
@@ -44,7 +32,9 @@ func TestCrash(t *testing.T) {
 			if !tt.first {
 				put(t, s, adding("a"))
 			}
-			p := start(t, "crash", s.Dir, tt.point)
+			p := start(t, "act", s.Dir)
+			p.say("die " + tt.point)
+			p.say("put b")
 			if _ = p.wait(); p.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 				t.Fatalf("it was not killed at point %s: %v", tt.point, p.cmd.ProcessState)
 			}

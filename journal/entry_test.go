@@ -124,33 +124,6 @@ func TestEntryWithoutGenerations(t *testing.T) {
 	}
 }
 
-// TestGenerationNumbers: numbers grow with every ADD: over entries, generations of one entry,
-// deletions and openings of the file.
-func TestGenerationNumbers(t *testing.T) {
-	s := newStore(t)
-	a, b := adding("a"), adding("b")
-	put(t, s, a, b)
-	a.State = Unwinding
-	put(t, s, a) // no ADD, so no new number
-	first := a.Newest().Number
-	update(t, s, func(tx *Tx) error { return tx.Delete(b.Key) })
-	s = &Store{Dir: s.Dir}
-	a.State = Adding
-	a.Generations = append(a.Generations, adding("a").Generations...)
-	c := adding("c")
-	put(t, s, a, c)
-	got := []uint64{first, b.Newest().Number, a.Newest().Number, c.Newest().Number}
-	if a.Generations[0].Number != first {
-		t.Errorf("the first generation of a became number %d, it was %d", a.Generations[0].Number, first)
-	}
-	if first == 0 || !slices.IsSorted(got) || len(slices.Compact(got)) != 4 {
-		t.Errorf("numbers in the order of their ADDs: %v, want them to grow", got)
-	}
-	if n := get(t, s, c.Key).Newest().Number; n != c.Newest().Number {
-		t.Errorf("number %d is on the disk, %d was told", n, c.Newest().Number)
-	}
-}
-
 func TestSameNetNS(t *testing.T) {
 	for _, tt := range []struct {
 		name string

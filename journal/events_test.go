@@ -16,15 +16,12 @@ import (
 // history returns all events.
 func history(t *testing.T, s *Store) (events []Event) {
 	t.Helper()
-	err := s.View(t.Context(), func(tx *Tx) error {
+	view(t, s, func(tx *Tx) error {
 		return tx.History(func(e Event) error {
 			events = append(events, e)
 			return nil
 		})
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	return events
 }
 
@@ -45,19 +42,14 @@ func TestHistory(t *testing.T) {
 		return Event{Key: Key{"net", fmt.Sprint(i), "eth0"}, Kind: Swept, Pod: Pod{"ns", "pod", "uid"}, Reason: "why",
 			Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, Plugins: []string{"bridge"}}
 	}
-	for from := 0; from < written; from += 100 {
-		err := s.Update(t.Context(), func(tx *Tx) error {
-			for i := from; i < min(from+100, written); i++ {
-				if err := tx.Record(event(i)); err != nil {
-					return err
-				}
+	update(t, s, func(tx *Tx) error {
+		for i := range written {
+			if err := tx.Record(event(i)); err != nil {
+				return err
 			}
-			return nil
-		})
-		if err != nil {
-			t.Fatal(err)
 		}
-	}
+		return nil
+	})
 	events := history(t, s)
 	if len(events) != maxHistory || events[0].ContainerID != fmt.Sprint(written-maxHistory) {
 		t.Fatalf("%d events from %s on", len(events), events[0].ContainerID)
@@ -220,27 +212,29 @@ func age(t *testing.T, s *Store, k Key, d time.Duration) {
 // another boot is unknown.
 func TestTombstonesAreBoundedInAge(t *testing.T) {
 	s := newStore(t)
-	bury(t, s,
-		Tombstone{Key: keyOf("other boot, first"), BootID: "before"},
-		Tombstone{Key: keyOf("old"), BootID: "now"},
-		Tombstone{Key: keyOf("other boot"), BootID: "before"},
-		Tombstone{Key: keyOf("older"), BootID: "now"},
-		Tombstone{Key: keyOf("almost old"), BootID: "now"})
-	for id, d := range map[string]time.Duration{
-		"other boot, first": 2 * maxTombstoneAge,
-		"old":               maxTombstoneAge + time.Minute,
-		"other boot":        2 * maxTombstoneAge,
-		"older":             2 * maxTombstoneAge,
-		"almost old":        maxTombstoneAge - time.Minute,
-	} {
-		age(t, s, keyOf(id), d)
+	all := []struct {
+		id, boot string
+		age      time.Duration
+		stays    bool
+	}{
+		{"other boot, first", "before", 2 * maxTombstoneAge, true},
+		{"old", "now", maxTombstoneAge + time.Minute, false},
+		{"other boot", "before", 2 * maxTombstoneAge, true},
+		{"older", "now", 2 * maxTombstoneAge, false},
+		{"almost old", "now", maxTombstoneAge - time.Minute, true},
+		{"new", "now", 0, true},
 	}
-	bury(t, s, Tombstone{Key: keyOf("new"), BootID: "now"})
-	for id, want := range map[string]bool{
-		"other boot, first": true, "old": false, "other boot": true, "older": false, "almost old": true, "new": true,
-	} {
-		if got := tombstone(t, s, keyOf(id)) != nil; got != want {
-			t.Errorf("tombstone %q is there: %t, want %t", id, got, want)
+	for i, tt := range all {
+		if i == len(all)-1 { // the one that drops others: all are as old as they are to be
+			for _, old := range all[:i] {
+				age(t, s, keyOf(old.id), old.age)
+			}
+		}
+		bury(t, s, Tombstone{Key: keyOf(tt.id), BootID: tt.boot})
+	}
+	for _, tt := range all {
+		if got := tombstone(t, s, keyOf(tt.id)) != nil; got != tt.stays {
+			t.Errorf("tombstone %q is there: %t, want %t", tt.id, got, tt.stays)
 		}
 	}
 	if n, order := burials(t, s); n != 4 || order != 4 {

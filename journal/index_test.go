@@ -125,15 +125,15 @@ func (m *model) put(tx *Tx, old, e Entry, o operation) error {
 	e.State, e.Pod = o.state, o.pod
 	e.Generations = slices.Clone(e.Generations[max(0, len(e.Generations)-2):])
 	e.Newest().Claims = adding("", o.addresses...).Newest().Claims
-	isNew, legalNow := e.Newest().Number == 0, slices.Contains(legal, [2]State{old.State, e.State})
+	number, legalNow := e.Newest().Number, slices.Contains(legal, [2]State{old.State, e.State})
 	if err := tx.Put(&e); (err == nil) != legalNow {
 		return fmt.Errorf("%q over %q: %w", e.State, old.State, err)
 	}
 	if !legalNow {
 		return nil
 	}
-	if n := e.Newest().Number; isNew && n <= m.number {
-		return fmt.Errorf("generation number %d after %d", n, m.number)
+	if n := e.Newest().Number; number == 0 && n <= m.number || number != 0 && n != number {
+		return fmt.Errorf("generation number %d after %d, it was %d", n, m.number, number)
 	}
 	m.number = max(m.number, e.Newest().Number)
 	m.entries[o.key] = e

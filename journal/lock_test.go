@@ -4,13 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 )
@@ -68,6 +65,14 @@ func TestLock(t *testing.T) {
 			we sweep = ok; we put entry = ok; we acquire entry = made; we release entry = ok
 			we acquire stray = made; we release stray = ok; p acquire a = made
 			we sweep = ok; we look entry = free; we look stray = free, no file; we look a = locked by p`},
+		{"an entry came before its lock file is removed as stray", `
+			we put a = ok; we acquire a = made; we release a = ok; p stray a = ok; we look a = free`},
+		{"the entry of an ADD that ended without the journal gets no lock file, which would say that it is dead", `
+			we put a = ok; q hold b = in; p stray a = ok; p kill; we look a = free, no file`},
+		{"a link in its place", `
+			we put b = ok; we plant a = ok
+			we acquire a = error: too many levels of symbolic links; we look a = error: too many levels of symbolic links
+			we planted = error: no file`},
 		{"passes that were cut off", `
 			p acquire a = made; p begin a = 0; p kill; we acquire a = found; we begin a = 1; we begin a = 2
 			we end a = ok; we begin a = 0`},
@@ -84,6 +89,63 @@ func tryAcquire(t *testing.T, s *Store, k Key) *Lock {
 	check(t, err)
 	t.Cleanup(l.Release)
 	return l
+}
+
+// helpRounds takes a lock and releases it, many times. In the critical section it makes and removes
+// a file. Outside of it, it counts.
+func helpRounds(s *Store, args []string) error {
+	inside, k := filepath.Join(filepath.Dir(s.Dir), "inside"), keyOf("a")
+	ctx := context.Background()
+	for round := range rounds {
+		err := s.Update(ctx, func(tx *Tx) error { return tx.Count("rounds") })
+		l, errLock := s.Acquire(ctx, k)
+		if err := errors.Join(err, errLock); err != nil {
+			return fmt.Errorf("round %d: %w", round, err)
+		}
+		if !l.InPlace() {
+			return fmt.Errorf("round %d: the lock is not that of the file at the path", round)
+		}
+		if err := os.Mkdir(inside, 0o700); err != nil {
+			return fmt.Errorf("round %d: two are inside: %w", round, err)
+		}
+		time.Sleep(100 * time.Microsecond)
+		err = os.Remove(inside)
+		if args[0] == "remove" || args[0] == "both" && round%2 == 0 {
+			err = errors.Join(err, l.Remove())
+		}
+		if l.Release(); err != nil {
+			return fmt.Errorf("round %d: %w", round, err)
+		}
+	}
+	return nil
+}
+
+const rounds = 100
+
+// TestRounds: of many processes one at a time has the lock, and no write of theirs is lost.
+func TestRounds(t *testing.T) {
+	for _, how := range []string{"remove", "keep", "both"} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			s := newStore(t)
+			var all []*process
+			for range 4 {
+				all = append(all, start(t, "rounds", s.Dir, how))
+			}
+			for _, p := range all {
+				if line := p.line(); line != "" {
+					t.Error(line)
+				}
+				check(t, p.wait())
+			}
+			view(t, s, func(tx *Tx) error {
+				if n := tx.Counter("rounds"); n != 4*rounds {
+					t.Errorf("%d writes are there, want %d", n, 4*rounds)
+				}
+				return nil
+			})
+		})
+	}
 }
 
 // TestLockedDoesNotTake: a look at a lock does not keep another Store of the process from taking it.
@@ -134,111 +196,20 @@ func TestLockOfALongKey(t *testing.T) {
 	tryAcquire(t, s, Key{"ab", "", "c"})
 }
 
-// helpRounds takes a lock and releases it, many times. In the critical section it makes and removes
-// a file.
-func helpRounds(s *Store, args []string) error {
-	inside := filepath.Join(filepath.Dir(s.Dir), "inside")
-	k := keyOf("a")
-	for round := range 100 {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-		l, err := s.Acquire(ctx, k)
-		cancel()
-		if err != nil {
-			return fmt.Errorf("round %d: %w", round, err)
-		}
-		if !samePath(l.File(), s.LockPath(k)) {
-			return fmt.Errorf("round %d: the lock is not that of the file at the path", round)
-		}
-		if err := os.Mkdir(inside, 0o700); err != nil {
-			return fmt.Errorf("round %d: two are inside: %w", round, err)
-		}
-		time.Sleep(100 * time.Microsecond)
-		if err := os.Remove(inside); err != nil {
-			return fmt.Errorf("round %d: %w", round, err)
-		}
-		if args[0] == "forget" || args[0] == "both" && round%2 == 0 {
-			if err := l.Remove(); err != nil {
-				return fmt.Errorf("round %d: %w", round, err)
-			}
-		}
-		l.Release()
-	}
-	return nil
-}
-
-func TestRounds(t *testing.T) {
-	for _, how := range []string{"forget", "keep", "both"} {
-		t.Run(how, func(t *testing.T) {
-			t.Parallel()
-			s := newStore(t)
-			var all []*process
-			for range 4 {
-				all = append(all, start(t, "rounds", s.Dir, how))
-			}
-			for _, p := range all {
-				if line := p.line(); line != "" {
-					t.Error(line)
-				}
-				check(t, p.wait())
-			}
-		})
-	}
-}
-
-// helpStray removes a stray lock.
-func helpStray(s *Store, args []string) error {
-	return s.removeStrayLock(context.Background(), args[0])
-}
-
-// TestLockFileStaysAway: RemoveStrayLocks has seen the lock file of an ADD that begins; the
-// ADD ends without the journal, so its entry is Adding and has no lock file; the sweep is killed
-// while it waits for the queue. The entry must not get a lock file: with one it counts as dead.
-func TestLockFileStaysAway(t *testing.T) {
-	s := newStore(t)
-	e := adding("a")
-	update(t, s, func(tx *Tx) error { return tx.Put(e) })
-	queue, err := s.queue(t.Context(), true)
-	check(t, err)
-	defer queue.Close()
-	p := start(t, "stray", s.Dir, filepath.Base(s.LockPath(e.Key)))
-	time.Sleep(500 * time.Millisecond)
-	p.signal(syscall.SIGKILL)
-	_ = p.wait()
-	if _, err := os.Stat(s.LockPath(e.Key)); err == nil {
-		t.Error("it has a lock file, which is free")
-	}
-}
-
-func TestLockPlantedAsLink(t *testing.T) {
-	s := newStore(t)
-	put(t, s)
-	k, victim := keyOf("a"), filepath.Join(t.TempDir(), "victim")
-	check(t, os.Symlink(victim, s.LockPath(k)))
-	if _, err := s.Acquire(t.Context(), k); !errors.Is(err, syscall.ELOOP) {
-		t.Errorf("Acquire: %v, want ELOOP", err)
-	}
-	if _, _, err := s.Locked(k); !errors.Is(err, syscall.ELOOP) {
-		t.Errorf("Locked: %v, want ELOOP", err)
-	}
-	if _, err := s.Owner(k); !errors.Is(err, syscall.ELOOP) {
-		t.Errorf("Owner: %v, want ELOOP", err)
-	}
-	if _, err := os.Lstat(victim); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the link was followed: %v", err)
-	}
-}
-
 // TestLockAgent: one agent at a time has the lock, which is a file that nobody else can open.
 func TestLockAgent(t *testing.T) {
 	t.Parallel()
 	s := &Store{Dir: filepath.Join(t.TempDir(), "new", "state")}
-	if pid := s.AgentProcess(); pid != "" {
-		t.Errorf("without a file it is held by %s", pid)
+	holder := func(when, want string) {
+		t.Helper()
+		if pid := s.AgentProcess(); pid != want {
+			t.Errorf("%s: held by %q, not by %q", when, pid, want)
+		}
 	}
+	holder("without a file", "")
 	lock, err := s.LockAgent()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
+	holder("taken", fmt.Sprint(os.Getpid()))
 	for path, want := range map[string]os.FileMode{s.Dir: os.ModeDir | 0o700, s.AgentLockPath(): 0o600} {
 		if info, err := os.Lstat(path); err != nil || info.Mode() != want {
 			t.Errorf("%s: %v, %v", path, info.Mode(), err)
@@ -250,27 +221,17 @@ func TestLockAgent(t *testing.T) {
 	if _, err := s.LockAgent(); !errors.Is(err, ErrBusy) {
 		t.Errorf("a second one: %v", err)
 	}
-	if pid := s.AgentProcess(); pid != strconv.Itoa(os.Getpid()) {
-		t.Errorf("held by %q, not by %d", pid, os.Getpid())
-	}
-	if err := os.Rename(s.Dir, s.Dir+".away"); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.Rename(s.Dir, s.Dir+".away"))
 	if lock.InPlace() {
 		t.Error("a file that was moved away counts")
 	}
-	if err := os.Rename(s.Dir+".away", s.Dir); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.Rename(s.Dir+".away", s.Dir))
 	if !lock.InPlace() {
 		t.Error("the file is in place")
 	}
 	lock.Release()
-	if pid := s.AgentProcess(); pid != "" {
-		t.Errorf("released, it is held by %s", pid)
-	}
-	if lock, err = s.LockAgent(); err != nil {
-		t.Fatal(err)
-	}
+	holder("released", "")
+	lock, err = s.LockAgent()
+	check(t, err)
 	lock.Release()
 }

@@ -25,15 +25,11 @@ const helperEnv = "JOURNAL_TEST_HELPER"
 // helpers are the functions that start can run in another process. The test gets an error that one
 // returns.
 var helpers = map[string]func(s *Store, args []string) error{
-	"act":       helpAct,
-	"write":     helpWrite,
-	"crash":     helpCrash,
-	"increment": helpIncrement,
-	"rounds":    helpRounds,
-	"damage":    helpDamage,
-	"eio":       helpEIO,
-	"power":     helpPower,
-	"stray":     helpStray,
+	"act":    helpAct,
+	"rounds": helpRounds,
+	"damage": helpDamage,
+	"eio":    helpEIO,
+	"power":  helpPower,
 }
 
 func TestMain(m *testing.M) {

@@ -206,7 +206,10 @@ func (p *power) live(killed string) {
 	p.disk = mountDisk(p.T, mnt)
 	dir := filepath.Join(mnt, "state")
 	if killed != "" {
-		_ = start(p.T, "crash", dir, killed).wait()
+		first := start(p.T, "act", dir)
+		first.say("die " + killed)
+		first.say("put b")
+		_ = first.wait()
 		p.steps = p.steps[:3]
 	}
 	writer := start(p.T, "power", dir)

@@ -1,19 +1,15 @@
 package journal
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
-
-	bolt "go.etcd.io/bbolt"
 )
 
 // TestQueue tells of transactions that wait for each other.
@@ -32,6 +28,12 @@ func TestQueue(t *testing.T) {
 		{"the directory is replaced while one waits", `
 			we put a = ok; p hold b = in; q put c -> journal.lock; we rm = ok; r hold d = in
 			p go = *; q -> journal.lock; r go = ok; q = ok; we list = c d`},
+		{"a stranger, such as a backup, has the journal: it is no damage, and nobody is delayed by more than a second", `
+			we put a = ok; p stranger = in; we put b = busy by another program; p go = ok
+			we list = a; we aside = 0`},
+		{"the journal is replaced while one waits for it", `
+			we put a = ok; p stranger = in; q put b -> journal.db; we replace c = ok; p go = ok; q = ok
+			we list = b c`},
 		{"the journal is set aside while one waits", `
 			we populate = ok; p wreck b = in; q put c -> journal.lock
 			p damage = in; p go = ok; q = ok; we list = b c; we aside = 1`},
@@ -64,51 +66,6 @@ func TestMovingQueue(t *testing.T) {
 		w sleep = ok; q go = ok; r = in
 		w sleep = ok; r go = ok
 		we = ok; other = in; other go = ok`}})
-}
-
-// helpIncrement increments a counter in an entry, as often as args say.
-func helpIncrement(s *Store, args []string) error {
-	times, err := strconv.Atoi(args[0])
-	if err != nil {
-		return err
-	}
-	for range times {
-		err := s.Update(context.Background(), func(tx *Tx) error {
-			e, err := tx.Get(keyOf("counter"))
-			if err != nil {
-				return err
-			}
-			n, err := strconv.Atoi(e.Reason)
-			e.Reason = strconv.Itoa(n + 1)
-			return errors.Join(err, tx.Put(e))
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func TestNoWriteIsLost(t *testing.T) {
-	t.Parallel()
-	const processes, times = 8, 50
-	s := newStore(t)
-	e := adding("counter")
-	e.Reason = "0"
-	put(t, s, e)
-	var all []*process
-	for range processes {
-		all = append(all, start(t, "increment", s.Dir, fmt.Sprint(times)))
-	}
-	for _, p := range all {
-		if line := p.line(); line != "" {
-			t.Error(line)
-		}
-		check(t, p.wait())
-	}
-	if got := get(t, s, e.Key).Reason; got != fmt.Sprint(processes*times) {
-		t.Errorf("%s increments are there, want %d", got, processes*times)
-	}
 }
 
 // TestOneThreadWaits: however many callers wait for the queue and give up, one thread waits.
@@ -186,43 +143,6 @@ func waitersFor(t *testing.T, pid int, path string) (n int) {
 		}
 	}
 	return n
-}
-
-// TestLockedByAStranger: a backup that holds the file delays nobody for more than a second, and is
-// no damage.
-func TestLockedByAStranger(t *testing.T) {
-	t.Parallel()
-	s := newStore(t)
-	put(t, s, adding("a"))
-	db, err := bolt.Open(s.Path(), 0o600, nil)
-	check(t, err)
-	began := time.Now()
-	err = s.Update(t.Context(), look)
-	if took := time.Since(began); err == nil || !strings.Contains(err.Error(), "another program") || took > 2*time.Second {
-		t.Errorf("after %v: %v", took, err)
-	}
-	check(t, db.Close())
-	wantEntries(t, s, "a")
-}
-
-// TestReplacedWhileOpened: a file that is replaced during the wait for it is not written to.
-func TestReplacedWhileOpened(t *testing.T) {
-	t.Parallel()
-	s := newStore(t)
-	put(t, s, adding("a"))
-	db, err := bolt.Open(s.Path(), 0o600, nil)
-	check(t, err)
-	done := make(chan error)
-	go func() { done <- s.Update(t.Context(), func(tx *Tx) error { return tx.Put(adding("b")) }) }()
-	// The process waits for the stranger, and should find another file then.
-	time.Sleep(200 * time.Millisecond)
-	check(t, os.Rename(s.Path(), s.Path()+".old"))
-	other := newStore(t)
-	put(t, other, adding("c"))
-	check(t, os.Rename(other.Path(), s.Path()))
-	check(t, db.Close())
-	check(t, <-done)
-	wantEntries(t, s, "b", "c")
 }
 
 // TestStamp: a transaction verifies the whole file, unless another transaction left it so.

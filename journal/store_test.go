@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -133,28 +132,6 @@ func TestViewCannotWrite(t *testing.T) {
 	changed()
 }
 
-// helpWrite puts an entry, under a umask if there is a second argument, and takes its lock.
-func helpWrite(s *Store, args []string) error {
-	if len(args) > 1 {
-		mask, err := strconv.ParseUint(args[1], 8, 32)
-		if err != nil {
-			return err
-		}
-		syscall.Umask(int(mask))
-	}
-	e := adding(args[0])
-	if err := s.Update(context.Background(), func(tx *Tx) error { return tx.Put(e) }); err != nil {
-		return err
-	}
-	l, err := s.Acquire(context.Background(), e.Key)
-	if err != nil {
-		return err
-	}
-	l.Release()
-	tell("done")
-	return nil
-}
-
 func TestModes(t *testing.T) {
 	modesOf := func(t *testing.T, dir string) map[string]fs.FileMode {
 		modes := map[string]fs.FileMode{}
@@ -175,7 +152,11 @@ func TestModes(t *testing.T) {
 			}
 			s := newStore(t)
 			s.Dir = filepath.Join(s.Dir, "made", "too")
-			start(t, "write", s.Dir, "a", umask).expect("done")
+			p := start(t, "act", s.Dir)
+			for _, line := range []string{"umask " + umask, "put a", "acquire a"} {
+				p.say(line)
+				p.line()
+			}
 			want := map[string]fs.FileMode{
 				"":              fs.ModeDir | 0o700,
 				"/" + fileName:  0o600,
@@ -191,7 +172,8 @@ func TestModes(t *testing.T) {
 			if diff := cmp.Diff(want, modesOf(t, s.Dir)); diff != "" {
 				t.Errorf("modes (-want +got):\n%s", diff)
 			}
-			start(t, "write", s.Dir, "b", umask).expect("done")
+			p.say("put b")
+			p.expect("ok")
 			wantEntries(t, s, "a", "b")
 		})
 	}
