@@ -5,9 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -222,7 +225,7 @@ func (p *power) live(killed string) {
 		seen := p.now.clone()
 		writer.say("go")
 		if step.damages {
-			p.damaged[step.name] = seen.find("state/" + fileName)
+			p.damaged[step.name] = seen.journals()[fileName]
 			p.promised = append(p.promised, "")
 			continue
 		}
@@ -301,8 +304,9 @@ func (p *power) reopen(dir string, l lost) (err error) {
 	if err := l.image.write(dir); err != nil {
 		return err
 	}
+	files := l.image.journals()
 	for _, name := range l.damaged {
-		if !l.keeps(p.damaged[name]) {
+		if !slices.ContainsFunc(slices.Collect(maps.Values(files)), func(data []byte) bool { return bytes.Equal(data, p.damaged[name]) }) {
 			return fmt.Errorf("the file of step %q is not kept", name)
 		}
 	}
@@ -319,9 +323,11 @@ func (p *power) reopen(dir string, l lost) (err error) {
 	if err := p.use(s); err != nil {
 		return err
 	}
-	want := len(l.image.names("state", fileName+".damaged-*"))
-	if damaged {
-		want++
+	want := 0
+	for name := range files {
+		if damaged && name == fileName || strings.HasPrefix(name, fileName+".damaged-") {
+			want++
+		}
 	}
 	if aside, _ := filepath.Glob(s.Path() + ".damaged-*"); len(aside) != want {
 		return fmt.Errorf("set aside: %v, want %d", aside, want)
