@@ -2,7 +2,6 @@ package journal
 
 import (
 	"bufio"
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -15,48 +14,27 @@ import (
 // AgentLockName is the file of the agent's lock in the directory of a journal.
 const AgentLockName = "agent.lock"
 
-// AgentLock is the flock that the agent of a node holds, so that two do not write against each
-// other. The end of its process releases it. The file stays.
-type AgentLock struct {
-	path string
-	file *os.File
-}
-
-// LockAgent takes the agent's lock if it is free, and otherwise returns ErrBusy at once. It makes
-// the directory (0700) if there is none, and the file (0600). It follows no link, and refuses a
-// directory that others can write to.
-func (s *Store) LockAgent() (*AgentLock, error) {
+// LockAgent takes the agent's lock if it is free, and otherwise returns ErrBusy at once. The agent
+// of a node holds it, so that two do not write against each other. The end of its process releases
+// it, and the file stays. LockAgent makes the directory (0700) if there is none, and the file
+// (0600). It follows no link, and refuses a directory that others can write to.
+func (s *Store) LockAgent() (*Lock, error) {
 	if err := s.makeDirs(s.Dir); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
 	path := s.AgentLockPath()
-	f, err := lockFile(ctx, path, os.O_RDWR|os.O_CREATE, unix.LOCK_EX)
+	f, err := lockFile(atOnce(), path, os.O_RDWR|os.O_CREATE, unix.LOCK_EX)
 	switch {
 	case errors.Is(err, unix.EISDIR):
 		return nil, fmt.Errorf("journal: %s is not a regular file; move it away", path)
 	case err != nil:
 		return nil, fmt.Errorf("journal: lock of the agent: %w", err)
 	}
-	return &AgentLock{path, f}, nil
+	return &Lock{path: path, file: f}, nil
 }
 
 // AgentLockPath returns the path of the agent's lock.
 func (s *Store) AgentLockPath() string { return filepath.Join(s.Dir, AgentLockName) }
-
-// Path returns the path at which the lock was taken.
-func (l *AgentLock) Path() string { return l.path }
-
-// InPlace reports whether the file is still at its path. If it is not, another agent can take the
-// lock there.
-func (l *AgentLock) InPlace() bool { return samePath(l.file, l.path) }
-
-// Release gives the lock back, even while a process that is being started has the descriptor, too.
-func (l *AgentLock) Release() {
-	_ = unix.Flock(int(l.file.Fd()), unix.LOCK_UN)
-	_ = l.file.Close()
-}
 
 // AgentProcess returns the process ID of the agent that holds the lock, or "" if there is none or
 // this process cannot see it: the kernel leaves out those of other PID namespaces. It takes no lock

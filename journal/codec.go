@@ -31,9 +31,12 @@ var (
 	bucketAddresses  = []byte("addresses")
 	bucketTombstones = []byte("tombstones")
 	bucketBuried     = []byte("buried")
+	bucketHistory    = []byte("history")
+	bucketCounters   = []byte("counters")
 	keyFormat        = []byte("format")
 
-	buckets = [][]byte{bucketMeta, bucketEntries, bucketPods, bucketAddresses, bucketTombstones, bucketBuried}
+	buckets = [][]byte{bucketMeta, bucketEntries, bucketPods, bucketAddresses,
+		bucketTombstones, bucketBuried, bucketHistory, bucketCounters}
 )
 
 // Version is the format that this code writes, and the newest that it reads.

@@ -24,10 +24,8 @@ import (
 //	rename   journal.db.new → journal.db
 func (s *Store) create() error {
 	switch info, err := os.Lstat(s.Path()); {
-	case err == nil && info.Mode().IsRegular() && info.Size() > 0:
+	case err == nil && info.Mode().IsRegular(): // perhaps an empty one: see verify
 		return nil
-	case err == nil && info.Mode().IsRegular():
-		return fmt.Errorf("%w: it is empty", ErrDamaged)
 	case err == nil:
 		return fmt.Errorf("journal: %s is not a regular file; move it away", s.Path())
 	case !errors.Is(err, fs.ErrNotExist):

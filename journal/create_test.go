@@ -2,26 +2,10 @@ package journal
 
 import (
 	"bytes"
-	"context"
-	"errors"
 	"os"
-	"path/filepath"
 	"syscall"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
-
-// helpCrash puts entry "b" and is killed at a point.
-func helpCrash(s *Store, args []string) error {
-	s.Point = func(name string) {
-		if name == args[0] {
-			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-			select {}
-		}
-	}
-	return s.Update(context.Background(), func(tx *Tx) error { return tx.Put(adding("b")) })
-}
 
 // TestCrash: a crash at any point, of the first or of a later Update, leaves either the state
 // before it or the state that it was to write. The process crashes, not the kernel: the test does
@@ -48,17 +32,15 @@ func TestCrash(t *testing.T) {
 			if !tt.first {
 				put(t, s, adding("a"))
 			}
-			p := start(t, "crash", s.Dir, tt.point)
+			p := start(t, "act", s.Dir)
+			p.say("die " + tt.point)
+			p.say("put b")
 			if _ = p.wait(); p.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 				t.Fatalf("it was not killed at point %s: %v", tt.point, p.cmd.ProcessState)
 			}
-			if diff := cmp.Diff(tt.before, idsOf(t, s)); diff != "" {
-				t.Errorf("entries after the crash (-want +got):\n%s", diff)
-			}
+			wantEntries(t, s, tt.before...)
 			put(t, s, adding("c"))
-			if diff := cmp.Diff(tt.after, idsOf(t, s)); diff != "" {
-				t.Errorf("entries in the end (-want +got):\n%s", diff)
-			}
+			wantEntries(t, s, tt.after...)
 			if aside := setAside(t, s); aside != nil {
 				t.Errorf("set aside: %v", aside)
 			}
@@ -92,36 +74,8 @@ func TestStaleNew(t *testing.T) {
 				check(t, os.MkdirAll(s.Dir, 0o700))
 				check(t, os.WriteFile(s.Path()+".new", tt.data, 0o600))
 				put(t, s, adding("b"))
-				if diff := cmp.Diff(want, idsOf(t, s)); diff != "" {
-					t.Errorf("entries (-want +got):\n%s", diff)
-				}
+				wantEntries(t, s, want...)
 			})
 		}
-	}
-}
-
-// TestEmptyFile: creation never makes an empty file, so an empty one is damaged.
-func TestEmptyFile(t *testing.T) {
-	s := newStore(t)
-	put(t, s, adding("a"))
-	check(t, os.Truncate(s.Path(), 0))
-	changed := untouched(t, s.Dir)
-	if err := s.View(t.Context(), look); !errors.Is(err, ErrDamaged) {
-		t.Errorf("View: %v", err)
-	}
-	changed()
-	put(t, s, adding("b"))
-	if diff := cmp.Diff([]string{"b"}, idsOf(t, s)); diff != "" {
-		t.Errorf("entries (-want +got):\n%s", diff)
-	}
-	aside := setAside(t, s)
-	if len(aside) != 1 {
-		t.Fatalf("set aside: %v, want one", aside)
-	}
-	if info, err := os.Lstat(aside[0]); err != nil || info.Size() != 0 || info.Mode() != 0o600 {
-		t.Errorf("%v, %v", info, err)
-	}
-	if _, err := os.Lstat(filepath.Join(s.Dir, fileName+".new")); err == nil {
-		t.Error("a journal.db.new is left")
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -17,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	bolt "go.etcd.io/bbolt"
 )
 
@@ -37,24 +39,22 @@ func big(i int) *Entry {
 }
 
 // populate makes a journal of many pages, some of them free.
-func populate(t testing.TB, s *Store) {
-	t.Helper()
-	update(t, s, func(tx *Tx) error {
+func populate(s *Store) error {
+	return errors.Join(s.Update(context.Background(), func(tx *Tx) error {
 		for i := range 2 * populated {
 			if err := tx.Put(big(i)); err != nil {
 				return err
 			}
 		}
 		return tx.PutTombstone(Tombstone{Key: keyOf("buried")})
-	})
-	update(t, s, func(tx *Tx) error {
+	}), s.Update(context.Background(), func(tx *Tx) error {
 		for i := range populated {
 			if err := tx.Delete(big(i).Key); err != nil {
 				return err
 			}
 		}
 		return nil
-	})
+	}))
 }
 
 // variant is a journal that is damaged in one way.
@@ -207,7 +207,7 @@ func TestDamage(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			s := newStore(t)
-			populate(t, s)
+			check(t, populate(s))
 			t.Logf("seed %d", *seedFlag)
 			p := start(t, "damage", s.Dir, kind, fmt.Sprint(*seedFlag), fmt.Sprint(*flipsFlag))
 			last, n := "", 0
@@ -226,21 +226,203 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// TestMissingBucket: a file that lacks one of unwind's buckets can never be used again, even if
-// bbolt accepts it.
-func TestMissingBucket(t *testing.T) {
+// setAside returns the paths of the files that were set aside.
+func setAside(t testing.TB, s *Store) []string {
+	t.Helper()
+	aside, err := filepath.Glob(s.Path() + ".damaged-*")
+	check(t, err)
+	return aside
+}
+
+// wantAside checks how many files were set aside, and returns their paths.
+func wantAside(t testing.TB, s *Store, want int) []string {
+	t.Helper()
+	aside := setAside(t, s)
+	if len(aside) != want {
+		t.Fatalf("set aside: %v, want %d", aside, want)
+	}
+	return aside
+}
+
+// TestDamagedFile: a View of a file that bbolt or unwind cannot use returns an error and changes
+// nothing. An Update sets it aside if it is damaged, keeps it, and begins a new one. A file that a
+// newer release wrote stays as it is.
+func TestDamagedFile(t *testing.T) {
+	newer := fmt.Sprint(Version + 1)
+	format := func(value string) func(t *testing.T, s *Store) {
+		return func(t *testing.T, s *Store) {
+			raw(t, s, func(btx *bolt.Tx) error { return btx.Bucket(bucketMeta).Put(keyFormat, []byte(value)) })
+		}
+	}
+	type row struct {
+		name   string
+		damage func(t *testing.T, s *Store)
+		want   error
+	}
+	rows := []row{
+		{"empty", func(t *testing.T, s *Store) { check(t, os.Truncate(s.Path(), 0)) }, ErrDamaged},
+		{"our format", format(`{"writer":1,"oldestReader":1}`), nil},
+		{"newer, but we can read it", format(`{"writer":` + newer + `,"oldestReader":` + fmt.Sprint(Version) + `,"more":[]}`), nil},
+		{"newer", format(`{"writer":` + newer + `,"oldestReader":` + newer + `}`), ErrNewer},
+		{"no format", format(`{}`), ErrDamaged},
+		{"a newer bbolt's", func(t *testing.T, s *Store) {
+			data, err := os.ReadFile(s.Path())
+			check(t, err)
+			for _, page := range []int{0, os.Getpagesize()} {
+				data[page+20]++ // after the page's header of 16 bytes and a magic number of 4
+			}
+			check(t, os.WriteFile(s.Path(), data, 0o600))
+		}, ErrNewer},
+	}
 	for _, name := range buckets {
-		t.Run(string(name), func(t *testing.T) {
+		rows = append(rows, row{"without " + string(name), func(t *testing.T, s *Store) {
+			raw(t, s, func(btx *bolt.Tx) error { return btx.DeleteBucket(name) })
+		}, ErrDamaged})
+	}
+	for _, tt := range rows {
+		t.Run(tt.name, func(t *testing.T) {
 			s := newStore(t)
 			put(t, s, adding("a"))
-			raw(t, s, func(btx *bolt.Tx) error { return btx.DeleteBucket(name) })
-			if err := s.View(t.Context(), look); !errors.Is(err, ErrDamaged) {
-				t.Errorf("View: %v", err)
+			tt.damage(t, s)
+			data, err := os.ReadFile(s.Path())
+			check(t, err)
+			changed := untouched(t, s.Dir)
+			if err := s.View(t.Context(), look); !errors.Is(err, tt.want) {
+				t.Errorf("View: %v, want %v", err, tt.want)
 			}
-			put(t, s, adding("b"))
-			if aside := setAside(t, s); len(aside) != 1 {
-				t.Errorf("set aside: %v, want one", aside)
+			changed()
+			err = s.Update(t.Context(), func(tx *Tx) error { return tx.Put(adding("b")) })
+			switch tt.want {
+			case nil:
+				check(t, err)
+				wantEntries(t, s, "a", "b")
+				raw(t, s, func(btx *bolt.Tx) error {
+					if got := btx.Bucket(bucketMeta).Get(keyFormat); !bytes.Contains(data, got) {
+						t.Errorf("the file says %s of itself, it did not before", got)
+					}
+					return nil
+				})
+			case ErrNewer:
+				if !errors.Is(err, ErrNewer) {
+					t.Errorf("Update: %v", err)
+				}
+				changed()
+			case ErrDamaged:
+				check(t, err)
+				wantEntries(t, s, "b")
+				aside := wantAside(t, s, 1)[0]
+				kept, err := os.ReadFile(aside)
+				if info, errInfo := os.Lstat(aside); err != nil || errInfo != nil || !bytes.Equal(kept, data) || info.Mode() != 0o600 {
+					t.Errorf("it is not kept as it was: %v, %v", err, info)
+				}
+				if _, err := os.Lstat(s.Path() + ".new"); err == nil {
+					t.Error("a journal.db.new is left")
+				}
 			}
 		})
+	}
+}
+
+// damage replaces the bytes of an entry.
+func damage(t *testing.T, s *Store, k Key, value string) {
+	t.Helper()
+	raw(t, s, func(btx *bolt.Tx) error { return btx.Bucket(bucketEntries).Put(encodeKey(k), []byte(value)) })
+}
+
+// TestDamagedEntry: a damaged entry hides no other, is found by Check, and is written over or deleted.
+func TestDamagedEntry(t *testing.T) {
+	for _, tt := range []struct{ name, value string }{
+		{"garbage", "\x00\xff"},
+		{"nothing", ""},
+		{"cut", `{"network":"podnet","containerID":"b","ifname":"eth0","state":"live","generations":[{"number":1`},
+		{"another's", `{"network":"podnet","containerID":"z","ifname":"eth0","state":"live","generations":[{"number":1}]}`},
+		{"no generation", `{"network":"podnet","containerID":"b","ifname":"eth0","state":"live","generations":[]}`},
+		{"bad address", `{"network":"podnet","containerID":"b","ifname":"eth0","state":"live","generations":[{"claims":[{"address":"10.0.0"}]}]}`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newStore(t)
+			pod := Pod{Namespace: "ns", Name: "pod"}
+			shared := netip.MustParseAddr("10.0.0.1")
+			a, b, c := adding("a", "10.0.0.1"), adding("b", "10.0.0.1", "10.0.0.2"), adding("c", "10.0.0.1")
+			a.Pod, b.Pod, c.Pod = pod, pod, pod
+			put(t, s, a, b, c)
+			damage(t, s, b.Key, tt.value)
+
+			view(t, s, func(tx *Tx) error {
+				e, err := tx.Get(b.Key)
+				var damaged *DamagedError
+				if e != nil || !errors.As(err, &damaged) || damaged.Key != b.Key {
+					t.Errorf("Get: %+v, %v, want a DamagedError of %s", e, err, b.Key)
+				}
+				var seen []string
+				err = tx.All(func(e *Entry, err error) error {
+					if errors.As(err, &damaged) {
+						seen = append(seen, "damaged "+damaged.Key.ContainerID)
+						return nil
+					}
+					seen = append(seen, e.ContainerID)
+					return err
+				})
+				if diff := cmp.Diff([]string{"a", "damaged b", "c"}, seen); diff != "" || err != nil {
+					t.Errorf("All: %v, %s", err, diff)
+				}
+				wantIDs(t, "ByPod", []string{"a", "c"})(tx.ByPod(pod))
+				wantIDs(t, "ByAddress", []string{"a", "c"})(tx.ByAddress(shared))
+				if err := tx.Check(); !errors.As(err, &damaged) || damaged.Key != b.Key {
+					t.Errorf("Check: %v", err)
+				}
+				return nil
+			})
+
+			update(t, s, func(tx *Tx) error { return tx.Delete(b.Key) })
+			wantEntries(t, s, "a", "c")
+			put(t, s, adding("b", "10.0.0.1", "10.0.0.2"))
+			check(t, s.View(t.Context(), (*Tx).Check))
+			damage(t, s, b.Key, tt.value)
+			again := adding("b", "10.0.0.3")
+			put(t, s, again)
+			if diff := cmp.Diff(again, get(t, s, b.Key), byMeaning); diff != "" {
+				t.Errorf("after Put (-want +got):\n%s", diff)
+			}
+			view(t, s, func(tx *Tx) error {
+				wantIDs(t, "ByPod after Put", []string{"a", "c"})(tx.ByPod(pod))
+				wantIDs(t, "ByAddress after Put, an address it had", []string{"a", "c"})(tx.ByAddress(shared))
+				wantIDs(t, "ByAddress after Put", []string{"b"})(tx.ByAddress(netip.MustParseAddr("10.0.0.3")))
+				return nil
+			})
+		})
+	}
+}
+
+// TestDamagedIndex: an index key that cannot be read leads nowhere, and does not hide the others.
+func TestDamagedIndex(t *testing.T) {
+	s := newStore(t)
+	a, pod := adding("a", "10.0.0.1"), Pod{Namespace: "ns", Name: "pod"}
+	a.Pod = pod
+	put(t, s, a)
+	raw(t, s, func(btx *bolt.Tx) error {
+		return errors.Join(
+			btx.Bucket(bucketPods).Put(append(podKey(pod), '?'), nil),
+			btx.Bucket(bucketAddresses).Put(append(addressKey(a.Addresses()[0]), '?'), nil))
+	})
+	view(t, s, func(tx *Tx) error {
+		wantIDs(t, "ByPod", []string{"a"})(tx.ByPod(pod))
+		wantIDs(t, "ByAddress", []string{"a"})(tx.ByAddress(a.Addresses()[0]))
+		return nil
+	})
+}
+
+// wantIDs returns a function that checks the results of ByPod and ByAddress.
+func wantIDs(t *testing.T, what string, want []string) func([]*Entry, error) {
+	t.Helper()
+	return func(entries []*Entry, err error) {
+		t.Helper()
+		var got []string
+		for _, e := range entries {
+			got = append(got, e.ContainerID)
+		}
+		if diff := cmp.Diff(want, got); diff != "" || err != nil {
+			t.Errorf("%s: %v (-want +got):\n%s", what, err, diff)
+		}
 	}
 }

@@ -12,14 +12,13 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/google/go-cmp/cmp"
+	"cni-unwind/testdata/sandbox"
+
 	"golang.org/x/sys/unix"
 )
 
 func TestDiskFull(t *testing.T) {
-	if !isolate(t) {
-		return
-	}
+	sandbox.Need(t)
 	disk := t.TempDir()
 	check(t, unix.Mount("tmpfs", disk, "tmpfs", 0, "size=512k"))
 	t.Cleanup(func() { _ = unix.Unmount(disk, unix.MNT_DETACH) })
@@ -37,9 +36,7 @@ func TestDiskFull(t *testing.T) {
 		} else if !errors.Is(err, syscall.ENOSPC) {
 			t.Errorf("got error %v, want ENOSPC", err)
 		}
-		if diff := cmp.Diff(want, idsOf(t, s)); diff != "" {
-			t.Fatalf("entries (-want +got):\n%s", diff)
-		}
+		wantEntries(t, s, want...)
 		return err == nil
 	}
 
@@ -69,9 +66,7 @@ func TestDiskFull(t *testing.T) {
 }
 
 func TestReadOnlyDisk(t *testing.T) {
-	if !isolate(t) {
-		return
-	}
+	sandbox.Need(t)
 	dir := t.TempDir()
 	s := &Store{Dir: filepath.Join(dir, "state")}
 	put(t, s, adding("a"))
@@ -90,16 +85,12 @@ func TestReadOnlyDisk(t *testing.T) {
 	if locked, exists, err := s.Locked(keyOf("a")); locked || !exists || err != nil {
 		t.Errorf("locked %t, exists %t, %v", locked, exists, err)
 	}
-	if diff := cmp.Diff([]string{"a"}, idsOf(t, s)); diff != "" {
-		t.Errorf("entries (-want +got):\n%s", diff)
-	}
+	wantEntries(t, s, "a")
 	changed()
 
 	check(t, unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT, ""))
 	put(t, s, adding("b"))
-	if diff := cmp.Diff([]string{"a", "b"}, idsOf(t, s)); diff != "" {
-		t.Errorf("entries when it can be written again (-want +got):\n%s", diff)
-	}
+	wantEntries(t, s, "a", "b")
 }
 
 // helpEIO reads the journal, and writes to it, while the kernel reports EIO for all reads.
@@ -167,7 +158,7 @@ func TestEIO(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newStore(t)
-			populate(t, s)
+			check(t, populate(s))
 			tt.prepare(t, s)
 			changed := untouched(t, s.Dir)
 			p := start(t, "eio", s.Dir)

@@ -70,7 +70,7 @@ type Entry struct {
 	Undone      []Interface  `json:"undone,omitempty"` // of ADDs undone while another one is pending
 	Cause       string       `json:"cause,omitempty"`  // why it is in its state: a verdict.Reason's code
 	Reason      string       `json:"reason,omitempty"` // the same in words
-	Since       Time         `json:"since,omitzero"`   // in this state; zero in first-release entries
+	Since       Time         `json:"since"`            // in this state
 	Updated     Time         `json:"updated"`
 
 	file os.FileInfo // that a transaction wrote it to, see Store.Holds
@@ -85,14 +85,6 @@ func (e *Entry) Clone() *Entry {
 		g.Claims, g.Steps = slices.Clone(g.Claims), slices.Clone(g.Steps)
 	}
 	return &c
-}
-
-// touch notes the time of a new version.
-func (e *Entry) touch(from State) {
-	e.Updated = Now()
-	if from != e.State || e.Since == (Time{}) {
-		e.Since = e.Updated
-	}
 }
 
 // Outline is the part of an entry that can be read without decoding it.
@@ -163,68 +155,6 @@ type Generation struct {
 	Occupant string `json:"occupant,omitempty"`
 }
 
-// Step is one delegate that was started.
-type Step struct {
-	Index  int             `json:"index"` // in the chain
-	Type   string          `json:"type"`
-	Config json.RawMessage `json:"config"` // its stdin, without prevResult
-
-	// ADD is how the delegate's ADD ended, unless it is known to have succeeded; "" also in entries
-	// of earlier releases.
-	ADD Outcome `json:"add,omitempty"`
-
-	Attempts   int    `json:"attempts,omitempty"`   // DELs tried
-	MayHaveRun bool   `json:"mayHaveRun,omitempty"` // its DEL, in a pass that was cut off; not in Attempts
-	LastError  string `json:"lastError,omitempty"`
-	LastCode   uint   `json:"lastCode,omitempty"` // CNI error code
-	RetryAt    int64  `json:"retryAt,omitempty"`  // no sweep retries it before (CLOCK_BOOTTIME, ns)
-	Parked     bool   `json:"parked,omitempty"`   // undone, except for an address of another owner
-	// Replaced is set if Config comes from the chain at the time of a DEL, because the delegate
-	// rejected the Config of its ADD.
-	Replaced bool `json:"replaced,omitempty"`
-	// RepeatAt is set if the delegate was killed. An agent behind it may still work on the request,
-	// so the delegate gets another DEL after this time (CLOCK_BOOTTIME, nanoseconds), even if one
-	// passed.
-	RepeatAt int64 `json:"repeatAt,omitempty"`
-	// ConfirmAt is set if the DEL passed, this plugin's DEL also passes where it freed nothing
-	// (ipam.MayLie), and no store could be asked. The DEL runs once more after this time
-	// (CLOCK_BOOTTIME, nanoseconds). Nothing was killed.
-	ConfirmAt int64 `json:"confirmAt,omitempty"`
-	// Unproven says why a DEL that passed does not count: the store of the IPAM plugin still has the
-	// address, or cannot be asked.
-	Unproven string `json:"unproven,omitempty"`
-}
-
-// Outcome is how an ADD of a delegate ended.
-type Outcome string
-
-// The outcomes that are recorded.
-const (
-	AddFailed Outcome = "failed"  // the delegate said so, and nobody killed it
-	AddCutOff Outcome = "cut-off" // killed, or unwind was while it ran: it may have passed, or go on
-)
-
-// Claim is an address in a delegate's result that the previous result lacked. That delegate keeps
-// the address under the container's ID. The delegates after it know the address from prevResult
-// alone, so their rules are keyed by the address.
-type Claim struct {
-	Address netip.Addr `json:"address"`
-	Step    int        `json:"step"` // index in the chain
-	// Pool names the store of the node-local IPAM that gave the address, or is "". Two attachments
-	// with one address are an error only within one pool.
-	Pool string `json:"pool,omitempty"`
-}
-
-// Receives reports whether the delegate at this index of the chain got the address in its
-// prevResult.
-func (c Claim) Receives(index int) bool { return index > c.Step }
-
-// Freed reports whether the delegate that brought the address is undone. From then on the address
-// may have another owner.
-func (g *Generation) Freed(c Claim) bool {
-	return !slices.ContainsFunc(g.Steps, func(s Step) bool { return s.Index == c.Step })
-}
-
 // NetNS identifies a network namespace and says where the runtime put it. All numbers are zero if
 // ADD could not open it. The kernel reuses inode numbers, but within one boot never a cookie.
 // Cookie is zero on kernels before 5.14.
@@ -235,8 +165,7 @@ type NetNS struct {
 	Cookie uint64 `json:"cookie,omitempty"`
 	// NetDev is the inode of net/dev below the /proc entry of any process in the namespace. Each
 	// namespace has another one, and it is visible even for processes that may not be inspected.
-	// The kernel reuses it once the namespace is gone. It is zero in entries of earlier releases,
-	// and where /proc has none.
+	// The kernel reuses it once the namespace is gone. It is zero where /proc has none.
 	NetDev uint64 `json:"netDev,omitempty"`
 }
 
@@ -298,22 +227,4 @@ func BootNanos() int64 {
 		return 0
 	}
 	return ts.Nano()
-}
-
-// Tombstone takes the place of an entry that was released without the runtime's own DEL. When that
-// DEL comes late it runs nothing, since its addresses may have another owner by then.
-type Tombstone struct {
-	Key
-	NetNS  NetNS  `json:"netns"` // of the newest generation
-	Reason string `json:"reason"`
-	BootID string `json:"bootID"`
-	Buried Time   `json:"buried"`
-	// Interfaces are those of the ADDs that were undone, as far as their results name them. This
-	// tombstone does not answer a DEL with the result of another ADD.
-	Interfaces []Interface `json:"interfaces,omitempty"`
-	// NoResult is set if the ADD failed, so that the runtime has no result of it.
-	NoResult bool `json:"noResult,omitempty"`
-	// Abandoned is set if a person gave up the pending DELs. Nothing was undone, and the runtime's
-	// DEL succeeds all the same.
-	Abandoned bool `json:"abandoned,omitempty"`
 }

@@ -3,7 +3,6 @@ package journal
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	bolt "go.etcd.io/bbolt"
 )
 
 // byMeaning compares entries: JSON by its meaning, with numbers as written; addresses by value.
@@ -112,17 +110,6 @@ func TestRoundTrip(t *testing.T) {
 	})
 }
 
-func TestUpdated(t *testing.T) {
-	s := newStore(t)
-	before := Now()
-	put(t, s, adding("a"))
-	got := get(t, s, keyOf("a")).Updated
-	after := Now()
-	if got.Boot < before.Boot || got.Boot > after.Boot || got.Wall.Before(before.Wall) || got.Wall.After(after.Wall) {
-		t.Errorf("updated %v, want between %v and %v", got, before, after)
-	}
-}
-
 func TestEntryWithoutGenerations(t *testing.T) {
 	s := newStore(t)
 	put(t, s, adding("a"))
@@ -134,33 +121,6 @@ func TestEntryWithoutGenerations(t *testing.T) {
 	}
 	if e := get(t, s, keyOf("a")); e == nil || len(e.Generations) != 1 {
 		t.Errorf("the entry is %+v afterwards", e)
-	}
-}
-
-// TestGenerationNumbers: numbers grow with every ADD: over entries, generations of one entry,
-// deletions and openings of the file.
-func TestGenerationNumbers(t *testing.T) {
-	s := newStore(t)
-	a, b := adding("a"), adding("b")
-	put(t, s, a, b)
-	a.State = Unwinding
-	put(t, s, a) // no ADD, so no new number
-	first := a.Newest().Number
-	update(t, s, func(tx *Tx) error { return tx.Delete(b.Key) })
-	s = &Store{Dir: s.Dir}
-	a.State = Adding
-	a.Generations = append(a.Generations, adding("a").Generations...)
-	c := adding("c")
-	put(t, s, a, c)
-	got := []uint64{first, b.Newest().Number, a.Newest().Number, c.Newest().Number}
-	if a.Generations[0].Number != first {
-		t.Errorf("the first generation of a became number %d, it was %d", a.Generations[0].Number, first)
-	}
-	if first == 0 || !slices.IsSorted(got) || len(slices.Compact(got)) != 4 {
-		t.Errorf("numbers in the order of their ADDs: %v, want them to grow", got)
-	}
-	if n := get(t, s, c.Key).Newest().Number; n != c.Newest().Number {
-		t.Errorf("number %d is on the disk, %d was told", n, c.Newest().Number)
 	}
 }
 
@@ -209,107 +169,101 @@ func TestClaim(t *testing.T) {
 	}
 }
 
-// damage replaces the bytes of an entry.
-func damage(t *testing.T, s *Store, k Key, value string) {
-	t.Helper()
-	raw(t, s, func(btx *bolt.Tx) error { return btx.Bucket(bucketEntries).Put(encodeKey(k), []byte(value)) })
+// TestSince: an entry says when it was written, and since when it is in its state, however often it
+// is rewritten.
+func TestSince(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	e, before := adding("a"), Now()
+	put(t, s, e)
+	began, after := get(t, s, e.Key), Now()
+	if u := began.Updated; u.Boot < before.Boot || u.Boot > after.Boot || u.Wall.Before(before.Wall) || u.Wall.After(after.Wall) {
+		t.Errorf("updated %v, want between %v and %v", u, before, after)
+	}
+	if began.Since != began.Updated || began.Since == (Time{}) {
+		t.Errorf("since %v, updated %v", began.Since, began.Updated)
+	}
+	time.Sleep(2 * time.Millisecond)
+	put(t, s, began)
+	again := get(t, s, e.Key)
+	if again.Since.Boot != began.Since.Boot || again.Updated.Boot == again.Since.Boot {
+		t.Errorf("written again: since %v, updated %v", again.Since, again.Updated)
+	}
+	again.State = Live
+	put(t, s, again)
+	live := get(t, s, e.Key)
+	if live.Since.Boot != live.Updated.Boot || live.Since.Boot == began.Since.Boot {
+		t.Errorf("another state: since %v, updated %v", live.Since, live.Updated)
+	}
+	live.State = Removing
+	put(t, s, live)
+	over := adding("a")
+	put(t, s, over)
+	if got := get(t, s, e.Key); got.Since.Boot <= live.Since.Boot {
+		t.Errorf("another ADD: since %v", got.Since)
+	}
 }
 
-func TestDamagedEntry(t *testing.T) {
-	for _, tt := range []struct{ name, value string }{
-		{"garbage", "\x00\xff"},
-		{"nothing", ""},
-		{"cut", `{"network":"podnet","containerID":"b","ifname":"eth0","state":"live","generations":[{"number":1`},
-		{"another's", `{"network":"podnet","containerID":"z","ifname":"eth0","state":"live","generations":[{"number":1}]}`},
-		{"no generation", `{"network":"podnet","containerID":"b","ifname":"eth0","state":"live","generations":[]}`},
-		{"bad address", `{"network":"podnet","containerID":"b","ifname":"eth0","state":"live","generations":[{"claims":[{"address":"10.0.0"}]}]}`},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			s := newStore(t)
-			pod := Pod{Namespace: "ns", Name: "pod"}
-			shared := netip.MustParseAddr("10.0.0.1")
-			a, b, c := adding("a", "10.0.0.1"), adding("b", "10.0.0.1", "10.0.0.2"), adding("c", "10.0.0.1")
-			a.Pod, b.Pod, c.Pod = pod, pod, pod
-			put(t, s, a, b, c)
-			damage(t, s, b.Key, tt.value)
+var states = []State{Gone, Adding, Live, Unwinding, Removing}
 
-			view(t, s, func(tx *Tx) error {
-				e, err := tx.Get(b.Key)
-				var damaged *DamagedError
-				if e != nil || !errors.As(err, &damaged) || damaged.Key != b.Key {
-					t.Errorf("Get: %+v, %v, want a DamagedError of %s", e, err, b.Key)
-				}
-				var seen []string
-				err = tx.All(func(e *Entry, err error) error {
-					if errors.As(err, &damaged) {
-						seen = append(seen, "damaged "+damaged.Key.ContainerID)
-						return nil
-					}
-					seen = append(seen, e.ContainerID)
-					return err
-				})
-				if diff := cmp.Diff([]string{"a", "damaged b", "c"}, seen); diff != "" || err != nil {
-					t.Errorf("All: %v, %s", err, diff)
-				}
-				wantIDs(t, "ByPod", []string{"a", "c"})(tx.ByPod(pod))
-				wantIDs(t, "ByAddress", []string{"a", "c"})(tx.ByAddress(shared))
-				return nil
-			})
+// legal lists the allowed changes of state: adding → live → removing → gone, live or adding → unwinding →
+// gone, a step within each state that has them, a DEL of an attachment that the journal does not
+// know, a new generation over an old one.
+var legal = [][2]State{
+	{Gone, Adding}, {Gone, Removing},
+	{Adding, Adding}, {Adding, Live}, {Adding, Unwinding}, {Adding, Removing}, {Adding, Gone},
+	{Live, Live}, {Live, Unwinding}, {Live, Removing}, {Live, Gone},
+	{Unwinding, Unwinding}, {Unwinding, Gone}, {Unwinding, Adding},
+	{Removing, Removing}, {Removing, Gone}, {Removing, Adding},
+}
 
-			again := adding("b", "10.0.0.3")
-			put(t, s, again)
-			if diff := cmp.Diff(again, get(t, s, b.Key), byMeaning); diff != "" {
-				t.Errorf("after Put (-want +got):\n%s", diff)
+// ways lists how an attachment gets from Gone to a state.
+var ways = map[State][]State{
+	Gone: nil, Adding: {Adding}, Live: {Adding, Live}, Unwinding: {Adding, Unwinding}, Removing: {Removing},
+}
+
+// TestEdges: a transaction refuses an illegal change of state and leaves the entry as it was, also
+// that of an entry whose state only a newer release knows.
+func TestEdges(t *testing.T) {
+	s, unknown := newStore(t), State("unheard-of")
+	for _, from := range append(states, unknown) {
+		for _, to := range append(states, unknown) {
+			allowed := slices.Contains(legal, [2]State{from, to})
+			if got := CheckEdge(from, to) == nil; got != allowed {
+				t.Errorf("from %q to %q: legal is %t, want %t", from, to, got, allowed)
 			}
-			view(t, s, func(tx *Tx) error {
-				wantIDs(t, "ByPod after Put", []string{"a", "c"})(tx.ByPod(pod))
-				wantIDs(t, "ByAddress after Put, an address it had", []string{"a", "c"})(tx.ByAddress(shared))
-				wantIDs(t, "ByAddress after Put", []string{"b"})(tx.ByAddress(netip.MustParseAddr("10.0.0.3")))
-				return nil
+			if from == Gone && to == Gone {
+				continue // Delete of no entry is no change
+			}
+			e := adding(string(from)+"-"+string(to), "10.0.0.1")
+			for _, e.State = range ways[from] {
+				put(t, s, e)
+			}
+			if from == unknown {
+				put(t, s, e)
+				e.State = unknown
+				value, err := encodeEntry(e)
+				check(t, err)
+				damage(t, s, e.Key, string(value))
+			}
+			want := get(t, s, e.Key)
+			err := s.Update(t.Context(), func(tx *Tx) error {
+				if e.State = to; to == Gone {
+					return tx.Delete(e.Key)
+				}
+				return tx.Put(e)
 			})
-		})
-	}
-}
-
-func TestDeleteOfDamagedEntry(t *testing.T) {
-	s := newStore(t)
-	put(t, s, adding("a"), adding("b"))
-	damage(t, s, keyOf("a"), "?")
-	update(t, s, func(tx *Tx) error { return tx.Delete(keyOf("a")) })
-	if diff := cmp.Diff([]string{"b"}, idsOf(t, s)); diff != "" {
-		t.Error(diff)
-	}
-}
-
-// TestDamagedIndex: an index key that cannot be read leads nowhere, and does not hide the others.
-func TestDamagedIndex(t *testing.T) {
-	s := newStore(t)
-	a, pod := adding("a", "10.0.0.1"), Pod{Namespace: "ns", Name: "pod"}
-	a.Pod = pod
-	put(t, s, a)
-	raw(t, s, func(btx *bolt.Tx) error {
-		return errors.Join(
-			btx.Bucket(bucketPods).Put(append(podKey(pod), '?'), nil),
-			btx.Bucket(bucketAddresses).Put(append(addressKey(a.Addresses()[0]), '?'), nil))
-	})
-	view(t, s, func(tx *Tx) error {
-		wantIDs(t, "ByPod", []string{"a"})(tx.ByPod(pod))
-		wantIDs(t, "ByAddress", []string{"a"})(tx.ByAddress(a.Addresses()[0]))
-		return nil
-	})
-}
-
-// wantIDs returns a function that checks the results of ByPod and ByAddress.
-func wantIDs(t *testing.T, what string, want []string) func([]*Entry, error) {
-	t.Helper()
-	return func(entries []*Entry, err error) {
-		t.Helper()
-		var got []string
-		for _, e := range entries {
-			got = append(got, e.ContainerID)
-		}
-		if diff := cmp.Diff(want, got); diff != "" || err != nil {
-			t.Errorf("%s: %v (-want +got):\n%s", what, err, diff)
+			if (err == nil) != allowed {
+				t.Errorf("from %q to %q: %v", from, to, err)
+			}
+			if allowed {
+				if want = e; to == Gone {
+					want = nil
+				}
+			}
+			if diff := cmp.Diff(want, get(t, s, e.Key), byMeaning); diff != "" {
+				t.Errorf("from %q to %q: the entry afterwards (-want +got):\n%s", from, to, diff)
+			}
 		}
 	}
 }

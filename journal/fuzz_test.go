@@ -2,8 +2,16 @@ package journal
 
 import (
 	"bytes"
+	"context"
+	"encoding/json"
 	"errors"
+	"net/netip"
+	"slices"
+	"strings"
 	"testing"
+	"unicode/utf8"
+
+	bolt "go.etcd.io/bbolt"
 )
 
 // FuzzDecodeEntry decodes any bytes under an entry's key. The result is an entry that can be used
@@ -54,4 +62,142 @@ func FuzzDecodeEntry(f *testing.F) {
 			t.Errorf("written once %q,\nand again %q (%v)", again, twice, err)
 		}
 	})
+}
+
+// FuzzRecords reads any bytes in any bucket, and writes beside them. Nothing panics, the records
+// beside them are found, and the next write of the same attachment repairs them.
+func FuzzRecords(f *testing.F) {
+	all := [][]byte{bucketMeta, bucketEntries, bucketPods, bucketAddresses, bucketTombstones, bucketBuried, bucketHistory, bucketCounters}
+	s := newStore(f)
+	beside := adding("beside", "10.0.0.2")
+	beside.Pod = Pod{Namespace: "ns", Name: "pod"}
+	update(f, s, func(tx *Tx) error {
+		return errors.Join(tx.Put(beside), tx.PutTombstone(Tombstone{Key: keyOf("buried")}), tx.Record(Event{Key: keyOf("x")}), tx.Count("c", "l"))
+	})
+	tombstone, err := json.Marshal(Tombstone{Key: keyOf("a"), BootID: "b"})
+	check(f, err)
+	whole, err := encodeEntry(everything())
+	check(f, err)
+	key := encodeKey(keyOf("a"))
+	f.Add(uint8(0), []byte("format"), []byte(`{"writer": 1, "oldestReader": 99}`))
+	f.Add(uint8(0), []byte("format"), []byte(`{}`))
+	f.Add(uint8(1), encodeKey(everything().Key), whole)
+	f.Add(uint8(1), key, []byte("live\x00b\x00x\x00-1\x00/n\x00{}"))
+	f.Add(uint8(1), []byte("\x00\x00\x00\x00"), []byte{})
+	f.Add(uint8(1), []byte("\xb6\x00podnet\x00"), []byte("{}"))
+	f.Add(uint8(2), slices.Concat(podKey(beside.Pod), key), []byte{})
+	f.Add(uint8(3), slices.Concat(addressKey(netip.MustParseAddr("10.0.0.2")), key), []byte("x"))
+	f.Add(uint8(3), addressKey(netip.MustParseAddr("10.0.0.2")), []byte{})
+	f.Add(uint8(4), key, slices.Concat(sequence(9), tombstone))
+	f.Add(uint8(4), key, []byte("12345678"))
+	f.Add(uint8(5), sequence(0), key)
+	f.Add(uint8(5), []byte("x"), []byte("\x00"))
+	f.Add(uint8(6), sequence(0), []byte(`{"addresses": [""], "at": 5}`))
+	f.Add(uint8(7), []byte("c\x00l"), []byte("seven b"))
+	f.Fuzz(func(t *testing.T, bucket uint8, key, value []byte) {
+		name := all[int(bucket)%len(all)]
+		if len(key) == 0 || len(key) > bolt.MaxKeySize {
+			t.Skip()
+		}
+		k, keyErr := decodeKey(key)
+		err := s.Update(context.Background(), func(tx *Tx) error {
+			if err := tx.btx.Bucket(name).Put(key, value); err != nil {
+				return err
+			}
+			if err := checkFormat(tx.btx.Bucket(bucketMeta).Get(keyFormat)); err != nil {
+				if !errors.Is(err, ErrDamaged) && !errors.Is(err, ErrNewer) {
+					t.Errorf("format: %v", err)
+				}
+				return errUndo
+			}
+			readAll(t, tx, k)
+			if keyErr == nil && k.ContainerID != "" && !strings.Contains(string(key), "beside") {
+				rewrite(t, tx, k)
+			}
+			findBeside(t, tx, beside, name, key)
+			return errUndo
+		})
+		if !errors.Is(err, errUndo) {
+			t.Error(err)
+		}
+	})
+}
+
+// errUndo rolls a transaction back.
+var errUndo = errors.New("undo")
+
+// readAll reads all that a transaction can, and expects an error for each damaged record.
+func readAll(t *testing.T, tx *Tx, k Key) {
+	t.Helper()
+	known := func(err error) {
+		var damaged *DamagedError
+		if err != nil && !errors.As(err, &damaged) && !strings.HasPrefix(err.Error(), "journal: key ") {
+			t.Errorf("%v, want a DamagedError", err)
+		}
+	}
+	known(tx.All(func(e *Entry, err error) error {
+		known(err)
+		if (e == nil) == (err == nil) {
+			t.Errorf("%+v, %v", e, err)
+		}
+		return nil
+	}))
+	known(tx.Outlines(func(_ Outline, err error) error { known(err); return nil }))
+	_, err := tx.Get(k)
+	known(err)
+	_, err = tx.Tombstone(k)
+	known(err)
+	if err := errors.Join(tx.History(func(Event) error { return nil }),
+		tx.Counters(func(string, []string, uint64) error { return nil })); err != nil {
+		t.Error(err)
+	}
+	_ = tx.Check()
+}
+
+// rewrite adds and removes the attachment and puts its tombstone, whatever was there.
+func rewrite(t *testing.T, tx *Tx, k Key) {
+	t.Helper()
+	e := adding("a", "10.0.0.3")
+	e.Key = k
+	if old, _ := tx.Get(k); old != nil && CheckEdge(old.State, e.State) != nil {
+		return // it claims to be live, or in a state that no release writes
+	}
+	if err := tx.Put(e); err != nil {
+		if utf8.Valid(encodeKey(k)) {
+			t.Errorf("ADD: %v", err)
+		}
+		return
+	}
+	if back, err := tx.Get(k); err != nil || back == nil || back.State != Adding {
+		t.Errorf("%+v, %v", back, err)
+	}
+	if found, err := tx.ByAddress(netip.MustParseAddr("10.0.0.3")); err != nil || len(found) != 1 {
+		t.Errorf("by address: %d, %v", len(found), err)
+	}
+	if err := errors.Join(tx.Delete(k), tx.PutTombstone(Tombstone{Key: k, BootID: "b"}), tx.Record(Event{Key: k}), tx.Count("c", "l")); err != nil {
+		t.Errorf("DEL: %v", err)
+		return
+	}
+	if tomb, err := tx.Tombstone(k); err != nil || tomb == nil || tomb.Key != k {
+		t.Errorf("tombstone: %+v, %v", tomb, err)
+	}
+}
+
+// findBeside expects to find the undamaged entry by every index key that was not overwritten.
+func findBeside(t *testing.T, tx *Tx, beside *Entry, bucket, key []byte) {
+	t.Helper()
+	if string(bucket) == string(bucketEntries) && string(key) == string(encodeKey(beside.Key)) {
+		return
+	}
+	e, err := tx.Get(beside.Key)
+	pods, podErr := tx.ByPod(beside.Pod)
+	addresses, addressErr := tx.ByAddress(beside.Addresses()[0])
+	if err := errors.Join(err, podErr, addressErr); err != nil || e == nil {
+		t.Errorf("%+v, %v", e, err)
+	}
+	for name, found := range map[string][]*Entry{"pod": pods, "address": addresses} {
+		if !slices.ContainsFunc(found, func(e *Entry) bool { return e.Key == beside.Key }) {
+			t.Errorf("not found by its %s: %d others are", name, len(found))
+		}
+	}
 }

@@ -14,77 +14,6 @@ import (
 	"pgregory.net/rapid"
 )
 
-func TestByAddress(t *testing.T) {
-	s := newStore(t)
-	one, ten := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.10")
-	expect := func(what string, a netip.Addr, want ...string) {
-		t.Helper()
-		view(t, s, func(tx *Tx) error {
-			wantIDs(t, what, want)(tx.ByAddress(a))
-			return nil
-		})
-	}
-	a, b := adding("a", "10.0.0.1"), adding("b", "10.0.0.10", "fd00::1")
-	put(t, s, a, b)
-	expect("an address that is the beginning of another", one, "a")
-	expect("an address that begins as another", ten, "b")
-	expect("IPv6", netip.MustParseAddr("fd00:0::0001"), "b")
-	expect("nobody's", netip.MustParseAddr("10.0.0.2"))
-
-	c := adding("c", "::ffff:10.0.0.1", "10.0.0.1")
-	put(t, s, c)
-	expect("shared, once as IPv4-mapped", one, "a", "c")
-	expect("asked for as IPv4-mapped", netip.MustParseAddr("::ffff:10.0.0.1"), "a", "c")
-
-	c.Generations[0].Claims = c.Generations[0].Claims[1:]
-	put(t, s, c)
-	expect("the IPv4-mapped one gone, the other left", one, "a", "c")
-
-	a.State = Unwinding
-	put(t, s, a)
-	a.State = Adding
-	a.Generations = append(a.Generations, adding("a", "10.0.0.10").Generations...)
-	put(t, s, a)
-	expect("of the older generation", one, "a", "c")
-	expect("of the newer generation", ten, "a", "b")
-
-	a.Generations = a.Generations[1:]
-	put(t, s, a)
-	expect("of a generation that is undone", one, "c")
-
-	update(t, s, func(tx *Tx) error { return errors.Join(tx.Delete(b.Key), tx.Delete(c.Key)) })
-	expect("of an entry that is gone", one)
-	expect("shared with an entry that is gone", ten, "a")
-}
-
-func TestByPod(t *testing.T) {
-	s := newStore(t)
-	expect := func(what string, p Pod, want ...string) {
-		t.Helper()
-		view(t, s, func(tx *Tx) error {
-			wantIDs(t, what, want)(tx.ByPod(p))
-			return nil
-		})
-	}
-	a, b, c, d := adding("a"), adding("b"), adding("c"), adding("d")
-	a.Pod, b.Pod, c.Pod = Pod{"ns", "web-1", "u1"}, Pod{"ns", "web-1", "u2"}, Pod{"ns", "web-10", "u3"}
-	other := *a
-	other.Network = "storage"
-	put(t, s, a, b, c, d, &other)
-	expect("over incarnations and networks", Pod{"ns", "web-1", ""}, "a", "b", "a")
-	expect("of a longer name", Pod{"ns", "web-10", ""}, "c")
-	expect("of another namespace", Pod{"n", "sweb-1", ""})
-	expect("no pod", Pod{})
-	expect("no name", Pod{Namespace: "ns"})
-
-	a.Pod = c.Pod
-	put(t, s, a)
-	expect("of a pod that it was", Pod{"ns", "web-1", ""}, "b", "a")
-	expect("of the pod that it became", c.Pod, "a", "c")
-	update(t, s, func(tx *Tx) error { return tx.Delete(a.Key) })
-	expect("of an entry that is gone", c.Pod, "c")
-}
-
 // model is the content of a journal, in maps.
 type model struct {
 	entries    map[Key]Entry
@@ -107,17 +36,21 @@ type operation struct {
 	reason    string
 }
 
+var (
+	samplePods      = []Pod{{}, {"ns", "p", "1"}, {"ns", "p", "2"}, {"ns", "pp", ""}, {"n", "sp", ""}, {"ns", "", ""}}
+	sampleAddresses = []string{"10.0.0.1", "10.0.0.10", "::ffff:10.0.0.1", "fd00::1", "fd00::10", "fe80::1%eth0", "fe80::1"}
+)
+
 // operations draws from few keys, pods and addresses, so that they collide often.
 var operations = rapid.Custom(func(t *rapid.T) operation {
 	return operation{
-		what:  rapid.SampledFrom([]string{"put", "put", "put", "delete", "bury"}).Draw(t, "what"),
-		key:   keyOf(rapid.StringMatching(`[ab]{1,2}`).Draw(t, "id")),
-		state: rapid.SampledFrom([]State{Adding, Live, Unwinding, Removing}).Draw(t, "state"),
-		fresh: rapid.Bool().Draw(t, "fresh"),
-		pod:   rapid.SampledFrom([]Pod{{}, {"ns", "p", "1"}, {"ns", "p", "2"}, {"ns", "pp", ""}, {"n", "sp", ""}}).Draw(t, "pod"),
-		addresses: rapid.SliceOfN(rapid.SampledFrom([]string{"10.0.0.1", "10.0.0.10", "::ffff:10.0.0.1", "fd00::1",
-			"fd00::10", "fe80::1%eth0", "fe80::1"}), 0, 3).Draw(t, "addresses"),
-		reason: rapid.StringMatching(`[a-z]{3}`).Draw(t, "reason"),
+		what:      rapid.SampledFrom([]string{"put", "put", "put", "delete", "bury"}).Draw(t, "what"),
+		key:       Key{rapid.SampledFrom([]string{"podnet", "storage"}).Draw(t, "network"), rapid.StringMatching(`[ab]{1,2}`).Draw(t, "id"), "eth0"},
+		state:     rapid.SampledFrom([]State{Adding, Live, Unwinding, Removing}).Draw(t, "state"),
+		fresh:     rapid.Bool().Draw(t, "fresh"),
+		pod:       rapid.SampledFrom(samplePods).Draw(t, "pod"),
+		addresses: rapid.SliceOfN(rapid.SampledFrom(sampleAddresses), 0, 3).Draw(t, "addresses"),
+		reason:    rapid.StringMatching(`[a-z]{3}`).Draw(t, "reason"),
 	}
 })
 
@@ -169,7 +102,8 @@ func (m *model) do(tx *Tx, o operation) error {
 	case "put":
 		e := old
 		if !there || o.fresh {
-			e = *adding(o.key.ContainerID)
+			e = *adding("")
+			e.Key = o.key
 			e.Generations = append(slices.Clone(old.Generations), e.Generations...)
 		}
 		return m.put(tx, old, e, o)
@@ -191,15 +125,15 @@ func (m *model) put(tx *Tx, old, e Entry, o operation) error {
 	e.State, e.Pod = o.state, o.pod
 	e.Generations = slices.Clone(e.Generations[max(0, len(e.Generations)-2):])
 	e.Newest().Claims = adding("", o.addresses...).Newest().Claims
-	isNew, legalNow := e.Newest().Number == 0, slices.Contains(legal, [2]State{old.State, e.State})
+	number, legalNow := e.Newest().Number, slices.Contains(legal, [2]State{old.State, e.State})
 	if err := tx.Put(&e); (err == nil) != legalNow {
 		return fmt.Errorf("%q over %q: %w", e.State, old.State, err)
 	}
 	if !legalNow {
 		return nil
 	}
-	if n := e.Newest().Number; isNew && n <= m.number {
-		return fmt.Errorf("generation number %d after %d", n, m.number)
+	if n := e.Newest().Number; number == 0 && n <= m.number || number != 0 && n != number {
+		return fmt.Errorf("generation number %d after %d, it was %d", n, m.number, number)
 	}
 	m.number = max(m.number, e.Newest().Number)
 	m.entries[o.key] = e
@@ -251,25 +185,30 @@ func (m model) compare(tx *Tx) error {
 // lookUp looks up every pod and address, and checks that it finds exactly the model's entries.
 func (m model) lookUp(tx *Tx) error {
 	var all error
-	for _, e := range m.entries {
-		var samePod []string
-		for _, o := range m.entries {
-			if o.Pod.Namespace == e.Pod.Namespace && o.Pod.Name == e.Pod.Name && e.Pod.Name != "" {
-				samePod = append(samePod, o.ContainerID)
-			}
-		}
-		got, err := tx.ByPod(e.Pod)
-		all = errors.Join(all, err, differ(fmt.Sprint("pod ", e.Pod), sorted(samePod), sorted(idsIn(got))))
-		for _, a := range e.Addresses() {
-			var sameAddress []string
-			for _, o := range m.entries {
-				if slices.ContainsFunc(o.Addresses(), func(b netip.Addr) bool { return a.Unmap() == b.Unmap() }) {
-					sameAddress = append(sameAddress, o.ContainerID)
+	finds := func(what any, same func(Entry) bool) func([]*Entry, error) {
+		return func(entries []*Entry, err error) {
+			want, got := map[Key]bool{}, map[Key]bool{}
+			for k, e := range m.entries {
+				if same(e) {
+					want[k] = true
 				}
 			}
-			got, err := tx.ByAddress(a)
-			all = errors.Join(all, err, differ(fmt.Sprint("address ", a), sorted(sameAddress), sorted(idsIn(got))))
+			for _, e := range entries {
+				got[e.Key] = true
+			}
+			all = errors.Join(all, err, differ(fmt.Sprint("by ", what), want, got))
 		}
+	}
+	for _, p := range samplePods {
+		finds(p, func(e Entry) bool {
+			return p.Name != "" && e.Pod.Namespace == p.Namespace && e.Pod.Name == p.Name
+		})(tx.ByPod(p))
+	}
+	for _, text := range append(sampleAddresses, "10.0.0.2") {
+		a := netip.MustParseAddr(text)
+		finds(a, func(e Entry) bool {
+			return slices.ContainsFunc(e.Addresses(), func(b netip.Addr) bool { return a.Unmap() == b.Unmap() })
+		})(tx.ByAddress(a))
 	}
 	return all
 }
@@ -289,18 +228,6 @@ func keysIn(m map[string]string) map[string]bool {
 		keys[k] = true
 	}
 	return keys
-}
-
-func idsIn(entries []*Entry) (ids []string) {
-	for _, e := range entries {
-		ids = append(ids, e.ContainerID)
-	}
-	return ids
-}
-
-func sorted(s []string) []string {
-	slices.Sort(s)
-	return s
 }
 
 func differ(what string, want, got any) error {

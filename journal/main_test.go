@@ -13,34 +13,23 @@ import (
 	"testing"
 	"time"
 
+	"cni-unwind/testdata/sandbox"
+
 	bolt "go.etcd.io/bbolt"
-	"golang.org/x/sys/unix"
 )
 
-// Tests that need another process run the test binary again: as one of helpers, which exchange
-// lines with the test, or as the same test in namespaces of its own (see isolate).
-const (
-	helperEnv   = "JOURNAL_TEST_HELPER"
-	isolatedEnv = "JOURNAL_TEST_ISOLATED"
-)
+// helperEnv names the helper that the test binary runs as in another process. Helpers exchange lines
+// with the test.
+const helperEnv = "JOURNAL_TEST_HELPER"
 
 // helpers are the functions that start can run in another process. The test gets an error that one
 // returns.
 var helpers = map[string]func(s *Store, args []string) error{
-	"write":     helpWrite,
-	"crash":     helpCrash,
-	"increment": helpIncrement,
-	"transact":  helpTransact,
-	"set-aside": helpSetAside,
-	"lock":      helpLock,
-	"share":     helpShare,
-	"view":      helpView,
-	"owner":     helpOwner,
-	"rounds":    helpRounds,
-	"damage":    helpDamage,
-	"eio":       helpEIO,
-	"power":     helpPower,
-	"stray":     helpStray,
+	"act":    helpAct,
+	"rounds": helpRounds,
+	"damage": helpDamage,
+	"eio":    helpEIO,
+	"power":  helpPower,
 }
 
 func TestMain(m *testing.M) {
@@ -51,7 +40,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	os.Exit(sandbox.RunInMemory(m))
 }
 
 var stdin = bufio.NewScanner(os.Stdin)
@@ -122,6 +111,14 @@ func (p *process) signal(sig syscall.Signal) {
 	check(p.t, p.cmd.Process.Signal(sig))
 }
 
+// pid returns the process ID of a helper, or of this process if it is no other.
+func (p *process) pid() int {
+	if p.cmd == nil {
+		return os.Getpid()
+	}
+	return p.cmd.Process.Pid
+}
+
 // kill ends a helper with SIGKILL, if it lives, and reaps it.
 func (p *process) kill() {
 	_ = p.cmd.Process.Kill()
@@ -133,26 +130,6 @@ func (p *process) wait() error {
 	for range p.lines {
 	}
 	return p.cmd.Wait()
-}
-
-// isolate runs the calling test again in a mount and a network namespace of its own, so that it
-// does not touch the host. It returns true there and false here.
-func isolate(t *testing.T) bool {
-	t.Helper()
-	if os.Getenv(isolatedEnv) != "" {
-		check(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
-		return true
-	}
-	needRoot(t)
-	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", fmt.Sprintf("-seed=%d", *seedFlag))
-	cmd.Env = append(os.Environ(), isolatedEnv+"=1")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET}
-	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
-		t.Errorf("in a namespace: %v", err)
-	}
-	t.Logf("%s", out)
-	return false
 }
 
 func needRoot(t *testing.T) {
@@ -209,18 +186,13 @@ func get(t testing.TB, s *Store, k Key) (e *Entry) {
 	return e
 }
 
-// idsOf returns the container IDs of all entries of a journal.
-func idsOf(t testing.TB, s *Store) (ids []string) {
+// wantEntries checks the container IDs of all entries of a journal.
+func wantEntries(t testing.TB, s *Store, want ...string) {
 	t.Helper()
-	view(t, s, func(tx *Tx) error {
-		return tx.All(func(e *Entry, err error) error {
-			if err == nil {
-				ids = append(ids, e.ContainerID)
-			}
-			return err
-		})
-	})
-	return ids
+	got, err := (&actor{Store: s}).list(t.Context())
+	if err != nil || got != strings.Join(want, " ") {
+		t.Fatalf("entries: %s, %v, want %v", got, err, want)
+	}
 }
 
 // raw changes a journal's file directly by bbolt.

@@ -3,6 +3,7 @@ package journal
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"hash/maphash"
 	"maps"
@@ -105,66 +106,49 @@ func (i *image) apply(c change) {
 	}
 }
 
-// find returns the file at a path, nil if there is none.
-func (i *image) find(path string) []byte {
-	dir, name := filepath.Split(path)
-	n := rootFolder
-	for part := range strings.SplitSeq(strings.Trim(dir, "/"), "/") {
-		n = i.folders[n][part]
+// walk calls fn for every file and directory that a name leads to, in order of their paths, which
+// begin with the given one.
+func (i *image) walk(path string, n int, fn func(path string, folder bool, data []byte) error) error {
+	names, folder := i.folders[n]
+	err := fn(path, folder, i.files[n])
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		err = errors.Join(err, i.walk(filepath.Join(path, name), names[name], fn))
 	}
-	file, ok := i.folders[n][name]
-	if !ok {
-		return nil
-	}
-	return append([]byte{}, i.files[file]...)
+	return err
 }
 
-// names returns the names in a directory of the root that match a pattern.
-func (i *image) names(folder, pattern string) (names []string) {
-	for name := range i.folders[i.folders[rootFolder][folder]] {
-		if ok, _ := filepath.Match(pattern, name); ok {
-			names = append(names, name)
+// journals returns the content of the journal's file, and of those that were set aside, by name.
+func (i *image) journals() map[string][]byte {
+	all := map[string][]byte{}
+	_ = i.walk("", rootFolder, func(path string, folder bool, data []byte) error {
+		if !folder && strings.HasPrefix(path, "state/"+fileName) {
+			all[filepath.Base(path)] = data
 		}
-	}
-	slices.Sort(names)
-	return names
+		return nil
+	})
+	return all
 }
 
 // write writes the disk's content into a directory that does not exist yet.
-func (i *image) write(dir string) error { return i.writeFolder(rootFolder, dir) }
-
-func (i *image) writeFolder(n int, dir string) error {
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		return err
-	}
-	for name, file := range i.folders[n] {
-		path := filepath.Join(dir, name)
-		if _, ok := i.folders[file]; ok {
-			if err := i.writeFolder(file, path); err != nil {
-				return err
-			}
-		} else if err := os.WriteFile(path, i.files[file], 0o600); err != nil {
-			return err
+func (i *image) write(dir string) error {
+	return i.walk(dir, rootFolder, func(path string, folder bool, data []byte) error {
+		if folder {
+			return os.Mkdir(path, 0o700)
 		}
-	}
-	return nil
+		return os.WriteFile(path, data, 0o600)
+	})
 }
 
 // sum is a hash of all that can be reached on the disk by name.
 func (i *image) sum(seed maphash.Seed) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
-	i.sumFolder(&h, rootFolder)
+	_ = i.walk("", rootFolder, func(path string, _ bool, data []byte) error {
+		fmt.Fprintf(&h, "%q %d\n", path, len(data))
+		_, _ = h.Write(data)
+		return nil
+	})
 	return h.Sum64()
-}
-
-func (i *image) sumFolder(h *maphash.Hash, n int) {
-	for _, name := range slices.Sorted(maps.Keys(i.folders[n])) {
-		file := i.folders[n][name]
-		fmt.Fprintf(h, "%q %d\n", name, len(i.files[file]))
-		_, _ = h.Write(i.files[file])
-		i.sumFolder(h, file)
-	}
 }
 
 // disk is a file system that records all changes in order. Its files are in memory, and the program
@@ -195,17 +179,19 @@ func mountDisk(t *testing.T, path string) *disk {
 	return d
 }
 
-func (d *disk) note(changes ...change) {
-	for _, c := range changes {
-		d.now.apply(c)
-	}
-	d.log = append(d.log, changes...)
+func (d *disk) note(c change) {
+	d.now.apply(c)
+	d.log = append(d.log, c)
+}
+
+func (d *disk) locked() (unlock func()) {
+	d.mu.Lock()
+	return d.mu.Unlock
 }
 
 // mark records how far the program is.
 func (d *disk) mark(m mark) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	defer d.locked()()
 	d.note(change{kind: marked, mark: m})
 }
 
@@ -217,23 +203,8 @@ type diskFile struct {
 	mtime  time.Time
 }
 
-var (
-	_ fs.NodeGetattrer = (*diskFile)(nil)
-	_ fs.NodeSetattrer = (*diskFile)(nil)
-	_ fs.NodeCreater   = (*diskFile)(nil)
-	_ fs.NodeMkdirer   = (*diskFile)(nil)
-	_ fs.NodeRenamer   = (*diskFile)(nil)
-	_ fs.NodeUnlinker  = (*diskFile)(nil)
-	_ fs.NodeOpener    = (*diskFile)(nil)
-	_ fs.NodeReader    = (*diskFile)(nil)
-	_ fs.NodeWriter    = (*diskFile)(nil)
-	_ fs.NodeFsyncer   = (*diskFile)(nil)
-	_ fs.NodeFlusher   = (*diskFile)(nil)
-)
-
 func (f *diskFile) Getattr(_ context.Context, _ fs.FileHandle, out *fuse.AttrOut) syscall.Errno {
-	f.disk.mu.Lock()
-	defer f.disk.mu.Unlock()
+	defer f.disk.locked()()
 	f.attr(&out.Attr)
 	return 0
 }
@@ -248,8 +219,7 @@ func (f *diskFile) attr(out *fuse.Attr) {
 }
 
 func (f *diskFile) Setattr(_ context.Context, _ fs.FileHandle, in *fuse.SetAttrIn, out *fuse.AttrOut) syscall.Errno {
-	f.disk.mu.Lock()
-	defer f.disk.mu.Unlock()
+	defer f.disk.locked()()
 	if size, ok := in.GetSize(); ok && int(size) != len(f.disk.now.files[f.number]) {
 		f.mtime = time.Now()
 		f.disk.note(change{kind: resized, file: f.number, size: int64(size)})
@@ -267,8 +237,7 @@ func (f *diskFile) Mkdir(ctx context.Context, name string, _ uint32, out *fuse.E
 }
 
 func (f *diskFile) make(ctx context.Context, name string, folder bool, out *fuse.EntryOut) *fs.Inode {
-	f.disk.mu.Lock()
-	defer f.disk.mu.Unlock()
+	defer f.disk.locked()()
 	f.disk.last++
 	made := &diskFile{disk: f.disk, number: f.disk.last, mtime: time.Now()}
 	f.disk.note(change{kind: renamed, file: f.number, name: name, target: made.number, made: true, folder: folder})
@@ -281,16 +250,14 @@ func (f *diskFile) Rename(_ context.Context, name string, parent fs.InodeEmbedde
 	if parent.EmbeddedInode() != f.EmbeddedInode() || flags != 0 {
 		return syscall.EXDEV
 	}
-	f.disk.mu.Lock()
-	defer f.disk.mu.Unlock()
+	defer f.disk.locked()()
 	target := f.disk.now.folders[f.number][name]
 	f.disk.note(change{kind: renamed, file: f.number, old: name, name: newName, target: target})
 	return 0
 }
 
 func (f *diskFile) Unlink(_ context.Context, name string) syscall.Errno {
-	f.disk.mu.Lock()
-	defer f.disk.mu.Unlock()
+	defer f.disk.locked()()
 	f.disk.note(change{kind: renamed, file: f.number, old: name})
 	return 0
 }
@@ -300,16 +267,14 @@ func (f *diskFile) Open(context.Context, uint32) (fs.FileHandle, uint32, syscall
 }
 
 func (f *diskFile) Read(_ context.Context, _ fs.FileHandle, dest []byte, off int64) (fuse.ReadResult, syscall.Errno) {
-	f.disk.mu.Lock()
-	defer f.disk.mu.Unlock()
+	defer f.disk.locked()()
 	data := f.disk.now.files[f.number]
 	data = data[min(off, int64(len(data))):]
 	return fuse.ReadResultData(bytes.Clone(data[:min(len(data), len(dest))])), 0
 }
 
 func (f *diskFile) Write(_ context.Context, _ fs.FileHandle, data []byte, off int64) (uint32, syscall.Errno) {
-	f.disk.mu.Lock()
-	defer f.disk.mu.Unlock()
+	defer f.disk.locked()()
 	f.mtime = time.Now()
 	if end := off + int64(len(data)); end > int64(len(f.disk.now.files[f.number])) {
 		f.disk.note(change{kind: resized, file: f.number, size: end})
@@ -326,8 +291,7 @@ func (f *diskFile) Write(_ context.Context, _ fs.FileHandle, data []byte, off in
 // Fsync is fsync and fdatasync, of a file or a directory. fdatasync leaves out metadata that is not
 // needed to read the data again; the size is needed (fdatasync(2)).
 func (f *diskFile) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errno {
-	f.disk.mu.Lock()
-	defer f.disk.mu.Unlock()
+	defer f.disk.locked()()
 	f.disk.note(change{kind: synced, file: f.number})
 	return 0
 }

@@ -1,7 +1,6 @@
 package journal
 
 import (
-	"bytes"
 	"fmt"
 	"hash/maphash"
 	"math/rand/v2"
@@ -15,16 +14,6 @@ type lost struct {
 	image   *image
 	at      mark
 	damaged []string // names of the steps that damaged the file
-}
-
-// keeps reports whether a file with this content is there, as the journal or set aside.
-func (l lost) keeps(data []byte) bool {
-	for _, name := range l.image.names("state", fileName+"*") {
-		if bytes.Equal(l.image.find("state/"+name), data) {
-			return true
-		}
-	}
-	return false
 }
 
 // disksOf calls yield once for each disk that a loss of power may leave.

@@ -1,203 +1,71 @@
 package journal
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 )
 
-// helpIncrement increments a counter in an entry, as often as args say.
-func helpIncrement(s *Store, args []string) error {
-	times, err := strconv.Atoi(args[0])
-	if err != nil {
-		return err
-	}
-	for range times {
-		err := s.Update(context.Background(), func(tx *Tx) error {
-			e, err := tx.Get(keyOf("counter"))
-			if err != nil {
-				return err
-			}
-			n, err := strconv.Atoi(e.Reason)
-			e.Reason = strconv.Itoa(n + 1)
-			return errors.Join(err, tx.Put(e))
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func TestNoWriteIsLost(t *testing.T) {
-	t.Parallel()
-	const processes, times = 8, 50
-	s := newStore(t)
-	e := adding("counter")
-	e.Reason = "0"
-	put(t, s, e)
-	var all []*process
-	for range processes {
-		all = append(all, start(t, "increment", s.Dir, fmt.Sprint(times)))
-	}
-	for _, p := range all {
-		if line := p.line(); line != "" {
-			t.Error(line)
-		}
-		check(t, p.wait())
-	}
-	if got := get(t, s, e.Key).Reason; got != fmt.Sprint(processes*times) {
-		t.Errorf("%s increments are there, want %d", got, processes*times)
-	}
-}
-
-// helpTransact puts an entry and stays in the transaction until the test lets it continue.
-func helpTransact(s *Store, args []string) error {
-	err := s.Update(context.Background(), func(tx *Tx) error {
-		tell("in")
-		await()
-		return tx.Put(adding(args[0]))
+// TestQueue tells of transactions that wait for each other.
+func TestQueue(t *testing.T) {
+	tellStories(t, []story{
+		{"readers read at once, a writer waits for those before it, later ones for the writer", `
+			we put a = ok; p view = in; q view = in; w put b -> journal.db; r view -> journal.lock
+			p go = ok; q go = ok; w = ok; r = in; r go = ok`},
+		{"its holder is killed", `
+			we put a = ok; p hold b = in; p stop; p kill; we put c 1s = ok; we list = a c`},
+		{"the directory is removed between", `
+			we put a = ok; we rm = ok; we put b = ok; we list = b`},
+		{"the directory is removed while one waits", `
+			we put a = ok; p hold b = in; q put c -> journal.lock; we rm = ok; p go = *; q = error: no file
+			we list = ; we put d = ok; we list = d`},
+		{"the directory is replaced while one waits", `
+			we put a = ok; p hold b = in; q put c -> journal.lock; we rm = ok; r hold d = in
+			p go = *; q -> journal.lock; r go = ok; q = ok; we list = c d`},
+		{"a stranger, such as a backup, has the journal: it is no damage, and nobody is delayed by more than a second", `
+			we put a = ok; p stranger = in; we put b = busy by another program; p go = ok
+			we list = a; we aside = 0`},
+		{"the journal is replaced while one waits for it", `
+			we put a = ok; p stranger = in; q put b -> journal.db; we replace c = ok; p go = ok; q = ok
+			we list = b c`},
+		{"the journal is set aside while one waits", `
+			we populate = ok; p wreck b = in; q put c -> journal.lock
+			p damage = in; p go = ok; q = ok; we list = b c; we aside = 1`},
 	})
-	if err == nil {
-		tell("done")
-	}
-	return err
 }
 
-// busy checks that a wait ends with ErrBusy, at its deadline and not later.
-func busy(t *testing.T, what string, deadline time.Duration, wait func(context.Context) error) {
-	t.Helper()
-	began := time.Now()
-	err := wait(within(t, deadline))
-	took := time.Since(began)
-	if !errors.Is(err, ErrBusy) || took < deadline-10*time.Millisecond || took > deadline+500*time.Millisecond {
-		t.Errorf("%s with %v to wait: %v after %v, want ErrBusy", what, deadline, err, took)
-	}
-}
-
-func TestStoppedInATransaction(t *testing.T) {
+// TestStillQueue: nobody waits longer than MaxWait for a queue that stands still.
+func TestStillQueue(t *testing.T) {
 	if testing.Short() {
-		t.Skip("it waits for MaxWait: make test")
+		t.Skip("it waits: make test")
 	}
-	t.Parallel()
-	s := newStore(t)
-	put(t, s, adding("a"))
-	p := start(t, "transact", s.Dir, "b")
-	p.expect("in")
-	p.signal(syscall.SIGSTOP)
-	busy(t, "Update", 300*time.Millisecond, func(ctx context.Context) error { return s.Update(ctx, look) })
-	busy(t, "View", 300*time.Millisecond, func(ctx context.Context) error { return s.View(ctx, look) })
-	began := time.Now()
-	err := s.Update(t.Context(), look)
-	if took := time.Since(began); !errors.Is(err, ErrBusy) || took > MaxWait+time.Second {
-		t.Errorf("Update without a deadline: %v after %v, want ErrBusy after %v", err, took, MaxWait)
-	}
-
-	p.signal(syscall.SIGCONT)
-	p.say("go on")
-	p.expect("done")
-	put(t, s, adding("c"))
-	if diff := cmp.Diff([]string{"a", "b", "c"}, idsOf(t, s)); diff != "" {
-		t.Errorf("entries after SIGCONT (-want +got):\n%s", diff)
+	tellStories(t, []story{{"", `
+		we put a = ok; p hold b = in; p stop
+		we put c 300ms = busy; we view 300ms = busy; we put c = busy
+		p cont; p go = ok; we put c = ok; we list = a b c`}})
+	if still := (&Store{}).still(); still != MaxWait {
+		t.Errorf("a Store waits %v, not %v", still, MaxWait)
 	}
 }
 
 // TestMovingQueue: writers and readers wait longer than MaxWait for a queue that moves.
 func TestMovingQueue(t *testing.T) {
 	if testing.Short() {
-		t.Skip("it waits for MaxWait: make test")
+		t.Skip("it waits: make test")
 	}
-	t.Parallel()
-	s := newStore(t)
-	put(t, s, adding("a"))
-	var ahead []*process
-	for i := range 3 {
-		p := start(t, "transact", s.Dir, fmt.Sprint("b", i))
-		if i == 0 {
-			p.expect("in")
-		} else {
-			waiting(t, p, filepath.Join(s.Dir, queueName))
-		}
-		ahead = append(ahead, p)
-	}
-	done := make(chan error, 2)
-	go func() { done <- s.Update(t.Context(), func(tx *Tx) error { return tx.Put(adding("c")) }) }()
-	go func() { done <- s.View(t.Context(), look) }()
-	time.Sleep(500 * time.Millisecond)
-	for i, p := range ahead {
-		if i > 0 {
-			p.expect("in")
-		}
-		time.Sleep(MaxWait * 2 / 5)
-		p.say("go on")
-		p.expect("done")
-	}
-	for range 2 {
-		if err := <-done; err != nil {
-			t.Errorf("after %s of others' transactions: %v", MaxWait*6/5, err)
-		}
-	}
-}
-
-func TestKilledInATransaction(t *testing.T) {
-	s := newStore(t)
-	put(t, s, adding("a"))
-	p := start(t, "transact", s.Dir, "b")
-	p.expect("in")
-	p.signal(syscall.SIGSTOP)
-	p.kill()
-	check(t, s.Update(within(t, time.Second), func(tx *Tx) error { return tx.Put(adding("c")) }))
-	if diff := cmp.Diff([]string{"a", "c"}, idsOf(t, s)); diff != "" {
-		t.Errorf("entries (-want +got):\n%s", diff)
-	}
-}
-
-// helpView stays in a View until the test lets it continue.
-func helpView(s *Store, _ []string) error {
-	err := s.View(context.Background(), func(tx *Tx) error {
-		tell("in")
-		await()
-		return look(tx)
-	})
-	if err == nil {
-		tell("done")
-	}
-	return err
-}
-
-// TestReadersAtOnce: readers read at once. A writer waits for those that came before it, and those
-// that come later wait for the writer.
-func TestReadersAtOnce(t *testing.T) {
-	t.Parallel()
-	s := newStore(t)
-	put(t, s, adding("a"))
-	queue := filepath.Join(s.Dir, queueName)
-	early := []*process{start(t, "view", s.Dir), start(t, "view", s.Dir)}
-	for _, p := range early {
-		p.expect("in")
-	}
-	writer := start(t, "write", s.Dir, "b")
-	waiting(t, writer, s.Path())
-	late := start(t, "view", s.Dir)
-	waiting(t, late, queue)
-	for _, p := range early {
-		p.say("go on")
-		p.expect("done")
-	}
-	writer.expect("done")
-	late.expect("in")
-	late.say("go on")
-	late.expect("done")
+	tellStories(t, []story{{"", `
+		we put a = ok; p hold b1 = in; q hold b2 -> journal.lock; r hold b3 -> journal.lock
+		we put c -> journal.lock; other view -> journal.lock
+		w sleep = ok; p go = ok; q = in
+		w sleep = ok; q go = ok; r = in
+		w sleep = ok; r go = ok
+		we = ok; other = in; other go = ok`}})
 }
 
 // TestOneThreadWaits: however many callers wait for the queue and give up, one thread waits.
@@ -205,7 +73,8 @@ func TestOneThreadWaits(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
 	put(t, s, adding("a"))
-	holder := start(t, "transact", s.Dir, "b")
+	holder := start(t, "act", s.Dir)
+	holder.say("hold b")
 	holder.expect("in")
 	queue := filepath.Join(s.Dir, queueName)
 	for range 2 {
@@ -229,7 +98,7 @@ func TestOneThreadWaits(t *testing.T) {
 		})
 	}
 	holder.say("go on")
-	holder.expect("done")
+	holder.expect("ok")
 	callers.Wait()
 	wantWaiters(t, queue, 0)
 }
@@ -248,14 +117,14 @@ func wantWaiters(t *testing.T, path string, want int) {
 }
 
 // waiting waits until a process waits for an flock on a file.
-func waiting(t *testing.T, p *process, path string) {
+func waiting(t *testing.T, pid int, path string) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if waitersFor(t, p.cmd.Process.Pid, path) > 0 {
+		if waitersFor(t, pid, path) > 0 {
 			return
 		}
 	}
-	t.Fatalf("process %d does not wait for %s", p.cmd.Process.Pid, path)
+	t.Fatalf("process %d does not wait for %s", pid, path)
 }
 
 // waitersFor returns how many threads of a process wait for an flock on a file.
@@ -276,101 +145,41 @@ func waitersFor(t *testing.T, pid int, path string) (n int) {
 	return n
 }
 
-func TestFolderRemovedBetween(t *testing.T) {
-	s := newStore(t)
-	put(t, s, adding("a"))
-	check(t, os.RemoveAll(s.Dir))
-	put(t, s, adding("b"))
-	if diff := cmp.Diff([]string{"b"}, idsOf(t, s)); diff != "" {
-		t.Errorf("entries (-want +got):\n%s", diff)
-	}
-}
-
-// TestFolderRemovedWhileWaiting: a process that waits for a queue that is removed does not write to
-// the lost file.
-func TestFolderRemovedWhileWaiting(t *testing.T) {
-	s := newStore(t)
-	put(t, s, adding("a"))
-	first := start(t, "transact", s.Dir, "b")
-	first.expect("in")
-	second := start(t, "write", s.Dir, "c")
-	waiting(t, second, filepath.Join(s.Dir, queueName))
-	check(t, os.RemoveAll(s.Dir))
-	first.say("go on")
-	first.line()
-	var want []string
-	if second.line() == "done" {
-		want = []string{"c"}
-	}
-	if diff := cmp.Diff(want, idsOf(t, s)); diff != "" {
-		t.Errorf("entries (-want +got):\n%s", diff)
-	}
-	put(t, s, adding("d"))
-	if diff := cmp.Diff(append(want, "d"), idsOf(t, s)); diff != "" {
-		t.Errorf("entries afterwards (-want +got):\n%s", diff)
-	}
-}
-
-// TestFolderReplacedWhileWaiting: a process that waits for a queue that is replaced queues at the
-// new one.
-func TestFolderReplacedWhileWaiting(t *testing.T) {
-	s := newStore(t)
-	put(t, s, adding("a"))
-	first := start(t, "transact", s.Dir, "b")
-	first.expect("in")
-	second := start(t, "write", s.Dir, "c")
-	queue := filepath.Join(s.Dir, queueName)
-	waiting(t, second, queue)
-	check(t, os.RemoveAll(s.Dir))
-	third := start(t, "transact", s.Dir, "d")
-	third.expect("in")
-	first.say("go on")
-	waiting(t, second, queue)
-	third.say("go on")
-	third.expect("done")
-	second.expect("done")
-	if diff := cmp.Diff([]string{"c", "d"}, idsOf(t, s)); diff != "" {
-		t.Errorf("entries (-want +got):\n%s", diff)
-	}
-}
-
-// helpSetAside damages the file during a transaction, and puts an entry into the new one.
-func helpSetAside(s *Store, args []string) error {
-	try := 0
-	err := s.Update(context.Background(), func(tx *Tx) error {
-		tell("in")
-		await()
-		if try++; try > 1 {
-			return tx.Put(adding(args[0]))
-		}
-		if err := os.Truncate(s.Path(), int64(3*os.Getpagesize())); err != nil {
-			return err
-		}
-		return look(tx)
-	})
-	if err == nil {
-		tell("done")
-	}
-	return err
-}
-
-// TestSetAsideWhileWaiting: a process that waits while the file is set aside writes to the new one.
-func TestSetAsideWhileWaiting(t *testing.T) {
-	s := newStore(t)
-	populate(t, s)
-	first := start(t, "set-aside", s.Dir, "b")
-	first.expect("in")
-	second := start(t, "write", s.Dir, "c")
-	waiting(t, second, filepath.Join(s.Dir, queueName))
-	first.say("damage it")
-	first.expect("in")
-	first.say("go on")
-	first.expect("done")
-	second.expect("done")
-	if diff := cmp.Diff([]string{"b", "c"}, idsOf(t, s)); diff != "" {
-		t.Errorf("entries of the new file (-want +got):\n%s", diff)
-	}
-	if aside := setAside(t, s); len(aside) != 1 {
-		t.Errorf("set aside: %v, want one", aside)
+// TestStamp: a transaction verifies the whole file, unless another transaction left it so.
+func TestStamp(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(t *testing.T, s *Store)
+		want   bool
+	}{
+		{"as it was left", func(*testing.T, *Store) {}, true},
+		{"after a View", func(t *testing.T, s *Store) { check(t, s.View(t.Context(), look)) }, true},
+		{"after an Update that wrote nothing", func(t *testing.T, s *Store) {
+			_ = s.Update(t.Context(), func(*Tx) error { return errors.New("no") })
+		}, true},
+		{"touched", func(t *testing.T, s *Store) { check(t, os.Chtimes(s.Path(), time.Time{}, time.Now())) }, false},
+		{"of another boot", func(t *testing.T, s *Store) {
+			queue := s.Dir + "/" + queueName
+			text, err := os.ReadFile(queue)
+			check(t, err)
+			text[0] ^= 1
+			check(t, os.WriteFile(queue, text, 0o600))
+		}, false},
+		{"without a queue", func(t *testing.T, s *Store) { check(t, os.Remove(s.Dir+"/"+queueName)) }, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newStore(t)
+			put(t, s, adding("a"))
+			tt.change(t, s)
+			queue, err := s.queue(t.Context(), false)
+			check(t, err)
+			defer queue.Close()
+			f, err := os.Open(s.Path())
+			check(t, err)
+			defer f.Close()
+			if got := s.stamped(queue, f); got != tt.want {
+				t.Errorf("stamped: %t, want %t", got, tt.want)
+			}
+		})
 	}
 }

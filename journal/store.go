@@ -44,14 +44,10 @@ type Store struct {
 	// disk. Tests set it.
 	Point func(name string)
 
+	wait     time.Duration // in place of MaxWait; tests set it
 	bootOnce sync.Once
 	boot     string // see bootID
 }
-
-// MaxWait bounds the wait for a queue that stands still, unless the caller's context has an earlier
-// deadline. A queue that moves, since others write, may take up to three times as long: 250 pods
-// that end at once get through, one transaction each, on a disk that takes 45 ms for a sync.
-const MaxWait = 10 * time.Second
 
 // strangerWait bounds the wait for a file that somebody writes to. unwind holds the queue, so only a
 // stranger (bbolt's own tool) can have that lock.
@@ -83,8 +79,8 @@ func (s *Store) Holds(e *Entry) bool {
 func (s *Store) Path() string { return filepath.Join(s.Dir, fileName) }
 
 // Update runs fn in one read-write transaction. When it returns nil, what fn wrote survives a crash
-// and a loss of power; a fn that wrote nothing costs no sync. When it returns an error, nothing was written, unless the error came from
-// the commit's own sync.
+// and a loss of power; if fn wrote nothing, nothing is committed. When it returns an error, nothing
+// was written, unless the error came from the commit's own sync.
 func (s *Store) Update(ctx context.Context, fn func(*Tx) error) error {
 	if err := s.makeDir(); err != nil {
 		return err
@@ -126,32 +122,6 @@ func (s *Store) run(ctx context.Context, write bool, fn func(*Tx) error) error {
 	}
 }
 
-// whileItMoves returns a context that ends when nobody has written for MaxWait, but not before
-// MaxWait has passed.
-func (s *Store) whileItMoves(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithTimeout(ctx, 3*MaxWait)
-	look := s.lookAfter(ctx, MaxWait, cancel)
-	return ctx, func() {
-		look.Stop()
-		cancel()
-	}
-}
-
-// lookAfter ends a wait for the queue if, after d, its stamp is at least as old as MaxWait: see
-// stamp.
-func (s *Store) lookAfter(ctx context.Context, d time.Duration, end func()) *time.Timer {
-	return time.AfterFunc(d, func() {
-		info, err := os.Stat(filepath.Join(s.Dir, queueName))
-		switch {
-		case ctx.Err() != nil:
-		case err != nil || time.Since(info.ModTime()) >= MaxWait:
-			end()
-		default:
-			s.lookAfter(ctx, min(MaxWait, MaxWait-time.Since(info.ModTime())), end)
-		}
-	})
-}
-
 // transact opens the file, runs fn and closes it. The caller holds the queue; transact releases it
 // for a reader as soon as that has the file.
 func (s *Store) transact(
@@ -161,20 +131,10 @@ func (s *Store) transact(
 	debug.SetPanicOnFault(true)
 	defer debug.SetPanicOnFault(false)
 	defer func() {
-		r := recover()
-		if r == nil {
-			return
+		if r := recover(); r != nil {
+			err = s.panicked(r, file)
 		}
-		err = fmt.Errorf("journal: %s: panic: %v", s.Path(), r)
-		if file == nil {
-			return
-		}
-		if damage := verify(file); errors.Is(damage, ErrDamaged) {
-			err = fmt.Errorf("%w: %w", damage, err)
-		}
-		abandon(file)
 	}()
-
 	if write {
 		if err := s.create(); err != nil {
 			return err
@@ -195,28 +155,34 @@ func (s *Store) transact(
 	if err != nil {
 		return s.confirm(classify(err))
 	}
+	in := func(btx *bolt.Tx) error { return s.inTx(btx, info, fn) }
 	if !write {
 		_ = queue.Close()
+		return errors.Join(db.View(in), db.Close())
 	}
-	if write {
-		err = db.Update(func(btx *bolt.Tx) error { return s.inTx(btx, info, fn) })
-		switch {
-		case err == nil:
-			s.stamp(queue, file)
-		case errors.Is(err, errUnchanged):
-			err = nil
-		}
-	} else {
-		err = db.View(func(btx *bolt.Tx) error { return s.inTx(btx, info, fn) })
+	switch err = db.Update(in); {
+	case err == nil:
+		s.stamp(queue, file)
+	case errors.Is(err, errUnchanged):
+		err = nil
 	}
 	return errors.Join(err, db.Close())
 }
 
-// abandon gives up a file in which bbolt panicked. The state of bbolt's own locks is unknown, so
-// its memory stays mapped. The mapping would keep the flock, so abandon unlocks it explicitly.
-func abandon(file *os.File) {
+// panicked turns a panic into an error, which is ErrDamaged only if the file is damaged, and gives
+// up the file. The state of bbolt's own locks is unknown, so its memory stays mapped. The mapping
+// would keep the flock, so panicked unlocks it explicitly.
+func (s *Store) panicked(r any, file *os.File) error {
+	err := fmt.Errorf("journal: %s: panic: %v", s.Path(), r)
+	if file == nil {
+		return err
+	}
+	if damage := verify(file); errors.Is(damage, ErrDamaged) {
+		err = fmt.Errorf("%w: %w", damage, err)
+	}
 	_ = syscall.Flock(int(file.Fd()), syscall.LOCK_UN)
 	_ = file.Close()
+	return err
 }
 
 // open opens and locks the file, if it is whole and the one at its path.

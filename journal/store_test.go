@@ -8,14 +8,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
-	bolt "go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
 )
 
@@ -88,9 +85,9 @@ func TestLookingChangesNothing(t *testing.T) {
 			put(t, s)
 			check(t, os.Rename(s.Path(), s.Path()+".new"))
 		}, 0},
-		{"populated", func(t *testing.T, s *Store) { populate(t, s) }, populated},
+		{"populated", func(t *testing.T, s *Store) { check(t, populate(s)) }, populated},
 		{"populated, no queue", func(t *testing.T, s *Store) {
-			populate(t, s)
+			check(t, populate(s))
 			check(t, os.Remove(filepath.Join(s.Dir, queueName)))
 		}, populated},
 	} {
@@ -135,28 +132,6 @@ func TestViewCannotWrite(t *testing.T) {
 	changed()
 }
 
-// helpWrite puts an entry, under a umask if there is a second argument, and takes its lock.
-func helpWrite(s *Store, args []string) error {
-	if len(args) > 1 {
-		mask, err := strconv.ParseUint(args[1], 8, 32)
-		if err != nil {
-			return err
-		}
-		syscall.Umask(int(mask))
-	}
-	e := adding(args[0])
-	if err := s.Update(context.Background(), func(tx *Tx) error { return tx.Put(e) }); err != nil {
-		return err
-	}
-	l, err := s.Acquire(context.Background(), e.Key)
-	if err != nil {
-		return err
-	}
-	l.Release()
-	tell("done")
-	return nil
-}
-
 func TestModes(t *testing.T) {
 	modesOf := func(t *testing.T, dir string) map[string]fs.FileMode {
 		modes := map[string]fs.FileMode{}
@@ -177,7 +152,11 @@ func TestModes(t *testing.T) {
 			}
 			s := newStore(t)
 			s.Dir = filepath.Join(s.Dir, "made", "too")
-			start(t, "write", s.Dir, "a", umask).expect("done")
+			p := start(t, "act", s.Dir)
+			for _, line := range []string{"umask " + umask, "put a", "acquire a"} {
+				p.say(line)
+				p.line()
+			}
 			want := map[string]fs.FileMode{
 				"":              fs.ModeDir | 0o700,
 				"/" + fileName:  0o600,
@@ -193,10 +172,9 @@ func TestModes(t *testing.T) {
 			if diff := cmp.Diff(want, modesOf(t, s.Dir)); diff != "" {
 				t.Errorf("modes (-want +got):\n%s", diff)
 			}
-			start(t, "write", s.Dir, "b", umask).expect("done")
-			if diff := cmp.Diff([]string{"a", "b"}, idsOf(t, s)); diff != "" {
-				t.Errorf("entries (-want +got):\n%s", diff)
-			}
+			p.say("put b")
+			p.expect("ok")
+			wantEntries(t, s, "a", "b")
 		})
 	}
 }
@@ -290,183 +268,66 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-func TestLockPlantedAsLink(t *testing.T) {
-	s := newStore(t)
-	put(t, s)
-	k, victim := keyOf("a"), filepath.Join(t.TempDir(), "victim")
-	check(t, os.Symlink(victim, s.LockPath(k)))
-	if _, err := s.Acquire(t.Context(), k); !errors.Is(err, syscall.ELOOP) {
-		t.Errorf("Acquire: %v, want ELOOP", err)
-	}
-	if _, _, err := s.Locked(k); !errors.Is(err, syscall.ELOOP) {
-		t.Errorf("Locked: %v, want ELOOP", err)
-	}
-	if _, err := s.Owner(k); !errors.Is(err, syscall.ELOOP) {
-		t.Errorf("Owner: %v, want ELOOP", err)
-	}
-	if _, err := os.Lstat(victim); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the link was followed: %v", err)
-	}
-}
-
-// TestErrorOfCaller: an error of fn comes back unchanged, and nothing is written.
-func TestErrorOfCaller(t *testing.T) {
+// TestFailingCaller: an error of fn comes back unchanged, and a panic becomes one. Nothing is
+// written, nothing stays locked, and the file stays in place.
+func TestFailingCaller(t *testing.T) {
 	s := newStore(t)
 	put(t, s, adding("a"))
 	mine := errors.New("mine")
-	for name, run := range map[string]func(context.Context, func(*Tx) error) error{"Update": s.Update, "View": s.View} {
-		err := run(t.Context(), func(tx *Tx) error {
-			if name == "Update" {
-				check(t, tx.Put(adding("b")))
-			}
-			return mine
-		})
-		if !errors.Is(err, mine) {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-	if diff := cmp.Diff([]string{"a"}, idsOf(t, s)); diff != "" {
-		t.Error(diff)
-	}
-}
-
-// TestPanicOfCaller: a panic of fn becomes an error. Nothing is written, nothing stays locked, and
-// the file stays in place.
-func TestPanicOfCaller(t *testing.T) {
-	s := newStore(t)
-	put(t, s, adding("a"))
-	for name, fn := range map[string]func(tx *Tx) error{
-		"nil":   func(*Tx) error { var e *Entry; e.State = Live; return nil },
-		"fault": func(*Tx) error { panic("fault") },
+	for name, fail := range map[string]func() error{
+		"error": func() error { return mine },
+		"nil":   func() error { var e *Entry; e.State = Live; return nil },
+		"panic": func() error { panic("fault") },
 	} {
-		wrote := func(tx *Tx) error { return errors.Join(tx.Put(adding("b")), fn(tx)) }
-		if err := s.Update(t.Context(), wrote); err == nil || errors.Is(err, ErrDamaged) {
-			t.Errorf("%s in Update: %v", name, err)
-		}
-		if err := s.View(t.Context(), fn); err == nil || errors.Is(err, ErrDamaged) {
-			t.Errorf("%s in View: %v", name, err)
-		}
-	}
-	if aside := setAside(t, s); len(aside) != 0 {
-		t.Errorf("set aside: %v", aside)
-	}
-	put(t, s, adding("c"))
-	if diff := cmp.Diff([]string{"a", "c"}, idsOf(t, s)); diff != "" {
-		t.Errorf("entries (-want +got):\n%s", diff)
-	}
-}
-
-// setAside returns the paths of the files that were set aside.
-func setAside(t testing.TB, s *Store) []string {
-	t.Helper()
-	aside, err := filepath.Glob(s.Path() + ".damaged-*")
-	check(t, err)
-	return aside
-}
-
-// writeFormat sets the format record of a journal.
-func writeFormat(t *testing.T, s *Store, value string) {
-	t.Helper()
-	raw(t, s, func(btx *bolt.Tx) error { return btx.Bucket(bucketMeta).Put(keyFormat, []byte(value)) })
-}
-
-func TestFormat(t *testing.T) {
-	newer := fmt.Sprint(Version + 1)
-	for _, tt := range []struct {
-		name, value string
-		want        error
-	}{
-		{"ours", `{"writer":1,"oldestReader":1}`, nil},
-		{"newer, but we can read it", `{"writer":` + newer + `,"oldestReader":` + fmt.Sprint(Version) + `,"more":[]}`, nil},
-		{"too new", `{"writer":` + newer + `,"oldestReader":` + newer + `}`, ErrNewer},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			s := newStore(t)
-			put(t, s, adding("a"))
-			writeFormat(t, s, tt.value)
-			changed := untouched(t, s.Dir)
-			if err := s.View(t.Context(), look); !errors.Is(err, tt.want) {
-				t.Errorf("View: %v, want %v", err, tt.want)
-			}
-			changed()
-			err := s.Update(t.Context(), func(tx *Tx) error { return tx.Put(adding("b")) })
-			if !errors.Is(err, tt.want) {
-				t.Errorf("Update: %v, want %v", err, tt.want)
-			}
-			if tt.want != nil {
-				changed()
-				return
-			}
-			if diff := cmp.Diff([]string{"a", "b"}, idsOf(t, s)); diff != "" {
-				t.Errorf("entries (-want +got):\n%s", diff)
-			}
-			raw(t, s, func(btx *bolt.Tx) error {
-				if got := string(btx.Bucket(bucketMeta).Get(keyFormat)); got != tt.value {
-					t.Errorf("the file says %s of itself, it said %s", got, tt.value)
+		for verb, run := range map[string]func(context.Context, func(*Tx) error) error{"Update": s.Update, "View": s.View} {
+			err := run(t.Context(), func(tx *Tx) error {
+				if verb == "Update" {
+					check(t, errors.Join(tx.Put(adding("b")), tx.Delete(keyOf("a")), tx.Record(Event{Kind: Swept}), tx.Count("a")))
 				}
-				return nil
+				return fail()
 			})
-		})
+			if err == nil || errors.Is(err, mine) != (name == "error") || errors.Is(err, ErrDamaged) {
+				t.Errorf("%s in %s: %v", name, verb, err)
+			}
+			wantEntries(t, s, "a")
+			view(t, s, func(tx *Tx) error {
+				if n := tx.Counter("a"); n != 0 {
+					t.Errorf("counter: %d", n)
+				}
+				return tx.History(func(e Event) error { return fmt.Errorf("event %+v", e) })
+			})
+		}
 	}
+	wantAside(t, s, 0)
+	put(t, s, adding("c"))
+	wantEntries(t, s, "a", "c")
 }
 
-// TestNewerBbolt: a newer format of bbolt itself is ErrNewer.
-func TestNewerBbolt(t *testing.T) {
+// TestNothingToCommit: an Update that only looks writes nothing; each kind of write is committed.
+func TestNothingToCommit(t *testing.T) {
 	s := newStore(t)
 	put(t, s, adding("a"))
-	data, err := os.ReadFile(s.Path())
-	check(t, err)
-	for _, page := range []int{0, os.Getpagesize()} {
-		data[page+20]++ // after the page's header of 16 bytes and a magic number of 4
+	commits := func(fn func(*Tx) error) (n int) {
+		s.Point = func(point string) {
+			if point == "committed" {
+				n++
+			}
+		}
+		update(t, s, fn)
+		return n
 	}
-	check(t, os.WriteFile(s.Path(), data, 0o600))
-	changed := untouched(t, s.Dir)
-	if err := s.View(t.Context(), look); !errors.Is(err, ErrNewer) {
-		t.Errorf("View: %v, want ErrNewer", err)
+	if n := commits(look); n != 0 {
+		t.Errorf("%d commits of a transaction that only looks", n)
 	}
-	if err := s.Update(t.Context(), look); !errors.Is(err, ErrNewer) {
-		t.Errorf("Update: %v, want ErrNewer", err)
-	}
-	changed()
-}
-
-// TestLockedByAStranger: a backup that holds the file delays nobody for more than a second, and is
-// no damage.
-func TestLockedByAStranger(t *testing.T) {
-	t.Parallel()
-	s := newStore(t)
-	put(t, s, adding("a"))
-	db, err := bolt.Open(s.Path(), 0o600, nil)
-	check(t, err)
-	began := time.Now()
-	err = s.Update(t.Context(), look)
-	if took := time.Since(began); err == nil || !strings.Contains(err.Error(), "another program") || took > 2*time.Second {
-		t.Errorf("after %v: %v", took, err)
-	}
-	check(t, db.Close())
-	if diff := cmp.Diff([]string{"a"}, idsOf(t, s)); diff != "" {
-		t.Errorf("entries (-want +got):\n%s", diff)
-	}
-}
-
-// TestReplacedWhileOpened: a file that is replaced during the wait for it is not written to.
-func TestReplacedWhileOpened(t *testing.T) {
-	t.Parallel()
-	s := newStore(t)
-	put(t, s, adding("a"))
-	db, err := bolt.Open(s.Path(), 0o600, nil)
-	check(t, err)
-	done := make(chan error)
-	go func() { done <- s.Update(t.Context(), func(tx *Tx) error { return tx.Put(adding("b")) }) }()
-	// The process waits for the stranger, and should find another file then.
-	time.Sleep(200 * time.Millisecond)
-	check(t, os.Rename(s.Path(), s.Path()+".old"))
-	other := newStore(t)
-	put(t, other, adding("c"))
-	check(t, os.Rename(other.Path(), s.Path()))
-	check(t, db.Close())
-	check(t, <-done)
-	if diff := cmp.Diff([]string{"b", "c"}, idsOf(t, s)); diff != "" {
-		t.Errorf("entries (-want +got):\n%s", diff)
+	for name, fn := range map[string]func(*Tx) error{
+		"Put":          func(tx *Tx) error { return tx.Put(adding("b")) },
+		"Delete":       func(tx *Tx) error { return tx.Delete(keyOf("a")) },
+		"PutTombstone": func(tx *Tx) error { return tx.PutTombstone(Tombstone{Key: keyOf("a")}) },
+		"Record":       func(tx *Tx) error { return tx.Record(Event{Kind: Swept}) },
+		"Count":        func(tx *Tx) error { return tx.Count("a") },
+	} {
+		if n := commits(fn); n != 1 {
+			t.Errorf("%s: %d commits", name, n)
+		}
 	}
 }

@@ -2,12 +2,11 @@ package journal
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
-	"time"
+	"slices"
 
 	bolt "go.etcd.io/bbolt"
 )
@@ -20,12 +19,25 @@ type Tx struct {
 	changed bool
 }
 
+// get returns a value of a bucket, or nil.
+func (tx *Tx) get(bucket, key []byte) []byte {
+	if tx.btx == nil {
+		return nil
+	}
+	return tx.btx.Bucket(bucket).Get(key)
+}
+
+// each calls fn for every key of a bucket, in their order.
+func (tx *Tx) each(bucket []byte, fn func(key, value []byte) error) error {
+	if tx.btx == nil {
+		return nil
+	}
+	return tx.btx.Bucket(bucket).ForEach(fn)
+}
+
 // Get returns the entry of an attachment, or nil if there is none.
 func (tx *Tx) Get(k Key) (*Entry, error) {
-	if tx.btx == nil {
-		return nil, nil
-	}
-	value := tx.btx.Bucket(bucketEntries).Get(encodeKey(k))
+	value := tx.get(bucketEntries, encodeKey(k))
 	if value == nil {
 		return nil, nil
 	}
@@ -51,7 +63,9 @@ func (tx *Tx) Put(e *Entry) error {
 			return err
 		}
 	}
-	e.touch(from)
+	if e.Updated = Now(); from != e.State || e.Since == (Time{}) {
+		e.Since = e.Updated
+	}
 	value, err := encodeEntry(e)
 	if err != nil {
 		return fmt.Errorf("journal: entry %s: %w", e.Key, err)
@@ -117,29 +131,26 @@ func (tx *Tx) reindex(old, entry *Entry) error {
 // differences.
 func exchange(b *bolt.Bucket, before, after [][]byte) error {
 	for _, k := range before {
-		if !contains(after, k) {
-			if err := b.Delete(k); err != nil {
-				return err
-			}
+		if contains(after, k) {
+			continue
+		}
+		if err := b.Delete(k); err != nil {
+			return err
 		}
 	}
 	for _, k := range after {
-		if !contains(before, k) {
-			if err := b.Put(k, nil); err != nil {
-				return err
-			}
+		if contains(before, k) {
+			continue
+		}
+		if err := b.Put(k, nil); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
 func contains(keys [][]byte, key []byte) bool {
-	for _, k := range keys {
-		if bytes.Equal(k, key) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(keys, func(k []byte) bool { return bytes.Equal(k, key) })
 }
 
 // ByPod returns the entries of a pod, by namespace and name, over all networks.
@@ -179,12 +190,7 @@ func (tx *Tx) byIndex(bucket, prefix []byte) ([]*Entry, error) {
 
 // All calls fn for every entry in key order. For a damaged entry fn gets a DamagedError.
 func (tx *Tx) All(fn func(*Entry, error) error) error {
-	if tx.btx == nil {
-		return nil
-	}
-	return tx.btx.Bucket(bucketEntries).ForEach(func(k, v []byte) error {
-		return fn(decodeEntry(k, v))
-	})
+	return tx.each(bucketEntries, func(k, v []byte) error { return fn(decodeEntry(k, v)) })
 }
 
 // Check runs bbolt's own check over the whole file and decodes every entry.
@@ -205,101 +211,5 @@ func (tx *Tx) Check() error {
 
 // Outlines calls fn for the outline of every entry, as All does, at a fraction of the cost.
 func (tx *Tx) Outlines(fn func(Outline, error) error) error {
-	if tx.btx == nil {
-		return nil
-	}
-	return tx.btx.Bucket(bucketEntries).ForEach(func(k, v []byte) error {
-		return fn(decodeOutline(k, v))
-	})
-}
-
-// The journal keeps the last maxTombstones tombstones, and of this boot those younger than
-// maxTombstoneAge.
-const (
-	maxTombstones   = 4096
-	maxTombstoneAge = 24 * time.Hour
-)
-
-// Tombstone returns the tombstone of an attachment, or nil.
-func (tx *Tx) Tombstone(k Key) (*Tombstone, error) {
-	if tx.btx == nil {
-		return nil, nil
-	}
-	value := tx.btx.Bucket(bucketTombstones).Get(encodeKey(k))
-	if len(value) < 8 {
-		return nil, nil
-	}
-	t := &Tombstone{}
-	if err := json.Unmarshal(value[8:], t); err != nil {
-		return nil, &DamagedError{k, err}
-	}
-	return t, nil
-}
-
-// PutTombstone writes a tombstone and drops those that are too many or too old.
-func (tx *Tx) PutTombstone(t Tombstone) error {
-	tx.changed = true
-	if err := tx.deleteTombstone(t.Key); err != nil {
-		return err
-	}
-	t.Buried = Now()
-	data, err := json.Marshal(t)
-	if err != nil {
-		return err
-	}
-	buried := tx.btx.Bucket(bucketBuried)
-	n, err := buried.NextSequence()
-	if err != nil {
-		return err
-	}
-	if err := buried.Put(sequence(n), encodeKey(t.Key)); err != nil {
-		return err
-	}
-	if err := tx.btx.Bucket(bucketTombstones).Put(encodeKey(t.Key), append(sequence(n), data...)); err != nil {
-		return err
-	}
-	return tx.prune(n, t)
-}
-
-// prune drops tombstones that are out of bounds or cannot be read. newest is the one just written,
-// as number n. The oldest come first, so prune stops at the first one of this boot that stays. The
-// age of one of another boot is unknown.
-func (tx *Tx) prune(n uint64, newest Tombstone) error {
-	var drop [][2][]byte
-	c := tx.btx.Bucket(bucketBuried).Cursor()
-	for order, key := c.First(); order != nil; order, key = c.Next() {
-		var t *Tombstone
-		if k, err := decodeKey(key); err == nil {
-			t, _ = tx.Tombstone(k)
-		}
-		thisBoot := t != nil && t.BootID == newest.BootID
-		tooOld := thisBoot && newest.Buried.Boot-t.Buried.Boot > int64(maxTombstoneAge)
-		tooMany := bytes.Compare(order, sequence(n-min(n, maxTombstones))) <= 0
-		if t == nil || tooOld || tooMany {
-			drop = append(drop, [2][]byte{bytes.Clone(order), bytes.Clone(key)})
-		} else if thisBoot {
-			break
-		}
-	}
-	for _, d := range drop {
-		if err := tx.btx.Bucket(bucketBuried).Delete(d[0]); err != nil {
-			return err
-		}
-		if err := tx.btx.Bucket(bucketTombstones).Delete(d[1]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// deleteTombstone removes the tombstone of an attachment, if there is one.
-func (tx *Tx) deleteTombstone(k Key) error {
-	value := tx.btx.Bucket(bucketTombstones).Get(encodeKey(k))
-	if len(value) < 8 {
-		return nil
-	}
-	if err := tx.btx.Bucket(bucketBuried).Delete(bytes.Clone(value[:8])); err != nil {
-		return err
-	}
-	return tx.btx.Bucket(bucketTombstones).Delete(encodeKey(k))
+	return tx.each(bucketEntries, func(k, v []byte) error { return fn(decodeOutline(k, v)) })
 }

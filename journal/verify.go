@@ -7,8 +7,6 @@ import (
 	"hash/fnv"
 	"math"
 	"os"
-
-	"golang.org/x/sys/unix"
 )
 
 // verify reads a whole file and returns what is wrong with it: damage as ErrDamaged, an error of
@@ -31,47 +29,6 @@ func verify(f *os.File) error {
 		return fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	return nil
-}
-
-// stamp records in the queue's file how a transaction leaves the journal. The next transaction that
-// finds the file so neither verifies it, which reads all of it and costs more than the transaction,
-// nor syncs its directories. The stamp is not synced and counts for one boot. After a loss of
-// power, or if a process died in a transaction, no stamp fits. All stamps have one length: when a
-// truncated file is closed, ext4 allocates its blocks and begins to write them (auto_da_alloc,
-// ext4(5)).
-func (s *Store) stamp(queue, file *os.File) {
-	if text := s.stampOf(file); text != "" {
-		_, _ = queue.WriteAt([]byte(text), 0)
-	}
-}
-
-// stamped reports whether the file is as the last stamp says.
-func (s *Store) stamped(queue, file *os.File) bool {
-	if queue == nil {
-		return false
-	}
-	text := make([]byte, 256)
-	n, _ := queue.ReadAt(text, 0)
-	return n > 0 && string(text[:n]) == s.stampOf(file)
-}
-
-func (s *Store) stampOf(file *os.File) string {
-	var st unix.Stat_t
-	boot := s.bootID()
-	if boot == "" || unix.Fstat(int(file.Fd()), &st) != nil {
-		return ""
-	}
-	return fmt.Sprintf("%-159s\n", fmt.Sprintf("%s %d %d %d %d %d", boot, st.Dev, st.Ino, st.Size, st.Mtim.Nano(), st.Ctim.Nano()))
-}
-
-// bootID returns the boot's ID, or "" if it cannot be read. It reads it once: opening a file of
-// /proc is slow.
-func (s *Store) bootID() string {
-	s.bootOnce.Do(func() {
-		data, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
-		s.boot = string(bytes.TrimSpace(data))
-	})
-	return s.boot
 }
 
 // The pages of a bbolt file. The first two are meta pages. Each page begins with a header of 16

@@ -24,7 +24,7 @@ type bboltFile struct {
 func newFile(t testing.TB) *bboltFile {
 	t.Helper()
 	s := newStore(t)
-	populate(t, s)
+	check(t, populate(s))
 	data, err := os.ReadFile(s.Path())
 	check(t, err)
 	m, ok := newestMeta(data)

@@ -39,7 +39,7 @@ func (k *reconciling) awaits(want metrics.InUse) {
 }
 
 // otherAgent takes the lock as another agent does.
-func (k *reconciling) otherAgent() *journal.AgentLock {
+func (k *reconciling) otherAgent() *journal.Lock {
 	k.Helper()
 	lock, err := (&journal.Store{Dir: k.stateDir()}).LockAgent()
 	if err != nil {

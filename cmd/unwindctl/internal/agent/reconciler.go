@@ -36,7 +36,7 @@ type reconciler struct {
 	stateDir  func() string // of the journal
 	state     atomic.Value  // of metrics.InUse: whether pods go through unwind
 
-	lock     *journal.AgentLock // nil as long as this agent does not have it
+	lock     *journal.Lock // nil as long as this agent does not have it
 	verified bool               // the binary to install is the plugin, for this machine
 	gone     time.Time          // since when the provider's file is not there
 	// the file that sorted before the one that ours named when the agent began; "" if none did

@@ -97,9 +97,6 @@ func describe(e *journal.Entry) Attachment {
 	if a.Addresses == nil {
 		a.Addresses = []netip.Addr{}
 	}
-	if e.Since == (journal.Time{}) {
-		a.Since = a.Updated
-	}
 	if e.Pod != (journal.Pod{}) {
 		a.Pod = &e.Pod
 	}

@@ -18,7 +18,7 @@ import (
 // ErrBusy is returned when a lock was not free in time.
 var ErrBusy = errors.New("busy")
 
-// Lock is the lock of an attachment: an flock on a file of its own.
+// Lock is the lock of an attachment, or of the node's agent: an flock on a file of its own.
 //
 // Delegates inherit the descriptor, so the lock stays held while any of them lives, even if this
 // process is killed. To tell the two apart, the process that took the lock also holds a record lock
@@ -91,19 +91,15 @@ func (s *Store) Acquire(ctx context.Context, k Key) (*Lock, error) {
 	if err := s.makeDir(); err != nil {
 		return nil, err
 	}
-	id, err := s.hold(lockName(k))
-	if err != nil {
-		return nil, fmt.Errorf("journal: lock of %s: %w", k, err)
-	}
-	f, err := lockFile(ctx, s.LockPath(k), os.O_RDWR, unix.LOCK_EX)
-	made := errors.Is(err, fs.ErrNotExist)
-	if made {
-		f, err = lockFile(ctx, s.LockPath(k), os.O_RDWR|os.O_CREATE, unix.LOCK_EX)
+	l, err := s.take(ctx, lockName(k), os.O_RDWR, unix.LOCK_EX)
+	if errors.Is(err, fs.ErrNotExist) {
+		if l, err = s.take(ctx, lockName(k), os.O_RDWR|os.O_CREATE, unix.LOCK_EX); err == nil {
+			l.made = true
+		}
 	}
 	if err == nil {
-		record := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
-		if err = unix.FcntlFlock(f.Fd(), unix.F_SETLK, &record); err != nil {
-			_ = f.Close()
+		if err = l.record(unix.F_WRLCK); err != nil {
+			l.Release()
 		}
 		// Another process has the record lock.
 		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
@@ -111,10 +107,29 @@ func (s *Store) Acquire(ctx context.Context, k Key) (*Lock, error) {
 		}
 	}
 	if err != nil {
-		unhold(id)
 		return nil, fmt.Errorf("journal: lock of %s: %w", k, err)
 	}
-	return &Lock{path: s.LockPath(k), as: id, file: f, made: made}, nil
+	return l, nil
+}
+
+// take marks a lock as this process's and takes its flock, LOCK_SH or LOCK_EX.
+func (s *Store) take(ctx context.Context, name string, flag, how int) (*Lock, error) {
+	id, err := s.hold(name)
+	if err != nil {
+		return nil, err
+	}
+	path := filepath.Join(s.Dir, locksName, name)
+	f, err := lockFile(ctx, path, flag, how)
+	if err != nil {
+		unhold(id)
+		return nil, err
+	}
+	return &Lock{path: path, as: id, file: f}, nil
+}
+
+// record takes or drops the record lock.
+func (l *Lock) record(how int16) error {
+	return unix.FcntlFlock(l.file.Fd(), unix.F_SETLK, &unix.Flock_t{Type: how, Whence: io.SeekStart})
 }
 
 // Share takes the lock of an attachment to look at it, beside other processes that do so. While
@@ -130,24 +145,24 @@ func (s *Store) Share(ctx context.Context, k Key) (*Lock, error) {
 			return nil, err
 		}
 	}
-	id, err := s.hold(lockName(k))
+	l, err := s.take(ctx, lockName(k), os.O_RDONLY, unix.LOCK_SH)
 	if err != nil {
 		return nil, fmt.Errorf("journal: lock of %s: %w", k, err)
 	}
-	f, err := lockFile(ctx, s.LockPath(k), os.O_RDONLY, unix.LOCK_SH)
-	if err != nil {
-		unhold(id)
-		return nil, fmt.Errorf("journal: lock of %s: %w", k, err)
-	}
-	return &Lock{path: s.LockPath(k), as: id, file: f}, nil
+	return l, nil
 }
 
 // TryAcquire takes the lock of an attachment if it is free, and otherwise returns ErrBusy at once.
 // The holder of one lock takes others only this way.
 func (s *Store) TryAcquire(k Key) (*Lock, error) {
+	return s.Acquire(atOnce(), k)
+}
+
+// atOnce returns a context that waits for nothing.
+func atOnce() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	return s.Acquire(ctx, k)
+	return ctx
 }
 
 // LockPath returns the path of an attachment's lock file.
@@ -155,11 +170,8 @@ func (s *Store) LockPath(k Key) string { return filepath.Join(s.Dir, locksName, 
 
 // lockName returns the name of an attachment's lock file: a hash, since container IDs may have any
 // length.
-func lockName(k Key) string { return hashOf(encodeKey(k)) }
-
-// hashOf returns the file name of an attachment, by its key as encodeKey makes it.
-func hashOf(key []byte) string {
-	sum := sha256.Sum256(key)
+func lockName(k Key) string {
+	sum := sha256.Sum256(encodeKey(k))
 	return hex.EncodeToString(sum[:16])
 }
 
@@ -217,6 +229,13 @@ func (s *Store) look(k Key, flag int, fn func(*os.File) error) (ours bool, err e
 	return false, nil
 }
 
+// Path returns the path at which the lock was taken.
+func (l *Lock) Path() string { return l.path }
+
+// InPlace reports whether the locked file is still at its path. If it is not, another process can
+// take the lock there.
+func (l *Lock) InPlace() bool { return samePath(l.file, l.path) }
+
 // Made reports whether taking the lock created its file.
 func (l *Lock) Made() bool { return l != nil && l.made }
 
@@ -254,7 +273,7 @@ func (l *Lock) EndPass() {
 // lock file is not known to be dead. Another file at the path, as after a removal of the whole
 // directory, stays.
 func (l *Lock) Remove() error {
-	if l == nil || !samePath(l.file, l.path) {
+	if l == nil || !l.InPlace() {
 		return nil
 	}
 	return os.Remove(l.path)
@@ -267,17 +286,16 @@ func (l *Lock) Release() {
 	if l == nil {
 		return
 	}
-	record := unix.Flock_t{Type: unix.F_UNLCK, Whence: io.SeekStart}
-	_ = unix.FcntlFlock(l.file.Fd(), unix.F_SETLK, &record)
+	_ = l.record(unix.F_UNLCK)
 	_ = unix.Flock(int(l.file.Fd()), unix.LOCK_UN)
 	_ = l.file.Close()
 	unhold(l.as)
 }
 
-// RemoveStrayLocks removes the lock files, and the files of the log, that no entry has. A process
-// that was killed between the end of an attachment and Remove leaves them. The caller holds no lock.
-// A held lock file stays: it belongs to an ADD or DEL that begins. A process that has the file open
-// and waits for it finds it gone, and starts again.
+// RemoveStrayLocks removes the lock files that no entry has. A process that was killed between the
+// end of an attachment and Remove leaves one. The caller holds no lock. A held lock file stays: it
+// belongs to an ADD or DEL that begins. A process that has the file open and waits for it finds it
+// gone, and starts again.
 func (s *Store) RemoveStrayLocks(ctx context.Context) error {
 	files, err := os.ReadDir(filepath.Join(s.Dir, locksName))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -300,31 +318,23 @@ func (s *Store) RemoveStrayLocks(ctx context.Context) error {
 
 // removeStrayLock reads the journal again under the lock, since an ADD may have come and gone.
 func (s *Store) removeStrayLock(ctx context.Context, name string) error {
-	id, err := s.hold(name)
+	l, err := s.take(atOnce(), name, os.O_RDWR, unix.LOCK_EX)
 	if err != nil {
 		return nil // held, or gone
 	}
-	defer unhold(id)
-	now, cancel := context.WithCancel(ctx)
-	cancel()
-	path := filepath.Join(s.Dir, locksName, name)
-	f, err := lockFile(now, path, os.O_RDWR, unix.LOCK_EX)
-	if err != nil {
-		return nil // held, or gone
-	}
-	defer f.Close()
+	defer l.Release()
 	if known, err := s.lockNames(ctx); err != nil || known[name] {
 		return err
 	}
-	return os.Remove(path)
+	return l.Remove()
 }
 
-// lockNames returns the names of the files that belong to entries.
+// lockNames returns the names of the entries' lock files.
 func (s *Store) lockNames(ctx context.Context) (map[string]bool, error) {
 	known := map[string]bool{}
 	err := s.View(ctx, func(tx *Tx) error {
 		return tx.Outlines(func(o Outline, _ error) error {
-			known[hashOf(encodeKey(o.Key))] = true
+			known[lockName(o.Key)] = true
 			return nil
 		})
 	})

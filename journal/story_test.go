@@ -1,0 +1,334 @@
+package journal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+)
+
+// A story has steps, one a line or divided by semicolons:
+//
+//	p acquire a = made     actor p does something; what comes of it
+//	q put b -> FILE        actor q does something, and waits for the flock of FILE
+//	q = done               what came of it
+//	p kill                 also: stop, cont (SIGSTOP, SIGCONT)
+//
+// The actors "we", "other" and "link" are in the test's process, each with a Store of its own; link
+// has another path to the directory. All others are processes. FILE is a file of the journal, or an
+// attachment, for its lock. "*" is any outcome, "error" any error, "error: END" one that ends so.
+type story struct{ name, steps string }
+
+func tellStories(t *testing.T, stories []story) {
+	t.Helper()
+	for _, st := range stories {
+		t.Run(st.name, func(t *testing.T) {
+			t.Parallel()
+			cast := &cast{T: t, store: newStore(t), actors: map[string]*process{}}
+			for _, step := range strings.FieldsFunc(st.steps, func(r rune) bool { return r == '\n' || r == ';' }) {
+				if step = strings.TrimSpace(step); step != "" {
+					cast.play(step)
+				}
+			}
+		})
+	}
+}
+
+// cast has the actors of a story.
+type cast struct {
+	*testing.T
+	store  *Store
+	actors map[string]*process
+}
+
+func (c *cast) actor(name string) *process {
+	c.Helper()
+	if c.actors[name] == nil {
+		switch dir := c.store.Dir; name {
+		case "we", "other":
+			c.actors[name] = perform(c.T, dir)
+		case "link":
+			link := filepath.Join(c.TempDir(), "link")
+			check(c, os.Symlink(filepath.Dir(dir), link))
+			c.actors[name] = perform(c.T, filepath.Join(link, filepath.Base(dir)))
+		default:
+			c.actors[name] = start(c.T, "act", dir)
+		}
+	}
+	return c.actors[name]
+}
+
+// play plays one step.
+func (c *cast) play(step string) {
+	c.Helper()
+	rest, want, answers := strings.Cut(step+" ", "= ")
+	rest, file, waits := strings.Cut(rest, "-> ")
+	name, does, _ := strings.Cut(strings.TrimSpace(rest), " ")
+	p := c.actor(name)
+	switch does {
+	case "":
+	case "kill":
+		p.kill()
+	case "stop":
+		p.signal(syscall.SIGSTOP)
+	case "cont":
+		p.signal(syscall.SIGCONT)
+	default:
+		p.say(does)
+	}
+	if waits {
+		path := filepath.Join(c.store.Dir, strings.TrimSpace(file))
+		if !strings.HasPrefix(file, "journal.") {
+			path = c.store.LockPath(keyOf(strings.TrimSpace(file)))
+		}
+		waiting(c.T, p.pid(), path)
+	}
+	if !answers {
+		return
+	}
+	got := p.line()
+	if text, ok := strings.CutPrefix(got, "spawned "); ok {
+		pid, err := strconv.Atoi(text)
+		check(c, err)
+		c.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
+		got = "spawned"
+	}
+	for who, q := range c.actors {
+		if said, pid, ok := strings.Cut(got, " by "); ok && pid == fmt.Sprint(q.pid()) {
+			got = said + " by " + strings.NewReplacer("other", "we", "link", "we").Replace(who)
+		}
+	}
+	want = strings.TrimSpace(want)
+	text, fails := strings.CutPrefix(want, "error")
+	if fails = fails && strings.HasPrefix(got, "error"); want != "*" && got != want && (!fails || !strings.HasSuffix(got, text)) {
+		c.Fatalf("%s: %s", step, got)
+	}
+}
+
+// perform returns an actor in this process.
+func perform(t *testing.T, dir string) *process {
+	in, p := make(chan string), &process{t: t, lines: make(chan string, 16)}
+	p.say = func(line string) { in <- line }
+	s := &Store{Dir: dir, wait: shortWait}
+	a := &actor{Store: s, tell: func(line string) { p.lines <- line }, await: func() string { return <-in }, locks: map[string]*Lock{}}
+	go func() {
+		for line := range in {
+			a.tell(a.do(strings.Fields(line)))
+		}
+	}()
+	t.Cleanup(func() {
+		close(in)
+		for _, l := range a.locks {
+			l.Release()
+		}
+	})
+	return p
+}
+
+// shortWait takes the place of MaxWait in stories.
+const shortWait = 2 * time.Second
+
+// helpAct acts in another process.
+func helpAct(s *Store, _ []string) error {
+	a := &actor{Store: s, tell: tell, await: await, locks: map[string]*Lock{}}
+	for {
+		tell(a.do(strings.Fields(await())))
+	}
+}
+
+// actor takes locks and runs transactions as it is told.
+type actor struct {
+	*Store
+	tell  func(string)
+	await func() string
+	locks map[string]*Lock
+}
+
+// do does one thing and returns what came of it. words are a verb, an attachment and, for verbs that
+// wait, how long.
+func (a *actor) do(words []string) string {
+	verb, id, limit := words[0], "", 20*time.Second
+	if len(words) > 1 {
+		id = words[1]
+	}
+	bound := len(words) > 2
+	if bound {
+		limit, _ = time.ParseDuration(words[2])
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	if !bound && (verb == "put" || verb == "view") && a.wait > 0 {
+		limit = a.wait
+	}
+	began := time.Now()
+	said, err := a.act(ctx, verb, id)
+	took, busy := time.Since(began), "busy"
+	if err != nil && strings.Contains(err.Error(), "another program") {
+		limit, busy = strangerWait, "busy by another program"
+	}
+	switch {
+	case errors.Is(err, ErrBusy) && took < 200*time.Millisecond:
+		return "busy at once"
+	case errors.Is(err, ErrBusy) && took > limit-10*time.Millisecond && took < limit+time.Second:
+		return busy
+	case errors.Is(err, ErrBusy):
+		return fmt.Sprintf("busy after %v, not %v", took, limit)
+	case errors.Is(err, fs.ErrNotExist):
+		return "error: no file"
+	case err != nil:
+		return "error: " + strings.ReplaceAll(err.Error(), "\n", "; ")
+	}
+	return said
+}
+
+func (a *actor) act(ctx context.Context, verb, id string) (said string, err error) {
+	k, l := keyOf(id), a.locks[id]
+	switch verb {
+	case "acquire", "share":
+		return a.take(ctx, verb, id)
+	case "release":
+		delete(a.locks, id)
+		l.Release()
+	case "remove":
+		err = l.Remove()
+	case "begin":
+		return fmt.Sprint(l.BeginPass()), nil
+	case "end":
+		l.EndPass()
+	case "spawn": // a process that inherits the lock, as a delegate does
+		cmd := exec.Command("sleep", "60")
+		cmd.ExtraFiles = []*os.File{l.File()}
+		err = cmd.Start()
+		return fmt.Sprint("spawned ", cmd.Process.Pid), err
+	case "look":
+		return a.look(k)
+	case "sweep":
+		err = a.RemoveStrayLocks(ctx)
+	case "rm":
+		err = os.RemoveAll(a.Dir)
+	case "open":
+		err = os.Chmod(filepath.Join(a.Dir, locksName), 0o777)
+	case "put":
+		err = a.Update(ctx, func(tx *Tx) error { return tx.Put(adding(id)) })
+	case "hold", "wreck":
+		err = a.hold(verb == "wreck", id)
+	case "list":
+		return a.list(ctx)
+	case "populate":
+		err = populate(a.Store)
+	case "aside":
+		aside, err := filepath.Glob(a.Path() + ".damaged-*")
+		return fmt.Sprint(len(aside)), err
+	case "stray":
+		err = a.removeStrayLock(ctx, filepath.Base(a.LockPath(k)))
+	case "plant":
+		err = os.Symlink(filepath.Join(a.Dir, "victim"), a.LockPath(k))
+	case "planted":
+		_, err = os.Lstat(filepath.Join(a.Dir, "victim"))
+	case "umask":
+		mask, _ := strconv.ParseUint(id, 8, 32)
+		syscall.Umask(int(mask))
+	case "die": // at a point
+		a.Point = func(name string) {
+			if name == id {
+				_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+				select {}
+			}
+		}
+	case "stranger": // opens the journal as bbolt's own tool does
+		db, err := bolt.Open(a.Path(), 0o600, nil)
+		if err != nil {
+			return "", err
+		}
+		a.tell("in")
+		a.await()
+		return "ok", db.Close()
+	case "replace":
+		other := &Store{Dir: a.Dir + ".other"}
+		err = errors.Join(other.Update(ctx, func(tx *Tx) error { return tx.Put(adding(id)) }),
+			os.Rename(a.Path(), a.Path()+".old"), os.Rename(other.Path(), a.Path()))
+	case "sleep":
+		time.Sleep(shortWait * 2 / 5)
+	case "view":
+		err = a.View(ctx, func(tx *Tx) error {
+			a.tell("in")
+			a.await()
+			return look(tx)
+		})
+	default:
+		err = fmt.Errorf("no verb %s", verb)
+	}
+	return "ok", err
+}
+
+func (a *actor) take(ctx context.Context, how, id string) (said string, err error) {
+	take := a.Acquire
+	if how == "share" {
+		take = a.Share
+	}
+	l, err := take(ctx, keyOf(id))
+	if err != nil {
+		return "", err
+	}
+	a.locks[id] = l
+	switch {
+	case !l.InPlace():
+		return "it is not the file at the path", nil
+	case how == "share":
+		return "shared", nil
+	case l.Made():
+		return "made", nil
+	}
+	return "found", nil
+}
+
+// look says of a lock what others than its holder can see.
+func (a *actor) look(k Key) (said string, err error) {
+	locked, exists, err := a.Locked(k)
+	pid, errOwner := a.Owner(k)
+	if said = "free"; locked {
+		said = "locked"
+	}
+	if !exists {
+		said += ", no file"
+	}
+	if pid != 0 {
+		said += fmt.Sprint(" by ", pid)
+	}
+	return said, errors.Join(err, errOwner)
+}
+
+// list returns the container IDs of all entries.
+func (a *actor) list(ctx context.Context) (said string, err error) {
+	err = a.View(ctx, func(tx *Tx) error {
+		return tx.All(func(e *Entry, err error) error {
+			said = strings.TrimSpace(said + " " + e.ContainerID)
+			return err
+		})
+	})
+	return said, err
+}
+
+// hold puts an entry and stays in the transaction until it is told to go on. If wreck is set, it
+// first damages the file in a transaction.
+func (a *actor) hold(wreck bool, id string) error {
+	return a.Update(context.Background(), func(tx *Tx) error {
+		a.tell("in")
+		a.await()
+		if !wreck {
+			return tx.Put(adding(id))
+		}
+		wreck = false
+		return errors.Join(os.Truncate(a.Path(), int64(3*os.Getpagesize())), look(tx))
+	})
+}
