@@ -49,8 +49,8 @@ func everything() *Entry {
 			GracePeriod: 10 * time.Minute, AWSCheckpoint: "/ipam.json",
 			Steps: []Step{{
 				Index: n, Type: "bridge",
-				Config:   json.RawMessage(`{"type":"bridge", "big":9007199254740993, "e":1.10, "s":"<&>\u0000 \\/"}`),
-				Attempts: 3, LastError: "exit status 1", LastCode: 999, Parked: true, Unproven: "its address is not free", RepeatAt: 1 << 62, ConfirmAt: 1 << 60, RetryAt: 1 << 61,
+				Config: json.RawMessage(`{"type":"bridge", "big":9007199254740993, "e":1.10, "s":"<&>\u0000 \\/"}`),
+				State:  StepFailed, Attempts: 3, LastError: "exit status 1", LastCode: 999, Unproven: "its address is not free", RepeatAt: 1 << 62, ConfirmAt: 1 << 60, RetryAt: 1 << 61,
 				Replaced: true, MayHaveRun: true, ADD: AddCutOff,
 			}},
 			Begun: true, Occupant: "5 0a:00:00:00:00:01",
@@ -263,6 +263,25 @@ func TestEdges(t *testing.T) {
 			}
 			if diff := cmp.Diff(want, get(t, s, e.Key), byMeaning); diff != "" {
 				t.Errorf("from %q to %q: the entry afterwards (-want +got):\n%s", from, to, diff)
+			}
+		}
+	}
+}
+
+// TestStepEdges: a step may go from any state to any other, but that its DEL has ended is not forgotten.
+func TestStepEdges(t *testing.T) {
+	t.Parallel()
+	states := []StepState{StepUntried, StepFailed, StepUnproven, StepParked, StepRepeat}
+	for _, from := range states {
+		for _, to := range states {
+			s := newStore(t)
+			e := adding("a")
+			e.Generations[0].Steps = []Step{{Index: 3, Type: "bridge", State: from}}
+			put(t, s, e)
+			e.Generations[0].Steps[0].State = to
+			err := s.Update(t.Context(), func(tx *Tx) error { return tx.Put(e) })
+			if forgets := from != StepUntried && to == StepUntried; (err != nil) != forgets {
+				t.Errorf("%q to %q: %v", from, to, err)
 			}
 		}
 	}

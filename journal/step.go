@@ -2,6 +2,7 @@ package journal
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/netip"
 	"slices"
 )
@@ -15,12 +16,12 @@ type Step struct {
 	// ADD says how the delegate's ADD ended if it is known not to have succeeded, else "".
 	ADD Outcome `json:"add,omitempty"`
 
-	Attempts   int    `json:"attempts,omitempty"`   // DELs tried
-	MayHaveRun bool   `json:"mayHaveRun,omitempty"` // its DEL, in a pass that was cut off; not in Attempts
-	LastError  string `json:"lastError,omitempty"`
-	LastCode   uint   `json:"lastCode,omitempty"` // CNI error code
-	RetryAt    int64  `json:"retryAt,omitempty"`  // no sweep retries it before (CLOCK_BOOTTIME, ns)
-	Parked     bool   `json:"parked,omitempty"`   // undone, except for an address of another owner
+	State      StepState `json:"state,omitempty"`
+	Attempts   int       `json:"attempts,omitempty"`   // DELs tried
+	MayHaveRun bool      `json:"mayHaveRun,omitempty"` // its DEL, in a pass that was cut off; not in Attempts
+	LastError  string    `json:"lastError,omitempty"`  // of StepFailed
+	LastCode   uint      `json:"lastCode,omitempty"`   // of StepFailed: CNI error code
+	RetryAt    int64     `json:"retryAt,omitempty"`    // no sweep retries it before (CLOCK_BOOTTIME, ns)
 	// Replaced is set if Config comes from the chain at the time of a DEL, because the delegate
 	// rejected the Config of its ADD.
 	Replaced bool `json:"replaced,omitempty"`
@@ -32,9 +33,49 @@ type Step struct {
 	// (ipam.MayLie), and no store could be asked. The DEL runs once more after this time
 	// (CLOCK_BOOTTIME, nanoseconds). Nothing was killed.
 	ConfirmAt int64 `json:"confirmAt,omitempty"`
-	// Unproven says why a DEL that passed does not count: the store of the IPAM plugin still has the
-	// address, or cannot be asked.
+	// Unproven says why the last DEL that passed does not count: the store of the IPAM plugin still has
+	// the address, or cannot be asked. It stays while a later DEL fails.
 	Unproven string `json:"unproven,omitempty"`
+}
+
+// StepState is what became of the DELs of a step. A step that is undone has none: it is removed.
+type StepState string
+
+// The states of a step.
+const (
+	StepUntried  StepState = ""         // no DEL of it has ended
+	StepFailed   StepState = "failed"   // the last DEL failed, or was killed
+	StepUnproven StepState = "unproven" // it passed, and the address is not known to be free
+	StepParked   StepState = "parked"   // it passed, without an address that has another owner
+	StepRepeat   StepState = "repeat"   // it passed, and runs once more: see RepeatAt and ConfirmAt
+)
+
+// Ended moves a step to the state in which its DEL left it. The error and the code are those of a DEL
+// that failed.
+func (s *Step) Ended(to StepState, lastError string, code uint) {
+	s.State, s.LastError, s.LastCode = to, lastError, code
+}
+
+// checkSteps returns an error if an entry forgets that the DEL of a step has ended: any state may follow
+// any other, but none leads back to StepUntried.
+func checkSteps(old, e *Entry) error {
+	if old == nil {
+		return nil
+	}
+	tried := map[[2]uint64]StepState{}
+	for _, g := range old.Generations {
+		for _, s := range g.Steps {
+			tried[[2]uint64{g.Number, uint64(s.Index)}] = s.State
+		}
+	}
+	for _, g := range e.Generations {
+		for _, s := range g.Steps {
+			if was := tried[[2]uint64{g.Number, uint64(s.Index)}]; was != StepUntried && s.State == StepUntried {
+				return fmt.Errorf("journal: entry %s: the step of %s was %s and cannot become untried", e.Key, s.Type, was)
+			}
+		}
+	}
+	return nil
 }
 
 // Outcome is how an ADD of a delegate ended.

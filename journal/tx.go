@@ -54,6 +54,9 @@ func (tx *Tx) Put(e *Entry) error {
 	if err := CheckEdge(from, e.State); err != nil {
 		return fmt.Errorf("%w (%s)", err, e.Key)
 	}
+	if err := checkSteps(old, e); err != nil {
+		return err
+	}
 	newest := e.Newest()
 	if newest == nil {
 		return fmt.Errorf("journal: entry %s has no generation", e.Key)

@@ -546,7 +546,7 @@ func TestErrorWithin(t *testing.T) {
 		for _, steps := range []int{0, 1, 40} {
 			e := &journal.Entry{Generations: []journal.Generation{{}}}
 			for i := range steps {
-				e.Generations[0].Steps = append(e.Generations[0].Steps, journal.Step{Index: i, Type: "some-plugin", LastError: "x", LastCode: 11})
+				e.Generations[0].Steps = append(e.Generations[0].Steps, journal.Step{Index: i, Type: "some-plugin", State: journal.StepFailed, LastError: "x", LastCode: 11})
 			}
 			for length := range 1100 {
 				f := &delegate.Failure{Plugin: "p", Command: "ADD", Code: 11, Msg: strings.Repeat(letter, length), Details: strings.Repeat(letter, 1100-length)}

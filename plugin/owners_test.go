@@ -277,7 +277,7 @@ func TestPendingDELIsParked(t *testing.T) {
 				f.firewall("works")
 				a.mustDel(f.list)
 				f.wantAsked("the address has another owner", "DEL a", "DEL a")
-				if e := a.entry(); e == nil || e.State != journal.Removing || len(e.Newest().Steps) != 1 || !e.Newest().Steps[0].Parked {
+				if e := a.entry(); e == nil || e.State != journal.Removing || len(e.Newest().Steps) != 1 || e.Newest().Steps[0].State != journal.StepParked {
 					t.Errorf("a is not parked: %v", e)
 				}
 			}

@@ -383,7 +383,12 @@ func TestOtherNetworkOfTheContainer(t *testing.T) {
 			b.node = &other
 			otherList := other.unwind(other.faulty("p1", `, "ipam": {"type": "whereabouts"}`))
 			b.mustAdd(otherList)
-			a.edit(func(g *journal.Generation) { g.Steps[0].ConfirmAt, g.Steps[0].Unproven = 1, unproven })
+			a.edit(func(g *journal.Generation) {
+				g.Steps[0].ConfirmAt, g.Steps[0].Unproven = 1, unproven
+				if unproven != "" {
+					g.Steps[0].State = journal.StepUnproven
+				}
+			})
 			before := n.dels("p0")
 			n.sweep(undo.DefaultBudgets)
 			n.sweepAsking(askedProbe{func(context.Context) ([]netip.Addr, bool, error) {

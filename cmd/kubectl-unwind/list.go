@@ -15,8 +15,8 @@ type attachments []struct {
 	Pod                                                  podName
 	Addresses                                            []string
 	Steps                                                []struct {
-		Plugin, LastError, Unproven string
-		ProvesNothing               bool
+		Plugin, State, LastError string
+		ProvesNothing            bool
 	}
 }
 
@@ -58,7 +58,7 @@ func (all *attachments) count() map[string]int {
 			if pending(a.State) {
 				count["pending DELs"]++
 			}
-			if s.Unproven != "" || s.ProvesNothing {
+			if s.State == "unproven" || s.ProvesNothing {
 				count["unproven"]++
 			}
 		}
@@ -76,7 +76,7 @@ func (all *attachments) rows(wide bool) (rows []row) {
 				continue
 			}
 			plugins = append(plugins, s.Plugin)
-			if first == "-" && s.LastError != "" {
+			if first == "-" && s.State == "failed" {
 				first = fmt.Sprintf("%s: %s", s.Plugin, s.LastError)
 			}
 		}

@@ -43,6 +43,7 @@ func counted(t *testing.T) (n *machine, confDir string) {
 		if err != nil {
 			return err
 		}
+		stuck.Newest().Steps[0].Ended(journal.StepUnproven, "", 0)
 		stuck.Newest().Steps[0].Unproven = "its address is not free"
 		return errors.Join(tx.Put(stuck), tx.Count(record.CountRollbacks, "p", "complete"), tx.Count(record.CountSwept, "cut-off"),
 			tx.Count(record.CountDuplicates), tx.Count(record.CountDegraded, "ADD", "busy"), tx.SetCounter(1, record.LastSweep))

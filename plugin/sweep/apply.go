@@ -99,7 +99,7 @@ func (s *Sweep) unpark(ctx context.Context, findings []Finding) {
 
 func hasParked(e *journal.Entry) bool {
 	return slices.ContainsFunc(e.Generations, func(g journal.Generation) bool {
-		return slices.ContainsFunc(g.Steps, func(step journal.Step) bool { return step.Parked })
+		return slices.ContainsFunc(g.Steps, func(step journal.Step) bool { return step.State == journal.StepParked })
 	})
 }
 

@@ -166,7 +166,7 @@ func (u *undoing) nextCall(step *journal.Step) *delegate.Call {
 // then.
 func (u *undoing) callDEL(ctx context.Context, step *journal.Step, c *delegate.Call) *delegate.Failure {
 	stderr := u.Stderr
-	if step.LastError != "" {
+	if step.State == journal.StepFailed {
 		stderr = io.Discard
 	}
 	_, f := u.Runner.Run(ctx, c, u.next, stderr)

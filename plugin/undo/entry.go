@@ -2,6 +2,7 @@ package undo
 
 import (
 	"fmt"
+	"strings"
 
 	"cni-unwind/journal"
 )
@@ -11,7 +12,7 @@ import (
 func FailingPlugins(e *journal.Entry) (plugins []string) {
 	for _, g := range e.Generations {
 		for _, s := range g.Steps {
-			if s.LastError == "" && s.Unproven == "" {
+			if s.State != journal.StepFailed && s.State != journal.StepUnproven {
 				return nil
 			}
 			plugins = append(plugins, s.Type)
@@ -20,36 +21,36 @@ func FailingPlugins(e *journal.Entry) (plugins []string) {
 	return plugins
 }
 
-// OnceMore says for which of the two facts a DEL that passed runs once more; "" for none.
-func OnceMore(killed, provesNothing bool) string {
-	switch {
-	case killed && provesNothing:
-		return "once more: was killed, proves nothing"
-	case killed:
-		return "once more: was killed"
-	case provesNothing:
-		return "once more: proves nothing"
+// Words says in a few words what became of the DELs of a step; "" if none was tried.
+func Words(s *journal.Step) string {
+	switch s.State {
+	case journal.StepFailed:
+		return fmt.Sprintf("code %d", s.LastCode)
+	case journal.StepParked:
+		return "its address has another owner"
+	case journal.StepRepeat:
+		var why []string
+		if s.RepeatAt != 0 {
+			why = append(why, "was killed")
+		}
+		if s.ConfirmAt != 0 {
+			why = append(why, "proves nothing")
+		}
+		return "once more: " + strings.Join(why, ", ")
 	}
-	return ""
+	return string(s.State)
 }
 
-// PendingSteps names the delegates with a pending DEL, each with the reason.
+// PendingSteps names the delegates with a pending DEL, each with what became of it.
 func PendingSteps(e *journal.Entry) []string {
 	var names []string
 	for _, g := range e.Generations {
 		for _, s := range g.Steps {
-			switch {
-			case s.LastError != "":
-				names = append(names, fmt.Sprintf("%s (code %d)", s.Type, s.LastCode))
-			case s.Unproven != "":
-				names = append(names, s.Type+" (unproven)")
-			case s.Parked:
-				names = append(names, s.Type+" (its address has another owner)")
-			case s.RepeatAt != 0, s.ConfirmAt != 0:
-				names = append(names, fmt.Sprintf("%s (%s)", s.Type, OnceMore(s.RepeatAt != 0, s.ConfirmAt != 0)))
-			default:
-				names = append(names, s.Type)
+			name := s.Type
+			if words := Words(&s); words != "" {
+				name += " (" + words + ")"
 			}
+			names = append(names, name)
 		}
 	}
 	return names

@@ -48,7 +48,7 @@ func (w *Worker) Mark(e *journal.Entry, reason alive.Reason) (found bool) {
 		g := &e.Generations[i]
 		for j := range g.Steps {
 			s := &g.Steps[j]
-			s.MayHaveRun = !asked && (s.MayHaveRun || s.Attempts == 0 && g.Begun)
+			s.MayHaveRun = !asked && (s.MayHaveRun || s.State == journal.StepUntried && g.Begun)
 		}
 		g.Begun = true
 	}

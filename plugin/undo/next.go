@@ -73,24 +73,28 @@ type Asker struct {
 // NextTry decides when the pending DEL of a step runs next. Whoever runs a DEL, or tells of one, asks
 // it. Whether the new owner of an address is gone is the asker's to find out.
 func NextTry(s *journal.Step, by Asker) Next {
-	awaits, in := Runtime, forRuntimeIn(s, by)
-	switch {
+	switch in := forRuntimeIn(s, by); {
 	case s.Unproven != "" && by.Queued(s):
 		return Next{Awaits: Queue}
 	case freesByContainer(s) && by.ContainerLives():
 		return Next{Awaits: Container}
 	case in > 0:
-	case s.Attempts == 0:
-	case s.LastError != "", s.Unproven != "", by.AsksStores && storeElsewhere(s):
-		awaits, in = Pause, time.Duration(s.RetryAt-by.Now)
-		if by.IgnoresPause || in > longBackoff { // set in another boot
-			in = 0
-		}
-	case s.Parked:
+		return Next{Runtime, in}
+	case s.State == journal.StepUntried:
+		return Next{}
+	case s.State == journal.StepParked:
 		return Next{Awaits: NewOwner}
-	default:
-		awaits, in = GracePeriod, onceMoreIn(s, by)
+	case s.State == journal.StepRepeat && !(by.AsksStores && storeElsewhere(s)):
+		return after(GracePeriod, onceMoreIn(s, by))
 	}
+	pause := time.Duration(s.RetryAt - by.Now)
+	if by.IgnoresPause || pause > longBackoff { // set in another boot
+		pause = 0
+	}
+	return after(Pause, pause)
+}
+
+func after(awaits Awaits, in time.Duration) Next {
 	if in <= 0 {
 		return Next{}
 	}
@@ -124,7 +128,7 @@ func onceMoreIn(s *journal.Step, by Asker) time.Duration {
 // storeElsewhere says whether a step's DEL has passed and waits for another one because the process
 // that ran it could not ask the store.
 func storeElsewhere(s *journal.Step) bool {
-	return s.Attempts > 0 && s.LastError == "" && !s.Parked && ipam.Elsewhere(s.Config)
+	return (s.State == journal.StepUnproven || s.State == journal.StepRepeat) && ipam.Elsewhere(s.Config)
 }
 
 // freesByContainer says whether the DEL of a step has passed, or may have, and could free the address
@@ -133,8 +137,8 @@ func storeElsewhere(s *journal.Step) bool {
 // no such DEL. One that may have run when unwind was killed counts as one that passed, unless the
 // runtime asks for it.
 func freesByContainer(s *journal.Step) bool {
-	passed := s.LastError == "" || s.Unproven != "" || s.RepeatAt != 0 || s.ConfirmAt != 0
-	return (s.Attempts > 0 || s.MayHaveRun) && passed && ipam.Elsewhere(s.Config)
+	passed := s.State != journal.StepFailed || s.Unproven != "" || s.RepeatAt != 0 || s.ConfirmAt != 0
+	return (s.State != journal.StepUntried || s.MayHaveRun) && passed && ipam.Elsewhere(s.Config)
 }
 
 // KeepsContainer says whether an attachment in this state lives or is being added.

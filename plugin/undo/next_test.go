@@ -2,6 +2,9 @@ package undo
 
 import (
 	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -37,8 +40,8 @@ func TestBackoff(t *testing.T) {
 func TestNextTry(t *testing.T) {
 	t.Parallel()
 	const now, minute = int64(time.Hour), int64(time.Minute)
-	failed := journal.Step{Attempts: 30, LastError: "no", RetryAt: now + 4*minute}
-	elsewhere := journal.Step{Attempts: 1, ConfirmAt: now + minute, RetryAt: now - 1,
+	failed := journal.Step{State: journal.StepFailed, Attempts: 30, LastError: "no", RetryAt: now + 4*minute}
+	elsewhere := journal.Step{State: journal.StepRepeat, Attempts: 1, ConfirmAt: now + minute, RetryAt: now - 1,
 		Config: json.RawMessage(`{"ipam": {"type": "whereabouts"}}`)}
 	for _, tt := range []struct {
 		name string
@@ -49,12 +52,12 @@ func TestNextTry(t *testing.T) {
 		{"never tried", journal.Step{RepeatAt: now + minute}, Asker{SameBoot: true}, Next{}},
 		{"failed", failed, Asker{}, Next{Pause, 4 * time.Minute}},
 		{"failed, asked", failed, Asker{IgnoresPause: true}, Next{}},
-		{"failed in another boot", journal.Step{Attempts: 1, LastError: "no", RetryAt: now + 6*minute}, Asker{}, Next{}},
-		{"queued", journal.Step{Attempts: 1, Unproven: "queued"}, Asker{IgnoresPause: true, Queued: func(*journal.Step) bool { return true }}, Next{Awaits: Queue}},
-		{"unproven", journal.Step{Attempts: 2, Unproven: "held", RetryAt: now + minute}, Asker{}, Next{Pause, time.Minute}},
-		{"parked", journal.Step{Attempts: 1, Parked: true, RetryAt: now + minute}, Asker{}, Next{Awaits: NewOwner}},
-		{"killed", journal.Step{Attempts: 1, RepeatAt: now + minute}, Asker{SameBoot: true, IgnoresPause: true}, Next{GracePeriod, time.Minute}},
-		{"killed before a reboot", journal.Step{Attempts: 1, RepeatAt: now + minute}, Asker{}, Next{}},
+		{"failed in another boot", journal.Step{State: journal.StepFailed, Attempts: 1, LastError: "no", RetryAt: now + 6*minute}, Asker{}, Next{}},
+		{"queued", journal.Step{State: journal.StepUnproven, Attempts: 1, Unproven: "queued"}, Asker{IgnoresPause: true, Queued: func(*journal.Step) bool { return true }}, Next{Awaits: Queue}},
+		{"unproven", journal.Step{State: journal.StepUnproven, Attempts: 2, Unproven: "held", RetryAt: now + minute}, Asker{}, Next{Pause, time.Minute}},
+		{"parked", journal.Step{State: journal.StepParked, Attempts: 1, RetryAt: now + minute}, Asker{}, Next{Awaits: NewOwner}},
+		{"killed", journal.Step{State: journal.StepRepeat, Attempts: 1, RepeatAt: now + minute}, Asker{SameBoot: true, IgnoresPause: true}, Next{GracePeriod, time.Minute}},
+		{"killed before a reboot", journal.Step{State: journal.StepRepeat, Attempts: 1, RepeatAt: now + minute}, Asker{}, Next{}},
 		{"to be confirmed", elsewhere, Asker{GracePeriod: time.Hour}, Next{GracePeriod, time.Minute}},
 		{"to be confirmed, of another boot", elsewhere, Asker{}, Next{}},
 		{"to be confirmed, by who can ask", elsewhere, Asker{GracePeriod: time.Hour, AsksStores: true}, Next{}},
@@ -73,5 +76,66 @@ func TestNextTry(t *testing.T) {
 		if got := NextTry(&tt.step, tt.by); got != tt.want {
 			t.Errorf("%s: %+v, want %+v", tt.name, got, tt.want)
 		}
+	}
+}
+
+// TestRetryTable keeps the table in plugin/README.md, "Retries", in step with NextTry.
+func TestRetryTable(t *testing.T) {
+	t.Parallel()
+	const now, later = int64(time.Hour), int64(time.Hour + time.Minute)
+	whereabouts := json.RawMessage(`{"ipam": {"type": "whereabouts"}}`)
+	words := map[Awaits]string{
+		Nothing: "at once", Pause: "after the pause", NewOwner: "once that owner is gone", GracePeriod: "once `gracePeriod` is over",
+		Queue: "once the queue does not have it", Container: "once the others are gone", Runtime: "after `gracePeriod`",
+	}
+	table := "| its DEL | STATUS, the agent | GC, `unwindctl sweep` |\n|---|---|---|\n"
+	for _, row := range []struct {
+		name string
+		step journal.Step
+		by   Asker
+	}{
+		{"was never tried", journal.Step{}, Asker{}},
+		{"failed", journal.Step{State: journal.StepFailed, RetryAt: later}, Asker{}},
+		{"passed, and the store of its IPAM plugin has the address, or cannot be asked (`unproven`)",
+			journal.Step{State: journal.StepUnproven, Unproven: "held", RetryAt: later}, Asker{}},
+		{"passed, and its plugin has it in a queue of its own (cilium-cni)",
+			journal.Step{State: journal.StepUnproven, Unproven: "queued", RetryAt: later}, Asker{Queued: func(*journal.Step) bool { return true }}},
+		{"passed without an address that has another owner (`parked`)", journal.Step{State: journal.StepParked, RetryAt: later}, Asker{}},
+		{"passed, after its delegate was killed (`repeat`)", journal.Step{State: journal.StepRepeat, RepeatAt: later}, Asker{SameBoot: true}},
+		{"the same, before a reboot", journal.Step{State: journal.StepRepeat, RepeatAt: later}, Asker{}},
+		{"passed, which proves nothing of this plugin (`repeat`)", journal.Step{State: journal.StepRepeat, ConfirmAt: later}, Asker{SameBoot: true}},
+		{"passed, or may have; it frees by the container's ID, which other attachments have (whereabouts)",
+			journal.Step{State: journal.StepRepeat, Config: whereabouts}, Asker{ContainerLives: func() bool { return true }}},
+		{"does nothing without CNI_NETNS, and the namespace is gone (kube-ovn, sriov)",
+			journal.Step{Type: "kube-ovn"}, Asker{SameBoot: true, NoNetNS: true, Since: now}},
+	} {
+		by := row.by
+		by.Now, by.GracePeriod = now, 10*time.Minute
+		if by.ContainerLives == nil {
+			by.ContainerLives = func() bool { return false }
+		}
+		if by.Queued == nil {
+			by.Queued = func(*journal.Step) bool { return false }
+		}
+		asked := by
+		asked.IgnoresPause = true
+		table += fmt.Sprintf("| %s | %s | %s |\n", row.name, words[NextTry(&row.step, by).Awaits], words[NextTry(&row.step, asked).Awaits])
+	}
+	const path, begin, end = "../README.md", "<!-- retries: go test ./plugin/undo -run TestRetryTable writes it with UNWIND_UPDATE=1 -->\n", "<!-- end -->\n"
+	readme, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, found := strings.Cut(string(readme), begin)
+	was, after, closed := strings.Cut(rest, end)
+	switch {
+	case !found || !closed:
+		t.Errorf("%s has no place for it:\n%s", path, table)
+	case os.Getenv("UNWIND_UPDATE") != "":
+		if err := os.WriteFile(path, []byte(before+begin+table+end+after), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	case was != table:
+		t.Errorf("%s has\n%swant\n%s", path, was, table)
 	}
 }

@@ -113,6 +113,7 @@ func (u *undoing) noteProof(ctx context.Context, step *journal.Step, before stri
 
 // noteUnproven stores why, and tells it once.
 func (u *undoing) noteUnproven(step *journal.Step, why, before string) {
+	step.Ended(journal.StepUnproven, "", 0)
 	step.Unproven = why
 	if before != "" {
 		return

@@ -51,7 +51,7 @@ func (u *undoing) undoMistake(ctx context.Context, step *journal.Step, f *delega
 		}
 		*step = before
 	}
-	again := step.LastError != "" && step.LastCode == f.Code
+	again := step.State == journal.StepFailed && step.LastCode == f.Code
 	f.PutRight = taken == tristate.Unknown && again && u.putRight(step)
 	return f
 }

@@ -161,8 +161,8 @@ func (u *undoing) claimedAgain(c journal.Claim) bool {
 func undoOrder(g *journal.Generation, cutOff int) []int {
 	var first, last []int
 	for _, s := range slices.Backward(g.Steps) {
-		hungInAdd := cutOff == 0 && s.RepeatAt != 0 && s.Attempts == 0
-		if s.LastError != "" || hungInAdd {
+		hungInADD := cutOff == 0 && s.RepeatAt != 0 && s.State == journal.StepUntried
+		if s.State == journal.StepFailed || hungInADD {
 			last = append(last, s.Index)
 		} else {
 			first = append(first, s.Index)
@@ -207,7 +207,7 @@ func (u *undoing) del(ctx context.Context, step *journal.Step) *delegate.Failure
 	switch {
 	case f == nil || f.Killed:
 		return f
-	case step.ADD == journal.AddFailed, step.ADD == journal.AddCutOff && step.Attempts > 0:
+	case step.ADD == journal.AddFailed, step.ADD == journal.AddCutOff && step.State != journal.StepUntried:
 		return u.undoMistake(ctx, step, f)
 	case slices.Contains(rejections, f.Code):
 		return u.delPresent(ctx, step, f)
@@ -243,35 +243,35 @@ func (w *Worker) ClaimHeld(e *journal.Entry) (found bool) {
 	return found
 }
 
-// noteOutcome stores the outcome of a step's DEL in the step and says whether the step is undone.
+// noteOutcome moves a step to the state in which its DEL left it and says whether the step is undone.
 func (u *undoing) noteOutcome(ctx context.Context, step *journal.Step, f *delegate.Failure) (undone bool) {
+	was := step.State
 	step.Attempts++
 	step.RetryAt = journal.BootNanos() + int64(backoff(step.Attempts))
-	wasParked := step.Parked
-	step.Parked = false
 	if f != nil {
 		u.noteFailure(step, f)
 		return false
 	}
 	before := step.Unproven
-	step.LastError, step.LastCode, step.Unproven = "", 0, ""
+	step.Unproven = ""
 	if address, is := u.withheldFrom(step); is {
-		if step.Parked = true; !wasParked {
+		if step.Ended(journal.StepParked, "", 0); was != journal.StepParked {
 			u.recordParking(step, address)
 		}
 		return false
 	}
+	step.Ended(journal.StepRepeat, "", 0)
 	return u.noteProof(ctx, step, before) && !u.deferred(ctx, step)
 }
 
 // noteFailure stores why the DEL of a step is pending. A delegate that was killed gets a second
 // DEL.
 func (u *undoing) noteFailure(step *journal.Step, f *delegate.Failure) {
-	if step.LastError == "" || step.LastCode != f.Code {
+	if step.State != journal.StepFailed || step.LastCode != f.Code {
 		u.Log.Warn("DEL failed and is pending", "plugin", step.Type,
 			"attachment", u.entry.Key.String(), "code", f.Code, "err", netconf.Shorten(f.Said(), 500))
 	}
-	step.LastError, step.LastCode = netconf.Shorten(f.Said(), 500), f.Code
+	step.Ended(journal.StepFailed, netconf.Shorten(f.Said(), 500), f.Code)
 	if f.Killed {
 		step.RepeatAt = journal.BootNanos() + int64(u.Node.GraceOf(u.entry))
 	}

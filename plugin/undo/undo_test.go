@@ -18,7 +18,7 @@ import (
 func TestDue(t *testing.T) {
 	t.Parallel()
 	hour := journal.BootNanos() + int64(time.Hour)
-	waiting := journal.Step{Attempts: 1, RepeatAt: hour}
+	waiting := journal.Step{State: journal.StepRepeat, Attempts: 1, RepeatAt: hour}
 	for _, c := range []struct {
 		name   string
 		boot   string
@@ -29,9 +29,9 @@ func TestDue(t *testing.T) {
 		{"killed, never tried", "this", []journal.Step{{RepeatAt: hour}}, false},
 		{"waits", "this", []journal.Step{waiting}, true},
 		{"waits, of another boot", "another", []journal.Step{waiting}, false},
-		{"waited", "this", []journal.Step{{Attempts: 1, RepeatAt: 1}}, false},
-		{"failed", "this", []journal.Step{{Attempts: 1, RepeatAt: hour, LastError: "refused"}}, false},
-		{"parked", "this", []journal.Step{{Attempts: 1, RepeatAt: hour, Parked: true}}, false},
+		{"waited", "this", []journal.Step{{State: journal.StepRepeat, Attempts: 1, RepeatAt: 1}}, false},
+		{"failed", "this", []journal.Step{{State: journal.StepFailed, Attempts: 1, RepeatAt: hour, LastError: "refused"}}, false},
+		{"parked", "this", []journal.Step{{State: journal.StepParked, Attempts: 1, RepeatAt: hour}}, false},
 		{"one of two waits", "this", []journal.Step{waiting, {}}, false},
 		{"both wait", "this", []journal.Step{waiting, waiting}, true},
 	} {
@@ -50,7 +50,7 @@ func TestUndoOrder(t *testing.T) {
 	steps := func(failed ...int) []journal.Step {
 		all := []journal.Step{{Index: 0}, {Index: 1}, {Index: 2}, {Index: 3}}
 		for _, i := range failed {
-			all[i].LastError = "refused"
+			all[i].State = journal.StepFailed
 		}
 		return all
 	}
@@ -59,7 +59,7 @@ func TestUndoOrder(t *testing.T) {
 		return all
 	}
 	tried := func(all []journal.Step, i int) []journal.Step {
-		all[i].Attempts = 1
+		all[i].State = journal.StepRepeat
 		return all
 	}
 	for _, c := range []struct {

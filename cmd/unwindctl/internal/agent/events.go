@@ -145,12 +145,12 @@ var (
 
 // whyPending returns why a DEL is still pending, or "" if it has not been tried yet.
 func whyPending(s journal.Step) string {
-	switch {
-	case s.LastError != "":
+	switch s.State {
+	case journal.StepFailed:
 		return s.LastError
-	case s.Unproven != "":
+	case journal.StepUnproven:
 		return "it passed, but " + s.Unproven
-	case s.Parked:
+	case journal.StepParked:
 		return "it waits, since another pod has the address"
 	}
 	return ""

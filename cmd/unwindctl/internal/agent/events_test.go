@@ -156,12 +156,12 @@ func eventful(t *testing.T) (stateDir string, rollback, removing time.Time) {
 			Plugins: []string{"portmap"}, Reason: "its ADD failed: plugin type=\"portmap\" failed (add): no\x1b[31m\nchain " + strings.Repeat("é", 2000)}
 	}
 	stuck := entry("b", journal.Removing, web, journal.Step{Index: 1, Type: "bridge"},
-		journal.Step{Index: 2, Type: "portmap", LastError: "iptables:\tgone", Attempts: 3})
-	live := entry("c", journal.Adding, web, journal.Step{Type: "tuning", LastError: "x"})
+		journal.Step{Index: 2, Type: "portmap", LastError: "iptables:\tgone", State: journal.StepFailed, Attempts: 3})
+	live := entry("c", journal.Adding, web, journal.Step{Type: "tuning", State: journal.StepFailed, LastError: "x"})
 	err := store.Update(context.Background(), func(tx *journal.Tx) error {
 		return errors.Join(tx.Record(failed(web)), tx.Put(stuck),
 			tx.Put(live),
-			tx.Put(entry("d", journal.Removing, journal.Pod{}, journal.Step{Type: "tuning", LastError: "x"})),
+			tx.Put(entry("d", journal.Removing, journal.Pod{}, journal.Step{Type: "tuning", State: journal.StepFailed, LastError: "x"})),
 			tx.Record(failed(journal.Pod{})), tx.Record(failed(journal.Pod{Namespace: "../x", Name: "y"})),
 			tx.Record(journal.Event{Kind: journal.Swept, Pod: web, Plugins: []string{"tuning"}}))
 	})

@@ -37,8 +37,8 @@ type reconciler struct {
 	state     atomic.Value  // of metrics.InUse: whether pods go through unwind
 
 	lock     *journal.Lock // nil as long as this agent does not have it
-	verified bool               // the binary to install is the plugin, for this machine
-	gone     time.Time          // since when the provider's file is not there
+	verified bool          // the binary to install is the plugin, for this machine
+	gone     time.Time     // since when the provider's file is not there
 	// the file that sorted before the one that ours named when the agent began; "" if none did
 	passed   *string
 	named    string      // the provider's file that ours named the last time

@@ -35,13 +35,13 @@ type Attachment struct {
 
 // Step is a delegate with a pending DEL. Of a live attachment that is every delegate of its chain.
 type Step struct {
-	Generation uint64 `json:"generation"`
-	Plugin     string `json:"plugin"`
-	Attempts   int    `json:"attempts"`
-	LastError  string `json:"lastError,omitempty"`
-	LastCode   uint   `json:"lastCode,omitempty"`
-	Parked     bool   `json:"parked,omitempty"`
-	Unproven   string `json:"unproven,omitempty"`
+	Generation uint64            `json:"generation"`
+	Plugin     string            `json:"plugin"`
+	State      journal.StepState `json:"state,omitempty"` // "" before its first DEL
+	Attempts   int               `json:"attempts"`
+	LastError  string            `json:"lastError,omitempty"`
+	LastCode   uint              `json:"lastCode,omitempty"`
+	Unproven   string            `json:"unproven,omitempty"`
 
 	// Each of these two facts gives it one more DEL.
 	Killed        bool `json:"killed,omitempty"`        // it was killed, in its ADD or a DEL
@@ -50,7 +50,8 @@ type Step struct {
 	of journal.Step // see undo.NextTry
 }
 
-func (s *Step) onceMore() string { return undo.OnceMore(s.Killed, s.ProvesNothing) }
+// words says in a few words what became of its DELs.
+func (s *Step) words() string { return undo.Words(&s.of) }
 
 // Key returns the key of its entry in the journal.
 func (a *Attachment) Key() journal.Key {
@@ -109,7 +110,7 @@ func describe(e *journal.Entry) Attachment {
 		for _, s := range g.Steps {
 			a.Steps = append(a.Steps, Step{
 				Generation: g.Number, Plugin: s.Type, Attempts: s.Attempts,
-				LastError: s.LastError, LastCode: s.LastCode, Parked: s.Parked,
+				State: s.State, LastError: s.LastError, LastCode: s.LastCode,
 				Unproven: s.Unproven, Killed: s.RepeatAt != 0, ProvesNothing: s.ConfirmAt != 0,
 				of: s,
 			})

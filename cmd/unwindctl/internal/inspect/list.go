@@ -62,15 +62,11 @@ func pending(a Attachment) string {
 	if a.PendingDEL() {
 		for _, s := range a.Steps {
 			why := fmt.Sprintf("tried %d×", s.Attempts)
-			switch {
-			case s.LastError != "":
-				why += fmt.Sprintf(", code %d", s.LastCode)
-			case s.Unproven != "":
-				why += ", unproven"
-			case s.Parked:
-				why = "its address has another owner"
-			case s.onceMore() != "":
-				why = s.onceMore()
+			switch s.State {
+			case journal.StepFailed, journal.StepUnproven:
+				why += ", " + s.words()
+			case journal.StepParked, journal.StepRepeat:
+				why = s.words()
 			}
 			texts = append(texts, fmt.Sprintf("%s (%s)", s.Plugin, why))
 		}

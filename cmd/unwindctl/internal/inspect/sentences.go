@@ -105,7 +105,7 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 		case wait.Awaits == undo.Runtime:
 			lines = append(lines, fmt.Sprintf("The DEL of %s waits for the runtime, which may still "+
 				"name its network namespace. A sweep runs it in %s.", s.Plugin, term.Roughly(wait.In)))
-		case s.LastError != "":
+		case s.State == journal.StepFailed:
 			failed, ready = true, true
 			lines = append(lines, fmt.Sprintf("The DEL of %s has failed %s, the last time with "+
 				"code %d: %s. %s",
@@ -114,18 +114,18 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 		case wait.Awaits == undo.Queue:
 			lines = append(lines, fmt.Sprintf("The DEL of %s has passed, but %s: it is unproven. "+
 				"It does not run again while that file is there.", s.Plugin, s.Unproven))
-		case s.Unproven != "":
+		case s.State == journal.StepUnproven:
 			ready = true
 			lines = append(lines, fmt.Sprintf("The DEL of %s has passed, but %s: it is unproven. %s",
 				s.Plugin, s.Unproven, next))
-		case s.Parked:
+		case s.State == journal.StepParked:
 			lines = append(lines, fmt.Sprintf("The DEL of %s waits, for it would take the rules "+
 				"of the address's new owner%s. It is run once that one is gone.",
 				s.Plugin, newOwner(a, all)))
 		case wait.Awaits == undo.GracePeriod:
 			lines = append(lines, fmt.Sprintf("%s: its DEL runs once more in %s. No sweep runs it "+
 				"sooner.", s.whyOnceMore(), term.Roughly(wait.In)))
-		case s.onceMore() != "":
+		case s.State == journal.StepRepeat:
 			ready = true
 			lines = append(lines, s.whyOnceMore()+": the next sweep runs its DEL once more.")
 		default:

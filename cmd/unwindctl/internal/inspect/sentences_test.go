@@ -19,17 +19,17 @@ func TestSentences(t *testing.T) {
 	in := func(d time.Duration) int64 { return journal.BootNanos() + int64(d) }
 	entry := &journal.Entry{Key: journal.Key{Network: "podnet", ContainerID: "c", IfName: "eth0"}, State: journal.Removing, Since: journal.Now(),
 		Generations: []journal.Generation{{GracePeriod: time.Hour, Steps: []journal.Step{
-			{Type: "calico", Attempts: 1, LastError: "no route.", LastCode: 11, RetryAt: in(150 * time.Second)},
-			{Type: "often", Attempts: 21, LastError: "no.", LastCode: 11, RetryAt: in(270 * time.Second)},
-			{Type: "old", Attempts: 2, LastError: "of another boot", RetryAt: in(time.Hour), RepeatAt: in(time.Hour)},
-			{Type: "killed", Attempts: 1, RepeatAt: in(630 * time.Second)},
-			{Type: "lies", Attempts: 1, ConfirmAt: in(630 * time.Second)},
-			{Type: "lied", Attempts: 1, ConfirmAt: in(-time.Second)},
-			{Type: "gone", Attempts: 1, Parked: true},
-			{Type: "aws-cni", Attempts: 1, Unproven: "10.0.0.9 is not free", RetryAt: in(150 * time.Second)},
+			{Type: "calico", State: journal.StepFailed, Attempts: 1, LastError: "no route.", LastCode: 11, RetryAt: in(150 * time.Second)},
+			{Type: "often", State: journal.StepFailed, Attempts: 21, LastError: "no.", LastCode: 11, RetryAt: in(270 * time.Second)},
+			{Type: "old", State: journal.StepFailed, Attempts: 2, LastError: "of another boot", RetryAt: in(time.Hour), RepeatAt: in(time.Hour)},
+			{Type: "killed", State: journal.StepRepeat, Attempts: 1, RepeatAt: in(630 * time.Second)},
+			{Type: "lies", State: journal.StepRepeat, Attempts: 1, ConfirmAt: in(630 * time.Second)},
+			{Type: "lied", State: journal.StepRepeat, Attempts: 1, ConfirmAt: in(-time.Second)},
+			{Type: "gone", State: journal.StepParked, Attempts: 1},
+			{Type: "aws-cni", State: journal.StepUnproven, Attempts: 1, Unproven: "10.0.0.9 is not free", RetryAt: in(150 * time.Second)},
 			{Type: "sriov"},
-			{Type: "cilium-cni", Attempts: 1, Unproven: "the deletion is queued: f", RetryAt: in(20 * time.Second)},
-			{Type: "macvlan", Config: json.RawMessage(`{"ipam": {"type": "whereabouts"}}`), Attempts: 1, ConfirmAt: in(0)},
+			{Type: "cilium-cni", State: journal.StepUnproven, Attempts: 1, Unproven: "the deletion is queued: f", RetryAt: in(20 * time.Second)},
+			{Type: "macvlan", Config: json.RawMessage(`{"ipam": {"type": "whereabouts"}}`), State: journal.StepRepeat, Attempts: 1, ConfirmAt: in(0)},
 		}}}}
 	described := describe(entry)
 	a := &described

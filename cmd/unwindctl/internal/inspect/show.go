@@ -119,12 +119,10 @@ func (s *Step) state(pending bool) string {
 	switch {
 	case !pending:
 		return "when it goes"
-	case s.LastError != "":
-		return fmt.Sprintf("failed (code %d)", s.LastCode)
-	case s.Unproven != "":
-		return "unproven"
-	case s.Parked:
+	case s.State == journal.StepFailed:
+		return fmt.Sprintf("failed (%s)", s.words())
+	case s.State == journal.StepParked:
 		return "parked"
 	}
-	return cmp.Or(s.onceMore(), "pending")
+	return cmp.Or(s.words(), "pending")
 }

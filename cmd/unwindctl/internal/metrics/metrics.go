@@ -166,7 +166,7 @@ func (c *collector) collectJournal(gauge func(string, float64, ...string),
 		}
 		for _, step := range a.Steps {
 			pending[[2]string{a.Network, step.Plugin}]++
-			if step.Unproven != "" || step.ProvesNothing {
+			if step.State == journal.StepUnproven || step.ProvesNothing {
 				unproven[[2]string{a.Network, step.Plugin}]++
 			}
 		}
