@@ -107,9 +107,9 @@ func descs() map[string]*prometheus.Desc {
 			"ADDs and DELs that went on without the journal, as far as it could be told later.",
 			"verb", "reason"),
 		"ipam_addresses": desc("ipam_addresses", "Addresses in the pools of host-local, by the "+
-			"set of ranges, of each of which an ADD takes one. The set is empty for addresses in no "+
-			"range that the chain gives. Of that, and of 2^53 addresses or more, no number is free.",
-			"network", "pool", "set", "family", "state"),
+			"set of ranges, of each of which an ADD takes one. Those in no range that the chain gives "+
+			"have the set none. State free is absent for these, and for a set of 2^53 addresses or "+
+			"more.", "network", "pool", "set", "family", "state"),
 		"in_use": desc("in_use", "Whether pods of this node go through unwind: 1 for the reason that "+
 			"holds, else 0.", "reason"),
 		"events_total": desc("events_total", "Events that this program has posted to Kubernetes, "+
@@ -213,7 +213,7 @@ func (c *collector) collectPools(gauge func(string, float64, ...string)) error {
 	pools, err := inspect.ReadPools(c.ctx, term.Streams{Err: c.Stderr}, c.Scope)
 	for _, p := range pools {
 		for _, s := range p.Sets {
-			set := ""
+			set := "none"
 			if s.Number != nil {
 				set = strconv.Itoa(*s.Number)
 			}
