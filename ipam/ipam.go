@@ -17,7 +17,7 @@ type Backend interface {
 	// Pool returns the pool of a network, given the configuration of the delegate that calls the
 	// plugin, or "" if the delegate calls another one.
 	Pool(config json.RawMessage, network string) string
-	// Ranges returns the sets of ranges of a pool, or none if its configuration does not give them.
+	// Ranges returns the range sets of a pool, or none if its configuration does not give them.
 	Ranges(config json.RawMessage) ([]Set, error)
 	// There returns an error if a pool does not exist, since it never gave out an address, or is
 	// out of reach.
@@ -106,7 +106,7 @@ func Apply(ctx context.Context, pool string, plan []Planned) (released []Planned
 	return backendOf(pool).Apply(ctx, pool, plan)
 }
 
-// Ranges returns the sets of ranges of a delegate's pool: see Backend.
+// Ranges returns the range sets of a delegate's pool: see Backend.
 func Ranges(config json.RawMessage) ([]Set, error) { return hostLocal{}.Ranges(config) }
 
 // OwnerOf returns the owner of an address in a pool. ok is false if nobody has the address, or if

@@ -6,7 +6,6 @@ import (
 	"math/bits"
 	"net/netip"
 	"slices"
-	"strings"
 )
 
 // Range is a run of addresses to give out, except for Gateway, if the run contains it.
@@ -46,7 +45,7 @@ func (r Range) Size() int64 {
 	return int64(low) + 1
 }
 
-// Set is a set of ranges of one family. An ADD takes an address out of each set of its pool, and
+// Set is a range set of one family. An ADD takes an address out of each set of its pool, and
 // fails if one set has none. A set without a range is one whose ranges the configuration does not
 // give.
 type Set []Range
@@ -64,16 +63,7 @@ func (s Set) Size() (size int64) {
 	return size
 }
 
-// String returns the ranges as host-local's errors have them.
-func (s Set) String() string {
-	var texts []string
-	for _, r := range s {
-		texts = append(texts, r.String())
-	}
-	return strings.Join(texts, ",")
-}
-
-// Exhausted reports whether one of the sets of ranges of a pool has no address left, given the
+// Exhausted reports whether one of the range sets of a pool has no address left, given the
 // configuration of the delegate that calls the plugin. It writes nothing and opens no reservation.
 func Exhausted(config json.RawMessage, network string) (bool, error) {
 	sets, err := Ranges(config)

@@ -77,19 +77,19 @@ func TestRangesOfDelegate(t *testing.T) {
 		delegate, ipam string
 		want           []string // the ranges of each set
 	}{
-		{"bridge", `"subnet": "10.1.0.0/24"`, []string{"10.1.0.1-10.1.0.254"}},
+		{"bridge", `"subnet": "10.1.0.0/24"`, []string{"[10.1.0.1-10.1.0.254]"}},
 		{"flannel", `"ranges": [[{"subnet": "10.244.0.0/16"}]]`, nil},
 		{"flannel", `"dataDir": "/x"`, nil},
-		{"calico", `"subnet": "usePodCidr"`, []string{""}},
-		{"calico", `"subnet": "USEPODCIDRIPV6"`, []string{""}},
-		{"calico", `"ranges": [[{"subnet": "usePodCidr"}], [{"subnet": "usePodCidrIPv6"}]]`, []string{"", ""}},
-		{"calico", `"ranges": [[{"subnet": "usePodCidr"}], [{"subnet": "fd00::/120"}]]`, []string{"", "fd00::1-fd00::ff"}},
-		{"calico", `"ranges": [[{"subnet": "10.1.0.0/30"}, {"subnet": "10.2.0.0/30"}]]`, []string{"10.1.0.1-10.1.0.2,10.2.0.1-10.2.0.2"}},
+		{"calico", `"subnet": "usePodCidr"`, []string{"[]"}},
+		{"calico", `"subnet": "USEPODCIDRIPV6"`, []string{"[]"}},
+		{"calico", `"ranges": [[{"subnet": "usePodCidr"}], [{"subnet": "usePodCidrIPv6"}]]`, []string{"[]", "[]"}},
+		{"calico", `"ranges": [[{"subnet": "usePodCidr"}], [{"subnet": "fd00::/120"}]]`, []string{"[]", "[fd00::1-fd00::ff]"}},
+		{"calico", `"ranges": [[{"subnet": "10.1.0.0/30"}, {"subnet": "10.2.0.0/30"}]]`, []string{"[10.1.0.1-10.1.0.2 10.2.0.1-10.2.0.2]"}},
 	} {
 		sets, err := Ranges(json.RawMessage(fmt.Sprintf(`{"type": %q, "ipam": {"type": "host-local", %s}}`, tt.delegate, tt.ipam)))
 		var got []string
 		for _, set := range sets {
-			got = append(got, set.String())
+			got = append(got, fmt.Sprint(set))
 		}
 		if diff := cmp.Diff(tt.want, got); diff != "" || err != nil {
 			t.Errorf("%s, %s: %v\n%s", tt.delegate, tt.ipam, err, diff)

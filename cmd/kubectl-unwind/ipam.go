@@ -19,7 +19,7 @@ type pools []struct {
 
 type counts struct{ Used, Live, Leaked, Ownerless, Unknown int }
 
-// set is a set of ranges, of which each ADD takes one address.
+// set is a range set, of which each ADD takes one address.
 type set struct {
 	Family     string
 	Ranges     []string
@@ -43,7 +43,7 @@ func ipamCommand(o *options) *cobra.Command {
 		Short: "Show the pools of host-local of each node, the fullest first",
 		Long: "Show the pools of host-local of each node, the fullest first: how many addresses are\n" +
 			"given out, and how many of them are leaked. Each node asks its runtime for its pods.\n" +
-			"A pool has a row for each set of ranges, such as one of IPv4 and one of IPv6: an ADD\n" +
+			"A pool has a row for each range set, such as one of IPv4 and one of IPv6: an ADD\n" +
 			"takes an address out of each, and fails if one has none.\n" +
 			"With -o wide there is each address that is given out.",
 		Example: "  kubectl unwind ipam\n" +

@@ -19,7 +19,7 @@ func ipamCommand() *cobra.Command {
 		Short:      "Show the pools of host-local, and who has the addresses",
 		Long: "Show the pools of host-local of the networks that unwind runs: how many\n" +
 			"addresses are given out, how many of them are leaked, and what would free those.\n" +
-			"An ADD takes an address out of each set of ranges of a pool, such as one of\n" +
+			"An ADD takes an address out of each range set of a pool, such as one of\n" +
 			"IPv4 and one of IPv6, so the pool is full once one set is. In JSON, the size\n" +
 			"of a set and what is free of it are exact and below 2^53, or null: the chain\n" +
 			"does not give the ranges, or the set is larger (unbounded).\n" +

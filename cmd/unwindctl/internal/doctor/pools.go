@@ -6,7 +6,7 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 )
 
-// pools reports how full each set of ranges of each pool is.
+// pools reports how full each range set of each pool is.
 func (e *examination) pools(found *inspect.Node) {
 	if found.PoolErr != nil {
 		e.add("pools", Warning, "", "%v", found.PoolErr)

@@ -38,10 +38,11 @@ type Counts struct {
 	Unknown   int `json:"unknown"`
 }
 
-// Set is a set of ranges, of which each ADD takes one address; or, of one family, all addresses of a
-// pool that are in no range that the chain gives.
+// Set is a range set of a pool, or the addresses of one family that are in no range that the chain
+// gives. Each ADD takes one address of each range set.
 type Set struct {
-	Number *int     `json:"set"` // host-local's, as in "failed to allocate for range 0"; null without ranges
+	// Number is host-local's, as in "failed to allocate for range 0". It is null without ranges.
+	Number *int     `json:"set"`
 	Family string   `json:"family"`
 	Ranges []string `json:"ranges"`
 	// Size is how many addresses can be given out. It is exact and less than 2^53. It is null, as is

@@ -107,7 +107,7 @@ func descs() map[string]*prometheus.Desc {
 			"ADDs and DELs that went on without the journal, as far as it could be told later.",
 			"verb", "reason"),
 		"ipam_addresses": desc("ipam_addresses", "Addresses in the pools of host-local, by the "+
-			"set of ranges, of each of which an ADD takes one. Those in no range that the chain gives "+
+			"range set, of each of which an ADD takes one. Those in no range that the chain gives "+
 			"have the set none. State free is absent for these, and for a set of 2^53 addresses or "+
 			"more.", "network", "pool", "set", "family", "state"),
 		"in_use": desc("in_use", "Whether pods of this node go through unwind: 1 for the reason that "+
