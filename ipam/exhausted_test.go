@@ -98,6 +98,12 @@ func TestExhausted(t *testing.T) {
 			{"subnet": "10.2.0.0/30", "gateway": "10.1.0.2"}]]`, nil, 4},
 		{"two sets", `"ranges": [[{"subnet": "10.1.0.0/29"}], [{"subnet": "fd00::/126"}]]`, nil, 2},
 		{"two sets, the first smaller", `"ranges": [[{"subnet": "10.1.0.0/30"}], [{"subnet": "fd00::/64"}]]`, nil, 1},
+		{"two sets, the second smaller", `"ranges": [[{"subnet": "fd00::/64"}], [{"subnet": "10.1.0.0/29"}]]`, nil, 5},
+		{"three sets", `"ranges": [[{"subnet": "10.1.0.0/29"}], [{"subnet": "fd00::/64"}], [{"subnet": "10.2.0.0/30"}, {"subnet": "10.3.0.0/30"}]]`,
+			nil, 2},
+		{"two sets, the other's addresses taken", `"ranges": [[{"subnet": "10.1.0.0/29"}], [{"subnet": "fd00::/125"}]]`,
+			files{"fd00::2": "z", "fd00::3": "z", "fd00::4": "z", "fd00::5": "z"}, 2},
+		{"a range over half of the address", `"subnet": "fd00::/48", "rangeStart": "fd00::ffff:ffff:ffff:fffe", "rangeEnd": "fd00::1:0:0:0:1"`, nil, 4},
 		{"subnet and ranges", `"subnet": "10.1.0.0/24", "ranges": [[{"subnet": "10.2.0.0/30"}]]`, nil, 1},
 		{"another's", `"subnet": "10.1.0.0/29"`, files{"10.1.0.3": "z\r\neth0", "10.1.0.4": "z"}, 3},
 		{"ownerless, a folder and a link", `"subnet": "10.1.0.0/29"`,
@@ -144,6 +150,21 @@ func (h *reference) untilExhausted(addresses int) {
 		failed := h.do("ADD", fmt.Sprint(i))
 		if (failed != "") != (i == addresses) || failed != "" && !strings.Contains(failed, "no IP addresses available") {
 			h.Fatalf("host-local, asked for address %d of %d: %q", i+1, addresses, failed)
+		}
+	}
+}
+
+// TestTooSmall: host-local has no address in a subnet of one or two addresses, and says so in
+// another way than of a pool that is exhausted.
+func TestTooSmall(t *testing.T) {
+	t.Parallel()
+	for _, subnet := range []string{"10.1.0.0/31", "10.1.0.0/32", "fd00::/127", "fd00::/128"} {
+		h := newHostLocal(t, fmt.Sprintf(`"subnet": %q`, subnet))
+		if failed := h.do("ADD", "a"); !strings.Contains(failed, "too small to allocate from") {
+			t.Errorf("%s: host-local: %q", subnet, failed)
+		}
+		if sets, err := Ranges(h.config); err == nil || !strings.Contains(err.Error(), "too small") {
+			t.Errorf("%s: %v, %v", subnet, sets, err)
 		}
 	}
 }

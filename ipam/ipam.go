@@ -6,9 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"math/big"
 	"net/netip"
-	"slices"
 	"time"
 )
 
@@ -19,9 +17,8 @@ type Backend interface {
 	// Pool returns the pool of a network, given the configuration of the delegate that calls the
 	// plugin, or "" if the delegate calls another one.
 	Pool(config json.RawMessage, network string) string
-	// Ranges returns the sets of ranges of a pool, or none if its configuration does not give them.
-	// An ADD gets an address out of each set.
-	Ranges(config json.RawMessage) ([][]Range, error)
+	// Ranges returns the range sets of a pool, or none if its configuration does not give them.
+	Ranges(config json.RawMessage) ([]Set, error)
 	// There returns an error if a pool does not exist, since it never gave out an address, or is
 	// out of reach.
 	There(pool string) error
@@ -31,7 +28,8 @@ type Backend interface {
 	// be out of date. It leaves out what it cannot read, and returns an error for it. A pool that
 	// does not exist has none.
 	Scan(pool string) ([]Reservation, error)
-	// Taken returns the addresses that are given out, without their owners.
+	// Taken returns the addresses that the plugin does not give out now, since they are given out or
+	// something else has their place. It opens none of them.
 	Taken(pool string) ([]netip.Addr, error)
 	// Changed returns when a reservation was made, by the wall clock.
 	Changed(r Reservation) (time.Time, error)
@@ -100,13 +98,16 @@ func Pool(config json.RawMessage, network string) string { return hostLocal{}.Po
 // Scan returns the reservations in a pool: see Backend.
 func Scan(pool string) ([]Reservation, error) { return backendOf(pool).Scan(pool) }
 
+// Taken returns the addresses of a pool that are not free: see Backend.
+func Taken(pool string) ([]netip.Addr, error) { return backendOf(pool).Taken(pool) }
+
 // Apply carries out a plan for a pool: see Backend.
 func Apply(ctx context.Context, pool string, plan []Planned) (released []Planned, err error) {
 	return backendOf(pool).Apply(ctx, pool, plan)
 }
 
-// Ranges returns the sets of ranges of a delegate's pool: see Backend.
-func Ranges(config json.RawMessage) ([][]Range, error) { return hostLocal{}.Ranges(config) }
+// Ranges returns the range sets of a delegate's pool: see Backend.
+func Ranges(config json.RawMessage) ([]Set, error) { return hostLocal{}.Ranges(config) }
 
 // OwnerOf returns the owner of an address in a pool. ok is false if nobody has the address, or if
 // it has no owner. The result serves only as a reason to keep something.
@@ -165,54 +166,4 @@ func Free(ctx context.Context, pool string, owner Owner, address netip.Addr) (fr
 	}
 	released, err := Apply(ctx, pool, []Planned{{Reservation: r}})
 	return len(released) > 0, err
-}
-
-// Range is a run of addresses to give out, except for Gateway, if the run contains it.
-type Range struct {
-	First, Last, Gateway netip.Addr
-}
-
-// Has reports whether the range gives out the address.
-func (r Range) Has(a netip.Addr) bool {
-	a = a.Unmap()
-	return a.BitLen() == r.First.BitLen() && r.First.Compare(a) <= 0 && a.Compare(r.Last) <= 0 && a != r.Gateway
-}
-
-// Size returns the number of addresses in a set of ranges.
-func Size(set []Range) *big.Int {
-	size := new(big.Int)
-	for _, r := range set {
-		first, last := r.First.As16(), r.Last.As16()
-		size.Add(size, new(big.Int).Sub(new(big.Int).SetBytes(last[:]), new(big.Int).SetBytes(first[:])))
-		if r.Gateway.BitLen() != r.First.BitLen() || r.Gateway.Less(r.First) || r.Last.Less(r.Gateway) {
-			size.Add(size, big.NewInt(1))
-		}
-	}
-	return size
-}
-
-// Exhausted reports whether one of the sets of ranges of a pool has no address left, given the
-// configuration of the delegate that calls the plugin. It writes nothing and opens no reservation.
-func Exhausted(config json.RawMessage, network string) (bool, error) {
-	sets, err := Ranges(config)
-	if err != nil {
-		return false, err
-	}
-	pool := Pool(config, network)
-	taken, err := backendOf(pool).Taken(pool)
-	if err != nil {
-		return false, err
-	}
-	for _, set := range sets {
-		free := Size(set)
-		for _, a := range taken {
-			if slices.ContainsFunc(set, func(r Range) bool { return r.Has(a) }) {
-				free.Sub(free, big.NewInt(1))
-			}
-		}
-		if free.Sign() <= 0 {
-			return true, nil
-		}
-	}
-	return false, nil
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
+	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 )
@@ -16,14 +18,38 @@ import (
 type givenRange struct {
 	RangeStart net.IP      `json:"rangeStart"`
 	RangeEnd   net.IP      `json:"rangeEnd"`
-	Subnet     types.IPNet `json:"subnet"`
+	Subnet     givenSubnet `json:"subnet"`
 	Gateway    net.IP      `json:"gateway"`
 }
 
+// givenSubnet is a subnet, or a word for which calico puts one of the node's pod CIDRs.
+type givenSubnet struct {
+	types.IPNet
+	ofNode bool
+}
+
+// UnmarshalJSON knows the words of calico (projectcalico/calico 0c474030,
+// cni-plugin/internal/pkg/utils/utils.go, replaceHostLocalIPAMPodCIDR).
+func (s *givenSubnet) UnmarshalJSON(data []byte) error {
+	var text string
+	if json.Unmarshal(data, &text) == nil {
+		s.ofNode = strings.EqualFold(text, "usePodCidr") || strings.EqualFold(text, "usePodCidrIPv6")
+	}
+	if s.ofNode {
+		return nil
+	}
+	return s.IPNet.UnmarshalJSON(data)
+}
+
 // Ranges accepts and refuses the same ranges as host-local. The runtime's ranges come first, then
-// the range of the old style. flannel's delegate has none here: it gets them later.
-func (hostLocal) Ranges(config json.RawMessage) ([][]Range, error) {
+// the range of the old style. The delegates flannel and calico give host-local other ranges than
+// they are given:
+//   - flannel puts the node's subnets in the place of all (flannel-io/cni-plugin 6f13a99d,
+//     flannel_linux.go, getDelegateIPAM), so its pool has no set;
+//   - calico does so for two words, and a set with one of them has no range.
+func (hostLocal) Ranges(config json.RawMessage) ([]Set, error) {
 	var conf struct {
+		Type string `json:"type"`
 		IPAM struct {
 			givenRange
 			Type   string         `json:"type"`
@@ -36,8 +62,11 @@ func (hostLocal) Ranges(config json.RawMessage) ([][]Range, error) {
 	if err := json.Unmarshal(config, &conf); err != nil {
 		return nil, err
 	}
+	if conf.Type == "flannel" {
+		return nil, nil
+	}
 	given := conf.RuntimeConfig.IPRanges
-	if old := conf.IPAM.givenRange; old.Subnet.IP != nil {
+	if old := conf.IPAM.givenRange; old.Subnet.IP != nil || old.Subnet.ofNode {
 		given = append(given, []givenRange{old})
 	}
 	given = append(given, conf.IPAM.Ranges...)
@@ -47,17 +76,17 @@ func (hostLocal) Ranges(config json.RawMessage) ([][]Range, error) {
 		}
 		return nil, errors.New(`no "ipam"`)
 	}
-	var sets [][]Range
+	var sets []Set
 	var all []Range
 	for i, g := range given {
-		set, err := setOf(g)
+		set, err := setOf(g, conf.Type == "calico")
 		if err != nil {
 			return nil, fmt.Errorf("range set %d: %w", i, err)
 		}
 		for _, r := range set {
 			for _, other := range all {
 				if r.overlaps(other) {
-					return nil, fmt.Errorf("range set %d: %s-%s and %s-%s overlap", i, r.First, r.Last, other.First, other.Last)
+					return nil, fmt.Errorf("range set %d: %s and %s overlap", i, r, other)
 				}
 			}
 			all = append(all, r)
@@ -67,9 +96,13 @@ func (hostLocal) Ranges(config json.RawMessage) ([][]Range, error) {
 	return sets, nil
 }
 
-func setOf(given []givenRange) (set []Range, err error) {
+// setOf returns a set as host-local would take it, without a range if calico is to give it one.
+func setOf(given []givenRange, calico bool) (set Set, err error) {
 	if len(given) == 0 {
 		return nil, errors.New("it is empty")
+	}
+	if calico && slices.ContainsFunc(given, func(g givenRange) bool { return g.Subnet.ofNode }) {
+		return nil, nil
 	}
 	for _, g := range given {
 		r, err := g.complete()
@@ -87,7 +120,10 @@ func setOf(given []givenRange) (set []Range, err error) {
 // complete fills in what the configuration leaves out: all addresses of the subnet but its first,
 // and for IPv4 its last; the gateway is the second one.
 func (g givenRange) complete() (Range, error) {
-	subnet, err := prefixOf(net.IPNet(g.Subnet))
+	if g.Subnet.ofNode {
+		return Range{}, errors.New("usePodCidr is no subnet: only calico puts one in its place")
+	}
+	subnet, err := prefixOf(net.IPNet(g.Subnet.IPNet))
 	if err != nil {
 		return Range{}, err
 	}
@@ -105,7 +141,7 @@ func (g givenRange) complete() (Range, error) {
 		}
 	}
 	if !subnet.Contains(r.First) || !subnet.Contains(r.Last) || r.Last.Less(r.First) {
-		return Range{}, fmt.Errorf("%s-%s is no range in %s", r.First, r.Last, subnet)
+		return Range{}, fmt.Errorf("%s is no range in %s", r, subnet)
 	}
 	return r, nil
 }

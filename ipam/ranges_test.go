@@ -86,10 +86,10 @@ func asHostLocal(t interface {
 		t.Errorf("%s: %v, and host-local: %v", config, err, errTheirs)
 		return
 	}
-	var want [][]Range
+	var want []Set
 	if errTheirs == nil {
 		for _, set := range theirs.Ranges {
-			var ranges []Range
+			var ranges Set
 			for _, r := range set {
 				ranges = append(ranges, Range{addressOf(r.RangeStart), addressOf(r.RangeEnd), addressOf(r.Gateway)})
 			}

@@ -2,19 +2,30 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 )
 
 // pools is what unwindctl ipam prints of a node.
 type pools []struct {
-	Network, Dir                           string
-	Size, Free                             json.Number // "" if the chain does not say
-	Used, Live, Leaked, Ownerless, Unknown int
-	Reservations                           []struct{ Address, ContainerID, IfName, State, Why string }
+	Network, Dir string
+	counts
+	Sets         []set
+	Reservations []struct{ Address, ContainerID, IfName, State, Why string }
+}
+
+type counts struct{ Used, Live, Leaked, Ownerless, Unknown int }
+
+// set is a range set, of which each ADD takes one address.
+type set struct {
+	Family     string
+	Ranges     []string
+	Size, Free *int64 // nil if the chain does not say, or if it is Unbounded
+	Unbounded  bool
+	counts
 }
 
 func ipamCommand(o *options) *cobra.Command {
@@ -23,8 +34,8 @@ func ipamCommand(o *options) *cobra.Command {
 		report: func() report { return &pools{} },
 		words:  []string{"live", "leaked", "ownerless", "unknown"},
 		none:   "no pools",
-		columns: []string{"NETWORK", "USE", "SIZE", "LIVE", "LEAKED", "OWNERLESS", "UNKNOWN", "FREE",
-			"POOL"},
+		columns: []string{"NETWORK", "RANGES", "USE", "SIZE", "LIVE", "LEAKED", "OWNERLESS",
+			"UNKNOWN", "FREE", "POOL"},
 		wide: []string{"NETWORK", "ADDRESS", "STATE", "CONTAINER", "IFNAME", "WHY"},
 	}
 	return v.command(o, &cobra.Command{
@@ -32,6 +43,8 @@ func ipamCommand(o *options) *cobra.Command {
 		Short: "Show the pools of host-local of each node, the fullest first",
 		Long: "Show the pools of host-local of each node, the fullest first: how many addresses are\n" +
 			"given out, and how many of them are leaked. Each node asks its runtime for its pods.\n" +
+			"A pool has a row for each range set, such as one of IPv4 and one of IPv6: an ADD\n" +
+			"takes an address out of each, and fails if one has none.\n" +
 			"With -o wide there is each address that is given out.",
 		Example: "  kubectl unwind ipam\n" +
 			"  kubectl unwind ipam -o wide --node worker-2",
@@ -51,24 +64,53 @@ func (all *pools) count() map[string]int {
 
 func (all *pools) rows(wide bool) (rows []row) {
 	for _, p := range *all {
-		use, percent := 0.0, "?"
-		if size, err := strconv.ParseFloat(p.Size.String(), 64); err == nil && size > 0 {
-			use = float64(p.Used) / size
-			percent = fmt.Sprintf("%.0f%%", 100*use)
+		fullest := 0.0
+		sets := p.Sets
+		if len(sets) == 0 { // nothing is given out, of ranges that the chain does not give
+			sets = []set{{}}
+		}
+		for _, s := range sets {
+			use, percent := s.use()
+			fullest = max(fullest, use)
+			if !wide {
+				rows = append(rows, row{use, []string{p.Network,
+					cmp.Or(short(strings.Join(s.Ranges, ",")), s.Family, "-"), percent,
+					s.number(s.Size), strconv.Itoa(s.Live), strconv.Itoa(s.Leaked),
+					strconv.Itoa(s.Ownerless), strconv.Itoa(s.Unknown), s.number(s.Free), p.Dir}})
+			}
 		}
 		if !wide {
-			rows = append(rows, row{use, []string{p.Network, percent, known(p.Size),
-				strconv.Itoa(p.Live), strconv.Itoa(p.Leaked), strconv.Itoa(p.Ownerless),
-				strconv.Itoa(p.Unknown), known(p.Free), p.Dir}})
 			continue
 		}
 		for _, r := range p.Reservations {
-			rows = append(rows, row{use, []string{p.Network, r.Address, r.State,
+			rows = append(rows, row{fullest, []string{p.Network, r.Address, r.State,
 				cmp.Or(r.ContainerID, "-"), cmp.Or(r.IfName, "-"), r.Why}})
 		}
 	}
 	return rows
 }
 
-// known returns a number, "?" if it is not known.
-func known(n json.Number) string { return cmp.Or(short(n.String()), "?") }
+// use returns which part of the set is not free, also in percent, of which 100 is a full set alone.
+func (s set) use() (part float64, percent string) {
+	switch {
+	case s.Unbounded:
+		return 0, "0%"
+	case s.Size == nil || s.Free == nil || *s.Size < *s.Free:
+		return 0, "?"
+	case *s.Free <= 0:
+		return 1, "100%"
+	}
+	used := *s.Size - *s.Free
+	return float64(used) / float64(*s.Size), fmt.Sprintf("%d%%", 100*used / *s.Size)
+}
+
+// number returns a number of addresses as text.
+func (s set) number(n *int64) string {
+	switch {
+	case n != nil:
+		return strconv.FormatInt(*n, 10)
+	case s.Unbounded:
+		return "2^53 or more"
+	}
+	return "?"
+}

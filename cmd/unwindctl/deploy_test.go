@@ -213,7 +213,7 @@ var agentMetrics = map[string][]string{
 	"unwind_sweep_last_success_timestamp_seconds":    nil,
 	"unwind_duplicate_addresses_total":               nil,
 	"unwind_degraded_operations_total":               {"verb", "reason"},
-	"unwind_ipam_addresses":                          {"network", "pool", "state"},
+	"unwind_ipam_addresses":                          {"network", "pool", "set", "family", "state"},
 	"unwind_in_use":                                  {"reason"},
 	"unwind_events_total":                            {"result"},
 	"unwind_build_info":                              {"version", "goversion"},

@@ -19,6 +19,10 @@ func ipamCommand() *cobra.Command {
 		Short:      "Show the pools of host-local, and who has the addresses",
 		Long: "Show the pools of host-local of the networks that unwind runs: how many\n" +
 			"addresses are given out, how many of them are leaked, and what would free those.\n" +
+			"An ADD takes an address out of each range set of a pool, such as one of\n" +
+			"IPv4 and one of IPv6, so the pool is full once one set is. In JSON, the size\n" +
+			"of a set and what is free of it are exact and below 2^53, or null: the chain\n" +
+			"does not give the ranges, or the set is larger (unbounded).\n" +
 			"On a terminal, with a map. Nothing is changed.",
 		Example: "  unwindctl ipam\n" +
 			"  unwindctl ipam --cri auto\n" +
@@ -29,7 +33,7 @@ func ipamCommand() *cobra.Command {
 				return err
 			}
 			pools, err := inspect.ReadPools(cmd.Context(), streams(cmd), flags)
-			if errors.Is(err, fs.ErrPermission) { // a part would tell of owners that nobody knows
+			if len(pools) == 0 && errors.Is(err, fs.ErrPermission) {
 				return term.WithHint("the conflists, the journal and the pools are root's; run "+
 					"this as root", "the pools may not be looked at: %w", err)
 			}

@@ -24,7 +24,7 @@ const wantMetrics = `unwind_attachments GAUGE network state
 unwind_build_info GAUGE goversion version
 unwind_degraded_operations_total COUNTER reason verb
 unwind_duplicate_addresses_total COUNTER
-unwind_ipam_addresses GAUGE network pool state
+unwind_ipam_addresses GAUGE family network pool set state
 unwind_journal_readable GAUGE
 unwind_oldest_pending_delete_timestamp_seconds GAUGE
 unwind_pending_deletes GAUGE network plugin

@@ -47,18 +47,33 @@ func TestAlerts(t *testing.T) {
 		{"it is another each time", "UnwindDeletePending", []string{`unwind_oldest_pending_delete_timestamp_seconds{instance="a"} 60+60x119`}, nil},
 		{"none is", "UnwindDeletePending", []string{`unwind_oldest_pending_delete_timestamp_seconds{instance="a"} 0x120`}, nil},
 
-		{"a pool fills up", "UnwindPoolNearlyFull", []string{
-			`unwind_ipam_addresses{instance="a", network="n", pool="p", state="free"} 100 9x119`,
-			`unwind_ipam_addresses{instance="a", network="n", pool="p", state="leaked"} 0 1x119`,
-			`unwind_ipam_addresses{instance="a", network="n", pool="p", state="live"} 0 90x119`,
-		}, []string{"6m to 120m: The pool p of n on a is 91% full"}},
+		{"a set fills up", "UnwindPoolNearlyFull", []string{
+			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="free"} 100 9x119`,
+			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="leaked"} 0 1x119`,
+			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="live"} 0 90x119`,
+		}, []string{"6m to 120m: The pool p of n on a is 91% full, in its range set 0 (IPv4)"}},
 		{"another is nine tenths full", "UnwindPoolNearlyFull", []string{
-			`unwind_ipam_addresses{instance="a", network="n", pool="p", state="free"} 10x120`,
-			`unwind_ipam_addresses{instance="a", network="n", pool="p", state="live"} 90x120`,
+			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="free"} 10x120`,
+			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="live"} 90x120`,
 		}, nil},
 		{"full for four minutes", "UnwindPoolNearlyFull", []string{
-			`unwind_ipam_addresses{instance="a", network="n", pool="p", state="free"} 10x9 0x4 10x104`,
-			`unwind_ipam_addresses{instance="a", network="n", pool="p", state="live"} 90x120`,
+			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="free"} 10x9 0x4 10x104`,
+			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="live"} 90x120`,
+		}, nil},
+		{"a full set beside one of 2^53 addresses or more, and one with room", "UnwindPoolNearlyFull", []string{
+			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv6", state="live"} 13x120`,
+			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="1", family="IPv4", state="live"} 13x120`,
+			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="1", family="IPv4", state="free"} 0x120`,
+			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="2", family="IPv4", state="live"} 13x120`,
+			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="2", family="IPv4", state="free"} 240x120`,
+		}, []string{"5m to 120m: The pool p of n on a is 100% full, in its range set 1 (IPv4)"}},
+		{"a set without an address", "UnwindPoolNearlyFull", []string{
+			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="live"} 0x120`,
+			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="free"} 0x120`,
+		}, []string{"5m to 120m: The pool p of n on a is 100% full, in its range set 0 (IPv4)"}},
+		{"of ranges that the chain does not give", "UnwindPoolNearlyFull", []string{
+			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="none", family="IPv4", state="live"} 13x120`,
+			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="none", family="IPv4", state="leaked"} 0x120`,
 		}, nil},
 
 		{"sweeps pass", "UnwindSweepStale", []string{node, `unwind_sweep_last_success_timestamp_seconds{instance="a"} 0+60x120`}, nil},

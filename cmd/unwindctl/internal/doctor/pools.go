@@ -2,29 +2,37 @@ package doctor
 
 import (
 	"fmt"
-	"math/big"
 
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 )
 
-// pools reports how full each pool is.
+// pools reports how full each range set of each pool is.
 func (e *examination) pools(found *inspect.Node) {
 	if found.PoolErr != nil {
 		e.add("pools", Warning, "", "%v", found.PoolErr)
 	}
 	for _, p := range found.Pools {
-		text := fmt.Sprintf("%s (%s): %s addresses, %d used, %d leaked, %d ownerless, %d unknown",
-			p.Network, p.Dir, inspect.Count(p.Size),
-			p.Used, p.Leaked, p.Ownerless, p.Unknown)
-		switch {
-		case p.Free != nil && p.Free.Sign() <= 0:
-			e.add("pools", Failure, "unwindctl ipam shows who has them", "%s: none is free", text)
-		case p.Free != nil && p.Free.Cmp(new(big.Int).Div(p.Size, big.NewInt(10))) < 0:
-			e.add("pools", Warning, "unwindctl ipam shows who has them", "%s: nearly full", text)
-		case p.Leaked+p.Ownerless > 0:
-			e.add("pools", Warning, "unwindctl sweep releases them", "%s", text)
-		default:
-			e.add("pools", OK, "", "%s", text)
+		name := fmt.Sprintf("%s (%s)", p.Network, p.Dir)
+		if len(p.Sets) == 0 {
+			e.add("pools", OK, "", "%s: none used; the chain does not give its ranges", name)
 		}
+		for _, s := range p.Sets {
+			e.set(name, s)
+		}
+	}
+}
+
+func (e *examination) set(pool string, s *inspect.Set) {
+	text := fmt.Sprintf("%s: %s (%d leaked, %d ownerless, %d unknown)", pool, s, s.Leaked,
+		s.Ownerless, s.Unknown)
+	switch {
+	case s.Full():
+		e.add("pools", Failure, "unwindctl ipam shows who has them", "%s", text)
+	case s.NearlyFull():
+		e.add("pools", Warning, "unwindctl ipam shows who has them", "%s: nearly full", text)
+	case s.Leaked+s.Ownerless > 0:
+		e.add("pools", Warning, "unwindctl sweep releases them", "%s", text)
+	default:
+		e.add("pools", OK, "", "%s", text)
 	}
 }

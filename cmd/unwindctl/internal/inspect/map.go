@@ -31,7 +31,7 @@ var signs = []struct {
 }
 
 // drawMap prints the map of each range, with the states of its addresses, and a legend.
-func drawMap(out io.Writer, sets [][]ipam.Range, state map[netip.Addr]string, colours bool,
+func drawMap(out io.Writer, sets []ipam.Set, state map[netip.Addr]string, colours bool,
 	terminal int) {
 	width := int64(mapWidth)
 	if terminal > 0 && terminal < mapLeft+mapWidth {

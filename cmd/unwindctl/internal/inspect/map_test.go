@@ -31,14 +31,14 @@ func TestDraw(t *testing.T) {
 			[]string{"  each sign stands for 36028797018963968 addresses", "  fd00::1          o" + strings.Repeat("·", 63)}, 10},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			set := []ipam.Range{{First: netip.MustParseAddr(tt.first), Last: netip.MustParseAddr(tt.last), Gateway: netip.MustParseAddr(tt.gateway)}}
+			set := ipam.Set{{First: netip.MustParseAddr(tt.first), Last: netip.MustParseAddr(tt.last), Gateway: netip.MustParseAddr(tt.gateway)}}
 			states := map[netip.Addr]string{}
 			for a, s := range tt.states {
 				states[netip.MustParseAddr(a)] = s
 			}
 			var plain, coloured strings.Builder
-			drawMap(&plain, [][]ipam.Range{set}, states, false, 0)
-			drawMap(&coloured, [][]ipam.Range{set}, states, true, 83)
+			drawMap(&plain, []ipam.Set{set}, states, false, 0)
+			drawMap(&coloured, []ipam.Set{set}, states, true, 83)
 			for _, line := range append(tt.want, "  ! ownerless  x leaked  ? unknown  o live  · free  g gateway") {
 				if !strings.Contains(plain.String(), line+"\n") {
 					t.Errorf("no line %q in\n%s", line, &plain)
@@ -51,7 +51,7 @@ func TestDraw(t *testing.T) {
 				t.Errorf("colours:\n%q\n%q", &plain, &coloured)
 			}
 			var narrow strings.Builder
-			drawMap(&narrow, [][]ipam.Range{set}, states, false, 80)
+			drawMap(&narrow, []ipam.Set{set}, states, false, 80)
 			for line := range strings.Lines(narrow.String()) {
 				if n := utf8.RuneCountInString(line); n > 80 {
 					t.Errorf("%d characters on 80 columns:\n%s", n, line)

@@ -6,8 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
-	"math/big"
 	"net/netip"
 	"slices"
 	"strings"
@@ -23,17 +23,36 @@ import (
 type Pool struct {
 	Network string `json:"network"`
 	Dir     string `json:"dir"`
-	// addresses that can be given out; null, as is Free, if the chain does not say
-	Size         *big.Int      `json:"size"`
-	Used         int           `json:"used"`
-	Live         int           `json:"live"`
-	Leaked       int           `json:"leaked"`
-	Ownerless    int           `json:"ownerless"`
-	Unknown      int           `json:"unknown"`
-	Free         *big.Int      `json:"free"`
+	Full    bool   `json:"full"` // a set has no free address, so no ADD gets what it needs
+	Counts
+	Sets         []*Set        `json:"sets"`
 	Reservations []reservation `json:"reservations"`
+}
 
-	sets [][]ipam.Range
+// Counts are numbers of addresses that are not free. Used is the sum of the others.
+type Counts struct {
+	Used      int `json:"used"`
+	Live      int `json:"live"`
+	Leaked    int `json:"leaked"`
+	Ownerless int `json:"ownerless"`
+	Unknown   int `json:"unknown"`
+}
+
+// Set is a range set of a pool, or the addresses of one family that are in no range that the chain
+// gives. Each ADD takes one address of each range set.
+type Set struct {
+	// Number is host-local's, as in "failed to allocate for range 0". It is null without ranges.
+	Number *int     `json:"set"`
+	Family string   `json:"family"`
+	Ranges []string `json:"ranges"`
+	// Size is how many addresses can be given out. It is exact and less than 2^53. It is null, as is
+	// Free, for more addresses (Unbounded: such a set does not fill up) and without ranges.
+	Size      *int64 `json:"size"`
+	Free      *int64 `json:"free"`
+	Unbounded bool   `json:"unbounded"`
+	Counts
+
+	ranges ipam.Set
 }
 
 // reservation is an address that is given out.
@@ -81,46 +100,134 @@ func look(ctx context.Context, stderr io.Writer, of Scope, list *alive.List) *No
 	return n
 }
 
-// ReadPools reads every pool, and judges who has its addresses as a sweep would.
+// ReadPools reads every pool, and judges who has its addresses as a sweep would. A pool that cannot
+// be read is an error, and hides no other. There are none if the journal may not be read: they
+// would tell of owners that nobody knows.
 func ReadPools(ctx context.Context, from term.Streams, of Scope) ([]*Pool, error) {
 	list, listErr := of.List(ctx, from.In)
 	n := look(ctx, from.Err, of, list)
+	if n.Findings == nil && errors.Is(n.SweepErr, fs.ErrPermission) {
+		n.Pools = nil
+	}
 	return n.Pools, errors.Join(n.PoolErr, listErr, n.SweepErr)
 }
 
+// readPool reads a pool. It returns one with an error if the ranges of the chain, or a part of the
+// addresses, cannot be read.
 func readPool(of sweep.Pool, n *Node) (*Pool, error) {
-	p := &Pool{Network: of.Network, Dir: of.Dir, Size: new(big.Int), Free: new(big.Int),
-		Reservations: []reservation{}}
-	var err error
-	if p.sets, err = ipam.Ranges(of.Config); err != nil {
-		return nil, fmt.Errorf("network %s: %w", of.Network, err)
-	}
-	found, err := ipam.Scan(of.Dir)
+	p := &Pool{Network: of.Network, Dir: of.Dir, Sets: []*Set{}, Reservations: []reservation{}}
+	sets, rangesErr := ipam.Ranges(of.Config)
+	found, scanErr := ipam.Scan(of.Dir)
+	taken, err := ipam.Taken(of.Dir)
 	if err != nil { // what of it cannot be read is not free
 		return nil, fmt.Errorf("network %s: %w", of.Network, err)
 	}
-	for _, set := range p.sets {
-		p.Size.Add(p.Size, ipam.Size(set))
-	}
-	if len(p.sets) == 0 {
-		p.Size, p.Free = nil, nil
-	} else {
-		p.Free.Set(p.Size)
-	}
-	count := map[string]*int{"live": &p.Live, "leaked": &p.Leaked, "ownerless": &p.Ownerless,
-		"unknown": &p.Unknown}
-	for _, r := range found {
-		one := judgeOwner(of, r, n)
-		p.Reservations = append(p.Reservations, one)
-		p.Used++
-		*count[one.State]++
-		if slices.ContainsFunc(slices.Concat(p.sets...), func(s ipam.Range) bool {
-			return s.Has(r.Address)
-		}) {
-			p.Free.Sub(p.Free, big.NewInt(1))
+	for i, ranges := range sets {
+		if len(ranges) > 0 {
+			p.Sets = append(p.Sets, newSet(i, ranges))
 		}
 	}
+	whole := map[netip.Addr]bool{}
+	for _, r := range found {
+		p.add(judgeOwner(of, r, n))
+		whole[r.Address] = true
+	}
+	for _, a := range taken {
+		if _, _, err := ipam.OwnerOf(of.Dir, a); err != nil && !whole[a] {
+			p.add(reservation{Address: a, State: "unknown",
+				Why: "its file cannot be read as one of host-local's, which gives out no " +
+					"address that has a file",
+				Remedy: "If nobody needs it, remove the file from " + of.Dir})
+		}
+	}
+	slices.SortFunc(p.Reservations, func(a, b reservation) int {
+		return a.Address.Compare(b.Address)
+	})
+	for _, s := range p.Sets {
+		if s.Size != nil {
+			free := *s.Size - int64(s.Used)
+			s.Free = &free
+		}
+		p.Full = p.Full || s.Full()
+	}
+	if err := errors.Join(rangesErr, scanErr); err != nil {
+		return p, fmt.Errorf("network %s: %w", of.Network, err)
+	}
 	return p, nil
+}
+
+func newSet(number int, ranges ipam.Set) *Set {
+	s := &Set{Number: &number, Family: family(ranges[0].First), ranges: ranges}
+	for _, r := range ranges {
+		s.Ranges = append(s.Ranges, r.String())
+	}
+	size := ranges.Size()
+	if s.Unbounded = size == ipam.Unbounded; !s.Unbounded {
+		s.Size = &size
+	}
+	return s
+}
+
+func family(a netip.Addr) string {
+	if a.Is4() {
+		return "IPv4"
+	}
+	return "IPv6"
+}
+
+// add counts a reservation for the pool, and for the set that its address is in.
+func (p *Pool) add(r reservation) {
+	p.Reservations = append(p.Reservations, r)
+	p.count(r.State)
+	p.setOf(r.Address).count(r.State)
+}
+
+// setOf returns the set that an address is in. It makes one for those in no range.
+func (p *Pool) setOf(a netip.Addr) *Set {
+	of := family(a)
+	for _, s := range p.Sets {
+		if s.ranges.Has(a) || s.Number == nil && s.Family == of {
+			return s
+		}
+	}
+	s := &Set{Family: of, Ranges: []string{}}
+	p.Sets = append(p.Sets, s)
+	return s
+}
+
+func (c *Counts) count(state string) {
+	c.Used++
+	switch state {
+	case "live":
+		c.Live++
+	case "leaked":
+		c.Leaked++
+	case "ownerless":
+		c.Ownerless++
+	default:
+		c.Unknown++
+	}
+}
+
+// Full says whether the set has no free address.
+func (s *Set) Full() bool { return s.Free != nil && *s.Free <= 0 }
+
+// NearlyFull says whether less than a tenth of the set is free.
+func (s *Set) NearlyFull() bool { return s.Free != nil && 10**s.Free < *s.Size }
+
+// String says how full the set is.
+func (s *Set) String() string {
+	switch ranges := strings.Join(s.Ranges, ","); {
+	case s.Number == nil:
+		return fmt.Sprintf("%s, in no range that the chain gives: %d used", s.Family, s.Used)
+	case s.Unbounded:
+		return fmt.Sprintf("%s: 2^53 addresses or more, %d used", ranges, s.Used)
+	case s.Full():
+		return fmt.Sprintf("%s: %d addresses, %d used, none free, so every ADD fails", ranges,
+			*s.Size, s.Used)
+	default:
+		return fmt.Sprintf("%s: %d addresses, %d used, %d free", ranges, *s.Size, s.Used, *s.Free)
+	}
 }
 
 // judgeOwner returns what the findings of a sweep say of the owner of a reservation.
@@ -183,12 +290,20 @@ func PrintPools(out io.Writer, pools []*Pool, of Scope, format term.Format) erro
 		if i > 0 {
 			text.WriteByte('\n')
 		}
-		fmt.Fprintf(&text, "%s (%s): %s addresses, %d used (%d live, %d leaked, %d ownerless, %d "+
-			"unknown), %s free\n",
-			p.Network, p.Dir, Count(p.Size), p.Used, p.Live, p.Leaked, p.Ownerless, p.Unknown,
-			Count(p.Free))
-		if terminal && p.Size != nil {
-			drawMap(&text, p.sets, p.states(), colours, term.Width(out))
+		fmt.Fprintf(&text, "%s (%s): %d used (%d live, %d leaked, %d ownerless, %d unknown)\n",
+			p.Network, p.Dir, p.Used, p.Live, p.Leaked, p.Ownerless, p.Unknown)
+		var known []ipam.Set
+		for _, s := range p.Sets {
+			fmt.Fprintf(&text, "  %s\n", s)
+			if s.Number != nil {
+				known = append(known, s.ranges)
+			}
+		}
+		switch {
+		case known == nil:
+			text.WriteString("  its ranges are not known, and so not its size\n")
+		case terminal:
+			drawMap(&text, known, p.states(), colours, term.Width(out))
 		}
 		p.explain(&text)
 	}
@@ -221,14 +336,6 @@ func (p *Pool) states() map[netip.Addr]string {
 		states[r.Address.Unmap()] = r.State
 	}
 	return states
-}
-
-// Count returns a number of addresses as text, "?" if it is not known.
-func Count(n *big.Int) string {
-	if n == nil {
-		return "?"
-	}
-	return n.String()
 }
 
 // explain prints which addresses are not live, and what would free them.

@@ -6,8 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/big"
 	"runtime"
+	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/common/expfmt"
@@ -106,8 +106,10 @@ func descs() map[string]*prometheus.Desc {
 		"degraded_operations_total": desc("degraded_operations_total",
 			"ADDs and DELs that went on without the journal, as far as it could be told later.",
 			"verb", "reason"),
-		"ipam_addresses": desc("ipam_addresses", "Addresses in the pools of host-local.",
-			"network", "pool", "state"),
+		"ipam_addresses": desc("ipam_addresses", "Addresses in the pools of host-local, by the "+
+			"range set, of each of which an ADD takes one. Those in no range that the chain gives "+
+			"have the set none. State free is absent for these, and for a set of 2^53 addresses or "+
+			"more.", "network", "pool", "set", "family", "state"),
 		"in_use": desc("in_use", "Whether pods of this node go through unwind: 1 for the reason that "+
 			"holds, else 0.", "reason"),
 		"events_total": desc("events_total", "Events that this program has posted to Kubernetes, "+
@@ -210,15 +212,21 @@ func (c *collector) collectJournal(gauge func(string, float64, ...string),
 func (c *collector) collectPools(gauge func(string, float64, ...string)) error {
 	pools, err := inspect.ReadPools(c.ctx, term.Streams{Err: c.Stderr}, c.Scope)
 	for _, p := range pools {
-		states := map[string]float64{
-			"live": float64(p.Live), "leaked": float64(p.Leaked), "ownerless": float64(p.Ownerless),
-			"unknown": float64(p.Unknown),
-		}
-		if p.Free != nil {
-			states["free"], _ = new(big.Float).SetInt(p.Free).Float64()
-		}
-		for state, n := range states {
-			gauge("ipam_addresses", n, p.Network, p.Dir, state)
+		for _, s := range p.Sets {
+			set := "none"
+			if s.Number != nil {
+				set = strconv.Itoa(*s.Number)
+			}
+			states := map[string]int64{
+				"live": int64(s.Live), "leaked": int64(s.Leaked),
+				"ownerless": int64(s.Ownerless), "unknown": int64(s.Unknown),
+			}
+			if s.Free != nil {
+				states["free"] = *s.Free
+			}
+			for state, n := range states {
+				gauge("ipam_addresses", float64(n), p.Network, p.Dir, set, s.Family, state)
+			}
 		}
 	}
 	if err != nil {

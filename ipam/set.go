@@ -1,0 +1,89 @@
+package ipam
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"math/bits"
+	"net/netip"
+	"slices"
+)
+
+// Range is a run of addresses to give out, except for Gateway, if the run contains it.
+type Range struct {
+	First, Last, Gateway netip.Addr
+}
+
+// Has reports whether the range gives out the address.
+func (r Range) Has(a netip.Addr) bool { return r.contains(a) && a.Unmap() != r.Gateway }
+
+func (r Range) contains(a netip.Addr) bool {
+	a = a.Unmap()
+	return a.BitLen() == r.First.BitLen() && r.First.Compare(a) <= 0 && a.Compare(r.Last) <= 0
+}
+
+// String returns the range as host-local's errors have it.
+func (r Range) String() string { return r.First.String() + "-" + r.Last.String() }
+
+// Unbounded is the size of a range or a set that gives out 2^53 addresses or more, as an IPv6 /64
+// does. Every reader of JSON has smaller numbers exactly (RFC 8259 §6), and no store has as many
+// files.
+const Unbounded = 1 << 53
+
+var be = binary.BigEndian
+
+// Size returns the number of addresses that the range gives out, at most Unbounded.
+func (r Range) Size() int64 {
+	first, last := r.First.As16(), r.Last.As16()
+	low, borrow := bits.Sub64(be.Uint64(last[8:]), be.Uint64(first[8:]), 0)
+	high, _ := bits.Sub64(be.Uint64(last[:8]), be.Uint64(first[:8]), borrow)
+	switch {
+	case high > 0 || low >= Unbounded:
+		return Unbounded
+	case r.contains(r.Gateway):
+		return int64(low)
+	}
+	return int64(low) + 1
+}
+
+// Set is a range set of one family. An ADD takes an address out of each set of its pool, and
+// fails if one set has none. A set without a range is one whose ranges the configuration does not
+// give.
+type Set []Range
+
+// Has reports whether the set gives out the address.
+func (s Set) Has(a netip.Addr) bool {
+	return slices.ContainsFunc(s, func(r Range) bool { return r.Has(a) })
+}
+
+// Size returns the number of addresses that the set gives out, at most Unbounded.
+func (s Set) Size() (size int64) {
+	for _, r := range s {
+		size = min(size+r.Size(), Unbounded)
+	}
+	return size
+}
+
+// Exhausted reports whether one of the range sets of a pool has no address left, given the
+// configuration of the delegate that calls the plugin. It writes nothing and opens no reservation.
+func Exhausted(config json.RawMessage, network string) (bool, error) {
+	sets, err := Ranges(config)
+	if err != nil {
+		return false, err
+	}
+	taken, err := Taken(Pool(config, network))
+	if err != nil {
+		return false, err
+	}
+	for _, set := range sets {
+		free := set.Size()
+		for _, a := range taken {
+			if set.Has(a) {
+				free--
+			}
+		}
+		if len(set) > 0 && free <= 0 {
+			return true, nil
+		}
+	}
+	return false, nil
+}
