@@ -26,6 +26,10 @@ func Words(s *journal.Step) string {
 	switch s.State {
 	case journal.StepFailed:
 		return fmt.Sprintf("code %d", s.LastCode)
+	case journal.StepUntried:
+		if s.RepeatAt != 0 {
+			return "was killed"
+		}
 	case journal.StepParked:
 		return "its address has another owner"
 	case journal.StepRepeat:
