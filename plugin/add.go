@@ -20,6 +20,7 @@ import (
 	"cni-unwind/plugin/internal/delegate"
 	"cni-unwind/plugin/internal/host"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/undo"
 )
 
 // adding is one running ADD.
@@ -187,13 +188,10 @@ func (a *adding) runDelegate(ctx context.Context, i int) ([]byte, *delegate.Fail
 	}
 	stdout, f := a.w.Runner.Run(ctx, c, a.w.Early(a.callOf(i+1)), a.Stderr)
 	if f != nil {
-		step.ADD = journal.AddFailed
-	}
-	if f != nil && f.Unstarted {
-		a.started = i
-	}
-	if f != nil && f.Killed {
-		step.ADD, step.RepeatAt = journal.AddCutOff, journal.BootNanos()+int64(a.conf.GracePeriod)
+		undo.FailedADD(step, f.Killed, a.conf.GracePeriod)
+		if f.Unstarted {
+			a.started = i
+		}
 	}
 	a.at("added")
 	return stdout, f

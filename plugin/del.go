@@ -276,9 +276,7 @@ func (d *deleting) fromStdin() error {
 	}
 	gen := d.generation(chain)
 	if d.conf.NeverAdded() { // an ADD with a missing binary took nothing
-		for i := range gen.Steps {
-			gen.Steps[i].ADD = journal.AddCutOff
-		}
+		undo.CutOff(gen.Steps)
 		gen.Steps = slices.DeleteFunc(gen.Steps, func(s journal.Step) bool {
 			_, err := netconf.FindPlugin(s.Type, gen.Path)
 			return err != nil

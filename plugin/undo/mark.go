@@ -28,16 +28,11 @@ func (w *Worker) Mark(e *journal.Entry, reason alive.Reason) (found bool) {
 	switch e.State {
 	case journal.Adding:
 		e.State = journal.Unwinding
-		g := e.Newest()
-		for i := range g.Steps {
-			g.Steps[i].ADD = journal.AddCutOff
-		}
+		CutOff(e.Newest().Steps)
 	case journal.Live:
 		e.State = journal.Removing
 		if g := e.Newest(); asked && w.Verb.Conf.NeverAdded() { // unwind may have been killed after its first result
-			for i := 1; i < len(g.Steps); i++ {
-				g.Steps[i].ADD = journal.AddCutOff
-			}
+			CutOff(g.Steps[min(1, len(g.Steps)):])
 		}
 	}
 	if e.Reason == "" || !alive.Recorded(e.Cause, e.Reason).Is(reason) { // else the recorded text may say more
@@ -133,4 +128,20 @@ func MarkKilled(e *journal.Entry, programs []string, grace time.Duration) bool {
 		}
 	}
 	return true
+}
+
+// FailedADD notes that the ADD of a step's delegate failed. A delegate that was killed may have gone on:
+// it gets a second DEL after the grace period.
+func FailedADD(step *journal.Step, killed bool, grace time.Duration) {
+	step.ADD = journal.AddFailed
+	if killed {
+		step.ADD, step.RepeatAt = journal.AddCutOff, journal.BootNanos()+int64(grace)
+	}
+}
+
+// CutOff notes that the ADDs of some steps may not have passed: unwind was killed while they ran.
+func CutOff(steps []journal.Step) {
+	for i := range steps {
+		steps[i].ADD = journal.AddCutOff
+	}
 }
