@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"cni-unwind/plugin/internal/host"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
+	"cni-unwind/plugin/undo"
 )
 
 // claim releases dead attachments that claim the addresses of this ADD before the next delegate
@@ -88,10 +90,16 @@ func (a *adding) unrecorded(plugin string, err error) *delegate.Failure {
 	return nil
 }
 
-// record writes the entry as live and returns the other entries that hold one of the claims.
+// record writes the entry as live and returns the other entries that hold one of the claims. The
+// transaction that writes the claims looks, too: of two ADDs that get the same address at once, the
+// later one finds the other.
 func (a *adding) record(ctx context.Context, claims []journal.Claim) (others []*journal.Entry, err error) {
+	var addresses []netip.Addr
+	for _, c := range claims {
+		addresses = append(addresses, c.Address)
+	}
 	err = a.rec.Update(ctx, func(tx *journal.Tx) (err error) {
-		if others, err = a.holdersOf(tx, claims); err != nil {
+		if others, err = undo.Others(tx, a.key, addresses); err != nil {
 			return err
 		}
 		return a.putLive(tx)
@@ -125,21 +133,4 @@ func (a *adding) confirm(ctx context.Context, plugin string) *delegate.Failure {
 	}
 	_, err := a.record(ctx, nil)
 	return a.unrecorded(plugin, err)
-}
-
-// holdersOf returns the other entries that hold one of the claims. The transaction that writes the
-// claims looks, too: of two ADDs that get the same address at once, the later one finds the other.
-func (a *adding) holdersOf(tx *journal.Tx, claims []journal.Claim) (others []*journal.Entry, err error) {
-	for _, c := range claims {
-		entries, err := tx.ByAddress(c.Address)
-		if err != nil {
-			return nil, err
-		}
-		for _, e := range entries {
-			if e.Key != a.key {
-				others = append(others, e)
-			}
-		}
-	}
-	return others, nil
 }

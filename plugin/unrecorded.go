@@ -1,0 +1,193 @@
+package plugin
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"cni-unwind/ipam"
+	"cni-unwind/journal"
+	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/tristate"
+	"cni-unwind/plugin/undo"
+)
+
+// This file makes what a DEL goes by where the journal does not have it, or not all of it: from what the
+// runtime sends.
+
+// amend adds to the entry what unwind could not write to the journal. It says whether it added
+// anything.
+func (d *deleting) amend(killed []string) (amended bool) {
+	amended = undo.MarkKilled(d.entry, killed, d.conf.GracePeriod)
+	gen := d.entry.Newest()
+	switch {
+	case d.entry.State == journal.Adding && (d.lock.Made() || d.fits(gen)),
+		d.entry.State == journal.Live && d.fits(gen) && len(d.given().Addresses) > len(gen.Claims):
+		d.complete(gen)
+	case d.addedUnseen():
+		d.takeLater()
+	default:
+		return amended
+	}
+	return true
+}
+
+// given returns the interface that the runtime's prevResult names.
+func (d *deleting) given() journal.Interface {
+	return netconf.InterfaceOf(d.conf.PrevResult, d.key.IfName)
+}
+
+// addedUnseen says whether the runtime's prevResult comes from an ADD that the entry does not have:
+// the attachment was added again while the journal could not see it. A failed ADD gives the runtime
+// no result.
+func (d *deleting) addedUnseen() bool {
+	given := d.given()
+	if !given.Known() {
+		return false
+	}
+	if alive.AnySameADD(d.entry.Undone, given) == tristate.Yes {
+		seen, err := host.Look(d.args.Netns, d.key.IfName)
+		return err == nil && seen.Is(given) // undone, and added again with the same MAC address
+	}
+	recorded := alive.InterfacesOf(d.entry)
+	if d.entry.State == journal.Unwinding || d.entry.State == journal.Adding {
+		return alive.AnySameADD(recorded, given) != tristate.Yes
+	}
+	return len(recorded) > 0 && alive.AnySameADD(recorded, given) == tristate.No
+}
+
+// takeLater adds the missing ADD to the entry, from what the runtime sends. It is undone first.
+func (d *deleting) takeLater() {
+	chain, err := d.w.Verb.Chain()
+	if err != nil {
+		d.log.Warn("an ADD that the journal did not see, and the chain cannot be read", "attachment", d.key.String(), "err", err)
+		return
+	}
+	d.log.Warn("the attachment was added again by an ADD that the journal did not see; both are undone",
+		"attachment", d.key.String())
+	d.entry.Generations = append(d.entry.Generations, d.generation(chain))
+}
+
+// fromStdin makes an entry from the configuration and the prevResult of the runtime, for an
+// attachment that was added before unwind was installed, or whose entry was lost.
+func (d *deleting) fromStdin() error {
+	if ours, _ := d.namesHostNetNS(); ours && d.conf.NeverAdded() { // unwind or skel refused its ADD
+		d.succeedIdle("its ADD was refused: CNI_NETNS is the runtime's own namespace", nil, false)
+		return nil
+	}
+	chain, err := d.w.Verb.Chain()
+	if err != nil {
+		switch {
+		case d.conf.NeverAdded():
+			d.succeedIdle("the journal has no entry, and the runtime has no result of an ADD", err, false)
+			return nil
+		case d.stripped(err):
+			d.succeedIdle("neither the journal in "+d.conf.StateDir+" nor the runtime's configuration knows it", err, false)
+			return nil
+		}
+		d.removeLock()
+		return badConfig(fmt.Errorf("the journal does not know %s, and the chain cannot be read: %w", d.key, err))
+	}
+	gen := d.generation(chain)
+	if d.conf.NeverAdded() { // an ADD with a missing binary took nothing
+		undo.CutOff(gen.Steps)
+		gen.Steps = slices.DeleteFunc(gen.Steps, func(s journal.Step) bool {
+			_, err := netconf.FindPlugin(s.Type, gen.Path)
+			return err != nil
+		})
+	}
+	if len(gen.Steps) == 0 {
+		d.succeedIdle("no plugin of its chain is in CNI_PATH, and the runtime has no result of an ADD", nil, false)
+		return nil
+	}
+	d.entry = &journal.Entry{
+		Key: d.key, State: journal.Removing, Pod: netconf.PodOf(d.args.Args), Generations: []journal.Generation{gen},
+	}
+	if err := checkText(d.args); err != nil {
+		d.journalFailed(err)
+	}
+	return nil
+}
+
+// stripped says whether the runtime's configuration has lost the keys of unwind (multus up to 4.3,
+// of a clusterNetwork), by the error of its chain. A retry would come with the same configuration,
+// so it could undo no more, unless the journal can be read then.
+func (d *deleting) stripped(err error) bool {
+	return errors.Is(err, netconf.ErrNoChain) && d.bad == nil && !d.rec.Unwritable
+}
+
+// generation returns an ADD of the whole chain, from what the runtime sends. The journal does not
+// have the namespace of that ADD, so the namespace at the runtime's path has to prove that it is
+// the one: see undo.Worker.
+func (d *deleting) generation(chain *netconf.Chain) journal.Generation {
+	gen := journal.Generation{
+		NetNS: journal.NetNS{Path: d.args.Netns}, Args: d.args.Args, Path: d.args.Path, CNIVersion: chain.CNIVersion,
+		Host: d.node.Host, Created: journal.Now(), GracePeriod: max(1, d.conf.GracePeriod),
+		AWSCheckpoint: d.conf.AWSCheckpoint, Steps: chain.Steps(d.conf),
+	}
+	d.takePrevResult(&gen, chain)
+	return gen
+}
+
+// complete fills in an ADD that succeeded although the journal could not be written, from the
+// runtime's prevResult and the chain on stdin.
+func (d *deleting) complete(gen *journal.Generation) {
+	chain, err := d.w.Verb.Chain()
+	if err != nil {
+		d.log.Warn("the journal has a part of the ADD, and the chain cannot be read", "attachment", d.key.String(), "err", err)
+		return
+	}
+	d.takePrevResult(gen, chain)
+	d.entry.State = journal.Live
+}
+
+// fits says whether the runtime's prevResult can be the result of the ADD: it has all addresses
+// that the ADD got, and the runtime names no other namespace. If the ADD was cut off, the runtime
+// may still have the result of an earlier ADD of the container ID, or of a later one that the
+// journal did not see.
+func (d *deleting) fits(gen *journal.Generation) bool {
+	if netns, err := host.Identify(d.args.Netns); err == nil && gen.NetNS.Known() && !gen.NetNS.Same(netns) {
+		return false
+	}
+	r, err := netconf.ParseResult(d.conf.PrevResult)
+	return d.conf.PrevResult != nil && err == nil && !slices.ContainsFunc(gen.Claims, func(c journal.Claim) bool {
+		return !slices.Contains(r.Addresses(), c.Address)
+	})
+}
+
+// takePrevResult stores the runtime's prevResult as the result of the ADD.
+func (d *deleting) takePrevResult(gen *journal.Generation, chain *netconf.Chain) {
+	if d.conf.PrevResult == nil {
+		return
+	}
+	raw, err := netconf.ConvertResult(d.conf.PrevResult, chain.CNIVersion)
+	if err != nil {
+		d.log.Warn("the runtime's prevResult cannot be used", "attachment", d.key.String(), "err", err)
+		return
+	}
+	r, err := netconf.ParseResult(raw)
+	if err != nil {
+		d.log.Warn("the runtime's prevResult cannot be used", "attachment", d.key.String(), "err", err)
+		return
+	}
+	gen.Result, gen.HostLinks = raw, netconf.HostLinks(r)
+	for _, c := range claimsOf(r, chain, d.key.Network, d.conf) {
+		if !slices.ContainsFunc(gen.Claims, func(o journal.Claim) bool { return o.Address == c.Address }) {
+			gen.Claims = append(gen.Claims, c)
+		}
+	}
+}
+
+// claimsOf returns claims on the addresses of a final result, for the first delegate of the chain
+// that calls an IPAM plugin.
+func claimsOf(r *netconf.Result, chain *netconf.Chain, network string, conf *netconf.Conf) []journal.Claim {
+	first := max(0, slices.IndexFunc(chain.Delegates, func(d netconf.Delegate) bool { return d.IPAM != "" }))
+	pool := ipam.Pool(chain.Config(first, conf), network)
+	var claims []journal.Claim
+	for _, address := range r.Addresses() {
+		claims = append(claims, journal.Claim{Address: address, Step: first, Pool: pool})
+	}
+	return claims
+}
