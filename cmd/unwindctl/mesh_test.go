@@ -166,6 +166,7 @@ func (l *linkerd) stop() {
 type meshed struct {
 	*runtimeMachine
 	mesh mesh
+	file string // unwind's
 	adds int
 }
 
@@ -235,11 +236,13 @@ func (m *meshed) step(what string) {
 	case "mesh out":
 		m.mesh.stop()
 	case "unwind":
-		m.mustCtl("install", "--file", "00-unwind.json")
+		m.file = "00-unwind.json"
+		m.mustCtl("install", "--file", m.file)
 	case "unwind, a list":
-		m.mustCtl("install", "--file", "00-unwind.conflist")
+		m.file = "00-unwind.conflist"
+		m.mustCtl("install", "--file", m.file)
 	case "unwind out":
-		m.mustCtl("uninstall", "--file", "00-unwind.json")
+		m.mustCtl("uninstall", "--file", m.file)
 	default:
 		m.Fatal(what)
 	}
@@ -247,8 +250,8 @@ func (m *meshed) step(what string) {
 }
 
 // TestMeshes: in whatever order a provider, a mesh and unwind come, go and write their files, the
-// mesh's plugin runs once for each pod. Earlier releases wrote a list, behind whose unwind the
-// meshes put their plugin: there the count is wrong until the next install or uninstall.
+// mesh's plugin runs once for each pod. Behind unwind in a list the meshes put their plugin: there the
+// count is wrong until the next install or uninstall.
 func TestMeshes(t *testing.T) {
 	t.Parallel()
 	for name, make := range map[string]func(*runtimeMachine) mesh{
@@ -260,9 +263,9 @@ func TestMeshes(t *testing.T) {
 			"mesh first":      {"provider", "mesh", "unwind", "mesh again", "unwind", "provider", "unwind out", "mesh again", "mesh out"},
 			"unwind first":    {"provider", "unwind", "mesh", "unwind", "mesh again", "provider", "mesh out", "provider", "unwind out"},
 			"unwind in, out":  {"provider", "unwind", "mesh", "unwind out", "unwind", "provider", "mesh again", "unwind out", "provider"},
-			"an old install":  {"provider", "unwind, a list", "mesh", "unwind", "provider", "mesh again", "unwind out", "mesh out"},
-			"old, after mesh": {"provider", "mesh", "unwind, a list", "mesh again", "unwind", "provider", "mesh again", "mesh out", "unwind out"},
-			"old, out":        {"provider", "unwind, a list", "mesh", "unwind out", "mesh again", "provider", "mesh out"},
+			"a list":          {"provider", "unwind, a list", "mesh", "unwind out", "unwind", "provider", "mesh again", "unwind out", "mesh out"},
+			"a list after it": {"provider", "mesh", "unwind, a list", "mesh again", "unwind out", "unwind", "provider", "mesh again", "mesh out", "unwind out"},
+			"a list, out":     {"provider", "unwind, a list", "mesh", "unwind out", "mesh again", "provider", "mesh out"},
 		} {
 			t.Run(name+", "+order, func(t *testing.T) {
 				t.Parallel()

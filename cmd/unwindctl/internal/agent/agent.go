@@ -111,7 +111,7 @@ func (a *agent) run(ctx context.Context) error {
 
 func (a *agent) reconciler(setup install.Setup, paths node.Runtime) *reconciler {
 	return &reconciler{
-		Setup: setup, paths: paths, conf: a.Conf, file: a.File, interval: a.Interval, log: a.log,
+		Setup: setup, paths: paths, conf: a.Conf, interval: a.Interval, log: a.log,
 		find: a.find, heartbeat: &a.reconciling,
 		stateDir: func() string { return a.journalDir(setup) },
 	}
@@ -139,7 +139,7 @@ func (a *agent) journalDir(setup install.Setup) string {
 	if setup.StateDir != "" {
 		return setup.StateDir
 	}
-	c, _ := netconf.ReadConflist(setup.Current())
+	c, _ := netconf.ReadConflist(setup.Path())
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if c != nil && c.Unwind != nil {

@@ -58,7 +58,7 @@ func (r *reconciler) unlock() {
 // warnOfStateDir warns if unwind's conflist names another state directory than this agent was
 // given. An agent that was given that one waits for another lock.
 func (r *reconciler) warnOfStateDir() {
-	c, _ := netconf.ReadConflist(r.Current())
+	c, _ := netconf.ReadConflist(r.Path())
 	if c == nil || c.Unwind == nil || r.StateDir == "" ||
 		filepath.Clean(c.Unwind.StateDir) == filepath.Clean(r.StateDir) {
 		return

@@ -28,7 +28,6 @@ type reconciler struct {
 	install.Setup
 	paths     node.Runtime
 	conf      string // as --conf has it
-	file      string // as --file has it
 	interval  time.Duration
 	log       *dedupLogger
 	find      func() (node.Runtime, error)
@@ -203,7 +202,7 @@ func (r *reconciler) inUse() metrics.InUse {
 // stepAside removes our file if cilium has copied it into its own, and reports whether it did.
 func (r *reconciler) stepAside() bool {
 	c := r.CiliumCopy()
-	if c == nil || !c.OfOurs() || missing(r.Current()) {
+	if c == nil || !c.OfOurs() || missing(r.Path()) {
 		return false
 	}
 	_, said, err := r.Remove()
@@ -220,7 +219,7 @@ func missing(path string) bool {
 
 // switchedOff reports whether somebody has removed our conflist.
 func (r *reconciler) switchedOff() bool {
-	if _, err := os.Lstat(r.Current()); err == nil || !errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Lstat(r.Path()); err == nil || !errors.Is(err, fs.ErrNotExist) {
 		r.disabled = false
 		return false
 	}
@@ -239,7 +238,7 @@ func (r *reconciler) switchedOff() bool {
 
 // remember keeps what the next reconcile compares with.
 func (r *reconciler) remember() {
-	r.named, r.source = install.ChainFile(r.Current()), nil
+	r.named, r.source = install.ChainFile(r.Path()), nil
 	if r.named != "" {
 		r.source, _ = os.Stat(r.named)
 	}
@@ -250,7 +249,7 @@ func (r *reconciler) remember() {
 // that is away. A file that unwindctl install --conf passed over before the agent began is still
 // passed over.
 func (r *reconciler) provider() string {
-	named := install.ChainFile(r.Current())
+	named := install.ChainFile(r.Path())
 	if r.conf != "" || named == "" {
 		return r.conf
 	}
@@ -270,7 +269,7 @@ func (r *reconciler) provider() string {
 // firstOther returns the first file of the directory beside ours, or "".
 func (r *reconciler) firstOther() string {
 	paths, _ := netconf.Conflists(r.ConfDir)
-	i := slices.IndexFunc(paths, func(path string) bool { return path != r.Path() && path != r.Current() })
+	i := slices.IndexFunc(paths, func(path string) bool { return path != r.Path() })
 	if i < 0 {
 		return ""
 	}
@@ -278,7 +277,7 @@ func (r *reconciler) firstOther() string {
 }
 
 // refind reads the runtime's configuration again, for a problem in it may have been corrected. The
-// directories stay those of the start.
+// directories and our file stay those of the start.
 func (r *reconciler) refind(ctx context.Context) {
 	paths, err := r.find()
 	if err == nil && (paths.ConfDir != r.ConfDir || paths.BinDirs[0] != r.BinDir) {
@@ -288,12 +287,12 @@ func (r *reconciler) refind(ctx context.Context) {
 	r.log.warnOnce("find", "looking for the runtime's directories", err)
 	if err == nil {
 		r.paths = paths
-		r.File, r.CNIVersion = cmp.Or(r.file, install.OwnFile(paths)), paths.CNIVersion(ctx)
+		r.CNIVersion = paths.CNIVersion(ctx)
 	}
 }
 
 func (r *reconciler) removeConflist() {
-	if missing(r.Current()) {
+	if missing(r.Path()) {
 		return
 	}
 	_, said, err := r.Remove()

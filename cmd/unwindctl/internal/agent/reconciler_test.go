@@ -349,29 +349,6 @@ func TestReconcileBehind(t *testing.T) {
 	}
 }
 
-// TestReconcileForm: the list of an earlier release becomes the configuration of one plugin where
-// the runtime is one of CRI. What is there instead of it counts as ours, also before.
-func TestReconcileForm(t *testing.T) {
-	t.Parallel()
-	k := newReconciling(t, nil)
-	k.reconciles(nodetest.First)
-	k.again(func(r *reconciler) {
-		r.paths.Socket = "/none"
-		paths := r.paths
-		r.find = func() (node.Runtime, error) { return paths, nil }
-	})
-	k.reconciles("")
-	c, err := netconf.ReadConflist(k.InConf("00-unwind.json"))
-	if err != nil || c.Unwind.ChainFile != k.InConf("10-bridge.conflist") {
-		t.Fatalf("%+v, %v\n%s", c, err, k.log)
-	}
-	k.Remove(c.Path)
-	k.reconciles("")
-	if durable.Exists(c.Path) || k.says("somebody has removed unwind's conflist") != 1 {
-		t.Errorf("it is back, or that somebody removed it is not said once:\n%s", k.log)
-	}
-}
-
 // TestReconcileOlder: an agent replaces an older plugin, and leaves a newer one, or one that cannot
 // be compared, as it is.
 func TestReconcileOlder(t *testing.T) {

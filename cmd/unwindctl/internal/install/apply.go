@@ -22,7 +22,6 @@ import (
 //  1. A plugin that another program has put behind unwind goes to the end of the provider's file. A
 //     crash here leaves it in both: it runs twice, as it may have before, rather than not at all.
 //  2. Our file is written.
-//  3. Our file in its other form is removed. Until then the runtime takes the list.
 func (s Setup) WriteConflist() (changed bool, err error) {
 	p, err := s.Plan()
 	if err != nil || !p.changed {
@@ -37,10 +36,7 @@ func (s Setup) WriteConflist() (changed bool, err error) {
 	if err := durable.Replace(p.path, bytes.NewReader(p.content), 0o644); err != nil {
 		return false, err
 	}
-	if p.stale != "" {
-		err = durable.Remove(p.stale)
-	}
-	return true, err
+	return true, nil
 }
 
 // prepareState makes the state directory, so that install reports a failure and not each pod. It
@@ -48,7 +44,7 @@ func (s Setup) WriteConflist() (changed bool, err error) {
 func (s Setup) prepareState() error {
 	is := s.stateDir()
 	dir := cmp.Or(s.StateDir, is)
-	if dir != is && durable.Exists(s.Current()) {
+	if dir != is && durable.Exists(s.Path()) {
 		attachments, err := inspect.ReadJournal(context.Background(), &journal.Store{Dir: is})
 		if err != nil || len(attachments) > 0 {
 			hint := "leave it there, or wait until unwindctl list --state-dir " + is + " is empty"

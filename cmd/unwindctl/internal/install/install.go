@@ -136,10 +136,6 @@ func (o Options) printPlan(
 	} else {
 		fmt.Fprintf(&text, "%s is as it should be\n", p.path)
 	}
-	if p.stale != "" {
-		fmt.Fprintf(&text, "would remove %s after that: %s replaces it\n", p.stale,
-			filepath.Base(p.path))
-	}
 	if o.ProgramDir != "" {
 		fmt.Fprintf(&text, "would install unwindctl into %s\n", o.ProgramDir)
 	}
@@ -175,9 +171,6 @@ func (o Options) printDone(
 	fmt.Fprintf(&text, "%s %s (%s)\n", words[d.binary], filepath.Join(s.BinDir, netconf.Name), d.about)
 	fmt.Fprintf(&text, "%s %s (network %s, chain %s of %s)\n", words[d.conflist], d.path,
 		d.Source.Name, strings.Join(types, " → "), d.Source.Path)
-	if d.stale != "" {
-		fmt.Fprintf(&text, "removed:   %s (%s replaces it)\n", d.stale, filepath.Base(d.path))
-	}
 	for _, sentence := range d.Repairs() {
 		fmt.Fprintf(&text, "put right: %s\n", sentence)
 	}

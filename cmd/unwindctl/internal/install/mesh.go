@@ -26,7 +26,7 @@ func Meshes(s Setup, binDirs []string) (found []Mesh) {
 		}) || slices.ContainsFunc(binDirs, func(dir string) bool {
 			return durable.Exists(filepath.Join(dir, name))
 		}) {
-			found = append(found, Mesh{name, filepath.Base(s.Current())})
+			found = append(found, Mesh{name, filepath.Base(s.Path())})
 		}
 	}
 	return found

@@ -46,7 +46,7 @@ func (p *Plan) refuseMissing(dirs []string) error {
 // Plan computes our conflist from the provider's as both are now. It writes nothing.
 func (s Setup) Plan() (*Plan, error) {
 	p := &Plan{path: s.Path()}
-	old, err := s.readOwn(p)
+	old, err := p.readOwn()
 	if err != nil {
 		return nil, err
 	}
@@ -60,40 +60,32 @@ func (s Setup) Plan() (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.changed = old == nil || p.stale != "" || !sameJSON(old.Data, p.content)
+	p.changed = old == nil || !sameJSON(old.Data, p.content)
 	return p, nil
 }
 
 // Repairs returns sentences about plugins that another program has put behind unwind.
 func (p *Plan) Repairs() []string { return p.behind.sentences(p.Source.Path) }
 
-// readOwn reads our file, of its two forms that which is to be written if both are there. It
-// returns nil if there is none. A file in its place that is not recognisably ours is an error.
-func (s Setup) readOwn(p *Plan) (*netconf.Conflist, error) {
-	var own *netconf.Conflist
-	if _, err := os.Lstat(p.path); err == nil {
-		c, err := netconf.ReadConflist(p.path)
-		switch {
-		case !ours(c):
-			return nil, term.WithHint("move it away, or choose another name with --file",
-				"%s is not a conflist that unwindctl wrote: left alone", p.path)
-		case err != nil:
-			return nil, term.WithHint("mend it; to switch unwind off at once: rm "+p.path,
-				"%s: %w", p.path, err)
-		}
-		own = c
-		p.behind.add(c)
-	} else if !errors.Is(err, fs.ErrNotExist) {
+// readOwn reads our file. It returns nil if there is none. A file in its place that is not
+// recognisably ours is an error.
+func (p *Plan) readOwn() (*netconf.Conflist, error) {
+	if _, err := os.Lstat(p.path); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
 		return nil, err
 	}
-	if c, err := netconf.ReadConflist(s.otherForm()); err == nil && ours(c) {
-		p.stale = c.Path
-		p.behind.add(c)
-		if own == nil {
-			own = c
-		}
+	c, err := netconf.ReadConflist(p.path)
+	switch {
+	case !ours(c):
+		return nil, term.WithHint("move it away, or choose another name with --file",
+			"%s is not a conflist that unwindctl wrote: left alone", p.path)
+	case err != nil:
+		return nil, term.WithHint("mend it; to switch unwind off at once: rm "+p.path,
+			"%s: %w", p.path, err)
 	}
-	return own, nil
+	p.behind.add(c)
+	return c, nil
 }
 
 // ours reports whether unwindctl wrote a file: unwind comes first in it, and its chain is another
@@ -122,7 +114,7 @@ func (s Setup) checkDirectory(p *Plan) error {
 		return err
 	}
 	for _, path := range paths {
-		if path == p.path || path == p.stale {
+		if path == p.path {
 			continue
 		}
 		if c, _ := netconf.ReadConflist(path); c != nil && c.Unwind != nil {
@@ -171,7 +163,7 @@ func (s Setup) readSource(p *Plan) error {
 			return err
 		}
 		paths = slices.DeleteFunc(paths, func(path string) bool {
-			return path == p.path || path == p.stale
+			return path == p.path
 		})
 		if len(paths) == 0 {
 			return term.WithHint("install again when the network's provider has written one",
@@ -190,7 +182,7 @@ func (s Setup) readSource(p *Plan) error {
 		return term.WithHint(half, "%s: %w", path, err)
 	}
 	switch {
-	case path == p.path || path == p.stale || p.Source.Unwind != nil || names(p.Source.Data, p.path):
+	case path == p.path || p.Source.Unwind != nil || names(p.Source.Data, p.path):
 		return term.WithHint("wrap the conflist of the network's provider", "%s runs unwind itself",
 			path)
 	case p.Source.Name == "":

@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strings"
 
-	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/plugin/netconf"
 )
@@ -52,21 +51,14 @@ type Setup struct {
 // Path returns the path of our file.
 func (s Setup) Path() string { return filepath.Join(s.ConfDir, cmp.Or(s.File, ownList)) }
 
-// otherForm returns the path that our file has in its other form: earlier releases wrote a list.
+// otherForm returns the path that our file has in its other form. The form follows the runtime and
+// --file, which an uninstall may not have been given.
 func (s Setup) otherForm() string {
 	base, isJSON := strings.CutSuffix(s.Path(), ".json")
 	if isJSON {
 		return base + ".conflist"
 	}
 	return strings.TrimSuffix(base, ".conflist") + ".json"
-}
-
-// Current returns the path at which our file is now, in one form or the other, or Path.
-func (s Setup) Current() string {
-	if c, _ := netconf.ReadConflist(s.otherForm()); ours(c) && !durable.Exists(s.Path()) {
-		return s.otherForm()
-	}
-	return s.Path()
 }
 
 // names reports whether a configuration contains unwind, or the path of our conflist. Multus has
@@ -106,7 +98,7 @@ func ChainFile(path string) string {
 
 // stateDir returns the state directory that our conflist names.
 func (s Setup) stateDir() string {
-	if c, _ := netconf.ReadConflist(s.Current()); c != nil && c.Unwind != nil {
+	if c, _ := netconf.ReadConflist(s.Path()); c != nil && c.Unwind != nil {
 		return c.Unwind.StateDir
 	}
 	return netconf.DefaultStateDir
@@ -118,8 +110,7 @@ type Plan struct {
 	Source   *netconf.Conflist // the provider's, as it is to be
 	chain    *netconf.Chain
 	content  []byte
-	changed  bool   // from what is there
-	stale    string // our file in its other form, "" if it is not there
+	changed  bool // from what is there
 	behind   behind
 	warnings []string
 }
