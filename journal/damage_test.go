@@ -292,8 +292,8 @@ func TestDamagedFile(t *testing.T) {
 			}
 			changed()
 			err = s.Update(t.Context(), func(tx *Tx) error { return tx.Put(adding("b")) })
-			switch tt.want {
-			case nil:
+			switch {
+			case tt.want == nil:
 				check(t, err)
 				wantEntries(t, s, "a", "b")
 				raw(t, s, func(btx *bolt.Tx) error {
@@ -302,12 +302,12 @@ func TestDamagedFile(t *testing.T) {
 					}
 					return nil
 				})
-			case ErrNewer:
+			case errors.Is(tt.want, ErrNewer):
 				if !errors.Is(err, ErrNewer) {
 					t.Errorf("Update: %v", err)
 				}
 				changed()
-			case ErrDamaged:
+			default:
 				check(t, err)
 				wantEntries(t, s, "b")
 				aside := wantAside(t, s, 1)[0]

@@ -86,6 +86,9 @@ func TestLookingChangesNothing(t *testing.T) {
 			check(t, os.Rename(s.Path(), s.Path()+".new"))
 		}, 0},
 		{"populated", func(t *testing.T, s *Store) { check(t, populate(s)) }, populated},
+		{"populated, no locks", func(t *testing.T, s *Store) {
+			check(t, errors.Join(populate(s), os.Remove(filepath.Join(s.Dir, locksName))))
+		}, populated},
 		{"populated, no queue", func(t *testing.T, s *Store) {
 			check(t, populate(s))
 			check(t, os.Remove(filepath.Join(s.Dir, queueName)))
@@ -116,10 +119,13 @@ func TestLookingChangesNothing(t *testing.T) {
 	}
 }
 
-func TestViewCannotWrite(t *testing.T) {
+// TestNothingIsWritten by a View, nor by an Update that has nothing to write.
+func TestNothingIsWritten(t *testing.T) {
 	s := newStore(t)
 	put(t, s, adding("a"))
 	changed := untouched(t, s.Dir)
+	update(t, s, look)
+	changed()
 	for name, fn := range map[string]func(*Tx) error{
 		"Put":    func(tx *Tx) error { return tx.Put(adding("b")) },
 		"Delete": func(tx *Tx) error { return tx.Delete(keyOf("a")) },
@@ -182,6 +188,26 @@ func TestModes(t *testing.T) {
 // TestRefused: the store refuses, and does not touch, anything that could let another user write
 // the journal or redirect it.
 func TestRefused(t *testing.T) {
+	type change func(t *testing.T, path string)
+	at := func(name string, do change) func(t *testing.T, s *Store) {
+		return func(t *testing.T, s *Store) { do(t, filepath.Join(s.Dir, name)) }
+	}
+	mode := func(m os.FileMode) change {
+		return func(t *testing.T, path string) { check(t, os.Chmod(path, m)) }
+	}
+	linked := func(t *testing.T, path string) {
+		check(t, errors.Join(os.Rename(path, path+".real"), os.Symlink(path+".real", path)))
+	}
+	dangling := func(t *testing.T, path string) {
+		check(t, errors.Join(os.Remove(path), os.Symlink(path+".real", path)))
+	}
+	// instead has the store use another directory, which is made by do.
+	instead := func(do func(path string) error) func(t *testing.T, s *Store) {
+		return func(t *testing.T, s *Store) {
+			s.Dir += ".other"
+			check(t, do(s.Dir))
+		}
+	}
 	for _, tt := range []struct {
 		name    string
 		prepare func(t *testing.T, s *Store)
@@ -189,58 +215,27 @@ func TestRefused(t *testing.T) {
 		views   bool   // a View may accept it
 	}{
 		{"relative", func(_ *testing.T, s *Store) { s.Dir = "state" }, "absolute", true},
-		{"folder is a link", func(t *testing.T, s *Store) {
-			check(t, os.Rename(s.Dir, s.Dir+".real"))
-			check(t, os.Symlink(s.Dir+".real", s.Dir))
-		}, "not a directory", false},
-		{"folder is a link to an empty folder", func(t *testing.T, s *Store) {
-			s.Dir += ".link"
-			check(t, os.Symlink(t.TempDir(), s.Dir))
-		}, "not a directory", true},
-		{"folder is a file", func(t *testing.T, s *Store) {
-			s.Dir += ".file"
-			check(t, os.WriteFile(s.Dir, nil, 0o600))
-		}, "not a directory", false},
-		{"folder writable by its group", func(t *testing.T, s *Store) { check(t, os.Chmod(s.Dir, 0o720)) }, "0720", false},
-		{"folder writable by others", func(t *testing.T, s *Store) { check(t, os.Chmod(s.Dir, 0o1702)) }, "0702", false},
-		{"empty folder writable by others", func(t *testing.T, s *Store) {
-			s.Dir += ".open"
-			check(t, os.Mkdir(s.Dir, 0o700))
-			check(t, os.Chmod(s.Dir, 0o777))
-		}, "0777", true},
+		{"folder is a link", at("", linked), "not a directory", false},
+		{"folder is a link to an empty folder", instead(func(path string) error { return os.Symlink(t.TempDir(), path) }), "not a directory", true},
+		{"folder is a file", instead(func(path string) error { return os.WriteFile(path, nil, 0o600) }), "not a directory", false},
+		{"folder writable by its group", at("", mode(0o720)), "0720", false},
+		{"folder writable by others", at("", mode(0o1702)), "0702", false},
+		{"empty folder writable by others", instead(func(path string) error {
+			return errors.Join(os.Mkdir(path, 0o700), os.Chmod(path, 0o777))
+		}), "0777", true},
 		{"another user's folder", func(t *testing.T, s *Store) {
 			needRoot(t)
 			check(t, os.Chown(s.Dir, 12345, 0))
 		}, "user 12345", false},
-		{"locks writable by others", func(t *testing.T, s *Store) {
-			check(t, os.Chmod(filepath.Join(s.Dir, locksName), 0o777))
-		}, "0777", true},
-		{"locks is a link", func(t *testing.T, s *Store) {
-			check(t, os.RemoveAll(filepath.Join(s.Dir, locksName)))
-			check(t, os.Symlink(t.TempDir(), filepath.Join(s.Dir, locksName)))
-		}, "not a directory", true},
-		{"file is a folder", func(t *testing.T, s *Store) {
-			check(t, os.Rename(s.Path(), s.Path()+".real"))
-			check(t, os.Mkdir(s.Path(), 0o700))
-		}, "not a regular file", false},
-		{"file is a link", func(t *testing.T, s *Store) {
-			check(t, os.Rename(s.Path(), s.Path()+".real"))
-			check(t, os.Symlink(s.Path()+".real", s.Path()))
-		}, "not a regular file", false},
-		{"file is a link to nothing", func(t *testing.T, s *Store) {
-			check(t, os.Remove(s.Path()))
-			check(t, os.Symlink(s.Path()+".real", s.Path()))
-		}, "not a regular file", false},
-		{"queue is a link", func(t *testing.T, s *Store) {
-			queue := filepath.Join(s.Dir, queueName)
-			check(t, os.Rename(queue, queue+".real"))
-			check(t, os.Symlink(queue+".real", queue))
-		}, syscall.ELOOP.Error(), false},
-		{"queue is a link to nothing", func(t *testing.T, s *Store) {
-			queue := filepath.Join(s.Dir, queueName)
-			check(t, os.Remove(queue))
-			check(t, os.Symlink(queue+".real", queue))
-		}, syscall.ELOOP.Error(), false},
+		{"locks writable by others", at(locksName, mode(0o777)), "0777", true},
+		{"locks is a link", at(locksName, linked), "not a directory", true},
+		{"file is a folder", at(fileName, func(t *testing.T, path string) {
+			check(t, errors.Join(os.Rename(path, path+".real"), os.Mkdir(path, 0o700)))
+		}), "not a regular file", false},
+		{"file is a link", at(fileName, linked), "not a regular file", false},
+		{"file is a link to nothing", at(fileName, dangling), "not a regular file", false},
+		{"queue is a link", at(queueName, linked), syscall.ELOOP.Error(), false},
+		{"queue is a link to nothing", at(queueName, dangling), syscall.ELOOP.Error(), false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newStore(t)
