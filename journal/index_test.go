@@ -3,6 +3,7 @@ package journal
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -57,6 +58,7 @@ var operations = rapid.Custom(func(t *rapid.T) operation {
 // TestJournalIsAMap: the journal behaves like a map, whatever the operations and transactions, also
 // those that are rolled back.
 func TestJournalIsAMap(t *testing.T) {
+	check(t, flag.Set("rapid.nofailfile", "true"))
 	dir, n := t.TempDir(), 0
 	rapid.Check(t, func(t *rapid.T) {
 		n++
@@ -125,6 +127,7 @@ func (m *model) put(tx *Tx, old, e Entry, o operation) error {
 	e.State, e.Pod = o.state, o.pod
 	e.Generations = slices.Clone(e.Generations[max(0, len(e.Generations)-2):])
 	e.Newest().Claims = adding("", o.addresses...).Newest().Claims
+	e.Newest().NetNS, e.Newest().Host.BootID = NetNS{Path: "/run/netns/" + o.reason, Dev: 4, Ino: 7}, o.reason
 	number, legalNow := e.Newest().Number, slices.Contains(legal, [2]State{old.State, e.State})
 	if err := tx.Put(&e); (err == nil) != legalNow {
 		return fmt.Errorf("%q over %q: %w", e.State, old.State, err)
@@ -169,12 +172,21 @@ func (m model) compare(tx *Tx) error {
 		}
 		buried[v[:8]+k] = true
 	}
+	outlines, wantOutlines := map[Key]Outline{}, map[Key]Outline{}
+	err = errors.Join(err, tx.Outlines(func(o Outline, err error) error {
+		outlines[o.Key] = o
+		return err
+	}))
+	for k, e := range m.entries {
+		wantOutlines[k] = Outline{k, e.State, e.Newest().Host.BootID, e.Newest().NetNS}
+	}
 	order := map[string]bool{}
 	for k, v := range bucketOf(tx, bucketBuried) {
 		order[k+v] = true
 	}
 	return errors.Join(err,
 		differ("entries", m.entries, entries),
+		differ("outlines", wantOutlines, outlines),
 		differ("tombstones", m.tombstones, tombstones),
 		differ("index by pod", pods, keysIn(bucketOf(tx, bucketPods))),
 		differ("index by address", addresses, keysIn(bucketOf(tx, bucketAddresses))),
