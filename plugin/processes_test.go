@@ -90,7 +90,7 @@ func TestConfined(t *testing.T) {
 			p.unpin()
 			return func() { p.end(process) }
 		}},
-		{"a process inside, an entry of an earlier release", func(p *pod) func() {
+		{"a process inside, no inode of net/dev", func(p *pod) func() {
 			p.processInside()
 			p.unpin()
 			p.edit(func(g *journal.Generation) { g.NetNS.NetDev = 0 })
@@ -155,13 +155,13 @@ func TestConfinedNode(t *testing.T) {
 		name     string
 		node     string // a shell's commands on the node before unwind starts
 		unwind   string
-		earlier  bool // the entry is from an earlier release
+		noNetDev bool // the entry has no inode of net/dev
 		released bool
 	}{
 		{"lost", `umount "$POD"; `, some, false, true},
-		{"lost, an entry of an earlier release", `umount "$POD"; `, some, true, true},
+		{"lost, no inode of net/dev", `umount "$POD"; `, some, true, true},
 		{"a process inside", inside, some, false, false},
-		{"a process inside, an entry of an earlier release", inside, some, true, false},
+		{"a process inside, no inode of net/dev", inside, some, true, false},
 		{"lost, processes hidden from others", hidden + `umount "$POD"; `, all, false, true},
 		{"lost, processes hidden", hidden + `umount "$POD"; `, some, false, false},
 		{"a process inside, processes hidden", inside + hidden, some, false, false},
@@ -173,7 +173,7 @@ func TestConfinedNode(t *testing.T) {
 			n := newNode(t)
 			p := n.pod("a")
 			p.mustAdd(n.unwindChain(n.oneStep()))
-			if c.earlier {
+			if c.noNetDev {
 				p.edit(func(g *journal.Generation) { g.NetNS.NetDev = 0 })
 			}
 			p.statusBy(p.onNode(c.node + c.unwind))

@@ -139,8 +139,8 @@ func TestMistakeCutOff(t *testing.T) {
 	}
 }
 
-// TestMistakeAfterSuccess: a delegate has a pending DEL, whatever is visible, if its ADD succeeded
-// or an entry of an earlier release does not say that it failed.
+// TestMistakeAfterSuccess: a delegate has a pending DEL, whatever is visible, unless its entry says
+// that its ADD failed.
 func TestMistakeAfterSuccess(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
