@@ -63,6 +63,7 @@ func TestImports(t *testing.T) {
 		{"ipam", []string{module + "journal", module + "plugin", module + "cmd"}},
 		{"plugin", []string{module + "cmd"}},
 		{"plugin/netconf", []string{module + "plugin/internal"}},
+		{"plugin/known", []string{strings.TrimSuffix(module, "/"), "github.com", "golang.org"}},
 		{"plugin/tristate", []string{module + "journal", module + "ipam", module + "plugin/netconf"}},
 		{"plugin/record", []string{module + "ipam", module + "plugin/netconf", module + "plugin/internal"}},
 		{"plugin/alive", []string{module + "plugin/undo", module + "plugin/sweep", module + "plugin/internal/delegate"}},
@@ -144,7 +145,7 @@ func TestUnwindctl(t *testing.T) {
 
 // TestLayout has no package where none belongs.
 func TestLayout(t *testing.T) {
-	layout := []string{"cmd/*", "cmd/unwindctl/internal/*", "plugin", "plugin/netconf", "plugin/internal/*", "journal", "ipam", "scripts/bench", "scripts/bench/noop", "scripts/sbom", "scripts/systemd"}
+	layout := []string{"cmd/*", "cmd/unwindctl/internal/*", "plugin", "plugin/netconf", "plugin/known", "plugin/internal/*", "journal", "ipam", "scripts/bench", "scripts/bench/noop", "scripts/sbom", "scripts/systemd"}
 	for pkg := range packages(t) {
 		if !slices.ContainsFunc(layout, func(pattern string) bool { ok, _ := path.Match(pattern, pkg); return ok }) {
 			t.Errorf("package %s is not one of %v", pkg, layout)

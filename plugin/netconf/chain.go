@@ -19,6 +19,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/known"
 )
 
 // Chain is the conflist that unwind runs.
@@ -388,6 +389,13 @@ func WithPrevResult(config, prevResult json.RawMessage) json.RawMessage {
 		comma = ""
 	}
 	return bytes.Join([][]byte{config[:len(config)-1], []byte(comma + `"prevResult":`), prevResult, []byte("}")}, nil)
+}
+
+// ExecutesIPAM says whether the delegate is known to execute the binary of its ipam.type. No ADD can
+// succeed without it then.
+func (d Delegate) ExecutesIPAM() bool {
+	executes := known.Of(d.Type).ExecutesIPAM
+	return d.IPAM != "" && executes != nil && executes(d.IPAM, d.object)
 }
 
 // Missing returns the plugins without which no ADD of the chain can succeed and that no directory

@@ -16,6 +16,8 @@ import (
 
 	"github.com/containernetworking/cni/pkg/utils"
 	"github.com/containernetworking/cni/pkg/version"
+
+	"cni-unwind/plugin/known"
 )
 
 // Name is the type under which unwind is installed. No delegate may have it.
@@ -146,33 +148,17 @@ func DefaultConf() *Conf {
 	}
 }
 
-// readFirst are plugins that do nothing before they have read all of their configuration, by their
-// sources: of containernetworking/plugins 1.9.1, cilium 1.20.2, calico 3.32.1 (it sets a variable of
-// its own process), amazon-vpc-cni-k8s 1.23.2, flannel 1.9.1, istio 1.31 (it sets up its log on
-// stderr), linkerd2-proxy-init's cni-plugin 1.6.8, antrea 2.7.0, kube-ovn 1.16.2, ovn-kubernetes
-// 1.3.0 and sriov-cni 2.10.0. azure-vnet must not be here: it takes a lock of the whole node first.
-//
-// aws-cni and egress-cni write two lines to a log before main, and rotate it if it is full, by a rename
-// (pkg/netlinkwrapper/netlink.go, pkg/utils/logger; lumberjack). That takes no lock, and nothing of it
-// is an attachment's. A process that is started twice writes them twice.
-//
-// A plugin is known by its name alone. A program of such a name that does something else first is
-// ended after half a second, and starts in its turn: see delegate.Processes.
-var readFirst = []string{
-	"bandwidth", "bridge", "dummy", "firewall", "host-device", "ipvlan", "loopback", "macvlan", "portmap",
-	"ptp", "sbr", "tap", "tuning", "vlan", "vrf",
-	"antrea", "aws-cni", "calico", "cilium-cni", "egress-cni", "flannel", "istio-cni", "kube-ovn",
-	"linkerd-cni", "ovn-k8s-cni-overlay", "sriov",
-}
-
 // StartsEarly says whether the process of a plugin may be started before its turn, and get its
 // configuration when that has come: the plugin must do nothing before it has read all of it. The key
 // "startEarly" adds plugins to those that are known to be so; an empty list is none.
+//
+// A plugin is known by its name alone. A program of such a name that does something else first is
+// ended after half a second, and starts in its turn: see delegate.Processes.
 func (c *Conf) StartsEarly(plugin string) bool {
 	if c.StartEarly != nil && len(c.StartEarly) == 0 {
 		return false
 	}
-	return slices.Contains(readFirst, plugin) || slices.Contains(c.StartEarly, plugin)
+	return known.Of(plugin).ReadsFirst || slices.Contains(c.StartEarly, plugin)
 }
 
 // Observes says whether unwind sweeps nothing, as in the first week. It then also leaves out work
