@@ -31,7 +31,7 @@ func FuzzReservation(f *testing.F) {
 		if len(found) > 1 || len(found) == 1 && (err != nil || found[0].Address != address || found[0].Ownerless() != (found[0].Owner == Owner{})) {
 			t.Fatalf("%q is %+v", name, found)
 		}
-		_, _ = backendOf(pool).Taken(pool)
+		_, _ = Taken(pool)
 		for _, owner := range []Owner{{"a", "eth0"}, {"b", "eth0"}} {
 			held, _ := HeldBy(pool, owner.ContainerID, owner.IfName)
 			if is := len(found) == 1 && found[0].Owner.Is(owner.ContainerID, owner.IfName); (len(held) == 1) != is {

@@ -18,16 +18,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hostLocal is the reference plugin. It keeps a file for each address, with the container ID, CR
-// LF, and the interface. Before its version 0.8 the file lacks the interface. The file is empty if
-// host-local died between creating and writing it. It does both under the lock of the pool.
-type hostLocal struct{}
+// host-local keeps a file for each address, with the container ID, CR LF, and the interface. Before
+// its version 0.8 the file lacks the interface. The file is empty if host-local died between creating
+// and writing it. It does both under the lock of the pool, which is the directory of a network.
 
 // defaultDataDir is where host-local keeps its networks if its configuration names no dataDir.
 const defaultDataDir = "/var/lib/cni/networks"
 
-// Pool returns the directory of the network. network is a valid network name.
-func (hostLocal) Pool(config json.RawMessage, network string) string {
+// Pool returns the pool of a network, given the configuration of a delegate, or "" if the delegate
+// does not call host-local. network is a valid network name.
+func Pool(config json.RawMessage, network string) string {
 	var conf struct {
 		IPAM struct {
 			Type    string `json:"type"`
@@ -46,26 +46,24 @@ func (hostLocal) Pool(config json.RawMessage, network string) string {
 	return filepath.Join(conf.IPAM.DataDir, network)
 }
 
-func (hostLocal) There(pool string) error {
-	_, err := os.Stat(pool)
-	return err
-}
-
-func (hostLocal) Taken(pool string) (taken []netip.Addr, err error) {
+// Taken returns the addresses of a pool that host-local does not give out now, since they are given
+// out or something else has their place. It opens none of them.
+func Taken(pool string) (all []netip.Addr, err error) {
 	files, err := os.ReadDir(pool)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
 	for _, f := range files {
 		if a, ok := parseName(f.Name()); ok {
-			taken = append(taken, a)
+			all = append(all, a)
 		}
 	}
-	return taken, nil
+	return all, nil
 }
 
-// Changed returns when the file was written: host-local never writes it again.
-func (hostLocal) Changed(r Reservation) (time.Time, error) {
+// Changed returns when the reservation was made, by the wall clock: host-local never writes its file
+// again.
+func (r Reservation) Changed() (time.Time, error) {
 	info, err := os.Lstat(filepath.Join(r.Pool, r.name))
 	if err != nil {
 		return time.Time{}, err
@@ -81,9 +79,11 @@ const (
 	usualOwner = 4096
 )
 
-// Scan opens only files that look like reservations. It skips the lock, last_reserved_ip.*,
-// directories and names that are no address.
-func (hostLocal) Scan(pool string) ([]Reservation, error) {
+// Scan returns all reservations of a pool, sorted. It writes nothing and takes no lock, so its result
+// may be out of date. It opens only files that look like reservations, and skips the lock,
+// last_reserved_ip.*, directories and names that are no address. It leaves out what it cannot read,
+// and returns an error for it. A pool that does not exist has none.
+func Scan(pool string) ([]Reservation, error) {
 	dir, err := os.OpenFile(pool, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -116,7 +116,8 @@ func (hostLocal) Scan(pool string) ([]Reservation, error) {
 	return found, errors.Join(errs...)
 }
 
-func (hostLocal) Look(pool string, address netip.Addr) (r Reservation, ok bool, err error) {
+// look returns the reservation of an address. Like Scan, it writes nothing.
+func look(pool string, address netip.Addr) (r Reservation, ok bool, err error) {
 	r = Reservation{Address: address, Pool: pool, name: address.Unmap().WithZone("").String()}
 	path := filepath.Join(pool, r.name)
 	r.Owner, ok, err = readOwner(unix.AT_FDCWD, path, make([]byte, usualOwner))
@@ -175,7 +176,10 @@ func parseOwner(data []byte) Owner {
 	return Owner{ContainerID: strings.TrimSpace(id), IfName: strings.TrimSpace(ifname)}
 }
 
-func (hostLocal) Apply(ctx context.Context, pool string, plan []Planned) (released []Planned, err error) {
+// Apply carries out a plan for a pool under host-local's own lock. A reservation that changed since
+// the scan stays. Apply returns what it released, and all errors. ctx bounds the wait for the lock. A
+// crash leaves each reservation either released or untouched.
+func Apply(ctx context.Context, pool string, plan []Planned) (released []Planned, err error) {
 	if len(plan) == 0 {
 		return nil, nil
 	}

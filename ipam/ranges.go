@@ -41,13 +41,14 @@ func (s *givenSubnet) UnmarshalJSON(data []byte) error {
 	return s.IPNet.UnmarshalJSON(data)
 }
 
-// Ranges accepts and refuses the same ranges as host-local. The runtime's ranges come first, then
+// Ranges returns the range sets of a delegate's pool, or none if its configuration does not give
+// them. It accepts and refuses the same ranges as host-local. The runtime's ranges come first, then
 // the range of the old style. The delegates flannel and calico give host-local other ranges than
 // they are given:
 //   - flannel puts the node's subnets in the place of all (flannel-io/cni-plugin 6f13a99d,
 //     flannel_linux.go, getDelegateIPAM), so its pool has no set;
 //   - calico does so for two words, and a set with one of them has no range.
-func (hostLocal) Ranges(config json.RawMessage) ([]Set, error) {
+func Ranges(config json.RawMessage) ([]Set, error) {
 	var conf struct {
 		Type string `json:"type"`
 		IPAM struct {

@@ -73,7 +73,7 @@ func asHostLocal(t interface {
 }, config string) {
 	t.Helper()
 	theirs, _, errTheirs := allocator.LoadIPAMConfig([]byte(config), "")
-	ours, err := hostLocal{}.Ranges([]byte(config))
+	ours, err := Ranges([]byte(config))
 	if none := errTheirs != nil && errTheirs.Error() == "no IP ranges specified"; none && err == nil && ours == nil {
 		return
 	}
