@@ -36,7 +36,7 @@ type Plugin struct {
 	Labels func(network, containerID, ifname string) []string
 	// Chain names the chain of a container in table nat of iptables.
 	Chain func(network, containerID string) string
-	// Masquerades says that it makes Chain, and nftables rules, only if ipMasq is set.
+	// Masquerades says that its rules are those of ipMasq, see MasqueradesBy.
 	Masquerades bool
 
 	// NetNS is what its DEL is shown where the container's network namespace must not be.
@@ -137,6 +137,15 @@ func IPAMOf(config json.RawMessage) Plugin {
 		return Plugin{LeavesNothing: true}
 	}
 	return Of(conf.IPAM.Type)
+}
+
+// MasqueradesBy says whether the plugin makes masquerading rules for each container, given its
+// configuration.
+func (p Plugin) MasqueradesBy(config json.RawMessage) bool {
+	var conf struct {
+		IPMasq bool `json:"ipMasq"`
+	}
+	return p.Masquerades && json.Unmarshal(config, &conf) == nil && conf.IPMasq
 }
 
 // Names returns the plugins of which something is known to hold, in the order of the table.

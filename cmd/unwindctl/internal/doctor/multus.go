@@ -14,6 +14,7 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/probe"
 	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/wrap"
+	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -28,7 +29,7 @@ type multusConf struct {
 
 // find returns Multus' own configuration, or nil.
 func (m *multusConf) find() *multusConf {
-	if m == nil || m.Type == "multus" || m.Type == "multus-shim" {
+	if m == nil || known.Of(m.Type).IsMultus {
 		return m
 	}
 	for i := range m.Plugins {
@@ -142,10 +143,12 @@ func configOf(network, dir string) *netconf.Conflist {
 }
 
 // othersRead says whether a program besides Multus reads the configuration, and does not see its
-// plugin in "chain": OVN-Kubernetes.
+// plugin in "chain".
 func othersRead(config []byte) bool {
 	c, _ := netconf.ReadConflistFrom(strings.NewReader(string(config)))
-	return c != nil && slices.Contains(c.Types, "ovn-k8s-cni-overlay")
+	return c != nil && slices.ContainsFunc(c.Types, func(plugin string) bool {
+		return known.Of(plugin).ReadsDefinitions
+	})
 }
 
 func plural(names []string) string {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -160,7 +162,7 @@ func (e *examination) entry(ctx context.Context, r node.Runtime, c *netconf.Conf
 			"take sweepOnStatus out, or see to unwindctl sweep by a timer",
 			"sweepOnStatus is false: a STATUS releases nothing")
 	}
-	e.flannel(chain)
+	e.hiddenIPAM(chain)
 	var types []string
 	for _, p := range chain.Delegates {
 		types = append(types, p.Type)
@@ -170,20 +172,22 @@ func (e *examination) entry(ctx context.Context, r node.Runtime, c *netconf.Conf
 	return chain
 }
 
-// flannel reports what unwind needs in flannel's entry to see its addresses.
-func (e *examination) flannel(chain *netconf.Chain) {
-	const remedy = "set it where flannel's conflist comes from: scripts/providers/flannel.md"
+// hiddenIPAM reports what unwind needs in the entry of a plugin that calls another one (flannel) to
+// see its addresses.
+func (e *examination) hiddenIPAM(chain *netconf.Chain) {
 	for _, p := range chain.Delegates {
-		if p.Type != "flannel" {
+		if !known.Of(p.Type).HidesIPAM {
 			continue
 		}
+		remedy := fmt.Sprintf("set it where %[1]s's conflist comes from: scripts/providers/%[1]s.md",
+			p.Type)
 		if p.IPAM == "" {
-			e.add("configuration", Warning, remedy, `flannel's entry has no "ipam": unwind does `+
-				"not see its addresses, and one that a DEL leaves stays for ever")
+			e.add("configuration", Warning, remedy, `%s's entry has no "ipam": unwind does not see `+
+				"its addresses, and one that a DEL leaves stays for ever", p.Type)
 		}
 		if newer, _ := version.GreaterThanOrEqualTo(chain.CNIVersion, "0.3.0"); !newer {
-			e.add("configuration", Warning, remedy, "flannel's conflist has cniVersion %s: its "+
-				"results name no interface", term.OrDash(chain.CNIVersion))
+			e.add("configuration", Warning, remedy, "%s's conflist has cniVersion %s: its results "+
+				"name no interface", p.Type, term.OrDash(chain.CNIVersion))
 		}
 	}
 }

@@ -2,17 +2,15 @@ package inspect
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
 
-	"github.com/containernetworking/plugins/pkg/utils"
-
 	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
+	"cni-unwind/plugin/known"
 )
 
 // Leaks returns what the delegates of an attachment may leave on this machine if none of them gets
@@ -42,41 +40,27 @@ func Leaks(ctx context.Context, store *journal.Store, key journal.Key) (leaks []
 	return slices.Compact(leaks), nil
 }
 
-// leaksOfStep returns what one delegate may leave. The names are those that the reference plugins
-// v1.9 give.
+// leaksOfStep returns what one delegate may leave.
 func leaksOfStep(e *journal.Entry, s *journal.Step) (leaks []string) {
-	var conf struct {
-		IPMasq bool `json:"ipMasq"`
-		IPAM   struct {
-			Type string `json:"type"`
-		} `json:"ipam"`
-	}
-	_ = json.Unmarshal(s.Config, &conf)
+	addresses := term.Join(term.Addresses(e.Addresses()))
 	if pool := ipam.Pool(s.Config, e.Network); pool != "" {
 		held, _ := ipam.HeldBy(pool, e.ContainerID, e.IfName)
 		for _, a := range held {
 			leaks = append(leaks, fmt.Sprintf("%s: the address of host-local",
 				filepath.Join(pool, a.String())))
 		}
-	} else if conf.IPAM.Type != "" {
+	} else if plugin := known.IPAMOf(s.Config); plugin.Name != "" {
 		leaks = append(leaks, fmt.Sprintf("%s: what it keeps for container %s, such as %s",
-			conf.IPAM.Type, e.ContainerID,
-			term.Join(term.Addresses(e.Addresses()))))
+			plugin.Name, e.ContainerID, addresses))
 	}
-	switch s.Type {
-	case "bridge", "ptp":
-		if conf.IPMasq {
-			leaks = append(leaks, fmt.Sprintf("%s: chain %s in table nat, and the rules that jump "+
-				"to it", s.Type, utils.FormatChainName(e.Network, e.ContainerID)))
-		}
-	case "portmap":
-		leaks = append(leaks, fmt.Sprintf("portmap: chain %s in table nat, and the rules that "+
-			"jump to it",
-			utils.MustFormatChainNameWithPrefix(e.Network, e.ContainerID, "DN-")))
-	case "firewall":
-		leaks = append(leaks, fmt.Sprintf("firewall: rules for %s in chain CNI-FORWARD of table "+
-			"filter", term.Join(term.Addresses(e.Addresses()))))
-	case "loopback":
+	switch p := known.Of(s.Type); {
+	case p.LeavesNothing, p.Masquerades && !p.MasqueradesBy(s.Config):
+	case p.Chain != nil:
+		leaks = append(leaks, fmt.Sprintf("%s: chain %s in table nat, and the rules that jump to it",
+			s.Type, p.Chain(e.Network, e.ContainerID)))
+	case slices.Contains(p.Traces, known.RulesOfAddresses):
+		leaks = append(leaks, fmt.Sprintf("%s: rules for %s in chain CNI-FORWARD of table filter",
+			s.Type, addresses))
 	default:
 		leaks = append(leaks, fmt.Sprintf("%s: whatever it took for container %s, interface %s",
 			s.Type, e.ContainerID, e.IfName))

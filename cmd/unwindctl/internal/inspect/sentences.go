@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"cni-unwind/cmd/unwindctl/internal/term"
-	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/sweep"
 	"cni-unwind/plugin/tristate"
 	"cni-unwind/plugin/undo"
@@ -91,7 +91,7 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 	by := undo.Asker{Now: journal.BootNanos(), SameBoot: thisBoot, GracePeriod: a.grace,
 		Since: a.since, NoNetNS: errors.Is(err, fs.ErrNotExist),
 		ContainerLives: func() bool { return containerLives(a, all) },
-		Queued:         func(s *journal.Step) bool { return ipam.Queues(s.Type) }}
+		Queued:         func(s *journal.Step) bool { return known.Of(s.Type).Queues }}
 	for _, s := range a.Steps {
 		wait := undo.NextTry(&s.of, by)
 		next := "The next sweep tries it again."

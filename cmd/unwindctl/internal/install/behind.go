@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"cni-unwind/cmd/unwindctl/internal/durable"
+	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -101,8 +102,8 @@ func (b *behind) sentences(to string) (texts []string) {
 		if slices.Contains(b.lacking, plugin) {
 			text = fmt.Sprintf("%s was behind unwind: it is now at the end of %s", plugin, to)
 		}
-		if plugin == "istio-cni" {
-			text += "; if istio-cni's pod on this node is not ready then, start it anew"
+		if known.Of(plugin).Restarts {
+			text += "; if " + plugin + "'s pod on this node is not ready then, start it anew"
 		}
 		texts = append(texts, text)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -216,17 +217,16 @@ func (p *Plan) warnWritable(path string, info fs.FileInfo) {
 // Multus could take ours for the cluster's network, and call itself through it without end.
 func (p *Plan) checkProviders() error {
 	for _, d := range p.chain.Delegates {
-		switch d.Type {
-		case "cilium-cni":
-			p.warnings = append(p.warnings,
-				"cilium renames the other conflists of the directory, unwind's too, unless it is "+
-					"installed with cni.exclusive=false")
-		case "multus", "multus-shim":
-			if filepath.Ext(p.path) != ".json" {
-				return term.WithHint("--file "+besideMultus+" is a name that Multus does not see",
-					"Multus may take %s for the cluster's network, and call itself through it: no "+
-						"pod could start", filepath.Base(p.path))
-			}
+		facts := known.Of(d.Type)
+		if facts.RenamesUnless != "" {
+			p.warnings = append(p.warnings, fmt.Sprintf("%s renames the other conflists of the "+
+				"directory, unwind's too, unless it is installed with %s", facts.Provider,
+				facts.RenamesUnless))
+		}
+		if facts.IsMultus && filepath.Ext(p.path) != ".json" {
+			return term.WithHint("--file "+besideMultus+" is a name that Multus does not see",
+				"Multus may take %s for the cluster's network, and call itself through it: no "+
+					"pod could start", filepath.Base(p.path))
 		}
 	}
 	return nil
