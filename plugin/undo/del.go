@@ -15,14 +15,9 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/internal/delegate"
 	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
 )
-
-// scratchAllowed are the plugins that get a scratch namespace when the container's cannot be named.
-// With it they find and remove what they otherwise leave on the host (bridge, ptp: a nat chain;
-// tuning: its backup file; sbr fails without one). A plugin that moves a device back to the host
-// must never be here.
-var scratchAllowed = []string{"bridge", "ptp", "sbr", "tuning"}
 
 // undoing is one pass over the steps of one generation.
 type undoing struct {
@@ -120,12 +115,12 @@ func (u *undoing) delWith(
 	if prevResult != nil {
 		c.Stdin = netconf.WithPrevResult(config, prevResult)
 	}
-	switch {
-	case u.netns.path == "" && needsSome(step):
+	switch facts := known.Of(step.Type); {
+	case u.netns.path == "" && getsEmpty(step):
 		return u.delInScratch(ctx, step, c, "")
-	case step.Type == ovnkType && u.netns.gone:
-		return u.delLeftToOVN(ctx, step, c)
-	case !slices.Contains(scratchAllowed, step.Type):
+	case facts.LeftTo != "" && u.netns.gone:
+		return u.delLeft(ctx, step, c, facts.LeftTo)
+	case facts.NetNS != known.Scratch:
 		return u.callDEL(ctx, step, c)
 	}
 	if remove, shown := u.showInterface(ctx, step); shown {
@@ -156,7 +151,7 @@ func (u *undoing) callOf(step *journal.Step, config json.RawMessage) *delegate.C
 // nextCall returns the DEL of a step whose process may be started while another one runs. A step
 // that gets a scratch namespace has to wait for its path.
 func (u *undoing) nextCall(step *journal.Step) *delegate.Call {
-	if u.netns.path == "" && (slices.Contains(scratchAllowed, step.Type) || needsSome(step)) {
+	if u.netns.path == "" && (known.Of(step.Type).NetNS == known.Scratch || getsEmpty(step)) {
 		return nil
 	}
 	return u.Early(u.callOf(step, nil))
@@ -220,8 +215,8 @@ func (u *undoing) hasInterface() bool {
 }
 
 // showInterface says whether the container's interface is in the namespace that the delegates get.
-// If the namespace is there and bridge has removed the interface, sbr is lent one until remove is
-// called: its rules are in the namespace, and it finds them by the addresses of the interface.
+// If the namespace is there and bridge has removed the interface, a plugin that finds its rules by it
+// (sbr) is lent one until remove is called.
 func (u *undoing) showInterface(ctx context.Context, step *journal.Step) (remove func(), shown bool) {
 	if u.netns.path == "" {
 		return nil, false
@@ -229,7 +224,7 @@ func (u *undoing) showInterface(ctx context.Context, step *journal.Step) (remove
 	if u.hasInterface() {
 		return func() {}, true
 	}
-	if step.Type != "sbr" {
+	if !known.Of(step.Type).BorrowsInterface {
 		return nil, false
 	}
 	remove, err := host.LendInterface(u.netns.path, u.entry.IfName, u.addressesHad(ctx, step))
@@ -253,7 +248,7 @@ func (u *undoing) addressesHad(ctx context.Context, step *journal.Step) []netip.
 	for _, c := range u.gen.Claims {
 		prefixes = append(prefixes, netip.PrefixFrom(c.Address, c.Address.BitLen()))
 	}
-	if len(prefixes) == 0 && masquerades(step) {
+	if len(prefixes) == 0 && known.Of(step.Type).MasqueradesBy(step.Config) {
 		return u.masqueraded(ctx, u.entry.Key, step.Type)
 	}
 	return prefixes

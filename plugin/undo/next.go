@@ -3,11 +3,11 @@ package undo
 import (
 	"context"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
+	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/tristate"
 )
 
@@ -102,10 +102,10 @@ func after(awaits Awaits, in time.Duration) Next {
 }
 
 // forRuntimeIn returns how long a sweep leaves the DEL of a step to the runtime: it would do nothing
-// but forget what to do (skipUnnamed), and the runtime may still ask, and name the path. It waits for
+// but forget what to do (SkipsUnnamed), and the runtime may still ask, and name the path. It waits for
 // the grace period, from when the attachment was found dead. A reboot ends the wait.
 func forRuntimeIn(s *journal.Step, by Asker) time.Duration {
-	if !by.NoNetNS || !by.SameBoot || !slices.Contains(skipUnnamed, s.Type) {
+	if !by.NoNetNS || !by.SameBoot || !known.Of(s.Type).SkipsUnnamed {
 		return 0
 	}
 	return max(0, by.GracePeriod-time.Duration(by.Now-by.Since))

@@ -61,9 +61,9 @@ func TestNextTry(t *testing.T) {
 		{"to be confirmed", elsewhere, Asker{GracePeriod: time.Hour}, Next{GracePeriod, time.Minute}},
 		{"to be confirmed, of another boot", elsewhere, Asker{}, Next{}},
 		{"to be confirmed, by who can ask", elsewhere, Asker{GracePeriod: time.Hour, AsksStores: true}, Next{}},
-		{"left to the runtime", journal.Step{Type: skipUnnamed[0]}, Asker{SameBoot: true, NoNetNS: true, Since: now - minute, GracePeriod: time.Hour},
+		{"left to the runtime", journal.Step{Type: "sriov"}, Asker{SameBoot: true, NoNetNS: true, Since: now - minute, GracePeriod: time.Hour},
 			Next{Runtime, 59 * time.Minute}},
-		{"left to the runtime for long", journal.Step{Type: skipUnnamed[0]}, Asker{SameBoot: true, NoNetNS: true, GracePeriod: time.Hour}, Next{}},
+		{"left to the runtime for long", journal.Step{Type: "sriov"}, Asker{SameBoot: true, NoNetNS: true, GracePeriod: time.Hour}, Next{}},
 		{"the container lives", elsewhere, Asker{IgnoresPause: true, ContainerLives: func() bool { return true }}, Next{Awaits: Container}},
 	} {
 		tt.by.Now = now

@@ -2,9 +2,6 @@ package undo
 
 import (
 	"context"
-	"crypto/sha512"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -14,31 +11,22 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/known"
 )
-
-// digest returns the SHA-512 of a text in hexadecimal. The reference plugins name a container's
-// chains and interfaces by its first digits (plugins pkg/utils.MustFormatHashWithPrefix).
-func digest(s string) string {
-	sum := sha512.Sum512([]byte(s))
-	return hex.EncodeToString(sum[:])
-}
 
 // labels are the texts by which the DEL of a reference plugin finds the rules of an attachment.
 type labels []string
 
 // labelsOf returns the labels of a plugin, or of all plugins for "". A container may have rules of
 // other networks.
-func labelsOf(k journal.Key, plugin string) (l labels) {
-	chain := digest(k.Network + k.ContainerID)
-	if plugin != "portmap" { // bridge and ptp: iptables, macspoofchk, nftables
-		l = append(l, "CNI-"+chain[:24], "-"+k.ContainerID+"-"+k.IfName,
-			digest(k.Network)[:16]+"-"+digest(k.IfName + ":" + k.ContainerID)[:16])
+func labelsOf(k journal.Key, plugin string) labels {
+	switch of := known.Of(plugin).Labels; {
+	case plugin == "":
+		return known.AllLabels(k.Network, k.ContainerID, k.IfName)
+	case of != nil:
+		return of(k.Network, k.ContainerID, k.IfName)
 	}
-	if plugin == "portmap" || plugin == "" { // iptables; nftables, the same in all networks
-		l = append(l, "CNI-DN-"+chain[:21], "CNI-SN-"+chain[:21],
-			fmt.Sprintf("comment %q", k.ContainerID))
-	}
-	return l
+	return nil
 }
 
 // on says whether a rule has one of the labels.
@@ -72,22 +60,12 @@ const (
 	unknownIPv6 = "2001:db8::1/128"
 )
 
-// masquerades says whether a step's delegate makes masquerading rules for each container.
-func masquerades(step *journal.Step) bool {
-	var conf struct {
-		IPMasq bool `json:"ipMasq"`
-	}
-	is := step.Type == "bridge" || step.Type == "ptp"
-	return is && json.Unmarshal(step.Config, &conf) == nil && conf.IPMasq
-}
-
-// masqueraded returns the addresses for which bridge or ptp has masquerading rules for the
-// attachment. It reads them from the rules: a DEL removes the rules of the addresses on the
+// masqueraded returns the addresses for which a plugin that masquerades has rules for the attachment. It reads them from the rules: a DEL removes the rules of the addresses on the
 // interface. A plugin that was cut off between its chain and the rule that leads there left a chain
 // and no address; any address does then, as for nftables rules, which ptp removes only if it finds
 // some address.
 func (w *Worker) masqueraded(ctx context.Context, k journal.Key, plugin string) (addresses []netip.Prefix) {
-	chain := "CNI-" + digest(k.Network + k.ContainerID)[:24]
+	chain := known.Of(plugin).Chain(k.Network, k.ContainerID)
 	for _, family := range []struct {
 		save    string
 		unknown string

@@ -19,6 +19,7 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/internal/delegate"
 	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/tristate"
@@ -82,41 +83,27 @@ func (u *undoing) putRight(step *journal.Step) bool {
 // there, no if nothing is.
 type trace func(*undoing, context.Context, *journal.Step) tristate.Value
 
-// tracesOf returns all places where the DEL of a plugin removes something that belongs to the
-// attachment alone, or none for an unknown plugin. Things that attachments share, such as a bridge
-// or a chain that all jump to, do not count.
-func tracesOf(plugin string) []trace {
-	switch plugin {
-	case "bridge", "ptp": // the host's end goes with the interface; ipMasq and macspoofchk make rules
-		return []trace{(*undoing).reserved, (*undoing).interfaceThere, (*undoing).rulesOfContainer}
-	case "macvlan", "ipvlan", "vlan": // the interface is in the container alone
-		return []trace{(*undoing).reserved, (*undoing).interfaceThere}
-	case "host-device": // a DEL moves the interface to the host, and finds it by CNI_IFNAME
-		return []trace{(*undoing).reserved, (*undoing).interfaceThere}
-	case "firewall": // of each backend: firewalld writes nftables rules too
-		return []trace{(*undoing).rulesOfAddresses}
-	case "portmap":
-		return []trace{(*undoing).rulesOfContainer}
-	case "bandwidth": // the queueing discipline of the host's end goes with it
-		return []trace{(*undoing).ifbThere}
-	case "tuning": // a DEL restores what the backup has
-		return []trace{(*undoing).backupThere}
-	case "sbr": // its routes go with the interface
-		return []trace{(*undoing).routingRules}
-	}
-	return nil
+// looks say how to look in each place where plugins leave something.
+var looks = map[known.Trace]trace{
+	known.Reservation:      (*undoing).reserved,
+	known.Interface:        (*undoing).interfaceThere,
+	known.RulesOfContainer: (*undoing).rulesOfContainer,
+	known.RulesOfAddresses: (*undoing).rulesOfAddresses,
+	known.IFB:              (*undoing).ifbThere,
+	known.Backup:           (*undoing).backupThere,
+	known.RoutingRules:     (*undoing).routingRules,
 }
 
 // taken says whether the ADD of a step's delegate left something that its DEL would remove. One
 // place where unwind cannot look makes it unknown.
 func (u *undoing) taken(ctx context.Context, step *journal.Step) tristate.Value {
-	traces := tracesOf(step.Type)
-	if len(traces) == 0 {
+	facts := known.Of(step.Type)
+	if len(facts.Traces) == 0 && !facts.LeavesNothing {
 		return tristate.Unknown
 	}
 	taken := tristate.No
-	for _, t := range traces {
-		switch t(u, ctx, step) {
+	for _, place := range facts.Traces {
+		switch looks[place](u, ctx, step) {
 		case tristate.Yes:
 			return tristate.Yes
 		case tristate.Unknown:
@@ -130,24 +117,15 @@ func (u *undoing) taken(ctx context.Context, step *journal.Step) tristate.Value 
 // host-local's store, so a mistake in its ranges does not matter. static keeps nothing. A plugin
 // that keeps its state elsewhere (a daemon, a cluster) is unknown.
 func (u *undoing) reserved(_ context.Context, step *journal.Step) tristate.Value {
-	var conf struct {
-		IPAM struct {
-			Type string `json:"type"`
-		} `json:"ipam"`
+	if known.IPAMOf(step.Config).LeavesNothing {
+		return tristate.No
 	}
-	if json.Unmarshal(step.Config, &conf) != nil {
+	pool := ipam.Pool(step.Config, u.entry.Network)
+	if pool == "" {
 		return tristate.Unknown
 	}
-	switch conf.IPAM.Type {
-	case "", "static":
-		return tristate.No
-	case "host-local":
-		if pool := ipam.Pool(step.Config, u.entry.Network); pool != "" {
-			held, err := ipam.HeldBy(pool, u.entry.ContainerID, u.entry.IfName)
-			return tristate.Of(len(held) > 0, err)
-		}
-	}
-	return tristate.Unknown
+	held, err := ipam.HeldBy(pool, u.entry.ContainerID, u.entry.IfName)
+	return tristate.Of(len(held) > 0, err)
 }
 
 // interfaceThere looks for CNI_IFNAME in the container's network namespace. If the namespace is
@@ -199,7 +177,7 @@ func (u *undoing) rulesOfAddresses(ctx context.Context, step *journal.Step) tris
 
 // ifbThere looks for the interface that bandwidth makes on the host.
 func (u *undoing) ifbThere(context.Context, *journal.Step) tristate.Value {
-	_, err := netlink.LinkByName("bwp" + digest(u.entry.Network + u.entry.ContainerID)[:12])
+	_, err := netlink.LinkByName("bwp" + known.Digest(u.entry.Network + u.entry.ContainerID)[:12])
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
 		return tristate.No
 	}

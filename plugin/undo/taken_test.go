@@ -8,8 +8,20 @@ import (
 	"testing"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/tristate"
 )
+
+// TestPlaces: unwind can look in each place where a plugin leaves something.
+func TestPlaces(t *testing.T) {
+	for _, plugin := range known.Names(func(p known.Plugin) bool { return p.Traces != nil }) {
+		for _, place := range known.Of(plugin).Traces {
+			if looks[place] == nil {
+				t.Errorf("%s: no way to look for its %s", plugin, place)
+			}
+		}
+	}
+}
 
 // TestTakenUnknown: if unwind cannot look, it is unknown whether something is taken, and the DEL
 // stays pending.
@@ -37,6 +49,8 @@ func TestTakenUnknown(t *testing.T) {
 		{"an address that is not known", "firewall", "{}", delNetNS{gone: true}, path, tristate.Unknown},
 		{"sbr without a namespace", "sbr", "{}", delNetNS{gone: true}, path, tristate.No},
 		{"sbr with one that is not found", "sbr", "{}", delNetNS{}, path, tristate.Unknown},
+		{"a plugin that leaves nothing", "loopback", "{}", delNetNS{}, path, tristate.No},
+		{"no configuration", "macvlan", "[", delNetNS{gone: true}, path, tristate.Unknown},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := t.TempDir()

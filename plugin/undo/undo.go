@@ -12,6 +12,7 @@ import (
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/internal/delegate"
+	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
 )
@@ -201,7 +202,7 @@ func (u *undoing) share(ctx context.Context, step *journal.Step) (_ context.Cont
 // first one took. A delegate whose ADD did not succeed may have taken nothing: see undoMistake.
 func (u *undoing) del(ctx context.Context, step *journal.Step) *delegate.Failure {
 	f := u.delWith(ctx, step, step.Config, u.versionOf(step))
-	if f != nil && !f.Killed && masquerades(step) {
+	if f != nil && !f.Killed && known.Of(step.Type).MasqueradesBy(step.Config) {
 		f = u.delStrayRules(ctx, step, f)
 	}
 	switch {
