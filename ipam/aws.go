@@ -20,12 +20,9 @@ import (
 // a second one for each further network card (amazon-vpc-cni-k8s 1.23.2,
 // pkg/ipamd/datastore/data_store.go). ipamd replaces the file before it answers a plugin, so after a
 // DEL that freed the address the file does not have it.
-type AWS struct {
-	Checkpoint string // path of ipamd's checkpoint; "" is the default one
-}
+type AWS struct{}
 
 const (
-	awsType = "aws-cni"
 	// awsCheckpoint is where ipamd keeps its checkpoint by default.
 	awsCheckpoint = "/var/run/aws-node/ipam.json"
 	// awsFormat is the version of the checkpoint that AWS reads: of ipamd 1.12 to 1.23.
@@ -37,12 +34,8 @@ const (
 // Held reads the checkpoints. Without one, and in another format, there is no store to ask: the
 // directory is in memory, so a reboot empties it. A file that cannot be read is an error, unless
 // another one has the attachment.
-func (a AWS) Held(_ context.Context, config json.RawMessage, network, containerID, ifname string) (
-	held []netip.Addr, asked bool, err error) {
-	if delegate, _ := typesOf(config); delegate != awsType {
-		return nil, false, nil
-	}
-	first := cmp.Or(a.Checkpoint, awsCheckpoint)
+func (AWS) Held(_ context.Context, q Query) (held []netip.Addr, asked bool, err error) {
+	first := cmp.Or(q.Store, awsCheckpoint)
 	ext := filepath.Ext(first)
 	others, err := filepath.Glob(strings.TrimSuffix(first, ext) + "-nic-*" + ext)
 	if err != nil {
@@ -52,7 +45,7 @@ func (a AWS) Held(_ context.Context, config json.RawMessage, network, containerI
 	for _, path := range append([]string{first}, others...) {
 		allocations, known, err := readCheckpoint(path)
 		for _, one := range allocations {
-			if one.Network == network && one.ContainerID == containerID && one.IfName == ifname {
+			if one.Network == q.Network && one.ContainerID == q.ContainerID && one.IfName == q.IfName {
 				addresses, oddErr := one.addresses()
 				held, err = append(held, addresses...), errors.Join(err, oddErr)
 			}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -19,15 +18,10 @@ import (
 // plugins/cilium-cni/lib/deletion_queue.go). The agent takes the queue up once, at its start, and
 // removes each file after it has deleted what the file names
 // (pkg/endpoint/api/endpoint_deletion_queue.go).
-type Cilium struct {
-	Queue string // directory of the queue; "" is the one that Cilium uses
-}
+type Cilium struct{}
 
-const (
-	ciliumType = "cilium-cni"
-	// ciliumQueue is DeleteQueueDir of pkg/defaults, which nothing configures.
-	ciliumQueue = "/var/run/cilium/deleteQueue"
-)
+// ciliumQueue is DeleteQueueDir of pkg/defaults.
+const ciliumQueue = "/var/run/cilium/deleteQueue"
 
 // ErrQueued says that a DEL that passed waits in a queue of the plugin's own. Another DEL adds
 // nothing.
@@ -35,14 +29,9 @@ var ErrQueued = errors.New("the deletion is queued")
 
 // Held returns ErrQueued while a file of the attachment is in the queue. Without one, the agent has
 // answered the DEL. The other probes look for what cilium-cni's own IPAM plugin keeps.
-func (c Cilium) Held(_ context.Context, config json.RawMessage, _, containerID, ifname string) (
-	held []netip.Addr, asked bool, err error) {
-	delegate, plugin := typesOf(config)
-	if delegate != ciliumType {
-		return nil, false, nil
-	}
-	for _, name := range queued(containerID, ifname) {
-		path := filepath.Join(cmp.Or(c.Queue, ciliumQueue), name)
+func (Cilium) Held(_ context.Context, q Query) (held []netip.Addr, asked bool, err error) {
+	for _, name := range queued(q.ContainerID, q.IfName) {
+		path := filepath.Join(cmp.Or(q.Store, ciliumQueue), name)
 		switch _, err := os.Lstat(path); {
 		case err == nil:
 			return nil, true, fmt.Errorf("%w for Cilium's agent: %s", ErrQueued, path)
@@ -50,7 +39,7 @@ func (c Cilium) Held(_ context.Context, config json.RawMessage, _, containerID, 
 			return nil, true, err
 		}
 	}
-	return nil, plugin == "", nil
+	return nil, q.IPAM == "", nil
 }
 
 // queued returns the names that the file of an attachment may have: the SHA-256 of its content,
@@ -64,6 +53,3 @@ func queued(containerID, ifname string) (names []string) {
 	}
 	return names
 }
-
-// Queues says whether a delegate of a type has a queue of its own for DELs: see ErrQueued.
-func Queues(delegate string) bool { return delegate == ciliumType }

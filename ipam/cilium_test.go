@@ -1,7 +1,6 @@
 package ipam
 
 import (
-	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -15,35 +14,29 @@ func TestCilium(t *testing.T) {
 		file120 = "efff10c8e9390ab4e795bf36c13dbb6ce43d0edaaab471debdc33642931a762d.delete"
 		file119 = "30256168baf8c8b28db4376f81ca7e259669aa3a8f7f3af66019979abb00c6ab.delete"
 	)
-	const (
-		cilium   = `{"type": "cilium-cni"}`
-		withIPAM = `{"type": "cilium-cni", "ipam": {"type": "other"}}`
-	)
 	both := []string{file119, file120}
 	for _, tt := range []struct {
-		name, config, containerID, ifname string
-		files                             []string
-		asked, queued                     bool
+		name, ipam, containerID, ifname string
+		files                           []string
+		asked, queued                   bool
 	}{
-		{"1.20", cilium, "a", "eth0", []string{file120, "lockfile"}, true, true},
-		{"1.20, another interface", cilium, "a", "net1", []string{file120}, true, false},
-		{"1.19", cilium, "a", "eth0", []string{file119}, true, true},
-		{"1.19, another interface", cilium, "a", "net1", []string{file119}, true, true},
-		{"another container", cilium, "b", "eth0", both, true, false},
-		{"none", cilium, "a", "eth0", []string{"lockfile"}, true, false},
-		{"no queue", cilium, "a", "eth0", nil, true, false},
-		{"an IPAM plugin, queued", withIPAM, "a", "eth0", both, true, true},
-		{"an IPAM plugin, not queued", withIPAM, "a", "eth0", nil, false, false},
-		{"another plugin", `{"type": "bridge"}`, "a", "eth0", both, false, false},
-		{"no configuration", `[`, "a", "eth0", both, false, false},
+		{"1.20", "", "a", "eth0", []string{file120, "lockfile"}, true, true},
+		{"1.20, another interface", "", "a", "net1", []string{file120}, true, false},
+		{"1.19", "", "a", "eth0", []string{file119}, true, true},
+		{"1.19, another interface", "", "a", "net1", []string{file119}, true, true},
+		{"another container", "", "b", "eth0", both, true, false},
+		{"none", "", "a", "eth0", []string{"lockfile"}, true, false},
+		{"no queue", "", "a", "eth0", nil, true, false},
+		{"an IPAM plugin, queued", "other", "a", "eth0", both, true, true},
+		{"an IPAM plugin, not queued", "other", "a", "eth0", nil, false, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			queue := filepath.Join(t.TempDir(), "deleteQueue")
 			for _, name := range tt.files {
 				write(t, filepath.Join(queue, name))
 			}
-			held, asked, err := Cilium{Queue: queue}.Held(t.Context(), json.RawMessage(tt.config),
-				"cilium", tt.containerID, tt.ifname)
+			held, asked, err := Cilium{}.Held(t.Context(), Query{Network: "cilium",
+				ContainerID: tt.containerID, IfName: tt.ifname, IPAM: tt.ipam, Store: queue})
 			if len(held) > 0 || asked != tt.asked || (err != nil) != tt.queued {
 				t.Errorf("%v, asked %t, %v", held, asked, err)
 			}
@@ -63,8 +56,7 @@ func TestCiliumNoQueue(t *testing.T) {
 		t.Fatal(err)
 	}
 	held := func(queue string) error {
-		config := json.RawMessage(`{"type": "cilium-cni"}`)
-		_, _, err := Cilium{Queue: queue}.Held(t.Context(), config, "cilium", "a", "eth0")
+		_, _, err := Cilium{}.Held(t.Context(), Query{ContainerID: "a", IfName: "eth0", Store: queue})
 		return err
 	}
 	if err := held(file); err != nil {

@@ -145,9 +145,11 @@ type Generation struct {
 	HostLinks     []HostLink      `json:"hostLinks,omitempty"`
 	Host          Host            `json:"host"`
 	Created       Time            `json:"created"`
-	GracePeriod   time.Duration   `json:"gracePeriod,omitempty"`   // of the ADD's configuration
-	AWSCheckpoint string          `json:"awsCheckpoint,omitempty"` // the same, see ipam.AWS
-	Steps         []Step          `json:"steps"`                   // started, with a pending DEL, in chain order
+	GracePeriod   time.Duration   `json:"gracePeriod,omitempty"` // of the ADD's configuration
+	// Stores are the paths of plugins' stores that are not at their default, by plugin, of the ADD's
+	// configuration.
+	Stores map[string]string `json:"stores,omitempty"`
+	Steps  []Step            `json:"steps"` // started, with a pending DEL, in chain order
 	// Begun is set while a pass over the steps runs, and stays if the pass was cut off.
 	Begun bool `json:"begun,omitempty"`
 	// Occupant is the interface (index and MAC) that had the interface name in the namespace before

@@ -30,7 +30,7 @@ type Step struct {
 	// passed.
 	RepeatAt int64 `json:"repeatAt,omitempty"`
 	// ConfirmAt is set if the DEL passed, this plugin's DEL also passes where it freed nothing
-	// (ipam.MayLie), and no store could be asked. The DEL runs once more after this time
+	// (known.Plugin.MayLie), and no store could be asked. The DEL runs once more after this time
 	// (CLOCK_BOOTTIME, nanoseconds). Nothing was killed.
 	ConfirmAt int64 `json:"confirmAt,omitempty"`
 	// Unproven says why the last DEL that passed does not count: the store of the IPAM plugin still has

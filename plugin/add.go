@@ -248,7 +248,7 @@ func (a *adding) newEntry() {
 	gen := journal.Generation{
 		NetNS: seen.Netns, Occupant: seen.Occupant(), Args: a.args.Args, Path: a.args.Path, CNIVersion: a.chain.CNIVersion,
 		Host: a.node.Host, Created: journal.Now(), GracePeriod: max(1, a.conf.GracePeriod), // 0 is not known
-		AWSCheckpoint: a.conf.AWSCheckpoint, Steps: a.chain.Steps(a.conf),
+		Stores: a.conf.Stores, Steps: a.chain.Steps(a.conf),
 	}
 	if len(a.conf.RuntimeConfig) > 0 {
 		gen.RuntimeConfig = netconf.Marshal(a.conf.RuntimeConfig)

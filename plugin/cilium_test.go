@@ -30,7 +30,7 @@ func newCilium(t *testing.T) *cilium {
 	}
 	c.queue = filepath.Join(c.dir, "deleteQueue")
 	c.mkdir(c.queue)
-	c.env = append(c.env, ciliumEnv+"="+c.queue)
+	c.conf["stores"] = map[string]string{"cilium-cni": c.queue}
 	return c
 }
 
@@ -51,8 +51,7 @@ func (c *cilium) queued(containerID string) string {
 // sweepAll sweeps as a person does, for whom no DEL waits.
 func (c *cilium) sweepAll() {
 	c.Helper()
-	plugin := &Plugin{Stderr: c.Output(), Budgets: undo.DefaultBudgets, CacheDir: c.cacheDir(),
-		CiliumQueue: c.queue}
+	plugin := &Plugin{Stderr: c.Output(), Budgets: undo.DefaultBudgets, CacheDir: c.cacheDir()}
 	if _, err := plugin.Sweep(c.Context(), c.stateDir, sweep.Job{}); err != nil {
 		c.Fatal(err)
 	}

@@ -84,7 +84,7 @@ func TestFailedADDLies(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
 			n.conf["gracePeriod"] = "1h"
-			n.conf["awsCheckpoint"] = filepath.Join(n.dir, "none", "ipam.json")
+			n.conf["stores"] = map[string]string{"aws-cni": filepath.Join(n.dir, "none", "ipam.json")}
 			n.script(name, `cat >/dev/null; cd "${0%/*}"
 				[ "$CNI_COMMAND" != ADD ] || touch held.$CNI_CONTAINERID
 				if [ -e away ]; then [ "$CNI_COMMAND" = DEL ] || { echo '{"code": 11, "msg": "no API"}'; exit 1; }; exit 0; fi

@@ -14,6 +14,7 @@ import (
 	"cni-unwind/plugin/alive"
 	"cni-unwind/plugin/internal/delegate"
 	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/sweep"
@@ -139,7 +140,7 @@ func (d *deleting) fromJournal(ctx context.Context, killed []string) (tomb *jour
 // keptElsewhere says whether a step's IPAM plugin keeps its addresses on another machine.
 func keptElsewhere(e *journal.Entry) bool {
 	return slices.ContainsFunc(e.Generations, func(g journal.Generation) bool {
-		return slices.ContainsFunc(g.Steps, func(s journal.Step) bool { return ipam.Elsewhere(s.Config) })
+		return slices.ContainsFunc(g.Steps, func(s journal.Step) bool { return known.IPAMOf(s.Config).Elsewhere })
 	})
 }
 

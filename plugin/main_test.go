@@ -41,8 +41,6 @@ const (
 	lateEnv = "UNWIND_TEST_LATE"
 	// cacheEnv is the path of libcni's cache: see node.
 	cacheEnv = "UNWIND_TEST_CACHE"
-	// ciliumEnv is the path of cilium-cni's queue.
-	ciliumEnv = "UNWIND_TEST_CILIUM"
 	// uidEnv makes the plugin drop root for that user.
 	uidEnv = "UNWIND_TEST_UID"
 	// headlessEnv makes this program one whose first thread has ended.
@@ -86,7 +84,6 @@ func pluginMain() int {
 		p.Budgets = hastyBudgets
 	}
 	p.CacheDir = os.Getenv(cacheEnv)
-	p.CiliumQueue = os.Getenv(ciliumEnv)
 	if os.Getenv(patientEnv) != "" {
 		p.Budgets.Status, p.Budgets.Release = time.Minute, time.Minute
 	}

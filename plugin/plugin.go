@@ -15,11 +15,9 @@ type Plugin struct {
 	Budgets undo.Budgets
 	// CacheDir is the directory of libcni's cache of results; "" is the one that all runtimes use.
 	CacheDir string
-	// CiliumQueue is the directory of cilium-cni's queue of DELs; "" is the one that Cilium uses.
-	CiliumQueue string
-	// Probes ask stores that are not on this node. The agent has some; the program that starts for
-	// each pod has none.
-	Probes []ipam.Probe
+	// Probes are those of all stores that can be asked, by plugin; nil are those of ipam.OnNode, which
+	// the program has that starts for each pod. The agent also asks stores elsewhere.
+	Probes map[string]ipam.Probe
 	// Slow is called each time a delegate takes longer than half a second. From the first time on, a
 	// signal should no longer end the process before it has undone what it did; until then a signal
 	// is to the journal what SIGKILL is. Handlers take a thread, which most verbs do without. Nil does
@@ -38,6 +36,14 @@ func (p *Plugin) at(point string) {
 	if p.Point != nil {
 		p.Point(point)
 	}
+}
+
+// probes returns Probes, or its default.
+func (p *Plugin) probes() map[string]ipam.Probe {
+	if p.Probes == nil {
+		return ipam.OnNode()
+	}
+	return p.Probes
 }
 
 // newRunner returns what runs the delegates of one worker.

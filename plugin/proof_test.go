@@ -2,7 +2,6 @@ package plugin
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -37,7 +36,7 @@ func newAWS(t *testing.T) *aws {
 	}
 	a.checkpoint = filepath.Join(a.dir, "aws-node", "ipam.json")
 	a.mkdir(filepath.Dir(a.checkpoint))
-	a.conf["awsCheckpoint"] = a.checkpoint
+	a.conf["stores"] = map[string]string{"aws-cni": a.checkpoint}
 	return a
 }
 
@@ -291,10 +290,7 @@ type askedProbe struct {
 	answer func(ctx context.Context) ([]netip.Addr, bool, error)
 }
 
-func (p askedProbe) Held(ctx context.Context, config json.RawMessage, _, _, _ string) ([]netip.Addr, bool, error) {
-	if !strings.Contains(string(config), "whereabouts") {
-		return nil, false, nil
-	}
+func (p askedProbe) Held(ctx context.Context, _ ipam.Query) ([]netip.Addr, bool, error) {
 	return p.answer(ctx)
 }
 
@@ -504,7 +500,7 @@ func TestUnprovenOnce(t *testing.T) {
 // sweepAsking sweeps as the agent does, with its probes.
 func (n *node) sweepAsking(probe ipam.Probe) {
 	n.Helper()
-	plugin := &Plugin{Stderr: n.Output(), Budgets: undo.DefaultBudgets, CacheDir: n.cacheDir(), Probes: []ipam.Probe{probe}}
+	plugin := &Plugin{Stderr: n.Output(), Budgets: undo.DefaultBudgets, CacheDir: n.cacheDir(), Probes: map[string]ipam.Probe{"whereabouts": probe}}
 	if _, err := plugin.Sweep(n.Context(), n.stateDir, sweep.Job{}); err != nil {
 		n.Fatal(err)
 	}

@@ -59,7 +59,7 @@ func (p *Plugin) newOp(args *skel.CmdArgs, conf *netconf.Conf) (*op, func()) {
 	}
 	worker := &undo.Worker{
 		Node: node, Journal: rec, Log: log, Budgets: p.Budgets, Runner: p.newRunner(), NewRunner: p.newRunner,
-		Probes: p.Probes, CiliumQueue: p.CiliumQueue, Stderr: p.Stderr, At: p.Point,
+		Probes: p.probes(), Stderr: p.Stderr, At: p.Point,
 		Verb: undo.Verb{
 			Key: key, Netns: args.Netns, Path: args.Path, Conf: conf, Chain: sync.OnceValues(conf.LoadChain),
 		},

@@ -125,7 +125,7 @@ func (d *deleting) generation(chain *netconf.Chain) journal.Generation {
 	gen := journal.Generation{
 		NetNS: journal.NetNS{Path: d.args.Netns}, Args: d.args.Args, Path: d.args.Path, CNIVersion: chain.CNIVersion,
 		Host: d.node.Host, Created: journal.Now(), GracePeriod: max(1, d.conf.GracePeriod),
-		AWSCheckpoint: d.conf.AWSCheckpoint, Steps: chain.Steps(d.conf),
+		Stores: d.conf.Stores, Steps: chain.Steps(d.conf),
 	}
 	d.takePrevResult(&gen, chain)
 	return gen

@@ -51,8 +51,8 @@ type Conf struct {
 	OnDuplicateAddress string // fail, warn
 	StatusOnPoolFull   string // ok, fail
 	SweepOnStatus      bool
-	AWSCheckpoint      string   // path of ipamd's checkpoint, see ipam.AWS
-	StartEarly         []string // see StartsEarly; nil is not given
+	Stores             map[string]string // paths of stores by plugin, see ipam.Query
+	StartEarly         []string          // see StartsEarly; nil is not given
 	LogLevel           slog.Level
 	LogFile            string
 	LogFormat          string // text, json
@@ -108,7 +108,7 @@ func ParseConf(data []byte) (*Conf, error) {
 		"onDuplicateAddress":    oneOf(&c.OnDuplicateAddress, "fail", "warn"),
 		"statusOnPoolExhausted": oneOf(&c.StatusOnPoolFull, "ok", "fail"),
 		"sweepOnStatus":         into(&c.SweepOnStatus, "true or false"),
-		"awsCheckpoint":         absolute(&c.AWSCheckpoint),
+		"stores":                c.takeStores,
 		"startEarly":            into(&c.StartEarly, "a list of plugins"),
 		"logLevel":              level(&c.LogLevel),
 		"logFile":               absolute(&c.LogFile),
@@ -226,6 +226,27 @@ func (c *Conf) takeValid(key string, value json.RawMessage) error {
 	}
 	c.ValidRaw[key] = value
 	c.Valid = append(valid, c.Valid...) // under either key: a list can only add reasons to keep
+	return nil
+}
+
+// takeStores takes the paths of stores.
+func (c *Conf) takeStores(value json.RawMessage) error {
+	const want = `a set of plugins with an absolute path, such as {"aws-cni": "/run/ipam.json"}`
+	var stores map[string]string
+	if err := into(&stores, want)(value); err != nil {
+		return err
+	}
+	for _, plugin := range sortedKeys(stores) {
+		path := stores[plugin]
+		if !filepath.IsAbs(path) || strings.ContainsRune(path, 0) {
+			return fmt.Errorf("%s is not %s", excerpt(value), want)
+		}
+		if p := known.Of(plugin); p.Elsewhere || !p.MayLie && !p.Queues {
+			c.Warn("key %q: unwind looks into no store of %q on the node; this has no effect", "stores", plugin)
+		}
+		stores[plugin] = filepath.Clean(path)
+	}
+	c.Stores = stores
 	return nil
 }
 

@@ -39,7 +39,7 @@ func TestParseConf(t *testing.T) {
 			"prevResult": {}, "chain": {"plugins": []}, "chainFile": "/etc/cni//x.conflist", "stateDir": "/run/unwind/",
 			"delegateTimeout": "30s", "gracePeriod": "0s", "onDelFailure": "defer", "onJournalFailure": "fail",
 			"onDuplicateAddress": "warn", "statusOnPoolExhausted": "fail", "sweepOnStatus": false, "logLevel": "warn",
-			"logFile": "/var/log/unwind.log", "logFormat": "json", "startEarly": ["p"], "awsCheckpoint": "/run/ipam.json"`,
+			"logFile": "/var/log/unwind.log", "logFormat": "json", "startEarly": ["p"], "stores": {"aws-cni": "/run//ipam.json"}`,
 			func(c *Conf) {
 				c.Capabilities = map[string]bool{"portMappings": true, "ips": false}
 				c.RuntimeConfig = map[string]json.RawMessage{"ips": json.RawMessage(`["10.0.0.1"]`)}
@@ -48,7 +48,8 @@ func TestParseConf(t *testing.T) {
 				c.DelegateTimeout, c.GracePeriod, c.LogLevel = 30*time.Second, 0, slog.LevelWarn
 				c.OnDelFailure, c.OnJournalFailure, c.OnDuplicateAddress = "defer", "fail", "warn"
 				c.StatusOnPoolFull, c.SweepOnStatus = "fail", false
-				c.LogFormat, c.StartEarly, c.AWSCheckpoint = "json", []string{"p"}, "/run/ipam.json"
+				c.LogFormat, c.StartEarly = "json", []string{"p"}
+				c.Stores = map[string]string{"aws-cni": "/run/ipam.json"}
 			}},
 		{"keys of libcni", `"cniVersions": ["1.1.0"], "disableCheck": true, "disableGC": true, "loadOnlyInlinedPlugins": true,
 			"cni.dev/valid-attachments": [], "cni.dev/attachments": null`,
@@ -69,6 +70,14 @@ func TestParseConf(t *testing.T) {
 					"a key for a delegate belongs into the chain", key))
 			}
 		}},
+		{"a store of no plugin that has one", `"stores": {"aws-cmi": "/a", "bridge": "/b", "cilium-cni": "/c", "whereabouts": "/d"}`,
+			func(c *Conf) {
+				c.Stores = map[string]string{"aws-cmi": "/a", "bridge": "/b", "cilium-cni": "/c", "whereabouts": "/d"}
+				for _, plugin := range []string{"aws-cmi", "bridge", "whereabouts"} {
+					c.warnings = append(c.warnings, fmt.Sprintf(`key "stores": unwind looks into no store of %q on the node; `+
+						"this has no effect", plugin))
+				}
+			}},
 		{"the last of two", `"gracePeriod": "1s", "gracePeriod": "2s"`, func(c *Conf) { c.GracePeriod = 2 * time.Second }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -101,6 +110,8 @@ func TestParseConfErrors(t *testing.T) {
 			`key "capabilities": a list is not a set of names with true or false, such as {"portMappings": true}`},
 		{"capabilities in words", `"capabilities": {"portMappings": "yes"}`,
 			`key "capabilities": an object is not a set of names with true or false, such as {"portMappings": true}`},
+		{"a relative path of a store", `"stores": {"aws-cni": "ipam.json"}`,
+			`key "stores": an object is not a set of plugins with an absolute path, such as {"aws-cni": "/run/ipam.json"}`},
 		{"no name", `"name": null, "NAME": "podnet"`, `key "name" is missing`},
 		{"a name that is a path", `"name": "../../etc"`, `key "name": "../../etc" is not the name of a network`},
 		{"all that is wrong", `"stateDir": 1, "gracePeriod": [], "logLevel": {}`,
@@ -140,7 +151,7 @@ func TestWrongTypes(t *testing.T) {
 		"capabilities": {}, "runtimeConfig": {"an object"}, "sweepOnStatus": {"a bool"}, "name": {"a string"},
 		"cniVersion": {"a string", "JSON in a string"}, // skel has refused the latter
 		"chainFile":  {}, "stateDir": {}, "delegateTimeout": {}, "gracePeriod": {}, "onDelFailure": {}, "onJournalFailure": {},
-		"onDuplicateAddress": {}, "statusOnPoolExhausted": {}, "logLevel": {}, "logFile": {}, "logFormat": {}, "startEarly": {"a list"}, "awsCheckpoint": {},
+		"onDuplicateAddress": {}, "statusOnPoolExhausted": {}, "logLevel": {}, "logFile": {}, "logFormat": {}, "startEarly": {"a list"}, "stores": {},
 	}
 	for key, allowed := range right {
 		for kind, value := range kinds {

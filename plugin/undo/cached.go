@@ -26,7 +26,7 @@ func (w *Worker) takeCached(e *journal.Entry) {
 		NetNS: journal.NetNS{Path: c.NetNS}, Args: newest.Args, Path: newest.Path,
 		CNIVersion: newest.CNIVersion, RuntimeConfig: newest.RuntimeConfig,
 		Host: newest.Host, Created: journal.Now(), GracePeriod: newest.GracePeriod,
-		AWSCheckpoint: newest.AWSCheckpoint,
+		Stores: newest.Stores,
 	}
 	conf := netconf.DefaultConf()
 	conf.Name, conf.RuntimeConfig = e.Network, c.RuntimeConfig

@@ -11,7 +11,6 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 	"github.com/containernetworking/plugins/pkg/ns"
 
-	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/internal/delegate"
 	"cni-unwind/plugin/internal/host"
@@ -105,7 +104,7 @@ func (u *undoing) delWith(
 ) *delegate.Failure {
 	c := u.callOf(step, config)
 	withheld := u.withheld
-	if ipam.RemovesByAddress(step.Type) {
+	if known.Of(step.Type).RemovesByAddress {
 		withheld = slices.Concat(withheld, u.Verb.JustAssigned)
 	}
 	prevResult, err := u.prevResult(cniVersion, withheld)

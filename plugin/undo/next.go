@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/tristate"
@@ -65,7 +64,7 @@ type Asker struct {
 	NoNetNS        bool                     // nothing is at the path of its namespace, and the runtime does not ask
 	GracePeriod    time.Duration            // of the attachment
 	IgnoresPause   bool                     // the runtime or a person asked: GC, unwindctl sweep, the runtime's DEL
-	AsksStores     bool                     // it has probes
+	AsksStores     bool                     // it has a probe of a store on another machine
 	ContainerLives func() bool              // another attachment of the container lives, or is being added
 	Queued         func(*journal.Step) bool // the plugin's own queue has the DEL
 }
@@ -128,7 +127,17 @@ func onceMoreIn(s *journal.Step, by Asker) time.Duration {
 // storeElsewhere says whether a step's DEL has passed and waits for another one because the process
 // that ran it could not ask the store.
 func storeElsewhere(s *journal.Step) bool {
-	return (s.State == journal.StepUnproven || s.State == journal.StepRepeat) && ipam.Elsewhere(s.Config)
+	return (s.State == journal.StepUnproven || s.State == journal.StepRepeat) && known.IPAMOf(s.Config).Elsewhere
+}
+
+// asksElsewhere says whether this process has a probe of a store on another machine.
+func (w *Worker) asksElsewhere() bool {
+	for plugin := range w.Probes {
+		if known.Of(plugin).Elsewhere {
+			return true
+		}
+	}
+	return false
 }
 
 // freesByContainer says whether the DEL of a step has passed, or may have, and could free the address
@@ -138,7 +147,7 @@ func storeElsewhere(s *journal.Step) bool {
 // runtime asks for it.
 func freesByContainer(s *journal.Step) bool {
 	passed := s.State != journal.StepFailed || s.Unproven != "" || s.RepeatAt != 0 || s.ConfirmAt != 0
-	return (s.State != journal.StepUntried || s.MayHaveRun) && passed && ipam.Elsewhere(s.Config)
+	return (s.State != journal.StepUntried || s.MayHaveRun) && passed && known.IPAMOf(s.Config).Elsewhere
 }
 
 // KeepsContainer says whether an attachment in this state lives or is being added.
@@ -152,7 +161,7 @@ func (w *Worker) asker(ctx context.Context, e *journal.Entry, g *journal.Generat
 	return Asker{
 		Now: journal.BootNanos(), SameBoot: w.Node.SameBoot(g) == tristate.Yes, GracePeriod: w.Node.GraceOf(e),
 		Since: e.Since.Boot, NoNetNS: e.Key != w.Verb.Key && isMissing(g.NetNS.Path),
-		IgnoresPause: eager, AsksStores: len(w.Probes) > 0,
+		IgnoresPause: eager, AsksStores: w.asksElsewhere(),
 		ContainerLives: func() bool { return w.containerLives(ctx, e.Key) },
 		Queued:         func(s *journal.Step) bool { return u.queued(ctx, s) },
 	}

@@ -4,12 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"net/netip"
 	"strings"
 	"time"
 
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
+	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/tristate"
 )
@@ -28,14 +29,26 @@ const maxUnproven = 300
 // probeTime bounds one question to a store.
 const probeTime = 2 * time.Second
 
+// ask asks the probe of a plugin what its store keeps for a step's attachment, if there is one.
+func (u *undoing) ask(ctx context.Context, step *journal.Step, plugin string) (
+	held []netip.Addr, asked bool, err error) {
+	probe := u.Probes[plugin]
+	if probe == nil {
+		return nil, false, nil
+	}
+	return probe.Held(ctx, ipam.Query{
+		Network: u.entry.Network, ContainerID: u.entry.ContainerID, IfName: u.entry.IfName,
+		Config: step.Config, IPAM: known.IPAMOf(step.Config).Name, Store: u.gen.Stores[plugin],
+	})
+}
+
 // proven says whether the address of a step is given back, and if not, or if that is unknown, why.
 // Without a store that a probe can ask, the answer is unknown and the reason is "".
 func (u *undoing) proven(ctx context.Context, step *journal.Step) (is tristate.Value, why string) {
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
-	local := []ipam.Probe{ipam.AWS{Checkpoint: u.gen.AWSCheckpoint}, ipam.Cilium{Queue: u.CiliumQueue}}
-	for _, probe := range slices.Concat(local, u.Probes) {
-		held, asked, err := probe.Held(ctx, step.Config, u.entry.Network, u.entry.ContainerID, u.entry.IfName)
+	for _, plugin := range []string{step.Type, known.IPAMOf(step.Config).Name} {
+		held, asked, err := u.ask(ctx, step, plugin)
 		switch {
 		case errors.Is(err, ipam.ErrQueued):
 			return tristate.No, err.Error()
@@ -54,7 +67,7 @@ func (u *undoing) proven(ctx context.Context, step *journal.Step) (is tristate.V
 // store has given its address back meanwhile, or whether it is too early for one.
 func (u *undoing) settledByStore(ctx context.Context, step *journal.Step) (undone, waits bool) {
 	is, why := tristate.Unknown, ""
-	askable := len(u.Probes) > 0 && storeElsewhere(step)
+	askable := u.asksElsewhere() && storeElsewhere(step)
 	if step.Unproven != "" || askable {
 		is, why = u.proven(ctx, step)
 	}
@@ -77,11 +90,10 @@ func (u *undoing) settledByStore(ctx context.Context, step *journal.Step) (undon
 // queued says whether the DEL of a step waits in its plugin's own queue. Another one adds nothing,
 // and may take most of a minute while the plugin's agent is away.
 func (u *undoing) queued(ctx context.Context, step *journal.Step) bool {
-	if step.Unproven == "" {
+	if step.Unproven == "" || !known.Of(step.Type).Queues {
 		return false
 	}
-	queue := ipam.Cilium{Queue: u.CiliumQueue}
-	_, _, err := queue.Held(ctx, step.Config, u.entry.Network, u.entry.ContainerID, u.entry.IfName)
+	_, _, err := u.ask(ctx, step, step.Type)
 	return errors.Is(err, ipam.ErrQueued)
 }
 
@@ -98,14 +110,14 @@ func (u *undoing) noteProof(ctx context.Context, step *journal.Step, before stri
 		}
 		return true
 	}
-	if why == "" && ipam.Elsewhere(step.Config) {
+	if why == "" && known.IPAMOf(step.Config).Elsewhere {
 		why = before // the agent has asked, and this process cannot
 	}
 	if why != "" && (is == tristate.No || step.Attempts < maxUnproven) {
 		u.noteUnproven(step, why, before)
 		return false
 	}
-	if step.ConfirmAt == 0 && ipam.MayLie(step.Config) {
+	if step.ConfirmAt == 0 && (known.Of(step.Type).MayLie || known.IPAMOf(step.Config).MayLie) {
 		step.ConfirmAt = journal.BootNanos() + int64(u.Node.GraceOf(u.entry))
 	}
 	return true

@@ -27,11 +27,8 @@ type Worker struct {
 	Runner  delegate.Runner
 	// NewRunner returns a runner for another goroutine.
 	NewRunner func() delegate.Runner
-	// Probes ask stores that are not on this node.
-	Probes []ipam.Probe
-	// CiliumQueue is the directory of cilium-cni's queue of DELs; "" is the one that Cilium uses.
-	CiliumQueue string
-	Stderr      io.Writer // of the delegates
+	Probes    map[string]ipam.Probe // of all stores that can be asked, by plugin
+	Stderr    io.Writer             // of the delegates
 	// At marks a place where tests try a crash.
 	At   func(point string)
 	Verb Verb

@@ -200,8 +200,10 @@ func Remaining(findings []sweep.Finding, dryRun bool) error {
 
 // Plugin returns the plugin that sweeps, judges and forgets for a command. It writes no CNI result.
 func Plugin(stderr io.Writer) *plugin.Plugin {
+	probes := ipam.OnNode()
+	probes["whereabouts"] = &probe.Prober{}
 	return &plugin.Plugin{Stdout: io.Discard, Stderr: stderr, Budgets: undo.DefaultBudgets,
-		Probes: []ipam.Probe{&probe.Prober{}}}
+		Probes: probes}
 }
 
 // Judge returns what a sweep would say of the attachments. It changes nothing.

@@ -159,7 +159,7 @@ func TestKubeconfigRefused(t *testing.T) {
 			s.put(t, strings.NewReplacer("URL", s.URL, "CA", s.ca()).Replace(tt.cluster), tt.user)
 			if tt.want != "" {
 				s.refused(t, tt.want)
-			} else if _, known, err := s.Held(t.Context(), whereaboutsWith(`, "range": "10.56.0.0/16"`), "podnet", "c0ffee", "net1"); known || err != nil {
+			} else if _, known, err := s.Held(t.Context(), query(whereaboutsWith(`, "range": "10.56.0.0/16"`))); known || err != nil {
 				t.Errorf("known %t, %v; want a store that is never asked", known, err)
 			}
 			if _, err := os.Stat(ran); err == nil {

@@ -79,7 +79,7 @@ func (s *server) host() string { return s.Listener.Addr().String() }
 // held asks for container c0ffee, interface net1.
 func (s *server) held(t *testing.T, keys string) (string, error) {
 	t.Helper()
-	held, known, err := s.Held(t.Context(), whereaboutsWith(keys), "podnet", "c0ffee", "net1")
+	held, known, err := s.Held(t.Context(), query(whereaboutsWith(keys)))
 	if !known {
 		t.Error("the store is not known")
 	}
@@ -343,7 +343,7 @@ func TestHang(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			s.Timeout = time.Hour
 			time.AfterFunc(50*time.Millisecond, cancel)
-			_, _, err = s.Held(ctx, whereaboutsWith(`, "range": "10.56.0.0/16"`), "", "c0ffee", "net1")
+			_, _, err = s.Held(ctx, query(whereaboutsWith(`, "range": "10.56.0.0/16"`)))
 			if want := s.host() + ": context canceled"; err == nil || !strings.HasSuffix(err.Error(), want) {
 				t.Errorf("%v, want %s", err, want)
 			}

@@ -1,6 +1,5 @@
-// Package probe asks the stores of IPAM plugins which addresses they keep for an attachment. It
-// only looks. The one store that it knows is that of whereabouts, in the API of Kubernetes. From
-// there it also reads the NetworkAttachmentDefinitions of Multus.
+// Package probe asks the store of whereabouts, in the API of Kubernetes, which addresses it keeps for
+// an attachment. It only looks. From there it also reads the NetworkAttachmentDefinitions of Multus.
 package probe
 
 import (
@@ -18,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"cni-unwind/ipam"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -27,29 +27,27 @@ const DefaultTimeout = 2 * time.Second
 // maxRanges bounds the requests of one question: each range has a pool of its own.
 const maxRanges = 16
 
-// Prober asks the store of a delegate's IPAM plugin. The zero value is ready, and may be used by
+// Prober asks the store of whereabouts. The zero value is ready, and may be used by
 // several goroutines at once: it keeps nothing between two questions.
 type Prober struct {
 	Root    string        // what the plugin's paths are below; "" is /
 	Timeout time.Duration // of one request; 0 is DefaultTimeout
 }
 
-// Held returns the addresses that the store of a delegate's IPAM plugin keeps for an attachment, in
-// order. config is the delegate's configuration. known is false if the package has no store for it:
-// another IPAM plugin, the node slices of whereabouts, its datastore etcd, a kubeconfig whose token
-// a program gives. An error means that the
-// store cannot be asked now: known is true, and the addresses may be kept or not. It names the host
-// of the API, or the file, and the reason, and no secret.
+// Held returns the addresses that whereabouts keeps for an attachment, in order. asked is false if
+// the package has no store for the configuration: node slices, the datastore etcd, a kubeconfig whose
+// token a program gives. An error means that the store cannot be asked now: asked is true, and the
+// addresses may be kept or not. It names the host of the API, or the file, and the reason, and no
+// secret.
 //
 // Each question reads whole pools from a quorum of etcd (a GET without a resourceVersion), so no
-// answer is older than the question. The network, which is the third argument, is in no key of
-// whereabouts.
+// answer is older than the question. The network is in no key of whereabouts.
 //
 // The pools and their keys are those of whereabouts 0.9.4 (pkg/config, pkg/storage/kubernetes).
 func (p *Prober) Held(
-	ctx context.Context, config json.RawMessage, _, containerID, ifname string,
-) (held []netip.Addr, known bool, err error) {
-	conf, err := p.whereabouts(config)
+	ctx context.Context, q ipam.Query,
+) (held []netip.Addr, asked bool, err error) {
+	conf, err := p.whereabouts(q.Config)
 	if err != nil {
 		return nil, true, fmt.Errorf("whereabouts: %w", err)
 	}
@@ -73,7 +71,7 @@ func (p *Prober) Held(
 	}
 	defer api.client.CloseIdleConnections()
 	for _, name := range pools {
-		addresses, err := api.held(ctx, name, containerID, ifname)
+		addresses, err := api.held(ctx, name, q.ContainerID, q.IfName)
 		if err != nil {
 			return nil, true, fmt.Errorf("whereabouts: pool %s at %s: %w", name, api.server.Host,
 				api.reason(err))
@@ -98,16 +96,11 @@ type whereaboutsConf struct {
 // whereabouts returns the plugin's configuration as the plugin reads it. It returns nil without an
 // error if the pools are not ones that this package can look into.
 func (p *Prober) whereabouts(config json.RawMessage) (*whereaboutsConf, error) {
-	var delegate struct{ IPAM json.RawMessage }
-	var plugin struct{ Type string }
-	if json.Unmarshal(config, &delegate) != nil || json.Unmarshal(delegate.IPAM, &plugin) != nil ||
-		plugin.Type != "whereabouts" {
-		return nil, nil //nolint:nilerr // another plugin has an "ipam" of its own form, or none
-	}
-	var c whereaboutsConf
-	if err := json.Unmarshal(delegate.IPAM, &c); err != nil {
+	var delegate struct{ IPAM whereaboutsConf }
+	if err := json.Unmarshal(config, &delegate); err != nil {
 		return nil, fmt.Errorf("configuration: %w", err)
 	}
+	c := delegate.IPAM
 	if err := p.merge(&c); err != nil {
 		return nil, err
 	}

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"cni-unwind/ipam"
 )
 
 const (
@@ -32,8 +34,14 @@ func put(t *testing.T, root, path, content string) {
 }
 
 // whereaboutsWith is the configuration of a delegate with further keys of whereabouts, which begin with a comma.
-func whereaboutsWith(keys string) json.RawMessage {
-	return json.RawMessage(`{"name": "podnet", "type": "macvlan", "ipam": {"type": "whereabouts"` + keys + `}}`)
+func whereaboutsWith(keys string) string {
+	return `{"name": "podnet", "type": "macvlan", "ipam": {"type": "whereabouts"` + keys + `}}`
+}
+
+// query asks for container c0ffee, interface net1.
+func query(config string) ipam.Query {
+	return ipam.Query{Network: "podnet", ContainerID: "c0ffee", IfName: "net1",
+		Config: json.RawMessage(config), IPAM: "whereabouts"}
 }
 
 // addresses prints what Held returns, for a comparison.
@@ -93,19 +101,15 @@ func TestPools(t *testing.T) {
 // TestUnknown: without a store that the package knows, nothing is claimed, and nobody is asked.
 func TestUnknown(t *testing.T) {
 	for _, tt := range []struct{ name, config, flat string }{
-		{"host-local", `{"type": "bridge", "ipam": {"type": "host-local", "range": 7}}`, flatConfig},
-		{"no ipam", `{"type": "portmap"}`, flatConfig},
-		{"ipam of another form", `{"type": "own", "ipam": "whereabouts"}`, flatConfig},
-		{"not JSON", `{"ipam": {"type": "whereabouts"`, flatConfig},
-		{"node slices", string(whereaboutsWith(`, "range": "10.0.0.0/8", "node_slice_size": "/24"`)), flatConfig},
-		{"node slices in the flat file", string(whereaboutsWith(`, "range": "10.0.0.0/8"`)), `{"node_slice_size": "/24"}`},
-		{"etcd", string(whereaboutsWith(`, "range": "10.0.0.0/8", "datastore": "etcd"`)), flatConfig},
-		{"etcd in the flat file", string(whereaboutsWith(`, "range": "10.0.0.0/8"`)), `{"datastore": "etcd"}`},
+		{"node slices", whereaboutsWith(`, "range": "10.0.0.0/8", "node_slice_size": "/24"`), flatConfig},
+		{"node slices in the flat file", whereaboutsWith(`, "range": "10.0.0.0/8"`), `{"node_slice_size": "/24"}`},
+		{"etcd", whereaboutsWith(`, "range": "10.0.0.0/8", "datastore": "etcd"`), flatConfig},
+		{"etcd in the flat file", whereaboutsWith(`, "range": "10.0.0.0/8"`), `{"datastore": "etcd"}`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := &Prober{Root: t.TempDir()}
 			put(t, p.Root, flatFile, tt.flat)
-			held, known, err := p.Held(t.Context(), json.RawMessage(tt.config), "podnet", "c0ffee", "eth0")
+			held, known, err := p.Held(t.Context(), query(tt.config))
 			if held != nil || known || err != nil {
 				t.Errorf("%v, %v, %v", held, known, err)
 			}
@@ -152,7 +156,7 @@ func TestMerge(t *testing.T) {
 			for path, content := range tt.files {
 				put(t, p.Root, path, content)
 			}
-			c, err := p.whereabouts(whereaboutsWith(tt.keys))
+			c, err := p.whereabouts(json.RawMessage(whereaboutsWith(tt.keys)))
 			if tt.wantErr != "" {
 				if err == nil || !strings.HasPrefix(err.Error(), tt.wantErr) {
 					t.Errorf("%v, want %q", err, tt.wantErr)
