@@ -4,7 +4,6 @@ package known
 
 import (
 	"encoding/json"
-	"slices"
 )
 
 // Plugin is what is known of a plugin. Each field says what holds if it is set; its zero value is
@@ -17,17 +16,19 @@ type Plugin struct {
 	// Provider is its provider's name in messages, where that is not Name.
 	Provider string
 
-	// ReadsFirst says that it does nothing before it has read all of its configuration. Its process
-	// may start before its turn. A plugin that takes a lock of the node first must never have it.
-	ReadsFirst bool
 	// ExecutesIPAM says whether its ADD executes the binary that ipam.type names, given that and its
 	// configuration: no ADD succeeds without that binary then. Nil is unknown: the plugin, or its
 	// daemon, may serve ipam.type itself.
 	ExecutesIPAM func(ipam string, config Object) bool
+	// ReadsFirst says that it does nothing before it has read all of its configuration. Its process
+	// may start before its turn. A plugin that takes a lock of the node first must never have it.
+	ReadsFirst bool
 
 	// LeavesNothing says that its ADD takes nothing that outlives the container's network namespace
 	// or that another attachment could lack.
 	LeavesNothing bool
+	// Masquerades says that its rules are those of ipMasq, see MasqueradesBy.
+	Masquerades bool
 	// Traces are all places where its DEL removes something that belongs to the attachment alone.
 	// None is unknown. Things that attachments share, such as a bridge or a chain that all jump to,
 	// do not count.
@@ -36,8 +37,6 @@ type Plugin struct {
 	Labels func(network, containerID, ifname string) []string
 	// Chain names the chain of a container in table nat of iptables.
 	Chain func(network, containerID string) string
-	// Masquerades says that its rules are those of ipMasq, see MasqueradesBy.
-	Masquerades bool
 
 	// NetNS is what its DEL is shown where the container's network namespace must not be.
 	NetNS NetNS
@@ -72,15 +71,15 @@ type Plugin struct {
 	// Restarts says that the pod of its installer may have to be started anew once its entry has
 	// moved to another conflist.
 	Restarts bool
-	// RenamesUnless is the setting without which its installer renames the other conflists of the
-	// directory.
-	RenamesUnless string
 	// IsMultus says that it calls a conflist of the directory for the cluster's network, and those
 	// of NetworkAttachmentDefinitions.
 	IsMultus bool
 	// ReadsDefinitions says that another program of it reads NetworkAttachmentDefinitions, and sees
 	// the plugin at their top alone.
 	ReadsDefinitions bool
+	// RenamesUnless is the setting without which its installer renames the other conflists of the
+	// directory.
+	RenamesUnless string
 }
 
 // Object is a configuration of a plugin by its keys.
@@ -111,20 +110,20 @@ const (
 	RoutingRules     Trace = "routing rules in container" // in its namespace
 )
 
-// Of returns what is known of a plugin.
-func Of(name string) Plugin {
+// Of returns what is known of a plugin. Nobody may change it.
+func Of(name string) *Plugin {
 	for i := range table {
 		if table[i].Name == name {
-			return table[i]
+			return &table[i]
 		}
 	}
-	return Plugin{Name: name}
+	return &Plugin{Name: name}
 }
 
 // IPAMOf returns what is known of the IPAM plugin that a delegate calls, given the delegate's
 // configuration. None has the name "" and leaves nothing. The zero Plugin stands for that of a
 // configuration that cannot be read.
-func IPAMOf(config json.RawMessage) Plugin {
+func IPAMOf(config json.RawMessage) *Plugin {
 	var conf struct {
 		IPAM struct {
 			Type string `json:"type"`
@@ -132,16 +131,16 @@ func IPAMOf(config json.RawMessage) Plugin {
 	}
 	switch err := json.Unmarshal(config, &conf); {
 	case err != nil:
-		return Plugin{}
+		return &Plugin{}
 	case conf.IPAM.Type == "":
-		return Plugin{LeavesNothing: true}
+		return &Plugin{LeavesNothing: true}
 	}
 	return Of(conf.IPAM.Type)
 }
 
 // MasqueradesBy says whether the plugin makes masquerading rules for each container, given its
 // configuration.
-func (p Plugin) MasqueradesBy(config json.RawMessage) bool {
+func (p *Plugin) MasqueradesBy(config json.RawMessage) bool {
 	var conf struct {
 		IPMasq bool `json:"ipMasq"`
 	}
@@ -149,25 +148,20 @@ func (p Plugin) MasqueradesBy(config json.RawMessage) bool {
 }
 
 // Names returns the plugins of which something is known to hold, in the order of the table.
-func Names(holds func(Plugin) bool) (names []string) {
-	for _, p := range table {
-		if holds(p) {
-			names = append(names, p.Name)
+func Names(holds func(*Plugin) bool) (names []string) {
+	for i := range table {
+		if holds(&table[i]) {
+			names = append(names, table[i].Name)
 		}
 	}
 	return names
 }
 
-// AllLabels returns the labels of all plugins for an attachment, each once.
+// AllLabels returns the labels of all plugins for an attachment. Plugins may share one.
 func AllLabels(network, containerID, ifname string) (all []string) {
-	for _, p := range table {
-		if p.Labels == nil {
-			continue
-		}
-		for _, label := range p.Labels(network, containerID, ifname) {
-			if !slices.Contains(all, label) {
-				all = append(all, label)
-			}
+	for i := range table {
+		if labels := table[i].Labels; labels != nil {
+			all = append(all, labels(network, containerID, ifname)...)
 		}
 	}
 	return all

@@ -47,7 +47,7 @@ func TestRows(t *testing.T) {
 // TestUnknown: of a plugin without a row nothing holds.
 func TestUnknown(t *testing.T) {
 	for _, name := range []string{"", "own", "Bridge"} {
-		if got := Of(name); !reflect.DeepEqual(got, Plugin{Name: name}) {
+		if got := Of(name); !reflect.DeepEqual(got, &Plugin{Name: name}) {
 			t.Errorf("%q: %+v", name, got)
 		}
 	}
@@ -66,7 +66,7 @@ func TestIPAMOf(t *testing.T) {
 		`[`:                                                    {},
 		``:                                                     {},
 	} {
-		got := IPAMOf(json.RawMessage(config))
+		got := *IPAMOf(json.RawMessage(config))
 		got.Source = ""
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: %+v", config, got)
@@ -83,12 +83,12 @@ func TestDocument(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		head string
-		has  func(Plugin) bool
+		has  func(*Plugin) bool
 		all  bool // nobody else is in the table
 	}{
-		{"| delegate, with host-local, static or no IPAM plugin |", func(p Plugin) bool { return p.Traces != nil }, true},
-		{"| delegate | CNI_NETNS |", func(p Plugin) bool { return p.NetNS != AsPlain }, true},
-		{"| plugin (version read) |", func(p Plugin) bool { return p.MayLie || p.Queues || p.SkipsUnnamed }, false},
+		{"| delegate, with host-local, static or no IPAM plugin |", func(p *Plugin) bool { return p.Traces != nil }, true},
+		{"| delegate | CNI_NETNS |", func(p *Plugin) bool { return p.NetNS != AsPlain }, true},
+		{"| plugin (version read) |", func(p *Plugin) bool { return p.MayLie || p.Queues || p.SkipsUnnamed }, false},
 	} {
 		_, rest, found := strings.Cut(string(text), tt.head)
 		if !found {

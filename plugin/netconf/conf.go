@@ -232,19 +232,20 @@ func (c *Conf) takeValid(key string, value json.RawMessage) error {
 // takeStores takes the paths of stores.
 func (c *Conf) takeStores(value json.RawMessage) error {
 	const want = `a set of plugins with an absolute path, such as {"aws-cni": "/run/ipam.json"}`
-	var stores map[string]string
-	if err := into(&stores, want)(value); err != nil {
+	var given map[string]json.RawMessage
+	if err := into(&given, want)(value); err != nil || given == nil {
 		return err
 	}
-	for _, plugin := range sortedKeys(stores) {
-		path := stores[plugin]
-		if !filepath.IsAbs(path) || strings.ContainsRune(path, 0) {
+	stores := map[string]string{}
+	for _, plugin := range sortedKeys(given) {
+		var path string
+		if absolute(&path)(given[plugin]) != nil || path == "" {
 			return fmt.Errorf("%s is not %s", excerpt(value), want)
 		}
 		if p := known.Of(plugin); p.Elsewhere || !p.MayLie && !p.Queues {
 			c.Warn("key %q: unwind looks into no store of %q on the node; this has no effect", "stores", plugin)
 		}
-		stores[plugin] = filepath.Clean(path)
+		stores[plugin] = path
 	}
 	c.Stores = stores
 	return nil

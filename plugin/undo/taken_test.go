@@ -14,7 +14,7 @@ import (
 
 // TestPlaces: unwind can look in each place where a plugin leaves something.
 func TestPlaces(t *testing.T) {
-	for _, plugin := range known.Names(func(p known.Plugin) bool { return p.Traces != nil }) {
+	for _, plugin := range known.Names(func(p *known.Plugin) bool { return p.Traces != nil }) {
 		for _, place := range known.Of(plugin).Traces {
 			if looks[place] == nil {
 				t.Errorf("%s: no way to look for its %s", plugin, place)

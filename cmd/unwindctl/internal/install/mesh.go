@@ -20,7 +20,7 @@ type Mesh struct {
 // Meshes returns the meshes whose plugin is in a conflist of the directory or among the plugins.
 func Meshes(s Setup, binDirs []string) (found []Mesh) {
 	paths, _ := netconf.Conflists(s.ConfDir)
-	for _, name := range known.Names(func(p known.Plugin) bool { return p.IsMesh }) {
+	for _, name := range known.Names(func(p *known.Plugin) bool { return p.IsMesh }) {
 		if slices.ContainsFunc(paths, func(path string) bool {
 			c, _ := netconf.ReadConflist(path)
 			return c != nil && slices.Contains(c.Types, name)
