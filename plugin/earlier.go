@@ -55,10 +55,10 @@ func (a *adding) intend(ctx context.Context) (samePod []*journal.Entry, refused,
 		if samePod, err = a.samePod(tx); err != nil || a.prior != nil {
 			return err
 		}
-		if refused = a.refuseAgain(); refused != nil || len(samePod) > 0 {
-			return nil
+		if refused = a.refuseAgain(); refused == nil && len(samePod) == 0 {
+			err = tx.Put(a.entry)
 		}
-		return tx.Put(a.entry)
+		return err
 	})
 	return samePod, refused, err
 }
