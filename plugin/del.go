@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"log/slog"
 	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -15,20 +14,11 @@ import (
 	"cni-unwind/plugin/internal/delegate"
 	"cni-unwind/plugin/internal/host"
 	"cni-unwind/plugin/known"
-	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/sweep"
 	"cni-unwind/plugin/tristate"
 	"cni-unwind/plugin/undo"
 )
-
-// deleting is one running DEL.
-type deleting struct {
-	*op
-	lock   *journal.Lock // nil without a journal
-	entry  *journal.Entry
-	others []*journal.Entry // that claim one of its addresses, read with it; nil if it was not read
-}
 
 // del runs a DEL.
 //
@@ -70,12 +60,6 @@ func (d *deleting) takeLock(ctx context.Context) (killed []string, err error) {
 	}
 	d.journalFailed(err)
 	return nil, nil
-}
-
-func (d *deleting) journalFailed(err error) {
-	d.rec.Degraded("DEL", err)
-	d.log.Error("the journal failed; the DEL goes on without it", "attachment", d.key.String(), "err", err)
-	d.rec.Unwritable = true
 }
 
 // find sets d.entry to what is to be undone, or nil if nothing is. It takes the entry from the
@@ -177,28 +161,6 @@ func (d *deleting) holdsAddress() bool {
 		held, err := ipam.HeldBy(p.Dir, d.key.ContainerID, d.key.IfName)
 		return err == nil && len(held) > 0
 	})
-}
-
-// succeedIdle logs that the DEL succeeds without running a delegate, and why, and records it. err, if
-// any, is what kept unwind from knowing more. The DEL after a failed ADD is expected, and its
-// rollback is on record.
-func (d *deleting) succeedIdle(why string, err error, expected bool) {
-	level, attrs := slog.LevelInfo, []any{"attachment", d.key.String(), "reason", why}
-	if err != nil {
-		level, attrs = slog.LevelWarn, append(attrs, "err", err)
-	}
-	d.log.Log(context.Background(), level, "DEL ran no delegate", attrs...)
-	if !expected {
-		d.rec.Event(journal.Event{
-			Key: d.key, Kind: journal.NoOp, Pod: netconf.PodOf(d.args.Args), Reason: why,
-		})
-	}
-	d.removeLock()
-}
-
-// removeLock removes the lock file of an attachment that the journal does not know.
-func (d *deleting) removeLock() {
-	_ = d.lock.Remove()
 }
 
 // undo undoes the entry, writes what is left, and replays the DELs that were parked for one of its

@@ -169,33 +169,3 @@ func (a *adding) refuseAgain() error {
 	}
 	return nil
 }
-
-// isOver says whether an earlier ADD of the attachment is over although the journal has it as live:
-// libcni's cache has no result of it, host-local no longer names it where it did, and its interface
-// is neither in its own namespace nor in the namespace of this ADD. The entry must have no other
-// pending DEL.
-func (a *adding) isOver(prior *journal.Entry) bool {
-	if prior.State != journal.Live || len(prior.Generations) != 1 || a.node.IsCached(prior.Key) != tristate.No {
-		return false
-	}
-	old := prior.Newest()
-	owned := alive.OwnsClaim(prior)
-	hadInterface := netconf.InterfaceOf(old.Result, a.key.IfName).MAC != ""
-	if owned == tristate.Yes || owned == tristate.Unknown && !hadInterface {
-		return false
-	}
-	paths := []string{a.args.Netns}
-	if id, err := host.Identify(old.NetNS.Path); old.NetNS.Same(id) || err != nil && !host.IsNoNetNS(err) {
-		paths = append(paths, old.NetNS.Path)
-	}
-	return !slices.ContainsFunc(paths, func(path string) bool {
-		seen, err := host.Look(path, a.key.IfName)
-		return seen.There() || err != nil
-	})
-}
-
-// findPrior reads the entry of an earlier ADD of the attachment.
-func (a *adding) findPrior(tx *journal.Tx) (err error) {
-	a.prior, err = record.Readable(tx.Get(a.key))
-	return err
-}

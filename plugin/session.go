@@ -7,10 +7,12 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
+	"unicode/utf8"
 
 	cnins "github.com/containernetworking/cni/pkg/ns"
 	"github.com/containernetworking/cni/pkg/skel"
@@ -21,6 +23,7 @@ import (
 	"cni-unwind/plugin/internal/host"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
+	"cni-unwind/plugin/tristate"
 	"cni-unwind/plugin/undo"
 )
 
@@ -139,4 +142,113 @@ func (o *op) lockOurs(ctx context.Context) (lock *journal.Lock, killed []string,
 			"which did not end in %s", o.key, o.Budgets.Undo), "")
 	}
 	return lock, killed, err
+}
+
+// adding is one running ADD.
+type adding struct {
+	*op
+	chain   *netconf.Chain
+	lock    *journal.Lock // nil without a journal
+	entry   *journal.Entry
+	gen     *journal.Generation
+	prior   *journal.Entry // an earlier ADD of the attachment, as the journal has it
+	started int            // delegates that were started
+	durable bool           // the journal says live, with all that is known
+}
+
+// journalFailed decides whether this ADD goes on without a journal, or fails. It also fails if the
+// journal has an earlier ADD of the attachment that is not over: the DEL of this ADD would undo
+// only what is left of the earlier one.
+func (a *adding) journalFailed(ctx context.Context, err error) error {
+	if a.conf.OnJournalFailure == "fail" {
+		return cniError(types.ErrTryAgainLater, "unwind: "+err.Error()+` (onJournalFailure is "fail")`, "")
+	}
+	if a.prior == nil {
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		a.rec.Read(ctx, a.findPrior)
+	}
+	if a.prior != nil && !a.isOver(a.prior) {
+		return cniError(types.ErrTryAgainLater, fmt.Sprintf("unwind: %v; an earlier ADD of %s is not undone", err, a.key), "")
+	}
+	a.rec.Degraded("ADD", err)
+	a.log.Error("the journal failed; going on without it: a crash from here on, or a DEL that fails, leaks", "err", err)
+	a.rec.Unwritable = true
+	return nil
+}
+
+// newEntry makes the entry of this ADD.
+func (a *adding) newEntry() {
+	seen, err := host.Look(a.args.Netns, a.args.IfName)
+	if err != nil {
+		a.log.Warn("the network namespace cannot be identified", "netns", a.args.Netns, "err", err)
+	}
+	gen := journal.Generation{
+		NetNS: seen.Netns, Occupant: seen.Occupant(), Args: a.args.Args, Path: a.args.Path, CNIVersion: a.chain.CNIVersion,
+		Host: a.node.Host, Created: journal.Now(), GracePeriod: max(1, a.conf.GracePeriod), // 0 is not known
+		Stores: a.conf.Stores, Steps: a.chain.Steps(a.conf),
+	}
+	if len(a.conf.RuntimeConfig) > 0 {
+		gen.RuntimeConfig = netconf.Marshal(a.conf.RuntimeConfig)
+	}
+	a.entry = &journal.Entry{
+		Key: a.key, State: journal.Adding, Pod: netconf.PodOf(a.args.Args), Generations: []journal.Generation{gen},
+	}
+	a.gen = a.entry.Newest()
+}
+
+// findPrior reads the entry of an earlier ADD of the attachment.
+func (a *adding) findPrior(tx *journal.Tx) (err error) {
+	a.prior, err = record.Readable(tx.Get(a.key))
+	return err
+}
+
+// isOver says whether an earlier ADD of the attachment is over although the journal has it as live:
+// libcni's cache has no result of it, host-local no longer names it where it did, and its interface
+// is neither in its own namespace nor in the namespace of this ADD. The entry must have no other
+// pending DEL.
+func (a *adding) isOver(prior *journal.Entry) bool {
+	if prior.State != journal.Live || len(prior.Generations) != 1 || a.node.IsCached(prior.Key) != tristate.No {
+		return false
+	}
+	old := prior.Newest()
+	owned := alive.OwnsClaim(prior)
+	hadInterface := netconf.InterfaceOf(old.Result, a.key.IfName).MAC != ""
+	if owned == tristate.Yes || owned == tristate.Unknown && !hadInterface {
+		return false
+	}
+	paths := []string{a.args.Netns}
+	if id, err := host.Identify(old.NetNS.Path); old.NetNS.Same(id) || err != nil && !host.IsNoNetNS(err) {
+		paths = append(paths, old.NetNS.Path)
+	}
+	return !slices.ContainsFunc(paths, func(path string) bool {
+		seen, err := host.Look(path, a.key.IfName)
+		return seen.There() || err != nil
+	})
+}
+
+// deleting is one running DEL.
+type deleting struct {
+	*op
+	lock   *journal.Lock // nil without a journal
+	entry  *journal.Entry
+	others []*journal.Entry // that claim one of its addresses, read with it; nil if it was not read
+}
+
+func (d *deleting) journalFailed(err error) {
+	d.rec.Degraded("DEL", err)
+	d.log.Error("the journal failed; the DEL goes on without it", "attachment", d.key.String(), "err", err)
+	d.rec.Unwritable = true
+}
+
+// checkText refuses text that a journal entry, which is JSON, would change.
+func checkText(args *skel.CmdArgs) error {
+	for _, v := range []struct{ name, value string }{
+		{"CNI_IFNAME", args.IfName}, {"CNI_ARGS", args.Args}, {"CNI_NETNS", args.Netns}, {"CNI_PATH", args.Path},
+	} {
+		if !utf8.ValidString(v.value) {
+			return fmt.Errorf("%s is not valid UTF-8: the journal could not give it back for the DEL", v.name)
+		}
+	}
+	return nil
 }

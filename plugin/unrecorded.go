@@ -1,8 +1,10 @@
 package plugin
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 
 	"cni-unwind/ipam"
@@ -190,4 +192,26 @@ func claimsOf(r *netconf.Result, chain *netconf.Chain, network string, conf *net
 		claims = append(claims, journal.Claim{Address: address, Step: first, Pool: pool})
 	}
 	return claims
+}
+
+// succeedIdle logs that the DEL succeeds without running a delegate, and why, and records it. err, if
+// any, is what kept unwind from knowing more. The DEL after a failed ADD is expected, and its
+// rollback is on record.
+func (d *deleting) succeedIdle(why string, err error, expected bool) {
+	level, attrs := slog.LevelInfo, []any{"attachment", d.key.String(), "reason", why}
+	if err != nil {
+		level, attrs = slog.LevelWarn, append(attrs, "err", err)
+	}
+	d.log.Log(context.Background(), level, "DEL ran no delegate", attrs...)
+	if !expected {
+		d.rec.Event(journal.Event{
+			Key: d.key, Kind: journal.NoOp, Pod: netconf.PodOf(d.args.Args), Reason: why,
+		})
+	}
+	d.removeLock()
+}
+
+// removeLock removes the lock file of an attachment that the journal does not know.
+func (d *deleting) removeLock() {
+	_ = d.lock.Remove()
 }
