@@ -21,7 +21,7 @@ PLUGINS := main/bridge main/host-device main/loopback main/macvlan main/ptp \
            ipam/host-local ipam/static \
            meta/bandwidth meta/firewall meta/portmap meta/sbr meta/tuning
 
-VERSION   = $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+VERSION   = $(shell scripts/release/version.sh)
 TOOLS    := $(CURDIR)/.tools
 GO_FILES := find . -name '.?*' -prune -o -name '*.go' -print
 
@@ -260,7 +260,7 @@ lint: deps go ## check format, vet, staticcheck, golangci-lint (.golangci.yml), 
 	go mod tidy -diff
 	cd $(IMAGE_WRITER) && go vet ./... && go mod tidy -diff && \
 		go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION) run
-	for script in .ci/run scripts/*.sh; do bash -n "$$script" || exit 1; done
+	for script in .ci/run scripts/*.sh scripts/release/*.sh; do bash -n "$$script" || exit 1; done
 
 # A module of its own: Prometheus, Helm and the types of Kubernetes are what unwind itself has no use for. Its inputs are outside of
 # it, where go test does not see them change; so nothing is cached.
