@@ -46,9 +46,9 @@ ARCHES := amd64 arm64
 LAPTOPS := linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64
 
 # What else is in an archive. README.md names these paths.
-RELEASE_FILES := LICENSE README.md CHANGELOG.md $(wildcard scripts/systemd/unwind-*) scripts/deploy scripts/providers scripts/bench/README.md \
-	plugin/README.md journal/README.md testdata/README.md cmd/unwind/CONFIGURATION.md cmd/unwindctl/OPERATIONS.md \
-	cmd/unwindctl/COMMANDS.md .github/CONTRIBUTING.md .github/SECURITY.md
+RELEASE_FILES := LICENSE README.md CHANGELOG.md $(wildcard scripts/systemd/unwind-*) scripts/quickstart.sh scripts/deploy \
+	scripts/providers scripts/bench/README.md plugin/README.md journal/README.md testdata/README.md \
+	cmd/unwind/CONFIGURATION.md cmd/unwindctl/OPERATIONS.md cmd/unwindctl/COMMANDS.md .github/CONTRIBUTING.md .github/SECURITY.md
 
 # The tests of what is deployed, a module of its own. It is not in an archive.
 CHECK := scripts/deploy/check
@@ -350,8 +350,8 @@ chart-archive: go
 
 release-check: go ## build the release of what is committed twice, in two folders and without a cache; compare both, and test one
 	@set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; trap 'exit 1' INT TERM; \
+	git clone --quiet . "$$work/one"; git clone --quiet "$$work/one" "$$work/another/deeper"; \
 	for copy in one another/deeper; do \
-		git clone --quiet . "$$work/$$copy"; \
 		GOCACHE=$$work/$$copy.cache $(MAKE) -C "$$work/$$copy" release; \
 		umask 077; export TZ=Asia/Kathmandu; \
 	done; \
