@@ -62,6 +62,7 @@ find_node() {
 	nodes=$(kubectl get nodes -o 'jsonpath={.items[*].metadata.name}') || die "kubectl reaches no cluster"
 	node=${NODE:-$nodes}
 	[[ $node != *' '* ]] || die "the cluster has several nodes: $nodes" "NODE=NAME names this one"
+	hostname=$(kubectl get node "$node" -o 'jsonpath={.metadata.labels.kubernetes\.io/hostname}')
 	[[ $(on_node 'id -u') == 0 ]] || die "the node's network takes root"
 	conf_dir=$(first '*.conf*' /etc/cni/net.d /var/lib/rancher/k3s/agent/etc/cni/net.d \
 		/var/snap/microk8s/current/args/cni-network)
@@ -136,7 +137,7 @@ run_pods() {
 install() {
 	if command -v helm >/dev/null; then
 		helm install unwind "$root/scripts/deploy/helm/unwind" -n kube-system --set "image.repository=${image%:*}" \
-			--set "image.tag=${image##*:}" --set "nodeSelector.kubernetes\\.io/hostname=$node"
+			--set "image.tag=${image##*:}" --set "nodeSelector.kubernetes\\.io/hostname=$hostname"
 	else # the chart without values
 		daemonset | kubectl apply -f -
 	fi
@@ -145,8 +146,14 @@ install() {
 }
 
 daemonset() {
-	sed "s|image: unwind:dev|image: $image|; s|kubernetes.io/os: linux|kubernetes.io/hostname: $node|" \
+	sed "s|image: unwind:dev|image: $image|; s|kubernetes.io/os: linux|kubernetes.io/hostname: $hostname|" \
 		"$root/scripts/deploy/daemonset.yaml"
+}
+
+# grace_period gives the key of unwind's file, or with nothing takes it away.
+grace_period() { # JSON
+	on_node "cd $conf_dir && sed -E -e 's/, *\"gracePeriod\": *\"10s\"//' -e '/^ *\"gracePeriod\": *\"10s\",?\$/d' \
+		-e 's/\"type\": *\"unwind\"/&$1/' 00-unwind.json >$dir/unwind.json && mv $dir/unwind.json 00-unwind.json"
 }
 
 unwindctl() {
@@ -177,6 +184,8 @@ clean_up() {
 	if [[ -z $keep ]]; then # before its chain goes: the agent would take up the next one
 		unwindctl uninstall --purge --program-dir= || unwindctl uninstall --program-dir= || true
 		helm uninstall unwind -n kube-system 2>/dev/null || daemonset | kubectl delete --ignore-not-found -f - || true
+	else
+		grace_period '' || true
 	fi
 	on_node "rm -rf $conf_dir/01-$name.conflist $bin_dir/$name $dir; ip link delete quickstart0 2>/dev/null || true"
 }
@@ -198,7 +207,7 @@ main() {
 	title "the chart is installed"
 	install
 	# For the show: what has just leaked counts as dead after 10 seconds, not 10 minutes.
-	on_node "sed -i 's/\"type\": *\"unwind\"/&, \"gracePeriod\": \"10s\"/' $conf_dir/00-unwind.json"
+	grace_period ', "gracePeriod": "10s"'
 	unwindctl ipam
 
 	title "unwind frees what leaked; the pods are still tried, and leak nothing more"
