@@ -4,6 +4,7 @@ PLUGINS_VERSION     := v1.9.1
 CNITOOL_VERSION     := v1.3.1
 STATICCHECK_VERSION := v0.8.2
 GOLANGCI_VERSION    := v2.12.2
+ACTIONLINT_VERSION  := v1.7.12
 BENCHSTAT_VERSION   := v0.0.0-20260908200009-22c9c6c9d4da
 AWS_CNI_VERSION     := v1.23.2
 CILIUM_VERSION      := v1.19.6
@@ -21,7 +22,7 @@ PLUGINS := main/bridge main/host-device main/loopback main/macvlan main/ptp \
            ipam/host-local ipam/static \
            meta/bandwidth meta/firewall meta/portmap meta/sbr meta/tuning
 
-VERSION   = $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+VERSION   = $(shell scripts/release/version.sh)
 TOOLS    := $(CURDIR)/.tools
 GO_FILES := find . -name '.?*' -prune -o -name '*.go' -print
 
@@ -45,9 +46,9 @@ ARCHES := amd64 arm64
 LAPTOPS := linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64
 
 # What else is in an archive. README.md names these paths.
-RELEASE_FILES := LICENSE README.md CHANGELOG.md $(wildcard scripts/systemd/unwind-*) scripts/deploy scripts/providers scripts/bench/README.md \
-	plugin/README.md journal/README.md testdata/README.md cmd/unwind/CONFIGURATION.md cmd/unwindctl/OPERATIONS.md \
-	cmd/unwindctl/COMMANDS.md .github/CONTRIBUTING.md .github/SECURITY.md
+RELEASE_FILES := LICENSE README.md CHANGELOG.md $(wildcard scripts/systemd/unwind-*) scripts/quickstart.sh scripts/deploy \
+	scripts/providers scripts/bench/README.md plugin/README.md journal/README.md testdata/README.md \
+	cmd/unwind/CONFIGURATION.md cmd/unwindctl/OPERATIONS.md cmd/unwindctl/COMMANDS.md .github/CONTRIBUTING.md .github/SECURITY.md
 
 # The tests of what is deployed, a module of its own. It is not in an archive.
 CHECK := scripts/deploy/check
@@ -60,6 +61,9 @@ IMAGE = docker.io/library/unwind:$(VERSION)
 
 # Where make image puts it.
 IMAGE_ARCHIVE = dist/unwind-$(VERSION)-image.tar
+
+# The address of the repository, below which krew finds a release. None is known here: .invalid is nobody's (RFC 2606).
+SITE = https://unwind.invalid
 
 # The date of all files in a release (https://reproducible-builds.org/specs/source-date-epoch): that of the commit.
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
@@ -101,7 +105,7 @@ export PATH := $(PATH):/usr/sbin:/sbin
 export GOLANGCI_LINT_CACHE := $(TOOLS)/lint/golangci
 export STATICCHECK_CACHE   := $(TOOLS)/lint/staticcheck
 
-.PHONY: help build tools deps test proof soak fuzz e2e e2e-tools e2e-k8s e2e-now e2e-next lint chart demo docs man bench release archive kubectl-archive image release-check clean go faulty
+.PHONY: help build tools deps test proof soak fuzz e2e e2e-tools e2e-k8s e2e-now e2e-next lint chart demo docs man bench release archive kubectl-archive image chart-archive release-check workflows clean go faulty
 .NOTPARALLEL:
 
 help: ## list the targets
@@ -251,7 +255,7 @@ $(E2E)/deb/.unpacked:
 	rm -rf $(@D)/packages
 	touch $@
 
-lint: deps go ## check format, vet, staticcheck, golangci-lint (.golangci.yml), go.mod and the scripts
+lint: deps go workflows ## check format, vet, staticcheck, golangci-lint (.golangci.yml), go.mod, the scripts and the workflows
 	@unformatted=$$($(GO_FILES) | xargs gofmt -l) && [ -z "$$unformatted" ] || \
 		{ echo "gofmt -w is needed on: $$unformatted" >&2; exit 1; }
 	go vet -tags e2e $(ALL_PACKAGES)
@@ -260,11 +264,14 @@ lint: deps go ## check format, vet, staticcheck, golangci-lint (.golangci.yml), 
 	go mod tidy -diff
 	cd $(IMAGE_WRITER) && go vet ./... && go mod tidy -diff && \
 		go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION) run
-	for script in .ci/run scripts/*.sh; do bash -n "$$script" || exit 1; done
+	for script in .ci/run scripts/*.sh scripts/release/*.sh; do bash -n "$$script" || exit 1; done
+
+workflows: go
+	go run github.com/rhysd/actionlint/cmd/actionlint@$(ACTIONLINT_VERSION) -shellcheck= -pyflakes=
 
 # A module of its own: Prometheus, Helm and the types of Kubernetes are what unwind itself has no use for. Its inputs are outside of
 # it, where go test does not see them change; so nothing is cached.
-chart: go ## test the alerts, the dashboard and the Helm chart by what takes them: Prometheus, Helm, the types of Kubernetes
+chart: go workflows ## test the alerts, the dashboard and the Helm chart by what takes them: Prometheus, Helm, the types of Kubernetes
 	cd $(CHECK) && go vet ./... && go test -count=1 ./...
 
 demo: deps tools build ## show what a failing plugin leaks without unwind, and with it (as root, under two minutes)
@@ -283,16 +290,18 @@ bench: deps tools build ## time ADD, DEL and failing ADD of chains of real plugi
 	MULTUS=$(MULTUS) CGO_ENABLED=0 go run -buildvcs=false ./scripts/bench -out $(TOOLS)/bench.txt $(ARGS)
 	go run golang.org/x/perf/cmd/benchstat@$(BENCHSTAT_VERSION) -col /kind $(TOOLS)/bench.txt
 
-release: go ## put the archives and the image of a release, for linux on amd64 and arm64, and archives of kubectl-unwind into dist/
-	rm -rf dist
+release: go ## put a release into dist/: archives and image for linux on amd64 and arm64, chart, kubectl-unwind, manifest of krew, notes
+	rm -rf dist && mkdir dist
+	scripts/release/notes.sh $(VERSION) >dist/NOTES.md
 	set -e; for arch in $(ARCHES); do \
 		$(MAKE) archive ARCH=$$arch VERSION=$(VERSION) SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH); \
 	done
 	set -e; for laptop in $(LAPTOPS); do \
 		$(MAKE) kubectl-archive OS=$${laptop%/*} ARCH=$${laptop#*/} VERSION=$(VERSION) SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH); \
 	done
-	$(MAKE) image VERSION=$(VERSION) SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH)
-	cd dist && sha256sum *-* >SHA256SUMS
+	$(MAKE) image chart-archive VERSION=$(VERSION) SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH)
+	cd dist && ../scripts/release/krew.sh $(VERSION) $(SITE) >unwind.yaml
+	cd dist && sha256sum *-* unwind.yaml >SHA256SUMS
 
 # A directory as an archive, the same bytes wherever it is made: tar sorts it, and is told of what it would ask the file system.
 PACK = tar -C dist -c --format=ustar --sort=name --mtime=@$(SOURCE_DATE_EPOCH) --owner=0 --group=0 --numeric-owner \
@@ -315,6 +324,7 @@ kubectl-archive: NAME = kubectl-unwind-$(VERSION)-$(OS)-$(ARCH)
 kubectl-archive: go
 	mkdir -p dist/$(NAME)
 	$(RELEASE_ENV) GOOS=$(OS) GOARCH=$(ARCH) $(GO_BUILD) -o dist/$(NAME)/ ./cmd/kubectl-unwind
+	GOOS= GOARCH= go run -buildvcs=false ./scripts/sbom $(VERSION) dist/$(NAME)/kubectl-unwind* >dist/$(NAME)/sbom.cdx.json
 	cp LICENSE dist/$(NAME)
 	$(PACK)
 
@@ -327,17 +337,29 @@ image: go ## put the agent's image, for linux on amd64 and arm64, into dist/: an
 		$(IMAGE) $(VERSION) $(abspath $(IMAGE_ARCHIVE)) $(PROGRAMS) $(ARCHES)
 	rm -rf $(PROGRAMS)
 
-release-check: go ## build the release of what is committed twice, in two folders and without a cache, and compare
+# The chart of this version, with the image of IMAGE_ARCHIVE by its name and digest.
+chart-archive: NAME = unwind
+chart-archive: go
+	mkdir -p dist && cp -r scripts/deploy/helm/unwind dist
+	sed -i 's|^version: .*|version: $(VERSION:v%=%)|; s|^appVersion: .*|appVersion: $(VERSION)|' dist/$(NAME)/Chart.yaml
+	set -e; image=$(IMAGE); digest=$$(tar -xOf $(IMAGE_ARCHIVE) index.json | grep -o 'sha256:[0-9a-f]*'); \
+		sed -i "s|^  repository: .*|  repository: $${image%:*}|; s|^  tag: .*|  tag: $${image##*:}|; s|^  digest: .*|  digest: $$digest|" \
+		dist/$(NAME)/values.yaml
+	$(PACK)
+	mv dist/$(NAME).tar.gz dist/$(NAME)-$(VERSION:v%=%).tgz
+
+release-check: go ## build the release of what is committed twice, in two folders and without a cache; compare both, and test one
 	@set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; trap 'exit 1' INT TERM; \
+	git clone --quiet . "$$work/one"; git clone --quiet "$$work/one" "$$work/another/deeper"; \
 	for copy in one another/deeper; do \
-		git clone --quiet . "$$work/$$copy"; \
 		GOCACHE=$$work/$$copy.cache $(MAKE) -C "$$work/$$copy" release; \
 		umask 077; export TZ=Asia/Kathmandu; \
 	done; \
 	cd "$$work"; \
 	[ "$$(ls one/dist)" = "$$(ls another/deeper/dist)" ] || { echo "error: not the same files" >&2; exit 1; }; \
 	for file in one/dist/*; do cmp "$$file" "another/deeper/dist/$${file##*/}"; done; \
-	cat one/dist/SHA256SUMS
+	cd $(CURDIR)/$(CHECK); UNWIND_RELEASE=$$work/one/dist go test -run '^TestRelease$$' -count=1 .; \
+	cat $$work/one/dist/SHA256SUMS
 
 clean: ## remove bin/, dist/ and .tools/
 	rm -rf bin dist .tools

@@ -241,23 +241,30 @@ func (c *Cluster) TryKubectl(args ...string) (string, error) {
 // PATH.
 func (c *Cluster) KubectlUnwind(args ...string) (stdout, stderr string, err error) {
 	c.Helper()
+	var out, errs strings.Builder
+	cmd := exec.Command(filepath.Join(c.control.Dir, "bin/kubectl"), append([]string{"unwind"}, args...)...)
+	cmd.Env = c.KubectlEnv()
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err = c.control.Start(cmd); err == nil {
+		err = cmd.Wait()
+	}
+	return out.String(), errs.String(), err
+}
+
+// KubectlEnv is the environment of the cluster's administrator, who has in PATH kubectl, kubectl-unwind
+// and the ctr of the newest containerd.
+func (c *Cluster) KubectlEnv() []string {
+	c.Helper()
 	shim := filepath.Join(c.control.Dir, "bin/kubectl")
 	script := fmt.Sprintf("#!/bin/sh\nexec '%s' kubectl \"$@\"\n", hyperkube(c))
 	if err := errors.Join(os.MkdirAll(filepath.Dir(shim), 0o755),
 		os.WriteFile(shim, []byte(script), 0o755)); err != nil {
 		c.Fatal(err)
 	}
-	var out, errs strings.Builder
-	cmd := exec.Command(shim, append([]string{"unwind"}, args...)...)
-	cmd.Env = []string{
-		"PATH=" + filepath.Dir(shim) + ":" + filepath.Dir(Path(c, "bin/kubectl-unwind")) + ":/usr/bin:/bin",
-		"KUBECONFIG=" + kubeconfigPath, "KUBECACHEDIR=" + filepath.Join(c.control.Dir, "kubectl"),
-	}
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	if err = c.control.Start(cmd); err == nil {
-		err = cmd.Wait()
-	}
-	return out.String(), errs.String(), err
+	path := []string{filepath.Dir(shim), filepath.Dir(Path(c, "bin/kubectl-unwind")),
+		tool(c, Containerds(c)[0].dir), "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
+	return []string{"PATH=" + strings.Join(path, ":"), "KUBECONFIG=" + kubeconfigPath,
+		"KUBECACHEDIR=" + filepath.Join(c.control.Dir, "kubectl")}
 }
 
 // daemon is a program that runs until it is stopped or its node ends.

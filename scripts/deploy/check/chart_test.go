@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	monitoring "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	"helm.sh/helm/v3/pkg/chart"
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/engine"
@@ -72,6 +73,10 @@ func render(values map[string]any) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	return renderChart(chart, values)
+}
+
+func renderChart(chart *chart.Chart, values map[string]any) ([]byte, error) {
 	release := chartutil.ReleaseOptions{Name: "unwind", Namespace: "kube-system", IsInstall: true}
 	all, err := chartutil.ToRenderValues(chart, values, release, nil)
 	if err != nil {
@@ -154,6 +159,10 @@ func TestChartEverything(t *testing.T) {
 	}
 	set := got["apps/v1/DaemonSet"].(*apps.DaemonSet)
 	container := set.Spec.Template.Spec.Containers[0]
+	image := "an-image:v1@sha256:" + strings.Repeat("00112233445566778899aabbccddeeff", 2)
+	if container.Image != image {
+		t.Errorf("image %s, want %s", container.Image, image)
+	}
 	command := []string{"/unwindctl", "--host", "run", "--listen=:9470",
 		"--conf-dir=/conf", "--bin-dir=/bin", "--state-dir=/state", "--events", "--interval=5m"}
 	if diff := cmp.Diff(command, container.Command); diff != "" {
@@ -263,7 +272,7 @@ func reset(values, defaults map[string]any, name []string) bool {
 func TestChartRefuses(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"events: 1", "observed: true", "observe: 1", "paths: {confdir: /conf}",
-		"paths: {confDir: conf}", "port: 0", "dashboard: {label: x}"} {
+		"paths: {confDir: conf}", "image: {digest: 00}", "port: 0", "dashboard: {label: x}"} {
 		var values map[string]any
 		if err := yaml.Unmarshal([]byte(text), &values); err != nil {
 			t.Fatal(err)

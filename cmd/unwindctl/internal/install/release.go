@@ -1,45 +1,24 @@
 package install
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
-	"strconv"
 	"strings"
+
+	"golang.org/x/mod/semver"
 
 	"cni-unwind/plugin/netconf"
 )
 
-// releasePattern matches a version as git describe has it: that of a release or a pre-release, and
-// how many commits came after it.
-var releasePattern = regexp.MustCompile(
-	`^v?(\d+)\.(\d+)\.(\d+)(?:-((?:alpha|beta|rc)[.\d]*))?(?:-(\d+)-g[0-9a-f]+)?$`)
-
-// CompareReleases compares two versions. They cannot be compared if one is of no release, such as
-// dev, or if they are of different pre-releases of one release.
+// CompareReleases compares two versions by the rules of semantic versioning, which order releases,
+// pre-releases and the pseudo-versions of untagged builds. Others, such as dev, cannot be compared.
 func CompareReleases(a, b string) (order int, known bool) {
-	x, y := releasePattern.FindStringSubmatch(a), releasePattern.FindStringSubmatch(b)
-	if x == nil || y == nil {
+	if !semver.IsValid(a) || !semver.IsValid(b) {
 		return 0, false
 	}
-	number := func(text string) int { n, _ := strconv.Atoi(text); return n }
-	for i := 1; i <= 3; i++ {
-		if order := cmp.Compare(number(x[i]), number(y[i])); order != 0 {
-			return order, true
-		}
-	}
-	switch {
-	case x[4] == y[4]:
-		return cmp.Compare(number(x[5]), number(y[5])), true
-	case x[4] == "":
-		return 1, true
-	case y[4] == "":
-		return -1, true
-	}
-	return 0, false
+	return semver.Compare(a, b), true
 }
 
 // versionOf returns the version in what a plugin says of itself, "" if it is not unwind.

@@ -9,10 +9,10 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/nodetest"
 )
 
-// TestCompareReleases has versions be compared as git describe writes them, and those of no release
-// not at all.
+// TestCompareReleases: versions as make builds them are compared, and others not at all.
 func TestCompareReleases(t *testing.T) {
 	t.Parallel()
+	const untagged = "v0.0.0-20261123003115-93d26977894e"
 	for _, c := range []struct {
 		a, b  string
 		order int
@@ -20,20 +20,24 @@ func TestCompareReleases(t *testing.T) {
 	}{
 		{"v1.2.3", "v1.2.3", 0, true},
 		{"v1.10.0", "v1.9.9", 1, true},
-		{"1.2.3", "v2.0.0", -1, true},
-		{"v1.2.3-4-gabc1234", "v1.2.3", 1, true},
-		{"v1.2.3-4-gabc1234", "v1.2.3-12-gabc1235", -1, true},
-		{"v1.2.3-4-gabc1234", "v1.2.4", -1, true},
 		{"v1.2.3-rc.1", "v1.2.3", -1, true},
-		{"v1.2.3", "v1.2.3-rc.1-7-gabc1234", 1, true},
-		{"v1.2.3-rc.1-7-gabc1234", "v1.2.3-rc.1", 1, true},
-		{"v1.2.3-rc.2", "v1.2.3-rc.10", 0, false},
+		{"v1.2.3-rc.2", "v1.2.3-rc.10", -1, true},
 		{"v1.2.3-rc.2", "v1.2.2", 1, true},
+		{untagged, untagged, 0, true},
+		{untagged, "v0.0.0-20261123003116-03d26977894e", -1, true},
+		{untagged + "-dirty", untagged, 1, true},
+		{untagged + "-dirty", "v0.0.0-20261123003116-03d26977894e", -1, true},
+		{untagged, "v0.0.1", -1, true},
+		{"v1.2.4-0.20261123003115-93d26977894e", "v1.2.3", 1, true},
+		{"v1.2.4-0.20261123003115-93d26977894e", "v1.2.4-rc.1", -1, true},
+		{"v1.2.4-0.20261123003115-93d26977894e", "v1.2.4", -1, true},
+		{"v1.2.4-rc.1.0.20261123003115-93d26977894e", "v1.2.4-rc.1", 1, true},
+		{"v1.2.4-rc.1.0.20261123003115-93d26977894e", "v1.2.4-rc.2", -1, true},
 		{"dev", "v1.2.3", 0, false},
 		{"v1.2.3", "dev", 0, false},
 		{"dev", "dev", 0, false},
+		{"1.2.3", "v2.0.0", 0, false},
 		{"4355857", "4355858", 0, false},
-		{"v1.2.3-dirty", "v1.2.4", 0, false},
 		{"", "v1.2.4", 0, false},
 	} {
 		if order, known := CompareReleases(c.a, c.b); order != c.order || known != c.known {

@@ -1,0 +1,233 @@
+package check
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	apps "k8s.io/api/apps/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// release is a directory that make release has filled.
+type release struct {
+	*testing.T
+	dir, version string
+}
+
+// TestRelease looks at the release of UNWIND_RELEASE, as make release-check built it: its parts name
+// each other right.
+func TestRelease(t *testing.T) {
+	dir := os.Getenv("UNWIND_RELEASE")
+	if dir == "" {
+		t.Skip("make release-check runs it")
+	}
+	const image = "-image.tar"
+	images, err := filepath.Glob(filepath.Join(dir, "unwind-*"+image))
+	if err != nil || len(images) != 1 {
+		t.Fatalf("images: %q, %v", images, err)
+	}
+	version := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(images[0]), "unwind-"), image)
+	r := release{t, dir, version}
+	t.Run("chart", func(t *testing.T) { r.with(t).chart(images[0]) })
+	t.Run("krew", func(t *testing.T) { r.with(t).krew() })
+	t.Run("sums", func(t *testing.T) { r.with(t).sums() })
+	t.Run("archives", func(t *testing.T) { r.with(t).archives() })
+}
+
+func (r release) with(t *testing.T) release { return release{t, r.dir, r.version} }
+
+// chart: it has the release's version, and without values the agents run the release's image.
+func (r release) chart(archive string) {
+	chart, err := loader.Load(filepath.Join(r.dir, "unwind-"+strings.TrimPrefix(r.version, "v")+".tgz"))
+	if err != nil {
+		r.Fatal(err)
+	}
+	if err := chart.Validate(); err != nil || chart.Metadata.AppVersion != r.version ||
+		"v"+chart.Metadata.Version != r.version {
+		r.Errorf("%+v: %v", chart.Metadata, err)
+	}
+	var index struct {
+		Manifests []struct {
+			Digest      string
+			Annotations map[string]string
+		}
+	}
+	if err := json.Unmarshal(r.files(archive)["index.json"], &index); err != nil {
+		r.Fatal(err)
+	}
+	m := index.Manifests[0]
+	want := m.Annotations["io.containerd.image.name"] + "@" + m.Digest
+	text, err := renderChart(chart, nil)
+	if err != nil {
+		r.Fatal(err)
+	}
+	set := objects(r.T, text)["apps/v1/DaemonSet"].(*apps.DaemonSet)
+	if got := set.Spec.Template.Spec.Containers[0].Image; got != want || !strings.Contains(got, r.version) {
+		r.Errorf("image %s, want %s", got, want)
+	}
+}
+
+// krew: the manifest has each archive of kubectl-unwind, by its sum, with the program in it. Its
+// keys are those of krew's pkg/index (v0.4.4).
+func (r release) krew() {
+	var plugin struct {
+		APIVersion string
+		Kind       string
+		Metadata   struct{ Name string }
+		Spec       struct {
+			Version, Homepage, ShortDescription, Description string
+			Platforms                                        []struct {
+				Selector    struct{ MatchLabels map[string]string }
+				URI, Sha256 string
+				Files       []struct{ From, To string }
+				Bin         string
+			}
+		}
+	}
+	if err := yaml.UnmarshalStrict(readFile(r.T, filepath.Join(r.dir, "unwind.yaml")), &plugin); err != nil {
+		r.Fatal(err)
+	}
+	if plugin.Metadata.Name != "unwind" || plugin.Spec.Version != r.version {
+		r.Errorf("%+v", plugin)
+	}
+	var want, got []string
+	archives, _ := filepath.Glob(filepath.Join(r.dir, "kubectl-unwind-*.tar.gz"))
+	for _, archive := range archives {
+		want = append(want, filepath.Base(archive))
+	}
+	for _, p := range plugin.Spec.Platforms {
+		name := path.Base(p.URI)
+		got = append(got, name)
+		system, arch := p.Selector.MatchLabels["os"], p.Selector.MatchLabels["arch"]
+		if name != fmt.Sprintf("kubectl-unwind-%s-%s-%s.tar.gz", r.version, system, arch) ||
+			p.URI != plugin.Spec.Homepage+"/releases/download/"+r.version+"/"+name {
+			r.Errorf("%s, %s: %s", system, arch, p.URI)
+		}
+		data := readFile(r.T, filepath.Join(r.dir, name))
+		if sum := fmt.Sprintf("%x", sha256.Sum256(data)); sum != p.Sha256 {
+			r.Errorf("%s has the sum %s, and the manifest %s", name, sum, p.Sha256)
+		}
+		files := r.files(filepath.Join(r.dir, name))
+		moved := map[string]bool{}
+		for _, f := range p.Files {
+			for name := range files {
+				if matches, _ := path.Match(f.From, name); matches && f.To == "." {
+					moved[path.Base(name)] = true
+				}
+			}
+		}
+		if !moved[p.Bin] || !moved["LICENSE"] || len(moved) != 2 {
+			r.Errorf("%s: krew moves %v", name, moved)
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" || len(got) == 0 {
+		r.Errorf("-archives +manifest:\n%s", diff)
+	}
+}
+
+// sums: each file is in SHA256SUMS, but the notes, which no one downloads.
+func (r release) sums() {
+	entries, err := os.ReadDir(r.dir)
+	if err != nil {
+		r.Fatal(err)
+	}
+	var want string
+	for _, e := range entries {
+		if e.Name() != "SHA256SUMS" && e.Name() != "NOTES.md" {
+			data := readFile(r.T, filepath.Join(r.dir, e.Name()))
+			want += fmt.Sprintf("%x  %s\n", sha256.Sum256(data), e.Name())
+		}
+	}
+	if diff := cmp.Diff(want, string(readFile(r.T, filepath.Join(r.dir, "SHA256SUMS")))); diff != "" {
+		r.Errorf("-files +SHA256SUMS:\n%s", diff)
+	}
+}
+
+// archives: each has the licence, and a bill of materials of each of its programs.
+func (r release) archives() {
+	archives, _ := filepath.Glob(filepath.Join(r.dir, "*.tar.gz"))
+	for _, archive := range archives {
+		top := strings.TrimSuffix(filepath.Base(archive), ".tar.gz")
+		files := r.files(archive)
+		var bill struct {
+			Metadata struct {
+				Component struct {
+					Version    string
+					Components []struct {
+						Name   string
+						Hashes []struct{ Content string }
+					}
+				}
+			}
+		}
+		if err := json.Unmarshal(files[top+"/sbom.cdx.json"], &bill); err != nil {
+			r.Errorf("%s: sbom.cdx.json: %v", top, err)
+			continue
+		}
+		var programs []string
+		for _, program := range bill.Metadata.Component.Components {
+			programs = append(programs, program.Name)
+			if sum := fmt.Sprintf("%x", sha256.Sum256(files[top+"/"+program.Name])); sum != program.Hashes[0].Content {
+				r.Errorf("%s: %s has another sum in the bill", top, program.Name)
+			}
+		}
+		want := []string{"unwind", "unwindctl"}
+		switch {
+		case strings.Contains(top, "-windows-"):
+			want = []string{"kubectl-unwind.exe"}
+		case strings.HasPrefix(top, "kubectl-"):
+			want = []string{"kubectl-unwind"}
+		}
+		if !slices.Equal(programs, want) || bill.Metadata.Component.Version != r.version || files[top+"/LICENSE"] == nil {
+			r.Errorf("%s: the bill of %s has %q; files: %q", top, bill.Metadata.Component.Version, programs,
+				slices.Sorted(maps.Keys(files)))
+		}
+	}
+	if len(archives) < 7 {
+		r.Errorf("archives: %q", archives)
+	}
+}
+
+// files returns the files of a tar file, which may be compressed.
+func (r release) files(name string) map[string][]byte {
+	r.Helper()
+	f, err := os.Open(name)
+	if err != nil {
+		r.Fatal(err)
+	}
+	defer f.Close()
+	var in io.Reader = f
+	if strings.HasSuffix(name, "gz") {
+		if in, err = gzip.NewReader(f); err != nil {
+			r.Fatal(err)
+		}
+	}
+	files := map[string][]byte{}
+	for tr := tar.NewReader(in); ; {
+		h, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			return files
+		}
+		data, err2 := io.ReadAll(tr)
+		if err := errors.Join(err, err2); err != nil {
+			r.Fatal(err)
+		}
+		if h.Typeflag == tar.TypeReg {
+			files[h.Name] = data
+		}
+	}
+}

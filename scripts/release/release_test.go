@@ -1,0 +1,78 @@
+package release
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// TestNotes: the notes of a version are its lines alone, each item in one line; without lines a
+// release has none, and what is no release has those under "Unreleased".
+func TestNotes(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	script, err := os.ReadFile("notes.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := project{t, dir}
+	if err := os.MkdirAll(filepath.Join(dir, "scripts/release"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	p.write("scripts/release/notes.sh", string(script))
+	p.write("CHANGELOG.md", "# Changelog\n\n## Unreleased\n\n- new\n\n## v1.10.0\n\n- one,\n  of two lines\n- two\n\n"+
+		"## v1.1.0\n\nWords.\n\n- old\n")
+	for _, c := range []struct{ version, want string }{
+		{"v1.10.0", "- one, of two lines\n- two\n"},
+		{"v1.1.0", "Words.\n- old\n"},
+		{"v2.0.0-rc.1", "- new\n"},
+		{"dev", "- new\n"},
+		{"v1.1", ""},
+		{"v2.0.0", ""},
+	} {
+		var stderr strings.Builder
+		cmd := exec.Command("bash", "scripts/release/notes.sh", c.version)
+		cmd.Dir, cmd.Stderr = dir, &stderr
+		out, err := cmd.Output()
+		if string(out) != c.want || (err == nil) != (c.want != "") || (err != nil) != strings.Contains(stderr.String(), "no lines under "+c.version) {
+			t.Errorf("%s: %q, %v, %s", c.version, out, err, &stderr)
+		}
+	}
+}
+
+// TestWorkflows: what a workflow uses is named by a commit, which cannot change; a job has no rights
+// but to read, unless it says so; and no registry is named.
+func TestWorkflows(t *testing.T) {
+	t.Parallel()
+	files, _ := filepath.Glob("../../.github/workflows/*.yml")
+	if len(files) < 2 {
+		t.Fatal(files)
+	}
+	uses := regexp.MustCompile(`(?m)\buses: (.*)$`)
+	pinned := regexp.MustCompile(`^(\./.*|[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+)$`)
+	registry := regexp.MustCompile(`\b(oci|docker)://[\w.-]|\b[\w-]+\.(io|dev)/`)
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, match := range uses.FindAllSubmatch(data, -1) {
+			if !pinned.Match(match[1]) {
+				t.Errorf("%s: %s", file, match[0])
+			}
+		}
+		if host := registry.Find(data); host != nil {
+			t.Errorf("%s: %s", file, host)
+		}
+		var workflow struct{ Permissions map[string]string }
+		if err := yaml.Unmarshal(data, &workflow); err != nil || len(workflow.Permissions) != 1 ||
+			workflow.Permissions["contents"] != "read" {
+			t.Errorf("%s: permissions %v, %v", file, workflow.Permissions, err)
+		}
+	}
+}
