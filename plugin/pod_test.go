@@ -43,6 +43,30 @@ func (p *pod) setState(state journal.State) {
 	}
 }
 
+// unbegun makes the pod's entry live again, as if none of its DELs had begun.
+func (p *pod) unbegun() {
+	p.Helper()
+	err := p.store.Update(p.Context(), func(tx *journal.Tx) error {
+		e, err := tx.Get(p.key())
+		if err != nil {
+			return err
+		}
+		if err := tx.Delete(e.Key); err != nil {
+			return err
+		}
+		e.Reason, e.Cause = "", ""
+		for _, e.State = range []journal.State{journal.Adding, journal.Live} {
+			if err := tx.Put(e); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		p.Fatal(err)
+	}
+}
+
 // bindOver mounts a namespace at another one's former path.
 func (n *node) bindOver(from, to string) {
 	n.Helper()
