@@ -3,16 +3,12 @@ package plugin
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/containernetworking/cni/libcni"
-	"github.com/containernetworking/cni/pkg/types"
 	bolt "go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
 
@@ -115,205 +111,6 @@ func (n *node) makeJournal() {
 	}
 }
 
-// TestBrokenJournal: while the journal cannot be used, an ADD works as in the plain chain, and is
-// rolled back from memory if it fails. If so configured, it is refused before any delegate runs. A
-// DEL always goes on.
-func TestBrokenJournal(t *testing.T) {
-	t.Parallel()
-	for name, breakIt := range breakages {
-		for test, do := range map[string]func(*node, func(*node) func()){
-			"ADD": addDegraded, "failing ADD": rollBackDegraded, "ADD refused": addRefused, "DEL": delDegraded,
-		} {
-			t.Run(name+", "+test, func(t *testing.T) {
-				t.Parallel()
-				n := newNode(t) // the journal's own waits are longer than the budgets of a test
-				n.makeJournal()
-				do(n, breakIt)
-			})
-		}
-	}
-}
-
-func addDegraded(n *node, breakIt func(*node) func()) {
-	list := n.unwind(chainOfFour(n)...)
-	p := n.pod("a")
-	mend := breakIt(n)
-	p.mustAdd(list)
-	if !strings.Contains(n.log(), "the journal failed; going on without it") {
-		n.Errorf("no warning in the log:\n%s", n.log())
-	}
-	mend()
-	next := n.pod("b") // which does not take it for dead
-	next.Args = p.Args
-	next.mustAdd(list)
-	if taken := n.taken(); len(taken) != 8 {
-		n.Errorf("taken: %v", taken)
-	}
-	next.mustDel(list)
-	p.mustDel(list)
-	n.nothingLeft()
-}
-
-func rollBackDegraded(n *node, breakIt func(*node) func()) {
-	list := n.unwind(chainOfFour(n)...)
-	p := n.pod("a")
-	n.plan(map[string]map[string]string{"p2": {"ADD": "fail-effect"}})
-	mend := breakIt(n)
-	if _, err := p.add(list); err == nil || !strings.Contains(err.Error(), "faulty: p2 ADD refused") {
-		n.Errorf("ADD: %v", err)
-	}
-	n.wantCalls("ADD", "ADD p0", "ADD p1", "ADD p2", "DEL p2", "DEL p1", "DEL p0")
-	mend()
-	p.mustDel(list)
-	n.nothingLeft()
-}
-
-func addRefused(n *node, breakIt func(*node) func()) {
-	n.conf["onJournalFailure"] = "fail"
-	list := n.unwind(chainOfFour(n)...)
-	p := n.pod("a")
-	mend := breakIt(n)
-	_, err := p.add(list)
-	var refused *types.Error
-	if !errors.As(err, &refused) || refused.Code != types.ErrTryAgainLater || !strings.Contains(refused.Msg, `onJournalFailure is "fail"`) {
-		n.Errorf("ADD: %v", err)
-	}
-	n.wantCalls("ADD")
-	mend()
-	p.mustDel(list)
-	n.nothingLeft()
-}
-
-func delDegraded(n *node, breakIt func(*node) func()) {
-	n.conf["onJournalFailure"] = "fail"
-	list := n.unwind(addressed(n, "")...)
-	p := n.pod("a")
-	p.mustAdd(list)
-	n.forgetCalls()
-	mend := breakIt(n)
-	p.mustDel(list)
-	log := n.callLog()
-	n.wantCalls("DEL", "DEL p3", "DEL p2", "DEL p1", "DEL p0")
-	for _, l := range log {
-		if got := l.prevAddresses(n); got != "198.51.100.0 198.51.100.1 198.51.100.2 198.51.100.3" {
-			n.Errorf("DEL %s had the addresses %q in prevResult", l.Instance, got)
-		}
-	}
-	mend()
-	p.mustDel(list) // the part that the journal missed
-	n.nothingLeft()
-}
-
-// TestDamagedJournal: a damaged journal is set aside and kept, and a new one is begun. The DEL of
-// an earlier pod uses what the runtime knows.
-func TestDamagedJournal(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	n.conf["onJournalFailure"] = "fail"
-	list := n.unwind(chainOfFour(n)...)
-	p := n.pod("a")
-	p.mustAdd(list)
-	damaged := strings.Repeat("damaged ", 4096)
-	n.write(n.store.Path(), damaged)
-	next := n.pod("b")
-	next.mustAdd(list)
-	if e := next.entry(); e == nil || e.State != journal.Live {
-		t.Errorf("the journal has %+v, want a live entry", e)
-	}
-	aside, err := filepath.Glob(n.store.Path() + ".damaged-*")
-	if err != nil || len(aside) != 1 {
-		t.Fatalf("set aside: %v, %v", aside, err)
-	}
-	if kept, err := os.ReadFile(aside[0]); err != nil || string(kept) != damaged {
-		t.Errorf("it was changed (%v)", err)
-	}
-	next.mustDel(list)
-	p.mustDel(list)
-	n.nothingLeft()
-}
-
-// addWhile runs an ADD of a slow chain, and calls meanwhile while the delegate at this index runs.
-func (p *pod) addWhile(list *libcni.NetworkConfigList, at int, meanwhile func()) error {
-	p.Helper()
-	instance := fmt.Sprintf("p%d", at)
-	p.plan(map[string]map[string]string{instance: {"ADD": "late"}})
-	defer p.plan(nil)
-	added := make(chan error)
-	go func() {
-		_, err := p.add(list)
-		added <- err
-	}()
-	p.running("ADD " + instance)
-	meanwhile()
-	return <-added
-}
-
-// slowChain is a chain of four whose plugins are slow in mode "late".
-func slowChain(n *node) []string {
-	var chain []string
-	for i := range 4 {
-		chain = append(chain, n.faulty(fmt.Sprintf("p%d", i), `, "delayMS": 500`))
-	}
-	return chain
-}
-
-// TestLastWriteFails: a journal that fails when the last delegate has succeeded still says that the
-// ADD is under way. If unwind prints success all the same, nobody takes the attachment for dead.
-func TestLastWriteFails(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name, onFailure string
-		unlocked        bool // the lock file can be removed
-		ok              bool
-	}{
-		{"degrade", "degrade", true, true},
-		{"degrade, lock file stays", "degrade", false, false},
-		{"fail", "fail", true, false},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			n.conf["onJournalFailure"] = c.onFailure
-			list := n.unwind(slowChain(n)...)
-			p := n.pod("a")
-			mend := func() {}
-			err := p.addWhile(list, 0, func() {
-				if c.unlocked {
-					mend = n.blockFile(n.store.Path())
-				} else {
-					mend = breakages["read-only file system"](n)
-				}
-			})
-			if (err == nil) != c.ok {
-				t.Errorf("ADD: %v", err)
-			}
-			mend()
-			held := n.taken()
-			if len(held) != 4 && c.ok || len(held) != 0 && !c.ok {
-				t.Errorf("taken after the ADD: %v", held)
-			}
-			if again := p.again(); c.ok {
-				p.processInside()
-				if _, err := again.add(list); err == nil || !strings.Contains(err.Error(), "is added already") {
-					t.Errorf("ADD of the same container ID: %v", err)
-				}
-			}
-			// Two sandboxes: the first must leave the journal unchanged.
-			for _, name := range []string{"b", "c"} {
-				next := n.pod(name)
-				next.Args = p.Args
-				next.mustAdd(list)
-				next.mustDel(list)
-				if taken := n.taken(); !slices.Equal(taken, held) {
-					t.Errorf("taken after the pod's next sandbox: %v, want %v", taken, held)
-				}
-			}
-			p.mustDel(list)
-			n.nothingLeft()
-		})
-	}
-}
-
 // blockFile puts a directory in the place of a file, and returns a function that restores the file.
 func (n *node) blockFile(path string) (back func()) {
 	n.Helper()
@@ -325,128 +122,119 @@ func (n *node) blockFile(path string) (back func()) {
 	}
 }
 
+// TestBrokenJournal: while the journal cannot be used, an ADD works as in the plain chain, and is
+// rolled back from memory if it fails. If so configured, it is refused before any delegate runs. A
+// DEL always goes on, with the addresses, and the next one undoes what the journal missed of it.
+func TestBrokenJournal(t *testing.T) {
+	stories(t, `
+	journal; chain p0 | p1 | p2 | p3
+	either read-only file system: let breakage read-only file system
+	or full disk: let breakage full disk
+	or newer format: let breakage newer format
+	or file that others can write to: let breakage file that others can write to
+	or link: let breakage link
+	or queue that a stranger holds: let breakage queue that a stranger holds
+	either ADD: break $breakage; add a; logged 'the journal failed; going on without it'
+		mend; sandbox a b; add b
+		taken a.eth0.p0 a.eth0.p1 a.eth0.p2 a.eth0.p3 b.eth0.p0 b.eth0.p1 b.eth0.p2 b.eth0.p3
+		del b
+	or failing ADD: plan p2 ADD fail-effect
+		break $breakage; fails add a 'faulty: p2 ADD refused'
+		calls ADD p0, ADD p1, ADD p2, DEL p2, DEL p1, DEL p0
+		mend
+	or ADD refused: conf onJournalFailure fail
+		break $breakage; fails add a code=11 'onJournalFailure is "fail"'
+		calls; mend
+	or DEL: conf onJournalFailure fail; addressed; add a; forgets
+		break $breakage; del a; previous; calls DEL p3, DEL p2, DEL p1, DEL p0
+		mend
+	del a`, acts{
+		"addressed": func(s *story, _ []string) { s.chain = addressed(s.node, "") },
+		"previous": func(s *story, _ []string) {
+			for _, l := range s.callLog() {
+				got := l.prevAddresses(s)
+				s.want(got == "198.51.100.0 198.51.100.1 198.51.100.2 198.51.100.3", "DEL %s had %q", l.Instance, got)
+			}
+		},
+	})
+}
+
+// TestDamagedJournal: a damaged journal is set aside and kept, and a new one is begun. The DEL of
+// an earlier pod uses what the runtime knows.
+func TestDamagedJournal(t *testing.T) {
+	damaged := strings.Repeat("damaged ", 4096)
+	stories(t, `
+	conf onJournalFailure fail; chain p0 | p1 | p2 | p3
+	add a; damaged
+	add b; entry b live; aside
+	del b a`, acts{
+		"damaged": func(s *story, _ []string) { s.write(s.store.Path(), damaged) },
+		"aside": func(s *story, _ []string) {
+			aside, err := filepath.Glob(s.store.Path() + ".damaged-*")
+			s.want(err == nil && len(aside) == 1 && s.file(aside[0]) == damaged, "%q, %v", aside, err)
+		},
+	})
+}
+
+// TestLastWriteFails: a journal that fails when the last delegate has succeeded still says that the
+// ADD is under way. If unwind prints success all the same, nobody takes the attachment for dead. Of
+// the pod's two next sandboxes, the first must leave the journal unchanged.
+func TestLastWriteFails(t *testing.T) {
+	stories(t, `
+	chain p0, "delayMS": 500 | p1 | p2 | p3
+	plan p0 ADD late
+	either passes, degrade: conf onJournalFailure degrade; start add a; awaits ADD p0; break file
+	or refused, degrade, lock file stays: conf onJournalFailure degrade; start add a; awaits ADD p0; break read-only file system
+	or refused, fail: conf onJournalFailure fail; start add a; awaits ADD p0; break file
+	if passes: wait add a; let held a.eth0.p0 a.eth0.p1 a.eth0.p2 a.eth0.p3
+	if refused: fails wait add a; let held
+	mend; plan; taken $held
+	if passes: again a b; process a; fails add b 'is added already'
+	sandbox a c; add c; del c; taken $held
+	sandbox a d; add d; del d; taken $held
+	del a`)
+}
+
 // TestJournalRemoved: a journal that is removed while a delegate runs is begun anew, and has the
 // entry before the result is printed.
 func TestJournalRemoved(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		at        int
-		onFailure string
-		ok        bool
-	}{
-		{0, "degrade", true}, {0, "fail", true}, {3, "degrade", true}, {3, "fail", true},
-	} {
-		t.Run(fmt.Sprintf("at %d, %s", c.at, c.onFailure), func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			n.conf["onJournalFailure"] = c.onFailure
-			list := n.unwind(slowChain(n)...)
-			p := n.pod("a")
-			err := p.addWhile(list, c.at, func() {
-				if err := os.RemoveAll(n.stateDir); err != nil {
-					t.Fatal(err)
-				}
-			})
-			if (err == nil) != c.ok {
-				t.Errorf("ADD: %v", err)
-			}
-			if taken := n.taken(); len(taken) != 4 && c.ok || len(taken) != 0 && !c.ok {
-				t.Errorf("taken after the ADD: %v", taken)
-			}
-			if e := p.entry(); e == nil || e.State != journal.Live {
-				t.Errorf("the journal has %+v", e)
-			}
-			p.mustDel(list)
-			n.nothingLeft()
-		})
-	}
+	stories(t, `
+	chain p0, "delayMS": 500 | p1 | p2 | p3, "delayMS": 500
+	either degrade: conf onJournalFailure degrade
+	or fail: conf onJournalFailure fail
+	either at the first: let at p0
+	or at the last: let at p3
+	plan $at ADD late; start add a; awaits ADD $at
+	lose journal; wait add a; plan
+	taken a.eth0.p0 a.eth0.p1 a.eth0.p2 a.eth0.p3; entry a live
+	del a`)
 }
 
 // TestJournalFailsOverPending: while an earlier ADD of the container ID is on record, an ADD that
-// cannot be written is refused: its DEL would undo what is left of the old one, and no more.
+// cannot be written is refused: its DEL would undo what is left of the old one, and no more. "Meanwhile"
+// is while the pod's older sandbox is settled, which comes first.
 func TestJournalFailsOverPending(t *testing.T) {
-	t.Parallel()
-	for _, when := range []string{"before", "meanwhile"} {
-		t.Run(when, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			list := n.unwind(slowChain(n)...)
-			p, kin := n.pod("a"), n.pod("b")
-			kin.Args = p.Args
-			n.plan(map[string]map[string]string{"p1": {"DEL": "fail"}})
-			for _, pending := range []*pod{kin, p} {
-				pending.mustAdd(list)
-				if err := pending.del(list); err == nil {
-					t.Fatal("the DEL succeeded")
-				}
-			}
-			n.forgetCalls()
-			next, mend := p.again(), func() {}
-			if when == "before" {
-				n.plan(nil)
-				mend = breakages["read-only file system"](n)
-			} else {
-				n.plan(map[string]map[string]string{"p1": {"DEL": "late"}})
-			}
-			added := make(chan error)
-			go func() {
-				_, err := next.add(list)
-				added <- err
-			}()
-			if when == "meanwhile" {
-				n.running("DEL p1") // of the pod's older sandbox, which is settled first
-				mend = n.blockFile(n.store.Path())
-			}
-			err := <-added
-			mend()
-			n.plan(nil)
-			var refused *types.Error
-			if !errors.As(err, &refused) || refused.Code != types.ErrTryAgainLater || slices.Contains(n.calls(), "ADD p0") {
-				t.Errorf("ADD: %v; calls %v", err, n.calls())
-			}
-			next.mustDel(list)
-			kin.mustDel(list)
-			n.nothingLeft()
-		})
-	}
+	stories(t, `
+	chain p0 | p1, "delayMS": 500 | p2 | p3
+	plan p1 DEL fail; sandbox a b; add b; fails del b; add a; fails del a
+	forgets; again a c
+	either before: plan; break read-only file system; start add c
+	or meanwhile: plan p1 DEL late; start add c; awaits DEL p1; break file
+	fails wait add c code=11; mend; plan
+	times 0 ADD p0
+	del c b`)
 }
 
 // TestTombstone: the runtime's DEL of an attachment that was undone without it runs nothing, since
-// its addresses may have another owner by now.
+// its addresses may have another owner by now. A container with the same ID that unwind did not add
+// is a different one.
 func TestTombstone(t *testing.T) {
-	t.Parallel()
-	for _, how := range []string{"rolled back", "settled by the next sandbox"} {
-		t.Run(how, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			list := n.unwind(chainOfFour(n)...)
-			p := n.pod("a")
-			n.plan(map[string]map[string]string{"p2": {"ADD": "fail-effect"}})
-			if how != "rolled back" {
-				n.plan(map[string]map[string]string{"p2": {"ADD": "fail-effect", "DEL": "fail"}})
-			}
-			if _, err := p.add(list); err == nil {
-				t.Fatal("the ADD succeeded")
-			}
-			n.plan(nil)
-			if how != "rolled back" {
-				next := n.pod("b")
-				next.Args = p.Args
-				next.mustAdd(list)
-				next.mustDel(list)
-			}
-			n.nothingLeft()
-			n.forgetCalls()
-			p.mustDel(list)
-			p.mustDel(list)
-			n.wantCalls("DEL")
-			n.nothingLeft()
-
-			// A container with the same ID that unwind did not add is a different one.
-			another := p.again()
-			another.mustAdd(n.plain(chainOfFour(n)...))
-			another.mustDel(list)
-			n.nothingLeft()
-		})
-	}
+	stories(t, `
+	chain p0 | p1 | p2 | p3
+	either rolled back: plan p2 ADD fail-effect; fails add a; plan
+	or settled by the next sandbox: plan p2 ADD fail-effect, p2 DEL fail; fails add a; plan
+		sandbox a b; add b; del b
+	left; forgets
+	del a; del a; calls; left
+	again a c; past add c; del c`)
 }

@@ -2,18 +2,15 @@ package plugin
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
-	"github.com/containernetworking/cni/pkg/types"
 
 	"cni-unwind/plugin/netconf"
 )
@@ -77,63 +74,6 @@ func (n *node) wantNoWarning(warnings ...string) {
 		if strings.Contains(n.log(), w) {
 			n.Errorf("the log warns: %s", w)
 		}
-	}
-}
-
-// TestCheckFails: the runtime gets the error of the delegate that fails, with its code and words,
-// and the delegates after it are not asked.
-func TestCheckFails(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	list := n.unwind(n.faulty("p0", ""), n.faulty("p1", `, "code": 117`), n.faulty("p2", ""))
-	p := n.pod("a")
-	p.mustAdd(list)
-	n.forgetCalls()
-	n.plan(map[string]map[string]string{"p1": {"CHECK": "fail"}})
-	err := p.check(list)
-	var said *types.Error
-	if want := `plugin type="faulty" failed (check): faulty: p1 CHECK refused`; !errors.As(err, &said) || said.Code != 117 || said.Msg != want {
-		t.Errorf("CHECK: %#v, want code 117, %s", err, want)
-	}
-	n.wantCalls("CHECK", "CHECK p0", "CHECK p1")
-	n.plan(nil)
-	if err := p.check(list); err != nil {
-		t.Errorf("CHECK of a chain that is well again: %v", err)
-	}
-	p.mustDel(list)
-	n.nothingLeft()
-}
-
-// TestCheckWithoutEntry: without an entry the delegates decide; the missing entry is a warning.
-func TestCheckWithoutEntry(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name, mode string
-	}{{"they agree", "ok"}, {"one refuses", "fail"}} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			chain := []string{n.faulty("p0", ""), n.faulty("p1", `, "address": "192.0.2.7/24"`)}
-			p := n.pod("a")
-			p.mustAdd(n.plain(chain...))
-			n.forgetCalls()
-			n.plan(map[string]map[string]string{"p1": {"CHECK": c.mode}})
-			list := n.unwind(chain...)
-			if err := p.check(list); (err == nil) != (c.mode == "ok") {
-				t.Errorf("CHECK: %v", err)
-			}
-			for _, l := range n.callLog() {
-				if r, err := netconf.ParseResult(l.Stdin["prevResult"]); err != nil || len(r.Addresses()) != 1 {
-					t.Errorf("%s: prevResult %s", l.Instance, l.Stdin["prevResult"])
-				}
-			}
-			n.wantCalls("CHECK", "CHECK p0", "CHECK p1")
-			if c.mode == "ok" && !strings.Contains(n.log(), warnedUnknown) {
-				t.Error("no warning")
-			}
-			p.mustDel(list)
-			n.nothingLeft()
-		})
 	}
 }
 
@@ -235,48 +175,6 @@ func TestCheckOfAnotherResult(t *testing.T) {
 	n.nothingLeft()
 }
 
-// TestCheckThatOutlivesUnwind: when unwind is killed in a CHECK, its delegate goes on. The next
-// verb that undoes the attachment kills it, and no DEL becomes pending for that.
-func TestCheckThatOutlivesUnwind(t *testing.T) {
-	t.Parallel()
-	for _, next := range []string{"DEL", "sweep", "next sandbox"} {
-		t.Run(next, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t).hasty()
-			list := n.unwind(n.faulty("p0", ""), n.faulty("p1", ""))
-			p := n.pod("a")
-			p.mustAdd(list)
-			n.plan(map[string]map[string]string{"p1": {"CHECK": "kill-parent"}})
-			if err := p.check(list); !wasKilled(err) {
-				t.Fatalf("CHECK: %v", err)
-			}
-			n.conf["gracePeriod"] = "10m" // for the second DEL of a delegate that was killed
-			list = n.unwind(n.faulty("p0", ""), n.faulty("p1", ""))
-			switch next {
-			case "DEL":
-				p.mustDel(list)
-			case "sweep":
-				p.dropNetNS()
-				eventually(t, "release by a sweep", func() bool {
-					n.ask("STATUS", "1.0.0", nil, n.faulty("p0", ""), n.faulty("p1", ""))
-					return p.entry() == nil
-				})
-			case "next sandbox":
-				p.dropNetNS()
-				b := n.pod("b")
-				b.Args = p.Args
-				b.mustAdd(list)
-				b.mustDel(list)
-			}
-			pid := n.callLog()[slices.Index(n.calls(), "CHECK p1")].PID
-			eventually(t, "end of the delegate", func() bool {
-				return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
-			})
-			n.nothingLeft()
-		})
-	}
-}
-
 // TestCheckBesideOthers: a CHECK blocks nobody. A DEL kills it after a while. An ADD of another
 // sandbox of the pod, and another CHECK, neither wait for it nor kill it.
 func TestCheckBesideOthers(t *testing.T) {
@@ -319,31 +217,54 @@ func TestCheckBesideOthers(t *testing.T) {
 	n.nothingLeft()
 }
 
+// TestCheckFails: the runtime gets the error of the delegate that fails, with its code and words,
+// and the delegates after it are not asked.
+func TestCheckFails(t *testing.T) {
+	stories(t, `
+	chain p0 | p1, "code": 117 | p2
+	add a; forgets; plan p1 CHECK fail
+	fails check a code=117 'plugin type="faulty" failed (check): faulty: p1 CHECK refused'
+	calls CHECK p0, CHECK p1
+	plan; check a
+	del a`)
+}
+
+// TestCheckWithoutEntry: without an entry the delegates decide; the missing entry is a warning.
+func TestCheckWithoutEntry(t *testing.T) {
+	stories(t, `
+	chain p0 | p1, "address": "192.0.2.7/24"
+	past add a; forgets
+	either they agree: check a; logged '`+warnedUnknown+`'
+	or one refuses: plan p1 CHECK fail; fails check a
+	previous; calls CHECK p0, CHECK p1
+	del a`, acts{"previous": func(s *story, _ []string) {
+		for _, l := range s.callLog() {
+			r, err := netconf.ParseResult(l.Stdin["prevResult"])
+			s.want(err == nil && len(r.Addresses()) == 1, "%s: prevResult %s", l.Instance, l.Stdin["prevResult"])
+		}
+	}})
+}
+
+// TestCheckThatOutlivesUnwind: when unwind is killed in a CHECK, its delegate goes on. The next
+// verb that undoes the attachment kills it, and no DEL becomes pending for that: the second DEL of a
+// delegate that was killed would come after gracePeriod.
+func TestCheckThatOutlivesUnwind(t *testing.T) {
+	stories(t, `
+	hasty; chain p0 | p1
+	add a; plan p1 CHECK kill-parent; killed check a
+	conf gracePeriod 10m
+	either DEL: del a
+	or sweep: drop a; statuses 0
+	or next sandbox: drop a; sandbox a b; add b; del b
+	ends CHECK p1`)
+}
+
 // TestCheckWithoutLock: a CHECK goes on if the lock is held for long, and creates no lock file for
 // an attachment that the journal does not know.
 func TestCheckWithoutLock(t *testing.T) {
-	t.Parallel()
-	n := newNode(t).hasty()
-	list := n.unwind(n.faulty("p0", ""))
-	p := n.pod("a")
-	p.mustAdd(list)
-	lock, err := n.store.TryAcquire(p.key())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.check(list); err != nil {
-		t.Errorf("with the lock held: %v", err)
-	}
-	lock.Release()
-	p.mustDel(list)
-
-	p.mustAdd(n.plain(n.faulty("p0", "")))
-	if err := p.check(list); err != nil {
-		t.Errorf("of an attachment that the journal does not know: %v", err)
-	}
-	if locks := n.names(filepath.Join(n.stateDir, "locks")); len(locks) > 0 {
-		t.Errorf("lock files %v", locks)
-	}
-	p.mustDel(list)
-	n.nothingLeft()
+	stories(t, `
+	hasty; chain p0
+	add a; lock a; check a; unlock; del a
+	past add a; check a; locks 0
+	del a`)
 }

@@ -3,57 +3,45 @@ package plugin
 import (
 	"crypto/sha256"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/containernetworking/cni/libcni"
-
-	"cni-unwind/journal"
 	"cni-unwind/plugin/sweep"
 	"cni-unwind/plugin/undo"
 )
 
-// cilium is a plugin of the type cilium-cni, and its queue of DELs.
-type cilium struct {
-	*node
-	queue string
-}
-
-func newCilium(t *testing.T) *cilium {
-	t.Helper()
-	c := &cilium{node: newNode(t)}
-	faulty := filepath.Join(toolsDir(t), "test", "faulty")
-	if err := os.Symlink(faulty, filepath.Join(c.path[0], "cilium-cni")); err != nil {
-		t.Fatal(err)
-	}
-	c.queue = filepath.Join(c.dir, "deleteQueue")
-	c.mkdir(c.queue)
-	c.conf["stores"] = map[string]string{"cilium-cni": c.queue}
-	return c
-}
-
-func (c *cilium) list() *libcni.NetworkConfigList {
-	cni := fmt.Sprintf(`{"type": "cilium-cni", "dir": %q, "instance": "cilium"}`, c.faultyDir())
-	return c.unwind(cni, c.faulty("p1", ""))
-}
-
-// queued writes the file of a pod's DEL, as cilium-cni 1.20 does, and returns its path.
-func (c *cilium) queued(containerID string) string {
-	c.Helper()
-	content := "cni-attachment-id:" + containerID + ":eth0"
-	path := filepath.Join(c.queue, fmt.Sprintf("%x.delete", sha256.Sum256([]byte(content))))
-	c.write(path, content)
-	return path
-}
-
-// sweepAll sweeps as a person does, for whom no DEL waits.
-func (c *cilium) sweepAll() {
-	c.Helper()
-	plugin := &Plugin{Stderr: c.Output(), Budgets: undo.DefaultBudgets, CacheDir: c.cacheDir()}
-	if _, err := plugin.Sweep(c.Context(), c.stateDir, sweep.Job{}); err != nil {
-		c.Fatal(err)
+// cilium are statements about a plugin of the type cilium-cni, and its queue of DELs.
+func cilium() acts {
+	dir := func(s *story) string { return filepath.Join(s.dir, "deleteQueue") }
+	return acts{
+		"cilium": func(s *story, _ []string) {
+			s.link("cilium-cni", filepath.Join(s.path[2], "faulty"))
+			s.mkdir(dir(s))
+			s.conf["stores"] = map[string]string{"cilium-cni": dir(s)}
+			s.chain = []string{fmt.Sprintf(`{"type": "cilium-cni", "dir": %q, "instance": "cilium"}`, s.faultyDir()), "p1"}
+		},
+		// queue writes the file of a pod's DEL, as cilium-cni 1.20 does: $file.
+		"queue": func(s *story, w []string) {
+			content := "cni-attachment-id:" + w[0] + ":eth0"
+			s.vars["file"] = filepath.Join(dir(s), fmt.Sprintf("%x.delete", sha256.Sum256([]byte(content))))
+			s.write(s.vars["file"], content)
+		},
+		"queued": func(s *story, w []string) {
+			why := s.who(w[0]).unproven()
+			s.want(strings.HasSuffix(why, s.vars["file"]), "unproven: %q; the entry: %+v", why, s.who(w[0]).entry())
+		},
+		// everything is a person's sweep, for whom no DEL waits.
+		"everything": func(s *story, _ []string) {
+			plugin := &Plugin{Stderr: s.Output(), Budgets: undo.DefaultBudgets, CacheDir: s.cacheDir()}
+			_, err := plugin.Sweep(s.Context(), s.stateDir, sweep.Job{})
+			s.must(err)
+		},
+		"unwritten": func(s *story, w []string) { // since it was asked last
+			updated := fmt.Sprintf("%+v", s.who(w[0]).entry().Updated)
+			s.want(s.vars["updated"] == "" || s.vars["updated"] == updated, "%s, was %s", updated, s.vars["updated"])
+			s.vars["updated"] = updated
+		},
 	}
 }
 
@@ -62,62 +50,24 @@ func (c *cilium) sweepAll() {
 // away; nor do sweeps write its entry. Once the agent has taken the file, the DEL is done, and
 // nothing runs.
 func TestQueuedDEL(t *testing.T) {
-	t.Parallel()
-	c := newCilium(t)
-	list, p := c.list(), c.pod("a")
-	p.mustAdd(list)
-	file := c.queued("a")
-	p.mustDel(list)
-	if why := p.unproven(); !strings.HasSuffix(why, file) {
-		t.Fatalf("unproven: %q; the entry: %+v", why, p.entry())
-	}
-	if e := p.entry(); e.Pending() != 1 || e.State != journal.Removing {
-		t.Errorf("%+v, want the DEL of cilium-cni alone", e)
-	}
-	p.mustDel(list)
-	before := p.entry().Updated
-	for range 3 {
-		c.sweepAll()
-	}
-	if after := p.entry().Updated; after != before {
-		t.Errorf("the sweeps have written the entry: %+v, was %+v", after, before)
-	}
-	if ran := c.dels("cilium"); ran != 1 || p.unproven() == "" {
-		t.Errorf("%d DELs ran, want 1; unproven: %q", ran, p.unproven())
-	}
-	if err := os.Remove(file); err != nil {
-		t.Fatal(err)
-	}
-	c.sweepAll()
-	if ran := c.dels("cilium"); ran != 1 || p.entry() != nil {
-		t.Errorf("the agent has taken the file: %d DELs ran, want 1; the entry: %+v", ran, p.entry())
-	}
-	c.nothingLeft()
+	stories(t, `
+	cilium; add a
+	queue a; del a
+	queued a; entry a removing 1; pending a cilium
+	del a
+	unwritten a; everything; everything; everything; unwritten a
+	times 1 DEL cilium; queued a
+	lose $file; everything
+	times 1 DEL cilium; gone a`, cilium())
 }
 
 // TestQueuedRollback: the DEL of a failed ADD's rollback is queued. Another pod starts, and that DEL
 // does not run again.
 func TestQueuedRollback(t *testing.T) {
-	t.Parallel()
-	c := newCilium(t)
-	list, p, next := c.list(), c.pod("a"), c.pod("b")
-	file := c.queued("a")
-	c.plan(map[string]map[string]string{"p1": {"ADD": "fail"}})
-	if _, err := p.add(list); err == nil {
-		t.Fatal("ADD passed")
-	}
-	c.plan(nil)
-	if why := p.unproven(); !strings.HasSuffix(why, file) {
-		t.Fatalf("unproven: %q; the entry: %+v", why, p.entry())
-	}
-	next.mustAdd(list)
-	if ran := c.dels("cilium"); ran != 1 {
-		t.Errorf("%d DELs of cilium-cni, want 1", ran)
-	}
-	if err := os.Remove(file); err != nil {
-		t.Fatal(err)
-	}
-	next.mustDel(list)
-	c.sweepAll()
-	c.nothingLeft()
+	stories(t, `
+	cilium; queue a
+	plan p1 ADD fail; fails add a; plan
+	queued a
+	add b; times 1 DEL cilium
+	lose $file; del b; everything`, cilium())
 }

@@ -3,7 +3,6 @@ package plugin
 import (
 	"fmt"
 	"os"
-	"strings"
 	"testing"
 	"time"
 
@@ -145,58 +144,34 @@ func TestSlowLateDELAgainstClaim(t *testing.T) {
 // runtime calls GC, both are dead. That one GC leaves nothing, though A comes first, being dead for
 // longer.
 func TestOneSweepIsEnough(t *testing.T) {
-	t.Parallel()
-	for _, parked := range []bool{true, false} {
-		t.Run(fmt.Sprintf("parked before %t", parked), func(t *testing.T) {
-			t.Parallel()
-			c := pendingContest(t)
-			c.plan(map[string]map[string]string{"p1": {"DEL": "fail"}})
-			c.b.mustAdd(c.list)
-			c.plan(nil)
-			if parked {
-				c.a.mustDel(c.list)
-			}
-			c.b.dropNetNS()
-			c.mustGC(nil)
-			c.over()
-		})
-	}
+	stories(t, `
+	chain single | p1, "rules": true | p2
+	add a; plan p1 DEL fail; fails del a; rules $a.p1; reserved 0
+	add b; plan
+	either parked before: del a
+	or parked by the GC:
+	drop b; gc; left; rules`)
 }
 
 // TestParkedRuleIsNotForgotten: B's chain has no rule of the address, so only A's DEL can remove
-// A's.
+// A's. A DEL that cannot be shown the address leaves it.
 func TestParkedRuleIsNotForgotten(t *testing.T) {
-	t.Parallel()
-	c := pendingContest(t)
-	c.plan(map[string]map[string]string{"p1": {"DEL": "fail"}})
-	bare := c.unwind(c.pooled("p0", 2, 2))
-	c.b.mustAdd(bare)
-	c.plan(nil)
-	c.a.mustDel(c.list)
-	if rules := c.addressRules(); len(rules) != 1 {
-		t.Errorf("rules %v, want A's: its DEL could not be shown the address", rules)
-	}
-	c.b.mustDel(bare)
-	c.over()
+	stories(t, `
+	chain single | p1, "rules": true | p2
+	add a; plan p1 DEL fail; fails del a
+	chain single; add b; plan
+	chain single | p1, "rules": true | p2; del a; rules $a.p1
+	chain single; del b; left; rules`)
 }
 
 // TestDELHasAnEarlierResult: an ADD of a container ID is cut off, and the runtime has the result of
 // an earlier ADD with another address. The DEL comes with that result, and undoes also what the ADD
 // that was cut off did with its own address.
 func TestDELHasAnEarlierResult(t *testing.T) {
-	t.Parallel()
-	c := newContest(t, func(n *node) string { return n.pooled("p0", 2, 3) })
-	c.a.mustAdd(c.list)
-	c.a.dropNetNS()
-	again := c.a.again()
-	c.plan(map[string]map[string]string{"p2": {"ADD": "kill-parent-effect"}})
-	if _, err := again.add(c.list); !wasKilled(err) {
-		t.Fatalf("unwind was not killed: %v", err)
-	}
-	c.plan(nil)
-	if rules := c.addressRules(); len(rules) != 1 || !strings.HasSuffix(rules[0], ".3.p1") {
-		t.Fatalf("rules %v, want that of the second address", rules)
-	}
-	again.mustDel(c.list)
-	c.over()
+	stories(t, `
+	chain pooled | p1, "rules": true | p2
+	add a; drop a; again a b
+	plan p2 ADD kill-parent-effect; killed add b; plan
+	rules $ip3.p1
+	del b; left; rules`)
 }

@@ -1,12 +1,8 @@
 package plugin
 
 import (
-	"maps"
 	"os"
-	"path/filepath"
 	"runtime"
-	"slices"
-	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -18,73 +14,51 @@ import (
 	"cni-unwind/testdata/sandbox"
 )
 
-// otherMachine returns the name of a machine that is not this one.
-func otherMachine(t *testing.T) string {
-	kind, _, _ := strings.Cut(host.This().Machine, ":")
-	if kind == "" {
-		t.Skip("this machine has no name")
-	}
-	return kind + ":another"
-}
-
 // TestForeign: the disk comes from another machine, as a clone or a backup. No DEL of its pods
 // runs, since the original may use the addresses. A sweep removes what host-local keeps on this
-// disk for exactly these owners.
+// disk for exactly these owners: $ip99 is in the form that old releases of host-local wrote.
 func TestForeign(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct{ verb, pod string }{
-		{"STATUS", "live"}, {"GC", "live"}, {"sweep", "live"}, {"GC", "DEL pending"}, {"GC", "ADD failed"}, {"GC", "ADD cut off"},
-	} {
-		t.Run(c.verb+", "+c.pod, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			chain := []string{n.bridgePlugin(""), n.faulty("p1", "")}
-			list := n.unwind(chain...)
-			p := n.pod("a")
-			n.plan(map[string]map[string]map[string]string{
-				"DEL pending": {"p1": {"DEL": "fail"}},
-				"ADD failed":  {"p1": {"ADD": "fail-effect", "DEL": "fail"}},
-				"ADD cut off": {"p1": {"ADD": "kill-parent-effect"}},
-			}[c.pod])
-			if _, err := p.add(list); (err != nil) != strings.HasPrefix(c.pod, "ADD") {
-				t.Fatalf("ADD: %v", err)
-			}
-			if c.pod == "DEL pending" {
-				if err := p.del(list); err == nil {
-					t.Fatal("the DEL succeeded")
-				}
-			}
-			n.plan(nil)
-			machine := otherMachine(t)
-			p.edit(func(g *journal.Generation) { g.Host.BootID, g.Host.Machine = earlier, machine })
-			p.dropNetNS()
-			owners := map[string]string{"aa": "eth0", "a": "eth1", "b": "eth0"}
-			kept := map[string]string{}
-			pool := filepath.Join(n.dataDir(), n.network)
-			for i, id := range slices.Sorted(maps.Keys(owners)) {
-				ip := n.prefix(4, byte(100+i)).Addr().String()
-				n.write(filepath.Join(pool, ip), id+"\r\n"+owners[id])
-				kept[ip] = id + " " + owners[id]
-			}
-			// Old releases of host-local wrote this form.
-			n.write(filepath.Join(pool, n.prefix(4, 99).Addr().String()), "a")
-			n.forgetCalls()
+	stories(t, `
+	chain bridge | p1; let by GC
+	either live, STATUS: let by STATUS; add a
+	or live, GC: add a
+	or live, sweep: let by sweep; add a
+	or DEL pending: add a; plan p1 DEL fail; fails del a
+	or ADD failed: plan p1 ADD fail-effect, p1 DEL fail; fails add a
+	or ADD cut off: plan p1 ADD kill-parent-effect; killed add a
+	plan; clone a; drop a
+	reserve $ip100 a eth1; reserve $ip101 aa eth0; reserve $ip102 b eth0; reserve $ip99 a
+	forgets; until $by; calls
+	owners '$ip100 a eth1' '$ip101 aa eth0' '$ip102 b eth0'
+	tombstone a another machine
+	del a; calls; locks 0; leaves`)
+}
 
-			n.until(c.verb, chain)
-			n.wantCalls("on another machine")
-			if got := n.reserved(); !maps.Equal(got, kept) {
-				t.Errorf("reserved: %v, want %v", got, kept)
-			}
-			if tomb := n.tombstone(p.key()); tomb == nil || !strings.Contains(tomb.Reason, "another machine") {
-				t.Errorf("tombstone %+v", tomb)
-			}
-			p.mustDel(list)
-			n.wantCalls("the runtime's DEL")
-			if locks := n.names(filepath.Join(n.stateDir, "locks")); len(locks) > 0 {
-				t.Errorf("%d lock files are left", len(locks))
-			}
-		})
-	}
+// TestForeignContainerIDAgain: this disk is a copy of a machine's, and a container ID of that
+// machine is added here. No DEL of the original's runs; what host-local keeps for it on this disk
+// goes.
+func TestForeignContainerIDAgain(t *testing.T) {
+	stories(t, `
+	chain bridge | p1
+	add a; clone a; drop a; forgets
+	move a a; add a
+	reserved 1; calls ADD p1; entry a live 2 1
+	del a`)
+}
+
+// TestForeignCutOff: the ADD of a new sandbox finds the old one on another machine's disk, and
+// unwind is killed at each point of it. The next sweep continues, and no DEL of the old one ever
+// runs, so that its file, which is the original's, stays. A kill between the journal and the lock
+// file leaves that file until the runtime's DEL.
+func TestForeignCutOff(t *testing.T) {
+	t.Parallel()
+	atEveryPoint(t, 7, `
+	chain p0, "ipam": $hostlocal
+	add a; reboot a; clone a
+	sandbox a b; kill any $at add b
+	del b; until GC
+	undeleted a; taken a.eth0.p0; lose $dir/faulty/taken/a.eth0.p0
+	del a`)
 }
 
 // TestUnknownMachine: of a machine whose name is of another kind than this one's, nothing is known,
@@ -105,41 +79,6 @@ func TestUnknownMachine(t *testing.T) {
 	}
 	p.mustDel(list)
 	n.nothingLeft()
-}
-
-// TestForeignCutOff: the ADD of a new sandbox finds the old one on another machine's disk, and
-// unwind is killed at each point of it. The next sweep continues, and no DEL of the old one ever
-// runs.
-func TestForeignCutOff(t *testing.T) {
-	t.Parallel()
-	machine := otherMachine(t)
-	everyPoint(t, 7, func(t *testing.T, at int) bool {
-		n := newNode(t)
-		chain := []string{n.faulty("p0", `, "ipam": `+n.hostLocal(n.subnet))}
-		list := n.unwind(chain...)
-		a := n.pod("a")
-		a.mustAdd(list)
-		before(a)
-		a.edit(func(g *journal.Generation) { g.Host.Machine = machine })
-		b := a.nextSandbox("b")
-		err := n.killedAt(at, func() error {
-			_, err := b.add(list)
-			return err
-		})
-		b.mustDel(list)
-		n.until("GC", chain)
-		if dels := a.dels(); len(dels) > 0 {
-			t.Errorf("DELs of the old one: %q", dels)
-		}
-		// The file is the original's.
-		if err := os.Remove(filepath.Join(n.faultyDir(), "taken", "a.eth0.p0")); err != nil {
-			t.Error(err)
-		}
-		// A kill between the journal and the lock file leaves that file until the runtime's DEL.
-		a.mustDel(list)
-		n.nothingLeft()
-		return wasKilled(err)
-	})
 }
 
 // TestThisMachine: a machine is known by its DMI UUID, even if its machine-id changes at each boot.

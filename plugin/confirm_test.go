@@ -47,26 +47,6 @@ func TestConfirmationIsNoKill(t *testing.T) {
 	}
 }
 
-// TestConfirmationAfterReboot: a DEL of a later boot proves as little as one of the same boot. A
-// time that a longer boot has left holds nothing up.
-func TestConfirmationAfterReboot(t *testing.T) {
-	t.Parallel()
-	n, list := newWhereabouts(t)
-	p := n.pod("a")
-	p.mustAdd(list)
-	p.edit(func(g *journal.Generation) { g.Host.BootID = "another" })
-	n.sweep(undo.DefaultBudgets)
-	p.wantConfirmation(time.Hour)
-	n.sweep(undo.DefaultBudgets)
-	p.mustDel(list)
-	p.wantConfirmation(time.Hour)
-	p.edit(func(g *journal.Generation) { g.Steps[0].ConfirmAt += int64(time.Hour) }) // of a longer boot
-	n.sweep(undo.DefaultBudgets)
-	if e := p.entry(); e != nil {
-		t.Errorf("%+v, want nothing", e)
-	}
-}
-
 // TestFailedADDLies: the ADD of a plugin fails after it has written the address, and its DEL passes
 // and frees nothing, since the API is away for both. The DEL runs once more after the grace period.
 //

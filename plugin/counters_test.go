@@ -79,197 +79,6 @@ func (n *node) wantNotes(events []string, counters map[string]uint64) {
 // failedADD is the reason in the history for an ADD that p1 failed.
 const failedADD = `its ADD failed: plugin type="faulty" failed (add): faulty: p1 ADD refused`
 
-// TestNotes makes something out of the ordinary happen. The history and the counters have it once.
-func TestNotes(t *testing.T) {
-	t.Parallel()
-	modes := func(n *node, add, del string) { n.plan(map[string]map[string]string{"p1": {"ADD": add, "DEL": del}}) }
-	chain := func(n *node) []string { return []string{n.pooled("p0", 2, 3), n.faulty("p1", "")} }
-	fails := func(n *node, p *pod) {
-		n.Helper()
-		if _, err := p.add(n.unwind(chain(n)...)); err == nil {
-			n.Fatal("the ADD succeeded")
-		}
-	}
-	for _, c := range []struct {
-		name     string
-		do       func(n *node, a *pod)
-		events   []string // IP and NEXT are the addresses of the pool
-		counters map[string]uint64
-	}{
-		{"nothing", func(n *node, a *pod) {
-			a.mustAdd(n.unwind(chain(n)...))
-			a.mustDel(n.unwind(chain(n)...))
-			n.mustGC(nil)
-		}, nil, map[string]uint64{}},
-		{"ADD fails, and is tried again", func(n *node, a *pod) {
-			modes(n, "fail-effect", "")
-			fails(n, a)
-			fails(n, a)
-			a.mustDel(n.unwind(chain(n)...))
-		}, []string{
-			"rolled-back a [IP] [faulty]: " + failedADD, "rolled-back a [NEXT] [faulty]: " + failedADD,
-		}, map[string]uint64{"rollbacks faulty complete": 2}},
-		{"ADD fails, and its DEL, until a sweep", func(n *node, a *pod) {
-			modes(n, "fail-effect", "fail")
-			fails(n, a)
-			n.sweep(undo.DefaultBudgets)
-			modes(n, "", "")
-			n.sweep(undo.DefaultBudgets)
-			n.sweep(undo.DefaultBudgets)
-			a.mustDel(n.unwind(chain(n)...))
-		}, []string{
-			"rolled-back a [IP] [faulty]: " + failedADD, "swept a [IP] []: " + failedADD,
-		}, map[string]uint64{"rollbacks faulty pending": 1, "swept failed-add": 1}},
-		{"ADD fails, and its DEL, until the runtime's", func(n *node, a *pod) {
-			modes(n, "fail-effect", "fail")
-			fails(n, a)
-			modes(n, "", "")
-			a.mustDel(n.unwind(chain(n)...))
-		}, []string{"rolled-back a [IP] [faulty]: " + failedADD}, map[string]uint64{"rollbacks faulty pending": 1}},
-		{"ADD cut off", func(n *node, a *pod) {
-			modes(n, "kill-parent-effect", "fail")
-			fails(n, a)
-			eventually(n, "its lock is free", func() bool {
-				locked, _, err := n.store.Locked(a.key())
-				return !locked && err == nil
-			})
-			a.dropNetNS()
-			n.sweep(undo.DefaultBudgets)
-			modes(n, "", "")
-			n.sweep(undo.DefaultBudgets)
-		}, []string{"swept a [IP] []: its network namespace is gone"}, map[string]uint64{"swept netns-gone": 1}},
-		{"namespace gone, found by STATUS", func(n *node, a *pod) {
-			a.mustAdd(n.unwind(chain(n)...))
-			a.dropNetNS()
-			n.patient().sweepsAll(0, chain(n)...)
-			a.mustDel(n.unwind(chain(n)...))
-		}, []string{
-			"swept a [IP] []: its network namespace is gone", "no-op a [] []: its network namespace is gone",
-		}, map[string]uint64{"swept netns-gone": 1}},
-		{"namespace gone, found by the pod's next ADD", func(n *node, a *pod) {
-			a.mustAdd(n.unwind(chain(n)...))
-			a.dropNetNS()
-			a.nextSandbox("b").mustAdd(n.unwind(chain(n)...))
-		}, []string{"swept a [IP] []: its network namespace is gone"}, map[string]uint64{"swept netns-gone": 1}},
-		{"of an earlier boot", func(n *node, a *pod) {
-			a.mustAdd(n.unwind(chain(n)...))
-			before(a)
-			modes(n, "", "fail")
-			n.sweep(undo.DefaultBudgets)
-			modes(n, "", "")
-			n.mustGC(nil)
-		}, []string{"swept a [IP] []: it was made before this boot"}, map[string]uint64{"swept earlier-boot": 1}},
-		{"of another machine", func(n *node, a *pod) {
-			a.mustAdd(n.unwind(chain(n)...))
-			machine := otherMachine(n.TB.(*testing.T))
-			a.edit(func(g *journal.Generation) { g.Host.BootID, g.Host.Machine = earlier, machine })
-			n.mustGC(nil)
-		}, []string{"swept a [IP] []: it was made on another machine"}, map[string]uint64{"swept foreign": 1}},
-		{"of another machine, found by an ADD of the container ID", func(n *node, a *pod) {
-			a.mustAdd(n.unwind(chain(n)...))
-			machine := otherMachine(n.TB.(*testing.T))
-			a.edit(func(g *journal.Generation) { g.Host.BootID, g.Host.Machine = earlier, machine })
-			a.again().mustAdd(n.unwind(chain(n)...))
-		}, []string{"swept a [IP] []: it was made on another machine"}, map[string]uint64{"swept foreign": 1}},
-		{"not on a list", func(n *node, a *pod) {
-			a.mustAdd(n.unwind(chain(n)...))
-			n.mustGC(valid())
-		}, []string{"swept a [IP] []: the runtime does not list it"}, map[string]uint64{"swept unlisted": 1}},
-		{"asked for, and released by a sweep", func(n *node, a *pod) {
-			a.mustAdd(n.unwind(chain(n)...))
-			modes(n, "", "fail")
-			if err := a.del(n.unwind(chain(n)...)); err == nil {
-				n.Fatal("the DEL succeeded")
-			}
-			modes(n, "", "")
-			n.sweep(undo.DefaultBudgets)
-		}, []string{"swept a [IP] []: " + alive.Requested.Text}, map[string]uint64{"swept requested": 1}},
-		{"another ADD of the container ID", func(n *node, a *pod) {
-			a.mustAdd(n.unwind(chain(n)...))
-			a.dropNetNS()
-			modes(n, "", "fail")
-			next := a.again()
-			next.mustAdd(n.unwind(chain(n)...))
-			modes(n, "", "")
-			next.mustDel(n.unwind(chain(n)...))
-		}, []string{"superseded a [IP] [faulty (code 999)]: superseded by another ADD of the same container ID"}, map[string]uint64{}},
-		{"given up", func(n *node, a *pod) {
-			modes(n, "fail-effect", "fail")
-			fails(n, a)
-			if err := (&Plugin{Stderr: io.Discard, Budgets: undo.DefaultBudgets}).Forget(n.Context(), n.stateDir, a.key()); err != nil {
-				n.Fatal(err)
-			}
-			a.mustDel(n.unwind(chain(n)...))
-		}, []string{
-			"rolled-back a [IP] [faulty]: " + failedADD, "forgotten a [IP] [faulty (code 999)]: a person gave it up",
-		}, map[string]uint64{"rollbacks faulty pending": 1}},
-		{"a reservation without an owner", func(n *node, a *pod) {
-			n.mkdir(filepath.Join(n.dataDir(), n.network))
-			n.write(filepath.Join(n.dataDir(), n.network, n.prefix(4, 2).Addr().String()), "")
-			eventually(n, "released", func() bool { n.ask("GC", "1.0.0", nil, chain(n)...); return len(n.reserved()) == 0 })
-		}, []string{"released  [IP] []: host-local died before it wrote an owner"}, map[string]uint64{}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			c.do(n, n.pod("a"))
-			for i, e := range c.events {
-				c.events[i] = strings.NewReplacer("IP", n.prefix(4, 2).Addr().String(), "NEXT", n.prefix(4, 3).Addr().String()).Replace(e)
-			}
-			n.wantNotes(c.events, c.counters)
-		})
-	}
-}
-
-// TestNotesOfParking: a parked DEL is one event, however often it is tried.
-func TestNotesOfParking(t *testing.T) {
-	t.Parallel()
-	f := newFirewalled(t)
-	a, b := f.pod("a"), f.pod("b")
-	ip := address(t, a.mustAdd(f.list))
-	f.firewall("fail")
-	if err := a.del(f.list); err == nil {
-		t.Fatal("the DEL succeeded")
-	}
-	b.addAgain(f.list, ip)
-	f.firewall("works")
-	for range 3 {
-		f.sweep(undo.DefaultBudgets) // which does not try it
-		a.mustDel(f.list)            // which tries it without the address
-	}
-	f.wantNotes([]string{fmt.Sprintf("parked a [%s] [firewall]: %s has another owner", ip, ip)}, map[string]uint64{})
-	b.mustDel(f.list)
-	f.nothingLeft()
-	f.wantNotes([]string{
-		fmt.Sprintf("parked a [%s] [firewall]: %s has another owner", ip, ip), fmt.Sprintf("swept a [%s] []: %s", ip, alive.Requested.Text),
-	}, map[string]uint64{"swept requested": 1})
-}
-
-// TestNotesOfDuplicates: each address that is given out twice is counted, whether the ADD fails for
-// it or not.
-func TestNotesOfDuplicates(t *testing.T) {
-	t.Parallel()
-	for _, fail := range []bool{true, false} {
-		t.Run(fmt.Sprintf("fail %t", fail), func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			n.conf["onDuplicateAddress"] = map[bool]string{true: "fail", false: "warn"}[fail]
-			list := n.unwind(n.firewallChain()...)
-			ip := address(t, n.pod("a").mustAdd(list))
-			n.forget(ip)
-			if _, err := n.pod("b").add(list); (err != nil) != fail {
-				t.Fatalf("ADD: %v", err)
-			}
-			if fail {
-				n.wantNotes([]string{fmt.Sprintf("rolled-back b [%s] [bridge]: its ADD failed: ", ip)},
-					map[string]uint64{"duplicate_addresses": 1, "rollbacks bridge complete": 1})
-			} else {
-				n.wantNotes(nil, map[string]uint64{"duplicate_addresses": 1})
-			}
-		})
-	}
-}
-
 // TestNotesOfDegradation breaks the journal, and repairs it while a delegate still runs. The verb
 // that went on without it counts once, with the cause, however many transactions failed.
 func TestNotesOfDegradation(t *testing.T) {
@@ -561,4 +370,86 @@ func TestNotesOfTheKilled(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestNotes makes something out of the ordinary happen. The history and the counters have it once.
+func TestNotes(t *testing.T) {
+	stories(t, `
+	chain pooled | p1; let failed `+failedADD+`
+	either nothing: add a; del a; gc
+		events; counters
+	or ADD fails, and is tried again: plan p1 ADD fail-effect; fails add a; fails add a; del a
+		events 'rolled-back a [$ip2] [faulty]: $failed' 'rolled-back a [$ip3] [faulty]: $failed'
+		counters 'rollbacks faulty complete 2'
+	or ADD fails, and its DEL, until a sweep: plan p1 ADD fail-effect, p1 DEL fail; fails add a; sweep
+		plan; sweep; sweep; del a
+		events 'rolled-back a [$ip2] [faulty]: $failed' 'swept a [$ip2] []: $failed'
+		counters 'rollbacks faulty pending 1' 'swept failed-add 1'
+	or ADD fails, and its DEL, until the next DEL: plan p1 ADD fail-effect, p1 DEL fail; fails add a; plan; del a
+		events 'rolled-back a [$ip2] [faulty]: $failed'
+		counters 'rollbacks faulty pending 1'
+	or ADD cut off: plan p1 ADD kill-parent-effect, p1 DEL fail; fails add a; free a; drop a; sweep; plan; sweep
+		events 'swept a [$ip2] []: its network namespace is gone'
+		counters 'swept netns-gone 1'
+	or namespace gone, found by STATUS: patient; add a; drop a; statuses 0; del a
+		events 'swept a [$ip2] []: its network namespace is gone' 'no-op a [] []: its network namespace is gone'
+		counters 'swept netns-gone 1'
+	or namespace gone, found by the next ADD of the pod: add a; drop a; sandbox a b; add b
+		events 'swept a [$ip2] []: its network namespace is gone'
+		counters 'swept netns-gone 1'
+	or of an earlier boot: add a; reboot a; plan p1 DEL fail; sweep; plan; gc
+		events 'swept a [$ip2] []: it was made before this boot'
+		counters 'swept earlier-boot 1'
+	or of another machine: add a; clone a; gc
+		events 'swept a [$ip2] []: it was made on another machine'
+		counters 'swept foreign 1'
+	or of another machine, found by an ADD of the container ID: add a; clone a; again a b; add b
+		events 'swept a [$ip2] []: it was made on another machine'
+		counters 'swept foreign 1'
+	or not on a list: add a; gc list
+		events 'swept a [$ip2] []: the runtime does not list it'
+		counters 'swept unlisted 1'
+	or asked for, and released by a sweep: add a; plan p1 DEL fail; fails del a; plan; sweep
+		events 'swept a [$ip2] []: `+alive.Requested.Text+`'
+		counters 'swept requested 1'
+	or another ADD of the container ID: add a; drop a; plan p1 DEL fail; again a b; add b; plan; del b
+		events 'superseded a [$ip2] [faulty (code 999)]: superseded by another ADD of the same container ID'
+		counters
+	or given up: plan p1 ADD fail-effect, p1 DEL fail; fails add a; giveup a; del a
+		events 'rolled-back a [$ip2] [faulty]: $failed' 'forgotten a [$ip2] [faulty (code 999)]: a person gave it up'
+		counters 'rollbacks faulty pending 1'
+	or a reservation without an owner: reserve $ip2; vacated
+		events 'released  [$ip2] []: host-local died before it wrote an owner'
+		counters
+	leaves`, acts{"vacated": func(s *story, _ []string) {
+		eventually(s, "released", func() bool { s.passes([]string{"gc"}); return len(s.reserved()) == 0 })
+	}})
+}
+
+// TestNotesOfParking: a parked DEL is one event, however often it is tried. A sweep does not try it;
+// the runtime's DEL does so without the address.
+func TestNotesOfParking(t *testing.T) {
+	stories(t, `
+	firewall fail; chain bridge | firewall | p2
+	add a; fails del a
+	inherits b $a; firewall works
+	sweep; del a; sweep; del a; sweep; del a
+	events 'parked a [$a] [firewall]: $a has another owner'; counters
+	del b; left
+	events 'parked a [$a] [firewall]: $a has another owner' 'swept a [$a] []: `+alive.Requested.Text+`'
+	counters 'swept requested 1'`)
+}
+
+// TestNotesOfDuplicates: each address that is given out twice is counted, whether the ADD fails for
+// it or not.
+func TestNotesOfDuplicates(t *testing.T) {
+	stories(t, `
+	chain bridge | firewall
+	add a; forget $a
+	either an error: fails add b
+		events 'rolled-back b [$a] [bridge]: its ADD failed: '
+		counters 'duplicate_addresses 1' 'rollbacks bridge complete 1'
+	or a warning: conf onDuplicateAddress warn; add b
+		events; counters 'duplicate_addresses 1'
+	leaves`)
 }

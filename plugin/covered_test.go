@@ -42,64 +42,6 @@ func (n *node) cover(copies bool) (uncover func()) {
 	}
 }
 
-// TestCoveredElsewhere: the mount of some network namespace stays below another one for good. It
-// keeps no attachment whose address is of an IPAM plugin that names no owner.
-func TestCoveredElsewhere(t *testing.T) {
-	t.Parallel()
-	for name, sweep := range sweeps {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			chain := n.staticChain()
-			p := n.pod("a")
-			p.mustAdd(n.unwind(chain...))
-			p.dropNetNS()
-			other := n.netns("cni-x")
-			n.cover(true)
-			if err := unix.Unmount(other, unix.MNT_DETACH); err != nil { // the copy, as its runtime does
-				t.Fatal(err)
-			}
-			sweep(n.patient(), chain)
-			n.nothingLeft()
-		})
-	}
-}
-
-// TestCoveredOwner: below another mount is the network namespace of a pod that was added past the
-// journal, with the address of a dead one. What the dead one left is not touched before it ends.
-func TestCoveredOwner(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	chain := n.staticChain()
-	bypass := n.plain(chain...)
-	old := n.pod("old")
-	old.mustAdd(n.unwind(chain...))
-	old.dropNetNS()
-	next := n.pod("next")
-	marks := next.marks(next.mustAdd(bypass))
-	open, err := os.Open(next.NetNS)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer open.Close()
-	path := next.NetNS
-	next.NetNS = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), open.Fd()) // for next.whole
-	want := next.whole(marks)
-	uncover := n.cover(false)
-	for name, sweep := range sweeps {
-		sweep(n, chain)
-		if got := next.whole(marks); got != want || old.entry() == nil {
-			t.Fatalf("after %s:\n%s\nwant\n%s", name, got, want)
-		}
-	}
-	uncover()
-	next.NetNS = path
-	next.mustDel(bypass)
-	next.dropNetNS()
-	n.sweep(undo.DefaultBudgets)
-	n.nothingLeft()
-}
-
 // TestCoveredPod: below another mount is the network namespace of an attachment of the journal. It
 // lives, and its DEL runs in the namespace.
 func TestCoveredPod(t *testing.T) {
@@ -146,5 +88,42 @@ func (n *node) mountTable() []string {
 	}
 	return slices.DeleteFunc(strings.Split(string(data), "\n"), func(line string) bool {
 		return !strings.Contains(line, n.dir)
+	})
+}
+
+// TestCoveredElsewhere: the mount of some network namespace stays below another one for good. It
+// keeps no attachment whose address is of an IPAM plugin that names no owner.
+func TestCoveredElsewhere(t *testing.T) {
+	stories(t, `
+	patient; chain static | firewall
+	add a; drop a; below
+	either STATUS: status
+	or GC: gc
+	or sweep: sweep`, acts{"below": func(s *story, _ []string) {
+		other := s.netns("cni-x")
+		s.cover(true)
+		s.must(unix.Unmount(other, unix.MNT_DETACH)) // the copy, as its runtime does
+	}})
+}
+
+// TestCoveredOwner: below another mount is the network namespace of a pod that was added past the
+// journal, with the address of a dead one. What the dead one left is not touched before it ends.
+func TestCoveredOwner(t *testing.T) {
+	stories(t, `
+	chain static | firewall
+	add old; drop old
+	past add next; opened next; names next $open; remember next
+	cover
+	sweeps unchanged next; entry old
+	uncover; names next $netns/next
+	past del next; drop next; sweep`, acts{
+		"opened": func(s *story, w []string) { // $open leads to the namespace still
+			f, err := os.Open(s.who(w[0]).NetNS)
+			s.must(err)
+			s.Cleanup(func() { _ = f.Close() })
+			s.vars["open"] = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), f.Fd())
+		},
+		"cover":   func(s *story, _ []string) { s.undo["uncover"] = s.node.cover(false) },
+		"uncover": func(s *story, _ []string) { s.undo["uncover"]() },
 	})
 }

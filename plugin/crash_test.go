@@ -246,37 +246,6 @@ func killedTwice(t *testing.T, first int, recovery string, second int) (killed b
 	return wasKilled(err)
 }
 
-// TestCutOffPass: the runtime kills unwind in each DEL, because a delegate hangs. Every other
-// delegate is still reached in as many DELs as there are delegates.
-func TestCutOffPass(t *testing.T) {
-	t.Parallel()
-	for _, hanging := range [][]string{{"p3"}, {"p0"}, {"p3", "p2"}, {"p3", "p1"}, {"p3", "p2", "p1"}} {
-		t.Run(strings.Join(hanging, " "), func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t).hasty()
-			list := n.unwind(chainOfFour(n)...)
-			p := n.pod("a")
-			p.mustAdd(list)
-			plan := map[string]map[string]string{}
-			for _, instance := range hanging {
-				plan[instance] = map[string]string{"DEL": "kill-parent"}
-			}
-			n.plan(plan)
-			for range 4 {
-				if err := p.del(list); !wasKilled(err) {
-					t.Errorf("unwind was not killed: %v", err)
-				}
-			}
-			if taken := n.taken(); len(taken) != len(hanging) {
-				t.Errorf("%v hang; these were not reached, or should not have been: %v; calls %v", hanging, taken, n.calls())
-			}
-			n.plan(nil)
-			p.mustDel(list)
-			n.nothingLeft()
-		})
-	}
-}
-
 // TestRuntimeDied: a runtime that is gone when its ADD succeeds never learns that, so unwind undoes
 // the ADD.
 func TestRuntimeDied(t *testing.T) {
@@ -507,4 +476,20 @@ func TestKilledTwiceAnywhere(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestCutOffPass: the runtime kills unwind in each DEL, because a delegate hangs. Every other
+// delegate is still reached in as many DELs as there are delegates.
+func TestCutOffPass(t *testing.T) {
+	stories(t, `
+	hasty; chain p0 | p1 | p2 | p3
+	add a
+	either p3: plan p3 DEL kill-parent; let hanging a.eth0.p3
+	or p0: plan p0 DEL kill-parent; let hanging a.eth0.p0
+	or p2 and p3: plan p2 DEL kill-parent, p3 DEL kill-parent; let hanging a.eth0.p2 a.eth0.p3
+	or p1 and p3: plan p1 DEL kill-parent, p3 DEL kill-parent; let hanging a.eth0.p1 a.eth0.p3
+	or p1, p2 and p3: plan p1 DEL kill-parent, p2 DEL kill-parent, p3 DEL kill-parent; let hanging a.eth0.p1 a.eth0.p2 a.eth0.p3
+	killed del a; killed del a; killed del a; killed del a
+	taken $hanging
+	plan; del a`)
 }

@@ -5,15 +5,46 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
-
-	"cni-unwind/plugin/undo"
 )
+
+// TestForgedNetNS: an interface that a user without rights makes in a network namespace of its own
+// neither keeps a dead pod nor parks a late DEL nor holds an address.
+func TestForgedNetNS(t *testing.T) {
+	stories(t, `
+	conf gracePeriod 1ms; chain static | firewall
+	either a dead pod: add a; drop a; forge; sweep
+	or a late DEL: add a; drop a; forge; del a
+	or an address without an owner: chain bridge; reserve $ip7 orphan eth0; pause 10ms; forge; gc list`, acts{
+		"forge": func(s *story, _ []string) { s.forge(s.prefix(4, 7).Addr().String()) },
+	})
+}
+
+// TestUserNetNSOfPod: the network namespace of a pod that was added past the journal belongs to a
+// user namespace, as with hostUsers: false. It speaks for the pod, whose rules a dead pod with the
+// same address must not take.
+func TestUserNetNSOfPod(t *testing.T) {
+	stories(t, `
+	chain static | firewall
+	add old; drop old
+	# containerd, pkg/netns/netns_linux.go: NewNetNSFromPID; CRI-O, pinns/src/pinns.c.
+	either mounted, without a process: user next mounted
+	# nerdctl, pkg/ocihook/ocihook.go: getNetNSPath.
+	or of a process, not mounted: user next
+	past add next; remember next
+	sweeps unchanged next; entry old
+	past del next; sweep`, acts{"user": func(s *story, w []string) {
+		p, process := s.who(w[0]), s.userNetNS(nil, "true")
+		if p.NetNS = netnsOf(process); len(w) > 1 {
+			p.NetNS = s.emptyFile("user")
+			s.mount(netnsOf(process), p.NetNS, "", unix.MS_BIND, "")
+			_ = process.Kill()
+		}
+	}})
+}
 
 // userNetNS starts a process in a user namespace and a network namespace of its own, and returns it
 // once a shell's commands in it have passed.
@@ -46,92 +77,4 @@ func (n *node) forge(address string) {
 	n.Helper()
 	n.userNetNS(&syscall.Credential{Uid: 65534, Gid: 65534}, `ip link add eth0 type veth peer name peer0
 		ip address add `+address+`/24 dev eth0`)
-}
-
-// TestForgedNetNS: an interface that a user without rights makes in a network namespace of its own
-// neither keeps a dead pod nor parks a late DEL nor holds an address.
-func TestForgedNetNS(t *testing.T) {
-	t.Parallel()
-	t.Run("a dead pod", func(t *testing.T) {
-		t.Parallel()
-		n := newNode(t)
-		p := n.pod("a")
-		p.mustAdd(n.unwind(n.staticChain()...))
-		p.dropNetNS()
-		n.forge(n.prefix(4, 7).Addr().String())
-		n.sweep(undo.DefaultBudgets)
-		n.nothingLeft()
-	})
-	t.Run("a late DEL", func(t *testing.T) {
-		t.Parallel()
-		n := newNode(t)
-		list := n.unwind(n.staticChain()...)
-		p := n.pod("a")
-		p.mustAdd(list)
-		p.dropNetNS()
-		n.forge(n.prefix(4, 7).Addr().String())
-		p.mustDel(list)
-		n.nothingLeft()
-	})
-	t.Run("an address without an owner", func(t *testing.T) {
-		t.Parallel()
-		n := newNode(t)
-		n.conf["gracePeriod"] = "1ms"
-		address := n.prefix(4, 7).Addr().String()
-		n.mkdir(filepath.Join(n.dataDir(), n.network))
-		n.write(filepath.Join(n.dataDir(), n.network, address), "orphan\r\neth0")
-		time.Sleep(10 * time.Millisecond)
-		n.forge(address)
-		if out := n.ask("GC", "1.0.0", valid(), n.bridgePlugin("")); out.code != 0 {
-			t.Fatalf("GC: %s", out.stdout)
-		}
-		n.nothingLeft()
-	})
-}
-
-// TestUserNetNSOfPod: the network namespace of a pod that was added past the journal belongs to a
-// user namespace, as with hostUsers: false. It speaks for the pod, whose rules a dead pod with the
-// same address must not take.
-func TestUserNetNSOfPod(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name string
-		// netns makes the pod's network namespace, and returns its path.
-		netns func(n *node) string
-	}{
-		// containerd, pkg/netns/netns_linux.go: NewNetNSFromPID; CRI-O, pinns/src/pinns.c.
-		{"mounted, without a process", func(n *node) string {
-			process := n.userNetNS(nil, "true")
-			path := filepath.Join(n.dir, "netns", "pod")
-			n.mkdir(filepath.Dir(path))
-			n.write(path, "")
-			n.mount(netnsOf(process), path, "", unix.MS_BIND, "")
-			_ = process.Kill()
-			return path
-		}},
-		// nerdctl, pkg/ocihook/ocihook.go: getNetNSPath.
-		{"of a process, not mounted", func(n *node) string { return netnsOf(n.userNetNS(nil, "true")) }},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			chain := n.staticChain()
-			old := n.pod("old")
-			old.mustAdd(n.unwind(chain...))
-			old.dropNetNS()
-			next := n.pod("next")
-			next.NetNS = c.netns(n)
-			marks := next.marks(next.mustAdd(n.plain(chain...)))
-			want := next.whole(marks)
-			for name, sweep := range sweeps {
-				sweep(n, chain)
-				if got := next.whole(marks); got != want || old.entry() == nil {
-					t.Fatalf("after %s:\n%s\nwant\n%s", name, got, want)
-				}
-			}
-			next.mustDel(n.plain(chain...))
-			n.sweep(undo.DefaultBudgets)
-			n.nothingLeft()
-		})
-	}
 }

@@ -19,62 +19,53 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// giveUp forgets the pod's attachment, as a person would.
-func (p *pod) giveUp() error {
-	return (&Plugin{Stderr: io.Discard, Budgets: undo.DefaultBudgets}).Forget(p.Context(), p.stateDir, p.key())
-}
-
-// stuck is a pod whose ADD failed and whose DELs always fail.
-func stuck(n *node) *pod {
-	n.Helper()
-	p := n.pod("a")
-	n.plan(map[string]map[string]string{"p1": {"ADD": "fail-effect", "DEL": "fail"}})
-	if _, err := p.add(n.unwind(n.faulty("p0", ""), n.faulty("p1", ""))); err == nil {
-		n.Fatal("the ADD succeeded")
-	}
-	return p
-}
-
 // TestForget gives up a dead attachment: no DEL runs, what the delegate took stays, the runtime's
 // DEL succeeds and runs nothing, and the container ID can be used again.
 func TestForget(t *testing.T) {
-	t.Parallel()
-	for _, damaged := range []bool{false, true} {
-		t.Run(fmt.Sprintf("damaged %t", damaged), func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			p := stuck(n)
-			if damaged {
-				p.damage()
-			}
-			n.forgetCalls()
-			if err := p.giveUp(); err != nil {
-				t.Fatal(err)
-			}
-			if events := n.events(); len(events) != 2 || !strings.HasPrefix(events[1], "forgotten a ") {
-				t.Errorf("history: %v", events)
-			}
-			if tomb := n.tombstone(p.key()); tomb == nil || tomb.Reason != "a person gave it up" {
-				t.Errorf("tombstone %+v", tomb)
-			}
-			if locks := n.names(filepath.Join(n.stateDir, "locks")); len(locks) > 0 {
-				t.Errorf("lock files: %v", locks)
-			}
-			list := n.unwind(n.faulty("p0", ""), n.faulty("p1", ""))
-			p.mustDel(list)
-			n.wantCalls("given up, and the runtime's DEL")
-			if taken := n.taken(); len(taken) != 1 || taken[0] != "a.eth0.p1" {
-				t.Errorf("taken: %v, want what p1 took", taken)
-			}
-			if err := p.giveUp(); err == nil || !strings.Contains(err.Error(), "the journal has no "+p.key().String()) {
-				t.Errorf("once more: %v", err)
-			}
-			n.plan(nil)
-			p.mustAdd(list)
-			p.mustDel(list)
-			n.nothingLeft()
-		})
-	}
+	stories(t, `
+	chain p0 | p1
+	plan p1 ADD fail-effect, p1 DEL fail; fails add a
+	either intact:
+	or damaged: damage a
+	forgets; giveup a
+	events '' 'forgotten a '; tombstone a a person gave it up; locks 0
+	del a; calls; taken a.eth0.p1
+	fails giveup a 'the journal has no $network/a/eth0'
+	plan; add a; del a`)
+}
+
+// TestForgetRefuses: an attachment that lives, may live, or is being worked on stays unchanged,
+// with its lock file.
+func TestForgetRefuses(t *testing.T) {
+	stories(t, `
+	either live: chain p0; add a; let why is not dead but live (its network namespace is there)
+	or live, its lock file lost: chain p0; add a; unlocked a
+		let why is not dead but live (its network namespace is there)
+	or dead, seen from elsewhere: let why is not dead but unknown (its ADD ran in other namespaces
+	or dead, locked: let why its lock is held
+	or dead, damaged and locked: let why its lock is held
+	if dead: chain p0 | p1; plan p1 ADD fail-effect, p1 DEL fail; fails add a
+	if damaged: damage a
+	if locked: lock a
+	if elsewhere: elsewhere a
+	count; fails giveup a '$why'; count
+	unless damaged: entry a
+	leaves`, acts{
+		"unlocked": func(s *story, w []string) { s.must(os.Remove(s.store.LockPath(s.who(w[0]).key()))) },
+		"elsewhere": func(s *story, w []string) {
+			s.who(w[0]).edit(func(g *journal.Generation) { g.Host.MountNS = "mnt:[1]" })
+		},
+		"count": func(s *story, _ []string) { // the same as before
+			count := fmt.Sprint(len(s.node.events()), s.names(filepath.Join(s.stateDir, "locks")), s.tombstone(s.who("a").key()))
+			s.want(s.vars["count"] == "" || s.vars["count"] == count, "%s, was %s", count, s.vars["count"])
+			s.vars["count"] = count
+		},
+	})
+}
+
+// giveUp forgets the pod's attachment, as a person would.
+func (p *pod) giveUp() error {
+	return (&Plugin{Stderr: io.Discard, Budgets: undo.DefaultBudgets}).Forget(p.Context(), p.stateDir, p.key())
 }
 
 // damage replaces the bytes of the pod's entry.
@@ -84,77 +75,6 @@ func (p *pod) damage() {
 		k := p.key()
 		return tx.Bucket([]byte("entries")).Put([]byte(strings.Join([]string{k.Network, k.ContainerID, k.IfName}, "\x00")), []byte(`{"network":`))
 	})
-}
-
-// TestForgetRefuses: an attachment that lives, may live, or is being worked on stays unchanged,
-// with its lock file.
-func TestForgetRefuses(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name string
-		make func(n *node) *pod
-		want string
-	}{
-		{"live", func(n *node) *pod {
-			p := n.pod("a")
-			p.mustAdd(n.unwind(n.faulty("p0", "")))
-			return p
-		}, "is not dead but live (its network namespace is there)"},
-		{"live, its lock file lost", func(n *node) *pod {
-			p := n.pod("a")
-			p.mustAdd(n.unwind(n.faulty("p0", "")))
-			if err := os.Remove(n.store.LockPath(p.key())); err != nil {
-				n.Fatal(err)
-			}
-			return p
-		}, "is not dead but live (its network namespace is there)"},
-		{"seen from elsewhere", func(n *node) *pod {
-			p := stuck(n)
-			p.edit(func(g *journal.Generation) { g.Host.MountNS = "mnt:[1]" })
-			return p
-		}, "is not dead but unknown (its ADD ran in other namespaces"},
-		{"locked", func(n *node) *pod {
-			p := stuck(n)
-			lock, err := (&journal.Store{Dir: n.stateDir}).TryAcquire(p.key())
-			if err != nil {
-				n.Fatal(err)
-			}
-			n.Cleanup(lock.Release)
-			return p
-		}, "its lock is held"},
-		{"damaged, and locked", func(n *node) *pod {
-			p := stuck(n)
-			p.damage()
-			lock, err := (&journal.Store{Dir: n.stateDir}).TryAcquire(p.key())
-			if err != nil {
-				n.Fatal(err)
-			}
-			n.Cleanup(lock.Release)
-			return p
-		}, "its lock is held"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			p := c.make(n)
-			events, locks := len(n.events()), fmt.Sprint(n.names(filepath.Join(n.stateDir, "locks")))
-			if err := p.giveUp(); err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("%v, want %s", err, c.want)
-			}
-			if got := fmt.Sprint(n.names(filepath.Join(n.stateDir, "locks"))); got != locks {
-				t.Errorf("lock files %v, were %v", got, locks)
-			}
-			if got := len(n.events()); got != events || n.tombstone(p.key()) != nil {
-				t.Errorf("%d events, want %d", got, events)
-			}
-			if strings.HasPrefix(c.name, "damaged") {
-				return
-			}
-			if p.entry() == nil {
-				t.Error("it is gone")
-			}
-		})
-	}
 }
 
 // forgetEnv makes a process of this program forget an attachment, STATEDIR|NETWORK|CONTAINER, and
@@ -169,9 +89,9 @@ func TestForgetKilled(t *testing.T) {
 	}
 	t.Parallel()
 	everyPoint(t, 2, func(t *testing.T, at int) bool {
-		n := newNode(t)
-		p := stuck(n)
-		n.forgetCalls()
+		s := newStory(t)
+		s.tell(`chain p0 | p1; plan p1 ADD fail-effect, p1 DEL fail; fails add a; forgets`)
+		n, p := s.node, s.who("a")
 		cmd := exec.Command("/proc/self/exe", "-test.run=^TestForgetKilled$")
 		cmd.Env = append(os.Environ(), forgetEnv+"="+strings.Join([]string{n.stateDir, n.network, "a"}, "|"), fmt.Sprintf("%s=%d", killAtEnv, at))
 		out, err := cmd.CombinedOutput()

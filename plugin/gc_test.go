@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -73,71 +74,6 @@ func (n *node) wantKept(what string, want ...string) {
 	}
 }
 
-// second is another attachment of the pod to the same network.
-func (p *pod) second() *pod {
-	second := &pod{p.node, p.RuntimeConf}
-	second.IfName = "net1"
-	return second
-}
-
-// TestGCByList: pods of each kind meet each kind of list. An attachment with a process in its
-// namespace is never released. One whose namespace is gone always is, unless it is listed; one with
-// a pending DEL always is. One with a pinned, empty namespace is released if there is a list that
-// lacks it.
-func TestGCByList(t *testing.T) {
-	t.Parallel()
-	type lists = map[string]string
-	for _, c := range []struct {
-		name string
-		gcs  []lists
-		kept []string
-	}{
-		{"no list", []lists{{}, {validKey: `null`}, {slipKey: `null`}, {validKey: `null`, slipKey: `null`}},
-			[]string{"busy.eth0", "empty.eth0", "empty.net1"}},
-		{"empty", []lists{{validKey: `[]`}}, []string{"busy.eth0"}},
-		{"empty, by the other key", []lists{{slipKey: `[]`}}, []string{"busy.eth0"}},
-		{"empty, by both", []lists{{validKey: `[]`, slipKey: `[]`}}, []string{"busy.eth0"}},
-		{"null and empty", []lists{{validKey: `null`, slipKey: `[]`}}, []string{"busy.eth0"}},
-		{"empty and null", []lists{{validKey: `[]`, slipKey: `null`}}, []string{"busy.eth0"}},
-		{"some", []lists{{validKey: `[{"containerID":"empty","ifname":"net1"},{"containerID":"gone","ifname":"eth0"},` +
-			`{"containerID":"removing","ifname":"eth0"},{"containerID":"unheard-of","ifname":"eth0"}]`}},
-			[]string{"busy.eth0", "empty.net1", "gone.eth0"}},
-		{"some, by the other key", []lists{{slipKey: `[{"ifname":"eth0","containerID":"empty","more":1}]`}},
-			[]string{"busy.eth0", "empty.eth0"}},
-		{"some, by both", []lists{{validKey: `[{"containerID":"gone","ifname":"eth0"}]`,
-			slipKey: `[{"containerID":"gone","ifname":"eth0"}]`}}, []string{"busy.eth0", "gone.eth0"}},
-		{"others", []lists{{validKey: `[{"containerID":"EMPTY","ifname":"eth0"},{"containerID":"empty","ifname":"eth"}]`}},
-			[]string{"busy.eth0"}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			list := n.unwind(n.faulty("p0", ""))
-			busy, empty, gone, removing := n.pod("busy"), n.pod("empty"), n.pod("gone"), n.pod("removing")
-			n.addAll(list, busy, empty, empty.second(), gone, removing)
-			n.plan(map[string]map[string]string{"p0": {"DEL": "fail"}})
-			if err := removing.del(list); err == nil {
-				t.Error("the DEL succeeded")
-			}
-			n.plan(nil)
-			gone.dropNetNS()
-			busy.processInside()
-			for _, lists := range c.gcs {
-				changes := map[string]any{}
-				for key, list := range lists {
-					changes[key] = json.RawMessage(list)
-				}
-				out := n.mustGC(changes)
-				n.wantKept(fmt.Sprint(lists), c.kept...)
-				const warning = "a process is in its network namespace, though the runtime does not list it"
-				if warned := strings.Contains(out.stderr, warning); warned != (c.name != "no list") {
-					t.Errorf("%v: it warns of the process: %t\n%s", lists, warned, out.stderr)
-				}
-			}
-		})
-	}
-}
-
 // addAll adds pods, several at a time.
 func (n *node) addAll(list *libcni.NetworkConfigList, pods ...*pod) {
 	n.Helper()
@@ -195,24 +131,6 @@ func TestMalformedListReleasesNothing(t *testing.T) {
 	n.nothingLeft()
 }
 
-// TestListedIsKeptByThatListOnly: GC keeps an attachment that the runtime lists, though its
-// namespace is gone. STATUS goes by the evidence.
-func TestListedIsKeptByThatListOnly(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	p := n.pod("gone")
-	p.mustAdd(n.unwind(n.faulty("p0", "")))
-	p.dropNetNS()
-	for range 2 {
-		n.mustGC(valid(p))
-		n.wantKept("listed", "gone.eth0")
-	}
-	if out := n.ask("STATUS", "1.0.0", nil, n.faulty("p0", "")); out.code != 0 {
-		t.Errorf("STATUS: %v", out.said)
-	}
-	n.nothingLeft()
-}
-
 // editTimes changes the times at which the pod's entry says that it was made and last written; a
 // transaction would write the present time.
 func (p *pod) editTimes(change func(created, updated *journal.Time)) {
@@ -229,54 +147,6 @@ func (p *pod) editTimes(change func(created, updated *journal.Time)) {
 		change(&e.Newest().Created, &e.Updated)
 		return bucket.Put(key, append(value[:text], netconf.Marshal(&e)...))
 	})
-}
-
-// TestGraceByBootTime: GC keeps an attachment that is too new for any list. It takes the age from
-// CLOCK_BOOTTIME, whatever the wall clock was at the ADD, and the grace period from the network's
-// present configuration.
-func TestGraceByBootTime(t *testing.T) {
-	t.Parallel()
-	const year = 365 * 24 * time.Hour
-	n := newNode(t)
-	n.conf["gracePeriod"] = "10m"
-	list := n.unwind(n.faulty("p0", ""))
-	const nine, eleven = 9 * time.Minute, 11 * time.Minute
-	ages := map[string]struct{ boot, wall time.Duration }{
-		"young":                   {},
-		"young-by-boot":           {0, year},
-		"from-the-future":         {0, -year},
-		"nine-minutes":            {nine, nine},
-		"nine-minutes-and-a-year": {nine, year},
-		"old":                     {eleven, eleven},
-		"old-by-boot":             {eleven, 0},
-		"old-from-the-future":     {eleven, -year},
-	}
-	var pods []*pod
-	for _, name := range slices.Sorted(maps.Keys(ages)) {
-		pods = append(pods, n.pod(name))
-	}
-	n.addAll(list, pods...)
-	for _, p := range pods {
-		age := ages[p.ContainerID]
-		p.editTimes(func(created, updated *journal.Time) {
-			for _, at := range []*journal.Time{created, updated} {
-				at.Boot, at.Wall = at.Boot-int64(age.boot), at.Wall.Add(-age.wall)
-			}
-		})
-	}
-	n.mustGC(nil)
-	if left := len(n.entries()); left != len(ages) {
-		t.Errorf("without a list %d of %d are left", left, len(ages))
-	}
-	n.mustGC(valid())
-	n.wantKept("an empty list", "young.eth0", "young-by-boot.eth0", "from-the-future.eth0", "nine-minutes.eth0",
-		"nine-minutes-and-a-year.eth0")
-	n.conf["gracePeriod"] = "5m"
-	n.mustGC(valid())
-	n.wantKept("a shorter grace period", "young.eth0", "young-by-boot.eth0", "from-the-future.eth0")
-	n.conf["gracePeriod"] = "0s"
-	n.mustGC(valid())
-	n.nothingLeft()
 }
 
 // gate makes a plugin whose ADD waits until open is called.
@@ -425,42 +295,6 @@ func TestSweepJudgesAgain(t *testing.T) {
 	}
 }
 
-// TestListJudgesItsNetwork: one journal has two networks. The list of one says nothing of the
-// other, so the other's attachments of the same containers are kept. But a GC also releases what is
-// plainly dead in the other: a network that was renamed gets no GC of its own.
-func TestListJudgesItsNetwork(t *testing.T) {
-	t.Parallel()
-	for _, given := range []bool{true, false} {
-		t.Run(fmt.Sprintf("list %t", given), func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			renamed := *n
-			renamed.network += "-old"
-			old := &renamed
-			empty, gone := n.pod("empty"), n.pod("gone")
-			for _, n := range []*node{n, old} {
-				for _, p := range []*pod{empty, gone} {
-					attachment := pod{n, p.RuntimeConf}
-					attachment.IfName = map[bool]string{true: "eth0", false: "net1"}[n != old]
-					attachment.mustAdd(n.unwind(n.faulty("p0", "")))
-				}
-			}
-			gone.dropNetNS()
-			if !given {
-				n.mustGC(nil)
-				n.wantKept("no list", "empty.eth0", "empty.net1")
-				return
-			}
-			n.mustGC(valid())
-			n.wantKept("the list of the new network", "empty.net1")
-			old.mustGC(map[string]any{slipKey: listOf(empty.second())})
-			n.wantKept("the list of the old network", "empty.net1")
-			old.mustGC(valid(empty))
-			n.nothingLeft()
-		})
-	}
-}
-
 // TestDisableGC: nothing happens where GC is disabled, in unwind's entry or in the chain, by a bool
 // or by a string, which libcni allows too.
 func TestDisableGC(t *testing.T) {
@@ -567,86 +401,6 @@ func TestGCIsPassedOn(t *testing.T) {
 	}
 }
 
-// TestGCDelegateFails: a delegate fails in each way at its GC. The others get theirs, the runtime's
-// error has all errors, and the GC keeps its time even if delegates hang at their DELs too.
-func TestGCDelegateFails(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		mode string
-		dels string // the outcome of a dead attachment's DEL
-		code uint
-		says []string
-	}{
-		{"fail", "ok", 42, []string{`plugin type="faulty" failed (gc): faulty: p0 GC refused`}},
-		{"stderr", "ok", types.ErrInternal, []string{`failed (gc): netplugin failed: "faulty: this text is on stderr only`}},
-		{"crash", "ok", types.ErrInternal, []string{"failed (gc): netplugin failed with no error message: signal: killed"}},
-		{"hang", "ok", types.ErrInternal, []string{"failed (gc): it did not end in time and was killed"}},
-		{"hang", "hang", types.ErrTryAgainLater, []string{"/dead/eth0: ", "failed (delete): it did not end in time and was killed",
-			"failed (gc): it did not end in time and was killed"}},
-	} {
-		t.Run(c.mode+", DEL "+c.dels, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t).hasty()
-			dead, other := n.pod("dead"), n.pod("other")
-			dead.mustAdd(n.unwind(n.faulty("d0", "")))
-			other.mustAdd(n.unwind(n.faulty("d1", "")))
-			n.plan(map[string]map[string]string{
-				"d0": {"DEL": c.dels}, "p0": {"GC": c.mode}, "p2": {"GC": "fail"},
-			})
-			n.forgetCalls()
-			start := time.Now()
-			out := n.ask("GC", "1.1.0", valid(), n.faulty("p0", `, "code": 42`), n.faulty("p1", ""), n.faulty("p2", `, "code": 43`))
-			// The delegates hang for two minutes.
-			if took := time.Since(start); took > 15*time.Second {
-				t.Errorf("it took %s", took)
-			}
-			if out.code == 0 || out.said.Code != c.code || !strings.HasPrefix(out.said.Msg, "unwind: GC incomplete, ") {
-				t.Errorf("%+v, want code %d", out.said, c.code)
-			}
-			for _, says := range append(c.says, "p2 GC refused") {
-				if !strings.Contains(out.said.Msg, says) {
-					t.Errorf("%q does not say %q", out.said.Msg, says)
-				}
-			}
-			calls := n.calls()
-			slices.Sort(calls)
-			if want := []string{"DEL d0", "DEL d1", "GC p0", "GC p1", "GC p2"}; !slices.Equal(calls, want) {
-				t.Errorf("calls: %v, want %v", calls, want)
-			}
-			if e := other.entry(); e != nil {
-				t.Errorf("the other is left: %+v", e)
-			}
-			n.plan(nil)
-			n.mustGC(valid())
-			n.nothingLeft()
-		})
-	}
-}
-
-// TestGCLeavesTimeForDelegates: more DELs hang than a sweep has time for. The delegates still get
-// their GC.
-func TestGCLeavesTimeForDelegates(t *testing.T) {
-	t.Parallel()
-	n := newNode(t).hasty()
-	list := n.unwind(n.faulty("d0", ""))
-	for i := range 9 { // more than a sweep releases at a time
-		p := n.pod(fmt.Sprint("dead", i))
-		p.mustAdd(list)
-	}
-	n.plan(map[string]map[string]string{"d0": {"DEL": "hang"}})
-	n.forgetCalls()
-	out := n.ask("GC", "1.1.0", valid(), n.faulty("p0", ""), n.faulty("p1", ""))
-	if want := "unwind: GC incomplete, 9 failed: "; out.code == 0 || !strings.HasPrefix(out.said.Msg, want) {
-		t.Errorf("%+v, want %s", out.said, want)
-	}
-	if calls := n.calls(); !slices.Contains(calls, "GC p0") || !slices.Contains(calls, "GC p1") {
-		t.Errorf("calls: %v", calls)
-	}
-	n.plan(nil)
-	n.mustGC(valid())
-	n.nothingLeft()
-}
-
 // TestGCWithFailingDELs: a failing DEL does not keep others from being tried. It is in the GC's one
 // error and stays pending, with its last error. Every GC tries it again.
 func TestGCWithFailingDELs(t *testing.T) {
@@ -700,46 +454,6 @@ func TestGCWithFailingDELs(t *testing.T) {
 	}
 }
 
-// TestBrakeOnANode: a list lacks 12 of 20 live pods. None of them is released, and the error says
-// why. Attachments that are dead by other evidence are released and not counted. A list that lacks
-// 10 of 20 is believed.
-func TestBrakeOnANode(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	list := n.unwind(n.faulty("p0", ""))
-	var pods []*pod
-	var all []string
-	for i := range 20 {
-		pods = append(pods, n.pod(fmt.Sprintf("pod%02d", i)))
-		all = append(all, pods[i].ContainerID+".eth0")
-	}
-	removing, unwinding, earlier := n.pod("removing"), n.pod("unwinding"), n.pod("earlier")
-	n.addAll(list, append(pods, removing, earlier)...)
-	n.plan(map[string]map[string]string{"p0": {"ADD": "fail-effect", "DEL": "fail"}})
-	if err := removing.del(list); err == nil {
-		t.Error("the DEL succeeded")
-	}
-	if _, err := unwinding.add(list); err == nil {
-		t.Error("the ADD succeeded")
-	}
-	n.plan(nil)
-	earlier.edit(func(g *journal.Generation) { g.Host.BootID = "another" })
-	n.wantKept("before", append(all, "removing.eth0", "unwinding.eth0", "earlier.eth0")...)
-
-	for range 2 {
-		out := n.ask("GC", "1.0.0", valid(pods[12:]...), n.faulty("p0", ""))
-		want := "unwind: GC incomplete, 1 failed: 12 of the 20 live attachments of this boot seem dead, too many to be believed"
-		if out.code == 0 || out.said.Code != types.ErrTryAgainLater || !strings.HasPrefix(out.said.Msg, want) {
-			t.Errorf("%+v, want %q", out.said, want)
-		}
-		n.wantKept("12 of 20", all...)
-	}
-	n.mustGC(valid(pods[10:]...))
-	n.wantKept("10 of 20", all[10:]...)
-	n.mustGC(valid())
-	n.nothingLeft()
-}
-
 // TestGCOfLibcni: libcni drives the GC. libcni itself runs the DEL of an attachment that is in its
 // cache and on no list; unwind finds those that the cache lacks.
 func TestGCOfLibcni(t *testing.T) {
@@ -784,104 +498,166 @@ func TestGCOfLibcni(t *testing.T) {
 	n.nothingLeft()
 }
 
-// TestGCOfRealPlugins: pods of each kind run on real plugins, with addresses, rules and host ports.
-// Nothing is left of those that a GC releases. Those that it keeps have all they had, and reach
-// their gateway.
-func TestGCOfRealPlugins(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	n.outer, n.inner = "1.1.0", "1.1.0"
-	plugins := []string{
-		n.masquerading("bridge", "IPv4", ""), `{"type": "firewall"}`,
-		`{"type": "portmap", "capabilities": {"portMappings": true}}`,
-	}
-	list := n.unwind(plugins...)
-	port := 20000
-	type added struct {
-		*pod
-		result types.Result
-		marks  marks
-		traces int
-	}
-	add := func(name string) *added {
-		p := n.pod(name)
-		port++
-		p.CapabilityArgs = map[string]any{
-			"portMappings": []map[string]any{{"hostPort": port, "containerPort": 80, "protocol": "tcp"}},
-		}
-		r := p.mustAdd(list)
-		a := &added{p, r, p.marks(r), 0}
-		// The traces are its interfaces, its address, its rules.
-		if a.traces = len(a.pod.traces(a.marks)); a.traces < 8 {
-			t.Fatalf("%s has left no traces but %v", name, a.pod.traces(a.marks))
-		}
-		return a
-	}
-	listed, busy, empty, gone := add("listed"), add("busy"), add("empty"), add("gone")
-	busy.processInside()
-	gone.dropNetNS()
-	if out := n.ask("GC", n.inner, valid(listed.pod), plugins...); out.code != 0 {
-		t.Error(out.said)
-	}
-	for _, p := range []*added{empty, gone} {
-		for _, trace := range p.pod.traces(p.marks) {
-			t.Errorf("%s: left: %s", p.ContainerID, trace)
-		}
-	}
-	// Each of these scripts records its start.
-	for _, plugin := range []string{"bridge", "firewall", "portmap"} {
-		n.script(plugin, `echo "$CNI_COMMAND" >>`+n.dir+`/started; exit 1`)
-	}
-	empty.mustDel(list) // the runtime's late DELs
-	gone.mustDel(list)
-	for _, plugin := range []string{"bridge", "firewall", "portmap"} {
-		if err := os.Remove(filepath.Join(n.path[0], plugin)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if _, err := os.Stat(filepath.Join(n.dir, "started")); !os.IsNotExist(err) {
-		t.Errorf("a late DEL of what was released has started a plugin (%v)", err)
-	}
-	for _, p := range []*added{listed, busy} {
-		if traces := p.pod.traces(p.marks); len(traces) != p.traces {
-			t.Errorf("%s had %d traces and has %v", p.ContainerID, p.traces, traces)
-		}
-		p.pingsGateways(p.result)
-		p.mustDel(list)
-	}
-	n.nothingLeft()
+// TestGCByList: pods of each kind meet each kind of list. An attachment with a process in its
+// namespace is never released. One whose namespace is gone always is, unless it is listed; one with
+// a pending DEL always is. One with a pinned, empty namespace is released if there is a list that
+// lacks it. An attachment on either list is attached.
+func TestGCByList(t *testing.T) {
+	stories(t, `
+	chain p0; let warnings 1
+	add busy empty gone removing; second empty empty2; add empty2
+	plan p0 DEL fail; fails del removing; plan
+	drop gone; process busy
+	either none: let warnings 0; gc; gc valid=null; gc slip=null; gc valid=null slip=null
+		kept busy.eth0 empty.eth0 empty.net1
+	or empty: gc valid=[]; kept busy.eth0
+	or empty, by the other key: gc slip=[]; kept busy.eth0
+	or empty, by both: gc valid=[] slip=[]; kept busy.eth0
+	or null and empty: gc valid=null slip=[]; kept busy.eth0
+	or empty and null: gc valid=[] slip=null; kept busy.eth0
+	or some: gc list empty2 gone removing unheard-of; kept busy.eth0 empty.net1 gone.eth0
+	or some, by the other key: gc 'slip=[{"ifname":"eth0","containerID":"empty","more":1}]'; kept busy.eth0 empty.eth0
+	or one, by both: gc 'valid=[{"containerID":"gone","ifname":"eth0"}]' 'slip=[{"containerID":"gone","ifname":"eth0"}]'
+		kept busy.eth0 gone.eth0
+	or another by each: gc 'valid=[{"containerID":"gone","ifname":"eth0"}]' 'slip=[{"containerID":"empty","ifname":"eth0"}]'
+		kept busy.eth0 gone.eth0 empty.eth0
+	or others: gc 'valid=[{"containerID":"EMPTY","ifname":"eth0"},{"containerID":"empty","ifname":"eth"}]'; kept busy.eth0
+	warned 'a process is in its network namespace, though the runtime does not list it' $warnings
+	leaves`)
+}
+
+// TestListedIsKeptByThatListOnly: GC keeps an attachment that the runtime lists, though its
+// namespace is gone. STATUS goes by the evidence.
+func TestListedIsKeptByThatListOnly(t *testing.T) {
+	stories(t, `
+	chain p0; add gone; drop gone
+	gc list gone; gc list gone; kept gone.eth0
+	status`)
+}
+
+// TestGraceByBootTime: GC keeps an attachment that is too new for any list. It takes the age from
+// CLOCK_BOOTTIME, whatever the wall clock was at the ADD, and the grace period from the network's
+// present configuration.
+func TestGraceByBootTime(t *testing.T) {
+	stories(t, `
+	conf gracePeriod 10m; chain p0
+	add young young-by-boot from-the-future nine nine-and-a-year old old-by-boot old-from-the-future
+	# By CLOCK_BOOTTIME, and by the wall clock.
+	age young-by-boot 0s 8760h; age from-the-future 0s -8760h
+	age nine 9m 9m; age nine-and-a-year 9m 8760h
+	age old 11m 11m; age old-by-boot 11m 0s; age old-from-the-future 11m -8760h
+	gc; entries 8
+	gc list; kept young.eth0 young-by-boot.eth0 from-the-future.eth0 nine.eth0 nine-and-a-year.eth0
+	conf gracePeriod 5m; gc list; kept young.eth0 young-by-boot.eth0 from-the-future.eth0
+	conf gracePeriod 0s; gc list`, acts{"age": func(s *story, w []string) {
+		boot, err1 := time.ParseDuration(w[1])
+		wall, err2 := time.ParseDuration(w[2])
+		s.must(errors.Join(err1, err2))
+		s.who(w[0]).editTimes(func(created, updated *journal.Time) {
+			for _, at := range []*journal.Time{created, updated} {
+				at.Boot, at.Wall = at.Boot-int64(boot), at.Wall.Add(-wall)
+			}
+		})
+	}})
+}
+
+// TestListJudgesItsNetwork: one journal has two networks. The list of one says nothing of the
+// other, so the other's attachments of the same containers are kept. But a GC also releases what is
+// plainly dead in the other: a network that was renamed gets no GC of its own.
+func TestListJudgesItsNetwork(t *testing.T) {
+	stories(t, `
+	chain p0; add empty gone
+	network old; also empty empty2; also gone gone2; add empty2 gone2
+	drop gone
+	network
+	either no list: gc; kept empty.eth0 empty.net1; leaves
+	or a list: gc list; kept empty.net1
+		network old; gc 'slip=[{"containerID":"empty","ifname":"net1"}]'; kept empty.net1
+		gc list empty`, acts{"also": func(s *story, w []string) { // another interface of the container, in this network
+		p := s.who(w[0]).second()
+		p.node = s.node
+		s.pods[w[1]] = p
+	}})
+}
+
+// TestGCDelegateFails: a delegate fails in each way at its GC. The others get theirs, the runtime's
+// error has all errors, and the GC keeps its time even if delegates, which hang for two minutes, hang
+// at their DELs too.
+func TestGCDelegateFails(t *testing.T) {
+	stories(t, `
+	hasty; versions 1.1.0 1.1.0
+	chain d0; add dead
+	chain d1; add other
+	chain p0, "code": 42 | p1 | p2, "code": 43
+	let code 999; let more unwind: GC incomplete,
+	either fail: plan p0 GC fail, p2 GC fail
+		let code 42; let says plugin type="faulty" failed (gc): faulty: p0 GC refused
+	or stderr: plan p0 GC stderr, p2 GC fail
+		let says failed (gc): netplugin failed: "faulty: this text is on stderr only
+	or crash: plan p0 GC crash, p2 GC fail; let says failed (gc): netplugin failed with no error message: signal: killed
+	or hang: plan p0 GC hang, p2 GC fail; let says failed (gc): it did not end in time and was killed
+	or hang at a DEL too: plan p0 GC hang, p2 GC fail, d0 DEL hang
+		let code 11; let says failed (gc): it did not end in time and was killed
+		let more /dead/eth0: plugin type="faulty" failed (delete): it did not end in time and was killed
+	forgets; clock
+	fails gc list code=$code 'unwind: GC incomplete, ' '$says' '$more' 'p2 GC refused'
+	within 15s
+	sorted-calls DEL d0, DEL d1, GC p0, GC p1, GC p2
+	gone other
+	plan; gc list`)
+}
+
+// TestGCLeavesTimeForDelegates: more DELs hang than a sweep has time for, and releases at a time. The
+// delegates still get their GC.
+func TestGCLeavesTimeForDelegates(t *testing.T) {
+	stories(t, `
+	hasty; versions 1.1.0 1.1.0
+	chain d0; crowd 9
+	plan d0 DEL hang; forgets
+	chain p0 | p1; fails gc list 'unwind: GC incomplete, 9 failed: '
+	times 1 GC p0; times 1 GC p1
+	plan; gc list`)
+}
+
+// TestBrakeOnANode: a list lacks 12 of 20 live pods. None of them is released, and the error says
+// why. Attachments that are dead by other evidence are released and not counted. A list that lacks
+// 10 of 20 is believed.
+func TestBrakeOnANode(t *testing.T) {
+	stories(t, `
+	chain p0; crowd 10 x; crowd 2 y; crowd 8 z; add removing earlier
+	plan p0 ADD fail-effect, p0 DEL fail; fails del removing; fails add unwinding
+	plan; boot earlier
+	kept $x_eth0 $y_eth0 $z_eth0 removing.eth0 unwinding.eth0 earlier.eth0
+	let says unwind: GC incomplete, 1 failed: 12 of the 20 live attachments of this boot seem dead, too many to be believed
+	fails gc list $z code=11 '$says'; kept $x_eth0 $y_eth0 $z_eth0
+	fails gc list $z code=11 '$says'; kept $x_eth0 $y_eth0 $z_eth0
+	gc list $y $z; kept $y_eth0 $z_eth0
+	gc list`)
 }
 
 // TestListNotBelieved: a list that the mass-release guard rejects is not passed on either, since a
 // delegate would act on it.
 func TestListNotBelieved(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	chain := n.faulty("p0", "")
-	list := n.unwind(chain)
-	for i := range 12 {
-		n.pod(fmt.Sprint(i)).mustAdd(list)
-	}
-	n.forgetCalls()
-	out := n.ask("GC", "1.1.0", map[string]any{netconf.ValidKeys[0]: []netconf.Attachment{}}, chain)
-	if out.code == 0 || !strings.Contains(out.said.Msg, "too many to be believed") || len(n.entries()) != 12 {
-		t.Errorf("%s; %d entries", out.stdout, len(n.entries()))
-	}
-	if calls := n.calls(); len(calls) > 0 {
-		t.Errorf("calls: %v", calls)
-	}
+	stories(t, `
+	versions 1.1.0 1.1.0; chain p0; crowd 12; forgets
+	fails gc list 'too many to be believed'
+	entries 12; calls; leaves`)
 }
 
-// TestListsUnderBothKeys: an attachment on either list is attached.
-func TestListsUnderBothKeys(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	chain := n.faulty("p0", "")
-	for _, id := range []string{"a", "b", "c"} {
-		n.pod(id).mustAdd(n.unwind(chain))
-	}
-	n.ask("GC", "1.1.0", map[string]any{netconf.ValidKeys[0]: []netconf.Attachment{{ContainerID: "a", IfName: "eth0"}}, netconf.ValidKeys[1]: []netconf.Attachment{{ContainerID: "b", IfName: "eth0"}}}, chain)
-	if taken := n.taken(); len(taken) != 2 || taken[0] != "a.eth0.p0" || taken[1] != "b.eth0.p0" {
-		t.Errorf("taken: %v", taken)
-	}
+// TestGCOfRealPlugins: pods of each kind run on real plugins, with addresses, rules and host ports.
+// Nothing is left of those that a GC releases, and their late DELs start no plugin. Those that it
+// keeps have all they had, and reach their gateway.
+func TestGCOfRealPlugins(t *testing.T) {
+	stories(t, `
+	versions 1.1.0 1.1.0; chain masquerading bridge IPv4 | firewall | portmap
+	add listed; remember listed; add busy; remember busy; add empty; remember empty; add gone; remember gone
+	process busy; drop gone
+	gc list listed
+	vanished empty gone
+	script bridge 'touch $dir/started; exit 1'; script firewall 'touch $dir/started; exit 1'
+	script portmap 'touch $dir/started; exit 1'
+	del empty gone; absent $dir/started
+	lose $dir/bin/bridge; lose $dir/bin/firewall; lose $dir/bin/portmap
+	unchanged listed busy; pings listed; pings busy
+	del listed busy`)
 }

@@ -178,32 +178,6 @@ func delIsKilled(t *testing.T, mode string, at int) {
 	n.nothingLeft()
 }
 
-// TestFailedDelGoesLast: a pending DEL that failed last time runs after one that passed, whatever
-// their places in the chain. A DEL that passed is still pending if its delegate was killed.
-func TestFailedDelGoesLast(t *testing.T) {
-	t.Parallel()
-	n := newNode(t).hasty()
-	n.conf["gracePeriod"] = "1h"
-	list := n.unwind(chainOfFour(n)...)
-	p := n.pod("a")
-	p.mustAdd(list)
-	n.forgetCalls()
-	for _, step := range []struct {
-		p0, p3 string
-		calls  []string
-	}{
-		{"hang", "fail", []string{"DEL p3", "DEL p2", "DEL p1", "DEL p0"}},
-		{"ok", "fail", []string{"DEL p3", "DEL p0"}},
-		{"ok", "fail", []string{"DEL p0", "DEL p3"}},
-	} {
-		n.plan(map[string]map[string]string{"p0": {"DEL": step.p0}, "p3": {"DEL": step.p3}})
-		if err := p.del(list); err == nil {
-			t.Error("DEL: no error")
-		}
-		n.wantCalls("DEL", step.calls...)
-	}
-}
-
 // addressed is a chain of four, each of which adds an address to the result.
 func addressed(n *node, extra string) []string {
 	var chain []string
@@ -334,4 +308,16 @@ func sameBytes(n *node, before *libcni.NetworkConfigList, change func() *libcni.
 			n.Errorf("ADD %s had %s, %q; its DEL %s, %q", add.Instance, add.Stdin, add.Args, del.Stdin, del.Args)
 		}
 	}
+}
+
+// TestFailedDelGoesLast: a pending DEL that failed last time runs after one that passed, whatever
+// their places in the chain. A DEL that passed is still pending if its delegate was killed.
+func TestFailedDelGoesLast(t *testing.T) {
+	stories(t, `
+	hasty; conf gracePeriod 1h; chain p0 | p1 | p2 | p3
+	add a; forgets
+	plan p0 DEL hang, p3 DEL fail; fails del a; calls DEL p3, DEL p2, DEL p1, DEL p0
+	plan p3 DEL fail; fails del a; calls DEL p3, DEL p0
+	fails del a; calls DEL p0, DEL p3
+	leaves`)
 }

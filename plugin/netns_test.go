@@ -1,10 +1,8 @@
 package plugin
 
 import (
-	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path"
 	"path/filepath"
 	"slices"
@@ -12,234 +10,12 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
-	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/internal/host"
-	"cni-unwind/plugin/undo"
 )
-
-// TestNetNSOfDEL: a pod's network namespace may be anywhere when its DEL comes. Delegates are shown
-// the pod's own if it can be found, never another one, and nothing is left. If it is gone, they are
-// shown what the runtime names, unless something is there.
-func TestNetNSOfDEL(t *testing.T) {
-	t.Parallel()
-	const none, recorded, held = "", "the path of the ADD", "a descriptor of unwind's"
-	for _, c := range []struct {
-		name string
-		// happens changes the pod before its DEL. It returns the namespace that delegates must be
-		// shown, and where the pod's own is by then.
-		happens func(p *pod) (shown, own string)
-	}{
-		{"named by the runtime", func(p *pod) (string, string) { return recorded, p.NetNS }},
-		{"not named", func(p *pod) (string, string) {
-			own := p.NetNS
-			p.NetNS = ""
-			return recorded, own
-		}},
-		{"gone", func(p *pod) (string, string) {
-			p.dropNetNS()
-			return recorded, none
-		}},
-		{"gone and not named", func(p *pod) (string, string) {
-			p.dropNetNS()
-			p.NetNS = ""
-			return none, none
-		}},
-		{"gone, a file at its path", func(p *pod) (string, string) {
-			p.dropNetNS()
-			p.write(p.NetNS, "")
-			return "/proc/0/ns/net", none
-		}},
-		{"gone, another at its path", func(p *pod) (string, string) {
-			p.dropNetNS()
-			p.other(p.ContainerID)
-			return "/proc/0/ns/net", none
-		}},
-		{"there, another named by the runtime", func(p *pod) (string, string) {
-			own := p.NetNS
-			p.NetNS = p.other("x")
-			return recorded, own
-		}},
-		{"at a path that the runtime names", func(p *pod) (string, string) {
-			moved := p.NetNS + ".moved"
-			p.write(moved, "")
-			if err := unix.Mount(p.NetNS, moved, "", unix.MS_BIND, ""); err != nil {
-				p.Fatal(err)
-			}
-			p.Cleanup(func() { _ = unix.Unmount(moved, unix.MNT_DETACH) })
-			p.unpin()
-			p.NetNS = moved
-			return moved, moved
-		}},
-		{"at no path, a process inside", func(p *pod) (string, string) {
-			process := p.processInside()
-			p.unpin()
-			return held, netnsOf(process)
-		}},
-		{"at no path, a process inside, another at its path", func(p *pod) (string, string) {
-			process := p.processInside()
-			p.unpin()
-			if err := os.Remove(p.NetNS); err != nil {
-				p.Fatal(err)
-			}
-			p.other(p.ContainerID)
-			return held, netnsOf(process)
-		}},
-		{"at no path, a process inside, not named", func(p *pod) (string, string) {
-			process := p.processInside()
-			p.unpin()
-			p.NetNS = ""
-			return held, netnsOf(process)
-		}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			list := n.unwind(n.masquerading("bridge", "dual", ""), n.faulty("p0", ""))
-			p := n.pod("a")
-			added := p.NetNS
-			marks := p.marks(p.mustAdd(list))
-			shown, own := c.happens(p)
-			n.forgetCalls()
-			p.mustDel(list)
-			got := n.callLog()[0].NetNS
-			if matched, err := path.Match("/proc/[1-9]*/fd/[1-9]*", got); err == nil && matched {
-				got = held
-			} else if got == added {
-				got = recorded
-			}
-			if got != shown {
-				t.Errorf("delegates were shown %q, not %q", got, shown)
-			}
-			a := *p
-			a.NetNS = own
-			for _, trace := range a.traces(marks) {
-				t.Errorf("left: %s", trace)
-			}
-			n.othersSurvive()
-			n.nothingLeft()
-		})
-	}
-}
-
-// TestDELNamesHostNetNS: a DEL's CNI_NETNS is the host's own network namespace, since its path is
-// that of a process that is the host's by now. A DEL that has undone everything passes. So does the
-// DEL of an attachment that was never added, since an ADD into that namespace is refused. No
-// delegate is shown it.
-func TestDELNamesHostNetNS(t *testing.T) {
-	t.Parallel()
-	host := fmt.Sprintf("/proc/%d/ns/net", os.Getpid())
-	for _, c := range []struct {
-		name  string
-		begin func(p *pod, list *libcni.NetworkConfigList)
-		calls []string
-	}{
-		{"added", func(p *pod, list *libcni.NetworkConfigList) {
-			p.mustAdd(list)
-			p.dropNetNS()
-			p.edit(func(g *journal.Generation) { g.NetNS.Path = host })
-		}, []string{"DEL p1"}},
-		{"swept", func(p *pod, list *libcni.NetworkConfigList) {
-			p.mustAdd(list)
-			p.dropNetNS()
-			p.sweep(undo.DefaultBudgets)
-			if p.tombstone(p.key()) == nil {
-				p.Error("there is no tombstone")
-			}
-		}, nil},
-		{"refused", func(p *pod, list *libcni.NetworkConfigList) {
-			p.NetNS = host
-			var refused *types.Error
-			if _, err := p.add(list); !errors.As(err, &refused) || refused.Code != types.ErrInvalidNetNS {
-				p.Errorf("ADD: %v", err)
-			}
-		}, nil},
-		{"never added", func(*pod, *libcni.NetworkConfigList) {}, nil},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			list := n.unwind(n.bridgePlugin(""), n.faulty("p1", ""))
-			p := n.pod("a")
-			c.begin(p, list)
-			n.forgetCalls()
-			p.NetNS = host
-			for range 2 {
-				p.mustDel(list)
-			}
-			n.wantCalls("DEL", c.calls...)
-			for _, l := range n.callLog() {
-				if l.NetNS == host {
-					t.Error("a delegate was shown the host's network namespace")
-				}
-			}
-			n.nothingLeft()
-		})
-	}
-}
-
-// TestProcessInsideEnds: the pod's network namespace is at no path, and its only process ends
-// during a DEL. Later delegates still find the namespace.
-func TestProcessInsideEnds(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	list := n.unwind(n.masquerading("bridge", "IPv4", ""), n.faulty("p0", `, "delayMS": 500`))
-	p := n.pod("a")
-	marks := p.marks(p.mustAdd(list))
-	process := p.processInside()
-	p.unpin()
-	n.plan(map[string]map[string]string{"p0": {"DEL": "late"}})
-	n.forgetCalls()
-	done := make(chan error)
-	go func() { done <- p.del(list) }()
-	eventually(t, "the first DEL", func() bool { return len(n.calls()) > 0 })
-	if err := process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
-	for _, trace := range p.traces(marks) {
-		t.Errorf("left: %s", trace)
-	}
-	n.nothingLeft()
-}
-
-// unpin unmounts the pod's network namespace from its path and leaves an empty file.
-func (p *pod) unpin() {
-	p.Helper()
-	if err := unix.Unmount(p.NetNS, unix.MNT_DETACH); err != nil {
-		p.Fatal(err)
-	}
-}
-
-// processInside starts a process in the pod's network namespace.
-func (p *pod) processInside() *os.Process {
-	p.Helper()
-	own, err := host.Identify(p.NetNS)
-	if err != nil {
-		p.Fatal(err)
-	}
-	cmd := exec.Command("nsenter", "--net="+p.NetNS, "sleep", "60")
-	if err := cmd.Start(); err != nil {
-		p.Fatal(err)
-	}
-	p.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	eventually(p, "a process inside", func() bool {
-		there, err := host.Identify(netnsOf(cmd.Process))
-		return err == nil && there.Same(own)
-	})
-	return cmd.Process
-}
-
-func netnsOf(p *os.Process) string { return fmt.Sprintf("/proc/%d/ns/net", p.Pid) }
 
 // other makes a network namespace of another container, with an eth0.
 func (n *node) other(name string) string {
@@ -441,4 +217,74 @@ func (p *pod) ruleCount() (count int) {
 		p.Fatal(err)
 	}
 	return count
+}
+
+// TestNetNSOfDEL: a pod's network namespace may be anywhere when its DEL comes. Delegates are shown
+// the pod's own ($own) if it can be found, by a descriptor of unwind's where no path leads to it, never
+// another one, and nothing is left. If it is gone, they are shown what the runtime names, unless
+// something is there.
+func TestNetNSOfDEL(t *testing.T) {
+	stories(t, `
+	chain masquerading bridge dual | p0
+	add a; remember a; let shown $netns/a; let own $netns/a
+	either named by the runtime:
+	or not named: names a
+	or gone: drop a; let own
+	or gone and not named: drop a; names a; let shown; let own
+	or gone, a file at its path: drop a; touch; let shown /proc/0/ns/net; let own
+	or gone, another at its path: drop a; other; let shown /proc/0/ns/net; let own
+	or there, another named by the runtime: bind bound; other x; names a $netns/x
+	or at a path that the runtime names: bind bound; unpin a; names a $path; let own $path; let shown $path
+	or at no path, a process inside: process a; unpin a; let own $inside; let shown held
+	or at no path, a process inside, another at its path: process a; unpin a; other; let own $inside; let shown held
+	or at no path, a process inside, not named: process a; unpin a; names a; let own $inside; let shown held
+	forgets; del a
+	saw '$shown'
+	names a $own; vanished a; others`, mounts(), acts{
+		"touch": func(s *story, _ []string) { s.write(s.who("a").NetNS, "") },
+		"saw": func(s *story, w []string) {
+			got := s.callLog()[0].NetNS
+			if matched, err := path.Match("/proc/[1-9]*/fd/[1-9]*", got); err == nil && matched {
+				got = "held"
+			}
+			s.want(got == w[0], "%q", got)
+		},
+	})
+}
+
+// TestDELNamesHostNetNS: a DEL's CNI_NETNS is the host's own network namespace, since its path is
+// that of a process that is the host's by now. A DEL that has undone everything passes. So does the
+// DEL of an attachment that was never added, since an ADD into that namespace is refused. No
+// delegate is shown it.
+func TestDELNamesHostNetNS(t *testing.T) {
+	stories(t, `
+	chain bridge | p1; host; let calls
+	either added: add a; drop a; recorded a; let calls DEL p1
+	or swept: add a; drop a; sweep; tombstone a
+	or refused: names a $host; fails add a code=8
+	or never added:
+	forgets; names a $host
+	del a; del a
+	unshown; calls $calls`, acts{
+		"host": func(s *story, _ []string) { s.vars["host"] = fmt.Sprintf("/proc/%d/ns/net", os.Getpid()) },
+		"recorded": func(s *story, w []string) {
+			s.who(w[0]).edit(func(g *journal.Generation) { g.NetNS.Path = s.vars["host"] })
+		},
+		"unshown": func(s *story, _ []string) {
+			for _, l := range s.callLog() {
+				s.want(l.NetNS != s.vars["host"], "a delegate was shown the host's network namespace")
+			}
+		},
+	})
+}
+
+// TestProcessInsideEnds: the pod's network namespace is at no path, and its only process ends
+// during a DEL. Later delegates still find the namespace.
+func TestProcessInsideEnds(t *testing.T) {
+	stories(t, `
+	chain masquerading bridge IPv4 | p0, "delayMS": 500
+	add a; remember a; process a; unpin a
+	plan p0 DEL late; forgets; start del a; awaits DEL p0
+	end; wait del a
+	vanished a`)
 }

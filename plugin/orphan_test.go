@@ -3,7 +3,6 @@ package plugin
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,12 +10,54 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
-
-	"github.com/containernetworking/cni/pkg/types"
 
 	"cni-unwind/plugin/internal/host"
 )
+
+// TestOrphanIsWaitedFor: a delegate that outlives its unwind and soon ends is not killed, and what
+// it takes late is released.
+func TestOrphanIsWaitedFor(t *testing.T) {
+	stories(t, `
+	chain p0 | p1, "delayMS": 1000
+	plan p1 ADD orphan; killed add a; plan
+	either then DEL: recover a DEL
+	or then ADD: recover a ADD
+	or then the next sandbox: drop a; recover a next sandbox
+	left; began start ADD p0, end ADD p0, start ADD p1, end ADD p1, start DEL p1, end DEL p1, start DEL p0`)
+}
+
+// TestOrphanIsEnded: a delegate that outlives its unwind for too long is killed, with its children,
+// before anything else happens to the attachment. An orphan would have taken effect after 1.5 s.
+func TestOrphanIsEnded(t *testing.T) {
+	stories(t, `
+	hasty; chain p0 | p1, "delayMS": 1500
+	either orphan: let mode orphan
+	or kill-parent: let mode kill-parent
+	or kill-parent-effect: let mode kill-parent-effect
+	either in ADD: let call ADD p1; plan p1 ADD $mode; killed add a
+	or in DEL: let call DEL p1; plan p1 DEL $mode; add a; killed del a
+	plan
+	either then DEL: recover a DEL
+	or then ADD: recover a ADD
+	or then the next sandbox: recover a next sandbox
+	left
+	if orphan: since 1500ms; left
+	ended $call`)
+}
+
+// TestDelDuringAdd: a DEL waits for an ADD of the same attachment by an unwind that lives. If that
+// takes too long, the DEL is refused, for the runtime to retry, and no process is killed.
+func TestDelDuringAdd(t *testing.T) {
+	stories(t, `
+	hasty; conf delegateTimeout 20s
+	either soon over: chain p0 | p1, "delayMS": 1500
+	or not in time: chain p0 | p1, "delayMS": 6500
+	plan p1 ADD late; start add a; awaits ADD p1
+	if soon: del a; times 1 DEL p1
+	if not: fails del a code=11; times 0 DEL p1
+	wait add a
+	del a`)
+}
 
 // history returns the starts and ends of the faulty plugins' calls in order, as "start VERB
 // instance" and "end VERB instance".
@@ -50,73 +91,6 @@ func (n *node) running(call string) logged {
 		return i >= 0
 	})
 	return found
-}
-
-// TestOrphanIsWaitedFor: a delegate that outlives its unwind and soon ends is not killed, and what
-// it takes late is released.
-func TestOrphanIsWaitedFor(t *testing.T) {
-	t.Parallel()
-	for _, next := range []string{"DEL", "ADD", "next sandbox"} {
-		t.Run(next, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			list := n.unwind(n.faulty("p0", ""), n.faulty("p1", `, "delayMS": 1000`))
-			p := n.pod("a")
-			n.plan(map[string]map[string]string{"p1": {"ADD": "orphan"}})
-			if _, err := p.add(list); !wasKilled(err) {
-				t.Fatalf("ADD: %v", err)
-			}
-			n.plan(nil)
-			if next == "next sandbox" {
-				p.dropNetNS()
-			}
-			recoverBy(p, list, next)
-			n.nothingLeft()
-			history := n.history()
-			want := []string{"start ADD p0", "end ADD p0", "start ADD p1", "end ADD p1", "start DEL p1", "end DEL p1", "start DEL p0"}
-			if len(history) < len(want) || !slices.Equal(history[:len(want)], want) {
-				t.Errorf("%q, want %q first", history, want)
-			}
-		})
-	}
-}
-
-// TestOrphanIsEnded: a delegate that outlives its unwind for too long is killed, with its children,
-// before anything else happens to the attachment.
-func TestOrphanIsEnded(t *testing.T) {
-	t.Parallel()
-	for _, mode := range []string{"orphan", "kill-parent", "kill-parent-effect"} {
-		for _, verb := range []string{"ADD", "DEL"} {
-			for _, next := range []string{"DEL", "ADD", "next sandbox"} {
-				t.Run(fmt.Sprintf("%s in %s, then %s", mode, verb, next), func(t *testing.T) {
-					t.Parallel()
-					n := newNode(t).hasty()
-					list := n.unwind(n.faulty("p0", ""), n.faulty("p1", `, "delayMS": 1500`))
-					p := n.pod("a")
-					n.plan(map[string]map[string]string{"p1": {verb: mode}})
-					_, err := p.add(list)
-					if verb == "DEL" {
-						err = p.del(list)
-					}
-					if !wasKilled(err) {
-						t.Fatalf("%s: %v", verb, err)
-					}
-					late := time.After(1500 * time.Millisecond)
-					n.plan(nil)
-					recoverBy(p, list, next)
-					n.nothingLeft()
-					if mode == "orphan" {
-						<-late // it would have taken effect by now
-						n.nothingLeft()
-					}
-					pid := n.callLog()[slices.Index(n.calls(), verb+" p1")].PID
-					if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
-						t.Errorf("the delegate is still there: %v", err)
-					}
-				})
-			}
-		}
-	}
 }
 
 // TestDaemonDoesNotPin: a delegate leaves a daemon that has all its descriptors. The daemon delays
@@ -157,48 +131,6 @@ func daemonsOf(t *testing.T, path string) []int {
 		t.Fatal(err)
 	}
 	return pids
-}
-
-// TestDelDuringAdd: a DEL waits for an ADD of the same attachment by an unwind that lives. If that
-// takes too long, the DEL is refused, for the runtime to retry, and no process is killed.
-func TestDelDuringAdd(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name    string
-		delayMS int
-		code    uint
-	}{
-		{"soon over", 1500, 0},
-		{"not in time", 6500, types.ErrTryAgainLater},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t).hasty()
-			n.conf["delegateTimeout"] = "20s"
-			list := n.unwind(n.faulty("p0", ""), n.faulty("p1", fmt.Sprintf(`, "delayMS": %d`, c.delayMS)))
-			p := n.pod("a")
-			n.plan(map[string]map[string]string{"p1": {"ADD": "late"}})
-			added := make(chan error)
-			go func() {
-				_, err := p.add(list)
-				added <- err
-			}()
-			n.running("ADD p1")
-			err := p.del(list)
-			var refused *types.Error
-			if errors.As(err, &refused); (refused == nil) != (c.code == 0) || refused != nil && refused.Code != c.code {
-				t.Errorf("DEL: %v, want code %d", err, c.code)
-			}
-			if slices.Contains(n.calls(), "DEL p1") == (c.code != 0) {
-				t.Errorf("calls: %v", n.calls())
-			}
-			if err := <-added; err != nil {
-				t.Errorf("ADD: %v", err)
-			}
-			p.mustDel(list)
-			n.nothingLeft()
-		})
-	}
 }
 
 // TestTwoAdds: of two ADDs of one container ID at once exactly one succeeds, and no delegate runs

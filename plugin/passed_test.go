@@ -2,17 +2,12 @@ package plugin
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
 
-	"github.com/containernetworking/cni/libcni"
-	"github.com/containernetworking/cni/pkg/types"
-
 	"cni-unwind/journal"
 	"cni-unwind/plugin/alive"
-	"cni-unwind/plugin/internal/host"
 	"cni-unwind/plugin/sweep"
 	"cni-unwind/plugin/undo"
 )
@@ -20,9 +15,53 @@ import (
 // In the tests of this file DELs pass while the journal cannot be written, so that it has the
 // attachments as live from then on.
 
-// cached makes unwind look for libcni's cache where the node's runtime has it.
-func (n *node) cached() *node {
-	return n
+// TestPassedDELsAreNoMassDeath: 20 pods get their DELs while the disk is full. With room again, all
+// of them seem to have died at once. They are released, since their DELs have passed. Pods whose
+// namespaces vanish without a DEL are kept.
+func TestPassedDELsAreNoMassDeath(t *testing.T) {
+	stories(t, `
+	patient; conf sweepOnStatus false; chain bridge | p1
+	crowd 20
+	either deleted: break read-only file system; del $all; unpin $all; mend
+	or vanished: unpin $all
+	parted
+	either by STATUS: conf sweepOnStatus true; status
+	or by a sweep: person
+	if deleted, by a sweep: passed
+	if vanished, by a sweep: refused
+	if vanished: entries 20; leaves`, massRelease())
+}
+
+// massRelease runs a person's sweep, and tells whether the mass-release guard refused it.
+func massRelease() acts {
+	is := func(refused bool) func(*story, []string) {
+		return func(s *story, _ []string) {
+			s.want(errors.As(s.err, new(*sweep.MassReleaseError)) == refused, "%v", s.err)
+		}
+	}
+	return acts{"passed": is(false), "refused": is(true), "person": func(s *story, _ []string) {
+		p := &Plugin{Stderr: s.Output(), Budgets: undo.DefaultBudgets, CacheDir: s.cacheDir()}
+		_, s.err = p.Sweep(s.Context(), s.stateDir, sweep.Job{})
+	}}
+}
+
+// TestRestartWithReadOnlyJournal: a container starts again under its ID while the journal is
+// read-only. It starts if the earlier DEL has passed. The journal then has an entry of an ended
+// ADD, and nothing is left in the end.
+func TestRestartWithReadOnlyJournal(t *testing.T) {
+	stories(t, `
+	chain bridge | p1 | firewall
+	add a; break read-only file system
+	either its DEL has passed: del a
+	or its DEL has passed, the journal is mended: del a
+	or no DEL:
+	or the DEL has failed: plan p1 DEL fail; fails del a; plan
+	again a b
+	if has passed: add b
+	unless has passed: fails add b code=11
+	if mended: mend; del b
+	unless mended: del b; mend
+	drop a b; sweep`)
 }
 
 // TestDELHasPassed: unwind believes that a pod's DEL has passed only if both host-local and
@@ -75,125 +114,5 @@ func TestDELHasPassed(t *testing.T) {
 	p.edit(func(g *journal.Generation) { g.Claims[0].Pool = "" })
 	if o.Passed(p.entry()) {
 		t.Error("of an address of another IPAM's nothing is known")
-	}
-}
-
-// manyPods adds 20 pods.
-func (n *node) manyPods(list *libcni.NetworkConfigList) (pods []*pod) {
-	n.Helper()
-	for i := range 20 {
-		p := n.pod(fmt.Sprintf("p%d", i))
-		p.mustAdd(list)
-		pods = append(pods, p)
-	}
-	return pods
-}
-
-// TestPassedDELsAreNoMassDeath: 20 pods get their DELs while the disk is full. With room again, all
-// of them seem to have died at once. They are released, since their DELs have passed. Pods whose
-// namespaces vanish without a DEL are kept.
-func TestPassedDELsAreNoMassDeath(t *testing.T) {
-	t.Parallel()
-	for _, by := range []string{"STATUS", "sweep"} {
-		for _, deleted := range []bool{true, false} {
-			t.Run(fmt.Sprintf("%s, deleted %t", by, deleted), func(t *testing.T) {
-				t.Parallel()
-				n := newNode(t).patient().cached()
-				n.conf["sweepOnStatus"] = false
-				chain := []string{n.bridgePlugin(""), n.faulty("p1", "")}
-				pods := n.manyPods(n.unwind(chain...))
-				mend := func() {}
-				if deleted {
-					mend = breakages["read-only file system"](n)
-				}
-				for _, p := range pods {
-					if deleted {
-						p.mustDel(n.unwind(chain...))
-					}
-					p.unpin()
-				}
-				mend()
-				eventually(t, "the namespaces are gone", func() bool {
-					for _, e := range n.entries() {
-						if there, _ := host.LinkThere(e.Newest().HostLinks); there {
-							return false
-						}
-					}
-					return len(n.entries()) == len(pods)
-				})
-				if by == "STATUS" {
-					out := n.ask("STATUS", "1.0.0", map[string]any{"sweepOnStatus": true}, chain...)
-					if out.code != 0 {
-						t.Errorf("STATUS: %s", out.stdout)
-					}
-				} else {
-					p := &Plugin{Stderr: t.Output(), Budgets: undo.DefaultBudgets, CacheDir: n.cacheDir()}
-					_, err := p.Sweep(t.Context(), n.stateDir, sweep.Job{})
-					if is := errors.As(err, new(*sweep.MassReleaseError)); is == deleted {
-						t.Errorf("sweep: %v", err)
-					}
-				}
-				if deleted {
-					n.nothingLeft()
-				} else if left := len(n.entries()); left != len(pods) {
-					t.Errorf("%d of %d are kept", left, len(pods))
-				}
-			})
-		}
-	}
-}
-
-// TestRestartWithReadOnlyJournal: a container starts again under its ID while the journal is
-// read-only. It starts if the earlier DEL has passed. The journal then has an entry of an ended
-// ADD, and nothing is left in the end.
-func TestRestartWithReadOnlyJournal(t *testing.T) {
-	t.Parallel()
-	deleted := func(p *pod, list *libcni.NetworkConfigList) { p.mustDel(list) }
-	for _, c := range []struct {
-		name   string
-		before func(p *pod, list *libcni.NetworkConfigList)
-		mended bool // before the last DEL
-		starts bool
-	}{
-		{"its DEL has passed", deleted, false, true},
-		{"its DEL has passed, the journal is mended", deleted, true, true},
-		{"no DEL", func(*pod, *libcni.NetworkConfigList) {}, false, false},
-		{"the DEL has failed", func(p *pod, list *libcni.NetworkConfigList) {
-			p.plan(map[string]map[string]string{"p1": {"DEL": "fail"}})
-			if err := p.del(list); err == nil {
-				p.Error("the DEL succeeded")
-			}
-			p.plan(nil)
-		}, false, false},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t).cached()
-			list := n.unwind(n.bridgePlugin(""), n.faulty("p1", ""), `{"type": "firewall"}`)
-			p := n.pod("a")
-			p.mustAdd(list)
-			mend := breakages["read-only file system"](n)
-			c.before(p, list)
-			next := p.again()
-			_, err := next.add(list)
-			var refused *types.Error
-			if (err == nil) != c.starts {
-				t.Errorf("ADD: %v", err)
-			}
-			if err != nil && (!errors.As(err, &refused) || refused.Code != types.ErrTryAgainLater) {
-				t.Errorf("ADD: %v", err)
-			}
-			if c.mended {
-				mend()
-			}
-			next.mustDel(list)
-			if !c.mended {
-				mend()
-			}
-			p.dropNetNS()
-			next.dropNetNS()
-			n.sweep(undo.DefaultBudgets)
-			n.nothingLeft()
-		})
 	}
 }

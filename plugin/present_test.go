@@ -21,118 +21,6 @@ func (n *node) rejecting(code int, extra string) string {
 	return n.faulty("p0", fmt.Sprintf(`, "modes": {"DEL": "fail"}, "code": %d%s`, code, extra))
 }
 
-// TestRejectedConfiguration: a delegate that rejects its configuration as bad gets the chain's
-// present one. After any other error it does not, and it never gets another delegate's.
-func TestRejectedConfiguration(t *testing.T) {
-	t.Parallel()
-	present := func(n *node) []string { return []string{n.faulty("p0", "")} }
-	for _, c := range []struct {
-		name  string
-		was   func(n *node) string
-		is    func(n *node) []string
-		calls int // number of DELs
-		fails bool
-	}{
-		{"incompatible version", rejected(1), present, 2, false},
-		{"unsupported field", rejected(2), present, 2, false},
-		{"cannot be decoded", rejected(6), present, 2, false},
-		{"invalid configuration", rejected(7), present, 2, false},
-
-		{"unknown container", rejected(3), present, 1, true},
-		{"invalid environment", rejected(4), present, 1, true},
-		{"I/O", rejected(5), present, 1, true},
-		{"try again later", rejected(11), present, 1, true},
-		{"no code", rejected(0), present, 1, true},
-		{"a code of its own", rejected(107), present, 1, true},
-		{"stderr only", mode("stderr"), present, 1, true},
-		{"crash", mode("crash"), present, 1, true},
-
-		{"of two nobody can tell which", rejected(7), func(n *node) []string {
-			return []string{n.faulty("p0", ""), n.faulty("p1", "")}
-		}, 1, true},
-		{"not in the chain any more", rejected(7), func(*node) []string { return []string{`{"type": "loopback"}`} }, 1, true},
-		{"no chain", rejected(7), func(*node) []string { return []string{`{"type": "unwind"}`} }, 1, true},
-		{"the same configuration", rejected(7), func(n *node) []string { return []string{n.rejecting(7, "")} }, 1, true},
-		{"another one that is rejected", rejected(7), func(n *node) []string { return []string{n.rejecting(2, "")} }, 2, true},
-	} {
-		for _, verb := range []string{"DEL", "GC"} {
-			t.Run(c.name+", "+verb, func(t *testing.T) {
-				t.Parallel()
-				n := newNode(t)
-				p := n.pod("a")
-				p.mustAdd(n.unwind(c.was(n)))
-				if verb == "GC" {
-					p.dropNetNS()
-				}
-				var err error
-				if verb == "DEL" {
-					err = p.del(n.unwind(c.is(n)...))
-				}
-				calls := c.calls
-				if c.name == "no chain" && verb == "GC" { // GC does not come so far
-					calls = 0
-				}
-				// Another unwind may be looking into the namespace.
-				for try := 0; verb == "GC" && try < 3; try++ {
-					if out := n.ask("GC", "1.0.0", nil, c.is(n)...); out.code != 0 {
-						err = &out.said
-					}
-					if calls == 0 || len(p.dels()) > 0 {
-						break
-					}
-				}
-				if got := p.dels(); len(got) != calls || (err != nil) != c.fails {
-					t.Errorf("%d DELs, want %d; %v", len(got), calls, err)
-				}
-				if c.fails {
-					wantRejected(p, c.was(n), calls > 0)
-					n.forgetCalls()
-					p.del(n.unwind(c.was(n)))
-					if len(p.dels()) != 1 {
-						t.Errorf("the DEL is not owed any more: %q", n.calls())
-					}
-					return
-				}
-				n.nothingLeft()
-				if said := strings.Count(n.log(), "DEL passed with the chain's present configuration"); verb == "DEL" && said != 1 {
-					t.Errorf("said %d times", said)
-				}
-			})
-		}
-	}
-}
-
-func rejected(code int) func(*node) string {
-	return func(n *node) string { return n.rejecting(code, "") }
-}
-
-func mode(name string) func(*node) string {
-	return func(n *node) string { return n.faulty("p0", fmt.Sprintf(`, "modes": {"DEL": %q}`, name)) }
-}
-
-// wantRejected checks that a step is pending with its earlier configuration and the first error.
-func wantRejected(p *pod, was string, tried bool) {
-	p.Helper()
-	e := p.entry()
-	if e == nil || e.Pending() != 1 {
-		p.Fatalf("the journal has %+v", e)
-	}
-	s := e.Newest().Steps[0]
-	var conf struct{ Code uint }
-	if err := json.Unmarshal([]byte(was), &conf); err != nil {
-		p.Fatal(err)
-	}
-	if conf.Code == 0 {
-		conf.Code = 999
-	}
-	if s.Replaced || tried && s.LastCode != conf.Code || !strings.Contains(string(s.Config), `"modes":`) {
-		p.Errorf("owed: %+v", s)
-	}
-	if len(p.taken()) != 1 {
-		p.Errorf("taken: %q", p.taken())
-	}
-}
-
 // TestRejectedAndKilled: what a delegate prints before it is killed does not reject its
 // configuration.
 func TestRejectedAndKilled(t *testing.T) {
@@ -146,38 +34,6 @@ func TestRejectedAndKilled(t *testing.T) {
 	if err := p.del(n.unwind(`{"type": "odd"}`)); err == nil || n.file(asked) != "DEL\n" {
 		t.Errorf("DEL: %v, asked: %q", err, n.file(asked))
 	}
-}
-
-// TestRejectedByTwo: if two delegates of a type were in the chain, nobody can tell which one is
-// left.
-func TestRejectedByTwo(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	p := n.pod("a")
-	p.mustAdd(n.unwind(n.rejecting(7, ""), n.faulty("p1", `, "modes": {"DEL": "fail"}, "code": 7`)))
-	if err := p.del(n.unwind(n.faulty("p0", ""))); err == nil || len(n.taken()) != 2 {
-		t.Errorf("DEL: %v, taken: %q", err, n.taken())
-	}
-	n.wantCalls("DEL", "ADD p0", "ADD p1", "DEL p1", "DEL p0")
-}
-
-// TestPresentConfigurationOfAnotherNetwork: a GC sweeps all networks, but its chain belongs to one.
-func TestPresentConfigurationOfAnotherNetwork(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	p := n.pod("a")
-	p.mustAdd(n.unwind(n.rejecting(7, "")))
-	p.dropNetNS()
-	other := *n
-	other.network += "-other"
-	for range 2 {
-		other.ask("GC", "1.0.0", nil, n.faulty("p0", ""))
-	}
-	if got := p.dels(); len(got) != 2 || p.entry() == nil {
-		t.Errorf("DELs: %q, in the journal: %+v", got, p.entry())
-	}
-	n.ask("GC", "1.0.0", nil, n.faulty("p0", ""))
-	n.nothingLeft()
 }
 
 // TestPresentConfigurationHasWhatTheADDHad: the present configuration gets what the runtime and
@@ -285,4 +141,80 @@ func TestReplaced(t *testing.T) {
 func (n *node) file(path string) string {
 	n.Helper()
 	return run(n, "cat", path)
+}
+
+// TestRejectedConfiguration: a delegate that rejects its configuration as bad gets the chain's
+// present one. After any other error it does not, and it never gets another delegate's. Its step then
+// stays pending, with its earlier configuration and the first error.
+func TestRejectedConfiguration(t *testing.T) {
+	stories(t, `
+	let mode fail; let code 7; let now p0; let dels 1; let how fails; let said 0
+	either accepted, incompatible version: let code 1; let dels 2; let how passes; let said 1
+	or accepted, unsupported field: let code 2; let dels 2; let how passes; let said 1
+	or accepted, cannot be decoded: let code 6; let dels 2; let how passes; let said 1
+	or accepted, invalid configuration: let dels 2; let how passes; let said 1
+	or refused, unknown container: let code 3
+	or refused, invalid environment: let code 4
+	or refused, I/O: let code 5
+	or refused, try again later: let code 11
+	or refused, no code: let code 0
+	or refused, a code of its own: let code 107
+	or refused, stderr only: let mode stderr; let code 999
+	or refused, crash: let mode crash; let code 999
+	or refused, of two nobody can tell which: let now p0 | p1
+	or refused, not in the chain any more: let now loopback
+	or refused, no chain: let now {"type": "unwind"}
+	or refused, the same configuration: let now p0, "modes": {"DEL": "fail"}, "code": 7
+	or refused, another one that is rejected: let now p0, "modes": {"DEL": "fail"}, "code": 2; let dels 2
+	chain p0, "modes": {"DEL": "$mode"}, "code": $code; add a
+	chain $now
+	either DEL: $how del a; logged 'DEL passed with the chain' $said
+	or GC: drop a; collect $how
+	if no chain, GC: let dels 0
+	deleted a $dels
+	if accepted: left
+	if refused: rejected a; chain p0, "modes": {"DEL": "$mode"}, "code": $code; forgets; tries del a; deleted a 1; leaves`, acts{
+		// collect runs GCs until one has come to the DEL: another unwind may be looking into the namespace.
+		"collect": func(s *story, w []string) {
+			var err error
+			for try := 0; try < 3 && (try == 0 || err == nil && len(s.who("a").dels()) == 0); try++ {
+				_, err = s.attempt([]string{"gc"})
+			}
+			s.want((err == nil) == (w[0] == "passes"), "%v", err)
+		},
+		"rejected": func(s *story, w []string) {
+			e := s.who(w[0]).entry()
+			if e == nil || e.Pending() != 1 {
+				s.Fatalf("the journal has %+v", e)
+			}
+			step, code := e.Newest().Steps[0], s.vars["code"]
+			if code == "0" {
+				code = "999"
+			}
+			s.want(!step.Replaced && strings.Contains(string(step.Config), `"modes":`), "%+v", step)
+			s.want(s.vars["dels"] == "0" || fmt.Sprint(step.LastCode) == code, "%+v", step)
+			s.want(len(s.taken()) == 1, "taken: %q", s.taken())
+		},
+	})
+}
+
+// TestRejectedByTwo: if two delegates of a type were in the chain, nobody can tell which one is
+// left.
+func TestRejectedByTwo(t *testing.T) {
+	stories(t, `
+	chain p0, "modes": {"DEL": "fail"}, "code": 7 | p1, "modes": {"DEL": "fail"}, "code": 7
+	add a
+	chain p0; fails del a
+	taken a.eth0.p0 a.eth0.p1; calls ADD p0, ADD p1, DEL p1, DEL p0
+	leaves`)
+}
+
+// TestPresentConfigurationOfAnotherNetwork: a GC sweeps all networks, but its chain belongs to one.
+func TestPresentConfigurationOfAnotherNetwork(t *testing.T) {
+	stories(t, `
+	chain p0, "modes": {"DEL": "fail"}, "code": 7
+	add a; drop a
+	chain p0
+	network other; tries gc; tries gc; deleted a 2; entry a
+	network; gc`)
 }

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/containernetworking/cni/libcni"
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/ipam"
@@ -294,190 +293,6 @@ func (p askedProbe) Held(ctx context.Context, _ ipam.Query) ([]netip.Addr, bool,
 	return p.answer(ctx)
 }
 
-// newWhereabouts is a node whose chain calls a whereabouts that always passes.
-func newWhereabouts(t *testing.T) (*node, *libcni.NetworkConfigList) {
-	t.Helper()
-	n := newNode(t)
-	n.conf["gracePeriod"] = "1h"
-	n.write(filepath.Join(n.path[0], "whereabouts"), "#!/bin/sh\ncat >/dev/null\n"+
-		`[ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion": "1.0.0", "ips": [{"address": "192.0.2.9/32"}]}'`)
-	if err := os.Chmod(filepath.Join(n.path[0], "whereabouts"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	return n, n.unwind(n.faulty("p0", `, "ipam": {"type": "whereabouts"}`))
-}
-
-// TestStoreElsewhere: whereabouts' DEL proves nothing. The program that starts for each pod cannot
-// ask its store, so the DEL runs once more after the grace period. The agent asks: what is held, or
-// cannot be told, stays; a store that hangs is waited for no longer than probeTime.
-func TestStoreElsewhere(t *testing.T) {
-	t.Parallel()
-	n, list := newWhereabouts(t)
-	p := n.pod("a")
-	p.mustAdd(list)
-	p.mustDel(list)
-	p.wantConfirmation(time.Hour)
-	address := netip.MustParseAddr("192.0.2.9")
-	answers := []struct {
-		answer func(context.Context) ([]netip.Addr, bool, error)
-		want   string
-	}{
-		{func(context.Context) ([]netip.Addr, bool, error) { return []netip.Addr{address}, true, nil }, "192.0.2.9 is not free"},
-		{func(context.Context) ([]netip.Addr, bool, error) { return nil, true, errors.New("no route") }, "cannot be told: no route"},
-		{func(ctx context.Context) ([]netip.Addr, bool, error) { <-ctx.Done(); return nil, true, ctx.Err() }, "deadline exceeded"},
-	}
-	for _, a := range answers {
-		began := time.Now()
-		n.sweepAsking(askedProbe{a.answer})
-		if why := p.unproven(); !strings.Contains(why, a.want) || time.Since(began) > 14*time.Second {
-			t.Errorf("unproven: %q after %s, want %q", why, time.Since(began), a.want)
-		}
-	}
-	soon := n.pod("b") // whose address is free: its second DEL is not waited for
-	soon.mustAdd(list)
-	soon.mustDel(list)
-	before := n.dels("p0")
-	n.sweepAsking(askedProbe{func(context.Context) ([]netip.Addr, bool, error) { return nil, true, nil }})
-	if e := soon.entry(); e != nil || p.entry() != nil || n.dels("p0") != before {
-		t.Errorf("%+v and %+v, %d more DELs, though the store has nothing", e, p.entry(), n.dels("p0")-before)
-	}
-}
-
-// TestUnprovenElsewhere: a process that cannot ask the store does not drop what the agent found.
-func TestUnprovenElsewhere(t *testing.T) {
-	t.Parallel()
-	n, list := newWhereabouts(t)
-	p := n.pod("a")
-	p.mustAdd(list)
-	p.mustDel(list)
-	n.sweepAsking(askedProbe{func(context.Context) ([]netip.Addr, bool, error) {
-		return []netip.Addr{netip.MustParseAddr("192.0.2.9")}, true, nil
-	}})
-	why := p.unproven()
-	p.edit(func(g *journal.Generation) { g.Steps[0].ConfirmAt = 1 })
-	n.sweep(undo.DefaultBudgets) // of a STATUS, which cannot ask
-	if got := p.unproven(); got != why {
-		t.Errorf("unproven: %q, want still %q", got, why)
-	}
-}
-
-// TestOtherNetworkOfTheContainer: whereabouts goes by container ID and interface, whatever the
-// network. A second DEL of a network that a pod has left would free the address that the pod has in
-// another one by now. It waits until the container is gone, also within that other network's ADD.
-func TestOtherNetworkOfTheContainer(t *testing.T) {
-	t.Parallel()
-	for _, unproven := range []string{"", "192.0.2.9 is not free"} {
-		t.Run(unproven, func(t *testing.T) {
-			t.Parallel()
-			n, list := newWhereabouts(t)
-			a := n.pod("a")
-			a.mustAdd(list)
-			a.mustDel(list)
-			other := *n
-			other.network += "-other"
-			b := *a
-			b.node = &other
-			otherList := other.unwind(other.faulty("p1", `, "ipam": {"type": "whereabouts"}`))
-			b.mustAdd(otherList)
-			a.edit(func(g *journal.Generation) {
-				g.Steps[0].ConfirmAt, g.Steps[0].Unproven = 1, unproven
-				if unproven != "" {
-					g.Steps[0].State = journal.StepUnproven
-				}
-			})
-			before := n.dels("p0")
-			n.sweep(undo.DefaultBudgets)
-			n.sweepAsking(askedProbe{func(context.Context) ([]netip.Addr, bool, error) {
-				return []netip.Addr{netip.MustParseAddr("192.0.2.9")}, true, nil
-			}})
-			if ran := n.dels("p0") - before; ran != 0 || a.entry() == nil {
-				t.Errorf("%d DELs of the network that the pod left; its entry: %+v", ran, a.entry())
-			}
-			b.mustDel(otherList)
-			n.sweepAsking(askedProbe{func(context.Context) ([]netip.Addr, bool, error) { return nil, true, nil }})
-			if a.entry() != nil || b.entry() != nil {
-				t.Errorf("%+v, %+v", a.entry(), b.entry())
-			}
-		})
-	}
-}
-
-// TestOtherNetworkAfterAKill: unwind is killed when whereabouts' DEL has passed, and before the journal
-// has that. No sweep runs the DEL again while another network of the container lives; the runtime
-// may ask for it.
-func TestOtherNetworkAfterAKill(t *testing.T) {
-	t.Parallel()
-	for _, asked := range []bool{false, true} {
-		t.Run(fmt.Sprintf("asked %t", asked), func(t *testing.T) {
-			t.Parallel()
-			n, list := newWhereabouts(t)
-			a := n.pod("a")
-			a.Args = nil // of no pod, for whose next ADD the DEL would run before that has an address
-			a.mustAdd(list)
-			if err := n.killedAtPoint("undone", 1, func() error { return a.del(list) }); !wasKilled(err) {
-				t.Fatalf("DEL: %v", err)
-			}
-			if s := a.entry().Newest().Steps[0]; n.dels("p0") != 1 || s.Attempts != 0 {
-				t.Fatalf("%d DELs; %+v", n.dels("p0"), s)
-			}
-			var leave []func()
-			for _, network := range []string{"-other", "-third"} { // with the same address
-				other := *n
-				other.network += network
-				b := *a
-				b.node = &other
-				otherList := other.unwind(other.faulty("p1", `, "ipam": {"type": "whereabouts"}`))
-				b.mustAdd(otherList)
-				leave = append(leave, func() { b.mustDel(otherList) })
-				n.sweep(undo.DefaultBudgets)
-			}
-			if ran := n.dels("p0") - 1; ran != 0 || a.entry() == nil {
-				t.Errorf("%d DELs of the network that the pod left; its entry: %+v", ran, a.entry())
-			}
-			if asked {
-				a.mustDel(list)
-			} else {
-				leave[0]()
-				leave[1]()
-				n.sweep(undo.DefaultBudgets)
-			}
-			if n.dels("p0") != 2 {
-				t.Errorf("%d DELs, want 2", n.dels("p0"))
-			}
-			a.wantConfirmation(time.Hour)
-		})
-	}
-}
-
-// TestCutOffLies: an ADD that was cut off may have an address too, so a DEL that proves nothing is
-// repeated there as well.
-func TestCutOffLies(t *testing.T) {
-	t.Parallel()
-	n, list := newWhereabouts(t)
-	p := n.pod("a")
-	if err := n.killedAtPoint("added", 1, func() error { _, err := p.add(list); return err }); !wasKilled(err) {
-		t.Fatalf("ADD: %v", err)
-	}
-	n.sweep(undo.DefaultBudgets)
-	p.wantConfirmation(time.Hour)
-}
-
-// TestUnknownStore: a store that no probe knows is not asked for at each sweep, nor its DEL run.
-func TestUnknownStore(t *testing.T) {
-	t.Parallel()
-	n, list := newWhereabouts(t)
-	p := n.pod("a")
-	p.mustAdd(list)
-	p.mustDel(list)
-	for range 3 {
-		n.sweepAsking(askedProbe{func(context.Context) ([]netip.Addr, bool, error) { return nil, false, nil }})
-	}
-	if dels := n.dels("p0"); dels != 1 {
-		t.Errorf("%d DELs, want 1", dels)
-	}
-	p.wantConfirmation(time.Hour)
-}
-
 // TestUnprovenOnce: a sweep that releases another attachment runs an unproven DEL once.
 func TestUnprovenOnce(t *testing.T) {
 	t.Parallel()
@@ -497,11 +312,135 @@ func TestUnprovenOnce(t *testing.T) {
 	}
 }
 
-// sweepAsking sweeps as the agent does, with its probes.
-func (n *node) sweepAsking(probe ipam.Probe) {
-	n.Helper()
-	plugin := &Plugin{Stderr: n.Output(), Budgets: undo.DefaultBudgets, CacheDir: n.cacheDir(), Probes: map[string]ipam.Probe{"whereabouts": probe}}
-	if _, err := plugin.Sweep(n.Context(), n.stateDir, sweep.Job{}); err != nil {
-		n.Fatal(err)
+// whereabouts are statements about a chain that calls a whereabouts that always passes, and its store.
+func whereabouts() acts {
+	address := netip.MustParseAddr("192.0.2.9")
+	stores := map[string]func(context.Context) ([]netip.Addr, bool, error){
+		"free":    func(context.Context) ([]netip.Addr, bool, error) { return nil, true, nil },
+		"held":    func(context.Context) ([]netip.Addr, bool, error) { return []netip.Addr{address}, true, nil },
+		"fails":   func(context.Context) ([]netip.Addr, bool, error) { return nil, true, errors.New("no route") },
+		"hangs":   func(ctx context.Context) ([]netip.Addr, bool, error) { <-ctx.Done(); return nil, true, ctx.Err() },
+		"unknown": func(context.Context) ([]netip.Addr, bool, error) { return nil, false, nil },
 	}
+	edit := func(s *story, name string, change func(*journal.Step)) {
+		s.who(name).edit(func(g *journal.Generation) { change(&g.Steps[0]) })
+	}
+	return acts{
+		"whereabouts": func(s *story, w []string) { // whereabouts PLUGIN: the chain of a plugin that calls it
+			s.conf["gracePeriod"] = "1h"
+			s.node.script("whereabouts", "cat >/dev/null\n"+
+				`[ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion": "1.0.0", "ips": [{"address": "192.0.2.9/32"}]}'`)
+			s.chain = []string{w[0] + `, "ipam": {"type": "whereabouts"}`}
+		},
+		// asking HOW sweeps as the agent does, which asks the store.
+		"asking": func(s *story, w []string) {
+			plugin := &Plugin{Stderr: s.Output(), Budgets: undo.DefaultBudgets, CacheDir: s.cacheDir(),
+				Probes: map[string]ipam.Probe{"whereabouts": askedProbe{stores[w[0]]}}}
+			_, err := plugin.Sweep(s.Context(), s.stateDir, sweep.Job{})
+			s.must(err)
+		},
+		"unproven": func(s *story, w []string) { // unproven POD REASON
+			why := s.who(w[0]).unproven()
+			s.want(strings.Contains(why, strings.Join(w[1:], " ")), "%q", why)
+		},
+		"confirms": func(s *story, w []string) { s.who(w[0]).wantConfirmation(time.Hour) },
+		"ripe": func(s *story, w []string) { // ripe POD [REASON]: the second DEL's time has come
+			edit(s, w[0], func(step *journal.Step) {
+				if step.ConfirmAt = 1; len(w) > 1 {
+					step.State, step.Unproven = journal.StepUnproven, strings.Join(w[1:], " ")
+				}
+			})
+		},
+		"longer": func(s *story, w []string) {
+			edit(s, w[0], func(step *journal.Step) { step.ConfirmAt += int64(time.Hour) })
+		},
+		"also": func(s *story, w []string) { // also POD OTHER: the container in this network
+			p := *s.who(w[0])
+			p.node = s.node
+			s.pods[w[1]] = &p
+		},
+		"nobody": func(s *story, w []string) { s.who(w[0]).Args = nil }, // a container of no pod
+	}
+}
+
+// TestStoreElsewhere: whereabouts' DEL proves nothing. The program that starts for each pod cannot
+// ask its store, so the DEL runs once more after the grace period. The agent asks: what is held, or
+// cannot be told, stays; a store that hangs is not waited for. Of what is free, no second DEL is
+// waited for.
+func TestStoreElsewhere(t *testing.T) {
+	stories(t, `
+	whereabouts p0; add a; del a; confirms a
+	asking held; unproven a 192.0.2.9 is not free
+	asking fails; unproven a cannot be told: no route
+	clock; asking hangs; unproven a deadline exceeded; within 14s
+	add b; del b; forgets
+	asking free; gone a b; calls`, whereabouts())
+}
+
+// TestUnprovenElsewhere: a process that cannot ask the store, as that of a STATUS, does not drop what
+// the agent found.
+func TestUnprovenElsewhere(t *testing.T) {
+	stories(t, `
+	whereabouts p0; add a; del a
+	asking held; ripe a 192.0.2.9 is not free
+	sweep; unproven a 192.0.2.9 is not free
+	leaves`, whereabouts())
+}
+
+// TestOtherNetworkOfTheContainer: whereabouts goes by container ID and interface, whatever the
+// network. A second DEL of a network that a pod has left would free the address that the pod has in
+// another one by now. It waits until the container is gone, also within that other network's ADD.
+func TestOtherNetworkOfTheContainer(t *testing.T) {
+	stories(t, `
+	whereabouts p0; add a; del a
+	network other; also a b; whereabouts p1; add b; forgets
+	either unknown: ripe a
+	or unproven: ripe a 192.0.2.9 is not free
+	sweep; asking held; calls; entry a
+	del b; asking free; gone a b`, whereabouts())
+}
+
+// TestOtherNetworkAfterAKill: unwind is killed when whereabouts' DEL has passed, and before the journal
+// has that. No sweep runs the DEL again while another network of the container lives; the runtime
+// may ask for it. The container is of no pod, for whose next ADD the DEL would run before that has an
+// address.
+func TestOtherNetworkAfterAKill(t *testing.T) {
+	stories(t, `
+	whereabouts p0; nobody a; add a
+	kill undone 1 del a; was-killed; times 1 DEL p0
+	network other; also a b; whereabouts p1; add b; sweep
+	network third; also a c; add c; sweep
+	times 1 DEL p0; entry a
+	either asked for: network; whereabouts p0; del a
+	or not asked for: del b c; sweep
+	times 2 DEL p0; confirms a
+	leaves`, whereabouts())
+}
+
+// TestCutOffLies: an ADD that was cut off may have an address too, so a DEL that proves nothing is
+// repeated there as well.
+func TestCutOffLies(t *testing.T) {
+	stories(t, `
+	whereabouts p0; kill added 1 add a; was-killed
+	sweep; confirms a
+	leaves`, whereabouts())
+}
+
+// TestUnknownStore: a store that no probe knows is not asked for at each sweep, nor its DEL run.
+func TestUnknownStore(t *testing.T) {
+	stories(t, `
+	whereabouts p0; add a; del a
+	asking unknown; asking unknown; asking unknown
+	times 1 DEL p0; confirms a
+	leaves`, whereabouts())
+}
+
+// TestConfirmationAfterReboot: a DEL of a later boot proves as little as one of the same boot. A
+// time that a longer boot has left holds nothing up.
+func TestConfirmationAfterReboot(t *testing.T) {
+	stories(t, `
+	whereabouts p0; add a; boot a
+	sweep; confirms a
+	sweep; del a; confirms a
+	longer a; sweep; gone a`, whereabouts())
 }

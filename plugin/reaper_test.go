@@ -100,48 +100,23 @@ func TestReaperRace(t *testing.T) {
 // TestReaperWithoutList: the call for the list failed. A missing list does not say that nobody
 // lives.
 func TestReaperWithoutList(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	chain := n.bridgePlugin("")
-	n.pod("a").mustAdd(n.unwind(chain))
-	for _, changes := range []map[string]any{{}, {netconf.ValidKeys[0]: nil}, {netconf.ValidKeys[0]: nil, netconf.ValidKeys[1]: nil}} {
-		if out := n.ask("GC", "1.0.0", changes, chain); out.code != 0 || len(n.entries()) != 1 || len(n.reserved()) != 1 {
-			t.Errorf("%v: %s; %d entries, %v", changes, out.stdout, len(n.entries()), n.reserved())
-		}
-	}
+	stories(t, `
+	chain bridge; add a
+	gc; gc valid=null; gc valid=null slip=null
+	entry a; reserved 1; entries 1; leaves`)
 }
 
 // TestReaperOfStatefulSet: a pod has the name of an earlier one, and another UID. The list has only
 // the new sandbox. The old one goes if it is dead, and stays as long as a process is in it.
 func TestReaperOfStatefulSet(t *testing.T) {
-	t.Parallel()
-	for _, alive := range []bool{false, true} {
-		t.Run(fmt.Sprintf("alive %t", alive), func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			chain := n.bridgePlugin("")
-			list := n.unwind(chain)
-			sandbox := func(id, uid string) *pod {
-				p := n.pod(id)
-				p.Args = [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "default"}, {"K8S_POD_NAME", "web-0"}, {"K8S_POD_UID", uid}}
-				return p
-			}
-			old := &stressed{pod: sandbox("old", "1")}
-			old.mustAdd(list)
-			if alive {
-				old.enter()
-			}
-			young := sandbox("new", "2")
-			young.mustAdd(list)
-			out := n.ask("GC", "1.0.0", map[string]any{netconf.ValidKeys[0]: []netconf.Attachment{{ContainerID: "new", IfName: "eth0"}}}, chain)
-			if out.code != 0 || (old.entry() != nil) != alive || young.entry() == nil {
-				t.Errorf("%s: old %v, new %v", out.stdout, old.entry(), young.entry())
-			}
-			old.leave()
-			for _, p := range []*pod{old.pod, young} {
-				p.mustDel(list)
-			}
-			n.nothingLeft()
-		})
-	}
+	stories(t, `
+	chain bridge
+	given-args old IgnoreUnknown=1 K8S_POD_NAMESPACE=default K8S_POD_NAME=web-0 K8S_POD_UID=1; add old
+	either alive: process old
+	or dead:
+	given-args new IgnoreUnknown=1 K8S_POD_NAMESPACE=default K8S_POD_NAME=web-0 K8S_POD_UID=2; add new
+	gc list new; entry new
+	if alive: entry old; end
+	if dead: gone old
+	del old new`, givenArgs)
 }

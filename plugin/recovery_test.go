@@ -4,41 +4,40 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
-
-	"cni-unwind/journal"
 )
 
 // TestJournalFailsInTheMiddle: a journal that fails in the middle of an ADD knows a part of its
 // chain. The DEL takes the rest from the runtime. Before this, the DEL succeeded and the later
 // delegates never got theirs.
 func TestJournalFailsInTheMiddle(t *testing.T) {
-	t.Parallel()
-	n := newNode(t).hasty()
-	list := n.unwind(n.faulty("p0", ""), n.faulty("p1", `, "delayMS": 1000, "address": "192.0.2.7/32"`), n.faulty("p2", ""))
-	n.plan(map[string]map[string]string{"p1": {"ADD": "late"}})
-	p := n.pod("a")
-	done := make(chan error)
-	go func() {
-		_, err := p.add(list)
-		done <- err
-	}()
-	eventually(t, "p1 runs", func() bool { return slices.Contains(n.calls(), "ADD p1") })
-	if err := os.Chmod(n.stateDir, 0o777); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(n.stateDir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if e := p.entry(); e == nil || e.State != journal.Live || len(e.Newest().Claims) > 0 {
-		t.Fatalf("the journal has %+v", e)
-	}
-	p.mustDel(list)
-	n.nothingLeft()
+	stories(t, `
+	hasty; chain p0 | p1, "delayMS": 1000, "address": "192.0.2.7/32" | p2
+	plan p1 ADD late; start add a; awaits ADD p1
+	mode 777; wait add a; mode 700
+	entry a live; unclaimed a
+	del a`, acts{
+		"mode": func(s *story, w []string) { run(s, "chmod", w[0], s.stateDir) },
+		"unclaimed": func(s *story, w []string) {
+			claims := s.who(w[0]).entry().Newest().Claims
+			s.want(len(claims) == 0, "%v", claims)
+		},
+	})
+}
+
+// TestNeverRan: a delegate that never ran has no pending DEL: a binary that is missing or cannot be
+// executed.
+func TestNeverRan(t *testing.T) {
+	stories(t, `
+	hasty; chain p0 | {"type": "broken"}
+	either not executable: file 0644 '#!/bin/sh'
+	or of another format: file 0755 '1234'
+	or missing:
+	fails add a; left
+	del a`, acts{"file": func(s *story, w []string) {
+		s.write(filepath.Join(s.path[0], "broken"), w[1])
+		run(s, "chmod", w[0], filepath.Join(s.path[0], "broken"))
+	}})
 }
 
 // TestBridgeFailsAtItsRules: bridge removes the interface and then fails at its rules. The next DEL
@@ -71,34 +70,4 @@ func TestBridgeFailsAtItsRules(t *testing.T) {
 	}
 	p.mustDel(list)
 	n.nothingLeft()
-}
-
-// TestNeverRan: a delegate that never ran has no pending DEL: a binary that is missing or cannot be
-// executed.
-func TestNeverRan(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		name string
-		file func(path string) error
-	}{
-		{"not executable", func(path string) error { return os.WriteFile(path, []byte("#!/bin/sh\n"), 0o644) }},
-		{"of another format", func(path string) error { return os.WriteFile(path, []byte{1, 2, 3, 4}, 0o755) }},
-		{"missing", func(string) error { return nil }},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t).hasty()
-			if err := tt.file(filepath.Join(n.dir, "bin", "broken")); err != nil {
-				t.Fatal(err)
-			}
-			list := n.unwind(n.faulty("p0", ""), `{"type": "broken"}`)
-			p := n.pod("a")
-			if _, err := p.add(list); err == nil {
-				t.Fatal("the ADD passed")
-			}
-			n.nothingLeft()
-			p.mustDel(list)
-			n.nothingLeft()
-		})
-	}
 }

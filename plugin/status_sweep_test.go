@@ -1,259 +1,132 @@
 package plugin
 
 import (
-	"context"
 	"fmt"
-	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
-
-	"github.com/containernetworking/cni/libcni"
-
-	"cni-unwind/journal"
-	"cni-unwind/plugin/netconf"
 )
-
-// sweepsAll runs STATUS until the journal has at most this many entries, since each has only two
-// seconds.
-func (n *node) sweepsAll(but int, chain ...string) {
-	n.Helper()
-	eventually(n, "a STATUS after which nothing dead is left", func() bool {
-		n.wantStatus("STATUS", n.status("1.0.0", nil, chain...), 0, "")
-		return len(n.entries()) == but
-	})
-}
-
-// deaths make a pod of a chain of four faulty plugins that is dead by all evidence.
-var deaths = []struct {
-	name string
-	die  func(p *pod, list *libcni.NetworkConfigList)
-}{
-	{"namespace gone", func(p *pod, list *libcni.NetworkConfigList) {
-		p.mustAdd(list)
-		p.dropNetNS()
-	}},
-	{"ADD cut off", func(p *pod, list *libcni.NetworkConfigList) {
-		p.plan(map[string]map[string]string{"p0": {"ADD": "kill-parent-effect"}})
-		if _, err := p.add(list); !wasKilled(err) {
-			p.Fatalf("ADD: %v", err)
-		}
-	}},
-	{"ADD cut off after its first result, namespace gone", func(p *pod, list *libcni.NetworkConfigList) {
-		p.plan(map[string]map[string]string{"p2": {"ADD": "kill-parent-effect"}})
-		if _, err := p.add(list); !wasKilled(err) {
-			p.Fatalf("ADD: %v", err)
-		}
-		p.dropNetNS()
-	}},
-	{"ADD and its DEL failed", func(p *pod, list *libcni.NetworkConfigList) {
-		p.plan(map[string]map[string]string{"p2": {"ADD": "fail-effect"}, "p1": {"DEL": "fail"}})
-		if _, err := p.add(list); err == nil {
-			p.Fatal("the ADD succeeded")
-		}
-	}},
-	{"DEL failed", func(p *pod, list *libcni.NetworkConfigList) {
-		p.mustAdd(list)
-		p.plan(map[string]map[string]string{"p2": {"DEL": "fail"}})
-		if err := p.del(list); err == nil {
-			p.Fatal("the DEL succeeded")
-		}
-	}},
-	{"earlier boot", func(p *pod, list *libcni.NetworkConfigList) {
-		p.mustAdd(list)
-		p.edit(func(g *journal.Generation) { g.Host.BootID = "another" })
-	}},
-}
 
 // TestStatusSweeps: a STATUS releases the dead attachments of its own network and of any other, and
 // nothing else: none that lives or is being worked on, and nothing where sweeping is disabled. It
-// waits for no lock.
+// waits for no lock. The lock file of an ADD that was cut off in its first delegate says that it was.
 func TestStatusSweeps(t *testing.T) {
-	t.Parallel()
-	for _, death := range deaths {
-		t.Run(death.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			list := n.unwind(chainOfFour(n)...)
-			p, live := n.pod("a"), n.pod("live")
-			live.mustAdd(list)
-			death.die(p, list)
-			n.plan(nil)
-			before, own := n.taken(), n.network
-
-			n.network += "-of-another"
-			n.wantStatus("told not to", n.status("1.0.0", keys{"sweepOnStatus": false}, n.faulty("p0", "")), 0, "")
-			if death.name != "ADD cut off" { // whose lock file says that it was
-				lock, err := n.store.TryAcquire(journal.Key{Network: own, ContainerID: "a", IfName: "eth0"})
-				if err != nil {
-					t.Fatal(err)
-				}
-				n.wantStatus("lock held", n.status("1.0.0", nil, n.faulty("p0", "")), 0, "")
-				lock.Release()
-			}
-			if taken := n.taken(); strings.Join(taken, " ") != strings.Join(before, " ") {
-				t.Errorf("taken: %v, want %v", taken, before)
-			}
-			n.sweepsAll(1, n.faulty("p0", ""))
-			n.network = own
-			if e := live.entry(); e == nil || e.State != journal.Live || e.Pending() != 4 || len(n.taken()) != 4 {
-				t.Errorf("the live one is in the journal as %+v, taken: %v", e, n.taken())
-			}
-			live.mustDel(list)
-			n.nothingLeft()
-		})
-	}
+	stories(t, `
+	chain p0 | p1 | p2 | p3
+	add live
+	either namespace gone: add a; drop a
+	or ADD cut off in its first delegate: plan p0 ADD kill-parent-effect; killed add a
+	or ADD cut off after its first result, namespace gone: plan p2 ADD kill-parent-effect; killed add a; drop a
+	or ADD and its DEL failed: plan p2 ADD fail-effect, p1 DEL fail; fails add a
+	or DEL failed: add a; plan p2 DEL fail; fails del a
+	or earlier boot: add a; boot a
+	plan; steady
+	network of-another
+	status sweepOnStatus=false; steady
+	unless first delegate: lock a; status; unlock; steady
+	statuses 1
+	entry live live 4; taken live.eth0.p0 live.eth0.p1 live.eth0.p2 live.eth0.p3
+	del live`, acts{
+		"steady": func(s *story, _ []string) { // the same is taken as before
+			taken := fmt.Sprint(s.taken())
+			s.want(s.vars["taken"] == "" || s.vars["taken"] == taken, "%s, was %s", taken, s.vars["taken"])
+			s.vars["taken"] = taken
+		},
+	})
 }
 
 // TestStatusDuringAdd: STATUS leaves an attachment alone while its ADD runs.
 func TestStatusDuringAdd(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	list := n.unwind(slowChain(n)...)
-	p := n.pod("a")
-	err := p.addWhile(list, 1, func() { n.wantStatus("STATUS", n.status("1.0.0", nil, n.faulty("p0", "")), 0, "") })
-	if e := p.entry(); err != nil || e == nil || e.State != journal.Live || len(n.taken()) != 4 {
-		t.Errorf("ADD: %v; the journal has %+v, taken: %v", err, e, n.taken())
-	}
-	n.wantCalls("all", "ADD p0", "ADD p1", "ADD p2", "ADD p3")
-	p.mustDel(list)
-	n.nothingLeft()
+	stories(t, `
+	chain p0 | p1, "delayMS": 500 | p2 | p3
+	plan p1 ADD late; start add a; awaits ADD p1
+	status; wait add a
+	entry a live 4; taken a.eth0.p0 a.eth0.p1 a.eth0.p2 a.eth0.p3
+	calls ADD p0, ADD p1, ADD p2, ADD p3
+	del a`)
 }
 
 // TestStatusOfRealChain: with reference plugins, the dead pod's address, rules and interface go.
 // The live one keeps them, and its traffic.
 func TestStatusOfRealChain(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	chain := realChain(n)
-	list := n.unwind(chain...)
-	dead, live := n.pod("dead"), n.pod("live")
-	dead.CapabilityArgs = portMappings
-	ofDead, result := dead.marks(dead.mustAdd(list)), live.mustAdd(list)
-	ofLive := live.marks(result)
-	before := strings.Join(live.traces(ofLive), "\n")
-	dead.dropNetNS()
-	n.sweepsAll(1, chain...)
-	for _, trace := range dead.traces(ofDead) {
-		t.Errorf("left: %s", trace)
-	}
-	if after := strings.Join(live.traces(ofLive), "\n"); after != before || before == "" {
-		t.Errorf("the live one has\n%s\nand had\n%s", after, before)
-	}
-	live.pingsGateways(result)
-	live.mustDel(list)
-	n.nothingLeft()
+	stories(t, `
+	chain bridge, "ipMasq": true | firewall | portmap
+	add dead; remember dead; add live; remember live
+	drop dead; statuses 1
+	vanished dead; unchanged live; pings live
+	del live`)
 }
 
 // TestStatusHasNoList: a runtime's list of valid attachments is for GC. On the stdin of a STATUS it
 // makes nothing dead, and no delegate sees it. With the same list, a GC releases.
 func TestStatusHasNoList(t *testing.T) {
-	t.Parallel()
-	for _, key := range netconf.ValidKeys {
-		n := newNode(t)
-		chain := chainOfFour(n)
-		list := n.unwind(chain...)
-		p := n.pod("a")
-		p.mustAdd(list)
-		n.forgetCalls()
-		empty := keys{key: []string{}}
-		for _, version := range []string{"1.0.0", "1.1.0"} {
-			n.wantStatus(version, n.status(version, empty, chain...), 0, "")
+	stories(t, `
+	chain p0 | p1 | p2 | p3; add a; forgets
+	either valid: let list valid=[]
+	or slip: let list slip=[]
+	status $list; versions 1.0.0 1.1.0; status $list
+	unlisted; entry a live 4
+	versions 1.0.0 1.0.0; gc $list`, acts{"unlisted": func(s *story, _ []string) {
+		s.want(len(s.callLog()) == 4, "%d calls", len(s.callLog()))
+		for _, l := range s.callLog() {
+			s.want(l.Command == "STATUS" && l.Stdin[validKey] == nil && l.Stdin[slipKey] == nil, "%s: %v", l.Command, l.Stdin)
 		}
-		for _, l := range n.callLog() {
-			if _, is := l.Stdin[key]; is || l.Command != "STATUS" {
-				t.Errorf("%s of %s with %v", l.Command, l.Instance, l.Stdin)
-			}
-		}
-		if e := p.entry(); e == nil || e.State != journal.Live || len(n.taken()) != 4 {
-			t.Errorf("%s: the journal has %+v, taken: %v", key, e, n.taken())
-		}
-		if out := n.ask("GC", "1.0.0", empty, chain...); out.code != 0 {
-			t.Errorf("GC: %s", out.stdout)
-		}
-		n.nothingLeft()
-	}
+	}})
 }
 
 // TestStatusIsKilled kills unwind at each point of a STATUS that sweeps. The next one finishes it,
 // and the runtime's DEL, if it comes, has nothing to do.
 func TestStatusIsKilled(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct {
-		name  string
-		chain func(n *node) []string
-		die   func(p *pod, list *libcni.NetworkConfigList)
-	}{
-		{"namespace gone", chainOfFour, deaths[0].die},
-		{"ADD cut off", chainOfFour, deaths[1].die},
-		{"namespace gone, reference plugins", realChain, deaths[0].die},
+	for name, past := range map[string]string{
+		"namespace gone":                    `chain p0 | p1 | p2 | p3; add a; drop a`,
+		"ADD cut off":                       `chain p0 | p1 | p2 | p3; plan p0 ADD kill-parent-effect; killed add a; plan`,
+		"namespace gone, reference plugins": `chain bridge, "ipMasq": true | firewall | portmap; add a; drop a`,
 	} {
-		t.Run(c.name, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			everyPoint(t, 5, func(t *testing.T, at int) bool {
-				n := newNode(t).patient()
-				n.outer = "1.1.0"
-				chain := c.chain(n)
-				p := n.pod("a")
-				c.die(p, n.unwind(chain...))
-				n.plan(nil)
-				err := n.killedAt(at, func() error { return n.cni.GetStatusNetworkList(context.Background(), n.anotherChain()) })
-				if !wasKilled(err) && err != nil {
-					t.Errorf("STATUS: %v", err)
-				}
-				n.sweepsAll(0, n.faulty("another", ""))
-				n.noRules()
-				// The DEL finds a tombstone, or a lock file if unwind was killed there.
-				p.mustDel(n.anotherChain())
-				n.nothingLeft()
-				if slices.Contains(n.calls(), "DEL another") {
-					t.Error("the runtime's DEL ran a delegate")
-				}
-				return wasKilled(err)
-			})
+			// The DEL finds a tombstone, or a lock file if unwind was killed there.
+			atEveryPoint(t, 5, `
+			patient; versions 1.1.0 1.0.0; `+past+`
+			chain another; kill any $at libcni-status
+			statuses 0; clean
+			del a; times 0 DEL another`)
 		})
 	}
 }
 
 // TestStatusIsKilledInDEL kills unwind while a delegate runs a DEL of its sweep. The delegate goes
-// on, and the next sweep waits for it. If it hangs, it is killed, and the DEL runs again.
+// on, and the next sweep waits for it. If it hangs, it is killed, and the DEL runs again. The short
+// budgets end orphans sooner.
 func TestStatusIsKilledInDEL(t *testing.T) {
-	t.Parallel()
-	for _, mode := range []string{"orphan", "kill-parent", "kill-parent-effect"} {
-		t.Run(mode, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t).hasty() // orphans are killed sooner
-			n.outer = "1.1.0"
-			n.deadPod(mode)
-			err := n.cni.GetStatusNetworkList(context.Background(), n.anotherChain())
-			if !wasKilled(err) {
-				t.Errorf("STATUS: %v", err)
-			}
-			n.plan(nil)
-			n.sweepsAll(0, n.faulty("another", ""))
-			n.nothingLeft()
-		})
-	}
+	stories(t, `
+	hasty; versions 1.1.0 1.0.0; chain p0 | p1
+	add a; drop a
+	either orphan: plan p1 DEL orphan
+	or kill-parent: plan p1 DEL kill-parent
+	or kill-parent-effect: plan p1 DEL kill-parent-effect
+	chain another; killed libcni-status
+	plan; statuses 0`)
 }
 
 // TestStatusMakesJournal kills unwind at each point of a node's first STATUS. The next one, and an
 // ADD, work.
 func TestStatusMakesJournal(t *testing.T) {
 	t.Parallel()
-	everyPoint(t, 2, func(t *testing.T, at int) bool {
-		n := newNode(t)
-		n.outer = "1.1.0"
-		n.conf["onJournalFailure"] = "fail"
-		list := n.unwind(chainOfFour(n)...)
-		err := n.killedAt(at, func() error { return n.cni.GetStatusNetworkList(context.Background(), list) })
-		n.wantStatus("STATUS", n.status("1.0.0", nil, n.faulty("p0", "")), 0, "")
-		p := n.pod("a")
-		p.mustAdd(list)
-		p.mustDel(list)
-		n.nothingLeft()
-		return wasKilled(err)
-	})
+	atEveryPoint(t, 2, `
+	versions 1.1.0 1.0.0; conf onJournalFailure fail; chain p0 | p1 | p2 | p3
+	kill any $at libcni-status
+	status; add a; del a`)
+}
+
+// TestStatusKeepsTombstone: the runtime's late DEL of an attachment that a STATUS released runs
+// nothing.
+func TestStatusKeepsTombstone(t *testing.T) {
+	stories(t, `
+	chain p0 | p1 | p2 | p3
+	add a; drop a
+	statuses 0; left; forgets
+	del a; calls; absent $netns/a`)
 }
 
 // TestStatusOfPool: a host-local pool without a free address is a failure only if configured so.
@@ -338,26 +211,16 @@ func TestStatusMakesRoom(t *testing.T) {
 	n.nothingLeft()
 }
 
-// TestStatusKeepsTombstone: the runtime's late DEL of an attachment that a STATUS released runs
-// nothing.
-func TestStatusKeepsTombstone(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	chain := chainOfFour(n)
-	list := n.unwind(chain...)
-	p := n.pod("a")
-	p.mustAdd(list)
-	p.dropNetNS()
-	n.sweepsAll(0, chain...)
-	n.nothingLeft()
-	n.forgetCalls()
-	p.mustDel(list)
-	n.wantCalls("the runtime's DEL")
-	if _, err := os.Stat(p.NetNS); !os.IsNotExist(err) {
-		t.Errorf("the namespace's path: %v", err)
-	}
-}
-
 func (n *node) poolFull() string {
 	return fmt.Sprintf("unwind: no address is left in %s/%s; unwindctl ipam shows who has them", n.dataDir(), n.network)
+}
+
+// sweepsAll runs STATUS until the journal has at most this many entries, since each has only two
+// seconds.
+func (n *node) sweepsAll(but int, chain ...string) {
+	n.Helper()
+	eventually(n, "a STATUS after which nothing dead is left", func() bool {
+		n.wantStatus("STATUS", n.status("1.0.0", nil, chain...), 0, "")
+		return len(n.entries()) == but
+	})
 }

@@ -1,0 +1,416 @@
+package plugin
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	"golang.org/x/sys/unix"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/undo"
+)
+
+// whole returns everything that is visible of an added pod: its traces, sorted.
+func (p *pod) whole(m marks) string {
+	traces := p.traces(m)
+	slices.Sort(traces)
+	return strings.Join(traces, "\n")
+}
+
+// setState sets the state of the pod's entry.
+func (p *pod) setState(state journal.State) {
+	p.Helper()
+	err := p.store.Update(p.Context(), func(tx *journal.Tx) error {
+		e, err := tx.Get(p.key())
+		if err != nil {
+			return err
+		}
+		e.State = state
+		return tx.Put(e)
+	})
+	if err != nil {
+		p.Fatal(err)
+	}
+}
+
+// unbegun makes the pod's entry live again, as if none of its DELs had begun.
+func (p *pod) unbegun() {
+	p.Helper()
+	err := p.store.Update(p.Context(), func(tx *journal.Tx) error {
+		e, err := tx.Get(p.key())
+		if err != nil {
+			return err
+		}
+		if err := tx.Delete(e.Key); err != nil {
+			return err
+		}
+		e.Reason, e.Cause = "", ""
+		for _, e.State = range []journal.State{journal.Adding, journal.Live} {
+			if err := tx.Put(e); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		p.Fatal(err)
+	}
+}
+
+// bindOver mounts a namespace at another one's former path.
+func (n *node) bindOver(from, to string) {
+	n.Helper()
+	n.write(to, "")
+	if err := unix.Mount(from, to, "", unix.MS_BIND, ""); err != nil {
+		n.Fatal(err)
+	}
+	n.Cleanup(func() { _ = unix.Unmount(to, unix.MNT_DETACH) })
+}
+
+// again returns the pod with a new network namespace under the same container ID, as nerdctl,
+// podman and Nomad do.
+func (p *pod) again() *pod {
+	p.Helper()
+	next := &pod{p.node, p.RuntimeConf}
+	next.NetNS = p.netns(p.ContainerID + "-again")
+	return next
+}
+
+// breakable puts a program before a reference plugin, whose DEL fails while broken is set.
+func (n *node) breakable(plugin string) (broken func(bool)) {
+	n.Helper()
+	real, err := netconf.FindPlugin(plugin, strings.Join(n.path, ":"))
+	if err != nil {
+		n.Fatal(err)
+	}
+	flag := filepath.Join(n.dir, plugin+".broken")
+	n.script(plugin, fmt.Sprintf("[ \"$CNI_COMMAND\" = DEL ] && [ -e %s ] && exit 1\nexec %s", flag, real))
+	return func(is bool) {
+		if is {
+			err = os.WriteFile(flag, nil, 0o600)
+		} else {
+			err = os.Remove(flag)
+		}
+		if err != nil {
+			n.Fatal(err)
+		}
+	}
+}
+
+// edit changes the newest generation of the pod's entry in the journal.
+func (p *pod) edit(change func(*journal.Generation)) {
+	p.Helper()
+	err := p.store.Update(context.Background(), func(tx *journal.Tx) error {
+		e, err := tx.Get(p.key())
+		if err != nil {
+			return err
+		}
+		change(e.Newest())
+		state := e.State // a live entry is never written again, except by this helper
+		if err := tx.Delete(e.Key); err != nil {
+			return err
+		}
+		for _, e.State = range []journal.State{journal.Adding, state} {
+			if err := tx.Put(e); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		p.Fatal(err)
+	}
+}
+
+// cutOff gives the journal and libcni's cache the state of an ADD that was cut off in its first
+// delegate.
+func (p *pod) cutOff() {
+	p.Helper()
+	if err := os.Remove(p.cacheFile()); err != nil && !os.IsNotExist(err) {
+		p.Fatal(err)
+	}
+	err := p.store.Update(p.Context(), func(tx *journal.Tx) error {
+		e, err := tx.Get(p.key())
+		if err != nil {
+			return err
+		}
+		if err := tx.Delete(e.Key); err != nil {
+			return err
+		}
+		e.State = journal.Adding
+		g := e.Newest()
+		g.Result, g.Claims, g.HostLinks = nil, nil, nil
+		return tx.Put(e)
+	})
+	if err != nil {
+		p.Fatal(err)
+	}
+}
+
+// earlier is the ID of the boot before this one.
+const earlier = "11111111-2222-3333-4444-555555555555"
+
+// before moves pods to an earlier boot and removes their namespaces.
+func before(pods ...*pod) {
+	for _, p := range pods {
+		p.dropNetNS()
+		p.edit(func(g *journal.Generation) { g.Host.BootID = earlier })
+	}
+}
+
+// sweeps are the verbs that sweep all networks.
+var sweeps = map[string]func(n *node, chain []string){
+	"STATUS": func(n *node, chain []string) { n.ask("STATUS", "1.0.0", nil, chain...) },
+	"GC":     func(n *node, chain []string) { n.ask("GC", "1.0.0", nil, chain...) },
+	"sweep":  func(n *node, _ []string) { n.sweep(undo.DefaultBudgets) },
+}
+
+// until sweeps until the journal is empty: a STATUS may have too little time for all.
+func (n *node) until(verb string, chain []string) {
+	n.Helper()
+	for range 30 {
+		if sweeps[verb](n, chain); len(n.entries()) == 0 {
+			return
+		}
+	}
+	n.Errorf("%s does not free all", verb)
+}
+
+// exhume deletes the pod's tombstone.
+func (p *pod) exhume() {
+	p.Helper()
+	err := p.store.Update(p.Context(), func(tx *journal.Tx) error {
+		e := &journal.Entry{Key: p.key(), State: journal.Adding, Generations: []journal.Generation{{}}}
+		if err := tx.Put(e); err != nil {
+			return err
+		}
+		return tx.Delete(e.Key)
+	})
+	if err != nil || p.tombstone(p.key()) != nil {
+		p.Fatalf("the tombstone: %v", err)
+	}
+}
+
+// emptyFile makes a file to mount something at.
+func (n *node) emptyFile(name string) string {
+	n.Helper()
+	path := filepath.Join(n.dir, name)
+	n.write(path, "")
+	return path
+}
+
+// holder starts a process that has the pod's namespace open. It returns a function that ends it.
+func (p *pod) holder() (end func()) {
+	p.Helper()
+	f, err := os.Open(p.NetNS)
+	if err != nil {
+		p.Fatal(err)
+	}
+	defer f.Close()
+	cmd := exec.Command("sleep", "60")
+	cmd.ExtraFiles = []*os.File{f}
+	if err := cmd.Start(); err != nil {
+		p.Fatal(err)
+	}
+	end = func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}
+	p.Cleanup(end)
+	return end
+}
+
+// forget removes host-local's reservation of an address, so that the next pod gets it.
+func (n *node) forget(address string) {
+	n.Helper()
+	if err := os.Remove(filepath.Join(n.dataDir(), n.network, address)); err != nil {
+		n.Fatal(err)
+	}
+	n.lowestNext()
+}
+
+// otherMachine returns the name of a machine that is not this one.
+func otherMachine(t *testing.T) string {
+	kind, _, _ := strings.Cut(host.This().Machine, ":")
+	if kind == "" {
+		t.Skip("this machine has no name")
+	}
+	return kind + ":another"
+}
+
+// unpin unmounts the pod's network namespace from its path and leaves an empty file.
+func (p *pod) unpin() {
+	p.Helper()
+	if err := unix.Unmount(p.NetNS, unix.MNT_DETACH); err != nil {
+		p.Fatal(err)
+	}
+}
+
+// processInside starts a process in the pod's network namespace.
+func (p *pod) processInside() *os.Process {
+	p.Helper()
+	own, err := host.Identify(p.NetNS)
+	if err != nil {
+		p.Fatal(err)
+	}
+	cmd := exec.Command("nsenter", "--net="+p.NetNS, "sleep", "60")
+	if err := cmd.Start(); err != nil {
+		p.Fatal(err)
+	}
+	p.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	eventually(p, "a process inside", func() bool {
+		there, err := host.Identify(netnsOf(cmd.Process))
+		return err == nil && there.Same(own)
+	})
+	return cmd.Process
+}
+
+func netnsOf(p *os.Process) string { return fmt.Sprintf("/proc/%d/ns/net", p.Pid) }
+
+// lowestNext makes host-local give the lowest free address to the next pod.
+func (n *node) lowestNext() {
+	n.Helper()
+	if err := os.Remove(filepath.Join(n.dataDir(), n.network, "last_reserved_ip.0")); err != nil {
+		n.Fatal(err)
+	}
+}
+
+// open reports whether the firewall accepts traffic of an address.
+func (n *node) open(address string) bool {
+	n.Helper()
+	switch rules := n.rules(" " + address + "/32 "); len(rules) {
+	case 0:
+		return false
+	case 2:
+		return true
+	default:
+		n.Fatalf("half open: %q", rules)
+		return false
+	}
+}
+
+// wantOpen checks that an address is open.
+func (n *node) wantOpen(what, address string) {
+	n.Helper()
+	if !n.open(address) {
+		n.Errorf("%s: %s is closed", what, address)
+	}
+}
+
+// few makes a directory with only these reference plugins.
+func (n *node) few(plugins ...string) string {
+	n.Helper()
+	dir := filepath.Join(n.dir, "few")
+	n.mkdir(dir)
+	for _, plugin := range plugins {
+		if err := os.Symlink(filepath.Join(toolsDir(n), "cni", plugin), filepath.Join(dir, plugin)); err != nil {
+			n.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// firewalled is a node with a chain of bridge, firewall and faulty, whose firewall can be broken.
+type firewalled struct {
+	*node
+	list *libcni.NetworkConfigList
+}
+
+// newFirewalled puts a script before the real firewall. The script records each call, and its DEL
+// can fail, kill unwind or be slow.
+func newFirewalled(t testing.TB) *firewalled {
+	n := newNode(t).patient()
+	firewall := filepath.Join(n.path[1], "firewall")
+	n.path[1] = n.few("bridge", "host-local", "portmap")
+	n.script("firewall", fmt.Sprintf(`in=$(tr -d '\n')
+		echo "$CNI_COMMAND $CNI_CONTAINERID $in" >>%[1]s/asked
+		[ $CNI_COMMAND = DEL ] && case $(cat %[1]s/mode) in
+			slow) sleep 0.8 ;;
+			fail) echo '{"cniVersion": "1.0.0", "code": 11, "msg": "firewall is broken"}'; exit 1 ;;
+			kill-parent) kill -9 $PPID; exit 1 ;;
+		esac
+		echo "$in" | exec %[2]s`, n.dir, firewall))
+	f := &firewalled{n, n.unwind(n.bridgePlugin(""), `{"type": "firewall"}`, n.faulty("p2", ""))}
+	f.firewall("works")
+	return f
+}
+
+// firewall sets the behaviour of firewall's DEL: "works", "slow", "fail", "kill-parent", or
+// "missing", without a binary.
+func (f *firewalled) firewall(mode string) {
+	f.Helper()
+	f.write(filepath.Join(f.dir, "mode"), mode)
+	file := filepath.Join(f.path[0], "firewall")
+	from, to := file+".away", file
+	if mode == "missing" {
+		from, to = to, from
+	}
+	if err := os.Rename(from, to); err != nil && !os.IsNotExist(err) {
+		f.Fatal(err)
+	}
+}
+
+// asked returns firewall's calls since asked was last called, as "VERB container addresses".
+func (f *firewalled) asked() (asked []string) {
+	f.Helper()
+	path := filepath.Join(f.dir, "asked")
+	data, err := os.ReadFile(path)
+	if err != nil && !os.IsNotExist(err) {
+		f.Fatal(err)
+	}
+	_ = os.Remove(path)
+	for _, line := range strings.Split(strings.TrimSpace(string(data)), "\n") {
+		verb, stdin, _ := strings.Cut(line, "{")
+		var conf struct{ PrevResult json.RawMessage }
+		if err := json.Unmarshal([]byte("{"+stdin), &conf); line != "" && err != nil {
+			f.Fatalf("%v: %s", err, line)
+		}
+		r, err := netconf.ParseResult(conf.PrevResult)
+		if err != nil {
+			f.Fatal(err)
+		}
+		for _, a := range r.Addresses() {
+			verb += a.String()
+		}
+		if line != "" {
+			asked = append(asked, strings.TrimSpace(verb))
+		}
+	}
+	return asked
+}
+
+func (f *firewalled) wantAsked(what string, want ...string) {
+	f.Helper()
+	if got := f.asked(); !slices.Equal(got, want) {
+		f.Errorf("%s: firewall was asked %q, want %q", what, got, want)
+	}
+}
+
+// second is another attachment of the pod to the same network.
+func (p *pod) second() *pod {
+	second := &pod{p.node, p.RuntimeConf}
+	second.IfName = "net1"
+	return second
+}
+
+func read(t testing.TB, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}

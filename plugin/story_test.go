@@ -1,0 +1,318 @@
+package plugin
+
+import (
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"cni-unwind/journal"
+)
+
+// A story is a history of one node, told in a script: what happens, what unwind must say of it, and
+// what is left. It runs on real plugins and real network namespaces.
+//
+// A statement is a verb and its words, in a line or behind "; ": verbs_test.go has all. A word in
+// single quotes may have spaces. A pod exists from the first time that a statement names it. $a is
+// the address that pod a got, $ip7 the subnet's seventh, and "let" sets others. Every story ends
+// with nothingLeft, unless it says "leaves".
+//
+//	chain bridge | firewall | p2, "delayMS": 100
+//	either the namespace is gone: add a; drop a
+//	or the machine was started again: add a; reboot a
+//	sweep
+//	if gone: calls DEL p2
+//
+// A block of "either" and "or" stands for a choice: the script is told once for each, and for each
+// combination of several blocks, in a subtest of that name. "if" and "unless" take statements for
+// the names that have that text. A deeper line belongs to the line above it.
+//
+// A script of its own, rather than testscript's, since a test may also mix it with Go: a node's and a
+// pod's methods, statements of its own (acts), several scripts for one story. Choices and products
+// of choices are what these tests consist of; testscript has none.
+type story struct {
+	*node
+	first  *node   // the node as it began; node is its present network
+	nodes  []*node // the networks of the node
+	acts   acts
+	at     string // the statement
+	pods   map[string]*pod
+	chain  []string // as in the script
+	vars   map[string]string
+	added  map[string]types.Result
+	seen   map[string]seen
+	begun  map[string]chan error
+	undo   map[string]func() // what "mend", "end" and "letgo" call
+	fire   *firewalled
+	killed bool // in the last verb that could be
+	leaves bool
+	said   outcome   // of the last GC or STATUS
+	when   time.Time // of the last kill
+	err    error     // for acts, as the next
+	own    journal.NetNS
+}
+
+// acts are a test's own statements.
+type acts map[string]func(s *story, words []string)
+
+// seen is what was visible of a pod.
+type seen struct {
+	marks  marks
+	traces string
+}
+
+// telling is one way through a script.
+type telling struct {
+	name       string
+	statements []string
+}
+
+// stories tells a script, each way in a subtest.
+func stories(t *testing.T, script string, own ...acts) {
+	t.Helper()
+	t.Parallel()
+	all := tellings(script)
+	for _, one := range all {
+		tell := func(t *testing.T) {
+			s := newStory(t, own...)
+			s.run(one.statements)
+			s.end()
+		}
+		if len(all) == 1 {
+			tell(t)
+			return
+		}
+		t.Run(one.name, func(t *testing.T) {
+			t.Parallel()
+			tell(t)
+		})
+	}
+}
+
+// atEveryPoint tells a script without choices for each point of a verb at which unwind may be killed:
+// "kill any $at VERB POD".
+func atEveryPoint(t *testing.T, atLeast int, script string, own ...acts) {
+	t.Helper()
+	everyPoint(t, atLeast, func(t *testing.T, at int) bool {
+		s := newStory(t, own...)
+		s.vars["at"] = fmt.Sprint(at)
+		s.tell(script)
+		s.end()
+		return s.killed
+	})
+}
+
+func newStory(t testing.TB, own ...acts) *story {
+	s := &story{
+		pods: map[string]*pod{}, vars: map[string]string{}, added: map[string]types.Result{}, seen: map[string]seen{},
+		begun: map[string]chan error{}, undo: map[string]func(){}, acts: acts{},
+	}
+	for _, some := range own {
+		for name, act := range some {
+			s.acts[name] = act
+		}
+	}
+	s.begin(newNode(teller{t, s}))
+	return s
+}
+
+// begin makes this the story's node.
+func (s *story) begin(n *node) { s.node, s.first, s.nodes = n, n, []*node{n} }
+
+// tell runs a script without choices.
+func (s *story) tell(script string) {
+	s.Helper()
+	s.run(tellings(script)[0].statements)
+}
+
+// end checks what is left.
+func (s *story) end() {
+	s.Helper()
+	s.at = "at the end"
+	for _, n := range s.nodes {
+		if !s.leaves {
+			n.nothingLeft()
+		}
+	}
+}
+
+// teller says at which statement a test failed.
+type teller struct {
+	testing.TB
+	story *story
+}
+
+func (t teller) Errorf(format string, a ...any) {
+	t.Helper()
+	t.TB.Errorf("%s: %s", t.story.at, fmt.Sprintf(format, a...))
+}
+
+func (t teller) Fatalf(format string, a ...any) {
+	t.Helper()
+	t.TB.Fatalf("%s: %s", t.story.at, fmt.Sprintf(format, a...))
+}
+
+func (t teller) Error(a ...any) { t.Helper(); t.Errorf("%s", fmt.Sprintln(a...)) }
+func (t teller) Fatal(a ...any) { t.Helper(); t.Fatalf("%s", fmt.Sprintln(a...)) }
+
+var (
+	statement = regexp.MustCompile(`(?:[^';]|'[^']*')+`)
+	word      = regexp.MustCompile(`'[^']*'|[^ ']+`)
+	variable  = regexp.MustCompile(`\$\w+`)
+)
+
+// tellings returns all ways through a script.
+func tellings(script string) []telling {
+	type line struct {
+		condition string // "", either, or, if, unless
+		name      string
+		depth     int
+		text      string
+	}
+	var lines []*line
+	for text := range strings.Lines(script) {
+		depth := len(text) - len(strings.TrimLeft(text, "\t"))
+		text = strings.TrimSpace(text)
+		if text == "" || text[0] == '#' {
+			continue
+		}
+		if last := len(lines) - 1; last >= 0 && depth > lines[last].depth {
+			if lines[last].condition != "" {
+				lines[last].text += ";"
+			}
+			lines[last].text += " " + text
+			continue
+		}
+		l := &line{depth: depth, text: text}
+		switch first, rest, _ := strings.Cut(text, " "); first {
+		case "either", "or", "if", "unless":
+			l.condition = first
+			l.name, l.text, _ = strings.Cut(rest, ":")
+		}
+		lines = append(lines, l)
+	}
+	all, before := []telling{{}}, []telling(nil)
+	for _, l := range lines {
+		var statements []string
+		for _, text := range statement.FindAllString(l.text, -1) {
+			if text = strings.TrimSpace(text); text != "" {
+				statements = append(statements, text)
+			}
+		}
+		switch l.condition {
+		case "either":
+			before, all = all, nil
+			fallthrough
+		case "or":
+			for _, b := range before {
+				name := strings.TrimPrefix(b.name+", "+l.name, ", ")
+				all = append(all, telling{name, append(b.statements[:len(b.statements):len(b.statements)], statements...)})
+			}
+		default:
+			for i, a := range all {
+				if l.condition == "" || strings.Contains(a.name, l.name) == (l.condition == "if") {
+					all[i].statements = append(a.statements[:len(a.statements):len(a.statements)], statements...)
+				}
+			}
+		}
+	}
+	return all
+}
+
+// run carries out statements.
+func (s *story) run(statements []string) {
+	s.Helper()
+	for i, text := range statements {
+		s.at = fmt.Sprintf("%d %q", i+1, text)
+		text = variable.ReplaceAllStringFunc(text, s.value)
+		var words []string
+		for _, w := range word.FindAllString(text, -1) {
+			words = append(words, strings.Trim(w, "'"))
+		}
+		verb := verbs[words[0]]
+		if own := s.acts[words[0]]; own != nil {
+			verb = own
+		}
+		if verb == nil {
+			s.Fatalf("there is no such verb")
+		}
+		verb(s, words[1:])
+	}
+}
+
+// value returns what a variable stands for.
+func (s *story) value(name string) string {
+	s.Helper()
+	name = name[1:]
+	if v, is := s.vars[name]; is {
+		return v
+	}
+	var host byte
+	if _, err := fmt.Sscanf(name, "ip%d", &host); err == nil {
+		return s.prefix(4, host).Addr().String()
+	}
+	if v, is := map[string]string{"dir": s.dir, "data": s.dataDir(), "network": s.network, "bridge": s.bridge,
+		"subnet": s.subnet, "hostlocal": s.hostLocal(s.subnet),
+		"netns": filepath.Join(s.dir, "netns"), "cni": s.path[1]}[name]; is {
+		return v
+	}
+	return "$" + name // a shell's
+}
+
+// who returns a pod, which is made the first time.
+func (s *story) who(name string) *pod {
+	s.Helper()
+	if s.pods[name] == nil {
+		p := s.pod(name)
+		p.CapabilityArgs = map[string]any{"portMappings": []map[string]any{
+			{"hostPort": 20000 + len(s.pods), "containerPort": 80, "protocol": "tcp"}}}
+		s.pods[name] = p
+	}
+	return s.pods[name]
+}
+
+// plugins returns the configurations of the present chain in a network.
+func (s *story) plugins(n *node) (all []string) {
+	for _, spec := range s.chain {
+		name, extra, more := strings.Cut(spec, ",")
+		if more {
+			extra = "," + extra
+		}
+		switch {
+		case spec[0] == '{':
+			all = append(all, spec)
+		case name == "bridge":
+			all = append(all, n.bridgePlugin(extra))
+		case name == "portmap":
+			all = append(all, `{"type": "portmap", "capabilities": {"portMappings": true}`+extra+`}`)
+		case name == "firewall" || name == "loopback" || name == "sbr":
+			all = append(all, fmt.Sprintf(`{"type": %q%s}`, name, extra))
+		case strings.HasPrefix(name, "masquerading"): // masquerading PLUGIN FAMILIES
+			f := strings.Fields(name)
+			all = append(all, n.masquerading(f[1], f[2], extra))
+		case name == "static": // the address of staticChain
+			all = append(all, n.staticChain()[0])
+		case name == "pooled": // an address of the second to the third: see node.pooled
+			all = append(all, n.pooled("p0", 2, 3))
+		case name == "single": // of one address
+			all = append(all, n.pooled("p0", 2, 2))
+		default:
+			all = append(all, n.faulty(name, extra))
+		}
+	}
+	return all
+}
+
+// list returns the present chain of a pod's network, through unwind or past it.
+func (s *story) list(p *pod, past bool) *libcni.NetworkConfigList {
+	s.Helper()
+	if past {
+		return p.plain(s.plugins(p.node)...)
+	}
+	return p.unwind(s.plugins(p.node)...)
+}

@@ -1,0 +1,769 @@
+package plugin
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/undo"
+)
+
+// verbs are the statements of a story. Where a comment names PODS, the verb is for each of them.
+var verbs map[string]func(s *story, words []string)
+
+func init() {
+	verbs = map[string]func(s *story, words []string){
+		// The node and its configuration.
+		// chain PLUGIN | PLUGIN …, as story.plugins reads them: in an ADD, and the present one in a DEL
+		"chain": func(s *story, w []string) { s.chain = strings.Split(strings.Join(w, " "), " | ") },
+		// conf KEY [VALUE]: a key of unwind's entry; none without a value
+		"conf":    (*story).setConf,
+		"hasty":   func(s *story, _ []string) { s.hasty() },
+		"patient": func(s *story, _ []string) { s.patient() },
+		// versions OF-UNWINDS-LIST OF-THE-CHAIN
+		"versions": func(s *story, w []string) { s.outer, s.inner = w[0], w[1] },
+		// let NAME TEXT: $NAME stands for it
+		"let": func(s *story, w []string) { s.vars[w[0]] = strings.Join(w[1:], " ") },
+		// network [NAME [BRIDGE]]: what is made next belongs to it, or to the first one
+		"network": (*story).enterNetwork,
+		// script PLUGIN TEXT: a plugin that is a shell script
+		"script": func(s *story, w []string) { s.node.script(w[0], w[1]) },
+		// plan PLUGIN VERB MODE, …: of faulty plugins; nothing: all are well
+		"plan": (*story).makePlan,
+		// firewall works|slow|fail|kill-parent|missing: of a firewall that can be broken; comes first
+		"firewall": func(s *story, w []string) { s.firewalled().firewall(w[0]) },
+		// lowest: the next pod gets the lowest free address
+		"lowest": func(s *story, _ []string) { s.lowestNext() },
+		// forget ADDRESS: host-local loses its reservation
+		"forget": func(s *story, w []string) { s.forget(w[0]) },
+		// lose journal|FILE
+		"lose":  func(s *story, w []string) { s.must(os.RemoveAll(s.path1(w))) },
+		"pause": func(s *story, w []string) { d, err := time.ParseDuration(w[0]); s.must(err); time.Sleep(d) },
+		// reserve ADDRESS CONTAINER [IFNAME]: in host-local's files
+		"reserve": func(s *story, w []string) { s.reserve(w[0], strings.Join(w[1:], "\r\n")) },
+		"journal": func(s *story, _ []string) { s.makeJournal() },
+		// breaks PLUGIN: its DELs fail
+		"breaks": func(s *story, w []string) { s.breaks(w[0]) },
+		// works PLUGIN: after "breaks"
+		"works": func(s *story, w []string) { s.undo[w[0]]() },
+		// break HOW: the journal, see breakages; file: its file alone
+		"break": func(s *story, w []string) { s.undo["mend"] = s.breakJournal(strings.Join(w, " ")) },
+		"mend":  func(s *story, _ []string) { s.undo["mend"]() },
+
+		// Pods.
+		// crowd N [NAME]: adds N pods, whose names are $all or $NAME; $NAME_eth0: their attachments
+		"crowd": (*story).crowd,
+		// inherits POD ADDRESS: is added, and gets it
+		"inherits": func(s *story, w []string) { s.lowestNext(); s.passes([]string{"add", w[0]}); s.wantAddress(w[0], w[1]) },
+		// damage PODS: their entries cannot be read
+		"damage": each(func(p *pod) { p.damage() }),
+		// again A B: A's ID in another namespace
+		"again": func(s *story, w []string) { s.pods[w[1]] = s.who(w[0]).again() },
+		// sandbox A B: the pod's next container
+		"sandbox": func(s *story, w []string) { s.pods[w[1]] = s.who(w[0]).nextSandbox(w[1]) },
+		// second A B: another interface of the container
+		"second": func(s *story, w []string) { s.pods[w[1]] = s.who(w[0]).second() },
+		// move POD NAME: into a new namespace
+		"move": func(s *story, w []string) { p := s.who(w[0]); p.NetNS = p.netns(w[1]) },
+		// drop PODS: their namespaces are gone
+		"drop": each(func(p *pod) { p.dropNetNS() }),
+		// unpin PODS: their namespaces are mounted no more
+		"unpin": each(func(p *pod) { p.unpin() }),
+		// process POD: is in its namespace, $inside, until "end"
+		"process": func(s *story, w []string) {
+			p := s.who(w[0])
+			q := p.processInside()
+			s.undo["end"] = func() { p.end(q) }
+			s.vars["inside"] = netnsOf(q)
+		},
+		// as POD OTHER: with the other's container ID
+		"as": func(s *story, w []string) { s.who(w[0]).ContainerID = s.who(w[1]).ContainerID },
+		// takes POD OTHER: its namespace is at the other's former path
+		"takes": func(s *story, w []string) { s.takes(s.who(w[0]), s.who(w[1])) },
+		// into POD OTHER: it is added to the other's namespace
+		"into": func(s *story, w []string) { s.who(w[0]).NetNS = s.who(w[1]).NetNS },
+		// mac POD MAC
+		"mac": func(s *story, w []string) { s.who(w[0]).CapabilityArgs = map[string]any{"mac": w[1]} },
+		// cached POD STATEMENT: libcni keeps the result that it has of the pod
+		"cached": func(s *story, w []string) { s.withCache(w, true) },
+		// uncached POD STATEMENT: without that result
+		"uncached": func(s *story, w []string) { s.withCache(w, false) },
+		// names POD [PATH]: what the runtime says is its namespace
+		"names": func(s *story, w []string) { s.who(w[0]).NetNS = strings.Join(w[1:], "") },
+		// lock POD: somebody works on it
+		"lock":   (*story).lock,
+		"unlock": func(s *story, _ []string) { s.undo["unlock"]() },
+		"free": each(func(p *pod) {
+			eventually(p, "its lock is free", func() bool { locked, _, err := p.store.Locked(p.key()); return !locked && err == nil })
+		}),
+		// hold POD: a process elsewhere has its namespace open, until "letgo"
+		"hold":  func(s *story, w []string) { s.undo["letgo"] = s.who(w[0]).holder() },
+		"end":   func(s *story, _ []string) { s.undo["end"]() },
+		"letgo": func(s *story, _ []string) { s.undo["letgo"]() },
+		// reboot PODS
+		"reboot": each(func(p *pod) { before(p) }),
+		// boot PODS: are of an earlier boot, and their namespaces there
+		"boot": each(func(p *pod) { p.edit(func(g *journal.Generation) { g.Host.BootID = earlier }) }),
+		// clone PODS: this disk is a copy of another machine's
+		"clone": each((*pod).toAnotherMachine),
+		// exhume PODS: their tombstones are gone
+		"exhume": each(func(p *pod) { p.exhume() }),
+		// state POD STATE
+		"state": func(s *story, w []string) { s.who(w[0]).setState(journal.State(w[1])) },
+		// unbegun PODS: the journal does not know that their DELs began
+		"unbegun": each(func(p *pod) { p.unbegun() }),
+		// cutoff PODS: their ADDs were cut off in the first delegate
+		"cutoff": each(func(p *pod) { p.cutOff() }),
+		// due PODS: the time of their second DELs has come
+		"due": each((*pod).makeDue),
+
+		// What the runtime does, beside calls.
+		// start add|del POD
+		"start": (*story).start,
+		// fails VERB [POD] [TEXT …] [code=N]: the error has the texts
+		"fails": (*story).fails,
+		// killed VERB POD: by the plan
+		"killed": (*story).isKilled,
+		// kill POINT N VERB POD: unwind kills itself there, if it comes there; POINT any
+		"kill": (*story).killAt,
+		// sweep: a person's
+		"sweep": func(s *story, _ []string) { s.sweep(undo.DefaultBudgets) },
+		// sweeps STATEMENT: which holds after a sweep, a GC and a STATUS
+		"sweeps": (*story).eachSweep,
+		// statuses N: until the journal has N entries
+		"statuses": func(s *story, w []string) {
+			n, err := strconv.Atoi(w[0])
+			s.must(err)
+			s.sweepsAll(n, s.plugins(s.node)...)
+		},
+		"clock":  func(s *story, _ []string) { s.when = time.Now() },
+		"passes": func(s *story, w []string) { s.passes(w) },
+		// freed POD: DELs that fail, until its address is free
+		"freed": (*story).freed,
+		// tries VERB POD: it may fail
+		"tries": func(s *story, w []string) { _, _ = s.attempt(w) },
+		// recover POD HOW: see recoverBy
+		"recover": func(s *story, w []string) {
+			recoverBy(s.who(w[0]), s.list(s.who(w[0]), false), strings.Join(w[1:], " "))
+		},
+		// since TIME: waits until it is over since "killed"
+		"since": (*story).since,
+		// appears FILE
+		"appears": func(s *story, w []string) {
+			eventually(s, w[0], func() bool { _, err := os.Lstat(w[0]); return err == nil })
+		},
+		// until STATUS|GC|sweep has released all
+		"until": func(s *story, w []string) { s.node.until(w[0], s.plugins(s.node)) },
+		// awaits VERB PLUGIN: until it runs
+		"awaits": func(s *story, w []string) { s.running(strings.Join(w, " ")) },
+		// given POD ADDRESS
+		"given": func(s *story, w []string) { s.wantAddress(w[0], w[1]) },
+
+		// What has to be.
+		// calls VERB PLUGIN, …: since the last time
+		"calls": func(s *story, w []string) { s.wantCalls("calls", listed(w)...) },
+		// times N VERB PLUGIN
+		"times": func(s *story, w []string) { s.wantTimes(w[0], strings.Join(w[1:], " ")) },
+		// has POD: libcni has a result of it
+		"has": func(s *story, w []string) { _ = read(s, s.who(w[0]).cacheFile()) },
+		// forgets: the calls so far
+		"forgets": func(s *story, _ []string) { s.forgetCalls() },
+		// began start|end VERB PLUGIN, …: the first ones
+		"began": func(s *story, w []string) {
+			h, want := s.history(), listed(w)
+			s.want(slices.Equal(h[:min(len(h), len(want))], want), "%q", h)
+		},
+		// ended VERB PLUGIN: its process is gone
+		"ended": func(s *story, w []string) { s.want(s.hasEnded(w), "it has not") },
+		// events BEGINNING …
+		"events": func(s *story, w []string) {
+			s.want(slices.EqualFunc(s.node.events(), w, strings.HasPrefix), "%q", s.node.events())
+		},
+		// absent FILE
+		"absent": func(s *story, w []string) { _, err := os.Lstat(w[0]); s.want(os.IsNotExist(err), "%v", err) },
+		// iptables N: rules of the subnet
+		"iptables":   func(s *story, w []string) { s.wantCount(len(s.node.rules(strings.TrimSuffix(s.subnet, "0/24"))), w[0]) },
+		"was-killed": func(s *story, _ []string) { s.want(s.killed, "it was not killed") },
+		"sorted-calls": func(s *story, w []string) {
+			got := s.node.calls()
+			slices.Sort(got)
+			s.want(slices.Equal(got, listed(w)), "%q", got)
+		},
+		// within TIME since "clock"
+		"within": func(s *story, w []string) {
+			d, err := time.ParseDuration(w[0])
+			s.must(err)
+			s.want(time.Since(s.when) < d, "it took %s", time.Since(s.when))
+		},
+		// warned TEXT 1|0: by the last GC or STATUS
+		"warned": func(s *story, w []string) {
+			s.want(strings.Contains(s.said.stderr, w[0]) == (w[1] == "1"), "%s", s.said.stderr)
+		},
+		// ends VERB PLUGIN: soon
+		"ends": func(s *story, w []string) { eventually(s, "its end", func() bool { return s.hasEnded(w) }) },
+		// counters 'NAME LABELS N' …: those that are not 0
+		"counters": (*story).wantCounters,
+		// deleted POD N: DELs of faulty plugins
+		"deleted": func(s *story, w []string) { s.wantCount(len(s.who(w[0]).dels()), w[1]) },
+		// asked VERB POD ADDRESS, …: firewall
+		"asked": func(s *story, w []string) { s.firewalled().wantAsked("asked", listed(w)...) },
+		// unasked: forgets what firewall was asked
+		"unasked": func(s *story, _ []string) { s.firewalled().asked() },
+		"open":    func(s *story, w []string) { s.wantOpen("", w[0]) },
+		"closed":  func(s *story, w []string) { s.want(!s.open(w[0]), "%s is open", w[0]) },
+		// entry POD [STATE [PENDING [GENERATIONS]]]: is in the journal
+		"entry": (*story).wantEntry,
+		// parked POD
+		"parked": func(s *story, w []string) {
+			s.want(s.who(w[0]).entry().Newest().Steps[0].State == journal.StepParked, "it is not")
+		},
+		// pending POD PLUGINS: of its generations in order, each in the order of the chain
+		"pending": (*story).wantPending,
+		// shown PODS: whose namespace each call since "calls" or "forgets" was shown
+		"shown": (*story).wantShown,
+		// parted: waits until no interface of an entry is on the host
+		"parted": (*story).parted,
+		// bare PODS: no interfaces in their namespaces
+		"bare": each(func(p *pod) {
+			if traces := p.inside(); len(traces) > 0 {
+				p.Errorf("%s has %q", p.ContainerID, traces)
+			}
+		}),
+		// undeleted PODS: no faulty plugin had a DEL of them
+		"undeleted": each(func(p *pod) {
+			if dels := p.dels(); len(dels) > 0 {
+				p.Errorf("DELs of %s: %q", p.ContainerID, dels)
+			}
+		}),
+		// owners 'ADDRESS CONTAINER IFNAME' …: of host-local's files
+		"owners": (*story).wantOwners,
+		// port ADDRESS: leads to it
+		"port": func(s *story, w []string) { s.wantCount(len(s.node.rules("--to-destination "+w[0]+":80")), "1") },
+		// left: nothing is, on the present network
+		"left": func(s *story, _ []string) { s.nothingLeft() },
+		// gone PODS: not in the journal
+		"gone": each(func(p *pod) {
+			if e := p.entry(); e != nil {
+				p.Errorf("kept: %s, %v, %s", e.State, undo.PendingSteps(e), e.Reason)
+			}
+		}),
+		"entries": func(s *story, w []string) { s.wantCount(len(s.entries()), w[0]) },
+		// kept CONTAINER.IFNAME …: just these are in the journal, and among what p0 has taken
+		"kept": func(s *story, w []string) { s.wantKept("kept", w...) },
+		// taken FILES: just these, by faulty plugins
+		"taken": func(s *story, w []string) { s.want(slices.Equal(s.node.taken(), w), "taken: %q", s.node.taken()) },
+		// reserved N [POD]: addresses, in the pod's network
+		"reserved": (*story).wantReserved,
+		// rules ADDRESS.PLUGIN …: just these, of faulty plugins
+		"rules": func(s *story, w []string) { s.want(slices.Equal(s.addressRules(), w), "rules: %q", s.addressRules()) },
+		"locks": func(s *story, w []string) { s.wantCount(len(s.names(filepath.Join(s.stateDir, "locks"))), w[0]) },
+		// tombstone POD [TEXT]: with this in its reason
+		"tombstone": (*story).wantTombstone,
+		// remember POD: what it has now
+		"remember": (*story).remember,
+		// unchanged PODS: they have just what they had when it was remembered
+		"unchanged": (*story).unchanged,
+		// vanished PODS: nothing is left of that
+		"vanished": (*story).vanished,
+		"pings":    func(s *story, w []string) { s.who(w[0]).pingsGateways(s.added[w[0]]) },
+		// logged TEXT [TIMES]
+		"logged": func(s *story, w []string) { s.wantLog(w[0], w[1:]) },
+		// clean: nothing is left, no rule either
+		"clean": (*story).clean,
+		// leaves: something, so that nothingLeft is not checked
+		"leaves": func(s *story, _ []string) { s.leaves = true },
+	}
+	for _, call := range calls {
+		verbs[call] = func(s *story, w []string) { s.Helper(); s.passes(append([]string{call}, w...)) }
+	}
+}
+
+// calls are the verbs of the runtime that have to pass: "add PODS", "del PODS", "check PODS", "past
+// add|del PODS" by the plain chain, "gc [list PODS]", "status", "wait VERB POD" for one that "start"
+// began. "giveup POD" is a person's. GC and STATUS also take KEY=JSON, a key of unwind's entry; "valid"
+// and "slip" are those of the list.
+var calls = []string{"add", "del", "check", "past", "gc", "status", "libcni-status", "wait", "giveup"}
+
+var plainWord = regexp.MustCompile(`^[\w-]+$`)
+
+// each is a verb of pods.
+func each(do func(p *pod)) func(*story, []string) {
+	return func(s *story, words []string) {
+		s.Helper()
+		for _, name := range words {
+			do(s.who(name))
+		}
+	}
+}
+
+// listed splits "ADD p0, DEL p1".
+func listed(words []string) []string {
+	if len(words) == 0 {
+		return nil
+	}
+	return strings.Split(strings.Join(words, " "), ", ")
+}
+
+func (s *story) want(is bool, format string, a ...any) {
+	s.Helper()
+	if !is {
+		s.Errorf(format, a...)
+	}
+}
+
+func (s *story) wantCount(got int, want string) {
+	s.Helper()
+	s.want(strconv.Itoa(got) == want, "%d", got)
+}
+
+func (s *story) setConf(w []string) {
+	var v any
+	if text := strings.Join(w[1:], " "); text != "" && json.Unmarshal([]byte(text), &v) != nil {
+		v = text
+	}
+	s.conf[w[0]] = v
+}
+
+func (s *story) enterNetwork(w []string) {
+	if len(w) == 0 {
+		s.node = s.first
+		return
+	}
+	n := *s.first
+	n.network += "-" + w[0]
+	if len(w) > 1 {
+		n.bridge = w[1] + n.bridge
+	}
+	s.node, s.nodes = &n, append(s.nodes, &n)
+}
+
+func (s *story) makePlan(w []string) {
+	plan := map[string]map[string]string{}
+	for _, one := range listed(w) {
+		f := strings.Fields(one)
+		if plan[f[0]] == nil {
+			plan[f[0]] = map[string]string{}
+		}
+		plan[f[0]][f[1]] = f[2]
+	}
+	s.node.plan(plan)
+}
+
+// firewalled makes the node one with a firewall that can be broken, the first time.
+func (s *story) firewalled() *firewalled {
+	s.Helper()
+	if s.fire == nil {
+		s.fire = newFirewalled(teller{s.TB.(teller).TB, s})
+		s.begin(s.fire.node)
+	}
+	return s.fire
+}
+
+func (s *story) path1(w []string) string {
+	if w[0] == "journal" {
+		return s.stateDir
+	}
+	return w[0]
+}
+
+func (s *story) must(err error) {
+	s.Helper()
+	if err != nil {
+		s.Fatal(err)
+	}
+}
+
+// attempt runs a verb of the runtime. It returns the words that are not of it.
+func (s *story) attempt(w []string) (rest []string, err error) {
+	s.Helper()
+	past := w[0] == "past"
+	if past {
+		w = w[1:]
+	}
+	switch w[0] {
+	case "gc", "status":
+		changes := map[string]any{}
+		command := strings.ToUpper(w[0])
+		if len(w) > 1 && w[1] == "list" {
+			changes, w = valid(), w[1:]
+		}
+		var pods []*pod
+		for _, v := range w[1:] {
+			key, text, is := strings.Cut(v, "=")
+			if full, isList := map[string]string{"valid": validKey, "slip": slipKey}[key]; isList {
+				key = full
+			}
+			switch {
+			case is && json.Valid([]byte(text)) && key != "code":
+				changes[key] = json.RawMessage(text)
+			case len(changes) > 0 && plainWord.MatchString(v):
+				pods = append(pods, s.who(v))
+				changes = valid(pods...)
+			default:
+				rest = append(rest, v)
+			}
+		}
+		s.said = s.ask(command, s.inner, changes, s.plugins(s.node)...)
+		if s.said.code != 0 {
+			err = &s.said.said
+		}
+		return rest, err
+	case "libcni-status":
+		return w[1:], s.cni.GetStatusNetworkList(s.Context(), s.unwind(s.plugins(s.node)...))
+	case "giveup":
+		return w[2:], s.who(w[1]).giveUp()
+	case "wait":
+		return w[3:], <-s.begun[w[1]+" "+w[2]]
+	}
+	p := s.who(w[1])
+	list := s.list(p, past)
+	switch w[0] {
+	case "add":
+		var r types.Result
+		if r, err = p.add(list); err == nil {
+			s.added[w[1]] = r
+			if parsed, err := json.Marshal(r); err == nil && strings.Contains(string(parsed), `"address"`) {
+				s.vars[w[1]] = address(s, r)
+			}
+		}
+	case "del":
+		err = p.del(list)
+	case "check":
+		err = p.check(list)
+	default:
+		s.Fatalf("the runtime has no %s", w[0])
+	}
+	return w[2:], err
+}
+
+func (s *story) start(w []string) {
+	s.Helper()
+	done, p, list := make(chan error, 1), s.who(w[1]), s.list(s.who(w[1]), false)
+	s.begun[strings.Join(w, " ")] = done
+	go func() {
+		if w[0] == "del" {
+			done <- p.del(list)
+			return
+		}
+		_, err := p.add(list)
+		done <- err
+	}()
+}
+
+// passes runs a call, which has to pass, for each of its pods.
+func (s *story) passes(w []string) {
+	s.Helper()
+	for {
+		rest, err := s.attempt(w)
+		s.must(err)
+		if len(rest) == 0 {
+			return
+		}
+		if w[0] == "past" {
+			rest = append([]string{"past", w[1]}, rest...)
+		} else {
+			rest = append([]string{w[0]}, rest...)
+		}
+		w = rest
+	}
+}
+
+func (s *story) fails(w []string) {
+	s.Helper()
+	texts, err := s.attempt(w)
+	s.want(err != nil, "it passed")
+	for _, text := range texts {
+		if code, is := strings.CutPrefix(text, "code="); is {
+			var said *types.Error
+			s.want(errors.As(err, &said) && fmt.Sprint(said.Code) == code, "%v", err)
+			continue
+		}
+		s.want(err == nil || strings.Contains(err.Error(), text), "%v", err)
+	}
+}
+
+func (s *story) isKilled(w []string) {
+	s.Helper()
+	if _, err := s.attempt(w); !wasKilled(err) {
+		s.Fatalf("%v", err)
+	}
+	s.when = time.Now()
+}
+
+func (s *story) killAt(w []string) {
+	s.Helper()
+	nth, err := strconv.Atoi(w[1])
+	s.must(err)
+	err = s.first.killedAtPoint(strings.TrimPrefix(w[0], "any"), nth, func() error {
+		_, err := s.attempt(w[2:])
+		return err
+	})
+	s.killed = wasKilled(err)
+	s.want(s.killed || err == nil, "%v", err)
+}
+
+func (s *story) eachSweep(w []string) {
+	s.Helper()
+	at := s.at
+	for name, sweep := range sweeps {
+		sweep(s.node, s.plugins(s.node))
+		s.at = at + " after " + name
+		verbs[w[0]](s, w[1:])
+	}
+}
+
+func (s *story) wantAddress(name, want string) {
+	s.Helper()
+	if got := s.value("$" + name); got != want {
+		s.Fatalf("%s has %s", name, got)
+	}
+}
+
+func (p *pod) toAnotherMachine() {
+	kind, _, _ := strings.Cut(host.This().Machine, ":")
+	if kind == "" {
+		p.Skip("this machine has no name")
+	}
+	p.edit(func(g *journal.Generation) { g.Host.BootID, g.Host.Machine = earlier, kind+":another" })
+}
+
+func (p *pod) makeDue() {
+	p.edit(func(g *journal.Generation) {
+		for i := range g.Steps {
+			if g.Steps[i].RepeatAt != 0 {
+				g.Steps[i].RepeatAt = 1
+			}
+		}
+	})
+}
+
+// takes gives a pod's namespace the path of another one's, which is gone.
+func (s *story) takes(p, other *pod) {
+	s.Helper()
+	s.bindOver(p.NetNS, other.NetNS)
+	p.NetNS = other.NetNS
+}
+
+func (s *story) withCache(w []string, there bool) {
+	s.Helper()
+	file := s.who(w[0]).cacheFile()
+	cache := read(s, file)
+	if !there {
+		s.must(os.Remove(file))
+	}
+	verbs[w[1]](s, w[2:])
+	s.write(file, cache)
+}
+
+func (s *story) wantTimes(times, call string) {
+	s.Helper()
+	got := 0
+	for _, c := range s.node.calls() {
+		if c == call {
+			got++
+		}
+	}
+	s.want(strconv.Itoa(got) == times, "%d times: %q", got, s.node.calls())
+}
+
+func (s *story) wantEntry(w []string) {
+	s.Helper()
+	e := s.who(w[0]).entry()
+	if e == nil {
+		s.Fatalf("there is none")
+	}
+	got := []string{string(e.State), strconv.Itoa(e.Pending()), strconv.Itoa(len(e.Generations))}
+	for i, want := range w[1:] {
+		s.want(got[i] == want, "it is %s, steps %s, generations %s: %v %s", got[0], got[1], got[2], undo.PendingSteps(e), e.Reason)
+	}
+}
+
+func (s *story) wantPending(w []string) {
+	s.Helper()
+	var got []string
+	if e := s.who(w[0]).entry(); e != nil {
+		for _, g := range e.Generations {
+			for _, step := range g.Steps {
+				var conf struct{ Instance string }
+				if err := json.Unmarshal(step.Config, &conf); err != nil || conf.Instance == "" {
+					conf.Instance = step.Type
+				}
+				got = append(got, conf.Instance)
+			}
+		}
+	}
+	s.want(slices.Equal(got, w[1:]), "%v", got)
+}
+
+func (s *story) wantShown(w []string) {
+	s.Helper()
+	log := s.callLog()
+	s.want(len(log) == len(w), "%d calls", len(log))
+	for i, l := range log[:min(len(log), len(w))] {
+		s.want(l.NetNS == s.who(w[i]).NetNS, "%s %s was shown %s", l.Command, l.Instance, l.NetNS)
+	}
+}
+
+func (s *story) breaks(plugin string) {
+	s.Helper()
+	broken := s.breakable(plugin)
+	broken(true)
+	s.undo[plugin] = func() { broken(false) }
+}
+
+func (s *story) wantReserved(w []string) {
+	s.Helper()
+	n := s.node
+	if len(w) > 1 {
+		n = s.who(w[1]).node
+	}
+	s.want(strconv.Itoa(len(n.reserved())) == w[0], "%v", n.reserved())
+}
+
+func (s *story) wantOwners(w []string) {
+	s.Helper()
+	var got []string
+	for address, owner := range s.node.reserved() {
+		got = append(got, address+" "+owner)
+	}
+	slices.Sort(got)
+	s.want(slices.Equal(got, w), "%q", got)
+}
+
+func (s *story) reserve(address, owner string) {
+	s.Helper()
+	pool := filepath.Join(s.dataDir(), s.network)
+	s.mkdir(pool)
+	s.write(filepath.Join(pool, address), owner)
+}
+
+func (s *story) clean([]string) {
+	s.Helper()
+	for _, n := range s.nodes {
+		n.nothingLeft()
+		n.noRules()
+	}
+}
+
+func (s *story) crowd(w []string) {
+	s.Helper()
+	many, err := strconv.Atoi(w[0])
+	s.must(err)
+	name := strings.Join(append(w[1:], "all")[:1], "")
+	var names []string
+	var pods []*pod
+	for i := range many {
+		names = append(names, fmt.Sprintf("%s%02d", name, i))
+		pods = append(pods, s.who(names[i]))
+	}
+	s.addAll(s.list(pods[0], false), pods...)
+	s.vars[name] = strings.Join(names, " ")
+	s.vars[name+"_eth0"] = strings.Join(names, ".eth0 ") + ".eth0"
+}
+
+func (s *story) parted([]string) {
+	s.Helper()
+	eventually(s, "the interfaces are gone", func() bool {
+		for _, e := range s.entries() {
+			if there, _ := host.LinkThere(e.Newest().HostLinks); there {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+func (s *story) freed(w []string) {
+	s.Helper()
+	for len(s.reserved()) > 0 { // after a pass that was cut off, another step goes first
+		s.fails([]string{"del", w[0]})
+	}
+}
+
+func (s *story) since(w []string) {
+	d, err := time.ParseDuration(w[0])
+	s.must(err)
+	time.Sleep(time.Until(s.when.Add(d)))
+}
+
+func (s *story) hasEnded(w []string) bool {
+	s.Helper()
+	pid := s.callLog()[slices.Index(s.node.calls(), strings.Join(w, " "))].PID
+	return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
+}
+
+func (s *story) wantCounters(w []string) {
+	s.Helper()
+	var got []string
+	for name, n := range s.node.counters() {
+		got = append(got, fmt.Sprint(name, " ", n))
+	}
+	slices.Sort(got)
+	s.want(slices.Equal(got, w), "%q", got)
+}
+
+func (s *story) lock(w []string) {
+	s.Helper()
+	lock, err := (&journal.Store{Dir: s.stateDir}).TryAcquire(s.who(w[0]).key())
+	s.must(err)
+	s.undo["unlock"] = lock.Release
+	s.Cleanup(lock.Release)
+}
+
+func (s *story) breakJournal(how string) (mend func()) {
+	s.Helper()
+	if how == "file" {
+		return s.blockFile(s.store.Path())
+	}
+	return breakages[how](s.node)
+}
+
+func (s *story) wantTombstone(w []string) {
+	s.Helper()
+	tomb := s.who(w[0]).tombstone(s.who(w[0]).key())
+	s.want(tomb != nil && strings.Contains(tomb.Reason, strings.Join(w[1:], " ")), "%+v", tomb)
+}
+
+func (s *story) remember(w []string) {
+	s.Helper()
+	p := s.who(w[0])
+	m := p.marks(s.added[w[0]])
+	s.seen[w[0]] = seen{m, p.whole(m)}
+	s.want(strings.Count(s.seen[w[0]].traces, "\n") > 0, "it has only %q", s.seen[w[0]].traces)
+}
+
+func (s *story) unchanged(w []string) {
+	s.Helper()
+	for _, name := range w {
+		if got, was := s.who(name).whole(s.seen[name].marks), s.seen[name].traces; got != was {
+			s.Fatalf("%s has\n%s\nand had\n%s", name, got, was)
+		}
+	}
+}
+
+func (s *story) vanished(w []string) {
+	s.Helper()
+	for _, name := range w {
+		if left := s.who(name).whole(s.seen[name].marks); left != "" {
+			s.Errorf("left of %s:\n%s", name, left)
+		}
+	}
+}
+
+func (s *story) wantLog(text string, times []string) {
+	s.Helper()
+	got := strings.Count(s.log(), text)
+	s.want(len(times) == 0 && got > 0 || len(times) > 0 && strconv.Itoa(got) == times[0], "%d times", got)
+}
