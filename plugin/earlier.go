@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -12,6 +13,8 @@ import (
 	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/tristate"
 	"cni-unwind/plugin/undo"
+
+	"github.com/containernetworking/cni/pkg/types"
 )
 
 // open releases what is left of earlier ADDs and writes the intent. If nothing is left, that is one
@@ -168,4 +171,8 @@ func (a *adding) refuseAgain() error {
 		return a.addedAlready("in the same network namespace")
 	}
 	return nil
+}
+
+func (a *adding) addedAlready(why string) error {
+	return cniError(types.ErrInternal, fmt.Sprintf("unwind: %s is added already, %s; DEL it first", a.key, why), "")
 }

@@ -54,7 +54,3 @@ func delError(failures []*delegate.Failure, durable bool) *types.Error {
 	}
 	return cniError(failures[0].Code, "unwind: DEL incomplete, to be tried again: "+strings.Join(names, ", ")+hint, "")
 }
-
-func (a *adding) addedAlready(why string) error {
-	return cniError(types.ErrInternal, fmt.Sprintf("unwind: %s is added already, %s; DEL it first", a.key, why), "")
-}
