@@ -13,7 +13,7 @@ import (
 // runtime; what is against any install is so whatever the flags say.
 func TestPlaces(t *testing.T) {
 	t.Parallel()
-	every := "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nmax_conf_num = 0\nbin_dir = '/home/kubernetes/bin'\n"
+	every := "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nmax_conf_num = 0\nbin_dirs = ['/home/kubernetes/bin']\n"
 	both := map[string]string{nodetest.ContainerdConfig: every, nodetest.K3sConfig: "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.cni]\nconf_dir = '/k3s'\n"}
 	for _, c := range []struct {
 		name     string
@@ -26,7 +26,7 @@ func TestPlaces(t *testing.T) {
 	}{
 		{"no runtime", nil, Target{}, "/etc/cni/net.d", "/opt/cni/bin", 0, "No runtime's configuration was found: "},
 		{"one", map[string]string{nodetest.ContainerdConfig: every}, Target{}, "/etc/cni/net.d", "/home/kubernetes/bin", 1,
-			"The runtime is containerd, as /etc/containerd/config.toml has it."},
+			"The runtime is containerd, according to /etc/containerd/config.toml."},
 		{"its plugins elsewhere", map[string]string{nodetest.ContainerdConfig: every}, Target{BinDir: "/b"}, "/etc/cni/net.d", "/b", 1, "The runtime is containerd, "},
 		{"its conflists elsewhere", map[string]string{nodetest.ContainerdConfig: every}, Target{ConfDir: "/c"}, "/c", "/home/kubernetes/bin", 1, "The runtime is containerd, "},
 		{"its directories, given", map[string]string{nodetest.ContainerdConfig: every}, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "/etc/cni/net.d", "/b", 1, "The directories are as given."},
@@ -37,7 +37,7 @@ func TestPlaces(t *testing.T) {
 		{"one of two", both, Target{Runtime: "k3s"}, "/k3s", "/opt/cni/bin", 0, "The runtime is k3s, "},
 		{"a default", map[string]string{"run/containerd/containerd.sock": ""}, Target{}, "/etc/cni/net.d", "/opt/cni/bin", 0,
 			"The runtime is containerd, without a configuration: its defaults are taken."},
-		{"merged and replaced differ, given", map[string]string{
+		{"an import, given", map[string]string{
 			nodetest.ContainerdConfig: "version = 2\nimports = ['x.toml']\n[plugins.'io.containerd.grpc.v1.cri'.cni]\nbin_dir = '/main'\n",
 			"etc/containerd/x.toml":   "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.registry]\nconfig_path = '/r'\n",
 		}, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "/etc/cni/net.d", "/b", 0, "The directories are as given."},

@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -10,7 +9,6 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -19,23 +17,8 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// versionCRI is a runtime that says its version.
-type versionCRI struct {
-	cri.UnimplementedRuntimeServiceServer
-	version string
-}
-
-func (v *versionCRI) Version(context.Context, *cri.VersionRequest) (*cri.VersionResponse, error) {
-	return &cri.VersionResponse{RuntimeName: "containerd", RuntimeVersion: v.version}, nil
-}
-
 func serveVersion(t *testing.T, version string) string {
-	socket, l := nodetest.Listen(t)
-	server := grpc.NewServer()
-	cri.RegisterRuntimeServiceServer(server, &versionCRI{version: version})
-	go func(l net.Listener) { _ = server.Serve(l) }(l)
-	t.Cleanup(server.Stop)
-	return socket
+	return (&nodetest.FakeCRI{Release: version}).Serve(t)
 }
 
 // TestCalls has a person be told of the timer wherever the runtime does not have what is dead swept
