@@ -81,6 +81,7 @@ func TestScript(t *testing.T) {
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("PATH", bin+":"+env.Getenv("PATH"))
 			env.Setenv("TOOLS", tools)
+			env.Setenv("PROGRAMS", bin)
 			env.Setenv("PLUGIN", filepath.Join(bin, netconf.Name))
 			env.Setenv("GORACE", noExitDelay)
 			env.Defer(func() { unmountAll(filepath.Join(env.WorkDir, "netns")) })
