@@ -102,7 +102,7 @@ func TestHost(t *testing.T) {
 	if out := n.sweep(other, "--host", network+"/live/eth0"); out.code != 0 || out.results()["live"][0] != "live" {
 		t.Errorf("from another network namespace, with --host: %+v", out)
 	}
-	if out := n.must(home.command(n, filepath.Join(n.bin, "unwindctl"), "--host", "list", "--state-dir", n.state)); !strings.Contains(out, "live") {
+	if out := n.must(n.unwindctl("--host", "list", "--state-dir", n.state)); !strings.Contains(out, "live") {
 		t.Errorf("on the host: %s", out)
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"strings"
 	"sync"
@@ -69,6 +68,33 @@ func (r *running) log() string {
 
 // says counts the lines of the log that have a text.
 func (r *running) says(text string) int { return strings.Count(r.log(), text) }
+
+// address is where an agent serves, once it says so.
+func (r *running) address() (at string) {
+	r.Helper()
+	eventually(r, "it serves", func() bool {
+		_, rest, _ := strings.Cut(r.log(), "address=")
+		at, _, _ = strings.Cut(rest, "\n")
+		return at != ""
+	})
+	return at
+}
+
+// get returns what an agent answers: the status, and the body from the next line on.
+func (r *running) get(path string) string {
+	r.Helper()
+	answer, err := http.Get("http://" + r.address() + path)
+	if err != nil {
+		r.Error(err)
+		return ""
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if err != nil {
+		r.Error(err)
+	}
+	return answer.Status + "\n" + string(body)
+}
 
 // start starts a program that is killed when the test ends.
 func (n *machine) start(cmd *exec.Cmd) *running {
@@ -171,19 +197,9 @@ func TestRun(t *testing.T) {
 	n.addDead("after")
 	n.awaitReleased("after")
 
-	address := regexp.MustCompile(`address=(\S+)`).FindStringSubmatch(r.log())
-	if address == nil {
-		t.Fatal("it does not say where it serves")
-	}
-	for path, want := range map[string]string{"/metrics": "\nunwind_build_info{", "/healthz": "ok\n"} {
-		answer, err := http.Get("http://" + address[1] + path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		body, err := io.ReadAll(answer.Body)
-		_ = answer.Body.Close()
-		if err != nil || answer.StatusCode != 200 || !strings.Contains(string(body), want) {
-			t.Errorf("%s: %d, %s (%v)", path, answer.StatusCode, body, err)
+	for path, want := range map[string]string{"/metrics": "\nunwind_build_info{", "/healthz": "200 OK\nok\n"} {
+		if got := r.get(path); !strings.HasPrefix(got, "200 OK\n") || !strings.Contains(got, want) {
+			t.Errorf("%s: %s", path, got)
 		}
 	}
 	if code := r.signal(syscall.SIGTERM, 20*time.Second); code != 0 {
@@ -208,24 +224,11 @@ func TestRunTwice(t *testing.T) {
 	eventually(t, "the second one waits", func() bool {
 		return second.says(fmt.Sprintf("another agent of this node (process %d) looks after", first.cmd.Process.Pid)) == 1
 	})
-	address := regexp.MustCompile(`address=(\S+)`).FindStringSubmatch(second.log())
-	if address == nil {
-		t.Fatal("it does not say where it serves")
-	}
-	ready := func() string {
-		answer, err := http.Get("http://" + address[1] + "/readyz")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer answer.Body.Close()
-		body, _ := io.ReadAll(answer.Body)
-		return string(body)
-	}
-	if got := ready(); got != "unwind is not in use: another-agent\n" {
+	if got := second.get("/readyz"); got != "503 Service Unavailable\nunwind is not in use: another-agent\n" {
 		t.Errorf("readyz: %s", got)
 	}
 	named := func(r *running) bool {
-		out := n.run(home.command(n, filepath.Join(n.bin, "unwindctl"), "doctor", "--conf-dir", n.ConfDir(), "--bin-dir", n.BinDir(),
+		out := n.run(n.unwindctl("doctor", "--conf-dir", n.ConfDir(), "--bin-dir", n.BinDir(),
 			"--state-dir", n.state))
 		return strings.Contains(out.stdout, fmt.Sprintf("  process %d keeps unwind installed\n", r.cmd.Process.Pid))
 	}
@@ -235,7 +238,7 @@ func TestRunTwice(t *testing.T) {
 	n.addDead("swept")
 	n.awaitReleased("swept")
 	first.signal(os.Kill, 20*time.Second)
-	eventually(t, "the second one takes over", func() bool { return ready() == "ok\n" })
+	eventually(t, "the second one takes over", func() bool { return second.get("/readyz") == "200 OK\nok\n" })
 	if !named(second) {
 		t.Error("doctor does not name the second")
 	}
@@ -249,9 +252,7 @@ func TestRunCrowd(t *testing.T) {
 	n := newAgentMachine(t)
 	n.addDead("a")
 	r := n.agent(home, "--no-install", "--observe", "--listen", "127.0.0.1:0")
-	serving := regexp.MustCompile(`address=(\S+)`)
-	eventually(t, "it serves", func() bool { return serving.MatchString(r.log()) })
-	address := serving.FindStringSubmatch(r.log())[1]
+	address := r.address()
 	queue, err := os.OpenFile(filepath.Join(n.state, "journal.lock"), os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -270,17 +271,7 @@ func TestRunCrowd(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	get := func(path string) string {
-		answer, err := http.Get("http://" + address + path)
-		if err != nil {
-			t.Error(err)
-			return ""
-		}
-		defer answer.Body.Close()
-		body, _ := io.ReadAll(answer.Body)
-		return string(body)
-	}
-	if got := get("/healthz"); got != "ok\n" { // it is accepted after the others
+	if got := r.get("/healthz"); got != "200 OK\nok\n" { // it is accepted after the others
 		t.Errorf("/healthz: %s", got)
 	}
 	// /proc/locks has a line twice if it changes while it is read.
@@ -291,7 +282,7 @@ func TestRunCrowd(t *testing.T) {
 	}
 	_ = queue.Close()
 	eventually(t, "metrics", func() bool {
-		return strings.Contains(get("/metrics"), "\nunwind_journal_readable 1\n")
+		return strings.Contains(r.get("/metrics"), "\nunwind_journal_readable 1\n")
 	})
 }
 
@@ -334,7 +325,7 @@ func TestRunListen(t *testing.T) {
 		{[]string{"--file", "unwind"}, 2, `error: --file "unwind" is not the name of a .json or a .conflist` + "\n"},
 		{[]string{"--no-install", "--file", "unwind"}, 2, `error: --file "unwind" is not the name of a .json or a .conflist` + "\n"},
 	} {
-		out := n.run(home.command(n, filepath.Join(n.bin, "unwindctl"), n.agentArgs(c.args...)...))
+		out := n.run(n.unwindctl(n.agentArgs(c.args...)...))
 		if out.code != c.code || !strings.HasPrefix(out.stderr, c.words) {
 			t.Errorf("%v: exit code %d, %s", c.args, out.code, out.stderr)
 		}
