@@ -150,18 +150,22 @@ func TestFindRuntimes(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			got, err := Find(nodetest.Root(t, c.files))
-			if err != nil {
-				t.Fatal(err)
-			}
-			for i := range min(len(got), len(c.want)) {
-				shorten(got[i].Problems, c.want[i].Problems)
-				shorten(got[i].Notes, c.want[i].Notes)
-			}
-			if diff := cmp.Diff(c.want, got, cmpopts.EquateEmpty()); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
+			finds(t, c.files, c.want)
 		})
+	}
+}
+
+// finds sees which runtimes are on a machine with these files. The problems and notes that are
+// wanted are beginnings.
+func finds(t *testing.T, files map[string]string, want []Runtime) {
+	t.Helper()
+	got, err := Find(nodetest.Root(t, files))
+	for i := range min(len(got), len(want)) {
+		shorten(got[i].Problems, want[i].Problems)
+		shorten(got[i].Notes, want[i].Notes)
+	}
+	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" || err != nil {
+		t.Errorf("%v, -want +got:\n%s", err, diff)
 	}
 }
 
@@ -236,14 +240,7 @@ func TestFindAsks(t *testing.T) {
 			if c.info != nil {
 				files[strings.TrimPrefix(c.want[0].Socket, "/")] = "-> " + (&nodetest.FakeCRI{Info: c.info}).Serve(t)
 			}
-			got, err := Find(nodetest.Root(t, files))
-			for i := range min(len(got), len(c.want)) {
-				shorten(got[i].Problems, c.want[i].Problems)
-				shorten(got[i].Notes, c.want[i].Notes)
-			}
-			if diff := cmp.Diff(c.want, got, cmpopts.EquateEmpty()); diff != "" || err != nil {
-				t.Errorf("%v, -want +got:\n%s", err, diff)
-			}
+			finds(t, files, c.want)
 		})
 	}
 }
