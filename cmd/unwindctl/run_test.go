@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -407,93 +406,6 @@ func TestRunFollows(t *testing.T) {
 	}
 }
 
-// TestRunConf: a provider's file outside of the directory is followed as well.
-func TestRunConf(t *testing.T) {
-	t.Parallel()
-	n := newAgentMachine(t)
-	path := filepath.Join(n.dir, "mine.conflist")
-	n.Write(path, nodetest.Conflist("mine"))
-	n.agent(home, "--interval", "1h", "--conf", path)
-	n.await("mine of mine.conflist with null")
-	time.Sleep(400 * time.Millisecond)
-	n.Rename(path, nodetest.Conflist("mine", "bandwidth"))
-	n.await(`mine of mine.conflist with {"bandwidth":true}`)
-}
-
-// TestRunDirectory: a directory of conflists that comes after the agent, or is made anew, is looked
-// after as any other.
-func TestRunDirectory(t *testing.T) {
-	t.Parallel()
-	n := newAgentMachine(t)
-	if err := os.RemoveAll(n.ConfDir()); err != nil {
-		t.Fatal(err)
-	}
-	r := n.agent(home)
-	eventually(t, "a warning", func() bool { return r.says("there is no directory") > 0 })
-	for range 2 {
-		if err := os.Mkdir(n.ConfDir(), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		n.Write(n.InConf("10-bridge.conflist"), nodetest.Conflist(network, "portMappings"))
-		n.await(nodetest.First)
-		if err := os.RemoveAll(n.ConfDir()); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-// TestRunSignals: a DEL that is under way at the signal comes to its end; while it is, our conflist
-// is looked after.
-func TestRunSignals(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name   string
-		again  bool // the second signal
-		code   int
-		left   string
-		called string // lines of the delegate's log
-	}{
-		{"one", false, 0, "[]", "end"},
-		{"two", true, -1, "[a]", "start"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newAgentMachine(t)
-			n.addDead("a")
-			n.plan(map[string]string{"DEL": "hold-effect"})
-			r := n.agent(home, "--interval", "1h")
-			held := filepath.Join(n.dir, "held", "DEL.a.p")
-			eventually(t, "a DEL under way", func() bool { return durable.Exists(held) })
-			n.await(nodetest.First)
-			n.Write(n.InConf("10-bridge.conflist"), nodetest.Conflist(network, "bandwidth"))
-			n.await(`podnet of 10-bridge.conflist with {"bandwidth":true}`)
-
-			if code := r.signal(syscall.SIGTERM, 500*time.Millisecond); code != -2 {
-				t.Fatalf("it ended with code %d while the DEL was under way", code)
-			}
-			if c.again {
-				if code := r.signal(syscall.SIGTERM, 20*time.Second); code != c.code {
-					t.Errorf("exit code %d, want %d", code, c.code)
-				}
-			}
-			n.Remove(held)
-			select {
-			case <-r.ended:
-			case <-time.After(30 * time.Second):
-				t.Fatal("it does not end")
-			}
-			if code := r.cmd.ProcessState.ExitCode(); code != c.code || fmt.Sprint(n.ids()) != c.left || n.calls("DEL") != 1 {
-				t.Errorf("exit code %d, want %d; the journal has %v, want %s; %d DELs", code, c.code, n.ids(), c.left, n.calls("DEL"))
-			}
-			if c.again {
-				n.plan(nil)
-				n.agent(home)
-				n.awaitReleased("a")
-			}
-		})
-	}
-}
-
 // TestRunKilled: SIGKILL, at moments at which something is being written, leaves each file whole or
 // not there.
 func TestRunKilled(t *testing.T) {
@@ -527,50 +439,6 @@ func TestRunKilled(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestRunObserves: with --observe nothing is released, and it is said once what would be; without
-// it later, all is.
-func TestRunObserves(t *testing.T) {
-	t.Parallel()
-	n := newAgentMachine(t)
-	n.addDead("dead")
-	r := n.agent(home, "--observe")
-	n.await(nodetest.First)
-	eventually(t, "what would be released", func() bool { return r.says(`msg="to be released"`) > 0 })
-	n.addDead("later")
-	eventually(t, "what else would be released", func() bool { return r.says(`msg="to be released"`) > 1 })
-	time.Sleep(2500 * time.Millisecond)
-	if fmt.Sprint(n.ids()) != "[dead later]" || r.says(`msg="to be released"`) != 2 || r.says("msg=swept") != 2 || n.asked("DEL") {
-		t.Errorf("the journal has %v", n.ids())
-	}
-	if entry := n.ownEntry(); string(entry["sweepOnStatus"]) != "false" || string(entry["disableGC"]) != "true" {
-		t.Errorf("the conflist is %s", entry)
-	}
-	if code := r.signal(syscall.SIGTERM, 20*time.Second); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
-	n.agent(home)
-	n.awaitReleased("dead")
-	n.awaitReleased("later")
-	eventually(t, "no such keys", func() bool { e := n.ownEntry(); return e["sweepOnStatus"] == nil && e["disableGC"] == nil })
-}
-
-// asked says whether the faulty plugin was asked something, if it was asked anything.
-func (n *machine) asked(command string) bool { return n.calls(command) > 0 }
-
-// ownEntry is unwind's in our conflist.
-func (n *machine) ownEntry() map[string]json.RawMessage {
-	n.Helper()
-	var list struct{ Plugins []map[string]json.RawMessage }
-	data, err := os.ReadFile(n.Own())
-	if err == nil {
-		err = json.Unmarshal(data, &list)
-	}
-	if err != nil {
-		n.Fatal(err)
-	}
-	return list.Plugins[0]
 }
 
 // TestRunCRI: with the runtime's list what it does not have is released, if nobody is inside and it
@@ -657,7 +525,7 @@ func TestRunElsewhere(t *testing.T) {
 	r := n.agent(there, "--no-install")
 	eventually(t, "nothing can be told", func() bool { return r.says("nothing can be told of any attachment") > 0 })
 	time.Sleep(2500 * time.Millisecond)
-	if r.says("nothing can be told of any attachment") != 1 || !bytes.Equal(n.file(), before) || n.asked("DEL") {
+	if r.says("nothing can be told of any attachment") != 1 || !bytes.Equal(n.file(), before) || n.calls("DEL") > 0 {
 		t.Error("it is not said once, or something was done")
 	}
 	if n.Installed() != "" {
