@@ -177,7 +177,7 @@ func TestNodeProblemDetector(t *testing.T) {
 	n := newAgentMachine(t)
 	look := func(more ...string) outcome {
 		args := slices.Concat(rule.Args, []string{"--conf-dir", n.ConfDir(), "--bin-dir", n.BinDir(), "--state-dir", n.state}, more)
-		out := n.run(home.command(n, filepath.Join(n.bin, "unwindctl"), args...))
+		out := n.run(n.unwindctl(args...))
 		if strings.Count(out.stdout, "\n") > 1 || len(out.stdout) > conf.PluginConfig.MaxOutput {
 			t.Errorf("stdout: %s", out.stdout)
 		}
@@ -188,7 +188,7 @@ func TestNodeProblemDetector(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	n.must(home.command(n, filepath.Join(n.bin, "unwindctl"), "install", "--conf-dir", n.ConfDir(), "--bin-dir", n.BinDir(),
+	n.must(n.unwindctl("install", "--conf-dir", n.ConfDir(), "--bin-dir", n.BinDir(),
 		"--state-dir", n.state, "--binary", filepath.Join(n.dir, "unwind"), "--program-dir", ""))
 	if out := look(); out.code != 0 || strings.HasPrefix(out.stdout, "error") {
 		t.Errorf("sound: %+v", out)

@@ -102,7 +102,7 @@ func TestHost(t *testing.T) {
 	if out := n.sweep(other, "--host", network+"/live/eth0"); out.code != 0 || out.results()["live"][0] != "live" {
 		t.Errorf("from another network namespace, with --host: %+v", out)
 	}
-	if out := n.must(home.command(n, filepath.Join(n.bin, "unwindctl"), "--host", "list", "--state-dir", n.state)); !strings.Contains(out, "live") {
+	if out := n.must(n.unwindctl("--host", "list", "--state-dir", n.state)); !strings.Contains(out, "live") {
 		t.Errorf("on the host: %s", out)
 	}
 }
@@ -308,34 +308,6 @@ func (n *machine) descriptors(pid int) {
 	}
 	if plugins == 0 {
 		n.Error("it does not have the plugin open")
-	}
-}
-
-// TestHostErrors: what --host lacks is said, and nothing is done.
-func TestHostErrors(t *testing.T) {
-	t.Parallel()
-	n := newMachine(t)
-	unwindctl := filepath.Join(n.bin, "unwindctl")
-	there := n.newPlace([]string{"--mount", "--net"}, []string{"--mount", "--net"}, "true")
-	for _, c := range []struct {
-		name string
-		cmd  *exec.Cmd
-		want string
-	}{
-		{"the container's own PID namespace",
-			home.command(n, "unshare", "--mount", "--pid", "--net", "--fork", "--mount-proc", unwindctl, "--host", "list", "--state-dir", n.state),
-			"error: --host: this is the first process of its own PID namespace; run it with hostPID: true\n"},
-		{"no privileges",
-			there.command(n, "setpriv", "--inh-caps=-all", "--bounding-set=-all", unwindctl, "--host", "list", "--state-dir", n.state),
-			"error: --host: the host's namespaces: open /proc/1/ns/mnt: permission denied; run it with hostPID: true and privileged: true\n"},
-		{"not all privileges",
-			there.command(n, "setpriv", "--inh-caps=-sys_admin", "--bounding-set=-sys_admin", unwindctl, "--host", "list", "--state-dir", n.state),
-			"error: --host: entering the host's namespaces: operation not permitted; run it with privileged: true\n"},
-	} {
-		out := n.run(c.cmd)
-		if out.code != exitUsage || !strings.HasPrefix(out.stderr, c.want) || out.stdout != "" {
-			t.Errorf("%s: exit code %d, %s%s", c.name, out.code, out.stdout, out.stderr)
-		}
 	}
 }
 

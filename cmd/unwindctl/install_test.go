@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -26,13 +27,13 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// runtimeMachine is a node with a runtime: directories of conflists and plugins, and libcni's
-// cache.
+// runtimeMachine is a node with a runtime that attaches pods: the reference plugins, and libcni with
+// its cache.
 type runtimeMachine struct {
 	*machine
-	confDir, binDir, cacheDir string
-	shared                    string // the container whose network namespace all have; "" if each has its own
-	cni                       *libcni.CNIConfig
+	cacheDir string
+	shared   string // the container whose network namespace all have; "" if each has its own
+	cni      *libcni.CNIConfig
 }
 
 // quick runs plugins without the race detector's delay at their end.
@@ -44,23 +45,17 @@ func (q quick) ExecPlugin(ctx context.Context, path string, stdin []byte, env []
 
 func newRuntimeMachine(t *testing.T) *runtimeMachine {
 	t.Helper()
-	n := &runtimeMachine{machine: newMachine(t)}
-	n.confDir, n.binDir, n.cacheDir = filepath.Join(n.dir, "net.d"), filepath.Join(n.dir, "bin"), filepath.Join(n.dir, "cache")
+	n := &runtimeMachine{machine: newAgentMachine(t)}
+	n.cacheDir = filepath.Join(n.dir, "cache")
+	n.Remove(n.InConf("10-bridge.conflist"))
 	plugins, err := filepath.Glob(filepath.Join(n.tools, "[ct]*", "[a-z]*"))
-	for _, dir := range []string{n.confDir, n.binDir} {
-		if err == nil {
-			err = os.Mkdir(dir, 0o755)
-		}
-	}
 	for _, path := range plugins {
-		if err == nil {
-			err = os.Symlink(path, filepath.Join(n.binDir, filepath.Base(path)))
-		}
+		err = errors.Join(err, os.Symlink(path, filepath.Join(n.BinDir(), filepath.Base(path))))
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.cni = libcni.NewCNIConfigWithCacheDir([]string{n.binDir}, n.cacheDir, &struct {
+	n.cni = libcni.NewCNIConfigWithCacheDir([]string{n.BinDir()}, n.cacheDir, &struct {
 		quick
 		cniversion.PluginDecoder
 		pathFinder
@@ -77,27 +72,21 @@ func (pathFinder) FindInPath(plugin string, paths []string) (string, error) {
 // provide writes the provider's conflist, whole.
 func (n *runtimeMachine) provide(content string) string {
 	n.Helper()
-	path := filepath.Join(n.confDir, "10-provider.conflist")
-	err := os.WriteFile(path+".new", []byte(content), 0o644)
-	if err == nil {
-		err = os.Rename(path+".new", path)
-	}
-	if err != nil {
-		n.Fatal(err)
-	}
+	path := n.InConf("10-provider.conflist")
+	n.Rename(path, content)
 	return path
 }
 
 // ctl runs unwindctl install or uninstall for this runtime.
 func (n *runtimeMachine) ctl(command string, args ...string) outcome {
 	n.Helper()
-	args = append([]string{command, "--conf-dir", n.confDir, "--bin-dir", n.binDir, "--state-dir", n.state}, args...)
+	args = append([]string{command, "--conf-dir", n.ConfDir(), "--bin-dir", n.BinDir(), "--state-dir", n.state}, args...)
 	if command == "install" {
 		args = append(args, "--binary", filepath.Join(n.bin, "unwind"))
 	} else {
 		args = append(args, "--cache-dir", n.cacheDir)
 	}
-	return n.run(home.command(n.machine, filepath.Join(n.bin, "unwindctl"), args...))
+	return n.run(n.unwindctl(args...))
 }
 
 func (n *runtimeMachine) mustCtl(command string, args ...string) string {
@@ -111,7 +100,7 @@ func (n *runtimeMachine) mustCtl(command string, args ...string) string {
 
 // first loads the conflist that containerd would take (go-cni opts.go loadFromConfDir).
 func (n *runtimeMachine) first() (*libcni.NetworkConfigList, error) {
-	paths, err := netconf.Conflists(n.confDir)
+	paths, err := netconf.Conflists(n.ConfDir())
 	if err != nil || len(paths) == 0 {
 		return nil, fmt.Errorf("no conflist (%w)", err)
 	}
@@ -191,7 +180,7 @@ func TestUninstallReleases(t *testing.T) {
 				}
 				list, err = libcni.NetworkConfFromBytes(config)
 			} else {
-				if err := os.Remove(filepath.Join(n.binDir, "unwind")); err != nil {
+				if err := os.Remove(filepath.Join(n.BinDir(), "unwind")); err != nil {
 					t.Fatal(err)
 				}
 				list, err = n.first()
@@ -213,7 +202,7 @@ func TestUninstallReleases(t *testing.T) {
 				t.Errorf("sweep: exit code %d, journal %v\n%s%s", out.code, n.ids(), out.stdout, out.stderr)
 			}
 			n.mustCtl("uninstall")
-			if _, err := os.Lstat(filepath.Join(n.binDir, "unwind")); !os.IsNotExist(err) {
+			if _, err := os.Lstat(filepath.Join(n.BinDir(), "unwind")); !os.IsNotExist(err) {
 				t.Errorf("the binary: %v", err)
 			}
 		})
@@ -329,7 +318,7 @@ func TestProviderRewrites(t *testing.T) {
 	r.netns(r.shared)
 	r.path = r.provide(r.content(0))
 	r.mustCtl("install")
-	i := install.Setup{ConfDir: r.confDir, BinDir: r.binDir, Binary: filepath.Join(r.bin, "unwind")}
+	i := install.Setup{ConfDir: r.ConfDir(), BinDir: r.BinDir(), Binary: filepath.Join(r.bin, "unwind")}
 	var group sync.WaitGroup
 	done := make(chan struct{})
 	repeat := func(do func()) {
@@ -428,7 +417,7 @@ func (n *runtimeMachine) mount(dir, options string, flags uintptr) {
 func (n *runtimeMachine) listing() []string {
 	n.Helper()
 	var lines []string
-	for _, dir := range []string{n.confDir, n.binDir} {
+	for _, dir := range []string{n.ConfDir(), n.BinDir()} {
 		files, err := os.ReadDir(dir)
 		if err != nil {
 			n.Fatal(err)
@@ -458,12 +447,12 @@ func TestInstallFails(t *testing.T) {
 		want      string
 		binary    bool // it is left, of no use and no harm
 	}{
-		{"plugins read-only", func(n *runtimeMachine) string { return n.binDir }, "", unix.MS_RDONLY, false, false, "nothing was changed: ", false},
-		{"plugins full", func(n *runtimeMachine) string { return n.binDir }, "size=256k", 0, false, false, "no space left on device", false},
-		{"conflists read-only", func(n *runtimeMachine) string { return n.confDir }, "", unix.MS_RDONLY, false, false,
+		{"plugins read-only", (*runtimeMachine).BinDir, "", unix.MS_RDONLY, false, false, "nothing was changed: ", false},
+		{"plugins full", (*runtimeMachine).BinDir, "size=256k", 0, false, false, "no space left on device", false},
+		{"conflists read-only", (*runtimeMachine).ConfDir, "", unix.MS_RDONLY, false, false,
 			"the network is as it was, unwind is not in use: ", true},
-		{"conflists full", func(n *runtimeMachine) string { return n.confDir }, "size=16k", 0, true, false, "no space left on device", true},
-		{"conflists full, one there", func(n *runtimeMachine) string { return n.confDir }, "size=16k", 0, true, true, "no space left on device", true},
+		{"conflists full", (*runtimeMachine).ConfDir, "size=16k", 0, true, false, "no space left on device", true},
+		{"conflists full, one there", (*runtimeMachine).ConfDir, "size=16k", 0, true, true, "no space left on device", true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -474,7 +463,7 @@ func TestInstallFails(t *testing.T) {
 			}
 			n.mount(c.directory(n), c.options, c.flags)
 			if c.fill { // also what is too small for anything else
-				full := filepath.Join(n.confDir, "full")
+				full := filepath.Join(n.ConfDir(), "full")
 				n.run(home.command(n.machine, "dd", "if=/dev/zero", "of="+full, "bs=1k"))
 			}
 			before := n.listing()
@@ -482,7 +471,7 @@ func TestInstallFails(t *testing.T) {
 			if out.code != 1 || !strings.Contains(out.stderr, c.want) {
 				t.Errorf("install: exit code %d\n%s%s", out.code, out.stdout, out.stderr)
 			}
-			if _, err := os.Stat(filepath.Join(n.binDir, "unwind")); (err == nil) != c.binary {
+			if _, err := os.Stat(filepath.Join(n.BinDir(), "unwind")); (err == nil) != c.binary {
 				t.Errorf("the binary: %v", err)
 			}
 			after := n.listing()
@@ -511,7 +500,7 @@ func TestInstallKilled(t *testing.T) {
 	const tries = 16
 	inUse := 0
 	for i := range tries {
-		cmd := home.command(n.machine, filepath.Join(n.bin, "unwindctl"), "install", "--conf-dir", n.confDir, "--bin-dir", n.binDir,
+		cmd := n.unwindctl("install", "--conf-dir", n.ConfDir(), "--bin-dir", n.BinDir(),
 			"--state-dir", n.state, "--binary", filepath.Join(n.bin, "unwind"))
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)

@@ -85,7 +85,7 @@ func (n *machine) ctl(confDir string, args ...string) *exec.Cmd {
 	if slices.Contains([]string{"show", "ipam", "metrics", "sweep"}, args[0]) {
 		args = append(args, "--conf-dir", confDir)
 	}
-	return home.command(n, filepath.Join(n.bin, "unwindctl"), args...)
+	return n.unwindctl(args...)
 }
 
 // snapshot is all of some directories: names, modes, times and content.

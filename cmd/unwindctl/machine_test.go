@@ -143,6 +143,11 @@ func (p place) command(n *machine, name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
+// unwindctl is the operator's program, run where the tests are.
+func (n *machine) unwindctl(args ...string) *exec.Cmd {
+	return home.command(n, filepath.Join(n.bin, "unwindctl"), args...)
+}
+
 // outcome is how a program ended.
 type outcome struct {
 	code           int

@@ -35,13 +35,13 @@ type meshDir struct {
 // cni/pkg/install/cniconfig.go getDefaultCNINetwork: libcni.ConfFiles with .conf and .conflist;
 // linkerd2-proxy-init cni-plugin/deployment/scripts/install-cni.sh: find and sync).
 func (m *meshDir) patchable() (paths []string) {
-	files, err := os.ReadDir(m.confDir)
+	files, err := os.ReadDir(m.ConfDir())
 	if err != nil {
 		m.Fatal(err)
 	}
 	for _, f := range files {
 		if slices.Contains([]string{".conf", ".conflist"}, filepath.Ext(f.Name())) {
-			paths = append(paths, filepath.Join(m.confDir, f.Name()))
+			paths = append(paths, filepath.Join(m.ConfDir(), f.Name()))
 		}
 	}
 	return paths
@@ -183,7 +183,7 @@ func (m *meshed) settle() {
 
 func (m *meshed) files() map[string]string {
 	files := map[string]string{}
-	paths, err := netconf.Conflists(m.confDir)
+	paths, err := netconf.Conflists(m.ConfDir())
 	if err != nil {
 		m.Fatal(err)
 	}
@@ -271,7 +271,7 @@ func TestMeshes(t *testing.T) {
 				t.Parallel()
 				n := newRuntimeMachine(t)
 				for _, plugin := range []string{"istio-cni", "linkerd-cni"} {
-					if err := os.Symlink(filepath.Join(n.tools, "test", "faulty"), filepath.Join(n.binDir, plugin)); err != nil {
+					if err := os.Symlink(filepath.Join(n.tools, "test", "faulty"), filepath.Join(n.BinDir(), plugin)); err != nil {
 						t.Fatal(err)
 					}
 				}

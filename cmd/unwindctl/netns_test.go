@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
-	"strings"
 	"syscall"
 	"testing"
 
@@ -79,59 +78,6 @@ func (n *machine) awaitInside(pid int, netns string) {
 		want, wantErr := os.Stat(netns)
 		return err == nil && wantErr == nil && os.SameFile(theirs, want)
 	})
-}
-
-// TestPinnedNetNS: a network namespace that a mount alone holds is enough to live, unless a list
-// says otherwise and the grace period is over.
-func TestPinnedNetNS(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name   string
-		list   string // "" for none
-		grace  int
-		inside bool
-		word   string
-		why    string
-		stderr string
-	}{
-		{"no list", "", 1, false, "live", "its network namespace is there", ""},
-		{"on the list", `[{"containerID": "a", "ifname": "eth0"}]`, 1, false, "live", "its network namespace is there", ""},
-		{"not on the list, young", `[]`, 0, false, "live", "the runtime does not list it, but the grace period is not over", ""},
-		{"not on the list, a process inside", `[]`, 1, true, "live",
-			"a process is in its network namespace, though the runtime does not list it", "level=WARN"},
-		{"not on the list, but with another interface", `[{"containerID": "a", "ifname": "net1"}]`, 1, false, "released",
-			"the runtime does not list it, and no process is in its network namespace", ""},
-		{"not on the list", `[]`, 1, false, "released", "the runtime does not list it, and no process is in its network namespace", ""},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newMachine(t)
-			n.netns("a")
-			n.add(home, "a", n.pin("a"))
-			if c.grace != 0 {
-				n.edit("a", func(e *journal.Entry) { e.Newest().GracePeriod = 1 })
-			}
-			if c.inside {
-				pid, _ := n.process(nil, "nsenter", "--net="+n.pin("a"), "sleep", "300")
-				n.awaitInside(pid, n.pin("a"))
-			}
-			args := []string{network + "/a/eth0"}
-			if c.list != "" {
-				path := filepath.Join(n.dir, "list.json")
-				if err := os.WriteFile(path, []byte(c.list), 0o600); err != nil {
-					t.Fatal(err)
-				}
-				args = append(args, "--network", network, "--valid", path)
-			}
-			out := n.sweep(home, args...)
-			if r := out.results()["a"]; r != [2]string{c.word, c.why} || out.code != 0 || !strings.Contains(out.stderr, c.stderr) {
-				t.Errorf("%q, exit code %d, want %q, %q\n%s", r, out.code, c.word, c.why, out.stderr)
-			}
-			if left := len(n.ids()) == 1; left != (c.word == "live") || n.calls("DEL") != map[bool]int{true: 0, false: 1}[left] {
-				t.Errorf("left: %t, after %d DELs", left, n.calls("DEL"))
-			}
-		})
-	}
 }
 
 // TestWallClock: how old an attachment is does not go by the wall clock. A test cannot set the

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"strings"
 	"sync"
@@ -69,6 +67,33 @@ func (r *running) log() string {
 
 // says counts the lines of the log that have a text.
 func (r *running) says(text string) int { return strings.Count(r.log(), text) }
+
+// address is where an agent serves, once it says so.
+func (r *running) address() (at string) {
+	r.Helper()
+	eventually(r, "it serves", func() bool {
+		_, rest, _ := strings.Cut(r.log(), "address=")
+		at, _, _ = strings.Cut(rest, "\n")
+		return at != ""
+	})
+	return at
+}
+
+// get returns what an agent answers: the status, and the body from the next line on.
+func (r *running) get(path string) string {
+	r.Helper()
+	answer, err := http.Get("http://" + r.address() + path)
+	if err != nil {
+		r.Error(err)
+		return ""
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if err != nil {
+		r.Error(err)
+	}
+	return answer.Status + "\n" + string(body)
+}
 
 // start starts a program that is killed when the test ends.
 func (n *machine) start(cmd *exec.Cmd) *running {
@@ -171,19 +196,9 @@ func TestRun(t *testing.T) {
 	n.addDead("after")
 	n.awaitReleased("after")
 
-	address := regexp.MustCompile(`address=(\S+)`).FindStringSubmatch(r.log())
-	if address == nil {
-		t.Fatal("it does not say where it serves")
-	}
-	for path, want := range map[string]string{"/metrics": "\nunwind_build_info{", "/healthz": "ok\n"} {
-		answer, err := http.Get("http://" + address[1] + path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		body, err := io.ReadAll(answer.Body)
-		_ = answer.Body.Close()
-		if err != nil || answer.StatusCode != 200 || !strings.Contains(string(body), want) {
-			t.Errorf("%s: %d, %s (%v)", path, answer.StatusCode, body, err)
+	for path, want := range map[string]string{"/metrics": "\nunwind_build_info{", "/healthz": "200 OK\nok\n"} {
+		if got := r.get(path); !strings.HasPrefix(got, "200 OK\n") || !strings.Contains(got, want) {
+			t.Errorf("%s: %s", path, got)
 		}
 	}
 	if code := r.signal(syscall.SIGTERM, 20*time.Second); code != 0 {
@@ -208,24 +223,11 @@ func TestRunTwice(t *testing.T) {
 	eventually(t, "the second one waits", func() bool {
 		return second.says(fmt.Sprintf("another agent of this node (process %d) looks after", first.cmd.Process.Pid)) == 1
 	})
-	address := regexp.MustCompile(`address=(\S+)`).FindStringSubmatch(second.log())
-	if address == nil {
-		t.Fatal("it does not say where it serves")
-	}
-	ready := func() string {
-		answer, err := http.Get("http://" + address[1] + "/readyz")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer answer.Body.Close()
-		body, _ := io.ReadAll(answer.Body)
-		return string(body)
-	}
-	if got := ready(); got != "unwind is not in use: another-agent\n" {
+	if got := second.get("/readyz"); got != "503 Service Unavailable\nunwind is not in use: another-agent\n" {
 		t.Errorf("readyz: %s", got)
 	}
 	named := func(r *running) bool {
-		out := n.run(home.command(n, filepath.Join(n.bin, "unwindctl"), "doctor", "--conf-dir", n.ConfDir(), "--bin-dir", n.BinDir(),
+		out := n.run(n.unwindctl("doctor", "--conf-dir", n.ConfDir(), "--bin-dir", n.BinDir(),
 			"--state-dir", n.state))
 		return strings.Contains(out.stdout, fmt.Sprintf("  process %d keeps unwind installed\n", r.cmd.Process.Pid))
 	}
@@ -235,7 +237,7 @@ func TestRunTwice(t *testing.T) {
 	n.addDead("swept")
 	n.awaitReleased("swept")
 	first.signal(os.Kill, 20*time.Second)
-	eventually(t, "the second one takes over", func() bool { return ready() == "ok\n" })
+	eventually(t, "the second one takes over", func() bool { return second.get("/readyz") == "200 OK\nok\n" })
 	if !named(second) {
 		t.Error("doctor does not name the second")
 	}
@@ -249,9 +251,7 @@ func TestRunCrowd(t *testing.T) {
 	n := newAgentMachine(t)
 	n.addDead("a")
 	r := n.agent(home, "--no-install", "--observe", "--listen", "127.0.0.1:0")
-	serving := regexp.MustCompile(`address=(\S+)`)
-	eventually(t, "it serves", func() bool { return serving.MatchString(r.log()) })
-	address := serving.FindStringSubmatch(r.log())[1]
+	address := r.address()
 	queue, err := os.OpenFile(filepath.Join(n.state, "journal.lock"), os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -270,17 +270,7 @@ func TestRunCrowd(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	get := func(path string) string {
-		answer, err := http.Get("http://" + address + path)
-		if err != nil {
-			t.Error(err)
-			return ""
-		}
-		defer answer.Body.Close()
-		body, _ := io.ReadAll(answer.Body)
-		return string(body)
-	}
-	if got := get("/healthz"); got != "ok\n" { // it is accepted after the others
+	if got := r.get("/healthz"); got != "200 OK\nok\n" { // it is accepted after the others
 		t.Errorf("/healthz: %s", got)
 	}
 	// /proc/locks has a line twice if it changes while it is read.
@@ -291,7 +281,7 @@ func TestRunCrowd(t *testing.T) {
 	}
 	_ = queue.Close()
 	eventually(t, "metrics", func() bool {
-		return strings.Contains(get("/metrics"), "\nunwind_journal_readable 1\n")
+		return strings.Contains(r.get("/metrics"), "\nunwind_journal_readable 1\n")
 	})
 }
 
@@ -334,7 +324,7 @@ func TestRunListen(t *testing.T) {
 		{[]string{"--file", "unwind"}, 2, `error: --file "unwind" is not the name of a .json or a .conflist` + "\n"},
 		{[]string{"--no-install", "--file", "unwind"}, 2, `error: --file "unwind" is not the name of a .json or a .conflist` + "\n"},
 	} {
-		out := n.run(home.command(n, filepath.Join(n.bin, "unwindctl"), n.agentArgs(c.args...)...))
+		out := n.run(n.unwindctl(n.agentArgs(c.args...)...))
 		if out.code != c.code || !strings.HasPrefix(out.stderr, c.words) {
 			t.Errorf("%v: exit code %d, %s", c.args, out.code, out.stderr)
 		}
@@ -416,93 +406,6 @@ func TestRunFollows(t *testing.T) {
 	}
 }
 
-// TestRunConf: a provider's file outside of the directory is followed as well.
-func TestRunConf(t *testing.T) {
-	t.Parallel()
-	n := newAgentMachine(t)
-	path := filepath.Join(n.dir, "mine.conflist")
-	n.Write(path, nodetest.Conflist("mine"))
-	n.agent(home, "--interval", "1h", "--conf", path)
-	n.await("mine of mine.conflist with null")
-	time.Sleep(400 * time.Millisecond)
-	n.Rename(path, nodetest.Conflist("mine", "bandwidth"))
-	n.await(`mine of mine.conflist with {"bandwidth":true}`)
-}
-
-// TestRunDirectory: a directory of conflists that comes after the agent, or is made anew, is looked
-// after as any other.
-func TestRunDirectory(t *testing.T) {
-	t.Parallel()
-	n := newAgentMachine(t)
-	if err := os.RemoveAll(n.ConfDir()); err != nil {
-		t.Fatal(err)
-	}
-	r := n.agent(home)
-	eventually(t, "a warning", func() bool { return r.says("there is no directory") > 0 })
-	for range 2 {
-		if err := os.Mkdir(n.ConfDir(), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		n.Write(n.InConf("10-bridge.conflist"), nodetest.Conflist(network, "portMappings"))
-		n.await(nodetest.First)
-		if err := os.RemoveAll(n.ConfDir()); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-// TestRunSignals: a DEL that is under way at the signal comes to its end; while it is, our conflist
-// is looked after.
-func TestRunSignals(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name   string
-		again  bool // the second signal
-		code   int
-		left   string
-		called string // lines of the delegate's log
-	}{
-		{"one", false, 0, "[]", "end"},
-		{"two", true, -1, "[a]", "start"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newAgentMachine(t)
-			n.addDead("a")
-			n.plan(map[string]string{"DEL": "hold-effect"})
-			r := n.agent(home, "--interval", "1h")
-			held := filepath.Join(n.dir, "held", "DEL.a.p")
-			eventually(t, "a DEL under way", func() bool { return durable.Exists(held) })
-			n.await(nodetest.First)
-			n.Write(n.InConf("10-bridge.conflist"), nodetest.Conflist(network, "bandwidth"))
-			n.await(`podnet of 10-bridge.conflist with {"bandwidth":true}`)
-
-			if code := r.signal(syscall.SIGTERM, 500*time.Millisecond); code != -2 {
-				t.Fatalf("it ended with code %d while the DEL was under way", code)
-			}
-			if c.again {
-				if code := r.signal(syscall.SIGTERM, 20*time.Second); code != c.code {
-					t.Errorf("exit code %d, want %d", code, c.code)
-				}
-			}
-			n.Remove(held)
-			select {
-			case <-r.ended:
-			case <-time.After(30 * time.Second):
-				t.Fatal("it does not end")
-			}
-			if code := r.cmd.ProcessState.ExitCode(); code != c.code || fmt.Sprint(n.ids()) != c.left || n.calls("DEL") != 1 {
-				t.Errorf("exit code %d, want %d; the journal has %v, want %s; %d DELs", code, c.code, n.ids(), c.left, n.calls("DEL"))
-			}
-			if c.again {
-				n.plan(nil)
-				n.agent(home)
-				n.awaitReleased("a")
-			}
-		})
-	}
-}
-
 // TestRunKilled: SIGKILL, at moments at which something is being written, leaves each file whole or
 // not there.
 func TestRunKilled(t *testing.T) {
@@ -536,50 +439,6 @@ func TestRunKilled(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestRunObserves: with --observe nothing is released, and it is said once what would be; without
-// it later, all is.
-func TestRunObserves(t *testing.T) {
-	t.Parallel()
-	n := newAgentMachine(t)
-	n.addDead("dead")
-	r := n.agent(home, "--observe")
-	n.await(nodetest.First)
-	eventually(t, "what would be released", func() bool { return r.says(`msg="to be released"`) > 0 })
-	n.addDead("later")
-	eventually(t, "what else would be released", func() bool { return r.says(`msg="to be released"`) > 1 })
-	time.Sleep(2500 * time.Millisecond)
-	if fmt.Sprint(n.ids()) != "[dead later]" || r.says(`msg="to be released"`) != 2 || r.says("msg=swept") != 2 || n.asked("DEL") {
-		t.Errorf("the journal has %v", n.ids())
-	}
-	if entry := n.ownEntry(); string(entry["sweepOnStatus"]) != "false" || string(entry["disableGC"]) != "true" {
-		t.Errorf("the conflist is %s", entry)
-	}
-	if code := r.signal(syscall.SIGTERM, 20*time.Second); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
-	n.agent(home)
-	n.awaitReleased("dead")
-	n.awaitReleased("later")
-	eventually(t, "no such keys", func() bool { e := n.ownEntry(); return e["sweepOnStatus"] == nil && e["disableGC"] == nil })
-}
-
-// asked says whether the faulty plugin was asked something, if it was asked anything.
-func (n *machine) asked(command string) bool { return n.calls(command) > 0 }
-
-// ownEntry is unwind's in our conflist.
-func (n *machine) ownEntry() map[string]json.RawMessage {
-	n.Helper()
-	var list struct{ Plugins []map[string]json.RawMessage }
-	data, err := os.ReadFile(n.Own())
-	if err == nil {
-		err = json.Unmarshal(data, &list)
-	}
-	if err != nil {
-		n.Fatal(err)
-	}
-	return list.Plugins[0]
 }
 
 // TestRunCRI: with the runtime's list what it does not have is released, if nobody is inside and it
@@ -666,7 +525,7 @@ func TestRunElsewhere(t *testing.T) {
 	r := n.agent(there, "--no-install")
 	eventually(t, "nothing can be told", func() bool { return r.says("nothing can be told of any attachment") > 0 })
 	time.Sleep(2500 * time.Millisecond)
-	if r.says("nothing can be told of any attachment") != 1 || !bytes.Equal(n.file(), before) || n.asked("DEL") {
+	if r.says("nothing can be told of any attachment") != 1 || !bytes.Equal(n.file(), before) || n.calls("DEL") > 0 {
 		t.Error("it is not said once, or something was done")
 	}
 	if n.Installed() != "" {

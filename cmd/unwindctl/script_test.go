@@ -78,15 +78,26 @@ func TestScript(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:                 "../../testdata/script",
 		RequireExplicitExec: true,
+		Cmds:                map[string]func(*testscript.TestScript, bool, []string){"eventually": untilItSucceeds},
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("PATH", bin+":"+env.Getenv("PATH"))
 			env.Setenv("TOOLS", tools)
+			env.Setenv("PROGRAMS", bin)
 			env.Setenv("PLUGIN", filepath.Join(bin, netconf.Name))
 			env.Setenv("GORACE", noExitDelay)
 			env.Defer(func() { unmountAll(filepath.Join(env.WorkDir, "netns")) })
 			return nil
 		},
 	})
+}
+
+// untilItSucceeds runs a program until its exit code is 0: eventually PROGRAM ARG….
+func untilItSucceeds(ts *testscript.TestScript, _ bool, args []string) {
+	for end := time.Now().Add(time.Minute); ts.Exec(args[0], args[1:]...) != nil; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			ts.Fatalf("not in time: %v", args)
+		}
+	}
 }
 
 // unmountAll lets go of the network namespaces that are pinned in a directory.

@@ -79,6 +79,14 @@ func (v Version) config() string {
 		"[plugins.\"io.containerd.cri.v1.runtime\"]\n  restrict_oom_score_adj = true\n", PauseImage)
 }
 
+// MovedCNI returns a file to import that has the directories of CNI elsewhere.
+func (v Version) MovedCNI(confDir, binDir string) string {
+	if v.Major == 1 {
+		return fmt.Sprintf("version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\n  conf_dir = %q\n  bin_dir = %q\n", confDir, binDir)
+	}
+	return fmt.Sprintf("version = 3\n[plugins.\"io.containerd.cri.v1.runtime\".cni]\n  conf_dir = %q\n  bin_dirs = [%q]\n", confDir, binDir)
+}
+
 // Containerd is a containerd on a node.
 type Containerd struct {
 	*CRI

@@ -24,8 +24,6 @@ import (
 
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/metrics"
-	"cni-unwind/cmd/unwindctl/internal/nodetest"
-	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/journal"
 )
 
@@ -417,20 +415,6 @@ func TestEventsToken(t *testing.T) {
 	p.round(t.Context(), rolledBack(now, "e"), now)
 	if len(s.tokens) != 3 || !strings.Contains(p.text.String(), "certificate is valid for") {
 		t.Errorf("%d requests; log:\n%s", len(s.tokens), &p.text)
-	}
-}
-
-// TestEventsOutsideOfPods: where no service account can be, --events is a mistake.
-func TestEventsOutsideOfPods(t *testing.T) {
-	t.Setenv("KUBERNETES_SERVICE_HOST", "")
-	n := nodetest.NewDirs(t, t.TempDir())
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-	defer cancel()
-	o := Options{Events: true, NoInstall: true, CRI: "none", Interval: time.Minute}
-	o.ConfDir, o.BinDir, o.StateDir = n.ConfDir(), n.BinDir(), filepath.Join(n.Dir, "state")
-	var usage term.UsageError
-	if err := Run(ctx, &bytes.Buffer{}, o); !errors.As(err, &usage) {
-		t.Errorf("got %v", err)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -15,41 +14,36 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// behind are plugins that another program has put behind unwind in our file, as the installer of a
+// behind are plugins that another program has put behind unwind in our list, as the installer of a
 // mesh does that takes it for the provider's. There they run past unwind, and a second time if the
-// provider's file has them too. They belong at the end of the provider's chain, each once.
+// provider's list has them too. They belong at the end of the provider's chain, each once.
 type behind struct {
 	plugins []json.RawMessage
 	types   []string
-	source  *netconf.Conflist // the provider's, as it is
-	lacking []string          // those of types that it lacks
+	lacking []string // those of types that the provider's list lacks
 }
 
-// add takes the plugins of a file of ours. Of a type that two files have, the first counts.
-func (b *behind) add(own *netconf.Conflist) {
-	var list struct {
-		Plugins []json.RawMessage `json:"plugins"`
+// behindIn returns the plugins behind unwind in a file of ours. There are none in the configuration
+// of one plugin.
+func behindIn(own *netconf.Conflist) (b behind) {
+	if _, plugins, err := splitList(own); err == nil {
+		b.plugins, b.types = plugins[1:], own.Types[1:]
 	}
-	_ = json.Unmarshal(own.Data, &list) // it was read
-	for i := 1; i < len(own.Types); i++ {
-		if !slices.Contains(b.types, own.Types[i]) {
-			b.plugins = append(b.plugins, list.Plugins[i])
-			b.types = append(b.types, own.Types[i])
-		}
-	}
+	return b
 }
 
-// giveTo returns the provider's conflist with those of the plugins at its end that it lacks. The
-// configuration of one plugin becomes a list, in a file for lists, as the installers make it.
+// giveTo returns the provider's list with those of the plugins at its end that it lacks.
 func (b *behind) giveTo(source *netconf.Conflist) (*netconf.Conflist, error) {
-	b.source, b.lacking = source, nil
-	list, plugins, err := asList(source)
+	b.lacking = nil
+	if len(b.types) == 0 {
+		return source, nil
+	}
+	list, plugins, err := splitList(source)
 	if err != nil {
 		return nil, err
 	}
-	path := strings.TrimSuffix(source.Path, filepath.Ext(source.Path)) + ".conflist"
 	for i, plugin := range b.plugins {
-		if !slices.Contains(source.Types, b.types[i]) {
+		if !slices.Contains(slices.Concat(source.Types, b.lacking), b.types[i]) {
 			plugins = append(plugins, plugin)
 			b.lacking = append(b.lacking, b.types[i])
 		}
@@ -58,23 +52,23 @@ func (b *behind) giveTo(source *netconf.Conflist) (*netconf.Conflist, error) {
 		return source, nil
 	}
 	list["plugins"] = raw(plugins)
+	given := *source
 	var content bytes.Buffer
 	if err := json.Indent(&content, raw(list), "", "  "); err != nil {
 		return nil, err
 	}
 	content.WriteByte('\n')
-	return &netconf.Conflist{Path: path, Name: source.Name, CNIVersion: source.CNIVersion,
-		Data: content.Bytes(), Types: slices.Concat(source.Types, b.lacking)}, nil
+	given.Data, given.Types = content.Bytes(), slices.Concat(source.Types, b.lacking)
+	return &given, nil
 }
 
-// asList returns the keys of a list and its plugins. That of one plugin is made one.
-func asList(c *netconf.Conflist) (
+// splitList returns the keys of a list and its plugins.
+func splitList(c *netconf.Conflist) (
 	list map[string]json.RawMessage, plugins []json.RawMessage, err error,
 ) {
 	list = netconf.ObjectOf(c.Data)
 	if list["plugins"] == nil {
-		list = map[string]json.RawMessage{"name": raw(c.Name), "cniVersion": raw(c.CNIVersion)}
-		return list, []json.RawMessage{c.Data}, nil
+		return nil, nil, errors.New("not a list of plugins")
 	}
 	err = json.Unmarshal(list["plugins"], &plugins)
 	return list, plugins, err
@@ -85,14 +79,11 @@ func (b *behind) write(given *netconf.Conflist) error {
 	if b.lacking == nil {
 		return nil
 	}
-	like, err := os.Stat(b.source.Path)
-	if err == nil {
-		err = durable.ReplaceLike(given.Path, bytes.NewReader(given.Data), like)
+	like, err := os.Stat(given.Path)
+	if err != nil {
+		return err
 	}
-	if err == nil && given.Path != b.source.Path {
-		err = durable.Remove(b.source.Path)
-	}
-	return err
+	return durable.ReplaceLike(given.Path, bytes.NewReader(given.Data), like)
 }
 
 // sentences say what becomes of the plugins.
@@ -113,8 +104,8 @@ func (b *behind) sentences(to string) (texts []string) {
 // returnBehind returns the plugins behind unwind in a file of ours to the provider's, before that
 // file goes. It returns sentences about it.
 func returnBehind(own *netconf.Conflist) ([]string, error) {
-	var b behind
-	if b.add(own); len(b.types) == 0 {
+	b := behindIn(own)
+	if len(b.types) == 0 {
 		return nil, nil
 	}
 	source, err := netconf.ReadConflist(own.Unwind.ChainFile)

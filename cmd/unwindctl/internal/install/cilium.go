@@ -2,6 +2,7 @@ package install
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -109,4 +110,16 @@ func (c *Copy) takeOut() (string, error) {
 	}
 	return fmt.Sprintf("%s is a copy of %s again, with cilium-cni at its end", c.file.Path,
 		c.target.Path), err
+}
+
+// asList returns the keys of a list and its plugins. cilium makes a list of the configuration of one
+// plugin.
+func asList(c *netconf.Conflist) (
+	list map[string]json.RawMessage, plugins []json.RawMessage, err error,
+) {
+	if list = netconf.ObjectOf(c.Data); list["plugins"] != nil {
+		return splitList(c)
+	}
+	list = map[string]json.RawMessage{"name": raw(c.Name), "cniVersion": raw(c.CNIVersion)}
+	return list, []json.RawMessage{c.Data}, nil
 }

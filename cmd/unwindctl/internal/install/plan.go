@@ -85,7 +85,7 @@ func (p *Plan) readOwn() (*netconf.Conflist, error) {
 		return nil, term.WithHint("mend it; to switch unwind off at once: rm "+p.path,
 			"%s: %w", p.path, err)
 	}
-	p.behind.add(c)
+	p.behind = behindIn(c)
 	return c, nil
 }
 
@@ -190,7 +190,8 @@ func (s Setup) readSource(p *Plan) error {
 		return term.WithHint(half, "%s: key \"name\" is missing", path)
 	}
 	if p.Source, err = p.behind.giveTo(p.Source); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+		return term.WithHint("make it one, or take them out of unwind's file", "%s are behind "+
+			"unwind and cannot be returned to %s: %w", strings.Join(p.behind.types, ", "), path, err)
 	}
 	conf := netconf.Conf{Name: p.Source.Name, ChainFile: p.Source.Path}
 	if p.chain, err = conf.ParseChain(p.Source.Data, ""); err != nil {

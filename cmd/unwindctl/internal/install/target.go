@@ -99,5 +99,5 @@ func (p Target) Origin(r node.Runtime) string {
 		return fmt.Sprintf("The runtime is %s, without a configuration: its defaults are taken.",
 			r.Name)
 	}
-	return fmt.Sprintf("The runtime is %s, as %s has it.", r.Name, r.Config)
+	return fmt.Sprintf("The runtime is %s, according to %s.", r.Name, r.Config)
 }

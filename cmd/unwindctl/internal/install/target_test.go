@@ -2,7 +2,6 @@ package install
 
 import (
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -10,26 +9,31 @@ import (
 )
 
 // TestPlaces has the directories come from the flags and, where these say nothing, from the
-// runtime; what is against any install is so whatever the flags say.
+// runtime, whose other directories of plugins come after a given one; what is against any install is so whatever the flags say.
 func TestPlaces(t *testing.T) {
 	t.Parallel()
-	every := "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nmax_conf_num = 0\nbin_dir = '/home/kubernetes/bin'\n"
+	every := "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nmax_conf_num = 0\nbin_dirs = ['/home/kubernetes/bin']\n"
 	both := map[string]string{nodetest.ContainerdConfig: every, nodetest.K3sConfig: "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.cni]\nconf_dir = '/k3s'\n"}
+	twoDirs := map[string]string{nodetest.ContainerdConfig: "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/a', '/b']\n"}
 	for _, c := range []struct {
 		name     string
 		files    map[string]string
 		flags    Target
 		confDir  string
-		binDir   string
+		binDirs  string // joined by a space
 		problems int
 		whence   string // or the error
 	}{
 		{"no runtime", nil, Target{}, "/etc/cni/net.d", "/opt/cni/bin", 0, "No runtime's configuration was found: "},
 		{"one", map[string]string{nodetest.ContainerdConfig: every}, Target{}, "/etc/cni/net.d", "/home/kubernetes/bin", 1,
-			"The runtime is containerd, as /etc/containerd/config.toml has it."},
-		{"its plugins elsewhere", map[string]string{nodetest.ContainerdConfig: every}, Target{BinDir: "/b"}, "/etc/cni/net.d", "/b", 1, "The runtime is containerd, "},
+			"The runtime is containerd, according to /etc/containerd/config.toml."},
+		{"its plugins elsewhere", map[string]string{nodetest.ContainerdConfig: every}, Target{BinDir: "/b"}, "/etc/cni/net.d", "/b /home/kubernetes/bin", 1, "The runtime is containerd, "},
 		{"its conflists elsewhere", map[string]string{nodetest.ContainerdConfig: every}, Target{ConfDir: "/c"}, "/c", "/home/kubernetes/bin", 1, "The runtime is containerd, "},
-		{"its directories, given", map[string]string{nodetest.ContainerdConfig: every}, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "/etc/cni/net.d", "/b", 1, "The directories are as given."},
+		{"its directories, given", map[string]string{nodetest.ContainerdConfig: every}, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "/etc/cni/net.d", "/b /home/kubernetes/bin", 1, "The directories are as given."},
+		{"one of its two, given", twoDirs, Target{BinDir: "/b"}, "/etc/cni/net.d", "/b /a", 0, "The runtime is containerd, "},
+		{"another than its two", twoDirs, Target{BinDir: "/x"}, "/etc/cni/net.d", "/x /a /b", 0, "The runtime is containerd, "},
+		{"one of its two and its conflists, given", twoDirs, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "/etc/cni/net.d", "/b /a", 0, "The directories are as given."},
+		{"one of its two and other conflists, given", twoDirs, Target{ConfDir: "/other", BinDir: "/b"}, "/other", "/b", 0, "The directories are as given."},
 		{"other directories, given", map[string]string{nodetest.ContainerdConfig: every}, Target{ConfDir: "/c", BinDir: "/b"}, "/c", "/b", 0, "The directories are as given."},
 		{"directories given, a broken configuration", map[string]string{nodetest.ContainerdConfig: "["}, Target{ConfDir: "/c", BinDir: "/b"}, "/c", "/b", 0, "The directories are as given."},
 		{"a broken configuration", map[string]string{nodetest.ContainerdConfig: "["}, Target{}, "", "", 0, "/etc/containerd/config.toml: not valid TOML"},
@@ -37,10 +41,10 @@ func TestPlaces(t *testing.T) {
 		{"one of two", both, Target{Runtime: "k3s"}, "/k3s", "/opt/cni/bin", 0, "The runtime is k3s, "},
 		{"a default", map[string]string{"run/containerd/containerd.sock": ""}, Target{}, "/etc/cni/net.d", "/opt/cni/bin", 0,
 			"The runtime is containerd, without a configuration: its defaults are taken."},
-		{"merged and replaced differ, given", map[string]string{
+		{"an import, given", map[string]string{
 			nodetest.ContainerdConfig: "version = 2\nimports = ['x.toml']\n[plugins.'io.containerd.grpc.v1.cri'.cni]\nbin_dir = '/main'\n",
 			"etc/containerd/x.toml":   "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.registry]\nconfig_path = '/r'\n",
-		}, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "/etc/cni/net.d", "/b", 0, "The directories are as given."},
+		}, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "/etc/cni/net.d", "/b /main", 0, "The directories are as given."},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -51,33 +55,11 @@ func TestPlaces(t *testing.T) {
 				}
 				return
 			}
-			if err != nil || r.ConfDir != c.confDir || r.BinDirs[0] != c.binDir || len(r.Problems) != c.problems ||
+			if err != nil || r.ConfDir != c.confDir || strings.Join(r.BinDirs, " ") != c.binDirs || len(r.Problems) != c.problems ||
 				!strings.HasPrefix(c.flags.Origin(r), c.whence) {
 				t.Errorf("%+v, %v, %s", r, err, c.flags.Origin(r))
 			}
 		})
-	}
-}
-
-// TestBinDirs has a given directory of plugins come before the runtime's others, in which the chain's
-// plugins may be.
-func TestBinDirs(t *testing.T) {
-	t.Parallel()
-	root := nodetest.Root(t, map[string]string{nodetest.ContainerdConfig: "version = 3\n" +
-		"[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/a', '/b']\n"})
-	for _, c := range []struct {
-		flags Target
-		want  []string
-	}{
-		{Target{BinDir: "/x"}, []string{"/x", "/a", "/b"}},
-		{Target{BinDir: "/b"}, []string{"/b", "/a"}},
-		{Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, []string{"/b", "/a"}},
-		{Target{ConfDir: "/other", BinDir: "/b"}, []string{"/b"}},
-	} {
-		r, err := c.flags.Find(root)
-		if err != nil || !slices.Equal(r.BinDirs, c.want) {
-			t.Errorf("%+v: %v, %v", c.flags, r.BinDirs, err)
-		}
 	}
 }
 

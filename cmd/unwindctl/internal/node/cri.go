@@ -40,15 +40,22 @@ var CRISockets = []string{
 var ErrNoRuntime = errors.New("--cri auto: no runtime listens on a socket that is known, so " +
 	"attachments are judged without its list; name its socket")
 
+// socketPath returns the path of a socket that may be written as a URL.
+func socketPath(socket string) string { return strings.TrimPrefix(socket, "unix://") }
+
+// dial returns a connection to a runtime. It does not wait for one.
+func dial(socket string) (*grpc.ClientConn, error) {
+	return grpc.NewClient("unix:"+socketPath(socket), // with two slashes, no relative path
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxCRIMessage)))
+}
+
 // PodSandboxes returns the sandboxes of a CRI runtime in any state: one that is not ready has its
 // network until it is stopped. The list has all of its pods and none of its other containers.
 func PodSandboxes(ctx context.Context, socket string) (*alive.List, error) {
 	ctx, cancel := context.WithTimeout(ctx, criTimeout)
 	defer cancel()
-	// with two slashes, no relative path
-	conn, err := grpc.NewClient("unix:"+strings.TrimPrefix(socket, "unix://"),
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxCRIMessage)))
+	conn, err := dial(socket)
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +78,7 @@ func PodSandboxes(ctx context.Context, socket string) (*alive.List, error) {
 // see it: it is in a PID namespace above this one, or beside it.
 func listener(ctx context.Context, socket string) (pid int) {
 	conn, err := new(net.Dialer).DialUnix(ctx, "unix", nil,
-		&net.UnixAddr{Net: "unix", Name: strings.TrimPrefix(socket, "unix://")})
+		&net.UnixAddr{Net: "unix", Name: socketPath(socket)})
 	if err != nil {
 		return 0
 	}
@@ -96,8 +103,7 @@ const versionTimeout = 2 * time.Second
 func runtimeVersion(ctx context.Context, socket string) (major, minor int) {
 	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
 	defer cancel()
-	conn, err := grpc.NewClient("unix:"+strings.TrimPrefix(socket, "unix://"),
-		grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := dial(socket)
 	if err != nil {
 		return 0, 0
 	}

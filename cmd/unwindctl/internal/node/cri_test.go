@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -10,7 +9,6 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -19,80 +17,60 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// versionCRI is a runtime that says its version.
-type versionCRI struct {
-	cri.UnimplementedRuntimeServiceServer
-	version string
-}
-
-func (v *versionCRI) Version(context.Context, *cri.VersionRequest) (*cri.VersionResponse, error) {
-	return &cri.VersionResponse{RuntimeName: "containerd", RuntimeVersion: v.version}, nil
-}
-
 func serveVersion(t *testing.T, version string) string {
-	socket, l := nodetest.Listen(t)
-	server := grpc.NewServer()
-	cri.RegisterRuntimeServiceServer(server, &versionCRI{version: version})
-	go func(l net.Listener) { _ = server.Serve(l) }(l)
-	t.Cleanup(server.Stop)
-	return socket
+	return (&nodetest.FakeCRI{Release: version}).Serve(t)
 }
 
-// TestCalls has a person be told of the timer wherever the runtime does not have what is dead swept
-// by itself.
-func TestCalls(t *testing.T) {
+// TestVersions has a person be told of the timer wherever the runtime does not have what is dead
+// swept by itself, and the version of CNI be the newest that the runtime's libcni speaks; none of
+// a runtime that does not tell its own.
+func TestVersions(t *testing.T) {
 	t.Parallel()
+	const (
+		each, start, unknown, one = "containerd has what is dead swept", "CRI-O has what is dead swept when it starts", "containerd 2 and later", "containerd 1 calls neither"
+		none                      = "If the runtime is not"
+	)
+	containerd := func(version string) Runtime {
+		return Runtime{Name: "containerd", Socket: serveVersion(t, version), Kubelet: true}
+	}
+	with := func(r Runtime, change func(*Runtime)) Runtime { change(&r); return r }
+	down := Runtime{Name: "containerd", Socket: "/none", Kubelet: true}
+	crio := func(version string, grace bool) Runtime {
+		return Runtime{Name: "cri-o", Socket: serveVersion(t, version), StatusGrace: grace}
+	}
 	for _, c := range []struct {
-		name  string
-		r     Runtime
-		want  string
-		timer bool
+		name   string
+		r      Runtime
+		advice string
+		timer  bool
+		cni    string
 	}{
-		{"containerd 2", Runtime{Name: "containerd", Socket: serveVersion(t, "v2.1.4"), Kubelet: true}, "containerd has what is dead swept", false},
-		{"containerd 2 without a kubelet", Runtime{Name: "containerd", Socket: serveVersion(t, "v2.1.4")}, "No kubelet is on this machine", true},
-		{"containerd 1", Runtime{Name: "containerd", Socket: serveVersion(t, "1.7.27")}, "containerd 1 calls neither", true},
-		{"k3s", Runtime{Name: "k3s", Socket: serveVersion(t, "v1.7.23-k3s2"), Major: 2}, "containerd 1 calls neither", true},
-		{"no answer", Runtime{Name: "containerd", Socket: "/none", Kubelet: true}, "containerd 2 and later", true},
-		{"no answer, version 3 of the file", Runtime{Name: "containerd", Socket: "/none", Major: 2, Kubelet: true}, "containerd has what is dead swept", false},
-		{"no version", Runtime{Name: "containerd", Socket: serveVersion(t, "unknown"), Kubelet: true}, "containerd 2 and later", true},
-		{"CRI-O", Runtime{Name: "cri-o", Socket: "/none"}, "CRI-O has what is dead swept when it starts", true},
-		{"CRI-O 1.36", Runtime{Name: "cri-o", Socket: serveVersion(t, "1.36.3")}, "CRI-O has what is dead swept when it starts", true},
-		{"CRI-O 1.36 with a grace period", Runtime{Name: "cri-o", Socket: serveVersion(t, "1.36.3"), StatusGrace: true}, "CRI-O has what is dead swept every few seconds", false},
-		{"CRI-O 1.35 with a grace period", Runtime{Name: "cri-o", Socket: serveVersion(t, "1.35.1"), StatusGrace: true}, "CRI-O has what is dead swept when it starts", true},
-		{"Nomad", Runtime{Name: "nomad"}, "If the runtime is not", true},
-		{"none", Runtime{}, "If the runtime is not", true},
+		{"containerd 2", containerd("v2.1.4"), each, false, "1.1.0"},
+		{"containerd 2 without a kubelet", with(containerd("v2.1.4"), func(r *Runtime) { r.Kubelet = false }), "No kubelet is on this machine", true, "1.1.0"},
+		{"containerd 1", containerd("1.7.27"), one, true, "1.0.0"},
+		{"containerd 1 with a newer file", with(containerd("1.7.27"), func(r *Runtime) { r.Major = 2 }), one, true, "1.0.0"},
+		{"k3s", with(containerd("v2.1.4-k3s1"), func(r *Runtime) { r.Name = "k3s" }), each, false, "1.1.0"},
+		{"k3s, containerd 1", with(containerd("v1.7.23-k3s2"), func(r *Runtime) { r.Name, r.Major = "k3s", 2 }), one, true, "1.0.0"},
+		{"no answer", down, unknown, true, ""},
+		{"no answer, version 3 of the file", with(down, func(r *Runtime) { r.Major = 2 }), each, false, "1.1.0"},
+		{"no version", containerd("unknown"), unknown, true, ""},
+		{"CRI-O", Runtime{Name: "cri-o", Socket: "/none"}, start, true, ""},
+		{"CRI-O 1.30", crio("1.30.9", false), start, true, "1.0.0"},
+		{"CRI-O 1.34", crio("1.34.11", false), start, true, "1.1.0"},
+		{"CRI-O 1.36", crio("1.36.3", false), start, true, "1.1.0"},
+		{"CRI-O 1.36 with a grace period", crio("1.36.3", true), "CRI-O has what is dead swept every few seconds", false, "1.1.0"},
+		{"CRI-O 1.35 with a grace period", crio("1.35.1", true), start, true, "1.1.0"},
+		{"Nomad", Runtime{Name: "nomad"}, none, true, ""},
+		{"podman", Runtime{Name: "podman"}, none, true, ""},
+		{"none", Runtime{}, none, true, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			if got := c.r.SweepAdvice(t.Context()); !strings.HasPrefix(got, c.want) || strings.Contains(got, "--systemd") != c.timer {
+			if got := c.r.SweepAdvice(t.Context()); !strings.HasPrefix(got, c.advice) || strings.Contains(got, "--systemd") != c.timer {
 				t.Error(got)
 			}
-		})
-	}
-}
-
-// TestCNIVersion has the version be the newest that the runtime's libcni speaks, and none be said of
-// a runtime that does not tell its own.
-func TestCNIVersion(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name string
-		r    Runtime
-		want string
-	}{
-		{"containerd 1.7", Runtime{Name: "containerd", Socket: serveVersion(t, "1.7.27")}, "1.0.0"},
-		{"containerd 2", Runtime{Name: "k3s", Socket: serveVersion(t, "v2.1.4-k3s1")}, "1.1.0"},
-		{"containerd 1.7 with a newer file", Runtime{Name: "containerd", Socket: serveVersion(t, "1.7.27"), Major: 2}, "1.0.0"},
-		{"containerd that is down, version 3 of the file", Runtime{Name: "containerd", Socket: "/none", Major: 2}, "1.1.0"},
-		{"containerd that is down", Runtime{Name: "containerd", Socket: "/none"}, ""},
-		{"CRI-O 1.30", Runtime{Name: "cri-o", Socket: serveVersion(t, "1.30.9")}, "1.0.0"},
-		{"CRI-O 1.34", Runtime{Name: "cri-o", Socket: serveVersion(t, "1.34.11")}, "1.1.0"},
-		{"podman", Runtime{Name: "podman"}, ""},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			if got := c.r.CNIVersion(t.Context()); got != c.want {
-				t.Errorf("%q, want %q", got, c.want)
+			if got := c.r.CNIVersion(t.Context()); got != c.cni {
+				t.Errorf("%q, want %q", got, c.cni)
 			}
 		})
 	}

@@ -1,9 +1,11 @@
 package node
 
 import (
+	"cmp"
 	"errors"
 	"io/fs"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"time"
 )
@@ -19,7 +21,6 @@ func findCRIO(root string) (*Runtime, error) {
 	if !anyExists(root, config, dropIns, socket, "/run/crio/crio.sock") {
 		return nil, nil
 	}
-	r := &Runtime{Name: "cri-o", ConfDir: DefaultConfDir, Socket: socket, MaxConfs: 1}
 	files := []string{config}
 	err := filepath.WalkDir(filepath.Join(root, dropIns),
 		func(path string, f fs.DirEntry, err error) error {
@@ -28,31 +29,42 @@ func findCRIO(root string) (*Runtime, error) {
 			}
 			return ignoreMissing(err)
 		})
-	dir, grace := "", ""
+	r := &Runtime{Name: "cri-o", MaxConfs: 1}
+	var conf crioConfig
 	for _, file := range files {
-		table, readErr := readTOML(root, file)
-		err = errors.Join(err, readErr)
-		network := tableAt(table, "crio", "network")
-		if len(network) > 0 {
+		before := conf.Network
+		err = errors.Join(err, readTOML(root, file, &struct {
+			CRIO *crioConfig `toml:"crio"`
+		}{&conf}))
+		if !reflect.DeepEqual(before, conf.Network) {
 			r.Config = file
 		}
-		setString(&r.ConfDir, network["network_dir"])
-		setString(&r.DefaultNetwork, network["cni_default_network"])
-		setString(&dir, network["plugin_dir"])
-		setString(&grace, network["cni_status_grace_period"])
-		if dirs := stringsOf(network["plugin_dirs"]); dirs != nil {
-			r.BinDirs = dirs
-		}
-		setString(&r.Socket, tableAt(table, "crio", "api")["listen"])
 	}
-	if r.BinDirs == nil {
+	network := &conf.Network
+	r.ConfDir, r.DefaultNetwork = cmp.Or(network.Dir, DefaultConfDir), network.DefaultNetwork
+	if r.BinDirs = network.PluginDirs; len(r.BinDirs) == 0 {
 		r.BinDirs = []string{DefaultBinDir}
 	}
-	if dir != "" {
-		r.BinDirs = append(r.BinDirs, dir)
+	if network.PluginDir != "" {
+		r.BinDirs = append(r.BinDirs, network.PluginDir)
 	}
-	period, _ := time.ParseDuration(grace)
+	r.Socket = cmp.Or(conf.API.Listen, socket)
+	period, _ := time.ParseDuration(network.StatusGrace)
 	r.StatusGrace = period > 0
 	r.clean()
 	return r, err
+}
+
+// crioConfig is what is read of CRI-O's configuration.
+type crioConfig struct {
+	Network struct {
+		Dir            string   `toml:"network_dir"`
+		DefaultNetwork string   `toml:"cni_default_network"`
+		PluginDir      string   `toml:"plugin_dir"`
+		PluginDirs     []string `toml:"plugin_dirs"`
+		StatusGrace    string   `toml:"cni_status_grace_period"`
+	} `toml:"network"`
+	API struct {
+		Listen string `toml:"listen"`
+	} `toml:"api"`
 }

@@ -10,9 +10,19 @@ import (
 )
 
 // Find returns the runtimes whose configuration, state directory or socket is on this machine below
-// root ("/" but in tests). A configuration that cannot be read is an error beside the others.
-// Another runtime is a function in a file of its own, and a name in this list.
-func Find(root string) ([]Runtime, error) {
+// root ("/" but in tests). Their directories are those that they tell over CRI, else those of their
+// configuration. A configuration that would be needed and cannot be read is an error beside the
+// others.
+func Find(root string) ([]Runtime, error) { return find(root, (*Runtime).ask) }
+
+// read returns the runtimes as their configuration describes them, and asks none.
+func read(root string) ([]Runtime, error) {
+	return find(root, func(*Runtime, string) bool { return false })
+}
+
+// find returns the runtimes of a machine. Another one is a function in a file of its own, and a name
+// in this list.
+func find(root string, ask func(*Runtime, string) bool) ([]Runtime, error) {
 	var found []Runtime
 	var errs []error
 	for _, look := range []func(string) (*Runtime, error){
@@ -20,10 +30,12 @@ func Find(root string) ([]Runtime, error) {
 		findNomad,
 	} {
 		r, err := look(root)
-		if err != nil {
-			errs = append(errs, err)
+		if r != nil && ask(r, root) {
+			err = nil
 		}
+		errs = append(errs, err)
 		if r != nil {
+			r.settle(root)
 			r.Check(root)
 			found = append(found, *r)
 		}

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -8,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"cni-unwind/cmd/unwindctl/internal/nodetest"
+	"cni-unwind/plugin/netconf"
 )
 
 // TestFindRuntimes has the configurations of the field, in the forms in which their makers ship
@@ -52,40 +54,33 @@ func TestFindRuntimes(t *testing.T) {
 		{"every conflist", map[string]string{nodetest.ContainerdConfig: "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nmax_conf_num = 0\n"},
 			standard(func(r *Runtime) {
 				r.Major, r.MaxConfs = 2, 0
-				r.Problems = []string{"max_conf_num is 0 in /etc/containerd/config.toml"}
+				r.Problems = []string{"max_conf_num is 0 according to /etc/containerd/config.toml"}
 			})},
-		{"both keys of the plugins", map[string]string{nodetest.ContainerdConfig: "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/a']\nbin_dir = '/b'\n"},
+		{"version 3 with the key of the plugins that containerd 2.4 does not read", map[string]string{nodetest.ContainerdConfig: "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dir = '/b'\n"},
 			standard(func(r *Runtime) {
-				r.Major, r.BinDirs = 2, []string{"/a"}
-				r.Problems = []string{"bin_dir and bin_dirs are both set"}
+				r.Major, r.BinDirs = 2, []string{"/b"}
+				r.Problems = []string{"containerd does not answer at /run/containerd/containerd.sock, and it reads bin_dir of /etc/containerd/config.toml up to 2.3 only: "}
 			})},
 		{"imports", map[string]string{
-			nodetest.ContainerdConfig:  "version = 3\nimports = ['conf.d/*.toml', '/other/one.toml', '/none/*.toml']\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dir = '/main'\nconf_dir = '/main'\n",
-			"etc/containerd/conf.d/10": "no import",
-			"etc/containerd/conf.d/20.toml": "version = 3\nimports = ['../config.toml', '../30.toml']\n" +
-				"[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dir = '/twenty'\n",
+			nodetest.ContainerdConfig:       "version = 3\nimports = ['conf.d/*.toml', '/other/one.toml', '/none/*.toml']\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/main']\nconf_dir = '/main'\n",
+			"etc/containerd/conf.d/10":      "no import",
 			"etc/containerd/conf.d/10.toml": "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.cni]\nbin_dir = '/ten'\n",
-			"other/one.toml":                "[plugins.cri.cni]\nmax_conf_num = 2\n",
-			"etc/containerd/30.toml":        "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nmax_conf_num = 1\n",
-		}, standard(func(r *Runtime) { r.ConfDir, r.BinDirs, r.Major = "/main", []string{"/twenty"}, 2 })},
+			"etc/containerd/conf.d/20.toml": "[debug]\nlevel = 'info'\n",
+			"other/one.toml":                "imports = ['two.toml']\n",
+		}, standard(func(r *Runtime) {
+			r.ConfDir, r.BinDirs, r.Major = "/main", []string{"/main"}, 2
+			r.Problems = []string{
+				"containerd does not answer at /run/containerd/containerd.sock, and /etc/containerd/conf.d/10.toml may change its directories: start it, or give --conf-dir and --bin-dir",
+				"containerd does not answer at /run/containerd/containerd.sock, and /other/one.toml may change its directories: ",
+			}
+		})},
 		{"imports of version 1", map[string]string{
 			nodetest.ContainerdConfig:       "imports = ['conf.d/10.toml']\n[plugins.cri.cni]\nbin_dir = '/main'\n",
-			"etc/containerd/conf.d/10.toml": "[plugins.cri.cni]\nconf_dir = '/ten'\n",
+			"etc/containerd/conf.d/10.toml": "[plugins.cri.registry]\nconfig_path = '/r'\n",
 		}, standard(func(r *Runtime) {
-			r.ConfDir, r.BinDirs = "/ten", []string{"/main"}
-			r.Problems = []string{"the CRI plugin is configured both in"} // containerd 1 would not have bin_dir
+			r.BinDirs = []string{"/main"} // containerd 1 would not have it
+			r.Problems = []string{"containerd does not answer at /run/containerd/containerd.sock, and /etc/containerd/conf.d/10.toml may change its directories: "}
 		})},
-		{"imports on which containerd 1 and 2 disagree", map[string]string{
-			nodetest.ContainerdConfig:       "version = 2\nimports = ['conf.d/10.toml']\n[plugins.'io.containerd.grpc.v1.cri'.cni]\nbin_dir = '/main'\n",
-			"etc/containerd/conf.d/10.toml": "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.registry]\nconfig_path = '/r'\n",
-		}, standard(func(r *Runtime) {
-			r.BinDirs = []string{"/main"}
-			r.Problems = []string{"the CRI plugin is configured both in"}
-		})},
-		{"a handler with conflists of its own", map[string]string{nodetest.ContainerdConfig: "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.kata]\ncni_conf_dir = '/kata'\n"},
-			standard(func(r *Runtime) {
-				r.Notes = []string{`pods of the runtime class handler "kata" have their conflists in /kata`}
-			})},
 		{"Docker's containerd", map[string]string{nodetest.ContainerdConfig: "disabled_plugins = [\"cri\"]\n"}, nil},
 		{"k3s", map[string]string{nodetest.K3sConfig: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\n" +
 			"  bin_dir = \"/var/lib/rancher/k3s/data/cni\"\n  conf_dir = \"/var/lib/rancher/k3s/agent/etc/cni/net.d\"\n"},
@@ -155,18 +150,22 @@ func TestFindRuntimes(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			got, err := Find(nodetest.Root(t, c.files))
-			if err != nil {
-				t.Fatal(err)
-			}
-			for i := range min(len(got), len(c.want)) {
-				shorten(got[i].Problems, c.want[i].Problems)
-				shorten(got[i].Notes, c.want[i].Notes)
-			}
-			if diff := cmp.Diff(c.want, got, cmpopts.EquateEmpty()); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
+			finds(t, c.files, c.want)
 		})
+	}
+}
+
+// finds sees which runtimes are on a machine with these files. The problems and notes that are
+// wanted are beginnings.
+func finds(t *testing.T, files map[string]string, want []Runtime) {
+	t.Helper()
+	got, err := Find(nodetest.Root(t, files))
+	for i := range min(len(got), len(want)) {
+		shorten(got[i].Problems, want[i].Problems)
+		shorten(got[i].Notes, want[i].Notes)
+	}
+	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" || err != nil {
+		t.Errorf("%v, -want +got:\n%s", err, diff)
 	}
 }
 
@@ -176,6 +175,107 @@ func shorten(texts, beginnings []string) {
 		if strings.HasPrefix(texts[i], beginnings[i]) {
 			texts[i] = beginnings[i]
 		}
+	}
+}
+
+// TestFindAsks: directories that a runtime tells are right whatever its files say; where it tells
+// none, those of the files count. What K3s and MicroK8s change with a release is judged all the same.
+func TestFindAsks(t *testing.T) {
+	t.Parallel()
+	const config = "version = 3\nimports = ['x.toml']\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dir = '/file'\n[grpc]\naddress = '/s'\n"
+	const cniconfig = `{"PluginDirs": ["/told/", "/x"], "PluginConfDir": "/c/", "PluginMaxConfNum": 1, "Prefix": "eth", "Networks": []}`
+	told := func(change func(*Runtime)) []Runtime {
+		r := Runtime{Name: "containerd", Config: "/s", ConfDir: "/c", BinDirs: []string{"/told", "/x"}, Socket: "/s", MaxConfs: 1, Major: 2}
+		change(&r)
+		return []Runtime{r}
+	}
+	fromFile := told(func(r *Runtime) {
+		r.Config, r.ConfDir, r.BinDirs = "/"+nodetest.ContainerdConfig, "/etc/cni/net.d", []string{"/file"}
+		r.Problems = []string{"containerd does not answer at /s, and it reads bin_dir", "containerd does not answer at /s, and /etc/containerd/x.toml may change"}
+	})
+	for _, c := range []struct {
+		name, file, config string
+		info               map[string]string // nil for no answer
+		want               []Runtime
+	}{
+		{"containerd", nodetest.ContainerdConfig, config, map[string]string{"cniconfig": cniconfig, "config": `{"containerd": {"runtimes": {"runc": {}, "own": {"cniConfDir": "/c"}}}}`},
+			told(func(*Runtime) {})},
+		{"containerd, a broken file", nodetest.ContainerdConfig, "[grpc]\naddress = '/s'\n[broken", map[string]string{"cniconfig": cniconfig},
+			told(func(r *Runtime) { r.Major = 0 })},
+		{"handlers with conflists of their own", nodetest.ContainerdConfig, config, map[string]string{"cniconfig": cniconfig, "config": `{"containerd": {"runtimes": {"kata": {"cniConfDir": "/kata"}}}}`},
+			told(func(r *Runtime) {
+				r.Notes = []string{`pods of the runtime class handler "kata" have their conflists in /kata`}
+			})},
+		{"every conflist", nodetest.ContainerdConfig, config, map[string]string{"cniconfig": strings.Replace(cniconfig, "1,", "0,", 1)},
+			told(func(r *Runtime) {
+				r.MaxConfs, r.Problems = 0, []string{"max_conf_num is 0 according to /s: "}
+			})},
+		{"no answer", nodetest.ContainerdConfig, config, nil, fromFile},
+		{"an answer without directories", nodetest.ContainerdConfig, config, map[string]string{"config": "{}"}, fromFile},
+		{"an answer without directories of plugins", nodetest.ContainerdConfig, config, map[string]string{"cniconfig": `{"PluginConfDir": "/c"}`}, fromFile},
+		{"CRI-O", "etc/crio/crio.conf", "[crio.api]\nlisten = \"unix:///s\"\n", map[string]string{"config": `{"crio": {}, "sandboxImage": "pause"}`},
+			told(func(r *Runtime) {
+				r.Name, r.Config, r.ConfDir, r.BinDirs, r.Major = "cri-o", "", DefaultConfDir, []string{DefaultBinDir}, 0
+			})},
+		{"k3s before October 2024", nodetest.K3sConfig, config, map[string]string{"cniconfig": strings.Replace(cniconfig, "/told", "/var/lib/rancher/k3s/data/8e61/bin", 1)},
+			told(func(r *Runtime) {
+				r.Name, r.BinDirs, r.Kubelet = "k3s", []string{"/var/lib/rancher/k3s/data/8e61/bin", "/x"}, true
+				r.Problems = []string{"this k3s has another directory of plugins"}
+			})},
+		{"MicroK8s", "var/snap/microk8s/7731/args/containerd.toml", config, map[string]string{"cniconfig": `{"PluginDirs": ["/var/snap/microk8s/7731/opt/cni/bin"], "PluginConfDir": "/var/snap/microk8s/7731/args/cni-network", "PluginMaxConfNum": 1}`},
+			told(func(r *Runtime) {
+				r.Name, r.Kubelet = "microk8s", true
+				r.ConfDir, r.BinDirs = "/var/snap/microk8s/current/args/cni-network", []string{"/var/snap/microk8s/current/opt/cni/bin"}
+			})},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			files := map[string]string{c.file: c.config}
+			if c.file == nodetest.ContainerdConfig {
+				files["etc/containerd/x.toml"] = "imports = ['y.toml']\n"
+			}
+			if c.name == "MicroK8s" {
+				files["var/snap/microk8s/current"] = "-> 7731"
+			}
+			if c.info != nil {
+				files[strings.TrimPrefix(c.want[0].Socket, "/")] = "-> " + (&nodetest.FakeCRI{Info: c.info}).Serve(t)
+			}
+			finds(t, files, c.want)
+		})
+	}
+}
+
+// TestResolve: a command that only looks asks the runtimes only if unwind is in none of the
+// directories of their files.
+func TestResolve(t *testing.T) {
+	t.Parallel()
+	own := func(stateDir string) string {
+		return fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "n", "type": "unwind", "chainFile": "/c", "stateDir": %q}`, stateDir)
+	}
+	const config = "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.cni]\nconf_dir = '/file'\n"
+	for _, c := range []struct {
+		name  string
+		files map[string]string
+		given Directories
+		want  Directories
+		asked int64
+	}{
+		{"in the file's directory", map[string]string{"file/0.json": own("/s"), "told/0.json": own("/t")}, Directories{}, Directories{"/file", "/s"}, 0},
+		{"in the default directory", map[string]string{"etc/cni/net.d/0.json": own("/s"), "told/0.json": own("/t")}, Directories{}, Directories{DefaultConfDir, "/s"}, 0},
+		{"where the runtime tells", map[string]string{"told/0.json": own("/t")}, Directories{}, Directories{"/told", "/t"}, 1},
+		{"nowhere", map[string]string{"told/0.json": `{"cniVersion": "1.0.0", "name": "n", "type": "bridge"}`}, Directories{}, Directories{"/told", netconf.DefaultStateDir}, 1},
+		{"given", map[string]string{"file/0.json": own("/s")}, Directories{ConfDir: "/told"}, Directories{"/told", netconf.DefaultStateDir}, 0},
+		{"a state directory given", map[string]string{"file/0.json": own("/s")}, Directories{StateDir: "/x"}, Directories{"/file", "/x"}, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			fake := &nodetest.FakeCRI{Info: map[string]string{"cniconfig": `{"PluginDirs": ["/b"], "PluginConfDir": "/told"}`}}
+			c.files[nodetest.ContainerdConfig] = config
+			c.files[nodetest.ContainerdSocket[1:]] = "-> " + fake.Serve(t)
+			if err := c.given.resolve(nodetest.Root(t, c.files)); err != nil || c.given != c.want || fake.Asked.Load() != c.asked {
+				t.Errorf("%+v, %v, asked %d times; want %+v, %d", c.given, err, fake.Asked.Load(), c.want, c.asked)
+			}
+		})
 	}
 }
 

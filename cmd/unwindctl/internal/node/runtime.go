@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"cni-unwind/plugin/netconf"
 )
@@ -21,11 +20,11 @@ const (
 	DefaultBinDir  = "/opt/cni/bin"
 )
 
-// Runtime is a runtime as its configuration describes it. Paths are the runtime's own, without the
+// Runtime is a runtime as itself or its configuration describes it. Paths are the runtime's own, without the
 // root below which it was found.
 type Runtime struct {
 	Name     string   // containerd, cri-o, k3s, ...
-	Config   string   // the file that says so; "" if defaults are taken
+	Config   string   // the socket or file that says so; "" if defaults are taken
 	ConfDir  string   // of conflists
 	BinDirs  []string // of plugins; unwind is installed into the first
 	Socket   string   // CRI; "" if it is none
@@ -42,8 +41,8 @@ type Runtime struct {
 // Check adds the problems that any runtime can have.
 func (r *Runtime) Check(root string) {
 	if r.MaxConfs != 1 {
-		r.Problems = append(r.Problems, fmt.Sprintf("max_conf_num is %d in %s: containerd "+
-			"attaches a pod by that many files of %s, "+
+		r.Problems = append(r.Problems, fmt.Sprintf("max_conf_num is %d according to %s: "+
+			"containerd attaches a pod by that many files of %s, "+
 			"and so by the provider's, past unwind; set it to 1", r.MaxConfs,
 			cmp.Or(r.Config, r.Name), r.ConfDir))
 	}
@@ -73,7 +72,7 @@ func (r *Runtime) clean() {
 	for i := range r.BinDirs {
 		r.BinDirs[i] = filepath.Clean(r.BinDirs[i])
 	}
-	r.Socket = strings.TrimPrefix(r.Socket, "unix://")
+	r.Socket = socketPath(r.Socket)
 }
 
 // Timer is the advice for sweeps without the runtime.

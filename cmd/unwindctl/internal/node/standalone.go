@@ -1,6 +1,9 @@
 package node
 
-import "errors"
+import (
+	"errors"
+	"reflect"
+)
 
 // findNerdctl reads nerdctl.toml (nerdctl docs/config.md); without one, the first directory of
 // plugins that is there is taken (nerdctl pkg/defaults/defaults_linux.go CNIPath).
@@ -13,12 +16,15 @@ func findNerdctl(root string) (*Runtime, error) {
 		BinDirs: firstThere(root, DefaultBinDir, "/usr/local/libexec/cni",
 			"/usr/local/lib/cni", "/usr/libexec/cni", "/usr/lib/cni")[:1], MaxConfs: 1,
 		Notes: byName("nerdctl")}
-	table, err := readTOML(root, config)
-	if len(table) > 0 {
+	conf := struct {
+		ConfDir string `toml:"cni_netconfpath"`
+		BinDir  string `toml:"cni_path"`
+	}{r.ConfDir, r.BinDirs[0]}
+	err := readTOML(root, config, &conf)
+	if anyExists(root, config) {
 		r.Config = config
 	}
-	setString(&r.ConfDir, table["cni_netconfpath"])
-	setString(&r.BinDirs[0], table["cni_path"])
+	r.ConfDir, r.BinDirs[0] = conf.ConfDir, conf.BinDir
 	r.clean()
 	return r, err
 }
@@ -26,32 +32,35 @@ func findNerdctl(root string) (*Runtime, error) {
 // findPodman finds one that is told to use CNI: podman 4 and earlier can, and take netavark if
 // nothing says so (containers.conf(5) network_backend, network_config_dir, cni_plugin_dirs).
 func findPodman(root string) (*Runtime, error) {
-	r := &Runtime{Name: "podman", ConfDir: DefaultConfDir, MaxConfs: 1, Notes: byName("podman"),
-		BinDirs: []string{
-			"/usr/local/libexec/cni", "/usr/libexec/cni", "/usr/local/lib/cni", "/usr/lib/cni",
-			"/opt/cni/bin"}}
-	backend := ""
-	var errs []error
+	r := &Runtime{Name: "podman", MaxConfs: 1, Notes: byName("podman")}
+	var conf podmanConfig
+	conf.Network.ConfDir = DefaultConfDir
+	conf.Network.BinDirs = []string{"/usr/local/libexec/cni", "/usr/libexec/cni",
+		"/usr/local/lib/cni", "/usr/lib/cni", "/opt/cni/bin"}
+	var err error
 	for _, file := range []string{"/usr/share/containers/containers.conf",
 		"/etc/containers/containers.conf"} {
-		table, err := readTOML(root, file)
-		errs = append(errs, err)
-		network := tableAt(table, "network")
-		if len(network) > 0 {
+		before := conf
+		err = errors.Join(err, readTOML(root, file, &conf))
+		if !reflect.DeepEqual(before, conf) {
 			r.Config = file
 		}
-		setString(&backend, network["network_backend"])
-		setString(&r.ConfDir, network["network_config_dir"])
-		if dirs := stringsOf(network["cni_plugin_dirs"]); dirs != nil {
-			r.BinDirs = dirs
-		}
 	}
-	if backend != "cni" {
+	if conf.Network.Backend != "cni" {
 		return nil, nil
 	}
-	r.BinDirs = firstThere(root, r.BinDirs...)
+	r.ConfDir, r.BinDirs = conf.Network.ConfDir, firstThere(root, conf.Network.BinDirs...)
 	r.clean()
-	return r, errors.Join(errs...)
+	return r, err
+}
+
+// podmanConfig is what is read of containers.conf.
+type podmanConfig struct {
+	Network struct {
+		Backend string   `toml:"network_backend"`
+		ConfDir string   `toml:"network_config_dir"`
+		BinDirs []string `toml:"cni_plugin_dirs"`
+	} `toml:"network"`
 }
 
 // findNomad takes Nomad's defaults (Nomad's client block: cni_path, cni_config_dir); its

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -15,15 +16,51 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// fakeCRI is the far side of --cri: a runtime that knows one call.
-type fakeCRI struct {
+// FakeCRI is a runtime that answers with what it has, and knows no other calls.
+type FakeCRI struct {
 	cri.UnimplementedRuntimeServiceServer
-	list func(context.Context, *cri.ListPodSandboxRequest) (*cri.ListPodSandboxResponse, error)
+	List    func(context.Context) ([]*cri.PodSandbox, error)
+	Release string            // of the runtime
+	Info    map[string]string // of Status(verbose)
+	Asked   atomic.Int64      // for its status
 }
 
-func (f *fakeCRI) ListPodSandbox(ctx context.Context, r *cri.ListPodSandboxRequest) (
+// ListPodSandbox implements CRI.
+func (f *FakeCRI) ListPodSandbox(ctx context.Context, r *cri.ListPodSandboxRequest) (
 	*cri.ListPodSandboxResponse, error) {
-	return f.list(ctx, r)
+	switch {
+	case f.List == nil:
+		return nil, status.Error(codes.Unimplemented, "no pods")
+	case r.GetFilter() != nil:
+		return nil, status.Error(codes.InvalidArgument, "a filter would hide sandboxes")
+	}
+	items, err := f.List(ctx)
+	return &cri.ListPodSandboxResponse{Items: items}, err
+}
+
+// Version implements CRI.
+func (f *FakeCRI) Version(context.Context, *cri.VersionRequest) (*cri.VersionResponse, error) {
+	return &cri.VersionResponse{RuntimeName: "fake", RuntimeVersion: f.Release}, nil
+}
+
+// Status implements CRI.
+func (f *FakeCRI) Status(_ context.Context, r *cri.StatusRequest) (*cri.StatusResponse, error) {
+	f.Asked.Add(1)
+	if !r.GetVerbose() {
+		return &cri.StatusResponse{}, nil
+	}
+	return &cri.StatusResponse{Info: f.Info}, nil
+}
+
+// Serve runs the runtime until the test ends.
+func (f *FakeCRI) Serve(t testing.TB) (socket string) {
+	t.Helper()
+	socket, l := Listen(t)
+	server := grpc.NewServer(grpc.MaxSendMsgSize(64 << 20))
+	cri.RegisterRuntimeServiceServer(server, f)
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(server.Stop)
+	return socket
 }
 
 // Listen makes a socket. Its path is short: a socket's may have no more than some hundred bytes.
@@ -46,20 +83,7 @@ func Listen(t testing.TB) (path string, l net.Listener) {
 // never.
 func ServeCRI(t testing.TB, list func(context.Context) ([]*cri.PodSandbox, error)) (socket string) {
 	t.Helper()
-	socket, l := Listen(t)
-	server := grpc.NewServer(grpc.MaxSendMsgSize(64 << 20))
-	cri.RegisterRuntimeServiceServer(server, &fakeCRI{
-		list: func(ctx context.Context, r *cri.ListPodSandboxRequest) (*cri.ListPodSandboxResponse,
-			error) {
-			if r.GetFilter() != nil {
-				return nil, status.Error(codes.InvalidArgument, "a filter would hide sandboxes")
-			}
-			items, err := list(ctx)
-			return &cri.ListPodSandboxResponse{Items: items}, err
-		}})
-	go func() { _ = server.Serve(l) }()
-	t.Cleanup(server.Stop)
-	return socket
+	return (&FakeCRI{List: list}).Serve(t)
 }
 
 // ServeSandboxes runs a runtime that has these sandboxes.

@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"cmp"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -8,6 +9,7 @@ import (
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"math/big"
@@ -132,31 +134,74 @@ func TestInTheClear(t *testing.T) {
 // the token, of a store that is never asked. No request is made, and no program runs.
 func TestKubeconfigRefused(t *testing.T) {
 	ran := filepath.Join(t.TempDir(), "ran")
-	for _, tt := range []struct{ name, cluster, user, want string }{
-		{"exec", "", `token: ` + token + `, exec: {apiVersion: client.authentication.k8s.io/v1, command: /usr/bin/touch, args: [` + ran + `]}`, ""},
-		{"auth-provider", "", `auth-provider: {name: gcp, config: {cmd-path: /usr/bin/touch, cmd-args: ` + ran + `}}`, ""},
-		{"no server", "server: ''", "", "its server is not a URL of https or http"},
-		{"no host", "server: 'https:///path'", "", "its server is not a URL of https or http"},
-		{"another scheme", "server: 'ftp://127.0.0.1'", "", "its server is not a URL of https or http"},
-		{"no URL", "server: 'https://root:" + token + "@[::1'", "", "its server is not a URL of https or http"},
-		{"a list as a token", "", "token: [" + token + "]", "not a kubeconfig in YAML"},
-		{"a word for a truth", "server: URL, insecure-skip-tls-verify: " + token, "", "not a kubeconfig in YAML"},
-		{"a CA and none", "server: URL, certificate-authority-data: CA, insecure-skip-tls-verify: true", "",
-			"its cluster has a certificate-authority and insecure-skip-tls-verify"},
-		{"a CA without a certificate", "server: URL, certificate-authority-data: " + b64([]byte(token)), "", "its certificate-authority has no certificate"},
-		{"a CA not in base64", "server: URL, certificate-authority-data: " + token, "", "certificate-authority-data: illegal base64 data"},
-		{"a CA that is not there", "server: URL, certificate-authority: /none", "", "/none: no such file or directory"},
-		{"a token that is not there", "", "tokenFile: /none", "/none: no such file or directory"},
-		{"a token that is a directory", "", "tokenFile: /etc", "/etc: not a regular file"},
-		{"a certificate without a key", "", "client-certificate-data: " + b64([]byte(token)), "its client-certificate: tls: "},
-		{"a key without a certificate", "", "client-key-data: " + b64([]byte(token)), "its client-certificate: tls: "},
+	of := func(cluster, user string) func(*testing.T, *server) {
+		return func(t *testing.T, s *server) {
+			s.put(t, strings.NewReplacer("URL", s.URL, "CA", s.ca()).Replace(cmp.Or(cluster, "server: URL, certificate-authority-data: CA")), user)
+		}
+	}
+	content := func(text string) func(*testing.T, *server) {
+		return func(t *testing.T, s *server) { put(t, s.Root, kubeFile, text) }
+	}
+	instead := func(make func(path string) error) func(*testing.T, *server) {
+		return func(t *testing.T, s *server) {
+			path := filepath.Join(s.Root, kubeFile)
+			if err := errors.Join(os.Rename(path, path+".was"), make(path)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, tt := range []struct {
+		name string
+		make func(*testing.T, *server)
+		want string
+	}{
+		{"exec", of("", `token: `+token+`, exec: {apiVersion: client.authentication.k8s.io/v1, command: /usr/bin/touch, args: [`+ran+`]}`), ""},
+		{"auth-provider", of("", `auth-provider: {name: gcp, config: {cmd-path: /usr/bin/touch, cmd-args: `+ran+`}}`), ""},
+		{"no server", of("server: ''", ""), "its server is not a URL of https or http"},
+		{"no host", of("server: 'https:///path'", ""), "its server is not a URL of https or http"},
+		{"another scheme", of("server: 'ftp://127.0.0.1'", ""), "its server is not a URL of https or http"},
+		{"no URL", of("server: 'https://root:"+token+"@[::1'", ""), "its server is not a URL of https or http"},
+		{"a list as a token", of("", "token: ["+token+"]"), "not a kubeconfig in YAML"},
+		{"a word for a truth", of("server: URL, insecure-skip-tls-verify: "+token, ""), "not a kubeconfig in YAML"},
+		{"a CA and none", of("server: URL, certificate-authority-data: CA, insecure-skip-tls-verify: true", ""), "its cluster has a certificate-authority and insecure-skip-tls-verify"},
+		{"a CA without a certificate", of("server: URL, certificate-authority-data: "+b64([]byte(token)), ""), "its certificate-authority has no certificate"},
+		{"a CA not in base64", of("server: URL, certificate-authority-data: "+token, ""), "certificate-authority-data: illegal base64 data"},
+		{"a CA that is not there", of("server: URL, certificate-authority: /none", ""), "/none: no such file or directory"},
+		{"a token that is not there", of("", "tokenFile: /none"), "/none: no such file or directory"},
+		{"a token that is a directory", of("", "tokenFile: /etc"), "/etc: not a regular file"},
+		{"a certificate without a key", of("", "client-certificate-data: "+b64([]byte(token))), "its client-certificate: tls: "},
+		{"a key without a certificate", of("", "client-key-data: "+b64([]byte(token))), "its client-certificate: tls: "},
+		{"empty", content(""), "it lacks its current context"},
+		{"not YAML", content("\x00" + token), "not a kubeconfig in YAML"},
+		{"half a list", content("clusters: [{name: " + token), "not a kubeconfig in YAML"},
+		{"a text", content(token), "not a kubeconfig in YAML"},
+		{"aliases of aliases", content("a: &a [x,x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b,*b]\n" +
+			"d: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c,*c]\ne: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d,*d]\n" +
+			"users: [{name: u, user: {exec: [*e,*e,*e,*e,*e,*e,*e,*e,*e,*e,*e,*e,*e,*e,*e,*e,*e,*e,*e,*e]}}]"), "not a kubeconfig in YAML"},
+		{"no context of that name", content("current-context: x\ncontexts: [{name: y, context: {cluster: c}}]"), "it lacks its current context"},
+		{"no cluster of that name", content("current-context: x\ncontexts: [{name: x, context: {cluster: c}}]"), "it lacks the cluster of its current context"},
+		{"a namespace that is a path", content("current-context: x\ncontexts: [{name: x, context: {cluster: c, namespace: ../../../../api/v1/secrets}}]"), "the namespace of its current context cannot be one"},
+		{"too large", content(strings.Repeat("# "+token+"\n", 200_000)), "more than 4194304 bytes"},
+		{"none", instead(func(string) error { return nil }), "no such file or directory"},
+		{"a directory", instead(func(path string) error { return os.Mkdir(path, 0o755) }), "not a regular file"},
+		{"a pipe", instead(func(path string) error { return syscall.Mkfifo(path, 0o600) }), "not a regular file"},
+		{"a link to a device", instead(func(path string) error { return os.Symlink("/dev/zero", path) }), "not a regular file"},
+		{"a link to nothing", instead(func(path string) error { return os.Symlink("none", path) }), "no such file or directory"},
+		{"a link to itself", instead(func(path string) error { return os.Symlink(path, path) }), "too many levels of symbolic links"},
+		{"a link in an open directory", instead(func(path string) error {
+			if err := os.Rename(path+".was", path+".own"); err != nil {
+				return err
+			}
+			if err := os.Symlink(path+".own", path); err != nil {
+				return err
+			}
+			return os.Chmod(filepath.Dir(path), 0o777)
+		}), "too many levels of symbolic links"},
+		{"no path", func(t *testing.T, s *server) { put(t, s.Root, flatFile, "{}") }, "whereabouts: neither the configuration nor a flat file names a kubeconfig"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newServer(t, func(http.ResponseWriter, *http.Request) {})
-			if tt.cluster == "" {
-				tt.cluster = "server: URL, certificate-authority-data: CA"
-			}
-			s.put(t, strings.NewReplacer("URL", s.URL, "CA", s.ca()).Replace(tt.cluster), tt.user)
+			tt.make(t, s)
 			if tt.want != "" {
 				s.refused(t, tt.want)
 			} else if _, known, err := s.Held(t.Context(), query(whereaboutsWith(`, "range": "10.56.0.0/16"`))); known || err != nil {
@@ -167,78 +212,17 @@ func TestKubeconfigRefused(t *testing.T) {
 			}
 		})
 	}
-
-	for _, tt := range []struct{ name, content, want string }{
-		{"empty", "", "it lacks its current context"},
-		{"not YAML", "\x00" + token, "not a kubeconfig in YAML"},
-		{"half a list", "clusters: [{name: " + token, "not a kubeconfig in YAML"},
-		{"a text", token, "not a kubeconfig in YAML"},
-		{"aliases of aliases", "a: &a [x,x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b,*b]\n" +
-			"d: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c,*c]\ne: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d,*d]\n" +
-			"users: [{name: u, user: {exec: [*e,*e,*e,*e,*e,*e,*e,*e,*e,*e,*e,*e,*e,*e,*e,*e,*e,*e,*e,*e]}}]", "not a kubeconfig in YAML"},
-		{"no context of that name", "current-context: x\ncontexts: [{name: y, context: {cluster: c}}]", "it lacks its current context"},
-		{"no cluster of that name", "current-context: x\ncontexts: [{name: x, context: {cluster: c}}]", "it lacks the cluster of its current context"},
-		{"a namespace that is a path", "current-context: x\ncontexts: [{name: x, context: {cluster: c, namespace: ../../../../api/v1/secrets}}]",
-			"the namespace of its current context cannot be one"},
-		{"too large", strings.Repeat("# "+token+"\n", 200_000), "more than 4194304 bytes"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			s := newServer(t, func(http.ResponseWriter, *http.Request) {})
-			put(t, s.Root, kubeFile, tt.content)
-			s.refused(t, tt.want)
-		})
-	}
-
-	for _, tt := range []struct {
-		name string
-		make func(path string) error // in place of the kubeconfig
-		want string
-	}{
-		{"none", func(string) error { return nil }, "no such file or directory"},
-		{"a directory", func(path string) error { return os.Mkdir(path, 0o755) }, "not a regular file"},
-		{"a pipe", func(path string) error { return syscall.Mkfifo(path, 0o600) }, "not a regular file"},
-		{"a link to a device", func(path string) error { return os.Symlink("/dev/zero", path) }, "not a regular file"},
-		{"a link to nothing", func(path string) error { return os.Symlink("none", path) }, "no such file or directory"},
-		{"a link to itself", func(path string) error { return os.Symlink(path, path) }, "too many levels of symbolic links"},
-		{"a link in an open directory", func(path string) error {
-			if err := os.Rename(path+".was", path+".own"); err != nil {
-				return err
-			}
-			if err := os.Symlink(path+".own", path); err != nil {
-				return err
-			}
-			return os.Chmod(filepath.Dir(path), 0o777)
-		}, "too many levels of symbolic links"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			s := newServer(t, func(http.ResponseWriter, *http.Request) {})
-			path := filepath.Join(s.Root, kubeFile)
-			if err := os.Rename(path, path+".was"); err != nil {
-				t.Fatal(err)
-			}
-			if err := tt.make(path); err != nil {
-				t.Fatal(err)
-			}
-			s.refused(t, tt.want)
-		})
-	}
-
-	t.Run("no path", func(t *testing.T) {
-		s := newServer(t, func(http.ResponseWriter, *http.Request) {})
-		put(t, s.Root, flatFile, "{}")
-		_, err := s.held(t, `, "range": "10.56.0.0/16"`)
-		if want := "whereabouts: neither the configuration nor a flat file names a kubeconfig"; err == nil || err.Error() != want {
-			t.Errorf("%v, want %s", err, want)
-		}
-	})
 }
 
 // refused asks, and wants an error of the kubeconfig, without the token and without a request.
 func (s *server) refused(t *testing.T, want string) {
 	t.Helper()
 	held, err := s.held(t, `, "range": "10.56.0.0/16"`)
-	want = "whereabouts: kubeconfig " + kubeFile + ": " + want
-	if held != "" || err == nil || !strings.HasPrefix(err.Error(), want) {
+	whole := strings.HasPrefix(want, "whereabouts: ")
+	if !whole {
+		want = "whereabouts: kubeconfig " + kubeFile + ": " + want
+	}
+	if held != "" || err == nil || !strings.HasPrefix(err.Error(), want) || whole && err.Error() != want {
 		t.Errorf("%q, %v, want %s", held, err, want)
 	}
 	if err != nil && strings.Contains(err.Error(), token[:6]) {
