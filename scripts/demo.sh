@@ -166,7 +166,7 @@ check() { # claim command...
 }
 
 # fail_pod starts a pod that cannot start, tears it down as a runtime would, and counts what stays reserved.
-declare -A exhausted=() held=() told=()
+declare -A exhausted=() held=() told=() course=()
 fail_pod() { # network try
 	local pod=$1-$2
 	ip netns add "$pod"
@@ -182,6 +182,7 @@ fail_pod() { # network try
 	cni del "$1" "$pod" || true # fails as well; a runtime logs that and goes on
 	ip netns del "$pod"
 	held[$1]=$(reserved "$1")
+	course[$1]+="${held[$1]} "
 }
 
 fail_pods() {
@@ -251,6 +252,43 @@ good_pod() {
 	check "the journal is empty" empty
 }
 
+# picture draws the addresses held after each pod as an SVG of 13 by 16 cells.
+picture() {
+	cat <<-SVG
+		<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 250" font-family="sans-serif" font-size="13">
+		<title>Addresses held after each of $pods pods that fail to start, of $addresses in a /28</title>
+		<style>text{fill:#57606a}path{fill:none;stroke-width:3}.grid{stroke:#d0d7de;stroke-width:1}
+		.plain{stroke:#cf222e;fill:#cf222e}path.plain{fill:none}.unwind{stroke:#1a7f37;fill:#1a7f37}path.unwind{fill:none}text.plain,text.unwind{stroke:none}
+		@media(prefers-color-scheme:dark){text{fill:#8b949e}.grid{stroke:#30363d}.plain{stroke:#ff7b72;fill:#ff7b72}.unwind{stroke:#3fb950;fill:#3fb950}}</style>
+		<path class="grid" d="M40 205H616M40 23H616"/><text x="34" y="209" text-anchor="end">0</text><text x="34" y="27" text-anchor="end">$addresses</text>
+		<text x="40" y="235">pod 1</text><text x="616" y="235" text-anchor="end">pod $pods</text><text x="328" y="235" text-anchor="middle">addresses held after each pod that failed to start</text>
+	SVG
+	local network step=$((576 / pods)) x y d=''
+	for network in plain unwind; do
+		x=40 d="M40 205"
+		for y in ${course[$network]}; do
+			d+="V$((205 - y * 14))H$((x += step))"
+		done
+		echo "<path class=\"$network\" d=\"$d\"/>"
+	done
+	x=$((40 + step * (exhausted[plain] - 1)))
+	cat <<-SVG
+		<path class="grid" stroke-dasharray="4" d="M${x} 23V205"/>
+		<text class="plain" x="48" y="48">plain chain: ${held[plain]} of $addresses leaked</text>
+		<text class="plain" x="$((x - 6))" y="160" text-anchor="end">pod ${exhausted[plain]}: no IP addresses available</text>
+		<text class="unwind" x="48" y="196">unwind: ${held[unwind]} of $addresses</text>
+		</svg>
+	SVG
+}
+
+# draw checks that the README's picture shows these figures; with UPDATE=1 it draws it.
+draw() {
+	((pods == 16)) || return 0
+	picture >"$work/out"
+	[[ -z ${UPDATE:-} ]] || cp "$work/out" "$root/scripts/demo.svg"
+	check "the picture in the README shows these figures (UPDATE=1 draws it)" cmp "$work/out" "$root/scripts/demo.svg"
+}
+
 table() {
 	title "In short"
 	echo
@@ -274,6 +312,7 @@ main() {
 	replay
 	good_pod
 	table
+	draw
 	[[ $wrong == 0 ]] || die "not all of the above is true"
 }
 
