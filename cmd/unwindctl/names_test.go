@@ -17,7 +17,8 @@ type repository struct {
 	documents map[string]string          // text by path, without fenced blocks
 	files     []string                   // all Go files
 	tests     map[string][]string        // names by directory
-	packages  map[string]map[string]bool // words of the code by the directory's name
+	packages  map[string]map[string]bool // identifiers by the directory's name
+	words     map[string]bool            // all identifiers, and the words of strings
 }
 
 var (
@@ -34,6 +35,8 @@ var (
 	test   = regexp.MustCompile(`\b(?:Test|Fuzz|Benchmark)[A-Z]\w*`)
 	goFile = regexp.MustCompile(`[\w./-]*\w\.go\b`)
 	inside = regexp.MustCompile("`((?:cmd|ipam|journal|plugin|scripts|testdata)/[\\w./-]+)`")
+	camel  = regexp.MustCompile("`([A-Za-z][a-z]+[A-Z]\\w*)`")
+	word   = regexp.MustCompile(`\w+`)
 	member = regexp.MustCompile("`(\\w+)\\.([A-Z][\\w.]*)`")
 )
 
@@ -44,7 +47,7 @@ func TestNames(t *testing.T) {
 	r := readRepository(t, "../..")
 	for name, text := range r.documents {
 		text = outer.ReplaceAllString(text, "")
-		for _, problem := range slices.Concat(r.badLinks(name, text), r.badTests(text), r.badCode(text)) {
+		for _, problem := range slices.Concat(r.badLinks(name, text), r.badTests(text), r.badCode(name, text)) {
 			t.Errorf("%s names %s", name, problem)
 		}
 	}
@@ -55,7 +58,8 @@ func TestNames(t *testing.T) {
 
 func readRepository(t *testing.T, root string) repository {
 	t.Helper()
-	r := repository{map[string]string{}, nil, map[string][]string{}, map[string]map[string]bool{}}
+	r := repository{map[string]string{}, nil, map[string][]string{}, map[string]map[string]bool{},
+		map[string]bool{}}
 	tree := os.DirFS(root)
 	err := fs.WalkDir(tree, ".", func(name string, d fs.DirEntry, err error) error {
 		switch {
@@ -80,23 +84,28 @@ func readRepository(t *testing.T, root string) repository {
 	return r
 }
 
-// addCode notes the tests of a Go file, and its words: all but comments and literals.
+// addCode notes the tests of a Go file, its identifiers, and the words of its strings.
 func (r *repository) addCode(name string, text []byte) {
 	dir := path.Dir(name)
 	r.files = append(r.files, name)
 	for _, m := range declare.FindAllSubmatch(text, -1) {
 		r.tests[dir] = append(r.tests[dir], string(m[1]))
 	}
-	words := r.packages[path.Base(dir)]
-	if words == nil {
-		words = map[string]bool{}
-		r.packages[path.Base(dir)] = words
+	identifiers := r.packages[path.Base(dir)]
+	if identifiers == nil {
+		identifiers = map[string]bool{}
+		r.packages[path.Base(dir)] = identifiers
 	}
 	var s scanner.Scanner
 	s.Init(token.NewFileSet().AddFile(name, -1, len(text)), text, nil, 0)
-	for _, tok, word := s.Scan(); tok != token.EOF; _, tok, word = s.Scan() {
-		if tok == token.IDENT {
-			words[word] = true
+	for _, tok, literal := s.Scan(); tok != token.EOF; _, tok, literal = s.Scan() {
+		switch tok {
+		case token.IDENT:
+			identifiers[literal], r.words[literal] = true, true
+		case token.STRING:
+			for _, w := range word.FindAllString(literal, -1) {
+				r.words[w] = true
+			}
 		}
 	}
 }
@@ -152,8 +161,9 @@ func (r *repository) badTests(text string) (bad []string) {
 	return bad
 }
 
-// badCode returns the Go files, the paths and the members of packages that do not exist.
-func (r *repository) badCode(text string) (bad []string) {
+// badCode returns the Go files, the paths, the members of packages and, in a README, the names in
+// camel case that do not exist.
+func (r *repository) badCode(document, text string) (bad []string) {
 	for _, name := range goFile.FindAllString(text, -1) {
 		end := "/" + strings.TrimLeft(name, "./")
 		if !slices.ContainsFunc(r.files, func(f string) bool { return strings.HasSuffix("/"+f, end) }) {
@@ -165,10 +175,15 @@ func (r *repository) badCode(text string) (bad []string) {
 			bad = append(bad, "the path "+m[1])
 		}
 	}
+	for _, m := range camel.FindAllStringSubmatch(text, -1) {
+		if path.Base(document) == "README.md" && !r.words[m[1]] { // others name what is of providers
+			bad = append(bad, "`"+m[1]+"`")
+		}
+	}
 	for _, m := range member.FindAllStringSubmatch(text, -1) {
-		words := r.packages[m[1]]
+		identifiers := r.packages[m[1]]
 		for name := range strings.SplitSeq(m[2], ".") {
-			if words != nil && !words[name] {
+			if identifiers != nil && !identifiers[name] {
 				bad = append(bad, "`"+m[1]+"."+m[2]+"`")
 			}
 		}
