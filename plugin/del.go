@@ -94,7 +94,9 @@ func (d *deleting) fromJournal(ctx context.Context, killed []string) (tomb *jour
 		case d.entry == nil:
 			tomb, err = tx.Tombstone(d.key)
 		default:
-			d.others, err = undo.Others(tx, d.key, d.entry.Addresses())
+			if d.others, err = undo.Others(tx, d.key, d.entry.Addresses()); err != nil {
+				d.others, err = nil, nil // the pass looks again
+			}
 		}
 		return err
 	}
