@@ -153,25 +153,30 @@ func (w *Worker) Silent(pods []KubePod) []string {
 	return w.silent(pods)
 }
 
-// SilentToPods returns the pods that do not answer a ping from each of the worker's own pods.
+// SilentToPods returns the pods that do not answer a ping from each of the worker's own pods. It waits until
+// each of these has a network namespace with its address, since the API may be behind.
 func (w *Worker) SilentToPods(pods []KubePod) (silent []string) {
 	w.Helper()
-	own := w.Pods("")
-	pins, _ := os.ReadDir(w.File("/run/netns"))
-	from := 0
-	for _, pin := range pins {
-		enter := []string{"nsenter", "--net=/run/netns/" + pin.Name()}
-		addresses, _, _ := w.Try(enter[0], enter[1], "ip", "-4", "-o", "addr", "show", "eth0")
-		if !slices.ContainsFunc(own, func(p KubePod) bool { return p.IP != "" && strings.Contains(addresses, " "+p.IP+"/") }) {
-			continue // of a sandbox whose DEL has failed
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Second) {
+		own, inside := w.Pods(""), [][]string{}
+		pins, _ := os.ReadDir(w.File("/run/netns"))
+		for _, pin := range pins {
+			enter := []string{"nsenter", "--net=/run/netns/" + pin.Name()}
+			addresses, _, _ := w.Try(enter[0], enter[1], "ip", "-4", "-o", "addr", "show", "eth0")
+			if slices.ContainsFunc(own, func(p KubePod) bool { return p.IP != "" && strings.Contains(addresses, " "+p.IP+"/") }) {
+				inside = append(inside, enter) // others are of a sandbox whose DEL has failed
+			}
 		}
-		from++
-		silent = append(silent, w.silent(pods, enter...)...)
+		if len(inside) == len(own) {
+			for _, enter := range inside {
+				silent = append(silent, w.silent(pods, enter...)...)
+			}
+			return silent
+		}
+		if time.Now().After(end) {
+			w.Fatalf("%s: %d pods, and %d network namespaces of theirs", w.NodeName, len(own), len(inside))
+		}
 	}
-	if from != len(own) {
-		w.Fatalf("%s: %d pods, and %d network namespaces of theirs", w.NodeName, len(own), from)
-	}
-	return silent
 }
 
 // silent pings pods, with a prefix before the command.
