@@ -14,7 +14,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
 	"golang.org/x/sys/unix"
 )
 
@@ -183,7 +182,7 @@ func Apply(ctx context.Context, pool string, plan []Planned) (released []Planned
 	if len(plan) == 0 {
 		return nil, nil
 	}
-	unlock, err := lock(ctx, pool)
+	unlock, err := Lock(ctx, pool)
 	if err != nil {
 		return nil, err
 	}
@@ -210,26 +209,41 @@ func Apply(ctx context.Context, pool string, plan []Planned) (released []Planned
 	return released, errors.Join(errs...)
 }
 
-// lock takes host-local's lock of a pool. If the deadline passes first, it gives the lock back as
-// soon as the kernel grants it.
-func lock(ctx context.Context, pool string) (unlock func(), err error) {
-	file, err := disk.NewFileLock(pool)
+// Lock takes host-local's lock of a pool, without which host-local neither gives out nor takes back
+// an address. A pool that does not exist has none: nobody has an address there. If the deadline
+// passes first, Lock gives the lock back as soon as the kernel grants it.
+func Lock(ctx context.Context, pool string) (unlock func(), err error) {
+	if _, err := os.Stat(pool); errors.Is(err, fs.ErrNotExist) {
+		return func() {}, nil
+	}
+	// as filemutex opens it for host-local, but closed in the delegates that run meanwhile
+	fd, err := unix.Open(filepath.Join(pool, "lock"), unix.O_CREAT|unix.O_RDONLY|unix.O_CLOEXEC, 0o750)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("the lock of pool %s: %w", pool, err)
+	}
+	release := func() {
+		_ = unix.Flock(fd, unix.LOCK_UN) // a child that is about to execute its program may have it, too
+		_ = unix.Close(fd)
 	}
 	locked := make(chan error, 1)
-	go func() { locked <- file.Lock() }()
+	go func() {
+		err := unix.Flock(fd, unix.LOCK_EX)
+		for err == unix.EINTR {
+			err = unix.Flock(fd, unix.LOCK_EX)
+		}
+		locked <- err
+	}()
 	select {
 	case err := <-locked:
 		if err != nil {
-			_ = file.Close()
-			return nil, err
+			release()
+			return nil, fmt.Errorf("the lock of pool %s: %w", pool, err)
 		}
-		return func() { _ = file.Close() }, nil
+		return release, nil
 	case <-ctx.Done():
 		go func() {
 			<-locked
-			_ = file.Close()
+			release()
 		}()
 		return nil, fmt.Errorf("the lock of pool %s: %w", pool, ctx.Err())
 	}

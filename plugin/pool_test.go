@@ -173,7 +173,7 @@ func TestOrphanInItsGracePeriod(t *testing.T) {
 			dir := filepath.Join(n.dir, "net.d")
 			n.mkdir(dir)
 			n.write(filepath.Join(dir, "10.conflist"), string(n.unwind(chain).Bytes))
-			pools, err := sweep.ReadPools(dir, n.stateDir)
+			pools, err := sweep.ReadPools(n.stateDir, dir)
 			if err != nil {
 				t.Fatal(err)
 			}

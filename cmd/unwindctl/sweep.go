@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"cni-unwind/cmd/unwindctl/internal/inspect"
+	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/plugin/sweep"
 )
@@ -19,6 +20,7 @@ import (
 type sweepFlags struct {
 	inspect.Scope
 	dryRun, force bool
+	binDir        string
 	format        term.Format
 }
 
@@ -34,6 +36,10 @@ func sweepCommand() *cobra.Command {
 			"process in it and its interface on the host. With a list of what is attached\n" +
 			"(--cri, --valid) it is also dead if it is not on the list, no process is in its\n" +
 			"namespace and its grace period is over. Everything else is kept.\n\n" +
+			"With such a list sweep also works on a node without unwind: it undoes the\n" +
+			"attachments that libcni's cache has and the journal does not, by the DELs of the\n" +
+			"chain in that cache, and releases the addresses of other dead owners in the pools\n" +
+			"of host-local. Both are dead only if all evidence says so. It makes no journal.\n\n" +
 			"Run sweep where the runtime runs: on the host, or in a node that is a container\n" +
 			"(kind, k3d, LXC). In another container it cannot judge anything, and does\n" +
 			"nothing. It can be interrupted and repeated at any time.\n\n" +
@@ -75,6 +81,9 @@ func sweepCommand() *cobra.Command {
 	cmd.Flags().StringVar(&flags.Valid, "valid", "",
 		"a `FILE` with all that is attached to --network, - for stdin: [{\"containerID\": \"…\", "+
 			"\"ifname\": \"…\"}, …]")
+	cmd.Flags().StringVar(&flags.binDir, "bin-dir", "",
+		"the plugins are in `DIR` (default: the runtimes'); for DELs by libcni's cache")
+	_ = cmd.MarkFlagDirname("bin-dir")
 	addOutputFlags(cmd, &flags.format, "findings; live ones too", lookFormats...)
 	_ = cmd.RegisterFlagCompletionFunc("network", completeNetworks(&flags.Directories))
 	addScopeFlags(cmd, &flags.Scope)
@@ -105,6 +114,7 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	}
 	s.List = list
 	var poolErr error
+	s.Cache, s.Path = true, cmp.Or(flags.binDir, node.BinPath())
 	if s.Attachment == nil {
 		s.Pools, poolErr = flags.Pools()
 	}
@@ -121,7 +131,7 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 		return errors.Join(listErr, err)
 	}
 	if len(findings) == 0 && flags.format != term.JSON && flags.format != term.Name {
-		return errors.Join(listErr, err, inspect.PrintNoFindings(cmd.OutOrStdout(), flags.Scope))
+		return errors.Join(listErr, err, inspect.PrintNoFindings(cmd.OutOrStdout(), flags.Scope, s))
 	}
 	slices.SortFunc(findings, func(a, b sweep.Finding) int {
 		return cmp.Compare(a.Key.String(), b.Key.String())

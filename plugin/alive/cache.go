@@ -1,6 +1,8 @@
 package alive
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
@@ -40,8 +43,77 @@ func (c Cached) isPod() bool {
 	return false
 }
 
+// CNIArgs returns CNI_ARGS of the ADD.
+func (c Cached) CNIArgs() string {
+	var args []string
+	for _, a := range c.Args {
+		args = append(args, a[0]+"="+a[1])
+	}
+	return strings.Join(args, ";")
+}
+
+// Chain returns the chain that the runtime ran, with the configuration that unwind would have for it.
+// It returns none for a chain of unwind's.
+func (c Cached) Chain() (*netconf.Chain, *netconf.Conf, error) {
+	list, err := netconf.ReadConflistFrom(bytes.NewReader(c.Config))
+	if err != nil {
+		return nil, nil, err
+	}
+	if list.Unwind != nil {
+		return nil, list.Unwind, nil
+	}
+	list.Name = cmp.Or(list.Name, c.Network)
+	chain, conf, err := list.Plain()
+	if err != nil {
+		return nil, nil, err
+	}
+	if conf.Name != c.Network {
+		return nil, nil, fmt.Errorf("its chain is of network %s", conf.Name)
+	}
+	conf.RuntimeConfig = c.RuntimeConfig
+	return chain, conf, nil
+}
+
 func (c Cached) Key() journal.Key {
 	return journal.Key{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName}
+}
+
+// CacheFile is a file of libcni's cache.
+type CacheFile struct {
+	Cached
+	Path    string
+	Written time.Time // by the wall clock
+}
+
+// Cache returns all of libcni's cache but the files that are not of an attachment. The error names
+// those that cannot be read; Cache returns the others with it.
+func (n *Node) Cache() (all []CacheFile, err error) {
+	files, err := os.ReadDir(n.cacheDir())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	errs := []error{err}
+	for _, f := range files {
+		if !f.Type().IsRegular() {
+			continue
+		}
+		info, err := f.Info()
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // its DEL has just removed it
+		}
+		c, readErr := n.readCached(f.Name())
+		if err = errors.Join(err, readErr); err != nil {
+			errs = append(errs, err)
+		} else if c != nil && fileName(c.Key()) == f.Name() {
+			all = append(all, CacheFile{*c, filepath.Join(n.cacheDir(), f.Name()), info.ModTime()})
+		}
+	}
+	return all, errors.Join(errs...)
+}
+
+// fileName returns the name of an attachment's file in libcni's cache.
+func fileName(k journal.Key) string {
+	return fmt.Sprintf("%s-%s-%s", k.Network, k.ContainerID, k.IfName)
 }
 
 // CachedAttachments returns the attachments of a container in a network from libcni's cache.
@@ -72,7 +144,7 @@ func (n *Node) readCache(prefix string) (found []Cached, err error) {
 
 // CachedADD returns an attachment's ADD from libcni's cache, or nil.
 func (n *Node) CachedADD(key journal.Key) (*Cached, error) {
-	return n.readCached(fmt.Sprintf("%s-%s-%s", key.Network, key.ContainerID, key.IfName))
+	return n.readCached(fileName(key))
 }
 
 // readCached reads a file of libcni's cache. It returns nil if there is none.

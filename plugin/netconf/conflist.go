@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+
+	"github.com/containernetworking/cni/pkg/utils"
 )
 
 // Conflist is a network configuration in a file, as libcni reads it: a list of plugins, or the
@@ -89,4 +91,16 @@ func parseConflist(path string, data []byte) (*Conflist, error) {
 		}
 	}
 	return c, err
+}
+
+// Plain returns the chain of a configuration without unwind in it, as the runtime runs it, with the
+// configuration that unwind would have for it.
+func (c *Conflist) Plain() (*Chain, *Conf, error) {
+	conf := DefaultConf()
+	if err := utils.ValidateNetworkName(c.Name); err != nil {
+		return nil, nil, err
+	}
+	conf.Name, conf.ChainFile = c.Name, c.Path
+	chain, err := conf.ParseChain(c.Data, "")
+	return chain, conf, err
 }

@@ -115,6 +115,9 @@ func (s *Sweep) release(ctx context.Context, w *undo.Worker, f *Finding) error {
 	}
 	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), end)
 	defer cancel()
+	if f.cached != nil {
+		return s.undoCached(ctx, w, f)
+	}
 	lock, killed, err := tryLock(ctx, w, f)
 	if errors.Is(err, journal.ErrBusy) && !f.orphaned { // another unwind has begun to work on it
 		f.Fate, f.Reason, f.Busy = alive.Locked.Fate, alive.Locked.Reason, true

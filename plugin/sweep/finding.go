@@ -5,6 +5,7 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/tristate"
 )
 
@@ -22,6 +23,8 @@ type Finding struct {
 	Released bool     // nothing of it is left
 	Pending  []string // the delegates with a pending DEL, each with the reason
 	Err      error    // why it was not released
+	// Rules are commands that would remove the rules of a dead owner of which no cache tells its DEL.
+	Rules []string
 
 	Evidence alive.Evidence // evidence for the verdict; zero where it needed none
 
@@ -33,15 +36,27 @@ type Finding struct {
 	orphaned bool     // delegates that outlived their unwind hold its lock
 	failing  []string // see failingPlugins
 	paced    bool     // it is dead, but its failing plugins fail in this sweep too, see pace
+
+	cached *alive.CacheFile // libcni's cache alone has the attachment, see planCached; else nil
+	pools  []Pool           // of the cached chain
 }
 
 // Releasable says whether the attachment is to be released.
 func (f *Finding) Releasable() bool { return f.Fate == alive.Dead || f.Fate == alive.Foreign }
 
+// Cached says whether libcni's cache has the attachment, and the journal does not; if so, with which
+// addresses.
+func (f *Finding) Cached() (addresses []netip.Addr, is bool) {
+	if f.cached == nil {
+		return nil, false
+	}
+	return netconf.InterfaceOf(f.cached.Result, f.IfName).Addresses, true
+}
+
 // Elsewhere says whether nothing can be told of it from here: this process is in other namespaces
 // than its ADD.
 func (f *Finding) Elsewhere() bool {
-	return f.Fate == alive.Unknown && f.Err == nil && f.Evidence.SameNamespaces != tristate.Yes
+	return f.Fate == alive.Unknown && f.Err == nil && f.cached == nil && f.Evidence.SameNamespaces != tristate.Yes
 }
 
 // Fact is one piece of evidence for people: a question, and "yes", "no" or "unknown".

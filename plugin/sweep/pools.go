@@ -1,7 +1,6 @@
 package sweep
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,9 +14,9 @@ import (
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/alive"
-	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/plugin/tristate"
+	"cni-unwind/plugin/undo"
 )
 
 // Pool is the directory in which host-local keeps the addresses of a network.
@@ -27,6 +26,8 @@ type Pool struct {
 	Config  json.RawMessage // of the delegate that calls host-local
 	// GracePeriod is the network's.
 	GracePeriod time.Duration
+	// Plain says that a runtime runs the chain itself, without unwind.
+	Plain bool
 }
 
 // PoolsOf returns the pools of a chain.
@@ -36,7 +37,7 @@ func PoolsOf(ch *netconf.Chain, c *netconf.Conf) []Pool {
 		config := ch.Config(i, c)
 		dir := ipam.Pool(config, c.Name)
 		if dir != "" && !slices.ContainsFunc(pools, func(p Pool) bool { return p.Dir == dir }) {
-			pools = append(pools, Pool{c.Name, dir, config, c.GracePeriod})
+			pools = append(pools, Pool{Network: c.Name, Dir: dir, Config: config, GracePeriod: c.GracePeriod})
 		}
 	}
 	return pools
@@ -51,46 +52,73 @@ func (p Pool) Full(log *slog.Logger) bool {
 	return full
 }
 
-// ReadPools returns the pools of the networks in a directory of conflists (/etc/cni/net.d) that
-// unwind runs with the given state directory. The error names the files and chains that cannot be
-// read; ReadPools returns the pools of the others with it.
-func ReadPools(confDir, stateDir string) ([]Pool, error) {
-	paths, err := netconf.Conflists(confDir)
-	errs := []error{err}
+// ReadPools returns the pools of the networks in directories of conflists (/etc/cni/net.d), whether
+// unwind runs them or not. A pool that is in several files is that of the file which has unwind in it.
+// ReadPools leaves out the pools of a network that unwind runs with another state directory: another
+// journal knows their owners. The error names the files and chains that cannot be read; ReadPools
+// returns the pools of the others with it.
+func ReadPools(stateDir string, confDirs ...string) ([]Pool, error) {
 	var pools []Pool
-	for _, path := range paths {
-		found, err := readPools(path, stateDir)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", path, err))
-		}
-		for _, p := range found {
-			if !slices.ContainsFunc(pools, func(o Pool) bool { return o.Dir == p.Dir }) {
-				pools = append(pools, p)
+	var errs []error
+	elsewhere := map[string]bool{} // directories of pools of another journal
+	for _, dir := range confDirs {
+		paths, err := netconf.Conflists(dir)
+		errs = append(errs, err)
+		for _, path := range paths {
+			found, ours, err := readPools(path, stateDir)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", path, err))
+			}
+			for _, p := range found {
+				i := slices.IndexFunc(pools, func(o Pool) bool { return o.Dir == p.Dir })
+				switch {
+				case !ours:
+					elsewhere[p.Dir] = true
+				case i < 0:
+					pools = append(pools, p)
+				case pools[i].Plain:
+					pools[i] = p
+				}
 			}
 		}
 	}
-	return pools, errors.Join(errs...)
+	return slices.DeleteFunc(pools, func(p Pool) bool { return elsewhere[p.Dir] }), errors.Join(errs...)
 }
 
-func readPools(path, stateDir string) ([]Pool, error) {
-	data, err := netconf.ReadFile(path)
-	if err != nil || !bytes.Contains(data, []byte(netconf.Name)) {
-		return nil, err
-	}
+// readPools returns the pools of one file. ours says whether the journal in the state directory is
+// theirs, or no journal is.
+func readPools(path, stateDir string) (pools []Pool, ours bool, err error) {
 	list, err := netconf.ReadConflist(path)
-	if err != nil || list.Unwind == nil || list.Unwind.StateDir != filepath.Clean(stateDir) {
-		return nil, err
+	switch {
+	case err != nil:
+		return nil, true, err
+	case list.Unwind != nil:
+		chain, err := list.Unwind.LoadChain()
+		if err != nil {
+			return nil, true, err
+		}
+		return PoolsOf(chain, list.Unwind), list.Unwind.StateDir == filepath.Clean(stateDir), nil
 	}
-	chain, err := list.Unwind.LoadChain()
+	chain, conf, err := list.Plain()
 	if err != nil {
-		return nil, err
+		return nil, true, err
 	}
-	return PoolsOf(chain, list.Unwind), nil
+	pools = PoolsOf(chain, conf)
+	for _, d := range chain.Delegates {
+		if known.Of(d.Type).HidesIPAM && d.IPAM == "" { // flannel's plugin gets host-local then
+			config := json.RawMessage(`{"ipam": {"type": "host-local"}}`)
+			pools = append(pools, Pool{Network: conf.Name, Dir: ipam.Pool(config, conf.Name), Config: config, GracePeriod: conf.GracePeriod})
+		}
+	}
+	for i := range pools {
+		pools[i].Plain = true
+	}
+	return pools, true, nil
 }
 
 // reconcile compares the reservations in a pool with the journal and releases the dead ones. It
-// skips those whose owner the journal knows: they follow its entry.
-func (s *Sweep) reconcile(ctx context.Context, pool Pool, dryRun bool) (findings []Finding, err error) {
+// skips those whose owner the journal, or a finding on libcni's cache, knows: they follow that.
+func (s *Sweep) reconcile(ctx context.Context, pool Pool, all []Finding) (findings []Finding, err error) {
 	found, err := ipam.Scan(pool.Dir)
 	if len(found) == 0 {
 		return nil, err
@@ -100,17 +128,17 @@ func (s *Sweep) reconcile(ctx context.Context, pool Pool, dryRun bool) (findings
 		return nil, errors.Join(err, knownErr)
 	}
 	plan := ipam.Plan(found, func(r ipam.Reservation) (bool, string) {
-		if known[r.Owner.ContainerID] || s.w.Node.List == nil {
+		if known[r.Owner.ContainerID] || s.w.Node.List == nil || hasCached(all, pool.Network, r.Owner.ContainerID, r.Owner.IfName) {
 			return false, "" // without a list nothing speaks against an owner
 		}
-		v := alive.DecideOrphan(s.lookAtOrphan(pool, r))
+		v := alive.DecideOrphan(s.w.Node.LookAtReservation(pool.Network, r, pool.GracePeriod))
 		if v.Fate != alive.Dead {
 			findings = append(findings, strayFinding(pool, r, v))
 		}
 		return v.Fate == alive.Dead, v.Reason.Text
 	})
 	var released []ipam.Planned
-	if !dryRun {
+	if !s.DryRun {
 		var applyErr error
 		released, applyErr = ipam.Apply(ctx, pool.Dir, plan)
 		err = errors.Join(err, applyErr)
@@ -122,9 +150,18 @@ func (s *Sweep) reconcile(ctx context.Context, pool Pool, dryRun bool) (findings
 			Addresses: []netip.Addr{r.Address}, Reason: r.Reason})
 		s.w.Log.Info("address released", "network", pool.Network, "address", r.Address, "owner", r.Owner.ContainerID, "reason", r.Reason)
 	}
+	var rules undo.LeftRules
+	if s.Cache && slices.ContainsFunc(plan, func(r ipam.Planned) bool { return !r.Ownerless() }) {
+		var rulesErr error
+		rules, rulesErr = undo.ReadRules(ctx)
+		err = errors.Join(err, rulesErr)
+	}
 	for _, r := range plan {
 		f := strayFinding(pool, r.Reservation, alive.Verdict{Fate: alive.Dead, Reason: alive.Reason{Text: r.Reason}})
 		f.Released = gone[r.Address]
+		if !r.Ownerless() {
+			f.Rules = rules.Commands(f.Key, r.Address)
+		}
 		findings = append(findings, f)
 	}
 	return findings, err
@@ -146,30 +183,4 @@ func (s *Sweep) containers(ctx context.Context) (map[string]bool, error) {
 		})
 	})
 	return known, err
-}
-
-func (s *Sweep) lookAtOrphan(pool Pool, r ipam.Reservation) alive.Orphan {
-	seen := alive.Orphan{SameNamespaces: s.w.Node.SeesAsRuntime()}
-	cache, err := s.w.Node.CachedAttachments(pool.Network, r.Owner.ContainerID)
-	seen.Listed = s.w.Node.List.HasContainer(pool.Network, r.Owner.ContainerID, cache)
-	if seen.Listed != tristate.No {
-		return seen
-	}
-	if changed, err := r.Changed(); err == nil {
-		// The wall clock may have been set since, but not before the machine was started.
-		age := min(time.Since(changed), time.Duration(journal.BootNanos()))
-		seen.PastGracePeriod = tristate.Of(age > pool.GracePeriod, nil)
-	}
-	seen.Cached = tristate.Of(false, err)
-	for _, c := range cache {
-		if _, err := host.Identify(c.NetNS); c.NetNS == "" || err == nil || !host.IsNoNetNS(err) {
-			seen.Cached = tristate.Yes
-		}
-	}
-	if seen.PastGracePeriod == tristate.Yes && seen.Cached == tristate.No {
-		var err error
-		seen.InUse, err = s.w.Node.InUse(r.Address, nil)
-		seen.Doubt = alive.Doubt(err)
-	}
-	return seen
 }

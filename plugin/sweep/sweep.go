@@ -5,7 +5,6 @@ package sweep
 import (
 	"context"
 	"errors"
-	"os"
 	"slices"
 	"time"
 
@@ -21,6 +20,8 @@ type Job struct {
 	Attachment *journal.Key // only this attachment; nil for all
 	List       *alive.List  // the runtime's list of attachments; nil if there is none
 	Pools      []Pool       // pools of host-local to compare with the journal
+	Cache      bool         // undo also what libcni's cache has and the journal does not; needs a List
+	Path       string       // CNI_PATH for that
 	DryRun     bool         // decide, but release nothing
 	Force      bool         // release also what the guard keeps, see MassReleaseError
 	Periodic   bool         // neither the runtime nor a person asked: keep the pauses between DELs
@@ -40,7 +41,9 @@ var ErrNotTried = errors.New("no time was left for it")
 //  2. Apply: release the dead ones, those longest untouched first, some in parallel. Each is released
 //     under its lock, without waiting for it, and judged again by what the journal says then. Then
 //     release those whose DELs were parked for an attachment that is released now.
-//  3. Compare the pools of host-local with what the journal says after that.
+//  3. With the journal's, judge and release the attachments that libcni's cache alone has: see
+//     planCached.
+//  4. Compare the pools of host-local with what the journal says after that.
 type Sweep struct {
 	Job
 	w    *undo.Worker
@@ -51,6 +54,9 @@ type Sweep struct {
 func New(w *undo.Worker, job Job) *Sweep {
 	w = w.Fork()
 	w.Node.List = job.List
+	if job.Path != "" {
+		w.Verb.Path = job.Path
+	}
 	return &Sweep{w: w, Job: job}
 }
 
@@ -62,6 +68,10 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 	var guarded *MassReleaseError
 	if err != nil && !errors.As(err, &guarded) {
 		return findings, err
+	}
+	if guarded == nil {
+		cached, cacheErr := s.planCached(ctx)
+		findings, err = append(findings, cached...), errors.Join(err, cacheErr)
 	}
 	if !s.DryRun {
 		s.Apply(ctx, findings)
@@ -76,13 +86,15 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 		if s.Quick && !pool.Full(s.w.Log) {
 			continue
 		}
-		more, poolErr := s.reconcile(ctx, pool, s.DryRun)
+		more, poolErr := s.reconcile(ctx, pool, findings)
 		findings, err = append(findings, more...), errors.Join(err, poolErr)
 	}
 	if err == nil && (len(findings) == 0 || slices.ContainsFunc(findings, func(f Finding) bool { return f.Fate != alive.Unknown })) {
 		s.noteEnd(ctx) // a sweep that can tell nothing, as from a container, does not count
 	}
-	s.w.Journal.Flush(ctx)
+	if s.hasJournal() { // do not create one for a history
+		s.w.Journal.Flush(ctx)
+	}
 	return findings, err
 }
 
@@ -100,7 +112,7 @@ func (s *Sweep) noteEnd(ctx context.Context) {
 	if s.DryRun || !s.stale() || ctx.Err() != nil {
 		return
 	}
-	if _, err := os.Lstat(s.w.Journal.Store.Path()); err != nil { // do not create a journal for this
+	if !s.hasJournal() { // do not create one for this
 		return
 	}
 	if err := s.w.Journal.Update(ctx, func(tx *journal.Tx) error { return tx.SetCounter(uint64(time.Now().Unix()), record.LastSweep) }); err != nil {

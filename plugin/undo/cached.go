@@ -1,6 +1,9 @@
 package undo
 
 import (
+	"fmt"
+	"time"
+
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/alive"
@@ -28,9 +31,7 @@ func (w *Worker) takeCached(e *journal.Entry) {
 		Host: newest.Host, Created: journal.Now(), GracePeriod: newest.GracePeriod,
 		Stores: newest.Stores,
 	}
-	conf := netconf.DefaultConf()
-	conf.Name, conf.RuntimeConfig = e.Network, c.RuntimeConfig
-	if chain, err := conf.ParseChain(c.Config, ""); err == nil {
+	if chain, conf, err := c.Chain(); err == nil && chain != nil {
 		gen.CNIVersion, gen.Steps = chain.CNIVersion, chain.Steps(conf)
 		gen.RuntimeConfig = netconf.Marshal(c.RuntimeConfig)
 	} else {
@@ -45,10 +46,41 @@ func (w *Worker) takeCached(e *journal.Entry) {
 		return
 	}
 	by := broughtBy(e, gen.Steps)
-	for _, address := range found.Addresses {
-		gen.Claims = append(gen.Claims, journal.Claim{Address: address, Step: by.Step, Pool: by.Pool})
-	}
+	gen.Claims = claimsOf(found, by)
 	e.Generations = append(e.Generations, gen)
+}
+
+// claimsOf returns a claim like one on each address of an interface.
+func claimsOf(found journal.Interface, by journal.Claim) (claims []journal.Claim) {
+	for _, address := range found.Addresses {
+		claims = append(claims, journal.Claim{Address: address, Step: by.Step, Pool: by.Pool})
+	}
+	return claims
+}
+
+// OfCache returns the entry that the journal would have of an attachment in libcni's cache, if its ADD
+// had been through unwind, in this boot and from these namespaces.
+func (w *Worker) OfCache(c alive.Cached, grace time.Duration) (*journal.Entry, error) {
+	chain, conf, err := c.Chain()
+	if err != nil {
+		return nil, err
+	}
+	gen := journal.Generation{
+		NetNS: journal.NetNS{Path: c.NetNS}, Args: c.CNIArgs(), CNIVersion: chain.CNIVersion,
+		Host: w.Node.Host, Created: journal.Now(), GracePeriod: grace, Steps: chain.Steps(conf),
+	}
+	if len(c.RuntimeConfig) > 0 {
+		gen.RuntimeConfig = netconf.Marshal(c.RuntimeConfig)
+	}
+	if gen.Result, err = netconf.ConvertResult(c.Result, gen.CNIVersion); err != nil {
+		return nil, fmt.Errorf("its result: %w", err)
+	}
+	e := &journal.Entry{
+		Key: c.Key(), Pod: netconf.PodOf(gen.Args), State: journal.Removing, Since: gen.Created, Updated: gen.Created,
+		Generations: []journal.Generation{gen},
+	}
+	e.Newest().Claims = claimsOf(netconf.InterfaceOf(c.Result, c.IfName), broughtBy(e, gen.Steps))
+	return e, nil
 }
 
 // broughtBy returns a claim without an address, of the delegate that brings the addresses of an ADD

@@ -8,9 +8,12 @@ import (
 	"slices"
 	"time"
 
+	"github.com/containernetworking/cni/pkg/types"
+
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/internal/delegate"
 	"cni-unwind/plugin/internal/host"
 	"cni-unwind/plugin/tristate"
 )
@@ -192,6 +195,56 @@ func (u *undoing) stillFree(ctx context.Context, lease *time.Timer) bool {
 		lease.Reset(u.Budgets.LateDel - time.Since(began))
 	}
 	return true
+}
+
+// poolsOf returns the pools of host-local with the addresses that a step knows from prevResult alone.
+// It returns none for a step whose own IPAM plugin needs the lock of its pool.
+func (u *undoing) poolsOf(step *journal.Step) (pools []string) {
+	for _, c := range u.gen.Claims {
+		if c.Pool != "" && c.Receives(step.Index) && !slices.Contains(pools, c.Pool) {
+			pools = append(pools, c.Pool)
+		}
+	}
+	if ipam.Pool(step.Config, u.entry.Network) != "" {
+		return nil
+	}
+	slices.Sort(pools) // all take several locks in the same order
+	return pools
+}
+
+// holdPools returns the context of a DEL that runs under host-local's lock of the pools from which it
+// is shown addresses. No ADD, of the plain chain neither, gets one of these addresses meanwhile, so
+// one that is free now, or this attachment's, has no new owner before the DEL has ended. It may take
+// LateDel: every ADD of the network waits. holdPools returns with withheld as of then.
+func (u *undoing) holdPools(
+	ctx context.Context, cancel context.CancelFunc, step *journal.Step,
+) (_ context.Context, _ context.CancelFunc, ok bool) {
+	var unlocks []func()
+	release := func() {
+		cancel()
+		for _, unlock := range unlocks {
+			unlock()
+		}
+	}
+	for _, pool := range u.poolsOf(step) {
+		unlock, err := ipam.Lock(ctx, pool)
+		if err != nil {
+			u.Log.Warn("a DEL cannot be kept from the next owner of its address", "plugin", step.Type,
+				"attachment", u.entry.Key.String(), "pool", pool, "err", err)
+			release()
+			return nil, nil, false
+		}
+		unlocks = append(unlocks, unlock)
+	}
+	u.withheld = u.addressesOfOthers(ctx, nil)
+	ctx, end := context.WithTimeout(ctx, u.Budgets.LateDel)
+	return ctx, func() { end(); release() }, true
+}
+
+// notHeld is the failure of a step whose pools could not be held.
+func (u *undoing) notHeld(step *journal.Step) *delegate.Failure {
+	return &delegate.Failure{Plugin: step.Type, Command: "DEL", Code: types.ErrTryAgainLater,
+		Msg: "host-local's lock could not be had", Unstarted: true}
 }
 
 // takenBack says whether a claimed address is no longer the attachment's by host-local's own file,

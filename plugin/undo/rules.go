@@ -112,3 +112,46 @@ func masqueradedBy(rules []string, chain, network, containerID string) (addresse
 	}
 	return addresses
 }
+
+// LeftRules are the rules and chains of iptables on the node.
+type LeftRules []leftRule
+
+type leftRule struct{ program, table, line string } // the line is of iptables-save
+
+// ReadRules reads the rules of iptables. Without the programs there are none.
+func ReadRules(ctx context.Context) (all LeftRules, err error) {
+	for _, program := range []string{"iptables", "ip6tables"} {
+		lines, printErr := host.Printed(ctx, program+"-save")
+		if errors.Is(printErr, exec.ErrNotFound) {
+			continue
+		}
+		err = errors.Join(err, printErr)
+		table := ""
+		for _, line := range lines {
+			if line = strings.TrimSpace(line); strings.HasPrefix(line, "*") {
+				table = line[1:]
+			}
+			all = append(all, leftRule{program, table, line})
+		}
+	}
+	return all, err
+}
+
+// Commands returns the commands that would remove the rules and chains which reference plugins
+// labelled with an attachment, and those that firewall made for its address. unwind runs none.
+func (all LeftRules) Commands(k journal.Key, address netip.Addr) []string {
+	var rules, chains []string
+	labels := labelsOf(k, "")
+	for _, r := range all {
+		run := r.program + " -w -t " + r.table
+		firewalls := strings.HasPrefix(r.line, "-A CNI-FORWARD ") && hasWord(r.line, address.String())
+		switch rule, is := strings.CutPrefix(r.line, "-A "); {
+		case is && (labels.on(r.line) || firewalls):
+			rules = append(rules, run+" -D "+rule)
+		case strings.HasPrefix(r.line, ":") && labels.on(r.line):
+			chain, _, _ := strings.Cut(r.line[1:], " ")
+			chains = append(chains, run+" -X "+chain)
+		}
+	}
+	return append(rules, chains...) // a chain that a rule leads to, or in which one is, stays
+}

@@ -97,7 +97,14 @@ func (u *undoing) pass(ctx context.Context) []*delegate.Failure {
 			return append(failures, &delegate.Failure{Plugin: step.Type, Command: "DEL", Code: types.ErrTryAgainLater,
 				Msg: "no time was left for it", Unstarted: true})
 		}
-		if u.late(step) {
+		switch {
+		case u.HoldPools && len(u.poolsOf(step)) > 0:
+			if stepCtx, cancel, ok = u.holdPools(stepCtx, cancel, step); !ok {
+				u.left--
+				failures = append(failures, u.notHeld(step))
+				continue
+			}
+		case u.late(step):
 			stepCtx, cancel = u.whileFree(stepCtx, cancel)
 		}
 		u.left--

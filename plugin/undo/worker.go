@@ -29,6 +29,9 @@ type Worker struct {
 	NewRunner func() delegate.Runner
 	Probes    map[string]ipam.Probe // of all stores that can be asked, by plugin
 	Stderr    io.Writer             // of the delegates
+	// HoldPools says that the journal does not have the attachment, so that an ADD which gets one of its
+	// addresses waits for no DEL of it: see holdPools.
+	HoldPools bool
 	// At marks a place where tests try a crash.
 	At   func(point string)
 	Verb Verb

@@ -173,6 +173,15 @@ func (s sandbox) prepare() error {
 			return fmt.Errorf("mount /proc: %w", err)
 		}
 	}
+	if s.machine { // neither tests nor sweeps see what the machine's own plugins and libcni keep
+		const dir = "/var/lib/cni"
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+		if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755"); err != nil {
+			return fmt.Errorf("mount %s: %w", dir, err)
+		}
+	}
 	if memory := s.memory; memory != "" {
 		if err := unix.Mount("tmpfs", memory, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777"); err != nil {
 			return fmt.Errorf("mount %s: %w", memory, err)

@@ -63,7 +63,8 @@ func (s *sweeper) sweep(ctx context.Context, confDir, stateDir string) {
 	if ctx.Err() != nil {
 		return
 	}
-	pools, err := sweep.ReadPools(confDir, stateDir)
+	pools, err := sweep.ReadPools(stateDir, confDir)
+	pools = slices.DeleteFunc(pools, func(p sweep.Pool) bool { return p.Plain }) // nobody asked for these
 	s.log.warnOnce("pools", "reading the pools", err)
 	s.stderr.nextRound()
 	p := inspect.Plugin(s.stderr)

@@ -27,9 +27,9 @@ func (e *examination) set(pool string, s *inspect.Set) {
 		s.Ownerless, s.Unknown)
 	switch {
 	case s.Full():
-		e.add("pools", Failure, "unwindctl ipam shows who has them", "%s", text)
+		e.add("pools", Failure, "unwindctl ipam --cri auto shows who has them", "%s", text)
 	case s.NearlyFull():
-		e.add("pools", Warning, "unwindctl ipam shows who has them", "%s: nearly full", text)
+		e.add("pools", Warning, "unwindctl ipam --cri auto shows who has them", "%s: nearly full", text)
 	case s.Leaked+s.Ownerless > 0:
 		e.add("pools", Warning, "unwindctl sweep releases them", "%s", text)
 	default:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"strings"
 
@@ -23,7 +24,9 @@ type finding struct {
 	Network     string        `json:"network"`
 	ContainerID string        `json:"containerID,omitempty"`
 	IfName      string        `json:"ifname,omitempty"`
-	Address     string        `json:"address,omitempty"`
+	Address     string        `json:"address,omitempty"`   // of a reservation without an attachment
+	Cached      bool          `json:"cached,omitempty"`    // libcni's cache has it, and the journal does not
+	Addresses   []netip.Addr  `json:"addresses,omitempty"` // of one that is cached
 	Pod         *journal.Pod  `json:"pod,omitempty"`
 	State       journal.State `json:"state,omitempty"`
 	Verdict     alive.Fate    `json:"verdict"`
@@ -31,6 +34,8 @@ type finding struct {
 	Why         string        `json:"why"`
 	Pending     []string      `json:"pending,omitempty"` // delegates
 	Error       string        `json:"error,omitempty"`
+	// Rules are commands that would remove the rules of a dead owner.
+	Rules []string `json:"rules,omitempty"`
 }
 
 // JSONFindings returns what sweep --json prints.
@@ -42,11 +47,12 @@ func JSONFindings(findings []sweep.Finding, dryRun bool) []finding {
 		one := finding{
 			Network: f.Network, ContainerID: f.ContainerID, IfName: f.IfName, State: f.State,
 			Verdict: f.Fate, Result: word,
-			Why: f.Reason.Text, Pending: f.Pending,
+			Why: f.Reason.Text, Pending: f.Pending, Rules: f.Rules,
 		}
 		if f.Address.IsValid() {
 			one.Address = f.Address.String()
 		}
+		one.Addresses, one.Cached = f.Cached()
 		if f.Pod != (journal.Pod{}) {
 			one.Pod = &f.Pod
 		}
@@ -59,13 +65,24 @@ func JSONFindings(findings []sweep.Finding, dryRun bool) []finding {
 }
 
 // PrintNoFindings says that there are no attachments: none of that network, whose name may be
-// wrong, or none at all.
-func PrintNoFindings(out io.Writer, of Scope) error {
+// wrong, or none at all. It says which addresses were not judged since there is no list.
+func PrintNoFindings(out io.Writer, of Scope, job sweep.Job) error {
 	store := &journal.Store{Dir: of.StateDir}
-	if _, err := os.Lstat(store.Path()); err != nil || of.Network == "" {
-		return PrintNoAttachments(out, store)
+	var err error
+	if _, statErr := os.Lstat(store.Path()); statErr != nil || of.Network == "" {
+		err = PrintNoAttachments(out, store)
+	} else {
+		_, err = fmt.Fprintf(out, "No attachments of network %s.\n", of.Network)
 	}
-	_, err := fmt.Fprintf(out, "No attachments of network %s.\n", of.Network)
+	given := 0
+	for _, p := range job.Pools {
+		taken, _ := ipam.Taken(p.Dir)
+		given += len(taken)
+	}
+	if job.List == nil && given > 0 && err == nil {
+		_, err = fmt.Fprintf(out, "%s given out. Only the runtime knows whether their owners live: "+
+			"unwindctl sweep --dry-run%s\n", term.Plural(given, "address is", "addresses are"), of.ListFlags())
+	}
 	return err
 }
 
@@ -117,13 +134,19 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 			words = append(words, fmt.Sprintf("%d %s", count[word], word))
 		}
 	}
-	addresses := 0
+	addresses, cached := 0, 0
 	for i := range findings {
 		if findings[i].Address.IsValid() {
 			addresses++
 		}
+		if _, is := findings[i].Cached(); is {
+			cached++
+		}
 	}
-	total := term.Attachments(len(findings) - addresses)
+	total := term.Attachments(len(findings) - addresses - cached)
+	if cached > 0 {
+		total += fmt.Sprintf(", %d that libcni's cache alone has", cached)
+	}
 	if addresses > 0 {
 		total += fmt.Sprintf(", and %d reserved for none that the journal knows", addresses)
 	}
@@ -136,6 +159,13 @@ func Result(f *sweep.Finding, dryRun bool) (word, why string) {
 	why = term.OneLine(f.Reason.Text)
 	if f.Address.IsValid() {
 		why = fmt.Sprintf("%s: %s", f.Address, why)
+	}
+	if addresses, _ := f.Cached(); len(addresses) > 0 {
+		why = fmt.Sprintf("%s: %s", term.Join(term.Addresses(addresses)), why)
+	}
+	if len(f.Rules) > 0 {
+		why += fmt.Sprintf("; %s, since libcni's cache has no DEL for them: --json has the commands",
+			term.Plural(len(f.Rules), "rule stays", "rules stay"))
 	}
 	var guard *sweep.MassReleaseError
 	switch {

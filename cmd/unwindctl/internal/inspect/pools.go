@@ -23,7 +23,8 @@ import (
 type Pool struct {
 	Network string `json:"network"`
 	Dir     string `json:"dir"`
-	Full    bool   `json:"full"` // a set has no free address, so no ADD gets what it needs
+	Plain   bool   `json:"plain"` // a runtime runs the chain itself, without unwind
+	Full    bool   `json:"full"`  // a set has no free address, so no ADD gets what it needs
 	Counts
 	Sets         []*Set        `json:"sets"`
 	Reservations []reservation `json:"reservations"`
@@ -71,7 +72,8 @@ type Node struct {
 	SweepErr error                   // there may be findings nevertheless
 	Guard    *sweep.MassReleaseError // a sweep would keep what seems dead; nil if not
 	Pools    []*Pool
-	PoolErr  error // of those that are not among the pools
+	PoolErr  error  // of those that are not among the pools
+	sweep    string // the command with which a sweep gets the same list
 }
 
 // Look judges every attachment as a sweep would, without a list of pods, and reads the pools. It
@@ -84,7 +86,8 @@ func look(ctx context.Context, stderr io.Writer, of Scope, list *alive.List) *No
 	found, err := of.Pools()
 	n := &Node{Pools: []*Pool{}}
 	n.Findings, n.SweepErr = Plugin(stderr).Sweep(ctx, of.StateDir,
-		sweep.Job{List: list, Pools: found, DryRun: true})
+		sweep.Job{Network: of.Network, List: list, Pools: found, Cache: true, DryRun: true})
+	n.sweep = "unwindctl sweep" + of.ListFlags()
 	if errors.As(n.SweepErr, &n.Guard) { // it is said of each
 		n.SweepErr = nil
 	}
@@ -115,10 +118,13 @@ func ReadPools(ctx context.Context, from term.Streams, of Scope) ([]*Pool, error
 // readPool reads a pool. It returns one with an error if the ranges of the chain, or a part of the
 // addresses, cannot be read.
 func readPool(of sweep.Pool, n *Node) (*Pool, error) {
-	p := &Pool{Network: of.Network, Dir: of.Dir, Sets: []*Set{}, Reservations: []reservation{}}
+	p := &Pool{Network: of.Network, Dir: of.Dir, Plain: of.Plain, Sets: []*Set{}, Reservations: []reservation{}}
 	sets, rangesErr := ipam.Ranges(of.Config)
 	found, scanErr := ipam.Scan(of.Dir)
 	taken, err := ipam.Taken(of.Dir)
+	if errors.Is(scanErr, fs.ErrPermission) {
+		err = scanErr
+	}
 	if err != nil { // what of it cannot be read is not free
 		return nil, fmt.Errorf("network %s: %w", of.Network, err)
 	}
@@ -249,6 +255,10 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Node) reservation {
 		one.State, one.Why = states[f.Fate], f.Reason.Text
 		if f.Releasable() {
 			one.State, one.Remedy = "leaked", "unwindctl sweep releases it"
+			if _, cached := f.Cached(); cached || f.Address.IsValid() { // only with the list
+				one.Remedy = n.sweep + " releases it"
+				return one
+			}
 			var guard *sweep.MassReleaseError
 			if errors.As(f.Err, &guard) {
 				one.Remedy = "so many seem dead that no sweep believes it; if they are: unwindctl " +
@@ -266,7 +276,10 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Node) reservation {
 	}
 	one.State, one.Why = "unknown", "the journal does not know its owner: a pod from before the "+
 		"install, or the journal was lost"
-	one.Remedy = "unwindctl sweep --cri SOCKET asks the runtime"
+	if of.Plain {
+		one.Why = "only the runtime knows whether its owner lives"
+	}
+	one.Remedy = "unwindctl ipam --cri auto asks the runtime"
 	return one
 }
 
@@ -282,8 +295,8 @@ func PrintPools(out io.Writer, pools []*Pool, of Scope, format term.Format) erro
 		if of.Network != "" {
 			network = " of network " + of.Network
 		}
-		fmt.Fprintf(&text, "No pools: no conflist%s in %s has unwind, with its journal in %s, and "+
-			"host-local in its chain.\n", network, of.ConfDir, of.StateDir)
+		fmt.Fprintf(&text, "No pools: no conflist%s in %s has host-local in its chain, or unwind runs "+
+			"it with another journal than that in %s.\n", network, strings.Join(of.All(), ", "), of.StateDir)
 	}
 	colours, terminal := term.OnTerminal(out)
 	for i, p := range pools {
@@ -307,6 +320,7 @@ func PrintPools(out io.Writer, pools []*Pool, of Scope, format term.Format) erro
 		}
 		p.explain(&text)
 	}
+	text.WriteString(next(pools, of))
 	_, err := io.WriteString(out, text.String())
 	return err
 }

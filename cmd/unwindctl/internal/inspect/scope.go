@@ -1,11 +1,13 @@
 package inspect
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"os"
 	"slices"
+	"strings"
 
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/cmd/unwindctl/internal/term"
@@ -44,6 +46,19 @@ func (s Scope) List(ctx context.Context, stdin io.Reader) (*alive.List, error) {
 	return nil, nil
 }
 
+// ListFlags returns the flags with which a command gets the same list, after a blank; those that ask
+// the runtime if none is given.
+func (s Scope) ListFlags() string {
+	network := ""
+	if s.Network != "" {
+		network = " --network " + s.Network
+	}
+	if s.Valid != "" {
+		return network + " --valid " + s.Valid
+	}
+	return network + " --cri " + cmp.Or(strings.TrimPrefix(s.CRI, "none"), "auto")
+}
+
 func readValid(path, network string, stdin io.Reader) (*alive.List, error) {
 	var data []byte
 	var err error
@@ -62,9 +77,9 @@ func readValid(path, network string, stdin io.Reader) (*alive.List, error) {
 	return alive.NewList(network, valid), nil
 }
 
-// Pools returns the pools of host-local in the scope.
+// Pools returns the pools of host-local in the scope, whether unwind runs their networks or not.
 func (s Scope) Pools() ([]sweep.Pool, error) {
-	pools, err := sweep.ReadPools(s.ConfDir, s.StateDir)
+	pools, err := sweep.ReadPools(s.StateDir, s.All()...)
 	return slices.DeleteFunc(pools, func(p sweep.Pool) bool {
 		return s.Network != "" && p.Network != s.Network
 	}), err

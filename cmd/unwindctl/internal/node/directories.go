@@ -2,8 +2,15 @@ package node
 
 import (
 	"cmp"
+	"errors"
+	"io/fs"
+	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
+	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -14,8 +21,20 @@ type Directories struct{ ConfDir, StateDir string }
 // Resolve fills in what was not given: the runtime's directory of conflists (of several, the one
 // that has unwind in it) and the state directory that unwind's conflist names. The runtimes are
 // asked only if unwind is in none of the directories of their configuration: an answer of
-// containerd 2 includes a STATUS, which sweeps.
-func (w *Directories) Resolve() error { return w.resolve("/") }
+// containerd 2 includes a STATUS, which sweeps. In a container without a runtime, a conflist and a
+// journal Resolve returns an error: nothing there tells of the node.
+func (w *Directories) Resolve() error {
+	given := *w != Directories{}
+	if err := w.resolve("/"); err != nil || given || !w.empty() || !inContainer() {
+		return err
+	}
+	if found, _ := read("/"); len(found) > 0 {
+		return nil
+	}
+	return term.WithHint("run this on the node; or in a pod with hostPID: true and privileged: true "+
+		"as unwindctl --host", "this is a container without a conflist in %s and a journal in %s: "+
+		"it does not show what is on the node", w.ConfDir, w.StateDir)
+}
 
 func (w *Directories) resolve(root string) (err error) {
 	var ours *netconf.Conflist
@@ -45,6 +64,61 @@ func firstInstalled(root string, find func(string) ([]Runtime, error)) (
 		}
 	}
 	return found[0].ConfDir, nil
+}
+
+// All returns the directories of conflists of all runtimes, ConfDir first, if that is one of theirs;
+// else ConfDir alone.
+func (w *Directories) All() []string {
+	all := []string{w.ConfDir}
+	found, _ := read("/") // what of it cannot be read is told by doctor
+	found = append(found, Runtime{ConfDir: DefaultConfDir})
+	if !slices.ContainsFunc(found, func(r Runtime) bool { return r.ConfDir == w.ConfDir }) {
+		return all
+	}
+	for _, r := range found {
+		if !slices.Contains(all, r.ConfDir) {
+			all = append(all, r.ConfDir)
+		}
+	}
+	return all
+}
+
+// empty says whether there is neither a conflist nor a journal.
+func (w *Directories) empty() bool {
+	for _, dir := range w.All() {
+		if paths, err := netconf.Conflists(dir); len(paths) > 0 || err != nil {
+			return false
+		}
+	}
+	_, err := os.Lstat((&journal.Store{Dir: w.StateDir}).Path())
+	return errors.Is(err, fs.ErrNotExist)
+}
+
+// firstPIDNS is the number of the kernel's first PID namespace (PROC_PID_INIT_INO in
+// include/linux/proc_ns.h).
+const firstPIDNS = "pid:[4026531836]"
+
+// inContainer says whether this process is in another PID namespace than the machine, or in another
+// mount namespace than the first process. Of a user who may not look it says no.
+func inContainer() bool {
+	own, _ := os.Readlink("/proc/self/ns/pid")
+	ours, err := os.Readlink("/proc/self/ns/mnt")
+	first, firstErr := os.Readlink("/proc/1/ns/mnt")
+	return own != firstPIDNS || err == nil && firstErr == nil && ours != first
+}
+
+// BinPath returns the directories of plugins of all runtimes as CNI_PATH.
+func BinPath() string {
+	var dirs []string
+	found, _ := Find("/")
+	for _, r := range append(found, Runtime{BinDirs: []string{DefaultBinDir}}) {
+		for _, dir := range r.BinDirs {
+			if !slices.Contains(dirs, dir) {
+				dirs = append(dirs, dir)
+			}
+		}
+	}
+	return strings.Join(dirs, string(filepath.ListSeparator))
 }
 
 // installedIn returns the first conflist of a directory that has unwind in it, or nil.

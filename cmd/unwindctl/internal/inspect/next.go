@@ -1,0 +1,37 @@
+package inspect
+
+import (
+	"fmt"
+	"strings"
+
+	"cni-unwind/cmd/unwindctl/internal/term"
+)
+
+// next says what to do about the pools of this node: who tells whether the owners live, what frees
+// the addresses that are leaked, what prevents it. It says nothing of no pools.
+func next(pools []*Pool, of Scope) string {
+	if len(pools) == 0 {
+		return ""
+	}
+	leaked, unknown, plain := 0, 0, false
+	for _, p := range pools {
+		leaked, unknown, plain = leaked+p.Leaked+p.Ownerless, unknown+p.Unknown, plain || p.Plain
+	}
+	noList := of.Valid == "" && (of.CRI == "" || of.CRI == "none")
+	var text strings.Builder
+	switch {
+	case leaked > 0:
+		fmt.Fprintf(&text, "\n%s leaked. What would free them: unwindctl sweep --dry-run%s\n",
+			term.Plural(leaked, "address is", "addresses are"), of.ListFlags())
+	case unknown == 0:
+		text.WriteString("\nNothing is leaked.\n")
+	}
+	if unknown > 0 && noList {
+		fmt.Fprintf(&text, "\nOf %s only the runtime knows whether the owner lives: unwindctl ipam%s\n",
+			term.Plural(unknown, "address", "addresses"), of.ListFlags())
+	}
+	if plain {
+		fmt.Fprintf(&text, "What would prevent leaks: unwindctl install --dry-run\n")
+	}
+	return text.String()
+}

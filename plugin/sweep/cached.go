@@ -1,0 +1,197 @@
+package sweep
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/record"
+	"cni-unwind/plugin/undo"
+)
+
+// A runtime that forgets a DEL leaves what the plugins took, and libcni's cache with all that the DEL
+// needs: the chain, the result, the capability arguments. For an attachment that the journal does not
+// know, the cache is the record:
+//
+//  1. planCached judges it by the evidence of a reservation whose owner the journal does not know.
+//  2. undoCached takes the lock of the cache's file, which keeps another sweep away, and of the
+//     attachment where there is a journal, and judges again.
+//  3. It runs the chain's DELs in reverse order. One that is shown an address runs under host-local's
+//     lock, see undo.Worker.HoldPools.
+//  4. If all passed, it removes the cache's file, as libcni does. If not, or after a kill, the next
+//     sweep runs them all again.
+//
+// It writes no journal.
+
+// planCached returns what the sweep would do with each attachment that libcni's cache has and the
+// journal does not. It leaves out
+//
+//   - those of an earlier boot. Their rules and interfaces went with it, and the disk may be a copy of
+//     another machine's, whose pod a DEL could reach through a cluster-wide IPAM plugin;
+//   - those without an address, of which nothing can be told;
+//   - those of unwind's own chains, whose journal or tombstone has the say.
+func (s *Sweep) planCached(ctx context.Context) (findings []Finding, err error) {
+	if !s.Cache || s.w.Node.List == nil || s.Attachment != nil {
+		return nil, nil
+	}
+	all, err := s.w.Node.Cache()
+	if len(all) == 0 {
+		return nil, err
+	}
+	known, knownErr := s.containers(ctx)
+	if knownErr != nil {
+		return nil, errors.Join(err, knownErr)
+	}
+	booted := time.Now().Add(-time.Duration(journal.BootNanos()))
+	for i := range all {
+		c := &all[i]
+		if c.Written.Before(booted) || known[c.ContainerID] || s.Network != "" && s.Network != c.Network ||
+			len(netconf.InterfaceOf(c.Result, c.IfName).Addresses) == 0 {
+			continue
+		}
+		chain, conf, chainErr := c.Chain()
+		if chainErr != nil {
+			err = errors.Join(err, fmt.Errorf("%s: %w", c.Path, chainErr))
+			continue
+		}
+		if chain == nil || !takesSomething(chain) {
+			continue
+		}
+		f := Finding{Key: c.Key(), Pod: netconf.PodOf(c.CNIArgs()), cached: c, pools: PoolsOf(chain, conf)}
+		s.judgeCached(&f)
+		if f.Releasable() {
+			for _, d := range slices.Backward(chain.Delegates) {
+				f.Pending = append(f.Pending, d.Type)
+			}
+		}
+		findings = append(findings, f)
+	}
+	return findings, err
+}
+
+// takesSomething says whether a chain has another plugin than loopback, which takes nothing.
+func takesSomething(chain *netconf.Chain) bool {
+	return slices.ContainsFunc(chain.Delegates, func(d netconf.Delegate) bool { return d.Type != "loopback" })
+}
+
+func (s *Sweep) judgeCached(f *Finding) {
+	var dirs []string
+	for _, p := range f.pools {
+		dirs = append(dirs, p.Dir)
+	}
+	v := alive.DecideOrphan(s.w.Node.LookAtCached(*f.cached, dirs, s.graceOf(f.Network)))
+	f.Fate, f.Reason = v.Fate, v.Reason
+}
+
+// graceOf returns the grace period of a network: that of a pool of its conflist, else the default.
+func (s *Sweep) graceOf(network string) time.Duration {
+	for _, p := range s.Pools {
+		if p.Network == network {
+			return p.GracePeriod
+		}
+	}
+	return s.w.Node.GracePeriod
+}
+
+// hasCached says whether a finding on libcni's cache speaks of the owner of an address, which follows
+// it.
+func hasCached(findings []Finding, network, containerID, ifname string) bool {
+	return slices.ContainsFunc(findings, func(f Finding) bool {
+		return f.cached != nil && f.Network == network && f.ContainerID == containerID &&
+			(ifname == "" || f.IfName == ifname)
+	})
+}
+
+// undoCached runs the DELs of an attachment in libcni's cache, and removes it from there.
+func (s *Sweep) undoCached(ctx context.Context, w *undo.Worker, f *Finding) error {
+	unlock, err := lockFile(f.cached.Path)
+	if err == nil && s.hasJournal() {
+		var lock *journal.Lock
+		if lock, err = w.Journal.Store.TryAcquire(f.Key); err == nil {
+			defer lock.Release()
+			defer lock.Remove() //nolint:errcheck // a stray one goes with the next sweep
+		}
+	}
+	defer unlock()
+	if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, journal.ErrBusy) {
+		f.Fate, f.Reason, f.Busy = alive.Locked.Fate, alive.Locked.Reason, true
+		return nil
+	}
+	if errors.Is(err, os.ErrNotExist) { // its DEL has just come
+		f.Released, f.Pending = true, nil
+		return nil
+	}
+	known, knownErr := s.containers(ctx)
+	if err = errors.Join(err, knownErr); err != nil {
+		return err
+	}
+	if s.judgeCached(f); f.Fate != alive.Dead || known[f.ContainerID] {
+		return nil
+	}
+	e, err := w.OfCache(f.cached.Cached, s.graceOf(f.Network))
+	if err != nil {
+		return err
+	}
+	event := record.EventOf(journal.Swept, e)
+	w.HoldPools = true
+	failures := w.Run(ctx, undo.Job{Entry: e})
+	w.HoldPools = false
+	f.Pending = undo.PendingSteps(e)
+	if len(failures) > 0 {
+		return failures[0]
+	}
+	if !passed(e) {
+		return nil
+	}
+	if err := os.Remove(f.cached.Path); err != nil {
+		return err
+	}
+	f.Released, f.Pending = true, nil
+	w.Log.Info("released", "attachment", f.Key.String(), "reason", f.Reason.Text)
+	if event.Reason = f.Reason.Text; s.hasJournal() {
+		w.Journal.Event(event, record.CountSwept, f.Reason.Label())
+		w.Journal.Flush(ctx)
+	}
+	return nil
+}
+
+// passed says whether every DEL of an entry that the journal does not have has passed. One that
+// would run once more later counts: without a journal nobody knows when.
+func passed(e *journal.Entry) bool {
+	return !slices.ContainsFunc(e.Generations, func(g journal.Generation) bool {
+		return slices.ContainsFunc(g.Steps, func(s journal.Step) bool { return s.State != journal.StepRepeat })
+	})
+}
+
+// lockFile takes the flock of a file, if it is free. A crash releases it.
+func lockFile(path string) (unlock func(), err error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return func() {}, err
+	}
+	unlock = func() { _ = unix.Close(fd) }
+	var opened, there unix.Stat_t
+	if err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err == nil {
+		if err = unix.Fstat(fd, &opened); err == nil {
+			err = unix.Lstat(path, &there)
+		}
+		if err == nil && (opened.Ino != there.Ino || opened.Dev != there.Dev) {
+			err = unix.EWOULDBLOCK // an ADD has written it anew
+		}
+	}
+	return unlock, err
+}
+
+// hasJournal says whether there is a journal. A sweep makes none.
+func (s *Sweep) hasJournal() bool {
+	_, err := os.Lstat(s.w.Journal.Store.Path())
+	return err == nil
+}
