@@ -23,7 +23,7 @@ const (
 	// first after a boot. It was 4,600,000 before the looks at later ADDs, at processes and at rules: our own code, which
 	// only the verbs run that need it. Of the last 160,000 the log as JSON, ipamd's checkpoint and early starts are 60,000, and
 	// the looks below mounts and at user namespaces, bounded waits for locks and files, and cilium's queue 60,000.
-	maxSize = 5_000_000
+	maxSize = 5_080_000
 	// maxInitAllocs and maxInitShare are what the packages allocate before main, and their part of the time until then. A
 	// regexp that is compiled there is some hundreds: knftables, which came with a helper package of host-local's, was 677,
 	// and a tenth of the time.
