@@ -6,7 +6,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"cni-unwind/cmd/unwindctl/internal/agent"
-	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/term"
 )
 
@@ -45,7 +44,7 @@ func runCommand() *cobra.Command {
 	addInstallFlags(cmd, &options.Options)
 	cmd.Flags().StringVar(&options.CRI, "cri", "auto",
 		"the runtime's `SOCKET`; auto finds it, none asks no runtime")
-	cmd.Flags().StringVar(&options.Listen, "listen", install.DefaultListen,
+	cmd.Flags().StringVar(&options.Listen, "listen", agent.DefaultListen,
 		"serve /metrics and /healthz at `ADDRESS`; an empty one for not at all")
 	cmd.Flags().DurationVar(&options.Interval, "interval", time.Minute, "sweep each `DURATION`")
 	cmd.Flags().BoolVar(&options.NoInstall, "no-install", false,

@@ -16,6 +16,9 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/term"
 )
 
+// DefaultListen is where an agent serves its metrics.
+const DefaultListen = "127.0.0.1:9469"
+
 // server serves the metrics, and whether the loops make progress. Any user of the node may ask it,
 // so what one request costs does not grow with their number: one collection serves all, and the
 // other answers are in memory.

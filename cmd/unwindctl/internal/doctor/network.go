@@ -94,13 +94,6 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 		}
 		e.add("network", severity, c.Remedy(), "%v", c)
 	}
-	for _, mesh := range install.Meshes(own, r.BinDirs) {
-		if mesh.Patches() && ours != nil {
-			e.add("network", Warning, "unwindctl install", "%s", mesh)
-		} else {
-			e.add("network", OK, "", "%s", mesh)
-		}
-	}
 	if ours == nil {
 		return nil, nil
 	}
@@ -115,7 +108,8 @@ func (e *examination) entry(ctx context.Context, r node.Runtime, c *netconf.Conf
 	if len(c.Types) > 1 {
 		remedy := `move the others into its "chain"`
 		if c.Unwind.ChainFile != "" {
-			remedy = "unwindctl install: it returns them to the end of " + c.Unwind.ChainFile
+			remedy = "unwindctl install: it returns them to the end of " + c.Unwind.ChainFile +
+				"; with a --file that ends in .json a mesh leaves it alone"
 		}
 		e.add("configuration", Failure, remedy,
 			"%s has other plugins beside unwind (%s), which it cannot undo",

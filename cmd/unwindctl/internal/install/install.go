@@ -12,6 +12,7 @@ import (
 
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -62,7 +63,7 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 		fmt.Fprintf(to.Err, "warning: %s\n", warning)
 	}
 	if o.DryRun {
-		return o.printPlan(ctx, to.Out, r, s, done{Plan: p, about: about})
+		return o.printPlan(to.Out, r, s, done{Plan: p, about: about})
 	}
 	binary, err := s.InstallBinary()
 	if err != nil {
@@ -118,9 +119,7 @@ func (o Options) Setup(ctx context.Context, r node.Runtime) (Setup, error) {
 	return s, err
 }
 
-func (o Options) printPlan(
-	ctx context.Context, out io.Writer, r node.Runtime, s Setup, p done,
-) error {
+func (o Options) printPlan(out io.Writer, r node.Runtime, s Setup, p done) error {
 	from, err := s.binary()
 	if err != nil {
 		return err
@@ -142,7 +141,6 @@ func (o Options) printPlan(
 	if o.UnitDir != "" {
 		fmt.Fprintf(&text, "would write systemd's units into %s\n", o.UnitDir)
 	}
-	text.WriteString(describeAgent(ctx, "/proc", p.about))
 	_, err = io.WriteString(out, text.String())
 	return err
 }
@@ -174,9 +172,9 @@ func (o Options) printDone(
 	for _, sentence := range d.Repairs() {
 		fmt.Fprintf(&text, "put right: %s\n", sentence)
 	}
-	text.WriteString(describeAgent(ctx, "/proc", d.about))
-	for _, mesh := range Meshes(s, r.BinDirs) {
-		fmt.Fprintf(&text, "%s.\n", mesh)
+	if pid := (&journal.Store{Dir: s.stateDir()}).AgentProcess(); pid != "" {
+		fmt.Fprintf(&text, "An agent runs (process %s): it puts its own plugin in the place of an older "+
+			"one.\n", pid)
 	}
 	if s.Observe {
 		fmt.Fprintln(&text, "It observes: what is dead is swept by unwindctl sweep alone. Install "+
