@@ -338,7 +338,7 @@ func TestProviderRewrites(t *testing.T) {
 		repeat(func() { r.try() })
 	}
 	repeat(func() {
-		changed, err := i.WriteConflist()
+		changed, err := writeConflist(i)
 		if err != nil {
 			refused++
 			if !strings.Contains(err.Error(), "not valid JSON") {
@@ -356,13 +356,13 @@ func TestProviderRewrites(t *testing.T) {
 	if data, err := os.ReadFile(r.path); err != nil || string(data) != r.content(50) {
 		t.Errorf("the provider's file: %v\n%s", err, data)
 	}
-	if _, err := i.WriteConflist(); err != nil {
+	if _, err := writeConflist(i); err != nil {
 		t.Error(err)
 	}
 	if ok, used := r.try(); !ok || used != 50 {
 		t.Errorf("at the end an ADD used v%d (ok: %t)", used, ok)
 	}
-	if _, err := i.WriteConflist(); err != nil {
+	if _, err := writeConflist(i); err != nil {
 		t.Error(err)
 	}
 	t.Logf("%d ADDs, %d of them failed; unwind's conflist was written %d times, and %d times could not be", r.added.Load(), r.failed.Load(), writes, refused)
@@ -520,4 +520,13 @@ func TestInstallKilled(t *testing.T) {
 	if !n.installed("last") {
 		t.Error("an install after those that were killed is not in use")
 	}
+}
+
+// writeConflist plans ours, and writes it.
+func writeConflist(s install.Setup) (bool, error) {
+	p, err := s.Plan()
+	if err != nil {
+		return false, err
+	}
+	return s.WriteConflist(p)
 }

@@ -12,8 +12,9 @@ import (
 func runCommand() *cobra.Command {
 	options := agent.Options{Version: version}
 	cmd := &cobra.Command{
-		Use:   "run",
-		Short: "Keep unwind installed on this node, and sweep",
+		Use:        "run",
+		SuggestFor: []string{"agent"},
+		Short:      "Keep unwind installed on this node, and sweep",
 		Long: "Run the node's agent: install unwind as unwindctl install does, update its\n" +
 			"conflist when the provider's file changes, sweep every minute with the runtime's\n" +
 			"list of pods, and serve /metrics and /healthz.\n\n" +
@@ -21,9 +22,11 @@ func runCommand() *cobra.Command {
 			"gone for longer than some seconds, the agent removes unwind's conflist, and\n" +
 			"writes it again for the next file. When the agent ends it removes nothing: pods\n" +
 			"are still attached through unwind.\n\n" +
-			"unwindctl uninstall, or removing unwind's conflist by hand, switches unwind off\n" +
-			"although the agent runs. The agent goes on to sweep, but writes the conflist\n" +
-			"again only after unwindctl install or its own restart.\n\n" +
+			"unwindctl off, or removing unwind's conflist by hand, switches unwind off although\n" +
+			"the agent runs. The agent goes on to sweep, and installs again only after unwindctl\n" +
+			"on, also if it is started anew.\n\n" +
+			"The plugin that is installed follows the one of the agent. One that is newer stays\n" +
+			"as it is without --allow-downgrade.\n\n" +
 			"In a container, use unwindctl --host run: only the host's namespaces show what\n" +
 			"is gone. With --observe the agent sweeps nothing, and logs what a sweep would\n" +
 			"release: for the first week.\n\n" +
@@ -49,6 +52,12 @@ func runCommand() *cobra.Command {
 	cmd.Flags().DurationVar(&options.Interval, "interval", time.Minute, "sweep each `DURATION`")
 	cmd.Flags().BoolVar(&options.NoInstall, "no-install", false,
 		"install nothing and write no conflist: only sweep")
+	cmd.Flags().BoolVar(&options.Downgrade, "allow-downgrade", false,
+		"put this agent's plugin in the place of a newer one, too")
+	cmd.Flags().BoolVar(&options.Off, "off", false,
+		"be switched off, as by unwindctl off, until an agent is started without this")
+	cmd.Flags().StringVar(&options.ProgramDir, "program-dir", programDir,
+		"unwindctl, with the plugin to install beside it, goes to `DIR`; an empty one for nowhere")
 	cmd.Flags().BoolVar(&options.Events, "events", false,
 		"in a pod: post Events to Kubernetes about failed ADDs and pending DELs")
 	return cmd

@@ -13,8 +13,8 @@ func uninstallCommand() *cobra.Command {
 		Short: "Take unwind out of this node's network",
 		Example: "  unwindctl uninstall\n" +
 			"  kubectl -n kube-system exec POD -- /unwindctl --host uninstall",
-		Long: "Take unwind out of this node's network: remove its conflist, and its binary once\n" +
-			"nothing names it any more. From then on the runtime takes the provider's\n" +
+		Long: "Take unwind out of this node's network: switch it off as unwindctl off does, and\n" +
+			"remove its binary once nothing names it any more. From then on the runtime takes the provider's\n" +
 			"conflist, also to release the pods that were added through unwind. CRI-O\n" +
 			"releases a pod with the conflist of its start, so the binary stays while such\n" +
 			"pods run: run uninstall again then.\n\n" +
@@ -26,13 +26,11 @@ func uninstallCommand() *cobra.Command {
 			return install.Uninstall(cmd.Context(), cmd.OutOrStdout(), flags)
 		},
 	}
-	addPlaceFlags(cmd, &flags.Target)
+	addOffFlags(cmd, &flags)
 	addNodeFlags(cmd, &flags.ProgramDir, &flags.UnitDir, install.DefaultUnitDir)
 	cmd.Flags().BoolVar(&flags.Purge, "purge", false,
 		"remove the state directory too; refused while the journal has attachments")
 	cmd.Flags().StringVar(&flags.CacheDir, "cache-dir", "/var/lib/cni",
 		"the runtime's cache of libcni is in `DIR`")
-	cmd.Flags().StringVar(&flags.StateDir, "state-dir", "",
-		"the journal is in `DIR` (default: as unwind's conflist has it)")
 	return cmd
 }

@@ -26,6 +26,8 @@ type Options struct {
 	Listen    string        // the address of /metrics and /healthz; "" for none
 	Interval  time.Duration // between sweeps
 	NoInstall bool          // only sweep
+	Off       bool          // be switched off, as long as this is given
+	Downgrade bool          // put an older plugin in the place of a newer one
 	Events    bool          // post Events to Kubernetes
 	Version   string        // of this program
 }
@@ -83,12 +85,15 @@ func (a *agent) run(ctx context.Context) error {
 	}
 	a.reconciling.beat()
 	a.sweeping.beat()
-	keeper, inUse := a.reconciler(setup, paths), func() metrics.InUse { return "" }
+	keeper, found := a.reconciler(setup, paths), func() status { return status{} }
 	if !a.NoInstall {
-		inUse = keeper.inUse
+		found = keeper.status
+		if err := a.switchOff(setup); err != nil {
+			return err
+		}
 	}
 	if a.Listen != "" {
-		stop, err := a.server(setup, inUse).serve(ctx, a.Listen)
+		stop, err := a.server(setup, found).serve(ctx, a.Listen)
 		if err != nil {
 			return err
 		}
@@ -111,10 +116,28 @@ func (a *agent) run(ctx context.Context) error {
 
 func (a *agent) reconciler(setup install.Setup, paths node.Runtime) *reconciler {
 	return &reconciler{
-		Setup: setup, paths: paths, conf: a.Conf, interval: a.Interval, log: a.log,
-		find: a.find, heartbeat: &a.reconciling,
-		stateDir: func() string { return a.journalDir(setup) },
+		Setup: setup, paths: paths, conf: a.Conf, programDir: a.ProgramDir,
+		downgrade: a.Downgrade, interval: a.Interval, log: a.log, find: a.find,
+		heartbeat: &a.reconciling,
+		stateDir:  func() string { return a.journalDir(setup) },
 	}
+}
+
+// byFlag is who has switched unwind off if an agent was started so.
+const byFlag = "run --off"
+
+// switchOff switches unwind off if this agent is started so, and on again if an agent before was.
+// What somebody else has switched off stays so.
+func (a *agent) switchOff(setup install.Setup) error {
+	dir := a.journalDir(setup)
+	was := install.ReadOff(dir)
+	switch {
+	case a.Off:
+		return install.WriteOff(dir, byFlag)
+	case was != nil && was.By == byFlag:
+		return setup.SwitchOn(dir)
+	}
+	return nil
 }
 
 func (a *agent) sweepEach(ctx context.Context, setup install.Setup, paths node.Runtime) {
@@ -148,14 +171,15 @@ func (a *agent) journalDir(setup install.Setup) string {
 	return cmp.Or(a.stateDir, netconf.DefaultStateDir)
 }
 
-func (a *agent) server(setup install.Setup, inUse func() metrics.InUse) *server {
+func (a *agent) server(setup install.Setup, found func() status) *server {
 	loops := map[string]*heartbeat{"sweeping": &a.sweeping}
 	if !a.NoInstall {
 		loops["looking after the install"] = &a.reconciling
 	}
-	return &server{log: a.log, interval: a.Interval, loops: loops, inUse: inUse, metrics: func() metrics.Source {
-		at := node.Directories{ConfDir: setup.ConfDir, StateDir: a.journalDir(setup)}
+	return &server{log: a.log, interval: a.Interval, loops: loops, found: found, metrics: func() metrics.Source {
+		at, is := node.Directories{ConfDir: setup.ConfDir, StateDir: a.journalDir(setup)}, found()
 		return metrics.Source{Version: a.Version, Scope: inspect.Scope{Directories: at},
-			Stderr: io.Discard, InUse: inUse(), Events: a.events.counted()}
+			Stderr: io.Discard, InUse: is.Reason, Plugin: is.plugin, Process: true,
+			Events: a.events.counted()}
 	}}
 }

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"net/http/httptest"
 	"os"
 	"strings"
@@ -8,7 +9,6 @@ import (
 	"time"
 
 	"cni-unwind/cmd/unwindctl/internal/install"
-	"cni-unwind/cmd/unwindctl/internal/metrics"
 	"cni-unwind/cmd/unwindctl/internal/nodetest"
 	"cni-unwind/plugin/netconf"
 )
@@ -63,17 +63,18 @@ func TestAgentJournalDir(t *testing.T) {
 }
 
 // TestReadyz: a version that cannot install is not ready; one that a person switched off is, and one
-// that only sweeps.
+// that only sweeps. It says why, and what is left as it is.
 func TestReadyz(t *testing.T) {
 	t.Parallel()
-	for is, code := range map[metrics.InUse]int{
-		metrics.On: 200, metrics.RemovedByHand: 200, "": 200, metrics.Starting: 503, metrics.AnotherAgent: 503, metrics.NoProvider: 503,
-		metrics.MeshInTheWay: 503, metrics.CiliumChaining: 503, metrics.Refused: 503,
-	} {
+	ready := map[install.Reason]int{install.On: 200, install.Off: 200, "": 200}
+	for _, is := range append(install.Reasons, "") {
 		w := httptest.NewRecorder()
-		(&agent{}).server(install.Setup{}, func() metrics.InUse { return is }).readyz(w, nil)
-		if w.Code != code {
-			t.Errorf("%q: %d, want %d", is, w.Code, code)
+		found := func() status { return status{Reason: is, why: "a word"} }
+		(&agent{}).server(install.Setup{}, found).readyz(w, nil)
+		want := cmp.Or(ready[is], 503)
+		if text := w.Body.String(); w.Code != want || !strings.HasSuffix(text, "a word\n") ||
+			want == 503 && !strings.Contains(text, ": "+string(is)+": ") {
+			t.Errorf("%q: %d, want %d: %s", is, w.Code, want, text)
 		}
 	}
 }

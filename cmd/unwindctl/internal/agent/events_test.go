@@ -23,7 +23,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"cni-unwind/cmd/unwindctl/internal/install"
-	"cni-unwind/cmd/unwindctl/internal/metrics"
 	"cni-unwind/journal"
 )
 
@@ -434,7 +433,7 @@ func TestEventsMetric(t *testing.T) {
 		a := &agent{Options: Options{NoInstall: true}, events: c.events}
 		setup := install.Setup{ConfDir: t.TempDir(), StateDir: t.TempDir()}
 		var text bytes.Buffer
-		_ = a.server(setup, func() metrics.InUse { return "" }).metrics().Print(t.Context(), &text)
+		_ = a.server(setup, func() status { return status{} }).metrics().Print(t.Context(), &text)
 		var got []string
 		for line := range strings.Lines(text.String()) {
 			if value, is := strings.CutPrefix(line, "unwind_events_total"); is {

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cni-unwind/cmd/unwindctl/internal/metrics"
+	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/nodetest"
 	"cni-unwind/journal"
 )
@@ -29,12 +29,12 @@ func (k *reconciling) runs() (stop func()) {
 }
 
 // awaits waits until it says that pods go through unwind.
-func (k *reconciling) awaits(want metrics.InUse) {
+func (k *reconciling) awaits(want install.Reason) {
 	k.Helper()
-	for end := time.Now().Add(time.Minute); k.inUse() != want && time.Now().Before(end); {
+	for end := time.Now().Add(time.Minute); k.status().Reason != want && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
 	}
-	if got := k.inUse(); got != want {
+	if got := k.status().Reason; got != want {
 		k.Errorf("in use: %q, want %q", got, want)
 	}
 }
@@ -50,12 +50,12 @@ func TestReconcileAlone(t *testing.T) {
 	}
 	stop := k.runs()
 	time.Sleep(3 * lockEach)
-	k.awaits(metrics.AnotherAgent)
+	k.awaits(install.AnotherAgent)
 	if got := k.Installed(); got != "" {
 		t.Errorf("beside another agent: %s", got)
 	}
 	first.Release()
-	k.awaits(metrics.On)
+	k.awaits(install.On)
 	if got := k.Installed(); got != nodetest.First {
 		t.Errorf("alone: %q", got)
 	}
@@ -85,5 +85,5 @@ func TestReconcileLockOfUser(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer k.runs()()
-	k.awaits(metrics.On)
+	k.awaits(install.On)
 }

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -16,8 +15,8 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"cni-unwind/cmd/unwindctl/internal/install"
-	"cni-unwind/cmd/unwindctl/internal/metrics"
 	"cni-unwind/cmd/unwindctl/internal/node"
+	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 )
@@ -26,25 +25,32 @@ import (
 // provider's file.
 type reconciler struct {
 	install.Setup
-	paths     node.Runtime
-	conf      string // as --conf has it
-	interval  time.Duration
-	log       *dedupLogger
-	find      func() (node.Runtime, error)
-	heartbeat *heartbeat
-	stateDir  func() string // of the journal
-	state     atomic.Value  // of metrics.InUse: whether pods go through unwind
+	paths      node.Runtime
+	conf       string // as --conf has it
+	programDir string // for unwindctl, "" for nowhere
+	downgrade  bool   // put an older plugin in the place of a newer one
+	interval   time.Duration
+	log        *dedupLogger
+	find       func() (node.Runtime, error)
+	heartbeat  *heartbeat
+	stateDir   func() string // of the journal
+	found      atomic.Pointer[status]
 
 	lock     *journal.Lock // nil as long as this agent does not have it
-	verified bool          // the binary to install is the plugin, for this machine
+	own      string        // what the plugin to install says of itself, "" before it was asked
+	kept     string        // why the plugin that is installed is left as it is
+	placed   bool          // unwindctl is in programDir
 	gone     time.Time     // since when the provider's file is not there
-	// the file that sorted before the one that ours named when the agent began; "" if none did
-	passed   *string
-	named    string      // the provider's file that ours named the last time
-	source   fs.FileInfo // of that file, nil if ours was not there
-	disabled bool        // somebody else has removed ours
-	behind   bool        // another program goes on to put its plugin behind unwind
-	repaired time.Time   // when a plugin behind unwind was last returned to the provider's file
+	named    string        // the provider's file that ours named the last time
+	source   fs.FileInfo   // of that file, nil if ours was not there
+	repaired time.Time     // when a plugin behind unwind was last returned to the provider's file
+}
+
+// status is what a look has found.
+type status struct {
+	install.Reason        // whether pods go through unwind
+	why            string // with a remedy; or why the plugin is left as it is
+	plugin         string // the version of the one that is installed, "" if that is not known
 }
 
 // goneAfter is how long the provider's file may be away before our conflist is removed. Some
@@ -79,7 +85,10 @@ func (r *reconciler) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case event := <-events:
-			if !soon && !r.isTemporary(event.Name) {
+			if filepath.Base(event.Name) == install.OffName {
+				r.source = nil // who uses the switch removes our conflist, too
+			}
+			if !soon && r.matters(event.Name) {
 				// the next change does not reset the timer: changes without end must not put the
 				// look off
 				look.Reset(debounce)
@@ -101,48 +110,52 @@ func (r *reconciler) run(ctx context.Context) {
 // watch watches the directories. A directory that was removed and made again has to be watched
 // again.
 func (r *reconciler) watch(w *fsnotify.Watcher) {
-	err := w.Add(r.ConfDir)
+	err := errors.Join(w.Add(r.ConfDir), w.Add(r.BinDir))
 	if r.conf != "" {
 		err = errors.Join(err, w.Add(filepath.Dir(r.conf)))
 	}
+	_ = w.Add(r.stateDir()) // it is made with the lock
 	r.log.warnOnce("watch", "a directory cannot be watched; it is looked at each interval", err)
 }
 
-// isTemporary reports whether durable.Replace makes a file of that name. On a full disk these files
-// would make the reconciler look without end.
-func (r *reconciler) isTemporary(path string) bool {
-	return strings.HasPrefix(filepath.Base(path), "."+filepath.Base(r.Path())+".")
+// matters reports whether a change of a file is one to look at. Of the plugins it is unwind, of the
+// state directory the off-switch, and of the others all but the files that durable.Replace makes: on
+// a full disk these would make the reconciler look without end.
+func (r *reconciler) matters(path string) bool {
+	switch dir, file := filepath.Dir(path), filepath.Base(path); dir {
+	case filepath.Clean(r.BinDir):
+		return file == netconf.Name
+	case filepath.Clean(r.stateDir()):
+		return file == install.OffName
+	default:
+		return !strings.HasPrefix(file, "."+filepath.Base(r.Path())+".")
+	}
 }
 
 // reconcile puts the binary and our conflist right, and returns the time until the next look.
 //
-//  1. Somebody has switched unwind off if our conflist was there, is not there now, and the
-//     provider's file is unchanged: a person, unwindctl uninstall, or a provider that tolerates no
-//     other file beside its own (cilium's cni.exclusive). The reconciler does nothing until our
-//     conflist is there again.
-//  2. As long as another agent has the lock, the reconciler does nothing else.
-//  3. If cilium has copied our file into its own, in which unwind would call itself, ours is
-//     removed, and unwind taken out of cilium's. This switches unwind off, too.
+//  1. As long as another agent has the lock, the reconciler does nothing else.
+//  2. Somebody has switched unwind off by hand if our conflist was there, is not there now, and the
+//     provider's file is unchanged. The reconciler puts that on record, as unwindctl off does.
+//  3. An obstacle (switched off; cilium has copied or renamed our file) removes our conflist, and
+//     nothing is written until it is gone.
 //  4. If the provider's file is gone for longer than goneAfter, the next one of the directory
 //     takes its place. If there is none, our conflist is removed: a runtime without a network says
 //     so, while one with ours could attach no pod.
 //  5. The binary is put in place, then our conflist. A provider's file that cannot be read
 //     leaves our conflist as it is.
 func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
-	if r.switchedOff() {
-		if r.state.Load() != metrics.CiliumChaining {
-			r.state.Store(metrics.RemovedByHand)
-		}
-		return r.interval
-	}
 	if !r.alone() {
-		r.state.Store(metrics.AnotherAgent)
+		r.found.Store(&status{Reason: install.AnotherAgent})
 		return lockEach
 	}
-	defer r.remember()
-	if r.stepAside() {
-		r.state.Store(metrics.CiliumChaining)
-		return r.interval
+	if err := r.recordRemoval(); err != nil {
+		return r.report(ctx, err)
+	}
+	r.remember(install.ChainFile(r.Path()))
+	if o := r.Obstacle(r.stateDir()); o != nil {
+		r.removeConflist(o)
+		return r.report(ctx, o)
 	}
 	r.Source = r.provider()
 	lost := false
@@ -166,50 +179,39 @@ func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 		r.gone = time.Now()
 		return goneAfter
 	}
-	r.log.warnOnce("install", "unwind is not installed as it should be", err)
-	r.state.Store(r.stateAfter(err, lost))
 	if err != nil && lost {
-		r.removeConflist()
+		r.removeConflist(err)
 	}
+	return r.report(ctx, err)
+}
+
+// report says what a look has come to, and returns the time until the next one.
+func (r *reconciler) report(ctx context.Context, err error) (again time.Duration) {
+	found := &status{Reason: install.ReasonOf(err), why: r.kept, plugin: r.PluginVersion(ctx)}
 	if err != nil {
-		return min(retryAfter, r.interval)
+		if found.why = err.Error(); term.HintFor(err) != "" {
+			found.why += ": " + term.HintFor(err)
+		}
 	}
-	return r.interval
+	if again = r.interval; !found.Reason.Ready() {
+		again = min(retryAfter, again)
+	}
+	r.found.Store(found)
+	r.log.warnOnce("install", "unwind is not installed as it should be", err)
+	return again
 }
 
-// stateAfter says whether pods go through unwind after an install that ended with err. Our file
-// stays where an install fails, so pods may go through unwind all the same.
-func (r *reconciler) stateAfter(err error, lost bool) metrics.InUse {
+// status says whether pods go through unwind. A plugin that is gone counts at once: the look that
+// puts it back comes after debounce, and may fail.
+func (r *reconciler) status() status {
+	found := r.found.Load()
 	switch {
-	case err == nil && r.behind:
-		return metrics.MeshInTheWay
-	case err == nil:
-		return metrics.On
-	case lost || r.firstOther() == "":
-		return metrics.NoProvider
+	case found == nil:
+		return status{Reason: install.Starting}
+	case found.Reason == install.On && r.PluginMissing():
+		return status{Reason: install.PluginMissing, why: cmp.Or(found.why, "it is put back")}
 	}
-	return metrics.Refused
-}
-
-// inUse says whether pods go through unwind.
-func (r *reconciler) inUse() metrics.InUse {
-	if is, known := r.state.Load().(metrics.InUse); known {
-		return is
-	}
-	return metrics.Starting
-}
-
-// stepAside removes our file if cilium has copied it into its own, and reports whether it did.
-func (r *reconciler) stepAside() bool {
-	c := r.CiliumCopy()
-	if c == nil || !c.OfOurs() || missing(r.Path()) {
-		return false
-	}
-	_, said, err := r.Remove()
-	r.disabled = true
-	r.log.Error("unwind is switched off, so that pods can start", "because", c.Error(), "remedy",
-		c.Remedy(), "done", said, "err", err)
-	return true
+	return *found
 }
 
 func missing(path string) bool {
@@ -217,63 +219,44 @@ func missing(path string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// switchedOff reports whether somebody has removed our conflist.
-func (r *reconciler) switchedOff() bool {
-	if _, err := os.Lstat(r.Path()); err == nil || !errors.Is(err, fs.ErrNotExist) {
-		r.disabled = false
-		return false
+// recordRemoval switches unwind off if somebody has removed our conflist. With an error that is not
+// on record, and the next look tries again.
+func (r *reconciler) recordRemoval() error {
+	if r.source == nil || !missing(r.Path()) || r.Obstacle(r.stateDir()) != nil || r.changed() {
+		return nil //nolint:nilerr // an obstacle is the caller's to report
 	}
-	if r.disabled || r.source == nil {
-		return r.disabled
+	if err := install.WriteOff(r.stateDir(), "rm "+r.Path()); err != nil {
+		return &install.Obstacle{Reason: install.Off, Err: err}
 	}
+	return nil
+}
+
+// changed reports whether the provider's file is another one than ours named the last time.
+func (r *reconciler) changed() bool {
 	now, err := os.Stat(r.named)
-	r.disabled = err == nil && os.SameFile(now, r.source) && now.ModTime().Equal(r.source.ModTime())
-	if r.disabled {
-		r.log.Warn("somebody has removed unwind's conflist: it stays switched off until unwindctl "+
-			"install is run, or this agent is started anew",
-			"removed", r.Path())
-	}
-	return r.disabled
+	return err != nil || !os.SameFile(now, r.source) || !now.ModTime().Equal(r.source.ModTime())
 }
 
-// remember keeps what the next reconcile compares with.
-func (r *reconciler) remember() {
-	r.named, r.source = install.ChainFile(r.Path()), nil
-	if r.named != "" {
-		r.source, _ = os.Stat(r.named)
+// remember keeps what recordRemoval compares with: the provider's file that ours names.
+func (r *reconciler) remember(named string) {
+	if named != "" {
+		r.named = named
+		r.source, _ = os.Stat(named)
 	}
 }
 
-// provider returns the provider's file: that of --conf, else the first of the directory, which the
-// runtime would take without us; "" if there is none. It waits for the file that ours names while
-// that is away. A file that unwindctl install --conf passed over before the agent began is still
-// passed over.
+// provider returns the provider's file: that of --conf, or the one that ours names. It returns "" if
+// that is not what the runtime would take without us, so that the plan begins with that. A file that
+// is away is waited for, and one of another directory was chosen.
 func (r *reconciler) provider() string {
 	named := install.ChainFile(r.Path())
-	if r.conf != "" || named == "" {
+	switch first := r.Without(r.paths); {
+	case r.conf != "":
 		return r.conf
-	}
-	first := r.firstOther()
-	if filepath.Dir(named) != r.ConfDir || first >= named {
-		first = ""
-	}
-	if r.passed == nil {
-		r.passed = &first
-	}
-	if first == *r.passed {
-		return named
-	}
-	return cmp.Or(first, named)
-}
-
-// firstOther returns the first file of the directory beside ours, or "".
-func (r *reconciler) firstOther() string {
-	paths, _ := netconf.Conflists(r.ConfDir)
-	i := slices.IndexFunc(paths, func(path string) bool { return path != r.Path() })
-	if i < 0 {
+	case first != "" && first != named && !missing(named) && filepath.Dir(named) == r.ConfDir:
 		return ""
 	}
-	return paths[i]
+	return named
 }
 
 // refind reads the runtime's configuration again, for a problem in it may have been corrected. The
@@ -291,15 +274,17 @@ func (r *reconciler) refind(ctx context.Context) {
 	}
 }
 
-func (r *reconciler) removeConflist() {
+// removeConflist removes our conflist if it is there.
+func (r *reconciler) removeConflist(why error) {
+	r.source = nil
 	if missing(r.Path()) {
 		return
 	}
-	_, said, err := r.Remove()
+	removed, said, err := r.Remove()
 	r.log.warnOnce("remove", "removing unwind's conflist", err)
 	if err == nil {
-		r.log.Info("the provider's file is gone: unwind's conflist is removed", "source", r.named,
-			"removed", r.Path(), "said", said)
+		r.log.Info("unwind's conflist is removed", "why", why, "source", r.named, "removed", removed,
+			"said", said)
 	}
 }
 
@@ -308,46 +293,61 @@ func (r *reconciler) install(ctx context.Context) error {
 	if err == nil {
 		err = w.RefusedBy(r.paths)
 	}
-	if err == nil && !r.verified {
-		_, err = r.VerifyBinary(ctx)
-		r.verified = err == nil
+	if err == nil && r.own == "" {
+		r.own, err = r.VerifyBinary(ctx)
 	}
 	if err != nil {
 		return err
 	}
-	kept, err := r.KeepsInstalled(ctx)
+	binary, err := r.installPlugin(ctx)
 	if err != nil {
 		return err
 	}
-	binary := false
-	if kept == "" {
-		binary, err = r.InstallBinary()
-	}
-	if err != nil {
-		return err
-	}
-	if r.log.changed("kept", kept) && kept != "" {
-		r.log.Info("the plugin is left as it is", "why", kept)
-	}
-	const again = "another program goes on to put its plugin behind unwind, where it may run " +
-		"twice: give this agent a --file that ends in .json"
-	repairs := w.Repairs()
-	r.behind = len(repairs) > 0 && time.Since(r.repaired) < r.interval
-	switch {
-	case len(repairs) == 0:
-		r.log.warnOnce("repair", again, nil)
-	case r.behind:
-		r.log.warnOnce("repair", again, errors.New(strings.Join(repairs, "; ")))
-		return nil
-	default:
+	if repairs := w.Repairs(); len(repairs) > 0 && time.Since(r.repaired) < r.interval {
+		return install.NewObstacle(install.MeshInTheWay, "give this agent a --file that ends in .json",
+			"another program goes on to put its plugin behind unwind, where it may run twice: %s",
+			strings.Join(repairs, "; "))
+	} else if len(repairs) > 0 {
 		r.repaired = time.Now()
 		r.log.Warn("another program has put its plugin behind unwind", "repairs", repairs)
 	}
 	r.warnOfStateDir()
-	conflist, err := r.WriteConflist()
+	err = r.recordRemoval()
+	if o := r.Obstacle(r.stateDir()); err == nil && o != nil { // since the look began
+		err = o
+	}
+	if err != nil {
+		return err
+	}
+	conflist, err := r.WriteConflist(w)
 	if err == nil && (binary || conflist) {
 		r.log.Info("installed", "binary", binary, "conflist", conflist, "path", r.Path(), "source",
 			w.Source.Path)
 	}
+	if err == nil {
+		r.remember(w.Source.Path)
+		r.log.warnOnce("passed over", "pods may lack something", r.PassesOver(r.paths, w.Source.Path))
+	}
 	return err
+}
+
+// installPlugin puts the plugin in place, or notes why the one that is there is left as it is. With
+// the plugin it puts unwindctl on the node, once; a node may have no directory for that.
+func (r *reconciler) installPlugin(ctx context.Context) (changed bool, err error) {
+	if r.kept = ""; !r.downgrade {
+		r.kept = r.KeepsInstalled(r.PluginVersion(ctx), r.own)
+	}
+	if r.log.changed("kept", r.kept) && r.kept != "" {
+		r.log.Info("the plugin is left as it is", "why", r.kept)
+	}
+	if r.kept != "" {
+		return false, nil
+	}
+	changed, err = r.InstallBinary()
+	if err == nil && !r.placed && r.programDir != "" {
+		_, placeErr := r.InstallPrograms(r.programDir)
+		r.log.warnOnce("programs", "unwindctl is not put on this node, see --program-dir", placeErr)
+		r.placed = placeErr == nil
+	}
+	return changed, err
 }

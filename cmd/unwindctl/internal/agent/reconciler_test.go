@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -13,6 +15,7 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+	bolt "go.etcd.io/bbolt"
 
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/node"
@@ -49,7 +52,7 @@ func (k *reconciling) again(change func(*reconciler)) {
 		},
 		paths: paths, interval: time.Hour, log: newDedupLogger(slog.New(slog.NewTextHandler(k.log, nil))), heartbeat: &heartbeat{},
 		stateDir: func() string { return state },
-		find:     func() (node.Runtime, error) { return paths, nil }, verified: true,
+		find:     func() (node.Runtime, error) { return paths, nil },
 	}
 	if change != nil {
 		change(k.reconciler)
@@ -82,6 +85,7 @@ func TestReconcile(t *testing.T) {
 			"agent": story(agentAgain), "reconcile": story(reconcileWant), "once": story(reconcileOnce), "inuse": story(wantInUse),
 			"says": story(wantSaid), "provider": story(provide), "list": story(wantTypes), "install": story(installBy), "pass": story(passTime),
 			"mended": story(mended), "always": story(alwaysThere), "other": story(otherAgent),
+			"ready": story(wantReady), "newer": story(newerJournal), "off": story(offBy),
 		},
 	})
 }
@@ -108,8 +112,10 @@ func agentAgain(k *reconciling, args []string) error {
 				r.StateDir, r.stateDir = value, func() string { return value }
 			case "problem":
 				paths.Problems = []string{value}
-			case "unverified":
-				r.verified = false
+			case "downgrade":
+				r.downgrade = true
+			case "programs":
+				r.programDir = value
 			}
 		}
 		r.find = func() (node.Runtime, error) { return paths, nil }
@@ -141,7 +147,46 @@ func reconcileOnce(k *reconciling, args []string) error {
 
 // wantInUse is what unwind_in_use says: inuse REASON.
 func wantInUse(k *reconciling, args []string) error {
-	return same(string(k.inUse()), args[0])
+	return same(string(k.status().Reason), args[0])
+}
+
+// wantReady is a part of what /readyz says, and of the metrics: ready TEXT [METRIC].
+func wantReady(k *reconciling, args []string) error {
+	a := &agent{log: k.reconciler.log}
+	server, w := a.server(k.Setup, k.status), httptest.NewRecorder()
+	server.readyz(w, nil)
+	if !strings.Contains(w.Body.String(), args[0]) {
+		return errors.New("/readyz: " + w.Body.String())
+	}
+	if metrics := string(server.collect(context.Background())); len(args) > 1 && !strings.Contains(metrics, args[1]) {
+		return errors.New(metrics)
+	}
+	return nil
+}
+
+// newerJournal has the journal be one that only a newer release reads: newer.
+func newerJournal(k *reconciling, _ []string) error {
+	store := &journal.Store{Dir: k.stateDir()}
+	err := store.Update(context.Background(), func(*journal.Tx) error { return nil })
+	if err != nil {
+		return err
+	}
+	db, err := bolt.Open(store.Path(), 0o600, nil)
+	if err != nil {
+		return err
+	}
+	newer := fmt.Sprintf(`{"writer":%d,"oldestReader":%[1]d}`, journal.Version+1)
+	err = db.Update(func(tx *bolt.Tx) error { return tx.Bucket([]byte("meta")).Put([]byte("format"), []byte(newer)) })
+	return errors.Join(err, db.Close())
+}
+
+// offBy is what is on record of the off-switch: off [BY].
+func offBy(k *reconciling, args []string) error {
+	by := ""
+	if off := install.ReadOff(k.stateDir()); off != nil {
+		by = off.By
+	}
+	return same(by, append(args, "")[0])
 }
 
 // wantSaid is how often the log has a text: says N TEXT.
@@ -167,7 +212,13 @@ func wantTypes(k *reconciling, args []string) error {
 // installBy is unwindctl install: install [CONF].
 func installBy(k *reconciling, args []string) error {
 	k.Source = append(args, k.Source)[0]
-	_, err := k.WriteConflist()
+	if err := k.SwitchOn(k.stateDir()); err != nil {
+		return err
+	}
+	p, err := k.Plan()
+	if err == nil {
+		_, err = k.WriteConflist(p)
+	}
 	return err
 }
 
@@ -209,13 +260,18 @@ func same(got, want string) error {
 	return nil
 }
 
-// TestReconcileTemporary: what the agent writes itself must not have it look again before it is in
+// TestReconcileMatters: what the agent writes itself must not have it look again before it is in
 // place, or on a full disk it would look without end.
-func TestReconcileTemporary(t *testing.T) {
+func TestReconcileMatters(t *testing.T) {
 	t.Parallel()
 	k := newReconciling(t, t.TempDir())
-	for path, want := range map[string]bool{k.InConf("." + nodetest.OwnFile + ".123.tmp"): true, k.Own(): false, k.InConf("10-bridge.conflist"): false} {
-		if k.isTemporary(path) != want {
+	for path, want := range map[string]bool{
+		k.InConf("." + nodetest.OwnFile + ".123.tmp"): false, k.Own(): true, k.InConf("10-bridge.conflist"): true,
+		filepath.Join(k.Dirs.BinDir(), "unwind"): true, filepath.Join(k.Dirs.BinDir(), "bridge"): false,
+		filepath.Join(k.Dirs.BinDir(), ".unwind.123.tmp"): false, filepath.Join(k.Dir, "state/off"): true,
+		filepath.Join(k.Dir, "state/journal.db"): false,
+	} {
+		if k.matters(path) != want {
 			t.Errorf("%s: %t", path, !want)
 		}
 	}

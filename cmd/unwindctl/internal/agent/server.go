@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/prometheus/common/expfmt"
@@ -27,7 +28,7 @@ type server struct {
 	metrics  func() metrics.Source
 	interval time.Duration
 	loops    map[string]*heartbeat // by what each does
-	inUse    func() metrics.InUse
+	found    func() status
 	kept     metrics.Kept
 }
 
@@ -82,15 +83,17 @@ func (s *server) collect(ctx context.Context) []byte {
 	return text.Bytes()
 }
 
-// readyz reports whether pods of the node go through unwind. A version that cannot install is not
-// ready, so that a DaemonSet does not roll it on. Switched off by a person is ready: that is no
-// fault of the version.
+// readyz reports whether pods of the node go through unwind, and if not, why. A version that cannot
+// install is not ready, so that a DaemonSet does not roll it on.
 func (s *server) readyz(w http.ResponseWriter, _ *http.Request) {
-	switch is := s.inUse(); is {
-	case metrics.On, metrics.RemovedByHand, "":
-		_, _ = io.WriteString(w, "ok\n")
+	is := s.found()
+	why := term.Printable(is.why)
+	switch {
+	case is.Reason.Ready() || is.Reason == "":
+		_, _ = io.WriteString(w, strings.TrimSpace("ok\n"+why)+"\n")
 	default:
-		http.Error(w, "unwind is not in use: "+string(is), http.StatusServiceUnavailable)
+		text := strings.TrimSuffix(fmt.Sprintf("unwind is not in use: %s: %s", is.Reason, why), ": ")
+		http.Error(w, text, http.StatusServiceUnavailable)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 
 	"cni-unwind/cmd/unwindctl/internal/inspect"
+	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/plugin/netconf"
 )
@@ -14,6 +15,7 @@ import (
 func Examine(ctx context.Context, o Options) *Report {
 	e := &examination{Options: o}
 	r := e.runtime(ctx)
+	e.plugin = install.Setup{BinDir: r.BinDirs[0]}.PluginVersion(ctx)
 	conf, chain := e.network(ctx, r)
 	given, _ := filepath.Abs(e.StateDir)
 	switch {

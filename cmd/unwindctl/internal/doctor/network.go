@@ -55,6 +55,12 @@ func (e *examination) runtime(ctx context.Context) node.Runtime {
 // network looks at the conflist that the runtime takes. It returns unwind's entry and chain if they
 // can be used.
 func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Conf, *netconf.Chain) {
+	own := install.Setup{ConfDir: r.ConfDir, File: cmp.Or(e.Target.File, install.OwnFile(r))}
+	obstacle := own.Obstacle(e.StateDir)
+	if obstacle != nil {
+		severity := map[bool]Severity{true: Warning, false: Failure}[obstacle.Reason.Ready()]
+		e.add("network", severity, term.HintFor(obstacle), "%v", obstacle)
+	}
 	paths, err := netconf.Conflists(r.ConfDir)
 	if err != nil || len(paths) == 0 {
 		e.add("network", Failure, "install the network's provider, then unwindctl install",
@@ -69,7 +75,7 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 			e.add("network", Failure, "put it right: the runtime takes the first file of the "+
 				"directory", "%s: %v", path, err)
 		case c == nil || c.Unwind == nil:
-			if i == 0 && c != nil {
+			if i == 0 && c != nil && obstacle == nil {
 				e.add("network", Warning,
 					"unwindctl install, with --file if that file must stay the first",
 					"%s sorts first and is not unwind's: unwind is not in use", path)
@@ -83,19 +89,17 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 			ours = c
 		}
 	}
-	own := install.Setup{ConfDir: r.ConfDir, File: cmp.Or(e.Target.File, install.OwnFile(r))}
 	if ours != nil {
 		own.File = filepath.Base(ours.Path)
 	}
-	if c := own.CiliumCopy(); c != nil && !c.Chosen(own.Path()) {
-		severity := Warning
-		if c.OfOurs() {
-			severity = Failure
-		}
-		e.add("network", severity, c.Remedy(), "%v", c)
+	if c := own.CiliumCopy(); c != nil && !c.OfOurs() && !c.Chosen(own.Path()) {
+		e.add("network", Warning, term.HintFor(c.Obstacle()), "%v", c.Obstacle())
 	}
 	if ours == nil {
 		return nil, nil
+	}
+	if err := own.PassesOver(r, ours.Unwind.ChainFile); err != nil {
+		e.add("network", Failure, term.HintFor(err), "%v", err)
 	}
 	return ours.Unwind, e.entry(ctx, r, ours)
 }

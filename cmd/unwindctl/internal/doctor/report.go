@@ -36,7 +36,10 @@ type check struct {
 }
 
 // Report is what was found, in the order in which it was looked at.
-type Report struct{ checks []check }
+type Report struct {
+	checks []check
+	plugin string // the version of unwind's plugin, "" if it was not asked
+}
 
 func (r *Report) add(what string, s Severity, remedy, format string, args ...any) {
 	r.checks = append(r.checks, check{what, s, term.OneLine(fmt.Sprintf(format, args...)), remedy})
@@ -65,7 +68,7 @@ func (r *Report) worst() (worst check, more int) {
 func (r *Report) Print(out io.Writer, format term.Format) error {
 	switch format {
 	case term.JSON:
-		return term.PrintJSON(out, "checks", r.checks)
+		return term.PrintJSON(out, "checks", r.checks, "plugin", r.plugin)
 	case term.Line:
 		return r.printLine(out)
 	}

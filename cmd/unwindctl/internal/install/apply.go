@@ -2,7 +2,6 @@ package install
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,16 +15,15 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// WriteConflist puts our file in place, whole. From then on unwind is in use. It does nothing if the
+// WriteConflist puts our file in place as it was planned, whole. From then on unwind is in use. It does nothing if the
 // file that is there means the same.
 //
 //  1. A plugin that another program has put behind unwind goes to the end of the provider's file. A
 //     crash here leaves it in both: it runs twice, as it may have before, rather than not at all.
 //  2. Our file is written.
-func (s Setup) WriteConflist() (changed bool, err error) {
-	p, err := s.Plan()
-	if err != nil || !p.changed {
-		return false, err
+func (s Setup) WriteConflist(p *Plan) (changed bool, err error) {
+	if !p.changed {
+		return false, nil
 	}
 	if err := s.prepareState(); err != nil {
 		return false, err
@@ -42,8 +40,9 @@ func (s Setup) WriteConflist() (changed bool, err error) {
 // prepareState makes the state directory, so that install reports a failure and not each pod. It
 // refuses to leave a journal with attachments for another one: nobody would release them.
 func (s Setup) prepareState() error {
-	is := s.stateDir()
-	dir := cmp.Or(s.StateDir, is)
+	dir, named := s.stateDir(), s
+	named.StateDir = ""
+	is := named.stateDir()
 	if dir != is && durable.Exists(s.Path()) {
 		attachments, err := inspect.ReadJournal(context.Background(), &journal.Store{Dir: is})
 		if err != nil || len(attachments) > 0 {

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -89,8 +90,18 @@ func AskVersion(ctx context.Context, path string) (about string, versions []stri
 	return about, version.Versions, nil
 }
 
+// plugin returns the path at which the runtime finds the plugin.
+func (s Setup) plugin() string { return filepath.Join(s.BinDir, netconf.Name) }
+
+// PluginMissing reports whether the runtime finds no plugin: no pod can start.
+func (s Setup) PluginMissing() bool {
+	info, err := os.Stat(s.plugin())
+	return errors.Is(err, fs.ErrNotExist) || err == nil && info.Mode().Perm()&0o111 == 0
+}
+
 // InstallBinary puts the plugin in place, whole. A runtime that runs the previous one goes on with
-// that. It does nothing if the same bytes are there.
+// that. It does nothing if the same bytes are there. It refuses a plugin that cannot read the
+// journal: this program, of the same build, cannot either.
 func (s Setup) InstallBinary() (changed bool, err error) {
 	from, err := s.binary()
 	if err != nil {
@@ -99,7 +110,13 @@ func (s Setup) InstallBinary() (changed bool, err error) {
 	if err := s.checkBinDir(); err != nil {
 		return false, err
 	}
-	return copyProgram(from, filepath.Join(s.BinDir, netconf.Name))
+	nothing := func(*journal.Tx) error { return nil }
+	store := &journal.Store{Dir: s.stateDir()}
+	if err := store.View(context.Background(), nothing); errors.Is(err, journal.ErrNewer) {
+		return false, term.WithHint("install the newer release; or sweep with it until the journal is "+
+			"empty, and remove "+store.Path(), "the plugin is left as it is: %s: %w", store.Path(), err)
+	}
+	return copyProgram(from, s.plugin())
 }
 
 // sameContent compares a file with the one at a path, a piece at a time: the agent does so each

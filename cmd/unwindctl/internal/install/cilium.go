@@ -9,7 +9,6 @@ import (
 	"slices"
 
 	"cni-unwind/cmd/unwindctl/internal/durable"
-	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -27,7 +26,7 @@ type Copy struct {
 // of the same network as another file, and cilium-cni is at its end.
 func (s Setup) CiliumCopy() *Copy {
 	files, _ := netconf.Conflists(s.ConfDir)
-	aside, _ := filepath.Glob(filepath.Join(s.ConfDir, "*.cilium_bak")) // cilium reads them too
+	aside, _ := filepath.Glob(filepath.Join(s.ConfDir, "*"+renamedBy)) // cilium reads them too
 	var copied *Copy
 	var others []*netconf.Conflist
 	for _, path := range slices.Concat(files, aside) {
@@ -61,27 +60,34 @@ func (c *Copy) OfOurs() bool { return ours(c.file) }
 // --conf says so.
 func (c *Copy) Chosen(own string) bool { return !c.OfOurs() && ChainFile(own) == c.file.Path }
 
-// Error says what is wrong. With a hint, it refuses an install.
-func (c *Copy) Error() string {
+// Obstacle says what is wrong, and what to do about it. It refuses an install.
+func (c *Copy) Obstacle() *Obstacle {
+	const remedy = "give cilium a conflist of your own (cni.customConf) in place of " +
+		"cni.chainingTarget, or leave unwind out: scripts/providers/cilium.md"
 	if c.OfOurs() {
-		return fmt.Sprintf("cilium has copied unwind's file into %s, for its cni-chaining-target: "+
-			"unwind would run inside itself, or cilium not at all", c.file.Path)
+		return NewObstacle(CiliumChaining, "unwindctl uninstall; then "+remedy,
+			"cilium has copied unwind's file into %s, for its cni-chaining-target: "+
+				"unwind would run inside itself, or cilium not at all", c.file.Path)
 	}
-	return fmt.Sprintf("cilium seems to copy the first file of network %q into %s at each of its "+
-		"starts, for its cni-chaining-target: unwind's would be that file", c.file.Name, c.file.Path)
+	return NewObstacle(CiliumChaining, remedy+"; if it is such a conflist: --conf "+c.file.Path,
+		"cilium seems to copy the first file of network %q into %s at each of its starts, for its "+
+			"cni-chaining-target: unwind's would be that file", c.file.Name, c.file.Path)
 }
 
-// Remedy says what to do about it.
-func (c *Copy) Remedy() string {
-	text := "give cilium a conflist of your own (cni.customConf) in place of cni.chainingTarget, " +
-		"or leave unwind out: scripts/providers/cilium.md"
-	if c.OfOurs() {
-		return "unwindctl uninstall; then " + text
-	}
-	return text + "; if it is such a conflist: --conf " + c.file.Path
-}
+// renamedBy is what cilium adds to the names of other files if it has cni.exclusive.
+const renamedBy = ".cilium_bak"
 
-func (c *Copy) refuse() error { return term.WithHint(c.Remedy(), "%w", c) }
+// renamed returns the path of our file as cilium has renamed it, "" if ours is there or was not
+// renamed.
+func (s Setup) renamed() string {
+	for _, path := range []string{s.Path(), s.otherForm()} {
+		c, _ := netconf.ReadConflist(path + renamedBy)
+		if ours(c) && !durable.Exists(s.Path()) {
+			return path + renamedBy
+		}
+	}
+	return ""
+}
 
 // takeOut makes cilium's file what it is without ours: a copy of the provider's. It returns a
 // sentence about it.

@@ -25,7 +25,7 @@ func TestFollowsCapabilities(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, "10-provider.conflist"), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := i.WriteConflist(); err != nil {
+		if _, err := writeConflist(i); err != nil {
 			t.Fatal(err)
 		}
 		list, err := netconf.ReadConflist(i.Path())
@@ -59,11 +59,20 @@ func TestVersionFollowsRuntime(t *testing.T) {
 		{"", "1.0.0"}, {"1.1.0", "1.1.0"}, {"", "1.1.0"}, {"1.0.0", "1.0.0"}, {"1.1.0", "1.1.0"},
 	} {
 		s := Setup{ConfDir: dir, BinDir: dir, StateDir: filepath.Join(dir, "state"), File: ownJSON, CNIVersion: c.runtime}
-		if _, err := s.WriteConflist(); err != nil {
+		if _, err := writeConflist(s); err != nil {
 			t.Fatal(err)
 		}
 		if list, err := netconf.ReadConflist(s.Path()); err != nil || list.CNIVersion != c.want {
 			t.Errorf("the runtime speaks %q: %+v, %v; want %s", c.runtime, list, err, c.want)
 		}
 	}
+}
+
+// writeConflist plans ours, and writes it.
+func writeConflist(s Setup) (bool, error) {
+	p, err := s.Plan()
+	if err != nil {
+		return false, err
+	}
+	return s.WriteConflist(p)
 }

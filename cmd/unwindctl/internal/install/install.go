@@ -9,11 +9,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
+	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/journal"
-	"cni-unwind/plugin/netconf"
 )
 
 // Options are the flags of unwindctl install.
@@ -59,22 +60,66 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 	if err := p.refuseMissing(r.BinDirs); err != nil {
 		return err
 	}
+	if err := s.PassesOver(r, p.Source.Path); err != nil {
+		p.warnings = append(p.warnings, err.Error())
+	}
 	for _, warning := range slices.Concat(p.warnings, r.Notes) {
 		fmt.Fprintf(to.Err, "warning: %s\n", warning)
 	}
+	was := s.Obstacle("")
 	if o.DryRun {
-		return o.printPlan(to.Out, r, s, done{Plan: p, about: about})
+		return o.printPlan(to.Out, r, s, done{Plan: p, about: about, was: was})
 	}
 	binary, err := s.InstallBinary()
+	if err == nil {
+		err = s.SwitchOn(s.stateDir())
+	}
 	if err != nil {
 		return fmt.Errorf("nothing was changed: %w", err)
 	}
-	conflist, err := s.WriteConflist()
+	conflist, err := s.WriteConflist(p)
 	if err != nil {
 		return fmt.Errorf("the network is as it was, unwind is not in use: %w", err)
 	}
-	return errors.Join(o.printDone(ctx, to.Out, r, s, done{p, about, binary, conflist}),
+	return errors.Join(o.printDone(ctx, to.Out, r, s, done{p, about, binary, conflist, was}),
 		o.installForNode(to, s))
+}
+
+// onWithin is how long an agent may need to install after it was switched on.
+const onWithin = 15 * time.Second
+
+// SwitchOnNode switches unwind on: where an agent runs, that installs; elsewhere this does.
+func SwitchOnNode(ctx context.Context, to term.Streams, o Options, format term.Format) error {
+	r, err := o.Find("/")
+	if err != nil {
+		return err
+	}
+	s, err := o.Setup(ctx, r)
+	if err != nil {
+		return err
+	}
+	dir, out, done := s.stateDir(), to.Out, changes{}
+	if was := s.Obstacle(""); was != nil {
+		done.add("on", "before, %v", was)
+	}
+	pid := (&journal.Store{Dir: dir}).AgentProcess()
+	if pid != "" {
+		err = s.SwitchOn(dir)
+	} else {
+		to.Out = io.Discard
+		err = Run(ctx, to, o)
+	}
+	if err != nil {
+		return err
+	}
+	for end := time.Now().Add(onWithin); !durable.Exists(s.Path()); time.Sleep(onWithin / 100) {
+		if time.Now().After(end) || ctx.Err() != nil {
+			return term.WithHint("unwindctl doctor", "the agent (process %s) has not installed unwind "+
+				"within %s", pid, onWithin)
+		}
+	}
+	done.add("on", "%s is there", s.Path())
+	return done.print(out, format)
 }
 
 // installForNode puts unwindctl, and with --systemd its units, on the node. Without units, a
@@ -83,7 +128,7 @@ func (o Options) installForNode(to term.Streams, s Setup) error {
 	if o.ProgramDir == "" {
 		return nil
 	}
-	written, err := s.installPrograms(o.ProgramDir)
+	written, err := s.InstallPrograms(o.ProgramDir)
 	if err != nil && o.UnitDir == "" {
 		fmt.Fprintf(to.Err, "warning: unwindctl is not put on this node: %v; give another "+
 			"--program-dir\n", err)
@@ -126,7 +171,10 @@ func (o Options) printPlan(out io.Writer, r node.Runtime, s Setup, p done) error
 	}
 	var text strings.Builder
 	fmt.Fprintf(&text, "Nothing is changed. %s\n", o.Origin(r))
-	fmt.Fprintf(&text, "would install %s as %s\n", from, filepath.Join(s.BinDir, netconf.Name))
+	fmt.Fprintf(&text, "would install %s as %s\n", from, s.plugin())
+	if p.was != nil {
+		fmt.Fprintf(&text, "would switch on: %v\n", p.was)
+	}
 	for _, sentence := range p.Repairs() {
 		fmt.Fprintf(&text, "would put right: %s\n", sentence)
 	}
@@ -150,6 +198,7 @@ type done struct {
 	*Plan
 	about            string // of the binary
 	binary, conflist bool   // which of the two was written
+	was              *Obstacle
 }
 
 func (o Options) printDone(
@@ -166,15 +215,18 @@ func (o Options) printDone(
 		types = append(types, d.Type)
 	}
 	words := map[bool]string{true: "written:  ", false: "unchanged:"}
-	fmt.Fprintf(&text, "%s %s (%s)\n", words[d.binary], filepath.Join(s.BinDir, netconf.Name), d.about)
+	fmt.Fprintf(&text, "%s %s (%s)\n", words[d.binary], s.plugin(), d.about)
 	fmt.Fprintf(&text, "%s %s (network %s, chain %s of %s)\n", words[d.conflist], d.path,
 		d.Source.Name, strings.Join(types, " → "), d.Source.Path)
+	if d.was != nil {
+		fmt.Fprintf(&text, "switched on: before, %v\n", d.was)
+	}
 	for _, sentence := range d.Repairs() {
 		fmt.Fprintf(&text, "put right: %s\n", sentence)
 	}
 	if pid := (&journal.Store{Dir: s.stateDir()}).AgentProcess(); pid != "" {
 		fmt.Fprintf(&text, "An agent runs (process %s): it puts its own plugin in the place of an older "+
-			"one.\n", pid)
+			"one, and with --allow-downgrade of any other.\n", pid)
 	}
 	if s.Observe {
 		fmt.Fprintln(&text, "It observes: what is dead is swept by unwindctl sweep alone. Install "+
@@ -182,7 +234,7 @@ func (o Options) printDone(
 	} else {
 		fmt.Fprintln(&text, r.SweepAdvice(ctx))
 	}
-	fmt.Fprintf(&text, "To switch it off: unwindctl uninstall%s, or rm %s\n", o.again(r), d.path)
+	fmt.Fprintf(&text, "To switch it off: unwindctl off%s, or rm %s\n", o.again(r), d.path)
 	_, err := io.WriteString(out, text.String())
 	return err
 }

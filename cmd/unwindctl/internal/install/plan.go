@@ -101,14 +101,14 @@ func ours(c *netconf.Conflist) bool {
 func (s Setup) checkDirectory(p *Plan) error {
 	dir, err := os.Stat(s.ConfDir)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !dir.IsDir() {
-		return term.WithHint("give the runtime's with --conf-dir; a provider that is still to "+
-			"come makes it", "there is no directory %s of conflists", s.ConfDir)
+		return NewObstacle(NoProvider, "give the runtime's with --conf-dir; a provider that is "+
+			"still to come makes it", "there is no directory %s of conflists", s.ConfDir)
 	} else if err != nil {
 		return err
 	}
 	p.warnWritable(s.ConfDir, dir)
 	if c := s.CiliumCopy(); c != nil && (c.OfOurs() || s.Source == "") {
-		return c.refuse()
+		return c.Obstacle()
 	}
 	paths, err := netconf.Conflists(s.ConfDir)
 	if err != nil {
@@ -155,22 +155,56 @@ func nameBefore(other, ext string) string {
 	return "rename it, so that a --file sorts before it"
 }
 
+// firstOther returns the first conflist of the directory that is not ours, "" if there is none.
+func (s Setup) firstOther() string {
+	paths, _ := netconf.Conflists(s.ConfDir)
+	for _, path := range paths {
+		if path != s.Path() {
+			return path
+		}
+	}
+	return ""
+}
+
+// Without returns the file that the runtime would take without ours, "" if there is none, or if the
+// runtime takes a network by its name.
+func (s Setup) Without(r node.Runtime) string {
+	if r.DefaultNetwork != "" || r.Name != "" && r.Socket == "" {
+		return ""
+	}
+	return s.firstOther()
+}
+
+// PassesOver is an error if our file's chain is that of another file of the directory than the one
+// that the runtime would take without ours. It says which plugins pods lack for that. A chain of
+// another directory was chosen.
+func (s Setup) PassesOver(r node.Runtime, chainFile string) error {
+	first := s.Without(r)
+	taken, _ := netconf.ReadConflist(first)
+	chain, _ := netconf.ReadConflist(chainFile)
+	if first == chainFile || filepath.Dir(chainFile) != s.ConfDir || taken == nil || chain == nil {
+		return nil
+	}
+	lacking := slices.DeleteFunc(slices.Clone(taken.Types), func(plugin string) bool {
+		return slices.Contains(chain.Types, plugin)
+	})
+	const remedy = "unwindctl install takes that file, and so does an agent without --conf"
+	text := ""
+	if len(lacking) > 0 {
+		text = "pods start without " + strings.Join(lacking, ", ") + ": "
+	}
+	return term.WithHint("unwindctl install takes that file, and so does an agent without --conf",
+		"%swithout unwind the runtime would take %s, and unwind's chain is %s", text, first, chainFile)
+}
+
 // readSource reads the provider's conflist, and the chain in it as unwind would.
 func (s Setup) readSource(p *Plan) error {
 	path := s.Source
 	if path == "" {
-		paths, err := netconf.Conflists(s.ConfDir)
-		if err != nil {
-			return err
-		}
-		paths = slices.DeleteFunc(paths, func(path string) bool {
-			return path == p.path
-		})
-		if len(paths) == 0 {
-			return term.WithHint("install again when the network's provider has written one",
+		if path = s.firstOther(); path == "" {
+			return NewObstacle(NoProvider, "install again when the network's provider has written one",
 				"no conflist in %s to wrap", s.ConfDir)
 		}
-		path = paths[0]
 	}
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -178,8 +212,11 @@ func (s Setup) readSource(p *Plan) error {
 	}
 	const half = "if its provider is just writing it, try again; else mend it: the runtime cannot " +
 		"use it either"
-	if p.Source, err = netconf.ReadConflist(path); err != nil &&
-		(p.Source == nil || p.Source.Unwind == nil) {
+	p.Source, err = netconf.ReadConflist(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return NewObstacle(NoProvider, "its provider makes it", "%s: %w", path, err)
+	}
+	if err != nil && (p.Source == nil || p.Source.Unwind == nil) {
 		return term.WithHint(half, "%s: %w", path, err)
 	}
 	switch {

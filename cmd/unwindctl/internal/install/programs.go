@@ -22,9 +22,9 @@ const DefaultUnitDir = "/etc/systemd/system"
 // programs are what a node's own unwindctl is: itself, and the plugin beside it that it installs.
 var programs = []string{"unwindctl", netconf.Name}
 
-// installPrograms puts this program, and the plugin beside it, into a directory, and returns what
+// InstallPrograms puts this program, and the plugin beside it, into a directory, and returns what
 // was written. A container that installs on its host leaves nothing else there that can be run.
-func (s Setup) installPrograms(dir string) (written []string, err error) {
+func (s Setup) InstallPrograms(dir string) (written []string, err error) {
 	plugin, err := s.binary()
 	if err != nil {
 		return nil, err

@@ -13,9 +13,15 @@ import (
 	"cni-unwind/journal"
 )
 
-// checkPurge is an error if the state directory is still needed.
+// checkPurge is an error if the state directory is still needed: by attachments, or by an agent, for
+// which the off-switch is there.
 func checkPurge(ctx context.Context, stateDir string) error {
-	attachments, err := inspect.ReadJournal(ctx, &journal.Store{Dir: stateDir})
+	store := &journal.Store{Dir: stateDir}
+	if pid := store.AgentProcess(); pid != "" {
+		return term.WithHint("end it first; uninstall without --purge leaves unwind off while it runs",
+			"--purge: nothing was changed: an agent runs (process %s), which would install again", pid)
+	}
+	attachments, err := inspect.ReadJournal(ctx, store)
 	if err != nil {
 		return fmt.Errorf("--purge: nothing was changed: %w", err)
 	}
@@ -33,7 +39,7 @@ func checkPurge(ctx context.Context, stateDir string) error {
 func purge(stateDir string) error {
 	files, err := filepath.Glob(filepath.Join(stateDir, "journal.*"))
 	for _, path := range append(files, filepath.Join(stateDir, "locks"),
-		filepath.Join(stateDir, journal.AgentLockName)) {
+		filepath.Join(stateDir, journal.AgentLockName), filepath.Join(stateDir, OffName)) {
 		err = errors.Join(err, os.RemoveAll(path))
 	}
 	if removeErr := os.Remove(stateDir); removeErr != nil && !errors.Is(removeErr, fs.ErrNotExist) {

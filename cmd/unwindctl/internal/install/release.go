@@ -3,8 +3,6 @@ package install
 import (
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 
 	"golang.org/x/mod/semver"
@@ -28,36 +26,26 @@ func versionOf(about string) string {
 	return version
 }
 
-// KeepsInstalled returns why an agent leaves the plugin that is installed as it is, "" if it may put
-// its own in the place of that: an agent that is older than an install does not undo it. A plugin
-// that does not run, or is not unwind, is not kept.
-func (s Setup) KeepsInstalled(ctx context.Context) (why string, err error) {
-	from, err := s.binary()
-	if err != nil {
-		return "", err
-	}
-	to := filepath.Join(s.BinDir, netconf.Name)
-	if own, err := os.Open(from); err == nil {
-		same := sameContent(own, to)
-		if _ = own.Close(); same {
-			return "", nil
-		}
-	}
-	there, _, err := AskVersion(ctx, to)
-	if err != nil || !strings.Contains(there, netconf.Name) {
-		return "", nil //nolint:nilerr // it is of no use as it is
-	}
-	own, _, err := AskVersion(ctx, from)
-	if err != nil {
-		return "", err
-	}
-	theirs, ours := versionOf(there), versionOf(own)
-	switch order, known := CompareReleases(theirs, ours); {
+// PluginVersion returns the version of the plugin that is installed, "" if there is none that says.
+func (s Setup) PluginVersion(ctx context.Context) string {
+	about, _, _ := AskVersion(ctx, s.plugin())
+	return versionOf(about)
+}
+
+// KeepsInstalled returns why an agent leaves the plugin that is installed, of a version, as it is, ""
+// if it may put its own in the place of that: an agent that is older than an install does not undo
+// it. A plugin that does not run, or is not unwind, has no version, and is not kept.
+func (s Setup) KeepsInstalled(theirs, about string) (why string) {
+	own := versionOf(about)
+	switch order, known := CompareReleases(theirs, own); {
+	case theirs == "" || theirs == own:
+		return ""
 	case !known:
-		return fmt.Sprintf("%s (%s) and this agent's (%s) cannot be compared: unwindctl install "+
-			"replaces it", to, theirs, ours), nil
+		return fmt.Sprintf("%s (%s) and this agent's (%s) cannot be compared: --allow-downgrade, or "+
+			"unwindctl install, replaces it", s.plugin(), theirs, own)
 	case order > 0:
-		return fmt.Sprintf("%s (%s) is newer than this agent's (%s)", to, theirs, ours), nil
+		return fmt.Sprintf("%s (%s) is newer than this agent's (%s): --allow-downgrade replaces it",
+			s.plugin(), theirs, own)
 	}
-	return "", nil
+	return ""
 }

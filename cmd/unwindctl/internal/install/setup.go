@@ -96,8 +96,11 @@ func ChainFile(path string) string {
 	return c.Unwind.ChainFile
 }
 
-// stateDir returns the state directory that our conflist names.
+// stateDir returns the state directory: the given one, else the one that our conflist names.
 func (s Setup) stateDir() string {
+	if s.StateDir != "" {
+		return s.StateDir
+	}
 	if c, _ := netconf.ReadConflist(s.Path()); c != nil && c.Unwind != nil {
 		return c.Unwind.StateDir
 	}

@@ -20,16 +20,44 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// UninstallOptions are the flags of unwindctl uninstall.
+// UninstallOptions are the flags of unwindctl uninstall, and of off.
 type UninstallOptions struct {
 	Target
 	CacheDir, StateDir string
 
 	ProgramDir, UnitDir string // as install has them; without the first, both are left
 	Purge               bool   // remove the state directory
+	OffOnly             bool   // remove our conflist alone
+	By                  string // who wants it
+	Format              term.Format
 }
 
-// Uninstall removes our conflist, and the binary if nothing names it any more.
+// change is what uninstall, off or on has done to a thing.
+type change struct {
+	Change string `json:"change"` // removed, returned, kept, off, on
+	What   string `json:"what"`
+}
+
+type changes []change
+
+func (c *changes) add(what, format string, args ...any) {
+	*c = append(*c, change{what, fmt.Sprintf(format, args...)})
+}
+
+func (c *changes) print(out io.Writer, format term.Format) error {
+	if format == term.JSON {
+		return term.PrintJSON(out, "changes", *c)
+	}
+	var text strings.Builder
+	for _, one := range *c {
+		fmt.Fprintf(&text, "%-10s %s\n", one.Change+":", one.What)
+	}
+	_, err := io.WriteString(out, text.String())
+	return err
+}
+
+// Uninstall switches unwind off: it writes the off-switch, so that no agent installs again, and then
+// removes our conflist. Without OffOnly it also removes the binary if nothing names it any more.
 func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 	r, err := o.Find("/")
 	if err != nil {
@@ -44,35 +72,42 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 			return err
 		}
 	}
+	if o.OffOnly || durable.Exists(o.StateDir) { // else there is no agent
+		if err := WriteOff(o.StateDir, o.By); err != nil {
+			return err
+		}
+	}
 	removed, said, removeErr := s.Remove()
 	if removeErr != nil && removed == nil && said == nil {
 		return removeErr
 	}
-	var text strings.Builder
+	done := changes{}
 	for _, path := range removed {
-		fmt.Fprintf(&text, "removed:   %s\n", path)
+		done.add("removed", "%s", path)
 	}
 	for _, sentence := range said {
-		fmt.Fprintf(&text, "returned:  %s\n", sentence)
+		done.add("returned", "%s", sentence)
 	}
 	if removed == nil {
-		fmt.Fprintf(&text, "unwind is not in use: there is no %s.\n", s.Path())
+		done.add("off", "unwind is not in use: there is no %s", s.Path())
 	}
-	binary, binaryErr := s.removeBinary(ctx, o.CacheDir, o.StateDir)
-	text.WriteString(binary)
-	journal := describeJournal(ctx, o.StateDir)
+	if o.OffOnly {
+		done.add("off", "%s; unwindctl on switches it on again", ReadOff(o.StateDir))
+		return errors.Join(removeErr, done.print(out, o.Format))
+	}
+	binaryErr := s.removeBinary(ctx, o.CacheDir, o.StateDir, &done)
 	var nodeErr error
-	if journal == "" {
-		nodeErr = o.removeFromNode(ctx, &text)
+	if journal := describeJournal(ctx, o.StateDir); journal != "" {
+		done.add("kept", "%s", journal)
+	} else {
+		nodeErr = o.removeFromNode(ctx, &done)
 	}
-	text.WriteString(journal)
-	_, err = io.WriteString(out, text.String())
-	return errors.Join(removeErr, binaryErr, nodeErr, err)
+	return errors.Join(removeErr, binaryErr, nodeErr, done.print(out, o.Format))
 }
 
 // removeFromNode removes what installForNode wrote and, with --purge, the state directory. As long
 // as the journal has something, unwindctl and its units are needed.
-func (o UninstallOptions) removeFromNode(ctx context.Context, text *strings.Builder) error {
+func (o UninstallOptions) removeFromNode(ctx context.Context, done *changes) error {
 	var units, programs []string
 	var err, unitErr error
 	if o.ProgramDir != "" {
@@ -83,7 +118,7 @@ func (o UninstallOptions) removeFromNode(ctx context.Context, text *strings.Buil
 		err = errors.Join(unitErr, err)
 	}
 	for _, path := range slices.Concat(units, programs) {
-		fmt.Fprintf(text, "removed:   %s\n", path)
+		done.add("removed", "%s", path)
 	}
 	if !o.Purge {
 		return err
@@ -93,47 +128,45 @@ func (o UninstallOptions) removeFromNode(ctx context.Context, text *strings.Buil
 		purgeErr = purge(o.StateDir)
 	}
 	if purgeErr == nil {
-		fmt.Fprintf(text, "removed:   %s\n", o.StateDir)
+		done.add("removed", "%s", o.StateDir)
 	}
 	return errors.Join(err, purgeErr)
 }
 
-// removeBinary removes the plugin if nothing names it, and returns a sentence about what it did.
-func (s Setup) removeBinary(ctx context.Context, cacheDir, stateDir string) (string, error) {
-	path := filepath.Join(s.BinDir, netconf.Name)
+// removeBinary removes the plugin if nothing names it.
+func (s Setup) removeBinary(ctx context.Context, cacheDir, stateDir string, done *changes) error {
+	path := s.plugin()
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
-		return "", nil
+		return nil
 	}
 	conflists, err := s.naming()
 	known, knownErr := containersOf(ctx, stateDir)
 	cached, cacheErr := cachedNaming(filepath.Join(cacheDir, "results"), known)
 	if err = errors.Join(err, knownErr, cacheErr); err != nil {
-		return fmt.Sprintf("kept:      %s (whether something names it cannot be told)\n", path), err
+		done.add("kept", "%s (whether something names it cannot be told)", path)
+		return err
 	}
 	var why []string
 	if len(conflists) > 0 {
 		why = append(why, strings.Join(conflists, ", "))
 	}
-	switch cached {
-	case 0:
-	case 1:
-		why = append(why, "1 attachment in libcni's cache")
-	default:
-		why = append(why, fmt.Sprintf("%d attachments in libcni's cache", cached))
+	if cached > 0 {
+		why = append(why, term.Attachments(cached)+" in libcni's cache")
 	}
 	if len(why) > 0 {
-		return fmt.Sprintf("kept:      %s (named by %s; run unwindctl uninstall again when their "+
-			"pods are gone)\n", path,
-			strings.Join(why, " and ")), nil
+		done.add("kept", "%s (named by %s; run unwindctl uninstall again when their pods are gone)",
+			path, strings.Join(why, " and "))
+		return nil
 	}
 	if about, _, err := AskVersion(ctx, path); err != nil || !strings.Contains(about, netconf.Name) {
-		//nolint:nilerr // what cannot be asked stays, and that is said
-		return fmt.Sprintf("kept:      %s (it does not say that it is unwind)\n", path), nil
+		done.add("kept", "%s (it does not say that it is unwind)", path)
+		return nil //nolint:nilerr // what cannot be asked stays, and that is said
 	}
 	if err := durable.Remove(path); err != nil {
-		return "", err
+		return err
 	}
-	return fmt.Sprintf("removed:   %s\n", path), nil
+	done.add("removed", "%s", path)
+	return nil
 }
 
 // naming returns the conflists of the directory that name unwind.
@@ -197,7 +230,7 @@ func describeJournal(ctx context.Context, stateDir string) string {
 	store := &journal.Store{Dir: stateDir}
 	attachments, err := inspect.ReadJournal(ctx, store)
 	if err != nil {
-		return fmt.Sprintf("The journal in %s stays; it cannot be read now: %s\n", stateDir,
+		return fmt.Sprintf("the journal in %s stays; it cannot be read now: %s", stateDir,
 			term.OneLine(err.Error()))
 	}
 	pending := 0
@@ -209,8 +242,8 @@ func describeJournal(ctx context.Context, stateDir string) string {
 	if len(attachments) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("The journal in %s stays: %s, %d with pending DELs. The runtime releases "+
-		"those that live; unwindctl sweep%s releases the rest.\n",
+	return fmt.Sprintf("the journal in %s stays: %s, %d with pending DELs. The runtime releases "+
+		"those that live; unwindctl sweep%s releases the rest",
 		stateDir, term.Attachments(len(attachments)), pending, stateDirFlag(stateDir))
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 
 	"cni-unwind/cmd/unwindctl/internal/inspect"
+	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/record"
@@ -22,28 +23,14 @@ import (
 type Source struct {
 	Version string // of this program
 	Scope   inspect.Scope
-	Stderr  io.Writer // of the dry run of a sweep
-	InUse   InUse     // "" if this program does not keep unwind installed
+	Stderr  io.Writer      // of the dry run of a sweep
+	InUse   install.Reason // "" if this program does not keep unwind installed
+	Plugin  string         // the version of the plugin that is installed, "" if that is not known
+
+	Process bool // print also the metrics of this process and of Go, as client_golang has them
 
 	Events map[string]uint64 // of Kubernetes, by result; nil if this program posts none
 }
-
-// InUse says whether a node's pods go through unwind, and if not, why.
-type InUse string
-
-// The values of InUse.
-const (
-	On             InUse = "on"
-	Starting       InUse = "starting"        // not known yet
-	AnotherAgent   InUse = "another-agent"   // this agent waits for the end of another one
-	RemovedByHand  InUse = "removed-by-hand" // somebody removed unwind's file
-	NoProvider     InUse = "no-provider"     // there is no file of a provider
-	MeshInTheWay   InUse = "mesh-in-the-way" // a mesh goes on to put its plugin behind unwind
-	CiliumChaining InUse = "cilium-chaining" // cilium copies the first file into its own
-	Refused        InUse = "refused"         // the install was refused, or failed
-)
-
-var everyInUse = []InUse{On, Starting, AnotherAgent, RemovedByHand, NoProvider, MeshInTheWay, CiliumChaining, Refused}
 
 // Registry returns a registry that reads the journal and the pools each time it is asked. It calls
 // failed with the error of what it could not read.
@@ -57,7 +44,11 @@ func (s Source) Registry(ctx context.Context, failed func(error)) *prometheus.Re
 // returns that error. No output means that nothing could be read.
 func (s Source) Print(ctx context.Context, out io.Writer) error {
 	var failed error
-	families, err := s.Registry(ctx, func(err error) { failed = err }).Gather()
+	from := prometheus.Gatherers{s.Registry(ctx, func(err error) { failed = err })}
+	if s.Process {
+		from = append(from, prometheus.DefaultGatherer)
+	}
+	families, err := from.Gather()
 	if err != nil {
 		return err
 	}
@@ -112,6 +103,10 @@ func descs() map[string]*prometheus.Desc {
 			"more.", "network", "pool", "set", "family", "state"),
 		"in_use": desc("in_use", "Whether pods of this node go through unwind: 1 for the reason that "+
 			"holds, else 0.", "reason"),
+		"plugin_info": desc("plugin_info", "The version of the plugin that is installed, always 1.",
+			"version"),
+		"off_timestamp_seconds": desc("off_timestamp_seconds",
+			"Since when unwind is switched off, by whom; absent if it is not.", "by"),
 		"events_total": desc("events_total", "Events that this program has posted to Kubernetes, "+
 			"dropped for their rate, or failed to post.", "result"),
 		"build_info": desc("build_info", "The version of this program, always 1.",
@@ -141,9 +136,15 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 	}
 	gauge("build_info", 1, c.Version, runtime.Version())
 	if c.InUse != "" {
-		for _, reason := range everyInUse {
+		for _, reason := range install.Reasons {
 			gauge("in_use", map[bool]float64{true: 1}[reason == c.InUse], string(reason))
 		}
+	}
+	if c.Plugin != "" {
+		gauge("plugin_info", 1, c.Plugin)
+	}
+	if off := install.ReadOff(c.Scope.StateDir); off != nil {
+		gauge("off_timestamp_seconds", float64(off.Since.Unix()), off.By)
 	}
 	for result, n := range c.Events {
 		counter("events_total", n, result)

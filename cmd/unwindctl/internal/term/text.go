@@ -19,11 +19,15 @@ import (
 // under one key. Keys may be added within a version; none is removed or changes its meaning.
 const formatVersion = 1
 
-// PrintJSON prints a document of one key.
-func PrintJSON(out io.Writer, key string, value any) error {
+// PrintJSON prints a document of one key, or of more, each with its value.
+func PrintJSON(out io.Writer, key string, value any, more ...any) error {
+	document := map[string]any{"version": formatVersion, key: value}
+	for i := 0; i+1 < len(more); i += 2 {
+		document[fmt.Sprint(more[i])] = more[i+1]
+	}
 	enc := json.NewEncoder(out)
 	enc.SetIndent("", "  ")
-	return enc.Encode(map[string]any{"version": formatVersion, key: value})
+	return enc.Encode(document)
 }
 
 // PrintNames prints texts, each once, one a line.

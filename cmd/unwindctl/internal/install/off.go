@@ -1,0 +1,70 @@
+package install
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"cni-unwind/cmd/unwindctl/internal/durable"
+	"cni-unwind/cmd/unwindctl/internal/term"
+)
+
+// OffName is the file of the state directory that switches unwind off. As long as it is there no
+// agent installs, whatever is started anew in between. It says since when by its time, and by whom
+// by its text. Anybody who can write there can make it, with touch too.
+const OffName = "off"
+
+// OffState is since when unwind is switched off, and by whom.
+type OffState struct {
+	Since time.Time
+	By    string
+}
+
+// String returns a sentence about it.
+func (o *OffState) String() string {
+	return fmt.Sprintf("unwind has been switched off since %s, by %s", term.Time(o.Since), o.By)
+}
+
+// ReadOff returns nil if unwind is not switched off, as far as can be seen. A file that cannot be
+// read counts.
+func ReadOff(stateDir string) *OffState {
+	path := filepath.Join(stateDir, OffName)
+	info, err := os.Lstat(path)
+	if err != nil {
+		return nil
+	}
+	text, _ := os.ReadFile(path)
+	by := term.OneLine(strings.TrimSpace(string(text[:min(len(text), 256)])))
+	return &OffState{info.ModTime(), cmp.Or(by, "somebody")}
+}
+
+// WriteOff switches unwind off for all agents from now on. Who has done so first stays on record.
+func WriteOff(stateDir, by string) error {
+	if ReadOff(stateDir) != nil {
+		return nil
+	}
+	err := os.MkdirAll(stateDir, 0o700)
+	if err == nil {
+		err = durable.Replace(filepath.Join(stateDir, OffName), strings.NewReader(by+"\n"), 0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("unwind does not stay off: %w", err)
+	}
+	return nil
+}
+
+// SwitchOn removes what keeps agents from an install: the off-switch, and our file as cilium has
+// renamed it.
+func (s Setup) SwitchOn(stateDir string) (err error) {
+	if ReadOff(stateDir) != nil {
+		err = durable.Remove(filepath.Join(stateDir, OffName))
+	}
+	if path := s.renamed(); path != "" {
+		err = errors.Join(err, durable.Remove(path))
+	}
+	return err
+}

@@ -1,0 +1,82 @@
+package install
+
+import (
+	"cmp"
+	"errors"
+
+	"cni-unwind/cmd/unwindctl/internal/term"
+)
+
+// Reason says whether pods of a node go through unwind, and if not, why.
+type Reason string
+
+// The reasons.
+const (
+	On              Reason = "on"
+	Starting        Reason = "starting"         // not known yet
+	AnotherAgent    Reason = "another-agent"    // this agent waits for the end of another one
+	Off             Reason = "off"              // somebody has switched unwind off
+	NoProvider      Reason = "no-provider"      // there is no file of a provider
+	MeshInTheWay    Reason = "mesh-in-the-way"  // a mesh goes on to put its plugin behind unwind
+	CiliumChaining  Reason = "cilium-chaining"  // cilium copies the first file into its own
+	CiliumExclusive Reason = "cilium-exclusive" // cilium has renamed unwind's file
+	PluginMissing   Reason = "plugin-missing"   // unwind's file is there, and the plugin is not
+	Refused         Reason = "refused"          // the install was refused, or failed
+)
+
+// Reasons are all of them.
+var Reasons = []Reason{On, Starting, AnotherAgent, Off, NoProvider, MeshInTheWay, CiliumChaining,
+	CiliumExclusive, PluginMissing, Refused}
+
+// Ready reports whether a node is as somebody wants it. Switching off is no fault of a version.
+func (r Reason) Ready() bool { return r == On || r == Off }
+
+// Obstacle is an error with the reason for which pods do not go through unwind.
+type Obstacle struct {
+	Reason Reason
+	Err    error
+}
+
+// NewObstacle returns an obstacle, with what to do about it.
+func NewObstacle(reason Reason, remedy, format string, args ...any) *Obstacle {
+	return &Obstacle{reason, term.WithHint(remedy, format, args...)}
+}
+
+func (o *Obstacle) Error() string { return o.Err.Error() }
+
+// Unwrap returns the error without its reason.
+func (o *Obstacle) Unwrap() error { return o.Err }
+
+// ReasonOf returns the reason that an install ended for: On without an error.
+func ReasonOf(err error) Reason {
+	var o *Obstacle
+	switch {
+	case err == nil:
+		return On
+	case errors.As(err, &o):
+		return o.Reason
+	}
+	return Refused
+}
+
+// Obstacle returns what keeps unwind out of use on this node whatever the provider's file is, or
+// nil. Our file is not to be there then. The state directory is "" for the one of our conflist.
+//
+//  1. Somebody has switched unwind off.
+//  2. cilium has copied our file into its own, in which unwind would call itself.
+//  3. cilium has renamed our file, as it does with all others unless cni.exclusive is false. It would
+//     do so again at once, so the file is not written again before somebody says so.
+func (s Setup) Obstacle(stateDir string) *Obstacle {
+	if off := ReadOff(cmp.Or(stateDir, s.stateDir())); off != nil {
+		return NewObstacle(Off, "unwindctl on", "%s", off)
+	}
+	if c := s.CiliumCopy(); c != nil && c.OfOurs() {
+		return c.Obstacle()
+	}
+	if path := s.renamed(); path != "" {
+		return NewObstacle(CiliumExclusive, "install cilium with cni.exclusive=false, then unwindctl on: "+
+			"scripts/providers/cilium.md", "cilium has renamed unwind's file to %s: pods do not go "+
+			"through unwind", path)
+	}
+	return nil
+}
