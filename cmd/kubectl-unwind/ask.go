@@ -82,9 +82,13 @@ func (v *view) read(data []byte) (report, error) {
 			"kubectl-unwind of the agent's release", object["version"], formatVersion)
 	}
 	r := v.report()
-	if list := object[v.key]; len(list) == 0 || list[0] != '[' {
+	list := object[v.key]
+	if len(list) == 0 || list[0] != '[' {
 		return nil, fmt.Errorf("its object has no list %q", v.key)
-	} else if err := json.Unmarshal(list, r); err != nil {
+	} else if v.whole {
+		list = data
+	}
+	if err := json.Unmarshal(list, r); err != nil {
 		return nil, fmt.Errorf("its object: %w", err)
 	}
 	return r, nil

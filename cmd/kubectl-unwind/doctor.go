@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"slices"
 	"strconv"
 
@@ -11,15 +12,18 @@ import (
 var severities = []string{"ok", "warning", "error"}
 
 // diagnosis is what doctor found on a node.
-type diagnosis []struct{ What, Severity, Text, Remedy string }
+type diagnosis struct {
+	Plugin string // its version
+	Checks []struct{ What, Severity, Text, Remedy string }
+}
 
 func doctorCommand(o *options) *cobra.Command {
 	v := &view{
-		unwindctl: []string{"doctor"}, codes: []int{exitWarning, exitFailure}, key: "checks",
+		unwindctl: []string{"doctor"}, codes: []int{exitWarning, exitFailure}, key: "checks", whole: true,
 		report:  func() report { return &diagnosis{} },
 		words:   []string{"error", "warning", "ok"},
 		none:    "nothing was looked at",
-		columns: []string{"WORST", "ERRORS", "WARNINGS", "FIRST FINDING"},
+		columns: []string{"WORST", "ERRORS", "WARNINGS", "VERSION", "FIRST FINDING"},
 		wide:    []string{"SEVERITY", "WHAT", "FINDING"},
 	}
 	return v.command(o, &cobra.Command{
@@ -27,11 +31,11 @@ func doctorCommand(o *options) *cobra.Command {
 		Short: "Look for what is wrong with unwind on each node",
 		Long: "Look for what is wrong with unwind on each node, as unwindctl doctor does there. The\n" +
 			"last line counts nodes by their worst finding. With -o wide there is each finding,\n" +
-			"with its remedy.\n\n" +
+			"with its remedy. VERSION is that of the plugin.\n\n" +
 			"The exit code is 4 if a node has an error; else 1 if a node was not reached; else 3\n" +
 			"if a node has a warning; else 0.",
 		Example: "  kubectl unwind doctor\n" +
-			"  kubectl unwind doctor -o wide --node worker-2",
+			"  kubectl unwind doctor -o wide --nodes worker-2",
 	})
 }
 
@@ -45,7 +49,7 @@ func severity(word string) int {
 
 func (d *diagnosis) worst() int {
 	worst := 0
-	for _, c := range *d {
+	for _, c := range d.Checks {
 		worst = max(worst, severity(c.Severity))
 	}
 	return worst
@@ -56,7 +60,7 @@ func (d *diagnosis) count() map[string]int { return map[string]int{severities[d.
 func (d *diagnosis) rows(wide bool) (rows []row) {
 	worst, first := d.worst(), "-"
 	weight, count := float64(worst), make([]int, len(severities))
-	for _, c := range *d {
+	for _, c := range d.Checks {
 		s := severity(c.Severity)
 		if count[s]++; s == 0 {
 			continue
@@ -72,7 +76,7 @@ func (d *diagnosis) rows(wide bool) (rows []row) {
 	switch {
 	case !wide:
 		return []row{{weight, []string{severities[worst], strconv.Itoa(count[2]),
-			strconv.Itoa(count[1]), first}}}
+			strconv.Itoa(count[1]), cmp.Or(d.Plugin, "-"), first}}}
 	case len(rows) == 0:
 		return []row{{0, []string{"ok", "-", "-"}}}
 	}

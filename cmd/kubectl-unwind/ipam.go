@@ -47,7 +47,7 @@ func ipamCommand(o *options) *cobra.Command {
 			"takes an address out of each, and fails if one has none.\n" +
 			"With -o wide there is each address that is given out.",
 		Example: "  kubectl unwind ipam\n" +
-			"  kubectl unwind ipam -o wide --node worker-2",
+			"  kubectl unwind ipam -o wide --nodes worker-2",
 	})
 }
 

@@ -43,7 +43,7 @@ func listCommand(o *options) *cobra.Command {
 			"most pending DELs first. Unproven DELs have passed, while their address is not known\n" +
 			"to be free. With -o wide there is each attachment.",
 		Example: "  kubectl unwind list\n" +
-			"  kubectl unwind list -o wide --node worker-2",
+			"  kubectl unwind list -o wide --nodes worker-2",
 	})
 }
 

@@ -10,6 +10,7 @@
 //	ask.go      asks all nodes
 //	view.go     a table of the answers, the worst first
 //	doctor.go, list.go, ipam.go, sweep.go  a command each: what is asked, and shown
+//	switch.go  off, on and uninstall
 package main
 
 import (
@@ -92,7 +93,8 @@ func rootCommand() *cobra.Command {
 		Short: "See what the CNI plugin unwind does, on all nodes at once",
 		Long: "See what the CNI plugin unwind does, on all nodes at once: in the agent's pod of\n" +
 			"each node, kubectl unwind runs unwindctl by kubectl exec, at most 8 at once, and\n" +
-			"prints a table of the answers, the worst first. It changes nothing.\n\n" +
+			"prints a table of the answers, the worst first. off, on and uninstall change a node;\n" +
+			"the others change nothing.\n\n" +
 			"A node whose agent cannot be asked comes first in the table, with the reason. So\n" +
 			"does a node without an agent, if you may list nodes.\n\n" +
 			"You need these rights: list and get pods, and create pods/exec, in the agents'\n" +
@@ -106,7 +108,7 @@ func rootCommand() *cobra.Command {
 			"  4    doctor: the worst is an error, whether or not all nodes answered\n" +
 			"  130  interrupted",
 		Example: "  kubectl unwind doctor\n" +
-			"  kubectl unwind ipam --node worker-1,worker-2\n" +
+			"  kubectl unwind ipam --nodes worker-1,worker-2\n" +
 			"  kubectl unwind list -o wide --context production",
 		Annotations:       map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl unwind"},
 		Version:           version,
@@ -127,13 +129,14 @@ func rootCommand() *cobra.Command {
 	flags.StringVarP(&o.namespace, "namespace", "n", "kube-system", "the agents are in `NAMESPACE`")
 	flags.StringVarP(&o.selector, "selector", "l", "app.kubernetes.io/name=unwind",
 		"the agents' pods have these `LABELS`")
-	flags.StringSliceVar(&o.nodes, "node", nil,
+	flags.StringSliceVar(&o.nodes, "nodes", nil,
 		"only these `NODES`, with commas between them; may be repeated")
 	flags.DurationVar(&o.timeout, "timeout", 30*time.Second,
 		"a node that has not answered after this `DURATION` is not reached; the list of pods has as long")
 	flags.StringVarP(&o.format, "output", "o", "table",
 		"print in this `FORMAT`: table; wide, which has every finding; json")
-	root.AddCommand(doctorCommand(o), listCommand(o), ipamCommand(o), sweepCommand(o))
+	root.AddCommand(doctorCommand(o), listCommand(o), ipamCommand(o), sweepCommand(o),
+		switchCommand(o, "off"), switchCommand(o, "on"), switchCommand(o, "uninstall"))
 	return root
 }
 

@@ -34,7 +34,7 @@ func sweepCommand(o *options) *cobra.Command {
 			"why. unwindctl sweep --help explains the results.\n\n" +
 			"Only a dry run is for all nodes at once. The agents sweep by themselves each minute.",
 		Example: "  kubectl unwind sweep --dry-run\n" +
-			"  kubectl unwind sweep --dry-run -o wide --node worker-2",
+			"  kubectl unwind sweep --dry-run -o wide --nodes worker-2",
 	})
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be released; needed")
 	run := cmd.RunE

@@ -21,6 +21,7 @@ type view struct {
 	unwindctl []string // the command on the node
 	codes     []int    // it ends with one of these also if all went well
 	key       string   // of the list in the object that it prints
+	whole     bool     // the report is the object, not the list
 	report    func() report
 	words     []string // of the counts, as the summary has them
 	none      string   // said of a node that has nothing to show
