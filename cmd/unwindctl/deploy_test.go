@@ -92,7 +92,8 @@ func TestDaemonSet(t *testing.T) {
 		{set, append(pod, "terminationGracePeriodSeconds"), 60},
 		{set, append(pod, "volumes"), nil},
 		{set, append(pod, "initContainers"), nil},
-		{set, append(container, "command"), list("/unwindctl", "--host", "run", "--listen=:9469")},
+		{set, append(container, "command"), list("/unwindctl", "--host", "run", "--listen=:9469", "--allow-downgrade")},
+		{set, append(container, "imagePullPolicy"), "Never"},
 		{set, append(container, "args"), nil},
 		{set, append(container, "volumeMounts"), nil},
 		{set, append(container, "securityContext", "privileged"), true},
@@ -113,7 +114,7 @@ func TestDaemonSetObserves(t *testing.T) {
 	text := deployFile(t, "daemonset.yaml")
 	docs := documents(t, bytes.Replace(text, []byte("# - --observe"), []byte("- --observe"), 1))
 	command, _ := field(docs[len(docs)-1], "spec", "template", "spec", "containers", "command").([]any)
-	if len(command) != 5 || command[4] != "--observe" {
+	if len(command) != 6 || command[5] != "--observe" {
 		t.Errorf("command: %v", command)
 	}
 }
@@ -215,6 +216,8 @@ var agentMetrics = map[string][]string{
 	"unwind_degraded_operations_total":               {"verb", "reason"},
 	"unwind_ipam_addresses":                          {"network", "pool", "set", "family", "state"},
 	"unwind_in_use":                                  {"reason"},
+	"unwind_off_timestamp_seconds":                   {"by"},
+	"unwind_plugin_info":                             {"version"},
 	"unwind_events_total":                            {"result"},
 	"unwind_build_info":                              {"version", "goversion"},
 	"unwind_journal_readable":                        nil,
@@ -250,7 +253,8 @@ func TestAlerts(t *testing.T) {
 		names = append(names, rule.Alert)
 		t.Run(rule.Alert, func(t *testing.T) { checkAlert(t, rule) })
 	}
-	want := []string{"UnwindOff", "UnwindDeletePending", "UnwindPoolNearlyFull", "UnwindSweepStale", "UnwindDuplicateAddress", "UnwindDegraded"}
+	want := []string{"UnwindOff", "UnwindPluginSkew", "UnwindDeletePending", "UnwindPoolNearlyFull", "UnwindAddressesLeaked", "UnwindRollbacks",
+		"UnwindUnproven", "UnwindSweepStale", "UnwindDuplicateAddress", "UnwindDegraded"}
 	if diff := cmp.Diff(want, names); diff != "" {
 		t.Error(diff)
 	}

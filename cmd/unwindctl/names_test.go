@@ -18,7 +18,7 @@ type repository struct {
 	files     []string                   // all Go files
 	tests     map[string][]string        // names by directory
 	packages  map[string]map[string]bool // identifiers by the directory's name
-	words     map[string]bool            // all identifiers, and the words of strings
+	words     map[string]bool            // all identifiers, and the words of strings and of values.yaml
 }
 
 var (
@@ -70,6 +70,12 @@ func readRepository(t *testing.T, root string) repository {
 		case d.Type().IsRegular() && path.Ext(name) == ".md":
 			text, err := fs.ReadFile(tree, name)
 			r.documents[name] = fenced.ReplaceAllString(string(text), "")
+			return err
+		case d.Name() == "values.yaml": // the chart's README names what it has
+			text, err := fs.ReadFile(tree, name)
+			for _, w := range word.FindAllString(string(text), -1) {
+				r.words[w] = true
+			}
 			return err
 		case d.Type().IsRegular() && path.Ext(name) == ".go":
 			text, err := fs.ReadFile(tree, name)

@@ -118,13 +118,44 @@ func TestAlerts(t *testing.T) {
 		}, []string{"25m to 60m: unwind is not in use on a"}},
 		{"off, with the one series that is 1", "UnwindOff", []string{
 			`unwind_in_use{instance="a", reason="on"} 1x9 stale`,
-			`unwind_in_use{instance="a", reason="removed-by-hand"} _x10 1x109`,
+			`unwind_in_use{instance="a", reason="off"} _x10 1x109`,
 		}, []string{"25m to 120m: unwind is not in use on a"}},
 		{"off for a quarter of an hour less a minute", "UnwindOff", []string{
 			`unwind_in_use{instance="a", reason="on"} 1x9 0x14 1x95`,
-			`unwind_in_use{instance="a", reason="removed-by-hand"} 0x9 1x14 0x95`,
+			`unwind_in_use{instance="a", reason="off"} 0x9 1x14 0x95`,
 		}, nil},
 		{"an agent that does not say", "UnwindOff", []string{node}, nil},
+
+		{"the plugin does not follow", "UnwindPluginSkew", []string{
+			`unwind_build_info{instance="a", version="v1", goversion="go1"} 1x10 stale`,
+			`unwind_build_info{instance="a", version="v2", goversion="go1"} _x10 1x109`,
+			`unwind_plugin_info{instance="a", version="v1"} 1x120`,
+			`unwind_build_info{instance="b", version="v1", goversion="go1"} 1x120`,
+		}, []string{"41m to 120m: The plugin on a is v1, and the agent is another version"}},
+		{"it follows", "UnwindPluginSkew", []string{
+			`unwind_build_info{instance="a", version="v1", goversion="go1"} 1x10 stale`,
+			`unwind_build_info{instance="a", version="v2", goversion="go1"} _x10 1x109`,
+			`unwind_plugin_info{instance="a", version="v1"} 1x30 stale`,
+			`unwind_plugin_info{instance="a", version="v2"} _x30 1x89`,
+		}, nil},
+
+		{"for more than an hour", "UnwindAddressesLeaked", []string{
+			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="leaked"} 0x9 2x99 0x10`,
+			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="ownerless"} 1x109 0x10`,
+			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="live"} 9x120`,
+		}, []string{"60m to 109m: 3 addresses of n on a belong to no pod, in p"}},
+		{"each for a while", "UnwindAddressesLeaked", []string{
+			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="leaked"} 2x50 0x5 1x50 0x14`,
+			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="live"} 9x120`,
+		}, nil},
+
+		{"a plugin fails", "UnwindRollbacks", []string{
+			`unwind_rollbacks_total{instance="a", plugin="istio-cni", result="complete"} 0+1x60 61x60`,
+			`unwind_rollbacks_total{instance="a", plugin="istio-cni", result="pending"} 0x120`,
+			`unwind_rollbacks_total{instance="a", plugin="portmap", result="complete"} 0x20 5x100`,
+		}, []string{"26m to 65m: The plugin istio-cni on a goes on to fail ADDs"}},
+
+		{"they do not go", "UnwindUnproven", []string{`unwind_unproven_deletes{instance="a", network="n", plugin="azure-vnet"} 1x120`}, nil},
 	} {
 		t.Run(tt.alert+"/"+tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -142,8 +173,8 @@ func TestAlerts(t *testing.T) {
 // TestAlertsAreTested: no rule is without a test that it fires.
 func TestAlertsAreTested(t *testing.T) {
 	t.Parallel()
-	want := []string{"UnwindDegraded", "UnwindDeletePending", "UnwindDuplicateAddress", "UnwindOff",
-		"UnwindPoolNearlyFull", "UnwindSweepStale"}
+	want := []string{"UnwindAddressesLeaked", "UnwindDegraded", "UnwindDeletePending", "UnwindDuplicateAddress", "UnwindOff",
+		"UnwindPluginSkew", "UnwindPoolNearlyFull", "UnwindRollbacks", "UnwindSweepStale", "UnwindUnproven"}
 	var names []string
 	for name := range alerts(t) {
 		names = append(names, name)

@@ -19,6 +19,7 @@ import (
 	apps "k8s.io/api/apps/v1"
 	core "k8s.io/api/core/v1"
 	rbac "k8s.io/api/rbac/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 )
@@ -77,17 +78,29 @@ func render(values map[string]any) ([]byte, error) {
 }
 
 func renderChart(chart *chart.Chart, values map[string]any) ([]byte, error) {
-	release := chartutil.ReleaseOptions{Name: "unwind", Namespace: "kube-system", IsInstall: true}
+	return renderAs(chart, "unwind", values)
+}
+
+// renderIn returns the files of a release.
+func renderIn(chart *chart.Chart, name, namespace string, values map[string]any) (map[string]string, error) {
+	release := chartutil.ReleaseOptions{Name: name, Namespace: namespace, IsInstall: true}
 	all, err := chartutil.ToRenderValues(chart, values, release, nil)
 	if err != nil {
 		return nil, err
 	}
-	files, err := engine.Render(chart, all)
+	return engine.Render(chart, all)
+}
+
+func renderAs(chart *chart.Chart, release string, values map[string]any) ([]byte, error) {
+	files, err := renderIn(chart, release, "kube-system", values)
 	if err != nil {
 		return nil, err
 	}
 	var text []byte
 	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if strings.HasSuffix(name, "NOTES.txt") {
+			continue
+		}
 		text = append(append(text, files[name]...), "\n---\n"...)
 	}
 	return text, nil
@@ -130,6 +143,14 @@ func TestChartDefaults(t *testing.T) {
 	if len(want) != 2 {
 		t.Fatalf("daemonset.yaml: %v", want)
 	}
+	for _, object := range want { // what only Helm knows
+		labels := object.(meta.Object).GetLabels()
+		helms := map[string]string{"app.kubernetes.io/managed-by": "Helm", "app.kubernetes.io/version": "dev", "helm.sh/chart": "unwind-0.1.0"}
+		maps.Copy(labels, helms)
+		if set, is := object.(*apps.DaemonSet); is {
+			maps.Copy(set.Spec.Template.Labels, helms)
+		}
+	}
 	if diff := cmp.Diff(want, objects(t, mustRender(t, nil))); diff != "" {
 		t.Errorf("-daemonset.yaml +chart:\n%s", diff)
 	}
@@ -150,6 +171,10 @@ func TestChartEverything(t *testing.T) {
 		t.Fatal(err)
 	}
 	rule := got["monitoring.coreos.com/v1/PrometheusRule"].(*monitoring.PrometheusRule)
+	for i := range rules.Groups[0].Rules {
+		r := &rules.Groups[0].Rules[i]
+		r.Annotations["runbook_url"] = "https://docs/operations#" + strings.ToLower(r.Alert)
+	}
 	if diff := cmp.Diff(rules, rule.Spec); diff != "" {
 		t.Errorf("-alerts.yaml +chart:\n%s", diff)
 	}
@@ -163,13 +188,13 @@ func TestChartEverything(t *testing.T) {
 	if container.Image != image {
 		t.Errorf("image %s, want %s", container.Image, image)
 	}
-	command := []string{"/unwindctl", "--host", "run", "--listen=:9470",
-		"--conf-dir=/conf", "--bin-dir=/bin", "--state-dir=/state", "--events", "--interval=5m"}
+	command := []string{"/unwindctl", "--host", "run", "--listen=10.0.0.1:9470",
+		"--conf-dir=/conf", "--bin-dir=/bin", "--state-dir=/state", "--program-dir=/programs", "--off", "--events", "--interval=5m"}
 	if diff := cmp.Diff(command, container.Command); diff != "" {
 		t.Errorf("command, -want +got:\n%s", diff)
 	}
 	for _, probe := range []*core.Probe{container.LivenessProbe, container.ReadinessProbe} {
-		if probe == nil || probe.HTTPGet.Port.IntValue() != 9470 || probe.HTTPGet.Host != "127.0.0.1" {
+		if probe == nil || probe.HTTPGet.Port.IntValue() != 9470 || probe.HTTPGet.Host != "10.0.0.1" {
 			t.Errorf("probe: %v", probe)
 		}
 	}
@@ -205,9 +230,87 @@ func TestChartEvents(t *testing.T) {
 		!slices.Contains(container.Command, "--events") {
 		t.Errorf("container: %v, %v", container.Command, container.Env)
 	}
-	rules := objects(t, mustRender(t, everything(t)))["rbac.authorization.k8s.io/v1/ClusterRole"].(*rbac.ClusterRole).Rules
-	if len(rules) != 2 {
-		t.Errorf("with everything: %v", rules)
+	all := objects(t, mustRender(t, everything(t)))["rbac.authorization.k8s.io/v1/ClusterRole"].(*rbac.ClusterRole)
+	if diff := cmp.Diff(want, all.Rules); diff != "" {
+		t.Errorf("with everything, -want +got:\n%s", diff)
+	}
+}
+
+// TestChartNames: two releases share no name, and kubectl unwind finds the agents of each. Nothing is
+// pulled that no registry has.
+func TestChartNames(t *testing.T) {
+	t.Parallel()
+	for release, name := range map[string]string{"unwind": "unwind", "my-unwind": "my-unwind", "prod": "prod-unwind"} {
+		chart, err := loader.Load(chartDir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := renderAs(chart, release, everything(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for kind, object := range objects(t, text) {
+			o := object.(meta.Object)
+			labels := o.GetLabels()
+			if o.GetName() != name || labels["app.kubernetes.io/name"] != "unwind" || labels["app.kubernetes.io/instance"] != release {
+				t.Errorf("%s, %s: %s, %v", release, kind, o.GetName(), labels)
+			}
+			set, is := object.(*apps.DaemonSet)
+			if !is {
+				continue
+			}
+			want := map[string]string{"app.kubernetes.io/name": "unwind", "app.kubernetes.io/instance": release}
+			if diff := cmp.Diff(want, set.Spec.Selector.MatchLabels); diff != "" || set.Spec.Template.Spec.ServiceAccountName != name {
+				t.Errorf("%s: %s", release, diff)
+			}
+		}
+	}
+	for repository, want := range map[string]core.PullPolicy{"unwind": "Never", "docker.io/library/unwind": "Never", "a/unwind": "", "reg:5000/unwind": ""} {
+		text := mustRender(t, map[string]any{"image": map[string]any{"repository": repository}})
+		set := objects(t, text)["apps/v1/DaemonSet"].(*apps.DaemonSet)
+		if got := set.Spec.Template.Spec.Containers[0].ImagePullPolicy; got != want {
+			t.Errorf("%s: %q, want %q", repository, got, want)
+		}
+	}
+}
+
+// TestChartREADME: each value is in the chart's README, and so is no other.
+func TestChartREADME(t *testing.T) {
+	t.Parallel()
+	var got []string
+	for line := range strings.Lines(string(readFile(t, chartDir+"/README.md"))) {
+		if cells := strings.Split(line, "|"); len(cells) > 3 && strings.Contains(cells[1], "`") {
+			for i, word := range strings.Split(cells[1], "`") {
+				if i%2 == 1 {
+					got = append(got, word)
+				}
+			}
+		}
+	}
+	want := leaves(readValues(t, chartDir+"/values.yaml"), "")
+	slices.Sort(want)
+	slices.Sort(got)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-values.yaml +README.md:\n%s", diff)
+	}
+}
+
+// TestChartNotes: they say what stays after helm uninstall, with commands that find the agents.
+func TestChartNotes(t *testing.T) {
+	t.Parallel()
+	chart, err := loader.Load(chartDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := renderIn(chart, "prod", "net", map[string]any{"paths": map[string]any{"stateDir": "/state"}, "switchedOff": true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"rollout status ds/prod-unwind", "kubectl unwind uninstall -n net -l app.kubernetes.io/name=unwind", "stays in /state",
+		"(switchedOff: true)"} {
+		if !strings.Contains(string(text["unwind/templates/NOTES.txt"]), want) {
+			t.Errorf("no %q in\n%s", want, text["unwind/templates/NOTES.txt"])
+		}
 	}
 }
 
@@ -247,7 +350,7 @@ func leaves(values map[string]any, prefix string) []string {
 	var names []string
 	for key, value := range values {
 		switch key {
-		case "image", "paths", "probes", "networkAttachmentDefinitions", "podMonitor", "prometheusRule", "dashboard":
+		case "image", "paths", "probes", "podMonitor", "prometheusRule", "dashboard":
 			names = append(names, leaves(value.(map[string]any), prefix+key+".")...)
 		default:
 			names = append(names, prefix+key)
@@ -272,7 +375,7 @@ func reset(values, defaults map[string]any, name []string) bool {
 func TestChartRefuses(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"events: 1", "observed: true", "observe: 1", "paths: {confdir: /conf}",
-		"paths: {confDir: conf}", "image: {digest: 00}", "port: 0", "dashboard: {label: x}"} {
+		"paths: {confDir: conf}", "image: {digest: 00}", "port: 0", "listen: host", "switchedOff: 1", "dashboard: {label: x}"} {
 		var values map[string]any
 		if err := yaml.Unmarshal([]byte(text), &values); err != nil {
 			t.Fatal(err)

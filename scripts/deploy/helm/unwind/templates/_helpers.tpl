@@ -1,0 +1,22 @@
+{{/* The name of all objects: the release's, with the chart's in it. */}}
+{{- define "unwind.fullname" -}}
+{{- ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) (contains .Chart.Name .Release.Name) | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{/* What selects the agents of a release. kubectl unwind looks for the first. */}}
+{{- define "unwind.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "unwind.labels" -}}
+{{ include "unwind.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | quote }}
+{{- end }}
+
+{{/* Nobody publishes an image without a registry's name: one that the node does not have is not asked for. */}}
+{{- define "unwind.pullPolicy" -}}
+{{ .Values.image.pullPolicy | default (ternary "Never" "" (regexMatch "^(docker\\.io/library/)?[^/]+$" .Values.image.repository)) }}
+{{- end }}
