@@ -20,7 +20,7 @@ const (
 	imageNow  = "docker.io/library/unwind:dev"
 	imageNext = "docker.io/library/unwind:next"
 
-	versionNext = "v0.0.2" // of imageNext; that of imageNow is v0.0.1
+	versionNow, versionNext = "v0.0.1", "v0.0.2"
 )
 
 const (
@@ -55,15 +55,16 @@ func TestKubernetesInstall(t *testing.T) {
 	i.pods("through")
 	i.allNodes()
 	i.rollTo("to the next version, with pods that come and go", imageNext, versionNext)
-	i.rollTo("… and back, which leaves the newer plugin", imageNow, versionNext)
+	i.rollTo("… and back, which the plugin follows", imageNow, versionNow)
 	i.each("a pod from before the install is deleted", func(w *e2e.Worker) string { return i.deleted(w, "before-0") })
 	i.each("rm 00-unwind.json", i.switchOff)
+	i.restart()
 	i.pods("off")
 	i.each("a pod of unwind's is deleted meanwhile", func(w *e2e.Worker) string { return i.deleted(w, "through-0") })
-	i.each("kubectl exec POD -- /unwindctl --host install", i.switchOn)
+	i.each("kubectl unwind on", i.switchOn)
 	i.pods("again")
 	i.each("a pod from meanwhile is deleted", func(w *e2e.Worker) string { return i.deleted(w, "off-0") })
-	i.each("kubectl exec POD -- /unwindctl --host uninstall", i.uninstall)
+	i.each("kubectl unwind uninstall", i.uninstall)
 	i.pods("after")
 	i.remove()
 	i.each("all pods are deleted; left", i.empty)
@@ -230,18 +231,43 @@ func (i *installed) switchOff(w *e2e.Worker) string {
 	return i.inUse(w, false)
 }
 
+// restart starts all agents anew, which leave unwind off, and say by whom.
+func (i *installed) restart() {
+	i.Helper()
+	began := time.Now()
+	i.cluster.Kubectl("-n", "kube-system", "rollout", "restart", "ds/unwind")
+	i.cluster.Kubectl("-n", "kube-system", "rollout", "status", "ds/unwind", "--timeout=120s")
+	table, _, _ := i.cluster.KubectlUnwind("doctor", "-o", "wide")
+	for _, w := range i.workers {
+		if _, err := os.Lstat(w.File(ownConflist)); err == nil {
+			i.Errorf("%s: an agent has written the conflist again", w.NodeName)
+		}
+		if off := contents(i.T, w, "/var/lib/cni/unwind/off"); off != "rm "+ownConflist+"\n" || !strings.Contains(table, "by rm "+ownConflist) {
+			i.Errorf("%s: off by %q\n%s", w.NodeName, off, table)
+		}
+	}
+	i.table.Row("the agents are started anew", "off, on record", "off, on record", since(began))
+}
+
+// unwind runs kubectl unwind on one node, which has to say a text.
+func (i *installed) unwind(w *e2e.Worker, verb, want string) string {
+	i.Helper()
+	table, stderr, err := i.cluster.KubectlUnwind(verb, "--nodes", w.NodeName)
+	if err != nil || !strings.Contains(table, want) {
+		i.Errorf("kubectl unwind %s: %v\n%s%s", verb, err, table, stderr)
+	}
+	return table
+}
+
 func (i *installed) switchOn(w *e2e.Worker) string {
 	i.Helper()
-	if _, err := os.Lstat(w.File(ownConflist)); err == nil {
-		i.Errorf("%s: the agent has written the conflist again", w.NodeName)
-	}
-	i.agent(w, "install", "--program-dir=")
+	i.unwind(w, "on", ownConflist+" is there")
 	return i.inUse(w, true)
 }
 
 func (i *installed) uninstall(w *e2e.Worker) string {
 	i.Helper()
-	_, said, _ := strings.Cut(i.agent(w, "uninstall", "--program-dir="), "stays: ")
+	_, said, _ := strings.Cut(i.unwind(w, "uninstall", "the journal in "), "stays: ")
 	said, _, _ = strings.Cut(said, ". ")
 	return said + "; " + i.inUse(w, false)
 }
@@ -251,6 +277,11 @@ func (i *installed) remove() {
 	i.Helper()
 	for _, w := range i.workers {
 		i.inUse(w, false)
+	}
+	for _, w := range i.workers {
+		if _, err := os.Lstat(w.File("/usr/local/bin/unwindctl")); err != nil {
+			i.Errorf("%s: no unwindctl for a runbook: %v", w.NodeName, err)
+		}
 	}
 	i.cluster.Kubectl("delete", "-f", e2e.Path(i, "scripts/deploy/daemonset.yaml"), "--timeout=120s")
 }

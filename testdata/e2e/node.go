@@ -21,7 +21,7 @@ import (
 // outlives a reboot.
 //
 //	/run                            a tmpfs
-//	/etc, /opt, /var/lib, /var/log  an overlay of the node's files over the machine's
+//	/etc, /opt, /usr/local/bin, …   an overlay of the node's files over the machine's
 //	/opt/cni/bin                    links to the reference plugins, faulty and unwind
 //	/var/lib/cni, containerd, …     directories on the disk
 type Node struct {
@@ -163,7 +163,7 @@ func (n *Node) boot() error {
 			return err
 		}
 	}
-	for _, dir := range []string{"/etc", "/opt", "/var/lib", "/var/log"} {
+	for _, dir := range []string{"/etc", "/opt", "/usr/local/bin", "/var/lib", "/var/log"} {
 		if err := n.overlay(dir); err != nil {
 			return err
 		}
