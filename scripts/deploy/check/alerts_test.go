@@ -155,7 +155,9 @@ func TestAlerts(t *testing.T) {
 			`unwind_rollbacks_total{instance="a", plugin="portmap", result="complete"} 0x20 5x100`,
 		}, []string{"26m to 65m: The plugin istio-cni on a goes on to fail ADDs"}},
 
-		{"they do not go", "UnwindUnproven", []string{`unwind_unproven_deletes{instance="a", network="n", plugin="azure-vnet"} 1x120`}, nil},
+		{"they do not go", "UnwindUnproven", []string{`unwind_unproven_deletes{instance="a", network="n", plugin="azure-vnet"} _x9 1x99 0x10`},
+			[]string{"69m to 108m: DELs of azure-vnet on a have passed, and nothing shows that they did anything"}},
+		{"they go", "UnwindUnproven", []string{`unwind_unproven_deletes{instance="a", network="n", plugin="azure-vnet"} 1x50 0x5 1x50 0x14`}, nil},
 	} {
 		t.Run(tt.alert+"/"+tt.name, func(t *testing.T) {
 			t.Parallel()
