@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"path/filepath"
 	"slices"
 
@@ -30,6 +31,9 @@ func Leaks(ctx context.Context, store *journal.Store, key journal.Key) (leaks []
 	}
 	for _, g := range e.Generations {
 		for _, l := range g.HostLinks {
+			if is, err := net.InterfaceByName(l.Name); err != nil || is.HardwareAddr.String() != l.MAC {
+				continue // it is gone, or another's
+			}
 			leaks = append(leaks, fmt.Sprintf("interface %s (%s) on the host", l.Name, l.MAC))
 		}
 		for _, s := range g.Steps {
