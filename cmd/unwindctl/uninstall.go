@@ -12,7 +12,7 @@ func uninstallCommand() *cobra.Command {
 		Use:   "uninstall",
 		Short: "Take unwind out of this node's network",
 		Example: "  unwindctl uninstall\n" +
-			"  kubectl -n kube-system exec POD -- /unwindctl --host uninstall",
+			"  kubectl unwind uninstall --nodes worker-2",
 		Long: "Take unwind out of this node's network: switch it off as unwindctl off does, and\n" +
 			"remove its binary once nothing names it any more. From then on the runtime takes the provider's\n" +
 			"conflist, also to release the pods that were added through unwind. CRI-O\n" +
