@@ -48,6 +48,10 @@ func main() {
 	os.Exit(exitCode(ctx, err))
 }
 
+// dirEnv has the defaults of flags. What is run in an agent's container so finds the agent's own.
+var dirEnv = map[string]string{"conf-dir": "UNWIND_CONF_DIR", "bin-dir": "UNWIND_BIN_DIR",
+	"state-dir": "UNWIND_STATE_DIR"}
+
 func rootCommand() *cobra.Command {
 	var host bool
 	root := &cobra.Command{
@@ -65,6 +69,8 @@ func rootCommand() *cobra.Command {
 			"         version, none is removed or changes its meaning; --json is the same\n" +
 			"  name   arguments for show, sweep and forget, one a line\n" +
 			"  line   doctor: the worst that it finds, in one line\n\n" +
+			"UNWIND_CONF_DIR, UNWIND_BIN_DIR and UNWIND_STATE_DIR are the defaults of --conf-dir,\n" +
+			"--bin-dir and --state-dir.\n\n" +
 			"Every command can be cut off at any time, and be run again. The exit codes:\n" +
 			"  0    done\n" +
 			"  1    something could not be done or was not found, or is left to do\n" +
@@ -81,6 +87,11 @@ func rootCommand() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			for name, env := range dirEnv {
+				if f := cmd.Flags().Lookup(name); f != nil && !f.Changed {
+					_ = f.Value.Set(os.Getenv(env)) // a string
+				}
+			}
 			if host {
 				return install.EnterHost(cmd.Context(), cmd.Name() == "run")
 			}

@@ -60,6 +60,18 @@ func TestRunOff(t *testing.T) {
 	if out := ctl("on", "--binary", filepath.Join(n.dir, "unwind")); out.code != 0 || n.Installed() != nodetest.First {
 		t.Errorf("on, without an agent: %+v", out)
 	}
+	// A removal that the agent has no time to look at is on record, too.
+	n.Remove(plugin)
+	r = n.agent(home, args...)
+	eventually(t, "it has looked", func() bool { return r.says("msg=installed") == 1 })
+	n.Remove(n.Own())
+	r.signal(syscall.SIGTERM, 20*time.Second)
+	if offs() != "rm "+n.Own() {
+		t.Errorf("at the agent's end off is by %q", offs())
+	}
+	if out := ctl("on", "--binary", filepath.Join(n.dir, "unwind")); out.code != 0 {
+		t.Errorf("on: %+v", out)
+	}
 	r = n.agent(home, append(args, "--off")...)
 	n.await("")
 	r.signal(syscall.SIGTERM, 20*time.Second)

@@ -189,9 +189,17 @@ func TestChartEverything(t *testing.T) {
 		t.Errorf("image %s, want %s", container.Image, image)
 	}
 	command := []string{"/unwindctl", "--host", "run", "--listen=10.0.0.1:9470",
-		"--conf-dir=/conf", "--bin-dir=/bin", "--state-dir=/state", "--program-dir=/programs", "--off", "--events", "--interval=5m"}
+		"--program-dir=/programs", "--off", "--events", "--interval=5m"}
 	if diff := cmp.Diff(command, container.Command); diff != "" {
 		t.Errorf("command, -want +got:\n%s", diff)
+	}
+	env := map[string]string{}
+	for _, e := range container.Env {
+		env[e.Name] = e.Value
+	}
+	paths := map[string]string{"NODE_NAME": "", "UNWIND_CONF_DIR": "/conf", "UNWIND_BIN_DIR": "/bin", "UNWIND_STATE_DIR": "/state"}
+	if diff := cmp.Diff(paths, env); diff != "" {
+		t.Errorf("env, -want +got:\n%s", diff)
 	}
 	for _, probe := range []*core.Probe{container.LivenessProbe, container.ReadinessProbe} {
 		if probe == nil || probe.HTTPGet.Port.IntValue() != 9470 || probe.HTTPGet.Host != "10.0.0.1" {

@@ -123,12 +123,10 @@ func (a *agent) reconciler(setup install.Setup, paths node.Runtime) *reconciler 
 	}
 }
 
-// byFlag is who has switched unwind off if an agent was started so.
-const byFlag = "run --off"
-
 // switchOff switches unwind off if this agent is started so, and on again if an agent before was.
 // What somebody else has switched off stays so.
 func (a *agent) switchOff(setup install.Setup) error {
+	const byFlag = "run --off"
 	dir := a.journalDir(setup)
 	was := install.ReadOff(dir)
 	switch {

@@ -67,7 +67,10 @@ const retryAfter = 10 * time.Second
 
 // run reconciles when something changes in the directory, and at each interval, until ctx ends.
 func (r *reconciler) run(ctx context.Context) {
-	defer r.unlock()
+	defer func() {
+		_ = r.recordRemoval() // since the last look; there is no next one
+		r.unlock()
+	}()
 	watcher, err := fsnotify.NewWatcher()
 	var events <-chan fsnotify.Event
 	var lost <-chan error

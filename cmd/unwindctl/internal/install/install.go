@@ -224,10 +224,6 @@ func (o Options) printDone(
 	for _, sentence := range d.Repairs() {
 		fmt.Fprintf(&text, "put right: %s\n", sentence)
 	}
-	if pid := (&journal.Store{Dir: s.stateDir()}).AgentProcess(); pid != "" {
-		fmt.Fprintf(&text, "An agent runs (process %s): it puts its own plugin in the place of an older "+
-			"one, and with --allow-downgrade of any other.\n", pid)
-	}
 	if s.Observe {
 		fmt.Fprintln(&text, "It observes: what is dead is swept by unwindctl sweep alone. Install "+
 			"again without --observe to change that.")

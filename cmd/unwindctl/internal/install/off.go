@@ -13,9 +13,8 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/term"
 )
 
-// OffName is the file of the state directory that switches unwind off. As long as it is there no
-// agent installs, whatever is started anew in between. It says since when by its time, and by whom
-// by its text. Anybody who can write there can make it, with touch too.
+// OffName is the file of the state directory that switches unwind off: as long as it is there no
+// agent installs. It says since when by its time, and by whom by its text. touch makes it, too.
 const OffName = "off"
 
 // OffState is since when unwind is switched off, and by whom.
@@ -52,9 +51,9 @@ func WriteOff(stateDir, by string) error {
 		err = durable.Replace(filepath.Join(stateDir, OffName), strings.NewReader(by+"\n"), 0o600)
 	}
 	if err != nil {
-		return fmt.Errorf("unwind does not stay off: %w", err)
+		err = fmt.Errorf("unwind does not stay off: %w", err)
 	}
-	return nil
+	return err
 }
 
 // SwitchOn removes what keeps agents from an install: the off-switch, and our file as cilium has

@@ -189,12 +189,11 @@ func (s Setup) PassesOver(r node.Runtime, chainFile string) error {
 		return slices.Contains(chain.Types, plugin)
 	})
 	const remedy = "unwindctl install takes that file, and so does an agent without --conf"
-	text := ""
+	err := fmt.Errorf("without unwind the runtime would take %s, and unwind's chain is %s", first, chainFile)
 	if len(lacking) > 0 {
-		text = "pods start without " + strings.Join(lacking, ", ") + ": "
+		err = fmt.Errorf("pods start without %s: %w", strings.Join(lacking, ", "), err)
 	}
-	return term.WithHint("unwindctl install takes that file, and so does an agent without --conf",
-		"%swithout unwind the runtime would take %s, and unwind's chain is %s", text, first, chainFile)
+	return term.WithHint("unwindctl install takes that file, and so does an agent without --conf", "%w", err)
 }
 
 // readSource reads the provider's conflist, and the chain in it as unwind would.

@@ -48,11 +48,11 @@ func (c *changes) print(out io.Writer, format term.Format) error {
 	if format == term.JSON {
 		return term.PrintJSON(out, "changes", *c)
 	}
-	var text strings.Builder
+	text := ""
 	for _, one := range *c {
-		fmt.Fprintf(&text, "%-10s %s\n", one.Change+":", one.What)
+		text += fmt.Sprintf("%-10s %s\n", one.Change+":", one.What)
 	}
-	_, err := io.WriteString(out, text.String())
+	_, err := io.WriteString(out, text)
 	return err
 }
 

@@ -27,9 +27,8 @@ type Source struct {
 	InUse   install.Reason // "" if this program does not keep unwind installed
 	Plugin  string         // the version of the plugin that is installed, "" if that is not known
 
-	Process bool // print also the metrics of this process and of Go, as client_golang has them
-
-	Events map[string]uint64 // of Kubernetes, by result; nil if this program posts none
+	Process bool              // print also the metrics of this process and of Go, as client_golang has them
+	Events  map[string]uint64 // of Kubernetes, by result; nil if this program posts none
 }
 
 // Registry returns a registry that reads the journal and the pools each time it is asked. It calls
