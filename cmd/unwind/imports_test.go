@@ -121,7 +121,7 @@ func TestUnwindctl(t *testing.T) {
 		"inspect":  {"node", "probe", "term"},
 		"install":  {"durable", "inspect", "node", "term"},
 		"doctor":   {"durable", "inspect", "install", "node", "probe", "term", "wrap"},
-		"metrics":  {"durable", "inspect", "term"},
+		"metrics":  {"durable", "inspect", "install", "term"},
 		"agent":    {"inspect", "install", "metrics", "node", "term"},
 		"probe":    {},
 		"nodetest": {}, // imported by tests alone
