@@ -83,7 +83,7 @@ func (a allocation) addresses() (all []netip.Addr, err error) {
 		}
 	}
 	if len(all) == 0 && err == nil {
-		err = errors.New("the attachment's entry has no address")
+		err = errors.New("the entry of the attachment has no address")
 	}
 	return all, err
 }
@@ -113,7 +113,7 @@ func readCheckpoint(path string) (all []allocation, known bool, err error) {
 		err = json.Unmarshal(checkpoint.Allocations, &entries)
 	}
 	if err == nil && entries == nil { // ipamd writes [] for none
-		err = errors.New("it has no allocations")
+		err = errors.New("no allocations")
 	}
 	if err != nil {
 		return nil, true, err

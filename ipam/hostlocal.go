@@ -245,6 +245,6 @@ func Lock(ctx context.Context, pool string) (unlock func(), err error) {
 			<-locked
 			release()
 		}()
-		return nil, fmt.Errorf("the lock of pool %s: %w", pool, ctx.Err())
+		return nil, fmt.Errorf("pool %s: lock: %w", pool, ctx.Err())
 	}
 }

@@ -84,7 +84,7 @@ func HeldBy(pool, containerID, ifname string) ([]netip.Addr, error) {
 	return held, err
 }
 
-var errUnnamed = errors.New("no container ID or no interface is named")
+var errUnnamed = errors.New("container ID or interface is missing")
 
 // Release releases all addresses of an attachment in a pool: see Free.
 func Release(ctx context.Context, pool, containerID, ifname string) error {

@@ -75,7 +75,7 @@ func Ranges(config json.RawMessage) ([]Set, error) {
 		if conf.IPAM.Type != "" {
 			return nil, nil
 		}
-		return nil, errors.New(`no "ipam"`)
+		return nil, errors.New(`key "ipam" is missing`)
 	}
 	var sets []Set
 	var all []Range
@@ -100,7 +100,7 @@ func Ranges(config json.RawMessage) ([]Set, error) {
 // setOf returns a set as host-local would take it, without a range if calico is to give it one.
 func setOf(given []givenRange, calico bool) (set Set, err error) {
 	if len(given) == 0 {
-		return nil, errors.New("it is empty")
+		return nil, errors.New("empty")
 	}
 	if calico && slices.ContainsFunc(given, func(g givenRange) bool { return g.Subnet.ofNode }) {
 		return nil, nil
@@ -111,7 +111,7 @@ func setOf(given []givenRange, calico bool) (set Set, err error) {
 			return nil, err
 		}
 		if len(set) > 0 && r.First.BitLen() != set[0].First.BitLen() {
-			return nil, errors.New("it mixes IPv4 and IPv6")
+			return nil, errors.New("mixes IPv4 and IPv6")
 		}
 		set = append(set, r)
 	}
@@ -122,7 +122,7 @@ func setOf(given []givenRange, calico bool) (set Set, err error) {
 // and for IPv4 its last; the gateway is the second one.
 func (g givenRange) complete() (Range, error) {
 	if g.Subnet.ofNode {
-		return Range{}, errors.New("usePodCidr is no subnet: only calico puts one in its place")
+		return Range{}, errors.New("usePodCidr is not a subnet; only calico replaces it with one")
 	}
 	subnet, err := prefixOf(net.IPNet(g.Subnet.IPNet))
 	if err != nil {
@@ -142,7 +142,7 @@ func (g givenRange) complete() (Range, error) {
 		}
 	}
 	if !subnet.Contains(r.First) || !subnet.Contains(r.Last) || r.Last.Less(r.First) {
-		return Range{}, fmt.Errorf("%s is no range in %s", r, subnet)
+		return Range{}, fmt.Errorf("%s is not a range in %s", r, subnet)
 	}
 	return r, nil
 }
@@ -154,7 +154,7 @@ func prefixOf(n net.IPNet) (netip.Prefix, error) {
 	subnet := netip.PrefixFrom(address, ones)
 	switch {
 	case address.BitLen() != bits || !subnet.IsValid():
-		return subnet, fmt.Errorf("%q is no subnet", n.String())
+		return subnet, fmt.Errorf("%q is not a subnet", n.String())
 	case ones > bits-2:
 		return subnet, fmt.Errorf("%s is too small", subnet)
 	case subnet.Masked() != subnet:

@@ -28,7 +28,7 @@ func (s *Store) LockAgent() (*Lock, error) {
 	case errors.Is(err, unix.EISDIR):
 		return nil, fmt.Errorf("journal: %s is not a regular file; move it away", path)
 	case err != nil:
-		return nil, fmt.Errorf("journal: lock of the agent: %w", err)
+		return nil, fmt.Errorf("journal: the agent's lock: %w", err)
 	}
 	return &Lock{path: path, file: f}, nil
 }

@@ -97,10 +97,10 @@ func fill(path string) error {
 func (s *Store) setAside(cause error) error {
 	aside := fmt.Sprintf("%s.damaged-%s", s.Path(), time.Now().UTC().Format("20060102T150405.000000000Z"))
 	if err := os.Rename(s.Path(), aside); err != nil {
-		return fmt.Errorf("%w; setting it aside: %w", cause, err)
+		return fmt.Errorf("%w; cannot set it aside: %w", cause, err)
 	}
-	s.logger().Error("the journal was damaged: it is set aside and a new one is begun; "+
-		"attachments made before are released by the configuration that the runtime gives with their DEL",
+	s.logger().Error("damaged journal set aside, starting a new one; "+
+		"DELs of earlier attachments use the configuration that the runtime sends",
 		"file", aside, "err", cause)
 	return syncPath(s.Dir)
 }
@@ -138,7 +138,7 @@ func checkDir(dir string) error {
 	case st.Uid != 0 && int(st.Uid) != os.Geteuid():
 		return fmt.Errorf("journal: %s belongs to user %d; chown it to root", dir, st.Uid)
 	case st.Mode&0o022 != 0:
-		return fmt.Errorf("journal: %s can be written to by others (mode %04o); chmod 0700 it", dir, st.Mode&0o7777)
+		return fmt.Errorf("journal: %s is writable by others (mode %04o); chmod it to 0700", dir, st.Mode&0o7777)
 	}
 	return nil
 }

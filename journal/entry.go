@@ -52,7 +52,7 @@ var edges = map[State][]State{
 // CheckEdge returns an error unless an attachment may go from one state to the other.
 func CheckEdge(from, to State) error {
 	if !slices.Contains(edges[from], to) {
-		return fmt.Errorf("journal: an attachment cannot go from state %q to %q", from, to)
+		return fmt.Errorf("journal: illegal change of state from %q to %q", from, to)
 	}
 	return nil
 }

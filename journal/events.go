@@ -20,7 +20,7 @@ const (
 	Released   EventKind = "released"    // a host-local address of no attachment on record
 	Parked     EventKind = "parked"      // a DEL waits, since another attachment has the address
 	Superseded EventKind = "superseded"  // another ADD of the same container ID came before the DEL
-	Forgotten  EventKind = "forgotten"   // a person gave it up, with pending DELs
+	Forgotten  EventKind = "forgotten"   // given up by an operator, with pending DELs
 	Unproven   EventKind = "unproven"    // a DEL passed, and its address is not known to be free
 	Untaken    EventKind = "untaken"     // a failing DEL has nothing to undo: the ADD took nothing
 	NoOp       EventKind = "no-op"       // the runtime's DEL succeeded and ran no delegate
@@ -88,7 +88,7 @@ func (tx *Tx) Count(name string, labels ...string) error {
 func (tx *Tx) SetCounter(n uint64, name string, labels ...string) error {
 	for _, text := range append(labels, name) {
 		if strings.ContainsRune(text, 0) {
-			return fmt.Errorf("journal: counter %q: a zero byte", text)
+			return fmt.Errorf("journal: counter %q contains a zero byte", text)
 		}
 	}
 	tx.changed = true
