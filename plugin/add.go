@@ -77,8 +77,8 @@ func (a *adding) prepare(ctx context.Context) error {
 		return badConfig(a.bad)
 	}
 	if a.conf.PrevResult != nil {
-		return badConfig(errors.New("the ADD has a prevResult: unwind must be the first plugin of the list; " +
-			`put those before it into its "chain"`))
+		return badConfig(errors.New("prevResult is set: unwind must be the first plugin of the list; " +
+			`move the plugins before it into "chain"`))
 	}
 	if err := checkText(a.args); err != nil {
 		return cniError(types.ErrInvalidEnvironmentVariables, "unwind: "+err.Error(), "")
@@ -89,7 +89,7 @@ func (a *adding) prepare(ctx context.Context) error {
 	}
 	a.chain = chain
 	if lost := chain.LostCapabilities(a.conf); len(lost) > 0 {
-		a.log.Warn("delegates declare capabilities that unwind's own entry does not, so the runtime does not pass them on",
+		a.log.Warn("unwind's entry lacks capabilities that delegates declare, so the runtime does not pass them on",
 			"write", fmt.Sprintf(`"capabilities": {"%s": true}`, strings.Join(lost, `": true, "`)))
 	}
 	if missing := chain.Missing(a.args.Path); len(missing) > 0 {
@@ -105,10 +105,10 @@ func (a *adding) prepare(ctx context.Context) error {
 func (a *adding) checkNetNS() error {
 	ours, err := a.namesHostNetNS()
 	if err != nil {
-		return cniError(err.Code, "unwind: "+err.Msg+"; /proc must be mounted, and RLIMIT_NOFILE leave room for it", "")
+		return cniError(err.Code, "unwind: "+err.Msg+"; check that /proc is mounted and that RLIMIT_NOFILE is not exhausted", "")
 	}
 	if ours {
-		return cniError(types.ErrInvalidNetNS, "unwind: CNI_NETNS is the network namespace of the runtime itself", "")
+		return cniError(types.ErrInvalidNetNS, "unwind: CNI_NETNS is the runtime's own network namespace", "")
 	}
 	return nil
 }
@@ -218,7 +218,7 @@ func (a *adding) printResult(ctx context.Context, printed json.RawMessage) *dele
 	}
 	a.at("print")
 	if _, err := a.Stdout.Write(append(bytes.TrimSpace(printed), '\n')); err != nil {
-		return &delegate.Failure{Plugin: lastDelegate, Command: "ADD", Code: types.ErrIOFailure, Msg: "unwind: printing the result: " + err.Error()}
+		return &delegate.Failure{Plugin: lastDelegate, Command: "ADD", Code: types.ErrIOFailure, Msg: "unwind: cannot print the result: " + err.Error()}
 	}
 	return nil
 }

@@ -189,7 +189,7 @@ func TestLastWriteFails(t *testing.T) {
 	if passes: wait add a; let held a.eth0.p0 a.eth0.p1 a.eth0.p2 a.eth0.p3
 	if refused: fails wait add a; let held
 	mend; plan; taken $held
-	if passes: again a b; process a; fails add b 'is added already'
+	if passes: again a b; process a; fails add b 'is already added'
 	sandbox a c; add c; del c; taken $held
 	sandbox a d; add d; del d; taken $held
 	del a`)

@@ -22,7 +22,7 @@ import (
 // lives or not.
 func (o *op) check(ctx context.Context) error {
 	if o.bad != nil {
-		o.log.Warn("the configuration is wrong; what is wrong in it has its default", "err", o.bad)
+		o.log.Warn("invalid keys ignored, using defaults", "err", o.bad)
 	}
 	chain, err := o.conf.LoadChain()
 	if err == nil && chain.DisableCheck {
@@ -33,7 +33,7 @@ func (o *op) check(ctx context.Context) error {
 		if err != nil {
 			return badConfig(err)
 		}
-		o.log.Warn("CHECK of an attachment that the journal does not know", "attachment", o.key.String())
+		o.log.Warn("CHECK of an attachment without a journal entry", "attachment", o.key.String())
 		gen = &journal.Generation{CNIVersion: chain.CNIVersion, Args: o.args.Args, Steps: chain.Steps(o.conf)}
 	}
 	if has, err := version.GreaterThanOrEqualTo(gen.CNIVersion, "0.4.0"); err != nil || !has {
@@ -69,7 +69,7 @@ func (o *op) share(ctx context.Context) *journal.Lock {
 	defer cancel()
 	lock, err := o.rec.Store.Share(ctx, o.key)
 	if err != nil {
-		o.log.Debug("CHECK without the lock", "attachment", o.key.String(), "err", err)
+		o.log.Debug("CHECK runs without the attachment's lock", "attachment", o.key.String(), "err", err)
 		return nil
 	}
 	return lock
@@ -84,7 +84,7 @@ func (o *op) finalResult(gen *journal.Generation) (json.RawMessage, error) {
 		printed, err := netconf.ConvertResult(result, o.conf.CNIVersion)
 		if err != nil || !netconf.SameMeaning(printed, o.conf.PrevResult) {
 			if result != nil {
-				o.log.Warn("the runtime's prevResult is not what the ADD returned",
+				o.log.Warn("the runtime's prevResult differs from the result of the ADD",
 					"attachment", o.key.String())
 			}
 			result = o.conf.PrevResult

@@ -41,7 +41,7 @@ func (a *adding) claim(ctx context.Context, d netconf.Delegate, claims []journal
 			a.rec.Count(record.CountDuplicates)
 			if a.conf.OnDuplicateAddress == "fail" {
 				return &delegate.Failure{Plugin: d.Type, Command: "ADD", Code: types.ErrInternal, Msg: fmt.Sprintf(
-					"it gave out %s, which is in use by %s", c.Address, other.Key)}
+					"duplicate address %s: in use by %s", c.Address, other.Key)}
 			}
 		}
 	}
@@ -60,7 +60,7 @@ func (a *adding) duplicate(ctx context.Context, c journal.Claim, other *journal.
 	}
 	there, err := host.AddressIn(g.NetNS, c.Address)
 	if err != nil {
-		a.log.Warn("looking for a duplicate address", "address", c.Address, "other", other.Key.String(), "err", err)
+		a.log.Warn("cannot check for a duplicate address", "address", c.Address, "other", other.Key.String(), "err", err)
 	}
 	return there
 }
@@ -85,7 +85,7 @@ func (a *adding) unrecorded(plugin string, err error) *delegate.Failure {
 	}
 	if err != nil {
 		a.rec.Degraded("ADD", err)
-		a.log.Error("the journal cannot be written", "err", err)
+		a.log.Error("cannot write the journal", "err", err)
 	}
 	return nil
 }

@@ -34,7 +34,7 @@ func (o *op) del(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.Budgets.Undo)
 	defer cancel()
 	if o.bad != nil {
-		o.log.Warn("the configuration is wrong; what is wrong in it has its default", "err", o.bad)
+		o.log.Warn("invalid keys ignored, using defaults", "err", o.bad)
 	}
 	d := &deleting{op: o}
 	killed, err := d.takeLock(ctx)
@@ -70,14 +70,14 @@ func (d *deleting) find(ctx context.Context, killed []string) error {
 		return nil
 	}
 	if tomb != nil && d.answers(ctx, tomb) {
-		d.succeedIdle(cmp.Or(tomb.Reason, "it was released before"), nil, tomb.NoResult)
+		d.succeedIdle(cmp.Or(tomb.Reason, "already released"), nil, tomb.NoResult)
 		return nil
 	}
 	if err := d.fromStdin(); err != nil || d.entry == nil || d.rec.Unwritable {
 		return err
 	}
 	if err := d.w.Begin(ctx, d.entry, alive.Requested); err != nil {
-		d.log.Error("the journal cannot be told that a DEL begins", "attachment", d.key.String(),
+		d.log.Error("cannot record the start of a DEL", "attachment", d.key.String(),
 			"err", err)
 	}
 	return nil
@@ -178,7 +178,7 @@ func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, dura
 			return failures, true
 		}
 		d.rec.Degraded("DEL", err)
-		d.log.Error("the journal cannot be told how a DEL ended", "attachment", d.key.String(), "err", err)
+		d.log.Error("cannot record the outcome of a DEL", "attachment", d.key.String(), "err", err)
 	}
 	d.w.ReplayFreed(ctx, freed)
 	return failures, false
@@ -189,8 +189,8 @@ func (d *deleting) report(failures []*delegate.Failure, durable bool) error {
 	if durable {
 		failures = slices.DeleteFunc(failures, func(f *delegate.Failure) bool {
 			if f.PutRight {
-				d.log.Warn("a DEL stays pending, and the runtime is not told: it fails with a configuration that its ADD failed with, "+
-					"and that is out of the chain", "attachment", d.key.String(), "plugin", f.Plugin, "code", f.Code)
+				d.log.Warn("a DEL stays pending without an error for the runtime: its ADD failed too, "+
+					"with a configuration that is no longer in the chain", "attachment", d.key.String(), "plugin", f.Plugin, "code", f.Code)
 			}
 			return f.PutRight
 		})

@@ -89,12 +89,12 @@ func (a *adding) releaseSamePod(ctx context.Context, samePod []*journal.Entry) {
 	for i, e := range samePod {
 		left := time.Until(deadline)
 		if left < a.Budgets.Release/5 {
-			a.log.Debug("left for later: no time", "attachments", len(samePod)-i)
+			a.log.Debug("deferred: out of time", "attachments", len(samePod)-i)
 			return
 		}
 		one, cancelOne := context.WithTimeout(ctx, max(left/time.Duration(len(samePod)-i), a.Budgets.Release/5))
 		if err := a.w.Release(one, e.Key); err != nil {
-			a.log.Debug("left for later", "attachment", e.Key.String(), "err", err)
+			a.log.Debug("deferred", "attachment", e.Key.String(), "err", err)
 		}
 		cancelOne()
 	}
@@ -119,7 +119,7 @@ func (a *adding) supersede(ctx context.Context, killed []string) error {
 	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
 	defer cancel()
 	if again, _ := a.node.Later(ctx, prior); again == tristate.Yes {
-		return a.addedAlready("by an ADD that the journal did not see, in a network namespace that is there")
+		return a.addedAlready("by an ADD that the journal did not record, in a network namespace that exists")
 	}
 	if v := alive.Decide(a.node.Gather(ctx, prior, a.lock)); v.Fate == alive.Foreign {
 		if err := a.w.Purge(ctx, nil, prior, v.Reason); err != nil { // without the lock, whose file this ADD keeps
@@ -151,7 +151,7 @@ func (a *adding) refuseLive(prior *journal.Entry) error {
 		return a.addedAlready("in the same network namespace")
 	}
 	if pid, err := a.node.View.ProcessIn(old.NetNS, len(old.HostLinks) == 0); pid != 0 || err != nil {
-		return a.addedAlready("in a network namespace that a process is in")
+		return a.addedAlready("in a network namespace with a running process")
 	}
 	return nil
 }
@@ -174,5 +174,5 @@ func (a *adding) refuseAgain() error {
 }
 
 func (a *adding) addedAlready(why string) error {
-	return cniError(types.ErrInternal, fmt.Sprintf("unwind: %s is added already, %s; DEL it first", a.key, why), "")
+	return cniError(types.ErrInternal, fmt.Sprintf("unwind: %s is already added, %s; run its DEL first", a.key, why), "")
 }

@@ -50,7 +50,7 @@ func delError(failures []*delegate.Failure, durable bool) *types.Error {
 	}
 	hint := "; unwindctl list shows the pending DELs"
 	if !durable {
-		hint = "; the journal could not be written, see the log"
+		hint = "; the journal cannot be written, see the log"
 	}
-	return cniError(failures[0].Code, "unwind: DEL incomplete, to be tried again: "+strings.Join(names, ", ")+hint, "")
+	return cniError(failures[0].Code, "unwind: DEL incomplete, to be retried: "+strings.Join(names, ", ")+hint, "")
 }

@@ -77,7 +77,7 @@ func (o *op) passOn(ctx context.Context, chain *netconf.Chain, command string) [
 		return nil
 	}
 	if command == "GC" && o.conf.Valid == nil {
-		o.log.Debug("the GC is not passed on: it has no list", "network", o.conf.Name)
+		o.log.Debug("GC not passed on: the runtime gave no list", "network", o.conf.Name)
 		return nil
 	}
 	failures := make([]*delegate.Failure, len(chain.Delegates))

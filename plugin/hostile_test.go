@@ -505,7 +505,7 @@ func TestStateDirOfOthers(t *testing.T) {
 		change func(n *node) error
 		want   string
 	}{
-		{"mode", func(n *node) error { return os.Chmod(n.stateDir, 0o777) }, "can be written to by others (mode 0777); chmod 0700 it"},
+		{"mode", func(n *node) error { return os.Chmod(n.stateDir, 0o777) }, "is writable by others (mode 0777); chmod it to 0700"},
 		{"owner", func(n *node) error { return os.Chown(n.stateDir, 65534, 0) }, "belongs to user 65534; chown it to root"},
 		{"file", func(n *node) error { return os.WriteFile(n.stateDir+"/locks", nil, 0o600) }, "not a directory"},
 	} {

@@ -42,7 +42,7 @@ func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) e
 		err = o.rec.Update(ctx, func(tx *journal.Tx) error {
 			drop() // this may run twice
 			event := record.EventOf(journal.Forgotten, e)
-			event.Reason, event.Plugins = "a person gave it up", undo.PendingSteps(e)
+			event.Reason, event.Plugins = "given up by an operator", undo.PendingSteps(e)
 			o.rec.Event(event)
 			tomb := o.w.Tombstone(e)
 			tomb.Reason, tomb.Abandoned = event.Reason, true
@@ -69,10 +69,10 @@ func (o *op) toForget(ctx context.Context, lock *journal.Lock, key journal.Key) 
 	case err != nil:
 		return nil, err
 	case e == nil:
-		return nil, fmt.Errorf("the journal has no %s", key)
+		return nil, fmt.Errorf("%s is not in the journal", key)
 	}
 	if v := alive.Decide(o.node.Gather(ctx, e, lock)); !v.Releasable() {
-		return nil, fmt.Errorf("%s is not dead but %s (%s); only what is dead can be forgotten", key, v.Fate, v.Reason)
+		return nil, fmt.Errorf("%s is %s, not dead (%s); only a dead attachment can be forgotten", key, v.Fate, v.Reason)
 	}
 	return e, nil
 }

@@ -123,7 +123,7 @@ func (o *op) loadChain(ctx context.Context) (*netconf.Chain, error) {
 	}
 }
 
-// namesHostNetNS says whether CNI_NETNS is the network namespace of the runtime itself, and the
+// namesHostNetNS says whether CNI_NETNS is the runtime's own network namespace, and the
 // runtime did not set CNI_NETNS_OVERRIDE.
 func (o *op) namesHostNetNS() (bool, *types.Error) {
 	if override := o.args.NetnsOverride; strings.EqualFold(override, "TRUE") || override == "1" {
@@ -138,8 +138,8 @@ func (o *op) lockOurs(ctx context.Context) (lock *journal.Lock, killed []string,
 	defer cancel()
 	lock, killed, err = o.w.Lock(ctx, o.key)
 	if errors.Is(err, journal.ErrBusy) {
-		err = cniError(types.ErrTryAgainLater, fmt.Sprintf("unwind: %s is being worked on by another unwind, "+
-			"which did not end in %s", o.key, o.Budgets.Undo), "")
+		err = cniError(types.ErrTryAgainLater, fmt.Sprintf("unwind: %s is locked by another unwind, "+
+			"which did not finish within %s", o.key, o.Budgets.Undo), "")
 	}
 	return lock, killed, err
 }
@@ -172,7 +172,7 @@ func (a *adding) journalFailed(ctx context.Context, err error) error {
 		return cniError(types.ErrTryAgainLater, fmt.Sprintf("unwind: %v; an earlier ADD of %s is not undone", err, a.key), "")
 	}
 	a.rec.Degraded("ADD", err)
-	a.log.Error("the journal failed; going on without it: a crash from here on, or a DEL that fails, leaks", "err", err)
+	a.log.Error("the journal failed; continuing without it: a crash or a failed DEL now leaks", "err", err)
 	a.rec.Unwritable = true
 	return nil
 }
@@ -181,7 +181,7 @@ func (a *adding) journalFailed(ctx context.Context, err error) error {
 func (a *adding) newEntry() {
 	seen, err := host.Look(a.args.Netns, a.args.IfName)
 	if err != nil {
-		a.log.Warn("the network namespace cannot be identified", "netns", a.args.Netns, "err", err)
+		a.log.Warn("cannot identify the network namespace", "netns", a.args.Netns, "err", err)
 	}
 	gen := journal.Generation{
 		NetNS: seen.Netns, Occupant: seen.Occupant(), Args: a.args.Args, Path: a.args.Path, CNIVersion: a.chain.CNIVersion,
@@ -237,7 +237,7 @@ type deleting struct {
 
 func (d *deleting) journalFailed(err error) {
 	d.rec.Degraded("DEL", err)
-	d.log.Error("the journal failed; the DEL goes on without it", "attachment", d.key.String(), "err", err)
+	d.log.Error("the journal failed; the DEL continues without it", "attachment", d.key.String(), "err", err)
 	d.rec.Unwritable = true
 }
 
@@ -247,7 +247,7 @@ func checkText(args *skel.CmdArgs) error {
 		{"CNI_IFNAME", args.IfName}, {"CNI_ARGS", args.Args}, {"CNI_NETNS", args.Netns}, {"CNI_PATH", args.Path},
 	} {
 		if !utf8.ValidString(v.value) {
-			return fmt.Errorf("%s is not valid UTF-8: the journal could not give it back for the DEL", v.name)
+			return fmt.Errorf("%s is not valid UTF-8, so the journal cannot keep it for the DEL", v.name)
 		}
 	}
 	return nil

@@ -42,7 +42,7 @@ func (o *op) status(ctx context.Context) error {
 	case err := <-said:
 		return err
 	case <-time.After(o.Budgets.Status * 19 / 20):
-		return notAvailable("unwind: STATUS did not end in time: a delegate, or a file of the configuration, hangs", "")
+		return notAvailable("unwind: STATUS timed out: a delegate or a configuration file hangs", "")
 	}
 }
 
@@ -100,7 +100,7 @@ func (o *op) health(ctx context.Context, chain *netconf.Chain) error {
 	case journalErr != nil && o.conf.OnJournalFailure == "fail":
 		return notAvailable("unwind: "+journalErr.Error()+` (onJournalFailure is "fail")`, "")
 	case journalErr != nil:
-		o.log.Warn("the journal cannot be used; ADDs go on without it, and a crash or a DEL that fails leaks", "err", journalErr)
+		o.log.Warn("the journal cannot be used; ADDs continue without it, and a crash or a failed DEL leaks", "err", journalErr)
 	}
 	return nil
 }
@@ -146,7 +146,7 @@ func (o *op) sweepForStatus(ctx context.Context, chain *netconf.Chain) {
 		return err
 	})
 	if err != nil {
-		o.log.Warn("sweep", "err", err)
+		o.log.Warn("sweep failed", "err", err)
 	}
 }
 
@@ -158,7 +158,7 @@ func (o *op) poolStatus(chain *netconf.Chain) error {
 	}
 	for _, pool := range sweep.PoolsOf(chain, o.conf) {
 		if pool.Full(o.log) {
-			return notAvailable(fmt.Sprintf("unwind: no address is left in %s; unwindctl ipam shows who has them", pool.Dir), "")
+			return notAvailable(fmt.Sprintf("unwind: no free address in %s; unwindctl ipam shows who has them", pool.Dir), "")
 		}
 	}
 	return nil

@@ -64,10 +64,10 @@ func (d *deleting) addedUnseen() bool {
 func (d *deleting) takeLater() {
 	chain, err := d.w.Verb.Chain()
 	if err != nil {
-		d.log.Warn("an ADD that the journal did not see, and the chain cannot be read", "attachment", d.key.String(), "err", err)
+		d.log.Warn("cannot undo an ADD that the journal did not record: the chain cannot be read", "attachment", d.key.String(), "err", err)
 		return
 	}
-	d.log.Warn("the attachment was added again by an ADD that the journal did not see; both are undone",
+	d.log.Warn("the attachment was added again by an ADD that the journal did not record; undoing both",
 		"attachment", d.key.String())
 	d.entry.Generations = append(d.entry.Generations, d.generation(chain))
 }
@@ -86,11 +86,11 @@ func (d *deleting) fromStdin() error {
 			d.succeedIdle("the journal has no entry, and the runtime has no result of an ADD", err, false)
 			return nil
 		case d.stripped(err):
-			d.succeedIdle("neither the journal in "+d.conf.StateDir+" nor the runtime's configuration knows it", err, false)
+			d.succeedIdle("it is neither in the journal in "+d.conf.StateDir+" nor in the runtime's configuration", err, false)
 			return nil
 		}
 		d.removeLock()
-		return badConfig(fmt.Errorf("the journal does not know %s, and the chain cannot be read: %w", d.key, err))
+		return badConfig(fmt.Errorf("%s is not in the journal, and the chain cannot be read: %w", d.key, err))
 	}
 	gen := d.generation(chain)
 	if d.conf.NeverAdded() { // an ADD with a missing binary took nothing
@@ -138,7 +138,7 @@ func (d *deleting) generation(chain *netconf.Chain) journal.Generation {
 func (d *deleting) complete(gen *journal.Generation) {
 	chain, err := d.w.Verb.Chain()
 	if err != nil {
-		d.log.Warn("the journal has a part of the ADD, and the chain cannot be read", "attachment", d.key.String(), "err", err)
+		d.log.Warn("the journal has only a part of the ADD, and the chain cannot be read", "attachment", d.key.String(), "err", err)
 		return
 	}
 	d.takePrevResult(gen, chain)
@@ -166,12 +166,12 @@ func (d *deleting) takePrevResult(gen *journal.Generation, chain *netconf.Chain)
 	}
 	raw, err := netconf.ConvertResult(d.conf.PrevResult, chain.CNIVersion)
 	if err != nil {
-		d.log.Warn("the runtime's prevResult cannot be used", "attachment", d.key.String(), "err", err)
+		d.log.Warn("cannot use the runtime's prevResult", "attachment", d.key.String(), "err", err)
 		return
 	}
 	r, err := netconf.ParseResult(raw)
 	if err != nil {
-		d.log.Warn("the runtime's prevResult cannot be used", "attachment", d.key.String(), "err", err)
+		d.log.Warn("cannot use the runtime's prevResult", "attachment", d.key.String(), "err", err)
 		return
 	}
 	gen.Result, gen.HostLinks = raw, netconf.HostLinks(r)

@@ -171,7 +171,7 @@ func (n *Node) Anothers(ctx context.Context, key journal.Key, seen host.Interfac
 	}
 	all, err := n.readCache("")
 	if err != nil {
-		n.Log.Warn("looking for the owner of an interface", "attachment", key.String(), "err", err)
+		n.Log.Warn("cannot read libcni's cache for the owner of an interface", "attachment", key.String(), "err", err)
 	}
 	return slices.ContainsFunc(all, func(c Cached) bool {
 		return c.Key() != key && c.IfName == key.IfName && seen.Is(netconf.InterfaceOf(c.Result, c.IfName))

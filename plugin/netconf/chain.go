@@ -44,7 +44,7 @@ const maxDelegates = 500
 
 // ErrNoChain is the error of a configuration that has no chain and names none.
 var ErrNoChain = errors.New(`neither "chain" nor "chainFile" is set; ` +
-	`write the plugins to run into "chain": {"plugins": [...]}`)
+	`put the plugins to run into "chain": {"plugins": [...]}`)
 
 // readDelay bounds the wait for a chainFile. A disk under load may take seconds.
 const readDelay = 10 * time.Second
@@ -64,7 +64,7 @@ func (c *Conf) LoadChain() (*Chain, error) {
 		return chain, nil
 	case c.ChainFile != "":
 		var chain *Chain
-		err := fmt.Errorf("it cannot be read within %s; is its file system there?", readDelay)
+		err := fmt.Errorf("not read within %s; check that its file system responds", readDelay)
 		read := make(chan func(), 1)
 		go func() {
 			found, failed := c.readChain()
@@ -145,8 +145,8 @@ func (c *Conf) ParseChain(data []byte, defaultVersion string) (*Chain, error) {
 		list.OnlyInlined = true
 	}
 	if list.Name != "" && list.Name != c.Name {
-		return nil, fmt.Errorf("its name is %q, but the network's is %q; the addresses and rules of every plugin are kept "+
-			"under that name, so both must be the same", list.Name, c.Name)
+		return nil, fmt.Errorf("key \"name\" is %q, but the network is %q; they must be the same, since plugins keep "+
+			"addresses and rules under that name", list.Name, c.Name)
 	}
 	if c.ChainFile != "" && !bool(list.OnlyInlined) {
 		more, err := InlineFolder(filepath.Join(filepath.Dir(c.ChainFile), c.Name))
@@ -156,7 +156,7 @@ func (c *Conf) ParseChain(data []byte, defaultVersion string) (*Chain, error) {
 		list.Plugins = append(list.Plugins, more...)
 	}
 	if len(list.Plugins) == 0 {
-		return nil, errors.New(`key "plugins" is empty; write the plugins to run there`)
+		return nil, errors.New(`key "plugins" is empty; put the plugins to run there`)
 	}
 	if len(list.Plugins) > maxDelegates {
 		return nil, fmt.Errorf(`key "plugins" has %d plugins, more than %d`, len(list.Plugins), maxDelegates)
@@ -235,7 +235,7 @@ func highest(one string, listed []string, absent string) (string, error) {
 		}
 	}
 	if best != "" && !slices.Contains(version.All.SupportedVersions(), best) {
-		return "", fmt.Errorf("cniVersion %q is none of %s", best, strings.Join(version.All.SupportedVersions(), ", "))
+		return "", fmt.Errorf("cniVersion %q is not supported (supported: %s)", best, strings.Join(version.All.SupportedVersions(), ", "))
 	}
 	return best, nil
 }
@@ -261,10 +261,10 @@ func parseDelegate(raw json.RawMessage) (Delegate, error) {
 	}
 	for _, t := range []struct{ key, plugin string }{{"type", d.Type}, {"ipam.type", d.IPAM}} {
 		if strings.ContainsAny(t.plugin, "/\x00\n") || t.plugin == "." || t.plugin == ".." {
-			return d, fmt.Errorf("key %q: %q is not the name of a plugin", t.key, t.plugin)
+			return d, fmt.Errorf("key %q: %q is not a plugin name", t.key, t.plugin)
 		}
 		if t.plugin == Name {
-			return d, fmt.Errorf("key %q: %s cannot run inside itself; write the plugins of its chain here", t.key, Name)
+			return d, fmt.Errorf("key %q: %s cannot run inside itself; list the plugins of its chain here", t.key, Name)
 		}
 	}
 	return d, nil
@@ -285,11 +285,10 @@ func jsonError(err error) error {
 	if !ok {
 		want = "an object"
 	}
-	what := "it"
-	if wrong.Field != "" {
-		what = fmt.Sprintf("key %q", wrong.Field)
+	if wrong.Field == "" {
+		return fmt.Errorf("%s, not %s", is, want)
 	}
-	return fmt.Errorf("%s is %s, not %s", what, is, want)
+	return fmt.Errorf("key %q is %s, not %s", wrong.Field, is, want)
 }
 
 // Config returns the stdin of the delegate at index i, without prevResult: its own object, with the

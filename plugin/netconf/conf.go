@@ -85,7 +85,7 @@ func ParseConf(data []byte) (*Conf, error) {
 	c := DefaultConf()
 	var errs []error
 	if len(data) > MaxConfig {
-		errs = append(errs, fmt.Errorf("the configuration has %d bytes, more than %d", len(data), MaxConfig))
+		errs = append(errs, fmt.Errorf("the configuration is too large: %d bytes, more than %d", len(data), MaxConfig))
 	}
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(data, &keys); err != nil {
@@ -131,7 +131,7 @@ func ParseConf(data []byte) (*Conf, error) {
 				c.Injected[key] = value
 			}
 		case !slices.Contains(ignoredKeys, key) && !(slices.Contains(emptyKeys, key) && string(value) == "{}"):
-			c.Warn("key %q is not known to unwind and has no effect; a key for a delegate belongs into the chain", key)
+			c.Warn("unknown key %q has no effect; keys for a delegate belong in its entry of the chain", key)
 		}
 	}
 	if c.Name == "" && len(errs) == 0 {
@@ -243,7 +243,7 @@ func (c *Conf) takeStores(value json.RawMessage) error {
 			return fmt.Errorf("%s is not %s", excerpt(value), want)
 		}
 		if p := known.Of(plugin); p.Elsewhere || !p.MayLie && !p.Queues {
-			c.Warn("key %q: unwind looks into no store of %q on the node; this has no effect", "stores", plugin)
+			c.Warn("key %q: %q has no store on the node that unwind can read, so its path has no effect", "stores", plugin)
 		}
 		stores[plugin] = path
 	}
@@ -260,7 +260,7 @@ func ParseValid(data []byte) ([]Attachment, error) {
 	}
 	for i, a := range valid {
 		if a.ContainerID == "" || a.IfName == "" {
-			return nil, fmt.Errorf(`element %d has no "containerID" or no "ifname"`, i)
+			return nil, fmt.Errorf(`element %d lacks "containerID" or "ifname"`, i)
 		}
 	}
 	return valid, nil

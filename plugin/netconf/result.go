@@ -86,7 +86,7 @@ func (r *Result) Addresses() []netip.Addr {
 func ReadResult(stdout []byte, cniVersion string) (json.RawMessage, error) {
 	r, err := decodeResult(stdout, cniVersion)
 	if err != nil {
-		return nil, fmt.Errorf("its result %q: %w", Shorten(string(stdout), 200), err)
+		return nil, fmt.Errorf("invalid result %q: %w", Shorten(string(stdout), 200), err)
 	}
 	return json.Marshal(r)
 }
@@ -115,7 +115,7 @@ func ConvertResult(raw json.RawMessage, to string) (converted json.RawMessage, e
 	defer func() {
 		if r := recover(); r != nil {
 			converted = nil
-			err = fmt.Errorf("its result cannot be converted to version %q: %v", to, r)
+			err = fmt.Errorf("cannot convert the result to version %q: %v", to, r)
 		}
 	}()
 	if len(raw) == 0 {

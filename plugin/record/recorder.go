@@ -101,7 +101,7 @@ func (r *Recorder) Flush(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 300*time.Millisecond)
 	defer cancel()
 	if err := r.Update(ctx, func(*journal.Tx) error { return nil }); err != nil {
-		r.Log.Debug("the history cannot be written", "err", err)
+		r.Log.Debug("cannot write the history", "err", err)
 	}
 }
 
@@ -124,7 +124,7 @@ func (r *Recorder) Read(ctx context.Context, fn func(*journal.Tx) error) {
 		return fn(tx)
 	})
 	if err != nil {
-		r.Log.Warn("the journal cannot be read", "err", err)
+		r.Log.Warn("cannot read the journal", "err", err)
 		r.Unreadable = !reached
 	}
 }

@@ -42,7 +42,7 @@ func (w *Worker) takeCached(e *journal.Entry) {
 		}
 	}
 	if gen.Result, err = netconf.ConvertResult(c.Result, gen.CNIVersion); err != nil {
-		w.Log.Warn("the result in libcni's cache cannot be used", "attachment", e.Key.String(), "err", err)
+		w.Log.Warn("cannot use the result in libcni's cache", "attachment", e.Key.String(), "err", err)
 		return
 	}
 	by := broughtBy(e, gen.Steps)

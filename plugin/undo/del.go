@@ -45,7 +45,7 @@ func (u *undoing) delPresent(ctx context.Context, step *journal.Step, f *delegat
 		f.Killed = again.Killed
 		return f
 	}
-	u.Log.Info("DEL passed with the chain's present configuration, after the delegate rejected that of the ADD",
+	u.Log.Info("DEL passed with the chain's current configuration; the delegate rejected the one of the ADD",
 		"plugin", step.Type, "attachment", u.entry.Key.String(), "rejected", netconf.Shorten(f.Msg, 200))
 	step.Config, step.Replaced = config, true
 	return nil
@@ -109,7 +109,7 @@ func (u *undoing) delWith(
 	}
 	prevResult, err := u.prevResult(cniVersion, withheld)
 	if err != nil {
-		return c.Failed(0, "its prevResult: "+err.Error())
+		return c.Failed(0, "prevResult: "+err.Error())
 	}
 	if prevResult != nil {
 		c.Stdin = netconf.WithPrevResult(config, prevResult)
@@ -174,7 +174,7 @@ func (u *undoing) delInScratch(
 ) *delegate.Failure {
 	path, remove, err := host.ScratchNetNS(ifname, u.addressesHad(ctx, step))
 	if err != nil {
-		u.Log.Warn("no scratch network namespace; the plugin may leave rules behind",
+		u.Log.Warn("cannot create a scratch network namespace; the plugin may leave rules behind",
 			"plugin", step.Type, "err", err)
 	} else {
 		defer remove()
@@ -228,7 +228,7 @@ func (u *undoing) showInterface(ctx context.Context, step *journal.Step) (remove
 	}
 	remove, err := host.LendInterface(u.netns.path, u.entry.IfName, u.addressesHad(ctx, step))
 	if err != nil {
-		u.Log.Warn("no interface to be lent; the plugin may leave rules behind",
+		u.Log.Warn("cannot lend the plugin an interface; it may leave rules behind",
 			"plugin", step.Type, "attachment", u.entry.Key.String(), "err", err)
 	}
 	return remove, err == nil

@@ -38,9 +38,9 @@ func Words(s *journal.Step) string {
 			why = append(why, "was killed")
 		}
 		if s.ConfirmAt != 0 {
-			why = append(why, "proves nothing")
+			why = append(why, "unverified")
 		}
-		return "once more: " + strings.Join(why, ", ")
+		return "repeat: " + strings.Join(why, ", ")
 	}
 	return string(s.State)
 }

@@ -77,10 +77,10 @@ func (w *Worker) EndOrphans(key journal.Key) (killed []string) {
 	defer f.Close()
 	pids, err := host.HoldersOf(f, delegate.LockFD)
 	if err != nil {
-		w.Log.Warn("looking for delegates that outlived their unwind", "attachment", key.String(), "err", err)
+		w.Log.Warn("cannot list orphaned delegates", "attachment", key.String(), "err", err)
 	}
 	for _, pid := range pids {
-		w.Log.Warn("ending a delegate that outlived its unwind", "attachment", key.String(), "pid", pid)
+		w.Log.Warn("killing orphaned delegate", "attachment", key.String(), "pid", pid)
 		programs, command := host.ProgramsOf(pid), host.Environ(pid, "CNI_COMMAND")
 		if syscall.Kill(pid, syscall.SIGKILL) == nil && (command == "ADD" || command == "DEL") {
 			killed = append(killed, programs...)

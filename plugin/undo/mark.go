@@ -68,7 +68,7 @@ func (w *Worker) RunUnmarked(ctx context.Context, job Job) []*delegate.Failure {
 		defer close(done)
 		err := w.Journal.Store.Update(context.WithoutCancel(ctx), func(tx *journal.Tx) error { return tx.Put(marked) })
 		if err != nil {
-			w.Log.Debug("the journal cannot be told that a DEL began", "attachment", marked.Key.String(), "err", err)
+			w.Log.Debug("cannot record the start of a DEL", "attachment", marked.Key.String(), "err", err)
 		}
 	})
 	defer func() {

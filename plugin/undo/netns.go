@@ -67,7 +67,7 @@ func (u *undoing) own(ctx context.Context, p delNetNS, seen host.Interface) delN
 		return p
 	}
 	p.release()
-	u.Log.Warn("the interface in its network namespace is another's; no DEL is shown it",
+	u.Log.Warn("the interface belongs to another attachment; running the DEL without the namespace",
 		"attachment", u.entry.Key.String(), "netns", p.path)
 	return delNetNS{}
 }

@@ -150,7 +150,7 @@ func (u *undoing) late(step *journal.Step) bool {
 }
 
 // errGiven ends a late DEL.
-var errGiven = errors.New("its address may have another owner by now")
+var errGiven = errors.New("an address may have a new owner")
 
 // whileFree returns the context of a late DEL, which may take its time, but has to end before an ADD
 // that gets one of its addresses runs the delegate that could lose a rule to it. It returns with

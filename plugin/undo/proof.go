@@ -53,9 +53,9 @@ func (u *undoing) proven(ctx context.Context, step *journal.Step) (is tristate.V
 		case errors.Is(err, ipam.ErrQueued):
 			return tristate.No, err.Error()
 		case err != nil:
-			return tristate.Unknown, fmt.Sprintf("whether its address is free cannot be told: %v", err)
+			return tristate.Unknown, fmt.Sprintf("cannot check whether its address is free: %v", err)
 		case len(held) > 0:
-			return tristate.No, fmt.Sprintf("%s is not free", strings.Trim(fmt.Sprint(held), "[]"))
+			return tristate.No, fmt.Sprintf("%s is still allocated", strings.Trim(fmt.Sprint(held), "[]"))
 		case asked:
 			return tristate.Yes, ""
 		}
@@ -130,7 +130,7 @@ func (u *undoing) noteUnproven(step *journal.Step, why, before string) {
 	if before != "" {
 		return
 	}
-	u.Log.Warn("DEL passed and is not proven", "plugin", step.Type, "attachment", u.entry.Key.String(), "why", why)
+	u.Log.Warn("DEL passed, but its address is not known to be free", "plugin", step.Type, "attachment", u.entry.Key.String(), "why", why)
 	event := record.EventOf(journal.Unproven, u.entry)
 	event.Reason, event.Plugins = why, []string{step.Type}
 	u.Journal.Event(event)

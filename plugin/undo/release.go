@@ -66,7 +66,7 @@ func (w *Worker) ReleaseLocked(ctx context.Context, lock *journal.Lock, killed [
 	MarkKilled(e, killed, w.Node.GraceOf(e))
 	reason := out.Verdict.Reason
 	if e.State == journal.Live || e.State == journal.Adding {
-		w.Log.Info("releasing an attachment", "attachment", key.String(), "verdict", string(out.Verdict.Fate), "reason", reason.Text)
+		w.Log.Info("releasing attachment", "attachment", key.String(), "verdict", string(out.Verdict.Fate), "reason", reason.Text)
 	}
 	if out.Verdict.Fate == alive.Foreign {
 		out.Err = w.Purge(ctx, lock, e, reason)
@@ -158,7 +158,7 @@ func (w *Worker) ReplayParked(ctx context.Context, others []*journal.Entry) {
 			continue // its ADD may be waiting for this DEL, see claim
 		}
 		if err := w.Release(ctx, other.Key); err != nil {
-			w.Log.Debug("left for later", "attachment", other.Key.String(), "err", err)
+			w.Log.Debug("deferred", "attachment", other.Key.String(), "err", err)
 		}
 	}
 }

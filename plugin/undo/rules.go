@@ -93,7 +93,7 @@ func (w *Worker) masqueraded(ctx context.Context, k journal.Key, plugin string) 
 
 func (w *Worker) warnOfRules(k journal.Key, err error) {
 	if err != nil && !errors.Is(err, exec.ErrNotFound) {
-		w.Log.Warn("looking for rules", "attachment", k.String(), "err", err)
+		w.Log.Warn("cannot list firewall rules", "attachment", k.String(), "err", err)
 	}
 }
 

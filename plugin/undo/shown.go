@@ -40,7 +40,7 @@ func (u *undoing) delLeft(
 	if f == nil || f.Killed {
 		return f
 	}
-	u.Log.Info("DEL left to "+to+": its network namespace is gone, without which it cannot pass",
+	u.Log.Info("DEL left to "+to+": it cannot pass without its network namespace, which is gone",
 		"attachment", u.entry.Key.String(), "code", f.Code, "err", netconf.Shorten(f.Said(), 500))
 	return nil
 }

@@ -28,7 +28,7 @@ func (u *undoing) delStrayRules(ctx context.Context, step *journal.Step, f *dele
 	if again != nil {
 		return f
 	}
-	u.Log.Info("DEL passed with the rules of ADDs that are not on record", "plugin", step.Type,
+	u.Log.Info("DEL passed after removing rules of unrecorded ADDs", "plugin", step.Type,
 		"attachment", u.entry.Key.String(), "addresses", stray)
 	return nil
 }

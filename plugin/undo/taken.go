@@ -60,7 +60,7 @@ func (u *undoing) undoMistake(ctx context.Context, step *journal.Step, f *delega
 // untaken records that a step is undone although its DEL fails. In a rollback the rollback's own
 // event suffices.
 func (u *undoing) untaken(step *journal.Step, f *delegate.Failure) {
-	u.Log.Info("a DEL failed that has nothing to undo: the delegate's ADD failed and has left nothing",
+	u.Log.Info("failed DEL has nothing to undo: the delegate's ADD failed and left nothing",
 		"plugin", step.Type, "attachment", u.entry.Key.String(), "code", f.Code,
 		"err", netconf.Shorten(f.Said(), 200))
 	if step.Attempts > 0 {

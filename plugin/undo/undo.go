@@ -95,7 +95,7 @@ func (u *undoing) pass(ctx context.Context) []*delegate.Failure {
 		stepCtx, cancel, ok := u.share(ctx, step)
 		if !ok {
 			return append(failures, &delegate.Failure{Plugin: step.Type, Command: "DEL", Code: types.ErrTryAgainLater,
-				Msg: "no time was left for it", Unstarted: true})
+				Msg: "not attempted: out of time", Unstarted: true})
 		}
 		switch {
 		case u.HoldPools && len(u.poolsOf(step)) > 0:
@@ -149,10 +149,10 @@ func (u *undoing) releaseHeld(ctx context.Context) {
 		}
 		freed, err := ipam.Free(ctx, c.Pool, owner, c.Address)
 		if err != nil {
-			u.Log.Warn("releasing an address that its DEL left", "attachment", u.entry.Key.String(), "address", c.Address, "err", err)
+			u.Log.Warn("cannot release an address that its DEL left behind", "attachment", u.entry.Key.String(), "address", c.Address, "err", err)
 		}
 		if freed {
-			u.Log.Info("released an address that its DEL left", "attachment", u.entry.Key.String(), "address", c.Address)
+			u.Log.Info("released an address that its DEL left behind", "attachment", u.entry.Key.String(), "address", c.Address)
 		}
 	}
 }
@@ -240,7 +240,7 @@ func (w *Worker) ClaimHeld(e *journal.Entry) (found bool) {
 			}
 			held, err := ipam.HeldBy(pool, e.ContainerID, e.IfName)
 			if err != nil {
-				w.Log.Warn("looking for the addresses of a container", "attachment", e.Key.String(), "pool", pool, "err", err)
+				w.Log.Warn("cannot list the addresses of the container", "attachment", e.Key.String(), "pool", pool, "err", err)
 			}
 			for _, a := range held {
 				g.Claims = append(g.Claims, journal.Claim{Address: a, Step: step.Index, Pool: pool})

@@ -217,7 +217,7 @@ func (r *Processes) Run(ctx context.Context, c, next *Call, stderr io.Writer) ([
 	stdout := p.stdout.kept.Bytes()
 	if status.Exited() && status.ExitStatus() == 0 && ctx.Err() == nil {
 		if p.stdout.dropped {
-			return nil, c.Failed(types.ErrDecodingFailure, fmt.Sprintf("it printed more than %d bytes", maxStdout))
+			return nil, c.Failed(types.ErrDecodingFailure, fmt.Sprintf("printed more than %d bytes", maxStdout))
 		}
 		return stdout, nil
 	}
@@ -276,12 +276,12 @@ func (c *Call) explain(ctx context.Context, status syscall.WaitStatus, stdout, s
 	wordless := fmt.Sprintf("netplugin failed with no error message: %s", ending(status))
 	switch {
 	case ctx.Err() != nil:
-		f.Msg = "it did not end in time and was killed"
+		f.Msg = "timed out and was killed"
 		switch cause := context.Cause(ctx); {
 		case !errors.Is(cause, ctx.Err()):
-			f.Msg = "it was killed: " + cause.Error()
+			f.Msg = "killed: " + cause.Error()
 		case errors.Is(cause, context.Canceled):
-			f.Msg = "it was killed because unwind was asked to stop"
+			f.Msg = "killed because unwind was asked to stop"
 		}
 	case len(bytes.TrimSpace(stdout)) == 0 && len(stderr) == 0:
 		f.Msg = wordless

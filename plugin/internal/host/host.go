@@ -98,7 +98,7 @@ func identityAnd(netns ns.NetNS, path string, fn func() error) (journal.NetNS, e
 func In(netns ns.NetNS, fn func() error) (err error) {
 	OnThread(func() {
 		if err = unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET); err != nil {
-			err = fmt.Errorf("entering network namespace %s: %w", netns.Path(), err)
+			err = fmt.Errorf("cannot enter network namespace %s: %w", netns.Path(), err)
 			return
 		}
 		err = fn()

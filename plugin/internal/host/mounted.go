@@ -109,7 +109,7 @@ func openLink(path, link string) (ns.NetNS, error) {
 		return netns, nil
 	}
 	_ = netns.Close()
-	return nil, errors.Join(err, fmt.Errorf("%s leads to another network namespace", path))
+	return nil, errors.Join(err, fmt.Errorf("%s is another network namespace", path))
 }
 
 // uncoverEach opens network namespaces whose mounts are all below other mounts. No path leads there:
@@ -161,10 +161,10 @@ func uncoverEach(links []string, fn func(link, path string, netns ns.NetNS, err 
 // copy too, which so keeps no file system busy.
 func copyMounts() error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-		return fmt.Errorf("making a mount namespace: %w", err)
+		return fmt.Errorf("cannot create a mount namespace: %w", err)
 	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
-		return fmt.Errorf("separating a mount namespace: %w", err)
+		return fmt.Errorf("cannot separate a mount namespace from the host's: %w", err)
 	}
 	return nil
 }
@@ -181,11 +181,11 @@ func allMounts() (all []mount, err error) {
 // uncover removes the covers of a mount, and opens the network namespace there.
 func uncover(m mount, covers []string, ok bool) (ns.NetNS, error) {
 	if !ok {
-		return nil, errors.New("nothing leads to it")
+		return nil, errors.New("no path reaches it")
 	}
 	for _, point := range covers {
 		if err := unix.Unmount(point, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
-			return nil, fmt.Errorf("unmounting %s in a copy: %w", point, err)
+			return nil, fmt.Errorf("cannot unmount %s in a copy of the mount namespace: %w", point, err)
 		}
 	}
 	return openLink(m.point, m.root)
@@ -234,10 +234,10 @@ func leadsTo(at map[[2]string]mount, root mount, path string) mount {
 func hiddenErr(all []mount, link string, err error) error {
 	i := slices.IndexFunc(all, func(m mount) bool { return m.root == link })
 	if i < 0 {
-		return fmt.Errorf("network namespace %s is mounted below another mount: %w", link, err)
+		return fmt.Errorf("another mount hides network namespace %s: %w", link, err)
 	}
 	if covers, ok := coversOf(all, all[i]); ok && len(covers) > 0 {
 		return fmt.Errorf("the mount at %s hides the network namespace at %s: %w", covers[0], all[i].point, err)
 	}
-	return fmt.Errorf("nothing leads to the network namespace that is mounted at %s: %w", all[i].point, err)
+	return fmt.Errorf("no path reaches the network namespace mounted at %s: %w", all[i].point, err)
 }

@@ -41,7 +41,7 @@ func (s *View) All(log *slog.Logger) ([]Interface, error) {
 	}
 	s.interfaces, s.err = interfacesEverywhere()
 	if s.err != nil {
-		log.Debug("looking through the network namespaces", "err", s.err) // the caller judges it
+		log.Debug("cannot inspect all network namespaces", "err", s.err) // the caller judges it
 	}
 	s.taken = time.Now()
 	return s.interfaces, s.err
@@ -115,7 +115,7 @@ func (s *search) look() (all []Interface, err error) {
 		errs = append(errs, failed[link])
 	}
 	for _, pid := range closed {
-		errs = append(errs, fmt.Errorf("the network namespace of process %d cannot be reached", pid))
+		errs = append(errs, fmt.Errorf("cannot open the network namespace of process %d", pid))
 	}
 	return all, errors.Join(errs...)
 }

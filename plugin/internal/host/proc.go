@@ -89,7 +89,7 @@ func checkAllShown() error {
 		return nil
 	})
 	if err == nil && hides {
-		err = errors.New("/proc may hide processes: it is mounted with hidepid")
+		err = errors.New("/proc is mounted with hidepid and may hide processes")
 	}
 	return err
 }
@@ -130,7 +130,7 @@ func EachProcess(fn func(pid int, proc string) (stop bool, err error)) error {
 		}
 	}
 	if !found {
-		return fmt.Errorf("/proc shows no process; it is not mounted")
+		return fmt.Errorf("/proc shows no process: it is not mounted")
 	}
 	return nil
 }

@@ -142,7 +142,7 @@ func insideOf(id journal.NetNS, closed map[uint64]int) (pid int, err error) {
 	}
 	for _, pid := range closed {
 		if id.NetDev == 0 || err != nil {
-			return 0, errors.Join(err, fmt.Errorf("process %d may not be inspected", pid))
+			return 0, errors.Join(err, fmt.Errorf("cannot inspect process %d", pid))
 		}
 		return pid, nil
 	}

@@ -33,7 +33,7 @@ func Rules(ctx context.Context) ([]string, error) {
 		rules, found = append(rules, lines...), true
 	}
 	if !found {
-		return nil, errors.New("no program is there that prints the rules of iptables or nftables")
+		return nil, errors.New("cannot list firewall rules: neither iptables-save nor nft is in PATH")
 	}
 	return rules, nil
 }
