@@ -167,7 +167,7 @@ func TestNotesOfReleaseUnwritten(t *testing.T) {
 			a.mustAdd(n.unwind(n.faulty("p0", "")))
 			reason, label, machine := "it was added before the last boot", "earlier-boot", host.This().Machine
 			if fate == alive.Foreign {
-				reason, label, machine = "it was made on another machine", "foreign", otherMachine(t)
+				reason, label, machine = "it was added on another machine", "foreign", otherMachine(t)
 			}
 			a.edit(func(g *journal.Generation) { g.Host.BootID, g.Host.Machine = earlier, machine })
 			w := n.emptyList().w
@@ -401,10 +401,10 @@ func TestNotes(t *testing.T) {
 		events 'swept a [$ip2] []: it was added before the last boot'
 		counters 'swept earlier-boot 1'
 	or of another machine: add a; clone a; gc
-		events 'swept a [$ip2] []: it was made on another machine'
+		events 'swept a [$ip2] []: it was added on another machine'
 		counters 'swept foreign 1'
 	or of another machine, found by an ADD of the container ID: add a; clone a; again a b; add b
-		events 'swept a [$ip2] []: it was made on another machine'
+		events 'swept a [$ip2] []: it was added on another machine'
 		counters 'swept foreign 1'
 	or not on a list: add a; gc list
 		events 'swept a [$ip2] []: the runtime does not list it'

@@ -619,7 +619,7 @@ func TestEffectAfterTheGroup(t *testing.T) {
 	n.script("bad", `case $CNI_COMMAND in ADD) setsid sh -c 'sleep 4; mkdir `+taken+`' & wait ;; DEL) rmdir `+taken+` 2>/dev/null || : ;; esac`)
 	list := n.unwind(n.faulty("p0", ""), `{"type": "bad"}`)
 	p := n.pod("a")
-	if _, err := p.add(list); err == nil || !strings.Contains(err.Error(), "did not end in time") {
+	if _, err := p.add(list); err == nil || !strings.Contains(err.Error(), "timed out") {
 		t.Errorf("ADD: %v", err)
 	}
 	eventually(t, "the child takes effect", func() bool { return slices.Equal(n.taken(), []string{"late"}) })

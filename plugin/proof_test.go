@@ -123,8 +123,8 @@ func TestCheckpoints(t *testing.T) {
 		{"another format", func(a *aws) { a.write(a.checkpoint, `{"version": "vpc-cni-ipam/2", "allocations": {}}`) }, again},
 		{"half written", func(a *aws) { a.write(a.checkpoint, `{"version": "vpc-cni-ipam/1", "alloc`) }, "unexpected end of JSON"},
 		{"no list", func(a *aws) { a.write(a.checkpoint, `{"version": "vpc-cni-ipam/1", "allocations": "x"}`) }, "cannot unmarshal"},
-		{"no allocations", func(a *aws) { a.write(a.checkpoint, `{"version": "vpc-cni-ipam/1"}`) }, "has no allocations"},
-		{"null allocations", func(a *aws) { a.write(a.checkpoint, `{"version": "vpc-cni-ipam/1", "allocations": null}`) }, "has no allocations"},
+		{"no allocations", func(a *aws) { a.write(a.checkpoint, `{"version": "vpc-cni-ipam/1"}`) }, "no allocations"},
+		{"null allocations", func(a *aws) { a.write(a.checkpoint, `{"version": "vpc-cni-ipam/1", "allocations": null}`) }, "no allocations"},
 		{"its address is odd", func(a *aws) { a.checkpointWith(`"ipv4": "x"`) }, "unable to parse IP"},
 		{"its address is a number", func(a *aws) { a.checkpointWith(`"ipv4": 7`) }, "cannot unmarshal"},
 		{"it has no address", func(a *aws) { a.checkpointWith(`"ipv6": ""`) }, "has no address"},
@@ -188,7 +188,7 @@ func TestCheckpoints(t *testing.T) {
 			case !strings.Contains(p.unproven(), tt.want):
 				t.Errorf("unproven: %q, want %q", p.unproven(), tt.want)
 			default:
-				a.triesWithoutEnd(p, strings.HasSuffix(tt.want, "is not free"))
+				a.triesWithoutEnd(p, strings.HasSuffix(tt.want, "is still allocated"))
 			}
 		})
 	}

@@ -110,7 +110,7 @@ func TestStatusEndsInTime(t *testing.T) {
 			chain := tt.hang(n)
 			n.forgetCalls()
 			out := n.status("1.1.0", nil, chain...)
-			if out.said.Code != tt.code || tt.code != 0 && !strings.Contains(out.said.Msg, "did not end in time") {
+			if out.said.Code != tt.code || tt.code != 0 && !strings.Contains(out.said.Msg, "timed out") {
 				t.Errorf("exit %d, %s; want code %d\n%s", out.code, out.stdout, tt.code, out.stderr)
 			}
 			for _, l := range n.callLog() {
