@@ -17,8 +17,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// open releases what is left of earlier ADDs and writes the intent. If nothing is left, that is one
-// transaction. killed names delegates of an earlier ADD of this attachment that unwind had to kill.
+// open releases the rest of earlier ADDs and writes the intent. If nothing is left of them, this
+// takes one transaction. killed names delegates of an earlier ADD of this attachment that unwind had to kill.
 func (a *adding) open(ctx context.Context, killed []string) error {
 	a.newEntry()
 	if a.rec.Unwritable {
@@ -76,8 +76,8 @@ func (a *adding) samePod(tx *journal.Tx) ([]*journal.Entry, error) {
 	}), err
 }
 
-// releaseSamePod divides its time over the attachments. It leaves the rest for later rather than
-// give a healthy delegate so little time that it would be killed.
+// releaseSamePod divides its time among the attachments. It defers the rest rather than give a
+// healthy delegate too little time, which would get it killed.
 func (a *adding) releaseSamePod(ctx context.Context, samePod []*journal.Entry) {
 	if a.conf.Observes() {
 		return
@@ -156,8 +156,9 @@ func (a *adding) refuseLive(prior *journal.Entry) error {
 	return nil
 }
 
-// refuseAgain returns an error if the attachment was added past unwind in this same namespace. The
-// ADD would fail, and its rollback would take, by container ID, what belongs to the other ADD.
+// refuseAgain returns an error if an ADD without unwind already added the attachment in this same
+// namespace. Another ADD would fail, and its rollback, which goes by container ID, would remove what
+// belongs to the first.
 func (a *adding) refuseAgain() error {
 	if a.gen.Occupant == "" {
 		return nil

@@ -40,7 +40,7 @@ type op struct {
 	w    *undo.Worker
 }
 
-// newOp returns an op, and what closes its log.
+// newOp returns an op, and a function that closes its log.
 func (p *Plugin) newOp(args *skel.CmdArgs, conf *netconf.Conf) (*op, func()) {
 	out, closeLog := p.logWriter(conf)
 	var handler slog.Handler = slog.NewTextHandler(out, &slog.HandlerOptions{Level: conf.LogLevel})
@@ -94,7 +94,7 @@ func traceparent() string {
 	return text
 }
 
-// logWriter opens logFile. A log that cannot be written stops no pod: it goes to stderr.
+// logWriter opens logFile. If that fails, the log goes to stderr: no pod fails because of a log.
 func (p *Plugin) logWriter(conf *netconf.Conf) (io.Writer, func()) {
 	if conf.LogFile == "" {
 		return p.Stderr, func() {}
@@ -107,12 +107,12 @@ func (p *Plugin) logWriter(conf *netconf.Conf) (io.Writer, func()) {
 	return f, func() { _ = f.Close() }
 }
 
-// exchange is the time that unwind gives a provider to finish exchanging a configuration file or a
+// exchange is how long unwind waits for a provider to finish replacing a configuration file or a
 // plugin.
 const exchange = time.Second
 
-// loadChain is LoadChain, but reads a missing or wrong chainFile again for a while: its owner may
-// be rewriting it. It does not wait for an error in unwind's own configuration, which is permanent.
+// loadChain is LoadChain with retries for a missing or invalid chainFile, which its owner may be
+// rewriting. It does not retry an error in unwind's own configuration, which is permanent.
 func (o *op) loadChain(ctx context.Context) (*netconf.Chain, error) {
 	for end := time.Now().Add(exchange); ; time.Sleep(50 * time.Millisecond) {
 		chain, err := o.conf.LoadChain()
@@ -156,9 +156,9 @@ type adding struct {
 	durable bool           // the journal says live, with all that is known
 }
 
-// journalFailed decides whether this ADD goes on without a journal, or fails. It also fails if the
-// journal has an earlier ADD of the attachment that is not over: the DEL of this ADD would undo
-// only what is left of the earlier one.
+// journalFailed decides whether this ADD continues without a journal, or fails. It also fails if the
+// journal has an earlier ADD of the attachment that is not over, because the DEL of this ADD would
+// undo only the earlier one.
 func (a *adding) journalFailed(ctx context.Context, err error) error {
 	if a.conf.OnJournalFailure == "fail" {
 		return cniError(types.ErrTryAgainLater, "unwind: "+err.Error()+` (onJournalFailure is "fail")`, "")
@@ -203,10 +203,10 @@ func (a *adding) findPrior(tx *journal.Tx) (err error) {
 	return err
 }
 
-// isOver says whether an earlier ADD of the attachment is over although the journal has it as live:
-// libcni's cache has no result of it, host-local no longer names it where it did, and its interface
-// is neither in its own namespace nor in the namespace of this ADD. The entry must have no other
-// pending DEL.
+// isOver reports whether an earlier ADD of the attachment is over although the journal has it as
+// live: libcni's cache has no result of it, host-local no longer has its reservation, and its
+// interface is neither in its own namespace nor in the namespace of this ADD. The entry must have no
+// other pending DEL.
 func (a *adding) isOver(prior *journal.Entry) bool {
 	if prior.State != journal.Live || len(prior.Generations) != 1 || a.node.IsCached(prior.Key) != tristate.No {
 		return false
@@ -241,7 +241,7 @@ func (d *deleting) journalFailed(err error) {
 	d.rec.Unwritable = true
 }
 
-// checkText refuses text that a journal entry, which is JSON, would change.
+// checkText rejects text that a journal entry, which is JSON, would change.
 func checkText(args *skel.CmdArgs) error {
 	for _, v := range []struct{ name, value string }{
 		{"CNI_IFNAME", args.IfName}, {"CNI_ARGS", args.Args}, {"CNI_NETNS", args.Netns}, {"CNI_PATH", args.Path},

@@ -24,13 +24,13 @@ const (
 	errLimitedConnectivity = 51 // … and attached containers may have limited connectivity
 )
 
-// status says whether ADDs will work: the chain can be read, its binaries are there, its delegates
-// report no failure, and the journal works where no ADD goes on without it. It also sweeps, by
-// evidence alone, because STATUS is the verb that a runtime calls most often.
+// status reports whether ADDs will work: the chain can be read, its binaries exist, its delegates
+// report no failure, and the journal works if ADDs require it. It also sweeps, by evidence alone,
+// because STATUS is the verb that a runtime calls most often.
 //
 // A runtime calls STATUS without a deadline, under a lock that every pod waits for (go-cni). So
-// status ends in time whatever hangs, and cuts off running work as a crash would. A sweep that is
-// cut off says nothing about the network.
+// status returns in time even if something hangs, and interrupts running work as a crash would. A
+// sweep that is interrupted does not affect the result.
 func (o *op) status(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, o.Budgets.Status*3/4)
 	defer cancel()
@@ -115,8 +115,8 @@ func severity(f *delegate.Failure) int {
 	return 0
 }
 
-// missing returns the missing binaries of the chain. It looks again for a while: an upgrade may be
-// exchanging one.
+// missing returns the missing binaries of the chain. It retries for a while, because an upgrade may
+// be replacing one.
 func (o *op) missing(ctx context.Context, chain *netconf.Chain) (missing []string) {
 	for end := time.Now().Add(exchange); ; time.Sleep(50 * time.Millisecond) {
 		missing = chain.Missing(o.args.Path)
@@ -126,7 +126,7 @@ func (o *op) missing(ctx context.Context, chain *netconf.Chain) (missing []strin
 	}
 }
 
-// probe begins a transaction and writes nothing. A journal that others use just now is no error.
+// probe begins a transaction and writes nothing. A journal that is in use by others is not an error.
 func (o *op) probe(ctx context.Context) error {
 	err := o.rec.Store.Update(ctx, func(*journal.Tx) error { return nil })
 	if errors.Is(err, journal.ErrBusy) {

@@ -16,10 +16,10 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// This file makes what a DEL goes by where the journal does not have it, or not all of it: from what the
-// runtime sends.
+// This file creates or completes an entry from what the runtime sends, for a DEL whose attachment is
+// missing or incomplete in the journal.
 
-// amend adds to the entry what unwind could not write to the journal. It says whether it added
+// amend adds to the entry what unwind could not write to the journal. It reports whether it added
 // anything.
 func (d *deleting) amend(killed []string) (amended bool) {
 	amended = undo.MarkKilled(d.entry, killed, d.conf.GracePeriod)
@@ -113,9 +113,9 @@ func (d *deleting) fromStdin() error {
 	return nil
 }
 
-// stripped says whether the runtime's configuration has lost the keys of unwind (multus up to 4.3,
-// of a clusterNetwork), by the error of its chain. A retry would come with the same configuration,
-// so it could undo no more, unless the journal can be read then.
+// stripped reports, from the error of the chain, whether the runtime's configuration has lost
+// unwind's keys (as a clusterNetwork of multus up to 4.3 does). A retry would have the same
+// configuration, so it could not undo more unless the journal is readable by then.
 func (d *deleting) stripped(err error) bool {
 	return errors.Is(err, netconf.ErrNoChain) && d.bad == nil && !d.rec.Unwritable
 }
@@ -194,9 +194,9 @@ func claimsOf(r *netconf.Result, chain *netconf.Chain, network string, conf *net
 	return claims
 }
 
-// succeedIdle logs that the DEL succeeds without running a delegate, and why, and records it. err, if
-// any, is what kept unwind from knowing more. The DEL after a failed ADD is expected, and its
-// rollback is on record.
+// succeedIdle logs and records that the DEL succeeds without running a delegate, and why. err, if
+// any, is the reason why unwind does not know more. An expected DEL, after a failed ADD, is not
+// recorded: the history already has the rollback.
 func (d *deleting) succeedIdle(why string, err error, expected bool) {
 	level, attrs := slog.LevelInfo, []any{"attachment", d.key.String(), "reason", why}
 	if err != nil {
@@ -211,7 +211,7 @@ func (d *deleting) succeedIdle(why string, err error, expected bool) {
 	d.removeLock()
 }
 
-// removeLock removes the lock file of an attachment that the journal does not know.
+// removeLock removes the lock file of an attachment without a journal entry.
 func (d *deleting) removeLock() {
 	_ = d.lock.Remove()
 }
