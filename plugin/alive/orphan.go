@@ -4,8 +4,8 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// Orphan is the evidence on a reservation, or on an attachment in libcni's cache, whose owner the
-// journal does not know. The interface on a list does not matter.
+// Orphan is the evidence on a reservation, or on an attachment in libcni's cache, whose owner is not
+// in the journal. A list covers it by container, regardless of the interface.
 type Orphan struct {
 	SameNamespaces  tristate.Value // this process sees what the runtime sees
 	Listed          tristate.Value // a list has the container; unknown if none covers it
@@ -15,9 +15,9 @@ type Orphan struct {
 	Doubt           string         // for people: why the look for that interface failed, or ""
 }
 
-// DecideOrphan returns the verdict on a reservation whose owner the journal does not know: the
-// owner is a pod from before the install, or, after the journal was lost, any pod (antrea#8239).
-// Only all of the evidence together makes it dead.
+// DecideOrphan returns the verdict on a reservation whose owner is not in the journal. The owner is a
+// pod from before the installation or, after a loss of the journal, any pod (antrea#8239). The
+// reservation is dead only if all evidence agrees.
 func DecideOrphan(o Orphan) Verdict {
 	for _, doubt := range []struct {
 		doubt  bool

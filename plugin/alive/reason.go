@@ -4,10 +4,10 @@ import (
 	"cmp"
 )
 
-// Reason says why an attachment has its verdict, or why it is undone. Code is its name in the
-// journal and in metrics, and the only part that code goes by. Text is for people, and may say more
-// than the Reason of the same code below. Code is "" for a reason that keeps an attachment: the
-// journal never has it.
+// Reason says why an attachment has its verdict, or why it is undone. Code is its name in the journal
+// and in metrics, and the only part that programs may rely on. Text is for people, and may add
+// details to the text of the same code below. Code is "" for a reason to keep an attachment, which
+// is never written to the journal.
 type Reason struct {
 	Code string
 	Text string
@@ -32,10 +32,10 @@ func (r Reason) Label() string {
 	return r.Code
 }
 
-// Is says whether two reasons are the same, even if the text of one says more.
+// Is reports whether two reasons are the same, even if the text of one has more details.
 func (r Reason) Is(other Reason) bool { return r.Code == other.Code && r.Code != "" || r == other }
 
-// These are the reasons for which an attachment is undone.
+// The reasons to undo an attachment.
 var (
 	Requested    = Reason{"requested", "the runtime asked for its DEL"}
 	Superseded   = Reason{"superseded", "superseded by another ADD of the same container ID"}
@@ -47,13 +47,13 @@ var (
 	OtherMachine = Reason{"foreign", "it was added on another machine, and this disk is a copy"}
 )
 
-// Recorded returns the reason of an entry from its code and text. The text may say more than that of the
-// same code above.
+// Recorded returns the reason of an entry from its code and text. The text may have more details than
+// that of the same code above.
 func Recorded(code, text string) Reason {
 	return Reason{cmp.Or(code, Requested.Code), cmp.Or(text, Requested.Text)}
 }
 
-// These are the reasons for which an attachment, or a reservation, is kept.
+// The reasons to keep an attachment or a reservation.
 var (
 	netNSThere      = Reason{"", "its network namespace exists"}
 	locked          = Reason{"", "its lock is held by a running operation"}
@@ -65,7 +65,7 @@ var (
 	unlistedProcess = Reason{"", "a process is in its network namespace, though the runtime does not list it"}
 )
 
-// These are the reasons for which unwind cannot tell whether an attachment lives.
+// The reasons why unwind does not know whether an attachment is live.
 var (
 	lockUnknown        = Reason{"", "its lock cannot be inspected"}
 	otherNamespaces    = Reason{"", "its ADD ran in other namespaces than this process, which cannot see what the ADD saw; run this where the runtime runs"}
@@ -76,7 +76,7 @@ var (
 	nodeUnknown        = Reason{"", "its network namespace, the processes or the host's interfaces cannot be inspected"}
 )
 
-// NetNSThere and Locked are the verdicts that need no more evidence.
+// NetNSThere and Locked are the verdicts that need no further evidence.
 var (
 	NetNSThere = Verdict{Fate: Live, Reason: netNSThere}
 	Locked     = Verdict{Fate: Live, Reason: locked}
