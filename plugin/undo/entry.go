@@ -21,7 +21,7 @@ func FailingPlugins(e *journal.Entry) (plugins []string) {
 	return plugins
 }
 
-// Words says in a few words what became of the DELs of a step; "" if none was tried.
+// Words describes the state of a step's DEL in a few words, or "" if none was tried.
 func Words(s *journal.Step) string {
 	switch s.State {
 	case journal.StepFailed:
@@ -45,7 +45,7 @@ func Words(s *journal.Step) string {
 	return string(s.State)
 }
 
-// PendingSteps names the delegates with a pending DEL, each with what became of it.
+// PendingSteps names the delegates with a pending DEL, each with its Words.
 func PendingSteps(e *journal.Entry) []string {
 	var names []string
 	for _, g := range e.Generations {

@@ -18,20 +18,20 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// These steps guard against a late DEL that names an address which has a new owner (cni#924):
+// Protection against a late DEL whose address has a new owner (cni#924):
 //
-//  1. Before a DEL, addressesOfOthers takes the addresses of other attachments out of prevResult.
-//     If the delegate knows the address from prevResult alone, its step is parked: it stays
-//     pending, in full.
-//  2. When an ADD gets an address, claim first runs the pending DELs of dead attachments that have
-//     it, before the next delegate.
-//  3. When an address is free again, replayParked runs the parked DELs.
+//  1. Before a DEL, addressesOfOthers finds the addresses of other attachments, to remove them from
+//     prevResult. If the delegate knows the address only from prevResult, its step is parked: it
+//     stays pending.
+//  2. When an ADD gets an address, claim runs the pending DELs of dead attachments that have it,
+//     before the next delegate.
+//  3. When an address is free again, ReplayParked runs the parked DELs.
 
-// addressesOfOthers returns the addresses of a generation that have another owner: a live
-// attachment in the journal, or the one that host-local's own file names. If the file cannot be
-// read, or the other's liveness cannot be told, the address counts as another owner's: a DEL
-// without it can be made good later, a DEL with it cannot. An address that this ADD was just
-// assigned does not count: this ADD has nothing yet that a DEL with the address could take.
+// addressesOfOthers returns the addresses of a generation that have another owner: a live attachment
+// in the journal, or the owner in host-local's own file. If the file cannot be read, or it is unknown
+// whether the other attachment is live, the address counts as another owner's: a DEL without it can
+// be repeated later, a DEL with it cannot be undone. An address that was just assigned to this ADD
+// does not count, because this ADD has nothing yet that a DEL with the address could remove.
 func (u *undoing) addressesOfOthers(ctx context.Context, claiming []*journal.Entry) []netip.Addr {
 	var foreign []netip.Addr
 	for _, c := range u.gen.Claims {
@@ -66,8 +66,8 @@ func (u *undoing) addressesOfOthers(ctx context.Context, claiming []*journal.Ent
 	return foreign
 }
 
-// usedElsewhere says whether another container may use an address whose owner no IPAM plugin names:
-// an interface outside the generation's own namespace has it.
+// usedElsewhere reports whether another container may use an address for which no IPAM plugin records
+// an owner: an interface outside the generation's own namespace has it.
 func (u *undoing) usedElsewhere(address netip.Addr) bool {
 	netns := cmp.Or(u.netns.path, u.gen.NetNS.Path)
 	if seen, err := host.Look(netns, u.entry.IfName); err == nil && slices.Contains(seen.Addresses, address.Unmap()) &&
@@ -84,10 +84,10 @@ func (u *undoing) usedElsewhere(address netip.Addr) bool {
 	return used != tristate.No // in doubt another container's
 }
 
-// gaveBack says whether another attachment gave an address, which the journal says it has, back to
-// its pool, which has given it to someone else by now: the plain chain ran its DEL, or the journal
-// could not be written. This holds if all its claims on the address are of that pool, its network
-// namespace is at its path, and no interface there has the address.
+// gaveBack reports whether another attachment has returned an address to its pool although the journal
+// still has it: the plain chain ran its DEL, or the journal could not be written. This holds if all
+// its claims on the address are from that pool, its network namespace is at its path, and no interface
+// there has the address.
 func gaveBack(other *journal.Entry, c journal.Claim) bool {
 	for _, g := range other.Generations {
 		for _, o := range g.Claims {
@@ -104,9 +104,8 @@ func gaveBack(other *journal.Entry, c journal.Claim) bool {
 	return !there && err == nil
 }
 
-// beingUndone says whether another attachment is being undone: it then no longer owns its
-// addresses. Otherwise two attachments that a sweep undoes at once would park each other's DELs
-// again and again.
+// beingUndone reports whether another attachment is being undone. It then no longer owns its
+// addresses; otherwise two attachments in the same sweep would keep parking each other's DELs.
 func (w *Worker) beingUndone(e *journal.Entry) bool {
 	return (e.State == journal.Removing || e.State == journal.Unwinding) && w.Node.SameNamespaces(e.Newest()) == tristate.Yes
 }
@@ -139,17 +138,17 @@ func Others(tx *journal.Tx, key journal.Key, addresses []netip.Addr) ([]*journal
 	return others, nil
 }
 
-// late says whether a step would get an address that it knows from prevResult alone and that
-// another container may have by now. The address may be free since the delegate that brought it was
-// undone, or since something else took it back: of an attachment that the journal did not know,
-// every delegate still has a pending DEL. Such a DEL runs whileFree.
+// late reports whether a step would get an address that it knows only from prevResult and that another
+// container may have by now. The address may be free because the delegate that allocated it is
+// undone, or because something else released it: an attachment without a journal entry has a pending
+// DEL for every delegate. Such a DEL runs with whileFree.
 func (u *undoing) late(step *journal.Step) bool {
 	return slices.ContainsFunc(u.gen.Claims, func(c journal.Claim) bool {
 		return c.Receives(step.Index) && (u.gen.Freed(c) || u.takenBack(c))
 	})
 }
 
-// errGiven ends a late DEL.
+// errGiven is why a late DEL is killed.
 var errGiven = errors.New("an address may have a new owner")
 
 // whileFree returns the context of a late DEL, which may take its time, but has to end before an ADD
@@ -247,8 +246,8 @@ func (u *undoing) notHeld(step *journal.Step) *delegate.Failure {
 		Msg: "host-local's lock could not be had", Unstarted: true}
 }
 
-// takenBack says whether a claimed address is no longer the attachment's by host-local's own file,
-// or the file cannot tell.
+// takenBack reports whether host-local's own file no longer has a claimed address for the attachment,
+// or cannot be read.
 func (u *undoing) takenBack(c journal.Claim) bool {
 	if c.Pool == "" {
 		return false
