@@ -151,16 +151,16 @@ func (u *undoing) late(step *journal.Step) bool {
 // errGiven is why a late DEL is killed.
 var errGiven = errors.New("an address may have a new owner")
 
-// whileFree returns the context of a late DEL, which may take its time, but has to end before an ADD
-// that gets one of its addresses runs the delegate that could lose a rule to it. It returns with
-// withheld as of now.
+// whileFree returns the context of a late DEL, and updates withheld. The DEL may be slow, but has to
+// end before an ADD that gets one of its addresses runs a delegate whose rules it could remove.
 //
-//  1. unwind looks for another owner of the addresses. From the beginning of the look on, the DEL
-//     has LateDel.
-//  2. While the DEL runs, unwind looks four times in LateDel. A look that reads the journal and finds
-//     no other owner gives the DEL LateDel from its beginning on. Any other look gives it nothing.
-//  3. An ADD that claims an address after the last such look began waits for the attachment's lock,
-//     for Release after its claim, which is longer: see claim.
+//  1. unwind checks for another owner of the addresses. The DEL has LateDel from the start of the
+//     check.
+//  2. While the DEL runs, unwind repeats the check four times per LateDel. A check that reads the
+//     journal and finds no other owner extends the DEL to LateDel from its own start. Any other check
+//     extends nothing.
+//  3. An ADD that claims an address after the start of the last successful check waits for the
+//     attachment's lock, for Release after its claim, which is longer than LateDel: see claim.
 func (u *undoing) whileFree(ctx context.Context, cancel context.CancelFunc) (context.Context, context.CancelFunc) {
 	began := time.Now()
 	u.withheld = u.addressesOfOthers(ctx, nil)
@@ -179,7 +179,8 @@ func (u *undoing) whileFree(ctx context.Context, cancel context.CancelFunc) (con
 	}
 }
 
-// stillFree waits for the next look of whileFree, and looks. It returns false once the DEL has ended.
+// stillFree waits for the next check of whileFree and runs it. It returns false once the DEL has
+// ended.
 func (u *undoing) stillFree(ctx context.Context, lease *time.Timer) bool {
 	select {
 	case <-ctx.Done():
