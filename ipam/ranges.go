@@ -12,9 +12,9 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// givenRange is a range as host-local's configuration has it (plugins v1.9
-// host-local/backend/allocator, README of host-local). unwind does not import that package: the
-// init of its imports (iptables, knftables) takes a tenth of the time in which unwind starts.
+// givenRange is a range in host-local's configuration (plugins v1.9 host-local/backend/allocator,
+// README of host-local). unwind does not import that package, because the init functions of its
+// imports (iptables, knftables) take a tenth of unwind's start time.
 type givenRange struct {
 	RangeStart net.IP      `json:"rangeStart"`
 	RangeEnd   net.IP      `json:"rangeEnd"`
@@ -22,13 +22,13 @@ type givenRange struct {
 	Gateway    net.IP      `json:"gateway"`
 }
 
-// givenSubnet is a subnet, or a word for which calico puts one of the node's pod CIDRs.
+// givenSubnet is a subnet, or a keyword that calico replaces with one of the node's pod CIDRs.
 type givenSubnet struct {
 	types.IPNet
 	ofNode bool
 }
 
-// UnmarshalJSON knows the words of calico (projectcalico/calico 0c474030,
+// UnmarshalJSON accepts calico's keywords (projectcalico/calico 0c474030,
 // cni-plugin/internal/pkg/utils/utils.go, replaceHostLocalIPAMPodCIDR).
 func (s *givenSubnet) UnmarshalJSON(data []byte) error {
 	var text string
@@ -41,13 +41,13 @@ func (s *givenSubnet) UnmarshalJSON(data []byte) error {
 	return s.IPNet.UnmarshalJSON(data)
 }
 
-// Ranges returns the range sets of a delegate's pool, or none if its configuration does not give
-// them. It accepts and refuses the same ranges as host-local. The runtime's ranges come first, then
-// the range of the old style. The delegates flannel and calico give host-local other ranges than
-// they are given:
-//   - flannel puts the node's subnets in the place of all (flannel-io/cni-plugin 6f13a99d,
+// Ranges returns the range sets of a delegate's pool, or none if its configuration does not have
+// them. It accepts and rejects the same ranges as host-local. The runtime's ranges come first, then
+// the range of the old style. The delegates flannel and calico pass other ranges to host-local than
+// they get:
+//   - flannel replaces all of them with the node's subnets (flannel-io/cni-plugin 6f13a99d,
 //     flannel_linux.go, getDelegateIPAM), so its pool has no set;
-//   - calico does so for two words, and a set with one of them has no range.
+//   - calico replaces two keywords, and a set with one of them has no range.
 func Ranges(config json.RawMessage) ([]Set, error) {
 	var conf struct {
 		Type string `json:"type"`
@@ -97,7 +97,7 @@ func Ranges(config json.RawMessage) ([]Set, error) {
 	return sets, nil
 }
 
-// setOf returns a set as host-local would take it, without a range if calico is to give it one.
+// setOf returns a set as host-local interprets it, without a range if calico replaces its ranges.
 func setOf(given []givenRange, calico bool) (set Set, err error) {
 	if len(given) == 0 {
 		return nil, errors.New("empty")
@@ -147,7 +147,7 @@ func (g givenRange) complete() (Range, error) {
 	return r, nil
 }
 
-// prefixOf returns a subnet as a prefix, and refuses one without addresses to give out.
+// prefixOf returns a subnet as a prefix, and rejects one without assignable addresses.
 func prefixOf(n net.IPNet) (netip.Prefix, error) {
 	ones, bits := n.Mask.Size()
 	address := addressOf(n.IP)

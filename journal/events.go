@@ -119,21 +119,21 @@ func counterOf(value []byte) uint64 {
 	return binary.BigEndian.Uint64(value)
 }
 
-// Tombstone takes the place of an entry that was released without the runtime's own DEL. When that
-// DEL comes late it runs nothing, since its addresses may have another owner by then.
+// Tombstone replaces an entry that was released without the runtime's own DEL. If that DEL comes
+// later, it runs nothing, because its addresses may have another owner by then.
 type Tombstone struct {
 	Key
 	NetNS  NetNS  `json:"netns"` // of the newest generation
 	Reason string `json:"reason"`
 	BootID string `json:"bootID"`
 	Buried Time   `json:"buried"`
-	// Interfaces are those of the ADDs that were undone, as far as their results name them. This
-	// tombstone does not answer a DEL with the result of another ADD.
+	// Interfaces are those in the results of the ADDs that were undone. The tombstone does not apply
+	// to a DEL with the result of another ADD.
 	Interfaces []Interface `json:"interfaces,omitempty"`
 	// NoResult is set if the ADD failed, so that the runtime has no result of it.
 	NoResult bool `json:"noResult,omitempty"`
-	// Abandoned is set if a person gave up the pending DELs. Nothing was undone, and the runtime's
-	// DEL succeeds all the same.
+	// Abandoned is set if an operator gave up the pending DELs. They did not run, and the runtime's
+	// DEL succeeds nevertheless.
 	Abandoned bool `json:"abandoned,omitempty"`
 }
 

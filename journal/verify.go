@@ -9,9 +9,9 @@ import (
 	"os"
 )
 
-// verify reads a whole file and returns what is wrong with it: damage as ErrDamaged, an error of
-// the kernel as it is. It runs before bbolt does. bbolt takes a meta page that the disk fails to
-// read for a damaged one, and on a damaged page may do worse than panic.
+// verify reads a whole file and returns damage as ErrDamaged, and an error of the kernel unchanged.
+// It runs before bbolt, which mistakes a meta page that the disk cannot read for a damaged one, and
+// may do worse than panic on a damaged page.
 func verify(f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {

@@ -123,9 +123,9 @@ func (a *adding) putLive(tx *journal.Tx) error {
 	return tx.Put(a.entry)
 }
 
-// confirm ensures, before the result is printed, that the journal at its path has the entry as live:
-// the file may have been set aside or removed since. It rewrites an entry that is too old, because
-// the grace period starts with success.
+// confirm ensures, before the result is printed, that the journal at its path has the entry as
+// live: the file may have been set aside or removed since. It rewrites an entry that is too old,
+// because the grace period starts with success.
 func (a *adding) confirm(ctx context.Context, plugin string) *delegate.Failure {
 	age := time.Duration(journal.BootNanos() - a.entry.Updated.Boot)
 	late := age > time.Second && age > a.conf.GracePeriod/10

@@ -84,9 +84,9 @@ func (d *deleting) find(ctx context.Context, killed []string) error {
 }
 
 // fromJournal sets d.entry to the journal's entry, or returns the tombstone in its place. It writes
-// the entry first if the pass changes it; otherwise a kill after the address is free would leave the
-// next pass without the claims. It also writes it first for an IPAM plugin whose DEL must not run
-// again unasked: see freesByContainer.
+// the entry first if the pass changes it; otherwise a kill after the address is free would leave
+// the next pass without the claims. It also writes it first for an IPAM plugin whose DEL must not
+// run again unasked: see freesByContainer.
 func (d *deleting) fromJournal(ctx context.Context, killed []string) (tomb *journal.Tombstone) {
 	look := func(tx *journal.Tx) (err error) {
 		switch d.entry, err = record.Readable(tx.Get(d.key)); {
@@ -131,8 +131,9 @@ func keptElsewhere(e *journal.Entry) bool {
 }
 
 // answers reports whether a tombstone covers the DEL, that is, whether it is for the ADD that the
-// runtime means. It is not if the runtime has another result than those undone, or if something that
-// was undone exists again: an address that host-local assigned to the attachment, or its interface.
+// runtime means. It is not if the runtime has another result than those undone, or if something
+// that was undone exists again: an address that host-local assigned to the attachment, or its
+// interface.
 func (d *deleting) answers(ctx context.Context, tomb *journal.Tombstone) bool {
 	given := d.given()
 	if given.Known() && len(tomb.Interfaces) > 0 && alive.AnySameADD(tomb.Interfaces, given) == tristate.No {

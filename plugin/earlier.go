@@ -18,7 +18,8 @@ import (
 )
 
 // open releases the rest of earlier ADDs and writes the intent. If nothing is left of them, this
-// takes one transaction. killed names delegates of an earlier ADD of this attachment that unwind had to kill.
+// takes one transaction. killed names delegates of an earlier ADD of this attachment that unwind
+// had to kill.
 func (a *adding) open(ctx context.Context, killed []string) error {
 	a.newEntry()
 	if a.rec.Unwritable {
@@ -48,8 +49,8 @@ func (a *adding) open(ctx context.Context, killed []string) error {
 	return nil
 }
 
-// intend writes the intent, unless something is left of an earlier ADD of this attachment or of its pod,
-// or the ADD is to be refused.
+// intend writes the intent, unless something is left of an earlier ADD of this attachment or of its
+// pod, or the ADD is to be refused.
 func (a *adding) intend(ctx context.Context) (samePod []*journal.Entry, refused, err error) {
 	err = a.rec.Update(ctx, func(tx *journal.Tx) (err error) {
 		if err := a.findPrior(tx); err != nil {
@@ -157,8 +158,8 @@ func (a *adding) refuseLive(prior *journal.Entry) error {
 }
 
 // refuseAgain returns an error if an ADD without unwind already added the attachment in this same
-// namespace. Another ADD would fail, and its rollback, which goes by container ID, would remove what
-// belongs to the first.
+// namespace. Another ADD would fail, and its rollback, which goes by container ID, would remove
+// what belongs to the first.
 func (a *adding) refuseAgain() error {
 	if a.gen.Occupant == "" {
 		return nil

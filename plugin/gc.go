@@ -20,8 +20,8 @@ import (
 // gc releases attachments that the runtime forgot (SPEC 1.1 §2 GC). In its own network it uses the
 // runtime's list and evidence; in all others only evidence, because a renamed network never gets a
 // GC again. Then it passes the GC, with the runtime's list, to the delegates that support the verb,
-// unless the list cannot be trusted (see sweep.MassReleaseError). It runs all delegates and collects
-// all errors.
+// unless the list cannot be trusted (see sweep.MassReleaseError). It runs all delegates and
+// collects all errors.
 //
 // A GC without a list, or with null (cnitool, ocicni), names nothing to release. gc does not pass
 // it on: a delegate that treats an absent list as an empty one would release everything.
@@ -70,8 +70,8 @@ func (o *op) sweepForGC(ctx context.Context, chain *netconf.Chain) (failures []*
 	return failures, believed
 }
 
-// passOn runs STATUS or GC of all delegates in parallel, if the chain's version has these verbs. The
-// plain chain would not call them otherwise.
+// passOn runs STATUS or GC of all delegates in parallel, if the chain's version has these verbs.
+// The plain chain would not call them otherwise.
 func (o *op) passOn(ctx context.Context, chain *netconf.Chain, command string) []*delegate.Failure {
 	if has, err := version.GreaterThanOrEqualTo(chain.CNIVersion, "1.1.0"); err != nil || !has {
 		return nil

@@ -16,10 +16,10 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// Forget abandons a dead attachment with its pending DELs. It runs no DEL, so whatever the delegates
-// took stays allocated. It is for an attachment that can never recover, for instance because a
-// plugin was removed for good. The history keeps the attachment, and a tombstone makes a later DEL
-// of the runtime succeed. Forget also abandons a damaged entry.
+// Forget abandons a dead attachment with its pending DELs. It runs no DEL, so whatever the
+// delegates took stays allocated. It is for an attachment that can never recover, for instance
+// because a plugin was removed for good. The history keeps the attachment, and a tombstone makes a
+// later DEL of the runtime succeed. Forget also abandons a damaged entry.
 //
 // It refuses an attachment that is not dead, because the DEL of that attachment needs the entry.
 func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) error {

@@ -83,8 +83,8 @@ func (o *op) safely(do func() error) error {
 	return err
 }
 
-// traceparent returns the trace that the runtime's call belongs to (W3C Trace Context; libcni passes
-// it in the environment, cni#1173), or "". Delegates inherit it.
+// traceparent returns the trace that the runtime's call belongs to (W3C Trace Context; libcni
+// passes it in the environment, cni#1173), or "". Delegates inherit it.
 func traceparent() string {
 	text := os.Getenv("TRACEPARENT")
 	if len(text) != len("00-0123456789abcdef0123456789abcdef-0123456789abcdef-01") ||
@@ -156,9 +156,9 @@ type adding struct {
 	durable bool           // the journal says live, with all that is known
 }
 
-// journalFailed decides whether this ADD continues without a journal, or fails. It also fails if the
-// journal has an earlier ADD of the attachment that is not over, because the DEL of this ADD would
-// undo only the earlier one.
+// journalFailed decides whether this ADD continues without a journal, or fails. It also fails if
+// the journal has an earlier ADD of the attachment that is not over, because the DEL of this ADD
+// would undo only the earlier one.
 func (a *adding) journalFailed(ctx context.Context, err error) error {
 	if a.conf.OnJournalFailure == "fail" {
 		return cniError(types.ErrTryAgainLater, "unwind: "+err.Error()+` (onJournalFailure is "fail")`, "")
@@ -205,8 +205,8 @@ func (a *adding) findPrior(tx *journal.Tx) (err error) {
 
 // isOver reports whether an earlier ADD of the attachment is over although the journal has it as
 // live: libcni's cache has no result of it, host-local no longer has its reservation, and its
-// interface is neither in its own namespace nor in the namespace of this ADD. The entry must have no
-// other pending DEL.
+// interface is neither in its own namespace nor in the namespace of this ADD. The entry must have
+// no other pending DEL.
 func (a *adding) isOver(prior *journal.Entry) bool {
 	if prior.State != journal.Live || len(prior.Generations) != 1 || a.node.IsCached(prior.Key) != tristate.No {
 		return false

@@ -126,7 +126,8 @@ func (o *op) missing(ctx context.Context, chain *netconf.Chain) (missing []strin
 	}
 }
 
-// probe begins a transaction and writes nothing. A journal that is in use by others is not an error.
+// probe begins a transaction and writes nothing. A journal that is in use by others is not an
+// error.
 func (o *op) probe(ctx context.Context) error {
 	err := o.rec.Store.Update(ctx, func(*journal.Tx) error { return nil })
 	if errors.Is(err, journal.ErrBusy) {

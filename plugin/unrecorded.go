@@ -16,8 +16,8 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// This file creates or completes an entry from what the runtime sends, for a DEL whose attachment is
-// missing or incomplete in the journal.
+// This file creates or completes an entry from what the runtime sends, for a DEL whose attachment
+// is missing or incomplete in the journal.
 
 // amend adds to the entry what unwind could not write to the journal. It reports whether it added
 // anything.

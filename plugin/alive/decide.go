@@ -1,5 +1,5 @@
-// Package alive decides which attachments are dead: it gathers evidence on the node and turns it into
-// a verdict. It changes nothing.
+// Package alive decides which attachments are dead: it gathers evidence on the node and turns it
+// into a verdict. It changes nothing.
 package alive
 
 import (

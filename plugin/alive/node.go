@@ -89,9 +89,9 @@ func (n *Node) SameNamespaces(g *journal.Generation) tristate.Value {
 }
 
 // SeesAsRuntime reports whether this process sees what the runtime sees, for use without a recorded
-// ADD. It does if it is in the namespaces of each runtime that returned the list, even if these are a
-// container's (kind, k3d, LXC); or if it is in the initial PID namespace and in the other namespaces
-// of process 1. A container has its own process 1, but not the initial PID namespace.
+// ADD. It does if it is in the namespaces of each runtime that returned the list, even if these are
+// a container's (kind, k3d, LXC); or if it is in the initial PID namespace and in the other
+// namespaces of process 1. A container has its own process 1, but not the initial PID namespace.
 func (n *Node) SeesAsRuntime() tristate.Value {
 	if n.Invoked || n.besideRuntimes() {
 		return tristate.Yes

@@ -15,8 +15,8 @@ type Orphan struct {
 	Doubt           string         // for people: why the look for that interface failed, or ""
 }
 
-// DecideOrphan returns the verdict on a reservation whose owner is not in the journal. The owner is a
-// pod from before the installation or, after a loss of the journal, any pod (antrea#8239). The
+// DecideOrphan returns the verdict on a reservation whose owner is not in the journal. The owner is
+// a pod from before the installation or, after a loss of the journal, any pod (antrea#8239). The
 // reservation is dead only if all evidence agrees.
 func DecideOrphan(o Orphan) Verdict {
 	for _, doubt := range []struct {

@@ -15,9 +15,9 @@ type traces struct {
 	cached tristate.Value // libcni's cache has its result
 }
 
-// passed reports whether the DEL of an attachment has succeeded although the journal still has it as
-// live, because the journal could not be written. It needs both pieces of evidence: an operator may
-// have cleared host-local's files, and the runtime may have no cache.
+// passed reports whether the DEL of an attachment has succeeded although the journal still has it
+// as live, because the journal could not be written. It needs both pieces of evidence: an operator
+// may have cleared host-local's files, and the runtime may have no cache.
 func (t traces) passed() bool { return t.owned == tristate.No && t.cached == tristate.No }
 
 // Passed reports whether evidence shows that the DEL of an attachment has succeeded. In doubt it
@@ -26,7 +26,8 @@ func (n *Node) Passed(e *journal.Entry) bool {
 	return traces{owned: OwnsClaim(e), cached: n.IsCached(e.Key)}.passed()
 }
 
-// OwnsClaim reports whether host-local's files have one of the claimed addresses for the attachment.
+// OwnsClaim reports whether host-local's files have one of the claimed addresses for the
+// attachment.
 func OwnsClaim(e *journal.Entry) tristate.Value {
 	owns := tristate.Unknown
 	owner := ipam.Owner{ContainerID: e.ContainerID, IfName: e.IfName}

@@ -18,9 +18,9 @@ import (
 // before unwind undoes anything without the runtime's DEL. undo checks who owns the interface in a
 // namespace before a delegate gets the namespace.
 
-// Later reports whether an ADD without a journal entry added the attachment again and is live. unwind
-// then does not undo the old ADD: its DELs go by container ID and interface, and would release what
-// the delegates took for the later one.
+// Later reports whether an ADD without a journal entry added the attachment again and is live.
+// unwind then does not undo the old ADD: its DELs go by container ID and interface, and would
+// release what the delegates took for the later one.
 //
 // Later searches the namespaces only if something indicates a later ADD: libcni's cache has another
 // result, host-local has assigned the attachment another address or the same one again, or an

@@ -4,10 +4,10 @@ import (
 	"cmp"
 )
 
-// Reason says why an attachment has its verdict, or why it is undone. Code is its name in the journal
-// and in metrics, and the only part that programs may rely on. Text is for people, and may add
-// details to the text of the same code below. Code is "" for a reason to keep an attachment, which
-// is never written to the journal.
+// Reason says why an attachment has its verdict, or why it is undone. Code is its name in the
+// journal and in metrics, and the only part that programs may rely on. Text is for people, and may
+// add details to the text of the same code below. Code is "" for a reason to keep an attachment,
+// which is never written to the journal.
 type Reason struct {
 	Code string
 	Text string
@@ -47,8 +47,8 @@ var (
 	OtherMachine = Reason{"foreign", "it was added on another machine, and this disk is a copy"}
 )
 
-// Recorded returns the reason of an entry from its code and text. The text may have more details than
-// that of the same code above.
+// Recorded returns the reason of an entry from its code and text. The text may have more details
+// than that of the same code above.
 func Recorded(code, text string) Reason {
 	return Reason{cmp.Or(code, Requested.Code), cmp.Or(text, Requested.Text)}
 }

@@ -20,8 +20,8 @@ func InterfacesOf(e *journal.Entry) []journal.Interface {
 }
 
 // sameADD reports whether two results can come from the same ADD. A conversion to an old version of
-// the specification drops the interfaces and all but one address per family, so the addresses of one
-// may be a subset of the other's.
+// the specification drops the interfaces and all but one address per family, so the addresses of
+// one may be a subset of the other's.
 func sameADD(a, b journal.Interface) tristate.Value {
 	if a.MAC != "" && b.MAC != "" && a.MAC != b.MAC {
 		return tristate.No

@@ -71,8 +71,8 @@ type Plugin struct {
 	// IsMultus says that it calls a conflist of the directory for the cluster network, and the
 	// configurations of NetworkAttachmentDefinitions.
 	IsMultus bool
-	// ReadsDefinitions says that another program of its provider reads NetworkAttachmentDefinitions, and
-	// finds the plugin only at their top level.
+	// ReadsDefinitions says that another program of its provider reads NetworkAttachmentDefinitions,
+	// and finds the plugin only at their top level.
 	ReadsDefinitions bool
 	// RenamesUnless is the setting that keeps its installer from renaming the other conflists of the
 	// directory.

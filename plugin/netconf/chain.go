@@ -326,8 +326,8 @@ func (ch *Chain) Steps(c *Conf) []journal.Step {
 	return steps
 }
 
-// Only returns the index of the only delegate of a type. It returns -1 for none, or for several, which
-// cannot be told apart.
+// Only returns the index of the only delegate of a type. It returns -1 for none, or for several,
+// which cannot be told apart.
 func (ch *Chain) Only(plugin string) int {
 	found := -1
 	for i, d := range ch.Delegates {
@@ -390,8 +390,8 @@ func WithPrevResult(config, prevResult json.RawMessage) json.RawMessage {
 	return bytes.Join([][]byte{config[:len(config)-1], []byte(comma + `"prevResult":`), prevResult, []byte("}")}, nil)
 }
 
-// ExecutesIPAM reports whether the delegate is known to execute the binary of its ipam.type. Without
-// that binary no ADD can succeed.
+// ExecutesIPAM reports whether the delegate is known to execute the binary of its ipam.type.
+// Without that binary no ADD can succeed.
 func (d Delegate) ExecutesIPAM() bool {
 	executes := known.Of(d.Type).ExecutesIPAM
 	return d.IPAM != "" && executes != nil && executes(d.IPAM, d.object)

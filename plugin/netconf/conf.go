@@ -66,8 +66,8 @@ var InjectedKeys = []string{"args", "deviceID", "pciBusID"}
 // ignoredKeys are known keys without effect here: libcni's, and FoldedKey.
 var ignoredKeys = []string{"type", "cniVersions", "disableCheck", "loadOnlyInlinedPlugins", FoldedKey}
 
-// emptyKeys are in every configuration that went through libcni's PluginConf, as multus up to 4.3 does
-// with its cluster network. They have no meaning if empty.
+// emptyKeys are in every configuration that went through libcni's PluginConf, as multus up to 4.3
+// does with its cluster network. They have no meaning if empty.
 var emptyKeys = []string{"dns", "ipam"}
 
 // FoldedKey has the number of plugins at the end of "chain" that are not the original's: unwindctl
@@ -78,9 +78,9 @@ const FoldedKey = "folded"
 // text of SPEC 1.1 that libcni writes too (cni#1101).
 var ValidKeys = []string{"cni.dev/valid-attachments", "cni.dev/attachments"}
 
-// ParseConf reads unwind's configuration. An invalid key keeps its default, and the error names it. The
-// Conf is usable even with an error, so that an invalid configuration does not keep a pod from its
-// DEL.
+// ParseConf reads unwind's configuration. An invalid key keeps its default, and the error names it.
+// The Conf is usable even with an error, so that an invalid configuration does not keep a pod from
+// its DEL.
 func ParseConf(data []byte) (*Conf, error) {
 	c := DefaultConf()
 	var errs []error
@@ -150,8 +150,8 @@ func DefaultConf() *Conf {
 }
 
 // StartsEarly reports whether the process of a plugin may start before its turn and get its
-// configuration later. The plugin must do nothing before it has read its whole configuration. The key
-// "startEarly" adds plugins to the known ones; an empty list disables early starts.
+// configuration later. The plugin must do nothing before it has read its whole configuration. The
+// key "startEarly" adds plugins to the known ones; an empty list disables early starts.
 //
 // unwind knows a plugin only by its name. A program of that name that does something else first is
 // ended after half a second, and restarted in its turn: see delegate.Processes.
@@ -184,8 +184,8 @@ func sortedKeys[V any](m map[string]V) []string {
 	return keys
 }
 
-// into decodes a value into *to, which it does not change if the value has another type. As in libcni,
-// null is the same as absent.
+// into decodes a value into *to, which it does not change if the value has another type. As in
+// libcni, null is the same as absent.
 func into[T any](to *T, want string) func(json.RawMessage) error {
 	return func(value json.RawMessage) error {
 		if string(value) == "null" {
@@ -216,8 +216,8 @@ func check[T any](to *T, want string, convert func(string) (T, bool)) func(json.
 	}
 }
 
-// takeValid reads the list of a GC. null is no list: ocicni sends it for networks without pods in its
-// request.
+// takeValid reads the list of a GC. null is no list: ocicni sends it for networks without pods in
+// its request.
 func (c *Conf) takeValid(key string, value json.RawMessage) error {
 	if string(value) == "null" {
 		return nil
@@ -303,8 +303,8 @@ func level(to *slog.Level) func(json.RawMessage) error {
 	})
 }
 
-// excerpt returns a short scalar for an error message, and only the kind of any other value, because
-// it may contain secrets.
+// excerpt returns a short scalar for an error message, and only the kind of any other value,
+// because it may contain secrets.
 func excerpt(value json.RawMessage) string {
 	switch {
 	case len(value) == 0:
@@ -325,8 +325,8 @@ type Attachment struct {
 	IfName      string `json:"ifname"`
 }
 
-// NeverAdded reports whether the runtime has no result of an ADD. It is false before CNI 0.4.0, where
-// a runtime never sends one.
+// NeverAdded reports whether the runtime has no result of an ADD. It is false before CNI 0.4.0,
+// where a runtime never sends one.
 func (c *Conf) NeverAdded() bool {
 	gives, err := version.GreaterThanOrEqualTo(c.CNIVersion, "0.4.0")
 	return err == nil && gives && c.PrevResult == nil

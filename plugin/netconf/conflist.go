@@ -24,8 +24,8 @@ type Conflist struct {
 	Unwind     *Conf    // the entry of unwind, or nil
 }
 
-// Conflists returns the paths of the configurations in a directory (/etc/cni/net.d), in the order of a
-// runtime: the first is the node's network. It returns none for a missing directory.
+// Conflists returns the paths of the configurations in a directory (/etc/cni/net.d), in the order
+// of a runtime: the first is the node's network. It returns none for a missing directory.
 func Conflists(dir string) ([]string, error) {
 	files, err := os.ReadDir(dir) // sorted by name
 	if errors.Is(err, fs.ErrNotExist) {

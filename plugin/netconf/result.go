@@ -81,8 +81,8 @@ func (r *Result) Addresses() []netip.Addr {
 
 // ReadResult returns what libcni would pass on from a delegate's output on ADD (cni pkg/invoke,
 // ExecPluginWithResult): decoded into libcni's types and encoded again, without unknown fields. The
-// version defaults to the configuration's (cni#895). Like libcni, ReadResult rejects a result that it
-// cannot decode.
+// version defaults to the configuration's (cni#895). Like libcni, ReadResult rejects a result that
+// it cannot decode.
 func ReadResult(stdout []byte, cniVersion string) (json.RawMessage, error) {
 	r, err := decodeResult(stdout, cniVersion)
 	if err != nil {
@@ -108,9 +108,9 @@ func decodeResult(stdout []byte, cniVersion string) (types.Result, error) {
 	return create.Create(says, stdout)
 }
 
-// ConvertResult returns a result in another version of the specification. It returns the same bytes if
-// they have that version already, and nil for no result. libcni's converters panic on a null element;
-// ConvertResult returns an error.
+// ConvertResult returns a result in another version of the specification. It returns the same bytes
+// if they have that version already, and nil for no result. libcni's converters panic on a null
+// element; ConvertResult returns an error.
 func ConvertResult(raw json.RawMessage, to string) (converted json.RawMessage, err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -199,8 +199,8 @@ func SameMeaning(a, b json.RawMessage) bool {
 	return current(a) == current(b)
 }
 
-// maxPodName is more than Kubernetes allows for a namespace (63) and a name (253) together, in bytes,
-// and less than the journal allows for a key.
+// maxPodName is more than Kubernetes allows for a namespace (63) and a name (253) together, in
+// bytes, and less than the journal allows for a key.
 const maxPodName = 1000
 
 // PodOf reads the pod from CNI_ARGS (K8S_POD_NAMESPACE=…;K8S_POD_NAME=…;K8S_POD_UID=…), as

@@ -8,8 +8,8 @@ import (
 	"cni-unwind/journal"
 )
 
-// The counters in the journal, with their labels. Counters and history are for people and monitoring;
-// unwind's decisions do not depend on them.
+// The counters in the journal, with their labels. Counters and history are for people and
+// monitoring; unwind's decisions do not depend on them.
 const (
 	CountRollbacks  = "rollbacks"           // plugin: the one that failed; result: complete, pending
 	CountSwept      = "swept"               // reason, see alive.Reason

@@ -1,4 +1,5 @@
-// Package tristate has truth values that may be unknown: if a check fails, nothing may be concluded.
+// Package tristate has truth values that may be unknown: if a check fails, nothing may be
+// concluded.
 package tristate
 
 // Value is yes, no or unknown. The zero value is Unknown.

@@ -77,8 +77,8 @@ func (u *undoing) current(step *journal.Step) (config json.RawMessage, cniVersio
 	return chain.Config(i, conf), chain.CNIVersion
 }
 
-// present returns the verb's chain, and a configuration with the runtime's arguments of the ADD of a
-// step. The chain is nil if it belongs to another network than the entry.
+// present returns the verb's chain, and a configuration with the runtime's arguments of the ADD of
+// a step. The chain is nil if it belongs to another network than the entry.
 func (u *undoing) present(step *journal.Step) (*netconf.Chain, *netconf.Conf) {
 	if u.Verb.Conf.Name != u.entry.Network {
 		return nil, nil
@@ -147,8 +147,8 @@ func (u *undoing) callOf(step *journal.Step, config json.RawMessage) *delegate.C
 	return c
 }
 
-// nextCall returns the DEL of a step if its process may start while another one runs, or nil. A step
-// that gets a scratch namespace has to wait for the path of the namespace.
+// nextCall returns the DEL of a step if its process may start while another one runs, or nil. A
+// step that gets a scratch namespace has to wait for the path of the namespace.
 func (u *undoing) nextCall(step *journal.Step) *delegate.Call {
 	if u.netns.path == "" && (known.Of(step.Type).NetNS == known.Scratch || getsEmpty(step)) {
 		return nil
@@ -189,7 +189,8 @@ func (u *undoing) stillThere() bool {
 }
 
 // prevResult returns the prevResult for every DEL of the pass: the final result of the ADD, or the
-// last known one, without the withheld addresses. Like libcni, it returns none before version 0.4.0.
+// last known one, without the withheld addresses. Like libcni, it returns none before version
+// 0.4.0.
 func (u *undoing) prevResult(cniVersion string, withheld []netip.Addr) (json.RawMessage, error) {
 	if u.gen.Result == nil {
 		return nil, nil
@@ -213,8 +214,8 @@ func (u *undoing) hasInterface() bool {
 }
 
 // showInterface reports whether the container's interface is in the namespace that the delegates
-// get. If only the interface is gone, because bridge has removed it, a plugin that finds its rules by
-// the interface (sbr) gets a temporary one until remove is called.
+// get. If only the interface is gone, because bridge has removed it, a plugin that finds its rules
+// by the interface (sbr) gets a temporary one until remove is called.
 func (u *undoing) showInterface(ctx context.Context, step *journal.Step) (remove func(), shown bool) {
 	if u.netns.path == "" {
 		return nil, false

@@ -13,10 +13,10 @@ import (
 	"cni-unwind/plugin/record"
 )
 
-// Lock takes the lock of an attachment. If another unwind holds it, Lock waits as long as ctx allows.
-// If only orphaned delegates of a killed unwind hold it, Lock waits a while, then kills them and
-// returns the names of their programs. It treats the delegates of a CHECK the same way, unless it
-// spares them.
+// Lock takes the lock of an attachment. If another unwind holds it, Lock waits as long as ctx
+// allows. If only orphaned delegates of a killed unwind hold it, Lock waits a while, then kills
+// them and returns the names of their programs. It treats the delegates of a CHECK the same way,
+// unless it spares them.
 func (w *Worker) Lock(ctx context.Context, key journal.Key) (lock *journal.Lock, killed []string, err error) {
 	patience := time.Now().Add(w.Budgets.Orphans)
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline)/2 < w.Budgets.Orphans {

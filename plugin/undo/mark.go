@@ -54,8 +54,8 @@ func (w *Worker) Mark(e *journal.Entry, reason alive.Reason) (found bool) {
 // interrupted later than this, the next one starts with another delegate.
 const markAfter = 500 * time.Millisecond
 
-// RunUnmarked is Run for an entry whose mark is not written yet. It writes the mark if the pass takes
-// longer than markAfter; most passes are faster and need only one transaction.
+// RunUnmarked is Run for an entry whose mark is not written yet. It writes the mark if the pass
+// takes longer than markAfter; most passes are faster and need only one transaction.
 func (w *Worker) RunUnmarked(ctx context.Context, job Job) []*delegate.Failure {
 	if w.Journal.Unwritable {
 		return w.Run(ctx, job)
@@ -80,8 +80,8 @@ func (w *Worker) RunUnmarked(ctx context.Context, job Job) []*delegate.Failure {
 }
 
 // Finish writes what is left of an entry after a pass. If nothing is left, it deletes the entry and
-// writes the tombstone, if any, because the runtime's own DEL is still to come. It returns the other
-// entries that claim one of the addresses in freed.
+// writes the tombstone, if any, because the runtime's own DEL is still to come. It returns the
+// other entries that claim one of the addresses in freed.
 func (w *Worker) Finish(
 	ctx context.Context, job Job, tomb *journal.Tombstone, freed ...netip.Addr,
 ) (others []*journal.Entry, err error) {
@@ -112,9 +112,9 @@ func (w *Worker) Tombstone(e *journal.Entry) *journal.Tombstone {
 		Interfaces: append(alive.InterfacesOf(e), e.Undone...), NoResult: e.State == journal.Unwinding}
 }
 
-// MarkKilled records that unwind killed delegates of an entry: those with the named programs, or all
-// if none matches, for example because a child of a delegate was killed. It reports whether any was
-// killed.
+// MarkKilled records that unwind killed delegates of an entry: those with the named programs, or
+// all if none matches, for example because a child of a delegate was killed. It reports whether any
+// was killed.
 func MarkKilled(e *journal.Entry, programs []string, grace time.Duration) bool {
 	if len(programs) == 0 {
 		return false
@@ -130,8 +130,8 @@ func MarkKilled(e *journal.Entry, programs []string, grace time.Duration) bool {
 	return true
 }
 
-// FailedADD notes that the ADD of a step's delegate failed. If it was killed, its agent may continue,
-// so the delegate gets a second DEL after the grace period.
+// FailedADD notes that the ADD of a step's delegate failed. If it was killed, its agent may
+// continue, so the delegate gets a second DEL after the grace period.
 func FailedADD(step *journal.Step, killed bool, grace time.Duration) {
 	step.ADD = journal.AddFailed
 	if killed {

@@ -13,10 +13,11 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// find searches for the generation's network namespace: at the runtime's path, at its recorded path,
-// at its other mounts (including hidden ones), and in the processes. If the host end of its interface
-// shows that something keeps the namespace, find also searches the open files of all processes. It
-// never returns another namespace at one of these paths, or one with another attachment's interface.
+// find searches for the generation's network namespace: at the runtime's path, at its recorded
+// path, at its other mounts (including hidden ones), and in the processes. If the host end of its
+// interface shows that something keeps the namespace, find also searches the open files of all
+// processes. It never returns another namespace at one of these paths, or one with another
+// attachment's interface.
 func (u *undoing) find(ctx context.Context) delNetNS {
 	g := u.gen
 	if u.Node.SameBoot(g) == tristate.No {
@@ -72,8 +73,8 @@ func (u *undoing) own(ctx context.Context, p delNetNS, seen host.Interface) delN
 	return delNetNS{}
 }
 
-// findUnknown is find for an ADD whose namespace is not recorded. It uses a path from the runtime if
-// the interface there proves to be the ADD's.
+// findUnknown is find for an ADD whose namespace is not recorded. It uses a path from the runtime
+// if the interface there proves to be the ADD's.
 func (u *undoing) findUnknown(ctx context.Context) delNetNS {
 	some := false // a path names a namespace
 	for _, path := range []string{u.cniNetns, u.gen.NetNS.Path} {
@@ -86,8 +87,8 @@ func (u *undoing) findUnknown(ctx context.Context) delNetNS {
 	return delNetNS{gone: !some && u.awaitHostLinkGone()}
 }
 
-// awaitHostLinkGone reports whether the host end of the container's interface is gone, or disappears
-// within Budgets.HostLink.
+// awaitHostLinkGone reports whether the host end of the container's interface is gone, or
+// disappears within Budgets.HostLink.
 func (u *undoing) awaitHostLinkGone() bool {
 	for end := time.Now().Add(u.Budgets.HostLink); ; time.Sleep(5 * time.Millisecond) {
 		there, err := host.LinkThere(u.gen.HostLinks)
@@ -100,9 +101,9 @@ func (u *undoing) awaitHostLinkGone() bool {
 	}
 }
 
-// shows decides whether the DELs of a generation may run in the namespace of an inspected interface.
-// It must be the namespace of the ADD, and the interface there, if any, the ADD's. If the journal
-// does not have the namespace, the interface must prove to be the ADD's.
+// shows decides whether the DELs of a generation may run in the namespace of an inspected
+// interface. It must be the namespace of the ADD, and the interface there, if any, the ADD's. If
+// the journal does not have the namespace, the interface must prove to be the ADD's.
 func (u *undoing) shows(ctx context.Context, seen host.Interface) bool {
 	if !u.gen.NetNS.Known() {
 		return !u.Node.IsHost(seen.Netns) && u.provesOwn(ctx, seen)

@@ -18,9 +18,9 @@ const (
 	often       = 20
 )
 
-// backoff returns how long sweeps wait before they retry a DEL, after that many tries. It is 0 after
-// the first, since the next sandbox's ADD may follow a rollback immediately; then 2 s, 4 s, 8 s and so
-// on. Random jitter over its upper half spreads the attachments of a node.
+// backoff returns how long sweeps wait before they retry a DEL, after that many tries. It is 0
+// after the first, since the next sandbox's ADD may follow a rollback immediately; then 2 s, 4 s, 8
+// s and so on. Random jitter over its upper half spreads the attachments of a node.
 func backoff(attempts int) time.Duration {
 	if attempts < 2 {
 		return 0
@@ -49,8 +49,8 @@ const (
 	Queue       Awaits = "queue"        // its plugin's agent takes up a queue that has it
 )
 
-// Next says when a pending DEL runs next: at the next sweep after the event in Awaits. In is the time
-// until then, if the wait has a limit.
+// Next says when a pending DEL runs next: at the next sweep after the event in Awaits. In is the
+// time until then, if the wait has a limit.
 type Next struct {
 	Awaits Awaits
 	In     time.Duration
@@ -69,8 +69,8 @@ type Asker struct {
 	Queued         func(*journal.Step) bool // the plugin's own queue has the DEL
 }
 
-// NextTry decides when the pending DEL of a step runs next. Everything that runs or reports a DEL uses
-// it. The caller has to find out itself whether the new owner of an address is gone.
+// NextTry decides when the pending DEL of a step runs next. Everything that runs or reports a DEL
+// uses it. The caller has to find out itself whether the new owner of an address is gone.
 func NextTry(s *journal.Step, by Asker) Next {
 	switch in := forRuntimeIn(s, by); {
 	case s.Unproven != "" && by.Queued(s):
@@ -100,9 +100,9 @@ func after(awaits Awaits, in time.Duration) Next {
 	return Next{awaits, in}
 }
 
-// forRuntimeIn returns how long a sweep leaves the DEL of a step to the runtime. Without the path, the
-// DEL would succeed and do nothing (SkipsUnnamed); the runtime may still send a DEL with the path. The
-// wait is the grace period, from when the attachment was found dead. A reboot ends it.
+// forRuntimeIn returns how long a sweep leaves the DEL of a step to the runtime. Without the path,
+// the DEL would succeed and do nothing (SkipsUnnamed); the runtime may still send a DEL with the
+// path. The wait is the grace period, from when the attachment was found dead. A reboot ends it.
 func forRuntimeIn(s *journal.Step, by Asker) time.Duration {
 	if !by.NoNetNS || !by.SameBoot || !known.Of(s.Type).SkipsUnnamed {
 		return 0
@@ -110,9 +110,9 @@ func forRuntimeIn(s *journal.Step, by Asker) time.Duration {
 	return max(0, by.GracePeriod-time.Duration(by.Now-by.Since))
 }
 
-// onceMoreIn returns how long to wait before the repeated DEL of a step. A reboot ends the wait for a
-// killed delegate, because it also ends the agent behind it, but not the wait for an unverified DEL.
-// A time further away than the grace period comes from another boot.
+// onceMoreIn returns how long to wait before the repeated DEL of a step. A reboot ends the wait for
+// a killed delegate, because it also ends the agent behind it, but not the wait for an unverified
+// DEL. A time further away than the grace period comes from another boot.
 func onceMoreIn(s *journal.Step, by Asker) time.Duration {
 	killed, proof := time.Duration(s.RepeatAt-by.Now), time.Duration(s.ConfirmAt-by.Now)
 	if !by.SameBoot {
@@ -124,8 +124,8 @@ func onceMoreIn(s *journal.Step, by Asker) time.Duration {
 	return max(killed, proof, 0)
 }
 
-// storeElsewhere reports whether a step's DEL has succeeded and has to run again because the process
-// that ran it could not query the store.
+// storeElsewhere reports whether a step's DEL has succeeded and has to run again because the
+// process that ran it could not query the store.
 func storeElsewhere(s *journal.Step) bool {
 	return (s.State == journal.StepUnproven || s.State == journal.StepRepeat) && known.IPAMOf(s.Config).Elsewhere
 }
@@ -141,10 +141,10 @@ func (w *Worker) asksElsewhere() bool {
 }
 
 // freesByContainer reports whether the DEL of a step has succeeded, or may have, and would free the
-// address of another attachment of the same container if it ran again: whereabouts goes by container
-// ID and interface in all networks, and before 0.9.0 by container ID alone. The plain chain runs no
-// such DEL. A DEL that may have run when unwind was killed counts as successful, unless the runtime
-// asks for it.
+// address of another attachment of the same container if it ran again: whereabouts goes by
+// container ID and interface in all networks, and before 0.9.0 by container ID alone. The plain
+// chain runs no such DEL. A DEL that may have run when unwind was killed counts as successful,
+// unless the runtime asks for it.
 func freesByContainer(s *journal.Step) bool {
 	passed := s.State != journal.StepFailed || s.Unproven != "" || s.RepeatAt != 0 || s.ConfirmAt != 0
 	return (s.State != journal.StepUntried || s.MayHaveRun) && passed && known.IPAMOf(s.Config).Elsewhere

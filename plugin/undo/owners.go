@@ -27,11 +27,12 @@ import (
 //     before the next delegate.
 //  3. When an address is free again, ReplayParked runs the parked DELs.
 
-// addressesOfOthers returns the addresses of a generation that have another owner: a live attachment
-// in the journal, or the owner in host-local's own file. If the file cannot be read, or it is unknown
-// whether the other attachment is live, the address counts as another owner's: a DEL without it can
-// be repeated later, a DEL with it cannot be undone. An address that was just assigned to this ADD
-// does not count, because this ADD has nothing yet that a DEL with the address could remove.
+// addressesOfOthers returns the addresses of a generation that have another owner: a live
+// attachment in the journal, or the owner in host-local's own file. If the file cannot be read, or
+// it is unknown whether the other attachment is live, the address counts as another owner's: a DEL
+// without it can be repeated later, a DEL with it cannot be undone. An address that was just
+// assigned to this ADD does not count, because this ADD has nothing yet that a DEL with the address
+// could remove.
 func (u *undoing) addressesOfOthers(ctx context.Context, claiming []*journal.Entry) []netip.Addr {
 	var foreign []netip.Addr
 	for _, c := range u.gen.Claims {
@@ -66,8 +67,8 @@ func (u *undoing) addressesOfOthers(ctx context.Context, claiming []*journal.Ent
 	return foreign
 }
 
-// usedElsewhere reports whether another container may use an address for which no IPAM plugin records
-// an owner: an interface outside the generation's own namespace has it.
+// usedElsewhere reports whether another container may use an address for which no IPAM plugin
+// records an owner: an interface outside the generation's own namespace has it.
 func (u *undoing) usedElsewhere(address netip.Addr) bool {
 	netns := cmp.Or(u.netns.path, u.gen.NetNS.Path)
 	if seen, err := host.Look(netns, u.entry.IfName); err == nil && slices.Contains(seen.Addresses, address.Unmap()) &&
@@ -84,10 +85,10 @@ func (u *undoing) usedElsewhere(address netip.Addr) bool {
 	return used != tristate.No // in doubt another container's
 }
 
-// gaveBack reports whether another attachment has returned an address to its pool although the journal
-// still has it: the plain chain ran its DEL, or the journal could not be written. This holds if all
-// its claims on the address are from that pool, its network namespace is at its path, and no interface
-// there has the address.
+// gaveBack reports whether another attachment has returned an address to its pool although the
+// journal still has it: the plain chain ran its DEL, or the journal could not be written. This
+// holds if all its claims on the address are from that pool, its network namespace is at its path,
+// and no interface there has the address.
 func gaveBack(other *journal.Entry, c journal.Claim) bool {
 	for _, g := range other.Generations {
 		for _, o := range g.Claims {
@@ -110,8 +111,8 @@ func (w *Worker) beingUndone(e *journal.Entry) bool {
 	return (e.State == journal.Removing || e.State == journal.Unwinding) && w.Node.SameNamespaces(e.Newest()) == tristate.Yes
 }
 
-// othersOf returns the entries of other attachments that claim one of some addresses, or none if the
-// journal cannot be read.
+// othersOf returns the entries of other attachments that claim one of some addresses, or none if
+// the journal cannot be read.
 func (w *Worker) othersOf(ctx context.Context, key journal.Key, addresses []netip.Addr) (others []*journal.Entry) {
 	w.Journal.Read(ctx, func(tx *journal.Tx) (err error) {
 		others, err = Others(tx, key, addresses)
@@ -138,10 +139,10 @@ func Others(tx *journal.Tx, key journal.Key, addresses []netip.Addr) ([]*journal
 	return others, nil
 }
 
-// late reports whether a step would get an address that it knows only from prevResult and that another
-// container may have by now. The address may be free because the delegate that allocated it is
-// undone, or because something else released it: an attachment without a journal entry has a pending
-// DEL for every delegate. Such a DEL runs with whileFree.
+// late reports whether a step would get an address that it knows only from prevResult and that
+// another container may have by now. The address may be free because the delegate that allocated it
+// is undone, or because something else released it: an attachment without a journal entry has a
+// pending DEL for every delegate. Such a DEL runs with whileFree.
 func (u *undoing) late(step *journal.Step) bool {
 	return slices.ContainsFunc(u.gen.Claims, func(c journal.Claim) bool {
 		return c.Receives(step.Index) && (u.gen.Freed(c) || u.takenBack(c))
@@ -151,8 +152,8 @@ func (u *undoing) late(step *journal.Step) bool {
 // errGiven is why a late DEL is killed.
 var errGiven = errors.New("an address may have a new owner")
 
-// whileFree returns the context of a late DEL, and updates withheld. The DEL may be slow, but has to
-// end before an ADD that gets one of its addresses runs a delegate whose rules it could remove.
+// whileFree returns the context of a late DEL, and updates withheld. The DEL may be slow, but has
+// to end before an ADD that gets one of its addresses runs a delegate whose rules it could remove.
 //
 //  1. unwind checks for another owner of the addresses. The DEL has LateDel from the start of the
 //     check.
@@ -197,8 +198,8 @@ func (u *undoing) stillFree(ctx context.Context, lease *time.Timer) bool {
 	return true
 }
 
-// poolsOf returns the pools of host-local with the addresses that a step knows from prevResult alone.
-// It returns none for a step whose own IPAM plugin needs the lock of its pool.
+// poolsOf returns the host-local pools of the addresses that a step knows only from prevResult. It
+// returns none for a step whose own IPAM plugin needs the lock of its pool.
 func (u *undoing) poolsOf(step *journal.Step) (pools []string) {
 	for _, c := range u.gen.Claims {
 		if c.Pool != "" && c.Receives(step.Index) && !slices.Contains(pools, c.Pool) {
@@ -208,14 +209,14 @@ func (u *undoing) poolsOf(step *journal.Step) (pools []string) {
 	if ipam.Pool(step.Config, u.entry.Network) != "" {
 		return nil
 	}
-	slices.Sort(pools) // all take several locks in the same order
+	slices.Sort(pools) // every process takes several locks in the same order
 	return pools
 }
 
-// holdPools returns the context of a DEL that runs under host-local's lock of the pools from which it
-// is shown addresses. No ADD, of the plain chain neither, gets one of these addresses meanwhile, so
-// one that is free now, or this attachment's, has no new owner before the DEL has ended. It may take
-// LateDel: every ADD of the network waits. holdPools returns with withheld as of then.
+// holdPools returns the context of a DEL that runs under host-local's locks of the pools of its
+// addresses, and updates withheld. No ADD, not even one of the plain chain, gets one of these addresses
+// meanwhile, so an address that is free, or this attachment's, gets no new owner before the DEL ends.
+// The DEL has LateDel, because every ADD of the network waits.
 func (u *undoing) holdPools(
 	ctx context.Context, cancel context.CancelFunc, step *journal.Step,
 ) (_ context.Context, _ context.CancelFunc, ok bool) {
@@ -229,7 +230,7 @@ func (u *undoing) holdPools(
 	for _, pool := range u.poolsOf(step) {
 		unlock, err := ipam.Lock(ctx, pool)
 		if err != nil {
-			u.Log.Warn("a DEL cannot be kept from the next owner of its address", "plugin", step.Type,
+			u.Log.Warn("cannot lock the pool of an address for a DEL", "plugin", step.Type,
 				"attachment", u.entry.Key.String(), "pool", pool, "err", err)
 			release()
 			return nil, nil, false
@@ -241,14 +242,14 @@ func (u *undoing) holdPools(
 	return ctx, func() { end(); release() }, true
 }
 
-// notHeld is the failure of a step whose pools could not be held.
+// notHeld is the failure of a step whose pools could not be locked.
 func (u *undoing) notHeld(step *journal.Step) *delegate.Failure {
 	return &delegate.Failure{Plugin: step.Type, Command: "DEL", Code: types.ErrTryAgainLater,
-		Msg: "host-local's lock could not be had", Unstarted: true}
+		Msg: "not attempted: host-local's lock is busy", Unstarted: true}
 }
 
-// takenBack reports whether host-local's own file no longer has a claimed address for the attachment,
-// or cannot be read.
+// takenBack reports whether host-local's own file no longer has a claimed address for the
+// attachment, or cannot be read.
 func (u *undoing) takenBack(c journal.Claim) bool {
 	if c.Pool == "" {
 		return false

@@ -15,21 +15,22 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// A DEL that exits 0 only claims success. If a probe can query the store of the IPAM plugin, the step
-// is undone once the store has nothing left for the attachment. Until then its DEL stays pending as
-// "unproven", and is retried like one that failed. The runtime still gets success, since the plugin
-// reported it.
+// A DEL that exits 0 only claims success. If a probe can query the store of the IPAM plugin, the
+// step is undone once the store has nothing left for the attachment. Until then its DEL stays
+// pending as "unproven", and is retried like one that failed. The runtime still gets success, since
+// the plugin reported it.
 
-// maxUnproven limits the DELs of an unproven step while its store cannot be queried: its file cannot
-// be read, or the process that queried a store on another machine is gone. At one DEL per 2.5 to 5
-// minutes the limit is about 20 hours, after which whereabouts' own reconciler has run. There is no
-// limit while the store has the address.
+// maxUnproven limits the DELs of an unproven step while its store cannot be queried: its file
+// cannot be read, or the process that queried a store on another machine is gone. At one DEL per
+// 2.5 to 5 minutes the limit is about 20 hours, after which whereabouts' own reconciler has run.
+// There is no limit while the store has the address.
 const maxUnproven = 300
 
 // probeTime is the timeout of one query to a store.
 const probeTime = 2 * time.Second
 
-// ask queries the probe of a plugin, if there is one, for what its store has for a step's attachment.
+// ask queries the probe of a plugin, if there is one, for what its store has for a step's
+// attachment.
 func (u *undoing) ask(ctx context.Context, step *journal.Step, plugin string) (
 	held []netip.Addr, asked bool, err error) {
 	probe := u.Probes[plugin]
@@ -63,9 +64,9 @@ func (u *undoing) proven(ctx context.Context, step *journal.Step) (is tristate.V
 	return tristate.Unknown, ""
 }
 
-// settledByStore checks a step whose DEL has succeeded, or may have. undone reports that it needs no
-// further DEL, since the store has released its address meanwhile; waits, that it is too early for
-// one.
+// settledByStore checks a step whose DEL has succeeded, or may have. undone reports that it needs
+// no further DEL, since the store has released its address meanwhile; waits, that it is too early
+// for one.
 func (u *undoing) settledByStore(ctx context.Context, step *journal.Step) (undone, waits bool) {
 	is, why := tristate.Unknown, ""
 	askable := u.asksElsewhere() && storeElsewhere(step)
@@ -88,8 +89,8 @@ func (u *undoing) settledByStore(ctx context.Context, step *journal.Step) (undon
 	return false, false
 }
 
-// queued reports whether the DEL of a step is in its plugin's own queue. Another DEL would not help,
-// and may take most of a minute while the plugin's agent is down.
+// queued reports whether the DEL of a step is in its plugin's own queue. Another DEL would not
+// help, and may take most of a minute while the plugin's agent is down.
 func (u *undoing) queued(ctx context.Context, step *journal.Step) bool {
 	if step.Unproven == "" || !known.Of(step.Type).Queues {
 		return false
@@ -98,9 +99,9 @@ func (u *undoing) queued(ctx context.Context, step *journal.Step) bool {
 	return errors.Is(err, ipam.ErrQueued)
 }
 
-// noteProof stores in a step whose DEL succeeded why that is unproven, and reports whether the step is
-// undone according to its store. If the store cannot be queried here and the delegate is known to
-// exit 0 without freeing anything, it gets one more DEL after the grace period, even if its ADD
+// noteProof stores in a step whose DEL succeeded why that is unproven, and reports whether the step
+// is undone according to its store. If the store cannot be queried here and the delegate is known
+// to exit 0 without freeing anything, it gets one more DEL after the grace period, even if its ADD
 // failed: the ADD may have failed after it stored the address.
 func (u *undoing) noteProof(ctx context.Context, step *journal.Step, before string) (undone bool) {
 	is, why := u.proven(ctx, step)

@@ -23,8 +23,8 @@ type Outcome struct {
 	Err      error          // why something is left, other than the verdict
 }
 
-// Release undoes another attachment, if it is dead, and writes what is left of it. It returns nil if
-// nothing is left. ctx limits the wait for its lock, because the caller holds a lock itself.
+// Release undoes another attachment, if it is dead, and writes what is left of it. It returns nil
+// if nothing is left. ctx limits the wait for its lock, because the caller holds a lock itself.
 func (w *Worker) Release(ctx context.Context, key journal.Key) error {
 	lock, killed, err := w.Lock(ctx, key)
 	if err != nil {
@@ -42,7 +42,8 @@ func (w *Worker) Release(ctx context.Context, key journal.Key) error {
 }
 
 // ReleaseLocked is Release for a caller that holds the attachment's lock. It decides on the current
-// content of the journal. killed names the delegates that held the lock and that unwind had to kill.
+// content of the journal. killed names the delegates that held the lock and that unwind had to
+// kill.
 func (w *Worker) ReleaseLocked(ctx context.Context, lock *journal.Lock, killed []string, key journal.Key) (out Outcome) {
 	out.Err = w.Journal.Store.View(ctx, func(tx *journal.Tx) (err error) {
 		out.Entry, err = tx.Get(key)
@@ -80,8 +81,8 @@ func (w *Worker) ReleaseLocked(ctx context.Context, lock *journal.Lock, killed [
 	return out
 }
 
-// undoDead runs the DELs of a dead attachment. It keeps a recorded reason of a failed or interrupted
-// ADD.
+// undoDead runs the DELs of a dead attachment. It keeps a recorded reason of a failed or
+// interrupted ADD.
 func (w *Worker) undoDead(ctx context.Context, lock *journal.Lock, e *journal.Entry, reason alive.Reason) error {
 	if e.State == journal.Unwinding {
 		reason = alive.Recorded(cmp.Or(e.Cause, reason.Code), cmp.Or(e.Reason, reason.Text))
@@ -163,7 +164,8 @@ func (w *Worker) ReplayParked(ctx context.Context, others []*journal.Entry) {
 	}
 }
 
-// ReplayFreed is ReplayParked for a verb that could not write the journal, but may be able to read it.
+// ReplayFreed is ReplayParked for a verb that could not write the journal, but may be able to read
+// it.
 func (w *Worker) ReplayFreed(ctx context.Context, freed []netip.Addr) {
 	w.ReplayParked(ctx, w.othersOf(ctx, w.Verb.Key, freed))
 }

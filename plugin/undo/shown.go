@@ -14,8 +14,8 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// This file decides which CNI_NETNS a DEL gets if the container's network namespace is gone, or if the
-// DEL must not get it.
+// This file decides which CNI_NETNS a DEL gets if the container's network namespace is gone, or if
+// the DEL must not get it.
 
 // nowhere is a path that never exists, because no process has the ID 0.
 const nowhere = "/proc/0/ns/net"
@@ -47,10 +47,10 @@ func (u *undoing) delLeft(
 
 // shown returns CNI_NETNS for a DEL that gets no scratch namespace.
 //
-// If there is no namespace for the DEL, and the runtime names one for this attachment, delegates get
-// what the plain chain would pass: the path of the ADD, which no longer exists. Some free nothing
-// without it (SkipsUnnamed), and ovs-cni finds its port by it. If the path exists again, or may exist
-// later because it contains a process ID, they get nowhere.
+// If there is no namespace for the DEL, and the runtime names one for this attachment, delegates
+// get what the plain chain would pass: the path of the ADD, which no longer exists. Some free
+// nothing without it (SkipsUnnamed), and ovs-cni finds its port by it. If the path exists again, or
+// may exist later because it contains a process ID, they get nowhere.
 //
 // If the runtime names none, as in a sweep, they get none: otherwise an agent that identifies the
 // container by its pod or a device could release what belongs to the next sandbox.

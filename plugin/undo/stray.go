@@ -10,11 +10,11 @@ import (
 	"cni-unwind/plugin/internal/delegate"
 )
 
-// delStrayRules repeats a failed DEL of bridge or ptp for each address with a rule that jumps to the
-// container's chain, in a scratch namespace whose interface has that address. An unrecorded ADD may
-// have left such a rule; the kernel removes no chain that is in use, and the plugin gives up at its
-// first address. delStrayRules does nothing if another interface of the container shares the chain.
-// If the last DEL fails too, it returns the first failure.
+// delStrayRules repeats a failed DEL of bridge or ptp for each address with a rule that jumps to
+// the container's chain, in a scratch namespace whose interface has that address. An unrecorded ADD
+// may have left such a rule; the kernel removes no chain that is in use, and the plugin gives up at
+// its first address. delStrayRules does nothing if another interface of the container shares the
+// chain. If the last DEL fails too, it returns the first failure.
 func (u *undoing) delStrayRules(ctx context.Context, step *journal.Step, f *delegate.Failure) *delegate.Failure {
 	stray := u.masqueraded(ctx, u.entry.Key, step.Type)
 	if len(stray) == 0 || u.sharesChain(ctx) {

@@ -25,8 +25,8 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// An invalid configuration makes a delegate fail its ADD and every DEL, although it took nothing. To
-// find out whether it took anything, unwind inspects the places that its DEL would clean up; the
+// An invalid configuration makes a delegate fail its ADD and every DEL, although it took nothing.
+// To find out whether it took anything, unwind inspects the places that its DEL would clean up; the
 // error code is not enough. This file has those places.
 
 // undoMistake handles a step whose ADD did not succeed and whose DEL failed too:
@@ -38,8 +38,8 @@ import (
 //     whether the ADD left something, and the chain no longer has a delegate with this
 //     configuration: the plain chain's DEL would not call it. Sweeps continue to retry the step.
 //
-// A delegate that was killed may have an agent that continued, so undoMistake handles it only at its
-// second DEL.
+// A delegate that was killed may have an agent that continued, so undoMistake handles it only at
+// its second DEL.
 func (u *undoing) undoMistake(ctx context.Context, step *journal.Step, f *delegate.Failure) *delegate.Failure {
 	taken := u.taken(ctx, step)
 	if taken == tristate.No {
@@ -79,8 +79,8 @@ func (u *undoing) putRight(step *journal.Step) bool {
 	})
 }
 
-// trace inspects one place where the ADD of a step's delegate may have left something: yes if it did,
-// no if it did not.
+// trace inspects one place where the ADD of a step's delegate may have left something: yes if it
+// did, no if it did not.
 type trace func(*undoing, context.Context, *journal.Step) tristate.Value
 
 // looks has the function that inspects each place where plugins leave something.

@@ -27,15 +27,16 @@ type Job struct {
 	Others []*journal.Entry
 }
 
-// Run runs the pending DELs of an entry, newest generation first, each in reverse order, and removes
-// undone steps from the entry. It returns the failures. A step that remains without a failure is
-// parked, or waits for its second DEL. The caller holds the entry's lock and writes the entry.
+// Run runs the pending DELs of an entry, newest generation first, each in reverse order, and
+// removes undone steps from the entry. It returns the failures. A step that remains without a
+// failure is parked, or waits for its second DEL. The caller holds the entry's lock and writes the
+// entry.
 //
 // A step gets the time of ctx, less a reserve for the steps after it: a delegate that is slow, or
 // waits for the lock of the kernel's rules, is not killed while the others do not need the time. A
 // delegate that was killed before gets only an equal share. The pass ends when there is no time for
-// the next step. A step that failed or hung last time runs last. After a pass that was interrupted or
-// ended early, the next pass starts with another step.
+// the next step. A step that failed or hung last time runs last. After a pass that was interrupted
+// or ended early, the next pass starts with another step.
 func (w *Worker) Run(ctx context.Context, job Job) []*delegate.Failure {
 	defer w.Runner.Drop()
 	lock, e := job.Lock, job.Entry
@@ -62,8 +63,8 @@ func (w *Worker) Run(ctx context.Context, job Job) []*delegate.Failure {
 const maxUndone = 8
 
 // dropUndone drops the generations without pending DELs. While others are left, the entry keeps the
-// interfaces of dropped ones: the runtime, whose DEL fails, and libcni's cache still have the result.
-// Addresses alone do not distinguish one ADD from the next.
+// interfaces of dropped ones: the runtime, whose DEL fails, and libcni's cache still have the
+// result. Addresses alone do not distinguish one ADD from the next.
 func dropUndone(e *journal.Entry) {
 	e.Generations = slices.DeleteFunc(e.Generations, func(g journal.Generation) bool {
 		if len(g.Steps) > 0 {
@@ -203,9 +204,9 @@ func (u *undoing) share(ctx context.Context, step *journal.Step) (_ context.Cont
 }
 
 // del runs the DEL of one step. If the delegate rejects the configuration of its ADD as invalid
-// (for example after an upgrade), del also tries the chain's current configuration. It does so after
-// no other error, because success with another configuration proves nothing about what the ADD took.
-// A delegate whose ADD did not succeed may have taken nothing: see undoMistake.
+// (for example after an upgrade), del also tries the chain's current configuration. It does so
+// after no other error, because success with another configuration proves nothing about what the
+// ADD took. A delegate whose ADD did not succeed may have taken nothing: see undoMistake.
 func (u *undoing) del(ctx context.Context, step *journal.Step) *delegate.Failure {
 	f := u.delWith(ctx, step, step.Config, u.versionOf(step))
 	if f != nil && !f.Killed && known.Of(step.Type).MasqueradesBy(step.Config) {
@@ -293,8 +294,8 @@ func (u *undoing) recordParking(step *journal.Step, address netip.Addr) {
 	u.Journal.Event(event)
 }
 
-// StartFirst starts the delegate that will probably get the first DEL, while unwind searches for the
-// namespace.
+// StartFirst starts the delegate that will probably get the first DEL, while unwind searches for
+// the namespace.
 func (w *Worker) StartFirst(lock *journal.Lock, e *journal.Entry) {
 	gen := e.Newest()
 	order := undoOrder(gen, 0)

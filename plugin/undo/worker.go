@@ -1,5 +1,6 @@
 // Package undo runs the pending DELs of an entry. It decides their order, time, namespace and
-// configuration, and whether each is done. Nothing else changes the steps of an entry in the journal.
+// configuration, and whether each is done. Nothing else changes the steps of an entry in the
+// journal.
 package undo
 
 import (

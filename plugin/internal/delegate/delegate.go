@@ -1,9 +1,9 @@
 // Package delegate runs one plugin of a chain.
 //
-// It does not use libcni's invoke.Exec, for three reasons. A delegate runs in its own process group,
-// so that its children are killed with it at the deadline: a child could otherwise continue an ADD
-// that is being undone. A delegate inherits the attachment's lock, so that the next verb after a
-// killed unwind waits for it. Its output is limited, so that it cannot exhaust memory.
+// It does not use libcni's invoke.Exec, for three reasons. A delegate runs in its own process
+// group, so that its children are killed with it at the deadline: a child could otherwise continue
+// an ADD that is being undone. A delegate inherits the attachment's lock, so that the next verb
+// after a killed unwind waits for it. Its output is limited, so that it cannot exhaust memory.
 package delegate
 
 import (
@@ -111,10 +111,10 @@ type Runner interface {
 // Processes runs each delegate as a process. If unwind dies, a process that waits for its
 // configuration reads an empty one and exits.
 //
-// A waiting process must never make a verb fail: unwind knows only by the plugin's name that it reads
-// first, and any program of that name may hold something that the running delegate waits for. So no
-// process waits for longer than slowAfter, and none if the process limit is close. In both cases the
-// remaining delegates of the verb start in their turn.
+// A waiting process must never make a verb fail: unwind knows only by the plugin's name that it
+// reads first, and any program of that name may hold something that the running delegate waits for.
+// So no process waits for longer than slowAfter, and none if the process limit is close. In both
+// cases the remaining delegates of the verb start in their turn.
 type Processes struct {
 	At     func(point string) // called where a crash would leave another state; nil outside of tests
 	Slow   func()             // called when a delegate takes longer than slowAfter; may be nil
@@ -181,8 +181,9 @@ func (r *Processes) take(binary string, c *Call) *process {
 }
 
 // Run executes a delegate in its own process group and returns its standard output. It returns once
-// the process has exited or, if ctx ended it, once its whole group has. A nil Failure means that the
-// process ran and exited 0. The time of ctx starts here, even for a process that was started early.
+// the process has exited or, if ctx ended it, once its whole group has. A nil Failure means that
+// the process ran and exited 0. The time of ctx starts here, even for a process that was started
+// early.
 func (r *Processes) Run(ctx context.Context, c, next *Call, stderr io.Writer) ([]byte, *Failure) {
 	binary, err := netconf.FindPlugin(c.Plugin, c.Path)
 	if err != nil {
@@ -226,9 +227,9 @@ func (r *Processes) at(point string) {
 	}
 }
 
-// start starts the binary. It retries for a while if the binary is being written or the process limit
-// is reached. If RLIMIT_NOFILE has no room for LockFD, it starts the delegate without the lock; if
-// that delegate is orphaned, nobody waits for it.
+// start starts the binary. It retries for a while if the binary is being written or the process
+// limit is reached. If RLIMIT_NOFILE has no room for LockFD, it starts the delegate without the
+// lock; if that delegate is orphaned, nobody waits for it.
 func (c *Call) start(ctx context.Context, binary string) (*process, error) {
 	giveUp := time.Now().Add(busyDelay)
 	for {

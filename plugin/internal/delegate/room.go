@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// spareTasks is how many more tasks (processes and threads) the limits must allow before a process may
-// start early. A delegate and its children take 10 to 30. A Go plugin that cannot create a thread
-// dies, and its ADD cannot be repeated. The reserve is for many concurrent verbs.
+// spareTasks is how many more tasks (processes and threads) the limits must allow before a process
+// may start early. A delegate and its children take 10 to 30. A Go plugin that cannot create a
+// thread dies, and its ADD cannot be repeated. The reserve is for many concurrent verbs.
 const spareTasks = 1000
 
 // mayWait reports whether the limits have room for waiting processes, so that running delegates do
@@ -27,8 +27,8 @@ func mayWait() bool {
 
 // tasksLeft returns how many more tasks the pids controller allows to the cgroup that the file self
 // names, and to those above it, or MaxInt without a limit. root is where cgroups are mounted
-// (cgroups(7); Documentation/admin-guide/cgroup-v1/pids.rst). A cgroup that is above what a container
-// can see is left out.
+// (cgroups(7); Documentation/admin-guide/cgroup-v1/pids.rst). A cgroup that is above what a
+// container can see is left out.
 func tasksLeft(self, root string) int {
 	left := math.MaxInt
 	for line := range strings.Lines(readSmall(self)) {

@@ -12,8 +12,8 @@ type peers struct {
 }
 
 // anybodys reports whether any local user may have created a network namespace that is mounted
-// nowhere: a user can create a user namespace without rights, and is root in it. An interface there,
-// with a pod's name and address, proves nothing.
+// nowhere: a user can create a user namespace without rights, and is root in it. An interface
+// there, with a pod's name and address, proves nothing.
 //
 //   - A namespace that belongs to this process's user namespace, or to an ancestor of it, required
 //     rights there. This is the initial user namespace, or that of a node which is a container.
@@ -37,8 +37,8 @@ func (p *peers) anybodys(netns ns.NetNS) bool {
 	return !p.has(netns)
 }
 
-// has reports whether an interface of the host has its other end in a network namespace. In doubt it
-// returns true. The kernel assigns the namespace an ID on the host when it lists that interface.
+// has reports whether an interface of the host has its other end in a network namespace. In doubt
+// it returns true. The kernel assigns the namespace an ID on the host when it lists that interface.
 func (p *peers) has(netns ns.NetNS) bool {
 	for try := 0; p.ids == nil && try < 3; try++ { // a change meanwhile cuts a list off
 		links, err := netlink.LinkList()

@@ -106,9 +106,9 @@ func In(netns ns.NetNS, fn func() error) (err error) {
 	return err
 }
 
-// OnThread runs fn on a thread that ends with it, so that no other goroutine gets a thread in another
-// network namespace. It never uses the main thread of the process: /proc shows the namespace of that
-// thread as the process's.
+// OnThread runs fn on a thread that ends with it, so that no other goroutine gets a thread in
+// another network namespace. It never uses the main thread of the process: /proc shows the
+// namespace of that thread as the process's.
 func OnThread(fn func()) {
 	done := make(chan struct{})
 	go func() {
@@ -124,8 +124,8 @@ func OnThread(fn func()) {
 	<-done
 }
 
-// HoldersOf returns the processes that hold a lock as delegates do, at the given descriptor. It omits
-// an unwind that waits for the lock and also has the file open.
+// HoldersOf returns the processes that hold a lock as delegates do, at the given descriptor. It
+// omits an unwind that waits for the lock and also has the file open.
 func HoldersOf(lock *os.File, descriptor int) (pids []int, err error) {
 	var want unix.Stat_t
 	if err := unix.Fstat(int(lock.Fd()), &want); err != nil {
@@ -162,10 +162,10 @@ func LinkThere(links []journal.HostLink) (bool, error) {
 	return false, nil
 }
 
-// ScratchNetNS creates a network namespace with one interface that has the given name and addresses,
-// or without one if ifname is "". It is for plugins that find what to remove by the container's
-// interface, when the container's namespace is gone. Only a thread of this process keeps the
-// namespace, so a crash leaves nothing behind.
+// ScratchNetNS creates a network namespace with one interface that has the given name and
+// addresses, or without one if ifname is "". It is for plugins that find what to remove by the
+// container's interface, when the container's namespace is gone. Only a thread of this process
+// keeps the namespace, so a crash leaves nothing behind.
 func ScratchNetNS(ifname string, addresses []netip.Prefix) (path string, remove func(), err error) {
 	ready, done := make(chan error), make(chan struct{})
 	go OnThread(func() {
@@ -190,8 +190,8 @@ func ScratchNetNS(ifname string, addresses []netip.Prefix) (path string, remove 
 }
 
 // LendInterface is like ScratchNetNS, but creates the interface in the network namespace at a path.
-// The interface is down, so its addresses have no effect. Its other end is in a scratch namespace, so
-// a crash leaves neither end behind.
+// The interface is down, so its addresses have no effect. Its other end is in a scratch namespace,
+// so a crash leaves neither end behind.
 func LendInterface(path, ifname string, addresses []netip.Prefix) (remove func(), err error) {
 	netns, err := ns.GetNS(path)
 	if err != nil {

@@ -48,15 +48,15 @@ func (s Interface) HasAny(named journal.Interface) tristate.Value {
 	return tristate.Equal(len(named.Addresses) > 0, has)
 }
 
-// Is reports whether the interface matches everything that a result says about it. A result that says
-// nothing matches no interface.
+// Is reports whether the interface matches everything that a result says about it. A result that
+// says nothing matches no interface.
 func (s Interface) Is(named journal.Interface) bool {
 	mac, address := s.HasMAC(named), s.HasAny(named)
 	return s.There() && mac != tristate.No && address != tristate.No && (mac == tristate.Yes || address == tristate.Yes)
 }
 
-// Look opens a network namespace, identifies it, and inspects an interface in it. A missing interface
-// is not an error.
+// Look opens a network namespace, identifies it, and inspects an interface in it. A missing
+// interface is not an error.
 func Look(path, ifname string) (Interface, error) {
 	seen := Interface{Netns: journal.NetNS{Path: path}, Name: ifname}
 	netns, err := ns.GetNS(path)

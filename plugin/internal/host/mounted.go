@@ -31,8 +31,9 @@ func placeOf(held ns.NetNS) Place {
 	return Place{fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), held.Fd()), held}
 }
 
-// Find returns a path to the network namespace: the path of its ADD, or a mount of it, even a hidden
-// one. If there is none, the place is empty. Find searches only this process's mount namespace.
+// Find returns a path to the network namespace: the path of its ADD, or a mount of it, even a
+// hidden one. If there is none, the place is empty. Find searches only this process's mount
+// namespace.
 func Find(id journal.NetNS) (place Place, err error) {
 	there, identifyErr := Identify(id.Path)
 	if identifyErr == nil && id.Same(there) {
@@ -66,11 +67,11 @@ func Find(id journal.NetNS) (place Place, err error) {
 	return Place{}, errors.Join(err, mountErr)
 }
 
-// eachMounted calls fn with the network namespaces that are mounted in this process's mount namespace
-// and for which wanted returns true, given the text of a link to them; fn closes them. The path is ""
-// for one whose mounts are all hidden by others. with is a part of each link that may be wanted.
-// eachMounted calls wanted for each mount of a network namespace, and again before it uncovers hidden
-// mounts.
+// eachMounted calls fn with the network namespaces that are mounted in this process's mount
+// namespace and for which wanted returns true, given the text of a link to them; fn closes them.
+// The path is "" for one whose mounts are all hidden by others. with is a part of each link that
+// may be wanted. eachMounted calls wanted for each mount of a network namespace, and again before
+// it uncovers hidden mounts.
 //
 // An error instead of a namespace means that it is mounted but cannot be inspected.
 func eachMounted(with string, wanted func(link string) bool,
@@ -114,11 +115,11 @@ func openLink(path, link string) (ns.NetNS, error) {
 
 // uncoverEach opens network namespaces whose mounts are all hidden by other mounts, so that no path
 // reaches them: a runtime mounts /run/netns/cni-x, and the node's first `ip netns add` then binds
-// /run/netns over itself (iproute2 6.12, ip/ipnetns.c: netns_add). A thread with a copy of the mount
-// namespace unmounts the covers in that copy. The node's own mounts stay as they are.
+// /run/netns over itself (iproute2 6.12, ip/ipnetns.c: netns_add). A thread with a copy of the
+// mount namespace unmounts the covers in that copy. The node's own mounts stay as they are.
 //
-// uncoverEach calls fn for at least one of the namespaces, and returns the others, because unmounting
-// a cover also removes the mounts on it. It omits namespaces that are no longer mounted.
+// uncoverEach calls fn for at least one of the namespaces, and returns the others, because
+// unmounting a cover also removes the mounts on it. It omits namespaces that are no longer mounted.
 func uncoverEach(links []string, fn func(link, path string, netns ns.NetNS, err error)) (rest []string) {
 	OnThread(func() {
 		err := copyMounts()
@@ -191,8 +192,8 @@ func uncover(m mount, covers []string, ok bool) (ns.NetNS, error) {
 	return openLink(m.point, m.root)
 }
 
-// coversOf returns the mount points of the mounts that hide another one, the topmost first, or false
-// if something else hides it.
+// coversOf returns the mount points of the mounts that hide another one, the topmost first, or
+// false if something else hides it.
 func coversOf(all []mount, hidden mount) (points []string, ok bool) {
 	ids, at := map[string]bool{}, map[[2]string]mount{} // by parent and mount point
 	for _, m := range all {

@@ -73,8 +73,9 @@ type found struct {
 	netDev     uint64
 }
 
-// look inspects each network namespace that the search has not seen, and returns the interfaces of all
-// that exist now. Mounts come first, because a mounted namespace counts regardless of its creator.
+// look inspects each network namespace that the search has not seen, and returns the interfaces of
+// all that exist now. Mounts come first, because a mounted namespace counts regardless of its
+// creator.
 func (s *search) look() (all []Interface, err error) {
 	here, failed := map[string]bool{}, map[string]error{}
 	closed := map[uint64]int{} // processes that may not be inspected, by the inode of their net/dev

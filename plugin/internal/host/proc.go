@@ -135,8 +135,8 @@ func EachProcess(fn func(pid int, proc string) (stop bool, err error)) error {
 	return nil
 }
 
-// ProgramsOf returns the names of a process's program, and of the script that an interpreter runs. It
-// is empty if the process has exited.
+// ProgramsOf returns the names of a process's program, and of the script that an interpreter runs.
+// It is empty if the process has exited.
 func ProgramsOf(pid int) (names []string) {
 	proc := fmt.Sprintf("/proc/%d", pid)
 	if path, err := os.Readlink(proc + "/exe"); err == nil {

@@ -11,9 +11,9 @@ import (
 	"cni-unwind/journal"
 )
 
-// ProcessIn returns a process in the network namespace, or 0 if there is none. An error means unknown.
-// fresh skips the cache, for an attachment without other evidence: the cached scan may have missed a
-// process.
+// ProcessIn returns a process in the network namespace, or 0 if there is none. An error means
+// unknown. fresh skips the cache, for an attachment without other evidence: the cached scan may
+// have missed a process.
 func (s *View) ProcessIn(id journal.NetNS, fresh bool) (pid int, err error) {
 	if !fresh && s.noProcessIn(id) {
 		return 0, nil
@@ -31,7 +31,8 @@ func (s *View) ProcessIn(id journal.NetNS, fresh bool) (pid int, err error) {
 }
 
 // OpenByProcess is like ProcessIn, and opens the network namespace, because the process may exit at
-// any time and its ID be reused. The place is empty if no process in the namespace can be inspected.
+// any time and its ID be reused. The place is empty if no process in the namespace can be
+// inspected.
 //
 //  1. The link /proc/PID/ns/net gives the namespace of a process that may be inspected.
 //  2. For any other process, unwind compares the inode of /proc/PID/net/dev with the one that was
@@ -49,9 +50,9 @@ func (s *View) OpenByProcess(id journal.NetNS, fresh bool) (pid int, place Place
 	return pid, place, err
 }
 
-// noProcessIn reports whether a scan of all processes, at most viewAge ago, found none in the network
-// namespace. One scan serves a sweep of many dead attachments. It returns false if a process that
-// cannot be inspected may be in the namespace, see openByProcess.
+// noProcessIn reports whether a scan of all processes, at most viewAge ago, found none in the
+// network namespace. One scan serves a sweep of many dead attachments. It returns false if a
+// process that cannot be inspected may be in the namespace, see openByProcess.
 func (s *View) noProcessIn(id journal.NetNS) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

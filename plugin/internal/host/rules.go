@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// rulesTime is the timeout of each program that prints rules. A node with many services has about ten
-// thousand.
+// rulesTime is the timeout of each program that prints rules. A node with many services has about
+// ten thousand.
 const rulesTime = 3 * time.Second
 
 // Rules returns all rules and chains of iptables and nftables, one per line. It skips a missing
