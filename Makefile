@@ -105,7 +105,7 @@ export PATH := $(PATH):/usr/sbin:/sbin
 export GOLANGCI_LINT_CACHE := $(TOOLS)/lint/golangci
 export STATICCHECK_CACHE   := $(TOOLS)/lint/staticcheck
 
-.PHONY: help build tools deps test proof soak fuzz e2e e2e-tools e2e-k8s e2e-now e2e-next lint chart demo docs man bench release archive kubectl-archive image chart-archive release-check workflows clean go faulty
+.PHONY: help build tools deps test proof soak fuzz e2e e2e-tools e2e-k8s e2e-now e2e-next lint chart demo docs words man bench release archive kubectl-archive image chart-archive release-check workflows clean go faulty
 .NOTPARALLEL:
 
 help: ## list the targets
@@ -279,6 +279,9 @@ demo: deps tools build ## show what a failing plugin leaks without unwind, and w
 
 docs: go ## write cmd/unwindctl/COMMANDS.md from the commands' own words
 	UNWIND_UPDATE=1 go test ./cmd/unwindctl -run TestCommands -count=1
+
+words: go ## print every text of the programs that a user may read, with its place: errors, log lines, help, reasons
+	@go run ./scripts/words
 
 man: go ## write the man pages of unwindctl into MANUAL (bin/man8)
 	UNWIND_MANUAL=$(abspath $(MANUAL)) TZ=UTC SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) CGO_ENABLED=0 GOOS= GOARCH= \

@@ -16,10 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AWS is the probe of the AWS VPC CNI. Its daemon ipamd keeps what it gave out in a checkpoint, and
-// a second one for each further network card (amazon-vpc-cni-k8s 1.23.2,
-// pkg/ipamd/datastore/data_store.go). ipamd replaces the file before it answers a plugin, so after a
-// DEL that freed the address the file does not have it.
+// AWS is the probe of the AWS VPC CNI. Its daemon ipamd records assigned addresses in a checkpoint,
+// with a separate one for each additional network card (amazon-vpc-cni-k8s 1.23.2,
+// pkg/ipamd/datastore/data_store.go). ipamd replaces the file before it responds to a plugin, so
+// the file no longer has an address that a DEL freed.
 type AWS struct{}
 
 const (
@@ -31,9 +31,9 @@ const (
 	maxCheckpoint = 4 << 20
 )
 
-// Held reads the checkpoints. Without one, and in another format, there is no store to ask: the
+// Held reads the checkpoints. Without one, or in another format, there is no store to query: the
 // directory is in memory, so a reboot empties it. A file that cannot be read is an error, unless
-// another one has the attachment.
+// another file has the attachment.
 func (AWS) Held(_ context.Context, q Query) (held []netip.Addr, asked bool, err error) {
 	first := cmp.Or(q.Store, awsCheckpoint)
 	ext := filepath.Ext(first)
@@ -70,8 +70,8 @@ type allocation struct {
 	IPv6        json.RawMessage `json:"ipv6"`
 }
 
-// addresses returns the addresses of an entry. An entry without one, or with an odd one, is an
-// error: the attachment is in the store all the same.
+// addresses returns the addresses of an entry. An entry with none, or with an invalid one, is an
+// error, because the attachment is in the store nevertheless.
 func (a allocation) addresses() (all []netip.Addr, err error) {
 	for _, text := range []json.RawMessage{a.IPv4, a.IPv6} {
 		var address netip.Addr
@@ -83,13 +83,13 @@ func (a allocation) addresses() (all []netip.Addr, err error) {
 		}
 	}
 	if len(all) == 0 && err == nil {
-		err = errors.New("the attachment's entry has no address")
+		err = errors.New("the entry of the attachment has no address")
 	}
 	return all, err
 }
 
 // readCheckpoint reads one checkpoint. known is false if there is none in a known format. It skips
-// an entry that is none of ipamd's: the others say what they say.
+// entries that ipamd did not write.
 func readCheckpoint(path string) (all []allocation, known bool, err error) {
 	data, err := readRegular(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -113,7 +113,7 @@ func readCheckpoint(path string) (all []allocation, known bool, err error) {
 		err = json.Unmarshal(checkpoint.Allocations, &entries)
 	}
 	if err == nil && entries == nil { // ipamd writes [] for none
-		err = errors.New("it has no allocations")
+		err = errors.New("no allocations")
 	}
 	if err != nil {
 		return nil, true, err
@@ -127,7 +127,7 @@ func readCheckpoint(path string) (all []allocation, known bool, err error) {
 	return all, true, nil
 }
 
-// readRegular reads a checkpoint's file, if it is one: no link, device or pipe.
+// readRegular reads the file of a checkpoint. It rejects links, devices and pipes.
 func readRegular(path string) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {

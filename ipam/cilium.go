@@ -13,22 +13,20 @@ import (
 	"syscall"
 )
 
-// Cilium is the probe of cilium-cni. Its DEL exits with 0 where it has only queued the deletion, as
-// a file, since the agent is away or answers 503 (1.19.6 and 1.20.2,
-// plugins/cilium-cni/lib/deletion_queue.go). The agent takes the queue up once, at its start, and
-// removes each file after it has deleted what the file names
+// Cilium is the probe of cilium-cni. If the agent is down or returns 503, its DEL queues the
+// deletion as a file and exits 0 (1.19.6 and 1.20.2, plugins/cilium-cni/lib/deletion_queue.go). The
+// agent processes the queue once, at its start, and removes each file after the deletion
 // (pkg/endpoint/api/endpoint_deletion_queue.go).
 type Cilium struct{}
 
 // ciliumQueue is DeleteQueueDir of pkg/defaults.
 const ciliumQueue = "/var/run/cilium/deleteQueue"
 
-// ErrQueued says that a DEL that passed waits in a queue of the plugin's own. Another DEL adds
-// nothing.
+// ErrQueued says that a successful DEL is in the plugin's own queue. Another DEL would not help.
 var ErrQueued = errors.New("the deletion is queued")
 
-// Held returns ErrQueued while a file of the attachment is in the queue. Without one, the agent has
-// answered the DEL. The other probes look for what cilium-cni's own IPAM plugin keeps.
+// Held returns ErrQueued while the queue has a file of the attachment. Without one, the agent has
+// handled the DEL. Other probes cover the IPAM plugin that cilium-cni calls.
 func (Cilium) Held(_ context.Context, q Query) (held []netip.Addr, asked bool, err error) {
 	for _, name := range queued(q.ContainerID, q.IfName) {
 		path := filepath.Join(cmp.Or(q.Store, ciliumQueue), name)

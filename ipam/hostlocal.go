@@ -17,15 +17,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// host-local keeps a file for each address, with the container ID, CR LF, and the interface. Before
-// its version 0.8 the file lacks the interface. The file is empty if host-local died between creating
-// and writing it. It does both under the lock of the pool, which is the directory of a network.
+// host-local has a file for each address, which contains the container ID, CR LF, and the interface
+// (no interface before version 0.8). The file is empty if host-local died between creating and
+// writing it. It does both under the lock of the pool, which is the directory of a network.
 
 // defaultDataDir is where host-local keeps its networks if its configuration names no dataDir.
 const defaultDataDir = "/var/lib/cni/networks"
 
 // Pool returns the pool of a network, given the configuration of a delegate, or "" if the delegate
-// does not call host-local. network is a valid network name.
+// does not call host-local. network must be a valid network name.
 func Pool(config json.RawMessage, network string) string {
 	var conf struct {
 		IPAM struct {
@@ -45,8 +45,8 @@ func Pool(config json.RawMessage, network string) string {
 	return filepath.Join(conf.IPAM.DataDir, network)
 }
 
-// Taken returns the addresses of a pool that host-local does not give out now, since they are given
-// out or something else has their place. It opens none of them.
+// Taken returns the addresses of a pool that host-local cannot assign now, because a file or
+// anything else has their name. It opens none of them.
 func Taken(pool string) (all []netip.Addr, err error) {
 	files, err := os.ReadDir(pool)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -60,8 +60,8 @@ func Taken(pool string) (all []netip.Addr, err error) {
 	return all, nil
 }
 
-// Changed returns when the reservation was made, by the wall clock: host-local never writes its file
-// again.
+// Changed returns when the reservation was created (wall clock); host-local never rewrites its
+// file.
 func (r Reservation) Changed() (time.Time, error) {
 	info, err := os.Lstat(filepath.Join(r.Pool, r.name))
 	if err != nil {
@@ -70,18 +70,18 @@ func (r Reservation) Changed() (time.Time, error) {
 	return info.ModTime(), nil
 }
 
-// maxOwner bounds what is read of a reservation, in bytes. No container ID is longer than a string
-// of the environment can be (MAX_ARG_STRLEN, 128 KiB); runtimes use 64 bytes, and usualOwner is room
-// for those and the interface.
+// maxOwner limits what is read of a reservation, in bytes. A container ID is never longer than an
+// environment string (MAX_ARG_STRLEN, 128 KiB); runtimes use 64 bytes, and usualOwner has room for
+// those and the interface.
 const (
 	maxOwner   = 128 << 10
 	usualOwner = 4096
 )
 
-// Scan returns all reservations of a pool, sorted. It writes nothing and takes no lock, so its result
-// may be out of date. It opens only files that look like reservations, and skips the lock,
-// last_reserved_ip.*, directories and names that are no address. It leaves out what it cannot read,
-// and returns an error for it. A pool that does not exist has none.
+// Scan returns all reservations of a pool, sorted. It writes nothing and takes no lock, so its
+// result may be out of date. It opens only files whose name is an address, and skips the lock,
+// last_reserved_ip.* and directories. It omits files that it cannot read, and returns an error for
+// them. A missing pool has no reservations.
 func Scan(pool string) ([]Reservation, error) {
 	dir, err := os.OpenFile(pool, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -133,13 +133,13 @@ func parseName(name string) (netip.Addr, bool) {
 	return address, err == nil && address.Unmap().WithZone("").String() == name
 }
 
-// notAFile reports whether an error of readOwner means a link, a directory or a socket, none of
-// which host-local makes.
+// notAFile reports whether an error of readOwner means a link, a directory or a socket, which
+// host-local never creates.
 func notAFile(err error) bool {
 	return errors.Is(err, unix.ELOOP) || errors.Is(err, unix.EISDIR) || errors.Is(err, unix.ENXIO)
 }
 
-// readOwner reads a reservation in an open directory. ok is false if the file has just gone. It
+// readOwner reads a reservation in an open directory. ok is false if the file no longer exists. It
 // reads into buf, or into a larger buffer if the file needs one.
 func readOwner(dir int, name string, buf []byte) (owner Owner, ok bool, err error) {
 	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
@@ -176,8 +176,8 @@ func parseOwner(data []byte) Owner {
 }
 
 // Apply carries out a plan for a pool under host-local's own lock. A reservation that changed since
-// the scan stays. Apply returns what it released, and all errors. ctx bounds the wait for the lock. A
-// crash leaves each reservation either released or untouched.
+// the scan stays. Apply returns what it released, and all errors. ctx bounds the wait for the lock.
+// A crash leaves each reservation either released or untouched.
 func Apply(ctx context.Context, pool string, plan []Planned) (released []Planned, err error) {
 	if len(plan) == 0 {
 		return nil, nil
@@ -209,9 +209,9 @@ func Apply(ctx context.Context, pool string, plan []Planned) (released []Planned
 	return released, errors.Join(errs...)
 }
 
-// Lock takes host-local's lock of a pool, without which host-local neither gives out nor takes back
-// an address. A pool that does not exist has none: nobody has an address there. If the deadline
-// passes first, Lock gives the lock back as soon as the kernel grants it.
+// Lock takes host-local's lock of a pool, which host-local needs to assign or release an address. A
+// missing pool needs no lock, because it has no addresses. If the deadline passes first, Lock releases
+// the lock as soon as the kernel grants it.
 func Lock(ctx context.Context, pool string) (unlock func(), err error) {
 	if _, err := os.Stat(pool); errors.Is(err, fs.ErrNotExist) {
 		return func() {}, nil
@@ -219,7 +219,7 @@ func Lock(ctx context.Context, pool string) (unlock func(), err error) {
 	// as filemutex opens it for host-local, but closed in the delegates that run meanwhile
 	fd, err := unix.Open(filepath.Join(pool, "lock"), unix.O_CREAT|unix.O_RDONLY|unix.O_CLOEXEC, 0o750)
 	if err != nil {
-		return nil, fmt.Errorf("the lock of pool %s: %w", pool, err)
+		return nil, fmt.Errorf("pool %s: lock: %w", pool, err)
 	}
 	release := func() {
 		_ = unix.Flock(fd, unix.LOCK_UN) // a child that is about to execute its program may have it, too
@@ -237,7 +237,7 @@ func Lock(ctx context.Context, pool string) (unlock func(), err error) {
 	case err := <-locked:
 		if err != nil {
 			release()
-			return nil, fmt.Errorf("the lock of pool %s: %w", pool, err)
+			return nil, fmt.Errorf("pool %s: lock: %w", pool, err)
 		}
 		return release, nil
 	case <-ctx.Done():
@@ -245,6 +245,6 @@ func Lock(ctx context.Context, pool string) (unlock func(), err error) {
 			<-locked
 			release()
 		}()
-		return nil, fmt.Errorf("the lock of pool %s: %w", pool, ctx.Err())
+		return nil, fmt.Errorf("pool %s: lock: %w", pool, ctx.Err())
 	}
 }

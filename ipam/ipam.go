@@ -1,5 +1,5 @@
-// Package ipam reads what host-local keeps on the disk, and releases what is dead there. Its probes
-// look into the stores of other IPAM plugins.
+// Package ipam reads host-local's reservations on disk and releases dead ones. Its probes query the
+// stores of other IPAM plugins.
 package ipam
 
 import (
@@ -20,7 +20,7 @@ func (o Owner) Is(containerID, ifname string) bool {
 	return o.ContainerID == containerID && (o.IfName == "" || o.IfName == ifname)
 }
 
-// Reservation is an address that is given out.
+// Reservation is an assigned address.
 type Reservation struct {
 	Address netip.Addr
 	Owner   Owner // zero if ownerless
@@ -38,9 +38,10 @@ type Planned struct {
 	Reason string
 }
 
-// Plan returns the reservations of a scan that are to be released. For one with an owner, judge
-// says whether the owner is dead, and why. Plan always releases an ownerless one: host-local
-// creates and writes a reservation under one lock, so under that lock nobody is about to write it.
+// Plan returns the reservations of a scan that should be released. For one with an owner, judge
+// says whether the owner is dead, and why. Plan always includes ownerless ones: host-local creates
+// and writes a reservation under one lock, so nobody is about to write it while Apply holds that
+// lock.
 func Plan(found []Reservation, judge func(Reservation) (dead bool, reason string)) []Planned {
 	var plan []Planned
 	for _, r := range found {
@@ -55,15 +56,15 @@ func Plan(found []Reservation, judge func(Reservation) (dead bool, reason string
 	return plan
 }
 
-// OwnerOf returns the owner of an address in a pool. ok is false if nobody has the address, or if
-// it has no owner. The result serves only as a reason to keep something.
+// OwnerOf returns the owner of an address in a pool. ok is false if the address is free or has no
+// owner. Use the result only as a reason to keep something.
 func OwnerOf(pool string, address netip.Addr) (owner Owner, ok bool, err error) {
 	r, ok, err := look(pool, address)
 	return r.Owner, ok && !r.Ownerless(), err
 }
 
-// Lost reports whether an address that an attachment had belongs to no one by now, or to another
-// owner. An error means that this is unknown, as where there is no such pool.
+// Lost reports whether an address that an attachment had is free by now, or has another owner. An
+// error means unknown, for example because the pool does not exist.
 func Lost(pool string, owner Owner, address netip.Addr) (bool, error) {
 	r, ok, err := look(pool, address)
 	if err == nil && !ok {
@@ -84,7 +85,7 @@ func HeldBy(pool, containerID, ifname string) ([]netip.Addr, error) {
 	return held, err
 }
 
-var errUnnamed = errors.New("no container ID or no interface is named")
+var errUnnamed = errors.New("container ID or interface is missing")
 
 // Release releases all addresses of an attachment in a pool: see Free.
 func Release(ctx context.Context, pool, containerID, ifname string) error {
@@ -99,9 +100,9 @@ func Release(ctx context.Context, pool, containerID, ifname string) error {
 	return err
 }
 
-// Free releases an address of an attachment in a pool, if under host-local's own lock it still
-// belongs to exactly this attachment. Without a pool Free does nothing and creates none. ctx bounds
-// the wait for the lock.
+// Free releases an address of an attachment in a pool, if it still belongs to this attachment under
+// host-local's own lock. Without a pool, Free does nothing and creates none. ctx limits the wait
+// for the lock.
 func Free(ctx context.Context, pool string, owner Owner, address netip.Addr) (freed bool, err error) {
 	if owner.ContainerID == "" || owner.IfName == "" {
 		return false, errUnnamed

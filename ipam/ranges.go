@@ -12,9 +12,9 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// givenRange is a range as host-local's configuration has it (plugins v1.9
-// host-local/backend/allocator, README of host-local). unwind does not import that package: the
-// init of its imports (iptables, knftables) takes a tenth of the time in which unwind starts.
+// givenRange is a range in host-local's configuration (plugins v1.9 host-local/backend/allocator,
+// README of host-local). unwind does not import that package, because the init functions of its
+// imports (iptables, knftables) take a tenth of unwind's start time.
 type givenRange struct {
 	RangeStart net.IP      `json:"rangeStart"`
 	RangeEnd   net.IP      `json:"rangeEnd"`
@@ -22,13 +22,13 @@ type givenRange struct {
 	Gateway    net.IP      `json:"gateway"`
 }
 
-// givenSubnet is a subnet, or a word for which calico puts one of the node's pod CIDRs.
+// givenSubnet is a subnet, or a keyword that calico replaces with one of the node's pod CIDRs.
 type givenSubnet struct {
 	types.IPNet
 	ofNode bool
 }
 
-// UnmarshalJSON knows the words of calico (projectcalico/calico 0c474030,
+// UnmarshalJSON accepts calico's keywords (projectcalico/calico 0c474030,
 // cni-plugin/internal/pkg/utils/utils.go, replaceHostLocalIPAMPodCIDR).
 func (s *givenSubnet) UnmarshalJSON(data []byte) error {
 	var text string
@@ -41,13 +41,13 @@ func (s *givenSubnet) UnmarshalJSON(data []byte) error {
 	return s.IPNet.UnmarshalJSON(data)
 }
 
-// Ranges returns the range sets of a delegate's pool, or none if its configuration does not give
-// them. It accepts and refuses the same ranges as host-local. The runtime's ranges come first, then
-// the range of the old style. The delegates flannel and calico give host-local other ranges than
-// they are given:
-//   - flannel puts the node's subnets in the place of all (flannel-io/cni-plugin 6f13a99d,
+// Ranges returns the range sets of a delegate's pool, or none if its configuration does not have
+// them. It accepts and rejects the same ranges as host-local. The runtime's ranges come first, then
+// the range of the old style. The delegates flannel and calico pass other ranges to host-local than
+// they get:
+//   - flannel replaces all of them with the node's subnets (flannel-io/cni-plugin 6f13a99d,
 //     flannel_linux.go, getDelegateIPAM), so its pool has no set;
-//   - calico does so for two words, and a set with one of them has no range.
+//   - calico replaces two keywords, and a set with one of them has no range.
 func Ranges(config json.RawMessage) ([]Set, error) {
 	var conf struct {
 		Type string `json:"type"`
@@ -75,7 +75,7 @@ func Ranges(config json.RawMessage) ([]Set, error) {
 		if conf.IPAM.Type != "" {
 			return nil, nil
 		}
-		return nil, errors.New(`no "ipam"`)
+		return nil, errors.New(`key "ipam" is missing`)
 	}
 	var sets []Set
 	var all []Range
@@ -97,10 +97,10 @@ func Ranges(config json.RawMessage) ([]Set, error) {
 	return sets, nil
 }
 
-// setOf returns a set as host-local would take it, without a range if calico is to give it one.
+// setOf returns a set as host-local interprets it, without a range if calico replaces its ranges.
 func setOf(given []givenRange, calico bool) (set Set, err error) {
 	if len(given) == 0 {
-		return nil, errors.New("it is empty")
+		return nil, errors.New("empty")
 	}
 	if calico && slices.ContainsFunc(given, func(g givenRange) bool { return g.Subnet.ofNode }) {
 		return nil, nil
@@ -111,7 +111,7 @@ func setOf(given []givenRange, calico bool) (set Set, err error) {
 			return nil, err
 		}
 		if len(set) > 0 && r.First.BitLen() != set[0].First.BitLen() {
-			return nil, errors.New("it mixes IPv4 and IPv6")
+			return nil, errors.New("mixes IPv4 and IPv6")
 		}
 		set = append(set, r)
 	}
@@ -122,7 +122,7 @@ func setOf(given []givenRange, calico bool) (set Set, err error) {
 // and for IPv4 its last; the gateway is the second one.
 func (g givenRange) complete() (Range, error) {
 	if g.Subnet.ofNode {
-		return Range{}, errors.New("usePodCidr is no subnet: only calico puts one in its place")
+		return Range{}, errors.New("usePodCidr is not a subnet; only calico replaces it with one")
 	}
 	subnet, err := prefixOf(net.IPNet(g.Subnet.IPNet))
 	if err != nil {
@@ -142,19 +142,19 @@ func (g givenRange) complete() (Range, error) {
 		}
 	}
 	if !subnet.Contains(r.First) || !subnet.Contains(r.Last) || r.Last.Less(r.First) {
-		return Range{}, fmt.Errorf("%s is no range in %s", r, subnet)
+		return Range{}, fmt.Errorf("%s is not a range in %s", r, subnet)
 	}
 	return r, nil
 }
 
-// prefixOf returns a subnet as a prefix, and refuses one without addresses to give out.
+// prefixOf returns a subnet as a prefix, and rejects one without assignable addresses.
 func prefixOf(n net.IPNet) (netip.Prefix, error) {
 	ones, bits := n.Mask.Size()
 	address := addressOf(n.IP)
 	subnet := netip.PrefixFrom(address, ones)
 	switch {
 	case address.BitLen() != bits || !subnet.IsValid():
-		return subnet, fmt.Errorf("%q is no subnet", n.String())
+		return subnet, fmt.Errorf("%q is not a subnet", n.String())
 	case ones > bits-2:
 		return subnet, fmt.Errorf("%s is too small", subnet)
 	case subnet.Masked() != subnet:

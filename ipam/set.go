@@ -8,12 +8,12 @@ import (
 	"slices"
 )
 
-// Range is a run of addresses to give out, except for Gateway, if the run contains it.
+// Range is a range of assignable addresses, except for Gateway, if the range contains it.
 type Range struct {
 	First, Last, Gateway netip.Addr
 }
 
-// Has reports whether the range gives out the address.
+// Has reports whether the address is assignable from the range.
 func (r Range) Has(a netip.Addr) bool { return r.contains(a) && a.Unmap() != r.Gateway }
 
 func (r Range) contains(a netip.Addr) bool {
@@ -21,17 +21,16 @@ func (r Range) contains(a netip.Addr) bool {
 	return a.BitLen() == r.First.BitLen() && r.First.Compare(a) <= 0 && a.Compare(r.Last) <= 0
 }
 
-// String returns the range as host-local's errors have it.
+// String returns the range in the notation of host-local's errors.
 func (r Range) String() string { return r.First.String() + "-" + r.Last.String() }
 
-// Unbounded is the size of a range or a set that gives out 2^53 addresses or more, as an IPv6 /64
-// does. Every reader of JSON has smaller numbers exactly (RFC 8259 §6), and no store has as many
-// files.
+// Unbounded is the size of a range or a set with 2^53 addresses or more, such as an IPv6 /64. JSON
+// readers represent smaller numbers exactly (RFC 8259 §6), and no store has as many files.
 const Unbounded = 1 << 53
 
 var be = binary.BigEndian
 
-// Size returns the number of addresses that the range gives out, at most Unbounded.
+// Size returns the number of assignable addresses of the range, at most Unbounded.
 func (r Range) Size() int64 {
 	first, last := r.First.As16(), r.Last.As16()
 	low, borrow := bits.Sub64(be.Uint64(last[8:]), be.Uint64(first[8:]), 0)
@@ -45,17 +44,16 @@ func (r Range) Size() int64 {
 	return int64(low) + 1
 }
 
-// Set is a range set of one family. An ADD takes an address out of each set of its pool, and
-// fails if one set has none. A set without a range is one whose ranges the configuration does not
-// give.
+// Set is a range set of one address family. An ADD gets an address from each set of its pool, and
+// fails if one set has none left. A set is empty if the configuration does not have its ranges.
 type Set []Range
 
-// Has reports whether the set gives out the address.
+// Has reports whether the address is assignable from the set.
 func (s Set) Has(a netip.Addr) bool {
 	return slices.ContainsFunc(s, func(r Range) bool { return r.Has(a) })
 }
 
-// Size returns the number of addresses that the set gives out, at most Unbounded.
+// Size returns the number of assignable addresses of the set, at most Unbounded.
 func (s Set) Size() (size int64) {
 	for _, r := range s {
 		size = min(size+r.Size(), Unbounded)

@@ -14,10 +14,10 @@ import (
 // AgentLockName is the file of the agent's lock in the directory of a journal.
 const AgentLockName = "agent.lock"
 
-// LockAgent takes the agent's lock if it is free, and otherwise returns ErrBusy at once. The agent
-// of a node holds it, so that two do not write against each other. The end of its process releases
-// it, and the file stays. LockAgent makes the directory (0700) if there is none, and the file
-// (0600). It follows no link, and refuses a directory that others can write to.
+// LockAgent takes the agent's lock if it is free, and otherwise returns ErrBusy immediately. The
+// agent of a node holds it, so that two agents do not conflict. The lock is released when its
+// process ends; the file stays. LockAgent creates a missing directory (0700) and file (0600). It
+// follows no link, and rejects a directory that others can write to.
 func (s *Store) LockAgent() (*Lock, error) {
 	if err := s.makeDirs(s.Dir); err != nil {
 		return nil, err
@@ -28,7 +28,7 @@ func (s *Store) LockAgent() (*Lock, error) {
 	case errors.Is(err, unix.EISDIR):
 		return nil, fmt.Errorf("journal: %s is not a regular file; move it away", path)
 	case err != nil:
-		return nil, fmt.Errorf("journal: lock of the agent: %w", err)
+		return nil, fmt.Errorf("journal: the agent's lock: %w", err)
 	}
 	return &Lock{path: path, file: f}, nil
 }
@@ -37,8 +37,8 @@ func (s *Store) LockAgent() (*Lock, error) {
 func (s *Store) AgentLockPath() string { return filepath.Join(s.Dir, AgentLockName) }
 
 // AgentProcess returns the process ID of the agent that holds the lock, or "" if there is none or
-// this process cannot see it: the kernel leaves out those of other PID namespaces. It takes no lock
-// and opens no file of the journal.
+// it is not visible: the kernel omits processes of other PID namespaces. It takes no lock and opens
+// no file of the journal.
 //
 //	1: FLOCK  ADVISORY  WRITE 1234 fd:01:131090 0 EOF	(proc_locks(5))
 func (s *Store) AgentProcess() string {

@@ -51,12 +51,12 @@ type format struct {
 }
 
 // ErrNewer is returned for a file that only a newer release can read. The file stays as it is.
-var ErrNewer = errors.New("journal: the file was written by a newer unwind; install that release again, or a later one")
+var ErrNewer = errors.New("journal: the file was written by a newer unwind; install that release or a later one")
 
 func checkFormat(data []byte) error {
 	var f format
 	if err := json.Unmarshal(data, &f); err != nil || f.OldestReader < 1 {
-		return fmt.Errorf("%w: no format", ErrDamaged)
+		return fmt.Errorf("%w: no format version", ErrDamaged)
 	}
 	if f.OldestReader > Version {
 		return ErrNewer
@@ -71,7 +71,7 @@ func encodeKey(k Key) []byte {
 func decodeKey(b []byte) (Key, error) {
 	var parts [3]string
 	if !split(string(b), parts[:]) {
-		return Key{}, fmt.Errorf("journal: key %q: not of three parts", b)
+		return Key{}, fmt.Errorf("journal: key %q does not have three parts", b)
 	}
 	return Key{parts[0], parts[1], parts[2]}, nil
 }
@@ -126,11 +126,11 @@ func encodeEntry(e *Entry) ([]byte, error) {
 func encodeOutline(e *Entry) ([]byte, error) {
 	g := e.Newest()
 	if key := string(encodeKey(e.Key)); !utf8.ValidString(key) {
-		return nil, fmt.Errorf("%q: not valid UTF-8, which JSON would change", key)
+		return nil, fmt.Errorf("%q is not valid UTF-8", key)
 	}
 	texts := []string{string(e.State), g.Host.BootID, g.NetNS.Path}
 	if strings.ContainsRune(strings.Join(texts, ""), 0) {
-		return nil, fmt.Errorf("%q: a zero byte", texts)
+		return nil, fmt.Errorf("%q contains a zero byte", texts)
 	}
 	return fmt.Appendf(nil, "%s\x00%s\x00%d\x00%d\x00%s\x00", e.State, g.Host.BootID, g.NetNS.Dev, g.NetNS.Ino, g.NetNS.Path), nil
 }
@@ -145,7 +145,7 @@ func decodeEntry(key, value []byte) (*Entry, error) {
 		return nil, &DamagedError{k, err}
 	}
 	if e.Key != k || len(e.Generations) == 0 {
-		return nil, &DamagedError{k, fmt.Errorf("it holds %s with %d generations", e.Key, len(e.Generations))}
+		return nil, &DamagedError{k, fmt.Errorf("its value is of %s, with %d generations", e.Key, len(e.Generations))}
 	}
 	if _, err := encodeOutline(e); err != nil {
 		return nil, &DamagedError{k, err}
@@ -174,7 +174,7 @@ func decodeOutline(key, value []byte) (o Outline, err error) {
 		length += bytes.IndexByte(value[length:], 0) + 1
 	}
 	if length == 0 || !split(string(value[:length-1]), parts[:]) {
-		return o, &DamagedError{o.Key, errors.New("it has no outline")}
+		return o, &DamagedError{o.Key, errors.New("no outline")}
 	}
 	o.State, o.BootID, o.NetNS.Path = State(parts[0]), parts[1], parts[4]
 	var errs [2]error

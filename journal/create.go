@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// create makes the file if there is none. The caller holds the queue. A crash leaves no file or a
-// whole one, and at most a journal.db.new that the next call replaces. create does not sync the
-// directory: the first writer to open the file does (see syncFolders).
+// create creates the file if there is none. The caller holds the queue. A crash leaves either no
+// file or a complete one, and at most a journal.db.new that the next call replaces. create does not
+// sync the directory; the first writer that opens the file does (see syncFolders).
 //
 //	unlink   journal.db.new
 //	open     journal.db.new, mode 0600
@@ -46,10 +46,10 @@ func (s *Store) create() error {
 	return nil
 }
 
-// syncFolders makes sure that the file is found after a loss of power. It syncs the directory and
-// those above it on the same file system, since some may be as new as the file. The process that
-// made them may have been killed before it could. So every writer to a file without a fitting stamp
-// calls syncFolders first.
+// syncFolders ensures that the file can be found after a power loss. It syncs the directory and its
+// parents on the same file system, because some may be as new as the file, and the process that
+// created them may have been killed before it could sync them. So every writer to a file without a
+// matching stamp calls syncFolders first.
 func (s *Store) syncFolders() error {
 	var here, above unix.Stat_t
 	dir := s.Dir
@@ -92,20 +92,19 @@ func fill(path string) error {
 	return syncPath(path)
 }
 
-// setAside renames a damaged file and keeps it, so that a new one can be begun. The caller holds
-// the queue.
+// setAside renames a damaged file, to keep it and start a new one. The caller holds the queue.
 func (s *Store) setAside(cause error) error {
 	aside := fmt.Sprintf("%s.damaged-%s", s.Path(), time.Now().UTC().Format("20060102T150405.000000000Z"))
 	if err := os.Rename(s.Path(), aside); err != nil {
-		return fmt.Errorf("%w; setting it aside: %w", cause, err)
+		return fmt.Errorf("%w; cannot set it aside: %w", cause, err)
 	}
-	s.logger().Error("the journal was damaged: it is set aside and a new one is begun; "+
-		"attachments made before are released by the configuration that the runtime gives with their DEL",
+	s.logger().Error("damaged journal set aside, starting a new one; "+
+		"DELs of earlier attachments use the configuration that the runtime sends",
 		"file", aside, "err", cause)
 	return syncPath(s.Dir)
 }
 
-// makeDir makes the directory (0700) if there is none, and checks it before anything is made in it.
+// makeDir creates a missing directory (0700), and checks it before anything is created in it.
 func (s *Store) makeDir() error {
 	return s.makeDirs(s.Dir, filepath.Join(s.Dir, locksName))
 }
@@ -125,8 +124,8 @@ func (s *Store) makeDirs(dirs ...string) error {
 	return nil
 }
 
-// checkDir refuses a directory that is a link, or that anyone but this user or root can write to:
-// whoever can write there can have root run any DEL.
+// checkDir rejects a directory that is a link, or that anyone but this user or root can write to:
+// whoever can write there can make root run any DEL.
 func checkDir(dir string) error {
 	var st unix.Stat_t
 	if err := unix.Lstat(dir, &st); err != nil {
@@ -138,7 +137,7 @@ func checkDir(dir string) error {
 	case st.Uid != 0 && int(st.Uid) != os.Geteuid():
 		return fmt.Errorf("journal: %s belongs to user %d; chown it to root", dir, st.Uid)
 	case st.Mode&0o022 != 0:
-		return fmt.Errorf("journal: %s can be written to by others (mode %04o); chmod 0700 it", dir, st.Mode&0o7777)
+		return fmt.Errorf("journal: %s is writable by others (mode %04o); chmod it to 0700", dir, st.Mode&0o7777)
 	}
 	return nil
 }

@@ -49,10 +49,10 @@ var edges = map[State][]State{
 	Removing:  {Removing, Gone, Adding},
 }
 
-// CheckEdge returns an error unless an attachment may go from one state to the other.
+// CheckEdge returns an error for an illegal change of state.
 func CheckEdge(from, to State) error {
 	if !slices.Contains(edges[from], to) {
-		return fmt.Errorf("journal: an attachment cannot go from state %q to %q", from, to)
+		return fmt.Errorf("journal: illegal change of state from %q to %q", from, to)
 	}
 	return nil
 }
@@ -76,7 +76,7 @@ type Entry struct {
 	file os.FileInfo // that a transaction wrote it to, see Store.Holds
 }
 
-// Clone returns a copy of the entry whose generations and steps can change apart from the entry's.
+// Clone returns a copy of the entry with its own generations and steps.
 func (e *Entry) Clone() *Entry {
 	c := *e
 	c.Generations, c.Undone = slices.Clone(e.Generations), slices.Clone(e.Undone)
@@ -191,7 +191,7 @@ type HostLink struct {
 	MAC  string `json:"mac"`
 }
 
-// Interface tells the container's interface of one ADD from that of another.
+// Interface identifies the container's interface of one ADD.
 type Interface struct {
 	MAC       string       `json:"mac,omitempty"` // lower case; "" if it identifies nothing
 	Addresses []netip.Addr `json:"addresses,omitempty"`

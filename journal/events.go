@@ -20,7 +20,7 @@ const (
 	Released   EventKind = "released"    // a host-local address of no attachment on record
 	Parked     EventKind = "parked"      // a DEL waits, since another attachment has the address
 	Superseded EventKind = "superseded"  // another ADD of the same container ID came before the DEL
-	Forgotten  EventKind = "forgotten"   // a person gave it up, with pending DELs
+	Forgotten  EventKind = "forgotten"   // given up by an operator, with pending DELs
 	Unproven   EventKind = "unproven"    // a DEL passed, and its address is not known to be free
 	Untaken    EventKind = "untaken"     // a failing DEL has nothing to undo: the ADD took nothing
 	NoOp       EventKind = "no-op"       // the runtime's DEL succeeded and ran no delegate
@@ -88,7 +88,7 @@ func (tx *Tx) Count(name string, labels ...string) error {
 func (tx *Tx) SetCounter(n uint64, name string, labels ...string) error {
 	for _, text := range append(labels, name) {
 		if strings.ContainsRune(text, 0) {
-			return fmt.Errorf("journal: counter %q: a zero byte", text)
+			return fmt.Errorf("journal: counter %q contains a zero byte", text)
 		}
 	}
 	tx.changed = true
@@ -119,21 +119,21 @@ func counterOf(value []byte) uint64 {
 	return binary.BigEndian.Uint64(value)
 }
 
-// Tombstone takes the place of an entry that was released without the runtime's own DEL. When that
-// DEL comes late it runs nothing, since its addresses may have another owner by then.
+// Tombstone replaces an entry that was released without the runtime's own DEL. If that DEL comes
+// later, it runs nothing, because its addresses may have another owner by then.
 type Tombstone struct {
 	Key
 	NetNS  NetNS  `json:"netns"` // of the newest generation
 	Reason string `json:"reason"`
 	BootID string `json:"bootID"`
 	Buried Time   `json:"buried"`
-	// Interfaces are those of the ADDs that were undone, as far as their results name them. This
-	// tombstone does not answer a DEL with the result of another ADD.
+	// Interfaces are those in the results of the ADDs that were undone. The tombstone does not apply
+	// to a DEL with the result of another ADD.
 	Interfaces []Interface `json:"interfaces,omitempty"`
 	// NoResult is set if the ADD failed, so that the runtime has no result of it.
 	NoResult bool `json:"noResult,omitempty"`
-	// Abandoned is set if a person gave up the pending DELs. Nothing was undone, and the runtime's
-	// DEL succeeds all the same.
+	// Abandoned is set if an operator gave up the pending DELs. They did not run, and the runtime's
+	// DEL succeeds nevertheless.
 	Abandoned bool `json:"abandoned,omitempty"`
 }
 

@@ -40,8 +40,9 @@ type lockID struct {
 	name string
 }
 
-// held has the locks that this process holds, or waits for. It is the process's and not a Store's,
-// as record locks are. Whoever opens a lock file only to look keeps the mutex until it is closed.
+// held has the locks that this process holds or waits for. It belongs to the process and not to a
+// Store, like record locks. Code that opens a lock file only to inspect it holds the mutex until it
+// is closed.
 var held = struct {
 	sync.Mutex
 	locks map[lockID]bool
@@ -58,7 +59,7 @@ func (s *Store) lockID(name string) (lockID, error) {
 	return lockID{fileID{st.Dev, st.Ino}, name}, nil
 }
 
-// hold marks a lock as this process's. It returns ErrBusy if it was marked already.
+// hold marks a lock as this process's. It returns ErrBusy if it is marked already.
 func (s *Store) hold(name string) (lockID, error) {
 	id, err := s.lockID(name)
 	if err != nil {
@@ -132,13 +133,12 @@ func (l *Lock) record(how int16) error {
 	return unix.FcntlFlock(l.file.Fd(), unix.F_SETLK, &unix.Flock_t{Type: how, Whence: io.SeekStart})
 }
 
-// Share takes the lock of an attachment to look at it, beside other processes that do so. While
-// Acquire has the lock, Share waits as long as ctx allows, then returns ErrBusy. It creates no file:
-// if there is none, it returns fs.ErrNotExist.
+// Share takes the lock of an attachment for reading, together with other processes. While Acquire
+// has the lock, Share waits as long as ctx allows, then returns ErrBusy. It creates no file: if
+// there is none, it returns fs.ErrNotExist.
 //
-// Delegates inherit the descriptor as they do from Acquire. There is no record lock, so no Owner: a
-// process that wants to acquire the lock may kill these delegates, whether this process lives or
-// not.
+// Delegates inherit the descriptor as they do from Acquire. There is no record lock, and so no
+// Owner: a process that acquires the lock may kill these delegates even while this process lives.
 func (s *Store) Share(ctx context.Context, k Key) (*Lock, error) {
 	for _, dir := range []string{s.Dir, filepath.Join(s.Dir, locksName)} {
 		if err := checkDir(dir); err != nil {
@@ -152,13 +152,13 @@ func (s *Store) Share(ctx context.Context, k Key) (*Lock, error) {
 	return l, nil
 }
 
-// TryAcquire takes the lock of an attachment if it is free, and otherwise returns ErrBusy at once.
-// The holder of one lock takes others only this way.
+// TryAcquire takes the lock of an attachment if it is free, and otherwise returns ErrBusy
+// immediately.
 func (s *Store) TryAcquire(k Key) (*Lock, error) {
 	return s.Acquire(atOnce(), k)
 }
 
-// atOnce returns a context that waits for nothing.
+// atOnce returns a context that is already canceled.
 func atOnce() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -189,9 +189,9 @@ func (s *Store) Locked(k Key) (locked, exists bool, err error) {
 	return locked || ours, exists || ours, err
 }
 
-// Owner returns the living process that acquired an attachment's lock, or 0. With 0 the lock is
-// free, or held only by delegates that outlived their unwind, or by those that share it. Owner
-// returns 1 for a process in another PID namespace.
+// Owner returns the live process that acquired an attachment's lock, or 0. With 0 the lock is free,
+// or held only by orphaned delegates or by processes that share it. Owner returns 1 for a process
+// in another PID namespace.
 func (s *Store) Owner(k Key) (pid int, err error) {
 	ours, err := s.look(k, os.O_RDWR, func(f *os.File) error {
 		record := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
@@ -207,8 +207,8 @@ func (s *Store) Owner(k Key) (pid int, err error) {
 	return pid, err
 }
 
-// look opens an attachment's lock file, if there is one, and calls fn, which does not wait. It
-// leaves a lock alone that this process holds, and says that it is ours.
+// look opens an attachment's lock file, if there is one, and calls fn, which must not block. It
+// does not open the file of a lock that this process holds, and returns ours instead.
 func (s *Store) look(k Key, flag int, fn func(*os.File) error) (ours bool, err error) {
 	held.Lock()
 	defer held.Unlock()
@@ -247,9 +247,9 @@ func (l *Lock) File() *os.File {
 	return l.file
 }
 
-// BeginPass notes in the lock's file that a pass over the attachment's steps begins. It returns how
-// many passes before this one began and did not end, up to 255. The number is a hint for the order of
-// the steps and decides nothing else: it is not synced, and 0 if it cannot be read.
+// BeginPass records in the lock's file that a pass over the attachment's steps begins. It returns
+// how many earlier passes began and did not end, up to 255. The number only affects the order of
+// the steps: it is not synced, and 0 if it cannot be read.
 func (l *Lock) BeginPass() (cutOff int) {
 	if l == nil {
 		return 0
@@ -261,17 +261,17 @@ func (l *Lock) BeginPass() (cutOff int) {
 	return cutOff
 }
 
-// EndPass notes that the pass came to its end.
+// EndPass records that the pass has ended.
 func (l *Lock) EndPass() {
 	if l != nil {
 		_, _ = l.file.WriteAt([]byte{0}, 0)
 	}
 }
 
-// Remove removes the lock's file. Only the holder calls it: when the attachment is gone, or when
-// success is about to be printed though the journal still says Adding. An Adding entry without a
-// lock file is not known to be dead. Another file at the path, as after a removal of the whole
-// directory, stays.
+// Remove removes the lock's file. Only the holder may call it: when the attachment is gone, or when
+// success is about to be printed although the journal still has Adding, because an Adding entry
+// without a lock file does not count as dead. If another file is at the path, for example after the
+// directory was removed, that file stays.
 func (l *Lock) Remove() error {
 	if l == nil || !l.InPlace() {
 		return nil
@@ -292,9 +292,9 @@ func (l *Lock) Release() {
 	unhold(l.as)
 }
 
-// RemoveStrayLocks removes the lock files that no entry has. A process that was killed between the
-// end of an attachment and Remove leaves one. The caller holds no lock. A held lock file stays: it
-// belongs to an ADD or DEL that begins. A process that has the file open and waits for it finds it
+// RemoveStrayLocks removes lock files without an entry. A process that was killed between the end
+// of an attachment and Remove leaves one. The caller holds no lock. A held lock file stays, because
+// it belongs to an ADD or DEL that is starting. A process that is waiting for the file finds it
 // gone, and starts again.
 func (s *Store) RemoveStrayLocks(ctx context.Context) error {
 	files, err := os.ReadDir(filepath.Join(s.Dir, locksName))
@@ -316,7 +316,7 @@ func (s *Store) RemoveStrayLocks(ctx context.Context) error {
 	return nil
 }
 
-// removeStrayLock reads the journal again under the lock, since an ADD may have come and gone.
+// removeStrayLock reads the journal again under the lock, because an ADD may have run meanwhile.
 func (s *Store) removeStrayLock(ctx context.Context, name string) error {
 	l, err := s.take(atOnce(), name, os.O_RDWR, unix.LOCK_EX)
 	if err != nil {

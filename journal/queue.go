@@ -16,9 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MaxWait bounds the wait for a queue that stands still, unless the caller's context has an earlier
-// deadline. A queue that moves, since others write, may take up to three times as long: 250 pods
-// that end at once get through, one transaction each, on a disk that takes 45 ms for a sync.
+// MaxWait limits the wait for a queue that does not progress, unless the caller's context has an
+// earlier deadline. While others write, the wait may be up to three times as long: on a disk with
+// 45 ms per sync, 250 pods that end at the same time succeed, with one transaction each.
 const MaxWait = 10 * time.Second
 
 // queue takes the queue of the journal. A reader changes nothing on the disk and creates no file:
@@ -39,7 +39,7 @@ func (s *Store) queue(ctx context.Context, write bool) (*os.File, error) {
 	return f, nil
 }
 
-// whileItMoves returns a context that ends when nobody has written for MaxWait, but not before
+// whileItMoves returns a context that ends when no process has written for MaxWait, but not before
 // MaxWait has passed.
 func (s *Store) whileItMoves(ctx context.Context) (context.Context, context.CancelFunc) {
 	still := s.still()
@@ -53,7 +53,8 @@ func (s *Store) whileItMoves(ctx context.Context) (context.Context, context.Canc
 
 func (s *Store) still() time.Duration { return cmp.Or(s.wait, MaxWait) }
 
-// lookAfter ends a wait for the queue if, after d, its stamp is at least as old as still: see stamp.
+// lookAfter ends a wait for the queue if, after d, its stamp is at least as old as still: see
+// stamp.
 func (s *Store) lookAfter(ctx context.Context, d, still time.Duration, end func()) *time.Timer {
 	return time.AfterFunc(d, func() {
 		info, err := os.Stat(filepath.Join(s.Dir, queueName))
@@ -184,8 +185,8 @@ var waits = struct {
 	over map[fileID]chan struct{} // closed at the end of the wait
 }{over: map[fileID]chan struct{}{}}
 
-// waitAt returns the end of the wait for a file's flock that another thread is in. If there is none,
-// the caller is to wait in a thread, and to call end.
+// waitAt returns the end of the wait for a file's flock that another thread is in. If there is
+// none, the caller is to wait in a thread, and to call end.
 func waitAt(f *os.File) (over <-chan struct{}, end func()) {
 	var st unix.Stat_t
 	_ = unix.Fstat(int(f.Fd()), &st) // cannot fail on a descriptor that flock takes

@@ -33,12 +33,12 @@ type Step struct {
 	// (known.Plugin.MayLie), and no store could be asked. The DEL runs once more after this time
 	// (CLOCK_BOOTTIME, nanoseconds). Nothing was killed.
 	ConfirmAt int64 `json:"confirmAt,omitempty"`
-	// Unproven says why the last DEL that passed does not count: the store of the IPAM plugin still has
-	// the address, or cannot be asked. It stays while a later DEL fails.
+	// Unproven says why the last DEL that passed does not count: the store of the IPAM plugin still
+	// has the address, or cannot be asked. It stays while a later DEL fails.
 	Unproven string `json:"unproven,omitempty"`
 }
 
-// StepState is what became of the DELs of a step. A step that is undone has none: it is removed.
+// StepState is the state of a step's DEL. A step that is undone has none, because it is removed.
 type StepState string
 
 // The states of a step.
@@ -50,14 +50,13 @@ const (
 	StepRepeat   StepState = "repeat"   // it passed, and runs once more: see RepeatAt and ConfirmAt
 )
 
-// Ended moves a step to the state in which its DEL left it. The error and the code are those of a DEL
-// that failed.
+// Ended stores the outcome of a step's DEL. lastError and code belong to a DEL that failed.
 func (s *Step) Ended(to StepState, lastError string, code uint) {
 	s.State, s.LastError, s.LastCode = to, lastError, code
 }
 
-// checkSteps returns an error if an entry forgets that the DEL of a step has ended: any state may follow
-// any other, but none leads back to StepUntried.
+// checkSteps returns an error if a step of an entry goes back to StepUntried. Any other change of
+// state is allowed.
 func checkSteps(old, e *Entry) error {
 	if old == nil {
 		return nil

@@ -49,8 +49,8 @@ type Store struct {
 	boot     string // see bootID
 }
 
-// strangerWait bounds the wait for a file that somebody writes to. unwind holds the queue, so only a
-// stranger (bbolt's own tool) can have that lock.
+// strangerWait limits the wait for a file that another program writes. unwind holds the queue, so
+// only an unrelated program (bbolt's own tool) can have that lock.
 const strangerWait = time.Second
 
 const (
@@ -60,7 +60,7 @@ const (
 )
 
 // ErrDamaged is returned by a View of a damaged file. The next Update sets the file aside and
-// begins a new one.
+// starts a new one.
 var ErrDamaged = errors.New("journal: the file is damaged")
 
 var (
@@ -68,8 +68,8 @@ var (
 	errUnchanged = errors.New("journal: nothing to commit")
 )
 
-// Holds says whether the last version of an entry that a transaction wrote is in the journal at the
-// path: not in one that was set aside or removed since.
+// Holds reports whether the last written version of an entry is in the journal at the path, and not
+// in one that was set aside or removed since.
 func (s *Store) Holds(e *Entry) bool {
 	there, err := os.Lstat(s.Path())
 	return e.file != nil && err == nil && os.SameFile(there, e.file)
@@ -251,8 +251,8 @@ func (s *Store) inTx(btx *bolt.Tx, file os.FileInfo, fn func(*Tx) error) error {
 	return nil
 }
 
-// classify tells damage from other errors. An error of the kernel is never damage, since a disk
-// that comes back after EIO loses nothing; an error of bbolt about the content is.
+// classify distinguishes damage from other errors. An error of the kernel is never damage, because
+// a disk that recovers from EIO loses nothing; an error of bbolt about the content is.
 func classify(err error) error {
 	var errno syscall.Errno
 	switch {
@@ -264,9 +264,8 @@ func classify(err error) error {
 	return fmt.Errorf("%w: %w", ErrDamaged, err)
 }
 
-// confirm returns the verdict on a file that bbolt did not open. bbolt takes a meta page that the
-// disk fails to read for a damaged one, so confirm believes damage only if the whole file can be
-// read.
+// confirm verifies an error of opening the file. bbolt mistakes a meta page that the disk cannot
+// read for a damaged one, so confirm reports damage only if the whole file can be read.
 func (s *Store) confirm(verdict error) error {
 	if !errors.Is(verdict, ErrDamaged) {
 		return verdict

@@ -9,9 +9,9 @@ import (
 	"os"
 )
 
-// verify reads a whole file and returns what is wrong with it: damage as ErrDamaged, an error of
-// the kernel as it is. It runs before bbolt does. bbolt takes a meta page that the disk fails to
-// read for a damaged one, and on a damaged page may do worse than panic.
+// verify reads a whole file and returns damage as ErrDamaged, and an error of the kernel unchanged.
+// It runs before bbolt, which mistakes a meta page that the disk cannot read for a damaged one, and
+// may do worse than panic on a damaged page.
 func verify(f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {
@@ -19,7 +19,7 @@ func verify(f *os.File) error {
 	}
 	// bbolt would begin a new journal in it, or tell a reader that it cannot write.
 	if info.Size() == 0 {
-		return fmt.Errorf("%w: it is empty", ErrDamaged)
+		return fmt.Errorf("%w: empty file", ErrDamaged)
 	}
 	data := make([]byte, info.Size())
 	if _, err := f.ReadAt(data, 0); err != nil {
@@ -87,7 +87,7 @@ func verifyPages(data []byte) error {
 		return nil
 	}
 	if m.pages < 2 || m.pages > uint64(len(data))/m.size {
-		return fmt.Errorf("it has %d bytes, not %d pages of %d", len(data), m.pages, m.size)
+		return fmt.Errorf("%d bytes instead of %d pages of %d", len(data), m.pages, m.size)
 	}
 	p := &pages{data, m.size, make([]bool, m.pages)}
 	p.used[0], p.used[1] = true, true
@@ -126,12 +126,12 @@ func metaAt(data []byte, at uint64) (m meta, ok bool) {
 func (p *pages) take(id uint64) ([]byte, error) {
 	n := uint64(len(p.used))
 	if id >= n {
-		return nil, fmt.Errorf("page %d of %d", id, n)
+		return nil, fmt.Errorf("page %d of %d does not exist", id, n)
 	}
 	header := p.data[id*p.size:][:pageHeader]
 	length := uint64(u32(header[12:])) + 1
 	if u64(header) != id || length > n-id {
-		return nil, fmt.Errorf("page %d says that it is %d, of %d pages", id, u64(header), length)
+		return nil, fmt.Errorf("page %d: invalid header: page %d, %d pages", id, u64(header), length)
 	}
 	for i := id; i < id+length; i++ {
 		if err := p.use(i); err != nil {
@@ -143,7 +143,7 @@ func (p *pages) take(id uint64) ([]byte, error) {
 
 func (p *pages) use(id uint64) error {
 	if id >= uint64(len(p.used)) || p.used[id] {
-		return fmt.Errorf("page %d of %d is used, or free, twice", id, len(p.used))
+		return fmt.Errorf("page %d of %d is referenced twice", id, len(p.used))
 	}
 	p.used[id] = true
 	return nil
@@ -196,7 +196,7 @@ func (p *pages) bucket(value []byte) error {
 	case len(value) >= 16+pageHeader && u16(value[16+8:]) == kindLeaf:
 		return p.check(value[16:], nil, nil)
 	}
-	return fmt.Errorf("a bucket of %d bytes", len(value))
+	return fmt.Errorf("invalid bucket of %d bytes", len(value))
 }
 
 // element is one element of a branch, with a child, or of a leaf, with a value.
@@ -209,7 +209,7 @@ type element struct {
 func elementsOf(page []byte) ([]element, error) {
 	kind, count := u16(page[8:]), int(u16(page[10:]))
 	if kind != kindLeaf && (kind != kindBranch || count == 0) || pageHeader+count*elementSize > len(page) {
-		return nil, fmt.Errorf("%d elements of kind %#x", count, kind)
+		return nil, fmt.Errorf("invalid page: %d elements of kind %#x", count, kind)
 	}
 	elements := make([]element, count)
 	for i := range elements {
@@ -220,7 +220,7 @@ func elementsOf(page []byte) ([]element, error) {
 			offset, key, value = uint64(u32(b[4:])), uint64(u32(b[8:])), uint64(u32(b[12:]))
 		}
 		if offset+key+value > uint64(len(b)) {
-			return nil, fmt.Errorf("element %d reaches out of the page", i)
+			return nil, fmt.Errorf("element %d exceeds the page", i)
 		}
 		e.key, e.value = b[offset:][:key], b[offset+key:][:value]
 		elements[i] = e
@@ -242,7 +242,7 @@ func (p *pages) free(id uint64) error {
 		ids, count = ids[8:], u64(ids)
 	}
 	if u16(page[8:]) != kindFreelist || count > uint64(len(ids))/8 {
-		return fmt.Errorf("page %d: %d free pages, of kind %#x", id, count, u16(page[8:]))
+		return fmt.Errorf("page %d: invalid freelist: %d pages, kind %#x", id, count, u16(page[8:]))
 	}
 	for i := range count {
 		if err := p.use(u64(ids[8*i:])); err != nil {

@@ -78,17 +78,17 @@ func TestVerify(t *testing.T) {
 		}, "twice"},
 		{"a page of many", func(f *bboltFile) {
 			native.PutUint32(f.page(f.branch)[12:], math.MaxUint32)
-		}, "of 4294967296 pages"},
-		{"a page of another number", func(f *bboltFile) { f.page(f.branch)[0]++ }, "says that it is"},
+		}, "4294967296 pages"},
+		{"a page of another number", func(f *bboltFile) { f.page(f.branch)[0]++ }, "invalid header"},
 		{"a page of no kind", func(f *bboltFile) { f.page(f.branch)[8] = 0x40 }, "kind 0x40"},
 		{"a branch without children", func(f *bboltFile) { native.PutUint16(f.page(f.branch)[10:], 0) }, "0 elements"},
 		{"more elements than fit", func(f *bboltFile) { native.PutUint16(f.page(f.branch)[10:], math.MaxUint16) }, "65535 elements"},
 		{"a key that is too long", func(f *bboltFile) {
 			native.PutUint32(f.element(f.branch, 0)[4:], math.MaxUint32)
-		}, "out of the page"},
+		}, "exceeds the page"},
 		{"a value that is too long", func(f *bboltFile) {
 			native.PutUint32(f.element(f.branchElements[0].child, 0)[12:], math.MaxUint32)
-		}, "out of the page"},
+		}, "exceeds the page"},
 		{"keys out of order", func(f *bboltFile) { f.leaf[1].key[0] = 0xff }, "out of order"},
 		{"a leaf that begins after its branch says", func(f *bboltFile) {
 			key := f.branchElements[1].key
@@ -103,12 +103,12 @@ func TestVerify(t *testing.T) {
 					f.data[i+len(bucketAddresses)] = 0
 				}
 			}
-		}, "a bucket of 16 bytes"},
-		{"a freelist that is none", func(f *bboltFile) { f.page(f.freelist)[8] = kindLeaf }, "of kind 0x2"},
+		}, "invalid bucket of 16 bytes"},
+		{"a freelist that is none", func(f *bboltFile) { f.page(f.freelist)[8] = kindLeaf }, "kind 0x2"},
 		{"a freelist of too many", func(f *bboltFile) {
 			native.PutUint16(f.page(f.freelist)[10:], longFreelist)
 			native.PutUint64(f.page(f.freelist)[pageHeader:], 1<<40)
-		}, "1099511627776 free pages"},
+		}, "invalid freelist: 1099511627776 pages"},
 		{"a free page in use", func(f *bboltFile) {
 			native.PutUint64(f.page(f.freelist)[pageHeader:], f.branch)
 		}, "twice"},
@@ -118,7 +118,7 @@ func TestVerify(t *testing.T) {
 		{"a free page that is out of the file", func(f *bboltFile) {
 			native.PutUint64(f.page(f.freelist)[pageHeader:], math.MaxUint64)
 		}, "page 18446744073709551615"},
-		{"cut", func(f *bboltFile) { f.data = f.data[:3*f.size] }, "it has"},
+		{"cut", func(f *bboltFile) { f.data = f.data[:3*f.size] }, "12288 bytes instead of"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := newFile(t)

@@ -31,10 +31,11 @@ import (
 //  5. Print the result.
 //  6. After a failure of steps 4 and 5, undo the ADD.
 //
-// A crash before the first result is written leaves the state adding with a free lock: success was
-// never printed, so the attachment is dead. After a crash between that and the print the attachment
-// looks live until the runtime's DEL comes or its network namespace is gone. Either way every delegate
-// of the chain gets its DEL, as libcni does after a failed ADD: which ones were started is not on record.
+// A crash before the first result is written leaves the state adding with a free lock: unwind never
+// printed success, so the attachment is dead. After a crash between the first result and the print,
+// the attachment looks live until the runtime's DEL or until its network namespace is gone. In both
+// cases every delegate of the chain gets its DEL, as libcni does after a failed ADD, because the
+// journal does not record which ones were started.
 func (o *op) add(ctx context.Context) error {
 	a := &adding{op: o}
 	if err := a.prepare(ctx); err != nil {
@@ -61,7 +62,8 @@ func (o *op) add(ctx context.Context) error {
 	return nil
 }
 
-// takeLock takes the attachment's lock. Without one, the ADD goes on without the journal, or fails.
+// takeLock takes the attachment's lock. If that fails, the ADD continues without the journal, or
+// fails: see onJournalFailure.
 func (a *adding) takeLock(ctx context.Context) (killed []string, err error) {
 	var busy *types.Error
 	a.lock, killed, err = a.lockOurs(ctx)
@@ -71,14 +73,14 @@ func (a *adding) takeLock(ctx context.Context) (killed []string, err error) {
 	return nil, a.journalFailed(ctx, err)
 }
 
-// prepare checks everything that can be checked before a delegate takes anything.
+// prepare validates the input before any delegate starts.
 func (a *adding) prepare(ctx context.Context) error {
 	if a.bad != nil {
 		return badConfig(a.bad)
 	}
 	if a.conf.PrevResult != nil {
-		return badConfig(errors.New("the ADD has a prevResult: unwind must be the first plugin of the list; " +
-			`put those before it into its "chain"`))
+		return badConfig(errors.New("prevResult is set: unwind must be the first plugin of the list; " +
+			`move the plugins before it into "chain"`))
 	}
 	if err := checkText(a.args); err != nil {
 		return cniError(types.ErrInvalidEnvironmentVariables, "unwind: "+err.Error(), "")
@@ -89,7 +91,7 @@ func (a *adding) prepare(ctx context.Context) error {
 	}
 	a.chain = chain
 	if lost := chain.LostCapabilities(a.conf); len(lost) > 0 {
-		a.log.Warn("delegates declare capabilities that unwind's own entry does not, so the runtime does not pass them on",
+		a.log.Warn("unwind's entry lacks capabilities that delegates declare, so the runtime does not pass them on",
 			"write", fmt.Sprintf(`"capabilities": {"%s": true}`, strings.Join(lost, `": true, "`)))
 	}
 	if missing := chain.Missing(a.args.Path); len(missing) > 0 {
@@ -100,15 +102,15 @@ func (a *adding) prepare(ctx context.Context) error {
 	return a.checkNetNS()
 }
 
-// checkNetNS checks CNI_NETNS before the ADD. skel checks it only after the ADD, when the result is
-// already printed.
+// checkNetNS validates CNI_NETNS before the ADD. skel validates it only after the ADD, when the
+// result is already printed.
 func (a *adding) checkNetNS() error {
 	ours, err := a.namesHostNetNS()
 	if err != nil {
-		return cniError(err.Code, "unwind: "+err.Msg+"; /proc must be mounted, and RLIMIT_NOFILE leave room for it", "")
+		return cniError(err.Code, "unwind: "+err.Msg+"; check that /proc is mounted and that RLIMIT_NOFILE is not exhausted", "")
 	}
 	if ours {
-		return cniError(types.ErrInvalidNetNS, "unwind: CNI_NETNS is the network namespace of the runtime itself", "")
+		return cniError(types.ErrInvalidNetNS, "unwind: CNI_NETNS is the runtime's own network namespace", "")
 	}
 	return nil
 }
@@ -148,7 +150,7 @@ func (a *adding) printable() (json.RawMessage, error) {
 	return netconf.ConvertResult(a.gen.Result, a.conf.CNIVersion)
 }
 
-// callOf returns the ADD of a delegate, without its configuration. There is none after the last.
+// callOf returns the ADD call of a delegate, without its configuration, or nil after the last one.
 func (a *adding) callOf(i int) *delegate.Call {
 	if i == len(a.chain.Delegates) {
 		return nil
@@ -181,8 +183,8 @@ func (a *adding) runDelegate(ctx context.Context, i int) ([]byte, *delegate.Fail
 	return stdout, f
 }
 
-// accept stores a delegate's result as the best known one, and says whether it differs from the one
-// before. It returns claims on the addresses that are new in it.
+// accept stores a delegate's result as the current one, and reports whether it differs from the
+// previous one. It returns claims on the addresses that are new in it.
 func (a *adding) accept(i int, stdout []byte) (claims []journal.Claim, changed bool, err error) {
 	raw, err := netconf.ReadResult(stdout, a.chain.CNIVersion)
 	if err != nil || bytes.Equal(raw, a.gen.Result) {
@@ -203,9 +205,9 @@ func (a *adding) accept(i int, stdout []byte) (claims []journal.Claim, changed b
 	return claims, true, nil
 }
 
-// printResult prints the result. If the journal does not say that the attachment is live,
-// printResult removes the lock file first: an entry in state adding without a lock file is judged
-// by its network namespace, as a live one is, and not as dead.
+// printResult prints the result. If the journal does not have the attachment as live, printResult
+// removes the lock file first: an entry in state adding without a lock file does not count as dead,
+// but is judged by its network namespace, like a live one.
 func (a *adding) printResult(ctx context.Context, printed json.RawMessage) *delegate.Failure {
 	lastDelegate := a.chain.Delegates[len(a.chain.Delegates)-1].Type
 	if f := a.confirm(ctx, lastDelegate); f != nil {
@@ -218,7 +220,7 @@ func (a *adding) printResult(ctx context.Context, printed json.RawMessage) *dele
 	}
 	a.at("print")
 	if _, err := a.Stdout.Write(append(bytes.TrimSpace(printed), '\n')); err != nil {
-		return &delegate.Failure{Plugin: lastDelegate, Command: "ADD", Code: types.ErrIOFailure, Msg: "unwind: printing the result: " + err.Error()}
+		return &delegate.Failure{Plugin: lastDelegate, Command: "ADD", Code: types.ErrIOFailure, Msg: "unwind: cannot print the result: " + err.Error()}
 	}
 	return nil
 }

@@ -134,7 +134,7 @@ func TestBrokenJournal(t *testing.T) {
 	or file that others can write to: let breakage file that others can write to
 	or link: let breakage link
 	or queue that a stranger holds: let breakage queue that a stranger holds
-	either ADD: break $breakage; add a; logged 'the journal failed; going on without it'
+	either ADD: break $breakage; add a; logged 'the journal failed; continuing without it'
 		mend; sandbox a b; add b
 		taken a.eth0.p0 a.eth0.p1 a.eth0.p2 a.eth0.p3 b.eth0.p0 b.eth0.p1 b.eth0.p2 b.eth0.p3
 		del b
@@ -189,7 +189,7 @@ func TestLastWriteFails(t *testing.T) {
 	if passes: wait add a; let held a.eth0.p0 a.eth0.p1 a.eth0.p2 a.eth0.p3
 	if refused: fails wait add a; let held
 	mend; plan; taken $held
-	if passes: again a b; process a; fails add b 'is added already'
+	if passes: again a b; process a; fails add b 'is already added'
 	sandbox a c; add c; del c; taken $held
 	sandbox a d; add d; del d; taken $held
 	del a`)

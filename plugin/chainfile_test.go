@@ -176,7 +176,7 @@ func TestChainFileUnusable(t *testing.T) {
 		{"empty", content(``), "not valid JSON"},
 		{"no plugins", content(`{"cniVersion": "1.0.0", "plugins": []}`), `"plugins" is empty`},
 		{"unwind in it", content(`{"cniVersion": "1.0.0", "plugins": [{"type": "unwind"}]}`), "unwind cannot run"},
-		{"another name", content(`{"cniVersion": "1.0.0", "name": "other", "plugins": [{"type": "faulty"}]}`), `its name is "other"`},
+		{"another name", content(`{"cniVersion": "1.0.0", "name": "other", "plugins": [{"type": "faulty"}]}`), `key "name" is "other"`},
 		{"unknown version", content(`{"cniVersion": "0.5.0", "plugins": [{"type": "faulty"}]}`), `cniVersion "0.5.0"`},
 		{"a FIFO", func(_ *node, path string) error { return unix.Mkfifo(path, 0o600) }, "not a regular file"},
 		{"a directory", func(_ *node, path string) error { return os.Mkdir(path, 0o755) }, "not a regular file"},
@@ -337,7 +337,7 @@ func TestChainFileHangs(t *testing.T) {
 	n.hang(filepath.Dir(path))
 	known.mustDel(list)
 
-	const hangs = "it cannot be read within 10s"
+	const hangs = "not read within 10s"
 	var verbs sync.WaitGroup
 	verbs.Go(func() {
 		_, err := n.pod("new").add(list)
@@ -356,7 +356,7 @@ func TestChainFileHangs(t *testing.T) {
 	})
 	verbs.Go(func() {
 		n.wantStatus("STATUS", n.ask("STATUS", "", keys{"chain": nil, "chainFile": path}), 50,
-			"unwind: STATUS did not end in time: a delegate, or a file of the configuration, hangs")
+			"unwind: STATUS timed out: a delegate or a configuration file hangs")
 	})
 	verbs.Wait()
 	if left := rejected.entry(); left == nil || len(undo.PendingSteps(left)) != 1 {

@@ -12,17 +12,16 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// check runs CHECK of every delegate that was added, in the order of the chain, with the
-// configuration of the ADD. It does not call a delegate that the plain chain would not call. An
-// attachment that the journal does not know is a warning, never an error: Nomad destroys a network
-// namespace on a failed CHECK.
+// check runs CHECK of every delegate that was added, in chain order, with the configuration of the
+// ADD. It calls no delegate that the plain chain would not call. An attachment without a journal
+// entry is a warning, never an error: Nomad destroys a network namespace on a failed CHECK.
 //
 // The delegates hold the attachment's lock, if CHECK could take it. A DEL, or a sweep that finds
 // the attachment dead, waits for them for a while and then kills them, whether the CHECK's unwind
 // lives or not.
 func (o *op) check(ctx context.Context) error {
 	if o.bad != nil {
-		o.log.Warn("the configuration is wrong; what is wrong in it has its default", "err", o.bad)
+		o.log.Warn("invalid keys ignored, using defaults", "err", o.bad)
 	}
 	chain, err := o.conf.LoadChain()
 	if err == nil && chain.DisableCheck {
@@ -33,7 +32,7 @@ func (o *op) check(ctx context.Context) error {
 		if err != nil {
 			return badConfig(err)
 		}
-		o.log.Warn("CHECK of an attachment that the journal does not know", "attachment", o.key.String())
+		o.log.Warn("CHECK of an attachment without a journal entry", "attachment", o.key.String())
 		gen = &journal.Generation{CNIVersion: chain.CNIVersion, Args: o.args.Args, Steps: chain.Steps(o.conf)}
 	}
 	if has, err := version.GreaterThanOrEqualTo(gen.CNIVersion, "0.4.0"); err != nil || !has {
@@ -61,30 +60,30 @@ func (o *op) check(ctx context.Context) error {
 	return nil
 }
 
-// share takes the attachment's lock beside other CHECKs. A CHECK goes on without it if there is no
-// lock file, as for an attachment that the journal does not know, if the journal cannot be used, or
-// if an unwind works on the attachment and does not end soon.
+// share takes the attachment's lock, shared with other CHECKs. CHECK continues without the lock if
+// there is no lock file (the journal has no such attachment), if the journal cannot be used, or if
+// another unwind holds the lock for too long.
 func (o *op) share(ctx context.Context) *journal.Lock {
 	ctx, cancel := context.WithTimeout(ctx, o.Budgets.Orphans)
 	defer cancel()
 	lock, err := o.rec.Store.Share(ctx, o.key)
 	if err != nil {
-		o.log.Debug("CHECK without the lock", "attachment", o.key.String(), "err", err)
+		o.log.Debug("CHECK runs without the attachment's lock", "attachment", o.key.String(), "err", err)
 		return nil
 	}
 	return lock
 }
 
-// finalResult returns the result of an ADD for its CHECK, in the chain's version: the last
-// delegate's, unless the runtime has one that says something else. Fields that the runtime's
-// version lacks are no difference.
+// finalResult returns the result of an ADD for its CHECK, in the chain's version. It is the last
+// delegate's, unless the runtime's differs. Fields that the runtime's version lacks do not count as
+// a difference.
 func (o *op) finalResult(gen *journal.Generation) (json.RawMessage, error) {
 	result := gen.Result
 	if o.conf.PrevResult != nil {
 		printed, err := netconf.ConvertResult(result, o.conf.CNIVersion)
 		if err != nil || !netconf.SameMeaning(printed, o.conf.PrevResult) {
 			if result != nil {
-				o.log.Warn("the runtime's prevResult is not what the ADD returned",
+				o.log.Warn("the runtime's prevResult differs from the result of the ADD",
 					"attachment", o.key.String())
 			}
 			result = o.conf.PrevResult

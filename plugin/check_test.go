@@ -17,8 +17,8 @@ import (
 
 // The log messages of a CHECK when the journal and the runtime disagree.
 const (
-	warnedUnknown = "CHECK of an attachment that the journal does not know"
-	warnedResult  = "prevResult is not what the ADD returned"
+	warnedUnknown = "CHECK of an attachment without a journal entry"
+	warnedResult  = "prevResult differs from the result of the ADD"
 )
 
 // TestCheck: CHECK asks every delegate in the order of the chain, with the configuration of its ADD

@@ -18,8 +18,9 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// claim releases dead attachments that claim the addresses of this ADD before the next delegate
-// runs: this ADD has no rules yet that their DELs could take. A live one is a duplicate.
+// claim releases dead attachments that claim the addresses of this ADD. It does so before the next
+// delegate runs, while this ADD has no rules that their DELs could remove. A live attachment with
+// the same address is a duplicate.
 func (a *adding) claim(ctx context.Context, d netconf.Delegate, claims []journal.Claim, others []*journal.Entry) *delegate.Failure {
 	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
 	defer cancel()
@@ -41,15 +42,15 @@ func (a *adding) claim(ctx context.Context, d netconf.Delegate, claims []journal
 			a.rec.Count(record.CountDuplicates)
 			if a.conf.OnDuplicateAddress == "fail" {
 				return &delegate.Failure{Plugin: d.Type, Command: "ADD", Code: types.ErrInternal, Msg: fmt.Sprintf(
-					"it gave out %s, which is in use by %s", c.Address, other.Key)}
+					"duplicate address %s: in use by %s", c.Address, other.Key)}
 			}
 		}
 	}
 	return nil
 }
 
-// duplicate says whether another attachment certainly uses a claimed address: both have it from the
-// same node-local pool, the other one is not dead, and netlink shows the address there.
+// duplicate reports whether another attachment certainly uses a claimed address: both got it from
+// the same node-local pool, the other one is not dead, and its interface has the address.
 func (a *adding) duplicate(ctx context.Context, c journal.Claim, other *journal.Entry) bool {
 	g := other.Newest()
 	same := slices.ContainsFunc(g.Claims, func(o journal.Claim) bool {
@@ -60,7 +61,7 @@ func (a *adding) duplicate(ctx context.Context, c journal.Claim, other *journal.
 	}
 	there, err := host.AddressIn(g.NetNS, c.Address)
 	if err != nil {
-		a.log.Warn("looking for a duplicate address", "address", c.Address, "other", other.Key.String(), "err", err)
+		a.log.Warn("cannot check for a duplicate address", "address", c.Address, "other", other.Key.String(), "err", err)
 	}
 	return there
 }
@@ -78,20 +79,20 @@ func (a *adding) commit(ctx context.Context, d netconf.Delegate, claims []journa
 	return a.unrecorded(d.Type, err)
 }
 
-// unrecorded decides whether the ADD goes on although its entry could not be written.
+// unrecorded decides whether the ADD continues although its entry could not be written.
 func (a *adding) unrecorded(plugin string, err error) *delegate.Failure {
 	if err != nil && a.conf.OnJournalFailure == "fail" {
 		return &delegate.Failure{Plugin: plugin, Command: "ADD", Code: types.ErrTryAgainLater, Msg: err.Error()}
 	}
 	if err != nil {
 		a.rec.Degraded("ADD", err)
-		a.log.Error("the journal cannot be written", "err", err)
+		a.log.Error("cannot write the journal", "err", err)
 	}
 	return nil
 }
 
-// record writes the entry as live and returns the other entries that hold one of the claims. The
-// transaction that writes the claims looks, too: of two ADDs that get the same address at once, the
+// record writes the entry as live and returns the other entries that have one of the claims. It
+// searches in the transaction that writes the claims: if two ADDs get the same address at once, the
 // later one finds the other.
 func (a *adding) record(ctx context.Context, claims []journal.Claim) (others []*journal.Entry, err error) {
 	var addresses []netip.Addr
@@ -108,7 +109,7 @@ func (a *adding) record(ctx context.Context, claims []journal.Claim) (others []*
 	return others, err
 }
 
-// putLive writes the entry as live. A journal that another verb has begun anew has no entry yet.
+// putLive writes the entry as live. The entry is missing if another verb has recreated the journal.
 func (a *adding) putLive(tx *journal.Tx) error {
 	stored, err := record.Readable(tx.Get(a.key))
 	if err == nil && stored == nil {
@@ -122,9 +123,9 @@ func (a *adding) putLive(tx *journal.Tx) error {
 	return tx.Put(a.entry)
 }
 
-// confirm sees to it, before the result is printed, that the journal at its path has the entry as
-// live: the file may have been set aside or removed since. It also writes the entry again if it is
-// old by now: the grace period counts from success.
+// confirm ensures, before the result is printed, that the journal at its path has the entry as
+// live: the file may have been set aside or removed since. It rewrites an entry that is too old,
+// because the grace period starts with success.
 func (a *adding) confirm(ctx context.Context, plugin string) *delegate.Failure {
 	age := time.Duration(journal.BootNanos() - a.entry.Updated.Boot)
 	late := age > time.Second && age > a.conf.GracePeriod/10

@@ -165,9 +165,9 @@ func TestNotesOfReleaseUnwritten(t *testing.T) {
 			n := newNode(t)
 			a := n.pod("a")
 			a.mustAdd(n.unwind(n.faulty("p0", "")))
-			reason, label, machine := "it was made before this boot", "earlier-boot", host.This().Machine
+			reason, label, machine := "it was added before the last boot", "earlier-boot", host.This().Machine
 			if fate == alive.Foreign {
-				reason, label, machine = "it was made on another machine", "foreign", otherMachine(t)
+				reason, label, machine = "it was added on another machine", "foreign", otherMachine(t)
 			}
 			a.edit(func(g *journal.Generation) { g.Host.BootID, g.Host.Machine = earlier, machine })
 			w := n.emptyList().w
@@ -398,13 +398,13 @@ func TestNotes(t *testing.T) {
 		events 'swept a [$ip2] []: its network namespace is gone'
 		counters 'swept netns-gone 1'
 	or of an earlier boot: add a; reboot a; plan p1 DEL fail; sweep; plan; gc
-		events 'swept a [$ip2] []: it was made before this boot'
+		events 'swept a [$ip2] []: it was added before the last boot'
 		counters 'swept earlier-boot 1'
 	or of another machine: add a; clone a; gc
-		events 'swept a [$ip2] []: it was made on another machine'
+		events 'swept a [$ip2] []: it was added on another machine'
 		counters 'swept foreign 1'
 	or of another machine, found by an ADD of the container ID: add a; clone a; again a b; add b
-		events 'swept a [$ip2] []: it was made on another machine'
+		events 'swept a [$ip2] []: it was added on another machine'
 		counters 'swept foreign 1'
 	or not on a list: add a; gc list
 		events 'swept a [$ip2] []: the runtime does not list it'
@@ -416,7 +416,7 @@ func TestNotes(t *testing.T) {
 		events 'superseded a [$ip2] [faulty (code 999)]: superseded by another ADD of the same container ID'
 		counters
 	or given up: plan p1 ADD fail-effect, p1 DEL fail; fails add a; giveup a; del a
-		events 'rolled-back a [$ip2] [faulty]: $failed' 'forgotten a [$ip2] [faulty (code 999)]: a person gave it up'
+		events 'rolled-back a [$ip2] [faulty]: $failed' 'forgotten a [$ip2] [faulty (code 999)]: given up by an operator'
 		counters 'rollbacks faulty pending 1'
 	or a reservation without an owner: reserve $ip2; vacated
 		events 'released  [$ip2] []: host-local died before it wrote an owner'

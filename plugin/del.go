@@ -23,18 +23,18 @@ import (
 // del runs a DEL.
 //
 //  1. Take the attachment's lock.
-//  2. Find what to undo: the entry; or nothing, if a tombstone says that all was undone before the
-//     runtime asked; or what the configuration on stdin says, for an attachment that the journal
-//     does not know. Whatever is not the entry as the journal has it is written first.
+//  2. Find what to undo: the entry; or nothing, if a tombstone shows that everything is already
+//     undone; or the chain on stdin, if the journal has no such attachment. Write the entry, unless
+//     the journal already has it in this form.
 //  3. Undo, and write what is left, if anything.
-//  4. Replay the DELs of other attachments that were parked for an address of this one.
+//  4. Run the DELs of other attachments that were parked for an address of this one.
 //
-// No error of the journal or of the configuration stands between a pod and its DEL.
+// No error of the journal or of the configuration keeps a pod from its DEL.
 func (o *op) del(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.Budgets.Undo)
 	defer cancel()
 	if o.bad != nil {
-		o.log.Warn("the configuration is wrong; what is wrong in it has its default", "err", o.bad)
+		o.log.Warn("invalid keys ignored, using defaults", "err", o.bad)
 	}
 	d := &deleting{op: o}
 	killed, err := d.takeLock(ctx)
@@ -51,7 +51,7 @@ func (o *op) del(ctx context.Context) error {
 	return d.report(failures, durable)
 }
 
-// takeLock takes the attachment's lock. Without one, the DEL goes on without the journal.
+// takeLock takes the attachment's lock. If that fails, the DEL continues without the journal.
 func (d *deleting) takeLock(ctx context.Context) (killed []string, err error) {
 	var busy *types.Error
 	d.lock, killed, err = d.lockOurs(ctx)
@@ -62,31 +62,31 @@ func (d *deleting) takeLock(ctx context.Context) (killed []string, err error) {
 	return nil, nil
 }
 
-// find sets d.entry to what is to be undone, or nil if nothing is. It takes the entry from the
-// journal, or stops at a tombstone there, or else uses what the runtime sends.
+// find sets d.entry to what has to be undone, or nil for nothing. It uses the entry of the journal,
+// else a tombstone, else what the runtime sends.
 func (d *deleting) find(ctx context.Context, killed []string) error {
 	tomb := d.fromJournal(ctx, killed)
 	if d.entry != nil {
 		return nil
 	}
 	if tomb != nil && d.answers(ctx, tomb) {
-		d.succeedIdle(cmp.Or(tomb.Reason, "it was released before"), nil, tomb.NoResult)
+		d.succeedIdle(cmp.Or(tomb.Reason, "already released"), nil, tomb.NoResult)
 		return nil
 	}
 	if err := d.fromStdin(); err != nil || d.entry == nil || d.rec.Unwritable {
 		return err
 	}
 	if err := d.w.Begin(ctx, d.entry, alive.Requested); err != nil {
-		d.log.Error("the journal cannot be told that a DEL begins", "attachment", d.key.String(),
+		d.log.Error("cannot record the start of a DEL", "attachment", d.key.String(),
 			"err", err)
 	}
 	return nil
 }
 
-// fromJournal takes the entry, or returns the tombstone that the journal has instead. The pass needs
-// no mark on record if it goes by the stored entry alone. Otherwise it could be killed after the
-// address is free, and the next pass would lack the claims. The mark is also on record for an IPAM
-// plugin whose DEL must not run again unasked: see freesByContainer.
+// fromJournal sets d.entry to the journal's entry, or returns the tombstone in its place. It writes
+// the entry first if the pass changes it; otherwise a kill after the address is free would leave
+// the next pass without the claims. It also writes it first for an IPAM plugin whose DEL must not
+// run again unasked: see freesByContainer.
 func (d *deleting) fromJournal(ctx context.Context, killed []string) (tomb *journal.Tombstone) {
 	look := func(tx *journal.Tx) (err error) {
 		switch d.entry, err = record.Readable(tx.Get(d.key)); {
@@ -130,9 +130,9 @@ func keptElsewhere(e *journal.Entry) bool {
 	})
 }
 
-// answers says whether a tombstone answers the DEL, that is, whether it was made for the ADD that
-// the runtime means. It does not if the runtime has a result other than those undone, or if
-// something that was undone is there: an address that host-local gives to the attachment, or its
+// answers reports whether a tombstone covers the DEL, that is, whether it is for the ADD that the
+// runtime means. It is not if the runtime has another result than those undone, or if something
+// that was undone exists again: an address that host-local assigned to the attachment, or its
 // interface.
 func (d *deleting) answers(ctx context.Context, tomb *journal.Tombstone) bool {
 	given := d.given()
@@ -165,8 +165,8 @@ func (d *deleting) holdsAddress() bool {
 	})
 }
 
-// undo undoes the entry, writes what is left, and replays the DELs that were parked for one of its
-// addresses. It says whether the journal has what is left.
+// undo undoes the entry, writes what is left, and runs the DELs that were parked for one of its
+// addresses. durable reports whether the journal has what is left.
 func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, durable bool) {
 	job := undo.Job{Entry: d.entry, Lock: d.lock, Netns: d.args.Netns, Others: d.others}
 	freed := d.entry.Addresses()
@@ -178,19 +178,19 @@ func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, dura
 			return failures, true
 		}
 		d.rec.Degraded("DEL", err)
-		d.log.Error("the journal cannot be told how a DEL ended", "attachment", d.key.String(), "err", err)
+		d.log.Error("cannot record the outcome of a DEL", "attachment", d.key.String(), "err", err)
 	}
 	d.w.ReplayFreed(ctx, freed)
 	return failures, false
 }
 
-// report returns the error for the runtime. It leaves out a DEL that the plain chain would not have run.
+// report returns the error for the runtime. It omits a DEL that the plain chain would not have run.
 func (d *deleting) report(failures []*delegate.Failure, durable bool) error {
 	if durable {
 		failures = slices.DeleteFunc(failures, func(f *delegate.Failure) bool {
 			if f.PutRight {
-				d.log.Warn("a DEL stays pending, and the runtime is not told: it fails with a configuration that its ADD failed with, "+
-					"and that is out of the chain", "attachment", d.key.String(), "plugin", f.Plugin, "code", f.Code)
+				d.log.Warn("a DEL stays pending without an error for the runtime: its ADD failed too, "+
+					"with a configuration that is no longer in the chain", "attachment", d.key.String(), "plugin", f.Plugin, "code", f.Code)
 			}
 			return f.PutRight
 		})

@@ -11,7 +11,7 @@ func TestDuplicateAddress(t *testing.T) {
 	stories(t, `
 	chain bridge | firewall
 	add a; forget $a
-	fails add b 'plugin type="bridge" failed (add): it gave out $a, which is in use by $network/a/eth0'
+	fails add b 'plugin type="bridge" failed (add): duplicate address $a: in use by $network/a/eth0'
 	bare b; gone b; reserved 0
 	del b; open $a; entry a live; pings a
 	del a

@@ -17,8 +17,9 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// open releases what is left of earlier ADDs and writes the intent. If nothing is left, that is one
-// transaction. killed names delegates of an earlier ADD of this attachment that unwind had to kill.
+// open releases the rest of earlier ADDs and writes the intent. If nothing is left of them, this
+// takes one transaction. killed names delegates of an earlier ADD of this attachment that unwind
+// had to kill.
 func (a *adding) open(ctx context.Context, killed []string) error {
 	a.newEntry()
 	if a.rec.Unwritable {
@@ -48,8 +49,8 @@ func (a *adding) open(ctx context.Context, killed []string) error {
 	return nil
 }
 
-// intend writes the intent, unless something is left of an earlier ADD of this attachment or of its pod,
-// or the ADD is to be refused.
+// intend writes the intent, unless something is left of an earlier ADD of this attachment or of its
+// pod, or the ADD is to be refused.
 func (a *adding) intend(ctx context.Context) (samePod []*journal.Entry, refused, err error) {
 	err = a.rec.Update(ctx, func(tx *journal.Tx) (err error) {
 		if err := a.findPrior(tx); err != nil {
@@ -76,8 +77,8 @@ func (a *adding) samePod(tx *journal.Tx) ([]*journal.Entry, error) {
 	}), err
 }
 
-// releaseSamePod divides its time over the attachments. It leaves the rest for later rather than
-// give a healthy delegate so little time that it would be killed.
+// releaseSamePod divides its time among the attachments. It defers the rest rather than give a
+// healthy delegate too little time, which would get it killed.
 func (a *adding) releaseSamePod(ctx context.Context, samePod []*journal.Entry) {
 	if a.conf.Observes() {
 		return
@@ -89,12 +90,12 @@ func (a *adding) releaseSamePod(ctx context.Context, samePod []*journal.Entry) {
 	for i, e := range samePod {
 		left := time.Until(deadline)
 		if left < a.Budgets.Release/5 {
-			a.log.Debug("left for later: no time", "attachments", len(samePod)-i)
+			a.log.Debug("deferred: out of time", "attachments", len(samePod)-i)
 			return
 		}
 		one, cancelOne := context.WithTimeout(ctx, max(left/time.Duration(len(samePod)-i), a.Budgets.Release/5))
 		if err := a.w.Release(one, e.Key); err != nil {
-			a.log.Debug("left for later", "attachment", e.Key.String(), "err", err)
+			a.log.Debug("deferred", "attachment", e.Key.String(), "err", err)
 		}
 		cancelOne()
 	}
@@ -119,7 +120,7 @@ func (a *adding) supersede(ctx context.Context, killed []string) error {
 	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
 	defer cancel()
 	if again, _ := a.node.Later(ctx, prior); again == tristate.Yes {
-		return a.addedAlready("by an ADD that the journal did not see, in a network namespace that is there")
+		return a.addedAlready("by an ADD that the journal did not record, in a network namespace that exists")
 	}
 	if v := alive.Decide(a.node.Gather(ctx, prior, a.lock)); v.Fate == alive.Foreign {
 		if err := a.w.Purge(ctx, nil, prior, v.Reason); err != nil { // without the lock, whose file this ADD keeps
@@ -151,13 +152,14 @@ func (a *adding) refuseLive(prior *journal.Entry) error {
 		return a.addedAlready("in the same network namespace")
 	}
 	if pid, err := a.node.View.ProcessIn(old.NetNS, len(old.HostLinks) == 0); pid != 0 || err != nil {
-		return a.addedAlready("in a network namespace that a process is in")
+		return a.addedAlready("in a network namespace with a running process")
 	}
 	return nil
 }
 
-// refuseAgain returns an error if the attachment was added past unwind in this same namespace. The
-// ADD would fail, and its rollback would take, by container ID, what belongs to the other ADD.
+// refuseAgain returns an error if an ADD without unwind already added the attachment in this same
+// namespace. Another ADD would fail, and its rollback, which goes by container ID, would remove
+// what belongs to the first.
 func (a *adding) refuseAgain() error {
 	if a.gen.Occupant == "" {
 		return nil
@@ -174,5 +176,5 @@ func (a *adding) refuseAgain() error {
 }
 
 func (a *adding) addedAlready(why string) error {
-	return cniError(types.ErrInternal, fmt.Sprintf("unwind: %s is added already, %s; DEL it first", a.key, why), "")
+	return cniError(types.ErrInternal, fmt.Sprintf("unwind: %s is already added, %s; run its DEL first", a.key, why), "")
 }

@@ -15,8 +15,8 @@ import (
 // maxMessage bounds an error for the runtime, in bytes: events and logs repeat it at each retry.
 const maxMessage = 1000
 
-// cniError makes the error for the runtime. It has the code of the first failure and begins with
-// its words.
+// cniError returns the error for the runtime. It has the code of the first failure and begins with
+// its message.
 func cniError(code uint, msg, details string) *types.Error {
 	msg = netconf.Shorten(strings.ToValidUTF8(msg, "�"), maxMessage)
 	details = netconf.Shorten(strings.ToValidUTF8(details, "�"), max(0, maxMessage-len("; ")-len(msg)))
@@ -30,7 +30,7 @@ func badConfig(err error) *types.Error {
 	return cniError(types.ErrInvalidNetworkConfig, "unwind: "+strings.ReplaceAll(err.Error(), "\n", "; "), "")
 }
 
-// addError gives the failed delegate's words, and then the pending DELs.
+// addError returns the failed delegate's message, followed by the pending DELs.
 func addError(f *delegate.Failure, e *journal.Entry) *types.Error {
 	msg, pending := f.Error(), ""
 	if n := e.Pending(); n > 0 {
@@ -40,9 +40,9 @@ func addError(f *delegate.Failure, e *journal.Entry) *types.Error {
 	return cniError(f.Code, netconf.Shorten(msg, room)+pending, f.Details)
 }
 
-// delError names the delegates with a pending DEL in fixed words: go-cni drops errors that say "not
-// found", and a delegate's words may say that. The log has the rest, and the journal too if it
-// could be written.
+// delError names the delegates with a pending DEL, without their messages: go-cni drops errors that
+// contain "not found", as a delegate's message may. The log has the messages, and so does the
+// journal if it could be written.
 func delError(failures []*delegate.Failure, durable bool) *types.Error {
 	var names []string
 	for _, f := range failures {
@@ -50,7 +50,7 @@ func delError(failures []*delegate.Failure, durable bool) *types.Error {
 	}
 	hint := "; unwindctl list shows the pending DELs"
 	if !durable {
-		hint = "; the journal could not be written, see the log"
+		hint = "; the journal cannot be written, see the log"
 	}
-	return cniError(failures[0].Code, "unwind: DEL incomplete, to be tried again: "+strings.Join(names, ", ")+hint, "")
+	return cniError(failures[0].Code, "unwind: DEL incomplete, to be retried: "+strings.Join(names, ", ")+hint, "")
 }

@@ -28,9 +28,9 @@ func TestForget(t *testing.T) {
 	either intact:
 	or damaged: damage a
 	forgets; giveup a
-	events '' 'forgotten a '; tombstone a a person gave it up; locks 0
+	events '' 'forgotten a '; tombstone a given up by an operator; locks 0
 	del a; calls; taken a.eth0.p1
-	fails giveup a 'the journal has no $network/a/eth0'
+	fails giveup a '$network/a/eth0 is not in the journal'
 	plan; add a; del a`)
 }
 
@@ -38,10 +38,10 @@ func TestForget(t *testing.T) {
 // with its lock file.
 func TestForgetRefuses(t *testing.T) {
 	stories(t, `
-	either live: chain p0; add a; let why is not dead but live (its network namespace is there)
+	either live: chain p0; add a; let why is live, not dead (its network namespace exists)
 	or live, its lock file lost: chain p0; add a; unlocked a
-		let why is not dead but live (its network namespace is there)
-	or dead, seen from elsewhere: let why is not dead but unknown (its ADD ran in other namespaces
+		let why is live, not dead (its network namespace exists)
+	or dead, seen from elsewhere: let why is unknown, not dead (its ADD ran in other namespaces
 	or dead, locked: let why its lock is held
 	or dead, damaged and locked: let why its lock is held
 	if dead: chain p0 | p1; plan p1 ADD fail-effect, p1 DEL fail; fails add a

@@ -17,14 +17,14 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// gc releases what the runtime forgot (SPEC 1.1 §2 GC). It goes by the runtime's list and by
-// evidence in its own network, and by evidence in all others, since a renamed network never gets a
-// GC again. Then it passes the GC, with the runtime's list, to the delegates that know the verb,
-// unless the list is not to be trusted (see sweep.MassReleaseError). It tries all delegates and collects
-// all errors.
+// gc releases attachments that the runtime forgot (SPEC 1.1 §2 GC). In its own network it uses the
+// runtime's list and evidence; in all others only evidence, because a renamed network never gets a
+// GC again. Then it passes the GC, with the runtime's list, to the delegates that support the verb,
+// unless the list cannot be trusted (see sweep.MassReleaseError). It runs all delegates and
+// collects all errors.
 //
 // A GC without a list, or with null (cnitool, ocicni), names nothing to release. gc does not pass
-// it on: a delegate that takes an absent list for an empty one would release everything.
+// it on: a delegate that treats an absent list as an empty one would release everything.
 func (o *op) gc(ctx context.Context) error {
 	if o.bad != nil {
 		return badConfig(o.bad)
@@ -45,8 +45,8 @@ func (o *op) gc(ctx context.Context) error {
 	return gcError(failures)
 }
 
-// sweepForGC sweeps in at most two thirds of the time; the delegates have the rest. It says whether
-// the list is to be trusted.
+// sweepForGC sweeps in at most two thirds of the time; the delegates have the rest. It reports
+// whether the list can be trusted.
 func (o *op) sweepForGC(ctx context.Context, chain *netconf.Chain) (failures []*delegate.Failure, believed bool) {
 	ctx, cancel := context.WithTimeout(ctx, o.Budgets.GC*2/3)
 	defer cancel()
@@ -70,14 +70,14 @@ func (o *op) sweepForGC(ctx context.Context, chain *netconf.Chain) (failures []*
 	return failures, believed
 }
 
-// passOn runs STATUS or GC of all delegates at once, if the chain's version has these verbs: the
-// plain chain would not call them otherwise.
+// passOn runs STATUS or GC of all delegates in parallel, if the chain's version has these verbs.
+// The plain chain would not call them otherwise.
 func (o *op) passOn(ctx context.Context, chain *netconf.Chain, command string) []*delegate.Failure {
 	if has, err := version.GreaterThanOrEqualTo(chain.CNIVersion, "1.1.0"); err != nil || !has {
 		return nil
 	}
 	if command == "GC" && o.conf.Valid == nil {
-		o.log.Debug("the GC is not passed on: it has no list", "network", o.conf.Name)
+		o.log.Debug("GC not passed on: the runtime gave no list", "network", o.conf.Name)
 		return nil
 	}
 	failures := make([]*delegate.Failure, len(chain.Delegates))

@@ -595,10 +595,10 @@ func TestGCDelegateFails(t *testing.T) {
 	or stderr: plan p0 GC stderr, p2 GC fail
 		let says failed (gc): netplugin failed: "faulty: this text is on stderr only
 	or crash: plan p0 GC crash, p2 GC fail; let says failed (gc): netplugin failed with no error message: signal: killed
-	or hang: plan p0 GC hang, p2 GC fail; let says failed (gc): it did not end in time and was killed
+	or hang: plan p0 GC hang, p2 GC fail; let says failed (gc): timed out and was killed
 	or hang at a DEL too: plan p0 GC hang, p2 GC fail, d0 DEL hang
-		let code 11; let says failed (gc): it did not end in time and was killed
-		let more /dead/eth0: plugin type="faulty" failed (delete): it did not end in time and was killed
+		let code 11; let says failed (gc): timed out and was killed
+		let more /dead/eth0: plugin type="faulty" failed (delete): timed out and was killed
 	forgets; clock
 	fails gc list code=$code 'unwind: GC incomplete, ' '$says' '$more' 'p2 GC refused'
 	within 15s

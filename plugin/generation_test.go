@@ -54,7 +54,7 @@ func TestHungNewGenerationLeavesTime(t *testing.T) {
 func TestAddOverLive(t *testing.T) {
 	stories(t, `
 	chain p0 | p1 | p2 | p3
-	let why in a network namespace that a process is in
+	let why in a network namespace with a running process
 	add a; forgets
 	either same namespace: into b a; let why in the same network namespace
 	or process in the old namespace: process a
@@ -62,7 +62,7 @@ func TestAddOverLive(t *testing.T) {
 	unless same: again a b
 	if same: as b a
 	if no name: drop a
-	fails add b 'unwind: $network/a/eth0 is added already, $why; DEL it first'
+	fails add b 'unwind: $network/a/eth0 is already added, $why; run its DEL first'
 	calls
 	entry a live 4 1
 	del a`)
@@ -77,7 +77,7 @@ func TestSecondDelAfterGrace(t *testing.T) {
 	chain p0 | p1 | p2
 	either hangs: plan p1 ADD hang-effect
 	or crashes: plan p1 ADD crash-effect
-	fails add a 'pending DEL: faulty (once more: was killed)'
+	fails add a 'pending DEL: faulty (repeat: was killed)'
 	entry a unwinding 1; pending a p1
 	del a; entry a unwinding 1; pending a p1
 	sandbox a b; plan; add b; del b

@@ -505,7 +505,7 @@ func TestStateDirOfOthers(t *testing.T) {
 		change func(n *node) error
 		want   string
 	}{
-		{"mode", func(n *node) error { return os.Chmod(n.stateDir, 0o777) }, "can be written to by others (mode 0777); chmod 0700 it"},
+		{"mode", func(n *node) error { return os.Chmod(n.stateDir, 0o777) }, "is writable by others (mode 0777); chmod it to 0700"},
 		{"owner", func(n *node) error { return os.Chown(n.stateDir, 65534, 0) }, "belongs to user 65534; chown it to root"},
 		{"file", func(n *node) error { return os.WriteFile(n.stateDir+"/locks", nil, 0o600) }, "not a directory"},
 	} {
@@ -619,7 +619,7 @@ func TestEffectAfterTheGroup(t *testing.T) {
 	n.script("bad", `case $CNI_COMMAND in ADD) setsid sh -c 'sleep 4; mkdir `+taken+`' & wait ;; DEL) rmdir `+taken+` 2>/dev/null || : ;; esac`)
 	list := n.unwind(n.faulty("p0", ""), `{"type": "bad"}`)
 	p := n.pod("a")
-	if _, err := p.add(list); err == nil || !strings.Contains(err.Error(), "did not end in time") {
+	if _, err := p.add(list); err == nil || !strings.Contains(err.Error(), "timed out") {
 		t.Errorf("ADD: %v", err)
 	}
 	eventually(t, "the child takes effect", func() bool { return slices.Equal(n.taken(), []string{"late"}) })

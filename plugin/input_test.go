@@ -132,22 +132,22 @@ func TestBadConfiguration(t *testing.T) {
 		code    uint
 		msg     string
 	}{
-		{"no chain", keys{"chain": nil}, 7, `unwind: neither "chain" nor "chainFile" is set; write the plugins to run into "chain": {"plugins": [...]}`},
+		{"no chain", keys{"chain": nil}, 7, `unwind: neither "chain" nor "chainFile" is set; put the plugins to run into "chain": {"plugins": [...]}`},
 		{"two chains", keys{"chainFile": "/etc/x"}, 7, `unwind: "chain" and "chainFile" are both set; keep one`},
-		{"an empty chain", nested(``), 7, `unwind: key "chain": key "plugins" is empty; write the plugins to run there`},
+		{"an empty chain", nested(``), 7, `unwind: key "chain": key "plugins" is empty; put the plugins to run there`},
 		{"unwind in unwind", nested(`{"type": "unwind"}`), 7,
-			`unwind: key "chain": plugins[0]: key "type": unwind cannot run inside itself; write the plugins of its chain here`},
+			`unwind: key "chain": plugins[0]: key "type": unwind cannot run inside itself; list the plugins of its chain here`},
 		{"unwind as IPAM", nested(`{"type": "faulty", "ipam": {"type": "unwind"}}`), 7,
-			`unwind: key "chain": plugins[0]: key "ipam.type": unwind cannot run inside itself; write the plugins of its chain here`},
-		{"a path as type", nested(`{"type": "/bin/sh"}`), 7, `unwind: key "chain": plugins[0]: key "type": "/bin/sh" is not the name of a plugin`},
+			`unwind: key "chain": plugins[0]: key "ipam.type": unwind cannot run inside itself; list the plugins of its chain here`},
+		{"a path as type", nested(`{"type": "/bin/sh"}`), 7, `unwind: key "chain": plugins[0]: key "type": "/bin/sh" is not a plugin name`},
 		{"another name", keys{"chain": json.RawMessage(`{"name": "other", "plugins": [{"type": "faulty"}]}`)}, 7,
-			`unwind: key "chain": its name is "other", but the network's is "NET"; the addresses and rules of every plugin are kept ` +
-				`under that name, so both must be the same`},
+			`unwind: key "chain": key "name" is "other", but the network is "NET"; they must be the same, since plugins keep ` +
+				`addresses and rules under that name`},
 		{"two wrong keys", keys{"gracePeriod": "abc", "stateDir": "state"}, 7,
 			`unwind: key "gracePeriod": "abc" is not a duration such as "30s" or "10m"; key "stateDir": "state" is not an absolute path`},
 		{"a previous plugin", keys{"prevResult": keys{}}, 7,
-			`unwind: the ADD has a prevResult: unwind must be the first plugin of the list; put those before it into its "chain"`},
-		{"5 MB", keys{"args": keys{"x": strings.Repeat("s3cret  ", 5<<17)}}, 7, `unwind: the configuration has SIZE bytes, more than 4194304`},
+			`unwind: prevResult is set: unwind must be the first plugin of the list; move the plugins before it into "chain"`},
+		{"5 MB", keys{"args": keys{"x": strings.Repeat("s3cret  ", 5<<17)}}, 7, `unwind: the configuration is too large: SIZE bytes, more than 4194304`},
 
 		// skel's own words, as in every plugin.
 		{"no name", keys{"name": nil}, 7, `missing network name`},
@@ -236,13 +236,13 @@ func TestBadEnvironment(t *testing.T) {
 		{"an interface that is a parent", all, map[string]string{"CNI_IFNAME": ".."}, 4, `interface name is . or ..`},
 		{"an interface with a long name", all, map[string]string{"CNI_IFNAME": "sixteen-bytes-it"}, 4, `interface name is too long`},
 		{"an interface that is not UTF-8", []string{"ADD"}, map[string]string{"CNI_IFNAME": "eth\xff"}, 4,
-			`unwind: CNI_IFNAME is not valid UTF-8: the journal could not give it back for the DEL`},
+			`unwind: CNI_IFNAME is not valid UTF-8, so the journal cannot keep it for the DEL`},
 		{"arguments that are not UTF-8", []string{"ADD"}, map[string]string{"CNI_ARGS": "K8S_POD_NAME=\xff"}, 4,
-			`unwind: CNI_ARGS is not valid UTF-8: the journal could not give it back for the DEL`},
+			`unwind: CNI_ARGS is not valid UTF-8, so the journal cannot keep it for the DEL`},
 		{"a path of a netns that is not UTF-8", []string{"ADD"}, map[string]string{"CNI_NETNS": "/run/netns/\xff"}, 4,
-			`unwind: CNI_NETNS is not valid UTF-8: the journal could not give it back for the DEL`},
+			`unwind: CNI_NETNS is not valid UTF-8, so the journal cannot keep it for the DEL`},
 		{"the runtime's own netns", []string{"ADD"}, map[string]string{"CNI_NETNS": "/proc/self/ns/net"}, 8,
-			`unwind: CNI_NETNS is the network namespace of the runtime itself`},
+			`unwind: CNI_NETNS is the runtime's own network namespace`},
 	} {
 		for _, command := range tt.commands {
 			t.Run(command+" "+tt.name, func(t *testing.T) {
@@ -407,7 +407,7 @@ func TestWarnings(t *testing.T) {
 		want    string
 	}{
 		{"unknown keys", map[string]any{"statedir": "/x"},
-			`level=WARN msg="key \"statedir\" is not known to unwind and has no effect; a key for a delegate belongs into the chain"`},
+			`level=WARN msg="unknown key \"statedir\" has no effect; keys for a delegate belong in its entry of the chain"`},
 		{"capabilities that do not arrive", map[string]any{"capabilities": map[string]bool{"mac": true}},
 			`write="\"capabilities\": {\"ips\": true, \"portMappings\": true}"`},
 		{"a log that cannot be written", map[string]any{"logFile": "/no/such/folder/log"},

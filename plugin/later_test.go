@@ -102,7 +102,7 @@ func TestADDOverAnUnseenADD(t *testing.T) {
 	either never on record:
 	or an earlier one on record: add a; past del a
 	past add a; remember a
-	fails add a 'is added already'; unchanged a
+	fails add a 'is already added'; unchanged a
 	del a`)
 }
 

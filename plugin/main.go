@@ -45,9 +45,9 @@ func (p *Plugin) verb(ctx context.Context, do func(*op, context.Context) error) 
 	}
 }
 
-// Unbroken is standard output or standard error, by its descriptor. A write to the pipe of a dead
-// runtime gives an error on it, where os.Stdout ends the process: unwind undoes an ADD whose result
-// it could not print.
+// Unbroken is the descriptor of standard output or standard error. A write to the pipe of a dead
+// runtime returns an error, whereas os.Stdout would end the process: unwind undoes an ADD whose
+// result it could not print.
 type Unbroken int
 
 func (fd Unbroken) Write(p []byte) (n int, err error) {

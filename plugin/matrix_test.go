@@ -149,7 +149,7 @@ func checkDelError(t *testing.T, err error, mode string, at int, onFailure strin
 	if !errors.As(err, &got) || got.Code != code {
 		t.Fatalf("DEL: %v, want code %d", err, code)
 	}
-	want := fmt.Sprintf("unwind: DEL incomplete, to be tried again: faulty (code %d); unwindctl list shows the pending DELs", code)
+	want := fmt.Sprintf("unwind: DEL incomplete, to be retried: faulty (code %d); unwindctl list shows the pending DELs", code)
 	if got.Msg != want || got.Details != "" {
 		t.Errorf("DEL: %q, %q, want %q", got.Msg, got.Details, want)
 	}

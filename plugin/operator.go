@@ -16,13 +16,12 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// Forget abandons a dead attachment with its pending DELs: it runs none, and what the delegates
-// took stays where it is. It is for an attachment that can never heal, for instance because a
-// plugin is gone for good. The history keeps it, and a tombstone makes the runtime's DEL succeed,
-// if it comes. Forget also abandons a damaged entry.
+// Forget abandons a dead attachment with its pending DELs. It runs no DEL, so whatever the
+// delegates took stays allocated. It is for an attachment that can never recover, for instance
+// because a plugin was removed for good. The history keeps the attachment, and a tombstone makes a
+// later DEL of the runtime succeed. Forget also abandons a damaged entry.
 //
-// It refuses an attachment that is not dead: the DEL of that attachment would have nothing to go
-// by.
+// It refuses an attachment that is not dead, because the DEL of that attachment needs the entry.
 func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) error {
 	conf := netconf.DefaultConf()
 	conf.StateDir = stateDir
@@ -42,7 +41,7 @@ func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) e
 		err = o.rec.Update(ctx, func(tx *journal.Tx) error {
 			drop() // this may run twice
 			event := record.EventOf(journal.Forgotten, e)
-			event.Reason, event.Plugins = "a person gave it up", undo.PendingSteps(e)
+			event.Reason, event.Plugins = "given up by an operator", undo.PendingSteps(e)
 			o.rec.Event(event)
 			tomb := o.w.Tombstone(e)
 			tomb.Reason, tomb.Abandoned = event.Reason, true
@@ -69,10 +68,10 @@ func (o *op) toForget(ctx context.Context, lock *journal.Lock, key journal.Key) 
 	case err != nil:
 		return nil, err
 	case e == nil:
-		return nil, fmt.Errorf("the journal has no %s", key)
+		return nil, fmt.Errorf("%s is not in the journal", key)
 	}
 	if v := alive.Decide(o.node.Gather(ctx, e, lock)); !v.Releasable() {
-		return nil, fmt.Errorf("%s is not dead but %s (%s); only what is dead can be forgotten", key, v.Fate, v.Reason)
+		return nil, fmt.Errorf("%s is %s, not dead (%s); only a dead attachment can be forgotten", key, v.Fate, v.Reason)
 	}
 	return e, nil
 }

@@ -154,7 +154,7 @@ func TestTwoAdds(t *testing.T) {
 			refused = append(refused, err)
 		}
 	}
-	if len(refused) != 1 || !strings.Contains(refused[0].Error(), "is added already, in the same network namespace; DEL it first") {
+	if len(refused) != 1 || !strings.Contains(refused[0].Error(), "is already added, in the same network namespace; run its DEL first") {
 		t.Errorf("refused: %v; want one", refused)
 	}
 	if got, want := strings.Join(n.history(), ", "), "start ADD p0, end ADD p0, start ADD p1, end ADD p1"; got != want {
@@ -188,7 +188,7 @@ func TestStopped(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	want := `plugin type="faulty" failed (add): it was killed because unwind was asked to stop`
+	want := `plugin type="faulty" failed (add): killed because unwind was asked to stop`
 	if err := <-added; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("ADD: %v, want %s", err, want)
 	}

@@ -15,16 +15,15 @@ type Plugin struct {
 	Budgets undo.Budgets
 	// CacheDir is the directory of libcni's cache of results; "" is the one that all runtimes use.
 	CacheDir string
-	// Probes are those of all stores that can be asked, by plugin; nil are those of ipam.OnNode, which
-	// the program has that starts for each pod. The agent also asks stores elsewhere.
+	// Probes are the probes of IPAM stores, by plugin; nil means ipam.OnNode, as in the program that
+	// starts for each pod. The agent also probes stores on other machines.
 	Probes map[string]ipam.Probe
-	// Slow is called each time a delegate takes longer than half a second. From the first time on, a
-	// signal should no longer end the process before it has undone what it did; until then a signal
-	// is to the journal what SIGKILL is. Handlers take a thread, which most verbs do without. Nil does
-	// nothing.
+	// Slow, if set, is called each time a delegate takes longer than half a second. From the first
+	// call on, a signal should no longer end the process before the rollback; until then a signal
+	// has the effect of SIGKILL. Signal handlers need a thread, which most verbs do without.
 	Slow func()
-	// Point is called with the name of each place where a crash would leave another state behind.
-	// Tests set it.
+	// Point is called with the name of each crash point: a place where a crash would leave another
+	// state behind. Tests set it.
 	Point func(name string)
 
 	// delegates runs delegates; nil runs them as processes. Tests set it.

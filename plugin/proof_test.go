@@ -80,7 +80,7 @@ func TestDELThatLies(t *testing.T) {
 			p.mustAdd(list)
 			a.gives(file, "a")
 			p.mustDel(list)
-			if why := p.unproven(); why != "192.0.2.7 is not free" {
+			if why := p.unproven(); why != "192.0.2.7 is still allocated" {
 				t.Fatalf("unproven: %q; the entry: %+v", why, p.entry())
 			}
 			if e := p.entry(); e.Pending() != 1 || e.State != journal.Removing {
@@ -99,7 +99,7 @@ func TestDELThatLies(t *testing.T) {
 			}
 			a.nothingLeft()
 			events := a.events()
-			if len(events) != 2 || !strings.HasPrefix(events[0], "unproven a [192.0.2.7] [aws-cni]: 192.0.2.7 is not free") || !strings.HasPrefix(events[1], "swept a ") {
+			if len(events) != 2 || !strings.HasPrefix(events[0], "unproven a [192.0.2.7] [aws-cni]: 192.0.2.7 is still allocated") || !strings.HasPrefix(events[1], "swept a ") {
 				t.Errorf("history: %q", events)
 			}
 		})
@@ -118,22 +118,22 @@ func TestCheckpoints(t *testing.T) {
 		want  string // in the reason why it is unproven
 	}{
 		{"free", func(a *aws) { a.gives("ipam.json", "other") }, proven},
-		{"its own", func(a *aws) { a.gives("ipam.json", "a") }, "192.0.2.7 is not free"},
+		{"its own", func(a *aws) { a.gives("ipam.json", "a") }, "192.0.2.7 is still allocated"},
 		{"no file", func(*aws) {}, again},
 		{"another format", func(a *aws) { a.write(a.checkpoint, `{"version": "vpc-cni-ipam/2", "allocations": {}}`) }, again},
 		{"half written", func(a *aws) { a.write(a.checkpoint, `{"version": "vpc-cni-ipam/1", "alloc`) }, "unexpected end of JSON"},
 		{"no list", func(a *aws) { a.write(a.checkpoint, `{"version": "vpc-cni-ipam/1", "allocations": "x"}`) }, "cannot unmarshal"},
-		{"no allocations", func(a *aws) { a.write(a.checkpoint, `{"version": "vpc-cni-ipam/1"}`) }, "has no allocations"},
-		{"null allocations", func(a *aws) { a.write(a.checkpoint, `{"version": "vpc-cni-ipam/1", "allocations": null}`) }, "has no allocations"},
+		{"no allocations", func(a *aws) { a.write(a.checkpoint, `{"version": "vpc-cni-ipam/1"}`) }, "no allocations"},
+		{"null allocations", func(a *aws) { a.write(a.checkpoint, `{"version": "vpc-cni-ipam/1", "allocations": null}`) }, "no allocations"},
 		{"its address is odd", func(a *aws) { a.checkpointWith(`"ipv4": "x"`) }, "unable to parse IP"},
 		{"its address is a number", func(a *aws) { a.checkpointWith(`"ipv4": 7`) }, "cannot unmarshal"},
 		{"it has no address", func(a *aws) { a.checkpointWith(`"ipv6": ""`) }, "has no address"},
 		{"odd entries of others", func(a *aws) { a.checkpointWith("") }, proven},
-		{"its own among odd ones", func(a *aws) { a.checkpointWith(`"ipv4": "192.0.2.7"`) }, "192.0.2.7 is not free"},
+		{"its own among odd ones", func(a *aws) { a.checkpointWith(`"ipv4": "192.0.2.7"`) }, "192.0.2.7 is still allocated"},
 		{"its own, and a file of another card that is cut off", func(a *aws) {
 			a.write(filepath.Join(filepath.Dir(a.checkpoint), "ipam-nic-0.json"), "{")
 			a.gives("ipam.json", "a")
-		}, "192.0.2.7 is not free"},
+		}, "192.0.2.7 is still allocated"},
 		{"a file of another card that is cut off", func(a *aws) {
 			a.write(filepath.Join(filepath.Dir(a.checkpoint), "ipam-nic-1.json"), "{")
 			a.gives("ipam.json", "other")
@@ -188,7 +188,7 @@ func TestCheckpoints(t *testing.T) {
 			case !strings.Contains(p.unproven(), tt.want):
 				t.Errorf("unproven: %q, want %q", p.unproven(), tt.want)
 			default:
-				a.triesWithoutEnd(p, strings.HasSuffix(tt.want, "is not free"))
+				a.triesWithoutEnd(p, strings.HasSuffix(tt.want, "is still allocated"))
 			}
 		})
 	}
@@ -370,8 +370,8 @@ func whereabouts() acts {
 func TestStoreElsewhere(t *testing.T) {
 	stories(t, `
 	whereabouts p0; add a; del a; confirms a
-	asking held; unproven a 192.0.2.9 is not free
-	asking fails; unproven a cannot be told: no route
+	asking held; unproven a 192.0.2.9 is still allocated
+	asking fails; unproven a cannot check whether its address is free: no route
 	clock; asking hangs; unproven a deadline exceeded; within 14s
 	add b; del b; forgets
 	asking free; gone a b; calls`, whereabouts())
@@ -382,8 +382,8 @@ func TestStoreElsewhere(t *testing.T) {
 func TestUnprovenElsewhere(t *testing.T) {
 	stories(t, `
 	whereabouts p0; add a; del a
-	asking held; ripe a 192.0.2.9 is not free
-	sweep; unproven a 192.0.2.9 is not free
+	asking held; ripe a 192.0.2.9 is still allocated
+	sweep; unproven a 192.0.2.9 is still allocated
 	leaves`, whereabouts())
 }
 
@@ -395,7 +395,7 @@ func TestOtherNetworkOfTheContainer(t *testing.T) {
 	whereabouts p0; add a; del a
 	network other; also a b; whereabouts p1; add b; forgets
 	either unknown: ripe a
-	or unproven: ripe a 192.0.2.9 is not free
+	or unproven: ripe a 192.0.2.9 is still allocated
 	sweep; asking held; calls; entry a
 	del b; asking free; gone a b`, whereabouts())
 }

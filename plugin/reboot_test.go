@@ -13,7 +13,7 @@ func TestReboot(t *testing.T) {
 	or sweep: until sweep
 	or GC of the network, renamed: network renamed; until GC
 	clean; calls DEL last, DEL last
-	tombstone a it was made before this boot; tombstone b it was made before this boot
+	tombstone a it was added before the last boot; tombstone b it was added before the last boot
 	del a b; calls`)
 }
 

@@ -26,7 +26,7 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	tomb := a.w.Tombstone(a.entry)
 	if a.w.ClaimHeld(a.entry) && !a.rec.Unwritable {
 		if err := a.rec.Save(ctx, a.entry); err != nil {
-			a.log.Error("the journal cannot be written after a failed ADD", "attachment", a.key.String(), "err", err)
+			a.log.Error("cannot write the journal after a failed ADD", "attachment", a.key.String(), "err", err)
 		}
 	}
 	job := undo.Job{Entry: a.entry, Lock: a.lock, Netns: a.args.Netns}
@@ -40,10 +40,10 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	switch {
 	case !a.rec.Unwritable:
 		if _, err := a.w.Finish(ctx, job, tomb); err != nil {
-			a.log.Error("the journal cannot be written after a failed ADD", "attachment", a.key.String(), "err", err)
+			a.log.Error("cannot write the journal after a failed ADD", "attachment", a.key.String(), "err", err)
 		}
 	case a.entry.Pending() > 0:
-		a.log.Error("pending DELs are lost: no journal holds them", "attachment", a.key.String(),
+		a.log.Error("pending DELs are lost: the journal cannot be written", "attachment", a.key.String(),
 			"plugins", strings.Join(undo.PendingSteps(a.entry), ", "))
 	}
 	err := addError(f, a.entry)
@@ -61,6 +61,6 @@ func (a *adding) makeRoom(ctx context.Context) {
 	defer cancel()
 	job := sweep.Job{Network: a.key.Network, Pools: sweep.PoolsOf(a.chain, a.conf), Periodic: true, Quick: true}
 	if _, err := sweep.New(a.w, job).Run(ctx); err != nil {
-		a.log.Warn("looking for dead attachments after a failed ADD", "network", a.key.Network, "err", err)
+		a.log.Warn("cannot sweep after a failed ADD", "network", a.key.Network, "err", err)
 	}
 }

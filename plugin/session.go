@@ -40,7 +40,7 @@ type op struct {
 	w    *undo.Worker
 }
 
-// newOp returns an op, and what closes its log.
+// newOp returns an op, and a function that closes its log.
 func (p *Plugin) newOp(args *skel.CmdArgs, conf *netconf.Conf) (*op, func()) {
 	out, closeLog := p.logWriter(conf)
 	var handler slog.Handler = slog.NewTextHandler(out, &slog.HandlerOptions{Level: conf.LogLevel})
@@ -83,8 +83,8 @@ func (o *op) safely(do func() error) error {
 	return err
 }
 
-// traceparent returns the trace that the runtime's call belongs to (W3C Trace Context; libcni passes
-// it in the environment, cni#1173), or "". Delegates inherit it.
+// traceparent returns the trace that the runtime's call belongs to (W3C Trace Context; libcni
+// passes it in the environment, cni#1173), or "". Delegates inherit it.
 func traceparent() string {
 	text := os.Getenv("TRACEPARENT")
 	if len(text) != len("00-0123456789abcdef0123456789abcdef-0123456789abcdef-01") ||
@@ -94,7 +94,7 @@ func traceparent() string {
 	return text
 }
 
-// logWriter opens logFile. A log that cannot be written stops no pod: it goes to stderr.
+// logWriter opens logFile. If that fails, the log goes to stderr: no pod fails because of a log.
 func (p *Plugin) logWriter(conf *netconf.Conf) (io.Writer, func()) {
 	if conf.LogFile == "" {
 		return p.Stderr, func() {}
@@ -107,12 +107,12 @@ func (p *Plugin) logWriter(conf *netconf.Conf) (io.Writer, func()) {
 	return f, func() { _ = f.Close() }
 }
 
-// exchange is the time that unwind gives a provider to finish exchanging a configuration file or a
+// exchange is how long unwind waits for a provider to finish replacing a configuration file or a
 // plugin.
 const exchange = time.Second
 
-// loadChain is LoadChain, but reads a missing or wrong chainFile again for a while: its owner may
-// be rewriting it. It does not wait for an error in unwind's own configuration, which is permanent.
+// loadChain is LoadChain with retries for a missing or invalid chainFile, which its owner may be
+// rewriting. It does not retry an error in unwind's own configuration, which is permanent.
 func (o *op) loadChain(ctx context.Context) (*netconf.Chain, error) {
 	for end := time.Now().Add(exchange); ; time.Sleep(50 * time.Millisecond) {
 		chain, err := o.conf.LoadChain()
@@ -123,7 +123,7 @@ func (o *op) loadChain(ctx context.Context) (*netconf.Chain, error) {
 	}
 }
 
-// namesHostNetNS says whether CNI_NETNS is the network namespace of the runtime itself, and the
+// namesHostNetNS says whether CNI_NETNS is the runtime's own network namespace, and the
 // runtime did not set CNI_NETNS_OVERRIDE.
 func (o *op) namesHostNetNS() (bool, *types.Error) {
 	if override := o.args.NetnsOverride; strings.EqualFold(override, "TRUE") || override == "1" {
@@ -138,8 +138,8 @@ func (o *op) lockOurs(ctx context.Context) (lock *journal.Lock, killed []string,
 	defer cancel()
 	lock, killed, err = o.w.Lock(ctx, o.key)
 	if errors.Is(err, journal.ErrBusy) {
-		err = cniError(types.ErrTryAgainLater, fmt.Sprintf("unwind: %s is being worked on by another unwind, "+
-			"which did not end in %s", o.key, o.Budgets.Undo), "")
+		err = cniError(types.ErrTryAgainLater, fmt.Sprintf("unwind: %s is locked by another unwind, "+
+			"which did not finish within %s", o.key, o.Budgets.Undo), "")
 	}
 	return lock, killed, err
 }
@@ -156,9 +156,9 @@ type adding struct {
 	durable bool           // the journal says live, with all that is known
 }
 
-// journalFailed decides whether this ADD goes on without a journal, or fails. It also fails if the
-// journal has an earlier ADD of the attachment that is not over: the DEL of this ADD would undo
-// only what is left of the earlier one.
+// journalFailed decides whether this ADD continues without a journal, or fails. It also fails if
+// the journal has an earlier ADD of the attachment that is not over, because the DEL of this ADD
+// would undo only the earlier one.
 func (a *adding) journalFailed(ctx context.Context, err error) error {
 	if a.conf.OnJournalFailure == "fail" {
 		return cniError(types.ErrTryAgainLater, "unwind: "+err.Error()+` (onJournalFailure is "fail")`, "")
@@ -172,7 +172,7 @@ func (a *adding) journalFailed(ctx context.Context, err error) error {
 		return cniError(types.ErrTryAgainLater, fmt.Sprintf("unwind: %v; an earlier ADD of %s is not undone", err, a.key), "")
 	}
 	a.rec.Degraded("ADD", err)
-	a.log.Error("the journal failed; going on without it: a crash from here on, or a DEL that fails, leaks", "err", err)
+	a.log.Error("the journal failed; continuing without it: a crash or a failed DEL now leaks", "err", err)
 	a.rec.Unwritable = true
 	return nil
 }
@@ -181,7 +181,7 @@ func (a *adding) journalFailed(ctx context.Context, err error) error {
 func (a *adding) newEntry() {
 	seen, err := host.Look(a.args.Netns, a.args.IfName)
 	if err != nil {
-		a.log.Warn("the network namespace cannot be identified", "netns", a.args.Netns, "err", err)
+		a.log.Warn("cannot identify the network namespace", "netns", a.args.Netns, "err", err)
 	}
 	gen := journal.Generation{
 		NetNS: seen.Netns, Occupant: seen.Occupant(), Args: a.args.Args, Path: a.args.Path, CNIVersion: a.chain.CNIVersion,
@@ -203,10 +203,10 @@ func (a *adding) findPrior(tx *journal.Tx) (err error) {
 	return err
 }
 
-// isOver says whether an earlier ADD of the attachment is over although the journal has it as live:
-// libcni's cache has no result of it, host-local no longer names it where it did, and its interface
-// is neither in its own namespace nor in the namespace of this ADD. The entry must have no other
-// pending DEL.
+// isOver reports whether an earlier ADD of the attachment is over although the journal has it as
+// live: libcni's cache has no result of it, host-local no longer has its reservation, and its
+// interface is neither in its own namespace nor in the namespace of this ADD. The entry must have
+// no other pending DEL.
 func (a *adding) isOver(prior *journal.Entry) bool {
 	if prior.State != journal.Live || len(prior.Generations) != 1 || a.node.IsCached(prior.Key) != tristate.No {
 		return false
@@ -237,17 +237,17 @@ type deleting struct {
 
 func (d *deleting) journalFailed(err error) {
 	d.rec.Degraded("DEL", err)
-	d.log.Error("the journal failed; the DEL goes on without it", "attachment", d.key.String(), "err", err)
+	d.log.Error("the journal failed; the DEL continues without it", "attachment", d.key.String(), "err", err)
 	d.rec.Unwritable = true
 }
 
-// checkText refuses text that a journal entry, which is JSON, would change.
+// checkText rejects text that a journal entry, which is JSON, would change.
 func checkText(args *skel.CmdArgs) error {
 	for _, v := range []struct{ name, value string }{
 		{"CNI_IFNAME", args.IfName}, {"CNI_ARGS", args.Args}, {"CNI_NETNS", args.Netns}, {"CNI_PATH", args.Path},
 	} {
 		if !utf8.ValidString(v.value) {
-			return fmt.Errorf("%s is not valid UTF-8: the journal could not give it back for the DEL", v.name)
+			return fmt.Errorf("%s is not valid UTF-8, so the journal cannot keep it for the DEL", v.name)
 		}
 	}
 	return nil

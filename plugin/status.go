@@ -24,13 +24,13 @@ const (
 	errLimitedConnectivity = 51 // … and attached containers may have limited connectivity
 )
 
-// status says whether ADDs will work: the chain can be read, its binaries are there, its delegates
-// report no failure, and the journal works where no ADD goes on without it. It also sweeps, by
-// evidence alone, because STATUS is the verb that a runtime calls most often.
+// status reports whether ADDs will work: the chain can be read, its binaries exist, its delegates
+// report no failure, and the journal works if ADDs require it. It also sweeps, by evidence alone,
+// because STATUS is the verb that a runtime calls most often.
 //
 // A runtime calls STATUS without a deadline, under a lock that every pod waits for (go-cni). So
-// status ends in time whatever hangs, and cuts off running work as a crash would. A sweep that is
-// cut off says nothing about the network.
+// status returns in time even if something hangs, and interrupts running work as a crash would. A
+// sweep that is interrupted does not affect the result.
 func (o *op) status(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, o.Budgets.Status*3/4)
 	defer cancel()
@@ -42,7 +42,7 @@ func (o *op) status(ctx context.Context) error {
 	case err := <-said:
 		return err
 	case <-time.After(o.Budgets.Status * 19 / 20):
-		return notAvailable("unwind: STATUS did not end in time: a delegate, or a file of the configuration, hangs", "")
+		return notAvailable("unwind: STATUS timed out: a delegate or a configuration file hangs", "")
 	}
 }
 
@@ -100,7 +100,7 @@ func (o *op) health(ctx context.Context, chain *netconf.Chain) error {
 	case journalErr != nil && o.conf.OnJournalFailure == "fail":
 		return notAvailable("unwind: "+journalErr.Error()+` (onJournalFailure is "fail")`, "")
 	case journalErr != nil:
-		o.log.Warn("the journal cannot be used; ADDs go on without it, and a crash or a DEL that fails leaks", "err", journalErr)
+		o.log.Warn("the journal cannot be used; ADDs continue without it, and a crash or a failed DEL leaks", "err", journalErr)
 	}
 	return nil
 }
@@ -115,8 +115,8 @@ func severity(f *delegate.Failure) int {
 	return 0
 }
 
-// missing returns the missing binaries of the chain. It looks again for a while: an upgrade may be
-// exchanging one.
+// missing returns the missing binaries of the chain. It retries for a while, because an upgrade may
+// be replacing one.
 func (o *op) missing(ctx context.Context, chain *netconf.Chain) (missing []string) {
 	for end := time.Now().Add(exchange); ; time.Sleep(50 * time.Millisecond) {
 		missing = chain.Missing(o.args.Path)
@@ -126,7 +126,8 @@ func (o *op) missing(ctx context.Context, chain *netconf.Chain) (missing []strin
 	}
 }
 
-// probe begins a transaction and writes nothing. A journal that others use just now is no error.
+// probe begins a transaction and writes nothing. A journal that is in use by others is not an
+// error.
 func (o *op) probe(ctx context.Context) error {
 	err := o.rec.Store.Update(ctx, func(*journal.Tx) error { return nil })
 	if errors.Is(err, journal.ErrBusy) {
@@ -146,7 +147,7 @@ func (o *op) sweepForStatus(ctx context.Context, chain *netconf.Chain) {
 		return err
 	})
 	if err != nil {
-		o.log.Warn("sweep", "err", err)
+		o.log.Warn("sweep failed", "err", err)
 	}
 }
 
@@ -158,7 +159,7 @@ func (o *op) poolStatus(chain *netconf.Chain) error {
 	}
 	for _, pool := range sweep.PoolsOf(chain, o.conf) {
 		if pool.Full(o.log) {
-			return notAvailable(fmt.Sprintf("unwind: no address is left in %s; unwindctl ipam shows who has them", pool.Dir), "")
+			return notAvailable(fmt.Sprintf("unwind: no free address in %s; unwindctl ipam shows who has them", pool.Dir), "")
 		}
 	}
 	return nil

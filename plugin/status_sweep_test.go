@@ -212,7 +212,7 @@ func TestStatusMakesRoom(t *testing.T) {
 }
 
 func (n *node) poolFull() string {
-	return fmt.Sprintf("unwind: no address is left in %s/%s; unwindctl ipam shows who has them", n.dataDir(), n.network)
+	return fmt.Sprintf("unwind: no free address in %s/%s; unwindctl ipam shows who has them", n.dataDir(), n.network)
 }
 
 // sweepsAll runs STATUS until the journal has at most this many entries, since each has only two

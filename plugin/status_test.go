@@ -51,16 +51,16 @@ func TestStatusOfConfiguration(t *testing.T) {
 		{"two wrong keys", keys{"sweepOnStatus": "no", "stateDir": "x"}, "",
 			`unwind: key "stateDir": "x" is not an absolute path; key "sweepOnStatus": "no" is not true or false`},
 		{"no chain", keys{"chain": nil}, "",
-			`unwind: neither "chain" nor "chainFile" is set; write the plugins to run into "chain": {"plugins": [...]}`},
+			`unwind: neither "chain" nor "chainFile" is set; put the plugins to run into "chain": {"plugins": [...]}`},
 		{"an empty chain", keys{"chain": keys{"plugins": []string{}}}, "",
-			`unwind: key "chain": key "plugins" is empty; write the plugins to run there`},
+			`unwind: key "chain": key "plugins" is empty; put the plugins to run there`},
 		{"unwind in unwind", keys{"chain": keys{"plugins": []keys{{"type": "unwind"}}}}, "",
-			`unwind: key "chain": plugins[0]: key "type": unwind cannot run inside itself; write the plugins of its chain here`},
+			`unwind: key "chain": plugins[0]: key "type": unwind cannot run inside itself; list the plugins of its chain here`},
 		{"chainFile gone", keys{"chain": nil, "chainFile": "FILE.gone"}, "",
 			`unwind: chainFile FILE.gone: no such file or directory; ` +
 				`the network's provider has not written it, or has removed it`},
 		{"chainFile has unwind", keys{"chain": nil, "chainFile": "FILE"}, `{"plugins": [{"type": "unwind"}]}`,
-			`unwind: chainFile FILE: plugins[0]: key "type": unwind cannot run inside itself; write the plugins of its chain here`},
+			`unwind: chainFile FILE: plugins[0]: key "type": unwind cannot run inside itself; list the plugins of its chain here`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -263,7 +263,7 @@ func TestStatusOfJournal(t *testing.T) {
 			n := newNode(t)
 			n.makeJournal()
 			mend := breakIt(n)
-			const warning = "the journal cannot be used; ADDs go on without it"
+			const warning = "the journal cannot be used; ADDs continue without it"
 			busy := name == "queue that a stranger holds"
 			out := n.status("1.0.0", nil, n.faulty("p0", ""))
 			n.wantStatus("degrade", out, 0, "")

@@ -110,7 +110,7 @@ func TestStatusEndsInTime(t *testing.T) {
 			chain := tt.hang(n)
 			n.forgetCalls()
 			out := n.status("1.1.0", nil, chain...)
-			if out.said.Code != tt.code || tt.code != 0 && !strings.Contains(out.said.Msg, "did not end in time") {
+			if out.said.Code != tt.code || tt.code != 0 && !strings.Contains(out.said.Msg, "timed out") {
 				t.Errorf("exit %d, %s; want code %d\n%s", out.code, out.stdout, tt.code, out.stderr)
 			}
 			for _, l := range n.callLog() {
@@ -152,7 +152,7 @@ func TestStatusInTwoSeconds(t *testing.T) {
 		began := time.Now()
 		out := n.status("1.1.0", nil, chain...)
 		took := time.Since(began)
-		switch cutOff := out.said.Msg == "unwind: STATUS did not end in time: a delegate, or a file of the configuration, hangs"; {
+		switch cutOff := out.said.Msg == "unwind: STATUS timed out: a delegate or a configuration file hangs"; {
 		case out.said.Code != 50:
 			t.Fatalf("exit %d, %s; want code 50", out.code, out.stdout)
 		case cutOff && took < 2500*time.Millisecond:

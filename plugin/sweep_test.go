@@ -97,7 +97,7 @@ func TestSweepAfterReboot(t *testing.T) {
 		if f.Released == (f.Key == next.key()) || f.Err != nil {
 			t.Errorf("%s: %+v", f.Key, f)
 		}
-		if buried := n.tombstone(f.Key); f.Released && (buried == nil || buried.Reason != "it was made before this boot") {
+		if buried := n.tombstone(f.Key); f.Released && (buried == nil || buried.Reason != "it was added before the last boot") {
 			t.Errorf("%s: tombstone %+v", f.Key, buried)
 		}
 	}

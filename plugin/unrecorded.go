@@ -16,10 +16,10 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// This file makes what a DEL goes by where the journal does not have it, or not all of it: from what the
-// runtime sends.
+// This file creates or completes an entry from what the runtime sends, for a DEL whose attachment
+// is missing or incomplete in the journal.
 
-// amend adds to the entry what unwind could not write to the journal. It says whether it added
+// amend adds to the entry what unwind could not write to the journal. It reports whether it added
 // anything.
 func (d *deleting) amend(killed []string) (amended bool) {
 	amended = undo.MarkKilled(d.entry, killed, d.conf.GracePeriod)
@@ -64,10 +64,10 @@ func (d *deleting) addedUnseen() bool {
 func (d *deleting) takeLater() {
 	chain, err := d.w.Verb.Chain()
 	if err != nil {
-		d.log.Warn("an ADD that the journal did not see, and the chain cannot be read", "attachment", d.key.String(), "err", err)
+		d.log.Warn("cannot undo an ADD that the journal did not record: the chain cannot be read", "attachment", d.key.String(), "err", err)
 		return
 	}
-	d.log.Warn("the attachment was added again by an ADD that the journal did not see; both are undone",
+	d.log.Warn("the attachment was added again by an ADD that the journal did not record; undoing both",
 		"attachment", d.key.String())
 	d.entry.Generations = append(d.entry.Generations, d.generation(chain))
 }
@@ -86,11 +86,11 @@ func (d *deleting) fromStdin() error {
 			d.succeedIdle("the journal has no entry, and the runtime has no result of an ADD", err, false)
 			return nil
 		case d.stripped(err):
-			d.succeedIdle("neither the journal in "+d.conf.StateDir+" nor the runtime's configuration knows it", err, false)
+			d.succeedIdle("it is neither in the journal in "+d.conf.StateDir+" nor in the runtime's configuration", err, false)
 			return nil
 		}
 		d.removeLock()
-		return badConfig(fmt.Errorf("the journal does not know %s, and the chain cannot be read: %w", d.key, err))
+		return badConfig(fmt.Errorf("%s is not in the journal, and the chain cannot be read: %w", d.key, err))
 	}
 	gen := d.generation(chain)
 	if d.conf.NeverAdded() { // an ADD with a missing binary took nothing
@@ -113,9 +113,9 @@ func (d *deleting) fromStdin() error {
 	return nil
 }
 
-// stripped says whether the runtime's configuration has lost the keys of unwind (multus up to 4.3,
-// of a clusterNetwork), by the error of its chain. A retry would come with the same configuration,
-// so it could undo no more, unless the journal can be read then.
+// stripped reports, from the error of the chain, whether the runtime's configuration has lost
+// unwind's keys (as a clusterNetwork of multus up to 4.3 does). A retry would have the same
+// configuration, so it could not undo more unless the journal is readable by then.
 func (d *deleting) stripped(err error) bool {
 	return errors.Is(err, netconf.ErrNoChain) && d.bad == nil && !d.rec.Unwritable
 }
@@ -138,7 +138,7 @@ func (d *deleting) generation(chain *netconf.Chain) journal.Generation {
 func (d *deleting) complete(gen *journal.Generation) {
 	chain, err := d.w.Verb.Chain()
 	if err != nil {
-		d.log.Warn("the journal has a part of the ADD, and the chain cannot be read", "attachment", d.key.String(), "err", err)
+		d.log.Warn("the journal has only a part of the ADD, and the chain cannot be read", "attachment", d.key.String(), "err", err)
 		return
 	}
 	d.takePrevResult(gen, chain)
@@ -166,12 +166,12 @@ func (d *deleting) takePrevResult(gen *journal.Generation, chain *netconf.Chain)
 	}
 	raw, err := netconf.ConvertResult(d.conf.PrevResult, chain.CNIVersion)
 	if err != nil {
-		d.log.Warn("the runtime's prevResult cannot be used", "attachment", d.key.String(), "err", err)
+		d.log.Warn("cannot use the runtime's prevResult", "attachment", d.key.String(), "err", err)
 		return
 	}
 	r, err := netconf.ParseResult(raw)
 	if err != nil {
-		d.log.Warn("the runtime's prevResult cannot be used", "attachment", d.key.String(), "err", err)
+		d.log.Warn("cannot use the runtime's prevResult", "attachment", d.key.String(), "err", err)
 		return
 	}
 	gen.Result, gen.HostLinks = raw, netconf.HostLinks(r)
@@ -194,9 +194,9 @@ func claimsOf(r *netconf.Result, chain *netconf.Chain, network string, conf *net
 	return claims
 }
 
-// succeedIdle logs that the DEL succeeds without running a delegate, and why, and records it. err, if
-// any, is what kept unwind from knowing more. The DEL after a failed ADD is expected, and its
-// rollback is on record.
+// succeedIdle logs and records that the DEL succeeds without running a delegate, and why. err, if
+// any, is the reason why unwind does not know more. An expected DEL, after a failed ADD, is not
+// recorded: the history already has the rollback.
 func (d *deleting) succeedIdle(why string, err error, expected bool) {
 	level, attrs := slog.LevelInfo, []any{"attachment", d.key.String(), "reason", why}
 	if err != nil {
@@ -211,7 +211,7 @@ func (d *deleting) succeedIdle(why string, err error, expected bool) {
 	d.removeLock()
 }
 
-// removeLock removes the lock file of an attachment that the journal does not know.
+// removeLock removes the lock file of an attachment without a journal entry.
 func (d *deleting) removeLock() {
 	_ = d.lock.Remove()
 }

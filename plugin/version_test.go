@@ -117,9 +117,9 @@ func TestVersionOfResults(t *testing.T) {
 		{"oldest", "1.1.0", `{"cniVersion": "0.2.0", "ip4": {"ip": "192.0.2.7/24"}}`, ""},
 		{"the runtime's", "0.4.0", `{"cniVersion": "1.0.0", ` + v100 + `}`, ""},
 		{"unknown", "1.1.0", `{"cniVersion": "9.9.9"}`,
-			`plugin type="faulty" failed (add): its result "{\"cniVersion\": \"9.9.9\"}": unsupported`},
+			`plugin type="faulty" failed (add): invalid result "{\"cniVersion\": \"9.9.9\"}": unsupported`},
 		{"not a result", "1.1.0", `[]`,
-			`plugin type="faulty" failed (add): its result "[]": json: cannot unmarshal array`},
+			`plugin type="faulty" failed (add): invalid result "[]": json: cannot unmarshal array`},
 		{"not an address", "1.1.0", `{"ips": [{"address": "192.0.2.7"}]}`,
 			`invalid CIDR address: 192.0.2.7`},
 	} {

@@ -32,7 +32,7 @@ func (p pair) hangingStatus(t *testing.T, table *e2e.Table) {
 		status, message = p.unwind.Condition()
 		return status == "False"
 	})
-	if !strings.Contains(message, `plugin type="faulty" failed (status): it did not end in time and was killed`) {
+	if !strings.Contains(message, `plugin type="faulty" failed (status): timed out and was killed`) {
 		t.Errorf("the node is not ready for another reason: %s", message)
 	}
 	plain, plainErr := p.plain.Runtime.TimeStatus(patience)

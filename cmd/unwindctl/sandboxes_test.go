@@ -180,7 +180,7 @@ func TestOrphanInContainer(t *testing.T) {
 		}
 	}
 	out := n.sweep(home, "--conf-dir", confDir, "--cri", socket, "--dry-run")
-	if !strings.Contains(out.stdout, "10.9.0.99: the runtime does not list its owner") {
+	if !strings.Contains(out.stdout, "10.9.0.99: its owner is neither in the journal nor in the runtime's list") {
 		t.Errorf("beside its runtime:\n%s%s", out.stdout, out.stderr)
 	}
 }

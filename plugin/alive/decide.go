@@ -1,4 +1,4 @@
-// Package alive decides which attachments are dead: it gathers evidence of them on the node and turns it
+// Package alive decides which attachments are dead: it gathers evidence on the node and turns it
 // into a verdict. It changes nothing.
 package alive
 
@@ -9,22 +9,22 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// Evidence is what unwind knows of an attachment. Its zero value knows nothing.
+// Evidence is what unwind knows about an attachment. The zero value means that nothing is known.
 type Evidence struct {
 	State           journal.State
 	Reason          Reason         // why it is in this state, from the journal
 	Locked          tristate.Value // some process holds the attachment's lock
 	LockFile        tristate.Value // it has a lock file
-	SameNamespaces  tristate.Value // this process sees what its ADD saw, so a missing thing is gone
+	SameNamespaces  tristate.Value // this process sees what its ADD saw, so whatever it does not see is gone
 	SameBoot        tristate.Value // its newest ADD was in this boot
 	OtherHost       tristate.Value // that ADD was on another machine
 	NetNS           tristate.Value // its network namespace is at its path, or mounted elsewhere
 	HasProcess      tristate.Value // a process is in its network namespace
-	HostLink        tristate.Value // the host's end of its interface is there
-	Listed          tristate.Value // a list of the runtime has it; unknown if none covers it
+	HostLink        tristate.Value // the host end of its interface exists
+	Listed          tristate.Value // a list of the runtime has it; unknown if no list covers it
 	PastGracePeriod tristate.Value // older than the grace period: a list read now could have it
-	AddedUnseen     tristate.Value // an ADD of it that is not in the journal lives, see Node.Later
-	Doubt           string         // for people: why a look failed, or ""
+	AddedUnseen     tristate.Value // an ADD without a journal entry added it again and is live, see Node.Later
+	Doubt           string         // for people: why a check failed, or ""
 }
 
 // Fate is the verdict on an attachment.
@@ -35,25 +35,24 @@ const (
 	Unknown Fate = "unknown"
 	Live    Fate = "live"
 	Dead    Fate = "dead"
-	// Foreign is another machine's attachment: this disk is a copy of that machine's. A DEL could
-	// take from the original what a cluster-wide IPAM plugin keeps for it, so unwind releases only
-	// what lies on this disk.
+	// Foreign is an attachment of another machine, whose disk was cloned. A DEL could release what a
+	// cluster-wide IPAM plugin keeps for the original, so unwind releases only what is on this disk.
 	Foreign Fate = "foreign"
 )
 
-// Verdict is the fate of an attachment, and the reason.
+// Verdict is the fate of an attachment, with the reason.
 type Verdict struct {
 	Fate   Fate
 	Reason Reason
 	Warn   bool // live, but the runtime does not know it
 }
 
-// Releasable says whether the attachment is to be released.
+// Releasable reports whether the attachment should be released.
 func (v Verdict) Releasable() bool { return v.Fate == Dead || v.Fate == Foreign }
 
-// Decide returns the verdict on an attachment, by the table in plugin/README.md, "Who is dead". The
-// attachment is dead only if evidence proves it, and no later ADD that is not in the journal added
-// it again: undoing the one would take from the other.
+// Decide returns the verdict on an attachment, according to the table in plugin/README.md, "Who is
+// dead". The attachment is dead only if evidence proves it and no later ADD without a journal entry
+// added it again: undoing the earlier ADD would remove what belongs to the later one.
 func Decide(ev Evidence) Verdict {
 	v := DecideRecorded(ev)
 	switch {
@@ -103,8 +102,8 @@ func DecideRecorded(ev Evidence) Verdict {
 }
 
 // decideUnlisted returns the verdict if the runtime does not list the attachment and its network
-// namespace may be there, perhaps only because some process has it open: the host's end of the
-// interface alone does not prove life. The list may be older than the attachment.
+// namespace may still exist, perhaps only because some process has it open: the host end of the
+// interface alone does not prove that it is live. The list may be older than the attachment.
 func decideUnlisted(ev Evidence) Verdict {
 	switch {
 	case ev.HasProcess == tristate.Yes:

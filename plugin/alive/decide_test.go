@@ -208,7 +208,7 @@ func keptByMore(more, less Evidence) bool {
 // TestDoubt: a verdict for which a look failed says why.
 func TestDoubt(t *testing.T) {
 	t.Parallel()
-	const why = "process 7 may not be inspected"
+	const why = "cannot inspect process 7"
 	free := Evidence{State: journal.Live, Locked: tristate.No, SameNamespaces: tristate.Yes, SameBoot: tristate.Yes, Doubt: why}
 	unlisted, again := free, free
 	unlisted.Listed, unlisted.NetNS = tristate.No, tristate.No

@@ -12,12 +12,12 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// Judge returns the verdict on an attachment whose lock this op does not hold.
+// Judge returns the verdict on an attachment whose lock the caller does not hold.
 func (n *Node) Judge(ctx context.Context, e *journal.Entry) Verdict {
 	return Decide(n.Gather(ctx, e, nil))
 }
 
-// Gather gathers the evidence on an attachment. ours is its lock, if this op holds it.
+// Gather gathers the evidence on an attachment. ours is its lock, if the caller holds it.
 func (n *Node) Gather(ctx context.Context, e *journal.Entry, ours *journal.Lock) Evidence {
 	ev := Evidence{State: e.State, Reason: Recorded(e.Cause, e.Reason)}
 	if ours != nil {
@@ -36,7 +36,7 @@ func (n *Node) Gather(ctx context.Context, e *journal.Entry, ours *journal.Lock)
 		}
 		ev.Doubt = Doubt(n.lookAt(g, &ev))
 	}
-	if DecideRecorded(ev).Releasable() { // else nobody asks for it
+	if DecideRecorded(ev).Releasable() { // otherwise nobody uses it
 		n.LookForLater(ctx, e, &ev)
 	}
 	return ev
@@ -50,7 +50,7 @@ func (n *Node) LookForLater(ctx context.Context, e *journal.Entry, ev *Evidence)
 	}
 }
 
-// Doubt returns the first of some errors, as a part of a verdict's reason.
+// Doubt returns the first of several joined errors, as part of a verdict's reason.
 func Doubt(err error) string {
 	if err == nil {
 		return ""
@@ -68,7 +68,7 @@ func (n *Node) GraceOf(e *journal.Entry) time.Duration {
 	return n.GracePeriod
 }
 
-// lookAt looks for the namespace and the interface of one ADD. It returns the errors of the looks.
+// lookAt searches for the namespace and the interface of one ADD. It returns all errors.
 func (n *Node) lookAt(g *journal.Generation, ev *Evidence) error {
 	if !g.NetNS.Known() {
 		return nil

@@ -13,8 +13,8 @@ type List struct {
 	// Valid has the attachments, by container ID and interface; an interface "" stands for all of a
 	// container.
 	Valid map[netconf.Attachment]bool
-	// Runtimes are the processes of the runtimes that gave the list, 0 for one that this process does
-	// not see. None are known of a list from elsewhere.
+	// Runtimes are the processes of the runtimes that returned the list; 0 stands for one that this
+	// process cannot see. It is empty for a list from another source.
 	Runtimes []int
 }
 
@@ -27,9 +27,9 @@ func NewList(network string, valid []netconf.Attachment) *List {
 	return l
 }
 
-// has says whether an attachment is on the list. Without a list, or with one that does not cover
-// the attachment, the answer is unknown. A podman container has a pod's name in its arguments, but
-// no pod namespace (podman#12083).
+// has reports whether an attachment is on the list. The result is unknown without a list, or if the
+// list does not cover the attachment. A podman container has a pod's name in its arguments, but no
+// pod namespace (podman#12083).
 func (l *List) has(e *journal.Entry) tristate.Value {
 	if l == nil || l.Network != "" && l.Network != e.Network || l.Pods && (e.Pod.Namespace == "" || e.Pod.Name == "") {
 		return tristate.Unknown
@@ -37,12 +37,13 @@ func (l *List) has(e *journal.Entry) tristate.Value {
 	return tristate.Of(l.Names(e.Key), nil)
 }
 
+// Names reports whether the list has the attachment, or all interfaces of its container.
 func (l *List) Names(k journal.Key) bool {
 	return l.Valid[netconf.Attachment{ContainerID: k.ContainerID, IfName: k.IfName}] || l.Valid[netconf.Attachment{ContainerID: k.ContainerID, IfName: ""}]
 }
 
-// HasContainer says whether a list has a container, with any interface. A list of pods says nothing
-// of a container that is no pod; libcni's cache tells.
+// HasContainer reports whether a list has a container, with any interface. A list of pods does not
+// cover a container that is not a pod; libcni's cache shows which ones are.
 func (l *List) HasContainer(network, id string, cache []Cached) tristate.Value {
 	if l == nil || l.Network != "" && l.Network != network {
 		return tristate.Unknown

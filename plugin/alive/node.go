@@ -13,8 +13,8 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// Node is the node as one process sees it, and what the process knows of the runtime. It reads: the
-// kernel, libcni's cache, host-local's files, the journal.
+// Node is the node as one process sees it, with what that process knows about the runtime. It only
+// reads: the kernel, libcni's cache, host-local's files, and the journal.
 type Node struct {
 	Journal *record.Recorder
 	Log     *slog.Logger
@@ -23,7 +23,7 @@ type Node struct {
 	Invoked bool
 	// List is the runtime's list of attachments, or nil.
 	List *List
-	// Network is the one whose configuration this process has; GracePeriod is that network's.
+	// Network is the network whose configuration this process has; GracePeriod is from there.
 	Network     string
 	GracePeriod time.Duration
 	// CacheDir is the directory of libcni's cache of results; "" is the one that all runtimes use.
@@ -39,6 +39,7 @@ func (n *Node) Fork(journal *record.Recorder) *Node {
 	return &fork
 }
 
+// SameBoot reports whether an ADD ran in the current boot.
 func (n *Node) SameBoot(g *journal.Generation) tristate.Value {
 	if g.Host.BootID == "" || n.Host.BootID == "" {
 		return tristate.Unknown
@@ -46,8 +47,8 @@ func (n *Node) SameBoot(g *journal.Generation) tristate.Value {
 	return tristate.Of(g.Host.BootID == n.Host.BootID, nil)
 }
 
-// OtherHost compares machines whose names are of the same kind. If one is a DMI UUID and the other
-// a machine-id, the answer is unknown.
+// otherHost reports whether an ADD ran on another machine. The result is unknown if one machine is
+// known by its DMI UUID and the other by its machine-id.
 func (n *Node) otherHost(g *journal.Generation) tristate.Value {
 	ours, _, _ := strings.Cut(n.Host.Machine, ":")
 	theirs, _, _ := strings.Cut(g.Host.Machine, ":")
@@ -57,11 +58,11 @@ func (n *Node) otherHost(g *journal.Generation) tristate.Value {
 	return tristate.Of(g.Host.Machine != n.Host.Machine, nil)
 }
 
-// SameNamespaces says whether this process sees what the ADD saw, so that a thing missing for one
-// is missing for the other. A runtime starts unwind where it started the ADD. Any other process has
-// to be in the same namespaces: in a container with the state directory mounted, every network
-// namespace looks gone and no process is in it. The numbers of namespaces mean nothing in another
-// boot, except that of the first PID namespace, whose process 1 is in the other initial ones.
+// SameNamespaces reports whether this process sees what the ADD saw, so that whatever it does not
+// see is gone. A runtime starts every verb in the same namespaces. Any other process has to be in
+// the namespaces of the ADD: in a container with the state directory mounted, every network
+// namespace looks gone and without processes. Namespace numbers are meaningless in another boot,
+// except that of the initial PID namespace, whose process 1 is in the other initial namespaces.
 func (n *Node) SameNamespaces(g *journal.Generation) tristate.Value {
 	if n.Invoked {
 		return tristate.Yes
@@ -87,10 +88,10 @@ func (n *Node) SameNamespaces(g *journal.Generation) tristate.Value {
 	return tristate.Yes
 }
 
-// SeesAsRuntime says whether this process sees what the runtime sees, where no recorded ADD can be
-// compared: it is in the namespaces of each runtime that gave the list, also where these are a
-// container's (kind, k3d, LXC); or it is in the first PID namespace, and in the other namespaces of
-// the first process. A container has its own first process, but not the first PID namespace.
+// SeesAsRuntime reports whether this process sees what the runtime sees, for use without a recorded
+// ADD. It does if it is in the namespaces of each runtime that returned the list, even if these are
+// a container's (kind, k3d, LXC); or if it is in the initial PID namespace and in the other
+// namespaces of process 1. A container has its own process 1, but not the initial PID namespace.
 func (n *Node) SeesAsRuntime() tristate.Value {
 	if n.Invoked || n.besideRuntimes() {
 		return tristate.Yes
@@ -116,20 +117,20 @@ func (n *Node) inNamespaces(of journal.Host) tristate.Value {
 // include/linux/proc_ns.h).
 const firstPIDNS = "pid:[4026531836]"
 
-// IsHost says whether a namespace is that of this process.
+// IsHost reports whether a network namespace is that of this process.
 func (n *Node) IsHost(netns journal.NetNS) bool {
 	return n.Host.NetNS != "" && host.LinkOf(netns) == n.Host.NetNS
 }
 
-// IsOwn says whether an ADD of the attachment in the journal ran in a namespace.
+// IsOwn reports whether a recorded ADD of the attachment ran in a network namespace.
 func (n *Node) IsOwn(e *journal.Entry, netns journal.NetNS) bool {
 	return slices.ContainsFunc(e.Generations, func(g journal.Generation) bool {
 		return n.SameBoot(&g) == tristate.Yes && g.NetNS.Same(netns)
 	})
 }
 
-// InUse says whether an interface in any network namespace has the address. A non-nil skip excludes
-// interfaces. An error says why the answer is unknown.
+// InUse reports whether an interface in any network namespace has the address. A non-nil skip
+// excludes interfaces. An error says why the result is unknown.
 func (n *Node) InUse(address netip.Addr, skip func(host.Interface) bool) (tristate.Value, error) {
 	all, err := n.View.All(n.Log)
 	used := slices.ContainsFunc(all, func(s host.Interface) bool {

@@ -4,8 +4,8 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// Orphan is the evidence on a reservation, or on an attachment in libcni's cache, whose owner the
-// journal does not know. The interface on a list does not matter.
+// Orphan is the evidence on a reservation, or on an attachment in libcni's cache, whose owner is not
+// in the journal. A list covers it by container, regardless of the interface.
 type Orphan struct {
 	SameNamespaces  tristate.Value // this process sees what the runtime sees
 	Listed          tristate.Value // a list has the container; unknown if none covers it
@@ -15,28 +15,28 @@ type Orphan struct {
 	Doubt           string         // for people: why the look for that interface failed, or ""
 }
 
-// DecideOrphan returns the verdict on a reservation whose owner the journal does not know: the
-// owner is a pod from before the install, or, after the journal was lost, any pod (antrea#8239).
-// Only all of the evidence together makes it dead.
+// DecideOrphan returns the verdict on a reservation whose owner is not in the journal. The owner is
+// a pod from before the installation or, after a loss of the journal, any pod (antrea#8239). The
+// reservation is dead only if all evidence agrees.
 func DecideOrphan(o Orphan) Verdict {
 	for _, doubt := range []struct {
 		doubt  bool
 		fate   Fate
 		reason string
 	}{
-		{o.SameNamespaces != tristate.Yes, Unknown, "this process does not see what the runtime sees; look where the runtime runs"},
-		{o.Listed == tristate.Unknown, Unknown, "no list of the runtime speaks of its owner, whom the journal does not know"},
+		{o.SameNamespaces != tristate.Yes, Unknown, "this process does not see what the runtime sees; run this where the runtime runs"},
+		{o.Listed == tristate.Unknown, Unknown, "its owner is not in the journal, and no list of the runtime covers it"},
 		{o.Listed == tristate.Yes, Live, "the runtime lists its owner"},
-		{o.PastGracePeriod == tristate.Unknown, Unknown, "its age cannot be told"},
-		{o.PastGracePeriod == tristate.No, Live, "the runtime does not list its owner, but the grace period is not over"},
-		{o.Cached == tristate.Unknown, Unknown, "libcni's cache cannot be looked at"},
-		{o.Cached == tristate.Yes, Live, "libcni's cache has its owner with a network namespace that is there"},
-		{o.InUse == tristate.Unknown, Unknown, "not every network namespace can be looked at"},
+		{o.PastGracePeriod == tristate.Unknown, Unknown, "its age is unknown"},
+		{o.PastGracePeriod == tristate.No, Live, "the runtime does not list its owner, but the grace period has not expired"},
+		{o.Cached == tristate.Unknown, Unknown, "libcni's cache cannot be read"},
+		{o.Cached == tristate.Yes, Live, "libcni's cache has its owner, and the owner's network namespace exists"},
+		{o.InUse == tristate.Unknown, Unknown, "some network namespaces cannot be inspected"},
 		{o.InUse == tristate.Yes, Live, "an interface has the address"},
 	} {
 		if doubt.doubt {
 			return Verdict{Fate: doubt.fate, Reason: Reason{Text: doubt.reason}.because(o.Doubt)}
 		}
 	}
-	return Verdict{Fate: Dead, Reason: Reason{"orphan", "the runtime does not list its owner, whom the journal does not know; nothing has the address"}}
+	return Verdict{Fate: Dead, Reason: Reason{"orphan", "its owner is neither in the journal nor in the runtime's list, and no interface has the address"}}
 }

@@ -13,8 +13,8 @@ type OtherOwner struct {
 	Fate        Fate
 }
 
-// HasOtherOwner decides whether an address has an owner other than the attachment whose DEL is
-// about to run. named says whether host-local's file names another owner.
+// HasOtherOwner decides whether an address belongs to another attachment than the one whose DEL is
+// about to run. named says whether host-local's file has another owner.
 func HasOtherOwner(named tristate.Value, others []OtherOwner) bool {
 	return named != tristate.No || slices.ContainsFunc(others, func(r OtherOwner) bool {
 		return !r.BeingUndone && !r.GaveBack && r.Fate != Dead

@@ -8,25 +8,26 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// traces is the evidence outside the journal that the DEL of an attachment has not passed. Its zero
-// value knows nothing.
+// traces is the evidence outside the journal that an attachment has not had its DEL. The zero value
+// means that nothing is known.
 type traces struct {
 	owned  tristate.Value // host-local's files name it at an address that it claims; unknown without such a claim
 	cached tristate.Value // libcni's cache has its result
 }
 
-// passed says whether the DEL of an attachment has passed although the journal has it as live,
-// because the journal could not be written. It takes both pieces of evidence: a person may have
-// cleared host-local alone, and the runtime may have no cache.
+// passed reports whether the DEL of an attachment has succeeded although the journal still has it
+// as live, because the journal could not be written. It needs both pieces of evidence: an operator
+// may have cleared host-local's files, and the runtime may have no cache.
 func (t traces) passed() bool { return t.owned == tristate.No && t.cached == tristate.No }
 
-// Passed says whether evidence shows that the DEL of an attachment has passed. In doubt it
+// Passed reports whether evidence shows that the DEL of an attachment has succeeded. In doubt it
 // returns false.
 func (n *Node) Passed(e *journal.Entry) bool {
 	return traces{owned: OwnsClaim(e), cached: n.IsCached(e.Key)}.passed()
 }
 
-// OwnsClaim says whether host-local's files name the attachment at one of its claimed addresses.
+// OwnsClaim reports whether host-local's files have one of the claimed addresses for the
+// attachment.
 func OwnsClaim(e *journal.Entry) tristate.Value {
 	owns := tristate.Unknown
 	owner := ipam.Owner{ContainerID: e.ContainerID, IfName: e.IfName}
@@ -44,7 +45,7 @@ func OwnsClaim(e *journal.Entry) tristate.Value {
 	return owns
 }
 
-// IsCached says whether libcni's cache has an attachment. Without a cache the answer is unknown.
+// IsCached reports whether libcni's cache has an attachment. Without a cache the result is unknown.
 func (n *Node) IsCached(k journal.Key) tristate.Value {
 	c, err := n.CachedADD(k)
 	if c == nil && err == nil {

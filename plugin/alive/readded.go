@@ -13,20 +13,20 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// A container ID, a path, a namespace and a static address may come again, and the journal may not
-// have seen it: unwind was switched off, or the journal could not be written. later looks for such
-// an ADD before unwind undoes anything without the runtime's DEL. shows asks whose the interface in
-// a namespace is before a delegate gets the namespace.
+// A container ID, a path, a namespace or a static address may be reused without a record in the
+// journal: unwind was disabled, or the journal could not be written. Later searches for such an ADD
+// before unwind undoes anything without the runtime's DEL. undo checks who owns the interface in a
+// namespace before a delegate gets the namespace.
 
-// Later says whether an ADD that is not in the journal added the attachment again and lives. unwind
-// then does not undo the old ADD: its DELs go by container ID and interface, and would take what
-// the delegates took for the later one.
+// Later reports whether an ADD without a journal entry added the attachment again and is live.
+// unwind then does not undo the old ADD: its DELs go by container ID and interface, and would
+// release what the delegates took for the later one.
 //
-// Something has to speak for a later ADD before later searches the namespaces: libcni's cache has
-// another result, host-local has given the attachment another address or the same one again, or an
-// address is of an IPAM plugin that names no owner. The interface of that ADD also has to be there:
-// without one in any namespace, the later ADD is as dead as the old one. An error says why the
-// answer is unknown.
+// Later searches the namespaces only if something indicates a later ADD: libcni's cache has another
+// result, host-local has assigned the attachment another address or the same one again, or an
+// address comes from an IPAM plugin that records no owner. The interface of that ADD must also
+// exist: without one in any namespace, the later ADD is as dead as the old one. An error says why
+// the result is unknown.
 func (n *Node) Later(ctx context.Context, e *journal.Entry) (tristate.Value, error) {
 	cachedInterface, err := n.CachedInterface(e)
 	if err != nil {
@@ -62,8 +62,8 @@ type suspect struct {
 	anybody bool // an ADD of another attachment may have the interface as well
 }
 
-// CachedInterface returns the interface of the ADD in libcni's cache, or none if the journal has
-// that ADD.
+// CachedInterface returns the interface of the ADD in libcni's cache, or a zero one if the journal
+// has that ADD.
 func (n *Node) CachedInterface(e *journal.Entry) (journal.Interface, error) {
 	c, err := n.CachedADD(e.Key)
 	if c == nil || err != nil {
@@ -76,8 +76,8 @@ func (n *Node) CachedInterface(e *journal.Entry) (journal.Interface, error) {
 	return found, nil
 }
 
-// laterInOwnNetNS says whether a later ADD has its interface in the namespace of the newest ADD in
-// the journal.
+// laterInOwnNetNS reports whether a later ADD has its interface in the namespace of the newest
+// recorded ADD.
 func (n *Node) laterInOwnNetNS(ctx context.Context, e *journal.Entry, cachedInterface journal.Interface) bool {
 	g := e.Newest()
 	if n.SameBoot(g) != tristate.Yes || !g.NetNS.Known() {
@@ -96,7 +96,7 @@ func (n *Node) laterInOwnNetNS(ctx context.Context, e *journal.Entry, cachedInte
 	return seen.HasMAC(own) == tristate.No && seen.HasAny(own) != tristate.Yes && !n.Anothers(ctx, e.Key, seen)
 }
 
-// suspects returns the interfaces that speak for a later ADD.
+// suspects returns the interfaces that would indicate a later ADD.
 func (n *Node) suspects(e *journal.Entry, cachedInterface journal.Interface) ([]suspect, error) {
 	var all []suspect
 	if cachedInterface.Known() {
@@ -126,8 +126,8 @@ func (n *Node) suspects(e *journal.Entry, cachedInterface journal.Interface) ([]
 	return all, nil
 }
 
-// reservedAgain returns the addresses that host-local has given to an attachment since the
-// journal's last write of it: unclaimed ones, or claimed ones at a later time.
+// reservedAgain returns the addresses that host-local has assigned to an attachment since its entry
+// was last written: unclaimed ones, or claimed ones with a later timestamp.
 func (n *Node) reservedAgain(pool string, e *journal.Entry) ([]netip.Addr, error) {
 	found, err := n.Pools.reservations(pool)
 	if err != nil {
@@ -147,7 +147,8 @@ func (n *Node) reservedAgain(pool string, e *journal.Entry) ([]netip.Addr, error
 	return again, nil
 }
 
-// Anothers says whether an interface is another attachment's, by the journal or libcni's cache.
+// Anothers reports whether an interface belongs to another attachment, according to the journal or
+// libcni's cache.
 func (n *Node) Anothers(ctx context.Context, key journal.Key, seen host.Interface) (is bool) {
 	n.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error { // in doubt it would be nobody's
 		var candidates []journal.Key // inodes come again; only the entry tells namespaces apart
@@ -171,7 +172,7 @@ func (n *Node) Anothers(ctx context.Context, key journal.Key, seen host.Interfac
 	}
 	all, err := n.readCache("")
 	if err != nil {
-		n.Log.Warn("looking for the owner of an interface", "attachment", key.String(), "err", err)
+		n.Log.Warn("cannot read libcni's cache for the owner of an interface", "attachment", key.String(), "err", err)
 	}
 	return slices.ContainsFunc(all, func(c Cached) bool {
 		return c.Key() != key && c.IfName == key.IfName && seen.Is(netconf.InterfaceOf(c.Result, c.IfName))

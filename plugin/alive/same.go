@@ -19,9 +19,9 @@ func InterfacesOf(e *journal.Entry) []journal.Interface {
 	return all
 }
 
-// sameADD says whether two results can be of the same ADD. A conversion to an old version of the
-// specification drops the interfaces and all but one address of each family, so the addresses of
-// one may be a part of the other's.
+// sameADD reports whether two results can come from the same ADD. A conversion to an old version of
+// the specification drops the interfaces and all but one address per family, so the addresses of
+// one may be a subset of the other's.
 func sameADD(a, b journal.Interface) tristate.Value {
 	if a.MAC != "" && b.MAC != "" && a.MAC != b.MAC {
 		return tristate.No
@@ -37,7 +37,7 @@ func sameADD(a, b journal.Interface) tristate.Value {
 	return tristate.Equal(a.MAC != "" && b.MAC != "" || len(a.Addresses) > 0, true)
 }
 
-// AnySameADD says whether any of several interfaces can be of the same ADD as another one.
+// AnySameADD reports whether any of several interfaces can come from the same ADD as another one.
 func AnySameADD(all []journal.Interface, one journal.Interface) tristate.Value {
 	found := tristate.No
 	for _, i := range all {

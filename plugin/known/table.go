@@ -6,8 +6,8 @@ const (
 	multus    = "k8snetworkplumbingwg/multus-cni 4.3.0"
 )
 
-// table has a row for each plugin. It is laid out by the compiler: the program that starts for each
-// pod does not fill it.
+// table has a row for each plugin. The compiler lays it out, so the program that starts for each
+// pod spends no time on it.
 var table = []Plugin{
 	// The reference plugins. Those of plugins/main call ipam.ExecAdd in cmdAdd.
 	//

@@ -38,20 +38,20 @@ type Delegate struct {
 	object       map[string]json.RawMessage // as in the conflist
 }
 
-// maxDelegates bounds a chain: unwind writes the journal once for each delegate, with all that were
-// started before. The longest chains in the field have six.
+// maxDelegates limits a chain, because an entry of the journal contains every delegate. The longest
+// chains in use have six.
 const maxDelegates = 500
 
 // ErrNoChain is the error of a configuration that has no chain and names none.
 var ErrNoChain = errors.New(`neither "chain" nor "chainFile" is set; ` +
-	`write the plugins to run into "chain": {"plugins": [...]}`)
+	`put the plugins to run into "chain": {"plugins": [...]}`)
 
-// readDelay bounds the wait for a chainFile. A disk under load may take seconds.
+// readDelay is the timeout of reading a chainFile. A disk under load may take seconds.
 const readDelay = 10 * time.Second
 
 // LoadChain returns the chain that the configuration contains or names. It reads chainFile at each
-// call, since the file's owner may rewrite it at any time. A read that hangs (a mount whose server is
-// gone) is given up after readDelay, and keeps a thread.
+// call, because the file's owner may rewrite it at any time. It abandons a read that hangs (a mount
+// whose server is gone) after readDelay; the read keeps a thread.
 func (c *Conf) LoadChain() (*Chain, error) {
 	switch {
 	case c.Chain != nil && c.ChainFile != "":
@@ -64,7 +64,7 @@ func (c *Conf) LoadChain() (*Chain, error) {
 		return chain, nil
 	case c.ChainFile != "":
 		var chain *Chain
-		err := fmt.Errorf("it cannot be read within %s; is its file system there?", readDelay)
+		err := fmt.Errorf("not read within %s; check that its file system responds", readDelay)
 		read := make(chan func(), 1)
 		go func() {
 			found, failed := c.readChain()
@@ -94,7 +94,7 @@ func (c *Conf) readChain() (*Chain, error) {
 }
 
 // ReadFile reads a configuration. It follows no link in a directory that others can write to, and
-// reads no device.
+// rejects anything but a regular file.
 func ReadFile(path string) ([]byte, error) {
 	flags := os.O_RDONLY | syscall.O_NONBLOCK
 	if dir, err := os.Stat(filepath.Dir(path)); err == nil && dir.Mode().Perm()&0o022 != 0 {
@@ -145,8 +145,8 @@ func (c *Conf) ParseChain(data []byte, defaultVersion string) (*Chain, error) {
 		list.OnlyInlined = true
 	}
 	if list.Name != "" && list.Name != c.Name {
-		return nil, fmt.Errorf("its name is %q, but the network's is %q; the addresses and rules of every plugin are kept "+
-			"under that name, so both must be the same", list.Name, c.Name)
+		return nil, fmt.Errorf("key \"name\" is %q, but the network is %q; they must be the same, since plugins keep "+
+			"addresses and rules under that name", list.Name, c.Name)
 	}
 	if c.ChainFile != "" && !bool(list.OnlyInlined) {
 		more, err := InlineFolder(filepath.Join(filepath.Dir(c.ChainFile), c.Name))
@@ -156,7 +156,7 @@ func (c *Conf) ParseChain(data []byte, defaultVersion string) (*Chain, error) {
 		list.Plugins = append(list.Plugins, more...)
 	}
 	if len(list.Plugins) == 0 {
-		return nil, errors.New(`key "plugins" is empty; write the plugins to run there`)
+		return nil, errors.New(`key "plugins" is empty; put the plugins to run there`)
 	}
 	if len(list.Plugins) > maxDelegates {
 		return nil, fmt.Errorf(`key "plugins" has %d plugins, more than %d`, len(list.Plugins), maxDelegates)
@@ -214,8 +214,8 @@ func InlineFolder(dir string) ([]json.RawMessage, error) {
 	return plugins, nil
 }
 
-// highest returns the version that libcni would take: the highest listed one that this release
-// knows.
+// highest returns the version that libcni would choose: the highest listed one that this release
+// supports.
 func highest(one string, listed []string, absent string) (string, error) {
 	candidates := listed
 	if one != "" {
@@ -235,7 +235,7 @@ func highest(one string, listed []string, absent string) (string, error) {
 		}
 	}
 	if best != "" && !slices.Contains(version.All.SupportedVersions(), best) {
-		return "", fmt.Errorf("cniVersion %q is none of %s", best, strings.Join(version.All.SupportedVersions(), ", "))
+		return "", fmt.Errorf("cniVersion %q is not supported (supported: %s)", best, strings.Join(version.All.SupportedVersions(), ", "))
 	}
 	return best, nil
 }
@@ -261,16 +261,16 @@ func parseDelegate(raw json.RawMessage) (Delegate, error) {
 	}
 	for _, t := range []struct{ key, plugin string }{{"type", d.Type}, {"ipam.type", d.IPAM}} {
 		if strings.ContainsAny(t.plugin, "/\x00\n") || t.plugin == "." || t.plugin == ".." {
-			return d, fmt.Errorf("key %q: %q is not the name of a plugin", t.key, t.plugin)
+			return d, fmt.Errorf("key %q: %q is not a plugin name", t.key, t.plugin)
 		}
 		if t.plugin == Name {
-			return d, fmt.Errorf("key %q: %s cannot run inside itself; write the plugins of its chain here", t.key, Name)
+			return d, fmt.Errorf("key %q: %s cannot run inside itself; list the plugins of its chain here", t.key, Name)
 		}
 	}
 	return d, nil
 }
 
-// jsonError explains a JSON error in terms of the keys, and shows none of the text.
+// jsonError explains a JSON error in terms of keys, without showing the text.
 func jsonError(err error) error {
 	var wrong *json.UnmarshalTypeError
 	if !errors.As(err, &wrong) {
@@ -285,11 +285,10 @@ func jsonError(err error) error {
 	if !ok {
 		want = "an object"
 	}
-	what := "it"
-	if wrong.Field != "" {
-		what = fmt.Sprintf("key %q", wrong.Field)
+	if wrong.Field == "" {
+		return fmt.Errorf("%s, not %s", is, want)
 	}
-	return fmt.Errorf("%s is %s, not %s", what, is, want)
+	return fmt.Errorf("key %q is %s, not %s", wrong.Field, is, want)
 }
 
 // Config returns the stdin of the delegate at index i, without prevResult: its own object, with the
@@ -327,8 +326,8 @@ func (ch *Chain) Steps(c *Conf) []journal.Step {
 	return steps
 }
 
-// Only returns the index of the only delegate of a type, or -1: with two, nobody can tell which one
-// it was.
+// Only returns the index of the only delegate of a type. It returns -1 for none, or for several,
+// which cannot be told apart.
 func (ch *Chain) Only(plugin string) int {
 	found := -1
 	for i, d := range ch.Delegates {
@@ -391,16 +390,15 @@ func WithPrevResult(config, prevResult json.RawMessage) json.RawMessage {
 	return bytes.Join([][]byte{config[:len(config)-1], []byte(comma + `"prevResult":`), prevResult, []byte("}")}, nil)
 }
 
-// ExecutesIPAM says whether the delegate is known to execute the binary of its ipam.type. No ADD can
-// succeed without it then.
+// ExecutesIPAM reports whether the delegate is known to execute the binary of its ipam.type.
+// Without that binary no ADD can succeed.
 func (d Delegate) ExecutesIPAM() bool {
 	executes := known.Of(d.Type).ExecutesIPAM
 	return d.IPAM != "" && executes != nil && executes(d.IPAM, d.object)
 }
 
-// Missing returns the plugins without which no ADD of the chain can succeed and that no directory
-// of the path list has: the delegates, and of those that execute their ipam.type (ExecutesIPAM), the
-// IPAM plugin.
+// Missing returns the plugins that every ADD of the chain needs and that are in no directory of the
+// path list: the delegates, and the IPAM plugins of delegates that execute them (ExecutesIPAM).
 func (ch *Chain) Missing(path string) []string {
 	var missing []string
 	add := func(plugin string) {
@@ -418,8 +416,7 @@ func (ch *Chain) Missing(path string) []string {
 }
 
 // LostCapabilities returns the capabilities that delegates declare and unwind's own entry does not.
-// libcni passes on only what the outer entry declares, so these delegates would not get what they
-// ask for.
+// libcni passes on only what the outer entry declares, so these delegates lack their arguments.
 func (ch *Chain) LostCapabilities(c *Conf) []string {
 	lost := map[string]bool{}
 	for _, d := range ch.Delegates {

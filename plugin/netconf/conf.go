@@ -1,5 +1,5 @@
-// Package netconf reads the input of unwind and its output: its configuration, the chain in it, the
-// runtime's conflists, and results. It runs nothing and knows only the types of the journal.
+// Package netconf parses unwind's configuration and its chain, the runtime's conflists, and CNI
+// results. It runs nothing, and depends only on the types of the journal.
 package netconf
 
 import (
@@ -26,7 +26,7 @@ const Name = "unwind"
 // DefaultStateDir holds the journal and the locks of a node.
 const DefaultStateDir = "/var/lib/cni/unwind"
 
-// MaxConfig bounds a network configuration, in bytes. The largest in the field are a few KiB.
+// MaxConfig limits a network configuration, in bytes. The largest in use have a few KiB.
 const MaxConfig = 4 << 20
 
 // Conf is unwind's entry in a conflist, as the runtime gives it on stdin.
@@ -66,8 +66,8 @@ var InjectedKeys = []string{"args", "deviceID", "pciBusID"}
 // ignoredKeys are known keys without effect here: libcni's, and FoldedKey.
 var ignoredKeys = []string{"type", "cniVersions", "disableCheck", "loadOnlyInlinedPlugins", FoldedKey}
 
-// emptyKeys are in a configuration that went through libcni's PluginConf, whatever was in it
-// before: multus up to 4.3 strips its cluster network's so. Empty, they say nothing.
+// emptyKeys are in every configuration that went through libcni's PluginConf, as multus up to 4.3
+// does with its cluster network. They have no meaning if empty.
 var emptyKeys = []string{"dns", "ipam"}
 
 // FoldedKey has the number of plugins at the end of "chain" that are not the original's: unwindctl
@@ -78,14 +78,14 @@ const FoldedKey = "folded"
 // text of SPEC 1.1 that libcni writes too (cni#1101).
 var ValidKeys = []string{"cni.dev/valid-attachments", "cni.dev/attachments"}
 
-// ParseConf reads unwind's configuration. Every wrong key gives an error that names it, and keeps
-// its default. The Conf is usable also with an error, so that a broken configuration does not stand
-// between a pod and its DEL.
+// ParseConf reads unwind's configuration. An invalid key keeps its default, and the error names it.
+// The Conf is usable even with an error, so that an invalid configuration does not keep a pod from
+// its DEL.
 func ParseConf(data []byte) (*Conf, error) {
 	c := DefaultConf()
 	var errs []error
 	if len(data) > MaxConfig {
-		errs = append(errs, fmt.Errorf("the configuration has %d bytes, more than %d", len(data), MaxConfig))
+		errs = append(errs, fmt.Errorf("the configuration is too large: %d bytes, more than %d", len(data), MaxConfig))
 	}
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(data, &keys); err != nil {
@@ -131,7 +131,7 @@ func ParseConf(data []byte) (*Conf, error) {
 				c.Injected[key] = value
 			}
 		case !slices.Contains(ignoredKeys, key) && !(slices.Contains(emptyKeys, key) && string(value) == "{}"):
-			c.Warn("key %q is not known to unwind and has no effect; a key for a delegate belongs into the chain", key)
+			c.Warn("unknown key %q has no effect; keys for a delegate belong in its entry of the chain", key)
 		}
 	}
 	if c.Name == "" && len(errs) == 0 {
@@ -140,6 +140,7 @@ func ParseConf(data []byte) (*Conf, error) {
 	return c, errors.Join(errs...)
 }
 
+// DefaultConf returns a configuration with the default of every key.
 func DefaultConf() *Conf {
 	return &Conf{
 		StateDir: DefaultStateDir, GracePeriod: 10 * time.Minute, OnDelFailure: "report", OnJournalFailure: "degrade",
@@ -148,12 +149,12 @@ func DefaultConf() *Conf {
 	}
 }
 
-// StartsEarly says whether the process of a plugin may be started before its turn, and get its
-// configuration when that has come: the plugin must do nothing before it has read all of it. The key
-// "startEarly" adds plugins to those that are known to be so; an empty list is none.
+// StartsEarly reports whether the process of a plugin may start before its turn and get its
+// configuration later. The plugin must do nothing before it has read its whole configuration. The
+// key "startEarly" adds plugins to the known ones; an empty list disables early starts.
 //
-// A plugin is known by its name alone. A program of such a name that does something else first is
-// ended after half a second, and starts in its turn: see delegate.Processes.
+// unwind knows a plugin only by its name. A program of that name that does something else first is
+// ended after half a second, and restarted in its turn: see delegate.Processes.
 func (c *Conf) StartsEarly(plugin string) bool {
 	if c.StartEarly != nil && len(c.StartEarly) == 0 {
 		return false
@@ -161,13 +162,14 @@ func (c *Conf) StartsEarly(plugin string) bool {
 	return known.Of(plugin).ReadsFirst || slices.Contains(c.StartEarly, plugin)
 }
 
-// Observes says whether unwind sweeps nothing, as in the first week. It then also leaves out work
-// that only helps other attachments.
+// Observes reports whether unwind only observes and never sweeps, as in a trial. It then also skips
+// work that only helps other attachments.
 func (c *Conf) Observes() bool { return c.DisableGC && !c.SweepOnStatus }
 
 // Warnings returns the keys that have no effect.
 func (c *Conf) Warnings() []string { return c.warnings }
 
+// Warn adds a warning for the log.
 func (c *Conf) Warn(format string, args ...any) {
 	c.warnings = append(c.warnings, fmt.Sprintf(format, args...))
 }
@@ -182,8 +184,8 @@ func sortedKeys[V any](m map[string]V) []string {
 	return keys
 }
 
-// into decodes a value into *to, which it leaves alone if the value has another type. As in libcni,
-// null is the same as absent.
+// into decodes a value into *to, which it does not change if the value has another type. As in
+// libcni, null is the same as absent.
 func into[T any](to *T, want string) func(json.RawMessage) error {
 	return func(value json.RawMessage) error {
 		if string(value) == "null" {
@@ -214,8 +216,8 @@ func check[T any](to *T, want string, convert func(string) (T, bool)) func(json.
 	}
 }
 
-// takeValid takes the list of a GC. null is no list: ocicni sends it for networks that no pod it
-// was asked about uses.
+// takeValid reads the list of a GC. null is no list: ocicni sends it for networks without pods in
+// its request.
 func (c *Conf) takeValid(key string, value json.RawMessage) error {
 	if string(value) == "null" {
 		return nil
@@ -243,7 +245,7 @@ func (c *Conf) takeStores(value json.RawMessage) error {
 			return fmt.Errorf("%s is not %s", excerpt(value), want)
 		}
 		if p := known.Of(plugin); p.Elsewhere || !p.MayLie && !p.Queues {
-			c.Warn("key %q: unwind looks into no store of %q on the node; this has no effect", "stores", plugin)
+			c.Warn("key %q: %q has no store on the node that unwind can read, so its path has no effect", "stores", plugin)
 		}
 		stores[plugin] = path
 	}
@@ -260,14 +262,14 @@ func ParseValid(data []byte) ([]Attachment, error) {
 	}
 	for i, a := range valid {
 		if a.ContainerID == "" || a.IfName == "" {
-			return nil, fmt.Errorf(`element %d has no "containerID" or no "ifname"`, i)
+			return nil, fmt.Errorf(`element %d lacks "containerID" or "ifname"`, i)
 		}
 	}
 	return valid, nil
 }
 
-// networkName accepts a name that can be part of a path, as skel does. skel reads the key in any
-// case; this is the one that unwind uses.
+// networkName accepts a name that can be part of a path, as skel does. skel accepts the key in any
+// letter case; unwind uses this one.
 func networkName(to *string) func(json.RawMessage) error {
 	return check(to, "the name of a network", func(s string) (string, bool) {
 		return s, utils.ValidateNetworkName(s) == nil
@@ -301,8 +303,8 @@ func level(to *slog.Level) func(json.RawMessage) error {
 	})
 }
 
-// excerpt returns a short scalar for an error message, and only the kind of any other value: it may
-// hold secrets.
+// excerpt returns a short scalar for an error message, and only the kind of any other value,
+// because it may contain secrets.
 func excerpt(value json.RawMessage) string {
 	switch {
 	case len(value) == 0:
@@ -323,8 +325,8 @@ type Attachment struct {
 	IfName      string `json:"ifname"`
 }
 
-// NeverAdded says whether the runtime has no result of an ADD. Before CNI 0.4.0 a runtime never
-// gives one, so there the answer is no.
+// NeverAdded reports whether the runtime has no result of an ADD. It is false before CNI 0.4.0,
+// where a runtime never sends one.
 func (c *Conf) NeverAdded() bool {
 	gives, err := version.GreaterThanOrEqualTo(c.CNIVersion, "0.4.0")
 	return err == nil && gives && c.PrevResult == nil

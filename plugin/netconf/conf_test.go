@@ -66,16 +66,16 @@ func TestParseConf(t *testing.T) {
 		{"what libcni's PluginConf leaves", `"ipam": {}, "dns": {}`, func(*Conf) {}},
 		{"unknown keys are warnings", `"stateDIR": "/x", "ipam": {"type": "s3cret"}`, func(c *Conf) {
 			for _, key := range []string{"ipam", "stateDIR"} {
-				c.warnings = append(c.warnings, fmt.Sprintf("key %q is not known to unwind and has no effect; "+
-					"a key for a delegate belongs into the chain", key))
+				c.warnings = append(c.warnings, fmt.Sprintf("unknown key %q has no effect; "+
+					"keys for a delegate belong in its entry of the chain", key))
 			}
 		}},
 		{"a store of no plugin that has one", `"stores": {"aws-cmi": "/a", "bridge": "/b", "cilium-cni": "/c", "whereabouts": "/d"}`,
 			func(c *Conf) {
 				c.Stores = map[string]string{"aws-cmi": "/a", "bridge": "/b", "cilium-cni": "/c", "whereabouts": "/d"}
 				for _, plugin := range []string{"aws-cmi", "bridge", "whereabouts"} {
-					c.warnings = append(c.warnings, fmt.Sprintf(`key "stores": unwind looks into no store of %q on the node; `+
-						"this has no effect", plugin))
+					c.warnings = append(c.warnings, fmt.Sprintf(`key "stores": %q has no store on the node that unwind can read, `+
+						"so its path has no effect", plugin))
 				}
 			}},
 		{"the last of two", `"gracePeriod": "1s", "gracePeriod": "2s"`, func(c *Conf) { c.GracePeriod = 2 * time.Second }},
@@ -128,8 +128,8 @@ func TestParseConfErrors(t *testing.T) {
 	for _, tt := range []struct{ name, data, want string }{
 		{"nothing", ``, `the configuration: not valid JSON: unexpected end of JSON input`},
 		{"cut off", `{"name": "s3cret`, `the configuration: not valid JSON: unexpected end of JSON input`},
-		{"a list", `["s3cret"]`, `the configuration: it is a list, not an object`},
-		{"a string", `"s3cret"`, `the configuration: it is a string, not an object`},
+		{"a list", `["s3cret"]`, `the configuration: a list, not an object`},
+		{"a string", `"s3cret"`, `the configuration: a string, not an object`},
 		{"too deep", strings.Repeat(`{"a":`, 20000), `the configuration: not valid JSON: invalid character '{' exceeded max depth`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -198,7 +198,7 @@ func wantDefault(t *testing.T, key string, got *Conf) {
 func TestHugeConf(t *testing.T) {
 	data := fmt.Sprintf(`{"name": "podnet", "gracePeriod": "1s", "args": {"x": %q}}`, strings.Repeat("s3cret ", MaxConfig/7))
 	got, err := ParseConf([]byte(data))
-	if want := fmt.Sprintf("the configuration has %d bytes, more than %d", len(data), MaxConfig); fmt.Sprint(err) != want {
+	if want := fmt.Sprintf("the configuration is too large: %d bytes, more than %d", len(data), MaxConfig); fmt.Sprint(err) != want {
 		t.Errorf("got error %.200v, want %s", err, want)
 	}
 	if got.Name != "podnet" || got.GracePeriod != time.Second {

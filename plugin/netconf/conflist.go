@@ -25,7 +25,7 @@ type Conflist struct {
 }
 
 // Conflists returns the paths of the configurations in a directory (/etc/cni/net.d), in the order
-// in which a runtime takes them: the first is the node's network. A missing directory has none.
+// of a runtime: the first is the node's network. It returns none for a missing directory.
 func Conflists(dir string) ([]string, error) {
 	files, err := os.ReadDir(dir) // sorted by name
 	if errors.Is(err, fs.ErrNotExist) {
@@ -40,8 +40,8 @@ func Conflists(dir string) ([]string, error) {
 	return paths, err
 }
 
-// ReadConflist reads a configuration. An error does not name the path. An error in unwind's own
-// entry comes with the rest of the Conflist.
+// ReadConflist reads a configuration. Errors do not contain the path. For an error in unwind's own
+// entry, it also returns the rest of the Conflist.
 func ReadConflist(path string) (*Conflist, error) {
 	data, err := ReadFile(path)
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 	"cni-unwind/journal"
 )
 
-// Result is the part of a CNI result that unwind reads. unwind keeps and passes on the result
-// itself as the bytes that ReadResult returns.
+// Result is the part of a CNI result that unwind uses. unwind stores and passes on the bytes that
+// ReadResult returns.
 type Result struct {
 	CNIVersion string `json:"cniVersion"`
 	Interfaces []struct {
@@ -33,6 +33,7 @@ type Result struct {
 	}
 }
 
+// ParseResult reads a result. No bytes are an empty result.
 func ParseResult(raw json.RawMessage) (*Result, error) {
 	r := &Result{}
 	if len(raw) == 0 {
@@ -44,8 +45,7 @@ func ParseResult(raw json.RawMessage) (*Result, error) {
 	return r, nil
 }
 
-// Prefixes returns the addresses of a result with the length of their subnets. It leaves out texts
-// that are no addresses.
+// Prefixes returns the addresses of a result with their prefix lengths. It skips invalid addresses.
 func (r *Result) Prefixes() []netip.Prefix {
 	var texts []string
 	for _, ip := range r.IPs {
@@ -79,14 +79,14 @@ func (r *Result) Addresses() []netip.Addr {
 	return all
 }
 
-// ReadResult returns what libcni would pass on of a delegate's output on ADD (cni pkg/invoke,
-// ExecPluginWithResult): decoded into libcni's types and encoded again, so without fields that
-// these lack. Its version is its own, else the configuration's (cni#895). Like libcni, ReadResult
-// refuses a result that it cannot decode.
+// ReadResult returns what libcni would pass on from a delegate's output on ADD (cni pkg/invoke,
+// ExecPluginWithResult): decoded into libcni's types and encoded again, without unknown fields. The
+// version defaults to the configuration's (cni#895). Like libcni, ReadResult rejects a result that
+// it cannot decode.
 func ReadResult(stdout []byte, cniVersion string) (json.RawMessage, error) {
 	r, err := decodeResult(stdout, cniVersion)
 	if err != nil {
-		return nil, fmt.Errorf("its result %q: %w", Shorten(string(stdout), 200), err)
+		return nil, fmt.Errorf("invalid result %q: %w", Shorten(string(stdout), 200), err)
 	}
 	return json.Marshal(r)
 }
@@ -109,13 +109,13 @@ func decodeResult(stdout []byte, cniVersion string) (types.Result, error) {
 }
 
 // ConvertResult returns a result in another version of the specification. It returns the same bytes
-// if they are in that version already, and nil for no result. libcni's converters panic at a null
-// element; ConvertResult makes that an error.
+// if they have that version already, and nil for no result. libcni's converters panic on a null
+// element; ConvertResult returns an error.
 func ConvertResult(raw json.RawMessage, to string) (converted json.RawMessage, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			converted = nil
-			err = fmt.Errorf("its result cannot be converted to version %q: %v", to, r)
+			err = fmt.Errorf("cannot convert the result to version %q: %v", to, r)
 		}
 	}()
 	if len(raw) == 0 {
@@ -135,6 +135,7 @@ func ConvertResult(raw json.RawMessage, to string) (converted json.RawMessage, e
 	return json.Marshal(r)
 }
 
+// SameVersion reports whether two CNI versions are the same; an absent one is 0.1.0.
 func SameVersion(a, b string) bool {
 	return a == b || a == "" && b == "0.1.0" || a == "0.1.0" && b == ""
 }
@@ -174,7 +175,7 @@ func WithoutAddresses(raw json.RawMessage, drop []netip.Addr) (json.RawMessage, 
 	return Marshal(object), nil
 }
 
-// SameMeaning says whether two results of any version say the same, whatever their bytes.
+// SameMeaning reports whether two results, of any version, have the same content.
 func SameMeaning(a, b json.RawMessage) bool {
 	in, err := create.DecodeVersion(a)
 	if other, otherErr := create.DecodeVersion(b); err != nil || otherErr != nil || other != in {
@@ -198,8 +199,8 @@ func SameMeaning(a, b json.RawMessage) bool {
 	return current(a) == current(b)
 }
 
-// maxPodName is more than Kubernetes allows a namespace (63) and a name (253) together, in bytes,
-// and less than the journal allows a key.
+// maxPodName is more than Kubernetes allows for a namespace (63) and a name (253) together, in
+// bytes, and less than the journal allows for a key.
 const maxPodName = 1000
 
 // PodOf reads the pod from CNI_ARGS (K8S_POD_NAMESPACE=…;K8S_POD_NAME=…;K8S_POD_UID=…), as
@@ -222,7 +223,7 @@ func PodOf(args string) journal.Pod {
 	return p
 }
 
-// InterfaceOf returns the container's interface as a result names it: the MAC of the attachment's
+// InterfaceOf returns the container's interface according to a result: the MAC of the attachment's
 // interface in a sandbox, and all addresses of the result.
 func InterfaceOf(raw json.RawMessage, ifname string) journal.Interface {
 	r, err := ParseResult(raw)
@@ -248,9 +249,8 @@ func CanonicalMAC(mac string) string {
 	return address.String()
 }
 
-// HostLinks returns the host's ends of the container's interfaces that a result names: the veths
-// among the interfaces without a sandbox. The others (a bridge, a macvlan's master) outlive the
-// container.
+// HostLinks returns the host ends of the container's interfaces in a result: the veths among the
+// interfaces without a sandbox. The others (a bridge, a macvlan's master) outlive the container.
 func HostLinks(r *Result) []journal.HostLink {
 	var links []journal.HostLink
 	for _, i := range r.Interfaces {

@@ -41,15 +41,15 @@ func TestReadResult(t *testing.T) {
 		})
 	}
 	for _, tt := range []struct{ name, stdout, want string }{
-		{"nothing", ``, `its result "": unexpected end of JSON input`},
+		{"nothing", ``, `invalid result "": unexpected end of JSON input`},
 		{"text", "oops\x00\xff\n",
-			`its result "oops\x00\xff\n": invalid character 'o' looking for beginning of value`},
-		{"much text", strings.Repeat("é", 200), `its result "` + strings.Repeat("é", 98) +
+			`invalid result "oops\x00\xff\n": invalid character 'o' looking for beginning of value`},
+		{"much text", strings.Repeat("é", 200), `invalid result "` + strings.Repeat("é", 98) +
 			`…": invalid character 'Ã' looking for beginning of value`},
 		{"an address that is none", `{"ips": [{"address": "10.9.0.5"}]}`,
-			`its result "{\"ips\": [{\"address\": \"10.9.0.5\"}]}": invalid CIDR address: 10.9.0.5`},
+			`invalid result "{\"ips\": [{\"address\": \"10.9.0.5\"}]}": invalid CIDR address: 10.9.0.5`},
 		{"a version that is none", `{"cniVersion": "2.0.0"}`,
-			`its result "{\"cniVersion\": \"2.0.0\"}": unsupported CNI result version "2.0.0"`},
+			`invalid result "{\"cniVersion\": \"2.0.0\"}": unsupported CNI result version "2.0.0"`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got, err := ReadResult([]byte(tt.stdout), "1.0.0"); fmt.Sprint(err) != tt.want {
@@ -95,7 +95,7 @@ func TestConvertResult(t *testing.T) {
 		{"of a version that is none", `{"cniVersion": "3.0.0"}`, "1.0.0", "3.0.0"},
 		{"no result", `[]`, "1.0.0", "array"},
 		{"an address that is null", `{"cniVersion": "1.0.0", "ips": [null]}`, "0.4.0",
-			`its result cannot be converted to version "0.4.0"`},
+			`cannot convert the result to version "0.4.0"`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got, err := ConvertResult(json.RawMessage(tt.raw), tt.to); err == nil || !strings.Contains(err.Error(), tt.want) {

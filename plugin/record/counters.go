@@ -8,8 +8,8 @@ import (
 	"cni-unwind/journal"
 )
 
-// The journal keeps these counters, with their labels. Counters and history are for people and
-// their monitoring: unwind decides nothing by them.
+// The counters in the journal, with their labels. Counters and history are for people and
+// monitoring; unwind's decisions do not depend on them.
 const (
 	CountRollbacks  = "rollbacks"           // plugin: the one that failed; result: complete, pending
 	CountSwept      = "swept"               // reason, see alive.Reason
@@ -18,7 +18,7 @@ const (
 	LastSweep       = "last_sweep"          // end of the last complete sweep of all networks, Unix time
 )
 
-// trouble returns one word for why the journal failed.
+// trouble returns one word for the cause of a journal failure.
 func trouble(err error) string {
 	for _, t := range []struct {
 		word string

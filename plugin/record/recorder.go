@@ -1,4 +1,4 @@
-// Package record writes what unwind does into the journal, with its history and counters.
+// Package record writes entries, events and counters to the journal.
 package record
 
 import (
@@ -10,16 +10,16 @@ import (
 	"cni-unwind/journal"
 )
 
-// Recorder reads and writes the journal for one goroutine of a verb, and knows whether it can.
+// Recorder reads and writes the journal for one goroutine of a verb, and tracks whether it can.
 type Recorder struct {
 	Store *journal.Store
 	Log   *slog.Logger
 	Trace string // of the runtime's call (W3C Trace Context), or ""
-	// Unreadable is set if the journal could not be opened: the verb does not wait for it again.
+	// Unreadable is set after the journal could not be opened, so that the verb does not wait again.
 	Unreadable bool
-	// Unwritable is set if the verb goes on without writing: the attachment's entry stays as it is.
+	// Unwritable is set if the verb continues without writing; the attachment's entry stays as it is.
 	Unwritable bool
-	// counted is set once the verb is counted as one that goes on without the journal.
+	// counted is set once the verb is counted as degraded.
 	counted bool
 	events  []pendingEvent // for the next transaction
 }
@@ -27,7 +27,7 @@ type Recorder struct {
 // Fork returns a recorder for another goroutine, with its own pending events.
 func (r *Recorder) Fork() *Recorder { return &Recorder{Store: r.Store, Log: r.Log, Trace: r.Trace} }
 
-// Readable returns nil for a damaged entry: the ADD writes over it.
+// Readable returns nil for a damaged entry, which the next ADD overwrites.
 func Readable(e *journal.Entry, err error) (*journal.Entry, error) {
 	var damaged *journal.DamagedError
 	if errors.As(err, &damaged) {
@@ -101,11 +101,11 @@ func (r *Recorder) Flush(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 300*time.Millisecond)
 	defer cancel()
 	if err := r.Update(ctx, func(*journal.Tx) error { return nil }); err != nil {
-		r.Log.Debug("the history cannot be written", "err", err)
+		r.Log.Debug("cannot write the history", "err", err)
 	}
 }
 
-// Degraded counts a verb that goes on without the journal, once, with the first reason.
+// Degraded counts a verb that continues without the journal, once, with the first reason.
 func (r *Recorder) Degraded(verb string, err error) {
 	if !r.counted {
 		r.counted = true
@@ -124,7 +124,7 @@ func (r *Recorder) Read(ctx context.Context, fn func(*journal.Tx) error) {
 		return fn(tx)
 	})
 	if err != nil {
-		r.Log.Warn("the journal cannot be read", "err", err)
+		r.Log.Warn("cannot read the journal", "err", err)
 		r.Unreadable = !reached
 	}
 }

@@ -1,17 +1,17 @@
-// Package tristate has answers that may be unknown: a look can fail, and then nothing may be
+// Package tristate has truth values that may be unknown: if a check fails, nothing may be
 // concluded.
 package tristate
 
-// Value is the answer to a question. The zero value is Unknown.
+// Value is yes, no or unknown. The zero value is Unknown.
 type Value int
 
 const (
-	Unknown Value = iota // nobody looked, or the look failed
+	Unknown Value = iota // not checked, or the check failed
 	No
 	Yes
 )
 
-// Of returns Yes or No for b, and Unknown if the look failed with an error.
+// Of returns Yes or No for b, or Unknown if the check failed with an error.
 func Of(b bool, err error) Value {
 	switch {
 	case err != nil:
@@ -22,7 +22,7 @@ func Of(b bool, err error) Value {
 	return No
 }
 
-// Equal says whether two things are equal, or Unknown if they cannot be compared.
+// Equal returns whether two things are equal, or Unknown if they cannot be compared.
 func Equal(comparable, equal bool) Value {
 	if !comparable {
 		return Unknown

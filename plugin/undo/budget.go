@@ -2,9 +2,9 @@ package undo
 
 import "time"
 
-// Budgets bound the time of a verb. CNI tells a plugin no deadline, so Undo is the longest that a
-// runtime gives a DEL: to kill a delegate that would have passed is harm, while a DEL that its
-// runtime kills before is only cut off.
+// Budgets limit the time of a verb. CNI passes no deadline to a plugin, so Undo is the longest time
+// that a runtime allows a DEL: killing a delegate that would have succeeded does harm, while a DEL
+// that the runtime kills earlier is merely interrupted.
 //
 //	kubelet      2 min for StopPodSandbox: runtimeRequestTimeout, k8s.io/cri-client
 //	             pkg/remote_runtime.go; containerd passes that context on, v2.2.0

@@ -11,9 +11,9 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// takeCached adds the ADD in libcni's cache, if the journal does not have it, so that it is undone
-// as well: it is as dead as the others. The cache has its chain too. For an ADD through unwind,
-// takeCached assumes the delegates of the newest ADD, with unknown outcomes.
+// takeCached adds the ADD in libcni's cache to the entry, if the journal does not have it, so that
+// it is undone as well: it is as dead as the others. The cache also has the chain. For an ADD
+// through unwind, takeCached assumes the delegates of the newest ADD, with unknown outcomes.
 func (w *Worker) takeCached(e *journal.Entry) {
 	newest := e.Newest()
 	found, err := w.Node.CachedInterface(e)
@@ -42,7 +42,7 @@ func (w *Worker) takeCached(e *journal.Entry) {
 		}
 	}
 	if gen.Result, err = netconf.ConvertResult(c.Result, gen.CNIVersion); err != nil {
-		w.Log.Warn("the result in libcni's cache cannot be used", "attachment", e.Key.String(), "err", err)
+		w.Log.Warn("cannot use the result in libcni's cache", "attachment", e.Key.String(), "err", err)
 		return
 	}
 	by := broughtBy(e, gen.Steps)
@@ -83,9 +83,9 @@ func (w *Worker) OfCache(c alive.Cached, grace time.Duration) (*journal.Entry, e
 	return e, nil
 }
 
-// broughtBy returns a claim without an address, of the delegate that brings the addresses of an ADD
-// with these steps. If none of them does, that delegate's step is undone: it is the one of the newest
-// ADD, or one before all.
+// broughtBy returns a claim without an address, of the delegate that allocates the addresses of an
+// ADD with these steps. If none of them does, that delegate's step is already undone: broughtBy
+// then returns the step of the newest ADD, or one before all others.
 func broughtBy(e *journal.Entry, steps []journal.Step) journal.Claim {
 	for _, s := range steps {
 		if pool := ipam.Pool(s.Config, e.Network); pool != "" {

@@ -34,8 +34,8 @@ type undoing struct {
 	stray    netip.Prefix   // the one address of the interface to show, see delStrayRules
 }
 
-// delPresent repeats a failed DEL of a step with the configuration that the chain has for its
-// delegate now. If there is none, or it fails too, the first failure stands.
+// delPresent repeats a failed DEL of a step with the chain's current configuration of its delegate.
+// If there is none, or it fails too, delPresent returns the first failure.
 func (u *undoing) delPresent(ctx context.Context, step *journal.Step, f *delegate.Failure) *delegate.Failure {
 	config, cniVersion := u.current(step)
 	if config == nil || bytes.Equal(config, step.Config) {
@@ -45,7 +45,7 @@ func (u *undoing) delPresent(ctx context.Context, step *journal.Step, f *delegat
 		f.Killed = again.Killed
 		return f
 	}
-	u.Log.Info("DEL passed with the chain's present configuration, after the delegate rejected that of the ADD",
+	u.Log.Info("DEL passed with the chain's current configuration; the delegate rejected the one of the ADD",
 		"plugin", step.Type, "attachment", u.entry.Key.String(), "rejected", netconf.Shorten(f.Msg, 200))
 	step.Config, step.Replaced = config, true
 	return nil
@@ -63,8 +63,8 @@ func (u *undoing) versionOf(step *journal.Step) string {
 	return u.gen.CNIVersion
 }
 
-// current returns the configuration that the verb's chain has for the delegate of a step, with what
-// the runtime gave to the ADD. It returns nil if there is no such chain or delegate.
+// current returns the configuration of a step's delegate in the verb's chain, with the runtime's
+// arguments of the ADD. It returns nil if there is no such chain or delegate.
 func (u *undoing) current(step *journal.Step) (config json.RawMessage, cniVersion string) {
 	chain, conf := u.present(step)
 	if chain == nil {
@@ -77,8 +77,8 @@ func (u *undoing) current(step *journal.Step) (config json.RawMessage, cniVersio
 	return chain.Config(i, conf), chain.CNIVersion
 }
 
-// present returns the verb's chain, and a configuration with what the runtime gave to the ADD of a
-// step. The chain is nil if it is not of the entry's network.
+// present returns the verb's chain, and a configuration with the runtime's arguments of the ADD of
+// a step. The chain is nil if it belongs to another network than the entry.
 func (u *undoing) present(step *journal.Step) (*netconf.Chain, *netconf.Conf) {
 	if u.Verb.Conf.Name != u.entry.Network {
 		return nil, nil
@@ -109,7 +109,7 @@ func (u *undoing) delWith(
 	}
 	prevResult, err := u.prevResult(cniVersion, withheld)
 	if err != nil {
-		return c.Failed(0, "its prevResult: "+err.Error())
+		return c.Failed(0, "prevResult: "+err.Error())
 	}
 	if prevResult != nil {
 		c.Stdin = netconf.WithPrevResult(config, prevResult)
@@ -147,8 +147,8 @@ func (u *undoing) callOf(step *journal.Step, config json.RawMessage) *delegate.C
 	return c
 }
 
-// nextCall returns the DEL of a step whose process may be started while another one runs. A step
-// that gets a scratch namespace has to wait for its path.
+// nextCall returns the DEL of a step if its process may start while another one runs, or nil. A
+// step that gets a scratch namespace has to wait for the path of the namespace.
 func (u *undoing) nextCall(step *journal.Step) *delegate.Call {
 	if u.netns.path == "" && (known.Of(step.Type).NetNS == known.Scratch || getsEmpty(step)) {
 		return nil
@@ -156,8 +156,8 @@ func (u *undoing) nextCall(step *journal.Step) *delegate.Call {
 	return u.Early(u.callOf(step, nil))
 }
 
-// callDEL runs a DEL. It drops the stderr of a delegate that failed before: its reason was printed
-// then.
+// callDEL runs a DEL. It drops the stderr of a delegate that failed before, because the log already
+// has it.
 func (u *undoing) callDEL(ctx context.Context, step *journal.Step, c *delegate.Call) *delegate.Failure {
 	stderr := u.Stderr
 	if step.State == journal.StepFailed {
@@ -174,7 +174,7 @@ func (u *undoing) delInScratch(
 ) *delegate.Failure {
 	path, remove, err := host.ScratchNetNS(ifname, u.addressesHad(ctx, step))
 	if err != nil {
-		u.Log.Warn("no scratch network namespace; the plugin may leave rules behind",
+		u.Log.Warn("cannot create a scratch network namespace; the plugin may leave rules behind",
 			"plugin", step.Type, "err", err)
 	} else {
 		defer remove()
@@ -183,14 +183,14 @@ func (u *undoing) delInScratch(
 	return u.callDEL(ctx, step, c)
 }
 
-// stillThere says whether the path that the delegates get names a network namespace.
+// stillThere reports whether the path that the delegates get is still a network namespace.
 func (u *undoing) stillThere() bool {
 	return ns.IsNSorErr(u.netns.path) == nil
 }
 
-// prevResult returns the prevResult of every DEL of the pass: the final result of the ADD, or the
-// best known one, without the addresses that are withheld. Like libcni, it returns none before
-// version 0.4.0.
+// prevResult returns the prevResult for every DEL of the pass: the final result of the ADD, or the
+// last known one, without the withheld addresses. Like libcni, it returns none before version
+// 0.4.0.
 func (u *undoing) prevResult(cniVersion string, withheld []netip.Addr) (json.RawMessage, error) {
 	if u.gen.Result == nil {
 		return nil, nil
@@ -205,17 +205,17 @@ func (u *undoing) prevResult(cniVersion string, withheld []netip.Addr) (json.Raw
 	return netconf.WithoutAddresses(result, withheld)
 }
 
-// hasInterface says whether the container's interface is, or may be, in the namespace that the
-// delegates get. It is missing at the second DEL of a bridge that removed it and then failed at its
-// rules.
+// hasInterface reports whether the container's interface is, or may be, in the namespace that the
+// delegates get. It is missing, for example, at the second DEL of a bridge that removed it and then
+// failed to remove its rules.
 func (u *undoing) hasInterface() bool {
 	seen, err := host.Look(u.netns.path, u.entry.IfName)
 	return seen.There() || err != nil
 }
 
-// showInterface says whether the container's interface is in the namespace that the delegates get.
-// If the namespace is there and bridge has removed the interface, a plugin that finds its rules by it
-// (sbr) is lent one until remove is called.
+// showInterface reports whether the container's interface is in the namespace that the delegates
+// get. If only the interface is gone, because bridge has removed it, a plugin that finds its rules
+// by the interface (sbr) gets a temporary one until remove is called.
 func (u *undoing) showInterface(ctx context.Context, step *journal.Step) (remove func(), shown bool) {
 	if u.netns.path == "" {
 		return nil, false
@@ -228,7 +228,7 @@ func (u *undoing) showInterface(ctx context.Context, step *journal.Step) (remove
 	}
 	remove, err := host.LendInterface(u.netns.path, u.entry.IfName, u.addressesHad(ctx, step))
 	if err != nil {
-		u.Log.Warn("no interface to be lent; the plugin may leave rules behind",
+		u.Log.Warn("cannot lend the plugin an interface; it may leave rules behind",
 			"plugin", step.Type, "attachment", u.entry.Key.String(), "err", err)
 	}
 	return remove, err == nil
@@ -260,5 +260,5 @@ type delNetNS struct {
 	held host.Place // path, if this process holds the namespace open
 }
 
-// release closes the namespace. After it, path may name nothing, or another namespace.
+// release closes the namespace. Afterwards path may not exist, or be another namespace.
 func (p delNetNS) release() { p.held.Close() }

@@ -21,7 +21,7 @@ func FailingPlugins(e *journal.Entry) (plugins []string) {
 	return plugins
 }
 
-// Words says in a few words what became of the DELs of a step; "" if none was tried.
+// Words describes the state of a step's DEL in a few words, or "" if none was tried.
 func Words(s *journal.Step) string {
 	switch s.State {
 	case journal.StepFailed:
@@ -38,14 +38,14 @@ func Words(s *journal.Step) string {
 			why = append(why, "was killed")
 		}
 		if s.ConfirmAt != 0 {
-			why = append(why, "proves nothing")
+			why = append(why, "unverified")
 		}
-		return "once more: " + strings.Join(why, ", ")
+		return "repeat: " + strings.Join(why, ", ")
 	}
 	return string(s.State)
 }
 
-// PendingSteps names the delegates with a pending DEL, each with what became of it.
+// PendingSteps names the delegates with a pending DEL, each with its Words.
 func PendingSteps(e *journal.Entry) []string {
 	var names []string
 	for _, g := range e.Generations {

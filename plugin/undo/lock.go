@@ -13,10 +13,10 @@ import (
 	"cni-unwind/plugin/record"
 )
 
-// Lock takes the Lock of an attachment. If another unwind works on it, Lock waits as long as ctx
-// allows. If only delegates hold it, which outlived a killed unwind, lock waits a while and then
-// kills them, and returns the names of their programs. It treats the delegates of a CHECK the same
-// way, unless it spares them.
+// Lock takes the lock of an attachment. If another unwind holds it, Lock waits as long as ctx
+// allows. If only orphaned delegates of a killed unwind hold it, Lock waits a while, then kills
+// them and returns the names of their programs. It treats the delegates of a CHECK the same way,
+// unless it spares them.
 func (w *Worker) Lock(ctx context.Context, key journal.Key) (lock *journal.Lock, killed []string, err error) {
 	patience := time.Now().Add(w.Budgets.Orphans)
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline)/2 < w.Budgets.Orphans {
@@ -47,8 +47,8 @@ func (w *Worker) Lock(ctx context.Context, key journal.Key) (lock *journal.Lock,
 	}
 }
 
-// spares says whether a CHECK that holds the lock may go on: it is of another attachment than the
-// verb's, and that attachment is not dead.
+// spares reports whether a CHECK that holds the lock may continue: it belongs to another attachment
+// than the verb's, and that attachment is not dead.
 func (w *Worker) spares(ctx context.Context, key journal.Key) bool {
 	if key == w.Verb.Key || !w.Checked(key) {
 		return false
@@ -61,14 +61,14 @@ func (w *Worker) spares(ctx context.Context, key journal.Key) bool {
 	return e != nil && !w.Node.Judge(ctx, e).Releasable()
 }
 
-// Checked says whether only CHECKs hold an attachment's lock, which is not free.
+// Checked reports whether only CHECKs hold an attachment's lock. The lock must not be free.
 func (w *Worker) Checked(key journal.Key) bool {
 	locked, _, err := w.Journal.Store.Locked(key)
 	return !locked && err == nil
 }
 
-// EndOrphans kills the processes that hold an attachment's lock, and returns the names of their
-// programs if they ran an ADD or a DEL. None of them is an unwind.
+// EndOrphans kills the delegates that hold an attachment's lock, and returns the names of their
+// programs if they ran an ADD or a DEL. It never kills an unwind.
 func (w *Worker) EndOrphans(key journal.Key) (killed []string) {
 	f, err := os.OpenFile(w.Journal.Store.LockPath(key), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -77,10 +77,10 @@ func (w *Worker) EndOrphans(key journal.Key) (killed []string) {
 	defer f.Close()
 	pids, err := host.HoldersOf(f, delegate.LockFD)
 	if err != nil {
-		w.Log.Warn("looking for delegates that outlived their unwind", "attachment", key.String(), "err", err)
+		w.Log.Warn("cannot list orphaned delegates", "attachment", key.String(), "err", err)
 	}
 	for _, pid := range pids {
-		w.Log.Warn("ending a delegate that outlived its unwind", "attachment", key.String(), "pid", pid)
+		w.Log.Warn("killing orphaned delegate", "attachment", key.String(), "pid", pid)
 		programs, command := host.ProgramsOf(pid), host.Environ(pid, "CNI_COMMAND")
 		if syscall.Kill(pid, syscall.SIGKILL) == nil && (command == "ADD" || command == "DEL") {
 			killed = append(killed, programs...)

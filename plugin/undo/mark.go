@@ -20,8 +20,8 @@ func (w *Worker) Begin(ctx context.Context, e *journal.Entry, reason alive.Reaso
 	})
 }
 
-// Mark notes in an entry that a pass over its steps begins, and why. It says whether it found claims
-// that the journal does not have: they must be on record before the first DEL.
+// Mark notes in an entry that a pass over its steps begins, and why. It reports whether it found
+// claims that the journal does not have; they must be written before the first DEL.
 func (w *Worker) Mark(e *journal.Entry, reason alive.Reason) (found bool) {
 	found = w.ClaimHeld(e)
 	asked := e.Key == w.Verb.Key && reason == alive.Requested // the plain chain runs that DEL too
@@ -50,12 +50,12 @@ func (w *Worker) Mark(e *journal.Entry, reason alive.Reason) (found bool) {
 	return found
 }
 
-// markAfter is how long a pass may take before the journal has to know that it began: a pass that is
-// cut off later than this does not begin with the same delegate again.
+// markAfter is how long a pass may take before its start is written to the journal. If a pass is
+// interrupted later than this, the next one starts with another delegate.
 const markAfter = 500 * time.Millisecond
 
-// RunUnmarked is undo for an entry whose mark is not on record. It writes the mark once the pass
-// takes longer than markAfter; most end before, with one transaction.
+// RunUnmarked is Run for an entry whose mark is not written yet. It writes the mark if the pass
+// takes longer than markAfter; most passes are faster and need only one transaction.
 func (w *Worker) RunUnmarked(ctx context.Context, job Job) []*delegate.Failure {
 	if w.Journal.Unwritable {
 		return w.Run(ctx, job)
@@ -68,7 +68,7 @@ func (w *Worker) RunUnmarked(ctx context.Context, job Job) []*delegate.Failure {
 		defer close(done)
 		err := w.Journal.Store.Update(context.WithoutCancel(ctx), func(tx *journal.Tx) error { return tx.Put(marked) })
 		if err != nil {
-			w.Log.Debug("the journal cannot be told that a DEL began", "attachment", marked.Key.String(), "err", err)
+			w.Log.Debug("cannot record the start of a DEL", "attachment", marked.Key.String(), "err", err)
 		}
 	})
 	defer func() {
@@ -79,9 +79,9 @@ func (w *Worker) RunUnmarked(ctx context.Context, job Job) []*delegate.Failure {
 	return w.Run(ctx, job)
 }
 
-// Finish writes what a pass left of an entry. If nothing is left, it deletes the entry and puts the
-// tombstone, if any, in its place: the runtime's own DEL is still to come. It returns the other entries
-// that claim one of the addresses in freed.
+// Finish writes what is left of an entry after a pass. If nothing is left, it deletes the entry and
+// writes the tombstone, if any, because the runtime's own DEL is still to come. It returns the
+// other entries that claim one of the addresses in freed.
 func (w *Worker) Finish(
 	ctx context.Context, job Job, tomb *journal.Tombstone, freed ...netip.Addr,
 ) (others []*journal.Entry, err error) {
@@ -112,8 +112,8 @@ func (w *Worker) Tombstone(e *journal.Entry) *journal.Tombstone {
 		Interfaces: append(alive.InterfacesOf(e), e.Undone...), NoResult: e.State == journal.Unwinding}
 }
 
-// MarkKilled records that unwind killed delegates of an entry: those whose programs it names, or all
-// if none of them is such a program, as where a child of a delegate outlived it. It says whether any
+// MarkKilled records that unwind killed delegates of an entry: those with the named programs, or
+// all if none matches, for example because a child of a delegate was killed. It reports whether any
 // was killed.
 func MarkKilled(e *journal.Entry, programs []string, grace time.Duration) bool {
 	if len(programs) == 0 {
@@ -130,8 +130,8 @@ func MarkKilled(e *journal.Entry, programs []string, grace time.Duration) bool {
 	return true
 }
 
-// FailedADD notes that the ADD of a step's delegate failed. A delegate that was killed may have gone on:
-// it gets a second DEL after the grace period.
+// FailedADD notes that the ADD of a step's delegate failed. If it was killed, its agent may
+// continue, so the delegate gets a second DEL after the grace period.
 func FailedADD(step *journal.Step, killed bool, grace time.Duration) {
 	step.ADD = journal.AddFailed
 	if killed {
@@ -139,7 +139,7 @@ func FailedADD(step *journal.Step, killed bool, grace time.Duration) {
 	}
 }
 
-// CutOff notes that the ADDs of some steps may not have passed: unwind was killed while they ran.
+// CutOff notes that the ADDs of some steps may not have succeeded, because unwind was killed.
 func CutOff(steps []journal.Step) {
 	for i := range steps {
 		steps[i].ADD = journal.AddCutOff

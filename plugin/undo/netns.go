@@ -13,10 +13,11 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// find looks for the generation's network namespace at the runtime's path, at its recorded path, at
-// other mounts of it, also those below other mounts, and in the processes. If the host's end of its interface shows that something
-// keeps the namespace, find also looks among the open files of all processes. It never returns
-// another namespace at one of these paths, nor one with another attachment's interface.
+// find searches for the generation's network namespace: at the runtime's path, at its recorded
+// path, at its other mounts (including hidden ones), and in the processes. If the host end of its
+// interface shows that something keeps the namespace, find also searches the open files of all
+// processes. It never returns another namespace at one of these paths, or one with another
+// attachment's interface.
 func (u *undoing) find(ctx context.Context) delNetNS {
 	g := u.gen
 	if u.Node.SameBoot(g) == tristate.No {
@@ -52,7 +53,7 @@ func (u *undoing) find(ctx context.Context) delNetNS {
 
 func at(place host.Place) delNetNS { return delNetNS{path: place.Path, held: place} }
 
-// lookAndOwn looks for the interface and calls own.
+// lookAndOwn inspects the interface and calls own.
 func (u *undoing) lookAndOwn(ctx context.Context, p delNetNS) delNetNS {
 	seen, err := host.Look(p.path, u.entry.IfName)
 	if err != nil {
@@ -61,19 +62,19 @@ func (u *undoing) lookAndOwn(ctx context.Context, p delNetNS) delNetNS {
 	return u.own(ctx, p, seen)
 }
 
-// own returns p, or an empty delNetNS if the interface seen there is another attachment's.
+// own returns p, or an empty delNetNS if the interface there belongs to another attachment.
 func (u *undoing) own(ctx context.Context, p delNetNS, seen host.Interface) delNetNS {
 	if u.shows(ctx, seen) {
 		return p
 	}
 	p.release()
-	u.Log.Warn("the interface in its network namespace is another's; no DEL is shown it",
+	u.Log.Warn("the interface belongs to another attachment; running the DEL without the namespace",
 		"attachment", u.entry.Key.String(), "netns", p.path)
 	return delNetNS{}
 }
 
-// findUnknown takes a path that the runtime gives if the interface there proves to be the ADD's:
-// the journal does not have the namespace of the ADD.
+// findUnknown is find for an ADD whose namespace is not recorded. It uses a path from the runtime
+// if the interface there proves to be the ADD's.
 func (u *undoing) findUnknown(ctx context.Context) delNetNS {
 	some := false // a path names a namespace
 	for _, path := range []string{u.cniNetns, u.gen.NetNS.Path} {
@@ -86,8 +87,8 @@ func (u *undoing) findUnknown(ctx context.Context) delNetNS {
 	return delNetNS{gone: !some && u.awaitHostLinkGone()}
 }
 
-// awaitHostLinkGone says whether the host's end of the container's interface is gone, or goes
-// within Budgets.HostLink.
+// awaitHostLinkGone reports whether the host end of the container's interface is gone, or
+// disappears within Budgets.HostLink.
 func (u *undoing) awaitHostLinkGone() bool {
 	for end := time.Now().Add(u.Budgets.HostLink); ; time.Sleep(5 * time.Millisecond) {
 		there, err := host.LinkThere(u.gen.HostLinks)
@@ -100,9 +101,9 @@ func (u *undoing) awaitHostLinkGone() bool {
 	}
 }
 
-// shows decides whether the DELs of a generation may see the namespace in which unwind looked for
-// the interface. It must be the namespace of the ADD, and the interface there, if any, the ADD's.
-// If the journal does not have the namespace, the interface has to prove that it is the ADD's.
+// shows decides whether the DELs of a generation may run in the namespace of an inspected
+// interface. It must be the namespace of the ADD, and the interface there, if any, the ADD's. If
+// the journal does not have the namespace, the interface must prove to be the ADD's.
 func (u *undoing) shows(ctx context.Context, seen host.Interface) bool {
 	if !u.gen.NetNS.Known() {
 		return !u.Node.IsHost(seen.Netns) && u.provesOwn(ctx, seen)
@@ -125,8 +126,8 @@ func (u *undoing) shows(ctx context.Context, seen host.Interface) bool {
 	return !u.Node.Anothers(ctx, u.entry.Key, seen)
 }
 
-// provesOwn says whether an interface is the ADD's: by its result, which the runtime or libcni's
-// cache has, or by an address that host-local gives to the attachment.
+// provesOwn reports whether an interface is the ADD's, according to the result of the runtime or of
+// libcni's cache, or to an address that host-local has for the attachment.
 func (u *undoing) provesOwn(ctx context.Context, seen host.Interface) bool {
 	if !seen.There() {
 		return false

@@ -10,17 +10,17 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// maxBackoff bounds the time between two tries of a DEL that fails; longBackoff bounds it after
-// more than often tries.
+// maxBackoff limits the time between two tries of a failing DEL; longBackoff limits it after more
+// than often tries.
 const (
 	maxBackoff  = 30 * time.Second
 	longBackoff = 5 * time.Minute
 	often       = 20
 )
 
-// backoff returns how long sweeps leave a DEL alone after that many tries. It is 0 after the first,
-// since the rollback of an ADD and the next sandbox's ADD may come at once; then 2 s, 4 s, 8 s and
-// so on. It is random within its upper half, which spreads the attachments of a node.
+// backoff returns how long sweeps wait before they retry a DEL, after that many tries. It is 0
+// after the first, since the next sandbox's ADD may follow a rollback immediately; then 2 s, 4 s, 8
+// s and so on. Random jitter over its upper half spreads the attachments of a node.
 func backoff(attempts int) time.Duration {
 	if attempts < 2 {
 		return 0
@@ -49,14 +49,14 @@ const (
 	Queue       Awaits = "queue"        // its plugin's agent takes up a queue that has it
 )
 
-// Next says when a pending DEL runs next: at the next sweep after what it awaits. In is the time
-// until then, where a time ends it.
+// Next says when a pending DEL runs next: at the next sweep after the event in Awaits. In is the
+// time until then, if the wait has a limit.
 type Next struct {
 	Awaits Awaits
 	In     time.Duration
 }
 
-// Asker is who would run a pending DEL, and what it knows.
+// Asker describes the process that would run a pending DEL, and what it knows.
 type Asker struct {
 	Now            int64                    // CLOCK_BOOTTIME, nanoseconds
 	SameBoot       bool                     // the ADD was in this boot
@@ -69,8 +69,8 @@ type Asker struct {
 	Queued         func(*journal.Step) bool // the plugin's own queue has the DEL
 }
 
-// NextTry decides when the pending DEL of a step runs next. Whoever runs a DEL, or tells of one, asks
-// it. Whether the new owner of an address is gone is the asker's to find out.
+// NextTry decides when the pending DEL of a step runs next. Everything that runs or reports a DEL
+// uses it. The caller has to find out itself whether the new owner of an address is gone.
 func NextTry(s *journal.Step, by Asker) Next {
 	switch in := forRuntimeIn(s, by); {
 	case s.Unproven != "" && by.Queued(s):
@@ -100,9 +100,9 @@ func after(awaits Awaits, in time.Duration) Next {
 	return Next{awaits, in}
 }
 
-// forRuntimeIn returns how long a sweep leaves the DEL of a step to the runtime: it would do nothing
-// but forget what to do (SkipsUnnamed), and the runtime may still ask, and name the path. It waits for
-// the grace period, from when the attachment was found dead. A reboot ends the wait.
+// forRuntimeIn returns how long a sweep leaves the DEL of a step to the runtime. Without the path,
+// the DEL would succeed and do nothing (SkipsUnnamed); the runtime may still send a DEL with the
+// path. The wait is the grace period, from when the attachment was found dead. A reboot ends it.
 func forRuntimeIn(s *journal.Step, by Asker) time.Duration {
 	if !by.NoNetNS || !by.SameBoot || !known.Of(s.Type).SkipsUnnamed {
 		return 0
@@ -110,9 +110,9 @@ func forRuntimeIn(s *journal.Step, by Asker) time.Duration {
 	return max(0, by.GracePeriod-time.Duration(by.Now-by.Since))
 }
 
-// onceMoreIn returns how long a step's DEL once more is too early. A reboot ends the wait for a
-// killed delegate, since it ends the agent behind it, and not that for a DEL that proves nothing. A
-// time further away than the grace period is of another boot.
+// onceMoreIn returns how long to wait before the repeated DEL of a step. A reboot ends the wait for
+// a killed delegate, because it also ends the agent behind it, but not the wait for an unverified
+// DEL. A time further away than the grace period comes from another boot.
 func onceMoreIn(s *journal.Step, by Asker) time.Duration {
 	killed, proof := time.Duration(s.RepeatAt-by.Now), time.Duration(s.ConfirmAt-by.Now)
 	if !by.SameBoot {
@@ -124,13 +124,13 @@ func onceMoreIn(s *journal.Step, by Asker) time.Duration {
 	return max(killed, proof, 0)
 }
 
-// storeElsewhere says whether a step's DEL has passed and waits for another one because the process
-// that ran it could not ask the store.
+// storeElsewhere reports whether a step's DEL has succeeded and has to run again because the
+// process that ran it could not query the store.
 func storeElsewhere(s *journal.Step) bool {
 	return (s.State == journal.StepUnproven || s.State == journal.StepRepeat) && known.IPAMOf(s.Config).Elsewhere
 }
 
-// asksElsewhere says whether this process has a probe of a store on another machine.
+// asksElsewhere reports whether this process has a probe of a store on another machine.
 func (w *Worker) asksElsewhere() bool {
 	for plugin := range w.Probes {
 		if known.Of(plugin).Elsewhere {
@@ -140,17 +140,17 @@ func (w *Worker) asksElsewhere() bool {
 	return false
 }
 
-// freesByContainer says whether the DEL of a step has passed, or may have, and could free the address
-// of another attachment of the same container if it runs again: whereabouts goes by container ID and
-// interface, whatever the network, and before 0.9.0 by the container ID alone. The plain chain runs
-// no such DEL. One that may have run when unwind was killed counts as one that passed, unless the
-// runtime asks for it.
+// freesByContainer reports whether the DEL of a step has succeeded, or may have, and would free the
+// address of another attachment of the same container if it ran again: whereabouts goes by
+// container ID and interface in all networks, and before 0.9.0 by container ID alone. The plain
+// chain runs no such DEL. A DEL that may have run when unwind was killed counts as successful,
+// unless the runtime asks for it.
 func freesByContainer(s *journal.Step) bool {
 	passed := s.State != journal.StepFailed || s.Unproven != "" || s.RepeatAt != 0 || s.ConfirmAt != 0
 	return (s.State != journal.StepUntried || s.MayHaveRun) && passed && known.IPAMOf(s.Config).Elsewhere
 }
 
-// KeepsContainer says whether an attachment in this state lives or is being added.
+// KeepsContainer reports whether an attachment in this state is live or being added.
 func KeepsContainer(state journal.State) bool {
 	return state != journal.Removing && state != journal.Unwinding
 }
@@ -167,12 +167,12 @@ func (w *Worker) asker(ctx context.Context, e *journal.Entry, g *journal.Generat
 	}
 }
 
-// deferred says whether it is too early for a step's DEL once more.
+// deferred reports whether it is too early to repeat a step's DEL.
 func (u *undoing) deferred(ctx context.Context, step *journal.Step) bool {
 	return onceMoreIn(step, u.asker(ctx, u.entry, u.gen, false)) > 0
 }
 
-// Ready says whether an entry has a step that can run now.
+// Ready reports whether an entry has a step that can run now.
 func (w *Worker) Ready(ctx context.Context, e *journal.Entry, eager bool) bool {
 	for i := range e.Generations {
 		u := undoing{Worker: w, entry: e, gen: &e.Generations[i]}
@@ -195,8 +195,8 @@ func (w *Worker) Ready(ctx context.Context, e *journal.Entry, eager bool) bool {
 	return false
 }
 
-// containerLives says whether another attachment of a container lives or is being added. In doubt it
-// does.
+// containerLives reports whether another attachment of a container is live or being added. In doubt
+// it returns true.
 func (w *Worker) containerLives(ctx context.Context, key journal.Key) bool {
 	lives := true
 	w.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {

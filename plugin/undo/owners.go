@@ -18,20 +18,21 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// These steps guard against a late DEL that names an address which has a new owner (cni#924):
+// Protection against a late DEL whose address has a new owner (cni#924):
 //
-//  1. Before a DEL, addressesOfOthers takes the addresses of other attachments out of prevResult.
-//     If the delegate knows the address from prevResult alone, its step is parked: it stays
-//     pending, in full.
-//  2. When an ADD gets an address, claim first runs the pending DELs of dead attachments that have
-//     it, before the next delegate.
-//  3. When an address is free again, replayParked runs the parked DELs.
+//  1. Before a DEL, addressesOfOthers finds the addresses of other attachments, to remove them from
+//     prevResult. If the delegate knows the address only from prevResult, its step is parked: it
+//     stays pending.
+//  2. When an ADD gets an address, claim runs the pending DELs of dead attachments that have it,
+//     before the next delegate.
+//  3. When an address is free again, ReplayParked runs the parked DELs.
 
 // addressesOfOthers returns the addresses of a generation that have another owner: a live
-// attachment in the journal, or the one that host-local's own file names. If the file cannot be
-// read, or the other's liveness cannot be told, the address counts as another owner's: a DEL
-// without it can be made good later, a DEL with it cannot. An address that this ADD was just
-// assigned does not count: this ADD has nothing yet that a DEL with the address could take.
+// attachment in the journal, or the owner in host-local's own file. If the file cannot be read, or
+// it is unknown whether the other attachment is live, the address counts as another owner's: a DEL
+// without it can be repeated later, a DEL with it cannot be undone. An address that was just
+// assigned to this ADD does not count, because this ADD has nothing yet that a DEL with the address
+// could remove.
 func (u *undoing) addressesOfOthers(ctx context.Context, claiming []*journal.Entry) []netip.Addr {
 	var foreign []netip.Addr
 	for _, c := range u.gen.Claims {
@@ -66,8 +67,8 @@ func (u *undoing) addressesOfOthers(ctx context.Context, claiming []*journal.Ent
 	return foreign
 }
 
-// usedElsewhere says whether another container may use an address whose owner no IPAM plugin names:
-// an interface outside the generation's own namespace has it.
+// usedElsewhere reports whether another container may use an address for which no IPAM plugin
+// records an owner: an interface outside the generation's own namespace has it.
 func (u *undoing) usedElsewhere(address netip.Addr) bool {
 	netns := cmp.Or(u.netns.path, u.gen.NetNS.Path)
 	if seen, err := host.Look(netns, u.entry.IfName); err == nil && slices.Contains(seen.Addresses, address.Unmap()) &&
@@ -84,10 +85,10 @@ func (u *undoing) usedElsewhere(address netip.Addr) bool {
 	return used != tristate.No // in doubt another container's
 }
 
-// gaveBack says whether another attachment gave an address, which the journal says it has, back to
-// its pool, which has given it to someone else by now: the plain chain ran its DEL, or the journal
-// could not be written. This holds if all its claims on the address are of that pool, its network
-// namespace is at its path, and no interface there has the address.
+// gaveBack reports whether another attachment has returned an address to its pool although the
+// journal still has it: the plain chain ran its DEL, or the journal could not be written. This
+// holds if all its claims on the address are from that pool, its network namespace is at its path,
+// and no interface there has the address.
 func gaveBack(other *journal.Entry, c journal.Claim) bool {
 	for _, g := range other.Generations {
 		for _, o := range g.Claims {
@@ -104,15 +105,14 @@ func gaveBack(other *journal.Entry, c journal.Claim) bool {
 	return !there && err == nil
 }
 
-// beingUndone says whether another attachment is being undone: it then no longer owns its
-// addresses. Otherwise two attachments that a sweep undoes at once would park each other's DELs
-// again and again.
+// beingUndone reports whether another attachment is being undone. It then no longer owns its
+// addresses; otherwise two attachments in the same sweep would keep parking each other's DELs.
 func (w *Worker) beingUndone(e *journal.Entry) bool {
 	return (e.State == journal.Removing || e.State == journal.Unwinding) && w.Node.SameNamespaces(e.Newest()) == tristate.Yes
 }
 
-// othersOf returns the entries of other attachments that claim one of some addresses, or none if the
-// journal cannot be read.
+// othersOf returns the entries of other attachments that claim one of some addresses, or none if
+// the journal cannot be read.
 func (w *Worker) othersOf(ctx context.Context, key journal.Key, addresses []netip.Addr) (others []*journal.Entry) {
 	w.Journal.Read(ctx, func(tx *journal.Tx) (err error) {
 		others, err = Others(tx, key, addresses)
@@ -139,29 +139,29 @@ func Others(tx *journal.Tx, key journal.Key, addresses []netip.Addr) ([]*journal
 	return others, nil
 }
 
-// late says whether a step would get an address that it knows from prevResult alone and that
-// another container may have by now. The address may be free since the delegate that brought it was
-// undone, or since something else took it back: of an attachment that the journal did not know,
-// every delegate still has a pending DEL. Such a DEL runs whileFree.
+// late reports whether a step would get an address that it knows only from prevResult and that
+// another container may have by now. The address may be free because the delegate that allocated it
+// is undone, or because something else released it: an attachment without a journal entry has a
+// pending DEL for every delegate. Such a DEL runs with whileFree.
 func (u *undoing) late(step *journal.Step) bool {
 	return slices.ContainsFunc(u.gen.Claims, func(c journal.Claim) bool {
 		return c.Receives(step.Index) && (u.gen.Freed(c) || u.takenBack(c))
 	})
 }
 
-// errGiven ends a late DEL.
-var errGiven = errors.New("its address may have another owner by now")
+// errGiven is why a late DEL is killed.
+var errGiven = errors.New("an address may have a new owner")
 
-// whileFree returns the context of a late DEL, which may take its time, but has to end before an ADD
-// that gets one of its addresses runs the delegate that could lose a rule to it. It returns with
-// withheld as of now.
+// whileFree returns the context of a late DEL, and updates withheld. The DEL may be slow, but has
+// to end before an ADD that gets one of its addresses runs a delegate whose rules it could remove.
 //
-//  1. unwind looks for another owner of the addresses. From the beginning of the look on, the DEL
-//     has LateDel.
-//  2. While the DEL runs, unwind looks four times in LateDel. A look that reads the journal and finds
-//     no other owner gives the DEL LateDel from its beginning on. Any other look gives it nothing.
-//  3. An ADD that claims an address after the last such look began waits for the attachment's lock,
-//     for Release after its claim, which is longer: see claim.
+//  1. unwind checks for another owner of the addresses. The DEL has LateDel from the start of the
+//     check.
+//  2. While the DEL runs, unwind repeats the check four times per LateDel. A check that reads the
+//     journal and finds no other owner extends the DEL to LateDel from its own start. Any other check
+//     extends nothing.
+//  3. An ADD that claims an address after the start of the last successful check waits for the
+//     attachment's lock, for Release after its claim, which is longer than LateDel: see claim.
 func (u *undoing) whileFree(ctx context.Context, cancel context.CancelFunc) (context.Context, context.CancelFunc) {
 	began := time.Now()
 	u.withheld = u.addressesOfOthers(ctx, nil)
@@ -180,7 +180,8 @@ func (u *undoing) whileFree(ctx context.Context, cancel context.CancelFunc) (con
 	}
 }
 
-// stillFree waits for the next look of whileFree, and looks. It returns false once the DEL has ended.
+// stillFree waits for the next check of whileFree and runs it. It returns false once the DEL has
+// ended.
 func (u *undoing) stillFree(ctx context.Context, lease *time.Timer) bool {
 	select {
 	case <-ctx.Done():
@@ -197,8 +198,8 @@ func (u *undoing) stillFree(ctx context.Context, lease *time.Timer) bool {
 	return true
 }
 
-// poolsOf returns the pools of host-local with the addresses that a step knows from prevResult alone.
-// It returns none for a step whose own IPAM plugin needs the lock of its pool.
+// poolsOf returns the host-local pools of the addresses that a step knows only from prevResult. It
+// returns none for a step whose own IPAM plugin needs the lock of its pool.
 func (u *undoing) poolsOf(step *journal.Step) (pools []string) {
 	for _, c := range u.gen.Claims {
 		if c.Pool != "" && c.Receives(step.Index) && !slices.Contains(pools, c.Pool) {
@@ -208,14 +209,14 @@ func (u *undoing) poolsOf(step *journal.Step) (pools []string) {
 	if ipam.Pool(step.Config, u.entry.Network) != "" {
 		return nil
 	}
-	slices.Sort(pools) // all take several locks in the same order
+	slices.Sort(pools) // every process takes several locks in the same order
 	return pools
 }
 
-// holdPools returns the context of a DEL that runs under host-local's lock of the pools from which it
-// is shown addresses. No ADD, of the plain chain neither, gets one of these addresses meanwhile, so
-// one that is free now, or this attachment's, has no new owner before the DEL has ended. It may take
-// LateDel: every ADD of the network waits. holdPools returns with withheld as of then.
+// holdPools returns the context of a DEL that runs under host-local's locks of the pools of its
+// addresses, and updates withheld. No ADD, not even one of the plain chain, gets one of these addresses
+// meanwhile, so an address that is free, or this attachment's, gets no new owner before the DEL ends.
+// The DEL has LateDel, because every ADD of the network waits.
 func (u *undoing) holdPools(
 	ctx context.Context, cancel context.CancelFunc, step *journal.Step,
 ) (_ context.Context, _ context.CancelFunc, ok bool) {
@@ -229,7 +230,7 @@ func (u *undoing) holdPools(
 	for _, pool := range u.poolsOf(step) {
 		unlock, err := ipam.Lock(ctx, pool)
 		if err != nil {
-			u.Log.Warn("a DEL cannot be kept from the next owner of its address", "plugin", step.Type,
+			u.Log.Warn("cannot lock the pool of an address for a DEL", "plugin", step.Type,
 				"attachment", u.entry.Key.String(), "pool", pool, "err", err)
 			release()
 			return nil, nil, false
@@ -241,14 +242,14 @@ func (u *undoing) holdPools(
 	return ctx, func() { end(); release() }, true
 }
 
-// notHeld is the failure of a step whose pools could not be held.
+// notHeld is the failure of a step whose pools could not be locked.
 func (u *undoing) notHeld(step *journal.Step) *delegate.Failure {
 	return &delegate.Failure{Plugin: step.Type, Command: "DEL", Code: types.ErrTryAgainLater,
-		Msg: "host-local's lock could not be had", Unstarted: true}
+		Msg: "not attempted: host-local's lock is busy", Unstarted: true}
 }
 
-// takenBack says whether a claimed address is no longer the attachment's by host-local's own file,
-// or the file cannot tell.
+// takenBack reports whether host-local's own file no longer has a claimed address for the
+// attachment, or cannot be read.
 func (u *undoing) takenBack(c journal.Claim) bool {
 	if c.Pool == "" {
 		return false

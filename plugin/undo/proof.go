@@ -15,21 +15,22 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// A DEL that exits with 0 is a claim. Where a probe can ask the store of the IPAM plugin, the step is
-// undone once the store has nothing for the attachment any more. Until then its DEL stays pending as
-// "unproven", and is tried again like one that failed. The runtime is not told: it asked, and the
-// plugin said that it is done.
+// A DEL that exits 0 only claims success. If a probe can query the store of the IPAM plugin, the
+// step is undone once the store has nothing left for the attachment. Until then its DEL stays
+// pending as "unproven", and is retried like one that failed. The runtime still gets success, since
+// the plugin reported it.
 
-// maxUnproven bounds the DELs of an unproven step while its store cannot be asked: the file of one
-// cannot be read, or the process that asked the store elsewhere is no more. At one DEL in 2.5 to 5
-// minutes these are some 20 hours, after which whereabouts' own reconciler has had its turn. A step
-// whose address the store has is tried without bound.
+// maxUnproven limits the DELs of an unproven step while its store cannot be queried: its file
+// cannot be read, or the process that queried a store on another machine is gone. At one DEL per
+// 2.5 to 5 minutes the limit is about 20 hours, after which whereabouts' own reconciler has run.
+// There is no limit while the store has the address.
 const maxUnproven = 300
 
-// probeTime bounds one question to a store.
+// probeTime is the timeout of one query to a store.
 const probeTime = 2 * time.Second
 
-// ask asks the probe of a plugin what its store keeps for a step's attachment, if there is one.
+// ask queries the probe of a plugin, if there is one, for what its store has for a step's
+// attachment.
 func (u *undoing) ask(ctx context.Context, step *journal.Step, plugin string) (
 	held []netip.Addr, asked bool, err error) {
 	probe := u.Probes[plugin]
@@ -42,8 +43,8 @@ func (u *undoing) ask(ctx context.Context, step *journal.Step, plugin string) (
 	})
 }
 
-// proven says whether the address of a step is given back, and if not, or if that is unknown, why.
-// Without a store that a probe can ask, the answer is unknown and the reason is "".
+// proven reports whether the address of a step is released; why is the reason for no and unknown.
+// Without a store that a probe can query, the result is unknown and why is "".
 func (u *undoing) proven(ctx context.Context, step *journal.Step) (is tristate.Value, why string) {
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
@@ -53,9 +54,9 @@ func (u *undoing) proven(ctx context.Context, step *journal.Step) (is tristate.V
 		case errors.Is(err, ipam.ErrQueued):
 			return tristate.No, err.Error()
 		case err != nil:
-			return tristate.Unknown, fmt.Sprintf("whether its address is free cannot be told: %v", err)
+			return tristate.Unknown, fmt.Sprintf("cannot check whether its address is free: %v", err)
 		case len(held) > 0:
-			return tristate.No, fmt.Sprintf("%s is not free", strings.Trim(fmt.Sprint(held), "[]"))
+			return tristate.No, fmt.Sprintf("%s is still allocated", strings.Trim(fmt.Sprint(held), "[]"))
 		case asked:
 			return tristate.Yes, ""
 		}
@@ -63,8 +64,9 @@ func (u *undoing) proven(ctx context.Context, step *journal.Step) (is tristate.V
 	return tristate.Unknown, ""
 }
 
-// settledByStore says whether a step whose DEL passed, or may have, needs no further one, since the
-// store has given its address back meanwhile, or whether it is too early for one.
+// settledByStore checks a step whose DEL has succeeded, or may have. undone reports that it needs
+// no further DEL, since the store has released its address meanwhile; waits, that it is too early
+// for one.
 func (u *undoing) settledByStore(ctx context.Context, step *journal.Step) (undone, waits bool) {
 	is, why := tristate.Unknown, ""
 	askable := u.asksElsewhere() && storeElsewhere(step)
@@ -87,8 +89,8 @@ func (u *undoing) settledByStore(ctx context.Context, step *journal.Step) (undon
 	return false, false
 }
 
-// queued says whether the DEL of a step waits in its plugin's own queue. Another one adds nothing,
-// and may take most of a minute while the plugin's agent is away.
+// queued reports whether the DEL of a step is in its plugin's own queue. Another DEL would not
+// help, and may take most of a minute while the plugin's agent is down.
 func (u *undoing) queued(ctx context.Context, step *journal.Step) bool {
 	if step.Unproven == "" || !known.Of(step.Type).Queues {
 		return false
@@ -97,10 +99,10 @@ func (u *undoing) queued(ctx context.Context, step *journal.Step) bool {
 	return errors.Is(err, ipam.ErrQueued)
 }
 
-// noteProof stores in a step whose DEL passed why that is not proven, and says whether the step is
-// undone as far as a store can tell. A delegate that is known to pass where it freed nothing, and
-// whose store nobody can ask here, gets one more DEL after the grace period. So does one whose ADD
-// failed: it may have failed after its address was written.
+// noteProof stores in a step whose DEL succeeded why that is unproven, and reports whether the step
+// is undone according to its store. If the store cannot be queried here and the delegate is known
+// to exit 0 without freeing anything, it gets one more DEL after the grace period, even if its ADD
+// failed: the ADD may have failed after it stored the address.
 func (u *undoing) noteProof(ctx context.Context, step *journal.Step, before string) (undone bool) {
 	is, why := u.proven(ctx, step)
 	if is == tristate.Yes {
@@ -123,14 +125,14 @@ func (u *undoing) noteProof(ctx context.Context, step *journal.Step, before stri
 	return true
 }
 
-// noteUnproven stores why, and tells it once.
+// noteUnproven stores why, and logs and records it once.
 func (u *undoing) noteUnproven(step *journal.Step, why, before string) {
 	step.Ended(journal.StepUnproven, "", 0)
 	step.Unproven = why
 	if before != "" {
 		return
 	}
-	u.Log.Warn("DEL passed and is not proven", "plugin", step.Type, "attachment", u.entry.Key.String(), "why", why)
+	u.Log.Warn("DEL passed, but its address is not known to be free", "plugin", step.Type, "attachment", u.entry.Key.String(), "why", why)
 	event := record.EventOf(journal.Unproven, u.entry)
 	event.Reason, event.Plugins = why, []string{step.Type}
 	u.Journal.Event(event)

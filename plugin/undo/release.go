@@ -14,7 +14,7 @@ import (
 	"cni-unwind/plugin/record"
 )
 
-// Outcome is what became of an attachment that was to be released.
+// Outcome is the result of releasing an attachment.
 type Outcome struct {
 	Entry    *journal.Entry // as it is now; nil if the journal had none
 	State    journal.State  // before
@@ -23,8 +23,8 @@ type Outcome struct {
 	Err      error          // why something is left, other than the verdict
 }
 
-// Release undoes another attachment, if it is dead, and writes what is left of it. It returns nil if
-// nothing is left. ctx bounds the wait for its lock, since the caller holds a lock itself.
+// Release undoes another attachment, if it is dead, and writes what is left of it. It returns nil
+// if nothing is left. ctx limits the wait for its lock, because the caller holds a lock itself.
 func (w *Worker) Release(ctx context.Context, key journal.Key) error {
 	lock, killed, err := w.Lock(ctx, key)
 	if err != nil {
@@ -41,8 +41,9 @@ func (w *Worker) Release(ctx context.Context, key journal.Key) error {
 	return errors.New(out.Verdict.Reason.Text)
 }
 
-// ReleaseLocked is Release with the attachment's lock taken. It decides on what the journal says now.
-// killed names the delegates that held the lock and that unwind had to kill.
+// ReleaseLocked is Release for a caller that holds the attachment's lock. It decides on the current
+// content of the journal. killed names the delegates that held the lock and that unwind had to
+// kill.
 func (w *Worker) ReleaseLocked(ctx context.Context, lock *journal.Lock, killed []string, key journal.Key) (out Outcome) {
 	out.Err = w.Journal.Store.View(ctx, func(tx *journal.Tx) (err error) {
 		out.Entry, err = tx.Get(key)
@@ -66,7 +67,7 @@ func (w *Worker) ReleaseLocked(ctx context.Context, lock *journal.Lock, killed [
 	MarkKilled(e, killed, w.Node.GraceOf(e))
 	reason := out.Verdict.Reason
 	if e.State == journal.Live || e.State == journal.Adding {
-		w.Log.Info("releasing an attachment", "attachment", key.String(), "verdict", string(out.Verdict.Fate), "reason", reason.Text)
+		w.Log.Info("releasing attachment", "attachment", key.String(), "verdict", string(out.Verdict.Fate), "reason", reason.Text)
 	}
 	if out.Verdict.Fate == alive.Foreign {
 		out.Err = w.Purge(ctx, lock, e, reason)
@@ -80,8 +81,8 @@ func (w *Worker) ReleaseLocked(ctx context.Context, lock *journal.Lock, killed [
 	return out
 }
 
-// undoDead runs the DELs of a dead attachment. The recorded reason why its ADD failed, or was cut
-// off, stays.
+// undoDead runs the DELs of a dead attachment. It keeps a recorded reason of a failed or
+// interrupted ADD.
 func (w *Worker) undoDead(ctx context.Context, lock *journal.Lock, e *journal.Entry, reason alive.Reason) error {
 	if e.State == journal.Unwinding {
 		reason = alive.Recorded(cmp.Or(e.Cause, reason.Code), cmp.Or(e.Reason, reason.Text))
@@ -145,8 +146,8 @@ func (w *Worker) recordRelease(event journal.Event, e *journal.Entry, reason ali
 	}
 }
 
-// ReplayParked runs pending DELs of other attachments for addresses that have become free: those
-// that were parked, and those that failed. others claim one of these addresses.
+// ReplayParked runs the parked and the failed DELs of other attachments after addresses have become
+// free. others claim one of these addresses.
 func (w *Worker) ReplayParked(ctx context.Context, others []*journal.Entry) {
 	ctx, cancel := context.WithTimeout(ctx, w.Budgets.Release)
 	defer cancel()
@@ -158,12 +159,13 @@ func (w *Worker) ReplayParked(ctx context.Context, others []*journal.Entry) {
 			continue // its ADD may be waiting for this DEL, see claim
 		}
 		if err := w.Release(ctx, other.Key); err != nil {
-			w.Log.Debug("left for later", "attachment", other.Key.String(), "err", err)
+			w.Log.Debug("deferred", "attachment", other.Key.String(), "err", err)
 		}
 	}
 }
 
-// ReplayFreed is ReplayParked for a verb that could not write to the journal, and may be able to read it.
+// ReplayFreed is ReplayParked for a verb that could not write the journal, but may be able to read
+// it.
 func (w *Worker) ReplayFreed(ctx context.Context, freed []netip.Addr) {
 	w.ReplayParked(ctx, w.othersOf(ctx, w.Verb.Key, freed))
 }

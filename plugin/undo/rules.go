@@ -54,16 +54,16 @@ func isAlphanumeric(c byte) bool {
 	return '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
 }
 
-// No container has these addresses (RFC 5737, RFC 3849): they stand for an unknown one.
+// No container has these addresses (RFC 5737, RFC 3849). They represent an unknown address.
 const (
 	unknownIPv4 = "192.0.2.1/32"
 	unknownIPv6 = "2001:db8::1/128"
 )
 
-// masqueraded returns the addresses for which a plugin that masquerades has rules for the attachment. It reads them from the rules: a DEL removes the rules of the addresses on the
-// interface. A plugin that was cut off between its chain and the rule that leads there left a chain
-// and no address; any address does then, as for nftables rules, which ptp removes only if it finds
-// some address.
+// masqueraded returns the addresses in the masquerading rules of an attachment, since a DEL removes
+// the rules for the addresses of the interface. A plugin that was interrupted after it created its
+// chain, and before the rule that jumps to it, left no address. Any address will do then, and also
+// for nftables rules, which ptp removes only if it finds some address.
 func (w *Worker) masqueraded(ctx context.Context, k journal.Key, plugin string) (addresses []netip.Prefix) {
 	chain := known.Of(plugin).Chain(k.Network, k.ContainerID)
 	for _, family := range []struct {
@@ -93,7 +93,7 @@ func (w *Worker) masqueraded(ctx context.Context, k journal.Key, plugin string) 
 
 func (w *Worker) warnOfRules(k journal.Key, err error) {
 	if err != nil && !errors.Is(err, exec.ErrNotFound) {
-		w.Log.Warn("looking for rules", "attachment", k.String(), "err", err)
+		w.Log.Warn("cannot list firewall rules", "attachment", k.String(), "err", err)
 	}
 }
 

@@ -14,14 +14,14 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// This file decides what a DEL is shown where the container's network namespace is gone, or must not
-// be shown.
+// This file decides which CNI_NETNS a DEL gets if the container's network namespace is gone, or if
+// the DEL must not get it.
 
-// nowhere is a path at which no network namespace can ever be: no process has the ID 0.
+// nowhere is a path that never exists, because no process has the ID 0.
 const nowhere = "/proc/0/ns/net"
 
-// getsEmpty says whether the DEL of a step gets an empty network namespace where the container's must
-// not be shown: it fails, or frees nothing, unless CNI_NETNS names some namespace.
+// getsEmpty reports whether the DEL of a step gets an empty network namespace in place of the
+// container's: it fails, or frees nothing, unless CNI_NETNS is a namespace.
 func getsEmpty(step *journal.Step) bool {
 	facts := known.Of(step.Type)
 	if facts.NetNS != known.Empty {
@@ -31,7 +31,7 @@ func getsEmpty(step *journal.Step) bool {
 	return !slices.ContainsFunc(facts.ByInterface, func(key string) bool { return len(keys[key]) > 0 })
 }
 
-// delLeft runs a DEL that always fails once the namespace is gone, and is over all the same: see
+// delLeft runs a DEL that always fails once the namespace is gone, and counts it as done: see
 // known.Plugin.LeftTo.
 func (u *undoing) delLeft(
 	ctx context.Context, step *journal.Step, c *delegate.Call, to string,
@@ -40,18 +40,20 @@ func (u *undoing) delLeft(
 	if f == nil || f.Killed {
 		return f
 	}
-	u.Log.Info("DEL left to "+to+": its network namespace is gone, without which it cannot pass",
+	u.Log.Info("DEL left to "+to+": it cannot pass without its network namespace, which is gone",
 		"attachment", u.entry.Key.String(), "code", f.Code, "err", netconf.Shorten(f.Said(), 500))
 	return nil
 }
 
-// shown returns CNI_NETNS of a DEL that gets no scratch namespace. Where no namespace may be shown
-// and the runtime names one for this attachment, delegates are shown what the plain chain would
-// show: the path of the ADD, at which nothing is. Some free nothing without it (SkipsUnnamed), and
-// ovs-cni finds its port by it. If something is at that path, or may come to be there since it
-// names a process, they are shown nowhere. If the runtime names none, they are shown none: so it is
-// in a sweep, since an agent that goes by the pod, or by a device, could take from the next sandbox
-// then.
+// shown returns CNI_NETNS for a DEL that gets no scratch namespace.
+//
+// If there is no namespace for the DEL, and the runtime names one for this attachment, delegates
+// get what the plain chain would pass: the path of the ADD, which no longer exists. Some free
+// nothing without it (SkipsUnnamed), and ovs-cni finds its port by it. If the path exists again, or
+// may exist later because it contains a process ID, they get nowhere.
+//
+// If the runtime names none, as in a sweep, they get none: otherwise an agent that identifies the
+// container by its pod or a device could release what belongs to the next sandbox.
 func (u *undoing) shown(step *journal.Step) string {
 	path, gets := u.gen.NetNS.Path, known.Of(step.Type).NetNS
 	switch {
@@ -66,10 +68,10 @@ func (u *undoing) shown(step *journal.Step) string {
 	}
 }
 
-// asked says whether the pass is over the attachment of the verb itself.
+// asked reports whether the pass is for the attachment of the verb itself.
 func (u *undoing) asked() bool { return u.entry.Key == u.Verb.Key }
 
-// waitsForRuntime says whether the pass must leave the DEL of a step to the runtime.
+// waitsForRuntime reports whether the pass must leave the DEL of a step to the runtime.
 func (u *undoing) waitsForRuntime(ctx context.Context, step *journal.Step) bool {
 	by := u.asker(ctx, u.entry, u.gen, false)
 	by.NoNetNS = u.netns.path == "" && !u.asked()

@@ -10,11 +10,11 @@ import (
 	"cni-unwind/plugin/internal/delegate"
 )
 
-// delStrayRules repeats a failed DEL of bridge or ptp for each address that leads to the
-// container's chain, in a scratch namespace whose interface has that address. An unrecorded ADD may
-// have left a rule; the kernel removes no chain that a rule leads to, and the plugin gives up at
-// its first address. delStrayRules does nothing where another interface of the container shares the
-// chain. If the last DEL fails too, the first failure stands.
+// delStrayRules repeats a failed DEL of bridge or ptp for each address with a rule that jumps to
+// the container's chain, in a scratch namespace whose interface has that address. An unrecorded ADD
+// may have left such a rule; the kernel removes no chain that is in use, and the plugin gives up at
+// its first address. delStrayRules does nothing if another interface of the container shares the
+// chain. If the last DEL fails too, it returns the first failure.
 func (u *undoing) delStrayRules(ctx context.Context, step *journal.Step, f *delegate.Failure) *delegate.Failure {
 	stray := u.masqueraded(ctx, u.entry.Key, step.Type)
 	if len(stray) == 0 || u.sharesChain(ctx) {
@@ -28,12 +28,12 @@ func (u *undoing) delStrayRules(ctx context.Context, step *journal.Step, f *dele
 	if again != nil {
 		return f
 	}
-	u.Log.Info("DEL passed with the rules of ADDs that are not on record", "plugin", step.Type,
+	u.Log.Info("DEL passed after removing rules of unrecorded ADDs", "plugin", step.Type,
 		"attachment", u.entry.Key.String(), "addresses", stray)
 	return nil
 }
 
-// sharesChain says whether the container has, or may have, another interface in the network.
+// sharesChain reports whether the container has, or may have, another interface in the network.
 func (u *undoing) sharesChain(ctx context.Context) bool {
 	all, err := u.Node.CachedAttachments(u.entry.Network, u.entry.ContainerID)
 	shared := err != nil || slices.ContainsFunc(all, func(c alive.Cached) bool {

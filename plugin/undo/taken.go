@@ -25,20 +25,21 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// A mistake in its configuration makes a delegate fail its ADD and every DEL, although it took
-// nothing. unwind looks where the DEL would remove something to tell whether the delegate took
-// anything, and does not go by the code of its error. This file has those places.
+// An invalid configuration makes a delegate fail its ADD and every DEL, although it took nothing.
+// To find out whether it took anything, unwind inspects the places that its DEL would clean up; the
+// error code is not enough. This file has those places.
 
 // undoMistake handles a step whose ADD did not succeed and whose DEL failed too:
 //
-//  1. If the ADD left nothing where its DEL would look, the step is undone.
-//  2. Else the DEL is tried with the chain's present configuration. If that passes, and nothing
-//     that the ADD left is seen, the step is undone.
-//  3. Else the DEL stays pending. The runtime gets no second error for it if unwind cannot tell
+//  1. If the ADD left nothing that its DEL would remove, the step is undone.
+//  2. Otherwise unwind runs the DEL with the chain's current configuration. If that succeeds, and
+//     nothing of the ADD is found afterwards, the step is undone.
+//  3. Otherwise the DEL stays pending. The runtime gets no second error for it if it is unknown
 //     whether the ADD left something, and the chain no longer has a delegate with this
-//     configuration: the plain chain's DEL would not call it. Sweeps go on to try the step.
+//     configuration: the plain chain's DEL would not call it. Sweeps continue to retry the step.
 //
-// A delegate that was cut off may have gone on, so undoMistake handles it only at its second DEL.
+// A delegate that was killed may have an agent that continued, so undoMistake handles it only at
+// its second DEL.
 func (u *undoing) undoMistake(ctx context.Context, step *journal.Step, f *delegate.Failure) *delegate.Failure {
 	taken := u.taken(ctx, step)
 	if taken == tristate.No {
@@ -57,10 +58,9 @@ func (u *undoing) undoMistake(ctx context.Context, step *journal.Step, f *delega
 	return f
 }
 
-// untaken records that a step is undone although its DEL fails. In a rollback the rollback's own
-// event suffices.
+// untaken records that a step is undone although its DEL fails. A rollback has its own event.
 func (u *undoing) untaken(step *journal.Step, f *delegate.Failure) {
-	u.Log.Info("a DEL failed that has nothing to undo: the delegate's ADD failed and has left nothing",
+	u.Log.Info("failed DEL has nothing to undo: the delegate's ADD failed and left nothing",
 		"plugin", step.Type, "attachment", u.entry.Key.String(), "code", f.Code,
 		"err", netconf.Shorten(f.Said(), 200))
 	if step.Attempts > 0 {
@@ -79,11 +79,11 @@ func (u *undoing) putRight(step *journal.Step) bool {
 	})
 }
 
-// trace looks in one place for what the ADD of a step's delegate may have left: yes if something is
-// there, no if nothing is.
+// trace inspects one place where the ADD of a step's delegate may have left something: yes if it
+// did, no if it did not.
 type trace func(*undoing, context.Context, *journal.Step) tristate.Value
 
-// looks say how to look in each place where plugins leave something.
+// looks has the function that inspects each place where plugins leave something.
 var looks = map[known.Trace]trace{
 	known.Reservation:      (*undoing).reserved,
 	known.Interface:        (*undoing).interfaceThere,
@@ -94,8 +94,8 @@ var looks = map[known.Trace]trace{
 	known.RoutingRules:     (*undoing).routingRules,
 }
 
-// taken says whether the ADD of a step's delegate left something that its DEL would remove. One
-// place where unwind cannot look makes it unknown.
+// taken reports whether the ADD of a step's delegate left something that its DEL would remove. The
+// result is unknown if one place cannot be inspected and no other has anything.
 func (u *undoing) taken(ctx context.Context, step *journal.Step) tristate.Value {
 	facts := known.Of(step.Type)
 	if len(facts.Traces) == 0 && !facts.LeavesNothing {
@@ -224,8 +224,8 @@ func (u *undoing) routingRules(context.Context, *journal.Step) tristate.Value {
 	}), err)
 }
 
-// Left says for each step of the newest ADD of an entry whether what its delegate took is there, in the
-// container's network namespace at a path and on the host.
+// Left reports for each step of the newest ADD of an entry whether what its delegate took still
+// exists, on the host and in the container's network namespace at the path netns.
 func (w *Worker) Left(ctx context.Context, e *journal.Entry, netns string) (left []tristate.Value) {
 	u := &undoing{Worker: w, entry: e, gen: e.Newest(), netns: delNetNS{path: netns}}
 	for i := range u.gen.Steps {

@@ -28,15 +28,15 @@ type Job struct {
 }
 
 // Run runs the pending DELs of an entry, newest generation first, each in reverse order, and
-// removes undone steps from the entry. It returns the failures. A step that is left without a
+// removes undone steps from the entry. It returns the failures. A step that remains without a
 // failure is parked, or waits for its second DEL. The caller holds the entry's lock and writes the
 // entry.
 //
 // A step gets the time of ctx, less a reserve for the steps after it: a delegate that is slow, or
-// waits in line for the kernel's rules, is not killed while the others do not need the time. One
-// that was killed before leaves the others their equal part. A pass without time for the next step
-// ends. A step that failed or hung last time goes last. After a pass that was cut off or ended early,
-// the next pass begins with another step.
+// waits for the lock of the kernel's rules, is not killed while the others do not need the time. A
+// delegate that was killed before gets only an equal share. The pass ends when there is no time for
+// the next step. A step that failed or hung last time runs last. After a pass that was interrupted
+// or ended early, the next pass starts with another step.
 func (w *Worker) Run(ctx context.Context, job Job) []*delegate.Failure {
 	defer w.Runner.Drop()
 	lock, e := job.Lock, job.Entry
@@ -59,12 +59,12 @@ func (w *Worker) Run(ctx context.Context, job Job) []*delegate.Failure {
 	return failures
 }
 
-// maxUndone bounds the undone ADDs that an entry remembers.
+// maxUndone limits the undone ADDs that an entry keeps.
 const maxUndone = 8
 
-// dropUndone drops the generations without pending DELs. While others are left, the entry remembers
-// their interfaces: the runtime, whose DEL fails, still has the result, as does libcni's cache.
-// Addresses alone do not tell one ADD from the next.
+// dropUndone drops the generations without pending DELs. While others are left, the entry keeps the
+// interfaces of dropped ones: the runtime, whose DEL fails, and libcni's cache still have the
+// result. Addresses alone do not distinguish one ADD from the next.
 func dropUndone(e *journal.Entry) {
 	e.Generations = slices.DeleteFunc(e.Generations, func(g journal.Generation) bool {
 		if len(g.Steps) > 0 {
@@ -95,7 +95,7 @@ func (u *undoing) pass(ctx context.Context) []*delegate.Failure {
 		stepCtx, cancel, ok := u.share(ctx, step)
 		if !ok {
 			return append(failures, &delegate.Failure{Plugin: step.Type, Command: "DEL", Code: types.ErrTryAgainLater,
-				Msg: "no time was left for it", Unstarted: true})
+				Msg: "not attempted: out of time", Unstarted: true})
 		}
 		switch {
 		case u.HoldPools && len(u.poolsOf(step)) > 0:
@@ -137,10 +137,10 @@ func (u *undoing) position(index int) int {
 	return slices.IndexFunc(u.gen.Steps, func(s journal.Step) bool { return s.Index == index })
 }
 
-// releaseHeld releases addresses that host-local still keeps for the attachment once the step that
-// claimed them is undone, or the namespace is proven gone. A DEL that passed is no proof:
-// host-device keeps the address when its device is gone, and a plugin that fails earlier may not
-// call its IPAM plugin.
+// releaseHeld releases addresses that host-local still has for the attachment, after the step that
+// claimed them is undone or if the namespace is proven gone. A successful DEL is not enough:
+// host-device keeps the address when its device is gone, and a plugin that fails early may not call
+// its IPAM plugin.
 func (u *undoing) releaseHeld(ctx context.Context) {
 	owner := ipam.Owner{ContainerID: u.entry.ContainerID, IfName: u.entry.IfName}
 	for _, c := range u.gen.Claims {
@@ -149,15 +149,15 @@ func (u *undoing) releaseHeld(ctx context.Context) {
 		}
 		freed, err := ipam.Free(ctx, c.Pool, owner, c.Address)
 		if err != nil {
-			u.Log.Warn("releasing an address that its DEL left", "attachment", u.entry.Key.String(), "address", c.Address, "err", err)
+			u.Log.Warn("cannot release an address that its DEL left behind", "attachment", u.entry.Key.String(), "address", c.Address, "err", err)
 		}
 		if freed {
-			u.Log.Info("released an address that its DEL left", "attachment", u.entry.Key.String(), "address", c.Address)
+			u.Log.Info("released an address that its DEL left behind", "attachment", u.entry.Key.String(), "address", c.Address)
 		}
 	}
 }
 
-// claimedAgain says whether another ADD of the attachment got the same address.
+// claimedAgain reports whether another ADD of the attachment got the same address.
 func (u *undoing) claimedAgain(c journal.Claim) bool {
 	return slices.ContainsFunc(u.entry.Generations, func(g journal.Generation) bool {
 		return g.Number != u.gen.Number && slices.ContainsFunc(g.Claims, func(o journal.Claim) bool { return o.Address == c.Address })
@@ -184,7 +184,7 @@ func undoOrder(g *journal.Generation, cutOff int) []int {
 	return order
 }
 
-// share gives a step its part of the time that is left, if that is enough: see undo.
+// share gives a step its share of the remaining time, if that is enough: see Run.
 func (u *undoing) share(ctx context.Context, step *journal.Step) (_ context.Context, _ context.CancelFunc, ok bool) {
 	deadline, bounded := ctx.Deadline()
 	if !bounded {
@@ -203,10 +203,10 @@ func (u *undoing) share(ctx context.Context, step *journal.Step) (_ context.Cont
 	return ctx, cancel, true
 }
 
-// del runs the DEL of one step. A delegate that rejects its configuration of the ADD as bad (it was
-// upgraded and no longer knows it) also gets the configuration that the chain has for it now. This
-// happens after no other error: success with another configuration proves nothing about what the
-// first one took. A delegate whose ADD did not succeed may have taken nothing: see undoMistake.
+// del runs the DEL of one step. If the delegate rejects the configuration of its ADD as invalid
+// (for example after an upgrade), del also tries the chain's current configuration. It does so
+// after no other error, because success with another configuration proves nothing about what the
+// ADD took. A delegate whose ADD did not succeed may have taken nothing: see undoMistake.
 func (u *undoing) del(ctx context.Context, step *journal.Step) *delegate.Failure {
 	f := u.delWith(ctx, step, step.Config, u.versionOf(step))
 	if f != nil && !f.Killed && known.Of(step.Type).MasqueradesBy(step.Config) {
@@ -226,10 +226,10 @@ func (u *undoing) del(ctx context.Context, step *journal.Step) *delegate.Failure
 // rejections are the codes of a delegate that cannot use its configuration.
 var rejections = []uint{types.ErrIncompatibleCNIVersion, types.ErrUnsupportedField, types.ErrDecodingFailure, types.ErrInvalidNetworkConfig}
 
-// ClaimHeld claims the addresses that host-local's own files give to the attachment, where a
-// delegate was cut off before its result was written. It runs, and its claims are written, before
-// the first DEL: that DEL frees the addresses, and a second one must still find them. It says
-// whether it claimed any.
+// ClaimHeld claims the addresses that host-local's own files have for the attachment, if a delegate
+// was interrupted before its result was written. The claims must be written before the first DEL:
+// that DEL frees the addresses, and a second one must still know them. ClaimHeld reports whether it
+// claimed any.
 func (w *Worker) ClaimHeld(e *journal.Entry) (found bool) {
 	for i := range e.Generations {
 		g := &e.Generations[i]
@@ -240,7 +240,7 @@ func (w *Worker) ClaimHeld(e *journal.Entry) (found bool) {
 			}
 			held, err := ipam.HeldBy(pool, e.ContainerID, e.IfName)
 			if err != nil {
-				w.Log.Warn("looking for the addresses of a container", "attachment", e.Key.String(), "pool", pool, "err", err)
+				w.Log.Warn("cannot list the addresses of the container", "attachment", e.Key.String(), "pool", pool, "err", err)
 			}
 			for _, a := range held {
 				g.Claims = append(g.Claims, journal.Claim{Address: a, Step: step.Index, Pool: pool})
@@ -251,7 +251,7 @@ func (w *Worker) ClaimHeld(e *journal.Entry) (found bool) {
 	return found
 }
 
-// noteOutcome moves a step to the state in which its DEL left it and says whether the step is undone.
+// noteOutcome stores the outcome of a DEL in its step and reports whether the step is undone.
 func (u *undoing) noteOutcome(ctx context.Context, step *journal.Step, f *delegate.Failure) (undone bool) {
 	was := step.State
 	step.Attempts++
@@ -272,8 +272,7 @@ func (u *undoing) noteOutcome(ctx context.Context, step *journal.Step, f *delega
 	return u.noteProof(ctx, step, before) && !u.deferred(ctx, step)
 }
 
-// noteFailure stores why the DEL of a step is pending. A delegate that was killed gets a second
-// DEL.
+// noteFailure stores why the DEL of a step is pending. A killed delegate gets a second DEL.
 func (u *undoing) noteFailure(step *journal.Step, f *delegate.Failure) {
 	if step.State != journal.StepFailed || step.LastCode != f.Code {
 		u.Log.Warn("DEL failed and is pending", "plugin", step.Type,
@@ -295,8 +294,8 @@ func (u *undoing) recordParking(step *journal.Step, address netip.Addr) {
 	u.Journal.Event(event)
 }
 
-// StartFirst starts the delegate that most likely is the first to get a DEL, while unwind looks for
-// its namespace.
+// StartFirst starts the delegate that will probably get the first DEL, while unwind searches for
+// the namespace.
 func (w *Worker) StartFirst(lock *journal.Lock, e *journal.Entry) {
 	gen := e.Newest()
 	order := undoOrder(gen, 0)

@@ -1,5 +1,6 @@
-// Package undo runs the pending DELs of an entry: which next, when, in which namespace, with what, and
-// whether it is done. Nothing else changes the steps of an entry in the journal.
+// Package undo runs the pending DELs of an entry. It decides their order, time, namespace and
+// configuration, and whether each is done. Nothing else changes the steps of an entry in the
+// journal.
 package undo
 
 import (
@@ -17,8 +18,7 @@ import (
 	"cni-unwind/plugin/record"
 )
 
-// Worker runs pending DELs, one at a time, and decides how each ended. Nothing else changes the
-// steps of an entry that the journal has.
+// Worker runs pending DELs, one at a time, and decides on their outcome.
 type Worker struct {
 	Node    *alive.Node
 	Journal *record.Recorder
@@ -29,25 +29,25 @@ type Worker struct {
 	NewRunner func() delegate.Runner
 	Probes    map[string]ipam.Probe // of all stores that can be asked, by plugin
 	Stderr    io.Writer             // of the delegates
-	// HoldPools says that the journal does not have the attachment, so that an ADD which gets one of its
-	// addresses waits for no DEL of it: see holdPools.
+	// HoldPools says that the journal does not have the attachment. An ADD that gets one of its
+	// addresses then does not wait for its DELs, so they run under the pools' locks: see holdPools.
 	HoldPools bool
-	// At marks a place where tests try a crash.
+	// At marks a crash point for tests.
 	At   func(point string)
 	Verb Verb
 }
 
-// Verb is what the verb that a pass belongs to says of its own attachment. The Key is zero for a verb
-// without one, and for a person's sweep.
+// Verb describes the verb that a pass belongs to. Key is zero for a verb without an attachment, and
+// for an operator's sweep.
 type Verb struct {
 	Key   journal.Key
 	Netns string // CNI_NETNS
 	Path  string // CNI_PATH
 	Conf  *netconf.Conf
-	// Chain returns the verb's chain. It reads a chainFile at its first call, and once: the file may
-	// hang, and a verb that can do without it never calls Chain.
+	// Chain returns the verb's chain. It reads a chainFile once, at the first call: the read may hang,
+	// so a verb that does not need the chain never calls it.
 	Chain func() (*netconf.Chain, error)
-	// JustAssigned are addresses of a running ADD that no delegate of it knows yet.
+	// JustAssigned are addresses of a running ADD that none of its later delegates knows yet.
 	JustAssigned []netip.Addr
 }
 
@@ -75,7 +75,7 @@ func (w *Worker) Early(next *delegate.Call) *delegate.Call {
 	return next
 }
 
-// at marks a place where tests try a crash.
+// at marks a crash point for tests.
 func (w *Worker) at(point string) {
 	if w.At != nil {
 		w.At(point)

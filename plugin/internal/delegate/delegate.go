@@ -1,10 +1,9 @@
 // Package delegate runs one plugin of a chain.
 //
-// It does not use libcni's invoke.Exec, for three reasons. A delegate runs in a process group of
-// its own, so that its children end with it at the deadline: a child would go on with an ADD that
-// is being undone. A delegate inherits the attachment's lock, so that the next verb after a killed
-// unwind waits for it. Its output is bounded, so that a plugin that prints without end does not
-// fill the memory of a process that every pod starts with.
+// It does not use libcni's invoke.Exec, for three reasons. A delegate runs in its own process
+// group, so that its children are killed with it at the deadline: a child could otherwise continue
+// an ADD that is being undone. A delegate inherits the attachment's lock, so that the next verb
+// after a killed unwind waits for it. Its output is limited, so that it cannot exhaust memory.
 package delegate
 
 import (
@@ -26,11 +25,10 @@ import (
 )
 
 const (
-	// LockFD is the delegate's descriptor of the attachment's lock, which it only has to hold. The
-	// number is out of the way of shell scripts, which use 3 to 9 by hand and from 10 on by
-	// themselves.
+	// LockFD is the delegate's descriptor of the attachment's lock, which it only holds. The number
+	// does not conflict with shell scripts, which use 3 to 9 explicitly and 10 and up internally.
 	LockFD = 20
-	// maxStdout and maxStderr bound the kept output of a delegate, in bytes. unwind reads and drops
+	// maxStdout and maxStderr limit the stored output of a delegate, in bytes. unwind reads and drops
 	// the rest, so that the delegate does not block.
 	maxStdout = 4 << 20
 	maxStderr = 64 << 10
@@ -39,8 +37,8 @@ const (
 	pipeDelay = 500 * time.Millisecond
 	// GroupDelay bounds the wait for the processes of a killed delegate.
 	GroupDelay = time.Second
-	// slowAfter is how long most delegates take at the most, and how long a process may wait for its
-	// turn.
+	// slowAfter is the time within which most delegates finish, and the longest that a process may
+	// wait for its turn.
 	slowAfter = 500 * time.Millisecond
 	// busyDelay bounds the retries of a binary that is being written ("text file busy"), and of a
 	// process that cannot be made: those that other verbs have waiting are gone by then.
@@ -74,11 +72,11 @@ type Failure struct {
 	Killed bool
 	// Unstarted is set if the delegate never ran: it has taken nothing, and given back nothing.
 	Unstarted bool
-	// PutRight is set if the runtime need not be told, see undoMistake.
+	// PutRight is set if the runtime needs no error for it, see undoMistake.
 	PutRight bool
 }
 
-// Said returns the delegate's words, with the details of its error.
+// Said returns the delegate's message, with the details of its error.
 func (f *Failure) Said() string {
 	if f.Details == "" {
 		return f.Msg
@@ -106,17 +104,17 @@ type Runner interface {
 	// Run runs a delegate and returns its standard output. A nil Failure means that it ran and
 	// succeeded. While it runs, Run calls Start for the next delegate, if there is one.
 	Run(ctx context.Context, c, next *Call, stderr io.Writer) ([]byte, *Failure)
-	// Drop ends a process that was started before its turn, and whose turn did not come.
+	// Drop ends a process that was started early and is not needed.
 	Drop()
 }
 
 // Processes runs each delegate as a process. If unwind dies, a process that waits for its
-// configuration reads an empty one, and ends.
+// configuration reads an empty one and exits.
 //
-// A process that waits must never be why a verb fails: a plugin is known to read first by its name
-// alone, and whatever has that name may hold what the running delegate waits for. So no process waits
-// for longer than slowAfter, and none where processes may run short. After either, each delegate of
-// the verb starts in its turn.
+// A waiting process must never make a verb fail: unwind knows only by the plugin's name that it
+// reads first, and any program of that name may hold something that the running delegate waits for.
+// So no process waits for longer than slowAfter, and none if the process limit is close. In both
+// cases the remaining delegates of the verb start in their turn.
 type Processes struct {
 	At     func(point string) // called where a crash would leave another state; nil outside of tests
 	Slow   func()             // called when a delegate takes longer than slowAfter; may be nil
@@ -125,9 +123,8 @@ type Processes struct {
 	inTurn bool               // no process is started before its turn any more
 }
 
-// Start starts the process of c. It drops one that was started before. A process that cannot be
-// started is left to Run, which says why, as is a script: it may be a wrapper that does something of
-// its own before the plugin reads.
+// Start starts the process of c, and drops one that was started before. It leaves errors to Run. It
+// also leaves scripts to Run, since a script may do something before its plugin reads.
 func (r *Processes) Start(c *Call) {
 	r.Drop()
 	if !r.looked {
@@ -183,10 +180,10 @@ func (r *Processes) take(binary string, c *Call) *process {
 	return early
 }
 
-// Run executes a delegate in a process group of its own and returns its standard output. It returns
-// once the process has ended, or, if ctx ended it, once its whole group has. A nil Failure means
-// that the process ran and exited with 0. The time of ctx counts from here, also for a process that
-// was started before.
+// Run executes a delegate in its own process group and returns its standard output. It returns once
+// the process has exited or, if ctx ended it, once its whole group has. A nil Failure means that
+// the process ran and exited 0. The time of ctx starts here, even for a process that was started
+// early.
 func (r *Processes) Run(ctx context.Context, c, next *Call, stderr io.Writer) ([]byte, *Failure) {
 	binary, err := netconf.FindPlugin(c.Plugin, c.Path)
 	if err != nil {
@@ -217,7 +214,7 @@ func (r *Processes) Run(ctx context.Context, c, next *Call, stderr io.Writer) ([
 	stdout := p.stdout.kept.Bytes()
 	if status.Exited() && status.ExitStatus() == 0 && ctx.Err() == nil {
 		if p.stdout.dropped {
-			return nil, c.Failed(types.ErrDecodingFailure, fmt.Sprintf("it printed more than %d bytes", maxStdout))
+			return nil, c.Failed(types.ErrDecodingFailure, fmt.Sprintf("printed more than %d bytes", maxStdout))
 		}
 		return stdout, nil
 	}
@@ -230,9 +227,9 @@ func (r *Processes) at(point string) {
 	}
 }
 
-// start starts the binary, and tries again for a while if the binary is being written, or if there may
-// be no more processes just now. Where RLIMIT_NOFILE leaves no room for LockFD it starts the delegate without the lock: nobody waits for
-// such a delegate if it outlives unwind.
+// start starts the binary. It retries for a while if the binary is being written or the process
+// limit is reached. If RLIMIT_NOFILE has no room for LockFD, it starts the delegate without the
+// lock; if that delegate is orphaned, nobody waits for it.
 func (c *Call) start(ctx context.Context, binary string) (*process, error) {
 	giveUp := time.Now().Add(busyDelay)
 	for {
@@ -266,8 +263,8 @@ func (c *Call) environ() []string {
 		"CNI_IFNAME="+c.Ifname, "CNI_ARGS="+c.Args, "CNI_PATH="+c.Path)
 }
 
-// explain makes a Failure from the words of a delegate that did not succeed, or in libcni's words
-// if it said nothing.
+// explain returns the Failure of a delegate that did not succeed, with its own message, or libcni's
+// if it printed none.
 func (c *Call) explain(ctx context.Context, status syscall.WaitStatus, stdout, stderr []byte) *Failure {
 	f := c.Failed(types.ErrInternal, "")
 	f.Killed = ctx.Err() != nil || status.Signaled()
@@ -276,12 +273,12 @@ func (c *Call) explain(ctx context.Context, status syscall.WaitStatus, stdout, s
 	wordless := fmt.Sprintf("netplugin failed with no error message: %s", ending(status))
 	switch {
 	case ctx.Err() != nil:
-		f.Msg = "it did not end in time and was killed"
+		f.Msg = "timed out and was killed"
 		switch cause := context.Cause(ctx); {
 		case !errors.Is(cause, ctx.Err()):
-			f.Msg = "it was killed: " + cause.Error()
+			f.Msg = "killed: " + cause.Error()
 		case errors.Is(cause, context.Canceled):
-			f.Msg = "it was killed because unwind was asked to stop"
+			f.Msg = "killed because unwind was asked to stop"
 		}
 	case len(bytes.TrimSpace(stdout)) == 0 && len(stderr) == 0:
 		f.Msg = wordless
@@ -305,8 +302,8 @@ func (c *Call) notStarted(code uint, err error) *Failure {
 	return f
 }
 
-// awaitGroup waits, bounded, until no process of a killed group is left: a child of a delegate
-// could otherwise finish an ADD beside the DEL that comes next.
+// awaitGroup waits, up to GroupDelay, until no process of a killed group is left: a child of a
+// delegate could otherwise finish an ADD during the next DEL.
 func awaitGroup(pgid int) {
 	for end := time.Now().Add(GroupDelay); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
 		if errors.Is(syscall.Kill(-pgid, syscall.SIGKILL), syscall.ESRCH) {

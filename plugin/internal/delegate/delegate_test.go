@@ -41,8 +41,8 @@ func TestGroupEndsAtDeadline(t *testing.T) {
 	text := `trap "" TERM HUP INT; sleep 60 & echo $! >child; sh -c 'trap "" TERM; sleep 60 & echo $! >grandchild.new; ` +
 		`mv grandchild.new grandchild; wait' & wait`
 	for _, c := range []struct{ name, msg string }{
-		{"deadline", "it did not end in time and was killed"},
-		{"cancelled", "it was killed because unwind was asked to stop"},
+		{"deadline", "timed out and was killed"},
+		{"cancelled", "killed because unwind was asked to stop"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

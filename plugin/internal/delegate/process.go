@@ -16,8 +16,8 @@ import (
 // process is a delegate's process. It has its environment and the lock, but no configuration until
 // feed: a plugin that reads its configuration before it does anything has done nothing until then.
 //
-// It does without os/exec, which takes a thread for each process that it waits for. Everything here
-// waits in the poller of the Go runtime, so unwind stays one thread.
+// It does not use os/exec, which blocks a thread for each process. Everything here waits in the
+// poller of the Go runtime, so unwind needs only one thread.
 type process struct {
 	binary string
 	env    []string
@@ -107,9 +107,9 @@ func (p *process) isFor(binary string, c *Call) bool {
 	return p.binary == binary && p.lock == c.Lock && slices.Equal(p.env, c.environ())
 }
 
-// feed writes the configuration and closes standard input. It returns false if the process had
-// ended, or had closed its standard input, before the first byte. A pipe holds 64 KiB: a process that
-// does not read more is killed when ctx ends. What it left in a session of its own may hold the pipe.
+// feed writes the configuration and closes standard input. It returns false if the process exited
+// or closed its standard input before the first byte. A pipe holds 64 KiB; a process that does not
+// read the rest is killed when ctx ends. A child in another session may still hold the pipe.
 func (p *process) feed(ctx context.Context, config []byte) bool {
 	defer context.AfterFunc(ctx, func() {
 		p.kill()
@@ -120,8 +120,8 @@ func (p *process) feed(ctx context.Context, config []byte) bool {
 	return n > 0 || !errors.Is(err, syscall.EPIPE)
 }
 
-// finish waits for the end of the process, and kills its group if ctx ends first. Then it waits, for
-// a while, for the output of what the process left behind.
+// finish waits for the process to exit, and kills its group if ctx ends first. Then it waits up to
+// pipeDelay for the remaining output.
 func (p *process) finish(ctx context.Context) syscall.WaitStatus {
 	defer context.AfterFunc(ctx, p.kill)()
 	status := p.wait()
@@ -132,9 +132,9 @@ func (p *process) finish(ctx context.Context) syscall.WaitStatus {
 	return status
 }
 
-// drop ends a process that got no configuration, and returns once it has ended. The process reads an
-// empty one, as it does if unwind dies, and can give back a lock file that it made before it read. It
-// is killed if it does not end by itself.
+// drop ends a process that got no configuration, and returns once it has exited. The process reads
+// an empty configuration, as if unwind had died, and can remove a lock file that it created before.
+// It is killed if it does not exit by itself.
 func (p *process) drop() {
 	p.dropped.Do(func() {
 		_ = p.stdin.Close()
@@ -188,7 +188,7 @@ func (p *process) wait() (status syscall.WaitStatus) {
 	return status
 }
 
-// ending says in Go's words how a process ended.
+// ending describes how a process ended, in Go's words.
 func ending(status syscall.WaitStatus) string {
 	if status.Signaled() {
 		return "signal: " + status.Signal().String()

@@ -10,14 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// spareTasks is how many more tasks (processes and their threads) have to be allowed before a process
-// starts before its turn. A delegate and its children take 10 to 30; a plugin written in Go that
-// cannot make a thread dies, and its ADD cannot be run again. The room is for many verbs at once,
-// which do not know of each other.
+// spareTasks is how many more tasks (processes and threads) the limits must allow before a process
+// may start early. A delegate and its children take 10 to 30. A Go plugin that cannot create a
+// thread dies, and its ADD cannot be repeated. The reserve is for many concurrent verbs.
 const spareTasks = 1000
 
-// mayWait says whether unwind may have tasks that only wait, so that it takes none that a running
-// delegate needs.
+// mayWait reports whether the limits have room for waiting processes, so that running delegates do
+// not lack tasks.
 func mayWait() bool {
 	var limit unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NPROC, &limit) == nil && limit.Cur < spareTasks {
@@ -28,8 +27,8 @@ func mayWait() bool {
 
 // tasksLeft returns how many more tasks the pids controller allows to the cgroup that the file self
 // names, and to those above it, or MaxInt without a limit. root is where cgroups are mounted
-// (cgroups(7); Documentation/admin-guide/cgroup-v1/pids.rst). A cgroup that is above what a container
-// can see is left out.
+// (cgroups(7); Documentation/admin-guide/cgroup-v1/pids.rst). A cgroup that is above what a
+// container can see is left out.
 func tasksLeft(self, root string) int {
 	left := math.MaxInt
 	for line := range strings.Lines(readSmall(self)) {
@@ -58,8 +57,8 @@ func tasksLeft(self, root string) int {
 	return left
 }
 
-// readSmall returns what one read gives of a file of the kernel, or "". os.ReadFile makes twice the
-// calls.
+// readSmall returns the result of one read of a kernel file, or "". os.ReadFile needs twice the
+// system calls.
 func readSmall(path string) string {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -11,18 +11,18 @@ type peers struct {
 	ids map[int]bool // nil: nobody has looked, or the look failed
 }
 
-// anybodys says whether any local user can have made a network namespace that is mounted nowhere: a
-// user needs no rights for a user namespace, and is root in it. An interface there, with a pod's
-// name and address, says nothing.
+// anybodys reports whether any local user may have created a network namespace that is mounted
+// nowhere: a user can create a user namespace without rights, and is root in it. An interface
+// there, with a pod's name and address, proves nothing.
 //
-//   - A namespace of this process's own user namespace, or of one above, took rights there. This is
-//     the kernel's first user namespace, or that of a node which is a container.
-//   - One below may be a pod's with a user namespace. Runtimes mount that (containerd,
-//     pkg/netns/netns_linux.go: NewNetNSFromPID; CRI-O, pinns/src/pinns.c). Of one that does not
-//     (nerdctl, pkg/ocihook/ocihook.go: getNetNSPath), the interface has its other end on the host,
-//     which took rights there.
+//   - A namespace that belongs to this process's user namespace, or to an ancestor of it, required
+//     rights there. This is the initial user namespace, or that of a node which is a container.
+//   - A namespace of a descendant may belong to a pod with a user namespace. Runtimes mount it
+//     (containerd, pkg/netns/netns_linux.go: NewNetNSFromPID; CRI-O, pinns/src/pinns.c). If a runtime
+//     does not (nerdctl, pkg/ocihook/ocihook.go: getNetNSPath), the interface has its other end on
+//     the host, which required rights there.
 //
-// In doubt it is nobody's.
+// In doubt it returns false.
 func (p *peers) anybodys(netns ns.NetNS) bool {
 	owner, err := unix.IoctlRetInt(int(netns.Fd()), unix.NS_GET_USERNS)
 	if err != nil { // EPERM: of one above; ENOTTY: a kernel before 4.9
@@ -37,8 +37,8 @@ func (p *peers) anybodys(netns ns.NetNS) bool {
 	return !p.has(netns)
 }
 
-// has says whether an interface of the host has its other end in a network namespace, or that is
-// unknown. The kernel gives the namespace an ID on the host when it lists that interface.
+// has reports whether an interface of the host has its other end in a network namespace. In doubt
+// it returns true. The kernel assigns the namespace an ID on the host when it lists that interface.
 func (p *peers) has(netns ns.NetNS) bool {
 	for try := 0; p.ids == nil && try < 3; try++ { // a change meanwhile cuts a list off
 		links, err := netlink.LinkList()

@@ -1,5 +1,5 @@
-// Package host looks at the node: at network namespaces and the processes in them, mounts,
-// interfaces, and the rules of iptables and nftables. It judges nothing.
+// Package host inspects the node: network namespaces and the processes in them, mounts, interfaces,
+// and the rules of iptables and nftables. It draws no conclusions.
 package host
 
 import (
@@ -98,7 +98,7 @@ func identityAnd(netns ns.NetNS, path string, fn func() error) (journal.NetNS, e
 func In(netns ns.NetNS, fn func() error) (err error) {
 	OnThread(func() {
 		if err = unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET); err != nil {
-			err = fmt.Errorf("entering network namespace %s: %w", netns.Path(), err)
+			err = fmt.Errorf("cannot enter network namespace %s: %w", netns.Path(), err)
 			return
 		}
 		err = fn()
@@ -106,9 +106,9 @@ func In(netns ns.NetNS, fn func() error) (err error) {
 	return err
 }
 
-// OnThread runs fn on a thread that ends with it, so that no other goroutine gets a thread which is
-// in another network namespace. It never uses the first thread of the process: /proc takes the
-// namespace of that thread for the process's, and unwind looks for processes there.
+// OnThread runs fn on a thread that ends with it, so that no other goroutine gets a thread in
+// another network namespace. It never uses the main thread of the process: /proc shows the
+// namespace of that thread as the process's.
 func OnThread(fn func()) {
 	done := make(chan struct{})
 	go func() {
@@ -125,7 +125,7 @@ func OnThread(fn func()) {
 }
 
 // HoldersOf returns the processes that hold a lock as delegates do, at the given descriptor. It
-// leaves out an unwind that waits for the lock and has the file open too.
+// omits an unwind that waits for the lock and also has the file open.
 func HoldersOf(lock *os.File, descriptor int) (pids []int, err error) {
 	var want unix.Stat_t
 	if err := unix.Fstat(int(lock.Fd()), &want); err != nil {
@@ -145,7 +145,7 @@ func HoldersOf(lock *os.File, descriptor int) (pids []int, err error) {
 	return pids, err
 }
 
-// LinkThere says whether one of the links is on this host. An error means that this is unknown.
+// LinkThere reports whether one of the links exists on this host. An error means unknown.
 func LinkThere(links []journal.HostLink) (bool, error) {
 	for _, l := range links {
 		link, err := netlink.LinkByName(l.Name)
@@ -162,10 +162,10 @@ func LinkThere(links []journal.HostLink) (bool, error) {
 	return false, nil
 }
 
-// ScratchNetNS makes a network namespace with one interface that has the given name and addresses,
-// or with none if ifname is "".
-// It is for plugins that find what to remove by the container's interface, when the container's
-// namespace is gone. A thread of this process alone keeps it, so a crash leaves nothing of it.
+// ScratchNetNS creates a network namespace with one interface that has the given name and
+// addresses, or without one if ifname is "". It is for plugins that find what to remove by the
+// container's interface, when the container's namespace is gone. Only a thread of this process
+// keeps the namespace, so a crash leaves nothing behind.
 func ScratchNetNS(ifname string, addresses []netip.Prefix) (path string, remove func(), err error) {
 	ready, done := make(chan error), make(chan struct{})
 	go OnThread(func() {
@@ -189,9 +189,9 @@ func ScratchNetNS(ifname string, addresses []netip.Prefix) (path string, remove 
 	return path, func() { close(done) }, nil
 }
 
-// LendInterface is like ScratchNetNS, but makes the interface in the network namespace at a path.
-// The interface is down, so its addresses are of no use there. Its other end is in a scratch
-// namespace, so a crash leaves nothing of either end.
+// LendInterface is like ScratchNetNS, but creates the interface in the network namespace at a path.
+// The interface is down, so its addresses have no effect. Its other end is in a scratch namespace,
+// so a crash leaves neither end behind.
 func LendInterface(path, ifname string, addresses []netip.Prefix) (remove func(), err error) {
 	netns, err := ns.GetNS(path)
 	if err != nil {
@@ -228,8 +228,8 @@ func LendInterface(path, ifname string, addresses []netip.Prefix) (remove func()
 // lentPeer is the other end of a lent interface.
 const lentPeer = "unwind-lent"
 
-// fillScratch makes the interface in the current network namespace, and its other end there or in
-// another one.
+// fillScratch creates the interface in the current network namespace, and its other end there or in
+// another namespace.
 func fillScratch(ifname string, addresses []netip.Prefix, peer ns.NetNS) error {
 	link := &netlink.Veth{LinkAttrs: netlink.NewLinkAttrs(), PeerName: "unwind-peer"}
 	link.Name = ifname
@@ -255,7 +255,7 @@ func fillScratch(ifname string, addresses []netip.Prefix, peer ns.NetNS) error {
 	return nil
 }
 
-// IsNoNetNS says whether an error of Identify means that no network namespace is at the path.
+// IsNoNetNS reports whether an error of Identify means that no network namespace is at the path.
 func IsNoNetNS(err error) bool {
 	return errors.As(err, new(ns.NSPathNotExistErr)) || errors.As(err, new(ns.NSPathNotNSErr))
 }

@@ -23,7 +23,7 @@ type Interface struct {
 	index int // 0: the namespace has no interface of that name
 }
 
-// There says whether the namespace has the interface.
+// There reports whether the namespace has the interface.
 func (s Interface) There() bool { return s.index != 0 }
 
 // Occupant names the interface for Generation.Occupant, or is "" for a loopback, which every
@@ -35,12 +35,12 @@ func (s Interface) Occupant() string {
 	return fmt.Sprintf("%d %s", s.index, s.MAC)
 }
 
-// HasMAC says whether the interface has the hardware address that a result names.
+// HasMAC reports whether the interface has the hardware address of a result.
 func (s Interface) HasMAC(named journal.Interface) tristate.Value {
 	return tristate.Equal(s.MAC != "" && named.MAC != "", s.MAC == named.MAC)
 }
 
-// HasAny says whether the interface has one of the addresses that a result names.
+// HasAny reports whether the interface has one of the addresses of a result.
 func (s Interface) HasAny(named journal.Interface) tristate.Value {
 	has := slices.ContainsFunc(named.Addresses, func(a netip.Addr) bool {
 		return slices.Contains(s.Addresses, a)
@@ -48,14 +48,15 @@ func (s Interface) HasAny(named journal.Interface) tristate.Value {
 	return tristate.Equal(len(named.Addresses) > 0, has)
 }
 
-// Is says whether everything that a result names of its interface is true, and something is named.
+// Is reports whether the interface matches everything that a result says about it. A result that
+// says nothing matches no interface.
 func (s Interface) Is(named journal.Interface) bool {
 	mac, address := s.HasMAC(named), s.HasAny(named)
 	return s.There() && mac != tristate.No && address != tristate.No && (mac == tristate.Yes || address == tristate.Yes)
 }
 
-// Look opens a network namespace, identifies it, and looks for an interface in it. A missing
-// interface is no error.
+// Look opens a network namespace, identifies it, and inspects an interface in it. A missing
+// interface is not an error.
 func Look(path, ifname string) (Interface, error) {
 	seen := Interface{Netns: journal.NetNS{Path: path}, Name: ifname}
 	netns, err := ns.GetNS(path)

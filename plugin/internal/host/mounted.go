@@ -13,13 +13,13 @@ import (
 	"cni-unwind/journal"
 )
 
-// Place leads to a network namespace. Its zero value leads nowhere.
+// Place is a path to a network namespace. Its zero value has none.
 type Place struct {
 	Path string
 	held ns.NetNS // the namespace at Path, if this process holds it open
 }
 
-// Close closes the namespace. After it, the path may name nothing, or another namespace.
+// Close closes the namespace. Afterwards the path may not exist, or be another namespace.
 func (p Place) Close() {
 	if p.held != nil {
 		_ = p.held.Close()
@@ -31,9 +31,9 @@ func placeOf(held ns.NetNS) Place {
 	return Place{fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), held.Fd()), held}
 }
 
-// Find returns a place that leads to the network namespace: its path at the ADD, or a mount of it,
-// also one below other mounts. If there is neither, the place is empty. Find does not look through
-// mount namespaces other than this process's.
+// Find returns a path to the network namespace: the path of its ADD, or a mount of it, even a
+// hidden one. If there is none, the place is empty. Find searches only this process's mount
+// namespace.
 func Find(id journal.NetNS) (place Place, err error) {
 	there, identifyErr := Identify(id.Path)
 	if identifyErr == nil && id.Same(there) {
@@ -68,11 +68,12 @@ func Find(id journal.NetNS) (place Place, err error) {
 }
 
 // eachMounted calls fn with the network namespaces that are mounted in this process's mount
-// namespace and wanted by the text of a link to them; fn closes them. The path is "" for one whose
-// mounts are all below others. with is in the text of each link that may be wanted. eachMounted
-// calls wanted for each mount of a network namespace, and once more before it looks below others.
+// namespace and for which wanted returns true, given the text of a link to them; fn closes them.
+// The path is "" for one whose mounts are all hidden by others. with is a part of each link that
+// may be wanted. eachMounted calls wanted for each mount of a network namespace, and again before
+// it uncovers hidden mounts.
 //
-// An error instead of a namespace means that it is mounted, and cannot be looked at.
+// An error instead of a namespace means that it is mounted but cannot be inspected.
 func eachMounted(with string, wanted func(link string) bool,
 	fn func(link, path string, netns ns.NetNS, err error),
 ) error {
@@ -98,7 +99,7 @@ func eachMounted(with string, wanted func(link string) bool,
 // anyNetNS is the beginning of the text of a link to any network namespace.
 const anyNetNS = "net:["
 
-// openLink opens the network namespace at a path if a link to it has the text.
+// openLink opens the network namespace at a path, if it is the one that the text of a link names.
 func openLink(path, link string) (ns.NetNS, error) {
 	netns, err := ns.GetNS(path)
 	if err != nil {
@@ -109,16 +110,16 @@ func openLink(path, link string) (ns.NetNS, error) {
 		return netns, nil
 	}
 	_ = netns.Close()
-	return nil, errors.Join(err, fmt.Errorf("%s leads to another network namespace", path))
+	return nil, errors.Join(err, fmt.Errorf("%s is another network namespace", path))
 }
 
-// uncoverEach opens network namespaces whose mounts are all below other mounts. No path leads there:
-// a runtime mounts /run/netns/cni-x, and the node's first `ip netns add` then binds /run/netns over
-// itself (iproute2 6.12, ip/ipnetns.c: netns_add). So a thread with a copy of the mount namespace
-// unmounts the covers in the copy. The node's own mounts stay as they are.
+// uncoverEach opens network namespaces whose mounts are all hidden by other mounts, so that no path
+// reaches them: a runtime mounts /run/netns/cni-x, and the node's first `ip netns add` then binds
+// /run/netns over itself (iproute2 6.12, ip/ipnetns.c: netns_add). A thread with a copy of the
+// mount namespace unmounts the covers in that copy. The node's own mounts stay as they are.
 //
-// uncoverEach calls fn for at least one of the namespaces, and returns the others: what is mounted
-// on a cover goes with it. It leaves out those that are not mounted any more.
+// uncoverEach calls fn for at least one of the namespaces, and returns the others, because
+// unmounting a cover also removes the mounts on it. It omits namespaces that are no longer mounted.
 func uncoverEach(links []string, fn func(link, path string, netns ns.NetNS, err error)) (rest []string) {
 	OnThread(func() {
 		err := copyMounts()
@@ -156,15 +157,15 @@ func uncoverEach(links []string, fn func(link, path string, netns ns.NetNS, err 
 	return rest
 }
 
-// copyMounts gives the thread a copy of the mount namespace. Nothing that happens to the copy
-// happens to the original. What is unmounted in the original, if it is shared, is unmounted in the
-// copy too, which so keeps no file system busy.
+// copyMounts gives the thread a copy of the mount namespace. Changes of the copy do not affect the
+// original. Shared mounts that are unmounted in the original are also unmounted in the copy, so the
+// copy keeps no file system busy.
 func copyMounts() error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-		return fmt.Errorf("making a mount namespace: %w", err)
+		return fmt.Errorf("cannot create a mount namespace: %w", err)
 	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
-		return fmt.Errorf("separating a mount namespace: %w", err)
+		return fmt.Errorf("cannot separate a mount namespace from the host's: %w", err)
 	}
 	return nil
 }
@@ -181,18 +182,18 @@ func allMounts() (all []mount, err error) {
 // uncover removes the covers of a mount, and opens the network namespace there.
 func uncover(m mount, covers []string, ok bool) (ns.NetNS, error) {
 	if !ok {
-		return nil, errors.New("nothing leads to it")
+		return nil, errors.New("no path reaches it")
 	}
 	for _, point := range covers {
 		if err := unix.Unmount(point, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
-			return nil, fmt.Errorf("unmounting %s in a copy: %w", point, err)
+			return nil, fmt.Errorf("cannot unmount %s in a copy of the mount namespace: %w", point, err)
 		}
 	}
 	return openLink(m.point, m.root)
 }
 
-// coversOf returns the mount points of those mounts that hide one, the topmost first, or false if
-// something else does.
+// coversOf returns the mount points of the mounts that hide another one, the topmost first, or
+// false if something else hides it.
 func coversOf(all []mount, hidden mount) (points []string, ok bool) {
 	ids, at := map[string]bool{}, map[[2]string]mount{} // by parent and mount point
 	for _, m := range all {
@@ -215,7 +216,7 @@ func coversOf(all []mount, hidden mount) (points []string, ok bool) {
 	return nil, false
 }
 
-// leadsTo returns the mount that a path leads to from the root of a mount namespace.
+// leadsTo returns the mount at a path, from the root of a mount namespace.
 func leadsTo(at map[[2]string]mount, root mount, path string) mount {
 	for end := 1; end <= len(path); end++ {
 		if end > 1 && end < len(path) && path[end] != '/' {
@@ -230,14 +231,15 @@ func leadsTo(at map[[2]string]mount, root mount, path string) mount {
 	return root
 }
 
-// hiddenErr says that the network namespace cannot be looked at, and which mount hides it.
+// hiddenErr returns the error for a network namespace that cannot be inspected, with the mount that
+// hides it.
 func hiddenErr(all []mount, link string, err error) error {
 	i := slices.IndexFunc(all, func(m mount) bool { return m.root == link })
 	if i < 0 {
-		return fmt.Errorf("network namespace %s is mounted below another mount: %w", link, err)
+		return fmt.Errorf("another mount hides network namespace %s: %w", link, err)
 	}
 	if covers, ok := coversOf(all, all[i]); ok && len(covers) > 0 {
 		return fmt.Errorf("the mount at %s hides the network namespace at %s: %w", covers[0], all[i].point, err)
 	}
-	return fmt.Errorf("nothing leads to the network namespace that is mounted at %s: %w", all[i].point, err)
+	return fmt.Errorf("no path reaches the network namespace mounted at %s: %w", all[i].point, err)
 }

@@ -16,11 +16,11 @@ import (
 	"cni-unwind/journal"
 )
 
-// viewAge is how long a view of the network namespaces counts as current.
+// viewAge is how long a view of the network namespaces stays current.
 const viewAge = time.Second
 
-// View has the interfaces of the network namespaces, see interfacesEverywhere, and which of these have processes, read on
-// first use. The workers of a verb share it.
+// View caches the interfaces of all network namespaces (see interfacesEverywhere), and which of the
+// namespaces have processes. It is read on first use. The workers of a verb share it.
 type View struct {
 	mu         sync.Mutex
 	looked     time.Time       // at the processes
@@ -32,7 +32,7 @@ type View struct {
 	err        error
 }
 
-// All returns the interfaces. With an error there may be more.
+// All returns the interfaces. With an error the list may be incomplete.
 func (s *View) All(log *slog.Logger) ([]Interface, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -41,16 +41,16 @@ func (s *View) All(log *slog.Logger) ([]Interface, error) {
 	}
 	s.interfaces, s.err = interfacesEverywhere()
 	if s.err != nil {
-		log.Debug("looking through the network namespaces", "err", s.err) // the caller judges it
+		log.Debug("cannot inspect all network namespaces", "err", s.err) // the caller judges it
 	}
 	s.taken = time.Now()
 	return s.interfaces, s.err
 }
 
-// interfacesEverywhere returns the interfaces of all network namespaces that a process is in or
-// that are mounted somewhere, but those that any local user can make, see anybodys. With an error
-// there may be more. A namespace may go during the search, or its process may end and leave it to
-// others, so the search is repeated for namespaces that it could not look into.
+// interfacesEverywhere returns the interfaces of all network namespaces that have a process or are
+// mounted, except those that any local user can create, see anybodys. With an error the list may be
+// incomplete. A namespace may disappear during the search, or its process may exit and leave it to
+// others, so the search is repeated for namespaces that it could not inspect.
 func interfacesEverywhere() (all []Interface, err error) {
 	s := search{seen: map[string]found{}}
 	for round := range 10 {
@@ -73,8 +73,9 @@ type found struct {
 	netDev     uint64
 }
 
-// look looks into each network namespace that the search has not seen, and returns the interfaces
-// of all that are there now. The order matters: a namespace that is mounted counts, whoever made it.
+// look inspects each network namespace that the search has not seen, and returns the interfaces of
+// all that exist now. Mounts come first, because a mounted namespace counts regardless of its
+// creator.
 func (s *search) look() (all []Interface, err error) {
 	here, failed := map[string]bool{}, map[string]error{}
 	closed := map[uint64]int{} // processes that may not be inspected, by the inode of their net/dev
@@ -115,12 +116,12 @@ func (s *search) look() (all []Interface, err error) {
 		errs = append(errs, failed[link])
 	}
 	for _, pid := range closed {
-		errs = append(errs, fmt.Errorf("the network namespace of process %d cannot be reached", pid))
+		errs = append(errs, fmt.Errorf("cannot open the network namespace of process %d", pid))
 	}
 	return all, errors.Join(errs...)
 }
 
-// note notes whether a look into a network namespace succeeded.
+// note records whether a network namespace could be inspected.
 func (s *search) note(link, path string, err error, failed map[string]error) {
 	if delete(failed, link); err != nil {
 		delete(s.seen, link)
@@ -131,7 +132,7 @@ func (s *search) note(link, path string, err error, failed map[string]error) {
 	}
 }
 
-// lookAt looks into the network namespace of a process.
+// lookAt inspects the network namespace of a process.
 func (s *search) lookAt(proc, path, link string, mounted bool) (found, error) {
 	netns, err := openLink(path, link)
 	if err != nil {
@@ -167,7 +168,7 @@ func interfacesIn(netns ns.NetNS, path string) (all found, err error) {
 	return all, err
 }
 
-// AddressIn says whether an interface in the network namespace has the address.
+// AddressIn reports whether an interface in the network namespace has the address.
 func AddressIn(netns journal.NetNS, address netip.Addr) (bool, error) {
 	place, err := Find(netns)
 	if err != nil || place.Path == "" {

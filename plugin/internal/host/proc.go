@@ -58,7 +58,7 @@ func netDevOf(proc string) (uint64, error) {
 	return st.Ino, nil
 }
 
-// Ended says whether a process is gone, is exiting and in no namespace any more, or is a zombie.
+// Ended reports whether a process is gone, a zombie, or exiting and no longer in a namespace.
 func Ended(proc string) bool {
 	stat, err := os.ReadFile(proc + "/stat")
 	if err != nil {
@@ -89,7 +89,7 @@ func checkAllShown() error {
 		return nil
 	})
 	if err == nil && hides {
-		err = errors.New("/proc may hide processes: it is mounted with hidepid")
+		err = errors.New("/proc is mounted with hidepid and may hide processes")
 	}
 	return err
 }
@@ -97,7 +97,7 @@ func checkAllShown() error {
 // hiding are the mount options with which /proc lacks processes; kernels before 5.8 show numbers.
 var hiding = []string{"hidepid=2", "hidepid=invisible", "hidepid=4", "hidepid=ptraceable"}
 
-// hasCapability says whether this process has a capability.
+// hasCapability reports whether this process has a capability.
 func hasCapability(capability int) bool {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -130,13 +130,13 @@ func EachProcess(fn func(pid int, proc string) (stop bool, err error)) error {
 		}
 	}
 	if !found {
-		return fmt.Errorf("/proc shows no process; it is not mounted")
+		return fmt.Errorf("/proc shows no process: it is not mounted")
 	}
 	return nil
 }
 
-// ProgramsOf returns the names by which a process was started: of its program, and of the script
-// that an interpreter runs. It is empty if the process has ended.
+// ProgramsOf returns the names of a process's program, and of the script that an interpreter runs.
+// It is empty if the process has exited.
 func ProgramsOf(pid int) (names []string) {
 	proc := fmt.Sprintf("/proc/%d", pid)
 	if path, err := os.Readlink(proc + "/exe"); err == nil {

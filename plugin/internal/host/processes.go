@@ -11,9 +11,9 @@ import (
 	"cni-unwind/journal"
 )
 
-// ProcessIn returns a process in the network namespace, or 0 if there is none. An error means that
-// this is unknown. A fresh look is for an attachment without a second witness: the look of a moment
-// ago may have missed a process.
+// ProcessIn returns a process in the network namespace, or 0 if there is none. An error means
+// unknown. fresh skips the cache, for an attachment without other evidence: the cached scan may
+// have missed a process.
 func (s *View) ProcessIn(id journal.NetNS, fresh bool) (pid int, err error) {
 	if !fresh && s.noProcessIn(id) {
 		return 0, nil
@@ -30,9 +30,9 @@ func (s *View) ProcessIn(id journal.NetNS, fresh bool) (pid int, err error) {
 	return pid, err
 }
 
-// OpenByProcess is like ProcessIn, and opens the network namespace: the process may end at any
-// time, and another process elsewhere may get its number. The place is empty if no process in the
-// namespace may be inspected.
+// OpenByProcess is like ProcessIn, and opens the network namespace, because the process may exit at
+// any time and its ID be reused. The place is empty if no process in the namespace can be
+// inspected.
 //
 //  1. The link /proc/PID/ns/net gives the namespace of a process that may be inspected.
 //  2. For any other process, unwind compares the inode of /proc/PID/net/dev with the one that was
@@ -50,9 +50,9 @@ func (s *View) OpenByProcess(id journal.NetNS, fresh bool) (pid int, place Place
 	return pid, place, err
 }
 
-// noProcessIn says whether a look at all processes, at most viewAge ago, showed that none is in the
-// network namespace. One look serves a sweep of many dead attachments. It says no also where a
-// process that may not be inspected could be in it, see openByProcess.
+// noProcessIn reports whether a scan of all processes, at most viewAge ago, found none in the
+// network namespace. One scan serves a sweep of many dead attachments. It returns false if a
+// process that cannot be inspected may be in the namespace, see openByProcess.
 func (s *View) noProcessIn(id journal.NetNS) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -111,9 +111,9 @@ func openByProcess(id journal.NetNS) (pid int, there ns.NetNS, err error) {
 	return pid, there, err
 }
 
-// insideOf returns the one of some processes that is in the network namespace, or 0. The processes
-// may not be inspected; closed has them by the inodes of their net/dev. insideOf removes those that
-// are in a reachable network namespace.
+// insideOf returns a process that is in the network namespace, or 0, from processes that cannot be
+// inspected. closed has them by the inodes of their net/dev. insideOf removes those that are in a
+// reachable network namespace.
 func insideOf(id journal.NetNS, closed map[uint64]int) (pid int, err error) {
 	err = EachProcess(func(_ int, proc string) (bool, error) {
 		link, err := os.Readlink(proc + "/ns/net")
@@ -142,7 +142,7 @@ func insideOf(id journal.NetNS, closed map[uint64]int) (pid int, err error) {
 	}
 	for _, pid := range closed {
 		if id.NetDev == 0 || err != nil {
-			return 0, errors.Join(err, fmt.Errorf("process %d may not be inspected", pid))
+			return 0, errors.Join(err, fmt.Errorf("cannot inspect process %d", pid))
 		}
 		return pid, nil
 	}
@@ -165,9 +165,9 @@ func openIfSame(path string, id journal.NetNS) (ns.NetNS, error) {
 	return netns, nil
 }
 
-// OpenByDescriptor opens the network namespace if a process that may be inspected has it open, or
-// returns an empty place. A link to a file that was opened at a removed mount reads "/". OpenByDescriptor
-// opens no other file: its server may hang.
+// OpenByDescriptor opens the network namespace if a process that can be inspected has it open, or
+// returns an empty place. A link to a file of a removed mount reads "/". OpenByDescriptor opens no
+// other files, because their server may hang.
 func OpenByDescriptor(id journal.NetNS) (place Place) {
 	want := LinkOf(id)
 	_ = EachProcess(func(_ int, proc string) (bool, error) {

@@ -11,12 +11,13 @@ import (
 	"time"
 )
 
-// rulesTime bounds each program that prints rules: a node with many services has some ten thousand.
+// rulesTime is the timeout of each program that prints rules. A node with many services has about
+// ten thousand.
 const rulesTime = 3 * time.Second
 
-// Rules returns all rules and chains of iptables and nftables, one a line. It skips a missing
-// program, since a delegate looks in the same PATH and could make no rules with it either. If all
-// are missing, that is an error.
+// Rules returns all rules and chains of iptables and nftables, one per line. It skips a missing
+// program, because a delegate has the same PATH and could not create rules with it either. It is an
+// error if all are missing.
 func Rules(ctx context.Context) ([]string, error) {
 	var rules []string
 	found := false
@@ -33,7 +34,7 @@ func Rules(ctx context.Context) ([]string, error) {
 		rules, found = append(rules, lines...), true
 	}
 	if !found {
-		return nil, errors.New("no program is there that prints the rules of iptables or nftables")
+		return nil, errors.New("cannot list firewall rules: neither iptables-save nor nft is in PATH")
 	}
 	return rules, nil
 }

@@ -97,7 +97,7 @@ func TestMultus(t *testing.T) {
 			`runtime takes 0.1.0, and unwind …`},
 		{"a chain that is none", []string{`{"cniVersion": "1.0.0", "type": "unwind", "chain": {"plugins": []}}`},
 			`warning: 1 NetworkAttachmentDefinition is refused by unwindctl wrap: ` +
-				`prod/a (key "chain": key "plugins" is empty; write the plugins to run there)`},
+				`prod/a (key "chain": key "plugins" is empty; put the plugins to run there)`},
 		{"of another program", []string{ovn}, ""},
 		{"a file, none there", []string{"", "", ""}, "warning: 1 NetworkAttachmentDefinition is in a file that is not through unwind: " +
 			"prod/b: DIR/multus/net.d/10-b.conf\nok: 1 NetworkAttachmentDefinition is through unwind"},

@@ -26,7 +26,7 @@ func TestSentences(t *testing.T) {
 			{Type: "lies", State: journal.StepRepeat, Attempts: 1, ConfirmAt: in(630 * time.Second)},
 			{Type: "lied", State: journal.StepRepeat, Attempts: 1, ConfirmAt: in(-time.Second)},
 			{Type: "gone", State: journal.StepParked, Attempts: 1},
-			{Type: "aws-cni", State: journal.StepUnproven, Attempts: 1, Unproven: "10.0.0.9 is not free", RetryAt: in(150 * time.Second)},
+			{Type: "aws-cni", State: journal.StepUnproven, Attempts: 1, Unproven: "10.0.0.9 is still allocated", RetryAt: in(150 * time.Second)},
 			{Type: "sriov"},
 			{Type: "cilium-cni", State: journal.StepUnproven, Attempts: 1, Unproven: "the deletion is queued: f", RetryAt: in(20 * time.Second)},
 			{Type: "macvlan", Config: json.RawMessage(`{"ipam": {"type": "whereabouts"}}`), State: journal.StepRepeat, Attempts: 1, ConfirmAt: in(0)},
@@ -48,7 +48,7 @@ func TestSentences(t *testing.T) {
 			"The DEL of calico has failed 1 time, the last time with code 11: no route. It is tried again in 2m.",
 			"The DEL of often has failed 21 times, the last time with code 11: no. It is tried again in 4m.",
 			"The DEL of macvlan waits, for it could free what another attachment of its container has. It runs once that one is gone.",
-			"The DEL of aws-cni has passed, but 10.0.0.9 is not free: it is unproven. It is tried again in 2m.",
+			"The DEL of aws-cni has passed, but 10.0.0.9 is still allocated: it is unproven. It is tried again in 2m.",
 			"The DEL of cilium-cni has passed, but the deletion is queued: f: it is unproven. It does not run again while that file is there.",
 			"The DEL of old has failed 2 times, the last time with code 0: of another boot. The next sweep tries it again.",
 			"The DEL of lies also passes where it frees nothing, and no store could be asked: its DEL runs once more in 10m. No sweep runs it sooner.",
@@ -60,7 +60,7 @@ func TestSentences(t *testing.T) {
 			}
 		}
 	}
-	locked := &sweep.Finding{Fate: alive.Unknown, Reason: alive.Reason{Text: "its lock cannot be looked at"}}
+	locked := &sweep.Finding{Fate: alive.Unknown, Reason: alive.Reason{Text: "its lock cannot be inspected"}}
 	if got := summary(a, locked, nil); !strings.HasPrefix(got[0], "10.9.0.2 is held by container c, interface eth0 ") {
 		t.Errorf("%q", got)
 	}

@@ -194,7 +194,7 @@ func TestDefinitionsRefused(t *testing.T) {
 		{"no object, in YAML", strings.Replace("---\n"+definitionOf("b", good), `"spec":{`, `"spec":[],"x":{`, 1), of},
 		{"unwind beside another", definitionOf("b", `{"cniVersion": "1.0.0", "plugins": [{"type": "unwind", "chain": {}}, {"type": "a"}]}`),
 			of + `key "spec.config": ` + errNotAlone.Error()},
-		{"the second document", "---\n" + definitionOf("a", good) + "\n---\n" + definitionOf("b", `5`), of + `key "spec.config": it is a number, not an object`},
+		{"the second document", "---\n" + definitionOf("a", good) + "\n---\n" + definitionOf("b", `5`), of + `key "spec.config": a number, not an object`},
 		{"no YAML", "kind: [\n", "stdin: not valid YAML: "},
 		{"a second document that is no YAML", "---\n" + definitionOf("a", good) + "\n---\nx: [\n", "stdin: not valid YAML: "},
 		{"a key twice", "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata: {name: b, namespace: prod}\n" +
