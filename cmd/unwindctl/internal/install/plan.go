@@ -188,7 +188,6 @@ func (s Setup) PassesOver(r node.Runtime, chainFile string) error {
 	lacking := slices.DeleteFunc(slices.Clone(taken.Types), func(plugin string) bool {
 		return slices.Contains(chain.Types, plugin)
 	})
-	const remedy = "unwindctl install takes that file, and so does an agent without --conf"
 	err := fmt.Errorf("without unwind the runtime would take %s, and unwind's chain is %s", first, chainFile)
 	if len(lacking) > 0 {
 		err = fmt.Errorf("pods start without %s: %w", strings.Join(lacking, ", "), err)
