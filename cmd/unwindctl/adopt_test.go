@@ -234,7 +234,7 @@ func TestPlainNode(t *testing.T) {
 	out := n.ctl("ipam")
 	for _, want := range []string{
 		"podnet (" + poolDir + "): 16 used (3 live, 13 leaked, 0 ownerless, 0 unknown)\n",
-		"13 leaked (10.77.0.5, 10.77.0.6, 10.77.0.7, 10.77.0.8, …): the runtime does not list its owner",
+		"13 leaked (10.77.0.5, 10.77.0.6, 10.77.0.7, 10.77.0.8, …): its owner is neither in the journal nor in the runtime's list",
 		"\n13 addresses are leaked. What would free them: unwindctl sweep --dry-run --cri " + n.socket + "\n" +
 			"What would prevent leaks: unwindctl install --dry-run\n",
 	} {
@@ -296,11 +296,11 @@ func TestPlainNodeGuards(t *testing.T) {
 		{"the runtime lists it", func(id string) { n.listed = append(n.listed, nodetest.Sandbox(id, 0)) },
 			func(id string) { n.listed = n.listed[:1] }, "the runtime lists its owner", true},
 		{"its reservation is young: an ADD is under way", func(id string) { touch(t, n.reserved(id)[0]) },
-			func(id string) { n.age(id) }, "the grace period is not over", true},
+			func(id string) { n.age(id) }, "the grace period has not expired", true},
 		{"its cache is young", func(id string) { touch(t, n.cacheFile(id)) },
-			func(id string) { n.age(id) }, "the grace period is not over", false},
+			func(id string) { n.age(id) }, "the grace period has not expired", false},
 		{"its namespace is there", func(id string) { n.netns(id) },
-			func(id string) { n.drop(id) }, "a network namespace that is there", false},
+			func(id string) { n.drop(id) }, "the owner's network namespace exists", false},
 		{"an interface has its address", func(id string) {
 			n.must(home.command(n.machine, "ip", "link", "add", "adopt1", "type", "bridge"))
 			n.must(home.command(n.machine, "ip", "address", "add", filepath.Base(n.reserved(id)[0])+"/32", "dev", "adopt1"))
@@ -591,7 +591,7 @@ func TestPlainNodeBadInput(t *testing.T) {
 		t.Errorf("a look changed, -before +after:\n%s", diff)
 	}
 	out := n.ctl("sweep", "--json")
-	for _, want := range []string{"no list of the runtime speaks of its owner", "libcni's cache cannot be looked at"} {
+	for _, want := range []string{"no list of the runtime covers it", "libcni's cache cannot be read"} {
 		if out.code != 1 || !strings.Contains(out.stdout, want) {
 			t.Errorf("want %q: %+v", want, out)
 		}
