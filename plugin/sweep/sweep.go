@@ -92,7 +92,7 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 	if err == nil && (len(findings) == 0 || slices.ContainsFunc(findings, func(f Finding) bool { return f.Fate != alive.Unknown })) {
 		s.noteEnd(ctx) // a sweep that can tell nothing, as from a container, does not count
 	}
-	if s.hasJournal() { // do not create one for a history
+	if s.w.Node.Invoked || s.hasJournal() { // a person's sweep creates none for its history
 		s.w.Journal.Flush(ctx)
 	}
 	return findings, err
