@@ -210,8 +210,8 @@ func Apply(ctx context.Context, pool string, plan []Planned) (released []Planned
 }
 
 // Lock takes host-local's lock of a pool, which host-local needs to assign or release an address. A
-// missing pool needs no lock, because it has no addresses. If the deadline passes first, Lock releases
-// the lock as soon as the kernel grants it.
+// missing pool needs no lock, because it has no addresses. If the deadline passes first, Lock
+// releases the lock as soon as the kernel grants it.
 func Lock(ctx context.Context, pool string) (unlock func(), err error) {
 	if _, err := os.Stat(pool); errors.Is(err, fs.ErrNotExist) {
 		return func() {}, nil

@@ -103,7 +103,9 @@ func Release(ctx context.Context, pool, containerID, ifname string) error {
 // Free releases an address of an attachment in a pool, if it still belongs to this attachment under
 // host-local's own lock. Without a pool, Free does nothing and creates none. ctx limits the wait
 // for the lock.
-func Free(ctx context.Context, pool string, owner Owner, address netip.Addr) (freed bool, err error) {
+func Free(
+	ctx context.Context, pool string, owner Owner, address netip.Addr,
+) (freed bool, err error) {
 	if owner.ContainerID == "" || owner.IfName == "" {
 		return false, errUnnamed
 	}

@@ -51,7 +51,8 @@ type format struct {
 }
 
 // ErrNewer is returned for a file that only a newer release can read. The file stays as it is.
-var ErrNewer = errors.New("journal: the file was written by a newer unwind; install that release or a later one")
+var ErrNewer = errors.New("journal: the file was written by a newer unwind; install that release " +
+	"or a later one")
 
 func checkFormat(data []byte) error {
 	var f format
@@ -132,7 +133,8 @@ func encodeOutline(e *Entry) ([]byte, error) {
 	if strings.ContainsRune(strings.Join(texts, ""), 0) {
 		return nil, fmt.Errorf("%q contains a zero byte", texts)
 	}
-	return fmt.Appendf(nil, "%s\x00%s\x00%d\x00%d\x00%s\x00", e.State, g.Host.BootID, g.NetNS.Dev, g.NetNS.Ino, g.NetNS.Path), nil
+	return fmt.Appendf(nil, "%s\x00%s\x00%d\x00%d\x00%s\x00", e.State, g.Host.BootID, g.NetNS.Dev,
+		g.NetNS.Ino, g.NetNS.Path), nil
 }
 
 func decodeEntry(key, value []byte) (*Entry, error) {
@@ -145,7 +147,8 @@ func decodeEntry(key, value []byte) (*Entry, error) {
 		return nil, &DamagedError{k, err}
 	}
 	if e.Key != k || len(e.Generations) == 0 {
-		return nil, &DamagedError{k, fmt.Errorf("its value is of %s, with %d generations", e.Key, len(e.Generations))}
+		return nil, &DamagedError{k,
+			fmt.Errorf("its value is of %s, with %d generations", e.Key, len(e.Generations))}
 	}
 	if _, err := encodeOutline(e); err != nil {
 		return nil, &DamagedError{k, err}

@@ -94,7 +94,8 @@ func fill(path string) error {
 
 // setAside renames a damaged file, to keep it and start a new one. The caller holds the queue.
 func (s *Store) setAside(cause error) error {
-	aside := fmt.Sprintf("%s.damaged-%s", s.Path(), time.Now().UTC().Format("20060102T150405.000000000Z"))
+	aside := fmt.Sprintf("%s.damaged-%s", s.Path(),
+		time.Now().UTC().Format("20060102T150405.000000000Z"))
 	if err := os.Rename(s.Path(), aside); err != nil {
 		return fmt.Errorf("%w; cannot set it aside: %w", cause, err)
 	}
@@ -137,7 +138,8 @@ func checkDir(dir string) error {
 	case st.Uid != 0 && int(st.Uid) != os.Geteuid():
 		return fmt.Errorf("journal: %s belongs to user %d; chown it to root", dir, st.Uid)
 	case st.Mode&0o022 != 0:
-		return fmt.Errorf("journal: %s is writable by others (mode %04o); chmod it to 0700", dir, st.Mode&0o7777)
+		return fmt.Errorf("journal: %s is writable by others (mode %04o); chmod it to 0700", dir,
+			st.Mode&0o7777)
 	}
 	return nil
 }

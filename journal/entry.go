@@ -31,8 +31,9 @@ type State string
 
 // The states. An attachment that is Gone has no entry.
 const (
-	Gone      State = ""
-	Adding    State = "adding"    // an ADD runs; if the lock is free, it died before it printed success
+	Gone State = ""
+	// an ADD runs; if the lock is free, it died before it printed success
+	Adding    State = "adding"
 	Live      State = "live"      // the ADD has a result; it succeeded, unless it still holds the lock
 	Unwinding State = "unwinding" // the ADD failed; it has pending DELs
 	Removing  State = "removing"  // the runtime asked for a DEL; it has pending DELs
@@ -68,7 +69,7 @@ type Entry struct {
 	Pod         Pod          `json:"pod,omitzero"`
 	Generations []Generation `json:"generations"`
 	Undone      []Interface  `json:"undone,omitempty"` // of ADDs undone while another one is pending
-	Cause       string       `json:"cause,omitempty"`  // why it is in its state: a verdict.Reason's code
+	Cause       string       `json:"cause,omitempty"`  // why it is in its state: alive.Reason.Code
 	Reason      string       `json:"reason,omitempty"` // the same in words
 	Since       Time         `json:"since"`            // in this state
 	Updated     Time         `json:"updated"`

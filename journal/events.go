@@ -57,7 +57,8 @@ func (tx *Tx) Record(e Event) error {
 	}
 	var old [][]byte
 	c := b.Cursor()
-	for k, _ := c.First(); k != nil && n >= maxHistory && bytes.Compare(k, sequence(n-maxHistory)) <= 0; k, _ = c.Next() {
+	for k, _ := c.First(); k != nil && n >= maxHistory &&
+		bytes.Compare(k, sequence(n-maxHistory)) <= 0; k, _ = c.Next() {
 		old = append(old, bytes.Clone(k))
 	}
 	for _, k := range old {
@@ -176,7 +177,8 @@ func (tx *Tx) PutTombstone(t Tombstone) error {
 	if err := buried.Put(sequence(n), encodeKey(t.Key)); err != nil {
 		return err
 	}
-	if err := tx.btx.Bucket(bucketTombstones).Put(encodeKey(t.Key), append(sequence(n), data...)); err != nil {
+	if err := tx.btx.Bucket(bucketTombstones).Put(encodeKey(t.Key),
+		append(sequence(n), data...)); err != nil {
 		return err
 	}
 	return tx.prune(n, t)

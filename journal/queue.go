@@ -96,7 +96,8 @@ func (s *Store) stampOf(file *os.File) string {
 	if boot == "" || unix.Fstat(int(file.Fd()), &st) != nil {
 		return ""
 	}
-	return fmt.Sprintf("%-159s\n", fmt.Sprintf("%s %d %d %d %d %d", boot, st.Dev, st.Ino, st.Size, st.Mtim.Nano(), st.Ctim.Nano()))
+	return fmt.Sprintf("%-159s\n",
+		fmt.Sprintf("%s %d %d %d %d %d", boot, st.Dev, st.Ino, st.Size, st.Mtim.Nano(), st.Ctim.Nano()))
 }
 
 // bootID returns the boot's ID, or "" if it cannot be read. It reads it once: opening a file of

@@ -18,10 +18,10 @@ type Step struct {
 
 	State      StepState `json:"state,omitempty"`
 	Attempts   int       `json:"attempts,omitempty"`   // DELs tried
-	MayHaveRun bool      `json:"mayHaveRun,omitempty"` // its DEL, in a pass that was cut off; not in Attempts
+	MayHaveRun bool      `json:"mayHaveRun,omitempty"` // its DEL, in a pass that was cut off
 	LastError  string    `json:"lastError,omitempty"`  // of StepFailed
 	LastCode   uint      `json:"lastCode,omitempty"`   // of StepFailed: CNI error code
-	RetryAt    int64     `json:"retryAt,omitempty"`    // no sweep retries it before (CLOCK_BOOTTIME, ns)
+	RetryAt    int64     `json:"retryAt,omitempty"`    // earliest, of a sweep (CLOCK_BOOTTIME, ns)
 	// Replaced is set if Config comes from the chain at the time of a DEL, because the delegate
 	// rejected the Config of its ADD.
 	Replaced bool `json:"replaced,omitempty"`
@@ -69,8 +69,10 @@ func checkSteps(old, e *Entry) error {
 	}
 	for _, g := range e.Generations {
 		for _, s := range g.Steps {
-			if was := tried[[2]uint64{g.Number, uint64(s.Index)}]; was != StepUntried && s.State == StepUntried {
-				return fmt.Errorf("journal: entry %s: the step of %s was %s and cannot become untried", e.Key, s.Type, was)
+			if was := tried[[2]uint64{g.Number, uint64(s.Index)}]; was != StepUntried &&
+				s.State == StepUntried {
+				return fmt.Errorf("journal: entry %s: the step of %s was %s and cannot become untried", e.Key,
+					s.Type, was)
 			}
 		}
 	}

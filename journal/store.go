@@ -26,8 +26,8 @@ import (
 //  1. Take the queue's flock, with a deadline. Readers take it too: bbolt's own lock polls every 50
 //     ms, and writers that waited there for readers would starve.
 //  2. Check that the queue's file is still the one at its path; otherwise start again.
-//  3. Open the file, created if there is none (see create), and take its flock, which readers share.
-//     Check that it is the file at its path and whole, and that its name is on the disk (see
+//  3. Open the file, created if there is none (see create), and take its flock, which readers
+//     share. Check that it is the file at its path and whole, and that its name is on the disk (see
 //     verify, syncFolders).
 //  4. A reader releases the queue. So readers read at once, and none comes between a writer that
 //     waits for them and the file.

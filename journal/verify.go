@@ -38,7 +38,8 @@ func verify(f *os.File) error {
 //
 // and continues by its kind:
 //
-//	meta      magic 4  version 4  page size 4  flags 4  root 8  sequence 8  freelist 8  pages 8  transaction 8  checksum 8
+//	meta      magic 4  version 4  page size 4  flags 4  root 8  sequence 8  freelist 8  pages 8
+//	          transaction 8  checksum 8
 //	branch    count × (offset 4  key size 4  page 8), keys
 //	leaf      count × (flags 4  offset 4  key size 4  value size 4), keys and values
 //	freelist  count × (page 8); a count of 65535 stands for one that comes first, in 8 bytes
@@ -104,7 +105,8 @@ func newestMeta(data []byte) (newest meta, ok bool) {
 		if ok && at != newest.size {
 			continue
 		}
-		if m, valid := metaAt(data, at); valid && m.size == at && (!ok || m.transaction > newest.transaction) {
+		if m, valid := metaAt(data, at); valid && m.size == at &&
+			(!ok || m.transaction > newest.transaction) {
 			return m, true
 		}
 	}
@@ -118,8 +120,10 @@ func metaAt(data []byte, at uint64) (m meta, ok bool) {
 	b := data[at+pageHeader:][:metaSize]
 	sum := fnv.New64a()
 	_, _ = sum.Write(b[:56])
-	m = meta{size: uint64(u32(b[8:])), root: u64(b[16:]), freelist: u64(b[32:]), pages: u64(b[40:]), transaction: u64(b[48:])}
-	return m, u32(b) == metaMagic && u32(b[4:]) == metaVersion && u64(b[56:]) == sum.Sum64() && m.size >= 1024
+	m = meta{size: uint64(u32(b[8:])), root: u64(b[16:]), freelist: u64(b[32:]), pages: u64(b[40:]),
+		transaction: u64(b[48:])}
+	return m, u32(b) == metaMagic && u32(b[4:]) == metaVersion && u64(b[56:]) == sum.Sum64() &&
+		m.size >= 1024
 }
 
 // take returns a page with its overflow pages, and marks them used. None may be in use already.
@@ -173,7 +177,8 @@ func (p *pages) check(page, low, high []byte) error {
 		if i+1 < len(elements) {
 			next = elements[i+1].key
 		}
-		if i == 0 && low != nil && !bytes.Equal(e.key, low) || next != nil && bytes.Compare(e.key, next) >= 0 {
+		if i == 0 && low != nil && !bytes.Equal(e.key, low) ||
+			next != nil && bytes.Compare(e.key, next) >= 0 {
 			return fmt.Errorf("key %d is out of order", i)
 		}
 		switch {
@@ -208,7 +213,8 @@ type element struct {
 
 func elementsOf(page []byte) ([]element, error) {
 	kind, count := u16(page[8:]), int(u16(page[10:]))
-	if kind != kindLeaf && (kind != kindBranch || count == 0) || pageHeader+count*elementSize > len(page) {
+	if kind != kindLeaf && (kind != kindBranch || count == 0) ||
+		pageHeader+count*elementSize > len(page) {
 		return nil, fmt.Errorf("invalid page: %d elements of kind %#x", count, kind)
 	}
 	elements := make([]element, count)

@@ -23,8 +23,8 @@ import (
 //
 //  1. Read the configuration and resolve every binary. An error here takes nothing.
 //  2. Take the attachment's lock.
-//  3. Release what is left of earlier ADDs of this attachment and of its pod, and write the intent: the
-//     entry in state adding, with the whole chain.
+//  3. Release what is left of earlier ADDs of this attachment and of its pod, and write the intent:
+//     the entry in state adding, with the whole chain.
 //  4. Run each delegate. If its result differs from the one before, write the entry in state live,
 //     with the result and claims on its new addresses. An attachment that claims one of these
 //     addresses and is dead is released before the next delegate runs.
@@ -91,12 +91,13 @@ func (a *adding) prepare(ctx context.Context) error {
 	}
 	a.chain = chain
 	if lost := chain.LostCapabilities(a.conf); len(lost) > 0 {
-		a.log.Warn("unwind's entry lacks capabilities that delegates declare, so the runtime does not pass them on",
-			"write", fmt.Sprintf(`"capabilities": {"%s": true}`, strings.Join(lost, `": true, "`)))
+		a.log.Warn("the runtime does not pass on capabilities that delegates declare and unwind's entry "+
+			"lacks", "write", fmt.Sprintf(`"capabilities": {"%s": true}`, strings.Join(lost, `": true, "`)))
 	}
 	if missing := chain.Missing(a.args.Path); len(missing) > 0 {
 		_, err := netconf.FindPlugin(missing[0], a.args.Path)
-		msg := fmt.Sprintf("plugin type=%q failed (add): %v; unwind: nothing was started", missing[0], err)
+		msg := fmt.Sprintf("plugin type=%q failed (add): %v; unwind: nothing was started", missing[0],
+			err)
 		return cniError(types.ErrPluginNotAvailable, msg, strings.Join(missing, ", "))
 	}
 	return a.checkNetNS()
@@ -107,10 +108,12 @@ func (a *adding) prepare(ctx context.Context) error {
 func (a *adding) checkNetNS() error {
 	ours, err := a.namesHostNetNS()
 	if err != nil {
-		return cniError(err.Code, "unwind: "+err.Msg+"; check that /proc is mounted and that RLIMIT_NOFILE is not exhausted", "")
+		return cniError(err.Code,
+			"unwind: "+err.Msg+"; check that /proc is mounted and that RLIMIT_NOFILE is not exhausted", "")
 	}
 	if ours {
-		return cniError(types.ErrInvalidNetNS, "unwind: CNI_NETNS is the runtime's own network namespace", "")
+		return cniError(types.ErrInvalidNetNS, "unwind: CNI_NETNS is the runtime's own network namespace",
+			"")
 	}
 	return nil
 }
@@ -128,7 +131,8 @@ func (a *adding) carryOut(ctx context.Context) (printed json.RawMessage, f *dele
 			printed, err = a.printable()
 		}
 		if err != nil {
-			return nil, &delegate.Failure{Plugin: d.Type, Command: "ADD", Code: types.ErrDecodingFailure, Msg: err.Error()}
+			return nil, &delegate.Failure{Plugin: d.Type, Command: "ADD", Code: types.ErrDecodingFailure,
+				Msg: err.Error()}
 		}
 		if !changed {
 			continue
@@ -156,7 +160,8 @@ func (a *adding) callOf(i int) *delegate.Call {
 		return nil
 	}
 	return &delegate.Call{
-		Command: "ADD", Plugin: a.chain.Delegates[i].Type, Path: a.args.Path, ContainerID: a.args.ContainerID,
+		Command: "ADD", Plugin: a.chain.Delegates[i].Type,
+		Path: a.args.Path, ContainerID: a.args.ContainerID,
 		Netns: a.args.Netns, Ifname: a.args.IfName, Args: a.args.Args, Lock: a.lock.File(),
 	}
 }
@@ -198,7 +203,8 @@ func (a *adding) accept(i int, stdout []byte) (claims []journal.Claim, changed b
 	a.gen.HostLinks = netconf.HostLinks(r)
 	pool := ipam.Pool(a.gen.Steps[i].Config, a.key.Network)
 	for _, address := range r.Addresses() {
-		if !slices.ContainsFunc(a.gen.Claims, func(c journal.Claim) bool { return c.Address == address }) {
+		if !slices.ContainsFunc(a.gen.Claims,
+			func(c journal.Claim) bool { return c.Address == address }) {
 			claims = append(claims, journal.Claim{Address: address, Step: i, Pool: pool})
 		}
 	}
@@ -215,12 +221,14 @@ func (a *adding) printResult(ctx context.Context, printed json.RawMessage) *dele
 	}
 	if !a.durable {
 		if err := a.lock.Remove(); err != nil && !errors.Is(err, fs.ErrNotExist) && !a.rec.Unwritable {
-			return &delegate.Failure{Plugin: lastDelegate, Command: "ADD", Code: types.ErrIOFailure, Msg: "unwind: " + err.Error()}
+			return &delegate.Failure{Plugin: lastDelegate, Command: "ADD", Code: types.ErrIOFailure,
+				Msg: "unwind: " + err.Error()}
 		}
 	}
 	a.at("print")
 	if _, err := a.Stdout.Write(append(bytes.TrimSpace(printed), '\n')); err != nil {
-		return &delegate.Failure{Plugin: lastDelegate, Command: "ADD", Code: types.ErrIOFailure, Msg: "unwind: cannot print the result: " + err.Error()}
+		return &delegate.Failure{Plugin: lastDelegate, Command: "ADD", Code: types.ErrIOFailure,
+			Msg: "unwind: cannot print the result: " + err.Error()}
 	}
 	return nil
 }

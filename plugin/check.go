@@ -33,7 +33,8 @@ func (o *op) check(ctx context.Context) error {
 			return badConfig(err)
 		}
 		o.log.Warn("CHECK of an attachment without a journal entry", "attachment", o.key.String())
-		gen = &journal.Generation{CNIVersion: chain.CNIVersion, Args: o.args.Args, Steps: chain.Steps(o.conf)}
+		gen = &journal.Generation{CNIVersion: chain.CNIVersion, Args: o.args.Args,
+			Steps: chain.Steps(o.conf)}
 	}
 	if has, err := version.GreaterThanOrEqualTo(gen.CNIVersion, "0.4.0"); err != nil || !has {
 		return nil // not a version: it has no CHECK
@@ -49,7 +50,8 @@ func (o *op) check(ctx context.Context) error {
 	}
 	for _, step := range gen.Steps {
 		c := &delegate.Call{
-			Command: "CHECK", Plugin: step.Type, Path: o.args.Path, ContainerID: o.args.ContainerID, Netns: o.args.Netns,
+			Command: "CHECK", Plugin: step.Type, Path: o.args.Path,
+			ContainerID: o.args.ContainerID, Netns: o.args.Netns,
 			Ifname: o.args.IfName, Args: gen.Args, Lock: held,
 			Stdin: netconf.WithPrevResult(step.Config, prevResult),
 		}

@@ -21,7 +21,9 @@ import (
 // claim releases dead attachments that claim the addresses of this ADD. It does so before the next
 // delegate runs, while this ADD has no rules that their DELs could remove. A live attachment with
 // the same address is a duplicate.
-func (a *adding) claim(ctx context.Context, d netconf.Delegate, claims []journal.Claim, others []*journal.Entry) *delegate.Failure {
+func (a *adding) claim(
+	ctx context.Context, d netconf.Delegate, claims []journal.Claim, others []*journal.Entry,
+) *delegate.Failure {
 	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
 	defer cancel()
 	for _, c := range claims {
@@ -33,7 +35,8 @@ func (a *adding) claim(ctx context.Context, d netconf.Delegate, claims []journal
 		if err == nil {
 			continue
 		}
-		a.log.Warn("another attachment has the same address", "attachment", a.key.String(), "other", other.Key.String(),
+		a.log.Warn("another attachment has the same address", "attachment", a.key.String(),
+			"other", other.Key.String(),
 			"why", err)
 		for _, c := range claims {
 			if !a.duplicate(ctx, c, other) {
@@ -41,8 +44,9 @@ func (a *adding) claim(ctx context.Context, d netconf.Delegate, claims []journal
 			}
 			a.rec.Count(record.CountDuplicates)
 			if a.conf.OnDuplicateAddress == "fail" {
-				return &delegate.Failure{Plugin: d.Type, Command: "ADD", Code: types.ErrInternal, Msg: fmt.Sprintf(
-					"duplicate address %s: in use by %s", c.Address, other.Key)}
+				return &delegate.Failure{Plugin: d.Type, Command: "ADD", Code: types.ErrInternal,
+					Msg: fmt.Sprintf(
+						"duplicate address %s: in use by %s", c.Address, other.Key)}
 			}
 		}
 	}
@@ -61,13 +65,16 @@ func (a *adding) duplicate(ctx context.Context, c journal.Claim, other *journal.
 	}
 	there, err := host.AddressIn(g.NetNS, c.Address)
 	if err != nil {
-		a.log.Warn("cannot check for a duplicate address", "address", c.Address, "other", other.Key.String(), "err", err)
+		a.log.Warn("cannot check for a duplicate address", "address", c.Address,
+			"other", other.Key.String(), "err", err)
 	}
 	return there
 }
 
 // commit writes a delegate's result, and handles other attachments that claim a new address.
-func (a *adding) commit(ctx context.Context, d netconf.Delegate, claims []journal.Claim) *delegate.Failure {
+func (a *adding) commit(
+	ctx context.Context, d netconf.Delegate, claims []journal.Claim,
+) *delegate.Failure {
 	a.gen.Claims = append(a.gen.Claims, claims...)
 	if a.rec.Unwritable {
 		return nil
@@ -82,7 +89,8 @@ func (a *adding) commit(ctx context.Context, d netconf.Delegate, claims []journa
 // unrecorded decides whether the ADD continues although its entry could not be written.
 func (a *adding) unrecorded(plugin string, err error) *delegate.Failure {
 	if err != nil && a.conf.OnJournalFailure == "fail" {
-		return &delegate.Failure{Plugin: plugin, Command: "ADD", Code: types.ErrTryAgainLater, Msg: err.Error()}
+		return &delegate.Failure{Plugin: plugin, Command: "ADD", Code: types.ErrTryAgainLater,
+			Msg: err.Error()}
 	}
 	if err != nil {
 		a.rec.Degraded("ADD", err)
@@ -94,7 +102,9 @@ func (a *adding) unrecorded(plugin string, err error) *delegate.Failure {
 // record writes the entry as live and returns the other entries that have one of the claims. It
 // searches in the transaction that writes the claims: if two ADDs get the same address at once, the
 // later one finds the other.
-func (a *adding) record(ctx context.Context, claims []journal.Claim) (others []*journal.Entry, err error) {
+func (a *adding) record(
+	ctx context.Context, claims []journal.Claim,
+) (others []*journal.Entry, err error) {
 	var addresses []netip.Addr
 	for _, c := range claims {
 		addresses = append(addresses, c.Address)

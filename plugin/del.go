@@ -126,7 +126,8 @@ func (d *deleting) fromJournal(ctx context.Context, killed []string) (tomb *jour
 // keptElsewhere says whether a step's IPAM plugin keeps its addresses on another machine.
 func keptElsewhere(e *journal.Entry) bool {
 	return slices.ContainsFunc(e.Generations, func(g journal.Generation) bool {
-		return slices.ContainsFunc(g.Steps, func(s journal.Step) bool { return known.IPAMOf(s.Config).Elsewhere })
+		return slices.ContainsFunc(g.Steps,
+			func(s journal.Step) bool { return known.IPAMOf(s.Config).Elsewhere })
 	})
 }
 
@@ -136,7 +137,8 @@ func keptElsewhere(e *journal.Entry) bool {
 // interface.
 func (d *deleting) answers(ctx context.Context, tomb *journal.Tombstone) bool {
 	given := d.given()
-	if given.Known() && len(tomb.Interfaces) > 0 && alive.AnySameADD(tomb.Interfaces, given) == tristate.No {
+	if given.Known() && len(tomb.Interfaces) > 0 &&
+		alive.AnySameADD(tomb.Interfaces, given) == tristate.No {
 		return false
 	}
 	if tomb.Abandoned {
@@ -190,7 +192,8 @@ func (d *deleting) report(failures []*delegate.Failure, durable bool) error {
 		failures = slices.DeleteFunc(failures, func(f *delegate.Failure) bool {
 			if f.PutRight {
 				d.log.Warn("a DEL stays pending without an error for the runtime: its ADD failed too, "+
-					"with a configuration that is no longer in the chain", "attachment", d.key.String(), "plugin", f.Plugin, "code", f.Code)
+					"with a configuration that is no longer in the chain", "attachment", d.key.String(), "plugin",
+					f.Plugin, "code", f.Code)
 			}
 			return f.PutRight
 		})

@@ -85,7 +85,8 @@ func (a *adding) releaseSamePod(ctx context.Context, samePod []*journal.Entry) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
 	defer cancel()
-	samePod = slices.DeleteFunc(samePod, func(e *journal.Entry) bool { return !a.w.Ready(ctx, e, false) })
+	samePod = slices.DeleteFunc(samePod,
+		func(e *journal.Entry) bool { return !a.w.Ready(ctx, e, false) })
 	deadline, _ := ctx.Deadline()
 	for i, e := range samePod {
 		left := time.Until(deadline)
@@ -93,7 +94,8 @@ func (a *adding) releaseSamePod(ctx context.Context, samePod []*journal.Entry) {
 			a.log.Debug("deferred: out of time", "attachments", len(samePod)-i)
 			return
 		}
-		one, cancelOne := context.WithTimeout(ctx, max(left/time.Duration(len(samePod)-i), a.Budgets.Release/5))
+		one, cancelOne := context.WithTimeout(ctx,
+			max(left/time.Duration(len(samePod)-i), a.Budgets.Release/5))
 		if err := a.w.Release(one, e.Key); err != nil {
 			a.log.Debug("deferred", "attachment", e.Key.String(), "err", err)
 		}
@@ -120,10 +122,12 @@ func (a *adding) supersede(ctx context.Context, killed []string) error {
 	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
 	defer cancel()
 	if again, _ := a.node.Later(ctx, prior); again == tristate.Yes {
-		return a.addedAlready("by an ADD that the journal did not record, in a network namespace that exists")
+		return a.addedAlready("by an ADD that the journal did not record, in a network namespace that " +
+			"exists")
 	}
 	if v := alive.Decide(a.node.Gather(ctx, prior, a.lock)); v.Fate == alive.Foreign {
-		if err := a.w.Purge(ctx, nil, prior, v.Reason); err != nil { // without the lock, whose file this ADD keeps
+		// without the lock, whose file this ADD keeps
+		if err := a.w.Purge(ctx, nil, prior, v.Reason); err != nil {
 			return a.journalFailed(ctx, err)
 		}
 		return nil
@@ -176,5 +180,6 @@ func (a *adding) refuseAgain() error {
 }
 
 func (a *adding) addedAlready(why string) error {
-	return cniError(types.ErrInternal, fmt.Sprintf("unwind: %s is already added, %s; run its DEL first", a.key, why), "")
+	return cniError(types.ErrInternal,
+		fmt.Sprintf("unwind: %s is already added, %s; run its DEL first", a.key, why), "")
 }

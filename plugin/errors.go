@@ -27,7 +27,8 @@ func cniError(code uint, msg, details string) *types.Error {
 }
 
 func badConfig(err error) *types.Error {
-	return cniError(types.ErrInvalidNetworkConfig, "unwind: "+strings.ReplaceAll(err.Error(), "\n", "; "), "")
+	return cniError(types.ErrInvalidNetworkConfig,
+		"unwind: "+strings.ReplaceAll(err.Error(), "\n", "; "), "")
 }
 
 // addError returns the failed delegate's message, followed by the pending DELs.
@@ -52,5 +53,6 @@ func delError(failures []*delegate.Failure, durable bool) *types.Error {
 	if !durable {
 		hint = "; the journal cannot be written, see the log"
 	}
-	return cniError(failures[0].Code, "unwind: DEL incomplete, to be retried: "+strings.Join(names, ", ")+hint, "")
+	return cniError(failures[0].Code,
+		"unwind: DEL incomplete, to be retried: "+strings.Join(names, ", ")+hint, "")
 }

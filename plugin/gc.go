@@ -47,7 +47,9 @@ func (o *op) gc(ctx context.Context) error {
 
 // sweepForGC sweeps in at most two thirds of the time; the delegates have the rest. It reports
 // whether the list can be trusted.
-func (o *op) sweepForGC(ctx context.Context, chain *netconf.Chain) (failures []*delegate.Failure, believed bool) {
+func (o *op) sweepForGC(
+	ctx context.Context, chain *netconf.Chain,
+) (failures []*delegate.Failure, believed bool) {
 	ctx, cancel := context.WithTimeout(ctx, o.Budgets.GC*2/3)
 	defer cancel()
 	job := sweep.Job{Pools: sweep.PoolsOf(chain, o.conf)}
@@ -56,7 +58,9 @@ func (o *op) sweepForGC(ctx context.Context, chain *netconf.Chain) (failures []*
 	}
 	findings, err := sweep.New(o.w, job).Run(ctx)
 	if err != nil {
-		failures = append(failures, &delegate.Failure{Plugin: netconf.Name, Command: "GC", Code: types.ErrTryAgainLater, Msg: err.Error()})
+		failures = append(failures,
+			&delegate.Failure{Plugin: netconf.Name, Command: "GC", Code: types.ErrTryAgainLater,
+				Msg: err.Error()})
 	}
 	var guarded *sweep.MassReleaseError
 	believed = !errors.As(err, &guarded)
@@ -64,7 +68,8 @@ func (o *op) sweepForGC(ctx context.Context, chain *netconf.Chain) (failures []*
 		if f.Err == nil || errors.As(f.Err, &guarded) {
 			continue
 		}
-		failure := &delegate.Failure{Plugin: netconf.Name, Command: "GC", Code: types.ErrTryAgainLater, Msg: fmt.Sprintf("%s: %v", f.Key, f.Err)}
+		failure := &delegate.Failure{Plugin: netconf.Name, Command: "GC", Code: types.ErrTryAgainLater,
+			Msg: fmt.Sprintf("%s: %v", f.Key, f.Err)}
 		failures = append(failures, failure)
 	}
 	return failures, believed
@@ -87,7 +92,8 @@ func (o *op) passOn(ctx context.Context, chain *netconf.Chain, command string) [
 		if command == "GC" {
 			maps.Copy(config, o.conf.ValidRaw)
 		}
-		c := &delegate.Call{Command: command, Plugin: d.Type, Path: o.args.Path, Stdin: netconf.Marshal(config)}
+		c := &delegate.Call{Command: command, Plugin: d.Type, Path: o.args.Path,
+			Stdin: netconf.Marshal(config)}
 		running.Go(func() {
 			_, failures[i] = o.w.Runner.Run(ctx, c, nil, o.Stderr)
 		})
@@ -115,5 +121,6 @@ func gcError(failures []*delegate.Failure) error {
 			words = append(words, f.Error())
 		}
 	}
-	return cniError(failures[0].Code, fmt.Sprintf("unwind: GC incomplete, %d failed: %s", len(failures), strings.Join(words, "; ")), "")
+	return cniError(failures[0].Code,
+		fmt.Sprintf("unwind: GC incomplete, %d failed: %s", len(failures), strings.Join(words, "; ")), "")
 }

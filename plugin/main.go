@@ -31,7 +31,9 @@ func (p *Plugin) Main(ctx context.Context, about string) int {
 }
 
 // verb turns a verb into a function for skel that never panics.
-func (p *Plugin) verb(ctx context.Context, do func(*op, context.Context) error) func(*skel.CmdArgs) error {
+func (p *Plugin) verb(
+	ctx context.Context, do func(*op, context.Context) error,
+) func(*skel.CmdArgs) error {
 	return func(args *skel.CmdArgs) error {
 		conf, bad := netconf.ParseConf(args.StdinData)
 		o, closeLog := p.newOp(args, conf)

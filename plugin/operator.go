@@ -56,7 +56,9 @@ func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) e
 
 // toForget returns the entry of a dead attachment, or an empty one if the entry is damaged. The
 // caller holds the lock, so nobody changes the entry.
-func (o *op) toForget(ctx context.Context, lock *journal.Lock, key journal.Key) (e *journal.Entry, err error) {
+func (o *op) toForget(
+	ctx context.Context, lock *journal.Lock, key journal.Key,
+) (e *journal.Entry, err error) {
 	err = o.rec.Store.View(ctx, func(tx *journal.Tx) (err error) {
 		e, err = tx.Get(key)
 		return err
@@ -71,13 +73,16 @@ func (o *op) toForget(ctx context.Context, lock *journal.Lock, key journal.Key) 
 		return nil, fmt.Errorf("%s is not in the journal", key)
 	}
 	if v := alive.Decide(o.node.Gather(ctx, e, lock)); !v.Releasable() {
-		return nil, fmt.Errorf("%s is %s, not dead (%s); only a dead attachment can be forgotten", key, v.Fate, v.Reason)
+		return nil, fmt.Errorf("%s is %s, not dead (%s); only a dead attachment can be forgotten", key,
+			v.Fate, v.Reason)
 	}
 	return e, nil
 }
 
 // Sweep searches the journal in a state directory: see sweep.Sweep.
-func (p *Plugin) Sweep(ctx context.Context, stateDir string, job sweep.Job) ([]sweep.Finding, error) {
+func (p *Plugin) Sweep(
+	ctx context.Context, stateDir string, job sweep.Job,
+) ([]sweep.Finding, error) {
 	conf := netconf.DefaultConf()
 	conf.StateDir, conf.LogLevel = stateDir, slog.LevelWarn
 	o, closeLog := p.newOp(&skel.CmdArgs{}, conf)

@@ -57,11 +57,13 @@ func (p *Plugin) newOp(args *skel.CmdArgs, conf *netconf.Conf) (*op, func()) {
 		Store: &journal.Store{Dir: conf.StateDir, Logger: log, Point: p.Point}, Log: log, Trace: trace,
 	}
 	node := &alive.Node{
-		Journal: rec, Log: log, Host: host.This(), Network: conf.Name, GracePeriod: conf.GracePeriod, CacheDir: p.CacheDir,
+		Journal: rec, Log: log, Host: host.This(), Network: conf.Name,
+		GracePeriod: conf.GracePeriod, CacheDir: p.CacheDir,
 		View: &host.View{}, Pools: &alive.Pools{},
 	}
 	worker := &undo.Worker{
-		Node: node, Journal: rec, Log: log, Budgets: p.Budgets, Runner: p.newRunner(), NewRunner: p.newRunner,
+		Node: node, Journal: rec, Log: log, Budgets: p.Budgets,
+		Runner: p.newRunner(), NewRunner: p.newRunner,
 		Probes: p.probes(), Stderr: p.Stderr, At: p.Point,
 		Verb: undo.Verb{
 			Key: key, Netns: args.Netns, Path: args.Path, Conf: conf, Chain: sync.OnceValues(conf.LoadChain),
@@ -70,7 +72,8 @@ func (p *Plugin) newOp(args *skel.CmdArgs, conf *netconf.Conf) (*op, func()) {
 	for _, w := range conf.Warnings() {
 		log.Warn(w, "network", conf.Name)
 	}
-	return &op{Plugin: p, args: args, conf: conf, key: key, log: log, rec: rec, node: node, w: worker}, closeLog
+	return &op{Plugin: p, args: args, conf: conf, key: key, log: log, rec: rec, node: node, w: worker},
+		closeLog
 }
 
 // safely turns a panic into an error.
@@ -99,7 +102,8 @@ func (p *Plugin) logWriter(conf *netconf.Conf) (io.Writer, func()) {
 	if conf.LogFile == "" {
 		return p.Stderr, func() {}
 	}
-	f, err := os.OpenFile(conf.LogFile, os.O_WRONLY|os.O_APPEND|os.O_CREATE|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
+	f, err := os.OpenFile(conf.LogFile,
+		os.O_WRONLY|os.O_APPEND|os.O_CREATE|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
 	if err != nil {
 		conf.Warn("key \"logFile\": %v; logging to stderr", err)
 		return p.Stderr, func() {}
@@ -161,7 +165,8 @@ type adding struct {
 // would undo only the earlier one.
 func (a *adding) journalFailed(ctx context.Context, err error) error {
 	if a.conf.OnJournalFailure == "fail" {
-		return cniError(types.ErrTryAgainLater, "unwind: "+err.Error()+` (onJournalFailure is "fail")`, "")
+		return cniError(types.ErrTryAgainLater, "unwind: "+err.Error()+` (onJournalFailure is "fail")`,
+			"")
 	}
 	if a.prior == nil {
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
@@ -169,10 +174,12 @@ func (a *adding) journalFailed(ctx context.Context, err error) error {
 		a.rec.Read(ctx, a.findPrior)
 	}
 	if a.prior != nil && !a.isOver(a.prior) {
-		return cniError(types.ErrTryAgainLater, fmt.Sprintf("unwind: %v; an earlier ADD of %s is not undone", err, a.key), "")
+		return cniError(types.ErrTryAgainLater,
+			fmt.Sprintf("unwind: %v; an earlier ADD of %s is not undone", err, a.key), "")
 	}
 	a.rec.Degraded("ADD", err)
-	a.log.Error("the journal failed; continuing without it: a crash or a failed DEL now leaks", "err", err)
+	a.log.Error("the journal failed; continuing without it: a crash or a failed DEL now leaks",
+		"err", err)
 	a.rec.Unwritable = true
 	return nil
 }
@@ -184,15 +191,18 @@ func (a *adding) newEntry() {
 		a.log.Warn("cannot identify the network namespace", "netns", a.args.Netns, "err", err)
 	}
 	gen := journal.Generation{
-		NetNS: seen.Netns, Occupant: seen.Occupant(), Args: a.args.Args, Path: a.args.Path, CNIVersion: a.chain.CNIVersion,
-		Host: a.node.Host, Created: journal.Now(), GracePeriod: max(1, a.conf.GracePeriod), // 0 is not known
+		NetNS: seen.Netns, Occupant: seen.Occupant(), Args: a.args.Args,
+		Path: a.args.Path, CNIVersion: a.chain.CNIVersion,
+		// 0 is not known
+		Host: a.node.Host, Created: journal.Now(), GracePeriod: max(1, a.conf.GracePeriod),
 		Stores: a.conf.Stores, Steps: a.chain.Steps(a.conf),
 	}
 	if len(a.conf.RuntimeConfig) > 0 {
 		gen.RuntimeConfig = netconf.Marshal(a.conf.RuntimeConfig)
 	}
 	a.entry = &journal.Entry{
-		Key: a.key, State: journal.Adding, Pod: netconf.PodOf(a.args.Args), Generations: []journal.Generation{gen},
+		Key: a.key, State: journal.Adding,
+		Pod: netconf.PodOf(a.args.Args), Generations: []journal.Generation{gen},
 	}
 	a.gen = a.entry.Newest()
 }
@@ -208,7 +218,8 @@ func (a *adding) findPrior(tx *journal.Tx) (err error) {
 // interface is neither in its own namespace nor in the namespace of this ADD. The entry must have
 // no other pending DEL.
 func (a *adding) isOver(prior *journal.Entry) bool {
-	if prior.State != journal.Live || len(prior.Generations) != 1 || a.node.IsCached(prior.Key) != tristate.No {
+	if prior.State != journal.Live || len(prior.Generations) != 1 ||
+		a.node.IsCached(prior.Key) != tristate.No {
 		return false
 	}
 	old := prior.Newest()
@@ -218,7 +229,8 @@ func (a *adding) isOver(prior *journal.Entry) bool {
 		return false
 	}
 	paths := []string{a.args.Netns}
-	if id, err := host.Identify(old.NetNS.Path); old.NetNS.Same(id) || err != nil && !host.IsNoNetNS(err) {
+	if id, err := host.Identify(old.NetNS.Path); old.NetNS.Same(id) ||
+		err != nil && !host.IsNoNetNS(err) {
 		paths = append(paths, old.NetNS.Path)
 	}
 	return !slices.ContainsFunc(paths, func(path string) bool {
@@ -237,14 +249,16 @@ type deleting struct {
 
 func (d *deleting) journalFailed(err error) {
 	d.rec.Degraded("DEL", err)
-	d.log.Error("the journal failed; the DEL continues without it", "attachment", d.key.String(), "err", err)
+	d.log.Error("the journal failed; the DEL continues without it", "attachment", d.key.String(),
+		"err", err)
 	d.rec.Unwritable = true
 }
 
 // checkText rejects text that a journal entry, which is JSON, would change.
 func checkText(args *skel.CmdArgs) error {
 	for _, v := range []struct{ name, value string }{
-		{"CNI_IFNAME", args.IfName}, {"CNI_ARGS", args.Args}, {"CNI_NETNS", args.Netns}, {"CNI_PATH", args.Path},
+		{"CNI_IFNAME", args.IfName}, {"CNI_ARGS", args.Args}, {"CNI_NETNS", args.Netns},
+		{"CNI_PATH", args.Path},
 	} {
 		if !utf8.ValidString(v.value) {
 			return fmt.Errorf("%s is not valid UTF-8, so the journal cannot keep it for the DEL", v.name)

@@ -95,17 +95,23 @@ func (o *op) health(ctx context.Context, chain *netconf.Chain) error {
 		return notAvailable("unwind: "+err.Error(), strings.Join(missing, ", "))
 	case len(failures) > 0:
 		// The gravest failure counts.
-		f := slices.MaxFunc(failures, func(a, b *delegate.Failure) int { return cmp.Compare(severity(a), severity(b)) })
+		f := slices.MaxFunc(failures,
+			func(a, b *delegate.Failure) int { return cmp.Compare(severity(a), severity(b)) })
 		return cniError(f.Code, f.Error(), f.Details)
 	case journalErr != nil && o.conf.OnJournalFailure == "fail":
 		return notAvailable("unwind: "+journalErr.Error()+` (onJournalFailure is "fail")`, "")
 	case journalErr != nil:
-		o.log.Warn("the journal cannot be used; ADDs continue without it, and a crash or a failed DEL leaks", "err", journalErr)
+		o.log.Warn("the journal cannot be used; ADDs continue without it, and a crash or a failed DEL "+
+			"leaks",
+			"err", journalErr)
 	}
 	return nil
 }
 
-func notAvailable(msg, details string) *types.Error { return cniError(errNotAvailable, msg, details) }
+func notAvailable(msg, details string) *types.Error {
+	return cniError(errNotAvailable, msg,
+		details)
+}
 
 // severity orders failures of STATUS.
 func severity(f *delegate.Failure) int {
@@ -143,7 +149,8 @@ func (o *op) sweepForStatus(ctx context.Context, chain *netconf.Chain) {
 		return
 	}
 	err := o.safely(func() error {
-		_, err := sweep.New(o.w, sweep.Job{Pools: sweep.PoolsOf(chain, o.conf), Periodic: true, Quick: true}).Run(ctx)
+		_, err := sweep.New(o.w, sweep.Job{Pools: sweep.PoolsOf(chain, o.conf), Periodic: true,
+			Quick: true}).Run(ctx)
 		return err
 	})
 	if err != nil {
@@ -159,7 +166,8 @@ func (o *op) poolStatus(chain *netconf.Chain) error {
 	}
 	for _, pool := range sweep.PoolsOf(chain, o.conf) {
 		if pool.Full(o.log) {
-			return notAvailable(fmt.Sprintf("unwind: no free address in %s; unwindctl ipam shows who has them", pool.Dir), "")
+			return notAvailable(fmt.Sprintf(
+				"unwind: no free address in %s; unwindctl ipam shows who has them", pool.Dir), "")
 		}
 	}
 	return nil

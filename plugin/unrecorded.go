@@ -64,10 +64,12 @@ func (d *deleting) addedUnseen() bool {
 func (d *deleting) takeLater() {
 	chain, err := d.w.Verb.Chain()
 	if err != nil {
-		d.log.Warn("cannot undo an ADD that the journal did not record: the chain cannot be read", "attachment", d.key.String(), "err", err)
+		d.log.Warn("cannot undo an ADD that the journal did not record: the chain cannot be read",
+			"attachment", d.key.String(), "err", err)
 		return
 	}
-	d.log.Warn("the attachment was added again by an ADD that the journal did not record; undoing both",
+	d.log.Warn("the attachment was added again by an ADD that the journal did not record; undoing "+
+		"both",
 		"attachment", d.key.String())
 	d.entry.Generations = append(d.entry.Generations, d.generation(chain))
 }
@@ -86,11 +88,13 @@ func (d *deleting) fromStdin() error {
 			d.succeedIdle("the journal has no entry, and the runtime has no result of an ADD", err, false)
 			return nil
 		case d.stripped(err):
-			d.succeedIdle("it is neither in the journal in "+d.conf.StateDir+" nor in the runtime's configuration", err, false)
+			d.succeedIdle("it is neither in the journal in "+d.conf.StateDir+
+				" nor in the runtime's configuration", err, false)
 			return nil
 		}
 		d.removeLock()
-		return badConfig(fmt.Errorf("%s is not in the journal, and the chain cannot be read: %w", d.key, err))
+		return badConfig(fmt.Errorf("%s is not in the journal, and the chain cannot be read: %w", d.key,
+			err))
 	}
 	gen := d.generation(chain)
 	if d.conf.NeverAdded() { // an ADD with a missing binary took nothing
@@ -101,11 +105,13 @@ func (d *deleting) fromStdin() error {
 		})
 	}
 	if len(gen.Steps) == 0 {
-		d.succeedIdle("no plugin of its chain is in CNI_PATH, and the runtime has no result of an ADD", nil, false)
+		d.succeedIdle("no plugin of its chain is in CNI_PATH, and the runtime has no result of an ADD",
+			nil, false)
 		return nil
 	}
 	d.entry = &journal.Entry{
-		Key: d.key, State: journal.Removing, Pod: netconf.PodOf(d.args.Args), Generations: []journal.Generation{gen},
+		Key: d.key, State: journal.Removing,
+		Pod: netconf.PodOf(d.args.Args), Generations: []journal.Generation{gen},
 	}
 	if err := checkText(d.args); err != nil {
 		d.journalFailed(err)
@@ -125,7 +131,8 @@ func (d *deleting) stripped(err error) bool {
 // the one: see undo.Worker.
 func (d *deleting) generation(chain *netconf.Chain) journal.Generation {
 	gen := journal.Generation{
-		NetNS: journal.NetNS{Path: d.args.Netns}, Args: d.args.Args, Path: d.args.Path, CNIVersion: chain.CNIVersion,
+		NetNS: journal.NetNS{Path: d.args.Netns}, Args: d.args.Args,
+		Path: d.args.Path, CNIVersion: chain.CNIVersion,
 		Host: d.node.Host, Created: journal.Now(), GracePeriod: max(1, d.conf.GracePeriod),
 		Stores: d.conf.Stores, Steps: chain.Steps(d.conf),
 	}
@@ -138,7 +145,8 @@ func (d *deleting) generation(chain *netconf.Chain) journal.Generation {
 func (d *deleting) complete(gen *journal.Generation) {
 	chain, err := d.w.Verb.Chain()
 	if err != nil {
-		d.log.Warn("the journal has only a part of the ADD, and the chain cannot be read", "attachment", d.key.String(), "err", err)
+		d.log.Warn("the journal has only a part of the ADD, and the chain cannot be read",
+			"attachment", d.key.String(), "err", err)
 		return
 	}
 	d.takePrevResult(gen, chain)
@@ -150,13 +158,15 @@ func (d *deleting) complete(gen *journal.Generation) {
 // may still have the result of an earlier ADD of the container ID, or of a later one that the
 // journal did not see.
 func (d *deleting) fits(gen *journal.Generation) bool {
-	if netns, err := host.Identify(d.args.Netns); err == nil && gen.NetNS.Known() && !gen.NetNS.Same(netns) {
+	if netns, err := host.Identify(d.args.Netns); err == nil && gen.NetNS.Known() &&
+		!gen.NetNS.Same(netns) {
 		return false
 	}
 	r, err := netconf.ParseResult(d.conf.PrevResult)
-	return d.conf.PrevResult != nil && err == nil && !slices.ContainsFunc(gen.Claims, func(c journal.Claim) bool {
-		return !slices.Contains(r.Addresses(), c.Address)
-	})
+	return d.conf.PrevResult != nil && err == nil &&
+		!slices.ContainsFunc(gen.Claims, func(c journal.Claim) bool {
+			return !slices.Contains(r.Addresses(), c.Address)
+		})
 }
 
 // takePrevResult stores the runtime's prevResult as the result of the ADD.
@@ -176,7 +186,8 @@ func (d *deleting) takePrevResult(gen *journal.Generation, chain *netconf.Chain)
 	}
 	gen.Result, gen.HostLinks = raw, netconf.HostLinks(r)
 	for _, c := range claimsOf(r, chain, d.key.Network, d.conf) {
-		if !slices.ContainsFunc(gen.Claims, func(o journal.Claim) bool { return o.Address == c.Address }) {
+		if !slices.ContainsFunc(gen.Claims,
+			func(o journal.Claim) bool { return o.Address == c.Address }) {
 			gen.Claims = append(gen.Claims, c)
 		}
 	}
@@ -184,8 +195,11 @@ func (d *deleting) takePrevResult(gen *journal.Generation, chain *netconf.Chain)
 
 // claimsOf returns claims on the addresses of a final result, for the first delegate of the chain
 // that calls an IPAM plugin.
-func claimsOf(r *netconf.Result, chain *netconf.Chain, network string, conf *netconf.Conf) []journal.Claim {
-	first := max(0, slices.IndexFunc(chain.Delegates, func(d netconf.Delegate) bool { return d.IPAM != "" }))
+func claimsOf(
+	r *netconf.Result, chain *netconf.Chain, network string, conf *netconf.Conf,
+) []journal.Claim {
+	first := max(0, slices.IndexFunc(chain.Delegates,
+		func(d netconf.Delegate) bool { return d.IPAM != "" }))
 	pool := ipam.Pool(chain.Config(first, conf), network)
 	var claims []journal.Claim
 	for _, address := range r.Addresses() {

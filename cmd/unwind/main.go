@@ -24,13 +24,15 @@ func main() {
 	runtime.GOMAXPROCS(1)
 	ctx, stop := context.WithCancel(context.Background())
 	p := &plugin.Plugin{
-		Stdout: plugin.Unbroken(syscall.Stdout), Stderr: plugin.Unbroken(syscall.Stderr), Budgets: undo.DefaultBudgets,
+		Stdout: plugin.Unbroken(syscall.Stdout), Stderr: plugin.Unbroken(syscall.Stderr),
+		Budgets: undo.DefaultBudgets,
 		Slow: sync.OnceFunc(func() {
 			asked := make(chan os.Signal, 1)
 			signal.Notify(asked, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 			go func() { <-asked; stop() }()
 		}),
 	}
-	code := p.Main(ctx, fmt.Sprintf("CNI plugin unwind %s: runs a chain of plugins and undoes it", version))
+	code := p.Main(ctx, fmt.Sprintf("CNI plugin unwind %s: runs a chain of plugins and undoes it",
+		version))
 	os.Exit(code)
 }

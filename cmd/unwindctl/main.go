@@ -111,8 +111,9 @@ func rootCommand() *cobra.Command {
 		{"look", "See what is going on:", []*cobra.Command{doctorCommand(), listCommand(),
 			showCommand(), historyCommand(), ipamCommand(), metricsCommand()}},
 		{"act", "Release what is dead:", []*cobra.Command{sweepCommand(), forgetCommand()}},
-		{"install", "Install and switch off:", []*cobra.Command{installCommand(), onCommand(), offCommand(),
-			uninstallCommand(), runCommand(), wrapCommand(), unwrapCommand()}},
+		{"install", "Install and switch off:",
+			[]*cobra.Command{installCommand(), onCommand(), offCommand(),
+				uninstallCommand(), runCommand(), wrapCommand(), unwrapCommand()}},
 	} {
 		root.AddGroup(&cobra.Group{ID: group.id, Title: group.title})
 		for _, cmd := range group.commands {

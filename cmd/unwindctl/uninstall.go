@@ -14,7 +14,8 @@ func uninstallCommand() *cobra.Command {
 		Example: "  unwindctl uninstall\n" +
 			"  kubectl unwind uninstall --nodes worker-2",
 		Long: "Take unwind out of this node's network: switch it off as unwindctl off does, and\n" +
-			"remove its binary once nothing names it any more. From then on the runtime takes the provider's\n" +
+			"remove its binary once nothing names it any more. From then on the runtime takes the " +
+			"provider's\n" +
 			"conflist, also to release the pods that were added through unwind. CRI-O\n" +
 			"releases a pod with the conflist of its start, so the binary stays while such\n" +
 			"pods run: run uninstall again then.\n\n" +

@@ -52,8 +52,8 @@ func (c Cached) CNIArgs() string {
 	return strings.Join(args, ";")
 }
 
-// Chain returns the chain that the runtime ran, with the configuration that unwind would have for it.
-// It returns none for a chain of unwind's.
+// Chain returns the chain that the runtime ran, with the configuration that unwind would have for
+// it. It returns none for a chain of unwind's.
 func (c Cached) Chain() (*netconf.Chain, *netconf.Conf, error) {
 	list, err := netconf.ReadConflistFrom(bytes.NewReader(c.Config))
 	if err != nil {

@@ -15,7 +15,7 @@ type Evidence struct {
 	Reason          Reason         // why it is in this state, from the journal
 	Locked          tristate.Value // some process holds the attachment's lock
 	LockFile        tristate.Value // it has a lock file
-	SameNamespaces  tristate.Value // this process sees what its ADD saw, so whatever it does not see is gone
+	SameNamespaces  tristate.Value // this process sees what its ADD saw
 	SameBoot        tristate.Value // its newest ADD was in this boot
 	OtherHost       tristate.Value // that ADD was on another machine
 	NetNS           tristate.Value // its network namespace is at its path, or mounted elsewhere
@@ -23,7 +23,7 @@ type Evidence struct {
 	HostLink        tristate.Value // the host end of its interface exists
 	Listed          tristate.Value // a list of the runtime has it; unknown if no list covers it
 	PastGracePeriod tristate.Value // older than the grace period: a list read now could have it
-	AddedUnseen     tristate.Value // an ADD without a journal entry added it again and is live, see Node.Later
+	AddedUnseen     tristate.Value // by an ADD that the journal does not have, see Node.Later
 	Doubt           string         // for people: why a check failed, or ""
 }
 
@@ -85,7 +85,8 @@ func DecideRecorded(ev Evidence) Verdict {
 		return Verdict{Fate: Unknown, Reason: bootUnknown}
 	case ev.State == journal.Adding && ev.LockFile == tristate.Yes:
 		return Verdict{Fate: Dead, Reason: CutOff}
-	case ev.Listed != tristate.Yes && ev.NetNS == tristate.No && ev.HasProcess == tristate.No && ev.HostLink == tristate.No:
+	case ev.Listed != tristate.Yes && ev.NetNS == tristate.No && ev.HasProcess == tristate.No &&
+		ev.HostLink == tristate.No:
 		return Verdict{Fate: Dead, Reason: NetNSGone}
 	case ev.Listed == tristate.No && ev.NetNS != tristate.Unknown:
 		return decideUnlisted(ev)

@@ -31,7 +31,8 @@ func NewList(network string, valid []netconf.Attachment) *List {
 // list does not cover the attachment. A podman container has a pod's name in its arguments, but no
 // pod namespace (podman#12083).
 func (l *List) has(e *journal.Entry) tristate.Value {
-	if l == nil || l.Network != "" && l.Network != e.Network || l.Pods && (e.Pod.Namespace == "" || e.Pod.Name == "") {
+	if l == nil || l.Network != "" && l.Network != e.Network ||
+		l.Pods && (e.Pod.Namespace == "" || e.Pod.Name == "") {
 		return tristate.Unknown
 	}
 	return tristate.Of(l.Names(e.Key), nil)
@@ -39,7 +40,8 @@ func (l *List) has(e *journal.Entry) tristate.Value {
 
 // Names reports whether the list has the attachment, or all interfaces of its container.
 func (l *List) Names(k journal.Key) bool {
-	return l.Valid[netconf.Attachment{ContainerID: k.ContainerID, IfName: k.IfName}] || l.Valid[netconf.Attachment{ContainerID: k.ContainerID, IfName: ""}]
+	return l.Valid[netconf.Attachment{ContainerID: k.ContainerID, IfName: k.IfName}] ||
+		l.Valid[netconf.Attachment{ContainerID: k.ContainerID, IfName: ""}]
 }
 
 // HasContainer reports whether a list has a container, with any interface. A list of pods does not

@@ -4,8 +4,8 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// Orphan is the evidence on a reservation, or on an attachment in libcni's cache, whose owner is not
-// in the journal. A list covers it by container, regardless of the interface.
+// Orphan is the evidence on a reservation, or on an attachment in libcni's cache, whose owner is
+// not in the journal. A list covers it by container, regardless of the interface.
 type Orphan struct {
 	SameNamespaces  tristate.Value // this process sees what the runtime sees
 	Listed          tristate.Value // a list has the container; unknown if none covers it
@@ -24,13 +24,17 @@ func DecideOrphan(o Orphan) Verdict {
 		fate   Fate
 		reason string
 	}{
-		{o.SameNamespaces != tristate.Yes, Unknown, "this process does not see what the runtime sees; run this where the runtime runs"},
-		{o.Listed == tristate.Unknown, Unknown, "its owner is not in the journal, and no list of the runtime covers it"},
+		{o.SameNamespaces != tristate.Yes, Unknown,
+			"this process does not see what the runtime sees; run this where the runtime runs"},
+		{o.Listed == tristate.Unknown, Unknown,
+			"its owner is not in the journal, and no list of the runtime covers it"},
 		{o.Listed == tristate.Yes, Live, "the runtime lists its owner"},
 		{o.PastGracePeriod == tristate.Unknown, Unknown, "its age is unknown"},
-		{o.PastGracePeriod == tristate.No, Live, "the runtime does not list its owner, but the grace period has not expired"},
+		{o.PastGracePeriod == tristate.No, Live,
+			"the runtime does not list its owner, but the grace period has not expired"},
 		{o.Cached == tristate.Unknown, Unknown, "libcni's cache cannot be read"},
-		{o.Cached == tristate.Yes, Live, "libcni's cache has its owner, and the owner's network namespace exists"},
+		{o.Cached == tristate.Yes, Live,
+			"libcni's cache has its owner, and the owner's network namespace exists"},
 		{o.InUse == tristate.Unknown, Unknown, "some network namespaces cannot be inspected"},
 		{o.InUse == tristate.Yes, Live, "an interface has the address"},
 	} {
@@ -38,5 +42,7 @@ func DecideOrphan(o Orphan) Verdict {
 			return Verdict{Fate: doubt.fate, Reason: Reason{Text: doubt.reason}.because(o.Doubt)}
 		}
 	}
-	return Verdict{Fate: Dead, Reason: Reason{"orphan", "its owner is neither in the journal nor in the runtime's list, and no interface has the address"}}
+	return Verdict{Fate: Dead,
+		Reason: Reason{"orphan", "its owner is neither in the journal nor in the runtime's list, " +
+			"and no interface has the address"}}
 }

@@ -21,8 +21,8 @@ func (n *Node) LookAtReservation(network string, r ipam.Reservation, grace time.
 	return n.lookAtOrphan(network, r.Owner.ContainerID, []netip.Addr{r.Address}, made, grace)
 }
 
-// LookAtCached gathers the evidence on an attachment in libcni's cache that the journal does not know.
-// It is as young as the youngest of its reservations in some pools: a DEL takes them all.
+// LookAtCached gathers the evidence on an attachment in libcni's cache that the journal does not
+// know. It is as young as the youngest of its reservations in some pools: a DEL takes them all.
 func (n *Node) LookAtCached(c CacheFile, pools []string, grace time.Duration) Orphan {
 	addresses, made := netconf.InterfaceOf(c.Result, c.IfName).Addresses, c.Written
 	for _, pool := range pools {
@@ -45,7 +45,9 @@ func (n *Node) LookAtCached(c CacheFile, pools []string, grace time.Duration) Or
 
 // lookAtOrphan gathers the evidence on a container with some addresses, of which the youngest thing
 // was made at a time by the wall clock; it is zero if that cannot be told.
-func (n *Node) lookAtOrphan(network, containerID string, addresses []netip.Addr, made time.Time, grace time.Duration) Orphan {
+func (n *Node) lookAtOrphan(
+	network, containerID string, addresses []netip.Addr, made time.Time, grace time.Duration,
+) Orphan {
 	seen := Orphan{SameNamespaces: n.SeesAsRuntime()}
 	cache, err := n.CachedAttachments(network, containerID)
 	seen.Listed = n.List.HasContainer(network, containerID, cache)

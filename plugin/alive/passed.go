@@ -11,7 +11,7 @@ import (
 // traces is the evidence outside the journal that an attachment has not had its DEL. The zero value
 // means that nothing is known.
 type traces struct {
-	owned  tristate.Value // host-local's files name it at an address that it claims; unknown without such a claim
+	owned  tristate.Value // host-local names it at a claimed address; unknown without a claim
 	cached tristate.Value // libcni's cache has its result
 }
 

@@ -78,7 +78,9 @@ func (n *Node) CachedInterface(e *journal.Entry) (journal.Interface, error) {
 
 // laterInOwnNetNS reports whether a later ADD has its interface in the namespace of the newest
 // recorded ADD.
-func (n *Node) laterInOwnNetNS(ctx context.Context, e *journal.Entry, cachedInterface journal.Interface) bool {
+func (n *Node) laterInOwnNetNS(
+	ctx context.Context, e *journal.Entry, cachedInterface journal.Interface,
+) bool {
 	g := e.Newest()
 	if n.SameBoot(g) != tristate.Yes || !g.NetNS.Known() {
 		return false
@@ -93,7 +95,8 @@ func (n *Node) laterInOwnNetNS(ctx context.Context, e *journal.Entry, cachedInte
 		return true
 	}
 	own := netconf.InterfaceOf(g.Result, e.IfName)
-	return seen.HasMAC(own) == tristate.No && seen.HasAny(own) != tristate.Yes && !n.Anothers(ctx, e.Key, seen)
+	return seen.HasMAC(own) == tristate.No && seen.HasAny(own) != tristate.Yes &&
+		!n.Anothers(ctx, e.Key, seen)
 }
 
 // suspects returns the interfaces that would indicate a later ADD.
@@ -150,7 +153,8 @@ func (n *Node) reservedAgain(pool string, e *journal.Entry) ([]netip.Addr, error
 // Anothers reports whether an interface belongs to another attachment, according to the journal or
 // libcni's cache.
 func (n *Node) Anothers(ctx context.Context, key journal.Key, seen host.Interface) (is bool) {
-	n.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error { // in doubt it would be nobody's
+	// in doubt it would be nobody's
+	n.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
 		var candidates []journal.Key // inodes come again; only the entry tells namespaces apart
 		err := tx.Outlines(func(other journal.Outline, err error) error {
 			if err == nil && other.Key != key && other.IfName == key.IfName &&
@@ -172,9 +176,11 @@ func (n *Node) Anothers(ctx context.Context, key journal.Key, seen host.Interfac
 	}
 	all, err := n.readCache("")
 	if err != nil {
-		n.Log.Warn("cannot read libcni's cache for the owner of an interface", "attachment", key.String(), "err", err)
+		n.Log.Warn("cannot read libcni's cache for the owner of an interface", "attachment", key.String(),
+			"err", err)
 	}
 	return slices.ContainsFunc(all, func(c Cached) bool {
-		return c.Key() != key && c.IfName == key.IfName && seen.Is(netconf.InterfaceOf(c.Result, c.IfName))
+		return c.Key() != key && c.IfName == key.IfName &&
+			seen.Is(netconf.InterfaceOf(c.Result, c.IfName))
 	})
 }

@@ -37,13 +37,14 @@ func (r Reason) Is(other Reason) bool { return r.Code == other.Code && r.Code !=
 
 // The reasons to undo an attachment.
 var (
-	Requested    = Reason{"requested", "the runtime asked for its DEL"}
-	Superseded   = Reason{"superseded", "superseded by another ADD of the same container ID"}
-	FailedADD    = Reason{"failed-add", "its ADD failed"}
-	EarlierBoot  = Reason{"earlier-boot", "it was added before the last boot"}
-	CutOff       = Reason{"cut-off", "its ADD was cut off before it succeeded"}
-	NetNSGone    = Reason{"netns-gone", "its network namespace is gone"}
-	Unlisted     = Reason{"unlisted", "the runtime does not list it, and no process is in its network namespace"}
+	Requested   = Reason{"requested", "the runtime asked for its DEL"}
+	Superseded  = Reason{"superseded", "superseded by another ADD of the same container ID"}
+	FailedADD   = Reason{"failed-add", "its ADD failed"}
+	EarlierBoot = Reason{"earlier-boot", "it was added before the last boot"}
+	CutOff      = Reason{"cut-off", "its ADD was cut off before it succeeded"}
+	NetNSGone   = Reason{"netns-gone", "its network namespace is gone"}
+	Unlisted    = Reason{"unlisted",
+		"the runtime does not list it, and no process is in its network namespace"}
 	OtherMachine = Reason{"foreign", "it was added on another machine, and this disk is a copy"}
 )
 
@@ -55,25 +56,33 @@ func Recorded(code, text string) Reason {
 
 // The reasons to keep an attachment or a reservation.
 var (
-	netNSThere      = Reason{"", "its network namespace exists"}
-	locked          = Reason{"", "its lock is held by a running operation"}
-	listed          = Reason{"", "the runtime lists it"}
-	hasProcess      = Reason{"", "a process is in its network namespace"}
-	hostLinkThere   = Reason{"", "the host end of its interface exists"}
-	addedUnseen     = Reason{"", "it was added again by an ADD that the journal did not record and that is live; the DEL of that ADD undoes both"}
+	netNSThere    = Reason{"", "its network namespace exists"}
+	locked        = Reason{"", "its lock is held by a running operation"}
+	listed        = Reason{"", "the runtime lists it"}
+	hasProcess    = Reason{"", "a process is in its network namespace"}
+	hostLinkThere = Reason{"", "the host end of its interface exists"}
+	addedUnseen   = Reason{"",
+		"it was added again by an ADD that the journal did not record and that is live; " +
+			"the DEL of that ADD undoes both"}
 	withinGrace     = Reason{"", "the runtime does not list it, but the grace period has not expired"}
-	unlistedProcess = Reason{"", "a process is in its network namespace, though the runtime does not list it"}
+	unlistedProcess = Reason{"",
+		"a process is in its network namespace, though the runtime does not list it"}
 )
 
 // The reasons why unwind does not know whether an attachment is live.
 var (
-	lockUnknown        = Reason{"", "its lock cannot be inspected"}
-	otherNamespaces    = Reason{"", "its ADD ran in other namespaces than this process, which cannot see what the ADD saw; run this where the runtime runs"}
+	lockUnknown     = Reason{"", "its lock cannot be inspected"}
+	otherNamespaces = Reason{"",
+		"its ADD ran in other namespaces than this process, which cannot see what the ADD saw; " +
+			"run this where the runtime runs"}
 	bootUnknown        = Reason{"", "it is unknown whether it was added in this boot of this machine"}
-	addedUnseenUnknown = Reason{"", "it is unknown whether an ADD without a journal entry added it again"}
-	unlistedProcesses  = Reason{"", "the runtime does not list it, and the processes cannot be inspected"}
-	unlistedAge        = Reason{"", "the runtime does not list it, and its age is unknown"}
-	nodeUnknown        = Reason{"", "its network namespace, the processes or the host's interfaces cannot be inspected"}
+	addedUnseenUnknown = Reason{"",
+		"it is unknown whether an ADD without a journal entry added it again"}
+	unlistedProcesses = Reason{"",
+		"the runtime does not list it, and the processes cannot be inspected"}
+	unlistedAge = Reason{"", "the runtime does not list it, and its age is unknown"}
+	nodeUnknown = Reason{"",
+		"its network namespace, the processes or the host's interfaces cannot be inspected"}
 )
 
 // NetNSThere and Locked are the verdicts that need no further evidence.

@@ -18,8 +18,8 @@ func masqueradeChain(network, containerID string) string {
 	return "CNI-" + Digest(network + containerID)[:24]
 }
 
-// masqueradeLabels are those of bridge and ptp: of ipMasq by iptables, of macspoofchk, and of ipMasq
-// by nftables (plugins pkg/ip, pkg/link).
+// masqueradeLabels are those of bridge and ptp: of ipMasq by iptables, of macspoofchk, and of
+// ipMasq by nftables (plugins pkg/ip, pkg/link).
 func masqueradeLabels(network, containerID, ifname string) []string {
 	return []string{
 		masqueradeChain(network, containerID), "-" + containerID + "-" + ifname,

@@ -145,8 +145,9 @@ func (c *Conf) ParseChain(data []byte, defaultVersion string) (*Chain, error) {
 		list.OnlyInlined = true
 	}
 	if list.Name != "" && list.Name != c.Name {
-		return nil, fmt.Errorf("key \"name\" is %q, but the network is %q; they must be the same, since plugins keep "+
-			"addresses and rules under that name", list.Name, c.Name)
+		return nil, fmt.Errorf(`key "name" is %q, but the network is %q; `+
+			"they must be the same, because plugins keep addresses and rules under that name",
+			list.Name, c.Name)
 	}
 	if c.ChainFile != "" && !bool(list.OnlyInlined) {
 		more, err := InlineFolder(filepath.Join(filepath.Dir(c.ChainFile), c.Name))
@@ -159,7 +160,8 @@ func (c *Conf) ParseChain(data []byte, defaultVersion string) (*Chain, error) {
 		return nil, errors.New(`key "plugins" is empty; put the plugins to run there`)
 	}
 	if len(list.Plugins) > maxDelegates {
-		return nil, fmt.Errorf(`key "plugins" has %d plugins, more than %d`, len(list.Plugins), maxDelegates)
+		return nil, fmt.Errorf(`key "plugins" has %d plugins, more than %d`, len(list.Plugins),
+			maxDelegates)
 	}
 	chain := &Chain{DisableCheck: bool(list.DisableCheck), DisableGC: bool(list.DisableGC)}
 	var err error
@@ -235,7 +237,8 @@ func highest(one string, listed []string, absent string) (string, error) {
 		}
 	}
 	if best != "" && !slices.Contains(version.All.SupportedVersions(), best) {
-		return "", fmt.Errorf("cniVersion %q is not supported (supported: %s)", best, strings.Join(version.All.SupportedVersions(), ", "))
+		return "", fmt.Errorf("cniVersion %q is not supported (supported: %s)", best,
+			strings.Join(version.All.SupportedVersions(), ", "))
 	}
 	return best, nil
 }
@@ -264,7 +267,8 @@ func parseDelegate(raw json.RawMessage) (Delegate, error) {
 			return d, fmt.Errorf("key %q: %q is not a plugin name", t.key, t.plugin)
 		}
 		if t.plugin == Name {
-			return d, fmt.Errorf("key %q: %s cannot run inside itself; list the plugins of its chain here", t.key, Name)
+			return d, fmt.Errorf("key %q: %s cannot run inside itself; list the plugins of its chain here",
+				t.key, Name)
 		}
 	}
 	return d, nil
@@ -276,12 +280,14 @@ func jsonError(err error) error {
 	if !errors.As(err, &wrong) {
 		return fmt.Errorf("not valid JSON: %w", err)
 	}
-	is, ok := map[string]string{"array": "a list", "object": "an object", "string": "a string", "number": "a number",
-		"bool": "true or false"}[wrong.Value]
+	is, ok := map[string]string{"array": "a list", "object": "an object", "string": "a string",
+		"number": "a number",
+		"bool":   "true or false"}[wrong.Value]
 	if !ok {
 		is = wrong.Value
 	}
-	want, ok := map[reflect.Kind]string{reflect.Slice: "a list", reflect.String: "a string", reflect.Bool: "true or false"}[wrong.Type.Kind()]
+	want, ok := map[reflect.Kind]string{reflect.Slice: "a list", reflect.String: "a string",
+		reflect.Bool: "true or false"}[wrong.Type.Kind()]
 	if !ok {
 		want = "an object"
 	}
@@ -387,7 +393,8 @@ func WithPrevResult(config, prevResult json.RawMessage) json.RawMessage {
 	if len(config) == 2 {
 		comma = ""
 	}
-	return bytes.Join([][]byte{config[:len(config)-1], []byte(comma + `"prevResult":`), prevResult, []byte("}")}, nil)
+	return bytes.Join([][]byte{config[:len(config)-1], []byte(comma + `"prevResult":`), prevResult,
+		[]byte("}")}, nil)
 }
 
 // ExecutesIPAM reports whether the delegate is known to execute the binary of its ipam.type.

@@ -72,7 +72,7 @@ func TestLoadChainErrors(t *testing.T) {
 		{"a flag that is a secret", `"chain": {"loadOnlyInlinedPlugins": ` + long + `}`,
 			`key "chain": key "loadOnlyInlinedPlugins" is a value of 602 bytes, not true or false`},
 		{"another name", `"chain": {"name": "other", "plugins": [{"type": "a"}]}`, `key "chain": key "name" is "other", but the ` +
-			`network is "podnet"; they must be the same, since plugins keep addresses and rules under that name`},
+			`network is "podnet"; they must be the same, because plugins keep addresses and rules under that name`},
 		{"a name that is a number", `"chain": {"name": 5, "plugins": [{"type": "a"}]}`, `key "chain": key "name" is a number, not a string`},
 		{"a version that is none", `"chain": {"cniVersion": "one", "plugins": [{"type": "a"}]}`,
 			`key "chain": cniVersion "one": failed to convert major version part "one": strconv.Atoi: parsing "one": invalid syntax`},

@@ -64,7 +64,8 @@ type Conf struct {
 var InjectedKeys = []string{"args", "deviceID", "pciBusID"}
 
 // ignoredKeys are known keys without effect here: libcni's, and FoldedKey.
-var ignoredKeys = []string{"type", "cniVersions", "disableCheck", "loadOnlyInlinedPlugins", FoldedKey}
+var ignoredKeys = []string{"type", "cniVersions", "disableCheck", "loadOnlyInlinedPlugins",
+	FoldedKey}
 
 // emptyKeys are in every configuration that went through libcni's PluginConf, as multus up to 4.3
 // does with its cluster network. They have no meaning if empty.
@@ -85,16 +86,18 @@ func ParseConf(data []byte) (*Conf, error) {
 	c := DefaultConf()
 	var errs []error
 	if len(data) > MaxConfig {
-		errs = append(errs, fmt.Errorf("the configuration is too large: %d bytes, more than %d", len(data), MaxConfig))
+		errs = append(errs, fmt.Errorf("the configuration is too large: %d bytes, more than %d",
+			len(data), MaxConfig))
 	}
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(data, &keys); err != nil {
 		return c, fmt.Errorf("the configuration: %w", jsonError(err))
 	}
 	fields := map[string]func(json.RawMessage) error{
-		"cniVersion":            into(&c.CNIVersion, "a string"),
-		"name":                  networkName(&c.Name),
-		"capabilities":          into(&c.Capabilities, `a set of names with true or false, such as {"portMappings": true}`),
+		"cniVersion": into(&c.CNIVersion, "a string"),
+		"name":       networkName(&c.Name),
+		"capabilities": into(&c.Capabilities,
+			`a set of names with true or false, such as {"portMappings": true}`),
 		"runtimeConfig":         into(&c.RuntimeConfig, "an object"),
 		"prevResult":            into(&c.PrevResult, "an object"),
 		"chain":                 into(&c.Chain, "an object"),
@@ -130,7 +133,8 @@ func ParseConf(data []byte) (*Conf, error) {
 			if string(value) != "null" {
 				c.Injected[key] = value
 			}
-		case !slices.Contains(ignoredKeys, key) && !(slices.Contains(emptyKeys, key) && string(value) == "{}"):
+		case !slices.Contains(ignoredKeys, key) &&
+			!(slices.Contains(emptyKeys, key) && string(value) == "{}"):
 			c.Warn("unknown key %q has no effect; keys for a delegate belong in its entry of the chain", key)
 		}
 	}
@@ -143,8 +147,10 @@ func ParseConf(data []byte) (*Conf, error) {
 // DefaultConf returns a configuration with the default of every key.
 func DefaultConf() *Conf {
 	return &Conf{
-		StateDir: DefaultStateDir, GracePeriod: 10 * time.Minute, OnDelFailure: "report", OnJournalFailure: "degrade",
-		OnDuplicateAddress: "fail", StatusOnPoolFull: "ok", SweepOnStatus: true, LogLevel: slog.LevelInfo, LogFormat: "text",
+		StateDir: DefaultStateDir, GracePeriod: 10 * time.Minute,
+		OnDelFailure: "report", OnJournalFailure: "degrade",
+		OnDuplicateAddress: "fail", StatusOnPoolFull: "ok", SweepOnStatus: true,
+		LogLevel: slog.LevelInfo, LogFormat: "text",
 		Injected: map[string]json.RawMessage{}, ValidRaw: map[string]json.RawMessage{},
 	}
 }
@@ -245,7 +251,8 @@ func (c *Conf) takeStores(value json.RawMessage) error {
 			return fmt.Errorf("%s is not %s", excerpt(value), want)
 		}
 		if p := known.Of(plugin); p.Elsewhere || !p.MayLie && !p.Queues {
-			c.Warn("key %q: %q has no store on the node that unwind can read, so its path has no effect", "stores", plugin)
+			c.Warn("key %q: %q has no store on the node that unwind can read, so its path has no effect",
+				"stores", plugin)
 		}
 		stores[plugin] = path
 	}
@@ -258,7 +265,8 @@ func (c *Conf) takeStores(value json.RawMessage) error {
 func ParseValid(data []byte) ([]Attachment, error) {
 	valid := []Attachment{}
 	if err := json.Unmarshal(data, &valid); err != nil || valid == nil {
-		return nil, fmt.Errorf(`%s is not a list of {"containerID": "…", "ifname": "…"}`, excerpt(bytes.TrimSpace(data)))
+		return nil, fmt.Errorf(`%s is not a list of {"containerID": "…", "ifname": "…"}`,
+			excerpt(bytes.TrimSpace(data)))
 	}
 	for i, a := range valid {
 		if a.ContainerID == "" || a.IfName == "" {

@@ -33,7 +33,9 @@ func Conflists(dir string) ([]string, error) {
 	}
 	var paths []string
 	for _, f := range files {
-		if !f.IsDir() && slices.Contains([]string{".conflist", ".conf", ".json"}, filepath.Ext(f.Name())) { // as libcni has it
+		// as libcni has it
+		if !f.IsDir() && slices.Contains([]string{".conflist", ".conf", ".json"},
+			filepath.Ext(f.Name())) {
 			paths = append(paths, filepath.Join(dir, f.Name()))
 		}
 	}

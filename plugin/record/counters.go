@@ -15,7 +15,8 @@ const (
 	CountSwept      = "swept"               // reason, see alive.Reason
 	CountDuplicates = "duplicate_addresses" //
 	CountDegraded   = "degraded"            // verb; reason, see trouble
-	LastSweep       = "last_sweep"          // end of the last complete sweep of all networks, Unix time
+	// end of the last complete sweep of all networks, Unix time
+	LastSweep = "last_sweep"
 )
 
 // trouble returns one word for the cause of a journal failure.

@@ -87,7 +87,8 @@ func (s *Sweep) unpark(ctx context.Context, findings []Finding) {
 			e, err = tx.Get(f.Key)
 			return err
 		})
-		if e == nil || !hasParked(e) || !s.w.Ready(ctx, e, !s.Periodic) { // begins a transaction of its own
+		// begins a transaction of its own
+		if e == nil || !hasParked(e) || !s.w.Ready(ctx, e, !s.Periodic) {
 			continue
 		}
 		f.Deferred = false
@@ -99,7 +100,8 @@ func (s *Sweep) unpark(ctx context.Context, findings []Finding) {
 
 func hasParked(e *journal.Entry) bool {
 	return slices.ContainsFunc(e.Generations, func(g journal.Generation) bool {
-		return slices.ContainsFunc(g.Steps, func(step journal.Step) bool { return step.State == journal.StepParked })
+		return slices.ContainsFunc(g.Steps,
+			func(step journal.Step) bool { return step.State == journal.StepParked })
 	})
 }
 
@@ -138,7 +140,9 @@ func (s *Sweep) release(ctx context.Context, w *undo.Worker, f *Finding) error {
 
 // tryLock takes the lock of a dead attachment. The lock is free, or held by delegates whose time is
 // up, or by those of a CHECK.
-func tryLock(ctx context.Context, w *undo.Worker, f *Finding) (lock *journal.Lock, killed []string, err error) {
+func tryLock(
+	ctx context.Context, w *undo.Worker, f *Finding,
+) (lock *journal.Lock, killed []string, err error) {
 	lock, err = w.Journal.Store.TryAcquire(f.Key)
 	if !errors.Is(err, journal.ErrBusy) || !f.orphaned && !w.Checked(f.Key) {
 		return lock, nil, err

@@ -17,15 +17,15 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// A runtime that forgets a DEL leaves what the plugins took, and libcni's cache with all that the DEL
-// needs: the chain, the result, the capability arguments. For an attachment that the journal does not
-// know, the cache is the record:
+// A runtime that forgets a DEL leaves what the plugins took, and libcni's cache with all that the
+// DEL needs: the chain, the result, the capability arguments. For an attachment that the journal
+// does not know, the cache is the record:
 //
 //  1. planCached judges it by the evidence of a reservation whose owner the journal does not know.
 //  2. undoCached takes the lock of the cache's file, which keeps another sweep away, and of the
 //     attachment where there is a journal, and judges again.
-//  3. It runs the chain's DELs in reverse order. One that is shown an address runs under host-local's
-//     lock, see undo.Worker.HoldPools.
+//  3. It runs the chain's DELs in reverse order. One that is shown an address runs under
+//     host-local's lock, see undo.Worker.HoldPools.
 //  4. If all passed, it removes the cache's file, as libcni does. If not, or after a kill, the next
 //     sweep runs them all again.
 //
@@ -34,8 +34,8 @@ import (
 // planCached returns what the sweep would do with each attachment that libcni's cache has and the
 // journal does not. It leaves out
 //
-//   - those of an earlier boot. Their rules and interfaces went with it, and the disk may be a copy of
-//     another machine's, whose pod a DEL could reach through a cluster-wide IPAM plugin;
+//   - those of an earlier boot. Their rules and interfaces went with it, and the disk may be a copy
+//     of another machine's, whose pod a DEL could reach through a cluster-wide IPAM plugin;
 //   - those without an address, of which nothing can be told;
 //   - those of unwind's own chains, whose journal or tombstone has the say.
 func (s *Sweep) planCached(ctx context.Context) (findings []Finding, err error) {
@@ -53,7 +53,8 @@ func (s *Sweep) planCached(ctx context.Context) (findings []Finding, err error) 
 	booted := time.Now().Add(-time.Duration(journal.BootNanos()))
 	for i := range all {
 		c := &all[i]
-		if c.Written.Before(booted) || known[c.ContainerID] || s.Network != "" && s.Network != c.Network ||
+		if c.Written.Before(booted) || known[c.ContainerID] ||
+			s.Network != "" && s.Network != c.Network ||
 			len(netconf.InterfaceOf(c.Result, c.IfName).Addresses) == 0 {
 			continue
 		}
@@ -65,7 +66,8 @@ func (s *Sweep) planCached(ctx context.Context) (findings []Finding, err error) 
 		if chain == nil || !takesSomething(chain) {
 			continue
 		}
-		f := Finding{Key: c.Key(), Pod: netconf.PodOf(c.CNIArgs()), cached: c, pools: PoolsOf(chain, conf)}
+		f := Finding{Key: c.Key(), Pod: netconf.PodOf(c.CNIArgs()), cached: c,
+			pools: PoolsOf(chain, conf)}
 		s.judgeCached(&f)
 		if f.Releasable() {
 			for _, d := range slices.Backward(chain.Delegates) {
@@ -79,7 +81,8 @@ func (s *Sweep) planCached(ctx context.Context) (findings []Finding, err error) 
 
 // takesSomething says whether a chain has another plugin than loopback, which takes nothing.
 func takesSomething(chain *netconf.Chain) bool {
-	return slices.ContainsFunc(chain.Delegates, func(d netconf.Delegate) bool { return d.Type != "loopback" })
+	return slices.ContainsFunc(chain.Delegates,
+		func(d netconf.Delegate) bool { return d.Type != "loopback" })
 }
 
 func (s *Sweep) judgeCached(f *Finding) {
@@ -101,8 +104,8 @@ func (s *Sweep) graceOf(network string) time.Duration {
 	return s.w.Node.GracePeriod
 }
 
-// hasCached says whether a finding on libcni's cache speaks of the owner of an address, which follows
-// it.
+// hasCached says whether a finding on libcni's cache speaks of the owner of an address, which
+// follows it.
 func hasCached(findings []Finding, network, containerID, ifname string) bool {
 	return slices.ContainsFunc(findings, func(f Finding) bool {
 		return f.cached != nil && f.Network == network && f.ContainerID == containerID &&
@@ -169,7 +172,8 @@ func (s *Sweep) undoCached(ctx context.Context, w *undo.Worker, f *Finding) erro
 // would run once more later counts: without a journal nobody knows when.
 func passed(e *journal.Entry) bool {
 	return !slices.ContainsFunc(e.Generations, func(g journal.Generation) bool {
-		return slices.ContainsFunc(g.Steps, func(s journal.Step) bool { return s.State != journal.StepRepeat })
+		return slices.ContainsFunc(g.Steps,
+			func(s journal.Step) bool { return s.State != journal.StepRepeat })
 	})
 }
 

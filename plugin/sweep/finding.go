@@ -44,8 +44,8 @@ type Finding struct {
 // Releasable says whether the attachment is to be released.
 func (f *Finding) Releasable() bool { return f.Fate == alive.Dead || f.Fate == alive.Foreign }
 
-// Cached says whether libcni's cache has the attachment, and the journal does not; if so, with which
-// addresses.
+// Cached says whether libcni's cache has the attachment, and the journal does not; if so, with
+// which addresses.
 func (f *Finding) Cached() (addresses []netip.Addr, is bool) {
 	if f.cached == nil {
 		return nil, false
@@ -56,7 +56,8 @@ func (f *Finding) Cached() (addresses []netip.Addr, is bool) {
 // Elsewhere says whether nothing can be told of it from here: this process is in other namespaces
 // than its ADD.
 func (f *Finding) Elsewhere() bool {
-	return f.Fate == alive.Unknown && f.Err == nil && f.cached == nil && f.Evidence.SameNamespaces != tristate.Yes
+	return f.Fate == alive.Unknown && f.Err == nil && f.cached == nil &&
+		f.Evidence.SameNamespaces != tristate.Yes
 }
 
 // Fact is one piece of evidence for people: a question, and "yes", "no" or "unknown".

@@ -35,7 +35,8 @@ func (s *Sweep) Plan(ctx context.Context) ([]Finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	slices.SortStableFunc(entries, func(a, b *journal.Entry) int { return a.Updated.Wall.Compare(b.Updated.Wall) })
+	slices.SortStableFunc(entries,
+		func(a, b *journal.Entry) int { return a.Updated.Wall.Compare(b.Updated.Wall) })
 	for _, e := range entries {
 		findings = append(findings, s.finding(ctx, e))
 	}
@@ -50,7 +51,8 @@ func (s *Sweep) skipLive(ctx context.Context) (findings []Finding, look []journa
 	var outlines []journal.Outline
 	err = s.w.Journal.Store.View(ctx, func(tx *journal.Tx) error {
 		outlines, s.last = nil, tx.Counter(record.LastSweep)
-		return tx.Outlines(func(o journal.Outline, _ error) error { // a damaged entry is neither live nor of this boot
+		// a damaged entry is neither live nor of this boot
+		return tx.Outlines(func(o journal.Outline, _ error) error {
 			if s.covers(o.Key) {
 				outlines = append(outlines, o)
 			}
@@ -60,12 +62,16 @@ func (s *Sweep) skipLive(ctx context.Context) (findings []Finding, look []journa
 	findings = make([]Finding, 0, len(outlines))
 	for _, o := range outlines {
 		var st unix.Stat_t
-		if o.State != journal.Live || o.BootID != s.w.Node.Host.BootID || s.Attachment != nil || s.List != nil && !s.List.Names(o.Key) ||
-			!s.w.Node.Invoked || unix.Stat(o.NetNS.Path, &st) != nil || st.Ino != o.NetNS.Ino || st.Dev != o.NetNS.Dev {
+		if o.State != journal.Live || o.BootID != s.w.Node.Host.BootID || s.Attachment != nil ||
+			s.List != nil && !s.List.Names(o.Key) ||
+			!s.w.Node.Invoked || unix.Stat(o.NetNS.Path, &st) != nil || st.Ino != o.NetNS.Ino ||
+			st.Dev != o.NetNS.Dev {
 			look = append(look, o.Key)
 			continue
 		}
-		findings = append(findings, Finding{Key: o.Key, State: o.State, Fate: alive.NetNSThere.Fate, Reason: alive.NetNSThere.Reason, thisBoot: true})
+		findings = append(findings,
+			Finding{Key: o.Key, State: o.State, Fate: alive.NetNSThere.Fate, Reason: alive.NetNSThere.Reason,
+				thisBoot: true})
 	}
 	return findings, look, err
 }
@@ -73,9 +79,11 @@ func (s *Sweep) skipLive(ctx context.Context) (findings []Finding, look []journa
 // finding judges an attachment. It does not examine one that only waits for its next try, unless
 // someone asks: that takes a look at every process.
 func (s *Sweep) finding(ctx context.Context, e *journal.Entry) Finding {
-	if failing := undo.FailingPlugins(e); len(failing) > 0 && e.State != journal.Live && s.Periodic && !s.DryRun && !s.w.Ready(ctx, e, false) {
+	if failing := undo.FailingPlugins(e); len(failing) > 0 && e.State != journal.Live && s.Periodic &&
+		!s.DryRun && !s.w.Ready(ctx, e, false) {
 		return Finding{
-			Key: e.Key, Pod: e.Pod, State: e.State, Fate: alive.Dead, Reason: alive.Recorded(e.Cause, e.Reason), Pending: undo.PendingSteps(e), Deferred: true,
+			Key: e.Key, Pod: e.Pod, State: e.State, Fate: alive.Dead,
+			Reason: alive.Recorded(e.Cause, e.Reason), Pending: undo.PendingSteps(e), Deferred: true,
 			thisBoot: s.w.Node.SameBoot(e.Newest()) == tristate.Yes, failing: failing,
 		}
 	}
@@ -104,7 +112,8 @@ func (s *Sweep) finding(ctx context.Context, e *journal.Entry) Finding {
 }
 
 func unreadable(k journal.Key, err error) Finding {
-	return Finding{Key: k, Fate: alive.Unknown, Reason: alive.Reason{Text: "its entry cannot be read"}, Err: err}
+	return Finding{Key: k, Fate: alive.Unknown, Reason: alive.Reason{Text: "its entry cannot be read"},
+		Err: err}
 }
 
 func (s *Sweep) covers(k journal.Key) bool {

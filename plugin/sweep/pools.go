@@ -37,7 +37,8 @@ func PoolsOf(ch *netconf.Chain, c *netconf.Conf) []Pool {
 		config := ch.Config(i, c)
 		dir := ipam.Pool(config, c.Name)
 		if dir != "" && !slices.ContainsFunc(pools, func(p Pool) bool { return p.Dir == dir }) {
-			pools = append(pools, Pool{Network: c.Name, Dir: dir, Config: config, GracePeriod: c.GracePeriod})
+			pools = append(pools, Pool{Network: c.Name, Dir: dir, Config: config,
+				GracePeriod: c.GracePeriod})
 		}
 	}
 	return pools
@@ -53,10 +54,10 @@ func (p Pool) Full(log *slog.Logger) bool {
 }
 
 // ReadPools returns the pools of the networks in directories of conflists (/etc/cni/net.d), whether
-// unwind runs them or not. A pool that is in several files is that of the file which has unwind in it.
-// ReadPools leaves out the pools of a network that unwind runs with another state directory: another
-// journal knows their owners. The error names the files and chains that cannot be read; ReadPools
-// returns the pools of the others with it.
+// unwind runs them or not. A pool that is in several files is that of the file which has unwind in
+// it. ReadPools leaves out the pools of a network that unwind runs with another state directory:
+// another journal knows their owners. The error names the files and chains that cannot be read;
+// ReadPools returns the pools of the others with it.
 func ReadPools(stateDir string, confDirs ...string) ([]Pool, error) {
 	var pools []Pool
 	var errs []error
@@ -82,7 +83,8 @@ func ReadPools(stateDir string, confDirs ...string) ([]Pool, error) {
 			}
 		}
 	}
-	return slices.DeleteFunc(pools, func(p Pool) bool { return elsewhere[p.Dir] }), errors.Join(errs...)
+	return slices.DeleteFunc(pools, func(p Pool) bool { return elsewhere[p.Dir] }),
+		errors.Join(errs...)
 }
 
 // readPools returns the pools of one file. ours says whether the journal in the state directory is
@@ -107,7 +109,8 @@ func readPools(path, stateDir string) (pools []Pool, ours bool, err error) {
 	for _, d := range chain.Delegates {
 		if known.Of(d.Type).HidesIPAM && d.IPAM == "" { // flannel's plugin gets host-local then
 			config := json.RawMessage(`{"ipam": {"type": "host-local"}}`)
-			pools = append(pools, Pool{Network: conf.Name, Dir: ipam.Pool(config, conf.Name), Config: config, GracePeriod: conf.GracePeriod})
+			pools = append(pools, Pool{Network: conf.Name, Dir: ipam.Pool(config, conf.Name), Config: config,
+				GracePeriod: conf.GracePeriod})
 		}
 	}
 	for i := range pools {
@@ -118,7 +121,9 @@ func readPools(path, stateDir string) (pools []Pool, ours bool, err error) {
 
 // reconcile compares the reservations in a pool with the journal and releases the dead ones. It
 // skips those whose owner the journal, or a finding on libcni's cache, knows: they follow that.
-func (s *Sweep) reconcile(ctx context.Context, pool Pool, all []Finding) (findings []Finding, err error) {
+func (s *Sweep) reconcile(
+	ctx context.Context, pool Pool, all []Finding,
+) (findings []Finding, err error) {
 	found, err := ipam.Scan(pool.Dir)
 	if len(found) == 0 {
 		return nil, err
@@ -128,7 +133,8 @@ func (s *Sweep) reconcile(ctx context.Context, pool Pool, all []Finding) (findin
 		return nil, errors.Join(err, knownErr)
 	}
 	plan := ipam.Plan(found, func(r ipam.Reservation) (bool, string) {
-		if known[r.Owner.ContainerID] || s.w.Node.List == nil || hasCached(all, pool.Network, r.Owner.ContainerID, r.Owner.IfName) {
+		if known[r.Owner.ContainerID] || s.w.Node.List == nil ||
+			hasCached(all, pool.Network, r.Owner.ContainerID, r.Owner.IfName) {
 			return false, "" // without a list nothing speaks against an owner
 		}
 		v := alive.DecideOrphan(s.w.Node.LookAtReservation(pool.Network, r, pool.GracePeriod))
@@ -146,9 +152,11 @@ func (s *Sweep) reconcile(ctx context.Context, pool Pool, all []Finding) (findin
 	gone := map[netip.Addr]bool{}
 	for _, r := range released {
 		gone[r.Address] = true
-		s.w.Journal.Event(journal.Event{Kind: journal.Released, Key: strayFinding(pool, r.Reservation, alive.Verdict{}).Key,
+		s.w.Journal.Event(journal.Event{Kind: journal.Released,
+			Key:       strayFinding(pool, r.Reservation, alive.Verdict{}).Key,
 			Addresses: []netip.Addr{r.Address}, Reason: r.Reason})
-		s.w.Log.Info("address released", "network", pool.Network, "address", r.Address, "owner", r.Owner.ContainerID, "reason", r.Reason)
+		s.w.Log.Info("address released", "network", pool.Network, "address", r.Address,
+			"owner", r.Owner.ContainerID, "reason", r.Reason)
 	}
 	var rules undo.LeftRules
 	if s.Cache && slices.ContainsFunc(plan, func(r ipam.Planned) bool { return !r.Ownerless() }) {
@@ -157,7 +165,8 @@ func (s *Sweep) reconcile(ctx context.Context, pool Pool, all []Finding) (findin
 		err = errors.Join(err, rulesErr)
 	}
 	for _, r := range plan {
-		f := strayFinding(pool, r.Reservation, alive.Verdict{Fate: alive.Dead, Reason: alive.Reason{Text: r.Reason}})
+		f := strayFinding(pool, r.Reservation,
+			alive.Verdict{Fate: alive.Dead, Reason: alive.Reason{Text: r.Reason}})
 		f.Released = gone[r.Address]
 		if !r.Ownerless() {
 			f.Rules = rules.Commands(f.Key, r.Address)

@@ -1,5 +1,5 @@
-// Package sweep finds the dead attachments of the journal, and what host-local keeps for unknown owners,
-// and releases them.
+// Package sweep finds the dead attachments of the journal, and what host-local keeps for unknown
+// owners, and releases them.
 package sweep
 
 import (
@@ -36,11 +36,11 @@ var ErrNotTried = errors.New("no time was left for it")
 
 // Sweep is one running sweep.
 //
-//  1. Plan: read the journal and judge every entry, without taking locks. Keep the entries if too many
-//     live ones would go: see MassReleaseError.
-//  2. Apply: release the dead ones, those longest untouched first, some in parallel. Each is released
-//     under its lock, without waiting for it, and judged again by what the journal says then. Then
-//     release those whose DELs were parked for an attachment that is released now.
+//  1. Plan: read the journal and judge every entry, without taking locks. Keep the entries if too
+//     many live ones would go: see MassReleaseError.
+//  2. Apply: release the dead ones, those longest untouched first, some in parallel. Each is
+//     released under its lock, without waiting for it, and judged again by what the journal says
+//     then. Then release those whose DELs were parked for an attachment that is released now.
 //  3. With the journal's, judge and release the attachments that libcni's cache alone has: see
 //     planCached.
 //  4. Compare the pools of host-local with what the journal says after that.
@@ -61,8 +61,8 @@ func New(w *undo.Worker, job Job) *Sweep {
 }
 
 // Run sweeps the journal. It returns a finding for every attachment, and an error if the journal
-// could not be read or the mass-release guard kept something. It judges by what this process sees in
-// the namespaces of the ADDs: from other namespaces an attachment is Unknown, and kept.
+// could not be read or the mass-release guard kept something. It judges by what this process sees
+// in the namespaces of the ADDs: from other namespaces an attachment is Unknown, and kept.
 func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 	findings, err := s.Plan(ctx)
 	var guarded *MassReleaseError
@@ -89,7 +89,8 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 		more, poolErr := s.reconcile(ctx, pool, findings)
 		findings, err = append(findings, more...), errors.Join(err, poolErr)
 	}
-	if err == nil && (len(findings) == 0 || slices.ContainsFunc(findings, func(f Finding) bool { return f.Fate != alive.Unknown })) {
+	if err == nil && (len(findings) == 0 ||
+		slices.ContainsFunc(findings, func(f Finding) bool { return f.Fate != alive.Unknown })) {
 		s.noteEnd(ctx) // a sweep that can tell nothing, as from a container, does not count
 	}
 	if s.w.Node.Invoked || s.hasJournal() { // a person's sweep creates none for its history
@@ -115,7 +116,9 @@ func (s *Sweep) noteEnd(ctx context.Context) {
 	if !s.hasJournal() { // do not create one for this
 		return
 	}
-	if err := s.w.Journal.Update(ctx, func(tx *journal.Tx) error { return tx.SetCounter(uint64(time.Now().Unix()), record.LastSweep) }); err != nil {
+	if err := s.w.Journal.Update(ctx, func(tx *journal.Tx) error {
+		return tx.SetCounter(uint64(time.Now().Unix()), record.LastSweep)
+	}); err != nil {
 		s.w.Log.Debug("the time of the sweep cannot be written", "err", err)
 	}
 }

@@ -19,7 +19,7 @@ type Budgets struct {
 	Release  time.Duration // other attachments, during an ADD
 	Step     time.Duration // the minimum for one DEL
 	Reserve  time.Duration // kept for each later DEL while none has hung
-	LateDel  time.Duration // a late DEL, since its address was last seen free; below Release, see undoing.whileFree
+	LateDel  time.Duration // a late DEL, since its address was last seen free, see whileFree
 	HostLink time.Duration // waiting for the host's end of an interface to go after its namespace
 	Orphans  time.Duration // waiting for a dead unwind's delegates to end; below Release
 }

@@ -58,8 +58,8 @@ func claimsOf(found journal.Interface, by journal.Claim) (claims []journal.Claim
 	return claims
 }
 
-// OfCache returns the entry that the journal would have of an attachment in libcni's cache, if its ADD
-// had been through unwind, in this boot and from these namespaces.
+// OfCache returns the entry that the journal would have of an attachment in libcni's cache, if its
+// ADD had been through unwind, in this boot and from these namespaces.
 func (w *Worker) OfCache(c alive.Cached, grace time.Duration) (*journal.Entry, error) {
 	chain, conf, err := c.Chain()
 	if err != nil {
@@ -76,7 +76,8 @@ func (w *Worker) OfCache(c alive.Cached, grace time.Duration) (*journal.Entry, e
 		return nil, fmt.Errorf("its result: %w", err)
 	}
 	e := &journal.Entry{
-		Key: c.Key(), Pod: netconf.PodOf(gen.Args), State: journal.Removing, Since: gen.Created, Updated: gen.Created,
+		Key: c.Key(), Pod: netconf.PodOf(gen.Args), State: journal.Removing,
+		Since: gen.Created, Updated: gen.Created,
 		Generations: []journal.Generation{gen},
 	}
 	e.Newest().Claims = claimsOf(netconf.InterfaceOf(c.Result, c.IfName), broughtBy(e, gen.Steps))

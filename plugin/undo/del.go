@@ -36,7 +36,9 @@ type undoing struct {
 
 // delPresent repeats a failed DEL of a step with the chain's current configuration of its delegate.
 // If there is none, or it fails too, delPresent returns the first failure.
-func (u *undoing) delPresent(ctx context.Context, step *journal.Step, f *delegate.Failure) *delegate.Failure {
+func (u *undoing) delPresent(
+	ctx context.Context, step *journal.Step, f *delegate.Failure,
+) *delegate.Failure {
 	config, cniVersion := u.current(step)
 	if config == nil || bytes.Equal(config, step.Config) {
 		return f
@@ -45,7 +47,8 @@ func (u *undoing) delPresent(ctx context.Context, step *journal.Step, f *delegat
 		f.Killed = again.Killed
 		return f
 	}
-	u.Log.Info("DEL passed with the chain's current configuration; the delegate rejected the one of the ADD",
+	u.Log.Info("DEL passed with the chain's current configuration; the delegate rejected that of the "+
+		"ADD",
 		"plugin", step.Type, "attachment", u.entry.Key.String(), "rejected", netconf.Shorten(f.Msg, 200))
 	step.Config, step.Replaced = config, true
 	return nil
@@ -71,7 +74,8 @@ func (u *undoing) current(step *journal.Step) (config json.RawMessage, cniVersio
 		return nil, ""
 	}
 	i := chain.Only(step.Type)
-	if i < 0 || slices.ContainsFunc(u.gen.Steps, func(s journal.Step) bool { return s.Type == step.Type && s.Index != step.Index }) {
+	if i < 0 || slices.ContainsFunc(u.gen.Steps,
+		func(s journal.Step) bool { return s.Type == step.Type && s.Index != step.Index }) {
 		return nil, ""
 	}
 	return chain.Config(i, conf), chain.CNIVersion
@@ -88,7 +92,8 @@ func (u *undoing) present(step *journal.Step) (*netconf.Chain, *netconf.Conf) {
 		return nil, nil
 	}
 	conf := *u.Verb.Conf
-	conf.RuntimeConfig, conf.Injected = netconf.ObjectOf(u.gen.RuntimeConfig), map[string]json.RawMessage{}
+	conf.RuntimeConfig, conf.Injected = netconf.ObjectOf(u.gen.RuntimeConfig),
+		map[string]json.RawMessage{}
 	for key, value := range netconf.ObjectOf(step.Config) {
 		if slices.Contains(netconf.InjectedKeys, key) {
 			conf.Injected[key] = value
@@ -158,7 +163,9 @@ func (u *undoing) nextCall(step *journal.Step) *delegate.Call {
 
 // callDEL runs a DEL. It drops the stderr of a delegate that failed before, because the log already
 // has it.
-func (u *undoing) callDEL(ctx context.Context, step *journal.Step, c *delegate.Call) *delegate.Failure {
+func (u *undoing) callDEL(
+	ctx context.Context, step *journal.Step, c *delegate.Call,
+) *delegate.Failure {
 	stderr := u.Stderr
 	if step.State == journal.StepFailed {
 		stderr = io.Discard
@@ -216,7 +223,9 @@ func (u *undoing) hasInterface() bool {
 // showInterface reports whether the container's interface is in the namespace that the delegates
 // get. If only the interface is gone, because bridge has removed it, a plugin that finds its rules
 // by the interface (sbr) gets a temporary one until remove is called.
-func (u *undoing) showInterface(ctx context.Context, step *journal.Step) (remove func(), shown bool) {
+func (u *undoing) showInterface(
+	ctx context.Context, step *journal.Step,
+) (remove func(), shown bool) {
 	if u.netns.path == "" {
 		return nil, false
 	}

@@ -17,7 +17,9 @@ import (
 // allows. If only orphaned delegates of a killed unwind hold it, Lock waits a while, then kills
 // them and returns the names of their programs. It treats the delegates of a CHECK the same way,
 // unless it spares them.
-func (w *Worker) Lock(ctx context.Context, key journal.Key) (lock *journal.Lock, killed []string, err error) {
+func (w *Worker) Lock(
+	ctx context.Context, key journal.Key,
+) (lock *journal.Lock, killed []string, err error) {
 	patience := time.Now().Add(w.Budgets.Orphans)
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline)/2 < w.Budgets.Orphans {
 		patience = time.Now().Add(time.Until(deadline) / 2)
@@ -70,7 +72,8 @@ func (w *Worker) Checked(key journal.Key) bool {
 // EndOrphans kills the delegates that hold an attachment's lock, and returns the names of their
 // programs if they ran an ADD or a DEL. It never kills an unwind.
 func (w *Worker) EndOrphans(key journal.Key) (killed []string) {
-	f, err := os.OpenFile(w.Journal.Store.LockPath(key), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	f, err := os.OpenFile(w.Journal.Store.LockPath(key),
+		os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil
 	}

@@ -15,7 +15,8 @@ import (
 // Begin records that a pass over the entry's steps begins, and why.
 func (w *Worker) Begin(ctx context.Context, e *journal.Entry, reason alive.Reason) error {
 	return w.Journal.Update(ctx, func(tx *journal.Tx) error {
-		w.Mark(e, reason) // not before: an ADD may go on without the journal, and needs the entry as it was
+		// not before: an ADD may go on without the journal, and needs the entry as it was
+		w.Mark(e, reason)
 		return tx.Put(e)
 	})
 }
@@ -31,11 +32,13 @@ func (w *Worker) Mark(e *journal.Entry, reason alive.Reason) (found bool) {
 		CutOff(e.Newest().Steps)
 	case journal.Live:
 		e.State = journal.Removing
-		if g := e.Newest(); asked && w.Verb.Conf.NeverAdded() { // unwind may have been killed after its first result
+		// unwind may have been killed after its first result
+		if g := e.Newest(); asked && w.Verb.Conf.NeverAdded() {
 			CutOff(g.Steps[min(1, len(g.Steps)):])
 		}
 	}
-	if e.Reason == "" || !alive.Recorded(e.Cause, e.Reason).Is(reason) { // else the recorded text may say more
+	// else the recorded text may say more
+	if e.Reason == "" || !alive.Recorded(e.Cause, e.Reason).Is(reason) {
 		e.Reason = reason.Text
 	}
 	e.Cause = reason.Code
@@ -66,7 +69,8 @@ func (w *Worker) RunUnmarked(ctx context.Context, job Job) []*delegate.Failure {
 	}
 	timer := time.AfterFunc(markAfter, func() {
 		defer close(done)
-		err := w.Journal.Store.Update(context.WithoutCancel(ctx), func(tx *journal.Tx) error { return tx.Put(marked) })
+		err := w.Journal.Store.Update(context.WithoutCancel(ctx),
+			func(tx *journal.Tx) error { return tx.Put(marked) })
 		if err != nil {
 			w.Log.Debug("cannot record the start of a DEL", "attachment", marked.Key.String(), "err", err)
 		}
@@ -108,7 +112,8 @@ func (w *Worker) Finish(
 
 // Tombstone returns the Tombstone of an entry that is released without the runtime's DEL.
 func (w *Worker) Tombstone(e *journal.Entry) *journal.Tombstone {
-	return &journal.Tombstone{Key: e.Key, NetNS: e.Newest().NetNS, Reason: e.Reason, BootID: w.Node.Host.BootID,
+	return &journal.Tombstone{Key: e.Key, NetNS: e.Newest().NetNS, Reason: e.Reason,
+		BootID:     w.Node.Host.BootID,
 		Interfaces: append(alive.InterfacesOf(e), e.Undone...), NoResult: e.State == journal.Unwinding}
 }
 

@@ -58,14 +58,15 @@ type Next struct {
 
 // Asker describes the process that would run a pending DEL, and what it knows.
 type Asker struct {
-	Now            int64                    // CLOCK_BOOTTIME, nanoseconds
-	SameBoot       bool                     // the ADD was in this boot
-	Since          int64                    // the attachment is in its state, as Now
-	NoNetNS        bool                     // nothing is at the path of its namespace, and the runtime does not ask
-	GracePeriod    time.Duration            // of the attachment
-	IgnoresPause   bool                     // the runtime or a person asked: GC, unwindctl sweep, the runtime's DEL
-	AsksStores     bool                     // it has a probe of a store on another machine
-	ContainerLives func() bool              // another attachment of the container lives, or is being added
+	Now          int64         // CLOCK_BOOTTIME, nanoseconds
+	SameBoot     bool          // the ADD was in this boot
+	Since        int64         // the attachment is in its state, as Now
+	NoNetNS      bool          // nothing is at the path of its namespace, and the runtime does not ask
+	GracePeriod  time.Duration // of the attachment
+	IgnoresPause bool          // the runtime or a person asked: GC, unwindctl sweep, the runtime's DEL
+	AsksStores   bool          // it has a probe of a store on another machine
+	// another attachment of the container lives, or is being added
+	ContainerLives func() bool
 	Queued         func(*journal.Step) bool // the plugin's own queue has the DEL
 }
 
@@ -127,7 +128,8 @@ func onceMoreIn(s *journal.Step, by Asker) time.Duration {
 // storeElsewhere reports whether a step's DEL has succeeded and has to run again because the
 // process that ran it could not query the store.
 func storeElsewhere(s *journal.Step) bool {
-	return (s.State == journal.StepUnproven || s.State == journal.StepRepeat) && known.IPAMOf(s.Config).Elsewhere
+	return (s.State == journal.StepUnproven || s.State == journal.StepRepeat) &&
+		known.IPAMOf(s.Config).Elsewhere
 }
 
 // asksElsewhere reports whether this process has a probe of a store on another machine.
@@ -147,7 +149,8 @@ func (w *Worker) asksElsewhere() bool {
 // unless the runtime asks for it.
 func freesByContainer(s *journal.Step) bool {
 	passed := s.State != journal.StepFailed || s.Unproven != "" || s.RepeatAt != 0 || s.ConfirmAt != 0
-	return (s.State != journal.StepUntried || s.MayHaveRun) && passed && known.IPAMOf(s.Config).Elsewhere
+	return (s.State != journal.StepUntried || s.MayHaveRun) && passed &&
+		known.IPAMOf(s.Config).Elsewhere
 }
 
 // KeepsContainer reports whether an attachment in this state is live or being added.
@@ -156,11 +159,14 @@ func KeepsContainer(state journal.State) bool {
 }
 
 // asker returns this process as it would run the steps of a generation.
-func (w *Worker) asker(ctx context.Context, e *journal.Entry, g *journal.Generation, eager bool) Asker {
+func (w *Worker) asker(
+	ctx context.Context, e *journal.Entry, g *journal.Generation, eager bool,
+) Asker {
 	u := undoing{Worker: w, entry: e, gen: g}
 	return Asker{
-		Now: journal.BootNanos(), SameBoot: w.Node.SameBoot(g) == tristate.Yes, GracePeriod: w.Node.GraceOf(e),
-		Since: e.Since.Boot, NoNetNS: e.Key != w.Verb.Key && isMissing(g.NetNS.Path),
+		Now: journal.BootNanos(), SameBoot: w.Node.SameBoot(g) == tristate.Yes,
+		GracePeriod: w.Node.GraceOf(e),
+		Since:       e.Since.Boot, NoNetNS: e.Key != w.Verb.Key && isMissing(g.NetNS.Path),
 		IgnoresPause: eager, AsksStores: w.asksElsewhere(),
 		ContainerLives: func() bool { return w.containerLives(ctx, e.Key) },
 		Queued:         func(s *journal.Step) bool { return u.queued(ctx, s) },
@@ -202,7 +208,8 @@ func (w *Worker) containerLives(ctx context.Context, key journal.Key) bool {
 	w.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
 		lives = false
 		return tx.Outlines(func(other journal.Outline, err error) error {
-			lives = lives || other.Key != key && other.ContainerID == key.ContainerID && KeepsContainer(other.State)
+			lives = lives || other.Key != key && other.ContainerID == key.ContainerID &&
+				KeepsContainer(other.State)
 			return err
 		})
 	})

@@ -55,7 +55,8 @@ func (u *undoing) addressesOfOthers(ctx context.Context, claiming []*journal.Ent
 				}
 				if ours := fresh && other.Key == u.Verb.Key; !ours {
 					others = append(others, alive.OtherOwner{
-						BeingUndone: u.beingUndone(other), GaveBack: own && gaveBack(other, c), Fate: u.Node.Judge(ctx, other).Fate,
+						BeingUndone: u.beingUndone(other), GaveBack: own && gaveBack(other, c),
+						Fate: u.Node.Judge(ctx, other).Fate,
 					})
 				}
 			}
@@ -71,7 +72,8 @@ func (u *undoing) addressesOfOthers(ctx context.Context, claiming []*journal.Ent
 // records an owner: an interface outside the generation's own namespace has it.
 func (u *undoing) usedElsewhere(address netip.Addr) bool {
 	netns := cmp.Or(u.netns.path, u.gen.NetNS.Path)
-	if seen, err := host.Look(netns, u.entry.IfName); err == nil && slices.Contains(seen.Addresses, address.Unmap()) &&
+	if seen, err := host.Look(netns, u.entry.IfName); err == nil &&
+		slices.Contains(seen.Addresses, address.Unmap()) &&
 		(u.netns.path != "" || u.gen.NetNS.Same(seen.Netns)) {
 		return false
 	}
@@ -108,12 +110,15 @@ func gaveBack(other *journal.Entry, c journal.Claim) bool {
 // beingUndone reports whether another attachment is being undone. It then no longer owns its
 // addresses; otherwise two attachments in the same sweep would keep parking each other's DELs.
 func (w *Worker) beingUndone(e *journal.Entry) bool {
-	return (e.State == journal.Removing || e.State == journal.Unwinding) && w.Node.SameNamespaces(e.Newest()) == tristate.Yes
+	return (e.State == journal.Removing || e.State == journal.Unwinding) &&
+		w.Node.SameNamespaces(e.Newest()) == tristate.Yes
 }
 
 // othersOf returns the entries of other attachments that claim one of some addresses, or none if
 // the journal cannot be read.
-func (w *Worker) othersOf(ctx context.Context, key journal.Key, addresses []netip.Addr) (others []*journal.Entry) {
+func (w *Worker) othersOf(
+	ctx context.Context, key journal.Key, addresses []netip.Addr,
+) (others []*journal.Entry) {
 	w.Journal.Read(ctx, func(tx *journal.Tx) (err error) {
 		others, err = Others(tx, key, addresses)
 		return err
@@ -158,11 +163,13 @@ var errGiven = errors.New("an address may have a new owner")
 //  1. unwind checks for another owner of the addresses. The DEL has LateDel from the start of the
 //     check.
 //  2. While the DEL runs, unwind repeats the check four times per LateDel. A check that reads the
-//     journal and finds no other owner extends the DEL to LateDel from its own start. Any other check
-//     extends nothing.
+//     journal and finds no other owner extends the DEL to LateDel from its own start. Any other
+//     check extends nothing.
 //  3. An ADD that claims an address after the start of the last successful check waits for the
 //     attachment's lock, for Release after its claim, which is longer than LateDel: see claim.
-func (u *undoing) whileFree(ctx context.Context, cancel context.CancelFunc) (context.Context, context.CancelFunc) {
+func (u *undoing) whileFree(
+	ctx context.Context, cancel context.CancelFunc,
+) (context.Context, context.CancelFunc) {
 	began := time.Now()
 	u.withheld = u.addressesOfOthers(ctx, nil)
 	ctx, end := context.WithCancelCause(ctx)
@@ -191,7 +198,8 @@ func (u *undoing) stillFree(ctx context.Context, lease *time.Timer) bool {
 	u.Worker = u.Fork() // the step's own worker is at work, and an earlier look may have failed
 	began := time.Now()
 	found := u.addressesOfOthers(ctx, nil)
-	given := slices.ContainsFunc(found, func(a netip.Addr) bool { return !slices.Contains(u.withheld, a) })
+	given := slices.ContainsFunc(found,
+		func(a netip.Addr) bool { return !slices.Contains(u.withheld, a) })
 	if !given && !u.Journal.Unreadable && ctx.Err() == nil {
 		lease.Reset(u.Budgets.LateDel - time.Since(began))
 	}
@@ -214,9 +222,9 @@ func (u *undoing) poolsOf(step *journal.Step) (pools []string) {
 }
 
 // holdPools returns the context of a DEL that runs under host-local's locks of the pools of its
-// addresses, and updates withheld. No ADD, not even one of the plain chain, gets one of these addresses
-// meanwhile, so an address that is free, or this attachment's, gets no new owner before the DEL ends.
-// The DEL has LateDel, because every ADD of the network waits.
+// addresses, and updates withheld. No ADD, not even one of the plain chain, gets one of these
+// addresses meanwhile, so an address that is free, or this attachment's, gets no new owner before
+// the DEL ends. The DEL has LateDel, because every ADD of the network waits.
 func (u *undoing) holdPools(
 	ctx context.Context, cancel context.CancelFunc, step *journal.Step,
 ) (_ context.Context, _ context.CancelFunc, ok bool) {

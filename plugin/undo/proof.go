@@ -132,7 +132,8 @@ func (u *undoing) noteUnproven(step *journal.Step, why, before string) {
 	if before != "" {
 		return
 	}
-	u.Log.Warn("DEL passed, but its address is not known to be free", "plugin", step.Type, "attachment", u.entry.Key.String(), "why", why)
+	u.Log.Warn("DEL passed, but its address is not known to be free", "plugin", step.Type,
+		"attachment", u.entry.Key.String(), "why", why)
 	event := record.EventOf(journal.Unproven, u.entry)
 	event.Reason, event.Plugins = why, []string{step.Type}
 	u.Journal.Event(event)

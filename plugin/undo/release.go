@@ -44,7 +44,9 @@ func (w *Worker) Release(ctx context.Context, key journal.Key) error {
 // ReleaseLocked is Release for a caller that holds the attachment's lock. It decides on the current
 // content of the journal. killed names the delegates that held the lock and that unwind had to
 // kill.
-func (w *Worker) ReleaseLocked(ctx context.Context, lock *journal.Lock, killed []string, key journal.Key) (out Outcome) {
+func (w *Worker) ReleaseLocked(
+	ctx context.Context, lock *journal.Lock, killed []string, key journal.Key,
+) (out Outcome) {
 	out.Err = w.Journal.Store.View(ctx, func(tx *journal.Tx) (err error) {
 		out.Entry, err = tx.Get(key)
 		return err
@@ -67,7 +69,8 @@ func (w *Worker) ReleaseLocked(ctx context.Context, lock *journal.Lock, killed [
 	MarkKilled(e, killed, w.Node.GraceOf(e))
 	reason := out.Verdict.Reason
 	if e.State == journal.Live || e.State == journal.Adding {
-		w.Log.Info("releasing attachment", "attachment", key.String(), "verdict", string(out.Verdict.Fate), "reason", reason.Text)
+		w.Log.Info("releasing attachment", "attachment", key.String(),
+			"verdict", string(out.Verdict.Fate), "reason", reason.Text)
 	}
 	if out.Verdict.Fate == alive.Foreign {
 		out.Err = w.Purge(ctx, lock, e, reason)
@@ -83,7 +86,9 @@ func (w *Worker) ReleaseLocked(ctx context.Context, lock *journal.Lock, killed [
 
 // undoDead runs the DELs of a dead attachment. It keeps a recorded reason of a failed or
 // interrupted ADD.
-func (w *Worker) undoDead(ctx context.Context, lock *journal.Lock, e *journal.Entry, reason alive.Reason) error {
+func (w *Worker) undoDead(
+	ctx context.Context, lock *journal.Lock, e *journal.Entry, reason alive.Reason,
+) error {
 	if e.State == journal.Unwinding {
 		reason = alive.Recorded(cmp.Or(e.Cause, reason.Code), cmp.Or(e.Reason, reason.Text))
 	}
@@ -107,7 +112,9 @@ func (w *Worker) undoDead(ctx context.Context, lock *journal.Lock, e *journal.En
 }
 
 // Purge releases what host-local keeps for an attachment on this disk, and abandons the rest.
-func (w *Worker) Purge(ctx context.Context, lock *journal.Lock, e *journal.Entry, reason alive.Reason) error {
+func (w *Worker) Purge(
+	ctx context.Context, lock *journal.Lock, e *journal.Entry, reason alive.Reason,
+) error {
 	var pools []string
 	for _, g := range e.Generations {
 		for _, step := range g.Steps {

@@ -64,7 +64,9 @@ const (
 // the rules for the addresses of the interface. A plugin that was interrupted after it created its
 // chain, and before the rule that jumps to it, left no address. Any address will do then, and also
 // for nftables rules, which ptp removes only if it finds some address.
-func (w *Worker) masqueraded(ctx context.Context, k journal.Key, plugin string) (addresses []netip.Prefix) {
+func (w *Worker) masqueraded(
+	ctx context.Context, k journal.Key, plugin string,
+) (addresses []netip.Prefix) {
 	chain := known.Of(plugin).Chain(k.Network, k.ContainerID)
 	for _, family := range []struct {
 		save    string

@@ -15,7 +15,9 @@ import (
 // may have left such a rule; the kernel removes no chain that is in use, and the plugin gives up at
 // its first address. delStrayRules does nothing if another interface of the container shares the
 // chain. If the last DEL fails too, it returns the first failure.
-func (u *undoing) delStrayRules(ctx context.Context, step *journal.Step, f *delegate.Failure) *delegate.Failure {
+func (u *undoing) delStrayRules(
+	ctx context.Context, step *journal.Step, f *delegate.Failure,
+) *delegate.Failure {
 	stray := u.masqueraded(ctx, u.entry.Key, step.Type)
 	if len(stray) == 0 || u.sharesChain(ctx) {
 		return f

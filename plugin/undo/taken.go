@@ -40,7 +40,9 @@ import (
 //
 // A delegate that was killed may have an agent that continued, so undoMistake handles it only at
 // its second DEL.
-func (u *undoing) undoMistake(ctx context.Context, step *journal.Step, f *delegate.Failure) *delegate.Failure {
+func (u *undoing) undoMistake(
+	ctx context.Context, step *journal.Step, f *delegate.Failure,
+) *delegate.Failure {
 	taken := u.taken(ctx, step)
 	if taken == tristate.No {
 		u.untaken(step, f)

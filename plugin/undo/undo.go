@@ -44,7 +44,8 @@ func (w *Worker) Run(ctx context.Context, job Job) []*delegate.Failure {
 	var failures []*delegate.Failure
 	cutOff, ended, left := lock.BeginPass(), true, e.Pending()
 	for i := len(e.Generations) - 1; i >= 0; i-- {
-		u := undoing{Worker: w, lock: lock, entry: e, gen: &e.Generations[i], others: job.Others, left: left, cutOff: cutOff}
+		u := undoing{Worker: w, lock: lock, entry: e, gen: &e.Generations[i], others: job.Others,
+			left: left, cutOff: cutOff}
 		left -= len(u.gen.Steps)
 		if i == len(e.Generations)-1 {
 			u.cniNetns = job.Netns
@@ -94,8 +95,9 @@ func (u *undoing) pass(ctx context.Context) []*delegate.Failure {
 		}
 		stepCtx, cancel, ok := u.share(ctx, step)
 		if !ok {
-			return append(failures, &delegate.Failure{Plugin: step.Type, Command: "DEL", Code: types.ErrTryAgainLater,
-				Msg: "not attempted: out of time", Unstarted: true})
+			return append(failures, &delegate.Failure{Plugin: step.Type, Command: "DEL",
+				Code: types.ErrTryAgainLater,
+				Msg:  "not attempted: out of time", Unstarted: true})
 		}
 		switch {
 		case u.HoldPools && len(u.poolsOf(step)) > 0:
@@ -149,10 +151,12 @@ func (u *undoing) releaseHeld(ctx context.Context) {
 		}
 		freed, err := ipam.Free(ctx, c.Pool, owner, c.Address)
 		if err != nil {
-			u.Log.Warn("cannot release an address that its DEL left behind", "attachment", u.entry.Key.String(), "address", c.Address, "err", err)
+			u.Log.Warn("cannot release an address that its DEL left behind",
+				"attachment", u.entry.Key.String(), "address", c.Address, "err", err)
 		}
 		if freed {
-			u.Log.Info("released an address that its DEL left behind", "attachment", u.entry.Key.String(), "address", c.Address)
+			u.Log.Info("released an address that its DEL left behind", "attachment", u.entry.Key.String(),
+				"address", c.Address)
 		}
 	}
 }
@@ -160,7 +164,8 @@ func (u *undoing) releaseHeld(ctx context.Context) {
 // claimedAgain reports whether another ADD of the attachment got the same address.
 func (u *undoing) claimedAgain(c journal.Claim) bool {
 	return slices.ContainsFunc(u.entry.Generations, func(g journal.Generation) bool {
-		return g.Number != u.gen.Number && slices.ContainsFunc(g.Claims, func(o journal.Claim) bool { return o.Address == c.Address })
+		return g.Number != u.gen.Number &&
+			slices.ContainsFunc(g.Claims, func(o journal.Claim) bool { return o.Address == c.Address })
 	})
 }
 
@@ -185,7 +190,9 @@ func undoOrder(g *journal.Generation, cutOff int) []int {
 }
 
 // share gives a step its share of the remaining time, if that is enough: see Run.
-func (u *undoing) share(ctx context.Context, step *journal.Step) (_ context.Context, _ context.CancelFunc, ok bool) {
+func (u *undoing) share(
+	ctx context.Context, step *journal.Step,
+) (_ context.Context, _ context.CancelFunc, ok bool) {
 	deadline, bounded := ctx.Deadline()
 	if !bounded {
 		ctx, cancel := context.WithCancel(ctx)
@@ -215,7 +222,8 @@ func (u *undoing) del(ctx context.Context, step *journal.Step) *delegate.Failure
 	switch {
 	case f == nil || f.Killed:
 		return f
-	case step.ADD == journal.AddFailed, step.ADD == journal.AddCutOff && step.State != journal.StepUntried:
+	case step.ADD == journal.AddFailed, step.ADD == journal.AddCutOff &&
+		step.State != journal.StepUntried:
 		return u.undoMistake(ctx, step, f)
 	case slices.Contains(rejections, f.Code):
 		return u.delPresent(ctx, step, f)
@@ -224,7 +232,8 @@ func (u *undoing) del(ctx context.Context, step *journal.Step) *delegate.Failure
 }
 
 // rejections are the codes of a delegate that cannot use its configuration.
-var rejections = []uint{types.ErrIncompatibleCNIVersion, types.ErrUnsupportedField, types.ErrDecodingFailure, types.ErrInvalidNetworkConfig}
+var rejections = []uint{types.ErrIncompatibleCNIVersion, types.ErrUnsupportedField,
+	types.ErrDecodingFailure, types.ErrInvalidNetworkConfig}
 
 // ClaimHeld claims the addresses that host-local's own files have for the attachment, if a delegate
 // was interrupted before its result was written. The claims must be written before the first DEL:
@@ -235,12 +244,14 @@ func (w *Worker) ClaimHeld(e *journal.Entry) (found bool) {
 		g := &e.Generations[i]
 		for _, step := range g.Steps {
 			pool := ipam.Pool(step.Config, e.Network)
-			if pool == "" || slices.ContainsFunc(g.Claims, func(c journal.Claim) bool { return c.Step == step.Index }) {
+			if pool == "" || slices.ContainsFunc(g.Claims,
+				func(c journal.Claim) bool { return c.Step == step.Index }) {
 				continue
 			}
 			held, err := ipam.HeldBy(pool, e.ContainerID, e.IfName)
 			if err != nil {
-				w.Log.Warn("cannot list the addresses of the container", "attachment", e.Key.String(), "pool", pool, "err", err)
+				w.Log.Warn("cannot list the addresses of the container", "attachment", e.Key.String(),
+					"pool", pool, "err", err)
 			}
 			for _, a := range held {
 				g.Claims = append(g.Claims, journal.Claim{Address: a, Step: step.Index, Pool: pool})
@@ -252,7 +263,9 @@ func (w *Worker) ClaimHeld(e *journal.Entry) (found bool) {
 }
 
 // noteOutcome stores the outcome of a DEL in its step and reports whether the step is undone.
-func (u *undoing) noteOutcome(ctx context.Context, step *journal.Step, f *delegate.Failure) (undone bool) {
+func (u *undoing) noteOutcome(
+	ctx context.Context, step *journal.Step, f *delegate.Failure,
+) (undone bool) {
 	was := step.State
 	step.Attempts++
 	step.RetryAt = journal.BootNanos() + int64(backoff(step.Attempts))

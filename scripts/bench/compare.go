@@ -88,7 +88,9 @@ func (c *comparison) run(ctx context.Context, r *results, parallel int) error {
 	return nil
 }
 
-func (c *comparison) goodPods(ctx context.Context, r *results, n *network, parallel, round int) error {
+func (c *comparison) goodPods(
+	ctx context.Context, r *results, n *network, parallel, round int,
+) error {
 	pods, err := newPods(n, parallel, round)
 	if err != nil {
 		return err
@@ -110,7 +112,9 @@ func (c *comparison) goodPods(ctx context.Context, r *results, n *network, paral
 	return errors.Join(goneAll(pods), n.leaves(held))
 }
 
-func (c *comparison) failingPods(ctx context.Context, r *results, n *network, parallel, round int) error {
+func (c *comparison) failingPods(
+	ctx context.Context, r *results, n *network, parallel, round int,
+) error {
 	pods, err := newPods(n, parallel, round)
 	if err != nil {
 		return err
@@ -232,7 +236,8 @@ func newFloor(dir string) (*floor, error) {
 func (f *floor) time(ctx context.Context, r *results, chain string) error {
 	for verb, commits := range map[string]int{"ADD": chains[chain].plugins + 1, "DEL": 2} {
 		start := time.Now()
-		args := &invoke.Args{Command: verb, ContainerID: "floor", NetNS: "/proc/self/ns/net", IfName: "eth0", Path: "/"}
+		args := &invoke.Args{Command: verb, ContainerID: "floor", NetNS: "/proc/self/ns/net",
+			IfName: "eth0", Path: "/"}
 		if _, err := invoke.ExecPluginWithResult(ctx, f.noop, []byte("{}"), args, nil); err != nil {
 			return err
 		}

@@ -43,7 +43,8 @@ func benchDrain(ctx context.Context, work string, pods, rounds int) error {
 			}
 			walls["ADD "+n.kind] += add.wall
 			walls["DEL "+n.kind] += del.wall
-			fmt.Printf("%-7s ADD: %3d failed, %5.1f s; DEL: %3d failed, %5.1f s, %d more rounds of DELs until nothing was left\n",
+			fmt.Printf("%-7s ADD: %3d failed, %5.1f s; DEL: %3d failed, %5.1f s, %d more rounds of DELs "+
+				"until nothing was left\n",
 				n.kind, add.failed, add.wall.Seconds(), del.failed, del.wall.Seconds(), again)
 			for _, err := range append(add.errs, del.errs...) {
 				fmt.Printf("        e.g. %.300v\n", err)
@@ -93,7 +94,9 @@ func drain(ctx context.Context, pods []*pod) (add, del drained, again int, err e
 	return add, del, again, nil
 }
 
-func together(ctx context.Context, pods []*pod, do func(*pod, context.Context) error) (d drained, failed []*pod) {
+func together(
+	ctx context.Context, pods []*pod, do func(*pod, context.Context) error,
+) (d drained, failed []*pod) {
 	var mu sync.Mutex
 	t, _ := atOnce(pods, func(p *pod) error {
 		ctx, cancel := context.WithTimeout(ctx, runtimeTimeout)

@@ -58,7 +58,8 @@ func (n *names) Set(text string) error {
 	*n = nil
 	for _, name := range strings.Split(text, ",") {
 		if _, known := chains[name]; !known {
-			return fmt.Errorf("no chain %q; there are %s", name, strings.Join(slices.Sorted(maps.Keys(chains)), ", "))
+			return fmt.Errorf("no chain %q; there are %s", name,
+				strings.Join(slices.Sorted(maps.Keys(chains)), ", "))
 		}
 		*n = append(*n, name)
 	}
@@ -90,9 +91,11 @@ func main() {
 	flag.StringVar(&o.out, "out", "", "write what was timed to this `file`")
 	flag.Var(&o.chains, "chains", "`names` of the chains, of light, 1, 3, 4 and 5")
 	flag.Var(&o.parallel, "parallel", "`pods` at once")
-	flag.IntVar(&o.pods, "n", 40, "`pods` of each kind, for each chain and each number at once; at least as many as at once")
+	flag.IntVar(&o.pods, "n", 40,
+		"`pods` of each kind, for each chain and each number at once; at least as many as at once")
 	flag.IntVar(&o.warmUp, "warm-up", 4, "`pods` before, of each kind")
-	flag.IntVar(&o.dead, "dead", 250, "dead `pods` to sweep, and to delete one by one; 0 leaves that out")
+	flag.IntVar(&o.dead, "dead", 250,
+		"dead `pods` to sweep, and to delete one by one; 0 leaves that out")
 	flag.IntVar(&o.live, "live", 5000, "live `attachments` in the larger journal")
 	flag.Var(&o.drain, "drain", "start and end so many `pods` at once, and do nothing else")
 	flag.IntVar(&o.rounds, "rounds", 3, "`rounds` of -drain, of each kind")
@@ -186,8 +189,8 @@ func bench(ctx context.Context, work string, o options) error {
 	return benchStatus(ctx, work, o.live)
 }
 
-// prepare keeps mounts inside the namespace, has /proc show its processes, hides what plugins keep in
-// /run, as tuning does, and brings the loopback up.
+// prepare keeps mounts inside the namespace, has /proc show its processes, hides what plugins keep
+// in /run, as tuning does, and brings the loopback up.
 func prepare() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("mount --make-rprivate /: %w", err)
@@ -215,7 +218,8 @@ func netns(path string) error {
 		runtime.LockOSThread() // and never unlocked: the thread ends with its goroutine
 		err := unix.Unshare(unix.CLONE_NEWNET)
 		if err == nil {
-			err = unix.Mount(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()), path, "", unix.MS_BIND, "")
+			err = unix.Mount(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()), path, "", unix.MS_BIND,
+				"")
 		}
 		done <- err
 	}()
@@ -229,11 +233,13 @@ func disk(dir string) (string, error) {
 		return "", err
 	}
 	known := map[int64]string{
-		unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs", unix.BTRFS_SUPER_MAGIC: "btrfs", unix.OVERLAYFS_SUPER_MAGIC: "overlayfs",
+		unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs", unix.BTRFS_SUPER_MAGIC: "btrfs",
+		unix.OVERLAYFS_SUPER_MAGIC: "overlayfs",
 	}
 	switch name := known[st.Type]; {
 	case st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC:
-		return "", fmt.Errorf("%s is in memory, where a sync costs nothing; run this in a folder on a disk", dir)
+		return "", fmt.Errorf("%s is in memory, where a sync costs nothing; run this in a folder on a "+
+			"disk", dir)
 	case name != "":
 		return name, nil
 	}

@@ -60,9 +60,11 @@ func newNetwork(work, kind string, number int, chainName string, fails bool) (*n
 			return nil, err
 		}
 	}
-	chain := n.chain(fmt.Sprintf("b%s-%d-%t", chainName, number, fails), fmt.Sprintf("10.%d.0.0/16", 200+number),
+	chain := n.chain(fmt.Sprintf("b%s-%d-%t", chainName, number, fails),
+		fmt.Sprintf("10.%d.0.0/16", 200+number),
 		chains[chainName].plugins, fails)
-	if err := os.WriteFile(filepath.Join(n.work, "plan.json"), []byte(`{"*": {"ADD": "fail"}}`), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(n.work, "plan.json"), []byte(`{"*": {"ADD": "fail"}}`),
+		0o600); err != nil {
 		return nil, err
 	}
 	path, err := paths("bin", ".tools/cni", ".tools/test")
@@ -80,7 +82,8 @@ func newNetwork(work, kind string, number int, chainName string, fails bool) (*n
 		chain = fmt.Sprintf(`{"type": "%s", "cniDir": "%s/multus", "binDir": "%s", "logLevel": "panic", "capabilities": {"portMappings": true},
 			"delegates": [{"cniVersion": "1.0.0", "name": "%s", "plugins": [%s]}]}`, filepath.Base(os.Getenv("MULTUS")), n.work, path[1], name, chain)
 	}
-	n.list, err = libcni.NetworkConfFromBytes(fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": %q, "plugins": [%s]}`, name, chain))
+	n.list, err = libcni.NetworkConfFromBytes(fmt.Appendf(nil,
+		`{"cniVersion": "1.0.0", "name": %q, "plugins": [%s]}`, name, chain))
 	n.cni = libcni.NewCNIConfigWithCacheDir(path, filepath.Join(n.work, "cache"), nil)
 	return n, err
 }
@@ -174,7 +177,8 @@ func (n *network) fill(ctx context.Context, many int) error {
 	}
 	store := &journal.Store{Dir: n.stateDir()}
 	return store.Update(ctx, func(tx *journal.Tx) error {
-		model, err := tx.Get(journal.Key{Network: n.list.Name, ContainerID: p.rt.ContainerID, IfName: "eth0"})
+		model, err := tx.Get(journal.Key{Network: n.list.Name, ContainerID: p.rt.ContainerID,
+			IfName: "eth0"})
 		if err != nil {
 			return err
 		}
@@ -184,7 +188,8 @@ func (n *network) fill(ctx context.Context, many int) error {
 			e.Pod.Name = e.ContainerID
 			e.Generations = []journal.Generation{model.Generations[0]}
 			e.Generations[0].Number = 0
-			e.Generations[0].Claims = []journal.Claim{{Address: netip.AddrFrom4([4]byte{192, 168, byte(i >> 8), byte(i)})}}
+			e.Generations[0].Claims = []journal.Claim{{Address: netip.AddrFrom4([4]byte{192, 168,
+				byte(i >> 8), byte(i)})}}
 			for _, e.State = range []journal.State{journal.Adding, journal.Live} {
 				if err := tx.Put(&e); err != nil {
 					return err
@@ -205,7 +210,8 @@ func (n *network) leaves(nothing int) error {
 		}
 	}
 	if held != nothing {
-		err = errors.Join(err, fmt.Errorf("%d addresses are given out in %s, want %d", held, n.list.Name, nothing))
+		err = errors.Join(err, fmt.Errorf("%d addresses are given out in %s, want %d", held, n.list.Name,
+			nothing))
 	}
 	return err
 }
@@ -214,6 +220,7 @@ func (n *network) leaves(nothing int) error {
 func (n *network) request() ([]byte, error) {
 	return json.Marshal(map[string]any{
 		"cniVersion": "1.1.0", "name": n.list.Name, "type": "unwind", "stateDir": n.stateDir(),
-		"chain": map[string]any{"cniVersion": "1.0.0", "plugins": []any{map[string]any{"type": "bridge"}}},
+		"chain": map[string]any{"cniVersion": "1.0.0",
+			"plugins": []any{map[string]any{"type": "bridge"}}},
 	})
 }

@@ -45,7 +45,8 @@ func benchSweep(ctx context.Context, work string, pods int) error {
 		}
 		p += time.Since(start)
 		start = time.Now()
-		out, err := exec.CommandContext(ctx, "bin/unwindctl", "sweep", "--force", "--state-dir", work+"/sweep/state").CombinedOutput()
+		out, err := exec.CommandContext(ctx, "bin/unwindctl", "sweep", "--force", "--state-dir",
+			work+"/sweep/state").CombinedOutput()
 		w += time.Since(start)
 		if err != nil {
 			return fmt.Errorf("unwindctl sweep: %w: %s", err, out)
@@ -57,7 +58,8 @@ func benchSweep(ctx context.Context, work string, pods int) error {
 		}
 	}
 	pods = pods / rounds * rounds
-	fmt.Printf("\n%d dead pods in %d rounds of bridge + firewall + portmap: cnitool del one by one %.1f s, unwindctl sweep %.1f s, %.2f × as fast\n",
+	fmt.Printf("\n%d dead pods in %d rounds of bridge + firewall + portmap: cnitool del one by one "+
+		"%.1f s, unwindctl sweep %.1f s, %.2f × as fast\n",
 		pods, rounds, p.Seconds(), w.Seconds(), p.Seconds()/w.Seconds())
 	return nil
 }
@@ -100,9 +102,11 @@ func sweepNetworks(work string) (plain, wrapped *cnitool, err error) {
 	}
 	entry := fmt.Sprintf(`{"type": "unwind", "stateDir": "%s/state", "capabilities": {"portMappings": true},
 		"chain": {"cniVersion": "1.0.0", "plugins": [%s]}}`, work, plugins("swept", "10.215.0.0/16"))
-	for name, list := range map[string]string{"deleted": plugins("deleted", "10.216.0.0/16"), "swept": entry} {
+	for name, list := range map[string]string{"deleted": plugins("deleted", "10.216.0.0/16"),
+		"swept": entry} {
 		conflist := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "plugins": [%s]}`, name, list)
-		if err := os.WriteFile(filepath.Join(work, "net.d", name+".conflist"), []byte(conflist), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(work, "net.d", name+".conflist"), []byte(conflist),
+			0o600); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -131,7 +135,8 @@ func (n *cnitool) run(ctx context.Context, verb string, i int) error {
 	if n.name == "swept" {
 		port = 20000
 	}
-	cmd.Env = append(os.Environ(), "NETCONFPATH="+n.work+"/net.d", "CNI_PATH="+bin+":"+filepath.Dir(bin)+"/.tools/cni",
+	cmd.Env = append(os.Environ(), "NETCONFPATH="+n.work+"/net.d",
+		"CNI_PATH="+bin+":"+filepath.Dir(bin)+"/.tools/cni",
 		fmt.Sprintf(`CAP_ARGS={"portMappings": [{"hostPort": %d, "containerPort": 80, "protocol": "tcp"}]}`, port+i))
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("cnitool %s %s: %w: %s", verb, n.netns(i), err, out)

@@ -51,7 +51,8 @@ func run(args []string, epoch string) error {
 	ref, version, archive := args[0], args[1], args[2]
 	// The kubelet asks the runtime for the full name, also where a pod has a short one.
 	if _, err := name.NewTag(ref, name.StrictValidation); err != nil {
-		return fmt.Errorf("image %q: %w; a full name is needed, as docker.io/library/unwind:dev", ref, err)
+		return fmt.Errorf("image %q: %w; a full name is needed, as docker.io/library/unwind:dev", ref,
+			err)
 	}
 	seconds, err := strconv.ParseInt(epoch, 10, 64)
 	if err != nil {

@@ -73,7 +73,8 @@ func readBinary(path string) (binary, error) {
 
 // bill lists each module once, and for each binary the modules that it has.
 func bill(version string, binaries []binary) *cdx.BOM {
-	root := cdx.Component{BOMRef: product, Type: cdx.ComponentTypeApplication, Name: product, Version: version}
+	root := cdx.Component{BOMRef: product, Type: cdx.ComponentTypeApplication, Name: product,
+		Version: version}
 	modules := map[string]cdx.Component{}
 	var programs []cdx.Component
 	var dependencies []cdx.Dependency
@@ -90,7 +91,8 @@ func bill(version string, binaries []binary) *cdx.BOM {
 	}
 	root.Components = &programs
 
-	libraries := slices.SortedFunc(maps.Values(modules), func(a, b cdx.Component) int { return cmp.Compare(a.BOMRef, b.BOMRef) })
+	libraries := slices.SortedFunc(maps.Values(modules),
+		func(a, b cdx.Component) int { return cmp.Compare(a.BOMRef, b.BOMRef) })
 	bom := cdx.NewBOM()
 	bom.Metadata = &cdx.Metadata{Component: &root}
 	bom.Components, bom.Dependencies = &libraries, &dependencies
@@ -132,7 +134,8 @@ func moduleComponents(info *debug.BuildInfo) []cdx.Component {
 func library(path, version, sum string) cdx.Component {
 	purl := "pkg:golang/" + path + "@" + version
 	c := cdx.Component{
-		BOMRef: purl, Type: cdx.ComponentTypeLibrary, Name: path, Version: version, Scope: cdx.ScopeRequired, PackageURL: purl,
+		BOMRef: purl, Type: cdx.ComponentTypeLibrary, Name: path, Version: version,
+		Scope: cdx.ScopeRequired, PackageURL: purl,
 	}
 	if sum != "" {
 		c.Properties = &[]cdx.Property{{Name: "go:sum", Value: sum}}

@@ -92,7 +92,8 @@ func (f *Failure) Error() string {
 func (f *Failure) Words() string { return f.inWords(f.Said()) }
 
 func (f *Failure) inWords(said string) string {
-	words := map[string]string{"ADD": "add", "DEL": "delete", "CHECK": "check", "STATUS": "status", "GC": "gc"}[f.Command]
+	words := map[string]string{"ADD": "add", "DEL": "delete", "CHECK": "check", "STATUS": "status",
+		"GC": "gc"}[f.Command]
 	return fmt.Sprintf("plugin type=%q failed (%s): %s", f.Plugin, words, said) // libcni's words
 }
 
@@ -214,7 +215,8 @@ func (r *Processes) Run(ctx context.Context, c, next *Call, stderr io.Writer) ([
 	stdout := p.stdout.kept.Bytes()
 	if status.Exited() && status.ExitStatus() == 0 && ctx.Err() == nil {
 		if p.stdout.dropped {
-			return nil, c.Failed(types.ErrDecodingFailure, fmt.Sprintf("printed more than %d bytes", maxStdout))
+			return nil, c.Failed(types.ErrDecodingFailure,
+				fmt.Sprintf("printed more than %d bytes", maxStdout))
 		}
 		return stdout, nil
 	}
@@ -259,13 +261,16 @@ func (c *Call) environ() []string {
 			env = append(env, kv)
 		}
 	}
-	return append(env, "CNI_COMMAND="+c.Command, "CNI_CONTAINERID="+c.ContainerID, "CNI_NETNS="+c.Netns,
+	return append(env, "CNI_COMMAND="+c.Command, "CNI_CONTAINERID="+c.ContainerID,
+		"CNI_NETNS="+c.Netns,
 		"CNI_IFNAME="+c.Ifname, "CNI_ARGS="+c.Args, "CNI_PATH="+c.Path)
 }
 
 // explain returns the Failure of a delegate that did not succeed, with its own message, or libcni's
 // if it printed none.
-func (c *Call) explain(ctx context.Context, status syscall.WaitStatus, stdout, stderr []byte) *Failure {
+func (c *Call) explain(
+	ctx context.Context, status syscall.WaitStatus, stdout, stderr []byte,
+) *Failure {
 	f := c.Failed(types.ErrInternal, "")
 	f.Killed = ctx.Err() != nil || status.Signaled()
 	var said types.Error
@@ -283,9 +288,11 @@ func (c *Call) explain(ctx context.Context, status syscall.WaitStatus, stdout, s
 	case len(bytes.TrimSpace(stdout)) == 0 && len(stderr) == 0:
 		f.Msg = wordless
 	case len(bytes.TrimSpace(stdout)) == 0:
-		f.Msg = fmt.Sprintf("netplugin failed: %q: %s", netconf.Shorten(string(stderr), 500), ending(status))
+		f.Msg = fmt.Sprintf("netplugin failed: %q: %s", netconf.Shorten(string(stderr), 500),
+			ending(status))
 	case parseErr != nil:
-		f.Msg = fmt.Sprintf("netplugin failed but error parsing its diagnostic message %q: %v", netconf.Shorten(string(stdout), 500), parseErr)
+		f.Msg = fmt.Sprintf("netplugin failed but error parsing its diagnostic message %q: %v",
+			netconf.Shorten(string(stdout), 500), parseErr)
 	default:
 		f.Code, f.Msg, f.Details = said.Code, cmp.Or(said.Msg, wordless), said.Details
 	}

@@ -42,7 +42,8 @@ const noFile = ^uintptr(0)
 
 // startProcess starts a binary in a process group of its own.
 func startProcess(binary string, env []string, lock *os.File) (*process, error) {
-	p := &process{binary: binary, env: env, lock: lock, stdout: boundedBuffer{max: maxStdout}, stderr: boundedBuffer{max: maxStderr}}
+	p := &process{binary: binary, env: env, lock: lock, stdout: boundedBuffer{max: maxStdout},
+		stderr: boundedBuffer{max: maxStderr}}
 	none := [2]int{-1, -1}
 	pipes := [3][2]int{none, none, none}
 	defer func() {

@@ -18,9 +18,9 @@ type peers struct {
 //   - A namespace that belongs to this process's user namespace, or to an ancestor of it, required
 //     rights there. This is the initial user namespace, or that of a node which is a container.
 //   - A namespace of a descendant may belong to a pod with a user namespace. Runtimes mount it
-//     (containerd, pkg/netns/netns_linux.go: NewNetNSFromPID; CRI-O, pinns/src/pinns.c). If a runtime
-//     does not (nerdctl, pkg/ocihook/ocihook.go: getNetNSPath), the interface has its other end on
-//     the host, which required rights there.
+//     (containerd, pkg/netns/netns_linux.go: NewNetNSFromPID; CRI-O, pinns/src/pinns.c). If a
+//     runtime does not (nerdctl, pkg/ocihook/ocihook.go: getNetNSPath), the interface has its other
+//     end on the host, which required rights there.
 //
 // In doubt it returns false.
 func (p *peers) anybodys(netns ns.NetNS) bool {

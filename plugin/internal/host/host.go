@@ -25,7 +25,8 @@ import (
 func This() journal.Host {
 	h := namespaces("/proc/self/ns/")
 	h.BootID = firstLine("/proc/sys/kernel/random/boot_id")
-	if id := strings.ToLower(firstLine("/sys/class/dmi/id/product_uuid")); strings.Trim(id, "0f-") != "" {
+	if id := strings.ToLower(firstLine("/sys/class/dmi/id/product_uuid")); strings.Trim(id,
+		"0f-") != "" {
 		h.Machine = "dmi:" + id
 	} else if id := firstLine("/etc/machine-id"); id != "" {
 		h.Machine = "machine-id:" + id
@@ -133,7 +134,8 @@ func HoldersOf(lock *os.File, descriptor int) (pids []int, err error) {
 	}
 	err = EachProcess(func(pid int, proc string) (bool, error) {
 		var st unix.Stat_t
-		if unix.Stat(fmt.Sprintf("%s/fd/%d", proc, descriptor), &st) != nil || st.Dev != want.Dev || st.Ino != want.Ino {
+		if unix.Stat(fmt.Sprintf("%s/fd/%d", proc, descriptor), &st) != nil || st.Dev != want.Dev ||
+			st.Ino != want.Ino {
 			return false, nil //nolint:nilerr // it has no such descriptor
 		}
 		info, err := os.ReadFile(fmt.Sprintf("%s/fdinfo/%d", proc, descriptor))

@@ -52,7 +52,8 @@ func (s Interface) HasAny(named journal.Interface) tristate.Value {
 // says nothing matches no interface.
 func (s Interface) Is(named journal.Interface) bool {
 	mac, address := s.HasMAC(named), s.HasAny(named)
-	return s.There() && mac != tristate.No && address != tristate.No && (mac == tristate.Yes || address == tristate.Yes)
+	return s.There() && mac != tristate.No && address != tristate.No &&
+		(mac == tristate.Yes || address == tristate.Yes)
 }
 
 // Look opens a network namespace, identifies it, and inspects an interface in it. A missing

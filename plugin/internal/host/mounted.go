@@ -106,7 +106,8 @@ func openLink(path, link string) (ns.NetNS, error) {
 		return nil, err
 	}
 	var st unix.Stat_t
-	if err = unix.Fstat(int(netns.Fd()), &st); err == nil && LinkOf(journal.NetNS{Ino: st.Ino}) == link {
+	if err = unix.Fstat(int(netns.Fd()), &st); err == nil &&
+		LinkOf(journal.NetNS{Ino: st.Ino}) == link {
 		return netns, nil
 	}
 	_ = netns.Close()
@@ -120,7 +121,9 @@ func openLink(path, link string) (ns.NetNS, error) {
 //
 // uncoverEach calls fn for at least one of the namespaces, and returns the others, because
 // unmounting a cover also removes the mounts on it. It omits namespaces that are no longer mounted.
-func uncoverEach(links []string, fn func(link, path string, netns ns.NetNS, err error)) (rest []string) {
+func uncoverEach(
+	links []string, fn func(link, path string, netns ns.NetNS, err error),
+) (rest []string) {
 	OnThread(func() {
 		err := copyMounts()
 		mounts, readErr := allMounts()
@@ -239,7 +242,8 @@ func hiddenErr(all []mount, link string, err error) error {
 		return fmt.Errorf("another mount hides network namespace %s: %w", link, err)
 	}
 	if covers, ok := coversOf(all, all[i]); ok && len(covers) > 0 {
-		return fmt.Errorf("the mount at %s hides the network namespace at %s: %w", covers[0], all[i].point, err)
+		return fmt.Errorf("the mount at %s hides the network namespace at %s: %w", covers[0],
+			all[i].point, err)
 	}
 	return fmt.Errorf("no path reaches the network namespace mounted at %s: %w", all[i].point, err)
 }

@@ -28,7 +28,8 @@ func eachMount(proc, with string, fn func(mount) error) error {
 		if len(fields) < 5 {
 			continue
 		}
-		point, err := strconv.Unquote(`"` + strings.ReplaceAll(fields[4], `"`, `\"`) + `"`) // \040 for a blank
+		// \040 for a blank
+		point, err := strconv.Unquote(`"` + strings.ReplaceAll(fields[4], `"`, `\"`) + `"`)
 		if err != nil {
 			return fmt.Errorf("mount point %q: %w", fields[4], err)
 		}

@@ -174,10 +174,11 @@ func (a *agent) server(setup install.Setup, found func() status) *server {
 	if !a.NoInstall {
 		loops["looking after the install"] = &a.reconciling
 	}
-	return &server{log: a.log, interval: a.Interval, loops: loops, found: found, metrics: func() metrics.Source {
-		at, is := node.Directories{ConfDir: setup.ConfDir, StateDir: a.journalDir(setup)}, found()
-		return metrics.Source{Version: a.Version, Scope: inspect.Scope{Directories: at},
-			Stderr: io.Discard, InUse: is.Reason, Plugin: is.plugin, Process: true,
-			Events: a.events.counted()}
-	}}
+	return &server{log: a.log, interval: a.Interval, loops: loops, found: found,
+		metrics: func() metrics.Source {
+			at, is := node.Directories{ConfDir: setup.ConfDir, StateDir: a.journalDir(setup)}, found()
+			return metrics.Source{Version: a.Version, Scope: inspect.Scope{Directories: at},
+				Stderr: io.Discard, InUse: is.Reason, Plugin: is.plugin, Process: true,
+				Events: a.events.counted()}
+		}}
 }

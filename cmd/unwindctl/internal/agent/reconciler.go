@@ -122,8 +122,8 @@ func (r *reconciler) watch(w *fsnotify.Watcher) {
 }
 
 // matters reports whether a change of a file is one to look at. Of the plugins it is unwind, of the
-// state directory the off-switch, and of the others all but the files that durable.Replace makes: on
-// a full disk these would make the reconciler look without end.
+// state directory the off-switch, and of the others all but the files that durable.Replace makes:
+// on a full disk these would make the reconciler look without end.
 func (r *reconciler) matters(path string) bool {
 	switch dir, file := filepath.Dir(path), filepath.Base(path); dir {
 	case filepath.Clean(r.BinDir):
@@ -248,9 +248,9 @@ func (r *reconciler) remember(named string) {
 	}
 }
 
-// provider returns the provider's file: that of --conf, or the one that ours names. It returns "" if
-// that is not what the runtime would take without us, so that the plan begins with that. A file that
-// is away is waited for, and one of another directory was chosen.
+// provider returns the provider's file: that of --conf, or the one that ours names. It returns ""
+// if that is not what the runtime would take without us, so that the plan begins with that. A file
+// that is away is waited for, and one of another directory was chosen.
 func (r *reconciler) provider() string {
 	named := install.ChainFile(r.Path())
 	switch first := r.Without(r.paths); {

@@ -64,7 +64,8 @@ func (s *sweeper) sweep(ctx context.Context, confDir, stateDir string) {
 		return
 	}
 	pools, err := sweep.ReadPools(stateDir, confDir)
-	pools = slices.DeleteFunc(pools, func(p sweep.Pool) bool { return p.Plain }) // nobody asked for these
+	// nobody asked for these
+	pools = slices.DeleteFunc(pools, func(p sweep.Pool) bool { return p.Plain })
 	s.log.warnOnce("pools", "reading the pools", err)
 	s.stderr.nextRound()
 	p := inspect.Plugin(s.stderr)

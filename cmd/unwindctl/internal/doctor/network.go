@@ -105,7 +105,9 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 }
 
 // entry looks at unwind's conflist, and returns the chain if it can be used.
-func (e *examination) entry(ctx context.Context, r node.Runtime, c *netconf.Conflist) *netconf.Chain {
+func (e *examination) entry(
+	ctx context.Context, r node.Runtime, c *netconf.Conflist,
+) *netconf.Chain {
 	for _, w := range c.Unwind.Warnings() {
 		e.add("configuration", Warning, "take it out of "+c.Path, "%s", w)
 	}

@@ -16,7 +16,8 @@ import (
 // all of it, or is as it was. Its owner is this process's. The temporary file is in the same
 // directory; its name has no extension for which a runtime would load it.
 //
-//	openat(DIR, ".NAME.*.tmp", O_CREAT|O_EXCL), write, fchmod, fsync, close, rename, open(DIR), fsync, close
+//	openat(DIR, ".NAME.*.tmp", O_CREAT|O_EXCL), write, fchmod, fsync, close, rename,
+//	open(DIR), fsync, close
 func Replace(path string, content io.Reader, mode fs.FileMode) error {
 	return replace(path, content, func(f *os.File) error { return f.Chmod(mode) })
 }

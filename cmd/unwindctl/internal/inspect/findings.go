@@ -25,7 +25,7 @@ type finding struct {
 	ContainerID string        `json:"containerID,omitempty"`
 	IfName      string        `json:"ifname,omitempty"`
 	Address     string        `json:"address,omitempty"`   // of a reservation without an attachment
-	Cached      bool          `json:"cached,omitempty"`    // libcni's cache has it, and the journal does not
+	Cached      bool          `json:"cached,omitempty"`    // in libcni's cache, not in the journal
 	Addresses   []netip.Addr  `json:"addresses,omitempty"` // of one that is cached
 	Pod         *journal.Pod  `json:"pod,omitempty"`
 	State       journal.State `json:"state,omitempty"`
@@ -81,7 +81,8 @@ func PrintNoFindings(out io.Writer, of Scope, job sweep.Job) error {
 	}
 	if job.List == nil && given > 0 && err == nil {
 		_, err = fmt.Fprintf(out, "%s given out. Only the runtime knows whether their owners live: "+
-			"unwindctl sweep --dry-run%s\n", term.Plural(given, "address is", "addresses are"), of.ListFlags())
+			"unwindctl sweep --dry-run%s\n", term.Plural(given, "address is", "addresses are"),
+			of.ListFlags())
 	}
 	return err
 }

@@ -118,7 +118,8 @@ func ReadPools(ctx context.Context, from term.Streams, of Scope) ([]*Pool, error
 // readPool reads a pool. It returns one with an error if the ranges of the chain, or a part of the
 // addresses, cannot be read.
 func readPool(of sweep.Pool, n *Node) (*Pool, error) {
-	p := &Pool{Network: of.Network, Dir: of.Dir, Plain: of.Plain, Sets: []*Set{}, Reservations: []reservation{}}
+	p := &Pool{Network: of.Network, Dir: of.Dir, Plain: of.Plain, Sets: []*Set{},
+		Reservations: []reservation{}}
 	sets, rangesErr := ipam.Ranges(of.Config)
 	found, scanErr := ipam.Scan(of.Dir)
 	taken, err := ipam.Taken(of.Dir)

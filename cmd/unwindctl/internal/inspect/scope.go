@@ -46,8 +46,8 @@ func (s Scope) List(ctx context.Context, stdin io.Reader) (*alive.List, error) {
 	return nil, nil
 }
 
-// ListFlags returns the flags with which a command gets the same list, after a blank; those that ask
-// the runtime if none is given.
+// ListFlags returns the flags with which a command gets the same list, after a blank; those that
+// ask the runtime if none is given.
 func (s Scope) ListFlags() string {
 	network := ""
 	if s.Network != "" {

@@ -32,7 +32,8 @@ func (s *Snapshot) Sum(name string) (n uint64) {
 	return n
 }
 
-// ReadSnapshot reads the journal in one transaction, in which it calls check too, if that is not nil.
+// ReadSnapshot reads the journal in one transaction, in which it calls check too, if that is not
+// nil.
 func ReadSnapshot(
 	ctx context.Context, store *journal.Store, check func(*journal.Tx) error,
 ) (*Snapshot, error) {

@@ -15,8 +15,8 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// WriteConflist puts our file in place as it was planned, whole. From then on unwind is in use. It does nothing if the
-// file that is there means the same.
+// WriteConflist puts our file in place as it was planned, whole. From then on unwind is in use. It
+// does nothing if the file that is there means the same.
 //
 //  1. A plugin that another program has put behind unwind goes to the end of the provider's file. A
 //     crash here leaves it in both: it runs twice, as it may have before, rather than not at all.
@@ -59,10 +59,10 @@ func (s Setup) prepareState() error {
 }
 
 // Remove removes our file, in whatever form and whatever other programs have made of it. From then
-// on unwind is not in use. No file is no error. Plugins behind unwind are returned to the provider's
-// file first, and unwind is taken out of a copy of cilium's; if that is not possible, our file is
-// removed all the same, and the error says so. It returns what was removed, and sentences about what
-// was returned.
+// on unwind is not in use. No file is no error. Plugins behind unwind are returned to the
+// provider's file first, and unwind is taken out of a copy of cilium's; if that is not possible,
+// our file is removed all the same, and the error says so. It returns what was removed, and
+// sentences about what was returned.
 func (s Setup) Remove() (removed, said []string, err error) {
 	if c := s.CiliumCopy(); c != nil && c.OfOurs() {
 		text, takeErr := c.takeOut()

@@ -118,8 +118,8 @@ func (c *Copy) takeOut() (string, error) {
 		c.target.Path), err
 }
 
-// asList returns the keys of a list and its plugins. cilium makes a list of the configuration of one
-// plugin.
+// asList returns the keys of a list and its plugins. cilium makes a list of the configuration of
+// one plugin.
 func asList(c *netconf.Conflist) (
 	list map[string]json.RawMessage, plugins []json.RawMessage, err error,
 ) {

@@ -188,11 +188,13 @@ func (s Setup) PassesOver(r node.Runtime, chainFile string) error {
 	lacking := slices.DeleteFunc(slices.Clone(taken.Types), func(plugin string) bool {
 		return slices.Contains(chain.Types, plugin)
 	})
-	err := fmt.Errorf("without unwind the runtime would take %s, and unwind's chain is %s", first, chainFile)
+	err := fmt.Errorf("without unwind the runtime would take %s, and unwind's chain is %s", first,
+		chainFile)
 	if len(lacking) > 0 {
 		err = fmt.Errorf("pods start without %s: %w", strings.Join(lacking, ", "), err)
 	}
-	return term.WithHint("unwindctl install takes that file, and so does an agent without --conf", "%w", err)
+	return term.WithHint("unwindctl install takes that file, and so does an agent without --conf",
+		"%w", err)
 }
 
 // readSource reads the provider's conflist, and the chain in it as unwind would.

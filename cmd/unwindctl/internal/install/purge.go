@@ -13,8 +13,8 @@ import (
 	"cni-unwind/journal"
 )
 
-// checkPurge is an error if the state directory is still needed: by attachments, or by an agent, for
-// which the off-switch is there.
+// checkPurge is an error if the state directory is still needed: by attachments, or by an agent,
+// for which the off-switch is there.
 func checkPurge(ctx context.Context, stateDir string) error {
 	store := &journal.Store{Dir: stateDir}
 	if pid := store.AgentProcess(); pid != "" {

@@ -64,8 +64,8 @@ func ReasonOf(err error) Reason {
 //
 //  1. Somebody has switched unwind off.
 //  2. cilium has copied our file into its own, in which unwind would call itself.
-//  3. cilium has renamed our file, as it does with all others unless cni.exclusive is false. It would
-//     do so again at once, so the file is not written again before somebody says so.
+//  3. cilium has renamed our file, as it does with all others unless cni.exclusive is false. It
+//     would do so again at once, so the file is not written again before somebody says so.
 func (s Setup) Obstacle(stateDir string) *Obstacle {
 	if off := ReadOff(cmp.Or(stateDir, s.stateDir())); off != nil {
 		return NewObstacle(Off, "unwindctl on", "%s", off)
@@ -74,9 +74,10 @@ func (s Setup) Obstacle(stateDir string) *Obstacle {
 		return c.Obstacle()
 	}
 	if path := s.renamed(); path != "" {
-		return NewObstacle(CiliumExclusive, "install cilium with cni.exclusive=false, then unwindctl on: "+
-			"scripts/providers/cilium.md", "cilium has renamed unwind's file to %s: pods do not go "+
-			"through unwind", path)
+		return NewObstacle(CiliumExclusive,
+			"install cilium with cni.exclusive=false, then unwindctl on: "+
+				"scripts/providers/cilium.md", "cilium has renamed unwind's file to %s: pods do not go "+
+				"through unwind", path)
 	}
 	return nil
 }

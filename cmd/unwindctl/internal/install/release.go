@@ -32,9 +32,9 @@ func (s Setup) PluginVersion(ctx context.Context) string {
 	return versionOf(about)
 }
 
-// KeepsInstalled returns why an agent leaves the plugin that is installed, of a version, as it is, ""
-// if it may put its own in the place of that: an agent that is older than an install does not undo
-// it. A plugin that does not run, or is not unwind, has no version, and is not kept.
+// KeepsInstalled returns why an agent leaves the plugin that is installed, of a version, as it is,
+// "" if it may put its own in the place of that: an agent that is older than an install does not
+// undo it. A plugin that does not run, or is not unwind, has no version, and is not kept.
 func (s Setup) KeepsInstalled(theirs, about string) (why string) {
 	own := versionOf(about)
 	switch order, known := CompareReleases(theirs, own); {

@@ -56,8 +56,9 @@ func (c *changes) print(out io.Writer, format term.Format) error {
 	return err
 }
 
-// Uninstall switches unwind off: it writes the off-switch, so that no agent installs again, and then
-// removes our conflist. Without OffOnly it also removes the binary if nothing names it any more.
+// Uninstall switches unwind off: it writes the off-switch, so that no agent installs again, and
+// then removes our conflist. Without OffOnly it also removes the binary if nothing names it any
+// more.
 func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 	r, err := o.Find("/")
 	if err != nil {

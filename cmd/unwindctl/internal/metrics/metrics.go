@@ -27,7 +27,7 @@ type Source struct {
 	InUse   install.Reason // "" if this program does not keep unwind installed
 	Plugin  string         // the version of the plugin that is installed, "" if that is not known
 
-	Process bool              // print also the metrics of this process and of Go, as client_golang has them
+	Process bool              // with client_golang's metrics of the process and of Go
 	Events  map[string]uint64 // of Kubernetes, by result; nil if this program posts none
 }
 

@@ -51,8 +51,9 @@ func (w *Directories) resolve(root string) (err error) {
 	return err
 }
 
-// firstInstalled returns the first runtime's directory of conflists that has unwind in it, with that
-// conflist, or else the first directory. What of the runtimes cannot be read is told by doctor.
+// firstInstalled returns the first runtime's directory of conflists that has unwind in it, with
+// that conflist, or else the first directory. What of the runtimes cannot be read is told by
+// doctor.
 func firstInstalled(root string, find func(string) ([]Runtime, error)) (
 	dir string, ours *netconf.Conflist,
 ) {
@@ -66,8 +67,8 @@ func firstInstalled(root string, find func(string) ([]Runtime, error)) (
 	return found[0].ConfDir, nil
 }
 
-// All returns the directories of conflists of all runtimes, ConfDir first, if that is one of theirs;
-// else ConfDir alone.
+// All returns the directories of conflists of all runtimes, ConfDir first, if that is one of
+// theirs; else ConfDir alone.
 func (w *Directories) All() []string {
 	all := []string{w.ConfDir}
 	found, _ := read("/") // what of it cannot be read is told by doctor

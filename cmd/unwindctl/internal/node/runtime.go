@@ -20,8 +20,8 @@ const (
 	DefaultBinDir  = "/opt/cni/bin"
 )
 
-// Runtime is a runtime as itself or its configuration describes it. Paths are the runtime's own, without the
-// root below which it was found.
+// Runtime is a runtime as itself or its configuration describes it. Paths are the runtime's own,
+// without the root below which it was found.
 type Runtime struct {
 	Name     string   // containerd, cri-o, k3s, ...
 	Config   string   // the socket or file that says so; "" if defaults are taken
@@ -102,8 +102,8 @@ func (r Runtime) CNIVersion(ctx context.Context) string {
 
 // SweepAdvice says whether anybody asks for a sweep without being told to. containerd passes STATUS
 // on since 2.0 (go-cni cni.go Status), each time that a kubelet asks for its status. CRI-O calls GC
-// at its start, and STATUS for as long as it is ready only since 1.36, with a cni_status_grace_period
-// (cri-o internal/config/cnimgr/cnimgr.go). The others call neither.
+// at its start, and STATUS for as long as it is ready only since 1.36, with a
+// cni_status_grace_period (cri-o internal/config/cnimgr/cnimgr.go). The others call neither.
 func (r Runtime) SweepAdvice(ctx context.Context) string {
 	major, minor := r.version(ctx)
 	switch {

@@ -1,5 +1,6 @@
-// Package probe asks the store of whereabouts, in the API of Kubernetes, which addresses it keeps for
-// an attachment. It only looks. From there it also reads the NetworkAttachmentDefinitions of Multus.
+// Package probe asks the store of whereabouts, in the API of Kubernetes, which addresses it keeps
+// for an attachment. It only looks. From there it also reads the NetworkAttachmentDefinitions of
+// Multus.
 package probe
 
 import (
@@ -35,10 +36,10 @@ type Prober struct {
 }
 
 // Held returns the addresses that whereabouts keeps for an attachment, in order. asked is false if
-// the package has no store for the configuration: node slices, the datastore etcd, a kubeconfig whose
-// token a program gives. An error means that the store cannot be asked now: asked is true, and the
-// addresses may be kept or not. It names the host of the API, or the file, and the reason, and no
-// secret.
+// the package has no store for the configuration: node slices, the datastore etcd, a kubeconfig
+// whose token a program gives. An error means that the store cannot be asked now: asked is true,
+// and the addresses may be kept or not. It names the host of the API, or the file, and the reason,
+// and no secret.
 //
 // Each question reads whole pools from a quorum of etcd (a GET without a resourceVersion), so no
 // answer is older than the question. The network is in no key of whereabouts.

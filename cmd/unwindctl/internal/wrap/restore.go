@@ -43,7 +43,8 @@ func restore(list []byte) ([]byte, error) {
 	if !ok || string(chain.raw) == "null" {
 		if _, ok := member(entry, "chainFile"); ok {
 			return nil, errors.New(
-				`it has "chainFile" and no "chain", so there is nothing to unwrap; remove the file to switch unwind off`)
+				`it has "chainFile" and no "chain", so there is nothing to unwrap; ` +
+					`remove the file to switch unwind off`)
 		}
 		return nil, errors.New(`key "chain" is missing`)
 	}
