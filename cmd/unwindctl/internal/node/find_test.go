@@ -120,9 +120,11 @@ func TestFindRuntimes(t *testing.T) {
 				r.Problems = []string{"k0s does not answer at /run/k0s/containerd.sock, and /run/k0s/containerd-cri.toml may change its directories: "}
 			})},
 		{"Talos", map[string]string{nodetest.TalosConfig: "version = 3\nimports = ['/etc/cri/conf.d/cri.toml']\n", nodetest.ContainerdSocket[1:]: "",
+			"etc/cri/conf.d/cri.toml": "version = 3\n[plugins.'io.containerd.cri.v1.runtime']\nenable_cdi = true\n",
 			nodetest.ContainerdConfig: "version = 3\ndisabled_plugins = ['io.containerd.cri.v1.images', 'io.containerd.cri.v1.runtime', 'io.containerd.grpc.v1.cri']\n"},
 			standard(func(r *Runtime) {
 				r.Name, r.Config, r.Kubelet, r.Major = "talos", "/"+nodetest.TalosConfig, true, 2
+				r.Problems = []string{"talos does not answer at /run/containerd/containerd.sock, and /etc/cri/conf.d/cri.toml may change its directories: "}
 			})},
 		{"Bottlerocket", map[string]string{nodetest.ContainerdConfig: "version = 3\nimports = ['/etc/containerd/config.d/*.toml']\n[grpc]\naddress = '/run/containerd/containerd.sock'\n" +
 			"[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = [ '/opt/cni/bin' ]\nconf_dir = '/etc/cni/net.d'\n", "var/lib/kubelet/": "",
