@@ -81,7 +81,7 @@ import() {
 	on_node "mkdir -p $dir && cat >$dir/image.tar" <"$archive"
 	on_node "
 		PATH=\$PATH:/var/lib/rancher/rke2/bin
-		for ctr in ctr 'k3s ctr' 'microk8s ctr' 'ctr -a /run/k3s/containerd/containerd.sock'; do
+		for ctr in ctr 'k3s ctr' 'microk8s ctr' 'k0s ctr' 'ctr -a /run/k3s/containerd/containerd.sock'; do
 			\$ctr -n k8s.io images import $dir/image.tar 2>/dev/null && exit
 		done
 		skopeo copy oci-archive:$dir/image.tar containers-storage:$image" ||

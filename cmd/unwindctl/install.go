@@ -19,7 +19,8 @@ func installCommand() *cobra.Command {
 			"alone; without a runtime of CRI it is 00-unwind.conflist, a list, which podman\n" +
 			"needs. unwindctl itself goes into --program-dir.\n\n" +
 			"The directories are those of the runtime's configuration: containerd (also\n" +
-			"GKE's), CRI-O (also OpenShift's), k3s, RKE2, MicroK8s, nerdctl, podman, Nomad.\n" +
+			"GKE's), CRI-O (also OpenShift's), k3s, RKE2, MicroK8s, k0s, Talos, nerdctl,\n" +
+			"podman, Nomad.\n" +
 			"Pods that already run are not touched. install can be repeated at any time: it\n" +
 			"changes only what is not right yet, and keeps keys that were added to unwind's\n" +
 			"entry.\n\n" +

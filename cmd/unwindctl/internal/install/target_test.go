@@ -76,6 +76,9 @@ func TestForm(t *testing.T) {
 	}{
 		{"containerd 2", map[string]string{nodetest.ContainerdConfig: "version = 3\n[grpc]\naddress = '/none'\n"}, Target{}, "00-unwind.json", "1.1.0"},
 		{"k3s", map[string]string{nodetest.K3sConfig: "version = 2\n[grpc]\naddress = '/none'\n"}, Target{}, "00-unwind.json", ""},
+		{"k0s", map[string]string{nodetest.K0sConfig: "version = 3\n[grpc]\naddress = '/none'\n"}, Target{}, "00-unwind.json", "1.1.0"},
+		{"Talos", map[string]string{nodetest.TalosConfig: "version = 3\n[grpc]\naddress = '/none'\n",
+			nodetest.ContainerdConfig: "version = 3\ndisabled_plugins = ['io.containerd.cri.v1.runtime']\n"}, Target{}, "00-unwind.json", "1.1.0"},
 		{"CRI-O", map[string]string{"etc/crio/crio.conf": "[crio.api]\nlisten = '/none'\n"}, Target{}, "00-unwind.json", ""},
 		{"podman", podman, Target{}, "00-unwind.conflist", ""},
 		{"nerdctl", map[string]string{"var/lib/nerdctl/": ""}, Target{}, "00-unwind.conflist", ""},

@@ -18,7 +18,7 @@ var criPlugins = []string{"io.containerd.cri.v1.runtime", "io.containerd.grpc.v1
 // findContainerd finds a containerd of its own. GKE's has its plugins in /home/kubernetes/bin. A
 // containerd whose CRI plugin is off (as in Docker's package) does not count: no pod comes to it.
 func findContainerd(root string) (*Runtime, error) {
-	const config, socket = "/etc/containerd/config.toml", "/run/containerd/containerd.sock"
+	const config, socket = "/etc/containerd/config.toml", containerdSocket
 	// the last is the directory that its CRI plugin makes
 	if !anyExists(root, config, socket, "/var/lib/containerd/io.containerd.grpc.v1.cri") {
 		return nil, nil
@@ -49,13 +49,30 @@ func findRKE2(root string) (*Runtime, error) {
 // socket).
 func findMicroK8s(root string) (*Runtime, error) {
 	return findBundled(root, "microk8s", microK8sDir+"/current/args/containerd.toml",
-		microK8sDir+"/common/run/containerd.sock")
+		microK8sSocket)
+}
+
+// findK0s finds the containerd for which k0s writes a configuration at each start. It names no
+// directory of CNI; up to 1.35 it imports a file that does (k0s pkg/component/worker/containerd,
+// pkg/config/cfgvars.go for the socket).
+func findK0s(root string) (*Runtime, error) {
+	return findBundled(root, "k0s", "/etc/k0s/containerd.toml", k0sSocket)
+}
+
+// findTalos finds the containerd that runs the pods of Talos. /etc/containerd is that of Talos' own
+// services, without CRI (talos hack/containerd.toml, hack/cri-containerd.toml,
+// pkg/machinery/constants for the socket).
+func findTalos(root string) (*Runtime, error) {
+	return findBundled(root, "talos", "/etc/cri/containerd.toml", containerdSocket)
 }
 
 const (
-	k3sDir      = "/var/lib/rancher/k3s"
-	k3sSocket   = "/run/k3s/containerd/containerd.sock"
-	microK8sDir = "/var/snap/microk8s"
+	containerdSocket = "/run/containerd/containerd.sock"
+	k0sSocket        = "/run/k0s/containerd.sock"
+	k3sDir           = "/var/lib/rancher/k3s"
+	k3sSocket        = "/run/k3s/containerd/containerd.sock"
+	microK8sDir      = "/var/snap/microk8s"
+	microK8sSocket   = microK8sDir + "/common/run/containerd.sock"
 )
 
 // findBundled finds a containerd that a distribution of Kubernetes brings with it.

@@ -28,12 +28,11 @@ const criTimeout = 10 * time.Second
 // maxCRIMessage bounds the runtime's answer, in bytes, as kubelet does.
 const maxCRIMessage = 16 << 20
 
-// CRISockets are the sockets of runtimes of Kubernetes: containerd, CRI-O, k3s and RKE2, k0s,
-// MicroK8s, cri-dockerd.
+// CRISockets are the sockets of runtimes of Kubernetes: containerd (also of Talos), CRI-O, k3s and
+// RKE2, k0s, MicroK8s, cri-dockerd.
 var CRISockets = []string{
-	"/run/containerd/containerd.sock", "/run/crio/crio.sock", "/run/k3s/containerd/containerd.sock",
-	"/run/k0s/containerd.sock",
-	"/var/snap/microk8s/common/run/containerd.sock", "/run/cri-dockerd.sock",
+	containerdSocket, "/run/crio/crio.sock", k3sSocket, k0sSocket, microK8sSocket,
+	"/run/cri-dockerd.sock",
 }
 
 // ErrNoRuntime means that no runtime listens. It is no error where a runtime need not be there.

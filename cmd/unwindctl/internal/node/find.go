@@ -26,8 +26,8 @@ func find(root string, ask func(*Runtime, string) bool) ([]Runtime, error) {
 	var found []Runtime
 	var errs []error
 	for _, look := range []func(string) (*Runtime, error){
-		findContainerd, findCRIO, findK3s, findRKE2, findMicroK8s, findNerdctl, findPodman,
-		findNomad,
+		findContainerd, findCRIO, findK3s, findRKE2, findMicroK8s, findK0s, findTalos, findNerdctl,
+		findPodman, findNomad,
 	} {
 		r, err := look(root)
 		if r != nil && ask(r, root) {

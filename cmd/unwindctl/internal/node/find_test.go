@@ -2,6 +2,7 @@ package node
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -107,6 +108,30 @@ func TestFindRuntimes(t *testing.T) {
 				r.Kubelet = true
 				r.ConfDir, r.BinDirs = "/var/snap/microk8s/current/args/cni-network", []string{"/var/snap/microk8s/current/opt/cni/bin"}
 			})},
+		{"k0s", map[string]string{nodetest.K0sConfig: "# k0s_managed=true\nversion = 3\nimports = ['/etc/k0s/containerd.d/*.toml']\n" +
+			"[plugins.'io.containerd.cri.v1.images'.pinned_images]\nsandbox = 'registry.k8s.io/pause:3.10'\n[plugins.'io.containerd.cri.v1.runtime']\n", "etc/k0s/containerd.d/": ""},
+			standard(func(r *Runtime) {
+				r.Name, r.Config, r.Socket, r.Kubelet, r.Major = "k0s", "/"+nodetest.K0sConfig, "/run/k0s/containerd.sock", true, 2
+			})},
+		{"k0s 1.35", map[string]string{nodetest.K0sConfig: "# k0s_managed=true\nversion = 2\nimports = ['/run/k0s/containerd-cri.toml']\n",
+			"run/k0s/containerd-cri.toml": "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.cni]\nbin_dir = '/opt/cni/bin'\nconf_dir = '/etc/cni/net.d'\n"},
+			standard(func(r *Runtime) {
+				r.Name, r.Config, r.Socket, r.Kubelet = "k0s", "/"+nodetest.K0sConfig, "/run/k0s/containerd.sock", true
+				r.Problems = []string{"k0s does not answer at /run/k0s/containerd.sock, and /run/k0s/containerd-cri.toml may change its directories: "}
+			})},
+		{"Talos", map[string]string{nodetest.TalosConfig: "version = 3\nimports = ['/etc/cri/conf.d/cri.toml']\n", nodetest.ContainerdSocket[1:]: "",
+			"etc/cri/conf.d/cri.toml": "version = 3\n[plugins.'io.containerd.cri.v1.runtime']\nenable_cdi = true\n",
+			nodetest.ContainerdConfig: "version = 3\ndisabled_plugins = ['io.containerd.cri.v1.images', 'io.containerd.cri.v1.runtime', 'io.containerd.grpc.v1.cri']\n"},
+			standard(func(r *Runtime) {
+				r.Name, r.Config, r.Kubelet, r.Major = "talos", "/"+nodetest.TalosConfig, true, 2
+				r.Problems = []string{"talos does not answer at /run/containerd/containerd.sock, and /etc/cri/conf.d/cri.toml may change its directories: "}
+			})},
+		{"Bottlerocket", map[string]string{nodetest.ContainerdConfig: "version = 3\nimports = ['/etc/containerd/config.d/*.toml']\n[grpc]\naddress = '/run/containerd/containerd.sock'\n" +
+			"[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = [ '/opt/cni/bin' ]\nconf_dir = '/etc/cni/net.d'\n", "var/lib/kubelet/": "",
+			"etc/host-containerd/config.toml": "version = 2\ndisabled_plugins = ['io.containerd.grpc.v1.cri']\n"},
+			standard(func(r *Runtime) { r.Kubelet, r.Major = true, 2 })},
+		{"Flatcar", map[string]string{"usr/share/containerd/config.toml": "version = 2\n", nodetest.ContainerdSocket[1:]: "", "var/lib/kubelet/": ""},
+			standard(func(r *Runtime) { r.Config, r.Kubelet = "", true })},
 		{"CRI-O without a configuration", map[string]string{"run/crio/crio.sock": ""}, crio(func(r *Runtime) { r.Config = "" })},
 		{"CRI-O", map[string]string{
 			"etc/crio/crio.conf":           "[crio.network]\nnetwork_dir = \"/main/\"\nplugin_dirs = [\"/m1\", \"/m2\"]\n[crio.api]\nlisten = \"unix:///s\"\n",
@@ -152,6 +177,25 @@ func TestFindRuntimes(t *testing.T) {
 			t.Parallel()
 			finds(t, c.files, c.want)
 		})
+	}
+}
+
+// TestCRISockets: install knows each runtime whose socket --cri auto knows, and the other way round.
+// cri-dockerd has no directories of its own.
+func TestCRISockets(t *testing.T) {
+	t.Parallel()
+	found, err := Find(nodetest.Root(t, map[string]string{nodetest.ContainerdConfig: "", "etc/crio/crio.conf": "", nodetest.K3sConfig: "", nodetest.K0sConfig: "",
+		nodetest.TalosConfig: "", "var/lib/rancher/rke2/agent/etc/containerd/config.toml": "", "var/snap/microk8s/current/args/containerd.toml": ""}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	install := []string{"/run/cri-dockerd.sock"}
+	for _, r := range found {
+		install = append(install, strings.Replace(r.Socket, "/var/run/", "/run/", 1)) // CRI-O's default
+	}
+	slices.Sort(install)
+	if diff := cmp.Diff(slices.Compact(install), slices.Sorted(slices.Values(CRISockets))); diff != "" {
+		t.Errorf("-of the runtimes that install knows +of --cri auto:\n%s", diff)
 	}
 }
 
