@@ -221,7 +221,7 @@ func TestRunTwice(t *testing.T) {
 	n.await(nodetest.First)
 	second := n.agent(home, "--listen", "127.0.0.1:0")
 	eventually(t, "the second one waits", func() bool {
-		return second.says(fmt.Sprintf("another agent on this node (process %d) looks after", first.cmd.Process.Pid)) == 1
+		return second.says(fmt.Sprintf("another agent on this node (process %d) manages", first.cmd.Process.Pid)) == 1
 	})
 	if got := second.get("/readyz"); got != "503 Service Unavailable\nunwind is not in use: another-agent\n" {
 		t.Errorf("readyz: %s", got)
@@ -401,7 +401,7 @@ func TestRunFollows(t *testing.T) {
 			if got := min(r.says("level=WARN"), 1); got != c.warns && c.warns >= 0 {
 				t.Errorf("%d warnings", got)
 			}
-			eventually(t, "that it is over", func() bool { return r.says(`msg="in order again"`) == min(r.says("level=WARN"), 1) })
+			eventually(t, "that it is over", func() bool { return r.says(`msg=recovered`) == min(r.says("level=WARN"), 1) })
 		})
 	}
 }

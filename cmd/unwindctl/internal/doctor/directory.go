@@ -66,7 +66,7 @@ func (e *examination) directory() bool {
 			"a damaged journal was set aside: %s", strings.Join(aside, ", "))
 	}
 	if pid := (&journal.Store{Dir: e.StateDir}).AgentProcess(); pid != "" {
-		e.add("agent", OK, "", "process %s runs the agent, which keeps unwind installed", pid)
+		e.add("agent", OK, "", "process %s keeps unwind installed", pid)
 	}
 	_, err = os.Stat(filepath.Join(e.StateDir, "journal.db"))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -83,7 +83,7 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 		case err != nil:
 			e.add("network", Failure, "correct that key", "%s: %v", path, err)
 		case ours != nil:
-			e.add("network", Warning, "keep one of them", "%s has unwind too, after %s", path,
+			e.add("network", Warning, "keep one of them", "%s also runs unwind, after %s", path,
 				ours.Path)
 		default:
 			ours = c
@@ -204,7 +204,7 @@ func (e *examination) plugins(ctx context.Context, r node.Runtime, chain *netcon
 		asked[name] = true
 		path := inDirs(r.BinDirs, name)
 		if path == "" {
-			e.add("plugins", Failure, "install it; without it no pod can start", "%s is in none of %s",
+			e.add("plugins", Failure, "install it; without it no pod can start", "%s not found in %s",
 				name, strings.Join(r.BinDirs, ", "))
 			return
 		}

@@ -126,7 +126,7 @@ func (s Setup) checkDirectory(p *Plan) error {
 					"unwind is already installed, by %s", path)
 			}
 			return term.WithHint("put the provider's conflist back in its place first",
-				"%s runs unwind already", path)
+				"%s already runs unwind", path)
 		}
 		if filepath.Base(path) < filepath.Base(p.path) {
 			return term.WithHint(nameBefore(filepath.Base(path), filepath.Ext(p.path)),
@@ -223,14 +223,14 @@ func (s Setup) readSource(p *Plan) error {
 	}
 	switch {
 	case path == p.path || p.Source.Unwind != nil || names(p.Source.Data, p.path):
-		return term.WithHint("wrap the conflist of the network's provider", "%s runs unwind itself",
+		return term.WithHint("wrap the conflist of the network's provider", "%s already runs unwind",
 			path)
 	case p.Source.Name == "":
 		return term.WithHint(half, "%s: key \"name\" is missing", path)
 	}
 	if p.Source, err = p.behind.giveTo(p.Source); err != nil {
 		return term.WithHint("make it a list, or remove them from unwind's file", "%s are behind "+
-			"unwind and cannot be returned to %s: %w", strings.Join(p.behind.types, ", "), path, err)
+			"unwind and cannot be moved back to %s: %w", strings.Join(p.behind.types, ", "), path, err)
 	}
 	conf := netconf.Conf{Name: p.Source.Name, ChainFile: p.Source.Path}
 	if p.chain, err = conf.ParseChain(p.Source.Data, ""); err != nil {

@@ -44,7 +44,7 @@ func restore(list []byte) ([]byte, error) {
 		if _, ok := member(entry, "chainFile"); ok {
 			return nil, errors.New(
 				`it has "chainFile" and no "chain", so there is nothing to unwrap; ` +
-					`remove the file to switch unwind off`)
+					`to switch unwind off, remove the file`)
 		}
 		return nil, errors.New(`key "chain" is missing`)
 	}
