@@ -45,7 +45,7 @@ type Planned struct {
 func Plan(found []Reservation, judge func(Reservation) (dead bool, reason string)) []Planned {
 	var plan []Planned
 	for _, r := range found {
-		dead, reason := true, "host-local died before it wrote an owner: no DEL can release it"
+		dead, reason := true, "host-local died before it wrote an owner, so no DEL releases it"
 		if !r.Ownerless() {
 			dead, reason = judge(r)
 		}

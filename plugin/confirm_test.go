@@ -22,7 +22,7 @@ func (p *pod) wantConfirmation(grace time.Duration) {
 	s := e.Newest().Steps[0]
 	in := time.Duration(s.ConfirmAt - journal.BootNanos())
 	if in > grace || in < grace-time.Minute || s.LastError != "" {
-		p.Errorf("the DEL runs once more in %s, want %s; %q", in, grace, s.LastError)
+		p.Errorf("the DEL runs again in %s, want %s; %q", in, grace, s.LastError)
 	}
 	if s.ADD != journal.AddCutOff && s.RepeatAt != 0 {
 		p.Error("it counts as killed")

@@ -628,7 +628,7 @@ func TestBrakeOnANode(t *testing.T) {
 	plan p0 ADD fail-effect, p0 DEL fail; fails del removing; fails add unwinding
 	plan; boot earlier
 	kept $x_eth0 $y_eth0 $z_eth0 removing.eth0 unwinding.eth0 earlier.eth0
-	let says unwind: GC incomplete, 1 failed: 12 of the 20 live attachments of this boot seem dead, too many to be believed
+	let says unwind: GC incomplete, 1 failed: 12 of the 20 live attachments of this boot seem dead, which is implausibly many
 	fails gc list $z code=11 '$says'; kept $x_eth0 $y_eth0 $z_eth0
 	fails gc list $z code=11 '$says'; kept $x_eth0 $y_eth0 $z_eth0
 	gc list $y $z; kept $y_eth0 $z_eth0
@@ -640,7 +640,7 @@ func TestBrakeOnANode(t *testing.T) {
 func TestListNotBelieved(t *testing.T) {
 	stories(t, `
 	versions 1.1.0 1.1.0; chain p0; crowd 12; forgets
-	fails gc list 'too many to be believed'
+	fails gc list 'implausibly many'
 	entries 12; calls; leaves`)
 }
 

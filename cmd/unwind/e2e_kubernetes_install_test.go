@@ -56,7 +56,7 @@ func TestKubernetesInstall(t *testing.T) {
 	i.allNodes()
 	i.rollTo("to the next version, with pods that come and go", imageNext, versionNext)
 	i.rollTo("… and back, which the plugin follows", imageNow, versionNow)
-	i.each("a pod from before the install is deleted", func(w *e2e.Worker) string { return i.deleted(w, "before-0") })
+	i.each("the pod is older than the installation is deleted", func(w *e2e.Worker) string { return i.deleted(w, "before-0") })
 	i.each("rm 00-unwind.json", i.switchOff)
 	i.restart()
 	i.pods("off")

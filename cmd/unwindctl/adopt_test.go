@@ -235,8 +235,8 @@ func TestPlainNode(t *testing.T) {
 	for _, want := range []string{
 		"podnet (" + poolDir + "): 16 used (3 live, 13 leaked, 0 ownerless, 0 unknown)\n",
 		"13 leaked (10.77.0.5, 10.77.0.6, 10.77.0.7, 10.77.0.8, …): its owner is neither in the journal nor in the runtime's list",
-		"\n13 addresses are leaked. What would free them: unwindctl sweep --dry-run --cri " + n.socket + "\n" +
-			"What would prevent leaks: unwindctl install --dry-run\n",
+		"\n13 addresses are leaked. To see what would be freed: unwindctl sweep --dry-run --cri " + n.socket + "\n" +
+			"To prevent leaks: unwindctl install --dry-run\n",
 	} {
 		if out.code != 0 || !strings.Contains(out.stdout, want) {
 			t.Errorf("ipam: %d, want %q:\n%s%s", out.code, want, out.stdout, out.stderr)
@@ -270,13 +270,13 @@ func TestPlainNode(t *testing.T) {
 	}
 
 	out = n.ctl("sweep")
-	if want := "0 attachments, 16 that libcni's cache alone has: 13 released, 3 live.\n"; out.code != 0 || !strings.HasSuffix(out.stdout, want) {
+	if want := "0 attachments, 16 only in libcni's cache: 13 released, 3 live.\n"; out.code != 0 || !strings.HasSuffix(out.stdout, want) {
 		t.Errorf("sweep: %d, want %q\n%s%s", out.code, want, out.stdout, out.stderr)
 	}
 	if diff := cmp.Diff(before, n.look()); diff != "" {
 		t.Errorf("-before the leak +after the sweep:\n%s", diff)
 	}
-	if out := n.ctl("ipam"); !strings.Contains(out.stdout, "\nNothing is leaked.\n") {
+	if out := n.ctl("ipam"); !strings.Contains(out.stdout, "\nNo address is leaked.\n") {
 		t.Errorf("ipam: %s%s", out.stdout, out.stderr)
 	}
 	n.wantNoJournal()
@@ -535,7 +535,7 @@ func TestPlainNodeEarlierBoot(t *testing.T) {
 	n.leak("dead")
 	all := n.look()
 	n.ageBy("dead", 365*24*time.Hour)
-	if out := n.ctl("sweep"); out.code != 0 || !strings.Contains(out.stdout, "0 attachments, and 1 reserved for none that the journal knows: 1 released.") {
+	if out := n.ctl("sweep"); out.code != 0 || !strings.Contains(out.stdout, "0 attachments, and 1 with an owner that is not in the journal: 1 released.") {
 		t.Errorf("%+v", out)
 	}
 	all.Reserved = nil
@@ -630,7 +630,7 @@ func TestInContainer(t *testing.T) {
 	for _, args := range []string{"list", "sweep", "sweep --dry-run --cri auto", "ipam", "ipam --json", "history"} {
 		out := n.run(c.command(n, strings.Fields(args)...))
 		if out.code != 1 || out.stdout != "" || !strings.Contains(out.stderr, "error: this is a container without a conflist in "+
-			"/etc/cni/net.d and a journal in /var/lib/cni/unwind: it does not show what is on the node\nhint: run this on the node") {
+			"/etc/cni/net.d or a journal in /var/lib/cni/unwind: it does not show the state of the node\nhint: run this on the node") {
 			t.Errorf("%s: %+v", args, out)
 		}
 	}

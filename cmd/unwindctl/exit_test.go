@@ -249,7 +249,7 @@ func TestInterrupted(t *testing.T) {
 			if !strings.HasSuffix(stdout.String(), want) || strings.Count(stdout.String(), "\n") != workers+2 {
 				t.Errorf("stdout, want %d rows and %q:\n%s", workers, want, stdout.String())
 			}
-			want = fmt.Sprintf("error: %d attachments not tried: unwindctl sweep goes on with them", many-workers)
+			want = fmt.Sprintf("error: %d attachments not tried; run unwindctl sweep again", many-workers)
 			eventually(t, "the error", func() bool { return strings.Contains(term.String(), want) })
 			if text := term.String(); strings.Contains(text, " tried\r") || strings.Count(text, "error: ") != 1 {
 				t.Errorf("on the terminal: %q", text)

@@ -44,7 +44,7 @@ func historyCommand() *cobra.Command {
 			"  parked       a DEL waits for an address that another attachment has by now\n" +
 			"  superseded   another ADD of the same container ID came before the DEL\n" +
 			"  forgotten    given up by unwindctl forget, with pending DELs\n" +
-			"  unproven     a DEL passed, and its address is not known to be free: the store of its IPAM\n" +
+			"  unproven     a DEL passed, but its address is not known to be free: the store of its IPAM\n" +
 			"               plugin still has it, or cannot be asked\n" +
 			"  untaken      a DEL that fails has nothing to undo: the ADD took nothing\n" +
 			"  no-op        the runtime's DEL succeeded and ran no plugin; WHY has the reason\n\n" +

@@ -450,7 +450,7 @@ func TestInstallFails(t *testing.T) {
 		{"plugins read-only", (*runtimeMachine).BinDir, "", unix.MS_RDONLY, false, false, "nothing was changed: ", false},
 		{"plugins full", (*runtimeMachine).BinDir, "size=256k", 0, false, false, "no space left on device", false},
 		{"conflists read-only", (*runtimeMachine).ConfDir, "", unix.MS_RDONLY, false, false,
-			"the network is as it was, unwind is not in use: ", true},
+			"the network is unchanged, and unwind is not in use: ", true},
 		{"conflists full", (*runtimeMachine).ConfDir, "size=16k", 0, true, false, "no space left on device", true},
 		{"conflists full, one there", (*runtimeMachine).ConfDir, "size=16k", 0, true, true, "no space left on device", true},
 	} {

@@ -211,7 +211,7 @@ func TestNoLockWhilePrinting(t *testing.T) {
 				t.Errorf("the ADD took %v", took)
 			}
 			if n.entry(id) == nil {
-				t.Error("the ADD went on without the journal")
+				t.Error("the ADD continued without the journal")
 			}
 		})
 	}

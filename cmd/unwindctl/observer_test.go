@@ -152,7 +152,7 @@ func (n *machine) leftAlone(where place) {
 				n.Errorf("sweep %v of %s: %q, want unknown, %s", args, id, r, why)
 			}
 		}
-		want := fmt.Sprintf("error: nothing can be told of %d attachments: left alone, see WHY\n", len(ids))
+		want := fmt.Sprintf("error: the state of %d attachments is unknown: kept, see WHY\n", len(ids))
 		if out.code != 1 || out.stderr != want {
 			n.Errorf("sweep %v: exit code %d, %q, want 1, %q", args, out.code, out.stderr, want)
 		}

@@ -81,7 +81,7 @@ func TestRunOff(t *testing.T) {
 	if out := ctl("off", "--by", "ann"); out.code != 0 || n.Installed() != "" || offs() != "ann" {
 		t.Errorf("off: %+v", out)
 	}
-	if out := ctl("uninstall", "--purge", "--program-dir="); out.code != 1 || !out.says("which would install again") {
+	if out := ctl("uninstall", "--purge", "--program-dir="); out.code != 1 || !out.says("and would install again") {
 		t.Errorf("purge beside an agent: %+v", out)
 	}
 	out := ctl("on", "-o", "json")

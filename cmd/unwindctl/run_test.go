@@ -221,7 +221,7 @@ func TestRunTwice(t *testing.T) {
 	n.await(nodetest.First)
 	second := n.agent(home, "--listen", "127.0.0.1:0")
 	eventually(t, "the second one waits", func() bool {
-		return second.says(fmt.Sprintf("another agent of this node (process %d) looks after", first.cmd.Process.Pid)) == 1
+		return second.says(fmt.Sprintf("another agent on this node (process %d) manages", first.cmd.Process.Pid)) == 1
 	})
 	if got := second.get("/readyz"); got != "503 Service Unavailable\nunwind is not in use: another-agent\n" {
 		t.Errorf("readyz: %s", got)
@@ -321,8 +321,8 @@ func TestRunListen(t *testing.T) {
 		{[]string{"--listen", l.Addr().String()}, 1, "error: --listen: listen tcp " + l.Addr().String() + ": bind: address already in use\n"},
 		{[]string{"--listen", "nowhere"}, 1, "error: --listen: listen tcp: address nowhere: missing port in address\n"},
 		{[]string{"--interval", "0"}, 2, "error: --interval 0s is less than a second\n"},
-		{[]string{"--file", "unwind"}, 2, `error: --file "unwind" is not the name of a .json or a .conflist` + "\n"},
-		{[]string{"--no-install", "--file", "unwind"}, 2, `error: --file "unwind" is not the name of a .json or a .conflist` + "\n"},
+		{[]string{"--file", "unwind"}, 2, `error: --file "unwind" is not the name of a .json or .conflist file` + "\n"},
+		{[]string{"--no-install", "--file", "unwind"}, 2, `error: --file "unwind" is not the name of a .json or .conflist file` + "\n"},
 	} {
 		out := n.run(n.unwindctl(n.agentArgs(c.args...)...))
 		if out.code != c.code || !strings.HasPrefix(out.stderr, c.words) {
@@ -401,7 +401,7 @@ func TestRunFollows(t *testing.T) {
 			if got := min(r.says("level=WARN"), 1); got != c.warns && c.warns >= 0 {
 				t.Errorf("%d warnings", got)
 			}
-			eventually(t, "that it is over", func() bool { return r.says(`msg="in order again"`) == min(r.says("level=WARN"), 1) })
+			eventually(t, "that it is over", func() bool { return r.says(`msg=recovered`) == min(r.says("level=WARN"), 1) })
 		})
 	}
 }
@@ -498,7 +498,7 @@ func TestRunNoCRI(t *testing.T) {
 			n.await(`podnet of 10-bridge.conflist with {"bandwidth":true}`)
 			if c.name == "fails" {
 				n.sweptTwice()
-				if r.says("asking the runtime for its pods") != 1 {
+				if r.says("cannot list the runtime's pods") != 1 {
 					t.Error("that the runtime gives no list is not said once")
 				}
 			}
@@ -523,9 +523,9 @@ func TestRunElsewhere(t *testing.T) {
 	flags := []string{"--mount"}
 	there := n.newPlace(flags, flags, "umount -l "+filepath.Join(n.dir, "netns")+"/*")
 	r := n.agent(there, "--no-install")
-	eventually(t, "nothing can be told", func() bool { return r.says("nothing can be told of any attachment") > 0 })
+	eventually(t, "nothing can be told", func() bool { return r.says("the state of every attachment is unknown from here") > 0 })
 	time.Sleep(2500 * time.Millisecond)
-	if r.says("nothing can be told of any attachment") != 1 || !bytes.Equal(n.file(), before) || n.calls("DEL") > 0 {
+	if r.says("the state of every attachment is unknown from here") != 1 || !bytes.Equal(n.file(), before) || n.calls("DEL") > 0 {
 		t.Error("it is not said once, or something was done")
 	}
 	if n.Installed() != "" {

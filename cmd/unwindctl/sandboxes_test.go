@@ -104,7 +104,7 @@ func TestNoCRI(t *testing.T) {
 			n.drop("gone")
 			socket := c.socket(t)
 			out := n.sweep(home, "--cri", socket)
-			want := "error: the runtime at " + socket + " gave no list, so attachments are judged without one: "
+			want := "error: the runtime at " + socket + " gave no list of pods; judging attachments without one: "
 			if out.code != 1 || !strings.HasPrefix(out.stderr, want) || !strings.Contains(out.stderr, c.why) {
 				t.Errorf("exit code %d, %s\nwant 1, %s… %s", out.code, out.stderr, want, c.why)
 			}

@@ -1085,8 +1085,8 @@ func TestProtocol(t *testing.T) {
 		{"deleted by the plain chain", protocol{addresses: 1, crashes: 1, faults: 1, plainDEL: true}, ""},
 		{"three containers, one address", protocol{three: true, addresses: 1}, ""},
 
-		{"added again past the journal", protocol{addresses: 2, crashes: 1, off: true}, ""},
-		{"added again past the journal, one address", protocol{addresses: 1, faults: 1, off: true}, ""},
+		{"added again without a journal entry", protocol{addresses: 2, crashes: 1, off: true}, ""},
+		{"added again without a journal entry, one address", protocol{addresses: 1, faults: 1, off: true}, ""},
 		{"a path that is another's", protocol{addresses: 2, crashes: 1, path: true}, ""},
 
 		{"started early, two crashes", protocol{addresses: 1, crashes: 2, early: true}, ""},

@@ -85,10 +85,10 @@ func (f *Finding) Facts() []Fact {
 		fact("its network namespace is at its path or mounted elsewhere", ev.NetNS, looked),
 		fact("a process is in its network namespace", ev.HasProcess,
 			missing || looked && ev.Listed == tristate.No),
-		fact("the host's end of its interface is there", ev.HostLink, missing),
+		fact("the host end of its interface exists", ev.HostLink, missing),
 		fact("the runtime lists it", ev.Listed, f.listed),
 		fact("older than the grace period", ev.PastGracePeriod, here),
-		fact("added again past the journal", ev.AddedUnseen,
+		fact("added again without a journal entry", ev.AddedUnseen,
 			alive.DecideRecorded(ev).Releasable()),
 	}
 }

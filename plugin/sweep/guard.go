@@ -13,9 +13,8 @@ import (
 type MassReleaseError struct{ Dead, Live int }
 
 func (e *MassReleaseError) Error() string {
-	return fmt.Sprintf("%d of the %d live attachments of this boot seem dead, too many to be "+
-		"believed; "+
-		"they are kept. If they are dead: unwindctl sweep --force", e.Dead, e.Live)
+	return fmt.Sprintf("%d of the %d live attachments of this boot seem dead, which is implausibly "+
+		"many; they are kept. If they are dead: unwindctl sweep --force", e.Dead, e.Live)
 }
 
 // guardMassRelease keeps the live attachments of this boot if too many of them seem dead.

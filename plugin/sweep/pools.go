@@ -48,7 +48,7 @@ func PoolsOf(ch *netconf.Chain, c *netconf.Conf) []Pool {
 func (p Pool) Full(log *slog.Logger) bool {
 	full, err := ipam.Exhausted(p.Config, p.Network)
 	if err != nil {
-		log.Warn("looking for free addresses", "pool", p.Dir, "err", err)
+		log.Warn("cannot look for free addresses", "pool", p.Dir, "err", err)
 	}
 	return full
 }

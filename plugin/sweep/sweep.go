@@ -32,7 +32,7 @@ type Job struct {
 
 // ErrNotTried means that the sweep was interrupted, or its time was over, before it came to an
 // attachment.
-var ErrNotTried = errors.New("no time was left for it")
+var ErrNotTried = errors.New("not attempted: out of time")
 
 // Sweep is one running sweep.
 //
@@ -119,6 +119,6 @@ func (s *Sweep) noteEnd(ctx context.Context) {
 	if err := s.w.Journal.Update(ctx, func(tx *journal.Tx) error {
 		return tx.SetCounter(uint64(time.Now().Unix()), record.LastSweep)
 	}); err != nil {
-		s.w.Log.Debug("the time of the sweep cannot be written", "err", err)
+		s.w.Log.Debug("cannot record the time of the sweep", "err", err)
 	}
 }

@@ -76,7 +76,7 @@ func (a *agent) run(ctx context.Context) error {
 	case errors.As(err, &usage) || !a.NoInstall:
 		return err
 	default:
-		a.log.Warn("the runtime's directories are guessed", "err", err)
+		a.log.Warn("using default directories for the runtime", "err", err)
 		paths = node.Runtime{ConfDir: node.DefaultConfDir, BinDirs: []string{node.DefaultBinDir}}
 	}
 	setup, err := a.Setup(ctx, paths)
@@ -110,7 +110,7 @@ func (a *agent) run(ctx context.Context) error {
 	}
 	a.sweepEach(ctx, setup, paths)
 	loops.Wait()
-	a.log.Info("ended; what was installed stays so")
+	a.log.Info("stopped; what is installed stays")
 	return nil
 }
 
@@ -172,7 +172,7 @@ func (a *agent) journalDir(setup install.Setup) string {
 func (a *agent) server(setup install.Setup, found func() status) *server {
 	loops := map[string]*heartbeat{"sweeping": &a.sweeping}
 	if !a.NoInstall {
-		loops["looking after the install"] = &a.reconciling
+		loops["reconciling the installation"] = &a.reconciling
 	}
 	return &server{log: a.log, interval: a.Interval, loops: loops, found: found,
 		metrics: func() metrics.Source {

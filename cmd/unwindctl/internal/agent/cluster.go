@@ -35,8 +35,8 @@ type cluster struct {
 func inCluster(root string) (cluster, error) {
 	host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
 	if host == "" || port == "" {
-		return cluster{}, term.Usage("--events: this is not in a pod of Kubernetes, whose service " +
-			"account posts them: KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set")
+		return cluster{}, term.Usage("--events: not in a Kubernetes pod, whose service account posts " +
+			"Events: KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set")
 	}
 	return cluster{
 		address: net.JoinHostPort(host, port),
@@ -48,7 +48,7 @@ func inCluster(root string) (cluster, error) {
 func (c cluster) client() (client *http.Client, token string, err error) {
 	secret, err := readStart(filepath.Join(c.dir, "token"), 64<<10)
 	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("the pod has no token, which the chart's events: true gives it: %w", err)
+		err = fmt.Errorf("the pod has no service account token (chart value events: true): %w", err)
 	}
 	if err != nil {
 		return nil, "", err

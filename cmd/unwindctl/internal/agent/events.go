@@ -82,7 +82,7 @@ func (e *events) run(ctx context.Context, stateDir func() string) {
 	for ctx.Err() == nil {
 		found, err := notices(ctx, stateDir())
 		if ctx.Err() == nil {
-			e.log.warnOnce("events journal", "reading the journal for Events", err)
+			e.log.warnOnce("events journal", "cannot read the journal for Events", err)
 		}
 		e.round(ctx, found, time.Now())
 		select {
@@ -92,7 +92,7 @@ func (e *events) run(ctx context.Context, stateDir func() string) {
 	}
 }
 
-const postingEvents = "posting Events"
+const postingEvents = "cannot post Events"
 
 // notices returns what Events may be posted about, pending DELs first, then the oldest first.
 func notices(ctx context.Context, stateDir string) (found []notice, err error) {
@@ -109,7 +109,7 @@ func notices(ctx context.Context, stateDir string) (found []notice, err error) {
 		return errors.Join(tx.History(func(h journal.Event) error {
 			if h.Kind == journal.RolledBack && len(h.Plugins) > 0 {
 				add(h.Key, h.Pod, "UnwindRolledBack", h.Plugins[0], h.At,
-					h.Reason+"; unwind has undone it, as far as it could")
+					h.Reason+"; unwind has undone it as far as possible")
 			}
 			return nil
 		}), tx.Outlines(func(o journal.Outline, err error) error {
@@ -124,7 +124,7 @@ func notices(ctx context.Context, stateDir string) (found []notice, err error) {
 				for _, s := range g.Steps {
 					if why := whyPending(s); why != "" {
 						add(entry.Key, entry.Pod, "UnwindDELPending", s.Type, entry.Since, fmt.Sprintf(
-							"the DEL of %s is pending, and unwind tries it again: %s", s.Type, why))
+							"the DEL of %s is pending; unwind retries it: %s", s.Type, why))
 					}
 				}
 			}
@@ -151,7 +151,7 @@ func whyPending(s journal.Step) string {
 	case journal.StepUnproven:
 		return "it passed, but " + s.Unproven
 	case journal.StepParked:
-		return "it waits, since another pod has the address"
+		return "waiting: another pod has the address"
 	}
 	return ""
 }
@@ -195,8 +195,8 @@ func (e *events) round(ctx context.Context, found []notice, now time.Time) {
 		e.log.changed("events dropped", "")
 	}
 	if dropped > 0 && e.log.changed("events dropped", "some") {
-		e.log.Warn("there are more Events than a node may post: the rest is dropped, and in unwindctl "+
-			"history", "dropped", dropped)
+		e.log.Warn("Event rate limit reached: dropping Events; unwindctl history has all",
+			"dropped", dropped)
 	}
 }
 
@@ -215,8 +215,8 @@ func (e *events) post(ctx context.Context, n *notice) bool {
 		result = "posted"
 	case ending || code == http.StatusNotFound: // the pod's namespace is, or will be, gone
 	case code == http.StatusForbidden:
-		err = errors.New("403 Forbidden: the service account may not create events; the chart's " +
-			"events: true gives it a ClusterRole with that right alone")
+		err = errors.New("403 Forbidden: the service account may not create events; the chart value " +
+			"events: true grants only that right")
 	default:
 		err = fmt.Errorf("the API server's answer is %d %s", code, http.StatusText(code))
 	}

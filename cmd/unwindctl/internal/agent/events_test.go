@@ -197,7 +197,7 @@ func TestEvents(t *testing.T) {
 	}
 	failed := `eth0 of network podnet: its ADD failed: plugin type="portmap" failed (add): no?[31m chain `
 	wanted := []object{
-		want("UnwindDELPending", removing, "eth0 of network podnet: the DEL of portmap is pending, and unwind tries it again: iptables: gone"),
+		want("UnwindDELPending", removing, "eth0 of network podnet: the DEL of portmap is pending; unwind retries it: iptables: gone"),
 		want("UnwindRolledBack", rollback, failed+strings.Repeat("é", (mostMessage-len("…")-len(failed))/2)+"…"),
 	}
 	var got []object
@@ -305,7 +305,7 @@ func TestEventsAnswers(t *testing.T) {
 		failed uint64
 		log    string
 	}{
-		{403, "", 2, 2, "the service account may not create events; the chart's events: true"},
+		{403, "", 2, 2, "the service account may not create events; the chart value events: true"},
 		{403, ending, 2, 2, ""},
 		{404, "", 2, 2, ""},
 		{422, strings.Repeat("x", 1<<20), 2, 2, "422 Unprocessable Entity"},
@@ -395,14 +395,14 @@ func TestEventsToken(t *testing.T) {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 	p.are(t, 3, 0, 1)
-	if got := p.text.String(); !strings.Contains(got, "ca.crt has no certificate") || !strings.Contains(got, "in order again") {
+	if got := p.text.String(); !strings.Contains(got, "ca.crt has no certificate") || !strings.Contains(got, "recovered") {
 		t.Errorf("log:\n%s", got)
 	}
 	if err := os.Remove(filepath.Join(s.dir, "token")); err != nil {
 		t.Fatal(err)
 	}
 	p.round(t.Context(), rolledBack(now, "e"), now)
-	if got := p.text.String(); !strings.Contains(got, "the pod has no token, which the chart's events: true gives it") {
+	if got := p.text.String(); !strings.Contains(got, "the pod has no service account token (chart value events: true)") {
 		t.Errorf("log:\n%s", got)
 	}
 	if err := os.Symlink("..data/token", filepath.Join(s.dir, "token")); err != nil {

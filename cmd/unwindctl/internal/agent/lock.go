@@ -25,8 +25,8 @@ func (r *reconciler) alone() bool {
 		if r.lock.InPlace() {
 			return true
 		}
-		r.log.Warn("the lock of this agent was removed, perhaps with the state directory: both "+
-			"are made again", "path", r.lock.Path())
+		r.log.Warn("the agent's lock was removed, perhaps with the state directory; recreating both",
+			"path", r.lock.Path())
 	}
 	lock, err := store.LockAgent()
 	r.unlock()
@@ -34,7 +34,8 @@ func (r *reconciler) alone() bool {
 	const waiting = "waiting to install"
 	if !errors.Is(err, journal.ErrBusy) {
 		r.log.warnOnce("another agent", waiting, nil)
-		r.log.warnOnce("lock", "a second agent of this node would not wait for this one", err)
+		r.log.warnOnce("lock", "cannot lock: a second agent on this node would not wait for this one",
+			err)
 		return true
 	}
 	r.source = nil // what the other agent makes of it is not somebody's switching off
@@ -42,8 +43,9 @@ func (r *reconciler) alone() bool {
 	if pid := store.AgentProcess(); pid != "" {
 		process = " (process " + pid + ")"
 	}
-	r.log.warnOnce("another agent", waiting, fmt.Errorf("another agent of this node%s looks after "+
-		"%s: there must be one; this one goes on when that has ended", process, r.ConfDir))
+	r.log.warnOnce("another agent", waiting,
+		fmt.Errorf("another agent on this node%s manages %s: only one may run; waiting for it to end",
+			process, r.ConfDir))
 	return false
 }
 
@@ -64,8 +66,8 @@ func (r *reconciler) warnOfStateDir() {
 		return
 	}
 	if r.log.changed("state directory", c.Unwind.StateDir) {
-		r.log.Warn("unwind's conflist named another state directory: this agent sweeps its own "+
-			"alone, and an agent that was given the other one writes against this one",
+		r.log.Warn("unwind's conflist named another state directory: this agent sweeps only its own, "+
+			"and an agent with the other one would conflict with it",
 			"was", c.Unwind.StateDir, "is", r.StateDir)
 	}
 }

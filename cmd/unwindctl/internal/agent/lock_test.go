@@ -60,10 +60,10 @@ func TestReconcileAlone(t *testing.T) {
 		t.Errorf("alone: %q", got)
 	}
 	stop()
-	if n := k.says(fmt.Sprintf("another agent of this node (process %d) looks after %s", os.Getpid(), k.Dirs.ConfDir())); n != 1 {
+	if n := k.says(fmt.Sprintf("another agent on this node (process %d) manages %s", os.Getpid(), k.Dirs.ConfDir())); n != 1 {
 		t.Errorf("said %d times:\n%s", n, k.log)
 	}
-	if n := k.says("another agent"); n != 1 || k.says(`"in order again" was="waiting to install"`) != 1 {
+	if n := k.says("another agent"); n != 1 || k.says(`recovered was="waiting to install"`) != 1 {
 		t.Errorf("said %d times, or not that it is over:\n%s", n, k.log)
 	}
 	if err := otherAgent(k, []string{"lock"}); err != nil { // the end of run gave it back

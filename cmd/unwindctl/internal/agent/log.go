@@ -37,7 +37,7 @@ func (d *dedupLogger) changed(thing, state string) bool {
 func (d *dedupLogger) warnOnce(thing, msg string, err error) {
 	switch {
 	case err == nil && d.changed(thing, ""):
-		d.Info("in order again", "was", msg)
+		d.Info("recovered", "was", msg)
 	case err != nil && d.changed(thing, withoutNumbers(err.Error())):
 		d.Warn(msg, "err", err)
 	}

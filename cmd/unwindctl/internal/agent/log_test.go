@@ -20,7 +20,7 @@ func TestDedupLogger(t *testing.T) {
 	for line := range strings.Lines(log.String()) {
 		got = append(got, line[strings.Index(line, "level="):])
 	}
-	want := "level=WARN msg=looking err=\"no a1\"\nlevel=WARN msg=looking err=\"no b\"\nlevel=INFO msg=\"in order again\" was=looking\n" +
+	want := "level=WARN msg=looking err=\"no a1\"\nlevel=WARN msg=looking err=\"no b\"\nlevel=INFO msg=recovered was=looking\n" +
 		"level=WARN msg=looking err=\"no a3\"\n"
 	if strings.Join(got, "") != want {
 		t.Errorf("got\n%s", strings.Join(got, ""))

@@ -75,7 +75,7 @@ func (r *reconciler) run(ctx context.Context) {
 	var events <-chan fsnotify.Event
 	var lost <-chan error
 	if err != nil {
-		r.log.Warn("directories cannot be watched; they are looked at each interval", "err", err)
+		r.log.Warn("cannot watch directories; polling them every interval", "err", err)
 	} else {
 		events, lost = watcher.Events, watcher.Errors
 		defer watcher.Close()
@@ -98,7 +98,7 @@ func (r *reconciler) run(ctx context.Context) {
 				soon = true
 			}
 		case err := <-lost:
-			r.log.warnOnce("lost", "watching a directory", err)
+			r.log.warnOnce("lost", "cannot watch a directory", err)
 			look.Reset(debounce)
 			soon = true
 		case <-look.C:
@@ -118,7 +118,7 @@ func (r *reconciler) watch(w *fsnotify.Watcher) {
 		err = errors.Join(err, w.Add(filepath.Dir(r.conf)))
 	}
 	_ = w.Add(r.stateDir()) // it is made with the lock
-	r.log.warnOnce("watch", "a directory cannot be watched; it is looked at each interval", err)
+	r.log.warnOnce("watch", "cannot watch a directory; polling it every interval", err)
 }
 
 // matters reports whether a change of a file is one to look at. Of the plugins it is unwind, of the
@@ -200,7 +200,7 @@ func (r *reconciler) report(ctx context.Context, err error) (again time.Duration
 		again = min(retryAfter, again)
 	}
 	r.found.Store(found)
-	r.log.warnOnce("install", "unwind is not installed as it should be", err)
+	r.log.warnOnce("install", "unwind is not installed correctly", err)
 	return again
 }
 
@@ -212,7 +212,7 @@ func (r *reconciler) status() status {
 	case found == nil:
 		return status{Reason: install.Starting}
 	case found.Reason == install.On && r.PluginMissing():
-		return status{Reason: install.PluginMissing, why: cmp.Or(found.why, "it is put back")}
+		return status{Reason: install.PluginMissing, why: cmp.Or(found.why, "restoring it")}
 	}
 	return *found
 }
@@ -267,10 +267,10 @@ func (r *reconciler) provider() string {
 func (r *reconciler) refind(ctx context.Context) {
 	paths, err := r.find()
 	if err == nil && (paths.ConfDir != r.ConfDir || paths.BinDirs[0] != r.BinDir) {
-		err = fmt.Errorf("the runtime's directories are now %s and %s: start this agent anew",
+		err = fmt.Errorf("the runtime's directories are now %s and %s: restart this agent",
 			paths.ConfDir, paths.BinDirs[0])
 	}
-	r.log.warnOnce("find", "looking for the runtime's directories", err)
+	r.log.warnOnce("find", "cannot find the runtime's directories", err)
 	if err == nil {
 		r.paths = paths
 		r.CNIVersion = paths.CNIVersion(ctx)
@@ -284,9 +284,9 @@ func (r *reconciler) removeConflist(why error) {
 		return
 	}
 	removed, said, err := r.Remove()
-	r.log.warnOnce("remove", "removing unwind's conflist", err)
+	r.log.warnOnce("remove", "cannot remove unwind's conflist", err)
 	if err == nil {
-		r.log.Info("unwind's conflist is removed", "why", why, "source", r.named, "removed", removed,
+		r.log.Info("removed unwind's conflist", "why", why, "source", r.named, "removed", removed,
 			"said", said)
 	}
 }
@@ -307,12 +307,13 @@ func (r *reconciler) install(ctx context.Context) error {
 		return err
 	}
 	if repairs := w.Repairs(); len(repairs) > 0 && time.Since(r.repaired) < r.interval {
-		return install.NewObstacle(install.MeshInTheWay, "give this agent a --file that ends in .json",
-			"another program goes on to put its plugin behind unwind, where it may run twice: %s",
+		return install.NewObstacle(install.MeshInTheWay,
+			"set the agent's --file to a name that ends in .json",
+			"another program keeps adding its plugin behind unwind, where it may run twice: %s",
 			strings.Join(repairs, "; "))
 	} else if len(repairs) > 0 {
 		r.repaired = time.Now()
-		r.log.Warn("another program has put its plugin behind unwind", "repairs", repairs)
+		r.log.Warn("another program added its plugin behind unwind", "repairs", repairs)
 	}
 	r.warnOfStateDir()
 	err = r.recordRemoval()
@@ -329,7 +330,8 @@ func (r *reconciler) install(ctx context.Context) error {
 	}
 	if err == nil {
 		r.remember(w.Source.Path)
-		r.log.warnOnce("passed over", "pods may lack something", r.PassesOver(r.paths, w.Source.Path))
+		r.log.warnOnce("passed over", "pods may start without part of their network",
+			r.PassesOver(r.paths, w.Source.Path))
 	}
 	return err
 }
@@ -341,7 +343,7 @@ func (r *reconciler) installPlugin(ctx context.Context) (changed bool, err error
 		r.kept = r.KeepsInstalled(r.PluginVersion(ctx), r.own)
 	}
 	if r.log.changed("kept", r.kept) && r.kept != "" {
-		r.log.Info("the plugin is left as it is", "why", r.kept)
+		r.log.Info("the plugin stays unchanged", "why", r.kept)
 	}
 	if r.kept != "" {
 		return false, nil
@@ -349,7 +351,7 @@ func (r *reconciler) installPlugin(ctx context.Context) (changed bool, err error
 	changed, err = r.InstallBinary()
 	if err == nil && !r.placed && r.programDir != "" {
 		_, placeErr := r.InstallPrograms(r.programDir)
-		r.log.warnOnce("programs", "unwindctl is not put on this node, see --program-dir", placeErr)
+		r.log.warnOnce("programs", "unwindctl is not installed on this node, see --program-dir", placeErr)
 		r.placed = placeErr == nil
 	}
 	return changed, err

@@ -69,7 +69,7 @@ func (s *server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if len(text) == 0 {
-		http.Error(w, "no metric could be read", http.StatusInternalServerError)
+		http.Error(w, "cannot read any metric", http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", string(expfmt.NewFormat(expfmt.TypeTextPlain)))
@@ -105,7 +105,7 @@ const patience = 10 * time.Minute
 func (s *server) healthz(w http.ResponseWriter, _ *http.Request) {
 	for what, h := range s.loops {
 		if since := h.since(); since > s.interval+patience {
-			text := fmt.Sprintf("%s has come no further for %s", what, term.Roughly(since))
+			text := fmt.Sprintf("%s has made no progress for %s", what, term.Roughly(since))
 			http.Error(w, text, http.StatusServiceUnavailable)
 			return
 		}

@@ -39,7 +39,7 @@ func (s *sweeper) list(ctx context.Context) *alive.List {
 		list, err = inspect.Scope{CRI: s.cri}.List(ctx, nil)
 	}
 	if ctx.Err() == nil {
-		s.log.warnOnce("cri", "asking the runtime for its pods", err)
+		s.log.warnOnce("cri", "cannot list the runtime's pods", err)
 		s.reportNoRuntime(s.cri == "auto" && list == nil && err == nil)
 	}
 	return list
@@ -51,8 +51,8 @@ func (s *sweeper) reportNoRuntime(none bool) {
 		state = "none"
 	}
 	if s.log.changed("no runtime", state) && none {
-		s.log.Info("no runtime with CRI is found, so attachments are judged without a list of " +
-			"pods; --cri names its socket")
+		s.log.Info("no CRI runtime found; judging attachments without a list of pods; set its socket " +
+			"with --cri")
 	}
 }
 
@@ -66,7 +66,7 @@ func (s *sweeper) sweep(ctx context.Context, confDir, stateDir string) {
 	pools, err := sweep.ReadPools(stateDir, confDir)
 	// nobody asked for these
 	pools = slices.DeleteFunc(pools, func(p sweep.Pool) bool { return p.Plain })
-	s.log.warnOnce("pools", "reading the pools", err)
+	s.log.warnOnce("pools", "cannot read the pools", err)
 	s.stderr.nextRound()
 	p := inspect.Plugin(s.stderr)
 	findings, err := p.Sweep(ctx, stateDir, sweep.Job{
@@ -114,7 +114,8 @@ func (s *sweeper) report(findings []sweep.Finding) {
 func (s *sweeper) reportCounts(words map[string]int, allElsewhere bool) {
 	nothing := ""
 	if allElsewhere {
-		nothing = "nothing can be told of any attachment; run this on the host, or with --host"
+		nothing = "the state of every attachment is unknown from here; run this on the host, or with " +
+			"--host"
 	}
 	if s.log.changed("unknown", nothing) && nothing != "" {
 		s.log.Warn(nothing, "attachments", words["unknown"])

@@ -20,7 +20,7 @@ const (
 	leastNodes = 100
 )
 
-const noJournal = "there is none in %s yet: no pod was added through unwind"
+const noJournal = "no journal in %s yet: no pod was added through unwind"
 
 // directory looks at the state directory, and reports whether there is a journal to look at.
 func (e *examination) directory() bool {
@@ -33,8 +33,8 @@ func (e *examination) directory() bool {
 		// the plugin runs as root; what another user may not write says nothing
 		if info, err := os.Stat(parent); err != nil || !info.IsDir() ||
 			os.Geteuid() == 0 && unix.Access(parent, unix.W_OK) != nil {
-			e.add("journal", Failure, "set stateDir to a directory that can be made",
-				"%s is not there, and cannot be made in %s", e.StateDir, parent)
+			e.add("journal", Failure, "set stateDir to a directory that can be created",
+				"%s does not exist and cannot be created in %s", e.StateDir, parent)
 			return false
 		}
 		e.add("journal", OK, "", noJournal, e.StateDir)
@@ -46,7 +46,7 @@ func (e *examination) directory() bool {
 	}
 	if info.Mode().Perm()&0o077 != 0 {
 		e.add("journal", Failure, "chmod 0700 "+e.StateDir,
-			"%s has mode %04o: others can read or write it", e.StateDir, info.Mode().Perm())
+			"%s has mode %04o: other users can read or write it", e.StateDir, info.Mode().Perm())
 	}
 	e.disk()
 	for _, part := range []struct {
@@ -57,12 +57,12 @@ func (e *examination) directory() bool {
 		path := filepath.Join(e.StateDir, part.name)
 		info, err := os.Lstat(path)
 		if err == nil && (info.IsDir() != part.dir || !info.IsDir() && !info.Mode().IsRegular()) {
-			e.add("journal", Failure, "move it away", "%s is not what unwind made there", path)
+			e.add("journal", Failure, "move it away", "%s is not the file that unwind created there", path)
 		}
 	}
 	aside, _ := filepath.Glob(filepath.Join(e.StateDir, "journal.db.damaged-*"))
 	if len(aside) > 0 {
-		e.add("journal", Warning, "keep it for a look at why, then remove it",
+		e.add("journal", Warning, "keep it until the cause is known, then remove it",
 			"a damaged journal was set aside: %s", strings.Join(aside, ", "))
 	}
 	if pid := (&journal.Store{Dir: e.StateDir}).AgentProcess(); pid != "" {
@@ -89,14 +89,14 @@ func (e *examination) disk() {
 	free := st.Bavail * uint64(st.Bsize)
 	switch {
 	case st.Flags&unix.ST_RDONLY != 0:
-		e.add("journal", Failure, "mount it writable", "%s is on a read-only file system",
+		e.add("journal", Failure, "remount it read-write", "%s is on a read-only file system",
 			e.StateDir)
 	case free < leastFree || st.Files > 0 && st.Ffree < leastNodes:
-		e.add("journal", Failure, "make room", "the disk of %s has %d MiB and %d files left",
+		e.add("journal", Failure, "free disk space", "the disk of %s has %d MiB and %d files left",
 			e.StateDir, free>>20, st.Ffree)
 	case st.Type == unix.TMPFS_MAGIC:
 		e.add("journal", Warning, "set stateDir to a directory on a disk",
-			"%s is in memory: what a reboot leaves on the disk, as host-local's files, is not "+
-				"found again", e.StateDir)
+			"%s is on tmpfs: after a reboot unwind does not find what stays on the disk, such as "+
+				"host-local's files", e.StateDir)
 	}
 }

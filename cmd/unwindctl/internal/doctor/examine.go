@@ -24,8 +24,8 @@ func Examine(ctx context.Context, o Options) *Report {
 	case e.StateDir == "":
 		e.StateDir = netconf.DefaultStateDir
 	case conf != nil && given != filepath.Clean(conf.StateDir):
-		e.add("journal", Warning, "leave out --state-dir to look at that one",
-			"this looks at %s, and unwind's own is in %s", e.StateDir, conf.StateDir)
+		e.add("journal", Warning, "omit --state-dir to examine that one",
+			"examining the journal in %s, but unwind uses the one in %s", e.StateDir, conf.StateDir)
 	}
 	if chain != nil {
 		e.plugins(ctx, r, chain)

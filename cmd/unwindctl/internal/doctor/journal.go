@@ -24,8 +24,8 @@ func (e *examination) journal(ctx context.Context, found *inspect.Node) {
 	var damaged *journal.DamagedError
 	switch {
 	case errors.As(err, &damaged):
-		e.add("journal", Warning, "unwindctl forget "+damaged.Key.String()+", if its container is "+
-			"gone", "%v", err)
+		e.add("journal", Warning,
+			"unwindctl forget "+damaged.Key.String()+", if its container no longer exists", "%v", err)
 	case err != nil:
 		e.add("journal", Failure, term.HintFor(err), "%s: %v", store.Path(), err)
 		return
@@ -34,7 +34,7 @@ func (e *examination) journal(ctx context.Context, found *inspect.Node) {
 	}
 	if n := s.Sum(record.CountDegraded); n > 0 {
 		e.add("journal", Warning, "unwindctl metrics shows why (unwind_degraded_operations_total)",
-			"%s went on without the journal",
+			"%s continued without the journal",
 			term.Plural(int(n), "ADD or DEL", "ADDs and DELs"))
 	}
 	e.attachments(s, found)
@@ -48,20 +48,20 @@ const sweptLately = 10 * time.Minute
 func (e *examination) lastSweep(s *inspect.Snapshot, guard *sweep.MassReleaseError) {
 	remedy := node.Timer + "; or unwindctl run"
 	if guard != nil {
-		remedy = "none ends while the mass-release guard keeps attachments, see above"
+		remedy = "no sweep finishes while the mass-release guard keeps attachments, see above"
 	}
 	swept := s.Sum(record.LastSweep)
 	old := func(a inspect.Attachment) bool { return time.Since(a.Created) > sweptLately }
 	switch age := time.Since(time.Unix(int64(swept), 0)); {
 	case swept == 0 && !slices.ContainsFunc(s.Attachments, old):
-		e.add("sweep", OK, "", "none has come to its end yet; the journal is younger than %s",
+		e.add("sweep", OK, "", "no sweep has finished yet; the journal is younger than %s",
 			term.Roughly(sweptLately))
 	case swept == 0:
-		e.add("sweep", Warning, remedy, "none has come to its end yet")
+		e.add("sweep", Warning, remedy, "no sweep has finished yet")
 	case age > sweptLately:
-		e.add("sweep", Warning, remedy, "none has come to its end for %s", term.Roughly(age))
+		e.add("sweep", Warning, remedy, "no sweep has finished for %s", term.Roughly(age))
 	default:
-		e.add("sweep", OK, "", "the last one ended %s ago", term.Roughly(age))
+		e.add("sweep", OK, "", "the last one finished %s ago", term.Roughly(age))
 	}
 }
 
@@ -81,7 +81,7 @@ func (e *examination) rollbacks(events []journal.Event) {
 	}
 	for _, of := range slices.Sorted(maps.Keys(count)) {
 		e.add("pods", Warning, "unwindctl history --since "+term.Roughly(pendingLong)+" has them "+
-			"all", "%s in %s lately, at last: %s",
+			"all", "%s in %s recently, the last one with: %s",
 			term.Plural(count[of], "ADD failed", "ADDs failed"), of, last[of])
 	}
 }
@@ -104,9 +104,10 @@ func (e *examination) attachments(s *inspect.Snapshot, found *inspect.Node) {
 			strings.Join(long[:min(3, len(long))], ", "))
 	}
 	if g := found.Guard; g != nil {
-		e.add("attachments", Warning, "if they are dead, as unwindctl sweep --dry-run --force has "+
-			"them: unwindctl sweep --force", "%d of the %d live attachments of this boot seem "+
-			"dead, too many to be believed; sweeps keep them", g.Dead, g.Live)
+		e.add("attachments", Warning,
+			"check with unwindctl sweep --dry-run --force; if they are dead: unwindctl sweep --force",
+			"%d of the %d live attachments of this boot seem dead, which is implausibly many; sweeps "+
+				"keep them", g.Dead, g.Live)
 	}
 	e.verdicts(found, pending)
 }
@@ -128,12 +129,12 @@ func (e *examination) verdicts(found *inspect.Node, pending int) {
 	}
 	if elsewhere > 0 {
 		e.add("attachments", Warning, "run this on the host, or with --host",
-			"nothing can be told from here of %d of %s", elsewhere,
+			"cannot judge from these namespaces: %d of %s", elsewhere,
 			term.Attachments(all))
 	}
 	if len(unknown) > 0 {
 		e.add("attachments", Warning, "unwindctl show "+unknown[0].Key.String(),
-			"nothing tells whether %d of %s live: %s", len(unknown), term.Attachments(all),
+			"the state of %d of %s is unknown: %s", len(unknown), term.Attachments(all),
 			unknown[0].Reason)
 	}
 	switch {
@@ -141,7 +142,7 @@ func (e *examination) verdicts(found *inspect.Node, pending int) {
 		e.add("attachments", Failure, "", "%v", found.SweepErr)
 	case elsewhere > 0 || len(unknown) > 0:
 	default:
-		e.add("attachments", OK, "", "%s, of which %d have pending DELs", term.Attachments(all),
+		e.add("attachments", OK, "", "%s, %d with pending DELs", term.Attachments(all),
 			pending)
 	}
 }

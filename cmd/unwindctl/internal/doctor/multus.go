@@ -71,7 +71,7 @@ func (e *examination) multus(ctx context.Context, r node.Runtime) {
 		return
 	}
 	if !durable.Exists(m.Kubeconfig) { // a thick Multus may have its pod's alone
-		e.add("multus", OK, "", "NetworkAttachmentDefinitions were not looked at: there is no %s",
+		e.add("multus", OK, "", "NetworkAttachmentDefinitions not examined: there is no %s",
 			m.Kubeconfig)
 		return
 	}
@@ -80,17 +80,17 @@ func (e *examination) multus(ctx context.Context, r node.Runtime) {
 		d.add(m, one)
 	})
 	if err != nil {
-		e.add("multus", Warning, "", "NetworkAttachmentDefinitions were not all looked at: %v", err)
+		e.add("multus", Warning, "", "not all NetworkAttachmentDefinitions examined: %v", err)
 	}
 	const page = "scripts/providers/multus.md"
 	if len(d.plain) > 0 {
 		e.add("multus", Warning, "kubectl get net-attach-def -n NAMESPACE -o yaml | unwindctl "+
-			"wrap - | kubectl apply -f -; which to leave out: "+page,
+			"wrap - | kubectl apply -f -; for exceptions see "+page,
 			"%s not through unwind: %s", plural(d.plain), some(d.plain))
 	}
 	if len(d.files) > 0 {
 		e.add("multus", Warning, "unwindctl wrap --in-place FILE, on each node",
-			"%s in a file that is not through unwind: %s", plural(d.files), some(d.files))
+			"%s in a file that does not use unwind: %s", plural(d.files), some(d.files))
 	}
 	if len(d.refused) > 0 {
 		e.add("multus", Warning, "correct that key, or leave it as it is: "+page,

@@ -99,7 +99,7 @@ func TestMultus(t *testing.T) {
 			`warning: 1 NetworkAttachmentDefinition is refused by unwindctl wrap: ` +
 				`prod/a (key "chain": key "plugins" is empty; put the plugins to run there)`},
 		{"of another program", []string{ovn}, ""},
-		{"a file, none there", []string{"", "", ""}, "warning: 1 NetworkAttachmentDefinition is in a file that is not through unwind: " +
+		{"a file, none there", []string{"", "", ""}, "warning: 1 NetworkAttachmentDefinition is in a file that does not use unwind: " +
 			"prod/b: DIR/multus/net.d/10-b.conf\nok: 1 NetworkAttachmentDefinition is through unwind"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -129,21 +129,21 @@ func TestMultusAway(t *testing.T) {
 		want string
 	}{
 		{404, ""},
-		{403, "warning: NetworkAttachmentDefinitions were not all looked at: API: 403 Forbidden"},
+		{403, "warning: not all NetworkAttachmentDefinitions examined: API: 403 Forbidden"},
 	} {
 		if code = tt.code; n.says(t) != tt.want {
 			t.Errorf("%d: %s", code, n.says(t))
 		}
 	}
 	n.put(t, "multus.d/multus.kubeconfig", token)
-	if got := n.says(t); got != "warning: NetworkAttachmentDefinitions were not all looked at: "+
+	if got := n.says(t); got != "warning: not all NetworkAttachmentDefinitions examined: "+
 		"kubeconfig DIR/multus.d/multus.kubeconfig: not a kubeconfig in YAML" {
 		t.Error(got)
 	}
 	if err := os.Remove(n.kubeconfig); err != nil {
 		t.Fatal(err)
 	}
-	if got := n.says(t); got != "ok: NetworkAttachmentDefinitions were not looked at: there is no DIR/multus.d/multus.kubeconfig" {
+	if got := n.says(t); got != "ok: NetworkAttachmentDefinitions not examined: there is no DIR/multus.d/multus.kubeconfig" {
 		t.Error(got)
 	}
 	n.put(t, "00-multus.conf", `{"cniVersion": "1.0.0", "name": "podnet", "type": "bridge"}`)

@@ -29,7 +29,7 @@ func (e *examination) runtime(ctx context.Context) node.Runtime {
 	case errors.As(err, &several):
 		e.add("runtime", Warning, several.Hint, "%v", err)
 	case err != nil:
-		e.add("runtime", Warning, "put its configuration right, or give --conf-dir and --bin-dir",
+		e.add("runtime", Warning, "correct its configuration, or set --conf-dir and --bin-dir",
 			"%v", err)
 	}
 	if r.ConfDir == "" {
@@ -72,18 +72,18 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 		c, err := netconf.ReadConflist(path)
 		switch {
 		case c == nil && i == 0:
-			e.add("network", Failure, "put it right: the runtime takes the first file of the "+
-				"directory", "%s: %v", path, err)
+			e.add("network", Failure, "correct it: the runtime uses the first file of the directory",
+				"%s: %v", path, err)
 		case c == nil || c.Unwind == nil:
 			if i == 0 && c != nil && obstacle == nil {
 				e.add("network", Warning,
-					"unwindctl install, with --file if that file must stay the first",
-					"%s sorts first and is not unwind's: unwind is not in use", path)
+					"unwindctl install, with --file if that file must stay first",
+					"%s sorts first and does not run unwind: unwind is not in use", path)
 			}
 		case err != nil:
 			e.add("network", Failure, "correct that key", "%s: %v", path, err)
 		case ours != nil:
-			e.add("network", Warning, "keep one of them", "%s has unwind too, after %s", path,
+			e.add("network", Warning, "keep one of them", "%s also runs unwind, after %s", path,
 				ours.Path)
 		default:
 			ours = c
@@ -114,11 +114,11 @@ func (e *examination) entry(
 	if len(c.Types) > 1 {
 		remedy := `move the others into its "chain"`
 		if c.Unwind.ChainFile != "" {
-			remedy = "unwindctl install: it returns them to the end of " + c.Unwind.ChainFile +
-				"; with a --file that ends in .json a mesh leaves it alone"
+			remedy = "unwindctl install moves them to the end of " + c.Unwind.ChainFile +
+				"; a mesh leaves a --file that ends in .json alone"
 		}
 		e.add("configuration", Failure, remedy,
-			"%s has other plugins beside unwind (%s), which it cannot undo",
+			"%s has plugins besides unwind (%s), which unwind cannot undo",
 			c.Path, strings.Join(c.Types, ", "))
 	}
 	var list struct {
@@ -130,37 +130,38 @@ func (e *examination) entry(
 	switch newest := r.CNIVersion(ctx); {
 	case newest == "1.0.0" && c.CNIVersion == "1.1.0":
 		e.add("configuration", Failure, "unwindctl install",
-			"%s has version 1.1.0, which this runtime does not know: no pod can start", c.Path)
+			"%s has cniVersion 1.1.0, which this runtime does not support: no pod can start", c.Path)
 	case isList && !slices.Contains(list.CNIVersions, "1.1.0") && c.CNIVersion != "1.1.0":
 		e.add("configuration", Warning, `add "cniVersions": ["1.0.0", "1.1.0"]`,
-			"%s does not offer version 1.1.0: no runtime sends STATUS or GC", c.Path)
+			"%s does not offer cniVersion 1.1.0: no runtime calls STATUS or GC", c.Path)
 	case !isList && newest != "1.0.0" && c.CNIVersion != "1.1.0":
 		e.add("configuration", Warning, "unwindctl install while the runtime runs",
-			"%s has version %s: the runtime sends neither STATUS nor GC", c.Path, c.CNIVersion)
+			"%s has version %s: the runtime calls neither STATUS nor GC", c.Path, c.CNIVersion)
 	}
 	if directory := filepath.Join(r.ConfDir, c.Name); isList && !list.OnlyInlined &&
 		durable.Exists(directory) {
 		e.add("configuration", Failure, `add "loadOnlyInlinedPlugins": true`,
-			"libcni adds the plugins of %s after unwind, which it cannot undo", directory)
+			"libcni appends the plugins in %s after unwind, which unwind cannot undo", directory)
 	}
 	chain, err := c.Unwind.LoadChain()
 	if err != nil {
-		e.add("configuration", Failure, "no pod can start until it is put right", "%s: %v", c.Path,
+		e.add("configuration", Failure, "no pod can start until this is corrected", "%s: %v", c.Path,
 			err)
 		return nil
 	}
 	if lost := chain.LostCapabilities(c.Unwind); len(lost) > 0 {
 		e.add("configuration", Warning, "unwindctl install, or add them to its \"capabilities\"",
-			"%s does not declare %s, which the chain asks for: the runtime does not pass them on",
+			"%s does not declare the capabilities %s, which the chain needs: the runtime does not pass "+
+				"them on",
 			c.Path, strings.Join(lost, ", "))
 	}
 	if c.Unwind.DisableGC || chain.DisableGC {
-		e.add("configuration", OK, "", "disableGC is set: a GC of the runtime releases nothing")
+		e.add("configuration", OK, "", "disableGC is set: the runtime's GC releases nothing")
 	}
 	if !c.Unwind.SweepOnStatus {
 		e.add("configuration", Warning,
-			"take sweepOnStatus out, or see to unwindctl sweep by a timer",
-			"sweepOnStatus is false: a STATUS releases nothing")
+			"remove sweepOnStatus, or run unwindctl sweep from a timer",
+			"sweepOnStatus is false: STATUS releases nothing")
 	}
 	e.hiddenIPAM(chain)
 	var types []string
@@ -186,8 +187,9 @@ func (e *examination) hiddenIPAM(chain *netconf.Chain) {
 				"its addresses, and one that a DEL leaves stays for ever", p.Type)
 		}
 		if newer, _ := version.GreaterThanOrEqualTo(chain.CNIVersion, "0.3.0"); !newer {
-			e.add("configuration", Warning, remedy, "%s's conflist has cniVersion %s: its results "+
-				"name no interface", p.Type, term.OrDash(chain.CNIVersion))
+			e.add("configuration", Warning, remedy,
+				"%s's conflist has cniVersion %s: its results contain no interfaces", p.Type,
+				term.OrDash(chain.CNIVersion))
 		}
 	}
 }
@@ -202,24 +204,24 @@ func (e *examination) plugins(ctx context.Context, r node.Runtime, chain *netcon
 		asked[name] = true
 		path := inDirs(r.BinDirs, name)
 		if path == "" {
-			e.add("plugins", Failure, "install it, or no pod can start", "%s is in none of %s",
+			e.add("plugins", Failure, "install it; without it no pod can start", "%s not found in %s",
 				name, strings.Join(r.BinDirs, ", "))
 			return
 		}
 		if info, err := os.Stat(path); err == nil && info.Mode().Perm()&0o022 != 0 {
-			e.add("plugins", Warning, "chmod go-w "+path, "%s can be written to by others", path)
+			e.add("plugins", Warning, "chmod go-w "+path, "%s is writable by other users", path)
 		}
 		about, versions, err := install.AskVersion(ctx, path)
 		switch {
 		case err != nil:
-			e.add("plugins", Failure, "install it anew", "%s: %v", path, err)
+			e.add("plugins", Failure, "reinstall it", "%s: %v", path, err)
 		case !slices.Contains(versions, spoken):
-			e.add("plugins", Failure, "install a release of it that does, or lower the chain's "+
-				"cniVersion", "%s does not speak version %s of the chain, only %s",
+			e.add("plugins", Failure, "install a release that does, or lower the chain's cniVersion",
+				"%s does not support the chain's cniVersion %s, only %s",
 				path, spoken, strings.Join(versions, ", "))
 		case name == netconf.Name && !strings.Contains(about, " "+e.Version+":"):
 			e.add("plugins", Warning, "unwindctl install",
-				"%s is another release than this program (%s): %s", path, e.Version, about)
+				"%s is not this program's release (%s): %s", path, e.Version, about)
 		default:
 			e.add("plugins", OK, "", "%s (%s)", path, term.OrDash(about))
 		}
@@ -228,8 +230,8 @@ func (e *examination) plugins(ctx context.Context, r node.Runtime, chain *netcon
 	for _, p := range chain.Delegates {
 		ask(p.Type, chain.CNIVersion)
 		if p.IPAM != "" && !p.ExecutesIPAM() && inDirs(r.BinDirs, p.IPAM) == "" {
-			e.add("plugins", OK, "", "%s has ipam.type %s, and no plugin is in %s for it: %s has to "+
-				"serve it itself", p.Type, p.IPAM, strings.Join(r.BinDirs, ", "), p.Type)
+			e.add("plugins", OK, "", "%s has ipam.type %s, and %s has no plugin for it: %s must "+
+				"implement it itself", p.Type, p.IPAM, strings.Join(r.BinDirs, ", "), p.Type)
 			continue
 		}
 		ask(p.IPAM, chain.CNIVersion)

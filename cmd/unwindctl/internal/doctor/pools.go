@@ -14,7 +14,7 @@ func (e *examination) pools(found *inspect.Node) {
 	for _, p := range found.Pools {
 		name := fmt.Sprintf("%s (%s)", p.Network, p.Dir)
 		if len(p.Sets) == 0 {
-			e.add("pools", OK, "", "%s: none used; the chain does not give its ranges", name)
+			e.add("pools", OK, "", "%s: no address used; the chain does not define its ranges", name)
 		}
 		for _, s := range p.Sets {
 			e.set(name, s)

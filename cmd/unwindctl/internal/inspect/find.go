@@ -21,7 +21,7 @@ func Find(attachments []Attachment, arg string) ([]Attachment, error) {
 	}
 	parts := strings.Split(arg, "/")
 	if slices.Contains(parts, "") || len(parts) > 3 {
-		return nil, term.Usage("%q is neither NETWORK/CONTAINER/IFNAME nor a container ID, a pod "+
+		return nil, term.Usage("%q is not NETWORK/CONTAINER/IFNAME, a container ID, a pod "+
 			"(NAMESPACE/NAME) or an address", arg)
 	}
 	switch len(parts) {
@@ -66,7 +66,7 @@ func ofOneContainer(arg, id string, found []Attachment) ([]Attachment, error) {
 		ids[a.ContainerID] = true
 	}
 	if len(ids) > 1 {
-		return nil, term.Usage("%s are %d attachments; write more of the container ID", arg,
+		return nil, term.Usage("%s are %d attachments; give more of the container ID", arg,
 			len(found))
 	}
 	return found, nil

@@ -80,7 +80,7 @@ func PrintNoFindings(out io.Writer, of Scope, job sweep.Job) error {
 		given += len(taken)
 	}
 	if job.List == nil && given > 0 && err == nil {
-		_, err = fmt.Fprintf(out, "%s given out. Only the runtime knows whether their owners live: "+
+		_, err = fmt.Fprintf(out, "%s given out. Only the runtime knows whether their owners are live: "+
 			"unwindctl sweep --dry-run%s\n", term.Plural(given, "address is", "addresses are"),
 			of.ListFlags())
 	}
@@ -146,10 +146,10 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 	}
 	total := term.Attachments(len(findings) - addresses - cached)
 	if cached > 0 {
-		total += fmt.Sprintf(", %d that libcni's cache alone has", cached)
+		total += fmt.Sprintf(", %d only in libcni's cache", cached)
 	}
 	if addresses > 0 {
-		total += fmt.Sprintf(", and %d reserved for none that the journal knows", addresses)
+		total += fmt.Sprintf(", and %d with an owner that is not in the journal", addresses)
 	}
 	_, err := fmt.Fprintf(out, "%s: %s.\n", total, strings.Join(words, ", "))
 	return err
@@ -165,7 +165,7 @@ func Result(f *sweep.Finding, dryRun bool) (word, why string) {
 		why = fmt.Sprintf("%s: %s", term.Join(term.Addresses(addresses)), why)
 	}
 	if len(f.Rules) > 0 {
-		why += fmt.Sprintf("; %s, since libcni's cache has no DEL for them: --json has the commands",
+		why += fmt.Sprintf("; %s, which libcni's cache has no DEL for: --json has the commands",
 			term.Plural(len(f.Rules), "rule stays", "rules stay"))
 	}
 	var guard *sweep.MassReleaseError
@@ -214,16 +214,16 @@ func Remaining(findings []sweep.Finding, dryRun bool) error {
 		}
 	}
 	if pending > 0 {
-		errs = append(errs, fmt.Errorf("%s could not be released in full; the next sweep tries "+
-			"the pending DELs again",
+		errs = append(errs, fmt.Errorf("%s could not be released completely; the next sweep retries "+
+			"the pending DELs",
 			term.Attachments(pending)))
 	}
 	if untried > 0 {
-		errs = append(errs, fmt.Errorf("%s not tried: unwindctl sweep goes on with them",
+		errs = append(errs, fmt.Errorf("%s not tried; run unwindctl sweep again",
 			term.Attachments(untried)))
 	}
 	if unknown > 0 {
-		errs = append(errs, fmt.Errorf("nothing can be told of %s: left alone, see WHY",
+		errs = append(errs, fmt.Errorf("the state of %s is unknown: kept, see WHY",
 			term.Attachments(unknown)))
 	}
 	return errors.Join(errs...)

@@ -24,7 +24,7 @@ func Leaks(ctx context.Context, store *journal.Store, key journal.Key) (leaks []
 	})
 	var damaged *journal.DamagedError
 	if errors.As(err, &damaged) {
-		return []string{"whatever its plugins took: its entry cannot be read"}, nil
+		return []string{"unknown: its entry cannot be read"}, nil
 	}
 	if err != nil || e == nil {
 		return nil, err
@@ -66,7 +66,7 @@ func leaksOfStep(e *journal.Entry, s *journal.Step) (leaks []string) {
 		leaks = append(leaks, fmt.Sprintf("%s: rules for %s in chain CNI-FORWARD of table filter",
 			s.Type, addresses))
 	default:
-		leaks = append(leaks, fmt.Sprintf("%s: whatever it took for container %s, interface %s",
+		leaks = append(leaks, fmt.Sprintf("%s: everything of container %s, interface %s",
 			s.Type, e.ContainerID, e.IfName))
 	}
 	return leaks

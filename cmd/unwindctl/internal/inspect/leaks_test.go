@@ -25,8 +25,8 @@ func TestLeaks(t *testing.T) {
 			" in table nat, and the rules that jump to it"},
 		{"firewall", `{}`, "firewall: rules for 10.9.0.2 in chain CNI-FORWARD of table filter"},
 		{"loopback", `{}`, ""},
-		{"tuning", `{}`, "tuning: whatever it took for container c, interface eth0"},
-		{"own", `{"ipMasq": true}`, "own: whatever it took for container c, interface eth0"},
+		{"tuning", `{}`, "tuning: everything of container c, interface eth0"},
+		{"own", `{"ipMasq": true}`, "own: everything of container c, interface eth0"},
 		{"bridge", `{"ipam": {"type": "whereabouts"}}`, "whereabouts: what it keeps for container c, such as 10.9.0.2"},
 		{"bridge", `{"ipam": {"type": "host-local", "dataDir": "/nonexistent"}}`, ""},
 	} {

@@ -91,7 +91,7 @@ func drawRange(out io.Writer, r ipam.Range, state map[netip.Addr]string, paint f
 		}
 	}
 	if each.Cmp(big.NewInt(1)) > 0 {
-		fmt.Fprintf(out, "  each sign stands for %s addresses\n", each)
+		fmt.Fprintf(out, "  each character stands for %s addresses\n", each)
 	}
 	for row := int64(0); row < cells; row += width {
 		var line strings.Builder

@@ -26,9 +26,9 @@ func TestDraw(t *testing.T) {
 		{"a /24", "10.1.0.1", "10.1.0.254", "10.1.0.1", map[string]string{"10.1.0.254": "live"},
 			[]string{"  10.1.0.1         g" + strings.Repeat("·", 63), "  10.1.0.193       " + strings.Repeat("·", 61) + "o"}, 5},
 		{"a /16", "10.1.0.1", "10.1.255.254", "10.1.0.1", map[string]string{"10.1.0.2": "live", "10.1.0.3": "leaked", "10.1.255.254": "live"},
-			[]string{"  each sign stands for 128 addresses", "  10.1.0.1         x" + strings.Repeat("·", 63), "  10.1.224.1       " + strings.Repeat("·", 63) + "o"}, 10},
+			[]string{"  each character stands for 128 addresses", "  10.1.0.1         x" + strings.Repeat("·", 63), "  10.1.224.1       " + strings.Repeat("·", 63) + "o"}, 10},
 		{"IPv6", "fd00::1", "fd00::ffff:ffff:ffff:ffff", "fd00::1", map[string]string{"fd00::2": "live", "10.1.0.2": "leaked"},
-			[]string{"  each sign stands for 36028797018963968 addresses", "  fd00::1          o" + strings.Repeat("·", 63)}, 10},
+			[]string{"  each character stands for 36028797018963968 addresses", "  fd00::1          o" + strings.Repeat("·", 63)}, 10},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			set := ipam.Set{{First: netip.MustParseAddr(tt.first), Last: netip.MustParseAddr(tt.last), Gateway: netip.MustParseAddr(tt.gateway)}}

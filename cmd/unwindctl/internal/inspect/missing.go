@@ -43,14 +43,14 @@ func explainAddress(text *strings.Builder, address netip.Addr, of Scope) {
 			switch {
 			case r.Address != address:
 			case r.Ownerless():
-				fmt.Fprintf(text, "%s is reserved in %s for nobody: host-local died before it "+
-					"wrote an owner, and no DEL can release it.\n"+
+				fmt.Fprintf(text, "%s is reserved in %s without an owner: host-local died before it wrote "+
+					"one, so no DEL releases it.\n"+
 					"unwindctl sweep releases it.\n", address, p.Dir)
 			default:
-				fmt.Fprintf(text, "%s is reserved in %s for container %s%s, which the journal "+
-					"does not know: a pod from before the install, or the journal was lost.\n"+
-					"unwindctl sweep --cri auto asks the runtime, and releases it if nothing has "+
-					"it.\n", address, p.Dir, term.OneLine(r.Owner.ContainerID),
+				fmt.Fprintf(text, "%s is reserved in %s for container %s%s, which is not in the journal: "+
+					"the pod is older than the installation, or the journal was lost.\n"+
+					"unwindctl sweep --cri auto asks the runtime, and releases it if no pod has it.\n", address,
+					p.Dir, term.OneLine(r.Owner.ContainerID),
 					interfaceOf(term.OneLine(r.Owner.IfName)))
 			}
 		}
@@ -64,9 +64,9 @@ func eventSentence(e journal.Event) string {
 		journal.Swept:      "it was released by a sweep",
 		journal.Released:   "its address was released",
 		journal.Parked:     "a DEL was parked",
-		journal.Unproven:   "a DEL passed, and its address is not known to be free",
+		journal.Unproven:   "a DEL passed, but its address is not known to be free",
 		journal.Superseded: "another ADD took its place",
-		journal.Forgotten:  "it was given up",
+		journal.Forgotten:  "it was forgotten",
 		journal.Untaken:    "a DEL had nothing to undo",
 		journal.NoOp:       "the runtime's DEL ran no plugin",
 	}[e.Kind]
@@ -102,10 +102,9 @@ func explainDamaged(out io.Writer, damaged *journal.DamagedError, asJSON bool) (
 	if asJSON {
 		err = term.PrintJSON(out, "attachments", []any{})
 	} else {
-		_, err = fmt.Fprintf(out, "The entry of %s cannot be read. It is kept, and no sweep "+
-			"touches it.\n"+
-			"Its next ADD or DEL writes over it; a DEL goes by what the runtime sends. To give it "+
-			"up: unwindctl forget %s\n", damaged.Key, damaged.Key)
+		_, err = fmt.Fprintf(out, "The entry of %s cannot be read. Sweeps keep it.\n"+
+			"Its next ADD or DEL replaces it; a DEL then uses what the runtime sends. To give it up: "+
+			"unwindctl forget %s\n", damaged.Key, damaged.Key)
 	}
 	return errors.Join(damaged, err)
 }

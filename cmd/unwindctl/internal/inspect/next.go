@@ -21,17 +21,18 @@ func next(pools []*Pool, of Scope) string {
 	var text strings.Builder
 	switch {
 	case leaked > 0:
-		fmt.Fprintf(&text, "\n%s leaked. What would free them: unwindctl sweep --dry-run%s\n",
+		fmt.Fprintf(&text, "\n%s leaked. To see what would be freed: unwindctl sweep --dry-run%s\n",
 			term.Plural(leaked, "address is", "addresses are"), of.ListFlags())
 	case unknown == 0:
-		text.WriteString("\nNothing is leaked.\n")
+		text.WriteString("\nNo address is leaked.\n")
 	}
 	if unknown > 0 && noList {
-		fmt.Fprintf(&text, "\nOf %s only the runtime knows whether the owner lives: unwindctl ipam%s\n",
+		fmt.Fprintf(&text, "\nOnly the runtime knows whether the owners of %s are live: unwindctl "+
+			"ipam%s\n",
 			term.Plural(unknown, "address", "addresses"), of.ListFlags())
 	}
 	if plain {
-		fmt.Fprintf(&text, "What would prevent leaks: unwindctl install --dry-run\n")
+		fmt.Fprintf(&text, "To prevent leaks: unwindctl install --dry-run\n")
 	}
 	return text.String()
 }

@@ -142,9 +142,8 @@ func readPool(of sweep.Pool, n *Node) (*Pool, error) {
 	for _, a := range taken {
 		if _, _, err := ipam.OwnerOf(of.Dir, a); err != nil && !whole[a] {
 			p.add(reservation{Address: a, State: "unknown",
-				Why: "its file cannot be read as one of host-local's, which gives out no " +
-					"address that has a file",
-				Remedy: "If nobody needs it, remove the file from " + of.Dir})
+				Why:    "not a valid file of host-local, which does not assign an address that has a file",
+				Remedy: "if nothing needs it, remove the file from " + of.Dir})
 		}
 	}
 	slices.SortFunc(p.Reservations, func(a, b reservation) int {
@@ -226,7 +225,7 @@ func (s *Set) NearlyFull() bool { return s.Free != nil && 10**s.Free < *s.Size }
 func (s *Set) String() string {
 	switch ranges := strings.Join(s.Ranges, ","); {
 	case s.Number == nil:
-		return fmt.Sprintf("%s, in no range that the chain gives: %d used", s.Family, s.Used)
+		return fmt.Sprintf("%s, outside the chain's ranges: %d used", s.Family, s.Used)
 	case s.Unbounded:
 		return fmt.Sprintf("%s: 2^53 addresses or more, %d used", ranges, s.Used)
 	case s.Full():
@@ -242,7 +241,7 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Node) reservation {
 	one := reservation{Address: r.Address, ContainerID: r.Owner.ContainerID, IfName: r.Owner.IfName}
 	if r.Ownerless() {
 		one.State, one.Why = "ownerless",
-			"host-local died before it wrote an owner: no DEL can release it"
+			"host-local died before it wrote an owner, so no DEL releases it"
 		one.Remedy = "unwindctl sweep releases it"
 		return one
 	}
@@ -262,10 +261,10 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Node) reservation {
 			}
 			var guard *sweep.MassReleaseError
 			if errors.As(f.Err, &guard) {
-				one.Remedy = "so many seem dead that no sweep believes it; if they are: unwindctl " +
-					"sweep --force"
+				one.Remedy = "implausibly many seem dead, so sweeps keep them; if they are: unwindctl sweep " +
+					"--force"
 			} else if len(f.Pending) > 0 && f.State != journal.Live && f.State != journal.Adding {
-				one.Remedy = "unwindctl sweep releases it, once these can DEL: " +
+				one.Remedy = "unwindctl sweep releases it, once the DEL of these passes: " +
 					strings.Join(f.Pending, ", ")
 			}
 		}
@@ -275,10 +274,10 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Node) reservation {
 		one.State, one.Why = "unknown", "the journal cannot be read"
 		return one
 	}
-	one.State, one.Why = "unknown", "the journal does not know its owner: a pod from before the "+
-		"install, or the journal was lost"
+	one.State, one.Why = "unknown",
+		"its owner is not in the journal: the pod is older than the installation, or the journal was lost"
 	if of.Plain {
-		one.Why = "only the runtime knows whether its owner lives"
+		one.Why = "only the runtime knows whether its owner is live"
 	}
 	one.Remedy = "unwindctl ipam --cri auto asks the runtime"
 	return one
@@ -297,7 +296,8 @@ func PrintPools(out io.Writer, pools []*Pool, of Scope, format term.Format) erro
 			network = " of network " + of.Network
 		}
 		fmt.Fprintf(&text, "No pools: no conflist%s in %s has host-local in its chain, or unwind runs "+
-			"it with another journal than that in %s.\n", network, strings.Join(of.All(), ", "), of.StateDir)
+			"it with a journal other than the one in %s.\n", network, strings.Join(of.All(), ", "),
+			of.StateDir)
 	}
 	colours, terminal := term.OnTerminal(out)
 	for i, p := range pools {
@@ -315,7 +315,7 @@ func PrintPools(out io.Writer, pools []*Pool, of Scope, format term.Format) erro
 		}
 		switch {
 		case known == nil:
-			text.WriteString("  its ranges are not known, and so not its size\n")
+			text.WriteString("  its ranges, and so its size, are unknown\n")
 		case terminal:
 			drawMap(&text, known, p.states(), colours, term.Width(out))
 		}

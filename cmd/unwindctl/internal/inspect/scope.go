@@ -28,18 +28,18 @@ type Scope struct {
 func (s Scope) List(ctx context.Context, stdin io.Reader) (*alive.List, error) {
 	switch {
 	case s.CRI != "" && s.Valid != "":
-		return nil, term.Usage("--cri and --valid: one list at most")
+		return nil, term.Usage("--cri and --valid are mutually exclusive")
 	case s.CRI == "auto":
 		return node.FindPodSandboxes(ctx, node.CRISockets)
 	case s.CRI != "" && s.CRI != "none":
 		list, err := node.PodSandboxes(ctx, s.CRI)
 		if err != nil {
-			return nil, fmt.Errorf("the runtime at %s gave no list, so attachments are judged "+
-				"without one: %w", s.CRI, err)
+			return nil, fmt.Errorf("the runtime at %s gave no list of pods; judging attachments without "+
+				"one: %w", s.CRI, err)
 		}
 		return list, nil
 	case s.Valid != "" && s.Network == "":
-		return nil, term.Usage("--valid needs --network: a list speaks of one network")
+		return nil, term.Usage("--valid needs --network: a list covers one network")
 	case s.Valid != "":
 		return readValid(s.Valid, s.Network, stdin)
 	}

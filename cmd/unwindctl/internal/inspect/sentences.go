@@ -21,7 +21,7 @@ import (
 // summary returns sentences about who holds what, why it is kept, and what would release it. all is
 // the whole journal.
 func summary(a *Attachment, f *sweep.Finding, all []Attachment) []string {
-	holds, when := "No address that the journal knows of is held by", "since "+since(a.Created)
+	holds, when := "No address on record is held by", "since "+since(a.Created)
 	if n := len(a.Addresses); n > 0 {
 		is := map[bool]string{true: " is held by", false: " are held by"}[n == 1]
 		if len(a.freed) > 0 {
@@ -33,7 +33,8 @@ func summary(a *Attachment, f *sweep.Finding, all []Attachment) []string {
 	lines := []string{fmt.Sprintf("%s %s, interface %s in network %s, %s.", holds, whose(a),
 		a.IfName, a.Network, when)}
 	if len(a.freed) > 0 {
-		lines = append(lines, fmt.Sprintf("The IPAM plugin has %s back, so another pod may have it.",
+		lines = append(lines, fmt.Sprintf("The IPAM plugin has taken %s back, so another pod may have "+
+			"it.",
 			strings.Join(term.Addresses(a.freed), " and ")))
 	}
 	reason := term.OneLine(f.Reason.Text)
@@ -42,26 +43,26 @@ func summary(a *Attachment, f *sweep.Finding, all []Attachment) []string {
 	}
 	switch ev := f.Evidence; {
 	case !f.Releasable() && ev.Locked == tristate.Yes:
-		return append(lines, "It is kept, for an ADD, a DEL or a sweep is working on it. Look "+
-			"again in a minute.")
+		return append(lines, "It is kept because an ADD, a DEL or a sweep is working on it. Try again "+
+			"in a minute.")
 	case f.Fate == alive.Unknown && ev.SameNamespaces != tristate.Yes:
-		return append(lines, "It is kept, for whether it lives cannot be told from here: its ADD "+
-			"ran in other namespaces than this program.",
-			"Look from the host; in a container that has its hostPID: unwindctl --host show.")
+		return append(lines, "It is kept because its state is unknown from here: its ADD ran in other "+
+			"namespaces than this program.",
+			"Run this on the host, or in a container with hostPID: unwindctl --host show.")
 	case f.Fate == alive.Unknown:
-		return append(lines, fmt.Sprintf("It is kept, for whether it lives cannot be told: %s.",
+		return append(lines, fmt.Sprintf("It is kept because its state is unknown: %s.",
 			reason))
 	case !f.Releasable():
-		return append(lines, fmt.Sprintf("It is kept, for it lives: %s.", reason),
-			"The runtime's DEL releases it. Without that, any sweep does, once its network "+
-				"namespace, every process in it and the host's end of its interface are gone.")
+		return append(lines, fmt.Sprintf("It is kept because it is live: %s.", reason),
+			"The runtime's DEL releases it. Otherwise a sweep does, once its network namespace, every "+
+				"process in it and the host end of its interface are gone.")
 	case f.Fate == alive.Foreign:
-		return append(lines, fmt.Sprintf("It is dead here: %s. No DEL is run for it, for that "+
-			"could harm the original.", reason),
-			fmt.Sprintf("Each sweep releases what host-local keeps for it on this disk; unwindctl "+
-				"sweep %s does it now.", a.Key()))
+		return append(lines, fmt.Sprintf("It is dead here: %s. unwind runs no DEL for it, because "+
+			"that could harm the original.", reason),
+			fmt.Sprintf("Every sweep releases what host-local keeps for it on this disk. To do it now: "+
+				"unwindctl sweep %s", a.Key()))
 	default:
-		lines = append(lines, fmt.Sprintf("It is dead, and to be released: %s.", reason))
+		lines = append(lines, fmt.Sprintf("It is dead and will be released: %s.", reason))
 		return append(lines, pendingSentences(a, ev.SameBoot == tristate.Yes, all)...)
 	}
 }
@@ -94,17 +95,17 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 		Queued:         func(s *journal.Step) bool { return known.Of(s.Type).Queues }}
 	for _, s := range a.Steps {
 		wait := undo.NextTry(&s.of, by)
-		next := "The next sweep tries it again."
+		next := "The next sweep retries it."
 		if wait.Awaits == undo.Pause {
-			next = fmt.Sprintf("It is tried again in %s.", term.Roughly(wait.In))
+			next = fmt.Sprintf("It is retried in %s.", term.Roughly(wait.In))
 		}
 		switch {
 		case wait.Awaits == undo.Container:
-			lines = append(lines, fmt.Sprintf("The DEL of %s waits, for it could free what another "+
+			lines = append(lines, fmt.Sprintf("The DEL of %s waits, because it could free what another "+
 				"attachment of its container has. It runs once that one is gone.", s.Plugin))
 		case wait.Awaits == undo.Runtime:
-			lines = append(lines, fmt.Sprintf("The DEL of %s waits for the runtime, which may still "+
-				"name its network namespace. A sweep runs it in %s.", s.Plugin, term.Roughly(wait.In)))
+			lines = append(lines, fmt.Sprintf("The DEL of %s waits for the runtime, which may still send "+
+				"a DEL with the network namespace. A sweep runs it in %s.", s.Plugin, term.Roughly(wait.In)))
 		case s.State == journal.StepFailed:
 			failed, ready = true, true
 			lines = append(lines, fmt.Sprintf("The DEL of %s has failed %s, the last time with "+
@@ -113,21 +114,21 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 				strings.TrimSuffix(term.OneLine(s.LastError), "."), next))
 		case wait.Awaits == undo.Queue:
 			lines = append(lines, fmt.Sprintf("The DEL of %s has passed, but %s: it is unproven. "+
-				"It does not run again while that file is there.", s.Plugin, s.Unproven))
+				"It does not run again while that file exists.", s.Plugin, s.Unproven))
 		case s.State == journal.StepUnproven:
 			ready = true
 			lines = append(lines, fmt.Sprintf("The DEL of %s has passed, but %s: it is unproven. %s",
 				s.Plugin, s.Unproven, next))
 		case s.State == journal.StepParked:
-			lines = append(lines, fmt.Sprintf("The DEL of %s waits, for it would take the rules "+
-				"of the address's new owner%s. It is run once that one is gone.",
+			lines = append(lines, fmt.Sprintf("The DEL of %s waits, because it would remove the rules of "+
+				"the address's new owner%s. It runs once that one is gone.",
 				s.Plugin, newOwner(a, all)))
 		case wait.Awaits == undo.GracePeriod:
-			lines = append(lines, fmt.Sprintf("%s: its DEL runs once more in %s. No sweep runs it "+
-				"sooner.", s.whyOnceMore(), term.Roughly(wait.In)))
+			lines = append(lines, fmt.Sprintf("%s: its DEL runs again in %s. No sweep runs it earlier.",
+				s.whyOnceMore(), term.Roughly(wait.In)))
 		case s.State == journal.StepRepeat:
 			ready = true
-			lines = append(lines, s.whyOnceMore()+": the next sweep runs its DEL once more.")
+			lines = append(lines, s.whyOnceMore()+": the next sweep runs its DEL again.")
 		default:
 			ready = true
 			untried = append(untried, s.Plugin)
@@ -141,7 +142,7 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 		lines = append(lines, fmt.Sprintf("To try it now: unwindctl sweep %s", a.Key()))
 	}
 	if failed {
-		lines = append(lines, fmt.Sprintf("If it can never pass, such as for a plugin that is "+
+		lines = append(lines, fmt.Sprintf("If it can never pass, for example because the plugin is "+
 			"gone for good, give it up: unwindctl forget %s", a.Key()))
 	}
 	return lines
@@ -160,7 +161,7 @@ func newOwner(a *Attachment, all []Attachment) string {
 	for _, other := range all {
 		for _, address := range other.Addresses {
 			if other.Key() != a.Key() && slices.Contains(a.Addresses, address) {
-				return fmt.Sprintf(": %s has %s by now", whose(&other), address)
+				return fmt.Sprintf(": %s now has %s", whose(&other), address)
 			}
 		}
 	}
@@ -170,8 +171,8 @@ func newOwner(a *Attachment, all []Attachment) string {
 // whyOnceMore returns why a DEL that passed runs once more.
 func (s *Step) whyOnceMore() string {
 	const (
-		killed = "%s was killed while it worked, so that something behind it may have gone on"
-		proves = "the DEL of %s also passes where it frees nothing, and no store could be asked"
+		killed = "%s was killed while it ran, so something that it started may have continued"
+		proves = "the DEL of %s passes even if it frees nothing, and no store could be queried"
 	)
 	switch {
 	case s.Killed && s.ProvesNothing:

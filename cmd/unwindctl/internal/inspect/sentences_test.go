@@ -36,24 +36,24 @@ func TestSentences(t *testing.T) {
 	a.Addresses = []netip.Addr{netip.MustParseAddr("10.9.0.2")}
 	second := Attachment{Network: "other", ContainerID: "c", IfName: "net1", State: journal.Live}
 	for thisBoot, want := range map[bool]string{
-		true:  "killed was killed while it worked, so that something behind it may have gone on: its DEL runs once more in 10m. No sweep runs it sooner.",
-		false: "killed was killed while it worked, so that something behind it may have gone on: the next sweep runs its DEL once more.",
+		true:  "killed was killed while it ran, so something that it started may have continued: its DEL runs again in 10m. No sweep runs it earlier.",
+		false: "killed was killed while it ran, so something that it started may have continued: the next sweep runs its DEL again.",
 	} {
 		left := "Pending DEL, not tried yet: sriov."
 		if thisBoot {
-			left = "The DEL of sriov waits for the runtime, which may still name its network namespace. A sweep runs it in 59m."
+			left = "The DEL of sriov waits for the runtime, which may still send a DEL with the network namespace. A sweep runs it in 59m."
 		}
 		got := pendingSentences(a, thisBoot, []Attachment{*a, second})
 		for _, want := range []string{
-			"The DEL of calico has failed 1 time, the last time with code 11: no route. It is tried again in 2m.",
-			"The DEL of often has failed 21 times, the last time with code 11: no. It is tried again in 4m.",
-			"The DEL of macvlan waits, for it could free what another attachment of its container has. It runs once that one is gone.",
-			"The DEL of aws-cni has passed, but 10.0.0.9 is still allocated: it is unproven. It is tried again in 2m.",
-			"The DEL of cilium-cni has passed, but the deletion is queued: f: it is unproven. It does not run again while that file is there.",
-			"The DEL of old has failed 2 times, the last time with code 0: of another boot. The next sweep tries it again.",
-			"The DEL of lies also passes where it frees nothing, and no store could be asked: its DEL runs once more in 10m. No sweep runs it sooner.",
-			"The DEL of lied also passes where it frees nothing, and no store could be asked: the next sweep runs its DEL once more.",
-			"The DEL of gone waits, for it would take the rules of the address's new owner. It is run once that one is gone.", want, left,
+			"The DEL of calico has failed 1 time, the last time with code 11: no route. It is retried in 2m.",
+			"The DEL of often has failed 21 times, the last time with code 11: no. It is retried in 4m.",
+			"The DEL of macvlan waits, because it could free what another attachment of its container has. It runs once that one is gone.",
+			"The DEL of aws-cni has passed, but 10.0.0.9 is still allocated: it is unproven. It is retried in 2m.",
+			"The DEL of cilium-cni has passed, but the deletion is queued: f: it is unproven. It does not run again while that file exists.",
+			"The DEL of old has failed 2 times, the last time with code 0: of another boot. The next sweep retries it.",
+			"The DEL of lies passes even if it frees nothing, and no store could be queried: its DEL runs again in 10m. No sweep runs it earlier.",
+			"The DEL of lied passes even if it frees nothing, and no store could be queried: the next sweep runs its DEL again.",
+			"The DEL of gone waits, because it would remove the rules of the address's new owner. It runs once that one is gone.", want, left,
 		} {
 			if !slices.Contains(got, want) {
 				t.Errorf("this boot %t: no %q in\n%s", thisBoot, want, strings.Join(got, "\n"))

@@ -95,7 +95,7 @@ func printShown(out io.Writer, all []shown) error {
 		for _, f := range a.Evidence {
 			answer := f.Answer
 			if f.NotLooked {
-				answer = "not looked at"
+				answer = "not examined"
 			}
 			fmt.Fprintf(w, "  %s\t%s\n", f.Question, answer)
 		}

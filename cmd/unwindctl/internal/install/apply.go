@@ -46,14 +46,14 @@ func (s Setup) prepareState() error {
 	if dir != is && durable.Exists(s.Path()) {
 		attachments, err := inspect.ReadJournal(context.Background(), &journal.Store{Dir: is})
 		if err != nil || len(attachments) > 0 {
-			hint := "leave it there, or wait until unwindctl list --state-dir " + is + " is empty"
+			hint := "leave the journal there, or wait until unwindctl list --state-dir " + is + " is empty"
 			return term.WithHint(hint,
-				"the journal in %s has %s: with another state directory nobody would release them",
+				"the journal in %s has %s: with another state directory nothing would release them",
 				is, term.Attachments(len(attachments)))
 		}
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return term.WithHint("give another with --state-dir", "the state directory: %w", err)
+		return term.WithHint("choose another with --state-dir", "state directory: %w", err)
 	}
 	return nil
 }
@@ -82,8 +82,8 @@ func (s Setup) Remove() (removed, said []string, err error) {
 			said, err = append(said, texts...), errors.Join(err, returnErr)
 		case readErr == nil && !json.Valid(data): // half a file, of use to nobody
 		case path == s.Path():
-			return removed, said, term.WithHint("move it away, or choose another name with --file",
-				"%s is not a conflist that unwindctl wrote: left alone", path)
+			return removed, said, term.WithHint("rename it, or choose another name with --file",
+				"%s was not written by unwindctl: left unchanged", path)
 		default:
 			continue
 		}

@@ -89,9 +89,9 @@ func (b *behind) write(given *netconf.Conflist) error {
 // sentences say what becomes of the plugins.
 func (b *behind) sentences(to string) (texts []string) {
 	for _, plugin := range b.types {
-		text := fmt.Sprintf("%s was behind unwind: %s has it, and has it once", plugin, to)
+		text := fmt.Sprintf("%s was behind unwind: %s already has it, once", plugin, to)
 		if slices.Contains(b.lacking, plugin) {
-			text = fmt.Sprintf("%s was behind unwind: it is now at the end of %s", plugin, to)
+			text = fmt.Sprintf("%s was behind unwind: moved to the end of %s", plugin, to)
 		}
 		if known.Of(plugin).Restarts {
 			text += "; if " + plugin + "'s pod on this node is not ready then, start it anew"
@@ -110,7 +110,7 @@ func returnBehind(own *netconf.Conflist) ([]string, error) {
 	}
 	source, err := netconf.ReadConflist(own.Unwind.ChainFile)
 	if err == nil && source.Unwind != nil {
-		err = errors.New("it runs unwind itself")
+		err = errors.New("it already runs unwind")
 	}
 	var given *netconf.Conflist
 	if err == nil {
@@ -120,7 +120,7 @@ func returnBehind(own *netconf.Conflist) ([]string, error) {
 		err = b.write(given)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s of %s could not be returned to %s: %w",
+		return nil, fmt.Errorf("%s of %s could not be moved back to %s: %w",
 			strings.Join(b.types, ", "), own.Path, own.Unwind.ChainFile, err)
 	}
 	return b.sentences(given.Path), nil

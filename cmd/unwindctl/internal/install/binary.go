@@ -40,13 +40,13 @@ func (s Setup) VerifyBinary(ctx context.Context) (about string, err error) {
 	if err != nil {
 		return "", err
 	}
-	const hint = "give the plugin with --binary; make build puts it beside unwindctl"
+	const hint = "set --binary; make build puts the plugin beside unwindctl"
 	about, versions, err := AskVersion(ctx, path)
 	switch {
 	case err != nil:
 		return "", term.WithHint(hint, "plugin %s: %w", path, err)
 	case !strings.Contains(about, netconf.Name) || !slices.Contains(versions, "1.0.0"):
-		return "", term.WithHint(hint, "plugin %s: it is not unwind, but says: %s", path,
+		return "", term.WithHint(hint, "plugin %s: not unwind; VERSION says: %s", path,
 			term.OneLine(about))
 	}
 	return about, nil
@@ -77,13 +77,13 @@ func AskVersion(ctx context.Context, path string) (about string, versions []stri
 	}
 	answer, _, err := run("CNI_COMMAND=VERSION")
 	if err != nil {
-		return "", nil, fmt.Errorf("it does not run here: %w", err)
+		return "", nil, fmt.Errorf("cannot run it: %w", err)
 	}
 	var version struct {
 		Versions []string `json:"supportedVersions"`
 	}
 	if err := json.Unmarshal(answer.Bytes(), &version); err != nil {
-		return "", nil, errors.New("it is no CNI plugin: it gives no answer to VERSION")
+		return "", nil, errors.New("not a CNI plugin: no answer to VERSION")
 	}
 	_, words, _ := run() // some releases of skel call it an error
 	about, _, _ = strings.Cut(strings.TrimSpace(words.String()), "\n")
@@ -113,8 +113,9 @@ func (s Setup) InstallBinary() (changed bool, err error) {
 	nothing := func(*journal.Tx) error { return nil }
 	store := &journal.Store{Dir: s.stateDir()}
 	if err := store.View(context.Background(), nothing); errors.Is(err, journal.ErrNewer) {
-		return false, term.WithHint("install the newer release; or sweep with it until the journal is "+
-			"empty, and remove "+store.Path(), "the plugin is left as it is: %s: %w", store.Path(), err)
+		return false, term.WithHint("install the newer release; or run its unwindctl sweep until the "+
+			"journal is empty, then remove "+store.Path(), "the plugin stays unchanged: %s: %w",
+			store.Path(), err)
 	}
 	return copyProgram(from, s.plugin())
 }
@@ -147,8 +148,8 @@ func sameContent(a *os.File, path string) bool {
 func (s Setup) checkBinDir() error {
 	info, err := os.Stat(s.BinDir)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
-		return term.WithHint("give the runtime's with --bin-dir",
-			"there is no directory %s of plugins", s.BinDir)
+		return term.WithHint("set --bin-dir to the runtime's",
+			"no plugin directory %s", s.BinDir)
 	}
 	return err
 }

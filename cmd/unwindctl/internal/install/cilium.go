@@ -62,16 +62,16 @@ func (c *Copy) Chosen(own string) bool { return !c.OfOurs() && ChainFile(own) ==
 
 // Obstacle says what is wrong, and what to do about it. It refuses an install.
 func (c *Copy) Obstacle() *Obstacle {
-	const remedy = "give cilium a conflist of your own (cni.customConf) in place of " +
-		"cni.chainingTarget, or leave unwind out: scripts/providers/cilium.md"
+	const remedy = "give cilium its own conflist (cni.customConf) instead of cni.chainingTarget, " +
+		"or do not use unwind: scripts/providers/cilium.md"
 	if c.OfOurs() {
 		return NewObstacle(CiliumChaining, "unwindctl uninstall; then "+remedy,
-			"cilium has copied unwind's file into %s, for its cni-chaining-target: "+
-				"unwind would run inside itself, or cilium not at all", c.file.Path)
+			"cilium copied unwind's file to %s, for its cni-chaining-target: "+
+				"unwind would run inside itself, or cilium would not run", c.file.Path)
 	}
 	return NewObstacle(CiliumChaining, remedy+"; if it is such a conflist: --conf "+c.file.Path,
-		"cilium seems to copy the first file of network %q into %s at each of its starts, for its "+
-			"cni-chaining-target: unwind's would be that file", c.file.Name, c.file.Path)
+		"cilium seems to copy the first file of network %q into %s on every start, for its "+
+			"cni-chaining-target: unwind's file would be the first", c.file.Name, c.file.Path)
 }
 
 // renamedBy is what cilium adds to the names of other files if it has cni.exclusive.
@@ -93,7 +93,7 @@ func (s Setup) renamed() string {
 // sentence about it.
 func (c *Copy) takeOut() (string, error) {
 	if c.target == nil {
-		return "", fmt.Errorf("unwind is left in %s: start cilium's agent on this node anew",
+		return "", fmt.Errorf("unwind is left in %s: restart cilium's agent on this node",
 			c.file.Path)
 	}
 	list, plugins, err := asList(c.target)
@@ -114,7 +114,7 @@ func (c *Copy) takeOut() (string, error) {
 	if err == nil {
 		err = durable.ReplaceLike(c.file.Path, bytes.NewReader(raw(list)), like)
 	}
-	return fmt.Sprintf("%s is a copy of %s again, with cilium-cni at its end", c.file.Path,
+	return fmt.Sprintf("%s is again a copy of %s with cilium-cni at its end", c.file.Path,
 		c.target.Path), err
 }
 

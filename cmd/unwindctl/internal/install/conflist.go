@@ -135,7 +135,7 @@ func (p *Plan) check(entry map[string]json.RawMessage) error {
 		err = errors.New(`"chain" and "chainFile" are both set; keep one`)
 	}
 	if err != nil {
-		return term.WithHint("unwind could not use it; nothing was changed", "%s: %w", p.path, err)
+		return term.WithHint("unwind cannot use it; nothing was changed", "%s: %w", p.path, err)
 	}
 	return nil
 }

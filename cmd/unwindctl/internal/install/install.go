@@ -39,13 +39,12 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 	}
 	p, err := s.Plan()
 	if err != nil && r.Name == "" && !o.given() {
-		return fmt.Errorf("%w (no runtime's configuration was found, so its directories were "+
-			"guessed)", err)
+		return fmt.Errorf("%w (no runtime configuration found; using default directories)", err)
 	} else if err != nil {
 		return err
 	}
 	if o.UnitDir != "" && o.ProgramDir == "" {
-		return term.Usage("--systemd needs a --program-dir, where the units find unwindctl")
+		return term.Usage("--systemd needs --program-dir: its units run unwindctl from there")
 	}
 	if err := p.RefusedBy(r); err != nil {
 		return err
@@ -79,7 +78,7 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 	}
 	conflist, err := s.WriteConflist(p)
 	if err != nil {
-		return fmt.Errorf("the network is as it was, unwind is not in use: %w", err)
+		return fmt.Errorf("the network is unchanged, and unwind is not in use: %w", err)
 	}
 	return errors.Join(o.printDone(ctx, to.Out, r, s, done{p, about, binary, conflist, was}),
 		o.installForNode(to, s))
@@ -130,7 +129,7 @@ func (o Options) installForNode(to term.Streams, s Setup) error {
 	}
 	written, err := s.InstallPrograms(o.ProgramDir)
 	if err != nil && o.UnitDir == "" {
-		fmt.Fprintf(to.Err, "warning: unwindctl is not put on this node: %v; give another "+
+		fmt.Fprintf(to.Err, "warning: unwindctl is not installed on this node: %v; choose another "+
 			"--program-dir\n", err)
 		return nil
 	}
@@ -143,8 +142,8 @@ func (o Options) installForNode(to term.Streams, s Setup) error {
 		fmt.Fprintf(to.Out, "written:   %s\n", path)
 	}
 	if err == nil && o.UnitDir != "" {
-		fmt.Fprintf(to.Out, "To have systemd sweep: systemctl daemon-reload && systemctl enable "+
-			"--now unwind-sweep.timer unwind-sweep-boot.service\nTo have it run the agent: "+
+		fmt.Fprintf(to.Out, "To run sweeps with systemd: systemctl daemon-reload && systemctl enable "+
+			"--now unwind-sweep.timer unwind-sweep-boot.service\nTo run the agent with systemd: "+
 			"systemctl daemon-reload && systemctl enable --now unwind-agent.service "+
 			"unwind-sweep-boot.service\n")
 	}
@@ -176,12 +175,12 @@ func (o Options) printPlan(out io.Writer, r node.Runtime, s Setup, p done) error
 		fmt.Fprintf(&text, "would switch on: %v\n", p.was)
 	}
 	for _, sentence := range p.Repairs() {
-		fmt.Fprintf(&text, "would put right: %s\n", sentence)
+		fmt.Fprintf(&text, "would move: %s\n", sentence)
 	}
 	if p.changed {
 		fmt.Fprintf(&text, "would write %s:\n%s", p.path, p.content)
 	} else {
-		fmt.Fprintf(&text, "%s is as it should be\n", p.path)
+		fmt.Fprintf(&text, "%s is up to date\n", p.path)
 	}
 	if o.ProgramDir != "" {
 		fmt.Fprintf(&text, "would install unwindctl into %s\n", o.ProgramDir)
@@ -206,7 +205,7 @@ func (o Options) printDone(
 ) error {
 	var text strings.Builder
 	if !d.binary && !d.conflist {
-		fmt.Fprintf(&text, "Nothing had to be done: unwind is in use.\n")
+		fmt.Fprintf(&text, "Nothing to do: unwind is in use.\n")
 	} else {
 		fmt.Fprintf(&text, "%s\n", o.Origin(r))
 	}
@@ -222,11 +221,11 @@ func (o Options) printDone(
 		fmt.Fprintf(&text, "switched on: before, %v\n", d.was)
 	}
 	for _, sentence := range d.Repairs() {
-		fmt.Fprintf(&text, "put right: %s\n", sentence)
+		fmt.Fprintf(&text, "moved: %s\n", sentence)
 	}
 	if s.Observe {
-		fmt.Fprintln(&text, "It observes: what is dead is swept by unwindctl sweep alone. Install "+
-			"again without --observe to change that.")
+		fmt.Fprintln(&text, "Observing: only unwindctl sweep releases what is dead. To change that, "+
+			"install again without --observe.")
 	} else {
 		fmt.Fprintln(&text, r.SweepAdvice(ctx))
 	}

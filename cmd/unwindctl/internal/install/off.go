@@ -51,7 +51,7 @@ func WriteOff(stateDir, by string) error {
 		err = durable.Replace(filepath.Join(stateDir, OffName), strings.NewReader(by+"\n"), 0o600)
 	}
 	if err != nil {
-		err = fmt.Errorf("unwind does not stay off: %w", err)
+		err = fmt.Errorf("cannot keep unwind switched off: %w", err)
 	}
 	return err
 }

@@ -39,9 +39,10 @@ func (p *Plan) refuseMissing(dirs []string) error {
 	if len(missing) == 0 {
 		return nil
 	}
-	return term.WithHint("install again when the network's provider has put them there; if the "+
-		"runtime has them elsewhere, give that with --bin-dir", "nothing was changed: no pod could "+
-		"start: in none of %s: %s", strings.Join(dirs, ", "), strings.Join(missing, ", "))
+	return term.WithHint("install again once the network's provider has installed them; if the "+
+		"runtime has them elsewhere, set --bin-dir",
+		"nothing was changed, because no pod could start: not in %s: %s", strings.Join(dirs, ", "),
+		strings.Join(missing, ", "))
 }
 
 // Plan computes our conflist from the provider's as both are now. It writes nothing.
@@ -79,10 +80,10 @@ func (p *Plan) readOwn() (*netconf.Conflist, error) {
 	c, err := netconf.ReadConflist(p.path)
 	switch {
 	case !ours(c):
-		return nil, term.WithHint("move it away, or choose another name with --file",
-			"%s is not a conflist that unwindctl wrote: left alone", p.path)
+		return nil, term.WithHint("rename it, or choose another name with --file",
+			"%s was not written by unwindctl: left unchanged", p.path)
 	case err != nil:
-		return nil, term.WithHint("mend it; to switch unwind off at once: rm "+p.path,
+		return nil, term.WithHint("correct it; to switch unwind off immediately: rm "+p.path,
 			"%s: %w", p.path, err)
 	}
 	p.behind = behindIn(c)
@@ -101,8 +102,9 @@ func ours(c *netconf.Conflist) bool {
 func (s Setup) checkDirectory(p *Plan) error {
 	dir, err := os.Stat(s.ConfDir)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !dir.IsDir() {
-		return NewObstacle(NoProvider, "give the runtime's with --conf-dir; a provider that is "+
-			"still to come makes it", "there is no directory %s of conflists", s.ConfDir)
+		return NewObstacle(NoProvider,
+			"set --conf-dir to the runtime's; a provider that is not installed yet creates it",
+			"no conflist directory %s", s.ConfDir)
 	} else if err != nil {
 		return err
 	}
@@ -121,14 +123,14 @@ func (s Setup) checkDirectory(p *Plan) error {
 		if c, _ := netconf.ReadConflist(path); c != nil && c.Unwind != nil {
 			if ours(c) {
 				return term.WithHint("unwindctl uninstall --file "+filepath.Base(path),
-					"unwind is installed already, by %s", path)
+					"unwind is already installed, by %s", path)
 			}
 			return term.WithHint("put the provider's conflist back in its place first",
-				"%s runs unwind already", path)
+				"%s already runs unwind", path)
 		}
 		if filepath.Base(path) < filepath.Base(p.path) {
 			return term.WithHint(nameBefore(filepath.Base(path), filepath.Ext(p.path)),
-				"%s would not be the first conflist: the runtime would still take %s",
+				"%s would not sort first: the runtime would still use %s",
 				filepath.Base(p.path), path)
 		}
 	}
@@ -152,7 +154,7 @@ func nameBefore(other, ext string) string {
 			return "--file " + name + " sorts before it"
 		}
 	}
-	return "rename it, so that a --file sorts before it"
+	return "rename it, so that a --file can sort before it"
 }
 
 // firstOther returns the first conflist of the directory that is not ours, "" if there is none.
@@ -188,12 +190,12 @@ func (s Setup) PassesOver(r node.Runtime, chainFile string) error {
 	lacking := slices.DeleteFunc(slices.Clone(taken.Types), func(plugin string) bool {
 		return slices.Contains(chain.Types, plugin)
 	})
-	err := fmt.Errorf("without unwind the runtime would take %s, and unwind's chain is %s", first,
+	err := fmt.Errorf("without unwind the runtime would use %s, but unwind's chain is %s", first,
 		chainFile)
 	if len(lacking) > 0 {
 		err = fmt.Errorf("pods start without %s: %w", strings.Join(lacking, ", "), err)
 	}
-	return term.WithHint("unwindctl install takes that file, and so does an agent without --conf",
+	return term.WithHint("run unwindctl install, or an agent without --conf: both follow that file",
 		"%w", err)
 }
 
@@ -202,7 +204,7 @@ func (s Setup) readSource(p *Plan) error {
 	path := s.Source
 	if path == "" {
 		if path = s.firstOther(); path == "" {
-			return NewObstacle(NoProvider, "install again when the network's provider has written one",
+			return NewObstacle(NoProvider, "install again once the network's provider has written one",
 				"no conflist in %s to wrap", s.ConfDir)
 		}
 	}
@@ -210,25 +212,25 @@ func (s Setup) readSource(p *Plan) error {
 	if err != nil {
 		return err
 	}
-	const half = "if its provider is just writing it, try again; else mend it: the runtime cannot " +
-		"use it either"
+	const half = "try again if its provider is writing it; otherwise correct it: the runtime " +
+		"cannot use it either"
 	p.Source, err = netconf.ReadConflist(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return NewObstacle(NoProvider, "its provider makes it", "%s: %w", path, err)
+		return NewObstacle(NoProvider, "its provider writes it", "%s: %w", path, err)
 	}
 	if err != nil && (p.Source == nil || p.Source.Unwind == nil) {
 		return term.WithHint(half, "%s: %w", path, err)
 	}
 	switch {
 	case path == p.path || p.Source.Unwind != nil || names(p.Source.Data, p.path):
-		return term.WithHint("wrap the conflist of the network's provider", "%s runs unwind itself",
+		return term.WithHint("wrap the conflist of the network's provider", "%s already runs unwind",
 			path)
 	case p.Source.Name == "":
 		return term.WithHint(half, "%s: key \"name\" is missing", path)
 	}
 	if p.Source, err = p.behind.giveTo(p.Source); err != nil {
-		return term.WithHint("make it one, or take them out of unwind's file", "%s are behind "+
-			"unwind and cannot be returned to %s: %w", strings.Join(p.behind.types, ", "), path, err)
+		return term.WithHint("make it a list, or remove them from unwind's file", "%s are behind "+
+			"unwind and cannot be moved back to %s: %w", strings.Join(p.behind.types, ", "), path, err)
 	}
 	conf := netconf.Conf{Name: p.Source.Name, ChainFile: p.Source.Path}
 	if p.chain, err = conf.ParseChain(p.Source.Data, ""); err != nil {
@@ -245,9 +247,8 @@ func (s Setup) readSource(p *Plan) error {
 // root what it says.
 func (p *Plan) warnWritable(path string, info fs.FileInfo) {
 	if info.Mode().Perm()&0o022 != 0 {
-		p.warnings = append(p.warnings, fmt.Sprintf("%s can be written to by others than root "+
-			"(mode %04o), who decide so what runs as root: "+
-			"chmod go-w %s", path, info.Mode().Perm(), path))
+		p.warnings = append(p.warnings, fmt.Sprintf("%s is writable by users other than root "+
+			"(mode %04o), which lets them run code as root: chmod go-w %s", path, info.Mode().Perm(), path))
 	}
 }
 
@@ -262,9 +263,9 @@ func (p *Plan) checkProviders() error {
 				facts.RenamesUnless))
 		}
 		if facts.IsMultus && filepath.Ext(p.path) != ".json" {
-			return term.WithHint("--file "+besideMultus+" is a name that Multus does not see",
-				"Multus may take %s for the cluster's network, and call itself through it: no "+
-					"pod could start", filepath.Base(p.path))
+			return term.WithHint("--file "+besideMultus+" is a name that Multus ignores",
+				"Multus may use %s as the cluster network and so call itself: no pod could start",
+				filepath.Base(p.path))
 		}
 	}
 	return nil

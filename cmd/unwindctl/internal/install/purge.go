@@ -18,17 +18,18 @@ import (
 func checkPurge(ctx context.Context, stateDir string) error {
 	store := &journal.Store{Dir: stateDir}
 	if pid := store.AgentProcess(); pid != "" {
-		return term.WithHint("end it first; uninstall without --purge leaves unwind off while it runs",
-			"--purge: nothing was changed: an agent runs (process %s), which would install again", pid)
+		return term.WithHint("stop it first; uninstall without --purge leaves unwind switched off "+
+			"while it runs",
+			"--purge: nothing was changed: an agent is running (process %s) and would install again", pid)
 	}
 	attachments, err := inspect.ReadJournal(ctx, store)
 	if err != nil {
 		return fmt.Errorf("--purge: nothing was changed: %w", err)
 	}
 	if len(attachments) > 0 {
-		return term.WithHint("uninstall without it, and again with it when unwindctl list is empty; "+
-			"unwindctl sweep releases what is dead",
-			"--purge: nothing was changed: the journal in %s has %s, which nobody would release",
+		return term.WithHint("run uninstall without --purge, and again with it once unwindctl list is "+
+			"empty; unwindctl sweep releases what is dead",
+			"--purge: nothing was changed: the journal in %s has %s, which nothing would release",
 			stateDir, term.Attachments(len(attachments)))
 	}
 	return nil

@@ -41,8 +41,8 @@ func (s Setup) KeepsInstalled(theirs, about string) (why string) {
 	case theirs == "" || theirs == own:
 		return ""
 	case !known:
-		return fmt.Sprintf("%s (%s) and this agent's (%s) cannot be compared: --allow-downgrade, or "+
-			"unwindctl install, replaces it", s.plugin(), theirs, own)
+		return fmt.Sprintf("%s (%s) and this agent's (%s) cannot be compared; --allow-downgrade or "+
+			"unwindctl install replaces it", s.plugin(), theirs, own)
 	case order > 0:
 		return fmt.Sprintf("%s (%s) is newer than this agent's (%s): --allow-downgrade replaces it",
 			s.plugin(), theirs, own)

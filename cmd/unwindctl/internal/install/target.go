@@ -18,7 +18,7 @@ type Target struct{ Runtime, ConfDir, BinDir, File string }
 func (p Target) Find(root string) (node.Runtime, error) {
 	if p.File != "" && (filepath.Base(p.File) != p.File ||
 		!slices.Contains([]string{".json", ".conflist"}, filepath.Ext(p.File))) {
-		return node.Runtime{}, term.Usage("--file %q is not the name of a .json or a .conflist",
+		return node.Runtime{}, term.Usage("--file %q is not the name of a .json or .conflist file",
 			p.File)
 	}
 	found, err := node.Find(root)
@@ -91,12 +91,12 @@ func (p Target) again(r node.Runtime) string {
 func (p Target) Origin(r node.Runtime) string {
 	switch {
 	case p.given():
-		return "The directories are as given."
+		return "The directories are as specified."
 	case r.Name == "":
-		return fmt.Sprintf("No runtime's configuration was found: %s and %s are taken, which most "+
-			"have.", r.ConfDir, strings.Join(r.BinDirs, ", "))
+		return fmt.Sprintf("No runtime configuration found: using the common defaults %s and %s.",
+			r.ConfDir, strings.Join(r.BinDirs, ", "))
 	case r.Config == "":
-		return fmt.Sprintf("The runtime is %s, without a configuration: its defaults are taken.",
+		return fmt.Sprintf("The runtime is %s, without a configuration file: using its defaults.",
 			r.Name)
 	}
 	return fmt.Sprintf("The runtime is %s, according to %s.", r.Name, r.Config)

@@ -24,27 +24,27 @@ func TestPlaces(t *testing.T) {
 		problems int
 		whence   string // or the error
 	}{
-		{"no runtime", nil, Target{}, "/etc/cni/net.d", "/opt/cni/bin", 0, "No runtime's configuration was found: "},
+		{"no runtime", nil, Target{}, "/etc/cni/net.d", "/opt/cni/bin", 0, "No runtime configuration found: "},
 		{"one", map[string]string{nodetest.ContainerdConfig: every}, Target{}, "/etc/cni/net.d", "/home/kubernetes/bin", 1,
 			"The runtime is containerd, according to /etc/containerd/config.toml."},
 		{"its plugins elsewhere", map[string]string{nodetest.ContainerdConfig: every}, Target{BinDir: "/b"}, "/etc/cni/net.d", "/b /home/kubernetes/bin", 1, "The runtime is containerd, "},
 		{"its conflists elsewhere", map[string]string{nodetest.ContainerdConfig: every}, Target{ConfDir: "/c"}, "/c", "/home/kubernetes/bin", 1, "The runtime is containerd, "},
-		{"its directories, given", map[string]string{nodetest.ContainerdConfig: every}, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "/etc/cni/net.d", "/b /home/kubernetes/bin", 1, "The directories are as given."},
+		{"its directories, given", map[string]string{nodetest.ContainerdConfig: every}, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "/etc/cni/net.d", "/b /home/kubernetes/bin", 1, "The directories are as specified."},
 		{"one of its two, given", twoDirs, Target{BinDir: "/b"}, "/etc/cni/net.d", "/b /a", 0, "The runtime is containerd, "},
 		{"another than its two", twoDirs, Target{BinDir: "/x"}, "/etc/cni/net.d", "/x /a /b", 0, "The runtime is containerd, "},
-		{"one of its two and its conflists, given", twoDirs, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "/etc/cni/net.d", "/b /a", 0, "The directories are as given."},
-		{"one of its two and other conflists, given", twoDirs, Target{ConfDir: "/other", BinDir: "/b"}, "/other", "/b", 0, "The directories are as given."},
-		{"other directories, given", map[string]string{nodetest.ContainerdConfig: every}, Target{ConfDir: "/c", BinDir: "/b"}, "/c", "/b", 0, "The directories are as given."},
-		{"directories given, a broken configuration", map[string]string{nodetest.ContainerdConfig: "["}, Target{ConfDir: "/c", BinDir: "/b"}, "/c", "/b", 0, "The directories are as given."},
+		{"one of its two and its conflists, given", twoDirs, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "/etc/cni/net.d", "/b /a", 0, "The directories are as specified."},
+		{"one of its two and other conflists, given", twoDirs, Target{ConfDir: "/other", BinDir: "/b"}, "/other", "/b", 0, "The directories are as specified."},
+		{"other directories, given", map[string]string{nodetest.ContainerdConfig: every}, Target{ConfDir: "/c", BinDir: "/b"}, "/c", "/b", 0, "The directories are as specified."},
+		{"directories given, a broken configuration", map[string]string{nodetest.ContainerdConfig: "["}, Target{ConfDir: "/c", BinDir: "/b"}, "/c", "/b", 0, "The directories are as specified."},
 		{"a broken configuration", map[string]string{nodetest.ContainerdConfig: "["}, Target{}, "", "", 0, "/etc/containerd/config.toml: not valid TOML"},
-		{"two", both, Target{}, "", "", 0, "several runtimes are on this machine"},
+		{"two", both, Target{}, "", "", 0, "this machine has several runtimes"},
 		{"one of two", both, Target{Runtime: "k3s"}, "/k3s", "/opt/cni/bin", 0, "The runtime is k3s, "},
 		{"a default", map[string]string{"run/containerd/containerd.sock": ""}, Target{}, "/etc/cni/net.d", "/opt/cni/bin", 0,
-			"The runtime is containerd, without a configuration: its defaults are taken."},
+			"The runtime is containerd, without a configuration file: using its defaults."},
 		{"an import, given", map[string]string{
 			nodetest.ContainerdConfig: "version = 2\nimports = ['x.toml']\n[plugins.'io.containerd.grpc.v1.cri'.cni]\nbin_dir = '/main'\n",
 			"etc/containerd/x.toml":   "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.registry]\nconfig_path = '/r'\n",
-		}, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "/etc/cni/net.d", "/b /main", 0, "The directories are as given."},
+		}, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "/etc/cni/net.d", "/b /main", 0, "The directories are as specified."},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -144,7 +144,7 @@ func (s Setup) removeBinary(ctx context.Context, cacheDir, stateDir string, done
 	known, knownErr := containersOf(ctx, stateDir)
 	cached, cacheErr := cachedNaming(filepath.Join(cacheDir, "results"), known)
 	if err = errors.Join(err, knownErr, cacheErr); err != nil {
-		done.add("kept", "%s (whether something names it cannot be told)", path)
+		done.add("kept", "%s (unknown whether it is still in use)", path)
 		return err
 	}
 	var why []string
@@ -155,12 +155,12 @@ func (s Setup) removeBinary(ctx context.Context, cacheDir, stateDir string, done
 		why = append(why, term.Attachments(cached)+" in libcni's cache")
 	}
 	if len(why) > 0 {
-		done.add("kept", "%s (named by %s; run unwindctl uninstall again when their pods are gone)",
+		done.add("kept", "%s (named by %s; run unwindctl uninstall again once their pods are gone)",
 			path, strings.Join(why, " and "))
 		return nil
 	}
 	if about, _, err := AskVersion(ctx, path); err != nil || !strings.Contains(about, netconf.Name) {
-		done.add("kept", "%s (it does not say that it is unwind)", path)
+		done.add("kept", "%s (not recognized as unwind)", path)
 		return nil //nolint:nilerr // what cannot be asked stays, and that is said
 	}
 	if err := durable.Remove(path); err != nil {
@@ -231,7 +231,7 @@ func describeJournal(ctx context.Context, stateDir string) string {
 	store := &journal.Store{Dir: stateDir}
 	attachments, err := inspect.ReadJournal(ctx, store)
 	if err != nil {
-		return fmt.Sprintf("the journal in %s stays; it cannot be read now: %s", stateDir,
+		return fmt.Sprintf("the journal in %s stays; it cannot be read: %s", stateDir,
 			term.OneLine(err.Error()))
 	}
 	pending := 0
@@ -244,7 +244,7 @@ func describeJournal(ctx context.Context, stateDir string) string {
 		return ""
 	}
 	return fmt.Sprintf("the journal in %s stays: %s, %d with pending DELs. The runtime releases "+
-		"those that live; unwindctl sweep%s releases the rest",
+		"the live ones; unwindctl sweep%s releases the rest",
 		stateDir, term.Attachments(len(attachments)), pending, stateDirFlag(stateDir))
 }
 

@@ -75,43 +75,43 @@ func descs() map[string]*prometheus.Desc {
 	return map[string]*prometheus.Desc{
 		"attachments": desc("attachments", "Attachments in the journal.", "network", "state"),
 		"pending_deletes": desc("pending_deletes",
-			"Pending DELs of attachments that are not live any more.", "network", "plugin"),
+			"Pending DELs of attachments that are no longer live.", "network", "plugin"),
 		"unproven_deletes": desc("unproven_deletes",
-			"DELs that passed, and whose address is not known to be free; part of the pending ones.",
+			"DELs that passed although their address is not known to be free; included in the pending DELs.",
 			"network", "plugin"),
 		"oldest_pending_delete_timestamp_seconds": desc("oldest_pending_delete_timestamp_seconds",
-			"Since when the attachment that waits longest has had pending DELs; absent if none "+
-				"has any."),
+			"Time since which the oldest attachment with pending DELs has had them; absent if there is "+
+				"none."),
 		"rollbacks_total": desc("rollbacks_total",
 			"ADDs that failed and were undone, by the delegate that failed; result is complete or "+
 				"pending.",
 			"plugin", "result"),
 		"swept_attachments_total": desc("swept_attachments_total",
-			"Attachments that were released without the runtime's DEL.", "reason"),
+			"Attachments released without the runtime's DEL.", "reason"),
 		"sweep_last_success_timestamp_seconds": desc("sweep_last_success_timestamp_seconds",
-			"When the last sweep of all networks came to its end, to the minute; absent if none "+
-				"did."),
+			"Time when the last sweep of all networks finished, to the minute; absent if none has."),
 		"duplicate_addresses_total": desc("duplicate_addresses_total",
-			"Addresses that were given out while another attachment had them in use."),
+			"Addresses assigned while another attachment was using them."),
 		"degraded_operations_total": desc("degraded_operations_total",
-			"ADDs and DELs that went on without the journal, as far as it could be told later.",
+			"ADDs and DELs that continued without the journal, as far as known.",
 			"verb", "reason"),
-		"ipam_addresses": desc("ipam_addresses", "Addresses in the pools of host-local, by the "+
-			"range set, of each of which an ADD takes one. Those in no range that the chain gives "+
-			"have the set none. State free is absent for these, and for a set of 2^53 addresses or "+
-			"more.", "network", "pool", "set", "family", "state"),
-		"in_use": desc("in_use", "Whether pods of this node go through unwind: 1 for the reason that "+
-			"holds, else 0.", "reason"),
-		"plugin_info": desc("plugin_info", "The version of the plugin that is installed, always 1.",
+		"ipam_addresses": desc("ipam_addresses",
+			"Addresses in host-local's pools by range set; an ADD takes one address from each set. "+
+				"Addresses outside the chain's ranges have the set none. State free is absent for these, "+
+				"and for a set of 2^53 addresses or more.", "network", "pool", "set", "family", "state"),
+		"in_use": desc("in_use",
+			"Whether pods of this node go through unwind: 1 for the reason that applies, else 0.", "reason"),
+		"plugin_info": desc("plugin_info", "The version of the installed plugin, always 1.",
 			"version"),
 		"off_timestamp_seconds": desc("off_timestamp_seconds",
-			"Since when unwind is switched off, by whom; absent if it is not.", "by"),
-		"events_total": desc("events_total", "Events that this program has posted to Kubernetes, "+
-			"dropped for their rate, or failed to post.", "result"),
+			"Time since which unwind is switched off, and by whom; absent if it is on.", "by"),
+		"events_total": desc("events_total",
+			"Events that this program posted to Kubernetes, dropped because of the rate limit, or failed "+
+				"to post.", "result"),
 		"build_info": desc("build_info", "The version of this program, always 1.",
 			"version", "goversion"),
 		"journal_readable": desc("journal_readable",
-			"Whether the journal can be read: 1, or 0."),
+			"Whether the journal is readable: 1 or 0."),
 	}
 }
 
@@ -230,7 +230,7 @@ func (c *collector) collectPools(gauge func(string, float64, ...string)) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("the pools: %w", err)
+		return fmt.Errorf("pools: %w", err)
 	}
 	return nil
 }

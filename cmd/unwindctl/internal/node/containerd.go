@@ -96,10 +96,11 @@ func (r *Runtime) settle(root string) {
 	case "k3s":
 		if hash, ok := strings.CutPrefix(r.BinDirs[0], k3sDir+"/data/"); ok &&
 			strings.HasSuffix(hash, "/bin") {
-			r.Problems = append(r.Problems, fmt.Sprintf("this k3s has another directory of plugins "+
-				"than %s after its next upgrade, and no pod could start then: upgrade it first "+
-				"(releases since October 2024 keep the directory), or give --conf-dir and "+
-				"--bin-dir, and install again with the upgrade", r.BinDirs[0]))
+			r.Problems = append(r.Problems,
+				fmt.Sprintf("this k3s has a plugin directory other than %s after its next upgrade, and no "+
+					"pod could start then: upgrade it first "+
+					"(releases since October 2024 keep the directory), or set --conf-dir and --bin-dir, and "+
+					"install again with the upgrade", r.BinDirs[0]))
 		}
 	case "microk8s":
 		current := microK8sDir + "/current"
@@ -172,7 +173,7 @@ type containerdFile struct {
 // needsAnswer adds a problem of which only a containerd that runs is free.
 func (r *Runtime) needsAnswer(format, path string) {
 	r.Problems = append(r.Problems, fmt.Sprintf("%s does not answer at %s, and "+format+": start "+
-		"it, or give --conf-dir and --bin-dir", r.Name, r.Socket, path))
+		"it, or set --conf-dir and --bin-dir", r.Name, r.Socket, path))
 }
 
 // containerdCNI is the table "cni" of the CRI plugin. bin_dirs is there since containerd 2.1; 2.4

@@ -36,8 +36,8 @@ var CRISockets = []string{
 }
 
 // ErrNoRuntime means that no runtime listens. It is no error where a runtime need not be there.
-var ErrNoRuntime = errors.New("--cri auto: no runtime listens on a socket that is known, so " +
-	"attachments are judged without its list; name its socket")
+var ErrNoRuntime = errors.New("--cri auto: no runtime listens on a known socket; judging " +
+	"attachments without a list; set its socket")
 
 // socketPath returns the path of a socket that may be written as a URL.
 func socketPath(socket string) string { return strings.TrimPrefix(socket, "unix://") }
@@ -130,8 +130,8 @@ func FindPodSandboxes(ctx context.Context, sockets []string) (all *alive.List, e
 		switch {
 		case status.Code(err) == codes.Unimplemented:
 		case err != nil:
-			return nil, fmt.Errorf("the runtime at %s gave no list, so attachments are judged "+
-				"without one: %w", socket, err)
+			return nil, fmt.Errorf("the runtime at %s gave no list of pods; judging attachments without "+
+				"one: %w", socket, err)
 		case all == nil:
 			all = list
 		default:

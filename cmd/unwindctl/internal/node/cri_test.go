@@ -27,7 +27,7 @@ func serveVersion(t *testing.T, version string) string {
 func TestVersions(t *testing.T) {
 	t.Parallel()
 	const (
-		each, start, unknown, one = "containerd has what is dead swept", "CRI-O has what is dead swept when it starts", "containerd 2 and later", "containerd 1 calls neither"
+		each, start, unknown, one = "containerd triggers a sweep every", "CRI-O triggers a sweep only when it starts", "containerd 2 and later", "containerd 1 calls neither"
 		none                      = "If the runtime is not"
 	)
 	containerd := func(version string) Runtime {
@@ -46,7 +46,7 @@ func TestVersions(t *testing.T) {
 		cni    string
 	}{
 		{"containerd 2", containerd("v2.1.4"), each, false, "1.1.0"},
-		{"containerd 2 without a kubelet", with(containerd("v2.1.4"), func(r *Runtime) { r.Kubelet = false }), "No kubelet is on this machine", true, "1.1.0"},
+		{"containerd 2 without a kubelet", with(containerd("v2.1.4"), func(r *Runtime) { r.Kubelet = false }), "This machine has no kubelet", true, "1.1.0"},
 		{"containerd 1", containerd("1.7.27"), one, true, "1.0.0"},
 		{"containerd 1 with a newer file", with(containerd("1.7.27"), func(r *Runtime) { r.Major = 2 }), one, true, "1.0.0"},
 		{"k3s", with(containerd("v2.1.4-k3s1"), func(r *Runtime) { r.Name = "k3s" }), each, false, "1.1.0"},
@@ -58,7 +58,7 @@ func TestVersions(t *testing.T) {
 		{"CRI-O 1.30", crio("1.30.9", false), start, true, "1.0.0"},
 		{"CRI-O 1.34", crio("1.34.11", false), start, true, "1.1.0"},
 		{"CRI-O 1.36", crio("1.36.3", false), start, true, "1.1.0"},
-		{"CRI-O 1.36 with a grace period", crio("1.36.3", true), "CRI-O has what is dead swept every few seconds", false, "1.1.0"},
+		{"CRI-O 1.36 with a grace period", crio("1.36.3", true), "CRI-O triggers a sweep every few seconds", false, "1.1.0"},
 		{"CRI-O 1.35 with a grace period", crio("1.35.1", true), start, true, "1.1.0"},
 		{"Nomad", Runtime{Name: "nomad"}, none, true, ""},
 		{"podman", Runtime{Name: "podman"}, none, true, ""},

@@ -31,9 +31,9 @@ func (w *Directories) Resolve() error {
 	if found, _ := read("/"); len(found) > 0 {
 		return nil
 	}
-	return term.WithHint("run this on the node; or in a pod with hostPID: true and privileged: true "+
-		"as unwindctl --host", "this is a container without a conflist in %s and a journal in %s: "+
-		"it does not show what is on the node", w.ConfDir, w.StateDir)
+	return term.WithHint("run this on the node, or as unwindctl --host in a pod with hostPID: true "+
+		"and privileged: true", "this is a container without a conflist in %s or a journal in %s: it "+
+		"does not show the state of the node", w.ConfDir, w.StateDir)
 }
 
 func (w *Directories) resolve(root string) (err error) {

@@ -82,10 +82,10 @@ func namesOf(found []Runtime) string {
 // severalError returns the error for runtimes between which somebody has to choose.
 func severalError(found []Runtime) error {
 	var text strings.Builder
-	fmt.Fprintf(&text, "several runtimes are on this machine, with different directories:")
+	fmt.Fprintf(&text, "this machine has several runtimes with different directories:")
 	for _, r := range found {
 		fmt.Fprintf(&text, "\n  %s: conflists in %s, plugins in %s", r.Name, r.ConfDir,
 			strings.Join(r.BinDirs, ", "))
 	}
-	return term.WithHint("name one: --runtime "+found[0].Name, "%s", &text)
+	return term.WithHint("choose one with --runtime "+found[0].Name, "%s", &text)
 }

@@ -71,7 +71,7 @@ func TestFindRuntimes(t *testing.T) {
 		}, standard(func(r *Runtime) {
 			r.ConfDir, r.BinDirs, r.Major = "/main", []string{"/main"}, 2
 			r.Problems = []string{
-				"containerd does not answer at /run/containerd/containerd.sock, and /etc/containerd/conf.d/10.toml may change its directories: start it, or give --conf-dir and --bin-dir",
+				"containerd does not answer at /run/containerd/containerd.sock, and /etc/containerd/conf.d/10.toml may change its directories: start it, or set --conf-dir and --bin-dir",
 				"containerd does not answer at /run/containerd/containerd.sock, and /other/one.toml may change its directories: ",
 			}
 		})},
@@ -93,7 +93,7 @@ func TestFindRuntimes(t *testing.T) {
 			standard(func(r *Runtime) {
 				r.Name, r.Config, r.Socket, r.BinDirs = "k3s", "/"+nodetest.K3sConfig, nodetest.K3sSocket, []string{"/var/lib/rancher/k3s/data/8e61/bin"}
 				r.Kubelet = true
-				r.Problems = []string{"this k3s has another directory of plugins"}
+				r.Problems = []string{"this k3s has a plugin directory other than"}
 			})},
 		{"RKE2", map[string]string{"var/lib/rancher/rke2/agent/etc/containerd/config.toml": "version = 3\n"},
 			standard(func(r *Runtime) {
@@ -164,14 +164,14 @@ func TestFindRuntimes(t *testing.T) {
 			"etc/cni/net.d/10-first.conflist": `{"name": "podnet", "plugins": [{"type": "bridge"}]}`,
 		}, crio(func(r *Runtime) { r.DefaultNetwork = "podnet" })},
 		{"nerdctl", map[string]string{"etc/nerdctl/nerdctl.toml": "cni_path = \"/p\"\n"},
-			[]Runtime{{Name: "nerdctl", Config: "/etc/nerdctl/nerdctl.toml", ConfDir: "/etc/cni/net.d", BinDirs: []string{"/p"}, MaxConfs: 1, Notes: []string{"nerdctl takes a network by its name"}}}},
+			[]Runtime{{Name: "nerdctl", Config: "/etc/nerdctl/nerdctl.toml", ConfDir: "/etc/cni/net.d", BinDirs: []string{"/p"}, MaxConfs: 1, Notes: []string{"nerdctl finds each network by its name"}}}},
 		{"nerdctl of Debian's plugins", map[string]string{"var/lib/nerdctl/": "", "usr/lib/cni/": ""},
-			[]Runtime{{Name: "nerdctl", ConfDir: "/etc/cni/net.d", BinDirs: []string{"/usr/lib/cni"}, MaxConfs: 1, Notes: []string{"nerdctl takes a network by its name"}}}},
+			[]Runtime{{Name: "nerdctl", ConfDir: "/etc/cni/net.d", BinDirs: []string{"/usr/lib/cni"}, MaxConfs: 1, Notes: []string{"nerdctl finds each network by its name"}}}},
 		{"podman with CNI", map[string]string{"etc/containers/containers.conf": "[network]\nnetwork_backend = \"cni\"\n", "opt/cni/bin/": ""},
-			[]Runtime{{Name: "podman", Config: "/etc/containers/containers.conf", ConfDir: "/etc/cni/net.d", BinDirs: []string{"/opt/cni/bin"}, MaxConfs: 1, Notes: []string{"podman takes a network by its name"}}}},
+			[]Runtime{{Name: "podman", Config: "/etc/containers/containers.conf", ConfDir: "/etc/cni/net.d", BinDirs: []string{"/opt/cni/bin"}, MaxConfs: 1, Notes: []string{"podman finds each network by its name"}}}},
 		{"podman with netavark", map[string]string{"etc/containers/containers.conf": "[network]\nnetwork_backend = \"netavark\"\n"}, nil},
 		{"Nomad", map[string]string{"opt/cni/config/": ""},
-			[]Runtime{{Name: "nomad", ConfDir: "/opt/cni/config", BinDirs: []string{"/opt/cni/bin"}, MaxConfs: 1, Notes: []string{"nomad takes a network by its name"}}}},
+			[]Runtime{{Name: "nomad", ConfDir: "/opt/cni/config", BinDirs: []string{"/opt/cni/bin"}, MaxConfs: 1, Notes: []string{"nomad finds each network by its name"}}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -264,7 +264,7 @@ func TestFindAsks(t *testing.T) {
 		{"k3s before October 2024", nodetest.K3sConfig, config, map[string]string{"cniconfig": strings.Replace(cniconfig, "/told", "/var/lib/rancher/k3s/data/8e61/bin", 1)},
 			told(func(r *Runtime) {
 				r.Name, r.BinDirs, r.Kubelet = "k3s", []string{"/var/lib/rancher/k3s/data/8e61/bin", "/x"}, true
-				r.Problems = []string{"this k3s has another directory of plugins"}
+				r.Problems = []string{"this k3s has a plugin directory other than"}
 			})},
 		{"MicroK8s", "var/snap/microk8s/7731/args/containerd.toml", config, map[string]string{"cniconfig": `{"PluginDirs": ["/var/snap/microk8s/7731/opt/cni/bin"], "PluginConfDir": "/var/snap/microk8s/7731/args/cni-network", "PluginMaxConfNum": 1}`},
 			told(func(r *Runtime) {
@@ -369,7 +369,7 @@ func TestChooseRuntime(t *testing.T) {
 		{"none, one named", nil, "a", "", 0, `runtime "a" is not on this machine; found: -`},
 		{"one", []Runtime{a}, "", "a", 1, ""},
 		{"two of the same directories", []Runtime{a, same}, "", "a", 2, ""},
-		{"two of other directories", []Runtime{a, other}, "", "", 0, "several runtimes are on this machine, with different directories:\n" +
+		{"two of other directories", []Runtime{a, other}, "", "", 0, "this machine has several runtimes with different directories:\n" +
 			"  a: conflists in /c, plugins in /b, /x\n  other: conflists in /c, plugins in /d"},
 		{"two of other directories, one named", []Runtime{a, other}, "other", "other", 0, ""},
 		{"a wrong name", []Runtime{a, other}, "b", "", 0, `runtime "b" is not on this machine; found: a, other`},

@@ -76,7 +76,7 @@ func (r *Runtime) clean() {
 }
 
 // Timer is the advice for sweeps without the runtime.
-const Timer = "let systemd sweep (unwindctl install --systemd)"
+const Timer = "run sweeps with systemd (unwindctl install --systemd)"
 
 // version returns the runtime's version: what it answers, else what its configuration tells. It
 // returns 0, 0 if neither does.
@@ -108,20 +108,20 @@ func (r Runtime) SweepAdvice(ctx context.Context) string {
 	major, minor := r.version(ctx)
 	switch {
 	case r.Name == "cri-o" && r.StatusGrace && (major > 1 || minor >= 36):
-		return "CRI-O has what is dead swept every few seconds (STATUS)."
+		return "CRI-O triggers a sweep every few seconds (STATUS)."
 	case r.Name == "cri-o":
-		return "CRI-O has what is dead swept when it starts; for the time between, " + Timer
+		return "CRI-O triggers a sweep only when it starts; for the time between, " + Timer
 	case r.Name == "" || r.Socket == "":
 		return "If the runtime is not containerd 2 or later, " + Timer
 	case major == 1:
 		return "containerd 1 calls neither STATUS nor GC: " + Timer
 	case !r.Kubelet:
-		return "No kubelet is on this machine to ask containerd for STATUS: " + Timer
+		return "This machine has no kubelet to make containerd call STATUS: " + Timer
 	case major >= 2:
-		return "containerd has what is dead swept every few seconds (STATUS)."
+		return "containerd triggers a sweep every few seconds (STATUS)."
 	}
-	return "containerd 2 and later have what is dead swept every few seconds (STATUS). Of an " +
-		"earlier one, " + Timer
+	return "containerd 2 and later trigger a sweep every few seconds (STATUS). With an earlier one, " +
+		Timer
 }
 
 // CRISockets returns the sockets of the known runtimes of Kubernetes, and that of this one's

@@ -76,6 +76,6 @@ func findNomad(root string) (*Runtime, error) {
 
 // byName returns the note about a runtime that takes networks, and so conflists, by name.
 func byName(runtime string) []string {
-	return []string{runtime + " takes a network by its name, each from its own file: --conf says " +
-		"which one is wrapped"}
+	return []string{runtime +
+		" finds each network by its name, in its own file: --conf selects the one to wrap"}
 }

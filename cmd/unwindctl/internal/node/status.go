@@ -58,8 +58,9 @@ func (r *Runtime) ask(root string) bool {
 	handlers := config.Containerd.Runtimes
 	for _, handler := range slices.Sorted(maps.Keys(handlers)) {
 		if dir := handlers[handler].ConfDir; dir != "" && filepath.Clean(dir) != r.ConfDir {
-			r.Notes = append(r.Notes, fmt.Sprintf("pods of the runtime class handler %q have "+
-				"their conflists in %s, and pass unwind", handler, dir))
+			r.Notes = append(r.Notes,
+				fmt.Sprintf("pods of the runtime class handler %q have their conflists in %s and bypass unwind",
+					handler, dir))
 		}
 	}
 	return true

@@ -46,7 +46,7 @@ func (a *api) get(ctx context.Context, from *url.URL, most int64) (int, []byte, 
 		return 0, nil, err
 	}
 	if int64(len(data)) > most {
-		return 0, nil, fmt.Errorf("the answer has more than %d bytes", most)
+		return 0, nil, fmt.Errorf("response larger than %d bytes", most)
 	}
 	return resp.StatusCode, data, nil
 }
@@ -59,7 +59,7 @@ func (a *api) reason(err error) error {
 		err = request.Err
 	}
 	if a.token != "" && strings.Contains(err.Error(), a.token) {
-		return errors.New("malformed answer")
+		return errors.New("malformed response")
 	}
 	return err
 }

@@ -43,7 +43,7 @@ func (p *Prober) Definitions(ctx context.Context, kubeconfig string, each func(D
 	}
 	defer api.client.CloseIdleConnections()
 	ctx, cancel := context.WithTimeoutCause(ctx, listTimeout,
-		fmt.Errorf("no end within %v", listTimeout))
+		fmt.Errorf("not finished within %v", listTimeout))
 	defer cancel()
 	if err := api.definitions(ctx, each); err != nil {
 		return fmt.Errorf("%s: %w", api.server.Host, api.reason(err))
@@ -65,14 +65,14 @@ func (a *api) definitions(ctx context.Context, each func(Definition)) error {
 		case code != http.StatusOK:
 			return statusError(code)
 		case a.token != "" && bytes.Contains(data, []byte(a.token)):
-			return errors.New("malformed answer")
+			return errors.New("malformed response")
 		}
 		var page definitionList
 		if err := json.Unmarshal(data, &page); err != nil {
-			return fmt.Errorf("malformed answer: %w", err)
+			return fmt.Errorf("malformed response: %w", err)
 		}
 		if page.Kind != "NetworkAttachmentDefinitionList" {
-			return errors.New("the answer is not that list")
+			return errors.New("the response is not a NetworkAttachmentDefinitionList")
 		}
 		for _, item := range page.Items {
 			each(Definition{item.Metadata.Namespace, item.Metadata.Name, item.Spec.Config})

@@ -61,11 +61,11 @@ func TestDefinitionAnswers(t *testing.T) {
 		{"401", 401, token, "401 Unauthorized"},
 		{"403", 403, definitionPage("", one), "403 Forbidden"},
 		{"503", 503, token, "503 Service Unavailable"},
-		{"another list", 200, `{"kind": "PodList"}`, "the answer is not that list"},
-		{"a web page", 200, "<html>" + token, "malformed answer"},
-		{"the token in a name", 200, definitionPage("", strings.Replace(one, "sriov", token, 1)), "malformed answer"},
-		{"a number for a text", 200, definitionPage("", strings.Replace(one, `"sriov"`, "7", 1)), "malformed answer: json: cannot unmarshal number"},
-		{"too large", 200, definitionPage("", one+strings.Repeat(" ", 4<<20)), "the answer has more than 4194304 bytes"},
+		{"another list", 200, `{"kind": "PodList"}`, "the response is not a NetworkAttachmentDefinitionList"},
+		{"a web page", 200, "<html>" + token, "malformed response"},
+		{"the token in a name", 200, definitionPage("", strings.Replace(one, "sriov", token, 1)), "malformed response"},
+		{"a number for a text", 200, definitionPage("", strings.Replace(one, `"sriov"`, "7", 1)), "malformed response: json: cannot unmarshal number"},
+		{"too large", 200, definitionPage("", one+strings.Repeat(" ", 4<<20)), "response larger than 4194304 bytes"},
 		{"no last page", 200, definitionPage("more", ""), "the list has more than 20 pages"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

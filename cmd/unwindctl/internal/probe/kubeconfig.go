@@ -70,7 +70,7 @@ func (p *Prober) connect(path string) (*api, error) {
 	a := &api{namespace: namespace, timeout: cmp.Or(p.Timeout, DefaultTimeout)}
 	a.server, err = url.Parse(cluster.Server)
 	if err != nil || a.server.Host == "" || a.server.Scheme != "https" && a.server.Scheme != "http" {
-		return nil, errors.New("its server is not a URL of https or http")
+		return nil, errors.New("its server is not an https or http URL")
 	}
 	if a.server.Scheme == "https" { // a token goes nowhere in the clear
 		if a.token, err = files.token(user); err != nil {
@@ -96,7 +96,7 @@ func (k *kubeconfig) current() (*cluster, *user, string, error) {
 		}
 		namespace := cmp.Or(c.Context.Namespace, "kube-system") // whereabouts' own default
 		if !objectName.MatchString(namespace) {
-			return nil, nil, "", errors.New("the namespace of its current context cannot be one")
+			return nil, nil, "", errors.New("invalid namespace in its current context")
 		}
 		u := &user{}
 		for i := range k.Users {
@@ -113,13 +113,13 @@ func (k *kubeconfig) current() (*cluster, *user, string, error) {
 				return &k.Clusters[i].Cluster, u, namespace, nil
 			}
 		}
-		return nil, nil, "", errors.New("it lacks the cluster of its current context")
+		return nil, nil, "", errors.New("the cluster of its current context is missing")
 	}
-	return nil, nil, "", errors.New("it lacks its current context")
+	return nil, nil, "", errors.New("its current context is missing")
 }
 
 // errProgram means that only a program gives the token, and this package runs none.
-var errProgram = errors.New("its user has exec or auth-provider")
+var errProgram = errors.New("exec and auth-provider are not supported")
 
 // files reads what a kubeconfig names, relative to its directory.
 type files struct {
@@ -175,10 +175,11 @@ func (f files) tls(c *cluster, u *user) (*tls.Config, error) {
 	config := &tls.Config{ServerName: c.TLSServerName, InsecureSkipVerify: c.Insecure}
 	if ca != nil {
 		if c.Insecure { // client-go refuses it too
-			return nil, errors.New("its cluster has a certificate-authority and insecure-skip-tls-verify")
+			return nil, errors.New("certificate-authority and insecure-skip-tls-verify are mutually " +
+				"exclusive")
 		}
 		if config.RootCAs = x509.NewCertPool(); !config.RootCAs.AppendCertsFromPEM(ca) {
-			return nil, errors.New("its certificate-authority has no certificate")
+			return nil, errors.New("certificate-authority contains no certificate")
 		}
 	}
 	cert, err := f.content("client-certificate", u.CertData, u.Cert)
@@ -192,7 +193,7 @@ func (f files) tls(c *cluster, u *user) (*tls.Config, error) {
 	if cert != nil || key != nil {
 		pair, err := tls.X509KeyPair(cert, key)
 		if err != nil {
-			return nil, fmt.Errorf("its client-certificate: %w", err)
+			return nil, fmt.Errorf("client-certificate: %w", err)
 		}
 		config.Certificates = []tls.Certificate{pair}
 	}

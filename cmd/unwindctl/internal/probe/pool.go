@@ -45,10 +45,10 @@ func (a *api) held(ctx context.Context, name, containerID, ifname string) ([]net
 	case http.StatusOK:
 		var pool ipPool
 		if err := json.Unmarshal(data, &pool); err != nil {
-			return nil, fmt.Errorf("malformed answer: %w", err)
+			return nil, fmt.Errorf("malformed response: %w", err)
 		}
 		if pool.Kind != "IPPool" || pool.Metadata.Name != name {
-			return nil, errors.New("the answer is not that pool")
+			return nil, errors.New("the response is not that IPPool")
 		}
 		return pool.held(containerID, ifname)
 	case http.StatusNotFound:
@@ -58,7 +58,7 @@ func (a *api) held(ctx context.Context, name, containerID, ifname string) ([]net
 			s.Details.Kind == "ippools" && s.Details.Name == name {
 			return nil, nil
 		}
-		return nil, errors.New("404 Not Found, not for the pool: the API has no IPPools")
+		return nil, errors.New("404 Not Found: the API has no IPPools")
 	}
 	return nil, statusError(code)
 }
@@ -67,7 +67,7 @@ func (a *api) held(ctx context.Context, name, containerID, ifname string) ([]net
 func (p *ipPool) held(containerID, ifname string) ([]netip.Addr, error) {
 	network, err := netip.ParsePrefix(p.Spec.Range)
 	if err != nil {
-		return nil, fmt.Errorf("malformed answer: range %q", p.Spec.Range)
+		return nil, fmt.Errorf("malformed response: range %q", p.Spec.Range)
 	}
 	var held []netip.Addr
 	for offset, a := range p.Spec.Allocations {
@@ -77,7 +77,7 @@ func (p *ipPool) held(containerID, ifname string) ([]netip.Addr, error) {
 		n, err := strconv.ParseUint(offset, 10, 64)
 		address := after(network.Addr(), n)
 		if err != nil || !network.Contains(address) {
-			return nil, fmt.Errorf("its allocation %.40q is no address of %v", offset, network)
+			return nil, fmt.Errorf("its allocation %.40q is not an address of %v", offset, network)
 		}
 		held = append(held, address)
 	}

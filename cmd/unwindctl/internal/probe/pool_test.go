@@ -215,31 +215,31 @@ func TestAnswers(t *testing.T) {
 		{"201", say(201, whole), "201 Created"},
 		{"204", say(204, ""), "204 No Content"},
 		{"a status text that shows the token", raw("HTTP/1.1 500 TOKEN\r\n\r\n"), "500 Internal Server Error"},
-		{"404 of a server without IPPools", say(404, "404 page not found"), "404 Not Found, not for the pool: the API has no IPPools"},
-		{"404 of another pool", say(404, notFound("ippools", "10.57.0.0-16")), "404 Not Found, not for the pool"},
-		{"404 of another kind", say(404, notFound("namespaces", name)), "404 Not Found, not for the pool"},
-		{"404, half of it", say(404, notFound("ippools", name)[:200]), "404 Not Found, not for the pool"},
-		{"404 for another reason", say(404, strings.Replace(notFound("ippools", name), "NotFound", "Expired", 1)), "404 Not Found, not for the pool"},
-		{"a web page", say(200, "<html>log in</html>"), "malformed answer: invalid character '<'"},
-		{"an empty object", say(200, "{}"), "the answer is not that pool"},
-		{"null", say(200, "null"), "the answer is not that pool"},
-		{"another pool", say(200, pool("10.57.0.0-16", "10.57.0.0/16", "")), "the answer is not that pool"},
-		{"another kind", say(200, strings.Replace(whole, "IPPool", "IPPoolList", 1)), "the answer is not that pool"},
-		{"no range", say(200, pool(name, "", "")), `malformed answer: range ""`},
-		{"half of it, whole HTTP", say(200, whole[:len(whole)-9]), "malformed answer: unexpected end of JSON input"},
+		{"404 of a server without IPPools", say(404, "404 page not found"), "404 Not Found: the API has no IPPools"},
+		{"404 of another pool", say(404, notFound("ippools", "10.57.0.0-16")), "404 Not Found: the API has no IPPools"},
+		{"404 of another kind", say(404, notFound("namespaces", name)), "404 Not Found: the API has no IPPools"},
+		{"404, half of it", say(404, notFound("ippools", name)[:200]), "404 Not Found: the API has no IPPools"},
+		{"404 for another reason", say(404, strings.Replace(notFound("ippools", name), "NotFound", "Expired", 1)), "404 Not Found: the API has no IPPools"},
+		{"a web page", say(200, "<html>log in</html>"), "malformed response: invalid character '<'"},
+		{"an empty object", say(200, "{}"), "the response is not that IPPool"},
+		{"null", say(200, "null"), "the response is not that IPPool"},
+		{"another pool", say(200, pool("10.57.0.0-16", "10.57.0.0/16", "")), "the response is not that IPPool"},
+		{"another kind", say(200, strings.Replace(whole, "IPPool", "IPPoolList", 1)), "the response is not that IPPool"},
+		{"no range", say(200, pool(name, "", "")), `malformed response: range ""`},
+		{"half of it, whole HTTP", say(200, whole[:len(whole)-9]), "malformed response: unexpected end of JSON input"},
 		{"half of it", raw(fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(whole)+9, whole)), "unexpected EOF"},
-		{"more behind it", say(200, whole+whole), "malformed answer: invalid character '{' after top-level value"},
-		{"a list of allocations", say(200, strings.Replace(whole, `{"12"`, `[], "no": {"12"`, 1)), "malformed answer: json: cannot unmarshal array"},
-		{"an offset past the network", held("65536", "10.56.0.0/16"), `its allocation "65536" is no address of 10.56.0.0/16`},
-		{"an offset past all addresses", held("18446744073709551615", "ffff:ffff:ffff:ffff::1/64"), "is no address of"},
-		{"an offset past IPv4", held("4294967296", "10.56.0.0/16"), "is no address of"},
+		{"more behind it", say(200, whole+whole), "malformed response: invalid character '{' after top-level value"},
+		{"a list of allocations", say(200, strings.Replace(whole, `{"12"`, `[], "no": {"12"`, 1)), "malformed response: json: cannot unmarshal array"},
+		{"an offset past the network", held("65536", "10.56.0.0/16"), `its allocation "65536" is not an address of 10.56.0.0/16`},
+		{"an offset past all addresses", held("18446744073709551615", "ffff:ffff:ffff:ffff::1/64"), "is not an address of"},
+		{"an offset past IPv4", held("4294967296", "10.56.0.0/16"), "is not an address of"},
 		{"a negative offset", held("-1", "10.56.0.0/16"), `its allocation "-1" is no address`},
 		{"an offset that is no number", held("x", "10.56.0.0/16"), `its allocation "x" is no address`},
 		{"no HTTP", raw("SSH-2.0-OpenSSH_9.9\r\n"), "malformed HTTP"},
-		{"no HTTP, but the token", raw("TOKEN\r\n"), "malformed answer"},
+		{"no HTTP, but the token", raw("TOKEN\r\n"), "malformed response"},
 		{"the token in a range", func(w http.ResponseWriter, r *http.Request) {
 			io.WriteString(w, pool(name, r.Header.Get("Authorization"), ""))
-		}, "malformed answer"},
+		}, "malformed response"},
 		{"nothing", raw(""), "EOF"},
 		{"headers of 1 MB", raw("HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 1<<20)), "server response headers exceeded"},
 	} {
@@ -301,7 +301,7 @@ func TestEndless(t *testing.T) {
 					}
 				}
 			})
-			s.fails(t, "the answer has more than 16777216 bytes")
+			s.fails(t, "response larger than 16777216 bytes")
 			s.Close() // after the handler has ended
 			if n := written.Load(); n >= size {
 				t.Errorf("%d bytes were read", n)

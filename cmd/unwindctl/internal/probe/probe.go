@@ -180,7 +180,7 @@ func (c *whereaboutsConf) pools() ([]string, error) {
 			name = c.NetworkName + "-" + name
 		}
 		if !objectName.MatchString(name) {
-			return nil, fmt.Errorf("range %q: no pool can have the name %q", r, name)
+			return nil, fmt.Errorf("range %q: %q is not a valid pool name", r, name)
 		}
 		if !slices.Contains(names, name) {
 			names = append(names, name)

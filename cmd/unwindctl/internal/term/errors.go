@@ -37,16 +37,16 @@ func HintFor(err error) string {
 	case errors.As(err, &hinted):
 		return hinted.Hint
 	case errors.As(err, &usage):
-		return "unwindctl --help lists the commands, unwindctl COMMAND --help the flags of one"
+		return "unwindctl --help lists the commands, unwindctl COMMAND --help the flags of a command"
 	case errors.Is(err, fs.ErrPermission):
-		return "the journal is root's; run this as root"
+		return "only root can read the journal; run this as root"
 	case errors.Is(err, journal.ErrDamaged):
-		return "the next ADD, DEL or sweep of unwind's sets the file aside, keeps it, and begins " +
-			"a new one; pods that run are not touched"
+		return "the next ADD, DEL or sweep sets the file aside and starts a new one; running pods are " +
+			"not affected"
 	case errors.Is(err, journal.ErrBusy):
-		return "another program has held the journal for some seconds; try again"
+		return "another process holds the journal; try again"
 	case errors.As(err, &damaged):
-		return "its next ADD or DEL writes over it; the DEL goes by what the runtime sends"
+		return "its next ADD or DEL replaces it; the DEL uses what the runtime sends"
 	}
 	return ""
 }

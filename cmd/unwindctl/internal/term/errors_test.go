@@ -16,9 +16,9 @@ func TestHint(t *testing.T) {
 		err  error
 		want string
 	}{
-		{"not root", &fs.PathError{Op: "open", Path: "/var/lib/cni/unwind/journal.lock", Err: fs.ErrPermission}, "the journal is root's; run this as root"},
-		{"busy", journal.ErrBusy, "another program has held the journal for some seconds; try again"},
-		{"one of two", errors.Join(errors.New("other"), journal.ErrBusy), "another program has held the journal for some seconds; try again"},
+		{"not root", &fs.PathError{Op: "open", Path: "/var/lib/cni/unwind/journal.lock", Err: fs.ErrPermission}, "only root can read the journal; run this as root"},
+		{"busy", journal.ErrBusy, "another process holds the journal; try again"},
+		{"one of two", errors.Join(errors.New("other"), journal.ErrBusy), "another process holds the journal; try again"},
 		{"nothing to do", errors.New("other"), ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -33,7 +33,7 @@ func Inline(src Source) ([]byte, error) {
 	}
 	if o.single && filepath.Ext(src.arg) == ".conflist" {
 		return nil, errors.New(
-			`key "plugins" is missing: a runtime takes a .conflist for a list of plugins, not for one`)
+			`key "plugins" is missing: a .conflist is a list of plugins`)
 	}
 	var directory []json.RawMessage
 	if src.arg != "-" && !o.onlyInlined {
@@ -102,7 +102,7 @@ func fold(o *original, directory []json.RawMessage) (jsonText, error) {
 		return nil, fmt.Errorf("key %q: %w", "plugins", err)
 	}
 	if len(own) == 0 {
-		return nil, errors.New(`key "plugins" is empty; write the plugins to run there`)
+		return nil, errors.New(`key "plugins" is empty; list the plugins to run`)
 	}
 	return o.text.insert(own[len(own)-1].end, slices.Concat([]byte(", "), texts)...), nil
 }

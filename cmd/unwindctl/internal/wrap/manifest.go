@@ -88,8 +88,8 @@ func encode(document *yaml.Node) ([]byte, error) {
 		return nil, err
 	}
 	if yaml.Unmarshal(out.Bytes(), &is) != nil || !reflect.DeepEqual(was, is) {
-		return nil, term.WithHint("give it as JSON: kubectl get -o json",
-			"the YAML would not come out as it is")
+		return nil, term.WithHint("use JSON: kubectl get -o json",
+			"cannot rewrite this YAML without changing it")
 	}
 	return out.Bytes(), nil
 }
@@ -138,7 +138,7 @@ func (m *manifest) json(text jsonText) (jsonText, error) {
 	}
 	c, ok := member(members, "config")
 	if !ok {
-		return nil, fmt.Errorf(`%s: key "spec.config" is written otherwise`, o)
+		return nil, fmt.Errorf(`%s: key "spec.config" is written in another form`, o)
 	}
 	return text.cut(c.value, c.end).insert(c.value, netconf.Marshal(config)...), nil
 }
@@ -170,7 +170,7 @@ func (m *manifest) yaml(n *yaml.Node) error {
 	}
 	c := child(child(n, "spec"), "config")
 	if c.Kind != yaml.ScalarNode || c.Anchor != "" {
-		return fmt.Errorf(`%s: key "spec.config" has an anchor or an alias; write the text itself`, o)
+		return fmt.Errorf(`%s: key "spec.config" has an anchor or an alias; write the value itself`, o)
 	}
 	c.Style = 0
 	c.SetString(config)

@@ -43,12 +43,12 @@ func outline(x []byte, defaultName string) (*original, error) {
 	seen := map[string]bool{}
 	for _, m := range o.members {
 		if seen[m.key] {
-			return nil, fmt.Errorf("key %q is there twice; keep one", m.key)
+			return nil, fmt.Errorf("key %q is set twice; keep one", m.key)
 		}
 		seen[m.key] = true
 		for _, key := range listKeys {
 			if key != m.key && strings.EqualFold(key, m.key) {
-				return nil, fmt.Errorf("key %q: write it %q; a runtime knows it only so", m.key,
+				return nil, fmt.Errorf("key %q: write it %q; runtimes accept only this spelling", m.key,
 					key)
 			}
 		}

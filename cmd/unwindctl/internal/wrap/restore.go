@@ -44,7 +44,7 @@ func restore(list []byte) ([]byte, error) {
 		if _, ok := member(entry, "chainFile"); ok {
 			return nil, errors.New(
 				`it has "chainFile" and no "chain", so there is nothing to unwrap; ` +
-					`remove the file to switch unwind off`)
+					`to switch unwind off, remove the file`)
 		}
 		return nil, errors.New(`key "chain" is missing`)
 	}
@@ -64,7 +64,7 @@ func unfold(x jsonText, entry []part) ([]byte, error) {
 	}
 	var n int
 	if err := json.Unmarshal(folded.raw, &n); err != nil || n < 0 {
-		return nil, fmt.Errorf("key %q is not a number of plugins", netconf.FoldedKey)
+		return nil, fmt.Errorf("key %q is not a plugin count", netconf.FoldedKey)
 	}
 	members, err := x.parts(0)
 	if err != nil {

@@ -130,7 +130,7 @@ func (r Rewrite) definition(arg string, o object) (string, error) {
 	what := display(arg) + ": " + o.String()
 	config, isText := o.Spec.Config.(string)
 	if o.Spec.Config == nil || isText && config == "" {
-		r.unchanged(what, "without spec.config multus takes a file of that name on each node")
+		r.unchanged(what, "without spec.config Multus uses a file of that name on each node")
 		return "", nil
 	}
 	if !isText {
@@ -190,8 +190,9 @@ func followLinks(path string) (string, error) {
 			return "", err
 		}
 		if info, err := os.Stat(dir); err != nil || info.Mode().Perm()&0o022 != 0 {
-			return "", errors.Join(err, errors.New("it is a link in a directory that others can "+
-				"write to; name the file that it leads to"))
+			return "", errors.Join(err,
+				errors.New("it is a symbolic link in a directory that other users can write to; name its "+
+					"target"))
 		}
 		if path = target; !filepath.IsAbs(target) {
 			path = filepath.Join(dir, target)
@@ -212,14 +213,13 @@ func fits(path string, text []byte) error {
 		return errors.New(`the result has no "name", without which a runtime reads nothing; ` +
 			`write the network's into "chain"`)
 	case single && ext == ".conflist":
-		return term.WithHint("leave out --in-place, write the output to NAME.conf, and remove the "+
+		return term.WithHint("omit --in-place, write the output to NAME.conf, and remove the "+
 			".conflist",
-			"a runtime reads a .conflist as a list of plugins, and the result is the "+
-				"configuration of one")
+			"a .conflist is a list of plugins, and the result is the configuration of one plugin")
 	case !single && ext != ".conflist":
-		return term.WithHint("leave out --in-place, write the output to NAME.conflist, and remove "+
+		return term.WithHint("omit --in-place, write the output to NAME.conflist, and remove "+
 			"this file",
-			"a runtime reads a file with the extension %q as one plugin, and the result is a list",
+			"a file with the extension %q is the configuration of one plugin, and the result is a list",
 			ext)
 	}
 	return nil
