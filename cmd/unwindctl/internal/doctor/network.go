@@ -184,7 +184,7 @@ func (e *examination) hiddenIPAM(chain *netconf.Chain) {
 			p.Type)
 		if p.IPAM == "" {
 			e.add("configuration", Warning, remedy, `%s's entry has no "ipam": unwind does not see `+
-				"its addresses, and one that a DEL leaves stays for ever", p.Type)
+				"its addresses, and one that a DEL leaves behind leaks", p.Type)
 		}
 		if newer, _ := version.GreaterThanOrEqualTo(chain.CNIVersion, "0.3.0"); !newer {
 			e.add("configuration", Warning, remedy,

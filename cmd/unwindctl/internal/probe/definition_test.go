@@ -100,7 +100,7 @@ func TestDefinitionTime(t *testing.T) {
 		io.WriteString(w, definitionPage("more", ""))
 	})
 	began := time.Now()
-	if _, err := s.listed(t); err == nil || err.Error() != s.host()+": no end within 5s" {
+	if _, err := s.listed(t); err == nil || err.Error() != s.host()+": not finished within 5s" {
 		t.Error(err)
 	}
 	if took := time.Since(began); took > 15*time.Second {

@@ -233,8 +233,8 @@ func TestAnswers(t *testing.T) {
 		{"an offset past the network", held("65536", "10.56.0.0/16"), `its allocation "65536" is not an address of 10.56.0.0/16`},
 		{"an offset past all addresses", held("18446744073709551615", "ffff:ffff:ffff:ffff::1/64"), "is not an address of"},
 		{"an offset past IPv4", held("4294967296", "10.56.0.0/16"), "is not an address of"},
-		{"a negative offset", held("-1", "10.56.0.0/16"), `its allocation "-1" is no address`},
-		{"an offset that is no number", held("x", "10.56.0.0/16"), `its allocation "x" is no address`},
+		{"a negative offset", held("-1", "10.56.0.0/16"), `its allocation "-1" is not an address`},
+		{"an offset that is no number", held("x", "10.56.0.0/16"), `its allocation "x" is not an address`},
 		{"no HTTP", raw("SSH-2.0-OpenSSH_9.9\r\n"), "malformed HTTP"},
 		{"no HTTP, but the token", raw("TOKEN\r\n"), "malformed response"},
 		{"the token in a range", func(w http.ResponseWriter, r *http.Request) {

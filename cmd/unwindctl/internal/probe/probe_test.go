@@ -78,7 +78,7 @@ func TestPools(t *testing.T) {
 		{name: "no range", ipam: `{"ipRanges": [{}]}`, wantErr: `range "": not a CIDR`},
 		{name: "an address", ipam: `{"range": "10.0.0.1"}`, wantErr: `range "10.0.0.1": not a CIDR`},
 		{name: "a path", ipam: `{"range": "10.0.0.0/8", "network_name": "../../../secrets/x?"}`,
-			wantErr: `range "10.0.0.0/8": is not a valid pool name "../../../secrets/x?-10.0.0.0-8"`},
+			wantErr: `range "10.0.0.0/8": "../../../secrets/x?-10.0.0.0-8" is not a valid pool name`},
 		{name: "a long name", ipam: `{"range": "10.0.0.0/8", "network_name": "` + strings.Repeat("n", 250) + `"}`,
 			wantErr: `is not a valid pool name`},
 	} {

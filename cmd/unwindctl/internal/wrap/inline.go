@@ -28,8 +28,8 @@ func Inline(src Source) ([]byte, error) {
 		return nil, err
 	}
 	if _, typed := member(o.members, "type"); typed && !o.single && src.definition != "" {
-		return nil, errors.New(`keys "type" and "plugins" are both there: multus would run one ` +
-			`plugin, and not the list; keep one`)
+		return nil, errors.New(`keys "type" and "plugins" are both set: Multus would run one ` +
+			`plugin instead of the list; keep one`)
 	}
 	if o.single && filepath.Ext(src.arg) == ".conflist" {
 		return nil, errors.New(
@@ -61,8 +61,8 @@ func inline(o *original, directory []json.RawMessage) ([]byte, error) {
 		return nil, err
 	}
 	if !hasVersion(o.text) {
-		return nil, errors.New(`key "cniVersion" is missing; write the version in which the ` +
-			`plugins are to be called: without one a runtime takes 0.1.0, and unwind its own`)
+		return nil, errors.New(`key "cniVersion" is missing; set it to the version in which ` +
+			`the plugins are called: without it a runtime uses 0.1.0, and unwind its own`)
 	}
 	out := layOut(o, loaded.LostCapabilities(conf), len(directory), chain)
 	_, _, err = readBack(out)

@@ -210,8 +210,8 @@ func fits(path string, text []byte) error {
 	}
 	switch {
 	case json.Unmarshal(text, &named) == nil && named.Name == "":
-		return errors.New(`the result has no "name", without which a runtime reads nothing; ` +
-			`write the network's into "chain"`)
+		return errors.New(`the result has no "name", and a runtime ignores such a file; ` +
+			`set the network's name in "chain"`)
 	case single && ext == ".conflist":
 		return term.WithHint("omit --in-place, write the output to NAME.conf, and remove the "+
 			".conflist",
