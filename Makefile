@@ -45,10 +45,11 @@ ARCHES := amd64 arm64
 # Those that kubectl-unwind is for, as system/architecture.
 LAPTOPS := linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64
 
-# What else is in an archive. README.md names these paths.
-RELEASE_FILES := LICENSE README.md CHANGELOG.md $(wildcard scripts/systemd/unwind-*) scripts/quickstart.sh scripts/deploy \
-	scripts/providers scripts/bench/README.md plugin/README.md journal/README.md testdata/README.md \
-	cmd/unwind/CONFIGURATION.md cmd/unwind/LIMITS.md cmd/unwindctl/OPERATIONS.md cmd/unwindctl/COMMANDS.md .github/CONTRIBUTING.md .github/SECURITY.md
+# What else is in an archive. Its documents link nothing else (TestArchiveLinks).
+RELEASE_FILES := LICENSE README.md CHANGELOG.md $(wildcard scripts/systemd/unwind-*) scripts/demo.svg \
+	scripts/quickstart.sh scripts/deploy scripts/providers scripts/bench/README.md \
+	plugin/README.md journal/README.md testdata/README.md cmd/unwind/CONFIGURATION.md cmd/unwind/LIMITS.md \
+	cmd/unwindctl/OPERATIONS.md cmd/unwindctl/COMMANDS.md .github/CONTRIBUTING.md .github/SECURITY.md
 
 # The tests of what is deployed, a module of its own. It is not in an archive.
 CHECK := scripts/deploy/check
