@@ -16,7 +16,7 @@ func TestBudgetTable(t *testing.T) {
 		"Undo":     "a DEL, the rollback of an ADD, the wait for the attachment's lock",
 		"GC":       "a GC",
 		"Status":   "a STATUS",
-		"Release":  "DELs of other attachments during an ADD, which they never fail",
+		"Release":  "DELs of other attachments during an ADD; the ADD continues without them",
 		"Step":     "one delegate's DEL, at least",
 		"Reserve":  "what a DEL leaves to each delegate after it, while none has hung",
 		"LateDel":  "a DEL with an address that is free again, from the last look that found no new owner",
