@@ -45,10 +45,11 @@ ARCHES := amd64 arm64
 # Those that kubectl-unwind is for, as system/architecture.
 LAPTOPS := linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64
 
-# What else is in an archive. README.md names these paths.
-RELEASE_FILES := LICENSE README.md CHANGELOG.md $(wildcard scripts/systemd/unwind-*) scripts/quickstart.sh scripts/deploy \
-	scripts/providers scripts/bench/README.md plugin/README.md journal/README.md testdata/README.md \
-	cmd/unwind/CONFIGURATION.md cmd/unwindctl/OPERATIONS.md cmd/unwindctl/COMMANDS.md .github/CONTRIBUTING.md .github/SECURITY.md
+# What else is in an archive. Its documents link nothing else (TestArchiveLinks).
+RELEASE_FILES := LICENSE README.md CHANGELOG.md $(wildcard scripts/systemd/unwind-*) scripts/demo.svg \
+	scripts/quickstart.sh scripts/deploy scripts/providers scripts/bench/README.md \
+	plugin/README.md journal/README.md testdata/README.md cmd/unwind/CONFIGURATION.md cmd/unwind/LIMITS.md \
+	cmd/unwindctl/OPERATIONS.md cmd/unwindctl/COMMANDS.md .github/CONTRIBUTING.md .github/SECURITY.md
 
 # The tests of what is deployed, a module of its own. It is not in an archive.
 CHECK := scripts/deploy/check
@@ -277,8 +278,8 @@ chart: go workflows ## test the alerts, the dashboard and the Helm chart by what
 demo: deps tools build ## show what a failing plugin leaks without unwind, and with it (as root, under two minutes)
 	scripts/demo.sh
 
-docs: go ## write cmd/unwindctl/COMMANDS.md from the commands' own words
-	UNWIND_UPDATE=1 go test ./cmd/unwindctl -run TestCommands -count=1
+docs: go ## write cmd/unwindctl/COMMANDS.md, and tables of plugin/README.md, from the code
+	UNWIND_UPDATE=1 go test -p 1 ./cmd/unwindctl ./plugin/undo ./plugin/alive -run 'TestCommands|Test(Retry|Budget|Verdict)Table' -count=1
 
 words: go ## print every text of the programs that a user may read, with its place: errors, log lines, help, reasons
 	@go run ./scripts/words

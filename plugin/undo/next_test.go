@@ -3,12 +3,11 @@ package undo
 import (
 	"encoding/json"
 	"fmt"
-	"os"
-	"strings"
 	"testing"
 	"time"
 
 	"cni-unwind/journal"
+	"cni-unwind/testdata/document"
 )
 
 // TestBackoff: the time between two tries grows up to a bound, and varies.
@@ -81,7 +80,6 @@ func TestNextTry(t *testing.T) {
 
 // TestRetryTable keeps the table in plugin/README.md, "Retries", in step with NextTry.
 func TestRetryTable(t *testing.T) {
-	t.Parallel()
 	const now, later = int64(time.Hour), int64(time.Hour + time.Minute)
 	whereabouts := json.RawMessage(`{"ipam": {"type": "whereabouts"}}`)
 	words := map[Awaits]string{
@@ -103,8 +101,8 @@ func TestRetryTable(t *testing.T) {
 		{"passed without an address that has another owner (`parked`)", journal.Step{State: journal.StepParked, RetryAt: later}, Asker{}},
 		{"passed, after its delegate was killed (`repeat`)", journal.Step{State: journal.StepRepeat, RepeatAt: later}, Asker{SameBoot: true}},
 		{"the same, before a reboot", journal.Step{State: journal.StepRepeat, RepeatAt: later}, Asker{}},
-		{"passed, which proves nothing of this plugin (`repeat`)", journal.Step{State: journal.StepRepeat, ConfirmAt: later}, Asker{SameBoot: true}},
-		{"passed, or may have; it frees by the container's ID, which other attachments have (whereabouts)",
+		{"passed, which proves nothing for this plugin (`repeat`)", journal.Step{State: journal.StepRepeat, ConfirmAt: later}, Asker{SameBoot: true}},
+		{"passed, or may have; it frees by the container ID, which other attachments have (whereabouts)",
 			journal.Step{State: journal.StepRepeat, Config: whereabouts}, Asker{ContainerLives: func() bool { return true }}},
 		{"does nothing without CNI_NETNS, and the namespace is gone (kube-ovn, sriov)",
 			journal.Step{Type: "kube-ovn"}, Asker{SameBoot: true, NoNetNS: true, Since: now}},
@@ -121,21 +119,5 @@ func TestRetryTable(t *testing.T) {
 		asked.IgnoresPause = true
 		table += fmt.Sprintf("| %s | %s | %s |\n", row.name, words[NextTry(&row.step, by).Awaits], words[NextTry(&row.step, asked).Awaits])
 	}
-	const path, begin, end = "../README.md", "<!-- retries: go test ./plugin/undo -run TestRetryTable writes it with UNWIND_UPDATE=1 -->\n", "<!-- end -->\n"
-	readme, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, rest, found := strings.Cut(string(readme), begin)
-	was, after, closed := strings.Cut(rest, end)
-	switch {
-	case !found || !closed:
-		t.Errorf("%s has no place for it:\n%s", path, table)
-	case os.Getenv("UNWIND_UPDATE") != "":
-		if err := os.WriteFile(path, []byte(before+begin+table+end+after), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	case was != table:
-		t.Errorf("%s has\n%swant\n%s", path, was, table)
-	}
+	document.Table(t, "../README.md", "retries", table)
 }

@@ -1,8 +1,10 @@
 package release
 
 import (
+	"io/fs"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -74,5 +76,57 @@ func TestWorkflows(t *testing.T) {
 			workflow.Permissions["contents"] != "read" {
 			t.Errorf("%s: permissions %v, %v", file, workflow.Permissions, err)
 		}
+	}
+}
+
+// TestArchiveLinks: each link of a document in a release's archive leads to something in the
+// archive.
+func TestArchiveLinks(t *testing.T) {
+	t.Parallel()
+	const root = "../.."
+	cmd := exec.Command("make", "-s", "--no-print-directory", "--eval=list: ; @echo $(RELEASE_FILES)", "list")
+	cmd.Dir = root
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	has := map[string]bool{} // files and directories of the archive
+	var documents []string
+	for _, listed := range strings.Fields(string(out)) {
+		err := filepath.WalkDir(filepath.Join(root, listed), func(name string, d fs.DirEntry, err error) error {
+			switch {
+			case err != nil:
+				return err
+			case d.IsDir() && d.Name() == "check": // the Makefile's CHECK
+				return fs.SkipDir
+			case d.IsDir():
+				return nil
+			}
+			if name, _ = filepath.Rel(root, name); path.Ext(name) == ".md" {
+				documents = append(documents, name)
+			}
+			for ; name != "."; name = path.Dir(name) {
+				has[name] = true
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	link := regexp.MustCompile(`\]\(([^)#: ]+)(#[^)]*)?\)`)
+	for _, name := range documents {
+		text, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range link.FindAllStringSubmatch(string(text), -1) {
+			if to := path.Join(path.Dir(name), m[1]); !has[to] {
+				t.Errorf("%s links %s, which is not in an archive", name, to)
+			}
+		}
+	}
+	if len(documents) < 15 {
+		t.Errorf("documents: %q", documents)
 	}
 }

@@ -99,14 +99,14 @@ func TestAlerts(t *testing.T) {
 			`unwind_degraded_operations_total{instance="a", verb="DEL", reason="busy"} 2x30 3x89`,
 			`unwind_degraded_operations_total{instance="a", verb="ADD", reason="full"} _x60 1x59`,
 		}, []string{
-			"0m to 14m: unwind on a did DEL without its journal (busy)",
-			"31m to 44m: unwind on a did DEL without its journal (busy)",
-			"60m to 74m: unwind on a did ADD without its journal (full)",
+			"0m to 14m: unwind on a ran DEL without its journal (busy)",
+			"31m to 44m: unwind on a ran DEL without its journal (busy)",
+			"60m to 74m: unwind on a ran ADD without its journal (full)",
 		}},
 		{"long ago; the agent's pod is another", "UnwindDegraded", []string{
 			`unwind_degraded_operations_total{instance="a", verb="ADD", reason="full", pod="unwind-1"} 0 1x59 stale`,
 			`unwind_degraded_operations_total{instance="a", verb="ADD", reason="full", pod="unwind-2"} _x61 1x58`,
-		}, []string{"1m to 14m: unwind on a did ADD without its journal (full)"}},
+		}, []string{"1m to 14m: unwind on a ran ADD without its journal (full)"}},
 		{"never", "UnwindDegraded", []string{node}, nil},
 
 		{"on", "UnwindOff", []string{`unwind_in_use{instance="a", reason="on"} 1x120`, `unwind_in_use{instance="a", reason="refused"} 0x120`}, nil},
@@ -153,10 +153,10 @@ func TestAlerts(t *testing.T) {
 			`unwind_rollbacks_total{instance="a", plugin="istio-cni", result="complete"} 0+1x60 61x60`,
 			`unwind_rollbacks_total{instance="a", plugin="istio-cni", result="pending"} 0x120`,
 			`unwind_rollbacks_total{instance="a", plugin="portmap", result="complete"} 0x20 5x100`,
-		}, []string{"26m to 65m: The plugin istio-cni on a goes on to fail ADDs"}},
+		}, []string{"26m to 65m: The plugin istio-cni on a keeps failing ADDs"}},
 
 		{"they do not go", "UnwindUnproven", []string{`unwind_unproven_deletes{instance="a", network="n", plugin="azure-vnet"} _x9 1x99 0x10`},
-			[]string{"69m to 108m: DELs of azure-vnet on a have passed, and nothing shows that they did anything"}},
+			[]string{"69m to 108m: DELs of azure-vnet on a have passed without a proof that they freed anything"}},
 		{"they go", "UnwindUnproven", []string{`unwind_unproven_deletes{instance="a", network="n", plugin="azure-vnet"} 1x50 0x5 1x50 0x14`}, nil},
 	} {
 		t.Run(tt.alert+"/"+tt.name, func(t *testing.T) {

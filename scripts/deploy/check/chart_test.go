@@ -171,9 +171,14 @@ func TestChartEverything(t *testing.T) {
 		t.Fatal(err)
 	}
 	rule := got["monitoring.coreos.com/v1/PrometheusRule"].(*monitoring.PrometheusRule)
+	operations := string(readFile(t, "../../../cmd/unwindctl/OPERATIONS.md"))
 	for i := range rules.Groups[0].Rules {
 		r := &rules.Groups[0].Rules[i]
-		r.Annotations["runbook_url"] = "https://docs/operations#" + strings.ToLower(r.Alert)
+		anchor := strings.ToLower(r.Alert)
+		r.Annotations["runbook_url"] = "https://docs/operations#" + anchor
+		if !strings.Contains(operations, `<a id="`+anchor+`">`) {
+			t.Errorf("OPERATIONS.md has no anchor %s", anchor)
+		}
 	}
 	if diff := cmp.Diff(rules, rule.Spec); diff != "" {
 		t.Errorf("-alerts.yaml +chart:\n%s", diff)

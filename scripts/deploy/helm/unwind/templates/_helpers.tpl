@@ -1,9 +1,9 @@
-{{/* The name of all objects: the release's, with the chart's in it. */}}
+{{/* The name of all objects: that of the release, with that of the chart in it. */}}
 {{- define "unwind.fullname" -}}
 {{- ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) (contains .Chart.Name .Release.Name) | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{/* What selects the agents of a release. kubectl unwind looks for the first. */}}
+{{/* The labels that select the agents of a release. kubectl unwind selects by the first. */}}
 {{- define "unwind.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -16,7 +16,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | quote }}
 {{- end }}
 
-{{/* Nobody publishes an image without a registry's name: one that the node does not have is not asked for. */}}
+{{/* Nobody publishes an image without a registry's name, so it is never pulled. */}}
 {{- define "unwind.pullPolicy" -}}
 {{ .Values.image.pullPolicy | default (ternary "Never" "" (regexMatch "^(docker\\.io/library/)?[^/]+$" .Values.image.repository)) }}
 {{- end }}

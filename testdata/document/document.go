@@ -1,0 +1,35 @@
+// Package document keeps the tables of documents in step with the code that they describe.
+package document
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+// updateEnv has Table write what it else compares: make docs.
+const updateEnv = "UNWIND_UPDATE"
+
+// Table compares a table of a document with what the code says. In the document it stands between
+// "<!-- NAME: make docs writes this table -->" and "<!-- end -->".
+func Table(t *testing.T, path, name, want string) {
+	t.Helper()
+	begin, end := "<!-- "+name+": make docs writes this table -->\n", "<!-- end -->\n"
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, found := strings.Cut(string(text), begin)
+	got, after, closed := strings.Cut(rest, end)
+	switch {
+	case !found || !closed:
+		t.Errorf("%s has no place for the table %s:\n%s", path, name, want)
+	case got == want:
+	case os.Getenv(updateEnv) == "":
+		t.Errorf("%s: %s is\n%swant (make docs)\n%s", path, name, got, want)
+	default:
+		if err := os.WriteFile(path, []byte(before+begin+want+end+after), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
