@@ -5,13 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"sync"
 )
 
 const (
 	formatVersion = 1 // of the objects that unwindctl prints, and of this program's own
-	mostAtOnce    = 8
+	mostAtOnce    = 64
 )
 
 // answer is what came of asking a node.
@@ -25,19 +26,24 @@ type answer struct {
 	report report // the same; nil without a result
 }
 
-// askAll asks each node, in the order of the agents.
-func askAll(ctx context.Context, o *options, v *view, agents []agent) []answer {
+// askAll asks each node, in the order of the agents. A node that hangs takes one of the slots until
+// the timeout, and the others go on.
+func askAll(ctx context.Context, o *options, v *view, agents []agent, stderr io.Writer) []answer {
 	answers := make([]answer, len(agents))
 	slots := make(chan struct{}, mostAtOnce)
+	shown := newProgress(stderr, len(agents))
+	defer shown.clear()
 	var all sync.WaitGroup
 	for i, a := range agents {
 		answers[i] = answer{Node: a.node, Pod: a.pod, Error: a.why}
 		if a.why != "" {
+			shown.add()
 			continue
 		}
 		slots <- struct{}{}
 		all.Go(func() {
 			answers[i].ask(ctx, o, v)
+			shown.add()
 			<-slots
 		})
 	}

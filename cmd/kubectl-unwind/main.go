@@ -7,7 +7,7 @@
 //
 //	kubectl.go  runs kubectl, in bounds
 //	agents.go   the nodes, and the pod to ask on each
-//	ask.go      asks all nodes
+//	ask.go      asks all nodes; progress.go counts them on a terminal
 //	view.go     a table of the answers, the worst first
 //	doctor.go, list.go, ipam.go, sweep.go  a command each: what is asked, and shown
 //	switch.go  off, on and uninstall
@@ -92,7 +92,7 @@ func rootCommand() *cobra.Command {
 		Use:   "kubectl-unwind",
 		Short: "See what the CNI plugin unwind does, on all nodes at once",
 		Long: "See what the CNI plugin unwind does, on all nodes at once: in the agent's pod of\n" +
-			"each node, kubectl unwind runs unwindctl by kubectl exec, at most 8 at once, and\n" +
+			"each node, kubectl unwind runs unwindctl by kubectl exec, at most 64 at once, and\n" +
 			"prints a table of the answers, the worst first. off, on and uninstall change a node;\n" +
 			"the others change nothing.\n\n" +
 			"A node whose agent cannot be asked comes first in the table, with the reason. So\n" +
@@ -131,7 +131,7 @@ func rootCommand() *cobra.Command {
 		"the agents' pods have these `LABELS`")
 	flags.StringSliceVar(&o.nodes, "nodes", nil,
 		"only these `NODES`, with commas between them; may be repeated")
-	flags.DurationVar(&o.timeout, "timeout", 30*time.Second,
+	flags.DurationVar(&o.timeout, "timeout", 20*time.Second,
 		"a node that has not answered after this `DURATION` is not reached; the list of pods has as long")
 	flags.StringVarP(&o.format, "output", "o", "table",
 		"print in this `FORMAT`: table; wide, which has every finding; json")
