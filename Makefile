@@ -180,7 +180,7 @@ e2e-tools: $(E2E_STAMPS) faulty
 	CGO_ENABLED=0 go build -buildvcs=false -trimpath -o $(E2E)/bin/ ./testdata/e2e/pause ./testdata/faulty
 
 e2e-k8s: deps tools build e2e-tools e2e-now e2e-next $(KUBERNETES_STAMP) ## run the end-to-end tests on Kubernetes (as root); SHORT=1: not as long
-	UNWIND_E2E_SHORT=$(SHORT) CGO_ENABLED=0 go test -tags e2e -count=1 -timeout 60m -v -run Kubernetes ./cmd/unwind
+	UNWIND_E2E_SHORT=$(SHORT) CGO_ENABLED=0 go test -tags e2e -count=1 -timeout 60m -v -run Kubernetes ./cmd/unwind ./cmd/kubectl-unwind
 
 $(KUBERNETES_STAMP): $(wildcard $(HYPERKUBE)/*) | go
 	rm -rf $(@D) && mkdir -p $(@D)

@@ -12,7 +12,7 @@ import (
 
 const (
 	formatVersion = 1 // of the objects that unwindctl prints, and of this program's own
-	mostAtOnce    = 64
+	mostAtOnce    = 512
 )
 
 // answer is what came of asking a node.
@@ -29,6 +29,8 @@ type answer struct {
 // askAll asks each node, in the order of the agents. A node that hangs takes one of the slots until
 // the timeout, and the others go on.
 func askAll(ctx context.Context, o *options, v *view, agents []agent, stderr io.Writer) []answer {
+	g, shut := o.openGate(ctx)
+	defer shut()
 	answers := make([]answer, len(agents))
 	slots := make(chan struct{}, mostAtOnce)
 	shown := newProgress(stderr, len(agents))
@@ -42,7 +44,7 @@ func askAll(ctx context.Context, o *options, v *view, agents []agent, stderr io.
 		}
 		slots <- struct{}{}
 		all.Go(func() {
-			answers[i].ask(ctx, o, v)
+			answers[i].ask(ctx, g, o, v)
 			shown.add()
 			<-slots
 		})
@@ -51,12 +53,19 @@ func askAll(ctx context.Context, o *options, v *view, agents []agent, stderr io.
 	return answers
 }
 
-// ask runs the command of a view in the agent's pod. unwindctl may print an object and end with an
-// error: then there is a result, with the error.
-func (a *answer) ask(ctx context.Context, o *options, v *view) {
-	command := append([]string{"exec", "pod/" + a.Pod, "--container=" + container, "--",
-		"/unwindctl", "--host"}, v.unwindctl...)
-	out, err := o.run(ctx, append(command, "-o", "json")...)
+// ask runs the command of a view in the agent's pod: through the gate, or by kubectl exec if that is
+// closed to it. unwindctl may print an object and end with an error: then there is a result, with
+// the error.
+func (a *answer) ask(ctx context.Context, g *gate, o *options, v *view) {
+	command := append(append([]string{"/unwindctl", "--host"}, v.unwindctl...), "-o", "json")
+	out, err := []byte(nil), errClosed
+	if g != nil {
+		out, err = g.run(ctx, a.Pod, command)
+	}
+	if errors.Is(err, errClosed) {
+		out, err = o.run(ctx, append([]string{"exec", "pod/" + a.Pod,
+			"--container=" + container, "--"}, command...)...)
+	}
 	var ended *refused
 	if errors.As(err, &ended) && slices.Contains(v.codes, ended.code) {
 		err = nil
