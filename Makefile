@@ -54,8 +54,9 @@ RELEASE_FILES := LICENSE README.md CHANGELOG.md $(wildcard scripts/systemd/unwin
 # The tests of what is deployed, a module of its own. It is not in an archive.
 CHECK := scripts/deploy/check
 
-# What writes the agent's image, a module of its own: unwind has no use for images.
+# What writes the agent's image and the bills of materials, each a module of its own: unwind has no use for images and bills.
 IMAGE_WRITER := scripts/image
+SBOM_WRITER  := scripts/sbom
 
 # The full name of the agent's image, of which unwind:$(VERSION) is short. Not from the environment, where IMAGE may be another's.
 IMAGE = docker.io/library/unwind:$(VERSION)
@@ -149,7 +150,7 @@ deps: ## install what is missing of iptables, nftables, iproute2, ping, strace a
 test: deps tools build ## run all tests on real plugins and namespaces, then those of one process with -race (as root)
 	CGO_ENABLED=0 go test -parallel 16 -timeout 30m ./...
 	CGO_ENABLED=1 go test -race -parallel 16 -timeout 30m -run '$(RACES)' ./...
-	cd $(IMAGE_WRITER) && go test ./...
+	set -e; for module in $(IMAGE_WRITER) $(SBOM_WRITER); do go test -C $$module -count=1 ./...; done
 
 proof: deps tools build ## run the long proofs: large models, whole matrices, all disks after a loss of power, 100,000 pairs in the journal, 10,000 pods (as root, half an hour)
 	UNWIND_TEST_LONG=1 CGO_ENABLED=0 go test -run '^(TestProtocolAtLength|TestPowerLoss|TestSteady|TestSoak|TestFaultMatrix.*|TestKilled.*|TestLateDEL.*|TestResultsAreLibcnis)$$' -count=1 -v -timeout 3h \
@@ -180,7 +181,7 @@ e2e-tools: $(E2E_STAMPS) faulty
 	CGO_ENABLED=0 go build -buildvcs=false -trimpath -o $(E2E)/bin/ ./testdata/e2e/pause ./testdata/faulty
 
 e2e-k8s: deps tools build e2e-tools e2e-now e2e-next $(KUBERNETES_STAMP) ## run the end-to-end tests on Kubernetes (as root); SHORT=1: not as long
-	UNWIND_E2E_SHORT=$(SHORT) CGO_ENABLED=0 go test -tags e2e -count=1 -timeout 60m -v -run Kubernetes ./cmd/unwind
+	UNWIND_E2E_SHORT=$(SHORT) CGO_ENABLED=0 go test -tags e2e -count=1 -timeout 60m -v -run Kubernetes ./cmd/unwind ./cmd/kubectl-unwind
 
 $(KUBERNETES_STAMP): $(wildcard $(HYPERKUBE)/*) | go
 	rm -rf $(@D) && mkdir -p $(@D)
@@ -263,8 +264,8 @@ lint: deps go workflows ## check format, vet, staticcheck, golangci-lint (.golan
 	go run honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK_VERSION) -tags e2e $(ALL_PACKAGES)
 	go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION) run $(ALL_PACKAGES)
 	go mod tidy -diff
-	cd $(IMAGE_WRITER) && go vet ./... && go mod tidy -diff && \
-		go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION) run
+	set -e; for module in $(IMAGE_WRITER) $(SBOM_WRITER); do (cd $$module && go vet ./... && go mod tidy -diff && \
+		go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION) run); done
 	for script in .ci/run scripts/*.sh scripts/release/*.sh; do bash -n "$$script" || exit 1; done
 
 workflows: go
@@ -316,7 +317,7 @@ archive: NAME = unwind-$(VERSION)-linux-$(ARCH)
 archive: go
 	mkdir -p dist/$(NAME)
 	$(RELEASE_ENV) GOOS=linux GOARCH=$(ARCH) $(GO_BUILD) -o dist/$(NAME)/ ./cmd/unwind ./cmd/unwindctl
-	GOOS= GOARCH= go run -buildvcs=false ./scripts/sbom $(VERSION) dist/$(NAME)/unwind dist/$(NAME)/unwindctl \
+	GOOS= GOARCH= go run -C $(SBOM_WRITER) -buildvcs=false . $(VERSION) $(abspath dist/$(NAME)/unwind dist/$(NAME)/unwindctl) \
 		>dist/$(NAME)/sbom.cdx.json
 	$(MAKE) man MANUAL=dist/$(NAME)/man8 SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH)
 	tar -c --exclude=$(CHECK) $(RELEASE_FILES) | tar -x -C dist/$(NAME)
@@ -328,7 +329,8 @@ kubectl-archive: NAME = kubectl-unwind-$(VERSION)-$(OS)-$(ARCH)
 kubectl-archive: go
 	mkdir -p dist/$(NAME)
 	$(RELEASE_ENV) GOOS=$(OS) GOARCH=$(ARCH) $(GO_BUILD) -o dist/$(NAME)/ ./cmd/kubectl-unwind
-	GOOS= GOARCH= go run -buildvcs=false ./scripts/sbom $(VERSION) dist/$(NAME)/kubectl-unwind* >dist/$(NAME)/sbom.cdx.json
+	GOOS= GOARCH= go run -C $(SBOM_WRITER) -buildvcs=false . $(VERSION) $(CURDIR)/dist/$(NAME)/kubectl-unwind* \
+		>dist/$(NAME)/sbom.cdx.json
 	cp LICENSE dist/$(NAME)
 	$(PACK)
 

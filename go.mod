@@ -3,26 +3,31 @@ module cni-unwind
 go 1.26.0
 
 require (
-	github.com/CycloneDX/cyclonedx-go v0.12.0
 	github.com/containernetworking/cni v1.3.1
 	github.com/containernetworking/plugins v1.9.1
 	github.com/fsnotify/fsnotify v1.10.1
-	github.com/google/go-cmp v0.7.0
-	github.com/hanwen/go-fuse/v2 v2.12.1
 	github.com/pelletier/go-toml/v2 v2.4.3
 	github.com/prometheus/client_golang v1.25.0
 	github.com/prometheus/common v0.72.0
-	github.com/rogpeppe/go-internal v1.16.0
 	github.com/spf13/cobra v1.10.2
 	github.com/vishvananda/netlink v1.3.1
 	go.etcd.io/bbolt v1.5.0
 	go.yaml.in/yaml/v3 v3.0.6
 	golang.org/x/mod v0.41.0
+	golang.org/x/net v0.59.0
 	golang.org/x/sys v0.49.0
 	google.golang.org/grpc v1.79.3
 	google.golang.org/protobuf v1.36.12
 	k8s.io/cri-api v0.36.3
-	pgregory.net/rapid v1.3.0
+)
+
+// For tests alone: none of these is in a program (go version -m bin/unwind; TestRequirements). They stay because Go
+// takes a test's requirements for its package's, and these tests look into the packages that they test.
+require (
+	github.com/google/go-cmp v0.7.0 // differences, in most packages
+	github.com/hanwen/go-fuse/v2 v2.12.1 // journal: the disk of TestPowerLoss
+	github.com/rogpeppe/go-internal v1.16.0 // cmd: scripts that run the programs
+	pgregory.net/rapid v1.3.0 // properties, in journal, ipam, plugin and cmd
 )
 
 require (
@@ -42,7 +47,6 @@ require (
 	github.com/vishvananda/netns v0.0.5 // indirect
 	go.opentelemetry.io/otel v1.41.0 // indirect
 	go.opentelemetry.io/otel/trace v1.41.0 // indirect
-	golang.org/x/net v0.59.0 // indirect
 	golang.org/x/text v0.42.0 // indirect
 	golang.org/x/tools v0.49.0 // indirect
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20260128011058-8636f8732409 // indirect

@@ -5,13 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"sync"
 )
 
 const (
 	formatVersion = 1 // of the objects that unwindctl prints, and of this program's own
-	mostAtOnce    = 8
+	mostAtOnce    = 512
 )
 
 // answer is what came of asking a node.
@@ -25,19 +26,26 @@ type answer struct {
 	report report // the same; nil without a result
 }
 
-// askAll asks each node, in the order of the agents.
-func askAll(ctx context.Context, o *options, v *view, agents []agent) []answer {
+// askAll asks each node, in the order of the agents. A node that hangs takes one of the slots until
+// the timeout, and the others go on.
+func askAll(ctx context.Context, o *options, v *view, agents []agent, stderr io.Writer) []answer {
+	g, shut := o.openGate(ctx)
+	defer shut()
 	answers := make([]answer, len(agents))
 	slots := make(chan struct{}, mostAtOnce)
+	shown := newProgress(stderr, len(agents))
+	defer shown.clear()
 	var all sync.WaitGroup
 	for i, a := range agents {
 		answers[i] = answer{Node: a.node, Pod: a.pod, Error: a.why}
 		if a.why != "" {
+			shown.add()
 			continue
 		}
 		slots <- struct{}{}
 		all.Go(func() {
-			answers[i].ask(ctx, o, v)
+			answers[i].ask(ctx, g, o, v)
+			shown.add()
 			<-slots
 		})
 	}
@@ -45,12 +53,19 @@ func askAll(ctx context.Context, o *options, v *view, agents []agent) []answer {
 	return answers
 }
 
-// ask runs the command of a view in the agent's pod. unwindctl may print an object and end with an
-// error: then there is a result, with the error.
-func (a *answer) ask(ctx context.Context, o *options, v *view) {
-	command := append([]string{"exec", "pod/" + a.Pod, "--container=" + container, "--",
-		"/unwindctl", "--host"}, v.unwindctl...)
-	out, err := o.run(ctx, append(command, "-o", "json")...)
+// ask runs the command of a view in the agent's pod: through the gate, or by kubectl exec if that is
+// closed to it. unwindctl may print an object and end with an error: then there is a result, with
+// the error.
+func (a *answer) ask(ctx context.Context, g *gate, o *options, v *view) {
+	command := append(append([]string{"/unwindctl", "--host"}, v.unwindctl...), "-o", "json")
+	out, err := []byte(nil), errClosed
+	if g != nil {
+		out, err = g.run(ctx, a.Pod, command)
+	}
+	if errors.Is(err, errClosed) {
+		out, err = o.run(ctx, append([]string{"exec", "pod/" + a.Pod,
+			"--container=" + container, "--"}, command...)...)
+	}
 	var ended *refused
 	if errors.As(err, &ended) && slices.Contains(v.codes, ended.code) {
 		err = nil

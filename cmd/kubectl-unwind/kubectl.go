@@ -17,18 +17,19 @@ const (
 	mostErrors = 64 << 10
 )
 
+// mostKubectls run at once: each takes 50 MB, and 55 ms of a processor.
+const mostKubectls = 16
+
 // kubectl is how the user's kubectl is run.
 type kubectl struct {
 	context, kubeconfig, namespace string
 
 	timeout time.Duration
+	turns   chan struct{} // of those that run at once
 }
 
-// run runs kubectl and returns its output, which may be there although there is an error. An error
-// has what kubectl, or the program that it ran, said.
-func (k *kubectl) run(ctx context.Context, args ...string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, k.timeout)
-	defer cancel()
+// flags returns arguments for kubectl, after the flags that say which cluster is meant.
+func (k *kubectl) flags(args ...string) []string {
 	flags := []string{"--namespace=" + k.namespace}
 	if k.context != "" {
 		flags = append(flags, "--context="+k.context)
@@ -36,9 +37,19 @@ func (k *kubectl) run(ctx context.Context, args ...string) ([]byte, error) {
 	if k.kubeconfig != "" {
 		flags = append(flags, "--kubeconfig="+k.kubeconfig)
 	}
+	return append(flags, args...)
+}
+
+// run runs kubectl and returns its output, which may be there although there is an error. An error
+// has what kubectl, or the program that it ran, said.
+func (k *kubectl) run(ctx context.Context, args ...string) ([]byte, error) {
+	k.turns <- struct{}{}
+	defer func() { <-k.turns }()
+	ctx, cancel := context.WithTimeout(ctx, k.timeout)
+	defer cancel()
 	out := &bounded{left: mostOutput, full: cancel}
 	said := &bounded{left: mostErrors, full: func() {}}
-	cmd := exec.CommandContext(ctx, "kubectl", append(flags, args...)...)
+	cmd := exec.CommandContext(ctx, "kubectl", k.flags(args...)...)
 	cmd.Stdout, cmd.Stderr = out, said
 	cmd.WaitDelay = time.Second // a program that kubectl asks for a token may hold stderr open
 	err := cmd.Run()

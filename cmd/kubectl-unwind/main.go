@@ -2,12 +2,14 @@
 // unwindctl sees each of them.
 //
 // It runs on an operator's machine, whatever the system there, and so uses no other package of
-// this module. It runs the user's own kubectl, which brings the kubeconfig and the rights; that
-// runs unwindctl in the agent's pod of each node.
+// this module. It runs the user's own kubectl, which brings the kubeconfig and the rights: kubectl
+// get for the pods, and one kubectl proxy through which unwindctl is run in the agent's pod of each
+// node. 500 times kubectl exec would take 500 logins and 28 s of a processor.
 //
 //	kubectl.go  runs kubectl, in bounds
 //	agents.go   the nodes, and the pod to ask on each
-//	ask.go      asks all nodes
+//	exec.go     runs a command in an agent's pod, by kubectl proxy
+//	ask.go      asks all nodes; progress.go counts them on a terminal
 //	view.go     a table of the answers, the worst first
 //	doctor.go, list.go, ipam.go, sweep.go  a command each: what is asked, and shown
 //	switch.go  off, on and uninstall
@@ -87,19 +89,20 @@ type options struct {
 }
 
 func rootCommand() *cobra.Command {
-	o := &options{}
+	o := &options{kubectl: kubectl{turns: make(chan struct{}, mostKubectls)}}
 	root := &cobra.Command{
 		Use:   "kubectl-unwind",
 		Short: "See what the CNI plugin unwind does, on all nodes at once",
 		Long: "See what the CNI plugin unwind does, on all nodes at once: in the agent's pod of\n" +
-			"each node, kubectl unwind runs unwindctl by kubectl exec, at most 8 at once, and\n" +
-			"prints a table of the answers, the worst first. off, on and uninstall change a node;\n" +
+			"each node, kubectl unwind runs unwindctl by one kubectl proxy, at most 512 at once,\n" +
+			"and prints a table of the answers, the worst first. off, on and uninstall change a node;\n" +
 			"the others change nothing.\n\n" +
 			"A node whose agent cannot be asked comes first in the table, with the reason. So\n" +
 			"does a node without an agent, if you may list nodes.\n\n" +
-			"You need these rights: list and get pods, and create pods/exec, in the agents'\n" +
-			"namespace; and list nodes, to see those without an agent. Whoever may exec into\n" +
-			"an agent is root on its node.\n\n" +
+			"You need these rights: list and get pods, and get and create pods/exec, in the\n" +
+			"agents' namespace; and list nodes, to see those without an agent. Without get on\n" +
+			"pods/exec, or behind a proxy, there is a kubectl exec for each node, 16 at once.\n" +
+			"Whoever may exec into an agent is root on its node.\n\n" +
 			"The exit codes:\n" +
 			"  0    done\n" +
 			"  1    a node was not reached, or answered in part\n" +
@@ -131,7 +134,7 @@ func rootCommand() *cobra.Command {
 		"the agents' pods have these `LABELS`")
 	flags.StringSliceVar(&o.nodes, "nodes", nil,
 		"only these `NODES`, with commas between them; may be repeated")
-	flags.DurationVar(&o.timeout, "timeout", 30*time.Second,
+	flags.DurationVar(&o.timeout, "timeout", 20*time.Second,
 		"a node that has not answered after this `DURATION` is not reached; the list of pods has as long")
 	flags.StringVarP(&o.format, "output", "o", "table",
 		"print in this `FORMAT`: table; wide, which has every finding; json")

@@ -49,7 +49,7 @@ func (v *view) command(o *options, cmd *cobra.Command) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		answers := askAll(cmd.Context(), o, v, agents)
+		answers := askAll(cmd.Context(), o, v, agents, cmd.ErrOrStderr())
 		if err := cmd.Context().Err(); err != nil {
 			return err
 		}

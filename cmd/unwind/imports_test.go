@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"golang.org/x/mod/modfile"
 )
 
 const module = "cni-unwind/"
@@ -145,10 +147,39 @@ func TestUnwindctl(t *testing.T) {
 
 // TestLayout has no package where none belongs.
 func TestLayout(t *testing.T) {
-	layout := []string{"cmd/*", "cmd/unwindctl/internal/*", "plugin", "plugin/*", "plugin/internal/*", "journal", "ipam", "scripts/bench", "scripts/bench/noop", "scripts/release", "scripts/sbom", "scripts/systemd", "scripts/words"}
+	layout := []string{"cmd/*", "cmd/unwindctl/internal/*", "plugin", "plugin/*", "plugin/internal/*", "journal", "ipam", "scripts/bench", "scripts/bench/noop", "scripts/release", "scripts/systemd", "scripts/words"}
 	for pkg := range packages(t) {
 		if !slices.ContainsFunc(layout, func(pattern string) bool { ok, _ := path.Match(pattern, pkg); return ok }) {
 			t.Errorf("package %s is not one of %v", pkg, layout)
+		}
+	}
+}
+
+// TestRequirements: the programs are made of the modules in the first block of go.mod and of what these need. The block
+// for tests alone says so of no other.
+func TestRequirements(t *testing.T) {
+	data, err := os.ReadFile("../../go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := modfile.Parse("go.mod", data, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := packages(t)
+	linked := slices.Concat(all["cmd/unwind"].Deps, all["cmd/unwindctl"].Deps, all["cmd/kubectl-unwind"].Deps)
+	_, tests, _ := bytes.Cut(data, []byte("\n// For tests alone: "))
+	tests, _, found := bytes.Cut(tests, []byte("\n)\n"))
+	if !found {
+		t.Fatal("go.mod has no block for tests alone")
+	}
+	for _, r := range file.Require {
+		if r.Indirect {
+			continue
+		}
+		isLinked := slices.ContainsFunc(linked, func(dep string) bool { return strings.HasPrefix(dep+"/", r.Mod.Path+"/") })
+		if forTests := bytes.Contains(tests, []byte("\t"+r.Mod.Path+" ")); isLinked == forTests {
+			t.Errorf("%s: in a program: %t; in the block for tests alone: %t", r.Mod.Path, isLinked, forTests)
 		}
 	}
 }

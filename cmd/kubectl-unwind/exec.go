@@ -1,0 +1,188 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"time"
+)
+
+// gate is a kubectl proxy that gives access to the exec of pods, and to nothing else. It is one
+// login and one process for all nodes, where each kubectl exec is one of its own. Its socket is in
+// a directory that nobody else may enter.
+type gate struct {
+	kubectl *kubectl
+	client  *http.Client
+}
+
+// openGate starts a kubectl proxy, which shut ends. There is no gate if that cannot listen, or if a
+// kubeconfig or the environment names a proxy on the way to the API server: kubectl proxy does not
+// use it for exec (kubernetes#120318).
+func (k *kubectl) openGate(ctx context.Context) (g *gate, shut func()) {
+	named, err := k.run(ctx, "config", "view", "--minify",
+		"-o", "jsonpath={.clusters[*].cluster.proxy-url}")
+	named = append(named, os.Getenv("HTTPS_PROXY")+os.Getenv("https_proxy")...)
+	if err != nil || len(named) > 0 {
+		return nil, func() {}
+	}
+	dir, err := os.MkdirTemp("", "kubectl-unwind-")
+	if err != nil {
+		return nil, func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	socket := filepath.Join(dir, "socket")
+	cmd := exec.CommandContext(ctx, "kubectl", k.flags("proxy", "--unix-socket="+socket,
+		"--reject-paths=^$", "--accept-paths=^/api/v1/namespaces/[^/]+/pods/[^/]+/exec$")...)
+	cmd.WaitDelay = time.Second
+	shut = func() {
+		cancel()
+		_ = cmd.Wait()
+		_ = os.RemoveAll(dir)
+	}
+	late := time.AfterFunc(k.timeout, cancel)
+	defer late.Stop()
+	said, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err == nil { // it prints a line once it listens
+		_, err = bufio.NewReader(said).ReadString('\n')
+	}
+	if err != nil {
+		shut()
+		return nil, func() {}
+	}
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	}
+	return &gate{k, &http.Client{Transport: &http.Transport{DialContext: dial}}}, shut
+}
+
+// errClosed is returned if something on the way does not let WebSockets through, or if the user may
+// not get pods/exec, which WebSockets take beside create.
+var errClosed = errors.New("the gate is closed")
+
+// status is how the API server says what came of a request.
+type status struct {
+	Status, Reason, Message string
+	Details                 struct {
+		Causes []struct{ Reason, Message string }
+	}
+}
+
+// run runs a command in the agent's container, by the WebSocket protocol of exec, and returns what
+// kubectl.run does. A message begins with its stream: 1 stdout, 2 stderr, 3 the status at the end
+// (k8s.io/apimachinery v0.36.3, pkg/util/remotecommand).
+func (g *gate) run(ctx context.Context, pod string, command []string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, g.kubectl.timeout)
+	defer cancel()
+	out := &bounded{left: mostOutput, full: cancel}
+	said := &bounded{left: mostErrors, full: func() {}}
+	end := &bounded{left: mostErrors, full: func() {}}
+	err := g.exec(ctx, pod, command, []io.Writer{io.Discard, out, said, end})
+	var ended status
+	switch {
+	case out.isFull:
+		return nil, fmt.Errorf("it printed more than %d MiB", mostOutput>>20)
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return nil, fmt.Errorf("no answer in %s", g.kubectl.timeout)
+	case err != nil:
+		return nil, fmt.Errorf("exec: %w", err)
+	}
+	if err := json.Unmarshal(end.buf.Bytes(), &ended); err != nil {
+		return out.buf.Bytes(), fmt.Errorf("exec: its status: %w", err)
+	}
+	if ended.Status == "Success" {
+		return out.buf.Bytes(), nil
+	}
+	code := 0
+	for _, c := range ended.Details.Causes {
+		if c.Reason == "ExitCode" {
+			code, _ = strconv.Atoi(c.Message)
+		}
+	}
+	return out.buf.Bytes(), &refused{code, words(said.buf.String(), errors.New(ended.Message))}
+}
+
+// exec writes what comes on each stream, until the end.
+func (g *gate) exec(ctx context.Context, pod string, command []string, streams []io.Writer) error {
+	query := url.Values{"container": {container}, "command": command, "stdout": {"true"}, "stderr": {"true"}}
+	at := url.URL{Scheme: "http", Host: "localhost", RawQuery: query.Encode(),
+		Path: "/api/v1/namespaces/" + g.kubectl.namespace + "/pods/" + pod + "/exec"}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, at.String(), nil)
+	if err != nil {
+		return err
+	}
+	request.Header = http.Header{"Connection": {"Upgrade"}, "Upgrade": {"websocket"}, "Sec-Websocket-Version": {"13"},
+		"Sec-Websocket-Key":      {"dW53aW5kdW53aW5kdW53aQ=="}, // it guards caches, of which there is none
+		"Sec-Websocket-Protocol": {"v5.channel.k8s.io, v4.channel.k8s.io"}}
+	answer, err := g.client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = answer.Body.Close() }()
+	if answer.StatusCode != http.StatusSwitchingProtocols {
+		body, err := io.ReadAll(io.LimitReader(answer.Body, mostErrors))
+		if err != nil {
+			return err
+		}
+		var s status
+		if json.Unmarshal(body, &s) != nil || answer.StatusCode < 500 {
+			return errClosed
+		}
+		return errors.New(s.Message) // such as a kubelet that does not answer
+	}
+	defer context.AfterFunc(ctx, func() { _ = answer.Body.Close() })()
+	return frames(bufio.NewReader(answer.Body), streams)
+}
+
+// frames reads the frames of a WebSocket's server, which are not masked, until one that closes it
+// (RFC 6455 §5.2). None is answered: no ping comes in the time that a node has.
+func frames(in *bufio.Reader, streams []io.Writer) error {
+	var stream byte
+	for {
+		var head [2]byte
+		if _, err := io.ReadFull(in, head[:]); err != nil {
+			return err
+		}
+		size := int64(head[1] & 0x7f)
+		if size >= 126 {
+			long := make([]byte, 8)
+			if _, err := io.ReadFull(in, long[map[int64]int{126: 6, 127: 0}[size]:]); err != nil {
+				return err
+			}
+			size = int64(binary.BigEndian.Uint64(long))
+		}
+		to, opcode := io.Discard, head[0]&0xf
+		switch {
+		case opcode == 8:
+			return nil
+		case opcode == 1 || opcode == 2: // 0 goes on with a message
+			if size == 0 {
+				continue
+			}
+			var err error
+			if stream, err = in.ReadByte(); err != nil {
+				return err
+			}
+			size--
+		}
+		if opcode < 8 && int(stream) < len(streams) {
+			to = streams[stream]
+		}
+		if _, err := io.CopyN(to, in, size); err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,8 @@
+module cni-unwind/scripts/sbom
+
+go 1.26.0
+
+require (
+	github.com/CycloneDX/cyclonedx-go v0.12.0
+	github.com/google/go-cmp v0.7.0
+)
