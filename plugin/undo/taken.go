@@ -179,7 +179,7 @@ func (u *undoing) rulesOfAddresses(ctx context.Context, step *journal.Step) tris
 
 // ifbThere looks for the interface that bandwidth makes on the host.
 func (u *undoing) ifbThere(context.Context, *journal.Step) tristate.Value {
-	_, err := netlink.LinkByName("bwp" + known.Digest(u.entry.Network + u.entry.ContainerID)[:12])
+	_, err := netlink.LinkByName(known.IFBName(u.entry.Network, u.entry.ContainerID))
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
 		return tristate.No
 	}
