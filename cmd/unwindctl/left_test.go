@@ -152,7 +152,7 @@ func TestLeft(t *testing.T) {
 				if diff := cmp.Diff(all, n.all()); diff != "" || out.code != 0 {
 					t.Errorf("%+v, -before +after the sweep:\n%s", out, diff)
 				}
-				_, script, found := strings.Cut(out.stdout, "these commands do:\n")
+				_, script, found := strings.Cut(out.stdout, "These commands remove it:\n")
 				if !found {
 					t.Fatalf("%+v", out)
 				}
@@ -293,7 +293,7 @@ func TestLeftCacheFiles(t *testing.T) {
 	}
 	n.drop("dead")
 	out := n.ctl("sweep")
-	_, script, found := strings.Cut(out.stdout, "these commands do:\n")
+	_, script, found := strings.Cut(out.stdout, "These commands remove it:\n")
 	if !found || out.code != 0 || !slices.Equal(before.Cached, n.all().Cached) {
 		t.Fatalf("%+v", out)
 	}

@@ -23,8 +23,8 @@ type Finding struct {
 	Released bool     // nothing of it is left
 	Pending  []string // the delegates with a pending DEL, each with the reason
 	Err      error    // why it was not released
-	// Left are the commands that remove what a dead container has left, if libcni's cache has no DEL for
-	// it, see addLeft.
+	// Left are the commands that remove what a dead container has left, if libcni's cache has no DEL
+	// for it, see addLeft.
 	Left []string
 
 	Evidence alive.Evidence // evidence for the verdict; zero where it needed none
@@ -44,7 +44,8 @@ type Finding struct {
 	leftOnly bool // the container has left something, and no address or attachment
 }
 
-// LeftOnly says whether the container has nothing to release. It may be unknown: the key is empty then.
+// LeftOnly says whether the container has nothing to release. If its ID is unknown, the key is
+// empty.
 func (f *Finding) LeftOnly() bool { return f.leftOnly }
 
 // Releasable says whether the attachment is to be released.

@@ -18,13 +18,14 @@ import (
 // The rules of bridge, ptp, portmap and firewall (plugins 1.9.1), as iptables-save and nft print
 // them. Names have only the characters that SPEC 1.1 §2 allows, so no shell reads anything else.
 var (
-	iptablesLabel = regexp.MustCompile(`--comment "(?:dnat )?name: \\"([\w.-]+)\\" id: \\"([\w.-]+)\\""`)
-	accepts       = regexp.MustCompile(
+	iptablesLabel = regexp.MustCompile(
+		`--comment "(?:dnat )?name: \\"([\w.-]+)\\" id: \\"([\w.-]+)\\""`)
+	accepts = regexp.MustCompile(
 		`^CNI-FORWARD -(?:s (\S+)|d (\S+) -m conntrack --ctstate RELATED,ESTABLISHED) -j ACCEPT$`)
-	source        = regexp.MustCompile(`^POSTROUTING -s (\S+) `)
-	destination   = regexp.MustCompile(` --to-destination (\S+)`)
-	plainPath     = regexp.MustCompile(`^[\w./@:-]+$`)
-	printable     = regexp.MustCompile(`^[\w .,:/\\"=!@%+-]*$`) // by a shell, as they are
+	source      = regexp.MustCompile(`^POSTROUTING -s (\S+) `)
+	destination = regexp.MustCompile(` --to-destination (\S+)`)
+	plainPath   = regexp.MustCompile(`^[\w./@:-]+$`)
+	printable   = regexp.MustCompile(`^[\w .,:/\\"=!@%+-]*$`) // by a shell, as they are
 
 	nftLine  = regexp.MustCompile(`^(.*) comment "([^"]*)" # handle (\d+)$`)
 	nftLabel = regexp.MustCompile(`^[0-9a-f-]+, net: ([\w.-]+), if: ([^ ,]+), id: ([\w.-]+)$`)
@@ -136,8 +137,8 @@ func (o *leftover) has(match []string) {
 	}
 }
 
-// addressIn returns the address in the last group of a match that has one, with a port or as a prefix
-// of one address.
+// addressIn returns the address in the last group of a match that has one, with a port or as a
+// prefix of one address.
 func addressIn(match []string) (netip.Addr, bool) {
 	for _, text := range slices.Backward(match) {
 		if port, err := netip.ParseAddrPort(text); err == nil {

@@ -109,17 +109,13 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 		if count[word]++; word == "left" || word == "live" && !all {
 			continue
 		}
-		pod := &f.Pod
-		if *pod == (journal.Pod{}) {
-			pod = nil
-		}
 		name := f.Key.String()
 		if f.Address.IsValid() {
 			name = f.Address.String()
 		}
 		names = append(names, name)
 		t.Add(f.Network, term.OrDash(term.Short(f.ContainerID, format)), term.OrDash(f.IfName),
-			term.PodName(pod), term.OrDash(string(f.State)), word, why)
+			term.PodName(&f.Pod), term.OrDash(string(f.State)), word, why)
 	}
 	if format == term.Name {
 		return term.PrintNames(out, names)
@@ -137,12 +133,11 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 		}
 	}
 	addresses, cached := 0, 0
-	for i := range findings {
-		if findings[i].Address.IsValid() {
-			addresses++
-		}
-		if _, is := findings[i].Cached(); is {
+	for _, f := range findings {
+		if _, is := f.Cached(); is {
 			cached++
+		} else if f.Address.IsValid() {
+			addresses++
 		}
 	}
 	total := term.Attachments(len(findings) - addresses - cached - count["left"])
@@ -156,27 +151,17 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 	return err
 }
 
-// maxLeft is how many containers the list of what the dead have left has.
-const maxLeft = 10
-
 // left returns what containers that are gone have left, as commands for a shell.
 func left(findings []sweep.Finding) string {
 	var text strings.Builder
-	containers := 0
-	for i := range findings {
-		f := &findings[i]
-		if len(f.Left) == 0 {
-			continue
+	for _, f := range findings {
+		if len(f.Left) > 0 && text.Len() == 0 {
+			text.WriteString("\nLeft by containers that are gone. These commands remove it:\n")
 		}
-		if containers++; containers == 1 {
-			text.WriteString("\nLeft by containers that are gone. No DEL removes it; these commands do:\n")
+		if len(f.Left) > 0 {
+			fmt.Fprintf(&text, "# container %s\n%s\n",
+				cmp.Or(term.OneLine(f.ContainerID), "unknown"), strings.Join(f.Left, "\n"))
 		}
-		if containers <= maxLeft {
-			fmt.Fprintf(&text, "# container %s\n%s\n", cmp.Or(term.OneLine(f.ContainerID), "unknown"), strings.Join(f.Left, "\n"))
-		}
-	}
-	if containers > maxLeft {
-		fmt.Fprintf(&text, "# and of %d more: --json has all\n", containers-maxLeft)
 	}
 	return text.String()
 }
@@ -239,8 +224,7 @@ func Remaining(findings []sweep.Finding, dryRun bool) error {
 	}
 	if pending > 0 {
 		errs = append(errs, fmt.Errorf("%s could not be released completely; the next sweep retries "+
-			"the pending DELs",
-			term.Attachments(pending)))
+			"the pending DELs", term.Attachments(pending)))
 	}
 	if untried > 0 {
 		errs = append(errs, fmt.Errorf("%s not tried; run unwindctl sweep again",
