@@ -265,6 +265,7 @@ func TestLeftAddressReused(t *testing.T) {
 // by them: they are of an earlier boot, or of a chain that takes nothing. Those of a live one are not.
 func TestLeftCacheFiles(t *testing.T) {
 	n := newPlainNode(t)
+	n.must(home.command(n.machine, "ip", "link", "set", "lo", "up")) // the host has 127.0.0.1, too
 	n.live("live")
 	n.lose("dead")
 	loopback := func(id string) string { return filepath.Join(cacheDir, "cni-loopback-"+id+"-lo") }
@@ -283,8 +284,8 @@ func TestLeftCacheFiles(t *testing.T) {
 	if left := n.left(); len(left) > 0 {
 		t.Errorf("its reservation is young: %q", left)
 	}
-	touchThen := time.Now().Add(-oldEnough)
-	if err := os.Chtimes(n.reserved("dead")[0], touchThen, touchThen); err != nil {
+	then := time.Now().Add(-oldEnough)
+	if err := os.Chtimes(n.reserved("dead")[0], then, then); err != nil {
 		t.Fatal(err)
 	}
 	n.netns("dead")

@@ -155,9 +155,7 @@ func (s *Sweep) addFiles(l *leftovers) error {
 			o.commands = append(o.commands, "rm "+c.Path)
 		}
 		for _, a := range netconf.InterfaceOf(c.Result, c.IfName).Addresses {
-			if !a.IsLoopback() { // which the host has too
-				o.addresses, l.near[a] = append(o.addresses, a), append(l.near[a], c)
-			}
+			o.addresses, l.near[a] = append(o.addresses, a), append(l.near[a], c)
 		}
 	}
 	return err
