@@ -89,9 +89,10 @@ func (n *node) tuned() string {
 // wantTaken checks for each step of an entry whether it has taken something.
 func (p *pod) wantTaken(when string, e *journal.Entry, want tristate.Value) {
 	p.Helper()
-	for i, got := range p.emptyList().w.Left(p.Context(), e, p.NetNS) {
-		if got != want {
-			p.Errorf("%s, %s: %v, want %v", when, e.Newest().Steps[i].Type, got, want)
+	g, w := e.Newest(), p.emptyList().w
+	for i := range g.Steps {
+		if got := w.Taken(p.Context(), e, g, &g.Steps[i], p.NetNS, false); got != want {
+			p.Errorf("%s, %s: %v, want %v", when, g.Steps[i].Type, got, want)
 		}
 	}
 }

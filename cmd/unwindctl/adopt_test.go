@@ -44,8 +44,14 @@ const (
 	cacheDir = cniDir + "/results"
 )
 
-// newPlainNode has a pool of 17 addresses.
+// newPlainNode has a pool of 17 addresses, and a chain of bridge, portmap and firewall.
 func newPlainNode(t *testing.T) *plainNode {
+	t.Helper()
+	return newPlainNodeOf(t, `"ipMasq": true`, `{"type": "portmap", "capabilities": {"portMappings": true}}`, `{"type": "firewall"}`)
+}
+
+// newPlainNodeOf has a pool of 17 addresses, and a chain of bridge and the given plugins.
+func newPlainNodeOf(t *testing.T, bridge string, plugins ...string) *plainNode {
 	t.Helper()
 	var up unix.Sysinfo_t
 	if err := unix.Sysinfo(&up); err != nil || time.Duration(up.Uptime)*time.Second < oldEnough+time.Minute {
@@ -55,10 +61,9 @@ func newPlainNode(t *testing.T) *plainNode {
 	n.binDir = filepath.Join(n.tools, "cni")
 	n.confDir = filepath.Join(n.dir, "net.d")
 	conflist := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "plugins": [
-		{"type": "bridge", "bridge": "adopt0", "isGateway": true, "ipMasq": true, "ipam": {"type": "host-local",
-			"subnet": "10.77.0.0/27", "rangeStart": "10.77.0.2", "rangeEnd": "10.77.0.18"}},
-		{"type": "portmap", "capabilities": {"portMappings": true}},
-		{"type": "firewall"}]}`, network)
+		{"type": "bridge", "bridge": "adopt0", "isGateway": true, %s, "ipam": {"type": "host-local",
+			"subnet": "10.77.0.0/27", "rangeStart": "10.77.0.2", "rangeEnd": "10.77.0.18"}}, %s]}`,
+		network, bridge, strings.Join(plugins, ", "))
 	var err error
 	if n.list, err = libcni.ConfListFromBytes([]byte(conflist)); err != nil {
 		t.Fatal(err)
@@ -331,7 +336,7 @@ func TestPlainNodeGuards(t *testing.T) {
 				}
 				c.stop(id)
 				out = n.ctl("sweep", "--json")
-				var object struct{ Findings []struct{ Rules []string } }
+				var object struct{ Findings []struct{ Left []string } }
 				if err := json.Unmarshal([]byte(out.stdout), &object); err != nil || out.code != 0 {
 					t.Errorf("without the guard: %v %+v", err, out)
 				}
@@ -340,7 +345,7 @@ func TestPlainNodeGuards(t *testing.T) {
 						t.Errorf("without its cache, -before +after:\n%s", diff)
 					}
 					for _, f := range object.Findings {
-						for _, command := range f.Rules {
+						for _, command := range f.Left {
 							n.must(home.command(n.machine, "sh", "-c", command))
 						}
 					}

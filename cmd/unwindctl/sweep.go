@@ -55,7 +55,9 @@ func sweepCommand() *cobra.Command {
 			"                  attachments that are live in the journal: see --force\n" +
 			"  unknown         nothing here shows whether it lives; it is kept\n" +
 			"  busy            an ADD, a DEL or another sweep works on it\n" +
-			"  live            counted, and shown only if ATTACHMENT names it\n\n" +
+			"  live            counted, and shown only if ATTACHMENT names it\n" +
+			"  left            counted: a dead container has left something that no DEL removes,\n" +
+			"                  such as rules. It is named at the end, with the commands that do\n\n" +
 			"The exit code is 0 if each is released (or to be), waits, is busy or lives, and\n" +
 			"1 if not.",
 		Example: "  unwindctl sweep --dry-run\n" +

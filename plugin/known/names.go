@@ -39,3 +39,9 @@ func portLabels(network, containerID, _ string) []string {
 		fmt.Sprintf("comment %q", containerID),
 	}
 }
+
+// IFBName returns the name of the device that bandwidth makes on the host (plugins
+// meta/bandwidth/main.go, getIfbDeviceName).
+func IFBName(network, containerID string) string {
+	return "bwp" + Digest(network + containerID)[:12]
+}

@@ -23,8 +23,9 @@ type Finding struct {
 	Released bool     // nothing of it is left
 	Pending  []string // the delegates with a pending DEL, each with the reason
 	Err      error    // why it was not released
-	// Rules are commands that would remove the rules of a dead owner of which no cache tells its DEL.
-	Rules []string
+	// Left are the commands that remove what a dead container has left, if libcni's cache has no DEL
+	// for it, see addLeft.
+	Left []string
 
 	Evidence alive.Evidence // evidence for the verdict; zero where it needed none
 
@@ -39,7 +40,13 @@ type Finding struct {
 
 	cached *alive.CacheFile // libcni's cache alone has the attachment, see planCached; else nil
 	pools  []Pool           // of the cached chain
+
+	leftOnly bool // the container has left something, and no address or attachment
 }
+
+// LeftOnly says whether the container has nothing to release. If its ID is unknown, the key is
+// empty.
+func (f *Finding) LeftOnly() bool { return f.leftOnly }
 
 // Releasable says whether the attachment is to be released.
 func (f *Finding) Releasable() bool { return f.Fate == alive.Dead || f.Fate == alive.Foreign }

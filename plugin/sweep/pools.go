@@ -16,7 +16,6 @@ import (
 	"cni-unwind/plugin/alive"
 	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/plugin/undo"
 )
 
 // Pool is the directory in which host-local keeps the addresses of a network.
@@ -158,19 +157,10 @@ func (s *Sweep) reconcile(
 		s.w.Log.Info("address released", "network", pool.Network, "address", r.Address,
 			"owner", r.Owner.ContainerID, "reason", r.Reason)
 	}
-	var rules undo.LeftRules
-	if s.Cache && slices.ContainsFunc(plan, func(r ipam.Planned) bool { return !r.Ownerless() }) {
-		var rulesErr error
-		rules, rulesErr = undo.ReadRules(ctx)
-		err = errors.Join(err, rulesErr)
-	}
 	for _, r := range plan {
 		f := strayFinding(pool, r.Reservation,
 			alive.Verdict{Fate: alive.Dead, Reason: alive.Reason{Text: r.Reason}})
 		f.Released = gone[r.Address]
-		if !r.Ownerless() {
-			f.Rules = rules.Commands(f.Key, r.Address)
-		}
 		findings = append(findings, f)
 	}
 	return findings, err

@@ -44,6 +44,7 @@ var ErrNotTried = errors.New("not attempted: out of time")
 //  3. With the journal's, judge and release the attachments that libcni's cache alone has: see
 //     planCached.
 //  4. Compare the pools of host-local with what the journal says after that.
+//  5. Name what else the dead have left: see addLeft.
 type Sweep struct {
 	Job
 	w    *undo.Worker
@@ -89,6 +90,8 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 		more, poolErr := s.reconcile(ctx, pool, findings)
 		findings, err = append(findings, more...), errors.Join(err, poolErr)
 	}
+	findings, leftErr := s.addLeft(ctx, findings)
+	err = errors.Join(err, leftErr)
 	if err == nil && (len(findings) == 0 ||
 		slices.ContainsFunc(findings, func(f Finding) bool { return f.Fate != alive.Unknown })) {
 		s.noteEnd(ctx) // a sweep that can tell nothing, as from a container, does not count

@@ -43,14 +43,17 @@ import (
 func (u *undoing) undoMistake(
 	ctx context.Context, step *journal.Step, f *delegate.Failure,
 ) *delegate.Failure {
-	taken := u.taken(ctx, step)
+	look := func() tristate.Value {
+		return u.Taken(ctx, u.entry, u.gen, step, u.netns.path, u.netns.gone)
+	}
+	taken := look()
 	if taken == tristate.No {
 		u.untaken(step, f)
 		return nil
 	}
 	before := *step
 	if u.delPresent(ctx, step, f) == nil {
-		if u.taken(ctx, step) != tristate.Yes {
+		if look() != tristate.Yes {
 			return nil
 		}
 		*step = before
@@ -96,9 +99,14 @@ var looks = map[known.Trace]trace{
 	known.RoutingRules:     (*undoing).routingRules,
 }
 
-// taken reports whether the ADD of a step's delegate left something that its DEL would remove. The
-// result is unknown if one place cannot be inspected and no other has anything.
-func (u *undoing) taken(ctx context.Context, step *journal.Step) tristate.Value {
+// Taken reports whether the ADD of a step's delegate left something that its DEL would remove, on
+// the host and in the container's network namespace at the path netns; gone says that there is
+// none. The result is unknown if one place cannot be inspected and no other has anything.
+func (w *Worker) Taken(
+	ctx context.Context, e *journal.Entry, g *journal.Generation, step *journal.Step, netns string,
+	gone bool,
+) tristate.Value {
+	u := &undoing{Worker: w, entry: e, gen: g, netns: delNetNS{path: netns, gone: gone}}
 	facts := known.Of(step.Type)
 	if len(facts.Traces) == 0 && !facts.LeavesNothing {
 		return tristate.Unknown
@@ -179,7 +187,7 @@ func (u *undoing) rulesOfAddresses(ctx context.Context, step *journal.Step) tris
 
 // ifbThere looks for the interface that bandwidth makes on the host.
 func (u *undoing) ifbThere(context.Context, *journal.Step) tristate.Value {
-	_, err := netlink.LinkByName("bwp" + known.Digest(u.entry.Network + u.entry.ContainerID)[:12])
+	_, err := netlink.LinkByName(known.IFBName(u.entry.Network, u.entry.ContainerID))
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
 		return tristate.No
 	}
@@ -224,14 +232,4 @@ func (u *undoing) routingRules(context.Context, *journal.Step) tristate.Value {
 	return tristate.Of(slices.ContainsFunc(rules, func(r netlink.Rule) bool {
 		return !slices.Contains(initial, r.Table)
 	}), err)
-}
-
-// Left reports for each step of the newest ADD of an entry whether what its delegate took still
-// exists, on the host and in the container's network namespace at the path netns.
-func (w *Worker) Left(ctx context.Context, e *journal.Entry, netns string) (left []tristate.Value) {
-	u := &undoing{Worker: w, entry: e, gen: e.Newest(), netns: delNetNS{path: netns}}
-	for i := range u.gen.Steps {
-		left = append(left, u.taken(ctx, &u.gen.Steps[i]))
-	}
-	return left
 }

@@ -64,9 +64,8 @@ func TestTakenUnknown(t *testing.T) {
 			}
 			t.Setenv("PATH", c.path)
 			e := &journal.Entry{Key: journal.Key{Network: "net", ContainerID: "nobody", IfName: "eth0"}}
-			u := &undoing{Worker: testWorker(), entry: e, gen: &journal.Generation{}, netns: c.place}
 			step := &journal.Step{Type: c.plugin, Config: []byte(c.config)}
-			if got := u.taken(t.Context(), step); got != c.want {
+			if got := testWorker().Taken(t.Context(), e, &journal.Generation{}, step, c.place.path, c.place.gone); got != c.want {
 				t.Errorf("%v, want %v", got, c.want)
 			}
 			if _, err := os.Lstat("/nonexistent"); !errors.Is(err, fs.ErrNotExist) {

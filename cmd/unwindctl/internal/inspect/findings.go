@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,8 +35,8 @@ type finding struct {
 	Why         string        `json:"why"`
 	Pending     []string      `json:"pending,omitempty"` // delegates
 	Error       string        `json:"error,omitempty"`
-	// Rules are commands that would remove the rules of a dead owner.
-	Rules []string `json:"rules,omitempty"`
+	// Left are commands that remove what a dead container has left.
+	Left []string `json:"left,omitempty"`
 }
 
 // JSONFindings returns what sweep --json prints.
@@ -47,7 +48,7 @@ func JSONFindings(findings []sweep.Finding, dryRun bool) []finding {
 		one := finding{
 			Network: f.Network, ContainerID: f.ContainerID, IfName: f.IfName, State: f.State,
 			Verdict: f.Fate, Result: word,
-			Why: f.Reason.Text, Pending: f.Pending, Rules: f.Rules,
+			Why: f.Reason.Text, Pending: f.Pending, Left: f.Left,
 		}
 		if f.Address.IsValid() {
 			one.Address = f.Address.String()
@@ -105,12 +106,8 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 			count["not tried"]++
 			continue
 		}
-		if count[word]++; word == "live" && !all {
+		if count[word]++; word == "left" || word == "live" && !all {
 			continue
-		}
-		pod := &f.Pod
-		if *pod == (journal.Pod{}) {
-			pod = nil
 		}
 		name := f.Key.String()
 		if f.Address.IsValid() {
@@ -118,7 +115,7 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 		}
 		names = append(names, name)
 		t.Add(f.Network, term.OrDash(term.Short(f.ContainerID, format)), term.OrDash(f.IfName),
-			term.PodName(pod), term.OrDash(string(f.State)), word, why)
+			term.PodName(&f.Pod), term.OrDash(string(f.State)), word, why)
 	}
 	if format == term.Name {
 		return term.PrintNames(out, names)
@@ -130,29 +127,43 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 	}
 	var words []string
 	for _, word := range []string{"released", "to be released", "pending", "waits", "kept",
-		"unknown", "busy", "live", "not tried"} {
+		"unknown", "busy", "live", "left", "not tried"} {
 		if count[word] > 0 {
 			words = append(words, fmt.Sprintf("%d %s", count[word], word))
 		}
 	}
 	addresses, cached := 0, 0
-	for i := range findings {
-		if findings[i].Address.IsValid() {
+	for _, f := range findings {
+		if _, is := f.Cached(); is {
+			cached++
+		} else if f.Address.IsValid() {
 			addresses++
 		}
-		if _, is := findings[i].Cached(); is {
-			cached++
-		}
 	}
-	total := term.Attachments(len(findings) - addresses - cached)
+	total := term.Attachments(len(findings) - addresses - cached - count["left"])
 	if cached > 0 {
 		total += fmt.Sprintf(", %d only in libcni's cache", cached)
 	}
 	if addresses > 0 {
 		total += fmt.Sprintf(", and %d with an owner that is not in the journal", addresses)
 	}
-	_, err := fmt.Fprintf(out, "%s: %s.\n", total, strings.Join(words, ", "))
+	_, err := fmt.Fprintf(out, "%s: %s.\n%s", total, strings.Join(words, ", "), left(findings))
 	return err
+}
+
+// left returns what containers that are gone have left, as commands for a shell.
+func left(findings []sweep.Finding) string {
+	var text strings.Builder
+	for _, f := range findings {
+		if len(f.Left) > 0 && text.Len() == 0 {
+			text.WriteString("\nLeft by containers that are gone. These commands remove it:\n")
+		}
+		if len(f.Left) > 0 {
+			fmt.Fprintf(&text, "# container %s\n%s\n",
+				cmp.Or(term.OneLine(f.ContainerID), "unknown"), strings.Join(f.Left, "\n"))
+		}
+	}
+	return text.String()
 }
 
 // Result returns the word for what came of an attachment, and the reason.
@@ -164,12 +175,10 @@ func Result(f *sweep.Finding, dryRun bool) (word, why string) {
 	if addresses, _ := f.Cached(); len(addresses) > 0 {
 		why = fmt.Sprintf("%s: %s", term.Join(term.Addresses(addresses)), why)
 	}
-	if len(f.Rules) > 0 {
-		why += fmt.Sprintf("; %s, which libcni's cache has no DEL for: --json has the commands",
-			term.Plural(len(f.Rules), "rule stays", "rules stay"))
-	}
 	var guard *sweep.MassReleaseError
 	switch {
+	case f.LeftOnly():
+		word = "left"
 	case f.Fate == alive.Unknown:
 		word = "unknown"
 	case f.Busy:
@@ -215,8 +224,7 @@ func Remaining(findings []sweep.Finding, dryRun bool) error {
 	}
 	if pending > 0 {
 		errs = append(errs, fmt.Errorf("%s could not be released completely; the next sweep retries "+
-			"the pending DELs",
-			term.Attachments(pending)))
+			"the pending DELs", term.Attachments(pending)))
 	}
 	if untried > 0 {
 		errs = append(errs, fmt.Errorf("%s not tried; run unwindctl sweep again",

@@ -59,12 +59,8 @@ func leaksOfStep(e *journal.Entry, s *journal.Step) (leaks []string) {
 	}
 	switch p := known.Of(s.Type); {
 	case p.LeavesNothing, p.Masquerades && !p.MasqueradesBy(s.Config):
-	case p.Chain != nil:
-		leaks = append(leaks, fmt.Sprintf("%s: chain %s in table nat, and the rules that jump to it",
-			s.Type, p.Chain(e.Network, e.ContainerID)))
-	case slices.Contains(p.Traces, known.RulesOfAddresses):
-		leaks = append(leaks, fmt.Sprintf("%s: rules for %s in chain CNI-FORWARD of table filter",
-			s.Type, addresses))
+	case p.Labels != nil, slices.Contains(p.Traces, known.RulesOfAddresses):
+		leaks = append(leaks, s.Type+": its rules; then unwindctl sweep --cri auto names them")
 	default:
 		leaks = append(leaks, fmt.Sprintf("%s: everything of container %s, interface %s",
 			s.Type, e.ContainerID, e.IfName))

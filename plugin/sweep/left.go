@@ -1,0 +1,227 @@
+package sweep
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/known"
+	"cni-unwind/plugin/netconf"
+)
+
+// A runtime that forgets a DEL leaves more than addresses: rules, ifb devices, and files of
+// libcni's cache. If the cache has the DEL, the sweep runs it, see cached.go. Otherwise the sweep
+// names these things, with the commands that remove them, and changes nothing:
+//
+//  1. Read the ifb devices and the rules first, so that the evidence is newer.
+//  2. Skip each container that the list or the journal has, or a finding that is not dead or has
+//     pending DELs.
+//  3. Judge the others like owners of addresses that the journal does not know. A rule has no age.
+//     It needs none: an ADD makes its rules when an interface already has the address.
+//  4. firewall's rules name no container. They are left if nothing else has their address.
+
+// leftover is what one container has left in one network. Its key has no interface.
+type leftover struct {
+	journal.Key
+	addresses []netip.Addr
+	idle      bool // its ifb device is
+	cut       bool // the container ID is cut off
+	commands  []string
+	chains    []string // the commands for its chains, which come last
+}
+
+// leftovers is what all containers left, and what shows which of them live.
+type leftovers struct {
+	of       map[journal.Key]*leftover
+	firewall map[netip.Addr][]string // the commands for its rules
+	live     map[string]bool         // container IDs
+	files    map[string][]alive.CacheFile
+	near     map[netip.Addr][]alive.CacheFile // files with an address
+	used     map[netip.Addr]bool              // by a container that is not dead
+}
+
+func (l *leftovers) by(network, containerID string) *leftover {
+	key := journal.Key{Network: network, ContainerID: containerID}
+	if l.of[key] == nil {
+		l.of[key] = &leftover{Key: key}
+	}
+	return l.of[key]
+}
+
+// addLeft adds what the dead have left to their findings, and findings of the dead that have none.
+func (s *Sweep) addLeft(ctx context.Context, findings []Finding) ([]Finding, error) {
+	if !s.Cache || s.w.Node.List == nil || s.Attachment != nil {
+		return findings, nil
+	}
+	ifbs := s.idleIFBs()
+	l := s.readRules(ctx)
+	if err := s.addKnown(ctx, l, findings); err != nil {
+		return findings, err
+	}
+	cacheErr := s.addFiles(l) // which planCached has returned
+	l.complete()
+	s.assign(l, ifbs)
+	owners := map[netip.Addr]journal.Key{}
+	for _, key := range slices.SortedFunc(maps.Keys(l.of), compareKeys) {
+		o := l.of[key]
+		isDead := (o.Network != "" || cacheErr == nil) && s.judgeLeft(l, o, &findings)
+		for _, a := range o.addresses {
+			l.used[a] = l.used[a] || !isDead
+			owners[a] = key
+		}
+	}
+	for _, a := range slices.SortedFunc(maps.Keys(l.firewall), netip.Addr.Compare) {
+		claimed := l.used[a] || cacheErr != nil
+		s.w.Journal.Read(ctx, func(tx *journal.Tx) error {
+			entries, err := tx.ByAddress(a)
+			claimed = claimed || len(entries) > 0 || err != nil
+			return nil
+		})
+		if !claimed {
+			o := &leftover{Key: owners[a], addresses: []netip.Addr{a}, commands: l.firewall[a]}
+			s.judgeLeft(l, o, &findings)
+		}
+	}
+	return findings, nil
+}
+
+// compareKeys sorts those without a network last.
+func compareKeys(a, b journal.Key) int { return cmp.Compare(b.String(), a.String()) }
+
+// judgeLeft judges the container of a leftover. If it is dead, judgeLeft adds the commands to a
+// finding. Without an address, a file and a device, nothing shows that it is dead.
+func (s *Sweep) judgeLeft(l *leftovers, o *leftover, findings *[]Finding) (isDead bool) {
+	files := l.files[o.ContainerID]
+	if l.live[o.ContainerID] || s.Network != "" && s.Network != o.Network ||
+		len(o.addresses)+len(files) == 0 && !o.idle {
+		return false
+	}
+	var others []alive.CacheFile
+	for _, a := range o.addresses {
+		others = append(others, l.near[a]...)
+	}
+	v := alive.DecideOrphan(
+		s.w.Node.LookAtLeft(o.Key, o.addresses, s.graceOf(o.Network), files, others))
+	if v.Fate != alive.Dead || len(o.commands)+len(o.chains) == 0 {
+		return v.Fate == alive.Dead
+	}
+	i := slices.IndexFunc(*findings, func(f Finding) bool {
+		return f.ContainerID == o.ContainerID &&
+			(f.Network == o.Network || o.Network == "" && o.ContainerID != "")
+	})
+	if i < 0 {
+		i = len(*findings)
+		*findings = append(*findings,
+			Finding{Key: o.Key, Fate: v.Fate, Reason: v.Reason, leftOnly: true})
+	}
+	f := &(*findings)[i]
+	f.Left = slices.Concat(f.Left, o.commands, o.chains)
+	return true
+}
+
+// addKnown adds what the list, the journal and the findings know.
+func (s *Sweep) addKnown(ctx context.Context, l *leftovers, findings []Finding) (err error) {
+	if l.live, err = s.containers(ctx); err != nil {
+		return err
+	}
+	for a := range s.List.Valid {
+		l.live[a.ContainerID] = true
+	}
+	for _, f := range findings {
+		o := l.by(f.Network, f.ContainerID)
+		if f.Address.IsValid() {
+			o.addresses = append(o.addresses, f.Address)
+		}
+		if f.Fate != alive.Dead || f.cached != nil && !f.Released {
+			l.live[f.ContainerID] = true
+		}
+	}
+	return nil
+}
+
+// addFiles adds the files of libcni's cache.
+func (s *Sweep) addFiles(l *leftovers) error {
+	cache, err := s.w.Node.Cache()
+	for _, c := range cache {
+		l.files[c.ContainerID] = append(l.files[c.ContainerID], c)
+		o := l.by(c.Network, c.ContainerID)
+		if plainPath.MatchString(c.Path) {
+			o.commands = append(o.commands, "rm "+c.Path)
+		}
+		for _, a := range netconf.InterfaceOf(c.Result, c.IfName).Addresses {
+			o.addresses, l.near[a] = append(o.addresses, a), append(l.near[a], c)
+		}
+	}
+	return err
+}
+
+// complete gives what has only the beginning of a container ID to the container that has this ID,
+// if one is known: to a live one in doubt.
+func (l *leftovers) complete() {
+	for _, o := range slices.Collect(maps.Values(l.of)) {
+		if !o.cut {
+			continue
+		}
+		full := ""
+		longer := func(id string) bool {
+			return len(id) > len(o.ContainerID) && strings.HasPrefix(id, o.ContainerID)
+		}
+		for key := range l.of {
+			if longer(key.ContainerID) {
+				full = key.ContainerID
+			}
+		}
+		for id := range l.live {
+			if longer(id) {
+				full = id
+			}
+		}
+		if full != "" {
+			to := l.by(o.Network, full)
+			to.addresses = append(to.addresses, o.addresses...)
+			to.commands = append(to.commands, o.commands...)
+			delete(l.of, o.Key)
+		}
+	}
+}
+
+// idleIFBs returns the ifb devices of bandwidth to which no interface sends packets, as those whose
+// interface is gone.
+func (s *Sweep) idleIFBs() []string {
+	idle, err := host.IdleIFBs()
+	if err != nil {
+		s.w.Log.Warn("cannot list ifb devices", "err", err)
+	}
+	return idle
+}
+
+// assign adds the ifb devices that are still idle to their containers. Their names are digests, so
+// those of an unknown container get an empty key. An ADD makes a device just before its filter, so
+// one look does not do.
+func (s *Sweep) assign(l *leftovers, ifbs []string) {
+	networks, owners := map[string]bool{}, map[string]journal.Key{}
+	for _, p := range s.Pools {
+		networks[p.Network] = true
+	}
+	for key := range l.of {
+		networks[key.Network] = true
+		owners[known.IFBName(key.Network, key.ContainerID)] = key
+	}
+	for id := range l.live {
+		for network := range networks {
+			owners[known.IFBName(network, id)] = journal.Key{Network: network, ContainerID: id}
+		}
+	}
+	for _, name := range s.idleIFBs() {
+		if slices.Contains(ifbs, name) {
+			o := l.by(owners[name].Network, owners[name].ContainerID)
+			o.idle, o.commands = true, append(o.commands, "ip link delete "+name)
+		}
+	}
+}

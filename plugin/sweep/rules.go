@@ -1,0 +1,155 @@
+package sweep
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/known"
+)
+
+// The rules of bridge, ptp, portmap and firewall (plugins 1.9.1), as iptables-save and nft print
+// them. Names have only the characters that SPEC 1.1 §2 allows, so no shell reads anything else.
+var (
+	iptablesLabel = regexp.MustCompile(
+		`--comment "(?:dnat )?name: \\"([\w.-]+)\\" id: \\"([\w.-]+)\\""`)
+	accepts = regexp.MustCompile(
+		`^CNI-FORWARD -(?:s (\S+)|d (\S+) -m conntrack --ctstate RELATED,ESTABLISHED) -j ACCEPT$`)
+	source      = regexp.MustCompile(`^POSTROUTING -s (\S+) `)
+	destination = regexp.MustCompile(` --to-destination (\S+)`)
+	plainPath   = regexp.MustCompile(`^[\w./@:-]+$`)
+	printable   = regexp.MustCompile(`^[\w .,:/\\"=!@%+-]*$`) // by a shell, as they are
+
+	nftLine  = regexp.MustCompile(`^(.*) comment "([^"]*)" # handle (\d+)$`)
+	nftLabel = regexp.MustCompile(`^[0-9a-f-]+, net: ([\w.-]+), if: ([^ ,]+), id: ([\w.-]+)$`)
+	plainID  = regexp.MustCompile(`^[\w.-]+$`)
+	nftTo    = regexp.MustCompile(`(?:dnat to|masq_checks ip6? saddr|masquerading .* daddr) (\S+)`)
+)
+
+// readRules reads the rules of iptables and nftables that have a label of a reference plugin. It
+// ignores a rule that is not as the plugin makes it, and all rules of a program that is missing.
+func (s *Sweep) readRules(ctx context.Context) *leftovers {
+	l := &leftovers{
+		of: map[journal.Key]*leftover{}, firewall: map[netip.Addr][]string{},
+		files: map[string][]alive.CacheFile{}, near: map[netip.Addr][]alive.CacheFile{},
+		used: map[netip.Addr]bool{},
+	}
+	for _, program := range [][]string{
+		{"iptables-save"}, {"ip6tables-save"}, {"nft", "-a", "list", "ruleset"},
+	} {
+		lines, err := host.Printed(ctx, program...)
+		if err != nil && !errors.Is(err, exec.ErrNotFound) {
+			s.w.Log.Warn("cannot list firewall rules", "err", err)
+		}
+		for i := range lines {
+			lines[i] = strings.TrimSpace(lines[i])
+		}
+		lines = slices.DeleteFunc(lines, func(line string) bool { return line == "" })
+		if program[0] == "nft" {
+			l.addNFTables(lines)
+		} else {
+			l.addIPTables(strings.TrimSuffix(program[0], "-save"), lines)
+		}
+	}
+	return l
+}
+
+// addIPTables adds the rules that lead to the chain of a container, and the chain, of which nothing
+// else is the owner, as a whole.
+func (l *leftovers) addIPTables(program string, lines []string) {
+	chains := map[string]*leftover{}
+	for _, line := range lines {
+		if m := iptablesLabel.FindStringSubmatch(line); m != nil {
+			for _, label := range known.AllLabels(m[1], m[2], "") {
+				if strings.HasPrefix(label, "CNI-") {
+					chains[label] = l.by(m[1], m[2])
+				}
+			}
+		}
+	}
+	run := ""
+	for _, line := range lines {
+		rule, isRule := strings.CutPrefix(line, "-A ")
+		chain, _, _ := strings.Cut(strings.TrimPrefix(rule, ":"), " ")
+		target := rule[strings.LastIndex(rule, " ")+1:]
+		switch {
+		case line[0] == '*':
+			run = program + " -w -t " + line[1:]
+		case line[0] == ':' && chains[chain] != nil:
+			o := chains[chain]
+			o.chains = append(o.chains, run+" -F "+chain, run+" -X "+chain)
+		case isRule && chains[chain] != nil:
+			chains[chain].has(destination.FindStringSubmatch(rule))
+		case isRule && chains[target] != nil && printable.MatchString(rule):
+			chains[target].has(source.FindStringSubmatch(rule))
+			chains[target].commands = append(chains[target].commands, run+" -D "+rule)
+		case isRule:
+			if a, is := addressIn(accepts.FindStringSubmatch(rule)); is {
+				l.firewall[a] = append(l.firewall[a], run+" -D "+rule)
+			}
+		}
+	}
+}
+
+// addNFTables adds the rules with a comment. A handle stands for one rule for as long as its table
+// exists.
+func (l *leftovers) addNFTables(lines []string) {
+	table, chain := "", ""
+	for _, line := range lines {
+		words := strings.Fields(line)
+		switch {
+		case words[0] == "table" && len(words) > 2:
+			table = words[1] + " " + words[2]
+		case words[0] == "chain" && len(words) > 1:
+			chain = words[1]
+		}
+		m := nftLine.FindStringSubmatch(line)
+		if m == nil {
+			continue
+		}
+		var o *leftover
+		label := nftLabel.FindStringSubmatch(m[2])
+		switch {
+		case strings.HasSuffix(table, " cni_hostport") && plainID.MatchString(m[2]):
+			o = l.by("", m[2])
+		case table == "inet cni_plugins_masquerade" && label != nil:
+			o = l.by(label[1], label[3])
+			o.cut = len(m[2]) >= 128 // knftables 0.0.18, CommentLengthMax
+		default:
+			continue
+		}
+		o.has(nftTo.FindStringSubmatch(chain + " " + m[1]))
+		o.commands = append(o.commands, "nft delete rule "+table+" "+chain+" handle "+m[3])
+	}
+}
+
+// has adds the address that a rule has, if any.
+func (o *leftover) has(match []string) {
+	if a, is := addressIn(match); is {
+		o.addresses = append(o.addresses, a)
+	}
+}
+
+// addressIn returns the address in the last group of a match that has one, with a port or as a
+// prefix of one address.
+func addressIn(match []string) (netip.Addr, bool) {
+	for _, text := range slices.Backward(match) {
+		if port, err := netip.ParseAddrPort(text); err == nil {
+			return port.Addr(), true
+		}
+		if prefix, err := netip.ParsePrefix(text); err == nil && prefix.IsSingleIP() {
+			return prefix.Addr(), true
+		}
+		if a, err := netip.ParseAddr(text); err == nil {
+			return a, true
+		}
+	}
+	return netip.Addr{}, false
+}
