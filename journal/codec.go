@@ -19,7 +19,7 @@ import (
 //	pods        namespace 00 name 00 <entry key>   → nothing
 //	addresses   address 00 <entry key>             → nothing
 //	tombstones  <entry key>                        → sequence, 8 bytes, and Tombstone, JSON
-//	buried      sequence, 8 bytes                  → <entry key>; the oldest first
+//	expiry      sequence, 8 bytes                  → <entry key> of a tombstone; the oldest first
 //	history     sequence, 8 bytes                  → Event, JSON; the oldest first
 //	counters    name 00 label 00 label …           → value, 8 bytes
 //
@@ -30,13 +30,13 @@ var (
 	bucketPods       = []byte("pods")
 	bucketAddresses  = []byte("addresses")
 	bucketTombstones = []byte("tombstones")
-	bucketBuried     = []byte("buried")
+	bucketExpiry     = []byte("expiry")
 	bucketHistory    = []byte("history")
 	bucketCounters   = []byte("counters")
 	keyFormat        = []byte("format")
 
 	buckets = [][]byte{bucketMeta, bucketEntries, bucketPods, bucketAddresses,
-		bucketTombstones, bucketBuried, bucketHistory, bucketCounters}
+		bucketTombstones, bucketExpiry, bucketHistory, bucketCounters}
 )
 
 // Version is the format that this code writes, and the newest that it reads.

@@ -124,10 +124,10 @@ func counterOf(value []byte) uint64 {
 // later, it runs nothing, because its addresses may have another owner by then.
 type Tombstone struct {
 	Key
-	NetNS  NetNS  `json:"netns"` // of the newest generation
-	Reason string `json:"reason"`
-	BootID string `json:"bootID"`
-	Buried Time   `json:"buried"`
+	NetNS   NetNS  `json:"netns"` // of the newest generation
+	Reason  string `json:"reason"`
+	BootID  string `json:"bootID"`
+	Written Time   `json:"written"`
 	// Interfaces are those in the results of the ADDs that were undone. The tombstone does not apply
 	// to a DEL with the result of another ADD.
 	Interfaces []Interface `json:"interfaces,omitempty"`
@@ -164,17 +164,17 @@ func (tx *Tx) PutTombstone(t Tombstone) error {
 	if err := tx.deleteTombstone(t.Key); err != nil {
 		return err
 	}
-	t.Buried = Now()
+	t.Written = Now()
 	data, err := json.Marshal(t)
 	if err != nil {
 		return err
 	}
-	buried := tx.btx.Bucket(bucketBuried)
-	n, err := buried.NextSequence()
+	order := tx.btx.Bucket(bucketExpiry)
+	n, err := order.NextSequence()
 	if err != nil {
 		return err
 	}
-	if err := buried.Put(sequence(n), encodeKey(t.Key)); err != nil {
+	if err := order.Put(sequence(n), encodeKey(t.Key)); err != nil {
 		return err
 	}
 	if err := tx.btx.Bucket(bucketTombstones).Put(encodeKey(t.Key),
@@ -189,14 +189,14 @@ func (tx *Tx) PutTombstone(t Tombstone) error {
 // age of one of another boot is unknown.
 func (tx *Tx) prune(n uint64, newest Tombstone) error {
 	var drop [][2][]byte
-	c := tx.btx.Bucket(bucketBuried).Cursor()
+	c := tx.btx.Bucket(bucketExpiry).Cursor()
 	for order, key := c.First(); order != nil; order, key = c.Next() {
 		var t *Tombstone
 		if k, err := decodeKey(key); err == nil {
 			t, _ = tx.Tombstone(k)
 		}
 		thisBoot := t != nil && t.BootID == newest.BootID
-		tooOld := thisBoot && newest.Buried.Boot-t.Buried.Boot > int64(maxTombstoneAge)
+		tooOld := thisBoot && newest.Written.Boot-t.Written.Boot > int64(maxTombstoneAge)
 		tooMany := bytes.Compare(order, sequence(n-min(n, maxTombstones))) <= 0
 		if t == nil || tooOld || tooMany {
 			drop = append(drop, [2][]byte{bytes.Clone(order), bytes.Clone(key)})
@@ -205,7 +205,7 @@ func (tx *Tx) prune(n uint64, newest Tombstone) error {
 		}
 	}
 	for _, d := range drop {
-		if err := tx.btx.Bucket(bucketBuried).Delete(d[0]); err != nil {
+		if err := tx.btx.Bucket(bucketExpiry).Delete(d[0]); err != nil {
 			return err
 		}
 		if err := tx.btx.Bucket(bucketTombstones).Delete(d[1]); err != nil {
@@ -221,7 +221,7 @@ func (tx *Tx) deleteTombstone(k Key) error {
 	if len(value) < 8 {
 		return nil
 	}
-	if err := tx.btx.Bucket(bucketBuried).Delete(bytes.Clone(value[:8])); err != nil {
+	if err := tx.btx.Bucket(bucketExpiry).Delete(bytes.Clone(value[:8])); err != nil {
 		return err
 	}
 	return tx.btx.Bucket(bucketTombstones).Delete(encodeKey(k))

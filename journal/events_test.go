@@ -145,7 +145,7 @@ func bury(t *testing.T, s *Store, tombs ...Tombstone) {
 func burials(t *testing.T, s *Store) (tombstones, order int) {
 	t.Helper()
 	view(t, s, func(tx *Tx) error {
-		tombstones, order = len(bucketOf(tx, bucketTombstones)), len(bucketOf(tx, bucketBuried))
+		tombstones, order = len(bucketOf(tx, bucketTombstones)), len(bucketOf(tx, bucketExpiry))
 		return nil
 	})
 	return tombstones, order
@@ -160,11 +160,11 @@ func TestTombstone(t *testing.T) {
 	want := Tombstone{Key: keyOf("a"), NetNS: NetNS{"/var/run/netns/a", 4, 5, 6, 7}, Reason: "reboot", BootID: "b007"}
 	update(t, s, func(tx *Tx) error { return errors.Join(tx.Delete(want.Key), tx.PutTombstone(want)) })
 	got := tombstone(t, s, want.Key)
-	if diff := cmp.Diff(&want, got, cmpopts.IgnoreFields(Tombstone{}, "Buried")); diff != "" {
+	if diff := cmp.Diff(&want, got, cmpopts.IgnoreFields(Tombstone{}, "Written")); diff != "" {
 		t.Errorf("tombstone (-want +got):\n%s", diff)
 	}
-	if got.Buried.Boot < before.Boot || got.Buried.Boot > Now().Boot {
-		t.Errorf("buried at %v, it is %v", got.Buried, Now())
+	if got.Written.Boot < before.Boot || got.Written.Boot > Now().Boot {
+		t.Errorf("written at %v, it is %v", got.Written, Now())
 	}
 	if tombstone(t, s, keyOf("b")) != nil {
 		t.Error("an entry has a tombstone")
@@ -198,7 +198,7 @@ func TestTombstonesAreBoundedInNumber(t *testing.T) {
 func age(t *testing.T, s *Store, k Key, d time.Duration) {
 	t.Helper()
 	tomb := tombstone(t, s, k)
-	tomb.Buried.Boot -= int64(d)
+	tomb.Written.Boot -= int64(d)
 	data, err := json.Marshal(tomb)
 	check(t, err)
 	raw(t, s, func(btx *bolt.Tx) error {
@@ -249,7 +249,7 @@ func TestDamagedTombstone(t *testing.T) {
 	raw(t, s, func(btx *bolt.Tx) error {
 		return errors.Join(
 			btx.Bucket(bucketTombstones).Put(encodeKey(keyOf("a")), append(sequence(1), '?')),
-			btx.Bucket(bucketBuried).Put(sequence(2), []byte("?")))
+			btx.Bucket(bucketExpiry).Put(sequence(2), []byte("?")))
 	})
 	err := s.View(t.Context(), func(tx *Tx) error {
 		_, err := tx.Tombstone(keyOf("a"))

@@ -67,7 +67,7 @@ func FuzzDecodeEntry(f *testing.F) {
 // FuzzRecords reads any bytes in any bucket, and writes beside them. Nothing panics, the records
 // beside them are found, and the next write of the same attachment repairs them.
 func FuzzRecords(f *testing.F) {
-	all := [][]byte{bucketMeta, bucketEntries, bucketPods, bucketAddresses, bucketTombstones, bucketBuried, bucketHistory, bucketCounters}
+	all := [][]byte{bucketMeta, bucketEntries, bucketPods, bucketAddresses, bucketTombstones, bucketExpiry, bucketHistory, bucketCounters}
 	s := newStore(f)
 	beside := adding("beside", "10.0.0.2")
 	beside.Pod = Pod{Namespace: "ns", Name: "pod"}

@@ -181,7 +181,7 @@ func (m model) compare(tx *Tx) error {
 		wantOutlines[k] = Outline{k, e.State, e.Newest().Host.BootID, e.Newest().NetNS}
 	}
 	order := map[string]bool{}
-	for k, v := range bucketOf(tx, bucketBuried) {
+	for k, v := range bucketOf(tx, bucketExpiry) {
 		order[k+v] = true
 	}
 	return errors.Join(err,

@@ -8,9 +8,9 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// traces is the evidence outside the journal that an attachment has not had its DEL. The zero value
+// delEvidence is the evidence outside the journal that an attachment has not had its DEL. The zero value
 // means that nothing is known.
-type traces struct {
+type delEvidence struct {
 	owned  tristate.Value // host-local names it at a claimed address; unknown without a claim
 	cached tristate.Value // libcni's cache has its result
 }
@@ -18,12 +18,12 @@ type traces struct {
 // passed reports whether the DEL of an attachment has succeeded although the journal still has it
 // as live, because the journal could not be written. It needs both pieces of evidence: an operator
 // may have cleared host-local's files, and the runtime may have no cache.
-func (t traces) passed() bool { return t.owned == tristate.No && t.cached == tristate.No }
+func (t delEvidence) passed() bool { return t.owned == tristate.No && t.cached == tristate.No }
 
 // Passed reports whether evidence shows that the DEL of an attachment has succeeded. In doubt it
 // returns false.
 func (n *Node) Passed(e *journal.Entry) bool {
-	return traces{owned: OwnsClaim(e), cached: n.IsCached(e.Key)}.passed()
+	return delEvidence{owned: OwnsClaim(e), cached: n.IsCached(e.Key)}.passed()
 }
 
 // OwnsClaim reports whether host-local's files have one of the claimed addresses for the

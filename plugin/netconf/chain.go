@@ -150,7 +150,7 @@ func (c *Conf) ParseChain(data []byte, defaultVersion string) (*Chain, error) {
 			list.Name, c.Name)
 	}
 	if c.ChainFile != "" && !bool(list.OnlyInlined) {
-		more, err := InlineFolder(filepath.Join(filepath.Dir(c.ChainFile), c.Name))
+		more, err := InlineDirectory(filepath.Join(filepath.Dir(c.ChainFile), c.Name))
 		if err != nil {
 			return nil, err
 		}
@@ -193,10 +193,10 @@ func (f *flag) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// InlineFolder returns the plugin configurations (*.conf) in a directory, in the order of their
+// InlineDirectory returns the plugin configurations (*.conf) in a directory, in the order of their
 // names. libcni adds those in the directory of the network's name, beside a conflist, to the list's
 // own.
-func InlineFolder(dir string) ([]json.RawMessage, error) {
+func InlineDirectory(dir string) ([]json.RawMessage, error) {
 	files, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err

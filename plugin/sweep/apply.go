@@ -17,30 +17,30 @@ import (
 // Apply releases the dead attachments that are ready to retry. If a plugin works again, it
 // also releases the others with a pending DEL of that plugin.
 func (s *Sweep) Apply(ctx context.Context, findings []Finding) {
-	var due []*Finding
+	var ready []*Finding
 	for i := range findings {
 		if f := &findings[i]; f.Releasable() && !f.Deferred && f.Err == nil {
-			due = append(due, f)
+			ready = append(ready, f)
 		}
 	}
-	pace := newPace(!s.Periodic)
-	s.releaseEach(ctx, due, pace)
-	if due = pace.ready(findings); len(due) > 0 {
-		s.releaseEach(ctx, due, pace)
+	limit := newThrottle(!s.Periodic)
+	s.releaseEach(ctx, ready, limit)
+	if ready = limit.ready(findings); len(ready) > 0 {
+		s.releaseEach(ctx, ready, limit)
 	}
 	s.unpark(ctx, findings)
 }
 
 // releaseEach releases attachments in parallel.
-func (s *Sweep) releaseEach(ctx context.Context, due []*Finding, pace *pace) {
+func (s *Sweep) releaseEach(ctx context.Context, ready []*Finding, limit *throttle) {
 	work := make(chan *Finding)
 	var workers sync.WaitGroup
-	progress := s.progress(len(due))
+	progress := s.progress(len(ready))
 	for range min(8, 2*runtime.NumCPU()) {
 		w := s.w.Fork()
 		workers.Go(func() {
 			for f := range work {
-				pace.try(f, func() {
+				limit.try(f, func() {
 					if err := w.Safely(func() error { return s.release(ctx, w, f) }); err != nil {
 						f.Err = err
 					}
@@ -51,7 +51,7 @@ func (s *Sweep) releaseEach(ctx context.Context, due []*Finding, pace *pace) {
 			}
 		})
 	}
-	for _, f := range due {
+	for _, f := range ready {
 		work <- f
 	}
 	close(work)
@@ -79,7 +79,7 @@ func (s *Sweep) unpark(ctx context.Context, findings []Finding) {
 	}
 	for i := range findings {
 		f := &findings[i]
-		if !f.Releasable() || f.Released || f.paced || f.Err != nil {
+		if !f.Releasable() || f.Released || f.throttled || f.Err != nil {
 			continue
 		}
 		var e *journal.Entry

@@ -32,11 +32,11 @@ type Finding struct {
 	listed     bool // there was a list to look at
 	identified bool // its network namespace is on record
 
-	thisBoot bool     // it was made in this boot
-	passed   bool     // live by the journal alone, see delHasPassed
-	orphaned bool     // delegates that outlived their unwind hold its lock
-	failing  []string // see failingPlugins
-	paced    bool     // it is dead, but its failing plugins fail in this sweep too, see pace
+	thisBoot  bool     // it was made in this boot
+	passed    bool     // live by the journal alone, see delHasPassed
+	orphaned  bool     // delegates that outlived their unwind hold its lock
+	failing   []string // see failingPlugins
+	throttled bool     // it is dead, but its failing plugins fail in this sweep too, see throttle
 
 	cached *alive.CacheFile // libcni's cache alone has the attachment, see planCached; else nil
 	pools  []Pool           // of the cached chain

@@ -29,10 +29,13 @@ func TestMassReleaseGuard(t *testing.T) {
 		{"eleven of 37", counts{dead: 11, live: 26}, false, false},
 		{"thirty of a hundred", counts{dead: 30, live: 70}, false, false},
 		{"thirty of 99", counts{dead: 30, live: 69}, false, true},
-		{"eleven of 37, some of them not to be told", counts{dead: 11, live: 20, unknown: 6}, false, false},
+		{"eleven of 37, some of them not to be told", counts{dead: 11, live: 20, unknown: 6}, false,
+			false},
 		{"ten, and what has to go anyway", counts{dead: 10, removing: 50, earlier: 50}, false, false},
-		{"eleven of 36, and many of an earlier boot", counts{dead: 11, live: 25, earlier: 50}, false, true},
-		{"eleven of 36, and many that are being removed", counts{dead: 11, live: 25, removing: 50}, false, true},
+		{"eleven of 36, and many of an earlier boot", counts{dead: 11, live: 25, earlier: 50}, false,
+			true},
+		{"eleven of 36, and many that are being removed", counts{dead: 11, live: 25, removing: 50}, false,
+			true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var findings []Finding
@@ -68,7 +71,8 @@ func TestPassedDELsBesideAMassDeath(t *testing.T) {
 	}
 	var findings []Finding
 	for range 11 {
-		findings = append(findings, finding(alive.Dead, false), finding(alive.Dead, true), finding(alive.Live, false))
+		findings = append(findings, finding(alive.Dead, false), finding(alive.Dead, true),
+			finding(alive.Live, false))
 	}
 	var guard *MassReleaseError
 	err := (&Sweep{}).guardMassRelease(findings)

@@ -5,11 +5,11 @@ import (
 	"sync"
 )
 
-// pace keeps a sweep that nobody asked for from repeating what fails. Of the attachments that only
-// have DELs which failed before, it tries a few for each plugin. The sweep begins with those that
-// were not tried for longest, so each has its turn. Once a DEL of a plugin has passed, all
+// throttle keeps a sweep that nobody asked for from repeating what fails. Of the attachments that
+// only have DELs which failed before, it tries a few for each plugin. The sweep begins with those
+// that were not tried for longest, so each has its turn. Once a DEL of a plugin has passed, all
 // attachments with a pending DEL of that plugin are ready to retry.
-type pace struct {
+type throttle struct {
 	ignoreBackoff bool // try all
 
 	mu     sync.Mutex
@@ -20,14 +20,14 @@ type pace struct {
 // probes is the number of attachments to try for each plugin whose DELs fail.
 const probes = 3
 
-func newPace(eager bool) *pace {
-	return &pace{ignoreBackoff: eager, tries: map[string]int{}, passed: map[string]bool{}}
+func newThrottle(ignoreBackoff bool) *throttle {
+	return &throttle{ignoreBackoff: ignoreBackoff, tries: map[string]int{}, passed: map[string]bool{}}
 }
 
 // try releases an attachment, unless each plugin that it waits for was tried often enough.
-func (p *pace) try(f *Finding, settle func()) {
+func (p *throttle) try(f *Finding, settle func()) {
 	before := f.failing
-	if f.paced = !p.admits(before); f.paced {
+	if f.throttled = !p.admits(before); f.throttled {
 		f.Deferred = true
 		return
 	}
@@ -41,7 +41,7 @@ func (p *pace) try(f *Finding, settle func()) {
 	}
 }
 
-func (p *pace) admits(plugins []string) bool {
+func (p *throttle) admits(plugins []string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.ignoreBackoff && len(plugins) > 0 && !slices.ContainsFunc(plugins, func(plugin string) bool {
@@ -57,14 +57,14 @@ func (p *pace) admits(plugins []string) bool {
 
 // ready returns the attachments that were left out or wait for their next try, and have a pending
 // DEL of a plugin that works again.
-func (p *pace) ready(findings []Finding) (due []*Finding) {
+func (p *throttle) ready(findings []Finding) (ready []*Finding) {
 	for i := range findings {
 		f := &findings[i]
 		works := slices.ContainsFunc(f.failing, func(plugin string) bool { return p.passed[plugin] })
 		if f.Deferred && works && f.Releasable() && f.Err == nil {
 			f.Deferred = false
-			due = append(due, f)
+			ready = append(ready, f)
 		}
 	}
-	return due
+	return ready
 }

@@ -160,14 +160,14 @@ func KeepsContainer(state journal.State) bool {
 
 // asker returns this process as it would run the steps of a generation.
 func (w *Worker) asker(
-	ctx context.Context, e *journal.Entry, g *journal.Generation, eager bool,
+	ctx context.Context, e *journal.Entry, g *journal.Generation, ignoreBackoff bool,
 ) Asker {
 	u := undoing{Worker: w, entry: e, gen: g}
 	return Asker{
 		Now: journal.BootNanos(), SameBoot: w.Node.SameBoot(g) == tristate.Yes,
 		GracePeriod: w.Node.GraceOf(e),
 		Since:       e.Since.Boot, NoNetNS: e.Key != w.Verb.Key && isMissing(g.NetNS.Path),
-		IgnoresPause: eager, AsksStores: w.asksElsewhere(),
+		IgnoresPause: ignoreBackoff, AsksStores: w.asksElsewhere(),
 		ContainerLives: func() bool { return w.containerLives(ctx, e.Key) },
 		Queued:         func(s *journal.Step) bool { return u.queued(ctx, s) },
 	}
@@ -179,10 +179,10 @@ func (u *undoing) deferred(ctx context.Context, step *journal.Step) bool {
 }
 
 // Ready reports whether an entry has a step that can run now.
-func (w *Worker) Ready(ctx context.Context, e *journal.Entry, eager bool) bool {
+func (w *Worker) Ready(ctx context.Context, e *journal.Entry, ignoreBackoff bool) bool {
 	for i := range e.Generations {
 		u := undoing{Worker: w, entry: e, gen: &e.Generations[i]}
-		by := w.asker(ctx, e, u.gen, eager)
+		by := w.asker(ctx, e, u.gen, ignoreBackoff)
 		for j := range u.gen.Steps {
 			s := &u.gen.Steps[j]
 			switch NextTry(s, by).Awaits {

@@ -34,13 +34,13 @@ import (
 // assigned to this ADD does not count, because this ADD has nothing yet that a DEL with the address
 // could remove.
 func (u *undoing) addressesOfOthers(ctx context.Context, claiming []*journal.Entry) []netip.Addr {
-	var foreign []netip.Addr
+	var othersOwn []netip.Addr
 	for _, c := range u.gen.Claims {
-		fresh := slices.Contains(u.Verb.JustAssigned, c.Address)
+		justAssigned := slices.Contains(u.Verb.JustAssigned, c.Address)
 		named, own := tristate.No, false // host-local's file names another owner, or this one
 		if c.Pool != "" {
 			owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
-			ours := fresh && owner.Is(u.Verb.Key.ContainerID, u.Verb.Key.IfName)
+			ours := justAssigned && owner.Is(u.Verb.Key.ContainerID, u.Verb.Key.IfName)
 			own = given && owner.Is(u.entry.ContainerID, u.entry.IfName)
 			named = tristate.Of(given && !ours && !own, err)
 		}
@@ -53,7 +53,7 @@ func (u *undoing) addressesOfOthers(ctx context.Context, claiming []*journal.Ent
 				if !slices.Contains(other.Addresses(), c.Address) {
 					continue
 				}
-				if ours := fresh && other.Key == u.Verb.Key; !ours {
+				if ours := justAssigned && other.Key == u.Verb.Key; !ours {
 					others = append(others, alive.OtherOwner{
 						BeingUndone: u.beingUndone(other), GaveBack: own && gaveBack(other, c),
 						Fate: u.Node.Judge(ctx, other).Fate,
@@ -62,10 +62,10 @@ func (u *undoing) addressesOfOthers(ctx context.Context, claiming []*journal.Ent
 			}
 		}
 		if alive.HasOtherOwner(named, others) || c.Pool == "" && u.usedElsewhere(c.Address) {
-			foreign = append(foreign, c.Address)
+			othersOwn = append(othersOwn, c.Address)
 		}
 	}
-	return foreign
+	return othersOwn
 }
 
 // usedElsewhere reports whether another container may use an address for which no IPAM plugin

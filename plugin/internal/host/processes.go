@@ -12,10 +12,10 @@ import (
 )
 
 // ProcessIn returns a process in the network namespace, or 0 if there is none. An error means
-// unknown. fresh skips the cache, for an attachment without other evidence: the cached scan may
+// unknown. rescan skips the cache, for an attachment without other evidence: the cached scan may
 // have missed a process.
-func (s *View) ProcessIn(id journal.NetNS, fresh bool) (pid int, err error) {
-	if !fresh && s.noProcessIn(id) {
+func (s *View) ProcessIn(id journal.NetNS, rescan bool) (pid int, err error) {
+	if !rescan && s.noProcessIn(id) {
 		return 0, nil
 	}
 	for range 3 { // a process may end during the look
@@ -39,8 +39,8 @@ func (s *View) ProcessIn(id journal.NetNS, fresh bool) (pid int, err error) {
 //     recorded at the ADD.
 //  3. If they are equal, or the ADD recorded none, the process may still be elsewhere: if another
 //     reachable namespace has this inode, the process is in that one.
-func (s *View) OpenByProcess(id journal.NetNS, fresh bool) (pid int, place Place, err error) {
-	if !fresh && s.noProcessIn(id) {
+func (s *View) OpenByProcess(id journal.NetNS, rescan bool) (pid int, place Place, err error) {
+	if !rescan && s.noProcessIn(id) {
 		return 0, Place{}, nil
 	}
 	pid, there, err := openByProcess(id)

@@ -38,7 +38,7 @@ func Inline(src Source) ([]byte, error) {
 	var directory []json.RawMessage
 	if src.arg != "-" && !o.onlyInlined {
 		path := filepath.Join(filepath.Dir(src.arg), o.name)
-		if directory, err = netconf.InlineFolder(path); err != nil {
+		if directory, err = netconf.InlineDirectory(path); err != nil {
 			return nil, err
 		}
 	}
