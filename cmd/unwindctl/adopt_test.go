@@ -668,6 +668,84 @@ func TestPlainNodeBadInput(t *testing.T) {
 	n.wantNoJournal()
 }
 
+// TestPlainNodeOthers: CRI lists pods, and not the containers of nerdctl and podman beside them. One
+// whose address is there lives, which is no error. Of one that has ended nothing can be told: all that
+// it has stays.
+func TestPlainNodeOthers(t *testing.T) {
+	if !onOldMachine(t) {
+		return
+	}
+	n := newPlainNode(t)
+	n.live("pod")
+	process := home.command(n.machine, "unshare", "--net", "sleep", "300") // nerdctl: runc makes the namespace
+	if err := process.Start(); err != nil {
+		t.Fatal(err)
+	}
+	end := sync.OnceFunc(func() {
+		_ = process.Process.Kill()
+		_ = process.Wait()
+	})
+	t.Cleanup(end)
+	var own string
+	eventually(t, "a namespace of its own", func() bool {
+		own = fmt.Sprintf("/proc/%d/ns/net", process.Process.Pid)
+		theirs, _ := os.Readlink(own)
+		ours, _ := os.Readlink("/proc/self/ns/net")
+		return theirs != "" && theirs != ours
+	})
+	n.netns("podman")
+	for _, c := range []libcni.RuntimeConf{
+		{ContainerID: "default-nerdctl", NetNS: own, IfName: "eth0", Args: [][2]string{{"IgnoreUnknown", "1"}}},
+		{ContainerID: "podman", NetNS: n.pin("podman"), IfName: "eth0", Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAME", "podman"}}},
+	} {
+		if _, err := n.cni.AddNetworkList(context.Background(), n.list, &c); err != nil {
+			t.Fatal(err)
+		}
+		n.age(c.ContainerID)
+	}
+	all := n.look()
+	want := func(args []string, code int, texts ...string) {
+		t.Helper()
+		out := n.ctl(args...)
+		for _, text := range texts {
+			if out.code != code || !strings.Contains(out.stdout, text) {
+				t.Errorf("%v: %d, want %d, %q:\n%s%s", args, out.code, code, text, out.stdout, out.stderr)
+			}
+		}
+		if diff := cmp.Diff(all, n.look()); diff != "" {
+			t.Errorf("%v: -before +after:\n%s", args, diff)
+		}
+	}
+	covered := "no list of the runtime covers its owner, but an interface has the address"
+	want([]string{"ipam", "-o", "wide"}, 0, covered)
+	want([]string{"sweep", "--json"}, 0, covered)
+	want([]string{"sweep"}, 0, "3 that libcni's cache alone has: 3 live.\n")
+	for _, id := range []string{"default-nerdctl", "podman"} { // host-local's files alone
+		away := n.cacheFile(id) + ".away"
+		if err := os.Rename(n.cacheFile(id), away); err != nil {
+			t.Fatal(err)
+		}
+		before := all
+		all = n.look()
+		want([]string{"sweep", "--json"}, 0, "an interface has the address")
+		if err := os.Rename(away, n.cacheFile(id)); err != nil {
+			t.Fatal(err)
+		}
+		all = before
+	}
+
+	end()
+	n.drop("podman")
+	eventually(t, "the addresses are gone", func() bool {
+		links := n.must(home.command(n.machine, "ip", "-o", "link", "show", "type", "veth"))
+		return strings.Count(links, "master adopt0") == 1
+	})
+	uncovered := "its owner is not in the journal, and no list of the runtime covers it"
+	want([]string{"ipam"}, 0, "3 used (1 live, 0 leaked, 0 ownerless, 2 unknown)", uncovered)
+	want([]string{"sweep"}, 1, uncovered, ": 2 unknown, 1 live.\n")
+	n.wantNoJournal()
+}
+
 // TestInContainer: a command in a container that has neither a conflist nor a journal says so. It
 // says nothing of the node, which may have both.
 func TestInContainer(t *testing.T) {

@@ -34,13 +34,10 @@ type Cached struct {
 	RuntimeConfig map[string]json.RawMessage `json:"capabilityArgs"`
 }
 
+// isPod reports whether the attachment is of a pod, as List.has does of an entry.
 func (c Cached) isPod() bool {
-	for _, a := range c.Args {
-		if a[0] == "K8S_POD_NAME" && a[1] != "" {
-			return true
-		}
-	}
-	return false
+	pod := netconf.PodOf(c.CNIArgs())
+	return pod.Namespace != "" && pod.Name != ""
 }
 
 // CNIArgs returns CNI_ARGS of the ADD.

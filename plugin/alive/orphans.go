@@ -51,7 +51,7 @@ func (n *Node) lookAtOrphan(
 	seen := Orphan{SameNamespaces: n.SeesAsRuntime()}
 	cache, err := n.CachedAttachments(network, containerID)
 	seen.Listed = n.List.HasContainer(network, containerID, cache)
-	if seen.Listed != tristate.No {
+	if seen.Listed == tristate.Yes {
 		return seen
 	}
 	if !made.IsZero() {
@@ -65,7 +65,7 @@ func (n *Node) lookAtOrphan(
 			seen.Cached = tristate.Yes
 		}
 	}
-	if seen.PastGracePeriod == tristate.Yes && seen.Cached == tristate.No {
+	if seen.Listed == tristate.Unknown || seen.PastGracePeriod == tristate.Yes && seen.Cached == tristate.No {
 		seen.InUse = tristate.No
 		for _, a := range slices.Compact(addresses) {
 			used, err := n.InUse(a, nil)
