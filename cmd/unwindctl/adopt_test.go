@@ -668,6 +668,57 @@ func TestPlainNodeBadInput(t *testing.T) {
 	n.wantNoJournal()
 }
 
+// TestPlainNodeOldCache: libcni before 1.1, as of containerd 1.7, does not keep the network namespace of
+// an ADD. Its result has it. An attachment of which neither says it lives.
+func TestPlainNodeOldCache(t *testing.T) {
+	if !onOldMachine(t) {
+		return
+	}
+	n := newPlainNode(t)
+	for _, c := range []struct {
+		name       string
+		there, say bool // its namespace is there, and its result says where
+		freed      bool
+	}{
+		{"there", true, true, false},
+		{"gone", false, true, true},
+		{"unsaid", false, false, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			before := n.look()
+			n.leak(c.name)
+			data, err := os.ReadFile(n.cacheFile(c.name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			text := strings.Replace(string(data), `"netns":"`+n.pin(c.name)+`",`, "", 1)
+			if !c.say {
+				text = strings.ReplaceAll(text, n.pin(c.name), "sandbox-1")
+			}
+			if says := strings.Contains(text, n.pin(c.name)); text == string(data) || says != c.say {
+				t.Fatalf("libcni's cache: %s", data)
+			}
+			if err := os.WriteFile(n.cacheFile(c.name), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			n.age(c.name)
+			if c.there {
+				n.netns(c.name)
+			}
+			want := n.look()
+			if c.freed {
+				want = before
+			}
+			if out := n.ctl("sweep"); out.code != 0 {
+				t.Errorf("%+v", out)
+			}
+			if diff := cmp.Diff(want, n.look()); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
 // TestPlainNodeOthers: CRI lists pods, and not the containers of nerdctl and podman beside them. One
 // whose address is there lives, which is no error. Of one that has ended nothing can be told: all that
 // it has stays.

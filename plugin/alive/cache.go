@@ -26,7 +26,7 @@ type Cached struct {
 	Network     string          `json:"networkName"`
 	ContainerID string          `json:"containerId"`
 	IfName      string          `json:"ifName"`
-	NetNS       string          `json:"netns"` // "" with libcni before 1.1
+	NetNS       string          `json:"netns"` // with libcni before 1.1 that of the result, or ""
 	Args        [][2]string     `json:"cniArgs"`
 	Config      []byte          `json:"config"` // the conflist
 	Result      json.RawMessage `json:"result"`
@@ -157,6 +157,7 @@ func (n *Node) readCached(name string) (*Cached, error) {
 	if err != nil {
 		return nil, fmt.Errorf("libcni's cache: %s: %w", name, err)
 	}
+	c.NetNS = cmp.Or(c.NetNS, netconf.SandboxOf(c.Result, c.IfName))
 	return c, nil
 }
 
