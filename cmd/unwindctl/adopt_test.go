@@ -668,6 +668,32 @@ func TestPlainNodeBadInput(t *testing.T) {
 	n.wantNoJournal()
 }
 
+// TestPlainNodeForeignList: the list is of another runtime than the pods, and has none of them. Those
+// that run keep all by what is on the node, and what is dead goes.
+func TestPlainNodeForeignList(t *testing.T) {
+	if !onOldMachine(t) {
+		return
+	}
+	n := newPlainNode(t)
+	pods := ids("live", 3)
+	n.live(pods...)
+	for _, id := range pods {
+		n.age(id)
+	}
+	n.listed = []*cri.PodSandbox{nodetest.Sandbox("another", cri.PodSandboxState_SANDBOX_READY)}
+	if err := os.Remove(n.cacheFile(pods[0])); err != nil { // host-local alone knows this one
+		t.Fatal(err)
+	}
+	want := n.look()
+	n.leak("dead")
+	if out := n.ctl("sweep"); out.code != 0 || !strings.Contains(out.stdout, ": 1 released, 3 live.") {
+		t.Errorf("%+v", out)
+	}
+	if diff := cmp.Diff(want, n.look()); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
 // TestPlainNodeOldCache: libcni before 1.1, as of containerd 1.7, does not keep the network namespace of
 // an ADD. Its result has it. An attachment of which neither says it lives.
 func TestPlainNodeOldCache(t *testing.T) {
