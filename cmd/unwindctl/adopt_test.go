@@ -388,7 +388,12 @@ func TestPlainNodeGuards(t *testing.T) {
 
 func touch(t *testing.T, path string) {
 	t.Helper()
-	if err := os.Chtimes(path, time.Now(), time.Now()); err != nil {
+	touchAt(t, path, time.Now())
+}
+
+func touchAt(t *testing.T, path string, at time.Time) {
+	t.Helper()
+	if err := os.Chtimes(path, at, at); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -624,6 +629,22 @@ func TestPlainNodeBadInput(t *testing.T) {
 	n.must(home.command(n.machine, "sh", "-c", script))
 	strange := n.look()
 
+	// An ADD begins to write its cache's file. Once that is old, it is damaged.
+	being := n.cacheFile("being")
+	if err := os.WriteFile(being, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out := n.ctl("sweep", "--dry-run"); strings.Contains(out.stderr, "podnet-being-eth0") {
+		t.Errorf("while an ADD writes: %+v", out)
+	}
+	touchAt(t, being, time.Now().Add(-oldEnough))
+	if out := n.ctl("sweep", "--dry-run"); out.code != 1 || !strings.Contains(out.stderr, "podnet-being-eth0") {
+		t.Errorf("a damaged file: %+v", out)
+	}
+	if err := os.Remove(being); err != nil {
+		t.Fatal(err)
+	}
+
 	failing := nodetest.ServeCRI(t, func(context.Context) ([]*cri.PodSandbox, error) { return nil, errors.New("no") })
 	answers := n.socket
 	n.socket = failing
@@ -796,7 +817,7 @@ func TestPlainNodeOthers(t *testing.T) {
 	covered := "no list of the runtime covers its owner, but an interface has the address"
 	want([]string{"ipam", "-o", "wide"}, 0, covered)
 	want([]string{"sweep", "--json"}, 0, covered)
-	want([]string{"sweep"}, 0, "3 that libcni's cache alone has: 3 live.\n")
+	want([]string{"sweep"}, 0, "3 only in libcni's cache: 3 live.\n")
 	for _, id := range []string{"default-nerdctl", "podman"} { // host-local's files alone
 		away := n.cacheFile(id) + ".away"
 		if err := os.Rename(n.cacheFile(id), away); err != nil {

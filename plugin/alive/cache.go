@@ -83,7 +83,8 @@ type CacheFile struct {
 }
 
 // Cache returns all of libcni's cache but the files that are not of an attachment. The error names
-// those that cannot be read; Cache returns the others with it.
+// those that cannot be read; Cache returns the others with it. It skips one that cannot be read and
+// is younger than the grace period: libcni writes in place, so an ADD may be writing it.
 func (n *Node) Cache() (all []CacheFile, err error) {
 	files, err := os.ReadDir(n.cacheDir())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -94,11 +95,14 @@ func (n *Node) Cache() (all []CacheFile, err error) {
 		if !f.Type().IsRegular() {
 			continue
 		}
-		info, err := f.Info()
+		c, readErr := n.readCached(f.Name())
+		info, err := f.Info() // afterwards: not older than what was read
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // its DEL has just removed it
 		}
-		c, readErr := n.readCached(f.Name())
+		if err == nil && readErr != nil && time.Since(info.ModTime()) < n.GracePeriod {
+			continue
+		}
 		if err = errors.Join(err, readErr); err != nil {
 			errs = append(errs, err)
 		} else if c != nil && fileName(c.Key()) == f.Name() {
