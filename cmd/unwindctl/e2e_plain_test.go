@@ -185,9 +185,9 @@ func (n *plainE2E) wantLeaked(leaked int, list string) {
 	n.Helper()
 	all := n.look()
 	count := fmt.Sprintf(": %d used (%d live, %d leaked, 0 ownerless, 0 unknown)\n", len(all.Reserved), len(n.live), leaked)
-	next := "\nNothing is leaked.\n"
+	next := "\nNo address is leaked.\n"
 	if leaked > 0 {
-		next = fmt.Sprintf("\n%d addresses are leaked. What would free them: unwindctl sweep --dry-run --cri %s\n", leaked, list)
+		next = fmt.Sprintf("\n%d addresses are leaked. To see what would be freed: unwindctl sweep --dry-run --cri %s\n", leaked, list)
 	}
 	if out := n.ctl(0, "ipam", "--cri", list); !strings.Contains(out, count) || !strings.Contains(out, next) {
 		n.Errorf("ipam, want %q and %q:\n%s", count, next, out)
