@@ -421,11 +421,12 @@ func (n *plainE2E) sweepWhileADDs(round int) (leaked int) {
 	}
 	n.ctl(0, "sweep", "--cri", e2e.Socket)
 	n.removePods(young) // sandboxes of tries that found no address
-	if got, want := slices.Sorted(maps.Values(n.Reserved())), slices.Sorted(slices.Values(append(young, n.live...))); !slices.Equal(got, want) {
+	pods := slices.Sorted(slices.Values(slices.Concat(young, n.live)))
+	if got, want := slices.Sorted(maps.Values(n.Reserved())), pods; !slices.Equal(got, want) {
 		n.Errorf("round %d: -pods +owners of addresses:\n%s", round, cmp.Diff(want, got))
 	}
 	n.Run("ip", "neigh", "flush", "dev", "cni0") // it may still have the last owner's MAC address
-	for _, id := range append(young, n.live...) {
+	for _, id := range pods {
 		n.CheckPod(n.rt.CRI, id)
 	}
 	return leaked

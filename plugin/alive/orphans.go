@@ -65,7 +65,8 @@ func (n *Node) lookAtOrphan(
 			seen.Cached = tristate.Yes
 		}
 	}
-	if seen.Listed == tristate.Unknown || seen.PastGracePeriod == tristate.Yes && seen.Cached == tristate.No {
+	old := seen.PastGracePeriod == tristate.Yes && seen.Cached == tristate.No
+	if old || seen.Listed == tristate.Unknown {
 		seen.InUse = tristate.No
 		for _, a := range slices.Compact(addresses) {
 			used, err := n.InUse(a, nil)

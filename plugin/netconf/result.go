@@ -240,8 +240,8 @@ func InterfaceOf(raw json.RawMessage, ifname string) journal.Interface {
 	return named
 }
 
-// SandboxOf returns the path of the network namespace of the container's interface in a result, or "".
-// A virtual machine has another kind of sandbox there (SPEC 1.1 §5).
+// SandboxOf returns the path of the network namespace of the container's interface in a result, or
+// "". A virtual machine has another kind of sandbox there (SPEC 1.1 §5).
 func SandboxOf(raw json.RawMessage, ifname string) string {
 	r, err := ParseResult(raw)
 	if err != nil {
