@@ -36,8 +36,13 @@ func TestDecideOrphan(t *testing.T) {
 					for _, inUse := range answers {
 						n++
 						o := alive.Orphan{SameNamespaces: observer, Listed: listed, PastGracePeriod: aged, Cached: cached, InUse: inUse}
-						if v := alive.DecideOrphan(o); (v.Fate == alive.Dead) != (o == dead) || v.Reason.Text == "" {
+						v := alive.DecideOrphan(o)
+						if (v.Fate == alive.Dead) != (o == dead) || v.Reason.Text == "" {
 							t.Errorf("%+v: %+v", o, v)
+						}
+						if uncovered := observer == tristate.Yes && listed == tristate.Unknown; uncovered &&
+							(v.Fate == alive.Live) != (inUse == tristate.Yes) {
+							t.Errorf("no list covers it: %+v: %+v", o, v)
 						}
 					}
 				}

@@ -7,10 +7,13 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -18,10 +21,11 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/plugins/pkg/utils"
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"cni-unwind/cmd/unwindctl/internal/nodetest"
+	"cni-unwind/journal"
+	"cni-unwind/testdata/e2e"
 )
 
 // plainNode is a node without unwind: libcni runs the chain, the runtime lists its pods, and nothing
@@ -44,6 +48,32 @@ const (
 	cacheDir = cniDir + "/results"
 )
 
+// onOldMachine reports whether this machine has run for longer than the grace period. On one that has
+// not, such as that of a continuous integration, nothing is old enough to be dead. There the test runs
+// in another process, in a time namespace that says otherwise, and its outcome is that of this one.
+func onOldMachine(t *testing.T) bool {
+	t.Helper()
+	if time.Duration(journal.BootNanos()) > oldEnough+time.Minute {
+		return true
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // never unlocked, so the thread ends with this goroutine
+		if err := e2e.LongUp(); err != nil {
+			t.Errorf("the machine has not run for longer than the grace period: %v", err)
+			return
+		}
+		cmd := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.timeout=30m")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("in a time namespace: %v\n%s", err, out)
+		}
+	}()
+	<-done
+	return false
+}
+
 // newPlainNode has a pool of 17 addresses, and a chain of bridge, portmap and firewall.
 func newPlainNode(t *testing.T) *plainNode {
 	t.Helper()
@@ -53,10 +83,6 @@ func newPlainNode(t *testing.T) *plainNode {
 // newPlainNodeOf has a pool of 17 addresses, and a chain of bridge and the given plugins.
 func newPlainNodeOf(t *testing.T, bridge string, plugins ...string) *plainNode {
 	t.Helper()
-	var up unix.Sysinfo_t
-	if err := unix.Sysinfo(&up); err != nil || time.Duration(up.Uptime)*time.Second < oldEnough+time.Minute {
-		t.Skip("the machine has not run for longer than the grace period: nothing on it is old enough to be dead")
-	}
 	n := &plainNode{machine: newMachine(t), ports: 20000}
 	n.binDir = filepath.Join(n.tools, "cni")
 	n.confDir = filepath.Join(n.dir, "net.d")
@@ -227,6 +253,9 @@ func ids(prefix string, count int) (all []string) {
 // TestPlainNode: the plain chain has leaked 13 addresses with their rules, beside three live pods.
 // unwindctl alone shows each with a reason, and frees all: what is left is what the live pods had.
 func TestPlainNode(t *testing.T) {
+	if !onOldMachine(t) {
+		return
+	}
 	n := newPlainNode(t)
 	n.live(ids("live", 3)...)
 	before := n.look()
@@ -290,6 +319,9 @@ func TestPlainNode(t *testing.T) {
 // TestPlainNodeGuards: one piece of evidence that speaks for the owner keeps all that it has, and
 // without it all is freed.
 func TestPlainNodeGuards(t *testing.T) {
+	if !onOldMachine(t) {
+		return
+	}
 	n := newPlainNode(t)
 	n.live("live")
 	for _, c := range []struct {
@@ -361,7 +393,12 @@ func TestPlainNodeGuards(t *testing.T) {
 
 func touch(t *testing.T, path string) {
 	t.Helper()
-	if err := os.Chtimes(path, time.Now(), time.Now()); err != nil {
+	touchAt(t, path, time.Now())
+}
+
+func touchAt(t *testing.T, path string, at time.Time) {
+	t.Helper()
+	if err := os.Chtimes(path, at, at); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -370,6 +407,9 @@ func touch(t *testing.T, path string) {
 // host-local's file, as threads of issues advise. No DEL takes that pod's rules; the dead one's own,
 // which no address names, go. Once the address is free again the rest goes too.
 func TestPlainNodeLate(t *testing.T) {
+	if !onOldMachine(t) {
+		return
+	}
 	n := newPlainNode(t)
 	before := n.look()
 	n.leak("dead")
@@ -417,6 +457,9 @@ func TestPlainNodeLate(t *testing.T) {
 // ADD of the plain chain that comes now gets the address after that DEL, which so does not take the
 // rules of its new owner.
 func TestPlainNodeHoldsPool(t *testing.T) {
+	if !onOldMachine(t) {
+		return
+	}
 	n := newPlainNode(t)
 	n.leak("dead")
 	for _, name := range []string{filepath.Base(n.reserved("dead")[0]), "last_reserved_ip.0"} {
@@ -453,6 +496,9 @@ func TestPlainNodeHoldsPool(t *testing.T) {
 // that is older than these ADDs. Some get an address that a sweep has just freed. Every pod has all
 // that its ADD made, and nothing of the dead is left.
 func TestPlainNodeWhileADDs(t *testing.T) {
+	if !onOldMachine(t) {
+		return
+	}
 	rounds := 20
 	if os.Getenv("UNWIND_TEST_LONG") != "" {
 		rounds = 200
@@ -536,6 +582,9 @@ func (n *plainNode) wantWhole(pods []string) {
 // TestPlainNodeEarlierBoot: of an ADD before this boot no DEL runs, since the disk may be a copy. Its
 // address goes by host-local's file.
 func TestPlainNodeEarlierBoot(t *testing.T) {
+	if !onOldMachine(t) {
+		return
+	}
 	n := newPlainNode(t)
 	n.leak("dead")
 	all := n.look()
@@ -553,6 +602,9 @@ func TestPlainNodeEarlierBoot(t *testing.T) {
 // TestPlainNodeBadInput: what is no reservation and no cache of an attachment is neither touched nor
 // in the way of what is.
 func TestPlainNodeBadInput(t *testing.T) {
+	if !onOldMachine(t) {
+		return
+	}
 	n := newPlainNode(t)
 	n.live("live")
 	before := n.look()
@@ -581,6 +633,22 @@ func TestPlainNodeBadInput(t *testing.T) {
 		sed s/podnet/other/g podnet-live-eth0 >podnet-other-eth0 && touch -d "15 minutes ago" *`
 	n.must(home.command(n.machine, "sh", "-c", script))
 	strange := n.look()
+
+	// An ADD begins to write its cache's file. Once that is old, it is damaged.
+	being := n.cacheFile("being")
+	if err := os.WriteFile(being, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out := n.ctl("sweep", "--dry-run"); strings.Contains(out.stderr, "podnet-being-eth0") {
+		t.Errorf("while an ADD writes: %+v", out)
+	}
+	touchAt(t, being, time.Now().Add(-oldEnough))
+	if out := n.ctl("sweep", "--dry-run"); out.code != 1 || !strings.Contains(out.stderr, "podnet-being-eth0") {
+		t.Errorf("a damaged file: %+v", out)
+	}
+	if err := os.Remove(being); err != nil {
+		t.Fatal(err)
+	}
 
 	failing := nodetest.ServeCRI(t, func(context.Context) ([]*cri.PodSandbox, error) { return nil, errors.New("no") })
 	answers := n.socket
@@ -623,6 +691,161 @@ func TestPlainNodeBadInput(t *testing.T) {
 	if out := n.run(user); out.code != 1 || !strings.Contains(out.stderr, "run this as root") || out.stdout != "" {
 		t.Errorf("a user without rights: %+v", out)
 	}
+	n.wantNoJournal()
+}
+
+// TestPlainNodeForeignList: the list is of another runtime than the pods, and has none of them. Those
+// that run keep all by what is on the node, and what is dead goes.
+func TestPlainNodeForeignList(t *testing.T) {
+	if !onOldMachine(t) {
+		return
+	}
+	n := newPlainNode(t)
+	pods := ids("live", 3)
+	n.live(pods...)
+	for _, id := range pods {
+		n.age(id)
+	}
+	n.listed = []*cri.PodSandbox{nodetest.Sandbox("another", cri.PodSandboxState_SANDBOX_READY)}
+	if err := os.Remove(n.cacheFile(pods[0])); err != nil { // host-local alone knows this one
+		t.Fatal(err)
+	}
+	want := n.look()
+	n.leak("dead")
+	if out := n.ctl("sweep"); out.code != 0 || !strings.Contains(out.stdout, ": 1 released, 3 live.") {
+		t.Errorf("%+v", out)
+	}
+	if diff := cmp.Diff(want, n.look()); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// TestPlainNodeOldCache: libcni before 1.1, as of containerd 1.7, does not keep the network namespace of
+// an ADD. Its result has it. An attachment of which neither says it lives.
+func TestPlainNodeOldCache(t *testing.T) {
+	if !onOldMachine(t) {
+		return
+	}
+	n := newPlainNode(t)
+	for _, c := range []struct {
+		name       string
+		there, say bool // its namespace is there, and its result says where
+		freed      bool
+	}{
+		{"there", true, true, false},
+		{"gone", false, true, true},
+		{"unsaid", false, false, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			before := n.look()
+			n.leak(c.name)
+			data, err := os.ReadFile(n.cacheFile(c.name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			text := strings.Replace(string(data), `"netns":"`+n.pin(c.name)+`",`, "", 1)
+			if !c.say {
+				text = strings.ReplaceAll(text, n.pin(c.name), "sandbox-1")
+			}
+			if says := strings.Contains(text, n.pin(c.name)); text == string(data) || says != c.say {
+				t.Fatalf("libcni's cache: %s", data)
+			}
+			if err := os.WriteFile(n.cacheFile(c.name), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			n.age(c.name)
+			if c.there {
+				n.netns(c.name)
+			}
+			want := n.look()
+			if c.freed {
+				want = before
+			}
+			if out := n.ctl("sweep"); out.code != 0 {
+				t.Errorf("%+v", out)
+			}
+			if diff := cmp.Diff(want, n.look()); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestPlainNodeOthers: CRI lists pods, and not the containers of nerdctl and podman beside them. One
+// whose address is there lives, which is no error. Of one that has ended nothing can be told: all that
+// it has stays.
+func TestPlainNodeOthers(t *testing.T) {
+	if !onOldMachine(t) {
+		return
+	}
+	n := newPlainNode(t)
+	n.live("pod")
+	process := home.command(n.machine, "unshare", "--net", "sleep", "300") // nerdctl: runc makes the namespace
+	if err := process.Start(); err != nil {
+		t.Fatal(err)
+	}
+	end := sync.OnceFunc(func() {
+		_ = process.Process.Kill()
+		_ = process.Wait()
+	})
+	t.Cleanup(end)
+	var own string
+	eventually(t, "a namespace of its own", func() bool {
+		own = fmt.Sprintf("/proc/%d/ns/net", process.Process.Pid)
+		theirs, _ := os.Readlink(own)
+		ours, _ := os.Readlink("/proc/self/ns/net")
+		return theirs != "" && theirs != ours
+	})
+	n.netns("podman")
+	for _, c := range []libcni.RuntimeConf{
+		{ContainerID: "default-nerdctl", NetNS: own, IfName: "eth0", Args: [][2]string{{"IgnoreUnknown", "1"}}},
+		{ContainerID: "podman", NetNS: n.pin("podman"), IfName: "eth0", Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAME", "podman"}}},
+	} {
+		if _, err := n.cni.AddNetworkList(context.Background(), n.list, &c); err != nil {
+			t.Fatal(err)
+		}
+		n.age(c.ContainerID)
+	}
+	all := n.look()
+	want := func(args []string, code int, texts ...string) {
+		t.Helper()
+		out := n.ctl(args...)
+		for _, text := range texts {
+			if out.code != code || !strings.Contains(out.stdout, text) {
+				t.Errorf("%v: %d, want %d, %q:\n%s%s", args, out.code, code, text, out.stdout, out.stderr)
+			}
+		}
+		if diff := cmp.Diff(all, n.look()); diff != "" {
+			t.Errorf("%v: -before +after:\n%s", args, diff)
+		}
+	}
+	covered := "no list of the runtime covers its owner, but an interface has the address"
+	want([]string{"ipam", "-o", "wide"}, 0, covered)
+	want([]string{"sweep", "--json"}, 0, covered)
+	want([]string{"sweep"}, 0, "3 only in libcni's cache: 3 live.\n")
+	for _, id := range []string{"default-nerdctl", "podman"} { // host-local's files alone
+		away := n.cacheFile(id) + ".away"
+		if err := os.Rename(n.cacheFile(id), away); err != nil {
+			t.Fatal(err)
+		}
+		before := all
+		all = n.look()
+		want([]string{"sweep", "--json"}, 0, "an interface has the address")
+		if err := os.Rename(away, n.cacheFile(id)); err != nil {
+			t.Fatal(err)
+		}
+		all = before
+	}
+
+	end()
+	n.drop("podman")
+	eventually(t, "the addresses are gone", func() bool {
+		links := n.must(home.command(n.machine, "ip", "-o", "link", "show", "type", "veth"))
+		return strings.Count(links, "master adopt0") == 1
+	})
+	uncovered := "its owner is not in the journal, and no list of the runtime covers it"
+	want([]string{"ipam"}, 0, "3 used (1 live, 0 leaked, 0 ownerless, 2 unknown)", uncovered)
+	want([]string{"sweep"}, 1, uncovered, ": 2 unknown, 1 live.\n")
 	n.wantNoJournal()
 }
 

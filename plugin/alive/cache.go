@@ -26,7 +26,7 @@ type Cached struct {
 	Network     string          `json:"networkName"`
 	ContainerID string          `json:"containerId"`
 	IfName      string          `json:"ifName"`
-	NetNS       string          `json:"netns"` // "" with libcni before 1.1
+	NetNS       string          `json:"netns"` // with libcni before 1.1 that of the result, or ""
 	Args        [][2]string     `json:"cniArgs"`
 	Config      []byte          `json:"config"` // the conflist
 	Result      json.RawMessage `json:"result"`
@@ -34,13 +34,10 @@ type Cached struct {
 	RuntimeConfig map[string]json.RawMessage `json:"capabilityArgs"`
 }
 
+// isPod reports whether the attachment is of a pod, as List.has does of an entry.
 func (c Cached) isPod() bool {
-	for _, a := range c.Args {
-		if a[0] == "K8S_POD_NAME" && a[1] != "" {
-			return true
-		}
-	}
-	return false
+	pod := netconf.PodOf(c.CNIArgs())
+	return pod.Namespace != "" && pod.Name != ""
 }
 
 // CNIArgs returns CNI_ARGS of the ADD.
@@ -86,7 +83,8 @@ type CacheFile struct {
 }
 
 // Cache returns all of libcni's cache but the files that are not of an attachment. The error names
-// those that cannot be read; Cache returns the others with it.
+// those that cannot be read; Cache returns the others with it. It skips one that cannot be read and
+// is younger than the grace period: libcni writes in place, so an ADD may be writing it.
 func (n *Node) Cache() (all []CacheFile, err error) {
 	files, err := os.ReadDir(n.cacheDir())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -97,11 +95,14 @@ func (n *Node) Cache() (all []CacheFile, err error) {
 		if !f.Type().IsRegular() {
 			continue
 		}
-		info, err := f.Info()
+		c, readErr := n.readCached(f.Name())
+		info, err := f.Info() // afterwards: not older than what was read
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // its DEL has just removed it
 		}
-		c, readErr := n.readCached(f.Name())
+		if err == nil && readErr != nil && time.Since(info.ModTime()) < n.GracePeriod {
+			continue
+		}
 		if err = errors.Join(err, readErr); err != nil {
 			errs = append(errs, err)
 		} else if c != nil && fileName(c.Key()) == f.Name() {
@@ -160,6 +161,7 @@ func (n *Node) readCached(name string) (*Cached, error) {
 	if err != nil {
 		return nil, fmt.Errorf("libcni's cache: %s: %w", name, err)
 	}
+	c.NetNS = cmp.Or(c.NetNS, netconf.SandboxOf(c.Result, c.IfName))
 	return c, nil
 }
 

@@ -17,7 +17,8 @@ type Orphan struct {
 
 // DecideOrphan returns the verdict on a reservation whose owner is not in the journal. The owner is
 // a pod from before the installation or, after a loss of the journal, any pod (antrea#8239). The
-// reservation is dead only if all evidence agrees.
+// reservation is dead only if all evidence agrees. No list of pods covers a container of nerdctl or
+// podman: it is live if its address is there, else unknown.
 func DecideOrphan(o Orphan) Verdict {
 	for _, doubt := range []struct {
 		doubt  bool
@@ -26,6 +27,8 @@ func DecideOrphan(o Orphan) Verdict {
 	}{
 		{o.SameNamespaces != tristate.Yes, Unknown,
 			"this process does not see what the runtime sees; run this where the runtime runs"},
+		{o.Listed == tristate.Unknown && o.InUse == tristate.Yes, Live,
+			"no list of the runtime covers its owner, but an interface has the address"},
 		{o.Listed == tristate.Unknown, Unknown,
 			"its owner is not in the journal, and no list of the runtime covers it"},
 		{o.Listed == tristate.Yes, Live, "the runtime lists its owner"},

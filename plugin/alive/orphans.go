@@ -88,7 +88,7 @@ func (n *Node) LookAtLeft(
 func (n *Node) lookAtOwner(o owner) Orphan {
 	seen := Orphan{SameNamespaces: n.SeesAsRuntime()}
 	seen.Listed = n.List.HasContainer(o.network, o.containerID, o.cache)
-	if seen.Listed != tristate.No {
+	if seen.Listed == tristate.Yes {
 		return seen
 	}
 	if !o.made.IsZero() {
@@ -102,7 +102,8 @@ func (n *Node) lookAtOwner(o owner) Orphan {
 			seen.Cached = tristate.Yes
 		}
 	}
-	if seen.PastGracePeriod == tristate.Yes && seen.Cached == tristate.No {
+	old := seen.PastGracePeriod == tristate.Yes && seen.Cached == tristate.No
+	if old || seen.Listed == tristate.Unknown {
 		seen.InUse = tristate.No
 		for _, a := range slices.Compact(o.addresses) {
 			used, err := n.InUse(a, o.skip)

@@ -58,8 +58,10 @@ func TestVerdictTables(t *testing.T) {
 		table.add(words, DecideOrphan(o))
 	}
 	orphan("this process does not see what the runtime sees", func() {})
-	orphan("no list covers the owner: none is given, it is of another network, or it lists pods and the owner is none",
-		func() { o.SameNamespaces = tristate.Yes })
+	orphan("no list covers the owner (none is given, it is of another network, or it lists pods and the owner is none, such as a "+
+		"container of nerdctl or podman), and an interface in any namespace has the address",
+		func() { o.SameNamespaces, o.InUse = tristate.Yes, tristate.Yes })
+	orphan("the same, without such an interface", func() { o.InUse = tristate.Unknown })
 	orphan("the list has the container, under any interface", func() { o.Listed = tristate.Yes })
 	orphan("its age is unknown", func() { o.Listed = tristate.No })
 	orphan("it is younger than `gracePeriod` (10 minutes without unwind): an ADD may be running ([whereabouts#162][162])",

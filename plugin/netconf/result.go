@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -237,6 +238,21 @@ func InterfaceOf(raw json.RawMessage, ifname string) journal.Interface {
 		}
 	}
 	return named
+}
+
+// SandboxOf returns the path of the network namespace of the container's interface in a result, or
+// "". A virtual machine has another kind of sandbox there (SPEC 1.1 §5).
+func SandboxOf(raw json.RawMessage, ifname string) string {
+	r, err := ParseResult(raw)
+	if err != nil {
+		return ""
+	}
+	for _, i := range r.Interfaces {
+		if i.Name == ifname && filepath.IsAbs(i.Sandbox) {
+			return i.Sandbox
+		}
+	}
+	return ""
 }
 
 // CanonicalMAC returns a hardware address as the kernel prints it. It returns "" for an invalid

@@ -120,7 +120,47 @@ func (c *Containerd) ImportPause() {
 // Import puts the images of an archive into the runtime, as from a registry.
 func (c *Containerd) Import(archive string) {
 	c.node.Helper()
-	c.node.Run(tool(c.node, filepath.Join(c.Version.dir, "ctr")), "-n", "k8s.io", "images", "import", archive)
+	c.Ctr("k8s.io", "images", "import", archive)
+}
+
+// Ctr runs containerd's own client in one of its namespaces: k8s.io is that of CRI.
+func (c *Containerd) Ctr(namespace string, args ...string) string {
+	c.node.Helper()
+	return c.node.Run(tool(c.node, filepath.Join(c.Version.dir, "ctr")), append([]string{"-n", namespace}, args...)...)
+}
+
+// RunContainer starts a container of the pause image outside of CRI, as nerdctl does, in the namespace
+// "default" and attached to the node's network. Its CNI container ID has that namespace before its own.
+func (c *Containerd) RunContainer(id string) (cniID string) {
+	c.node.Helper()
+	c.Ctr("default", "images", "import", filepath.Join(c.node.Dir, "pause.tar"))
+	c.Ctr("default", "run", "--detach", "--null-io", "--cni", "--cgroup", c.node.Cgroup()+"/"+id, PauseImage, id)
+	return "default-" + id
+}
+
+// KillContainer kills the first process of such a container. Nobody sends a DEL.
+func (c *Containerd) KillContainer(id string) {
+	c.node.Helper()
+	for line := range strings.Lines(c.Ctr("default", "tasks", "ls")) {
+		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == id {
+			c.node.Run("/bin/kill", "-KILL", fields[1])
+			return
+		}
+	}
+	c.node.Fatalf("no task of container %s", id)
+}
+
+// Forget has the runtime forget sandboxes that it has: their containers go from its store, and it is
+// started again. It makes no DEL for them.
+func (c *Containerd) Forget(ids ...string) {
+	c.node.Helper()
+	c.Ctr("k8s.io", append([]string{"containers", "rm"}, ids...)...)
+	if c.Version.Major > 1 { // keeps a sandbox apart from its container
+		c.Ctr("k8s.io", append([]string{"sandboxes", "rm", "--force"}, ids...)...)
+	}
+	c.Kill()
+	c.Start()
+	c.AwaitNetwork()
 }
 
 // Start starts the daemon, also again after Kill or a reboot, and waits until it answers.

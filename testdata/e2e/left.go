@@ -54,6 +54,9 @@ func (n *Node) veths() (count int) {
 	n.Helper()
 	n.do(func() error {
 		links, err := netlink.LinkList()
+		for errors.Is(err, netlink.ErrDumpInterrupted) { // one came or went meanwhile
+			links, err = netlink.LinkList()
+		}
 		for _, link := range links {
 			if link.Type() == "veth" && link.Attrs().Name != nodeLink {
 				count++

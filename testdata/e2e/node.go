@@ -53,6 +53,18 @@ var dataDirs = []string{"cni", "containerd", "containers", "kubelet", "etcd"}
 // NewNode makes a node that ends with the test.
 func NewNode(t testing.TB) *Node {
 	t.Helper()
+	return newNode(t, func() error { return nil })
+}
+
+// NewLongUpNode makes a node that has been up for more than an hour, see LongUp.
+func NewLongUpNode(t testing.TB) *Node {
+	t.Helper()
+	return newNode(t, LongUp)
+}
+
+// newNode makes a node. Its thread runs prepare first.
+func newNode(t testing.TB, prepare func() error) *Node {
+	t.Helper()
 	dir, lock := newDisk(t)
 	n := &Node{TB: t, Dir: dir, lock: lock, work: make(chan func()), pool: Network{}.pool(), netName: NetworkName}
 	if err := os.Mkdir(n.faultyDir(), 0o755); err != nil {
@@ -60,7 +72,7 @@ func NewNode(t testing.TB) *Node {
 	}
 	program := tool(t, "bin/pause")
 	ready := make(chan error)
-	go n.thread(program, ready)
+	go n.thread(prepare, program, ready)
 	t.Cleanup(n.close)
 	if err := <-ready; err != nil {
 		t.Fatalf("a node (which takes root): %v", err)
@@ -73,10 +85,14 @@ func NewNode(t testing.TB) *Node {
 // thread starts the first process and works in its namespaces until there is no more work. Then the
 // thread ends, and with it the first process (PDEATHSIG is bound to the thread), and with that all
 // processes and mounts of the node.
-func (n *Node) thread(program string, ready chan<- error) {
+func (n *Node) thread(prepare func() error, program string, ready chan<- error) {
 	// Never unlocked: no other goroutine may get a thread in other namespaces.
 	runtime.LockOSThread()
-	if err := n.start(program); err != nil {
+	err := prepare()
+	if err == nil {
+		err = n.start(program)
+	}
+	if err != nil {
 		ready <- err
 		return
 	}
