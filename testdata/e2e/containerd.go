@@ -117,10 +117,12 @@ func (c *Containerd) ImportPause() {
 	c.Import(archive)
 }
 
-// Import puts the images of an archive into the runtime, as from a registry.
-func (c *Containerd) Import(archive string) {
+// Import puts the images of an archive into the runtime, as from a registry. Flags are those of ctr
+// images import.
+func (c *Containerd) Import(archive string, flags ...string) {
 	c.node.Helper()
-	c.node.Run(tool(c.node, filepath.Join(c.Version.dir, "ctr")), "-n", "k8s.io", "images", "import", archive)
+	args := append([]string{"-n", "k8s.io", "images", "import"}, flags...)
+	c.node.Run(tool(c.node, filepath.Join(c.Version.dir, "ctr")), append(args, archive)...)
 }
 
 // Start starts the daemon, also again after Kill or a reboot, and waits until it answers.
