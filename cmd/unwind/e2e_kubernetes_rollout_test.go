@@ -50,12 +50,14 @@ func (i *installed) roll(step, agent, plugin string, helm ...string) {
 			i.Fatalf("after %d rounds of pods the agents are not all replaced: %s", rounds, out)
 		}
 	}
-	i.inTurn(before)
+	after := i.inTurn(before)
+	cells := []any{step}
 	for _, w := range i.workers {
 		i.runs(w, agent, plugin)
+		pod := after[w.NodeName]
+		cells = append(cells, fmt.Sprintf("%d × 3 pods, ready after %s", rounds, pod.ready.Sub(pod.created)))
 	}
-	text := fmt.Sprintf("%d × 3 pods", rounds)
-	i.table.Row(step, text, text, since(began))
+	i.table.Row(append(cells, since(began))...)
 }
 
 // keepNewer rolls back to an agent that may not replace a newer plugin.
@@ -143,10 +145,10 @@ func (i *installed) agents() map[string]agentPod {
 	return agents
 }
 
-// inTurn fails the test unless all agents were replaced, each after the one before it was ready.
-func (i *installed) inTurn(before map[string]agentPod) {
+// inTurn fails the test unless all agents were replaced, each after the one before it was ready. It returns those that are there now.
+func (i *installed) inTurn(before map[string]agentPod) (after map[string]agentPod) {
 	i.Helper()
-	after := i.agents()
+	after = i.agents()
 	for node, agent := range after {
 		if len(after) != len(i.workers) || agent.name == before[node].name {
 			i.Fatalf("the agents are %v, and were %v", after, before)
@@ -158,6 +160,7 @@ func (i *installed) inTurn(before map[string]agentPod) {
 			i.Errorf("%s came at %s, before %s was ready at %s", agent.name, agent.created, last.name, last.ready)
 		}
 	}
+	return after
 }
 
 // awaitRollout waits until all agents are replaced.
