@@ -61,8 +61,9 @@ SBOM_WRITER  := scripts/sbom
 # The full name of the agent's image, of which unwind:$(VERSION) is short. Not from the environment, where IMAGE may be another's.
 IMAGE = docker.io/library/unwind:$(VERSION)
 
-# Where make image puts it.
+# Where make image puts it, and make chart-archive the chart.
 IMAGE_ARCHIVE = dist/unwind-$(VERSION)-image.tar
+CHART_ARCHIVE = dist/unwind-$(VERSION:v%=%).tgz
 
 # The address of the repository, below which krew finds a release. None is known here: .invalid is nobody's (RFC 2606).
 SITE = https://unwind.invalid
@@ -92,6 +93,10 @@ E2E_STAMPS    := $(CONTAINERD_VERSIONS:%=$(E2E)/containerd-%/.built) $(E2E)/deb/
 HYPERKUBE          := testdata/e2e/hyperkube
 KUBERNETES_VERSION := $(shell sed -n 's|^require k8s.io/kubernetes ||p' $(HYPERKUBE)/go.mod)
 KUBERNETES_STAMP   := $(E2E)/kubernetes/.built-$(KUBERNETES_VERSION)
+
+# The helm command, of the version that tests the chart.
+HELM_VERSION := $(shell sed -n 's|^\thelm.sh/helm/v3 ||p' $(CHECK)/go.mod)
+HELM_STAMP   := $(E2E)/helm/.built-$(HELM_VERSION)
 
 # The tests that have several goroutines at work in one process.
 RACES := ^Test(Soak|.*OverSeam|TwoSweeps|Sweep.*|Pace.*|OneSweep.*|StatusSweeps|StatusOfDelegates|StatusMakesRoom|StatusDuringAdd|Lock.*|MovingQueue|OneThread.*|Kept|ServeIdle|Dedup.*|Agent.*|Run.*)$$
@@ -180,8 +185,8 @@ e2e: deps tools build e2e-tools ## run the end-to-end tests on real runtimes (as
 e2e-tools: $(E2E_STAMPS) faulty
 	CGO_ENABLED=0 go build -buildvcs=false -trimpath -o $(E2E)/bin/ ./testdata/e2e/pause ./testdata/faulty
 
-e2e-k8s: deps tools build e2e-tools e2e-now e2e-next $(KUBERNETES_STAMP) ## run the end-to-end tests on Kubernetes (as root); SHORT=1: not as long
-	UNWIND_E2E_SHORT=$(SHORT) CGO_ENABLED=0 go test -tags e2e -count=1 -timeout 60m -v -run Kubernetes ./cmd/unwind ./cmd/kubectl-unwind
+e2e-k8s: deps tools build e2e-tools e2e-now e2e-next $(KUBERNETES_STAMP) $(HELM_STAMP) ## run the end-to-end tests on Kubernetes (as root); SHORT=1: not as long
+	UNWIND_E2E_SHORT=$(SHORT) CGO_ENABLED=0 go test -tags e2e -p 1 -count=1 -timeout 60m -v -run Kubernetes ./cmd/unwind ./cmd/kubectl-unwind
 
 $(KUBERNETES_STAMP): $(wildcard $(HYPERKUBE)/*) | go
 	rm -rf $(@D) && mkdir -p $(@D)
@@ -189,11 +194,19 @@ $(KUBERNETES_STAMP): $(wildcard $(HYPERKUBE)/*) | go
 		-ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$(KUBERNETES_VERSION)" .
 	touch $@
 
-# Images of two versions, for an upgrade. The first has the name that scripts/deploy/daemonset.yaml has.
-e2e-now: IMAGE_OF = VERSION=v0.0.1 IMAGE=docker.io/library/unwind:dev
-e2e-next: IMAGE_OF = VERSION=v0.0.2 IMAGE=docker.io/library/unwind:next
-e2e-now e2e-next: e2e-%: go
-	$(MAKE) image $(IMAGE_OF) IMAGE_ARCHIVE=$(E2E)/image-$*.tar
+# Two minutes of two cores, the first time.
+$(HELM_STAMP): | go
+	rm -rf $(@D) && mkdir -p $(@D)
+	GOBIN=$(@D) CGO_ENABLED=0 go install -buildvcs=false -trimpath -ldflags "-s -w" helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)
+	touch $@
+
+# Two untagged builds, for an upgrade: the image that the chart and daemonset.yaml name, and the next one with its chart, as a
+# release has them.
+e2e-now: go
+	$(MAKE) image VERSION=v0.0.0-20260101000000-000000000001 IMAGE=docker.io/library/unwind:dev IMAGE_ARCHIVE=$(E2E)/image-now.tar
+e2e-next: go
+	$(MAKE) image chart-archive VERSION=v0.0.0-20260102000000-000000000002 IMAGE=docker.io/library/unwind:next \
+		IMAGE_ARCHIVE=$(E2E)/image-next.tar CHART_ARCHIVE=$(E2E)/chart-next.tgz
 
 # A module of its own: go install refuses a version whose go.mod has exclude or replace lines.
 $(E2E)/containerd-%/.built: MODULE = github.com/containerd/containerd$(if $(filter v1.%,$*),,/v2)
@@ -352,7 +365,7 @@ chart-archive: go
 		sed -i "s|^  repository: .*|  repository: $${image%:*}|; s|^  tag: .*|  tag: $${image##*:}|; s|^  digest: .*|  digest: $$digest|" \
 		dist/$(NAME)/values.yaml
 	$(PACK)
-	mv dist/$(NAME).tar.gz dist/$(NAME)-$(VERSION:v%=%).tgz
+	mv dist/$(NAME).tar.gz $(CHART_ARCHIVE)
 
 release-check: go ## build the release of what is committed twice, in two folders and without a cache; compare both, and test one
 	@set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; trap 'exit 1' INT TERM; \

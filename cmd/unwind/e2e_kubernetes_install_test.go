@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,22 +16,14 @@ import (
 	"cni-unwind/testdata/e2e"
 )
 
-// images of the agent, of this version and of the next, as make image names them for the Makefile's e2e-now and e2e-next.
-const (
-	imageNow  = "docker.io/library/unwind:dev"
-	imageNext = "docker.io/library/unwind:next"
-
-	versionNow, versionNext = "v0.0.1", "v0.0.2"
-)
-
 const (
 	ownConflist      = e2e.ConfDir + "/00-unwind.json"
 	providerConflist = e2e.ConfDir + "/10-podnet.conflist"
 )
 
-// TestKubernetesInstall: unwind comes to a cluster beside networks with pods, as README says it: a bridge's, and one of kindnet's
-// shape. It is replaced by the next version and back, switched off and on, and uninstalled, all with pods that come, stay and go.
-// In the end nothing is left.
+// TestKubernetesInstall: the chart brings unwind to a cluster beside networks with pods: a bridge's, and one of kindnet's shape. Helm
+// replaces an untagged build by the next one, and back. Unwind is switched off, which agents and nodes that start anew leave so, and
+// on, and uninstalled, all with pods that come, stay and go. In the end nothing is left.
 func TestKubernetesInstall(t *testing.T) {
 	table := e2e.NewSteps(t, "Installation on Kubernetes", "STEP", "BRIDGE", "KINDNET'S SHAPE", "TOOK")
 	c := e2e.NewCluster(t)
@@ -46,21 +39,26 @@ func TestKubernetesInstall(t *testing.T) {
 	for _, w := range i.workers {
 		removeFile(t, w.File(e2e.PluginDir, "unwind"))
 		w.Runtime.Import(e2e.Path(t, ".tools/e2e/image-now.tar"))
-		w.Runtime.Import(e2e.Path(t, ".tools/e2e/image-next.tar"))
+		w.Runtime.Import(e2e.Path(t, ".tools/e2e/image-next.tar"), "--local", "--digests", "--base-name=docker.io/library/unwind")
 		providers[w] = contents(t, w, providerConflist)
 	}
 
+	t.Cleanup(i.logAgents)
 	i.pods("before")
-	i.apply()
+	i.install()
 	i.pods("through")
 	i.allNodes()
-	i.rollTo("to the next version, with pods that come and go", imageNext, versionNext)
-	i.rollTo("… and back, which the plugin follows", imageNow, versionNow)
-	i.each("the pod is older than the installation is deleted", func(w *e2e.Worker) string { return i.deleted(w, "before-0") })
-	i.each("rm 00-unwind.json", i.switchOff)
+	i.roll("helm upgrade to the next build, by its digest", next, next, "upgrade", "unwind", nextChart(t))
+	i.roll("helm rollback, which the plugin follows", now, now, "rollback", "unwind", "1")
+	if !e2e.Short() {
+		i.keepNewer()
+	}
+	i.each("a pod from before the install is deleted", func(w *e2e.Worker) string { return i.deleted(w, "before-0") })
+	i.each("bridge: kubectl unwind off; kindnet: rm 00-unwind.json", i.switchOff)
 	i.restart()
 	i.pods("off")
 	i.each("a pod of unwind's is deleted meanwhile", func(w *e2e.Worker) string { return i.deleted(w, "through-0") })
+	i.each("reboot", i.reboot)
 	i.each("kubectl unwind on", i.switchOn)
 	i.pods("again")
 	i.each("a pod from meanwhile is deleted", func(w *e2e.Worker) string { return i.deleted(w, "off-0") })
@@ -123,21 +121,19 @@ func (i *installed) inUse(w *e2e.Worker, want bool) string {
 // agent runs unwindctl in a worker's agent, on the worker.
 func (i *installed) agent(w *e2e.Worker, args ...string) string {
 	i.Helper()
-	pod := i.cluster.Kubectl("-n", "kube-system", "get", "pods", "--selector=app.kubernetes.io/name=unwind",
-		"--field-selector=status.phase=Running,spec.nodeName="+w.NodeName, "-o", "name")
-	return i.cluster.Kubectl(append([]string{"-n", "kube-system", "exec", strings.TrimSpace(pod), "--", "/unwindctl", "--host"}, args...)...)
+	return i.cluster.Kubectl(append([]string{"-n", "kube-system", "exec", i.agents()[w.NodeName].name, "--", "/unwindctl", "--host"}, args...)...)
 }
 
-func (i *installed) apply() {
+func (i *installed) install() {
 	i.Helper()
-	applied := false
-	i.each("kubectl apply -f daemonset.yaml, doctor", func(w *e2e.Worker) string {
-		if !applied {
-			i.cluster.Kubectl("apply", "-f", e2e.Path(i, "scripts/deploy/daemonset.yaml"))
-			i.cluster.Kubectl("-n", "kube-system", "rollout", "status", "ds/unwind", "--timeout=120s")
-			applied = true
+	done := false
+	i.each("helm install, doctor", func(w *e2e.Worker) string {
+		if !done {
+			i.cluster.Helm("install", "unwind", e2e.Path(i, "scripts/deploy/helm/unwind"), "--wait", "--timeout=2m")
+			done = true
 		}
 		i.inUse(w, true)
+		i.runs(w, now, now)
 		said := strings.Split(strings.TrimSpace(i.agent(w, "doctor")), "\n")
 		return said[len(said)-1]
 	})
@@ -174,45 +170,6 @@ func (i *installed) allNodes() {
 	i.table.Row(append(cells, since(began))...)
 }
 
-// rollTo replaces the agents' image, one after the other, while pods come and go.
-func (i *installed) rollTo(step, image, version string) {
-	i.Helper()
-	began := time.Now()
-	i.cluster.Kubectl("-n", "kube-system", "set", "image", "ds/unwind", "agent="+image)
-	rounds, least := 0, 3
-	if e2e.Short() {
-		least = 1
-	}
-	for done := false; !done; rounds++ {
-		for _, w := range i.workers {
-			w.RunPods("rolling", 3)
-		}
-		for _, w := range i.workers {
-			mustBeReady(i.T, w, "rolling", 3)
-			checkAddresses(i.T, w)
-			w.DeletePods("pod", "--selector=app=rolling")
-		}
-		out, err := i.cluster.TryKubectl("-n", "kube-system", "rollout", "status", "ds/unwind", "--watch=false")
-		done = err == nil && rounds+1 >= least && strings.Contains(out, "successfully rolled out")
-		for _, w := range i.workers {
-			done = done && i.version(w) == version
-		}
-		if rounds > 30 {
-			i.Fatalf("after %d rounds of pods the new version is not on all nodes: %s", rounds, out)
-		}
-	}
-	text := fmt.Sprintf("%d × 3 pods", rounds)
-	i.table.Row(step, text, text, since(began))
-}
-
-// version is that of the plugin which the runtime calls, as it says of itself.
-func (i *installed) version(w *e2e.Worker) string {
-	i.Helper()
-	_, about, _ := w.Try(e2e.PluginDir + "/unwind")
-	about, _, _ = strings.Cut(about, ":")
-	return strings.TrimPrefix(about, "CNI plugin unwind ")
-}
-
 func (i *installed) deleted(w *e2e.Worker, pod string) string {
 	i.Helper()
 	w.DeletePods("pod", pod)
@@ -224,29 +181,62 @@ func (i *installed) deleted(w *e2e.Worker, pod string) string {
 	return "its address is free"
 }
 
-// switchOff removes unwind's conflist. The agent runs, and leaves it so.
+// switchOff switches unwind off on one worker, and on the other removes its conflist by hand. The agents run, and leave it so.
 func (i *installed) switchOff(w *e2e.Worker) string {
 	i.Helper()
-	removeFile(i.T, w.File(ownConflist))
+	if w == i.workers[0] {
+		i.unwind(w, "off", "unwind has been switched off since")
+	} else {
+		removeFile(i.T, w.File(ownConflist))
+	}
 	return i.inUse(w, false)
 }
 
-// restart starts all agents anew, which leave unwind off, and say by whom.
+// restart starts all agents anew.
 func (i *installed) restart() {
 	i.Helper()
 	began := time.Now()
 	i.cluster.Kubectl("-n", "kube-system", "rollout", "restart", "ds/unwind")
-	i.cluster.Kubectl("-n", "kube-system", "rollout", "status", "ds/unwind", "--timeout=120s")
-	table, _, _ := i.cluster.KubectlUnwind("doctor", "-o", "wide")
-	for _, w := range i.workers {
-		if _, err := os.Lstat(w.File(ownConflist)); err == nil {
-			i.Errorf("%s: an agent has written the conflist again", w.NodeName)
-		}
-		if off := contents(i.T, w, "/var/lib/cni/unwind/off"); off != "rm "+ownConflist+"\n" || !strings.Contains(table, "by rm "+ownConflist) {
-			i.Errorf("%s: off by %q\n%s", w.NodeName, off, table)
+	i.awaitRollout()
+	i.table.Row("the agents are started anew", i.staysOff(i.workers[0]), i.staysOff(i.workers[1]), since(began))
+}
+
+// reboot takes a worker's power, and starts it again. All its pods come back, and its agent leaves unwind off.
+func (i *installed) reboot(w *e2e.Worker) string {
+	i.Helper()
+	w.Restart()
+	e2e.Eventually(i, podTime, w.NodeName+": the agent answers", func() bool {
+		_, err := i.ask(w, "readyz")
+		return err == nil
+	})
+	e2e.Eventually(i, podTime, w.NodeName+": the pods are back", func() bool {
+		pods, reserved := w.Pods(""), w.Reserved()
+		return len(reserved) == len(pods) && w.Left().Veths == len(pods) &&
+			!slices.ContainsFunc(pods, func(pod e2e.KubePod) bool { return !pod.Ready || reserved[pod.IP] == "" })
+	})
+	checkAddresses(i.T, w)
+	return i.staysOff(w)
+}
+
+// staysOff fails the test unless unwind is off on a worker, and who has switched it off is on record.
+func (i *installed) staysOff(w *e2e.Worker) string {
+	i.Helper()
+	by := "kubectl unwind off of "
+	if w != i.workers[0] {
+		by = "rm " + ownConflist
+	}
+	if _, err := os.Lstat(w.File(ownConflist)); err == nil {
+		i.Errorf("%s: an agent has written the conflist again", w.NodeName)
+	}
+	table, _, _ := i.cluster.KubectlUnwind("doctor", "-o", "wide", "--nodes", w.NodeName)
+	readyz, err := i.ask(w, "readyz")
+	marker, err2 := os.ReadFile(w.File("/var/lib/cni/unwind/off"))
+	for where, text := range map[string]string{"marker": string(marker), "doctor": table, "/readyz": readyz} {
+		if !strings.Contains(text, by) {
+			i.Errorf("%s: %s does not say that unwind is off by %q: %q (%v, %v)", w.NodeName, where, by, text, err, err2)
 		}
 	}
-	i.table.Row("the agents are started anew", "off, on record", "off, on record", since(began))
+	return "off, on record"
 }
 
 // unwind runs kubectl unwind on one node, which has to say a text.
@@ -272,7 +262,7 @@ func (i *installed) uninstall(w *e2e.Worker) string {
 	return said + "; " + i.inUse(w, false)
 }
 
-// remove deletes the DaemonSet, in whose time nobody has switched unwind on again.
+// remove uninstalls the chart, in whose time nobody has switched unwind on again.
 func (i *installed) remove() {
 	i.Helper()
 	for _, w := range i.workers {
@@ -283,7 +273,7 @@ func (i *installed) remove() {
 			i.Errorf("%s: no unwindctl for a runbook: %v", w.NodeName, err)
 		}
 	}
-	i.cluster.Kubectl("delete", "-f", e2e.Path(i, "scripts/deploy/daemonset.yaml"), "--timeout=120s")
+	i.cluster.Helm("uninstall", "unwind", "--wait", "--timeout=2m")
 }
 
 // empty deletes all pods, which the provider's chain alone then releases.

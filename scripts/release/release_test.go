@@ -48,7 +48,8 @@ func TestNotes(t *testing.T) {
 }
 
 // TestWorkflows: what a workflow uses is named by a commit, which cannot change; a job has no rights
-// but to read, unless it says so; and no registry is named.
+// but to read, unless it says so, and then it builds nothing; no step finds a token in .git; and no
+// registry is named.
 func TestWorkflows(t *testing.T) {
 	t.Parallel()
 	files, _ := filepath.Glob("../../.github/workflows/*.yml")
@@ -71,10 +72,60 @@ func TestWorkflows(t *testing.T) {
 		if host := registry.Find(data); host != nil {
 			t.Errorf("%s: %s", file, host)
 		}
-		var workflow struct{ Permissions map[string]string }
+		var workflow struct {
+			Permissions map[string]string
+			Jobs        map[string]struct {
+				Permissions map[string]string
+				Steps       []struct {
+					Uses, Run string
+					With      map[string]any
+				}
+			}
+		}
 		if err := yaml.Unmarshal(data, &workflow); err != nil || len(workflow.Permissions) != 1 ||
 			workflow.Permissions["contents"] != "read" {
 			t.Errorf("%s: permissions %v, %v", file, workflow.Permissions, err)
+		}
+		for name, job := range workflow.Jobs {
+			for _, step := range job.Steps {
+				if job.Permissions != nil && strings.Contains(step.Run, "make ") {
+					t.Errorf("%s: %s may write, and runs\n%s", file, name, step.Run)
+				}
+				if strings.HasPrefix(step.Uses, "actions/checkout@") && step.With["persist-credentials"] != false {
+					t.Errorf("%s: %s leaves its token in .git", file, name)
+				}
+			}
+		}
+	}
+}
+
+// TestTag: the release workflow's first step takes the tags that are semantic versions, which have
+// nothing that a shell or make would run, and refuses others.
+func TestTag(t *testing.T) {
+	t.Parallel()
+	data, err := os.ReadFile("../../.github/workflows/release.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var workflow struct {
+		Jobs struct {
+			Build struct{ Steps []struct{ Name, Run string } }
+		}
+	}
+	if err := yaml.Unmarshal(data, &workflow); err != nil || len(workflow.Jobs.Build.Steps) == 0 ||
+		workflow.Jobs.Build.Steps[0].Name != "check the tag" {
+		t.Fatalf("%v: %+v", err, workflow)
+	}
+	for tag, want := range map[string]bool{
+		"v1.2.3": true, "v0.10.0": true, "v1.0.0-rc.1": true, "v1.0.0-alpha-2": true,
+		"v01.2.3": false, "v1.2": false, "v1.2.3-": false, "v1.2.3-rc..1": false, "v1.2.3+build": false, "v1.2.3-rc/1": false,
+		"v1.2.3-;id": false, "v1.2.3-$(id)": false, "v1.2.3-`id`": false, "v1.2.3\nid": false, "v1.2.3-é": false,
+	} {
+		cmd := exec.Command("bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", workflow.Jobs.Build.Steps[0].Run)
+		cmd.Env = append(os.Environ(), "LC_ALL=C.UTF-8", "VERSION="+tag)
+		out, err := cmd.CombinedOutput()
+		if (err == nil) != want || want != (len(out) == 0) {
+			t.Errorf("%q: %v, %s", tag, err, out)
 		}
 	}
 }

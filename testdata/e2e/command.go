@@ -14,8 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// commandTimeout bounds a command on a node; DELs and sweeps are slow while plugins fail.
-const commandTimeout = 2 * time.Minute
+// commandTimeout bounds a command on a node; DELs and sweeps are slow while plugins fail. It is longer
+// than what kubectl is given with --timeout, so that kubectl can say what it waits for.
+const commandTimeout = 150 * time.Second
 
 // File returns the path of a node's file as seen from outside the node.
 func (n *Node) File(path ...string) string {

@@ -117,10 +117,12 @@ func (c *Containerd) ImportPause() {
 	c.Import(archive)
 }
 
-// Import puts the images of an archive into the runtime, as from a registry.
-func (c *Containerd) Import(archive string) {
+// Import puts the images of an archive into the runtime, as from a registry. Flags are those of ctr
+// images import.
+func (c *Containerd) Import(archive string, flags ...string) {
 	c.node.Helper()
-	c.Ctr("k8s.io", "images", "import", archive)
+	args := append([]string{"images", "import"}, flags...)
+	c.Ctr("k8s.io", append(args, archive)...)
 }
 
 // Ctr runs containerd's own client in one of its namespaces: k8s.io is that of CRI.

@@ -241,9 +241,26 @@ func (c *Cluster) TryKubectl(args ...string) (string, error) {
 // PATH.
 func (c *Cluster) KubectlUnwind(args ...string) (stdout, stderr string, err error) {
 	c.Helper()
+	env := c.KubectlEnv()
+	return c.run(env, filepath.Join(c.control.Dir, "bin/kubectl"), append([]string{"unwind"}, args...)...)
+}
+
+// Helm runs helm as the cluster's administrator, for releases in kube-system, and fails the test if it
+// fails.
+func (c *Cluster) Helm(args ...string) string {
+	c.Helper()
+	out, stderr, err := c.run(c.KubectlEnv(), tool(c, "helm/helm"), append(args, "--namespace=kube-system")...)
+	if err != nil {
+		c.Fatalf("helm %s: %v\n%s%s", strings.Join(args, " "), err, out, stderr)
+	}
+	return out
+}
+
+// run runs a program of the cluster's administrator.
+func (c *Cluster) run(env []string, program string, args ...string) (stdout, stderr string, err error) {
 	var out, errs strings.Builder
-	cmd := exec.Command(filepath.Join(c.control.Dir, "bin/kubectl"), append([]string{"unwind"}, args...)...)
-	cmd.Env = c.KubectlEnv()
+	cmd := exec.Command(program, args...)
+	cmd.Env = env
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err = c.control.Start(cmd); err == nil {
 		err = cmd.Wait()
@@ -252,7 +269,7 @@ func (c *Cluster) KubectlUnwind(args ...string) (stdout, stderr string, err erro
 }
 
 // KubectlEnv is the environment of the cluster's administrator, who has in PATH kubectl, kubectl-unwind
-// and the ctr of the newest containerd.
+// and the ctr of the newest containerd, and a home on the disk of the control plane.
 func (c *Cluster) KubectlEnv() []string {
 	c.Helper()
 	shim := filepath.Join(c.control.Dir, "bin/kubectl")
@@ -263,8 +280,7 @@ func (c *Cluster) KubectlEnv() []string {
 	}
 	path := []string{filepath.Dir(shim), filepath.Dir(Path(c, "bin/kubectl-unwind")),
 		tool(c, Containerds(c)[0].dir), "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
-	return []string{"PATH=" + strings.Join(path, ":"), "KUBECONFIG=" + kubeconfigPath,
-		"KUBECACHEDIR=" + filepath.Join(c.control.Dir, "kubectl")}
+	return []string{"PATH=" + strings.Join(path, ":"), "KUBECONFIG=" + kubeconfigPath, "HOME=" + c.control.Dir}
 }
 
 // daemon is a program that runs until it is stopped or its node ends.

@@ -78,7 +78,7 @@ func render(values map[string]any) ([]byte, error) {
 }
 
 func renderChart(chart *chart.Chart, values map[string]any) ([]byte, error) {
-	return renderAs(chart, "unwind", values)
+	return renderAs(chart, "unwind", "kube-system", values)
 }
 
 // renderIn returns the files of a release.
@@ -91,8 +91,8 @@ func renderIn(chart *chart.Chart, name, namespace string, values map[string]any)
 	return engine.Render(chart, all)
 }
 
-func renderAs(chart *chart.Chart, release string, values map[string]any) ([]byte, error) {
-	files, err := renderIn(chart, release, "kube-system", values)
+func renderAs(chart *chart.Chart, release, namespace string, values map[string]any) ([]byte, error) {
+	files, err := renderIn(chart, release, namespace, values)
 	if err != nil {
 		return nil, err
 	}
@@ -249,31 +249,43 @@ func TestChartEvents(t *testing.T) {
 	}
 }
 
-// TestChartNames: two releases share no name, and kubectl unwind finds the agents of each. Nothing is
-// pulled that no registry has.
+// TestChartNames: two releases share no name, also not outside of their namespaces, and kubectl unwind
+// finds the agents of each. Nothing is pulled that no registry has.
 func TestChartNames(t *testing.T) {
 	t.Parallel()
-	for release, name := range map[string]string{"unwind": "unwind", "my-unwind": "my-unwind", "prod": "prod-unwind"} {
+	seen := map[string]bool{}
+	for _, at := range [][3]string{{"unwind", "kube-system", "unwind"}, {"unwind", "net", "unwind"},
+		{"my-unwind", "net", "my-unwind"}, {"prod", "kube-system", "prod-unwind"}, {"unwind", "a-unwind", "unwind"},
+		{"unwind-a", "unwind", "unwind-a"}} {
+		release, namespace, name := at[0], at[1], at[2]
 		chart, err := loader.Load(chartDir)
 		if err != nil {
 			t.Fatal(err)
 		}
-		text, err := renderAs(chart, release, everything(t))
+		text, err := renderAs(chart, release, namespace, everything(t))
 		if err != nil {
 			t.Fatal(err)
 		}
 		for kind, object := range objects(t, text) {
 			o := object.(meta.Object)
-			labels := o.GetLabels()
-			if o.GetName() != name || labels["app.kubernetes.io/name"] != "unwind" || labels["app.kubernetes.io/instance"] != release {
-				t.Errorf("%s, %s: %s, %v", release, kind, o.GetName(), labels)
+			labels, want := o.GetLabels(), name
+			if o.GetNamespace() == "" {
+				want = namespace + ":" + name
+			}
+			unique := strings.Join([]string{kind, o.GetNamespace(), o.GetName()}, " ")
+			if seen[unique] {
+				t.Errorf("%s in %s: another release has %s, too", release, namespace, unique)
+			}
+			seen[unique] = true
+			if o.GetName() != want || o.GetNamespace() != "" && o.GetNamespace() != namespace || labels["app.kubernetes.io/name"] != "unwind" || labels["app.kubernetes.io/instance"] != release {
+				t.Errorf("%s in %s: %s: %s, %v", release, namespace, kind, o.GetName(), labels)
 			}
 			set, is := object.(*apps.DaemonSet)
 			if !is {
 				continue
 			}
-			want := map[string]string{"app.kubernetes.io/name": "unwind", "app.kubernetes.io/instance": release}
-			if diff := cmp.Diff(want, set.Spec.Selector.MatchLabels); diff != "" || set.Spec.Template.Spec.ServiceAccountName != name {
+			selector := map[string]string{"app.kubernetes.io/name": "unwind", "app.kubernetes.io/instance": release}
+			if diff := cmp.Diff(selector, set.Spec.Selector.MatchLabels); diff != "" || set.Spec.Template.Spec.ServiceAccountName != name {
 				t.Errorf("%s: %s", release, diff)
 			}
 		}

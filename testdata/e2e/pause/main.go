@@ -4,7 +4,7 @@
 // "pause node" is the first process of new mount and PID namespaces, and shows their processes in
 // /proc. On SIGUSR1 it moves into a new network namespace, so that nothing of the old one is left
 // once the other processes in it are gone: a test sends it to reboot a node. "pause kill-all" kills
-// all other processes that it sees except the first.
+// all other processes that it sees except the first, and returns when they are gone.
 package main
 
 import (
@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -24,7 +25,7 @@ func main() {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
 		case "kill-all":
-			exitOn(unix.Kill(-1, unix.SIGKILL))
+			exitOn(killAll())
 			return
 		case "node":
 			exitOn(mountProc())
@@ -42,6 +43,21 @@ func main() {
 		default:
 			return
 		}
+	}
+}
+
+// killAll kills until nothing is left: on a busy machine a process is there for some time after its
+// kill, with its cgroup, its sockets and its locks.
+func killAll() error {
+	for {
+		err := unix.Kill(-1, unix.SIGKILL)
+		if err == unix.ESRCH { // kill(2): no other process
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		time.Sleep(10 * time.Millisecond)
 	}
 }
 

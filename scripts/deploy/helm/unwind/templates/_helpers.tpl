@@ -3,6 +3,11 @@
 {{- ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) (contains .Chart.Name .Release.Name) | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
+{{/* The name of the objects outside of namespaces: releases of the same name in two namespaces need different ones. */}}
+{{- define "unwind.clusterName" -}}
+{{ .Release.Namespace }}:{{ include "unwind.fullname" . }}
+{{- end }}
+
 {{/* The labels that select the agents of a release. kubectl unwind selects by the first. */}}
 {{- define "unwind.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}

@@ -1,0 +1,186 @@
+//go:build e2e
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"cni-unwind/testdata/e2e"
+)
+
+// now and next are untagged builds, as the Makefile's e2e-now and e2e-next make them: the chart of the repository runs the first, and
+// the chart of the release, by its digest, the second.
+const (
+	now  = "v0.0.0-20260101000000-000000000001"
+	next = "v0.0.0-20260102000000-000000000002"
+)
+
+func nextChart(t *testing.T) string {
+	t.Helper()
+	return e2e.Path(t, ".tools/e2e/chart-next.tgz")
+}
+
+// roll has Helm replace the agents while pods come and go. Then each node has the agent and the plugin of a version.
+func (i *installed) roll(step, agent, plugin string, helm ...string) {
+	i.Helper()
+	began, before := time.Now(), i.agents()
+	i.cluster.Helm(helm...)
+	rounds, least := 0, 3
+	if e2e.Short() {
+		least = 1
+	}
+	for done := false; !done; rounds++ {
+		for _, w := range i.workers {
+			w.RunPods("rolling", 3)
+		}
+		for _, w := range i.workers {
+			mustBeReady(i.T, w, "rolling", 3)
+			checkAddresses(i.T, w)
+			w.DeletePods("pod", "--selector=app=rolling")
+		}
+		out := i.cluster.Kubectl("-n", "kube-system", "rollout", "status", "ds/unwind", "--watch=false")
+		done = rounds+1 >= least && strings.Contains(out, "successfully rolled out")
+		if rounds > 30 {
+			i.Fatalf("after %d rounds of pods the agents are not all replaced: %s", rounds, out)
+		}
+	}
+	after := i.inTurn(before)
+	cells := []any{step}
+	for _, w := range i.workers {
+		i.runs(w, agent, plugin)
+		pod := after[w.NodeName]
+		cells = append(cells, fmt.Sprintf("%d × 3 pods, ready after %s", rounds, pod.ready.Sub(pod.created)))
+	}
+	i.table.Row(append(cells, since(began))...)
+}
+
+// keepNewer rolls back to an agent that may not replace a newer plugin.
+func (i *installed) keepNewer() {
+	i.Helper()
+	i.roll("allowDowngrade: false", now, now, "upgrade", "unwind", e2e.Path(i, "scripts/deploy/helm/unwind"), "--set=allowDowngrade=false")
+	i.roll("… helm upgrade", next, next, "upgrade", "unwind", nextChart(i.T))
+	i.roll("… helm rollback, which leaves the newer plugin", now, next, "rollback", "unwind", "4")
+	i.roll("… helm rollback to allowDowngrade: true", now, now, "rollback", "unwind", "3")
+}
+
+// runs fails the test unless a node has the agent and the plugin of a version, and says so wherever an operator looks.
+func (i *installed) runs(w *e2e.Worker, agent, plugin string) {
+	i.Helper()
+	ready := "ok\n"
+	if agent != plugin {
+		ready = fmt.Sprintf("ok\n%s/unwind (%s) is newer than this agent's (%s): --allow-downgrade replaces it\n", e2e.PluginDir, plugin, agent)
+	}
+	readyz, err := i.ask(w, "readyz")
+	if err != nil || readyz != ready {
+		i.Errorf("%s: /readyz: %v, %q, want %q", w.NodeName, err, readyz, ready)
+	}
+	metrics, err := i.ask(w, "metrics")
+	for name, version := range map[string]string{"unwind_build_info{": agent, "unwind_plugin_info{": plugin} {
+		_, line, _ := strings.Cut(metrics, "\n"+name)
+		line, _, _ = strings.Cut(line, "\n")
+		if !strings.HasSuffix(line, fmt.Sprintf("version=%q} 1", version)) {
+			i.Errorf("%s: /metrics: %v, no %s with %s", w.NodeName, err, name, version)
+		}
+	}
+	_, about, _ := w.Try(e2e.PluginDir + "/unwind")
+	if !strings.HasPrefix(about, "CNI plugin unwind "+plugin+":") {
+		i.Errorf("%s: the plugin of the runtime says %q, want %s", w.NodeName, about, plugin)
+	}
+	table, _, _ := i.cluster.KubectlUnwind("doctor", "--nodes", w.NodeName)
+	header, rest, _ := strings.Cut(table, "\n")
+	column := slices.Index(strings.Fields(header), "VERSION")
+	if row := strings.Fields(rest); column < 0 || len(row) <= column || row[column] != plugin {
+		i.Errorf("%s: no %s in the column VERSION of kubectl unwind doctor:\n%s", w.NodeName, plugin, table)
+	}
+}
+
+// agentPod is the pod of an agent.
+type agentPod struct {
+	name           string
+	created, ready time.Time
+}
+
+// agents returns the agents' pods by node, without those that end.
+func (i *installed) agents() map[string]agentPod {
+	i.Helper()
+	var list struct {
+		Items []struct {
+			Metadata struct {
+				Name              string
+				CreationTimestamp time.Time
+				DeletionTimestamp *time.Time
+			}
+			Spec   struct{ NodeName string }
+			Status struct {
+				Conditions []struct {
+					Type               string
+					LastTransitionTime time.Time
+				}
+			}
+		}
+	}
+	out := i.cluster.Kubectl("get", "--raw", "/api/v1/namespaces/kube-system/pods?labelSelector=app.kubernetes.io/name=unwind")
+	if err := json.Unmarshal([]byte(out), &list); err != nil {
+		i.Fatal(err)
+	}
+	agents := map[string]agentPod{}
+	for _, p := range list.Items {
+		if p.Metadata.DeletionTimestamp != nil {
+			continue
+		}
+		agent := agentPod{name: p.Metadata.Name, created: p.Metadata.CreationTimestamp}
+		for _, c := range p.Status.Conditions {
+			if c.Type == "Ready" {
+				agent.ready = c.LastTransitionTime
+			}
+		}
+		agents[p.Spec.NodeName] = agent
+	}
+	return agents
+}
+
+// inTurn fails the test unless all agents were replaced, each after the one before it was ready. It returns those that are there now.
+func (i *installed) inTurn(before map[string]agentPod) (after map[string]agentPod) {
+	i.Helper()
+	after = i.agents()
+	for node, agent := range after {
+		if len(after) != len(i.workers) || agent.name == before[node].name {
+			i.Fatalf("the agents are %v, and were %v", after, before)
+		}
+	}
+	turns := slices.SortedFunc(maps.Values(after), func(a, b agentPod) int { return a.created.Compare(b.created) })
+	for n, agent := range turns[1:] {
+		if last := turns[n]; agent.created.Before(last.ready) {
+			i.Errorf("%s came at %s, before %s was ready at %s", agent.name, agent.created, last.name, last.ready)
+		}
+	}
+	return after
+}
+
+// awaitRollout waits until all agents are replaced.
+func (i *installed) awaitRollout() {
+	i.Helper()
+	i.cluster.Kubectl("-n", "kube-system", "rollout", "status", "ds/unwind", "--timeout=2m")
+}
+
+// ask returns what the agent of a worker answers.
+func (i *installed) ask(w *e2e.Worker, path string) (string, error) {
+	i.Helper()
+	return i.cluster.TryKubectl("get", "--raw", "/api/v1/namespaces/kube-system/pods/"+i.agents()[w.NodeName].name+":9469/proxy/"+path)
+}
+
+// logAgents logs what the agents said, if the test has failed.
+func (i *installed) logAgents() {
+	if !i.Failed() {
+		return
+	}
+	pods, err := i.cluster.TryKubectl("-n", "kube-system", "get", "pods", "-o", "wide")
+	logs, err2 := i.cluster.TryKubectl("-n", "kube-system", "logs", "--selector=app.kubernetes.io/name=unwind", "--prefix", "--tail=30")
+	i.Logf("agents: %v, %v\n%s%s", err, err2, pods, logs)
+}
