@@ -5,8 +5,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/doctor"
-	"cni-unwind/cmd/unwindctl/internal/term"
 )
 
 // examined is the exit code of a report with findings. The report has said everything.

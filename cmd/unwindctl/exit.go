@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 
-	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/cmd/internal/term"
 )
 
 // The exit codes. doctor has two more.

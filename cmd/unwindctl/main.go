@@ -4,11 +4,11 @@
 // This package has the command lines, one file a command. The packages below internal do the work.
 // Each uses only packages above it in this list:
 //
-//	term     texts, tables, formats, usage errors, hints
+//	term     texts, tables, formats, usage errors, hints; in cmd/internal
 //	durable  files that are replaced and removed for good
 //	node     the runtimes of a node, and where each keeps what
 //	wrap     a chain moved into unwind's entry, and back
-//	inspect  attachments and pools, and sentences about them
+//	inspect  attachments and pools, sentences about them, and hints
 //	install  the plan of an install, and how it is carried out
 //	doctor   what is wrong on a node
 //	metrics  for Prometheus
@@ -26,8 +26,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/install"
-	"cni-unwind/cmd/unwindctl/internal/term"
 )
 
 // init keeps the main thread for this goroutine. Other processes see the namespaces of that thread
@@ -41,7 +42,7 @@ func main() {
 	err := rootCommand().ExecuteContext(ctx)
 	if err != nil && err.Error() != "" {
 		fmt.Fprintf(os.Stderr, "error: %s\n", strings.ReplaceAll(err.Error(), "\n", "\nerror: "))
-		if hint := term.HintFor(err); hint != "" {
+		if hint := inspect.HintFor(err); hint != "" {
 			fmt.Fprintf(os.Stderr, "hint: %s\n", hint)
 		}
 	}

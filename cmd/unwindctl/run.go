@@ -5,8 +5,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/agent"
-	"cni-unwind/cmd/unwindctl/internal/term"
 )
 
 func runCommand() *cobra.Command {

@@ -7,8 +7,8 @@ import (
 	"io"
 	"text/tabwriter"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/install"
-	"cni-unwind/cmd/unwindctl/internal/term"
 )
 
 // Severity says how much a check matters.

@@ -10,8 +10,8 @@ import (
 	"os"
 	"strings"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/probe"
-	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin"
@@ -115,7 +115,7 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 		}
 		names = append(names, name)
 		t.Add(f.Network, term.OrDash(term.Short(f.ContainerID, format)), term.OrDash(f.IfName),
-			term.PodName(&f.Pod), term.OrDash(string(f.State)), word, why)
+			podName(&f.Pod), term.OrDash(string(f.State)), word, why)
 	}
 	if format == term.Name {
 		return term.PrintNames(out, names)

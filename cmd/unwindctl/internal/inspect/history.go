@@ -6,7 +6,7 @@ import (
 	"io"
 	"slices"
 
-	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/journal"
 )
 
@@ -64,7 +64,7 @@ func PrintHistory(out io.Writer, events []journal.Event, format term.Format) err
 	for _, e := range events {
 		t.Add(term.Time(e.At.Wall), string(e.Kind), e.Network,
 			term.OrDash(term.Short(e.ContainerID, format)), term.OrDash(e.IfName),
-			term.PodName(&e.Pod), term.Join(term.Addresses(e.Addresses)), term.Join(e.Plugins),
+			podName(&e.Pod), term.Join(term.Addresses(e.Addresses)), term.Join(e.Plugins),
 			term.OneLine(e.Reason))
 	}
 	return t.Print(out, format)

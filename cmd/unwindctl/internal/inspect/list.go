@@ -7,7 +7,7 @@ import (
 	"io/fs"
 	"os"
 
-	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/journal"
 )
 
@@ -36,7 +36,7 @@ func PrintAttachments(out io.Writer, attachments []Attachment, format term.Forma
 		term.Column{Name: "WHY", Wide: true})
 	for _, a := range attachments {
 		t.Add(a.Network, term.Short(a.ContainerID, format), a.IfName, string(a.State),
-			term.Ago(a.Created), term.PodName(a.Pod), term.Join(term.Addresses(a.Addresses)),
+			term.Ago(a.Created), podName(a.Pod), term.Join(term.Addresses(a.Addresses)),
 			pending(a), term.Time(a.Created), term.OrDash(a.NetNS),
 			term.OrDash(term.OneLine(a.Reason)))
 	}

@@ -9,7 +9,7 @@ import (
 	"net/netip"
 	"strings"
 
-	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
 )

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/sweep"
 )
@@ -87,7 +87,7 @@ func printShown(out io.Writer, all []shown) error {
 		}
 		w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 		fmt.Fprintf(w, "attachment\t%s\n", a.Key())
-		fmt.Fprintf(w, "pod\t%s\n", term.PodName(a.Pod))
+		fmt.Fprintf(w, "pod\t%s\n", podName(a.Pod))
 		fmt.Fprintf(w, "state\t%s for %s%s\n", a.State, term.Ago(a.Since), term.Because(a.Reason))
 		fmt.Fprintf(w, "addresses\t%s\n", term.Join(term.Addresses(a.Addresses)))
 		fmt.Fprintf(w, "netns\t%s\n", term.OrDash(a.NetNS))

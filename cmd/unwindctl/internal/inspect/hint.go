@@ -1,38 +1,18 @@
-package term
+package inspect
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/journal"
 )
-
-// UsageError is an error in the command line: nothing was done.
-type UsageError struct{ error }
-
-// Usage returns a UsageError.
-func Usage(format string, args ...any) error { return UsageError{fmt.Errorf(format, args...)} }
-
-// Hinted is an error with what to do about it.
-type Hinted struct {
-	error
-	Hint string
-}
-
-// Unwrap returns the error without its hint.
-func (h *Hinted) Unwrap() error { return h.error }
-
-// WithHint returns an error with what to do about it.
-func WithHint(hint, format string, args ...any) error {
-	return &Hinted{fmt.Errorf(format, args...), hint}
-}
 
 // HintFor returns what to do about an error, "" if there is nothing to say.
 func HintFor(err error) string {
 	var damaged *journal.DamagedError
-	var usage UsageError
-	var hinted *Hinted
+	var usage term.UsageError
+	var hinted *term.Hinted
 	switch {
 	case errors.As(err, &hinted):
 		return hinted.Hint

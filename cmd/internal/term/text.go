@@ -11,8 +11,6 @@ import (
 	"strings"
 	"time"
 	"unicode"
-
-	"cni-unwind/journal"
 )
 
 // formatVersion is the version of what --json prints: an object with it as "version", and the rest
@@ -42,17 +40,6 @@ func PrintNames(out io.Writer, names []string) error {
 	}
 	_, err := io.WriteString(out, text.String())
 	return err
-}
-
-// PodName returns the name of a pod as people write it.
-func PodName(p *journal.Pod) string {
-	switch {
-	case p == nil || p.Name == "":
-		return "-"
-	case p.Namespace == "":
-		return OneLine(p.Name)
-	}
-	return OneLine(p.Namespace + "/" + p.Name)
 }
 
 // Short shortens a container ID as the runtimes' own programs do, but for the format Wide.
