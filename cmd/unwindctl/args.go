@@ -26,27 +26,6 @@ func oneArg(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// noArgs is the rule of most commands.
-func noArgs(cmd *cobra.Command, args []string) error {
-	if err := cobra.NoArgs(cmd, args); err != nil {
-		return term.Usage("%w", err)
-	}
-	return nil
-}
-
-// oneCommand is the rule of the program without a command.
-func oneCommand(cmd *cobra.Command, args []string) error {
-	err := noArgs(cmd, args)
-	if err == nil {
-		return nil
-	}
-	if like := cmd.SuggestionsFor(args[0]); len(like) > 0 {
-		return term.WithHint("did you mean unwindctl "+strings.Join(like, ", or unwindctl ")+"?",
-			"%w", err)
-	}
-	return err
-}
-
 func oneFile(cmd *cobra.Command, args []string) error {
 	if err := cobra.ExactArgs(1)(cmd, args); err != nil {
 		return term.Usage("%w", err)

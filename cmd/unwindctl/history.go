@@ -26,7 +26,7 @@ type historyFlags struct {
 	kinds   []string
 	since   time.Duration
 	last    int
-	format  term.Format
+	output  term.Output
 }
 
 func historyCommand() *cobra.Command {
@@ -68,14 +68,14 @@ func historyCommand() *cobra.Command {
 			if flags.last > 0 && len(events) > flags.last {
 				events = events[len(events)-flags.last:]
 			}
-			if flags.format == term.JSON {
-				return term.PrintJSON(cmd.OutOrStdout(), "events",
+			if flags.output.IsObject() {
+				return flags.output.PrintObject(cmd.OutOrStdout(), "events",
 					append([]journal.Event{}, events...))
 			}
-			return inspect.PrintHistory(cmd.OutOrStdout(), events, flags.format)
+			return inspect.PrintHistory(cmd.OutOrStdout(), events, &flags.output)
 		},
 	}
-	addOutputFlags(cmd, &flags.format, "events", lookFormats...)
+	flags.output.AddFlags(cmd, cmd.Flags(), "events", lookFormats...)
 	cmd.Flags().StringVar(&flags.network, "network", "", "only of this `NETWORK`")
 	cmd.Flags().StringSliceVar(&flags.kinds, "kind", nil,
 		"only of these `KINDS`: "+strings.Join(eventKinds, ", "))

@@ -12,7 +12,7 @@ import (
 )
 
 func listCommand() *cobra.Command {
-	var format term.Format
+	var o term.Output
 	var network string
 	var at node.Directories
 	cmd := &cobra.Command{
@@ -24,7 +24,6 @@ func listCommand() *cobra.Command {
 		Example: "  unwindctl list\n" +
 			"  unwindctl list --network podnet -o wide\n" +
 			"  unwindctl list -o name",
-		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := at.Resolve(); err != nil {
 				return err
@@ -42,17 +41,18 @@ func listCommand() *cobra.Command {
 			}
 			out := cmd.OutOrStdout()
 			switch {
-			case format == term.JSON:
-				err = errors.Join(term.PrintJSON(out, "attachments", attachments), err)
-			case len(attachments) == 0 && format != term.Name:
+			case o.IsObject():
+				err = errors.Join(o.PrintObject(out, "attachments", attachments), err)
+			case len(attachments) == 0 && o.Format != term.Name:
 				err = inspect.PrintNoAttachments(out, store)
 			default:
-				err = errors.Join(inspect.PrintAttachments(out, attachments, format), err)
+				err = errors.Join(inspect.PrintAttachments(out, attachments, &o), err)
 			}
 			return err
 		},
 	}
-	addOutputFlags(cmd, &format, "attachments", lookFormats...)
+	o.AddFlags(cmd, cmd.Flags(), "attachments", lookFormats...)
+	term.AddWatch(cmd)
 	cmd.Flags().StringVar(&network, "network", "", "only those of this `NETWORK`")
 	_ = cmd.RegisterFlagCompletionFunc("network", completeNetworks(&at))
 	addStateFlag(cmd, &at)

@@ -21,7 +21,6 @@ func metricsCommand() *cobra.Command {
 			"the same as /metrics. No label names a pod, a container or an address.",
 		Example: "  unwindctl metrics\n" +
 			"  unwindctl metrics --textfile /var/lib/node_exporter/unwind.prom",
-		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := of.Resolve(); err != nil {
 				return err

@@ -36,7 +36,6 @@ func runCommand() *cobra.Command {
 		Example: "  unwindctl run\n" +
 			"  unwindctl --host run --observe\n" +
 			"  unwindctl run --no-install --interval 5m",
-		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if options.Interval < time.Second {
 				return term.Usage("--interval %s is less than a second", options.Interval)

@@ -8,7 +8,7 @@ import (
 )
 
 func showCommand() *cobra.Command {
-	var format term.Format
+	var o term.Output
 	var flags inspect.Scope
 	cmd := &cobra.Command{
 		Use:        "show ATTACHMENT|POD|ADDRESS",
@@ -27,10 +27,11 @@ func showCommand() *cobra.Command {
 			if err := flags.Resolve(); err != nil {
 				return err
 			}
-			return inspect.Show(cmd.Context(), streams(cmd), args[0], flags, format)
+			return inspect.Show(cmd.Context(), streams(cmd), args[0], flags, &o)
 		},
 	}
-	addOutputFlags(cmd, &format, "attachments", lookFormats...)
+	o.AddFlags(cmd, cmd.Flags(), "attachments", lookFormats...)
+	term.AddWatch(cmd)
 	addScopeFlags(cmd, &flags)
 	return cmd
 }

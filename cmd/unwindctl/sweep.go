@@ -21,7 +21,7 @@ type sweepFlags struct {
 	inspect.Scope
 	dryRun, force bool
 	binDir        string
-	format        term.Format
+	output        term.Output
 }
 
 func sweepCommand() *cobra.Command {
@@ -86,7 +86,7 @@ func sweepCommand() *cobra.Command {
 	cmd.Flags().StringVar(&flags.binDir, "bin-dir", "",
 		"the plugins are in `DIR` (default: the runtimes'); for DELs by libcni's cache")
 	_ = cmd.MarkFlagDirname("bin-dir")
-	addOutputFlags(cmd, &flags.format, "findings; live ones too", lookFormats...)
+	flags.output.AddFlags(cmd, cmd.Flags(), "findings; live ones too", lookFormats...)
 	_ = cmd.RegisterFlagCompletionFunc("network", completeNetworks(&flags.Directories))
 	addScopeFlags(cmd, &flags.Scope)
 	return cmd
@@ -132,19 +132,19 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	if findings == nil && err != nil {
 		return errors.Join(listErr, err)
 	}
-	if len(findings) == 0 && flags.format != term.JSON && flags.format != term.Name {
+	if len(findings) == 0 && !flags.output.IsObject() && flags.output.Format != term.Name {
 		return errors.Join(listErr, err, inspect.PrintNoFindings(cmd.OutOrStdout(), flags.Scope, s))
 	}
 	slices.SortFunc(findings, func(a, b sweep.Finding) int {
 		return cmp.Compare(a.Key.String(), b.Key.String())
 	})
 	var printErr error
-	if flags.format == term.JSON {
-		printErr = term.PrintJSON(cmd.OutOrStdout(), "findings",
+	if flags.output.IsObject() {
+		printErr = flags.output.PrintObject(cmd.OutOrStdout(), "findings",
 			inspect.JSONFindings(findings, flags.dryRun))
 	} else {
 		printErr = inspect.PrintFindings(cmd.OutOrStdout(), findings, flags.dryRun,
-			s.Attachment != nil, flags.format)
+			s.Attachment != nil, &flags.output)
 	}
 	return errors.Join(listErr, err, inspect.Remaining(findings, flags.dryRun), printErr)
 }

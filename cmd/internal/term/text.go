@@ -4,7 +4,6 @@ package term
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/netip"
@@ -12,21 +11,6 @@ import (
 	"time"
 	"unicode"
 )
-
-// formatVersion is the version of what --json prints: an object with it as "version", and the rest
-// under one key. Keys may be added within a version; none is removed or changes its meaning.
-const formatVersion = 1
-
-// PrintJSON prints a document of one key, or of more, each with its value.
-func PrintJSON(out io.Writer, key string, value any, more ...any) error {
-	document := map[string]any{"version": formatVersion, key: value}
-	for i := 0; i+1 < len(more); i += 2 {
-		document[fmt.Sprint(more[i])] = more[i+1]
-	}
-	enc := json.NewEncoder(out)
-	enc.SetIndent("", "  ")
-	return enc.Encode(document)
-}
 
 // PrintNames prints texts, each once, one a line.
 func PrintNames(out io.Writer, names []string) error {

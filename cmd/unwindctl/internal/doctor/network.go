@@ -46,9 +46,8 @@ func (e *examination) runtime(ctx context.Context) node.Runtime {
 		e.add("runtime", Warning, "", "%s", n)
 	}
 	if err == nil {
-		e.add("runtime", OK, "", "%s Conflists: %s; plugins: %s.", e.Target.Origin(r), r.ConfDir,
-			strings.Join(r.BinDirs, ", "))
-		e.add("runtime", OK, "", "%s", r.SweepAdvice(ctx))
+		e.add("runtime", OK, r.SweepAdvice(ctx), "%s Conflists: %s; plugins: %s.",
+			e.Target.Origin(r), r.ConfDir, strings.Join(r.BinDirs, ", "))
 	}
 	return r
 }

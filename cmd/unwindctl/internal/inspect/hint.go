@@ -11,13 +11,9 @@ import (
 // HintFor returns what to do about an error, "" if there is nothing to say.
 func HintFor(err error) string {
 	var damaged *journal.DamagedError
-	var usage term.UsageError
-	var hinted *term.Hinted
-	switch {
-	case errors.As(err, &hinted):
-		return hinted.Hint
-	case errors.As(err, &usage):
-		return "unwindctl --help lists the commands, unwindctl COMMAND --help the flags of a command"
+	switch hint := term.HintOf(err); {
+	case hint != "":
+		return hint
 	case errors.Is(err, fs.ErrPermission):
 		return "only root can read the journal; run this as root"
 	case errors.Is(err, journal.ErrDamaged):

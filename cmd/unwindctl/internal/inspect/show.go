@@ -28,8 +28,7 @@ type shown struct {
 // Show prints the attachments that an argument names, or their names. An error about other
 // entries comes after them.
 func Show(ctx context.Context, to term.Streams, arg string, of Scope,
-	format term.Format) error {
-	asJSON := format == term.JSON
+	o *term.Output) error {
 	all, err := examine(ctx, to, arg, of)
 	var wrong term.UsageError
 	if errors.As(err, &wrong) || len(all) == 0 && errors.Is(err, fs.ErrPermission) {
@@ -37,14 +36,14 @@ func Show(ctx context.Context, to term.Streams, arg string, of Scope,
 	}
 	if len(all) == 0 {
 		if damaged := damagedOf(err, arg); damaged != nil {
-			return explainDamaged(to.Out, damaged, asJSON)
+			return explainDamaged(to.Out, damaged, o)
 		}
-		return errors.Join(err, explainNothing(ctx, to.Out, arg, of, asJSON))
+		return errors.Join(err, explainNothing(ctx, to.Out, arg, of, o))
 	}
-	switch format {
-	case term.JSON:
-		return errors.Join(err, term.PrintJSON(to.Out, "attachments", all))
-	case term.Name:
+	switch {
+	case o.IsObject():
+		return errors.Join(err, o.PrintObject(to.Out, "attachments", all))
+	case o.Format == term.Name:
 		var found []Attachment
 		for _, a := range all {
 			found = append(found, a.Attachment)
