@@ -17,22 +17,6 @@ func streams(cmd *cobra.Command) term.Streams {
 	return term.Streams{In: cmd.InOrStdin(), Out: cmd.OutOrStdout(), Err: cmd.ErrOrStderr()}
 }
 
-// oneArg is the rule of commands about one thing.
-func oneArg(cmd *cobra.Command, args []string) error {
-	if len(args) != 1 {
-		return term.Usage("%s takes one argument: %s", cmd.CommandPath(),
-			strings.TrimPrefix(cmd.Use, cmd.Name()+" "))
-	}
-	return nil
-}
-
-func oneFile(cmd *cobra.Command, args []string) error {
-	if err := cobra.ExactArgs(1)(cmd, args); err != nil {
-		return term.Usage("%w", err)
-	}
-	return nil
-}
-
 // completeNames completes the one argument that names an attachment, a pod or an address in the
 // journal, and with history also in the history.
 func completeNames(at *node.Directories, history bool) cobra.CompletionFunc {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -52,7 +53,9 @@ func historyCommand() *cobra.Command {
 		Example: "  unwindctl history --since 2h\n" +
 			"  unwindctl history default/web-0\n" +
 			"  unwindctl history --kind rolled-back --last 20",
-		Args:              func(_ *cobra.Command, args []string) error { return flags.check(args) },
+		Args: func(cmd *cobra.Command, args []string) error {
+			return cmp.Or(term.OneArg(cmd, args), flags.check(args))
+		},
 		ValidArgsFunction: completeNames(&flags.Directories, true),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := flags.Resolve(); err != nil {
@@ -90,9 +93,6 @@ func historyCommand() *cobra.Command {
 
 // check is an error if the command line is wrong.
 func (flags *historyFlags) check(args []string) error {
-	if len(args) > 1 {
-		return term.Usage("one attachment, pod or address at most, not %d", len(args))
-	}
 	if len(args) == 1 {
 		if _, err := inspect.Find(nil, args[0]); err != nil {
 			return err

@@ -21,7 +21,7 @@ func showCommand() *cobra.Command {
 			"or the name), or an address. Of a container ID the beginning is enough.",
 		Example: "  unwindctl show 10.22.0.5\n  unwindctl show default/web-0\n  unwindctl show " +
 			"4ac0",
-		Args:              oneArg,
+		Args:              term.OneArg,
 		ValidArgsFunction: completeNames(&flags.Directories, true),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := flags.Resolve(); err != nil {

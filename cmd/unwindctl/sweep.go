@@ -64,12 +64,7 @@ func sweepCommand() *cobra.Command {
 			"  unwindctl sweep --cri auto\n" +
 			"  unwindctl sweep default/web-0\n" +
 			"  unwindctl sweep --network podnet --valid attached.json",
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 1 {
-				return term.Usage("one attachment at most, not %d", len(args))
-			}
-			return nil
-		},
+		Args:              term.OneArg,
 		ValidArgsFunction: completeNames(&flags.Directories, false),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runSweep(cmd, args, flags)

@@ -87,6 +87,15 @@ func NoArgs(cmd *cobra.Command, args []string) error {
 	return Usage("%w", err)
 }
 
+// OneArg is the rule of commands about one thing, which may be left out if it is in brackets.
+func OneArg(cmd *cobra.Command, args []string) error {
+	_, name, _ := strings.Cut(cmd.Use, " ")
+	if len(args) > 1 || len(args) == 0 && !strings.HasPrefix(name, "[") {
+		return Usage("%s takes one argument: %s", cmd.CommandPath(), name)
+	}
+	return nil
+}
+
 // Main runs a program until it is done or a signal interrupts it, prints its error, with what to do
 // about it if that is known, and returns the exit code. hint says more than HintOf, or returns "".
 func Main(root *cobra.Command, hint func(error) string) (code int) {

@@ -87,14 +87,14 @@ func (o *Output) set(f Format) error {
 // IsObject reports whether the results are for programs: PrintObject prints them.
 func (o *Output) IsObject() bool { return o.Format == JSON || o.Format == YAML }
 
-// formatVersion is the version of what -o json and yaml print: an object with it as "version", and
+// FormatVersion is the version of what -o json and yaml print: an object with it as "version", and
 // the rest under one key. Keys may be added within a version; none is removed or changes its meaning.
-const formatVersion = 1
+const FormatVersion = 1
 
 // PrintObject prints an object of one key, or of more, each with its value, as JSON or YAML. What
 // does something to a terminal is escaped.
 func (o *Output) PrintObject(out io.Writer, key string, value any, more ...any) error {
-	object := map[string]any{"version": formatVersion, key: value}
+	object := map[string]any{"version": FormatVersion, key: value}
 	for i := 0; i+1 < len(more); i += 2 {
 		object[fmt.Sprint(more[i])] = more[i+1]
 	}

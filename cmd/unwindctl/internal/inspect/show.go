@@ -31,11 +31,13 @@ func Show(ctx context.Context, to term.Streams, arg string, of Scope,
 	o *term.Output) error {
 	all, err := examine(ctx, to, arg, of)
 	var wrong term.UsageError
-	if errors.As(err, &wrong) || len(all) == 0 && errors.Is(err, fs.ErrPermission) {
+	var damaged *journal.DamagedError
+	unread := err != nil && !errors.As(err, &damaged) && len(all) == 0 // an empty list would say more
+	if errors.As(err, &wrong) || unread && (o.IsObject() || errors.Is(err, fs.ErrPermission)) {
 		return err
 	}
 	if len(all) == 0 {
-		if damaged := damagedOf(err, arg); damaged != nil {
+		if damaged = damagedOf(err, arg); damaged != nil {
 			return explainDamaged(to.Out, damaged, o)
 		}
 		return errors.Join(err, explainNothing(ctx, to.Out, arg, of, o))
