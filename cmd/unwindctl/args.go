@@ -29,13 +29,6 @@ func completeNames(at *node.Directories, history bool) cobra.CompletionFunc {
 	}
 }
 
-// completeNetworks completes a network that the journal has.
-func completeNetworks(at *node.Directories) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
-		return beginning(begun, complete(cmd, *at, true).Networks), cobra.ShellCompDirectiveNoFileComp
-	}
-}
-
 // completeSockets completes the sockets of runtimes that are there.
 func completeSockets(
 	_ *cobra.Command, _ []string, begun string,

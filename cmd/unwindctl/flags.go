@@ -10,12 +10,23 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// addStateFlag adds the flag of every command that reads the journal.
+// addStateFlag adds the flag of every command that reads the journal, and has the directories
+// resolved before the command runs.
 func addStateFlag(cmd *cobra.Command, at *node.Directories) {
+	cmd.PreRunE = func(*cobra.Command, []string) error { return at.Resolve() }
 	cmd.Flags().StringVar(&at.StateDir, "state-dir", "",
 		"the journal is in `DIR` (default: as unwind's conflist has it, "+
 			"else "+netconf.DefaultStateDir+")")
 	_ = cmd.MarkFlagDirname("state-dir")
+}
+
+// addNetworkFlag adds the flag of commands about a network that the journal has.
+func addNetworkFlag(cmd *cobra.Command, at *node.Directories, network *string, help string) {
+	cmd.Flags().StringVar(network, "network", "", help)
+	_ = cmd.RegisterFlagCompletionFunc("network",
+		func(cmd *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
+			return beginning(begun, complete(cmd, *at, true).Networks), cobra.ShellCompDirectiveNoFileComp
+		})
 }
 
 // addScopeFlags adds the flags of every command that judges attachments.

@@ -58,9 +58,6 @@ func historyCommand() *cobra.Command {
 		},
 		ValidArgsFunction: completeNames(&flags.Directories, true),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := flags.Resolve(); err != nil {
-				return err
-			}
 			events, err := inspect.ReadHistory(cmd.Context(), flags.StateDir)
 			if err != nil {
 				return err
@@ -79,12 +76,11 @@ func historyCommand() *cobra.Command {
 		},
 	}
 	flags.output.AddFlags(cmd, cmd.Flags(), "events", lookFormats...)
-	cmd.Flags().StringVar(&flags.network, "network", "", "only of this `NETWORK`")
+	addNetworkFlag(cmd, &flags.Directories, &flags.network, "only of this `NETWORK`")
 	cmd.Flags().StringSliceVar(&flags.kinds, "kind", nil,
 		"only of these `KINDS`: "+strings.Join(eventKinds, ", "))
 	cmd.Flags().DurationVar(&flags.since, "since", 0, "only of the last `DURATION`, such as 2h")
 	cmd.Flags().IntVar(&flags.last, "last", 0, "only the last `N`; 0 for all")
-	_ = cmd.RegisterFlagCompletionFunc("network", completeNetworks(&flags.Directories))
 	addStateFlag(cmd, &flags.Directories)
 	_ = cmd.RegisterFlagCompletionFunc("kind", cobra.FixedCompletions(eventKinds,
 		cobra.ShellCompDirectiveNoFileComp))

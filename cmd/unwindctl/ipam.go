@@ -30,9 +30,6 @@ func ipamCommand() *cobra.Command {
 			"  unwindctl ipam --cri auto\n" +
 			"  unwindctl ipam --network podnet -o wide",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := flags.Resolve(); err != nil {
-				return err
-			}
 			if flags.Valid == "-" && cmd.Flags().Changed("watch") {
 				return term.Usage("--watch reads the list again each time: --valid - cannot be")
 			}
@@ -43,8 +40,7 @@ func ipamCommand() *cobra.Command {
 		"a `FILE` with all that is attached to --network, as unwindctl sweep takes it")
 	o.AddFlags(cmd, cmd.Flags(), "pools", lookFormats...)
 	term.AddWatch(cmd)
-	cmd.Flags().StringVar(&flags.Network, "network", "", "only the pools of this `NETWORK`")
-	_ = cmd.RegisterFlagCompletionFunc("network", completeNetworks(&flags.Directories))
+	addNetworkFlag(cmd, &flags.Directories, &flags.Network, "only the pools of this `NETWORK`")
 	addScopeFlags(cmd, &flags)
 	return cmd
 }

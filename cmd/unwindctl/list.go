@@ -25,9 +25,6 @@ func listCommand() *cobra.Command {
 			"  unwindctl list --network podnet -o wide\n" +
 			"  unwindctl list -o name",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := at.Resolve(); err != nil {
-				return err
-			}
 			store := &journal.Store{Dir: at.StateDir}
 			attachments, err := inspect.ReadJournal(cmd.Context(), store)
 			if network != "" {
@@ -53,8 +50,7 @@ func listCommand() *cobra.Command {
 	}
 	o.AddFlags(cmd, cmd.Flags(), "attachments", lookFormats...)
 	term.AddWatch(cmd)
-	cmd.Flags().StringVar(&network, "network", "", "only those of this `NETWORK`")
-	_ = cmd.RegisterFlagCompletionFunc("network", completeNetworks(&at))
+	addNetworkFlag(cmd, &at, &network, "only those of this `NETWORK`")
 	addStateFlag(cmd, &at)
 	return cmd
 }

@@ -22,9 +22,6 @@ func metricsCommand() *cobra.Command {
 		Example: "  unwindctl metrics\n" +
 			"  unwindctl metrics --textfile /var/lib/node_exporter/unwind.prom",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := of.Resolve(); err != nil {
-				return err
-			}
 			var text bytes.Buffer
 			source := metrics.Source{Version: version, Scope: of, Stderr: cmd.ErrOrStderr()}
 			err := source.Print(cmd.Context(), &text)

@@ -24,9 +24,6 @@ func showCommand() *cobra.Command {
 		Args:              term.OneArg,
 		ValidArgsFunction: completeNames(&flags.Directories, true),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := flags.Resolve(); err != nil {
-				return err
-			}
 			return inspect.Show(cmd.Context(), streams(cmd), args[0], flags, &o)
 		},
 	}

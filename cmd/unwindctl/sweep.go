@@ -70,7 +70,7 @@ func sweepCommand() *cobra.Command {
 			return runSweep(cmd, args, flags)
 		},
 	}
-	cmd.Flags().StringVar(&flags.Network, "network", "", "only the attachments of this `NETWORK`")
+	addNetworkFlag(cmd, &flags.Directories, &flags.Network, "only the attachments of this `NETWORK`")
 	cmd.Flags().BoolVar(&flags.dryRun, "dry-run", false,
 		"say what would be released, and release nothing")
 	cmd.Flags().BoolVar(&flags.force, "force", false,
@@ -82,16 +82,12 @@ func sweepCommand() *cobra.Command {
 		"the plugins are in `DIR` (default: the runtimes'); for DELs by libcni's cache")
 	_ = cmd.MarkFlagDirname("bin-dir")
 	flags.output.AddFlags(cmd, cmd.Flags(), "findings; live ones too", lookFormats...)
-	_ = cmd.RegisterFlagCompletionFunc("network", completeNetworks(&flags.Directories))
 	addScopeFlags(cmd, &flags.Scope)
 	return cmd
 }
 
 func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	ctx := cmd.Context()
-	if err := flags.Resolve(); err != nil {
-		return err
-	}
 	s := sweep.Job{Network: flags.Network, DryRun: flags.dryRun, Force: flags.force,
 		Progress: progress(ctx, cmd.ErrOrStderr())}
 	if len(args) == 1 {
