@@ -17,7 +17,7 @@ func versionCommand(o *options) *cobra.Command {
 	cmd := v.command(o, &cobra.Command{
 		Use:     "version",
 		Short:   "Print the version of this program, and of the agent of each node",
-		Long:    "Print the version of this program, and of the agent of each node. doctor has the plugins'.",
+		Long:    "Print the version of this program, and of each node's agent. doctor has the plugins'.",
 		Example: "  kubectl unwind version",
 	})
 	ask := cmd.RunE

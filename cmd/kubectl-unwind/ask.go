@@ -93,7 +93,8 @@ func (v *view) read(data []byte) (report, error) {
 	if err := json.Unmarshal(data, &object); err != nil {
 		return nil, fmt.Errorf("it printed no JSON object: %w", err)
 	}
-	if err := json.Unmarshal(object["version"], &version); err != nil || version != term.FormatVersion {
+	err := json.Unmarshal(object["version"], &version)
+	if err != nil || version != term.FormatVersion {
 		return nil, fmt.Errorf("it prints version %.20q, and this program reads %d: use the "+
 			"kubectl-unwind of the agent's release", object["version"], term.FormatVersion)
 	}

@@ -33,8 +33,8 @@ func historyCommand(o *options) *cobra.Command {
 	return v.command(o, &cobra.Command{
 		Use:   "history [ATTACHMENT|POD|ADDRESS]",
 		Short: "Show what happened out of the ordinary on all nodes",
-		Long: "Show what happened out of the ordinary on all nodes, the last at the end; nodes without\n" +
-			"an event are left out. unwindctl history --help explains the events.",
+		Long: "Show what happened out of the ordinary on all nodes, the last at the end. Nodes\n" +
+			"without an event are left out. unwindctl history --help explains the events.",
 		Example: "  kubectl unwind history --since 2h\n  kubectl unwind history default/web-0",
 		Args:    term.OneArg,
 	})
@@ -50,11 +50,14 @@ func (all *events) count() map[string]int {
 
 func (all *events) rows(wide bool) (rows []row) {
 	for _, e := range *all {
-		cells := []string{term.Time(e.At.Wall), e.Kind, e.Network, e.Pod.String(), term.Join(e.Plugins), e.Reason}
+		cells := []string{term.Time(e.At.Wall), e.Kind, e.Network}
 		if wide {
-			cells = []string{cells[0], e.Kind, e.Network, term.OrDash(e.ContainerID), term.OrDash(e.IfName),
-				cells[3], term.Join(e.Addresses), cells[4], e.Reason}
+			cells = append(cells, term.OrDash(e.ContainerID), term.OrDash(e.IfName))
 		}
+		if cells = append(cells, e.Pod.String()); wide {
+			cells = append(cells, term.Join(e.Addresses))
+		}
+		cells = append(cells, term.Join(e.Plugins), e.Reason)
 		rows = append(rows, row{-float64(e.At.Wall.UnixMilli()), cells})
 	}
 	return rows

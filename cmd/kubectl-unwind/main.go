@@ -11,9 +11,10 @@
 //	exec.go     runs a command in an agent's pod, by kubectl proxy
 //	ask.go      asks all nodes; progress.go counts them on a terminal
 //	view.go     a table of the answers, the worst first
-//	doctor.go, list.go, show.go, history.go, ipam.go, sweep.go  a command each: what is asked, and shown
 //	switch.go   off, on and uninstall
 //	about.go    version and completion
+//
+// The other files are a command each: what is asked, and shown.
 package main
 
 import (
@@ -84,9 +85,9 @@ func rootCommand() *cobra.Command {
 	flags.DurationVar(&o.timeout, "timeout", 20*time.Second,
 		"a node that has not answered after this `DURATION` is not reached; the list of pods has as long")
 	o.output.AddFlags(root, flags, "build, nodes", term.Plain, term.Wide, term.JSON)
-	root.AddCommand(doctorCommand(o), listCommand(o), showCommand(o), historyCommand(o), ipamCommand(o),
-		sweepCommand(o), switchCommand(o, "off"), switchCommand(o, "on"), switchCommand(o, "uninstall"),
-		versionCommand(o), completionCommand())
+	root.AddCommand(doctorCommand(o), listCommand(o), showCommand(o), historyCommand(o),
+		ipamCommand(o), sweepCommand(o), switchCommand(o, "off"), switchCommand(o, "on"),
+		switchCommand(o, "uninstall"), versionCommand(o), completionCommand())
 	for _, cmd := range root.Commands() {
 		if cmd.Args == nil {
 			cmd.Args = term.NoArgs

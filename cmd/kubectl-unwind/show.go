@@ -16,7 +16,7 @@ type shown []struct {
 func showCommand(o *options) *cobra.Command {
 	v := &view{
 		unwindctl: []string{"show", "--cri", "auto"}, key: "attachments",
-		fine:   func(code int, r report) bool { return code == term.ExitError && len(*r.(*shown)) == 0 },
+		fine:   func(code int, r report) bool { return code == term.ExitError && len(r.count()) == 0 },
 		report: func() report { return &shown{} },
 		words:  []string{"live", "dead", "unknown", "foreign"},
 		none:   "no such attachment", quiet: true, needed: true,
@@ -26,9 +26,9 @@ func showCommand(o *options) *cobra.Command {
 	return v.command(o, &cobra.Command{
 		Use:   "show ATTACHMENT|POD|ADDRESS",
 		Short: "Find an attachment, and show on which node it is and why it is kept",
-		Long: "Find the attachments of a pod (NAMESPACE/NAME, or the name), an address, a container ID\n" +
-			"or NETWORK/CONTAINER/IFNAME on all nodes, and show why they are kept. With -o wide there\n" +
-			"is all that unwindctl show says in sentences.",
+		Long: "Find the attachments of a pod (NAMESPACE/NAME, or the name), an address, a container\n" +
+			"ID or NETWORK/CONTAINER/IFNAME on all nodes, and show why they are kept. With -o wide\n" +
+			"there is all that unwindctl show says in sentences.",
 		Example: "  kubectl unwind show default/web-0\n  kubectl unwind show 10.22.0.5 -o wide",
 		Args:    term.OneArg,
 	})

@@ -99,7 +99,8 @@ func OneArg(cmd *cobra.Command, args []string) error {
 // Main runs a program until it is done or a signal interrupts it, prints its error, with what to do
 // about it if that is known, and returns the exit code. hint says more than HintOf, or returns "".
 func Main(root *cobra.Command, hint func(error) string) (code int) {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM,
+		syscall.SIGHUP)
 	context.AfterFunc(ctx, stop) // a second signal ends the program at once
 	err := root.ExecuteContext(ctx)
 	printError(root, err, hint(err))

@@ -42,7 +42,8 @@ type Output struct {
 
 // AddFlags adds -o, --json and, with a table, --no-headers to those of a command. keys are those of
 // its JSON.
-func (o *Output) AddFlags(cmd *cobra.Command, flags *pflag.FlagSet, keys string, formats ...Format) {
+func (o *Output) AddFlags(cmd *cobra.Command, flags *pflag.FlagSet, keys string,
+	formats ...Format) {
 	o.Format = Plain
 	for _, f := range formats {
 		if o.allowed = append(o.allowed, string(f)); f == JSON {
@@ -88,7 +89,8 @@ func (o *Output) set(f Format) error {
 func (o *Output) IsObject() bool { return o.Format == JSON || o.Format == YAML }
 
 // FormatVersion is the version of what -o json and yaml print: an object with it as "version", and
-// the rest under one key. Keys may be added within a version; none is removed or changes its meaning.
+// the rest under one key. Keys may be added within a version; none is removed or changes its
+// meaning.
 const FormatVersion = 1
 
 // PrintObject prints an object of one key, or of more, each with its value, as JSON or YAML. What
@@ -173,7 +175,8 @@ const watchEach = 2 * time.Second
 // terminal each time in the same place. An error ends it only if the command line is wrong.
 func AddWatch(cmd *cobra.Command) {
 	var watch bool
-	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "look again every two seconds, until interrupted")
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false,
+		"look again every two seconds, until interrupted")
 	look := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if !watch {

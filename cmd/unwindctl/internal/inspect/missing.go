@@ -15,7 +15,8 @@ import (
 )
 
 // explainNothing describes an argument that names no attachment in the journal.
-func explainNothing(ctx context.Context, out io.Writer, arg string, of Scope, o *term.Output) error {
+func explainNothing(ctx context.Context, out io.Writer, arg string, of Scope,
+	o *term.Output) error {
 	if o.IsObject() {
 		return errors.Join(o.PrintObject(out, "attachments", []any{}), nothing(arg, of.StateDir))
 	}
