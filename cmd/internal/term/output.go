@@ -58,7 +58,8 @@ func (o *Output) AddFlags(cmd *cobra.Command, flags *pflag.FlagSet, keys string,
 		return o.set(JSON)
 	})
 	if slices.Contains(formats, Wide) {
-		flags.BoolVar(&o.NoHeaders, "no-headers", false, "print tables without the names of the columns")
+		flags.BoolVar(&o.NoHeaders, "no-headers", false,
+			"print the rows of tables alone, without the names of the columns and the line that sums up")
 	}
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(o.allowed,
 		cobra.ShellCompDirectiveNoFileComp))

@@ -121,7 +121,7 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 		return term.PrintNames(out, names)
 	}
 	if len(names) > 0 {
-		if err := t.Print(out, o); err != nil {
+		if err := t.Print(out, o); err != nil || o.NoHeaders {
 			return err
 		}
 	}

@@ -52,7 +52,7 @@ func Show(ctx context.Context, to term.Streams, arg string, of Scope,
 		}
 		return errors.Join(err, term.PrintNames(to.Out, names(found)))
 	}
-	return errors.Join(err, printShown(to.Out, all))
+	return errors.Join(err, printShown(to.Out, all, o))
 }
 
 // examine judges the attachments that an argument names. It returns those that it could judge along
@@ -80,7 +80,7 @@ func examine(ctx context.Context, to term.Streams, arg string, of Scope) ([]show
 	return all, errors.Join(err, listErr, judgeErr)
 }
 
-func printShown(out io.Writer, all []shown) error {
+func printShown(out io.Writer, all []shown, o *term.Output) error {
 	var text strings.Builder
 	for i, a := range all {
 		if i > 0 {
@@ -102,13 +102,14 @@ func printShown(out io.Writer, all []shown) error {
 		}
 		_ = w.Flush()
 		if len(a.Steps) > 0 {
-			w = tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
-			fmt.Fprintln(w, "\nPLUGIN\tDEL\tTRIED\tLAST ERROR")
+			text.WriteByte('\n')
+			t := term.NewTable(term.Column{Name: "PLUGIN"}, term.Column{Name: "DEL"},
+				term.Column{Name: "TRIED"}, term.Column{Name: "LAST ERROR"})
 			for _, s := range a.Steps {
-				fmt.Fprintf(w, "%s\t%s\t%d×\t%s\n", s.Plugin, s.state(a.PendingDEL()), s.Attempts,
+				t.Add(s.Plugin, s.state(a.PendingDEL()), fmt.Sprintf("%d×", s.Attempts),
 					term.OrDash(term.OneLine(s.LastError)))
 			}
-			_ = w.Flush()
+			_ = t.Print(&text, o)
 		}
 		fmt.Fprintf(&text, "\n%s\n", strings.Join(a.Summary, "\n"))
 	}
