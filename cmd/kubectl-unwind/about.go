@@ -12,7 +12,7 @@ type agentVersion struct{ Build string }
 func versionCommand(o *options) *cobra.Command {
 	v := &view{
 		words: []string{"answered"}, report: func() report { return &agentVersion{} },
-		unwindctl: []string{"version"}, columns: []string{"AGENT"}, wide: []string{"AGENT"},
+		unwindctl: []string{"version"}, columns: []string{"AGENT"},
 	}
 	cmd := v.command(o, &cobra.Command{
 		Use:     "version",

@@ -27,7 +27,7 @@ type view struct {
 	quiet     bool                          // it is said of all together
 	needed    bool                          // something is to be there: none is an error
 	columns   []string                      // after the node's name
-	wide      []string                      // the same, with -o wide
+	wide      []string                      // the same, with -o wide; nil for no others
 }
 
 // report is a node's answer.
@@ -105,7 +105,7 @@ const least = 12
 // print prints a table of the answers, and a line that sums them up.
 func (v *view) print(out io.Writer, answers []answer, o *term.Output) error {
 	names := v.columns
-	if o.Format == term.Wide {
+	if o.Format == term.Wide && v.wide != nil {
 		names = v.wide
 	}
 	columns := []term.Column{{Name: "NODE"}}

@@ -105,12 +105,7 @@ func Because(reason string) string {
 }
 
 // Attachments returns a number of attachments.
-func Attachments(n int) string {
-	if n == 1 {
-		return "1 attachment"
-	}
-	return fmt.Sprintf("%d attachments", n)
-}
+func Attachments(n int) string { return Plural(n, "attachment", "attachments") }
 
 // OrDash returns a text, or "-" for an empty one.
 func OrDash(s string) string { return cmp.Or(s, "-") }
