@@ -8,6 +8,8 @@ import (
 	"io"
 	"slices"
 	"strings"
+
+	"cni-unwind/cmd/internal/term"
 )
 
 // container is that of the agent in its pod.
@@ -55,15 +57,14 @@ func findAgents(ctx context.Context, o *options, stderr io.Writer) ([]agent, err
 		return nil, fmt.Errorf("the agents' pods: kubectl printed no JSON: %w", err)
 	}
 	if len(pods.Items) == 0 {
-		return nil, &failure{fmt.Sprintf("no pod in namespace %s has the labels %s", o.namespace,
-			o.selector), exitError, "if the agents are elsewhere, see --namespace and --selector"}
+		return nil, term.WithHint("if the agents are elsewhere, see --namespace and --selector",
+			"no pod in namespace %s has the labels %s", o.namespace, o.selector)
 	}
 	agents := choose(pods.Items)
 	const none = "no agent: no pod with these labels is on this node"
 	out, err = o.run(ctx, "get", "nodes", "--selector=kubernetes.io/os=linux", "-o", "name")
 	if err != nil {
-		fmt.Fprintf(stderr, "warning: nodes without an agent are not shown: %s\n",
-			printable(err.Error()))
+		fmt.Fprintf(stderr, "warning: nodes without an agent are not shown: %v\n", err)
 	}
 	for name := range strings.FieldsSeq(string(out)) {
 		agents = addMissing(agents, strings.TrimPrefix(name, "node/"), none)

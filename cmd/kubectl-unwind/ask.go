@@ -8,12 +8,11 @@ import (
 	"io"
 	"slices"
 	"sync"
+
+	"cni-unwind/cmd/internal/term"
 )
 
-const (
-	formatVersion = 1 // of the objects that unwindctl prints, and of this program's own
-	mostAtOnce    = 512
-)
+const mostAtOnce = 512
 
 // answer is what came of asking a node.
 type answer struct {
@@ -28,7 +27,8 @@ type answer struct {
 
 // askAll asks each node, in the order of the agents. A node that hangs takes one of the slots until
 // the timeout, and the others go on.
-func askAll(ctx context.Context, o *options, v *view, agents []agent, stderr io.Writer) []answer {
+func askAll(ctx context.Context, o *options, v *view, args []string, agents []agent,
+	stderr io.Writer) []answer {
 	g, shut := o.openGate(ctx)
 	defer shut()
 	answers := make([]answer, len(agents))
@@ -44,7 +44,7 @@ func askAll(ctx context.Context, o *options, v *view, agents []agent, stderr io.
 		}
 		slots <- struct{}{}
 		all.Go(func() {
-			answers[i].ask(ctx, g, o, v)
+			answers[i].ask(ctx, g, o, v, args)
 			shown.add()
 			<-slots
 		})
@@ -53,11 +53,11 @@ func askAll(ctx context.Context, o *options, v *view, agents []agent, stderr io.
 	return answers
 }
 
-// ask runs the command of a view in the agent's pod: through the gate, or by kubectl exec if that is
+// ask runs a command in the agent's pod: through the gate, or by kubectl exec if that is
 // closed to it. unwindctl may print an object and end with an error: then there is a result, with
 // the error.
-func (a *answer) ask(ctx context.Context, g *gate, o *options, v *view) {
-	command := append(append([]string{"/unwindctl", "--host"}, v.unwindctl...), "-o", "json")
+func (a *answer) ask(ctx context.Context, g *gate, o *options, v *view, args []string) {
+	command := slices.Concat([]string{"/unwindctl", "--host"}, args, []string{"-o", "json"})
 	out, err := []byte(nil), errClosed
 	if g != nil {
 		out, err = g.run(ctx, a.Pod, command)
@@ -66,15 +66,16 @@ func (a *answer) ask(ctx context.Context, g *gate, o *options, v *view) {
 		out, err = o.run(ctx, append([]string{"exec", "pod/" + a.Pod,
 			"--container=" + container, "--"}, command...)...)
 	}
-	var ended *refused
-	if errors.As(err, &ended) && slices.Contains(v.codes, ended.code) {
-		err = nil
-	}
 	if len(out) > 0 {
 		report, wrong := v.read(out)
-		if wrong == nil {
+		var ended *refused
+		switch {
+		case wrong == nil:
 			a.Result, a.report = out, report
-		} else if err == nil {
+			if errors.As(err, &ended) && v.fine != nil && v.fine(ended.code, report) {
+				err = nil
+			}
+		case err == nil:
 			err = wrong
 		}
 	} else if err == nil {
@@ -92,15 +93,16 @@ func (v *view) read(data []byte) (report, error) {
 	if err := json.Unmarshal(data, &object); err != nil {
 		return nil, fmt.Errorf("it printed no JSON object: %w", err)
 	}
-	if err := json.Unmarshal(object["version"], &version); err != nil || version != formatVersion {
+	err := json.Unmarshal(object["version"], &version)
+	if err != nil || version != term.FormatVersion {
 		return nil, fmt.Errorf("it prints version %.20q, and this program reads %d: use the "+
-			"kubectl-unwind of the agent's release", object["version"], formatVersion)
+			"kubectl-unwind of the agent's release", object["version"], term.FormatVersion)
 	}
 	r := v.report()
 	list := object[v.key]
-	if len(list) == 0 || list[0] != '[' {
+	if v.key != "" && (len(list) == 0 || list[0] != '[') {
 		return nil, fmt.Errorf("its object has no list %q", v.key)
-	} else if v.whole {
+	} else if v.key == "" || v.whole {
 		list = data
 	}
 	if err := json.Unmarshal(list, r); err != nil {

@@ -1,11 +1,18 @@
 package main
 
 import (
-	"cmp"
 	"slices"
 	"strconv"
 
 	"github.com/spf13/cobra"
+
+	"cni-unwind/cmd/internal/term"
+)
+
+// The exit codes of doctor, for the worst severity.
+const (
+	exitWarning = 3
+	exitFailure = 4
 )
 
 // severities are those of unwindctl doctor, the least first.
@@ -19,14 +26,15 @@ type diagnosis struct {
 
 func doctorCommand(o *options) *cobra.Command {
 	v := &view{
-		unwindctl: []string{"doctor"}, codes: []int{exitWarning, exitFailure}, key: "checks", whole: true,
+		unwindctl: []string{"doctor"}, key: "checks", whole: true,
+		fine:    func(code int, _ report) bool { return code == exitWarning || code == exitFailure },
 		report:  func() report { return &diagnosis{} },
 		words:   []string{"error", "warning", "ok"},
 		none:    "nothing was looked at",
 		columns: []string{"WORST", "ERRORS", "WARNINGS", "VERSION", "FIRST FINDING"},
 		wide:    []string{"SEVERITY", "WHAT", "FINDING"},
 	}
-	return v.command(o, &cobra.Command{
+	cmd := v.command(o, &cobra.Command{
 		Use:   "doctor",
 		Short: "Look for what is wrong with unwind on each node",
 		Long: "Look for what is wrong with unwind on each node, as unwindctl doctor does there. The\n" +
@@ -37,6 +45,8 @@ func doctorCommand(o *options) *cobra.Command {
 		Example: "  kubectl unwind doctor\n" +
 			"  kubectl unwind doctor -o wide --nodes worker-2",
 	})
+	term.AddWatch(cmd)
+	return cmd
 }
 
 // severity returns how bad a finding is; an unknown word is the worst.
@@ -76,7 +86,7 @@ func (d *diagnosis) rows(wide bool) (rows []row) {
 	switch {
 	case !wide:
 		return []row{{weight, []string{severities[worst], strconv.Itoa(count[2]),
-			strconv.Itoa(count[1]), cmp.Or(d.Plugin, "-"), first}}}
+			strconv.Itoa(count[1]), term.OrDash(d.Plugin), first}}}
 	case len(rows) == 0:
 		return []row{{0, []string{"ok", "-", "-"}}}
 	}

@@ -16,6 +16,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"time"
+
+	"cni-unwind/cmd/internal/term"
 )
 
 // gate is a kubectl proxy that gives access to the exec of pods, and to nothing else. It is one
@@ -42,7 +44,7 @@ func (k *kubectl) openGate(ctx context.Context) (g *gate, shut func()) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	socket := filepath.Join(dir, "socket")
-	cmd := exec.CommandContext(ctx, "kubectl", k.flags("proxy", "--unix-socket="+socket,
+	cmd := exec.CommandContext(ctx, "kubectl", k.args("proxy", "--unix-socket="+socket,
 		"--reject-paths=^$", "--accept-paths=^/api/v1/namespaces/[^/]+/pods/[^/]+/exec$")...)
 	cmd.WaitDelay = time.Second
 	shut = func() {
@@ -112,7 +114,8 @@ func (g *gate) run(ctx context.Context, pod string, command []string) ([]byte, e
 			code, _ = strconv.Atoi(c.Message)
 		}
 	}
-	return out.buf.Bytes(), &refused{code, words(said.buf.String(), errors.New(ended.Message))}
+	return out.buf.Bytes(), &refused{code, term.Printable(words(said.buf.String(),
+		errors.New(ended.Message)))}
 }
 
 // exec writes what comes on each stream, until the end.

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"cni-unwind/cmd/internal/term"
 )
 
 // pools is what unwindctl ipam prints of a node.
@@ -38,7 +40,7 @@ func ipamCommand(o *options) *cobra.Command {
 			"UNKNOWN", "FREE", "POOL"},
 		wide: []string{"NETWORK", "ADDRESS", "STATE", "CONTAINER", "IFNAME", "WHY"},
 	}
-	return v.command(o, &cobra.Command{
+	cmd := v.command(o, &cobra.Command{
 		Use:   "ipam",
 		Short: "Show the pools of host-local of each node, the fullest first",
 		Long: "Show the pools of host-local of each node, the fullest first: how many addresses are\n" +
@@ -49,6 +51,8 @@ func ipamCommand(o *options) *cobra.Command {
 		Example: "  kubectl unwind ipam\n" +
 			"  kubectl unwind ipam -o wide --nodes worker-2",
 	})
+	term.AddWatch(cmd)
+	return cmd
 }
 
 func (all *pools) count() map[string]int {
@@ -74,7 +78,7 @@ func (all *pools) rows(wide bool) (rows []row) {
 			fullest = max(fullest, use)
 			if !wide {
 				rows = append(rows, row{use, []string{p.Network,
-					cmp.Or(short(strings.Join(s.Ranges, ",")), s.Family, "-"), percent,
+					cmp.Or(strings.Join(s.Ranges, ","), s.Family, "-"), percent,
 					s.number(s.Size), strconv.Itoa(s.Live), strconv.Itoa(s.Leaked),
 					strconv.Itoa(s.Ownerless), strconv.Itoa(s.Unknown), s.number(s.Free), p.Dir}})
 			}
@@ -84,7 +88,7 @@ func (all *pools) rows(wide bool) (rows []row) {
 		}
 		for _, r := range p.Reservations {
 			rows = append(rows, row{fullest, []string{p.Network, r.Address, r.State,
-				cmp.Or(r.ContainerID, "-"), cmp.Or(r.IfName, "-"), r.Why}})
+				term.OrDash(r.ContainerID), term.OrDash(r.IfName), r.Why}})
 		}
 	}
 	return rows

@@ -7,8 +7,13 @@ import (
 	"fmt"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
+
+	"github.com/spf13/pflag"
+
+	"cni-unwind/cmd/internal/term"
 )
 
 // Bounds on what kubectl prints, which may be a node's own words.
@@ -22,22 +27,43 @@ const mostKubectls = 16
 
 // kubectl is how the user's kubectl is run.
 type kubectl struct {
-	context, kubeconfig, namespace string
-
-	timeout time.Duration
-	turns   chan struct{} // of those that run at once
+	flags     *pflag.FlagSet // with those of kubectl
+	namespace string
+	timeout   time.Duration
+	turns     chan struct{} // of those that run at once
 }
 
-// flags returns arguments for kubectl, after the flags that say which cluster is meant.
-func (k *kubectl) flags(args ...string) []string {
-	flags := []string{"--namespace=" + k.namespace}
-	if k.context != "" {
-		flags = append(flags, "--context="+k.context)
+// handedOn are flags that another program gets as they are given, each with its help.
+type handedOn [][2]string
+
+// kubectlFlags are those of kubectl.
+var kubectlFlags = handedOn{
+	{"context", "the kubeconfig's context `NAME`"},
+	{"kubeconfig", "the kubeconfig is `FILE`"},
+	{"as", "act as this `USER`, if you may"},
+	{"as-group", "act as a member of this `GROUP`; may be repeated"},
+}
+
+func (h handedOn) addTo(flags *pflag.FlagSet) {
+	for _, f := range h {
+		flags.StringArray(f[0], nil, f[1])
 	}
-	if k.kubeconfig != "" {
-		flags = append(flags, "--kubeconfig="+k.kubeconfig)
+}
+
+// of returns what was given.
+func (h handedOn) of(flags *pflag.FlagSet) (args []string) {
+	for _, f := range h {
+		values, _ := flags.GetStringArray(f[0])
+		for _, value := range values {
+			args = append(args, "--"+f[0]+"="+value)
+		}
 	}
-	return append(flags, args...)
+	return args
+}
+
+// args returns arguments for kubectl, after the flags that say which cluster is meant, and as whom.
+func (k *kubectl) args(args ...string) []string {
+	return slices.Concat([]string{"--namespace=" + k.namespace}, kubectlFlags.of(k.flags), args)
 }
 
 // run runs kubectl and returns its output, which may be there although there is an error. An error
@@ -49,21 +75,21 @@ func (k *kubectl) run(ctx context.Context, args ...string) ([]byte, error) {
 	defer cancel()
 	out := &bounded{left: mostOutput, full: cancel}
 	said := &bounded{left: mostErrors, full: func() {}}
-	cmd := exec.CommandContext(ctx, "kubectl", k.flags(args...)...)
+	cmd := exec.CommandContext(ctx, "kubectl", k.args(args...)...)
 	cmd.Stdout, cmd.Stderr = out, said
 	cmd.WaitDelay = time.Second // a program that kubectl asks for a token may hold stderr open
 	err := cmd.Run()
 	var exited *exec.ExitError
 	switch {
 	case errors.Is(err, exec.ErrNotFound):
-		return nil, &failure{"kubectl is not in PATH", exitError,
-			"kubectl unwind runs kubectl; add its directory to PATH"}
+		return nil, term.WithHint("kubectl unwind runs kubectl; add its directory to PATH",
+			"kubectl is not in PATH")
 	case out.isFull:
 		return nil, fmt.Errorf("it printed more than %d MiB", mostOutput>>20)
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return nil, fmt.Errorf("no answer in %s", k.timeout)
 	case errors.As(err, &exited):
-		return out.buf.Bytes(), &refused{exited.ExitCode(), words(said.buf.String(), err)}
+		return out.buf.Bytes(), &refused{exited.ExitCode(), term.Printable(words(said.buf.String(), err))}
 	case errors.Is(err, exec.ErrWaitDelay):
 		err = nil
 	}

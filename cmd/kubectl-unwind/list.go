@@ -1,12 +1,13 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"cni-unwind/cmd/internal/term"
 )
 
 // attachments is what unwindctl list prints of a node's journal.
@@ -23,7 +24,7 @@ type attachments []struct {
 // podName is the pod of an attachment.
 type podName struct{ Namespace, Name string }
 
-func (p podName) String() string { return cmp.Or(strings.Trim(p.Namespace+"/"+p.Name, "/"), "-") }
+func (p podName) String() string { return term.OrDash(strings.Trim(p.Namespace+"/"+p.Name, "/")) }
 
 func listCommand(o *options) *cobra.Command {
 	v := &view{
@@ -36,7 +37,7 @@ func listCommand(o *options) *cobra.Command {
 		wide: []string{"NETWORK", "CONTAINER", "IFNAME", "STATE", "CREATED", "POD", "ADDRESSES",
 			"PENDING DELS", "WHY"},
 	}
-	return v.command(o, &cobra.Command{
+	cmd := v.command(o, &cobra.Command{
 		Use:   "list",
 		Short: "Count the attachments in each node's journal, by state",
 		Long: "Count the attachments in each node's journal, by state, and their pending DELs; the\n" +
@@ -45,6 +46,8 @@ func listCommand(o *options) *cobra.Command {
 		Example: "  kubectl unwind list\n" +
 			"  kubectl unwind list -o wide --nodes worker-2",
 	})
+	term.AddWatch(cmd)
+	return cmd
 }
 
 // pending reports whether DELs are pending for an attachment that is not live any more.
@@ -81,7 +84,7 @@ func (all *attachments) rows(wide bool) (rows []row) {
 			}
 		}
 		rows = append(rows, row{weight, []string{a.Network, a.ContainerID, a.IfName, a.State,
-			a.Created, a.Pod.String(), list(a.Addresses), list(plugins), cmp.Or(a.Reason, "-")}})
+			a.Created, a.Pod.String(), term.Join(a.Addresses), term.Join(plugins), term.OrDash(a.Reason)}})
 	}
 	if wide || len(rows) == 0 {
 		return rows
@@ -89,9 +92,6 @@ func (all *attachments) rows(wide bool) (rows []row) {
 	cells := numbers(count, "live", "adding", "unwinding", "removing", "pending DELs", "unproven")
 	return []row{{weight, append(cells, first)}}
 }
-
-// list returns texts as one cell.
-func list(texts []string) string { return cmp.Or(strings.Join(texts, ", "), "-") }
 
 // numbers returns the counts of some words as cells.
 func numbers(count map[string]int, words ...string) (cells []string) {

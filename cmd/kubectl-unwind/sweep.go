@@ -1,9 +1,9 @@
 package main
 
 import (
-	"cmp"
-
 	"github.com/spf13/cobra"
+
+	"cni-unwind/cmd/internal/term"
 )
 
 // findings is what unwindctl sweep prints of a node.
@@ -40,9 +40,9 @@ func sweepCommand(o *options) *cobra.Command {
 	run := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if !dryRun {
-			return usage("the agents sweep each minute; for one node at once: kubectl -n "+
+			return term.WithHint("the agents sweep each minute; for one node at once: kubectl -n "+
 				o.namespace+" exec POD -c "+container+" -- /unwindctl --host sweep",
-				"sweep is for all nodes only with --dry-run")
+				"%w", term.Usage("sweep is for all nodes only with --dry-run"))
 		}
 		return run(cmd, args)
 	}
@@ -67,8 +67,8 @@ func (all *findings) rows(wide bool) (rows []row) {
 		if first == "-" {
 			first = f.Result + ": " + f.Why
 		}
-		rows = append(rows, row{weight, []string{f.Network, cmp.Or(f.ContainerID, "-"),
-			cmp.Or(f.IfName, "-"), cmp.Or(f.Address, "-"), f.Pod.String(), cmp.Or(f.State, "-"),
+		rows = append(rows, row{weight, []string{f.Network, term.OrDash(f.ContainerID),
+			term.OrDash(f.IfName), term.OrDash(f.Address), f.Pod.String(), term.OrDash(f.State),
 			f.Result, f.Why}})
 	}
 	if wide || len(*all) == 0 {

@@ -26,7 +26,7 @@ func switchCommand(o *options, verb string) *cobra.Command {
 		report:  func() report { return &changes{} },
 		words:   []string{"removed", "returned", "kept", "off", "on"},
 		none:    "nothing had to be done",
-		columns: []string{"CHANGE", "WHAT"}, wide: []string{"CHANGE", "WHAT"},
+		columns: []string{"CHANGE", "WHAT"},
 	}
 	if verb != "on" {
 		v.unwindctl = append(v.unwindctl, "--by", "kubectl unwind "+verb+" of "+operator())

@@ -2,31 +2,32 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math"
 	"slices"
 	"strings"
-	"text/tabwriter"
-	"unicode"
-	"unicode/utf16"
 
 	"github.com/spf13/cobra"
+
+	"cni-unwind/cmd/internal/term"
 )
 
 // view is how a command asks a node, and shows the answers of all.
 type view struct {
-	unwindctl []string // the command on the node
-	codes     []int    // it ends with one of these also if all went well
-	key       string   // of the list in the object that it prints
+	unwindctl []string // the command on the node, which also gets the arguments and
+	flags     handedOn // these flags
+	key       string   // of the list in the object that it prints; "" for an object without one
 	whole     bool     // the report is the object, not the list
 	report    func() report
-	words     []string // of the counts, as the summary has them
-	none      string   // said of a node that has nothing to show
-	columns   []string // after the node's name; the last has sentences
-	wide      []string // the same, with -o wide
+	fine      func(code int, r report) bool // it ends with that code also if all went well
+	words     []string                      // of the counts, as the summary has them
+	none      string                        // said of a node that has nothing to show
+	quiet     bool                          // it is said of all together
+	needed    bool                          // something is to be there: none is an error
+	columns   []string                      // after the node's name
+	wide      []string                      // the same, with -o wide; nil for no others
 }
 
 // report is a node's answer.
@@ -43,77 +44,91 @@ type row struct {
 
 // command returns a command that asks all nodes.
 func (v *view) command(o *options, cmd *cobra.Command) *cobra.Command {
-	cmd.Args = noArgs
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		agents, err := findAgents(cmd.Context(), o, cmd.ErrOrStderr())
-		if err != nil {
+	v.flags.addTo(cmd.Flags())
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		ctx, out := cmd.Context(), cmd.OutOrStdout()
+		agents, err := findAgents(ctx, o, cmd.ErrOrStderr())
+		var answers []answer
+		if err == nil {
+			asked := slices.Concat(v.unwindctl, v.flags.of(cmd.Flags()), args)
+			answers = askAll(ctx, o, v, asked, agents, cmd.ErrOrStderr())
+		}
+		switch {
+		case ctx.Err() != nil:
+			return errors.New("interrupted")
+		case err != nil:
 			return err
+		case o.output.IsObject():
+			err = o.output.PrintObject(out, "nodes", answers, "build", version)
+		default:
+			err = v.print(out, answers, &o.output)
 		}
-		answers := askAll(cmd.Context(), o, v, agents, cmd.ErrOrStderr())
-		if err := cmd.Context().Err(); err != nil {
-			return err
-		}
-		if o.format == "json" {
-			err = printJSON(cmd.OutOrStdout(), answers)
-		} else {
-			err = v.print(cmd.OutOrStdout(), answers, o.format == "wide")
-		}
-		return errors.Join(err, outcome(answers))
+		return errors.Join(err, v.outcome(answers))
 	}
 	return cmd
 }
 
 // outcome returns the error that the answers make together.
-func outcome(answers []answer) error {
-	worst, failed := 0, 0
+func (v *view) outcome(answers []answer) error {
+	worst, failed, found := 0, 0, 0
 	for _, a := range answers {
 		if a.Error != "" {
 			failed++
+		}
+		if a.report != nil {
+			found += len(a.report.count())
 		}
 		if d, is := a.report.(*diagnosis); is {
 			worst = max(worst, d.worst())
 		}
 	}
-	f := &failure{code: 2 + worst}
+	text := ""
 	if failed > 0 {
-		f.text = fmt.Sprintf("%d of %s not reached, or answered in part", failed,
-			nodes(len(answers)))
+		text = fmt.Sprintf("%d of %s not reached, or answered in part", failed, nodes(len(answers)))
 	}
-	switch {
-	case failed > 0 && f.code != exitFailure:
-		f.code = exitError
-	case worst == 0:
-		return nil
+	switch code := 2 + worst; {
+	case code == exitFailure:
+		return term.Coded{Code: code, Text: text}
+	case failed > 0:
+		return errors.New(text)
+	case v.needed && found == 0:
+		return fmt.Errorf("%s on %s", v.none, nodes(len(answers)))
+	case worst > 0:
+		return term.Coded{Code: code}
 	}
-	return f
+	return nil
 }
 
+// least is how short a text may become on a terminal. The whole of it is in -o wide.
+const least = 12
+
 // print prints a table of the answers, and a line that sums them up.
-func (v *view) print(out io.Writer, answers []answer, wide bool) error {
-	columns := v.columns
-	if wide {
-		columns = v.wide
+func (v *view) print(out io.Writer, answers []answer, o *term.Output) error {
+	names := v.columns
+	if o.Format == term.Wide && v.wide != nil {
+		names = v.wide
+	}
+	columns := []term.Column{{Name: "NODE"}}
+	for _, name := range names {
+		columns = append(columns, term.Column{Name: name, Least: max(least, len(name)),
+			Severity: name == "WORST" || name == "SEVERITY"})
 	}
 	var rows []row
 	for i := range answers {
-		rows = append(rows, v.rows(&answers[i], len(columns), wide)...)
+		rows = append(rows, v.rows(&answers[i], len(names), o.Format == term.Wide)...)
 	}
 	slices.SortStableFunc(rows, func(a, b row) int { return cmp.Compare(b.weight, a.weight) })
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "NODE\t"+strings.Join(columns, "\t"))
+	t := term.NewTable(columns...)
 	for _, r := range rows {
 		for i := range r.cells {
-			r.cells[i] = printable(r.cells[i])
+			r.cells[i] = term.Printable(r.cells[i])
 		}
-		if last := len(r.cells) - 1; !wide {
-			r.cells[last] = short(r.cells[last])
-		}
-		fmt.Fprintln(w, strings.Join(r.cells, "\t"))
+		t.Add(r.cells...)
 	}
-	if err := w.Flush(); err != nil {
-		return err
+	err := t.Print(out, o)
+	if err == nil && !o.NoHeaders {
+		_, err = fmt.Fprintln(out, v.summary(answers))
 	}
-	_, err := fmt.Fprintln(out, v.summary(answers))
 	return err
 }
 
@@ -133,7 +148,7 @@ func (v *view) rows(a *answer, columns int, wide bool) (rows []row) {
 	if a.report != nil {
 		rows = append(rows, a.report.rows(wide)...)
 	}
-	if len(rows) == 0 {
+	if len(rows) == 0 && !v.quiet {
 		special(0, "-", v.none)
 	}
 	for i := range rows {
@@ -166,50 +181,4 @@ func (v *view) summary(answers []answer) string {
 	return nodes(len(answers)) + ": " + cmp.Or(strings.Join(counts, ", "), v.none) + "."
 }
 
-func nodes(n int) string {
-	if n == 1 {
-		return "1 node"
-	}
-	return fmt.Sprintf("%d nodes", n)
-}
-
-// short cuts a text. The whole of it is in -o wide.
-func short(text string) string {
-	const most = 100
-	if runes := []rune(text); len(runes) > most {
-		return string(runes[:most]) + "…"
-	}
-	return text
-}
-
-// printable returns a text, perhaps a node's, as one line that does nothing to a terminal.
-func printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return '?'
-		}
-		return r
-	}, strings.Join(strings.Fields(text), " "))
-}
-
-// printJSON prints the answers. What does something to a terminal is escaped, as JSON may have it
-// in its texts alone.
-func printJSON(out io.Writer, answers []answer) error {
-	data, err := json.MarshalIndent(
-		map[string]any{"version": formatVersion, "nodes": answers}, "", "  ")
-	if err != nil {
-		return err
-	}
-	var text strings.Builder
-	for _, r := range string(data) { // bytes that are not UTF-8 become U+FFFD
-		if r == '\n' || unicode.IsPrint(r) {
-			text.WriteRune(r)
-			continue
-		}
-		for _, unit := range utf16.AppendRune(nil, r) {
-			fmt.Fprintf(&text, `\u%04x`, unit)
-		}
-	}
-	_, err = fmt.Fprintln(out, text.String())
-	return err
-}
+func nodes(n int) string { return term.Plural(n, "node", "nodes") }

@@ -75,7 +75,7 @@ func TestImports(t *testing.T) {
 		{"cmd/unwind", []string{"testing", "github.com/spf13", "google.golang.org", "k8s.io", "go.opentelemetry.io", "go.yaml.in",
 			"github.com/containernetworking/cni/libcni", "github.com/containernetworking/cni/pkg/invoke"}},
 		// It is for any system, and kubectl is its client.
-		{"cmd/kubectl-unwind", []string{module + "journal", module + "ipam", module + "plugin", module + "cmd", "golang.org/x/sys", "k8s.io"}},
+		{"cmd/kubectl-unwind", []string{module + "journal", module + "ipam", module + "plugin", module + "cmd/unwindctl", "k8s.io"}},
 	} {
 		t.Run(tt.pkg, func(t *testing.T) {
 			p, ok := all[tt.pkg]

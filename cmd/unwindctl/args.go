@@ -6,52 +6,15 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/node"
-	"cni-unwind/cmd/unwindctl/internal/term"
 )
 
 // streams returns the standard streams of a command.
 func streams(cmd *cobra.Command) term.Streams {
 	return term.Streams{In: cmd.InOrStdin(), Out: cmd.OutOrStdout(), Err: cmd.ErrOrStderr()}
-}
-
-// oneArg is the rule of commands about one thing.
-func oneArg(cmd *cobra.Command, args []string) error {
-	if len(args) != 1 {
-		return term.Usage("%s takes one argument: %s", cmd.CommandPath(),
-			strings.TrimPrefix(cmd.Use, cmd.Name()+" "))
-	}
-	return nil
-}
-
-// noArgs is the rule of most commands.
-func noArgs(cmd *cobra.Command, args []string) error {
-	if err := cobra.NoArgs(cmd, args); err != nil {
-		return term.Usage("%w", err)
-	}
-	return nil
-}
-
-// oneCommand is the rule of the program without a command.
-func oneCommand(cmd *cobra.Command, args []string) error {
-	err := noArgs(cmd, args)
-	if err == nil {
-		return nil
-	}
-	if like := cmd.SuggestionsFor(args[0]); len(like) > 0 {
-		return term.WithHint("did you mean unwindctl "+strings.Join(like, ", or unwindctl ")+"?",
-			"%w", err)
-	}
-	return err
-}
-
-func oneFile(cmd *cobra.Command, args []string) error {
-	if err := cobra.ExactArgs(1)(cmd, args); err != nil {
-		return term.Usage("%w", err)
-	}
-	return nil
 }
 
 // completeNames completes the one argument that names an attachment, a pod or an address in the
@@ -63,13 +26,6 @@ func completeNames(at *node.Directories, history bool) cobra.CompletionFunc {
 		}
 		c := complete(cmd, *at, history)
 		return beginning(begun, c.Attachments, c.Pods, c.Addresses), cobra.ShellCompDirectiveNoFileComp
-	}
-}
-
-// completeNetworks completes a network that the journal has.
-func completeNetworks(at *node.Directories) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
-		return beginning(begun, complete(cmd, *at, true).Networks), cobra.ShellCompDirectiveNoFileComp
 	}
 }
 

@@ -5,15 +5,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/doctor"
-	"cni-unwind/cmd/unwindctl/internal/term"
 )
-
-// examined is the exit code of a report with findings. The report has said everything.
-type examined int
-
-func (examined) Error() string   { return "" }
-func (e examined) ExitCode() int { return int(e) }
 
 // examinedCode returns the exit code for the worst severity of a report, by --fail-on if that is
 // given.
@@ -26,11 +20,11 @@ func examinedCode(worst doctor.Severity, failOn string) int {
 	case failOn == doctor.Failure.String() && worst < doctor.Failure:
 		return 0
 	}
-	return exitError
+	return term.ExitError
 }
 
 func doctorCommand() *cobra.Command {
-	var format term.Format
+	var o term.Output
 	var failOn string
 	options := doctor.Options{Version: version}
 	cmd := &cobra.Command{
@@ -49,16 +43,15 @@ func doctorCommand() *cobra.Command {
 			"  unwindctl doctor -o json\n" +
 			"  unwindctl doctor --fail-on error -o line\n" +
 			"  kubectl -n kube-system exec POD -- /unwindctl --host doctor",
-		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !slices.Contains([]string{"", doctor.Warning.String(), doctor.Failure.String()}, failOn) {
 				return term.Usage("--fail-on %s is none of %s, %s", failOn, doctor.Warning, doctor.Failure)
 			}
 			options.Stderr = cmd.ErrOrStderr()
 			report := doctor.Examine(cmd.Context(), options)
-			err := report.Print(cmd.OutOrStdout(), format)
+			err := report.Print(cmd.OutOrStdout(), &o)
 			if code := examinedCode(report.Worst(), failOn); err == nil && code != 0 {
-				return examined(code)
+				return term.Coded{Code: code}
 			}
 			return err
 		},
@@ -70,6 +63,7 @@ func doctorCommand() *cobra.Command {
 		"exit with 1 if the worst is at least this `SEVERITY`, warning or error, else with 0")
 	_ = cmd.RegisterFlagCompletionFunc("fail-on", cobra.FixedCompletions(
 		[]string{doctor.Warning.String(), doctor.Failure.String()}, cobra.ShellCompDirectiveNoFileComp))
-	addOutputFlags(cmd, &format, "checks", term.Plain, term.JSON, term.Line)
+	o.AddFlags(cmd, cmd.Flags(), "checks", term.Plain, term.JSON, term.Line)
+	term.AddWatch(cmd)
 	return cmd
 }

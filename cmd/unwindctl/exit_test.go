@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -15,32 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/journal"
 )
-
-// TestExitCode has the codes of errors that come together: the command line before all.
-func TestExitCode(t *testing.T) {
-	t.Parallel()
-	alive := t.Context()
-	interrupted, cancel := context.WithCancel(alive)
-	cancel()
-	usage, other := term.Usage("usage"), errors.New("other")
-	for _, c := range []struct {
-		name string
-		ctx  context.Context
-		err  error
-		want int
-	}{
-		{"none", alive, nil, 0}, {"an error", alive, other, 1}, {"the command line", alive, usage, 2},
-		{"both", alive, errors.Join(other, fmt.Errorf("wrapped: %w", usage)), 2},
-		{"interrupted", interrupted, other, 130}, {"interrupted, and done all the same", interrupted, nil, 0},
-	} {
-		if got := exitCode(c.ctx, c.err); got != c.want {
-			t.Errorf("%s: %d, want %d", c.name, got, c.want)
-		}
-	}
-}
 
 // terminal is a pseudo-terminal, with what is written to it.
 type terminal struct {
@@ -239,7 +214,7 @@ func TestInterrupted(t *testing.T) {
 				_ = os.Remove(file)
 			}
 			_ = cmd.Wait()
-			if code := cmd.ProcessState.ExitCode(); code != exitInterrupted {
+			if code := cmd.ProcessState.ExitCode(); code != 130 {
 				t.Errorf("exit code %d", code)
 			}
 			if left := len(n.ids()); left != many-workers {

@@ -1,27 +1,32 @@
 package main
 
 import (
-	"errors"
-	"fmt"
-	"slices"
-	"strconv"
-	"strings"
-
 	"github.com/spf13/cobra"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/node"
-	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/plugin/netconf"
 )
 
-// addStateFlag adds the flag of every command that reads the journal.
+// addStateFlag adds the flag of every command that reads the journal, and has the directories
+// resolved before the command runs.
 func addStateFlag(cmd *cobra.Command, at *node.Directories) {
+	cmd.PreRunE = func(*cobra.Command, []string) error { return at.Resolve() }
 	cmd.Flags().StringVar(&at.StateDir, "state-dir", "",
 		"the journal is in `DIR` (default: as unwind's conflist has it, "+
 			"else "+netconf.DefaultStateDir+")")
 	_ = cmd.MarkFlagDirname("state-dir")
+}
+
+// addNetworkFlag adds the flag of commands about a network that the journal has.
+func addNetworkFlag(cmd *cobra.Command, at *node.Directories, network *string, help string) {
+	cmd.Flags().StringVar(network, "network", "", help)
+	_ = cmd.RegisterFlagCompletionFunc("network",
+		func(cmd *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
+			return beginning(begun, complete(cmd, *at, true).Networks), cobra.ShellCompDirectiveNoFileComp
+		})
 }
 
 // addScopeFlags adds the flags of every command that judges attachments.
@@ -38,54 +43,6 @@ func addScopeFlags(cmd *cobra.Command, of *inspect.Scope) {
 
 // lookFormats are the formats of most commands that look.
 var lookFormats = []term.Format{term.Plain, term.Wide, term.JSON, term.Name}
-
-// addOutputFlags adds -o, and --json, of a command that looks. keys are those of its JSON.
-func addOutputFlags(cmd *cobra.Command, format *term.Format, keys string,
-	formats ...term.Format) {
-	*format = term.Plain
-	var names []string
-	for _, f := range formats {
-		names = append(names, string(f))
-	}
-	o := &output{format: format, names: names}
-	cmd.Flags().VarP(o, "output", "o",
-		"print in this `FORMAT`: "+strings.Join(names, ", "))
-	cmd.Flags().BoolFunc("json", "print JSON: version, "+keys, func(value string) error {
-		asJSON, err := strconv.ParseBool(value)
-		switch {
-		case err != nil || !asJSON:
-			return err
-		case o.given && *format != term.JSON:
-			return fmt.Errorf("-o %s is given, too", *format)
-		}
-		*format, o.asJSON = term.JSON, true
-		return nil
-	})
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(names,
-		cobra.ShellCompDirectiveNoFileComp))
-}
-
-// output is the value of -o.
-type output struct {
-	format *term.Format
-	names  []string // that are allowed
-
-	given, asJSON bool // which of -o and --json were given
-}
-
-func (o *output) String() string { return string(*o.format) }
-func (*output) Type() string     { return "FORMAT" }
-
-func (o *output) Set(value string) error {
-	if !slices.Contains(o.names, value) {
-		return fmt.Errorf("none of %s", strings.Join(o.names, ", "))
-	}
-	if o.asJSON && term.Format(value) != term.JSON {
-		return errors.New("--json is given, too")
-	}
-	*o.format, o.given = term.Format(value), true
-	return nil
-}
 
 func addInstallFlags(cmd *cobra.Command, flags *install.Options) {
 	addPlaceFlags(cmd, &flags.Target)

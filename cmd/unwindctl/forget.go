@@ -8,9 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/node"
-	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/journal"
 )
 
@@ -52,9 +52,6 @@ func forgetCommand() *cobra.Command {
 		},
 		ValidArgsFunction: completeNames(&flags.Directories, false),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := flags.Resolve(); err != nil {
-				return err
-			}
 			keys, err := forgettable(cmd, args, flags)
 			if err != nil {
 				return err
@@ -62,10 +59,9 @@ func forgetCommand() *cobra.Command {
 			return runForget(cmd, keys, flags)
 		},
 	}
-	cmd.Flags().StringVar(&flags.network, "network", "", "all of this `NETWORK`, with --dead")
+	addNetworkFlag(cmd, &flags.Directories, &flags.network, "all of this `NETWORK`, with --dead")
 	cmd.Flags().BoolVar(&flags.dead, "dead", false, "those that are dead, with --network")
 	cmd.Flags().BoolVar(&flags.yes, "yes", false, "forget them; without it they are only shown")
-	_ = cmd.RegisterFlagCompletionFunc("network", completeNetworks(&flags.Directories))
 	addStateFlag(cmd, &flags.Directories)
 	return cmd
 }

@@ -1,15 +1,16 @@
 package main
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/node"
-	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/journal"
 )
 
@@ -26,7 +27,7 @@ type historyFlags struct {
 	kinds   []string
 	since   time.Duration
 	last    int
-	format  term.Format
+	output  term.Output
 }
 
 func historyCommand() *cobra.Command {
@@ -52,12 +53,11 @@ func historyCommand() *cobra.Command {
 		Example: "  unwindctl history --since 2h\n" +
 			"  unwindctl history default/web-0\n" +
 			"  unwindctl history --kind rolled-back --last 20",
-		Args:              func(_ *cobra.Command, args []string) error { return flags.check(args) },
+		Args: func(cmd *cobra.Command, args []string) error {
+			return cmp.Or(term.OneArg(cmd, args), flags.check(args))
+		},
 		ValidArgsFunction: completeNames(&flags.Directories, true),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := flags.Resolve(); err != nil {
-				return err
-			}
 			events, err := inspect.ReadHistory(cmd.Context(), flags.StateDir)
 			if err != nil {
 				return err
@@ -68,20 +68,19 @@ func historyCommand() *cobra.Command {
 			if flags.last > 0 && len(events) > flags.last {
 				events = events[len(events)-flags.last:]
 			}
-			if flags.format == term.JSON {
-				return term.PrintJSON(cmd.OutOrStdout(), "events",
+			if flags.output.IsObject() {
+				return flags.output.PrintObject(cmd.OutOrStdout(), "events",
 					append([]journal.Event{}, events...))
 			}
-			return inspect.PrintHistory(cmd.OutOrStdout(), events, flags.format)
+			return inspect.PrintHistory(cmd.OutOrStdout(), events, &flags.output)
 		},
 	}
-	addOutputFlags(cmd, &flags.format, "events", lookFormats...)
-	cmd.Flags().StringVar(&flags.network, "network", "", "only of this `NETWORK`")
+	flags.output.AddFlags(cmd, cmd.Flags(), "events", lookFormats...)
+	addNetworkFlag(cmd, &flags.Directories, &flags.network, "only of this `NETWORK`")
 	cmd.Flags().StringSliceVar(&flags.kinds, "kind", nil,
 		"only of these `KINDS`: "+strings.Join(eventKinds, ", "))
 	cmd.Flags().DurationVar(&flags.since, "since", 0, "only of the last `DURATION`, such as 2h")
 	cmd.Flags().IntVar(&flags.last, "last", 0, "only the last `N`; 0 for all")
-	_ = cmd.RegisterFlagCompletionFunc("network", completeNetworks(&flags.Directories))
 	addStateFlag(cmd, &flags.Directories)
 	_ = cmd.RegisterFlagCompletionFunc("kind", cobra.FixedCompletions(eventKinds,
 		cobra.ShellCompDirectiveNoFileComp))
@@ -90,9 +89,6 @@ func historyCommand() *cobra.Command {
 
 // check is an error if the command line is wrong.
 func (flags *historyFlags) check(args []string) error {
-	if len(args) > 1 {
-		return term.Usage("one attachment, pod or address at most, not %d", len(args))
-	}
 	if len(args) == 1 {
 		if _, err := inspect.Find(nil, args[0]); err != nil {
 			return err

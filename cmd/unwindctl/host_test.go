@@ -200,7 +200,7 @@ func TestHostEvents(t *testing.T) {
 	fail("b")
 	await("Bearer two")
 	out := n.run(c.command(n, "--host", "run", "--events", "--state-dir", n.state))
-	if out.code != exitUsage || !out.says("KUBERNETES_SERVICE_HOST") {
+	if out.code != 2 || !out.says("KUBERNETES_SERVICE_HOST") {
 		t.Errorf("outside of a pod: %+v", out)
 	}
 }
@@ -234,7 +234,7 @@ func TestHostRunEnds(t *testing.T) {
 		t.Errorf("the agent was killed: exit code %d", code)
 	}
 	out := n.run(c.command(n, "--host", "run", "--interval", "1ms"))
-	if out.code != exitUsage || strings.Count(out.stderr, "error:") != 1 {
+	if out.code != 2 || strings.Count(out.stderr, "error:") != 1 {
 		t.Errorf("a usage error: %+v", out)
 	}
 }

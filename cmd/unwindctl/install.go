@@ -29,7 +29,6 @@ func installCommand() *cobra.Command {
 		Example: "  unwindctl install --dry-run\n" +
 			"  unwindctl install\n" +
 			"  unwindctl install --runtime k3s --observe",
-		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return install.Run(cmd.Context(), streams(cmd), flags)
 		},

@@ -5,14 +5,14 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/node"
-	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/journal"
 )
 
 func listCommand() *cobra.Command {
-	var format term.Format
+	var o term.Output
 	var network string
 	var at node.Directories
 	cmd := &cobra.Command{
@@ -24,11 +24,7 @@ func listCommand() *cobra.Command {
 		Example: "  unwindctl list\n" +
 			"  unwindctl list --network podnet -o wide\n" +
 			"  unwindctl list -o name",
-		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := at.Resolve(); err != nil {
-				return err
-			}
 			store := &journal.Store{Dir: at.StateDir}
 			attachments, err := inspect.ReadJournal(cmd.Context(), store)
 			if network != "" {
@@ -42,19 +38,19 @@ func listCommand() *cobra.Command {
 			}
 			out := cmd.OutOrStdout()
 			switch {
-			case format == term.JSON:
-				err = errors.Join(term.PrintJSON(out, "attachments", attachments), err)
-			case len(attachments) == 0 && format != term.Name:
+			case o.IsObject():
+				err = errors.Join(o.PrintObject(out, "attachments", attachments), err)
+			case len(attachments) == 0 && o.Format != term.Name:
 				err = inspect.PrintNoAttachments(out, store)
 			default:
-				err = errors.Join(inspect.PrintAttachments(out, attachments, format), err)
+				err = errors.Join(inspect.PrintAttachments(out, attachments, &o), err)
 			}
 			return err
 		},
 	}
-	addOutputFlags(cmd, &format, "attachments", lookFormats...)
-	cmd.Flags().StringVar(&network, "network", "", "only those of this `NETWORK`")
-	_ = cmd.RegisterFlagCompletionFunc("network", completeNetworks(&at))
+	o.AddFlags(cmd, cmd.Flags(), "attachments", lookFormats...)
+	term.AddWatch(cmd)
+	addNetworkFlag(cmd, &at, &network, "only those of this `NETWORK`")
 	addStateFlag(cmd, &at)
 	return cmd
 }

@@ -4,11 +4,11 @@
 // This package has the command lines, one file a command. The packages below internal do the work.
 // Each uses only packages above it in this list:
 //
-//	term     texts, tables, formats, usage errors, hints
+//	term     texts, tables, formats, usage errors, hints; in cmd/internal
 //	durable  files that are replaced and removed for good
 //	node     the runtimes of a node, and where each keeps what
 //	wrap     a chain moved into unwind's entry, and back
-//	inspect  attachments and pools, and sentences about them
+//	inspect  attachments and pools, sentences about them, and hints
 //	install  the plan of an install, and how it is carried out
 //	doctor   what is wrong on a node
 //	metrics  for Prometheus
@@ -16,37 +16,22 @@
 package main
 
 import (
-	"context"
-	"fmt"
 	"os"
-	"os/signal"
 	"runtime"
 	"strings"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
+	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/install"
-	"cni-unwind/cmd/unwindctl/internal/term"
 )
 
 // init keeps the main thread for this goroutine. Other processes see the namespaces of that thread
 // as those of this process, see install.EnterHost.
 func init() { runtime.LockOSThread() }
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT,
-		syscall.SIGHUP)
-	context.AfterFunc(ctx, stop) // a second signal ends the program at once
-	err := rootCommand().ExecuteContext(ctx)
-	if err != nil && err.Error() != "" {
-		fmt.Fprintf(os.Stderr, "error: %s\n", strings.ReplaceAll(err.Error(), "\n", "\nerror: "))
-		if hint := term.HintFor(err); hint != "" {
-			fmt.Fprintf(os.Stderr, "hint: %s\n", hint)
-		}
-	}
-	os.Exit(exitCode(ctx, err))
-}
+func main() { os.Exit(term.Main(rootCommand(), inspect.HintFor)) }
 
 // dirEnv has the defaults of flags. What is run in an agent's container so finds the agent's own.
 var dirEnv = map[string]string{"conf-dir": "UNWIND_CONF_DIR", "bin-dir": "UNWIND_BIN_DIR",
@@ -54,7 +39,7 @@ var dirEnv = map[string]string{"conf-dir": "UNWIND_CONF_DIR", "bin-dir": "UNWIND
 
 func rootCommand() *cobra.Command {
 	var host bool
-	root := &cobra.Command{
+	root := term.Program(&cobra.Command{
 		Use: "unwindctl",
 		Short: "Operate the CNI plugin unwind: see what it keeps and why, release what is dead, " +
 			"install it, switch it off",
@@ -67,6 +52,7 @@ func rootCommand() *cobra.Command {
 			"  wide   all columns, nothing is cut\n" +
 			"  json   an object with a version, which is 1: keys may be added within a\n" +
 			"         version, none is removed or changes its meaning; --json is the same\n" +
+			"  yaml   the same object\n" +
 			"  name   arguments for show, sweep and forget, one a line\n" +
 			"  line   doctor: the worst that it finds, in one line\n\n" +
 			"UNWIND_CONF_DIR, UNWIND_BIN_DIR and UNWIND_STATE_DIR are the defaults of --conf-dir,\n" +
@@ -81,11 +67,7 @@ func rootCommand() *cobra.Command {
 		Example: "  unwindctl doctor\n" +
 			"  unwindctl show default/web-0\n" +
 			"  unwindctl sweep --dry-run",
-		Version:       version,
-		Args:          oneCommand,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-		SilenceUsage:  true,
-		SilenceErrors: true,
+		Version: version,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			for name, env := range dirEnv {
 				if f := cmd.Flags().Lookup(name); f != nil && !f.Changed {
@@ -97,13 +79,9 @@ func rootCommand() *cobra.Command {
 			}
 			return nil
 		},
-	}
+	})
 	root.PersistentFlags().BoolVar(&host, "host", false,
 		"from a container with hostPID: enter the host's mount and network namespaces first")
-	root.Flags().Bool("version", false, "print the version of this program")
-	root.SetVersionTemplate("unwindctl {{.Version}}\n")
-	root.SuggestionsMinimumDistance = 2
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return term.Usage("%w", err) })
 	for _, group := range []struct {
 		id, title string
 		commands  []*cobra.Command
@@ -119,7 +97,7 @@ func rootCommand() *cobra.Command {
 		for _, cmd := range group.commands {
 			cmd.GroupID = group.id
 			if !strings.Contains(cmd.Use, " ") { // it takes no argument
-				cmd.ValidArgsFunction = cobra.NoFileCompletions
+				cmd.Args, cmd.ValidArgsFunction = term.NoArgs, cobra.NoFileCompletions
 			}
 			root.AddCommand(cmd)
 		}

@@ -21,11 +21,7 @@ func metricsCommand() *cobra.Command {
 			"the same as /metrics. No label names a pod, a container or an address.",
 		Example: "  unwindctl metrics\n" +
 			"  unwindctl metrics --textfile /var/lib/node_exporter/unwind.prom",
-		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := of.Resolve(); err != nil {
-				return err
-			}
 			var text bytes.Buffer
 			source := metrics.Source{Version: version, Scope: of, Stderr: cmd.ErrOrStderr()}
 			err := source.Print(cmd.Context(), &text)

@@ -6,8 +6,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/install"
-	"cni-unwind/cmd/unwindctl/internal/term"
 )
 
 func offCommand() *cobra.Command {
@@ -24,7 +24,6 @@ func offCommand() *cobra.Command {
 			"An agent that sees unwind's conflist removed by hand writes the file, too.",
 		Example: "  unwindctl off\n" +
 			"  kubectl unwind off --nodes worker-2",
-		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return install.Uninstall(cmd.Context(), cmd.OutOrStdout(), flags)
 		},
@@ -41,12 +40,12 @@ func addOffFlags(cmd *cobra.Command, flags *install.UninstallOptions) {
 	user := cmp.Or(os.Getenv("SUDO_USER"), os.Getenv("USER"), "root")
 	cmd.Flags().StringVar(&flags.By, "by", "unwindctl of "+user, "`WHO` wants it, for the record")
 	cmd.Flags().Lookup("by").DefValue = ""
-	addOutputFlags(cmd, &flags.Format, "changes", term.Plain, term.JSON)
+	flags.Output.AddFlags(cmd, cmd.Flags(), "changes", term.Plain, term.JSON)
 }
 
 func onCommand() *cobra.Command {
 	var flags install.Options
-	var format term.Format
+	var o term.Output
 	cmd := &cobra.Command{
 		Use:   "on",
 		Short: "Switch unwind on again on this node",
@@ -55,13 +54,12 @@ func onCommand() *cobra.Command {
 			"elsewhere install, as unwindctl install does with these flags.",
 		Example: "  unwindctl on\n" +
 			"  kubectl unwind on",
-		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return install.SwitchOnNode(cmd.Context(), streams(cmd), flags, format)
+			return install.SwitchOnNode(cmd.Context(), streams(cmd), flags, &o)
 		},
 	}
 	addInstallFlags(cmd, &flags)
 	addNodeFlags(cmd, &flags.ProgramDir, &flags.UnitDir, "")
-	addOutputFlags(cmd, &format, "changes", term.Plain, term.JSON)
+	o.AddFlags(cmd, cmd.Flags(), "changes", term.Plain, term.JSON)
 	return cmd
 }

@@ -1,12 +1,13 @@
 package main
 
 import (
+	"log/slog"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/agent"
-	"cni-unwind/cmd/unwindctl/internal/term"
 )
 
 func runCommand() *cobra.Command {
@@ -36,8 +37,10 @@ func runCommand() *cobra.Command {
 		Example: "  unwindctl run\n" +
 			"  unwindctl --host run --observe\n" +
 			"  unwindctl run --no-install --interval 5m",
-		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if options.LogFormat != "text" && options.LogFormat != "json" {
+				return term.Usage("--log-format %s is none of text, json", options.LogFormat)
+			}
 			if options.Interval < time.Second {
 				return term.Usage("--interval %s is less than a second", options.Interval)
 			}
@@ -47,6 +50,9 @@ func runCommand() *cobra.Command {
 	addInstallFlags(cmd, &options.Options)
 	cmd.Flags().StringVar(&options.CRI, "cri", "auto",
 		"the runtime's `SOCKET`; auto finds it, none asks no runtime")
+	cmd.Flags().StringVar(&options.LogFormat, "log-format", "text", "log in this `FORMAT`: text, json")
+	cmd.Flags().TextVar(&options.LogLevel, "log-level", slog.LevelInfo,
+		"log what is of this `LEVEL` at least: debug, info, warn, error")
 	cmd.Flags().StringVar(&options.Listen, "listen", agent.DefaultListen,
 		"serve /metrics and /healthz at `ADDRESS`; an empty one for not at all")
 	cmd.Flags().DurationVar(&options.Interval, "interval", time.Minute, "sweep each `DURATION`")

@@ -3,12 +3,12 @@ package main
 import (
 	"github.com/spf13/cobra"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
-	"cni-unwind/cmd/unwindctl/internal/term"
 )
 
 func showCommand() *cobra.Command {
-	var format term.Format
+	var o term.Output
 	var flags inspect.Scope
 	cmd := &cobra.Command{
 		Use:        "show ATTACHMENT|POD|ADDRESS",
@@ -21,16 +21,14 @@ func showCommand() *cobra.Command {
 			"or the name), or an address. Of a container ID the beginning is enough.",
 		Example: "  unwindctl show 10.22.0.5\n  unwindctl show default/web-0\n  unwindctl show " +
 			"4ac0",
-		Args:              oneArg,
+		Args:              term.OneArg,
 		ValidArgsFunction: completeNames(&flags.Directories, true),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := flags.Resolve(); err != nil {
-				return err
-			}
-			return inspect.Show(cmd.Context(), streams(cmd), args[0], flags, format)
+			return inspect.Show(cmd.Context(), streams(cmd), args[0], flags, &o)
 		},
 	}
-	addOutputFlags(cmd, &format, "attachments", lookFormats...)
+	o.AddFlags(cmd, cmd.Flags(), "attachments", lookFormats...)
+	term.AddWatch(cmd)
 	addScopeFlags(cmd, &flags)
 	return cmd
 }

@@ -10,9 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/node"
-	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/plugin/sweep"
 )
 
@@ -21,7 +21,7 @@ type sweepFlags struct {
 	inspect.Scope
 	dryRun, force bool
 	binDir        string
-	format        term.Format
+	output        term.Output
 }
 
 func sweepCommand() *cobra.Command {
@@ -64,18 +64,13 @@ func sweepCommand() *cobra.Command {
 			"  unwindctl sweep --cri auto\n" +
 			"  unwindctl sweep default/web-0\n" +
 			"  unwindctl sweep --network podnet --valid attached.json",
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 1 {
-				return term.Usage("one attachment at most, not %d", len(args))
-			}
-			return nil
-		},
+		Args:              term.OneArg,
 		ValidArgsFunction: completeNames(&flags.Directories, false),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runSweep(cmd, args, flags)
 		},
 	}
-	cmd.Flags().StringVar(&flags.Network, "network", "", "only the attachments of this `NETWORK`")
+	addNetworkFlag(cmd, &flags.Directories, &flags.Network, "only the attachments of this `NETWORK`")
 	cmd.Flags().BoolVar(&flags.dryRun, "dry-run", false,
 		"say what would be released, and release nothing")
 	cmd.Flags().BoolVar(&flags.force, "force", false,
@@ -86,17 +81,13 @@ func sweepCommand() *cobra.Command {
 	cmd.Flags().StringVar(&flags.binDir, "bin-dir", "",
 		"the plugins are in `DIR` (default: the runtimes'); for DELs by libcni's cache")
 	_ = cmd.MarkFlagDirname("bin-dir")
-	addOutputFlags(cmd, &flags.format, "findings; live ones too", lookFormats...)
-	_ = cmd.RegisterFlagCompletionFunc("network", completeNetworks(&flags.Directories))
+	flags.output.AddFlags(cmd, cmd.Flags(), "findings; live ones too", lookFormats...)
 	addScopeFlags(cmd, &flags.Scope)
 	return cmd
 }
 
 func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	ctx := cmd.Context()
-	if err := flags.Resolve(); err != nil {
-		return err
-	}
 	s := sweep.Job{Network: flags.Network, DryRun: flags.dryRun, Force: flags.force,
 		Progress: progress(ctx, cmd.ErrOrStderr())}
 	if len(args) == 1 {
@@ -132,19 +123,19 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	if findings == nil && err != nil {
 		return errors.Join(listErr, err)
 	}
-	if len(findings) == 0 && flags.format != term.JSON && flags.format != term.Name {
+	if len(findings) == 0 && !flags.output.IsObject() && flags.output.Format != term.Name {
 		return errors.Join(listErr, err, inspect.PrintNoFindings(cmd.OutOrStdout(), flags.Scope, s))
 	}
 	slices.SortFunc(findings, func(a, b sweep.Finding) int {
 		return cmp.Compare(a.Key.String(), b.Key.String())
 	})
 	var printErr error
-	if flags.format == term.JSON {
-		printErr = term.PrintJSON(cmd.OutOrStdout(), "findings",
+	if flags.output.IsObject() {
+		printErr = flags.output.PrintObject(cmd.OutOrStdout(), "findings",
 			inspect.JSONFindings(findings, flags.dryRun))
 	} else {
 		printErr = inspect.PrintFindings(cmd.OutOrStdout(), findings, flags.dryRun,
-			s.Attachment != nil, flags.format)
+			s.Attachment != nil, &flags.output)
 	}
 	return errors.Join(listErr, err, inspect.Remaining(findings, flags.dryRun), printErr)
 }

@@ -13,6 +13,40 @@ import (
 // age is a cell that differs a second later.
 var age = regexp.MustCompile(` +[0-9]+[sm] +`)
 
+// TestColours: on a terminal doctor has its severities in colours, which NO_COLOR turns off, and a
+// look again begins in the same place. What is piped has neither.
+func TestColours(t *testing.T) {
+	t.Parallel()
+	n := newMachine(t)
+	run := func(env string, args ...string) string {
+		term, stdout := newTerminal(t)
+		cmd := n.unwindctl(append([]string{"doctor", "--conf-dir", n.dir + "/none", "--bin-dir", n.dir, "--state-dir", n.state}, args...)...)
+		cmd.Env = append(cmd.Environ(), "TERM=xterm", env)
+		cmd.Stdout = stdout
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		lines := 1 + 2*len(args)
+		eventually(t, "the last line", func() bool { return strings.Count(term.String(), "1 error, ") >= lines })
+		_ = cmd.Process.Signal(unix.SIGINT)
+		_ = cmd.Wait()
+		return term.String()
+	}
+	const coloured = "\x1b[31merror\x1b[0m  network "
+	if text := run("NO_COLOR="); !strings.Contains(text, coloured) || !strings.Contains(text, "\x1b[32mok\x1b[0m     ") {
+		t.Errorf("on a terminal: %q", text)
+	}
+	if text := run("NO_COLOR=1"); strings.Contains(text, "\x1b") {
+		t.Errorf("with NO_COLOR: %q", text)
+	}
+	if text := run("NO_COLOR=1", "--watch"); strings.Count(text, "\x1b[H\x1b[2J") < 3 || !strings.HasPrefix(text, "\x1b[H\x1b[2J") {
+		t.Errorf("with --watch: %q", text)
+	}
+	if out := n.run(n.unwindctl("doctor", "--conf-dir", n.dir+"/none", "--bin-dir", n.dir)); strings.Contains(out.stdout, "\x1b") {
+		t.Errorf("piped: %q", out.stdout)
+	}
+}
+
 // TestTables: on a terminal each table fits its width, with the names that other commands take.
 // What is piped is whole, and so is -o wide.
 func TestTables(t *testing.T) {

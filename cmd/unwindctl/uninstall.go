@@ -22,7 +22,6 @@ func uninstallCommand() *cobra.Command {
 			"The journal stays, and unwindctl sweep runs the DELs that are pending in it. Once\n" +
 			"it is empty, uninstall removes unwindctl and its units for systemd too, and with\n" +
 			"--purge the state directory.",
-		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return install.Uninstall(cmd.Context(), cmd.OutOrStdout(), flags)
 		},

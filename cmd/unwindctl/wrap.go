@@ -3,7 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/wrap"
 )
 
@@ -31,7 +31,7 @@ func wrapCommand() *cobra.Command {
 func rewriteCommand(cmd *cobra.Command, unchanged string,
 	change func(wrap.Source) ([]byte, error)) *cobra.Command {
 	var inPlace bool
-	cmd.Args = oneFile
+	cmd.Args = term.OneArg
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if inPlace && args[0] == "-" {
 			return term.Usage("--in-place needs a file")

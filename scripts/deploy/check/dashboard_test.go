@@ -23,9 +23,10 @@ type panel struct {
 	GridPos     struct{ X, Y, W, H int }
 	FieldConfig struct {
 		Defaults struct {
-			Unit   string
-			Max    float64
-			Custom struct {
+			Unit     string
+			Decimals *int
+			Max      float64
+			Custom   struct {
 				DrawStyle string
 				Stacking  struct{ Mode string }
 			}
@@ -40,10 +41,11 @@ type panel struct {
 	Targets []struct{ Expr, LegendFormat string }
 }
 
-// panels returns those of the dashboard, with its variables replaced.
-func panels(t *testing.T) []panel {
+// panels returns those of the dashboard, with its variables replaced: all nodes of a cluster, which
+// is "" for a Prometheus whose series name none.
+func panels(t *testing.T, cluster string) []panel {
 	t.Helper()
-	variables := strings.NewReplacer("$__rate_interval", "6m", "$__range", "2h", "$node", ".*")
+	variables := strings.NewReplacer("$__rate_interval", "6m", "$__range", "2h", "$node", ".*", "$cluster", cluster)
 	var dashboard struct{ Panels []panel }
 	text := variables.Replace(string(readFile(t, chartDir+"/dashboard.json")))
 	if err := json.Unmarshal([]byte(text), &dashboard); err != nil {
@@ -125,7 +127,7 @@ func TestDashboard(t *testing.T) {
 	t.Parallel()
 	store := scrape(t, twoNodes...)
 	asked := map[string]bool{}
-	all := panels(t)
+	all := panels(t, "")
 	for _, p := range all {
 		if len(p.Targets) == 0 || p.Title == "" {
 			t.Errorf("%+v is empty", p)
@@ -161,6 +163,42 @@ func TestDashboard(t *testing.T) {
 	}
 }
 
+// TestDashboardOfOneCluster: each panel shows the nodes of the chosen cluster alone, although another
+// one has nodes of the same names, with which all is the other way round.
+func TestDashboardOfOneCluster(t *testing.T) {
+	t.Parallel()
+	of := func(cluster string, names ...string) (series []string) {
+		for _, one := range twoNodes {
+			one = strings.NewReplacer(names...).Replace(one)
+			series = append(series, strings.Replace(one, "{", `{cluster="`+cluster+`", `, 1))
+		}
+		return series
+	}
+	alone := scrape(t, twoNodes...)
+	both := scrape(t, slices.Concat(of("one"), of("two", "node-a", "node-b", "node-b", "node-a"))...)
+	one := panels(t, "one")
+	for i, p := range panels(t, "") {
+		for j, target := range p.Targets {
+			want, got := alone.query(t, target.Expr, 0, 120), both.query(t, one[i].Targets[j].Expr, 0, 120)
+			if want.String() != got.String() {
+				t.Errorf("%s: another cluster changes what %s finds", p.Title, target.Expr)
+			}
+		}
+	}
+}
+
+// TestWholeNumbers: what is counted is shown in full, and no 1,499 as 1 K.
+func TestWholeNumbers(t *testing.T) {
+	t.Parallel()
+	for _, p := range panels(t, "") {
+		of := p.FieldConfig.Defaults
+		counted := of.Unit != "s" && of.Unit != "percentunit"
+		if counted && (of.Unit != "none" || of.Decimals == nil || *of.Decimals != 0) {
+			t.Errorf("%s: its unit is %q, not none with no decimals", p.Title, of.Unit)
+		}
+	}
+}
+
 // TestAlertsAsk only for metrics and labels that there are.
 func TestAlertsAsk(t *testing.T) {
 	t.Parallel()
@@ -179,7 +217,7 @@ func checkQuery(t *testing.T, text string) []string {
 	}
 	known := metrics(t)
 	var names []string
-	labels := []string{"instance"}
+	labels := []string{"instance", "cluster"}
 	var used []string
 	parser.Inspect(expr, func(node parser.Node, _ []parser.Node) error {
 		switch n := node.(type) {
@@ -191,7 +229,7 @@ func checkQuery(t *testing.T, text string) []string {
 			}
 			labels = append(labels, own...)
 			for _, m := range n.LabelMatchers {
-				if m.Name != "__name__" && m.Name != "instance" && !slices.Contains(own, m.Name) {
+				if m.Name != "__name__" && !slices.Contains(labels[:2], m.Name) && !slices.Contains(own, m.Name) {
 					t.Errorf("%s: %s has no label %s", text, n.Name, m.Name)
 				}
 			}
@@ -275,7 +313,7 @@ func TestDraw(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	if err := draw(t, file, panels(t), scrape(t, twoNodes...)); err != nil {
+	if err := draw(t, file, panels(t, ""), scrape(t, twoNodes...)); err != nil {
 		t.Fatal(err)
 	}
 }

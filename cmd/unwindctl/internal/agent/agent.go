@@ -11,11 +11,11 @@ import (
 	"sync"
 	"time"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/metrics"
 	"cni-unwind/cmd/unwindctl/internal/node"
-	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -30,6 +30,8 @@ type Options struct {
 	Downgrade bool          // put an older plugin in the place of a newer one
 	Events    bool          // post Events to Kubernetes
 	Version   string        // of this program
+	LogFormat string        // text, json
+	LogLevel  slog.Level
 }
 
 // agent is one run. One loop keeps unwind installed, another one sweeps, and a third one posts
@@ -37,7 +39,7 @@ type Options struct {
 type agent struct {
 	Options
 	log    *dedupLogger
-	stderr io.Writer
+	sweeps *dedupWriter // what plugins log in a sweep
 	find   func() (node.Runtime, error)
 
 	reconciling, sweeping heartbeat
@@ -48,8 +50,15 @@ type agent struct {
 }
 
 func newAgent(stderr io.Writer, o Options) *agent {
+	options := &slog.HandlerOptions{Level: o.LogLevel}
+	var handler slog.Handler = slog.NewTextHandler(stderr, options)
+	sweeps := &dedupWriter{to: stderr, level: o.LogLevel}
+	if o.LogFormat == "json" {
+		handler = slog.NewJSONHandler(stderr, options)
+		sweeps.json = slog.New(handler)
+	}
 	return &agent{
-		Options: o, stderr: stderr, log: newDedupLogger(slog.New(slog.NewTextHandler(stderr, nil))),
+		Options: o, log: newDedupLogger(slog.New(handler)), sweeps: sweeps,
 		find: func() (node.Runtime, error) { return o.Find("/") },
 	}
 }
@@ -140,7 +149,7 @@ func (a *agent) switchOff(setup install.Setup) error {
 
 func (a *agent) sweepEach(ctx context.Context, setup install.Setup, paths node.Runtime) {
 	s := &sweeper{
-		log: a.log, stderr: &dedupWriter{to: a.stderr}, observe: a.Observe, heartbeat: &a.sweeping,
+		log: a.log, stderr: a.sweeps, observe: a.Observe, heartbeat: &a.sweeping,
 		cri:     a.CRI,
 		sockets: paths.CRISockets(),
 	}

@@ -18,7 +18,7 @@ import (
 	"strings"
 	"time"
 
-	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/cmd/internal/term"
 )
 
 // apiTimeout bounds one request.

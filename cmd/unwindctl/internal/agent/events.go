@@ -14,7 +14,7 @@ import (
 	"sync"
 	"time"
 
-	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 )

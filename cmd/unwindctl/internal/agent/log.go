@@ -1,7 +1,7 @@
 package agent
 
 import (
-	"bytes"
+	"context"
 	"io"
 	"log/slog"
 	"maps"
@@ -52,10 +52,13 @@ func withoutNumbers(s string) string {
 	}, s)
 }
 
-// dedupWriter passes on the lines that were not written in the round before. It compares log lines
-// without their time.
+// dedupWriter passes on the lines of a sweep that were not written in the round before, and are of
+// its level at least. It compares log lines without their time. A line that is none, as a delegate
+// writes it to stderr, is a warning.
 type dedupWriter struct {
 	to          io.Writer
+	json        *slog.Logger // gets each line as a text; nil in the format text
+	level       slog.Level
 	mu          sync.Mutex
 	before, now map[string]bool
 }
@@ -68,14 +71,20 @@ func (w *dedupWriter) nextRound() {
 }
 
 func (w *dedupWriter) Write(p []byte) (int, error) {
-	text := p
-	if rest, isLog := bytes.CutPrefix(p, []byte("time=")); isLog {
-		_, text, _ = bytes.Cut(rest, []byte(" "))
+	text, level := string(p), slog.LevelWarn
+	if strings.HasPrefix(text, "time=") {
+		_, text, _ = strings.Cut(text, " ")
+		word, _, _ := strings.Cut(strings.TrimPrefix(text, "level="), " ")
+		_ = level.UnmarshalText([]byte(word)) // one without a level stays a warning
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.now[string(text)] = true
-	if w.before[string(text)] {
+	w.now[text] = true
+	switch {
+	case w.before[text] || level < w.level:
+		return len(p), nil
+	case w.json != nil:
+		w.json.Log(context.Background(), level, "sweep", "line", strings.TrimSpace(text))
 		return len(p), nil
 	}
 	return w.to.Write(p)

@@ -14,9 +14,9 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
+	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/node"
-	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 )
@@ -192,8 +192,8 @@ func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 func (r *reconciler) report(ctx context.Context, err error) (again time.Duration) {
 	found := &status{Reason: install.ReasonOf(err), why: r.kept, plugin: r.PluginVersion(ctx)}
 	if err != nil {
-		if found.why = err.Error(); term.HintFor(err) != "" {
-			found.why += ": " + term.HintFor(err)
+		if found.why = err.Error(); inspect.HintFor(err) != "" {
+			found.why += ": " + inspect.HintFor(err)
 		}
 	}
 	if again = r.interval; !found.Reason.Ready() {

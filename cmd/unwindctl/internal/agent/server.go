@@ -13,8 +13,8 @@ import (
 
 	"github.com/prometheus/common/expfmt"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/metrics"
-	"cni-unwind/cmd/unwindctl/internal/term"
 )
 
 // DefaultListen is where an agent serves its metrics.

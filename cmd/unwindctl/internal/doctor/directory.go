@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/cmd/unwindctl/internal/durable"
-	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/journal"
 )
 
@@ -41,7 +41,7 @@ func (e *examination) directory() bool {
 		return false
 	}
 	if err != nil {
-		e.add("journal", Failure, term.HintFor(err), "%v", err)
+		e.add("journal", Failure, inspect.HintFor(err), "%v", err)
 		return false
 	}
 	if info.Mode().Perm()&0o077 != 0 {
@@ -74,7 +74,7 @@ func (e *examination) directory() bool {
 		return false
 	}
 	if err != nil {
-		e.add("journal", Failure, term.HintFor(err), "%v", err)
+		e.add("journal", Failure, inspect.HintFor(err), "%v", err)
 		return false
 	}
 	return true

@@ -8,9 +8,9 @@ import (
 	"strings"
 	"time"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/node"
-	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/alive"
 	"cni-unwind/plugin/record"
@@ -27,7 +27,7 @@ func (e *examination) journal(ctx context.Context, found *inspect.Node) {
 		e.add("journal", Warning,
 			"unwindctl forget "+damaged.Key.String()+", if its container no longer exists", "%v", err)
 	case err != nil:
-		e.add("journal", Failure, term.HintFor(err), "%s: %v", store.Path(), err)
+		e.add("journal", Failure, inspect.HintFor(err), "%s: %v", store.Path(), err)
 		return
 	default:
 		e.add("journal", OK, "", "%s is whole", store.Path())

@@ -9,10 +9,10 @@ import (
 	"slices"
 	"strings"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/cmd/unwindctl/internal/probe"
-	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/wrap"
 	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"

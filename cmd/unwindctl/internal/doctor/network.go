@@ -13,10 +13,11 @@ import (
 
 	"github.com/containernetworking/cni/pkg/version"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/durable"
+	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/node"
-	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
 )
@@ -45,9 +46,8 @@ func (e *examination) runtime(ctx context.Context) node.Runtime {
 		e.add("runtime", Warning, "", "%s", n)
 	}
 	if err == nil {
-		e.add("runtime", OK, "", "%s Conflists: %s; plugins: %s.", e.Target.Origin(r), r.ConfDir,
-			strings.Join(r.BinDirs, ", "))
-		e.add("runtime", OK, "", "%s", r.SweepAdvice(ctx))
+		e.add("runtime", OK, r.SweepAdvice(ctx), "%s Conflists: %s; plugins: %s.",
+			e.Target.Origin(r), r.ConfDir, strings.Join(r.BinDirs, ", "))
 	}
 	return r
 }
@@ -59,7 +59,7 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 	obstacle := own.Obstacle(e.StateDir)
 	if obstacle != nil {
 		severity := map[bool]Severity{true: Warning, false: Failure}[obstacle.Reason.Ready()]
-		e.add("network", severity, term.HintFor(obstacle), "%v", obstacle)
+		e.add("network", severity, inspect.HintFor(obstacle), "%v", obstacle)
 	}
 	paths, err := netconf.Conflists(r.ConfDir)
 	if err != nil || len(paths) == 0 {
@@ -93,13 +93,13 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 		own.File = filepath.Base(ours.Path)
 	}
 	if c := own.CiliumCopy(); c != nil && !c.OfOurs() && !c.Chosen(own.Path()) {
-		e.add("network", Warning, term.HintFor(c.Obstacle()), "%v", c.Obstacle())
+		e.add("network", Warning, inspect.HintFor(c.Obstacle()), "%v", c.Obstacle())
 	}
 	if ours == nil {
 		return nil, nil
 	}
 	if err := own.PassesOver(r, ours.Unwind.ChainFile); err != nil {
-		e.add("network", Failure, term.HintFor(err), "%v", err)
+		e.add("network", Failure, inspect.HintFor(err), "%v", err)
 	}
 	return ours.Unwind, e.entry(ctx, r, ours)
 }

@@ -5,10 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"text/tabwriter"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/install"
-	"cni-unwind/cmd/unwindctl/internal/term"
 )
 
 // Severity says how much a check matters.
@@ -65,25 +64,26 @@ func (r *Report) worst() (worst check, more int) {
 }
 
 // Print prints the checks with their remedies, as a table or as JSON, or the worst in one line.
-func (r *Report) Print(out io.Writer, format term.Format) error {
-	switch format {
-	case term.JSON:
-		return term.PrintJSON(out, "checks", r.checks, "plugin", r.plugin)
-	case term.Line:
+func (r *Report) Print(out io.Writer, o *term.Output) error {
+	switch {
+	case o.IsObject():
+		return o.PrintObject(out, "checks", r.checks, "plugin", r.plugin)
+	case o.Format == term.Line:
 		return r.printLine(out)
 	}
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	t := term.NewTable(term.Column{Severity: true}, term.Column{}, term.Column{})
 	count := map[Severity]int{}
 	for _, c := range r.checks {
 		count[c.Severity]++
-		fmt.Fprintf(w, "%s\t%s\t%s\n", c.Severity, c.What, c.Text)
+		t.Add(c.Severity.String(), c.What, c.Text)
 		if c.Remedy != "" {
-			fmt.Fprintf(w, "\t\t→ %s\n", c.Remedy)
+			t.Add("", "", "→ "+c.Remedy)
 		}
 	}
-	_, err := fmt.Fprintf(w, "%s, %s.\n", term.Plural(count[Failure], "error", "errors"),
+	err := t.Print(out, o)
+	_, sumErr := fmt.Fprintf(out, "%s, %s.\n", term.Plural(count[Failure], "error", "errors"),
 		term.Plural(count[Warning], "warning", "warnings"))
-	return errors.Join(err, w.Flush())
+	return errors.Join(err, sumErr)
 }
 
 func (r *Report) printLine(out io.Writer) error {

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"time"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/undo"
 )
@@ -61,6 +62,17 @@ func (a *Attachment) Key() journal.Key {
 // PendingDEL reports whether DELs are pending for which the runtime need not ask any more.
 func (a *Attachment) PendingDEL() bool {
 	return a.State == journal.Unwinding || a.State == journal.Removing
+}
+
+// podName returns the name of a pod as people write it.
+func podName(p *journal.Pod) string {
+	switch {
+	case p == nil || p.Name == "":
+		return "-"
+	case p.Namespace == "":
+		return term.OneLine(p.Name)
+	}
+	return term.OneLine(p.Namespace + "/" + p.Name)
 }
 
 // ReadJournal copies the entries out of the journal. Entries that are damaged are left out, and

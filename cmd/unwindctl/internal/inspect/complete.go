@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/journal"
 )
 
@@ -31,7 +31,7 @@ func Complete(ctx context.Context, stateDir string, history bool) (c Completions
 		if a.ContainerID != "" {
 			c.Attachments = append(c.Attachments, a.Key().String())
 		}
-		if pod := term.PodName(a.Pod); pod != "-" {
+		if pod := podName(a.Pod); pod != "-" {
 			c.Pods = append(c.Pods, pod)
 		}
 		c.Addresses = append(c.Addresses, term.Addresses(a.Addresses)...)

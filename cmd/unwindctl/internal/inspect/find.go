@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/journal"
 )
 

@@ -10,8 +10,8 @@ import (
 	"os"
 	"strings"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/probe"
-	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin"
@@ -91,7 +91,7 @@ func PrintNoFindings(out io.Writer, of Scope, job sweep.Job) error {
 // PrintFindings prints all attachments but the live ones and those that were not tried, and how
 // many there are of each. With all it prints the live ones too.
 func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
-	format term.Format) error {
+	o *term.Output) error {
 	t := term.NewTable(
 		term.Column{Name: "NETWORK", Optional: true}, term.Column{Name: "CONTAINER", Least: 11},
 		term.Column{Name: "IFNAME", Optional: true}, term.Column{Name: "POD", Least: 36},
@@ -114,14 +114,14 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 			name = f.Address.String()
 		}
 		names = append(names, name)
-		t.Add(f.Network, term.OrDash(term.Short(f.ContainerID, format)), term.OrDash(f.IfName),
-			term.PodName(&f.Pod), term.OrDash(string(f.State)), word, why)
+		t.Add(f.Network, term.OrDash(term.Short(f.ContainerID, o.Format)), term.OrDash(f.IfName),
+			podName(&f.Pod), term.OrDash(string(f.State)), word, why)
 	}
-	if format == term.Name {
+	if o.Format == term.Name {
 		return term.PrintNames(out, names)
 	}
 	if len(names) > 0 {
-		if err := t.Print(out, format); err != nil {
+		if err := t.Print(out, o); err != nil || o.NoHeaders {
 			return err
 		}
 	}

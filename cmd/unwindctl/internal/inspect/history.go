@@ -6,7 +6,7 @@ import (
 	"io"
 	"slices"
 
-	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/journal"
 )
 
@@ -45,8 +45,8 @@ func ReadHistory(ctx context.Context, stateDir string) (events []journal.Event, 
 }
 
 // PrintHistory prints a table of events, or the names of their attachments.
-func PrintHistory(out io.Writer, events []journal.Event, format term.Format) error {
-	if format == term.Name {
+func PrintHistory(out io.Writer, events []journal.Event, o *term.Output) error {
+	if o.Format == term.Name {
 		return term.PrintNames(out, names(attachmentsOf(events)))
 	}
 	if len(events) == 0 {
@@ -63,9 +63,9 @@ func PrintHistory(out io.Writer, events []journal.Event, format term.Format) err
 		term.Column{Name: "WHY", Least: 13})
 	for _, e := range events {
 		t.Add(term.Time(e.At.Wall), string(e.Kind), e.Network,
-			term.OrDash(term.Short(e.ContainerID, format)), term.OrDash(e.IfName),
-			term.PodName(&e.Pod), term.Join(term.Addresses(e.Addresses)), term.Join(e.Plugins),
+			term.OrDash(term.Short(e.ContainerID, o.Format)), term.OrDash(e.IfName),
+			podName(&e.Pod), term.Join(term.Addresses(e.Addresses)), term.Join(e.Plugins),
 			term.OneLine(e.Reason))
 	}
-	return t.Print(out, format)
+	return t.Print(out, o)
 }

@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 
-	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/known"

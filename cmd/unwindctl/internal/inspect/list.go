@@ -7,7 +7,7 @@ import (
 	"io/fs"
 	"os"
 
-	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/journal"
 )
 
@@ -22,8 +22,8 @@ func PrintNoAttachments(out io.Writer, store *journal.Store) error {
 }
 
 // PrintAttachments prints a table of attachments, or their names.
-func PrintAttachments(out io.Writer, attachments []Attachment, format term.Format) error {
-	if format == term.Name {
+func PrintAttachments(out io.Writer, attachments []Attachment, o *term.Output) error {
+	if o.Format == term.Name {
 		return term.PrintNames(out, names(attachments))
 	}
 	t := term.NewTable(
@@ -35,12 +35,12 @@ func PrintAttachments(out io.Writer, attachments []Attachment, format term.Forma
 		term.Column{Name: "CREATED", Wide: true}, term.Column{Name: "NETNS", Wide: true},
 		term.Column{Name: "WHY", Wide: true})
 	for _, a := range attachments {
-		t.Add(a.Network, term.Short(a.ContainerID, format), a.IfName, string(a.State),
-			term.Ago(a.Created), term.PodName(a.Pod), term.Join(term.Addresses(a.Addresses)),
+		t.Add(a.Network, term.Short(a.ContainerID, o.Format), a.IfName, string(a.State),
+			term.Ago(a.Created), podName(a.Pod), term.Join(term.Addresses(a.Addresses)),
 			pending(a), term.Time(a.Created), term.OrDash(a.NetNS),
 			term.OrDash(term.OneLine(a.Reason)))
 	}
-	return t.Print(out, format)
+	return t.Print(out, o)
 }
 
 // names returns arguments that name attachments; without one, the addresses.

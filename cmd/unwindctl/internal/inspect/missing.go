@@ -9,15 +9,16 @@ import (
 	"net/netip"
 	"strings"
 
-	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
 )
 
 // explainNothing describes an argument that names no attachment in the journal.
-func explainNothing(ctx context.Context, out io.Writer, arg string, of Scope, asJSON bool) error {
-	if asJSON {
-		return errors.Join(term.PrintJSON(out, "attachments", []any{}), nothing(arg, of.StateDir))
+func explainNothing(ctx context.Context, out io.Writer, arg string, of Scope,
+	o *term.Output) error {
+	if o.IsObject() {
+		return errors.Join(o.PrintObject(out, "attachments", []any{}), nothing(arg, of.StateDir))
 	}
 	var text strings.Builder
 	if address, err := netip.ParseAddr(arg); err == nil {
@@ -98,9 +99,9 @@ func damagedOf(err error, name string) *journal.DamagedError {
 	return nil
 }
 
-func explainDamaged(out io.Writer, damaged *journal.DamagedError, asJSON bool) (err error) {
-	if asJSON {
-		err = term.PrintJSON(out, "attachments", []any{})
+func explainDamaged(out io.Writer, damaged *journal.DamagedError, o *term.Output) (err error) {
+	if o.IsObject() {
+		err = o.PrintObject(out, "attachments", []any{})
 	} else {
 		_, err = fmt.Fprintf(out, "The entry of %s cannot be read. Sweeps keep it.\n"+
 			"Its next ADD or DEL replaces it; a DEL then uses what the runtime sends. To give it up: "+

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"strings"
 
-	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/cmd/internal/term"
 )
 
 // next says what to do about the pools of this node: who tells whether the owners live, what frees

@@ -12,7 +12,7 @@ import (
 	"slices"
 	"strings"
 
-	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/alive"
@@ -285,9 +285,9 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Node) reservation {
 
 // PrintPools prints the pools, on a terminal with a map of each. In the format Wide it prints each
 // address that is given out.
-func PrintPools(out io.Writer, pools []*Pool, of Scope, format term.Format) error {
-	if len(pools) > 0 && format == term.Wide || format == term.Name {
-		return printReservations(out, pools, format)
+func PrintPools(out io.Writer, pools []*Pool, of Scope, o *term.Output) error {
+	if len(pools) > 0 && o.Format == term.Wide || o.Format == term.Name {
+		return printReservations(out, pools, o)
 	}
 	var text strings.Builder
 	if len(pools) == 0 {
@@ -326,7 +326,7 @@ func PrintPools(out io.Writer, pools []*Pool, of Scope, format term.Format) erro
 	return err
 }
 
-func printReservations(out io.Writer, pools []*Pool, format term.Format) error {
+func printReservations(out io.Writer, pools []*Pool, o *term.Output) error {
 	t := term.NewTable(term.Column{Name: "NETWORK"}, term.Column{Name: "ADDRESS"},
 		term.Column{Name: "STATE"}, term.Column{Name: "CONTAINER"}, term.Column{Name: "IFNAME"},
 		term.Column{Name: "WHY"})
@@ -338,10 +338,10 @@ func printReservations(out io.Writer, pools []*Pool, format term.Format) error {
 				term.OrDash(term.OneLine(r.IfName)), term.OneLine(r.Why))
 		}
 	}
-	if format == term.Name {
+	if o.Format == term.Name {
 		return term.PrintNames(out, addresses)
 	}
-	return t.Print(out, format)
+	return t.Print(out, o)
 }
 
 // states returns the states of the addresses that are given out.

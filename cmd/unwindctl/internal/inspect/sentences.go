@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/alive"
 	"cni-unwind/plugin/known"
@@ -72,7 +72,7 @@ func whose(a *Attachment) string {
 	if a.Pod == nil || a.Pod.Name == "" {
 		return "container " + a.ContainerID
 	}
-	return fmt.Sprintf("pod %s (container %s)", term.PodName(a.Pod),
+	return fmt.Sprintf("pod %s (container %s)", podName(a.Pod),
 		term.Short(a.ContainerID, term.Plain))
 }
 

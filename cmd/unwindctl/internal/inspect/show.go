@@ -10,7 +10,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/sweep"
 )
@@ -28,30 +28,31 @@ type shown struct {
 // Show prints the attachments that an argument names, or their names. An error about other
 // entries comes after them.
 func Show(ctx context.Context, to term.Streams, arg string, of Scope,
-	format term.Format) error {
-	asJSON := format == term.JSON
+	o *term.Output) error {
 	all, err := examine(ctx, to, arg, of)
 	var wrong term.UsageError
-	if errors.As(err, &wrong) || len(all) == 0 && errors.Is(err, fs.ErrPermission) {
+	var damaged *journal.DamagedError
+	unread := err != nil && !errors.As(err, &damaged) && len(all) == 0 // an empty list would say more
+	if errors.As(err, &wrong) || unread && (o.IsObject() || errors.Is(err, fs.ErrPermission)) {
 		return err
 	}
 	if len(all) == 0 {
-		if damaged := damagedOf(err, arg); damaged != nil {
-			return explainDamaged(to.Out, damaged, asJSON)
+		if damaged = damagedOf(err, arg); damaged != nil {
+			return explainDamaged(to.Out, damaged, o)
 		}
-		return errors.Join(err, explainNothing(ctx, to.Out, arg, of, asJSON))
+		return errors.Join(err, explainNothing(ctx, to.Out, arg, of, o))
 	}
-	switch format {
-	case term.JSON:
-		return errors.Join(err, term.PrintJSON(to.Out, "attachments", all))
-	case term.Name:
+	switch {
+	case o.IsObject():
+		return errors.Join(err, o.PrintObject(to.Out, "attachments", all))
+	case o.Format == term.Name:
 		var found []Attachment
 		for _, a := range all {
 			found = append(found, a.Attachment)
 		}
 		return errors.Join(err, term.PrintNames(to.Out, names(found)))
 	}
-	return errors.Join(err, printShown(to.Out, all))
+	return errors.Join(err, printShown(to.Out, all, o))
 }
 
 // examine judges the attachments that an argument names. It returns those that it could judge along
@@ -79,7 +80,7 @@ func examine(ctx context.Context, to term.Streams, arg string, of Scope) ([]show
 	return all, errors.Join(err, listErr, judgeErr)
 }
 
-func printShown(out io.Writer, all []shown) error {
+func printShown(out io.Writer, all []shown, o *term.Output) error {
 	var text strings.Builder
 	for i, a := range all {
 		if i > 0 {
@@ -87,7 +88,7 @@ func printShown(out io.Writer, all []shown) error {
 		}
 		w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 		fmt.Fprintf(w, "attachment\t%s\n", a.Key())
-		fmt.Fprintf(w, "pod\t%s\n", term.PodName(a.Pod))
+		fmt.Fprintf(w, "pod\t%s\n", podName(a.Pod))
 		fmt.Fprintf(w, "state\t%s for %s%s\n", a.State, term.Ago(a.Since), term.Because(a.Reason))
 		fmt.Fprintf(w, "addresses\t%s\n", term.Join(term.Addresses(a.Addresses)))
 		fmt.Fprintf(w, "netns\t%s\n", term.OrDash(a.NetNS))
@@ -101,13 +102,14 @@ func printShown(out io.Writer, all []shown) error {
 		}
 		_ = w.Flush()
 		if len(a.Steps) > 0 {
-			w = tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
-			fmt.Fprintln(w, "\nPLUGIN\tDEL\tTRIED\tLAST ERROR")
+			text.WriteByte('\n')
+			t := term.NewTable(term.Column{Name: "PLUGIN"}, term.Column{Name: "DEL"},
+				term.Column{Name: "TRIED"}, term.Column{Name: "LAST ERROR"})
 			for _, s := range a.Steps {
-				fmt.Fprintf(w, "%s\t%s\t%d×\t%s\n", s.Plugin, s.state(a.PendingDEL()), s.Attempts,
+				t.Add(s.Plugin, s.state(a.PendingDEL()), fmt.Sprintf("%d×", s.Attempts),
 					term.OrDash(term.OneLine(s.LastError)))
 			}
-			_ = w.Flush()
+			_ = t.Print(&text, o)
 		}
 		fmt.Fprintf(&text, "\n%s\n", strings.Join(a.Summary, "\n"))
 	}

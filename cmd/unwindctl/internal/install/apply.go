@@ -8,9 +8,9 @@ import (
 	"io/fs"
 	"os"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
-	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 )

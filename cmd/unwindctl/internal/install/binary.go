@@ -16,7 +16,7 @@ import (
 	"strings"
 	"time"
 
-	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 )

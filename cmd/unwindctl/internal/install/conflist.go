@@ -10,7 +10,7 @@ import (
 	"reflect"
 	"slices"
 
-	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/plugin/netconf"
 )
 

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -128,20 +128,11 @@ func runOnHost(ctx context.Context, namespaces, binary []int) error {
 	if cmd.ProcessState == nil {
 		return err
 	}
-	return childExit{cmd.ProcessState}
-}
-
-// childExit is the error of a program that ran in a child, which has reported everything.
-type childExit struct{ *os.ProcessState }
-
-func (childExit) Error() string { return "" }
-
-// ExitCode returns the child's exit code, or that of a shell for a child that a signal has ended.
-func (w childExit) ExitCode() int {
-	if status, ok := w.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-		return 128 + int(status.Signal())
+	code := cmd.ProcessState.ExitCode()
+	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		code = 128 + int(status.Signal()) // as a shell
 	}
-	return w.ProcessState.ExitCode()
+	return term.Coded{Code: code}
 }
 
 // openFiles is the directory with a path for each file that this process has open.

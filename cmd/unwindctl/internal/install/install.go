@@ -11,9 +11,9 @@ import (
 	"strings"
 	"time"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/node"
-	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/journal"
 )
 
@@ -88,7 +88,7 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 const onWithin = 15 * time.Second
 
 // SwitchOnNode switches unwind on: where an agent runs, that installs; elsewhere this does.
-func SwitchOnNode(ctx context.Context, to term.Streams, o Options, format term.Format) error {
+func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.Output) error {
 	r, err := o.Find("/")
 	if err != nil {
 		return err
@@ -118,7 +118,7 @@ func SwitchOnNode(ctx context.Context, to term.Streams, o Options, format term.F
 		}
 	}
 	done.add("on", "%s is there", s.Path())
-	return done.print(out, format)
+	return done.print(out, output)
 }
 
 // installForNode puts unwindctl, and with --systemd its units, on the node. Without units, a

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/durable"
-	"cni-unwind/cmd/unwindctl/internal/term"
 )
 
 // OffName is the file of the state directory that switches unwind off: as long as it is there no

@@ -9,8 +9,8 @@ import (
 	"slices"
 	"strings"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/node"
-	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
 )

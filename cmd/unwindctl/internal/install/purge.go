@@ -8,8 +8,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
-	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/journal"
 )
 

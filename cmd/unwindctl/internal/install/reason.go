@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"errors"
 
-	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/cmd/internal/term"
 )
 
 // Reason says whether pods of a node go through unwind, and if not, why.

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/node"
-	"cni-unwind/cmd/unwindctl/internal/term"
 )
 
 // Target says which runtime and which directories are meant, as given.

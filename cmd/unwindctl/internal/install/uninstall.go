@@ -13,9 +13,9 @@ import (
 	"slices"
 	"strings"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
-	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 )
@@ -29,7 +29,7 @@ type UninstallOptions struct {
 	Purge               bool   // remove the state directory
 	OffOnly             bool   // remove our conflist alone
 	By                  string // who wants it
-	Format              term.Format
+	Output              term.Output
 }
 
 // change is what uninstall, off or on has done to a thing.
@@ -44,9 +44,9 @@ func (c *changes) add(what, format string, args ...any) {
 	*c = append(*c, change{what, fmt.Sprintf(format, args...)})
 }
 
-func (c *changes) print(out io.Writer, format term.Format) error {
-	if format == term.JSON {
-		return term.PrintJSON(out, "changes", *c)
+func (c *changes) print(out io.Writer, o *term.Output) error {
+	if o.IsObject() {
+		return o.PrintObject(out, "changes", *c)
 	}
 	text := ""
 	for _, one := range *c {
@@ -94,7 +94,7 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 	}
 	if o.OffOnly {
 		done.add("off", "%s; unwindctl on switches it on again", ReadOff(o.StateDir))
-		return errors.Join(removeErr, done.print(out, o.Format))
+		return errors.Join(removeErr, done.print(out, &o.Output))
 	}
 	binaryErr := s.removeBinary(ctx, o.CacheDir, o.StateDir, &done)
 	var nodeErr error
@@ -103,7 +103,7 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 	} else {
 		nodeErr = o.removeFromNode(ctx, &done)
 	}
-	return errors.Join(removeErr, binaryErr, nodeErr, done.print(out, o.Format))
+	return errors.Join(removeErr, binaryErr, nodeErr, done.print(out, &o.Output))
 }
 
 // removeFromNode removes what installForNode wrote and, with --purge, the state directory. As long

@@ -12,9 +12,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/common/expfmt"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/install"
-	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/record"
 )
@@ -159,31 +159,26 @@ func (c *collector) collectJournal(gauge func(string, float64, ...string),
 	counter func(string, uint64, ...string)) error {
 	store := &journal.Store{Dir: c.Scope.StateDir}
 	s, err := inspect.ReadSnapshot(c.ctx, store, nil)
-	states, pending, unproven := map[[2]string]int{}, map[[2]string]int{}, map[[2]string]int{}
+	type count struct{ metric, network, label string }
+	counts := map[count]float64{}
 	var oldest float64
 	for _, a := range s.Attachments {
-		states[[2]string{a.Network, string(a.State)}]++
+		counts[count{"attachments", a.Network, string(a.State)}]++
 		if !a.PendingDEL() {
 			continue
 		}
 		for _, step := range a.Steps {
-			pending[[2]string{a.Network, step.Plugin}]++
+			counts[count{"pending_deletes", a.Network, step.Plugin}]++
 			if step.State == journal.StepUnproven || step.ProvesNothing {
-				unproven[[2]string{a.Network, step.Plugin}]++
+				counts[count{"unproven_deletes", a.Network, step.Plugin}]++
 			}
 		}
 		if since := float64(a.Since.Unix()); oldest == 0 || since < oldest {
 			oldest = since
 		}
 	}
-	for labels, n := range states {
-		gauge("attachments", float64(n), labels[:]...)
-	}
-	for labels, n := range pending {
-		gauge("pending_deletes", float64(n), labels[:]...)
-	}
-	for labels, n := range unproven {
-		gauge("unproven_deletes", float64(n), labels[:]...)
+	for of, n := range counts {
+		gauge(of.metric, n, of.network, of.label)
 	}
 	if oldest > 0 {
 		gauge("oldest_pending_delete_timestamp_seconds", oldest)

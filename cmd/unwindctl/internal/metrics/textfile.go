@@ -8,8 +8,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/durable"
-	"cni-unwind/cmd/unwindctl/internal/term"
 )
 
 // WriteTextfile writes a file, whole or not at all. It replaces regular files only: it follows a

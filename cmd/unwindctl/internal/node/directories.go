@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 )

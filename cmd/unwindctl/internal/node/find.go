@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/cmd/internal/term"
 )
 
 // Find returns the runtimes whose configuration, state directory or socket is on this machine below

@@ -9,8 +9,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/durable"
-	"cni-unwind/cmd/unwindctl/internal/term"
 	"cni-unwind/plugin/netconf"
 )
 

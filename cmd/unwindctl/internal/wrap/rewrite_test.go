@@ -1,11 +1,12 @@
 package wrap
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"testing"
 
-	"cni-unwind/cmd/unwindctl/internal/term"
+	"cni-unwind/cmd/internal/term"
 )
 
 // TestRewriteHint has one who may not read or write a configuration not told about the journal.
@@ -13,7 +14,8 @@ import (
 func TestRewriteHint(t *testing.T) {
 	err := Rewrite{Change: func(Source) ([]byte, error) { return nil, fmt.Errorf("open: %w", fs.ErrPermission) }}.
 		Run("../../../../testdata/conflists/cilium.conflist")
-	if err == nil || term.HintFor(err) != "run this as root" {
-		t.Errorf("%v: hint %q", err, term.HintFor(err))
+	var hinted *term.Hinted
+	if !errors.As(err, &hinted) || hinted.Hint != "run this as root" {
+		t.Errorf("%v: %+v", err, hinted)
 	}
 }

@@ -1,24 +1,10 @@
 package term
 
 import (
-	"fmt"
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"unicode/utf8"
-)
-
-// Format is how a command prints its results: the value of -o.
-type Format string
-
-// The formats.
-const (
-	Plain Format = "table" // fits the terminal
-	Wide  Format = "wide"  // all columns, nothing cut
-	JSON  Format = "json"
-	Name  Format = "name" // arguments for unwindctl show, one a line
-	Line  Format = "line" // the worst, in one line
 )
 
 // Column is a column of a Table.
@@ -27,6 +13,8 @@ type Column struct {
 	Least    int  // its cells may be cut to this many characters; 0: never
 	Optional bool // it may be left out
 	Wide     bool // it is only in the format Wide
+
+	Severity bool // its cells are severities, in colours on a terminal
 }
 
 // Table is a table of texts of one line. On a terminal in the format Plain it fits the width, as
@@ -43,28 +31,45 @@ func NewTable(columns ...Column) *Table { return &Table{columns: columns} }
 // Add adds a row. It has a cell for each column.
 func (t *Table) Add(cells ...string) { t.rows = append(t.rows, cells) }
 
-// Print prints the table.
-func (t *Table) Print(out io.Writer, format Format) error {
+// colours are those of the severities, as the terminal has them (ECMA-48 SGR).
+var colours = map[string]string{"error": "31", "warning": "33", "ok": "32"}
+
+// gap is the number of blanks between two columns.
+const gap = 2
+
+// Print prints the table, and no names of columns if no column has one.
+func (t *Table) Print(out io.Writer, o *Output) error {
 	var names []string
 	for _, c := range t.columns {
 		names = append(names, c.Name)
 	}
-	t.rows = slices.Insert(t.rows, 0, names)
-	if format != Wide {
+	if !o.NoHeaders && strings.Join(names, "") != "" {
+		t.rows = slices.Insert(t.rows, 0, names)
+	}
+	if o.Format != Wide {
 		t.leaveOut(func(c Column) bool { return c.Wide })
 		if width := Width(out); width > 0 {
 			t.fit(width)
 		}
 	}
-	w := tabwriter.NewWriter(out, 0, 0, gap, ' ', 0)
+	widths, _ := t.widths()
+	coloured, _ := OnTerminal(out)
+	var text strings.Builder
 	for _, row := range t.rows {
-		fmt.Fprintln(w, strings.Join(row, "\t"))
+		for i, cell := range row {
+			if i > 0 {
+				text.WriteString(strings.Repeat(" ", gap+widths[i-1]-utf8.RuneCountInString(row[i-1])))
+			}
+			if colour := colours[cell]; coloured && t.columns[i].Severity && colour != "" {
+				cell = "\x1b[" + colour + "m" + cell + "\x1b[0m"
+			}
+			text.WriteString(cell)
+		}
+		text.WriteByte('\n')
 	}
-	return w.Flush()
+	_, err := io.WriteString(out, text.String())
+	return err
 }
-
-// gap is the number of blanks between two columns.
-const gap = 2
 
 // leaveOut leaves out the columns that are unwanted.
 func (t *Table) leaveOut(unwanted func(Column) bool) {

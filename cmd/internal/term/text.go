@@ -4,31 +4,13 @@ package term
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/netip"
 	"strings"
 	"time"
 	"unicode"
-
-	"cni-unwind/journal"
 )
-
-// formatVersion is the version of what --json prints: an object with it as "version", and the rest
-// under one key. Keys may be added within a version; none is removed or changes its meaning.
-const formatVersion = 1
-
-// PrintJSON prints a document of one key, or of more, each with its value.
-func PrintJSON(out io.Writer, key string, value any, more ...any) error {
-	document := map[string]any{"version": formatVersion, key: value}
-	for i := 0; i+1 < len(more); i += 2 {
-		document[fmt.Sprint(more[i])] = more[i+1]
-	}
-	enc := json.NewEncoder(out)
-	enc.SetIndent("", "  ")
-	return enc.Encode(document)
-}
 
 // PrintNames prints texts, each once, one a line.
 func PrintNames(out io.Writer, names []string) error {
@@ -42,17 +24,6 @@ func PrintNames(out io.Writer, names []string) error {
 	}
 	_, err := io.WriteString(out, text.String())
 	return err
-}
-
-// PodName returns the name of a pod as people write it.
-func PodName(p *journal.Pod) string {
-	switch {
-	case p == nil || p.Name == "":
-		return "-"
-	case p.Namespace == "":
-		return OneLine(p.Name)
-	}
-	return OneLine(p.Namespace + "/" + p.Name)
 }
 
 // Short shortens a container ID as the runtimes' own programs do, but for the format Wide.
@@ -134,12 +105,7 @@ func Because(reason string) string {
 }
 
 // Attachments returns a number of attachments.
-func Attachments(n int) string {
-	if n == 1 {
-		return "1 attachment"
-	}
-	return fmt.Sprintf("%d attachments", n)
-}
+func Attachments(n int) string { return Plural(n, "attachment", "attachments") }
 
 // OrDash returns a text, or "-" for an empty one.
 func OrDash(s string) string { return cmp.Or(s, "-") }

@@ -70,7 +70,7 @@ func TestPrint(t *testing.T) {
 		table := NewTable(Column{Name: "A"}, Column{Name: "W", Wide: true}, Column{Name: "B", Least: 4})
 		table.Add("a", "w", long)
 		var got strings.Builder
-		if err := table.Print(&got, format); err != nil || got.String() != want {
+		if err := table.Print(&got, &Output{Format: format}); err != nil || got.String() != want {
 			t.Errorf("%s: %v\n%s", format, err, got.String())
 		}
 	}

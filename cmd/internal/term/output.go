@@ -1,0 +1,223 @@
+package term
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf16"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
+)
+
+// Format is how a command prints its results: the value of -o.
+type Format string
+
+// The formats. A command that has JSON has YAML, too.
+const (
+	Plain Format = "table" // fits the terminal
+	Wide  Format = "wide"  // all columns, nothing cut
+	JSON  Format = "json"
+	YAML  Format = "yaml"
+	Name  Format = "name" // arguments for unwindctl show, one a line
+	Line  Format = "line" // the worst, in one line
+)
+
+// Output is how a command prints its results, by the flags that AddFlags adds.
+type Output struct {
+	Format    Format
+	NoHeaders bool // of tables
+
+	allowed []string
+	given   Format // by a flag
+}
+
+// AddFlags adds -o, --json and, with a table, --no-headers to those of a command. keys are those of
+// its JSON.
+func (o *Output) AddFlags(cmd *cobra.Command, flags *pflag.FlagSet, keys string,
+	formats ...Format) {
+	o.Format = Plain
+	for _, f := range formats {
+		if o.allowed = append(o.allowed, string(f)); f == JSON {
+			o.allowed = append(o.allowed, string(YAML))
+		}
+	}
+	flags.VarP(o, "output", "o", "print in this `FORMAT`: "+strings.Join(o.allowed, ", "))
+	flags.BoolFunc("json", "print JSON: version, "+keys, func(value string) error {
+		if asJSON, err := strconv.ParseBool(value); err != nil || !asJSON {
+			return err
+		}
+		return o.set(JSON)
+	})
+	if slices.Contains(formats, Wide) {
+		flags.BoolVar(&o.NoHeaders, "no-headers", false,
+			"print the rows of tables alone, without the names of the columns and the line that sums up")
+	}
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(o.allowed,
+		cobra.ShellCompDirectiveNoFileComp))
+}
+
+func (o *Output) String() string { return string(o.Format) }
+
+// Type is part of pflag.Value.
+func (*Output) Type() string { return "FORMAT" }
+
+// Set is the flag -o.
+func (o *Output) Set(value string) error {
+	if !slices.Contains(o.allowed, value) {
+		return fmt.Errorf("none of %s", strings.Join(o.allowed, ", "))
+	}
+	return o.set(Format(value))
+}
+
+func (o *Output) set(f Format) error {
+	if o.given != "" && o.given != f {
+		return fmt.Errorf("-o %s and -o %s are mutually exclusive", o.given, f)
+	}
+	o.Format, o.given = f, f
+	return nil
+}
+
+// IsObject reports whether the results are for programs: PrintObject prints them.
+func (o *Output) IsObject() bool { return o.Format == JSON || o.Format == YAML }
+
+// FormatVersion is the version of what -o json and yaml print: an object with it as "version", and
+// the rest under one key. Keys may be added within a version; none is removed or changes its
+// meaning.
+const FormatVersion = 1
+
+// PrintObject prints an object of one key, or of more, each with its value, as JSON or YAML. What
+// does something to a terminal is escaped.
+func (o *Output) PrintObject(out io.Writer, key string, value any, more ...any) error {
+	object := map[string]any{"version": FormatVersion, key: value}
+	for i := 0; i+1 < len(more); i += 2 {
+		object[fmt.Sprint(more[i])] = more[i+1]
+	}
+	data, err := json.MarshalIndent(object, "", "  ")
+	if err == nil && o.Format == YAML {
+		data, err = toYAML(data)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(out, escape(strings.TrimSpace(string(data)), o.Format))
+	return err
+}
+
+// escape returns a text of JSON or YAML in which what is not printable is escaped. JSON has that in
+// its texts alone, and so has YAML from toYAML.
+func escape(text string, format Format) string {
+	var escaped strings.Builder
+	for _, r := range text { // bytes that are not UTF-8 become U+FFFD
+		switch {
+		case r == '\n' || unicode.IsPrint(r):
+			escaped.WriteRune(r)
+		case format == YAML:
+			fmt.Fprintf(&escaped, `\U%08x`, r)
+		default:
+			for _, unit := range utf16.AppendRune(nil, r) {
+				fmt.Fprintf(&escaped, `\u%04x`, unit)
+			}
+		}
+	}
+	return escaped.String()
+}
+
+// toYAML returns the YAML of a text of JSON.
+func toYAML(data []byte) ([]byte, error) {
+	var value any
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.UseNumber()
+	if err := dec.Decode(&value); err != nil {
+		return nil, err
+	}
+	var text bytes.Buffer
+	enc := yaml.NewEncoder(&text)
+	enc.SetIndent(2)
+	enc.CompactSeqIndent() // as kubectl
+	err := enc.Encode(yamlOf(value))
+	return text.Bytes(), err
+}
+
+// yamlOf returns a value of JSON so that numbers stay as they are written, and texts with something
+// to escape are in quotes.
+func yamlOf(value any) any {
+	switch v := value.(type) {
+	case map[string]any:
+		for key := range v {
+			v[key] = yamlOf(v[key])
+		}
+	case []any:
+		for i := range v {
+			v[i] = yamlOf(v[i])
+		}
+	case json.Number:
+		return &yaml.Node{Kind: yaml.ScalarNode, Value: v.String()}
+	case string:
+		if escape(v, YAML) != v {
+			return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: v, Style: yaml.DoubleQuotedStyle}
+		}
+	}
+	return value
+}
+
+// watchEach is the time between two looks.
+const watchEach = 2 * time.Second
+
+// AddWatch adds --watch to a command that looks: it looks again until it is interrupted, on a
+// terminal each time in the same place. An error ends it only if the command line is wrong.
+func AddWatch(cmd *cobra.Command) {
+	var watch bool
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false,
+		"look again every two seconds, until interrupted")
+	look := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if !watch {
+			return look(cmd, args)
+		}
+		out := cmd.OutOrStdout()
+		for {
+			if f, ok := out.(descriptor); ok {
+				if _, terminal := OnTerminal(out); terminal {
+					cmd.SetOut(&screen{descriptor: f, out: out})
+				}
+			}
+			err := look(cmd, args)
+			var usage UsageError
+			switch {
+			case errors.As(err, &usage):
+				return err
+			case cmd.Context().Err() == nil:
+				printError(cmd.Root(), err, "")
+			}
+			select {
+			case <-cmd.Context().Done():
+				return nil
+			case <-time.After(watchEach):
+			}
+		}
+	}
+}
+
+// screen is a terminal that is cleared before something is written to it.
+type screen struct {
+	descriptor
+	out     io.Writer
+	cleared bool
+}
+
+func (s *screen) Write(p []byte) (int, error) {
+	if !s.cleared {
+		s.cleared = true
+		_, _ = io.WriteString(s.out, "\x1b[H\x1b[2J")
+	}
+	return s.out.Write(p)
+}

@@ -1,0 +1,52 @@
+package term
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"unicode"
+
+	"github.com/google/go-cmp/cmp"
+	"go.yaml.in/yaml/v3"
+)
+
+// TestPrintObject: JSON and YAML have the same values, as those of any reader, and nothing that does
+// something to a terminal.
+func TestPrintObject(t *testing.T) {
+	t.Parallel()
+	value := map[string]any{
+		"texts": []any{"", "web-0", "yes", "1e3", "0x10", "2026-11-23T05:02:00Z", "a: b # c", "two\nlines", "tab\tbed",
+			"\x1b[2J", "\u009b31m", "\u202eover", "\U000e0001", "no-break\u00a0space", "emoji 😀", "\\u202e", "<&>"},
+		"numbers": []any{float64(1<<53 - 1), -1.5, 0.0}, "none": nil, "empty": map[string]any{}, "list": []any{}, "is": true,
+	}
+	want := map[string]any{"version": 1.0, "value": value, "more": "x"}
+	for format, read := range map[Format]func([]byte, any) error{JSON: json.Unmarshal, YAML: yaml.Unmarshal} {
+		var out strings.Builder
+		if err := (&Output{Format: format}).PrintObject(&out, "value", value, "more", "x"); err != nil {
+			t.Fatal(err)
+		}
+		var got map[string]any
+		if err := read([]byte(out.String()), &got); err != nil {
+			t.Fatalf("%s: %v in\n%s", format, err, out.String())
+		}
+		again, err := json.Marshal(got) // numbers of YAML are integers, too
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = nil
+		if err := json.Unmarshal(again, &got); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", format, diff)
+		}
+		if !strings.Contains(out.String(), "9007199254740991\n") && !strings.Contains(out.String(), "9007199254740991,") {
+			t.Errorf("%s: a number is written otherwise:\n%s", format, out.String())
+		}
+		for _, r := range out.String() {
+			if r != '\n' && !unicode.IsPrint(r) {
+				t.Errorf("%s: %U is not escaped", format, r)
+			}
+		}
+	}
+}
