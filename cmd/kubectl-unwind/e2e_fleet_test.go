@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/testdata/e2e"
 )
 
@@ -48,8 +49,8 @@ func TestKubernetesFleet(t *testing.T) {
 		t.Errorf("%s, not %s", took, limit)
 	}
 	var exited *exec.ExitError
-	if !errors.As(err, &exited) || exited.ExitCode() != exitError {
-		t.Errorf("%v, not exit code %d", err, exitError)
+	if !errors.As(err, &exited) || exited.ExitCode() != term.ExitError {
+		t.Errorf("%v, not exit code %d", err, term.ExitError)
 	}
 	if !strings.HasSuffix(table, "\n500 nodes: 450 ok, 50 not reached.\n") {
 		t.Errorf("the last line is another:\n%s", table)

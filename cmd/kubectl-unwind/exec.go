@@ -120,15 +120,18 @@ func (g *gate) run(ctx context.Context, pod string, command []string) ([]byte, e
 
 // exec writes what comes on each stream, until the end.
 func (g *gate) exec(ctx context.Context, pod string, command []string, streams []io.Writer) error {
-	query := url.Values{"container": {container}, "command": command, "stdout": {"true"}, "stderr": {"true"}}
+	query := url.Values{"container": {container}, "command": command, "stdout": {"true"},
+		"stderr": {"true"}}
 	at := url.URL{Scheme: "http", Host: "localhost", RawQuery: query.Encode(),
 		Path: "/api/v1/namespaces/" + g.kubectl.namespace + "/pods/" + pod + "/exec"}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, at.String(), nil)
 	if err != nil {
 		return err
 	}
-	request.Header = http.Header{"Connection": {"Upgrade"}, "Upgrade": {"websocket"}, "Sec-Websocket-Version": {"13"},
-		"Sec-Websocket-Key":      {"dW53aW5kdW53aW5kdW53aQ=="}, // it guards caches, of which there is none
+	request.Header = http.Header{"Connection": {"Upgrade"}, "Upgrade": {"websocket"},
+		"Sec-Websocket-Version": {"13"},
+		"Sec-Websocket-Key":     {"dW53aW5kdW53aW5kdW53aQ=="},
+		// it guards caches, of which there is none
 		"Sec-Websocket-Protocol": {"v5.channel.k8s.io, v4.channel.k8s.io"}}
 	answer, err := g.client.Do(request)
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// delEvidence is the evidence outside the journal that an attachment has not had its DEL. The zero value
-// means that nothing is known.
+// delEvidence is the evidence outside the journal that an attachment has not had its DEL. The zero
+// value means that nothing is known.
 type delEvidence struct {
 	owned  tristate.Value // host-local names it at a claimed address; unknown without a claim
 	cached tristate.Value // libcni's cache has its result

@@ -43,7 +43,7 @@ func TestRulesOf(t *testing.T) {
 			[]string{"ip6tables -w -t nat -D POSTROUTING -s fd00::/64 " + label + "-j " + masquerade}, nil},
 		{"a shell would run it", []string{"*nat", "-A POSTROUTING -s fd00::3/128 " + label +
 			`-m comment --comment "$(reboot)" -j ` + masquerade}, nil,
-				journal.Key{Network: "net", ContainerID: "id"}, nil, nil},
+			journal.Key{Network: "net", ContainerID: "id"}, nil, nil},
 		{"a name that a shell would run",
 			[]string{"*nat", `-A POSTROUTING -m comment --comment "name: \"net\" id: \"$(reboot)\"" -j CNI-1`},
 			nil, journal.Key{}, nil, nil},
@@ -52,17 +52,17 @@ func TestRulesOf(t *testing.T) {
 			journal.Key{Network: "net", ContainerID: "id"}, nil, nil},
 		{"nftables of IPv6", nil,
 			[]string{"table ip6 cni_hostport { # handle 2", "chain hostports { # handle 1",
-			`tcp dport 8080 dnat to [fd00::3]:80 comment "id" # handle 7`},
+				`tcp dport 8080 dnat to [fd00::3]:80 comment "id" # handle 7`},
 			journal.Key{ContainerID: "id"}, []string{"nft delete rule ip6 cni_hostport hostports handle 7"},
-				[]string{"fd00::3"}},
+			[]string{"fd00::3"}},
 		{"nftables of localhost", nil,
 			[]string{"table ip cni_hostport { # handle 2", "chain masquerading { # handle 1",
-			`ip saddr 127.0.0.1 ip daddr 10.1.2.3 masquerade comment "id" # handle 8`},
+				`ip saddr 127.0.0.1 ip daddr 10.1.2.3 masquerade comment "id" # handle 8`},
 			journal.Key{ContainerID: "id"},
-				[]string{"nft delete rule ip cni_hostport masquerading handle 8"}, []string{"10.1.2.3"}},
+			[]string{"nft delete rule ip cni_hostport masquerading handle 8"}, []string{"10.1.2.3"}},
 		{"another table of nftables", nil,
 			[]string{"table ip mine { # handle 2", "chain hostports { # handle 1",
-			`tcp dport 8080 dnat to 10.1.2.3:80 comment "id" # handle 7`}, journal.Key{}, nil, nil},
+				`tcp dport 8080 dnat to 10.1.2.3:80 comment "id" # handle 7`}, journal.Key{}, nil, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l := &leftovers{of: map[journal.Key]*leftover{}, firewall: map[netip.Addr][]string{}}
