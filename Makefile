@@ -151,10 +151,11 @@ deps: ## install what is missing of iptables, nftables, iproute2, ping, strace a
 	apt-get update && apt-get install -y --no-install-recommends $$missing
 
 # The plugin under test is started some thousand times, so it is built without the race detector, which is for what runs
-# inside one process: a sweep, STATUS, the agent, the journal.
+# inside one process: a sweep, STATUS, the agent, the journal. There TestSoak has 100 pairs, which start the plugin with the
+# race detector.
 test: deps tools build ## run all tests on real plugins and namespaces, then those of one process with -race (as root)
 	CGO_ENABLED=0 go test -parallel 16 -timeout 30m ./...
-	CGO_ENABLED=1 go test -race -parallel 16 -timeout 30m -run '$(RACES)' ./...
+	UNWIND_TEST_SOAK=100 CGO_ENABLED=1 go test -race -parallel 16 -timeout 30m -run '$(RACES)' ./...
 	set -e; for module in $(IMAGE_WRITER) $(SBOM_WRITER); do go test -C $$module -count=1 ./...; done
 
 proof: deps tools build ## run the long proofs: large models, whole matrices, all disks after a loss of power, 100,000 pairs in the journal, 10,000 pods (as root, half an hour)
