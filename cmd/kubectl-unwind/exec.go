@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -99,7 +100,7 @@ func (g *gate) run(ctx context.Context, pod string, command []string) ([]byte, e
 		return nil, fmt.Errorf("it printed more than %d MiB", mostOutput>>20)
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return nil, fmt.Errorf("no answer in %s", g.kubectl.timeout)
-	case err != nil:
+	case err != nil && end.buf.Len() == 0: // otherwise the status has come, which is last
 		return nil, fmt.Errorf("exec: %w", err)
 	}
 	if err := json.Unmarshal(end.buf.Bytes(), &ended); err != nil {
@@ -115,7 +116,7 @@ func (g *gate) run(ctx context.Context, pod string, command []string) ([]byte, e
 		}
 	}
 	return out.buf.Bytes(), &refused{code, term.Printable(words(said.buf.String(),
-		errors.New(ended.Message)))}
+		errors.New(cmp.Or(ended.Message, "exec: it failed without a reason"))))}
 }
 
 // exec writes what comes on each stream, until the end.
@@ -144,7 +145,7 @@ func (g *gate) exec(ctx context.Context, pod string, command []string, streams [
 			return err
 		}
 		var s status
-		if json.Unmarshal(body, &s) != nil || answer.StatusCode < 500 {
+		if json.Unmarshal(body, &s) != nil || answer.StatusCode < 500 || s.Message == "" {
 			return errClosed
 		}
 		return errors.New(s.Message) // such as a kubelet that does not answer

@@ -3,10 +3,15 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 )
 
 // TestFrames: messages come whole or in fragments, with control frames between these.
@@ -34,6 +39,51 @@ func TestFrames(t *testing.T) {
 			err := frames(bufio.NewReader(strings.NewReader(cut)), to)
 			if !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
 				t.Errorf("cut off: %v", err)
+			}
+		})
+	}
+}
+
+// TestGate: a status ends an exec, with or without a close frame, and whatever is no success is an
+// error with a text. What is not the API server's answer closes the gate: kubectl exec is tried.
+func TestGate(t *testing.T) {
+	t.Parallel()
+	const upgraded = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
+	framed := func(s string) string { return string([]byte{0x82, byte(len(s))}) + s }
+	success := framed("\x03" + `{"status": "Success"}`)
+	for _, tt := range []struct{ name, answer, out, err string }{
+		{"a close frame", upgraded + framed("\x01ab") + success + "\x88\x00", "ab", ""},
+		{"no close frame", upgraded + framed("\x01ab") + success, "ab", ""},
+		{"half a status", upgraded + framed("\x01ab") + success[:9], "ab", "exec: its status: unexpected end of JSON input"},
+		{"no status", upgraded + framed("\x01ab"), "", "exec: EOF"},
+		{"a status without a reason", upgraded + framed("\x03{}") + "\x88\x00", "", "exec: it failed without a reason"},
+		{"the API server's error", "HTTP/1.1 500 X\r\nContent-Length: 22\r\n\r\n" + `{"message": "refused"}`, "", "exec: refused"},
+		{"another's error", "HTTP/1.1 503 X\r\nContent-Length: 15\r\n\r\n" + `{"error": "no"}`, "", "exec: the gate is closed"},
+		{"another's JSON", "HTTP/1.1 503 X\r\nContent-Length: 2\r\n\r\n{}", "", "exec: the gate is closed"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				conn, _, err := w.(http.Hijacker).Hijack()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				_, _ = io.WriteString(conn, tt.answer)
+				_ = conn.Close()
+			}))
+			defer server.Close()
+			dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return (&net.Dialer{}).DialContext(ctx, "tcp", server.Listener.Addr().String())
+			}
+			g := &gate{&kubectl{timeout: 10 * time.Second},
+				&http.Client{Transport: &http.Transport{DialContext: dial}}}
+			out, err := g.run(t.Context(), "pod", []string{"x"})
+			if err == nil {
+				err = errors.New("")
+			}
+			if string(out) != tt.out || err.Error() != tt.err {
+				t.Errorf("%q, %q", out, err)
 			}
 		})
 	}

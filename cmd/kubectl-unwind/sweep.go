@@ -13,7 +13,7 @@ type findings []struct {
 }
 
 // results are those of a dry run.
-var results = []string{"to be released", "waits", "kept", "unknown", "busy", "live"}
+var results = []string{"to be released", "waits", "kept", "unknown", "busy", "live", "left"}
 
 func sweepCommand(o *options) *cobra.Command {
 	v := &view{
@@ -22,7 +22,7 @@ func sweepCommand(o *options) *cobra.Command {
 		words:  results,
 		none:   "nothing to release",
 		columns: []string{"TO BE RELEASED", "WAITS", "KEPT", "UNKNOWN", "BUSY", "LIVE",
-			"FIRST REASON"},
+			"LEFT", "FIRST REASON"},
 		wide: []string{"NETWORK", "CONTAINER", "IFNAME", "ADDRESS", "POD", "STATE", "RESULT", "WHY"},
 	}
 	var dryRun bool

@@ -16,22 +16,34 @@ import (
 )
 
 // The rules of bridge, ptp, portmap and firewall (plugins 1.9.1), as iptables-save and nft print
-// them. Names have only the characters that SPEC 1.1 §2 allows, so no shell reads anything else.
+// them. Both print a comment with its line breaks, so any line may be somebody's own words. Thus
+// all that goes into a command is matched as a whole. Names have only the characters that SPEC 1.1
+// §2 allows.
 var (
+	iptablesTable = regexp.MustCompile(`^\*(\w+)$`)
 	iptablesLabel = regexp.MustCompile(
 		`--comment "(?:dnat )?name: \\"([\w.-]+)\\" id: \\"([\w.-]+)\\""`)
-	accepts = regexp.MustCompile(
-		`^CNI-FORWARD -(?:s (\S+)|d (\S+) -m conntrack --ctstate RELATED,ESTABLISHED) -j ACCEPT$`)
+	iptablesRule = regexp.MustCompile(`^[\w-]+(?: (?:! )?(?:-[sdpmioj]|--(?:[^\Wm]|m[^\Wo])[\w-]*)` +
+		`(?: [\w.:/,+][\w.:/,+-]*)+)+$`) // LABEL in the place of a label; --modprobe runs a program
+	accepts = regexp.MustCompile(`^CNI-FORWARD -(?:s ([\da-f.:/]+)|d ([\da-f.:/]+) ` +
+		`-m conntrack --ctstate RELATED,ESTABLISHED) -j ACCEPT$`)
 	source      = regexp.MustCompile(`^POSTROUTING -s (\S+) `)
 	destination = regexp.MustCompile(` --to-destination (\S+)`)
 	plainPath   = regexp.MustCompile(`^[\w./@:-]+$`)
-	printable   = regexp.MustCompile(`^[\w .,:/\\"=!@%+-]*$`) // by a shell, as they are
 
+	nftTable = regexp.MustCompile(`^table ((?:ip|ip6|inet) \w+) {`)
+	nftChain = regexp.MustCompile(`^chain (\w+) {`)
 	nftLine  = regexp.MustCompile(`^(.*) comment "([^"]*)" # handle (\d+)$`)
 	nftLabel = regexp.MustCompile(`^[0-9a-f-]+, net: ([\w.-]+), if: ([^ ,]+), id: ([\w.-]+)$`)
 	plainID  = regexp.MustCompile(`^[\w.-]+$`)
 	nftTo    = regexp.MustCompile(`(?:dnat to|masq_checks ip6? saddr|masquerading .* daddr) (\S+)`)
 )
+
+// isPlain reports whether a rule of a container has nothing but what selects packets, and its
+// label: a shell and iptables read it as it is.
+func isPlain(rule string) bool {
+	return iptablesRule.MatchString(iptablesLabel.ReplaceAllString(rule, "--comment LABEL"))
+}
 
 // readRules reads the rules of iptables and nftables that have a label of a reference plugin. It
 // ignores a rule that is not as the plugin makes it, and all rules of a program that is missing.
@@ -81,13 +93,16 @@ func (l *leftovers) addIPTables(program string, lines []string) {
 		target := rule[strings.LastIndex(rule, " ")+1:]
 		switch {
 		case line[0] == '*':
-			run = program + " -w -t " + line[1:]
+			if run = ""; iptablesTable.MatchString(line) {
+				run = program + " -w -t " + line[1:]
+			}
+		case run == "":
 		case line[0] == ':' && chains[chain] != nil:
 			o := chains[chain]
 			o.chains = append(o.chains, run+" -F "+chain, run+" -X "+chain)
 		case isRule && chains[chain] != nil:
 			chains[chain].has(destination.FindStringSubmatch(rule))
-		case isRule && chains[target] != nil && printable.MatchString(rule):
+		case isRule && chains[target] != nil && isPlain(rule):
 			chains[target].has(source.FindStringSubmatch(rule))
 			chains[target].commands = append(chains[target].commands, run+" -D "+rule)
 		case isRule:
@@ -103,15 +118,13 @@ func (l *leftovers) addIPTables(program string, lines []string) {
 func (l *leftovers) addNFTables(lines []string) {
 	table, chain := "", ""
 	for _, line := range lines {
-		words := strings.Fields(line)
-		switch {
-		case words[0] == "table" && len(words) > 2:
-			table = words[1] + " " + words[2]
-		case words[0] == "chain" && len(words) > 1:
-			chain = words[1]
+		if m := nftTable.FindStringSubmatch(line); m != nil {
+			table, chain = m[1], ""
+		} else if m := nftChain.FindStringSubmatch(line); m != nil {
+			chain = m[1]
 		}
 		m := nftLine.FindStringSubmatch(line)
-		if m == nil {
+		if m == nil || chain == "" {
 			continue
 		}
 		var o *leftover

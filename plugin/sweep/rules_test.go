@@ -12,7 +12,7 @@ import (
 )
 
 // TestRulesOf: a rule of IPv6 and one of nftables have their container and its address. A rule that
-// a shell would read differently, or whose comment is not a plugin's, is not named.
+// a shell or iptables would read differently, or whose comment is not a plugin's, is not named.
 func TestRulesOf(t *testing.T) {
 	t.Parallel()
 	masquerade, port := known.Of("bridge").Chain("net", "id"), known.Of("portmap").Chain("net", "id")
@@ -47,6 +47,28 @@ func TestRulesOf(t *testing.T) {
 		{"a name that a shell would run",
 			[]string{"*nat", `-A POSTROUTING -m comment --comment "name: \"net\" id: \"$(reboot)\"" -j CNI-1`},
 			nil, journal.Key{}, nil, nil},
+		{"lines of a comment", []string{
+			"*nat; reboot;", "-A CNI-FORWARD -s 10.1.2.3/32 -j ACCEPT",
+			"-A POSTROUTING -s fd00::3/128 " + label + "-j " + masquerade,
+			"*nat", "-A POSTROUTING --modprobe=/tmp/x " + label + "-j " + masquerade,
+			"-A POSTROUTING --mod /tmp/x " + label + "-j " + masquerade,
+			"-A POSTROUTING -M /tmp/x " + label + "-j " + masquerade,
+			"-A POSTROUTING -nM/tmp/x " + label + "-j " + masquerade,
+			`-A POSTROUTING "-M" "/tmp/x" ` + label + "-j " + masquerade,
+			"-A POSTROUTING -s !! " + label + "-j " + masquerade,
+			"-A CNI-FORWARD -s fe80::1%$(reboot) -j ACCEPT"},
+			[]string{"table $(reboot) cni_hostport {", "chain hostports {",
+				`dnat to 10.1.2.3:80 comment "id" # handle 7`,
+				"table ip cni_hostport {", `dnat to 10.1.2.3:80 comment "id" # handle 7`, "chain ;reboot; {",
+				`dnat to 10.1.2.3:80 comment "id" # handle 7`},
+			journal.Key{Network: "net", ContainerID: "id"}, nil, nil},
+		{"conditions of portmap", []string{"*nat", "-A CNI-HOSTPORT-DNAT ! -d 192.0.2.0/24 -p tcp " +
+			"-m set --match-set a-b dst,src -m addrtype ! --src-type LOCAL " + ports +
+			"-m multiport --dports 80,81 -j " + port}, nil,
+			journal.Key{Network: "net", ContainerID: "id"},
+			[]string{"ip6tables -w -t nat -D CNI-HOSTPORT-DNAT ! -d 192.0.2.0/24 -p tcp " +
+				"-m set --match-set a-b dst,src -m addrtype ! --src-type LOCAL " + ports +
+				"-m multiport --dports 80,81 -j " + port}, nil},
 		{"another's chain", []string{"*nat", "-A POSTROUTING -s fd00::3/128 " + label + "-j CNI-other"},
 			nil,
 			journal.Key{Network: "net", ContainerID: "id"}, nil, nil},
@@ -80,6 +102,9 @@ func TestRulesOf(t *testing.T) {
 			}
 			if diff := cmp.Diff(c.commands, slices.Concat(got.commands, got.chains)); diff != "" {
 				t.Errorf("commands, -want +got:\n%s", diff)
+			}
+			if len(l.firewall) > 0 {
+				t.Errorf("of firewall: %q", l.firewall)
 			}
 			if diff := cmp.Diff(c.addresses, addresses); diff != "" {
 				t.Errorf("addresses, -want +got:\n%s", diff)

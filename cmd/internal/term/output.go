@@ -184,7 +184,11 @@ func AddWatch(cmd *cobra.Command) {
 			return look(cmd, args)
 		}
 		out := cmd.OutOrStdout()
-		for {
+		o := cmd.Flag("output")
+		for first := true; ; first = false {
+			if o != nil && o.Value.String() == string(YAML) && !first {
+				_, _ = io.WriteString(out, "---\n")
+			}
 			if f, ok := out.(descriptor); ok {
 				if _, terminal := OnTerminal(out); terminal {
 					cmd.SetOut(&screen{descriptor: f, out: out})

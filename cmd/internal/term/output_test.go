@@ -1,12 +1,16 @@
 package term
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
+	"io"
 	"strings"
 	"testing"
 	"unicode"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -48,5 +52,46 @@ func TestPrintObject(t *testing.T) {
 				t.Errorf("%s: %U is not escaped", format, r)
 			}
 		}
+	}
+}
+
+// TestWatch: what two looks print is two documents, for a reader of JSON and of YAML, and the end is
+// no error.
+func TestWatch(t *testing.T) {
+	t.Parallel()
+	for _, format := range []Format{JSON, YAML} {
+		t.Run(string(format), func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithCancel(t.Context())
+			var o Output
+			var out strings.Builder
+			looks := 0
+			cmd := &cobra.Command{Use: "list", RunE: func(cmd *cobra.Command, _ []string) error {
+				if looks++; looks == 2 {
+					defer cancel()
+				}
+				return o.PrintObject(cmd.OutOrStdout(), "look", looks)
+			}}
+			o.AddFlags(cmd, cmd.Flags(), "look", Plain, JSON)
+			AddWatch(cmd)
+			cmd.SetOut(&out)
+			cmd.SetArgs([]string{"--watch", "-o", string(format)})
+			if err := cmd.ExecuteContext(ctx); err != nil {
+				t.Error(err)
+			}
+			var next interface{ Decode(any) error } = json.NewDecoder(strings.NewReader(out.String()))
+			if format == YAML {
+				next = yaml.NewDecoder(strings.NewReader(out.String()))
+			}
+			for want := 1; want <= 2; want++ {
+				var got struct{ Look int }
+				if err := next.Decode(&got); err != nil || got.Look != want {
+					t.Errorf("look %d: %v, %v in\n%s", want, got.Look, err, out.String())
+				}
+			}
+			if err := next.Decode(new(any)); !errors.Is(err, io.EOF) {
+				t.Errorf("after them: %v", err)
+			}
+		})
 	}
 }
