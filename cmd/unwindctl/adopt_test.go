@@ -250,6 +250,14 @@ func TestNothingJudged(t *testing.T) {
 		t.Errorf("a wrong command line: %+v", out)
 	}
 	n.leak("dead")
+	touch(t, n.reserved("dead")[0])
+	for _, args := range [][]string{{"ipam"}, {"sweep", "--dry-run"}} {
+		out = n.ctl(args...)
+		want := "The runtime does not list 1 of the live ones: they are kept until their grace period"
+		if !strings.Contains(out.stdout, want) || strings.Contains(out.stdout, "No address is leaked") || out.code != 0 {
+			t.Errorf("%v: %+v, want %q", args, out, want)
+		}
+	}
 	n.socket = "/nonexistent"
 	out = n.ctl("sweep", "--dry-run")
 	if want := "and it gave no list.\n"; !strings.HasSuffix(out.stdout, want) || out.code != 1 {

@@ -105,7 +105,7 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 		term.Column{Name: "IFNAME", Optional: true}, term.Column{Name: "POD", Least: 36},
 		term.Column{Name: "STATE", Optional: true}, term.Column{Name: "RESULT"},
 		term.Column{Name: "WHY", Least: 13})
-	count := map[string]int{}
+	count, young := map[string]int{}, 0
 	var names []string
 	for i := range findings {
 		f := &findings[i]
@@ -113,6 +113,9 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 		if errors.Is(f.Err, sweep.ErrNotTried) {
 			count["not tried"]++
 			continue
+		}
+		if word == "live" && strings.HasSuffix(f.Reason.Text, alive.WithinGrace) {
+			young++
 		}
 		if count[word]++; word == "left" || word == "live" && !all {
 			continue
@@ -155,7 +158,11 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 	if addresses > 0 {
 		total += fmt.Sprintf(", and %d with an owner that is not in the journal", addresses)
 	}
-	_, err := fmt.Fprintf(out, "%s: %s.\n%s", total, strings.Join(words, ", "), left(findings))
+	total += ": " + strings.Join(words, ", ") + "."
+	if young > 0 {
+		total += "\n" + notListed(young)
+	}
+	_, err := fmt.Fprintf(out, "%s\n%s", total, left(findings))
 	return err
 }
 
