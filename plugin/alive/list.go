@@ -43,8 +43,8 @@ func (l *List) has(e *journal.Entry) tristate.Value {
 // shortID is the least that crictl, nerdctl and podman print of a container ID.
 const shortID = 12
 
-// Names reports whether the list has the attachment, or all interfaces of its container. A list that
-// people made may have the beginnings of container IDs.
+// Names reports whether the list has the attachment, or all interfaces of its container. A list
+// that people made may have the beginnings of container IDs.
 func (l *List) Names(k journal.Key) bool {
 	names := func(id string) bool {
 		return l.Valid[netconf.Attachment{ContainerID: id, IfName: k.IfName}] ||
