@@ -133,8 +133,8 @@ func parseName(name string) (netip.Addr, bool) {
 	return address, err == nil && address.Unmap().WithZone("").String() == name
 }
 
-// notAFile reports whether an error of readOwner means a link, a directory or a socket, which
-// host-local never creates.
+// notAFile reports whether an error of readOwner means a link, a directory, a socket or a named pipe,
+// which host-local never creates.
 func notAFile(err error) bool {
 	return errors.Is(err, unix.ELOOP) || errors.Is(err, unix.EISDIR) || errors.Is(err, unix.ENXIO)
 }
@@ -157,6 +157,8 @@ func readOwner(dir int, name string, buf []byte) (owner Owner, ok bool, err erro
 			continue
 		case err != nil:
 			return owner, false, err
+		case n == 0 && size == 0 && !isRegular(fd): // a named pipe; unread, it looks ownerless
+			return owner, false, unix.ENXIO
 		case n == 0:
 			return parseOwner(buf[:size]), true, nil
 		}
@@ -167,6 +169,11 @@ func readOwner(dir int, name string, buf []byte) (owner Owner, ok bool, err erro
 			buf = slices.Grow(buf, size)[:2*size]
 		}
 	}
+}
+
+func isRegular(fd int) bool {
+	var st unix.Stat_t
+	return unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG
 }
 
 // parseOwner reads the content of a reservation: the container ID, CR LF, the interface.

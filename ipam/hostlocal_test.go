@@ -16,10 +16,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
-// files are the files of a pool, with their contents by name. The content "directory" means a
-// directory, "link to X" a symbolic link.
+// files are the files of a pool, with their contents by name. The content "folder" means a
+// directory, "pipe" a named pipe, "link to X" a symbolic link.
 type files map[string]string
 
 // newPool makes a pool with these files.
@@ -39,6 +40,8 @@ func fill(t *testing.T, pool string, files files) {
 			check(t, os.Symlink(target, path))
 		} else if content == "folder" {
 			check(t, os.Mkdir(path, 0o755))
+		} else if content == "pipe" {
+			check(t, unix.Mkfifo(path, 0o600))
 		} else {
 			check(t, os.WriteFile(path, []byte(content), 0o600))
 		}
@@ -60,6 +63,8 @@ func filesOf(t *testing.T, pool string) files {
 			target, err := os.Readlink(path)
 			check(t, err)
 			found[e.Name()] = "link to " + target
+		case e.Type() == fs.ModeNamedPipe:
+			found[e.Name()] = "pipe"
 		default:
 			data, err := os.ReadFile(path)
 			check(t, err)
@@ -119,6 +124,7 @@ func TestOwnerOf(t *testing.T) {
 		{name: "blank", address: "10.1.0.2", content: " \r\n"},
 		{name: "given to no one", address: "10.1.0.3", content: "a\r\neth0"},
 		{name: "a folder", address: "10.1.0.2", content: "folder", fails: true},
+		{name: "a named pipe", address: "10.1.0.2", content: "pipe", fails: true},
 		{name: "a link", address: "10.1.0.2", content: "link to 10.1.0.9", fails: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

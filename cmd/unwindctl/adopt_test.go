@@ -235,6 +235,36 @@ func (n *plainNode) ctl(args ...string) outcome {
 	return n.run(home.command(n.machine, filepath.Join(n.bin, "unwindctl"), args...))
 }
 
+// TestNothingJudged: what a command that judges nothing says, and names as the next step.
+func TestNothingJudged(t *testing.T) {
+	if !onOldMachine(t) {
+		return
+	}
+	n := newPlainNode(t)
+	out := n.ctl("sweep", "--dry-run", "--network", "podnte")
+	if want := "No conflist of network podnte has host-local in its chain.\n"; !strings.HasSuffix(out.stdout, want) || out.code != 0 {
+		t.Errorf("%+v, want %q", out, want)
+	}
+	out = n.ctl("ipam", "--valid", "attached.json")
+	if out.code != 2 || out.stdout != "" {
+		t.Errorf("a wrong command line: %+v", out)
+	}
+	n.leak("dead")
+	touch(t, n.reserved("dead")[0])
+	for _, args := range [][]string{{"ipam"}, {"sweep", "--dry-run"}} {
+		out = n.ctl(args...)
+		want := "The runtime does not list 1 of the live ones: they are kept until their grace period"
+		if !strings.Contains(out.stdout, want) || strings.Contains(out.stdout, "No address is leaked") || out.code != 0 {
+			t.Errorf("%v: %+v, want %q", args, out, want)
+		}
+	}
+	n.socket = "/nonexistent"
+	out = n.ctl("sweep", "--dry-run")
+	if want := "and it gave no list.\n"; !strings.HasSuffix(out.stdout, want) || out.code != 1 {
+		t.Errorf("%+v, want %q", out, want)
+	}
+}
+
 // wantNoJournal: neither a look nor a release leaves a journal on a node without unwind.
 func (n *plainNode) wantNoJournal() {
 	n.Helper()

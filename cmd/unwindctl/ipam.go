@@ -47,6 +47,10 @@ func ipamCommand() *cobra.Command {
 
 func showPools(cmd *cobra.Command, of inspect.Scope, o *term.Output) error {
 	pools, err := inspect.ReadPools(cmd.Context(), streams(cmd), of)
+	var wrong term.UsageError
+	if errors.As(err, &wrong) {
+		return err
+	}
 	if len(pools) == 0 && errors.Is(err, fs.ErrPermission) {
 		return term.WithHint("the conflists, the journal and the pools are root's; run "+
 			"this as root", "the pools may not be looked at: %w", err)

@@ -270,6 +270,37 @@ func TestLeftAddressReused(t *testing.T) {
 	}
 }
 
+// TestLeftAddressReusedLater: the commands are run only when another pod has the address by then, as
+// those of a sweep that has just freed it. Its accept rules stay.
+func TestLeftAddressReusedLater(t *testing.T) {
+	if !onOldMachine(t) {
+		return
+	}
+	n := newLeftNode(t, leftNodes[0].bridge, leftNodes[0].plugins)
+	n.lose("dead")
+	if err := os.Remove(n.cacheFile("dead")); err != nil {
+		t.Fatal(err)
+	}
+	out := n.ctl("sweep")
+	_, script, found := strings.Cut(out.stdout, "These commands remove it:\n")
+	if !found || out.code != 0 || !strings.Contains(script, " -D CNI-FORWARD -s 10.77.0.2/32 ") {
+		t.Fatalf("%+v", out)
+	}
+	if err := os.RemoveAll(poolDir); err != nil { // else host-local takes the next address
+		t.Fatal(err)
+	}
+	n.live("live")
+	if address := filepath.Base(n.reserved("live")[0]); address != "10.77.0.2" {
+		t.Fatalf("another address: %s", address)
+	}
+	n.must(home.command(n.machine, "sh", "-ec", script))
+	n.wantWhole([]string{"live"})
+	text := strings.Join(n.all().Rules, "\n")
+	if strings.Contains(text, "dead") || strings.Count(text, "CNI-FORWARD -s 10.77.0.2/32 ") != 1 {
+		t.Error(text)
+	}
+}
+
 // TestLeftCacheFiles: the files of libcni's cache of a dead container are named if no DEL is to be run
 // by them: they are of an earlier boot, or of a chain that takes nothing. Those of a live one are not.
 func TestLeftCacheFiles(t *testing.T) {

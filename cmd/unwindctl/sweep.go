@@ -41,8 +41,9 @@ func sweepCommand() *cobra.Command {
 			"chain in that cache, and releases the addresses of other dead owners in the pools\n" +
 			"of host-local. Both are dead only if all evidence says so. It makes no journal.\n\n" +
 			"Run sweep where the runtime runs: on the host, or in a node that is a container\n" +
-			"(kind, k3d, LXC). In another container it cannot judge anything, and does\n" +
-			"nothing. It can be interrupted and repeated at any time.\n\n" +
+			"(kind, k3d, LXC), where only --cri covers what the journal does not have. In\n" +
+			"another container it cannot judge anything, and does nothing. It can be\n" +
+			"interrupted and repeated at any time.\n\n" +
 			"ATTACHMENT is NETWORK/CONTAINER/IFNAME, as unwindctl list shows it, or a\n" +
 			"container ID, a pod or an address with one attachment. The beginning of a\n" +
 			"container ID is enough.\n\n" +

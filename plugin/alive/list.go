@@ -1,6 +1,8 @@
 package alive
 
 import (
+	"strings"
+
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/tristate"
@@ -38,10 +40,22 @@ func (l *List) has(e *journal.Entry) tristate.Value {
 	return tristate.Of(l.Names(e.Key), nil)
 }
 
-// Names reports whether the list has the attachment, or all interfaces of its container.
+// shortID is the least that crictl, nerdctl and podman print of a container ID.
+const shortID = 12
+
+// Names reports whether the list has the attachment, or all interfaces of its container. A list
+// that people made may have the beginnings of container IDs.
 func (l *List) Names(k journal.Key) bool {
-	return l.Valid[netconf.Attachment{ContainerID: k.ContainerID, IfName: k.IfName}] ||
-		l.Valid[netconf.Attachment{ContainerID: k.ContainerID, IfName: ""}]
+	names := func(id string) bool {
+		return l.Valid[netconf.Attachment{ContainerID: id, IfName: k.IfName}] ||
+			l.Valid[netconf.Attachment{ContainerID: id, IfName: ""}]
+	}
+	for n := shortID; n < len(k.ContainerID); n++ {
+		if names(k.ContainerID[:n]) {
+			return true
+		}
+	}
+	return names(k.ContainerID)
 }
 
 // HasContainer reports whether a list has a container, with any interface. A list of pods does not
@@ -51,7 +65,8 @@ func (l *List) HasContainer(network, id string, cache []Cached) tristate.Value {
 		return tristate.Unknown
 	}
 	for a := range l.Valid {
-		if a.ContainerID == id {
+		if a.ContainerID == id ||
+			len(a.ContainerID) >= shortID && strings.HasPrefix(id, a.ContainerID) {
 			return tristate.Yes
 		}
 	}

@@ -4,6 +4,9 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
+// WithinGrace ends the reason for what is kept only since it is young: it may be dead.
+const WithinGrace = "the grace period has not expired"
+
 // Orphan is the evidence on a reservation, or on an attachment in libcni's cache, whose owner is
 // not in the journal. A list covers it by container, regardless of the interface.
 type Orphan struct {
@@ -34,7 +37,7 @@ func DecideOrphan(o Orphan) Verdict {
 		{o.Listed == tristate.Yes, Live, "the runtime lists its owner"},
 		{o.PastGracePeriod == tristate.Unknown, Unknown, "its age is unknown"},
 		{o.PastGracePeriod == tristate.No, Live,
-			"the runtime does not list its owner, but the grace period has not expired"},
+			"the runtime does not list its owner, but " + WithinGrace},
 		{o.Cached == tristate.Unknown, Unknown, "libcni's cache cannot be read"},
 		{o.Cached == tristate.Yes, Live,
 			"libcni's cache has its owner, and the owner's network namespace exists"},

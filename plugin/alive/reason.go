@@ -64,7 +64,7 @@ var (
 	addedUnseen   = Reason{"",
 		"it was added again by an ADD that the journal did not record and that is live; " +
 			"the DEL of that ADD undoes both"}
-	withinGrace     = Reason{"", "the runtime does not list it, but the grace period has not expired"}
+	withinGrace     = Reason{"", "the runtime does not list it, but " + WithinGrace}
 	unlistedProcess = Reason{"",
 		"a process is in its network namespace, though the runtime does not list it"}
 )

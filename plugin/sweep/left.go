@@ -5,6 +5,7 @@ import (
 	"context"
 	"maps"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -24,7 +25,8 @@ import (
 //     pending DELs.
 //  3. Judge the others like owners of addresses that the journal does not know. A rule has no age.
 //     It needs none: an ADD makes its rules when an interface already has the address.
-//  4. firewall's rules name no container. They are left if nothing else has their address.
+//  4. firewall's rules name no container. They are left if nothing else has their address. Their
+//     commands ask the pools of host-local again, since the next pod has the same rules.
 
 // leftover is what one container has left in one network. Its key has no interface.
 type leftover struct {
@@ -84,11 +86,31 @@ func (s *Sweep) addLeft(ctx context.Context, findings []Finding) ([]Finding, err
 			return nil
 		})
 		if !claimed {
-			o := &leftover{Key: owners[a], addresses: []netip.Addr{a}, commands: l.firewall[a]}
+			o := &leftover{Key: owners[a], addresses: []netip.Addr{a},
+				commands: s.ifFree(a, l.firewall[a])}
 			s.judgeLeft(l, o, &findings)
 		}
 	}
 	return findings, nil
+}
+
+// ifFree makes commands do nothing once a pool of host-local has given an address out again: people
+// run them later than the sweep that has just freed it, and the next pod gets equal rules. A pool
+// whose path a shell does not read as it is allows none.
+func (s *Sweep) ifFree(a netip.Addr, commands []string) []string {
+	guard := ""
+	for _, p := range s.Pools {
+		path := filepath.Join(p.Dir, a.String())
+		if !plainPath.MatchString(path) {
+			return nil
+		}
+		guard += "[ -e " + path + " ] || "
+	}
+	guarded := make([]string, len(commands))
+	for i, command := range commands {
+		guarded[i] = guard + command
+	}
+	return guarded
 }
 
 // compareKeys sorts those without a network last.

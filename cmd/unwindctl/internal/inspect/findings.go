@@ -80,7 +80,15 @@ func PrintNoFindings(out io.Writer, of Scope, job sweep.Job) error {
 		taken, _ := ipam.Taken(p.Dir)
 		given += len(taken)
 	}
-	if job.List == nil && given > 0 && err == nil {
+	asked := of.Valid != "" || of.CRI != "" && of.CRI != "none"
+	switch {
+	case err != nil:
+	case of.Network != "" && len(job.Pools) == 0:
+		_, err = fmt.Fprintf(out, "No conflist of network %s has host-local in its chain.\n", of.Network)
+	case job.List == nil && given > 0 && asked:
+		_, err = fmt.Fprintf(out, "%s given out. Only the runtime knows whether their owners are live, "+
+			"and it gave no list.\n", term.Plural(given, "address is", "addresses are"))
+	case job.List == nil && given > 0:
 		_, err = fmt.Fprintf(out, "%s given out. Only the runtime knows whether their owners are live: "+
 			"unwindctl sweep --dry-run%s\n", term.Plural(given, "address is", "addresses are"),
 			of.ListFlags())
@@ -97,7 +105,7 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 		term.Column{Name: "IFNAME", Optional: true}, term.Column{Name: "POD", Least: 36},
 		term.Column{Name: "STATE", Optional: true}, term.Column{Name: "RESULT"},
 		term.Column{Name: "WHY", Least: 13})
-	count := map[string]int{}
+	count, young := map[string]int{}, 0
 	var names []string
 	for i := range findings {
 		f := &findings[i]
@@ -105,6 +113,9 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 		if errors.Is(f.Err, sweep.ErrNotTried) {
 			count["not tried"]++
 			continue
+		}
+		if word == "live" && strings.HasSuffix(f.Reason.Text, alive.WithinGrace) {
+			young++
 		}
 		if count[word]++; word == "left" || word == "live" && !all {
 			continue
@@ -147,7 +158,11 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 	if addresses > 0 {
 		total += fmt.Sprintf(", and %d with an owner that is not in the journal", addresses)
 	}
-	_, err := fmt.Fprintf(out, "%s: %s.\n%s", total, strings.Join(words, ", "), left(findings))
+	total += ": " + strings.Join(words, ", ") + "."
+	if young > 0 {
+		total += "\n" + notListed(young)
+	}
+	_, err := fmt.Fprintf(out, "%s\n%s", total, left(findings))
 	return err
 }
 

@@ -37,7 +37,7 @@ var CRISockets = []string{
 
 // ErrNoRuntime means that no runtime listens. It is no error where a runtime need not be there.
 var ErrNoRuntime = errors.New("--cri auto: no runtime listens on a known socket; judging " +
-	"attachments without a list; set its socket")
+	"attachments without a list; set its socket, or give a list (--valid FILE --network NAME)")
 
 // socketPath returns the path of a socket that may be written as a URL.
 func socketPath(socket string) string { return strings.TrimPrefix(socket, "unix://") }
