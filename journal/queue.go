@@ -34,7 +34,7 @@ func (s *Store) queue(ctx context.Context, write bool) (*os.File, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("journal: queue %s: %w", path, err)
+		return nil, fmt.Errorf("journal: lock file %s: %w", path, err)
 	}
 	return f, nil
 }

@@ -29,7 +29,7 @@ func DecideOrphan(o Orphan) Verdict {
 		reason string
 	}{
 		{o.SameNamespaces != tristate.Yes, Unknown,
-			"this process does not see what the runtime sees; run this where the runtime runs"},
+			"this process does not see what the runtime sees; run this on the host, or with --cri"},
 		{o.Listed == tristate.Unknown && o.InUse == tristate.Yes, Live,
 			"no list of the runtime covers its owner, but an interface has the address"},
 		{o.Listed == tristate.Unknown, Unknown,
