@@ -51,8 +51,8 @@ func showPools(cmd *cobra.Command, of inspect.Scope, o *term.Output) error {
 		return err
 	}
 	if len(pools) == 0 && errors.Is(err, fs.ErrPermission) {
-		return term.WithHint("run it as root: only root may read the conflists, the journal and "+
-			"the pools", "cannot read the pools: %w", err)
+		return term.WithHint("only root can read the conflists, the journal and the pools; "+
+			"run this as root", "cannot read the pools: %w", err)
 	}
 	if len(pools) == 0 && err != nil && !o.IsObject() {
 		return err

@@ -149,7 +149,7 @@ func whyPending(s journal.Step) string {
 	case journal.StepFailed:
 		return s.LastError
 	case journal.StepUnproven:
-		return "it passed, but " + s.Unproven
+		return "it succeeded, but " + s.Unproven
 	case journal.StepParked:
 		return "waiting: another pod has the address"
 	}

@@ -330,7 +330,7 @@ func (r *reconciler) install(ctx context.Context) error {
 	}
 	if err == nil {
 		r.remember(w.Source.Path)
-		r.log.warnOnce("passed over", "pods may start without part of their network",
+		r.log.warnOnce("bypassed", "pods may start without part of their network",
 			r.PassesOver(r.paths, w.Source.Path))
 	}
 	return err

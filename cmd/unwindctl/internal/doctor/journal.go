@@ -30,7 +30,7 @@ func (e *examination) journal(ctx context.Context, found *inspect.Node) {
 		e.add("journal", Failure, inspect.HintFor(err), "%s: %v", store.Path(), err)
 		return
 	default:
-		e.add("journal", OK, "", "%s is whole", store.Path())
+		e.add("journal", OK, "", "%s is intact", store.Path())
 	}
 	if n := s.Sum(record.CountDegraded); n > 0 {
 		e.add("journal", Warning, "unwindctl metrics shows why (unwind_degraded_operations_total)",
@@ -80,8 +80,8 @@ func (e *examination) rollbacks(events []journal.Event) {
 		}
 	}
 	for _, of := range slices.Sorted(maps.Keys(count)) {
-		e.add("pods", Warning, "unwindctl history --since "+term.Roughly(pendingLong)+" has them "+
-			"all", "%s in %s recently, the last one with: %s",
+		e.add("pods", Warning, "unwindctl history --since "+term.Roughly(pendingLong)+" lists them "+
+			"all", "%s in %s recently; the last error: %s",
 			term.Plural(count[of], "ADD failed", "ADDs failed"), of, last[of])
 	}
 }

@@ -66,7 +66,7 @@ func ofOneContainer(arg, id string, found []Attachment) ([]Attachment, error) {
 		ids[a.ContainerID] = true
 	}
 	if len(ids) > 1 {
-		return nil, term.Usage("%s are %d attachments; give more of the container ID", arg,
+		return nil, term.Usage("%s matches %d attachments; use more of the container ID", arg,
 			len(found))
 	}
 	return found, nil
@@ -87,7 +87,7 @@ func FindOne(ctx context.Context, stateDir, arg string) (key journal.Key, err er
 		for _, a := range found[:min(4, len(found))] {
 			names = append(names, a.Key().String())
 		}
-		return key, term.Usage("%s are %d attachments: %s; name one of them", arg, len(found),
+		return key, term.Usage("%s matches %d attachments: %s; name one of them", arg, len(found),
 			strings.Join(names, ", "))
 	case err != nil:
 		return key, err

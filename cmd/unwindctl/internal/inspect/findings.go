@@ -73,7 +73,7 @@ func PrintNoFindings(out io.Writer, of Scope, job sweep.Job) error {
 	if _, statErr := os.Lstat(store.Path()); statErr != nil || of.Network == "" {
 		err = PrintNoAttachments(out, store)
 	} else {
-		_, err = fmt.Fprintf(out, "No attachments of network %s.\n", of.Network)
+		_, err = fmt.Fprintf(out, "No attachments in network %s.\n", of.Network)
 	}
 	given := 0
 	for _, p := range job.Pools {
@@ -171,7 +171,7 @@ func left(findings []sweep.Finding) string {
 	var text strings.Builder
 	for _, f := range findings {
 		if len(f.Left) > 0 && text.Len() == 0 {
-			text.WriteString("\nLeft by containers that are gone. These commands remove it:\n")
+			text.WriteString("\nLeft by containers that are gone. To remove it, run:\n")
 		}
 		if len(f.Left) > 0 {
 			fmt.Fprintf(&text, "# container %s\n%s\n",

@@ -120,7 +120,7 @@ func printShown(out io.Writer, all []shown, o *term.Output) error {
 func (s *Step) state(pending bool) string {
 	switch {
 	case !pending:
-		return "when it goes"
+		return "not pending"
 	case s.State == journal.StepFailed:
 		return fmt.Sprintf("failed (%s)", s.words())
 	case s.State == journal.StepParked:

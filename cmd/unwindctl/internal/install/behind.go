@@ -89,12 +89,12 @@ func (b *behind) write(given *netconf.Conflist) error {
 // sentences say what becomes of the plugins.
 func (b *behind) sentences(to string) (texts []string) {
 	for _, plugin := range b.types {
-		text := fmt.Sprintf("%s was behind unwind: %s already has it, once", plugin, to)
+		text := fmt.Sprintf("%s was behind unwind: %s already has it", plugin, to)
 		if slices.Contains(b.lacking, plugin) {
 			text = fmt.Sprintf("%s was behind unwind: moved to the end of %s", plugin, to)
 		}
 		if known.Of(plugin).Restarts {
-			text += "; if " + plugin + "'s pod on this node is not ready then, start it anew"
+			text += "; if " + plugin + "'s pod on this node is not ready afterwards, restart it"
 		}
 		texts = append(texts, text)
 	}

@@ -40,7 +40,7 @@ func (s Setup) VerifyBinary(ctx context.Context) (about string, err error) {
 	if err != nil {
 		return "", err
 	}
-	const hint = "set --binary; make build puts the plugin beside unwindctl"
+	const hint = "set --binary; make build puts the plugin next to unwindctl"
 	about, versions, err := AskVersion(ctx, path)
 	switch {
 	case err != nil:

@@ -99,7 +99,7 @@ func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.
 	}
 	dir, out, done := s.stateDir(), to.Out, changes{}
 	if was := s.Obstacle(""); was != nil {
-		done.add("on", "before, %v", was)
+		done.add("on", "previously: %v", was)
 	}
 	pid := (&journal.Store{Dir: dir}).AgentProcess()
 	if pid != "" {
@@ -117,7 +117,7 @@ func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.
 				"within %s", pid, onWithin)
 		}
 	}
-	done.add("on", "%s is there", s.Path())
+	done.add("on", "installed %s", s.Path())
 	return done.print(out, output)
 }
 
@@ -218,13 +218,13 @@ func (o Options) printDone(
 	fmt.Fprintf(&text, "%s %s (network %s, chain %s of %s)\n", words[d.conflist], d.path,
 		d.Source.Name, strings.Join(types, " → "), d.Source.Path)
 	if d.was != nil {
-		fmt.Fprintf(&text, "switched on: before, %v\n", d.was)
+		fmt.Fprintf(&text, "switched on; previously: %v\n", d.was)
 	}
 	for _, sentence := range d.Repairs() {
 		fmt.Fprintf(&text, "moved: %s\n", sentence)
 	}
 	if s.Observe {
-		fmt.Fprintln(&text, "Observing: only unwindctl sweep releases what is dead. To change that, "+
+		fmt.Fprintln(&text, "Observing: only unwindctl sweep releases dead attachments. To change that, "+
 			"install again without --observe.")
 	} else {
 		fmt.Fprintln(&text, r.SweepAdvice(ctx))

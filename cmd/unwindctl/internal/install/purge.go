@@ -28,7 +28,7 @@ func checkPurge(ctx context.Context, stateDir string) error {
 	}
 	if len(attachments) > 0 {
 		return term.WithHint("run uninstall without --purge, and again with it once unwindctl list is "+
-			"empty; unwindctl sweep releases what is dead",
+			"empty; unwindctl sweep releases dead attachments",
 			"--purge: nothing was changed: the journal in %s has %s, which nothing would release",
 			stateDir, term.Attachments(len(attachments)))
 	}
