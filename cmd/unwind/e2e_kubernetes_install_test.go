@@ -251,7 +251,7 @@ func (i *installed) unwind(w *e2e.Worker, verb, want string) string {
 
 func (i *installed) switchOn(w *e2e.Worker) string {
 	i.Helper()
-	i.unwind(w, "on", ownConflist+" is there")
+	i.unwind(w, "on", "installed "+ownConflist)
 	return i.inUse(w, true)
 }
 

@@ -17,7 +17,7 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// journal looks at the file, at DELs that stay pending, at ADDs that fail, and at the last sweep.
+// journal examines the file, DELs that stay pending, ADDs that fail, and the last sweep.
 func (e *examination) journal(ctx context.Context, found *inspect.Node) {
 	store := &journal.Store{Dir: e.StateDir}
 	s, err := inspect.ReadSnapshot(ctx, store, (*journal.Tx).Check)
@@ -68,7 +68,7 @@ func (e *examination) lastSweep(s *inspect.Snapshot, guard *sweep.MassReleaseErr
 // pendingLong is how long a DEL may be pending before it is reported.
 const pendingLong = 15 * time.Minute
 
-// rollbacks reports which plugins have failed ADDs lately: the commonest reason why pods do not
+// rollbacks reports which plugins have recently failed ADDs, the most common reason why pods do not
 // start.
 func (e *examination) rollbacks(events []journal.Event) {
 	count, last := map[string]int{}, map[string]string{}
@@ -112,7 +112,7 @@ func (e *examination) attachments(s *inspect.Snapshot, found *inspect.Node) {
 	e.verdicts(found, pending)
 }
 
-// verdicts examines of which attachments it can be told whether they live.
+// verdicts reports attachments whose state is unknown.
 func (e *examination) verdicts(found *inspect.Node, pending int) {
 	all, elsewhere := 0, 0
 	var unknown []sweep.Finding

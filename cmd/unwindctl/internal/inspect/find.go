@@ -11,8 +11,7 @@ import (
 )
 
 // Find returns the attachments that an argument names: NETWORK/CONTAINER/IFNAME, a container ID, a
-// pod (NAMESPACE/NAME or its name), or an address. The beginning of a container ID is enough if it
-// is one container's.
+// pod (NAMESPACE/NAME or its name), or an address. A unique prefix of a container ID is enough.
 func Find(attachments []Attachment, arg string) ([]Attachment, error) {
 	if address, err := netip.ParseAddr(arg); err == nil {
 		return Filter(attachments, func(a *Attachment) bool {
@@ -72,8 +71,8 @@ func ofOneContainer(arg, id string, found []Attachment) ([]Attachment, error) {
 	return found, nil
 }
 
-// FindOne returns the one attachment that an argument names. A damaged entry is found by its full
-// name. None is no error in the command line: it may have gone since it was listed.
+// FindOne returns the one attachment that an argument names. It finds a damaged entry by its full
+// name. A missing attachment is not a usage error, because it may have gone since it was listed.
 func FindOne(ctx context.Context, stateDir, arg string) (key journal.Key, err error) {
 	attachments, err := ReadJournal(ctx, &journal.Store{Dir: stateDir})
 	found, findErr := Find(attachments, arg)
