@@ -27,7 +27,7 @@ type Options struct {
 	UnitDir    string // for systemd's units; "" for none
 }
 
-// Run puts unwind in front of the network. With DryRun it only prints what it would do.
+// Run installs unwind on the node. With DryRun it only prints the changes.
 func Run(ctx context.Context, to term.Streams, o Options) error {
 	r, err := o.Find("/")
 	if err != nil {
@@ -87,7 +87,8 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 // onWithin is how long an agent may need to install after it was switched on.
 const onWithin = 15 * time.Second
 
-// SwitchOnNode switches unwind on: where an agent runs, that installs; elsewhere this does.
+// SwitchOnNode switches unwind on. If an agent runs, the agent installs it; otherwise SwitchOnNode
+// does.
 func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.Output) error {
 	r, err := o.Find("/")
 	if err != nil {
@@ -150,7 +151,7 @@ func (o Options) installForNode(to term.Streams, s Setup) error {
 	return err
 }
 
-// Setup returns what the options mean for a runtime.
+// Setup returns the setup for a runtime with these options.
 func (o Options) Setup(ctx context.Context, r node.Runtime) (Setup, error) {
 	s := Setup{ConfDir: r.ConfDir, BinDir: r.BinDirs[0], Source: o.Conf,
 		File: cmp.Or(o.File, OwnFile(r)), CNIVersion: r.CNIVersion(ctx), Binary: o.Binary,
@@ -192,7 +193,7 @@ func (o Options) printPlan(out io.Writer, r node.Runtime, s Setup, p done) error
 	return err
 }
 
-// done is what an install has done.
+// done is the outcome of an install.
 type done struct {
 	*Plan
 	about            string // of the binary
