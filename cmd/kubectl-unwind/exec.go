@@ -30,8 +30,8 @@ type gate struct {
 }
 
 // openGate starts a kubectl proxy; shut stops it. It returns nil if kubectl proxy cannot listen, or
-// if the kubeconfig or the environment sets a proxy for the API server, which kubectl proxy does not
-// use for exec (kubernetes#120318).
+// if the kubeconfig or the environment sets a proxy for the API server, which kubectl proxy does
+// not use for exec (kubernetes#120318).
 func (k *kubectl) openGate(ctx context.Context) (g *gate, shut func()) {
 	named, err := k.run(ctx, "config", "view", "--minify",
 		"-o", "jsonpath={.clusters[*].cluster.proxy-url}")
@@ -154,8 +154,8 @@ func (g *gate) exec(ctx context.Context, pod string, command []string, streams [
 	return frames(bufio.NewReader(answer.Body), streams)
 }
 
-// frames reads the unmasked frames of a WebSocket server until the closing frame (RFC 6455 §5.2). It
-// answers none of them: no ping arrives within the timeout of a node.
+// frames reads the unmasked frames of a WebSocket server until the closing frame (RFC 6455 §5.2).
+// It answers none of them: no ping arrives within the timeout of a node.
 func frames(in *bufio.Reader, streams []io.Writer) error {
 	var stream byte
 	for {

@@ -1,5 +1,5 @@
-// Command kubectl-unwind is a kubectl plugin: kubectl unwind runs unwindctl on all nodes at once and
-// shows the results in one table.
+// Command kubectl-unwind is a kubectl plugin: kubectl unwind runs unwindctl on all nodes at once
+// and shows the results in one table.
 //
 // It runs on the operator's machine, on any operating system, so it shares only package term with
 // unwindctl. It runs the user's kubectl with the user's kubeconfig and permissions: kubectl get for

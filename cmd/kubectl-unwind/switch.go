@@ -33,7 +33,8 @@ func switchCommand(o *options, verb string) *cobra.Command {
 		v.unwindctl = append(v.unwindctl, "--by", "kubectl unwind "+verb+" as "+operator())
 	}
 	return v.command(o, &cobra.Command{
-		Use: verb, Short: help[verb][0], Long: help[verb][1] + "\n\nThe default is all nodes; --nodes selects some.",
+		Use: verb, Short: help[verb][0],
+		Long:    help[verb][1] + "\n\nThe default is all nodes; --nodes selects some.",
 		Example: "  kubectl unwind " + verb + " --nodes worker-2\n  kubectl unwind " + verb,
 	})
 }

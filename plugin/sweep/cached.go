@@ -17,16 +17,16 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// A runtime that never sends a DEL leaks the plugins' resources and leaves a file in libcni's cache.
-// The file has everything that the DEL needs: the chain, the result and the capability arguments. It
-// serves as the record of an attachment that is not in the journal:
+// A runtime that never sends a DEL leaks the plugins' resources and leaves a file in libcni's
+// cache. The file has everything that the DEL needs: the chain, the result and the capability
+// arguments. It serves as the record of an attachment that is not in the journal:
 //
 //  1. planCached judges the attachment by the same evidence as a reservation whose owner is not in
 //     the journal.
 //  2. undoCached takes the lock of the cache file, which excludes other sweeps, and of the
 //     attachment if there is a journal, and judges the attachment again.
-//  3. It runs the chain's DELs in reverse order. A DEL with an address runs under host-local's lock,
-//     see undo.Worker.HoldPools.
+//  3. It runs the chain's DELs in reverse order. A DEL with an address runs under host-local's
+//     lock, see undo.Worker.HoldPools.
 //  4. If all DELs pass, it removes the cache file, as libcni does. Otherwise, or after SIGKILL, the
 //     next sweep runs all DELs again.
 //

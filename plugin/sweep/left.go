@@ -215,8 +215,8 @@ func (l *leftovers) complete() {
 	}
 }
 
-// idleIFBs returns bandwidth's ifb devices that get packets from no interface, such as devices whose
-// interface is gone.
+// idleIFBs returns bandwidth's ifb devices that get packets from no interface, such as devices
+// whose interface is gone.
 func (s *Sweep) idleIFBs() []string {
 	idle, err := host.IdleIFBs()
 	if err != nil {
@@ -225,9 +225,9 @@ func (s *Sweep) idleIFBs() []string {
 	return idle
 }
 
-// assign adds the ifb devices that are idle at both readings to their containers. One reading is not
-// enough, because an ADD makes a device just before its filter. The names are digests, so a device
-// of an unknown container gets an empty key.
+// assign adds the ifb devices that are idle at both readings to their containers. One reading is
+// not enough, because an ADD makes a device just before its filter. The names are digests, so a
+// device of an unknown container gets an empty key.
 func (s *Sweep) assign(l *leftovers, ifbs []string) {
 	networks, owners := map[string]bool{}, map[string]journal.Key{}
 	for _, p := range s.Pools {

@@ -24,7 +24,8 @@ func newThrottle(ignoreBackoff bool) *throttle {
 	return &throttle{ignoreBackoff: ignoreBackoff, tries: map[string]int{}, passed: map[string]bool{}}
 }
 
-// try releases an attachment with settle, unless each of its failing plugins was tried often enough.
+// try releases an attachment with settle, unless each of its failing plugins was tried often
+// enough.
 func (p *throttle) try(f *Finding, settle func()) {
 	before := f.failing
 	if f.throttled = !p.admits(before); f.throttled {

@@ -146,8 +146,8 @@ func toYAML(data []byte) ([]byte, error) {
 	return text.Bytes(), err
 }
 
-// yamlOf prepares a JSON value for YAML: numbers keep their spelling, and strings with characters to
-// escape are quoted.
+// yamlOf prepares a JSON value for YAML: numbers keep their spelling, and strings with characters
+// to escape are quoted.
 func yamlOf(value any) any {
 	switch v := value.(type) {
 	case map[string]any:

@@ -34,8 +34,8 @@ type Options struct {
 	LogLevel  slog.Level
 }
 
-// agent is one run of unwindctl run. It has three independent loops: one keeps unwind installed, one
-// sweeps, and one posts Events.
+// agent is one run of unwindctl run. It has three independent loops: one keeps unwind installed,
+// one sweeps, and one posts Events.
 type agent struct {
 	Options
 	log    *dedupLogger
@@ -132,8 +132,8 @@ func (a *agent) reconciler(setup install.Setup, paths node.Runtime) *reconciler 
 	}
 }
 
-// switchOff switches unwind off if this agent runs with --off, and on again if an earlier agent did.
-// If somebody else has switched unwind off, it stays off.
+// switchOff switches unwind off if this agent runs with --off, and on again if an earlier agent
+// did. If somebody else has switched unwind off, it stays off.
 func (a *agent) switchOff(setup install.Setup) error {
 	const byFlag = "run --off"
 	dir := a.journalDir(setup)

@@ -48,8 +48,8 @@ type notice struct {
 //     is its queue; it has no queue of its own.
 //  2. It leaves out notices that are older than recent, that follow another of the same subject
 //     within oneEach, or that exceed the rate limit of the node.
-//  3. It posts the rest, oldest first. A missing answer, or one of 401, 429, 502 and above, ends the
-//     round, and the next round retries. Any other answer is final.
+//  3. It posts the rest, oldest first. A missing answer, or one of 401, 429, 502 and above, ends
+//     the round, and the next round retries. Any other answer is final.
 //
 // The name of an Event is derived from its content, so the API server refuses a duplicate after a
 // restart. Notices that were older than recent when the agent started count as posted.

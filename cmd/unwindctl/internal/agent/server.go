@@ -96,8 +96,8 @@ func (s *server) readyz(w http.ResponseWriter, _ *http.Request) {
 	}
 }
 
-// patience is how long a loop may take for one thing. The DELs of one attachment have 2 min, and may
-// wait for others.
+// patience is how long a loop may take for one thing. The DELs of one attachment have 2 min, and
+// may wait for others.
 const patience = 10 * time.Minute
 
 // healthz reports whether the loops make progress.

@@ -142,8 +142,8 @@ func configOf(network, dir string) *netconf.Conflist {
 	return nil
 }
 
-// othersRead reports whether a program besides Multus reads the configuration and would not find its
-// plugin in "chain".
+// othersRead reports whether a program besides Multus reads the configuration and would not find
+// its plugin in "chain".
 func othersRead(config []byte) bool {
 	c, _ := netconf.ReadConflistFrom(strings.NewReader(string(config)))
 	return c != nil && slices.ContainsFunc(c.Types, func(plugin string) bool {

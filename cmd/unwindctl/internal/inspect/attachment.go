@@ -76,8 +76,8 @@ func podName(p *journal.Pod) string {
 	return term.OneLine(p.Namespace + "/" + p.Name)
 }
 
-// ReadJournal returns the entries of the journal. It leaves out damaged entries, and the error names
-// them.
+// ReadJournal returns the entries of the journal. It leaves out damaged entries, and the error
+// names them.
 func ReadJournal(ctx context.Context, store *journal.Store) (attachments []Attachment, err error) {
 	var damaged []error
 	err = store.View(ctx, func(tx *journal.Tx) (err error) {

@@ -47,8 +47,8 @@ func (s Scope) List(ctx context.Context, stdin io.Reader) (*alive.List, error) {
 	return nil, nil
 }
 
-// ListFlags returns the flags for the same list, with a leading blank. Without a list it returns the
-// flags that ask the runtime.
+// ListFlags returns the flags for the same list, with a leading blank. Without a list it returns
+// the flags that ask the runtime.
 func (s Scope) ListFlags() string {
 	network := ""
 	if s.Network != "" {

@@ -38,8 +38,8 @@ func (s Setup) WriteConflist(p *Plan) (changed bool, err error) {
 }
 
 // prepareState creates the state directory, so that a failure shows at install and not at each pod.
-// It refuses to switch from a journal with attachments to another one, because nothing would release
-// them.
+// It refuses to switch from a journal with attachments to another one, because nothing would
+// release them.
 func (s Setup) prepareState() error {
 	dir, named := s.stateDir(), s
 	named.StateDir = ""

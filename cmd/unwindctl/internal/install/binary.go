@@ -52,8 +52,8 @@ func (s Setup) VerifyBinary(ctx context.Context) (about string, err error) {
 	return about, nil
 }
 
-// AskVersion asks a plugin for its version line (without CNI_COMMAND) and its supported CNI versions
-// (SPEC 1.1 §2 VERSION).
+// AskVersion asks a plugin for its version line (without CNI_COMMAND) and its supported CNI
+// versions (SPEC 1.1 §2 VERSION).
 func AskVersion(ctx context.Context, path string) (about string, versions []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
 	defer cancel()

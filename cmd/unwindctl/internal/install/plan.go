@@ -178,8 +178,8 @@ func (s Setup) Without(r node.Runtime) string {
 }
 
 // PassesOver returns an error if our file's chain is not the file in the directory that the runtime
-// would use without ours. The error names the plugins that pods lack. A chain from another directory
-// was chosen on purpose and is accepted.
+// would use without ours. The error names the plugins that pods lack. A chain from another
+// directory was chosen on purpose and is accepted.
 func (s Setup) PassesOver(r node.Runtime, chainFile string) error {
 	first := s.Without(r)
 	taken, _ := netconf.ReadConflist(first)

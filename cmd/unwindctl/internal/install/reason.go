@@ -60,8 +60,8 @@ func ReasonOf(err error) Reason {
 }
 
 // Obstacle returns what keeps unwind out of use on this node, whatever the provider's file is, or
-// nil. While there is an obstacle, our file must not exist. The state directory is "" for the one in
-// our conflist.
+// nil. While there is an obstacle, our file must not exist. The state directory is "" for the one
+// in our conflist.
 //
 //  1. Somebody has switched unwind off.
 //  2. cilium has copied our file into its own, in which unwind would call itself.

@@ -13,7 +13,8 @@ const (
 )
 
 // Kept caches the text of the metrics for any number of callers. It runs one collection at a time,
-// and keeps the text for a while, because a collection reads the journal and inspects all processes.
+// and keeps the text for a while, because a collection reads the journal and inspects all
+// processes.
 type Kept struct {
 	// Collect returns the text, empty if nothing could be read.
 	Collect func(context.Context) []byte

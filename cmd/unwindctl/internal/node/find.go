@@ -20,8 +20,8 @@ func read(root string) ([]Runtime, error) {
 	return find(root, func(*Runtime, string) bool { return false })
 }
 
-// find returns the runtimes of a machine. To add a runtime, write a function in its own file and add
-// it to this list.
+// find returns the runtimes of a machine. To add a runtime, write a function in its own file and
+// add it to this list.
 func find(root string, ask func(*Runtime, string) bool) ([]Runtime, error) {
 	var found []Runtime
 	var errs []error

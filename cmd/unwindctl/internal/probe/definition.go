@@ -34,8 +34,8 @@ type definitionList struct {
 }
 
 // Definitions calls each for every NetworkAttachmentDefinition in the API of a kubeconfig. An API
-// without that kind has none. An error means that the list is incomplete. It names the API's host or
-// the file, and the reason, but no secret.
+// without that kind has none. An error means that the list is incomplete. It names the API's host
+// or the file, and the reason, but no secret.
 func (p *Prober) Definitions(ctx context.Context, kubeconfig string, each func(Definition)) error {
 	api, err := p.connect(kubeconfig)
 	if err != nil {

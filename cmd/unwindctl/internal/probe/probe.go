@@ -1,5 +1,5 @@
-// Package probe reads the addresses of an attachment from the store of whereabouts in the Kubernetes
-// API. It is read-only. It also reads Multus' NetworkAttachmentDefinitions from the API.
+// Package probe reads the addresses of an attachment from the store of whereabouts in the
+// Kubernetes API. It is read-only. It also reads Multus' NetworkAttachmentDefinitions from the API.
 package probe
 
 import (

@@ -23,8 +23,8 @@ type Source struct {
 	definition string
 }
 
-// Rewrite applies a change to a configuration, or to the NetworkAttachmentDefinitions in a manifest,
-// and prints the result or replaces the file.
+// Rewrite applies a change to a configuration, or to the NetworkAttachmentDefinitions in a
+// manifest, and prints the result or replaces the file.
 type Rewrite struct {
 	Change    func(Source) ([]byte, error) // nil: there is nothing to change
 	Unchanged string                       // the reason for that
