@@ -95,7 +95,8 @@ func (v *view) read(data []byte) (report, error) {
 	err := json.Unmarshal(object["version"], &version)
 	if err != nil || version != term.FormatVersion {
 		return nil, fmt.Errorf("unwindctl prints format version %.20q, but this program reads "+
-			"version %d; use the kubectl-unwind of the agent's release", object["version"], term.FormatVersion)
+			"version %d; use the kubectl-unwind of the agent's release",
+			object["version"], term.FormatVersion)
 	}
 	r := v.report()
 	list := object[v.key]
