@@ -40,7 +40,7 @@ func doctorCommand() *cobra.Command {
 			"doctor is read-only.\n\n" +
 			"The exit code is 0 without problems, 3 if the worst is a warning, and 4 if it is\n" +
 			"an error. For a monitor that only knows 0 and 1, use --fail-on: 1 if the worst\n" +
-			"has at least this severity, else 0. Any other code means that doctor did not run.",
+			"has at least this severity, else 0. Any other code means that the state is unknown.",
 		Example: "  unwindctl doctor\n" +
 			"  unwindctl doctor -o json\n" +
 			"  unwindctl doctor --fail-on error -o line\n" +

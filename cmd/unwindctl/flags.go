@@ -61,9 +61,9 @@ var programDir = "/usr/local/bin"
 // addNodeFlags adds the flags for directories other than the runtime's.
 func addNodeFlags(cmd *cobra.Command, programs, units *string, unitDir string) {
 	cmd.Flags().StringVar(programs, "program-dir", programDir,
-		"keep unwindctl and the plugin to install in `DIR`; empty: do not install them there")
+		"use `DIR` for unwindctl and the plugin to install; empty: neither is copied")
 	cmd.Flags().StringVar(units, "systemd", unitDir,
-		"keep the systemd units for sweeps and the agent in `DIR`, disabled")
+		"use `DIR` for the systemd units of sweeps and the agent; install does not enable them")
 	cmd.Flags().Lookup("systemd").NoOptDefVal = install.DefaultUnitDir
 }
 

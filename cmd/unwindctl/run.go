@@ -63,7 +63,7 @@ func runCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&options.Off, "off", false,
 		"switch unwind off, as unwindctl off does, until an agent starts without this flag")
 	cmd.Flags().StringVar(&options.ProgramDir, "program-dir", programDir,
-		"copy unwindctl and the plugin to `DIR`; empty: do not copy them")
+		"copy unwindctl and the plugin to `DIR`; empty: neither is copied")
 	cmd.Flags().BoolVar(&options.Events, "events", false,
 		"in a pod: post Kubernetes Events about failed ADDs and pending DELs")
 	return cmd

@@ -51,7 +51,7 @@ func sweepCommand() *cobra.Command {
 			"  to be released  with --dry-run: sweep would release it\n" +
 			"  pending         dead; the next sweep retries its failed DELs\n" +
 			"  waits           dead, but cannot be released yet; WHY has the reason\n" +
-			"  kept            seems dead, like more than 10 and more than 30 % of the live\n" +
+			"  kept            seems dead, but so do more than 10 and more than 30 % of the live\n" +
 			"                  attachments in the journal; see --force\n" +
 			"  unknown         cannot be judged from here, and is kept\n" +
 			"  busy            an ADD, a DEL or another sweep is working on it\n" +
@@ -59,8 +59,8 @@ func sweepCommand() *cobra.Command {
 			"  left            a dead container left something that no DEL removes, such as\n" +
 			"                  firewall rules; counted, and listed at the end with the commands\n" +
 			"                  that remove it\n\n" +
-			"The exit code is 0 if every attachment is released, to be released, waits, busy\n" +
-			"or live, else 1.",
+			"The exit code is 0 if every result is released, to be released, waits, busy or\n" +
+			"live, else 1.",
 		Example: "  unwindctl sweep --dry-run\n" +
 			"  unwindctl sweep --cri auto\n" +
 			"  unwindctl sweep default/web-0\n" +
