@@ -16,7 +16,7 @@ import (
 )
 
 // The rules of bridge, ptp, portmap and firewall (plugins 1.9.1), as iptables-save and nft print
-// them. Both print a comment with its line breaks, so any line may be text of an attacker. Therefore
+// them. Both print a comment with its line breaks, so any line may be an attacker's text. Therefore
 // each part of a command is matched as a whole. Names have only the characters that SPEC 1.1 §2
 // allows.
 var (
@@ -39,8 +39,8 @@ var (
 	nftTo    = regexp.MustCompile(`(?:dnat to|masq_checks ip6? saddr|masquerading .* daddr) (\S+)`)
 )
 
-// isPlain reports whether a rule of a container has only packet matches and its label, so that a
-// shell and iptables read it unchanged.
+// isPlain reports whether a rule of a container has only packet matches, a target and its
+// label, so that a shell and iptables read it unchanged.
 func isPlain(rule string) bool {
 	return iptablesRule.MatchString(iptablesLabel.ReplaceAllString(rule, "--comment LABEL"))
 }
