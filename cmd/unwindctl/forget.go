@@ -59,7 +59,8 @@ func forgetCommand() *cobra.Command {
 	}
 	addNetworkFlag(cmd, &flags.Directories, &flags.network,
 		"with --dead: all dead attachments of this `NETWORK`")
-	cmd.Flags().BoolVar(&flags.dead, "dead", false, "with --network: all dead attachments of that network")
+	cmd.Flags().BoolVar(&flags.dead, "dead", false,
+		"with --network: all dead attachments of that network")
 	cmd.Flags().BoolVar(&flags.yes, "yes", false, "forget them; without --yes only list them")
 	addStateFlag(cmd, &flags.Directories)
 	return cmd
