@@ -86,10 +86,10 @@ func PrintNoFindings(out io.Writer, of Scope, job sweep.Job) error {
 	case of.Network != "" && len(job.Pools) == 0:
 		_, err = fmt.Fprintf(out, "No conflist of network %s has host-local in its chain.\n", of.Network)
 	case job.List == nil && given > 0 && asked:
-		_, err = fmt.Fprintf(out, "%s given out. Only the runtime knows whether their owners are live, "+
+		_, err = fmt.Fprintf(out, "%s allocated. Only the runtime knows whether their owners are live, "+
 			"and it gave no list.\n", term.Plural(given, "address is", "addresses are"))
 	case job.List == nil && given > 0:
-		_, err = fmt.Fprintf(out, "%s given out. Only the runtime knows whether their owners are live: "+
+		_, err = fmt.Fprintf(out, "%s allocated. Only the runtime knows whether their owners are live: "+
 			"unwindctl sweep --dry-run%s\n", term.Plural(given, "address is", "addresses are"),
 			of.ListFlags())
 	}
