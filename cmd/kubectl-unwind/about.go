@@ -15,9 +15,10 @@ func versionCommand(o *options) *cobra.Command {
 		unwindctl: []string{"version"}, columns: []string{"AGENT"},
 	}
 	cmd := v.command(o, &cobra.Command{
-		Use:     "version",
-		Short:   "Print the version of this program, and of the agent of each node",
-		Long:    "Print the version of this program, and of each node's agent. doctor has the plugins'.",
+		Use:   "version",
+		Short: "Print the version of this program and of each node's agent",
+		Long: "Print the version of this program and of each node's agent. kubectl unwind doctor\n" +
+			"shows the versions of the plugins.",
 		Example: "  kubectl unwind version",
 	})
 	ask := cmd.RunE
@@ -36,9 +37,9 @@ func (a *agentVersion) rows(bool) []row       { return []row{{0, []string{a.Buil
 func completionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "completion",
-		Short: "Print the program by which kubectl completes kubectl unwind",
-		Long: "Print the program by which kubectl completes kubectl unwind in a shell that completes\n" +
-			"kubectl. kubectl 1.26 and later look for it in PATH, as kubectl_complete-unwind.",
+		Short: "Print the script that completes kubectl unwind",
+		Long: "Print the script that completes kubectl unwind in shells with kubectl completion.\n" +
+			"kubectl 1.26 and later run it if it is in PATH as kubectl_complete-unwind.",
 		Example: "  kubectl unwind completion >~/.local/bin/kubectl_complete-unwind\n" +
 			"  chmod +x ~/.local/bin/kubectl_complete-unwind",
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -12,13 +12,13 @@ import (
 	"cni-unwind/cmd/internal/term"
 )
 
-// container is that of the agent in its pod.
+// container is the agent's container in its pod.
 const container = "agent"
 
-// agent is the pod to ask on a node, or the reason why none can be asked.
+// agent is the agent's pod on a node, or the reason why the node cannot be asked.
 type agent struct{ node, pod, why string }
 
-// pod is what matters of one, as kubectl get -o json prints it.
+// pod has the parts of a pod that matter here, as kubectl get -o json prints them.
 type pod struct {
 	Metadata struct{ Name, DeletionTimestamp string }
 	Spec     struct {
@@ -45,23 +45,23 @@ type pod struct {
 	}
 }
 
-// findAgents returns an agent for each node, by name: for each that has a pod of the agent, and, as
-// far as nodes may be listed, for each that should have one.
+// findAgents returns an agent for each node, sorted by name: for each node that has an agent's pod
+// and, if the user may list nodes, for each Linux node without one.
 func findAgents(ctx context.Context, o *options, stderr io.Writer) ([]agent, error) {
 	out, err := o.run(ctx, "get", "pods", "--selector="+o.selector, "-o", "json")
 	if err != nil {
-		return nil, fmt.Errorf("the agents' pods: %w", err)
+		return nil, fmt.Errorf("cannot list the agents' pods: %w", err)
 	}
 	var pods struct{ Items []pod }
 	if err := json.Unmarshal(out, &pods); err != nil {
-		return nil, fmt.Errorf("the agents' pods: kubectl printed no JSON: %w", err)
+		return nil, fmt.Errorf("cannot list the agents' pods: kubectl printed invalid JSON: %w", err)
 	}
 	if len(pods.Items) == 0 {
-		return nil, term.WithHint("if the agents are elsewhere, see --namespace and --selector",
-			"no pod in namespace %s has the labels %s", o.namespace, o.selector)
+		return nil, term.WithHint("if the agents run elsewhere, set --namespace and --selector",
+			"no pods in namespace %s match the selector %s", o.namespace, o.selector)
 	}
 	agents := choose(pods.Items)
-	const none = "no agent: no pod with these labels is on this node"
+	const none = "no agent on this node"
 	out, err = o.run(ctx, "get", "nodes", "--selector=kubernetes.io/os=linux", "-o", "name")
 	if err != nil {
 		fmt.Fprintf(stderr, "warning: nodes without an agent are not shown: %v\n", err)
@@ -70,7 +70,7 @@ func findAgents(ctx context.Context, o *options, stderr io.Writer) ([]agent, err
 		agents = addMissing(agents, strings.TrimPrefix(name, "node/"), none)
 	}
 	if len(o.nodes) > 0 {
-		missing := "there is no such node"
+		missing := "no such node"
 		if err != nil {
 			missing = none
 		}
@@ -93,7 +93,7 @@ func addMissing(agents []agent, node, why string) []agent {
 	return append(agents, agent{node: node, why: why})
 }
 
-// choose returns the pod to ask of each node. There may be several, while one replaces another.
+// choose returns the pod to ask on each node. A node has several while one pod replaces another.
 func choose(pods []pod) (agents []agent) {
 	rank := func(p *pod) int {
 		switch {
@@ -114,8 +114,8 @@ func choose(pods []pod) (agents []agent) {
 	return agents
 }
 
-// node returns the node that a pod is on, or is meant for: the controller of DaemonSets names it
-// in the affinity of the pod, which has no node as long as there is no room.
+// node returns the node of a pod. A pod without room has no node yet, but the DaemonSet controller
+// names its node in the pod's affinity.
 func (p *pod) node() string {
 	if p.Spec.NodeName == "" {
 		for _, t := range p.Spec.Affinity.NodeAffinity.Required.NodeSelectorTerms {
@@ -127,12 +127,12 @@ func (p *pod) node() string {
 	return cmp.Or(p.Spec.NodeName, "?")
 }
 
-// why returns the reason why a pod cannot be asked, "" if it can. One that is not ready can: it may
-// be that because of what doctor finds there.
+// why returns the reason why a pod cannot be asked, or "" if it can. A pod that is not ready can be
+// asked: doctor may explain why it is not ready.
 func (p *pod) why() string {
 	words := []string{p.Status.Phase, p.Status.Reason, p.Status.Message}
 	if len(p.Status.ContainerStatuses) > 0 {
-		words = []string{"it has no container " + container}
+		words = []string{"no container " + container}
 	}
 	for _, c := range p.Status.ContainerStatuses {
 		switch {
@@ -143,7 +143,7 @@ func (p *pod) why() string {
 		case c.State.Waiting != nil:
 			words = []string{c.State.Waiting.Reason, c.State.Waiting.Message}
 		case c.State.Terminated != nil:
-			words = []string{"it has ended", c.State.Terminated.Reason}
+			words = []string{"terminated", c.State.Terminated.Reason}
 		}
 	}
 	if len(p.Status.ContainerStatuses) == 0 {

@@ -14,19 +14,19 @@ import (
 
 const mostAtOnce = 512
 
-// answer is what came of asking a node.
+// answer is the outcome of asking a node.
 type answer struct {
 	Node string `json:"node"`
 	Pod  string `json:"pod,omitempty"`
-	// Error is why there is no result, or why the result has not everything.
+	// Error is the reason why there is no result or the result is incomplete.
 	Error  string          `json:"error,omitempty"`
 	Result json.RawMessage `json:"result,omitempty"` // what unwindctl printed
 
 	report report // the same; nil without a result
 }
 
-// askAll asks each node, in the order of the agents. A node that hangs takes one of the slots until
-// the timeout, and the others go on.
+// askAll asks all nodes and returns the answers in the order of the agents. A node that hangs
+// occupies one of the slots until the timeout.
 func askAll(ctx context.Context, o *options, v *view, args []string, agents []agent,
 	stderr io.Writer) []answer {
 	g, shut := o.openGate(ctx)
@@ -53,9 +53,8 @@ func askAll(ctx context.Context, o *options, v *view, args []string, agents []ag
 	return answers
 }
 
-// ask runs a command in the agent's pod: through the gate, or by kubectl exec if that is
-// closed to it. unwindctl may print an object and end with an error: then there is a result, with
-// the error.
+// ask runs a command in the agent's pod: through the gate, or with kubectl exec if the gate is
+// closed. The answer has both a result and an error if unwindctl printed an object and failed.
 func (a *answer) ask(ctx context.Context, g *gate, o *options, v *view, args []string) {
 	command := slices.Concat([]string{"/unwindctl", "--host"}, args, []string{"-o", "json"})
 	out, err := []byte(nil), errClosed
@@ -79,7 +78,7 @@ func (a *answer) ask(ctx context.Context, g *gate, o *options, v *view, args []s
 			err = wrong
 		}
 	} else if err == nil {
-		err = errors.New("it printed nothing")
+		err = errors.New("unwindctl printed nothing")
 	}
 	if err != nil {
 		a.Error = err.Error()
@@ -91,22 +90,23 @@ func (v *view) read(data []byte) (report, error) {
 	var object map[string]json.RawMessage
 	var version int
 	if err := json.Unmarshal(data, &object); err != nil {
-		return nil, fmt.Errorf("it printed no JSON object: %w", err)
+		return nil, fmt.Errorf("unwindctl printed invalid JSON: %w", err)
 	}
 	err := json.Unmarshal(object["version"], &version)
 	if err != nil || version != term.FormatVersion {
-		return nil, fmt.Errorf("it prints version %.20q, and this program reads %d: use the "+
-			"kubectl-unwind of the agent's release", object["version"], term.FormatVersion)
+		return nil, fmt.Errorf("unwindctl prints format version %.20q, but this program reads "+
+			"version %d; use the kubectl-unwind of the agent's release",
+			object["version"], term.FormatVersion)
 	}
 	r := v.report()
 	list := object[v.key]
 	if v.key != "" && (len(list) == 0 || list[0] != '[') {
-		return nil, fmt.Errorf("its object has no list %q", v.key)
+		return nil, fmt.Errorf("unwindctl printed no list %q", v.key)
 	} else if v.key == "" || v.whole {
 		list = data
 	}
 	if err := json.Unmarshal(list, r); err != nil {
-		return nil, fmt.Errorf("its object: %w", err)
+		return nil, fmt.Errorf("unwindctl printed an unexpected object: %w", err)
 	}
 	return r, nil
 }

@@ -9,16 +9,16 @@ import (
 	"cni-unwind/cmd/internal/term"
 )
 
-// The exit codes of doctor, for the worst severity.
+// The exit codes of doctor by the worst severity.
 const (
 	exitWarning = 3
 	exitFailure = 4
 )
 
-// severities are those of unwindctl doctor, the least first.
+// severities are the severities of unwindctl doctor, the least severe first.
 var severities = []string{"ok", "warning", "error"}
 
-// diagnosis is what doctor found on a node.
+// diagnosis is the result of doctor on a node.
 type diagnosis struct {
 	Plugin string // its version
 	Checks []struct{ What, Severity, Text, Remedy string }
@@ -30,18 +30,18 @@ func doctorCommand(o *options) *cobra.Command {
 		fine:    func(code int, _ report) bool { return code == exitWarning || code == exitFailure },
 		report:  func() report { return &diagnosis{} },
 		words:   []string{"error", "warning", "ok"},
-		none:    "nothing was looked at",
+		none:    "nothing checked",
 		columns: []string{"WORST", "ERRORS", "WARNINGS", "VERSION", "FIRST FINDING"},
 		wide:    []string{"SEVERITY", "WHAT", "FINDING"},
 	}
 	cmd := v.command(o, &cobra.Command{
 		Use:   "doctor",
-		Short: "Look for what is wrong with unwind on each node",
-		Long: "Look for what is wrong with unwind on each node, as unwindctl doctor does there. The\n" +
-			"last line counts nodes by their worst finding. With -o wide there is each finding,\n" +
-			"with its remedy. VERSION is that of the plugin.\n\n" +
-			"The exit code is 4 if a node has an error; else 1 if a node was not reached; else 3\n" +
-			"if a node has a warning; else 0.",
+		Short: "Report problems with unwind on each node",
+		Long: "Report problems with unwind on each node, as unwindctl doctor does there. The last\n" +
+			"line counts nodes by their worst finding. -o wide shows every finding and how to fix\n" +
+			"it. VERSION is the version of the plugin.\n\n" +
+			"The exit code is 4 if a node has an error; else 1 if a node is unreachable or\n" +
+			"answered partially; else 3 if a node has a warning; else 0.",
 		Example: "  kubectl unwind doctor\n" +
 			"  kubectl unwind doctor -o wide --nodes worker-2",
 	})
@@ -49,7 +49,7 @@ func doctorCommand(o *options) *cobra.Command {
 	return cmd
 }
 
-// severity returns how bad a finding is; an unknown word is the worst.
+// severity returns the rank of a severity. An unknown one ranks highest.
 func severity(word string) int {
 	if i := slices.Index(severities, word); i >= 0 {
 		return i

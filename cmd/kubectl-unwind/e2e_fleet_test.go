@@ -52,7 +52,7 @@ func TestKubernetesFleet(t *testing.T) {
 	if !errors.As(err, &exited) || exited.ExitCode() != term.ExitError {
 		t.Errorf("%v, not exit code %d", err, term.ExitError)
 	}
-	if !strings.HasSuffix(table, "\n500 nodes: 450 ok, 50 not reached.\n") {
+	if !strings.HasSuffix(table, "\n500 nodes: 450 ok, 50 unreachable.\n") {
 		t.Errorf("the last line is another:\n%s", table)
 	}
 	var named []string

@@ -21,17 +21,17 @@ import (
 	"cni-unwind/cmd/internal/term"
 )
 
-// gate is a kubectl proxy that gives access to the exec of pods, and to nothing else. It is one
-// login and one process for all nodes, where each kubectl exec is one of its own. Its socket is in
-// a directory that nobody else may enter.
+// gate is a kubectl proxy that allows only exec into pods. It is one process with one login for all
+// nodes, whereas each kubectl exec is a process with its own login. Its socket is in a private
+// directory.
 type gate struct {
 	kubectl *kubectl
 	client  *http.Client
 }
 
-// openGate starts a kubectl proxy, which shut ends. There is no gate if that cannot listen, or if a
-// kubeconfig or the environment names a proxy on the way to the API server: kubectl proxy does not
-// use it for exec (kubernetes#120318).
+// openGate starts a kubectl proxy; shut stops it. It returns nil if kubectl proxy cannot listen, or
+// if the kubeconfig or the environment sets a proxy for the API server, which kubectl proxy does
+// not use for exec (kubernetes#120318).
 func (k *kubectl) openGate(ctx context.Context) (g *gate, shut func()) {
 	named, err := k.run(ctx, "config", "view", "--minify",
 		"-o", "jsonpath={.clusters[*].cluster.proxy-url}")
@@ -72,11 +72,11 @@ func (k *kubectl) openGate(ctx context.Context) (g *gate, shut func()) {
 	return &gate{k, &http.Client{Transport: &http.Transport{DialContext: dial}}}, shut
 }
 
-// errClosed is returned if something on the way does not let WebSockets through, or if the user may
-// not get pods/exec, which WebSockets take beside create.
-var errClosed = errors.New("the gate is closed")
+// errClosed means that something on the way blocks WebSockets, or that the user may not get
+// pods/exec, which WebSockets need besides create.
+var errClosed = errors.New("kubectl proxy cannot exec into pods")
 
-// status is how the API server says what came of a request.
+// status is the API server's outcome of a request.
 type status struct {
 	Status, Reason, Message string
 	Details                 struct {
@@ -84,9 +84,9 @@ type status struct {
 	}
 }
 
-// run runs a command in the agent's container, by the WebSocket protocol of exec, and returns what
-// kubectl.run does. A message begins with its stream: 1 stdout, 2 stderr, 3 the status at the end
-// (k8s.io/apimachinery v0.36.3, pkg/util/remotecommand).
+// run runs a command in the agent's container with the WebSocket protocol of exec, and returns its
+// output as kubectl.run does. A message begins with its stream: 1 stdout, 2 stderr, 3 the status at
+// the end (k8s.io/apimachinery v0.36.3, pkg/util/remotecommand).
 func (g *gate) run(ctx context.Context, pod string, command []string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, g.kubectl.timeout)
 	defer cancel()
@@ -97,14 +97,14 @@ func (g *gate) run(ctx context.Context, pod string, command []string) ([]byte, e
 	var ended status
 	switch {
 	case out.isFull:
-		return nil, fmt.Errorf("it printed more than %d MiB", mostOutput>>20)
+		return nil, fmt.Errorf("unwindctl printed more than %d MiB", mostOutput>>20)
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return nil, fmt.Errorf("no answer in %s", g.kubectl.timeout)
 	case err != nil && end.buf.Len() == 0: // otherwise the status has come, which is last
 		return nil, fmt.Errorf("exec: %w", err)
 	}
 	if err := json.Unmarshal(end.buf.Bytes(), &ended); err != nil {
-		return out.buf.Bytes(), fmt.Errorf("exec: its status: %w", err)
+		return out.buf.Bytes(), fmt.Errorf("exec: invalid status: %w", err)
 	}
 	if ended.Status == "Success" {
 		return out.buf.Bytes(), nil
@@ -119,7 +119,7 @@ func (g *gate) run(ctx context.Context, pod string, command []string) ([]byte, e
 		errors.New(cmp.Or(ended.Message, "exec: it failed without a reason"))))}
 }
 
-// exec writes what comes on each stream, until the end.
+// exec runs a command and copies each stream to its writer until the end.
 func (g *gate) exec(ctx context.Context, pod string, command []string, streams []io.Writer) error {
 	query := url.Values{"container": {container}, "command": command, "stdout": {"true"},
 		"stderr": {"true"}}
@@ -132,7 +132,7 @@ func (g *gate) exec(ctx context.Context, pod string, command []string, streams [
 	request.Header = http.Header{"Connection": {"Upgrade"}, "Upgrade": {"websocket"},
 		"Sec-Websocket-Version": {"13"},
 		"Sec-Websocket-Key":     {"dW53aW5kdW53aW5kdW53aQ=="},
-		// it guards caches, of which there is none
+		// it protects caches; there are none here
 		"Sec-Websocket-Protocol": {"v5.channel.k8s.io, v4.channel.k8s.io"}}
 	answer, err := g.client.Do(request)
 	if err != nil {
@@ -154,8 +154,8 @@ func (g *gate) exec(ctx context.Context, pod string, command []string, streams [
 	return frames(bufio.NewReader(answer.Body), streams)
 }
 
-// frames reads the frames of a WebSocket's server, which are not masked, until one that closes it
-// (RFC 6455 §5.2). None is answered: no ping comes in the time that a node has.
+// frames reads the unmasked frames of a WebSocket server until the closing frame (RFC 6455 §5.2).
+// It answers none of them: no ping arrives within the timeout of a node.
 func frames(in *bufio.Reader, streams []io.Writer) error {
 	var stream byte
 	for {

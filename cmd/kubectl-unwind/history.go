@@ -8,7 +8,7 @@ import (
 	"cni-unwind/cmd/internal/term"
 )
 
-// events is what unwindctl history prints of a node.
+// events is the output of unwindctl history on a node.
 type events []struct {
 	Network, ContainerID, IfName, Kind, Reason string
 	Pod                                        podName
@@ -26,15 +26,16 @@ func historyCommand(o *options) *cobra.Command {
 		columns: []string{"TIME", "WHAT", "NETWORK", "POD", "PLUGINS", "WHY"},
 		wide: []string{"TIME", "WHAT", "NETWORK", "CONTAINER", "IFNAME", "POD", "ADDRESSES", "PLUGINS",
 			"WHY"},
-		flags: handedOn{{"since", "only of the last `DURATION`, such as 2h"},
-			{"last", "only the last `N` of each node"}, {"network", "only of this `NETWORK`"},
-			{"kind", "only of these `KINDS`, as unwindctl history --help has them"}},
+		flags: handedOn{{"since", "only events of the last `DURATION`, such as 2h"},
+			{"last", "only the last `N` events of each node"},
+			{"network", "only events of this `NETWORK`"},
+			{"kind", "only events of these `KINDS`; unwindctl history --help lists them"}},
 	}
 	return v.command(o, &cobra.Command{
 		Use:   "history [ATTACHMENT|POD|ADDRESS]",
-		Short: "Show what happened out of the ordinary on all nodes",
-		Long: "Show what happened out of the ordinary on all nodes, the last at the end. Nodes\n" +
-			"without an event are left out. unwindctl history --help explains the events.",
+		Short: "Show unusual events on all nodes",
+		Long: "Show unusual events on all nodes, the newest last. Nodes without events are left\n" +
+			"out. unwindctl history --help explains the events.",
 		Example: "  kubectl unwind history --since 2h\n  kubectl unwind history default/web-0",
 		Args:    term.OneArg,
 	})

@@ -11,7 +11,7 @@ import (
 	"cni-unwind/cmd/internal/term"
 )
 
-// pools is what unwindctl ipam prints of a node.
+// pools is the output of unwindctl ipam on a node.
 type pools []struct {
 	Network, Dir string
 	counts
@@ -21,11 +21,11 @@ type pools []struct {
 
 type counts struct{ Used, Live, Leaked, Ownerless, Unknown int }
 
-// set is a range set, of which each ADD takes one address.
+// set is a range set. Each ADD takes one address from it.
 type set struct {
 	Family     string
 	Ranges     []string
-	Size, Free *int64 // nil if the chain does not say, or if it is Unbounded
+	Size, Free *int64 // nil if the chain does not name the ranges, or if the set is Unbounded
 	Unbounded  bool
 	counts
 }
@@ -42,12 +42,12 @@ func ipamCommand(o *options) *cobra.Command {
 	}
 	cmd := v.command(o, &cobra.Command{
 		Use:   "ipam",
-		Short: "Show the pools of host-local of each node, the fullest first",
-		Long: "Show the pools of host-local of each node, the fullest first: how many addresses are\n" +
-			"given out, and how many of them are leaked. Each node asks its runtime for its pods.\n" +
-			"A pool has a row for each range set, such as one of IPv4 and one of IPv6: an ADD\n" +
-			"takes an address out of each, and fails if one has none.\n" +
-			"With -o wide there is each address that is given out.",
+		Short: "Show the pools of host-local on each node, the fullest first",
+		Long: "Show the pools of host-local on each node, the fullest first: how many addresses are\n" +
+			"allocated, and how many of them are leaked. Each node gets the list of pods from its\n" +
+			"runtime. A pool has a row for each range set, such as one for IPv4 and one for IPv6:\n" +
+			"an ADD takes an address from each set, and fails if one of them is full.\n" +
+			"-o wide shows every allocated address.",
 		Example: "  kubectl unwind ipam\n" +
 			"  kubectl unwind ipam -o wide --nodes worker-2",
 	})
@@ -70,7 +70,7 @@ func (all *pools) rows(wide bool) (rows []row) {
 	for _, p := range *all {
 		fullest := 0.0
 		sets := p.Sets
-		if len(sets) == 0 { // nothing is given out, of ranges that the chain does not give
+		if len(sets) == 0 { // no allocated addresses, and the chain does not name the ranges
 			sets = []set{{}}
 		}
 		for _, s := range sets {
@@ -94,7 +94,7 @@ func (all *pools) rows(wide bool) (rows []row) {
 	return rows
 }
 
-// use returns which part of the set is not free, also in percent, of which 100 is a full set alone.
+// use returns the part of the set that is in use, also in percent. Only a full set has 100 %.
 func (s set) use() (part float64, percent string) {
 	switch {
 	case s.Unbounded:
@@ -108,7 +108,7 @@ func (s set) use() (part float64, percent string) {
 	return float64(used) / float64(*s.Size), fmt.Sprintf("%d%%", 100*used / *s.Size)
 }
 
-// number returns a number of addresses as text.
+// number formats a number of addresses.
 func (s set) number(n *int64) string {
 	switch {
 	case n != nil:

@@ -16,32 +16,32 @@ import (
 	"cni-unwind/cmd/internal/term"
 )
 
-// Bounds on what kubectl prints, which may be a node's own words.
+// Limits on the output of kubectl, which a node may control.
 const (
 	mostOutput = 64 << 20
 	mostErrors = 64 << 10
 )
 
-// mostKubectls run at once: each takes 50 MB, and 55 ms of a processor.
+// mostKubectls is how many kubectl processes run at once. Each takes 50 MB and 55 ms of CPU time.
 const mostKubectls = 16
 
-// kubectl is how the user's kubectl is run.
+// kubectl runs the user's kubectl.
 type kubectl struct {
-	flags     *pflag.FlagSet // with those of kubectl
+	flags     *pflag.FlagSet // including kubectlFlags
 	namespace string
 	timeout   time.Duration
-	turns     chan struct{} // of those that run at once
+	turns     chan struct{} // limits the processes that run at once
 }
 
-// handedOn are flags that another program gets as they are given, each with its help.
+// handedOn are flags that are passed to another program unchanged, each with its help.
 type handedOn [][2]string
 
-// kubectlFlags are those of kubectl.
+// kubectlFlags are the flags that are passed to kubectl.
 var kubectlFlags = handedOn{
-	{"context", "the kubeconfig's context `NAME`"},
-	{"kubeconfig", "the kubeconfig is `FILE`"},
-	{"as", "act as this `USER`, if you may"},
-	{"as-group", "act as a member of this `GROUP`; may be repeated"},
+	{"context", "use the kubeconfig context `NAME`"},
+	{"kubeconfig", "use the kubeconfig `FILE`"},
+	{"as", "impersonate `USER`"},
+	{"as-group", "impersonate `GROUP`; may be repeated"},
 }
 
 func (h handedOn) addTo(flags *pflag.FlagSet) {
@@ -50,7 +50,7 @@ func (h handedOn) addTo(flags *pflag.FlagSet) {
 	}
 }
 
-// of returns what was given.
+// of returns the flags that were set.
 func (h handedOn) of(flags *pflag.FlagSet) (args []string) {
 	for _, f := range h {
 		values, _ := flags.GetStringArray(f[0])
@@ -61,13 +61,13 @@ func (h handedOn) of(flags *pflag.FlagSet) (args []string) {
 	return args
 }
 
-// args returns arguments for kubectl, after the flags that say which cluster is meant, and as whom.
+// args returns arguments for kubectl, preceded by the namespace and the flags of kubectlFlags.
 func (k *kubectl) args(args ...string) []string {
 	return slices.Concat([]string{"--namespace=" + k.namespace}, kubectlFlags.of(k.flags), args)
 }
 
-// run runs kubectl and returns its output, which may be there although there is an error. An error
-// has what kubectl, or the program that it ran, said.
+// run runs kubectl and returns its output, possibly together with an error. The error has the
+// message of kubectl or of the program that it ran.
 func (k *kubectl) run(ctx context.Context, args ...string) ([]byte, error) {
 	k.turns <- struct{}{}
 	defer func() { <-k.turns }()
@@ -82,10 +82,10 @@ func (k *kubectl) run(ctx context.Context, args ...string) ([]byte, error) {
 	var exited *exec.ExitError
 	switch {
 	case errors.Is(err, exec.ErrNotFound):
-		return nil, term.WithHint("kubectl unwind runs kubectl; add its directory to PATH",
-			"kubectl is not in PATH")
+		return nil, term.WithHint("add the directory of kubectl to PATH",
+			"kubectl not found in PATH")
 	case out.isFull:
-		return nil, fmt.Errorf("it printed more than %d MiB", mostOutput>>20)
+		return nil, fmt.Errorf("kubectl printed more than %d MiB", mostOutput>>20)
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return nil, fmt.Errorf("no answer in %s", k.timeout)
 	case errors.As(err, &exited):
@@ -96,8 +96,8 @@ func (k *kubectl) run(ctx context.Context, args ...string) ([]byte, error) {
 	return out.buf.Bytes(), err
 }
 
-// refused is the exit of kubectl with a code other than 0. It is the code of the program that it
-// ran, if it ran one.
+// refused means that kubectl exited with a code other than 0: its own, or the code of the program
+// that it ran.
 type refused struct {
 	code int
 	said string
@@ -105,10 +105,10 @@ type refused struct {
 
 func (r *refused) Error() string { return r.said }
 
-// klog is how a line of the log begins that kubectl writes to stderr, before it says the same.
+// klog matches the log lines that kubectl writes to stderr before the error itself.
 var klog = regexp.MustCompile(`^[IWEF]\d{4} \d\d:\d\d:\d\d\.`)
 
-// words returns the errors of a program's stderr, or all of it if it has no line of that kind.
+// words returns the errors in a program's stderr, or all of stderr if no line is an error.
 func words(stderr string, otherwise error) string {
 	var errs, all []string
 	for line := range strings.Lines(stderr) {
@@ -129,7 +129,7 @@ func words(stderr string, otherwise error) string {
 	return otherwise.Error()
 }
 
-// bounded keeps the first bytes that are written to it, and reports once that there are more.
+// bounded keeps the first bytes that are written to it, and calls full once when it drops the rest.
 type bounded struct {
 	buf    bytes.Buffer
 	left   int

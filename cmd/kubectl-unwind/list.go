@@ -10,7 +10,7 @@ import (
 	"cni-unwind/cmd/internal/term"
 )
 
-// attachments is what unwindctl list prints of a node's journal.
+// attachments is the output of unwindctl list on a node.
 type attachments []struct {
 	Network, ContainerID, IfName, State, Reason, Created string
 	Pod                                                  podName
@@ -39,10 +39,10 @@ func listCommand(o *options) *cobra.Command {
 	}
 	cmd := v.command(o, &cobra.Command{
 		Use:   "list",
-		Short: "Count the attachments in each node's journal, by state",
-		Long: "Count the attachments in each node's journal, by state, and their pending DELs; the\n" +
-			"most pending DELs first. Unproven DELs have passed, while their address is not known\n" +
-			"to be free. With -o wide there is each attachment.",
+		Short: "Count the attachments in each node's journal by state",
+		Long: "Count the attachments in each node's journal by state, and their pending DELs. The\n" +
+			"nodes with the most pending DELs come first. A DEL is unproven if it succeeded but its\n" +
+			"address may still be in use. -o wide shows every attachment.",
 		Example: "  kubectl unwind list\n" +
 			"  kubectl unwind list -o wide --nodes worker-2",
 	})
@@ -50,7 +50,7 @@ func listCommand(o *options) *cobra.Command {
 	return cmd
 }
 
-// pending reports whether DELs are pending for an attachment that is not live any more.
+// pending reports whether an attachment in this state has pending DELs.
 func pending(state string) bool { return state == "unwinding" || state == "removing" }
 
 func (all *attachments) count() map[string]int {
@@ -93,7 +93,7 @@ func (all *attachments) rows(wide bool) (rows []row) {
 	return []row{{weight, append(cells, first)}}
 }
 
-// numbers returns the counts of some words as cells.
+// numbers returns the counts of the words as cells.
 func numbers(count map[string]int, words ...string) (cells []string) {
 	for _, word := range words {
 		cells = append(cells, strconv.Itoa(count[word]))

@@ -1,20 +1,20 @@
-// Command kubectl-unwind is a plugin of kubectl: kubectl unwind shows all nodes at once, as
-// unwindctl sees each of them.
+// Command kubectl-unwind is a kubectl plugin: kubectl unwind runs unwindctl on all nodes at once
+// and shows the results in one table.
 //
-// It runs on an operator's machine, whatever the system there, and so shares only package term with
-// unwindctl. It runs the user's own kubectl, which brings the kubeconfig and the rights: kubectl
-// get for the pods, and one kubectl proxy through which unwindctl is run in the agent's pod of each
-// node. 500 times kubectl exec would take 500 logins and 28 s of a processor.
+// It runs on the operator's machine, on any operating system, so it shares only package term with
+// unwindctl. It runs the user's kubectl with the user's kubeconfig and permissions: kubectl get for
+// the pods, and one kubectl proxy to run unwindctl in the agent's pod on each node. 500 runs of
+// kubectl exec would take 500 logins and 28 s of CPU time.
 //
-//	kubectl.go  runs kubectl, in bounds
-//	agents.go   the nodes, and the pod to ask on each
-//	exec.go     runs a command in an agent's pod, by kubectl proxy
+//	kubectl.go  runs kubectl with limits
+//	agents.go   finds the nodes, and the pod to ask on each
+//	exec.go     runs a command in an agent's pod through kubectl proxy
 //	ask.go      asks all nodes; progress.go counts them on a terminal
-//	view.go     a table of the answers, the worst first
+//	view.go     prints a table of the answers, the worst first
 //	switch.go   off, on and uninstall
 //	about.go    version and completion
 //
-// The other files are a command each: what is asked, and shown.
+// Each other file is a command.
 package main
 
 import (
@@ -43,23 +43,23 @@ func rootCommand() *cobra.Command {
 	o := &options{kubectl: kubectl{turns: make(chan struct{}, mostKubectls)}}
 	root := term.Program(&cobra.Command{
 		Use:   "kubectl-unwind",
-		Short: "See what the CNI plugin unwind does, on all nodes at once",
-		Long: "See what the CNI plugin unwind does, on all nodes at once: in the agent's pod of\n" +
-			"each node, kubectl unwind runs unwindctl by one kubectl proxy, at most 512 at once,\n" +
-			"and prints a table of the answers, the worst first. off, on and uninstall change a node;\n" +
-			"the others change nothing.\n\n" +
-			"A node whose agent cannot be asked comes first in the table, with the reason. So\n" +
-			"does a node without an agent, if you may list nodes.\n\n" +
-			"You need these rights: list and get pods, and get and create pods/exec, in the\n" +
-			"agents' namespace; and list nodes, to see those without an agent. Without get on\n" +
-			"pods/exec, or behind a proxy, there is a kubectl exec for each node, 16 at once.\n" +
-			"Whoever may exec into an agent is root on its node.\n\n" +
+		Short: "Inspect and switch the CNI plugin unwind on all nodes at once",
+		Long: "Inspect and switch the CNI plugin unwind on all nodes at once. kubectl unwind runs\n" +
+			"unwindctl in the agent's pod on each node, through one kubectl proxy, on at most 512\n" +
+			"nodes at a time, and prints a table of the answers, the worst first. off, on and\n" +
+			"uninstall change nodes; all other commands are read-only.\n\n" +
+			"Unreachable nodes come first in the table, with the reason. They include nodes\n" +
+			"without an agent, if you may list nodes.\n\n" +
+			"You need these permissions: list and get pods, and get and create pods/exec, in the\n" +
+			"agents' namespace; and list nodes, to see nodes without an agent. Without get on\n" +
+			"pods/exec, or behind a proxy, kubectl unwind runs a kubectl exec for each node, 16 at\n" +
+			"a time. Permission to exec into an agent is root on its node.\n\n" +
 			"The exit codes:\n" +
-			"  0    done\n" +
-			"  1    a node was not reached, or answered in part; show: there is no such attachment\n" +
-			"  2    the command line is wrong; nothing was done\n" +
-			"  3    doctor: all nodes answered, and the worst is a warning\n" +
-			"  4    doctor: the worst is an error, whether or not all nodes answered\n" +
+			"  0    success\n" +
+			"  1    a node is unreachable or answered partially; show: no such attachment\n" +
+			"  2    usage error; nothing was done\n" +
+			"  3    doctor: all nodes answered, and the worst problem is a warning\n" +
+			"  4    doctor: the worst problem is an error, even if some nodes are unreachable\n" +
 			"  130  interrupted",
 		Example: "  kubectl unwind doctor\n" +
 			"  kubectl unwind ipam --nodes worker-1,worker-2\n" +
@@ -69,7 +69,7 @@ func rootCommand() *cobra.Command {
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 		PersistentPreRunE: func(*cobra.Command, []string) error {
 			if o.timeout <= 0 {
-				return term.Usage("--timeout %s: not more than 0", o.timeout)
+				return term.Usage("--timeout %s: must be positive", o.timeout)
 			}
 			return nil
 		},
@@ -77,13 +77,13 @@ func rootCommand() *cobra.Command {
 	flags := root.PersistentFlags()
 	o.flags = flags
 	kubectlFlags.addTo(flags)
-	flags.StringVarP(&o.namespace, "namespace", "n", "kube-system", "the agents are in `NAMESPACE`")
+	flags.StringVarP(&o.namespace, "namespace", "n", "kube-system", "find the agents in `NAMESPACE`")
 	flags.StringVarP(&o.selector, "selector", "l", "app.kubernetes.io/name=unwind",
-		"the agents' pods have these `LABELS`")
+		"find the agents' pods by these `LABELS`")
 	flags.StringSliceVar(&o.nodes, "nodes", nil,
-		"only these `NODES`, with commas between them; may be repeated")
+		"only these `NODES`, comma-separated; may be repeated")
 	flags.DurationVar(&o.timeout, "timeout", 20*time.Second,
-		"a node that has not answered after this `DURATION` is not reached; the list of pods has as long")
+		"wait this `DURATION` for each node, and for the list of pods")
 	o.output.AddFlags(root, flags, "build, nodes", term.Plain, term.Wide, term.JSON)
 	root.AddCommand(doctorCommand(o), listCommand(o), showCommand(o), historyCommand(o),
 		ipamCommand(o), sweepCommand(o), switchCommand(o, "off"), switchCommand(o, "on"),

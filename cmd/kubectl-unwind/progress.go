@@ -7,16 +7,16 @@ import (
 	"sync"
 )
 
-// progress counts the nodes that are done on one line of a terminal. Elsewhere it writes nothing.
+// progress counts the finished nodes on one line of a terminal. It writes nothing to other files.
 type progress struct {
 	out       io.Writer
 	mu        sync.Mutex
 	all, done int
-	width     int // of the line that is there
+	width     int // of the current line
 }
 
-// newProgress shows that none of all nodes is done, if out is a terminal. The null device passes
-// for one, which does no harm.
+// newProgress returns a progress that shows 0 nodes done if out is a terminal. It takes the null
+// device for a terminal, which does no harm.
 func newProgress(out io.Writer, all int) *progress {
 	p := &progress{out: io.Discard, all: all, done: -1}
 	if f, is := out.(*os.File); is {
@@ -36,6 +36,6 @@ func (p *progress) add() {
 	p.width, _ = fmt.Fprintf(p.out, "\r%d of %s done", p.done, nodes(p.all))
 }
 
-// clear leaves an empty line, and the cursor at its start. It does without escape sequences, which
-// not each Windows console knows.
+// clear empties the line and moves the cursor to its start. It uses no escape sequences, because
+// some Windows consoles do not support them.
 func (p *progress) clear() { fmt.Fprintf(p.out, "\r%*s\r", p.width, "") }

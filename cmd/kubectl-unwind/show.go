@@ -6,7 +6,7 @@ import (
 	"cni-unwind/cmd/internal/term"
 )
 
-// shown is what unwindctl show prints of a node.
+// shown is the output of unwindctl show on a node.
 type shown []struct {
 	Network, ContainerID, IfName, State, Verdict, Why string
 	Pod                                               podName
@@ -25,10 +25,10 @@ func showCommand(o *options) *cobra.Command {
 	}
 	return v.command(o, &cobra.Command{
 		Use:   "show ATTACHMENT|POD|ADDRESS",
-		Short: "Find an attachment, and show on which node it is and why it is kept",
-		Long: "Find the attachments of a pod (NAMESPACE/NAME, or the name), an address, a container\n" +
-			"ID or NETWORK/CONTAINER/IFNAME on all nodes, and show why they are kept. With -o wide\n" +
-			"there is all that unwindctl show says in sentences.",
+		Short: "Show which node has an attachment and why it is kept",
+		Long: "Find the attachments of a pod (NAMESPACE/NAME, or NAME), address, container ID or\n" +
+			"NETWORK/CONTAINER/IFNAME on all nodes, and show why they are kept. -o wide shows all\n" +
+			"details of unwindctl show.",
 		Example: "  kubectl unwind show default/web-0\n  kubectl unwind show 10.22.0.5 -o wide",
 		Args:    term.OneArg,
 	})

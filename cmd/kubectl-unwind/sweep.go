@@ -6,13 +6,13 @@ import (
 	"cni-unwind/cmd/internal/term"
 )
 
-// findings is what unwindctl sweep prints of a node.
+// findings is the output of unwindctl sweep on a node.
 type findings []struct {
 	Network, ContainerID, IfName, Address, State, Result, Why string
 	Pod                                                       podName
 }
 
-// results are those of a dry run.
+// results are the possible results of a dry run.
 var results = []string{"to be released", "waits", "kept", "unknown", "busy", "live", "left"}
 
 func sweepCommand(o *options) *cobra.Command {
@@ -29,20 +29,21 @@ func sweepCommand(o *options) *cobra.Command {
 	cmd := v.command(o, &cobra.Command{
 		Use:   "sweep --dry-run",
 		Short: "Show what a sweep would release on each node",
-		Long: "Show what a sweep would release on each node, and what not, with the runtime's list\n" +
-			"of pods; the most first. With -o wide there is each attachment that is not live, and\n" +
-			"why. unwindctl sweep --help explains the results.\n\n" +
-			"Only a dry run is for all nodes at once. The agents sweep by themselves each minute.",
+		Long: "Show what a sweep with the runtime's list of pods would release on each node, and what\n" +
+			"it would keep. The nodes with the most to release or keep come first. -o wide shows\n" +
+			"every attachment that is not live, and why. unwindctl sweep --help explains the\n" +
+			"results.\n\n" +
+			"Only a dry run is available for all nodes at once. The agents sweep every minute.",
 		Example: "  kubectl unwind sweep --dry-run\n" +
 			"  kubectl unwind sweep --dry-run -o wide --nodes worker-2",
 	})
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be released; needed")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "print what would be released; required")
 	run := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if !dryRun {
-			return term.WithHint("the agents sweep each minute; for one node at once: kubectl -n "+
+			return term.WithHint("the agents sweep every minute; to sweep one node now: kubectl -n "+
 				o.namespace+" exec POD -c "+container+" -- /unwindctl --host sweep",
-				"%w", term.Usage("sweep is for all nodes only with --dry-run"))
+				"%w", term.Usage("sweep requires --dry-run"))
 		}
 		return run(cmd, args)
 	}

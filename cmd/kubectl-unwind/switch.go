@@ -7,37 +7,39 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// changes is what unwindctl off, on or uninstall has done on a node.
+// changes is the output of unwindctl off, on or uninstall on a node.
 type changes []struct{ Change, What string }
 
 func switchCommand(o *options, verb string) *cobra.Command {
 	help := map[string][2]string{
-		"off": {"Switch unwind off on each node, until it is switched on",
-			"Switch unwind off on each node: pods that start from then on get the provider's own\n" +
-				"chain. It stays off whatever is started anew, until kubectl unwind on."},
+		"off": {"Switch unwind off on each node until it is switched on again",
+			"Switch unwind off on each node: new pods get the provider's own chain. unwind stays\n" +
+				"off across restarts, until kubectl unwind on."},
 		"on": {"Switch unwind on again on each node",
 			"Switch unwind on again on each node: the agents install it within seconds."},
-		"uninstall": {"Take unwind off each node, as far as nothing needs it",
-			"Switch unwind off on each node, and remove the plugin once nothing needs it. kept says\n" +
-				"what stays: run it again then. The agents stay, until the DaemonSet is deleted."},
+		"uninstall": {"Remove unwind from each node once nothing needs it",
+			"Switch unwind off on each node, and remove the plugin once nothing needs it. Rows\n" +
+				"with \"kept\" show what remains: run uninstall again later. The agents stay until you\n" +
+				"delete the DaemonSet."},
 	}
 	v := &view{
 		unwindctl: []string{verb}, key: "changes",
 		report:  func() report { return &changes{} },
 		words:   []string{"removed", "returned", "kept", "off", "on"},
-		none:    "nothing had to be done",
+		none:    "nothing to do",
 		columns: []string{"CHANGE", "WHAT"},
 	}
 	if verb != "on" {
-		v.unwindctl = append(v.unwindctl, "--by", "kubectl unwind "+verb+" of "+operator())
+		v.unwindctl = append(v.unwindctl, "--by", "kubectl unwind "+verb+" as "+operator())
 	}
 	return v.command(o, &cobra.Command{
-		Use: verb, Short: help[verb][0], Long: help[verb][1] + " Without --nodes all nodes are meant.",
+		Use: verb, Short: help[verb][0],
+		Long:    help[verb][1] + "\n\nThe default is all nodes; --nodes selects some.",
 		Example: "  kubectl unwind " + verb + " --nodes worker-2\n  kubectl unwind " + verb,
 	})
 }
 
-// operator is who runs this program, for the record.
+// operator returns the user who runs this program, for the record.
 func operator() string {
 	host, _ := os.Hostname()
 	return cmp.Or(os.Getenv("USER"), os.Getenv("USERNAME"), "somebody") + "@" + cmp.Or(host, "?")

@@ -14,20 +14,20 @@ import (
 	"cni-unwind/cmd/internal/term"
 )
 
-// view is how a command asks a node, and shows the answers of all.
+// view is how a command asks the nodes and shows their answers.
 type view struct {
-	unwindctl []string // the command on the node, which also gets the arguments and
+	unwindctl []string // the command on the node; it also gets the arguments and
 	flags     handedOn // these flags
-	key       string   // of the list in the object that it prints; "" for an object without one
-	whole     bool     // the report is the object, not the list
+	key       string   // of the list in the object that it prints; "" without a list
+	whole     bool     // the report is the whole object, not only the list
 	report    func() report
-	fine      func(code int, r report) bool // it ends with that code also if all went well
-	words     []string                      // of the counts, as the summary has them
-	none      string                        // said of a node that has nothing to show
-	quiet     bool                          // it is said of all together
-	needed    bool                          // something is to be there: none is an error
+	fine      func(code int, r report) bool // reports whether this exit code is a success
+	words     []string                      // the counts of the summary, in order
+	none      string                        // the text for a node without rows
+	quiet     bool                          // leave out nodes without rows
+	needed    bool                          // it is an error if no node has rows
 	columns   []string                      // after the node's name
-	wide      []string                      // the same, with -o wide; nil for no others
+	wide      []string                      // the columns of -o wide; nil for the same
 }
 
 // report is a node's answer.
@@ -68,7 +68,7 @@ func (v *view) command(o *options, cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// outcome returns the error that the answers make together.
+// outcome returns the error of all answers together.
 func (v *view) outcome(answers []answer) error {
 	worst, failed, found := 0, 0, 0
 	for _, a := range answers {
@@ -84,7 +84,7 @@ func (v *view) outcome(answers []answer) error {
 	}
 	text := ""
 	if failed > 0 {
-		text = fmt.Sprintf("%d of %s not reached, or answered in part", failed, nodes(len(answers)))
+		text = fmt.Sprintf("%d of %s unreachable or answered partially", failed, nodes(len(answers)))
 	}
 	switch code := 2 + worst; {
 	case code == exitFailure:
@@ -99,10 +99,10 @@ func (v *view) outcome(answers []answer) error {
 	return nil
 }
 
-// least is how short a text may become on a terminal. The whole of it is in -o wide.
+// least is the shortest width of a text on a terminal. -o wide has the full text.
 const least = 12
 
-// print prints a table of the answers, and a line that sums them up.
+// print prints a table of the answers and a summary line.
 func (v *view) print(out io.Writer, answers []answer, o *term.Output) error {
 	names := v.columns
 	if o.Format == term.Wide && v.wide != nil {
@@ -132,7 +132,7 @@ func (v *view) print(out io.Writer, answers []answer, o *term.Output) error {
 	return err
 }
 
-// rows returns the rows of a node, of which there is at least one.
+// rows returns the rows of a node: at least one, unless the view is quiet.
 func (v *view) rows(a *answer, columns int, wide bool) (rows []row) {
 	special := func(weight float64, first, last string) {
 		cells := slices.Repeat([]string{"-"}, columns)
@@ -141,9 +141,9 @@ func (v *view) rows(a *answer, columns int, wide bool) (rows []row) {
 	}
 	switch {
 	case a.report == nil:
-		special(math.Inf(1), "not reached", a.Error)
+		special(math.Inf(1), "unreachable", a.Error)
 	case a.Error != "":
-		special(math.MaxFloat64, "in part", a.Error)
+		special(math.MaxFloat64, "partial", a.Error)
 	}
 	if a.report != nil {
 		rows = append(rows, a.report.rows(wide)...)
@@ -157,23 +157,23 @@ func (v *view) rows(a *answer, columns int, wide bool) (rows []row) {
 	return rows
 }
 
-// summary returns how much of each kind all nodes have.
+// summary returns the counts of all nodes together.
 func (v *view) summary(answers []answer) string {
 	total := map[string]int{}
 	for _, a := range answers {
 		if a.report == nil {
-			total["not reached"]++
+			total["unreachable"]++
 			continue
 		}
 		if a.Error != "" {
-			total["in part"]++
+			total["partial"]++
 		}
 		for word, n := range a.report.count() {
 			total[word] += n
 		}
 	}
 	var counts []string
-	for _, word := range append(slices.Clone(v.words), "in part", "not reached") {
+	for _, word := range append(slices.Clone(v.words), "partial", "unreachable") {
 		if total[word] > 0 {
 			counts = append(counts, fmt.Sprintf("%d %s", total[word], word))
 		}

@@ -150,7 +150,7 @@ func (i *installed) allNodes() {
 			i.Errorf("kubectl unwind %s: %v", args, err)
 		}
 		i.Logf("kubectl unwind %s\n%s%s", args, table, stderr)
-		if strings.Contains(table, "not reached") || strings.Contains(table, "in part") || stderr != "" {
+		if strings.Contains(table, "unreachable") || strings.Contains(table, "partial") || stderr != "" {
 			i.Errorf("kubectl unwind %s: not all nodes answered", args)
 		}
 		for _, w := range i.workers {
@@ -221,7 +221,7 @@ func (i *installed) reboot(w *e2e.Worker) string {
 // staysOff fails the test unless unwind is off on a worker, and who has switched it off is on record.
 func (i *installed) staysOff(w *e2e.Worker) string {
 	i.Helper()
-	by := "kubectl unwind off of "
+	by := "kubectl unwind off as "
 	if w != i.workers[0] {
 		by = "rm " + ownConflist
 	}
@@ -251,7 +251,7 @@ func (i *installed) unwind(w *e2e.Worker, verb, want string) string {
 
 func (i *installed) switchOn(w *e2e.Worker) string {
 	i.Helper()
-	i.unwind(w, "on", ownConflist+" is there")
+	i.unwind(w, "on", "installed "+ownConflist)
 	return i.inUse(w, true)
 }
 

@@ -17,8 +17,8 @@ func streams(cmd *cobra.Command) term.Streams {
 	return term.Streams{In: cmd.InOrStdin(), Out: cmd.OutOrStdout(), Err: cmd.ErrOrStderr()}
 }
 
-// completeNames completes the one argument that names an attachment, a pod or an address in the
-// journal, and with history also in the history.
+// completeNames completes an argument that names an attachment, a pod or an address. The names come
+// from the journal, and with history also from the events.
 func completeNames(at *node.Directories, history bool) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
@@ -29,7 +29,7 @@ func completeNames(at *node.Directories, history bool) cobra.CompletionFunc {
 	}
 }
 
-// completeSockets completes the sockets of runtimes that are there.
+// completeSockets completes the sockets of the runtimes that exist on this node.
 func completeSockets(
 	_ *cobra.Command, _ []string, begun string,
 ) ([]string, cobra.ShellCompDirective) {
@@ -46,10 +46,10 @@ func complete(cmd *cobra.Command, at node.Directories, history bool) inspect.Com
 	return inspect.Complete(cmd.Context(), at.StateDir, history)
 }
 
-// beginning returns the texts that begin so, sorted, each once.
-func beginning(with string, texts ...[]string) []string {
+// beginning returns the texts with a prefix, sorted and without duplicates.
+func beginning(prefix string, texts ...[]string) []string {
 	all := slices.DeleteFunc(slices.Concat(texts...), func(text string) bool {
-		return !strings.HasPrefix(text, with)
+		return !strings.HasPrefix(text, prefix)
 	})
 	slices.Sort(all)
 	return slices.Compact(all)

@@ -9,8 +9,7 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/doctor"
 )
 
-// examinedCode returns the exit code for the worst severity of a report, by --fail-on if that is
-// given.
+// examinedCode returns the exit code for the worst severity of a report. failOn is --fail-on.
 func examinedCode(worst doctor.Severity, failOn string) int {
 	switch {
 	case worst == doctor.OK:
@@ -30,22 +29,25 @@ func doctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:        "doctor",
 		SuggestFor: []string{"check", "status"},
-		Short:      "Look for what is wrong with unwind on this node, with remedies",
-		Long: "Look for what is wrong: the runtime and whether it ever asks for a sweep, the\n" +
-			"conflist and its chain, the plugins and the versions that they speak, the state\n" +
-			"directory and the journal, pending DELs that stay, and the pools. With Multus on\n" +
-			"the node, it also names the NetworkAttachmentDefinitions that are not wrapped,\n" +
-			"which it reads with Multus' kubeconfig. doctor changes nothing.\n\n" +
-			"The exit code is 0 if all is well, 3 if the worst is a warning, 4 if it is an\n" +
-			"error. A monitor that knows 0 and 1 alone asks with --fail-on: 1 if the worst is\n" +
-			"at least that, else 0. Any other code then means that nothing is known.",
+		Short:      "Report problems with unwind on this node and how to fix them",
+		Long: "Report problems with unwind on this node and how to fix them. doctor checks\n" +
+			"  the runtime, and whether it ever asks for a sweep\n" +
+			"  the conflist, its chain, the plugins and the CNI versions they support\n" +
+			"  the state directory, the journal, and DELs that stay pending\n" +
+			"  the address pools\n" +
+			"  with Multus: the NetworkAttachmentDefinitions that are not wrapped, which it\n" +
+			"  reads with Multus' kubeconfig\n" +
+			"doctor is read-only.\n\n" +
+			"The exit code is 0 without problems, 3 if the worst is a warning, and 4 if it is\n" +
+			"an error. For a monitor that only knows 0 and 1, use --fail-on: 1 if the worst\n" +
+			"has at least this severity, else 0. Any other code means that the state is unknown.",
 		Example: "  unwindctl doctor\n" +
 			"  unwindctl doctor -o json\n" +
 			"  unwindctl doctor --fail-on error -o line\n" +
 			"  kubectl -n kube-system exec POD -- /unwindctl --host doctor",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !slices.Contains([]string{"", doctor.Warning.String(), doctor.Failure.String()}, failOn) {
-				return term.Usage("--fail-on %s is none of %s, %s", failOn, doctor.Warning, doctor.Failure)
+				return term.Usage("--fail-on %s: must be %s or %s", failOn, doctor.Warning, doctor.Failure)
 			}
 			options.Stderr = cmd.ErrOrStderr()
 			report := doctor.Examine(cmd.Context(), options)
@@ -58,9 +60,9 @@ func doctorCommand() *cobra.Command {
 	}
 	addPlaceFlags(cmd, &options.Target)
 	cmd.Flags().StringVar(&options.StateDir, "state-dir", "",
-		"the journal is in `DIR` (default: as unwind's conflist has it)")
+		"use the journal in `DIR` (default: from unwind's conflist)")
 	cmd.Flags().StringVar(&failOn, "fail-on", "",
-		"exit with 1 if the worst is at least this `SEVERITY`, warning or error, else with 0")
+		"exit 1 if the worst problem has at least this `SEVERITY`, warning or error; else exit 0")
 	_ = cmd.RegisterFlagCompletionFunc("fail-on", cobra.FixedCompletions(
 		[]string{doctor.Warning.String(), doctor.Failure.String()}, cobra.ShellCompDirectiveNoFileComp))
 	o.AddFlags(cmd, cmd.Flags(), "checks", term.Plain, term.JSON, term.Line)

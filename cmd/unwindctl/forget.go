@@ -14,7 +14,7 @@ import (
 	"cni-unwind/journal"
 )
 
-// forgetFlags are the command's.
+// forgetFlags are the flags of forget.
 type forgetFlags struct {
 	node.Directories
 	network   string
@@ -26,27 +26,25 @@ func forgetCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:        "forget ATTACHMENT | --network NETWORK --dead",
 		SuggestFor: []string{"rm", "delete"},
-		Short:      "Give up dead attachments whose DELs can never pass",
-		Long: "Give up attachments that are dead and whose DELs can never pass, because their\n" +
-			"plugin is gone for good. forget runs no DEL: it leaves what the plugins took,\n" +
-			"and prints what may be left. A DEL that the runtime still sends succeeds. The\n" +
-			"history keeps a record.\n\n" +
-			"An attachment that is not dead is refused. Try unwindctl sweep first; unwindctl\n" +
-			"show says why an attachment is kept. Without --yes nothing is forgotten, and the\n" +
-			"exit code is 1.",
+		Short:      "Give up dead attachments whose DELs can never succeed",
+		Long: "Give up dead attachments whose DELs can never succeed, because their plugin is\n" +
+			"gone for good. forget runs no DEL: it leaves the plugins' resources in place, and\n" +
+			"lists those that may remain. A later DEL from the runtime succeeds. The history\n" +
+			"keeps a record.\n\n" +
+			"forget refuses an attachment that is not dead. Try unwindctl sweep first;\n" +
+			"unwindctl show explains why an attachment is kept. Without --yes, forget changes\n" +
+			"nothing and exits 1.",
 		Example: "  unwindctl forget podnet/4ac0/eth0\n" +
 			"  unwindctl forget podnet/4ac0/eth0 --yes\n" +
 			"  unwindctl forget --network podnet --dead",
 		Args: func(_ *cobra.Command, args []string) error {
 			switch {
 			case len(args) > 1:
-				return term.Usage("one attachment, not %d", len(args))
+				return term.Usage("forget takes one attachment, not %d", len(args))
 			case len(args) == 1 && (flags.network != "" || flags.dead):
-				return term.Usage("name an attachment, or all dead ones with --network NETWORK " +
-					"--dead, not both")
+				return term.Usage("give either an attachment or --network NETWORK --dead, not both")
 			case len(args) == 0 && (flags.network == "" || !flags.dead):
-				return term.Usage("name an attachment, or all dead ones with --network NETWORK " +
-					"--dead")
+				return term.Usage("give an attachment, or --network NETWORK --dead for all dead ones")
 			}
 			return nil
 		},
@@ -59,9 +57,11 @@ func forgetCommand() *cobra.Command {
 			return runForget(cmd, keys, flags)
 		},
 	}
-	addNetworkFlag(cmd, &flags.Directories, &flags.network, "all of this `NETWORK`, with --dead")
-	cmd.Flags().BoolVar(&flags.dead, "dead", false, "those that are dead, with --network")
-	cmd.Flags().BoolVar(&flags.yes, "yes", false, "forget them; without it they are only shown")
+	addNetworkFlag(cmd, &flags.Directories, &flags.network,
+		"with --dead: all dead attachments of this `NETWORK`")
+	cmd.Flags().BoolVar(&flags.dead, "dead", false,
+		"with --network: all dead attachments of that network")
+	cmd.Flags().BoolVar(&flags.yes, "yes", false, "forget them; without --yes only list them")
 	addStateFlag(cmd, &flags.Directories)
 	return cmd
 }
@@ -72,13 +72,13 @@ func forgettable(cmd *cobra.Command, args []string, flags forgetFlags) ([]journa
 	findings, err := inspect.Judge(cmd.Context(), p, flags.StateDir, nil)
 	if len(args) == 1 {
 		key, findErr := inspect.FindOne(cmd.Context(), flags.StateDir, args[0])
-		for k, f := range findings { // one that is damaged is found by its full name alone
+		for k, f := range findings { // a damaged entry is found only by its full name
 			if k.String() == args[0] && f.Err != nil {
 				key, findErr = k, nil
 			}
 		}
 		if f := findings[key]; findErr == nil && f != nil && f.Err == nil && !f.Releasable() {
-			findErr = fmt.Errorf("%s is not dead but %s (%s); only what is dead can be forgotten",
+			findErr = fmt.Errorf("%s is not dead but %s (%s); only dead attachments can be forgotten",
 				key, f.Fate, f.Reason.Text)
 		}
 		return []journal.Key{key}, findErr
@@ -96,7 +96,7 @@ func forgettable(cmd *cobra.Command, args []string, flags forgetFlags) ([]journa
 func runForget(cmd *cobra.Command, keys []journal.Key, flags forgetFlags) error {
 	out := cmd.OutOrStdout()
 	if len(keys) == 0 {
-		_, err := fmt.Fprintf(out, "No dead attachments of network %s.\n", flags.network)
+		_, err := fmt.Fprintf(out, "No dead attachments in network %s.\n", flags.network)
 		return err
 	}
 	store := &journal.Store{Dir: flags.StateDir}
@@ -113,15 +113,15 @@ func runForget(cmd *cobra.Command, keys []journal.Key, flags forgetFlags) error 
 		}
 		word := map[bool]string{true: "forgotten", false: "to be forgotten"}[flags.yes]
 		if len(leaks) == 0 {
-			leaks = []string{"nothing that is known"}
+			leaks = []string{"nothing known"}
 		}
-		fmt.Fprintf(out, "%s: %s; what may be left:\n", key, word)
+		fmt.Fprintf(out, "%s: %s; may remain:\n", key, word)
 		for _, leak := range leaks {
 			fmt.Fprintf(out, "  %s\n", leak)
 		}
 	}
 	if !flags.yes {
-		errs = append(errs, errors.New("nothing is forgotten without --yes"))
+		errs = append(errs, errors.New("nothing forgotten: run it again with --yes"))
 	}
 	return errors.Join(errs...)
 }

@@ -20,7 +20,7 @@ var eventKinds = []string{string(journal.RolledBack), string(journal.Swept),
 	string(journal.Superseded), string(journal.Forgotten), string(journal.Untaken),
 	string(journal.NoOp)}
 
-// historyFlags are the command's.
+// historyFlags are the flags of history.
 type historyFlags struct {
 	node.Directories
 	network string
@@ -35,21 +35,22 @@ func historyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:        "history [ATTACHMENT|POD|ADDRESS]",
 		SuggestFor: []string{"events", "log"},
-		Short:      "Show what happened out of the ordinary",
-		Long: "Show what happened out of the ordinary, the last at the end. The journal keeps\n" +
-			"the last 1,000 events:\n" +
-			"  rolled-back  an ADD failed and was undone, as far as it could be; WHY has the\n" +
-			"               delegate's words\n" +
-			"  swept        released without the runtime's DEL\n" +
-			"  released     an address of host-local's that no attachment in the journal had\n" +
-			"  parked       a DEL waits for an address that another attachment has by now\n" +
-			"  superseded   another ADD of the same container ID came before the DEL\n" +
-			"  forgotten    given up by unwindctl forget, with pending DELs\n" +
-			"  unproven     a DEL passed, but its address is not known to be free: the store of its IPAM\n" +
-			"               plugin still has it, or cannot be asked\n" +
-			"  untaken      a DEL that fails has nothing to undo: the ADD took nothing\n" +
-			"  no-op        the runtime's DEL succeeded and ran no plugin; WHY has the reason\n\n" +
-			"Nothing is changed, and nothing is locked while it prints.",
+		Short:      "Show unusual events",
+		Long: "Show unusual events, the newest last. The journal keeps the last 1,000:\n" +
+			"  rolled-back  an ADD failed and was undone as far as possible; WHY has the\n" +
+			"               delegate's error\n" +
+			"  swept        an attachment was released without the runtime's DEL\n" +
+			"  released     an address was released in a host-local pool; no attachment in the\n" +
+			"               journal had it\n" +
+			"  parked       a DEL is on hold: another attachment now has its address\n" +
+			"  superseded   the same container ID was added again before its DEL\n" +
+			"  forgotten    unwindctl forget gave up an attachment with pending DELs\n" +
+			"  unproven     a DEL succeeded, but its address may still be in use: the IPAM\n" +
+			"               plugin's store still has it or cannot be read\n" +
+			"  untaken      a DEL fails but has nothing to undo: the ADD took nothing\n" +
+			"  no-op        the runtime's DEL succeeded without running a plugin; WHY has the\n" +
+			"               reason\n\n" +
+			"history is read-only and takes no locks.",
 		Example: "  unwindctl history --since 2h\n" +
 			"  unwindctl history default/web-0\n" +
 			"  unwindctl history --kind rolled-back --last 20",
@@ -76,18 +77,18 @@ func historyCommand() *cobra.Command {
 		},
 	}
 	flags.output.AddFlags(cmd, cmd.Flags(), "events", lookFormats...)
-	addNetworkFlag(cmd, &flags.Directories, &flags.network, "only of this `NETWORK`")
+	addNetworkFlag(cmd, &flags.Directories, &flags.network, "only events of this `NETWORK`")
 	cmd.Flags().StringSliceVar(&flags.kinds, "kind", nil,
-		"only of these `KINDS`: "+strings.Join(eventKinds, ", "))
-	cmd.Flags().DurationVar(&flags.since, "since", 0, "only of the last `DURATION`, such as 2h")
-	cmd.Flags().IntVar(&flags.last, "last", 0, "only the last `N`; 0 for all")
+		"only events of these `KINDS`: "+strings.Join(eventKinds, ", "))
+	cmd.Flags().DurationVar(&flags.since, "since", 0, "only events of the last `DURATION`, such as 2h")
+	cmd.Flags().IntVar(&flags.last, "last", 0, "only the last `N` events; 0 for all")
 	addStateFlag(cmd, &flags.Directories)
 	_ = cmd.RegisterFlagCompletionFunc("kind", cobra.FixedCompletions(eventKinds,
 		cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
-// check is an error if the command line is wrong.
+// check returns an error if the command line is invalid.
 func (flags *historyFlags) check(args []string) error {
 	if len(args) == 1 {
 		if _, err := inspect.Find(nil, args[0]); err != nil {
@@ -95,11 +96,11 @@ func (flags *historyFlags) check(args []string) error {
 		}
 	}
 	if flags.last < 0 || flags.since < 0 {
-		return term.Usage("--last and --since take no negative value")
+		return term.Usage("--last and --since must not be negative")
 	}
 	for _, k := range flags.kinds {
 		if !slices.Contains(eventKinds, k) {
-			return term.Usage("--kind %s is none of %s", k, strings.Join(eventKinds, ", "))
+			return term.Usage("--kind %s: must be one of %s", k, strings.Join(eventKinds, ", "))
 		}
 	}
 	return nil

@@ -10,22 +10,21 @@ func installCommand() *cobra.Command {
 	var flags install.Options
 	cmd := &cobra.Command{
 		Use:   "install",
-		Short: "Put unwind in front of this node's network",
-		Long: "Put unwind in front of this node's network: its binary among the plugins, and a\n" +
-			"file of its own that sorts first and names the provider's as its chain. install\n" +
-			"does not touch the provider's file, whose changes count from the next pod on,\n" +
-			"except that a plugin that a mesh has put behind unwind goes to its end.\n\n" +
-			"The file is 00-unwind.json, the configuration of one plugin, which meshes leave\n" +
-			"alone; without a runtime of CRI it is 00-unwind.conflist, a list, which podman\n" +
-			"needs. unwindctl itself goes into --program-dir.\n\n" +
-			"The directories are those of the runtime's configuration: containerd (also\n" +
-			"GKE's), CRI-O (also OpenShift's), k3s, RKE2, MicroK8s, k0s, Talos, nerdctl,\n" +
-			"podman, Nomad.\n" +
-			"Pods that already run are not touched. install can be repeated at any time: it\n" +
-			"changes only what is not right yet, and keeps keys that were added to unwind's\n" +
-			"entry.\n\n" +
-			"The binary comes first and the file last, each put in place whole:\n" +
-			"interrupted at any point, the node works.",
+		Short: "Install unwind on this node",
+		Long: "Install unwind on this node: copy its binary to the plugins, and write a file of\n" +
+			"its own that sorts first and refers to the provider's file for its chain. install\n" +
+			"does not change the provider's file, with one exception: it moves a plugin that a\n" +
+			"mesh has added after unwind to the end of that file. Later changes to the\n" +
+			"provider's file apply from the next pod on.\n\n" +
+			"The file is 00-unwind.json, a single-plugin configuration, which meshes leave\n" +
+			"alone. Without a CRI runtime it is 00-unwind.conflist, because podman needs a\n" +
+			"list. install also copies unwindctl into --program-dir.\n\n" +
+			"The directories come from the runtime's configuration: containerd (including\n" +
+			"GKE), CRI-O (including OpenShift), k3s, RKE2, MicroK8s, k0s, Talos, nerdctl,\n" +
+			"podman, Nomad.\n\n" +
+			"Running pods are not affected. install is idempotent and keeps keys that were\n" +
+			"added to unwind's entry. It writes the binary first and the file last, each\n" +
+			"atomically, so the node keeps working if install is interrupted.",
 		Example: "  unwindctl install --dry-run\n" +
 			"  unwindctl install\n" +
 			"  unwindctl install --runtime k3s --observe",
@@ -35,6 +34,6 @@ func installCommand() *cobra.Command {
 	}
 	addInstallFlags(cmd, &flags)
 	addNodeFlags(cmd, &flags.ProgramDir, &flags.UnitDir, "")
-	cmd.Flags().BoolVar(&flags.DryRun, "dry-run", false, "say what would be done, and do nothing")
+	cmd.Flags().BoolVar(&flags.DryRun, "dry-run", false, "print the changes without making them")
 	return cmd
 }

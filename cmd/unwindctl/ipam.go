@@ -16,28 +16,27 @@ func ipamCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:        "ipam",
 		SuggestFor: []string{"pools", "addresses"},
-		Short:      "Show the pools of host-local, and who has the addresses",
+		Short:      "Show the pools of host-local and who holds their addresses",
 		Long: "Show the pools of host-local on this node, with or without unwind: how many\n" +
-			"addresses are given out, how many of them are leaked, and what would free those.\n" +
-			"-o wide shows each address, its container, as crictl pods has it, and why it\n" +
-			"is kept or lost.\n" +
-			"An ADD takes an address out of each range set of a pool, such as one of\n" +
-			"IPv4 and one of IPv6, so the pool is full once one set is. In JSON, the size\n" +
-			"of a set and what is free of it are exact and below 2^53, or null: the chain\n" +
-			"does not give the ranges, or the set is larger (unbounded).\n" +
-			"On a terminal, with a map. Nothing is changed.",
+			"addresses are allocated, how many of them are leaked, and how to free those.\n" +
+			"-o wide shows each address with its container, as in crictl pods, and why it is\n" +
+			"live or leaked. A terminal also gets a map of the pool. ipam is read-only.\n\n" +
+			"An ADD takes an address from each range set of a pool, such as one IPv4 and one\n" +
+			"IPv6 set, so the pool is full once one set is full. In JSON, the size of a set\n" +
+			"and its free addresses are exact numbers below 2^53. They are null if the chain\n" +
+			"does not name the ranges or the set is larger (unbounded).",
 		Example: "  unwindctl ipam\n" +
 			"  unwindctl ipam --cri auto\n" +
 			"  unwindctl ipam --network podnet -o wide",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if flags.Valid == "-" && cmd.Flags().Changed("watch") {
-				return term.Usage("--watch reads the list again each time: --valid - cannot be")
+				return term.Usage("--watch and --valid - are mutually exclusive: stdin can be read only once")
 			}
 			return showPools(cmd, flags, &o)
 		},
 	}
 	cmd.Flags().StringVar(&flags.Valid, "valid", "",
-		"a `FILE` with all that is attached to --network, as unwindctl sweep takes it")
+		"read the attachments that --network should have from `FILE`, as in unwindctl sweep")
 	o.AddFlags(cmd, cmd.Flags(), "pools", lookFormats...)
 	term.AddWatch(cmd)
 	addNetworkFlag(cmd, &flags.Directories, &flags.Network, "only the pools of this `NETWORK`")
@@ -52,8 +51,8 @@ func showPools(cmd *cobra.Command, of inspect.Scope, o *term.Output) error {
 		return err
 	}
 	if len(pools) == 0 && errors.Is(err, fs.ErrPermission) {
-		return term.WithHint("the conflists, the journal and the pools are root's; run "+
-			"this as root", "the pools may not be looked at: %w", err)
+		return term.WithHint("only root can read the conflists, the journal and the pools; "+
+			"run this as root", "cannot read the pools: %w", err)
 	}
 	if len(pools) == 0 && err != nil && !o.IsObject() {
 		return err

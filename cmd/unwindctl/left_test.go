@@ -155,7 +155,7 @@ func TestLeft(t *testing.T) {
 				if diff := cmp.Diff(all, n.all()); diff != "" || out.code != 0 {
 					t.Errorf("%+v, -before +after the sweep:\n%s", out, diff)
 				}
-				_, script, found := strings.Cut(out.stdout, "These commands remove it:\n")
+				_, script, found := strings.Cut(out.stdout, "To remove it, run:\n")
 				if !found {
 					t.Fatalf("%+v", out)
 				}
@@ -337,7 +337,7 @@ func TestLeftCacheFiles(t *testing.T) {
 	}
 	n.drop("dead")
 	out := n.ctl("sweep")
-	_, script, found := strings.Cut(out.stdout, "These commands remove it:\n")
+	_, script, found := strings.Cut(out.stdout, "To remove it, run:\n")
 	if !found || out.code != 0 || !slices.Equal(before.Cached, n.all().Cached) {
 		t.Fatalf("%+v", out)
 	}

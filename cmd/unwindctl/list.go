@@ -19,8 +19,8 @@ func listCommand() *cobra.Command {
 		Use:        "list",
 		SuggestFor: []string{"ls", "ps"},
 		Short:      "List the attachments in the journal",
-		Long: "List the attachments in the journal: those that live, and those with pending\n" +
-			"DELs. Nothing is changed and nothing is locked while it prints.",
+		Long: "List the attachments in the journal: live ones, and those with pending DELs. list\n" +
+			"is read-only and takes no locks.",
 		Example: "  unwindctl list\n" +
 			"  unwindctl list --network podnet -o wide\n" +
 			"  unwindctl list -o name",
@@ -50,7 +50,7 @@ func listCommand() *cobra.Command {
 	}
 	o.AddFlags(cmd, cmd.Flags(), "attachments", lookFormats...)
 	term.AddWatch(cmd)
-	addNetworkFlag(cmd, &at, &network, "only those of this `NETWORK`")
+	addNetworkFlag(cmd, &at, &network, "only attachments of this `NETWORK`")
 	addStateFlag(cmd, &at)
 	return cmd
 }

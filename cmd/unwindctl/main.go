@@ -1,17 +1,17 @@
-// Command unwindctl is the operator's program: it shows what unwind's journal holds, and releases
-// what is dead.
+// Command unwindctl is the operator's program: it shows unwind's journal and releases dead
+// attachments.
 //
-// This package has the command lines, one file a command. The packages below internal do the work.
-// Each uses only packages above it in this list:
+// This package has the command lines, one file per command. The packages in internal do the work.
+// Each imports only packages above it in this list:
 //
-//	term     texts, tables, formats, usage errors, hints; in cmd/internal
-//	durable  files that are replaced and removed for good
-//	node     the runtimes of a node, and where each keeps what
-//	wrap     a chain moved into unwind's entry, and back
-//	inspect  attachments and pools, sentences about them, and hints
-//	install  the plan of an install, and how it is carried out
-//	doctor   what is wrong on a node
-//	metrics  for Prometheus
+//	term     tables, formats, usage errors, hints; in cmd/internal
+//	durable  replaces and removes files durably
+//	node     finds the runtimes of a node and their directories
+//	wrap     moves a chain into unwind's entry and back
+//	inspect  reads attachments and pools, and describes them
+//	install  plans and carries out an install
+//	doctor   reports problems of a node
+//	metrics  prints metrics for Prometheus
 //	agent    unwindctl run
 package main
 
@@ -27,13 +27,14 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/install"
 )
 
-// init keeps the main thread for this goroutine. Other processes see the namespaces of that thread
-// as those of this process, see install.EnterHost.
+// init locks this goroutine to the main thread. Other processes see that thread's namespaces as the
+// namespaces of this process, see install.EnterHost.
 func init() { runtime.LockOSThread() }
 
 func main() { os.Exit(term.Main(rootCommand(), inspect.HintFor)) }
 
-// dirEnv has the defaults of flags. What is run in an agent's container so finds the agent's own.
+// dirEnv maps flags to the environment variables with their defaults. A command in an agent's
+// container finds the agent's directories there.
 var dirEnv = map[string]string{"conf-dir": "UNWIND_CONF_DIR", "bin-dir": "UNWIND_BIN_DIR",
 	"state-dir": "UNWIND_STATE_DIR"}
 
@@ -41,28 +42,27 @@ func rootCommand() *cobra.Command {
 	var host bool
 	root := term.Program(&cobra.Command{
 		Use: "unwindctl",
-		Short: "Operate the CNI plugin unwind: see what it keeps and why, release what is dead, " +
+		Short: "Operate the CNI plugin unwind: inspect attachments, release dead ones, " +
 			"install it, switch it off",
-		Long: "Operate the CNI plugin unwind: see what it keeps and why, release what is dead,\n" +
-			"install it, switch it off.\n\n" +
-			"Results go to stdout; errors, each with a hint where there is one, to stderr.\n" +
-			"The formats of -o:\n" +
-			"  table  on a terminal it fits the width: texts that end in … are cut, and\n" +
-			"         columns may be left out; elsewhere it is whole\n" +
-			"  wide   all columns, nothing is cut\n" +
-			"  json   an object with a version, which is 1: keys may be added within a\n" +
-			"         version, none is removed or changes its meaning; --json is the same\n" +
+		Long: "Operate the CNI plugin unwind: inspect attachments, release dead ones, install it,\n" +
+			"switch it off.\n\n" +
+			"Results go to stdout; errors and hints go to stderr. The formats of -o:\n" +
+			"  table  fits the width of a terminal: long texts are cut and end in …, and\n" +
+			"         columns may be left out; complete if the output is not a terminal\n" +
+			"  wide   all columns, nothing cut\n" +
+			"  json   an object with \"version\": 1; a version may gain keys, but no key is\n" +
+			"         removed or changes its meaning; the same as --json\n" +
 			"  yaml   the same object\n" +
-			"  name   arguments for show, sweep and forget, one a line\n" +
-			"  line   doctor: the worst that it finds, in one line\n\n" +
-			"UNWIND_CONF_DIR, UNWIND_BIN_DIR and UNWIND_STATE_DIR are the defaults of --conf-dir,\n" +
+			"  name   arguments for show, sweep and forget, one per line\n" +
+			"  line   doctor: the worst problem, in one line\n\n" +
+			"UNWIND_CONF_DIR, UNWIND_BIN_DIR and UNWIND_STATE_DIR set the defaults of --conf-dir,\n" +
 			"--bin-dir and --state-dir.\n\n" +
-			"Every command can be cut off at any time, and be run again. The exit codes:\n" +
-			"  0    done\n" +
-			"  1    something could not be done or was not found, or is left to do\n" +
-			"  2    the command line is wrong; nothing was done\n" +
-			"  3    doctor: the worst is a warning (with --fail-on 0 or 1)\n" +
-			"  4    doctor: the worst is an error (with --fail-on 1)\n" +
+			"Every command can be interrupted at any time and run again. The exit codes:\n" +
+			"  0    success\n" +
+			"  1    something failed, was not found, or remains to be done\n" +
+			"  2    usage error; nothing was done\n" +
+			"  3    doctor: the worst problem is a warning (with --fail-on: 0 or 1)\n" +
+			"  4    doctor: the worst problem is an error (with --fail-on: 1)\n" +
 			"  130  interrupted",
 		Example: "  unwindctl doctor\n" +
 			"  unwindctl show default/web-0\n" +
@@ -81,14 +81,14 @@ func rootCommand() *cobra.Command {
 		},
 	})
 	root.PersistentFlags().BoolVar(&host, "host", false,
-		"from a container with hostPID: enter the host's mount and network namespaces first")
+		"in a container with hostPID: enter the host's mount and network namespaces first")
 	for _, group := range []struct {
 		id, title string
 		commands  []*cobra.Command
 	}{
-		{"look", "See what is going on:", []*cobra.Command{doctorCommand(), listCommand(),
+		{"look", "Inspect:", []*cobra.Command{doctorCommand(), listCommand(),
 			showCommand(), historyCommand(), ipamCommand(), metricsCommand()}},
-		{"act", "Release what is dead:", []*cobra.Command{sweepCommand(), forgetCommand()}},
+		{"act", "Release:", []*cobra.Command{sweepCommand(), forgetCommand()}},
 		{"install", "Install and switch off:",
 			[]*cobra.Command{installCommand(), onCommand(), offCommand(),
 				uninstallCommand(), runCommand(), wrapCommand(), unwrapCommand()}},

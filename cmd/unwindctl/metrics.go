@@ -16,9 +16,9 @@ func metricsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "metrics",
 		Short: "Print metrics for Prometheus",
-		Long: "Print metrics in the text format of Prometheus, or write them to a file for\n" +
-			"node_exporter's textfile collector: whole or not at all. unwindctl run serves\n" +
-			"the same as /metrics. No label names a pod, a container or an address.",
+		Long: "Print metrics in the Prometheus text format, or write them atomically to a file\n" +
+			"for node_exporter's textfile collector. unwindctl run serves the same metrics at\n" +
+			"/metrics. Labels do not contain pods, containers or addresses.",
 		Example: "  unwindctl metrics\n" +
 			"  unwindctl metrics --textfile /var/lib/node_exporter/unwind.prom",
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -36,7 +36,7 @@ func metricsCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&textfile, "textfile", "",
-		"write them to `FILE`, such as /var/lib/node_exporter/unwind.prom")
+		"write the metrics to `FILE`, such as /var/lib/node_exporter/unwind.prom")
 	addScopeFlags(cmd, &of)
 	return cmd
 }

@@ -14,14 +14,15 @@ func offCommand() *cobra.Command {
 	flags := install.UninstallOptions{OffOnly: true}
 	cmd := &cobra.Command{
 		Use:   "off",
-		Short: "Switch unwind off on this node, until it is switched on",
-		Long: "Switch unwind off on this node: write the file off into the state directory, and\n" +
-			"remove unwind's conflist. From the next pod on the runtime takes the provider's\n" +
-			"own, also to release the pods that were added through unwind. Nothing else is\n" +
-			"removed.\n\n" +
-			"As long as the file is there no agent installs, whether an agent, the node or the\n" +
-			"DaemonSet is started anew. doctor and the metrics show since when, and by whom.\n" +
-			"An agent that sees unwind's conflist removed by hand writes the file, too.",
+		Short: "Switch unwind off on this node until it is switched on again",
+		Long: "Switch unwind off on this node: write the file \"off\" into the state directory and\n" +
+			"remove unwind's conflist. From the next pod on, the runtime uses the provider's\n" +
+			"conflist, also to release the pods that were added through unwind. Nothing else\n" +
+			"is removed.\n\n" +
+			"The file keeps agents from installing unwind, even after the agent, the node or\n" +
+			"the DaemonSet restarts. doctor and the metrics show who switched it off, and when.\n" +
+			"An agent also writes the file when it sees that somebody removed unwind's\n" +
+			"conflist.",
 		Example: "  unwindctl off\n" +
 			"  kubectl unwind off --nodes worker-2",
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -36,9 +37,9 @@ func offCommand() *cobra.Command {
 func addOffFlags(cmd *cobra.Command, flags *install.UninstallOptions) {
 	addPlaceFlags(cmd, &flags.Target)
 	cmd.Flags().StringVar(&flags.StateDir, "state-dir", "",
-		"the journal is in `DIR` (default: as unwind's conflist has it)")
+		"use the journal in `DIR` (default: from unwind's conflist)")
 	user := cmp.Or(os.Getenv("SUDO_USER"), os.Getenv("USER"), "root")
-	cmd.Flags().StringVar(&flags.By, "by", "unwindctl of "+user, "`WHO` wants it, for the record")
+	cmd.Flags().StringVar(&flags.By, "by", "unwindctl as "+user, "record that `WHO` switched it off")
 	cmd.Flags().Lookup("by").DefValue = ""
 	flags.Output.AddFlags(cmd, cmd.Flags(), "changes", term.Plain, term.JSON)
 }
@@ -49,9 +50,9 @@ func onCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "on",
 		Short: "Switch unwind on again on this node",
-		Long: "Switch unwind on again: remove the file that switched it off, and unwind's conflist\n" +
-			"as cilium has renamed it. Where an agent runs, wait until that has installed;\n" +
-			"elsewhere install, as unwindctl install does with these flags.",
+		Long: "Switch unwind on again on this node: remove the file that switched it off, and\n" +
+			"unwind's conflist if cilium has renamed it. If an agent runs, wait until it has\n" +
+			"installed unwind; otherwise install it as unwindctl install does.",
 		Example: "  unwindctl on\n" +
 			"  kubectl unwind on",
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -320,7 +320,7 @@ func TestRunListen(t *testing.T) {
 	}{
 		{[]string{"--listen", l.Addr().String()}, 1, "error: --listen: listen tcp " + l.Addr().String() + ": bind: address already in use\n"},
 		{[]string{"--listen", "nowhere"}, 1, "error: --listen: listen tcp: address nowhere: missing port in address\n"},
-		{[]string{"--interval", "0"}, 2, "error: --interval 0s is less than a second\n"},
+		{[]string{"--interval", "0"}, 2, "error: --interval 0s: must be at least 1s\n"},
 		{[]string{"--file", "unwind"}, 2, `error: --file "unwind" is not the name of a .json or .conflist file` + "\n"},
 		{[]string{"--no-install", "--file", "unwind"}, 2, `error: --file "unwind" is not the name of a .json or .conflist file` + "\n"},
 	} {

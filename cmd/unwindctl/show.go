@@ -13,12 +13,11 @@ func showCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:        "show ATTACHMENT|POD|ADDRESS",
 		SuggestFor: []string{"get", "describe", "inspect"},
-		Short:      "Show an attachment: what it holds, why it is kept, and what would release it",
-		Long: "Show an attachment: what it holds, its pending DELs and why they fail, on what\n" +
-			"evidence it is judged, and what would release it. Nothing is changed, and\n" +
-			"nothing is locked while it prints.\n\n" +
-			"It is named by NETWORK/CONTAINER/IFNAME, a container ID, a pod (NAMESPACE/NAME,\n" +
-			"or the name), or an address. Of a container ID the beginning is enough.",
+		Short:      "Show an attachment: its resources, why it is kept, and how to release it",
+		Long: "Show an attachment: its resources, its pending DELs and why they fail, the evidence\n" +
+			"for its verdict, and how to release it. show is read-only and takes no locks.\n\n" +
+			"Name the attachment by NETWORK/CONTAINER/IFNAME, container ID, pod\n" +
+			"(NAMESPACE/NAME, or NAME), or address. A prefix of a container ID is enough.",
 		Example: "  unwindctl show 10.22.0.5\n  unwindctl show default/web-0\n  unwindctl show " +
 			"4ac0",
 		Args:              term.OneArg,

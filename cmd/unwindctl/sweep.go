@@ -16,7 +16,7 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// sweepFlags are the command's.
+// sweepFlags are the flags of sweep.
 type sweepFlags struct {
 	inspect.Scope
 	dryRun, force bool
@@ -29,38 +29,38 @@ func sweepCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:        "sweep [ATTACHMENT]",
 		SuggestFor: []string{"gc", "clean", "prune"},
-		Short:      "Release the attachments that are dead",
-		Long: "Release the attachments that are dead, and try every pending DEL again.\n\n" +
+		Short:      "Release dead attachments",
+		Long: "Release dead attachments, and retry every pending DEL.\n\n" +
 			"An attachment is dead if its ADD failed, if the runtime asked for its DEL, if it\n" +
-			"was made before this boot, or if its network namespace is gone, with every\n" +
-			"process in it and its interface on the host. With a list of what is attached\n" +
-			"(--cri, --valid) it is also dead if it is not on the list, no process is in its\n" +
-			"namespace and its grace period is over. Everything else is kept.\n\n" +
-			"With such a list sweep also works on a node without unwind: it undoes the\n" +
-			"attachments that libcni's cache has and the journal does not, by the DELs of the\n" +
-			"chain in that cache, and releases the addresses of other dead owners in the pools\n" +
-			"of host-local. Both are dead only if all evidence says so. It makes no journal.\n\n" +
+			"was added before this boot, or if its network namespace, all processes in it and\n" +
+			"its interface on the host are gone. With a list of attachments (--cri, --valid),\n" +
+			"it is also dead if it is not listed, no process is in its namespace and its grace\n" +
+			"period is over. sweep keeps everything else.\n\n" +
+			"With a list, sweep also works on a node without unwind. It undoes attachments that\n" +
+			"only libcni's cache has, with the DELs of the cached chain, and releases the\n" +
+			"addresses of other dead owners in the pools of host-local. Both need all evidence\n" +
+			"to agree. sweep does not create a journal.\n\n" +
 			"Run sweep where the runtime runs: on the host, or in a node that is a container\n" +
-			"(kind, k3d, LXC), where only --cri covers what the journal does not have. In\n" +
-			"another container it cannot judge anything, and does nothing. It can be\n" +
+			"(kind, k3d, LXC), where only --cri covers attachments outside the journal. In any\n" +
+			"other container it cannot judge attachments and does nothing. It can be\n" +
 			"interrupted and repeated at any time.\n\n" +
-			"ATTACHMENT is NETWORK/CONTAINER/IFNAME, as unwindctl list shows it, or a\n" +
-			"container ID, a pod or an address with one attachment. The beginning of a\n" +
-			"container ID is enough.\n\n" +
+			"ATTACHMENT is NETWORK/CONTAINER/IFNAME, as in unwindctl list, or a container ID,\n" +
+			"pod or address that has one attachment. A prefix of a container ID is enough.\n\n" +
 			"The results:\n" +
-			"  released        nothing of it is left\n" +
-			"  to be released  with --dry-run: sweep would try it\n" +
-			"  pending         it is dead; the next sweep tries the DELs that failed again\n" +
-			"  waits           it is dead, and nothing can be done yet: WHY says what for\n" +
-			"  kept            it seems dead, but so do more than 10 and more than 30 % of the\n" +
-			"                  attachments that are live in the journal: see --force\n" +
-			"  unknown         nothing here shows whether it lives; it is kept\n" +
-			"  busy            an ADD, a DEL or another sweep works on it\n" +
-			"  live            counted, and shown only if ATTACHMENT names it\n" +
-			"  left            counted: a dead container has left something that no DEL removes,\n" +
-			"                  such as rules. It is named at the end, with the commands that do\n\n" +
-			"The exit code is 0 if each is released (or to be), waits, is busy or lives, and\n" +
-			"1 if not.",
+			"  released        nothing of it remains\n" +
+			"  to be released  with --dry-run: sweep would release it\n" +
+			"  pending         dead; the next sweep retries its failed DELs\n" +
+			"  waits           dead, but cannot be released yet; WHY has the reason\n" +
+			"  kept            seems dead, but so do more than 10 and more than 30 % of the live\n" +
+			"                  attachments in the journal; see --force\n" +
+			"  unknown         cannot be judged from here, and is kept\n" +
+			"  busy            an ADD, a DEL or another sweep is working on it\n" +
+			"  live            in use; counted, and shown only if it is ATTACHMENT\n" +
+			"  left            a dead container left something that no DEL removes, such as\n" +
+			"                  firewall rules; counted, and listed at the end with the commands\n" +
+			"                  that remove it\n\n" +
+			"The exit code is 0 if every result is released, to be released, waits, busy or\n" +
+			"live, else 1.",
 		Example: "  unwindctl sweep --dry-run\n" +
 			"  unwindctl sweep --cri auto\n" +
 			"  unwindctl sweep default/web-0\n" +
@@ -71,18 +71,18 @@ func sweepCommand() *cobra.Command {
 			return runSweep(cmd, args, flags)
 		},
 	}
-	addNetworkFlag(cmd, &flags.Directories, &flags.Network, "only the attachments of this `NETWORK`")
+	addNetworkFlag(cmd, &flags.Directories, &flags.Network, "only attachments of this `NETWORK`")
 	cmd.Flags().BoolVar(&flags.dryRun, "dry-run", false,
-		"say what would be released, and release nothing")
+		"print what would be released, and release nothing")
 	cmd.Flags().BoolVar(&flags.force, "force", false,
-		"release also what is kept since too much seems dead")
+		"also release attachments that are kept because too many seem dead")
 	cmd.Flags().StringVar(&flags.Valid, "valid", "",
-		"a `FILE` with all that is attached to --network, - for stdin: [{\"containerID\": \"…\", "+
-			"\"ifname\": \"…\"}, …]")
+		"read the attachments that --network should have from `FILE`, - for stdin: "+
+			"[{\"containerID\": \"…\", \"ifname\": \"…\"}, …]")
 	cmd.Flags().StringVar(&flags.binDir, "bin-dir", "",
-		"the plugins are in `DIR` (default: the runtimes'); for DELs by libcni's cache")
+		"find the plugins for DELs from libcni's cache in `DIR` (default: the runtimes')")
 	_ = cmd.MarkFlagDirname("bin-dir")
-	flags.output.AddFlags(cmd, cmd.Flags(), "findings; live ones too", lookFormats...)
+	flags.output.AddFlags(cmd, cmd.Flags(), "findings, including live ones", lookFormats...)
 	addScopeFlags(cmd, &flags.Scope)
 	return cmd
 }
@@ -116,7 +116,7 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	if s.Progress != nil {
 		defer context.AfterFunc(ctx, func() {
 			fmt.Fprintln(cmd.ErrOrStderr(),
-				"\ninterrupted: the DELs that run are finished first; once more ends at once")
+				"\ninterrupted: waiting for running DELs; interrupt again to exit immediately")
 		})()
 	}
 	findings, err := p.Sweep(ctx, flags.StateDir, s)
@@ -141,8 +141,8 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	return errors.Join(listErr, err, inspect.Remaining(findings, flags.dryRun), printErr)
 }
 
-// progress returns a function that shows on a terminal how far a sweep has come, until it is
-// interrupted; nil without a terminal.
+// progress returns a function that shows the progress of a sweep on a terminal until the sweep is
+// interrupted, or nil without a terminal.
 func progress(ctx context.Context, out io.Writer) func(done, of int) {
 	if _, terminal := term.OnTerminal(out); !terminal {
 		return nil

@@ -14,8 +14,8 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// Apply releases the dead attachments that are ready to retry. If a plugin works again, it
-// also releases the others with a pending DEL of that plugin.
+// Apply releases the dead attachments that are ready to retry. Once a plugin works again, it also
+// releases the others with a pending DEL of that plugin.
 func (s *Sweep) Apply(ctx context.Context, findings []Finding) {
 	var ready []*Finding
 	for i := range findings {
@@ -58,7 +58,7 @@ func (s *Sweep) releaseEach(ctx context.Context, ready []*Finding, limit *thrott
 	workers.Wait()
 }
 
-// progress returns a function that counts one more attachment as tried.
+// progress returns a function that counts an attempt at an attachment.
 func (s *Sweep) progress(of int) func() {
 	var mu sync.Mutex
 	done := 0
@@ -71,7 +71,7 @@ func (s *Sweep) progress(of int) func() {
 	}
 }
 
-// unpark releases attachments whose DELs were parked for an address whose owner the sweep has
+// unpark releases attachments whose DELs were parked because of an owner that the sweep has
 // released.
 func (s *Sweep) unpark(ctx context.Context, findings []Finding) {
 	if !slices.ContainsFunc(findings, func(f Finding) bool { return f.Released }) {
@@ -87,7 +87,7 @@ func (s *Sweep) unpark(ctx context.Context, findings []Finding) {
 			e, err = tx.Get(f.Key)
 			return err
 		})
-		// begins a transaction of its own
+		// Ready begins its own transaction
 		if e == nil || !hasParked(e) || !s.w.Ready(ctx, e, !s.Periodic) {
 			continue
 		}
@@ -105,8 +105,8 @@ func hasParked(e *journal.Entry) bool {
 	})
 }
 
-// release releases one attachment, if its lock is free and there is time. A signal does not
-// cut it off: a killed DEL would be pending again.
+// release releases one attachment if its lock is free and time is left. A signal does not interrupt
+// it, because a killed DEL would stay pending.
 func (s *Sweep) release(ctx context.Context, w *undo.Worker, f *Finding) error {
 	if ctx.Err() != nil {
 		return ErrNotTried
@@ -121,7 +121,7 @@ func (s *Sweep) release(ctx context.Context, w *undo.Worker, f *Finding) error {
 		return s.undoCached(ctx, w, f)
 	}
 	lock, killed, err := tryLock(ctx, w, f)
-	if errors.Is(err, journal.ErrBusy) && !f.orphaned { // another unwind has begun to work on it
+	if errors.Is(err, journal.ErrBusy) && !f.orphaned { // another unwind is working on it
 		f.Fate, f.Reason, f.Busy = alive.Locked.Fate, alive.Locked.Reason, true
 		return nil
 	}
@@ -138,8 +138,8 @@ func (s *Sweep) release(ctx context.Context, w *undo.Worker, f *Finding) error {
 	return out.Err
 }
 
-// tryLock takes the lock of a dead attachment. The lock is free, or held by delegates whose time is
-// up, or by those of a CHECK.
+// tryLock takes the lock of a dead attachment if it is free. It kills orphaned delegates and those
+// of a CHECK that hold it, and returns their names.
 func tryLock(
 	ctx context.Context, w *undo.Worker, f *Finding,
 ) (lock *journal.Lock, killed []string, err error) {

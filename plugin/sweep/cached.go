@@ -17,27 +17,28 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// A runtime that forgets a DEL leaves what the plugins took, and libcni's cache with all that the
-// DEL needs: the chain, the result, the capability arguments. For an attachment that the journal
-// does not know, the cache is the record:
+// A runtime that never sends a DEL leaks the plugins' resources and leaves a file in libcni's
+// cache. The file has everything that the DEL needs: the chain, the result and the capability
+// arguments. It serves as the record of an attachment that is not in the journal:
 //
-//  1. planCached judges it by the evidence of a reservation whose owner the journal does not know.
-//  2. undoCached takes the lock of the cache's file, which keeps another sweep away, and of the
-//     attachment where there is a journal, and judges again.
-//  3. It runs the chain's DELs in reverse order. One that is shown an address runs under
-//     host-local's lock, see undo.Worker.HoldPools.
-//  4. If all passed, it removes the cache's file, as libcni does. If not, or after a kill, the next
-//     sweep runs them all again.
+//  1. planCached judges the attachment by the same evidence as a reservation whose owner is not in
+//     the journal.
+//  2. undoCached takes the lock of the cache file, which excludes other sweeps, and of the
+//     attachment if there is a journal, and judges the attachment again.
+//  3. It runs the chain's DELs in reverse order. A DEL with an address runs under host-local's
+//     lock, see undo.Worker.HoldPools.
+//  4. If all DELs pass, it removes the cache file, as libcni does. Otherwise, or after SIGKILL, the
+//     next sweep runs all DELs again.
 //
-// It writes no journal.
+// It creates no journal.
 
-// planCached returns what the sweep would do with each attachment that libcni's cache has and the
-// journal does not. It leaves out
+// planCached returns the verdict on each attachment that libcni's cache has and the journal does
+// not. It leaves out
 //
-//   - those of an earlier boot. Their rules and interfaces went with it, and the disk may be a copy
-//     of another machine's, whose pod a DEL could reach through a cluster-wide IPAM plugin;
-//   - those without an address, of which nothing can be told;
-//   - those of unwind's own chains, whose journal or tombstone has the say.
+//   - attachments of an earlier boot: their rules and interfaces are gone, and the disk may be a
+//     copy of another machine's, whose pod a DEL could reach through a cluster-wide IPAM plugin;
+//   - attachments without an address, because they cannot be judged;
+//   - attachments of unwind's own chains: the journal or a tombstone decides on them.
 func (s *Sweep) planCached(ctx context.Context) (findings []Finding, err error) {
 	if !s.Cache || s.w.Node.List == nil || s.Attachment != nil {
 		return nil, nil
@@ -79,7 +80,7 @@ func (s *Sweep) planCached(ctx context.Context) (findings []Finding, err error) 
 	return findings, err
 }
 
-// takesSomething says whether a chain has another plugin than loopback, which takes nothing.
+// takesSomething reports whether a chain has a plugin other than loopback, which takes nothing.
 func takesSomething(chain *netconf.Chain) bool {
 	return slices.ContainsFunc(chain.Delegates,
 		func(d netconf.Delegate) bool { return d.Type != "loopback" })
@@ -94,7 +95,8 @@ func (s *Sweep) judgeCached(f *Finding) {
 	f.Fate, f.Reason = v.Fate, v.Reason
 }
 
-// graceOf returns the grace period of a network: that of a pool of its conflist, else the default.
+// graceOf returns the grace period of a network, from its conflist if it has a pool, else the
+// default.
 func (s *Sweep) graceOf(network string) time.Duration {
 	for _, p := range s.Pools {
 		if p.Network == network {
@@ -104,8 +106,7 @@ func (s *Sweep) graceOf(network string) time.Duration {
 	return s.w.Node.GracePeriod
 }
 
-// hasCached says whether a finding on libcni's cache speaks of the owner of an address, which
-// follows it.
+// hasCached reports whether a finding on libcni's cache covers the owner of an address.
 func hasCached(findings []Finding, network, containerID, ifname string) bool {
 	return slices.ContainsFunc(findings, func(f Finding) bool {
 		return f.cached != nil && f.Network == network && f.ContainerID == containerID &&
@@ -113,7 +114,7 @@ func hasCached(findings []Finding, network, containerID, ifname string) bool {
 	})
 }
 
-// undoCached runs the DELs of an attachment in libcni's cache, and removes it from there.
+// undoCached runs the DELs of an attachment in libcni's cache, and removes the cache file.
 func (s *Sweep) undoCached(ctx context.Context, w *undo.Worker, f *Finding) error {
 	unlock, err := lockFile(f.cached.Path)
 	if err == nil && s.hasJournal() {
@@ -130,7 +131,7 @@ func (s *Sweep) undoCached(ctx context.Context, w *undo.Worker, f *Finding) erro
 		f.Fate, f.Reason, f.Busy = alive.Locked.Fate, alive.Locked.Reason, true
 		return nil
 	}
-	if errors.Is(err, os.ErrNotExist) { // its DEL has just come
+	if errors.Is(err, os.ErrNotExist) { // the runtime's DEL has just run
 		f.Released, f.Pending = true, nil
 		return nil
 	}
@@ -168,8 +169,8 @@ func (s *Sweep) undoCached(ctx context.Context, w *undo.Worker, f *Finding) erro
 	return nil
 }
 
-// passed says whether every DEL of an entry that the journal does not have has passed. One that
-// would run once more later counts: without a journal nobody knows when.
+// passed reports whether every DEL of an entry that is not in the journal has passed. A DEL to be
+// repeated later counts as passed, because nothing records when to repeat it.
 func passed(e *journal.Entry) bool {
 	return !slices.ContainsFunc(e.Generations, func(g journal.Generation) bool {
 		return slices.ContainsFunc(g.Steps,
@@ -190,13 +191,13 @@ func lockFile(path string) (unlock func(), err error) {
 			err = unix.Lstat(path, &there)
 		}
 		if err == nil && (opened.Ino != there.Ino || opened.Dev != there.Dev) {
-			err = unix.EWOULDBLOCK // an ADD has written it anew
+			err = unix.EWOULDBLOCK // an ADD has replaced it
 		}
 	}
 	return unlock, err
 }
 
-// hasJournal says whether there is a journal. A sweep makes none.
+// hasJournal reports whether a journal exists. A sweep does not create one.
 func (s *Sweep) hasJournal() bool {
 	_, err := os.Lstat(s.w.Journal.Store.Path())
 	return err == nil

@@ -9,8 +9,8 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// Finding is the verdict on an attachment, or on a reservation of host-local without an attachment
-// in the journal, and the outcome.
+// Finding is the verdict on an attachment, or on a host-local reservation without an attachment in
+// the journal, and the outcome of its release.
 type Finding struct {
 	journal.Key
 	Address  netip.Addr // of a reservation; the Key has its owner, if any
@@ -18,41 +18,41 @@ type Finding struct {
 	State    journal.State // before the release
 	Fate     alive.Fate
 	Reason   alive.Reason
-	Busy     bool     // an unwind works on it: live for now
+	Busy     bool     // another unwind is working on it, so it counts as live
 	Deferred bool     // it is dead, but not ready to retry
-	Released bool     // nothing of it is left
+	Released bool     // nothing of it remains
 	Pending  []string // the delegates with a pending DEL, each with the reason
 	Err      error    // why it was not released
-	// Left are the commands that remove what a dead container has left, if libcni's cache has no DEL
-	// for it, see addLeft.
+	// Left are the commands that remove the leftovers of a dead container, if libcni's cache has no
+	// DEL for it, see addLeft.
 	Left []string
 
-	Evidence alive.Evidence // evidence for the verdict; zero where it needed none
+	Evidence alive.Evidence // evidence for the verdict; zero if the verdict needed none
 
-	listed     bool // there was a list to look at
+	listed     bool // the sweep had a list
 	identified bool // its network namespace is on record
 
-	thisBoot  bool     // it was made in this boot
-	passed    bool     // live by the journal alone, see delHasPassed
-	orphaned  bool     // delegates that outlived their unwind hold its lock
-	failing   []string // see failingPlugins
+	thisBoot  bool     // it was added in this boot
+	passed    bool     // live only in the journal, because its DEL passed, see alive.Node.Passed
+	orphaned  bool     // orphaned delegates hold its lock
+	failing   []string // see undo.FailingPlugins
 	throttled bool     // it is dead, but its failing plugins fail in this sweep too, see throttle
 
-	cached *alive.CacheFile // libcni's cache alone has the attachment, see planCached; else nil
+	cached *alive.CacheFile // set if only libcni's cache has the attachment, see planCached
 	pools  []Pool           // of the cached chain
 
-	leftOnly bool // the container has left something, and no address or attachment
+	leftOnly bool // the container has leftovers, but no address or attachment
 }
 
-// LeftOnly says whether the container has nothing to release. If its ID is unknown, the key is
-// empty.
+// LeftOnly reports whether the container has leftovers but nothing to release. The key is empty if
+// the container's ID is unknown.
 func (f *Finding) LeftOnly() bool { return f.leftOnly }
 
-// Releasable says whether the attachment is to be released.
+// Releasable reports whether the verdict allows the release of the attachment.
 func (f *Finding) Releasable() bool { return f.Fate == alive.Dead || f.Fate == alive.Foreign }
 
-// Cached says whether libcni's cache has the attachment, and the journal does not; if so, with
-// which addresses.
+// Cached reports whether libcni's cache has the attachment and the journal does not. If so, it
+// returns the cached addresses.
 func (f *Finding) Cached() (addresses []netip.Addr, is bool) {
 	if f.cached == nil {
 		return nil, false
@@ -60,8 +60,8 @@ func (f *Finding) Cached() (addresses []netip.Addr, is bool) {
 	return netconf.InterfaceOf(f.cached.Result, f.IfName).Addresses, true
 }
 
-// Elsewhere says whether nothing can be told of it from here: this process is in other namespaces
-// than its ADD.
+// Elsewhere reports whether this process cannot judge the attachment, because its ADD ran in other
+// namespaces.
 func (f *Finding) Elsewhere() bool {
 	return f.Fate == alive.Unknown && f.Err == nil && f.cached == nil &&
 		f.Evidence.SameNamespaces != tristate.Yes
@@ -71,11 +71,11 @@ func (f *Finding) Elsewhere() bool {
 type Fact struct {
 	Question  string `json:"question"`
 	Answer    string `json:"answer"`
-	NotLooked bool   `json:"notLooked,omitempty"` // unknown since nobody looked
+	NotLooked bool   `json:"notLooked,omitempty"` // unknown because it was not examined
 }
 
-// Facts returns the evidence for the alive. It says where gather did not look: what other
-// evidence decides, and what tells nothing, as of another boot.
+// Facts returns the evidence for the verdict. It marks facts that were not examined, because other
+// evidence decides or the fact means nothing, such as after a reboot.
 func (f *Finding) Facts() []Fact {
 	ev := f.Evidence
 	here := ev.SameBoot == tristate.Yes
@@ -86,9 +86,9 @@ func (f *Finding) Facts() []Fact {
 	}
 	return []Fact{
 		fact("its lock is held", ev.Locked, true),
-		fact("this process sees what its ADD saw", ev.SameNamespaces, true),
-		fact("made in this boot", ev.SameBoot, true),
-		fact("made on another machine", ev.OtherHost, true),
+		fact("this process is in the namespaces of its ADD", ev.SameNamespaces, true),
+		fact("added in this boot", ev.SameBoot, true),
+		fact("added on another machine", ev.OtherHost, true),
 		fact("its network namespace is at its path or mounted elsewhere", ev.NetNS, looked),
 		fact("a process is in its network namespace", ev.HasProcess,
 			missing || looked && ev.Listed == tristate.No),

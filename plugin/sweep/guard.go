@@ -7,9 +7,9 @@ import (
 	"cni-unwind/plugin/alive"
 )
 
-// MassReleaseError says that the mass-release guard kept attachments that seem dead, because they
-// are too many: more than 10, and more than 30 % of the live attachments of this boot. A mistake of
-// the sweep is likelier than the death of most of a node's pods at once.
+// MassReleaseError means that the mass-release guard kept attachments that seem dead, because they
+// are too many: more than 10, and more than 30 % of the live attachments of this boot. A wrong
+// verdict is likelier than the death of so many pods of a node at once.
 type MassReleaseError struct{ Dead, Live int }
 
 func (e *MassReleaseError) Error() string {
@@ -18,7 +18,8 @@ func (e *MassReleaseError) Error() string {
 }
 
 // guardMassRelease keeps the live attachments of this boot if too many of them seem dead.
-// Attachments whose DELs passed while the journal could not be written do not count, and go.
+// Attachments whose DELs passed while the journal could not be written do not count, and are
+// released.
 func (s *Sweep) guardMassRelease(findings []Finding) error {
 	live, dead := 0, []*Finding{}
 	for i := range findings {

@@ -16,36 +16,36 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// A runtime that forgets a DEL leaves more than addresses: rules, ifb devices, and files of
+// A runtime that never sends a DEL leaks more than addresses: rules, ifb devices, and files in
 // libcni's cache. If the cache has the DEL, the sweep runs it, see cached.go. Otherwise the sweep
-// names these things, with the commands that remove them, and changes nothing:
+// changes nothing, and lists these leftovers with the commands that remove them:
 //
-//  1. Read the ifb devices and the rules first, so that the evidence is newer.
-//  2. Skip each container that the list or the journal has, or a finding that is not dead or has
+//  1. Read the ifb devices and the rules before the evidence, so that the evidence is newer.
+//  2. Skip each container in the list, in the journal, or in a finding that is not dead or has
 //     pending DELs.
 //  3. Judge the others like owners of addresses that the journal does not know. A rule has no age.
 //     It needs none: an ADD makes its rules when an interface already has the address.
 //  4. firewall's rules name no container. They are left if nothing else has their address. Their
 //     commands ask the pools of host-local again, since the next pod has the same rules.
 
-// leftover is what one container has left in one network. Its key has no interface.
+// leftover is everything that one container left in one network. Its key has no interface.
 type leftover struct {
 	journal.Key
 	addresses []netip.Addr
-	idle      bool // its ifb device is
-	cut       bool // the container ID is cut off
+	idle      bool // it has an idle ifb device
+	cut       bool // the container ID is truncated
 	commands  []string
 	chains    []string // the commands for its chains, which come last
 }
 
-// leftovers is what all containers left, and what shows which of them live.
+// leftovers are the leftovers of all containers, and the evidence of which containers are live.
 type leftovers struct {
 	of       map[journal.Key]*leftover
-	firewall map[netip.Addr][]string // the commands for its rules
+	firewall map[netip.Addr][]string // the commands for firewall's rules, by address
 	live     map[string]bool         // container IDs
 	files    map[string][]alive.CacheFile
-	near     map[netip.Addr][]alive.CacheFile // files with an address
-	used     map[netip.Addr]bool              // by a container that is not dead
+	near     map[netip.Addr][]alive.CacheFile // cache files, by address
+	used     map[netip.Addr]bool              // addresses of containers that are not dead
 }
 
 func (l *leftovers) by(network, containerID string) *leftover {
@@ -56,7 +56,8 @@ func (l *leftovers) by(network, containerID string) *leftover {
 	return l.of[key]
 }
 
-// addLeft adds what the dead have left to their findings, and findings of the dead that have none.
+// addLeft adds the leftovers of dead containers to their findings, and new findings for dead
+// containers without one.
 func (s *Sweep) addLeft(ctx context.Context, findings []Finding) ([]Finding, error) {
 	if !s.Cache || s.w.Node.List == nil || s.Attachment != nil {
 		return findings, nil
@@ -66,7 +67,7 @@ func (s *Sweep) addLeft(ctx context.Context, findings []Finding) ([]Finding, err
 	if err := s.addKnown(ctx, l, findings); err != nil {
 		return findings, err
 	}
-	cacheErr := s.addFiles(l) // which planCached has returned
+	cacheErr := s.addFiles(l) // planCached has already returned this error
 	l.complete()
 	s.assign(l, ifbs)
 	owners := map[netip.Addr]journal.Key{}
@@ -116,8 +117,9 @@ func (s *Sweep) ifFree(a netip.Addr, commands []string) []string {
 // compareKeys sorts those without a network last.
 func compareKeys(a, b journal.Key) int { return cmp.Compare(b.String(), a.String()) }
 
-// judgeLeft judges the container of a leftover. If it is dead, judgeLeft adds the commands to a
-// finding. Without an address, a file and a device, nothing shows that it is dead.
+// judgeLeft judges the container of a leftover. If the container is dead, judgeLeft adds the
+// commands to a finding. A container without an address, cache file or device cannot be judged and
+// is not dead.
 func (s *Sweep) judgeLeft(l *leftovers, o *leftover, findings *[]Finding) (isDead bool) {
 	files := l.files[o.ContainerID]
 	if l.live[o.ContainerID] || s.Network != "" && s.Network != o.Network ||
@@ -147,7 +149,7 @@ func (s *Sweep) judgeLeft(l *leftovers, o *leftover, findings *[]Finding) (isDea
 	return true
 }
 
-// addKnown adds what the list, the journal and the findings know.
+// addKnown adds the containers and addresses of the list, the journal and the findings.
 func (s *Sweep) addKnown(ctx context.Context, l *leftovers, findings []Finding) (err error) {
 	if l.live, err = s.containers(ctx); err != nil {
 		return err
@@ -183,8 +185,8 @@ func (s *Sweep) addFiles(l *leftovers) error {
 	return err
 }
 
-// complete gives what has only the beginning of a container ID to the container that has this ID,
-// if one is known: to a live one in doubt.
+// complete assigns leftovers with a truncated container ID to a known container whose ID begins so,
+// and prefers a live one.
 func (l *leftovers) complete() {
 	for _, o := range slices.Collect(maps.Values(l.of)) {
 		if !o.cut {
@@ -213,8 +215,8 @@ func (l *leftovers) complete() {
 	}
 }
 
-// idleIFBs returns the ifb devices of bandwidth to which no interface sends packets, as those whose
-// interface is gone.
+// idleIFBs returns bandwidth's ifb devices that get packets from no interface, such as devices
+// whose interface is gone.
 func (s *Sweep) idleIFBs() []string {
 	idle, err := host.IdleIFBs()
 	if err != nil {
@@ -223,9 +225,9 @@ func (s *Sweep) idleIFBs() []string {
 	return idle
 }
 
-// assign adds the ifb devices that are still idle to their containers. Their names are digests, so
-// those of an unknown container get an empty key. An ADD makes a device just before its filter, so
-// one look does not do.
+// assign adds the ifb devices that are idle at both readings to their containers. One reading is
+// not enough, because an ADD makes a device just before its filter. The names are digests, so a
+// device of an unknown container gets an empty key.
 func (s *Sweep) assign(l *leftovers, ifbs []string) {
 	networks, owners := map[string]bool{}, map[string]journal.Key{}
 	for _, p := range s.Pools {

@@ -13,7 +13,8 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// Plan returns what the sweep would do with every attachment.
+// Plan returns the verdict on every attachment in the journal, and applies the mass-release guard.
+// It changes nothing.
 func (s *Sweep) Plan(ctx context.Context) ([]Finding, error) {
 	findings, keys, err := s.skipLive(ctx)
 	if err != nil {
@@ -43,10 +44,10 @@ func (s *Sweep) Plan(ctx context.Context) ([]Finding, error) {
 	return findings, s.guardMassRelease(findings)
 }
 
-// skipLive skips the attachments that plainly live: added in this boot, with the network namespace
-// at its path, and no list that could speak against them. It returns the keys of the others. Here
-// the inode identifies a namespace; only unwindctl sweep, which skips none, tells a namespace that
-// is gone from another one with its path and inode.
+// skipLive returns findings for the attachments that are plainly live: added in this boot, with the
+// network namespace at its path, and not missing from the list. It returns the keys of the others.
+// Here the inode identifies a namespace. Only unwindctl sweep, which skips none, detects a new
+// namespace with the path and inode of one that is gone.
 func (s *Sweep) skipLive(ctx context.Context) (findings []Finding, look []journal.Key, err error) {
 	var outlines []journal.Outline
 	err = s.w.Journal.Store.View(ctx, func(tx *journal.Tx) error {
@@ -76,8 +77,8 @@ func (s *Sweep) skipLive(ctx context.Context) (findings []Finding, look []journa
 	return findings, look, err
 }
 
-// finding judges an attachment. It does not examine one that only waits for its next try, unless
-// someone asks: that takes a look at every process.
+// finding judges an attachment. A periodic sweep does not examine one that only waits for its next
+// try, because that would inspect every process.
 func (s *Sweep) finding(ctx context.Context, e *journal.Entry) Finding {
 	if failing := undo.FailingPlugins(e); len(failing) > 0 && e.State != journal.Live && s.Periodic &&
 		!s.DryRun && !s.w.Ready(ctx, e, false) {
@@ -120,8 +121,8 @@ func (s *Sweep) covers(k journal.Key) bool {
 	return (s.Network == "" || k.Network == s.Network) && (s.Attachment == nil || k == *s.Attachment)
 }
 
-// orphaned says whether delegates alone have held an attachment's lock for longer than unwind waits
-// for them.
+// orphaned reports whether only delegates hold an attachment's lock, and for longer than unwind
+// waits for them.
 func (s *Sweep) orphaned(e *journal.Entry) bool {
 	g := e.Newest()
 	if s.w.Node.SameBoot(g) != tristate.Yes || s.w.Node.SameNamespaces(g) != tristate.Yes ||

@@ -18,14 +18,14 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// Pool is the directory in which host-local keeps the addresses of a network.
+// Pool is a directory in which host-local keeps the addresses of a network.
 type Pool struct {
 	Network string
 	Dir     string
 	Config  json.RawMessage // of the delegate that calls host-local
 	// GracePeriod is the network's.
 	GracePeriod time.Duration
-	// Plain says that a runtime runs the chain itself, without unwind.
+	// Plain means that a runtime runs the chain itself, without unwind.
 	Plain bool
 }
 
@@ -43,24 +43,24 @@ func PoolsOf(ch *netconf.Chain, c *netconf.Conf) []Pool {
 	return pools
 }
 
-// Full says whether the pool has no address left.
+// Full reports whether the pool has no free address.
 func (p Pool) Full(log *slog.Logger) bool {
 	full, err := ipam.Exhausted(p.Config, p.Network)
 	if err != nil {
-		log.Warn("cannot look for free addresses", "pool", p.Dir, "err", err)
+		log.Warn("cannot count free addresses", "pool", p.Dir, "err", err)
 	}
 	return full
 }
 
-// ReadPools returns the pools of the networks in directories of conflists (/etc/cni/net.d), whether
-// unwind runs them or not. A pool that is in several files is that of the file which has unwind in
-// it. ReadPools leaves out the pools of a network that unwind runs with another state directory:
-// another journal knows their owners. The error names the files and chains that cannot be read;
-// ReadPools returns the pools of the others with it.
+// ReadPools returns the pools of the networks in conflist directories (/etc/cni/net.d), with or
+// without unwind. If several files have the same pool, the file with unwind wins. ReadPools leaves
+// out the pools of a network that unwind runs with another state directory, because another journal
+// knows their owners. The error names the files and chains that cannot be read; ReadPools still
+// returns the pools of the others.
 func ReadPools(stateDir string, confDirs ...string) ([]Pool, error) {
 	var pools []Pool
 	var errs []error
-	elsewhere := map[string]bool{} // directories of pools of another journal
+	elsewhere := map[string]bool{} // pool directories of another journal
 	for _, dir := range confDirs {
 		paths, err := netconf.Conflists(dir)
 		errs = append(errs, err)
@@ -86,8 +86,8 @@ func ReadPools(stateDir string, confDirs ...string) ([]Pool, error) {
 		errors.Join(errs...)
 }
 
-// readPools returns the pools of one file. ours says whether the journal in the state directory is
-// theirs, or no journal is.
+// readPools returns the pools of one file. ours is false if unwind runs them with another state
+// directory.
 func readPools(path, stateDir string) (pools []Pool, ours bool, err error) {
 	list, err := netconf.ReadConflist(path)
 	switch {
@@ -119,7 +119,8 @@ func readPools(path, stateDir string) (pools []Pool, ours bool, err error) {
 }
 
 // reconcile compares the reservations in a pool with the journal and releases the dead ones. It
-// skips those whose owner the journal, or a finding on libcni's cache, knows: they follow that.
+// skips reservations whose owner is in the journal or in a finding on libcni's cache, because their
+// DELs release them.
 func (s *Sweep) reconcile(
 	ctx context.Context, pool Pool, all []Finding,
 ) (findings []Finding, err error) {
@@ -134,7 +135,7 @@ func (s *Sweep) reconcile(
 	plan := ipam.Plan(found, func(r ipam.Reservation) (bool, string) {
 		if known[r.Owner.ContainerID] || s.w.Node.List == nil ||
 			hasCached(all, pool.Network, r.Owner.ContainerID, r.Owner.IfName) {
-			return false, "" // without a list nothing speaks against an owner
+			return false, "" // without a list there is no evidence against an owner
 		}
 		v := alive.DecideOrphan(s.w.Node.LookAtReservation(pool.Network, r, pool.GracePeriod))
 		if v.Fate != alive.Dead {
@@ -171,8 +172,7 @@ func strayFinding(pool Pool, r ipam.Reservation, v alive.Verdict) Finding {
 	return Finding{Key: key, Address: r.Address, Fate: v.Fate, Reason: v.Reason}
 }
 
-// containers returns the container IDs that the journal knows, in any network: their reservations
-// follow their entries.
+// containers returns the container IDs in the journal, of any network.
 func (s *Sweep) containers(ctx context.Context) (map[string]bool, error) {
 	known := map[string]bool{}
 	err := s.w.Journal.Store.View(ctx, func(tx *journal.Tx) error {

@@ -16,9 +16,9 @@ import (
 )
 
 // The rules of bridge, ptp, portmap and firewall (plugins 1.9.1), as iptables-save and nft print
-// them. Both print a comment with its line breaks, so any line may be somebody's own words. Thus
-// all that goes into a command is matched as a whole. Names have only the characters that SPEC 1.1
-// §2 allows.
+// them. Both print a comment with its line breaks, so any line may be an attacker's text. Therefore
+// each part of a command is matched as a whole. Names have only the characters that SPEC 1.1 §2
+// allows.
 var (
 	iptablesTable = regexp.MustCompile(`^\*(\w+)$`)
 	iptablesLabel = regexp.MustCompile(
@@ -39,14 +39,14 @@ var (
 	nftTo    = regexp.MustCompile(`(?:dnat to|masq_checks ip6? saddr|masquerading .* daddr) (\S+)`)
 )
 
-// isPlain reports whether a rule of a container has nothing but what selects packets, and its
-// label: a shell and iptables read it as it is.
+// isPlain reports whether a rule of a container has only packet matches, a target and its
+// label, so that a shell and iptables read it unchanged.
 func isPlain(rule string) bool {
 	return iptablesRule.MatchString(iptablesLabel.ReplaceAllString(rule, "--comment LABEL"))
 }
 
-// readRules reads the rules of iptables and nftables that have a label of a reference plugin. It
-// ignores a rule that is not as the plugin makes it, and all rules of a program that is missing.
+// readRules reads the iptables and nftables rules with a label of a reference plugin. It ignores
+// rules in any form other than the plugin's, and all rules of a program that is missing.
 func (s *Sweep) readRules(ctx context.Context) *leftovers {
 	l := &leftovers{
 		of: map[journal.Key]*leftover{}, firewall: map[netip.Addr][]string{},
@@ -73,8 +73,8 @@ func (s *Sweep) readRules(ctx context.Context) *leftovers {
 	return l
 }
 
-// addIPTables adds the rules that lead to the chain of a container, and the chain, of which nothing
-// else is the owner, as a whole.
+// addIPTables adds the chain of a container, which has no other owner, and the rules that jump to
+// it.
 func (l *leftovers) addIPTables(program string, lines []string) {
 	chains := map[string]*leftover{}
 	for _, line := range lines {
@@ -113,7 +113,7 @@ func (l *leftovers) addIPTables(program string, lines []string) {
 	}
 }
 
-// addNFTables adds the rules with a comment. A handle stands for one rule for as long as its table
+// addNFTables adds the rules with a comment. A handle identifies one rule as long as its table
 // exists.
 func (l *leftovers) addNFTables(lines []string) {
 	table, chain := "", ""
@@ -143,15 +143,15 @@ func (l *leftovers) addNFTables(lines []string) {
 	}
 }
 
-// has adds the address that a rule has, if any.
+// has adds the address of a rule, if it has one.
 func (o *leftover) has(match []string) {
 	if a, is := addressIn(match); is {
 		o.addresses = append(o.addresses, a)
 	}
 }
 
-// addressIn returns the address in the last group of a match that has one, with a port or as a
-// prefix of one address.
+// addressIn returns the address in the last group of a match that has one. The address may have a
+// port or be a prefix of a single address.
 func addressIn(match []string) (netip.Addr, bool) {
 	for _, text := range slices.Backward(match) {
 		if port, err := netip.ParseAddrPort(text); err == nil {

@@ -1,5 +1,5 @@
-// Package sweep finds the dead attachments of the journal, and what host-local keeps for unknown
-// owners, and releases them.
+// Package sweep finds and releases dead attachments in the journal, and dead reservations of
+// host-local whose owners the journal does not know.
 package sweep
 
 import (
@@ -14,44 +14,43 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// Job says what a sweep searches.
+// Job configures a sweep.
 type Job struct {
 	Network    string       // only this network; "" for all
 	Attachment *journal.Key // only this attachment; nil for all
-	List       *alive.List  // the runtime's list of attachments; nil if there is none
+	List       *alive.List  // the runtime's list of attachments; nil without one
 	Pools      []Pool       // pools of host-local to compare with the journal
-	Cache      bool         // undo also what libcni's cache has and the journal does not; needs a List
-	Path       string       // CNI_PATH for that
+	Cache      bool         // also undo attachments that only libcni's cache has; needs a List
+	Path       string       // CNI_PATH for those
 	DryRun     bool         // decide, but release nothing
-	Force      bool         // release also what the guard keeps, see MassReleaseError
-	Periodic   bool         // neither the runtime nor a person asked: keep the pauses between DELs
+	Force      bool         // also release attachments that the guard keeps, see MassReleaseError
+	Periodic   bool         // nobody asked for the sweep: respect the backoff of DELs
 	Quick      bool         // within a STATUS or an ADD: no time for all pools and lock files
-	// Progress, if set, is called after each attachment that was tried, by one goroutine at a time.
+	// Progress, if set, is called after each attempt at an attachment, by one goroutine at a time.
 	Progress func(done, of int)
 }
 
-// ErrNotTried means that the sweep was interrupted, or its time was over, before it came to an
-// attachment.
+// ErrNotTried means that the sweep was interrupted or out of time before it reached an attachment.
 var ErrNotTried = errors.New("not attempted: out of time")
 
 // Sweep is one running sweep.
 //
-//  1. Plan: read the journal and judge every entry, without taking locks. Keep the entries if too
-//     many live ones would go: see MassReleaseError.
-//  2. Apply: release the dead ones, those longest untouched first, some in parallel. Each is
-//     released under its lock, without waiting for it, and judged again by what the journal says
-//     then. Then release those whose DELs were parked for an attachment that is released now.
-//  3. With the journal's, judge and release the attachments that libcni's cache alone has: see
+//  1. Plan: read the journal and judge every entry, without taking locks. Keep all live entries if
+//     too many of them seem dead: see MassReleaseError.
+//  2. Apply: release the dead attachments, the longest untouched first, some in parallel. Release
+//     each under its lock, without waiting for the lock, and judge it again from the journal's
+//     current entry. Then release attachments whose DELs were parked for one that is now released.
+//  3. In the same steps, judge and release the attachments that only libcni's cache has: see
 //     planCached.
-//  4. Compare the pools of host-local with what the journal says after that.
-//  5. Name what else the dead have left: see addLeft.
+//  4. Compare the pools of host-local with the journal after that.
+//  5. List the other leftovers of dead containers: see addLeft.
 type Sweep struct {
 	Job
 	w    *undo.Worker
 	last uint64 // end of the last sweep of all networks, in Unix seconds
 }
 
-// New returns a sweep by a worker like w.
+// New returns a sweep that works with a fork of w.
 func New(w *undo.Worker, job Job) *Sweep {
 	w = w.Fork()
 	w.Node.List = job.List
@@ -62,8 +61,8 @@ func New(w *undo.Worker, job Job) *Sweep {
 }
 
 // Run sweeps the journal. It returns a finding for every attachment, and an error if the journal
-// could not be read or the mass-release guard kept something. It judges by what this process sees
-// in the namespaces of the ADDs: from other namespaces an attachment is Unknown, and kept.
+// cannot be read or the mass-release guard kept attachments. An attachment whose ADD ran in other
+// namespaces than this process is Unknown, and kept.
 func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 	findings, err := s.Plan(ctx)
 	var guarded *MassReleaseError
@@ -81,7 +80,7 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 		}
 	}
 	if guarded != nil {
-		s.w.Node.List = nil // the list is not to be trusted
+		s.w.Node.List = nil // the list may be wrong
 	}
 	for _, pool := range s.Pools {
 		if s.Quick && !pool.Full(s.w.Log) {
@@ -94,19 +93,19 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 	err = errors.Join(err, leftErr)
 	if err == nil && (len(findings) == 0 ||
 		slices.ContainsFunc(findings, func(f Finding) bool { return f.Fate != alive.Unknown })) {
-		s.noteEnd(ctx) // a sweep that can tell nothing, as from a container, does not count
+		s.noteEnd(ctx) // a sweep that can judge nothing, such as in a container, does not count
 	}
-	if s.w.Node.Invoked || s.hasJournal() { // a person's sweep creates none for its history
+	if s.w.Node.Invoked || s.hasJournal() { // an operator's sweep does not create a journal
 		s.w.Journal.Flush(ctx)
 	}
 	return findings, err
 }
 
-// stale says whether this sweep covers all networks and the last such one ended a minute ago or
-// more.
+// stale reports whether this sweep covers all networks, and the last such sweep ended at least a
+// minute ago.
 func (s *Sweep) stale() bool {
 	now := uint64(time.Now().Unix())
-	lately := s.last <= now && now-s.last < 60 // a later s.last is of a clock that was wrong then
+	lately := s.last <= now && now-s.last < 60 // s.last in the future: the clock was wrong then
 	return s.Network == "" && s.Attachment == nil && !lately
 }
 
@@ -116,7 +115,7 @@ func (s *Sweep) noteEnd(ctx context.Context) {
 	if s.DryRun || !s.stale() || ctx.Err() != nil {
 		return
 	}
-	if !s.hasJournal() { // do not create one for this
+	if !s.hasJournal() { // do not create one
 		return
 	}
 	if err := s.w.Journal.Update(ctx, func(tx *journal.Tx) error {

@@ -5,10 +5,10 @@ import (
 	"sync"
 )
 
-// throttle keeps a sweep that nobody asked for from repeating what fails. Of the attachments that
-// only have DELs which failed before, it tries a few for each plugin. The sweep begins with those
-// that were not tried for longest, so each has its turn. Once a DEL of a plugin has passed, all
-// attachments with a pending DEL of that plugin are ready to retry.
+// throttle limits the retries of failing DELs in a periodic sweep. It tries only a few of the
+// attachments whose pending DELs have all failed before, per plugin. The sweep begins with the
+// longest untried ones, so each gets its turn. Once a DEL of a plugin has passed, all attachments
+// with a pending DEL of that plugin are ready to retry.
 type throttle struct {
 	ignoreBackoff bool // try all
 
@@ -24,7 +24,8 @@ func newThrottle(ignoreBackoff bool) *throttle {
 	return &throttle{ignoreBackoff: ignoreBackoff, tries: map[string]int{}, passed: map[string]bool{}}
 }
 
-// try releases an attachment, unless each plugin that it waits for was tried often enough.
+// try releases an attachment with settle, unless each of its failing plugins was tried often
+// enough.
 func (p *throttle) try(f *Finding, settle func()) {
 	before := f.failing
 	if f.throttled = !p.admits(before); f.throttled {
@@ -55,8 +56,7 @@ func (p *throttle) admits(plugins []string) bool {
 	return true
 }
 
-// ready returns the attachments that were left out or wait for their next try, and have a pending
-// DEL of a plugin that works again.
+// ready returns the deferred attachments with a pending DEL of a plugin that works again.
 func (p *throttle) ready(findings []Finding) (ready []*Finding) {
 	for i := range findings {
 		f := &findings[i]

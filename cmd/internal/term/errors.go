@@ -13,13 +13,13 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// UsageError is an error in the command line: nothing was done.
+// UsageError is an error in the command line. The command has done nothing.
 type UsageError struct{ error }
 
 // Usage returns a UsageError.
 func Usage(format string, args ...any) error { return UsageError{fmt.Errorf(format, args...)} }
 
-// Hinted is an error with what to do about it.
+// Hinted is an error with a remedy.
 type Hinted struct {
 	error
 	Hint string
@@ -28,12 +28,12 @@ type Hinted struct {
 // Unwrap returns the error without its hint.
 func (h *Hinted) Unwrap() error { return h.error }
 
-// WithHint returns an error with what to do about it.
+// WithHint returns an error with a remedy.
 func WithHint(hint, format string, args ...any) error {
 	return &Hinted{fmt.Errorf(format, args...), hint}
 }
 
-// HintOf returns what an error says is to be done about it, or "".
+// HintOf returns the remedy of an error, or "".
 func HintOf(err error) string {
 	var hinted *Hinted
 	if errors.As(err, &hinted) {
@@ -42,8 +42,7 @@ func HintOf(err error) string {
 	return ""
 }
 
-// Coded is an error with an exit code of its own. Its text is empty if the output has said
-// everything.
+// Coded is an error with its own exit code. Its text is empty if the output already has the reason.
 type Coded struct {
 	Code int
 	Text string
@@ -56,13 +55,13 @@ func (c Coded) ExitCode() int { return c.Code }
 
 // The exit codes of both programs. doctor has two more.
 const (
-	ExitError       = 1 // something could not be done or was not found, or is left to do
-	ExitUsage       = 2 // the command line is wrong: nothing was done
+	ExitError       = 1 // something failed, was not found, or remains to be done
+	ExitUsage       = 2 // usage error; nothing was done
 	ExitInterrupted = 130
 )
 
-// Program returns a command as that of a program: without a command of its own it prints its help,
-// and for a word that is none it names those that may be meant.
+// Program makes a command the root of a program: it prints its help without a subcommand, and
+// suggests similar names for an unknown one.
 func Program(root *cobra.Command) *cobra.Command {
 	root.Args = NoArgs
 	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
@@ -74,7 +73,7 @@ func Program(root *cobra.Command) *cobra.Command {
 	return root
 }
 
-// NoArgs is the rule of commands without arguments.
+// NoArgs accepts no arguments.
 func NoArgs(cmd *cobra.Command, args []string) error {
 	err := cobra.NoArgs(cmd, args)
 	if err == nil {
@@ -87,7 +86,7 @@ func NoArgs(cmd *cobra.Command, args []string) error {
 	return Usage("%w", err)
 }
 
-// OneArg is the rule of commands about one thing, which may be left out if it is in brackets.
+// OneArg accepts one argument, or none if the argument is in brackets in cmd.Use.
 func OneArg(cmd *cobra.Command, args []string) error {
 	_, name, _ := strings.Cut(cmd.Use, " ")
 	if len(args) > 1 || len(args) == 0 && !strings.HasPrefix(name, "[") {
@@ -96,8 +95,8 @@ func OneArg(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// Main runs a program until it is done or a signal interrupts it, prints its error, with what to do
-// about it if that is known, and returns the exit code. hint says more than HintOf, or returns "".
+// Main runs a program until it is done or a signal interrupts it, prints its error with a hint, and
+// returns the exit code. hint returns a remedy that HintOf does not know, or "".
 func Main(root *cobra.Command, hint func(error) string) (code int) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM,
 		syscall.SIGHUP)
@@ -107,7 +106,7 @@ func Main(root *cobra.Command, hint func(error) string) (code int) {
 	return exitCode(ctx, err)
 }
 
-// printError prints an error, and what to do about it.
+// printError prints an error and its hint.
 func printError(root *cobra.Command, err error, hint string) {
 	if err == nil || err.Error() == "" {
 		return

@@ -21,17 +21,17 @@ import (
 // Format is how a command prints its results: the value of -o.
 type Format string
 
-// The formats. A command that has JSON has YAML, too.
+// The formats. Every command with JSON also has YAML.
 const (
 	Plain Format = "table" // fits the terminal
 	Wide  Format = "wide"  // all columns, nothing cut
 	JSON  Format = "json"
 	YAML  Format = "yaml"
-	Name  Format = "name" // arguments for unwindctl show, one a line
+	Name  Format = "name" // arguments for unwindctl show, one per line
 	Line  Format = "line" // the worst, in one line
 )
 
-// Output is how a command prints its results, by the flags that AddFlags adds.
+// Output is how a command prints its results. AddFlags adds its flags.
 type Output struct {
 	Format    Format
 	NoHeaders bool // of tables
@@ -40,8 +40,8 @@ type Output struct {
 	given   Format // by a flag
 }
 
-// AddFlags adds -o, --json and, with a table, --no-headers to those of a command. keys are those of
-// its JSON.
+// AddFlags adds -o, --json and, for a table, --no-headers to the flags of a command. keys are the
+// keys of its JSON object.
 func (o *Output) AddFlags(cmd *cobra.Command, flags *pflag.FlagSet, keys string,
 	formats ...Format) {
 	o.Format = Plain
@@ -50,8 +50,8 @@ func (o *Output) AddFlags(cmd *cobra.Command, flags *pflag.FlagSet, keys string,
 			o.allowed = append(o.allowed, string(YAML))
 		}
 	}
-	flags.VarP(o, "output", "o", "print in this `FORMAT`: "+strings.Join(o.allowed, ", "))
-	flags.BoolFunc("json", "print JSON: version, "+keys, func(value string) error {
+	flags.VarP(o, "output", "o", "output `FORMAT`: "+strings.Join(o.allowed, ", "))
+	flags.BoolFunc("json", "same as -o json; its keys: version, "+keys, func(value string) error {
 		if asJSON, err := strconv.ParseBool(value); err != nil || !asJSON {
 			return err
 		}
@@ -59,7 +59,7 @@ func (o *Output) AddFlags(cmd *cobra.Command, flags *pflag.FlagSet, keys string,
 	})
 	if slices.Contains(formats, Wide) {
 		flags.BoolVar(&o.NoHeaders, "no-headers", false,
-			"print the rows of tables alone, without the names of the columns and the line that sums up")
+			"print tables without their header and summary lines")
 	}
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(o.allowed,
 		cobra.ShellCompDirectiveNoFileComp))
@@ -73,7 +73,7 @@ func (*Output) Type() string { return "FORMAT" }
 // Set is the flag -o.
 func (o *Output) Set(value string) error {
 	if !slices.Contains(o.allowed, value) {
-		return fmt.Errorf("none of %s", strings.Join(o.allowed, ", "))
+		return fmt.Errorf("must be one of %s", strings.Join(o.allowed, ", "))
 	}
 	return o.set(Format(value))
 }
@@ -89,13 +89,12 @@ func (o *Output) set(f Format) error {
 // IsObject reports whether the results are for programs: PrintObject prints them.
 func (o *Output) IsObject() bool { return o.Format == JSON || o.Format == YAML }
 
-// FormatVersion is the version of what -o json and yaml print: an object with it as "version", and
-// the rest under one key. Keys may be added within a version; none is removed or changes its
-// meaning.
+// FormatVersion is the version of the object that -o json and yaml print, under the key "version".
+// A version may gain keys, but no key is removed or changes its meaning.
 const FormatVersion = 1
 
-// PrintObject prints an object of one key, or of more, each with its value, as JSON or YAML. What
-// does something to a terminal is escaped.
+// PrintObject prints an object with the given keys and values as JSON or YAML. It escapes control
+// characters.
 func (o *Output) PrintObject(out io.Writer, key string, value any, more ...any) error {
 	object := map[string]any{"version": FormatVersion, key: value}
 	for i := 0; i+1 < len(more); i += 2 {
@@ -112,8 +111,8 @@ func (o *Output) PrintObject(out io.Writer, key string, value any, more ...any) 
 	return err
 }
 
-// escape returns a text of JSON or YAML in which what is not printable is escaped. JSON has that in
-// its texts alone, and so has YAML from toYAML.
+// escape escapes the characters of a JSON or YAML document that are not printable. JSON, and YAML
+// from toYAML, have them only inside strings.
 func escape(text string, format Format) string {
 	var escaped strings.Builder
 	for _, r := range text { // bytes that are not UTF-8 become U+FFFD
@@ -131,7 +130,7 @@ func escape(text string, format Format) string {
 	return escaped.String()
 }
 
-// toYAML returns the YAML of a text of JSON.
+// toYAML converts JSON to YAML.
 func toYAML(data []byte) ([]byte, error) {
 	var value any
 	dec := json.NewDecoder(bytes.NewReader(data))
@@ -147,8 +146,8 @@ func toYAML(data []byte) ([]byte, error) {
 	return text.Bytes(), err
 }
 
-// yamlOf returns a value of JSON so that numbers stay as they are written, and texts with something
-// to escape are in quotes.
+// yamlOf prepares a JSON value for YAML: numbers keep their spelling, and strings with characters
+// to escape are quoted.
 func yamlOf(value any) any {
 	switch v := value.(type) {
 	case map[string]any:
@@ -169,15 +168,15 @@ func yamlOf(value any) any {
 	return value
 }
 
-// watchEach is the time between two looks.
+// watchEach is the interval of --watch.
 const watchEach = 2 * time.Second
 
-// AddWatch adds --watch to a command that looks: it looks again until it is interrupted, on a
-// terminal each time in the same place. An error ends it only if the command line is wrong.
+// AddWatch adds --watch to a read-only command: it repeats the command until it is interrupted, and
+// clears a terminal each time. Only a usage error ends it.
 func AddWatch(cmd *cobra.Command) {
 	var watch bool
 	cmd.Flags().BoolVarP(&watch, "watch", "w", false,
-		"look again every two seconds, until interrupted")
+		"repeat every two seconds until interrupted")
 	look := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if !watch {
@@ -211,7 +210,7 @@ func AddWatch(cmd *cobra.Command) {
 	}
 }
 
-// screen is a terminal that is cleared before something is written to it.
+// screen is a terminal. It is cleared before the first write.
 type screen struct {
 	descriptor
 	out     io.Writer

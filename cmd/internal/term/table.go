@@ -10,16 +10,16 @@ import (
 // Column is a column of a Table.
 type Column struct {
 	Name     string
-	Least    int  // its cells may be cut to this many characters; 0: never
-	Optional bool // it may be left out
-	Wide     bool // it is only in the format Wide
+	Least    int  // cells may be cut to this many characters; 0: never
+	Optional bool // the column may be left out
+	Wide     bool // the column is only in the format Wide
 
-	Severity bool // its cells are severities, in colours on a terminal
+	Severity bool // the cells are severities, in colour on a terminal
 }
 
-// Table is a table of texts of one line. On a terminal in the format Plain it fits the width, as
-// far as its columns may be cut or left out: first those that are furthest above their least are
-// cut, and end with "…"; if that is not enough, the last optional column is left out.
+// Table is a table of single-line texts. In the format Plain it fits the width of a terminal, as
+// far as its columns allow: it first cuts the columns that are furthest above their Least, with "…"
+// at the end; if that is not enough, it leaves out the last optional column.
 type Table struct {
 	columns []Column
 	rows    [][]string
@@ -31,13 +31,13 @@ func NewTable(columns ...Column) *Table { return &Table{columns: columns} }
 // Add adds a row. It has a cell for each column.
 func (t *Table) Add(cells ...string) { t.rows = append(t.rows, cells) }
 
-// colours are those of the severities, as the terminal has them (ECMA-48 SGR).
+// colours are the colours of the severities (ECMA-48 SGR).
 var colours = map[string]string{"error": "31", "warning": "33", "ok": "32"}
 
 // gap is the number of blanks between two columns.
 const gap = 2
 
-// Print prints the table, and no names of columns if no column has one.
+// Print prints the table. It prints no header if no column has a name.
 func (t *Table) Print(out io.Writer, o *Output) error {
 	var names []string
 	for _, c := range t.columns {
@@ -71,7 +71,7 @@ func (t *Table) Print(out io.Writer, o *Output) error {
 	return err
 }
 
-// leaveOut leaves out the columns that are unwanted.
+// leaveOut removes the unwanted columns.
 func (t *Table) leaveOut(unwanted func(Column) bool) {
 	for i := len(t.columns) - 1; i >= 0; i-- {
 		if !unwanted(t.columns[i]) {
@@ -84,7 +84,7 @@ func (t *Table) leaveOut(unwanted func(Column) bool) {
 	}
 }
 
-// fit cuts cells and leaves out columns until the table has this width, or nothing is left to do.
+// fit cuts cells and leaves out columns until the table fits the width, or nothing more can go.
 func (t *Table) fit(width int) {
 	for {
 		widths, total := t.widths()
@@ -115,7 +115,7 @@ func (t *Table) fit(width int) {
 	}
 }
 
-// widths returns the widths of the columns, and that of the table.
+// widths returns the widths of the columns and of the table.
 func (t *Table) widths() (widths []int, total int) {
 	widths, total = make([]int, len(t.columns)), gap*(len(t.columns)-1)
 	for i := range t.columns {

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/term"
 )
 
-// descriptor is a file, or what writes to one.
+// descriptor is a file, or a writer to one.
 type descriptor interface{ Fd() uintptr }
 
 // OnTerminal reports whether the output is a terminal, and whether to colour it
@@ -18,7 +18,7 @@ func OnTerminal(out io.Writer) (colours, terminal bool) {
 	return terminal && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb", terminal
 }
 
-// Width returns the number of columns of a terminal, 0 if the output is none.
+// Width returns the width of a terminal in columns, or 0 if the output is not a terminal.
 func Width(out io.Writer) int {
 	f, ok := out.(descriptor)
 	if !ok {

@@ -1,5 +1,5 @@
-// Package term has the words of a command: texts for tables and sentences, errors with hints, and
-// the terminal.
+// Package term prints the output of a command: tables, JSON and YAML, errors with hints, and text
+// that is safe on a terminal.
 package term
 
 import (
@@ -12,7 +12,7 @@ import (
 	"unicode"
 )
 
-// PrintNames prints texts, each once, one a line.
+// PrintNames prints texts without duplicates, one per line.
 func PrintNames(out io.Writer, names []string) error {
 	var text strings.Builder
 	printed := map[string]bool{}
@@ -26,7 +26,7 @@ func PrintNames(out io.Writer, names []string) error {
 	return err
 }
 
-// Short shortens a container ID as the runtimes' own programs do, but for the format Wide.
+// Short shortens a container ID as the runtimes' own programs do, except in the format Wide.
 func Short(id string, format Format) string {
 	if len(id) > 20 && format != Wide {
 		return id[:20]
@@ -43,7 +43,7 @@ func Addresses(addresses []netip.Addr) []string {
 	return texts
 }
 
-// Join joins texts, and returns "-" for none.
+// Join joins texts, or returns "-" without any.
 func Join(texts []string) string {
 	if len(texts) == 0 {
 		return "-"
@@ -51,7 +51,7 @@ func Join(texts []string) string {
 	return strings.Join(texts, ", ")
 }
 
-// Time returns a time with its zone (RFC 3339), "-" for none.
+// Time formats a time with its zone (RFC 3339), or returns "-" for the zero time.
 func Time(t time.Time) string {
 	if t.IsZero() {
 		return "-"
@@ -59,7 +59,7 @@ func Time(t time.Time) string {
 	return t.Local().Format(time.RFC3339)
 }
 
-// Ago returns how long ago something was, in the largest unit.
+// Ago returns the time since t, as Roughly does.
 func Ago(t time.Time) string {
 	if t.IsZero() {
 		return "-"
@@ -67,7 +67,7 @@ func Ago(t time.Time) string {
 	return Roughly(max(0, time.Since(t)))
 }
 
-// Roughly returns a duration in the largest unit of which there are two.
+// Roughly formats a duration in the largest unit that gives at least 2.
 func Roughly(d time.Duration) string {
 	for _, u := range []struct {
 		unit time.Duration
@@ -80,7 +80,7 @@ func Roughly(d time.Duration) string {
 	return fmt.Sprintf("%ds", d/time.Second)
 }
 
-// Plural returns a number with the noun that fits it.
+// Plural returns a number with the matching noun.
 func Plural(n int, one, many string) string {
 	if n == 1 {
 		return "1 " + one
@@ -88,7 +88,7 @@ func Plural(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// ErrorText returns the text of an error, "" for none.
+// ErrorText returns the text of an error, or "" for nil.
 func ErrorText(err error) string {
 	if err == nil {
 		return ""
@@ -96,7 +96,7 @@ func ErrorText(err error) string {
 	return err.Error()
 }
 
-// Because returns a reason as the end of a sentence, "" for none.
+// Because returns a reason as the end of a sentence, or "" without one.
 func Because(reason string) string {
 	if reason == "" {
 		return ""
@@ -104,13 +104,13 @@ func Because(reason string) string {
 	return ": " + OneLine(reason)
 }
 
-// Attachments returns a number of attachments.
+// Attachments returns "1 attachment", "2 attachments", and so on.
 func Attachments(n int) string { return Plural(n, "attachment", "attachments") }
 
 // OrDash returns a text, or "-" for an empty one.
 func OrDash(s string) string { return cmp.Or(s, "-") }
 
-// OneLine returns a text, perhaps a delegate's, as it fits into a table.
+// OneLine returns a text, such as a delegate's error, short enough for a table.
 func OneLine(text string) string {
 	const most = 200
 	runes := []rune(Printable(text))
@@ -120,7 +120,7 @@ func OneLine(text string) string {
 	return string(runes)
 }
 
-// Printable returns a text, perhaps a delegate's, in one line without control characters.
+// Printable returns a text, such as a delegate's error, on one line without control characters.
 func Printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {

@@ -34,8 +34,8 @@ type Options struct {
 	LogLevel  slog.Level
 }
 
-// agent is one run. One loop keeps unwind installed, another one sweeps, and a third one posts
-// Events, so that none waits for another.
+// agent is one run of unwindctl run. It has three independent loops: one keeps unwind installed,
+// one sweeps, and one posts Events.
 type agent struct {
 	Options
 	log    *dedupLogger
@@ -63,8 +63,8 @@ func newAgent(stderr io.Writer, o Options) *agent {
 	}
 }
 
-// Run keeps unwind installed and sweeps until ctx ends, which is no error. It then waits for the
-// DELs that have begun. It logs to stderr.
+// Run keeps unwind installed and sweeps until ctx ends, which is not an error. It then waits for
+// running DELs. It logs to stderr.
 func Run(ctx context.Context, stderr io.Writer, o Options) error {
 	return newAgent(stderr, o).run(ctx)
 }
@@ -132,8 +132,8 @@ func (a *agent) reconciler(setup install.Setup, paths node.Runtime) *reconciler 
 	}
 }
 
-// switchOff switches unwind off if this agent is started so, and on again if an agent before was.
-// What somebody else has switched off stays so.
+// switchOff switches unwind off if this agent runs with --off, and on again if an earlier agent
+// did. If somebody else has switched unwind off, it stays off.
 func (a *agent) switchOff(setup install.Setup) error {
 	const byFlag = "run --off"
 	dir := a.journalDir(setup)

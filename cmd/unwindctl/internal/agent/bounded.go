@@ -14,15 +14,16 @@ const (
 	acceptEach      = time.Millisecond // so that they cost little of a processor
 )
 
-// bounded is a listener with at most mostConnections, which come one by one. For one more it closes
-// the oldest. So whoever opens many and asks nothing keeps nobody out.
+// bounded is a listener that accepts connections one at a time, and keeps at most mostConnections.
+// For each one beyond that it closes the oldest, so a client that opens many idle connections does
+// not lock out others.
 type bounded struct {
 	net.Listener
 	mu   sync.Mutex
 	open []*connection // the oldest first
 }
 
-// connection is one that a bounded listener has accepted.
+// connection is a connection that a bounded listener has accepted.
 type connection struct {
 	net.Conn
 	of *bounded

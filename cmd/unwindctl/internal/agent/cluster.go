@@ -30,8 +30,8 @@ type cluster struct {
 	dir     string // of the token, which is renewed, and of the CA's certificates
 }
 
-// inCluster returns the API server of the cluster in which this program is a pod. root is the path
-// of the pod's file system.
+// inCluster returns the API server of this pod's cluster. root is the path of the pod's file
+// system.
 func inCluster(root string) (cluster, error) {
 	host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
 	if host == "" || port == "" {
@@ -44,7 +44,7 @@ func inCluster(root string) (cluster, error) {
 	}, nil
 }
 
-// client returns a client for one request, with the token of now. No error shows the token.
+// client returns a client for one request, with the current token. Errors do not contain the token.
 func (c cluster) client() (client *http.Client, token string, err error) {
 	secret, err := readStart(filepath.Join(c.dir, "token"), 64<<10)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -80,7 +80,7 @@ func readStart(path string, most int64) ([]byte, error) {
 }
 
 // create posts an object to a path of the API. It returns the HTTP status, and whether the API says
-// that the object's namespace is being deleted. An error means that there is no answer.
+// that the object's namespace is being deleted. An error means that the API server did not answer.
 func (c cluster) create(ctx context.Context, path string, object any) (int, bool, error) {
 	client, token, err := c.client()
 	if err != nil {

@@ -42,17 +42,17 @@ type notice struct {
 	message string
 }
 
-// events posts to Kubernetes what the journal has of late, as Events about the pods.
+// events posts Kubernetes Events about pods with recent failed ADDs and pending DELs.
 //
-//  1. Every eventsEach it copies the failed ADDs and the pending DELs out of the journal. The
-//     journal is its queue: it keeps none of its own.
-//  2. It leaves out what is older than recent, what came sooner than oneEach after another one of
-//     the same subject, and what exceeds the rate of the node.
-//  3. It posts the rest, oldest first. The first one without an answer ends the round, and the next
-//     round tries it again; so do the answers 401, 429, 502 and above. Any other answer is final.
+//  1. Every eventsEach it reads the failed ADDs and the pending DELs from the journal. The journal
+//     is its queue; it has no queue of its own.
+//  2. It leaves out notices that are older than recent, that follow another of the same subject
+//     within oneEach, or that exceed the rate limit of the node.
+//  3. It posts the rest, oldest first. A missing answer, or one of 401, 429, 502 and above, ends
+//     the round, and the next round retries. Any other answer is final.
 //
-// The name of an Event is made of what it is about, so after a restart the API server refuses it a
-// second time. What was older than recent when the agent started counts as posted.
+// The name of an Event is derived from its content, so the API server refuses a duplicate after a
+// restart. Notices that were older than recent when the agent started count as posted.
 type events struct {
 	log   *dedupLogger
 	api   cluster
@@ -94,7 +94,7 @@ func (e *events) run(ctx context.Context, stateDir func() string) {
 
 const postingEvents = "cannot post Events"
 
-// notices returns what Events may be posted about, pending DELs first, then the oldest first.
+// notices returns the candidates for Events, pending DELs first, then the oldest first.
 func notices(ctx context.Context, stateDir string) (found []notice, err error) {
 	add := func(k journal.Key, pod journal.Pod, reason, plugin string, at journal.Time, text string) {
 		if !podName.MatchString(pod.Name) || !namespaceName.MatchString(pod.Namespace) {
@@ -149,14 +149,14 @@ func whyPending(s journal.Step) string {
 	case journal.StepFailed:
 		return s.LastError
 	case journal.StepUnproven:
-		return "it passed, but " + s.Unproven
+		return "it succeeded, but " + s.Unproven
 	case journal.StepParked:
 		return "waiting: another pod has the address"
 	}
 	return ""
 }
 
-// round posts those of the notices that are news, as far as the limits allow.
+// round posts the new notices, within the limits.
 func (e *events) round(ctx context.Context, found []notice, now time.Time) {
 	dropped := 0
 	e.tokens = min(burst, e.tokens+now.Sub(e.filled).Seconds()/refill.Seconds())

@@ -13,12 +13,12 @@ import (
 // lockEach is the time between two tries to get the lock.
 const lockEach = 500 * time.Millisecond
 
-// alone takes the agent's lock, and reports whether no other agent has it: two would write against
-// each other without end. A lock that cannot be taken for another reason is reported, and the
-// install is looked after all the same.
+// alone takes the agent's lock, and reports whether no other agent has it. Two agents would
+// overwrite each other's changes forever. If the lock fails for another reason, alone logs that and
+// returns true.
 //
-// The file may have been removed, or the state directory may be another one by now. The lock is
-// then taken anew, so that a further agent waits.
+// If the lock file was removed or the state directory has changed, alone takes the lock again, so
+// that further agents wait.
 func (r *reconciler) alone() bool {
 	store := &journal.Store{Dir: r.stateDir()}
 	if r.lock != nil && r.lock.Path() == store.AgentLockPath() {
@@ -49,7 +49,7 @@ func (r *reconciler) alone() bool {
 	return false
 }
 
-// unlock gives the lock back, if this agent has it.
+// unlock releases the lock, if this agent has it.
 func (r *reconciler) unlock() {
 	if r.lock != nil {
 		r.lock.Release()

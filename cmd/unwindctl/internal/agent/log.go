@@ -10,8 +10,7 @@ import (
 	"unicode"
 )
 
-// dedupLogger logs a state when it begins, and not while it lasts. A long-running program finds the
-// same state again and again.
+// dedupLogger logs a state when it begins, but not again while it lasts.
 type dedupLogger struct {
 	*slog.Logger
 	mu     sync.Mutex
@@ -52,9 +51,9 @@ func withoutNumbers(s string) string {
 	}, s)
 }
 
-// dedupWriter passes on the lines of a sweep that were not written in the round before, and are of
-// its level at least. It compares log lines without their time. A line that is none, as a delegate
-// writes it to stderr, is a warning.
+// dedupWriter passes on the lines of a sweep that the previous round did not write and that have at
+// least its level. It compares log lines without their time. Any other line, such as a delegate's
+// stderr, counts as a warning.
 type dedupWriter struct {
 	to          io.Writer
 	json        *slog.Logger // gets each line as a text; nil in the format text

@@ -21,8 +21,8 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// reconciler keeps unwind installed: the binary in its place, and our conflist in step with the
-// provider's file.
+// reconciler keeps unwind installed: it installs the binary, and updates our conflist when the
+// provider's file changes.
 type reconciler struct {
 	install.Setup
 	paths      node.Runtime
@@ -53,8 +53,8 @@ type status struct {
 	plugin         string // the version of the one that is installed, "" if that is not known
 }
 
-// goneAfter is how long the provider's file may be away before our conflist is removed. Some
-// providers remove their file before they write it again.
+// goneAfter is how long the provider's file may be missing before the reconciler removes our
+// conflist. Some providers remove their file before they write it again.
 const goneAfter = 5 * time.Second
 
 // debounce is the time between a change in the directory and the look at it. A provider writes its
@@ -121,9 +121,9 @@ func (r *reconciler) watch(w *fsnotify.Watcher) {
 	r.log.warnOnce("watch", "cannot watch a directory; polling it every interval", err)
 }
 
-// matters reports whether a change of a file is one to look at. Of the plugins it is unwind, of the
-// state directory the off-switch, and of the others all but the files that durable.Replace makes:
-// on a full disk these would make the reconciler look without end.
+// matters reports whether a change of a file triggers the reconciler: unwind among the plugins, the
+// off-switch in the state directory, and every other file except durable.Replace's temporary files,
+// which would trigger it forever on a full disk.
 func (r *reconciler) matters(path string) bool {
 	switch dir, file := filepath.Dir(path), filepath.Base(path); dir {
 	case filepath.Clean(r.BinDir):
@@ -135,18 +135,19 @@ func (r *reconciler) matters(path string) bool {
 	}
 }
 
-// reconcile puts the binary and our conflist right, and returns the time until the next look.
+// reconcile installs or updates the binary and our conflist, and returns the time until the next
+// run.
 //
-//  1. As long as another agent has the lock, the reconciler does nothing else.
+//  1. While another agent has the lock, the reconciler does nothing else.
 //  2. Somebody has switched unwind off by hand if our conflist was there, is not there now, and the
 //     provider's file is unchanged. The reconciler puts that on record, as unwindctl off does.
-//  3. An obstacle (switched off; cilium has copied or renamed our file) removes our conflist, and
-//     nothing is written until it is gone.
-//  4. If the provider's file is gone for longer than goneAfter, the next one of the directory
-//     takes its place. If there is none, our conflist is removed: a runtime without a network says
-//     so, while one with ours could attach no pod.
-//  5. The binary is put in place, then our conflist. A provider's file that cannot be read
-//     leaves our conflist as it is.
+//  3. While there is an obstacle (switched off; cilium has copied or renamed our file), it removes
+//     our conflist and writes nothing.
+//  4. If the provider's file is missing for longer than goneAfter, it uses the next one in the
+//     directory. Without another one it removes our conflist: a runtime without a network reports
+//     that, whereas our conflist could attach no pod.
+//  5. It writes the binary, then our conflist. If the provider's file cannot be read, our conflist
+//     stays unchanged.
 func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 	if !r.alone() {
 		r.found.Store(&status{Reason: install.AnotherAgent})
@@ -188,7 +189,7 @@ func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 	return r.report(ctx, err)
 }
 
-// report says what a look has come to, and returns the time until the next one.
+// report logs the result of a run, and returns the time until the next one.
 func (r *reconciler) report(ctx context.Context, err error) (again time.Duration) {
 	found := &status{Reason: install.ReasonOf(err), why: r.kept, plugin: r.PluginVersion(ctx)}
 	if err != nil {
@@ -204,8 +205,8 @@ func (r *reconciler) report(ctx context.Context, err error) (again time.Duration
 	return again
 }
 
-// status says whether pods go through unwind. A plugin that is gone counts at once: the look that
-// puts it back comes after debounce, and may fail.
+// status reports whether pods go through unwind. A missing plugin counts immediately, because its
+// reinstallation comes only after debounce and may fail.
 func (r *reconciler) status() status {
 	found := r.found.Load()
 	switch {
@@ -234,7 +235,7 @@ func (r *reconciler) recordRemoval() error {
 	return nil
 }
 
-// changed reports whether the provider's file is another one than ours named the last time.
+// changed reports whether the provider's file differs from the one that our conflist named last.
 func (r *reconciler) changed() bool {
 	now, err := os.Stat(r.named)
 	return err != nil || !os.SameFile(now, r.source) || !now.ModTime().Equal(r.source.ModTime())
@@ -277,7 +278,7 @@ func (r *reconciler) refind(ctx context.Context) {
 	}
 }
 
-// removeConflist removes our conflist if it is there.
+// removeConflist removes our conflist if it exists.
 func (r *reconciler) removeConflist(why error) {
 	r.source = nil
 	if missing(r.Path()) {
@@ -330,14 +331,14 @@ func (r *reconciler) install(ctx context.Context) error {
 	}
 	if err == nil {
 		r.remember(w.Source.Path)
-		r.log.warnOnce("passed over", "pods may start without part of their network",
+		r.log.warnOnce("bypassed", "pods may start without part of their network",
 			r.PassesOver(r.paths, w.Source.Path))
 	}
 	return err
 }
 
-// installPlugin puts the plugin in place, or notes why the one that is there is left as it is. With
-// the plugin it puts unwindctl on the node, once; a node may have no directory for that.
+// installPlugin installs the plugin, or records why it keeps the installed one. With the plugin it
+// copies unwindctl to the node, once; a node may have no directory for it.
 func (r *reconciler) installPlugin(ctx context.Context) (changed bool, err error) {
 	if r.kept = ""; !r.downgrade {
 		r.kept = r.KeepsInstalled(r.PluginVersion(ctx), r.own)

@@ -20,9 +20,8 @@ import (
 // DefaultListen is where an agent serves its metrics.
 const DefaultListen = "127.0.0.1:9469"
 
-// server serves the metrics, and whether the loops make progress. Any user of the node may ask it,
-// so what one request costs does not grow with their number: one collection serves all, and the
-// other answers are in memory.
+// server serves the metrics and the health of the loops. Any user of the node may send requests, so
+// concurrent requests share one collection of the metrics, and all other answers are in memory.
 type server struct {
 	log      *dedupLogger
 	metrics  func() metrics.Source
@@ -84,7 +83,7 @@ func (s *server) collect(ctx context.Context) []byte {
 }
 
 // readyz reports whether pods of the node go through unwind, and if not, why. A version that cannot
-// install is not ready, so that a DaemonSet does not roll it on.
+// install is not ready, which stops a DaemonSet's rollout.
 func (s *server) readyz(w http.ResponseWriter, _ *http.Request) {
 	is := s.found()
 	why := term.Printable(is.why)
@@ -97,8 +96,8 @@ func (s *server) readyz(w http.ResponseWriter, _ *http.Request) {
 	}
 }
 
-// patience is how long a loop may work at one thing. The DELs of one attachment have 2 min, and may
-// wait for others.
+// patience is how long a loop may take for one thing. The DELs of one attachment have 2 min, and
+// may wait for others.
 const patience = 10 * time.Minute
 
 // healthz reports whether the loops make progress.

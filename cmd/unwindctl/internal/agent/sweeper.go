@@ -25,8 +25,8 @@ type sweeper struct {
 	would map[string]bool // what would be released, as the sweep before has said
 }
 
-// list asks the runtime for its pods. It returns nil for no list, which differs from an empty one:
-// attachments are then judged without a list.
+// list asks the runtime for its pods. It returns nil without a list, which differs from an empty
+// list: attachments are then judged without one.
 func (s *sweeper) list(ctx context.Context) *alive.List {
 	var list *alive.List
 	var err error
@@ -56,8 +56,8 @@ func (s *sweeper) reportNoRuntime(none bool) {
 	}
 }
 
-// sweep releases the dead attachments, or logs what it would release. DELs that have begun when ctx
-// ends come to their end.
+// sweep releases the dead attachments, or logs what it would release. DELs that run when ctx ends
+// are finished.
 func (s *sweeper) sweep(ctx context.Context, confDir, stateDir string) {
 	list := s.list(ctx)
 	if ctx.Err() != nil {
@@ -80,8 +80,8 @@ func (s *sweeper) sweep(ctx context.Context, confDir, stateDir string) {
 	s.report(findings)
 }
 
-// report logs each attachment that was released, and the others if their state differs from that
-// after the sweep before.
+// report logs each released attachment, and each other one whose state has changed since the
+// previous sweep.
 func (s *sweeper) report(findings []sweep.Finding) {
 	slices.SortStableFunc(findings, func(a, b sweep.Finding) int {
 		return cmp.Compare(a.Key.String(), b.Key.String())

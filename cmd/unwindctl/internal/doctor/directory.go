@@ -22,7 +22,7 @@ const (
 
 const noJournal = "no journal in %s yet: no pod was added through unwind"
 
-// directory looks at the state directory, and reports whether there is a journal to look at.
+// directory examines the state directory, and reports whether it has a journal to examine.
 func (e *examination) directory() bool {
 	info, err := os.Stat(e.StateDir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -80,7 +80,7 @@ func (e *examination) directory() bool {
 	return true
 }
 
-// disk looks at the file system of the state directory.
+// disk examines the file system of the state directory.
 func (e *examination) disk() {
 	var st unix.Statfs_t
 	if err := unix.Statfs(e.StateDir, &st); err != nil {

@@ -10,8 +10,8 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// Examine looks at the runtime, the conflist and its chain, the plugins, the
-// NetworkAttachmentDefinitions, the state directory, the journal and the pools. It changes nothing.
+// Examine checks the runtime, the conflist and its chain, the plugins, the
+// NetworkAttachmentDefinitions, the state directory, the journal and the pools. It is read-only.
 func Examine(ctx context.Context, o Options) *Report {
 	e := &examination{Options: o}
 	r := e.runtime(ctx)

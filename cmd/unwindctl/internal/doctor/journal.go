@@ -17,7 +17,7 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// journal looks at the file, at DELs that stay pending, at ADDs that fail, and at the last sweep.
+// journal examines the file, DELs that stay pending, ADDs that fail, and the last sweep.
 func (e *examination) journal(ctx context.Context, found *inspect.Node) {
 	store := &journal.Store{Dir: e.StateDir}
 	s, err := inspect.ReadSnapshot(ctx, store, (*journal.Tx).Check)
@@ -30,7 +30,7 @@ func (e *examination) journal(ctx context.Context, found *inspect.Node) {
 		e.add("journal", Failure, inspect.HintFor(err), "%s: %v", store.Path(), err)
 		return
 	default:
-		e.add("journal", OK, "", "%s is whole", store.Path())
+		e.add("journal", OK, "", "%s is intact", store.Path())
 	}
 	if n := s.Sum(record.CountDegraded); n > 0 {
 		e.add("journal", Warning, "unwindctl metrics shows why (unwind_degraded_operations_total)",
@@ -68,7 +68,7 @@ func (e *examination) lastSweep(s *inspect.Snapshot, guard *sweep.MassReleaseErr
 // pendingLong is how long a DEL may be pending before it is reported.
 const pendingLong = 15 * time.Minute
 
-// rollbacks reports which plugins have failed ADDs lately: the commonest reason why pods do not
+// rollbacks reports which plugins have recently failed ADDs, the most common reason why pods do not
 // start.
 func (e *examination) rollbacks(events []journal.Event) {
 	count, last := map[string]int{}, map[string]string{}
@@ -80,8 +80,8 @@ func (e *examination) rollbacks(events []journal.Event) {
 		}
 	}
 	for _, of := range slices.Sorted(maps.Keys(count)) {
-		e.add("pods", Warning, "unwindctl history --since "+term.Roughly(pendingLong)+" has them "+
-			"all", "%s in %s recently, the last one with: %s",
+		e.add("pods", Warning, "unwindctl history --since "+term.Roughly(pendingLong)+" lists them "+
+			"all", "%s in %s recently; the last error: %s",
 			term.Plural(count[of], "ADD failed", "ADDs failed"), of, last[of])
 	}
 }
@@ -112,7 +112,7 @@ func (e *examination) attachments(s *inspect.Snapshot, found *inspect.Node) {
 	e.verdicts(found, pending)
 }
 
-// verdicts examines of which attachments it can be told whether they live.
+// verdicts reports attachments whose state is unknown.
 func (e *examination) verdicts(found *inspect.Node, pending int) {
 	all, elsewhere := 0, 0
 	var unknown []sweep.Finding

@@ -102,7 +102,7 @@ func (e *examination) multus(ctx context.Context, r node.Runtime) {
 	}
 }
 
-// definitions are NetworkAttachmentDefinitions by what wrap says of them, each with its name.
+// definitions are the names of NetworkAttachmentDefinitions, grouped by the outcome of wrap.
 type definitions struct {
 	wrapped               int
 	plain, files, refused []string
@@ -142,8 +142,8 @@ func configOf(network, dir string) *netconf.Conflist {
 	return nil
 }
 
-// othersRead says whether a program besides Multus reads the configuration, and does not see its
-// plugin in "chain".
+// othersRead reports whether a program besides Multus reads the configuration and would not find
+// its plugin in "chain".
 func othersRead(config []byte) bool {
 	c, _ := netconf.ReadConflistFrom(strings.NewReader(string(config)))
 	return c != nil && slices.ContainsFunc(c.Types, func(plugin string) bool {

@@ -22,7 +22,7 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// runtime returns the runtime, with the default directories for what it does not say.
+// runtime returns the runtime, with default directories where its configuration has none.
 func (e *examination) runtime(ctx context.Context) node.Runtime {
 	r, err := e.Target.Find("/")
 	var several *term.Hinted
@@ -52,8 +52,8 @@ func (e *examination) runtime(ctx context.Context) node.Runtime {
 	return r
 }
 
-// network looks at the conflist that the runtime takes. It returns unwind's entry and chain if they
-// can be used.
+// network examines the conflist that the runtime uses. It returns unwind's entry and chain if they
+// are usable.
 func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Conf, *netconf.Chain) {
 	own := install.Setup{ConfDir: r.ConfDir, File: cmp.Or(e.Target.File, install.OwnFile(r))}
 	obstacle := own.Obstacle(e.StateDir)
@@ -104,7 +104,7 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 	return ours.Unwind, e.entry(ctx, r, ours)
 }
 
-// entry looks at unwind's conflist, and returns the chain if it can be used.
+// entry examines unwind's conflist, and returns the chain if it is usable.
 func (e *examination) entry(
 	ctx context.Context, r node.Runtime, c *netconf.Conflist,
 ) *netconf.Chain {
@@ -194,7 +194,7 @@ func (e *examination) hiddenIPAM(chain *netconf.Chain) {
 	}
 }
 
-// plugins asks every plugin of the chain for the versions that it speaks.
+// plugins asks every plugin of the chain for its supported versions.
 func (e *examination) plugins(ctx context.Context, r node.Runtime, chain *netconf.Chain) {
 	asked := map[string]bool{}
 	ask := func(name, spoken string) {

@@ -1,4 +1,4 @@
-// Package doctor looks for what is wrong with unwind on a node.
+// Package doctor reports problems with unwind on a node and how to fix them.
 package doctor
 
 import (
@@ -10,7 +10,7 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/install"
 )
 
-// Severity says how much a check matters.
+// Severity is how serious a finding is.
 type Severity int
 
 // The severities.
@@ -20,13 +20,13 @@ const (
 	Failure          // pods cannot start, or nothing is released
 )
 
-// String returns the word that the table has for it.
+// String returns the word for the severity in tables.
 func (s Severity) String() string { return [...]string{"ok", "warning", "error"}[s] }
 
-// MarshalText returns the word that --json has for it.
+// MarshalText returns the word for the severity in JSON.
 func (s Severity) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// check is one thing that was looked at.
+// check is the finding on one thing.
 type check struct {
 	What     string   `json:"what"`
 	Severity Severity `json:"severity"`
@@ -34,7 +34,7 @@ type check struct {
 	Remedy   string   `json:"remedy,omitempty"`
 }
 
-// Report is what was found, in the order in which it was looked at.
+// Report has the findings in the order of the checks.
 type Report struct {
 	checks []check
 	plugin string // the version of unwind's plugin, "" if it was not asked
@@ -107,7 +107,7 @@ type Options struct {
 	Stderr   io.Writer // of the dry run of a sweep
 }
 
-// examination is one look at a node.
+// examination is one run of doctor.
 type examination struct {
 	Options
 	Report

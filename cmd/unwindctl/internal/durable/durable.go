@@ -1,5 +1,5 @@
-// Package durable replaces and removes files so that a crash or a loss of power leaves either the
-// old state or the new one.
+// Package durable replaces and removes files so that a crash or a power loss leaves either the old
+// state or the new one.
 package durable
 
 import (
@@ -12,9 +12,9 @@ import (
 	"syscall"
 )
 
-// Replace makes a file have a content and a mode: after a crash or a loss of power it has either
-// all of it, or is as it was. Its owner is this process's. The temporary file is in the same
-// directory; its name has no extension for which a runtime would load it.
+// Replace gives a file a content and a mode. After a crash or a power loss the file is either
+// complete or unchanged. Its owner is this process's user. The temporary file is in the same
+// directory, with an extension that no runtime loads.
 //
 //	openat(DIR, ".NAME.*.tmp", O_CREAT|O_EXCL), write, fchmod, fsync, close, rename,
 //	open(DIR), fsync, close
@@ -22,8 +22,8 @@ func Replace(path string, content io.Reader, mode fs.FileMode) error {
 	return replace(path, content, func(f *os.File) error { return f.Chmod(mode) })
 }
 
-// ReplaceLike is Replace with the mode and owner of the file that it takes the place of (fchown
-// before fchmod).
+// ReplaceLike is Replace with the mode and owner of the file that it replaces (fchown before
+// fchmod).
 func ReplaceLike(path string, content io.Reader, like fs.FileInfo) error {
 	return replace(path, content, func(f *os.File) error {
 		var err error
@@ -55,7 +55,7 @@ func replace(path string, content io.Reader, own func(*os.File) error) (err erro
 	return syncDir(dir)
 }
 
-// Remove removes a file for good. One that is not there is no error.
+// Remove removes a file durably. A missing file is not an error.
 //
 //	unlink, open(DIR), fsync, close
 func Remove(path string) error {

@@ -1,5 +1,4 @@
-// Package inspect reads the journal and the pools of host-local, and describes them. It changes
-// nothing.
+// Package inspect reads and describes the journal and the pools of host-local. It is read-only.
 package inspect
 
 import (
@@ -13,8 +12,8 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// Attachment is one entry as --json prints it. It leaves out the delegates' configurations, which
-// may hold secrets.
+// Attachment is an entry of the journal as JSON output has it, without the delegates'
+// configurations, which may contain secrets.
 type Attachment struct {
 	Network     string        `json:"network"`
 	ContainerID string        `json:"containerID"`
@@ -34,7 +33,8 @@ type Attachment struct {
 	since int64         // Since, by CLOCK_BOOTTIME
 }
 
-// Step is a delegate with a pending DEL. Of a live attachment that is every delegate of its chain.
+// Step is a delegate with a pending DEL. A live attachment has a Step for every delegate of its
+// chain.
 type Step struct {
 	Generation uint64            `json:"generation"`
 	Plugin     string            `json:"plugin"`
@@ -59,7 +59,8 @@ func (a *Attachment) Key() journal.Key {
 	return journal.Key{Network: a.Network, ContainerID: a.ContainerID, IfName: a.IfName}
 }
 
-// PendingDEL reports whether DELs are pending for which the runtime need not ask any more.
+// PendingDEL reports whether the attachment has pending DELs that unwind runs without another
+// request of the runtime.
 func (a *Attachment) PendingDEL() bool {
 	return a.State == journal.Unwinding || a.State == journal.Removing
 }
@@ -75,8 +76,8 @@ func podName(p *journal.Pod) string {
 	return term.OneLine(p.Namespace + "/" + p.Name)
 }
 
-// ReadJournal copies the entries out of the journal. Entries that are damaged are left out, and
-// reported by the error.
+// ReadJournal returns the entries of the journal. It leaves out damaged entries, and the error
+// names them.
 func ReadJournal(ctx context.Context, store *journal.Store) (attachments []Attachment, err error) {
 	var damaged []error
 	err = store.View(ctx, func(tx *journal.Tx) (err error) {

@@ -8,7 +8,7 @@ import (
 	"cni-unwind/journal"
 )
 
-// completeTime bounds a look for what a shell completes: a person waits for it.
+// completeTime bounds the time of a shell completion.
 const completeTime = time.Second
 
 // Completions are what a shell may complete, with duplicates.
@@ -16,8 +16,8 @@ type Completions struct {
 	Attachments, Pods, Addresses, Networks []string
 }
 
-// Complete returns the names in the journal, and with history also those in the history. It returns
-// nothing of what it cannot read in a second.
+// Complete returns the names in the journal, and with history also those in the history. It leaves
+// out what it cannot read in completeTime.
 func Complete(ctx context.Context, stateDir string, history bool) (c Completions) {
 	ctx, cancel := context.WithTimeout(ctx, completeTime)
 	defer cancel()

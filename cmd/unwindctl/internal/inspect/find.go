@@ -11,8 +11,7 @@ import (
 )
 
 // Find returns the attachments that an argument names: NETWORK/CONTAINER/IFNAME, a container ID, a
-// pod (NAMESPACE/NAME or its name), or an address. The beginning of a container ID is enough if it
-// is one container's.
+// pod (NAMESPACE/NAME or its name), or an address. A unique prefix of a container ID is enough.
 func Find(attachments []Attachment, arg string) ([]Attachment, error) {
 	if address, err := netip.ParseAddr(arg); err == nil {
 		return Filter(attachments, func(a *Attachment) bool {
@@ -66,14 +65,14 @@ func ofOneContainer(arg, id string, found []Attachment) ([]Attachment, error) {
 		ids[a.ContainerID] = true
 	}
 	if len(ids) > 1 {
-		return nil, term.Usage("%s are %d attachments; give more of the container ID", arg,
+		return nil, term.Usage("%s matches %d attachments; use more of the container ID", arg,
 			len(found))
 	}
 	return found, nil
 }
 
-// FindOne returns the one attachment that an argument names. A damaged entry is found by its full
-// name. None is no error in the command line: it may have gone since it was listed.
+// FindOne returns the one attachment that an argument names. It finds a damaged entry by its full
+// name. A missing attachment is not a usage error, because it may have gone since it was listed.
 func FindOne(ctx context.Context, stateDir, arg string) (key journal.Key, err error) {
 	attachments, err := ReadJournal(ctx, &journal.Store{Dir: stateDir})
 	found, findErr := Find(attachments, arg)
@@ -87,7 +86,7 @@ func FindOne(ctx context.Context, stateDir, arg string) (key journal.Key, err er
 		for _, a := range found[:min(4, len(found))] {
 			names = append(names, a.Key().String())
 		}
-		return key, term.Usage("%s are %d attachments: %s; name one of them", arg, len(found),
+		return key, term.Usage("%s matches %d attachments: %s; name one of them", arg, len(found),
 			strings.Join(names, ", "))
 	case err != nil:
 		return key, err

@@ -20,7 +20,7 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// finding is what sweep --json prints of an attachment, or of an address without one.
+// finding is an attachment, or an address without one, as sweep --json prints it.
 type finding struct {
 	Network     string        `json:"network"`
 	ContainerID string        `json:"containerID,omitempty"`
@@ -39,7 +39,7 @@ type finding struct {
 	Left []string `json:"left,omitempty"`
 }
 
-// JSONFindings returns what sweep --json prints.
+// JSONFindings returns findings as sweep --json prints them.
 func JSONFindings(findings []sweep.Finding, dryRun bool) []finding {
 	all := []finding{}
 	for i := range findings {
@@ -65,15 +65,15 @@ func JSONFindings(findings []sweep.Finding, dryRun bool) []finding {
 	return all
 }
 
-// PrintNoFindings says that there are no attachments: none of that network, whose name may be
-// wrong, or none at all. It says which addresses were not judged since there is no list.
+// PrintNoFindings prints that there are no attachments: none in that network, whose name may be
+// wrong, or none at all. Without a list, it also prints how many addresses were not judged.
 func PrintNoFindings(out io.Writer, of Scope, job sweep.Job) error {
 	store := &journal.Store{Dir: of.StateDir}
 	var err error
 	if _, statErr := os.Lstat(store.Path()); statErr != nil || of.Network == "" {
 		err = PrintNoAttachments(out, store)
 	} else {
-		_, err = fmt.Fprintf(out, "No attachments of network %s.\n", of.Network)
+		_, err = fmt.Fprintf(out, "No attachments in network %s.\n", of.Network)
 	}
 	given := 0
 	for _, p := range job.Pools {
@@ -86,18 +86,18 @@ func PrintNoFindings(out io.Writer, of Scope, job sweep.Job) error {
 	case of.Network != "" && len(job.Pools) == 0:
 		_, err = fmt.Fprintf(out, "No conflist of network %s has host-local in its chain.\n", of.Network)
 	case job.List == nil && given > 0 && asked:
-		_, err = fmt.Fprintf(out, "%s given out. Only the runtime knows whether their owners are live, "+
+		_, err = fmt.Fprintf(out, "%s allocated. Only the runtime knows whether their owners are live, "+
 			"and it gave no list.\n", term.Plural(given, "address is", "addresses are"))
 	case job.List == nil && given > 0:
-		_, err = fmt.Fprintf(out, "%s given out. Only the runtime knows whether their owners are live: "+
+		_, err = fmt.Fprintf(out, "%s allocated. Only the runtime knows whether their owners are live: "+
 			"unwindctl sweep --dry-run%s\n", term.Plural(given, "address is", "addresses are"),
 			of.ListFlags())
 	}
 	return err
 }
 
-// PrintFindings prints all attachments but the live ones and those that were not tried, and how
-// many there are of each. With all it prints the live ones too.
+// PrintFindings prints a table of the findings and their counts. It leaves out live attachments,
+// unless all is set, and attachments that were not tried.
 func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 	o *term.Output) error {
 	t := term.NewTable(
@@ -166,12 +166,12 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 	return err
 }
 
-// left returns what containers that are gone have left, as commands for a shell.
+// left returns the shell commands that remove the leftovers of containers that are gone.
 func left(findings []sweep.Finding) string {
 	var text strings.Builder
 	for _, f := range findings {
 		if len(f.Left) > 0 && text.Len() == 0 {
-			text.WriteString("\nLeft by containers that are gone. These commands remove it:\n")
+			text.WriteString("\nLeft by containers that are gone. To remove it, run:\n")
 		}
 		if len(f.Left) > 0 {
 			fmt.Fprintf(&text, "# container %s\n%s\n",
@@ -181,7 +181,7 @@ func left(findings []sweep.Finding) string {
 	return text.String()
 }
 
-// Result returns the word for what came of an attachment, and the reason.
+// Result returns the word for the outcome of a finding, and the reason.
 func Result(f *sweep.Finding, dryRun bool) (word, why string) {
 	why = term.OneLine(f.Reason.Text)
 	if f.Address.IsValid() {
@@ -222,7 +222,7 @@ func Result(f *sweep.Finding, dryRun bool) (word, why string) {
 	return word, why
 }
 
-// Remaining is the error of a sweep that leaves attachments which it should not leave.
+// Remaining returns an error if a sweep left attachments that it should have released.
 func Remaining(findings []sweep.Finding, dryRun bool) error {
 	pending, unknown, untried := 0, 0, 0
 	var errs []error
@@ -260,7 +260,7 @@ func Plugin(stderr io.Writer) *plugin.Plugin {
 		Probes: probes}
 }
 
-// Judge returns what a sweep would say of the attachments. It changes nothing.
+// Judge returns the findings of a dry run of a sweep.
 func Judge(
 	ctx context.Context, p *plugin.Plugin, stateDir string, list *alive.List,
 ) (map[journal.Key]*sweep.Finding, error) {

@@ -8,7 +8,7 @@ import (
 	"cni-unwind/journal"
 )
 
-// HintFor returns what to do about an error, "" if there is nothing to say.
+// HintFor returns the remedy for an error, or "".
 func HintFor(err error) string {
 	var damaged *journal.DamagedError
 	switch hint := term.HintOf(err); {

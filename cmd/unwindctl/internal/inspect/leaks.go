@@ -14,8 +14,8 @@ import (
 	"cni-unwind/plugin/known"
 )
 
-// Leaks returns what the delegates of an attachment may leave on this machine if none of them gets
-// its DEL.
+// Leaks returns the resources that the delegates of an attachment may leave on this machine if none
+// of them gets its DEL.
 func Leaks(ctx context.Context, store *journal.Store, key journal.Key) (leaks []string, err error) {
 	var e *journal.Entry
 	err = store.View(ctx, func(tx *journal.Tx) error {
@@ -50,17 +50,17 @@ func leaksOfStep(e *journal.Entry, s *journal.Step) (leaks []string) {
 	if pool := ipam.Pool(s.Config, e.Network); pool != "" {
 		held, _ := ipam.HeldBy(pool, e.ContainerID, e.IfName)
 		for _, a := range held {
-			leaks = append(leaks, fmt.Sprintf("%s: the address of host-local",
+			leaks = append(leaks, fmt.Sprintf("%s: an address of host-local",
 				filepath.Join(pool, a.String())))
 		}
 	} else if plugin := known.IPAMOf(s.Config); plugin.Name != "" {
-		leaks = append(leaks, fmt.Sprintf("%s: what it keeps for container %s, such as %s",
+		leaks = append(leaks, fmt.Sprintf("%s: its records of container %s, such as %s",
 			plugin.Name, e.ContainerID, addresses))
 	}
 	switch p := known.Of(s.Type); {
 	case p.LeavesNothing, p.Masquerades && !p.MasqueradesBy(s.Config):
 	case p.Labels != nil, slices.Contains(p.Traces, known.RulesOfAddresses):
-		leaks = append(leaks, s.Type+": its rules; then unwindctl sweep --cri auto names them")
+		leaks = append(leaks, s.Type+": its rules; unwindctl sweep --cri auto lists them afterwards")
 	default:
 		leaks = append(leaks, fmt.Sprintf("%s: everything of container %s, interface %s",
 			s.Type, e.ContainerID, e.IfName))

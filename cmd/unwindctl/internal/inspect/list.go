@@ -11,7 +11,7 @@ import (
 	"cni-unwind/journal"
 )
 
-// PrintNoAttachments says that a journal is empty, or that there is none in that directory.
+// PrintNoAttachments prints that a journal is empty, or that the directory has no journal.
 func PrintNoAttachments(out io.Writer, store *journal.Store) error {
 	text := "No attachments."
 	if _, err := os.Lstat(store.Path()); errors.Is(err, fs.ErrNotExist) {

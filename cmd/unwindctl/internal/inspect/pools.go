@@ -19,7 +19,7 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// Pool is what ipam --json prints of a pool: the addresses of one network of host-local.
+// Pool is a pool of host-local as ipam --json prints it: the addresses of one network.
 type Pool struct {
 	Network string `json:"network"`
 	Dir     string `json:"dir"`
@@ -39,8 +39,8 @@ type Counts struct {
 	Unknown   int `json:"unknown"`
 }
 
-// Set is a range set of a pool, or the addresses of one family that are in no range that the chain
-// gives. Each ADD takes one address of each range set.
+// Set is a range set of a pool, or the addresses of one family outside the chain's ranges. Each ADD
+// takes one address from each range set.
 type Set struct {
 	// Number is host-local's, as in "failed to allocate for range 0". It is null without ranges.
 	Number *int     `json:"set"`
@@ -56,7 +56,7 @@ type Set struct {
 	ranges ipam.Set
 }
 
-// reservation is an address that is given out.
+// reservation is an allocated address.
 type reservation struct {
 	Address     netip.Addr `json:"address"`
 	ContainerID string     `json:"containerID,omitempty"`
@@ -76,8 +76,8 @@ type Node struct {
 	sweep    string // the command with which a sweep gets the same list
 }
 
-// Look judges every attachment as a sweep would, without a list of pods, and reads the pools. It
-// changes nothing.
+// Look judges every attachment as a sweep would, without a list of pods, and reads the pools. It is
+// read-only.
 func Look(ctx context.Context, stderr io.Writer, of Scope) *Node {
 	return look(ctx, stderr, of, nil)
 }
@@ -103,9 +103,9 @@ func look(ctx context.Context, stderr io.Writer, of Scope, list *alive.List) *No
 	return n
 }
 
-// ReadPools reads every pool, and judges who has its addresses as a sweep would. A pool that cannot
-// be read is an error, and hides no other. There are none if the journal may not be read: they
-// would tell of owners that nobody knows.
+// ReadPools reads every pool, and judges the owners of its addresses as a sweep would. The error
+// names the pools that cannot be read; ReadPools still returns the others. Without permission to
+// read the journal it returns none, because all owners would be unknown.
 func ReadPools(ctx context.Context, from term.Streams, of Scope) ([]*Pool, error) {
 	list, listErr := of.List(ctx, from.In)
 	n := look(ctx, from.Err, of, list)
@@ -215,13 +215,13 @@ func (c *Counts) count(state string) {
 	}
 }
 
-// Full says whether the set has no free address.
+// Full reports whether the set has no free address.
 func (s *Set) Full() bool { return s.Free != nil && *s.Free <= 0 }
 
-// NearlyFull says whether less than a tenth of the set is free.
+// NearlyFull reports whether less than a tenth of the set is free.
 func (s *Set) NearlyFull() bool { return s.Free != nil && 10**s.Free < *s.Size }
 
-// String says how full the set is.
+// String describes how full the set is.
 func (s *Set) String() string {
 	switch ranges := strings.Join(s.Ranges, ","); {
 	case s.Number == nil:
@@ -236,7 +236,7 @@ func (s *Set) String() string {
 	}
 }
 
-// judgeOwner returns what the findings of a sweep say of the owner of a reservation.
+// judgeOwner returns a reservation with the sweep's verdict on its owner.
 func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Node) reservation {
 	one := reservation{Address: r.Address, ContainerID: r.Owner.ContainerID, IfName: r.Owner.IfName}
 	if r.Ownerless() {
@@ -283,8 +283,8 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Node) reservation {
 	return one
 }
 
-// PrintPools prints the pools, on a terminal with a map of each. In the format Wide it prints each
-// address that is given out.
+// PrintPools prints the pools, on a terminal with a map of each. In the format Wide it prints every
+// allocated address.
 func PrintPools(out io.Writer, pools []*Pool, of Scope, o *term.Output) error {
 	if len(pools) > 0 && o.Format == term.Wide || o.Format == term.Name {
 		return printReservations(out, pools, o)
@@ -344,7 +344,7 @@ func printReservations(out io.Writer, pools []*Pool, o *term.Output) error {
 	return t.Print(out, o)
 }
 
-// states returns the states of the addresses that are given out.
+// states returns the states of the allocated addresses.
 func (p *Pool) states() map[netip.Addr]string {
 	states := map[netip.Addr]string{}
 	for _, r := range p.Reservations {
@@ -353,7 +353,7 @@ func (p *Pool) states() map[netip.Addr]string {
 	return states
 }
 
-// explain prints which addresses are not live, and what would free them.
+// explain prints which addresses are not live, and how to free them.
 func (p *Pool) explain(out io.Writer) {
 	groups := map[reservation][]string{}
 	for _, r := range p.Reservations {

@@ -16,15 +16,16 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// Scope says which attachments and pools a command judges, and by which list of pods, as given.
+// Scope selects the attachments and pools that a command judges, and the list of pods. It has the
+// flags as given.
 type Scope struct {
 	node.Directories
 	Network    string // "" for all
 	CRI, Valid string // where the list comes from, see list
 }
 
-// List returns the list of what is attached, nil if none is given. An error that is no UsageError
-// means that the runtime did not answer: there is no list then, which differs from an empty one.
+// List returns the list of attachments, or nil without one. An error other than a UsageError means
+// that the runtime did not answer, so there is no list. That differs from an empty list.
 func (s Scope) List(ctx context.Context, stdin io.Reader) (*alive.List, error) {
 	switch {
 	case s.CRI != "" && s.Valid != "":
@@ -46,8 +47,8 @@ func (s Scope) List(ctx context.Context, stdin io.Reader) (*alive.List, error) {
 	return nil, nil
 }
 
-// ListFlags returns the flags with which a command gets the same list, after a blank; those that
-// ask the runtime if none is given.
+// ListFlags returns the flags for the same list, with a leading blank. Without a list it returns
+// the flags that ask the runtime.
 func (s Scope) ListFlags() string {
 	network := ""
 	if s.Network != "" {
@@ -77,7 +78,7 @@ func readValid(path, network string, stdin io.Reader) (*alive.List, error) {
 	return alive.NewList(network, valid), nil
 }
 
-// Pools returns the pools of host-local in the scope, whether unwind runs their networks or not.
+// Pools returns the pools of host-local in the scope, with or without unwind.
 func (s Scope) Pools() ([]sweep.Pool, error) {
 	pools, err := sweep.ReadPools(s.StateDir, s.All()...)
 	return slices.DeleteFunc(pools, func(p sweep.Pool) bool {

@@ -18,8 +18,8 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// summary returns sentences about who holds what, why it is kept, and what would release it. all is
-// the whole journal.
+// summary returns sentences about the addresses of an attachment, why it is kept, and how to
+// release it. all is the whole journal.
 func summary(a *Attachment, f *sweep.Finding, all []Attachment) []string {
 	holds, when := "No address on record is held by", "since "+since(a.Created)
 	if n := len(a.Addresses); n > 0 {
@@ -84,7 +84,7 @@ func since(t time.Time) string {
 	return fmt.Sprintf("%s (%s ago)", term.Time(t), term.Ago(t))
 }
 
-// pendingSentences returns what each pending DEL waits for, and what to do.
+// pendingSentences describes what each pending DEL waits for, and what to do.
 func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []string) {
 	var untried []string
 	failed, ready := false, false
@@ -148,7 +148,7 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 	return lines
 }
 
-// containerLives says whether another attachment of the container lives or is being added.
+// containerLives reports whether another attachment of the container is live or being added.
 func containerLives(a *Attachment, all []Attachment) bool {
 	return slices.ContainsFunc(all, func(other Attachment) bool {
 		return other.Key() != a.Key() && other.ContainerID == a.ContainerID &&
@@ -168,7 +168,7 @@ func newOwner(a *Attachment, all []Attachment) string {
 	return ""
 }
 
-// whyOnceMore returns why a DEL that passed runs once more.
+// whyOnceMore returns the reason why a DEL that has passed runs again.
 func (s *Step) whyOnceMore() string {
 	const (
 		killed = "%s was killed while it ran, so something that it started may have continued"

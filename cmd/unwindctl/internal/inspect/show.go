@@ -15,7 +15,7 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// shown is an attachment with its verdict and what there is to say of it.
+// shown is an attachment with its verdict and a summary.
 type shown struct {
 	Attachment
 	Verdict  string       `json:"verdict"` // live, dead, unknown, foreign
@@ -25,8 +25,8 @@ type shown struct {
 	Summary []string `json:"summary"`
 }
 
-// Show prints the attachments that an argument names, or their names. An error about other
-// entries comes after them.
+// Show prints the attachments that an argument names, or their names. It returns errors about other
+// entries after printing.
 func Show(ctx context.Context, to term.Streams, arg string, of Scope,
 	o *term.Output) error {
 	all, err := examine(ctx, to, arg, of)
@@ -120,7 +120,7 @@ func printShown(out io.Writer, all []shown, o *term.Output) error {
 func (s *Step) state(pending bool) string {
 	switch {
 	case !pending:
-		return "when it goes"
+		return "not pending"
 	case s.State == journal.StepFailed:
 		return fmt.Sprintf("failed (%s)", s.words())
 	case s.State == journal.StepParked:

@@ -7,7 +7,7 @@ import (
 	"cni-unwind/journal"
 )
 
-// Snapshot is all that the journal holds at one moment.
+// Snapshot is the content of the journal at one moment.
 type Snapshot struct {
 	Attachments []Attachment
 	Damaged     []error // of the entries that are left out
@@ -32,8 +32,8 @@ func (s *Snapshot) Sum(name string) (n uint64) {
 	return n
 }
 
-// ReadSnapshot reads the journal in one transaction, in which it calls check too, if that is not
-// nil.
+// ReadSnapshot reads the journal in one transaction. It calls check in the same transaction, unless
+// check is nil.
 func ReadSnapshot(
 	ctx context.Context, store *journal.Store, check func(*journal.Tx) error,
 ) (*Snapshot, error) {

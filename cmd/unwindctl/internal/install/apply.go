@@ -15,12 +15,12 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// WriteConflist puts our file in place as it was planned, whole. From then on unwind is in use. It
-// does nothing if the file that is there means the same.
+// WriteConflist writes our file atomically, as planned. From then on unwind is in use. It does
+// nothing if the existing file means the same.
 //
-//  1. A plugin that another program has put behind unwind goes to the end of the provider's file. A
-//     crash here leaves it in both: it runs twice, as it may have before, rather than not at all.
-//  2. Our file is written.
+//  1. Move plugins that another program has put behind unwind to the end of the provider's file. A
+//     crash here leaves them in both files, so they run twice rather than not at all.
+//  2. Write our file.
 func (s Setup) WriteConflist(p *Plan) (changed bool, err error) {
 	if !p.changed {
 		return false, nil
@@ -37,8 +37,9 @@ func (s Setup) WriteConflist(p *Plan) (changed bool, err error) {
 	return true, nil
 }
 
-// prepareState makes the state directory, so that install reports a failure and not each pod. It
-// refuses to leave a journal with attachments for another one: nobody would release them.
+// prepareState creates the state directory, so that a failure shows at install and not at each pod.
+// It refuses to switch from a journal with attachments to another one, because nothing would
+// release them.
 func (s Setup) prepareState() error {
 	dir, named := s.stateDir(), s
 	named.StateDir = ""
@@ -58,11 +59,11 @@ func (s Setup) prepareState() error {
 	return nil
 }
 
-// Remove removes our file, in whatever form and whatever other programs have made of it. From then
-// on unwind is not in use. No file is no error. Plugins behind unwind are returned to the
-// provider's file first, and unwind is taken out of a copy of cilium's; if that is not possible,
-// our file is removed all the same, and the error says so. It returns what was removed, and
-// sentences about what was returned.
+// Remove removes our file in either form, even if other programs have changed it. From then on
+// unwind is not in use. A missing file is not an error. Remove first moves plugins behind unwind
+// back to the provider's file, and removes unwind from cilium's copy. If that fails, Remove still
+// removes our file and returns the error. It returns the removed paths, and sentences about the
+// moved plugins.
 func (s Setup) Remove() (removed, said []string, err error) {
 	if c := s.CiliumCopy(); c != nil && c.OfOurs() {
 		text, takeErr := c.takeOut()

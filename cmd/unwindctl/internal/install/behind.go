@@ -14,8 +14,8 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// behind are plugins that another program has put behind unwind in our list, as the installer of a
-// mesh does that takes it for the provider's. There they run past unwind, and a second time if the
+// behind are plugins that another program has put behind unwind in our list, such as the installer
+// of a mesh that takes our list for the provider's. There they bypass unwind, and run twice if the
 // provider's list has them too. They belong at the end of the provider's chain, each once.
 type behind struct {
 	plugins []json.RawMessage
@@ -86,15 +86,15 @@ func (b *behind) write(given *netconf.Conflist) error {
 	return durable.ReplaceLike(given.Path, bytes.NewReader(given.Data), like)
 }
 
-// sentences say what becomes of the plugins.
+// sentences describes where each plugin was moved.
 func (b *behind) sentences(to string) (texts []string) {
 	for _, plugin := range b.types {
-		text := fmt.Sprintf("%s was behind unwind: %s already has it, once", plugin, to)
+		text := fmt.Sprintf("%s was behind unwind: %s already has it", plugin, to)
 		if slices.Contains(b.lacking, plugin) {
 			text = fmt.Sprintf("%s was behind unwind: moved to the end of %s", plugin, to)
 		}
 		if known.Of(plugin).Restarts {
-			text += "; if " + plugin + "'s pod on this node is not ready then, start it anew"
+			text += "; if " + plugin + "'s pod on this node is not ready afterwards, restart it"
 		}
 		texts = append(texts, text)
 	}

@@ -33,14 +33,14 @@ func (s Setup) binary() (string, error) {
 // verifyTimeout bounds the time in which a plugin answers VERSION.
 const verifyTimeout = 10 * time.Second
 
-// VerifyBinary runs the plugin to install, and returns what it says of itself. A plugin of another
-// architecture, or another program, is an error before anything is changed.
+// VerifyBinary runs the plugin to install, and returns its version line. It returns an error for a
+// plugin of another architecture or another program. Nothing is changed before that.
 func (s Setup) VerifyBinary(ctx context.Context) (about string, err error) {
 	path, err := s.binary()
 	if err != nil {
 		return "", err
 	}
-	const hint = "set --binary; make build puts the plugin beside unwindctl"
+	const hint = "set --binary; make build puts the plugin next to unwindctl"
 	about, versions, err := AskVersion(ctx, path)
 	switch {
 	case err != nil:
@@ -52,8 +52,8 @@ func (s Setup) VerifyBinary(ctx context.Context) (about string, err error) {
 	return about, nil
 }
 
-// AskVersion asks a plugin what it is (without CNI_COMMAND) and which versions it speaks (SPEC 1.1
-// §2 VERSION).
+// AskVersion asks a plugin for its version line (without CNI_COMMAND) and its supported CNI
+// versions (SPEC 1.1 §2 VERSION).
 func AskVersion(ctx context.Context, path string) (about string, versions []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
 	defer cancel()
@@ -99,9 +99,9 @@ func (s Setup) PluginMissing() bool {
 	return errors.Is(err, fs.ErrNotExist) || err == nil && info.Mode().Perm()&0o111 == 0
 }
 
-// InstallBinary puts the plugin in place, whole. A runtime that runs the previous one goes on with
-// that. It does nothing if the same bytes are there. It refuses a plugin that cannot read the
-// journal: this program, of the same build, cannot either.
+// InstallBinary installs the plugin atomically. A running instance of the previous plugin is not
+// affected. It does nothing if the installed plugin has the same bytes. It refuses a plugin that
+// cannot read the journal, which it checks with this program of the same build.
 func (s Setup) InstallBinary() (changed bool, err error) {
 	from, err := s.binary()
 	if err != nil {
@@ -144,7 +144,7 @@ func sameContent(a *os.File, path string) bool {
 	}
 }
 
-// checkBinDir is an error if there is no directory for the plugin.
+// checkBinDir returns an error if the plugin directory does not exist.
 func (s Setup) checkBinDir() error {
 	info, err := os.Stat(s.BinDir)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {

@@ -60,7 +60,7 @@ func (c *Copy) OfOurs() bool { return ours(c.file) }
 // --conf says so.
 func (c *Copy) Chosen(own string) bool { return !c.OfOurs() && ChainFile(own) == c.file.Path }
 
-// Obstacle says what is wrong, and what to do about it. It refuses an install.
+// Obstacle returns the reason to refuse an install, with a remedy.
 func (c *Copy) Obstacle() *Obstacle {
 	const remedy = "give cilium its own conflist (cni.customConf) instead of cni.chainingTarget, " +
 		"or do not use unwind: scripts/providers/cilium.md"
@@ -89,8 +89,8 @@ func (s Setup) renamed() string {
 	return ""
 }
 
-// takeOut makes cilium's file what it is without ours: a copy of the provider's. It returns a
-// sentence about it.
+// takeOut removes unwind from cilium's file, which is then a copy of the provider's. It returns a
+// sentence about that.
 func (c *Copy) takeOut() (string, error) {
 	if c.target == nil {
 		return "", fmt.Errorf("unwind is left in %s: restart cilium's agent on this node",

@@ -29,16 +29,15 @@ const containerEnv = "UNWIND_CONTAINER"
 func ContainerRoot() string { return cmp.Or(os.Getenv(containerEnv), "/") }
 
 // EnterHost continues this program in the host's mount and network namespaces, where the runtime
-// runs: nothing in a container shows whether a namespace is gone. It needs the host's PID namespace
-// (hostPID: true), whose first process is in those namespaces, and root's capabilities.
+// runs, because a container cannot see whether a namespace is gone. It needs the host's PID
+// namespace (hostPID: true), whose first process is in those namespaces, and root's capabilities.
 //
 // A thread can enter a mount namespace if it shares its root and working directory with no other
-// thread, and the whole program is in it once that thread executes the program again. It executes
-// /proc/self/exe, for the program's path names another file there, or none. With inChild a child
-// executes it (see runOnHost).
+// thread. The whole program is in the namespace once that thread executes the program again. It
+// executes /proc/self/exe, because the program's path may not exist on the host. With inChild a
+// child executes it (see runOnHost).
 //
-// Of the files that it opens, only the plugin to install stays open in that program, and in none
-// that this one starts.
+// Only the plugin to install stays open across the exec, and no child of this program inherits it.
 //
 //	open("/proc/1/ns/mnt"), open("/proc/1/ns/net"), open(unwind), unshare(CLONE_FS), setns, setns,
 //	execve
@@ -97,11 +96,11 @@ func enter(namespaces []int) error {
 	return nil
 }
 
-// runOnHost runs this program in a child on the host, and returns how that ended. This process
-// stays in its container: kubectl exec enters the namespaces of a container's first process, and
-// would not find /unwindctl on the host.
+// runOnHost runs this program in a child on the host, and returns the child's outcome. This process
+// stays in its container, because kubectl exec enters the namespaces of a container's first process
+// and would not find /unwindctl on the host.
 //
-// The end of ctx is passed on as SIGTERM. However this process ends, the child ends with it.
+// When ctx ends, the child gets SIGTERM. However this process ends, the child ends with it.
 func runOnHost(ctx context.Context, namespaces, binary []int) error {
 	cmd := exec.CommandContext(ctx, thisProgram)
 	cmd.Args = os.Args

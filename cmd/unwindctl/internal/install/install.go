@@ -27,7 +27,7 @@ type Options struct {
 	UnitDir    string // for systemd's units; "" for none
 }
 
-// Run puts unwind in front of the network. With DryRun it only prints what it would do.
+// Run installs unwind on the node. With DryRun it only prints the changes.
 func Run(ctx context.Context, to term.Streams, o Options) error {
 	r, err := o.Find("/")
 	if err != nil {
@@ -87,7 +87,8 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 // onWithin is how long an agent may need to install after it was switched on.
 const onWithin = 15 * time.Second
 
-// SwitchOnNode switches unwind on: where an agent runs, that installs; elsewhere this does.
+// SwitchOnNode switches unwind on. If an agent runs, the agent installs it; otherwise SwitchOnNode
+// does.
 func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.Output) error {
 	r, err := o.Find("/")
 	if err != nil {
@@ -99,7 +100,7 @@ func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.
 	}
 	dir, out, done := s.stateDir(), to.Out, changes{}
 	if was := s.Obstacle(""); was != nil {
-		done.add("on", "before, %v", was)
+		done.add("on", "previously: %v", was)
 	}
 	pid := (&journal.Store{Dir: dir}).AgentProcess()
 	if pid != "" {
@@ -117,7 +118,7 @@ func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.
 				"within %s", pid, onWithin)
 		}
 	}
-	done.add("on", "%s is there", s.Path())
+	done.add("on", "installed %s", s.Path())
 	return done.print(out, output)
 }
 
@@ -150,7 +151,7 @@ func (o Options) installForNode(to term.Streams, s Setup) error {
 	return err
 }
 
-// Setup returns what the options mean for a runtime.
+// Setup returns the setup for a runtime with these options.
 func (o Options) Setup(ctx context.Context, r node.Runtime) (Setup, error) {
 	s := Setup{ConfDir: r.ConfDir, BinDir: r.BinDirs[0], Source: o.Conf,
 		File: cmp.Or(o.File, OwnFile(r)), CNIVersion: r.CNIVersion(ctx), Binary: o.Binary,
@@ -192,7 +193,7 @@ func (o Options) printPlan(out io.Writer, r node.Runtime, s Setup, p done) error
 	return err
 }
 
-// done is what an install has done.
+// done is the outcome of an install.
 type done struct {
 	*Plan
 	about            string // of the binary
@@ -218,13 +219,13 @@ func (o Options) printDone(
 	fmt.Fprintf(&text, "%s %s (network %s, chain %s of %s)\n", words[d.conflist], d.path,
 		d.Source.Name, strings.Join(types, " → "), d.Source.Path)
 	if d.was != nil {
-		fmt.Fprintf(&text, "switched on: before, %v\n", d.was)
+		fmt.Fprintf(&text, "switched on; previously: %v\n", d.was)
 	}
 	for _, sentence := range d.Repairs() {
 		fmt.Fprintf(&text, "moved: %s\n", sentence)
 	}
 	if s.Observe {
-		fmt.Fprintln(&text, "Observing: only unwindctl sweep releases what is dead. To change that, "+
+		fmt.Fprintln(&text, "Observing: only unwindctl sweep releases dead attachments. To change that, "+
 			"install again without --observe.")
 	} else {
 		fmt.Fprintln(&text, r.SweepAdvice(ctx))

@@ -13,8 +13,8 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/durable"
 )
 
-// OffName is the file of the state directory that switches unwind off: as long as it is there no
-// agent installs. It says since when by its time, and by whom by its text. touch makes it, too.
+// OffName is the file in the state directory that switches unwind off: while it exists, no agent
+// installs unwind. Its time is since when, its text by whom. touch can create it, too.
 const OffName = "off"
 
 // OffState is since when unwind is switched off, and by whom.
@@ -28,8 +28,8 @@ func (o *OffState) String() string {
 	return fmt.Sprintf("unwind has been switched off since %s, by %s", term.Time(o.Since), o.By)
 }
 
-// ReadOff returns nil if unwind is not switched off, as far as can be seen. A file that cannot be
-// read counts.
+// ReadOff returns nil if unwind is not switched off. A file that cannot be read counts as switched
+// off.
 func ReadOff(stateDir string) *OffState {
 	path := filepath.Join(stateDir, OffName)
 	info, err := os.Lstat(path)
@@ -41,7 +41,7 @@ func ReadOff(stateDir string) *OffState {
 	return &OffState{info.ModTime(), cmp.Or(by, "somebody")}
 }
 
-// WriteOff switches unwind off for all agents from now on. Who has done so first stays on record.
+// WriteOff switches unwind off for all agents. It keeps an existing record of who did so first.
 func WriteOff(stateDir, by string) error {
 	if ReadOff(stateDir) != nil {
 		return nil
@@ -56,8 +56,8 @@ func WriteOff(stateDir, by string) error {
 	return err
 }
 
-// SwitchOn removes what keeps agents from an install: the off-switch, and our file as cilium has
-// renamed it.
+// SwitchOn removes the files that keep agents from installing unwind: the off-switch, and our file
+// if cilium has renamed it.
 func (s Setup) SwitchOn(stateDir string) (err error) {
 	if ReadOff(stateDir) != nil {
 		err = durable.Remove(filepath.Join(stateDir, OffName))

@@ -15,7 +15,7 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// RefusedBy is an error if the configuration of the runtime rules the install out.
+// RefusedBy returns an error if the runtime's configuration rules out the install.
 func (p *Plan) RefusedBy(r node.Runtime) error {
 	problems := slices.Clone(r.Problems)
 	// node.Find judged the first conflist; the chosen one may be another
@@ -33,7 +33,7 @@ func (p *Plan) RefusedBy(r node.Runtime) error {
 	return term.WithHint("nothing was changed", "%s", strings.Join(problems, "\n"))
 }
 
-// refuseMissing is an error if plugins of the chain are not installed: each ADD would fail.
+// refuseMissing returns an error if plugins of the chain are missing, because every ADD would fail.
 func (p *Plan) refuseMissing(dirs []string) error {
 	missing := p.chain.Missing(strings.Join(dirs, ":"))
 	if len(missing) == 0 {
@@ -45,7 +45,7 @@ func (p *Plan) refuseMissing(dirs []string) error {
 		strings.Join(missing, ", "))
 }
 
-// Plan computes our conflist from the provider's as both are now. It writes nothing.
+// Plan computes our conflist from the current files. It writes nothing.
 func (s Setup) Plan() (*Plan, error) {
 	p := &Plan{path: s.Path()}
 	old, err := p.readOwn()
@@ -69,8 +69,8 @@ func (s Setup) Plan() (*Plan, error) {
 // Repairs returns sentences about plugins that another program has put behind unwind.
 func (p *Plan) Repairs() []string { return p.behind.sentences(p.Source.Path) }
 
-// readOwn reads our file. It returns nil if there is none. A file in its place that is not
-// recognisably ours is an error.
+// readOwn reads our file. It returns nil if the file does not exist, and an error if unwindctl did
+// not write it.
 func (p *Plan) readOwn() (*netconf.Conflist, error) {
 	if _, err := os.Lstat(p.path); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -97,8 +97,8 @@ func ours(c *netconf.Conflist) bool {
 		c.Unwind.ChainFile != ""
 }
 
-// checkDirectory is an error if the runtime would not take our conflist, or if there is another one
-// with unwind.
+// checkDirectory returns an error if the runtime would not use our conflist, or if another conflist
+// runs unwind.
 func (s Setup) checkDirectory(p *Plan) error {
 	dir, err := os.Stat(s.ConfDir)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !dir.IsDir() {
@@ -168,8 +168,8 @@ func (s Setup) firstOther() string {
 	return ""
 }
 
-// Without returns the file that the runtime would take without ours, "" if there is none, or if the
-// runtime takes a network by its name.
+// Without returns the file that the runtime would use without ours. It returns "" if there is none,
+// or if the runtime selects networks by name.
 func (s Setup) Without(r node.Runtime) string {
 	if r.DefaultNetwork != "" || r.Name != "" && r.Socket == "" {
 		return ""
@@ -177,9 +177,9 @@ func (s Setup) Without(r node.Runtime) string {
 	return s.firstOther()
 }
 
-// PassesOver is an error if our file's chain is that of another file of the directory than the one
-// that the runtime would take without ours. It says which plugins pods lack for that. A chain of
-// another directory was chosen.
+// PassesOver returns an error if our file's chain is not the file in the directory that the runtime
+// would use without ours. The error names the plugins that pods lack. A chain from another
+// directory was chosen on purpose and is accepted.
 func (s Setup) PassesOver(r node.Runtime, chainFile string) error {
 	first := s.Without(r)
 	taken, _ := netconf.ReadConflist(first)
@@ -243,8 +243,8 @@ func (s Setup) readSource(p *Plan) error {
 	return p.checkProviders()
 }
 
-// warnWritable warns of a file or directory that others than root can write to: the runtime runs as
-// root what it says.
+// warnWritable warns of a file or directory that users other than root can write to, because the
+// runtime runs its content as root.
 func (p *Plan) warnWritable(path string, info fs.FileInfo) {
 	if info.Mode().Perm()&0o022 != 0 {
 		p.warnings = append(p.warnings, fmt.Sprintf("%s is writable by users other than root "+
@@ -252,8 +252,8 @@ func (p *Plan) warnWritable(path string, info fs.FileInfo) {
 	}
 }
 
-// checkProviders warns of a provider that does not leave other conflists alone. It is an error if
-// Multus could take ours for the cluster's network, and call itself through it without end.
+// checkProviders warns of a provider that changes other conflists. It returns an error if Multus
+// could use ours as the cluster's network, and call itself through it forever.
 func (p *Plan) checkProviders() error {
 	for _, d := range p.chain.Delegates {
 		facts := known.Of(d.Type)

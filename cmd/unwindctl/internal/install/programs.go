@@ -19,11 +19,11 @@ import (
 // DefaultUnitDir is where an administrator's units are (systemd.unit(5)).
 const DefaultUnitDir = "/etc/systemd/system"
 
-// programs are what a node's own unwindctl is: itself, and the plugin beside it that it installs.
+// programs are the files of unwindctl on a node: itself, and the plugin that it installs.
 var programs = []string{"unwindctl", netconf.Name}
 
-// InstallPrograms puts this program, and the plugin beside it, into a directory, and returns what
-// was written. A container that installs on its host leaves nothing else there that can be run.
+// InstallPrograms copies this program and the plugin into a directory, and returns the written
+// paths. Without them, a host that was installed from a container has no unwindctl.
 func (s Setup) InstallPrograms(dir string) (written []string, err error) {
 	plugin, err := s.binary()
 	if err != nil {
@@ -59,8 +59,8 @@ func copyProgram(from, to string) (changed bool, err error) {
 	return true, durable.Replace(to, content, 0o755)
 }
 
-// installUnits writes the units for systemd, with the path of unwindctl in a directory. It enables
-// none.
+// installUnits writes the systemd units, which run unwindctl from programDir. It does not enable
+// them.
 func installUnits(unitDir, programDir string) (written []string, err error) {
 	files, err := systemd.Units.ReadDir(".")
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"cni-unwind/journal"
 )
 
-// checkPurge is an error if the state directory is still needed: by attachments, or by an agent,
-// for which the off-switch is there.
+// checkPurge returns an error if the state directory is still needed by attachments, or for the
+// off-switch of a running agent.
 func checkPurge(ctx context.Context, stateDir string) error {
 	store := &journal.Store{Dir: stateDir}
 	if pid := store.AgentProcess(); pid != "" {
@@ -28,15 +28,15 @@ func checkPurge(ctx context.Context, stateDir string) error {
 	}
 	if len(attachments) > 0 {
 		return term.WithHint("run uninstall without --purge, and again with it once unwindctl list is "+
-			"empty; unwindctl sweep releases what is dead",
+			"empty; unwindctl sweep releases dead attachments",
 			"--purge: nothing was changed: the journal in %s has %s, which nothing would release",
 			stateDir, term.Attachments(len(attachments)))
 	}
 	return nil
 }
 
-// purge removes what unwind made in the state directory, and the directory if that leaves it empty.
-// It follows no link.
+// purge removes unwind's files in the state directory, and the directory if it is then empty. It
+// does not follow links.
 func purge(stateDir string) error {
 	files, err := filepath.Glob(filepath.Join(stateDir, "journal.*"))
 	for _, path := range append(files, filepath.Join(stateDir, "locks"),

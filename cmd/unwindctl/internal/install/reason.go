@@ -7,7 +7,7 @@ import (
 	"cni-unwind/cmd/internal/term"
 )
 
-// Reason says whether pods of a node go through unwind, and if not, why.
+// Reason is the reason why pods of a node do not go through unwind, or On.
 type Reason string
 
 // The reasons.
@@ -28,16 +28,16 @@ const (
 var Reasons = []Reason{On, Starting, AnotherAgent, Off, NoProvider, MeshInTheWay, CiliumChaining,
 	CiliumExclusive, PluginMissing, Refused}
 
-// Ready reports whether a node is as somebody wants it. Switching off is no fault of a version.
+// Ready reports whether a node is in the wanted state. A node that was switched off is ready.
 func (r Reason) Ready() bool { return r == On || r == Off }
 
-// Obstacle is an error with the reason for which pods do not go through unwind.
+// Obstacle is an error with the reason why pods do not go through unwind.
 type Obstacle struct {
 	Reason Reason
 	Err    error
 }
 
-// NewObstacle returns an obstacle, with what to do about it.
+// NewObstacle returns an obstacle with a remedy.
 func NewObstacle(reason Reason, remedy, format string, args ...any) *Obstacle {
 	return &Obstacle{reason, term.WithHint(remedy, format, args...)}
 }
@@ -59,13 +59,14 @@ func ReasonOf(err error) Reason {
 	return Refused
 }
 
-// Obstacle returns what keeps unwind out of use on this node whatever the provider's file is, or
-// nil. Our file is not to be there then. The state directory is "" for the one of our conflist.
+// Obstacle returns what keeps unwind out of use on this node, whatever the provider's file is, or
+// nil. While there is an obstacle, our file must not exist. The state directory is "" for the one
+// in our conflist.
 //
 //  1. Somebody has switched unwind off.
 //  2. cilium has copied our file into its own, in which unwind would call itself.
 //  3. cilium has renamed our file, as it does with all others unless cni.exclusive is false. It
-//     would do so again at once, so the file is not written again before somebody says so.
+//     would do so again immediately, so the file is written again only after unwindctl on.
 func (s Setup) Obstacle(stateDir string) *Obstacle {
 	if off := ReadOff(cmp.Or(stateDir, s.stateDir())); off != nil {
 		return NewObstacle(Off, "unwindctl on", "%s", off)

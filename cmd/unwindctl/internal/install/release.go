@@ -32,9 +32,9 @@ func (s Setup) PluginVersion(ctx context.Context) string {
 	return versionOf(about)
 }
 
-// KeepsInstalled returns why an agent leaves the plugin that is installed, of a version, as it is,
-// "" if it may put its own in the place of that: an agent that is older than an install does not
-// undo it. A plugin that does not run, or is not unwind, has no version, and is not kept.
+// KeepsInstalled returns the reason why an agent keeps the installed plugin, of version theirs, or
+// "" if it may replace it. An agent does not replace a newer plugin. A plugin that does not run, or
+// is not unwind, has no version and is replaced.
 func (s Setup) KeepsInstalled(theirs, about string) (why string) {
 	own := versionOf(about)
 	switch order, known := CompareReleases(theirs, own); {

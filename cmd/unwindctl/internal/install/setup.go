@@ -1,8 +1,8 @@
-// Package install puts unwind in front of a runtime's network, and takes it out again.
+// Package install installs unwind in front of a runtime's network, and removes it.
 //
-// The plan is computed from what is there (Setup.Plan) and writes nothing. Applying it puts
-// the binary in place first and the conflist last, each whole: cut off at any point, the node
-// works.
+// Setup.Plan computes the changes from the existing files and writes nothing. Applying the plan
+// writes the binary first and the conflist last, each atomically, so the node works if the install
+// is interrupted at any point.
 package install
 
 import (
@@ -35,9 +35,9 @@ func OwnFile(r node.Runtime) string {
 	return ownList
 }
 
-// Setup says what unwind's install in front of a runtime's network is: the binary, and a file that
-// sorts first and names the provider's as its chain. unwindctl writes to the provider's file only
-// to return to it a plugin that another program has put behind unwind (see Plan.behind).
+// Setup describes an install of unwind: the binary, and a file that sorts first and names the
+// provider's file as its chain. unwindctl changes the provider's file only to move back a plugin
+// that another program has put behind unwind (see Plan.behind).
 type Setup struct {
 	ConfDir, BinDir string // of the runtime
 	Source          string // the provider's conflist, "" = the first of ConfDir that is not ours
@@ -107,7 +107,7 @@ func (s Setup) stateDir() string {
 	return netconf.DefaultStateDir
 }
 
-// Plan is our file as it is to be.
+// Plan is the planned state of our file.
 type Plan struct {
 	path     string            // of our file
 	Source   *netconf.Conflist // the provider's, as it is to be

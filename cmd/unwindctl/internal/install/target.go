@@ -11,10 +11,10 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/node"
 )
 
-// Target says which runtime and which directories are meant, as given.
+// Target selects the runtime and the directories, as given by flags.
 type Target struct{ Runtime, ConfDir, BinDir, File string }
 
-// Find returns the runtime that is meant, with the directories that were given.
+// Find returns the selected runtime, with the given directories.
 func (p Target) Find(root string) (node.Runtime, error) {
 	if p.File != "" && (filepath.Base(p.File) != p.File ||
 		!slices.Contains([]string{".json", ".conflist"}, filepath.Ext(p.File))) {
@@ -70,7 +70,7 @@ func (p Target) givenDirs(found []node.Runtime, root string) (node.Runtime, erro
 	return r, errors.Join(err, binErr)
 }
 
-// again returns the flags with which another command finds the same.
+// again returns the flags for another command to select the same target.
 func (p Target) again(r node.Runtime) string {
 	text := ""
 	for _, flag := range []struct{ name, given, value string }{

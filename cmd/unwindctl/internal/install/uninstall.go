@@ -32,7 +32,7 @@ type UninstallOptions struct {
 	Output              term.Output
 }
 
-// change is what uninstall, off or on has done to a thing.
+// change is one change by uninstall, off or on.
 type change struct {
 	Change string `json:"change"` // removed, returned, kept, off, on
 	What   string `json:"what"`
@@ -57,8 +57,7 @@ func (c *changes) print(out io.Writer, o *term.Output) error {
 }
 
 // Uninstall switches unwind off: it writes the off-switch, so that no agent installs again, and
-// then removes our conflist. Without OffOnly it also removes the binary if nothing names it any
-// more.
+// then removes our conflist. Without OffOnly it also removes the binary once nothing names it.
 func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 	r, err := o.Find("/")
 	if err != nil {
@@ -226,7 +225,7 @@ func containersOf(ctx context.Context, stateDir string) (map[string]bool, error)
 	return known, err
 }
 
-// describeJournal returns a sentence about what the journal holds.
+// describeJournal returns a sentence about the content of the journal.
 func describeJournal(ctx context.Context, stateDir string) string {
 	store := &journal.Store{Dir: stateDir}
 	attachments, err := inspect.ReadJournal(ctx, store)

@@ -12,8 +12,9 @@ const (
 	atMost = 9 * time.Second // for a collection: Prometheus gives up after 10 s
 )
 
-// Kept is the text of metrics for any number of callers. It collects for one at a time, and keeps
-// the text for a while, since a collection reads the journal and looks at all processes.
+// Kept caches the text of the metrics for any number of callers. It runs one collection at a time,
+// and keeps the text for a while, because a collection reads the journal and inspects all
+// processes.
 type Kept struct {
 	// Collect returns the text, empty if nothing could be read.
 	Collect func(context.Context) []byte
@@ -24,8 +25,8 @@ type Kept struct {
 	running chan struct{} // closed at the end of the running collection; nil if none runs
 }
 
-// Text returns the text that is kept, else that of the next collection to end. It waits as long as
-// ctx allows; the collection does not end with ctx, since others wait for it, too.
+// Text returns the cached text, or the text of the next collection to finish. It waits as long as
+// ctx allows. The collection does not end with ctx, because others wait for it, too.
 func (k *Kept) Text(ctx context.Context) ([]byte, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

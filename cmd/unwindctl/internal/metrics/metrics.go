@@ -1,4 +1,4 @@
-// Package metrics counts what the journal and the pools hold, for Prometheus.
+// Package metrics exports the state of the journal and the pools to Prometheus.
 package metrics
 
 import (
@@ -19,7 +19,7 @@ import (
 	"cni-unwind/plugin/record"
 )
 
-// Source is what the metrics are read from.
+// Source is the source of the metrics.
 type Source struct {
 	Version string // of this program
 	Scope   inspect.Scope
@@ -31,16 +31,16 @@ type Source struct {
 	Events  map[string]uint64 // of Kubernetes, by result; nil if this program posts none
 }
 
-// Registry returns a registry that reads the journal and the pools each time it is asked. It calls
-// failed with the error of what it could not read.
+// Registry returns a registry that reads the journal and the pools at each collection. It calls
+// failed with the errors of reading them.
 func (s Source) Registry(ctx context.Context, failed func(error)) *prometheus.Registry {
 	r := prometheus.NewPedanticRegistry()
 	r.MustRegister(&collector{s, ctx, failed})
 	return r
 }
 
-// Print prints the metrics in Prometheus's text format. It leaves out what it could not read, and
-// returns that error. No output means that nothing could be read.
+// Print prints the metrics in Prometheus's text format. It leaves out metrics that it cannot read,
+// and returns the error. It prints nothing if it cannot read any.
 func (s Source) Print(ctx context.Context, out io.Writer) error {
 	var failed error
 	from := prometheus.Gatherers{s.Registry(ctx, func(err error) { failed = err })}

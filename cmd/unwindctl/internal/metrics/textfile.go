@@ -12,8 +12,8 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/durable"
 )
 
-// WriteTextfile writes a file, whole or not at all. It replaces regular files only: it follows a
-// link, and leaves a device alone.
+// WriteTextfile writes a file atomically. It follows links and replaces only regular files, not
+// devices.
 func WriteTextfile(path string, text io.Reader) error {
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		path = real

@@ -14,15 +14,15 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// Directories are those of the conflists and of the journal. Before Resolve they are as given, ""
-// for the default.
+// Directories are the directories of the conflists and of the journal. Before Resolve they are as
+// given, "" for the default.
 type Directories struct{ ConfDir, StateDir string }
 
-// Resolve fills in what was not given: the runtime's directory of conflists (of several, the one
-// that has unwind in it) and the state directory that unwind's conflist names. The runtimes are
-// asked only if unwind is in none of the directories of their configuration: an answer of
-// containerd 2 includes a STATUS, which sweeps. In a container without a runtime, a conflist and a
-// journal Resolve returns an error: nothing there tells of the node.
+// Resolve sets the directories that were not given: the runtime's conflist directory (the one with
+// unwind, if there are several) and the state directory in unwind's conflist. Resolve asks the
+// runtimes only if unwind is in none of their configured directories, because containerd 2 answers
+// with a STATUS, which sweeps. It returns an error in a container without a runtime, conflist and
+// journal, which shows nothing of the node.
 func (w *Directories) Resolve() error {
 	given := *w != Directories{}
 	if err := w.resolve("/"); err != nil || given || !w.empty() || !inContainer() {
@@ -51,9 +51,9 @@ func (w *Directories) resolve(root string) (err error) {
 	return err
 }
 
-// firstInstalled returns the first runtime's directory of conflists that has unwind in it, with
-// that conflist, or else the first directory. What of the runtimes cannot be read is told by
-// doctor.
+// firstInstalled returns the first conflist directory of a runtime with unwind in it, and unwind's
+// conflist, or else the first directory. It ignores configurations that cannot be read; doctor
+// reports them.
 func firstInstalled(root string, find func(string) ([]Runtime, error)) (
 	dir string, ours *netconf.Conflist,
 ) {
@@ -84,7 +84,7 @@ func (w *Directories) All() []string {
 	return all
 }
 
-// empty says whether there is neither a conflist nor a journal.
+// empty reports whether there is neither a conflist nor a journal.
 func (w *Directories) empty() bool {
 	for _, dir := range w.All() {
 		if paths, err := netconf.Conflists(dir); len(paths) > 0 || err != nil {
@@ -99,8 +99,8 @@ func (w *Directories) empty() bool {
 // include/linux/proc_ns.h).
 const firstPIDNS = "pid:[4026531836]"
 
-// inContainer says whether this process is in another PID namespace than the machine, or in another
-// mount namespace than the first process. Of a user who may not look it says no.
+// inContainer reports whether this process is in a PID namespace other than the machine's, or in a
+// mount namespace other than the first process's. It returns false without permission to check.
 func inContainer() bool {
 	own, _ := os.Readlink("/proc/self/ns/pid")
 	ours, err := os.Readlink("/proc/self/ns/mnt")

@@ -9,10 +9,10 @@ import (
 	"cni-unwind/cmd/internal/term"
 )
 
-// Find returns the runtimes whose configuration, state directory or socket is on this machine below
-// root ("/" but in tests). Their directories are those that they tell over CRI, else those of their
-// configuration. A configuration that would be needed and cannot be read is an error beside the
-// others.
+// Find returns the runtimes with a configuration, state directory or socket on this machine below
+// root, which is "/" outside tests. Their directories are those that they report over CRI, else
+// those in their configuration. The error names needed configurations that cannot be read; Find
+// still returns the other runtimes.
 func Find(root string) ([]Runtime, error) { return find(root, (*Runtime).ask) }
 
 // read returns the runtimes as their configuration describes them, and asks none.
@@ -20,8 +20,8 @@ func read(root string) ([]Runtime, error) {
 	return find(root, func(*Runtime, string) bool { return false })
 }
 
-// find returns the runtimes of a machine. Another one is a function in a file of its own, and a
-// name in this list.
+// find returns the runtimes of a machine. To add a runtime, write a function in its own file and
+// add it to this list.
 func find(root string, ask func(*Runtime, string) bool) ([]Runtime, error) {
 	var found []Runtime
 	var errs []error
@@ -79,7 +79,7 @@ func namesOf(found []Runtime) string {
 	return strings.Join(names, ", ")
 }
 
-// severalError returns the error for runtimes between which somebody has to choose.
+// severalError returns the error for several runtimes, one of which must be chosen.
 func severalError(found []Runtime) error {
 	var text strings.Builder
 	fmt.Fprintf(&text, "this machine has several runtimes with different directories:")

@@ -1,5 +1,5 @@
-// Package node knows the runtimes of a node, where each keeps its conflists and plugins, and what
-// it answers over CRI.
+// Package node finds the runtimes of a node and the directories of their conflists and plugins, and
+// queries them over CRI.
 package node
 
 import (
@@ -20,8 +20,8 @@ const (
 	DefaultBinDir  = "/opt/cni/bin"
 )
 
-// Runtime is a runtime as itself or its configuration describes it. Paths are the runtime's own,
-// without the root below which it was found.
+// Runtime is a runtime as it reports itself or as its configuration describes it. Paths do not
+// include the root below which it was found.
 type Runtime struct {
 	Name     string   // containerd, cri-o, k3s, ...
 	Config   string   // the socket or file that says so; "" if defaults are taken
@@ -60,7 +60,7 @@ func (r *Runtime) Check(root string) {
 	}
 }
 
-// OtherNetwork returns the problem of a runtime that would not take the network that is wrapped.
+// OtherNetwork returns the problem of a runtime that would not use the wrapped network, or "".
 func (r *Runtime) OtherNetwork(name, file string) string {
 	return fmt.Sprintf("cni_default_network is %q in %s, and %s is of network %q: %s would not "+
 		"take it; name the file of that "+
@@ -87,7 +87,7 @@ func (r Runtime) version(ctx context.Context) (major, minor int) {
 	return cmp.Or(major, r.Major), minor
 }
 
-// CNIVersion returns the newest version of CNI that the runtime speaks, "" if that is not known.
+// CNIVersion returns the newest CNI version that the runtime supports, or "" if it is unknown.
 // 1.1.0 came with libcni 1.2: containerd has it since 2.0, CRI-O at the latest since 1.34.
 func (r Runtime) CNIVersion(ctx context.Context) string {
 	major, minor := r.version(ctx)
@@ -100,7 +100,7 @@ func (r Runtime) CNIVersion(ctx context.Context) string {
 	return "1.1.0"
 }
 
-// SweepAdvice says whether anybody asks for a sweep without being told to. containerd passes STATUS
+// SweepAdvice describes whether the runtime triggers sweeps by itself. containerd passes STATUS
 // on since 2.0 (go-cni cni.go Status), each time that a kubelet asks for its status. CRI-O calls GC
 // at its start, and STATUS for as long as it is ready only since 1.36, with a
 // cni_status_grace_period (cri-o internal/config/cnimgr/cnimgr.go). The others call neither.

@@ -33,9 +33,9 @@ type definitionList struct {
 	}
 }
 
-// Definitions calls each for the NetworkAttachmentDefinitions that the API of a kubeconfig has. An
-// API without that kind has none. An error means that the API did not name all of them; it names
-// the host of the API, or the file, and the reason, and no secret.
+// Definitions calls each for every NetworkAttachmentDefinition in the API of a kubeconfig. An API
+// without that kind has none. An error means that the list is incomplete. It names the API's host
+// or the file, and the reason, but no secret.
 func (p *Prober) Definitions(ctx context.Context, kubeconfig string, each func(Definition)) error {
 	api, err := p.connect(kubeconfig)
 	if err != nil {

@@ -51,8 +51,8 @@ type user struct {
 	AuthProvider any `yaml:"auth-provider"`
 }
 
-// connect returns the API that the current context of a kubeconfig names. It sends nothing yet.
-// Errors show nothing of the file's content, which is secret.
+// connect returns the API in the current context of a kubeconfig. It sends nothing yet. Errors do
+// not contain the file's content, which is secret.
 func (p *Prober) connect(path string) (*api, error) {
 	data, err := p.read(path)
 	if err != nil {

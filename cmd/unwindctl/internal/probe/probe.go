@@ -1,6 +1,5 @@
-// Package probe asks the store of whereabouts, in the API of Kubernetes, which addresses it keeps
-// for an attachment. It only looks. From there it also reads the NetworkAttachmentDefinitions of
-// Multus.
+// Package probe reads the addresses of an attachment from the store of whereabouts in the
+// Kubernetes API. It is read-only. It also reads Multus' NetworkAttachmentDefinitions from the API.
 package probe
 
 import (
@@ -28,8 +27,8 @@ const DefaultTimeout = 2 * time.Second
 // maxRanges bounds the requests of one question: each range has a pool of its own.
 const maxRanges = 16
 
-// Prober asks the store of whereabouts. The zero value is ready, and may be used by
-// several goroutines at once: it keeps nothing between two questions.
+// Prober queries the store of whereabouts. The zero value is ready to use, and safe for concurrent
+// use: a Prober keeps no state between queries.
 type Prober struct {
 	Root    string        // what the plugin's paths are below; "" is /
 	Timeout time.Duration // of one request; 0 is DefaultTimeout

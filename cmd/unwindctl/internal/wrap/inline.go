@@ -17,8 +17,8 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// Inline returns the list that has the source's chain inside unwind's entry, or nil if the source
-// is such a list already.
+// Inline returns a list with the source's chain in unwind's entry, or nil if the source is already
+// wrapped.
 func Inline(src Source) ([]byte, error) {
 	if src.bad != nil {
 		return nil, src.bad
@@ -161,7 +161,7 @@ func readBack(wrapped []byte) (*netconf.Conf, *netconf.Chain, error) {
 	return conf, chain, err
 }
 
-// checkWrapped returns what is wrong with a list that already has unwind in it.
+// checkWrapped returns the problem of a list that already has unwind in it.
 func checkWrapped(list *netconf.Conflist, neighbours int) error {
 	if len(list.Types)+neighbours > 1 {
 		return errNotAlone

@@ -39,8 +39,8 @@ func (o object) isDefinition() bool {
 }
 
 // manifest is one pass over Kubernetes objects in YAML or JSON. It changes spec.config of
-// NetworkAttachmentDefinitions, and leaves everything else as it is: in JSON byte for byte, in YAML
-// with its order and its comments.
+// NetworkAttachmentDefinitions, and leaves everything else unchanged: JSON byte for byte, YAML with
+// its order and comments.
 type manifest struct {
 	change  func(object) (config string, err error) // "": there is nothing to change
 	objects int                                     // of any kind
@@ -48,8 +48,8 @@ type manifest struct {
 	changed bool
 }
 
-// rewrite returns what the change makes of a text. It returns nil for a text without an object: m
-// has counted them.
+// rewrite applies the change to a text. It returns nil for a text without an object; m has the
+// counts.
 func (m *manifest) rewrite(data []byte) ([]byte, error) {
 	if json.Valid(data) {
 		return m.json(data)

@@ -15,7 +15,7 @@ import (
 var errNotAlone = fmt.Errorf("%s is one plugin of several; it must be the only one, with the "+
 	"others in its \"chain\"", netconf.Name)
 
-// original is a configuration that is to be wrapped, as far as its top level matters.
+// original is the top level of a configuration to wrap.
 type original struct {
 	text        jsonText
 	members     []part

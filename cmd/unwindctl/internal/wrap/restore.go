@@ -10,8 +10,8 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// Restore returns the chain inside unwind's entry, or nil if the source has no such entry. Other
-// keys of unwind's may be wrong: this is the way out.
+// Restore returns the chain in unwind's entry, or nil if the source has no such entry. It accepts
+// errors in unwind's other keys, so that a broken file can be unwrapped.
 func Restore(src Source) ([]byte, error) {
 	if !slices.Contains(src.Types, netconf.Name) {
 		return nil, nil

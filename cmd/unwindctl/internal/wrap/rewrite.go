@@ -14,7 +14,7 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// Source is a configuration that is to be rewritten.
+// Source is a configuration to rewrite.
 type Source struct {
 	*netconf.Conflist
 	arg string // as a runtime would find it, or "-" for the standard input
@@ -23,8 +23,8 @@ type Source struct {
 	definition string
 }
 
-// Rewrite prints what a change makes of a configuration, or of those in a manifest's
-// NetworkAttachmentDefinitions, or puts it in its place.
+// Rewrite applies a change to a configuration, or to the NetworkAttachmentDefinitions in a
+// manifest, and prints the result or replaces the file.
 type Rewrite struct {
 	Change    func(Source) ([]byte, error) // nil: there is nothing to change
 	Unchanged string                       // the reason for that
