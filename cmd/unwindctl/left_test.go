@@ -282,7 +282,7 @@ func TestLeftAddressReusedLater(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := n.ctl("sweep")
-	_, script, found := strings.Cut(out.stdout, "These commands remove it:\n")
+	_, script, found := strings.Cut(out.stdout, "To remove it, run:\n")
 	if !found || out.code != 0 || !strings.Contains(script, " -D CNI-FORWARD -s 10.77.0.2/32 ") {
 		t.Fatalf("%+v", out)
 	}

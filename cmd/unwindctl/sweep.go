@@ -108,7 +108,7 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	}
 	s.List = list
 	var poolErr error
-	s.Cache, s.Path = true, cmp.Or(flags.binDir, node.BinPath())
+	s.Cache, s.Leftovers, s.Path = true, sweep.Leftovers, cmp.Or(flags.binDir, node.BinPath())
 	if s.Attachment == nil {
 		s.Pools, poolErr = flags.Pools()
 	}

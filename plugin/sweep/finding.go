@@ -24,7 +24,7 @@ type Finding struct {
 	Pending  []string // the delegates with a pending DEL, each with the reason
 	Err      error    // why it was not released
 	// Left are the commands that remove the leftovers of a dead container, if libcni's cache has no
-	// DEL for it, see addLeft.
+	// DEL for it, see Leftovers.
 	Left []string
 
 	Evidence alive.Evidence // evidence for the verdict; zero if the verdict needed none

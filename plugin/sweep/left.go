@@ -56,10 +56,10 @@ func (l *leftovers) by(network, containerID string) *leftover {
 	return l.of[key]
 }
 
-// addLeft adds the leftovers of dead containers to their findings, and new findings for dead
-// containers without one.
-func (s *Sweep) addLeft(ctx context.Context, findings []Finding) ([]Finding, error) {
-	if !s.Cache || s.w.Node.List == nil || s.Attachment != nil {
+// Leftovers adds the leftovers of dead containers to their findings, and new findings for dead
+// containers without one. See Job.Leftovers.
+func Leftovers(ctx context.Context, s *Sweep, findings []Finding) ([]Finding, error) {
+	if s.w.Node.List == nil || s.Attachment != nil {
 		return findings, nil
 	}
 	ifbs := s.idleIFBs()
@@ -102,7 +102,7 @@ func (s *Sweep) ifFree(a netip.Addr, commands []string) []string {
 	guard := ""
 	for _, p := range s.Pools {
 		path := filepath.Join(p.Dir, a.String())
-		if !plainPath.MatchString(path) {
+		if !plainPath.regexp().MatchString(path) {
 			return nil
 		}
 		guard += "[ -e " + path + " ] || "
@@ -175,7 +175,7 @@ func (s *Sweep) addFiles(l *leftovers) error {
 	for _, c := range cache {
 		l.files[c.ContainerID] = append(l.files[c.ContainerID], c)
 		o := l.by(c.Network, c.ContainerID)
-		if plainPath.MatchString(c.Path) {
+		if plainPath.regexp().MatchString(c.Path) {
 			o.commands = append(o.commands, "rm "+c.Path)
 		}
 		for _, a := range netconf.InterfaceOf(c.Result, c.IfName).Addresses {

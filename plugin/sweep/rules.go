@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/alive"
@@ -20,29 +21,41 @@ import (
 // each part of a command is matched as a whole. Names have only the characters that SPEC 1.1 §2
 // allows.
 var (
-	iptablesTable = regexp.MustCompile(`^\*(\w+)$`)
-	iptablesLabel = regexp.MustCompile(
-		`--comment "(?:dnat )?name: \\"([\w.-]+)\\" id: \\"([\w.-]+)\\""`)
-	iptablesRule = regexp.MustCompile(`^[\w-]+(?: (?:! )?(?:-[sdpmioj]|--(?:[^\Wm]|m[^\Wo])[\w-]*)` +
-		`(?: [\w.:/,+][\w.:/,+-]*)+)+$`) // LABEL in the place of a label; --modprobe runs a program
-	accepts = regexp.MustCompile(`^CNI-FORWARD -(?:s ([\da-f.:/]+)|d ([\da-f.:/]+) ` +
-		`-m conntrack --ctstate RELATED,ESTABLISHED) -j ACCEPT$`)
-	source      = regexp.MustCompile(`^POSTROUTING -s (\S+) `)
-	destination = regexp.MustCompile(` --to-destination (\S+)`)
-	plainPath   = regexp.MustCompile(`^[\w./@:-]+$`)
+	iptablesTable = pattern{text: `^\*(\w+)$`}
+	iptablesLabel = pattern{text: `--comment "(?:dnat )?name: \\"([\w.-]+)\\" id: \\"([\w.-]+)\\""`}
+	iptablesRule  = pattern{text: `^[\w-]+(?: (?:! )?(?:-[sdpmioj]|--(?:[^\Wm]|m[^\Wo])[\w-]*)` +
+		`(?: [\w.:/,+][\w.:/,+-]*)+)+$`} // LABEL in the place of a label; --modprobe runs a program
+	accepts = pattern{text: `^CNI-FORWARD -(?:s ([\da-f.:/]+)|d ([\da-f.:/]+) ` +
+		`-m conntrack --ctstate RELATED,ESTABLISHED) -j ACCEPT$`}
+	source      = pattern{text: `^POSTROUTING -s (\S+) `}
+	destination = pattern{text: ` --to-destination (\S+)`}
+	plainPath   = pattern{text: `^[\w./@:-]+$`}
 
-	nftTable = regexp.MustCompile(`^table ((?:ip|ip6|inet) \w+) {`)
-	nftChain = regexp.MustCompile(`^chain (\w+) {`)
-	nftLine  = regexp.MustCompile(`^(.*) comment "([^"]*)" # handle (\d+)$`)
-	nftLabel = regexp.MustCompile(`^[0-9a-f-]+, net: ([\w.-]+), if: ([^ ,]+), id: ([\w.-]+)$`)
-	plainID  = regexp.MustCompile(`^[\w.-]+$`)
-	nftTo    = regexp.MustCompile(`(?:dnat to|masq_checks ip6? saddr|masquerading .* daddr) (\S+)`)
+	nftTable = pattern{text: `^table ((?:ip|ip6|inet) \w+) {`}
+	nftChain = pattern{text: `^chain (\w+) {`}
+	nftLine  = pattern{text: `^(.*) comment "([^"]*)" # handle (\d+)$`}
+	nftLabel = pattern{text: `^[0-9a-f-]+, net: ([\w.-]+), if: ([^ ,]+), id: ([\w.-]+)$`}
+	plainID  = pattern{text: `^[\w.-]+$`}
+	nftTo    = pattern{text: `(?:dnat to|masq_checks ip6? saddr|masquerading .* daddr) (\S+)`}
 )
+
+// pattern is a regular expression that is compiled at its first use: this package is in the plugin,
+// which starts for each verb of each pod and reads no rules.
+type pattern struct {
+	text     string
+	once     sync.Once
+	compiled *regexp.Regexp
+}
+
+func (p *pattern) regexp() *regexp.Regexp {
+	p.once.Do(func() { p.compiled = regexp.MustCompile(p.text) })
+	return p.compiled
+}
 
 // isPlain reports whether a rule of a container has only packet matches, a target and its
 // label, so that a shell and iptables read it unchanged.
 func isPlain(rule string) bool {
-	return iptablesRule.MatchString(iptablesLabel.ReplaceAllString(rule, "--comment LABEL"))
+	return iptablesRule.regexp().MatchString(iptablesLabel.regexp().ReplaceAllString(rule, "--comment LABEL"))
 }
 
 // readRules reads the iptables and nftables rules with a label of a reference plugin. It ignores
@@ -78,7 +91,7 @@ func (s *Sweep) readRules(ctx context.Context) *leftovers {
 func (l *leftovers) addIPTables(program string, lines []string) {
 	chains := map[string]*leftover{}
 	for _, line := range lines {
-		if m := iptablesLabel.FindStringSubmatch(line); m != nil {
+		if m := iptablesLabel.regexp().FindStringSubmatch(line); m != nil {
 			for _, label := range known.AllLabels(m[1], m[2], "") {
 				if strings.HasPrefix(label, "CNI-") {
 					chains[label] = l.by(m[1], m[2])
@@ -93,7 +106,7 @@ func (l *leftovers) addIPTables(program string, lines []string) {
 		target := rule[strings.LastIndex(rule, " ")+1:]
 		switch {
 		case line[0] == '*':
-			if run = ""; iptablesTable.MatchString(line) {
+			if run = ""; iptablesTable.regexp().MatchString(line) {
 				run = program + " -w -t " + line[1:]
 			}
 		case run == "":
@@ -101,12 +114,12 @@ func (l *leftovers) addIPTables(program string, lines []string) {
 			o := chains[chain]
 			o.chains = append(o.chains, run+" -F "+chain, run+" -X "+chain)
 		case isRule && chains[chain] != nil:
-			chains[chain].has(destination.FindStringSubmatch(rule))
+			chains[chain].has(destination.regexp().FindStringSubmatch(rule))
 		case isRule && chains[target] != nil && isPlain(rule):
-			chains[target].has(source.FindStringSubmatch(rule))
+			chains[target].has(source.regexp().FindStringSubmatch(rule))
 			chains[target].commands = append(chains[target].commands, run+" -D "+rule)
 		case isRule:
-			if a, is := addressIn(accepts.FindStringSubmatch(rule)); is {
+			if a, is := addressIn(accepts.regexp().FindStringSubmatch(rule)); is {
 				l.firewall[a] = append(l.firewall[a], run+" -D "+rule)
 			}
 		}
@@ -118,19 +131,19 @@ func (l *leftovers) addIPTables(program string, lines []string) {
 func (l *leftovers) addNFTables(lines []string) {
 	table, chain := "", ""
 	for _, line := range lines {
-		if m := nftTable.FindStringSubmatch(line); m != nil {
+		if m := nftTable.regexp().FindStringSubmatch(line); m != nil {
 			table, chain = m[1], ""
-		} else if m := nftChain.FindStringSubmatch(line); m != nil {
+		} else if m := nftChain.regexp().FindStringSubmatch(line); m != nil {
 			chain = m[1]
 		}
-		m := nftLine.FindStringSubmatch(line)
+		m := nftLine.regexp().FindStringSubmatch(line)
 		if m == nil || chain == "" {
 			continue
 		}
 		var o *leftover
-		label := nftLabel.FindStringSubmatch(m[2])
+		label := nftLabel.regexp().FindStringSubmatch(m[2])
 		switch {
-		case strings.HasSuffix(table, " cni_hostport") && plainID.MatchString(m[2]):
+		case strings.HasSuffix(table, " cni_hostport") && plainID.regexp().MatchString(m[2]):
 			o = l.by("", m[2])
 		case table == "inet cni_plugins_masquerade" && label != nil:
 			o = l.by(label[1], label[3])
@@ -138,7 +151,7 @@ func (l *leftovers) addNFTables(lines []string) {
 		default:
 			continue
 		}
-		o.has(nftTo.FindStringSubmatch(chain + " " + m[1]))
+		o.has(nftTo.regexp().FindStringSubmatch(chain + " " + m[1]))
 		o.commands = append(o.commands, "nft delete rule "+table+" "+chain+" handle "+m[3])
 	}
 }

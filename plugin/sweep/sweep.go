@@ -26,6 +26,9 @@ type Job struct {
 	Force      bool         // also release attachments that the guard keeps, see MassReleaseError
 	Periodic   bool         // nobody asked for the sweep: respect the backoff of DELs
 	Quick      bool         // within a STATUS or an ADD: no time for all pools and lock files
+	// Leftovers, if set, is the function Leftovers: it runs iptables-save and nft. As a field it is no
+	// part of the plugin, which starts for each verb of each pod.
+	Leftovers func(context.Context, *Sweep, []Finding) ([]Finding, error)
 	// Progress, if set, is called after each attempt at an attachment, by one goroutine at a time.
 	Progress func(done, of int)
 }
@@ -43,7 +46,7 @@ var ErrNotTried = errors.New("not attempted: out of time")
 //  3. In the same steps, judge and release the attachments that only libcni's cache has: see
 //     planCached.
 //  4. Compare the pools of host-local with the journal after that.
-//  5. List the other leftovers of dead containers: see addLeft.
+//  5. List the other leftovers of dead containers: see Leftovers.
 type Sweep struct {
 	Job
 	w    *undo.Worker
@@ -89,8 +92,11 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 		more, poolErr := s.reconcile(ctx, pool, findings)
 		findings, err = append(findings, more...), errors.Join(err, poolErr)
 	}
-	findings, leftErr := s.addLeft(ctx, findings)
-	err = errors.Join(err, leftErr)
+	if s.Leftovers != nil {
+		var leftErr error
+		findings, leftErr = s.Leftovers(ctx, s, findings)
+		err = errors.Join(err, leftErr)
+	}
 	if err == nil && (len(findings) == 0 ||
 		slices.ContainsFunc(findings, func(f Finding) bool { return f.Fate != alive.Unknown })) {
 		s.noteEnd(ctx) // a sweep that can judge nothing, such as in a container, does not count

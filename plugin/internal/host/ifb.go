@@ -1,18 +1,15 @@
 package host
 
 import (
+	"encoding/hex"
 	"errors"
 	"maps"
-	"regexp"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
-
-// ifbName is a name that bandwidth gives to an ifb device (plugins meta/bandwidth/main.go,
-// getIfbDeviceName).
-var ifbName = regexp.MustCompile(`^bwp[0-9a-f]{12}$`)
 
 // IdleIFBs returns the names of bandwidth's ifb devices to which no ingress filter of an interface
 // redirects packets. The kernel removes the filter with the interface, and leaves the ifb device.
@@ -23,8 +20,12 @@ func IdleIFBs() ([]string, error) {
 	}
 	names := map[int]string{}
 	for _, link := range links {
-		if _, is := link.(*netlink.Ifb); is && ifbName.MatchString(link.Attrs().Name) {
-			names[link.Attrs().Index] = link.Attrs().Name
+		// bandwidth's names: plugins meta/bandwidth/main.go, getIfbDeviceName
+		name := link.Attrs().Name
+		digest, named := strings.CutPrefix(name, "bwp")
+		_, notHex := hex.DecodeString(digest)
+		if _, is := link.(*netlink.Ifb); is && named && len(digest) == 12 && notHex == nil {
+			names[link.Attrs().Index] = name
 		}
 	}
 	for _, link := range links {
