@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"cni-unwind/plugin/undo"
+	"cni-unwind/testdata/unwind/env"
 )
 
 // The phases of B's ADD. In the chain, p0 gives the address, p1 has a rule of the address, and p2
@@ -108,10 +109,10 @@ func TestSlowLateDEL(t *testing.T) {
 	t.Parallel()
 	c := pendingContest(t)
 	c.hasty()
-	c.env = append(c.env, undoEnv+"=1m")
+	c.env = append(c.env, env.Undo+"=1m")
 	del := c.turn("DEL", c.a, phase{"the rule is there", "p1", "hold"})
 	del.start()
-	time.Sleep(2 * hastyBudgets.Release)
+	time.Sleep(2 * env.HastyBudgets.Release)
 	if err := del.finish(); err != nil {
 		t.Errorf("the DEL: %v", err)
 	}

@@ -20,6 +20,7 @@ import (
 	"cni-unwind/plugin/internal/host"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/testdata/sandbox"
+	"cni-unwind/testdata/unwind/env"
 )
 
 // crash is a verb in which unwind is killed, and its chain, which may fail its ADD.
@@ -118,7 +119,7 @@ func (n *node) killedAt(at int, verb func() error) error {
 // killedAtPoint runs a verb in which unwind kills itself at the n-th point of a name, of any name
 // if that is "".
 func (n *node) killedAtPoint(name string, nth int, verb func() error) error {
-	n.env = append(n.env, killAtEnv+"="+strings.TrimSpace(fmt.Sprintf("%s %d", name, nth)))
+	n.env = append(n.env, env.KillAt+"="+strings.TrimSpace(fmt.Sprintf("%s %d", name, nth)))
 	defer func() { n.env = n.env[:len(n.env)-1] }()
 	err := verb()
 	n.awaitDelegates()

@@ -30,6 +30,7 @@ import (
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/undo"
 	"cni-unwind/testdata/sandbox"
+	"cni-unwind/testdata/unwind/env"
 )
 
 // node is a machine to a runtime and unwind: a network of its own, its directories, its pods. The
@@ -69,15 +70,15 @@ func newNode(t testing.TB) *node {
 		n.conf["startEarly"] = []string{}
 	}
 	n.stateDir = filepath.Join(n.dir, "state")
-	n.env = []string{cacheEnv + "=" + n.cacheDir()}
+	n.env = []string{env.Cache + "=" + n.cacheDir()}
 	bin := filepath.Join(n.dir, "bin")
 	n.mkdir(bin)
 	n.mkdir(n.faultyDir())
-	self, err := os.Executable()
+	program, err := underTest()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(self, filepath.Join(bin, netconf.Name)); err != nil {
+	if err := os.Symlink(program, filepath.Join(bin, netconf.Name)); err != nil {
 		t.Fatal(err)
 	}
 	n.path = []string{bin, filepath.Join(tools, "cni"), filepath.Join(tools, "test")}
@@ -533,14 +534,14 @@ var makeSharedChains = sync.OnceValue(func() error {
 // hasty gives unwind less time than on a real node, for tests in which delegates hang.
 func (n *node) hasty() *node {
 	n.conf["delegateTimeout"] = "2s"
-	n.env = append(n.env, hastyEnv+"=1")
+	n.env = append(n.env, env.Hasty+"=1")
 	return n
 }
 
 // patient gives a STATUS, and other attachments during an ADD, the time that they need on a busy
 // machine, for tests that count what is done.
 func (n *node) patient() *node {
-	n.env = append(n.env, patientEnv+"=1")
+	n.env = append(n.env, env.Patient+"=1")
 	return n
 }
 
