@@ -58,6 +58,7 @@ type outcome struct {
 // start runs unwind with an input. If it fails, stdout must be a CNI error within unwind's bounds.
 func (n *node) start(in *input) (out outcome) {
 	n.Helper()
+	n.seeConfiguration([]byte(in.stdin))
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	binary := filepath.Join(n.path[0], netconf.Name)
