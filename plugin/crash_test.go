@@ -439,7 +439,7 @@ func TestKilledTwiceAnywhere(t *testing.T) {
 				for at := 1; ; at++ {
 					more := false
 					for again := 1; ; again++ {
-						if !sampled(6, at, again) {
+						if !sampled(12, at, -again) {
 							more = more || again == 1
 							if again > 12 {
 								break
