@@ -20,6 +20,7 @@ import (
 	"cni-unwind/plugin/internal/host"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/testdata/sandbox"
+	"cni-unwind/testdata/unwind/env"
 )
 
 // crash is a verb in which unwind is killed, and its chain, which may fail its ADD.
@@ -118,7 +119,7 @@ func (n *node) killedAt(at int, verb func() error) error {
 // killedAtPoint runs a verb in which unwind kills itself at the n-th point of a name, of any name
 // if that is "".
 func (n *node) killedAtPoint(name string, nth int, verb func() error) error {
-	n.env = append(n.env, killAtEnv+"="+strings.TrimSpace(fmt.Sprintf("%s %d", name, nth)))
+	n.env = append(n.env, env.KillAt+"="+strings.TrimSpace(fmt.Sprintf("%s %d", name, nth)))
 	defer func() { n.env = n.env[:len(n.env)-1] }()
 	err := verb()
 	n.awaitDelegates()
@@ -192,14 +193,6 @@ func recoverBy(p *pod, list *libcni.NetworkConfigList, recovery string) {
 
 // anotherChain is a chain whose DELs have nothing to release.
 func (n *node) anotherChain() *libcni.NetworkConfigList { return n.unwind(n.faulty("another", "")) }
-
-// noRules checks that no rule names the network in its comment.
-func (n *node) noRules() {
-	n.Helper()
-	if rules := n.rules(fmt.Sprintf(`name: \"%s\"`, n.network)); len(rules) > 0 {
-		n.Errorf("rules are left:\n%s", strings.Join(rules, "\n"))
-	}
-}
 
 // TestKilledTwice kills unwind in an ADD, and then again at each point of the recovery.
 func TestKilledTwice(t *testing.T) {
@@ -363,7 +356,6 @@ func (s *scene) recovered(recovery string) {
 	}
 	s.bystander.mustDel(s.theirs)
 	s.nothingLeft()
-	s.noRules()
 }
 
 // gone ends the sandbox, if it has not ended yet.
@@ -447,7 +439,7 @@ func TestKilledTwiceAnywhere(t *testing.T) {
 				for at := 1; ; at++ {
 					more := false
 					for again := 1; ; again++ {
-						if !sampled(6, at, again) {
+						if !sampled(12, at, -again) {
 							more = more || again == 1
 							if again > 12 {
 								break

@@ -12,6 +12,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"cni-unwind/plugin/undo"
+	"cni-unwind/testdata/unwind/env"
 )
 
 // drainEnv is the number of pods that TestDrain starts and ends at once.
@@ -85,7 +86,7 @@ func TestDrain(t *testing.T) {
 	}
 	plain, n := newNode(t), newNode(t)
 	took := drain(plain, plain.plain(plain.drained()...))
-	n.env = append(n.env, fmt.Sprintf("%s=%s", undoEnv, took*3/2))
+	n.env = append(n.env, fmt.Sprintf("%s=%s", env.Undo, took*3/2))
 	drain(n, n.unwind(n.drained()...))
 }
 
@@ -129,7 +130,7 @@ func TestDrainInLine(t *testing.T) {
 	}
 	plain, n := newNode(t), newNode(t)
 	drain(plain, plain.plain(chain(plain)...))
-	n.env = append(n.env, fmt.Sprintf("%s=%s", undoEnv, undo.DefaultBudgets.Undo/time.Duration(tenth)))
+	n.env = append(n.env, fmt.Sprintf("%s=%s", env.Undo, undo.DefaultBudgets.Undo/time.Duration(tenth)))
 	drain(n, n.unwind(chain(n)...))
 }
 

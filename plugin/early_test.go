@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/testdata/unwind/env"
 )
 
 // TestLocksBeforeItReads: plugins with the names of reference ones take a lock of the node before they
@@ -73,7 +74,7 @@ func TestEarlyNeedsRoom(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
 			n.inCgroup(tt.max)
-			n.env = append(n.env, killAtEnv+"=started early 1")
+			n.env = append(n.env, env.KillAt+"=started early 1")
 			p := n.pod("a")
 			list := n.unwind(n.faulty("p0", ""), n.faulty("p1", ""))
 			if _, err := p.add(list); (err != nil) != tt.early {

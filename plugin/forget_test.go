@@ -17,6 +17,7 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/undo"
+	"cni-unwind/testdata/unwind/env"
 )
 
 // TestForget gives up a dead attachment: no DEL runs, what the delegate took stays, the runtime's
@@ -93,7 +94,7 @@ func TestForgetKilled(t *testing.T) {
 		s.tell(`chain p0 | p1; plan p1 ADD fail-effect, p1 DEL fail; fails add a; forgets`)
 		n, p := s.node, s.who("a")
 		cmd := exec.Command("/proc/self/exe", "-test.run=^TestForgetKilled$")
-		cmd.Env = append(os.Environ(), forgetEnv+"="+strings.Join([]string{n.stateDir, n.network, "a"}, "|"), fmt.Sprintf("%s=%d", killAtEnv, at))
+		cmd.Env = append(os.Environ(), forgetEnv+"="+strings.Join([]string{n.stateDir, n.network, "a"}, "|"), fmt.Sprintf("%s=%d", env.KillAt, at))
 		out, err := cmd.CombinedOutput()
 		var exit *exec.ExitError
 		killed := errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signaled()
@@ -120,7 +121,7 @@ func TestForgetKilled(t *testing.T) {
 
 // forgetAndDie does not return.
 func forgetAndDie(what []string) {
-	at, _ := strconv.Atoi(os.Getenv(killAtEnv))
+	at, _ := strconv.Atoi(os.Getenv(env.KillAt))
 	p := &Plugin{Stderr: os.Stderr, Budgets: undo.DefaultBudgets, Point: func(string) {
 		if at--; at == 0 {
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)

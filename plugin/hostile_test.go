@@ -18,6 +18,7 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
+	"cni-unwind/testdata/unwind/env"
 )
 
 // keeper is a delegate that neither writes nor needs a file. It takes and releases a directory,
@@ -649,7 +650,7 @@ func TestNoProc(t *testing.T) {
 	blind := func(command string, changes map[string]any) outcome {
 		t.Helper()
 		in := p.asking(command, chain, changes)
-		in.more, in.first = []string{noProcEnv + "=1"}, ":"
+		in.more, in.first = []string{env.NoProc + "=1"}, ":"
 		return n.start(in)
 	}
 	empty := map[string]any{"cni.dev/valid-attachments": []any{}}
@@ -666,7 +667,7 @@ func TestNoProc(t *testing.T) {
 	other := n.pod("b")
 	in := other.asking("ADD", strings.Replace(chain, "one", "two", 1), nil)
 	n.keeper("two", "")
-	in.more, in.first = []string{noProcEnv + "=1"}, ":"
+	in.more, in.first = []string{env.NoProc + "=1"}, ":"
 	if out := n.start(in); out.said.Code != types.ErrInvalidNetNS || !strings.Contains(out.said.Msg, "/proc") || len(n.taken()) != 1 {
 		t.Errorf("ADD: exit %d, %s, taken %v\n%s", out.code, out.stdout, n.taken(), out.stderr)
 	}
@@ -690,7 +691,7 @@ func TestNoPermission(t *testing.T) {
 	as := func(command string, changes map[string]any) outcome {
 		t.Helper()
 		in := p.input(command, n.entryOf(chain, changes))
-		in.more = []string{uidEnv + "=65534"}
+		in.more = []string{env.UID + "=65534"}
 		return n.start(in)
 	}
 	out := as("ADD", map[string]any{"onJournalFailure": "fail"})

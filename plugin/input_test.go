@@ -58,6 +58,7 @@ type outcome struct {
 // start runs unwind with an input. If it fails, stdout must be a CNI error within unwind's bounds.
 func (n *node) start(in *input) (out outcome) {
 	n.Helper()
+	n.seeConfiguration([]byte(in.stdin))
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	binary := filepath.Join(n.path[0], netconf.Name)
@@ -141,7 +142,7 @@ func TestBadConfiguration(t *testing.T) {
 			`unwind: key "chain": plugins[0]: key "ipam.type": unwind cannot run inside itself; list the plugins of its chain here`},
 		{"a path as type", nested(`{"type": "/bin/sh"}`), 7, `unwind: key "chain": plugins[0]: key "type": "/bin/sh" is not a plugin name`},
 		{"another name", keys{"chain": json.RawMessage(`{"name": "other", "plugins": [{"type": "faulty"}]}`)}, 7,
-			`unwind: key "chain": key "name" is "other", but the network is "NET"; they must be the same, since plugins keep ` +
+			`unwind: key "chain": key "name" is "other", but the network is "NET"; they must be the same, because plugins keep ` +
 				`addresses and rules under that name`},
 		{"two wrong keys", keys{"gracePeriod": "abc", "stateDir": "state"}, 7,
 			`unwind: key "gracePeriod": "abc" is not a duration such as "30s" or "10m"; key "stateDir": "state" is not an absolute path`},

@@ -10,7 +10,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -30,6 +32,7 @@ import (
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/undo"
 	"cni-unwind/testdata/sandbox"
+	"cni-unwind/testdata/unwind/env"
 )
 
 // node is a machine to a runtime and unwind: a network of its own, its directories, its pods. The
@@ -48,6 +51,7 @@ type node struct {
 	outer    string         // cniVersion of unwind's conflist
 	inner    string         // cniVersion of the chain
 	store    *journal.Store
+	ruled    *atomic.Bool // a plugin was named that makes rules
 }
 
 var nodes atomic.Int64
@@ -69,21 +73,22 @@ func newNode(t testing.TB) *node {
 		n.conf["startEarly"] = []string{}
 	}
 	n.stateDir = filepath.Join(n.dir, "state")
-	n.env = []string{cacheEnv + "=" + n.cacheDir()}
+	n.env = []string{env.Cache + "=" + n.cacheDir()}
 	bin := filepath.Join(n.dir, "bin")
 	n.mkdir(bin)
 	n.mkdir(n.faultyDir())
-	self, err := os.Executable()
+	program, err := underTest()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(self, filepath.Join(bin, netconf.Name)); err != nil {
+	if err := os.Symlink(program, filepath.Join(bin, netconf.Name)); err != nil {
 		t.Fatal(err)
 	}
 	n.path = []string{bin, filepath.Join(tools, "cni"), filepath.Join(tools, "test")}
 	n.cni = libcni.NewCNIConfigWithCacheDir(n.path, filepath.Join(n.dir, "cache"), &nodeExec{node: n,
 		RawExec: invoke.RawExec{Stderr: n.stderr()}})
 	n.store = &journal.Store{Dir: n.stateDir}
+	n.ruled = new(atomic.Bool)
 	t.Cleanup(func() {
 		if link, err := netlink.LinkByName(n.bridge); err == nil {
 			_ = netlink.LinkDel(link)
@@ -100,8 +105,19 @@ type nodeExec struct {
 }
 
 func (e *nodeExec) ExecPlugin(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {
+	e.node.seeConfiguration(stdin)
 	return e.RawExec.ExecPlugin(ctx, path, stdin, append(env, e.node.env...))
 }
+
+// seeConfiguration notes whether a configuration may make a plugin write rules.
+func (n *node) seeConfiguration(stdin []byte) {
+	if rulesOf.Match(stdin) {
+		n.ruled.Store(true)
+	}
+}
+
+// rulesOf are the plugins and keys of chains that make rules. A chainFile may have any.
+var rulesOf = regexp.MustCompile(`firewall|portmap|ipMasq|macspoofchk|chainFile`)
 
 // stderr is a file that collects unwind's log; it is printed if the test fails.
 func (n *node) stderr() *os.File {
@@ -418,13 +434,13 @@ func (n *node) callLog() []logged {
 // forgetCalls empties the log of the faulty plugins.
 func (n *node) forgetCalls() { _ = os.Remove(filepath.Join(n.faultyDir(), "log")) }
 
-// rules returns the lines of iptables-save (both families) that contain the text.
-func (n *node) rules(text string) []string {
+// rules returns the lines of iptables-save (both families) that contain one of the texts.
+func (n *node) rules(texts ...string) []string {
 	n.Helper()
 	var lines []string
 	for _, save := range []string{"iptables-save", "ip6tables-save"} {
 		for _, line := range strings.Split(run(n, save), "\n") {
-			if strings.Contains(line, text) {
+			if slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(line, text) }) {
 				lines = append(lines, line)
 			}
 		}
@@ -483,7 +499,16 @@ func (n *node) nothingLeft() {
 			}
 		}
 	}
-	if rules := n.rules(strings.TrimSuffix(n.subnet, "0/24")); len(rules) > 0 {
+	n.noRules()
+}
+
+// noRules checks that no rule has an address of the node's, or its network in its comment.
+func (n *node) noRules() {
+	n.Helper()
+	if !n.ruled.Load() {
+		return
+	}
+	if rules := n.rules(strings.TrimSuffix(n.subnet, "0/24"), fmt.Sprintf(`name: \"%s\"`, n.network)); len(rules) > 0 {
 		n.Errorf("rules are left:\n%s", strings.Join(rules, "\n"))
 	}
 }
@@ -533,14 +558,14 @@ var makeSharedChains = sync.OnceValue(func() error {
 // hasty gives unwind less time than on a real node, for tests in which delegates hang.
 func (n *node) hasty() *node {
 	n.conf["delegateTimeout"] = "2s"
-	n.env = append(n.env, hastyEnv+"=1")
+	n.env = append(n.env, env.Hasty+"=1")
 	return n
 }
 
 // patient gives a STATUS, and other attachments during an ADD, the time that they need on a busy
 // machine, for tests that count what is done.
 func (n *node) patient() *node {
-	n.env = append(n.env, patientEnv+"=1")
+	n.env = append(n.env, env.Patient+"=1")
 	return n
 }
 

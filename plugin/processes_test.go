@@ -14,6 +14,7 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/internal/host"
+	"cni-unwind/testdata/unwind/env"
 )
 
 // headless runs this program as one whose first thread has ended: see TestMain.
@@ -49,7 +50,7 @@ func (p *pod) onNode(script string) string {
 func (p *pod) statusBy(command string) {
 	p.Helper()
 	in := p.asking("STATUS", p.oneStep(), nil)
-	in.first, in.more = command, []string{patientEnv + "=1"}
+	in.first, in.more = command, []string{env.Patient + "=1"}
 	out := p.start(in)
 	if out.code != 0 {
 		p.Fatalf("STATUS: %s\n%s", out.stdout, out.stderr)

@@ -24,6 +24,7 @@ import (
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/sweep"
 	"cni-unwind/plugin/undo"
+	"cni-unwind/testdata/unwind/env"
 )
 
 const (
@@ -338,7 +339,7 @@ func (s *stress) maybeKilled(r *rand.Rand, p *pod) *pod {
 	}
 	s.count.kills.Add(1)
 	n := *s.node
-	n.env = append(slices.Clone(n.env), fmt.Sprintf("%s=%d", killAtEnv, 1+r.IntN(40)))
+	n.env = append(slices.Clone(n.env), fmt.Sprintf("%s=%d", env.KillAt, 1+r.IntN(40)))
 	n.cni = libcni.NewCNIConfigWithCacheDir(n.path, filepath.Join(n.dir, "cache"), &nodeExec{node: &n, RawExec: invoke.RawExec{Stderr: io.Discard}})
 	return &pod{&n, p.RuntimeConf}
 }

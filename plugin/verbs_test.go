@@ -653,7 +653,6 @@ func (s *story) clean([]string) {
 	s.Helper()
 	for _, n := range s.nodes {
 		n.nothingLeft()
-		n.noRules()
 	}
 }
 

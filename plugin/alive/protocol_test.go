@@ -1051,6 +1051,11 @@ func TestProtocolAtLength(t *testing.T) {
 		{three: true, addresses: 2},
 		{addresses: 2, crashes: 1, faults: 1, off: true},
 		{addresses: 2, crashes: 1, faults: 1, path: true},
+		{addresses: 1, power: 1, crashes: 1},
+		{addresses: 1, power: 1, unnamed: true, elsewhere: true, faults: 1},
+		{addresses: 1, crashes: 1, faults: 1, plainDEL: true},
+		{addresses: 1, crashes: 1, faults: 1, slow: true},
+		{addresses: 1, faults: 2, unnamed: true, slow: true},
 	} {
 		states, trace := model.check()
 		t.Logf("%+v: %d states", model, states)
@@ -1060,7 +1065,9 @@ func TestProtocolAtLength(t *testing.T) {
 	}
 }
 
-// TestProtocol: no interleaving breaks an invariant; without any one of the guards, some does.
+// TestProtocol: no interleaving breaks an invariant; without any one of the guards, some does. Of a
+// model that is large, only a part is here, which still notices each guard that is missing;
+// TestProtocolAtLength has all of it.
 func TestProtocol(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -1071,25 +1078,23 @@ func TestProtocol(t *testing.T) {
 		{"two addresses", protocol{addresses: 2, crashes: 1}, ""},
 		{"one address, DELs fail", protocol{addresses: 1, faults: 2}, ""},
 		{"one address, a crash and a DEL that fails", protocol{addresses: 1, crashes: 1, faults: 1}, ""},
-		{"one address, two crashes", protocol{addresses: 1, crashes: 2}, ""},
 		{"one address, an ID that is used again", protocol{addresses: 1, faults: 1, reuse: true}, ""},
 		{"paths that hide", protocol{addresses: 1, hides: true}, ""},
 		{"IPAM of which nothing is known", protocol{addresses: 1, unnamed: true, faults: 1}, ""},
 		{"IPAM of which nothing is known, two DELs that fail", protocol{addresses: 1, unnamed: true, faults: 2}, ""},
-		{"a loss of power", protocol{addresses: 1, power: 1, crashes: 1}, ""},
+		{"a loss of power", protocol{addresses: 1, power: 1}, ""},
 		{"a loss of power, a DEL that fails", protocol{addresses: 1, power: 1, faults: 1}, ""},
 		{"a loss of power, an ID that is used again", protocol{addresses: 1, power: 1, reuse: true}, ""},
-		{"a loss of power, IPAM of which nothing is known", protocol{addresses: 1, power: 1, unnamed: true, elsewhere: true, faults: 1}, ""},
+		{"a loss of power, IPAM of which nothing is known", protocol{addresses: 1, power: 1, unnamed: true, elsewhere: true}, ""},
 		{"switched off between", protocol{elsewhere: true, addresses: 1, unnamed: true, plain: true, crashes: 1}, ""},
 		{"no look for who uses an address", protocol{addresses: 1, unnamed: true, plain: true, crashes: 1}, "its rule is gone"},
-		{"deleted by the plain chain", protocol{addresses: 1, crashes: 1, faults: 1, plainDEL: true}, ""},
+		{"deleted by the plain chain", protocol{addresses: 1, crashes: 1, plainDEL: true}, ""},
 		{"three containers, one address", protocol{three: true, addresses: 1}, ""},
 
-		{"added again without a journal entry", protocol{addresses: 2, crashes: 1, off: true}, ""},
+		{"added again without a journal entry", protocol{addresses: 2, off: true}, ""},
 		{"added again without a journal entry, one address", protocol{addresses: 1, faults: 1, off: true}, ""},
-		{"a path that is another's", protocol{addresses: 2, crashes: 1, path: true}, ""},
+		{"a path that is another's", protocol{addresses: 2, path: true}, ""},
 
-		{"started early, two crashes", protocol{addresses: 1, crashes: 2, early: true}, ""},
 		{"started early, a crash and a DEL that fails", protocol{addresses: 1, crashes: 1, faults: 1, early: true}, ""},
 		{"started early, an ID that is used again", protocol{addresses: 1, crashes: 1, reuse: true, early: true}, ""},
 		{"started early, switched off between", protocol{elsewhere: true, addresses: 1, crashes: 1, unnamed: true, plain: true, early: true}, ""},
@@ -1098,7 +1103,7 @@ func TestProtocol(t *testing.T) {
 		{"started early, and in the way, a DEL that fails", protocol{addresses: 1, faults: 1, early: true, blocks: true}, ""},
 
 		{"DELs that lie", protocol{addresses: 1, lies: 2}, ""},
-		{"DELs that lie, two addresses", protocol{addresses: 2, lies: 1, faults: 1}, ""},
+		{"DELs that lie, two addresses", protocol{addresses: 2, lies: 1}, ""},
 		{"DELs that lie, an ID that is used again", protocol{addresses: 1, lies: 1, reuse: true}, ""},
 		{"DELs that lie, and a crash", protocol{addresses: 1, lies: 1, crashes: 1}, ""},
 
@@ -1106,8 +1111,7 @@ func TestProtocol(t *testing.T) {
 		{"DELs without a namespace, one address", protocol{addresses: 1, skips: true, faults: 1}, ""},
 
 		{"slow DELs", protocol{addresses: 1, faults: 2, slow: true}, ""},
-		{"slow DELs, and a crash", protocol{addresses: 1, crashes: 1, faults: 1, slow: true}, ""},
-		{"slow DELs, no names", protocol{addresses: 1, faults: 2, unnamed: true, slow: true}, ""},
+		{"slow DELs, no names", protocol{addresses: 1, faults: 1, unnamed: true, slow: true}, ""},
 
 		{"no path", protocol{addresses: 2, skips: true, noPath: true}, "leaked"},
 		{"no DEL left to the runtime", protocol{addresses: 2, skips: true, noLeave: true}, "leaked"},
