@@ -133,8 +133,8 @@ func parseName(name string) (netip.Addr, bool) {
 	return address, err == nil && address.Unmap().WithZone("").String() == name
 }
 
-// notAFile reports whether an error of readOwner means a link, a directory, a socket or a named pipe,
-// which host-local never creates.
+// notAFile reports whether an error of readOwner means a link, a directory, a socket or a named
+// pipe, which host-local never creates.
 func notAFile(err error) bool {
 	return errors.Is(err, unix.ELOOP) || errors.Is(err, unix.EISDIR) || errors.Is(err, unix.ENXIO)
 }

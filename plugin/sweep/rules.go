@@ -55,7 +55,8 @@ func (p *pattern) regexp() *regexp.Regexp {
 // isPlain reports whether a rule of a container has only packet matches, a target and its
 // label, so that a shell and iptables read it unchanged.
 func isPlain(rule string) bool {
-	return iptablesRule.regexp().MatchString(iptablesLabel.regexp().ReplaceAllString(rule, "--comment LABEL"))
+	plain := iptablesLabel.regexp().ReplaceAllString(rule, "--comment LABEL")
+	return iptablesRule.regexp().MatchString(plain)
 }
 
 // readRules reads the iptables and nftables rules with a label of a reference plugin. It ignores
