@@ -130,9 +130,8 @@ func (g *gate) exec(ctx context.Context, pod string, command []string, streams [
 		return err
 	}
 	request.Header = http.Header{"Connection": {"Upgrade"}, "Upgrade": {"websocket"},
-		"Sec-Websocket-Version": {"13"},
-		"Sec-Websocket-Key":     {"dW53aW5kdW53aW5kdW53aQ=="},
-		// it protects caches; there are none here
+		"Sec-Websocket-Version":  {"13"},
+		"Sec-Websocket-Key":      {"dW53aW5kdW53aW5kdW53aQ=="}, // for caches; none is here
 		"Sec-Websocket-Protocol": {"v5.channel.k8s.io, v4.channel.k8s.io"}}
 	answer, err := g.client.Do(request)
 	if err != nil {

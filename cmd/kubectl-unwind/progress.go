@@ -3,8 +3,9 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
 	"sync"
+
+	"cni-unwind/cmd/internal/term"
 )
 
 // progress counts the finished nodes on one line of a terminal. It writes nothing to other files.
@@ -15,14 +16,11 @@ type progress struct {
 	width     int // of the current line
 }
 
-// newProgress returns a progress that shows 0 nodes done if out is a terminal. It takes the null
-// device for a terminal, which does no harm.
+// newProgress returns a progress that shows 0 nodes done if out is a terminal.
 func newProgress(out io.Writer, all int) *progress {
 	p := &progress{out: io.Discard, all: all, done: -1}
-	if f, is := out.(*os.File); is {
-		if info, err := f.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
-			p.out = out
-		}
+	if _, terminal := term.OnTerminal(out); terminal {
+		p.out = out
 	}
 	p.add()
 	return p

@@ -114,7 +114,7 @@ func decideUnlisted(ev Evidence) Verdict {
 	case ev.PastGracePeriod == tristate.Unknown:
 		return Verdict{Fate: Unknown, Reason: unlistedAge}
 	case ev.PastGracePeriod == tristate.No:
-		return Verdict{Fate: Live, Reason: withinGrace}
+		return Verdict{Fate: Live, Reason: WithinGrace}
 	}
 	return Verdict{Fate: Dead, Reason: Unlisted}
 }

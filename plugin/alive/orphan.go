@@ -4,9 +4,6 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// WithinGrace ends the reason for what is kept only since it is young: it may be dead.
-const WithinGrace = "the grace period has not expired"
-
 // Orphan is the evidence on a reservation, or on an attachment in libcni's cache, whose owner is
 // not in the journal. A list covers it by container, regardless of the interface.
 type Orphan struct {
@@ -26,26 +23,28 @@ func DecideOrphan(o Orphan) Verdict {
 	for _, doubt := range []struct {
 		doubt  bool
 		fate   Fate
-		reason string
+		reason Reason
 	}{
 		{o.SameNamespaces != tristate.Yes, Unknown,
-			"this process does not see what the runtime sees; run this on the host, or with --cri"},
+			Reason{"", "this process does not see what the runtime sees; " +
+				"run this on the host, or with --cri"}},
 		{o.Listed == tristate.Unknown && o.InUse == tristate.Yes, Live,
-			"no list of the runtime covers its owner, but an interface has the address"},
+			Reason{"", "no list of the runtime covers its owner, but an interface has the address"}},
 		{o.Listed == tristate.Unknown, Unknown,
-			"its owner is not in the journal, and no list of the runtime covers it"},
-		{o.Listed == tristate.Yes, Live, "the runtime lists its owner"},
-		{o.PastGracePeriod == tristate.Unknown, Unknown, "its age is unknown"},
+			Reason{"", "its owner is not in the journal, and no list of the runtime covers it"}},
+		{o.Listed == tristate.Yes, Live, Reason{"", "the runtime lists its owner"}},
+		{o.PastGracePeriod == tristate.Unknown, Unknown, Reason{"", "its age is unknown"}},
 		{o.PastGracePeriod == tristate.No, Live,
-			"the runtime does not list its owner, but " + WithinGrace},
-		{o.Cached == tristate.Unknown, Unknown, "libcni's cache cannot be read"},
+			Reason{WithinGrace.Code,
+				"the runtime does not list its owner, but the grace period has not expired"}},
+		{o.Cached == tristate.Unknown, Unknown, Reason{"", "libcni's cache cannot be read"}},
 		{o.Cached == tristate.Yes, Live,
-			"libcni's cache has its owner, and the owner's network namespace exists"},
-		{o.InUse == tristate.Unknown, Unknown, "some network namespaces cannot be inspected"},
-		{o.InUse == tristate.Yes, Live, "an interface has the address"},
+			Reason{"", "libcni's cache has its owner, and the owner's network namespace exists"}},
+		{o.InUse == tristate.Unknown, Unknown, Reason{"", "some network namespaces cannot be inspected"}},
+		{o.InUse == tristate.Yes, Live, Reason{"", "an interface has the address"}},
 	} {
 		if doubt.doubt {
-			return Verdict{Fate: doubt.fate, Reason: Reason{Text: doubt.reason}.because(o.Doubt)}
+			return Verdict{Fate: doubt.fate, Reason: doubt.reason.because(o.Doubt)}
 		}
 	}
 	return Verdict{Fate: Dead,

@@ -6,8 +6,8 @@ import (
 
 // Reason says why an attachment has its verdict, or why it is undone. Code is its name in the
 // journal and in metrics, and the only part that programs may rely on. Text is for people, and may
-// add details to the text of the same code below. Code is "" for a reason to keep an attachment,
-// which is never written to the journal.
+// add details to the text of the same code below. Code is "" for most reasons to keep an
+// attachment, which are never written to the journal.
 type Reason struct {
 	Code string
 	Text string
@@ -64,9 +64,12 @@ var (
 	addedUnseen   = Reason{"",
 		"it was added again by an ADD that the journal did not record and that is live; " +
 			"the DEL of that ADD undoes both"}
-	withinGrace     = Reason{"", "the runtime does not list it, but " + WithinGrace}
 	unlistedProcess = Reason{"",
 		"a process is in its network namespace, though the runtime does not list it"}
+
+	// WithinGrace is the reason for what may be dead, but is too young to be judged by a list.
+	WithinGrace = Reason{"within-grace",
+		"the runtime does not list it, but the grace period has not expired"}
 )
 
 // The reasons why unwind does not know whether an attachment is live.

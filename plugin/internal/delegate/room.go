@@ -45,8 +45,8 @@ func tasksLeft(self, root string) int {
 		}
 		for path := filepath.Clean("/" + part[2]); ; path = filepath.Dir(path) {
 			dir := filepath.Join(mount, path)
-			if limit, err := strconv.Atoi(readSmall(filepath.Join(dir,
-				"pids.max"))); err == nil { // not "max"
+			limit, err := strconv.Atoi(readSmall(filepath.Join(dir, "pids.max")))
+			if err == nil { // not "max"
 				used, _ := strconv.Atoi(readSmall(filepath.Join(dir, "pids.current")))
 				left = min(left, limit-used)
 			}

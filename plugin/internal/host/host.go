@@ -25,8 +25,8 @@ import (
 func This() journal.Host {
 	h := namespaces("/proc/self/ns/")
 	h.BootID = firstLine("/proc/sys/kernel/random/boot_id")
-	if id := strings.ToLower(firstLine("/sys/class/dmi/id/product_uuid")); strings.Trim(id,
-		"0f-") != "" {
+	id := strings.ToLower(firstLine("/sys/class/dmi/id/product_uuid"))
+	if strings.Trim(id, "0f-") != "" {
 		h.Machine = "dmi:" + id
 	} else if id := firstLine("/etc/machine-id"); id != "" {
 		h.Machine = "machine-id:" + id

@@ -114,7 +114,7 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 			count["not tried"]++
 			continue
 		}
-		if word == "live" && strings.HasSuffix(f.Reason.Text, alive.WithinGrace) {
+		if word == "live" && f.Reason.Is(alive.WithinGrace) {
 			young++
 		}
 		if count[word]++; word == "left" || word == "live" && !all {

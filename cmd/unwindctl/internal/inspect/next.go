@@ -5,7 +5,6 @@ import (
 	"strings"
 
 	"cni-unwind/cmd/internal/term"
-	"cni-unwind/plugin/alive"
 )
 
 // notListed says that some of what counts as live may be dead, and is only young.
@@ -24,7 +23,7 @@ func next(pools []*Pool, of Scope) string {
 	for _, p := range pools {
 		leaked, unknown, plain = leaked+p.Leaked+p.Ownerless, unknown+p.Unknown, plain || p.Plain
 		for _, r := range p.Reservations {
-			if strings.HasSuffix(r.Why, alive.WithinGrace) {
+			if r.young {
 				young++
 			}
 		}

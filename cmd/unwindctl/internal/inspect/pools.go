@@ -64,6 +64,7 @@ type reservation struct {
 	State       string     `json:"state"` // live, leaked, ownerless, unknown
 	Why         string     `json:"why"`
 	Remedy      string     `json:"remedy,omitempty"`
+	young       bool       // live only by its grace period
 }
 
 // Node is a dry run of a sweep, and the pools as it leaves them.
@@ -253,6 +254,7 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Node) reservation {
 		}
 		states := map[alive.Fate]string{alive.Live: "live", alive.Unknown: "unknown"}
 		one.State, one.Why = states[f.Fate], f.Reason.Text
+		one.young = f.Reason.Is(alive.WithinGrace)
 		if f.Releasable() {
 			one.State, one.Remedy = "leaked", "unwindctl sweep releases it"
 			if _, cached := f.Cached(); cached || f.Address.IsValid() { // only with the list
