@@ -336,6 +336,8 @@ func (d *daemon) log() string {
 	if err != nil {
 		return err.Error()
 	}
-	lines := slices.DeleteFunc(strings.SplitAfter(string(data), "\n"), func(l string) bool { return strings.HasPrefix(l, "I") })
+	lines := slices.DeleteFunc(strings.SplitAfter(string(data), "\n"), func(l string) bool {
+		return strings.HasPrefix(l, "I") || strings.HasPrefix(l, `{"level":"info"`)
+	})
 	return strings.Join(lines[max(0, len(lines)-20):], "")
 }
