@@ -13,6 +13,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/invoke"
 	bolt "go.etcd.io/bbolt"
+	"golang.org/x/sys/unix"
 )
 
 // comparison runs the pods of one chain, alternating between the kinds.
@@ -147,17 +148,19 @@ func goneAll(pods []*pod) error {
 	return errors.Join(errs...)
 }
 
-// timed has the duration of each operation, and of all together.
+// timed has the duration of each operation, that of all together, and the processor time of an
+// operation. This process counts, since it is the runtime, which starts and reaps plugins.
 type timed struct {
-	each []time.Duration
-	wall time.Duration
+	each      []time.Duration
+	wall      time.Duration
+	processor time.Duration
 }
 
 func atOnce(pods []*pod, do func(*pod) error) (timed, error) {
 	t := timed{each: make([]time.Duration, len(pods))}
 	errs := make([]error, len(pods))
 	var all sync.WaitGroup
-	began := time.Now()
+	began, used := time.Now(), processorTime()
 	for i, p := range pods {
 		all.Go(func() {
 			start := time.Now()
@@ -167,7 +170,20 @@ func atOnce(pods []*pod, do func(*pod) error) (timed, error) {
 	}
 	all.Wait()
 	t.wall = time.Since(began)
+	t.processor = (processorTime() - used) / time.Duration(len(pods))
 	return t, errors.Join(errs...)
+}
+
+// processorTime returns what this process and all of its descendants have used.
+func processorTime() (used time.Duration) {
+	for _, whose := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
+		var u unix.Rusage
+		if err := unix.Getrusage(whose, &u); err != nil {
+			panic(err) // EINVAL or EFAULT
+		}
+		used += time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	}
+	return used
 }
 
 // results writes durations in the format of go test -bench
@@ -186,6 +202,9 @@ func (r *results) write(verb, chain string, parallel int, kind string, t timed) 
 	}
 	if len(t.each) > 1 {
 		r.line("%s 1 %d wall-ns/op\n", name, t.wall.Nanoseconds())
+	}
+	if t.processor > 0 {
+		r.line("%s 1 %d cpu-ns/op\n", name, t.processor.Nanoseconds())
 	}
 	if r.each == nil {
 		r.each = map[string][]time.Duration{}
@@ -247,7 +266,7 @@ func (f *floor) time(ctx context.Context, r *results, chain string) error {
 			}
 		}
 		took := time.Since(start)
-		r.write(verb, chain, 1, "floor", timed{[]time.Duration{took}, took})
+		r.write(verb, chain, 1, "floor", timed{each: []time.Duration{took}, wall: took})
 	}
 	return nil
 }
