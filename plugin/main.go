@@ -10,6 +10,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 	"golang.org/x/sys/unix"
 
+	"cni-unwind/plugin/internal/delegate"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -23,6 +24,7 @@ func (p *Plugin) Main(ctx context.Context, about string) int {
 		GC:     p.verb(ctx, (*op).gc),
 		Status: p.verb(ctx, (*op).status),
 	}
+	defer delegate.Reap()
 	if err := skel.PluginMainFuncsWithError(funcs, version.All, about); err != nil {
 		_ = err.Print()
 		return 1

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"sync"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -127,6 +129,7 @@ func (p *process) finish(ctx context.Context) syscall.WaitStatus {
 	defer context.AfterFunc(ctx, p.kill)()
 	status := p.wait()
 	if ctx.Err() != nil {
+		p.reap() // it would count as one of the group
 		awaitGroup(p.pid)
 	}
 	p.release(pipeDelay)
@@ -166,27 +169,92 @@ func (p *process) kill() {
 	}
 }
 
-// wait waits for the end of the process and reaps it.
+// wait waits for the end of the process, and has it reaped later: see reapDelay.
 func (p *process) wait() (status syscall.WaitStatus) {
-	reap := func() bool {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		pid, err := syscall.Wait4(p.pid, &status, syscall.WNOHANG, nil)
-		if errors.Is(err, syscall.ECHILD) { // somebody else reaped it: how it ended is not known
-			status, pid = syscall.WaitStatus(1<<8), p.pid
-		}
-		p.reaped = pid == p.pid
-		return p.reaped
+	ended := false
+	look := func(flags int) bool {
+		status, ended = exitOf(p.pid, flags)
+		return ended
 	}
 	if p.pidfd != nil {
 		if conn, err := p.pidfd.SyscallConn(); err == nil {
-			_ = conn.Read(func(uintptr) bool { return reap() })
+			_ = conn.Read(func(uintptr) bool { return look(unix.WNOHANG) })
 		}
 	}
-	for !p.reaped && !reap() { // without a pidfd: this takes a thread
-		_ = unix.Waitid(unix.P_PID, p.pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+	for !ended {
+		look(0) // without a pidfd: this takes a thread
 	}
+	unreaped.Lock()
+	defer unreaped.Unlock()
+	unreaped.processes[p] = time.AfterFunc(reapDelay, p.reap)
 	return status
+}
+
+// exitOf returns how a child ended, if it has, and does not reap it. If somebody else reaped it, it
+// counts as failed.
+func exitOf(pid, flags int) (status syscall.WaitStatus, ended bool) {
+	var info unix.Siginfo
+	err := unix.Waitid(unix.P_PID, pid, &info, unix.WEXITED|unix.WNOWAIT|flags, nil)
+	if errors.Is(err, syscall.ECHILD) {
+		return syscall.WaitStatus(1 << 8), true
+	}
+	child := (*childInfo)(unsafe.Pointer(&info))
+	if err != nil || child.fields.pid != int32(pid) {
+		return 0, false
+	}
+	if child.code == exited {
+		return syscall.WaitStatus(child.fields.status << 8), true
+	}
+	return syscall.WaitStatus(child.fields.status), true // of the signal
+}
+
+// exited is CLD_EXITED of sigaction(2).
+const exited = 1
+
+// childInfo is siginfo_t as waitid fills it (sigaction(2)).
+type childInfo struct {
+	_, _, code int32
+	fields     struct {
+		_         [0]uintptr // aligns the union
+		pid       int32
+		_, status int32
+	}
+}
+
+// reapDelay is how long a process that has ended stays unreaped. When it ends, its last thread still
+// removes its entries in /proc. Until then, the kernel keeps whoever reaps the process busy
+// (shrink_dcache_parent), and if that thread waits for the same processor, for up to a time slice.
+// Without the delay, this was half of unwind's processor time on a busy node.
+const reapDelay = 5 * time.Millisecond
+
+// unreaped has the processes that have ended and are not reaped, each with the timer that reaps it.
+var unreaped = struct {
+	sync.Mutex
+	processes map[*process]*time.Timer
+}{processes: map[*process]*time.Timer{}}
+
+// reap reaps a process that has ended.
+func (p *process) reap() {
+	unreaped.Lock()
+	defer unreaped.Unlock()
+	if timer := unreaped.processes[p]; timer != nil {
+		timer.Stop()
+		delete(unreaped.processes, p)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		_, _ = syscall.Wait4(p.pid, nil, 0, nil)
+		p.reaped = true
+	}
+}
+
+// Reap reaps the processes that have ended. A program calls it last.
+func Reap() {
+	unreaped.Lock()
+	ended := slices.Collect(maps.Keys(unreaped.processes))
+	unreaped.Unlock()
+	for _, p := range ended {
+		p.reap()
+	}
 }
 
 // ending describes how a process ended, in Go's words.

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -69,7 +70,26 @@ func earlyCall(t *testing.T) *Call {
 }
 
 // isThere says whether a process is there, be it as a zombie.
-func isThere(pid int) bool { return !errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) }
+// isThere says whether a process runs, or has ended and could be reaped.
+func isThere(pid int) bool {
+	Reap()
+	return !errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
+}
+
+// TestReaped: a process that has ended is not reaped at once, but soon, also in a program that goes on.
+func TestReaped(t *testing.T) {
+	t.Parallel()
+	c := script(t, `echo $$`)
+	stdout, f := (&Processes{}).Run(context.Background(), c, nil, io.Discard)
+	if f != nil {
+		t.Fatal(f)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(stdout)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it is reaped", func() bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) })
+}
 
 // with returns the call with a configuration.
 func (c *Call) with(config string) *Call {
