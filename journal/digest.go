@@ -5,10 +5,10 @@ import (
 	"encoding/binary"
 )
 
-// digest is a sum over all that the buckets have, in any order, except for bucket meta, which stores
-// the digest. So a transaction adds and removes only what it changes. verify recognizes by it a
-// transaction whose meta page reached the disk before its other pages did: their old content may be
-// a valid tree.
+// digest is a sum over all that the buckets have, in any order, except for bucket meta, which
+// stores the digest. So a transaction adds and removes only what it changes. verify recognizes by
+// it a transaction whose meta page reached the disk before its other pages did: their old content
+// may be a valid tree.
 type digest [2]uint64
 
 func (d *digest) add(bucket, key, value []byte) {

@@ -248,8 +248,8 @@ func (s *Store) open(
 // that transaction counts if the power goes and the one found is not on the disk.
 func (s *Store) settle(f *os.File, found *state) error {
 	if found.torn {
-		s.logger().Warn("the journal's last transaction was not synced when the power went; dropping it",
-			"file", s.Path())
+		s.logger().Warn("dropping the journal's last transaction, "+
+			"which was not on the disk when the power failed", "file", s.Path())
 		if err := found.dropNewest(f); err != nil {
 			return err
 		}
@@ -297,7 +297,8 @@ func (s *Store) inTx(tx *Tx, queue *os.File, found *state, fn func(*Tx) error) e
 	if !tx.changed {
 		return errUnchanged // makes bbolt roll back
 	}
-	if err := errors.Join(meta.Put(keyDigest, tx.digest.encode(uint64(btx.ID()))), s.unstamp(queue)); err != nil {
+	sum := tx.digest.encode(uint64(btx.ID()))
+	if err := errors.Join(meta.Put(keyDigest, sum), s.unstamp(queue)); err != nil {
 		return err
 	}
 	s.at("commit")

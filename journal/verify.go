@@ -17,8 +17,8 @@ import (
 type state struct {
 	data []byte // of the whole file
 	sum  digest // of its content
-	// torn is set if the newest transaction is not whole, because the power went before its sync. Then
-	// the one before counts, of which it has overwritten nothing.
+	// torn is set if the newest transaction is not whole, because the power went before its sync.
+	// Then the one before counts, of which it has overwritten nothing.
 	torn bool
 }
 
@@ -45,8 +45,8 @@ func verify(f *os.File) (*state, error) {
 }
 
 // choose chooses the newest transaction that is whole. If the structure of the newest is, but no
-// content fits its digest, a value was damaged later, and the newest counts: see DamagedError. If no
-// meta page is valid, choose returns nil, and bbolt says why.
+// content fits its digest, a value was damaged later, and the newest counts: see DamagedError. If
+// no meta page is valid, choose returns nil, and bbolt says why.
 func (s *state) choose() error {
 	var first error
 	metas := metasOf(s.data)
@@ -64,7 +64,9 @@ func (s *state) choose() error {
 }
 
 // newestSum returns the place of the checksum of the newest transaction, which makes it count.
-func (s *state) newestSum() int64 { return int64(metasOf(s.data)[0].at + pageHeader + metaSize - 8) }
+func (s *state) newestSum() int64 {
+	return int64(metasOf(s.data)[0].at + pageHeader + metaSize - 8)
+}
 
 // dropNewest makes the transaction before the newest one count.
 func (s *state) dropNewest(f *os.File) error {
@@ -136,9 +138,10 @@ type pages struct {
 }
 
 // verifyPages checks the structure of a bbolt file as of a transaction, and reports whether that is
-// whole: its content fits the digest, and each page is in use or free. It follows the rules of bbolt's own check, and adds that a branch's key is
-// the first key of its child, since bbolt relies on this when it writes. bbolt's own check, like all
-// of bbolt, never ends in a graph that is no tree (stack) or on a page of 2³² (memory).
+// whole: its content fits the digest, and each page is in use or free. It follows the rules of
+// bbolt's own check, and adds that a branch's key is the first key of its child, since bbolt relies
+// on this when it writes. bbolt's own check, like all of bbolt, never ends in a graph that is no
+// tree (stack) or on a page of 2³² (memory).
 func verifyPages(data []byte, m meta) (sum digest, whole bool, err error) {
 	if m.pages < 2 || m.pages > uint64(len(data))/m.size {
 		return sum, false, fmt.Errorf("%d bytes instead of %d pages of %d", len(data), m.pages, m.size)
@@ -177,8 +180,8 @@ func metaAt(data []byte, at uint64) (m meta, ok bool) {
 	b := data[at+pageHeader:][:metaSize]
 	sum := fnv.New64a()
 	_, _ = sum.Write(b[:56])
-	m = meta{at: at, size: uint64(u32(b[8:])), root: u64(b[16:]), freelist: u64(b[32:]), pages: u64(b[40:]),
-		transaction: u64(b[48:])}
+	m = meta{at: at, size: uint64(u32(b[8:])), root: u64(b[16:]), freelist: u64(b[32:]),
+		pages: u64(b[40:]), transaction: u64(b[48:])}
 	return m, u32(b) == metaMagic && u32(b[4:]) == metaVersion && u64(b[56:]) == sum.Sum64() &&
 		m.size >= 1024
 }
