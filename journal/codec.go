@@ -34,6 +34,7 @@ var (
 	bucketHistory    = []byte("history")
 	bucketCounters   = []byte("counters")
 	keyFormat        = []byte("format")
+	keyDigest        = []byte("digest")
 
 	buckets = [][]byte{bucketMeta, bucketEntries, bucketPods, bucketAddresses,
 		bucketTombstones, bucketExpiry, bucketHistory, bucketCounters}

@@ -84,7 +84,8 @@ func fill(path string) error {
 		if err != nil {
 			return err
 		}
-		return tx.Bucket(bucketMeta).Put(keyFormat, data)
+		meta := tx.Bucket(bucketMeta)
+		return errors.Join(meta.Put(keyFormat, data), meta.Put(keyDigest, new(digest).encode(uint64(tx.ID()))))
 	})
 	if err := errors.Join(err, db.Close()); err != nil {
 		return err

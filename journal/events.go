@@ -44,9 +44,7 @@ const maxHistory = 1000
 
 // Record adds an event to the history and drops the oldest beyond maxHistory.
 func (tx *Tx) Record(e Event) error {
-	tx.changed = true
-	b := tx.btx.Bucket(bucketHistory)
-	n, err := b.NextSequence()
+	n, err := tx.next(bucketHistory)
 	if err != nil {
 		return err
 	}
@@ -56,17 +54,17 @@ func (tx *Tx) Record(e Event) error {
 		return err
 	}
 	var old [][]byte
-	c := b.Cursor()
+	c := tx.btx.Bucket(bucketHistory).Cursor()
 	for k, _ := c.First(); k != nil && n >= maxHistory &&
 		bytes.Compare(k, sequence(n-maxHistory)) <= 0; k, _ = c.Next() {
 		old = append(old, bytes.Clone(k))
 	}
 	for _, k := range old {
-		if err := b.Delete(k); err != nil {
+		if err := tx.delete(bucketHistory, k); err != nil {
 			return err
 		}
 	}
-	return b.Put(sequence(n), data)
+	return tx.put(bucketHistory, sequence(n), data)
 }
 
 // History calls fn for every event, the oldest first. It skips damaged ones.
@@ -92,8 +90,7 @@ func (tx *Tx) SetCounter(n uint64, name string, labels ...string) error {
 			return fmt.Errorf("journal: counter %q contains a zero byte", text)
 		}
 	}
-	tx.changed = true
-	return tx.btx.Bucket(bucketCounters).Put(counterKey(name, labels), sequence(n))
+	return tx.put(bucketCounters, counterKey(name, labels), sequence(n))
 }
 
 // Counter returns the value of a counter, or 0 if there is none.
@@ -160,7 +157,6 @@ func (tx *Tx) Tombstone(k Key) (*Tombstone, error) {
 
 // PutTombstone writes a tombstone and drops those that are too many or too old.
 func (tx *Tx) PutTombstone(t Tombstone) error {
-	tx.changed = true
 	if err := tx.deleteTombstone(t.Key); err != nil {
 		return err
 	}
@@ -169,16 +165,14 @@ func (tx *Tx) PutTombstone(t Tombstone) error {
 	if err != nil {
 		return err
 	}
-	order := tx.btx.Bucket(bucketExpiry)
-	n, err := order.NextSequence()
+	n, err := tx.next(bucketExpiry)
 	if err != nil {
 		return err
 	}
-	if err := order.Put(sequence(n), encodeKey(t.Key)); err != nil {
+	if err := tx.put(bucketExpiry, sequence(n), encodeKey(t.Key)); err != nil {
 		return err
 	}
-	if err := tx.btx.Bucket(bucketTombstones).Put(encodeKey(t.Key),
-		append(sequence(n), data...)); err != nil {
+	if err := tx.put(bucketTombstones, encodeKey(t.Key), append(sequence(n), data...)); err != nil {
 		return err
 	}
 	return tx.prune(n, t)
@@ -205,10 +199,10 @@ func (tx *Tx) prune(n uint64, newest Tombstone) error {
 		}
 	}
 	for _, d := range drop {
-		if err := tx.btx.Bucket(bucketExpiry).Delete(d[0]); err != nil {
+		if err := tx.delete(bucketExpiry, d[0]); err != nil {
 			return err
 		}
-		if err := tx.btx.Bucket(bucketTombstones).Delete(d[1]); err != nil {
+		if err := tx.delete(bucketTombstones, d[1]); err != nil {
 			return err
 		}
 	}
@@ -221,8 +215,8 @@ func (tx *Tx) deleteTombstone(k Key) error {
 	if len(value) < 8 {
 		return nil
 	}
-	if err := tx.btx.Bucket(bucketExpiry).Delete(bytes.Clone(value[:8])); err != nil {
+	if err := tx.delete(bucketExpiry, bytes.Clone(value[:8])); err != nil {
 		return err
 	}
-	return tx.btx.Bucket(bucketTombstones).Delete(encodeKey(k))
+	return tx.delete(bucketTombstones, encodeKey(k))
 }

@@ -138,10 +138,16 @@ type power struct {
 	steps    []powerStep
 	promised []string          // by step: all that Updates have promised
 	damaged  map[string][]byte // by the name of its step: the bytes that must be kept
+	unsynced string            // all that it may hold after step killedAfter, too
 	seed     uint64
 	states   atomic.Int64
 	dirs     atomic.Int64
 }
+
+// killedAfter is the step after which another process is killed between the write and the sync of a
+// transaction. So the next one builds on what is not durable. It does not grow the file, which would
+// sync it.
+const killedAfter = 5
 
 // TestPowerLoss loses the power at every sync and after every step of a journal's life, and checks
 // each disk that may be left. It runs the real program on a file system that records the kernel's
@@ -167,15 +173,13 @@ type power struct {
 // and rename do what is said above, or what follows a failed sync. Locks and the stamp in the
 // queue's file are never synced, so they are there or not at random; TestStamp shows that a stamp
 // of an earlier boot does not count. Two processes write one after the other, and the first is
-// killed while it creates the file.
+// killed while it creates the file, or another one between two steps.
 func TestPowerLoss(t *testing.T) {
 	if testing.Short() {
 		t.Skip("hundreds of disks: make test")
 	}
 	sandbox.Need(t)
-	if _, err := os.Stat("/dev/fuse"); err != nil {
-		check(t, unix.Mknod("/dev/fuse", unix.S_IFCHR|0o600, int(unix.Mkdev(10, 229))))
-	}
+	needFUSE(t)
 	disks := filepath.Join(t.TempDir(), "disks")
 	check(t, os.Mkdir(disks, 0o700))
 	check(t, unix.Mount("tmpfs", disks, "tmpfs", 0, ""))
@@ -191,6 +195,13 @@ func TestPowerLoss(t *testing.T) {
 			p.lose(filepath.Join(disks, fmt.Sprintf("after %s", killed)))
 			t.Logf("%d changes, %d syncs; %d disks (seed %d)", len(p.log), p.syncs(), p.states.Load(), p.seed)
 		})
+	}
+}
+
+func needFUSE(t *testing.T) {
+	t.Helper()
+	if _, err := os.Stat("/dev/fuse"); err != nil {
+		check(t, unix.Mknod("/dev/fuse", unix.S_IFCHR|0o600, int(unix.Mkdev(10, 229))))
 	}
 }
 
@@ -223,21 +234,33 @@ func (p *power) live(killed string) {
 		writer.expect("done")
 		p.mark(mark{i, true})
 		seen := p.now.clone()
+		if killed == "" && i == killedAfter {
+			other := start(p.T, "act", dir)
+			other.say("die committed")
+			other.say("put unsynced")
+			_ = other.wait()
+			p.unsynced = p.contentsOf(p.now.clone())
+		}
 		writer.say("go")
 		if step.damages {
 			p.damaged[step.name] = seen.journals()[fileName]
 			p.promised = append(p.promised, "")
 			continue
 		}
-		at := filepath.Join(p.TempDir(), "disk")
-		check(p, seen.write(at))
-		text, err := contents(&Store{Dir: filepath.Join(at, "state")})
-		check(p, err)
-		p.promised = append(p.promised, text)
+		p.promised = append(p.promised, p.contentsOf(seen))
 	}
 	if len(p.steps) == len(powerSteps()) {
 		check(p, writer.wait())
 	}
+}
+
+// contentsOf returns what contents does, of the journal on a disk.
+func (p *power) contentsOf(seen *image) string {
+	at := filepath.Join(p.TempDir(), "disk")
+	check(p, seen.write(at))
+	text, err := contents(&Store{Dir: filepath.Join(at, "state")})
+	check(p, err)
+	return text
 }
 
 // contents returns all that a journal holds except its format, as text; "" if it holds nothing.
@@ -378,6 +401,8 @@ func (p *power) mayHold(at mark, text string) bool {
 	switch {
 	case at.step < 0:
 		return text == ""
+	case text == p.unsynced && text != "":
+		return at == mark{killedAfter, true} || at == mark{killedAfter + 1, false}
 	case at.done:
 		return text == p.promised[at.step] && !p.steps[at.step].damages
 	case at.step == 0:

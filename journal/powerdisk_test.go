@@ -158,6 +158,13 @@ type disk struct {
 	now  *image // as a program sees it
 	log  []change
 	last int // the last number given
+	bad  bool
+}
+
+// fail lets each sync fail, or not any more.
+func (d *disk) fail(bad bool) {
+	defer d.locked()()
+	d.bad = bad
 }
 
 // mountDisk mounts a disk for the duration of the test. Another process must use it: a process that
@@ -292,6 +299,9 @@ func (f *diskFile) Write(_ context.Context, _ fs.FileHandle, data []byte, off in
 // needed to read the data again; the size is needed (fdatasync(2)).
 func (f *diskFile) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errno {
 	defer f.disk.locked()()
+	if f.disk.bad {
+		return syscall.EIO
+	}
 	f.disk.note(change{kind: synced, file: f.number})
 	return 0
 }

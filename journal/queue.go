@@ -68,16 +68,26 @@ func (s *Store) lookAfter(ctx context.Context, d, still time.Duration, end func(
 	})
 }
 
+// stampSize is the size of all stamps, in bytes.
+const stampSize = 160
+
 // stamp records in the queue's file how a transaction leaves the journal. The next transaction that
 // finds the file so neither verifies it, which reads all of it and costs more than the transaction,
-// nor syncs its directories. The stamp is not synced and counts for one boot. After a loss of
-// power, or if a process died in a transaction, no stamp fits. All stamps have one length: when a
-// truncated file is closed, ext4 allocates its blocks and begins to write them (auto_da_alloc,
-// ext4(5)).
+// nor syncs it and its directories. The stamp is not synced and counts for one boot. After a loss
+// of power, or if a process died in a transaction, no stamp fits: unstamp has removed it. All
+// stamps have one length: when a truncated file is closed, ext4 allocates its blocks and begins to
+// write them (auto_da_alloc, ext4(5)).
 func (s *Store) stamp(queue, file *os.File) {
 	if text := s.stampOf(file); text != "" {
 		_, _ = queue.WriteAt([]byte(text), 0)
 	}
+}
+
+// unstamp removes the stamp before a transaction changes the file: within one tick of the clock,
+// the file's times would not tell.
+func (s *Store) unstamp(queue *os.File) error {
+	_, err := queue.WriteAt(make([]byte, stampSize), 0)
+	return err
 }
 
 // stamped reports whether the file is as the last stamp says.
@@ -96,7 +106,7 @@ func (s *Store) stampOf(file *os.File) string {
 	if boot == "" || unix.Fstat(int(file.Fd()), &st) != nil {
 		return ""
 	}
-	return fmt.Sprintf("%-159s\n",
+	return fmt.Sprintf("%-*s\n", stampSize-1,
 		fmt.Sprintf("%s %d %d %d %d %d", boot, st.Dev, st.Ino, st.Size, st.Mtim.Nano(), st.Ctim.Nano()))
 }
 

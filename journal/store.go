@@ -28,10 +28,11 @@ import (
 //  2. Check that the queue's file is still the one at its path; otherwise start again.
 //  3. Open the file, created if there is none (see create), and take its flock, which readers
 //     share. Check that it is the file at its path and whole, and that its name is on the disk (see
-//     verify, syncFolders).
+//     verify, settle).
 //  4. A reader releases the queue. So readers read at once, and none comes between a writer that
 //     waits for them and the file.
-//  5. Run one bbolt transaction.
+//  5. Run one bbolt transaction. Its pages and the meta page that makes them count are written
+//     together, and one sync makes them durable: see digest for a loss of power before it.
 //  6. Close the file and release the queue.
 //
 // A panic or a SIGBUS in bbolt becomes an error. If the file is then proven to be damaged, the
@@ -128,6 +129,7 @@ func (s *Store) transact(
 	ctx context.Context, queue *os.File, write bool, fn func(*Tx) error,
 ) (err error) {
 	var file *os.File
+	var found *state
 	debug.SetPanicOnFault(true)
 	defer debug.SetPanicOnFault(false)
 	defer func() {
@@ -140,7 +142,7 @@ func (s *Store) transact(
 			return err
 		}
 	}
-	if file, err = s.open(ctx, queue, write); err != nil {
+	if file, found, err = s.open(ctx, queue, write); err != nil {
 		return err
 	}
 	info, err := file.Stat()
@@ -150,23 +152,41 @@ func (s *Store) transact(
 	db, err := bolt.Open(s.Path(), 0o600, &bolt.Options{
 		ReadOnly:     !write,
 		NoStatistics: true,
+		NoSync:       true, // see sync
 		OpenFile:     func(string, int, os.FileMode) (*os.File, error) { return file, nil },
 	})
 	if err != nil {
 		return s.confirm(classify(err))
 	}
-	in := func(btx *bolt.Tx) error { return s.inTx(btx, info, fn) }
+	in := func(btx *bolt.Tx) error { return s.inTx(&Tx{btx: btx, file: info}, queue, found, fn) }
 	if !write {
 		_ = queue.Close()
 		return errors.Join(db.View(in), db.Close())
 	}
 	switch err = db.Update(in); {
 	case err == nil:
-		s.stamp(queue, file)
+		if err = s.sync(db, file); err == nil {
+			s.stamp(queue, file)
+		}
 	case errors.Is(err, errUnchanged):
 		err = nil
 	}
 	return errors.Join(err, db.Close())
+}
+
+// sync makes a committed transaction durable. If that fails, it takes the transaction back: pages
+// that the disk did not take count as written from then on.
+func (s *Store) sync(db *bolt.DB, file *os.File) error {
+	err := db.Sync()
+	if err == nil {
+		return nil
+	}
+	err = fmt.Errorf("journal: %s: fdatasync: %w", s.Path(), err)
+	found, verifyErr := verify(file)
+	if verifyErr != nil {
+		return errors.Join(err, verifyErr)
+	}
+	return errors.Join(err, found.dropNewest(file))
 }
 
 // panicked turns a panic into an error, which is ErrDamaged only if the file is damaged, and gives
@@ -177,7 +197,7 @@ func (s *Store) panicked(r any, file *os.File) error {
 	if file == nil {
 		return err
 	}
-	if damage := verify(file); errors.Is(damage, ErrDamaged) {
+	if _, damage := verify(file); errors.Is(damage, ErrDamaged) {
 		err = fmt.Errorf("%w: %w", damage, err)
 	}
 	_ = syscall.Flock(int(file.Fd()), syscall.LOCK_UN)
@@ -185,32 +205,59 @@ func (s *Store) panicked(r any, file *os.File) error {
 	return err
 }
 
-// open opens and locks the file, if it is whole and the one at its path.
-func (s *Store) open(ctx context.Context, queue *os.File, write bool) (*os.File, error) {
+// open opens and locks the file, if it is whole and the one at its path. It returns what it found,
+// unless the stamp fits.
+func (s *Store) open(
+	ctx context.Context, queue *os.File, write bool,
+) (f *os.File, found *state, err error) {
 	flag := os.O_RDONLY
 	if write {
 		flag = os.O_RDWR
 	}
-	f, err := openFile(s.Path(), flag)
-	if err != nil {
-		return nil, fmt.Errorf("journal: %w", err)
+	if f, err = openFile(s.Path(), flag); err != nil {
+		return nil, nil, fmt.Errorf("journal: %w", err)
 	}
 	if err := lockOpened(ctx, f, write); err != nil {
-		return nil, fmt.Errorf("journal: %s is locked by another program: %w", s.Path(), err)
+		return nil, nil, fmt.Errorf("journal: %s is locked by another program: %w", s.Path(), err)
 	}
-	switch {
-	case !samePath(f, s.Path()):
-		err = errAgain
-	case !s.stamped(queue, f):
-		if err = verify(f); err == nil && write {
-			err = s.syncFolders()
+	defer func() {
+		if err != nil {
+			_ = f.Close()
+		}
+	}()
+	if !samePath(f, s.Path()) {
+		return f, nil, errAgain
+	}
+	if s.stamped(queue, f) {
+		return f, nil, nil
+	}
+	if found, err = verify(f); err != nil {
+		return f, nil, err
+	}
+	if write {
+		return f, found, s.settle(f, found)
+	}
+	if found.torn {
+		defer f.Close()
+		f, err = found.copyWithoutNewest()
+	}
+	return f, found, err
+}
+
+// settle makes durable what a writer found, before it overwrites what the transaction before needs:
+// that transaction counts if the power goes and the one found is not on the disk.
+func (s *Store) settle(f *os.File, found *state) error {
+	if found.torn {
+		s.logger().Warn("dropping the journal's last transaction, "+
+			"which was not on the disk when the power failed", "file", s.Path())
+		if err := found.dropNewest(f); err != nil {
+			return err
 		}
 	}
-	if err != nil {
-		_ = f.Close()
-		return nil, err
+	if err := unix.Fdatasync(int(f.Fd())); err != nil {
+		return fmt.Errorf("journal: %s: fdatasync: %w", s.Path(), err)
 	}
-	return f, nil
+	return s.syncFolders()
 }
 
 // lockOpened takes the flock of the bbolt file, and closes the file on an error. A writer waits for
@@ -224,7 +271,8 @@ func lockOpened(ctx context.Context, f *os.File, write bool) error {
 	return flock(ctx, f, unix.LOCK_EX)
 }
 
-func (s *Store) inTx(btx *bolt.Tx, file os.FileInfo, fn func(*Tx) error) error {
+func (s *Store) inTx(tx *Tx, queue *os.File, found *state, fn func(*Tx) error) error {
+	btx := tx.btx
 	meta := btx.Bucket(bucketMeta)
 	if meta == nil {
 		return fmt.Errorf("%w: no bucket %q", ErrDamaged, bucketMeta)
@@ -240,12 +288,18 @@ func (s *Store) inTx(btx *bolt.Tx, file os.FileInfo, fn func(*Tx) error) error {
 	if btx.Writable() {
 		btx.OnCommit(func() { s.at("committed") })
 	}
-	tx := &Tx{btx: btx, file: file}
+	if tx.digest = decodeDigest(meta.Get(keyDigest)); found != nil {
+		tx.digest = found.sum
+	}
 	if err := fn(tx); err != nil || !btx.Writable() {
 		return err
 	}
 	if !tx.changed {
 		return errUnchanged // makes bbolt roll back
+	}
+	sum := tx.digest.encode(uint64(btx.ID()))
+	if err := errors.Join(meta.Put(keyDigest, sum), s.unstamp(queue)); err != nil {
+		return err
 	}
 	s.at("commit")
 	return nil
@@ -275,7 +329,7 @@ func (s *Store) confirm(verdict error) error {
 		return fmt.Errorf("journal: %w", err)
 	}
 	defer f.Close()
-	if err := verify(f); err != nil {
+	if _, err := verify(f); err != nil {
 		return err
 	}
 	return verdict

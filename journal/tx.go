@@ -17,6 +17,7 @@ type Tx struct {
 	file os.FileInfo // of the bbolt file
 	// changed says that the transaction has something to commit.
 	changed bool
+	digest  digest // of the content, as the transaction has changed it
 }
 
 // get returns a value of a bucket, or nil.
@@ -33,6 +34,40 @@ func (tx *Tx) each(bucket []byte, fn func(key, value []byte) error) error {
 		return nil
 	}
 	return tx.btx.Bucket(bucket).ForEach(fn)
+}
+
+// put writes a value of a bucket.
+func (tx *Tx) put(bucket, key, value []byte) error {
+	b := tx.btx.Bucket(bucket)
+	if old := b.Get(key); old != nil {
+		tx.digest.remove(bucket, key, old)
+	}
+	tx.digest.add(bucket, key, value)
+	tx.changed = true
+	return b.Put(key, append([]byte{}, value...)) // not nil, which Get returns for a missing key
+}
+
+// delete removes a key of a bucket, if it has it.
+func (tx *Tx) delete(bucket, key []byte) error {
+	b := tx.btx.Bucket(bucket)
+	old := b.Get(key)
+	if old == nil {
+		return nil
+	}
+	tx.digest.remove(bucket, key, old)
+	tx.changed = true
+	return b.Delete(key)
+}
+
+// next returns the next number of a bucket, from 1 on.
+func (tx *Tx) next(bucket []byte) (uint64, error) {
+	n, err := tx.btx.Bucket(bucket).NextSequence()
+	if n > 1 {
+		tx.digest.remove(bucket, nil, sequence(n-1))
+	}
+	tx.digest.addSequence(bucket, n)
+	tx.changed = true
+	return n, err
 }
 
 // Get returns the entry of an attachment, or nil if there is none.
@@ -62,7 +97,7 @@ func (tx *Tx) Put(e *Entry) error {
 		return fmt.Errorf("journal: entry %s has no generation", e.Key)
 	}
 	if newest.Number == 0 {
-		if newest.Number, err = tx.btx.Bucket(bucketEntries).NextSequence(); err != nil {
+		if newest.Number, err = tx.next(bucketEntries); err != nil {
 			return err
 		}
 	}
@@ -79,9 +114,8 @@ func (tx *Tx) Put(e *Entry) error {
 	if err := tx.deleteTombstone(e.Key); err != nil {
 		return err
 	}
-	tx.changed = true
 	tx.btx.OnCommit(func() { e.file = tx.file })
-	return tx.btx.Bucket(bucketEntries).Put(encodeKey(e.Key), value)
+	return tx.put(bucketEntries, encodeKey(e.Key), value)
 }
 
 // Delete removes the entry of an attachment and its indexes. A missing entry is no error.
@@ -95,11 +129,10 @@ func (tx *Tx) Delete(k Key) error {
 			return fmt.Errorf("%w (%s)", err, k)
 		}
 	}
-	tx.changed = true
 	if err := tx.reindex(old, nil); err != nil {
 		return err
 	}
-	return tx.btx.Bucket(bucketEntries).Delete(encodeKey(k))
+	return tx.delete(bucketEntries, encodeKey(k))
 }
 
 // replaced returns the entry that is about to be replaced, or nil, and its state.
@@ -124,20 +157,20 @@ func intact(e *Entry, err error) (*Entry, error) {
 func (tx *Tx) reindex(old, entry *Entry) error {
 	oldPods, oldAddresses := indexKeys(old)
 	newPods, newAddresses := indexKeys(entry)
-	if err := exchange(tx.btx.Bucket(bucketPods), oldPods, newPods); err != nil {
+	if err := tx.exchange(bucketPods, oldPods, newPods); err != nil {
 		return err
 	}
-	return exchange(tx.btx.Bucket(bucketAddresses), oldAddresses, newAddresses)
+	return tx.exchange(bucketAddresses, oldAddresses, newAddresses)
 }
 
 // exchange replaces the keys before of a bucket by the keys after, and touches only the
 // differences.
-func exchange(b *bolt.Bucket, before, after [][]byte) error {
+func (tx *Tx) exchange(bucket []byte, before, after [][]byte) error {
 	for _, k := range before {
 		if contains(after, k) {
 			continue
 		}
-		if err := b.Delete(k); err != nil {
+		if err := tx.delete(bucket, k); err != nil {
 			return err
 		}
 	}
@@ -145,7 +178,7 @@ func exchange(b *bolt.Bucket, before, after [][]byte) error {
 		if contains(before, k) {
 			continue
 		}
-		if err := b.Put(k, nil); err != nil {
+		if err := tx.put(bucket, k, nil); err != nil {
 			return err
 		}
 	}

@@ -2,33 +2,91 @@ package journal
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"hash/fnv"
 	"math"
 	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
 )
+
+// state is what a file has, as verify found it.
+type state struct {
+	data []byte // of the whole file
+	sum  digest // of its content
+	// torn is set if the newest transaction is not whole, because the power went before its sync.
+	// Then the one before counts, of which it has overwritten nothing.
+	torn bool
+}
 
 // verify reads a whole file and returns damage as ErrDamaged, and an error of the kernel unchanged.
 // It runs before bbolt, which mistakes a meta page that the disk cannot read for a damaged one, and
 // may do worse than panic on a damaged page.
-func verify(f *os.File) error {
+func verify(f *os.File) (*state, error) {
 	info, err := f.Stat()
 	if err != nil {
-		return fmt.Errorf("journal: %w", err)
+		return nil, fmt.Errorf("journal: %w", err)
 	}
 	// bbolt would begin a new journal in it, or tell a reader that it cannot write.
 	if info.Size() == 0 {
-		return fmt.Errorf("%w: empty file", ErrDamaged)
+		return nil, fmt.Errorf("%w: empty file", ErrDamaged)
 	}
-	data := make([]byte, info.Size())
-	if _, err := f.ReadAt(data, 0); err != nil {
+	s := &state{data: make([]byte, info.Size())}
+	if _, err := f.ReadAt(s.data, 0); err != nil {
+		return nil, fmt.Errorf("journal: %w", err)
+	}
+	if err := s.choose(); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	return s, nil
+}
+
+// choose chooses the newest transaction that is whole. If the structure of the newest is, but no
+// content fits its digest, a value was damaged later, and the newest counts: see DamagedError. If
+// no meta page is valid, choose returns nil, and bbolt says why.
+func (s *state) choose() error {
+	var first error
+	metas := metasOf(s.data)
+	for i, m := range metas {
+		sum, whole, err := verifyPages(s.data, m)
+		if i == 0 {
+			s.sum, first = sum, err
+		}
+		if whole {
+			s.sum, s.torn = sum, i > 0
+			return nil
+		}
+	}
+	return first
+}
+
+// newestSum returns the place of the checksum of the newest transaction, which makes it count.
+func (s *state) newestSum() int64 {
+	return int64(metasOf(s.data)[0].at + pageHeader + metaSize - 8)
+}
+
+// dropNewest makes the transaction before the newest one count.
+func (s *state) dropNewest(f *os.File) error {
+	if _, err := f.WriteAt(make([]byte, 8), s.newestSum()); err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
-	if err := verifyPages(data); err != nil {
-		return fmt.Errorf("%w: %w", ErrDamaged, err)
-	}
 	return nil
+}
+
+// copyWithoutNewest returns a copy of the file, in memory, for a reader, which changes nothing.
+func (s *state) copyWithoutNewest() (*os.File, error) {
+	fd, err := unix.MemfdCreate(fileName, unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("journal: %w", os.NewSyscallError("memfd_create", err))
+	}
+	f := os.NewFile(uintptr(fd), fileName)
+	if _, err := f.WriteAt(s.data, 0); err != nil {
+		return f, fmt.Errorf("journal: %w", err)
+	}
+	return f, s.dropNewest(f)
 }
 
 // The pages of a bbolt file. The first two are meta pages. Each page begins with a header of 16
@@ -68,49 +126,51 @@ var (
 	u64 = binary.NativeEndian.Uint64
 )
 
-type meta struct{ size, root, freelist, pages, transaction uint64 }
+type meta struct{ at, size, root, freelist, pages, transaction uint64 }
 
 // pages is the state of a walk through a file.
 type pages struct {
-	data []byte
-	size uint64 // of a page
-	used []bool // by page number
+	data   []byte
+	size   uint64 // of a page
+	used   []bool // by page number
+	sum    digest // of the content
+	stored []byte // the digest that the file has
 }
 
-// verifyPages returns what is wrong with the structure of a bbolt file. It follows the rules of
+// verifyPages checks the structure of a bbolt file as of a transaction, and reports whether that is
+// whole: its content fits the digest, and each page is in use or free. It follows the rules of
 // bbolt's own check, and adds that a branch's key is the first key of its child, since bbolt relies
 // on this when it writes. bbolt's own check, like all of bbolt, never ends in a graph that is no
-// tree (stack) or on a page of 2³² (memory). verifyPages does not see damage within a key or a
-// value: see DamagedError. If no meta page is valid it returns nil, and bbolt says why.
-func verifyPages(data []byte) error {
-	m, ok := newestMeta(data)
-	if !ok {
-		return nil
-	}
+// tree (stack) or on a page of 2³² (memory).
+func verifyPages(data []byte, m meta) (sum digest, whole bool, err error) {
 	if m.pages < 2 || m.pages > uint64(len(data))/m.size {
-		return fmt.Errorf("%d bytes instead of %d pages of %d", len(data), m.pages, m.size)
+		return sum, false, fmt.Errorf("%d bytes instead of %d pages of %d", len(data), m.pages, m.size)
 	}
-	p := &pages{data, m.size, make([]bool, m.pages)}
+	p := &pages{data: data, size: m.size, used: make([]bool, m.pages)}
 	p.used[0], p.used[1] = true, true
-	if err := p.walk(m.root, nil, nil); err != nil {
-		return err
+	if err := p.walk(nil, m.root, nil, nil); err != nil {
+		return sum, false, err
 	}
-	return p.free(m.freelist)
+	if err := p.free(m.freelist); err != nil {
+		return sum, false, err
+	}
+	whole = bytes.Equal(p.stored, p.sum.encode(m.transaction)) && !slices.Contains(p.used, false)
+	return p.sum, whole, nil
 }
 
-// newestMeta returns the valid meta page with the latest transaction.
-func newestMeta(data []byte) (newest meta, ok bool) {
-	newest, ok = metaAt(data, 0)
+// metasOf returns the valid meta pages, the one with the latest transaction first.
+func metasOf(data []byte) (metas []meta) {
+	if m, ok := metaAt(data, 0); ok {
+		metas = append(metas, m)
+	}
 	for at := uint64(1024); at <= 1024<<14; at <<= 1 {
-		if ok && at != newest.size {
-			continue
-		}
-		if m, valid := metaAt(data, at); valid && m.size == at &&
-			(!ok || m.transaction > newest.transaction) {
-			return m, true
+		if m, ok := metaAt(data, at); ok && m.size == at && (len(metas) == 0 || metas[0].size == at) {
+			metas = append(metas, m)
+			break
 		}
 	}
-	return newest, ok
+	slices.SortFunc(metas, func(a, b meta) int { return cmp.Compare(b.transaction, a.transaction) })
+	return metas
 }
 
 func metaAt(data []byte, at uint64) (m meta, ok bool) {
@@ -120,8 +180,8 @@ func metaAt(data []byte, at uint64) (m meta, ok bool) {
 	b := data[at+pageHeader:][:metaSize]
 	sum := fnv.New64a()
 	_, _ = sum.Write(b[:56])
-	m = meta{size: uint64(u32(b[8:])), root: u64(b[16:]), freelist: u64(b[32:]), pages: u64(b[40:]),
-		transaction: u64(b[48:])}
+	m = meta{at: at, size: uint64(u32(b[8:])), root: u64(b[16:]), freelist: u64(b[32:]),
+		pages: u64(b[40:]), transaction: u64(b[48:])}
 	return m, u32(b) == metaMagic && u32(b[4:]) == metaVersion && u64(b[56:]) == sum.Sum64() &&
 		m.size >= 1024
 }
@@ -153,20 +213,20 @@ func (p *pages) use(id uint64) error {
 	return nil
 }
 
-// walk checks a page and those below it. Their first key is low and all are less than high; nil
-// means any.
-func (p *pages) walk(id uint64, low, high []byte) error {
+// walk checks a page of a bucket and those below it. Their first key is low and all are less than
+// high; nil means any. The bucket above all others has no name.
+func (p *pages) walk(bucket []byte, id uint64, low, high []byte) error {
 	page, err := p.take(id)
 	if err != nil {
 		return err
 	}
-	if err := p.check(page, low, high); err != nil {
+	if err := p.check(bucket, page, low, high); err != nil {
 		return fmt.Errorf("page %d: %w", id, err)
 	}
 	return nil
 }
 
-func (p *pages) check(page, low, high []byte) error {
+func (p *pages) check(bucket, page, low, high []byte) error {
 	kind := u16(page[8:])
 	elements, err := elementsOf(page)
 	if err != nil {
@@ -183,9 +243,13 @@ func (p *pages) check(page, low, high []byte) error {
 		}
 		switch {
 		case kind == kindBranch:
-			err = p.walk(e.child, e.key, next)
+			err = p.walk(bucket, e.child, e.key, next)
 		case e.bucket:
-			err = p.bucket(e.value)
+			err = p.bucket(e.key, e.value)
+		case !bytes.Equal(bucket, bucketMeta):
+			p.sum.add(bucket, e.key, e.value)
+		case bytes.Equal(e.key, keyDigest):
+			p.stored = e.value
 		}
 		if err != nil {
 			return err
@@ -194,12 +258,15 @@ func (p *pages) check(page, low, high []byte) error {
 	return nil
 }
 
-func (p *pages) bucket(value []byte) error {
+func (p *pages) bucket(name, value []byte) error {
+	if len(value) >= 16 {
+		p.sum.addSequence(name, u64(value[8:]))
+	}
 	switch {
 	case len(value) >= 16 && u64(value) != 0:
-		return p.walk(u64(value), nil, nil)
+		return p.walk(name, u64(value), nil, nil)
 	case len(value) >= 16+pageHeader && u16(value[16+8:]) == kindLeaf:
-		return p.check(value[16:], nil, nil)
+		return p.check(name, value[16:], nil, nil)
 	}
 	return fmt.Errorf("invalid bucket of %d bytes", len(value))
 }

@@ -92,13 +92,15 @@ func (n *node) rename(from, to string) {
 	}
 }
 
+// editJournal changes the journal past its own code. The second transaction makes the first one count,
+// although it does not fit its digest.
 func (n *node) editJournal(edit func(*bolt.Tx) error) {
 	n.Helper()
 	db, err := bolt.Open(n.store.Path(), 0o600, &bolt.Options{Timeout: time.Second})
 	if err != nil {
 		n.Fatal(err)
 	}
-	if err := errors.Join(db.Update(edit), db.Close()); err != nil {
+	if err := errors.Join(db.Update(edit), db.Update(func(*bolt.Tx) error { return nil }), db.Close()); err != nil {
 		n.Fatal(err)
 	}
 }

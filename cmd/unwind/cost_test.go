@@ -38,7 +38,7 @@ type cost struct {
 	processes int // exactly: the delegates' own, each started once
 }
 
-// costs: each commit of bbolt syncs its pages and then its meta page. An ADD commits its intent and
+// costs: each commit syncs once. An ADD commits its intent and
 // the result that brings something, a DEL its end, of any chain. STATUS and GC write when they last
 // looked, once a minute, and else nothing. The calls are a tenth more than were counted. A GC that may
 // not inspect process 1 reads the mounts, too: 25 of its calls; one that sees a process of the machine
@@ -46,8 +46,8 @@ type cost struct {
 func costs(plugins int) map[string]cost {
 	return map[string]cost{
 		"VERSION": {0, 40, 0},
-		"ADD":     {4, 180 + 100*plugins, plugins}, // of which 10 look for an interface
-		"DEL":     {2, 205 + 60*plugins, plugins},
+		"ADD":     {2, 180 + 100*plugins, plugins}, // of which 10 look for an interface
+		"DEL":     {1, 205 + 60*plugins, plugins},
 		"STATUS":  {0, 185 + 60*plugins, plugins},
 		"GC":      {0, 295 + 60*plugins, plugins},
 	}

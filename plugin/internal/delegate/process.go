@@ -221,8 +221,8 @@ type childInfo struct {
 	}
 }
 
-// reapDelay is how long a process that has ended stays unreaped. When it ends, its last thread still
-// removes its entries in /proc. Until then, the kernel keeps whoever reaps the process busy
+// reapDelay is how long a process that has ended stays unreaped. When it ends, its last thread
+// still removes its entries in /proc. Until then, the kernel keeps whoever reaps the process busy
 // (shrink_dcache_parent), and if that thread waits for the same processor, for up to a time slice.
 // Without the delay, this was half of unwind's processor time on a busy node.
 const reapDelay = 5 * time.Millisecond
