@@ -69,7 +69,7 @@ func (p *Plugin) newOp(args *skel.CmdArgs, conf *netconf.Conf) (*op, func()) {
 			Key: key, Netns: args.Netns, Path: args.Path, Conf: conf, Chain: sync.OnceValues(conf.LoadChain),
 		},
 	}
-	for _, w := range conf.Warnings() {
+	for _, w := range conf.Warnings {
 		log.Warn(w, "network", conf.Name)
 	}
 	return &op{Plugin: p, args: args, conf: conf, key: key, log: log, rec: rec, node: node, w: worker},
