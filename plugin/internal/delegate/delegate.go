@@ -135,7 +135,7 @@ func (r *Processes) Start(c *Call) {
 		return
 	}
 	binary, err := netconf.FindPlugin(c.Plugin, c.Path)
-	if err != nil || isScript(binary) {
+	if err != nil || strings.HasPrefix(readSmall(binary), "#!") {
 		return
 	}
 	if r.early, err = startProcess(binary, c.environ(), c.Lock); err != nil {
@@ -144,17 +144,6 @@ func (r *Processes) Start(c *Call) {
 	}
 	r.early.expires = time.AfterFunc(slowAfter, r.early.drop)
 	r.at("started early")
-}
-
-func isScript(binary string) bool {
-	f, err := os.Open(binary)
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	magic := make([]byte, 2)
-	_, err = f.Read(magic)
-	return err == nil && string(magic) == "#!"
 }
 
 // Drop ends the process that was started before its turn, if there is one.
@@ -317,21 +306,4 @@ func awaitGroup(pgid int) {
 			return
 		}
 	}
-}
-
-// boundedBuffer keeps the first max bytes that are written to it.
-type boundedBuffer struct {
-	kept    bytes.Buffer
-	max     int
-	dropped bool
-}
-
-func (b *boundedBuffer) Write(p []byte) (int, error) {
-	room := b.max - b.kept.Len()
-	if len(p) > room {
-		b.dropped = true
-		b.kept.Write(p[:room])
-		return len(p), nil
-	}
-	return b.kept.Write(p)
 }
