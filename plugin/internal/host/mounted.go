@@ -78,17 +78,17 @@ func eachMounted(with string, wanted func(link string) bool,
 	fn func(link, path string, netns ns.NetNS, err error),
 ) error {
 	var hidden []string
-	err := eachMount("/proc/self", " "+with, func(m mount) error {
+	mounts, err := mountsOf("/proc/self", " "+with)
+	for _, m := range mounts {
 		if !strings.HasPrefix(m.root, anyNetNS) || !wanted(m.root) {
-			return nil
+			continue
 		}
 		if netns, err := openLink(m.point, m.root); err == nil {
 			fn(m.root, m.point, netns, nil)
 		} else if !slices.Contains(hidden, m.root) {
 			hidden = append(hidden, m.root)
 		}
-		return nil
-	})
+	}
 	hidden = slices.DeleteFunc(hidden, func(link string) bool { return !wanted(link) })
 	for len(hidden) > 0 {
 		hidden = uncoverEach(hidden, fn)
@@ -126,7 +126,7 @@ func uncoverEach(
 ) (rest []string) {
 	OnThread(func() {
 		err := copyMounts()
-		mounts, readErr := allMounts()
+		mounts, readErr := mountsOf("/proc/thread-self", "")
 		left, removed := mounts, false
 		for _, link := range links {
 			is := func(m mount) bool { return m.root == link }
@@ -153,7 +153,7 @@ func uncoverEach(
 			}
 			if len(covers) > 0 {
 				removed = true
-				left, readErr = allMounts()
+				left, readErr = mountsOf("/proc/thread-self", "")
 			}
 		}
 	})
@@ -171,15 +171,6 @@ func copyMounts() error {
 		return fmt.Errorf("cannot separate a mount namespace from the host's: %w", err)
 	}
 	return nil
-}
-
-// allMounts returns the mounts in this thread's mount namespace.
-func allMounts() (all []mount, err error) {
-	err = eachMount("/proc/thread-self", "", func(m mount) error {
-		all = append(all, m)
-		return nil
-	})
-	return all, err
 }
 
 // uncover removes the covers of a mount, and opens the network namespace there.

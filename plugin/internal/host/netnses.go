@@ -92,26 +92,23 @@ func (s *search) look() (all []Interface, err error) {
 		s.note(link, path, err, failed)
 	})
 	mounted := maps.Clone(here)
-	processErr := EachProcess(func(pid int, proc string) (bool, error) {
-		path, link, err := netnsLink(proc)
-		if err == nil {
-			if unseen(link) {
-				s.seen[link], err = s.lookAt(proc, path, link, mounted[link])
-				s.note(link, path, err, failed)
-			}
-			return false, nil
+	pids, processErr := Processes()
+	errs := []error{mountErr, processErr, checkAllShown()}
+	for _, pid := range pids {
+		switch m := memberOf(pid); {
+		case m.link == "":
+			closed[m.netDev], errs = pid, append(errs, m.err)
+		case unseen(m.link):
+			found, err := s.lookAt(m, mounted[m.link])
+			s.seen[m.link] = found
+			s.note(m.link, m.path, err, failed)
 		}
-		dev, err := netDev(proc)
-		if dev != 0 {
-			closed[dev] = pid
-		}
-		return false, err
-	})
+	}
+	delete(closed, 0) // processes that have ended
 	for link := range here {
 		all = append(all, s.seen[link].interfaces...)
 		delete(closed, s.seen[link].netDev)
 	}
-	errs := []error{mountErr, processErr, checkAllShown()}
 	for _, link := range slices.Sorted(maps.Keys(failed)) {
 		errs = append(errs, failed[link])
 	}
@@ -133,17 +130,17 @@ func (s *search) note(link, path string, err error, failed map[string]error) {
 }
 
 // lookAt inspects the network namespace of a process.
-func (s *search) lookAt(proc, path, link string, mounted bool) (found, error) {
-	netns, err := openLink(path, link)
+func (s *search) lookAt(m member, mounted bool) (found, error) {
+	netns, err := openLink(m.path, m.link)
 	if err != nil {
 		return found{}, err
 	}
 	defer netns.Close()
 	if !mounted && s.anybodys(netns) {
-		dev, err := netDevOf(proc)
+		dev, err := netDevOf(procOf(m.pid))
 		return found{netDev: dev}, err
 	}
-	return interfacesIn(netns, path)
+	return interfacesIn(netns, m.path)
 }
 
 // interfacesIn returns the interfaces of a network namespace, with their addresses.
