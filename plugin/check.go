@@ -33,8 +33,8 @@ func (o *op) check(ctx context.Context) error {
 			return badConfig(err)
 		}
 		o.log.Warn("CHECK of an attachment without a journal entry", "attachment", o.key.String())
-		gen = &journal.Generation{CNIVersion: chain.CNIVersion, Args: o.args.Args,
-			Steps: chain.Steps(o.conf)}
+		sent := o.generation(chain)
+		gen = &sent
 	}
 	if has, err := version.GreaterThanOrEqualTo(gen.CNIVersion, "0.4.0"); err != nil || !has {
 		return nil // not a version: it has no CHECK

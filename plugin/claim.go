@@ -13,7 +13,6 @@ import (
 	"cni-unwind/plugin/alive"
 	"cni-unwind/plugin/internal/delegate"
 	"cni-unwind/plugin/internal/host"
-	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/undo"
 )
@@ -22,7 +21,7 @@ import (
 // delegate runs, while this ADD has no rules that their DELs could remove. A live attachment with
 // the same address is a duplicate.
 func (a *adding) claim(
-	ctx context.Context, d netconf.Delegate, claims []journal.Claim, others []*journal.Entry,
+	ctx context.Context, i int, claims []journal.Claim, others []*journal.Entry,
 ) *delegate.Failure {
 	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
 	defer cancel()
@@ -36,17 +35,15 @@ func (a *adding) claim(
 			continue
 		}
 		a.log.Warn("another attachment has the same address", "attachment", a.key.String(),
-			"other", other.Key.String(),
-			"why", err)
+			"other", other.Key.String(), "why", err)
 		for _, c := range claims {
 			if !a.duplicate(ctx, c, other) {
 				continue
 			}
 			a.rec.Count(record.CountDuplicates)
 			if a.conf.OnDuplicateAddress == "fail" {
-				return &delegate.Failure{Plugin: d.Type, Command: "ADD", Code: types.ErrInternal,
-					Msg: fmt.Sprintf(
-						"duplicate address %s: in use by %s", c.Address, other.Key)}
+				return a.callOf(i).Failed(types.ErrInternal,
+					fmt.Sprintf("duplicate address %s: in use by %s", c.Address, other.Key))
 			}
 		}
 	}
@@ -72,25 +69,22 @@ func (a *adding) duplicate(ctx context.Context, c journal.Claim, other *journal.
 }
 
 // commit writes a delegate's result, and handles other attachments that claim a new address.
-func (a *adding) commit(
-	ctx context.Context, d netconf.Delegate, claims []journal.Claim,
-) *delegate.Failure {
+func (a *adding) commit(ctx context.Context, i int, claims []journal.Claim) *delegate.Failure {
 	a.gen.Claims = append(a.gen.Claims, claims...)
 	if a.rec.Unwritable {
 		return nil
 	}
 	others, err := a.record(ctx, claims)
 	if err == nil && len(others) > 0 {
-		return a.claim(ctx, d, claims, others)
+		return a.claim(ctx, i, claims, others)
 	}
-	return a.unrecorded(d.Type, err)
+	return a.unrecorded(i, err)
 }
 
 // unrecorded decides whether the ADD continues although its entry could not be written.
-func (a *adding) unrecorded(plugin string, err error) *delegate.Failure {
+func (a *adding) unrecorded(i int, err error) *delegate.Failure {
 	if err != nil && a.conf.OnJournalFailure == "fail" {
-		return &delegate.Failure{Plugin: plugin, Command: "ADD", Code: types.ErrTryAgainLater,
-			Msg: err.Error()}
+		return a.callOf(i).Failed(types.ErrTryAgainLater, err.Error())
 	}
 	if err != nil {
 		a.rec.Degraded("ADD", err)
@@ -136,12 +130,12 @@ func (a *adding) putLive(tx *journal.Tx) error {
 // confirm ensures, before the result is printed, that the journal at its path has the entry as
 // live: the file may have been set aside or removed since. It rewrites an entry that is too old,
 // because the grace period starts with success.
-func (a *adding) confirm(ctx context.Context, plugin string) *delegate.Failure {
+func (a *adding) confirm(ctx context.Context, last int) *delegate.Failure {
 	age := time.Duration(journal.BootNanos() - a.entry.Updated.Boot)
 	late := age > time.Second && age > a.conf.GracePeriod/10
 	if a.rec.Unwritable || a.durable && !late && a.rec.Store.Holds(a.entry) {
 		return nil
 	}
 	_, err := a.record(ctx, nil)
-	return a.unrecorded(plugin, err)
+	return a.unrecorded(last, err)
 }

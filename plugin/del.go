@@ -6,8 +6,6 @@ import (
 	"errors"
 	"slices"
 
-	"github.com/containernetworking/cni/pkg/types"
-
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/alive"
@@ -37,7 +35,7 @@ func (o *op) del(ctx context.Context) error {
 		o.log.Warn("invalid keys ignored, using defaults", "err", o.bad)
 	}
 	d := &deleting{op: o}
-	killed, err := d.takeLock(ctx)
+	killed, err := d.takeLock(ctx, func(err error) error { d.journalFailed(err); return nil })
 	if err != nil {
 		return err
 	}
@@ -49,17 +47,6 @@ func (o *op) del(ctx context.Context) error {
 	d.w.StartFirst(d.lock, d.entry)
 	failures, durable := d.undo(ctx)
 	return d.report(failures, durable)
-}
-
-// takeLock takes the attachment's lock. If that fails, the DEL continues without the journal.
-func (d *deleting) takeLock(ctx context.Context) (killed []string, err error) {
-	var busy *types.Error
-	d.lock, killed, err = d.lockOurs(ctx)
-	if err == nil || errors.As(err, &busy) {
-		return killed, err
-	}
-	d.journalFailed(err)
-	return nil, nil
 }
 
 // find sets d.entry to what has to be undone, or nil for nothing. It uses the entry of the journal,
