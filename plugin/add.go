@@ -146,11 +146,7 @@ func (a *adding) callOf(i int) *delegate.Call {
 	if i == len(a.chain.Delegates) {
 		return nil
 	}
-	return &delegate.Call{
-		Command: "ADD", Plugin: a.chain.Delegates[i].Type,
-		Path: a.args.Path, ContainerID: a.args.ContainerID,
-		Netns: a.args.Netns, Ifname: a.args.IfName, Args: a.args.Args, Lock: a.lock.File(),
-	}
+	return a.call("ADD", a.chain.Delegates[i].Type)
 }
 
 // runDelegate runs a delegate of the chain.

@@ -25,17 +25,12 @@ func (a *adding) claim(
 ) *delegate.Failure {
 	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
 	defer cancel()
-	for _, c := range claims {
-		a.w.Verb.JustAssigned = append(a.w.Verb.JustAssigned, c.Address)
-	}
-	defer func() { a.w.Verb.JustAssigned = nil }()
 	for _, other := range others {
 		err := a.w.Release(ctx, other.Key)
 		if err == nil {
 			continue
 		}
-		a.log.Warn("another attachment has the same address", "attachment", a.key.String(),
-			"other", other.Key.String(), "why", err)
+		a.log.Warn("another attachment has the same address", "other", other.Key.String(), "why", err)
 		for _, c := range claims {
 			if !a.duplicate(ctx, c, other) {
 				continue
@@ -74,7 +69,11 @@ func (a *adding) commit(ctx context.Context, i int, claims []journal.Claim) *del
 	if a.rec.Unwritable {
 		return nil
 	}
-	others, err := a.record(ctx, claims)
+	defer func() { a.w.Verb.JustAssigned = nil }()
+	for _, c := range claims {
+		a.w.Verb.JustAssigned = append(a.w.Verb.JustAssigned, c.Address)
+	}
+	others, err := a.record(ctx, a.w.Verb.JustAssigned)
 	if err == nil && len(others) > 0 {
 		return a.claim(ctx, i, claims, others)
 	}
@@ -93,16 +92,12 @@ func (a *adding) unrecorded(i int, err error) *delegate.Failure {
 	return nil
 }
 
-// record writes the entry as live and returns the other entries that have one of the claims. It
+// record writes the entry as live and returns the other entries that claim one of the addresses. It
 // searches in the transaction that writes the claims: if two ADDs get the same address at once, the
 // later one finds the other.
 func (a *adding) record(
-	ctx context.Context, claims []journal.Claim,
+	ctx context.Context, addresses []netip.Addr,
 ) (others []*journal.Entry, err error) {
-	var addresses []netip.Addr
-	for _, c := range claims {
-		addresses = append(addresses, c.Address)
-	}
 	err = a.rec.Update(ctx, func(tx *journal.Tx) (err error) {
 		if others, err = undo.Others(tx, a.key, addresses); err != nil {
 			return err

@@ -99,7 +99,7 @@ func (a *adding) releaseSamePod(ctx context.Context, samePod []*journal.Entry) {
 		one, cancelOne := context.WithTimeout(ctx,
 			max(left/time.Duration(len(samePod)-i), a.Budgets.Release/5))
 		if err := a.w.Release(one, e.Key); err != nil {
-			a.log.Debug("deferred", "attachment", e.Key.String(), "err", err)
+			a.w.Log.Debug("deferred", "attachment", e.Key.String(), "err", err)
 		}
 		cancelOne()
 	}

@@ -20,6 +20,7 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/internal/delegate"
 	"cni-unwind/plugin/internal/host"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
@@ -35,7 +36,7 @@ type op struct {
 	bad  error         // the error of the configuration, or nil
 	key  journal.Key   // of the verb's attachment; zero for GC and STATUS
 	lock *journal.Lock // of the verb's attachment; nil without a journal
-	log  *slog.Logger
+	log  *slog.Logger  // names the verb's attachment, unlike that of w
 	rec  *record.Recorder
 	node *alive.Node
 	w    *undo.Worker
@@ -73,18 +74,11 @@ func (p *Plugin) newOp(args *skel.CmdArgs, conf *netconf.Conf) (*op, func()) {
 	for _, w := range conf.Warnings {
 		log.Warn(w, "network", conf.Name)
 	}
+	if args.ContainerID != "" {
+		log = log.With("attachment", key.String())
+	}
 	return &op{Plugin: p, args: args, conf: conf, key: key, log: log, rec: rec, node: node, w: worker},
 		closeLog
-}
-
-// safely turns a panic into an error.
-func (o *op) safely(do func() error) error {
-	err := o.w.Safely(do)
-	var panicked *undo.PanicError
-	if errors.As(err, &panicked) {
-		return ownError(types.ErrInternal, "%v", panicked)
-	}
-	return err
 }
 
 // traceparent returns the trace that the runtime's call belongs to (W3C Trace Context; libcni
@@ -161,6 +155,22 @@ func (o *op) takeLock(
 	return killed, err
 }
 
+// degrade makes the verb continue without writing the journal.
+func (o *op) degrade(verb string, err error) {
+	o.rec.Degraded(verb, err)
+	o.log.Error("the journal failed; continuing without it: a crash or a failed DEL now leaks",
+		"err", err)
+	o.rec.Unwritable = true
+}
+
+// call returns a call of a delegate in the verb's environment, without a configuration.
+func (o *op) call(command, plugin string) *delegate.Call {
+	return &delegate.Call{
+		Command: command, Plugin: plugin, Path: o.args.Path, ContainerID: o.args.ContainerID,
+		Netns: o.args.Netns, Ifname: o.args.IfName, Args: o.args.Args, Lock: o.lock.File(),
+	}
+}
+
 // generation returns an ADD of the whole chain, from what the runtime sends.
 func (o *op) generation(chain *netconf.Chain) journal.Generation {
 	gen := journal.Generation{
@@ -209,10 +219,7 @@ func (a *adding) journalFailed(ctx context.Context, err error) error {
 	if a.prior != nil && !a.isOver(a.prior) {
 		return ownError(types.ErrTryAgainLater, "%v; an earlier ADD of %s is not undone", err, a.key)
 	}
-	a.rec.Degraded("ADD", err)
-	a.log.Error("the journal failed; continuing without it: a crash or a failed DEL now leaks",
-		"err", err)
-	a.rec.Unwritable = true
+	a.degrade("ADD", err)
 	return nil
 }
 
@@ -253,13 +260,6 @@ type deleting struct {
 	*op
 	entry  *journal.Entry
 	others []*journal.Entry // that claim one of its addresses, read with it; nil if it was not read
-}
-
-func (d *deleting) journalFailed(err error) {
-	d.rec.Degraded("DEL", err)
-	d.log.Error("the journal failed; the DEL continues without it", "attachment", d.key.String(),
-		"err", err)
-	d.rec.Unwritable = true
 }
 
 // checkText rejects text that a journal entry, which is JSON, would change.

@@ -33,7 +33,7 @@ func (o *op) status(ctx context.Context) error {
 	defer cancel()
 	said := make(chan error, 1)
 	go func() {
-		said <- o.safely(func() error { return o.look(ctx) })
+		said <- o.w.Safely(func() error { return o.look(ctx) })
 	}()
 	select {
 	case err := <-said:
@@ -132,7 +132,7 @@ func (o *op) sweepForStatus(ctx context.Context, chain *netconf.Chain) {
 	if !o.conf.SweepOnStatus {
 		return
 	}
-	err := o.safely(func() error {
+	err := o.w.Safely(func() error {
 		_, err := sweep.New(o.w, sweep.Job{Pools: sweep.PoolsOf(chain, o.conf), Periodic: true,
 			Quick: true}).Run(ctx)
 		return err

@@ -65,12 +65,10 @@ func (d *deleting) takeLater() {
 	chain, err := d.w.Verb.Chain()
 	if err != nil {
 		d.log.Warn("cannot undo an ADD that the journal did not record: the chain cannot be read",
-			"attachment", d.key.String(), "err", err)
+			"err", err)
 		return
 	}
-	d.log.Warn("the attachment was added again by an ADD that the journal did not record; undoing "+
-		"both",
-		"attachment", d.key.String())
+	d.log.Warn("added again by an ADD that the journal did not record; undoing both")
 	gen := d.generation(chain)
 	d.takePrevResult(&gen, chain)
 	d.entry.Generations = append(d.entry.Generations, gen)
@@ -116,7 +114,7 @@ func (d *deleting) fromStdin() error {
 	}
 	d.entry = d.newEntry(journal.Removing, gen)
 	if err := checkText(d.args); err != nil {
-		d.journalFailed(err)
+		d.degrade("DEL", err)
 	}
 	return nil
 }
@@ -133,8 +131,7 @@ func (d *deleting) stripped(err error) bool {
 func (d *deleting) complete(gen *journal.Generation) {
 	chain, err := d.w.Verb.Chain()
 	if err != nil {
-		d.log.Warn("the journal has only a part of the ADD, and the chain cannot be read",
-			"attachment", d.key.String(), "err", err)
+		d.log.Warn("the journal has only a part of the ADD, and the chain cannot be read", "err", err)
 		return
 	}
 	d.takePrevResult(gen, chain)
@@ -166,7 +163,7 @@ func (d *deleting) takePrevResult(gen *journal.Generation, chain *netconf.Chain)
 	raw, err := netconf.ConvertResult(d.conf.PrevResult, chain.CNIVersion)
 	r, parseErr := netconf.ParseResult(raw)
 	if err = cmp.Or(err, parseErr); err != nil {
-		d.log.Warn("cannot use the runtime's prevResult", "attachment", d.key.String(), "err", err)
+		d.log.Warn("cannot use the runtime's prevResult", "err", err)
 		return
 	}
 	gen.Result, gen.HostLinks = raw, netconf.HostLinks(r)
@@ -180,7 +177,7 @@ func (d *deleting) takePrevResult(gen *journal.Generation, chain *netconf.Chain)
 // any, is the reason why unwind does not know more. An expected DEL, after a failed ADD, is not
 // recorded: the history already has the rollback.
 func (d *deleting) succeedIdle(why string, err error, expected bool) {
-	level, attrs := slog.LevelInfo, []any{"attachment", d.key.String(), "reason", why}
+	level, attrs := slog.LevelInfo, []any{"reason", why}
 	if err != nil {
 		level, attrs = slog.LevelWarn, append(attrs, "err", err)
 	}

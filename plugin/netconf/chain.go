@@ -199,16 +199,12 @@ func (f *flag) UnmarshalJSON(data []byte) error {
 // names. libcni adds those in the directory of the network's name, beside a conflist, to the list's
 // own.
 func InlineDirectory(dir string) ([]json.RawMessage, error) {
-	files, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	paths, err := filesIn(dir, ".conf")
+	if err != nil {
 		return nil, err
 	}
 	var plugins []json.RawMessage
-	for _, file := range files {
-		if file.IsDir() || filepath.Ext(file.Name()) != ".conf" {
-			continue
-		}
-		path := filepath.Join(dir, file.Name())
+	for _, path := range paths {
 		data, err := ReadFile(path)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", path, err)

@@ -26,15 +26,17 @@ type Conflist struct {
 // Conflists returns the paths of the configurations in a directory (/etc/cni/net.d), in the order
 // of a runtime: the first is the node's network. It returns none for a missing directory.
 func Conflists(dir string) ([]string, error) {
+	return filesIn(dir, ".conflist", ".conf", ".json") // as libcni
+}
+
+// filesIn returns the paths of the files in a directory with one of the extensions.
+func filesIn(dir string, extensions ...string) (paths []string, err error) {
 	files, err := os.ReadDir(dir) // sorted by name
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	var paths []string
 	for _, f := range files {
-		// as libcni has it
-		if !f.IsDir() && slices.Contains([]string{".conflist", ".conf", ".json"},
-			filepath.Ext(f.Name())) {
+		if !f.IsDir() && slices.Contains(extensions, filepath.Ext(f.Name())) {
 			paths = append(paths, filepath.Join(dir, f.Name()))
 		}
 	}
