@@ -149,7 +149,6 @@ func (a *adding) callOf(i int) *delegate.Call {
 	return a.call("ADD", a.chain.Delegates[i].Type)
 }
 
-// runDelegate runs a delegate of the chain.
 func (a *adding) runDelegate(ctx context.Context, i int) ([]byte, *delegate.Failure) {
 	step := &a.gen.Steps[i]
 	a.started = i + 1

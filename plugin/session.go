@@ -42,7 +42,6 @@ type op struct {
 	w    *undo.Worker
 }
 
-// newOp returns an op, and a function that closes its log.
 func (p *Plugin) newOp(args *skel.CmdArgs, conf *netconf.Conf) (*op, func()) {
 	out, closeLog := p.logWriter(conf)
 	var handler slog.Handler = slog.NewTextHandler(out, &slog.HandlerOptions{Level: conf.LogLevel})
@@ -193,7 +192,6 @@ func (o *op) newEntry(state journal.State, gen journal.Generation) *journal.Entr
 	}
 }
 
-// adding is one running ADD.
 type adding struct {
 	*op
 	chain   *netconf.Chain
@@ -223,7 +221,6 @@ func (a *adding) journalFailed(ctx context.Context, err error) error {
 	return nil
 }
 
-// findPrior reads the entry of an earlier ADD of the attachment.
 func (a *adding) findPrior(tx *journal.Tx) (err error) {
 	a.prior, err = record.Readable(tx.Get(a.key))
 	return err
@@ -255,7 +252,6 @@ func (a *adding) isOver(prior *journal.Entry) bool {
 	})
 }
 
-// deleting is one running DEL.
 type deleting struct {
 	*op
 	entry  *journal.Entry

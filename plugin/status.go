@@ -108,7 +108,6 @@ func (o *op) health(ctx context.Context, chain *netconf.Chain) error {
 	return nil
 }
 
-// severity orders failures of STATUS.
 func severity(f *delegate.Failure) int {
 	if f.Code == errLimitedConnectivity || f.Code == errNotAvailable {
 		return int(f.Code)

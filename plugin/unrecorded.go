@@ -36,7 +36,6 @@ func (d *deleting) amend(killed []string) (amended bool) {
 	return true
 }
 
-// given returns the interface that the runtime's prevResult names.
 func (d *deleting) given() journal.Interface {
 	return netconf.InterfaceOf(d.conf.PrevResult, d.key.IfName)
 }

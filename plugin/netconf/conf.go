@@ -223,7 +223,6 @@ func (c *Conf) takeValid(key string, value json.RawMessage) error {
 	return nil
 }
 
-// takeStores takes the paths of stores.
 func (c *Conf) takeStores(value json.RawMessage) error {
 	const want = `a set of plugins with an absolute path, such as {"aws-cni": "/run/ipam.json"}`
 	var given map[string]json.RawMessage

@@ -37,7 +37,6 @@ func This() journal.Host {
 // NamespacesOf returns the namespaces of a process. A part that cannot be read is "".
 func NamespacesOf(pid int) journal.Host { return namespaces(procOf(pid) + "/ns/") }
 
-// namespaces returns the namespaces of the process with a directory in /proc.
 func namespaces(dir string) (h journal.Host) {
 	h.MountNS, _ = os.Readlink(dir + "mnt")
 	h.PIDNS, _ = os.Readlink(dir + "pid")

@@ -129,7 +129,6 @@ func (s *search) note(link, path string, err error, failed map[string]error) {
 	}
 }
 
-// lookAt inspects the network namespace of a process.
 func (s *search) lookAt(m member, mounted bool) (found, error) {
 	netns, err := openLink(m.path, m.link)
 	if err != nil {

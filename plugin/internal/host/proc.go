@@ -114,7 +114,6 @@ func checkAllShown() error {
 // hiding are the mount options with which /proc lacks processes; kernels before 5.8 show numbers.
 var hiding = []string{"hidepid=2", "hidepid=invisible", "hidepid=4", "hidepid=ptraceable"}
 
-// hasCapability reports whether this process has a capability.
 func hasCapability(capability int) bool {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -143,7 +142,6 @@ func Processes() (pids []int, err error) {
 	return pids, err
 }
 
-// procOf returns the directory of a process.
 func procOf(pid int) string { return fmt.Sprintf("/proc/%d", pid) }
 
 // ProgramsOf returns the names of a process's program, and of the script that an interpreter runs.
