@@ -10,7 +10,7 @@ import (
 )
 
 // mount is a line of /proc/PID/mountinfo (proc_pid_mountinfo(5)).
-type mount struct{ id, parent, root, point, options string }
+type mount struct{ id, root, point, options string }
 
 // mountsOf returns the mounts in a process's mount namespace whose lines contain a text.
 func mountsOf(proc, with string) (all []mount, err error) {
@@ -33,7 +33,7 @@ func mountsOf(proc, with string) (all []mount, err error) {
 		if err != nil {
 			return all, fmt.Errorf("mount point %q: %w", fields[4], err)
 		}
-		all = append(all, mount{fields[0], fields[1], fields[3], point, fields[len(fields)-1]})
+		all = append(all, mount{fields[0], fields[3], point, fields[len(fields)-1]})
 	}
 	return all, lines.Err()
 }
