@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -242,17 +243,12 @@ func (c *Call) start(ctx context.Context, binary string) (*process, error) {
 
 // environ returns unwind's own environment, with the CNI variables of this call.
 func (c *Call) environ() []string {
-	env := make([]string, 0, 32)
-	for _, kv := range os.Environ() {
-		switch name, _, _ := strings.Cut(kv, "="); name {
-		case "CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS", "CNI_PATH":
-		default:
-			env = append(env, kv)
-		}
-	}
-	return append(env, "CNI_COMMAND="+c.Command, "CNI_CONTAINERID="+c.ContainerID,
-		"CNI_NETNS="+c.Netns,
-		"CNI_IFNAME="+c.Ifname, "CNI_ARGS="+c.Args, "CNI_PATH="+c.Path)
+	ours := []string{"CNI_COMMAND=" + c.Command, "CNI_CONTAINERID=" + c.ContainerID,
+		"CNI_NETNS=" + c.Netns, "CNI_IFNAME=" + c.Ifname, "CNI_ARGS=" + c.Args, "CNI_PATH=" + c.Path}
+	return append(slices.DeleteFunc(os.Environ(), func(kv string) bool {
+		name, _, _ := strings.Cut(kv, "=")
+		return slices.ContainsFunc(ours, func(our string) bool { return strings.HasPrefix(our, name+"=") })
+	}), ours...)
 }
 
 // explain returns the Failure of a delegate that did not succeed, with its own message, or libcni's

@@ -193,7 +193,7 @@ func LendInterface(path, ifname string, addresses []netip.Prefix) (remove func()
 		return nil, err
 	}
 	defer netns.Close()
-	scratch, drop, err := ScratchNetNS(ifname, nil)
+	scratch, drop, err := ScratchNetNS("", nil)
 	if err != nil {
 		return nil, err
 	}
@@ -204,7 +204,7 @@ func LendInterface(path, ifname string, addresses []netip.Prefix) (remove func()
 	}
 	remove = func() {
 		_ = In(peer, func() error { // at once: the kernel takes its time with a namespace
-			link, err := netlink.LinkByName(lentPeer)
+			link, err := netlink.LinkByName(peerName)
 			if err == nil {
 				err = netlink.LinkDel(link)
 			}
@@ -220,16 +220,16 @@ func LendInterface(path, ifname string, addresses []netip.Prefix) (remove func()
 	return remove, nil
 }
 
-// lentPeer is the other end of a lent interface.
-const lentPeer = "unwind-lent"
+// peerName is the other end of an interface in a scratch namespace.
+const peerName = "unwind-peer"
 
 // fillScratch creates the interface in the current network namespace, and its other end there or in
 // another namespace.
 func fillScratch(ifname string, addresses []netip.Prefix, peer ns.NetNS) error {
-	link := &netlink.Veth{LinkAttrs: netlink.NewLinkAttrs(), PeerName: "unwind-peer"}
+	link := &netlink.Veth{LinkAttrs: netlink.NewLinkAttrs(), PeerName: peerName}
 	link.Name = ifname
 	if peer != nil {
-		link.PeerName, link.PeerNamespace = lentPeer, netlink.NsFd(peer.Fd())
+		link.PeerNamespace = netlink.NsFd(peer.Fd())
 	}
 	if err := netlink.LinkAdd(link); err != nil {
 		return fmt.Errorf("scratch interface %s: %w", ifname, err)

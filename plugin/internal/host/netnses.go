@@ -71,25 +71,27 @@ type search struct {
 type found struct {
 	interfaces []Interface
 	netDev     uint64
+	err        error // why it could not be inspected
 }
 
 // look inspects each network namespace that the search has not seen, and returns the interfaces of
 // all that exist now. Mounts come first, because a mounted namespace counts regardless of its
 // creator.
 func (s *search) look() (all []Interface, err error) {
-	here, failed := map[string]bool{}, map[string]error{}
+	here := map[string]bool{}
 	closed := map[uint64]int{} // processes that may not be inspected, by the inode of their net/dev
 	unseen := func(link string) bool {
-		_, is := s.seen[link]
+		f, is := s.seen[link]
 		here[link] = true
-		return !is
+		return !is || f.err != nil
 	}
 	mountErr := eachMounted(anyNetNS, unseen, func(link, path string, netns ns.NetNS, err error) {
+		var f found
 		if err == nil {
-			s.seen[link], err = interfacesIn(netns, path)
+			f, err = interfacesIn(netns, path)
 			_ = netns.Close()
 		}
-		s.note(link, path, err, failed)
+		s.note(link, path, f, err)
 	})
 	mounted := maps.Clone(here)
 	pids, processErr := Processes()
@@ -99,18 +101,15 @@ func (s *search) look() (all []Interface, err error) {
 		case m.link == "":
 			closed[m.netDev], errs = pid, append(errs, m.err)
 		case unseen(m.link):
-			found, err := s.lookAt(m, mounted[m.link])
-			s.seen[m.link] = found
-			s.note(m.link, m.path, err, failed)
+			f, err := s.lookAt(m, mounted[m.link])
+			s.note(m.link, m.path, f, err)
 		}
 	}
 	delete(closed, 0) // processes that have ended
-	for link := range here {
-		all = append(all, s.seen[link].interfaces...)
-		delete(closed, s.seen[link].netDev)
-	}
-	for _, link := range slices.Sorted(maps.Keys(failed)) {
-		errs = append(errs, failed[link])
+	for _, link := range slices.Sorted(maps.Keys(here)) {
+		f := s.seen[link]
+		all, errs = append(all, f.interfaces...), append(errs, f.err)
+		delete(closed, f.netDev)
 	}
 	for _, pid := range closed {
 		errs = append(errs, fmt.Errorf("cannot open the network namespace of process %d", pid))
@@ -118,15 +117,15 @@ func (s *search) look() (all []Interface, err error) {
 	return all, errors.Join(errs...)
 }
 
-// note records whether a network namespace could be inspected.
-func (s *search) note(link, path string, err error, failed map[string]error) {
-	if delete(failed, link); err != nil {
-		delete(s.seen, link)
-		if path != "" {
-			err = fmt.Errorf("network namespace %s: %w", path, err)
-		}
-		failed[link] = err
+// note records what is in a network namespace, or why it could not be inspected.
+func (s *search) note(link, path string, f found, err error) {
+	if err != nil && path != "" {
+		err = fmt.Errorf("network namespace %s: %w", path, err)
 	}
+	if err != nil {
+		f = found{err: err}
+	}
+	s.seen[link] = f
 }
 
 func (s *search) lookAt(m member, mounted bool) (found, error) {
