@@ -75,8 +75,8 @@ func (d *deleting) takeLater() {
 
 // fromStdin makes an entry from the configuration and the prevResult of the runtime, for an
 // attachment that was added before unwind was installed, or whose entry was lost. The journal does
-// not have the namespace of that ADD, so the namespace at the runtime's path has to prove that it is
-// the one: see undo.Worker.
+// not have the namespace of that ADD, so the namespace at the runtime's path has to prove that it
+// is the one: see undo.Worker.
 func (d *deleting) fromStdin() error {
 	if ours, _ := d.namesHostNetNS(); ours && d.conf.NeverAdded() { // unwind or skel refused its ADD
 		d.succeedIdle("its ADD was refused: CNI_NETNS is the runtime's own namespace", nil, false)
@@ -153,8 +153,8 @@ func (d *deleting) fits(gen *journal.Generation) bool {
 		})
 }
 
-// takePrevResult stores the runtime's prevResult as the result of the ADD, with claims for the first
-// delegate of the chain that calls an IPAM plugin.
+// takePrevResult stores the runtime's prevResult as the result of the ADD, with claims for the
+// first delegate of the chain that calls an IPAM plugin.
 func (d *deleting) takePrevResult(gen *journal.Generation, chain *netconf.Chain) {
 	if d.conf.PrevResult == nil {
 		return

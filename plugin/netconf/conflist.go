@@ -43,7 +43,8 @@ func filesIn(dir string, extensions ...string) (paths []string, err error) {
 	return paths, err
 }
 
-// ReadConflist reads the configuration in a file: see ParseConflist. Errors do not contain the path.
+// ReadConflist reads the configuration in a file, as ParseConflist does. Errors do not contain the
+// path.
 func ReadConflist(path string) (*Conflist, error) {
 	data, err := ReadFile(path)
 	if err != nil {

@@ -165,8 +165,8 @@ func copyMounts() error {
 	return nil
 }
 
-// uncover unmounts what is in the way to a mount, and opens the network namespace there. Whatever is
-// mounted furthest down the path is in the way, because the path does not lead to the mount.
+// uncover unmounts what is in the way to a mount, and opens the network namespace there. As long as
+// the path does not lead to the mount, whatever is mounted furthest down the path is in the way.
 func uncover(m mount) (netns ns.NetNS, removes bool, err error) {
 	for {
 		if netns, err = openLink(m.point, m.root); err == nil {

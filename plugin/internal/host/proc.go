@@ -49,7 +49,7 @@ func anyThread(proc string, fn func(dir string) error) error {
 // member is a process and its network namespace.
 type member struct {
 	pid        int
-	path, link string // of the namespace, and the text of the link there; "" if it may not be inspected
+	path, link string // of the namespace, and the link's text there; "" if it may not be inspected
 	netDev     uint64 // of the namespace of such a process, unless err says why it is not known
 	err        error
 }
