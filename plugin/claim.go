@@ -102,24 +102,19 @@ func (a *adding) record(
 		if others, err = undo.Others(tx, a.key, addresses); err != nil {
 			return err
 		}
-		return a.putLive(tx)
+		stored, err := record.Readable(tx.Get(a.key))
+		if err == nil && stored == nil { // another verb has recreated the journal
+			a.entry.State = journal.Adding
+			err = tx.Put(a.entry)
+		}
+		if err != nil {
+			return err
+		}
+		a.entry.State = journal.Live
+		return tx.Put(a.entry)
 	})
 	a.durable = err == nil
 	return others, err
-}
-
-// putLive writes the entry as live. The entry is missing if another verb has recreated the journal.
-func (a *adding) putLive(tx *journal.Tx) error {
-	stored, err := record.Readable(tx.Get(a.key))
-	if err == nil && stored == nil {
-		a.entry.State = journal.Adding
-		err = tx.Put(a.entry)
-	}
-	if err != nil {
-		return err
-	}
-	a.entry.State = journal.Live
-	return tx.Put(a.entry)
 }
 
 // confirm ensures, before the result is printed, that the journal at its path has the entry as

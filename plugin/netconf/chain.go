@@ -67,8 +67,10 @@ func (c *Conf) LoadChain() (*Chain, error) {
 		var chain *Chain
 		read := make(chan error, 1)
 		go func() {
-			found, err := c.readChain()
-			chain = found
+			data, err := ReadFile(c.ChainFile)
+			if err == nil {
+				chain, err = c.ParseChain(data, "")
+			}
 			read <- err
 		}()
 		select {
@@ -83,16 +85,6 @@ func (c *Conf) LoadChain() (*Chain, error) {
 		}
 	}
 	return nil, ErrNoChain
-}
-
-// readChain reads chainFile as libcni would: a conflist, with the plugins in the directory of the
-// network's name unless loadOnlyInlinedPlugins is set, or the configuration of one plugin.
-func (c *Conf) readChain() (*Chain, error) {
-	data, err := ReadFile(c.ChainFile)
-	if err != nil {
-		return nil, err
-	}
-	return c.ParseChain(data, "")
 }
 
 // ReadFile reads a configuration. It follows no link in a directory that others can write to, and
@@ -126,8 +118,9 @@ func ReadAll(r io.Reader) ([]byte, error) {
 	return data, err
 }
 
-// ParseChain reads a conflist, or the configuration of one plugin. An absent cniVersion is
-// defaultVersion.
+// ParseChain reads a conflist as libcni would, with the plugins in the directory of the network's
+// name unless loadOnlyInlinedPlugins is set, or the configuration of one plugin. An absent
+// cniVersion is defaultVersion.
 func (c *Conf) ParseChain(data []byte, defaultVersion string) (*Chain, error) {
 	var list struct {
 		Type         string            `json:"type"`
