@@ -2,6 +2,7 @@ package ipam
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -21,9 +22,6 @@ import (
 // (no interface before version 0.8). The file is empty if host-local died between creating and
 // writing it. It does both under the lock of the pool, which is the directory of a network.
 
-// defaultDataDir is where host-local keeps its networks if its configuration names no dataDir.
-const defaultDataDir = "/var/lib/cni/networks"
-
 // Pool returns the pool of a network, given the configuration of a delegate, or "" if the delegate
 // does not call host-local. network must be a valid network name.
 func Pool(config json.RawMessage, network string) string {
@@ -36,13 +34,11 @@ func Pool(config json.RawMessage, network string) string {
 	if json.Unmarshal(config, &conf) != nil || conf.IPAM.Type != "host-local" {
 		return ""
 	}
-	if conf.IPAM.DataDir == "" {
-		conf.IPAM.DataDir = defaultDataDir
-	}
-	if !filepath.IsAbs(conf.IPAM.DataDir) {
+	dir := cmp.Or(conf.IPAM.DataDir, "/var/lib/cni/networks") // host-local's default
+	if !filepath.IsAbs(dir) {
 		return ""
 	}
-	return filepath.Join(conf.IPAM.DataDir, network)
+	return filepath.Join(dir, network)
 }
 
 // Taken returns the addresses of a pool that host-local cannot assign now, because a file or
@@ -204,8 +200,7 @@ func Apply(ctx context.Context, pool string, plan []Planned) (released []Planned
 	for _, r := range plan {
 		owner, there, err := readOwner(int(dir.Fd()), r.name, buf)
 		if err == nil && there && owner == r.Owner {
-			err = unix.Unlinkat(int(dir.Fd()), r.name, 0)
-			if err == nil {
+			if err = unix.Unlinkat(int(dir.Fd()), r.name, 0); err == nil {
 				released = append(released, r)
 			}
 		}
@@ -241,17 +236,17 @@ func Lock(ctx context.Context, pool string) (unlock func(), err error) {
 		locked <- err
 	}()
 	select {
-	case err := <-locked:
-		if err != nil {
-			release()
-			return nil, fmt.Errorf("pool %s: lock: %w", pool, err)
+	case err = <-locked:
+		if err == nil {
+			return release, nil
 		}
-		return release, nil
+		release()
 	case <-ctx.Done():
+		err = ctx.Err()
 		go func() {
 			<-locked
 			release()
 		}()
-		return nil, fmt.Errorf("pool %s: lock: %w", pool, ctx.Err())
 	}
+	return nil, fmt.Errorf("pool %s: lock: %w", pool, err)
 }

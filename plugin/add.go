@@ -41,7 +41,7 @@ func (o *op) add(ctx context.Context) error {
 	if err := a.prepare(ctx); err != nil {
 		return err
 	}
-	killed, err := a.takeLock(ctx)
+	killed, err := a.takeLock(ctx, func(err error) error { return a.journalFailed(ctx, err) })
 	if err != nil {
 		return err
 	}
@@ -62,17 +62,6 @@ func (o *op) add(ctx context.Context) error {
 	return nil
 }
 
-// takeLock takes the attachment's lock. If that fails, the ADD continues without the journal, or
-// fails: see onJournalFailure.
-func (a *adding) takeLock(ctx context.Context) (killed []string, err error) {
-	var busy *types.Error
-	a.lock, killed, err = a.lockOurs(ctx)
-	if err == nil || errors.As(err, &busy) {
-		return killed, err
-	}
-	return nil, a.journalFailed(ctx, err)
-}
-
 // prepare validates the input before any delegate starts.
 func (a *adding) prepare(ctx context.Context) error {
 	if a.bad != nil {
@@ -83,7 +72,7 @@ func (a *adding) prepare(ctx context.Context) error {
 			`move the plugins before it into "chain"`))
 	}
 	if err := checkText(a.args); err != nil {
-		return cniError(types.ErrInvalidEnvironmentVariables, "unwind: "+err.Error(), "")
+		return ownError(types.ErrInvalidEnvironmentVariables, "%v", err)
 	}
 	chain, err := a.loadChain(ctx)
 	if err != nil {
@@ -108,12 +97,11 @@ func (a *adding) prepare(ctx context.Context) error {
 func (a *adding) checkNetNS() error {
 	ours, err := a.namesHostNetNS()
 	if err != nil {
-		return cniError(err.Code,
-			"unwind: "+err.Msg+"; check that /proc is mounted and that RLIMIT_NOFILE is not exhausted", "")
+		return ownError(err.Code,
+			"%s; check that /proc is mounted and that RLIMIT_NOFILE is not exhausted", err.Msg)
 	}
 	if ours {
-		return cniError(types.ErrInvalidNetNS, "unwind: CNI_NETNS is the runtime's own network namespace",
-			"")
+		return ownError(types.ErrInvalidNetNS, "CNI_NETNS is the runtime's own network namespace")
 	}
 	return nil
 }
@@ -121,7 +109,7 @@ func (a *adding) checkNetNS() error {
 // carryOut runs the delegates and returns the result to print.
 func (a *adding) carryOut(ctx context.Context) (printed json.RawMessage, f *delegate.Failure) {
 	last := len(a.chain.Delegates) - 1
-	for i, d := range a.chain.Delegates {
+	for i := range a.chain.Delegates {
 		stdout, f := a.runDelegate(ctx, i)
 		if f != nil {
 			return nil, f
@@ -131,13 +119,12 @@ func (a *adding) carryOut(ctx context.Context) (printed json.RawMessage, f *dele
 			printed, err = a.printable()
 		}
 		if err != nil {
-			return nil, &delegate.Failure{Plugin: d.Type, Command: "ADD", Code: types.ErrDecodingFailure,
-				Msg: err.Error()}
+			return nil, a.callOf(i).Failed(types.ErrDecodingFailure, err.Error())
 		}
 		if !changed {
 			continue
 		}
-		if f := a.commit(ctx, d, claims); f != nil {
+		if f := a.commit(ctx, i, claims); f != nil {
 			return nil, f
 		}
 	}
@@ -159,14 +146,9 @@ func (a *adding) callOf(i int) *delegate.Call {
 	if i == len(a.chain.Delegates) {
 		return nil
 	}
-	return &delegate.Call{
-		Command: "ADD", Plugin: a.chain.Delegates[i].Type,
-		Path: a.args.Path, ContainerID: a.args.ContainerID,
-		Netns: a.args.Netns, Ifname: a.args.IfName, Args: a.args.Args, Lock: a.lock.File(),
-	}
+	return a.call("ADD", a.chain.Delegates[i].Type)
 }
 
-// runDelegate runs a delegate of the chain.
 func (a *adding) runDelegate(ctx context.Context, i int) ([]byte, *delegate.Failure) {
 	step := &a.gen.Steps[i]
 	a.started = i + 1
@@ -201,34 +183,41 @@ func (a *adding) accept(i int, stdout []byte) (claims []journal.Claim, changed b
 	}
 	a.gen.Result = raw
 	a.gen.HostLinks = netconf.HostLinks(r)
-	pool := ipam.Pool(a.gen.Steps[i].Config, a.key.Network)
+	return newClaims(a.gen, r, a.gen.Steps[i], a.key.Network), true, nil
+}
+
+// newClaims returns claims on the addresses of a result that the ADD does not claim yet, for the
+// delegate of a step.
+func newClaims(
+	gen *journal.Generation, r *netconf.Result, by journal.Step, network string,
+) (claims []journal.Claim) {
+	pool := ipam.Pool(by.Config, network)
 	for _, address := range r.Addresses() {
-		if !slices.ContainsFunc(a.gen.Claims,
+		if !slices.ContainsFunc(gen.Claims,
 			func(c journal.Claim) bool { return c.Address == address }) {
-			claims = append(claims, journal.Claim{Address: address, Step: i, Pool: pool})
+			claims = append(claims, journal.Claim{Address: address, Step: by.Index, Pool: pool})
 		}
 	}
-	return claims, true, nil
+	return claims
 }
 
 // printResult prints the result. If the journal does not have the attachment as live, printResult
 // removes the lock file first: an entry in state adding without a lock file does not count as dead,
 // but is judged by its network namespace, like a live one.
 func (a *adding) printResult(ctx context.Context, printed json.RawMessage) *delegate.Failure {
-	lastDelegate := a.chain.Delegates[len(a.chain.Delegates)-1].Type
-	if f := a.confirm(ctx, lastDelegate); f != nil {
+	last := len(a.chain.Delegates) - 1
+	if f := a.confirm(ctx, last); f != nil {
 		return f
 	}
 	if !a.durable {
 		if err := a.lock.Remove(); err != nil && !errors.Is(err, fs.ErrNotExist) && !a.rec.Unwritable {
-			return &delegate.Failure{Plugin: lastDelegate, Command: "ADD", Code: types.ErrIOFailure,
-				Msg: "unwind: " + err.Error()}
+			return a.callOf(last).Failed(types.ErrIOFailure, "unwind: "+err.Error())
 		}
 	}
 	a.at("print")
 	if _, err := a.Stdout.Write(append(bytes.TrimSpace(printed), '\n')); err != nil {
-		return &delegate.Failure{Plugin: lastDelegate, Command: "ADD", Code: types.ErrIOFailure,
-			Msg: "unwind: cannot print the result: " + err.Error()}
+		return a.callOf(last).Failed(types.ErrIOFailure,
+			"unwind: cannot print the result: "+err.Error())
 	}
 	return nil
 }

@@ -3,12 +3,10 @@ package plugin
 import (
 	"context"
 	"encoding/json"
-	"os"
 
 	"github.com/containernetworking/cni/pkg/version"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/internal/delegate"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -32,9 +30,9 @@ func (o *op) check(ctx context.Context) error {
 		if err != nil {
 			return badConfig(err)
 		}
-		o.log.Warn("CHECK of an attachment without a journal entry", "attachment", o.key.String())
-		gen = &journal.Generation{CNIVersion: chain.CNIVersion, Args: o.args.Args,
-			Steps: chain.Steps(o.conf)}
+		o.log.Warn("CHECK of an attachment without a journal entry")
+		sent := o.generation(chain)
+		gen = &sent
 	}
 	if has, err := version.GreaterThanOrEqualTo(gen.CNIVersion, "0.4.0"); err != nil || !has {
 		return nil // not a version: it has no CHECK
@@ -43,18 +41,11 @@ func (o *op) check(ctx context.Context) error {
 	if err != nil {
 		return badConfig(err)
 	}
-	var held *os.File
-	if lock := o.share(ctx); lock != nil {
-		defer lock.Release()
-		held = lock.File()
-	}
+	o.share(ctx)
+	defer o.lock.Release()
 	for _, step := range gen.Steps {
-		c := &delegate.Call{
-			Command: "CHECK", Plugin: step.Type, Path: o.args.Path,
-			ContainerID: o.args.ContainerID, Netns: o.args.Netns,
-			Ifname: o.args.IfName, Args: gen.Args, Lock: held,
-			Stdin: netconf.WithPrevResult(step.Config, prevResult),
-		}
+		c := o.call("CHECK", step.Type)
+		c.Args, c.Stdin = gen.Args, netconf.WithPrevResult(step.Config, prevResult)
 		if _, f := o.w.Runner.Run(ctx, c, nil, o.Stderr); f != nil {
 			return cniError(f.Code, f.Error(), f.Details)
 		}
@@ -65,15 +56,13 @@ func (o *op) check(ctx context.Context) error {
 // share takes the attachment's lock, shared with other CHECKs. CHECK continues without the lock if
 // there is no lock file (the journal has no such attachment), if the journal cannot be used, or if
 // another unwind holds the lock for too long.
-func (o *op) share(ctx context.Context) *journal.Lock {
+func (o *op) share(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, o.Budgets.Orphans)
 	defer cancel()
-	lock, err := o.rec.Store.Share(ctx, o.key)
-	if err != nil {
-		o.log.Debug("CHECK runs without the attachment's lock", "attachment", o.key.String(), "err", err)
-		return nil
+	var err error
+	if o.lock, err = o.rec.Store.Share(ctx, o.key); err != nil {
+		o.log.Debug("CHECK runs without the attachment's lock", "err", err)
 	}
-	return lock
 }
 
 // finalResult returns the result of an ADD for its CHECK, in the chain's version. It is the last
@@ -85,8 +74,7 @@ func (o *op) finalResult(gen *journal.Generation) (json.RawMessage, error) {
 		printed, err := netconf.ConvertResult(result, o.conf.CNIVersion)
 		if err != nil || !netconf.SameMeaning(printed, o.conf.PrevResult) {
 			if result != nil {
-				o.log.Warn("the runtime's prevResult differs from the result of the ADD",
-					"attachment", o.key.String())
+				o.log.Warn("the runtime's prevResult differs from the result of the ADD")
 			}
 			result = o.conf.PrevResult
 		}

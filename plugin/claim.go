@@ -13,7 +13,6 @@ import (
 	"cni-unwind/plugin/alive"
 	"cni-unwind/plugin/internal/delegate"
 	"cni-unwind/plugin/internal/host"
-	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/undo"
 )
@@ -22,31 +21,24 @@ import (
 // delegate runs, while this ADD has no rules that their DELs could remove. A live attachment with
 // the same address is a duplicate.
 func (a *adding) claim(
-	ctx context.Context, d netconf.Delegate, claims []journal.Claim, others []*journal.Entry,
+	ctx context.Context, i int, claims []journal.Claim, others []*journal.Entry,
 ) *delegate.Failure {
 	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
 	defer cancel()
-	for _, c := range claims {
-		a.w.Verb.JustAssigned = append(a.w.Verb.JustAssigned, c.Address)
-	}
-	defer func() { a.w.Verb.JustAssigned = nil }()
 	for _, other := range others {
 		err := a.w.Release(ctx, other.Key)
 		if err == nil {
 			continue
 		}
-		a.log.Warn("another attachment has the same address", "attachment", a.key.String(),
-			"other", other.Key.String(),
-			"why", err)
+		a.log.Warn("another attachment has the same address", "other", other.Key.String(), "why", err)
 		for _, c := range claims {
 			if !a.duplicate(ctx, c, other) {
 				continue
 			}
 			a.rec.Count(record.CountDuplicates)
 			if a.conf.OnDuplicateAddress == "fail" {
-				return &delegate.Failure{Plugin: d.Type, Command: "ADD", Code: types.ErrInternal,
-					Msg: fmt.Sprintf(
-						"duplicate address %s: in use by %s", c.Address, other.Key)}
+				return a.callOf(i).Failed(types.ErrInternal,
+					fmt.Sprintf("duplicate address %s: in use by %s", c.Address, other.Key))
 			}
 		}
 	}
@@ -72,25 +64,26 @@ func (a *adding) duplicate(ctx context.Context, c journal.Claim, other *journal.
 }
 
 // commit writes a delegate's result, and handles other attachments that claim a new address.
-func (a *adding) commit(
-	ctx context.Context, d netconf.Delegate, claims []journal.Claim,
-) *delegate.Failure {
+func (a *adding) commit(ctx context.Context, i int, claims []journal.Claim) *delegate.Failure {
 	a.gen.Claims = append(a.gen.Claims, claims...)
 	if a.rec.Unwritable {
 		return nil
 	}
-	others, err := a.record(ctx, claims)
-	if err == nil && len(others) > 0 {
-		return a.claim(ctx, d, claims, others)
+	defer func() { a.w.Verb.JustAssigned = nil }()
+	for _, c := range claims {
+		a.w.Verb.JustAssigned = append(a.w.Verb.JustAssigned, c.Address)
 	}
-	return a.unrecorded(d.Type, err)
+	others, err := a.record(ctx, a.w.Verb.JustAssigned)
+	if err == nil && len(others) > 0 {
+		return a.claim(ctx, i, claims, others)
+	}
+	return a.unrecorded(i, err)
 }
 
 // unrecorded decides whether the ADD continues although its entry could not be written.
-func (a *adding) unrecorded(plugin string, err error) *delegate.Failure {
+func (a *adding) unrecorded(i int, err error) *delegate.Failure {
 	if err != nil && a.conf.OnJournalFailure == "fail" {
-		return &delegate.Failure{Plugin: plugin, Command: "ADD", Code: types.ErrTryAgainLater,
-			Msg: err.Error()}
+		return a.callOf(i).Failed(types.ErrTryAgainLater, err.Error())
 	}
 	if err != nil {
 		a.rec.Degraded("ADD", err)
@@ -99,49 +92,40 @@ func (a *adding) unrecorded(plugin string, err error) *delegate.Failure {
 	return nil
 }
 
-// record writes the entry as live and returns the other entries that have one of the claims. It
+// record writes the entry as live and returns the other entries that claim one of the addresses. It
 // searches in the transaction that writes the claims: if two ADDs get the same address at once, the
 // later one finds the other.
 func (a *adding) record(
-	ctx context.Context, claims []journal.Claim,
+	ctx context.Context, addresses []netip.Addr,
 ) (others []*journal.Entry, err error) {
-	var addresses []netip.Addr
-	for _, c := range claims {
-		addresses = append(addresses, c.Address)
-	}
 	err = a.rec.Update(ctx, func(tx *journal.Tx) (err error) {
 		if others, err = undo.Others(tx, a.key, addresses); err != nil {
 			return err
 		}
-		return a.putLive(tx)
+		stored, err := record.Readable(tx.Get(a.key))
+		if err == nil && stored == nil { // another verb has recreated the journal
+			a.entry.State = journal.Adding
+			err = tx.Put(a.entry)
+		}
+		if err != nil {
+			return err
+		}
+		a.entry.State = journal.Live
+		return tx.Put(a.entry)
 	})
 	a.durable = err == nil
 	return others, err
 }
 
-// putLive writes the entry as live. The entry is missing if another verb has recreated the journal.
-func (a *adding) putLive(tx *journal.Tx) error {
-	stored, err := record.Readable(tx.Get(a.key))
-	if err == nil && stored == nil {
-		a.entry.State = journal.Adding
-		err = tx.Put(a.entry)
-	}
-	if err != nil {
-		return err
-	}
-	a.entry.State = journal.Live
-	return tx.Put(a.entry)
-}
-
 // confirm ensures, before the result is printed, that the journal at its path has the entry as
 // live: the file may have been set aside or removed since. It rewrites an entry that is too old,
 // because the grace period starts with success.
-func (a *adding) confirm(ctx context.Context, plugin string) *delegate.Failure {
+func (a *adding) confirm(ctx context.Context, last int) *delegate.Failure {
 	age := time.Duration(journal.BootNanos() - a.entry.Updated.Boot)
 	late := age > time.Second && age > a.conf.GracePeriod/10
 	if a.rec.Unwritable || a.durable && !late && a.rec.Store.Holds(a.entry) {
 		return nil
 	}
 	_, err := a.record(ctx, nil)
-	return a.unrecorded(plugin, err)
+	return a.unrecorded(last, err)
 }

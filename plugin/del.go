@@ -6,8 +6,6 @@ import (
 	"errors"
 	"slices"
 
-	"github.com/containernetworking/cni/pkg/types"
-
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/alive"
@@ -37,7 +35,7 @@ func (o *op) del(ctx context.Context) error {
 		o.log.Warn("invalid keys ignored, using defaults", "err", o.bad)
 	}
 	d := &deleting{op: o}
-	killed, err := d.takeLock(ctx)
+	killed, err := d.takeLock(ctx, func(err error) error { d.degrade("DEL", err); return nil })
 	if err != nil {
 		return err
 	}
@@ -49,17 +47,6 @@ func (o *op) del(ctx context.Context) error {
 	d.w.StartFirst(d.lock, d.entry)
 	failures, durable := d.undo(ctx)
 	return d.report(failures, durable)
-}
-
-// takeLock takes the attachment's lock. If that fails, the DEL continues without the journal.
-func (d *deleting) takeLock(ctx context.Context) (killed []string, err error) {
-	var busy *types.Error
-	d.lock, killed, err = d.lockOurs(ctx)
-	if err == nil || errors.As(err, &busy) {
-		return killed, err
-	}
-	d.journalFailed(err)
-	return nil, nil
 }
 
 // find sets d.entry to what has to be undone, or nil for nothing. It uses the entry of the journal,
@@ -77,8 +64,7 @@ func (d *deleting) find(ctx context.Context, killed []string) error {
 		return err
 	}
 	if err := d.w.Begin(ctx, d.entry, alive.Requested); err != nil {
-		d.log.Error("cannot record the start of a DEL", "attachment", d.key.String(),
-			"err", err)
+		d.log.Error("cannot record the start of a DEL", "err", err)
 	}
 	return nil
 }
@@ -105,7 +91,7 @@ func (d *deleting) fromJournal(ctx context.Context, killed []string) (tomb *jour
 		err = d.rec.Update(ctx, look) // begins a new one
 	}
 	if err != nil {
-		d.journalFailed(err)
+		d.degrade("DEL", err)
 	}
 	if d.entry == nil {
 		return tomb
@@ -117,7 +103,7 @@ func (d *deleting) fromJournal(ctx context.Context, killed []string) (tomb *jour
 	}
 	if (amended || found || keptElsewhere(d.entry)) && !d.rec.Unwritable {
 		if err := d.rec.Save(ctx, d.entry); err != nil {
-			d.journalFailed(err)
+			d.degrade("DEL", err)
 		}
 	}
 	return nil
@@ -180,7 +166,7 @@ func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, dura
 			return failures, true
 		}
 		d.rec.Degraded("DEL", err)
-		d.log.Error("cannot record the outcome of a DEL", "attachment", d.key.String(), "err", err)
+		d.log.Error("cannot record the outcome of a DEL", "err", err)
 	}
 	d.w.ReplayFreed(ctx, freed)
 	return failures, false
@@ -192,8 +178,7 @@ func (d *deleting) report(failures []*delegate.Failure, durable bool) error {
 		failures = slices.DeleteFunc(failures, func(f *delegate.Failure) bool {
 			if f.PutRight {
 				d.log.Warn("a DEL stays pending without an error for the runtime: its ADD failed too, "+
-					"with a configuration that is no longer in the chain", "attachment", d.key.String(), "plugin",
-					f.Plugin, "code", f.Code)
+					"with a configuration that is no longer in the chain", "plugin", f.Plugin, "code", f.Code)
 			}
 			return f.PutRight
 		})

@@ -2,7 +2,6 @@ package plugin
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -21,7 +20,13 @@ import (
 // takes one transaction. killed names delegates of an earlier ADD of this attachment that unwind
 // had to kill.
 func (a *adding) open(ctx context.Context, killed []string) error {
-	a.newEntry()
+	seen, err := host.Look(a.args.Netns, a.args.IfName)
+	if err != nil {
+		a.log.Warn("cannot identify the network namespace", "netns", a.args.Netns, "err", err)
+	}
+	a.entry = a.newEntry(journal.Adding, a.generation(a.chain))
+	a.gen = a.entry.Newest()
+	a.gen.NetNS, a.gen.Occupant = seen.Netns, seen.Occupant()
 	if a.rec.Unwritable {
 		return a.refuseAgain()
 	}
@@ -30,9 +35,6 @@ func (a *adding) open(ctx context.Context, killed []string) error {
 	case err != nil:
 		return a.journalFailed(ctx, err)
 	case refused != nil:
-		if a.lock.Made() {
-			_ = a.lock.Remove() // restores the state before this ADD
-		}
 		return refused
 	case a.prior == nil && len(samePod) == 0:
 		return nil
@@ -97,7 +99,7 @@ func (a *adding) releaseSamePod(ctx context.Context, samePod []*journal.Entry) {
 		one, cancelOne := context.WithTimeout(ctx,
 			max(left/time.Duration(len(samePod)-i), a.Budgets.Release/5))
 		if err := a.w.Release(one, e.Key); err != nil {
-			a.log.Debug("deferred", "attachment", e.Key.String(), "err", err)
+			a.w.Log.Debug("deferred", "attachment", e.Key.String(), "err", err)
 		}
 		cancelOne()
 	}
@@ -113,9 +115,6 @@ func (a *adding) supersede(ctx context.Context, killed []string) error {
 	}
 	if prior.State == journal.Live || prior.State == journal.Adding && a.lock.Made() {
 		if err := a.refuseLive(prior); err != nil {
-			if a.lock.Made() {
-				_ = a.lock.Remove() // restores the state before this ADD
-			}
 			return err
 		}
 	}
@@ -179,7 +178,10 @@ func (a *adding) refuseAgain() error {
 	return nil
 }
 
+// addedAlready refuses the ADD, and restores the state before it.
 func (a *adding) addedAlready(why string) error {
-	return cniError(types.ErrInternal,
-		fmt.Sprintf("unwind: %s is already added, %s; run its DEL first", a.key, why), "")
+	if a.lock.Made() {
+		_ = a.lock.Remove()
+	}
+	return ownError(types.ErrInternal, "%s is already added, %s; run its DEL first", a.key, why)
 }

@@ -26,9 +26,14 @@ func cniError(code uint, msg, details string) *types.Error {
 	return types.NewError(code, msg, details)
 }
 
+// ownError returns an error of unwind itself, on one line.
+func ownError(code uint, format string, args ...any) *types.Error {
+	msg := fmt.Sprintf("unwind: "+format, args...)
+	return cniError(code, strings.ReplaceAll(msg, "\n", "; "), "")
+}
+
 func badConfig(err error) *types.Error {
-	return cniError(types.ErrInvalidNetworkConfig,
-		"unwind: "+strings.ReplaceAll(err.Error(), "\n", "; "), "")
+	return ownError(types.ErrInvalidNetworkConfig, "%v", err)
 }
 
 // addError returns the failed delegate's message, followed by the pending DELs.
@@ -53,6 +58,6 @@ func delError(failures []*delegate.Failure, durable bool) *types.Error {
 	if !durable {
 		hint = "; the journal cannot be written, see the log"
 	}
-	return cniError(failures[0].Code,
-		"unwind: DEL incomplete, to be retried: "+strings.Join(names, ", ")+hint, "")
+	return ownError(failures[0].Code, "DEL incomplete, to be retried: %s%s",
+		strings.Join(names, ", "), hint)
 }

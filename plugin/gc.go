@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"strings"
+	"slices"
 	"sync"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -38,18 +38,27 @@ func (o *op) gc(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.Budgets.GC)
 	defer cancel()
-	failures, believed := o.sweepForGC(ctx, chain)
+	errs, believed := o.sweepForGC(ctx, chain)
+	code := types.ErrTryAgainLater
 	if believed {
-		failures = append(failures, o.passOn(ctx, chain, "GC")...)
+		for _, f := range o.passOn(ctx, chain, "GC") {
+			if len(errs) == 0 {
+				code = f.Code
+			}
+			errs = append(errs, f)
+		}
 	}
-	return gcError(failures)
+	if len(errs) == 0 {
+		return nil
+	}
+	return ownError(code, "GC incomplete, %d failed: %v", len(errs), errors.Join(errs...))
 }
 
 // sweepForGC sweeps in at most two thirds of the time; the delegates have the rest. It reports
 // whether the list can be trusted.
 func (o *op) sweepForGC(
 	ctx context.Context, chain *netconf.Chain,
-) (failures []*delegate.Failure, believed bool) {
+) (errs []error, believed bool) {
 	ctx, cancel := context.WithTimeout(ctx, o.Budgets.GC*2/3)
 	defer cancel()
 	job := sweep.Job{Pools: sweep.PoolsOf(chain, o.conf)}
@@ -58,21 +67,16 @@ func (o *op) sweepForGC(
 	}
 	findings, err := sweep.New(o.w, job).Run(ctx)
 	if err != nil {
-		failures = append(failures,
-			&delegate.Failure{Plugin: netconf.Name, Command: "GC", Code: types.ErrTryAgainLater,
-				Msg: err.Error()})
+		errs = append(errs, err)
 	}
 	var guarded *sweep.MassReleaseError
 	believed = !errors.As(err, &guarded)
 	for _, f := range findings {
-		if f.Err == nil || errors.As(f.Err, &guarded) {
-			continue
+		if f.Err != nil && !errors.As(f.Err, &guarded) {
+			errs = append(errs, fmt.Errorf("%s: %w", f.Key, f.Err))
 		}
-		failure := &delegate.Failure{Plugin: netconf.Name, Command: "GC", Code: types.ErrTryAgainLater,
-			Msg: fmt.Sprintf("%s: %v", f.Key, f.Err)}
-		failures = append(failures, failure)
 	}
-	return failures, believed
+	return errs, believed
 }
 
 // passOn runs STATUS or GC of all delegates in parallel, if the chain's version has these verbs.
@@ -99,28 +103,5 @@ func (o *op) passOn(ctx context.Context, chain *netconf.Chain, command string) [
 		})
 	}
 	running.Wait()
-	var failed []*delegate.Failure
-	for _, f := range failures {
-		if f != nil {
-			failed = append(failed, f)
-		}
-	}
-	return failed
-}
-
-// gcError joins all failures into one error.
-func gcError(failures []*delegate.Failure) error {
-	if len(failures) == 0 {
-		return nil
-	}
-	var words []string
-	for _, f := range failures {
-		if f.Plugin == netconf.Name {
-			words = append(words, f.Msg)
-		} else {
-			words = append(words, f.Error())
-		}
-	}
-	return cniError(failures[0].Code,
-		fmt.Sprintf("unwind: GC incomplete, %d failed: %s", len(failures), strings.Join(words, "; ")), "")
+	return slices.DeleteFunc(failures, func(f *delegate.Failure) bool { return f == nil })
 }

@@ -7,11 +7,13 @@ import (
 	"errors"
 
 	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/plugin/internal/delegate"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/undo"
 )
 
 // Main carries out the verb that the environment names (SPEC 1.1 §2), prints its result or error,
@@ -45,7 +47,12 @@ func (p *Plugin) verb(
 		// skel refuses the host's network namespace after the verb: too late for an ADD, see
 		// checkNetNS, and no reason to fail a DEL that has passed.
 		defer func() { args.NetnsOverride = "1" }()
-		return o.safely(func() error { return do(o, ctx) })
+		err := o.w.Safely(func() error { return do(o, ctx) })
+		var panicked *undo.PanicError
+		if errors.As(err, &panicked) {
+			return ownError(types.ErrInternal, "%v", panicked)
+		}
+		return err
 	}
 }
 

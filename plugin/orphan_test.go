@@ -116,17 +116,17 @@ func TestDaemonDoesNotPin(t *testing.T) {
 func daemonsOf(t *testing.T, path string) []int {
 	t.Helper()
 	var pids []int
-	err := host.EachProcess(func(pid int, proc string) (bool, error) {
-		cmdline, err := os.ReadFile(proc + "/cmdline")
+	all, err := host.Processes()
+	for _, pid := range all {
+		cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 		if err != nil || !bytes.HasSuffix(cmdline, []byte("\x00daemon\x00")) {
-			return false, nil
+			continue
 		}
-		environ, err := os.ReadFile(proc + "/environ")
+		environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
 		if err == nil && bytes.Contains(environ, []byte("CNI_PATH="+path)) {
 			pids = append(pids, pid)
 		}
-		return false, nil
-	})
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

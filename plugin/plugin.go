@@ -30,14 +30,12 @@ type Plugin struct {
 	delegates delegate.Runner
 }
 
-// at marks a place where tests try a crash.
 func (p *Plugin) at(point string) {
 	if p.Point != nil {
 		p.Point(point)
 	}
 }
 
-// probes returns Probes, or its default.
 func (p *Plugin) probes() map[string]ipam.Probe {
 	if p.Probes == nil {
 		return ipam.OnNode()

@@ -71,6 +71,21 @@ func TestPresentConfigurationHasWhatTheADDHad(t *testing.T) {
 	n.nothingLeft()
 }
 
+// TestPresentConfigurationIsTheOneThatTheDELHad: a DEL without an entry goes by the present chain,
+// with the runtime's capability arguments. So there is no other configuration to try.
+func TestPresentConfigurationIsTheOneThatTheDELHad(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := n.pod("a")
+	p.CapabilityArgs = map[string]any{"ips": []string{"192.0.2.9/24"}}
+	if err := p.del(n.unwind(n.rejecting(7, `, "capabilities": {"ips": true}`))); err == nil {
+		t.Error("the DEL passed")
+	}
+	if calls := n.callLog(); len(calls) != 1 || string(calls[0].Stdin["runtimeConfig"]) != `{"ips":["192.0.2.9/24"]}` {
+		t.Errorf("calls: %q", n.calls())
+	}
+}
+
 // TestReplaced: a configuration that worked replaces the rejected one if the step still has a
 // pending DEL, because its delegate was killed once or its address has another owner.
 func TestReplaced(t *testing.T) {

@@ -15,8 +15,7 @@ import (
 
 // rollBack undoes the ADD and returns the error for the runtime.
 func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
-	a.log.Warn("ADD failed, undoing it", "attachment", a.key.String(), "plugin", f.Plugin,
-		"code", f.Code,
+	a.log.Warn("ADD failed, undoing it", "plugin", f.Plugin, "code", f.Code,
 		"err", netconf.Shorten(f.Said(), 500))
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.Budgets.Undo)
 	defer cancel()
@@ -27,8 +26,7 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	tomb := a.w.Tombstone(a.entry)
 	if a.w.ClaimHeld(a.entry) && !a.rec.Unwritable {
 		if err := a.rec.Save(ctx, a.entry); err != nil {
-			a.log.Error("cannot write the journal after a failed ADD", "attachment", a.key.String(),
-				"err", err)
+			a.log.Error("cannot write the journal after a failed ADD", "err", err)
 		}
 	}
 	job := undo.Job{Entry: a.entry, Lock: a.lock, Netns: a.args.Netns}
@@ -42,11 +40,10 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	switch {
 	case !a.rec.Unwritable:
 		if _, err := a.w.Finish(ctx, job, tomb); err != nil {
-			a.log.Error("cannot write the journal after a failed ADD", "attachment", a.key.String(),
-				"err", err)
+			a.log.Error("cannot write the journal after a failed ADD", "err", err)
 		}
 	case a.entry.Pending() > 0:
-		a.log.Error("pending DELs are lost: the journal cannot be written", "attachment", a.key.String(),
+		a.log.Error("pending DELs are lost: the journal cannot be written",
 			"plugins", strings.Join(undo.PendingSteps(a.entry), ", "))
 	}
 	err := addError(f, a.entry)
@@ -65,6 +62,6 @@ func (a *adding) makeRoom(ctx context.Context) {
 	job := sweep.Job{Network: a.key.Network, Pools: sweep.PoolsOf(a.chain, a.conf), Periodic: true,
 		Quick: true}
 	if _, err := sweep.New(a.w, job).Run(ctx); err != nil {
-		a.log.Warn("cannot sweep after a failed ADD", "network", a.key.Network, "err", err)
+		a.log.Warn("cannot sweep after a failed ADD", "err", err)
 	}
 }

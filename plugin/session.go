@@ -20,6 +20,7 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/internal/delegate"
 	"cni-unwind/plugin/internal/host"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
@@ -32,15 +33,15 @@ type op struct {
 	*Plugin
 	args *skel.CmdArgs
 	conf *netconf.Conf
-	bad  error       // the error of the configuration, or nil
-	key  journal.Key // of the verb's attachment; zero for GC and STATUS
-	log  *slog.Logger
+	bad  error         // the error of the configuration, or nil
+	key  journal.Key   // of the verb's attachment; zero for GC and STATUS
+	lock *journal.Lock // of the verb's attachment; nil without a journal
+	log  *slog.Logger  // names the verb's attachment, unlike that of w
 	rec  *record.Recorder
 	node *alive.Node
 	w    *undo.Worker
 }
 
-// newOp returns an op, and a function that closes its log.
 func (p *Plugin) newOp(args *skel.CmdArgs, conf *netconf.Conf) (*op, func()) {
 	out, closeLog := p.logWriter(conf)
 	var handler slog.Handler = slog.NewTextHandler(out, &slog.HandlerOptions{Level: conf.LogLevel})
@@ -69,21 +70,14 @@ func (p *Plugin) newOp(args *skel.CmdArgs, conf *netconf.Conf) (*op, func()) {
 			Key: key, Netns: args.Netns, Path: args.Path, Conf: conf, Chain: sync.OnceValues(conf.LoadChain),
 		},
 	}
-	for _, w := range conf.Warnings() {
+	for _, w := range conf.Warnings {
 		log.Warn(w, "network", conf.Name)
+	}
+	if args.ContainerID != "" {
+		log = log.With("attachment", key.String())
 	}
 	return &op{Plugin: p, args: args, conf: conf, key: key, log: log, rec: rec, node: node, w: worker},
 		closeLog
-}
-
-// safely turns a panic into an error.
-func (o *op) safely(do func() error) error {
-	err := o.w.Safely(do)
-	var panicked *undo.PanicError
-	if errors.As(err, &panicked) {
-		return cniError(types.ErrInternal, "unwind: "+panicked.Error(), "")
-	}
-	return err
 }
 
 // traceparent returns the trace that the runtime's call belongs to (W3C Trace Context; libcni
@@ -115,16 +109,22 @@ func (p *Plugin) logWriter(conf *netconf.Conf) (io.Writer, func()) {
 // plugin.
 const exchange = time.Second
 
+// awaitExchange calls look until it returns true, or the time is over.
+func awaitExchange(ctx context.Context, look func() bool) {
+	end := time.Now().Add(exchange)
+	for !look() && time.Now().Before(end) && ctx.Err() == nil {
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
 // loadChain is LoadChain with retries for a missing or invalid chainFile, which its owner may be
 // rewriting. It does not retry an error in unwind's own configuration, which is permanent.
-func (o *op) loadChain(ctx context.Context) (*netconf.Chain, error) {
-	for end := time.Now().Add(exchange); ; time.Sleep(50 * time.Millisecond) {
-		chain, err := o.conf.LoadChain()
-		fromFile := o.conf.Chain == nil && o.conf.ChainFile != ""
-		if err == nil || !fromFile || time.Now().After(end) || ctx.Err() != nil {
-			return chain, err
-		}
-	}
+func (o *op) loadChain(ctx context.Context) (chain *netconf.Chain, err error) {
+	awaitExchange(ctx, func() bool {
+		chain, err = o.conf.LoadChain()
+		return err == nil || o.conf.Chain != nil || o.conf.ChainFile == ""
+	})
+	return chain, err
 }
 
 // namesHostNetNS says whether CNI_NETNS is the runtime's own network namespace, and the
@@ -136,23 +136,65 @@ func (o *op) namesHostNetNS() (bool, *types.Error) {
 	return cnins.CheckNetNS(o.args.Netns)
 }
 
-// lockOurs takes the lock of the verb's own attachment.
-func (o *op) lockOurs(ctx context.Context) (lock *journal.Lock, killed []string, err error) {
+// takeLock takes the lock of the verb's own attachment. If the journal fails, without decides
+// whether the verb continues without the lock.
+func (o *op) takeLock(
+	ctx context.Context, without func(error) error,
+) (killed []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, o.Budgets.Undo)
 	defer cancel()
-	lock, killed, err = o.w.Lock(ctx, o.key)
-	if errors.Is(err, journal.ErrBusy) {
-		err = cniError(types.ErrTryAgainLater, fmt.Sprintf("unwind: %s is locked by another unwind, "+
-			"which did not finish within %s", o.key, o.Budgets.Undo), "")
+	o.lock, killed, err = o.w.Lock(ctx, o.key)
+	switch {
+	case errors.Is(err, journal.ErrBusy):
+		err = ownError(types.ErrTryAgainLater, "%s is locked by another unwind, which did not finish "+
+			"within %s", o.key, o.Budgets.Undo)
+	case err != nil:
+		err = without(err)
 	}
-	return lock, killed, err
+	return killed, err
 }
 
-// adding is one running ADD.
+// degrade makes the verb continue without writing the journal.
+func (o *op) degrade(verb string, err error) {
+	o.rec.Degraded(verb, err)
+	o.log.Error("the journal failed; continuing without it: a crash or a failed DEL now leaks",
+		"err", err)
+	o.rec.Unwritable = true
+}
+
+// call returns a call of a delegate in the verb's environment, without a configuration.
+func (o *op) call(command, plugin string) *delegate.Call {
+	return &delegate.Call{
+		Command: command, Plugin: plugin, Path: o.args.Path, ContainerID: o.args.ContainerID,
+		Netns: o.args.Netns, Ifname: o.args.IfName, Args: o.args.Args, Lock: o.lock.File(),
+	}
+}
+
+// generation returns an ADD of the whole chain, from what the runtime sends.
+func (o *op) generation(chain *netconf.Chain) journal.Generation {
+	gen := journal.Generation{
+		NetNS: journal.NetNS{Path: o.args.Netns}, Args: o.args.Args, Path: o.args.Path,
+		CNIVersion: chain.CNIVersion, Host: o.node.Host, Created: journal.Now(),
+		GracePeriod: max(1, o.conf.GracePeriod), // 0 is not known
+		Stores:      o.conf.Stores, Steps: chain.Steps(o.conf),
+	}
+	if len(o.conf.RuntimeConfig) > 0 {
+		gen.RuntimeConfig = netconf.Marshal(o.conf.RuntimeConfig)
+	}
+	return gen
+}
+
+// newEntry returns an entry of the verb's attachment with one ADD.
+func (o *op) newEntry(state journal.State, gen journal.Generation) *journal.Entry {
+	return &journal.Entry{
+		Key: o.key, State: state, Pod: netconf.PodOf(o.args.Args),
+		Generations: []journal.Generation{gen},
+	}
+}
+
 type adding struct {
 	*op
 	chain   *netconf.Chain
-	lock    *journal.Lock // nil without a journal
 	entry   *journal.Entry
 	gen     *journal.Generation
 	prior   *journal.Entry // an earlier ADD of the attachment, as the journal has it
@@ -165,8 +207,7 @@ type adding struct {
 // would undo only the earlier one.
 func (a *adding) journalFailed(ctx context.Context, err error) error {
 	if a.conf.OnJournalFailure == "fail" {
-		return cniError(types.ErrTryAgainLater, "unwind: "+err.Error()+` (onJournalFailure is "fail")`,
-			"")
+		return ownError(types.ErrTryAgainLater, `%v (onJournalFailure is "fail")`, err)
 	}
 	if a.prior == nil {
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
@@ -174,40 +215,12 @@ func (a *adding) journalFailed(ctx context.Context, err error) error {
 		a.rec.Read(ctx, a.findPrior)
 	}
 	if a.prior != nil && !a.isOver(a.prior) {
-		return cniError(types.ErrTryAgainLater,
-			fmt.Sprintf("unwind: %v; an earlier ADD of %s is not undone", err, a.key), "")
+		return ownError(types.ErrTryAgainLater, "%v; an earlier ADD of %s is not undone", err, a.key)
 	}
-	a.rec.Degraded("ADD", err)
-	a.log.Error("the journal failed; continuing without it: a crash or a failed DEL now leaks",
-		"err", err)
-	a.rec.Unwritable = true
+	a.degrade("ADD", err)
 	return nil
 }
 
-// newEntry makes the entry of this ADD.
-func (a *adding) newEntry() {
-	seen, err := host.Look(a.args.Netns, a.args.IfName)
-	if err != nil {
-		a.log.Warn("cannot identify the network namespace", "netns", a.args.Netns, "err", err)
-	}
-	gen := journal.Generation{
-		NetNS: seen.Netns, Occupant: seen.Occupant(), Args: a.args.Args,
-		Path: a.args.Path, CNIVersion: a.chain.CNIVersion,
-		// 0 is not known
-		Host: a.node.Host, Created: journal.Now(), GracePeriod: max(1, a.conf.GracePeriod),
-		Stores: a.conf.Stores, Steps: a.chain.Steps(a.conf),
-	}
-	if len(a.conf.RuntimeConfig) > 0 {
-		gen.RuntimeConfig = netconf.Marshal(a.conf.RuntimeConfig)
-	}
-	a.entry = &journal.Entry{
-		Key: a.key, State: journal.Adding,
-		Pod: netconf.PodOf(a.args.Args), Generations: []journal.Generation{gen},
-	}
-	a.gen = a.entry.Newest()
-}
-
-// findPrior reads the entry of an earlier ADD of the attachment.
 func (a *adding) findPrior(tx *journal.Tx) (err error) {
 	a.prior, err = record.Readable(tx.Get(a.key))
 	return err
@@ -239,19 +252,10 @@ func (a *adding) isOver(prior *journal.Entry) bool {
 	})
 }
 
-// deleting is one running DEL.
 type deleting struct {
 	*op
-	lock   *journal.Lock // nil without a journal
 	entry  *journal.Entry
 	others []*journal.Entry // that claim one of its addresses, read with it; nil if it was not read
-}
-
-func (d *deleting) journalFailed(err error) {
-	d.rec.Degraded("DEL", err)
-	d.log.Error("the journal failed; the DEL continues without it", "attachment", d.key.String(),
-		"err", err)
-	d.rec.Unwritable = true
 }
 
 // checkText rejects text that a journal entry, which is JSON, would change.

@@ -4,13 +4,10 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/containernetworking/cni/pkg/types"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/internal/delegate"
@@ -36,24 +33,24 @@ func (o *op) status(ctx context.Context) error {
 	defer cancel()
 	said := make(chan error, 1)
 	go func() {
-		said <- o.safely(func() error { return o.look(ctx) })
+		said <- o.w.Safely(func() error { return o.look(ctx) })
 	}()
 	select {
 	case err := <-said:
 		return err
 	case <-time.After(o.Budgets.Status * 19 / 20):
-		return notAvailable("unwind: STATUS timed out: a delegate or a configuration file hangs", "")
+		return ownError(errNotAvailable, "STATUS timed out: a delegate or a configuration file hangs")
 	}
 }
 
 // look sweeps while it checks what an ADD needs.
 func (o *op) look(ctx context.Context) error {
 	if o.bad != nil {
-		return notAvailable(badConfig(o.bad).Msg, "")
+		return ownError(errNotAvailable, "%v", o.bad)
 	}
 	chain, err := o.loadChain(ctx)
 	if err != nil {
-		return notAvailable(badConfig(err).Msg, "")
+		return ownError(errNotAvailable, "%v", err)
 	}
 	swept := make(chan struct{})
 	go func() {
@@ -78,7 +75,11 @@ func (o *op) health(ctx context.Context, chain *netconf.Chain) error {
 	var journalErr error
 	var looking sync.WaitGroup
 	looking.Go(func() {
-		if missing = o.missing(ctx, chain); len(missing) == 0 {
+		awaitExchange(ctx, func() bool {
+			missing = chain.Missing(o.args.Path)
+			return len(missing) == 0
+		})
+		if len(missing) == 0 {
 			failures = o.passOn(ctx, chain, "STATUS")
 		}
 	})
@@ -92,44 +93,26 @@ func (o *op) health(ctx context.Context, chain *netconf.Chain) error {
 	switch {
 	case len(missing) > 0:
 		_, err := netconf.FindPlugin(missing[0], o.args.Path)
-		return notAvailable("unwind: "+err.Error(), strings.Join(missing, ", "))
+		return cniError(errNotAvailable, "unwind: "+err.Error(), strings.Join(missing, ", "))
 	case len(failures) > 0:
 		// The gravest failure counts.
 		f := slices.MaxFunc(failures,
 			func(a, b *delegate.Failure) int { return cmp.Compare(severity(a), severity(b)) })
 		return cniError(f.Code, f.Error(), f.Details)
 	case journalErr != nil && o.conf.OnJournalFailure == "fail":
-		return notAvailable("unwind: "+journalErr.Error()+` (onJournalFailure is "fail")`, "")
+		return ownError(errNotAvailable, `%v (onJournalFailure is "fail")`, journalErr)
 	case journalErr != nil:
 		o.log.Warn("the journal cannot be used; ADDs continue without it, and a crash or a failed DEL "+
-			"leaks",
-			"err", journalErr)
+			"leaks", "err", journalErr)
 	}
 	return nil
 }
 
-func notAvailable(msg, details string) *types.Error {
-	return cniError(errNotAvailable, msg,
-		details)
-}
-
-// severity orders failures of STATUS.
 func severity(f *delegate.Failure) int {
 	if f.Code == errLimitedConnectivity || f.Code == errNotAvailable {
 		return int(f.Code)
 	}
 	return 0
-}
-
-// missing returns the missing binaries of the chain. It retries for a while, because an upgrade may
-// be replacing one.
-func (o *op) missing(ctx context.Context, chain *netconf.Chain) (missing []string) {
-	for end := time.Now().Add(exchange); ; time.Sleep(50 * time.Millisecond) {
-		missing = chain.Missing(o.args.Path)
-		if len(missing) == 0 || time.Now().After(end) || ctx.Err() != nil {
-			return missing
-		}
-	}
 }
 
 // probe begins a transaction and writes nothing. A journal that is in use by others is not an
@@ -148,7 +131,7 @@ func (o *op) sweepForStatus(ctx context.Context, chain *netconf.Chain) {
 	if !o.conf.SweepOnStatus {
 		return
 	}
-	err := o.safely(func() error {
+	err := o.w.Safely(func() error {
 		_, err := sweep.New(o.w, sweep.Job{Pools: sweep.PoolsOf(chain, o.conf), Periodic: true,
 			Quick: true}).Run(ctx)
 		return err
@@ -166,8 +149,8 @@ func (o *op) poolStatus(chain *netconf.Chain) error {
 	}
 	for _, pool := range sweep.PoolsOf(chain, o.conf) {
 		if pool.Full(o.log) {
-			return notAvailable(fmt.Sprintf(
-				"unwind: no free address in %s; unwindctl ipam shows who has them", pool.Dir), "")
+			return ownError(errNotAvailable,
+				"no free address in %s; unwindctl ipam shows who has them", pool.Dir)
 		}
 	}
 	return nil

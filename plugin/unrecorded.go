@@ -1,13 +1,13 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
 
-	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/alive"
 	"cni-unwind/plugin/internal/host"
@@ -36,7 +36,6 @@ func (d *deleting) amend(killed []string) (amended bool) {
 	return true
 }
 
-// given returns the interface that the runtime's prevResult names.
 func (d *deleting) given() journal.Interface {
 	return netconf.InterfaceOf(d.conf.PrevResult, d.key.IfName)
 }
@@ -65,17 +64,19 @@ func (d *deleting) takeLater() {
 	chain, err := d.w.Verb.Chain()
 	if err != nil {
 		d.log.Warn("cannot undo an ADD that the journal did not record: the chain cannot be read",
-			"attachment", d.key.String(), "err", err)
+			"err", err)
 		return
 	}
-	d.log.Warn("the attachment was added again by an ADD that the journal did not record; undoing "+
-		"both",
-		"attachment", d.key.String())
-	d.entry.Generations = append(d.entry.Generations, d.generation(chain))
+	d.log.Warn("added again by an ADD that the journal did not record; undoing both")
+	gen := d.generation(chain)
+	d.takePrevResult(&gen, chain)
+	d.entry.Generations = append(d.entry.Generations, gen)
 }
 
 // fromStdin makes an entry from the configuration and the prevResult of the runtime, for an
-// attachment that was added before unwind was installed, or whose entry was lost.
+// attachment that was added before unwind was installed, or whose entry was lost. The journal does
+// not have the namespace of that ADD, so the namespace at the runtime's path has to prove that it
+// is the one: see undo.Worker.
 func (d *deleting) fromStdin() error {
 	if ours, _ := d.namesHostNetNS(); ours && d.conf.NeverAdded() { // unwind or skel refused its ADD
 		d.succeedIdle("its ADD was refused: CNI_NETNS is the runtime's own namespace", nil, false)
@@ -92,11 +93,12 @@ func (d *deleting) fromStdin() error {
 				" nor in the runtime's configuration", err, false)
 			return nil
 		}
-		d.removeLock()
+		_ = d.lock.Remove()
 		return badConfig(fmt.Errorf("%s is not in the journal, and the chain cannot be read: %w", d.key,
 			err))
 	}
 	gen := d.generation(chain)
+	d.takePrevResult(&gen, chain)
 	if d.conf.NeverAdded() { // an ADD with a missing binary took nothing
 		undo.CutOff(gen.Steps)
 		gen.Steps = slices.DeleteFunc(gen.Steps, func(s journal.Step) bool {
@@ -109,12 +111,9 @@ func (d *deleting) fromStdin() error {
 			nil, false)
 		return nil
 	}
-	d.entry = &journal.Entry{
-		Key: d.key, State: journal.Removing,
-		Pod: netconf.PodOf(d.args.Args), Generations: []journal.Generation{gen},
-	}
+	d.entry = d.newEntry(journal.Removing, gen)
 	if err := checkText(d.args); err != nil {
-		d.journalFailed(err)
+		d.degrade("DEL", err)
 	}
 	return nil
 }
@@ -126,27 +125,12 @@ func (d *deleting) stripped(err error) bool {
 	return errors.Is(err, netconf.ErrNoChain) && d.bad == nil && !d.rec.Unwritable
 }
 
-// generation returns an ADD of the whole chain, from what the runtime sends. The journal does not
-// have the namespace of that ADD, so the namespace at the runtime's path has to prove that it is
-// the one: see undo.Worker.
-func (d *deleting) generation(chain *netconf.Chain) journal.Generation {
-	gen := journal.Generation{
-		NetNS: journal.NetNS{Path: d.args.Netns}, Args: d.args.Args,
-		Path: d.args.Path, CNIVersion: chain.CNIVersion,
-		Host: d.node.Host, Created: journal.Now(), GracePeriod: max(1, d.conf.GracePeriod),
-		Stores: d.conf.Stores, Steps: chain.Steps(d.conf),
-	}
-	d.takePrevResult(&gen, chain)
-	return gen
-}
-
 // complete fills in an ADD that succeeded although the journal could not be written, from the
 // runtime's prevResult and the chain on stdin.
 func (d *deleting) complete(gen *journal.Generation) {
 	chain, err := d.w.Verb.Chain()
 	if err != nil {
-		d.log.Warn("the journal has only a part of the ADD, and the chain cannot be read",
-			"attachment", d.key.String(), "err", err)
+		d.log.Warn("the journal has only a part of the ADD, and the chain cannot be read", "err", err)
 		return
 	}
 	d.takePrevResult(gen, chain)
@@ -169,50 +153,30 @@ func (d *deleting) fits(gen *journal.Generation) bool {
 		})
 }
 
-// takePrevResult stores the runtime's prevResult as the result of the ADD.
+// takePrevResult stores the runtime's prevResult as the result of the ADD, with claims for the
+// first delegate of the chain that calls an IPAM plugin.
 func (d *deleting) takePrevResult(gen *journal.Generation, chain *netconf.Chain) {
 	if d.conf.PrevResult == nil {
 		return
 	}
 	raw, err := netconf.ConvertResult(d.conf.PrevResult, chain.CNIVersion)
-	if err != nil {
-		d.log.Warn("cannot use the runtime's prevResult", "attachment", d.key.String(), "err", err)
-		return
-	}
-	r, err := netconf.ParseResult(raw)
-	if err != nil {
-		d.log.Warn("cannot use the runtime's prevResult", "attachment", d.key.String(), "err", err)
+	r, parseErr := netconf.ParseResult(raw)
+	if err = cmp.Or(err, parseErr); err != nil {
+		d.log.Warn("cannot use the runtime's prevResult", "err", err)
 		return
 	}
 	gen.Result, gen.HostLinks = raw, netconf.HostLinks(r)
-	for _, c := range claimsOf(r, chain, d.key.Network, d.conf) {
-		if !slices.ContainsFunc(gen.Claims,
-			func(o journal.Claim) bool { return o.Address == c.Address }) {
-			gen.Claims = append(gen.Claims, c)
-		}
-	}
-}
-
-// claimsOf returns claims on the addresses of a final result, for the first delegate of the chain
-// that calls an IPAM plugin.
-func claimsOf(
-	r *netconf.Result, chain *netconf.Chain, network string, conf *netconf.Conf,
-) []journal.Claim {
 	first := max(0, slices.IndexFunc(chain.Delegates,
 		func(d netconf.Delegate) bool { return d.IPAM != "" }))
-	pool := ipam.Pool(chain.Config(first, conf), network)
-	var claims []journal.Claim
-	for _, address := range r.Addresses() {
-		claims = append(claims, journal.Claim{Address: address, Step: first, Pool: pool})
-	}
-	return claims
+	by := chain.Steps(d.conf)[first]
+	gen.Claims = append(gen.Claims, newClaims(gen, r, by, d.key.Network)...)
 }
 
 // succeedIdle logs and records that the DEL succeeds without running a delegate, and why. err, if
 // any, is the reason why unwind does not know more. An expected DEL, after a failed ADD, is not
 // recorded: the history already has the rollback.
 func (d *deleting) succeedIdle(why string, err error, expected bool) {
-	level, attrs := slog.LevelInfo, []any{"attachment", d.key.String(), "reason", why}
+	level, attrs := slog.LevelInfo, []any{"reason", why}
 	if err != nil {
 		level, attrs = slog.LevelWarn, append(attrs, "err", err)
 	}
@@ -222,10 +186,5 @@ func (d *deleting) succeedIdle(why string, err error, expected bool) {
 			Key: d.key, Kind: journal.NoOp, Pod: netconf.PodOf(d.args.Args), Reason: why,
 		})
 	}
-	d.removeLock()
-}
-
-// removeLock removes the lock file of an attachment without a journal entry.
-func (d *deleting) removeLock() {
-	_ = d.lock.Remove()
+	_ = d.lock.Remove() // of an attachment without a journal entry
 }

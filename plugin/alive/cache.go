@@ -1,7 +1,6 @@
 package alive
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -52,7 +51,7 @@ func (c Cached) CNIArgs() string {
 // Chain returns the chain that the runtime ran, with the configuration that unwind would have for
 // it. It returns none for a chain of unwind's.
 func (c Cached) Chain() (*netconf.Chain, *netconf.Conf, error) {
-	list, err := netconf.ReadConflistFrom(bytes.NewReader(c.Config))
+	list, err := netconf.ParseConflist(c.Config)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -2,6 +2,7 @@ package netconf
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -64,33 +65,26 @@ func (c *Conf) LoadChain() (*Chain, error) {
 		return chain, nil
 	case c.ChainFile != "":
 		var chain *Chain
-		err := fmt.Errorf("not read within %s; check that its file system responds", readDelay)
-		read := make(chan func(), 1)
+		read := make(chan error, 1)
 		go func() {
-			found, failed := c.readChain()
-			read <- func() { chain, err = found, failed }
+			data, err := ReadFile(c.ChainFile)
+			if err == nil {
+				chain, err = c.ParseChain(data, "")
+			}
+			read <- err
 		}()
 		select {
-		case take := <-read:
-			take()
+		case err := <-read:
+			if err != nil {
+				return nil, fmt.Errorf("chainFile %s: %w", c.ChainFile, err)
+			}
+			return chain, nil
 		case <-time.After(readDelay):
+			return nil, fmt.Errorf("chainFile %s: not read within %s; check that its file system responds",
+				c.ChainFile, readDelay)
 		}
-		if err != nil {
-			return nil, fmt.Errorf("chainFile %s: %w", c.ChainFile, err)
-		}
-		return chain, nil
 	}
 	return nil, ErrNoChain
-}
-
-// readChain reads chainFile as libcni would: a conflist, with the plugins in the directory of the
-// network's name unless loadOnlyInlinedPlugins is set, or the configuration of one plugin.
-func (c *Conf) readChain() (*Chain, error) {
-	data, err := ReadFile(c.ChainFile)
-	if err != nil {
-		return nil, err
-	}
-	return c.ParseChain(data, "")
 }
 
 // ReadFile reads a configuration. It follows no link in a directory that others can write to, and
@@ -124,8 +118,9 @@ func ReadAll(r io.Reader) ([]byte, error) {
 	return data, err
 }
 
-// ParseChain reads a conflist, or the configuration of one plugin. An absent cniVersion is
-// defaultVersion.
+// ParseChain reads a conflist as libcni would, with the plugins in the directory of the network's
+// name unless loadOnlyInlinedPlugins is set, or the configuration of one plugin. An absent
+// cniVersion is defaultVersion.
 func (c *Conf) ParseChain(data []byte, defaultVersion string) (*Chain, error) {
 	var list struct {
 		Type         string            `json:"type"`
@@ -197,16 +192,12 @@ func (f *flag) UnmarshalJSON(data []byte) error {
 // names. libcni adds those in the directory of the network's name, beside a conflist, to the list's
 // own.
 func InlineDirectory(dir string) ([]json.RawMessage, error) {
-	files, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	paths, err := filesIn(dir, ".conf")
+	if err != nil {
 		return nil, err
 	}
 	var plugins []json.RawMessage
-	for _, file := range files {
-		if file.IsDir() || filepath.Ext(file.Name()) != ".conf" {
-			continue
-		}
-		path := filepath.Join(dir, file.Name())
+	for _, path := range paths {
 		data, err := ReadFile(path)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", path, err)
@@ -280,17 +271,10 @@ func jsonError(err error) error {
 	if !errors.As(err, &wrong) {
 		return fmt.Errorf("not valid JSON: %w", err)
 	}
-	is, ok := map[string]string{"array": "a list", "object": "an object", "string": "a string",
-		"number": "a number",
-		"bool":   "true or false"}[wrong.Value]
-	if !ok {
-		is = wrong.Value
-	}
-	want, ok := map[reflect.Kind]string{reflect.Slice: "a list", reflect.String: "a string",
-		reflect.Bool: "true or false"}[wrong.Type.Kind()]
-	if !ok {
-		want = "an object"
-	}
+	words := map[string]string{"array": "a list", "slice": "a list", "object": "an object",
+		"string": "a string", "number": "a number", "bool": "true or false"}
+	is := cmp.Or(words[wrong.Value], wrong.Value)
+	want := cmp.Or(words[wrong.Type.Kind().String()], "an object")
 	if wrong.Field == "" {
 		return fmt.Errorf("%s, not %s", is, want)
 	}
@@ -308,8 +292,8 @@ func (ch *Chain) Config(i int, c *Conf) json.RawMessage {
 		}
 		object[key] = value
 	}
-	object["name"] = quote(c.Name)
-	object["cniVersion"] = quote(ch.CNIVersion)
+	object["name"] = Marshal(c.Name)
+	object["cniVersion"] = Marshal(ch.CNIVersion)
 	runtimeConfig := map[string]json.RawMessage{}
 	for capability, enabled := range d.Capabilities {
 		if value, ok := c.RuntimeConfig[capability]; ok && enabled {
@@ -335,17 +319,12 @@ func (ch *Chain) Steps(c *Conf) []journal.Step {
 // Only returns the index of the only delegate of a type. It returns -1 for none, or for several,
 // which cannot be told apart.
 func (ch *Chain) Only(plugin string) int {
-	found := -1
-	for i, d := range ch.Delegates {
-		if d.Type != plugin {
-			continue
-		}
-		if found >= 0 {
-			return -1
-		}
-		found = i
+	is := func(d Delegate) bool { return d.Type == plugin }
+	first := slices.IndexFunc(ch.Delegates, is)
+	if slices.ContainsFunc(ch.Delegates[first+1:], is) {
+		return -1
 	}
-	return found
+	return first
 }
 
 // mergeArgs lays injected args over those of a delegate, and args.cni over args.cni, as multus
@@ -380,8 +359,6 @@ func Marshal(v any) json.RawMessage {
 	}
 	return data
 }
-
-func quote(s string) json.RawMessage { return Marshal(s) }
 
 // WithPrevResult returns a delegate's configuration with prevResult set. The configuration is an
 // object that unwind encoded, or whatever a damaged journal has in its place.
@@ -433,5 +410,5 @@ func (ch *Chain) LostCapabilities(c *Conf) []string {
 			}
 		}
 	}
-	return sortedKeys(lost)
+	return slices.Sorted(maps.Keys(lost))
 }

@@ -302,7 +302,7 @@ func TestLostCapabilities(t *testing.T) {
 		name, outer string
 		want        []string
 	}{
-		{"all declared", `{"ips": true, "mac": true, "portMappings": true, "more": true}`, []string{}},
+		{"all declared", `{"ips": true, "mac": true, "portMappings": true, "more": true}`, nil},
 		{"none declared", `{}`, []string{"ips", "mac", "portMappings"}},
 		{"one switched off", `{"ips": true, "mac": false, "portMappings": true}`, []string{"mac"}},
 	} {

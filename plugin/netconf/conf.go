@@ -8,9 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"slices"
-	"sort"
 	"strings"
 	"time"
 
@@ -55,8 +55,8 @@ type Conf struct {
 	StartEarly         []string          // see StartsEarly; nil is not given
 	LogLevel           slog.Level
 	LogFile            string
-	LogFormat          string // text, json
-	warnings           []string
+	LogFormat          string   // text, json
+	Warnings           []string // for the log
 }
 
 // InjectedKeys are the keys that a runtime or multus writes into every plugin of a list. They are
@@ -117,18 +117,14 @@ func ParseConf(data []byte) (*Conf, error) {
 		"logFile":               absolute(&c.LogFile),
 		"logFormat":             oneOf(&c.LogFormat, "text", "json"),
 	}
-	for _, key := range sortedKeys(keys) {
-		value := keys[key]
-		field := fields[key]
+	for _, key := range slices.Sorted(maps.Keys(keys)) {
+		var err error
+		value, field := keys[key], fields[key]
 		switch {
 		case field != nil:
-			if err := field(value); err != nil {
-				errs = append(errs, fmt.Errorf("key %q: %w", key, err))
-			}
+			err = field(value)
 		case slices.Contains(ValidKeys, key):
-			if err := c.takeValid(key, value); err != nil {
-				errs = append(errs, fmt.Errorf("key %q: %w", key, err))
-			}
+			err = c.takeValid(key, value)
 		case slices.Contains(InjectedKeys, key):
 			if string(value) != "null" {
 				c.Injected[key] = value
@@ -136,6 +132,9 @@ func ParseConf(data []byte) (*Conf, error) {
 		case !slices.Contains(ignoredKeys, key) &&
 			!(slices.Contains(emptyKeys, key) && string(value) == "{}"):
 			c.Warn("unknown key %q has no effect; keys for a delegate belong in its entry of the chain", key)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("key %q: %w", key, err))
 		}
 	}
 	if c.Name == "" && len(errs) == 0 {
@@ -172,22 +171,9 @@ func (c *Conf) StartsEarly(plugin string) bool {
 // work that only helps other attachments.
 func (c *Conf) Observes() bool { return c.DisableGC && !c.SweepOnStatus }
 
-// Warnings returns the keys that have no effect.
-func (c *Conf) Warnings() []string { return c.warnings }
-
 // Warn adds a warning for the log.
 func (c *Conf) Warn(format string, args ...any) {
-	c.warnings = append(c.warnings, fmt.Sprintf(format, args...))
-}
-
-// sortedKeys gives errors and warnings the same order each time.
-func sortedKeys[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	sort.Strings(keys)
-	return keys
+	c.Warnings = append(c.Warnings, fmt.Sprintf(format, args...))
 }
 
 // into decodes a value into *to, which it does not change if the value has another type. As in
@@ -237,7 +223,6 @@ func (c *Conf) takeValid(key string, value json.RawMessage) error {
 	return nil
 }
 
-// takeStores takes the paths of stores.
 func (c *Conf) takeStores(value json.RawMessage) error {
 	const want = `a set of plugins with an absolute path, such as {"aws-cni": "/run/ipam.json"}`
 	var given map[string]json.RawMessage
@@ -245,7 +230,7 @@ func (c *Conf) takeStores(value json.RawMessage) error {
 		return err
 	}
 	stores := map[string]string{}
-	for _, plugin := range sortedKeys(given) {
+	for _, plugin := range slices.Sorted(maps.Keys(given)) {
 		var path string
 		if absolute(&path)(given[plugin]) != nil || path == "" {
 			return fmt.Errorf("%s is not %s", excerpt(value), want)

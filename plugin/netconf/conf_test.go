@@ -66,7 +66,7 @@ func TestParseConf(t *testing.T) {
 		{"what libcni's PluginConf leaves", `"ipam": {}, "dns": {}`, func(*Conf) {}},
 		{"unknown keys are warnings", `"stateDIR": "/x", "ipam": {"type": "s3cret"}`, func(c *Conf) {
 			for _, key := range []string{"ipam", "stateDIR"} {
-				c.warnings = append(c.warnings, fmt.Sprintf("unknown key %q has no effect; "+
+				c.Warnings = append(c.Warnings, fmt.Sprintf("unknown key %q has no effect; "+
 					"keys for a delegate belong in its entry of the chain", key))
 			}
 		}},
@@ -74,7 +74,7 @@ func TestParseConf(t *testing.T) {
 			func(c *Conf) {
 				c.Stores = map[string]string{"aws-cmi": "/a", "bridge": "/b", "cilium-cni": "/c", "whereabouts": "/d"}
 				for _, plugin := range []string{"aws-cmi", "bridge", "whereabouts"} {
-					c.warnings = append(c.warnings, fmt.Sprintf(`key "stores": %q has no store on the node that unwind can read, `+
+					c.Warnings = append(c.Warnings, fmt.Sprintf(`key "stores": %q has no store on the node that unwind can read, `+
 						"so its path has no effect", plugin))
 				}
 			}},

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -27,41 +26,43 @@ type Conflist struct {
 // Conflists returns the paths of the configurations in a directory (/etc/cni/net.d), in the order
 // of a runtime: the first is the node's network. It returns none for a missing directory.
 func Conflists(dir string) ([]string, error) {
+	return filesIn(dir, ".conflist", ".conf", ".json") // as libcni
+}
+
+// filesIn returns the paths of the files in a directory with one of the extensions.
+func filesIn(dir string, extensions ...string) (paths []string, err error) {
 	files, err := os.ReadDir(dir) // sorted by name
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	var paths []string
 	for _, f := range files {
-		// as libcni has it
-		if !f.IsDir() && slices.Contains([]string{".conflist", ".conf", ".json"},
-			filepath.Ext(f.Name())) {
+		if !f.IsDir() && slices.Contains(extensions, filepath.Ext(f.Name())) {
 			paths = append(paths, filepath.Join(dir, f.Name()))
 		}
 	}
 	return paths, err
 }
 
-// ReadConflist reads a configuration. Errors do not contain the path. For an error in unwind's own
-// entry, it also returns the rest of the Conflist.
+// ReadConflist reads the configuration in a file, as ParseConflist does. Errors do not contain the
+// path.
 func ReadConflist(path string) (*Conflist, error) {
 	data, err := ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
-	return parseConflist(path, data)
-}
-
-// ReadConflistFrom reads a configuration as ReadConflist does, from a reader without a path.
-func ReadConflistFrom(r io.Reader) (*Conflist, error) {
-	data, err := ReadAll(r)
-	if err != nil {
-		return nil, err
+	c, err := ParseConflist(data)
+	if c != nil {
+		c.Path = path
 	}
-	return parseConflist("", data)
+	return c, err
 }
 
-func parseConflist(path string, data []byte) (*Conflist, error) {
+// ParseConflist reads a configuration. For an error in unwind's own entry, it also returns the rest
+// of the Conflist.
+func ParseConflist(data []byte) (*Conflist, error) {
+	if len(data) > MaxConfig {
+		return nil, fmt.Errorf("more than %d bytes", MaxConfig)
+	}
 	var list struct {
 		Name       string            `json:"name"`
 		CNIVersion string            `json:"cniVersion"`
@@ -75,7 +76,7 @@ func parseConflist(path string, data []byte) (*Conflist, error) {
 	if list.Plugins == nil && list.Type != "" {
 		list.Plugins = []json.RawMessage{data}
 	}
-	c := &Conflist{Path: path, Name: list.Name, CNIVersion: list.CNIVersion, Data: data}
+	c := &Conflist{Name: list.Name, CNIVersion: list.CNIVersion, Data: data}
 	for i, raw := range list.Plugins {
 		var one struct {
 			Type string `json:"type"`
@@ -86,7 +87,7 @@ func parseConflist(path string, data []byte) (*Conflist, error) {
 		c.Types = append(c.Types, one.Type)
 		if one.Type == Name && c.Unwind == nil {
 			entry := ObjectOf(raw)
-			entry["name"], entry["cniVersion"] = quote(list.Name), quote(list.CNIVersion)
+			entry["name"], entry["cniVersion"] = Marshal(list.Name), Marshal(list.CNIVersion)
 			var confErr error
 			c.Unwind, confErr = ParseConf(Marshal(entry))
 			err = errors.Join(err, confErr)

@@ -20,7 +20,6 @@ import (
 // Result is the part of a CNI result that unwind uses. unwind stores and passes on the bytes that
 // ReadResult returns.
 type Result struct {
-	CNIVersion string `json:"cniVersion"`
 	Interfaces []struct {
 		Name    string `json:"name"`
 		Mac     string `json:"mac"`
@@ -29,19 +28,21 @@ type Result struct {
 	IPs []struct {
 		Address string `json:"address"`
 	} `json:"ips"`
-	IP4, IP6 *struct { // before 0.3.0
-		IP string `json:"ip"`
-	}
+	IP4, IP6 *oldIP // before 0.3.0
 }
 
-// ParseResult reads a result. No bytes are an empty result.
+type oldIP struct {
+	IP string `json:"ip"`
+}
+
+// ParseResult reads a result. No bytes are an empty result, and so is the result with an error.
 func ParseResult(raw json.RawMessage) (*Result, error) {
 	r := &Result{}
 	if len(raw) == 0 {
 		return r, nil
 	}
 	if err := json.Unmarshal(raw, r); err != nil {
-		return nil, jsonError(err)
+		return &Result{}, jsonError(err)
 	}
 	return r, nil
 }
@@ -52,9 +53,7 @@ func (r *Result) Prefixes() []netip.Prefix {
 	for _, ip := range r.IPs {
 		texts = append(texts, ip.Address)
 	}
-	for _, ip := range []*struct {
-		IP string `json:"ip"`
-	}{r.IP4, r.IP6} {
+	for _, ip := range []*oldIP{r.IP4, r.IP6} {
 		if ip != nil {
 			texts = append(texts, ip.IP)
 		}
@@ -165,9 +164,7 @@ func WithoutAddresses(raw json.RawMessage, drop []netip.Addr) (json.RawMessage, 
 				return json.Unmarshal(ip, &one) == nil && dropped(one.Address)
 			}))
 		case strings.EqualFold(key, "ip4"), strings.EqualFold(key, "ip6"):
-			var one struct {
-				IP string `json:"ip"`
-			}
+			var one oldIP
 			if json.Unmarshal(value, &one) == nil && dropped(one.IP) {
 				delete(object, key)
 			}
@@ -184,18 +181,13 @@ func SameMeaning(a, b json.RawMessage) bool {
 	}
 	current := func(raw json.RawMessage) string {
 		raw, err := ConvertResult(raw, in)
+		if err == nil {
+			raw, err = ReadResult(raw, in)
+		}
 		if err != nil {
 			return ""
 		}
-		r, err := create.Create(in, raw)
-		if err != nil {
-			return ""
-		}
-		text, err := json.Marshal(r)
-		if err != nil {
-			return ""
-		}
-		return string(text)
+		return string(raw)
 	}
 	return current(a) == current(b)
 }
@@ -208,14 +200,13 @@ const maxPodName = 1000
 // kubelet's runtimes set it.
 func PodOf(args string) journal.Pod {
 	var p journal.Pod
-	for _, pair := range strings.Split(args, ";") {
-		switch key, value, _ := strings.Cut(pair, "="); key {
-		case "K8S_POD_NAMESPACE":
-			p.Namespace = value
-		case "K8S_POD_NAME":
-			p.Name = value
-		case "K8S_POD_UID":
-			p.UID = value
+	fields := map[string]*string{
+		"K8S_POD_NAMESPACE": &p.Namespace, "K8S_POD_NAME": &p.Name, "K8S_POD_UID": &p.UID,
+	}
+	for pair := range strings.SplitSeq(args, ";") {
+		key, value, _ := strings.Cut(pair, "=")
+		if field := fields[key]; field != nil {
+			*field = value
 		}
 	}
 	if len(p.Namespace)+len(p.Name) > maxPodName {
@@ -227,10 +218,7 @@ func PodOf(args string) journal.Pod {
 // InterfaceOf returns the container's interface according to a result: the MAC of the attachment's
 // interface in a sandbox, and all addresses of the result.
 func InterfaceOf(raw json.RawMessage, ifname string) journal.Interface {
-	r, err := ParseResult(raw)
-	if err != nil {
-		return journal.Interface{}
-	}
+	r, _ := ParseResult(raw)
 	named := journal.Interface{Addresses: r.Addresses()}
 	for _, i := range r.Interfaces {
 		if i.Name == ifname && i.Sandbox != "" {
@@ -243,10 +231,7 @@ func InterfaceOf(raw json.RawMessage, ifname string) journal.Interface {
 // SandboxOf returns the path of the network namespace of the container's interface in a result, or
 // "". A virtual machine has another kind of sandbox there (SPEC 1.1 §5).
 func SandboxOf(raw json.RawMessage, ifname string) string {
-	r, err := ParseResult(raw)
-	if err != nil {
-		return ""
-	}
+	r, _ := ParseResult(raw)
 	for _, i := range r.Interfaces {
 		if i.Name == ifname && filepath.IsAbs(i.Sandbox) {
 			return i.Sandbox

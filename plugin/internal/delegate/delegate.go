@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -135,7 +136,7 @@ func (r *Processes) Start(c *Call) {
 		return
 	}
 	binary, err := netconf.FindPlugin(c.Plugin, c.Path)
-	if err != nil || isScript(binary) {
+	if err != nil || strings.HasPrefix(readSmall(binary), "#!") {
 		return
 	}
 	if r.early, err = startProcess(binary, c.environ(), c.Lock); err != nil {
@@ -144,17 +145,6 @@ func (r *Processes) Start(c *Call) {
 	}
 	r.early.expires = time.AfterFunc(slowAfter, r.early.drop)
 	r.at("started early")
-}
-
-func isScript(binary string) bool {
-	f, err := os.Open(binary)
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	magic := make([]byte, 2)
-	_, err = f.Read(magic)
-	return err == nil && string(magic) == "#!"
 }
 
 // Drop ends the process that was started before its turn, if there is one.
@@ -253,17 +243,12 @@ func (c *Call) start(ctx context.Context, binary string) (*process, error) {
 
 // environ returns unwind's own environment, with the CNI variables of this call.
 func (c *Call) environ() []string {
-	env := make([]string, 0, 32)
-	for _, kv := range os.Environ() {
-		switch name, _, _ := strings.Cut(kv, "="); name {
-		case "CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS", "CNI_PATH":
-		default:
-			env = append(env, kv)
-		}
-	}
-	return append(env, "CNI_COMMAND="+c.Command, "CNI_CONTAINERID="+c.ContainerID,
-		"CNI_NETNS="+c.Netns,
-		"CNI_IFNAME="+c.Ifname, "CNI_ARGS="+c.Args, "CNI_PATH="+c.Path)
+	ours := []string{"CNI_COMMAND=" + c.Command, "CNI_CONTAINERID=" + c.ContainerID,
+		"CNI_NETNS=" + c.Netns, "CNI_IFNAME=" + c.Ifname, "CNI_ARGS=" + c.Args, "CNI_PATH=" + c.Path}
+	return append(slices.DeleteFunc(os.Environ(), func(kv string) bool {
+		name, _, _ := strings.Cut(kv, "=")
+		return slices.ContainsFunc(ours, func(o string) bool { return strings.HasPrefix(o, name+"=") })
+	}), ours...)
 }
 
 // explain returns the Failure of a delegate that did not succeed, with its own message, or libcni's
@@ -317,21 +302,4 @@ func awaitGroup(pgid int) {
 			return
 		}
 	}
-}
-
-// boundedBuffer keeps the first max bytes that are written to it.
-type boundedBuffer struct {
-	kept    bytes.Buffer
-	max     int
-	dropped bool
-}
-
-func (b *boundedBuffer) Write(p []byte) (int, error) {
-	room := b.max - b.kept.Len()
-	if len(p) > room {
-		b.dropped = true
-		b.kept.Write(p[:room])
-		return len(p), nil
-	}
-	return b.kept.Write(p)
 }

@@ -1,9 +1,11 @@
 package delegate
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"slices"
@@ -28,7 +30,7 @@ type process struct {
 	pid            int
 	pidfd          *os.File // readable once the process has ended; nil before Linux 5.2
 	stdin          *os.File
-	stdout, stderr boundedBuffer
+	stdout, stderr output
 	outputs        []*os.File
 	readers        sync.WaitGroup
 
@@ -44,26 +46,17 @@ const noFile = ^uintptr(0)
 
 // startProcess starts a binary in a process group of its own.
 func startProcess(binary string, env []string, lock *os.File) (*process, error) {
-	p := &process{binary: binary, env: env, lock: lock, stdout: boundedBuffer{max: maxStdout},
-		stderr: boundedBuffer{max: maxStderr}}
-	none := [2]int{-1, -1}
-	pipes := [3][2]int{none, none, none}
-	defer func() {
-		for i, theirs := range []int{0, 1, 1} {
-			closePipe(pipes[i][theirs])
-		}
-	}()
-	for i := range pipes {
-		if err := unix.Pipe2(pipes[i][:], unix.O_CLOEXEC); err != nil {
-			for _, made := range pipes[:i] {
-				closePipe(made[0])
-				closePipe(made[1])
-			}
-			pipes = [3][2]int{none, none, none}
-			return nil, fmt.Errorf("pipe: %w", err)
+	var ours, theirs [3]*os.File // the ends of standard input, output and error
+	defer func() { closeAll(theirs[:]) }()
+	for i := range ours {
+		var err error
+		if ours[i], theirs[i], err = os.Pipe(); err != nil {
+			closeAll(ours[:])
+			return nil, err
 		}
 	}
-	files := []uintptr{uintptr(pipes[0][0]), uintptr(pipes[1][1]), uintptr(pipes[2][1])}
+	ours[0], theirs[0] = theirs[0], ours[0] // os.Pipe returns the end to read from first
+	files := []uintptr{theirs[0].Fd(), theirs[1].Fd(), theirs[2].Fd()}
 	if lock != nil {
 		for len(files) < LockFD {
 			files = append(files, noFile)
@@ -75,34 +68,26 @@ func startProcess(binary string, env []string, lock *os.File) (*process, error) 
 		Env: env, Files: files, Sys: &syscall.SysProcAttr{Setpgid: true, PidFD: &pidfd},
 	})
 	if err != nil {
-		for i, ours := range []int{1, 0, 0} {
-			closePipe(pipes[i][ours])
-		}
+		closeAll(ours[:])
 		return nil, &os.PathError{Op: "fork/exec", Path: binary, Err: err}
 	}
-	p.pid = pid
+	p := &process{
+		binary: binary, env: env, lock: lock, pid: pid, stdin: ours[0], outputs: ours[1:],
+	}
 	if pidfd >= 0 {
-		p.pidfd = pollable(pidfd, "pidfd")
+		_ = unix.SetNonblock(pidfd, true) // for the poller
+		p.pidfd = os.NewFile(uintptr(pidfd), "pidfd")
 	}
-	p.stdin = pollable(pipes[0][1], "stdin")
-	for i, kept := range []*boundedBuffer{&p.stdout, &p.stderr} {
-		f := pollable(pipes[i+1][0], "output")
-		p.outputs = append(p.outputs, f)
-		p.readers.Go(func() { kept.readAll(f) })
-	}
+	p.readers.Go(func() { p.stdout.readAll(ours[1], maxStdout) })
+	p.readers.Go(func() { p.stderr.readAll(ours[2], maxStderr) })
 	return p, nil
 }
 
-func closePipe(fd int) {
-	if fd >= 0 {
-		_ = unix.Close(fd)
+// closeAll closes files, some of which may be nil.
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		_ = f.Close()
 	}
-}
-
-// pollable returns a file that waits in the poller of the Go runtime.
-func pollable(fd int, name string) *os.File {
-	_ = unix.SetNonblock(fd, true)
-	return os.NewFile(uintptr(fd), name)
 }
 
 // isFor says whether the process is the one that a call of this binary needs.
@@ -156,9 +141,7 @@ func (p *process) release(delay time.Duration) {
 		_ = f.SetReadDeadline(end)
 	}
 	p.readers.Wait()
-	for _, f := range append(p.outputs, p.stdin, p.pidfd) {
-		_ = f.Close() // also of a nil *os.File
-	}
+	closeAll(append(p.outputs, p.stdin, p.pidfd))
 }
 
 func (p *process) kill() {
@@ -265,14 +248,16 @@ func ending(status syscall.WaitStatus) string {
 	return fmt.Sprintf("exit status %d", status.ExitStatus())
 }
 
-// readAll reads a file to its end.
-func (b *boundedBuffer) readAll(f *os.File) {
-	chunk := make([]byte, 4<<10)
-	for {
-		n, err := f.Read(chunk)
-		_, _ = b.Write(chunk[:n])
-		if err != nil {
-			return
-		}
+// output is the beginning of what a process prints.
+type output struct {
+	kept    bytes.Buffer
+	dropped bool // there was more
+}
+
+// readAll reads a file to its end, and keeps at most that many bytes.
+func (o *output) readAll(f *os.File, most int64) {
+	if n, _ := o.kept.ReadFrom(io.LimitReader(f, most)); n == most {
+		rest, _ := io.Copy(io.Discard, f)
+		o.dropped = rest > 0
 	}
 }

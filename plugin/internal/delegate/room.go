@@ -58,14 +58,14 @@ func tasksLeft(self, root string) int {
 	return left
 }
 
-// readSmall returns the result of one read of a kernel file, or "". os.ReadFile needs twice the
-// system calls.
+// readSmall returns the result of one read of a file, or "". os.ReadFile needs twice the system
+// calls.
 func readSmall(path string) string {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return ""
 	}
-	defer closePipe(fd)
+	defer unix.Close(fd)
 	text := make([]byte, 4<<10)
 	n, err := unix.Read(fd, text)
 	if err != nil {

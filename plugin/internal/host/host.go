@@ -3,13 +3,13 @@
 package host
 
 import (
-	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -35,9 +35,8 @@ func This() journal.Host {
 }
 
 // NamespacesOf returns the namespaces of a process. A part that cannot be read is "".
-func NamespacesOf(pid int) journal.Host { return namespaces(fmt.Sprintf("/proc/%d/ns/", pid)) }
+func NamespacesOf(pid int) journal.Host { return namespaces(procOf(pid) + "/ns/") }
 
-// namespaces returns the namespaces of the process with a directory in /proc.
 func namespaces(dir string) (h journal.Host) {
 	h.MountNS, _ = os.Readlink(dir + "mnt")
 	h.PIDNS, _ = os.Readlink(dir + "pid")
@@ -47,12 +46,8 @@ func namespaces(dir string) (h journal.Host) {
 }
 
 func firstLine(path string) string {
-	f, err := os.Open(path)
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	line, _ := bufio.NewReader(f).ReadString('\n')
+	text, _ := os.ReadFile(path)
+	line, _, _ := strings.Cut(string(text), "\n")
 	return strings.TrimSpace(line)
 }
 
@@ -132,18 +127,18 @@ func HoldersOf(lock *os.File, descriptor int) (pids []int, err error) {
 	if err := unix.Fstat(int(lock.Fd()), &want); err != nil {
 		return nil, err
 	}
-	err = EachProcess(func(pid int, proc string) (bool, error) {
+	all, err := Processes()
+	for _, pid := range all {
 		var st unix.Stat_t
-		if unix.Stat(fmt.Sprintf("%s/fd/%d", proc, descriptor), &st) != nil || st.Dev != want.Dev ||
+		if unix.Stat(fmt.Sprintf("/proc/%d/fd/%d", pid, descriptor), &st) != nil || st.Dev != want.Dev ||
 			st.Ino != want.Ino {
-			return false, nil //nolint:nilerr // it has no such descriptor
+			continue
 		}
-		info, err := os.ReadFile(fmt.Sprintf("%s/fdinfo/%d", proc, descriptor))
-		if pid != os.Getpid() && err == nil && bytes.Contains(info, []byte("FLOCK")) {
+		info, _ := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", pid, descriptor))
+		if pid != os.Getpid() && bytes.Contains(info, []byte("FLOCK")) {
 			pids = append(pids, pid)
 		}
-		return false, nil
-	})
+	}
 	return pids, err
 }
 
@@ -171,16 +166,14 @@ func LinkThere(links []journal.HostLink) (bool, error) {
 func ScratchNetNS(ifname string, addresses []netip.Prefix) (path string, remove func(), err error) {
 	ready, done := make(chan error), make(chan struct{})
 	go OnThread(func() {
-		path, err = func() (string, error) {
-			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-				return "", fmt.Errorf("scratch network namespace: %w", err)
-			}
-			path := fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid())
-			if ifname == "" {
-				return path, nil
-			}
-			return path, fillScratch(ifname, addresses, nil)
-		}()
+		path = fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid())
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		switch {
+		case err != nil:
+			err = fmt.Errorf("scratch network namespace: %w", err)
+		case ifname != "":
+			err = fillScratch(ifname, addresses, nil)
+		}
 		ready <- err
 		<-done
 	})
@@ -200,7 +193,7 @@ func LendInterface(path, ifname string, addresses []netip.Prefix) (remove func()
 		return nil, err
 	}
 	defer netns.Close()
-	scratch, drop, err := ScratchNetNS(ifname, nil)
+	scratch, drop, err := ScratchNetNS("", nil)
 	if err != nil {
 		return nil, err
 	}
@@ -211,7 +204,7 @@ func LendInterface(path, ifname string, addresses []netip.Prefix) (remove func()
 	}
 	remove = func() {
 		_ = In(peer, func() error { // at once: the kernel takes its time with a namespace
-			link, err := netlink.LinkByName(lentPeer)
+			link, err := netlink.LinkByName(peerName)
 			if err == nil {
 				err = netlink.LinkDel(link)
 			}
@@ -227,16 +220,16 @@ func LendInterface(path, ifname string, addresses []netip.Prefix) (remove func()
 	return remove, nil
 }
 
-// lentPeer is the other end of a lent interface.
-const lentPeer = "unwind-lent"
+// peerName is the other end of an interface in a scratch namespace.
+const peerName = "unwind-peer"
 
 // fillScratch creates the interface in the current network namespace, and its other end there or in
 // another namespace.
 func fillScratch(ifname string, addresses []netip.Prefix, peer ns.NetNS) error {
-	link := &netlink.Veth{LinkAttrs: netlink.NewLinkAttrs(), PeerName: "unwind-peer"}
+	link := &netlink.Veth{LinkAttrs: netlink.NewLinkAttrs(), PeerName: peerName}
 	link.Name = ifname
 	if peer != nil {
-		link.PeerName, link.PeerNamespace = lentPeer, netlink.NsFd(peer.Fd())
+		link.PeerNamespace = netlink.NsFd(peer.Fd())
 	}
 	if err := netlink.LinkAdd(link); err != nil {
 		return fmt.Errorf("scratch interface %s: %w", ifname, err)
@@ -277,13 +270,12 @@ func FirstNamespaces(own journal.Host) journal.Host {
 	if err != nil || ownErr != nil || dev != ours || !bytes.Equal(theirs, offsets) {
 		return first
 	}
-	mounts := map[string]bool{}
-	_ = eachMount("/proc/self", "", func(m mount) error { mounts[m.id] = true; return nil })
-	_ = eachMount("/proc/1", "", func(m mount) error {
-		if mounts[m.id] {
-			first.MountNS, first.NetNS, first.TimeNS = own.MountNS, own.NetNS, own.TimeNS
-		}
-		return nil
-	})
+	mounts, _ := mountsOf("/proc/self", "")
+	itsMounts, _ := mountsOf("/proc/1", "")
+	if slices.ContainsFunc(mounts, func(m mount) bool {
+		return slices.ContainsFunc(itsMounts, func(its mount) bool { return its.id == m.id })
+	}) {
+		first.MountNS, first.NetNS, first.TimeNS = own.MountNS, own.NetNS, own.TimeNS
+	}
 	return first
 }

@@ -80,7 +80,6 @@ func Look(path, ifname string) (Interface, error) {
 	return seen, err
 }
 
-// take stores the kernel's attributes of an interface.
 func (s *Interface) take(link netlink.Link, addresses []netlink.Addr) {
 	attrs := link.Attrs()
 	s.Name, s.index = attrs.Name, attrs.Index

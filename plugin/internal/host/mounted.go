@@ -1,9 +1,11 @@
 package host
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -77,19 +79,19 @@ func Find(id journal.NetNS) (place Place, err error) {
 func eachMounted(with string, wanted func(link string) bool,
 	fn func(link, path string, netns ns.NetNS, err error),
 ) error {
-	var hidden []string
-	err := eachMount("/proc/self", " "+with, func(m mount) error {
+	var hidden []mount
+	mounts, err := mountsOf("/proc/self", " "+with)
+	for _, m := range mounts {
 		if !strings.HasPrefix(m.root, anyNetNS) || !wanted(m.root) {
-			return nil
+			continue
 		}
 		if netns, err := openLink(m.point, m.root); err == nil {
 			fn(m.root, m.point, netns, nil)
-		} else if !slices.Contains(hidden, m.root) {
-			hidden = append(hidden, m.root)
+		} else if !slices.ContainsFunc(hidden, func(o mount) bool { return o.root == m.root }) {
+			hidden = append(hidden, m)
 		}
-		return nil
-	})
-	hidden = slices.DeleteFunc(hidden, func(link string) bool { return !wanted(link) })
+	}
+	hidden = slices.DeleteFunc(hidden, func(m mount) bool { return !wanted(m.root) })
 	for len(hidden) > 0 {
 		hidden = uncoverEach(hidden, fn)
 	}
@@ -122,39 +124,29 @@ func openLink(path, link string) (ns.NetNS, error) {
 // uncoverEach calls fn for at least one of the namespaces, and returns the others, because
 // unmounting a cover also removes the mounts on it. It omits namespaces that are no longer mounted.
 func uncoverEach(
-	links []string, fn func(link, path string, netns ns.NetNS, err error),
-) (rest []string) {
+	hidden []mount, fn func(link, path string, netns ns.NetNS, err error),
+) (rest []mount) {
 	OnThread(func() {
-		err := copyMounts()
-		mounts, readErr := allMounts()
-		left, removed := mounts, false
-		for _, link := range links {
-			is := func(m mount) bool { return m.root == link }
-			if !slices.ContainsFunc(mounts, is) && readErr == nil {
-				continue
+		if err := copyMounts(); err != nil {
+			for _, m := range hidden {
+				fn(m.root, "", nil, fmt.Errorf("the mount at %s hides the network namespace at %s: %w",
+					leadsTo(m.point), m.point, err))
 			}
-			if err = errors.Join(err, readErr); err != nil {
-				fn(link, "", nil, hiddenErr(mounts, link, err))
-				continue
-			}
-			i := slices.IndexFunc(left, is)
-			if i < 0 {
-				rest = append(rest, link)
-				continue
-			}
-			covers, ok := coversOf(left, left[i])
-			switch netns, err := uncover(left[i], covers, ok); {
+			return
+		}
+		removed := false
+		for _, m := range hidden {
+			netns, removes, err := uncover(m)
+			switch {
 			case err == nil:
-				fn(link, "", netns, nil)
+				fn(m.root, "", netns, nil)
 			case removed:
-				rest = append(rest, link)
-			default:
-				fn(link, "", nil, hiddenErr(mounts, link, err))
+				rest = append(rest, m)
+			case isMounted(m.root):
+				fn(m.root, "", nil, fmt.Errorf("no path reaches the network namespace mounted at %s: %w",
+					m.point, err))
 			}
-			if len(covers) > 0 {
-				removed = true
-				left, readErr = allMounts()
-			}
+			removed = removed || removes
 		}
 	})
 	return rest
@@ -173,77 +165,43 @@ func copyMounts() error {
 	return nil
 }
 
-// allMounts returns the mounts in this thread's mount namespace.
-func allMounts() (all []mount, err error) {
-	err = eachMount("/proc/thread-self", "", func(m mount) error {
-		all = append(all, m)
-		return nil
-	})
-	return all, err
+// uncover unmounts what is in the way to a mount, and opens the network namespace there. As long as
+// the path does not lead to the mount, whatever is mounted furthest down the path is in the way.
+func uncover(m mount) (netns ns.NetNS, removes bool, err error) {
+	for {
+		if netns, err = openLink(m.point, m.root); err == nil {
+			return netns, removes, nil
+		}
+		path := m.point
+		for path != "/" && unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW) != nil {
+			path = filepath.Dir(path)
+		}
+		if path == "/" {
+			return nil, removes, err
+		}
+		removes = true
+	}
 }
 
-// uncover removes the covers of a mount, and opens the network namespace there.
-func uncover(m mount, covers []string, ok bool) (ns.NetNS, error) {
-	if !ok {
-		return nil, errors.New("no path reaches it")
-	}
-	for _, point := range covers {
-		if err := unix.Unmount(point, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
-			return nil, fmt.Errorf("cannot unmount %s in a copy of the mount namespace: %w", point, err)
-		}
-	}
-	return openLink(m.point, m.root)
+// isMounted reports whether a network namespace is still mounted in this process's mount namespace.
+func isMounted(link string) bool {
+	mounts, err := mountsOf("/proc/self", " "+link+" ")
+	return len(mounts) > 0 || err != nil
 }
 
-// coversOf returns the mount points of the mounts that hide another one, the topmost first, or
-// false if something else hides it.
-func coversOf(all []mount, hidden mount) (points []string, ok bool) {
-	ids, at := map[string]bool{}, map[[2]string]mount{} // by parent and mount point
-	for _, m := range all {
-		ids[m.id], at[[2]string{m.parent, m.point}] = true, m
+// leadsTo returns the mount point of the mount to which a path leads, as far as it exists.
+func leadsTo(path string) string {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil && path != "/" {
+		return leadsTo(filepath.Dir(path))
 	}
-	root := slices.IndexFunc(all, func(m mount) bool {
-		return m.point == "/" && (!ids[m.parent] || m.parent == m.id)
-	})
-	for root >= 0 {
-		top := leadsTo(at, all[root], hidden.point)
-		if top.id == hidden.id {
-			return points, true
-		}
-		if top.point == "/" {
-			break
-		}
-		delete(at, [2]string{top.parent, top.point})
-		points = append(points, top.point)
-	}
-	return nil, false
-}
-
-// leadsTo returns the mount at a path, from the root of a mount namespace.
-func leadsTo(at map[[2]string]mount, root mount, path string) mount {
-	for end := 1; end <= len(path); end++ {
-		if end > 1 && end < len(path) && path[end] != '/' {
-			continue
-		}
-		next, is := at[[2]string{root.id, path[:end]}]
-		for is && next.id != root.id {
-			root = next
-			next, is = at[[2]string{root.id, path[:end]}]
+	defer unix.Close(fd)
+	info, _ := os.ReadFile(fmt.Sprintf("/proc/thread-self/fdinfo/%d", fd))
+	mounts, _ := mountsOf("/proc/thread-self", "")
+	for _, m := range mounts {
+		if bytes.Contains(info, []byte("mnt_id:\t"+m.id+"\n")) {
+			return m.point
 		}
 	}
-	return root
-}
-
-// hiddenErr returns the error for a network namespace that cannot be inspected, with the mount that
-// hides it.
-func hiddenErr(all []mount, link string, err error) error {
-	i := slices.IndexFunc(all, func(m mount) bool { return m.root == link })
-	if i < 0 {
-		return fmt.Errorf("another mount hides network namespace %s: %w", link, err)
-	}
-	if covers, ok := coversOf(all, all[i]); ok && len(covers) > 0 {
-		return fmt.Errorf("the mount at %s hides the network namespace at %s: %w", covers[0],
-			all[i].point, err)
-	}
-	return fmt.Errorf("no path reaches the network namespace mounted at %s: %w", all[i].point, err)
+	return path
 }

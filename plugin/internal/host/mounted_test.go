@@ -16,41 +16,6 @@ import (
 	"cni-unwind/testdata/sandbox"
 )
 
-// TestCoversOf: what has to be unmounted so that a path leads to a mount.
-func TestCoversOf(t *testing.T) {
-	t.Parallel()
-	const pod = "/run/netns/a"
-	for _, c := range []struct {
-		name   string
-		mounts []mount // the pod's has the ID m
-		covers []string
-		ok     bool
-	}{
-		{"nothing", nil, nil, true},
-		{"the directory, bound over itself", []mount{{id: "c", parent: "r", point: "/run/netns"}}, []string{"/run/netns"}, true},
-		{"a copy at its path in that", []mount{
-			{id: "c", parent: "r", point: "/run/netns"}, {id: "d", parent: "c", point: pod},
-		}, []string{pod, "/run/netns"}, true},
-		{"twice, and its path itself", []mount{
-			{id: "c", parent: "r", point: "/run"}, {id: "d", parent: "c", point: "/run"}, {id: "e", parent: "m", point: pod},
-		}, []string{"/run", "/run", pod}, true},
-		{"a mount that is itself hidden", []mount{{id: "c", parent: "1", point: "/run/netns"}}, nil, true},
-		{"mounts beside the path", []mount{
-			{id: "c", parent: "r", point: "/run/net"}, {id: "d", parent: "r", point: "/run/netns/ab"}, {id: "e", parent: "1", point: "/ru"},
-		}, nil, true},
-		{"all", []mount{{id: "c", parent: "1", point: "/"}}, nil, false},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			all := []mount{{id: "1", parent: "0", point: "/"}, {id: "r", parent: "1", point: "/run"}, {id: "m", parent: "r", point: pod}}
-			covers, ok := coversOf(append(slices.Clone(c.mounts), all...), all[2])
-			if !slices.Equal(covers, c.covers) || ok != c.ok {
-				t.Errorf("%q, %t; want %q, %t", covers, ok, c.covers, c.ok)
-			}
-		})
-	}
-}
-
 // TestCovered: the interfaces of network namespaces are seen whose mounts are below others, in mount
 // trees that are shared with other mount namespaces and in private ones. The mounts stay as they are.
 func TestCovered(t *testing.T) {
@@ -84,9 +49,13 @@ func TestCovered(t *testing.T) {
 			}
 			netns(filepath.Join(dir, "netns", "a"), 1)
 			netns(filepath.Join(dir, "netns", "b"), 2)
+			netns(filepath.Join(dir, "netns", "d"), 4)
+			mount("/dev/null", filepath.Join(dir, "netns", "d"), "", unix.MS_BIND) // its path itself
 			mount(filepath.Join(dir, "netns"), filepath.Join(dir, "netns"), "", unix.MS_BIND)
 			netns(filepath.Join(dir, "netns", "c"), 3) // goes with the cover of a and b
 			mount("tmpfs", filepath.Join(dir, "netns"), "tmpfs", 0)
+			mount("tmpfs", filepath.Join(dir, "netns"), "tmpfs", 0) // at the same path again
+			mount("tmpfs", dir, "tmpfs", 0)                         // further up
 			before := mountsAt(t, dir)
 			var seen []string
 			all, err := (&View{}).All(slog.Default())
@@ -98,7 +67,7 @@ func TestCovered(t *testing.T) {
 				}
 			}
 			slices.Sort(seen)
-			if want := []string{"127.7.0.1", "127.7.0.2", "127.7.0.3"}; !slices.Equal(seen, want) || err != nil {
+			if want := []string{"127.7.0.1", "127.7.0.2", "127.7.0.3", "127.7.0.4"}; !slices.Equal(seen, want) || err != nil {
 				t.Errorf("saw %q (%v), want %q", seen, err, want)
 			}
 			if after := mountsAt(t, dir); !slices.Equal(after, before) {

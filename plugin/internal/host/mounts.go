@@ -10,13 +10,13 @@ import (
 )
 
 // mount is a line of /proc/PID/mountinfo (proc_pid_mountinfo(5)).
-type mount struct{ id, parent, root, point, options string }
+type mount struct{ id, root, point, options string }
 
-// eachMount calls fn for each mount in a process's mount namespace whose line contains a text.
-func eachMount(proc, with string, fn func(mount) error) error {
+// mountsOf returns the mounts in a process's mount namespace whose lines contain a text.
+func mountsOf(proc, with string) (all []mount, err error) {
 	f, err := os.Open(proc + "/mountinfo")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer f.Close()
 	lines := bufio.NewScanner(f)
@@ -31,11 +31,9 @@ func eachMount(proc, with string, fn func(mount) error) error {
 		// \040 for a blank
 		point, err := strconv.Unquote(`"` + strings.ReplaceAll(fields[4], `"`, `\"`) + `"`)
 		if err != nil {
-			return fmt.Errorf("mount point %q: %w", fields[4], err)
+			return all, fmt.Errorf("mount point %q: %w", fields[4], err)
 		}
-		if err := fn(mount{fields[0], fields[1], fields[3], point, fields[len(fields)-1]}); err != nil {
-			return err
-		}
+		all = append(all, mount{fields[0], fields[3], point, fields[len(fields)-1]})
 	}
-	return lines.Err()
+	return all, lines.Err()
 }

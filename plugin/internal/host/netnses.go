@@ -71,49 +71,45 @@ type search struct {
 type found struct {
 	interfaces []Interface
 	netDev     uint64
+	err        error // why it could not be inspected
 }
 
 // look inspects each network namespace that the search has not seen, and returns the interfaces of
 // all that exist now. Mounts come first, because a mounted namespace counts regardless of its
 // creator.
 func (s *search) look() (all []Interface, err error) {
-	here, failed := map[string]bool{}, map[string]error{}
+	here := map[string]bool{}
 	closed := map[uint64]int{} // processes that may not be inspected, by the inode of their net/dev
 	unseen := func(link string) bool {
-		_, is := s.seen[link]
+		f, is := s.seen[link]
 		here[link] = true
-		return !is
+		return !is || f.err != nil
 	}
 	mountErr := eachMounted(anyNetNS, unseen, func(link, path string, netns ns.NetNS, err error) {
+		var f found
 		if err == nil {
-			s.seen[link], err = interfacesIn(netns, path)
+			f, err = interfacesIn(netns, path)
 			_ = netns.Close()
 		}
-		s.note(link, path, err, failed)
+		s.note(link, path, f, err)
 	})
 	mounted := maps.Clone(here)
-	processErr := EachProcess(func(pid int, proc string) (bool, error) {
-		path, link, err := netnsLink(proc)
-		if err == nil {
-			if unseen(link) {
-				s.seen[link], err = s.lookAt(proc, path, link, mounted[link])
-				s.note(link, path, err, failed)
-			}
-			return false, nil
-		}
-		dev, err := netDev(proc)
-		if dev != 0 {
-			closed[dev] = pid
-		}
-		return false, err
-	})
-	for link := range here {
-		all = append(all, s.seen[link].interfaces...)
-		delete(closed, s.seen[link].netDev)
-	}
+	pids, processErr := Processes()
 	errs := []error{mountErr, processErr, checkAllShown()}
-	for _, link := range slices.Sorted(maps.Keys(failed)) {
-		errs = append(errs, failed[link])
+	for _, pid := range pids {
+		switch m := memberOf(pid); {
+		case m.link == "":
+			closed[m.netDev], errs = pid, append(errs, m.err)
+		case unseen(m.link):
+			f, err := s.lookAt(m, mounted[m.link])
+			s.note(m.link, m.path, f, err)
+		}
+	}
+	delete(closed, 0) // processes that have ended
+	for _, link := range slices.Sorted(maps.Keys(here)) {
+		f := s.seen[link]
+		all, errs = append(all, f.interfaces...), append(errs, f.err)
+		delete(closed, f.netDev)
 	}
 	for _, pid := range closed {
 		errs = append(errs, fmt.Errorf("cannot open the network namespace of process %d", pid))
@@ -121,29 +117,28 @@ func (s *search) look() (all []Interface, err error) {
 	return all, errors.Join(errs...)
 }
 
-// note records whether a network namespace could be inspected.
-func (s *search) note(link, path string, err error, failed map[string]error) {
-	if delete(failed, link); err != nil {
-		delete(s.seen, link)
-		if path != "" {
-			err = fmt.Errorf("network namespace %s: %w", path, err)
-		}
-		failed[link] = err
+// note records what is in a network namespace, or why it could not be inspected.
+func (s *search) note(link, path string, f found, err error) {
+	if err != nil && path != "" {
+		err = fmt.Errorf("network namespace %s: %w", path, err)
 	}
+	if err != nil {
+		f = found{err: err}
+	}
+	s.seen[link] = f
 }
 
-// lookAt inspects the network namespace of a process.
-func (s *search) lookAt(proc, path, link string, mounted bool) (found, error) {
-	netns, err := openLink(path, link)
+func (s *search) lookAt(m member, mounted bool) (found, error) {
+	netns, err := openLink(m.path, m.link)
 	if err != nil {
 		return found{}, err
 	}
 	defer netns.Close()
 	if !mounted && s.anybodys(netns) {
-		dev, err := netDevOf(proc)
+		dev, err := netDevOf(procOf(m.pid))
 		return found{netDev: dev}, err
 	}
-	return interfacesIn(netns, path)
+	return interfacesIn(netns, m.path)
 }
 
 // interfacesIn returns the interfaces of a network namespace, with their addresses.

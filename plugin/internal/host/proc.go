@@ -16,38 +16,55 @@ import (
 // netDev returns the inode of a process's net/dev, or 0 if the process has ended: see
 // journal.NetNS. The kernel allocates it with a network namespace and frees it with the namespace
 // (Linux, fs/proc/proc_net.c, net/core/net-procfs.c).
-func netDev(proc string) (uint64, error) {
-	inode, err := netDevOf(proc)
-	if err == nil {
+func netDev(proc string) (inode uint64, err error) {
+	err = anyThread(proc, func(dir string) (err error) {
+		inode, err = netDevOf(dir)
+		return err
+	})
+	switch {
+	case err == nil:
 		return inode, nil
-	}
-	tasks, _ := os.ReadDir(proc + "/task")
-	for _, task := range tasks { // the first thread may have ended before the others
-		if inode, err := netDevOf(proc + "/task/" + task.Name()); err == nil {
-			return inode, nil
-		}
-	}
-	if Ended(proc) {
+	case Ended(proc):
 		return 0, nil
 	}
 	return 0, fmt.Errorf("%s/net/dev: %w", proc, err)
 }
 
-// netnsLink returns a path to the network namespace of a process, and the text of the link there.
-// The first thread may have ended before the others.
-func netnsLink(proc string) (path, link string, err error) {
-	path = proc + "/ns/net"
-	if link, err = os.Readlink(path); err == nil {
-		return path, link, nil
+// anyThread calls fn with the directory of a process, and with those of its threads, until one call
+// succeeds: the first thread may have ended before the others.
+func anyThread(proc string, fn func(dir string) error) error {
+	err := fn(proc)
+	if err == nil {
+		return nil
 	}
 	tasks, _ := os.ReadDir(proc + "/task")
-	for _, task := range tasks {
-		ofThread := proc + "/task/" + task.Name() + "/ns/net"
-		if link, threadErr := os.Readlink(ofThread); threadErr == nil {
-			return ofThread, link, nil
-		}
+	if slices.ContainsFunc(tasks, func(task os.DirEntry) bool {
+		return fn(proc+"/task/"+task.Name()) == nil
+	}) {
+		return nil
 	}
-	return path, "", err
+	return err
+}
+
+// member is a process and its network namespace.
+type member struct {
+	pid        int
+	path, link string // of the namespace, and the link's text there; "" if it may not be inspected
+	netDev     uint64 // of the namespace of such a process, unless err says why it is not known
+	err        error
+}
+
+func memberOf(pid int) (m member) {
+	proc := procOf(pid)
+	err := anyThread(proc, func(dir string) (err error) {
+		m.path = dir + "/ns/net"
+		m.link, err = os.Readlink(m.path)
+		return err
+	})
+	if m.pid = pid; err != nil {
+		m.netDev, m.err = netDev(proc)
+	}
+	return m
 }
 
 func netDevOf(proc string) (uint64, error) {
@@ -80,14 +97,14 @@ func checkAllShown() error {
 		return nil
 	}
 	hides := false
-	err := eachMount("/proc/self", " /proc ", func(m mount) error {
+	mounts, err := mountsOf("/proc/self", " /proc ")
+	for _, m := range mounts {
 		if m.point == "/proc" { // the last one counts
 			hides = slices.ContainsFunc(strings.Split(m.options, ","), func(option string) bool {
 				return slices.Contains(hiding, option)
 			})
 		}
-		return nil
-	})
+	}
 	if err == nil && hides {
 		err = errors.New("/proc is mounted with hidepid and may hide processes")
 	}
@@ -97,7 +114,6 @@ func checkAllShown() error {
 // hiding are the mount options with which /proc lacks processes; kernels before 5.8 show numbers.
 var hiding = []string{"hidepid=2", "hidepid=invisible", "hidepid=4", "hidepid=ptraceable"}
 
-// hasCapability reports whether this process has a capability.
 func hasCapability(capability int) bool {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -107,38 +123,31 @@ func hasCapability(capability int) bool {
 	return data[capability/32].Effective&(1<<(capability%32)) != 0
 }
 
-// EachProcess calls fn for every process until it returns true or an error.
-func EachProcess(fn func(pid int, proc string) (stop bool, err error)) error {
+// Processes returns the IDs of all processes.
+func Processes() (pids []int, err error) {
 	dir, err := os.Open("/proc")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer dir.Close()
 	names, err := dir.Readdirnames(-1)
-	if err != nil {
-		return err
-	}
-	found := false
 	for _, name := range names {
-		pid, err := strconv.Atoi(name)
-		if err != nil {
-			continue
-		}
-		found = true
-		if stop, err := fn(pid, "/proc/"+name); stop || err != nil {
-			return err
+		if pid, err := strconv.Atoi(name); err == nil {
+			pids = append(pids, pid)
 		}
 	}
-	if !found {
-		return fmt.Errorf("/proc shows no process: it is not mounted")
+	if err == nil && len(pids) == 0 {
+		err = errors.New("/proc shows no process: it is not mounted")
 	}
-	return nil
+	return pids, err
 }
+
+func procOf(pid int) string { return fmt.Sprintf("/proc/%d", pid) }
 
 // ProgramsOf returns the names of a process's program, and of the script that an interpreter runs.
 // It is empty if the process has exited.
 func ProgramsOf(pid int) (names []string) {
-	proc := fmt.Sprintf("/proc/%d", pid)
+	proc := procOf(pid)
 	if path, err := os.Readlink(proc + "/exe"); err == nil {
 		names = append(names, filepath.Base(path))
 	}
@@ -153,7 +162,7 @@ func ProgramsOf(pid int) (names []string) {
 
 // Environ returns a variable of a process's environment, or "".
 func Environ(pid int, name string) string {
-	environ, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	environ, _ := os.ReadFile(procOf(pid) + "/environ")
 	for _, kv := range strings.Split(string(environ), "\x00") {
 		if value, is := strings.CutPrefix(kv, name+"="); is {
 			return value

@@ -15,14 +15,10 @@ import (
 // unknown. rescan skips the cache, for an attachment without other evidence: the cached scan may
 // have missed a process.
 func (s *View) ProcessIn(id journal.NetNS, rescan bool) (pid int, err error) {
-	if !rescan && s.noProcessIn(id) {
-		return 0, nil
-	}
 	for range 3 { // a process may end during the look
-		var there ns.NetNS
-		if pid, there, err = openByProcess(id); there != nil {
-			_ = there.Close()
-		}
+		var place Place
+		pid, place, err = s.OpenByProcess(id, rescan)
+		place.Close()
 		if err == nil {
 			break
 		}
@@ -43,63 +39,29 @@ func (s *View) OpenByProcess(id journal.NetNS, rescan bool) (pid int, place Plac
 	if !rescan && s.noProcessIn(id) {
 		return 0, Place{}, nil
 	}
-	pid, there, err := openByProcess(id)
-	if there != nil {
-		place = placeOf(there)
-	}
-	return pid, place, err
-}
-
-// noProcessIn reports whether a scan of all processes, at most viewAge ago, found none in the
-// network namespace. One scan serves a sweep of many dead attachments. It returns false if a
-// process that cannot be inspected may be in the namespace, see openByProcess.
-func (s *View) noProcessIn(id journal.NetNS) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if time.Since(s.looked) >= viewAge {
-		s.links, s.closed, s.shownAll = map[string]bool{}, map[uint64]bool{}, true
-		err := EachProcess(func(_ int, proc string) (bool, error) {
-			link, err := os.Readlink(proc + "/ns/net")
-			if err == nil {
-				s.links[link] = true
-			} else if dev, err := netDev(proc); err != nil {
-				s.shownAll = false
-			} else if dev != 0 {
-				s.closed[dev] = true
-			}
-			return false, nil
-		})
-		s.shownAll = s.shownAll && err == nil && checkAllShown() == nil
-		s.looked = time.Now()
-	}
-	closed := len(s.closed) > 0 && (id.NetDev == 0 || s.closed[id.NetDev])
-	return s.shownAll && !s.links[LinkOf(id)] && !closed
-}
-
-func openByProcess(id journal.NetNS) (pid int, there ns.NetNS, err error) {
 	want, closed := LinkOf(id), map[uint64]int{}
 	var unseen error
-	err = EachProcess(func(process int, proc string) (bool, error) {
-		link, err := os.Readlink(proc + "/ns/net")
-		if err == nil && link == want {
-			there, err = openIfSame(proc+"/ns/net", id)
+	pids, err := Processes()
+	for _, pid := range pids {
+		m := memberOf(pid)
+		if m.link == want {
+			place, err := openIfSame(m.path, id)
+			if place.Path != "" {
+				return pid, place, nil
+			}
+			if err != nil { // it may have ended
+				m.link = ""
+				m.netDev, m.err = netDev(procOf(pid))
+			}
 		}
-		if there != nil {
-			pid = process
+		if m.err != nil {
+			unseen = m.err // a later process may still lead there
 		}
-		if err == nil {
-			return there != nil, nil
+		if m.link == "" && m.netDev != 0 && (id.NetDev == 0 || id.NetDev == m.netDev) {
+			closed[m.netDev] = pid
 		}
-		dev, err := netDev(proc)
-		if err != nil {
-			unseen = err // a later process may still lead there
-		}
-		if dev != 0 && (id.NetDev == 0 || id.NetDev == dev) {
-			closed[dev] = process
-		}
-		return false, nil
-	})
-	if err == nil && pid == 0 && len(closed) > 0 {
+	}
+	if err == nil && len(closed) > 0 {
 		pid, err = insideOf(id, closed)
 	}
 	if err == nil && pid == 0 {
@@ -108,27 +70,54 @@ func openByProcess(id journal.NetNS) (pid int, there ns.NetNS, err error) {
 	if err == nil && pid == 0 {
 		err = checkAllShown()
 	}
-	return pid, there, err
+	return pid, Place{}, err
+}
+
+// noProcessIn reports whether a scan of all processes, at most viewAge ago, found none in the
+// network namespace. One scan serves a sweep of many dead attachments. It returns false if a
+// process that cannot be inspected may be in the namespace, see OpenByProcess.
+func (s *View) noProcessIn(id journal.NetNS) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if time.Since(s.looked) >= viewAge {
+		s.links, s.closed, s.shownAll = map[string]bool{}, map[uint64]bool{}, true
+		pids, err := Processes()
+		for _, pid := range pids {
+			switch m := memberOf(pid); {
+			case m.link != "":
+				s.links[m.link] = true
+			case m.err != nil:
+				s.shownAll = false
+			case m.netDev != 0:
+				s.closed[m.netDev] = true
+			}
+		}
+		s.shownAll = s.shownAll && err == nil && checkAllShown() == nil
+		s.looked = time.Now()
+	}
+	closed := len(s.closed) > 0 && (id.NetDev == 0 || s.closed[id.NetDev])
+	return s.shownAll && !s.links[LinkOf(id)] && !closed
 }
 
 // insideOf returns a process that is in the network namespace, or 0, from processes that cannot be
 // inspected. closed has them by the inodes of their net/dev. insideOf removes those that are in a
 // reachable network namespace.
 func insideOf(id journal.NetNS, closed map[uint64]int) (pid int, err error) {
-	err = EachProcess(func(_ int, proc string) (bool, error) {
-		link, err := os.Readlink(proc + "/ns/net")
-		if err != nil || link == LinkOf(id) {
-			return false, nil //nolint:nilerr // it says nothing of the others
+	pids, err := Processes()
+	for _, pid := range pids {
+		m := memberOf(pid)
+		if m.link == "" || m.link == LinkOf(id) {
+			continue // it says nothing of the others
 		}
-		dev, _ := netDevOf(proc)
-		if _, is := closed[dev]; is {
-			if again, err := os.Readlink(proc + "/ns/net"); err == nil && again == link {
-				delete(closed, dev)
-			}
+		dev, _ := netDevOf(procOf(pid))
+		if again, err := os.Readlink(m.path); err == nil && again == m.link {
+			delete(closed, dev)
 		}
-		return len(closed) == 0, nil
-	})
-	if err == nil && len(closed) > 0 {
+		if len(closed) == 0 {
+			return 0, nil
+		}
+	}
+	if err == nil {
 		others := func(string) bool { return len(closed) > 0 }
 		err = eachMounted(anyNetNS, others, func(_, path string, netns ns.NetNS, err error) {
 			if err != nil {
@@ -152,37 +141,36 @@ func insideOf(id journal.NetNS, closed map[uint64]int) (pid int, err error) {
 // LinkOf returns the text of a link to the network namespace.
 func LinkOf(id journal.NetNS) string { return fmt.Sprintf("net:[%d]", id.Ino) }
 
-// openIfSame opens the network namespace at the path, or returns nil if it is another one.
-func openIfSame(path string, id journal.NetNS) (ns.NetNS, error) {
+// openIfSame opens the network namespace at the path. The place is empty if it is another one.
+func openIfSame(path string, id journal.NetNS) (Place, error) {
 	netns, err := ns.GetNS(path)
 	if err != nil {
-		return nil, err
+		return Place{}, err
 	}
 	if found, err := identity(netns, ""); err != nil || !id.Same(found) {
 		_ = netns.Close()
-		return nil, err
+		return Place{}, err
 	}
-	return netns, nil
+	return placeOf(netns), nil
 }
 
 // OpenByDescriptor opens the network namespace if a process that can be inspected has it open, or
 // returns an empty place. A link to a file of a removed mount reads "/". OpenByDescriptor opens no
 // other files, because their server may hang.
-func OpenByDescriptor(id journal.NetNS) (place Place) {
+func OpenByDescriptor(id journal.NetNS) Place {
 	want := LinkOf(id)
-	_ = EachProcess(func(_ int, proc string) (bool, error) {
-		files, _ := os.ReadDir(proc + "/fd")
+	pids, _ := Processes()
+	for _, pid := range pids {
+		files, _ := os.ReadDir(procOf(pid) + "/fd")
 		for _, f := range files {
-			path := proc + "/fd/" + f.Name()
+			path := procOf(pid) + "/fd/" + f.Name()
 			if link, err := os.Readlink(path); err != nil || link != want && link != "/" {
 				continue
 			}
-			if there, _ := openIfSame(path, id); there != nil {
-				place = placeOf(there)
-				return true, nil
+			if place, _ := openIfSame(path, id); place.Path != "" {
+				return place
 			}
 		}
-		return false, nil
-	})
-	return place
+	}
+	return Place{}
 }

@@ -145,7 +145,7 @@ func configOf(network, dir string) *netconf.Conflist {
 // othersRead reports whether a program besides Multus reads the configuration and would not find
 // its plugin in "chain".
 func othersRead(config []byte) bool {
-	c, _ := netconf.ReadConflistFrom(strings.NewReader(string(config)))
+	c, _ := netconf.ParseConflist(config)
 	return c != nil && slices.ContainsFunc(c.Types, func(plugin string) bool {
 		return known.Of(plugin).ReadsDefinitions
 	})

@@ -108,7 +108,7 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 func (e *examination) entry(
 	ctx context.Context, r node.Runtime, c *netconf.Conflist,
 ) *netconf.Chain {
-	for _, w := range c.Unwind.Warnings() {
+	for _, w := range c.Unwind.Warnings {
 		e.add("configuration", Warning, "take it out of "+c.Path, "%s", w)
 	}
 	if len(c.Types) > 1 {

@@ -141,7 +141,7 @@ func layOut(o *original, capabilities []string, folded int, chain jsonText) []by
 
 // readBack reads a wrapped list as a runtime does, and unwind's entry in it as unwind does.
 func readBack(wrapped []byte) (*netconf.Conf, *netconf.Chain, error) {
-	if _, err := netconf.ReadConflistFrom(bytes.NewReader(wrapped)); err != nil {
+	if _, err := netconf.ParseConflist(wrapped); err != nil {
 		return nil, nil, fmt.Errorf("wrapped: %w", err)
 	}
 	list, err := libcni.NetworkConfFromBytes(wrapped)
@@ -166,7 +166,7 @@ func checkWrapped(list *netconf.Conflist, neighbours int) error {
 	if len(list.Types)+neighbours > 1 {
 		return errNotAlone
 	}
-	if unknown := list.Unwind.Warnings(); len(unknown) > 0 {
+	if unknown := list.Unwind.Warnings; len(unknown) > 0 {
 		return errors.New(strings.Join(unknown, "\n"))
 	}
 	if list.Unwind.Chain == nil && list.Unwind.ChainFile != "" {

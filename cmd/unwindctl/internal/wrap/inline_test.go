@@ -74,8 +74,8 @@ func readWrapped(t testing.TB, out []byte, list *libcni.NetworkConfigList, err e
 		t.Fatal(err)
 	}
 	w.conf, err = netconf.ParseConf(given.Bytes)
-	if err != nil || len(w.conf.Warnings()) > 0 {
-		t.Fatalf("unwind: %v, %v", err, w.conf.Warnings())
+	if err != nil || len(w.conf.Warnings) > 0 {
+		t.Fatalf("unwind: %v, %v", err, w.conf.Warnings)
 	}
 	chain, err := w.conf.LoadChain()
 	if err != nil {
@@ -256,7 +256,7 @@ func TestWrapDirectory(t *testing.T) {
 
 // wrapText wraps a text as the command does with one from the standard input.
 func wrapText(x string) ([]byte, error) {
-	list, err := netconf.ReadConflistFrom(strings.NewReader(x))
+	list, err := netconf.ParseConflist([]byte(x))
 	if list == nil {
 		return nil, err
 	}

@@ -72,8 +72,8 @@ func TestDefinitionDelegates(t *testing.T) {
 				t.Fatalf("multus runs %v", wrapped)
 			}
 			conf, err := netconf.ParseConf(netconf.Marshal(wrapped[0]))
-			if err != nil || len(conf.Warnings()) > 0 {
-				t.Fatalf("unwind: %v, %v", err, conf.Warnings())
+			if err != nil || len(conf.Warnings) > 0 {
+				t.Fatalf("unwind: %v, %v", err, conf.Warnings)
 			}
 			chain, err := conf.LoadChain()
 			if err != nil {

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
@@ -42,7 +41,7 @@ func TestUnwrapEdited(t *testing.T) {
 		{"a neighbour", `{"type": "unwind", "chain": {}}, {"type": "a"}`, "error: " + errNotAlone.Error()},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			list, _ := netconf.ReadConflistFrom(strings.NewReader(`{"cniVersion": "1.0.0", "name": "net", "plugins": [` + tt.entry + `]}`))
+			list, _ := netconf.ParseConflist([]byte(`{"cniVersion": "1.0.0", "name": "net", "plugins": [` + tt.entry + `]}`))
 			if list == nil {
 				t.Fatal("not read")
 			}
@@ -87,7 +86,7 @@ func FuzzWrap(f *testing.F) {
 	f.Add([]byte("{\"name\":\"a\",\"cniVersions\":[\"0.4.0\",\"9.0.0\"],\"plugins\":[{\"type\":\"b\",\"type\":\"c\",\"x\":\"\xff\"}],\"\xff\":[]}"), `{"type":"b"}`)
 	f.Add([]byte(`{"name":"a","cniVersion":"1.0.0","plugins":[{"type":"b"}]}, "x": {}`), `{"type":"b"}, {"type":"c"}`)
 	f.Fuzz(func(t *testing.T, x []byte, folded string) {
-		list, err := netconf.ReadConflistFrom(bytes.NewReader(x))
+		list, err := netconf.ParseConflist(x)
 		if err != nil {
 			if list == nil {
 				if _, err := inlineText(x, nil); err == nil {
@@ -108,7 +107,7 @@ func FuzzWrap(f *testing.F) {
 		if err != nil || !bytes.Equal(back, x) {
 			t.Fatalf("unwrapped: %v\n%q, want\n%q, from\n%s", err, back, x, out)
 		}
-		if l, err := netconf.ReadConflistFrom(bytes.NewReader(out)); err != nil || l.Unwind == nil || len(l.Types) != 1 {
+		if l, err := netconf.ParseConflist(out); err != nil || l.Unwind == nil || len(l.Types) != 1 {
 			t.Fatalf("%v: %s", err, out)
 		}
 		readable, err := libcni.NetworkConfFromBytes(out)
@@ -140,7 +139,7 @@ func FuzzUnwrap(f *testing.F) {
 	f.Add([]byte(`{"type":"unwind","folded":1,"chain": {"plugins":[1 , 2],"x":{}} ,"y":1}`))
 	f.Add([]byte(`{"plugins":[],"Plugins":[{"type":"unwind","chain":{}}]}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		list, _ := netconf.ReadConflistFrom(bytes.NewReader(text))
+		list, _ := netconf.ParseConflist(text)
 		if list == nil {
 			return
 		}

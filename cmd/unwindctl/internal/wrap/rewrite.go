@@ -154,7 +154,7 @@ func Wrapped(name string, config []byte) (bool, error) {
 }
 
 func (r Rewrite) changed(src Source, data []byte) ([]byte, error) {
-	src.Conflist, src.bad = netconf.ReadConflistFrom(bytes.NewReader(named(data, src.definition)))
+	src.Conflist, src.bad = netconf.ParseConflist(named(data, src.definition))
 	if src.Conflist == nil {
 		return nil, src.bad
 	}
