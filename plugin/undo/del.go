@@ -5,9 +5,11 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"maps"
 	"net/netip"
 	"slices"
 
+	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 	"github.com/containernetworking/plugins/pkg/ns"
 
@@ -39,46 +41,33 @@ type undoing struct {
 func (u *undoing) delPresent(
 	ctx context.Context, step *journal.Step, f *delegate.Failure,
 ) *delegate.Failure {
-	config, cniVersion := u.current(step)
+	config := u.current(step)
 	if config == nil || bytes.Equal(config, step.Config) {
 		return f
 	}
-	if again := u.delWith(ctx, step, config, cniVersion); again != nil {
+	if again := u.delWith(ctx, step, config); again != nil {
 		f.Killed = again.Killed
 		return f
 	}
 	u.Log.Info("DEL passed with the chain's current configuration; the delegate rejected that of the "+
-		"ADD",
-		"plugin", step.Type, "attachment", u.entry.Key.String(), "rejected", netconf.Shorten(f.Msg, 200))
+		"ADD", "plugin", step.Type, "rejected", netconf.Shorten(f.Msg, 200))
 	step.Config, step.Replaced = config, true
 	return nil
 }
 
-// versionOf returns the CNI version of a step's DEL: the version of the ADD, or of the
-// configuration that replaced the ADD's.
-func (u *undoing) versionOf(step *journal.Step) string {
-	var conf struct {
-		CNIVersion string `json:"cniVersion"`
-	}
-	if step.Replaced && json.Unmarshal(step.Config, &conf) == nil {
-		return conf.CNIVersion
-	}
-	return u.gen.CNIVersion
-}
-
 // current returns the configuration of a step's delegate in the verb's chain, with the runtime's
 // arguments of the ADD. It returns nil if there is no such chain or delegate.
-func (u *undoing) current(step *journal.Step) (config json.RawMessage, cniVersion string) {
+func (u *undoing) current(step *journal.Step) json.RawMessage {
 	chain, conf := u.present(step)
 	if chain == nil {
-		return nil, ""
+		return nil
 	}
 	i := chain.Only(step.Type)
 	if i < 0 || slices.ContainsFunc(u.gen.Steps,
 		func(s journal.Step) bool { return s.Type == step.Type && s.Index != step.Index }) {
-		return nil, ""
+		return nil
 	}
-	return chain.Config(i, conf), chain.CNIVersion
+	return chain.Config(i, conf)
 }
 
 // present returns the verb's chain, and a configuration with the runtime's arguments of the ADD of
@@ -93,26 +82,24 @@ func (u *undoing) present(step *journal.Step) (*netconf.Chain, *netconf.Conf) {
 	}
 	conf := *u.Verb.Conf
 	conf.RuntimeConfig, conf.Injected = netconf.ObjectOf(u.gen.RuntimeConfig),
-		map[string]json.RawMessage{}
-	for key, value := range netconf.ObjectOf(step.Config) {
-		if slices.Contains(netconf.InjectedKeys, key) {
-			conf.Injected[key] = value
-		}
-	}
+		netconf.ObjectOf(step.Config)
+	maps.DeleteFunc(conf.Injected, func(key string, _ json.RawMessage) bool {
+		return !slices.Contains(netconf.InjectedKeys, key)
+	})
 	return chain, &conf
 }
 
 // delWith runs the DEL of one step with a configuration. A plugin that finds what it made by the
 // container's interface gets that interface, or one like it in a scratch namespace.
 func (u *undoing) delWith(
-	ctx context.Context, step *journal.Step, config json.RawMessage, cniVersion string,
+	ctx context.Context, step *journal.Step, config json.RawMessage,
 ) *delegate.Failure {
 	c := u.callOf(step, config)
 	withheld := u.withheld
 	if known.Of(step.Type).RemovesByAddress {
 		withheld = slices.Concat(withheld, u.Verb.JustAssigned)
 	}
-	prevResult, err := u.prevResult(cniVersion, withheld)
+	prevResult, err := u.prevResult(config, withheld)
 	if err != nil {
 		return c.Failed(0, "prevResult: "+err.Error())
 	}
@@ -120,7 +107,7 @@ func (u *undoing) delWith(
 		c.Stdin = netconf.WithPrevResult(config, prevResult)
 	}
 	switch facts := known.Of(step.Type); {
-	case u.netns.path == "" && getsEmpty(step):
+	case u.netns.Path == "" && getsEmpty(step):
 		return u.delInScratch(ctx, step, c, "")
 	case facts.LeftTo != "" && u.netns.gone:
 		return u.delLeft(ctx, step, c, facts.LeftTo)
@@ -132,7 +119,7 @@ func (u *undoing) delWith(
 		remove()
 		// The namespace may be removed meanwhile. A plugin that no longer finds it succeeds and
 		// leaves the rest.
-		if f != nil || u.stillThere() {
+		if f != nil || ns.IsNSorErr(u.netns.Path) == nil {
 			return f
 		}
 	}
@@ -155,7 +142,7 @@ func (u *undoing) callOf(step *journal.Step, config json.RawMessage) *delegate.C
 // nextCall returns the DEL of a step if its process may start while another one runs, or nil. A
 // step that gets a scratch namespace has to wait for the path of the namespace.
 func (u *undoing) nextCall(step *journal.Step) *delegate.Call {
-	if u.netns.path == "" && (known.Of(step.Type).NetNS == known.Scratch || getsEmpty(step)) {
+	if u.netns.Path == "" && (known.Of(step.Type).NetNS == known.Scratch || getsEmpty(step)) {
 		return nil
 	}
 	return u.Early(u.callOf(step, nil))
@@ -190,55 +177,47 @@ func (u *undoing) delInScratch(
 	return u.callDEL(ctx, step, c)
 }
 
-// stillThere reports whether the path that the delegates get is still a network namespace.
-func (u *undoing) stillThere() bool {
-	return ns.IsNSorErr(u.netns.path) == nil
-}
-
-// prevResult returns the prevResult for every DEL of the pass: the final result of the ADD, or the
-// last known one, without the withheld addresses. Like libcni, it returns none before version
-// 0.4.0.
-func (u *undoing) prevResult(cniVersion string, withheld []netip.Addr) (json.RawMessage, error) {
+// prevResult returns the prevResult for a DEL with a configuration: the final result of the ADD, or
+// the last known one, in the version of the configuration and without the withheld addresses. Like
+// libcni, it returns none before version 0.4.0.
+func (u *undoing) prevResult(
+	config json.RawMessage, withheld []netip.Addr,
+) (json.RawMessage, error) {
 	if u.gen.Result == nil {
 		return nil, nil
 	}
-	if has, err := version.GreaterThanOrEqualTo(cniVersion, "0.4.0"); err != nil || !has {
+	conf := types.PluginConf{CNIVersion: u.gen.CNIVersion}
+	_ = json.Unmarshal(config, &conf)
+	if has, err := version.GreaterThanOrEqualTo(conf.CNIVersion, "0.4.0"); err != nil || !has {
 		return nil, err
 	}
-	result, err := netconf.ConvertResult(u.gen.Result, cniVersion)
+	result, err := netconf.ConvertResult(u.gen.Result, conf.CNIVersion)
 	if err != nil || len(withheld) == 0 {
 		return result, err
 	}
 	return netconf.WithoutAddresses(result, withheld)
 }
 
-// hasInterface reports whether the container's interface is, or may be, in the namespace that the
+// showInterface reports whether the container's interface is, or may be, in the namespace that the
 // delegates get. It is missing, for example, at the second DEL of a bridge that removed it and then
-// failed to remove its rules.
-func (u *undoing) hasInterface() bool {
-	seen, err := host.Look(u.netns.path, u.entry.IfName)
-	return seen.There() || err != nil
-}
-
-// showInterface reports whether the container's interface is in the namespace that the delegates
-// get. If only the interface is gone, because bridge has removed it, a plugin that finds its rules
-// by the interface (sbr) gets a temporary one until remove is called.
+// failed to remove its rules. If only the interface is gone, a plugin that finds its rules by the
+// interface (sbr) gets a temporary one until remove is called.
 func (u *undoing) showInterface(
 	ctx context.Context, step *journal.Step,
 ) (remove func(), shown bool) {
-	if u.netns.path == "" {
+	if u.netns.Path == "" {
 		return nil, false
 	}
-	if u.hasInterface() {
+	if seen, err := host.Look(u.netns.Path, u.entry.IfName); seen.There() || err != nil {
 		return func() {}, true
 	}
 	if !known.Of(step.Type).BorrowsInterface {
 		return nil, false
 	}
-	remove, err := host.LendInterface(u.netns.path, u.entry.IfName, u.addressesHad(ctx, step))
+	remove, err := host.LendInterface(u.netns.Path, u.entry.IfName, u.addressesHad(ctx, step))
 	if err != nil {
 		u.Log.Warn("cannot lend the plugin an interface; it may leave rules behind",
-			"plugin", step.Type, "attachment", u.entry.Key.String(), "err", err)
+			"plugin", step.Type, "err", err)
 	}
 	return remove, err == nil
 }
@@ -262,12 +241,9 @@ func (u *undoing) addressesHad(ctx context.Context, step *journal.Step) []netip.
 	return prefixes
 }
 
-// delNetNS is the namespace in which the DELs of a generation run.
+// delNetNS is the namespace in which the DELs of a generation run. Its path is "" if there is none
+// that may be shown, see shown.
 type delNetNS struct {
-	path string     // of the namespace; "" if there is none that may be shown, see shown
-	gone bool       // the namespace is proven gone
-	held host.Place // path, if this process holds the namespace open
+	host.Place
+	gone bool // the namespace is proven gone
 }
-
-// release closes the namespace. Afterwards path may not exist, or be another namespace.
-func (p delNetNS) release() { p.held.Close() }

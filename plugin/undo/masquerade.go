@@ -25,13 +25,13 @@ func (u *undoing) delStrayRules(
 	defer func() { u.stray = netip.Prefix{} }()
 	again := f
 	for _, u.stray = range stray {
-		again = u.delWith(ctx, step, step.Config, u.versionOf(step))
+		again = u.delWith(ctx, step, step.Config)
 	}
 	if again != nil {
 		return f
 	}
 	u.Log.Info("DEL passed after removing rules of unrecorded ADDs", "plugin", step.Type,
-		"attachment", u.entry.Key.String(), "addresses", stray)
+		"addresses", stray)
 	return nil
 }
 

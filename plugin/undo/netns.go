@@ -28,48 +28,46 @@ func (u *undoing) find(ctx context.Context) delNetNS {
 	}
 	for _, path := range []string{u.cniNetns, g.NetNS.Path} {
 		if seen, err := host.Look(path, u.entry.IfName); err == nil && g.NetNS.Same(seen.Netns) {
-			return u.own(ctx, delNetNS{path: path}, seen)
+			return u.own(ctx, host.Place{Path: path}, seen)
 		}
 	}
 	place, pathErr := host.Find(g.NetNS)
 	if place.Path != "" {
-		return u.lookAndOwn(ctx, at(place))
+		return u.lookAndOwn(ctx, place)
 	}
 	pid, place, err := u.Node.View.OpenByProcess(g.NetNS, len(g.HostLinks) == 0)
 	if place.Path != "" {
-		return u.lookAndOwn(ctx, at(place))
+		return u.lookAndOwn(ctx, place)
 	}
 	// The kernel destroys a namespace some time after its last user is gone. A host link that
 	// existed and is gone proves as much as a look at every process.
 	linkGone := u.awaitHostLinkGone()
 	if !linkGone {
 		if place = host.OpenByDescriptor(g.NetNS); place.Path != "" {
-			return u.lookAndOwn(ctx, at(place))
+			return u.lookAndOwn(ctx, place)
 		}
 	}
 	known := pathErr == nil && err == nil || len(g.HostLinks) > 0
 	return delNetNS{gone: linkGone && known && pid == 0}
 }
 
-func at(place host.Place) delNetNS { return delNetNS{path: place.Path, held: place} }
-
 // lookAndOwn inspects the interface and calls own.
-func (u *undoing) lookAndOwn(ctx context.Context, p delNetNS) delNetNS {
-	seen, err := host.Look(p.path, u.entry.IfName)
+func (u *undoing) lookAndOwn(ctx context.Context, p host.Place) delNetNS {
+	seen, err := host.Look(p.Path, u.entry.IfName)
 	if err != nil {
-		return p // the namespace is gone by now
+		return delNetNS{Place: p} // the namespace is gone by now
 	}
 	return u.own(ctx, p, seen)
 }
 
-// own returns p, or an empty delNetNS if the interface there belongs to another attachment.
-func (u *undoing) own(ctx context.Context, p delNetNS, seen host.Interface) delNetNS {
+// own returns the namespace at p, or none if the interface there belongs to another attachment.
+func (u *undoing) own(ctx context.Context, p host.Place, seen host.Interface) delNetNS {
 	if u.shows(ctx, seen) {
-		return p
+		return delNetNS{Place: p}
 	}
-	p.release()
+	p.Close()
 	u.Log.Warn("the interface belongs to another attachment; running the DEL without the namespace",
-		"attachment", u.entry.Key.String(), "netns", p.path)
+		"netns", p.Path)
 	return delNetNS{}
 }
 
@@ -80,7 +78,7 @@ func (u *undoing) findUnknown(ctx context.Context) delNetNS {
 	for _, path := range []string{u.cniNetns, u.gen.NetNS.Path} {
 		seen, err := host.Look(path, u.entry.IfName)
 		if err == nil && u.shows(ctx, seen) {
-			return delNetNS{path: path}
+			return delNetNS{Place: host.Place{Path: path}}
 		}
 		some = some || err == nil
 	}

@@ -8,12 +8,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/types"
-
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/alive"
-	"cni-unwind/plugin/internal/delegate"
 	"cni-unwind/plugin/internal/host"
 	"cni-unwind/plugin/tristate"
 )
@@ -71,10 +68,10 @@ func (u *undoing) addressesOfOthers(ctx context.Context, claiming []*journal.Ent
 // usedElsewhere reports whether another container may use an address for which no IPAM plugin
 // records an owner: an interface outside the generation's own namespace has it.
 func (u *undoing) usedElsewhere(address netip.Addr) bool {
-	netns := cmp.Or(u.netns.path, u.gen.NetNS.Path)
+	netns := cmp.Or(u.netns.Path, u.gen.NetNS.Path)
 	if seen, err := host.Look(netns, u.entry.IfName); err == nil &&
 		slices.Contains(seen.Addresses, address.Unmap()) &&
-		(u.netns.path != "" || u.gen.NetNS.Same(seen.Netns)) {
+		(u.netns.Path != "" || u.gen.NetNS.Same(seen.Netns)) {
 		return false
 	}
 	var adds journal.NetNS // the namespace of an ADD that was just assigned the address
@@ -167,13 +164,11 @@ var errGiven = errors.New("an address may have a new owner")
 //     check extends nothing.
 //  3. An ADD that claims an address after the start of the last successful check waits for the
 //     attachment's lock, for Release after its claim, which is longer than LateDel: see claim.
-func (u *undoing) whileFree(
-	ctx context.Context, cancel context.CancelFunc,
-) (context.Context, context.CancelFunc) {
+func (u *undoing) whileFree(ctx context.Context) (_ context.Context, end func()) {
 	began := time.Now()
 	u.withheld = u.addressesOfOthers(ctx, nil)
-	ctx, end := context.WithCancelCause(ctx)
-	lease := time.AfterFunc(u.Budgets.LateDel-time.Since(began), func() { end(errGiven) })
+	ctx, cancel := context.WithCancelCause(ctx)
+	lease := time.AfterFunc(u.Budgets.LateDel-time.Since(began), func() { cancel(errGiven) })
 	ended, looking := make(chan struct{}), *u
 	go func() {
 		defer close(ended)
@@ -181,7 +176,7 @@ func (u *undoing) whileFree(
 		}
 	}()
 	return ctx, func() {
-		cancel()
+		cancel(nil)
 		<-ended
 		lease.Stop()
 	}
@@ -221,39 +216,27 @@ func (u *undoing) poolsOf(step *journal.Step) (pools []string) {
 	return pools
 }
 
-// holdPools returns the context of a DEL that runs under host-local's locks of the pools of its
-// addresses, and updates withheld. No ADD, not even one of the plain chain, gets one of these
-// addresses meanwhile, so an address that is free, or this attachment's, gets no new owner before
-// the DEL ends. The DEL has LateDel, because every ADD of the network waits.
-func (u *undoing) holdPools(
-	ctx context.Context, cancel context.CancelFunc, step *journal.Step,
-) (_ context.Context, _ context.CancelFunc, ok bool) {
+// holdPools takes host-local's locks of the pools of a DEL's addresses, and updates withheld. No
+// ADD, not even one of the plain chain, gets one of these addresses meanwhile, so an address that is
+// free, or this attachment's, gets no new owner before the DEL ends. The DEL has LateDel, because
+// every ADD of the network waits.
+func (u *undoing) holdPools(ctx context.Context, pools []string) (release func(), ok bool) {
 	var unlocks []func()
-	release := func() {
-		cancel()
+	release = func() {
 		for _, unlock := range unlocks {
 			unlock()
 		}
 	}
-	for _, pool := range u.poolsOf(step) {
+	for _, pool := range pools {
 		unlock, err := ipam.Lock(ctx, pool)
 		if err != nil {
-			u.Log.Warn("cannot lock the pool of an address for a DEL", "plugin", step.Type,
-				"attachment", u.entry.Key.String(), "pool", pool, "err", err)
-			release()
-			return nil, nil, false
+			u.Log.Warn("cannot lock the pool of an address for a DEL", "pool", pool, "err", err)
+			return release, false
 		}
 		unlocks = append(unlocks, unlock)
 	}
 	u.withheld = u.addressesOfOthers(ctx, nil)
-	ctx, end := context.WithTimeout(ctx, u.Budgets.LateDel)
-	return ctx, func() { end(); release() }, true
-}
-
-// notHeld is the failure of a step whose pools could not be locked.
-func (u *undoing) notHeld(step *journal.Step) *delegate.Failure {
-	return &delegate.Failure{Plugin: step.Type, Command: "DEL", Code: types.ErrTryAgainLater,
-		Msg: "not attempted: host-local's lock is busy", Unstarted: true}
+	return release, true
 }
 
 // takenBack reports whether host-local's own file no longer has a claimed address for the

@@ -11,7 +11,6 @@ import (
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/known"
-	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/tristate"
 )
 
@@ -133,8 +132,6 @@ func (u *undoing) noteUnproven(step *journal.Step, why, before string) {
 		return
 	}
 	u.Log.Warn("DEL passed, but its address is not known to be free", "plugin", step.Type,
-		"attachment", u.entry.Key.String(), "why", why)
-	event := record.EventOf(journal.Unproven, u.entry)
-	event.Reason, event.Plugins = why, []string{step.Type}
-	u.Journal.Event(event)
+		"why", why)
+	u.record(journal.Unproven, step, why)
 }

@@ -41,7 +41,7 @@ func (u *undoing) delLeft(
 		return f
 	}
 	u.Log.Info("DEL left to "+to+": it cannot pass without its network namespace, which is gone",
-		"attachment", u.entry.Key.String(), "code", f.Code, "err", netconf.Shorten(f.Said(), 500))
+		"code", f.Code, "err", netconf.Shorten(f.Said(), 500))
 	return nil
 }
 
@@ -57,8 +57,8 @@ func (u *undoing) delLeft(
 func (u *undoing) shown(step *journal.Step) string {
 	path, gets := u.gen.NetNS.Path, known.Of(step.Type).NetNS
 	switch {
-	case u.netns.path != "", !u.asked(), u.Verb.Netns == "":
-		return u.netns.path
+	case u.netns.Path != "", !u.asked(), u.Verb.Netns == "":
+		return u.netns.Path
 	case gets == known.None, gets == known.Scratch:
 		return ""
 	case path == "" || strings.HasPrefix(path, "/proc/") || !isMissing(path):
@@ -74,7 +74,7 @@ func (u *undoing) asked() bool { return u.entry.Key == u.Verb.Key }
 // waitsForRuntime reports whether the pass must leave the DEL of a step to the runtime.
 func (u *undoing) waitsForRuntime(ctx context.Context, step *journal.Step) bool {
 	by := u.asker(ctx, u.entry, u.gen, false)
-	by.NoNetNS = u.netns.path == "" && !u.asked()
+	by.NoNetNS = u.netns.Path == "" && !u.asked()
 	return forRuntimeIn(step, by) > 0
 }
 

@@ -21,7 +21,6 @@ import (
 	"cni-unwind/plugin/internal/host"
 	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/tristate"
 )
 
@@ -44,7 +43,7 @@ func (u *undoing) undoMistake(
 	ctx context.Context, step *journal.Step, f *delegate.Failure,
 ) *delegate.Failure {
 	look := func() tristate.Value {
-		return u.Taken(ctx, u.entry, u.gen, step, u.netns.path, u.netns.gone)
+		return u.Taken(ctx, u.entry, u.gen, step, u.netns.Path, u.netns.gone)
 	}
 	taken := look()
 	if taken == tristate.No {
@@ -66,12 +65,9 @@ func (u *undoing) undoMistake(
 // untaken records that a step is undone although its DEL fails. A rollback has its own event.
 func (u *undoing) untaken(step *journal.Step, f *delegate.Failure) {
 	u.Log.Info("failed DEL has nothing to undo: the delegate's ADD failed and left nothing",
-		"plugin", step.Type, "attachment", u.entry.Key.String(), "code", f.Code,
-		"err", netconf.Shorten(f.Said(), 200))
+		"plugin", step.Type, "code", f.Code, "err", netconf.Shorten(f.Said(), 200))
 	if step.Attempts > 0 {
-		event := record.EventOf(journal.Untaken, u.entry)
-		event.Reason, event.Plugins = netconf.Shorten(f.Words(), 500), []string{step.Type}
-		u.Journal.Event(event)
+		u.record(journal.Untaken, step, netconf.Shorten(f.Words(), 500))
 	}
 }
 
@@ -106,7 +102,7 @@ func (w *Worker) Taken(
 	ctx context.Context, e *journal.Entry, g *journal.Generation, step *journal.Step, netns string,
 	gone bool,
 ) tristate.Value {
-	u := &undoing{Worker: w, entry: e, gen: g, netns: delNetNS{path: netns, gone: gone}}
+	u := &undoing{Worker: w, entry: e, gen: g, netns: delNetNS{host.Place{Path: netns}, gone}}
 	facts := known.Of(step.Type)
 	if len(facts.Traces) == 0 && !facts.LeavesNothing {
 		return tristate.Unknown
@@ -141,10 +137,10 @@ func (u *undoing) reserved(_ context.Context, step *journal.Step) tristate.Value
 // interfaceThere looks for CNI_IFNAME in the container's network namespace. If the namespace is
 // gone, so is the interface.
 func (u *undoing) interfaceThere(context.Context, *journal.Step) tristate.Value {
-	if u.netns.path == "" {
+	if u.netns.Path == "" {
 		return u.withoutNetNS()
 	}
-	seen, err := host.Look(u.netns.path, u.entry.IfName)
+	seen, err := host.Look(u.netns.Path, u.entry.IfName)
 	return tristate.Of(seen.There(), err)
 }
 
@@ -215,10 +211,10 @@ func (u *undoing) backupThere(_ context.Context, step *journal.Step) tristate.Va
 // routingRules looks for routing rules in the container's network namespace, besides those of every
 // namespace.
 func (u *undoing) routingRules(context.Context, *journal.Step) tristate.Value {
-	if u.netns.path == "" {
+	if u.netns.Path == "" {
 		return u.withoutNetNS()
 	}
-	netns, err := ns.GetNS(u.netns.path)
+	netns, err := ns.GetNS(u.netns.Path)
 	if err != nil {
 		return tristate.Unknown
 	}

@@ -3,7 +3,6 @@ package undo
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -37,15 +36,16 @@ type Job struct {
 // delegate that was killed before gets only an equal share. The pass ends when there is no time for
 // the next step. A step that failed or hung last time runs last. After a pass that was interrupted
 // or ended early, the next pass starts with another step.
-func (w *Worker) Run(ctx context.Context, job Job) []*delegate.Failure {
+func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure) {
 	defer w.Runner.Drop()
-	lock, e := job.Lock, job.Entry
+	e := job.Entry
 	w.ClaimHeld(e)
-	var failures []*delegate.Failure
-	cutOff, ended, left := lock.BeginPass(), true, e.Pending()
-	for i := len(e.Generations) - 1; i >= 0; i-- {
-		u := undoing{Worker: w, lock: lock, entry: e, gen: &e.Generations[i], others: job.Others,
-			left: left, cutOff: cutOff}
+	ofEntry := *w
+	ofEntry.Log = w.Log.With("attachment", e.Key.String())
+	cutOff, ended, left := job.Lock.BeginPass(), true, e.Pending()
+	for i := range slices.Backward(e.Generations) {
+		u := undoing{Worker: &ofEntry, lock: job.Lock, entry: e, gen: &e.Generations[i],
+			others: job.Others, left: left, cutOff: cutOff}
 		left -= len(u.gen.Steps)
 		if i == len(e.Generations)-1 {
 			u.cniNetns = job.Netns
@@ -54,7 +54,7 @@ func (w *Worker) Run(ctx context.Context, job Job) []*delegate.Failure {
 		ended = ended && !u.gen.Begun
 	}
 	if ended {
-		lock.EndPass()
+		job.Lock.EndPass()
 	}
 	dropUndone(e)
 	return failures
@@ -79,50 +79,29 @@ func dropUndone(e *journal.Entry) {
 	e.Undone = e.Undone[max(0, len(e.Undone)-maxUndone):]
 }
 
-func (u *undoing) pass(ctx context.Context) []*delegate.Failure {
-	var failures []*delegate.Failure
+func (u *undoing) pass(ctx context.Context) (failures []*delegate.Failure) {
 	u.netns = u.find(ctx)
-	defer u.netns.release()
+	defer u.netns.Close()
 	u.withheld = u.addressesOfOthers(ctx, u.others)
 	u.gen.Begun = true
 	order := undoOrder(u.gen, u.cutOff)
 	for n, index := range order {
-		at := u.position(index)
-		step := &u.gen.Steps[at]
+		step := u.step(index)
 		u.next = nil
 		if n+1 < len(order) {
-			u.next = u.nextCall(&u.gen.Steps[u.position(order[n+1])])
+			u.next = u.nextCall(u.step(order[n+1]))
 		}
-		stepCtx, cancel, ok := u.share(ctx, step)
+		limit, ok := u.share(ctx, step)
 		if !ok {
-			return append(failures, &delegate.Failure{Plugin: step.Type, Command: "DEL",
-				Code: types.ErrTryAgainLater,
-				Msg:  "not attempted: out of time", Unstarted: true})
+			return append(failures, notAttempted(step, "out of time"))
 		}
-		switch {
-		case u.HoldPools && len(u.poolsOf(step)) > 0:
-			if stepCtx, cancel, ok = u.holdPools(stepCtx, cancel, step); !ok {
-				u.left--
-				failures = append(failures, u.notHeld(step))
-				continue
-			}
-		case u.late(step):
-			stepCtx, cancel = u.whileFree(stepCtx, cancel)
-		}
+		stepCtx, cancel := context.WithTimeout(ctx, limit)
 		u.left--
-		undone, waits := u.settledByStore(stepCtx, step)
-		if waits || u.waitsForRuntime(ctx, step) {
-			cancel()
-			continue
-		}
-		var f *delegate.Failure
-		if !undone {
-			f = u.del(stepCtx, step)
-		}
-		undone = u.noteOutcome(stepCtx, step, f)
+		undone, f := u.attempt(stepCtx, step)
 		cancel()
 		if undone {
-			u.gen.Steps = slices.Delete(u.gen.Steps, at, at+1)
+			u.gen.Steps = slices.DeleteFunc(u.gen.Steps,
+				func(s journal.Step) bool { return s.Index == index })
 		}
 		if f != nil {
 			failures = append(failures, f)
@@ -134,9 +113,45 @@ func (u *undoing) pass(ctx context.Context) []*delegate.Failure {
 	return failures
 }
 
-// position returns where the step of a delegate is.
-func (u *undoing) position(index int) int {
-	return slices.IndexFunc(u.gen.Steps, func(s journal.Step) bool { return s.Index == index })
+// step returns the step of the delegate at an index of the chain.
+func (u *undoing) step(index int) *journal.Step {
+	return &u.gen.Steps[slices.IndexFunc(u.gen.Steps,
+		func(s journal.Step) bool { return s.Index == index })]
+}
+
+// attempt runs the DEL of a step, unless it has to wait, and reports whether the step is undone.
+func (u *undoing) attempt(
+	ctx context.Context, step *journal.Step,
+) (undone bool, f *delegate.Failure) {
+	switch pools := u.poolsOf(step); {
+	case u.HoldPools && len(pools) > 0:
+		release, ok := u.holdPools(ctx, pools)
+		defer release()
+		if !ok {
+			return false, notAttempted(step, "host-local's lock is busy")
+		}
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, u.Budgets.LateDel)
+		defer cancel()
+	case u.late(step):
+		var end func()
+		ctx, end = u.whileFree(ctx)
+		defer end()
+	}
+	undone, waits := u.settledByStore(ctx, step)
+	switch {
+	case waits:
+		return false, nil
+	case !undone:
+		f = u.del(ctx, step)
+	}
+	return u.noteOutcome(ctx, step, f), f
+}
+
+// notAttempted is the failure of a step whose delegate was not started.
+func notAttempted(step *journal.Step, why string) *delegate.Failure {
+	return &delegate.Failure{Plugin: step.Type, Command: "DEL", Code: types.ErrTryAgainLater,
+		Msg: "not attempted: " + why, Unstarted: true}
 }
 
 // releaseHeld releases addresses that host-local still has for the attachment, after the step that
@@ -151,12 +166,11 @@ func (u *undoing) releaseHeld(ctx context.Context) {
 		}
 		freed, err := ipam.Free(ctx, c.Pool, owner, c.Address)
 		if err != nil {
-			u.Log.Warn("cannot release an address that its DEL left behind",
-				"attachment", u.entry.Key.String(), "address", c.Address, "err", err)
+			u.Log.Warn("cannot release an address that its DEL left behind", "address", c.Address,
+				"err", err)
 		}
 		if freed {
-			u.Log.Info("released an address that its DEL left behind", "attachment", u.entry.Key.String(),
-				"address", c.Address)
+			u.Log.Info("released an address that its DEL left behind", "address", c.Address)
 		}
 	}
 }
@@ -189,25 +203,17 @@ func undoOrder(g *journal.Generation, cutOff int) []int {
 	return order
 }
 
-// share gives a step its share of the remaining time, if that is enough: see Run.
-func (u *undoing) share(
-	ctx context.Context, step *journal.Step,
-) (_ context.Context, _ context.CancelFunc, ok bool) {
-	deadline, bounded := ctx.Deadline()
-	if !bounded {
-		ctx, cancel := context.WithCancel(ctx)
-		return ctx, cancel, true
+// share returns a step's share of the remaining time, if that is enough: see Run.
+func (u *undoing) share(ctx context.Context, step *journal.Step) (limit time.Duration, ok bool) {
+	left := u.Budgets.Undo
+	if deadline, bounded := ctx.Deadline(); bounded {
+		left = time.Until(deadline)
 	}
-	left := time.Until(deadline)
-	if left < u.Budgets.Step {
-		return nil, nil, false
-	}
-	limit := max(left-time.Duration(u.left-1)*u.Budgets.Reserve, left/2)
+	limit = max(left-time.Duration(u.left-1)*u.Budgets.Reserve, left/2)
 	if step.RepeatAt != 0 {
 		limit = left / time.Duration(u.left)
 	}
-	ctx, cancel := context.WithTimeout(ctx, max(limit, u.Budgets.Step))
-	return ctx, cancel, true
+	return max(limit, u.Budgets.Step), left >= u.Budgets.Step
 }
 
 // del runs the DEL of one step. If the delegate rejects the configuration of its ADD as invalid
@@ -215,7 +221,7 @@ func (u *undoing) share(
 // after no other error, because success with another configuration proves nothing about what the
 // ADD took. A delegate whose ADD did not succeed may have taken nothing: see undoMistake.
 func (u *undoing) del(ctx context.Context, step *journal.Step) *delegate.Failure {
-	f := u.delWith(ctx, step, step.Config, u.versionOf(step))
+	f := u.delWith(ctx, step, step.Config)
 	if f != nil && !f.Killed && known.Of(step.Type).MasqueradesBy(step.Config) {
 		f = u.delStrayRules(ctx, step, f)
 	}
@@ -277,7 +283,9 @@ func (u *undoing) noteOutcome(
 	step.Unproven = ""
 	if address, is := u.withheldFrom(step); is {
 		if step.Ended(journal.StepParked, "", 0); was != journal.StepParked {
-			u.recordParking(step, address)
+			u.Log.Info("DEL parked: its address has another owner", "plugin", step.Type,
+				"address", address)
+			u.record(journal.Parked, step, fmt.Sprintf("%s has another owner", address))
 		}
 		return false
 	}
@@ -288,8 +296,8 @@ func (u *undoing) noteOutcome(
 // noteFailure stores why the DEL of a step is pending. A killed delegate gets a second DEL.
 func (u *undoing) noteFailure(step *journal.Step, f *delegate.Failure) {
 	if step.State != journal.StepFailed || step.LastCode != f.Code {
-		u.Log.Warn("DEL failed and is pending", "plugin", step.Type,
-			"attachment", u.entry.Key.String(), "code", f.Code, "err", netconf.Shorten(f.Said(), 500))
+		u.Log.Warn("DEL failed and is pending", "plugin", step.Type, "code", f.Code,
+			"err", netconf.Shorten(f.Said(), 500))
 	}
 	step.Ended(journal.StepFailed, netconf.Shorten(f.Said(), 500), f.Code)
 	if f.Killed {
@@ -297,13 +305,10 @@ func (u *undoing) noteFailure(step *journal.Step, f *delegate.Failure) {
 	}
 }
 
-// recordParking records that the DEL of a step waits for the new owner of its address.
-func (u *undoing) recordParking(step *journal.Step, address netip.Addr) {
-	u.Log.Info("DEL parked: its address has another owner", "plugin", step.Type,
-		"attachment", u.entry.Key.String(), "address", address)
-	event := record.EventOf(journal.Parked, u.entry)
-	event.Reason = fmt.Sprintf("%s has another owner", address)
-	event.Plugins = []string{step.Type}
+// record records an event of the DEL of a step.
+func (u *undoing) record(kind journal.EventKind, step *journal.Step, reason string) {
+	event := record.EventOf(kind, u.entry)
+	event.Reason, event.Plugins = reason, []string{step.Type}
 	u.Journal.Event(event)
 }
 
@@ -315,6 +320,7 @@ func (w *Worker) StartFirst(lock *journal.Lock, e *journal.Entry) {
 	if w.Verb.Netns == "" || len(order) == 0 {
 		return
 	}
-	u := undoing{Worker: w, lock: lock, entry: e, gen: gen, netns: delNetNS{path: w.Verb.Netns}}
-	w.StartEarly(u.callOf(&gen.Steps[u.position(order[0])], nil))
+	u := undoing{Worker: w, lock: lock, entry: e, gen: gen}
+	u.netns.Path = w.Verb.Netns
+	w.StartEarly(u.callOf(u.step(order[0]), nil))
 }
