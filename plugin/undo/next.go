@@ -158,31 +158,28 @@ func KeepsContainer(state journal.State) bool {
 	return state != journal.Removing && state != journal.Unwinding
 }
 
-// asker returns this process as it would run the steps of a generation.
-func (w *Worker) asker(
-	ctx context.Context, e *journal.Entry, g *journal.Generation, ignoreBackoff bool,
-) Asker {
-	u := undoing{Worker: w, entry: e, gen: g}
+// asker returns this process as it would run the steps of the generation.
+func (u *undoing) asker(ctx context.Context, ignoreBackoff bool) Asker {
 	return Asker{
-		Now: journal.BootNanos(), SameBoot: w.Node.SameBoot(g) == tristate.Yes,
-		GracePeriod: w.Node.GraceOf(e),
-		Since:       e.Since.Boot, NoNetNS: e.Key != w.Verb.Key && isMissing(g.NetNS.Path),
-		IgnoresPause: ignoreBackoff, AsksStores: w.asksElsewhere(),
-		ContainerLives: func() bool { return w.containerLives(ctx, e.Key) },
+		Now: journal.BootNanos(), SameBoot: u.Node.SameBoot(u.gen) == tristate.Yes,
+		GracePeriod: u.Node.GraceOf(u.entry), Since: u.entry.Since.Boot,
+		NoNetNS:      !u.asked() && isMissing(u.gen.NetNS.Path),
+		IgnoresPause: ignoreBackoff, AsksStores: u.asksElsewhere(),
+		ContainerLives: func() bool { return u.containerLives(ctx, u.entry.Key) },
 		Queued:         func(s *journal.Step) bool { return u.queued(ctx, s) },
 	}
 }
 
 // deferred reports whether it is too early to repeat a step's DEL.
 func (u *undoing) deferred(ctx context.Context, step *journal.Step) bool {
-	return onceMoreIn(step, u.asker(ctx, u.entry, u.gen, false)) > 0
+	return onceMoreIn(step, u.asker(ctx, false)) > 0
 }
 
 // Ready reports whether an entry has a step that can run now.
 func (w *Worker) Ready(ctx context.Context, e *journal.Entry, ignoreBackoff bool) bool {
 	for i := range e.Generations {
 		u := undoing{Worker: w, entry: e, gen: &e.Generations[i]}
-		by := w.asker(ctx, e, u.gen, ignoreBackoff)
+		by := u.asker(ctx, ignoreBackoff)
 		for j := range u.gen.Steps {
 			s := &u.gen.Steps[j]
 			switch NextTry(s, by).Awaits {

@@ -63,29 +63,27 @@ func (u *undoing) proven(ctx context.Context, step *journal.Step) (is tristate.V
 	return tristate.Unknown, ""
 }
 
-// settledByStore checks a step whose DEL has succeeded, or may have. undone reports that it needs
-// no further DEL, since the store has released its address meanwhile; waits, that it is too early
-// for one.
-func (u *undoing) settledByStore(ctx context.Context, step *journal.Step) (undone, waits bool) {
+// settle checks a step before its DEL. undone reports that it needs no further DEL, since the store
+// has released its address meanwhile; waits, that even this pass has to wait with it: see NextTry.
+func (u *undoing) settle(ctx context.Context, step *journal.Step) (undone, waits bool) {
 	is, why := tristate.Unknown, ""
 	askable := u.asksElsewhere() && storeElsewhere(step)
 	if step.Unproven != "" || askable {
-		is, why = u.proven(ctx, step)
+		if is, why = u.proven(ctx, step); is == tristate.Yes {
+			return true, false
+		}
 	}
-	switch {
-	case is == tristate.Yes:
-		return true, false
-	case u.queued(ctx, step):
+	by := u.asker(ctx, true)
+	by.NoNetNS, by.AsksStores = u.netns.Path == "" && !u.asked(), false
+	switch NextTry(step, by).Awaits {
+	case Queue, Container, Runtime:
 		return false, true
-	case freesByContainer(step) && u.containerLives(ctx, u.entry.Key):
-		return false, true
-	case is == tristate.Unknown && step.Unproven == "" && askable && u.deferred(ctx, step):
-		if why != "" {
+	case GracePeriod:
+		if waits = askable && is == tristate.Unknown; waits && why != "" {
 			u.noteUnproven(step, why, "")
 		}
-		return false, true
 	}
-	return false, false
+	return false, waits
 }
 
 // queued reports whether the DEL of a step is in its plugin's own queue. Another DEL would not

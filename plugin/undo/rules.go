@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -14,44 +15,19 @@ import (
 	"cni-unwind/plugin/known"
 )
 
-// labels are the texts by which the DEL of a reference plugin finds the rules of an attachment.
-type labels []string
+// labelled reports whether a rule has one of the labels by which DELs find rules.
+func labelled(rule string, labels []string) bool {
+	return slices.ContainsFunc(labels, func(l string) bool { return strings.Contains(rule, l) })
+}
 
-// labelsOf returns the labels of a plugin, or of all plugins for "". A container may have rules of
-// other networks.
-func labelsOf(k journal.Key, plugin string) labels {
-	switch of := known.Of(plugin).Labels; {
-	case plugin == "":
-		return known.AllLabels(k.Network, k.ContainerID, k.IfName)
-	case of != nil:
-		return of(k.Network, k.ContainerID, k.IfName)
+// anyOf matches a text with one of some addresses that is not part of a longer number or word.
+func anyOf(addresses []netip.Addr) *regexp.Regexp {
+	var texts []string
+	for _, a := range addresses {
+		texts = append(texts, regexp.QuoteMeta(a.String()))
 	}
-	return nil
-}
-
-// on says whether a rule has one of the labels.
-func (l labels) on(rule string) bool {
-	return slices.ContainsFunc(l, func(label string) bool { return strings.Contains(rule, label) })
-}
-
-// hasWord says whether a line has a word that is not part of a longer word or number.
-func hasWord(line, word string) bool {
-	for rest := line; ; {
-		before, after, found := strings.Cut(rest, word)
-		if !found {
-			return false
-		}
-		start := len(line) - len(rest) + len(before)
-		begins := start == 0 || !isAlphanumeric(line[start-1])
-		if ends := after == "" || !isAlphanumeric(after[0]); begins && ends {
-			return true
-		}
-		rest = line[start+1:]
-	}
-}
-
-func isAlphanumeric(c byte) bool {
-	return '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
+	return regexp.MustCompile(
+		`(^|[^[:alnum:]])(` + strings.Join(texts, "|") + `)($|[^[:alnum:]])`)
 }
 
 // No container has these addresses (RFC 5737, RFC 3849). They represent an unknown address.
@@ -67,7 +43,8 @@ const (
 func (w *Worker) masqueraded(
 	ctx context.Context, k journal.Key, plugin string,
 ) (addresses []netip.Prefix) {
-	chain := known.Of(plugin).Chain(k.Network, k.ContainerID)
+	facts := known.Of(plugin)
+	chain := facts.Chain(k.Network, k.ContainerID)
 	for _, family := range []struct {
 		save    string
 		unknown string
@@ -87,7 +64,8 @@ func (w *Worker) masqueraded(
 	}
 	rules, err := host.Printed(ctx, "nft", "list", "ruleset")
 	w.warnOfRules(k, err)
-	if slices.ContainsFunc(rules, labelsOf(k, plugin).on) {
+	labels := facts.Labels(k.Network, k.ContainerID, k.IfName)
+	if slices.ContainsFunc(rules, func(rule string) bool { return labelled(rule, labels) }) {
 		return []netip.Prefix{netip.MustParsePrefix(unknownIPv4)}
 	}
 	return nil

@@ -71,13 +71,6 @@ func (u *undoing) shown(step *journal.Step) string {
 // asked reports whether the pass is for the attachment of the verb itself.
 func (u *undoing) asked() bool { return u.entry.Key == u.Verb.Key }
 
-// waitsForRuntime reports whether the pass must leave the DEL of a step to the runtime.
-func (u *undoing) waitsForRuntime(ctx context.Context, step *journal.Step) bool {
-	by := u.asker(ctx, u.entry, u.gen, false)
-	by.NoNetNS = u.netns.Path == "" && !u.asked()
-	return forRuntimeIn(step, by) > 0
-}
-
 func isMissing(path string) bool {
 	_, err := os.Lstat(path)
 	return errors.Is(err, fs.ErrNotExist)

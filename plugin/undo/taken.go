@@ -138,26 +138,19 @@ func (u *undoing) reserved(_ context.Context, step *journal.Step) tristate.Value
 // gone, so is the interface.
 func (u *undoing) interfaceThere(context.Context, *journal.Step) tristate.Value {
 	if u.netns.Path == "" {
-		return u.withoutNetNS()
+		return tristate.Equal(u.netns.gone, false)
 	}
 	seen, err := host.Look(u.netns.Path, u.entry.IfName)
 	return tristate.Of(seen.There(), err)
-}
-
-// withoutNetNS says whether something is left in the container's network namespace when there is no
-// path to it.
-func (u *undoing) withoutNetNS() tristate.Value {
-	if u.netns.gone {
-		return tristate.No
-	}
-	return tristate.Unknown
 }
 
 // rulesOfContainer looks for iptables and nftables rules and chains that the delegate labels with
 // the attachment.
 func (u *undoing) rulesOfContainer(ctx context.Context, step *journal.Step) tristate.Value {
 	rules, err := host.Rules(ctx)
-	return tristate.Of(slices.ContainsFunc(rules, labelsOf(u.entry.Key, step.Type).on), err)
+	labels := known.Of(step.Type).Labels(u.entry.Network, u.entry.ContainerID, u.entry.IfName)
+	return tristate.Of(slices.ContainsFunc(rules,
+		func(rule string) bool { return labelled(rule, labels) }), err)
 }
 
 // rulesOfAddresses looks for rules with an address that the delegate was given, and without a label
@@ -173,12 +166,10 @@ func (u *undoing) rulesOfAddresses(ctx context.Context, step *journal.Step) tris
 		return tristate.Unknown
 	}
 	rules, err := host.Rules(ctx)
-	labels := labelsOf(u.entry.Key, "")
-	return tristate.Of(slices.ContainsFunc(rules, func(rule string) bool {
-		return !labels.on(rule) && slices.ContainsFunc(given, func(a netip.Addr) bool {
-			return hasWord(rule, a.String())
-		})
-	}), err)
+	labels := known.AllLabels(u.entry.Network, u.entry.ContainerID, u.entry.IfName)
+	has := anyOf(given)
+	return tristate.Of(slices.ContainsFunc(rules,
+		func(rule string) bool { return !labelled(rule, labels) && has.MatchString(rule) }), err)
 }
 
 // ifbThere looks for the interface that bandwidth makes on the host.
@@ -212,7 +203,7 @@ func (u *undoing) backupThere(_ context.Context, step *journal.Step) tristate.Va
 // namespace.
 func (u *undoing) routingRules(context.Context, *journal.Step) tristate.Value {
 	if u.netns.Path == "" {
-		return u.withoutNetNS()
+		return tristate.Equal(u.netns.gone, false)
 	}
 	netns, err := ns.GetNS(u.netns.Path)
 	if err != nil {

@@ -138,7 +138,7 @@ func (u *undoing) attempt(
 		ctx, end = u.whileFree(ctx)
 		defer end()
 	}
-	undone, waits := u.settledByStore(ctx, step)
+	undone, waits := u.settle(ctx, step)
 	switch {
 	case waits:
 		return false, nil
