@@ -2,6 +2,7 @@ package undo
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"cni-unwind/ipam"
@@ -41,26 +42,14 @@ func (w *Worker) takeCached(e *journal.Entry) {
 			})
 		}
 	}
-	if gen.Result, err = netconf.ConvertResult(c.Result, gen.CNIVersion); err != nil {
+	if err := addCached(e, gen, c); err != nil {
 		w.Log.Warn("cannot use the result in libcni's cache", "attachment", e.Key.String(), "err", err)
-		return
 	}
-	by := broughtBy(e, gen.Steps)
-	gen.Claims = claimsOf(found, by)
-	e.Generations = append(e.Generations, gen)
-}
-
-// claimsOf returns a claim like one on each address of an interface.
-func claimsOf(found journal.Interface, by journal.Claim) (claims []journal.Claim) {
-	for _, address := range found.Addresses {
-		claims = append(claims, journal.Claim{Address: address, Step: by.Step, Pool: by.Pool})
-	}
-	return claims
 }
 
 // OfCache returns the entry that the journal would have of an attachment in libcni's cache, if its
 // ADD had been through unwind, in this boot and from these namespaces.
-func (w *Worker) OfCache(c alive.Cached, grace time.Duration) (*journal.Entry, error) {
+func (w *Worker) OfCache(c *alive.Cached, grace time.Duration) (*journal.Entry, error) {
 	chain, conf, err := c.Chain()
 	if err != nil {
 		return nil, err
@@ -72,29 +61,35 @@ func (w *Worker) OfCache(c alive.Cached, grace time.Duration) (*journal.Entry, e
 	if len(c.RuntimeConfig) > 0 {
 		gen.RuntimeConfig = netconf.Marshal(c.RuntimeConfig)
 	}
-	if gen.Result, err = netconf.ConvertResult(c.Result, gen.CNIVersion); err != nil {
-		return nil, fmt.Errorf("its result: %w", err)
-	}
 	e := &journal.Entry{
 		Key: c.Key(), Pod: netconf.PodOf(gen.Args), State: journal.Removing,
 		Since: gen.Created, Updated: gen.Created,
-		Generations: []journal.Generation{gen},
 	}
-	e.Newest().Claims = claimsOf(netconf.InterfaceOf(c.Result, c.IfName), broughtBy(e, gen.Steps))
+	if err := addCached(e, gen, c); err != nil {
+		return nil, fmt.Errorf("its result: %w", err)
+	}
 	return e, nil
 }
 
-// broughtBy returns a claim without an address, of the delegate that allocates the addresses of an
-// ADD with these steps. If none of them does, that delegate's step is already undone: broughtBy
-// then returns the step of the newest ADD, or one before all others.
-func broughtBy(e *journal.Entry, steps []journal.Step) journal.Claim {
-	for _, s := range steps {
+// addCached adds an ADD to an entry, with the result in libcni's cache and a claim on each of its
+// addresses, of the delegate that allocates them. If no step does, that delegate's step is already
+// undone: it is then the one of the newest ADD, or one before all others.
+func addCached(e *journal.Entry, gen journal.Generation, c *alive.Cached) (err error) {
+	if gen.Result, err = netconf.ConvertResult(c.Result, gen.CNIVersion); err != nil {
+		return err
+	}
+	claim := journal.Claim{Step: -1}
+	if newest := e.Newest(); newest != nil && len(newest.Claims) > 0 {
+		claim = newest.Claims[0]
+	}
+	for _, s := range slices.Backward(gen.Steps) {
 		if pool := ipam.Pool(s.Config, e.Network); pool != "" {
-			return journal.Claim{Step: s.Index, Pool: pool}
+			claim = journal.Claim{Step: s.Index, Pool: pool}
 		}
 	}
-	if claims := e.Newest().Claims; len(claims) > 0 {
-		return claims[0]
+	for _, claim.Address = range netconf.InterfaceOf(c.Result, e.IfName).Addresses {
+		gen.Claims = append(gen.Claims, claim)
 	}
-	return journal.Claim{Step: -1}
+	e.Generations = append(e.Generations, gen)
+	return nil
 }

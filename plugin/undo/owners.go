@@ -245,8 +245,9 @@ func (u *undoing) takenBack(c journal.Claim) bool {
 	if c.Pool == "" {
 		return false
 	}
-	owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
-	return err != nil || !given || !owner.Is(u.entry.ContainerID, u.entry.IfName)
+	owner := ipam.Owner{ContainerID: u.entry.ContainerID, IfName: u.entry.IfName}
+	lost, err := ipam.Lost(c.Pool, owner, c.Address)
+	return lost || err != nil
 }
 
 // withheldFrom returns an address that was withheld from a step because another attachment owns it.

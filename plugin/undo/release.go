@@ -5,12 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/internal/delegate"
 	"cni-unwind/plugin/record"
 )
 
@@ -96,11 +98,49 @@ func (w *Worker) undoDead(
 	if err := w.Begin(ctx, e, reason); err != nil {
 		return err
 	}
-	drop, tomb := w.Journal.Undoable(), w.Tombstone(e)
-	event := record.EventOf(journal.Swept, e)
-	job := Job{Entry: e, Lock: lock}
-	failures := w.Run(ctx, job)
-	w.recordRelease(event, e, reason)
+	return w.finishRelease(ctx, Job{Entry: e, Lock: lock}, reason, w.Run)
+}
+
+// Purge releases what host-local keeps for an attachment on this disk, and abandons the rest.
+func (w *Worker) Purge(
+	ctx context.Context, lock *journal.Lock, e *journal.Entry, reason alive.Reason,
+) error {
+	pools := map[string]bool{}
+	for _, g := range e.Generations {
+		for _, step := range g.Steps {
+			pools[ipam.Pool(step.Config, e.Network)] = true
+		}
+		for _, c := range g.Claims {
+			pools[c.Pool] = true
+		}
+	}
+	delete(pools, "")
+	for _, pool := range slices.Sorted(maps.Keys(pools)) {
+		if err := ipam.Release(ctx, pool, e.ContainerID, e.IfName); err != nil {
+			return fmt.Errorf("pool %s: %w", pool, err)
+		}
+	}
+	e.Cause, e.Reason = reason.Code, reason.Text
+	return w.finishRelease(ctx, Job{Entry: e, Lock: lock}, reason,
+		func(context.Context, Job) []*delegate.Failure {
+			e.Generations = nil
+			return nil
+		})
+}
+
+// finishRelease undoes an attachment without the runtime's DEL, and writes what is left. It records
+// the release if it is complete.
+func (w *Worker) finishRelease(
+	ctx context.Context, job Job, reason alive.Reason,
+	undo func(context.Context, Job) []*delegate.Failure,
+) error {
+	drop, tomb := w.Journal.Undoable(), w.Tombstone(job.Entry)
+	event := record.EventOf(journal.Swept, job.Entry)
+	failures := undo(ctx, job)
+	if len(job.Entry.Generations) == 0 {
+		event.Reason = reason.Text
+		w.Journal.Event(event, record.CountSwept, reason.Label())
+	}
 	if _, err := w.Finish(ctx, job, tomb); err != nil {
 		drop() // the journal does not have it as released; the next sweep reports it
 		return err
@@ -109,48 +149,6 @@ func (w *Worker) undoDead(
 		return failures[0]
 	}
 	return nil
-}
-
-// Purge releases what host-local keeps for an attachment on this disk, and abandons the rest.
-func (w *Worker) Purge(
-	ctx context.Context, lock *journal.Lock, e *journal.Entry, reason alive.Reason,
-) error {
-	var pools []string
-	for _, g := range e.Generations {
-		for _, step := range g.Steps {
-			pools = append(pools, ipam.Pool(step.Config, e.Network))
-		}
-		for _, c := range g.Claims {
-			pools = append(pools, c.Pool)
-		}
-	}
-	slices.Sort(pools)
-	for _, pool := range slices.Compact(pools) {
-		if pool == "" {
-			continue
-		}
-		if err := ipam.Release(ctx, pool, e.ContainerID, e.IfName); err != nil {
-			return fmt.Errorf("pool %s: %w", pool, err)
-		}
-	}
-	e.Cause, e.Reason = reason.Code, reason.Text
-	tomb, event := w.Tombstone(e), record.EventOf(journal.Swept, e)
-	e.Generations = nil
-	drop := w.Journal.Undoable()
-	w.recordRelease(event, e, reason)
-	_, err := w.Finish(ctx, Job{Entry: e, Lock: lock}, tomb)
-	if err != nil {
-		drop()
-	}
-	return err
-}
-
-// recordRelease records that an attachment was released in full without the runtime's DEL.
-func (w *Worker) recordRelease(event journal.Event, e *journal.Entry, reason alive.Reason) {
-	if len(e.Generations) == 0 {
-		event.Reason = reason.Text
-		w.Journal.Event(event, record.CountSwept, reason.Label())
-	}
 }
 
 // ReplayParked runs the parked and the failed DELs of other attachments after addresses have become
