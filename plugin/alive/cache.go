@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -85,28 +86,39 @@ type CacheFile struct {
 // Cache returns all of libcni's cache but the files that are not of an attachment. The error names
 // those that cannot be read; Cache returns the others with it. It skips one that cannot be read and
 // is younger than the grace period: libcni writes in place, so an ADD may be writing it.
-func (n *Node) Cache() (all []CacheFile, err error) {
+func (n *Node) Cache() ([]CacheFile, error) {
+	all, err := n.readCache("", n.GracePeriod)
+	return slices.DeleteFunc(all,
+		func(c CacheFile) bool { return fileName(c.Key()) != filepath.Base(c.Path) }), err
+}
+
+// CachedAttachments returns the attachments of a container in a network from libcni's cache.
+func (n *Node) CachedAttachments(network, containerID string) ([]CacheFile, error) {
+	return n.readCache(network+"-"+containerID+"-", 0)
+}
+
+// readCache returns the files of libcni's cache whose names begin with a prefix. The error names
+// those that cannot be read, except those that are younger than young.
+func (n *Node) readCache(prefix string, young time.Duration) (all []CacheFile, err error) {
 	files, err := os.ReadDir(n.cacheDir())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	errs := []error{err}
 	for _, f := range files {
-		if !f.Type().IsRegular() {
+		if f.IsDir() || !strings.HasPrefix(f.Name(), prefix) {
 			continue
 		}
-		c, readErr := n.readCached(f.Name())
-		info, err := f.Info() // afterwards: not older than what was read
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // its DEL has just removed it
-		}
-		if err == nil && readErr != nil && time.Since(info.ModTime()) < n.GracePeriod {
-			continue
-		}
-		if err = errors.Join(err, readErr); err != nil {
-			errs = append(errs, err)
-		} else if c != nil && fileName(c.Key()) == f.Name() {
+		c, err := n.readCached(f.Name())
+		info, infoErr := f.Info() // afterwards: not older than what was read
+		switch {
+		case errors.Is(infoErr, fs.ErrNotExist): // its DEL has just removed it
+		case infoErr != nil:
+			errs = append(errs, infoErr)
+		case err == nil && c != nil:
 			all = append(all, CacheFile{*c, filepath.Join(n.cacheDir(), f.Name()), info.ModTime()})
+		case young == 0 || time.Since(info.ModTime()) >= young:
+			errs = append(errs, err)
 		}
 	}
 	return all, errors.Join(errs...)
@@ -115,32 +127,6 @@ func (n *Node) Cache() (all []CacheFile, err error) {
 // fileName returns the name of an attachment's file in libcni's cache.
 func fileName(k journal.Key) string {
 	return fmt.Sprintf("%s-%s-%s", k.Network, k.ContainerID, k.IfName)
-}
-
-// CachedAttachments returns the attachments of a container in a network from libcni's cache.
-func (n *Node) CachedAttachments(network, containerID string) ([]Cached, error) {
-	return n.readCache(network + "-" + containerID + "-")
-}
-
-// readCache returns the contents of the files in libcni's cache whose names begin with a prefix.
-func (n *Node) readCache(prefix string) (found []Cached, err error) {
-	files, err := os.ReadDir(n.cacheDir())
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	for _, f := range files {
-		if !strings.HasPrefix(f.Name(), prefix) {
-			continue
-		}
-		c, err := n.readCached(f.Name())
-		if err != nil {
-			return nil, err
-		}
-		if c != nil {
-			found = append(found, *c)
-		}
-	}
-	return found, nil
 }
 
 // CachedADD returns an attachment's ADD from libcni's cache, or nil.

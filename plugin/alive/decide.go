@@ -4,6 +4,7 @@ package alive
 
 import (
 	"cmp"
+	"slices"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/tristate"
@@ -50,6 +51,24 @@ type Verdict struct {
 // Releasable reports whether the attachment should be released.
 func (v Verdict) Releasable() bool { return v.Fate == Dead || v.Fate == Foreign }
 
+// NetNSThere and Locked are the verdicts that need no further evidence.
+var (
+	NetNSThere = live("its network namespace exists")
+	Locked     = live("its lock is held by a running operation")
+)
+
+func live(text string) Verdict { return Verdict{Fate: Live, Reason: Reason{Text: text}} }
+
+func dead(reason Reason) Verdict { return Verdict{Fate: Dead, Reason: reason} }
+
+// unknown returns Unknown, with the doubt, if any, as the cause.
+func unknown(text, doubt string) Verdict {
+	if doubt != "" {
+		text += ": " + doubt
+	}
+	return Verdict{Fate: Unknown, Reason: Reason{Text: text}}
+}
+
 // Decide returns the verdict on an attachment, according to the table in plugin/README.md, "Who is
 // dead". The attachment is dead only if evidence proves it and no later ADD without a journal entry
 // added it again: undoing the earlier ADD would remove what belongs to the later one.
@@ -57,9 +76,11 @@ func Decide(ev Evidence) Verdict {
 	v := DecideRecorded(ev)
 	switch {
 	case v.Releasable() && ev.AddedUnseen == tristate.Yes:
-		return Verdict{Fate: Live, Reason: addedUnseen, Warn: true}
+		v = live("it was added again by an ADD that the journal did not record and that is live; " +
+			"the DEL of that ADD undoes both")
+		v.Warn = true
 	case v.Releasable() && ev.AddedUnseen == tristate.Unknown:
-		return Verdict{Fate: Unknown, Reason: addedUnseenUnknown.because(ev.Doubt)}
+		return unknown("it is unknown whether an ADD without a journal entry added it again", ev.Doubt)
 	}
 	return v
 }
@@ -68,38 +89,40 @@ func Decide(ev Evidence) Verdict {
 func DecideRecorded(ev Evidence) Verdict {
 	switch {
 	case ev.Locked == tristate.Yes:
-		return Verdict{Fate: Live, Reason: locked}
+		return Locked
 	case ev.Locked == tristate.Unknown:
-		return Verdict{Fate: Unknown, Reason: lockUnknown}
+		return unknown("its lock cannot be inspected", "")
 	case ev.SameNamespaces != tristate.Yes:
-		return Verdict{Fate: Unknown, Reason: otherNamespaces}
+		return unknown("its ADD ran in other namespaces than this process, which cannot see what the ADD "+
+			"saw; run this where the runtime runs", "")
 	case ev.SameBoot == tristate.No && ev.OtherHost == tristate.Yes:
 		return Verdict{Fate: Foreign, Reason: OtherMachine}
 	case ev.State == journal.Unwinding:
-		return Verdict{Fate: Dead, Reason: FailedADD}
+		return dead(FailedADD)
 	case ev.State == journal.Removing:
-		return Verdict{Fate: Dead, Reason: Recorded(ev.Reason.Code, ev.Reason.Text)}
+		return dead(Recorded(ev.Reason.Code, ev.Reason.Text))
 	case ev.SameBoot == tristate.No && ev.OtherHost == tristate.No:
-		return Verdict{Fate: Dead, Reason: EarlierBoot}
+		return dead(EarlierBoot)
 	case ev.SameBoot != tristate.Yes:
-		return Verdict{Fate: Unknown, Reason: bootUnknown}
+		return unknown("it is unknown whether it was added in this boot of this machine", "")
 	case ev.State == journal.Adding && ev.LockFile == tristate.Yes:
-		return Verdict{Fate: Dead, Reason: CutOff}
+		return dead(CutOff)
 	case ev.Listed != tristate.Yes && ev.NetNS == tristate.No && ev.HasProcess == tristate.No &&
 		ev.HostLink == tristate.No:
-		return Verdict{Fate: Dead, Reason: NetNSGone}
+		return dead(NetNSGone)
 	case ev.Listed == tristate.No && ev.NetNS != tristate.Unknown:
 		return decideUnlisted(ev)
 	case ev.NetNS == tristate.Yes:
-		return Verdict{Fate: Live, Reason: netNSThere}
+		return NetNSThere
 	case ev.Listed == tristate.Yes:
-		return Verdict{Fate: Live, Reason: listed}
+		return live("the runtime lists it")
 	case ev.HasProcess == tristate.Yes:
-		return Verdict{Fate: Live, Reason: hasProcess}
+		return live("a process is in its network namespace")
 	case ev.HostLink == tristate.Yes:
-		return Verdict{Fate: Live, Reason: hostLinkThere}
+		return live("the host end of its interface exists")
 	}
-	return Verdict{Fate: Unknown, Reason: Reason{Text: cmp.Or(ev.Doubt, nodeUnknown.Text)}}
+	return unknown(cmp.Or(ev.Doubt,
+		"its network namespace, the processes or the host's interfaces cannot be inspected"), "")
 }
 
 // decideUnlisted returns the verdict if the runtime does not list the attachment and its network
@@ -108,13 +131,30 @@ func DecideRecorded(ev Evidence) Verdict {
 func decideUnlisted(ev Evidence) Verdict {
 	switch {
 	case ev.HasProcess == tristate.Yes:
-		return Verdict{Fate: Live, Reason: unlistedProcess, Warn: true}
+		v := live("a process is in its network namespace, though the runtime does not list it")
+		v.Warn = true
+		return v
 	case ev.HasProcess == tristate.Unknown:
-		return Verdict{Fate: Unknown, Reason: unlistedProcesses.because(ev.Doubt)}
+		return unknown("the runtime does not list it, and the processes cannot be inspected", ev.Doubt)
 	case ev.PastGracePeriod == tristate.Unknown:
-		return Verdict{Fate: Unknown, Reason: unlistedAge}
+		return unknown("the runtime does not list it, and its age is unknown", "")
 	case ev.PastGracePeriod == tristate.No:
 		return Verdict{Fate: Live, Reason: WithinGrace}
 	}
-	return Verdict{Fate: Dead, Reason: Unlisted}
+	return dead(Unlisted)
+}
+
+// OtherOwner is another attachment that claims an address.
+type OtherOwner struct {
+	BeingUndone bool // it is being undone
+	GaveBack    bool // host-local's file names the attachment whose DEL is about to run, see gaveBack
+	Fate        Fate
+}
+
+// HasOtherOwner decides whether an address belongs to another attachment than the one whose DEL is
+// about to run. named says whether host-local's file has another owner.
+func HasOtherOwner(named tristate.Value, others []OtherOwner) bool {
+	return named != tristate.No || slices.ContainsFunc(others, func(r OtherOwner) bool {
+		return !r.BeingUndone && !r.GaveBack && r.Fate != Dead
+	})
 }

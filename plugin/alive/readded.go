@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"os"
 	"slices"
 
+	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/internal/host"
 	"cni-unwind/plugin/netconf"
@@ -150,6 +152,84 @@ func (n *Node) reservedAgain(pool string, e *journal.Entry) ([]netip.Addr, error
 	return again, nil
 }
 
+// InterfacesOf returns the known interfaces of the ADDs that an entry still has.
+func InterfacesOf(e *journal.Entry) []journal.Interface {
+	var all []journal.Interface
+	for i := range e.Generations {
+		if named := netconf.InterfaceOf(e.Generations[i].Result, e.IfName); named.Known() {
+			all = append(all, named)
+		}
+	}
+	return all
+}
+
+// sameADD reports whether two results can come from the same ADD. A conversion to an old version of
+// the specification drops the interfaces and all but one address per family, so the addresses of
+// one may be a subset of the other's.
+func sameADD(a, b journal.Interface) tristate.Value {
+	if a.MAC != "" && b.MAC != "" && a.MAC != b.MAC {
+		return tristate.No
+	}
+	if len(a.Addresses) > len(b.Addresses) {
+		a, b = b, a
+	}
+	for _, address := range a.Addresses {
+		if !slices.Contains(b.Addresses, address) {
+			return tristate.No
+		}
+	}
+	return tristate.Equal(a.MAC != "" && b.MAC != "" || len(a.Addresses) > 0, true)
+}
+
+// AnySameADD reports whether any of several interfaces can come from the same ADD as another one.
+func AnySameADD(all []journal.Interface, one journal.Interface) tristate.Value {
+	found := tristate.No
+	for _, i := range all {
+		switch same := sameADD(i, one); {
+		case same == tristate.Yes:
+			return tristate.Yes
+		case same == tristate.Unknown:
+			found = tristate.Unknown
+		}
+	}
+	return found
+}
+
+// Passed reports whether the DEL of an attachment has succeeded although the journal still has it as
+// live, because the journal could not be written. It needs both pieces of evidence: an operator may
+// have cleared host-local's files, and the runtime may have no cache.
+func (n *Node) Passed(e *journal.Entry) bool {
+	return OwnsClaim(e) == tristate.No && n.IsCached(e.Key) == tristate.No
+}
+
+// OwnsClaim reports whether host-local's files have one of the claimed addresses for the
+// attachment.
+func OwnsClaim(e *journal.Entry) tristate.Value {
+	owns := tristate.Unknown
+	owner := ipam.Owner{ContainerID: e.ContainerID, IfName: e.IfName}
+	for _, g := range e.Generations {
+		for _, c := range g.Claims {
+			if c.Pool == "" {
+				continue
+			}
+			lost, err := ipam.Lost(c.Pool, owner, c.Address)
+			if owns = tristate.Of(!lost, err); owns != tristate.No {
+				return owns
+			}
+		}
+	}
+	return owns
+}
+
+// IsCached reports whether libcni's cache has an attachment. Without a cache the result is unknown.
+func (n *Node) IsCached(k journal.Key) tristate.Value {
+	c, err := n.CachedADD(k)
+	if c == nil && err == nil {
+		_, err = os.Stat(n.cacheDir())
+	}
+	return tristate.Of(c != nil, err)
+}
+
 // Anothers reports whether an interface belongs to another attachment, according to the journal or
 // libcni's cache.
 func (n *Node) Anothers(ctx context.Context, key journal.Key, seen host.Interface) (is bool) {
@@ -174,12 +254,12 @@ func (n *Node) Anothers(ctx context.Context, key journal.Key, seen host.Interfac
 	if is {
 		return true
 	}
-	all, err := n.readCache("")
+	all, err := n.readCache("", 0)
 	if err != nil {
 		n.Log.Warn("cannot read libcni's cache for the owner of an interface", "attachment", key.String(),
 			"err", err)
 	}
-	return slices.ContainsFunc(all, func(c Cached) bool {
+	return slices.ContainsFunc(all, func(c CacheFile) bool {
 		return c.Key() != key && c.IfName == key.IfName &&
 			seen.Is(netconf.InterfaceOf(c.Result, c.IfName))
 	})

@@ -91,7 +91,7 @@ func (s *Sweep) judgeCached(f *Finding) {
 	for _, p := range f.pools {
 		dirs = append(dirs, p.Dir)
 	}
-	v := alive.DecideOrphan(s.w.Node.LookAtCached(*f.cached, dirs, s.graceOf(f.Network)))
+	v := s.w.Node.JudgeCached(*f.cached, dirs, s.graceOf(f.Network))
 	f.Fate, f.Reason = v.Fate, v.Reason
 }
 

@@ -130,8 +130,7 @@ func (s *Sweep) judgeLeft(l *leftovers, o *leftover, findings *[]Finding) (isDea
 	for _, a := range o.addresses {
 		others = append(others, l.near[a]...)
 	}
-	v := alive.DecideOrphan(
-		s.w.Node.LookAtLeft(o.Key, o.addresses, s.graceOf(o.Network), files, others))
+	v := s.w.Node.JudgeLeft(o.Key, o.addresses, s.graceOf(o.Network), files, others)
 	if v.Fate != alive.Dead || len(o.commands)+len(o.chains) == 0 {
 		return v.Fate == alive.Dead
 	}

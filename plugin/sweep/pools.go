@@ -137,7 +137,7 @@ func (s *Sweep) reconcile(
 			hasCached(all, pool.Network, r.Owner.ContainerID, r.Owner.IfName) {
 			return false, "" // without a list there is no evidence against an owner
 		}
-		v := alive.DecideOrphan(s.w.Node.LookAtReservation(pool.Network, r, pool.GracePeriod))
+		v := s.w.Node.JudgeReservation(pool.Network, r, pool.GracePeriod)
 		if v.Fate != alive.Dead {
 			findings = append(findings, strayFinding(pool, r, v))
 		}

@@ -38,7 +38,7 @@ func (u *undoing) delStrayRules(
 // sharesChain reports whether the container has, or may have, another interface in the network.
 func (u *undoing) sharesChain(ctx context.Context) bool {
 	all, err := u.Node.CachedAttachments(u.entry.Network, u.entry.ContainerID)
-	shared := err != nil || slices.ContainsFunc(all, func(c alive.Cached) bool {
+	shared := err != nil || slices.ContainsFunc(all, func(c alive.CacheFile) bool {
 		return c.Key() != u.entry.Key && c.ContainerID == u.entry.ContainerID
 	})
 	u.Journal.Read(ctx, func(tx *journal.Tx) error {
