@@ -93,8 +93,8 @@ func DecideRecorded(ev Evidence) Verdict {
 	case ev.Locked == tristate.Unknown:
 		return unknown("its lock cannot be inspected", "")
 	case ev.SameNamespaces != tristate.Yes:
-		return unknown("its ADD ran in other namespaces than this process, which cannot see what the ADD "+
-			"saw; run this where the runtime runs", "")
+		return unknown("its ADD ran in other namespaces than this process, which cannot see what the "+
+			"ADD saw; run this where the runtime runs", "")
 	case ev.SameBoot == tristate.No && ev.OtherHost == tristate.Yes:
 		return Verdict{Fate: Foreign, Reason: OtherMachine}
 	case ev.State == journal.Unwinding:

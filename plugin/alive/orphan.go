@@ -97,8 +97,8 @@ func (n *Node) JudgeCached(c CacheFile, pools []string, grace time.Duration) Ver
 }
 
 // JudgeLeft judges a container that has left rules with some addresses, files of libcni's cache
-// (own), or both. It is as young as the youngest of these files: an ADD that has made rules is known
-// by its interface, which has the address before. An interface does not count if it is in the
+// (own), or both. It is as young as the youngest of these files: an ADD that has made rules is
+// known by its interface, which has the address before. An interface does not count if it is in the
 // network namespace of another container that has the address by a file of others.
 func (n *Node) JudgeLeft(
 	k journal.Key, addresses []netip.Addr, grace time.Duration, own, others []CacheFile,

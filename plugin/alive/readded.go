@@ -195,9 +195,9 @@ func AnySameADD(all []journal.Interface, one journal.Interface) tristate.Value {
 	return found
 }
 
-// Passed reports whether the DEL of an attachment has succeeded although the journal still has it as
-// live, because the journal could not be written. It needs both pieces of evidence: an operator may
-// have cleared host-local's files, and the runtime may have no cache.
+// Passed reports whether the DEL of an attachment has succeeded although the journal still has it
+// as live, because the journal could not be written. It needs both pieces of evidence: an operator
+// may have cleared host-local's files, and the runtime may have no cache.
 func (n *Node) Passed(e *journal.Entry) bool {
 	return OwnsClaim(e) == tristate.No && n.IsCached(e.Key) == tristate.No
 }

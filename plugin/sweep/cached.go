@@ -91,8 +91,7 @@ func (s *Sweep) judgeCached(f *Finding) {
 	for _, p := range f.pools {
 		dirs = append(dirs, p.Dir)
 	}
-	v := s.w.Node.JudgeCached(*f.cached, dirs, s.graceOf(f.Network))
-	f.Fate, f.Reason = v.Fate, v.Reason
+	f.Verdict = s.w.Node.JudgeCached(*f.cached, dirs, s.graceOf(f.Network))
 }
 
 // graceOf returns the grace period of a network, from its conflist if it has a pool, else the
@@ -128,7 +127,7 @@ func (s *Sweep) undoCached(ctx context.Context, w *undo.Worker, f *Finding) erro
 	}
 	defer unlock()
 	if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, journal.ErrBusy) {
-		f.Fate, f.Reason, f.Busy = alive.Locked.Fate, alive.Locked.Reason, true
+		f.Verdict, f.Busy = alive.Locked, true
 		return nil
 	}
 	if errors.Is(err, os.ErrNotExist) { // the runtime's DEL has just run
@@ -154,7 +153,8 @@ func (s *Sweep) undoCached(ctx context.Context, w *undo.Worker, f *Finding) erro
 	if len(failures) > 0 {
 		return failures[0]
 	}
-	if !passed(e) {
+	// A DEL to be repeated later counts as passed, because nothing records when to repeat it.
+	if anyStep(e, func(s journal.Step) bool { return s.State != journal.StepRepeat }) {
 		return nil
 	}
 	if err := os.Remove(f.cached.Path); err != nil {
@@ -167,15 +167,6 @@ func (s *Sweep) undoCached(ctx context.Context, w *undo.Worker, f *Finding) erro
 		w.Journal.Flush(ctx)
 	}
 	return nil
-}
-
-// passed reports whether every DEL of an entry that is not in the journal has passed. A DEL to be
-// repeated later counts as passed, because nothing records when to repeat it.
-func passed(e *journal.Entry) bool {
-	return !slices.ContainsFunc(e.Generations, func(g journal.Generation) bool {
-		return slices.ContainsFunc(g.Steps,
-			func(s journal.Step) bool { return s.State != journal.StepRepeat })
-	})
 }
 
 // lockFile takes the flock of a file, if it is free. A crash releases it.

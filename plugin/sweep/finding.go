@@ -13,19 +13,20 @@ import (
 // the journal, and the outcome of its release.
 type Finding struct {
 	journal.Key
+	alive.Verdict
 	Address  netip.Addr // of a reservation; the Key has its owner, if any
 	Pod      journal.Pod
 	State    journal.State // before the release
-	Fate     alive.Fate
-	Reason   alive.Reason
-	Busy     bool     // another unwind is working on it, so it counts as live
-	Deferred bool     // it is dead, but not ready to retry
-	Released bool     // nothing of it remains
-	Pending  []string // the delegates with a pending DEL, each with the reason
-	Err      error    // why it was not released
+	Busy     bool          // another unwind is working on it, so it counts as live
+	Deferred bool          // it is dead, but not ready to retry
+	Released bool          // nothing of it remains
+	Pending  []string      // the delegates with a pending DEL, each with the reason
+	Err      error         // why it was not released
 	// Left are the commands that remove the leftovers of a dead container, if libcni's cache has no
-	// DEL for it, see Leftovers.
-	Left []string
+	// DEL for it, see Leftovers. With LeftOnly it has nothing else to release; the key is empty if
+	// the container's ID is unknown.
+	Left     []string
+	LeftOnly bool
 
 	Evidence alive.Evidence // evidence for the verdict; zero if the verdict needed none
 
@@ -40,16 +41,7 @@ type Finding struct {
 
 	cached *alive.CacheFile // set if only libcni's cache has the attachment, see planCached
 	pools  []Pool           // of the cached chain
-
-	leftOnly bool // the container has leftovers, but no address or attachment
 }
-
-// LeftOnly reports whether the container has leftovers but nothing to release. The key is empty if
-// the container's ID is unknown.
-func (f *Finding) LeftOnly() bool { return f.leftOnly }
-
-// Releasable reports whether the verdict allows the release of the attachment.
-func (f *Finding) Releasable() bool { return f.Fate == alive.Dead || f.Fate == alive.Foreign }
 
 // Cached reports whether libcni's cache has the attachment and the journal does not. If so, it
 // returns the cached addresses.

@@ -141,7 +141,7 @@ func (s *Sweep) judgeLeft(l *leftovers, o *leftover, findings *[]Finding) (isDea
 	if i < 0 {
 		i = len(*findings)
 		*findings = append(*findings,
-			Finding{Key: o.Key, Fate: v.Fate, Reason: v.Reason, leftOnly: true})
+			Finding{Key: o.Key, Verdict: v, LeftOnly: true})
 	}
 	f := &(*findings)[i]
 	f.Left = slices.Concat(f.Left, o.commands, o.chains)
@@ -187,26 +187,16 @@ func (s *Sweep) addFiles(l *leftovers) error {
 // complete assigns leftovers with a truncated container ID to a known container whose ID begins so,
 // and prefers a live one.
 func (l *leftovers) complete() {
+	ids := slices.Collect(maps.Keys(l.live))
+	for key := range l.of {
+		ids = append(ids, key.ContainerID)
+	}
 	for _, o := range slices.Collect(maps.Values(l.of)) {
-		if !o.cut {
-			continue
-		}
-		full := ""
-		longer := func(id string) bool {
-			return len(id) > len(o.ContainerID) && strings.HasPrefix(id, o.ContainerID)
-		}
-		for key := range l.of {
-			if longer(key.ContainerID) {
-				full = key.ContainerID
-			}
-		}
-		for id := range l.live {
-			if longer(id) {
-				full = id
-			}
-		}
-		if full != "" {
-			to := l.by(o.Network, full)
+		i := slices.IndexFunc(ids, func(id string) bool {
+			return o.cut && len(id) > len(o.ContainerID) && strings.HasPrefix(id, o.ContainerID)
+		})
+		if i >= 0 {
+			to := l.by(o.Network, ids[i])
 			to.addresses = append(to.addresses, o.addresses...)
 			to.commands = append(to.commands, o.commands...)
 			delete(l.of, o.Key)

@@ -26,7 +26,8 @@ func (s *Sweep) Plan(ctx context.Context) ([]Finding, error) {
 			e, err := tx.Get(k)
 			switch {
 			case err != nil:
-				findings = append(findings, unreadable(k, err))
+				findings = append(findings, Finding{Key: k, Err: err, Verdict: alive.Verdict{
+					Fate: alive.Unknown, Reason: alive.Reason{Text: "its entry cannot be read"}}})
 			case e != nil:
 				entries = append(entries, e)
 			}
@@ -71,8 +72,7 @@ func (s *Sweep) skipLive(ctx context.Context) (findings []Finding, look []journa
 			continue
 		}
 		findings = append(findings,
-			Finding{Key: o.Key, State: o.State, Fate: alive.NetNSThere.Fate, Reason: alive.NetNSThere.Reason,
-				thisBoot: true})
+			Finding{Key: o.Key, State: o.State, Verdict: alive.NetNSThere, thisBoot: true})
 	}
 	return findings, look, err
 }
@@ -80,41 +80,34 @@ func (s *Sweep) skipLive(ctx context.Context) (findings []Finding, look []journa
 // finding judges an attachment. A periodic sweep does not examine one that only waits for its next
 // try, because that would inspect every process.
 func (s *Sweep) finding(ctx context.Context, e *journal.Entry) Finding {
+	f := Finding{
+		Key: e.Key, Pod: e.Pod, State: e.State, listed: s.w.Node.List != nil,
+		identified: e.Newest().NetNS.Known(),
+		thisBoot:   s.w.Node.SameBoot(e.Newest()) == tristate.Yes,
+	}
 	if failing := undo.FailingPlugins(e); len(failing) > 0 && e.State != journal.Live && s.Periodic &&
 		!s.DryRun && !s.w.Ready(ctx, e, false) {
-		return Finding{
-			Key: e.Key, Pod: e.Pod, State: e.State, Fate: alive.Dead,
-			Reason: alive.Recorded(e.Cause, e.Reason), Pending: undo.PendingSteps(e), Deferred: true,
-			thisBoot: s.w.Node.SameBoot(e.Newest()) == tristate.Yes, failing: failing,
-		}
+		f.Fate, f.Reason = alive.Dead, alive.Recorded(e.Cause, e.Reason)
+		f.Pending, f.failing, f.Deferred = undo.PendingSteps(e), failing, true
+		return f
 	}
 	ev := s.w.Node.Gather(ctx, e, nil)
-	seen := ev
-	orphaned := ev.Locked == tristate.Yes && s.orphaned(e)
-	if orphaned {
+	f.Evidence = ev
+	if f.orphaned = ev.Locked == tristate.Yes && s.orphaned(e); f.orphaned {
 		ev.Locked = tristate.No
 		s.w.Node.LookForLater(ctx, e, &ev)
 	}
-	v := alive.Decide(ev)
-	if v.Warn && !s.Quick { // not at each STATUS
-		s.w.Log.Warn(v.Reason.Text, "attachment", e.Key.String())
+	f.Verdict = alive.Decide(ev)
+	f.Busy = f.Verdict == alive.Locked
+	if f.Warn && !s.Quick { // not at each STATUS
+		s.w.Log.Warn(f.Reason.Text, "attachment", e.Key.String())
 	}
-	f := Finding{
-		Key: e.Key, Pod: e.Pod, State: e.State, Fate: v.Fate, Reason: v.Reason, Evidence: seen,
-		thisBoot: ev.SameBoot == tristate.Yes, orphaned: orphaned, Busy: v.Reason == alive.Locked.Reason,
-		listed: s.w.Node.List != nil, identified: e.Newest().NetNS.Known(),
-	}
-	if v.Releasable() {
+	if f.Releasable() {
 		f.passed = e.State == journal.Live && s.w.Node.Passed(e)
 		f.Pending, f.failing = undo.PendingSteps(e), undo.FailingPlugins(e)
 		f.Deferred = !s.w.Ready(ctx, e, !s.Periodic)
 	}
 	return f
-}
-
-func unreadable(k journal.Key, err error) Finding {
-	return Finding{Key: k, Fate: alive.Unknown, Reason: alive.Reason{Text: "its entry cannot be read"},
-		Err: err}
 }
 
 func (s *Sweep) covers(k journal.Key) bool {

@@ -139,7 +139,7 @@ func (s *Sweep) reconcile(
 		}
 		v := s.w.Node.JudgeReservation(pool.Network, r, pool.GracePeriod)
 		if v.Fate != alive.Dead {
-			findings = append(findings, strayFinding(pool, r, v))
+			findings = append(findings, findingOn(r, pool, v))
 		}
 		return v.Fate == alive.Dead, v.Reason.Text
 	})
@@ -149,27 +149,23 @@ func (s *Sweep) reconcile(
 		released, applyErr = ipam.Apply(ctx, pool.Dir, plan)
 		err = errors.Join(err, applyErr)
 	}
-	gone := map[netip.Addr]bool{}
-	for _, r := range released {
-		gone[r.Address] = true
-		s.w.Journal.Event(journal.Event{Kind: journal.Released,
-			Key:       strayFinding(pool, r.Reservation, alive.Verdict{}).Key,
-			Addresses: []netip.Addr{r.Address}, Reason: r.Reason})
-		s.w.Log.Info("address released", "network", pool.Network, "address", r.Address,
-			"owner", r.Owner.ContainerID, "reason", r.Reason)
-	}
 	for _, r := range plan {
-		f := strayFinding(pool, r.Reservation,
+		f := findingOn(r.Reservation, pool,
 			alive.Verdict{Fate: alive.Dead, Reason: alive.Reason{Text: r.Reason}})
-		f.Released = gone[r.Address]
+		if f.Released = slices.Contains(released, r); f.Released {
+			s.w.Journal.Event(journal.Event{Kind: journal.Released, Key: f.Key,
+				Addresses: []netip.Addr{r.Address}, Reason: r.Reason})
+			s.w.Log.Info("address released", "network", pool.Network, "address", r.Address,
+				"owner", r.Owner.ContainerID, "reason", r.Reason)
+		}
 		findings = append(findings, f)
 	}
 	return findings, err
 }
 
-func strayFinding(pool Pool, r ipam.Reservation, v alive.Verdict) Finding {
-	key := journal.Key{Network: pool.Network, ContainerID: r.Owner.ContainerID, IfName: r.Owner.IfName}
-	return Finding{Key: key, Address: r.Address, Fate: v.Fate, Reason: v.Reason}
+func findingOn(r ipam.Reservation, pool Pool, v alive.Verdict) Finding {
+	return Finding{Address: r.Address, Verdict: v, Key: journal.Key{
+		Network: pool.Network, ContainerID: r.Owner.ContainerID, IfName: r.Owner.IfName}}
 }
 
 // containers returns the container IDs in the journal, of any network.

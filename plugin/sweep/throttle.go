@@ -20,10 +20,6 @@ type throttle struct {
 // probes is the number of attachments to try for each plugin whose DELs fail.
 const probes = 3
 
-func newThrottle(ignoreBackoff bool) *throttle {
-	return &throttle{ignoreBackoff: ignoreBackoff, tries: map[string]int{}, passed: map[string]bool{}}
-}
-
 // try releases an attachment with settle, unless each of its failing plugins was tried often
 // enough.
 func (p *throttle) try(f *Finding, settle func()) {
@@ -56,15 +52,8 @@ func (p *throttle) admits(plugins []string) bool {
 	return true
 }
 
-// ready returns the deferred attachments with a pending DEL of a plugin that works again.
-func (p *throttle) ready(findings []Finding) (ready []*Finding) {
-	for i := range findings {
-		f := &findings[i]
-		works := slices.ContainsFunc(f.failing, func(plugin string) bool { return p.passed[plugin] })
-		if f.Deferred && works && f.Releasable() && f.Err == nil {
-			f.Deferred = false
-			ready = append(ready, f)
-		}
-	}
-	return ready
+// worksAgain reports whether an attachment waits for a plugin that works again.
+func (p *throttle) worksAgain(f *Finding) bool {
+	return f.Deferred &&
+		slices.ContainsFunc(f.failing, func(plugin string) bool { return p.passed[plugin] })
 }

@@ -217,9 +217,9 @@ func (u *undoing) poolsOf(step *journal.Step) (pools []string) {
 }
 
 // holdPools takes host-local's locks of the pools of a DEL's addresses, and updates withheld. No
-// ADD, not even one of the plain chain, gets one of these addresses meanwhile, so an address that is
-// free, or this attachment's, gets no new owner before the DEL ends. The DEL has LateDel, because
-// every ADD of the network waits.
+// ADD, not even one of the plain chain, gets one of these addresses meanwhile, so an address that
+// is free, or this attachment's, gets no new owner before the DEL ends. The DEL has LateDel,
+// because every ADD of the network waits.
 func (u *undoing) holdPools(ctx context.Context, pools []string) (release func(), ok bool) {
 	var unlocks []func()
 	release = func() {
