@@ -74,16 +74,17 @@ func (n *Node) SameNamespaces(g *journal.Generation) tristate.Value {
 		init := host.FirstNamespaces(n.Host)
 		theirs.MountNS, theirs.NetNS, theirs.TimeNS = init.MountNS, init.NetNS, init.TimeNS
 	}
-	for _, pair := range [][2]string{{n.Host.MountNS, theirs.MountNS}, {n.Host.PIDNS, theirs.PIDNS}} {
-		if pair[0] == "" || pair[1] == "" {
+	for _, of := range []struct {
+		ours, theirs string
+		needed       bool
+	}{
+		{n.Host.MountNS, theirs.MountNS, true}, {n.Host.PIDNS, theirs.PIDNS, true},
+		{n.Host.NetNS, theirs.NetNS, false}, {n.Host.TimeNS, theirs.TimeNS, false},
+	} {
+		switch {
+		case of.needed && (of.ours == "" || of.theirs == ""):
 			return tristate.Unknown
-		}
-		if pair[0] != pair[1] {
-			return tristate.No
-		}
-	}
-	for _, pair := range [][2]string{{n.Host.NetNS, theirs.NetNS}, {n.Host.TimeNS, theirs.TimeNS}} {
-		if pair[1] != "" && pair[0] != pair[1] {
+		case of.theirs != "" && of.ours != of.theirs:
 			return tristate.No
 		}
 	}

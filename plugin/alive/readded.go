@@ -30,9 +30,13 @@ import (
 // exist: without one in any namespace, the later ADD is as dead as the old one. An error says why
 // the result is unknown.
 func (n *Node) Later(ctx context.Context, e *journal.Entry) (tristate.Value, error) {
-	cachedInterface, err := n.CachedInterface(e)
+	c, err := n.CachedUnseen(e)
 	if err != nil {
 		return tristate.Unknown, err
+	}
+	var cachedInterface journal.Interface
+	if c != nil {
+		cachedInterface = netconf.InterfaceOf(c.Result, e.IfName)
 	}
 	if n.laterInOwnNetNS(ctx, e, cachedInterface) {
 		return tristate.Yes, nil
@@ -64,18 +68,14 @@ type suspect struct {
 	anybody bool // an ADD of another attachment may have the interface as well
 }
 
-// CachedInterface returns the interface of the ADD in libcni's cache, or a zero one if the journal
-// has that ADD.
-func (n *Node) CachedInterface(e *journal.Entry) (journal.Interface, error) {
+// CachedUnseen returns the ADD in libcni's cache, or nil if there is none or the journal has it.
+func (n *Node) CachedUnseen(e *journal.Entry) (*Cached, error) {
 	c, err := n.CachedADD(e.Key)
-	if c == nil || err != nil {
-		return journal.Interface{}, err
+	if c == nil || err != nil ||
+		AnySameADD(InterfacesOf(e), netconf.InterfaceOf(c.Result, e.IfName)) == tristate.Yes {
+		return nil, err
 	}
-	found := netconf.InterfaceOf(c.Result, e.IfName)
-	if AnySameADD(InterfacesOf(e), found) == tristate.Yes {
-		return journal.Interface{}, nil
-	}
-	return found, nil
+	return c, nil
 }
 
 // laterInOwnNetNS reports whether a later ADD has its interface in the namespace of the newest

@@ -12,6 +12,7 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/undo"
@@ -26,7 +27,7 @@ import (
 //  2. undoCached takes the lock of the cache file, which excludes other sweeps, and of the
 //     attachment if there is a journal, and judges the attachment again.
 //  3. It runs the chain's DELs in reverse order. A DEL with an address runs under host-local's
-//     lock, see undo.Worker.HoldPools.
+//     lock, see undo.Job.Unrecorded.
 //  4. If all DELs pass, it removes the cache file, as libcni does. Otherwise, or after SIGKILL, the
 //     next sweep runs all DELs again.
 //
@@ -47,14 +48,14 @@ func (s *Sweep) planCached(ctx context.Context) (findings []Finding, err error) 
 	if len(all) == 0 {
 		return nil, err
 	}
-	known, knownErr := s.containers(ctx)
-	if knownErr != nil {
-		return nil, errors.Join(err, knownErr)
+	inJournal, journalErr := s.containers(ctx)
+	if journalErr != nil {
+		return nil, errors.Join(err, journalErr)
 	}
 	booted := time.Now().Add(-time.Duration(journal.BootNanos()))
 	for i := range all {
 		c := &all[i]
-		if c.Written.Before(booted) || known[c.ContainerID] ||
+		if c.Written.Before(booted) || inJournal[c.ContainerID] ||
 			s.Network != "" && s.Network != c.Network ||
 			len(netconf.InterfaceOf(c.Result, c.IfName).Addresses) == 0 {
 			continue
@@ -64,7 +65,8 @@ func (s *Sweep) planCached(ctx context.Context) (findings []Finding, err error) 
 			err = errors.Join(err, fmt.Errorf("%s: %w", c.Path, chainErr))
 			continue
 		}
-		if chain == nil || !takesSomething(chain) {
+		if chain == nil || !slices.ContainsFunc(chain.Delegates,
+			func(d netconf.Delegate) bool { return !known.Of(d.Type).LeavesNothing }) {
 			continue
 		}
 		f := Finding{Key: c.Key(), Pod: netconf.PodOf(c.CNIArgs()), cached: c,
@@ -78,12 +80,6 @@ func (s *Sweep) planCached(ctx context.Context) (findings []Finding, err error) 
 		findings = append(findings, f)
 	}
 	return findings, err
-}
-
-// takesSomething reports whether a chain has a plugin other than loopback, which takes nothing.
-func takesSomething(chain *netconf.Chain) bool {
-	return slices.ContainsFunc(chain.Delegates,
-		func(d netconf.Delegate) bool { return d.Type != "loopback" })
 }
 
 func (s *Sweep) judgeCached(f *Finding) {
@@ -134,11 +130,11 @@ func (s *Sweep) undoCached(ctx context.Context, w *undo.Worker, f *Finding) erro
 		f.Released, f.Pending = true, nil
 		return nil
 	}
-	known, knownErr := s.containers(ctx)
-	if err = errors.Join(err, knownErr); err != nil {
+	inJournal, journalErr := s.containers(ctx)
+	if err = errors.Join(err, journalErr); err != nil {
 		return err
 	}
-	if s.judgeCached(f); f.Fate != alive.Dead || known[f.ContainerID] {
+	if s.judgeCached(f); f.Fate != alive.Dead || inJournal[f.ContainerID] {
 		return nil
 	}
 	e, err := w.OfCache(&f.cached.Cached, s.graceOf(f.Network))
@@ -146,9 +142,7 @@ func (s *Sweep) undoCached(ctx context.Context, w *undo.Worker, f *Finding) erro
 		return err
 	}
 	event := record.EventOf(journal.Swept, e)
-	w.HoldPools = true
-	failures := w.Run(ctx, undo.Job{Entry: e})
-	w.HoldPools = false
+	failures := w.Run(ctx, undo.Job{Entry: e, Unrecorded: true})
 	f.Pending = undo.PendingSteps(e)
 	if len(failures) > 0 {
 		return failures[0]

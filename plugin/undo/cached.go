@@ -17,13 +17,12 @@ import (
 // through unwind, takeCached assumes the delegates of the newest ADD, with unknown outcomes.
 func (w *Worker) takeCached(e *journal.Entry) {
 	newest := e.Newest()
-	found, err := w.Node.CachedInterface(e)
-	if err != nil || !found.Known() || w.Node.SameBoot(newest) != tristate.Yes ||
-		alive.AnySameADD(e.Undone, found) == tristate.Yes {
+	c, err := w.Node.CachedUnseen(e)
+	if c == nil || err != nil || w.Node.SameBoot(newest) != tristate.Yes {
 		return
 	}
-	c, err := w.Node.CachedADD(e.Key)
-	if c == nil || err != nil {
+	found := netconf.InterfaceOf(c.Result, e.IfName)
+	if !found.Known() || alive.AnySameADD(e.Undone, found) == tristate.Yes {
 		return
 	}
 	gen := journal.Generation{

@@ -23,14 +23,11 @@ import (
 // undoing is one pass over the steps of one generation.
 type undoing struct {
 	*Worker
-	lock     *journal.Lock
-	entry    *journal.Entry
+	Job
 	gen      *journal.Generation
-	cniNetns string           // as the runtime gave it with this DEL, or ""
-	others   []*journal.Entry // see Job
-	left     int              // steps in this generation and in the generations after it
-	cutOff   int              // passes that were cut off, see undoOrder
-	netns    delNetNS
+	left     int // steps in this generation and in the generations after it
+	cutOff   int // passes that were cut off, see undoOrder
+	place    delNetNS
 	next     *delegate.Call // of the next step, to be started early; nil if it must not be
 	withheld []netip.Addr   // claimed addresses that another attachment owns
 	stray    netip.Prefix   // the one address of the interface to show, see delStrayRules
@@ -73,7 +70,7 @@ func (u *undoing) current(step *journal.Step) json.RawMessage {
 // present returns the verb's chain, and a configuration with the runtime's arguments of the ADD of
 // a step. The chain is nil if it belongs to another network than the entry.
 func (u *undoing) present(step *journal.Step) (*netconf.Chain, *netconf.Conf) {
-	if u.Verb.Conf.Name != u.entry.Network {
+	if u.Verb.Conf.Name != u.Entry.Network {
 		return nil, nil
 	}
 	chain, err := u.Verb.Chain()
@@ -107,9 +104,9 @@ func (u *undoing) delWith(
 		c.Stdin = netconf.WithPrevResult(config, prevResult)
 	}
 	switch facts := known.Of(step.Type); {
-	case u.netns.Path == "" && getsEmpty(step):
+	case u.place.Path == "" && getsEmpty(step):
 		return u.delInScratch(ctx, step, c, "")
-	case facts.LeftTo != "" && u.netns.gone:
+	case facts.LeftTo != "" && u.place.gone:
 		return u.delLeft(ctx, step, c, facts.LeftTo)
 	case facts.NetNS != known.Scratch:
 		return u.callDEL(ctx, step, c)
@@ -119,19 +116,20 @@ func (u *undoing) delWith(
 		remove()
 		// The namespace may be removed meanwhile. A plugin that no longer finds it succeeds and
 		// leaves the rest.
-		if f != nil || ns.IsNSorErr(u.netns.Path) == nil {
+		if f != nil || ns.IsNSorErr(u.place.Path) == nil {
 			return f
 		}
 	}
-	return u.delInScratch(ctx, step, c, u.entry.IfName)
+	return u.delInScratch(ctx, step, c, u.Entry.IfName)
 }
 
 // callOf returns the DEL of a step in the namespace that was found.
 func (u *undoing) callOf(step *journal.Step, config json.RawMessage) *delegate.Call {
 	g := u.gen
 	c := &delegate.Call{
-		Command: "DEL", Plugin: step.Type, Path: g.Path, ContainerID: u.entry.ContainerID,
-		Ifname: u.entry.IfName, Netns: u.shown(step), Args: g.Args, Stdin: config, Lock: u.lock.File(),
+		Command: "DEL", Plugin: step.Type, Path: g.Path, ContainerID: u.Entry.ContainerID,
+		Ifname: u.Entry.IfName, Netns: u.shown(step), Args: g.Args, Stdin: config,
+		Lock: u.Job.Lock.File(),
 	}
 	if _, err := netconf.FindPlugin(step.Type, c.Path); err != nil {
 		c.Path = u.Verb.Path // the runtime's directory of plugins may have moved
@@ -142,7 +140,7 @@ func (u *undoing) callOf(step *journal.Step, config json.RawMessage) *delegate.C
 // nextCall returns the DEL of a step if its process may start while another one runs, or nil. A
 // step that gets a scratch namespace has to wait for the path of the namespace.
 func (u *undoing) nextCall(step *journal.Step) *delegate.Call {
-	if u.netns.Path == "" && (known.Of(step.Type).NetNS == known.Scratch || getsEmpty(step)) {
+	if u.place.Path == "" && (known.Of(step.Type).NetNS == known.Scratch || getsEmpty(step)) {
 		return nil
 	}
 	return u.Early(u.callOf(step, nil))
@@ -205,16 +203,16 @@ func (u *undoing) prevResult(
 func (u *undoing) showInterface(
 	ctx context.Context, step *journal.Step,
 ) (remove func(), shown bool) {
-	if u.netns.Path == "" {
+	if u.place.Path == "" {
 		return nil, false
 	}
-	if seen, err := host.Look(u.netns.Path, u.entry.IfName); seen.There() || err != nil {
+	if seen, err := host.Look(u.place.Path, u.Entry.IfName); seen.There() || err != nil {
 		return func() {}, true
 	}
 	if !known.Of(step.Type).BorrowsInterface {
 		return nil, false
 	}
-	remove, err := host.LendInterface(u.netns.Path, u.entry.IfName, u.addressesHad(ctx, step))
+	remove, err := host.LendInterface(u.place.Path, u.Entry.IfName, u.addressesHad(ctx, step))
 	if err != nil {
 		u.Log.Warn("cannot lend the plugin an interface; it may leave rules behind",
 			"plugin", step.Type, "err", err)
@@ -236,7 +234,7 @@ func (u *undoing) addressesHad(ctx context.Context, step *journal.Step) []netip.
 		prefixes = append(prefixes, netip.PrefixFrom(c.Address, c.Address.BitLen()))
 	}
 	if len(prefixes) == 0 && known.Of(step.Type).MasqueradesBy(step.Config) {
-		return u.masqueraded(ctx, u.entry.Key, step.Type)
+		return u.masqueraded(ctx, u.Entry.Key, step.Type)
 	}
 	return prefixes
 }

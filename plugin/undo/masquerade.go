@@ -18,7 +18,7 @@ import (
 func (u *undoing) delStrayRules(
 	ctx context.Context, step *journal.Step, f *delegate.Failure,
 ) *delegate.Failure {
-	stray := u.masqueraded(ctx, u.entry.Key, step.Type)
+	stray := u.masqueraded(ctx, u.Entry.Key, step.Type)
 	if len(stray) == 0 || u.sharesChain(ctx) {
 		return f
 	}
@@ -37,14 +37,14 @@ func (u *undoing) delStrayRules(
 
 // sharesChain reports whether the container has, or may have, another interface in the network.
 func (u *undoing) sharesChain(ctx context.Context) bool {
-	all, err := u.Node.CachedAttachments(u.entry.Network, u.entry.ContainerID)
+	all, err := u.Node.CachedAttachments(u.Entry.Network, u.Entry.ContainerID)
 	shared := err != nil || slices.ContainsFunc(all, func(c alive.CacheFile) bool {
-		return c.Key() != u.entry.Key && c.ContainerID == u.entry.ContainerID
+		return c.Key() != u.Entry.Key && c.ContainerID == u.Entry.ContainerID
 	})
 	u.Journal.Read(ctx, func(tx *journal.Tx) error {
 		return tx.Outlines(func(o journal.Outline, _ error) error {
-			shared = shared || o.Network == u.entry.Network && o.Key != u.entry.Key &&
-				o.ContainerID == u.entry.ContainerID
+			shared = shared || o.Network == u.Entry.Network && o.Key != u.Entry.Key &&
+				o.ContainerID == u.Entry.ContainerID
 			return nil
 		})
 	})

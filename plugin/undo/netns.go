@@ -26,8 +26,8 @@ func (u *undoing) find(ctx context.Context) delNetNS {
 	if !g.NetNS.Known() {
 		return u.findUnknown(ctx)
 	}
-	for _, path := range []string{u.cniNetns, g.NetNS.Path} {
-		if seen, err := host.Look(path, u.entry.IfName); err == nil && g.NetNS.Same(seen.Netns) {
+	for _, path := range []string{u.Netns, g.NetNS.Path} {
+		if seen, err := host.Look(path, u.Entry.IfName); err == nil && g.NetNS.Same(seen.Netns) {
 			return u.own(ctx, host.Place{Path: path}, seen)
 		}
 	}
@@ -53,7 +53,7 @@ func (u *undoing) find(ctx context.Context) delNetNS {
 
 // lookAndOwn inspects the interface and calls own.
 func (u *undoing) lookAndOwn(ctx context.Context, p host.Place) delNetNS {
-	seen, err := host.Look(p.Path, u.entry.IfName)
+	seen, err := host.Look(p.Path, u.Entry.IfName)
 	if err != nil {
 		return delNetNS{Place: p} // the namespace is gone by now
 	}
@@ -75,8 +75,8 @@ func (u *undoing) own(ctx context.Context, p host.Place, seen host.Interface) de
 // if the interface there proves to be the ADD's.
 func (u *undoing) findUnknown(ctx context.Context) delNetNS {
 	some := false // a path names a namespace
-	for _, path := range []string{u.cniNetns, u.gen.NetNS.Path} {
-		seen, err := host.Look(path, u.entry.IfName)
+	for _, path := range []string{u.Netns, u.gen.NetNS.Path} {
+		seen, err := host.Look(path, u.Entry.IfName)
 		if err == nil && u.shows(ctx, seen) {
 			return delNetNS{Place: host.Place{Path: path}}
 		}
@@ -112,7 +112,7 @@ func (u *undoing) shows(ctx context.Context, seen host.Interface) bool {
 	if !seen.There() {
 		return true
 	}
-	own := netconf.InterfaceOf(u.gen.Result, u.entry.IfName)
+	own := netconf.InterfaceOf(u.gen.Result, u.Entry.IfName)
 	switch mac, address := seen.HasMAC(own), seen.HasAny(own); {
 	case mac == tristate.Yes || mac == tristate.Unknown && address == tristate.Yes:
 		return true
@@ -121,7 +121,7 @@ func (u *undoing) shows(ctx context.Context, seen host.Interface) bool {
 	case u.gen.Occupant != "" && seen.Occupant() == u.gen.Occupant:
 		return false
 	}
-	return !u.Node.Anothers(ctx, u.entry.Key, seen)
+	return !u.Node.Anothers(ctx, u.Entry.Key, seen)
 }
 
 // provesOwn reports whether an interface is the ADD's, according to the result of the runtime or of
@@ -130,17 +130,17 @@ func (u *undoing) provesOwn(ctx context.Context, seen host.Interface) bool {
 	if !seen.There() {
 		return false
 	}
-	own := []journal.Interface{netconf.InterfaceOf(u.gen.Result, u.entry.IfName)}
+	own := []journal.Interface{netconf.InterfaceOf(u.gen.Result, u.Entry.IfName)}
 	if !own[0].Known() {
-		if c, err := u.Node.CachedADD(u.entry.Key); c != nil && err == nil {
-			own = append(own, netconf.InterfaceOf(c.Result, u.entry.IfName))
+		if c, err := u.Node.CachedADD(u.Entry.Key); c != nil && err == nil {
+			own = append(own, netconf.InterfaceOf(c.Result, u.Entry.IfName))
 		}
 		for _, c := range u.gen.Claims {
 			owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
-			if c.Pool != "" && err == nil && given && owner.Is(u.entry.ContainerID, u.entry.IfName) {
+			if c.Pool != "" && err == nil && given && owner.Is(u.Entry.ContainerID, u.Entry.IfName) {
 				own = append(own, journal.Interface{Addresses: []netip.Addr{c.Address}})
 			}
 		}
 	}
-	return slices.ContainsFunc(own, seen.Is) && !u.Node.Anothers(ctx, u.entry.Key, seen)
+	return slices.ContainsFunc(own, seen.Is) && !u.Node.Anothers(ctx, u.Entry.Key, seen)
 }

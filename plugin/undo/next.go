@@ -162,10 +162,10 @@ func KeepsContainer(state journal.State) bool {
 func (u *undoing) asker(ctx context.Context, ignoreBackoff bool) Asker {
 	return Asker{
 		Now: journal.BootNanos(), SameBoot: u.Node.SameBoot(u.gen) == tristate.Yes,
-		GracePeriod: u.Node.GraceOf(u.entry), Since: u.entry.Since.Boot,
+		GracePeriod: u.Node.GraceOf(u.Entry), Since: u.Entry.Since.Boot,
 		NoNetNS:      !u.asked() && isMissing(u.gen.NetNS.Path),
 		IgnoresPause: ignoreBackoff, AsksStores: u.asksElsewhere(),
-		ContainerLives: func() bool { return u.containerLives(ctx, u.entry.Key) },
+		ContainerLives: func() bool { return u.containerLives(ctx, u.Entry.Key) },
 		Queued:         func(s *journal.Step) bool { return u.queued(ctx, s) },
 	}
 }
@@ -178,7 +178,7 @@ func (u *undoing) deferred(ctx context.Context, step *journal.Step) bool {
 // Ready reports whether an entry has a step that can run now.
 func (w *Worker) Ready(ctx context.Context, e *journal.Entry, ignoreBackoff bool) bool {
 	for i := range e.Generations {
-		u := undoing{Worker: w, entry: e, gen: &e.Generations[i]}
+		u := undoing{Worker: w, Job: Job{Entry: e}, gen: &e.Generations[i]}
 		by := u.asker(ctx, ignoreBackoff)
 		for j := range u.gen.Steps {
 			s := &u.gen.Steps[j]

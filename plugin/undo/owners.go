@@ -38,13 +38,13 @@ func (u *undoing) addressesOfOthers(ctx context.Context, claiming []*journal.Ent
 		if c.Pool != "" {
 			owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
 			ours := justAssigned && owner.Is(u.Verb.Key.ContainerID, u.Verb.Key.IfName)
-			own = given && owner.Is(u.entry.ContainerID, u.entry.IfName)
+			own = given && owner.Is(u.Entry.ContainerID, u.Entry.IfName)
 			named = tristate.Of(given && !ours && !own, err)
 		}
 		var others []alive.OtherOwner
 		if named == tristate.No {
 			if claiming == nil {
-				claiming = u.othersOf(ctx, u.entry.Key, u.entry.Addresses())
+				claiming = u.othersOf(ctx, u.Entry.Key, u.Entry.Addresses())
 			}
 			for _, other := range claiming {
 				if !slices.Contains(other.Addresses(), c.Address) {
@@ -68,10 +68,10 @@ func (u *undoing) addressesOfOthers(ctx context.Context, claiming []*journal.Ent
 // usedElsewhere reports whether another container may use an address for which no IPAM plugin
 // records an owner: an interface outside the generation's own namespace has it.
 func (u *undoing) usedElsewhere(address netip.Addr) bool {
-	netns := cmp.Or(u.netns.Path, u.gen.NetNS.Path)
-	if seen, err := host.Look(netns, u.entry.IfName); err == nil &&
+	netns := cmp.Or(u.place.Path, u.gen.NetNS.Path)
+	if seen, err := host.Look(netns, u.Entry.IfName); err == nil &&
 		slices.Contains(seen.Addresses, address.Unmap()) &&
-		(u.netns.Path != "" || u.gen.NetNS.Same(seen.Netns)) {
+		(u.place.Path != "" || u.gen.NetNS.Same(seen.Netns)) {
 		return false
 	}
 	var adds journal.NetNS // the namespace of an ADD that was just assigned the address
@@ -79,7 +79,7 @@ func (u *undoing) usedElsewhere(address netip.Addr) bool {
 		adds, _ = host.Identify(u.Verb.Netns)
 	}
 	used, _ := u.Node.InUse(address, func(s host.Interface) bool {
-		return u.Node.IsOwn(u.entry, s.Netns) || u.Node.IsHost(s.Netns) || adds.Same(s.Netns)
+		return u.Node.IsOwn(u.Entry, s.Netns) || u.Node.IsHost(s.Netns) || adds.Same(s.Netns)
 	})
 	return used != tristate.No // in doubt another container's
 }
@@ -172,7 +172,20 @@ func (u *undoing) whileFree(ctx context.Context) (_ context.Context, end func())
 	ended, looking := make(chan struct{}), *u
 	go func() {
 		defer close(ended)
-		for looking.stillFree(ctx, lease) {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(u.Budgets.LateDel / 4):
+			}
+			looking.Worker = u.Fork() // the step's own is at work, and an earlier look may have failed
+			began := time.Now()
+			found := looking.addressesOfOthers(ctx, nil)
+			given := slices.ContainsFunc(found,
+				func(a netip.Addr) bool { return !slices.Contains(looking.withheld, a) })
+			if !given && !looking.Journal.Unreadable && ctx.Err() == nil {
+				lease.Reset(u.Budgets.LateDel - time.Since(began))
+			}
 		}
 	}()
 	return ctx, func() {
@@ -180,25 +193,6 @@ func (u *undoing) whileFree(ctx context.Context) (_ context.Context, end func())
 		<-ended
 		lease.Stop()
 	}
-}
-
-// stillFree waits for the next check of whileFree and runs it. It returns false once the DEL has
-// ended.
-func (u *undoing) stillFree(ctx context.Context, lease *time.Timer) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(u.Budgets.LateDel / 4):
-	}
-	u.Worker = u.Fork() // the step's own worker is at work, and an earlier look may have failed
-	began := time.Now()
-	found := u.addressesOfOthers(ctx, nil)
-	given := slices.ContainsFunc(found,
-		func(a netip.Addr) bool { return !slices.Contains(u.withheld, a) })
-	if !given && !u.Journal.Unreadable && ctx.Err() == nil {
-		lease.Reset(u.Budgets.LateDel - time.Since(began))
-	}
-	return true
 }
 
 // poolsOf returns the host-local pools of the addresses that a step knows only from prevResult. It
@@ -209,7 +203,7 @@ func (u *undoing) poolsOf(step *journal.Step) (pools []string) {
 			pools = append(pools, c.Pool)
 		}
 	}
-	if ipam.Pool(step.Config, u.entry.Network) != "" {
+	if ipam.Pool(step.Config, u.Entry.Network) != "" {
 		return nil
 	}
 	slices.Sort(pools) // every process takes several locks in the same order
@@ -245,7 +239,7 @@ func (u *undoing) takenBack(c journal.Claim) bool {
 	if c.Pool == "" {
 		return false
 	}
-	owner := ipam.Owner{ContainerID: u.entry.ContainerID, IfName: u.entry.IfName}
+	owner := ipam.Owner{ContainerID: u.Entry.ContainerID, IfName: u.Entry.IfName}
 	lost, err := ipam.Lost(c.Pool, owner, c.Address)
 	return lost || err != nil
 }

@@ -37,7 +37,7 @@ func (u *undoing) ask(ctx context.Context, step *journal.Step, plugin string) (
 		return nil, false, nil
 	}
 	return probe.Held(ctx, ipam.Query{
-		Network: u.entry.Network, ContainerID: u.entry.ContainerID, IfName: u.entry.IfName,
+		Network: u.Entry.Network, ContainerID: u.Entry.ContainerID, IfName: u.Entry.IfName,
 		Config: step.Config, IPAM: known.IPAMOf(step.Config).Name, Store: u.gen.Stores[plugin],
 	})
 }
@@ -74,7 +74,7 @@ func (u *undoing) settle(ctx context.Context, step *journal.Step) (undone, waits
 		}
 	}
 	by := u.asker(ctx, true)
-	by.NoNetNS, by.AsksStores = u.netns.Path == "" && !u.asked(), false
+	by.NoNetNS, by.AsksStores = u.place.Path == "" && !u.asked(), false
 	switch NextTry(step, by).Awaits {
 	case Queue, Container, Runtime:
 		return false, true
@@ -117,7 +117,7 @@ func (u *undoing) noteProof(ctx context.Context, step *journal.Step, before stri
 		return false
 	}
 	if step.ConfirmAt == 0 && (known.Of(step.Type).MayLie || known.IPAMOf(step.Config).MayLie) {
-		step.ConfirmAt = journal.BootNanos() + int64(u.Node.GraceOf(u.entry))
+		step.ConfirmAt = journal.BootNanos() + int64(u.Node.GraceOf(u.Entry))
 	}
 	return true
 }

@@ -57,8 +57,8 @@ func (u *undoing) delLeft(
 func (u *undoing) shown(step *journal.Step) string {
 	path, gets := u.gen.NetNS.Path, known.Of(step.Type).NetNS
 	switch {
-	case u.netns.Path != "", !u.asked(), u.Verb.Netns == "":
-		return u.netns.Path
+	case u.place.Path != "", !u.asked(), u.Verb.Netns == "":
+		return u.place.Path
 	case gets == known.None, gets == known.Scratch:
 		return ""
 	case path == "" || strings.HasPrefix(path, "/proc/") || !isMissing(path):
@@ -69,7 +69,7 @@ func (u *undoing) shown(step *journal.Step) string {
 }
 
 // asked reports whether the pass is for the attachment of the verb itself.
-func (u *undoing) asked() bool { return u.entry.Key == u.Verb.Key }
+func (u *undoing) asked() bool { return u.Entry.Key == u.Verb.Key }
 
 func isMissing(path string) bool {
 	_, err := os.Lstat(path)

@@ -43,7 +43,7 @@ func (u *undoing) undoMistake(
 	ctx context.Context, step *journal.Step, f *delegate.Failure,
 ) *delegate.Failure {
 	look := func() tristate.Value {
-		return u.Taken(ctx, u.entry, u.gen, step, u.netns.Path, u.netns.gone)
+		return u.Taken(ctx, u.Entry, u.gen, step, u.place.Path, u.place.gone)
 	}
 	taken := look()
 	if taken == tristate.No {
@@ -102,7 +102,8 @@ func (w *Worker) Taken(
 	ctx context.Context, e *journal.Entry, g *journal.Generation, step *journal.Step, netns string,
 	gone bool,
 ) tristate.Value {
-	u := &undoing{Worker: w, entry: e, gen: g, netns: delNetNS{host.Place{Path: netns}, gone}}
+	u := &undoing{Worker: w, Job: Job{Entry: e}, gen: g,
+		place: delNetNS{host.Place{Path: netns}, gone}}
 	facts := known.Of(step.Type)
 	if len(facts.Traces) == 0 && !facts.LeavesNothing {
 		return tristate.Unknown
@@ -126,21 +127,21 @@ func (u *undoing) reserved(_ context.Context, step *journal.Step) tristate.Value
 	if known.IPAMOf(step.Config).LeavesNothing {
 		return tristate.No
 	}
-	pool := ipam.Pool(step.Config, u.entry.Network)
+	pool := ipam.Pool(step.Config, u.Entry.Network)
 	if pool == "" {
 		return tristate.Unknown
 	}
-	held, err := ipam.HeldBy(pool, u.entry.ContainerID, u.entry.IfName)
+	held, err := ipam.HeldBy(pool, u.Entry.ContainerID, u.Entry.IfName)
 	return tristate.Of(len(held) > 0, err)
 }
 
 // interfaceThere looks for CNI_IFNAME in the container's network namespace. If the namespace is
 // gone, so is the interface.
 func (u *undoing) interfaceThere(context.Context, *journal.Step) tristate.Value {
-	if u.netns.Path == "" {
-		return tristate.Equal(u.netns.gone, false)
+	if u.place.Path == "" {
+		return tristate.Equal(u.place.gone, false)
 	}
-	seen, err := host.Look(u.netns.Path, u.entry.IfName)
+	seen, err := host.Look(u.place.Path, u.Entry.IfName)
 	return tristate.Of(seen.There(), err)
 }
 
@@ -148,7 +149,7 @@ func (u *undoing) interfaceThere(context.Context, *journal.Step) tristate.Value 
 // the attachment.
 func (u *undoing) rulesOfContainer(ctx context.Context, step *journal.Step) tristate.Value {
 	rules, err := host.Rules(ctx)
-	labels := known.Of(step.Type).Labels(u.entry.Network, u.entry.ContainerID, u.entry.IfName)
+	labels := known.Of(step.Type).Labels(u.Entry.Network, u.Entry.ContainerID, u.Entry.IfName)
 	return tristate.Of(slices.ContainsFunc(rules,
 		func(rule string) bool { return labelled(rule, labels) }), err)
 }
@@ -166,7 +167,7 @@ func (u *undoing) rulesOfAddresses(ctx context.Context, step *journal.Step) tris
 		return tristate.Unknown
 	}
 	rules, err := host.Rules(ctx)
-	labels := known.AllLabels(u.entry.Network, u.entry.ContainerID, u.entry.IfName)
+	labels := known.AllLabels(u.Entry.Network, u.Entry.ContainerID, u.Entry.IfName)
 	has := anyOf(given)
 	return tristate.Of(slices.ContainsFunc(rules,
 		func(rule string) bool { return !labelled(rule, labels) && has.MatchString(rule) }), err)
@@ -174,7 +175,7 @@ func (u *undoing) rulesOfAddresses(ctx context.Context, step *journal.Step) tris
 
 // ifbThere looks for the interface that bandwidth makes on the host.
 func (u *undoing) ifbThere(context.Context, *journal.Step) tristate.Value {
-	_, err := netlink.LinkByName(known.IFBName(u.entry.Network, u.entry.ContainerID))
+	_, err := netlink.LinkByName(known.IFBName(u.Entry.Network, u.Entry.ContainerID))
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
 		return tristate.No
 	}
@@ -192,7 +193,7 @@ func (u *undoing) backupThere(_ context.Context, step *journal.Step) tristate.Va
 	if conf.DataDir == "" {
 		conf.DataDir = "/run/cni/tuning"
 	}
-	_, err := os.Lstat(filepath.Join(conf.DataDir, u.entry.ContainerID+"_"+u.entry.IfName+".json"))
+	_, err := os.Lstat(filepath.Join(conf.DataDir, u.Entry.ContainerID+"_"+u.Entry.IfName+".json"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return tristate.No
 	}
@@ -202,10 +203,10 @@ func (u *undoing) backupThere(_ context.Context, step *journal.Step) tristate.Va
 // routingRules looks for routing rules in the container's network namespace, besides those of every
 // namespace.
 func (u *undoing) routingRules(context.Context, *journal.Step) tristate.Value {
-	if u.netns.Path == "" {
-		return tristate.Equal(u.netns.gone, false)
+	if u.place.Path == "" {
+		return tristate.Equal(u.place.gone, false)
 	}
-	netns, err := ns.GetNS(u.netns.Path)
+	netns, err := ns.GetNS(u.place.Path)
 	if err != nil {
 		return tristate.Unknown
 	}

@@ -24,6 +24,9 @@ type Job struct {
 	// Others are the other entries that claim the entry's addresses, read with the entry; nil makes
 	// Run look for them.
 	Others []*journal.Entry
+	// Unrecorded says that the journal does not have the attachment. An ADD that gets one of its
+	// addresses then does not wait for its DELs, so they run under the pools' locks: see holdPools.
+	Unrecorded bool
 }
 
 // Run runs the pending DELs of an entry, newest generation first, each in reverse order, and
@@ -44,11 +47,10 @@ func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure
 	ofEntry.Log = w.Log.With("attachment", e.Key.String())
 	cutOff, ended, left := job.Lock.BeginPass(), true, e.Pending()
 	for i := range slices.Backward(e.Generations) {
-		u := undoing{Worker: &ofEntry, lock: job.Lock, entry: e, gen: &e.Generations[i],
-			others: job.Others, left: left, cutOff: cutOff}
+		u := undoing{Worker: &ofEntry, Job: job, gen: &e.Generations[i], left: left, cutOff: cutOff}
 		left -= len(u.gen.Steps)
-		if i == len(e.Generations)-1 {
-			u.cniNetns = job.Netns
+		if i < len(e.Generations)-1 {
+			u.Netns = ""
 		}
 		failures = append(failures, u.pass(ctx)...)
 		ended = ended && !u.gen.Begun
@@ -80,9 +82,9 @@ func dropUndone(e *journal.Entry) {
 }
 
 func (u *undoing) pass(ctx context.Context) (failures []*delegate.Failure) {
-	u.netns = u.find(ctx)
-	defer u.netns.Close()
-	u.withheld = u.addressesOfOthers(ctx, u.others)
+	u.place = u.find(ctx)
+	defer u.place.Close()
+	u.withheld = u.addressesOfOthers(ctx, u.Others)
 	u.gen.Begun = true
 	order := undoOrder(u.gen, u.cutOff)
 	for n, index := range order {
@@ -124,7 +126,7 @@ func (u *undoing) attempt(
 	ctx context.Context, step *journal.Step,
 ) (undone bool, f *delegate.Failure) {
 	switch pools := u.poolsOf(step); {
-	case u.HoldPools && len(pools) > 0:
+	case u.Unrecorded && len(pools) > 0:
 		release, ok := u.holdPools(ctx, pools)
 		defer release()
 		if !ok {
@@ -159,9 +161,9 @@ func notAttempted(step *journal.Step, why string) *delegate.Failure {
 // host-device keeps the address when its device is gone, and a plugin that fails early may not call
 // its IPAM plugin.
 func (u *undoing) releaseHeld(ctx context.Context) {
-	owner := ipam.Owner{ContainerID: u.entry.ContainerID, IfName: u.entry.IfName}
+	owner := ipam.Owner{ContainerID: u.Entry.ContainerID, IfName: u.Entry.IfName}
 	for _, c := range u.gen.Claims {
-		if c.Pool == "" || !u.gen.Freed(c) && !u.netns.gone || u.claimedAgain(c) {
+		if c.Pool == "" || !u.gen.Freed(c) && !u.place.gone || u.claimedAgain(c) {
 			continue
 		}
 		freed, err := ipam.Free(ctx, c.Pool, owner, c.Address)
@@ -177,7 +179,7 @@ func (u *undoing) releaseHeld(ctx context.Context) {
 
 // claimedAgain reports whether another ADD of the attachment got the same address.
 func (u *undoing) claimedAgain(c journal.Claim) bool {
-	return slices.ContainsFunc(u.entry.Generations, func(g journal.Generation) bool {
+	return slices.ContainsFunc(u.Entry.Generations, func(g journal.Generation) bool {
 		return g.Number != u.gen.Number &&
 			slices.ContainsFunc(g.Claims, func(o journal.Claim) bool { return o.Address == c.Address })
 	})
@@ -301,13 +303,13 @@ func (u *undoing) noteFailure(step *journal.Step, f *delegate.Failure) {
 	}
 	step.Ended(journal.StepFailed, netconf.Shorten(f.Said(), 500), f.Code)
 	if f.Killed {
-		step.RepeatAt = journal.BootNanos() + int64(u.Node.GraceOf(u.entry))
+		step.RepeatAt = journal.BootNanos() + int64(u.Node.GraceOf(u.Entry))
 	}
 }
 
 // record records an event of the DEL of a step.
 func (u *undoing) record(kind journal.EventKind, step *journal.Step, reason string) {
-	event := record.EventOf(kind, u.entry)
+	event := record.EventOf(kind, u.Entry)
 	event.Reason, event.Plugins = reason, []string{step.Type}
 	u.Journal.Event(event)
 }
@@ -320,7 +322,7 @@ func (w *Worker) StartFirst(lock *journal.Lock, e *journal.Entry) {
 	if w.Verb.Netns == "" || len(order) == 0 {
 		return
 	}
-	u := undoing{Worker: w, lock: lock, entry: e, gen: gen}
-	u.netns.Path = w.Verb.Netns
+	u := undoing{Worker: w, Job: Job{Entry: e, Lock: lock}, gen: gen}
+	u.place.Path = w.Verb.Netns
 	w.StartEarly(u.callOf(u.step(order[0]), nil))
 }
