@@ -33,6 +33,9 @@ type Cached struct {
 	Result      json.RawMessage `json:"result"`
 	// RuntimeConfig has the runtime's arguments for plugins with capabilities.
 	RuntimeConfig map[string]json.RawMessage `json:"capabilityArgs"`
+
+	Path    string    `json:"-"` // of its file
+	Written time.Time `json:"-"` // by the wall clock; zero if it was read alone
 }
 
 // isPod reports whether the attachment is of a pod, as List.has does of an entry.
@@ -76,30 +79,23 @@ func (c Cached) Key() journal.Key {
 	return journal.Key{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName}
 }
 
-// CacheFile is a file of libcni's cache.
-type CacheFile struct {
-	Cached
-	Path    string
-	Written time.Time // by the wall clock
-}
-
 // Cache returns all of libcni's cache but the files that are not of an attachment. The error names
 // those that cannot be read; Cache returns the others with it. It skips one that cannot be read and
 // is younger than the grace period: libcni writes in place, so an ADD may be writing it.
-func (n *Node) Cache() ([]CacheFile, error) {
+func (n *Node) Cache() ([]Cached, error) {
 	all, err := n.readCache("", n.GracePeriod)
 	return slices.DeleteFunc(all,
-		func(c CacheFile) bool { return fileName(c.Key()) != filepath.Base(c.Path) }), err
+		func(c Cached) bool { return fileName(c.Key()) != filepath.Base(c.Path) }), err
 }
 
 // CachedAttachments returns the attachments of a container in a network from libcni's cache.
-func (n *Node) CachedAttachments(network, containerID string) ([]CacheFile, error) {
+func (n *Node) CachedAttachments(network, containerID string) ([]Cached, error) {
 	return n.readCache(network+"-"+containerID+"-", 0)
 }
 
 // readCache returns the files of libcni's cache whose names begin with a prefix. The error names
 // those that cannot be read, except those that are younger than young.
-func (n *Node) readCache(prefix string, young time.Duration) (all []CacheFile, err error) {
+func (n *Node) readCache(prefix string, young time.Duration) (all []Cached, err error) {
 	files, err := os.ReadDir(n.cacheDir())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -116,7 +112,8 @@ func (n *Node) readCache(prefix string, young time.Duration) (all []CacheFile, e
 		case infoErr != nil:
 			errs = append(errs, infoErr)
 		case err == nil && c != nil:
-			all = append(all, CacheFile{*c, filepath.Join(n.cacheDir(), f.Name()), info.ModTime()})
+			c.Written = info.ModTime()
+			all = append(all, *c)
 		case young == 0 || time.Since(info.ModTime()) >= young:
 			errs = append(errs, err)
 		}
@@ -136,11 +133,11 @@ func (n *Node) CachedADD(key journal.Key) (*Cached, error) {
 
 // readCached reads a file of libcni's cache. It returns nil if there is none.
 func (n *Node) readCached(name string) (*Cached, error) {
-	data, err := netconf.ReadFile(filepath.Join(n.cacheDir(), name))
+	c := &Cached{Path: filepath.Join(n.cacheDir(), name)}
+	data, err := netconf.ReadFile(c.Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	c := &Cached{}
 	if err == nil {
 		err = json.Unmarshal(data, c)
 	}

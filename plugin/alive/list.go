@@ -60,7 +60,7 @@ func (l *List) Names(k journal.Key) bool {
 
 // HasContainer reports whether a list has a container, with any interface. A list of pods does not
 // cover a container that is not a pod; libcni's cache shows which ones are.
-func (l *List) HasContainer(network, id string, cache []CacheFile) tristate.Value {
+func (l *List) HasContainer(network, id string, cache []Cached) tristate.Value {
 	if l == nil || l.Network != "" && l.Network != network {
 		return tristate.Unknown
 	}

@@ -62,7 +62,7 @@ type owner struct {
 	addresses            []netip.Addr
 	made                 time.Time // the youngest it has, by the wall clock; zero if unknown
 	grace                time.Duration
-	files                []CacheFile               // of libcni's cache, beside those of the network
+	files                []Cached                  // of libcni's cache, beside those of the network
 	skip                 func(host.Interface) bool // interfaces of others; nil: none
 }
 
@@ -75,7 +75,7 @@ func (n *Node) JudgeReservation(network string, r ipam.Reservation, grace time.D
 
 // JudgeCached judges an attachment in libcni's cache that the journal does not know. It is as young
 // as the youngest of its reservations in some pools: a DEL takes them all.
-func (n *Node) JudgeCached(c CacheFile, pools []string, grace time.Duration) Verdict {
+func (n *Node) JudgeCached(c Cached, pools []string, grace time.Duration) Verdict {
 	o := owner{network: c.Network, containerID: c.ContainerID,
 		addresses: netconf.InterfaceOf(c.Result, c.IfName).Addresses, made: c.Written, grace: grace}
 	for _, pool := range pools {
@@ -101,7 +101,7 @@ func (n *Node) JudgeCached(c CacheFile, pools []string, grace time.Duration) Ver
 // known by its interface, which has the address before. An interface does not count if it is in the
 // network namespace of another container that has the address by a file of others.
 func (n *Node) JudgeLeft(
-	k journal.Key, addresses []netip.Addr, grace time.Duration, own, others []CacheFile,
+	k journal.Key, addresses []netip.Addr, grace time.Duration, own, others []Cached,
 ) Verdict {
 	o := owner{network: k.Network, containerID: k.ContainerID, addresses: addresses,
 		made: time.Unix(0, 0), grace: grace, files: own}

@@ -259,7 +259,7 @@ func (n *Node) Anothers(ctx context.Context, key journal.Key, seen host.Interfac
 		n.Log.Warn("cannot read libcni's cache for the owner of an interface", "attachment", key.String(),
 			"err", err)
 	}
-	return slices.ContainsFunc(all, func(c CacheFile) bool {
+	return slices.ContainsFunc(all, func(c Cached) bool {
 		return c.Key() != key && c.IfName == key.IfName &&
 			seen.Is(netconf.InterfaceOf(c.Result, c.IfName))
 	})

@@ -137,7 +137,7 @@ func (s *Sweep) undoCached(ctx context.Context, w *undo.Worker, f *Finding) erro
 	if s.judgeCached(f); f.Fate != alive.Dead || inJournal[f.ContainerID] {
 		return nil
 	}
-	e, err := w.OfCache(&f.cached.Cached, s.graceOf(f.Network))
+	e, err := w.OfCache(f.cached, s.graceOf(f.Network))
 	if err != nil {
 		return err
 	}

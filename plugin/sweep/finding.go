@@ -39,8 +39,8 @@ type Finding struct {
 	failing   []string // see undo.FailingPlugins
 	throttled bool     // it is dead, but its failing plugins fail in this sweep too, see throttle
 
-	cached *alive.CacheFile // set if only libcni's cache has the attachment, see planCached
-	pools  []Pool           // of the cached chain
+	cached *alive.Cached // set if only libcni's cache has the attachment, see planCached
+	pools  []Pool        // of the cached chain
 }
 
 // Cached reports whether libcni's cache has the attachment and the journal does not. If so, it

@@ -43,9 +43,9 @@ type leftovers struct {
 	of       map[journal.Key]*leftover
 	firewall map[netip.Addr][]string // the commands for firewall's rules, by address
 	live     map[string]bool         // container IDs
-	files    map[string][]alive.CacheFile
-	near     map[netip.Addr][]alive.CacheFile // cache files, by address
-	used     map[netip.Addr]bool              // addresses of containers that are not dead
+	files    map[string][]alive.Cached
+	near     map[netip.Addr][]alive.Cached // cache files, by address
+	used     map[netip.Addr]bool           // addresses of containers that are not dead
 }
 
 func (l *leftovers) by(network, containerID string) *leftover {
@@ -71,7 +71,9 @@ func Leftovers(ctx context.Context, s *Sweep, findings []Finding) ([]Finding, er
 	l.complete()
 	s.assign(l, ifbs)
 	owners := map[netip.Addr]journal.Key{}
-	for _, key := range slices.SortedFunc(maps.Keys(l.of), compareKeys) {
+	for _, key := range slices.SortedFunc(maps.Keys(l.of), func(a, b journal.Key) int {
+		return cmp.Compare(b.String(), a.String()) // those without a network last
+	}) {
 		o := l.of[key]
 		isDead := (o.Network != "" || cacheErr == nil) && s.judgeLeft(l, o, &findings)
 		for _, a := range o.addresses {
@@ -114,9 +116,6 @@ func (s *Sweep) ifFree(a netip.Addr, commands []string) []string {
 	return guarded
 }
 
-// compareKeys sorts those without a network last.
-func compareKeys(a, b journal.Key) int { return cmp.Compare(b.String(), a.String()) }
-
 // judgeLeft judges the container of a leftover. If the container is dead, judgeLeft adds the
 // commands to a finding. A container without an address, cache file or device cannot be judged and
 // is not dead.
@@ -126,7 +125,7 @@ func (s *Sweep) judgeLeft(l *leftovers, o *leftover, findings *[]Finding) (isDea
 		len(o.addresses)+len(files) == 0 && !o.idle {
 		return false
 	}
-	var others []alive.CacheFile
+	var others []alive.Cached
 	for _, a := range o.addresses {
 		others = append(others, l.near[a]...)
 	}

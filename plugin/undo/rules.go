@@ -123,7 +123,7 @@ func (u *undoing) delStrayRules(
 // sharesChain reports whether the container has, or may have, another interface in the network.
 func (u *undoing) sharesChain(ctx context.Context) bool {
 	all, err := u.Node.CachedAttachments(u.Entry.Network, u.Entry.ContainerID)
-	shared := err != nil || slices.ContainsFunc(all, func(c alive.CacheFile) bool {
+	shared := err != nil || slices.ContainsFunc(all, func(c alive.Cached) bool {
 		return c.Key() != u.Entry.Key && c.ContainerID == u.Entry.ContainerID
 	})
 	u.Journal.Read(ctx, func(tx *journal.Tx) error {
