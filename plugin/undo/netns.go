@@ -170,14 +170,12 @@ func getsEmpty(step *journal.Step) bool {
 
 // delLeft runs a DEL that always fails once the namespace is gone, and counts it as done: see
 // known.Plugin.LeftTo.
-func (u *undoing) delLeft(
-	ctx context.Context, step *journal.Step, c *delegate.Call, to string,
-) *delegate.Failure {
-	f := u.callDEL(ctx, step, c)
+func (a *attempt) delLeft(ctx context.Context, c *delegate.Call, to string) *delegate.Failure {
+	f := a.callDEL(ctx, c)
 	if f == nil || f.Killed {
 		return f
 	}
-	u.Log.Info("DEL left to "+to+": it cannot pass without its network namespace, which is gone",
+	a.Log.Info("DEL left to "+to+": it cannot pass without its network namespace, which is gone",
 		"code", f.Code, "err", netconf.Shorten(f.Said(), 500))
 	return nil
 }
@@ -191,11 +189,11 @@ func (u *undoing) delLeft(
 //
 // If the runtime names none, as in a sweep, they get none: otherwise an agent that identifies the
 // container by its pod or a device could release what belongs to the next sandbox.
-func (u *undoing) shown(step *journal.Step) string {
-	path, gets := u.gen.NetNS.Path, known.Of(step.Type).NetNS
+func (a *attempt) shown() string {
+	path, gets := a.gen.NetNS.Path, known.Of(a.Type).NetNS
 	switch {
-	case u.place.Path != "", !u.asked(), u.Verb.Netns == "":
-		return u.place.Path
+	case a.place.Path != "", !a.asked(), a.Verb.Netns == "":
+		return a.place.Path
 	case gets == known.None, gets == known.Scratch:
 		return ""
 	case path == "" || strings.HasPrefix(path, "/proc/") || !isMissing(path):

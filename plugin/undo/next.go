@@ -168,30 +168,30 @@ func (u *undoing) asker(ctx context.Context, ignoreBackoff bool) Asker {
 		NoNetNS:      !u.asked() && isMissing(u.gen.NetNS.Path),
 		IgnoresPause: ignoreBackoff, AsksStores: u.asksElsewhere(),
 		ContainerLives: func() bool { return u.containerLives(ctx, u.Entry.Key) },
-		Queued:         func(s *journal.Step) bool { return u.queued(ctx, s) },
+		Queued:         func(s *journal.Step) bool { return (&attempt{u, s}).queued(ctx) },
 	}
 }
 
 // deferred reports whether it is too early to repeat a step's DEL.
-func (u *undoing) deferred(ctx context.Context, step *journal.Step) bool {
-	return onceMoreIn(step, u.asker(ctx, false)) > 0
+func (a *attempt) deferred(ctx context.Context) bool {
+	return onceMoreIn(a.Step, a.asker(ctx, false)) > 0
 }
 
 // Ready reports whether an entry has a step that can run now.
 func (w *Worker) Ready(ctx context.Context, e *journal.Entry, ignoreBackoff bool) bool {
 	for i := range e.Generations {
-		u := undoing{Worker: w, Job: Job{Entry: e}, gen: &e.Generations[i]}
+		u := &undoing{Worker: w, Job: Job{Entry: e}, gen: &e.Generations[i]}
 		by := u.asker(ctx, ignoreBackoff)
 		for j := range u.gen.Steps {
-			s := &u.gen.Steps[j]
-			switch NextTry(s, by).Awaits {
+			a := &attempt{u, &u.gen.Steps[j]}
+			switch NextTry(a.Step, by).Awaits {
 			case Nothing:
 				return true
 			case NewOwner:
 				if u.withheld == nil {
 					u.withheld = u.addressesOfOthers(ctx, nil)
 				}
-				if _, is := u.withheldFrom(s); !is {
+				if _, is := a.withheldFrom(); !is {
 					return true
 				}
 			}

@@ -145,9 +145,9 @@ func Others(tx *journal.Tx, key journal.Key, addresses []netip.Addr) ([]*journal
 // another container may have by now. The address may be free because the delegate that allocated it
 // is undone, or because something else released it: an attachment without a journal entry has a
 // pending DEL for every delegate. Such a DEL runs with whileFree.
-func (u *undoing) late(step *journal.Step) bool {
-	return slices.ContainsFunc(u.gen.Claims, func(c journal.Claim) bool {
-		return c.Receives(step.Index) && (u.gen.Freed(c) || u.takenBack(c))
+func (a *attempt) late() bool {
+	return slices.ContainsFunc(a.gen.Claims, func(c journal.Claim) bool {
+		return c.Receives(a.Index) && (a.gen.Freed(c) || a.takenBack(c))
 	})
 }
 
@@ -197,13 +197,13 @@ func (u *undoing) whileFree(ctx context.Context) (_ context.Context, end func())
 
 // poolsOf returns the host-local pools of the addresses that a step knows only from prevResult. It
 // returns none for a step whose own IPAM plugin needs the lock of its pool.
-func (u *undoing) poolsOf(step *journal.Step) (pools []string) {
-	for _, c := range u.gen.Claims {
-		if c.Pool != "" && c.Receives(step.Index) && !slices.Contains(pools, c.Pool) {
+func (a *attempt) poolsOf() (pools []string) {
+	for _, c := range a.gen.Claims {
+		if c.Pool != "" && c.Receives(a.Index) && !slices.Contains(pools, c.Pool) {
 			pools = append(pools, c.Pool)
 		}
 	}
-	if ipam.Pool(step.Config, u.Entry.Network) != "" {
+	if ipam.Pool(a.Config, a.Entry.Network) != "" {
 		return nil
 	}
 	slices.Sort(pools) // every process takes several locks in the same order
@@ -245,9 +245,9 @@ func (u *undoing) takenBack(c journal.Claim) bool {
 }
 
 // withheldFrom returns an address that was withheld from a step because another attachment owns it.
-func (u *undoing) withheldFrom(step *journal.Step) (address netip.Addr, is bool) {
-	for _, c := range u.gen.Claims {
-		if c.Receives(step.Index) && slices.Contains(u.withheld, c.Address) {
+func (a *attempt) withheldFrom() (address netip.Addr, is bool) {
+	for _, c := range a.gen.Claims {
+		if c.Receives(a.Index) && slices.Contains(a.withheld, c.Address) {
 			return c.Address, true
 		}
 	}

@@ -30,25 +30,26 @@ const probeTime = 2 * time.Second
 
 // ask queries the probe of a plugin, if there is one, for what its store has for a step's
 // attachment.
-func (u *undoing) ask(ctx context.Context, step *journal.Step, plugin string) (
-	held []netip.Addr, asked bool, err error) {
-	probe := u.Probes[plugin]
+func (a *attempt) ask(
+	ctx context.Context, plugin string,
+) (held []netip.Addr, asked bool, err error) {
+	probe := a.Probes[plugin]
 	if probe == nil {
 		return nil, false, nil
 	}
 	return probe.Held(ctx, ipam.Query{
-		Network: u.Entry.Network, ContainerID: u.Entry.ContainerID, IfName: u.Entry.IfName,
-		Config: step.Config, IPAM: known.IPAMOf(step.Config).Name, Store: u.gen.Stores[plugin],
+		Network: a.Entry.Network, ContainerID: a.Entry.ContainerID, IfName: a.Entry.IfName,
+		Config: a.Config, IPAM: known.IPAMOf(a.Config).Name, Store: a.gen.Stores[plugin],
 	})
 }
 
 // proven reports whether the address of a step is released; why is the reason for no and unknown.
 // Without a store that a probe can query, the result is unknown and why is "".
-func (u *undoing) proven(ctx context.Context, step *journal.Step) (is tristate.Value, why string) {
+func (a *attempt) proven(ctx context.Context) (is tristate.Value, why string) {
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
-	for _, plugin := range []string{step.Type, known.IPAMOf(step.Config).Name} {
-		held, asked, err := u.ask(ctx, step, plugin)
+	for _, plugin := range []string{a.Type, known.IPAMOf(a.Config).Name} {
+		held, asked, err := a.ask(ctx, plugin)
 		switch {
 		case errors.Is(err, ipam.ErrQueued):
 			return tristate.No, err.Error()
@@ -65,22 +66,22 @@ func (u *undoing) proven(ctx context.Context, step *journal.Step) (is tristate.V
 
 // settle checks a step before its DEL. undone reports that it needs no further DEL, since the store
 // has released its address meanwhile; waits, that even this pass has to wait with it: see NextTry.
-func (u *undoing) settle(ctx context.Context, step *journal.Step) (undone, waits bool) {
+func (a *attempt) settle(ctx context.Context) (undone, waits bool) {
 	is, why := tristate.Unknown, ""
-	askable := u.asksElsewhere() && storeElsewhere(step)
-	if step.Unproven != "" || askable {
-		if is, why = u.proven(ctx, step); is == tristate.Yes {
+	askable := a.asksElsewhere() && storeElsewhere(a.Step)
+	if a.Unproven != "" || askable {
+		if is, why = a.proven(ctx); is == tristate.Yes {
 			return true, false
 		}
 	}
-	by := u.asker(ctx, true)
-	by.NoNetNS, by.AsksStores = u.place.Path == "" && !u.asked(), false
-	switch NextTry(step, by).Awaits {
+	by := a.asker(ctx, true)
+	by.NoNetNS, by.AsksStores = a.place.Path == "" && !a.asked(), false
+	switch NextTry(a.Step, by).Awaits {
 	case Queue, Container, Runtime:
 		return false, true
 	case GracePeriod:
 		if waits = askable && is == tristate.Unknown; waits && why != "" {
-			u.noteUnproven(step, why, "")
+			a.noteUnproven(why, "")
 		}
 	}
 	return false, waits
@@ -88,11 +89,11 @@ func (u *undoing) settle(ctx context.Context, step *journal.Step) (undone, waits
 
 // queued reports whether the DEL of a step is in its plugin's own queue. Another DEL would not
 // help, and may take most of a minute while the plugin's agent is down.
-func (u *undoing) queued(ctx context.Context, step *journal.Step) bool {
-	if step.Unproven == "" || !known.Of(step.Type).Queues {
+func (a *attempt) queued(ctx context.Context) bool {
+	if a.Unproven == "" || !known.Of(a.Type).Queues {
 		return false
 	}
-	_, _, err := u.ask(ctx, step, step.Type)
+	_, _, err := a.ask(ctx, a.Type)
 	return errors.Is(err, ipam.ErrQueued)
 }
 
@@ -100,36 +101,36 @@ func (u *undoing) queued(ctx context.Context, step *journal.Step) bool {
 // is undone according to its store. If the store cannot be queried here and the delegate is known
 // to exit 0 without freeing anything, it gets one more DEL after the grace period, even if its ADD
 // failed: the ADD may have failed after it stored the address.
-func (u *undoing) noteProof(ctx context.Context, step *journal.Step, before string) (undone bool) {
-	is, why := u.proven(ctx, step)
+func (a *attempt) noteProof(ctx context.Context, before string) (undone bool) {
+	is, why := a.proven(ctx)
 	if is == tristate.Yes {
-		step.ConfirmAt = 0
-		if step.ADD == "" {
-			step.RepeatAt = 0 // its address is free: there is nothing to repeat
+		a.ConfirmAt = 0
+		if a.ADD == "" {
+			a.RepeatAt = 0 // its address is free: there is nothing to repeat
 		}
 		return true
 	}
-	if why == "" && known.IPAMOf(step.Config).Elsewhere {
+	if why == "" && known.IPAMOf(a.Config).Elsewhere {
 		why = before // the agent has asked, and this process cannot
 	}
-	if why != "" && (is == tristate.No || step.Attempts < maxUnproven) {
-		u.noteUnproven(step, why, before)
+	if why != "" && (is == tristate.No || a.Attempts < maxUnproven) {
+		a.noteUnproven(why, before)
 		return false
 	}
-	if step.ConfirmAt == 0 && (known.Of(step.Type).MayLie || known.IPAMOf(step.Config).MayLie) {
-		step.ConfirmAt = journal.BootNanos() + int64(u.Node.GraceOf(u.Entry))
+	if a.ConfirmAt == 0 && (known.Of(a.Type).MayLie || known.IPAMOf(a.Config).MayLie) {
+		a.ConfirmAt = journal.BootNanos() + int64(a.Node.GraceOf(a.Entry))
 	}
 	return true
 }
 
 // noteUnproven stores why, and logs and records it once.
-func (u *undoing) noteUnproven(step *journal.Step, why, before string) {
-	step.Ended(journal.StepUnproven, "", 0)
-	step.Unproven = why
+func (a *attempt) noteUnproven(why, before string) {
+	a.Ended(journal.StepUnproven, "", 0)
+	a.Unproven = why
 	if before != "" {
 		return
 	}
-	u.Log.Warn("DEL passed, but its address is not known to be free", "plugin", step.Type,
+	a.Log.Warn("DEL passed, but its address is not known to be free", "plugin", a.Type,
 		"why", why)
-	u.record(journal.Unproven, step, why)
+	a.record(journal.Unproven, why)
 }

@@ -100,22 +100,20 @@ func masqueradedBy(rules []string, chain, network, containerID string) (addresse
 // may have left such a rule; the kernel removes no chain that is in use, and the plugin gives up at
 // its first address. delStrayRules does nothing if another interface of the container shares the
 // chain. If the last DEL fails too, it returns the first failure.
-func (u *undoing) delStrayRules(
-	ctx context.Context, step *journal.Step, f *delegate.Failure,
-) *delegate.Failure {
-	stray := u.masqueraded(ctx, u.Entry.Key, step.Type)
-	if len(stray) == 0 || u.sharesChain(ctx) {
+func (a *attempt) delStrayRules(ctx context.Context, f *delegate.Failure) *delegate.Failure {
+	stray := a.masqueraded(ctx, a.Entry.Key, a.Type)
+	if len(stray) == 0 || a.sharesChain(ctx) {
 		return f
 	}
-	defer func() { u.stray = netip.Prefix{} }()
+	defer func() { a.stray = netip.Prefix{} }()
 	again := f
-	for _, u.stray = range stray {
-		again = u.delWith(ctx, step, step.Config)
+	for _, a.stray = range stray {
+		again = a.delWith(ctx, a.Config)
 	}
 	if again != nil {
 		return f
 	}
-	u.Log.Info("DEL passed after removing rules of unrecorded ADDs", "plugin", step.Type,
+	a.Log.Info("DEL passed after removing rules of unrecorded ADDs", "plugin", a.Type,
 		"addresses", stray)
 	return nil
 }

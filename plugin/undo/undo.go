@@ -88,18 +88,18 @@ func (u *undoing) pass(ctx context.Context) (failures []*delegate.Failure) {
 	u.gen.Begun = true
 	order := undoOrder(u.gen, u.cutOff)
 	for n, index := range order {
-		step := u.step(index)
+		a := u.attempt(index)
 		u.next = nil
 		if n+1 < len(order) {
-			u.next = u.nextCall(u.step(order[n+1]))
+			u.next = u.attempt(order[n+1]).nextCall()
 		}
-		limit, ok := u.share(ctx, step)
+		limit, ok := a.share(ctx)
 		if !ok {
-			return append(failures, notAttempted(step, "out of time"))
+			return append(failures, a.notAttempted("out of time"))
 		}
 		stepCtx, cancel := context.WithTimeout(ctx, limit)
 		u.left--
-		undone, f := u.attempt(stepCtx, step)
+		undone, f := a.run(stepCtx)
 		cancel()
 		if undone {
 			u.gen.Steps = slices.DeleteFunc(u.gen.Steps,
@@ -115,44 +115,42 @@ func (u *undoing) pass(ctx context.Context) (failures []*delegate.Failure) {
 	return failures
 }
 
-// step returns the step of the delegate at an index of the chain.
-func (u *undoing) step(index int) *journal.Step {
-	return &u.gen.Steps[slices.IndexFunc(u.gen.Steps,
-		func(s journal.Step) bool { return s.Index == index })]
+// attempt returns the DEL of the delegate at an index of the chain.
+func (u *undoing) attempt(index int) *attempt {
+	i := slices.IndexFunc(u.gen.Steps, func(s journal.Step) bool { return s.Index == index })
+	return &attempt{u, &u.gen.Steps[i]}
 }
 
-// attempt runs the DEL of a step, unless it has to wait, and reports whether the step is undone.
-func (u *undoing) attempt(
-	ctx context.Context, step *journal.Step,
-) (undone bool, f *delegate.Failure) {
-	switch pools := u.poolsOf(step); {
-	case u.Unrecorded && len(pools) > 0:
-		release, ok := u.holdPools(ctx, pools)
+// run runs the DEL of a step, unless it has to wait, and reports whether the step is undone.
+func (a *attempt) run(ctx context.Context) (undone bool, f *delegate.Failure) {
+	switch pools := a.poolsOf(); {
+	case a.Unrecorded && len(pools) > 0:
+		release, ok := a.holdPools(ctx, pools)
 		defer release()
 		if !ok {
-			return false, notAttempted(step, "host-local's lock is busy")
+			return false, a.notAttempted("host-local's lock is busy")
 		}
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, u.Budgets.LateDel)
+		ctx, cancel = context.WithTimeout(ctx, a.Budgets.LateDel)
 		defer cancel()
-	case u.late(step):
+	case a.late():
 		var end func()
-		ctx, end = u.whileFree(ctx)
+		ctx, end = a.whileFree(ctx)
 		defer end()
 	}
-	undone, waits := u.settle(ctx, step)
+	undone, waits := a.settle(ctx)
 	switch {
 	case waits:
 		return false, nil
 	case !undone:
-		f = u.del(ctx, step)
+		f = a.del(ctx)
 	}
-	return u.noteOutcome(ctx, step, f), f
+	return a.noteOutcome(ctx, f), f
 }
 
 // notAttempted is the failure of a step whose delegate was not started.
-func notAttempted(step *journal.Step, why string) *delegate.Failure {
-	return &delegate.Failure{Plugin: step.Type, Command: "DEL", Code: types.ErrTryAgainLater,
+func (a *attempt) notAttempted(why string) *delegate.Failure {
+	return &delegate.Failure{Plugin: a.Type, Command: "DEL", Code: types.ErrTryAgainLater,
 		Msg: "not attempted: " + why, Unstarted: true}
 }
 
@@ -206,35 +204,35 @@ func undoOrder(g *journal.Generation, cutOff int) []int {
 }
 
 // share returns a step's share of the remaining time, if that is enough: see Run.
-func (u *undoing) share(ctx context.Context, step *journal.Step) (limit time.Duration, ok bool) {
-	left := u.Budgets.Undo
+func (a *attempt) share(ctx context.Context) (limit time.Duration, ok bool) {
+	left := a.Budgets.Undo
 	if deadline, bounded := ctx.Deadline(); bounded {
 		left = time.Until(deadline)
 	}
-	limit = max(left-time.Duration(u.left-1)*u.Budgets.Reserve, left/2)
-	if step.RepeatAt != 0 {
-		limit = left / time.Duration(u.left)
+	limit = max(left-time.Duration(a.left-1)*a.Budgets.Reserve, left/2)
+	if a.RepeatAt != 0 {
+		limit = left / time.Duration(a.left)
 	}
-	return max(limit, u.Budgets.Step), left >= u.Budgets.Step
+	return max(limit, a.Budgets.Step), left >= a.Budgets.Step
 }
 
 // del runs the DEL of one step. If the delegate rejects the configuration of its ADD as invalid
 // (for example after an upgrade), del also tries the chain's current configuration. It does so
 // after no other error, because success with another configuration proves nothing about what the
 // ADD took. A delegate whose ADD did not succeed may have taken nothing: see undoMistake.
-func (u *undoing) del(ctx context.Context, step *journal.Step) *delegate.Failure {
-	f := u.delWith(ctx, step, step.Config)
-	if f != nil && !f.Killed && known.Of(step.Type).MasqueradesBy(step.Config) {
-		f = u.delStrayRules(ctx, step, f)
+func (a *attempt) del(ctx context.Context) *delegate.Failure {
+	f := a.delWith(ctx, a.Config)
+	if f != nil && !f.Killed && known.Of(a.Type).MasqueradesBy(a.Config) {
+		f = a.delStrayRules(ctx, f)
 	}
 	switch {
 	case f == nil || f.Killed:
 		return f
-	case step.ADD == journal.AddFailed, step.ADD == journal.AddCutOff &&
-		step.State != journal.StepUntried:
-		return u.undoMistake(ctx, step, f)
+	case a.ADD == journal.AddFailed, a.ADD == journal.AddCutOff &&
+		a.State != journal.StepUntried:
+		return a.undoMistake(ctx, f)
 	case slices.Contains(rejections, f.Code):
-		return u.delPresent(ctx, step, f)
+		return a.delPresent(ctx, f)
 	}
 	return f
 }
@@ -271,47 +269,45 @@ func (w *Worker) ClaimHeld(e *journal.Entry) (found bool) {
 }
 
 // noteOutcome stores the outcome of a DEL in its step and reports whether the step is undone.
-func (u *undoing) noteOutcome(
-	ctx context.Context, step *journal.Step, f *delegate.Failure,
-) (undone bool) {
-	was := step.State
-	step.Attempts++
-	step.RetryAt = journal.BootNanos() + int64(backoff(step.Attempts))
+func (a *attempt) noteOutcome(ctx context.Context, f *delegate.Failure) (undone bool) {
+	was := a.State
+	a.Attempts++
+	a.RetryAt = journal.BootNanos() + int64(backoff(a.Attempts))
 	if f != nil {
-		u.noteFailure(step, f)
+		a.noteFailure(f)
 		return false
 	}
-	before := step.Unproven
-	step.Unproven = ""
-	if address, is := u.withheldFrom(step); is {
-		if step.Ended(journal.StepParked, "", 0); was != journal.StepParked {
-			u.Log.Info("DEL parked: its address has another owner", "plugin", step.Type,
+	before := a.Unproven
+	a.Unproven = ""
+	if address, is := a.withheldFrom(); is {
+		if a.Ended(journal.StepParked, "", 0); was != journal.StepParked {
+			a.Log.Info("DEL parked: its address has another owner", "plugin", a.Type,
 				"address", address)
-			u.record(journal.Parked, step, fmt.Sprintf("%s has another owner", address))
+			a.record(journal.Parked, fmt.Sprintf("%s has another owner", address))
 		}
 		return false
 	}
-	step.Ended(journal.StepRepeat, "", 0)
-	return u.noteProof(ctx, step, before) && !u.deferred(ctx, step)
+	a.Ended(journal.StepRepeat, "", 0)
+	return a.noteProof(ctx, before) && !a.deferred(ctx)
 }
 
 // noteFailure stores why the DEL of a step is pending. A killed delegate gets a second DEL.
-func (u *undoing) noteFailure(step *journal.Step, f *delegate.Failure) {
-	if step.State != journal.StepFailed || step.LastCode != f.Code {
-		u.Log.Warn("DEL failed and is pending", "plugin", step.Type, "code", f.Code,
+func (a *attempt) noteFailure(f *delegate.Failure) {
+	if a.State != journal.StepFailed || a.LastCode != f.Code {
+		a.Log.Warn("DEL failed and is pending", "plugin", a.Type, "code", f.Code,
 			"err", netconf.Shorten(f.Said(), 500))
 	}
-	step.Ended(journal.StepFailed, netconf.Shorten(f.Said(), 500), f.Code)
+	a.Ended(journal.StepFailed, netconf.Shorten(f.Said(), 500), f.Code)
 	if f.Killed {
-		step.RepeatAt = journal.BootNanos() + int64(u.Node.GraceOf(u.Entry))
+		a.RepeatAt = journal.BootNanos() + int64(a.Node.GraceOf(a.Entry))
 	}
 }
 
 // record records an event of the DEL of a step.
-func (u *undoing) record(kind journal.EventKind, step *journal.Step, reason string) {
-	event := record.EventOf(kind, u.Entry)
-	event.Reason, event.Plugins = reason, []string{step.Type}
-	u.Journal.Event(event)
+func (a *attempt) record(kind journal.EventKind, reason string) {
+	event := record.EventOf(kind, a.Entry)
+	event.Reason, event.Plugins = reason, []string{a.Type}
+	a.Journal.Event(event)
 }
 
 // StartFirst starts the delegate that will probably get the first DEL, while unwind searches for
@@ -324,5 +320,5 @@ func (w *Worker) StartFirst(lock *journal.Lock, e *journal.Entry) {
 	}
 	u := undoing{Worker: w, Job: Job{Entry: e, Lock: lock}, gen: gen}
 	u.place.Path = w.Verb.Netns
-	w.StartEarly(u.callOf(u.step(order[0]), nil))
+	w.StartEarly(u.attempt(order[0]).callOf(nil))
 }

@@ -122,7 +122,7 @@ func TestConfirmingStepKeepsItsTime(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), DefaultBudgets.Undo)
 			defer cancel()
 			var ok bool
-			if all[i], ok = u.share(ctx, &gen.Steps[i]); !ok {
+			if all[i], ok = (&attempt{&u, &gen.Steps[i]}).share(ctx); !ok {
 				t.Fatal("no time")
 			}
 		}
