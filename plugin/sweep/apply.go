@@ -23,7 +23,7 @@ func (s *Sweep) Apply(ctx context.Context, findings []Finding) {
 	s.releaseEach(ctx, findings, limit, limit.worksAgain)
 	if slices.ContainsFunc(findings, func(f Finding) bool { return f.Released }) {
 		s.releaseEach(ctx, findings, limit,
-			func(f *Finding) bool { return !f.throttled && s.unparked(ctx, f.Key) })
+			func(f *Finding) bool { return s.unparked(ctx, f.Key) })
 	}
 }
 

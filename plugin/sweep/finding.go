@@ -33,11 +33,10 @@ type Finding struct {
 	listed     bool // the sweep had a list
 	identified bool // its network namespace is on record
 
-	thisBoot  bool     // it was added in this boot
-	passed    bool     // live only in the journal, because its DEL passed, see alive.Node.Passed
-	orphaned  bool     // orphaned delegates hold its lock
-	failing   []string // see undo.FailingPlugins
-	throttled bool     // it is dead, but its failing plugins fail in this sweep too, see throttle
+	thisBoot bool     // it was added in this boot
+	passed   bool     // live only in the journal, because its DEL passed, see alive.Node.Passed
+	orphaned bool     // orphaned delegates hold its lock
+	failing  []string // see undo.FailingPlugins
 
 	cached *alive.Cached // set if only libcni's cache has the attachment, see planCached
 	pools  []Pool        // of the cached chain

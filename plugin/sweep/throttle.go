@@ -24,8 +24,7 @@ const probes = 3
 // enough.
 func (p *throttle) try(f *Finding, settle func()) {
 	before := f.failing
-	if f.throttled = !p.admits(before); f.throttled {
-		f.Deferred = true
+	if f.Deferred = !p.admits(before); f.Deferred {
 		return
 	}
 	settle()

@@ -94,11 +94,7 @@ func (a *attempt) present() (*netconf.Chain, *netconf.Conf) {
 // container's interface gets that interface, or one like it in a scratch namespace.
 func (a *attempt) delWith(ctx context.Context, config json.RawMessage) *delegate.Failure {
 	c := a.callOf(config)
-	withheld := a.withheld
-	if known.Of(a.Type).RemovesByAddress {
-		withheld = slices.Concat(withheld, a.Verb.JustAssigned)
-	}
-	prevResult, err := a.prevResult(config, withheld)
+	prevResult, err := a.prevResult(config)
 	if err != nil {
 		return c.Failed(0, "prevResult: "+err.Error())
 	}
@@ -178,9 +174,7 @@ func (a *attempt) delInScratch(
 // prevResult returns the prevResult for a DEL with a configuration: the final result of the ADD, or
 // the last known one, in the version of the configuration and without the withheld addresses. Like
 // libcni, it returns none before version 0.4.0.
-func (a *attempt) prevResult(
-	config json.RawMessage, withheld []netip.Addr,
-) (json.RawMessage, error) {
+func (a *attempt) prevResult(config json.RawMessage) (json.RawMessage, error) {
 	if a.gen.Result == nil {
 		return nil, nil
 	}
@@ -188,6 +182,10 @@ func (a *attempt) prevResult(
 	_ = json.Unmarshal(config, &conf)
 	if has, err := version.GreaterThanOrEqualTo(conf.CNIVersion, "0.4.0"); err != nil || !has {
 		return nil, err
+	}
+	withheld := a.withheld
+	if known.Of(a.Type).RemovesByAddress {
+		withheld = slices.Concat(withheld, a.Verb.JustAssigned)
 	}
 	result, err := netconf.ConvertResult(a.gen.Result, conf.CNIVersion)
 	if err != nil || len(withheld) == 0 {

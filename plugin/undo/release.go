@@ -74,11 +74,11 @@ func (w *Worker) ReleaseLocked(
 		w.Log.Info("releasing attachment", "attachment", key.String(),
 			"verdict", string(out.Verdict.Fate), "reason", reason.Text)
 	}
+	end := w.undoDead
 	if out.Verdict.Fate == alive.Foreign {
-		out.Err = w.Purge(ctx, lock, e, reason)
-	} else {
-		out.Err = w.undoDead(ctx, lock, e, reason)
+		end = w.Purge
 	}
+	out.Err = end(ctx, Job{Entry: e, Lock: lock}, reason)
 	out.Released = out.Err == nil && e.Pending() == 0
 	if out.Released {
 		w.Log.Info("released", "attachment", key.String(), "reason", reason.Text)
@@ -88,9 +88,8 @@ func (w *Worker) ReleaseLocked(
 
 // undoDead runs the DELs of a dead attachment. It keeps a recorded reason of a failed or
 // interrupted ADD.
-func (w *Worker) undoDead(
-	ctx context.Context, lock *journal.Lock, e *journal.Entry, reason alive.Reason,
-) error {
+func (w *Worker) undoDead(ctx context.Context, job Job, reason alive.Reason) error {
+	e := job.Entry
 	if e.State == journal.Unwinding {
 		reason = alive.Recorded(cmp.Or(e.Cause, reason.Code), cmp.Or(e.Reason, reason.Text))
 	}
@@ -98,13 +97,12 @@ func (w *Worker) undoDead(
 	if err := w.Begin(ctx, e, reason); err != nil {
 		return err
 	}
-	return w.finishRelease(ctx, Job{Entry: e, Lock: lock}, reason, w.Run)
+	return w.finishRelease(ctx, job, reason, w.Run)
 }
 
 // Purge releases what host-local keeps for an attachment on this disk, and abandons the rest.
-func (w *Worker) Purge(
-	ctx context.Context, lock *journal.Lock, e *journal.Entry, reason alive.Reason,
-) error {
+func (w *Worker) Purge(ctx context.Context, job Job, reason alive.Reason) error {
+	e := job.Entry
 	pools := map[string]bool{}
 	for _, g := range e.Generations {
 		for _, step := range g.Steps {
@@ -121,11 +119,10 @@ func (w *Worker) Purge(
 		}
 	}
 	e.Cause, e.Reason = reason.Code, reason.Text
-	return w.finishRelease(ctx, Job{Entry: e, Lock: lock}, reason,
-		func(context.Context, Job) []*delegate.Failure {
-			e.Generations = nil
-			return nil
-		})
+	return w.finishRelease(ctx, job, reason, func(context.Context, Job) []*delegate.Failure {
+		e.Generations = nil
+		return nil
+	})
 }
 
 // finishRelease undoes an attachment without the runtime's DEL, and writes what is left. It records
