@@ -74,12 +74,16 @@ func (n *Node) JudgeReservation(network string, r ipam.Reservation, grace time.D
 }
 
 // JudgeCached judges an attachment in libcni's cache that the journal does not know. It is as young
-// as the youngest of its reservations in some pools: a DEL takes them all.
-func (n *Node) JudgeCached(c Cached, pools []string, grace time.Duration) Verdict {
+// as the youngest of its reservations in the pools of its chain: a DEL takes them all.
+func (n *Node) JudgeCached(c *Cached, grace time.Duration) Verdict {
 	o := owner{network: c.Network, containerID: c.ContainerID,
 		addresses: netconf.InterfaceOf(c.Result, c.IfName).Addresses, made: c.Written, grace: grace}
-	for _, pool := range pools {
-		found, err := ipam.Scan(pool)
+	chain, conf, err := c.Chain()
+	if err != nil || chain == nil {
+		return unknown("its chain cannot be read", Doubt(err))
+	}
+	for _, step := range chain.Steps(conf) {
+		found, err := ipam.Scan(ipam.Pool(step.Config, c.Network))
 		if err != nil {
 			o.made = time.Time{}
 		}

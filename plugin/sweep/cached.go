@@ -60,7 +60,7 @@ func (s *Sweep) planCached(ctx context.Context) (findings []Finding, err error) 
 			len(netconf.InterfaceOf(c.Result, c.IfName).Addresses) == 0 {
 			continue
 		}
-		chain, conf, chainErr := c.Chain()
+		chain, _, chainErr := c.Chain()
 		if chainErr != nil {
 			err = errors.Join(err, fmt.Errorf("%s: %w", c.Path, chainErr))
 			continue
@@ -70,8 +70,7 @@ func (s *Sweep) planCached(ctx context.Context) (findings []Finding, err error) 
 			continue
 		}
 		f := Finding{Key: c.Key(), Pod: netconf.PodOf(c.CNIArgs()), cached: c,
-			pools: PoolsOf(chain, conf)}
-		s.judgeCached(&f)
+			Verdict: s.w.Node.JudgeCached(c, s.graceOf(c.Network))}
 		if f.Releasable() {
 			for _, d := range slices.Backward(chain.Delegates) {
 				f.Pending = append(f.Pending, d.Type)
@@ -80,14 +79,6 @@ func (s *Sweep) planCached(ctx context.Context) (findings []Finding, err error) 
 		findings = append(findings, f)
 	}
 	return findings, err
-}
-
-func (s *Sweep) judgeCached(f *Finding) {
-	var dirs []string
-	for _, p := range f.pools {
-		dirs = append(dirs, p.Dir)
-	}
-	f.Verdict = s.w.Node.JudgeCached(*f.cached, dirs, s.graceOf(f.Network))
 }
 
 // graceOf returns the grace period of a network, from its conflist if it has a pool, else the
@@ -99,14 +90,6 @@ func (s *Sweep) graceOf(network string) time.Duration {
 		}
 	}
 	return s.w.Node.GracePeriod
-}
-
-// hasCached reports whether a finding on libcni's cache covers the owner of an address.
-func hasCached(findings []Finding, network, containerID, ifname string) bool {
-	return slices.ContainsFunc(findings, func(f Finding) bool {
-		return f.cached != nil && f.Network == network && f.ContainerID == containerID &&
-			(ifname == "" || f.IfName == ifname)
-	})
 }
 
 // undoCached runs the DELs of an attachment in libcni's cache, and removes the cache file.
@@ -134,10 +117,12 @@ func (s *Sweep) undoCached(ctx context.Context, w *undo.Worker, f *Finding) erro
 	if err = errors.Join(err, journalErr); err != nil {
 		return err
 	}
-	if s.judgeCached(f); f.Fate != alive.Dead || inJournal[f.ContainerID] {
+	grace := s.graceOf(f.Network)
+	if f.Verdict = s.w.Node.JudgeCached(f.cached, grace); f.Fate != alive.Dead ||
+		inJournal[f.ContainerID] {
 		return nil
 	}
-	e, err := w.OfCache(f.cached, s.graceOf(f.Network))
+	e, err := w.OfCache(f.cached, grace)
 	if err != nil {
 		return err
 	}

@@ -39,7 +39,6 @@ type Finding struct {
 	failing  []string // see undo.FailingPlugins
 
 	cached *alive.Cached // set if only libcni's cache has the attachment, see planCached
-	pools  []Pool        // of the cached chain
 }
 
 // Cached reports whether libcni's cache has the attachment and the journal does not. If so, it

@@ -128,13 +128,15 @@ func (s *Sweep) reconcile(
 	if len(found) == 0 {
 		return nil, err
 	}
-	known, knownErr := s.containers(ctx)
-	if knownErr != nil {
-		return nil, errors.Join(err, knownErr)
+	inJournal, journalErr := s.containers(ctx)
+	if journalErr != nil {
+		return nil, errors.Join(err, journalErr)
 	}
 	plan := ipam.Plan(found, func(r ipam.Reservation) (bool, string) {
-		if known[r.Owner.ContainerID] || s.w.Node.List == nil ||
-			hasCached(all, pool.Network, r.Owner.ContainerID, r.Owner.IfName) {
+		cached := func(f Finding) bool {
+			return f.cached != nil && f.Network == pool.Network && r.Owner.Is(f.ContainerID, f.IfName)
+		}
+		if inJournal[r.Owner.ContainerID] || s.w.Node.List == nil || slices.ContainsFunc(all, cached) {
 			return false, "" // without a list there is no evidence against an owner
 		}
 		v := s.w.Node.JudgeReservation(pool.Network, r, pool.GracePeriod)
