@@ -2,7 +2,6 @@ package alive
 
 import (
 	"context"
-	"errors"
 	"net/netip"
 	"os"
 	"slices"
@@ -15,14 +14,10 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// A container ID, a path, a namespace or a static address may be reused without a record in the
-// journal: unwind was disabled, or the journal could not be written. Later searches for such an ADD
-// before unwind undoes anything without the runtime's DEL. undo checks who owns the interface in a
-// namespace before a delegate gets the namespace.
-
-// Later reports whether an ADD without a journal entry added the attachment again and is live.
-// unwind then does not undo the old ADD: its DELs go by container ID and interface, and would
-// release what the delegates took for the later one.
+// Later reports whether an ADD without a journal entry added the attachment again and is live:
+// unwind was disabled, or the journal could not be written. unwind then does not undo the old ADD:
+// its DELs go by container ID and interface, and would release what the delegates took for the
+// later one.
 //
 // Later searches the namespaces only if something indicates a later ADD: libcni's cache has another
 // result, host-local has assigned the attachment another address or the same one again, or an
@@ -107,25 +102,20 @@ func (n *Node) suspects(e *journal.Entry, cachedInterface journal.Interface) ([]
 	if cachedInterface.Known() {
 		all = append(all, suspect{Interface: cachedInterface})
 	}
-	var pools []string
 	for _, g := range e.Generations {
 		for _, c := range g.Claims {
-			one := journal.Interface{Addresses: []netip.Addr{c.Address}}
-			switch {
-			case c.Pool == "":
+			if c.Pool == "" {
+				one := journal.Interface{Addresses: []netip.Addr{c.Address}}
 				all = append(all, suspect{one, true})
-			case !slices.Contains(pools, c.Pool):
-				pools = append(pools, c.Pool)
+				continue
 			}
-		}
-	}
-	for _, pool := range pools {
-		again, err := n.reservedAgain(pool, e)
-		if err != nil {
-			return nil, err
-		}
-		if len(again) > 0 {
-			all = append(all, suspect{Interface: journal.Interface{Addresses: again}})
+			again, err := n.reservedAgain(c.Pool, e)
+			if err != nil {
+				return nil, err
+			}
+			if len(again) > 0 {
+				all = append(all, suspect{Interface: journal.Interface{Addresses: again}})
+			}
 		}
 	}
 	return all, nil
@@ -235,21 +225,17 @@ func (n *Node) IsCached(k journal.Key) tristate.Value {
 func (n *Node) Anothers(ctx context.Context, key journal.Key, seen host.Interface) (is bool) {
 	// in doubt it would be nobody's
 	n.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
-		var candidates []journal.Key // inodes come again; only the entry tells namespaces apart
-		err := tx.Outlines(func(other journal.Outline, err error) error {
-			if err == nil && other.Key != key && other.IfName == key.IfName &&
-				other.State == journal.Live && other.BootID == n.Host.BootID &&
-				other.NetNS.Ino == seen.Netns.Ino {
-				candidates = append(candidates, other.Key)
+		return tx.Outlines(func(other journal.Outline, err error) error {
+			if is || err != nil || other.Key == key || other.IfName != key.IfName ||
+				other.State != journal.Live || other.BootID != n.Host.BootID ||
+				other.NetNS.Ino != seen.Netns.Ino {
+				return nil
 			}
-			return nil
+			// Inodes come again; only the entry tells namespaces apart.
+			e, err := record.Readable(tx.Get(other.Key))
+			is = e != nil && e.Newest().NetNS.Same(seen.Netns)
+			return err
 		})
-		for _, k := range candidates {
-			other, getErr := record.Readable(tx.Get(k))
-			is = is || other != nil && other.Newest().NetNS.Same(seen.Netns)
-			err = errors.Join(err, getErr)
-		}
-		return err
 	})
 	if is {
 		return true

@@ -134,16 +134,6 @@ func storeElsewhere(s *journal.Step) bool {
 		known.IPAMOf(s.Config).Elsewhere
 }
 
-// asksElsewhere reports whether this process has a probe of a store on another machine.
-func (w *Worker) asksElsewhere() bool {
-	for plugin := range w.Probes {
-		if known.Of(plugin).Elsewhere {
-			return true
-		}
-	}
-	return false
-}
-
 // freesByContainer reports whether the DEL of a step has succeeded, or may have, and would free the
 // address of another attachment of the same container if it ran again: whereabouts goes by
 // container ID and interface in all networks, and before 0.9.0 by container ID alone. The plain
@@ -162,19 +152,18 @@ func KeepsContainer(state journal.State) bool {
 
 // asker returns this process as it would run the steps of the generation.
 func (u *undoing) asker(ctx context.Context, ignoreBackoff bool) Asker {
-	return Asker{
+	by := Asker{
 		Now: journal.BootNanos(), SameBoot: u.Node.SameBoot(u.gen) == tristate.Yes,
 		GracePeriod: u.Node.GraceOf(u.Entry), Since: u.Entry.Since.Boot,
-		NoNetNS:      !u.asked() && isMissing(u.gen.NetNS.Path),
-		IgnoresPause: ignoreBackoff, AsksStores: u.asksElsewhere(),
+		NoNetNS:        !u.asked() && isMissing(u.gen.NetNS.Path),
+		IgnoresPause:   ignoreBackoff,
 		ContainerLives: func() bool { return u.containerLives(ctx, u.Entry.Key) },
 		Queued:         func(s *journal.Step) bool { return (&attempt{u, s}).queued(ctx) },
 	}
-}
-
-// deferred reports whether it is too early to repeat a step's DEL.
-func (a *attempt) deferred(ctx context.Context) bool {
-	return onceMoreIn(a.Step, a.asker(ctx, false)) > 0
+	for plugin := range u.Probes {
+		by.AsksStores = by.AsksStores || known.Of(plugin).Elsewhere
+	}
+	return by
 }
 
 // Ready reports whether an entry has a step that can run now.

@@ -15,21 +15,12 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// Protection against a late DEL whose address has a new owner (cni#924):
-//
-//  1. Before a DEL, addressesOfOthers finds the addresses of other attachments, to remove them from
-//     prevResult. If the delegate knows the address only from prevResult, its step is parked: it
-//     stays pending.
-//  2. When an ADD gets an address, claim runs the pending DELs of dead attachments that have it,
-//     before the next delegate.
-//  3. When an address is free again, ReplayParked runs the parked DELs.
-
 // addressesOfOthers returns the addresses of a generation that have another owner: a live
-// attachment in the journal, or the owner in host-local's own file. If the file cannot be read, or
-// it is unknown whether the other attachment is live, the address counts as another owner's: a DEL
-// without it can be repeated later, a DEL with it cannot be undone. An address that was just
-// assigned to this ADD does not count, because this ADD has nothing yet that a DEL with the address
-// could remove.
+// attachment in the journal, or the owner in host-local's own file. They are removed from the
+// prevResult of a DEL (cni#924). If the file cannot be read, or it is unknown whether the other
+// attachment is live, the address counts as another owner's: a DEL without it can be repeated later,
+// a DEL with it cannot be undone. An address that was just assigned to this ADD does not count,
+// because this ADD has nothing yet that a DEL with the address could remove.
 func (u *undoing) addressesOfOthers(ctx context.Context, claiming []*journal.Entry) []netip.Addr {
 	var othersOwn []netip.Addr
 	for _, c := range u.gen.Claims {

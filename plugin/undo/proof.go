@@ -67,14 +67,14 @@ func (a *attempt) proven(ctx context.Context) (is tristate.Value, why string) {
 // settle checks a step before its DEL. undone reports that it needs no further DEL, since the store
 // has released its address meanwhile; waits, that even this pass has to wait with it: see NextTry.
 func (a *attempt) settle(ctx context.Context) (undone, waits bool) {
+	by := a.asker(ctx, true)
+	askable := by.AsksStores && storeElsewhere(a.Step)
 	is, why := tristate.Unknown, ""
-	askable := a.asksElsewhere() && storeElsewhere(a.Step)
 	if a.Unproven != "" || askable {
 		if is, why = a.proven(ctx); is == tristate.Yes {
 			return true, false
 		}
 	}
-	by := a.asker(ctx, true)
 	by.NoNetNS, by.AsksStores = a.place.Path == "" && !a.asked(), false
 	switch NextTry(a.Step, by).Awaits {
 	case Queue, Container, Runtime:

@@ -228,8 +228,7 @@ func (a *attempt) del(ctx context.Context) *delegate.Failure {
 	switch {
 	case f == nil || f.Killed:
 		return f
-	case a.ADD == journal.AddFailed, a.ADD == journal.AddCutOff &&
-		a.State != journal.StepUntried:
+	case a.ADD == journal.AddFailed, a.ADD == journal.AddCutOff && a.State != journal.StepUntried:
 		return a.undoMistake(ctx, f)
 	case slices.Contains(rejections, f.Code):
 		return a.delPresent(ctx, f)
@@ -288,7 +287,7 @@ func (a *attempt) noteOutcome(ctx context.Context, f *delegate.Failure) (undone 
 		return false
 	}
 	a.Ended(journal.StepRepeat, "", 0)
-	return a.noteProof(ctx, before) && !a.deferred(ctx)
+	return a.noteProof(ctx, before) && onceMoreIn(a.Step, a.asker(ctx, false)) == 0
 }
 
 // noteFailure stores why the DEL of a step is pending. A killed delegate gets a second DEL.
