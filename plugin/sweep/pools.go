@@ -30,17 +30,19 @@ type Pool struct {
 }
 
 // PoolsOf returns the pools of a chain.
-func PoolsOf(ch *netconf.Chain, c *netconf.Conf) []Pool {
-	var pools []Pool
+func PoolsOf(ch *netconf.Chain, c *netconf.Conf) (pools []Pool) {
 	for i := range ch.Delegates {
-		config := ch.Config(i, c)
-		dir := ipam.Pool(config, c.Name)
-		if dir != "" && !slices.ContainsFunc(pools, func(p Pool) bool { return p.Dir == dir }) {
-			pools = append(pools, Pool{Network: c.Name, Dir: dir, Config: config,
-				GracePeriod: c.GracePeriod})
+		p := poolOf(ch.Config(i, c), c)
+		if p.Dir != "" && !slices.ContainsFunc(pools, func(o Pool) bool { return o.Dir == p.Dir }) {
+			pools = append(pools, p)
 		}
 	}
 	return pools
+}
+
+func poolOf(config json.RawMessage, c *netconf.Conf) Pool {
+	return Pool{Network: c.Name, Dir: ipam.Pool(config, c.Name), Config: config,
+		GracePeriod: c.GracePeriod}
 }
 
 // Full reports whether the pool has no free address.
@@ -90,15 +92,15 @@ func ReadPools(stateDir string, confDirs ...string) ([]Pool, error) {
 // directory.
 func readPools(path, stateDir string) (pools []Pool, ours bool, err error) {
 	list, err := netconf.ReadConflist(path)
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, true, err
-	case list.Unwind != nil:
-		chain, err := list.Unwind.LoadChain()
+	}
+	if conf := list.Unwind; conf != nil {
+		chain, err := conf.LoadChain()
 		if err != nil {
 			return nil, true, err
 		}
-		return PoolsOf(chain, list.Unwind), list.Unwind.StateDir == filepath.Clean(stateDir), nil
+		return PoolsOf(chain, conf), conf.StateDir == filepath.Clean(stateDir), nil
 	}
 	chain, conf, err := list.Plain()
 	if err != nil {
@@ -107,9 +109,7 @@ func readPools(path, stateDir string) (pools []Pool, ours bool, err error) {
 	pools = PoolsOf(chain, conf)
 	for _, d := range chain.Delegates {
 		if known.Of(d.Type).HidesIPAM && d.IPAM == "" { // flannel's plugin gets host-local then
-			config := json.RawMessage(`{"ipam": {"type": "host-local"}}`)
-			pools = append(pools, Pool{Network: conf.Name, Dir: ipam.Pool(config, conf.Name), Config: config,
-				GracePeriod: conf.GracePeriod})
+			pools = append(pools, poolOf(json.RawMessage(`{"ipam": {"type": "host-local"}}`), conf))
 		}
 	}
 	for i := range pools {
