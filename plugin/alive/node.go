@@ -132,15 +132,17 @@ func (n *Node) IsOwn(e *journal.Entry, netns journal.NetNS) bool {
 	})
 }
 
-// InUse reports whether an interface in any network namespace has the address. A non-nil skip
-// excludes interfaces. An error says why the result is unknown.
-func (n *Node) InUse(address netip.Addr, skip func(host.Interface) bool) (tristate.Value, error) {
+// InUse reports whether an interface in any network namespace has one of the addresses. A non-nil
+// skip excludes interfaces. An error says why the result is unknown.
+func (n *Node) InUse(
+	addresses []netip.Addr, skip func(host.Interface) bool,
+) (tristate.Value, error) {
 	all, err := n.View.All(n.Log)
-	used := slices.ContainsFunc(all, func(s host.Interface) bool {
-		return slices.Contains(s.Addresses, address.Unmap()) && (skip == nil || !skip(s))
-	})
-	if used {
-		return tristate.Yes, nil
+	for _, s := range all {
+		has := func(a netip.Addr) bool { return slices.Contains(s.Addresses, a.Unmap()) }
+		if slices.ContainsFunc(addresses, has) && (skip == nil || !skip(s)) {
+			return tristate.Yes, nil
+		}
 	}
 	return tristate.Of(false, err), err
 }

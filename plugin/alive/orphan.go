@@ -146,14 +146,10 @@ func (n *Node) lookAtOwner(o owner) Orphan {
 	old := seen.PastGracePeriod == tristate.Yes && seen.Cached == tristate.No
 	if old || seen.Listed == tristate.Unknown {
 		seen.InUse = tristate.No
-		for _, a := range slices.Compact(o.addresses) {
-			used, err := n.InUse(a, o.skip)
-			if used != tristate.No {
-				seen.InUse, seen.Doubt = used, Doubt(err)
-			}
-			if used == tristate.Yes {
-				break
-			}
+		if len(o.addresses) > 0 {
+			var err error
+			seen.InUse, err = n.InUse(o.addresses, o.skip)
+			seen.Doubt = Doubt(err)
 		}
 	}
 	return seen

@@ -23,19 +23,28 @@ import (
 // path, at its other mounts (including hidden ones), and in the processes. If the host end of its
 // interface shows that something keeps the namespace, find also searches the open files of all
 // processes. It never returns another namespace at one of these paths, or one with another
-// attachment's interface.
+// attachment's interface. If the namespace is not on record, the interface at a path has to prove
+// to be the ADD's.
 func (u *undoing) find(ctx context.Context) delNetNS {
 	g := u.gen
 	if u.Node.SameBoot(g) == tristate.No {
 		return delNetNS{gone: true} // identities of an earlier boot mean nothing in this one
 	}
-	if !g.NetNS.Known() {
-		return u.findUnknown(ctx)
-	}
+	some := false // a path names a namespace
 	for _, path := range []string{u.Netns, g.NetNS.Path} {
-		if seen, err := host.Look(path, u.Entry.IfName); err == nil && g.NetNS.Same(seen.Netns) {
-			return u.own(ctx, host.Place{Path: path}, seen)
+		seen, err := host.Look(path, u.Entry.IfName)
+		switch place := (host.Place{Path: path}); {
+		case err != nil:
+			continue
+		case g.NetNS.Same(seen.Netns):
+			return u.own(ctx, place, seen)
+		case !g.NetNS.Known() && u.shows(ctx, seen):
+			return delNetNS{Place: place}
 		}
+		some = true
+	}
+	if !g.NetNS.Known() {
+		return delNetNS{gone: !some && u.awaitHostLinkGone()}
 	}
 	place, pathErr := host.Find(g.NetNS)
 	if place.Path != "" {
@@ -53,8 +62,8 @@ func (u *undoing) find(ctx context.Context) delNetNS {
 			return u.lookAndOwn(ctx, place)
 		}
 	}
-	known := pathErr == nil && err == nil || len(g.HostLinks) > 0
-	return delNetNS{gone: linkGone && known && pid == 0}
+	looked := pathErr == nil && err == nil || len(g.HostLinks) > 0
+	return delNetNS{gone: linkGone && looked && pid == 0}
 }
 
 // lookAndOwn inspects the interface and calls own.
@@ -75,20 +84,6 @@ func (u *undoing) own(ctx context.Context, p host.Place, seen host.Interface) de
 	u.Log.Warn("the interface belongs to another attachment; running the DEL without the namespace",
 		"netns", p.Path)
 	return delNetNS{}
-}
-
-// findUnknown is find for an ADD whose namespace is not recorded. It uses a path from the runtime
-// if the interface there proves to be the ADD's.
-func (u *undoing) findUnknown(ctx context.Context) delNetNS {
-	some := false // a path names a namespace
-	for _, path := range []string{u.Netns, u.gen.NetNS.Path} {
-		seen, err := host.Look(path, u.Entry.IfName)
-		if err == nil && u.shows(ctx, seen) {
-			return delNetNS{Place: host.Place{Path: path}}
-		}
-		some = some || err == nil
-	}
-	return delNetNS{gone: !some && u.awaitHostLinkGone()}
 }
 
 // awaitHostLinkGone reports whether the host end of the container's interface is gone, or

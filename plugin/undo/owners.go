@@ -18,9 +18,9 @@ import (
 // addressesOfOthers returns the addresses of a generation that have another owner: a live
 // attachment in the journal, or the owner in host-local's own file. They are removed from the
 // prevResult of a DEL (cni#924). If the file cannot be read, or it is unknown whether the other
-// attachment is live, the address counts as another owner's: a DEL without it can be repeated later,
-// a DEL with it cannot be undone. An address that was just assigned to this ADD does not count,
-// because this ADD has nothing yet that a DEL with the address could remove.
+// attachment is live, the address counts as another owner's: a DEL without it can be repeated
+// later, a DEL with it cannot be undone. An address that was just assigned to this ADD does not
+// count, because this ADD has nothing yet that a DEL with the address could remove.
 func (u *undoing) addressesOfOthers(ctx context.Context, claiming []*journal.Entry) []netip.Addr {
 	var othersOwn []netip.Addr
 	for _, c := range u.gen.Claims {
@@ -69,7 +69,7 @@ func (u *undoing) usedElsewhere(address netip.Addr) bool {
 	if slices.Contains(u.Verb.JustAssigned, address) {
 		adds, _ = host.Identify(u.Verb.Netns)
 	}
-	used, _ := u.Node.InUse(address, func(s host.Interface) bool {
+	used, _ := u.Node.InUse([]netip.Addr{address}, func(s host.Interface) bool {
 		return u.Node.IsOwn(u.Entry, s.Netns) || u.Node.IsHost(s.Netns) || adds.Same(s.Netns)
 	})
 	return used != tristate.No // in doubt another container's

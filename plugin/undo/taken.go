@@ -45,7 +45,11 @@ func (a *attempt) undoMistake(ctx context.Context, f *delegate.Failure) *delegat
 	}
 	taken := look()
 	if taken == tristate.No {
-		a.untaken(f)
+		a.Log.Info("failed DEL has nothing to undo: the delegate's ADD failed and left nothing",
+			"plugin", a.Type, "code", f.Code, "err", netconf.Shorten(f.Said(), 200))
+		if a.Attempts > 0 { // a rollback has its own event
+			a.record(journal.Untaken, netconf.Shorten(f.Words(), 500))
+		}
 		return nil
 	}
 	before := *a.Step
@@ -58,15 +62,6 @@ func (a *attempt) undoMistake(ctx context.Context, f *delegate.Failure) *delegat
 	again := a.State == journal.StepFailed && a.LastCode == f.Code
 	f.PutRight = taken == tristate.Unknown && again && a.putRight()
 	return f
-}
-
-// untaken records that a step is undone although its DEL fails. A rollback has its own event.
-func (a *attempt) untaken(f *delegate.Failure) {
-	a.Log.Info("failed DEL has nothing to undo: the delegate's ADD failed and left nothing",
-		"plugin", a.Type, "code", f.Code, "err", netconf.Shorten(f.Said(), 200))
-	if a.Attempts > 0 {
-		a.record(journal.Untaken, netconf.Shorten(f.Words(), 500))
-	}
 }
 
 // putRight says whether the verb's chain no longer has a delegate with the configuration of a
