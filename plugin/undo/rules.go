@@ -47,10 +47,9 @@ func (w *Worker) masqueraded(
 ) (addresses []netip.Prefix) {
 	facts := known.Of(plugin)
 	chain := facts.Chain(k.Network, k.ContainerID)
-	for _, family := range []struct {
-		save    string
-		unknown string
-	}{{"iptables-save", unknownIPv4}, {"ip6tables-save", unknownIPv6}} {
+	for _, family := range []struct{ save, unknown string }{
+		{"iptables-save", unknownIPv4}, {"ip6tables-save", unknownIPv6},
+	} {
 		rules, err := host.Printed(ctx, family.save, "-t", "nat")
 		w.warnOfRules(k, err)
 		found := masqueradedBy(rules, chain, k.Network, k.ContainerID)

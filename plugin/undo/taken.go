@@ -73,12 +73,9 @@ func (a *attempt) putRight() bool {
 	})
 }
 
-// trace inspects one place where the ADD of a step's delegate may have left something: yes if it
-// did, no if it did not.
-type trace func(*attempt, context.Context) tristate.Value
-
-// looks has the function that inspects each place where plugins leave something.
-var looks = map[known.Trace]trace{
+// looks has, for each place where plugins leave something, the function that inspects it: yes if the
+// ADD of a step's delegate left something there, no if it did not.
+var looks = map[known.Trace]func(*attempt, context.Context) tristate.Value{
 	known.Reservation:      (*attempt).reserved,
 	known.Interface:        (*attempt).interfaceThere,
 	known.RulesOfContainer: (*attempt).rulesOfContainer,
