@@ -96,19 +96,15 @@ func (n *Node) SameNamespaces(g *journal.Generation) tristate.Value {
 // a container's (kind, k3d, LXC); or if it is in the initial PID namespace and in the other
 // namespaces of process 1. A container has its own process 1, but not the initial PID namespace.
 func (n *Node) SeesAsRuntime() tristate.Value {
-	if n.Invoked || n.besideRuntimes() {
+	if n.List != nil && len(n.List.Runtimes) > 0 &&
+		!slices.ContainsFunc(n.List.Runtimes, func(pid int) bool {
+			return pid == 0 || n.inNamespaces(host.NamespacesOf(pid)) != tristate.Yes
+		}) {
 		return tristate.Yes
 	}
 	first := host.FirstNamespaces(n.Host)
 	first.PIDNS = firstPIDNS
 	return n.inNamespaces(first)
-}
-
-func (n *Node) besideRuntimes() bool {
-	return n.List != nil && len(n.List.Runtimes) > 0 &&
-		!slices.ContainsFunc(n.List.Runtimes, func(pid int) bool {
-			return pid == 0 || n.inNamespaces(host.NamespacesOf(pid)) != tristate.Yes
-		})
 }
 
 func (n *Node) inNamespaces(of journal.Host) tristate.Value {

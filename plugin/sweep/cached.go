@@ -150,21 +150,18 @@ func (s *Sweep) undoCached(ctx context.Context, w *undo.Worker, f *Finding) erro
 
 // lockFile takes the flock of a file, if it is free. A crash releases it.
 func lockFile(path string) (unlock func(), err error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return func() {}, err
 	}
-	unlock = func() { _ = unix.Close(fd) }
-	var opened, there unix.Stat_t
-	if err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err == nil {
-		if err = unix.Fstat(fd, &opened); err == nil {
-			err = unix.Lstat(path, &there)
-		}
-		if err == nil && (opened.Ino != there.Ino || opened.Dev != there.Dev) {
+	if err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
+		opened, openedErr := f.Stat()
+		there, thereErr := os.Lstat(path)
+		if err = errors.Join(openedErr, thereErr); err == nil && !os.SameFile(opened, there) {
 			err = unix.EWOULDBLOCK // an ADD has replaced it
 		}
 	}
-	return unlock, err
+	return func() { _ = f.Close() }, err
 }
 
 // hasJournal reports whether a journal exists. A sweep does not create one.

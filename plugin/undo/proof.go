@@ -14,11 +14,6 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// A DEL that exits 0 only claims success. If a probe can query the store of the IPAM plugin, the
-// step is undone once the store has nothing left for the attachment. Until then its DEL stays
-// pending as "unproven", and is retried like one that failed. The runtime still gets success, since
-// the plugin reported it.
-
 // maxUnproven limits the DELs of an unproven step while its store cannot be queried: its file
 // cannot be read, or the process that queried a store on another machine is gone. At one DEL per
 // 2.5 to 5 minutes the limit is about 20 hours, after which whereabouts' own reconciler has run.
