@@ -190,15 +190,15 @@ func (w *Worker) Ready(ctx context.Context, e *journal.Entry, ignoreBackoff bool
 }
 
 // containerLives reports whether another attachment of a container is live or being added. In doubt
-// it returns true.
+// it returns true, as for one with a damaged entry, which has no state.
 func (w *Worker) containerLives(ctx context.Context, key journal.Key) bool {
 	lives := true
 	w.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
 		lives = false
-		return tx.Outlines(func(other journal.Outline, err error) error {
+		return tx.Outlines(func(other journal.Outline, _ error) error {
 			lives = lives || other.Key != key && other.ContainerID == key.ContainerID &&
 				KeepsContainer(other.State)
-			return err
+			return nil
 		})
 	})
 	return lives
