@@ -2,6 +2,7 @@ package alive
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"os"
 	"slices"
@@ -225,7 +226,8 @@ func (n *Node) IsCached(k journal.Key) tristate.Value {
 func (n *Node) Anothers(ctx context.Context, key journal.Key, seen host.Interface) (is bool) {
 	// in doubt it would be nobody's
 	n.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
-		return tx.Outlines(func(other journal.Outline, err error) error {
+		var unread error
+		err := tx.Outlines(func(other journal.Outline, err error) error {
 			if is || err != nil || other.Key == key || other.IfName != key.IfName ||
 				other.State != journal.Live || other.BootID != n.Host.BootID ||
 				other.NetNS.Ino != seen.Netns.Ino {
@@ -234,8 +236,10 @@ func (n *Node) Anothers(ctx context.Context, key journal.Key, seen host.Interfac
 			// Inodes come again; only the entry tells namespaces apart.
 			e, err := record.Readable(tx.Get(other.Key))
 			is = e != nil && e.Newest().NetNS.Same(seen.Netns)
-			return err
+			unread = errors.Join(unread, err)
+			return nil
 		})
+		return errors.Join(err, unread)
 	})
 	if is {
 		return true
