@@ -38,12 +38,6 @@ type Cached struct {
 	Written time.Time `json:"-"` // by the wall clock; zero if it was read alone
 }
 
-// isPod reports whether the attachment is of a pod, as List.has does of an entry.
-func (c Cached) isPod() bool {
-	pod := netconf.PodOf(c.CNIArgs())
-	return pod.Namespace != "" && pod.Name != ""
-}
-
 // CNIArgs returns CNI_ARGS of the ADD.
 func (c Cached) CNIArgs() string {
 	var args []string

@@ -115,15 +115,17 @@ func NewList(network string, valid []netconf.Attachment) *List {
 }
 
 // has reports whether an attachment is on the list. The result is unknown without a list, or if the
-// list does not cover the attachment. A podman container has a pod's name in its arguments, but no
-// pod namespace (podman#12083).
+// list does not cover the attachment.
 func (l *List) has(e *journal.Entry) tristate.Value {
-	if l == nil || l.Network != "" && l.Network != e.Network ||
-		l.Pods && (e.Pod.Namespace == "" || e.Pod.Name == "") {
+	if l == nil || l.Network != "" && l.Network != e.Network || l.Pods && !isPod(e.Pod) {
 		return tristate.Unknown
 	}
 	return tristate.Of(l.Names(e.Key), nil)
 }
+
+// isPod reports whether an attachment is of a pod. A podman container has a pod's name in its
+// arguments, but no pod namespace (podman#12083).
+func isPod(pod journal.Pod) bool { return pod.Namespace != "" && pod.Name != "" }
 
 // shortID is the least that crictl, nerdctl and podman print of a container ID.
 const shortID = 12
@@ -156,7 +158,7 @@ func (l *List) HasContainer(network, id string, cache []Cached) tristate.Value {
 		}
 	}
 	for _, c := range cache {
-		if l.Pods && !c.isPod() {
+		if l.Pods && !isPod(netconf.PodOf(c.CNIArgs())) {
 			return tristate.Unknown
 		}
 	}
