@@ -10,7 +10,10 @@ import (
 
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/delegate"
 	"cni-unwind/plugin/known"
+	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/tristate"
 )
 
@@ -90,6 +93,48 @@ func (a *attempt) queued(ctx context.Context) bool {
 	}
 	_, _, err := a.ask(ctx, a.Type)
 	return errors.Is(err, ipam.ErrQueued)
+}
+
+// noteOutcome stores the outcome of a DEL in its step and reports whether the step is undone.
+func (a *attempt) noteOutcome(ctx context.Context, f *delegate.Failure) (undone bool) {
+	was := a.State
+	a.Attempts++
+	a.RetryAt = journal.BootNanos() + int64(backoff(a.Attempts))
+	if f != nil {
+		a.noteFailure(f)
+		return false
+	}
+	before := a.Unproven
+	a.Unproven = ""
+	if address, is := a.withheldFrom(); is {
+		if a.Ended(journal.StepParked, "", 0); was != journal.StepParked {
+			a.Log.Info("DEL parked: its address has another owner", "plugin", a.Type,
+				"address", address)
+			a.record(journal.Parked, fmt.Sprintf("%s has another owner", address))
+		}
+		return false
+	}
+	a.Ended(journal.StepRepeat, "", 0)
+	return a.noteProof(ctx, before) && onceMoreIn(a.Step, a.asker(ctx, false)) == 0
+}
+
+// noteFailure stores why the DEL of a step is pending. A killed delegate gets a second DEL.
+func (a *attempt) noteFailure(f *delegate.Failure) {
+	if a.State != journal.StepFailed || a.LastCode != f.Code {
+		a.Log.Warn("DEL failed and is pending", "plugin", a.Type, "code", f.Code,
+			"err", netconf.Shorten(f.Said(), 500))
+	}
+	a.Ended(journal.StepFailed, netconf.Shorten(f.Said(), 500), f.Code)
+	if f.Killed {
+		a.RepeatAt = journal.BootNanos() + int64(a.Node.GraceOf(a.Entry))
+	}
+}
+
+// record records an event of the DEL of a step.
+func (a *attempt) record(kind journal.EventKind, reason string) {
+	event := record.EventOf(kind, a.Entry)
+	event.Reason, event.Plugins = reason, []string{a.Type}
+	a.Journal.Event(event)
 }
 
 // noteProof stores in a step whose DEL succeeded why that is unproven, and reports whether the step
