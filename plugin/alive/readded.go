@@ -227,8 +227,8 @@ func (n *Node) Anothers(ctx context.Context, key journal.Key, seen host.Interfac
 	// in doubt it would be nobody's
 	n.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
 		var unread error
-		err := tx.Outlines(func(other journal.Outline, err error) error {
-			if is || err != nil || other.Key == key || other.IfName != key.IfName ||
+		err := tx.Outlines(func(other journal.Outline, _ error) error { // a damaged one is not live
+			if is || other.Key == key || other.IfName != key.IfName ||
 				other.State != journal.Live || other.BootID != n.Host.BootID ||
 				other.NetNS.Ino != seen.Netns.Ino {
 				return nil

@@ -73,8 +73,8 @@ func (a *attempt) putRight() bool {
 	})
 }
 
-// looks has, for each place where plugins leave something, the function that inspects it: yes if the
-// ADD of a step's delegate left something there, no if it did not.
+// looks has, for each place where plugins leave something, the function that inspects it: yes if
+// the ADD of a step's delegate left something there, no if it did not.
 var looks = map[known.Trace]func(*attempt, context.Context) tristate.Value{
 	known.Reservation:      (*attempt).reserved,
 	known.Interface:        (*attempt).interfaceThere,
