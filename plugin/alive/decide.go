@@ -144,6 +144,50 @@ func decideUnlisted(ev Evidence) Verdict {
 	return dead(Unlisted)
 }
 
+// Orphan is the evidence on a reservation, or on an attachment in libcni's cache, whose owner is
+// not in the journal. A list covers it by container, regardless of the interface.
+type Orphan struct {
+	SameNamespaces  tristate.Value // this process sees what the runtime sees
+	Listed          tristate.Value // a list has the container; unknown if none covers it
+	PastGracePeriod tristate.Value // the reservation is older than the grace period
+	Cached          tristate.Value // libcni's cache has it with an existing network namespace
+	InUse           tristate.Value // an interface in some network namespace has the address
+	Doubt           string         // for people: why the look for that interface failed, or ""
+}
+
+// DecideOrphan returns the verdict on a reservation whose owner is not in the journal. The owner is
+// a pod from before the installation or, after a loss of the journal, any pod (antrea#8239). The
+// reservation is dead only if all evidence agrees. No list of pods covers a container of nerdctl or
+// podman: it is live if its address is there, else unknown.
+func DecideOrphan(o Orphan) Verdict {
+	switch {
+	case o.SameNamespaces != tristate.Yes:
+		return unknown("this process does not see what the runtime sees; run this on the host, or with "+
+			"--cri", "")
+	case o.Listed == tristate.Unknown && o.InUse == tristate.Yes:
+		return live("no list of the runtime covers its owner, but an interface has the address")
+	case o.Listed == tristate.Unknown:
+		return unknown("its owner is not in the journal, and no list of the runtime covers it", o.Doubt)
+	case o.Listed == tristate.Yes:
+		return live("the runtime lists its owner")
+	case o.PastGracePeriod == tristate.Unknown:
+		return unknown("its age is unknown", "")
+	case o.PastGracePeriod == tristate.No:
+		return Verdict{Fate: Live, Reason: Reason{WithinGrace.Code,
+			"the runtime does not list its owner, but the grace period has not expired"}}
+	case o.Cached == tristate.Unknown:
+		return unknown("libcni's cache cannot be read", "")
+	case o.Cached == tristate.Yes:
+		return live("libcni's cache has its owner, and the owner's network namespace exists")
+	case o.InUse == tristate.Unknown:
+		return unknown("some network namespaces cannot be inspected", o.Doubt)
+	case o.InUse == tristate.Yes:
+		return live("an interface has the address")
+	}
+	return dead(Reason{"orphan", "its owner is neither in the journal nor in the runtime's list, " +
+		"and no interface has the address"})
+}
+
 // OtherOwner is another attachment that claims an address.
 type OtherOwner struct {
 	BeingUndone bool // it is being undone
