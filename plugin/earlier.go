@@ -126,7 +126,7 @@ func (a *adding) supersede(ctx context.Context, killed []string) error {
 	}
 	if v := alive.Decide(a.node.Gather(ctx, prior, a.lock)); v.Fate == alive.Foreign {
 		// without the lock, whose file this ADD keeps
-		if err := a.w.Purge(ctx, nil, prior, v.Reason); err != nil {
+		if err := a.w.Purge(ctx, undo.Job{Entry: prior}, v.Reason); err != nil {
 			return a.journalFailed(ctx, err)
 		}
 		return nil

@@ -400,6 +400,16 @@ func TestOtherNetworkOfTheContainer(t *testing.T) {
 	del b; asking free; gone a b`, whereabouts())
 }
 
+// TestOtherNetworkBesideDamage: the damaged entry of another container hides no living one.
+func TestOtherNetworkBesideDamage(t *testing.T) {
+	stories(t, `
+	whereabouts p0; add a; del a
+	network another; whereabouts p0; add c; damage c
+	network other; also a b; whereabouts p1; add b; forgets
+	ripe a; sweep; calls
+	leaves`, whereabouts())
+}
+
 // TestOtherNetworkAfterAKill: unwind is killed when whereabouts' DEL has passed, and before the journal
 // has that. No sweep runs the DEL again while another network of the container lives; the runtime
 // may ask for it. The container is of no pod, for whose next ADD the DEL would run before that has an

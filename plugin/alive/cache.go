@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -31,12 +32,9 @@ type Cached struct {
 	Result      json.RawMessage `json:"result"`
 	// RuntimeConfig has the runtime's arguments for plugins with capabilities.
 	RuntimeConfig map[string]json.RawMessage `json:"capabilityArgs"`
-}
 
-// isPod reports whether the attachment is of a pod, as List.has does of an entry.
-func (c Cached) isPod() bool {
-	pod := netconf.PodOf(c.CNIArgs())
-	return pod.Namespace != "" && pod.Name != ""
+	Path    string    `json:"-"` // of its file
+	Written time.Time `json:"-"` // by the wall clock; zero if it was read alone
 }
 
 // CNIArgs returns CNI_ARGS of the ADD.
@@ -74,38 +72,43 @@ func (c Cached) Key() journal.Key {
 	return journal.Key{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName}
 }
 
-// CacheFile is a file of libcni's cache.
-type CacheFile struct {
-	Cached
-	Path    string
-	Written time.Time // by the wall clock
-}
-
 // Cache returns all of libcni's cache but the files that are not of an attachment. The error names
 // those that cannot be read; Cache returns the others with it. It skips one that cannot be read and
 // is younger than the grace period: libcni writes in place, so an ADD may be writing it.
-func (n *Node) Cache() (all []CacheFile, err error) {
+func (n *Node) Cache() ([]Cached, error) {
+	all, err := n.readCache("", n.GracePeriod)
+	return slices.DeleteFunc(all,
+		func(c Cached) bool { return fileName(c.Key()) != filepath.Base(c.Path) }), err
+}
+
+// CachedAttachments returns the attachments of a container in a network from libcni's cache.
+func (n *Node) CachedAttachments(network, containerID string) ([]Cached, error) {
+	return n.readCache(network+"-"+containerID+"-", 0)
+}
+
+// readCache returns the files of libcni's cache whose names begin with a prefix. The error names
+// those that cannot be read, except those that are younger than young.
+func (n *Node) readCache(prefix string, young time.Duration) (all []Cached, err error) {
 	files, err := os.ReadDir(n.cacheDir())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	errs := []error{err}
 	for _, f := range files {
-		if !f.Type().IsRegular() {
+		if f.IsDir() || !strings.HasPrefix(f.Name(), prefix) {
 			continue
 		}
-		c, readErr := n.readCached(f.Name())
-		info, err := f.Info() // afterwards: not older than what was read
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // its DEL has just removed it
-		}
-		if err == nil && readErr != nil && time.Since(info.ModTime()) < n.GracePeriod {
-			continue
-		}
-		if err = errors.Join(err, readErr); err != nil {
+		c, err := n.readCached(f.Name())
+		info, infoErr := f.Info() // afterwards: not older than what was read
+		switch {
+		case errors.Is(infoErr, fs.ErrNotExist): // its DEL has just removed it
+		case infoErr != nil:
+			errs = append(errs, infoErr)
+		case err == nil && c != nil:
+			c.Written = info.ModTime()
+			all = append(all, *c)
+		case young == 0 || time.Since(info.ModTime()) >= young:
 			errs = append(errs, err)
-		} else if c != nil && fileName(c.Key()) == f.Name() {
-			all = append(all, CacheFile{*c, filepath.Join(n.cacheDir(), f.Name()), info.ModTime()})
 		}
 	}
 	return all, errors.Join(errs...)
@@ -116,32 +119,6 @@ func fileName(k journal.Key) string {
 	return fmt.Sprintf("%s-%s-%s", k.Network, k.ContainerID, k.IfName)
 }
 
-// CachedAttachments returns the attachments of a container in a network from libcni's cache.
-func (n *Node) CachedAttachments(network, containerID string) ([]Cached, error) {
-	return n.readCache(network + "-" + containerID + "-")
-}
-
-// readCache returns the contents of the files in libcni's cache whose names begin with a prefix.
-func (n *Node) readCache(prefix string) (found []Cached, err error) {
-	files, err := os.ReadDir(n.cacheDir())
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	for _, f := range files {
-		if !strings.HasPrefix(f.Name(), prefix) {
-			continue
-		}
-		c, err := n.readCached(f.Name())
-		if err != nil {
-			return nil, err
-		}
-		if c != nil {
-			found = append(found, *c)
-		}
-	}
-	return found, nil
-}
-
 // CachedADD returns an attachment's ADD from libcni's cache, or nil.
 func (n *Node) CachedADD(key journal.Key) (*Cached, error) {
 	return n.readCached(fileName(key))
@@ -149,11 +126,11 @@ func (n *Node) CachedADD(key journal.Key) (*Cached, error) {
 
 // readCached reads a file of libcni's cache. It returns nil if there is none.
 func (n *Node) readCached(name string) (*Cached, error) {
-	data, err := netconf.ReadFile(filepath.Join(n.cacheDir(), name))
+	c := &Cached{Path: filepath.Join(n.cacheDir(), name)}
+	data, err := netconf.ReadFile(c.Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	c := &Cached{}
 	if err == nil {
 		err = json.Unmarshal(data, c)
 	}

@@ -5,8 +5,10 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
+	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/internal/host"
 	"cni-unwind/plugin/record"
@@ -72,16 +74,17 @@ func (n *Node) SameNamespaces(g *journal.Generation) tristate.Value {
 		init := host.FirstNamespaces(n.Host)
 		theirs.MountNS, theirs.NetNS, theirs.TimeNS = init.MountNS, init.NetNS, init.TimeNS
 	}
-	for _, pair := range [][2]string{{n.Host.MountNS, theirs.MountNS}, {n.Host.PIDNS, theirs.PIDNS}} {
-		if pair[0] == "" || pair[1] == "" {
+	for _, of := range []struct {
+		ours, theirs string
+		needed       bool
+	}{
+		{n.Host.MountNS, theirs.MountNS, true}, {n.Host.PIDNS, theirs.PIDNS, true},
+		{n.Host.NetNS, theirs.NetNS, false}, {n.Host.TimeNS, theirs.TimeNS, false},
+	} {
+		switch {
+		case of.needed && (of.ours == "" || of.theirs == ""):
 			return tristate.Unknown
-		}
-		if pair[0] != pair[1] {
-			return tristate.No
-		}
-	}
-	for _, pair := range [][2]string{{n.Host.NetNS, theirs.NetNS}, {n.Host.TimeNS, theirs.TimeNS}} {
-		if pair[1] != "" && pair[0] != pair[1] {
+		case of.theirs != "" && of.ours != of.theirs:
 			return tristate.No
 		}
 	}
@@ -93,19 +96,15 @@ func (n *Node) SameNamespaces(g *journal.Generation) tristate.Value {
 // a container's (kind, k3d, LXC); or if it is in the initial PID namespace and in the other
 // namespaces of process 1. A container has its own process 1, but not the initial PID namespace.
 func (n *Node) SeesAsRuntime() tristate.Value {
-	if n.Invoked || n.besideRuntimes() {
+	if n.List != nil && len(n.List.Runtimes) > 0 &&
+		!slices.ContainsFunc(n.List.Runtimes, func(pid int) bool {
+			return pid == 0 || n.inNamespaces(host.NamespacesOf(pid)) != tristate.Yes
+		}) {
 		return tristate.Yes
 	}
 	first := host.FirstNamespaces(n.Host)
 	first.PIDNS = firstPIDNS
 	return n.inNamespaces(first)
-}
-
-func (n *Node) besideRuntimes() bool {
-	return n.List != nil && len(n.List.Runtimes) > 0 &&
-		!slices.ContainsFunc(n.List.Runtimes, func(pid int) bool {
-			return pid == 0 || n.inNamespaces(host.NamespacesOf(pid)) != tristate.Yes
-		})
 }
 
 func (n *Node) inNamespaces(of journal.Host) tristate.Value {
@@ -129,15 +128,45 @@ func (n *Node) IsOwn(e *journal.Entry, netns journal.NetNS) bool {
 	})
 }
 
-// InUse reports whether an interface in any network namespace has the address. A non-nil skip
-// excludes interfaces. An error says why the result is unknown.
-func (n *Node) InUse(address netip.Addr, skip func(host.Interface) bool) (tristate.Value, error) {
+// InUse reports whether an interface in any network namespace has one of the addresses. A non-nil
+// skip excludes interfaces. An error says why the result is unknown.
+func (n *Node) InUse(
+	addresses []netip.Addr, skip func(host.Interface) bool,
+) (tristate.Value, error) {
 	all, err := n.View.All(n.Log)
-	used := slices.ContainsFunc(all, func(s host.Interface) bool {
-		return slices.Contains(s.Addresses, address.Unmap()) && (skip == nil || !skip(s))
-	})
-	if used {
-		return tristate.Yes, nil
+	for _, s := range all {
+		has := func(a netip.Addr) bool { return slices.Contains(s.Addresses, a.Unmap()) }
+		if slices.ContainsFunc(addresses, has) && (skip == nil || !skip(s)) {
+			return tristate.Yes, nil
+		}
 	}
 	return tristate.Of(false, err), err
+}
+
+// Pools caches host-local's reservations. The workers of a verb share it.
+type Pools struct {
+	mu    sync.Mutex
+	pools map[string]pooled
+}
+
+// reservations returns the reservations in a pool, as Scan does, at most a second old.
+func (v *Pools) reservations(pool string) ([]ipam.Reservation, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if p, ok := v.pools[pool]; ok && time.Since(p.taken) < time.Second {
+		return p.found, p.err
+	}
+	if v.pools == nil {
+		v.pools = map[string]pooled{}
+	}
+	found, err := ipam.Scan(pool)
+	v.pools[pool] = pooled{time.Now(), found, err}
+	return found, err
+}
+
+// pooled is the result of a scan of a pool, with its time.
+type pooled struct {
+	taken time.Time
+	found []ipam.Reservation
+	err   error
 }

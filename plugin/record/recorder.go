@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"syscall"
 	"time"
 
 	"cni-unwind/journal"
@@ -21,7 +22,7 @@ type Recorder struct {
 	Unwritable bool
 	// counted is set once the verb is counted as degraded.
 	counted bool
-	events  []pendingEvent // for the next transaction
+	events  []func(*journal.Tx) error // to be written by the next transaction
 }
 
 // Fork returns a recorder for another goroutine, with its own pending events.
@@ -36,21 +37,19 @@ func Readable(e *journal.Entry, err error) (*journal.Entry, error) {
 	return e, err
 }
 
-// pendingEvent is an event or a count that the next transaction also writes.
-type pendingEvent struct {
-	event   *journal.Event
-	counter []string // name and labels
-}
-
 // Event adds an event, and its counter, to the pending events.
 func (r *Recorder) Event(event journal.Event, counter ...string) {
 	event.Trace = r.Trace
-	r.events = append(r.events, pendingEvent{event: &event, counter: counter})
+	r.events = append(r.events, func(tx *journal.Tx) error { return tx.Record(event) })
+	if len(counter) > 0 {
+		r.Count(counter...)
+	}
 }
 
-// Count adds a count to the pending events.
+// Count adds a count to the pending events: the name of a counter, and its labels.
 func (r *Recorder) Count(counter ...string) {
-	r.events = append(r.events, pendingEvent{counter: counter})
+	r.events = append(r.events,
+		func(tx *journal.Tx) error { return tx.Count(counter[0], counter[1:]...) })
 }
 
 // Undoable returns a function that drops the events added since, for a transaction that failed or
@@ -63,22 +62,11 @@ func (r *Recorder) Undoable() (drop func()) {
 // Update runs a transaction that also writes the pending events.
 func (r *Recorder) Update(ctx context.Context, fn func(*journal.Tx) error) error {
 	err := r.Store.Update(ctx, func(tx *journal.Tx) error {
-		if err := fn(tx); err != nil {
-			return err
+		err := fn(tx)
+		for i := 0; err == nil && i < len(r.events); i++ {
+			err = r.events[i](tx)
 		}
-		for _, n := range r.events {
-			if n.event != nil {
-				if err := tx.Record(*n.event); err != nil {
-					return err
-				}
-			}
-			if len(n.counter) > 0 {
-				if err := tx.Count(n.counter[0], n.counter[1:]...); err != nil {
-					return err
-				}
-			}
-		}
-		return nil
+		return err
 	})
 	if err == nil {
 		r.events = nil
@@ -132,4 +120,32 @@ func (r *Recorder) Read(ctx context.Context, fn func(*journal.Tx) error) {
 // EventOf begins an event of an attachment from the entry as it is now.
 func EventOf(kind journal.EventKind, e *journal.Entry) journal.Event {
 	return journal.Event{Key: e.Key, Kind: kind, Pod: e.Pod, Addresses: e.Addresses()}
+}
+
+// The counters in the journal, with their labels. Counters and history are for people and
+// monitoring; unwind's decisions do not depend on them.
+const (
+	CountRollbacks  = "rollbacks"           // plugin: the one that failed; result: complete, pending
+	CountSwept      = "swept"               // reason, see alive.Reason
+	CountDuplicates = "duplicate_addresses" //
+	CountDegraded   = "degraded"            // verb; reason, see trouble
+	// end of the last complete sweep of all networks, Unix time
+	LastSweep = "last_sweep"
+)
+
+// trouble returns one word for the cause of a journal failure.
+func trouble(err error) string {
+	for _, t := range []struct {
+		word string
+		err  error
+	}{
+		{"busy", journal.ErrBusy}, {"busy", context.DeadlineExceeded},
+		{"full", syscall.ENOSPC}, {"full", syscall.EDQUOT}, {"read-only", syscall.EROFS},
+		{"permission", syscall.EACCES}, {"permission", syscall.EPERM}, {"newer", journal.ErrNewer},
+	} {
+		if errors.Is(err, t.err) {
+			return t.word
+		}
+	}
+	return "other"
 }

@@ -15,28 +15,35 @@ import (
 )
 
 // Apply releases the dead attachments that are ready to retry. Once a plugin works again, it also
-// releases the others with a pending DEL of that plugin.
+// releases the others with a pending DEL of that plugin; then those whose DELs were parked because
+// of an owner that it has released.
 func (s *Sweep) Apply(ctx context.Context, findings []Finding) {
+	limit := &throttle{ignoreBackoff: !s.Periodic, tries: map[string]int{}, passed: map[string]bool{}}
+	s.releaseEach(ctx, findings, limit, func(f *Finding) bool { return !f.Deferred })
+	s.releaseEach(ctx, findings, limit, limit.worksAgain)
+	if slices.ContainsFunc(findings, func(f Finding) bool { return f.Released }) {
+		s.releaseEach(ctx, findings, limit,
+			func(f *Finding) bool { return s.unparked(ctx, f.Key) })
+	}
+}
+
+// releaseEach releases in parallel the dead attachments for which now returns true.
+func (s *Sweep) releaseEach(
+	ctx context.Context, findings []Finding, limit *throttle, now func(*Finding) bool,
+) {
 	var ready []*Finding
 	for i := range findings {
-		if f := &findings[i]; f.Releasable() && !f.Deferred && f.Err == nil {
+		f := &findings[i]
+		if f.Releasable() && !f.Released && f.Err == nil && now(f) {
+			f.Deferred = false
 			ready = append(ready, f)
 		}
 	}
-	limit := newThrottle(!s.Periodic)
-	s.releaseEach(ctx, ready, limit)
-	if ready = limit.ready(findings); len(ready) > 0 {
-		s.releaseEach(ctx, ready, limit)
-	}
-	s.unpark(ctx, findings)
-}
-
-// releaseEach releases attachments in parallel.
-func (s *Sweep) releaseEach(ctx context.Context, ready []*Finding, limit *throttle) {
 	work := make(chan *Finding)
 	var workers sync.WaitGroup
-	progress := s.progress(len(ready))
-	for range min(8, 2*runtime.NumCPU()) {
+	var mu sync.Mutex
+	tried := 0
+	for range min(8, 2*runtime.NumCPU(), len(ready)) {
 		w := s.w.Fork()
 		workers.Go(func() {
 			for f := range work {
@@ -45,8 +52,11 @@ func (s *Sweep) releaseEach(ctx context.Context, ready []*Finding, limit *thrott
 						f.Err = err
 					}
 				})
-				if !errors.Is(f.Err, ErrNotTried) {
-					progress()
+				if s.Progress != nil && !errors.Is(f.Err, ErrNotTried) {
+					mu.Lock()
+					tried++
+					s.Progress(tried, len(ready))
+					mu.Unlock()
 				}
 			}
 		})
@@ -58,51 +68,21 @@ func (s *Sweep) releaseEach(ctx context.Context, ready []*Finding, limit *thrott
 	workers.Wait()
 }
 
-// progress returns a function that counts an attempt at an attachment.
-func (s *Sweep) progress(of int) func() {
-	var mu sync.Mutex
-	done := 0
-	return func() {
-		mu.Lock()
-		defer mu.Unlock()
-		if done++; s.Progress != nil {
-			s.Progress(done, of)
-		}
-	}
-}
-
-// unpark releases attachments whose DELs were parked because of an owner that the sweep has
-// released.
-func (s *Sweep) unpark(ctx context.Context, findings []Finding) {
-	if !slices.ContainsFunc(findings, func(f Finding) bool { return f.Released }) {
-		return
-	}
-	for i := range findings {
-		f := &findings[i]
-		if !f.Releasable() || f.Released || f.throttled || f.Err != nil {
-			continue
-		}
-		var e *journal.Entry
-		s.w.Journal.Read(ctx, func(tx *journal.Tx) (err error) {
-			e, err = tx.Get(f.Key)
-			return err
-		})
-		// Ready begins its own transaction
-		if e == nil || !hasParked(e) || !s.w.Ready(ctx, e, !s.Periodic) {
-			continue
-		}
-		f.Deferred = false
-		if err := s.w.Safely(func() error { return s.release(ctx, s.w, f) }); err != nil {
-			f.Err = err
-		}
-	}
-}
-
-func hasParked(e *journal.Entry) bool {
-	return slices.ContainsFunc(e.Generations, func(g journal.Generation) bool {
-		return slices.ContainsFunc(g.Steps,
-			func(step journal.Step) bool { return step.State == journal.StepParked })
+// unparked reports whether an attachment has a parked DEL and can be tried again now.
+func (s *Sweep) unparked(ctx context.Context, key journal.Key) bool {
+	var e *journal.Entry
+	s.w.Journal.Read(ctx, func(tx *journal.Tx) (err error) {
+		e, err = tx.Get(key)
+		return err
 	})
+	return e != nil && s.w.Ready(ctx, e, !s.Periodic) &&
+		anyStep(e, func(step journal.Step) bool { return step.State == journal.StepParked })
+}
+
+// anyStep reports whether is returns true for a step of an entry.
+func anyStep(e *journal.Entry, is func(journal.Step) bool) bool {
+	return slices.ContainsFunc(e.Generations,
+		func(g journal.Generation) bool { return slices.ContainsFunc(g.Steps, is) })
 }
 
 // release releases one attachment if its lock is free and time is left. A signal does not interrupt
@@ -122,7 +102,7 @@ func (s *Sweep) release(ctx context.Context, w *undo.Worker, f *Finding) error {
 	}
 	lock, killed, err := tryLock(ctx, w, f)
 	if errors.Is(err, journal.ErrBusy) && !f.orphaned { // another unwind is working on it
-		f.Fate, f.Reason, f.Busy = alive.Locked.Fate, alive.Locked.Reason, true
+		f.Verdict, f.Busy = alive.Locked, true
 		return nil
 	}
 	if err != nil {
@@ -131,7 +111,7 @@ func (s *Sweep) release(ctx context.Context, w *undo.Worker, f *Finding) error {
 	defer lock.Release()
 	out := w.ReleaseLocked(ctx, lock, killed, f.Key)
 	if e := out.Entry; e != nil {
-		f.Pod, f.State, f.Fate, f.Reason = e.Pod, out.State, out.Verdict.Fate, out.Verdict.Reason
+		f.Pod, f.State, f.Verdict = e.Pod, out.State, out.Verdict
 		f.Pending, f.failing = undo.PendingSteps(e), undo.FailingPlugins(e)
 	}
 	f.Released = out.Released
@@ -155,4 +135,56 @@ func tryLock(
 	defer cancel()
 	lock, err = w.Journal.Store.Acquire(ctx, f.Key)
 	return lock, killed, err
+}
+
+// throttle limits the retries of failing DELs in a periodic sweep. It tries only a few of the
+// attachments whose pending DELs have all failed before, per plugin. The sweep begins with the
+// longest untried ones, so each gets its turn. Once a DEL of a plugin has passed, all attachments
+// with a pending DEL of that plugin are ready to retry.
+type throttle struct {
+	ignoreBackoff bool // try all
+
+	mu     sync.Mutex
+	tries  map[string]int  // by plugin
+	passed map[string]bool // plugins with a DEL that failed before and has passed now
+}
+
+// probes is the number of attachments to try for each plugin whose DELs fail.
+const probes = 3
+
+// try releases an attachment with settle, unless each of its failing plugins was tried often
+// enough.
+func (p *throttle) try(f *Finding, settle func()) {
+	before := f.failing
+	if f.Deferred = !p.admits(before); f.Deferred {
+		return
+	}
+	settle()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, plugin := range before {
+		if !slices.Contains(f.failing, plugin) {
+			p.passed[plugin] = true
+		}
+	}
+}
+
+func (p *throttle) admits(plugins []string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.ignoreBackoff && len(plugins) > 0 && !slices.ContainsFunc(plugins, func(plugin string) bool {
+		return p.passed[plugin] || p.tries[plugin] < probes
+	}) {
+		return false
+	}
+	for _, plugin := range plugins {
+		p.tries[plugin]++
+	}
+	return true
+}
+
+// worksAgain reports whether an attachment waits for a plugin that works again.
+func (p *throttle) worksAgain(f *Finding) bool {
+	return f.Deferred &&
+		slices.ContainsFunc(f.failing, func(plugin string) bool { return p.passed[plugin] })
 }

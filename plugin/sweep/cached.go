@@ -12,6 +12,7 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/undo"
@@ -26,7 +27,7 @@ import (
 //  2. undoCached takes the lock of the cache file, which excludes other sweeps, and of the
 //     attachment if there is a journal, and judges the attachment again.
 //  3. It runs the chain's DELs in reverse order. A DEL with an address runs under host-local's
-//     lock, see undo.Worker.HoldPools.
+//     lock, see undo.Job.Unrecorded.
 //  4. If all DELs pass, it removes the cache file, as libcni does. Otherwise, or after SIGKILL, the
 //     next sweep runs all DELs again.
 //
@@ -47,29 +48,29 @@ func (s *Sweep) planCached(ctx context.Context) (findings []Finding, err error) 
 	if len(all) == 0 {
 		return nil, err
 	}
-	known, knownErr := s.containers(ctx)
-	if knownErr != nil {
-		return nil, errors.Join(err, knownErr)
+	inJournal, journalErr := s.containers(ctx)
+	if journalErr != nil {
+		return nil, errors.Join(err, journalErr)
 	}
 	booted := time.Now().Add(-time.Duration(journal.BootNanos()))
 	for i := range all {
 		c := &all[i]
-		if c.Written.Before(booted) || known[c.ContainerID] ||
+		if c.Written.Before(booted) || inJournal[c.ContainerID] ||
 			s.Network != "" && s.Network != c.Network ||
 			len(netconf.InterfaceOf(c.Result, c.IfName).Addresses) == 0 {
 			continue
 		}
-		chain, conf, chainErr := c.Chain()
+		chain, _, chainErr := c.Chain()
 		if chainErr != nil {
 			err = errors.Join(err, fmt.Errorf("%s: %w", c.Path, chainErr))
 			continue
 		}
-		if chain == nil || !takesSomething(chain) {
+		if chain == nil || !slices.ContainsFunc(chain.Delegates,
+			func(d netconf.Delegate) bool { return !known.Of(d.Type).LeavesNothing }) {
 			continue
 		}
 		f := Finding{Key: c.Key(), Pod: netconf.PodOf(c.CNIArgs()), cached: c,
-			pools: PoolsOf(chain, conf)}
-		s.judgeCached(&f)
+			Verdict: s.w.Node.JudgeCached(c, s.graceOf(c.Network))}
 		if f.Releasable() {
 			for _, d := range slices.Backward(chain.Delegates) {
 				f.Pending = append(f.Pending, d.Type)
@@ -78,21 +79,6 @@ func (s *Sweep) planCached(ctx context.Context) (findings []Finding, err error) 
 		findings = append(findings, f)
 	}
 	return findings, err
-}
-
-// takesSomething reports whether a chain has a plugin other than loopback, which takes nothing.
-func takesSomething(chain *netconf.Chain) bool {
-	return slices.ContainsFunc(chain.Delegates,
-		func(d netconf.Delegate) bool { return d.Type != "loopback" })
-}
-
-func (s *Sweep) judgeCached(f *Finding) {
-	var dirs []string
-	for _, p := range f.pools {
-		dirs = append(dirs, p.Dir)
-	}
-	v := alive.DecideOrphan(s.w.Node.LookAtCached(*f.cached, dirs, s.graceOf(f.Network)))
-	f.Fate, f.Reason = v.Fate, v.Reason
 }
 
 // graceOf returns the grace period of a network, from its conflist if it has a pool, else the
@@ -104,14 +90,6 @@ func (s *Sweep) graceOf(network string) time.Duration {
 		}
 	}
 	return s.w.Node.GracePeriod
-}
-
-// hasCached reports whether a finding on libcni's cache covers the owner of an address.
-func hasCached(findings []Finding, network, containerID, ifname string) bool {
-	return slices.ContainsFunc(findings, func(f Finding) bool {
-		return f.cached != nil && f.Network == network && f.ContainerID == containerID &&
-			(ifname == "" || f.IfName == ifname)
-	})
 }
 
 // undoCached runs the DELs of an attachment in libcni's cache, and removes the cache file.
@@ -128,33 +106,34 @@ func (s *Sweep) undoCached(ctx context.Context, w *undo.Worker, f *Finding) erro
 	}
 	defer unlock()
 	if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, journal.ErrBusy) {
-		f.Fate, f.Reason, f.Busy = alive.Locked.Fate, alive.Locked.Reason, true
+		f.Verdict, f.Busy = alive.Locked, true
 		return nil
 	}
 	if errors.Is(err, os.ErrNotExist) { // the runtime's DEL has just run
 		f.Released, f.Pending = true, nil
 		return nil
 	}
-	known, knownErr := s.containers(ctx)
-	if err = errors.Join(err, knownErr); err != nil {
+	inJournal, journalErr := s.containers(ctx)
+	if err = errors.Join(err, journalErr); err != nil {
 		return err
 	}
-	if s.judgeCached(f); f.Fate != alive.Dead || known[f.ContainerID] {
+	grace := s.graceOf(f.Network)
+	if f.Verdict = s.w.Node.JudgeCached(f.cached, grace); f.Fate != alive.Dead ||
+		inJournal[f.ContainerID] {
 		return nil
 	}
-	e, err := w.OfCache(f.cached.Cached, s.graceOf(f.Network))
+	e, err := w.OfCache(f.cached, grace)
 	if err != nil {
 		return err
 	}
 	event := record.EventOf(journal.Swept, e)
-	w.HoldPools = true
-	failures := w.Run(ctx, undo.Job{Entry: e})
-	w.HoldPools = false
+	failures := w.Run(ctx, undo.Job{Entry: e, Unrecorded: true})
 	f.Pending = undo.PendingSteps(e)
 	if len(failures) > 0 {
 		return failures[0]
 	}
-	if !passed(e) {
+	// A DEL to be repeated later counts as passed, because nothing records when to repeat it.
+	if anyStep(e, func(s journal.Step) bool { return s.State != journal.StepRepeat }) {
 		return nil
 	}
 	if err := os.Remove(f.cached.Path); err != nil {
@@ -169,32 +148,20 @@ func (s *Sweep) undoCached(ctx context.Context, w *undo.Worker, f *Finding) erro
 	return nil
 }
 
-// passed reports whether every DEL of an entry that is not in the journal has passed. A DEL to be
-// repeated later counts as passed, because nothing records when to repeat it.
-func passed(e *journal.Entry) bool {
-	return !slices.ContainsFunc(e.Generations, func(g journal.Generation) bool {
-		return slices.ContainsFunc(g.Steps,
-			func(s journal.Step) bool { return s.State != journal.StepRepeat })
-	})
-}
-
 // lockFile takes the flock of a file, if it is free. A crash releases it.
 func lockFile(path string) (unlock func(), err error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return func() {}, err
 	}
-	unlock = func() { _ = unix.Close(fd) }
-	var opened, there unix.Stat_t
-	if err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err == nil {
-		if err = unix.Fstat(fd, &opened); err == nil {
-			err = unix.Lstat(path, &there)
-		}
-		if err == nil && (opened.Ino != there.Ino || opened.Dev != there.Dev) {
+	if err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
+		opened, openedErr := f.Stat()
+		there, thereErr := os.Lstat(path)
+		if err = errors.Join(openedErr, thereErr); err == nil && !os.SameFile(opened, there) {
 			err = unix.EWOULDBLOCK // an ADD has replaced it
 		}
 	}
-	return unlock, err
+	return func() { _ = f.Close() }, err
 }
 
 // hasJournal reports whether a journal exists. A sweep does not create one.

@@ -42,11 +42,11 @@ func TestMassReleaseGuard(t *testing.T) {
 			add := func(many int, f Finding) {
 				findings = append(findings, slices.Repeat([]Finding{f}, many)...)
 			}
-			add(c.counts.earlier, Finding{State: journal.Live, Fate: alive.Dead})
-			add(c.counts.dead, Finding{State: journal.Live, Fate: alive.Dead, thisBoot: true})
-			add(c.counts.removing, Finding{State: journal.Removing, Fate: alive.Dead, thisBoot: true})
-			add(c.counts.live, Finding{State: journal.Live, Fate: alive.Live, thisBoot: true})
-			add(c.counts.unknown, Finding{State: journal.Live, Fate: alive.Unknown, thisBoot: true})
+			add(c.counts.earlier, Finding{State: journal.Live, Verdict: alive.Verdict{Fate: alive.Dead}})
+			add(c.counts.dead, Finding{State: journal.Live, Verdict: alive.Verdict{Fate: alive.Dead}, thisBoot: true})
+			add(c.counts.removing, Finding{State: journal.Removing, Verdict: alive.Verdict{Fate: alive.Dead}, thisBoot: true})
+			add(c.counts.live, Finding{State: journal.Live, Verdict: alive.Verdict{Fate: alive.Live}, thisBoot: true})
+			add(c.counts.unknown, Finding{State: journal.Live, Verdict: alive.Verdict{Fate: alive.Unknown}, thisBoot: true})
 			s := &Sweep{Job: Job{Force: c.force}}
 			err := s.guardMassRelease(findings)
 			if (err != nil) != c.kept {
@@ -67,7 +67,7 @@ func TestMassReleaseGuard(t *testing.T) {
 func TestPassedDELsBesideAMassDeath(t *testing.T) {
 	t.Parallel()
 	finding := func(fate alive.Fate, passed bool) Finding {
-		return Finding{State: journal.Live, Fate: fate, thisBoot: true, passed: passed}
+		return Finding{State: journal.Live, Verdict: alive.Verdict{Fate: fate}, thisBoot: true, passed: passed}
 	}
 	var findings []Finding
 	for range 11 {

@@ -43,9 +43,9 @@ type leftovers struct {
 	of       map[journal.Key]*leftover
 	firewall map[netip.Addr][]string // the commands for firewall's rules, by address
 	live     map[string]bool         // container IDs
-	files    map[string][]alive.CacheFile
-	near     map[netip.Addr][]alive.CacheFile // cache files, by address
-	used     map[netip.Addr]bool              // addresses of containers that are not dead
+	files    map[string][]alive.Cached
+	near     map[netip.Addr][]alive.Cached // cache files, by address
+	used     map[netip.Addr]bool           // addresses of containers that are not dead
 }
 
 func (l *leftovers) by(network, containerID string) *leftover {
@@ -71,7 +71,9 @@ func Leftovers(ctx context.Context, s *Sweep, findings []Finding) ([]Finding, er
 	l.complete()
 	s.assign(l, ifbs)
 	owners := map[netip.Addr]journal.Key{}
-	for _, key := range slices.SortedFunc(maps.Keys(l.of), compareKeys) {
+	for _, key := range slices.SortedFunc(maps.Keys(l.of), func(a, b journal.Key) int {
+		return cmp.Compare(b.String(), a.String()) // those without a network last
+	}) {
 		o := l.of[key]
 		isDead := (o.Network != "" || cacheErr == nil) && s.judgeLeft(l, o, &findings)
 		for _, a := range o.addresses {
@@ -114,9 +116,6 @@ func (s *Sweep) ifFree(a netip.Addr, commands []string) []string {
 	return guarded
 }
 
-// compareKeys sorts those without a network last.
-func compareKeys(a, b journal.Key) int { return cmp.Compare(b.String(), a.String()) }
-
 // judgeLeft judges the container of a leftover. If the container is dead, judgeLeft adds the
 // commands to a finding. A container without an address, cache file or device cannot be judged and
 // is not dead.
@@ -126,12 +125,11 @@ func (s *Sweep) judgeLeft(l *leftovers, o *leftover, findings *[]Finding) (isDea
 		len(o.addresses)+len(files) == 0 && !o.idle {
 		return false
 	}
-	var others []alive.CacheFile
+	var others []alive.Cached
 	for _, a := range o.addresses {
 		others = append(others, l.near[a]...)
 	}
-	v := alive.DecideOrphan(
-		s.w.Node.LookAtLeft(o.Key, o.addresses, s.graceOf(o.Network), files, others))
+	v := s.w.Node.JudgeLeft(o.Key, o.addresses, s.graceOf(o.Network), files, others)
 	if v.Fate != alive.Dead || len(o.commands)+len(o.chains) == 0 {
 		return v.Fate == alive.Dead
 	}
@@ -142,7 +140,7 @@ func (s *Sweep) judgeLeft(l *leftovers, o *leftover, findings *[]Finding) (isDea
 	if i < 0 {
 		i = len(*findings)
 		*findings = append(*findings,
-			Finding{Key: o.Key, Fate: v.Fate, Reason: v.Reason, leftOnly: true})
+			Finding{Key: o.Key, Verdict: v, LeftOnly: true})
 	}
 	f := &(*findings)[i]
 	f.Left = slices.Concat(f.Left, o.commands, o.chains)
@@ -188,26 +186,16 @@ func (s *Sweep) addFiles(l *leftovers) error {
 // complete assigns leftovers with a truncated container ID to a known container whose ID begins so,
 // and prefers a live one.
 func (l *leftovers) complete() {
+	ids := slices.Collect(maps.Keys(l.live))
+	for key := range l.of {
+		ids = append(ids, key.ContainerID)
+	}
 	for _, o := range slices.Collect(maps.Values(l.of)) {
-		if !o.cut {
-			continue
-		}
-		full := ""
-		longer := func(id string) bool {
-			return len(id) > len(o.ContainerID) && strings.HasPrefix(id, o.ContainerID)
-		}
-		for key := range l.of {
-			if longer(key.ContainerID) {
-				full = key.ContainerID
-			}
-		}
-		for id := range l.live {
-			if longer(id) {
-				full = id
-			}
-		}
-		if full != "" {
-			to := l.by(o.Network, full)
+		i := slices.IndexFunc(ids, func(id string) bool {
+			return o.cut && len(id) > len(o.ContainerID) && strings.HasPrefix(id, o.ContainerID)
+		})
+		if i >= 0 {
+			to := l.by(o.Network, ids[i])
 			to.addresses = append(to.addresses, o.addresses...)
 			to.commands = append(to.commands, o.commands...)
 			delete(l.of, o.Key)

@@ -30,17 +30,19 @@ type Pool struct {
 }
 
 // PoolsOf returns the pools of a chain.
-func PoolsOf(ch *netconf.Chain, c *netconf.Conf) []Pool {
-	var pools []Pool
+func PoolsOf(ch *netconf.Chain, c *netconf.Conf) (pools []Pool) {
 	for i := range ch.Delegates {
-		config := ch.Config(i, c)
-		dir := ipam.Pool(config, c.Name)
-		if dir != "" && !slices.ContainsFunc(pools, func(p Pool) bool { return p.Dir == dir }) {
-			pools = append(pools, Pool{Network: c.Name, Dir: dir, Config: config,
-				GracePeriod: c.GracePeriod})
+		p := poolOf(ch.Config(i, c), c)
+		if p.Dir != "" && !slices.ContainsFunc(pools, func(o Pool) bool { return o.Dir == p.Dir }) {
+			pools = append(pools, p)
 		}
 	}
 	return pools
+}
+
+func poolOf(config json.RawMessage, c *netconf.Conf) Pool {
+	return Pool{Network: c.Name, Dir: ipam.Pool(config, c.Name), Config: config,
+		GracePeriod: c.GracePeriod}
 }
 
 // Full reports whether the pool has no free address.
@@ -90,15 +92,15 @@ func ReadPools(stateDir string, confDirs ...string) ([]Pool, error) {
 // directory.
 func readPools(path, stateDir string) (pools []Pool, ours bool, err error) {
 	list, err := netconf.ReadConflist(path)
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, true, err
-	case list.Unwind != nil:
-		chain, err := list.Unwind.LoadChain()
+	}
+	if conf := list.Unwind; conf != nil {
+		chain, err := conf.LoadChain()
 		if err != nil {
 			return nil, true, err
 		}
-		return PoolsOf(chain, list.Unwind), list.Unwind.StateDir == filepath.Clean(stateDir), nil
+		return PoolsOf(chain, conf), conf.StateDir == filepath.Clean(stateDir), nil
 	}
 	chain, conf, err := list.Plain()
 	if err != nil {
@@ -107,9 +109,7 @@ func readPools(path, stateDir string) (pools []Pool, ours bool, err error) {
 	pools = PoolsOf(chain, conf)
 	for _, d := range chain.Delegates {
 		if known.Of(d.Type).HidesIPAM && d.IPAM == "" { // flannel's plugin gets host-local then
-			config := json.RawMessage(`{"ipam": {"type": "host-local"}}`)
-			pools = append(pools, Pool{Network: conf.Name, Dir: ipam.Pool(config, conf.Name), Config: config,
-				GracePeriod: conf.GracePeriod})
+			pools = append(pools, poolOf(json.RawMessage(`{"ipam": {"type": "host-local"}}`), conf))
 		}
 	}
 	for i := range pools {
@@ -128,18 +128,20 @@ func (s *Sweep) reconcile(
 	if len(found) == 0 {
 		return nil, err
 	}
-	known, knownErr := s.containers(ctx)
-	if knownErr != nil {
-		return nil, errors.Join(err, knownErr)
+	inJournal, journalErr := s.containers(ctx)
+	if journalErr != nil {
+		return nil, errors.Join(err, journalErr)
 	}
 	plan := ipam.Plan(found, func(r ipam.Reservation) (bool, string) {
-		if known[r.Owner.ContainerID] || s.w.Node.List == nil ||
-			hasCached(all, pool.Network, r.Owner.ContainerID, r.Owner.IfName) {
+		cached := func(f Finding) bool {
+			return f.cached != nil && f.Network == pool.Network && r.Owner.Is(f.ContainerID, f.IfName)
+		}
+		if inJournal[r.Owner.ContainerID] || s.w.Node.List == nil || slices.ContainsFunc(all, cached) {
 			return false, "" // without a list there is no evidence against an owner
 		}
-		v := alive.DecideOrphan(s.w.Node.LookAtReservation(pool.Network, r, pool.GracePeriod))
+		v := s.w.Node.JudgeReservation(pool.Network, r, pool.GracePeriod)
 		if v.Fate != alive.Dead {
-			findings = append(findings, strayFinding(pool, r, v))
+			findings = append(findings, findingOn(r, pool, v))
 		}
 		return v.Fate == alive.Dead, v.Reason.Text
 	})
@@ -149,27 +151,23 @@ func (s *Sweep) reconcile(
 		released, applyErr = ipam.Apply(ctx, pool.Dir, plan)
 		err = errors.Join(err, applyErr)
 	}
-	gone := map[netip.Addr]bool{}
-	for _, r := range released {
-		gone[r.Address] = true
-		s.w.Journal.Event(journal.Event{Kind: journal.Released,
-			Key:       strayFinding(pool, r.Reservation, alive.Verdict{}).Key,
-			Addresses: []netip.Addr{r.Address}, Reason: r.Reason})
-		s.w.Log.Info("address released", "network", pool.Network, "address", r.Address,
-			"owner", r.Owner.ContainerID, "reason", r.Reason)
-	}
 	for _, r := range plan {
-		f := strayFinding(pool, r.Reservation,
+		f := findingOn(r.Reservation, pool,
 			alive.Verdict{Fate: alive.Dead, Reason: alive.Reason{Text: r.Reason}})
-		f.Released = gone[r.Address]
+		if f.Released = slices.Contains(released, r); f.Released {
+			s.w.Journal.Event(journal.Event{Kind: journal.Released, Key: f.Key,
+				Addresses: []netip.Addr{r.Address}, Reason: r.Reason})
+			s.w.Log.Info("address released", "network", pool.Network, "address", r.Address,
+				"owner", r.Owner.ContainerID, "reason", r.Reason)
+		}
 		findings = append(findings, f)
 	}
 	return findings, err
 }
 
-func strayFinding(pool Pool, r ipam.Reservation, v alive.Verdict) Finding {
-	key := journal.Key{Network: pool.Network, ContainerID: r.Owner.ContainerID, IfName: r.Owner.IfName}
-	return Finding{Key: key, Address: r.Address, Fate: v.Fate, Reason: v.Reason}
+func findingOn(r ipam.Reservation, pool Pool, v alive.Verdict) Finding {
+	return Finding{Address: r.Address, Verdict: v, Key: journal.Key{
+		Network: pool.Network, ContainerID: r.Owner.ContainerID, IfName: r.Owner.IfName}}
 }
 
 // containers returns the container IDs in the journal, of any network.

@@ -64,7 +64,7 @@ func isPlain(rule string) bool {
 func (s *Sweep) readRules(ctx context.Context) *leftovers {
 	l := &leftovers{
 		of: map[journal.Key]*leftover{}, firewall: map[netip.Addr][]string{},
-		files: map[string][]alive.CacheFile{}, near: map[netip.Addr][]alive.CacheFile{},
+		files: map[string][]alive.Cached{}, near: map[netip.Addr][]alive.Cached{},
 		used: map[netip.Addr]bool{},
 	}
 	for _, program := range [][]string{

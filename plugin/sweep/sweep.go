@@ -72,25 +72,25 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 	if err != nil && !errors.As(err, &guarded) {
 		return findings, err
 	}
+	add := func(more []Finding, moreErr error) {
+		findings, err = append(findings, more...), errors.Join(err, moreErr)
+	}
 	if guarded == nil {
-		cached, cacheErr := s.planCached(ctx)
-		findings, err = append(findings, cached...), errors.Join(err, cacheErr)
+		add(s.planCached(ctx))
 	}
 	if !s.DryRun {
 		s.Apply(ctx, findings)
 		if !s.Quick || s.stale() {
-			err = errors.Join(err, s.w.Journal.Store.RemoveStrayLocks(ctx))
+			add(nil, s.w.Journal.Store.RemoveStrayLocks(ctx))
 		}
 	}
 	if guarded != nil {
 		s.w.Node.List = nil // the list may be wrong
 	}
 	for _, pool := range s.Pools {
-		if s.Quick && !pool.Full(s.w.Log) {
-			continue
+		if !s.Quick || pool.Full(s.w.Log) {
+			add(s.reconcile(ctx, pool, findings))
 		}
-		more, poolErr := s.reconcile(ctx, pool, findings)
-		findings, err = append(findings, more...), errors.Join(err, poolErr)
 	}
 	if s.Leftovers != nil {
 		var leftErr error
@@ -118,10 +118,7 @@ func (s *Sweep) stale() bool {
 // noteEnd stores the end of a sweep of all networks, at most once a minute: a STATUS comes every
 // few seconds.
 func (s *Sweep) noteEnd(ctx context.Context) {
-	if s.DryRun || !s.stale() || ctx.Err() != nil {
-		return
-	}
-	if !s.hasJournal() { // do not create one
+	if s.DryRun || !s.stale() || ctx.Err() != nil || !s.hasJournal() { // it creates none
 		return
 	}
 	if err := s.w.Journal.Update(ctx, func(tx *journal.Tx) error {

@@ -5,9 +5,11 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"maps"
 	"net/netip"
 	"slices"
 
+	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 	"github.com/containernetworking/plugins/pkg/ns"
 
@@ -21,253 +23,221 @@ import (
 // undoing is one pass over the steps of one generation.
 type undoing struct {
 	*Worker
-	lock     *journal.Lock
-	entry    *journal.Entry
+	Job
 	gen      *journal.Generation
-	cniNetns string           // as the runtime gave it with this DEL, or ""
-	others   []*journal.Entry // see Job
-	left     int              // steps in this generation and in the generations after it
-	cutOff   int              // passes that were cut off, see undoOrder
-	netns    delNetNS
+	left     int // steps in this generation and in the generations after it
+	cutOff   int // passes that were cut off, see undoOrder
+	place    delNetNS
 	next     *delegate.Call // of the next step, to be started early; nil if it must not be
 	withheld []netip.Addr   // claimed addresses that another attachment owns
 	stray    netip.Prefix   // the one address of the interface to show, see delStrayRules
 }
 
+// attempt is the DEL of one step in a pass.
+type attempt struct {
+	*undoing
+	*journal.Step
+}
+
 // delPresent repeats a failed DEL of a step with the chain's current configuration of its delegate.
 // If there is none, or it fails too, delPresent returns the first failure.
-func (u *undoing) delPresent(
-	ctx context.Context, step *journal.Step, f *delegate.Failure,
-) *delegate.Failure {
-	config, cniVersion := u.current(step)
-	if config == nil || bytes.Equal(config, step.Config) {
+func (a *attempt) delPresent(ctx context.Context, f *delegate.Failure) *delegate.Failure {
+	config := a.current()
+	if config == nil || bytes.Equal(config, a.Config) {
 		return f
 	}
-	if again := u.delWith(ctx, step, config, cniVersion); again != nil {
+	if again := a.delWith(ctx, config); again != nil {
 		f.Killed = again.Killed
 		return f
 	}
-	u.Log.Info("DEL passed with the chain's current configuration; the delegate rejected that of the "+
-		"ADD",
-		"plugin", step.Type, "attachment", u.entry.Key.String(), "rejected", netconf.Shorten(f.Msg, 200))
-	step.Config, step.Replaced = config, true
+	a.Log.Info("DEL passed with the chain's current configuration; the delegate rejected that of the "+
+		"ADD", "plugin", a.Type, "rejected", netconf.Shorten(f.Msg, 200))
+	a.Config, a.Replaced = config, true
 	return nil
-}
-
-// versionOf returns the CNI version of a step's DEL: the version of the ADD, or of the
-// configuration that replaced the ADD's.
-func (u *undoing) versionOf(step *journal.Step) string {
-	var conf struct {
-		CNIVersion string `json:"cniVersion"`
-	}
-	if step.Replaced && json.Unmarshal(step.Config, &conf) == nil {
-		return conf.CNIVersion
-	}
-	return u.gen.CNIVersion
 }
 
 // current returns the configuration of a step's delegate in the verb's chain, with the runtime's
 // arguments of the ADD. It returns nil if there is no such chain or delegate.
-func (u *undoing) current(step *journal.Step) (config json.RawMessage, cniVersion string) {
-	chain, conf := u.present(step)
+func (a *attempt) current() json.RawMessage {
+	chain, conf := a.present()
 	if chain == nil {
-		return nil, ""
+		return nil
 	}
-	i := chain.Only(step.Type)
-	if i < 0 || slices.ContainsFunc(u.gen.Steps,
-		func(s journal.Step) bool { return s.Type == step.Type && s.Index != step.Index }) {
-		return nil, ""
+	i := chain.Only(a.Type)
+	if i < 0 || slices.ContainsFunc(a.gen.Steps,
+		func(s journal.Step) bool { return s.Type == a.Type && s.Index != a.Index }) {
+		return nil
 	}
-	return chain.Config(i, conf), chain.CNIVersion
+	return chain.Config(i, conf)
 }
 
 // present returns the verb's chain, and a configuration with the runtime's arguments of the ADD of
 // a step. The chain is nil if it belongs to another network than the entry.
-func (u *undoing) present(step *journal.Step) (*netconf.Chain, *netconf.Conf) {
-	if u.Verb.Conf.Name != u.entry.Network {
+func (a *attempt) present() (*netconf.Chain, *netconf.Conf) {
+	if a.Verb.Conf.Name != a.Entry.Network {
 		return nil, nil
 	}
-	chain, err := u.Verb.Chain()
+	chain, err := a.Verb.Chain()
 	if err != nil {
 		return nil, nil
 	}
-	conf := *u.Verb.Conf
-	conf.RuntimeConfig, conf.Injected = netconf.ObjectOf(u.gen.RuntimeConfig),
-		map[string]json.RawMessage{}
-	for key, value := range netconf.ObjectOf(step.Config) {
-		if slices.Contains(netconf.InjectedKeys, key) {
-			conf.Injected[key] = value
-		}
-	}
+	conf := *a.Verb.Conf
+	conf.RuntimeConfig, conf.Injected = netconf.ObjectOf(a.gen.RuntimeConfig),
+		netconf.ObjectOf(a.Config)
+	maps.DeleteFunc(conf.Injected, func(key string, _ json.RawMessage) bool {
+		return !slices.Contains(netconf.InjectedKeys, key)
+	})
 	return chain, &conf
 }
 
 // delWith runs the DEL of one step with a configuration. A plugin that finds what it made by the
 // container's interface gets that interface, or one like it in a scratch namespace.
-func (u *undoing) delWith(
-	ctx context.Context, step *journal.Step, config json.RawMessage, cniVersion string,
-) *delegate.Failure {
-	c := u.callOf(step, config)
-	withheld := u.withheld
-	if known.Of(step.Type).RemovesByAddress {
-		withheld = slices.Concat(withheld, u.Verb.JustAssigned)
-	}
-	prevResult, err := u.prevResult(cniVersion, withheld)
+func (a *attempt) delWith(ctx context.Context, config json.RawMessage) *delegate.Failure {
+	c := a.callOf(config)
+	prevResult, err := a.prevResult(config)
 	if err != nil {
 		return c.Failed(0, "prevResult: "+err.Error())
 	}
 	if prevResult != nil {
 		c.Stdin = netconf.WithPrevResult(config, prevResult)
 	}
-	switch facts := known.Of(step.Type); {
-	case u.netns.path == "" && getsEmpty(step):
-		return u.delInScratch(ctx, step, c, "")
-	case facts.LeftTo != "" && u.netns.gone:
-		return u.delLeft(ctx, step, c, facts.LeftTo)
+	switch facts := known.Of(a.Type); {
+	case a.place.Path == "" && getsEmpty(a.Step):
+		return a.delInScratch(ctx, c, "")
+	case facts.LeftTo != "" && a.place.gone:
+		return a.delLeft(ctx, c, facts.LeftTo)
 	case facts.NetNS != known.Scratch:
-		return u.callDEL(ctx, step, c)
+		return a.callDEL(ctx, c)
 	}
-	if remove, shown := u.showInterface(ctx, step); shown {
-		f := u.callDEL(ctx, step, c)
+	if remove, shown := a.showInterface(ctx); shown {
+		f := a.callDEL(ctx, c)
 		remove()
 		// The namespace may be removed meanwhile. A plugin that no longer finds it succeeds and
 		// leaves the rest.
-		if f != nil || u.stillThere() {
+		if f != nil || ns.IsNSorErr(a.place.Path) == nil {
 			return f
 		}
 	}
-	return u.delInScratch(ctx, step, c, u.entry.IfName)
+	return a.delInScratch(ctx, c, a.Entry.IfName)
 }
 
 // callOf returns the DEL of a step in the namespace that was found.
-func (u *undoing) callOf(step *journal.Step, config json.RawMessage) *delegate.Call {
-	g := u.gen
+func (a *attempt) callOf(config json.RawMessage) *delegate.Call {
+	g := a.gen
 	c := &delegate.Call{
-		Command: "DEL", Plugin: step.Type, Path: g.Path, ContainerID: u.entry.ContainerID,
-		Ifname: u.entry.IfName, Netns: u.shown(step), Args: g.Args, Stdin: config, Lock: u.lock.File(),
+		Command: "DEL", Plugin: a.Type, Path: g.Path, ContainerID: a.Entry.ContainerID,
+		Ifname: a.Entry.IfName, Netns: a.shown(), Args: g.Args, Stdin: config,
+		Lock: a.Job.Lock.File(),
 	}
-	if _, err := netconf.FindPlugin(step.Type, c.Path); err != nil {
-		c.Path = u.Verb.Path // the runtime's directory of plugins may have moved
+	if _, err := netconf.FindPlugin(a.Type, c.Path); err != nil {
+		c.Path = a.Verb.Path // the runtime's directory of plugins may have moved
 	}
 	return c
 }
 
 // nextCall returns the DEL of a step if its process may start while another one runs, or nil. A
 // step that gets a scratch namespace has to wait for the path of the namespace.
-func (u *undoing) nextCall(step *journal.Step) *delegate.Call {
-	if u.netns.path == "" && (known.Of(step.Type).NetNS == known.Scratch || getsEmpty(step)) {
+func (a *attempt) nextCall() *delegate.Call {
+	if a.place.Path == "" && (known.Of(a.Type).NetNS == known.Scratch || getsEmpty(a.Step)) {
 		return nil
 	}
-	return u.Early(u.callOf(step, nil))
+	return a.Early(a.callOf(nil))
 }
 
 // callDEL runs a DEL. It drops the stderr of a delegate that failed before, because the log already
 // has it.
-func (u *undoing) callDEL(
-	ctx context.Context, step *journal.Step, c *delegate.Call,
-) *delegate.Failure {
-	stderr := u.Stderr
-	if step.State == journal.StepFailed {
+func (a *attempt) callDEL(ctx context.Context, c *delegate.Call) *delegate.Failure {
+	stderr := a.Stderr
+	if a.State == journal.StepFailed {
 		stderr = io.Discard
 	}
-	_, f := u.Runner.Run(ctx, c, u.next, stderr)
+	_, f := a.Runner.Run(ctx, c, a.next, stderr)
 	return f
 }
 
 // delInScratch runs a DEL in a scratch namespace with an interface that has the addresses of the
 // container's, or without one if ifname is "".
-func (u *undoing) delInScratch(
-	ctx context.Context, step *journal.Step, c *delegate.Call, ifname string,
+func (a *attempt) delInScratch(
+	ctx context.Context, c *delegate.Call, ifname string,
 ) *delegate.Failure {
-	path, remove, err := host.ScratchNetNS(ifname, u.addressesHad(ctx, step))
+	path, remove, err := host.ScratchNetNS(ifname, a.addressesHad(ctx))
 	if err != nil {
-		u.Log.Warn("cannot create a scratch network namespace; the plugin may leave rules behind",
-			"plugin", step.Type, "err", err)
+		a.Log.Warn("cannot create a scratch network namespace; the plugin may leave rules behind",
+			"plugin", a.Type, "err", err)
 	} else {
 		defer remove()
 		c.Netns = path
 	}
-	return u.callDEL(ctx, step, c)
+	return a.callDEL(ctx, c)
 }
 
-// stillThere reports whether the path that the delegates get is still a network namespace.
-func (u *undoing) stillThere() bool {
-	return ns.IsNSorErr(u.netns.path) == nil
-}
-
-// prevResult returns the prevResult for every DEL of the pass: the final result of the ADD, or the
-// last known one, without the withheld addresses. Like libcni, it returns none before version
-// 0.4.0.
-func (u *undoing) prevResult(cniVersion string, withheld []netip.Addr) (json.RawMessage, error) {
-	if u.gen.Result == nil {
+// prevResult returns the prevResult for a DEL with a configuration: the final result of the ADD, or
+// the last known one, in the version of the configuration and without the withheld addresses. Like
+// libcni, it returns none before version 0.4.0.
+func (a *attempt) prevResult(config json.RawMessage) (json.RawMessage, error) {
+	if a.gen.Result == nil {
 		return nil, nil
 	}
-	if has, err := version.GreaterThanOrEqualTo(cniVersion, "0.4.0"); err != nil || !has {
+	conf := types.PluginConf{CNIVersion: a.gen.CNIVersion}
+	_ = json.Unmarshal(config, &conf)
+	if has, err := version.GreaterThanOrEqualTo(conf.CNIVersion, "0.4.0"); err != nil || !has {
 		return nil, err
 	}
-	result, err := netconf.ConvertResult(u.gen.Result, cniVersion)
+	withheld := a.withheld
+	if known.Of(a.Type).RemovesByAddress {
+		withheld = slices.Concat(withheld, a.Verb.JustAssigned)
+	}
+	result, err := netconf.ConvertResult(a.gen.Result, conf.CNIVersion)
 	if err != nil || len(withheld) == 0 {
 		return result, err
 	}
 	return netconf.WithoutAddresses(result, withheld)
 }
 
-// hasInterface reports whether the container's interface is, or may be, in the namespace that the
+// showInterface reports whether the container's interface is, or may be, in the namespace that the
 // delegates get. It is missing, for example, at the second DEL of a bridge that removed it and then
-// failed to remove its rules.
-func (u *undoing) hasInterface() bool {
-	seen, err := host.Look(u.netns.path, u.entry.IfName)
-	return seen.There() || err != nil
-}
-
-// showInterface reports whether the container's interface is in the namespace that the delegates
-// get. If only the interface is gone, because bridge has removed it, a plugin that finds its rules
-// by the interface (sbr) gets a temporary one until remove is called.
-func (u *undoing) showInterface(
-	ctx context.Context, step *journal.Step,
-) (remove func(), shown bool) {
-	if u.netns.path == "" {
+// failed to remove its rules. If only the interface is gone, a plugin that finds its rules by the
+// interface (sbr) gets a temporary one until remove is called.
+func (a *attempt) showInterface(ctx context.Context) (remove func(), shown bool) {
+	if a.place.Path == "" {
 		return nil, false
 	}
-	if u.hasInterface() {
+	if seen, err := host.Look(a.place.Path, a.Entry.IfName); seen.There() || err != nil {
 		return func() {}, true
 	}
-	if !known.Of(step.Type).BorrowsInterface {
+	if !known.Of(a.Type).BorrowsInterface {
 		return nil, false
 	}
-	remove, err := host.LendInterface(u.netns.path, u.entry.IfName, u.addressesHad(ctx, step))
+	remove, err := host.LendInterface(a.place.Path, a.Entry.IfName, a.addressesHad(ctx))
 	if err != nil {
-		u.Log.Warn("cannot lend the plugin an interface; it may leave rules behind",
-			"plugin", step.Type, "attachment", u.entry.Key.String(), "err", err)
+		a.Log.Warn("cannot lend the plugin an interface; it may leave rules behind",
+			"plugin", a.Type, "err", err)
 	}
 	return remove, err == nil
 }
 
 // addressesHad returns the addresses that the container's interface had, from the best known
 // result, else from the claims, else from the delegate's rules.
-func (u *undoing) addressesHad(ctx context.Context, step *journal.Step) []netip.Prefix {
-	if u.stray.IsValid() {
-		return []netip.Prefix{u.stray}
+func (a *attempt) addressesHad(ctx context.Context) []netip.Prefix {
+	if a.stray.IsValid() {
+		return []netip.Prefix{a.stray}
 	}
-	if r, err := netconf.ParseResult(u.gen.Result); err == nil && len(r.Prefixes()) > 0 {
+	if r, err := netconf.ParseResult(a.gen.Result); err == nil && len(r.Prefixes()) > 0 {
 		return r.Prefixes()
 	}
 	var prefixes []netip.Prefix
-	for _, c := range u.gen.Claims {
+	for _, c := range a.gen.Claims {
 		prefixes = append(prefixes, netip.PrefixFrom(c.Address, c.Address.BitLen()))
 	}
-	if len(prefixes) == 0 && known.Of(step.Type).MasqueradesBy(step.Config) {
-		return u.masqueraded(ctx, u.entry.Key, step.Type)
+	if len(prefixes) == 0 && known.Of(a.Type).MasqueradesBy(a.Config) {
+		return a.masqueraded(ctx, a.Entry.Key, a.Type)
 	}
 	return prefixes
 }
 
-// delNetNS is the namespace in which the DELs of a generation run.
+// delNetNS is the namespace in which the DELs of a generation run. Its path is "" if there is none
+// that may be shown, see shown.
 type delNetNS struct {
-	path string     // of the namespace; "" if there is none that may be shown, see shown
-	gone bool       // the namespace is proven gone
-	held host.Place // path, if this process holds the namespace open
+	host.Place
+	gone bool // the namespace is proven gone
 }
-
-// release closes the namespace. Afterwards path may not exist, or be another namespace.
-func (p delNetNS) release() { p.held.Close() }

@@ -53,8 +53,8 @@ func (w *Worker) Mark(e *journal.Entry, reason alive.Reason) (found bool) {
 	return found
 }
 
-// markAfter is how long a pass may take before its start is written to the journal. If a pass is
-// interrupted later than this, the next one starts with another delegate.
+// markAfter is how long a pass may take before its start is written to the journal. Sweeps finish a
+// pass that is interrupted later than this.
 const markAfter = 500 * time.Millisecond
 
 // RunUnmarked is Run for an entry whose mark is not written yet. It writes the mark if the pass

@@ -2,7 +2,9 @@ package undo
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
+	"strings"
 	"time"
 
 	"cni-unwind/journal"
@@ -132,16 +134,6 @@ func storeElsewhere(s *journal.Step) bool {
 		known.IPAMOf(s.Config).Elsewhere
 }
 
-// asksElsewhere reports whether this process has a probe of a store on another machine.
-func (w *Worker) asksElsewhere() bool {
-	for plugin := range w.Probes {
-		if known.Of(plugin).Elsewhere {
-			return true
-		}
-	}
-	return false
-}
-
 // freesByContainer reports whether the DEL of a step has succeeded, or may have, and would free the
 // address of another attachment of the same container if it ran again: whereabouts goes by
 // container ID and interface in all networks, and before 0.9.0 by container ID alone. The plain
@@ -158,41 +150,37 @@ func KeepsContainer(state journal.State) bool {
 	return state != journal.Removing && state != journal.Unwinding
 }
 
-// asker returns this process as it would run the steps of a generation.
-func (w *Worker) asker(
-	ctx context.Context, e *journal.Entry, g *journal.Generation, ignoreBackoff bool,
-) Asker {
-	u := undoing{Worker: w, entry: e, gen: g}
-	return Asker{
-		Now: journal.BootNanos(), SameBoot: w.Node.SameBoot(g) == tristate.Yes,
-		GracePeriod: w.Node.GraceOf(e),
-		Since:       e.Since.Boot, NoNetNS: e.Key != w.Verb.Key && isMissing(g.NetNS.Path),
-		IgnoresPause: ignoreBackoff, AsksStores: w.asksElsewhere(),
-		ContainerLives: func() bool { return w.containerLives(ctx, e.Key) },
-		Queued:         func(s *journal.Step) bool { return u.queued(ctx, s) },
+// asker returns this process as it would run the steps of the generation.
+func (u *undoing) asker(ctx context.Context, ignoreBackoff bool) Asker {
+	by := Asker{
+		Now: journal.BootNanos(), SameBoot: u.Node.SameBoot(u.gen) == tristate.Yes,
+		GracePeriod: u.Node.GraceOf(u.Entry), Since: u.Entry.Since.Boot,
+		NoNetNS:        !u.asked() && isMissing(u.gen.NetNS.Path),
+		IgnoresPause:   ignoreBackoff,
+		ContainerLives: func() bool { return u.containerLives(ctx, u.Entry.Key) },
+		Queued:         func(s *journal.Step) bool { return (&attempt{u, s}).queued(ctx) },
 	}
-}
-
-// deferred reports whether it is too early to repeat a step's DEL.
-func (u *undoing) deferred(ctx context.Context, step *journal.Step) bool {
-	return onceMoreIn(step, u.asker(ctx, u.entry, u.gen, false)) > 0
+	for plugin := range u.Probes {
+		by.AsksStores = by.AsksStores || known.Of(plugin).Elsewhere
+	}
+	return by
 }
 
 // Ready reports whether an entry has a step that can run now.
 func (w *Worker) Ready(ctx context.Context, e *journal.Entry, ignoreBackoff bool) bool {
 	for i := range e.Generations {
-		u := undoing{Worker: w, entry: e, gen: &e.Generations[i]}
-		by := w.asker(ctx, e, u.gen, ignoreBackoff)
+		u := &undoing{Worker: w, Job: Job{Entry: e}, gen: &e.Generations[i]}
+		by := u.asker(ctx, ignoreBackoff)
 		for j := range u.gen.Steps {
-			s := &u.gen.Steps[j]
-			switch NextTry(s, by).Awaits {
+			a := &attempt{u, &u.gen.Steps[j]}
+			switch NextTry(a.Step, by).Awaits {
 			case Nothing:
 				return true
 			case NewOwner:
 				if u.withheld == nil {
 					u.withheld = u.addressesOfOthers(ctx, nil)
 				}
-				if _, is := u.withheldFrom(s); !is {
+				if _, is := a.withheldFrom(); !is {
 					return true
 				}
 			}
@@ -202,16 +190,69 @@ func (w *Worker) Ready(ctx context.Context, e *journal.Entry, ignoreBackoff bool
 }
 
 // containerLives reports whether another attachment of a container is live or being added. In doubt
-// it returns true.
+// it returns true, as for one with a damaged entry, which has no state.
 func (w *Worker) containerLives(ctx context.Context, key journal.Key) bool {
 	lives := true
 	w.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
 		lives = false
-		return tx.Outlines(func(other journal.Outline, err error) error {
+		return tx.Outlines(func(other journal.Outline, _ error) error {
 			lives = lives || other.Key != key && other.ContainerID == key.ContainerID &&
 				KeepsContainer(other.State)
-			return err
+			return nil
 		})
 	})
 	return lives
+}
+
+// FailingPlugins returns the plugins with a pending DEL that has failed, or is unproven, if the
+// attachment has no other pending DELs.
+func FailingPlugins(e *journal.Entry) (plugins []string) {
+	for _, g := range e.Generations {
+		for _, s := range g.Steps {
+			if s.State != journal.StepFailed && s.State != journal.StepUnproven {
+				return nil
+			}
+			plugins = append(plugins, s.Type)
+		}
+	}
+	return plugins
+}
+
+// Words describes the state of a step's DEL in a few words, or "" if none was tried.
+func Words(s *journal.Step) string {
+	switch s.State {
+	case journal.StepFailed:
+		return fmt.Sprintf("code %d", s.LastCode)
+	case journal.StepUntried:
+		if s.RepeatAt != 0 {
+			return "was killed"
+		}
+	case journal.StepParked:
+		return "its address has another owner"
+	case journal.StepRepeat:
+		var why []string
+		if s.RepeatAt != 0 {
+			why = append(why, "was killed")
+		}
+		if s.ConfirmAt != 0 {
+			why = append(why, "unverified")
+		}
+		return "repeat: " + strings.Join(why, ", ")
+	}
+	return string(s.State)
+}
+
+// PendingSteps names the delegates with a pending DEL, each with its Words.
+func PendingSteps(e *journal.Entry) []string {
+	var names []string
+	for _, g := range e.Generations {
+		for _, s := range g.Steps {
+			name := s.Type
+			if words := Words(&s); words != "" {
+				name += " (" + words + ")"
+			}
+			names = append(names, name)
+		}
+	}
+	return names
 }

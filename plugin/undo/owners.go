@@ -8,31 +8,19 @@ import (
 	"slices"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/types"
-
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/alive"
-	"cni-unwind/plugin/internal/delegate"
 	"cni-unwind/plugin/internal/host"
 	"cni-unwind/plugin/tristate"
 )
 
-// Protection against a late DEL whose address has a new owner (cni#924):
-//
-//  1. Before a DEL, addressesOfOthers finds the addresses of other attachments, to remove them from
-//     prevResult. If the delegate knows the address only from prevResult, its step is parked: it
-//     stays pending.
-//  2. When an ADD gets an address, claim runs the pending DELs of dead attachments that have it,
-//     before the next delegate.
-//  3. When an address is free again, ReplayParked runs the parked DELs.
-
 // addressesOfOthers returns the addresses of a generation that have another owner: a live
-// attachment in the journal, or the owner in host-local's own file. If the file cannot be read, or
-// it is unknown whether the other attachment is live, the address counts as another owner's: a DEL
-// without it can be repeated later, a DEL with it cannot be undone. An address that was just
-// assigned to this ADD does not count, because this ADD has nothing yet that a DEL with the address
-// could remove.
+// attachment in the journal, or the owner in host-local's own file. They are removed from the
+// prevResult of a DEL (cni#924). If the file cannot be read, or it is unknown whether the other
+// attachment is live, the address counts as another owner's: a DEL without it can be repeated
+// later, a DEL with it cannot be undone. An address that was just assigned to this ADD does not
+// count, because this ADD has nothing yet that a DEL with the address could remove.
 func (u *undoing) addressesOfOthers(ctx context.Context, claiming []*journal.Entry) []netip.Addr {
 	var othersOwn []netip.Addr
 	for _, c := range u.gen.Claims {
@@ -41,13 +29,13 @@ func (u *undoing) addressesOfOthers(ctx context.Context, claiming []*journal.Ent
 		if c.Pool != "" {
 			owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
 			ours := justAssigned && owner.Is(u.Verb.Key.ContainerID, u.Verb.Key.IfName)
-			own = given && owner.Is(u.entry.ContainerID, u.entry.IfName)
+			own = given && owner.Is(u.Entry.ContainerID, u.Entry.IfName)
 			named = tristate.Of(given && !ours && !own, err)
 		}
 		var others []alive.OtherOwner
 		if named == tristate.No {
 			if claiming == nil {
-				claiming = u.othersOf(ctx, u.entry.Key, u.entry.Addresses())
+				claiming = u.othersOf(ctx, u.Entry.Key, u.Entry.Addresses())
 			}
 			for _, other := range claiming {
 				if !slices.Contains(other.Addresses(), c.Address) {
@@ -71,18 +59,18 @@ func (u *undoing) addressesOfOthers(ctx context.Context, claiming []*journal.Ent
 // usedElsewhere reports whether another container may use an address for which no IPAM plugin
 // records an owner: an interface outside the generation's own namespace has it.
 func (u *undoing) usedElsewhere(address netip.Addr) bool {
-	netns := cmp.Or(u.netns.path, u.gen.NetNS.Path)
-	if seen, err := host.Look(netns, u.entry.IfName); err == nil &&
+	netns := cmp.Or(u.place.Path, u.gen.NetNS.Path)
+	if seen, err := host.Look(netns, u.Entry.IfName); err == nil &&
 		slices.Contains(seen.Addresses, address.Unmap()) &&
-		(u.netns.path != "" || u.gen.NetNS.Same(seen.Netns)) {
+		(u.place.Path != "" || u.gen.NetNS.Same(seen.Netns)) {
 		return false
 	}
 	var adds journal.NetNS // the namespace of an ADD that was just assigned the address
 	if slices.Contains(u.Verb.JustAssigned, address) {
 		adds, _ = host.Identify(u.Verb.Netns)
 	}
-	used, _ := u.Node.InUse(address, func(s host.Interface) bool {
-		return u.Node.IsOwn(u.entry, s.Netns) || u.Node.IsHost(s.Netns) || adds.Same(s.Netns)
+	used, _ := u.Node.InUse([]netip.Addr{address}, func(s host.Interface) bool {
+		return u.Node.IsOwn(u.Entry, s.Netns) || u.Node.IsHost(s.Netns) || adds.Same(s.Netns)
 	})
 	return used != tristate.No // in doubt another container's
 }
@@ -148,9 +136,9 @@ func Others(tx *journal.Tx, key journal.Key, addresses []netip.Addr) ([]*journal
 // another container may have by now. The address may be free because the delegate that allocated it
 // is undone, or because something else released it: an attachment without a journal entry has a
 // pending DEL for every delegate. Such a DEL runs with whileFree.
-func (u *undoing) late(step *journal.Step) bool {
-	return slices.ContainsFunc(u.gen.Claims, func(c journal.Claim) bool {
-		return c.Receives(step.Index) && (u.gen.Freed(c) || u.takenBack(c))
+func (a *attempt) late() bool {
+	return slices.ContainsFunc(a.gen.Claims, func(c journal.Claim) bool {
+		return c.Receives(a.Index) && (a.gen.Freed(c) || a.takenBack(c))
 	})
 }
 
@@ -167,93 +155,73 @@ var errGiven = errors.New("an address may have a new owner")
 //     check extends nothing.
 //  3. An ADD that claims an address after the start of the last successful check waits for the
 //     attachment's lock, for Release after its claim, which is longer than LateDel: see claim.
-func (u *undoing) whileFree(
-	ctx context.Context, cancel context.CancelFunc,
-) (context.Context, context.CancelFunc) {
+func (u *undoing) whileFree(ctx context.Context) (_ context.Context, end func()) {
 	began := time.Now()
 	u.withheld = u.addressesOfOthers(ctx, nil)
-	ctx, end := context.WithCancelCause(ctx)
-	lease := time.AfterFunc(u.Budgets.LateDel-time.Since(began), func() { end(errGiven) })
+	ctx, cancel := context.WithCancelCause(ctx)
+	lease := time.AfterFunc(u.Budgets.LateDel-time.Since(began), func() { cancel(errGiven) })
 	ended, looking := make(chan struct{}), *u
 	go func() {
 		defer close(ended)
-		for looking.stillFree(ctx, lease) {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(u.Budgets.LateDel / 4):
+			}
+			looking.Worker = u.Fork() // the step's own is at work, and an earlier look may have failed
+			began := time.Now()
+			found := looking.addressesOfOthers(ctx, nil)
+			given := slices.ContainsFunc(found,
+				func(a netip.Addr) bool { return !slices.Contains(looking.withheld, a) })
+			if !given && !looking.Journal.Unreadable && ctx.Err() == nil {
+				lease.Reset(u.Budgets.LateDel - time.Since(began))
+			}
 		}
 	}()
 	return ctx, func() {
-		cancel()
+		cancel(nil)
 		<-ended
 		lease.Stop()
 	}
 }
 
-// stillFree waits for the next check of whileFree and runs it. It returns false once the DEL has
-// ended.
-func (u *undoing) stillFree(ctx context.Context, lease *time.Timer) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(u.Budgets.LateDel / 4):
-	}
-	u.Worker = u.Fork() // the step's own worker is at work, and an earlier look may have failed
-	began := time.Now()
-	found := u.addressesOfOthers(ctx, nil)
-	given := slices.ContainsFunc(found,
-		func(a netip.Addr) bool { return !slices.Contains(u.withheld, a) })
-	if !given && !u.Journal.Unreadable && ctx.Err() == nil {
-		lease.Reset(u.Budgets.LateDel - time.Since(began))
-	}
-	return true
-}
-
 // poolsOf returns the host-local pools of the addresses that a step knows only from prevResult. It
 // returns none for a step whose own IPAM plugin needs the lock of its pool.
-func (u *undoing) poolsOf(step *journal.Step) (pools []string) {
-	for _, c := range u.gen.Claims {
-		if c.Pool != "" && c.Receives(step.Index) && !slices.Contains(pools, c.Pool) {
+func (a *attempt) poolsOf() (pools []string) {
+	for _, c := range a.gen.Claims {
+		if c.Pool != "" && c.Receives(a.Index) && !slices.Contains(pools, c.Pool) {
 			pools = append(pools, c.Pool)
 		}
 	}
-	if ipam.Pool(step.Config, u.entry.Network) != "" {
+	if ipam.Pool(a.Config, a.Entry.Network) != "" {
 		return nil
 	}
 	slices.Sort(pools) // every process takes several locks in the same order
 	return pools
 }
 
-// holdPools returns the context of a DEL that runs under host-local's locks of the pools of its
-// addresses, and updates withheld. No ADD, not even one of the plain chain, gets one of these
-// addresses meanwhile, so an address that is free, or this attachment's, gets no new owner before
-// the DEL ends. The DEL has LateDel, because every ADD of the network waits.
-func (u *undoing) holdPools(
-	ctx context.Context, cancel context.CancelFunc, step *journal.Step,
-) (_ context.Context, _ context.CancelFunc, ok bool) {
+// holdPools takes host-local's locks of the pools of a DEL's addresses, and updates withheld. No
+// ADD, not even one of the plain chain, gets one of these addresses meanwhile, so an address that
+// is free, or this attachment's, gets no new owner before the DEL ends. The DEL has LateDel,
+// because every ADD of the network waits.
+func (u *undoing) holdPools(ctx context.Context, pools []string) (release func(), ok bool) {
 	var unlocks []func()
-	release := func() {
-		cancel()
+	release = func() {
 		for _, unlock := range unlocks {
 			unlock()
 		}
 	}
-	for _, pool := range u.poolsOf(step) {
+	for _, pool := range pools {
 		unlock, err := ipam.Lock(ctx, pool)
 		if err != nil {
-			u.Log.Warn("cannot lock the pool of an address for a DEL", "plugin", step.Type,
-				"attachment", u.entry.Key.String(), "pool", pool, "err", err)
-			release()
-			return nil, nil, false
+			u.Log.Warn("cannot lock the pool of an address for a DEL", "pool", pool, "err", err)
+			return release, false
 		}
 		unlocks = append(unlocks, unlock)
 	}
 	u.withheld = u.addressesOfOthers(ctx, nil)
-	ctx, end := context.WithTimeout(ctx, u.Budgets.LateDel)
-	return ctx, func() { end(); release() }, true
-}
-
-// notHeld is the failure of a step whose pools could not be locked.
-func (u *undoing) notHeld(step *journal.Step) *delegate.Failure {
-	return &delegate.Failure{Plugin: step.Type, Command: "DEL", Code: types.ErrTryAgainLater,
-		Msg: "not attempted: host-local's lock is busy", Unstarted: true}
+	return release, true
 }
 
 // takenBack reports whether host-local's own file no longer has a claimed address for the
@@ -262,14 +230,15 @@ func (u *undoing) takenBack(c journal.Claim) bool {
 	if c.Pool == "" {
 		return false
 	}
-	owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
-	return err != nil || !given || !owner.Is(u.entry.ContainerID, u.entry.IfName)
+	owner := ipam.Owner{ContainerID: u.Entry.ContainerID, IfName: u.Entry.IfName}
+	lost, err := ipam.Lost(c.Pool, owner, c.Address)
+	return lost || err != nil
 }
 
 // withheldFrom returns an address that was withheld from a step because another attachment owns it.
-func (u *undoing) withheldFrom(step *journal.Step) (address netip.Addr, is bool) {
-	for _, c := range u.gen.Claims {
-		if c.Receives(step.Index) && slices.Contains(u.withheld, c.Address) {
+func (a *attempt) withheldFrom() (address netip.Addr, is bool) {
+	for _, c := range a.gen.Claims {
+		if c.Receives(a.Index) && slices.Contains(a.withheld, c.Address) {
 			return c.Address, true
 		}
 	}

@@ -10,15 +10,12 @@ import (
 
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/delegate"
 	"cni-unwind/plugin/known"
+	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/tristate"
 )
-
-// A DEL that exits 0 only claims success. If a probe can query the store of the IPAM plugin, the
-// step is undone once the store has nothing left for the attachment. Until then its DEL stays
-// pending as "unproven", and is retried like one that failed. The runtime still gets success, since
-// the plugin reported it.
 
 // maxUnproven limits the DELs of an unproven step while its store cannot be queried: its file
 // cannot be read, or the process that queried a store on another machine is gone. At one DEL per
@@ -31,25 +28,26 @@ const probeTime = 2 * time.Second
 
 // ask queries the probe of a plugin, if there is one, for what its store has for a step's
 // attachment.
-func (u *undoing) ask(ctx context.Context, step *journal.Step, plugin string) (
-	held []netip.Addr, asked bool, err error) {
-	probe := u.Probes[plugin]
+func (a *attempt) ask(
+	ctx context.Context, plugin string,
+) (held []netip.Addr, asked bool, err error) {
+	probe := a.Probes[plugin]
 	if probe == nil {
 		return nil, false, nil
 	}
 	return probe.Held(ctx, ipam.Query{
-		Network: u.entry.Network, ContainerID: u.entry.ContainerID, IfName: u.entry.IfName,
-		Config: step.Config, IPAM: known.IPAMOf(step.Config).Name, Store: u.gen.Stores[plugin],
+		Network: a.Entry.Network, ContainerID: a.Entry.ContainerID, IfName: a.Entry.IfName,
+		Config: a.Config, IPAM: known.IPAMOf(a.Config).Name, Store: a.gen.Stores[plugin],
 	})
 }
 
 // proven reports whether the address of a step is released; why is the reason for no and unknown.
 // Without a store that a probe can query, the result is unknown and why is "".
-func (u *undoing) proven(ctx context.Context, step *journal.Step) (is tristate.Value, why string) {
+func (a *attempt) proven(ctx context.Context) (is tristate.Value, why string) {
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
-	for _, plugin := range []string{step.Type, known.IPAMOf(step.Config).Name} {
-		held, asked, err := u.ask(ctx, step, plugin)
+	for _, plugin := range []string{a.Type, known.IPAMOf(a.Config).Name} {
+		held, asked, err := a.ask(ctx, plugin)
 		switch {
 		case errors.Is(err, ipam.ErrQueued):
 			return tristate.No, err.Error()
@@ -64,77 +62,115 @@ func (u *undoing) proven(ctx context.Context, step *journal.Step) (is tristate.V
 	return tristate.Unknown, ""
 }
 
-// settledByStore checks a step whose DEL has succeeded, or may have. undone reports that it needs
-// no further DEL, since the store has released its address meanwhile; waits, that it is too early
-// for one.
-func (u *undoing) settledByStore(ctx context.Context, step *journal.Step) (undone, waits bool) {
+// settle checks a step before its DEL. undone reports that it needs no further DEL, since the store
+// has released its address meanwhile; waits, that even this pass has to wait with it: see NextTry.
+func (a *attempt) settle(ctx context.Context) (undone, waits bool) {
+	by := a.asker(ctx, true)
+	askable := by.AsksStores && storeElsewhere(a.Step)
 	is, why := tristate.Unknown, ""
-	askable := u.asksElsewhere() && storeElsewhere(step)
-	if step.Unproven != "" || askable {
-		is, why = u.proven(ctx, step)
-	}
-	switch {
-	case is == tristate.Yes:
-		return true, false
-	case u.queued(ctx, step):
-		return false, true
-	case freesByContainer(step) && u.containerLives(ctx, u.entry.Key):
-		return false, true
-	case is == tristate.Unknown && step.Unproven == "" && askable && u.deferred(ctx, step):
-		if why != "" {
-			u.noteUnproven(step, why, "")
+	if a.Unproven != "" || askable {
+		if is, why = a.proven(ctx); is == tristate.Yes {
+			return true, false
 		}
-		return false, true
 	}
-	return false, false
+	by.NoNetNS, by.AsksStores = a.place.Path == "" && !a.asked(), false
+	switch NextTry(a.Step, by).Awaits {
+	case Queue, Container, Runtime:
+		return false, true
+	case GracePeriod:
+		if waits = askable && is == tristate.Unknown; waits && why != "" {
+			a.noteUnproven(why, "")
+		}
+	}
+	return false, waits
 }
 
 // queued reports whether the DEL of a step is in its plugin's own queue. Another DEL would not
 // help, and may take most of a minute while the plugin's agent is down.
-func (u *undoing) queued(ctx context.Context, step *journal.Step) bool {
-	if step.Unproven == "" || !known.Of(step.Type).Queues {
+func (a *attempt) queued(ctx context.Context) bool {
+	if a.Unproven == "" || !known.Of(a.Type).Queues {
 		return false
 	}
-	_, _, err := u.ask(ctx, step, step.Type)
+	_, _, err := a.ask(ctx, a.Type)
 	return errors.Is(err, ipam.ErrQueued)
+}
+
+// noteOutcome stores the outcome of a DEL in its step and reports whether the step is undone.
+func (a *attempt) noteOutcome(ctx context.Context, f *delegate.Failure) (undone bool) {
+	was := a.State
+	a.Attempts++
+	a.RetryAt = journal.BootNanos() + int64(backoff(a.Attempts))
+	if f != nil {
+		a.noteFailure(f)
+		return false
+	}
+	before := a.Unproven
+	a.Unproven = ""
+	if address, is := a.withheldFrom(); is {
+		if a.Ended(journal.StepParked, "", 0); was != journal.StepParked {
+			a.Log.Info("DEL parked: its address has another owner", "plugin", a.Type,
+				"address", address)
+			a.record(journal.Parked, fmt.Sprintf("%s has another owner", address))
+		}
+		return false
+	}
+	a.Ended(journal.StepRepeat, "", 0)
+	return a.noteProof(ctx, before) && onceMoreIn(a.Step, a.asker(ctx, false)) == 0
+}
+
+// noteFailure stores why the DEL of a step is pending. A killed delegate gets a second DEL.
+func (a *attempt) noteFailure(f *delegate.Failure) {
+	if a.State != journal.StepFailed || a.LastCode != f.Code {
+		a.Log.Warn("DEL failed and is pending", "plugin", a.Type, "code", f.Code,
+			"err", netconf.Shorten(f.Said(), 500))
+	}
+	a.Ended(journal.StepFailed, netconf.Shorten(f.Said(), 500), f.Code)
+	if f.Killed {
+		a.RepeatAt = journal.BootNanos() + int64(a.Node.GraceOf(a.Entry))
+	}
+}
+
+// record records an event of the DEL of a step.
+func (a *attempt) record(kind journal.EventKind, reason string) {
+	event := record.EventOf(kind, a.Entry)
+	event.Reason, event.Plugins = reason, []string{a.Type}
+	a.Journal.Event(event)
 }
 
 // noteProof stores in a step whose DEL succeeded why that is unproven, and reports whether the step
 // is undone according to its store. If the store cannot be queried here and the delegate is known
 // to exit 0 without freeing anything, it gets one more DEL after the grace period, even if its ADD
 // failed: the ADD may have failed after it stored the address.
-func (u *undoing) noteProof(ctx context.Context, step *journal.Step, before string) (undone bool) {
-	is, why := u.proven(ctx, step)
+func (a *attempt) noteProof(ctx context.Context, before string) (undone bool) {
+	is, why := a.proven(ctx)
 	if is == tristate.Yes {
-		step.ConfirmAt = 0
-		if step.ADD == "" {
-			step.RepeatAt = 0 // its address is free: there is nothing to repeat
+		a.ConfirmAt = 0
+		if a.ADD == "" {
+			a.RepeatAt = 0 // its address is free: there is nothing to repeat
 		}
 		return true
 	}
-	if why == "" && known.IPAMOf(step.Config).Elsewhere {
+	if why == "" && known.IPAMOf(a.Config).Elsewhere {
 		why = before // the agent has asked, and this process cannot
 	}
-	if why != "" && (is == tristate.No || step.Attempts < maxUnproven) {
-		u.noteUnproven(step, why, before)
+	if why != "" && (is == tristate.No || a.Attempts < maxUnproven) {
+		a.noteUnproven(why, before)
 		return false
 	}
-	if step.ConfirmAt == 0 && (known.Of(step.Type).MayLie || known.IPAMOf(step.Config).MayLie) {
-		step.ConfirmAt = journal.BootNanos() + int64(u.Node.GraceOf(u.entry))
+	if a.ConfirmAt == 0 && (known.Of(a.Type).MayLie || known.IPAMOf(a.Config).MayLie) {
+		a.ConfirmAt = journal.BootNanos() + int64(a.Node.GraceOf(a.Entry))
 	}
 	return true
 }
 
 // noteUnproven stores why, and logs and records it once.
-func (u *undoing) noteUnproven(step *journal.Step, why, before string) {
-	step.Ended(journal.StepUnproven, "", 0)
-	step.Unproven = why
+func (a *attempt) noteUnproven(why, before string) {
+	a.Ended(journal.StepUnproven, "", 0)
+	a.Unproven = why
 	if before != "" {
 		return
 	}
-	u.Log.Warn("DEL passed, but its address is not known to be free", "plugin", step.Type,
-		"attachment", u.entry.Key.String(), "why", why)
-	event := record.EventOf(journal.Unproven, u.entry)
-	event.Reason, event.Plugins = why, []string{step.Type}
-	u.Journal.Event(event)
+	a.Log.Warn("DEL passed, but its address is not known to be free", "plugin", a.Type,
+		"why", why)
+	a.record(journal.Unproven, why)
 }

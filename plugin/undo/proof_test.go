@@ -59,9 +59,9 @@ func TestAsked(t *testing.T) {
 			"aws-cni": probeOf{&asked, "aws-cni", true}, "cilium-cni": probeOf{&asked, "cilium-cni", false},
 			"whereabouts": probeOf{&asked, "whereabouts", true},
 		}
-		u := &undoing{Worker: w, entry: &journal.Entry{Key: journal.Key{Network: "net", ContainerID: "c", IfName: "eth0"}},
+		u := &undoing{Worker: w, Job: Job{Entry: &journal.Entry{Key: journal.Key{Network: "net", ContainerID: "c", IfName: "eth0"}}},
 			gen: &journal.Generation{Stores: map[string]string{"aws-cni": "/ipam.json"}}}
-		is, why := u.proven(t.Context(), &journal.Step{Type: tt.plugin, Config: json.RawMessage(tt.config)})
+		is, why := (&attempt{u, &journal.Step{Type: tt.plugin, Config: json.RawMessage(tt.config)}}).proven(t.Context())
 		if !slices.Equal(asked, tt.want) || is != tt.proven || why != "" {
 			t.Errorf("%s %s: asked %q, %v %q", tt.plugin, tt.config, asked, is, why)
 		}

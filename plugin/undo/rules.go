@@ -6,52 +6,30 @@ import (
 	"fmt"
 	"net/netip"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/internal/delegate"
 	"cni-unwind/plugin/internal/host"
 	"cni-unwind/plugin/known"
 )
 
-// labels are the texts by which the DEL of a reference plugin finds the rules of an attachment.
-type labels []string
+// labelled reports whether a rule has one of the labels by which DELs find rules.
+func labelled(rule string, labels []string) bool {
+	return slices.ContainsFunc(labels, func(l string) bool { return strings.Contains(rule, l) })
+}
 
-// labelsOf returns the labels of a plugin, or of all plugins for "". A container may have rules of
-// other networks.
-func labelsOf(k journal.Key, plugin string) labels {
-	switch of := known.Of(plugin).Labels; {
-	case plugin == "":
-		return known.AllLabels(k.Network, k.ContainerID, k.IfName)
-	case of != nil:
-		return of(k.Network, k.ContainerID, k.IfName)
+// anyOf matches a text with one of some addresses that is not part of a longer number or word.
+func anyOf(addresses []netip.Addr) *regexp.Regexp {
+	var texts []string
+	for _, a := range addresses {
+		texts = append(texts, regexp.QuoteMeta(a.String()))
 	}
-	return nil
-}
-
-// on says whether a rule has one of the labels.
-func (l labels) on(rule string) bool {
-	return slices.ContainsFunc(l, func(label string) bool { return strings.Contains(rule, label) })
-}
-
-// hasWord says whether a line has a word that is not part of a longer word or number.
-func hasWord(line, word string) bool {
-	for rest := line; ; {
-		before, after, found := strings.Cut(rest, word)
-		if !found {
-			return false
-		}
-		start := len(line) - len(rest) + len(before)
-		begins := start == 0 || !isAlphanumeric(line[start-1])
-		if ends := after == "" || !isAlphanumeric(after[0]); begins && ends {
-			return true
-		}
-		rest = line[start+1:]
-	}
-}
-
-func isAlphanumeric(c byte) bool {
-	return '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
+	return regexp.MustCompile(
+		`(^|[^[:alnum:]])(` + strings.Join(texts, "|") + `)($|[^[:alnum:]])`)
 }
 
 // No container has these addresses (RFC 5737, RFC 3849). They represent an unknown address.
@@ -67,11 +45,11 @@ const (
 func (w *Worker) masqueraded(
 	ctx context.Context, k journal.Key, plugin string,
 ) (addresses []netip.Prefix) {
-	chain := known.Of(plugin).Chain(k.Network, k.ContainerID)
-	for _, family := range []struct {
-		save    string
-		unknown string
-	}{{"iptables-save", unknownIPv4}, {"ip6tables-save", unknownIPv6}} {
+	facts := known.Of(plugin)
+	chain := facts.Chain(k.Network, k.ContainerID)
+	for _, family := range []struct{ save, unknown string }{
+		{"iptables-save", unknownIPv4}, {"ip6tables-save", unknownIPv6},
+	} {
 		rules, err := host.Printed(ctx, family.save, "-t", "nat")
 		w.warnOfRules(k, err)
 		found := masqueradedBy(rules, chain, k.Network, k.ContainerID)
@@ -87,7 +65,8 @@ func (w *Worker) masqueraded(
 	}
 	rules, err := host.Printed(ctx, "nft", "list", "ruleset")
 	w.warnOfRules(k, err)
-	if slices.ContainsFunc(rules, labelsOf(k, plugin).on) {
+	labels := facts.Labels(k.Network, k.ContainerID, k.IfName)
+	if slices.ContainsFunc(rules, func(rule string) bool { return labelled(rule, labels) }) {
 		return []netip.Prefix{netip.MustParsePrefix(unknownIPv4)}
 	}
 	return nil
@@ -113,4 +92,43 @@ func masqueradedBy(rules []string, chain, network, containerID string) (addresse
 		}
 	}
 	return addresses
+}
+
+// delStrayRules repeats a failed DEL of bridge or ptp for each address with a rule that jumps to
+// the container's chain, in a scratch namespace whose interface has that address. An unrecorded ADD
+// may have left such a rule; the kernel removes no chain that is in use, and the plugin gives up at
+// its first address. delStrayRules does nothing if another interface of the container shares the
+// chain. If the last DEL fails too, it returns the first failure.
+func (a *attempt) delStrayRules(ctx context.Context, f *delegate.Failure) *delegate.Failure {
+	stray := a.masqueraded(ctx, a.Entry.Key, a.Type)
+	if len(stray) == 0 || a.sharesChain(ctx) {
+		return f
+	}
+	defer func() { a.stray = netip.Prefix{} }()
+	again := f
+	for _, a.stray = range stray {
+		again = a.delWith(ctx, a.Config)
+	}
+	if again != nil {
+		return f
+	}
+	a.Log.Info("DEL passed after removing rules of unrecorded ADDs", "plugin", a.Type,
+		"addresses", stray)
+	return nil
+}
+
+// sharesChain reports whether the container has, or may have, another interface in the network.
+func (u *undoing) sharesChain(ctx context.Context) bool {
+	all, err := u.Node.CachedAttachments(u.Entry.Network, u.Entry.ContainerID)
+	shared := err != nil || slices.ContainsFunc(all, func(c alive.Cached) bool {
+		return c.Key() != u.Entry.Key && c.ContainerID == u.Entry.ContainerID
+	})
+	u.Journal.Read(ctx, func(tx *journal.Tx) error {
+		return tx.Outlines(func(o journal.Outline, _ error) error {
+			shared = shared || o.Network == u.Entry.Network && o.Key != u.Entry.Key &&
+				o.ContainerID == u.Entry.ContainerID
+			return nil
+		})
+	})
+	return shared
 }

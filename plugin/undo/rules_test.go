@@ -1,6 +1,9 @@
 package undo
 
-import "testing"
+import (
+	"net/netip"
+	"testing"
+)
 
 // TestMasqueradedBy: a rule counts as bridge's only if it is exactly as bridge makes it.
 func TestMasqueradedBy(t *testing.T) {
@@ -28,15 +31,16 @@ func TestMasqueradedBy(t *testing.T) {
 	}
 }
 
-// TestHasWord: a longer word or number is a different one.
-func TestHasWord(t *testing.T) {
+// TestAnyOf: a longer number is a different address.
+func TestAnyOf(t *testing.T) {
 	t.Parallel()
 	for line, want := range map[string]bool{
 		"-s 10.1.2.3/32 -j": true, "to 10.1.2.3:80": true, "10.1.2.3": true,
 		"110.1.2.3 10.1.2.3": true, "10.1.2.30 10.1.2.3": true,
+		"-s fd00::1/128": true, "fd00::10": false, "10a1.2.3": false,
 		"110.1.2.3": false, "10.1.2.30": false, "": false, "10.1.2.": false,
 	} {
-		if hasWord(line, "10.1.2.3") != want {
+		if anyOf([]netip.Addr{netip.MustParseAddr("fd00::1"), netip.MustParseAddr("10.1.2.3")}).MatchString(line) != want {
 			t.Errorf("%q: %t", line, !want)
 		}
 	}

@@ -21,7 +21,6 @@ import (
 	"cni-unwind/plugin/internal/host"
 	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/tristate"
 )
 
@@ -40,63 +39,50 @@ import (
 //
 // A delegate that was killed may have an agent that continued, so undoMistake handles it only at
 // its second DEL.
-func (u *undoing) undoMistake(
-	ctx context.Context, step *journal.Step, f *delegate.Failure,
-) *delegate.Failure {
+func (a *attempt) undoMistake(ctx context.Context, f *delegate.Failure) *delegate.Failure {
 	look := func() tristate.Value {
-		return u.Taken(ctx, u.entry, u.gen, step, u.netns.path, u.netns.gone)
+		return a.Taken(ctx, a.Entry, a.gen, a.Step, a.place.Path, a.place.gone)
 	}
 	taken := look()
 	if taken == tristate.No {
-		u.untaken(step, f)
+		a.Log.Info("failed DEL has nothing to undo: the delegate's ADD failed and left nothing",
+			"plugin", a.Type, "code", f.Code, "err", netconf.Shorten(f.Said(), 200))
+		if a.Attempts > 0 { // a rollback has its own event
+			a.record(journal.Untaken, netconf.Shorten(f.Words(), 500))
+		}
 		return nil
 	}
-	before := *step
-	if u.delPresent(ctx, step, f) == nil {
+	before := *a.Step
+	if a.delPresent(ctx, f) == nil {
 		if look() != tristate.Yes {
 			return nil
 		}
-		*step = before
+		*a.Step = before
 	}
-	again := step.State == journal.StepFailed && step.LastCode == f.Code
-	f.PutRight = taken == tristate.Unknown && again && u.putRight(step)
+	again := a.State == journal.StepFailed && a.LastCode == f.Code
+	f.PutRight = taken == tristate.Unknown && again && a.putRight()
 	return f
-}
-
-// untaken records that a step is undone although its DEL fails. A rollback has its own event.
-func (u *undoing) untaken(step *journal.Step, f *delegate.Failure) {
-	u.Log.Info("failed DEL has nothing to undo: the delegate's ADD failed and left nothing",
-		"plugin", step.Type, "attachment", u.entry.Key.String(), "code", f.Code,
-		"err", netconf.Shorten(f.Said(), 200))
-	if step.Attempts > 0 {
-		event := record.EventOf(journal.Untaken, u.entry)
-		event.Reason, event.Plugins = netconf.Shorten(f.Words(), 500), []string{step.Type}
-		u.Journal.Event(event)
-	}
 }
 
 // putRight says whether the verb's chain no longer has a delegate with the configuration of a
 // step's ADD.
-func (u *undoing) putRight(step *journal.Step) bool {
-	chain, conf := u.present(step)
+func (a *attempt) putRight() bool {
+	chain, conf := a.present()
 	return chain != nil && !slices.ContainsFunc(chain.Steps(conf), func(s journal.Step) bool {
-		return bytes.Equal(s.Config, step.Config)
+		return bytes.Equal(s.Config, a.Config)
 	})
 }
 
-// trace inspects one place where the ADD of a step's delegate may have left something: yes if it
-// did, no if it did not.
-type trace func(*undoing, context.Context, *journal.Step) tristate.Value
-
-// looks has the function that inspects each place where plugins leave something.
-var looks = map[known.Trace]trace{
-	known.Reservation:      (*undoing).reserved,
-	known.Interface:        (*undoing).interfaceThere,
-	known.RulesOfContainer: (*undoing).rulesOfContainer,
-	known.RulesOfAddresses: (*undoing).rulesOfAddresses,
-	known.IFB:              (*undoing).ifbThere,
-	known.Backup:           (*undoing).backupThere,
-	known.RoutingRules:     (*undoing).routingRules,
+// looks has, for each place where plugins leave something, the function that inspects it: yes if
+// the ADD of a step's delegate left something there, no if it did not.
+var looks = map[known.Trace]func(*attempt, context.Context) tristate.Value{
+	known.Reservation:      (*attempt).reserved,
+	known.Interface:        (*attempt).interfaceThere,
+	known.RulesOfContainer: (*attempt).rulesOfContainer,
+	known.RulesOfAddresses: (*attempt).rulesOfAddresses,
+	known.IFB:              (*attempt).ifbThere,
+	known.Backup:           (*attempt).backupThere,
+	known.RoutingRules:     (*attempt).routingRules,
 }
 
 // Taken reports whether the ADD of a step's delegate left something that its DEL would remove, on
@@ -106,14 +92,15 @@ func (w *Worker) Taken(
 	ctx context.Context, e *journal.Entry, g *journal.Generation, step *journal.Step, netns string,
 	gone bool,
 ) tristate.Value {
-	u := &undoing{Worker: w, entry: e, gen: g, netns: delNetNS{path: netns, gone: gone}}
+	a := &attempt{&undoing{Worker: w, Job: Job{Entry: e}, gen: g,
+		place: delNetNS{host.Place{Path: netns}, gone}}, step}
 	facts := known.Of(step.Type)
 	if len(facts.Traces) == 0 && !facts.LeavesNothing {
 		return tristate.Unknown
 	}
 	taken := tristate.No
 	for _, place := range facts.Traces {
-		switch looks[place](u, ctx, step) {
+		switch looks[place](a, ctx) {
 		case tristate.Yes:
 			return tristate.Yes
 		case tristate.Unknown:
@@ -126,50 +113,43 @@ func (w *Worker) Taken(
 // reserved looks into the store of the delegate's IPAM plugin. dataDir and the network alone name
 // host-local's store, so a mistake in its ranges does not matter. static keeps nothing. A plugin
 // that keeps its state elsewhere (a daemon, a cluster) is unknown.
-func (u *undoing) reserved(_ context.Context, step *journal.Step) tristate.Value {
-	if known.IPAMOf(step.Config).LeavesNothing {
+func (a *attempt) reserved(_ context.Context) tristate.Value {
+	if known.IPAMOf(a.Config).LeavesNothing {
 		return tristate.No
 	}
-	pool := ipam.Pool(step.Config, u.entry.Network)
+	pool := ipam.Pool(a.Config, a.Entry.Network)
 	if pool == "" {
 		return tristate.Unknown
 	}
-	held, err := ipam.HeldBy(pool, u.entry.ContainerID, u.entry.IfName)
+	held, err := ipam.HeldBy(pool, a.Entry.ContainerID, a.Entry.IfName)
 	return tristate.Of(len(held) > 0, err)
 }
 
 // interfaceThere looks for CNI_IFNAME in the container's network namespace. If the namespace is
 // gone, so is the interface.
-func (u *undoing) interfaceThere(context.Context, *journal.Step) tristate.Value {
-	if u.netns.path == "" {
-		return u.withoutNetNS()
+func (a *attempt) interfaceThere(context.Context) tristate.Value {
+	if a.place.Path == "" {
+		return tristate.Equal(a.place.gone, false)
 	}
-	seen, err := host.Look(u.netns.path, u.entry.IfName)
+	seen, err := host.Look(a.place.Path, a.Entry.IfName)
 	return tristate.Of(seen.There(), err)
-}
-
-// withoutNetNS says whether something is left in the container's network namespace when there is no
-// path to it.
-func (u *undoing) withoutNetNS() tristate.Value {
-	if u.netns.gone {
-		return tristate.No
-	}
-	return tristate.Unknown
 }
 
 // rulesOfContainer looks for iptables and nftables rules and chains that the delegate labels with
 // the attachment.
-func (u *undoing) rulesOfContainer(ctx context.Context, step *journal.Step) tristate.Value {
+func (a *attempt) rulesOfContainer(ctx context.Context) tristate.Value {
 	rules, err := host.Rules(ctx)
-	return tristate.Of(slices.ContainsFunc(rules, labelsOf(u.entry.Key, step.Type).on), err)
+	labels := known.Of(a.Type).Labels(a.Entry.Network, a.Entry.ContainerID, a.Entry.IfName)
+	return tristate.Of(slices.ContainsFunc(rules,
+		func(rule string) bool { return labelled(rule, labels) }), err)
 }
 
 // rulesOfAddresses looks for rules with an address that the delegate was given, and without a label
 // of another delegate.
-func (u *undoing) rulesOfAddresses(ctx context.Context, step *journal.Step) tristate.Value {
+func (a *attempt) rulesOfAddresses(ctx context.Context) tristate.Value {
 	var given []netip.Addr
-	for _, c := range u.gen.Claims {
-		if c.Receives(step.Index) {
+	for _, c := range a.gen.Claims {
+		if c.Receives(a.Index) {
 			given = append(given, c.Address)
 		}
 	}
@@ -177,17 +157,15 @@ func (u *undoing) rulesOfAddresses(ctx context.Context, step *journal.Step) tris
 		return tristate.Unknown
 	}
 	rules, err := host.Rules(ctx)
-	labels := labelsOf(u.entry.Key, "")
-	return tristate.Of(slices.ContainsFunc(rules, func(rule string) bool {
-		return !labels.on(rule) && slices.ContainsFunc(given, func(a netip.Addr) bool {
-			return hasWord(rule, a.String())
-		})
-	}), err)
+	labels := known.AllLabels(a.Entry.Network, a.Entry.ContainerID, a.Entry.IfName)
+	has := anyOf(given)
+	return tristate.Of(slices.ContainsFunc(rules,
+		func(rule string) bool { return !labelled(rule, labels) && has.MatchString(rule) }), err)
 }
 
 // ifbThere looks for the interface that bandwidth makes on the host.
-func (u *undoing) ifbThere(context.Context, *journal.Step) tristate.Value {
-	_, err := netlink.LinkByName(known.IFBName(u.entry.Network, u.entry.ContainerID))
+func (a *attempt) ifbThere(context.Context) tristate.Value {
+	_, err := netlink.LinkByName(known.IFBName(a.Entry.Network, a.Entry.ContainerID))
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
 		return tristate.No
 	}
@@ -195,17 +173,17 @@ func (u *undoing) ifbThere(context.Context, *journal.Step) tristate.Value {
 }
 
 // backupThere looks for tuning's backup file of the interface.
-func (u *undoing) backupThere(_ context.Context, step *journal.Step) tristate.Value {
+func (a *attempt) backupThere(_ context.Context) tristate.Value {
 	var conf struct {
 		DataDir string `json:"dataDir"`
 	}
-	if json.Unmarshal(step.Config, &conf) != nil {
+	if json.Unmarshal(a.Config, &conf) != nil {
 		return tristate.Unknown
 	}
 	if conf.DataDir == "" {
 		conf.DataDir = "/run/cni/tuning"
 	}
-	_, err := os.Lstat(filepath.Join(conf.DataDir, u.entry.ContainerID+"_"+u.entry.IfName+".json"))
+	_, err := os.Lstat(filepath.Join(conf.DataDir, a.Entry.ContainerID+"_"+a.Entry.IfName+".json"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return tristate.No
 	}
@@ -214,11 +192,11 @@ func (u *undoing) backupThere(_ context.Context, step *journal.Step) tristate.Va
 
 // routingRules looks for routing rules in the container's network namespace, besides those of every
 // namespace.
-func (u *undoing) routingRules(context.Context, *journal.Step) tristate.Value {
-	if u.netns.path == "" {
-		return u.withoutNetNS()
+func (a *attempt) routingRules(context.Context) tristate.Value {
+	if a.place.Path == "" {
+		return tristate.Equal(a.place.gone, false)
 	}
-	netns, err := ns.GetNS(u.netns.path)
+	netns, err := ns.GetNS(a.place.Path)
 	if err != nil {
 		return tristate.Unknown
 	}

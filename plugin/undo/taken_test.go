@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/internal/host"
 	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/tristate"
 )
@@ -42,7 +43,7 @@ func TestTakenUnknown(t *testing.T) {
 		{"a store that is not named", "bridge", `{"ipam": {"type": "host-local", "dataDir": 5}}`, delNetNS{gone: true},
 			path, tristate.Unknown},
 		{"the namespace is not found", "bridge", "{" + hostLocal + "}", delNetNS{}, path, tristate.Unknown},
-		{"the namespace cannot be entered", "macvlan", "{" + hostLocal + "}", delNetNS{path: "/nonexistent"}, path, tristate.Unknown},
+		{"the namespace cannot be entered", "macvlan", "{" + hostLocal + "}", delNetNS{Place: host.Place{Path: "/nonexistent"}}, path, tristate.Unknown},
 		{"no program for rules", "bridge", "{" + hostLocal + "}", delNetNS{gone: true}, "/nonexistent", tristate.Unknown},
 		{"a program that fails", "bridge", "{" + hostLocal + "}", delNetNS{gone: true}, "failing", tristate.Unknown},
 		{"a program that lists none", "bridge", "{" + hostLocal + "}", delNetNS{gone: true}, "empty", tristate.No},
@@ -65,7 +66,7 @@ func TestTakenUnknown(t *testing.T) {
 			t.Setenv("PATH", c.path)
 			e := &journal.Entry{Key: journal.Key{Network: "net", ContainerID: "nobody", IfName: "eth0"}}
 			step := &journal.Step{Type: c.plugin, Config: []byte(c.config)}
-			if got := testWorker().Taken(t.Context(), e, &journal.Generation{}, step, c.place.path, c.place.gone); got != c.want {
+			if got := testWorker().Taken(t.Context(), e, &journal.Generation{}, step, c.place.Path, c.place.gone); got != c.want {
 				t.Errorf("%v, want %v", got, c.want)
 			}
 			if _, err := os.Lstat("/nonexistent"); !errors.Is(err, fs.ErrNotExist) {

@@ -2,8 +2,6 @@ package undo
 
 import (
 	"context"
-	"fmt"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -14,7 +12,6 @@ import (
 	"cni-unwind/plugin/internal/delegate"
 	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/plugin/record"
 )
 
 // Job is an entry with pending DELs.
@@ -25,6 +22,9 @@ type Job struct {
 	// Others are the other entries that claim the entry's addresses, read with the entry; nil makes
 	// Run look for them.
 	Others []*journal.Entry
+	// Unrecorded says that the journal does not have the attachment. An ADD that gets one of its
+	// addresses then does not wait for its DELs, so they run under the pools' locks: see holdPools.
+	Unrecorded bool
 }
 
 // Run runs the pending DELs of an entry, newest generation first, each in reverse order, and
@@ -37,24 +37,24 @@ type Job struct {
 // delegate that was killed before gets only an equal share. The pass ends when there is no time for
 // the next step. A step that failed or hung last time runs last. After a pass that was interrupted
 // or ended early, the next pass starts with another step.
-func (w *Worker) Run(ctx context.Context, job Job) []*delegate.Failure {
+func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure) {
 	defer w.Runner.Drop()
-	lock, e := job.Lock, job.Entry
+	e := job.Entry
 	w.ClaimHeld(e)
-	var failures []*delegate.Failure
-	cutOff, ended, left := lock.BeginPass(), true, e.Pending()
-	for i := len(e.Generations) - 1; i >= 0; i-- {
-		u := undoing{Worker: w, lock: lock, entry: e, gen: &e.Generations[i], others: job.Others,
-			left: left, cutOff: cutOff}
+	ofEntry := *w
+	ofEntry.Log = w.Log.With("attachment", e.Key.String())
+	cutOff, ended, left := job.Lock.BeginPass(), true, e.Pending()
+	for i := range slices.Backward(e.Generations) {
+		u := undoing{Worker: &ofEntry, Job: job, gen: &e.Generations[i], left: left, cutOff: cutOff}
 		left -= len(u.gen.Steps)
-		if i == len(e.Generations)-1 {
-			u.cniNetns = job.Netns
+		if i < len(e.Generations)-1 {
+			u.Netns = ""
 		}
 		failures = append(failures, u.pass(ctx)...)
 		ended = ended && !u.gen.Begun
 	}
 	if ended {
-		lock.EndPass()
+		job.Lock.EndPass()
 	}
 	dropUndone(e)
 	return failures
@@ -79,50 +79,29 @@ func dropUndone(e *journal.Entry) {
 	e.Undone = e.Undone[max(0, len(e.Undone)-maxUndone):]
 }
 
-func (u *undoing) pass(ctx context.Context) []*delegate.Failure {
-	var failures []*delegate.Failure
-	u.netns = u.find(ctx)
-	defer u.netns.release()
-	u.withheld = u.addressesOfOthers(ctx, u.others)
+func (u *undoing) pass(ctx context.Context) (failures []*delegate.Failure) {
+	u.place = u.find(ctx)
+	defer u.place.Close()
+	u.withheld = u.addressesOfOthers(ctx, u.Others)
 	u.gen.Begun = true
 	order := undoOrder(u.gen, u.cutOff)
 	for n, index := range order {
-		at := u.position(index)
-		step := &u.gen.Steps[at]
+		a := u.attempt(index)
 		u.next = nil
 		if n+1 < len(order) {
-			u.next = u.nextCall(&u.gen.Steps[u.position(order[n+1])])
+			u.next = u.attempt(order[n+1]).nextCall()
 		}
-		stepCtx, cancel, ok := u.share(ctx, step)
+		limit, ok := a.share(ctx)
 		if !ok {
-			return append(failures, &delegate.Failure{Plugin: step.Type, Command: "DEL",
-				Code: types.ErrTryAgainLater,
-				Msg:  "not attempted: out of time", Unstarted: true})
+			return append(failures, a.notAttempted("out of time"))
 		}
-		switch {
-		case u.HoldPools && len(u.poolsOf(step)) > 0:
-			if stepCtx, cancel, ok = u.holdPools(stepCtx, cancel, step); !ok {
-				u.left--
-				failures = append(failures, u.notHeld(step))
-				continue
-			}
-		case u.late(step):
-			stepCtx, cancel = u.whileFree(stepCtx, cancel)
-		}
+		stepCtx, cancel := context.WithTimeout(ctx, limit)
 		u.left--
-		undone, waits := u.settledByStore(stepCtx, step)
-		if waits || u.waitsForRuntime(ctx, step) {
-			cancel()
-			continue
-		}
-		var f *delegate.Failure
-		if !undone {
-			f = u.del(stepCtx, step)
-		}
-		undone = u.noteOutcome(stepCtx, step, f)
+		undone, f := a.run(stepCtx)
 		cancel()
 		if undone {
-			u.gen.Steps = slices.Delete(u.gen.Steps, at, at+1)
+			u.gen.Steps = slices.DeleteFunc(u.gen.Steps,
+				func(s journal.Step) bool { return s.Index == index })
 		}
 		if f != nil {
 			failures = append(failures, f)
@@ -134,9 +113,43 @@ func (u *undoing) pass(ctx context.Context) []*delegate.Failure {
 	return failures
 }
 
-// position returns where the step of a delegate is.
-func (u *undoing) position(index int) int {
-	return slices.IndexFunc(u.gen.Steps, func(s journal.Step) bool { return s.Index == index })
+// attempt returns the DEL of the delegate at an index of the chain.
+func (u *undoing) attempt(index int) *attempt {
+	i := slices.IndexFunc(u.gen.Steps, func(s journal.Step) bool { return s.Index == index })
+	return &attempt{u, &u.gen.Steps[i]}
+}
+
+// run runs the DEL of a step, unless it has to wait, and reports whether the step is undone.
+func (a *attempt) run(ctx context.Context) (undone bool, f *delegate.Failure) {
+	switch pools := a.poolsOf(); {
+	case a.Unrecorded && len(pools) > 0:
+		release, ok := a.holdPools(ctx, pools)
+		defer release()
+		if !ok {
+			return false, a.notAttempted("host-local's lock is busy")
+		}
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, a.Budgets.LateDel)
+		defer cancel()
+	case a.late():
+		var end func()
+		ctx, end = a.whileFree(ctx)
+		defer end()
+	}
+	undone, waits := a.settle(ctx)
+	switch {
+	case waits:
+		return false, nil
+	case !undone:
+		f = a.del(ctx)
+	}
+	return a.noteOutcome(ctx, f), f
+}
+
+// notAttempted is the failure of a step whose delegate was not started.
+func (a *attempt) notAttempted(why string) *delegate.Failure {
+	return &delegate.Failure{Plugin: a.Type, Command: "DEL", Code: types.ErrTryAgainLater,
+		Msg: "not attempted: " + why, Unstarted: true}
 }
 
 // releaseHeld releases addresses that host-local still has for the attachment, after the step that
@@ -144,26 +157,25 @@ func (u *undoing) position(index int) int {
 // host-device keeps the address when its device is gone, and a plugin that fails early may not call
 // its IPAM plugin.
 func (u *undoing) releaseHeld(ctx context.Context) {
-	owner := ipam.Owner{ContainerID: u.entry.ContainerID, IfName: u.entry.IfName}
+	owner := ipam.Owner{ContainerID: u.Entry.ContainerID, IfName: u.Entry.IfName}
 	for _, c := range u.gen.Claims {
-		if c.Pool == "" || !u.gen.Freed(c) && !u.netns.gone || u.claimedAgain(c) {
+		if c.Pool == "" || !u.gen.Freed(c) && !u.place.gone || u.claimedAgain(c) {
 			continue
 		}
 		freed, err := ipam.Free(ctx, c.Pool, owner, c.Address)
 		if err != nil {
-			u.Log.Warn("cannot release an address that its DEL left behind",
-				"attachment", u.entry.Key.String(), "address", c.Address, "err", err)
+			u.Log.Warn("cannot release an address that its DEL left behind", "address", c.Address,
+				"err", err)
 		}
 		if freed {
-			u.Log.Info("released an address that its DEL left behind", "attachment", u.entry.Key.String(),
-				"address", c.Address)
+			u.Log.Info("released an address that its DEL left behind", "address", c.Address)
 		}
 	}
 }
 
 // claimedAgain reports whether another ADD of the attachment got the same address.
 func (u *undoing) claimedAgain(c journal.Claim) bool {
-	return slices.ContainsFunc(u.entry.Generations, func(g journal.Generation) bool {
+	return slices.ContainsFunc(u.Entry.Generations, func(g journal.Generation) bool {
 		return g.Number != u.gen.Number &&
 			slices.ContainsFunc(g.Claims, func(o journal.Claim) bool { return o.Address == c.Address })
 	})
@@ -189,44 +201,35 @@ func undoOrder(g *journal.Generation, cutOff int) []int {
 	return order
 }
 
-// share gives a step its share of the remaining time, if that is enough: see Run.
-func (u *undoing) share(
-	ctx context.Context, step *journal.Step,
-) (_ context.Context, _ context.CancelFunc, ok bool) {
-	deadline, bounded := ctx.Deadline()
-	if !bounded {
-		ctx, cancel := context.WithCancel(ctx)
-		return ctx, cancel, true
+// share returns a step's share of the remaining time, if that is enough: see Run.
+func (a *attempt) share(ctx context.Context) (limit time.Duration, ok bool) {
+	left := a.Budgets.Undo
+	if deadline, bounded := ctx.Deadline(); bounded {
+		left = time.Until(deadline)
 	}
-	left := time.Until(deadline)
-	if left < u.Budgets.Step {
-		return nil, nil, false
+	limit = max(left-time.Duration(a.left-1)*a.Budgets.Reserve, left/2)
+	if a.RepeatAt != 0 {
+		limit = left / time.Duration(a.left)
 	}
-	limit := max(left-time.Duration(u.left-1)*u.Budgets.Reserve, left/2)
-	if step.RepeatAt != 0 {
-		limit = left / time.Duration(u.left)
-	}
-	ctx, cancel := context.WithTimeout(ctx, max(limit, u.Budgets.Step))
-	return ctx, cancel, true
+	return max(limit, a.Budgets.Step), left >= a.Budgets.Step
 }
 
 // del runs the DEL of one step. If the delegate rejects the configuration of its ADD as invalid
 // (for example after an upgrade), del also tries the chain's current configuration. It does so
 // after no other error, because success with another configuration proves nothing about what the
 // ADD took. A delegate whose ADD did not succeed may have taken nothing: see undoMistake.
-func (u *undoing) del(ctx context.Context, step *journal.Step) *delegate.Failure {
-	f := u.delWith(ctx, step, step.Config, u.versionOf(step))
-	if f != nil && !f.Killed && known.Of(step.Type).MasqueradesBy(step.Config) {
-		f = u.delStrayRules(ctx, step, f)
+func (a *attempt) del(ctx context.Context) *delegate.Failure {
+	f := a.delWith(ctx, a.Config)
+	if f != nil && !f.Killed && known.Of(a.Type).MasqueradesBy(a.Config) {
+		f = a.delStrayRules(ctx, f)
 	}
 	switch {
 	case f == nil || f.Killed:
 		return f
-	case step.ADD == journal.AddFailed, step.ADD == journal.AddCutOff &&
-		step.State != journal.StepUntried:
-		return u.undoMistake(ctx, step, f)
+	case a.ADD == journal.AddFailed, a.ADD == journal.AddCutOff && a.State != journal.StepUntried:
+		return a.undoMistake(ctx, f)
 	case slices.Contains(rejections, f.Code):
-		return u.delPresent(ctx, step, f)
+		return a.delPresent(ctx, f)
 	}
 	return f
 }
@@ -262,51 +265,6 @@ func (w *Worker) ClaimHeld(e *journal.Entry) (found bool) {
 	return found
 }
 
-// noteOutcome stores the outcome of a DEL in its step and reports whether the step is undone.
-func (u *undoing) noteOutcome(
-	ctx context.Context, step *journal.Step, f *delegate.Failure,
-) (undone bool) {
-	was := step.State
-	step.Attempts++
-	step.RetryAt = journal.BootNanos() + int64(backoff(step.Attempts))
-	if f != nil {
-		u.noteFailure(step, f)
-		return false
-	}
-	before := step.Unproven
-	step.Unproven = ""
-	if address, is := u.withheldFrom(step); is {
-		if step.Ended(journal.StepParked, "", 0); was != journal.StepParked {
-			u.recordParking(step, address)
-		}
-		return false
-	}
-	step.Ended(journal.StepRepeat, "", 0)
-	return u.noteProof(ctx, step, before) && !u.deferred(ctx, step)
-}
-
-// noteFailure stores why the DEL of a step is pending. A killed delegate gets a second DEL.
-func (u *undoing) noteFailure(step *journal.Step, f *delegate.Failure) {
-	if step.State != journal.StepFailed || step.LastCode != f.Code {
-		u.Log.Warn("DEL failed and is pending", "plugin", step.Type,
-			"attachment", u.entry.Key.String(), "code", f.Code, "err", netconf.Shorten(f.Said(), 500))
-	}
-	step.Ended(journal.StepFailed, netconf.Shorten(f.Said(), 500), f.Code)
-	if f.Killed {
-		step.RepeatAt = journal.BootNanos() + int64(u.Node.GraceOf(u.entry))
-	}
-}
-
-// recordParking records that the DEL of a step waits for the new owner of its address.
-func (u *undoing) recordParking(step *journal.Step, address netip.Addr) {
-	u.Log.Info("DEL parked: its address has another owner", "plugin", step.Type,
-		"attachment", u.entry.Key.String(), "address", address)
-	event := record.EventOf(journal.Parked, u.entry)
-	event.Reason = fmt.Sprintf("%s has another owner", address)
-	event.Plugins = []string{step.Type}
-	u.Journal.Event(event)
-}
-
 // StartFirst starts the delegate that will probably get the first DEL, while unwind searches for
 // the namespace.
 func (w *Worker) StartFirst(lock *journal.Lock, e *journal.Entry) {
@@ -315,6 +273,7 @@ func (w *Worker) StartFirst(lock *journal.Lock, e *journal.Entry) {
 	if w.Verb.Netns == "" || len(order) == 0 {
 		return
 	}
-	u := undoing{Worker: w, lock: lock, entry: e, gen: gen, netns: delNetNS{path: w.Verb.Netns}}
-	w.StartEarly(u.callOf(&gen.Steps[u.position(order[0])], nil))
+	u := undoing{Worker: w, Job: Job{Entry: e, Lock: lock}, gen: gen}
+	u.place.Path = w.Verb.Netns
+	w.StartEarly(u.attempt(order[0]).callOf(nil))
 }

@@ -29,9 +29,6 @@ type Worker struct {
 	NewRunner func() delegate.Runner
 	Probes    map[string]ipam.Probe // of all stores that can be asked, by plugin
 	Stderr    io.Writer             // of the delegates
-	// HoldPools says that the journal does not have the attachment. An ADD that gets one of its
-	// addresses then does not wait for its DELs, so they run under the pools' locks: see holdPools.
-	HoldPools bool
 	// At marks a crash point for tests.
 	At   func(point string)
 	Verb Verb

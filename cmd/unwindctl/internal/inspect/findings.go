@@ -192,7 +192,7 @@ func Result(f *sweep.Finding, dryRun bool) (word, why string) {
 	}
 	var guard *sweep.MassReleaseError
 	switch {
-	case f.LeftOnly():
+	case f.LeftOnly:
 		word = "left"
 	case f.Fate == alive.Unknown:
 		word = "unknown"

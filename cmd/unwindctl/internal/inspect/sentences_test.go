@@ -60,7 +60,7 @@ func TestSentences(t *testing.T) {
 			}
 		}
 	}
-	locked := &sweep.Finding{Fate: alive.Unknown, Reason: alive.Reason{Text: "its lock cannot be inspected"}}
+	locked := &sweep.Finding{Verdict: alive.Verdict{Fate: alive.Unknown, Reason: alive.Reason{Text: "its lock cannot be inspected"}}}
 	if got := summary(a, locked, nil); !strings.HasPrefix(got[0], "10.9.0.2 is held by container c, interface eth0 ") {
 		t.Errorf("%q", got)
 	}
