@@ -6,8 +6,6 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
-
-	"cni-unwind/testdata/sandbox"
 )
 
 // TestTorn: if the meta page of the newest transaction is on the disk and another of its pages is not,
@@ -55,8 +53,7 @@ func TestTorn(t *testing.T) {
 // TestSyncFails: a transaction whose sync failed is taken back. The kernel reports the error once, and
 // takes the pages for written from then on.
 func TestSyncFails(t *testing.T) {
-	sandbox.Need(t)
-	needFUSE(t)
+	needDisk(t)
 	mnt := t.TempDir()
 	d := mountDisk(t, mnt)
 	p := start(t, "act", filepath.Join(mnt, "state"))
@@ -66,12 +63,12 @@ func TestSyncFails(t *testing.T) {
 		p.expect(want)
 	}
 	say("put a", "ok")
-	d.fail(true)
+	d.unsynced.Store(true)
 	p.say("put b")
 	if got := p.line(); got == "ok" {
 		t.Error("an Update whose sync failed succeeded")
 	}
-	d.fail(false)
+	d.unsynced.Store(false)
 	say("list", "a")
 	say("put c", "ok")
 	say("list", "a c")
