@@ -56,9 +56,7 @@ func TestDiskFull(t *testing.T) {
 	if !tried(big(1000)) {
 		t.Error("there is no room though there is")
 	}
-	if aside := setAside(t, s); aside != nil {
-		t.Errorf("set aside: %v", aside)
-	}
+	wantAside(t, s, 0)
 }
 
 func TestReadOnlyDisk(t *testing.T) {

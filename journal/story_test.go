@@ -46,7 +46,9 @@ type cast struct {
 	actors map[string]*process
 }
 
-func newCast(t *testing.T, s *Store) *cast { return &cast{T: t, store: s, actors: map[string]*process{}} }
+func newCast(t *testing.T, s *Store) *cast {
+	return &cast{T: t, store: s, actors: map[string]*process{}}
+}
 
 func (c *cast) tell(steps string) {
 	c.Helper()
