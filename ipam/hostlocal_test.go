@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"net/netip"
 	"os"
@@ -14,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"cni-unwind/testdata/sandbox"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -259,16 +260,8 @@ func holdLock(t *testing.T, pool string) (unlock func()) {
 // awaitWaiter waits until a process waits for a pool's lock, or none does any more.
 func awaitWaiter(t *testing.T, pool string, want bool) {
 	t.Helper()
-	info, err := os.Stat(filepath.Join(pool, "lock"))
-	check(t, err)
-	inode := fmt.Sprintf(":%d ", info.Sys().(*syscall.Stat_t).Ino)
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		locks, err := os.ReadFile("/proc/locks")
-		check(t, err)
-		waiting := slices.ContainsFunc(strings.Split(string(locks), "\n"), func(line string) bool {
-			return strings.Contains(line, "->") && strings.Contains(line, inode)
-		})
-		if waiting == want {
+		if waiting := sandbox.Waiters(t, 0, filepath.Join(pool, "lock")) > 0; waiting == want {
 			return
 		}
 	}
