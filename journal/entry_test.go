@@ -170,7 +170,7 @@ func TestClaim(t *testing.T) {
 }
 
 // TestSince: an entry says when it was written, and since when it is in its state, however often it
-// is rewritten.
+// is rewritten; a tombstone says when it was written.
 func TestSince(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
@@ -201,6 +201,11 @@ func TestSince(t *testing.T) {
 	put(t, s, over)
 	if got := get(t, s, e.Key); got.Since.Boot <= live.Since.Boot {
 		t.Errorf("another ADD: since %v", got.Since)
+	}
+	before = Now()
+	bury(t, s, Tombstone{Key: e.Key})
+	if tomb := tombstone(t, s, e.Key); tomb.Written.Boot < before.Boot || tomb.Written.Boot > Now().Boot {
+		t.Errorf("tombstone written at %v, it is %v", tomb.Written, Now())
 	}
 }
 
