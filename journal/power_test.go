@@ -229,7 +229,7 @@ func (p *power) live(killed string) {
 			other := start(p.T, "act", dir)
 			other.say("die committed")
 			other.say("put unsynced")
-			_ = other.wait()
+			other.expect("")
 			p.unsynced = p.contentsOf(p.now.clone())
 		}
 		writer.say("go")
