@@ -1,12 +1,14 @@
 package ipam
 
 import (
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/testdata/sandbox"
@@ -43,34 +45,43 @@ func TestApplyInPart(t *testing.T) {
 	if want := []string{"10.1.0.2", "10.1.0.3", "fd00::2"}; !slices.Equal(gone, want) {
 		t.Errorf("released %v, want %v", gone, want)
 	}
-	left := filesOf(t, pool)
-	stays := files{"10.1.0.4": "other\r\neth0", "10.1.0.5": "new\r\neth0", "10.1.0.6": "c\r\neth0", "10.1.0.7": "d"}
-	for name, want := range stays {
-		if left[name] != want {
-			t.Errorf("%s is %q, want %q", name, left[name], want)
-		}
-	}
-	if len(left) != 6 { // and the lock, and the last address
-		t.Errorf("left: %v", left)
+	left := files{"10.1.0.4": "other\r\neth0", "10.1.0.5": "new\r\neth0", "10.1.0.6": "c\r\neth0", "10.1.0.7": "d",
+		"lock": "", "last_reserved_ip.0": "10.1.0.7"}
+	if diff := cmp.Diff(left, filesOf(t, pool)); diff != "" {
+		t.Errorf("left (-want +got):\n%s", diff)
 	}
 }
 
-// TestScanOfWhatIsNoPool: a pool that does not exist has no reservations and is not created. A pool
-// that is a file is an error that names it. A file that host-local cannot have written is an error,
-// and the others are found.
-func TestScanOfWhatIsNoPool(t *testing.T) {
+// TestNoPool: a pool that does not exist has no reservations and is not created. A pool that is a file
+// is an error that names it.
+func TestNoPool(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	missing, file := filepath.Join(dir, "missing"), filepath.Join(dir, "file")
-	if found, err := Scan(missing); found != nil || err != nil {
-		t.Errorf("missing: %v, %v", found, err)
+	check(t, os.WriteFile(file, []byte("a\r\neth0"), 0o600))
+	for name, ask := range map[string]func(pool string) (int, error){
+		"Scan":    func(pool string) (int, error) { found, err := Scan(pool); return len(found), err },
+		"HeldBy":  func(pool string) (int, error) { held, err := HeldBy(pool, "a", "eth0"); return len(held), err },
+		"Release": func(pool string) (int, error) { return 0, Release(t.Context(), pool, "a", "eth0") },
+	} {
+		if n, err := ask(missing); n > 0 || err != nil {
+			t.Errorf("%s of a pool that is not there: %d, %v", name, n, err)
+		}
+		if n, err := ask(file); n > 0 || err == nil || !strings.Contains(err.Error(), file) {
+			t.Errorf("%s of a pool that is a file: %d, %v", name, n, err)
+		}
 	}
-	if _, err := os.Lstat(missing); err == nil {
-		t.Error("it was made")
+	if _, given, err := OwnerOf(missing, netip.MustParseAddr("10.1.0.2")); given || err != nil {
+		t.Errorf("OwnerOf in a pool that is not there: given %t, %v", given, err)
 	}
-	check(t, os.WriteFile(file, nil, 0o600))
-	if _, err := Scan(file); err == nil || !strings.Contains(err.Error(), file) {
-		t.Errorf("a file: %v", err)
+	if diff := cmp.Diff(files{"file": "a\r\neth0"}, filesOf(t, dir)); diff != "" {
+		t.Errorf("left (-want +got):\n%s", diff)
 	}
+}
+
+// TestScanOfOthers: a file that host-local cannot have written is an error, and the others are found.
+func TestScanOfOthers(t *testing.T) {
+	t.Parallel()
 	pool := newPool(t, files{"10.1.0.2": strings.Repeat("x", maxOwner+1), "10.1.0.3": "a\r\neth0"})
 	found, err := Scan(pool)
 	if len(found) != 1 || found[0].Owner.ContainerID != "a" || err == nil || !strings.Contains(err.Error(), filepath.Join(pool, "10.1.0.2")) {

@@ -32,8 +32,11 @@ func TestCilium(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			queue := filepath.Join(t.TempDir(), "deleteQueue")
+			if tt.files != nil {
+				check(t, os.Mkdir(queue, 0o755))
+			}
 			for _, name := range tt.files {
-				write(t, filepath.Join(queue, name))
+				fill(t, queue, files{name: ""})
 			}
 			held, asked, err := Cilium{}.Held(t.Context(), Query{Network: "cilium",
 				ContainerID: tt.containerID, IfName: tt.ifname, IPAM: tt.ipam, Store: queue})
@@ -50,27 +53,16 @@ func TestCilium(t *testing.T) {
 // TestCiliumNoQueue: a file in place of the queue has no deletion. A queue that cannot be looked at
 // may have one.
 func TestCiliumNoQueue(t *testing.T) {
-	file, loop := filepath.Join(t.TempDir(), "file"), filepath.Join(t.TempDir(), "loop")
-	write(t, file)
-	if err := os.Symlink(loop, loop); err != nil {
-		t.Fatal(err)
-	}
+	dir := t.TempDir()
+	fill(t, dir, files{"file": "", "loop": "link to loop"})
 	held := func(queue string) error {
-		_, _, err := Cilium{}.Held(t.Context(), Query{ContainerID: "a", IfName: "eth0", Store: queue})
+		_, _, err := Cilium{}.Held(t.Context(), Query{ContainerID: "a", IfName: "eth0", Store: filepath.Join(dir, queue)})
 		return err
 	}
-	if err := held(file); err != nil {
+	if err := held("file"); err != nil {
 		t.Errorf("a file: %v", err)
 	}
-	if err := held(loop); err == nil || errors.Is(err, ErrQueued) {
+	if err := held("loop"); err == nil || errors.Is(err, ErrQueued) {
 		t.Errorf("a loop of links: %v", err)
-	}
-}
-
-func write(t *testing.T, path string) {
-	t.Helper()
-	err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o644))
-	if err != nil {
-		t.Fatal(err)
 	}
 }

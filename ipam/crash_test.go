@@ -5,67 +5,22 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"syscall"
 	"testing"
-
-	"golang.org/x/sys/unix"
 )
-
-// killBeforeWrite runs host-local up to the creation of a reservation's file, and kills it there.
-// It stops host-local at each of its system calls.
-func killBeforeWrite(t *testing.T, cmd *exec.Cmd, file string) {
-	t.Helper()
-	runtime.LockOSThread() // only this thread may trace it
-	defer runtime.UnlockOSThread()
-	cmd.SysProcAttr = &syscall.SysProcAttr{Ptrace: true}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	pid := cmd.Process.Pid
-	var status unix.WaitStatus
-	defer func() {
-		_ = syscall.Kill(pid, syscall.SIGKILL)
-		// The process ends once each of its threads is seen to end.
-		for stopped := 0; stopped != pid; {
-			var err error
-			if stopped, err = unix.Wait4(-1, &status, unix.WALL, nil); err != nil && err != unix.EINTR {
-				break
-			}
-		}
-		_ = cmd.Process.Release()
-	}()
-	if _, err := unix.Wait4(pid, &status, 0, nil); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.PtraceSetOptions(pid, unix.PTRACE_O_TRACECLONE|unix.PTRACE_O_TRACESYSGOOD|unix.PTRACE_O_EXITKILL); err != nil {
-		t.Fatal(err)
-	}
-	for stopped := pid; ; {
-		if _, err := os.Lstat(file); err == nil {
-			return
-		}
-		signal := 0
-		if status.Stopped() && status.StopSignal()&^0x80 != unix.SIGTRAP && status.StopSignal() != unix.SIGSTOP {
-			signal = int(status.StopSignal())
-		}
-		_ = unix.PtraceSyscall(stopped, signal) // its thread may have ended
-		var err error
-		for stopped, err = unix.Wait4(-1, &status, unix.WALL, nil); err == unix.EINTR; {
-			stopped, err = unix.Wait4(-1, &status, unix.WALL, nil)
-		}
-		if err != nil {
-			t.Fatalf("host-local ended before it made %s: %v", file, err)
-		}
-	}
-}
 
 // TestHostLocalKilled: host-local dies between creating and writing a reservation. Its own DEL does
 // not find it; Plan and Apply do, and host-local gives the address out again.
 func TestHostLocalKilled(t *testing.T) {
 	h := newHostLocal(t, `"subnet": "10.9.9.0/30"`)
 	file := filepath.Join(h.pool(), "10.9.9.2")
-	killBeforeWrite(t, h.call("ADD", "a"), file)
+	add := h.call("ADD", "a")
+	strace := []string{"-f", "-qq", "-o", "/dev/null", "-P", file, "-e", "inject=write:signal=KILL"}
+	traced := exec.Command("strace", append(strace, add.Args...)...)
+	traced.Env, traced.Stdin = add.Env, add.Stdin
+	if out, err := traced.CombinedOutput(); err == nil || traced.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+		t.Fatalf("host-local was not killed as it wrote %s: %v, %s", file, err, out)
+	}
 	if info, err := os.Stat(file); err != nil || info.Size() != 0 {
 		t.Fatalf("%v, %v; want an empty file", info, err)
 	}

@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"runtime/pprof"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -120,12 +119,9 @@ func overwrite(data []byte, at int, with []byte) []byte {
 // helpDamage applies every damage of a kind to journal.db in the directory. It announces each one
 // first, so that the test knows at which one it died.
 func helpDamage(s *Store, args []string) error {
-	seed, err := strconv.ParseUint(args[1], 10, 64)
-	if err != nil {
-		return err
-	}
-	flips, err := strconv.Atoi(args[2])
-	if err != nil {
+	var seed uint64
+	var flips int
+	if _, err := fmt.Sscan(strings.Join(args[1:], " "), &seed, &flips); err != nil {
 		return err
 	}
 	data, err := os.ReadFile(s.Path())
@@ -226,20 +222,12 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// setAside returns the paths of the files that were set aside.
-func setAside(t testing.TB, s *Store) []string {
-	t.Helper()
-	aside, err := filepath.Glob(s.Path() + ".damaged-*")
-	check(t, err)
-	return aside
-}
-
 // wantAside checks how many files were set aside, and returns their paths.
 func wantAside(t testing.TB, s *Store, want int) []string {
 	t.Helper()
-	aside := setAside(t, s)
-	if len(aside) != want {
-		t.Fatalf("set aside: %v, want %d", aside, want)
+	aside, err := filepath.Glob(s.Path() + ".damaged-*")
+	if err != nil || len(aside) != want {
+		t.Fatalf("set aside: %v, %v, want %d", aside, err, want)
 	}
 	return aside
 }
@@ -329,67 +317,86 @@ func damage(t *testing.T, s *Store, k Key, value string) {
 	raw(t, s, func(btx *bolt.Tx) error { return btx.Bucket(bucketEntries).Put(encodeKey(k), []byte(value)) })
 }
 
+// told has all that a journal tells of the attachments of a pod and of two addresses, in container IDs.
+func told(t *testing.T, s *Store) (text string) {
+	t.Helper()
+	view(t, s, func(tx *Tx) error {
+		err := tx.All(func(e *Entry, err error) error {
+			var damaged *DamagedError
+			if errors.As(err, &damaged) {
+				one, err := tx.Get(damaged.Key)
+				if again := new(DamagedError); one != nil || !errors.As(err, &again) || again.Key != damaged.Key {
+					t.Errorf("Get: %+v, %v, want a DamagedError of %s", one, err, damaged.Key)
+				}
+				if again := new(DamagedError); !errors.As(tx.Check(), &again) || again.Key != damaged.Key {
+					t.Errorf("Check: %v", tx.Check())
+				}
+				text += "damaged " + damaged.Key.ContainerID + " "
+				return nil
+			}
+			text += e.ContainerID + " "
+			return err
+		})
+		check(t, err)
+		find := func(what string, entries []*Entry, err error) {
+			text += what
+			for _, e := range entries {
+				text += " " + e.ContainerID
+			}
+			check(t, err)
+		}
+		pod, err := tx.ByPod(Pod{Namespace: "ns", Name: "pod"})
+		find("/ pod", pod, err)
+		for i, address := range []string{"10.0.0.1", "10.0.0.3"} {
+			entries, err := tx.ByAddress(netip.MustParseAddr(address))
+			find([]string{" / .1", " / .3"}[i], entries, err)
+		}
+		return nil
+	})
+	return text
+}
+
+func wantTold(t *testing.T, s *Store, when, want string) {
+	t.Helper()
+	if got := told(t, s); got != want {
+		t.Errorf("%s: %s\nwant %s", when, got, want)
+	}
+}
+
+// ofPod returns an entry of the pod that told asks for.
+func ofPod(id string, addresses ...string) *Entry {
+	e := adding(id, addresses...)
+	e.Pod = Pod{Namespace: "ns", Name: "pod"}
+	return e
+}
+
 // TestDamagedEntry: a damaged entry hides no other, is found by Check, and is written over or deleted.
 func TestDamagedEntry(t *testing.T) {
-	for _, tt := range []struct{ name, value string }{
-		{"garbage", "\x00\xff"},
-		{"nothing", ""},
-		{"cut", `{"network":"podnet","containerID":"b","ifname":"eth0","state":"live","generations":[{"number":1`},
-		{"another's", `{"network":"podnet","containerID":"z","ifname":"eth0","state":"live","generations":[{"number":1}]}`},
-		{"no generation", `{"network":"podnet","containerID":"b","ifname":"eth0","state":"live","generations":[]}`},
-		{"bad address", `{"network":"podnet","containerID":"b","ifname":"eth0","state":"live","generations":[{"claims":[{"address":"10.0.0"}]}]}`},
+	const b = `{"network":"podnet","containerID":"b","ifname":"eth0","state":"live","generations":`
+	for name, value := range map[string]string{
+		"garbage":       "\x00\xff",
+		"nothing":       "",
+		"cut":           b + `[{"number":1`,
+		"another's":     `{"network":"podnet","containerID":"z","ifname":"eth0","state":"live","generations":[{"number":1}]}`,
+		"no generation": b + `[]}`,
+		"bad address":   b + `[{"claims":[{"address":"10.0.0"}]}]}`,
 	} {
-		t.Run(tt.name, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			s := newStore(t)
-			pod := Pod{Namespace: "ns", Name: "pod"}
-			shared := netip.MustParseAddr("10.0.0.1")
-			a, b, c := adding("a", "10.0.0.1"), adding("b", "10.0.0.1", "10.0.0.2"), adding("c", "10.0.0.1")
-			a.Pod, b.Pod, c.Pod = pod, pod, pod
-			put(t, s, a, b, c)
-			damage(t, s, b.Key, tt.value)
-
-			view(t, s, func(tx *Tx) error {
-				e, err := tx.Get(b.Key)
-				var damaged *DamagedError
-				if e != nil || !errors.As(err, &damaged) || damaged.Key != b.Key {
-					t.Errorf("Get: %+v, %v, want a DamagedError of %s", e, err, b.Key)
-				}
-				var seen []string
-				err = tx.All(func(e *Entry, err error) error {
-					if errors.As(err, &damaged) {
-						seen = append(seen, "damaged "+damaged.Key.ContainerID)
-						return nil
-					}
-					seen = append(seen, e.ContainerID)
-					return err
-				})
-				if diff := cmp.Diff([]string{"a", "damaged b", "c"}, seen); diff != "" || err != nil {
-					t.Errorf("All: %v, %s", err, diff)
-				}
-				wantIDs(t, "ByPod", []string{"a", "c"})(tx.ByPod(pod))
-				wantIDs(t, "ByAddress", []string{"a", "c"})(tx.ByAddress(shared))
-				if err := tx.Check(); !errors.As(err, &damaged) || damaged.Key != b.Key {
-					t.Errorf("Check: %v", err)
-				}
-				return nil
-			})
-
-			update(t, s, func(tx *Tx) error { return tx.Delete(b.Key) })
-			wantEntries(t, s, "a", "c")
+			put(t, s, ofPod("a", "10.0.0.1"), ofPod("b", "10.0.0.1", "10.0.0.2"), ofPod("c", "10.0.0.1"))
+			damage(t, s, keyOf("b"), value)
+			wantTold(t, s, "damaged", "a damaged b c / pod a c / .1 a c / .3")
+			update(t, s, func(tx *Tx) error { return tx.Delete(keyOf("b")) })
+			wantTold(t, s, "deleted", "a c / pod a c / .1 a c / .3")
 			put(t, s, adding("b", "10.0.0.1", "10.0.0.2"))
 			check(t, s.View(t.Context(), (*Tx).Check))
-			damage(t, s, b.Key, tt.value)
+			damage(t, s, keyOf("b"), value)
 			again := adding("b", "10.0.0.3")
 			put(t, s, again)
-			if diff := cmp.Diff(again, get(t, s, b.Key), byMeaning); diff != "" {
+			wantTold(t, s, "written over", "a b c / pod a c / .1 a c / .3 b")
+			if diff := cmp.Diff(again, get(t, s, again.Key), byMeaning); diff != "" {
 				t.Errorf("after Put (-want +got):\n%s", diff)
 			}
-			view(t, s, func(tx *Tx) error {
-				wantIDs(t, "ByPod after Put", []string{"a", "c"})(tx.ByPod(pod))
-				wantIDs(t, "ByAddress after Put, an address it had", []string{"a", "c"})(tx.ByAddress(shared))
-				wantIDs(t, "ByAddress after Put", []string{"b"})(tx.ByAddress(netip.MustParseAddr("10.0.0.3")))
-				return nil
-			})
 		})
 	}
 }
@@ -397,32 +404,12 @@ func TestDamagedEntry(t *testing.T) {
 // TestDamagedIndex: an index key that cannot be read leads nowhere, and does not hide the others.
 func TestDamagedIndex(t *testing.T) {
 	s := newStore(t)
-	a, pod := adding("a", "10.0.0.1"), Pod{Namespace: "ns", Name: "pod"}
-	a.Pod = pod
+	a := ofPod("a", "10.0.0.1")
 	put(t, s, a)
 	raw(t, s, func(btx *bolt.Tx) error {
 		return errors.Join(
-			btx.Bucket(bucketPods).Put(append(podKey(pod), '?'), nil),
+			btx.Bucket(bucketPods).Put(append(podKey(a.Pod), '?'), nil),
 			btx.Bucket(bucketAddresses).Put(append(addressKey(a.Addresses()[0]), '?'), nil))
 	})
-	view(t, s, func(tx *Tx) error {
-		wantIDs(t, "ByPod", []string{"a"})(tx.ByPod(pod))
-		wantIDs(t, "ByAddress", []string{"a"})(tx.ByAddress(a.Addresses()[0]))
-		return nil
-	})
-}
-
-// wantIDs returns a function that checks the results of ByPod and ByAddress.
-func wantIDs(t *testing.T, what string, want []string) func([]*Entry, error) {
-	t.Helper()
-	return func(entries []*Entry, err error) {
-		t.Helper()
-		var got []string
-		for _, e := range entries {
-			got = append(got, e.ContainerID)
-		}
-		if diff := cmp.Diff(want, got); diff != "" || err != nil {
-			t.Errorf("%s: %v (-want +got):\n%s", what, err, diff)
-		}
-	}
+	wantTold(t, s, "damaged", "a / pod a / .1 a / .3")
 }

@@ -6,8 +6,6 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
-
-	"cni-unwind/testdata/sandbox"
 )
 
 // TestTorn: if the meta page of the newest transaction is on the disk and another of its pages is not,
@@ -39,9 +37,7 @@ func TestTorn(t *testing.T) {
 		}
 		put(t, s, adding("d", "10.0.0.4"))
 		wantEntries(t, s, "a", "b", "d")
-		if aside := setAside(t, s); aside != nil {
-			t.Errorf("page %d: set aside: %v", at/size, aside)
-		}
+		wantAside(t, s, 0)
 		copy(after[at:], page)
 	}
 	if torn < 2 {
@@ -55,8 +51,7 @@ func TestTorn(t *testing.T) {
 // TestSyncFails: a transaction whose sync failed is taken back. The kernel reports the error once, and
 // takes the pages for written from then on.
 func TestSyncFails(t *testing.T) {
-	sandbox.Need(t)
-	needFUSE(t)
+	needDisk(t)
 	mnt := t.TempDir()
 	d := mountDisk(t, mnt)
 	p := start(t, "act", filepath.Join(mnt, "state"))
@@ -66,12 +61,12 @@ func TestSyncFails(t *testing.T) {
 		p.expect(want)
 	}
 	say("put a", "ok")
-	d.fail(true)
+	d.unsynced.Store(true)
 	p.say("put b")
 	if got := p.line(); got == "ok" {
 		t.Error("an Update whose sync failed succeeded")
 	}
-	d.fail(false)
+	d.unsynced.Store(false)
 	say("list", "a")
 	say("put c", "ok")
 	say("list", "a c")

@@ -1,16 +1,12 @@
 package journal
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"syscall"
 	"testing"
-	"time"
-	"unsafe"
 
 	"cni-unwind/testdata/sandbox"
 
@@ -60,9 +56,7 @@ func TestDiskFull(t *testing.T) {
 	if !tried(big(1000)) {
 		t.Error("there is no room though there is")
 	}
-	if aside := setAside(t, s); aside != nil {
-		t.Errorf("set aside: %v", aside)
-	}
+	wantAside(t, s, 0)
 }
 
 func TestReadOnlyDisk(t *testing.T) {
@@ -93,78 +87,28 @@ func TestReadOnlyDisk(t *testing.T) {
 	wantEntries(t, s, "a", "b")
 }
 
-// helpEIO reads the journal, and writes to it, while the kernel reports EIO for all reads.
-func helpEIO(s *Store, _ []string) error {
-	if err := failReads(); err != nil {
-		return fmt.Errorf("seccomp: %w", err)
-	}
-	for _, run := range []func(context.Context, func(*Tx) error) error{s.View, s.Update} {
-		if err := run(context.Background(), look); errors.Is(err, syscall.EIO) {
-			tell("EIO")
-		} else {
-			tell(fmt.Sprint(err))
-		}
-	}
-	return nil
-}
-
-// failReads makes read and pread of a kilobyte and more fail with EIO, in all threads of this
-// process and for good. Smaller reads, such as of the queue's file, succeed, as from a cache.
-func failReads() error {
-	runtime.LockOSThread()
-	const nr, args2 = 0, 16 + 2*8 // in struct seccomp_data
-	code := func(c ...int) (code uint16) {
-		for _, c := range c {
-			code |= uint16(c)
-		}
-		return code
-	}
-	load, ret := code(unix.BPF_LD, unix.BPF_W, unix.BPF_ABS), code(unix.BPF_RET, unix.BPF_K)
-	equal, atLeast := code(unix.BPF_JMP, unix.BPF_JEQ, unix.BPF_K), code(unix.BPF_JMP, unix.BPF_JGE, unix.BPF_K)
-	program := []unix.SockFilter{
-		{Code: load, K: nr},
-		{Code: equal, K: unix.SYS_PREAD64, Jt: 1},
-		{Code: equal, K: unix.SYS_READ, Jf: 3},
-		{Code: load, K: args2},
-		{Code: atLeast, K: 1024, Jf: 1},
-		{Code: ret, K: unix.SECCOMP_RET_ERRNO | uint32(syscall.EIO)},
-		{Code: ret, K: unix.SECCOMP_RET_ALLOW},
-	}
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return err
-	}
-	filter := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
-	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC,
-		uintptr(unsafe.Pointer(&filter)))
-	if errno != 0 {
-		return errno
-	}
-	return nil
-}
-
 // TestEIO: a disk that fails to read proves nothing about its content, since it may come back.
 func TestEIO(t *testing.T) {
-	for _, tt := range []struct {
-		name    string
-		prepare func(t *testing.T, s *Store)
-	}{
-		{"whole", func(*testing.T, *Store) {}},
-		{"whole, not as it was left", func(t *testing.T, s *Store) {
-			check(t, os.Chtimes(s.Path(), time.Time{}, time.Now()))
-		}},
-		{"cut, which is a fault in memory", func(t *testing.T, s *Store) {
-			check(t, os.Truncate(s.Path(), int64(3*os.Getpagesize())))
-		}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			s := newStore(t)
-			check(t, populate(s))
-			tt.prepare(t, s)
-			changed := untouched(t, s.Dir)
-			p := start(t, "eio", s.Dir)
-			p.expect("EIO")
-			p.expect("EIO")
-			changed()
+	needDisk(t)
+	for name, stamp := range map[string]string{"as it was left": "", "not as it was left": "?"} {
+		t.Run(name, func(t *testing.T) {
+			mnt := t.TempDir()
+			d := mountDisk(t, mnt)
+			s := &Store{Dir: filepath.Join(mnt, "state")}
+			c := newCast(t, s)
+			c.tell("p populate = ok; p put a = ok")
+			queue, err := os.OpenFile(filepath.Join(s.Dir, queueName), os.O_WRONLY, 0)
+			check(t, err)
+			_, err = queue.WriteString(stamp)
+			check(t, errors.Join(err, queue.Close()))
+			changes := len(d.log)
+			d.broken.Store(true)
+			c.tell("p list = error: input/output error; p put b = error: input/output error; q put b = error: input/output error")
+			if len(d.log) > changes {
+				t.Errorf("changed: %v", d.log[changes:])
+			}
+			d.broken.Store(false)
+			c.tell("p look a = free, no file; p put b = ok; p aside = 0")
 		})
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 	bolt "go.etcd.io/bbolt"
 )
 
@@ -149,27 +148,6 @@ func burials(t *testing.T, s *Store) (tombstones, order int) {
 		return nil
 	})
 	return tombstones, order
-}
-
-// TestTombstone: a tombstone comes back as it was written, with its time. TestJournalIsAMap has that
-// one replaces another, and that a Put removes it.
-func TestTombstone(t *testing.T) {
-	s := newStore(t)
-	put(t, s, adding("a"), adding("b"))
-	before := Now()
-	want := Tombstone{Key: keyOf("a"), NetNS: NetNS{"/var/run/netns/a", 4, 5, 6, 7}, Reason: "reboot", BootID: "b007"}
-	update(t, s, func(tx *Tx) error { return errors.Join(tx.Delete(want.Key), tx.PutTombstone(want)) })
-	got := tombstone(t, s, want.Key)
-	if diff := cmp.Diff(&want, got, cmpopts.IgnoreFields(Tombstone{}, "Written")); diff != "" {
-		t.Errorf("tombstone (-want +got):\n%s", diff)
-	}
-	if got.Written.Boot < before.Boot || got.Written.Boot > Now().Boot {
-		t.Errorf("written at %v, it is %v", got.Written, Now())
-	}
-	if tombstone(t, s, keyOf("b")) != nil {
-		t.Error("an entry has a tombstone")
-	}
-	wantEntries(t, s, "b")
 }
 
 func TestTombstonesAreBoundedInNumber(t *testing.T) {

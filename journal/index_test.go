@@ -18,7 +18,7 @@ import (
 // model is the content of a journal, in maps.
 type model struct {
 	entries    map[Key]Entry
-	tombstones map[Key]string // reasons
+	tombstones map[Key]Tombstone
 	number     uint64
 }
 
@@ -63,7 +63,7 @@ func TestJournalIsAMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n++
 		s := &Store{Dir: filepath.Join(dir, fmt.Sprint(n))}
-		m := model{map[Key]Entry{}, map[Key]string{}, 0}
+		m := model{map[Key]Entry{}, map[Key]Tombstone{}, 0}
 		for range rapid.IntRange(1, 4).Draw(t, "transactions") {
 			var err error
 			m, err = m.transaction(s, rapid.SliceOfN(operations, 1, 12).Draw(t, "operations"), rapid.Bool().Draw(t, "roll back"))
@@ -119,8 +119,10 @@ func (m *model) do(tx *Tx, o operation) error {
 		}
 		return nil
 	}
-	m.tombstones[o.key] = o.reason
-	return tx.PutTombstone(Tombstone{Key: o.key, Reason: o.reason})
+	tomb := Tombstone{Key: o.key, NetNS: NetNS{"/run/netns/" + o.reason, 4, 5, 6, 7}, Reason: o.reason, BootID: "b007",
+		Interfaces: []Interface{{MAC: o.reason, Addresses: adding("", o.addresses...).Addresses()}}, NoResult: o.fresh, Abandoned: !o.fresh}
+	m.tombstones[o.key] = tomb
+	return tx.PutTombstone(tomb)
 }
 
 func (m *model) put(tx *Tx, old, e Entry, o operation) error {
@@ -147,7 +149,7 @@ func (m *model) put(tx *Tx, old, e Entry, o operation) error {
 // compare compares a journal with its model, and its indexes with those that follow from its
 // entries.
 func (m model) compare(tx *Tx) error {
-	entries, tombstones := map[Key]Entry{}, map[Key]string{}
+	entries, tombstones := map[Key]Entry{}, map[Key]Tombstone{}
 	pods, addresses, buried := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	err := tx.All(func(e *Entry, err error) error {
 		if err != nil {
@@ -168,7 +170,8 @@ func (m model) compare(tx *Tx) error {
 		if tomb, err := tx.Tombstone(key); err != nil {
 			return err
 		} else if tomb != nil {
-			tombstones[key] = tomb.Reason
+			tomb.Written = Time{}
+			tombstones[key] = *tomb
 		}
 		buried[v[:8]+k] = true
 	}

@@ -133,10 +133,7 @@ func TestRounds(t *testing.T) {
 				all = append(all, start(t, "rounds", s.Dir, how))
 			}
 			for _, p := range all {
-				if line := p.line(); line != "" {
-					t.Error(line)
-				}
-				check(t, p.wait())
+				p.expect("")
 			}
 			view(t, s, func(tx *Tx) error {
 				if n := tx.Counter("rounds"); n != 4*rounds {

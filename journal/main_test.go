@@ -28,7 +28,6 @@ var helpers = map[string]func(s *Store, args []string) error{
 	"act":    helpAct,
 	"rounds": helpRounds,
 	"damage": helpDamage,
-	"eio":    helpEIO,
 	"power":  helpPower,
 }
 
@@ -87,12 +86,18 @@ func start(t *testing.T, name, dir string, args ...string) *process {
 	return p
 }
 
-// line returns the next line of a helper, or "" if it ended.
+// line returns the next line of a helper. If it ended, that is how: "" if by itself, "signal: killed".
 func (p *process) line() string {
 	p.t.Helper()
 	select {
-	case line := <-p.lines:
-		return line
+	case line, more := <-p.lines:
+		if more {
+			return line
+		}
+		if err := p.cmd.Wait(); err != nil {
+			return err.Error()
+		}
+		return ""
 	case <-time.After(30 * time.Second):
 		p.t.Fatal("the helper says nothing")
 		return ""
@@ -123,13 +128,6 @@ func (p *process) pid() int {
 func (p *process) kill() {
 	_ = p.cmd.Process.Kill()
 	_ = p.cmd.Wait()
-}
-
-// wait waits until a helper ends by itself.
-func (p *process) wait() error {
-	for range p.lines {
-	}
-	return p.cmd.Wait()
 }
 
 func needRoot(t *testing.T) {

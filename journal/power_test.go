@@ -15,8 +15,6 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"cni-unwind/testdata/sandbox"
-
 	bolt "go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
 )
@@ -178,8 +176,7 @@ func TestPowerLoss(t *testing.T) {
 	if testing.Short() {
 		t.Skip("hundreds of disks: make test")
 	}
-	sandbox.Need(t)
-	needFUSE(t)
+	needDisk(t)
 	disks := filepath.Join(t.TempDir(), "disks")
 	check(t, os.Mkdir(disks, 0o700))
 	check(t, unix.Mount("tmpfs", disks, "tmpfs", 0, ""))
@@ -195,13 +192,6 @@ func TestPowerLoss(t *testing.T) {
 			p.lose(filepath.Join(disks, fmt.Sprintf("after %s", killed)))
 			t.Logf("%d changes, %d syncs; %d disks (seed %d)", len(p.log), p.syncs(), p.states.Load(), p.seed)
 		})
-	}
-}
-
-func needFUSE(t *testing.T) {
-	t.Helper()
-	if _, err := os.Stat("/dev/fuse"); err != nil {
-		check(t, unix.Mknod("/dev/fuse", unix.S_IFCHR|0o600, int(unix.Mkdev(10, 229))))
 	}
 }
 
@@ -222,8 +212,9 @@ func (p *power) live(killed string) {
 	if killed != "" {
 		first := start(p.T, "act", dir)
 		first.say("die " + killed)
+		first.expect("ok")
 		first.say("put b")
-		_ = first.wait()
+		first.expect("signal: killed")
 		p.steps = p.steps[:3]
 	}
 	writer := start(p.T, "power", dir)
@@ -238,7 +229,7 @@ func (p *power) live(killed string) {
 			other := start(p.T, "act", dir)
 			other.say("die committed")
 			other.say("put unsynced")
-			_ = other.wait()
+			other.expect("")
 			p.unsynced = p.contentsOf(p.now.clone())
 		}
 		writer.say("go")
@@ -250,7 +241,7 @@ func (p *power) live(killed string) {
 		p.promised = append(p.promised, p.contentsOf(seen))
 	}
 	if len(p.steps) == len(powerSteps()) {
-		check(p, writer.wait())
+		writer.expect("")
 	}
 }
 

@@ -12,12 +12,16 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"cni-unwind/testdata/sandbox"
+
 	"github.com/hanwen/go-fuse/v2/fs"
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
 )
 
 // page and sector are the units of a disk: an unflushed page may be written in part, a sector not.
@@ -158,13 +162,18 @@ type disk struct {
 	now  *image // as a program sees it
 	log  []change
 	last int // the last number given
-	bad  bool
+	// broken has it fail to read files of more than a page, for which the kernel then asks again.
+	broken atomic.Bool
+	// unsynced lets each sync fail.
+	unsynced atomic.Bool
 }
 
-// fail lets each sync fail, or not any more.
-func (d *disk) fail(bad bool) {
-	defer d.locked()()
-	d.bad = bad
+// needDisk skips a test that cannot mount a disk.
+func needDisk(t *testing.T) {
+	sandbox.Need(t)
+	if _, err := os.Stat("/dev/fuse"); err != nil {
+		check(t, unix.Mknod("/dev/fuse", unix.S_IFCHR|0o600, int(unix.Mkdev(10, 229))))
+	}
 }
 
 // mountDisk mounts a disk for the duration of the test. Another process must use it: a process that
@@ -270,12 +279,18 @@ func (f *diskFile) Unlink(_ context.Context, name string) syscall.Errno {
 }
 
 func (f *diskFile) Open(context.Context, uint32) (fs.FileHandle, uint32, syscall.Errno) {
+	if f.disk.broken.Load() {
+		return nil, 0, 0
+	}
 	return nil, fuse.FOPEN_KEEP_CACHE, 0
 }
 
 func (f *diskFile) Read(_ context.Context, _ fs.FileHandle, dest []byte, off int64) (fuse.ReadResult, syscall.Errno) {
 	defer f.disk.locked()()
 	data := f.disk.now.files[f.number]
+	if len(data) > page && f.disk.broken.Load() {
+		return nil, syscall.EIO
+	}
 	data = data[min(off, int64(len(data))):]
 	return fuse.ReadResultData(bytes.Clone(data[:min(len(data), len(dest))])), 0
 }
@@ -298,10 +313,10 @@ func (f *diskFile) Write(_ context.Context, _ fs.FileHandle, data []byte, off in
 // Fsync is fsync and fdatasync, of a file or a directory. fdatasync leaves out metadata that is not
 // needed to read the data again; the size is needed (fdatasync(2)).
 func (f *diskFile) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errno {
-	defer f.disk.locked()()
-	if f.disk.bad {
+	if f.disk.unsynced.Load() {
 		return syscall.EIO
 	}
+	defer f.disk.locked()()
 	f.disk.note(change{kind: synced, file: f.number})
 	return 0
 }

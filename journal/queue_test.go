@@ -2,14 +2,13 @@ package journal
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
+
+	"cni-unwind/testdata/sandbox"
 )
 
 // TestQueue tells of transactions that wait for each other.
@@ -40,32 +39,28 @@ func TestQueue(t *testing.T) {
 	})
 }
 
-// TestStillQueue: nobody waits longer than MaxWait for a queue that stands still.
+// TestStillQueue: nobody waits longer than MaxWait for a queue that stands still; for one that moves,
+// writers and readers wait longer.
 func TestStillQueue(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits: make test")
 	}
-	tellStories(t, []story{{"", `
-		we put a = ok; p hold b = in; p stop
-		we put c 300ms = busy; we view 300ms = busy; we put c = busy
-		p cont; p go = ok; we put c = ok; we list = a b c`}})
+	tellStories(t, []story{
+		{"still", `
+			we put a = ok; p hold b = in; p stop
+			we put c 300ms = busy; we view 300ms = busy; we put c = busy
+			p cont; p go = ok; we put c = ok; we list = a b c`},
+		{"moving", `
+			we put a = ok; p hold b1 = in; q hold b2 -> journal.lock; r hold b3 -> journal.lock
+			we put c -> journal.lock; other view -> journal.lock
+			w sleep = ok; p go = ok; q = in
+			w sleep = ok; q go = ok; r = in
+			w sleep = ok; r go = ok
+			we = ok; other = in; other go = ok`},
+	})
 	if still := (&Store{}).still(); still != MaxWait {
 		t.Errorf("a Store waits %v, not %v", still, MaxWait)
 	}
-}
-
-// TestMovingQueue: writers and readers wait longer than MaxWait for a queue that moves.
-func TestMovingQueue(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it waits: make test")
-	}
-	tellStories(t, []story{{"", `
-		we put a = ok; p hold b1 = in; q hold b2 -> journal.lock; r hold b3 -> journal.lock
-		we put c -> journal.lock; other view -> journal.lock
-		w sleep = ok; p go = ok; q = in
-		w sleep = ok; q go = ok; r = in
-		w sleep = ok; r go = ok
-		we = ok; other = in; other go = ok`}})
 }
 
 // TestOneThreadWaits: however many callers wait for the queue and give up, one thread waits.
@@ -103,12 +98,11 @@ func TestOneThreadWaits(t *testing.T) {
 	wantWaiters(t, queue, 0)
 }
 
-// wantWaiters checks how many threads of this process wait for an flock on a file. It looks again for
-// a while, since /proc/locks has a line twice if it changes while it is read.
+// wantWaiters checks how many threads of this process wait for an flock on a file, for a while.
 func wantWaiters(t *testing.T, path string, want int) {
 	t.Helper()
-	n := waitersFor(t, os.Getpid(), path)
-	for end := time.Now().Add(10 * time.Second); n != want && time.Now().Before(end); n = waitersFor(t, os.Getpid(), path) {
+	n := sandbox.Waiters(t, os.Getpid(), path)
+	for end := time.Now().Add(10 * time.Second); n != want && time.Now().Before(end); n = sandbox.Waiters(t, os.Getpid(), path) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	if n != want {
@@ -120,29 +114,11 @@ func wantWaiters(t *testing.T, path string, want int) {
 func waiting(t *testing.T, pid int, path string) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if waitersFor(t, pid, path) > 0 {
+		if sandbox.Waiters(t, pid, path) > 0 {
 			return
 		}
 	}
 	t.Fatalf("process %d does not wait for %s", pid, path)
-}
-
-// waitersFor returns how many threads of a process wait for an flock on a file.
-func waitersFor(t *testing.T, pid int, path string) (n int) {
-	t.Helper()
-	var st syscall.Stat_t
-	check(t, syscall.Stat(path, &st))
-	locks, err := os.ReadFile("/proc/locks")
-	check(t, err)
-	for line := range strings.Lines(string(locks)) {
-		// 7: -> FLOCK  ADVISORY  WRITE 4711 fe:00:1234 0 EOF
-		f := strings.Fields(line)
-		if len(f) > 6 && f[1] == "->" && f[5] == fmt.Sprint(pid) &&
-			strings.HasSuffix(f[6], fmt.Sprintf(":%d", st.Ino)) {
-			n++
-		}
-	}
-	return n
 }
 
 // TestStamp: a transaction verifies the whole file, unless another transaction left it so.

@@ -34,12 +34,7 @@ func tellStories(t *testing.T, stories []story) {
 	for _, st := range stories {
 		t.Run(st.name, func(t *testing.T) {
 			t.Parallel()
-			cast := &cast{T: t, store: newStore(t), actors: map[string]*process{}}
-			for _, step := range strings.FieldsFunc(st.steps, func(r rune) bool { return r == '\n' || r == ';' }) {
-				if step = strings.TrimSpace(step); step != "" {
-					cast.play(step)
-				}
-			}
+			newCast(t, newStore(t)).tell(st.steps)
 		})
 	}
 }
@@ -49,6 +44,19 @@ type cast struct {
 	*testing.T
 	store  *Store
 	actors map[string]*process
+}
+
+func newCast(t *testing.T, s *Store) *cast {
+	return &cast{T: t, store: s, actors: map[string]*process{}}
+}
+
+func (c *cast) tell(steps string) {
+	c.Helper()
+	for _, step := range strings.FieldsFunc(steps, func(r rune) bool { return r == '\n' || r == ';' }) {
+		if step = strings.TrimSpace(step); step != "" {
+			c.play(step)
+		}
+	}
 }
 
 func (c *cast) actor(name string) *process {

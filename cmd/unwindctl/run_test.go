@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -26,6 +25,7 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/nodetest"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/testdata/sandbox"
 )
 
 // newAgentMachine is a node with a runtime's directories, a plugin to install, and a provider's
@@ -273,8 +273,7 @@ func TestRunCrowd(t *testing.T) {
 	if got := r.get("/healthz"); got != "200 OK\nok\n" { // it is accepted after the others
 		t.Errorf("/healthz: %s", got)
 	}
-	// /proc/locks has a line twice if it changes while it is read.
-	eventually(t, "one thread waits for the queue", func() bool { return n.waitFor(r, queue) == 1 })
+	eventually(t, "one thread waits for the queue", func() bool { return sandbox.Waiters(t, r.cmd.Process.Pid, queue.Name()) == 1 })
 	threads, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", r.cmd.Process.Pid))
 	if len(threads) > crowd/4 {
 		t.Errorf("the agent has %d threads", len(threads))
@@ -283,25 +282,6 @@ func TestRunCrowd(t *testing.T) {
 	eventually(t, "metrics", func() bool {
 		return strings.Contains(r.get("/metrics"), "\nunwind_journal_readable 1\n")
 	})
-}
-
-// waitFor returns how many threads of a program wait for the flock of a file.
-func (n *machine) waitFor(r *running, f *os.File) (waiting int) {
-	n.Helper()
-	var st syscall.Stat_t
-	locks, err := os.ReadFile("/proc/locks")
-	if err = errors.Join(err, syscall.Fstat(int(f.Fd()), &st)); err != nil {
-		n.Fatal(err)
-	}
-	for line := range strings.Lines(string(locks)) {
-		// 7: -> FLOCK  ADVISORY  WRITE 4711 fe:00:1234 0 EOF
-		part := strings.Fields(line)
-		if len(part) > 6 && part[1] == "->" && part[5] == fmt.Sprint(r.cmd.Process.Pid) &&
-			strings.HasSuffix(part[6], fmt.Sprintf(":%d", st.Ino)) {
-			waiting++
-		}
-	}
-	return waiting
 }
 
 // TestRunListen: what is served, and where.

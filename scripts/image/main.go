@@ -85,7 +85,8 @@ func imageOf(arch, dir string, labels map[string]string, date time.Time) (v1.Ima
 	}
 	layer, err := tarball.LayerFromOpener(
 		func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(files)), nil },
-		tarball.WithMediaType(types.OCILayer), tarball.WithCompressionLevel(gzip.BestCompression))
+		tarball.WithMediaType(types.OCILayer), tarball.WithCompressionLevel(gzip.DefaultCompression),
+		tarball.WithCompressedCaching) // else it is compressed for each of digest, size and bytes
 	if err != nil {
 		return nil, err
 	}

@@ -115,10 +115,7 @@ func TestImage(t *testing.T) {
 		put(t, filepath.Join(dir, m.Name), []byte(m.Data), 0o600)
 		equal(t, m.Name, m, member{m.Name, 0o644, 0, 0, 1700000000, tar.TypeReg, m.Data})
 	}
-	top, err := layout.ImageIndexFromPath(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	top := must(layout.ImageIndexFromPath(dir))(t)
 	if err := validate.Index(top); err != nil {
 		t.Error(err)
 	}
@@ -194,46 +191,32 @@ func TestReproducible(t *testing.T) {
 }
 
 func TestRefused(t *testing.T) {
+	const args = testName + " v1.2.3 ARCHIVE DIR amd64 arm64"
 	for _, tt := range []struct {
-		name  string
-		spoil func(dir string, args []string) []string
-		epoch string
-		want  string
+		name, args, epoch string
+		file, data        string // in place of one of the programs
+		want              string
 	}{
-		{"a program is missing", func(dir string, args []string) []string {
-			_ = os.Remove(filepath.Join(dir, "arm64/unwindctl"))
-			return args
-		}, testEpoch, "arm64/unwindctl: no such file"},
-		{"a program of the other architecture", func(dir string, args []string) []string {
-			_ = os.WriteFile(filepath.Join(dir, "arm64/unwind"), program(elf.EM_X86_64, "unwind"), 0o755)
-			return args
-		}, testEpoch, "arm64/unwind: a program for EM_X86_64, not EM_AARCH64"},
-		{"no program", func(dir string, args []string) []string {
-			_ = os.WriteFile(filepath.Join(dir, "amd64/unwind"), []byte("#!/bin/sh\n"), 0o755)
-			return args
-		}, testEpoch, "amd64/unwind: not a program of Linux"},
-		{"an unknown architecture", func(_ string, args []string) []string {
-			return append(args, "riscv64")
-		}, testEpoch, `architecture "riscv64": not known`},
-		{"a short name", func(_ string, args []string) []string {
-			args[0] = "unwind:dev"
-			return args
-		}, testEpoch, `image "unwind:dev": strict validation requires the registry`},
-		{"a name without a tag", func(_ string, args []string) []string {
-			args[0] = "docker.io/library/unwind"
-			return args
-		}, testEpoch, `image "docker.io/library/unwind": `},
-		{"no date", func(_ string, args []string) []string {
-			return args
-		}, "", `SOURCE_DATE_EPOCH "": not a number`},
-		{"no architecture", func(_ string, args []string) []string {
-			return args[:4]
-		}, testEpoch, "usage: "},
+		{"a program is missing", args, testEpoch, "arm64/unwindctl", "", "arm64/unwindctl: no such file"},
+		{"a program of the other architecture", args, testEpoch, "arm64/unwind", string(program(elf.EM_X86_64, "unwind")),
+			"arm64/unwind: a program for EM_X86_64, not EM_AARCH64"},
+		{"no program", args, testEpoch, "amd64/unwind", "#!/bin/sh\n", "amd64/unwind: not a program of Linux"},
+		{"an unknown architecture", args + " riscv64", testEpoch, "", "", `architecture "riscv64": not known`},
+		{"a short name", strings.TrimPrefix(args, "docker.io/library/"), testEpoch, "", "",
+			`image "unwind:dev": strict validation requires the registry`},
+		{"a name without a tag", strings.Replace(args, ":dev", "", 1), testEpoch, "", "", `image "docker.io/library/unwind": `},
+		{"no date", args, "", "", "", `SOURCE_DATE_EPOCH "": not a number`},
+		{"no architecture", strings.TrimSuffix(args, " amd64 arm64"), testEpoch, "", "", "usage: "},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			dir := built(t, 0o755)
-			archive := filepath.Join(t.TempDir(), "image.tar")
-			args := tt.spoil(dir, []string{testName, "v1.2.3", archive, dir, "amd64", "arm64"})
+			dir, archive := built(t, 0o755), filepath.Join(t.TempDir(), "image.tar")
+			if tt.file != "" {
+				_ = os.Remove(filepath.Join(dir, tt.file))
+			}
+			if tt.data != "" {
+				put(t, filepath.Join(dir, tt.file), []byte(tt.data), 0o755)
+			}
+			args := strings.Fields(strings.NewReplacer("ARCHIVE", archive, "DIR", dir).Replace(tt.args))
 			if err := run(args, tt.epoch); err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("error %v, want %q", err, tt.want)
 			}

@@ -35,8 +35,8 @@
 //
 //	ok                  take effect and answer
 //	late                sleep for delayMS (default 1000), then ok
-//	queue               stand in line for the lock of the file queue in dir, hold it for delayMS,
-//	                    then ok
+//	queue               make the file queue in dir, in which a call waits for another one's, sleep
+//	                    for delayMS, then ok
 //	hold, hold-effect   wait until the file under held is removed, then ok
 //	fail, fail-effect   CNI error with "code" (default 999)
 //	stderr              exit 1 with text on stderr only
@@ -49,9 +49,7 @@
 //	                    child takes effect after delayMS
 //	daemon              leave a child in a session of its own that holds every inherited
 //	                    descriptor, stdout and stderr too, for a minute; then ok
-//	empty, garbage, huge
-//	                    take effect and exit 0, having written nothing, "not json", or 100 MB of
-//	                    blanks before the answer
+//	empty, garbage      take effect and exit 0, having written nothing, or "not json"
 //
 // With CNI_FAULTY_LOCK=<file> in the environment each call makes that file before it reads its
 // configuration, waits for as long as another one has it, and removes it at its end.
@@ -70,7 +68,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"math/rand/v2"
 	"net/netip"
@@ -85,6 +82,7 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 )
@@ -92,7 +90,6 @@ import (
 const (
 	forever    = 2 * time.Minute
 	daemonLife = time.Minute
-	hugeBlanks = 100 << 20
 
 	lockEnv = "CNI_FAULTY_LOCK"
 
@@ -102,12 +99,8 @@ const (
 	roleOrphan = "orphan"
 )
 
-var (
-	// errStderr ends a call with text on stderr instead of a CNI error.
-	errStderr = errors.New("faulty: this text is on stderr only")
-	// errHandedOver ends a process and leaves its call to a child.
-	errHandedOver = errors.New("the child finishes the call")
-)
+// errHandedOver ends a process and leaves its call to a child.
+var errHandedOver = errors.New("the child finishes the call")
 
 // conf is the part of the network configuration that this plugin reads.
 type conf struct {
@@ -154,42 +147,27 @@ func main() {
 	// A parent that was killed must not end this process by a write to its pipe.
 	signal.Ignore(syscall.SIGPIPE)
 	parent := os.Getppid()
-
 	role := os.Getenv(roleEnv)
 	if role == roleDaemon {
 		time.Sleep(daemonLife)
 		return
 	}
-	if os.Getenv("CNI_COMMAND") == "VERSION" {
-		if err := version.All.Encode(os.Stdout); err != nil {
-			os.Exit(1)
-		}
-		return
+	unlock := func() {}
+	if path := os.Getenv(lockEnv); path != "" && os.Getenv("CNI_COMMAND") != "VERSION" {
+		unlock = lock(path)
 	}
-
-	unlock := lock(os.Getenv(lockEnv))
-	c, err := readCall(os.Stdin, parent)
-	switch {
-	case err != nil:
-		err = c.answer(nil, err)
-	case role == roleOrphan:
-		c.Mode = roleOrphan
-		time.Sleep(c.delay())
-		err = errors.Join(c.effect(), c.log("end"))
-	default:
-		err = c.serve()
-	}
+	do := func(args *skel.CmdArgs) error { return serve(args, role, parent) }
+	err := skel.PluginMainFuncsWithError(
+		skel.CNIFuncs{Add: do, Del: do, Check: do, GC: do, Status: do}, version.All, "faulty, which fails on demand")
 	unlock()
 	if err != nil {
+		_ = err.Print() // a reader that has gone is not this plugin's fault
 		os.Exit(1)
 	}
 }
 
 // lock makes a file, and waits for as long as another call has it.
 func lock(path string) (unlock func()) {
-	if path == "" {
-		return func() {}
-	}
 	for end := time.Now().Add(forever); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL, 0o600)
 		if err == nil {
@@ -200,73 +178,50 @@ func lock(path string) (unlock func()) {
 	return func() { _ = os.Remove(path) }
 }
 
-// readCall reads the environment and the configuration, and checks them as pkg/skel would. With an
-// error, the returned call serves only to answer.
-func readCall(stdin io.Reader, parent int) (*call, error) {
+// serve carries out a call and logs its start and its end. The child of an orphan only ends it.
+func serve(args *skel.CmdArgs, role string, parent int) error {
 	c := &call{parent: parent, record: record{
 		Command:     os.Getenv("CNI_COMMAND"),
-		ContainerID: os.Getenv("CNI_CONTAINERID"),
-		IfName:      os.Getenv("CNI_IFNAME"),
-		NetNS:       os.Getenv("CNI_NETNS"),
-		Args:        os.Getenv("CNI_ARGS"),
-		Path:        os.Getenv("CNI_PATH"),
+		ContainerID: args.ContainerID,
+		IfName:      args.IfName,
+		NetNS:       args.Netns,
+		Args:        args.Args,
+		Path:        args.Path,
 		PID:         os.Getpid(),
+		Stdin:       args.StdinData,
 	}}
-	var err error
-	if c.Stdin, err = io.ReadAll(stdin); err != nil {
-		return c, types.NewError(types.ErrIOFailure, "faulty: stdin", err.Error())
+	err := json.Unmarshal(c.Stdin, &c.conf)
+	if err != nil {
+		return err
 	}
-	if err := json.Unmarshal(c.Stdin, &c.conf); err != nil {
-		return c, types.NewError(types.ErrDecodingFailure, "faulty: configuration", err.Error())
+	c.conf.CNIVersion = cmp.Or(c.conf.CNIVersion, "0.1.0") // as pkg/version's ConfigDecoder
+	if c.Instance = c.conf.Instance; !filepath.IsAbs(c.conf.Dir) {
+		return types.NewError(types.ErrInvalidNetworkConfig, "faulty: \"dir\" must be an absolute path", "")
 	}
-	c.Instance = c.conf.Instance
-	if c.conf.CNIVersion == "" {
-		c.conf.CNIVersion = "0.1.0" // as pkg/version's ConfigDecoder
+	if role == roleOrphan {
+		c.Mode = roleOrphan
+		time.Sleep(c.delay())
+		return errors.Join(c.effect(), c.log("end"))
 	}
-	var reconciler version.Reconciler
-	if err := reconciler.Check(c.conf.CNIVersion, version.All); err != nil {
-		return c, types.NewError(types.ErrIncompatibleCNIVersion, "faulty: incompatible CNI versions", err.Details())
-	}
-	if !filepath.IsAbs(c.conf.Dir) {
-		return c, types.NewError(types.ErrInvalidNetworkConfig, "faulty: \"dir\" must be an absolute path", "")
-	}
-	if missing := c.missing(); len(missing) > 0 {
-		return c, types.NewError(types.ErrInvalidEnvironmentVariables, "faulty: environment",
-			"missing: "+strings.Join(missing, ", "))
-	}
-	return c, nil
-}
-
-// missing lists the variables that the command needs and the caller did not set (SPEC 1.1 §2).
-func (c *call) missing() []string {
-	var required []string
-	switch c.Command {
-	case "ADD", "CHECK":
-		required = []string{"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"}
-	case "DEL":
-		required = []string{"CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH"}
-	case "GC", "STATUS":
-		required = []string{"CNI_PATH"}
-	default:
-		return []string{"a known CNI_COMMAND"}
-	}
-	return slices.DeleteFunc(required, func(name string) bool { return os.Getenv(name) != "" })
-}
-
-// serve carries out the call and logs its start and its end.
-func (c *call) serve() error {
-	var err error
 	if c.Mode, err = c.plannedMode(); err != nil {
-		return c.answer(nil, err)
+		return err
 	}
 	if err := c.log("start"); err != nil {
-		return c.answer(nil, err)
+		return err
 	}
 	out, err := c.run()
 	if errors.Is(err, errHandedOver) {
 		return nil
 	}
-	return errors.Join(c.answer(out, err), c.log("end"))
+	if err == nil {
+		_, _ = os.Stdout.Write(out)
+	}
+	err = errors.Join(err, c.log("end"))
+	if c.Mode == "stderr" {
+		fmt.Fprintln(os.Stderr, "faulty: this text is on stderr only")
+		os.Exit(1)
+	}
+	return err
 }
 
 // plannedMode returns the mode that the configuration or plan.json gives for this call.
@@ -325,9 +280,6 @@ func byChance(mode string) (string, error) {
 // run carries out the mode and returns the output for stdout.
 func (c *call) run() ([]byte, error) {
 	mode, effectFirst := strings.CutSuffix(c.Mode, "-effect")
-	if mode == "hold" {
-		return c.heldUp(effectFirst)
-	}
 	if effectFirst {
 		if err := c.effect(); err != nil {
 			return nil, err
@@ -336,15 +288,23 @@ func (c *call) run() ([]byte, error) {
 	switch mode {
 	case "ok":
 		return c.succeed()
+	case "hold":
+		if err := c.held(); err != nil || effectFirst {
+			return c.result(), err
+		}
+		return c.succeed()
 	case "late":
 		time.Sleep(c.delay())
 		return c.succeed()
 	case "queue":
-		return c.standInLine()
+		defer lock(filepath.Join(c.conf.Dir, "queue"))()
+		time.Sleep(c.delay())
+		return c.succeed()
 	case "fail":
-		return nil, c.refusal()
+		return nil, types.NewError(cmp.Or(c.conf.Code, types.ErrInternal),
+			fmt.Sprintf("faulty: %s %s refused", c.conf.Instance, c.Command), "")
 	case "stderr":
-		return nil, errStderr
+		return nil, nil // see serve
 	case "hang":
 		return nil, c.hang()
 	case "ignore-term":
@@ -368,53 +328,23 @@ func (c *call) run() ([]byte, error) {
 		return nil, c.effect()
 	case "garbage":
 		return []byte("not json\n"), c.effect()
-	case "huge":
-		out, err := c.succeed()
-		return append(bytes.Repeat([]byte(" "), hugeBlanks), out...), err
 	default:
 		return nil, fmt.Errorf("faulty: plan.json: no such mode: %q", c.Mode)
 	}
 }
 
-// standInLine succeeds once it has held the lock that all calls share, as those of iptables share one.
-func (c *call) standInLine() ([]byte, error) {
-	line, err := os.OpenFile(filepath.Join(c.conf.Dir, "queue"), os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		return nil, err
-	}
-	defer line.Close()
-	if err := syscall.Flock(int(line.Fd()), syscall.LOCK_EX); err != nil {
-		return nil, err
-	}
-	time.Sleep(c.delay())
-	return c.succeed()
-}
-
-// heldUp waits before or after it takes effect, then succeeds.
-func (c *call) heldUp(effectFirst bool) ([]byte, error) {
-	var out []byte
-	var err error
-	if effectFirst {
-		if out, err = c.succeed(); err != nil {
-			return nil, err
-		}
-	}
+// held waits until the call's file under held is removed.
+func (c *call) held() error {
 	held := filepath.Join(c.conf.Dir, "held", c.Command+"."+c.ContainerID+"."+c.Instance)
-	if err := os.MkdirAll(filepath.Dir(held), 0o755); err != nil {
-		return nil, err
-	}
-	if err := os.WriteFile(held, nil, 0o644); err != nil {
-		return nil, err
+	if err := errors.Join(os.MkdirAll(filepath.Dir(held), 0o755), os.WriteFile(held, nil, 0o644)); err != nil {
+		return err
 	}
 	for end := time.Now().Add(forever); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
 		if _, err := os.Lstat(held); errors.Is(err, fs.ErrNotExist) {
-			if effectFirst {
-				return out, nil
-			}
-			return c.succeed()
+			return nil
 		}
 	}
-	return nil, fmt.Errorf("faulty: %s %s was held for %s", c.Instance, c.Command, forever)
+	return fmt.Errorf("faulty: %s %s was held for %s", c.Instance, c.Command, forever)
 }
 
 // effect takes or releases; the tests count effects.
@@ -518,51 +448,35 @@ func (c *call) result() []byte {
 		}
 	}
 	result["cniVersion"] = mustJSON(c.conf.CNIVersion)
-	lists, err := version.GreaterThanOrEqualTo(c.conf.CNIVersion, "0.3.0")
-	if err == nil && lists {
+	lists, _ := version.GreaterThanOrEqualTo(c.conf.CNIVersion, "0.3.0")
+	flat, _ := version.GreaterThanOrEqualTo(c.conf.CNIVersion, "1.0.0")
+	given := c.given
+	if text := c.conf.Address; text != "" {
+		family := "4"
+		if strings.Contains(text, ":") {
+			family = "6"
+		}
+		ip := map[string]string{"address": text}
+		if !flat {
+			ip["version"] = family
+		}
+		given = slices.Insert(given, 0, json.RawMessage(mustJSON(ip)))
+		if !lists {
+			result["ip"+family] = mustJSON(map[string]string{"ip": text})
+		}
+	}
+	if lists {
 		for _, list := range []string{"interfaces", "ips"} {
 			if result[list] == nil {
 				result[list] = json.RawMessage("[]")
 			}
 		}
 	}
-	if c.conf.Address != "" {
-		c.addAddress(result)
-	}
 	var ips []json.RawMessage
-	if err := json.Unmarshal(result["ips"], &ips); err == nil && len(c.given) > 0 {
-		result["ips"] = mustJSON(append(ips, c.given...))
+	if err := json.Unmarshal(result["ips"], &ips); err == nil && len(given) > 0 {
+		result["ips"] = mustJSON(append(ips, given...))
 	}
 	return append(mustJSON(result), '\n')
-}
-
-// addAddress puts the configured address into a result of the configuration's version. Before 0.3.0
-// that is "ip4" or "ip6"; since then an entry of "ips", which needed "version" until 1.0.0.
-func (c *call) addAddress(result map[string]json.RawMessage) {
-	family := "4"
-	if prefix, err := netip.ParsePrefix(c.conf.Address); err == nil && prefix.Addr().Is6() {
-		family = "6"
-	}
-	if result["ips"] == nil {
-		result["ip"+family] = mustJSON(map[string]string{"ip": c.conf.Address})
-		return
-	}
-	ip := map[string]string{"address": c.conf.Address}
-	if flat, err := version.GreaterThanOrEqualTo(c.conf.CNIVersion, "1.0.0"); err == nil && !flat {
-		ip["version"] = family
-	}
-	var ips []json.RawMessage
-	if err := json.Unmarshal(result["ips"], &ips); err == nil {
-		result["ips"] = mustJSON(append(ips, mustJSON(ip)))
-	}
-}
-
-func (c *call) refusal() error {
-	code := c.conf.Code
-	if code == 0 {
-		code = types.ErrInternal
-	}
-	return types.NewError(code, fmt.Sprintf("faulty: %s %s refused", c.conf.Instance, c.Command), "")
 }
 
 func (c *call) hang() error {
@@ -571,10 +485,7 @@ func (c *call) hang() error {
 }
 
 func (c *call) delay() time.Duration {
-	if c.conf.DelayMS == 0 {
-		return time.Second
-	}
-	return time.Duration(c.conf.DelayMS) * time.Millisecond
+	return time.Duration(cmp.Or(c.conf.DelayMS, 1000)) * time.Millisecond
 }
 
 // killParent kills the unwind that started this process, but not who adopts this process if that
@@ -588,32 +499,18 @@ func (c *call) killParent() error {
 }
 
 // handOver starts the child that takes effect late, and kills the parent. The child stays in this
-// process group and keeps the inherited descriptors from 3 on. Its standard input is its own copy
-// of the configuration.
+// process group and keeps the inherited descriptors from 3 on.
 func (c *call) handOver() error {
-	stdin, err := os.CreateTemp("", "faulty-")
+	child := child(roleOrphan)
+	stdin, err := child.StdinPipe()
 	if err != nil {
 		return err
 	}
-	defer stdin.Close()
-	if err := os.Remove(stdin.Name()); err != nil {
-		return err
-	}
-	if _, err := stdin.Write(c.Stdin); err != nil {
-		return err
-	}
-	if _, err := stdin.Seek(0, io.SeekStart); err != nil {
-		return err
-	}
-	child := child(roleOrphan)
-	child.Stdin = stdin
 	if err := child.Start(); err != nil {
 		return err
 	}
-	if err := c.killParent(); err != nil {
-		return err
-	}
-	return errHandedOver
+	_, err = stdin.Write(c.Stdin)
+	return cmp.Or(errors.Join(err, stdin.Close(), c.killParent()), errHandedOver)
 }
 
 // leaveDaemon starts the child that outlives the call.
@@ -633,32 +530,12 @@ func child(role string) *exec.Cmd {
 	return cmd
 }
 
-// answer writes the outcome where the protocol wants it, and returns err.
-func (c *call) answer(out []byte, err error) error {
-	if errors.Is(err, errStderr) {
-		fmt.Fprintln(os.Stderr, err)
-		return err
-	}
-	if err != nil {
-		var cniErr *types.Error
-		if !errors.As(err, &cniErr) {
-			cniErr = types.NewError(types.ErrInternal, err.Error(), "")
-		}
-		out = mustJSON(struct {
-			CNIVersion string `json:"cniVersion"`
-			*types.Error
-		}{c.conf.CNIVersion, cniErr})
-	}
-	os.Stdout.Write(out) // a reader that has gone is not this plugin's fault
-	return err
-}
-
 // log appends a line about the call.
 func (c *call) log(phase string) error {
 	line := c.record
 	line.Phase = phase
-	var buf bytes.Buffer
-	enc := json.NewEncoder(&buf)
+	var text bytes.Buffer
+	enc := json.NewEncoder(&text)
 	enc.SetEscapeHTML(false)
 	if err := enc.Encode(line); err != nil {
 		return err
@@ -667,7 +544,7 @@ func (c *call) log(phase string) error {
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(buf.Bytes())
+	_, err = f.Write(text.Bytes())
 	return errors.Join(err, f.Close())
 }
 

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -15,8 +14,8 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 )
 
-// azure is azure-vnet (Azure/azure-container-networking cbd7560c). The directory stands for Azure
-// CNS.
+// addAzure is the ADD of azure-vnet (Azure/azure-container-networking cbd7560c), and delAzure its DEL.
+// The directory stands for Azure CNS.
 //
 //   - With multiTenancy, ADD takes the pod's network container, and DEL releases nothing
 //     (cni/network/network.go Add, Delete).
@@ -24,36 +23,14 @@ import (
 //     of a container its address again, and DEL releases by both, with a namespace or without
 //     (invoker_cns.go). CNS has "addresses" of them.
 //   - It executes any other ipam.type (invoker_azure.go).
-var azure = skel.CNIFuncs{Add: azureAdd, Del: azureDel}
-
-// azureConf is what azure-vnet reads of its configuration.
-type azureConf struct {
-	conf
-	MultiTenancy bool `json:"multiTenancy"`
-	Addresses    int  `json:"addresses"`
-	IPAM         struct {
-		Type string `json:"type"`
-	} `json:"ipam"`
-}
-
-func parseAzure(args *skel.CmdArgs) (c azureConf, err error) {
-	if c.conf, err = parse(args); err == nil {
-		err = json.Unmarshal(args.StdinData, &c)
-	}
-	return c, err
-}
-
-func azureAdd(args *skel.CmdArgs) error {
-	c, err := parseAzure(args)
-	if err != nil {
-		return err
-	}
+func addAzure(c conf, args *skel.CmdArgs) error {
 	for _, name := range []string{"K8S_POD_NAME=", "K8S_POD_NAMESPACE="} {
 		if !strings.Contains(";"+args.Args, ";"+name) { // network.go getPodInfo
 			return fmt.Errorf("%s is not in CNI_ARGS", name)
 		}
 	}
 	var r types.Result
+	var err error
 	switch {
 	case c.MultiTenancy:
 		r = &current.Result{CNIVersion: current.ImplementedSpecVersion, IPs: []*current.IPConfig{
@@ -70,7 +47,7 @@ func azureAdd(args *skel.CmdArgs) error {
 }
 
 // request asks CNS for an address.
-func (c azureConf) request(args *skel.CmdArgs) (*current.Result, error) {
+func (c conf) request(args *skel.CmdArgs) (*current.Result, error) {
 	if err := c.free(args); err != nil { // CNS would return the same address
 		return nil, err
 	}
@@ -84,11 +61,10 @@ func (c azureConf) request(args *skel.CmdArgs) (*current.Result, error) {
 	return c.hold(args)
 }
 
-func azureDel(args *skel.CmdArgs) error {
-	c, err := parseAzure(args)
+func delAzure(c conf, args *skel.CmdArgs) error {
 	switch {
-	case err != nil || c.MultiTenancy:
-		return err
+	case c.MultiTenancy:
+		return nil
 	case c.IPAM.Type == "azure-cns":
 		return c.free(args)
 	}

@@ -5,10 +5,9 @@ import "github.com/containernetworking/cni/pkg/skel"
 // delKubeOVN is the DEL of kube-ovn 1.16.2, pkg/daemon/handler.go, handleDel: without CNI_NETNS the
 // daemon answers "no content" and does nothing. Otherwise deleteNic (ovs_linux.go) removes the port
 // by the container's ID; it opens the namespace for a VF only.
-func delKubeOVN(args *skel.CmdArgs) error {
-	c, err := parse(args)
-	if err != nil || args.Netns == "" {
-		return err
+func delKubeOVN(c conf, args *skel.CmdArgs) error {
+	if args.Netns == "" {
+		return nil
 	}
 	return c.free(args)
 }

@@ -21,49 +21,67 @@ import (
 	"path/filepath"
 
 	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// rules are the stand-ins by the name of the provider's plugin.
-var rules = map[string]skel.CNIFuncs{
-	"kube-ovn":            {Add: addHolding, Del: delKubeOVN},
-	"ovn-k8s-cni-overlay": {Add: addHolding, Del: delOVNKubernetes},
-	"sriov":               {Add: addSRIOV, Del: delSRIOV},
-	"terway":              {Add: addHolding, Del: delTerway},
-	"azure-vnet":          azure,
+// rule is what a plugin does on ADD or DEL.
+type rule func(c conf, args *skel.CmdArgs) error
+
+// rules are the stand-ins by the name of the provider's plugin, for ADD and DEL.
+var rules = map[string][2]rule{
+	"kube-ovn":            {conf.add, delKubeOVN},
+	"ovn-k8s-cni-overlay": {conf.add, delOVNKubernetes},
+	"sriov":               {addSRIOV, delSRIOV},
+	"terway":              {conf.add, delTerway},
+	"azure-vnet":          {addAzure, delAzure},
 }
 
 func main() {
 	name := filepath.Base(os.Args[0])
-	funcs, known := rules[name]
+	of, known := rules[name]
 	if !known {
 		fmt.Fprintf(os.Stderr, "standin: %s is no plugin with a rule here\n", name)
 		os.Exit(1)
 	}
-	skel.PluginMainFuncs(funcs, version.All, "stand-in for "+name)
+	skel.PluginMainFuncs(skel.CNIFuncs{Add: of[0].parsed, Del: of[1].parsed}, version.All, "stand-in for "+name)
 }
 
-// conf is the part of the network configuration that every rule reads.
+// conf is the part of the network configuration that the rules read; azure-vnet's from MultiTenancy on.
 type conf struct {
-	CNIVersion string `json:"cniVersion"`
-	Dir        string `json:"dir"`
+	CNIVersion   string `json:"cniVersion"`
+	Dir          string `json:"dir"`
+	MultiTenancy bool   `json:"multiTenancy"`
+	Addresses    int    `json:"addresses"`
+	IPAM         struct {
+		Type string `json:"type"`
+	} `json:"ipam"`
 }
 
-func parse(args *skel.CmdArgs) (conf, error) {
+func (do rule) parsed(args *skel.CmdArgs) error {
 	var c conf
 	if err := json.Unmarshal(args.StdinData, &c); err != nil {
-		return c, err
+		return err
 	}
 	if !filepath.IsAbs(c.Dir) {
-		return c, fmt.Errorf("dir %q is no absolute path", c.Dir)
+		return fmt.Errorf("dir %q is no absolute path", c.Dir)
 	}
-	return c, nil
+	return do(c, args)
 }
 
 // file returns where an attachment's address is.
 func (c conf) file(args *skel.CmdArgs) string {
 	return filepath.Join(c.Dir, filepath.Base(args.ContainerID)+"."+filepath.Base(args.IfName))
+}
+
+// add is an ADD that holds an address and makes no interface.
+func (c conf) add(args *skel.CmdArgs) error {
+	result, err := c.hold(args)
+	if err != nil {
+		return err
+	}
+	return types.PrintResult(result, c.CNIVersion)
 }
 
 // hold holds the lowest free address for an attachment.

@@ -9,11 +9,7 @@ import (
 // UnconfigureInterface: it fails if the namespace cannot be opened, also without CNI_NETNS.
 // Otherwise it removes the port by the container's ID, whether the interface is in the namespace or
 // not.
-func delOVNKubernetes(args *skel.CmdArgs) error {
-	c, err := parse(args)
-	if err != nil {
-		return err
-	}
+func delOVNKubernetes(c conf, args *skel.CmdArgs) error {
 	netns, err := ns.GetNS(args.Netns)
 	if err != nil {
 		return err

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 
@@ -10,27 +11,17 @@ import (
 // addSRIOV is an ADD of sriov-cni 2.10.0, pkg/cnicommands/cni.go, CmdAdd, for a VF in DPDK mode,
 // which has no interface in the container. The address stands for the VF. The configuration is
 // cached for the DEL.
-func addSRIOV(args *skel.CmdArgs) error {
-	c, err := parse(args)
-	if err != nil {
+func addSRIOV(c conf, args *skel.CmdArgs) error {
+	err := os.MkdirAll(filepath.Dir(c.cache(args)), 0o700)
+	if err := errors.Join(err, os.WriteFile(c.cache(args), args.StdinData, 0o600)); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(c.cache(args)), 0o700); err != nil {
-		return err
-	}
-	if err := os.WriteFile(c.cache(args), args.StdinData, 0o600); err != nil {
-		return err
-	}
-	return addHolding(args)
+	return c.add(args)
 }
 
 // delSRIOV is CmdDel there: without the cached configuration it does nothing. Without CNI_NETNS it
 // removes that cache, and does not reset the VF.
-func delSRIOV(args *skel.CmdArgs) error {
-	c, err := parse(args)
-	if err != nil {
-		return err
-	}
+func delSRIOV(c conf, args *skel.CmdArgs) error {
 	if _, err := os.Stat(c.cache(args)); err != nil {
 		return nil // as sriov-cni does
 	}

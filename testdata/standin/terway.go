@@ -2,7 +2,6 @@ package main
 
 import (
 	"github.com/containernetworking/cni/pkg/skel"
-	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
 )
@@ -14,13 +13,9 @@ import (
 //   - plugin/driver/utils/utils_linux.go, GenericTearDown: it deletes the links in the namespace. If
 //     that fails, doCmdDel exits with 0 and frees nothing.
 //   - daemon/daemon.go, ReleaseIP: the address goes by the pod and the container's ID.
-func delTerway(args *skel.CmdArgs) error {
+func delTerway(c conf, args *skel.CmdArgs) error {
 	if args.Netns == "" {
 		return nil
-	}
-	c, err := parse(args)
-	if err != nil {
-		return err
 	}
 	netns, err := ns.GetNS(args.Netns)
 	if err != nil {
@@ -47,17 +42,4 @@ func tearDown(ns.NetNS) error {
 		}
 	}
 	return nil
-}
-
-// addHolding is an ADD that holds an address and makes no interface.
-func addHolding(args *skel.CmdArgs) error {
-	c, err := parse(args)
-	if err != nil {
-		return err
-	}
-	result, err := c.hold(args)
-	if err != nil {
-		return err
-	}
-	return types.PrintResult(result, c.CNIVersion)
 }

@@ -4,11 +4,11 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/rulefmt"
 	"github.com/prometheus/prometheus/promql"
@@ -165,9 +165,7 @@ func TestAlerts(t *testing.T) {
 			if !ok {
 				t.Fatal("there is no such rule")
 			}
-			if diff := cmp.Diff(tt.want, firing(t, rule, scrape(t, tt.series...))); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
+			equal(t, "when it fires", tt.want, firing(t, rule, scrape(t, tt.series...)))
 		})
 	}
 }
@@ -177,14 +175,7 @@ func TestAlertsAreTested(t *testing.T) {
 	t.Parallel()
 	want := []string{"UnwindAddressesLeaked", "UnwindDegraded", "UnwindDeletePending", "UnwindDuplicateAddress", "UnwindOff",
 		"UnwindPluginSkew", "UnwindPoolNearlyFull", "UnwindRollbacks", "UnwindSweepStale", "UnwindUnproven"}
-	var names []string
-	for name := range alerts(t) {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	if diff := cmp.Diff(want, names); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	equal(t, "rules", want, slices.Sorted(maps.Keys(alerts(t))))
 }
 
 // firing returns when a rule fires within two hours, and its summary at the first of it. An alert

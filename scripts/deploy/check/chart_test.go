@@ -68,51 +68,73 @@ func objects(t *testing.T, text []byte) map[string]any {
 	return all
 }
 
-// render returns what helm template prints for a release "unwind" in kube-system.
-func render(values map[string]any) ([]byte, error) {
+// load returns the chart.
+func load(t *testing.T) *chart.Chart {
+	t.Helper()
 	chart, err := loader.Load(chartDir)
 	if err != nil {
-		return nil, err
+		t.Fatal(err)
 	}
-	return renderChart(chart, values)
+	return chart
 }
 
-func renderChart(chart *chart.Chart, values map[string]any) ([]byte, error) {
-	return renderAs(chart, "unwind", "kube-system", values)
-}
-
-// renderIn returns the files of a release.
-func renderIn(chart *chart.Chart, name, namespace string, values map[string]any) (map[string]string, error) {
-	release := chartutil.ReleaseOptions{Name: name, Namespace: namespace, IsInstall: true}
-	all, err := chartutil.ToRenderValues(chart, values, release, nil)
+// render returns the files that a release has.
+func render(chart *chart.Chart, release, namespace string, values map[string]any) (map[string]string, error) {
+	options := chartutil.ReleaseOptions{Name: release, Namespace: namespace, IsInstall: true}
+	all, err := chartutil.ToRenderValues(chart, values, options, nil)
 	if err != nil {
 		return nil, err
 	}
 	return engine.Render(chart, all)
 }
 
-func renderAs(chart *chart.Chart, release, namespace string, values map[string]any) ([]byte, error) {
-	files, err := renderIn(chart, release, namespace, values)
-	if err != nil {
-		return nil, err
-	}
-	var text []byte
-	for _, name := range slices.Sorted(maps.Keys(files)) {
-		if strings.HasSuffix(name, "NOTES.txt") {
-			continue
-		}
-		text = append(append(text, files[name]...), "\n---\n"...)
-	}
-	return text, nil
+// manifests returns what helm template prints for a release "unwind" in kube-system.
+func manifests(t *testing.T, chart *chart.Chart, values map[string]any) []byte {
+	t.Helper()
+	return manifestsAs(t, chart, "unwind", "kube-system", values)
 }
 
-func mustRender(t *testing.T, values map[string]any) []byte {
+func manifestsAs(t *testing.T, chart *chart.Chart, release, namespace string, values map[string]any) (text []byte) {
 	t.Helper()
-	text, err := render(values)
+	files, err := render(chart, release, namespace, values)
 	if err != nil {
 		t.Fatal(err)
 	}
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if !strings.HasSuffix(name, "NOTES.txt") {
+			text = append(append(text, files[name]...), "\n---\n"...)
+		}
+	}
 	return text
+}
+
+// installed returns the objects of a release with these values.
+func installed(t *testing.T, values map[string]any) map[string]any {
+	t.Helper()
+	return objects(t, manifests(t, load(t), values))
+}
+
+// the returns the object of a type.
+func the[T any](all map[string]any) (found T) {
+	for _, object := range all {
+		if one, is := object.(T); is {
+			found = one
+		}
+	}
+	return found
+}
+
+// agent returns the agent's container.
+func agent(all map[string]any) core.Container {
+	return the[*apps.DaemonSet](all).Spec.Template.Spec.Containers[0]
+}
+
+// equal compares two values.
+func equal(t *testing.T, what string, want, got any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s, -want +got:\n%s", what, diff)
+	}
 }
 
 func readFile(t *testing.T, name string) []byte {
@@ -151,9 +173,7 @@ func TestChartDefaults(t *testing.T) {
 			maps.Copy(set.Spec.Template.Labels, helms)
 		}
 	}
-	if diff := cmp.Diff(want, objects(t, mustRender(t, nil))); diff != "" {
-		t.Errorf("-daemonset.yaml +chart:\n%s", diff)
-	}
+	equal(t, "daemonset.yaml", want, installed(t, nil))
 }
 
 // TestChartEverything: with everything on there is one object of each kind, each of them sound, and
@@ -162,15 +182,12 @@ func TestChartEverything(t *testing.T) {
 	t.Parallel()
 	values := everything(t)
 	values["observe"] = false
-	got := objects(t, mustRender(t, values))
-	if diff := cmp.Diff(slices.Sorted(maps.Keys(kinds)), slices.Sorted(maps.Keys(got))); diff != "" {
-		t.Fatalf("-want +got:\n%s", diff)
-	}
+	got := installed(t, values)
+	equal(t, "kinds", slices.Sorted(maps.Keys(kinds)), slices.Sorted(maps.Keys(got)))
 	var rules monitoring.PrometheusRuleSpec
 	if err := yaml.UnmarshalStrict(readFile(t, chartDir+"/alerts.yaml"), &rules); err != nil {
 		t.Fatal(err)
 	}
-	rule := got["monitoring.coreos.com/v1/PrometheusRule"].(*monitoring.PrometheusRule)
 	operations := string(readFile(t, "../../../cmd/unwindctl/OPERATIONS.md"))
 	for i := range rules.Groups[0].Rules {
 		r := &rules.Groups[0].Rules[i]
@@ -180,72 +197,49 @@ func TestChartEverything(t *testing.T) {
 			t.Errorf("OPERATIONS.md has no anchor %s", anchor)
 		}
 	}
-	if diff := cmp.Diff(rules, rule.Spec); diff != "" {
-		t.Errorf("-alerts.yaml +chart:\n%s", diff)
-	}
+	equal(t, "alerts.yaml", rules, the[*monitoring.PrometheusRule](got).Spec)
 	dashboard := map[string]string{"unwind.json": string(readFile(t, chartDir+"/dashboard.json"))}
-	if diff := cmp.Diff(dashboard, got["v1/ConfigMap"].(*core.ConfigMap).Data); diff != "" {
-		t.Errorf("-dashboard.json +chart:\n%s", diff)
-	}
-	set := got["apps/v1/DaemonSet"].(*apps.DaemonSet)
-	container := set.Spec.Template.Spec.Containers[0]
-	image := "an-image:v1@sha256:" + strings.Repeat("00112233445566778899aabbccddeeff", 2)
-	if container.Image != image {
-		t.Errorf("image %s, want %s", container.Image, image)
-	}
-	command := []string{"/unwindctl", "--host", "run", "--listen=10.0.0.1:9470",
-		"--program-dir=/programs", "--off", "--events", "--interval=5m"}
-	if diff := cmp.Diff(command, container.Command); diff != "" {
-		t.Errorf("command, -want +got:\n%s", diff)
-	}
+	equal(t, "dashboard.json", dashboard, the[*core.ConfigMap](got).Data)
+	container := agent(got)
+	equal(t, "image", "an-image:v1@sha256:"+strings.Repeat("00112233445566778899aabbccddeeff", 2), container.Image)
+	equal(t, "command", []string{"/unwindctl", "--host", "run", "--listen=10.0.0.1:9470",
+		"--program-dir=/programs", "--off", "--events", "--interval=5m"}, container.Command)
 	env := map[string]string{}
 	for _, e := range container.Env {
 		env[e.Name] = e.Value
 	}
-	paths := map[string]string{"NODE_NAME": "", "UNWIND_CONF_DIR": "/conf", "UNWIND_BIN_DIR": "/bin", "UNWIND_STATE_DIR": "/state"}
-	if diff := cmp.Diff(paths, env); diff != "" {
-		t.Errorf("env, -want +got:\n%s", diff)
-	}
+	equal(t, "env", map[string]string{"NODE_NAME": "", "UNWIND_CONF_DIR": "/conf", "UNWIND_BIN_DIR": "/bin",
+		"UNWIND_STATE_DIR": "/state"}, env)
 	for _, probe := range []*core.Probe{container.LivenessProbe, container.ReadinessProbe} {
 		if probe == nil || probe.HTTPGet.Port.IntValue() != 9470 || probe.HTTPGet.Host != "10.0.0.1" {
 			t.Errorf("probe: %v", probe)
 		}
 	}
-	monitor := got["monitoring.coreos.com/v1/PodMonitor"].(*monitoring.PodMonitor).Spec
-	if diff := cmp.Diff(set.Spec.Selector.MatchLabels, monitor.Selector.MatchLabels); diff != "" ||
-		*monitor.PodMetricsEndpoints[0].Port != container.Ports[0].Name {
-		t.Errorf("the PodMonitor selects another port or pod: %+v", monitor)
-	}
+	monitor := the[*monitoring.PodMonitor](got).Spec
+	equal(t, "the PodMonitor's pods", the[*apps.DaemonSet](got).Spec.Selector.MatchLabels, monitor.Selector.MatchLabels)
+	equal(t, "the PodMonitor's port", container.Ports[0].Name, *monitor.PodMetricsEndpoints[0].Port)
 }
 
 // TestChartEvents: with events alone the agent may create Events and do nothing else, and its pod,
 // no other one of the service account, has a token and the node's name.
 func TestChartEvents(t *testing.T) {
 	t.Parallel()
-	got := objects(t, mustRender(t, map[string]any{"events": true}))
-	role := got["rbac.authorization.k8s.io/v1/ClusterRole"].(*rbac.ClusterRole)
+	got := installed(t, map[string]any{"events": true})
+	role, account := the[*rbac.ClusterRole](got), the[*core.ServiceAccount](got)
 	want := []rbac.PolicyRule{{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create"}}}
-	if diff := cmp.Diff(want, role.Rules); diff != "" {
-		t.Errorf("rules, -want +got:\n%s", diff)
-	}
-	account := got["v1/ServiceAccount"].(*core.ServiceAccount)
-	binding := got["rbac.authorization.k8s.io/v1/ClusterRoleBinding"].(*rbac.ClusterRoleBinding)
-	subject := []rbac.Subject{{Kind: "ServiceAccount", Name: account.Name, Namespace: account.Namespace}}
-	if diff := cmp.Diff(subject, binding.Subjects); diff != "" || binding.RoleRef.Name != role.Name {
-		t.Errorf("binding to %s, -want +got:\n%s", binding.RoleRef.Name, diff)
-	}
-	pod := got["apps/v1/DaemonSet"].(*apps.DaemonSet).Spec.Template.Spec
-	if !*pod.AutomountServiceAccountToken || *account.AutomountServiceAccountToken || pod.ServiceAccountName != account.Name {
-		t.Errorf("token: %v of the pod, %v of the account", *pod.AutomountServiceAccountToken, *account.AutomountServiceAccountToken)
-	}
+	equal(t, "rules", want, role.Rules)
+	equal(t, "rules with everything", want, the[*rbac.ClusterRole](installed(t, everything(t))).Rules)
+	binding := the[*rbac.ClusterRoleBinding](got)
+	equal(t, "subjects", []rbac.Subject{{Kind: "ServiceAccount", Name: account.Name, Namespace: account.Namespace}}, binding.Subjects)
+	equal(t, "role", role.Name, binding.RoleRef.Name)
+	pod := the[*apps.DaemonSet](got).Spec.Template.Spec
+	equal(t, "service account", account.Name, pod.ServiceAccountName)
+	equal(t, "tokens of the pod, of the account", []bool{true, false},
+		[]bool{*pod.AutomountServiceAccountToken, *account.AutomountServiceAccountToken})
 	container := pod.Containers[0]
 	if len(container.Env) != 1 || container.Env[0].Name != "NODE_NAME" || container.Env[0].ValueFrom.FieldRef.FieldPath != "spec.nodeName" ||
 		!slices.Contains(container.Command, "--events") {
 		t.Errorf("container: %v, %v", container.Command, container.Env)
-	}
-	all := objects(t, mustRender(t, everything(t)))["rbac.authorization.k8s.io/v1/ClusterRole"].(*rbac.ClusterRole)
-	if diff := cmp.Diff(want, all.Rules); diff != "" {
-		t.Errorf("with everything, -want +got:\n%s", diff)
 	}
 }
 
@@ -258,15 +252,7 @@ func TestChartNames(t *testing.T) {
 		{"my-unwind", "net", "my-unwind"}, {"prod", "kube-system", "prod-unwind"}, {"unwind", "a-unwind", "unwind"},
 		{"unwind-a", "unwind", "unwind-a"}} {
 		release, namespace, name := at[0], at[1], at[2]
-		chart, err := loader.Load(chartDir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		text, err := renderAs(chart, release, namespace, everything(t))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for kind, object := range objects(t, text) {
+		for kind, object := range objects(t, manifestsAs(t, load(t), release, namespace, everything(t))) {
 			o := object.(meta.Object)
 			labels, want := o.GetLabels(), name
 			if o.GetNamespace() == "" {
@@ -280,22 +266,16 @@ func TestChartNames(t *testing.T) {
 			if o.GetName() != want || o.GetNamespace() != "" && o.GetNamespace() != namespace || labels["app.kubernetes.io/name"] != "unwind" || labels["app.kubernetes.io/instance"] != release {
 				t.Errorf("%s in %s: %s: %s, %v", release, namespace, kind, o.GetName(), labels)
 			}
-			set, is := object.(*apps.DaemonSet)
-			if !is {
-				continue
-			}
-			selector := map[string]string{"app.kubernetes.io/name": "unwind", "app.kubernetes.io/instance": release}
-			if diff := cmp.Diff(selector, set.Spec.Selector.MatchLabels); diff != "" || set.Spec.Template.Spec.ServiceAccountName != name {
-				t.Errorf("%s: %s", release, diff)
+			if set, is := object.(*apps.DaemonSet); is {
+				selector := map[string]string{"app.kubernetes.io/name": "unwind", "app.kubernetes.io/instance": release}
+				equal(t, release+": selector", selector, set.Spec.Selector.MatchLabels)
+				equal(t, release+": service account", name, set.Spec.Template.Spec.ServiceAccountName)
 			}
 		}
 	}
 	for repository, want := range map[string]core.PullPolicy{"unwind": "Never", "docker.io/library/unwind": "Never", "a/unwind": "", "reg:5000/unwind": ""} {
-		text := mustRender(t, map[string]any{"image": map[string]any{"repository": repository}})
-		set := objects(t, text)["apps/v1/DaemonSet"].(*apps.DaemonSet)
-		if got := set.Spec.Template.Spec.Containers[0].ImagePullPolicy; got != want {
-			t.Errorf("%s: %q, want %q", repository, got, want)
-		}
+		all := installed(t, map[string]any{"image": map[string]any{"repository": repository}})
+		equal(t, repository, want, agent(all).ImagePullPolicy)
 	}
 }
 
@@ -315,19 +295,13 @@ func TestChartREADME(t *testing.T) {
 	want := leaves(readValues(t, chartDir+"/values.yaml"), "")
 	slices.Sort(want)
 	slices.Sort(got)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("-values.yaml +README.md:\n%s", diff)
-	}
+	equal(t, "README.md", want, got)
 }
 
 // TestChartNotes: they say what stays after helm uninstall, with commands that find the agents.
 func TestChartNotes(t *testing.T) {
 	t.Parallel()
-	chart, err := loader.Load(chartDir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := renderIn(chart, "prod", "net", map[string]any{"paths": map[string]any{"stateDir": "/state"}, "switchedOff": true})
+	text, err := render(load(t), "prod", "net", map[string]any{"paths": map[string]any{"stateDir": "/state"}, "switchedOff": true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -342,12 +316,11 @@ func TestChartNotes(t *testing.T) {
 // TestChartObserves: an agent that does not sweep has no alert that says so.
 func TestChartObserves(t *testing.T) {
 	t.Parallel()
-	got := objects(t, mustRender(t, everything(t)))
-	container := got["apps/v1/DaemonSet"].(*apps.DaemonSet).Spec.Template.Spec.Containers[0]
-	if !slices.Contains(container.Command, "--observe") {
-		t.Errorf("command: %v", container.Command)
+	got := installed(t, everything(t))
+	if command := agent(got).Command; !slices.Contains(command, "--observe") {
+		t.Errorf("command: %v", command)
 	}
-	rules := got["monitoring.coreos.com/v1/PrometheusRule"].(*monitoring.PrometheusRule).Spec.Groups[0].Rules
+	rules := the[*monitoring.PrometheusRule](got).Spec.Groups[0].Rules
 	stale := func(r monitoring.Rule) bool { return r.Alert == "UnwindSweepStale" }
 	if len(rules) != len(alerts(t))-1 || slices.ContainsFunc(rules, stale) {
 		t.Errorf("rules: %v", rules)
@@ -358,12 +331,12 @@ func TestChartObserves(t *testing.T) {
 func TestChartValues(t *testing.T) {
 	t.Parallel()
 	defaults := readValues(t, chartDir+"/values.yaml")
-	text := mustRender(t, everything(t))
+	text := manifests(t, load(t), everything(t))
 	for _, name := range leaves(defaults, "") {
 		values := everything(t)
 		if !reset(values, defaults, strings.Split(name, ".")) {
 			t.Errorf("%s is not in everything.yaml", name)
-		} else if got := mustRender(t, values); bytes.Equal(got, text) {
+		} else if got := manifests(t, load(t), values); bytes.Equal(got, text) {
 			t.Errorf("%s has no effect", name)
 		}
 	}
@@ -405,7 +378,7 @@ func TestChartRefuses(t *testing.T) {
 		if err := yaml.Unmarshal([]byte(text), &values); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := render(values); err == nil {
+		if _, err := render(load(t), "unwind", "kube-system", values); err == nil {
 			t.Errorf("%s is no error", text)
 		}
 	}

@@ -6,36 +6,23 @@ import (
 	goparser "go/parser"
 	"go/token"
 	"maps"
-	"os"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
-	"github.com/prometheus/prometheus/promql"
 	"github.com/prometheus/prometheus/promql/parser"
 )
 
 // panel is what the tests read of one.
 type panel struct {
-	Type, Title string
+	Title       string
 	GridPos     struct{ X, Y, W, H int }
 	FieldConfig struct {
 		Defaults struct {
 			Unit     string
 			Decimals *int
-			Max      float64
-			Custom   struct {
-				DrawStyle string
-				Stacking  struct{ Mode string }
-			}
-			Thresholds struct {
-				Steps []struct {
-					Color string
-					Value float64
-				}
-			}
 		}
 	}
 	Targets []struct{ Expr, LegendFormat string }
@@ -292,28 +279,4 @@ func unquote(t *testing.T, expr ast.Expr) string {
 		t.Fatal(err)
 	}
 	return text
-}
-
-// legend returns the name of a series in a panel.
-func legend(format string, series promql.Series) string {
-	return legendLabel.ReplaceAllStringFunc(format, func(label string) string {
-		return series.Metric.Get(strings.Trim(label, "{}"))
-	})
-}
-
-// TestDraw draws the dashboard of the two nodes into the file that UNWIND_DASHBOARD_PNG names, to be
-// looked at.
-func TestDraw(t *testing.T) {
-	name := os.Getenv("UNWIND_DASHBOARD_PNG")
-	if name == "" {
-		t.Skip("UNWIND_DASHBOARD_PNG is not set")
-	}
-	file, err := os.Create(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	if err := draw(t, file, panels(t, ""), scrape(t, twoNodes...)); err != nil {
-		t.Fatal(err)
-	}
 }

@@ -16,9 +16,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"helm.sh/helm/v3/pkg/chart/loader"
-	apps "k8s.io/api/apps/v1"
 	"sigs.k8s.io/yaml"
 )
 
@@ -71,12 +69,8 @@ func (r release) chart(archive string) {
 	}
 	m := index.Manifests[0]
 	want := m.Annotations["io.containerd.image.name"] + "@" + m.Digest
-	text, err := renderChart(chart, nil)
-	if err != nil {
-		r.Fatal(err)
-	}
-	set := objects(r.T, text)["apps/v1/DaemonSet"].(*apps.DaemonSet)
-	if got := set.Spec.Template.Spec.Containers[0].Image; got != want || !strings.Contains(got, r.version) {
+	got := agent(objects(r.T, manifests(r.T, chart, nil))).Image
+	if got != want || !strings.Contains(got, r.version) {
 		r.Errorf("image %s, want %s", got, want)
 	}
 }
@@ -134,8 +128,9 @@ func (r release) krew() {
 			r.Errorf("%s: krew moves %v", name, moved)
 		}
 	}
-	if diff := cmp.Diff(want, got); diff != "" || len(got) == 0 {
-		r.Errorf("-archives +manifest:\n%s", diff)
+	equal(r.T, "the manifest's archives", want, got)
+	if len(got) == 0 {
+		r.Error("no archives")
 	}
 }
 
@@ -152,9 +147,7 @@ func (r release) sums() {
 			want += fmt.Sprintf("%x  %s\n", sha256.Sum256(data), e.Name())
 		}
 	}
-	if diff := cmp.Diff(want, string(readFile(r.T, filepath.Join(r.dir, "SHA256SUMS")))); diff != "" {
-		r.Errorf("-files +SHA256SUMS:\n%s", diff)
-	}
+	equal(r.T, "SHA256SUMS", want, string(readFile(r.T, filepath.Join(r.dir, "SHA256SUMS"))))
 }
 
 // archives: each has the licence, and a bill of materials of each of its programs.

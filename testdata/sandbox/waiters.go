@@ -1,0 +1,29 @@
+package sandbox
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// Waiters returns how many threads wait for an flock on a file: those of one process, or all for 0.
+// /proc/locks has a line twice if it changes while it is read.
+func Waiters(t testing.TB, pid int, path string) (n int) {
+	t.Helper()
+	var st syscall.Stat_t
+	locks, err := os.ReadFile("/proc/locks")
+	if errStat := syscall.Stat(path, &st); err != nil || errStat != nil {
+		t.Fatal(err, errStat)
+	}
+	for line := range strings.Lines(string(locks)) {
+		// 7: -> FLOCK  ADVISORY  WRITE 4711 fe:00:1234 0 EOF
+		f := strings.Fields(line)
+		if len(f) > 6 && f[1] == "->" && (pid == 0 || f[5] == fmt.Sprint(pid)) &&
+			strings.HasSuffix(f[6], fmt.Sprintf(":%d", st.Ino)) {
+			n++
+		}
+	}
+	return n
+}
