@@ -98,11 +98,17 @@ func (v *view) read(data []byte) (report, error) {
 			"version %d; use the kubectl-unwind of the agent's release",
 			object["version"], term.FormatVersion)
 	}
-	r := v.report()
+	var r report = &items{}
+	if v.report != nil {
+		r = v.report()
+	}
 	list := object[v.key]
-	if v.key != "" && (len(list) == 0 || list[0] != '[') {
+	switch {
+	case v.key == "":
+		list = slices.Concat([]byte("["), data, []byte("]"))
+	case len(list) == 0 || list[0] != '[':
 		return nil, fmt.Errorf("unwindctl printed no list %q", v.key)
-	} else if v.key == "" || v.whole {
+	case v.whole:
 		list = data
 	}
 	if err := json.Unmarshal(list, r); err != nil {

@@ -11,10 +11,9 @@
 //	exec.go     runs a command in an agent's pod through kubectl proxy
 //	ask.go      asks all nodes; progress.go counts them on a terminal
 //	view.go     prints a table of the answers, the worst first
-//	switch.go   off, on and uninstall
-//	about.go    version and completion
+//	item.go     the rows of a list that unwindctl prints
 //
-// Each other file is a command.
+// doctor.go and ipam.go are commands with rows of their own, commands.go has all others.
 package main
 
 import (

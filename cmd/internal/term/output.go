@@ -171,9 +171,9 @@ func yamlOf(value any) any {
 // watchEach is the interval of --watch.
 const watchEach = 2 * time.Second
 
-// AddWatch adds --watch to a read-only command: it repeats the command until it is interrupted, and
-// clears a terminal each time. Only a usage error ends it.
-func AddWatch(cmd *cobra.Command) {
+// AddWatch adds --watch to a read-only command, and returns the command: it is repeated until it is
+// interrupted, and clears a terminal each time. Only a usage error ends it.
+func AddWatch(cmd *cobra.Command) *cobra.Command {
 	var watch bool
 	cmd.Flags().BoolVarP(&watch, "watch", "w", false,
 		"repeat every two seconds until interrupted")
@@ -208,6 +208,7 @@ func AddWatch(cmd *cobra.Command) {
 			}
 		}
 	}
+	return cmd
 }
 
 // screen is a terminal. It is cleared before the first write.
