@@ -3,7 +3,6 @@ package inspect
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"io"
 	"os"
 	"slices"
@@ -33,12 +32,7 @@ func (s Scope) List(ctx context.Context, stdin io.Reader) (*alive.List, error) {
 	case s.CRI == "auto":
 		return node.FindPodSandboxes(ctx, node.CRISockets)
 	case s.CRI != "" && s.CRI != "none":
-		list, err := node.PodSandboxes(ctx, s.CRI)
-		if err != nil {
-			return nil, fmt.Errorf("the runtime at %s gave no list of pods; judging attachments without "+
-				"one: %w", s.CRI, err)
-		}
-		return list, nil
+		return node.PodSandboxes(ctx, s.CRI)
 	case s.Valid != "" && s.Network == "":
 		return nil, term.Usage("--valid needs --network: a list covers one network")
 	case s.Valid != "":

@@ -42,27 +42,30 @@ var ErrNoRuntime = errors.New("--cri auto: no runtime listens on a known socket;
 // socketPath returns the path of a socket that may be written as a URL.
 func socketPath(socket string) string { return strings.TrimPrefix(socket, "unix://") }
 
-// dial returns a connection to a runtime. It does not wait for one.
-func dial(socket string) (*grpc.ClientConn, error) {
-	return grpc.NewClient("unix:"+socketPath(socket), // with two slashes, no relative path
+// call asks a runtime within a time.
+func call[Q, A any](ctx context.Context, socket string, within time.Duration, question Q,
+	method func(cri.RuntimeServiceClient, context.Context, Q, ...grpc.CallOption) (A, error),
+) (answer A, err error) {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	conn, err := grpc.NewClient("unix:"+socketPath(socket), // with two slashes, no relative path
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxCRIMessage)))
+	if err != nil {
+		return answer, err
+	}
+	defer conn.Close()
+	return method(cri.NewRuntimeServiceClient(conn), ctx, question)
 }
 
 // PodSandboxes returns the sandboxes of a CRI runtime in any state: one that is not ready has its
 // network until it is stopped. The list has all of its pods and none of its other containers.
 func PodSandboxes(ctx context.Context, socket string) (*alive.List, error) {
-	ctx, cancel := context.WithTimeout(ctx, criTimeout)
-	defer cancel()
-	conn, err := dial(socket)
+	answer, err := call(ctx, socket, criTimeout, &cri.ListPodSandboxRequest{},
+		cri.RuntimeServiceClient.ListPodSandbox)
 	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	answer, err := cri.NewRuntimeServiceClient(conn).ListPodSandbox(ctx,
-		&cri.ListPodSandboxRequest{})
-	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("the runtime at %s gave no list of pods; judging attachments without "+
+			"one: %w", socket, err)
 	}
 	list := alive.NewList("", nil)
 	list.Pods = true
@@ -100,14 +103,8 @@ const versionTimeout = 2 * time.Second
 // runtimeVersion asks a runtime for the first two numbers of its version. It returns 0, 0 if there
 // is no answer.
 func runtimeVersion(ctx context.Context, socket string) (major, minor int) {
-	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
-	defer cancel()
-	conn, err := dial(socket)
-	if err != nil {
-		return 0, 0
-	}
-	defer conn.Close()
-	answer, err := cri.NewRuntimeServiceClient(conn).Version(ctx, &cri.VersionRequest{})
+	answer, err := call(ctx, socket, versionTimeout, &cri.VersionRequest{},
+		cri.RuntimeServiceClient.Version)
 	if err != nil {
 		return 0, 0
 	}
@@ -130,8 +127,7 @@ func FindPodSandboxes(ctx context.Context, sockets []string) (all *alive.List, e
 		switch {
 		case status.Code(err) == codes.Unimplemented:
 		case err != nil:
-			return nil, fmt.Errorf("the runtime at %s gave no list of pods; judging attachments without "+
-				"one: %w", socket, err)
+			return nil, err
 		case all == nil:
 			all = list
 		default:

@@ -20,15 +20,16 @@ func read(root string) ([]Runtime, error) {
 	return find(root, func(*Runtime, string) bool { return false })
 }
 
-// find returns the runtimes of a machine. To add a runtime, write a function in its own file and
-// add it to this list.
+// find returns the runtimes of a machine. To add a runtime, write a function in its own file, or a
+// row of bundles.
 func find(root string, ask func(*Runtime, string) bool) ([]Runtime, error) {
+	looks := []func(string) (*Runtime, error){findContainerd, findCRIO}
+	for _, b := range bundles {
+		looks = append(looks, b.find)
+	}
 	var found []Runtime
 	var errs []error
-	for _, look := range []func(string) (*Runtime, error){
-		findContainerd, findCRIO, findK3s, findRKE2, findMicroK8s, findK0s, findTalos, findNerdctl,
-		findPodman, findNomad,
-	} {
+	for _, look := range append(looks, findNerdctl, findPodman, findNomad) {
 		r, err := look(root)
 		if r != nil && ask(r, root) {
 			err = nil

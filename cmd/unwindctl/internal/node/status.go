@@ -24,14 +24,8 @@ func (r *Runtime) ask(root string) bool {
 	if r.Socket == "" {
 		return false
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), criTimeout)
-	defer cancel()
-	conn, err := dial(filepath.Join(root, socketPath(r.Socket)))
-	if err != nil {
-		return false
-	}
-	defer conn.Close()
-	answer, err := cri.NewRuntimeServiceClient(conn).Status(ctx, &cri.StatusRequest{Verbose: true})
+	answer, err := call(context.Background(), filepath.Join(root, socketPath(r.Socket)), criTimeout,
+		&cri.StatusRequest{Verbose: true}, cri.RuntimeServiceClient.Status)
 	if err != nil {
 		return false
 	}
