@@ -12,9 +12,7 @@ import (
 	"time"
 
 	"cni-unwind/cmd/internal/term"
-	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/install"
-	"cni-unwind/cmd/unwindctl/internal/metrics"
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/plugin/netconf"
 )
@@ -94,7 +92,8 @@ func (a *agent) run(ctx context.Context) error {
 	}
 	a.reconciling.beat()
 	a.sweeping.beat()
-	keeper, found := a.reconciler(setup, paths), func() status { return status{} }
+	keeper := &reconciler{agent: a, Setup: setup, paths: paths}
+	found := func() status { return status{} }
 	if !a.NoInstall {
 		found = keeper.status
 		if err := a.switchOff(setup); err != nil {
@@ -102,7 +101,7 @@ func (a *agent) run(ctx context.Context) error {
 		}
 	}
 	if a.Listen != "" {
-		stop, err := a.server(setup, found).serve(ctx, a.Listen)
+		stop, err := (&server{agent: a, setup: setup, found: found}).serve(ctx)
 		if err != nil {
 			return err
 		}
@@ -123,15 +122,6 @@ func (a *agent) run(ctx context.Context) error {
 	return nil
 }
 
-func (a *agent) reconciler(setup install.Setup, paths node.Runtime) *reconciler {
-	return &reconciler{
-		Setup: setup, paths: paths, conf: a.Conf, programDir: a.ProgramDir,
-		downgrade: a.Downgrade, interval: a.Interval, log: a.log, find: a.find,
-		heartbeat: &a.reconciling,
-		stateDir:  func() string { return a.journalDir(setup) },
-	}
-}
-
 // switchOff switches unwind off if this agent runs with --off, and on again if an earlier agent
 // did. If somebody else has switched unwind off, it stays off.
 func (a *agent) switchOff(setup install.Setup) error {
@@ -148,13 +138,9 @@ func (a *agent) switchOff(setup install.Setup) error {
 }
 
 func (a *agent) sweepEach(ctx context.Context, setup install.Setup, paths node.Runtime) {
-	s := &sweeper{
-		log: a.log, stderr: a.sweeps, observe: a.Observe, heartbeat: &a.sweeping,
-		cri:     a.CRI,
-		sockets: paths.CRISockets(),
-	}
+	s := &sweeper{agent: a, sockets: paths.CRISockets()}
 	for ctx.Err() == nil {
-		s.heartbeat.beat()
+		a.sweeping.beat()
 		s.sweep(ctx, setup.ConfDir, a.journalDir(setup))
 		select {
 		case <-ctx.Done():
@@ -176,18 +162,4 @@ func (a *agent) journalDir(setup install.Setup) string {
 		a.stateDir = c.Unwind.StateDir
 	}
 	return cmp.Or(a.stateDir, netconf.DefaultStateDir)
-}
-
-func (a *agent) server(setup install.Setup, found func() status) *server {
-	loops := map[string]*heartbeat{"sweeping": &a.sweeping}
-	if !a.NoInstall {
-		loops["reconciling the installation"] = &a.reconciling
-	}
-	return &server{log: a.log, interval: a.Interval, loops: loops, found: found,
-		metrics: func() metrics.Source {
-			at, is := node.Directories{ConfDir: setup.ConfDir, StateDir: a.journalDir(setup)}, found()
-			return metrics.Source{Version: a.Version, Scope: inspect.Scope{Directories: at},
-				Stderr: io.Discard, InUse: is.Reason, Plugin: is.plugin, Process: true,
-				Events: a.events.counted()}
-		}}
 }

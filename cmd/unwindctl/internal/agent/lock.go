@@ -20,7 +20,7 @@ const lockEach = 500 * time.Millisecond
 // If the lock file was removed or the state directory has changed, alone takes the lock again, so
 // that further agents wait.
 func (r *reconciler) alone() bool {
-	store := &journal.Store{Dir: r.stateDir()}
+	store := &journal.Store{Dir: r.journalDir(r.Setup)}
 	if r.lock != nil && r.lock.Path() == store.AgentLockPath() {
 		if r.lock.InPlace() {
 			return true
