@@ -24,8 +24,8 @@ func completeNames(at *node.Directories, history bool) cobra.CompletionFunc {
 		if len(args) > 0 {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		c := complete(cmd, *at, history)
-		return beginning(begun, c.Attachments, c.Pods, c.Addresses), cobra.ShellCompDirectiveNoFileComp
+		names, _ := complete(cmd, *at, history)
+		return beginning(begun, names), cobra.ShellCompDirectiveNoFileComp
 	}
 }
 
@@ -36,21 +36,20 @@ func completeSockets(
 	sockets := slices.DeleteFunc(slices.Clone(node.CRISockets), func(path string) bool {
 		return !durable.Exists(path)
 	})
-	return beginning(begun, []string{"auto"}, sockets), cobra.ShellCompDirectiveDefault
+	return beginning(begun, append(sockets, "auto")), cobra.ShellCompDirectiveDefault
 }
 
-func complete(cmd *cobra.Command, at node.Directories, history bool) inspect.Completions {
+func complete(cmd *cobra.Command, at node.Directories, history bool) (args, networks []string) {
 	if at.Resolve() != nil {
-		return inspect.Completions{}
+		return nil, nil
 	}
 	return inspect.Complete(cmd.Context(), at.StateDir, history)
 }
 
 // beginning returns the texts with a prefix, sorted and without duplicates.
-func beginning(prefix string, texts ...[]string) []string {
-	all := slices.DeleteFunc(slices.Concat(texts...), func(text string) bool {
+func beginning(prefix string, texts []string) []string {
+	slices.Sort(texts)
+	return slices.DeleteFunc(slices.Compact(texts), func(text string) bool {
 		return !strings.HasPrefix(text, prefix)
 	})
-	slices.Sort(all)
-	return slices.Compact(all)
 }

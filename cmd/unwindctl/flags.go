@@ -24,7 +24,8 @@ func addNetworkFlag(cmd *cobra.Command, at *node.Directories, network *string, h
 	cmd.Flags().StringVar(network, "network", "", help)
 	_ = cmd.RegisterFlagCompletionFunc("network",
 		func(cmd *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
-			return beginning(begun, complete(cmd, *at, true).Networks), cobra.ShellCompDirectiveNoFileComp
+			_, networks := complete(cmd, *at, true)
+			return beginning(begun, networks), cobra.ShellCompDirectiveNoFileComp
 		})
 }
 

@@ -59,11 +59,12 @@ func historyCommand() *cobra.Command {
 		},
 		ValidArgsFunction: completeNames(&flags.Directories, true),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			events, err := inspect.ReadHistory(cmd.Context(), flags.StateDir)
+			store := &journal.Store{Dir: flags.StateDir}
+			s, err := inspect.ReadSnapshot(cmd.Context(), store, nil)
 			if err != nil {
 				return err
 			}
-			events = slices.DeleteFunc(events, func(e journal.Event) bool {
+			events := slices.DeleteFunc(s.Events, func(e journal.Event) bool {
 				return !flags.match(e, args)
 			})
 			if flags.last > 0 && len(events) > flags.last {

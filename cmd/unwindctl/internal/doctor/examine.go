@@ -4,6 +4,7 @@ import (
 	"context"
 	"path/filepath"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/node"
@@ -32,7 +33,7 @@ func Examine(ctx context.Context, o Options) *Report {
 	}
 	e.multus(ctx, r)
 	scope := inspect.Scope{Directories: node.Directories{ConfDir: r.ConfDir, StateDir: e.StateDir}}
-	found := inspect.Look(ctx, e.Stderr, scope)
+	found := inspect.Look(ctx, term.Streams{Err: e.Stderr}, scope)
 	if e.directory() {
 		e.journal(ctx, found)
 	}

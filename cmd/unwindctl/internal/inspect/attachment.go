@@ -2,8 +2,6 @@
 package inspect
 
 import (
-	"context"
-	"errors"
 	"net/netip"
 	"time"
 
@@ -74,30 +72,6 @@ func podName(p *journal.Pod) string {
 		return term.OneLine(p.Name)
 	}
 	return term.OneLine(p.Namespace + "/" + p.Name)
-}
-
-// ReadJournal returns the entries of the journal. It leaves out damaged entries, and the error
-// names them.
-func ReadJournal(ctx context.Context, store *journal.Store) (attachments []Attachment, err error) {
-	var damaged []error
-	err = store.View(ctx, func(tx *journal.Tx) (err error) {
-		attachments, damaged, err = readEntries(tx)
-		return err
-	})
-	return attachments, errors.Join(append(damaged, err)...)
-}
-
-func readEntries(tx *journal.Tx) (attachments []Attachment, damaged []error, err error) {
-	attachments = []Attachment{}
-	err = tx.All(func(e *journal.Entry, err error) error {
-		if err != nil {
-			damaged = append(damaged, err)
-			return nil
-		}
-		attachments = append(attachments, describe(e))
-		return nil
-	})
-	return attachments, damaged, err
 }
 
 func describe(e *journal.Entry) Attachment {

@@ -11,14 +11,10 @@ import (
 // completeTime bounds the time of a shell completion.
 const completeTime = time.Second
 
-// Completions are what a shell may complete, with duplicates.
-type Completions struct {
-	Attachments, Pods, Addresses, Networks []string
-}
-
-// Complete returns the names in the journal, and with history also those in the history. It leaves
-// out what it cannot read in completeTime.
-func Complete(ctx context.Context, stateDir string, history bool) (c Completions) {
+// Complete returns what a shell may complete, with duplicates: the arguments that name an attachment
+// and the networks in the journal, and with history also those in the history. It leaves out what it
+// cannot read in completeTime.
+func Complete(ctx context.Context, stateDir string, history bool) (args, networks []string) {
 	ctx, cancel := context.WithTimeout(ctx, completeTime)
 	defer cancel()
 	s, _ := ReadSnapshot(ctx, &journal.Store{Dir: stateDir}, nil)
@@ -27,14 +23,14 @@ func Complete(ctx context.Context, stateDir string, history bool) (c Completions
 		attachments = append(attachments, attachmentsOf(s.Events)...)
 	}
 	for _, a := range attachments {
-		c.Networks = append(c.Networks, a.Network)
+		networks = append(networks, a.Network)
 		if a.ContainerID != "" {
-			c.Attachments = append(c.Attachments, a.Key().String())
+			args = append(args, a.Key().String())
 		}
 		if pod := podName(a.Pod); pod != "-" {
-			c.Pods = append(c.Pods, pod)
+			args = append(args, pod)
 		}
-		c.Addresses = append(c.Addresses, term.Addresses(a.Addresses)...)
+		args = append(args, term.Addresses(a.Addresses)...)
 	}
-	return c
+	return args, networks
 }

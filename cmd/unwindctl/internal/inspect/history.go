@@ -1,7 +1,6 @@
 package inspect
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"slices"
@@ -30,18 +29,6 @@ func attachmentsOf(events []journal.Event) (attachments []Attachment) {
 func lastOf(events []journal.Event, arg string, n int) []journal.Event {
 	events = slices.DeleteFunc(events, func(e journal.Event) bool { return !About(e, arg) })
 	return events[max(0, len(events)-n):]
-}
-
-// ReadHistory returns the events in the journal, the oldest first.
-func ReadHistory(ctx context.Context, stateDir string) (events []journal.Event, err error) {
-	err = (&journal.Store{Dir: stateDir}).View(ctx, func(tx *journal.Tx) error {
-		events = nil
-		return tx.History(func(e journal.Event) error {
-			events = append(events, e)
-			return nil
-		})
-	})
-	return events, err
 }
 
 // PrintHistory prints a table of events, or the names of their attachments.

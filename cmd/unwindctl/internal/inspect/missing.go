@@ -24,8 +24,8 @@ func explainNothing(ctx context.Context, out io.Writer, arg string, of Scope,
 	if address, err := netip.ParseAddr(arg); err == nil {
 		explainAddress(&text, address.Unmap(), of)
 	}
-	events, err := ReadHistory(ctx, of.StateDir)
-	for _, e := range lastOf(events, arg, 3) {
+	s, err := ReadSnapshot(ctx, &journal.Store{Dir: of.StateDir}, nil)
+	for _, e := range lastOf(s.Events, arg, 3) {
 		text.WriteString(eventSentence(e))
 	}
 	if text.Len() == 0 {

@@ -73,20 +73,16 @@ type Node struct {
 	SweepErr error                   // there may be findings nevertheless
 	Guard    *sweep.MassReleaseError // a sweep would keep what seems dead; nil if not
 	Pools    []*Pool
-	PoolErr  error  // of those that are not among the pools
+	PoolErr  error  // of those that are not among the pools, and of the list of pods
 	sweep    string // the command with which a sweep gets the same list
 }
 
-// Look judges every attachment as a sweep would, without a list of pods, and reads the pools. It is
-// read-only.
-func Look(ctx context.Context, stderr io.Writer, of Scope) *Node {
-	return look(ctx, stderr, of, nil)
-}
-
-func look(ctx context.Context, stderr io.Writer, of Scope, list *alive.List) *Node {
+// Look judges every attachment as a sweep would, and reads the pools. It is read-only.
+func Look(ctx context.Context, from term.Streams, of Scope) *Node {
+	list, listErr := of.List(ctx, from.In)
 	found, err := of.Pools()
 	n := &Node{Pools: []*Pool{}}
-	n.Findings, n.SweepErr = Plugin(stderr).Sweep(ctx, of.StateDir,
+	n.Findings, n.SweepErr = Plugin(from.Err).Sweep(ctx, of.StateDir,
 		sweep.Job{Network: of.Network, List: list, Pools: found, Cache: true, DryRun: true})
 	n.sweep = "unwindctl sweep" + of.ListFlags()
 	if errors.As(n.SweepErr, &n.Guard) { // it is said of each
@@ -100,7 +96,7 @@ func look(ctx context.Context, stderr io.Writer, of Scope, list *alive.List) *No
 			n.Pools = append(n.Pools, p)
 		}
 	}
-	n.PoolErr = errors.Join(errs...)
+	n.PoolErr = errors.Join(append(errs, listErr)...)
 	return n
 }
 
@@ -108,12 +104,11 @@ func look(ctx context.Context, stderr io.Writer, of Scope, list *alive.List) *No
 // names the pools that cannot be read; ReadPools still returns the others. Without permission to
 // read the journal it returns none, because all owners would be unknown.
 func ReadPools(ctx context.Context, from term.Streams, of Scope) ([]*Pool, error) {
-	list, listErr := of.List(ctx, from.In)
-	n := look(ctx, from.Err, of, list)
+	n := Look(ctx, from, of)
 	if n.Findings == nil && errors.Is(n.SweepErr, fs.ErrPermission) {
 		n.Pools = nil
 	}
-	return n.Pools, errors.Join(n.PoolErr, listErr, n.SweepErr)
+	return n.Pools, errors.Join(n.PoolErr, n.SweepErr)
 }
 
 // readPool reads a pool. It returns one with an error if the ranges of the chain, or a part of the

@@ -38,13 +38,21 @@ func ReadSnapshot(
 	ctx context.Context, store *journal.Store, check func(*journal.Tx) error,
 ) (*Snapshot, error) {
 	s := &Snapshot{}
-	err := store.View(ctx, func(tx *journal.Tx) (err error) {
+	err := store.View(ctx, func(tx *journal.Tx) error {
 		*s = Snapshot{}
 		var checkErr error
 		if check != nil {
 			checkErr = check(tx)
 		}
-		s.Attachments, s.Damaged, err = readEntries(tx)
+		s.Attachments = []Attachment{}
+		err := tx.All(func(e *journal.Entry, err error) error {
+			if err != nil {
+				s.Damaged = append(s.Damaged, err)
+				return nil
+			}
+			s.Attachments = append(s.Attachments, describe(e))
+			return nil
+		})
 		historyErr := tx.History(func(e journal.Event) error {
 			s.Events = append(s.Events, e)
 			return nil
@@ -56,4 +64,11 @@ func ReadSnapshot(
 		return errors.Join(checkErr, err, historyErr, countersErr)
 	})
 	return s, err
+}
+
+// ReadJournal returns the entries of the journal. It leaves out damaged entries, and the error
+// names them.
+func ReadJournal(ctx context.Context, store *journal.Store) ([]Attachment, error) {
+	s, err := ReadSnapshot(ctx, store, nil)
+	return s.Attachments, errors.Join(append(s.Damaged, err)...)
 }
