@@ -155,11 +155,9 @@ func (a *agent) journalDir(setup install.Setup) string {
 	if setup.StateDir != "" {
 		return setup.StateDir
 	}
-	c, _ := netconf.ReadConflist(setup.Path())
+	named := setup.Entry().StateDir
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if c != nil && c.Unwind != nil {
-		a.stateDir = c.Unwind.StateDir
-	}
-	return cmp.Or(a.stateDir, netconf.DefaultStateDir)
+	a.stateDir = cmp.Or(named, a.stateDir, netconf.DefaultStateDir)
+	return a.stateDir
 }

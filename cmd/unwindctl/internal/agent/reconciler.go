@@ -149,7 +149,7 @@ func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 	if err := r.recordRemoval(); err != nil {
 		return r.report(ctx, err)
 	}
-	r.remember(install.ChainFile(r.Path()))
+	r.remember(r.Entry().ChainFile)
 	if o := r.Obstacle(r.journalDir(r.Setup)); o != nil {
 		r.removeConflist(o)
 		return r.report(ctx, o)
@@ -246,7 +246,7 @@ func (r *reconciler) remember(named string) {
 // if that is not what the runtime would take without us, so that the plan begins with that. A file
 // that is away is waited for, and one of another directory was chosen.
 func (r *reconciler) provider() string {
-	named := install.ChainFile(r.Path())
+	named := r.Entry().ChainFile
 	switch first := r.Without(r.paths); {
 	case r.Conf != "":
 		return r.Conf

@@ -92,7 +92,7 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 	if ours != nil {
 		own.File = filepath.Base(ours.Path)
 	}
-	if c := own.CiliumCopy(); c != nil && !c.OfOurs() && !c.Chosen(own.Path()) {
+	if c := own.CiliumCopy(); c != nil && !c.OfOurs() && !c.Chosen(own) {
 		e.add("network", Warning, inspect.HintFor(c.Obstacle()), "%v", c.Obstacle())
 	}
 	if ours == nil {

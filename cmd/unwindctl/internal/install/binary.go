@@ -16,6 +16,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/mod/semver"
+
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
@@ -88,6 +90,38 @@ func AskVersion(ctx context.Context, path string) (about string, versions []stri
 	_, words, _ := run() // some releases of skel call it an error
 	about, _, _ = strings.Cut(strings.TrimSpace(words.String()), "\n")
 	return about, version.Versions, nil
+}
+
+// versionOf returns the version in what a plugin says of itself, "" if it is not unwind.
+func versionOf(about string) string {
+	_, rest, _ := strings.Cut(about, "CNI plugin "+netconf.Name+" ")
+	version, _, _ := strings.Cut(rest, ":")
+	return version
+}
+
+// PluginVersion returns the version of the plugin that is installed, "" if there is none that says.
+func (s Setup) PluginVersion(ctx context.Context) string {
+	about, _, _ := AskVersion(ctx, s.plugin())
+	return versionOf(about)
+}
+
+// KeepsInstalled returns the reason why an agent keeps the installed plugin, of version theirs, or
+// "" if it may replace it. An agent does not replace a newer plugin; semantic versioning orders
+// releases, pre-releases and the pseudo-versions of untagged builds. A plugin that does not run, or
+// is not unwind, has no version and is replaced.
+func (s Setup) KeepsInstalled(theirs, about string) (why string) {
+	own := versionOf(about)
+	switch {
+	case theirs == "" || theirs == own:
+		return ""
+	case !semver.IsValid(theirs) || !semver.IsValid(own): // such as dev
+		return fmt.Sprintf("%s (%s) and this agent's (%s) cannot be compared; --allow-downgrade or "+
+			"unwindctl install replaces it", s.plugin(), theirs, own)
+	case semver.Compare(theirs, own) > 0:
+		return fmt.Sprintf("%s (%s) is newer than this agent's (%s): --allow-downgrade replaces it",
+			s.plugin(), theirs, own)
+	}
+	return ""
 }
 
 // plugin returns the path at which the runtime finds the plugin.

@@ -56,9 +56,9 @@ func (s Setup) CiliumCopy() *Copy {
 // OfOurs reports whether cilium has copied our file: unwind is in it, where it may call itself.
 func (c *Copy) OfOurs() bool { return ours(c.file) }
 
-// Chosen reports whether our file at a path names cilium's as its chain, which install does only if
-// --conf says so.
-func (c *Copy) Chosen(own string) bool { return !c.OfOurs() && ChainFile(own) == c.file.Path }
+// Chosen reports whether our file names cilium's as its chain, which install does only if --conf
+// says so.
+func (c *Copy) Chosen(by Setup) bool { return !c.OfOurs() && by.Entry().ChainFile == c.file.Path }
 
 // Obstacle returns the reason to refuse an install, with a remedy.
 func (c *Copy) Obstacle() *Obstacle {

@@ -47,7 +47,8 @@ func EnterHost(ctx context.Context, inChild bool) error {
 			"with hostPID: true")
 	}
 	if same("/proc/1/ns/mnt", "/proc/self/ns/mnt") && same("/proc/1/ns/net", "/proc/self/ns/net") {
-		return keepOpenFile() // this is the host, or it was entered already
+		keepOpenFile()
+		return nil // this is the host, or it was entered already
 	}
 	theirs, err := open("/proc/1/ns/mnt", "/proc/1/ns/net")
 	if err != nil {
@@ -139,12 +140,11 @@ const openFiles = "/proc/self/fd/"
 
 // keepOpenFile closes the open file that binaryEnv names, if it names one, in the programs that
 // this one starts.
-func keepOpenFile() error {
+func keepOpenFile() {
 	number, is := strings.CutPrefix(os.Getenv(binaryEnv), openFiles)
 	if fd, err := strconv.Atoi(number); is && err == nil {
 		unix.CloseOnExec(fd)
 	}
-	return nil
 }
 
 // open opens files that are closed in the programs that this one executes.

@@ -87,24 +87,17 @@ func names(data []byte, own string) bool {
 	return in(value)
 }
 
-// ChainFile returns the provider's file that our conflist at a path names, or "".
-func ChainFile(path string) string {
-	c, err := netconf.ReadConflist(path)
-	if c == nil || err != nil || c.Unwind == nil {
-		return ""
+// Entry returns unwind's entry in our file, or an empty one.
+func (s Setup) Entry() netconf.Conf {
+	if c, _ := netconf.ReadConflist(s.Path()); c != nil && c.Unwind != nil {
+		return *c.Unwind
 	}
-	return c.Unwind.ChainFile
+	return netconf.Conf{}
 }
 
 // stateDir returns the state directory: the given one, else the one that our conflist names.
 func (s Setup) stateDir() string {
-	if s.StateDir != "" {
-		return s.StateDir
-	}
-	if c, _ := netconf.ReadConflist(s.Path()); c != nil && c.Unwind != nil {
-		return c.Unwind.StateDir
-	}
-	return netconf.DefaultStateDir
+	return cmp.Or(s.StateDir, s.Entry().StateDir, netconf.DefaultStateDir)
 }
 
 // Plan is the planned state of our file.

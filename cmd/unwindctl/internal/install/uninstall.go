@@ -140,9 +140,9 @@ func (s Setup) removeBinary(ctx context.Context, cacheDir, stateDir string, done
 		return nil
 	}
 	conflists, err := s.naming()
-	known, knownErr := containersOf(ctx, stateDir)
-	cached, cacheErr := cachedNaming(filepath.Join(cacheDir, "results"), known)
-	if err = errors.Join(err, knownErr, cacheErr); err != nil {
+	attachments, readErr := inspect.ReadJournal(ctx, &journal.Store{Dir: stateDir})
+	cached, cacheErr := cachedNaming(filepath.Join(cacheDir, "results"), attachments)
+	if err = errors.Join(err, readErr, cacheErr); err != nil {
 		done.add("kept", "%s (unknown whether it is still in use)", path)
 		return err
 	}
@@ -181,7 +181,7 @@ func (s Setup) naming() ([]string, error) {
 // cachedNaming returns how many attachments libcni has cached with a configuration that names
 // unwind (cni libcni/api.go cachedInfo). CRI-O gives a DEL that configuration (ocicni
 // pkg/ocicni/ocicni.go loadNetworkFromCache).
-func cachedNaming(dir string, known map[string]bool) (int, error) {
+func cachedNaming(dir string, attachments []inspect.Attachment) (int, error) {
 	files, err := os.ReadDir(dir)
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -208,21 +208,13 @@ func cachedNaming(dir string, known map[string]bool) (int, error) {
 		// An attachment without a namespace and without an entry in the journal was swept: the
 		// runtime has forgotten it.
 		if _, err := os.Stat(cached.NetNS); cached.NetNS == "" || err == nil ||
-			known[cached.ContainerID] {
+			slices.ContainsFunc(attachments, func(a inspect.Attachment) bool {
+				return a.ContainerID == cached.ContainerID
+			}) {
 			count++
 		}
 	}
 	return count, nil
-}
-
-// containersOf returns the IDs of the containers that the journal has.
-func containersOf(ctx context.Context, stateDir string) (map[string]bool, error) {
-	attachments, err := inspect.ReadJournal(ctx, &journal.Store{Dir: stateDir})
-	known := map[string]bool{}
-	for _, a := range attachments {
-		known[a.ContainerID] = true
-	}
-	return known, err
 }
 
 // describeJournal returns a sentence about the content of the journal.
@@ -235,7 +227,7 @@ func describeJournal(ctx context.Context, stateDir string) string {
 	}
 	pending := 0
 	for _, a := range attachments {
-		if a.State == journal.Unwinding || a.State == journal.Removing {
+		if a.PendingDEL() {
 			pending++
 		}
 	}
@@ -252,4 +244,40 @@ func stateDirFlag(stateDir string) string {
 		return ""
 	}
 	return " --state-dir " + stateDir
+}
+
+// checkPurge returns an error if the state directory is still needed by attachments, or for the
+// off-switch of a running agent.
+func checkPurge(ctx context.Context, stateDir string) error {
+	store := &journal.Store{Dir: stateDir}
+	if pid := store.AgentProcess(); pid != "" {
+		return term.WithHint("stop it first; uninstall without --purge leaves unwind switched off "+
+			"while it runs",
+			"--purge: nothing was changed: an agent is running (process %s) and would install again", pid)
+	}
+	attachments, err := inspect.ReadJournal(ctx, store)
+	if err != nil {
+		return fmt.Errorf("--purge: nothing was changed: %w", err)
+	}
+	if len(attachments) > 0 {
+		return term.WithHint("run uninstall without --purge, and again with it once unwindctl list is "+
+			"empty; unwindctl sweep releases dead attachments",
+			"--purge: nothing was changed: the journal in %s has %s, which nothing would release",
+			stateDir, term.Attachments(len(attachments)))
+	}
+	return nil
+}
+
+// purge removes unwind's files in the state directory, and the directory if it is then empty. It
+// does not follow links.
+func purge(stateDir string) error {
+	files, err := filepath.Glob(filepath.Join(stateDir, "journal.*"))
+	for _, path := range append(files, filepath.Join(stateDir, "locks"),
+		filepath.Join(stateDir, journal.AgentLockName), filepath.Join(stateDir, OffName)) {
+		err = errors.Join(err, os.RemoveAll(path))
+	}
+	if removeErr := os.Remove(stateDir); removeErr != nil && !errors.Is(removeErr, fs.ErrNotExist) {
+		err = errors.Join(err, removeErr)
+	}
+	return err
 }
