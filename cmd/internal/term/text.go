@@ -88,14 +88,6 @@ func Plural(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// ErrorText returns the text of an error, or "" for nil.
-func ErrorText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
-}
-
 // Because returns a reason as the end of a sentence, or "" without one.
 func Because(reason string) string {
 	if reason == "" {

@@ -1,6 +1,7 @@
 package install
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -21,54 +22,45 @@ func (p Target) Find(root string) (node.Runtime, error) {
 		return node.Runtime{}, term.Usage("--file %q is not the name of a .json or .conflist file",
 			p.File)
 	}
-	found, err := node.Find(root)
-	if p.given() {
-		return p.givenDirs(found, root)
-	}
-	if err != nil {
+	confDir, confErr := absolute(p.ConfDir)
+	binDir, binErr := absolute(p.BinDir)
+	if err := errors.Join(confErr, binErr); err != nil {
 		return node.Runtime{}, err
 	}
-	r, err := node.Choose(found, p.Runtime)
-	if err != nil || p.ConfDir == "" && p.BinDir == "" {
-		return r, err
+	r := node.Runtime{MaxConfs: 1}
+	found, err := node.Find(root)
+	at := slices.IndexFunc(found, func(r node.Runtime) bool { return r.ConfDir == confDir })
+	switch {
+	case p.given() && at >= 0: // that runtime, with its problems
+		r = found[at]
+		r.Problems = nil
+		r.Check(root)
+	case p.given():
+	case err != nil:
+		return node.Runtime{}, err
+	default:
+		if r, err = node.Choose(found, p.Runtime); err != nil {
+			return r, err
+		}
 	}
-	if p.ConfDir != "" {
-		r.ConfDir, err = filepath.Abs(p.ConfDir)
-	} else {
-		r.BinDirs, err = p.binDirs(r)
+	r.ConfDir = cmp.Or(confDir, r.ConfDir)
+	if binDir != "" { // the others come after it
+		r.BinDirs = append([]string{binDir}, slices.DeleteFunc(slices.Clone(r.BinDirs),
+			func(dir string) bool { return dir == binDir })...)
 	}
-	return r, err
+	return r, nil
 }
 
-// binDirs returns the given directory of plugins, and after it the others of a runtime.
-func (p Target) binDirs(r node.Runtime) ([]string, error) {
-	given, err := filepath.Abs(p.BinDir)
-	others := slices.DeleteFunc(slices.Clone(r.BinDirs), func(dir string) bool {
-		return dir == given
-	})
-	return append([]string{given}, others...), err
+// absolute returns an absolute path, or "" for "".
+func absolute(path string) (string, error) {
+	if path == "" {
+		return "", nil
+	}
+	return filepath.Abs(path)
 }
 
 // given reports whether the directories need no configuration of a runtime.
 func (p Target) given() bool { return p.ConfDir != "" && p.BinDir != "" && p.Runtime == "" }
-
-// givenDirs returns the directories as given. If a runtime has its conflists there, it returns that
-// runtime with its problems.
-func (p Target) givenDirs(found []node.Runtime, root string) (node.Runtime, error) {
-	confDir, err := filepath.Abs(p.ConfDir)
-	r := node.Runtime{MaxConfs: 1}
-	if i := slices.IndexFunc(found, func(r node.Runtime) bool {
-		return r.ConfDir == confDir
-	}); i >= 0 {
-		r = found[i]
-		r.Problems = nil
-		r.Check(root)
-	}
-	var binErr error
-	r.ConfDir = confDir
-	r.BinDirs, binErr = p.binDirs(r)
-	return r, errors.Join(err, binErr)
-}
 
 // again returns the flags for another command to select the same target.
 func (p Target) again(r node.Runtime) string {

@@ -47,14 +47,15 @@ func find(root string, ask func(*Runtime, string) bool) ([]Runtime, error) {
 // Choose returns the runtime of that name, or the only one. Several that share their directories
 // count as one.
 func Choose(found []Runtime, name string) (Runtime, error) {
-	if name != "" {
-		for _, r := range found {
-			if r.Name == name {
-				return r, nil
-			}
+	var names []string
+	for _, r := range found {
+		if names = append(names, r.Name); r.Name == name {
+			return r, nil
 		}
+	}
+	if name != "" {
 		return Runtime{}, term.Usage("runtime %q is not on this machine; found: %s", name,
-			term.OrDash(namesOf(found)))
+			term.Join(names))
 	}
 	if len(found) == 0 {
 		return Runtime{ConfDir: DefaultConfDir, BinDirs: []string{DefaultBinDir}, MaxConfs: 1}, nil
@@ -70,14 +71,6 @@ func Choose(found []Runtime, name string) (Runtime, error) {
 		one.Notes = append(slices.Clone(one.Notes), r.Notes...)
 	}
 	return one, nil
-}
-
-func namesOf(found []Runtime) string {
-	var names []string
-	for _, r := range found {
-		names = append(names, r.Name)
-	}
-	return strings.Join(names, ", ")
 }
 
 // severalError returns the error for several runtimes, one of which must be chosen.
