@@ -9,7 +9,7 @@
 //	kubectl.go  runs kubectl with limits
 //	agents.go   finds the nodes, and the pod to ask on each
 //	exec.go     runs a command in an agent's pod through kubectl proxy
-//	ask.go      asks all nodes; progress.go counts them on a terminal
+//	ask.go      asks all nodes, and counts them on a terminal
 //	view.go     prints a table of the answers, the worst first
 //	item.go     the rows of a list that unwindctl prints
 //

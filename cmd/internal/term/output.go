@@ -225,3 +225,9 @@ func (s *screen) Write(p []byte) (int, error) {
 	}
 	return s.out.Write(p)
 }
+
+// Streams are the standard input, output and error output of a command.
+type Streams struct {
+	In       io.Reader
+	Out, Err io.Writer
+}

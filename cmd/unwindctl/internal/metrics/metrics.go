@@ -6,6 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -14,6 +17,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 
 	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/journal"
@@ -204,6 +208,30 @@ func (c *collection) collectPools(ctx context.Context) error {
 	}
 	if err != nil {
 		return fmt.Errorf("pools: %w", err)
+	}
+	return nil
+}
+
+// WriteTextfile writes a file atomically. It follows links and replaces only regular files, not
+// devices.
+func WriteTextfile(path string, text io.Reader) error {
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		path = real
+	}
+	info, err := os.Stat(path)
+	switch {
+	case err == nil && !info.Mode().IsRegular():
+		return term.Usage("--textfile %s is not a file", path)
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("--textfile: %w", err)
+	}
+	if err == nil {
+		err = durable.ReplaceLike(path, text, info)
+	} else {
+		err = durable.Replace(path, text, 0o644)
+	}
+	if err != nil {
+		return fmt.Errorf("--textfile %s: %w", path, err)
 	}
 	return nil
 }
