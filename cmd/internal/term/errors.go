@@ -50,9 +50,6 @@ type Coded struct {
 
 func (c Coded) Error() string { return c.Text }
 
-// ExitCode returns the code.
-func (c Coded) ExitCode() int { return c.Code }
-
 // The exit codes of both programs. doctor has two more.
 const (
 	ExitError       = 1 // something failed, was not found, or remains to be done
@@ -123,14 +120,14 @@ func printError(root *cobra.Command, err error, hint string) {
 
 func exitCode(ctx context.Context, err error) int {
 	var usage UsageError
-	var coded interface{ ExitCode() int }
+	var coded Coded
 	switch {
 	case err == nil:
 		return 0
 	case errors.As(err, &usage):
 		return ExitUsage
 	case errors.As(err, &coded):
-		return coded.ExitCode()
+		return coded.Code
 	case ctx.Err() != nil:
 		return ExitInterrupted
 	}

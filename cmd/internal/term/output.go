@@ -138,11 +138,16 @@ func toYAML(data []byte) ([]byte, error) {
 	if err := dec.Decode(&value); err != nil {
 		return nil, err
 	}
+	return EncodeYAML(yamlOf(value))
+}
+
+// EncodeYAML returns the text of a YAML document, laid out as kubectl does.
+func EncodeYAML(value any) ([]byte, error) {
 	var text bytes.Buffer
 	enc := yaml.NewEncoder(&text)
 	enc.SetIndent(2)
-	enc.CompactSeqIndent() // as kubectl
-	err := enc.Encode(yamlOf(value))
+	enc.CompactSeqIndent()
+	err := errors.Join(enc.Encode(value), enc.Close())
 	return text.Bytes(), err
 }
 

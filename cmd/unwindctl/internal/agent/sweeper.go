@@ -24,32 +24,19 @@ type sweeper struct {
 // list asks the runtime for its pods. It returns nil without a list, which differs from an empty
 // list: attachments are then judged without one.
 func (s *sweeper) list(ctx context.Context) *alive.List {
-	var list *alive.List
-	var err error
-	if s.CRI == "auto" {
-		list, err = node.FindPodSandboxes(ctx, s.sockets)
-		if errors.Is(err, node.ErrNoRuntime) {
-			err = nil
-		}
-	} else {
-		list, err = inspect.Scope{CRI: s.CRI}.List(ctx, nil)
+	list, err := inspect.Scope{CRI: s.CRI, Sockets: s.sockets}.List(ctx, nil)
+	none := ""
+	if s.CRI == "auto" && errors.Is(err, node.ErrNoRuntime) {
+		none, err = "none", nil
 	}
 	if ctx.Err() == nil {
 		s.log.warnOnce("cri", "cannot list the runtime's pods", err)
-		s.reportNoRuntime(s.CRI == "auto" && list == nil && err == nil)
+		if s.log.changed("no runtime", none) && none != "" {
+			s.log.Info("no CRI runtime found; judging attachments without a list of pods; set its socket " +
+				"with --cri")
+		}
 	}
 	return list
-}
-
-func (s *sweeper) reportNoRuntime(none bool) {
-	state := ""
-	if none {
-		state = "none"
-	}
-	if s.log.changed("no runtime", state) && none {
-		s.log.Info("no CRI runtime found; judging attachments without a list of pods; set its socket " +
-			"with --cri")
-	}
 }
 
 // sweep releases the dead attachments, or logs what it would release. DELs that run when ctx ends

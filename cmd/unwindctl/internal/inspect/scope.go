@@ -19,8 +19,9 @@ import (
 // flags as given.
 type Scope struct {
 	node.Directories
-	Network    string // "" for all
-	CRI, Valid string // where the list comes from, see list
+	Network    string   // "" for all
+	CRI, Valid string   // where the list comes from, see List
+	Sockets    []string // where --cri auto looks; nil for the known ones
 }
 
 // List returns the list of attachments, or nil without one. An error other than a UsageError means
@@ -30,7 +31,10 @@ func (s Scope) List(ctx context.Context, stdin io.Reader) (*alive.List, error) {
 	case s.CRI != "" && s.Valid != "":
 		return nil, term.Usage("--cri and --valid are mutually exclusive")
 	case s.CRI == "auto":
-		return node.FindPodSandboxes(ctx, node.CRISockets)
+		if s.Sockets == nil {
+			s.Sockets = node.CRISockets
+		}
+		return node.FindPodSandboxes(ctx, s.Sockets)
 	case s.CRI != "" && s.CRI != "none":
 		return node.PodSandboxes(ctx, s.CRI)
 	case s.Valid != "" && s.Network == "":
@@ -40,6 +44,9 @@ func (s Scope) List(ctx context.Context, stdin io.Reader) (*alive.List, error) {
 	}
 	return nil, nil
 }
+
+// asks reports whether the flags ask for a list.
+func (s Scope) asks() bool { return s.Valid != "" || s.CRI != "" && s.CRI != "none" }
 
 // ListFlags returns the flags for the same list, with a leading blank. Without a list it returns
 // the flags that ask the runtime.

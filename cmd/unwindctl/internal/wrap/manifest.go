@@ -78,20 +78,16 @@ func (m *manifest) rewrite(data []byte) ([]byte, error) {
 // encode returns the text of a document, and an error if it would be read as something else: the
 // library cannot read all that it writes.
 func encode(document *yaml.Node) ([]byte, error) {
-	var out bytes.Buffer
-	enc := yaml.NewEncoder(&out)
-	enc.SetIndent(2)
-	enc.CompactSeqIndent() // as kubectl
-	err := errors.Join(enc.Encode(document), enc.Close())
+	out, err := term.EncodeYAML(document)
 	var was, is any
 	if err = errors.Join(err, document.Decode(&was)); err != nil {
 		return nil, err
 	}
-	if yaml.Unmarshal(out.Bytes(), &is) != nil || !reflect.DeepEqual(was, is) {
+	if yaml.Unmarshal(out, &is) != nil || !reflect.DeepEqual(was, is) {
 		return nil, term.WithHint("use JSON: kubectl get -o json",
 			"cannot rewrite this YAML without changing it")
 	}
-	return out.Bytes(), nil
+	return out, nil
 }
 
 // json returns the text of an object with the change.
