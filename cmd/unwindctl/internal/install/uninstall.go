@@ -3,11 +3,11 @@ package install
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,6 +17,7 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/journal"
+	"cni-unwind/plugin/alive"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -182,39 +183,22 @@ func (s Setup) naming() ([]string, error) {
 // unwind (cni libcni/api.go cachedInfo). CRI-O gives a DEL that configuration (ocicni
 // pkg/ocicni/ocicni.go loadNetworkFromCache).
 func cachedNaming(dir string, attachments []inspect.Attachment) (int, error) {
-	files, err := os.ReadDir(dir)
-	if err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			err = nil
-		}
-		return 0, err
-	}
+	// a file that cannot be read counts for nothing, whatever its age
+	node := alive.Node{CacheDir: dir, GracePeriod: math.MaxInt64}
+	files, err := node.Cache()
 	count := 0
 	for _, f := range files {
-		data, err := os.ReadFile(filepath.Join(dir, f.Name()))
-		if errors.Is(err, fs.ErrNotExist) || f.IsDir() {
-			continue
-		} else if err != nil {
-			return 0, err
-		}
-		var cached struct {
-			Config      []byte `json:"config"`
-			ContainerID string `json:"containerId"`
-			NetNS       string `json:"netns"`
-		}
-		if json.Unmarshal(data, &cached) != nil || !names(cached.Config, "") {
-			continue
-		}
 		// An attachment without a namespace and without an entry in the journal was swept: the
 		// runtime has forgotten it.
-		if _, err := os.Stat(cached.NetNS); cached.NetNS == "" || err == nil ||
+		kept := f.NetNS == "" || durable.Exists(f.NetNS) ||
 			slices.ContainsFunc(attachments, func(a inspect.Attachment) bool {
-				return a.ContainerID == cached.ContainerID
-			}) {
+				return a.ContainerID == f.ContainerID
+			})
+		if kept && names(f.Config, "") {
 			count++
 		}
 	}
-	return count, nil
+	return count, err
 }
 
 // describeJournal returns a sentence about the content of the journal.
