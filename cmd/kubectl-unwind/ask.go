@@ -14,7 +14,6 @@ import (
 
 const mostAtOnce = 512
 
-// answer is the outcome of asking a node.
 type answer struct {
 	Node string `json:"node"`
 	Pod  string `json:"pod,omitempty"`
@@ -85,7 +84,6 @@ func (a *answer) ask(ctx context.Context, g *gate, o *options, v *view, args []s
 	}
 }
 
-// read reads an object that unwindctl printed.
 func (v *view) read(data []byte) (report, error) {
 	var object map[string]json.RawMessage
 	var version int
@@ -135,7 +133,6 @@ func newProgress(out io.Writer, all int) *progress {
 	return p
 }
 
-// add counts a node.
 func (p *progress) add() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -18,7 +18,6 @@ const (
 // severities are the severities of unwindctl doctor, the least severe first.
 var severities = []string{"ok", "warning", "error"}
 
-// diagnosis is the result of doctor on a node.
 type diagnosis struct {
 	Plugin string // its version
 	Checks []struct{ What, Severity, Text, Remedy string }

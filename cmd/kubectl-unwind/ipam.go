@@ -104,7 +104,6 @@ func (s set) use() (part float64, percent string) {
 	return float64(used) / float64(*s.Size), fmt.Sprintf("%d%%", 100*used / *s.Size)
 }
 
-// number formats a number of addresses.
 func (s set) number(n *int64) string {
 	switch {
 	case n != nil:

@@ -47,7 +47,6 @@ var cells = map[string]func(*item) string{
 	"WHY":          func(i *item) string { return cmp.Or(i.Why, i.Reason) },
 }
 
-// pending returns the plugins with pending DELs.
 func (i *item) pending() (plugins []string) {
 	for _, s := range i.Steps {
 		if i.State == "unwinding" || i.State == "removing" {

@@ -30,7 +30,6 @@ var version = "dev"
 
 func main() { os.Exit(term.Main(rootCommand(), term.HintOf)) }
 
-// options are the flags of all commands.
 type options struct {
 	kubectl
 	selector string

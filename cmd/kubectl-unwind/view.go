@@ -32,7 +32,6 @@ type view struct {
 	first string
 }
 
-// report is a node's answer.
 type report interface {
 	count() map[string]int // by the words of the view
 	rows(v *view, wide bool) []row
@@ -44,7 +43,6 @@ type row struct {
 	cells  []string
 }
 
-// command returns a command that asks all nodes.
 func (v *view) command(o *options, cmd *cobra.Command) *cobra.Command {
 	v.flags.addTo(cmd.Flags())
 	if v.first != "" {
@@ -73,7 +71,6 @@ func (v *view) command(o *options, cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// outcome returns the error of all answers together.
 func (v *view) outcome(answers []answer) error {
 	worst, failed, found := 0, 0, 0
 	for _, a := range answers {
@@ -104,7 +101,6 @@ func (v *view) outcome(answers []answer) error {
 	return nil
 }
 
-// names returns the names of the columns.
 func (v *view) names(wide bool) []string {
 	if wide && v.wide != nil {
 		return v.wide
@@ -115,7 +111,6 @@ func (v *view) names(wide bool) []string {
 // least is the shortest width of a text on a terminal. -o wide has the full text.
 const least = 12
 
-// print prints a table of the answers and a summary line.
 func (v *view) print(out io.Writer, answers []answer, o *term.Output) error {
 	wide := o.Format == term.Wide
 	names := v.names(wide)
@@ -168,7 +163,6 @@ func (v *view) rows(a *answer, columns int, wide bool) (rows []row) {
 	return rows
 }
 
-// summary returns the counts of all nodes together.
 func (v *view) summary(answers []answer) string {
 	total := map[string]int{}
 	for _, a := range answers {

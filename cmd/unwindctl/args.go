@@ -12,7 +12,6 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/node"
 )
 
-// streams returns the standard streams of a command.
 func streams(cmd *cobra.Command) term.Streams {
 	return term.Streams{In: cmd.InOrStdin(), Out: cmd.OutOrStdout(), Err: cmd.ErrOrStderr()}
 }

@@ -20,7 +20,6 @@ var eventKinds = []string{string(journal.RolledBack), string(journal.Swept),
 	string(journal.Superseded), string(journal.Forgotten), string(journal.Untaken),
 	string(journal.NoOp)}
 
-// historyFlags are the flags of history.
 type historyFlags struct {
 	node.Directories
 	network string
@@ -89,7 +88,6 @@ func historyCommand() *cobra.Command {
 	return cmd
 }
 
-// check returns an error if the command line is invalid.
 func (flags *historyFlags) check(args []string) error {
 	if len(args) == 1 {
 		if _, err := inspect.Find(nil, args[0]); err != nil {

@@ -33,7 +33,6 @@ func offCommand() *cobra.Command {
 	return cmd
 }
 
-// addOffFlags adds the flags of off and uninstall.
 func addOffFlags(cmd *cobra.Command, flags *install.UninstallOptions) {
 	addPlaceFlags(cmd, &flags.Target)
 	cmd.Flags().StringVar(&flags.StateDir, "state-dir", "",

@@ -16,7 +16,6 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// sweepFlags are the flags of sweep.
 type sweepFlags struct {
 	inspect.Scope
 	dryRun, force bool

@@ -16,19 +16,15 @@ import (
 // UsageError is an error in the command line. The command has done nothing.
 type UsageError struct{ error }
 
-// Usage returns a UsageError.
 func Usage(format string, args ...any) error { return UsageError{fmt.Errorf(format, args...)} }
 
-// Hinted is an error with a remedy.
 type Hinted struct {
 	error
 	Hint string
 }
 
-// Unwrap returns the error without its hint.
 func (h *Hinted) Unwrap() error { return h.error }
 
-// WithHint returns an error with a remedy.
 func WithHint(hint, format string, args ...any) error {
 	return &Hinted{fmt.Errorf(format, args...), hint}
 }
@@ -70,7 +66,6 @@ func Program(root *cobra.Command) *cobra.Command {
 	return root
 }
 
-// NoArgs accepts no arguments.
 func NoArgs(cmd *cobra.Command, args []string) error {
 	err := cobra.NoArgs(cmd, args)
 	if err == nil {
@@ -103,7 +98,6 @@ func Main(root *cobra.Command, hint func(error) string) (code int) {
 	return exitCode(ctx, err)
 }
 
-// printError prints an error and its hint.
 func printError(root *cobra.Command, err error, hint string) {
 	if err == nil || err.Error() == "" {
 		return

@@ -70,7 +70,6 @@ func (o *Output) String() string { return string(o.Format) }
 // Type is part of pflag.Value.
 func (*Output) Type() string { return "FORMAT" }
 
-// Set is the flag -o.
 func (o *Output) Set(value string) error {
 	if !slices.Contains(o.allowed, value) {
 		return fmt.Errorf("must be one of %s", strings.Join(o.allowed, ", "))
@@ -130,7 +129,6 @@ func escape(text string, format Format) string {
 	return escaped.String()
 }
 
-// toYAML converts JSON to YAML.
 func toYAML(data []byte) ([]byte, error) {
 	var value any
 	dec := json.NewDecoder(bytes.NewReader(data))
@@ -173,7 +171,6 @@ func yamlOf(value any) any {
 	return value
 }
 
-// watchEach is the interval of --watch.
 const watchEach = 2 * time.Second
 
 // AddWatch adds --watch to a read-only command, and returns the command: it is repeated until it is
@@ -231,7 +228,6 @@ func (s *screen) Write(p []byte) (int, error) {
 	return s.out.Write(p)
 }
 
-// Streams are the standard input, output and error output of a command.
 type Streams struct {
 	In       io.Reader
 	Out, Err io.Writer

@@ -17,7 +17,6 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// Options are the flags of unwindctl run.
 type Options struct {
 	install.Options
 	CRI       string        // the runtime's socket, auto or none

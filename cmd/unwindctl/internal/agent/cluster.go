@@ -21,7 +21,6 @@ import (
 	"cni-unwind/cmd/internal/term"
 )
 
-// apiTimeout bounds one request.
 const apiTimeout = 2 * time.Second
 
 // cluster is the API server, as the service account of a pod reaches it.
@@ -69,7 +68,6 @@ func (c cluster) client() (client *http.Client, token string, err error) {
 	}, strings.TrimSpace(string(secret)), nil
 }
 
-// readStart returns a file, up to a size.
 func readStart(path string, most int64) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {

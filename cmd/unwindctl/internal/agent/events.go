@@ -20,7 +20,6 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// The bounds on Events.
 const (
 	eventsEach  = 10 * time.Second // a look at the journal
 	recent      = 5 * time.Minute  // an older thing is no news
@@ -76,7 +75,6 @@ func newEvents(log *dedupLogger, api cluster, node string) *events {
 		counts: map[string]uint64{"posted": 0, "dropped": 0, "failed": 0}}
 }
 
-// run posts until ctx ends.
 func (e *events) run(ctx context.Context, stateDir func() string) {
 	_, _, err := e.api.client()
 	e.log.warnOnce("events", postingEvents, err)

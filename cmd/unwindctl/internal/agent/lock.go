@@ -48,7 +48,6 @@ func (r *reconciler) alone() bool {
 	return false
 }
 
-// unlock releases the lock, if this agent has it.
 func (r *reconciler) unlock() {
 	if r.lock != nil {
 		r.lock.Release()

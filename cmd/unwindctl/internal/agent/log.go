@@ -62,7 +62,6 @@ type dedupWriter struct {
 	before, now map[string]bool
 }
 
-// nextRound begins the next round.
 func (w *dedupWriter) nextRound() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

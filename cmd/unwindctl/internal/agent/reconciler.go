@@ -39,7 +39,6 @@ type reconciler struct {
 	repaired time.Time     // when a plugin behind unwind was last returned to the provider's file
 }
 
-// status is what a look has found.
 type status struct {
 	install.Reason        // whether pods go through unwind
 	why            string // with a remedy; or why the plugin is left as it is
@@ -271,7 +270,6 @@ func (r *reconciler) refind(ctx context.Context) {
 	}
 }
 
-// removeConflist removes our conflist if it exists.
 func (r *reconciler) removeConflist(why error) {
 	r.source = nil
 	if missing(r.Path()) {

@@ -118,7 +118,6 @@ func (h *heartbeat) since() time.Duration { return time.Since(time.Unix(0, h.las
 // may wait for others.
 const patience = 10 * time.Minute
 
-// healthz reports whether the loops make progress.
 func (s *server) healthz(w http.ResponseWriter, _ *http.Request) {
 	loops := map[string]*heartbeat{"sweeping": &s.sweeping}
 	if !s.NoInstall {
@@ -150,13 +149,11 @@ type bounded struct {
 	open []*connection // the oldest first
 }
 
-// connection is a connection that a bounded listener has accepted.
 type connection struct {
 	net.Conn
 	of *bounded
 }
 
-// Accept waits for the next connection.
 func (b *bounded) Accept() (net.Conn, error) {
 	time.Sleep(acceptEach)
 	conn, err := b.Listener.Accept()

@@ -80,7 +80,6 @@ func (e *examination) directory() bool {
 	return true
 }
 
-// disk examines the file system of the state directory.
 func (e *examination) disk() {
 	var st unix.Statfs_t
 	if err := unix.Statfs(e.StateDir, &st); err != nil {

@@ -112,7 +112,6 @@ func (e *examination) attachments(s *inspect.Snapshot, found *inspect.Node) {
 	e.verdicts(found, pending)
 }
 
-// verdicts reports attachments whose state is unknown.
 func (e *examination) verdicts(found *inspect.Node, pending int) {
 	all, elsewhere := 0, 0
 	var unknown []sweep.Finding

@@ -15,23 +15,18 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// Severity is how serious a finding is.
 type Severity int
 
-// The severities.
 const (
 	OK      Severity = iota
 	Warning          // something will leak, or is not seen
 	Failure          // pods cannot start, or nothing is released
 )
 
-// String returns the word for the severity in tables.
 func (s Severity) String() string { return [...]string{"ok", "warning", "error"}[s] }
 
-// MarshalText returns the word for the severity in JSON.
 func (s Severity) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// check is the finding on one thing.
 type check struct {
 	What     string   `json:"what"`
 	Severity Severity `json:"severity"`
@@ -49,7 +44,6 @@ func (r *Report) add(what string, s Severity, remedy, format string, args ...any
 	r.checks = append(r.checks, check{what, s, term.OneLine(fmt.Sprintf(format, args...)), remedy})
 }
 
-// Worst returns the highest severity.
 func (r *Report) Worst() Severity {
 	worst, _ := r.worst()
 	return worst.Severity
@@ -104,7 +98,6 @@ func (r *Report) printLine(out io.Writer) error {
 	return err
 }
 
-// Options are the flags of unwindctl doctor.
 type Options struct {
 	install.Target
 	StateDir string    // of the journal; "" as unwind's conflist has it
@@ -112,7 +105,6 @@ type Options struct {
 	Stderr   io.Writer // of the dry run of a sweep
 }
 
-// examination is one run of doctor.
 type examination struct {
 	Options
 	Report

@@ -73,7 +73,6 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// Exists reports whether there is something at a path.
 func Exists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil

@@ -52,7 +52,6 @@ type Step struct {
 // words says in a few words what became of its DELs.
 func (s *Step) words() string { return undo.Words(&s.of) }
 
-// Key returns the key of its entry in the journal.
 func (a *Attachment) Key() journal.Key {
 	return journal.Key{Network: a.Network, ContainerID: a.ContainerID, IfName: a.IfName}
 }

@@ -44,7 +44,6 @@ func Find(attachments []Attachment, arg string) ([]Attachment, error) {
 	}))
 }
 
-// Filter returns the attachments that keep accepts.
 func Filter(attachments []Attachment, keep func(*Attachment) bool) (kept []Attachment) {
 	for i := range attachments {
 		if keep(&attachments[i]) {
@@ -95,7 +94,6 @@ func FindOne(ctx context.Context, stateDir, arg string) (key journal.Key, err er
 	return key, nothing(arg, stateDir)
 }
 
-// completeTime bounds the time of a shell completion.
 const completeTime = time.Second
 
 // Complete returns what a shell may complete, with duplicates: the arguments that name an attachment

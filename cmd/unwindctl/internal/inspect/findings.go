@@ -39,7 +39,6 @@ type finding struct {
 	Left []string `json:"left,omitempty"`
 }
 
-// JSONFindings returns findings as sweep --json prints them.
 func JSONFindings(findings []sweep.Finding, dryRun bool) []finding {
 	all := []finding{}
 	for i := range findings {

@@ -25,13 +25,11 @@ func attachmentsOf(events []journal.Event) (attachments []Attachment) {
 	return attachments
 }
 
-// lastOf returns the last n events about what an argument names.
 func lastOf(events []journal.Event, arg string, n int) []journal.Event {
 	events = slices.DeleteFunc(events, func(e journal.Event) bool { return !About(e, arg) })
 	return events[max(0, len(events)-n):]
 }
 
-// PrintHistory prints a table of events, or the names of their attachments.
 func PrintHistory(out io.Writer, events []journal.Event, o *term.Output) error {
 	if o.Format == term.Name {
 		return term.PrintNames(out, names(attachmentsOf(events)))

@@ -44,7 +44,6 @@ func Leaks(ctx context.Context, store *journal.Store, key journal.Key) (leaks []
 	return slices.Compact(leaks), nil
 }
 
-// leaksOfStep returns what one delegate may leave.
 func leaksOfStep(e *journal.Entry, s *journal.Step) (leaks []string) {
 	addresses := term.Join(term.Addresses(e.Addresses()))
 	if pool := ipam.Pool(s.Config, e.Network); pool != "" {

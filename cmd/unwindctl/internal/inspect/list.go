@@ -21,7 +21,6 @@ func PrintNoAttachments(out io.Writer, store *journal.Store) error {
 	return err
 }
 
-// PrintAttachments prints a table of attachments, or their names.
 func PrintAttachments(out io.Writer, attachments []Attachment, o *term.Output) error {
 	if o.Format == term.Name {
 		return term.PrintNames(out, names(attachments))

@@ -56,7 +56,6 @@ type Set struct {
 	ranges ipam.Set
 }
 
-// reservation is an allocated address.
 type reservation struct {
 	Address     netip.Addr `json:"address"`
 	ContainerID string     `json:"containerID,omitempty"`
@@ -211,13 +210,11 @@ func (c *Counts) count(state string) {
 	}
 }
 
-// Full reports whether the set has no free address.
 func (s *Set) Full() bool { return s.Free != nil && *s.Free <= 0 }
 
 // NearlyFull reports whether less than a tenth of the set is free.
 func (s *Set) NearlyFull() bool { return s.Free != nil && 10**s.Free < *s.Size }
 
-// String describes how full the set is.
 func (s *Set) String() string {
 	switch ranges := strings.Join(s.Ranges, ","); {
 	case s.Number == nil:
@@ -341,7 +338,6 @@ func printReservations(out io.Writer, pools []*Pool, o *term.Output) error {
 	return t.Print(out, o)
 }
 
-// states returns the states of the allocated addresses.
 func (p *Pool) states() map[netip.Addr]string {
 	states := map[netip.Addr]string{}
 	for _, r := range p.Reservations {

@@ -45,7 +45,6 @@ func (s Scope) List(ctx context.Context, stdin io.Reader) (*alive.List, error) {
 	return nil, nil
 }
 
-// asks reports whether the flags ask for a list.
 func (s Scope) asks() bool { return s.Valid != "" || s.CRI != "" && s.CRI != "none" }
 
 // ListFlags returns the flags for the same list, with a leading blank. Without a list it returns

@@ -67,7 +67,6 @@ func summary(a *Attachment, f *sweep.Finding, all []Attachment) []string {
 	}
 }
 
-// whose returns the name of the container of an attachment, with its pod.
 func whose(a *Attachment) string {
 	if a.Pod == nil || a.Pod.Name == "" {
 		return "container " + a.ContainerID
@@ -76,7 +75,6 @@ func whose(a *Attachment) string {
 		term.Short(a.ContainerID, term.Plain))
 }
 
-// since returns a time, and how long ago that was.
 func since(t time.Time) string {
 	if t.IsZero() {
 		return "some time"
@@ -148,7 +146,6 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 	return lines
 }
 
-// containerLives reports whether another attachment of the container is live or being added.
 func containerLives(a *Attachment, all []Attachment) bool {
 	return slices.ContainsFunc(all, func(other Attachment) bool {
 		return other.Key() != a.Key() && other.ContainerID == a.ContainerID &&

@@ -15,7 +15,6 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// shown is an attachment with its verdict and a summary.
 type shown struct {
 	Attachment
 	Verdict  string       `json:"verdict"` // live, dead, unknown, foreign

@@ -9,7 +9,6 @@ import (
 	"cni-unwind/journal"
 )
 
-// Snapshot is the content of the journal at one moment.
 type Snapshot struct {
 	Attachments []Attachment
 	Damaged     []error // of the entries that are left out
@@ -17,14 +16,12 @@ type Snapshot struct {
 	Counters    []Counter
 }
 
-// Counter is one of the journal's counters.
 type Counter struct {
 	Name   string
 	Labels []string
 	Value  uint64
 }
 
-// Sum returns the sum of the counters of a name.
 func (s *Snapshot) Sum(name string) (n uint64) {
 	for _, c := range s.Counters {
 		if c.Name == name {
@@ -75,7 +72,6 @@ func ReadJournal(ctx context.Context, store *journal.Store) ([]Attachment, error
 	return s.Attachments, errors.Join(append(s.Damaged, err)...)
 }
 
-// HintFor returns the remedy for an error, or "".
 func HintFor(err error) string {
 	var damaged *journal.DamagedError
 	switch hint := term.HintOf(err); {

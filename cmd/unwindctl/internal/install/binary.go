@@ -23,7 +23,6 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// binary returns the path of the plugin to install.
 func (s Setup) binary() (string, error) {
 	if given := cmp.Or(s.Binary, os.Getenv(binaryEnv)); given != "" {
 		return filepath.Abs(given)
@@ -124,7 +123,6 @@ func (s Setup) KeepsInstalled(theirs, about string) (why string) {
 	return ""
 }
 
-// plugin returns the path at which the runtime finds the plugin.
 func (s Setup) plugin() string { return filepath.Join(s.BinDir, netconf.Name) }
 
 // PluginMissing reports whether the runtime finds no plugin: no pod can start.
@@ -178,7 +176,6 @@ func sameContent(a *os.File, path string) bool {
 	}
 }
 
-// checkBinDir returns an error if the plugin directory does not exist.
 func (s Setup) checkBinDir() error {
 	info, err := os.Stat(s.BinDir)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {

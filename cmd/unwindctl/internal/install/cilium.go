@@ -60,7 +60,6 @@ func (c *Copy) OfOurs() bool { return ours(c.file) }
 // says so.
 func (c *Copy) Chosen(by Setup) bool { return !c.OfOurs() && by.Entry().ChainFile == c.file.Path }
 
-// Obstacle returns the reason to refuse an install, with a remedy.
 func (c *Copy) Obstacle() *Obstacle {
 	const remedy = "give cilium its own conflist (cni.customConf) instead of cni.chainingTarget, " +
 		"or do not use unwind: scripts/providers/cilium.md"

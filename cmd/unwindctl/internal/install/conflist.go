@@ -160,7 +160,6 @@ func object(head []pair, more map[string]json.RawMessage, leftOut ...string) []b
 	return fmt.Appendf(nil, "{%s}", bytes.Join(fields, []byte(",")))
 }
 
-// keep returns the value of a key in an object, or the default.
 func keep(object map[string]json.RawMessage, key string, absent any) any {
 	if value, ok := object[key]; ok {
 		return value
@@ -177,7 +176,6 @@ func raw(v any) json.RawMessage {
 	return data
 }
 
-// sameJSON reports whether two texts mean the same.
 func sameJSON(a, b []byte) bool {
 	var values [2]any
 	for i, data := range [][]byte{a, b} {

@@ -17,7 +17,6 @@ import (
 	"cni-unwind/journal"
 )
 
-// Options are the flags of unwindctl install.
 type Options struct {
 	Target
 	Conf, Binary, StateDir string
@@ -193,7 +192,6 @@ func (o Options) printPlan(out io.Writer, r node.Runtime, s Setup, p done) error
 	return err
 }
 
-// done is the outcome of an install.
 type done struct {
 	*Plan
 	about            string // of the binary

@@ -16,7 +16,6 @@ import (
 // Reason is the reason why pods of a node do not go through unwind, or On.
 type Reason string
 
-// The reasons.
 const (
 	On              Reason = "on"
 	Starting        Reason = "starting"         // not known yet
@@ -30,7 +29,6 @@ const (
 	Refused         Reason = "refused"          // the install was refused, or failed
 )
 
-// Reasons are all of them.
 var Reasons = []Reason{On, Starting, AnotherAgent, Off, NoProvider, MeshInTheWay, CiliumChaining,
 	CiliumExclusive, PluginMissing, Refused}
 
@@ -43,14 +41,12 @@ type Obstacle struct {
 	Err    error
 }
 
-// NewObstacle returns an obstacle with a remedy.
 func NewObstacle(reason Reason, remedy, format string, args ...any) *Obstacle {
 	return &Obstacle{reason, term.WithHint(remedy, format, args...)}
 }
 
 func (o *Obstacle) Error() string { return o.Err.Error() }
 
-// Unwrap returns the error without its reason.
 func (o *Obstacle) Unwrap() error { return o.Err }
 
 // ReasonOf returns the reason that an install ended for: On without an error.
@@ -99,7 +95,6 @@ type OffState struct {
 	By    string
 }
 
-// String returns a sentence about it.
 func (o *OffState) String() string {
 	return fmt.Sprintf("unwind has been switched off since %s, by %s", term.Time(o.Since), o.By)
 }

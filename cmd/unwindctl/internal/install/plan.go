@@ -66,7 +66,6 @@ func (s Setup) Plan() (*Plan, error) {
 	return p, nil
 }
 
-// Repairs returns sentences about plugins that another program has put behind unwind.
 func (p *Plan) Repairs() []string { return p.behind.sentences(p.Source.Path) }
 
 // readOwn reads our file. It returns nil if the file does not exist, and an error if unwindctl did

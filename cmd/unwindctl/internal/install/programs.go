@@ -85,7 +85,6 @@ func installUnits(unitDir, programDir string) (written []string, err error) {
 	return written, nil
 }
 
-// removeUnits stops and removes the units.
 func removeUnits(ctx context.Context, unitDir string) (removed []string, err error) {
 	files, err := systemd.Units.ReadDir(".")
 	var names []string

@@ -48,7 +48,6 @@ type Setup struct {
 	Observe         bool   // journal only: no sweep on STATUS, and GC does nothing
 }
 
-// Path returns the path of our file.
 func (s Setup) Path() string { return filepath.Join(s.ConfDir, cmp.Or(s.File, ownList)) }
 
 // otherForm returns the path that our file has in its other form. The form follows the runtime and
@@ -100,7 +99,6 @@ func (s Setup) stateDir() string {
 	return cmp.Or(s.StateDir, s.Entry().StateDir, netconf.DefaultStateDir)
 }
 
-// Plan is the planned state of our file.
 type Plan struct {
 	path     string            // of our file
 	Source   *netconf.Conflist // the provider's, as it is to be

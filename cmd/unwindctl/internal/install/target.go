@@ -51,7 +51,6 @@ func (p Target) Find(root string) (node.Runtime, error) {
 	return r, nil
 }
 
-// absolute returns an absolute path, or "" for "".
 func absolute(path string) (string, error) {
 	if path == "" {
 		return "", nil
@@ -79,7 +78,6 @@ func (p Target) again(r node.Runtime) string {
 	return text
 }
 
-// Origin returns a sentence about where the directories come from.
 func (p Target) Origin(r node.Runtime) string {
 	switch {
 	case p.given():

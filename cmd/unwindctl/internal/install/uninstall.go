@@ -33,7 +33,6 @@ type UninstallOptions struct {
 	Output              term.Output
 }
 
-// change is one change by uninstall, off or on.
 type change struct {
 	Change string `json:"change"` // removed, returned, kept, off, on
 	What   string `json:"what"`
@@ -134,7 +133,6 @@ func (o UninstallOptions) removeFromNode(ctx context.Context, done *changes) err
 	return errors.Join(err, purgeErr)
 }
 
-// removeBinary removes the plugin if nothing names it.
 func (s Setup) removeBinary(ctx context.Context, cacheDir, stateDir string, done *changes) error {
 	path := s.plugin()
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
@@ -170,7 +168,6 @@ func (s Setup) removeBinary(ctx context.Context, cacheDir, stateDir string, done
 	return nil
 }
 
-// naming returns the conflists of the directory that name unwind.
 func (s Setup) naming() ([]string, error) {
 	paths, err := netconf.Conflists(s.ConfDir)
 	return slices.DeleteFunc(paths, func(path string) bool {
@@ -201,7 +198,6 @@ func cachedNaming(dir string, attachments []inspect.Attachment) (int, error) {
 	return count, err
 }
 
-// describeJournal returns a sentence about the content of the journal.
 func describeJournal(ctx context.Context, stateDir string) string {
 	store := &journal.Store{Dir: stateDir}
 	attachments, err := inspect.ReadJournal(ctx, store)

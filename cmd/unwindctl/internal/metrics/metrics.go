@@ -24,7 +24,6 @@ import (
 	"cni-unwind/plugin/record"
 )
 
-// Source is the source of the metrics.
 type Source struct {
 	Version string // of this program
 	Scope   inspect.Scope
@@ -108,7 +107,6 @@ func (c *collection) add(name string, value float64, labels ...string) {
 // gathered.
 func (*collection) Describe(chan<- *prometheus.Desc) {}
 
-// Collect implements prometheus.Collector.
 func (c *collection) Collect(to chan<- prometheus.Metric) {
 	for _, m := range c.all {
 		to <- m

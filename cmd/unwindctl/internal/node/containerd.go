@@ -139,7 +139,6 @@ func readContainerd(root, name, config, socket string) (*Runtime, error) {
 // grpcV4 is the plugin that has the socket since version 4 of the file.
 const grpcV4 = "io.containerd.server.v1.grpc"
 
-// containerdFile is what is read of a file of containerd's configuration.
 type containerdFile struct {
 	Version  int      `toml:"version"`
 	Imports  []string `toml:"imports"`

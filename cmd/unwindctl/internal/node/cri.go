@@ -25,7 +25,6 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// criTimeout bounds the call to the runtime.
 const criTimeout = 10 * time.Second
 
 // maxCRIMessage bounds the runtime's answer, in bytes, as kubelet does.
@@ -45,7 +44,6 @@ var ErrNoRuntime = errors.New("--cri auto: no runtime listens on a known socket;
 // socketPath returns the path of a socket that may be written as a URL.
 func socketPath(socket string) string { return strings.TrimPrefix(socket, "unix://") }
 
-// call asks a runtime within a time.
 func call[Q, A any](ctx context.Context, socket string, within time.Duration, question Q,
 	method func(cri.RuntimeServiceClient, context.Context, Q, ...grpc.CallOption) (A, error),
 ) (answer A, err error) {

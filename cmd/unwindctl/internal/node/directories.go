@@ -84,7 +84,6 @@ func (w *Directories) All() []string {
 	return all
 }
 
-// empty reports whether there is neither a conflist nor a journal.
 func (w *Directories) empty() bool {
 	for _, dir := range w.All() {
 		if paths, err := netconf.Conflists(dir); len(paths) > 0 || err != nil {

@@ -73,7 +73,6 @@ func Choose(found []Runtime, name string) (Runtime, error) {
 	return one, nil
 }
 
-// severalError returns the error for several runtimes, one of which must be chosen.
 func severalError(found []Runtime) error {
 	var text strings.Builder
 	fmt.Fprintf(&text, "this machine has several runtimes with different directories:")

@@ -54,7 +54,6 @@ func findPodman(root string) (*Runtime, error) {
 	return r, err
 }
 
-// podmanConfig is what is read of containers.conf.
 type podmanConfig struct {
 	Network struct {
 		Backend string   `toml:"network_backend"`

@@ -16,7 +16,6 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// object is a Kubernetes object, as far as wrap reads it.
 type object struct {
 	APIVersion string `yaml:"apiVersion"`
 	Kind       string
@@ -90,7 +89,6 @@ func encode(document *yaml.Node) ([]byte, error) {
 	return out, nil
 }
 
-// json returns the text of an object with the change.
 func (m *manifest) json(text jsonText) (jsonText, error) {
 	var o object
 	err := json.Unmarshal(text, &o)
@@ -139,7 +137,6 @@ func (m *manifest) json(text jsonText) (jsonText, error) {
 	return text.cut(c.value, c.end).insert(c.value, netconf.Marshal(config)...), nil
 }
 
-// yaml changes an object.
 func (m *manifest) yaml(n *yaml.Node) error {
 	if n.Kind == yaml.DocumentNode {
 		n = n.Content[0]

@@ -56,7 +56,6 @@ func restore(list []byte) ([]byte, error) {
 	return unfold(slices.Clone(x), entry)
 }
 
-// unfold removes the plugins that fold has added.
 func unfold(x jsonText, entry []part) ([]byte, error) {
 	folded, ok := member(entry, netconf.FoldedKey)
 	if !ok {

@@ -14,7 +14,6 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// Source is a configuration to rewrite.
 type Source struct {
 	*netconf.Conflist
 	arg string // as a runtime would find it, or "-" for the standard input
@@ -32,7 +31,6 @@ type Rewrite struct {
 	Streams   term.Streams
 }
 
-// Run rewrites a file, or the standard input for "-".
 func (r Rewrite) Run(arg string) error {
 	err := r.rewrite(arg)
 	if err != nil {

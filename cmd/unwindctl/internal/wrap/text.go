@@ -62,7 +62,6 @@ func (text jsonText) past(at int, separator byte) int {
 	return at
 }
 
-// space returns the offset of the first byte that is no white space.
 func (text jsonText) space(at int) int {
 	for at < len(text) && bytes.IndexByte([]byte(" \t\r\n"), text[at]) >= 0 {
 		at++
@@ -70,12 +69,10 @@ func (text jsonText) space(at int) int {
 	return at
 }
 
-// insert returns the text with more at an offset.
 func (text jsonText) insert(at int, more ...byte) jsonText {
 	return slices.Concat(text[:at], more, text[at:])
 }
 
-// cut returns the text without text[from:to].
 func (text jsonText) cut(from, to int) jsonText {
 	return slices.Concat(text[:from], text[to:])
 }
