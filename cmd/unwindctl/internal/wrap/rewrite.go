@@ -100,7 +100,10 @@ func (r Rewrite) result(arg string, data []byte) (result []byte, isManifest bool
 	result, err = m.rewrite(data)
 	if isJSON := bytes.HasPrefix(bytes.TrimSpace(data), []byte("{")); m.objects == 0 &&
 		(err == nil || isJSON) {
-		result, err = r.conflist(arg, data)
+		result, err = r.changed(Source{arg: arg}, data)
+		if result == nil && err == nil {
+			r.unchanged(display(arg), r.Unchanged)
+		}
 		return result, false, err
 	}
 	if err == nil && m.found == 0 {
@@ -110,15 +113,6 @@ func (r Rewrite) result(arg string, data []byte) (result []byte, isManifest bool
 		return nil, true, err
 	}
 	return result, true, nil
-}
-
-// conflist returns what the change makes of a configuration, or nil.
-func (r Rewrite) conflist(arg string, data []byte) ([]byte, error) {
-	result, err := r.changed(Source{arg: arg}, data)
-	if result == nil && err == nil {
-		r.unchanged(display(arg), r.Unchanged)
-	}
-	return result, err
 }
 
 // definition returns what the change makes of the configuration in a NetworkAttachmentDefinition,
