@@ -114,7 +114,7 @@ func notices(ctx context.Context, stateDir string) (found []notice, err error) {
 	for _, a := range s.Attachments {
 		for _, s := range a.Steps {
 			if why := whyPending(s); why != "" && a.PendingDEL() {
-				add(a.Key(), a.Pod, "UnwindDELPending", s.Plugin, a.Since, fmt.Sprintf(
+				add(a.Key, a.Pod, "UnwindDELPending", s.Plugin, a.Since, fmt.Sprintf(
 					"the DEL of %s is pending; unwind retries it: %s", s.Plugin, why))
 			}
 		}

@@ -95,7 +95,7 @@ func (e *examination) attachments(s *inspect.Snapshot, found *inspect.Node) {
 			continue
 		}
 		if pending++; time.Since(a.Since) > pendingLong {
-			long = append(long, a.Key().String())
+			long = append(long, a.Key.String())
 		}
 	}
 	if len(long) > 0 {

@@ -18,18 +18,16 @@ import (
 // Attachment is an entry of the journal as JSON output has it, without the delegates'
 // configurations, which may contain secrets.
 type Attachment struct {
-	Network     string        `json:"network"`
-	ContainerID string        `json:"containerID"`
-	IfName      string        `json:"ifname"`
-	State       journal.State `json:"state"`
-	Reason      string        `json:"reason,omitempty"`
-	Pod         *journal.Pod  `json:"pod,omitempty"`
-	NetNS       string        `json:"netns,omitempty"`
-	Addresses   []netip.Addr  `json:"addresses"`
-	Created     time.Time     `json:"created"`
-	Since       time.Time     `json:"since"` // it has been in this state
-	Updated     time.Time     `json:"updated"`
-	Steps       []Step        `json:"steps"`
+	journal.Key
+	State     journal.State `json:"state"`
+	Reason    string        `json:"reason,omitempty"`
+	Pod       *journal.Pod  `json:"pod,omitempty"`
+	NetNS     string        `json:"netns,omitempty"`
+	Addresses []netip.Addr  `json:"addresses"`
+	Created   time.Time     `json:"created"`
+	Since     time.Time     `json:"since"` // it has been in this state
+	Updated   time.Time     `json:"updated"`
+	Steps     []Step        `json:"steps"`
 
 	freed []netip.Addr  // those that may have another owner by now
 	grace time.Duration // its grace period
@@ -57,10 +55,6 @@ type Step struct {
 // words says in a few words what became of its DELs.
 func (s *Step) words() string { return undo.Words(&s.of) }
 
-func (a *Attachment) Key() journal.Key {
-	return journal.Key{Network: a.Network, ContainerID: a.ContainerID, IfName: a.IfName}
-}
-
 // PendingDEL reports whether the attachment has pending DELs that unwind runs without another
 // request of the runtime.
 func (a *Attachment) PendingDEL() bool {
@@ -81,8 +75,7 @@ func podName(p *journal.Pod) string {
 func describe(e *journal.Entry) Attachment {
 	newest := e.Newest()
 	a := Attachment{
-		Network: e.Network, ContainerID: e.ContainerID, IfName: e.IfName, State: e.State,
-		Reason: e.Reason, NetNS: newest.NetNS.Path, Addresses: e.Addresses(),
+		Key: e.Key, State: e.State, Reason: e.Reason, NetNS: newest.NetNS.Path, Addresses: e.Addresses(),
 		Created: newest.Created.Wall, Since: e.Since.Wall, Updated: e.Updated.Wall, Steps: []Step{},
 		grace: newest.GracePeriod, since: e.Since.Boot,
 	}
@@ -148,7 +141,7 @@ func names(attachments []Attachment) (names []string) {
 			names = append(names, term.Addresses(a.Addresses)...)
 			continue
 		}
-		names = append(names, a.Key().String())
+		names = append(names, a.Key.String())
 	}
 	return names
 }

@@ -80,11 +80,11 @@ func FindOne(ctx context.Context, stateDir, arg string) (key journal.Key, err er
 	case findErr != nil:
 		return key, findErr
 	case len(found) == 1:
-		return found[0].Key(), nil
+		return found[0].Key, nil
 	case len(found) > 1:
 		var names []string
 		for _, a := range found[:min(4, len(found))] {
-			names = append(names, a.Key().String())
+			names = append(names, a.Key.String())
 		}
 		return key, term.Usage("%s matches %d attachments: %s; name one of them", arg, len(found),
 			strings.Join(names, ", "))
@@ -110,7 +110,7 @@ func Complete(ctx context.Context, stateDir string, history bool) (args, network
 	for _, a := range attachments {
 		networks = append(networks, a.Network)
 		if a.ContainerID != "" {
-			args = append(args, a.Key().String())
+			args = append(args, a.Key.String())
 		}
 		if pod := podName(a.Pod); pod != "-" {
 			args = append(args, pod)

@@ -19,8 +19,7 @@ func About(e journal.Event, arg string) bool {
 func attachmentsOf(events []journal.Event) (attachments []Attachment) {
 	for i := range events {
 		e := &events[i]
-		attachments = append(attachments, Attachment{Network: e.Network,
-			ContainerID: e.ContainerID, IfName: e.IfName, Pod: &e.Pod, Addresses: e.Addresses})
+		attachments = append(attachments, Attachment{Key: e.Key, Pod: &e.Pod, Addresses: e.Addresses})
 	}
 	return attachments
 }

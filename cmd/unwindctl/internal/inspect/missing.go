@@ -2,7 +2,6 @@ package inspect
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -15,7 +14,7 @@ import (
 )
 
 // explainNothing describes an argument that names no attachment in the journal.
-func explainNothing(ctx context.Context, out io.Writer, arg string, of Scope,
+func explainNothing(out io.Writer, arg string, of Scope, events []journal.Event,
 	o *term.Output) error {
 	if o.IsObject() {
 		return errors.Join(o.PrintObject(out, "attachments", []any{}), nothing(arg, of.StateDir))
@@ -24,15 +23,14 @@ func explainNothing(ctx context.Context, out io.Writer, arg string, of Scope,
 	if address, err := netip.ParseAddr(arg); err == nil {
 		explainAddress(&text, address.Unmap(), of)
 	}
-	s, err := ReadSnapshot(ctx, &journal.Store{Dir: of.StateDir}, nil)
-	for _, e := range lastOf(s.Events, arg, 3) {
+	for _, e := range lastOf(events, arg, 3) {
 		text.WriteString(eventSentence(e))
 	}
 	if text.Len() == 0 {
-		return errors.Join(err, nothing(arg, of.StateDir))
+		return nothing(arg, of.StateDir)
 	}
-	_, writeErr := io.WriteString(out, text.String())
-	return errors.Join(err, writeErr)
+	_, err := io.WriteString(out, text.String())
+	return err
 }
 
 // explainAddress says who has an address that no attachment in the journal has.
@@ -71,32 +69,13 @@ func eventSentence(e journal.Event) string {
 		journal.Untaken:    "a DEL had nothing to undo",
 		journal.NoOp:       "the runtime's DEL ran no plugin",
 	}[e.Kind]
-	a := &Attachment{Network: e.Network, ContainerID: cmp.Or(e.ContainerID, "unknown"),
-		IfName: e.IfName, Pod: &e.Pod}
+	a := &Attachment{Key: journal.Key{ContainerID: cmp.Or(e.ContainerID, "unknown")}, Pod: &e.Pod}
 	with := ""
 	if len(e.Addresses) > 0 {
 		with = " with " + strings.Join(term.Addresses(e.Addresses), " and ")
 	}
 	return fmt.Sprintf("%s%s in network %s%s: %s %s ago%s.\n", whose(a), interfaceOf(e.IfName),
 		e.Network, with, cmp.Or(what, string(e.Kind)), term.Ago(e.At.Wall), term.Because(e.Reason))
-}
-
-// damagedOf returns what an error of ReadJournal says of one attachment, given by its full name, or
-// nil.
-func damagedOf(err error, name string) *journal.DamagedError {
-	if several, ok := err.(interface{ Unwrap() []error }); ok {
-		for _, one := range several.Unwrap() {
-			if found := damagedOf(one, name); found != nil {
-				return found
-			}
-		}
-		return nil
-	}
-	var damaged *journal.DamagedError
-	if errors.As(err, &damaged) && damaged.Key.String() == name {
-		return damaged
-	}
-	return nil
 }
 
 func explainDamaged(out io.Writer, damaged *journal.DamagedError, o *term.Output) (err error) {

@@ -60,7 +60,7 @@ func summary(a *Attachment, f *sweep.Finding, all []Attachment) []string {
 		return append(lines, fmt.Sprintf("It is dead here: %s. unwind runs no DEL for it, because "+
 			"that could harm the original.", reason),
 			fmt.Sprintf("Every sweep releases what host-local keeps for it on this disk. To do it now: "+
-				"unwindctl sweep %s", a.Key()))
+				"unwindctl sweep %s", a.Key))
 	default:
 		lines = append(lines, fmt.Sprintf("It is dead and will be released: %s.", reason))
 		return append(lines, pendingSentences(a, ev.SameBoot == tristate.Yes, all)...)
@@ -137,18 +137,18 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 			strings.Join(untried, ", ")))
 	}
 	if ready {
-		lines = append(lines, fmt.Sprintf("To try it now: unwindctl sweep %s", a.Key()))
+		lines = append(lines, fmt.Sprintf("To try it now: unwindctl sweep %s", a.Key))
 	}
 	if failed {
 		lines = append(lines, fmt.Sprintf("If it can never pass, for example because the plugin is "+
-			"gone for good, give it up: unwindctl forget %s", a.Key()))
+			"gone for good, give it up: unwindctl forget %s", a.Key))
 	}
 	return lines
 }
 
 func containerLives(a *Attachment, all []Attachment) bool {
 	return slices.ContainsFunc(all, func(other Attachment) bool {
-		return other.Key() != a.Key() && other.ContainerID == a.ContainerID &&
+		return other.Key != a.Key && other.ContainerID == a.ContainerID &&
 			undo.KeepsContainer(other.State)
 	})
 }
@@ -157,7 +157,7 @@ func containerLives(a *Attachment, all []Attachment) bool {
 func newOwner(a *Attachment, all []Attachment) string {
 	for _, other := range all {
 		for _, address := range other.Addresses {
-			if other.Key() != a.Key() && slices.Contains(a.Addresses, address) {
+			if other.Key != a.Key && slices.Contains(a.Addresses, address) {
 				return fmt.Sprintf(": %s now has %s", whose(&other), address)
 			}
 		}

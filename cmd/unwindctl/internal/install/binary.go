@@ -167,11 +167,9 @@ func sameContent(a *os.File, path string) bool {
 		if !bytes.Equal(pieces[0][:n], pieces[1][:m]) {
 			return false
 		}
-		if errA != nil || errB != nil {
-			ended := func(err error) bool {
-				return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
-			}
-			return ended(errA) && ended(errB)
+		if errA != nil || errB != nil { // they end alike, or one cannot be read
+			return errors.Is(errB, errA) &&
+				(errors.Is(errA, io.EOF) || errors.Is(errA, io.ErrUnexpectedEOF))
 		}
 	}
 }

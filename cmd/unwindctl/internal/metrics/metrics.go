@@ -58,6 +58,8 @@ func (s Source) Print(ctx context.Context, out io.Writer) error {
 	return failed
 }
 
+const duplicates = "duplicate_addresses_total"
+
 // helps has the help and the labels of every metric, by its name without unwind_.
 var helps = map[string][]string{
 	"attachments":     {"Attachments in the journal.", "network", "state"},
@@ -71,7 +73,7 @@ var helps = map[string][]string{
 	"swept_attachments_total": {"Attachments released without the runtime's DEL.", "reason"},
 	"sweep_last_success_timestamp_seconds": {"Time when the last sweep of all networks finished, to " +
 		"the minute; absent if none has."},
-	"duplicate_addresses_total": {"Addresses assigned while another attachment was using them."},
+	duplicates: {"Addresses assigned while another attachment was using them."},
 	"degraded_operations_total": {"ADDs and DELs that continued without the journal, as far as known.",
 		"verb", "reason"},
 	"ipam_addresses": {"Addresses in host-local's pools by range set; an ADD takes one address from " +
@@ -163,23 +165,19 @@ func (c *collection) collectJournal(ctx context.Context) error {
 	if oldest > 0 {
 		c.add("oldest_pending_delete_timestamp_seconds", oldest)
 	}
-	duplicates := uint64(0)
-	for _, one := range s.Counters {
-		switch labels := one.Labels; {
-		case one.Name == record.CountRollbacks && len(labels) == 2:
-			c.add("rollbacks_total", float64(one.Value), labels...)
-		case one.Name == record.CountSwept && len(labels) == 1:
-			c.add("swept_attachments_total", float64(one.Value), labels...)
-		case one.Name == record.CountDegraded && len(labels) == 2:
-			c.add("degraded_operations_total", float64(one.Value), labels...)
-		case one.Name == record.CountDuplicates && len(labels) == 0:
-			duplicates = one.Value
-		case one.Name == record.LastSweep && len(labels) == 0:
-			c.add("sweep_last_success_timestamp_seconds", float64(one.Value))
-		}
+	values := map[string]string{
+		record.CountRollbacks: "rollbacks_total", record.CountSwept: "swept_attachments_total",
+		record.CountDegraded: "degraded_operations_total", record.CountDuplicates: duplicates,
+		record.LastSweep: "sweep_last_success_timestamp_seconds",
 	}
-	if err == nil { // else it would seem to begin anew
-		c.add("duplicate_addresses_total", float64(duplicates))
+	if err == nil && s.Sum(record.CountDuplicates) == 0 { // else it would seem to begin anew
+		c.add(duplicates, 0)
+	}
+	for _, one := range s.Counters {
+		name := values[one.Name]
+		if len(helps[name]) == 1+len(one.Labels) {
+			c.add(name, float64(one.Value), one.Labels...)
+		}
 	}
 	return errors.Join(append(s.Damaged, err)...)
 }
