@@ -46,7 +46,9 @@ type agent struct {
 	stateDir string // the last that our conflist named
 }
 
-func newAgent(stderr io.Writer, o Options) *agent {
+// Run keeps unwind installed and sweeps until ctx ends, which is not an error. It then waits for
+// running DELs. It logs to stderr.
+func Run(ctx context.Context, stderr io.Writer, o Options) error {
 	options := &slog.HandlerOptions{Level: o.LogLevel}
 	var handler slog.Handler = slog.NewTextHandler(stderr, options)
 	sweeps := &dedupWriter{to: stderr, level: o.LogLevel}
@@ -54,16 +56,9 @@ func newAgent(stderr io.Writer, o Options) *agent {
 		handler = slog.NewJSONHandler(stderr, options)
 		sweeps.json = slog.New(handler)
 	}
-	return &agent{
-		Options: o, log: newDedupLogger(slog.New(handler)), sweeps: sweeps,
-		find: func() (node.Runtime, error) { return o.Find("/") },
-	}
-}
-
-// Run keeps unwind installed and sweeps until ctx ends, which is not an error. It then waits for
-// running DELs. It logs to stderr.
-func Run(ctx context.Context, stderr io.Writer, o Options) error {
-	return newAgent(stderr, o).run(ctx)
+	a := &agent{Options: o, log: newDedupLogger(slog.New(handler)), sweeps: sweeps,
+		find: func() (node.Runtime, error) { return o.Find("/") }}
+	return a.run(ctx)
 }
 
 func (a *agent) run(ctx context.Context) error {

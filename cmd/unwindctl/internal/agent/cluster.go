@@ -45,14 +45,14 @@ func inCluster(root string) (cluster, error) {
 
 // client returns a client for one request, with the current token. Errors do not contain the token.
 func (c cluster) client() (client *http.Client, token string, err error) {
-	secret, err := readStart(filepath.Join(c.dir, "token"), 64<<10)
+	secret, err := os.ReadFile(filepath.Join(c.dir, "token"))
 	if errors.Is(err, fs.ErrNotExist) {
 		err = fmt.Errorf("the pod has no service account token (chart value events: true): %w", err)
 	}
 	if err != nil {
 		return nil, "", err
 	}
-	ca, err := readStart(filepath.Join(c.dir, "ca.crt"), 1<<20)
+	ca, err := os.ReadFile(filepath.Join(c.dir, "ca.crt"))
 	if err != nil {
 		return nil, "", err
 	}
@@ -66,15 +66,6 @@ func (c cluster) client() (client *http.Client, token string, err error) {
 			DisableKeepAlives: true, MaxResponseHeaderBytes: 64 << 10},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}, strings.TrimSpace(string(secret)), nil
-}
-
-func readStart(path string, most int64) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return io.ReadAll(io.LimitReader(f, most))
 }
 
 // create posts an object to a path of the API. It returns the HTTP status, and whether the API says

@@ -60,11 +60,9 @@ func ofOneContainer(arg, id string, found []Attachment) ([]Attachment, error) {
 	if len(whole) > 0 {
 		return whole, nil // though others may begin so
 	}
-	ids := map[string]bool{}
-	for _, a := range found {
-		ids[a.ContainerID] = true
-	}
-	if len(ids) > 1 {
+	if slices.ContainsFunc(found, func(a Attachment) bool {
+		return a.ContainerID != found[0].ContainerID
+	}) {
 		return nil, term.Usage("%s matches %d attachments; use more of the container ID", arg,
 			len(found))
 	}

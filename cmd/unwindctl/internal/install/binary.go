@@ -154,7 +154,7 @@ func (s Setup) InstallBinary() (changed bool, err error) {
 
 // sameContent compares a file with the one at a path, a piece at a time: the agent does so each
 // minute. A file that cannot be read is not the same.
-func sameContent(a *os.File, path string) bool {
+func sameContent(a io.Reader, path string) bool {
 	b, err := os.Open(path)
 	if err != nil {
 		return false

@@ -170,7 +170,7 @@ func (s Setup) firstOther() string {
 // Without returns the file that the runtime would use without ours. It returns "" if there is none,
 // or if the runtime selects networks by name.
 func (s Setup) Without(r node.Runtime) string {
-	if r.DefaultNetwork != "" || r.Name != "" && r.Socket == "" {
+	if r.DefaultNetwork != "" || r.ByName() {
 		return ""
 	}
 	return s.firstOther()

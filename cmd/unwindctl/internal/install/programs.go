@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -49,14 +50,20 @@ func copyProgram(from, to string) (changed bool, err error) {
 		return false, err
 	}
 	defer content.Close()
-	if info, err := os.Stat(to); err == nil && info.Mode().Perm()&0o555 == 0o555 &&
-		sameContent(content, to) {
+	return put(to, content, 0o755)
+}
+
+// put gives a file a content, durably, unless it has that already and can be read and run as mode
+// says.
+func put(path string, content io.ReadSeeker, mode fs.FileMode) (changed bool, err error) {
+	if info, err := os.Stat(path); err == nil && mode&0o555&^info.Mode() == 0 &&
+		sameContent(content, path) {
 		return false, nil
 	}
 	if _, err := content.Seek(0, io.SeekStart); err != nil {
 		return false, err
 	}
-	return true, durable.Replace(to, content, 0o755)
+	return true, durable.Replace(path, content, mode)
 }
 
 // installUnits writes the systemd units, which run unwindctl from programDir. It does not enable
@@ -74,13 +81,13 @@ func installUnits(unitDir, programDir string) (written []string, err error) {
 		text = bytes.ReplaceAll(text, []byte(systemd.Program),
 			[]byte(filepath.Join(programDir, programs[0])))
 		path := filepath.Join(unitDir, f.Name())
-		if there, err := os.ReadFile(path); err == nil && bytes.Equal(there, text) {
-			continue
-		}
-		if err := durable.Replace(path, bytes.NewReader(text), 0o644); err != nil {
+		changed, err := put(path, bytes.NewReader(text), 0o644)
+		if err != nil {
 			return written, err
 		}
-		written = append(written, path)
+		if changed {
+			written = append(written, path)
+		}
 	}
 	return written, nil
 }

@@ -36,6 +36,10 @@ func find(root string, ask func(*Runtime, string) bool) ([]Runtime, error) {
 		}
 		errs = append(errs, err)
 		if r != nil {
+			if r.ByName() {
+				r.Notes = append(r.Notes, r.Name+
+					" finds each network by its name, in its own file: --conf selects the one to wrap")
+			}
 			r.settle(root)
 			r.Check(root)
 			found = append(found, *r)

@@ -43,6 +43,9 @@ type Runtime struct {
 	StatusGrace    bool     // CRI-O's cni_status_grace_period is more than 0
 }
 
+// ByName reports whether the runtime finds each network by its name, in its own file.
+func (r *Runtime) ByName() bool { return r.Name != "" && r.Socket == "" }
+
 // Check adds the problems that any runtime can have.
 func (r *Runtime) Check(root string) {
 	if r.MaxConfs != 1 {
