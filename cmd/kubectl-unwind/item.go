@@ -56,17 +56,18 @@ func (i *item) pending() (plugins []string) {
 	return plugins
 }
 
-// problem returns the first error of a pending DEL, or the result of a sweep that is not live.
-func (i *item) problem() string {
+// problems returns how many DELs are pending, and the first error of one; or 1 and the reason for a
+// finding that is not live.
+func (i *item) problems() (n int, first string) {
 	if i.Result != "" && i.Result != "live" {
-		return i.Result + ": " + i.Why
+		return 1, i.Result + ": " + i.Why
 	}
 	for _, s := range i.Steps {
 		if s.State == "failed" && i.pending() != nil {
-			return s.Plugin + ": " + s.LastError
+			first = cmp.Or(first, s.Plugin+": "+s.LastError)
 		}
 	}
-	return ""
+	return len(i.pending()), first
 }
 
 // items is a list that unwindctl prints.
@@ -88,13 +89,21 @@ func (all *items) count() map[string]int {
 	return count
 }
 
-// rows returns a row for each item that is not a live finding. The latest event comes last.
+// rows returns a row for each item that is not a live finding, or, if the view has it so, one row
+// with the counts and the first problem. The latest event comes last.
 func (all *items) rows(v *view, wide bool) (rows []row) {
-	weight := 0.0
-	if v.first != "" {
-		if weight = all.weight(); !wide && len(*all) > 0 {
-			return []row{{weight, all.brief(v)}}
+	weight, first := 0.0, ""
+	for _, i := range *all {
+		if n, text := i.problems(); v.first != "" {
+			weight, first = weight+float64(n), cmp.Or(first, text)
 		}
+	}
+	if v.first != "" && !wide && len(*all) > 0 {
+		count, cells := all.count(), []string{}
+		for _, word := range v.words {
+			cells = append(cells, strconv.Itoa(count[word]))
+		}
+		return []row{{weight, append(cells, term.OrDash(first))}}
 	}
 	for _, i := range *all {
 		if i.Result == "live" {
@@ -125,26 +134,4 @@ func (i *item) rows(columns []string, weight float64) []row {
 		rows = append(rows, row{weight, append(slices.Repeat([]string{""}, len(first)), sentence)})
 	}
 	return rows
-}
-
-// weight returns the number of pending DELs, or of findings that are not live.
-func (all *items) weight() (weight float64) {
-	for _, i := range *all {
-		if weight += float64(len(i.pending())); i.Result != "" && i.Result != "live" {
-			weight++
-		}
-	}
-	return weight
-}
-
-// brief returns the counts of a view's words, and the first problem.
-func (all *items) brief(v *view) (cells []string) {
-	count, first := all.count(), ""
-	for _, word := range v.words {
-		cells = append(cells, strconv.Itoa(count[word]))
-	}
-	for _, i := range *all {
-		first = cmp.Or(first, i.problem())
-	}
-	return append(cells, term.OrDash(first))
 }

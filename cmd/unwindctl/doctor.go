@@ -52,7 +52,8 @@ func doctorCommand() *cobra.Command {
 			options.Stderr = cmd.ErrOrStderr()
 			report := doctor.Examine(cmd.Context(), options)
 			err := report.Print(cmd.OutOrStdout(), &o)
-			if code := examinedCode(report.Worst(), failOn); err == nil && code != 0 {
+			worst, _ := report.Worst()
+			if code := examinedCode(worst.Severity, failOn); err == nil && code != 0 {
 				return term.Coded{Code: code}
 			}
 			return err

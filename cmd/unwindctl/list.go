@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -27,12 +28,9 @@ func listCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			store := &journal.Store{Dir: at.StateDir}
 			attachments, err := inspect.ReadJournal(cmd.Context(), store)
-			if network != "" {
-				attachments = append([]inspect.Attachment{},
-					inspect.Filter(attachments, func(a *inspect.Attachment) bool {
-						return a.Network == network
-					})...)
-			}
+			attachments = slices.DeleteFunc(attachments, func(a inspect.Attachment) bool {
+				return network != "" && a.Network != network
+			})
 			if err != nil && len(attachments) == 0 {
 				return err
 			}

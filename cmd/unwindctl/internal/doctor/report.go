@@ -44,13 +44,8 @@ func (r *Report) add(what string, s Severity, remedy, format string, args ...any
 	r.checks = append(r.checks, check{what, s, term.OneLine(fmt.Sprintf(format, args...)), remedy})
 }
 
-func (r *Report) Worst() Severity {
-	worst, _ := r.worst()
-	return worst.Severity
-}
-
-// worst returns the first check of the highest severity, and the number of findings beside it.
-func (r *Report) worst() (worst check, more int) {
+// Worst returns the first check of the highest severity, and the number of findings beside it.
+func (r *Report) Worst() (worst check, more int) {
 	for _, c := range r.checks {
 		if c.Severity != OK {
 			more++
@@ -86,7 +81,7 @@ func (r *Report) Print(out io.Writer, o *term.Output) error {
 }
 
 func (r *Report) printLine(out io.Writer) error {
-	worst, more := r.worst()
+	worst, more := r.Worst()
 	line := worst.Severity.String()
 	if worst.Severity != OK {
 		line += ": " + worst.What + ": " + worst.Text

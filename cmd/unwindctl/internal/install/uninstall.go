@@ -214,16 +214,13 @@ func describeJournal(ctx context.Context, stateDir string) string {
 	if len(attachments) == 0 {
 		return ""
 	}
+	flag := " --state-dir " + stateDir
+	if stateDir == netconf.DefaultStateDir {
+		flag = ""
+	}
 	return fmt.Sprintf("the journal in %s stays: %s, %d with pending DELs. The runtime releases "+
 		"the live ones; unwindctl sweep%s releases the rest",
-		stateDir, term.Attachments(len(attachments)), pending, stateDirFlag(stateDir))
-}
-
-func stateDirFlag(stateDir string) string {
-	if stateDir == netconf.DefaultStateDir {
-		return ""
-	}
-	return " --state-dir " + stateDir
+		stateDir, term.Attachments(len(attachments)), pending, flag)
 }
 
 // checkPurge returns an error if the state directory is still needed by attachments, or for the
