@@ -24,8 +24,7 @@ type answer struct {
 	report report // the same; nil without a result
 }
 
-// askAll asks all nodes and returns the answers in the order of the agents. A node that hangs
-// occupies one of the slots until the timeout.
+// askAll returns the nodes' answers, in order. One that hangs occupies a slot until the timeout.
 func askAll(ctx context.Context, o *options, v *view, args []string, agents []agent,
 	stderr io.Writer) []answer {
 	g, shut := o.openGate(ctx)

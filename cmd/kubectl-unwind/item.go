@@ -56,8 +56,7 @@ func (i *item) pending() (plugins []string) {
 	return plugins
 }
 
-// problems returns how many DELs are pending, and the first error of one; or 1 and the reason for a
-// finding that is not live.
+// problems counts pending DELs and has their first error, or that of a finding that is not live.
 func (i *item) problems() (n int, first string) {
 	if i.Result != "" && i.Result != "live" {
 		return 1, i.Result + ": " + i.Why

@@ -94,8 +94,7 @@ func (k *kubectl) run(ctx context.Context, args ...string) ([]byte, error) {
 	return out.buf.Bytes(), err
 }
 
-// refused means that kubectl exited with a code other than 0: its own, or the code of the program
-// that it ran.
+// refused means that kubectl, or the program that it ran, exited with a code other than 0.
 type refused struct {
 	code int
 	said string

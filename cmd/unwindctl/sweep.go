@@ -140,8 +140,7 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	return errors.Join(listErr, err, inspect.Remaining(findings, flags.dryRun), printErr)
 }
 
-// progress returns a function that shows the progress of a sweep on a terminal until the sweep is
-// interrupted, or nil without a terminal.
+// progress shows a sweep's progress until it is interrupted. It is nil without a terminal.
 func progress(ctx context.Context, out io.Writer) func(done, of int) {
 	if _, terminal := term.OnTerminal(out); !terminal {
 		return nil

@@ -25,8 +25,7 @@ func wrapCommand() *cobra.Command {
 	}, "already wrapped", wrap.Inline)
 }
 
-// rewriteCommand returns a command that applies a change to a file, and prints the result or
-// replaces the file.
+// rewriteCommand returns a command that changes a file, and prints the result or replaces the file.
 func rewriteCommand(cmd *cobra.Command, unchanged string,
 	change func(wrap.Source) ([]byte, error)) *cobra.Command {
 	var inPlace bool

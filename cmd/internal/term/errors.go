@@ -53,8 +53,7 @@ const (
 	ExitInterrupted = 130
 )
 
-// Program makes a command the root of a program: it prints its help without a subcommand, and
-// suggests similar names for an unknown one.
+// Program makes a command the root of a program, with its help, --version and suggestions.
 func Program(root *cobra.Command) *cobra.Command {
 	root.Args = NoArgs
 	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }

@@ -40,8 +40,7 @@ type Output struct {
 	given   Format // by a flag
 }
 
-// AddFlags adds -o, --json and, for a table, --no-headers to the flags of a command. keys are the
-// keys of its JSON object.
+// AddFlags adds -o, --json and, for a table, --no-headers. keys are those of the JSON object.
 func (o *Output) AddFlags(cmd *cobra.Command, flags *pflag.FlagSet, keys string,
 	formats ...Format) {
 	o.Format = Plain
@@ -92,8 +91,7 @@ func (o *Output) IsObject() bool { return o.Format == JSON || o.Format == YAML }
 // A version may gain keys, but no key is removed or changes its meaning.
 const FormatVersion = 1
 
-// PrintObject prints an object with the given keys and values as JSON or YAML. It escapes control
-// characters.
+// PrintObject prints an object of keys and values as JSON or YAML. It escapes control characters.
 func (o *Output) PrintObject(out io.Writer, key string, value any, more ...any) error {
 	object := map[string]any{"version": FormatVersion, key: value}
 	for i := 0; i+1 < len(more); i += 2 {
@@ -149,8 +147,7 @@ func EncodeYAML(value any) ([]byte, error) {
 	return text.Bytes(), err
 }
 
-// yamlOf prepares a JSON value for YAML: numbers keep their spelling, and strings with characters
-// to escape are quoted.
+// yamlOf has the numbers of a JSON value keep their spelling, and quotes strings to be escaped.
 func yamlOf(value any) any {
 	switch v := value.(type) {
 	case map[string]any:

@@ -10,8 +10,7 @@ import (
 // descriptor is a file, or a writer to one.
 type descriptor interface{ Fd() uintptr }
 
-// OnTerminal reports whether the output is a terminal, and whether to colour it
-// (https://no-color.org).
+// OnTerminal reports whether the output is a terminal, and to be coloured (https://no-color.org).
 func OnTerminal(out io.Writer) (colours, terminal bool) {
 	f, ok := out.(descriptor)
 	terminal = ok && term.IsTerminal(int(f.Fd()))

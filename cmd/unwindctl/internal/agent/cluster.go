@@ -29,8 +29,7 @@ type cluster struct {
 	dir     string // of the token, which is renewed, and of the CA's certificates
 }
 
-// inCluster returns the API server of this pod's cluster. root is the path of the pod's file
-// system.
+// inCluster returns the API server of this pod's cluster. root is that of the pod's file system.
 func inCluster(root string) (cluster, error) {
 	host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
 	if host == "" || port == "" {

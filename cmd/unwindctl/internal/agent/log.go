@@ -21,8 +21,7 @@ func newDedupLogger(log *slog.Logger) *dedupLogger {
 	return &dedupLogger{Logger: log, states: map[string]string{}}
 }
 
-// changed reports whether the state of a thing differs from that of the last call. The state ""
-// needs no message.
+// changed reports whether the state of a thing is new. The state "" needs no message.
 func (d *dedupLogger) changed(thing, state string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -21,8 +21,7 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// reconciler keeps unwind installed: it installs the binary, and updates our conflist when the
-// provider's file changes.
+// reconciler keeps unwind installed: the binary, and our conflist as the provider's file changes.
 type reconciler struct {
 	*agent
 	install.Setup
@@ -53,8 +52,7 @@ const goneAfter = 5 * time.Second
 // file in several steps.
 const debounce = 200 * time.Millisecond
 
-// retryAfter is the time after which a failed install is tried again although nothing has changed
-// in the directory.
+// retryAfter is when a failed install is tried again although the directory has not changed.
 const retryAfter = 10 * time.Second
 
 // run reconciles when something changes in the directory, and at each interval, until ctx ends.
@@ -102,8 +100,7 @@ func (r *reconciler) run(ctx context.Context) {
 	}
 }
 
-// watch watches the directories. A directory that was removed and made again has to be watched
-// again.
+// watch watches the directories. One that was removed and made again has to be watched again.
 func (r *reconciler) watch(w *fsnotify.Watcher) {
 	err := errors.Join(w.Add(r.ConfDir), w.Add(r.BinDir))
 	if r.Conf != "" {
@@ -218,7 +215,8 @@ func missing(path string) bool {
 // recordRemoval switches unwind off if somebody has removed our conflist. With an error that is not
 // on record, and the next look tries again.
 func (r *reconciler) recordRemoval() error {
-	if r.source == nil || !missing(r.Path()) || r.Obstacle(r.journalDir(r.Setup)) != nil || r.changed() {
+	if r.source == nil || !missing(r.Path()) || r.changed() ||
+		r.Obstacle(r.journalDir(r.Setup)) != nil {
 		return nil //nolint:nilerr // an obstacle is the caller's to report
 	}
 	if err := install.WriteOff(r.journalDir(r.Setup), "rm "+r.Path()); err != nil {

@@ -69,8 +69,7 @@ func (e *examination) lastSweep(s *inspect.Snapshot, guard *sweep.MassReleaseErr
 // pendingLong is how long a DEL may be pending before it is reported.
 const pendingLong = 15 * time.Minute
 
-// rollbacks reports which plugins have recently failed ADDs, the most common reason why pods do not
-// start.
+// rollbacks reports plugins with recent failed ADDs, the most common reason why pods do not start.
 func (e *examination) rollbacks(events []journal.Event) {
 	count, last := map[string]int{}, map[string]string{}
 	for _, event := range events {

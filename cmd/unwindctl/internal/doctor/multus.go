@@ -40,8 +40,7 @@ func (m *multusConf) find() *multusConf {
 	return m.Chain.find()
 }
 
-// findMultus returns the configuration of Multus on a node, or nil if there is none. Its defaults
-// are those of Multus 4.3.
+// findMultus returns the configuration of Multus on a node, with the defaults of 4.3, or nil.
 func findMultus(confDir string) *multusConf {
 	var found *multusConf
 	paths, _ := netconf.Conflists(confDir)

@@ -22,8 +22,7 @@ func Replace(path string, content io.Reader, mode fs.FileMode) error {
 	return replace(path, content, func(f *os.File) error { return f.Chmod(mode) })
 }
 
-// ReplaceLike is Replace with the mode and owner of the file that it replaces (fchown before
-// fchmod).
+// ReplaceLike is Replace with the mode and owner of the replaced file (fchown before fchmod).
 func ReplaceLike(path string, content io.Reader, like fs.FileInfo) error {
 	return replace(path, content, func(f *os.File) error {
 		var err error

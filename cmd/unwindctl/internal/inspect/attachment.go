@@ -34,8 +34,7 @@ type Attachment struct {
 	since int64         // Since, by CLOCK_BOOTTIME
 }
 
-// Step is a delegate with a pending DEL. A live attachment has a Step for every delegate of its
-// chain.
+// Step is a delegate with a pending DEL: each of the chain if the attachment is live.
 type Step struct {
 	Generation uint64            `json:"generation"`
 	Plugin     string            `json:"plugin"`
@@ -55,8 +54,7 @@ type Step struct {
 // words says in a few words what became of its DELs.
 func (s *Step) words() string { return undo.Words(&s.of) }
 
-// PendingDEL reports whether the attachment has pending DELs that unwind runs without another
-// request of the runtime.
+// PendingDEL reports whether unwind runs DELs without another request of the runtime.
 func (a *Attachment) PendingDEL() bool {
 	return a.State == journal.Unwinding || a.State == journal.Removing
 }
@@ -146,8 +144,7 @@ func names(attachments []Attachment) (names []string) {
 	return names
 }
 
-// pending returns the delegates with pending DELs of an attachment that is not live any more, each
-// with the reason.
+// pending returns the delegates with pending DELs of an attachment, each with the reason.
 func pending(a Attachment) string {
 	texts := []string{}
 	if a.PendingDEL() {

@@ -53,8 +53,7 @@ func Filter(attachments []Attachment, keep func(*Attachment) bool) (kept []Attac
 	return kept
 }
 
-// ofOneContainer returns the attachments of the container with that ID, else all of them if they
-// are one container's.
+// ofOneContainer returns the attachments of that container, else all if they are one container's.
 func ofOneContainer(arg, id string, found []Attachment) ([]Attachment, error) {
 	whole := Filter(found, func(a *Attachment) bool { return a.ContainerID == id })
 	if len(whole) > 0 {
@@ -94,9 +93,9 @@ func FindOne(ctx context.Context, stateDir, arg string) (key journal.Key, err er
 
 const completeTime = time.Second
 
-// Complete returns what a shell may complete, with duplicates: the arguments that name an attachment
-// and the networks in the journal, and with history also those in the history. It leaves out what it
-// cannot read in completeTime.
+// Complete returns what a shell may complete, with duplicates: arguments that name an attachment, and
+// networks, in the journal and, with history, in the history. It leaves out what it cannot read in
+// completeTime.
 func Complete(ctx context.Context, stateDir string, history bool) (args, networks []string) {
 	ctx, cancel := context.WithTimeout(ctx, completeTime)
 	defer cancel()

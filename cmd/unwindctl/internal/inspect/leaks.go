@@ -14,8 +14,7 @@ import (
 	"cni-unwind/plugin/known"
 )
 
-// Leaks returns the resources that the delegates of an attachment may leave on this machine if none
-// of them gets its DEL.
+// Leaks returns what an attachment may leave on this machine if no delegate gets its DEL.
 func Leaks(ctx context.Context, store *journal.Store, key journal.Key) (leaks []string, err error) {
 	var e *journal.Entry
 	err = store.View(ctx, func(tx *journal.Tx) error {

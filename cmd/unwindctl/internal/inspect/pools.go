@@ -110,8 +110,7 @@ func ReadPools(ctx context.Context, from term.Streams, of Scope) ([]*Pool, error
 	return n.Pools, errors.Join(n.PoolErr, n.SweepErr)
 }
 
-// readPool reads a pool. It returns one with an error if the ranges of the chain, or a part of the
-// addresses, cannot be read.
+// readPool reads a pool. One with an error lacks the chain's ranges, or a part of the addresses.
 func readPool(of sweep.Pool, n *Node) (*Pool, error) {
 	p := &Pool{Network: of.Network, Dir: of.Dir, Plain: of.Plain, Sets: []*Set{},
 		Reservations: []reservation{}}
@@ -277,8 +276,7 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Node) reservation {
 	return one
 }
 
-// PrintPools prints the pools, on a terminal with a map of each. In the format Wide it prints every
-// allocated address.
+// PrintPools prints the pools, on a terminal with a map, or, if Wide, every allocated address.
 func PrintPools(out io.Writer, pools []*Pool, of Scope, o *term.Output) error {
 	if len(pools) > 0 && o.Format == term.Wide || o.Format == term.Name {
 		return printReservations(out, pools, o)

@@ -15,8 +15,7 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// Scope selects the attachments and pools that a command judges, and the list of pods. It has the
-// flags as given.
+// Scope selects the attachments, the pools and the list of pods of a command, as its flags say.
 type Scope struct {
 	node.Directories
 	Network    string   // "" for all

@@ -18,8 +18,7 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// summary returns sentences about the addresses of an attachment, why it is kept, and how to
-// release it. all is the whole journal.
+// summary says what an attachment has, why it is kept, and how to release it. all is the journal.
 func summary(a *Attachment, f *sweep.Finding, all []Attachment) []string {
 	holds, when := "No address on record is held by", "since "+since(a.Created)
 	if n := len(a.Addresses); n > 0 {

@@ -24,8 +24,7 @@ type shown struct {
 	Summary []string `json:"summary"`
 }
 
-// Show prints the attachments that an argument names, or their names. It returns errors about other
-// entries after printing.
+// Show prints the attachments that an argument names. It then returns errors about other entries.
 func Show(ctx context.Context, to term.Streams, arg string, of Scope,
 	o *term.Output) error {
 	s, readErr := ReadSnapshot(ctx, &journal.Store{Dir: of.StateDir}, nil)
@@ -60,8 +59,7 @@ func Show(ctx context.Context, to term.Streams, arg string, of Scope,
 	return errors.Join(err, printShown(to.Out, all, o))
 }
 
-// examine judges the attachments that an argument names. It returns those that it could judge along
-// with an error about others.
+// examine judges the attachments that an argument names. The error may be about others.
 func examine(ctx context.Context, to term.Streams, arg string, of Scope,
 	attachments []Attachment) (all []shown, err error) {
 	found, err := Find(attachments, arg)

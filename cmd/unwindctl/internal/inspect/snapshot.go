@@ -31,8 +31,7 @@ func (s *Snapshot) Sum(name string) (n uint64) {
 	return n
 }
 
-// ReadSnapshot reads the journal in one transaction. It calls check in the same transaction, unless
-// check is nil.
+// ReadSnapshot reads the journal in one transaction, in which it also calls check, if there is one.
 func ReadSnapshot(
 	ctx context.Context, store *journal.Store, check func(*journal.Tx) error,
 ) (*Snapshot, error) {
@@ -65,8 +64,7 @@ func ReadSnapshot(
 	return s, err
 }
 
-// ReadJournal returns the entries of the journal. It leaves out damaged entries, and the error
-// names them.
+// ReadJournal returns the entries of the journal but damaged ones, which the error names.
 func ReadJournal(ctx context.Context, store *journal.Store) ([]Attachment, error) {
 	s, err := ReadSnapshot(ctx, store, nil)
 	return s.Attachments, errors.Join(append(s.Damaged, err)...)

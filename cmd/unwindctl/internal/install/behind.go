@@ -23,8 +23,7 @@ type behind struct {
 	lacking []string // those of types that the provider's list lacks
 }
 
-// behindIn returns the plugins behind unwind in a file of ours. There are none in the configuration
-// of one plugin.
+// behindIn returns the plugins behind unwind in a file of ours: none if it is not a list.
 func behindIn(own *netconf.Conflist) (b behind) {
 	if _, plugins, err := splitList(own); err == nil {
 		b.plugins, b.types = plugins[1:], own.Types[1:]

@@ -140,8 +140,7 @@ func (p *Plan) check(entry map[string]json.RawMessage) error {
 	return nil
 }
 
-// object encodes members, and after them those of a map that are neither among them nor left out,
-// in the order of their names.
+// object encodes members, and after them, by name, a map's that are neither there nor left out.
 func object(head []pair, more map[string]json.RawMessage, leftOut ...string) []byte {
 	for _, m := range head {
 		leftOut = append(leftOut, m.key)

@@ -24,8 +24,7 @@ const binaryEnv = "UNWIND_BINARY"
 // containerEnv names the file system of the container that the program came from, see runOnHost.
 const containerEnv = "UNWIND_CONTAINER"
 
-// ContainerRoot returns the path of the file system in which this program was started, also after
-// EnterHost in a child.
+// ContainerRoot returns the path of the root in which this program was started, before EnterHost.
 func ContainerRoot() string { return cmp.Or(os.Getenv(containerEnv), "/") }
 
 // EnterHost continues this program in the host's mount and network namespaces, where the runtime
@@ -138,8 +137,7 @@ func runOnHost(ctx context.Context, namespaces, binary []int) error {
 // openFiles is the directory with a path for each file that this process has open.
 const openFiles = "/proc/self/fd/"
 
-// keepOpenFile closes the open file that binaryEnv names, if it names one, in the programs that
-// this one starts.
+// keepOpenFile closes the open file that binaryEnv may name in the programs that this one starts.
 func keepOpenFile() {
 	number, is := strings.CutPrefix(os.Getenv(binaryEnv), openFiles)
 	if fd, err := strconv.Atoi(number); is && err == nil {

@@ -84,8 +84,7 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 // onWithin is how long an agent may need to install after it was switched on.
 const onWithin = 15 * time.Second
 
-// SwitchOnNode switches unwind on. If an agent runs, the agent installs it; otherwise SwitchOnNode
-// does.
+// SwitchOnNode switches unwind on. It installs unwind itself if no agent runs.
 func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.Output) error {
 	r, err := o.Find("/")
 	if err != nil {

@@ -99,8 +99,7 @@ func (o *OffState) String() string {
 	return fmt.Sprintf("unwind has been switched off since %s, by %s", term.Time(o.Since), o.By)
 }
 
-// ReadOff returns nil if unwind is not switched off. A file that cannot be read counts as switched
-// off.
+// ReadOff returns nil if unwind is not switched off. A file that cannot be read switches it off.
 func ReadOff(stateDir string) *OffState {
 	path := filepath.Join(stateDir, OffName)
 	info, err := os.Lstat(path)

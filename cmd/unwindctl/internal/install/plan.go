@@ -68,8 +68,7 @@ func (s Setup) Plan() (*Plan, error) {
 
 func (p *Plan) Repairs() []string { return p.behind.sentences(p.Source.Path) }
 
-// readOwn reads our file. It returns nil if the file does not exist, and an error if unwindctl did
-// not write it.
+// readOwn reads our file. It returns nil without one, and an error if unwindctl did not write it.
 func (p *Plan) readOwn() (*netconf.Conflist, error) {
 	if _, err := os.Lstat(p.path); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -96,8 +95,7 @@ func ours(c *netconf.Conflist) bool {
 		c.Unwind.ChainFile != ""
 }
 
-// checkDirectory returns an error if the runtime would not use our conflist, or if another conflist
-// runs unwind.
+// checkDirectory returns an error if the runtime would not use our file, or another runs unwind.
 func (s Setup) checkDirectory(p *Plan) error {
 	dir, err := os.Stat(s.ConfDir)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !dir.IsDir() {
@@ -242,8 +240,7 @@ func (s Setup) readSource(p *Plan) error {
 	return p.checkProviders()
 }
 
-// warnWritable warns of a file or directory that users other than root can write to, because the
-// runtime runs its content as root.
+// warnWritable warns of what users other than root can write: the runtime runs it as root.
 func (p *Plan) warnWritable(path string, info fs.FileInfo) {
 	if info.Mode().Perm()&0o022 != 0 {
 		p.warnings = append(p.warnings, fmt.Sprintf("%s is writable by users other than root "+

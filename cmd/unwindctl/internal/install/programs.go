@@ -53,8 +53,7 @@ func copyProgram(from, to string) (changed bool, err error) {
 	return put(to, content, 0o755)
 }
 
-// put gives a file a content, durably, unless it has that already and can be read and run as mode
-// says.
+// put gives a file a content, durably, unless it has it and can be read and run as mode says.
 func put(path string, content io.ReadSeeker, mode fs.FileMode) (changed bool, err error) {
 	if info, err := os.Stat(path); err == nil && mode&0o555&^info.Mode() == 0 &&
 		sameContent(content, path) {
@@ -66,8 +65,7 @@ func put(path string, content io.ReadSeeker, mode fs.FileMode) (changed bool, er
 	return true, durable.Replace(path, content, mode)
 }
 
-// installUnits writes the systemd units, which run unwindctl from programDir. It does not enable
-// them.
+// installUnits writes the systemd units, which run unwindctl from programDir, and enables none.
 func installUnits(unitDir, programDir string) (written []string, err error) {
 	files, err := systemd.Units.ReadDir(".")
 	if err != nil {
@@ -127,8 +125,7 @@ func systemctl(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// removePrograms removes unwindctl, and the plugin beside it, from a directory, if they say that
-// they are these.
+// removePrograms removes unwindctl, and the plugin beside it, if they say that they are these.
 func removePrograms(ctx context.Context, dir string) (removed []string, err error) {
 	plugin, own := filepath.Join(dir, programs[1]), filepath.Join(dir, programs[0])
 	if about, _, err := AskVersion(ctx, plugin); err == nil && versionOf(about) != "" {

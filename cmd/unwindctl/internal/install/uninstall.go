@@ -223,8 +223,7 @@ func describeJournal(ctx context.Context, stateDir string) string {
 		stateDir, term.Attachments(len(attachments)), pending, flag)
 }
 
-// checkPurge returns an error if the state directory is still needed by attachments, or for the
-// off-switch of a running agent.
+// checkPurge returns an error if attachments, or a running agent, still need the state directory.
 func checkPurge(ctx context.Context, stateDir string) error {
 	store := &journal.Store{Dir: stateDir}
 	if pid := store.AgentProcess(); pid != "" {
@@ -245,8 +244,7 @@ func checkPurge(ctx context.Context, stateDir string) error {
 	return nil
 }
 
-// purge removes unwind's files in the state directory, and the directory if it is then empty. It
-// does not follow links.
+// purge removes unwind's files, following no link, and the state directory if it is then empty.
 func purge(stateDir string) error {
 	files, err := filepath.Glob(filepath.Join(stateDir, "journal.*"))
 	for _, path := range append(files, filepath.Join(stateDir, "locks"),

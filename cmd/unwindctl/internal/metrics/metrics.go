@@ -66,8 +66,8 @@ var helps = map[string][]string{
 	"pending_deletes": {"Pending DELs of attachments that are no longer live.", "network", "plugin"},
 	"unproven_deletes": {"DELs that passed although their address is not known to be free; included " +
 		"in the pending DELs.", "network", "plugin"},
-	"oldest_pending_delete_timestamp_seconds": {"Time since which the oldest attachment with pending " +
-		"DELs has had them; absent if there is none."},
+	"oldest_pending_delete_timestamp_seconds": {"Time since which the oldest attachment with " +
+		"pending DELs has had them; absent if there is none."},
 	"rollbacks_total": {"ADDs that failed and were undone, by the delegate that failed; result is " +
 		"complete or pending.", "plugin", "result"},
 	"swept_attachments_total": {"Attachments released without the runtime's DEL.", "reason"},
@@ -82,8 +82,8 @@ var helps = map[string][]string{
 	"in_use": {"Whether pods of this node go through unwind: 1 for the reason that applies, else 0.",
 		"reason"},
 	"plugin_info": {"The version of the installed plugin, always 1.", "version"},
-	"off_timestamp_seconds": {"Time since which unwind is switched off, and by whom; absent if it is " +
-		"on.", "by"},
+	"off_timestamp_seconds": {"Time since which unwind is switched off, and by whom; absent if it " +
+		"is on.", "by"},
 	"events_total": {"Events that this program posted to Kubernetes, dropped because of the rate " +
 		"limit, or failed to post.", "result"},
 	"build_info":       {"The version of this program, always 1.", "version", "goversion"},
@@ -105,8 +105,7 @@ func (c *collection) add(name string, value float64, labels ...string) {
 	c.all = append(c.all, prometheus.MustNewConstMetric(desc, kind, value, labels...))
 }
 
-// Describe implements prometheus.Collector. Without descriptions, metrics are checked when they are
-// gathered.
+// Describe implements prometheus.Collector. Without it, metrics are checked when they are gathered.
 func (*collection) Describe(chan<- *prometheus.Desc) {}
 
 func (c *collection) Collect(to chan<- prometheus.Metric) {
@@ -208,8 +207,7 @@ func (c *collection) collectPools(ctx context.Context) error {
 	return nil
 }
 
-// WriteTextfile writes a file atomically. It follows links and replaces only regular files, not
-// devices.
+// WriteTextfile writes a file atomically. It follows links and replaces no devices.
 func WriteTextfile(path string, text io.Reader) error {
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		path = real

@@ -101,8 +101,7 @@ func listener(ctx context.Context, socket string) (pid int) {
 // versionTimeout bounds the question for the version of a runtime, on which nothing depends.
 const versionTimeout = 2 * time.Second
 
-// runtimeVersion asks a runtime for the first two numbers of its version. It returns 0, 0 if there
-// is no answer.
+// runtimeVersion asks a runtime for the first two numbers of its version; 0, 0 is no answer.
 func runtimeVersion(ctx context.Context, socket string) (major, minor int) {
 	answer, err := call(ctx, socket, versionTimeout, &cri.VersionRequest{},
 		cri.RuntimeServiceClient.Version)

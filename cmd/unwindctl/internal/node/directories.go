@@ -98,8 +98,7 @@ func (w *Directories) empty() bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// firstPIDNS is the number of the kernel's first PID namespace (PROC_PID_INIT_INO in
-// include/linux/proc_ns.h).
+// firstPIDNS is the kernel's first PID namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h).
 const firstPIDNS = "pid:[4026531836]"
 
 // inContainer reports whether this process is in a PID namespace other than the machine's, or in a

@@ -86,8 +86,7 @@ func (r *Runtime) clean() {
 // Timer is the advice for sweeps without the runtime.
 const Timer = "run sweeps with systemd (unwindctl install --systemd)"
 
-// version returns the runtime's version: what it answers, else what its configuration tells. It
-// returns 0, 0 if neither does.
+// version returns what the runtime answers, else what its configuration tells, else 0, 0.
 func (r Runtime) version(ctx context.Context) (major, minor int) {
 	if r.Socket != "" {
 		major, minor = runtimeVersion(ctx, r.Socket)
@@ -132,8 +131,7 @@ func (r Runtime) SweepAdvice(ctx context.Context) string {
 		Timer
 }
 
-// CRISockets returns the sockets of the known runtimes of Kubernetes, and that of this one's
-// configuration.
+// CRISockets returns the known sockets, and that of this runtime's configuration.
 func (r *Runtime) CRISockets() []string {
 	sockets := slices.Clone(CRISockets)
 	if r.Socket != "" && !slices.Contains(sockets, r.Socket) {

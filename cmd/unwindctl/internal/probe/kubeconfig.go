@@ -141,8 +141,7 @@ func (f files) read(path string) ([]byte, error) {
 	return data, nil
 }
 
-// content returns what is inline, in base64, or else what the file has. It is nil if there is
-// neither.
+// content returns what is inline, in base64, or else what the file has, or else nil.
 func (f files) content(key, inline, path string) ([]byte, error) {
 	if inline != "" {
 		data, err := base64.StdEncoding.DecodeString(inline)

@@ -155,8 +155,7 @@ func (p *Prober) read(path string) ([]byte, error) {
 	return netconf.ReadFile(filepath.Join(cmp.Or(p.Root, "/"), path))
 }
 
-// objectName is a name that Kubernetes gives an object of its API (RFC 1123 subdomain). It needs no
-// escape in a URL.
+// objectName is a name of an object of Kubernetes (RFC 1123 subdomain). A URL does not escape it.
 var objectName = regexp.MustCompile(`^[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?$`)
 
 // pools returns the names of the IPPools of the ranges (pkg/storage/kubernetes, IPPoolName), each
@@ -212,8 +211,7 @@ type status struct {
 	Details      struct{ Name, Kind string }
 }
 
-// held returns the addresses that a pool keeps for an attachment. A pool that does not exist keeps
-// none.
+// held returns the addresses that a pool keeps for an attachment. A missing pool keeps none.
 func (a *api) held(ctx context.Context, name, containerID, ifname string) ([]netip.Addr, error) {
 	from := a.server.JoinPath("apis/whereabouts.cni.cncf.io/v1alpha1/namespaces", a.namespace,
 		"ippools", name)

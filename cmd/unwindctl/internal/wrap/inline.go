@@ -17,8 +17,7 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// Inline returns a list with the source's chain in unwind's entry, or nil if the source is already
-// wrapped.
+// Inline returns a list with the source's chain in unwind's entry, or nil if it is already wrapped.
 func Inline(src Source) ([]byte, error) {
 	if src.bad != nil {
 		return nil, src.bad
@@ -176,8 +175,7 @@ func checkWrapped(list *netconf.Conflist, neighbours int) error {
 	return err
 }
 
-// errNotAlone is the error of a list in which unwind has neighbours: it would undo nothing of
-// theirs.
+// errNotAlone is the error of a list in which unwind has neighbours, of which it undoes nothing.
 var errNotAlone = fmt.Errorf("%s is one plugin of several; it must be the only one, with the "+
 	"others in its \"chain\"", netconf.Name)
 
@@ -243,8 +241,7 @@ func networkName(members []part, defaultName string) (string, error) {
 	return parsed.Name, err
 }
 
-// isSingle reports whether a text is the configuration of one plugin and not a list, as unwind sees
-// it.
+// isSingle reports whether unwind sees the configuration of one plugin in a text, and not a list.
 func isSingle(x []byte) bool {
 	var conf struct {
 		Type    string            `json:"type"`

@@ -47,8 +47,7 @@ type manifest struct {
 	changed bool
 }
 
-// rewrite applies the change to a text. It returns nil for a text without an object; m has the
-// counts.
+// rewrite applies the change to a text, and counts objects. It returns nil for a text without one.
 func (m *manifest) rewrite(data []byte) ([]byte, error) {
 	if json.Valid(data) {
 		return m.json(data)

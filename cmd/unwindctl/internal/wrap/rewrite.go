@@ -93,8 +93,7 @@ func (r Rewrite) read(arg string) (path string, data []byte, err error) {
 	return path, data, err
 }
 
-// result returns what the change makes of a text, or nil. A text without a Kubernetes object is a
-// configuration.
+// result returns what the change makes of a text, or nil. One without an object is a configuration.
 func (r Rewrite) result(arg string, data []byte) (result []byte, isManifest bool, err error) {
 	m := &manifest{change: func(o object) (string, error) { return r.definition(arg, o) }}
 	result, err = m.rewrite(data)

@@ -52,8 +52,7 @@ func (text jsonText) parts(at int) ([]part, error) {
 	return all, nil
 }
 
-// past returns the offset of the first byte that is no white space, and after a separator that is
-// there.
+// past returns the offset after white space and, if it is there, a separator.
 func (text jsonText) past(at int, separator byte) int {
 	at = text.space(at)
 	if at < len(text) && text[at] == separator {
