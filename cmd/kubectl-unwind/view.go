@@ -18,7 +18,7 @@ import (
 type view struct {
 	unwindctl []string                      // the command on the node; it also gets the arguments and
 	flags     handedOn                      // these flags
-	key       string                        // of the list in what it prints; "" if that is an item itself
+	key       string                        // of the list that it prints; "" if it prints an item
 	whole     bool                          // the report is the whole object, not only the list
 	report    func() report                 // nil: items
 	fine      func(code int, r report) bool // reports whether this exit code is a success

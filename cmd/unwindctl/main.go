@@ -1,8 +1,8 @@
 // Command unwindctl is the operator's program: it shows unwind's journal and releases dead
 // attachments.
 //
-// This package has the command lines, one file per command or pair of commands. The packages in internal do the work.
-// Each imports only packages above it in this list:
+// This package has the command lines, one file per command or pair of commands. The packages in
+// internal do the work. Each imports only packages above it in this list:
 //
 //	term     tables, formats, usage errors, hints; in cmd/internal
 //	durable  replaces and removes files durably

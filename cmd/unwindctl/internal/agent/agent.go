@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -132,7 +133,10 @@ func (a *agent) switchOff(setup install.Setup) error {
 }
 
 func (a *agent) sweepEach(ctx context.Context, setup install.Setup, paths node.Runtime) {
-	s := &sweeper{agent: a, sockets: paths.CRISockets()}
+	s := &sweeper{agent: a, sockets: slices.Clone(node.CRISockets)}
+	if !slices.Contains(s.sockets, paths.Socket) {
+		s.sockets = append(s.sockets, paths.Socket)
+	}
 	for ctx.Err() == nil {
 		a.sweeping.beat()
 		s.sweep(ctx, setup.ConfDir, a.journalDir(setup))

@@ -93,9 +93,8 @@ func FindOne(ctx context.Context, stateDir, arg string) (key journal.Key, err er
 
 const completeTime = time.Second
 
-// Complete returns what a shell may complete, with duplicates: arguments that name an attachment, and
-// networks, in the journal and, with history, in the history. It leaves out what it cannot read in
-// completeTime.
+// Complete returns what a shell may complete, with duplicates: arguments that name attachments and
+// networks, of the journal and, with history, of its events. It reads for at most completeTime.
 func Complete(ctx context.Context, stateDir string, history bool) (args, networks []string) {
 	ctx, cancel := context.WithTimeout(ctx, completeTime)
 	defer cancel()

@@ -29,11 +29,6 @@ func attachmentsOf(events []journal.Event) (attachments []Attachment) {
 	return attachments
 }
 
-func lastOf(events []journal.Event, arg string, n int) []journal.Event {
-	events = slices.DeleteFunc(events, func(e journal.Event) bool { return !About(e, arg) })
-	return events[max(0, len(events)-n):]
-}
-
 func PrintHistory(out io.Writer, events []journal.Event, o *term.Output) error {
 	if o.Format == term.Name {
 		return term.PrintNames(out, names(attachmentsOf(events)))
@@ -69,7 +64,8 @@ func explainNothing(out io.Writer, arg string, of Scope, events []journal.Event,
 	if address, err := netip.ParseAddr(arg); err == nil {
 		explainAddress(&text, address.Unmap(), of)
 	}
-	for _, e := range lastOf(events, arg, 3) {
+	events = slices.DeleteFunc(events, func(e journal.Event) bool { return !About(e, arg) })
+	for _, e := range events[max(0, len(events)-3):] { // the last ones
 		text.WriteString(eventSentence(e))
 	}
 	if text.Len() == 0 {

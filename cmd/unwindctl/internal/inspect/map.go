@@ -88,7 +88,8 @@ func drawRange(out io.Writer, r ipam.Range, state map[netip.Addr]string, paint f
 		}
 	}
 	if shift > 0 {
-		fmt.Fprintf(out, "  each character stands for %d addresses\n", new(big.Int).Lsh(big.NewInt(1), shift))
+		each := new(big.Int).Lsh(big.NewInt(1), shift)
+		fmt.Fprintf(out, "  each character stands for %d addresses\n", each)
 	}
 	for row := int64(0); row < cells; row += width {
 		var line strings.Builder

@@ -52,10 +52,13 @@ func find(root string, ask func(*Runtime, string) bool) ([]Runtime, error) {
 // count as one.
 func Choose(found []Runtime, name string) (Runtime, error) {
 	var names []string
+	several := "this machine has several runtimes with different directories:"
 	for _, r := range found {
 		if names = append(names, r.Name); r.Name == name {
 			return r, nil
 		}
+		several += fmt.Sprintf("\n  %s: conflists in %s, plugins in %s", r.Name, r.ConfDir,
+			strings.Join(r.BinDirs, ", "))
 	}
 	if name != "" {
 		return Runtime{}, term.Usage("runtime %q is not on this machine; found: %s", name,
@@ -64,25 +67,13 @@ func Choose(found []Runtime, name string) (Runtime, error) {
 	if len(found) == 0 {
 		return Runtime{ConfDir: DefaultConfDir, BinDirs: []string{DefaultBinDir}, MaxConfs: 1}, nil
 	}
-	for _, r := range found[1:] {
-		if r.ConfDir != found[0].ConfDir || r.BinDirs[0] != found[0].BinDirs[0] {
-			return Runtime{}, severalError(found)
-		}
-	}
 	one := found[0]
 	for _, r := range found[1:] {
+		if r.ConfDir != one.ConfDir || r.BinDirs[0] != one.BinDirs[0] {
+			return Runtime{}, term.WithHint("choose one with --runtime "+one.Name, "%s", several)
+		}
 		one.Problems = append(slices.Clone(one.Problems), r.Problems...)
 		one.Notes = append(slices.Clone(one.Notes), r.Notes...)
 	}
 	return one, nil
-}
-
-func severalError(found []Runtime) error {
-	var text strings.Builder
-	fmt.Fprintf(&text, "this machine has several runtimes with different directories:")
-	for _, r := range found {
-		fmt.Fprintf(&text, "\n  %s: conflists in %s, plugins in %s", r.Name, r.ConfDir,
-			strings.Join(r.BinDirs, ", "))
-	}
-	return term.WithHint("choose one with --runtime "+found[0].Name, "%s", &text)
 }

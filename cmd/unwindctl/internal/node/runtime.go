@@ -131,15 +131,6 @@ func (r Runtime) SweepAdvice(ctx context.Context) string {
 		Timer
 }
 
-// CRISockets returns the known sockets, and that of this runtime's configuration.
-func (r *Runtime) CRISockets() []string {
-	sockets := slices.Clone(CRISockets)
-	if r.Socket != "" && !slices.Contains(sockets, r.Socket) {
-		sockets = append(sockets, r.Socket)
-	}
-	return sockets
-}
-
 // firstThere returns the directories from the first one that exists on, or all.
 func firstThere(root string, dirs ...string) []string {
 	for i, dir := range dirs {

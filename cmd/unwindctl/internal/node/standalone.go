@@ -68,5 +68,6 @@ func findNomad(root string) (*Runtime, error) {
 	if !anyExists(root, confDir) {
 		return nil, nil
 	}
-	return &Runtime{Name: "nomad", ConfDir: confDir, BinDirs: []string{DefaultBinDir}, MaxConfs: 1}, nil
+	return &Runtime{Name: "nomad", ConfDir: confDir, BinDirs: []string{DefaultBinDir},
+		MaxConfs: 1}, nil
 }

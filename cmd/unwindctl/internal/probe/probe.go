@@ -123,10 +123,7 @@ func (p *Prober) merge(c *whereaboutsConf) error {
 		"/etc/cni/net.d/whereabouts.d/whereabouts.conf",
 		"/host/etc/cni/net.d/whereabouts.d/whereabouts.conf",
 	} {
-		if path == "" {
-			continue
-		}
-		if _, err := os.Stat(filepath.Join(p.Root, path)); err != nil {
+		if _, err := os.Stat(filepath.Join(p.Root, path)); path == "" || err != nil {
 			continue
 		}
 		var flat whereaboutsConf
