@@ -1,7 +1,7 @@
 // Command unwindctl is the operator's program: it shows unwind's journal and releases dead
 // attachments.
 //
-// This package has the command lines, one file per command or pair of commands. The packages in
+// This package has the command lines, one file per command or a few. The packages in
 // internal do the work. Each imports only packages above it in this list:
 //
 //	term     tables, formats, usage errors, hints; in cmd/internal

@@ -15,6 +15,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -94,14 +95,9 @@ func (c cluster) create(ctx context.Context, path string, object any) (int, bool
 		return 0, false, err
 	}
 	defer func() { _ = answer.Body.Close() }()
-	var status struct {
-		Details struct{ Causes []struct{ Reason string } }
-	}
+	type cause struct{ Reason string }
+	var status struct{ Details struct{ Causes []cause } }
 	_ = json.NewDecoder(io.LimitReader(answer.Body, 64<<10)).Decode(&status)
-	for _, cause := range status.Details.Causes {
-		if cause.Reason == "NamespaceTerminating" {
-			return answer.StatusCode, true, nil
-		}
-	}
-	return answer.StatusCode, false, nil
+	ending := slices.Contains(status.Details.Causes, cause{"NamespaceTerminating"})
+	return answer.StatusCode, ending, nil
 }

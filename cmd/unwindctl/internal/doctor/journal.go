@@ -189,30 +189,42 @@ const (
 	leastNodes = 100
 )
 
-const noJournal = "no journal in %s yet: no pod was added through unwind"
-
 // directory examines the state directory, and reports whether it has a journal to examine.
 func (e *examination) directory() bool {
 	info, err := os.Stat(e.StateDir)
-	if errors.Is(err, fs.ErrNotExist) {
-		parent := filepath.Dir(e.StateDir)
-		for !durable.Exists(parent) {
-			parent = filepath.Dir(parent)
-		}
-		// the plugin runs as root; what another user may not write says nothing
-		if info, err := os.Stat(parent); err != nil || !info.IsDir() ||
-			os.Geteuid() == 0 && unix.Access(parent, unix.W_OK) != nil {
-			e.add("journal", Failure, "set stateDir to a directory that can be created",
-				"%s does not exist and cannot be created in %s", e.StateDir, parent)
-			return false
-		}
-		e.add("journal", OK, "", noJournal, e.StateDir)
+	if err == nil {
+		e.files(info)
+		_, err = os.Stat(filepath.Join(e.StateDir, "journal.db"))
+	} else if parent := e.parent(); errors.Is(err, fs.ErrNotExist) && parent != "" {
+		e.add("journal", Failure, "set stateDir to a directory that can be created",
+			"%s does not exist and cannot be created in %s", e.StateDir, parent)
 		return false
 	}
-	if err != nil {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		e.add("journal", OK, "", "no journal in %s yet: no pod was added through unwind", e.StateDir)
+	case err != nil:
 		e.add("journal", Failure, inspect.HintFor(err), "%v", err)
-		return false
 	}
+	return err == nil
+}
+
+// parent returns the directory in which the state directory cannot be created, or "".
+func (e *examination) parent() string {
+	parent := filepath.Dir(e.StateDir)
+	for !durable.Exists(parent) {
+		parent = filepath.Dir(parent)
+	}
+	// the plugin runs as root; what another user may not write says nothing
+	if info, err := os.Stat(parent); err != nil || !info.IsDir() ||
+		os.Geteuid() == 0 && unix.Access(parent, unix.W_OK) != nil {
+		return parent
+	}
+	return ""
+}
+
+// files examines what is in the state directory, and its disk.
+func (e *examination) files(info fs.FileInfo) {
 	if info.Mode().Perm()&0o077 != 0 {
 		e.add("journal", Failure, "chmod 0700 "+e.StateDir,
 			"%s has mode %04o: other users can read or write it", e.StateDir, info.Mode().Perm())
@@ -237,16 +249,6 @@ func (e *examination) directory() bool {
 	if pid := (&journal.Store{Dir: e.StateDir}).AgentProcess(); pid != "" {
 		e.add("agent", OK, "", "process %s keeps unwind installed", pid)
 	}
-	_, err = os.Stat(filepath.Join(e.StateDir, "journal.db"))
-	if errors.Is(err, fs.ErrNotExist) {
-		e.add("journal", OK, "", noJournal, e.StateDir)
-		return false
-	}
-	if err != nil {
-		e.add("journal", Failure, inspect.HintFor(err), "%v", err)
-		return false
-	}
-	return true
 }
 
 func (e *examination) disk() {
