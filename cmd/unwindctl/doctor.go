@@ -12,12 +12,10 @@ import (
 // examinedCode returns the exit code for the worst severity of a report. failOn is --fail-on.
 func examinedCode(worst doctor.Severity, failOn string) int {
 	switch {
-	case worst == doctor.OK:
+	case worst == doctor.OK, failOn == doctor.Failure.String() && worst < doctor.Failure:
 		return 0
 	case failOn == "":
 		return 2 + int(worst)
-	case failOn == doctor.Failure.String() && worst < doctor.Failure:
-		return 0
 	}
 	return term.ExitError
 }
