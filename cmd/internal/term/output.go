@@ -68,7 +68,6 @@ func (o *Output) AddFlags(cmd *cobra.Command, flags *pflag.FlagSet, keys string,
 
 func (o *Output) String() string { return string(o.Format) }
 
-// Type is part of pflag.Value.
 func (*Output) Type() string { return "FORMAT" }
 
 func (o *Output) Set(value string) error {

@@ -73,11 +73,10 @@ func (a *agent) run(ctx context.Context) error {
 	}
 	paths, err := a.find()
 	var usage term.UsageError
-	switch {
-	case err == nil:
-	case errors.As(err, &usage) || !a.NoInstall:
+	if errors.As(err, &usage) || err != nil && !a.NoInstall {
 		return err
-	default:
+	}
+	if err != nil {
 		a.log.Warn("using default directories for the runtime", "err", err)
 		paths = node.Runtime{ConfDir: node.DefaultConfDir, BinDirs: []string{node.DefaultBinDir}}
 	}

@@ -99,13 +99,12 @@ func (s *server) source() metrics.Source {
 func (s *server) readyz(w http.ResponseWriter, _ *http.Request) {
 	is := s.found()
 	why := term.Printable(is.why)
-	switch {
-	case is.Reason.Ready() || is.Reason == "":
+	if is.Reason.Ready() || is.Reason == "" {
 		_, _ = io.WriteString(w, strings.TrimSpace("ok\n"+why)+"\n")
-	default:
-		text := strings.TrimSuffix(fmt.Sprintf("unwind is not in use: %s: %s", is.Reason, why), ": ")
-		http.Error(w, text, http.StatusServiceUnavailable)
+		return
 	}
+	text := strings.TrimSuffix(fmt.Sprintf("unwind is not in use: %s: %s", is.Reason, why), ": ")
+	http.Error(w, text, http.StatusServiceUnavailable)
 }
 
 // heartbeat is when a loop last made progress.

@@ -168,14 +168,11 @@ func (p Target) again(r node.Runtime) string {
 	text := ""
 	for _, flag := range []struct{ name, given, value string }{
 		{"runtime", p.Runtime, p.Runtime}, {"conf-dir", p.ConfDir, r.ConfDir},
-		{"bin-dir", p.BinDir, r.BinDirs[0]},
+		{"bin-dir", p.BinDir, r.BinDirs[0]}, {"file", p.File, p.File},
 	} {
 		if flag.given != "" {
 			text += fmt.Sprintf(" --%s %s", flag.name, flag.value)
 		}
-	}
-	if p.File != "" {
-		text += " --file " + p.File
 	}
 	return text
 }

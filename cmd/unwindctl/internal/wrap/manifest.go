@@ -29,8 +29,6 @@ func (o object) String() string {
 	return o.Kind + " " + path.Join(o.Metadata.Namespace, o.Metadata.Name)
 }
 
-func (o object) known() bool { return o.APIVersion != "" && o.Kind != "" }
-
 func (o object) isList() bool { return o.Kind == "List" || o.Kind == definitionKind+"List" }
 
 func (o object) isDefinition() bool {
@@ -181,7 +179,7 @@ func child(n *yaml.Node, key string) *yaml.Node {
 
 // count counts an object, and reports whether there may be something to change in it.
 func (m *manifest) count(o object) bool {
-	if o.known() {
+	if o.APIVersion != "" && o.Kind != "" {
 		m.objects++
 	}
 	if o.isDefinition() {
