@@ -85,7 +85,6 @@ func findAgents(ctx context.Context, o *options, stderr io.Writer) ([]agent, err
 	return agents, ctx.Err()
 }
 
-// addMissing adds a node that has no agent.
 func addMissing(agents []agent, node, why string) []agent {
 	if slices.ContainsFunc(agents, func(a agent) bool { return a.node == node }) {
 		return agents

@@ -14,7 +14,6 @@ import (
 
 const mostAtOnce = 512
 
-// answer is the outcome of asking a node.
 type answer struct {
 	Node string `json:"node"`
 	Pod  string `json:"pod,omitempty"`
@@ -25,8 +24,7 @@ type answer struct {
 	report report // the same; nil without a result
 }
 
-// askAll asks all nodes and returns the answers in the order of the agents. A node that hangs
-// occupies one of the slots until the timeout.
+// askAll returns the nodes' answers, in order. One that hangs occupies a slot until the timeout.
 func askAll(ctx context.Context, o *options, v *view, args []string, agents []agent,
 	stderr io.Writer) []answer {
 	g, shut := o.openGate(ctx)
@@ -85,7 +83,6 @@ func (a *answer) ask(ctx context.Context, g *gate, o *options, v *view, args []s
 	}
 }
 
-// read reads an object that unwindctl printed.
 func (v *view) read(data []byte) (report, error) {
 	var object map[string]json.RawMessage
 	var version int
@@ -98,11 +95,17 @@ func (v *view) read(data []byte) (report, error) {
 			"version %d; use the kubectl-unwind of the agent's release",
 			object["version"], term.FormatVersion)
 	}
-	r := v.report()
+	var r report = &items{}
+	if v.report != nil {
+		r = v.report()
+	}
 	list := object[v.key]
-	if v.key != "" && (len(list) == 0 || list[0] != '[') {
+	switch {
+	case v.key == "":
+		list = slices.Concat([]byte("["), data, []byte("]"))
+	case len(list) == 0 || list[0] != '[':
 		return nil, fmt.Errorf("unwindctl printed no list %q", v.key)
-	} else if v.key == "" || v.whole {
+	case v.whole:
 		list = data
 	}
 	if err := json.Unmarshal(list, r); err != nil {
@@ -110,3 +113,32 @@ func (v *view) read(data []byte) (report, error) {
 	}
 	return r, nil
 }
+
+// progress counts the finished nodes on one line of a terminal. It writes nothing to other files.
+type progress struct {
+	out       io.Writer
+	mu        sync.Mutex
+	all, done int
+	width     int // of the current line
+}
+
+// newProgress returns a progress that shows 0 nodes done if out is a terminal.
+func newProgress(out io.Writer, all int) *progress {
+	p := &progress{out: io.Discard, all: all, done: -1}
+	if _, terminal := term.OnTerminal(out); terminal {
+		p.out = out
+	}
+	p.add()
+	return p
+}
+
+func (p *progress) add() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.done++
+	p.width, _ = fmt.Fprintf(p.out, "\r%d of %s done", p.done, nodes(p.all))
+}
+
+// clear empties the line and moves the cursor to its start. It uses no escape sequences, because
+// some Windows consoles do not support them.
+func (p *progress) clear() { fmt.Fprintf(p.out, "\r%*s\r", p.width, "") }

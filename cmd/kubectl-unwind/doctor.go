@@ -18,7 +18,6 @@ const (
 // severities are the severities of unwindctl doctor, the least severe first.
 var severities = []string{"ok", "warning", "error"}
 
-// diagnosis is the result of doctor on a node.
 type diagnosis struct {
 	Plugin string // its version
 	Checks []struct{ What, Severity, Text, Remedy string }
@@ -34,7 +33,7 @@ func doctorCommand(o *options) *cobra.Command {
 		columns: []string{"WORST", "ERRORS", "WARNINGS", "VERSION", "FIRST FINDING"},
 		wide:    []string{"SEVERITY", "WHAT", "FINDING"},
 	}
-	cmd := v.command(o, &cobra.Command{
+	return term.AddWatch(v.command(o, &cobra.Command{
 		Use:   "doctor",
 		Short: "Report problems with unwind on each node",
 		Long: "Report problems with unwind on each node, as unwindctl doctor does there. The last\n" +
@@ -44,9 +43,7 @@ func doctorCommand(o *options) *cobra.Command {
 			"answered partially; else 3 if a node has a warning; else 0.",
 		Example: "  kubectl unwind doctor\n" +
 			"  kubectl unwind doctor -o wide --nodes worker-2",
-	})
-	term.AddWatch(cmd)
-	return cmd
+	}))
 }
 
 // severity returns the rank of a severity. An unknown one ranks highest.
@@ -67,7 +64,7 @@ func (d *diagnosis) worst() int {
 
 func (d *diagnosis) count() map[string]int { return map[string]int{severities[d.worst()]: 1} }
 
-func (d *diagnosis) rows(wide bool) (rows []row) {
+func (d *diagnosis) rows(_ *view, wide bool) (rows []row) {
 	worst, first := d.worst(), "-"
 	weight, count := float64(worst), make([]int, len(severities))
 	for _, c := range d.Checks {

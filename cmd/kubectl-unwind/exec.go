@@ -16,6 +16,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"syscall"
 	"time"
 
 	"cni-unwind/cmd/internal/term"
@@ -47,7 +48,7 @@ func (k *kubectl) openGate(ctx context.Context) (g *gate, shut func()) {
 	socket := filepath.Join(dir, "socket")
 	cmd := exec.CommandContext(ctx, "kubectl", k.args("proxy", "--unix-socket="+socket,
 		"--reject-paths=^$", "--accept-paths=^/api/v1/namespaces/[^/]+/pods/[^/]+/exec$")...)
-	cmd.WaitDelay = time.Second
+	cmd.WaitDelay, cmd.SysProcAttr = time.Second, endsWithUs
 	shut = func() {
 		cancel()
 		_ = cmd.Wait()
@@ -71,6 +72,9 @@ func (k *kubectl) openGate(ctx context.Context) (g *gate, shut func()) {
 	}
 	return &gate{k, &http.Client{Transport: &http.Transport{DialContext: dial}}}, shut
 }
+
+// endsWithUs has the kernel end kubectl proxy if this process gets SIGKILL. It is nil if none can.
+var endsWithUs *syscall.SysProcAttr
 
 // errClosed means that something on the way blocks WebSockets, or that the user may not get
 // pods/exec, which WebSockets need besides create.

@@ -16,7 +16,7 @@ type pools []struct {
 	Network, Dir string
 	counts
 	Sets         []set
-	Reservations []struct{ Address, ContainerID, IfName, State, Why string }
+	Reservations []item
 }
 
 type counts struct{ Used, Live, Leaked, Ownerless, Unknown int }
@@ -40,7 +40,7 @@ func ipamCommand(o *options) *cobra.Command {
 			"UNKNOWN", "FREE", "POOL"},
 		wide: []string{"NETWORK", "ADDRESS", "STATE", "CONTAINER", "IFNAME", "WHY"},
 	}
-	cmd := v.command(o, &cobra.Command{
+	return term.AddWatch(v.command(o, &cobra.Command{
 		Use:   "ipam",
 		Short: "Show the pools of host-local on each node, the fullest first",
 		Long: "Show the pools of host-local on each node, the fullest first: how many addresses are\n" +
@@ -50,9 +50,7 @@ func ipamCommand(o *options) *cobra.Command {
 			"-o wide shows every allocated address.",
 		Example: "  kubectl unwind ipam\n" +
 			"  kubectl unwind ipam -o wide --nodes worker-2",
-	})
-	term.AddWatch(cmd)
-	return cmd
+	}))
 }
 
 func (all *pools) count() map[string]int {
@@ -66,7 +64,7 @@ func (all *pools) count() map[string]int {
 	return count
 }
 
-func (all *pools) rows(wide bool) (rows []row) {
+func (all *pools) rows(v *view, wide bool) (rows []row) {
 	for _, p := range *all {
 		fullest := 0.0
 		sets := p.Sets
@@ -83,12 +81,10 @@ func (all *pools) rows(wide bool) (rows []row) {
 					strconv.Itoa(s.Ownerless), strconv.Itoa(s.Unknown), s.number(s.Free), p.Dir}})
 			}
 		}
-		if !wide {
-			continue
-		}
 		for _, r := range p.Reservations {
-			rows = append(rows, row{fullest, []string{p.Network, r.Address, r.State,
-				term.OrDash(r.ContainerID), term.OrDash(r.IfName), r.Why}})
+			if r.Network = p.Network; wide {
+				rows = append(rows, r.rows(v.wide, fullest)...)
+			}
 		}
 	}
 	return rows
@@ -108,7 +104,6 @@ func (s set) use() (part float64, percent string) {
 	return float64(used) / float64(*s.Size), fmt.Sprintf("%d%%", 100*used / *s.Size)
 }
 
-// number formats a number of addresses.
 func (s set) number(n *int64) string {
 	switch {
 	case n != nil:

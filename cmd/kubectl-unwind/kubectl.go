@@ -25,7 +25,6 @@ const (
 // mostKubectls is how many kubectl processes run at once. Each takes 50 MB and 55 ms of CPU time.
 const mostKubectls = 16
 
-// kubectl runs the user's kubectl.
 type kubectl struct {
 	flags     *pflag.FlagSet // including kubectlFlags
 	namespace string
@@ -50,7 +49,6 @@ func (h handedOn) addTo(flags *pflag.FlagSet) {
 	}
 }
 
-// of returns the flags that were set.
 func (h handedOn) of(flags *pflag.FlagSet) (args []string) {
 	for _, f := range h {
 		values, _ := flags.GetStringArray(f[0])
@@ -96,8 +94,7 @@ func (k *kubectl) run(ctx context.Context, args ...string) ([]byte, error) {
 	return out.buf.Bytes(), err
 }
 
-// refused means that kubectl exited with a code other than 0: its own, or the code of the program
-// that it ran.
+// refused means that kubectl, or the program that it ran, exited with a code other than 0.
 type refused struct {
 	code int
 	said string

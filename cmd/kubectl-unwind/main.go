@@ -9,12 +9,11 @@
 //	kubectl.go  runs kubectl with limits
 //	agents.go   finds the nodes, and the pod to ask on each
 //	exec.go     runs a command in an agent's pod through kubectl proxy
-//	ask.go      asks all nodes; progress.go counts them on a terminal
+//	ask.go      asks all nodes, and counts them on a terminal
 //	view.go     prints a table of the answers, the worst first
-//	switch.go   off, on and uninstall
-//	about.go    version and completion
+//	item.go     the rows of a list that unwindctl prints
 //
-// Each other file is a command.
+// doctor.go and ipam.go are commands with rows of their own, commands.go has all others.
 package main
 
 import (
@@ -31,7 +30,6 @@ var version = "dev"
 
 func main() { os.Exit(term.Main(rootCommand(), term.HintOf)) }
 
-// options are the flags of all commands.
 type options struct {
 	kubectl
 	selector string

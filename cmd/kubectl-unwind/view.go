@@ -16,11 +16,11 @@ import (
 
 // view is how a command asks the nodes and shows their answers.
 type view struct {
-	unwindctl []string // the command on the node; it also gets the arguments and
-	flags     handedOn // these flags
-	key       string   // of the list in the object that it prints; "" without a list
-	whole     bool     // the report is the whole object, not only the list
-	report    func() report
+	unwindctl []string                      // the command on the node; it also gets the arguments and
+	flags     handedOn                      // these flags
+	key       string                        // of the list that it prints; "" if it prints an item
+	whole     bool                          // the report is the whole object, not only the list
+	report    func() report                 // nil: items
 	fine      func(code int, r report) bool // reports whether this exit code is a success
 	words     []string                      // the counts of the summary, in order
 	none      string                        // the text for a node without rows
@@ -28,12 +28,13 @@ type view struct {
 	needed    bool                          // it is an error if no node has rows
 	columns   []string                      // after the node's name
 	wide      []string                      // the columns of -o wide; nil for the same
+	// first is the last column of a table with a row for each node: its counts and first problem.
+	first string
 }
 
-// report is a node's answer.
 type report interface {
 	count() map[string]int // by the words of the view
-	rows(wide bool) []row
+	rows(v *view, wide bool) []row
 }
 
 // row is a row of a table, without the node's name. One that weighs more comes first.
@@ -42,9 +43,11 @@ type row struct {
 	cells  []string
 }
 
-// command returns a command that asks all nodes.
 func (v *view) command(o *options, cmd *cobra.Command) *cobra.Command {
 	v.flags.addTo(cmd.Flags())
+	if v.first != "" {
+		v.columns = append(strings.Split(strings.ToUpper(strings.Join(v.words, ",")), ","), v.first)
+	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ctx, out := cmd.Context(), cmd.OutOrStdout()
 		agents, err := findAgents(ctx, o, cmd.ErrOrStderr())
@@ -68,7 +71,6 @@ func (v *view) command(o *options, cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// outcome returns the error of all answers together.
 func (v *view) outcome(answers []answer) error {
 	worst, failed, found := 0, 0, 0
 	for _, a := range answers {
@@ -99,15 +101,19 @@ func (v *view) outcome(answers []answer) error {
 	return nil
 }
 
+func (v *view) names(wide bool) []string {
+	if wide && v.wide != nil {
+		return v.wide
+	}
+	return v.columns
+}
+
 // least is the shortest width of a text on a terminal. -o wide has the full text.
 const least = 12
 
-// print prints a table of the answers and a summary line.
 func (v *view) print(out io.Writer, answers []answer, o *term.Output) error {
-	names := v.columns
-	if o.Format == term.Wide && v.wide != nil {
-		names = v.wide
-	}
+	wide := o.Format == term.Wide
+	names := v.names(wide)
 	columns := []term.Column{{Name: "NODE"}}
 	for _, name := range names {
 		columns = append(columns, term.Column{Name: name, Least: max(least, len(name)),
@@ -115,7 +121,7 @@ func (v *view) print(out io.Writer, answers []answer, o *term.Output) error {
 	}
 	var rows []row
 	for i := range answers {
-		rows = append(rows, v.rows(&answers[i], len(names), o.Format == term.Wide)...)
+		rows = append(rows, v.rows(&answers[i], len(names), wide)...)
 	}
 	slices.SortStableFunc(rows, func(a, b row) int { return cmp.Compare(b.weight, a.weight) })
 	t := term.NewTable(columns...)
@@ -146,7 +152,7 @@ func (v *view) rows(a *answer, columns int, wide bool) (rows []row) {
 		special(math.MaxFloat64, "partial", a.Error)
 	}
 	if a.report != nil {
-		rows = append(rows, a.report.rows(wide)...)
+		rows = append(rows, a.report.rows(v, wide)...)
 	}
 	if len(rows) == 0 && !v.quiet {
 		special(0, "-", v.none)
@@ -157,7 +163,6 @@ func (v *view) rows(a *answer, columns int, wide bool) (rows []row) {
 	return rows
 }
 
-// summary returns the counts of all nodes together.
 func (v *view) summary(answers []answer) string {
 	total := map[string]int{}
 	for _, a := range answers {

@@ -12,12 +12,10 @@ import (
 // examinedCode returns the exit code for the worst severity of a report. failOn is --fail-on.
 func examinedCode(worst doctor.Severity, failOn string) int {
 	switch {
-	case worst == doctor.OK:
+	case worst == doctor.OK, failOn == doctor.Failure.String() && worst < doctor.Failure:
 		return 0
 	case failOn == "":
 		return 2 + int(worst)
-	case failOn == doctor.Failure.String() && worst < doctor.Failure:
-		return 0
 	}
 	return term.ExitError
 }
@@ -52,7 +50,8 @@ func doctorCommand() *cobra.Command {
 			options.Stderr = cmd.ErrOrStderr()
 			report := doctor.Examine(cmd.Context(), options)
 			err := report.Print(cmd.OutOrStdout(), &o)
-			if code := examinedCode(report.Worst(), failOn); err == nil && code != 0 {
+			worst, _ := report.Worst()
+			if code := examinedCode(worst.Severity, failOn); err == nil && code != 0 {
 				return term.Coded{Code: code}
 			}
 			return err

@@ -1,9 +1,13 @@
 package main
 
 import (
+	"slices"
+	"strings"
+
 	"github.com/spf13/cobra"
 
 	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/node"
@@ -24,7 +28,8 @@ func addNetworkFlag(cmd *cobra.Command, at *node.Directories, network *string, h
 	cmd.Flags().StringVar(network, "network", "", help)
 	_ = cmd.RegisterFlagCompletionFunc("network",
 		func(cmd *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
-			return beginning(begun, complete(cmd, *at, true).Networks), cobra.ShellCompDirectiveNoFileComp
+			_, networks := complete(cmd, *at, true)
+			return beginning(begun, networks), cobra.ShellCompDirectiveNoFileComp
 		})
 }
 
@@ -75,4 +80,45 @@ func addPlaceFlags(cmd *cobra.Command, flags *install.Target) {
 	cmd.Flags().StringVar(&flags.File, "file", "",
 		"use `NAME` for unwind's file; it must sort first (default 00-unwind.json, or "+
 			"00-unwind.conflist without a CRI runtime)")
+}
+
+func streams(cmd *cobra.Command) term.Streams {
+	return term.Streams{In: cmd.InOrStdin(), Out: cmd.OutOrStdout(), Err: cmd.ErrOrStderr()}
+}
+
+// completeNames completes an argument that names an attachment, a pod or an address. The names come
+// from the journal, and with history also from the events.
+func completeNames(at *node.Directories, history bool) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		names, _ := complete(cmd, *at, history)
+		return beginning(begun, names), cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// completeSockets completes the sockets of the runtimes that exist on this node.
+func completeSockets(
+	_ *cobra.Command, _ []string, begun string,
+) ([]string, cobra.ShellCompDirective) {
+	sockets := slices.DeleteFunc(slices.Clone(node.CRISockets), func(path string) bool {
+		return !durable.Exists(path)
+	})
+	return beginning(begun, append(sockets, "auto")), cobra.ShellCompDirectiveDefault
+}
+
+func complete(cmd *cobra.Command, at node.Directories, history bool) (args, networks []string) {
+	if at.Resolve() != nil {
+		return nil, nil
+	}
+	return inspect.Complete(cmd.Context(), at.StateDir, history)
+}
+
+// beginning returns the texts with a prefix, sorted and without duplicates.
+func beginning(prefix string, texts []string) []string {
+	slices.Sort(texts)
+	return slices.DeleteFunc(slices.Compact(texts), func(text string) bool {
+		return !strings.HasPrefix(text, prefix)
+	})
 }

@@ -14,7 +14,6 @@ import (
 	"cni-unwind/journal"
 )
 
-// forgetFlags are the flags of forget.
 type forgetFlags struct {
 	node.Directories
 	network   string

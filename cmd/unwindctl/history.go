@@ -20,7 +20,6 @@ var eventKinds = []string{string(journal.RolledBack), string(journal.Swept),
 	string(journal.Superseded), string(journal.Forgotten), string(journal.Untaken),
 	string(journal.NoOp)}
 
-// historyFlags are the flags of history.
 type historyFlags struct {
 	node.Directories
 	network string
@@ -59,11 +58,12 @@ func historyCommand() *cobra.Command {
 		},
 		ValidArgsFunction: completeNames(&flags.Directories, true),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			events, err := inspect.ReadHistory(cmd.Context(), flags.StateDir)
+			store := &journal.Store{Dir: flags.StateDir}
+			s, err := inspect.ReadSnapshot(cmd.Context(), store, nil)
 			if err != nil {
 				return err
 			}
-			events = slices.DeleteFunc(events, func(e journal.Event) bool {
+			events := slices.DeleteFunc(s.Events, func(e journal.Event) bool {
 				return !flags.match(e, args)
 			})
 			if flags.last > 0 && len(events) > flags.last {
@@ -88,7 +88,6 @@ func historyCommand() *cobra.Command {
 	return cmd
 }
 
-// check returns an error if the command line is invalid.
 func (flags *historyFlags) check(args []string) error {
 	if len(args) == 1 {
 		if _, err := inspect.Find(nil, args[0]); err != nil {

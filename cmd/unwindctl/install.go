@@ -1,8 +1,12 @@
 package main
 
 import (
+	"cmp"
+	"os"
+
 	"github.com/spf13/cobra"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/install"
 )
 
@@ -35,5 +39,87 @@ func installCommand() *cobra.Command {
 	addInstallFlags(cmd, &flags)
 	addNodeFlags(cmd, &flags.ProgramDir, &flags.UnitDir, "")
 	cmd.Flags().BoolVar(&flags.DryRun, "dry-run", false, "print the changes without making them")
+	return cmd
+}
+
+func offCommand() *cobra.Command {
+	flags := install.UninstallOptions{OffOnly: true}
+	cmd := &cobra.Command{
+		Use:   "off",
+		Short: "Switch unwind off on this node until it is switched on again",
+		Long: "Switch unwind off on this node: write the file \"off\" into the state directory and\n" +
+			"remove unwind's conflist. From the next pod on, the runtime uses the provider's\n" +
+			"conflist, also to release the pods that were added through unwind. Nothing else\n" +
+			"is removed.\n\n" +
+			"The file keeps agents from installing unwind, even after the agent, the node or\n" +
+			"the DaemonSet restarts. doctor and the metrics show who switched it off, and when.\n" +
+			"An agent also writes the file when it sees that somebody removed unwind's\n" +
+			"conflist.",
+		Example: "  unwindctl off\n" +
+			"  kubectl unwind off --nodes worker-2",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return install.Uninstall(cmd.Context(), cmd.OutOrStdout(), flags)
+		},
+	}
+	addOffFlags(cmd, &flags)
+	return cmd
+}
+
+func addOffFlags(cmd *cobra.Command, flags *install.UninstallOptions) {
+	addPlaceFlags(cmd, &flags.Target)
+	cmd.Flags().StringVar(&flags.StateDir, "state-dir", "",
+		"use the journal in `DIR` (default: from unwind's conflist)")
+	user := cmp.Or(os.Getenv("SUDO_USER"), os.Getenv("USER"), "root")
+	cmd.Flags().StringVar(&flags.By, "by", "unwindctl as "+user, "record that `WHO` switched it off")
+	cmd.Flags().Lookup("by").DefValue = ""
+	flags.Output.AddFlags(cmd, cmd.Flags(), "changes", term.Plain, term.JSON)
+}
+
+func onCommand() *cobra.Command {
+	var flags install.Options
+	var o term.Output
+	cmd := &cobra.Command{
+		Use:   "on",
+		Short: "Switch unwind on again on this node",
+		Long: "Switch unwind on again on this node: remove the file that switched it off, and\n" +
+			"unwind's conflist if cilium has renamed it. If an agent runs, wait until it has\n" +
+			"installed unwind; otherwise install it as unwindctl install does.",
+		Example: "  unwindctl on\n" +
+			"  kubectl unwind on",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return install.SwitchOnNode(cmd.Context(), streams(cmd), flags, &o)
+		},
+	}
+	addInstallFlags(cmd, &flags)
+	addNodeFlags(cmd, &flags.ProgramDir, &flags.UnitDir, "")
+	o.AddFlags(cmd, cmd.Flags(), "changes", term.Plain, term.JSON)
+	return cmd
+}
+
+func uninstallCommand() *cobra.Command {
+	var flags install.UninstallOptions
+	cmd := &cobra.Command{
+		Use:   "uninstall",
+		Short: "Remove unwind from this node",
+		Example: "  unwindctl uninstall\n" +
+			"  kubectl unwind uninstall --nodes worker-2",
+		Long: "Remove unwind from this node: switch it off as unwindctl off does, and remove its\n" +
+			"binary once nothing refers to it. From then on, the runtime uses the provider's\n" +
+			"conflist, also to release the pods that were added through unwind. CRI-O releases\n" +
+			"a pod with the conflist it was started with, so the binary stays while such pods\n" +
+			"run: run uninstall again after they have ended.\n\n" +
+			"The journal stays, and unwindctl sweep runs its pending DELs. Once it is empty,\n" +
+			"uninstall also removes unwindctl and its systemd units, and with --purge the state\n" +
+			"directory.",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return install.Uninstall(cmd.Context(), cmd.OutOrStdout(), flags)
+		},
+	}
+	addOffFlags(cmd, &flags)
+	addNodeFlags(cmd, &flags.ProgramDir, &flags.UnitDir, install.DefaultUnitDir)
+	cmd.Flags().BoolVar(&flags.Purge, "purge", false,
+		"also remove the state directory; refused while the journal has attachments")
+	cmd.Flags().StringVar(&flags.CacheDir, "cache-dir", "/var/lib/cni",
+		"use the runtime's libcni cache in `DIR`")
 	return cmd
 }

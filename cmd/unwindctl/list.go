@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -27,12 +28,9 @@ func listCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			store := &journal.Store{Dir: at.StateDir}
 			attachments, err := inspect.ReadJournal(cmd.Context(), store)
-			if network != "" {
-				attachments = append([]inspect.Attachment{},
-					inspect.Filter(attachments, func(a *inspect.Attachment) bool {
-						return a.Network == network
-					})...)
-			}
+			attachments = slices.DeleteFunc(attachments, func(a inspect.Attachment) bool {
+				return network != "" && a.Network != network
+			})
 			if err != nil && len(attachments) == 0 {
 				return err
 			}
@@ -52,5 +50,30 @@ func listCommand() *cobra.Command {
 	term.AddWatch(cmd)
 	addNetworkFlag(cmd, &at, &network, "only attachments of this `NETWORK`")
 	addStateFlag(cmd, &at)
+	return cmd
+}
+
+func showCommand() *cobra.Command {
+	var o term.Output
+	var flags inspect.Scope
+	cmd := &cobra.Command{
+		Use:        "show ATTACHMENT|POD|ADDRESS",
+		SuggestFor: []string{"get", "describe", "inspect"},
+		Short:      "Show an attachment: its resources, why it is kept, and how to release it",
+		Long: "Show an attachment: its resources, its pending DELs and why they fail, the evidence\n" +
+			"for its verdict, and how to release it. show is read-only and takes no locks.\n\n" +
+			"Name the attachment by NETWORK/CONTAINER/IFNAME, container ID, pod\n" +
+			"(NAMESPACE/NAME, or NAME), or address. A prefix of a container ID is enough.",
+		Example: "  unwindctl show 10.22.0.5\n  unwindctl show default/web-0\n  unwindctl show " +
+			"4ac0",
+		Args:              term.OneArg,
+		ValidArgsFunction: completeNames(&flags.Directories, true),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return inspect.Show(cmd.Context(), streams(cmd), args[0], flags, &o)
+		},
+	}
+	o.AddFlags(cmd, cmd.Flags(), "attachments", lookFormats...)
+	term.AddWatch(cmd)
+	addScopeFlags(cmd, &flags)
 	return cmd
 }

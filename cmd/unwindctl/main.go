@@ -1,8 +1,8 @@
 // Command unwindctl is the operator's program: it shows unwind's journal and releases dead
 // attachments.
 //
-// This package has the command lines, one file per command. The packages in internal do the work.
-// Each imports only packages above it in this list:
+// This package has the command lines, one file per command or a few. The packages in
+// internal do the work. Each imports only packages above it in this list:
 //
 //	term     tables, formats, usage errors, hints; in cmd/internal
 //	durable  replaces and removes files durably
@@ -16,6 +16,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"runtime"
 	"strings"
@@ -104,4 +105,26 @@ func rootCommand() *cobra.Command {
 	}
 	root.AddCommand(versionCommand())
 	return root
+}
+
+// version is set by the linker.
+var version = "dev"
+
+func versionCommand() *cobra.Command {
+	var o term.Output
+	cmd := &cobra.Command{
+		Use:     "version",
+		Short:   "Print the version of this program",
+		Example: "  unwindctl version\n  unwindctl version -o json",
+		Args:    term.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.IsObject() {
+				return o.PrintObject(cmd.OutOrStdout(), "build", version)
+			}
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), "unwindctl", version)
+			return err
+		},
+	}
+	o.AddFlags(cmd, cmd.Flags(), "build", term.Plain, term.JSON)
+	return cmd
 }

@@ -16,12 +16,10 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// sweepFlags are the flags of sweep.
 type sweepFlags struct {
 	inspect.Scope
-	dryRun, force bool
-	binDir        string
-	output        term.Output
+	job    sweep.Job
+	output term.Output
 }
 
 func sweepCommand() *cobra.Command {
@@ -72,14 +70,14 @@ func sweepCommand() *cobra.Command {
 		},
 	}
 	addNetworkFlag(cmd, &flags.Directories, &flags.Network, "only attachments of this `NETWORK`")
-	cmd.Flags().BoolVar(&flags.dryRun, "dry-run", false,
+	cmd.Flags().BoolVar(&flags.job.DryRun, "dry-run", false,
 		"print what would be released, and release nothing")
-	cmd.Flags().BoolVar(&flags.force, "force", false,
+	cmd.Flags().BoolVar(&flags.job.Force, "force", false,
 		"also release attachments that are kept because too many seem dead")
 	cmd.Flags().StringVar(&flags.Valid, "valid", "",
 		"read the attachments that --network should have from `FILE`, - for stdin: "+
 			"[{\"containerID\": \"…\", \"ifname\": \"…\"}, …]")
-	cmd.Flags().StringVar(&flags.binDir, "bin-dir", "",
+	cmd.Flags().StringVar(&flags.job.Path, "bin-dir", "",
 		"find the plugins for DELs from libcni's cache in `DIR` (default: the runtimes')")
 	_ = cmd.MarkFlagDirname("bin-dir")
 	flags.output.AddFlags(cmd, cmd.Flags(), "findings, including live ones", lookFormats...)
@@ -89,8 +87,8 @@ func sweepCommand() *cobra.Command {
 
 func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	ctx := cmd.Context()
-	s := sweep.Job{Network: flags.Network, DryRun: flags.dryRun, Force: flags.force,
-		Progress: progress(ctx, cmd.ErrOrStderr())}
+	s := flags.job
+	s.Network, s.Progress = flags.Network, progress(ctx, cmd.ErrOrStderr())
 	if len(args) == 1 {
 		key, err := inspect.FindOne(ctx, flags.StateDir, args[0])
 		if err != nil {
@@ -108,7 +106,7 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	}
 	s.List = list
 	var poolErr error
-	s.Cache, s.Leftovers, s.Path = true, sweep.Leftovers, cmp.Or(flags.binDir, node.BinPath())
+	s.Cache, s.Leftovers, s.Path = true, sweep.Leftovers, cmp.Or(s.Path, node.BinPath())
 	if s.Attachment == nil {
 		s.Pools, poolErr = flags.Pools()
 	}
@@ -133,16 +131,15 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	var printErr error
 	if flags.output.IsObject() {
 		printErr = flags.output.PrintObject(cmd.OutOrStdout(), "findings",
-			inspect.JSONFindings(findings, flags.dryRun))
+			inspect.JSONFindings(findings, s.DryRun))
 	} else {
-		printErr = inspect.PrintFindings(cmd.OutOrStdout(), findings, flags.dryRun,
+		printErr = inspect.PrintFindings(cmd.OutOrStdout(), findings, s.DryRun,
 			s.Attachment != nil, &flags.output)
 	}
-	return errors.Join(listErr, err, inspect.Remaining(findings, flags.dryRun), printErr)
+	return errors.Join(listErr, err, inspect.Remaining(findings, s.DryRun), printErr)
 }
 
-// progress returns a function that shows the progress of a sweep on a terminal until the sweep is
-// interrupted, or nil without a terminal.
+// progress shows a sweep's progress until it is interrupted. It is nil without a terminal.
 func progress(ctx context.Context, out io.Writer) func(done, of int) {
 	if _, terminal := term.OnTerminal(out); !terminal {
 		return nil

@@ -25,8 +25,7 @@ func wrapCommand() *cobra.Command {
 	}, "already wrapped", wrap.Inline)
 }
 
-// rewriteCommand returns a command that applies a change to a file, and prints the result or
-// replaces the file.
+// rewriteCommand returns a command that changes a file, and prints the result or replaces the file.
 func rewriteCommand(cmd *cobra.Command, unchanged string,
 	change func(wrap.Source) ([]byte, error)) *cobra.Command {
 	var inPlace bool
@@ -40,4 +39,17 @@ func rewriteCommand(cmd *cobra.Command, unchanged string,
 	}
 	cmd.Flags().BoolVar(&inPlace, "in-place", false, "replace the file, keeping its owner and mode")
 	return cmd
+}
+
+func unwrapCommand() *cobra.Command {
+	return rewriteCommand(&cobra.Command{
+		Use:   "unwrap FILE",
+		Short: "Restore the conflist that wrap put into unwind's entry",
+		Long: "Restore the conflist that unwindctl wrap put into unwind's entry: print the value\n" +
+			"of \"chain\", byte for byte. Later changes to the chain are kept; everything else\n" +
+			"in FILE is dropped. - stands for the standard input. A file that is not wrapped\n" +
+			"stays unchanged. In NetworkAttachmentDefinitions, only spec.config changes.",
+		Example: "  unwindctl unwrap --in-place /etc/cni/net.d/10-podnet.conflist\n" +
+			"  unwindctl unwrap wrapped.conflist | diff - /etc/cni/net.d/10-podnet.conflist",
+	}, "not wrapped", wrap.Restore)
 }

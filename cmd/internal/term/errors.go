@@ -16,19 +16,15 @@ import (
 // UsageError is an error in the command line. The command has done nothing.
 type UsageError struct{ error }
 
-// Usage returns a UsageError.
 func Usage(format string, args ...any) error { return UsageError{fmt.Errorf(format, args...)} }
 
-// Hinted is an error with a remedy.
 type Hinted struct {
 	error
 	Hint string
 }
 
-// Unwrap returns the error without its hint.
 func (h *Hinted) Unwrap() error { return h.error }
 
-// WithHint returns an error with a remedy.
 func WithHint(hint, format string, args ...any) error {
 	return &Hinted{fmt.Errorf(format, args...), hint}
 }
@@ -50,9 +46,6 @@ type Coded struct {
 
 func (c Coded) Error() string { return c.Text }
 
-// ExitCode returns the code.
-func (c Coded) ExitCode() int { return c.Code }
-
 // The exit codes of both programs. doctor has two more.
 const (
 	ExitError       = 1 // something failed, was not found, or remains to be done
@@ -60,8 +53,7 @@ const (
 	ExitInterrupted = 130
 )
 
-// Program makes a command the root of a program: it prints its help without a subcommand, and
-// suggests similar names for an unknown one.
+// Program makes a command the root of a program, with its help, --version and suggestions.
 func Program(root *cobra.Command) *cobra.Command {
 	root.Args = NoArgs
 	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
@@ -73,7 +65,6 @@ func Program(root *cobra.Command) *cobra.Command {
 	return root
 }
 
-// NoArgs accepts no arguments.
 func NoArgs(cmd *cobra.Command, args []string) error {
 	err := cobra.NoArgs(cmd, args)
 	if err == nil {
@@ -106,7 +97,6 @@ func Main(root *cobra.Command, hint func(error) string) (code int) {
 	return exitCode(ctx, err)
 }
 
-// printError prints an error and its hint.
 func printError(root *cobra.Command, err error, hint string) {
 	if err == nil || err.Error() == "" {
 		return
@@ -123,14 +113,14 @@ func printError(root *cobra.Command, err error, hint string) {
 
 func exitCode(ctx context.Context, err error) int {
 	var usage UsageError
-	var coded interface{ ExitCode() int }
+	var coded Coded
 	switch {
 	case err == nil:
 		return 0
 	case errors.As(err, &usage):
 		return ExitUsage
 	case errors.As(err, &coded):
-		return coded.ExitCode()
+		return coded.Code
 	case ctx.Err() != nil:
 		return ExitInterrupted
 	}

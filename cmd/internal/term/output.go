@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
+	"golang.org/x/term"
 )
 
 // Format is how a command prints its results: the value of -o.
@@ -40,8 +42,7 @@ type Output struct {
 	given   Format // by a flag
 }
 
-// AddFlags adds -o, --json and, for a table, --no-headers to the flags of a command. keys are the
-// keys of its JSON object.
+// AddFlags adds -o, --json and, for a table, --no-headers. keys are those of the JSON object.
 func (o *Output) AddFlags(cmd *cobra.Command, flags *pflag.FlagSet, keys string,
 	formats ...Format) {
 	o.Format = Plain
@@ -67,10 +68,8 @@ func (o *Output) AddFlags(cmd *cobra.Command, flags *pflag.FlagSet, keys string,
 
 func (o *Output) String() string { return string(o.Format) }
 
-// Type is part of pflag.Value.
 func (*Output) Type() string { return "FORMAT" }
 
-// Set is the flag -o.
 func (o *Output) Set(value string) error {
 	if !slices.Contains(o.allowed, value) {
 		return fmt.Errorf("must be one of %s", strings.Join(o.allowed, ", "))
@@ -93,8 +92,7 @@ func (o *Output) IsObject() bool { return o.Format == JSON || o.Format == YAML }
 // A version may gain keys, but no key is removed or changes its meaning.
 const FormatVersion = 1
 
-// PrintObject prints an object with the given keys and values as JSON or YAML. It escapes control
-// characters.
+// PrintObject prints an object of keys and values as JSON or YAML. It escapes control characters.
 func (o *Output) PrintObject(out io.Writer, key string, value any, more ...any) error {
 	object := map[string]any{"version": FormatVersion, key: value}
 	for i := 0; i+1 < len(more); i += 2 {
@@ -130,7 +128,6 @@ func escape(text string, format Format) string {
 	return escaped.String()
 }
 
-// toYAML converts JSON to YAML.
 func toYAML(data []byte) ([]byte, error) {
 	var value any
 	dec := json.NewDecoder(bytes.NewReader(data))
@@ -138,16 +135,20 @@ func toYAML(data []byte) ([]byte, error) {
 	if err := dec.Decode(&value); err != nil {
 		return nil, err
 	}
+	return EncodeYAML(yamlOf(value))
+}
+
+// EncodeYAML returns the text of a YAML document, laid out as kubectl does.
+func EncodeYAML(value any) ([]byte, error) {
 	var text bytes.Buffer
 	enc := yaml.NewEncoder(&text)
 	enc.SetIndent(2)
-	enc.CompactSeqIndent() // as kubectl
-	err := enc.Encode(yamlOf(value))
+	enc.CompactSeqIndent()
+	err := errors.Join(enc.Encode(value), enc.Close())
 	return text.Bytes(), err
 }
 
-// yamlOf prepares a JSON value for YAML: numbers keep their spelling, and strings with characters
-// to escape are quoted.
+// yamlOf has the numbers of a JSON value keep their spelling, and quotes strings to be escaped.
 func yamlOf(value any) any {
 	switch v := value.(type) {
 	case map[string]any:
@@ -168,12 +169,11 @@ func yamlOf(value any) any {
 	return value
 }
 
-// watchEach is the interval of --watch.
 const watchEach = 2 * time.Second
 
-// AddWatch adds --watch to a read-only command: it repeats the command until it is interrupted, and
-// clears a terminal each time. Only a usage error ends it.
-func AddWatch(cmd *cobra.Command) {
+// AddWatch adds --watch to a read-only command, and returns the command: it is repeated until it is
+// interrupted, and clears a terminal each time. Only a usage error ends it.
+func AddWatch(cmd *cobra.Command) *cobra.Command {
 	var watch bool
 	cmd.Flags().BoolVarP(&watch, "watch", "w", false,
 		"repeat every two seconds until interrupted")
@@ -208,6 +208,7 @@ func AddWatch(cmd *cobra.Command) {
 			}
 		}
 	}
+	return cmd
 }
 
 // screen is a terminal. It is cleared before the first write.
@@ -223,4 +224,29 @@ func (s *screen) Write(p []byte) (int, error) {
 		_, _ = io.WriteString(s.out, "\x1b[H\x1b[2J")
 	}
 	return s.out.Write(p)
+}
+
+type Streams struct {
+	In       io.Reader
+	Out, Err io.Writer
+}
+
+// descriptor is a file, or a writer to one.
+type descriptor interface{ Fd() uintptr }
+
+// OnTerminal reports whether the output is a terminal, and to be coloured (https://no-color.org).
+func OnTerminal(out io.Writer) (colours, terminal bool) {
+	f, ok := out.(descriptor)
+	terminal = ok && term.IsTerminal(int(f.Fd()))
+	return terminal && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb", terminal
+}
+
+// Width returns the width of a terminal in columns, or 0 if the output is not a terminal.
+func Width(out io.Writer) int {
+	f, ok := out.(descriptor)
+	if !ok {
+		return 0
+	}
+	width, _, _ := term.GetSize(int(f.Fd()))
+	return width
 }

@@ -7,7 +7,6 @@ import (
 	"unicode/utf8"
 )
 
-// Column is a column of a Table.
 type Column struct {
 	Name     string
 	Least    int  // cells may be cut to this many characters; 0: never
@@ -25,7 +24,6 @@ type Table struct {
 	rows    [][]string
 }
 
-// NewTable returns a table with no rows.
 func NewTable(columns ...Column) *Table { return &Table{columns: columns} }
 
 // Add adds a row. It has a cell for each column.
@@ -71,7 +69,6 @@ func (t *Table) Print(out io.Writer, o *Output) error {
 	return err
 }
 
-// leaveOut removes the unwanted columns.
 func (t *Table) leaveOut(unwanted func(Column) bool) {
 	for i := len(t.columns) - 1; i >= 0; i-- {
 		if !unwanted(t.columns[i]) {
@@ -115,7 +112,6 @@ func (t *Table) fit(width int) {
 	}
 }
 
-// widths returns the widths of the columns and of the table.
 func (t *Table) widths() (widths []int, total int) {
 	widths, total = make([]int, len(t.columns)), gap*(len(t.columns)-1)
 	for i := range t.columns {

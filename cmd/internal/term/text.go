@@ -34,7 +34,6 @@ func Short(id string, format Format) string {
 	return id
 }
 
-// Addresses returns addresses as texts.
 func Addresses(addresses []netip.Addr) []string {
 	texts := []string{}
 	for _, a := range addresses {
@@ -80,20 +79,11 @@ func Roughly(d time.Duration) string {
 	return fmt.Sprintf("%ds", d/time.Second)
 }
 
-// Plural returns a number with the matching noun.
 func Plural(n int, one, many string) string {
 	if n == 1 {
 		return "1 " + one
 	}
 	return fmt.Sprintf("%d %s", n, many)
-}
-
-// ErrorText returns the text of an error, or "" for nil.
-func ErrorText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }
 
 // Because returns a reason as the end of a sentence, or "" without one.
@@ -104,7 +94,6 @@ func Because(reason string) string {
 	return ": " + OneLine(reason)
 }
 
-// Attachments returns "1 attachment", "2 attachments", and so on.
 func Attachments(n int) string { return Plural(n, "attachment", "attachments") }
 
 // OrDash returns a text, or "-" for an empty one.

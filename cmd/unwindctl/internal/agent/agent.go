@@ -8,18 +8,16 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
 	"cni-unwind/cmd/internal/term"
-	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/install"
-	"cni-unwind/cmd/unwindctl/internal/metrics"
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/plugin/netconf"
 )
 
-// Options are the flags of unwindctl run.
 type Options struct {
 	install.Options
 	CRI       string        // the runtime's socket, auto or none
@@ -49,7 +47,9 @@ type agent struct {
 	stateDir string // the last that our conflist named
 }
 
-func newAgent(stderr io.Writer, o Options) *agent {
+// Run keeps unwind installed and sweeps until ctx ends, which is not an error. It then waits for
+// running DELs. It logs to stderr.
+func Run(ctx context.Context, stderr io.Writer, o Options) error {
 	options := &slog.HandlerOptions{Level: o.LogLevel}
 	var handler slog.Handler = slog.NewTextHandler(stderr, options)
 	sweeps := &dedupWriter{to: stderr, level: o.LogLevel}
@@ -57,16 +57,9 @@ func newAgent(stderr io.Writer, o Options) *agent {
 		handler = slog.NewJSONHandler(stderr, options)
 		sweeps.json = slog.New(handler)
 	}
-	return &agent{
-		Options: o, log: newDedupLogger(slog.New(handler)), sweeps: sweeps,
-		find: func() (node.Runtime, error) { return o.Find("/") },
-	}
-}
-
-// Run keeps unwind installed and sweeps until ctx ends, which is not an error. It then waits for
-// running DELs. It logs to stderr.
-func Run(ctx context.Context, stderr io.Writer, o Options) error {
-	return newAgent(stderr, o).run(ctx)
+	a := &agent{Options: o, log: newDedupLogger(slog.New(handler)), sweeps: sweeps,
+		find: func() (node.Runtime, error) { return o.Find("/") }}
+	return a.run(ctx)
 }
 
 func (a *agent) run(ctx context.Context) error {
@@ -80,11 +73,10 @@ func (a *agent) run(ctx context.Context) error {
 	}
 	paths, err := a.find()
 	var usage term.UsageError
-	switch {
-	case err == nil:
-	case errors.As(err, &usage) || !a.NoInstall:
+	if errors.As(err, &usage) || err != nil && !a.NoInstall {
 		return err
-	default:
+	}
+	if err != nil {
 		a.log.Warn("using default directories for the runtime", "err", err)
 		paths = node.Runtime{ConfDir: node.DefaultConfDir, BinDirs: []string{node.DefaultBinDir}}
 	}
@@ -94,7 +86,8 @@ func (a *agent) run(ctx context.Context) error {
 	}
 	a.reconciling.beat()
 	a.sweeping.beat()
-	keeper, found := a.reconciler(setup, paths), func() status { return status{} }
+	keeper := &reconciler{agent: a, Setup: setup, paths: paths}
+	found := func() status { return status{} }
 	if !a.NoInstall {
 		found = keeper.status
 		if err := a.switchOff(setup); err != nil {
@@ -102,7 +95,7 @@ func (a *agent) run(ctx context.Context) error {
 		}
 	}
 	if a.Listen != "" {
-		stop, err := a.server(setup, found).serve(ctx, a.Listen)
+		stop, err := (&server{agent: a, setup: setup, found: found}).serve(ctx)
 		if err != nil {
 			return err
 		}
@@ -123,15 +116,6 @@ func (a *agent) run(ctx context.Context) error {
 	return nil
 }
 
-func (a *agent) reconciler(setup install.Setup, paths node.Runtime) *reconciler {
-	return &reconciler{
-		Setup: setup, paths: paths, conf: a.Conf, programDir: a.ProgramDir,
-		downgrade: a.Downgrade, interval: a.Interval, log: a.log, find: a.find,
-		heartbeat: &a.reconciling,
-		stateDir:  func() string { return a.journalDir(setup) },
-	}
-}
-
 // switchOff switches unwind off if this agent runs with --off, and on again if an earlier agent
 // did. If somebody else has switched unwind off, it stays off.
 func (a *agent) switchOff(setup install.Setup) error {
@@ -148,13 +132,12 @@ func (a *agent) switchOff(setup install.Setup) error {
 }
 
 func (a *agent) sweepEach(ctx context.Context, setup install.Setup, paths node.Runtime) {
-	s := &sweeper{
-		log: a.log, stderr: a.sweeps, observe: a.Observe, heartbeat: &a.sweeping,
-		cri:     a.CRI,
-		sockets: paths.CRISockets(),
+	s := &sweeper{agent: a, sockets: slices.Clone(node.CRISockets)}
+	if !slices.Contains(s.sockets, paths.Socket) {
+		s.sockets = append(s.sockets, paths.Socket)
 	}
 	for ctx.Err() == nil {
-		s.heartbeat.beat()
+		a.sweeping.beat()
 		s.sweep(ctx, setup.ConfDir, a.journalDir(setup))
 		select {
 		case <-ctx.Done():
@@ -169,25 +152,9 @@ func (a *agent) journalDir(setup install.Setup) string {
 	if setup.StateDir != "" {
 		return setup.StateDir
 	}
-	c, _ := netconf.ReadConflist(setup.Path())
+	named := setup.Entry().StateDir
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if c != nil && c.Unwind != nil {
-		a.stateDir = c.Unwind.StateDir
-	}
-	return cmp.Or(a.stateDir, netconf.DefaultStateDir)
-}
-
-func (a *agent) server(setup install.Setup, found func() status) *server {
-	loops := map[string]*heartbeat{"sweeping": &a.sweeping}
-	if !a.NoInstall {
-		loops["reconciling the installation"] = &a.reconciling
-	}
-	return &server{log: a.log, interval: a.Interval, loops: loops, found: found,
-		metrics: func() metrics.Source {
-			at, is := node.Directories{ConfDir: setup.ConfDir, StateDir: a.journalDir(setup)}, found()
-			return metrics.Source{Version: a.Version, Scope: inspect.Scope{Directories: at},
-				Stderr: io.Discard, InUse: is.Reason, Plugin: is.plugin, Process: true,
-				Events: a.events.counted()}
-		}}
+	a.stateDir = cmp.Or(named, a.stateDir, netconf.DefaultStateDir)
+	return a.stateDir
 }

@@ -33,7 +33,7 @@ func TestHealthz(t *testing.T) {
 		a.sweeping.beat()
 		c.change(a)
 		w := httptest.NewRecorder()
-		a.server(install.Setup{}, nil).healthz(w, nil)
+		(&server{agent: a}).healthz(w, nil)
 		if w.Code != c.code {
 			t.Errorf("%s: %d, want %d", c.name, w.Code, c.code)
 		}
@@ -70,7 +70,7 @@ func TestReadyz(t *testing.T) {
 	for _, is := range append(install.Reasons, "") {
 		w := httptest.NewRecorder()
 		found := func() status { return status{Reason: is, why: "a word"} }
-		(&agent{}).server(install.Setup{}, found).readyz(w, nil)
+		(&server{agent: &agent{}, found: found}).readyz(w, nil)
 		want := cmp.Or(ready[is], 503)
 		if text := w.Body.String(); w.Code != want || !strings.HasSuffix(text, "a word\n") ||
 			want == 503 && !strings.Contains(text, ": "+string(is)+": ") {

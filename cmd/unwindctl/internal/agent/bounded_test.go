@@ -19,8 +19,10 @@ func TestServeIdle(t *testing.T) {
 	t.Parallel()
 	const idle = mostConnections + 100
 	var log bytes.Buffer
-	s := &server{log: newDedupLogger(slog.New(slog.NewTextHandler(&log, nil)))}
-	stop, err := s.serve(t.Context(), "127.0.0.1:0")
+	a := &agent{Options: Options{Listen: "127.0.0.1:0"}, log: newDedupLogger(slog.New(slog.NewTextHandler(&log, nil)))}
+	a.reconciling.beat()
+	a.sweeping.beat()
+	stop, err := (&server{agent: a}).serve(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

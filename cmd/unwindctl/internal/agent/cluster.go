@@ -15,13 +15,13 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"cni-unwind/cmd/internal/term"
 )
 
-// apiTimeout bounds one request.
 const apiTimeout = 2 * time.Second
 
 // cluster is the API server, as the service account of a pod reaches it.
@@ -30,8 +30,7 @@ type cluster struct {
 	dir     string // of the token, which is renewed, and of the CA's certificates
 }
 
-// inCluster returns the API server of this pod's cluster. root is the path of the pod's file
-// system.
+// inCluster returns the API server of this pod's cluster. root is that of the pod's file system.
 func inCluster(root string) (cluster, error) {
 	host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
 	if host == "" || port == "" {
@@ -46,14 +45,14 @@ func inCluster(root string) (cluster, error) {
 
 // client returns a client for one request, with the current token. Errors do not contain the token.
 func (c cluster) client() (client *http.Client, token string, err error) {
-	secret, err := readStart(filepath.Join(c.dir, "token"), 64<<10)
+	secret, err := os.ReadFile(filepath.Join(c.dir, "token"))
 	if errors.Is(err, fs.ErrNotExist) {
 		err = fmt.Errorf("the pod has no service account token (chart value events: true): %w", err)
 	}
 	if err != nil {
 		return nil, "", err
 	}
-	ca, err := readStart(filepath.Join(c.dir, "ca.crt"), 1<<20)
+	ca, err := os.ReadFile(filepath.Join(c.dir, "ca.crt"))
 	if err != nil {
 		return nil, "", err
 	}
@@ -67,16 +66,6 @@ func (c cluster) client() (client *http.Client, token string, err error) {
 			DisableKeepAlives: true, MaxResponseHeaderBytes: 64 << 10},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}, strings.TrimSpace(string(secret)), nil
-}
-
-// readStart returns a file, up to a size.
-func readStart(path string, most int64) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return io.ReadAll(io.LimitReader(f, most))
 }
 
 // create posts an object to a path of the API. It returns the HTTP status, and whether the API says
@@ -106,14 +95,9 @@ func (c cluster) create(ctx context.Context, path string, object any) (int, bool
 		return 0, false, err
 	}
 	defer func() { _ = answer.Body.Close() }()
-	var status struct {
-		Details struct{ Causes []struct{ Reason string } }
-	}
+	type cause struct{ Reason string }
+	var status struct{ Details struct{ Causes []cause } }
 	_ = json.NewDecoder(io.LimitReader(answer.Body, 64<<10)).Decode(&status)
-	for _, cause := range status.Details.Causes {
-		if cause.Reason == "NamespaceTerminating" {
-			return answer.StatusCode, true, nil
-		}
-	}
-	return answer.StatusCode, false, nil
+	ending := slices.Contains(status.Details.Causes, cause{"NamespaceTerminating"})
+	return answer.StatusCode, ending, nil
 }

@@ -15,11 +15,11 @@ import (
 	"time"
 
 	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 )
 
-// The bounds on Events.
 const (
 	eventsEach  = 10 * time.Second // a look at the journal
 	recent      = 5 * time.Minute  // an older thing is no news
@@ -75,7 +75,6 @@ func newEvents(log *dedupLogger, api cluster, node string) *events {
 		counts: map[string]uint64{"posted": 0, "dropped": 0, "failed": 0}}
 }
 
-// run posts until ctx ends.
 func (e *events) run(ctx context.Context, stateDir func() string) {
 	_, _, err := e.api.client()
 	e.log.warnOnce("events", postingEvents, err)
@@ -96,41 +95,30 @@ const postingEvents = "cannot post Events"
 
 // notices returns the candidates for Events, pending DELs first, then the oldest first.
 func notices(ctx context.Context, stateDir string) (found []notice, err error) {
-	add := func(k journal.Key, pod journal.Pod, reason, plugin string, at journal.Time, text string) {
-		if !podName.MatchString(pod.Name) || !namespaceName.MatchString(pod.Namespace) {
+	add := func(k journal.Key, pod *journal.Pod, reason, plugin string, at time.Time, text string) {
+		if pod == nil || !podName.MatchString(pod.Name) || !namespaceName.MatchString(pod.Namespace) {
 			return // not of Kubernetes
 		}
 		text = fmt.Sprintf("%s of network %s: %s", k.IfName, k.Network, text)
 		found = append(found, notice{subject{pod.Namespace, pod.Name, pod.UID, reason, plugin},
-			k, at.Wall, netconf.Shorten(term.Printable(text), mostMessage)})
+			k, at, netconf.Shorten(term.Printable(text), mostMessage)})
 	}
-	err = (&journal.Store{Dir: stateDir}).View(ctx, func(tx *journal.Tx) error {
-		found = nil
-		return errors.Join(tx.History(func(h journal.Event) error {
-			if h.Kind == journal.RolledBack && len(h.Plugins) > 0 {
-				add(h.Key, h.Pod, "UnwindRolledBack", h.Plugins[0], h.At,
-					h.Reason+"; unwind has undone it as far as possible")
+	// the sweep reports what is damaged
+	s, err := inspect.ReadSnapshot(ctx, &journal.Store{Dir: stateDir}, nil)
+	for _, h := range s.Events {
+		if h.Kind == journal.RolledBack && len(h.Plugins) > 0 {
+			add(h.Key, &h.Pod, "UnwindRolledBack", h.Plugins[0], h.At.Wall,
+				h.Reason+"; unwind has undone it as far as possible")
+		}
+	}
+	for _, a := range s.Attachments {
+		for _, s := range a.Steps {
+			if why := whyPending(s); why != "" && a.PendingDEL() {
+				add(a.Key, a.Pod, "UnwindDELPending", s.Plugin, a.Since, fmt.Sprintf(
+					"the DEL of %s is pending; unwind retries it: %s", s.Plugin, why))
 			}
-			return nil
-		}), tx.Outlines(func(o journal.Outline, err error) error {
-			if err != nil || o.State != journal.Unwinding && o.State != journal.Removing {
-				return nil //nolint:nilerr // the sweep reports what is damaged
-			}
-			entry, err := tx.Get(o.Key)
-			if err != nil || entry == nil {
-				return nil //nolint:nilerr // the same
-			}
-			for _, g := range entry.Generations {
-				for _, s := range g.Steps {
-					if why := whyPending(s); why != "" {
-						add(entry.Key, entry.Pod, "UnwindDELPending", s.Type, entry.Since, fmt.Sprintf(
-							"the DEL of %s is pending; unwind retries it: %s", s.Type, why))
-					}
-				}
-			}
-			return nil
-		}))
-	})
+		}
+	}
 	slices.SortStableFunc(found, func(a, b notice) int {
 		return cmp.Or(strings.Compare(a.reason, b.reason), a.at.Compare(b.at)) // DELPending first
 	})
@@ -144,7 +132,7 @@ var (
 )
 
 // whyPending returns why a DEL is still pending, or "" if it has not been tried yet.
-func whyPending(s journal.Step) string {
+func whyPending(s inspect.Step) string {
 	switch s.State {
 	case journal.StepFailed:
 		return s.LastError

@@ -433,7 +433,7 @@ func TestEventsMetric(t *testing.T) {
 		a := &agent{Options: Options{NoInstall: true}, events: c.events}
 		setup := install.Setup{ConfDir: t.TempDir(), StateDir: t.TempDir()}
 		var text bytes.Buffer
-		_ = a.server(setup, func() status { return status{} }).metrics().Print(t.Context(), &text)
+		_ = (&server{agent: a, setup: setup, found: func() status { return status{} }}).source().Print(t.Context(), &text)
 		var got []string
 		for line := range strings.Lines(text.String()) {
 			if value, is := strings.CutPrefix(line, "unwind_events_total"); is {

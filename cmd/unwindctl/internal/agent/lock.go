@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/netconf"
 )
 
 // lockEach is the time between two tries to get the lock.
@@ -20,7 +19,7 @@ const lockEach = 500 * time.Millisecond
 // If the lock file was removed or the state directory has changed, alone takes the lock again, so
 // that further agents wait.
 func (r *reconciler) alone() bool {
-	store := &journal.Store{Dir: r.stateDir()}
+	store := &journal.Store{Dir: r.journalDir(r.Setup)}
 	if r.lock != nil && r.lock.Path() == store.AgentLockPath() {
 		if r.lock.InPlace() {
 			return true
@@ -49,7 +48,6 @@ func (r *reconciler) alone() bool {
 	return false
 }
 
-// unlock releases the lock, if this agent has it.
 func (r *reconciler) unlock() {
 	if r.lock != nil {
 		r.lock.Release()
@@ -60,14 +58,13 @@ func (r *reconciler) unlock() {
 // warnOfStateDir warns if unwind's conflist names another state directory than this agent was
 // given. An agent that was given that one waits for another lock.
 func (r *reconciler) warnOfStateDir() {
-	c, _ := netconf.ReadConflist(r.Path())
-	if c == nil || c.Unwind == nil || r.StateDir == "" ||
-		filepath.Clean(c.Unwind.StateDir) == filepath.Clean(r.StateDir) {
+	was := r.Entry().StateDir
+	if was == "" || r.StateDir == "" || filepath.Clean(was) == filepath.Clean(r.StateDir) {
 		return
 	}
-	if r.log.changed("state directory", c.Unwind.StateDir) {
+	if r.log.changed("state directory", was) {
 		r.log.Warn("unwind's conflist named another state directory: this agent sweeps only its own, "+
 			"and an agent with the other one would conflict with it",
-			"was", c.Unwind.StateDir, "is", r.StateDir)
+			"was", was, "is", r.StateDir)
 	}
 }

@@ -44,7 +44,7 @@ func (k *reconciling) awaits(want install.Reason) {
 func TestReconcileAlone(t *testing.T) {
 	t.Parallel()
 	k := newReconciling(t, t.TempDir())
-	first, err := (&journal.Store{Dir: k.stateDir()}).LockAgent()
+	first, err := (&journal.Store{Dir: k.Setup.StateDir}).LockAgent()
 	if err != nil {
 		t.Fatal(err)
 	}

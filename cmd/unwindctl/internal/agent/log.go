@@ -5,9 +5,9 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"regexp"
 	"strings"
 	"sync"
-	"unicode"
 )
 
 // dedupLogger logs a state when it begins, but not again while it lasts.
@@ -21,8 +21,7 @@ func newDedupLogger(log *slog.Logger) *dedupLogger {
 	return &dedupLogger{Logger: log, states: map[string]string{}}
 }
 
-// changed reports whether the state of a thing differs from that of the last call. The state ""
-// needs no message.
+// changed reports whether the state of a thing is new. The state "" needs no message.
 func (d *dedupLogger) changed(thing, state string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -31,24 +30,17 @@ func (d *dedupLogger) changed(thing, state string) bool {
 	return before != state
 }
 
+var digits = regexp.MustCompile(`\d+`)
+
 // warnOnce logs an error about a thing when it begins, and a message when it is over. Errors that
 // differ only in their numbers (of a port, a temporary file, a time) are the same.
 func (d *dedupLogger) warnOnce(thing, msg string, err error) {
 	switch {
 	case err == nil && d.changed(thing, ""):
 		d.Info("recovered", "was", msg)
-	case err != nil && d.changed(thing, withoutNumbers(err.Error())):
+	case err != nil && d.changed(thing, digits.ReplaceAllString(err.Error(), "")):
 		d.Warn(msg, "err", err)
 	}
-}
-
-func withoutNumbers(s string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsDigit(r) {
-			return -1
-		}
-		return r
-	}, s)
 }
 
 // dedupWriter passes on the lines of a sweep that the previous round did not write and that have at
@@ -62,7 +54,6 @@ type dedupWriter struct {
 	before, now map[string]bool
 }
 
-// nextRound begins the next round.
 func (w *dedupWriter) nextRound() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

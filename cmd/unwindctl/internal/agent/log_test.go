@@ -47,7 +47,7 @@ func TestDedupWriter(t *testing.T) {
 func TestCounts(t *testing.T) {
 	t.Parallel()
 	var log bytes.Buffer
-	s := &sweeper{log: newDedupLogger(slog.New(slog.NewTextHandler(&log, nil)))}
+	s := &sweeper{agent: &agent{log: newDedupLogger(slog.New(slog.NewTextHandler(&log, nil)))}}
 	for _, words := range []map[string]int{
 		{}, {"pending": 3}, {"waits": 3}, {"pending": 1, "waits": 2}, {"pending": 3, "live": 1}, {"waits": 2, "released": 1}, {"waits": 2}, {},
 	} {

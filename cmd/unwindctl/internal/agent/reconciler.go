@@ -21,32 +21,23 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// reconciler keeps unwind installed: it installs the binary, and updates our conflist when the
-// provider's file changes.
+// reconciler keeps unwind installed: the binary, and our conflist as the provider's file changes.
 type reconciler struct {
+	*agent
 	install.Setup
-	paths      node.Runtime
-	conf       string // as --conf has it
-	programDir string // for unwindctl, "" for nowhere
-	downgrade  bool   // put an older plugin in the place of a newer one
-	interval   time.Duration
-	log        *dedupLogger
-	find       func() (node.Runtime, error)
-	heartbeat  *heartbeat
-	stateDir   func() string // of the journal
-	found      atomic.Pointer[status]
+	paths node.Runtime
+	found atomic.Pointer[status]
 
 	lock     *journal.Lock // nil as long as this agent does not have it
 	own      string        // what the plugin to install says of itself, "" before it was asked
 	kept     string        // why the plugin that is installed is left as it is
-	placed   bool          // unwindctl is in programDir
+	placed   bool          // unwindctl is in ProgramDir
 	gone     time.Time     // since when the provider's file is not there
 	named    string        // the provider's file that ours named the last time
 	source   fs.FileInfo   // of that file, nil if ours was not there
 	repaired time.Time     // when a plugin behind unwind was last returned to the provider's file
 }
 
-// status is what a look has found.
 type status struct {
 	install.Reason        // whether pods go through unwind
 	why            string // with a remedy; or why the plugin is left as it is
@@ -61,8 +52,7 @@ const goneAfter = 5 * time.Second
 // file in several steps.
 const debounce = 200 * time.Millisecond
 
-// retryAfter is the time after which a failed install is tried again although nothing has changed
-// in the directory.
+// retryAfter is when a failed install is tried again although the directory has not changed.
 const retryAfter = 10 * time.Second
 
 // run reconciles when something changes in the directory, and at each interval, until ctx ends.
@@ -83,7 +73,7 @@ func (r *reconciler) run(ctx context.Context) {
 	look, soon := time.NewTimer(0), true
 	defer look.Stop()
 	for ctx.Err() == nil {
-		r.heartbeat.beat()
+		r.reconciling.beat()
 		select {
 		case <-ctx.Done():
 			return
@@ -110,14 +100,13 @@ func (r *reconciler) run(ctx context.Context) {
 	}
 }
 
-// watch watches the directories. A directory that was removed and made again has to be watched
-// again.
+// watch watches the directories. One that was removed and made again has to be watched again.
 func (r *reconciler) watch(w *fsnotify.Watcher) {
 	err := errors.Join(w.Add(r.ConfDir), w.Add(r.BinDir))
-	if r.conf != "" {
-		err = errors.Join(err, w.Add(filepath.Dir(r.conf)))
+	if r.Conf != "" {
+		err = errors.Join(err, w.Add(filepath.Dir(r.Conf)))
 	}
-	_ = w.Add(r.stateDir()) // it is made with the lock
+	_ = w.Add(r.journalDir(r.Setup)) // it is made with the lock
 	r.log.warnOnce("watch", "cannot watch a directory; polling it every interval", err)
 }
 
@@ -128,7 +117,7 @@ func (r *reconciler) matters(path string) bool {
 	switch dir, file := filepath.Dir(path), filepath.Base(path); dir {
 	case filepath.Clean(r.BinDir):
 		return file == netconf.Name
-	case filepath.Clean(r.stateDir()):
+	case filepath.Clean(r.journalDir(r.Setup)):
 		return file == install.OffName
 	default:
 		return !strings.HasPrefix(file, "."+filepath.Base(r.Path())+".")
@@ -156,8 +145,8 @@ func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 	if err := r.recordRemoval(); err != nil {
 		return r.report(ctx, err)
 	}
-	r.remember(install.ChainFile(r.Path()))
-	if o := r.Obstacle(r.stateDir()); o != nil {
+	r.remember(r.Entry().ChainFile)
+	if o := r.Obstacle(r.journalDir(r.Setup)); o != nil {
 		r.removeConflist(o)
 		return r.report(ctx, o)
 	}
@@ -172,7 +161,7 @@ func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 		if left := goneAfter - time.Since(r.gone); left > 0 {
 			return left
 		}
-		lost, r.Source = true, r.conf
+		lost, r.Source = true, r.Conf
 	}
 	r.refind(ctx)
 	err := r.install(ctx)
@@ -197,7 +186,7 @@ func (r *reconciler) report(ctx context.Context, err error) (again time.Duration
 			found.why += ": " + inspect.HintFor(err)
 		}
 	}
-	if again = r.interval; !found.Reason.Ready() {
+	if again = r.Interval; !found.Reason.Ready() {
 		again = min(retryAfter, again)
 	}
 	r.found.Store(found)
@@ -226,10 +215,11 @@ func missing(path string) bool {
 // recordRemoval switches unwind off if somebody has removed our conflist. With an error that is not
 // on record, and the next look tries again.
 func (r *reconciler) recordRemoval() error {
-	if r.source == nil || !missing(r.Path()) || r.Obstacle(r.stateDir()) != nil || r.changed() {
+	if r.source == nil || !missing(r.Path()) || r.changed() ||
+		r.Obstacle(r.journalDir(r.Setup)) != nil {
 		return nil //nolint:nilerr // an obstacle is the caller's to report
 	}
-	if err := install.WriteOff(r.stateDir(), "rm "+r.Path()); err != nil {
+	if err := install.WriteOff(r.journalDir(r.Setup), "rm "+r.Path()); err != nil {
 		return &install.Obstacle{Reason: install.Off, Err: err}
 	}
 	return nil
@@ -253,10 +243,10 @@ func (r *reconciler) remember(named string) {
 // if that is not what the runtime would take without us, so that the plan begins with that. A file
 // that is away is waited for, and one of another directory was chosen.
 func (r *reconciler) provider() string {
-	named := install.ChainFile(r.Path())
+	named := r.Entry().ChainFile
 	switch first := r.Without(r.paths); {
-	case r.conf != "":
-		return r.conf
+	case r.Conf != "":
+		return r.Conf
 	case first != "" && first != named && !missing(named) && filepath.Dir(named) == r.ConfDir:
 		return ""
 	}
@@ -278,7 +268,6 @@ func (r *reconciler) refind(ctx context.Context) {
 	}
 }
 
-// removeConflist removes our conflist if it exists.
 func (r *reconciler) removeConflist(why error) {
 	r.source = nil
 	if missing(r.Path()) {
@@ -307,7 +296,7 @@ func (r *reconciler) install(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if repairs := w.Repairs(); len(repairs) > 0 && time.Since(r.repaired) < r.interval {
+	if repairs := w.Repairs(); len(repairs) > 0 && time.Since(r.repaired) < r.Interval {
 		return install.NewObstacle(install.MeshInTheWay,
 			"set the agent's --file to a name that ends in .json",
 			"another program keeps adding its plugin behind unwind, where it may run twice: %s",
@@ -318,7 +307,7 @@ func (r *reconciler) install(ctx context.Context) error {
 	}
 	r.warnOfStateDir()
 	err = r.recordRemoval()
-	if o := r.Obstacle(r.stateDir()); err == nil && o != nil { // since the look began
+	if o := r.Obstacle(r.journalDir(r.Setup)); err == nil && o != nil { // since the look began
 		err = o
 	}
 	if err != nil {
@@ -340,7 +329,7 @@ func (r *reconciler) install(ctx context.Context) error {
 // installPlugin installs the plugin, or records why it keeps the installed one. With the plugin it
 // copies unwindctl to the node, once; a node may have no directory for it.
 func (r *reconciler) installPlugin(ctx context.Context) (changed bool, err error) {
-	if r.kept = ""; !r.downgrade {
+	if r.kept = ""; !r.Downgrade {
 		r.kept = r.KeepsInstalled(r.PluginVersion(ctx), r.own)
 	}
 	if r.log.changed("kept", r.kept) && r.kept != "" {
@@ -350,8 +339,8 @@ func (r *reconciler) installPlugin(ctx context.Context) (changed bool, err error
 		return false, nil
 	}
 	changed, err = r.InstallBinary()
-	if err == nil && !r.placed && r.programDir != "" {
-		_, placeErr := r.InstallPrograms(r.programDir)
+	if err == nil && !r.placed && r.ProgramDir != "" {
+		_, placeErr := r.InstallPrograms(r.ProgramDir)
 		r.log.warnOnce("programs", "unwindctl is not installed on this node, see --program-dir", placeErr)
 		r.placed = placeErr == nil
 	}

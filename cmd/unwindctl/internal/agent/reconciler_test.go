@@ -50,9 +50,9 @@ func (k *reconciling) again(change func(*reconciler)) {
 		Setup: install.Setup{
 			ConfDir: k.Dirs.ConfDir(), BinDir: k.Dirs.BinDir(), Binary: filepath.Join(k.Dir, "unwind"), StateDir: state,
 		},
-		paths: paths, interval: time.Hour, log: newDedupLogger(slog.New(slog.NewTextHandler(k.log, nil))), heartbeat: &heartbeat{},
-		stateDir: func() string { return state },
-		find:     func() (node.Runtime, error) { return paths, nil },
+		paths: paths,
+		agent: &agent{Options: Options{Interval: time.Hour}, log: newDedupLogger(slog.New(slog.NewTextHandler(k.log, nil))),
+			find: func() (node.Runtime, error) { return paths, nil }},
 	}
 	if change != nil {
 		change(k.reconciler)
@@ -107,15 +107,15 @@ func agentAgain(k *reconciling, args []string) error {
 		for _, arg := range args {
 			switch key, value, _ := strings.Cut(arg, "="); key {
 			case "conf":
-				r.conf = value
+				r.Conf = value
 			case "state":
-				r.StateDir, r.stateDir = value, func() string { return value }
+				r.Setup.StateDir = value
 			case "problem":
 				paths.Problems = []string{value}
 			case "downgrade":
-				r.downgrade = true
+				r.Downgrade = true
 			case "programs":
-				r.programDir = value
+				r.ProgramDir = value
 			}
 		}
 		r.find = func() (node.Runtime, error) { return paths, nil }
@@ -152,8 +152,7 @@ func wantInUse(k *reconciling, args []string) error {
 
 // wantReady is a part of what /readyz says, and of the metrics: ready TEXT [METRIC].
 func wantReady(k *reconciling, args []string) error {
-	a := &agent{log: k.reconciler.log}
-	server, w := a.server(k.Setup, k.status), httptest.NewRecorder()
+	server, w := &server{agent: k.agent, setup: k.Setup, found: k.status}, httptest.NewRecorder()
 	server.readyz(w, nil)
 	if !strings.Contains(w.Body.String(), args[0]) {
 		return errors.New("/readyz: " + w.Body.String())
@@ -166,7 +165,7 @@ func wantReady(k *reconciling, args []string) error {
 
 // newerJournal has the journal be one that only a newer release reads: newer.
 func newerJournal(k *reconciling, _ []string) error {
-	store := &journal.Store{Dir: k.stateDir()}
+	store := &journal.Store{Dir: k.Setup.StateDir}
 	err := store.Update(context.Background(), func(*journal.Tx) error { return nil })
 	if err != nil {
 		return err
@@ -184,7 +183,7 @@ func newerJournal(k *reconciling, _ []string) error {
 // offBy is what is on record of the off-switch: off [BY].
 func offBy(k *reconciling, args []string) error {
 	by := ""
-	if off := install.ReadOff(k.stateDir()); off != nil {
+	if off := install.ReadOff(k.Setup.StateDir); off != nil {
 		by = off.By
 	}
 	return same(by, append(args, "")[0])
@@ -213,7 +212,7 @@ func wantTypes(k *reconciling, args []string) error {
 // installBy is unwindctl install: install [CONF].
 func installBy(k *reconciling, args []string) error {
 	k.Source = append(args, k.Source)[0]
-	if err := k.SwitchOn(k.stateDir()); err != nil {
+	if err := k.SwitchOn(k.Setup.StateDir); err != nil {
 		return err
 	}
 	p, err := k.Plan()
@@ -225,7 +224,7 @@ func installBy(k *reconciling, args []string) error {
 
 // passTime has the time for a provider's file to be away pass, and that between two repairs.
 func passTime(k *reconciling, _ []string) error {
-	k.gone, k.repaired = k.gone.Add(-goneAfter), k.repaired.Add(-k.interval)
+	k.gone, k.repaired = k.gone.Add(-goneAfter), k.repaired.Add(-k.Interval)
 	return nil
 }
 
@@ -243,9 +242,9 @@ func alwaysThere(k *reconciling, _ []string) error {
 func otherAgent(k *reconciling, args []string) (err error) {
 	switch args[0] {
 	case "lock":
-		k.other, err = (&journal.Store{Dir: k.stateDir()}).LockAgent()
+		k.other, err = (&journal.Store{Dir: k.Setup.StateDir}).LockAgent()
 	case "refused":
-		if _, lockErr := (&journal.Store{Dir: k.stateDir()}).LockAgent(); lockErr == nil {
+		if _, lockErr := (&journal.Store{Dir: k.Setup.StateDir}).LockAgent(); lockErr == nil {
 			err = errors.New("a second agent gets the lock")
 		}
 	case "release":

@@ -8,13 +8,19 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/common/expfmt"
 
 	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/inspect"
+	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/metrics"
+	"cni-unwind/cmd/unwindctl/internal/node"
 )
 
 // DefaultListen is where an agent serves its metrics.
@@ -23,12 +29,10 @@ const DefaultListen = "127.0.0.1:9469"
 // server serves the metrics and the health of the loops. Any user of the node may send requests, so
 // concurrent requests share one collection of the metrics, and all other answers are in memory.
 type server struct {
-	log      *dedupLogger
-	metrics  func() metrics.Source
-	interval time.Duration
-	loops    map[string]*heartbeat // by what each does
-	found    func() status
-	kept     metrics.Kept
+	*agent
+	setup install.Setup
+	found func() status
+	kept  metrics.Kept
 }
 
 // The bounds on a connection, which is for one request: see bounded. One that asks for metrics may
@@ -39,9 +43,9 @@ const (
 	mostHeader = 8 << 10 // bytes
 )
 
-// serve listens at an address until stop is called.
-func (s *server) serve(ctx context.Context, address string) (stop func(), err error) {
-	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+// serve listens until stop is called.
+func (s *server) serve(ctx context.Context) (stop func(), err error) {
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", s.Listen)
 	if err != nil {
 		return nil, fmt.Errorf("--listen: %w", err)
 	}
@@ -78,8 +82,16 @@ func (s *server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 // collect returns the metrics as text, and logs what it could not read.
 func (s *server) collect(ctx context.Context) []byte {
 	var text bytes.Buffer
-	s.log.warnOnce("metrics", "metrics", s.metrics().Print(ctx, &text))
+	s.log.warnOnce("metrics", "metrics", s.source().Print(ctx, &text))
 	return text.Bytes()
+}
+
+func (s *server) source() metrics.Source {
+	at := node.Directories{ConfDir: s.setup.ConfDir, StateDir: s.journalDir(s.setup)}
+	is := s.found()
+	return metrics.Source{Version: s.Version, Scope: inspect.Scope{Directories: at},
+		Stderr: io.Discard, InUse: is.Reason, Plugin: is.plugin, Process: true,
+		Events: s.events.counted()}
 }
 
 // readyz reports whether pods of the node go through unwind, and if not, why. A version that cannot
@@ -87,27 +99,84 @@ func (s *server) collect(ctx context.Context) []byte {
 func (s *server) readyz(w http.ResponseWriter, _ *http.Request) {
 	is := s.found()
 	why := term.Printable(is.why)
-	switch {
-	case is.Reason.Ready() || is.Reason == "":
+	if is.Reason.Ready() || is.Reason == "" {
 		_, _ = io.WriteString(w, strings.TrimSpace("ok\n"+why)+"\n")
-	default:
-		text := strings.TrimSuffix(fmt.Sprintf("unwind is not in use: %s: %s", is.Reason, why), ": ")
-		http.Error(w, text, http.StatusServiceUnavailable)
+		return
 	}
+	text := strings.TrimSuffix(fmt.Sprintf("unwind is not in use: %s: %s", is.Reason, why), ": ")
+	http.Error(w, text, http.StatusServiceUnavailable)
 }
+
+// heartbeat is when a loop last made progress.
+type heartbeat struct{ last atomic.Int64 }
+
+func (h *heartbeat) beat()                { h.last.Store(time.Now().UnixNano()) }
+func (h *heartbeat) since() time.Duration { return time.Since(time.Unix(0, h.last.Load())) }
 
 // patience is how long a loop may take for one thing. The DELs of one attachment have 2 min, and
 // may wait for others.
 const patience = 10 * time.Minute
 
-// healthz reports whether the loops make progress.
 func (s *server) healthz(w http.ResponseWriter, _ *http.Request) {
-	for what, h := range s.loops {
-		if since := h.since(); since > s.interval+patience {
+	loops := map[string]*heartbeat{"sweeping": &s.sweeping}
+	if !s.NoInstall {
+		loops["reconciling the installation"] = &s.reconciling
+	}
+	for what, h := range loops {
+		if since := h.since(); since > s.Interval+patience {
 			text := fmt.Sprintf("%s has made no progress for %s", what, term.Roughly(since))
 			http.Error(w, text, http.StatusServiceUnavailable)
 			return
 		}
 	}
 	_, _ = io.WriteString(w, "ok\n")
+}
+
+// The bounds on connections. A probe of the kubelet waits 5 s, and is accepted in that time even if
+// all of the kernel's queue (net.core.somaxconn, 4096) is before it.
+const (
+	mostConnections = 256              // open at a time
+	acceptEach      = time.Millisecond // so that they cost little of a processor
+)
+
+// bounded is a listener that accepts connections one at a time, and keeps at most mostConnections.
+// For each one beyond that it closes the oldest, so a client that opens many idle connections does
+// not lock out others.
+type bounded struct {
+	net.Listener
+	mu   sync.Mutex
+	open []*connection // the oldest first
+}
+
+type connection struct {
+	net.Conn
+	of *bounded
+}
+
+func (b *bounded) Accept() (net.Conn, error) {
+	time.Sleep(acceptEach)
+	conn, err := b.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	c := &connection{conn, b}
+	b.mu.Lock()
+	b.open = append(b.open, c)
+	var oldest *connection
+	if len(b.open) > mostConnections {
+		oldest = b.open[0]
+	}
+	b.mu.Unlock()
+	if oldest != nil {
+		_ = oldest.Close()
+	}
+	return c, nil
+}
+
+// Close closes the connection. It may be closed already.
+func (c *connection) Close() error {
+	c.of.mu.Lock()
+	c.of.open = slices.DeleteFunc(c.of.open, func(o *connection) bool { return o == c })
+	c.of.mu.Unlock()
+	return c.Conn.Close()
 }

@@ -15,12 +15,8 @@ import (
 
 // sweeper sweeps for the agent, and logs each state of a thing once.
 type sweeper struct {
-	log       *dedupLogger
-	stderr    *dedupWriter
-	observe   bool
-	cri       string   // as --cri has it
-	sockets   []string // where auto looks
-	heartbeat *heartbeat
+	*agent
+	sockets []string // where --cri auto looks
 
 	would map[string]bool // what would be released, as the sweep before has said
 }
@@ -28,32 +24,19 @@ type sweeper struct {
 // list asks the runtime for its pods. It returns nil without a list, which differs from an empty
 // list: attachments are then judged without one.
 func (s *sweeper) list(ctx context.Context) *alive.List {
-	var list *alive.List
-	var err error
-	if s.cri == "auto" {
-		list, err = node.FindPodSandboxes(ctx, s.sockets)
-		if errors.Is(err, node.ErrNoRuntime) {
-			err = nil
-		}
-	} else {
-		list, err = inspect.Scope{CRI: s.cri}.List(ctx, nil)
+	list, err := inspect.Scope{CRI: s.CRI, Sockets: s.sockets}.List(ctx, nil)
+	none := ""
+	if s.CRI == "auto" && errors.Is(err, node.ErrNoRuntime) {
+		none, err = "none", nil
 	}
 	if ctx.Err() == nil {
 		s.log.warnOnce("cri", "cannot list the runtime's pods", err)
-		s.reportNoRuntime(s.cri == "auto" && list == nil && err == nil)
+		if s.log.changed("no runtime", none) && none != "" {
+			s.log.Info("no CRI runtime found; judging attachments without a list of pods; set its socket " +
+				"with --cri")
+		}
 	}
 	return list
-}
-
-func (s *sweeper) reportNoRuntime(none bool) {
-	state := ""
-	if none {
-		state = "none"
-	}
-	if s.log.changed("no runtime", state) && none {
-		s.log.Info("no CRI runtime found; judging attachments without a list of pods; set its socket " +
-			"with --cri")
-	}
 }
 
 // sweep releases the dead attachments, or logs what it would release. DELs that run when ctx ends
@@ -67,11 +50,11 @@ func (s *sweeper) sweep(ctx context.Context, confDir, stateDir string) {
 	// nobody asked for these
 	pools = slices.DeleteFunc(pools, func(p sweep.Pool) bool { return p.Plain })
 	s.log.warnOnce("pools", "cannot read the pools", err)
-	s.stderr.nextRound()
-	p := inspect.Plugin(s.stderr)
+	s.sweeps.nextRound()
+	p := inspect.Plugin(s.sweeps)
 	findings, err := p.Sweep(ctx, stateDir, sweep.Job{
-		List: list, Pools: pools, DryRun: s.observe, Periodic: true, Progress: func(int, int) {
-			s.heartbeat.beat()
+		List: list, Pools: pools, DryRun: s.Observe, Periodic: true, Progress: func(int, int) {
+			s.sweeping.beat()
 		},
 	})
 	if ctx.Err() == nil || !errors.Is(err, context.Canceled) {
@@ -89,7 +72,7 @@ func (s *sweeper) report(findings []sweep.Finding) {
 	would, words, elsewhere := map[string]bool{}, map[string]int{}, 0
 	for i := range findings {
 		f := &findings[i]
-		word, why := inspect.Result(f, s.observe)
+		word, why := inspect.Result(f, s.Observe)
 		words[word]++
 		if f.Elsewhere() {
 			elsewhere++

@@ -3,12 +3,19 @@ package doctor
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/journal"
@@ -68,8 +75,7 @@ func (e *examination) lastSweep(s *inspect.Snapshot, guard *sweep.MassReleaseErr
 // pendingLong is how long a DEL may be pending before it is reported.
 const pendingLong = 15 * time.Minute
 
-// rollbacks reports which plugins have recently failed ADDs, the most common reason why pods do not
-// start.
+// rollbacks reports plugins with recent failed ADDs, the most common reason why pods do not start.
 func (e *examination) rollbacks(events []journal.Event) {
 	count, last := map[string]int{}, map[string]string{}
 	for _, event := range events {
@@ -94,7 +100,7 @@ func (e *examination) attachments(s *inspect.Snapshot, found *inspect.Node) {
 			continue
 		}
 		if pending++; time.Since(a.Since) > pendingLong {
-			long = append(long, a.Key().String())
+			long = append(long, a.Key.String())
 		}
 	}
 	if len(long) > 0 {
@@ -112,7 +118,6 @@ func (e *examination) attachments(s *inspect.Snapshot, found *inspect.Node) {
 	e.verdicts(found, pending)
 }
 
-// verdicts reports attachments whose state is unknown.
 func (e *examination) verdicts(found *inspect.Node, pending int) {
 	all, elsewhere := 0, 0
 	var unknown []sweep.Finding
@@ -144,5 +149,124 @@ func (e *examination) verdicts(found *inspect.Node, pending int) {
 	default:
 		e.add("attachments", OK, "", "%s, %d with pending DELs", term.Attachments(all),
 			pending)
+	}
+}
+
+// pools reports how full each range set of each pool is.
+func (e *examination) pools(found *inspect.Node) {
+	if found.PoolErr != nil {
+		e.add("pools", Warning, "", "%v", found.PoolErr)
+	}
+	for _, p := range found.Pools {
+		name := fmt.Sprintf("%s (%s)", p.Network, p.Dir)
+		if len(p.Sets) == 0 {
+			e.add("pools", OK, "", "%s: no address used; the chain does not define its ranges", name)
+		}
+		for _, s := range p.Sets {
+			e.set(name, s)
+		}
+	}
+}
+
+func (e *examination) set(pool string, s *inspect.Set) {
+	text := fmt.Sprintf("%s: %s (%d leaked, %d ownerless, %d unknown)", pool, s, s.Leaked,
+		s.Ownerless, s.Unknown)
+	switch {
+	case s.Full():
+		e.add("pools", Failure, "unwindctl ipam --cri auto shows who has them", "%s", text)
+	case s.NearlyFull():
+		e.add("pools", Warning, "unwindctl ipam --cri auto shows who has them", "%s: nearly full", text)
+	case s.Leaked+s.Ownerless > 0:
+		e.add("pools", Warning, "unwindctl sweep releases them", "%s", text)
+	default:
+		e.add("pools", OK, "", "%s", text)
+	}
+}
+
+// The least free space on the disk of the journal, which is some MiB large, without a report.
+const (
+	leastFree  = 64 << 20
+	leastNodes = 100
+)
+
+// directory examines the state directory, and reports whether it has a journal to examine.
+func (e *examination) directory() bool {
+	info, err := os.Stat(e.StateDir)
+	if err == nil {
+		e.files(info)
+		_, err = os.Stat(filepath.Join(e.StateDir, "journal.db"))
+	} else if parent := e.parent(); errors.Is(err, fs.ErrNotExist) && parent != "" {
+		e.add("journal", Failure, "set stateDir to a directory that can be created",
+			"%s does not exist and cannot be created in %s", e.StateDir, parent)
+		return false
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		e.add("journal", OK, "", "no journal in %s yet: no pod was added through unwind", e.StateDir)
+	case err != nil:
+		e.add("journal", Failure, inspect.HintFor(err), "%v", err)
+	}
+	return err == nil
+}
+
+// parent returns the directory in which the state directory cannot be created, or "".
+func (e *examination) parent() string {
+	parent := filepath.Dir(e.StateDir)
+	for !durable.Exists(parent) {
+		parent = filepath.Dir(parent)
+	}
+	// the plugin runs as root; what another user may not write says nothing
+	if info, err := os.Stat(parent); err != nil || !info.IsDir() ||
+		os.Geteuid() == 0 && unix.Access(parent, unix.W_OK) != nil {
+		return parent
+	}
+	return ""
+}
+
+// files examines what is in the state directory, and its disk.
+func (e *examination) files(info fs.FileInfo) {
+	if info.Mode().Perm()&0o077 != 0 {
+		e.add("journal", Failure, "chmod 0700 "+e.StateDir,
+			"%s has mode %04o: other users can read or write it", e.StateDir, info.Mode().Perm())
+	}
+	e.disk()
+	for _, part := range []struct {
+		name string
+		dir  bool
+	}{{"journal.db", false}, {"journal.lock", false}, {"locks", true},
+		{journal.AgentLockName, false}} {
+		path := filepath.Join(e.StateDir, part.name)
+		info, err := os.Lstat(path)
+		if err == nil && (info.IsDir() != part.dir || !info.IsDir() && !info.Mode().IsRegular()) {
+			e.add("journal", Failure, "move it away", "%s is not the file that unwind created there", path)
+		}
+	}
+	aside, _ := filepath.Glob(filepath.Join(e.StateDir, "journal.db.damaged-*"))
+	if len(aside) > 0 {
+		e.add("journal", Warning, "keep it until the cause is known, then remove it",
+			"a damaged journal was set aside: %s", strings.Join(aside, ", "))
+	}
+	if pid := (&journal.Store{Dir: e.StateDir}).AgentProcess(); pid != "" {
+		e.add("agent", OK, "", "process %s keeps unwind installed", pid)
+	}
+}
+
+func (e *examination) disk() {
+	var st unix.Statfs_t
+	if err := unix.Statfs(e.StateDir, &st); err != nil {
+		return
+	}
+	free := st.Bavail * uint64(st.Bsize)
+	switch {
+	case st.Flags&unix.ST_RDONLY != 0:
+		e.add("journal", Failure, "remount it read-write", "%s is on a read-only file system",
+			e.StateDir)
+	case free < leastFree || st.Files > 0 && st.Ffree < leastNodes:
+		e.add("journal", Failure, "free disk space", "the disk of %s has %d MiB and %d files left",
+			e.StateDir, free>>20, st.Ffree)
+	case st.Type == unix.TMPFS_MAGIC:
+		e.add("journal", Warning, "set stateDir to a directory on a disk",
+			"%s is on tmpfs: after a reboot unwind does not find what stays on the disk, such as "+
+				"host-local's files", e.StateDir)
 	}
 }

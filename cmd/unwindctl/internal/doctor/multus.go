@@ -40,8 +40,7 @@ func (m *multusConf) find() *multusConf {
 	return m.Chain.find()
 }
 
-// findMultus returns the configuration of Multus on a node, or nil if there is none. Its defaults
-// are those of Multus 4.3.
+// findMultus returns the configuration of Multus on a node, with the defaults of 4.3, or nil.
 func findMultus(confDir string) *multusConf {
 	var found *multusConf
 	paths, _ := netconf.Conflists(confDir)
@@ -86,19 +85,18 @@ func (e *examination) multus(ctx context.Context, r node.Runtime) {
 	if len(d.plain) > 0 {
 		e.add("multus", Warning, "kubectl get net-attach-def -n NAMESPACE -o yaml | unwindctl "+
 			"wrap - | kubectl apply -f -; for exceptions see "+page,
-			"%s not through unwind: %s", plural(d.plain), some(d.plain))
+			"%s not through unwind: %s", plural(len(d.plain)), some(d.plain))
 	}
 	if len(d.files) > 0 {
 		e.add("multus", Warning, "unwindctl wrap --in-place FILE, on each node",
-			"%s in a file that does not use unwind: %s", plural(d.files), some(d.files))
+			"%s in a file that does not use unwind: %s", plural(len(d.files)), some(d.files))
 	}
 	if len(d.refused) > 0 {
 		e.add("multus", Warning, "correct that key, or leave it as it is: "+page,
-			"%s refused by unwindctl wrap: %s", plural(d.refused), some(d.refused))
+			"%s refused by unwindctl wrap: %s", plural(len(d.refused)), some(d.refused))
 	}
 	if d.wrapped > 0 {
-		e.add("multus", OK, "", "%s through unwind", term.Plural(d.wrapped,
-			"NetworkAttachmentDefinition is", "NetworkAttachmentDefinitions are"))
+		e.add("multus", OK, "", "%s through unwind", plural(d.wrapped))
 	}
 }
 
@@ -151,8 +149,8 @@ func othersRead(config []byte) bool {
 	})
 }
 
-func plural(names []string) string {
-	return term.Plural(len(names), "NetworkAttachmentDefinition is",
+func plural(n int) string {
+	return term.Plural(n, "NetworkAttachmentDefinition is",
 		"NetworkAttachmentDefinitions are")
 }
 

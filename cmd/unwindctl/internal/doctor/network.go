@@ -63,8 +63,11 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 	}
 	paths, err := netconf.Conflists(r.ConfDir)
 	if err != nil || len(paths) == 0 {
-		e.add("network", Failure, "install the network's provider, then unwindctl install",
-			"no conflist in %s%s", r.ConfDir, term.Because(term.ErrorText(err)))
+		text := "no conflist in " + r.ConfDir
+		if err != nil {
+			text += ": " + err.Error()
+		}
+		e.add("network", Failure, "install the network's provider, then unwindctl install", "%s", text)
 		return nil, nil
 	}
 	var ours *netconf.Conflist
@@ -92,7 +95,7 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 	if ours != nil {
 		own.File = filepath.Base(ours.Path)
 	}
-	if c := own.CiliumCopy(); c != nil && !c.OfOurs() && !c.Chosen(own.Path()) {
+	if c := own.CiliumCopy(); c != nil && !c.OfOurs() && !c.Chosen(own) {
 		e.add("network", Warning, inspect.HintFor(c.Obstacle()), "%v", c.Obstacle())
 	}
 	if ours == nil {
@@ -196,14 +199,14 @@ func (e *examination) hiddenIPAM(chain *netconf.Chain) {
 
 // plugins asks every plugin of the chain for its supported versions.
 func (e *examination) plugins(ctx context.Context, r node.Runtime, chain *netconf.Chain) {
-	asked := map[string]bool{}
+	asked, dirs := map[string]bool{}, strings.Join(r.BinDirs, ":")
 	ask := func(name, spoken string) {
 		if name == "" || asked[name] {
 			return
 		}
 		asked[name] = true
-		path := inDirs(r.BinDirs, name)
-		if path == "" {
+		path, err := netconf.FindPlugin(name, dirs)
+		if err != nil {
 			e.add("plugins", Failure, "install it; without it no pod can start", "%s not found in %s",
 				name, strings.Join(r.BinDirs, ", "))
 			return
@@ -229,20 +232,12 @@ func (e *examination) plugins(ctx context.Context, r node.Runtime, chain *netcon
 	ask(netconf.Name, "1.0.0")
 	for _, p := range chain.Delegates {
 		ask(p.Type, chain.CNIVersion)
-		if p.IPAM != "" && !p.ExecutesIPAM() && inDirs(r.BinDirs, p.IPAM) == "" {
+		_, err := netconf.FindPlugin(p.IPAM, dirs)
+		if p.IPAM != "" && !p.ExecutesIPAM() && err != nil {
 			e.add("plugins", OK, "", "%s has ipam.type %s, and %s has no plugin for it: %s must "+
 				"implement it itself", p.Type, p.IPAM, strings.Join(r.BinDirs, ", "), p.Type)
 			continue
 		}
 		ask(p.IPAM, chain.CNIVersion)
 	}
-}
-
-func inDirs(dirs []string, name string) string {
-	for _, dir := range dirs {
-		if path := filepath.Join(dir, name); durable.Exists(path) {
-			return path
-		}
-	}
-	return ""
 }

@@ -2,31 +2,31 @@
 package doctor
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
 
 	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/install"
+	"cni-unwind/cmd/unwindctl/internal/node"
+	"cni-unwind/plugin/netconf"
 )
 
-// Severity is how serious a finding is.
 type Severity int
 
-// The severities.
 const (
 	OK      Severity = iota
 	Warning          // something will leak, or is not seen
 	Failure          // pods cannot start, or nothing is released
 )
 
-// String returns the word for the severity in tables.
 func (s Severity) String() string { return [...]string{"ok", "warning", "error"}[s] }
 
-// MarshalText returns the word for the severity in JSON.
 func (s Severity) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// check is the finding on one thing.
 type check struct {
 	What     string   `json:"what"`
 	Severity Severity `json:"severity"`
@@ -44,14 +44,8 @@ func (r *Report) add(what string, s Severity, remedy, format string, args ...any
 	r.checks = append(r.checks, check{what, s, term.OneLine(fmt.Sprintf(format, args...)), remedy})
 }
 
-// Worst returns the highest severity.
-func (r *Report) Worst() Severity {
-	worst, _ := r.worst()
-	return worst.Severity
-}
-
-// worst returns the first check of the highest severity, and the number of findings beside it.
-func (r *Report) worst() (worst check, more int) {
+// Worst returns the first check of the highest severity, and the number of findings beside it.
+func (r *Report) Worst() (worst check, more int) {
 	for _, c := range r.checks {
 		if c.Severity != OK {
 			more++
@@ -87,7 +81,7 @@ func (r *Report) Print(out io.Writer, o *term.Output) error {
 }
 
 func (r *Report) printLine(out io.Writer) error {
-	worst, more := r.worst()
+	worst, more := r.Worst()
 	line := worst.Severity.String()
 	if worst.Severity != OK {
 		line += ": " + worst.What + ": " + worst.Text
@@ -99,7 +93,6 @@ func (r *Report) printLine(out io.Writer) error {
 	return err
 }
 
-// Options are the flags of unwindctl doctor.
 type Options struct {
 	install.Target
 	StateDir string    // of the journal; "" as unwind's conflist has it
@@ -107,8 +100,37 @@ type Options struct {
 	Stderr   io.Writer // of the dry run of a sweep
 }
 
-// examination is one run of doctor.
 type examination struct {
 	Options
 	Report
+}
+
+// Examine checks the runtime, the conflist and its chain, the plugins, the
+// NetworkAttachmentDefinitions, the state directory, the journal and the pools. It is read-only.
+func Examine(ctx context.Context, o Options) *Report {
+	e := &examination{Options: o}
+	r := e.runtime(ctx)
+	e.plugin = install.Setup{BinDir: r.BinDirs[0]}.PluginVersion(ctx)
+	conf, chain := e.network(ctx, r)
+	given, _ := filepath.Abs(e.StateDir)
+	switch {
+	case e.StateDir == "" && conf != nil:
+		e.StateDir = conf.StateDir
+	case e.StateDir == "":
+		e.StateDir = netconf.DefaultStateDir
+	case conf != nil && given != filepath.Clean(conf.StateDir):
+		e.add("journal", Warning, "omit --state-dir to examine that one",
+			"examining the journal in %s, but unwind uses the one in %s", e.StateDir, conf.StateDir)
+	}
+	if chain != nil {
+		e.plugins(ctx, r, chain)
+	}
+	e.multus(ctx, r)
+	scope := inspect.Scope{Directories: node.Directories{ConfDir: r.ConfDir, StateDir: e.StateDir}}
+	found := inspect.Look(ctx, term.Streams{Err: e.Stderr}, scope)
+	if e.directory() {
+		e.journal(ctx, found)
+	}
+	e.pools(found)
+	return &e.Report
 }

@@ -22,8 +22,7 @@ func Replace(path string, content io.Reader, mode fs.FileMode) error {
 	return replace(path, content, func(f *os.File) error { return f.Chmod(mode) })
 }
 
-// ReplaceLike is Replace with the mode and owner of the file that it replaces (fchown before
-// fchmod).
+// ReplaceLike is Replace with the mode and owner of the replaced file (fchown before fchmod).
 func ReplaceLike(path string, content io.Reader, like fs.FileInfo) error {
 	return replace(path, content, func(f *os.File) error {
 		var err error
@@ -73,7 +72,6 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// Exists reports whether there is something at a path.
 func Exists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil

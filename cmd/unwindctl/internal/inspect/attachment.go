@@ -2,9 +2,12 @@
 package inspect
 
 import (
-	"context"
 	"errors"
+	"fmt"
+	"io"
+	"io/fs"
 	"net/netip"
+	"os"
 	"time"
 
 	"cni-unwind/cmd/internal/term"
@@ -15,26 +18,23 @@ import (
 // Attachment is an entry of the journal as JSON output has it, without the delegates'
 // configurations, which may contain secrets.
 type Attachment struct {
-	Network     string        `json:"network"`
-	ContainerID string        `json:"containerID"`
-	IfName      string        `json:"ifname"`
-	State       journal.State `json:"state"`
-	Reason      string        `json:"reason,omitempty"`
-	Pod         *journal.Pod  `json:"pod,omitempty"`
-	NetNS       string        `json:"netns,omitempty"`
-	Addresses   []netip.Addr  `json:"addresses"`
-	Created     time.Time     `json:"created"`
-	Since       time.Time     `json:"since"` // it has been in this state
-	Updated     time.Time     `json:"updated"`
-	Steps       []Step        `json:"steps"`
+	journal.Key
+	State     journal.State `json:"state"`
+	Reason    string        `json:"reason,omitempty"`
+	Pod       *journal.Pod  `json:"pod,omitempty"`
+	NetNS     string        `json:"netns,omitempty"`
+	Addresses []netip.Addr  `json:"addresses"`
+	Created   time.Time     `json:"created"`
+	Since     time.Time     `json:"since"` // it has been in this state
+	Updated   time.Time     `json:"updated"`
+	Steps     []Step        `json:"steps"`
 
 	freed []netip.Addr  // those that may have another owner by now
 	grace time.Duration // its grace period
 	since int64         // Since, by CLOCK_BOOTTIME
 }
 
-// Step is a delegate with a pending DEL. A live attachment has a Step for every delegate of its
-// chain.
+// Step is a delegate with a pending DEL: each of the chain if the attachment is live.
 type Step struct {
 	Generation uint64            `json:"generation"`
 	Plugin     string            `json:"plugin"`
@@ -54,13 +54,7 @@ type Step struct {
 // words says in a few words what became of its DELs.
 func (s *Step) words() string { return undo.Words(&s.of) }
 
-// Key returns the key of its entry in the journal.
-func (a *Attachment) Key() journal.Key {
-	return journal.Key{Network: a.Network, ContainerID: a.ContainerID, IfName: a.IfName}
-}
-
-// PendingDEL reports whether the attachment has pending DELs that unwind runs without another
-// request of the runtime.
+// PendingDEL reports whether unwind runs DELs without another request of the runtime.
 func (a *Attachment) PendingDEL() bool {
 	return a.State == journal.Unwinding || a.State == journal.Removing
 }
@@ -76,35 +70,10 @@ func podName(p *journal.Pod) string {
 	return term.OneLine(p.Namespace + "/" + p.Name)
 }
 
-// ReadJournal returns the entries of the journal. It leaves out damaged entries, and the error
-// names them.
-func ReadJournal(ctx context.Context, store *journal.Store) (attachments []Attachment, err error) {
-	var damaged []error
-	err = store.View(ctx, func(tx *journal.Tx) (err error) {
-		attachments, damaged, err = readEntries(tx)
-		return err
-	})
-	return attachments, errors.Join(append(damaged, err)...)
-}
-
-func readEntries(tx *journal.Tx) (attachments []Attachment, damaged []error, err error) {
-	attachments = []Attachment{}
-	err = tx.All(func(e *journal.Entry, err error) error {
-		if err != nil {
-			damaged = append(damaged, err)
-			return nil
-		}
-		attachments = append(attachments, describe(e))
-		return nil
-	})
-	return attachments, damaged, err
-}
-
 func describe(e *journal.Entry) Attachment {
 	newest := e.Newest()
 	a := Attachment{
-		Network: e.Network, ContainerID: e.ContainerID, IfName: e.IfName, State: e.State,
-		Reason: e.Reason, NetNS: newest.NetNS.Path, Addresses: e.Addresses(),
+		Key: e.Key, State: e.State, Reason: e.Reason, NetNS: newest.NetNS.Path, Addresses: e.Addresses(),
 		Created: newest.Created.Wall, Since: e.Since.Wall, Updated: e.Updated.Wall, Steps: []Step{},
 		grace: newest.GracePeriod, since: e.Since.Boot,
 	}
@@ -130,4 +99,65 @@ func describe(e *journal.Entry) Attachment {
 		}
 	}
 	return a
+}
+
+// PrintNoAttachments prints that a journal is empty, or that the directory has no journal.
+func PrintNoAttachments(out io.Writer, store *journal.Store) error {
+	text := "No attachments."
+	if _, err := os.Lstat(store.Path()); errors.Is(err, fs.ErrNotExist) {
+		text = fmt.Sprintf("No attachments: there is no journal in %s.", store.Dir)
+	}
+	_, err := fmt.Fprintln(out, text)
+	return err
+}
+
+func PrintAttachments(out io.Writer, attachments []Attachment, o *term.Output) error {
+	if o.Format == term.Name {
+		return term.PrintNames(out, names(attachments))
+	}
+	t := term.NewTable(
+		term.Column{Name: "NETWORK", Optional: true}, term.Column{Name: "CONTAINER", Least: 11},
+		term.Column{Name: "IFNAME", Optional: true}, term.Column{Name: "STATE"},
+		term.Column{Name: "AGE"}, term.Column{Name: "POD", Least: 36},
+		term.Column{Name: "ADDRESSES", Least: 10, Optional: true},
+		term.Column{Name: "PENDING DELS", Least: 12},
+		term.Column{Name: "CREATED", Wide: true}, term.Column{Name: "NETNS", Wide: true},
+		term.Column{Name: "WHY", Wide: true})
+	for _, a := range attachments {
+		t.Add(a.Network, term.Short(a.ContainerID, o.Format), a.IfName, string(a.State),
+			term.Ago(a.Created), podName(a.Pod), term.Join(term.Addresses(a.Addresses)),
+			pending(a), term.Time(a.Created), term.OrDash(a.NetNS),
+			term.OrDash(term.OneLine(a.Reason)))
+	}
+	return t.Print(out, o)
+}
+
+// names returns arguments that name attachments; without one, the addresses.
+func names(attachments []Attachment) (names []string) {
+	for _, a := range attachments {
+		if a.ContainerID == "" {
+			names = append(names, term.Addresses(a.Addresses)...)
+			continue
+		}
+		names = append(names, a.Key.String())
+	}
+	return names
+}
+
+// pending returns the delegates with pending DELs of an attachment, each with the reason.
+func pending(a Attachment) string {
+	texts := []string{}
+	if a.PendingDEL() {
+		for _, s := range a.Steps {
+			why := fmt.Sprintf("tried %d×", s.Attempts)
+			switch s.State {
+			case journal.StepFailed, journal.StepUnproven:
+				why += ", " + s.words()
+			case journal.StepParked, journal.StepRepeat:
+				why = s.words()
+			}
+			texts = append(texts, fmt.Sprintf("%s (%s)", s.Plugin, why))
+		}
+	}
+	return term.Join(texts)
 }

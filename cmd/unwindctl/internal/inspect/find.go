@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/journal"
@@ -43,7 +44,6 @@ func Find(attachments []Attachment, arg string) ([]Attachment, error) {
 	}))
 }
 
-// Filter returns the attachments that keep accepts.
 func Filter(attachments []Attachment, keep func(*Attachment) bool) (kept []Attachment) {
 	for i := range attachments {
 		if keep(&attachments[i]) {
@@ -53,18 +53,15 @@ func Filter(attachments []Attachment, keep func(*Attachment) bool) (kept []Attac
 	return kept
 }
 
-// ofOneContainer returns the attachments of the container with that ID, else all of them if they
-// are one container's.
+// ofOneContainer returns the attachments of that container, else all if they are one container's.
 func ofOneContainer(arg, id string, found []Attachment) ([]Attachment, error) {
 	whole := Filter(found, func(a *Attachment) bool { return a.ContainerID == id })
 	if len(whole) > 0 {
 		return whole, nil // though others may begin so
 	}
-	ids := map[string]bool{}
-	for _, a := range found {
-		ids[a.ContainerID] = true
-	}
-	if len(ids) > 1 {
+	if slices.ContainsFunc(found, func(a Attachment) bool {
+		return a.ContainerID != found[0].ContainerID
+	}) {
 		return nil, term.Usage("%s matches %d attachments; use more of the container ID", arg,
 			len(found))
 	}
@@ -80,11 +77,11 @@ func FindOne(ctx context.Context, stateDir, arg string) (key journal.Key, err er
 	case findErr != nil:
 		return key, findErr
 	case len(found) == 1:
-		return found[0].Key(), nil
+		return found[0].Key, nil
 	case len(found) > 1:
 		var names []string
 		for _, a := range found[:min(4, len(found))] {
-			names = append(names, a.Key().String())
+			names = append(names, a.Key.String())
 		}
 		return key, term.Usage("%s matches %d attachments: %s; name one of them", arg, len(found),
 			strings.Join(names, ", "))
@@ -92,4 +89,29 @@ func FindOne(ctx context.Context, stateDir, arg string) (key journal.Key, err er
 		return key, err
 	}
 	return key, nothing(arg, stateDir)
+}
+
+const completeTime = time.Second
+
+// Complete returns what a shell may complete, with duplicates: arguments that name attachments and
+// networks, of the journal and, with history, of its events. It reads for at most completeTime.
+func Complete(ctx context.Context, stateDir string, history bool) (args, networks []string) {
+	ctx, cancel := context.WithTimeout(ctx, completeTime)
+	defer cancel()
+	s, _ := ReadSnapshot(ctx, &journal.Store{Dir: stateDir}, nil)
+	attachments := s.Attachments
+	if history {
+		attachments = append(attachments, attachmentsOf(s.Events)...)
+	}
+	for _, a := range attachments {
+		networks = append(networks, a.Network)
+		if a.ContainerID != "" {
+			args = append(args, a.Key.String())
+		}
+		if pod := podName(a.Pod); pod != "-" {
+			args = append(args, pod)
+		}
+		args = append(args, term.Addresses(a.Addresses)...)
+	}
+	return args, networks
 }

@@ -39,7 +39,6 @@ type finding struct {
 	Left []string `json:"left,omitempty"`
 }
 
-// JSONFindings returns findings as sweep --json prints them.
 func JSONFindings(findings []sweep.Finding, dryRun bool) []finding {
 	all := []finding{}
 	for i := range findings {
@@ -80,12 +79,11 @@ func PrintNoFindings(out io.Writer, of Scope, job sweep.Job) error {
 		taken, _ := ipam.Taken(p.Dir)
 		given += len(taken)
 	}
-	asked := of.Valid != "" || of.CRI != "" && of.CRI != "none"
 	switch {
 	case err != nil:
 	case of.Network != "" && len(job.Pools) == 0:
 		_, err = fmt.Fprintf(out, "No conflist of network %s has host-local in its chain.\n", of.Network)
-	case job.List == nil && given > 0 && asked:
+	case job.List == nil && given > 0 && of.asks():
 		_, err = fmt.Fprintf(out, "%s allocated. Only the runtime knows whether their owners are live, "+
 			"and it gave no list.\n", term.Plural(given, "address is", "addresses are"))
 	case job.List == nil && given > 0:
@@ -105,11 +103,16 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 		term.Column{Name: "IFNAME", Optional: true}, term.Column{Name: "POD", Least: 36},
 		term.Column{Name: "STATE", Optional: true}, term.Column{Name: "RESULT"},
 		term.Column{Name: "WHY", Least: 13})
-	count, young := map[string]int{}, 0
+	count, young, addresses, cached := map[string]int{}, 0, 0, 0
 	var names []string
 	for i := range findings {
 		f := &findings[i]
 		word, why := Result(f, dryRun)
+		if _, is := f.Cached(); is {
+			cached++
+		} else if f.Address.IsValid() {
+			addresses++
+		}
 		if errors.Is(f.Err, sweep.ErrNotTried) {
 			count["not tried"]++
 			continue
@@ -141,14 +144,6 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 		"unknown", "busy", "live", "left", "not tried"} {
 		if count[word] > 0 {
 			words = append(words, fmt.Sprintf("%d %s", count[word], word))
-		}
-	}
-	addresses, cached := 0, 0
-	for _, f := range findings {
-		if _, is := f.Cached(); is {
-			cached++
-		} else if f.Address.IsValid() {
-			addresses++
 		}
 	}
 	total := term.Attachments(len(findings) - addresses - cached - count["left"])

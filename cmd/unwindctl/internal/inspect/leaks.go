@@ -14,8 +14,7 @@ import (
 	"cni-unwind/plugin/known"
 )
 
-// Leaks returns the resources that the delegates of an attachment may leave on this machine if none
-// of them gets its DEL.
+// Leaks returns what an attachment may leave on this machine if no delegate gets its DEL.
 func Leaks(ctx context.Context, store *journal.Store, key journal.Key) (leaks []string, err error) {
 	var e *journal.Entry
 	err = store.View(ctx, func(tx *journal.Tx) error {
@@ -44,7 +43,6 @@ func Leaks(ctx context.Context, store *journal.Store, key journal.Key) (leaks []
 	return slices.Compact(leaks), nil
 }
 
-// leaksOfStep returns what one delegate may leave.
 func leaksOfStep(e *journal.Entry, s *journal.Step) (leaks []string) {
 	addresses := term.Join(term.Addresses(e.Addresses()))
 	if pool := ipam.Pool(s.Config, e.Network); pool != "" {

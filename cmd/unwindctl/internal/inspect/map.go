@@ -5,6 +5,7 @@ import (
 	"io"
 	"math/big"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"cni-unwind/ipam"
@@ -58,25 +59,21 @@ func drawMap(out io.Writer, sets []ipam.Set, state map[netip.Addr]string, colour
 // drawRange prints a range as rows of signs, each row with its first address.
 func drawRange(out io.Writer, r ipam.Range, state map[netip.Addr]string, paint func(int) string,
 	width int64) {
-	first, last := number(r.First), number(r.Last)
-	size := new(big.Int).Add(new(big.Int).Sub(last, first), big.NewInt(1))
-	each := big.NewInt(1)
-	for new(big.Int).Mul(each, big.NewInt(width*mapRows)).Cmp(size) < 0 {
-		each.Lsh(each, 1)
+	first := number(r.First)
+	span := new(big.Int).Sub(number(r.Last), first)
+	shift := uint(0) // each character stands for 1<<shift addresses
+	for new(big.Int).Rsh(span, shift).Cmp(big.NewInt(width*mapRows)) >= 0 {
+		shift++
 	}
-	cells := new(big.Int).Div(new(big.Int).Add(size, new(big.Int).Sub(each, big.NewInt(1))),
-		each).Int64()
-	best := make([]int, cells)
-	for i := range best {
-		best[i] = 4
-	}
+	cells := new(big.Int).Rsh(span, shift).Int64() + 1
+	best := slices.Repeat([]int{4}, int(cells))
 	mark := func(a netip.Addr, sign int) {
 		at := new(big.Int).Sub(number(a), first)
-		if at.Sign() < 0 || at.Cmp(size) >= 0 {
+		if at.Sign() < 0 || at.Cmp(span) > 0 {
 			return
 		}
-		cell := at.Div(at, each).Int64()
-		if sign < best[cell] || best[cell] == 4 && each.Cmp(big.NewInt(1)) == 0 {
+		cell := at.Rsh(at, shift).Int64()
+		if sign < best[cell] || best[cell] == 4 && shift == 0 {
 			best[cell] = sign
 		}
 	}
@@ -90,22 +87,19 @@ func drawRange(out io.Writer, r ipam.Range, state map[netip.Addr]string, paint f
 			}
 		}
 	}
-	if each.Cmp(big.NewInt(1)) > 0 {
-		fmt.Fprintf(out, "  each character stands for %s addresses\n", each)
+	if shift > 0 {
+		each := new(big.Int).Lsh(big.NewInt(1), shift)
+		fmt.Fprintf(out, "  each character stands for %d addresses\n", each)
 	}
 	for row := int64(0); row < cells; row += width {
 		var line strings.Builder
 		for _, sign := range best[row:min(cells, row+width)] {
 			line.WriteString(paint(sign))
 		}
-		at := new(big.Int).Add(first, new(big.Int).Mul(each, big.NewInt(row)))
-		fmt.Fprintf(out, "  %-16s %s\n", address(at, r.First.BitLen()), line.String())
+		at := new(big.Int).Lsh(big.NewInt(row), shift)
+		address, _ := netip.AddrFromSlice(at.Add(at, first).FillBytes(r.First.AsSlice()))
+		fmt.Fprintf(out, "  %-16s %s\n", address, line.String())
 	}
 }
 
 func number(a netip.Addr) *big.Int { return new(big.Int).SetBytes(a.AsSlice()) }
-
-func address(n *big.Int, bits int) netip.Addr {
-	a, _ := netip.AddrFromSlice(n.FillBytes(make([]byte, bits/8)))
-	return a
-}

@@ -28,7 +28,6 @@ func next(pools []*Pool, of Scope) string {
 			}
 		}
 	}
-	noList := of.Valid == "" && (of.CRI == "" || of.CRI == "none")
 	var text strings.Builder
 	switch {
 	case leaked > 0:
@@ -40,7 +39,7 @@ func next(pools []*Pool, of Scope) string {
 	if young > 0 {
 		fmt.Fprintf(&text, "\n%s\n", notListed(young))
 	}
-	if unknown > 0 && noList {
+	if unknown > 0 && !of.asks() {
 		fmt.Fprintf(&text, "\nOnly the runtime knows whether the owners of %s are live: unwindctl "+
 			"ipam%s\n",
 			term.Plural(unknown, "address", "addresses"), of.ListFlags())

@@ -56,7 +56,6 @@ type Set struct {
 	ranges ipam.Set
 }
 
-// reservation is an allocated address.
 type reservation struct {
 	Address     netip.Addr `json:"address"`
 	ContainerID string     `json:"containerID,omitempty"`
@@ -73,20 +72,16 @@ type Node struct {
 	SweepErr error                   // there may be findings nevertheless
 	Guard    *sweep.MassReleaseError // a sweep would keep what seems dead; nil if not
 	Pools    []*Pool
-	PoolErr  error  // of those that are not among the pools
+	PoolErr  error  // of those that are not among the pools, and of the list of pods
 	sweep    string // the command with which a sweep gets the same list
 }
 
-// Look judges every attachment as a sweep would, without a list of pods, and reads the pools. It is
-// read-only.
-func Look(ctx context.Context, stderr io.Writer, of Scope) *Node {
-	return look(ctx, stderr, of, nil)
-}
-
-func look(ctx context.Context, stderr io.Writer, of Scope, list *alive.List) *Node {
+// Look judges every attachment as a sweep would, and reads the pools. It is read-only.
+func Look(ctx context.Context, from term.Streams, of Scope) *Node {
+	list, listErr := of.List(ctx, from.In)
 	found, err := of.Pools()
 	n := &Node{Pools: []*Pool{}}
-	n.Findings, n.SweepErr = Plugin(stderr).Sweep(ctx, of.StateDir,
+	n.Findings, n.SweepErr = Plugin(from.Err).Sweep(ctx, of.StateDir,
 		sweep.Job{Network: of.Network, List: list, Pools: found, Cache: true, DryRun: true})
 	n.sweep = "unwindctl sweep" + of.ListFlags()
 	if errors.As(n.SweepErr, &n.Guard) { // it is said of each
@@ -100,7 +95,7 @@ func look(ctx context.Context, stderr io.Writer, of Scope, list *alive.List) *No
 			n.Pools = append(n.Pools, p)
 		}
 	}
-	n.PoolErr = errors.Join(errs...)
+	n.PoolErr = errors.Join(append(errs, listErr)...)
 	return n
 }
 
@@ -108,16 +103,14 @@ func look(ctx context.Context, stderr io.Writer, of Scope, list *alive.List) *No
 // names the pools that cannot be read; ReadPools still returns the others. Without permission to
 // read the journal it returns none, because all owners would be unknown.
 func ReadPools(ctx context.Context, from term.Streams, of Scope) ([]*Pool, error) {
-	list, listErr := of.List(ctx, from.In)
-	n := look(ctx, from.Err, of, list)
+	n := Look(ctx, from, of)
 	if n.Findings == nil && errors.Is(n.SweepErr, fs.ErrPermission) {
 		n.Pools = nil
 	}
-	return n.Pools, errors.Join(n.PoolErr, listErr, n.SweepErr)
+	return n.Pools, errors.Join(n.PoolErr, n.SweepErr)
 }
 
-// readPool reads a pool. It returns one with an error if the ranges of the chain, or a part of the
-// addresses, cannot be read.
+// readPool reads a pool. One with an error lacks the chain's ranges, or a part of the addresses.
 func readPool(of sweep.Pool, n *Node) (*Pool, error) {
 	p := &Pool{Network: of.Network, Dir: of.Dir, Plain: of.Plain, Sets: []*Set{},
 		Reservations: []reservation{}}
@@ -216,13 +209,11 @@ func (c *Counts) count(state string) {
 	}
 }
 
-// Full reports whether the set has no free address.
 func (s *Set) Full() bool { return s.Free != nil && *s.Free <= 0 }
 
 // NearlyFull reports whether less than a tenth of the set is free.
 func (s *Set) NearlyFull() bool { return s.Free != nil && 10**s.Free < *s.Size }
 
-// String describes how full the set is.
 func (s *Set) String() string {
 	switch ranges := strings.Join(s.Ranges, ","); {
 	case s.Number == nil:
@@ -285,8 +276,7 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Node) reservation {
 	return one
 }
 
-// PrintPools prints the pools, on a terminal with a map of each. In the format Wide it prints every
-// allocated address.
+// PrintPools prints the pools, on a terminal with a map, or, if Wide, every allocated address.
 func PrintPools(out io.Writer, pools []*Pool, of Scope, o *term.Output) error {
 	if len(pools) > 0 && o.Format == term.Wide || o.Format == term.Name {
 		return printReservations(out, pools, o)
@@ -346,7 +336,6 @@ func printReservations(out io.Writer, pools []*Pool, o *term.Output) error {
 	return t.Print(out, o)
 }
 
-// states returns the states of the allocated addresses.
 func (p *Pool) states() map[netip.Addr]string {
 	states := map[netip.Addr]string{}
 	for _, r := range p.Reservations {

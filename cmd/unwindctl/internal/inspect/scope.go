@@ -3,7 +3,6 @@ package inspect
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"io"
 	"os"
 	"slices"
@@ -16,12 +15,12 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// Scope selects the attachments and pools that a command judges, and the list of pods. It has the
-// flags as given.
+// Scope selects the attachments, the pools and the list of pods of a command, as its flags say.
 type Scope struct {
 	node.Directories
-	Network    string // "" for all
-	CRI, Valid string // where the list comes from, see list
+	Network    string   // "" for all
+	CRI, Valid string   // where the list comes from, see List
+	Sockets    []string // where --cri auto looks; nil for the known ones
 }
 
 // List returns the list of attachments, or nil without one. An error other than a UsageError means
@@ -31,14 +30,12 @@ func (s Scope) List(ctx context.Context, stdin io.Reader) (*alive.List, error) {
 	case s.CRI != "" && s.Valid != "":
 		return nil, term.Usage("--cri and --valid are mutually exclusive")
 	case s.CRI == "auto":
-		return node.FindPodSandboxes(ctx, node.CRISockets)
-	case s.CRI != "" && s.CRI != "none":
-		list, err := node.PodSandboxes(ctx, s.CRI)
-		if err != nil {
-			return nil, fmt.Errorf("the runtime at %s gave no list of pods; judging attachments without "+
-				"one: %w", s.CRI, err)
+		if s.Sockets == nil {
+			s.Sockets = node.CRISockets
 		}
-		return list, nil
+		return node.FindPodSandboxes(ctx, s.Sockets)
+	case s.CRI != "" && s.CRI != "none":
+		return node.PodSandboxes(ctx, s.CRI)
 	case s.Valid != "" && s.Network == "":
 		return nil, term.Usage("--valid needs --network: a list covers one network")
 	case s.Valid != "":
@@ -46,6 +43,8 @@ func (s Scope) List(ctx context.Context, stdin io.Reader) (*alive.List, error) {
 	}
 	return nil, nil
 }
+
+func (s Scope) asks() bool { return s.Valid != "" || s.CRI != "" && s.CRI != "none" }
 
 // ListFlags returns the flags for the same list, with a leading blank. Without a list it returns
 // the flags that ask the runtime.

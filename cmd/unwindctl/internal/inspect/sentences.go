@@ -18,8 +18,7 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// summary returns sentences about the addresses of an attachment, why it is kept, and how to
-// release it. all is the whole journal.
+// summary says what an attachment has, why it is kept, and how to release it. all is the journal.
 func summary(a *Attachment, f *sweep.Finding, all []Attachment) []string {
 	holds, when := "No address on record is held by", "since "+since(a.Created)
 	if n := len(a.Addresses); n > 0 {
@@ -60,14 +59,13 @@ func summary(a *Attachment, f *sweep.Finding, all []Attachment) []string {
 		return append(lines, fmt.Sprintf("It is dead here: %s. unwind runs no DEL for it, because "+
 			"that could harm the original.", reason),
 			fmt.Sprintf("Every sweep releases what host-local keeps for it on this disk. To do it now: "+
-				"unwindctl sweep %s", a.Key()))
+				"unwindctl sweep %s", a.Key))
 	default:
 		lines = append(lines, fmt.Sprintf("It is dead and will be released: %s.", reason))
 		return append(lines, pendingSentences(a, ev.SameBoot == tristate.Yes, all)...)
 	}
 }
 
-// whose returns the name of the container of an attachment, with its pod.
 func whose(a *Attachment) string {
 	if a.Pod == nil || a.Pod.Name == "" {
 		return "container " + a.ContainerID
@@ -76,7 +74,6 @@ func whose(a *Attachment) string {
 		term.Short(a.ContainerID, term.Plain))
 }
 
-// since returns a time, and how long ago that was.
 func since(t time.Time) string {
 	if t.IsZero() {
 		return "some time"
@@ -139,19 +136,18 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 			strings.Join(untried, ", ")))
 	}
 	if ready {
-		lines = append(lines, fmt.Sprintf("To try it now: unwindctl sweep %s", a.Key()))
+		lines = append(lines, fmt.Sprintf("To try it now: unwindctl sweep %s", a.Key))
 	}
 	if failed {
 		lines = append(lines, fmt.Sprintf("If it can never pass, for example because the plugin is "+
-			"gone for good, give it up: unwindctl forget %s", a.Key()))
+			"gone for good, give it up: unwindctl forget %s", a.Key))
 	}
 	return lines
 }
 
-// containerLives reports whether another attachment of the container is live or being added.
 func containerLives(a *Attachment, all []Attachment) bool {
 	return slices.ContainsFunc(all, func(other Attachment) bool {
-		return other.Key() != a.Key() && other.ContainerID == a.ContainerID &&
+		return other.Key != a.Key && other.ContainerID == a.ContainerID &&
 			undo.KeepsContainer(other.State)
 	})
 }
@@ -160,7 +156,7 @@ func containerLives(a *Attachment, all []Attachment) bool {
 func newOwner(a *Attachment, all []Attachment) string {
 	for _, other := range all {
 		for _, address := range other.Addresses {
-			if other.Key() != a.Key() && slices.Contains(a.Addresses, address) {
+			if other.Key != a.Key && slices.Contains(a.Addresses, address) {
 				return fmt.Sprintf(": %s now has %s", whose(&other), address)
 			}
 		}

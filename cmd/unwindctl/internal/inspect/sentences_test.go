@@ -34,7 +34,7 @@ func TestSentences(t *testing.T) {
 	described := describe(entry)
 	a := &described
 	a.Addresses = []netip.Addr{netip.MustParseAddr("10.9.0.2")}
-	second := Attachment{Network: "other", ContainerID: "c", IfName: "net1", State: journal.Live}
+	second := Attachment{Key: journal.Key{Network: "other", ContainerID: "c", IfName: "net1"}, State: journal.Live}
 	for thisBoot, want := range map[bool]string{
 		true:  "killed was killed while it ran, so something that it started may have continued: its DEL runs again in 10m. No sweep runs it earlier.",
 		false: "killed was killed while it ran, so something that it started may have continued: the next sweep runs its DEL again.",

@@ -15,7 +15,6 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// shown is an attachment with its verdict and a summary.
 type shown struct {
 	Attachment
 	Verdict  string       `json:"verdict"` // live, dead, unknown, foreign
@@ -25,24 +24,29 @@ type shown struct {
 	Summary []string `json:"summary"`
 }
 
-// Show prints the attachments that an argument names, or their names. It returns errors about other
-// entries after printing.
+// Show prints the attachments that an argument names. It then returns errors about other entries.
 func Show(ctx context.Context, to term.Streams, arg string, of Scope,
 	o *term.Output) error {
-	all, err := examine(ctx, to, arg, of)
+	s, readErr := ReadSnapshot(ctx, &journal.Store{Dir: of.StateDir}, nil)
+	all, judgeErr := examine(ctx, to, arg, of, s.Attachments)
+	err := errors.Join(errors.Join(s.Damaged...), readErr, judgeErr)
 	var wrong term.UsageError
 	var damaged *journal.DamagedError
 	unread := err != nil && !errors.As(err, &damaged) && len(all) == 0 // an empty list would say more
-	if errors.As(err, &wrong) || unread && (o.IsObject() || errors.Is(err, fs.ErrPermission)) {
+	switch {
+	case errors.As(judgeErr, &wrong):
+		return judgeErr
+	case unread && (o.IsObject() || errors.Is(err, fs.ErrPermission)):
 		return err
 	}
-	if len(all) == 0 {
-		if damaged = damagedOf(err, arg); damaged != nil {
+	for _, one := range s.Damaged {
+		if len(all) == 0 && errors.As(one, &damaged) && damaged.Key.String() == arg {
 			return explainDamaged(to.Out, damaged, o)
 		}
-		return errors.Join(err, explainNothing(ctx, to.Out, arg, of, o))
 	}
 	switch {
+	case len(all) == 0:
+		return errors.Join(err, explainNothing(to.Out, arg, of, s.Events, o))
 	case o.IsObject():
 		return errors.Join(err, o.PrintObject(to.Out, "attachments", all))
 	case o.Format == term.Name:
@@ -55,29 +59,24 @@ func Show(ctx context.Context, to term.Streams, arg string, of Scope,
 	return errors.Join(err, printShown(to.Out, all, o))
 }
 
-// examine judges the attachments that an argument names. It returns those that it could judge along
-// with an error about others.
-func examine(ctx context.Context, to term.Streams, arg string, of Scope) ([]shown, error) {
-	attachments, err := ReadJournal(ctx, &journal.Store{Dir: of.StateDir})
-	found, findErr := Find(attachments, arg)
-	if findErr != nil {
-		return nil, findErr
-	}
-	if len(found) == 0 {
+// examine judges the attachments that an argument names. The error may be about others.
+func examine(ctx context.Context, to term.Streams, arg string, of Scope,
+	attachments []Attachment) (all []shown, err error) {
+	found, err := Find(attachments, arg)
+	if len(found) == 0 || err != nil {
 		return nil, err
 	}
 	list, listErr := of.List(ctx, to.In)
 	findings, judgeErr := Judge(ctx, Plugin(to.Err), of.StateDir, list)
-	var all []shown
 	for _, a := range found {
-		f := findings[a.Key()]
+		f := findings[a.Key]
 		if f == nil { // it went between the two looks
 			continue
 		}
 		all = append(all, shown{a, string(f.Fate), term.OneLine(f.Reason.Text), f.Facts(),
 			summary(&a, f, attachments)})
 	}
-	return all, errors.Join(err, listErr, judgeErr)
+	return all, errors.Join(listErr, judgeErr)
 }
 
 func printShown(out io.Writer, all []shown, o *term.Output) error {
@@ -87,7 +86,7 @@ func printShown(out io.Writer, all []shown, o *term.Output) error {
 			text.WriteByte('\n')
 		}
 		w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
-		fmt.Fprintf(w, "attachment\t%s\n", a.Key())
+		fmt.Fprintf(w, "attachment\t%s\n", a.Key)
 		fmt.Fprintf(w, "pod\t%s\n", podName(a.Pod))
 		fmt.Fprintf(w, "state\t%s for %s%s\n", a.State, term.Ago(a.Since), term.Because(a.Reason))
 		fmt.Fprintf(w, "addresses\t%s\n", term.Join(term.Addresses(a.Addresses)))

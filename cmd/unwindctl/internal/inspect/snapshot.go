@@ -3,11 +3,12 @@ package inspect
 import (
 	"context"
 	"errors"
+	"io/fs"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/journal"
 )
 
-// Snapshot is the content of the journal at one moment.
 type Snapshot struct {
 	Attachments []Attachment
 	Damaged     []error // of the entries that are left out
@@ -15,14 +16,12 @@ type Snapshot struct {
 	Counters    []Counter
 }
 
-// Counter is one of the journal's counters.
 type Counter struct {
 	Name   string
 	Labels []string
 	Value  uint64
 }
 
-// Sum returns the sum of the counters of a name.
 func (s *Snapshot) Sum(name string) (n uint64) {
 	for _, c := range s.Counters {
 		if c.Name == name {
@@ -32,19 +31,26 @@ func (s *Snapshot) Sum(name string) (n uint64) {
 	return n
 }
 
-// ReadSnapshot reads the journal in one transaction. It calls check in the same transaction, unless
-// check is nil.
+// ReadSnapshot reads the journal in one transaction, in which it also calls check, if there is one.
 func ReadSnapshot(
 	ctx context.Context, store *journal.Store, check func(*journal.Tx) error,
 ) (*Snapshot, error) {
 	s := &Snapshot{}
-	err := store.View(ctx, func(tx *journal.Tx) (err error) {
+	err := store.View(ctx, func(tx *journal.Tx) error {
 		*s = Snapshot{}
 		var checkErr error
 		if check != nil {
 			checkErr = check(tx)
 		}
-		s.Attachments, s.Damaged, err = readEntries(tx)
+		s.Attachments = []Attachment{}
+		err := tx.All(func(e *journal.Entry, err error) error {
+			if err != nil {
+				s.Damaged = append(s.Damaged, err)
+				return nil
+			}
+			s.Attachments = append(s.Attachments, describe(e))
+			return nil
+		})
 		historyErr := tx.History(func(e journal.Event) error {
 			s.Events = append(s.Events, e)
 			return nil
@@ -56,4 +62,28 @@ func ReadSnapshot(
 		return errors.Join(checkErr, err, historyErr, countersErr)
 	})
 	return s, err
+}
+
+// ReadJournal returns the entries of the journal but damaged ones, which the error names.
+func ReadJournal(ctx context.Context, store *journal.Store) ([]Attachment, error) {
+	s, err := ReadSnapshot(ctx, store, nil)
+	return s.Attachments, errors.Join(append(s.Damaged, err)...)
+}
+
+func HintFor(err error) string {
+	var damaged *journal.DamagedError
+	switch hint := term.HintOf(err); {
+	case hint != "":
+		return hint
+	case errors.Is(err, fs.ErrPermission):
+		return "only root can read the journal; run this as root"
+	case errors.Is(err, journal.ErrDamaged):
+		return "the next ADD, DEL or sweep sets the file aside and starts a new one; running pods are " +
+			"not affected"
+	case errors.Is(err, journal.ErrBusy):
+		return "another process holds the journal; try again"
+	case errors.As(err, &damaged):
+		return "its next ADD or DEL replaces it; the DEL uses what the runtime sends"
+	}
+	return ""
 }

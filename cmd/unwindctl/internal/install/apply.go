@@ -2,6 +2,7 @@ package install
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -41,9 +42,7 @@ func (s Setup) WriteConflist(p *Plan) (changed bool, err error) {
 // It refuses to switch from a journal with attachments to another one, because nothing would
 // release them.
 func (s Setup) prepareState() error {
-	dir, named := s.stateDir(), s
-	named.StateDir = ""
-	is := named.stateDir()
+	dir, is := s.stateDir(), cmp.Or(s.Entry().StateDir, netconf.DefaultStateDir)
 	if dir != is && durable.Exists(s.Path()) {
 		attachments, err := inspect.ReadJournal(context.Background(), &journal.Store{Dir: is})
 		if err != nil || len(attachments) > 0 {

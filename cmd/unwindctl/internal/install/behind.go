@@ -23,8 +23,7 @@ type behind struct {
 	lacking []string // those of types that the provider's list lacks
 }
 
-// behindIn returns the plugins behind unwind in a file of ours. There are none in the configuration
-// of one plugin.
+// behindIn returns the plugins behind unwind in a file of ours: none if it is not a list.
 func behindIn(own *netconf.Conflist) (b behind) {
 	if _, plugins, err := splitList(own); err == nil {
 		b.plugins, b.types = plugins[1:], own.Types[1:]
@@ -62,7 +61,6 @@ func (b *behind) giveTo(source *netconf.Conflist) (*netconf.Conflist, error) {
 	return &given, nil
 }
 
-// splitList returns the keys of a list and its plugins.
 func splitList(c *netconf.Conflist) (
 	list map[string]json.RawMessage, plugins []json.RawMessage, err error,
 ) {
@@ -74,7 +72,6 @@ func splitList(c *netconf.Conflist) (
 	return list, plugins, err
 }
 
-// write writes what giveTo returned, whole.
 func (b *behind) write(given *netconf.Conflist) error {
 	if b.lacking == nil {
 		return nil
@@ -86,7 +83,6 @@ func (b *behind) write(given *netconf.Conflist) error {
 	return durable.ReplaceLike(given.Path, bytes.NewReader(given.Data), like)
 }
 
-// sentences describes where each plugin was moved.
 func (b *behind) sentences(to string) (texts []string) {
 	for _, plugin := range b.types {
 		text := fmt.Sprintf("%s was behind unwind: %s already has it", plugin, to)

@@ -16,12 +16,13 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/mod/semver"
+
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 )
 
-// binary returns the path of the plugin to install.
 func (s Setup) binary() (string, error) {
 	if given := cmp.Or(s.Binary, os.Getenv(binaryEnv)); given != "" {
 		return filepath.Abs(given)
@@ -90,7 +91,38 @@ func AskVersion(ctx context.Context, path string) (about string, versions []stri
 	return about, version.Versions, nil
 }
 
-// plugin returns the path at which the runtime finds the plugin.
+// versionOf returns the version in what a plugin says of itself, "" if it is not unwind.
+func versionOf(about string) string {
+	_, rest, _ := strings.Cut(about, "CNI plugin "+netconf.Name+" ")
+	version, _, _ := strings.Cut(rest, ":")
+	return version
+}
+
+// PluginVersion returns the version of the plugin that is installed, "" if there is none that says.
+func (s Setup) PluginVersion(ctx context.Context) string {
+	about, _, _ := AskVersion(ctx, s.plugin())
+	return versionOf(about)
+}
+
+// KeepsInstalled returns the reason why an agent keeps the installed plugin, of version theirs, or
+// "" if it may replace it. An agent does not replace a newer plugin; semantic versioning orders
+// releases, pre-releases and the pseudo-versions of untagged builds. A plugin that does not run, or
+// is not unwind, has no version and is replaced.
+func (s Setup) KeepsInstalled(theirs, about string) (why string) {
+	own := versionOf(about)
+	switch {
+	case theirs == "" || theirs == own:
+		return ""
+	case !semver.IsValid(theirs) || !semver.IsValid(own): // such as dev
+		return fmt.Sprintf("%s (%s) and this agent's (%s) cannot be compared; --allow-downgrade or "+
+			"unwindctl install replaces it", s.plugin(), theirs, own)
+	case semver.Compare(theirs, own) > 0:
+		return fmt.Sprintf("%s (%s) is newer than this agent's (%s): --allow-downgrade replaces it",
+			s.plugin(), theirs, own)
+	}
+	return ""
+}
+
 func (s Setup) plugin() string { return filepath.Join(s.BinDir, netconf.Name) }
 
 // PluginMissing reports whether the runtime finds no plugin: no pod can start.
@@ -122,7 +154,7 @@ func (s Setup) InstallBinary() (changed bool, err error) {
 
 // sameContent compares a file with the one at a path, a piece at a time: the agent does so each
 // minute. A file that cannot be read is not the same.
-func sameContent(a *os.File, path string) bool {
+func sameContent(a io.Reader, path string) bool {
 	b, err := os.Open(path)
 	if err != nil {
 		return false
@@ -135,16 +167,13 @@ func sameContent(a *os.File, path string) bool {
 		if !bytes.Equal(pieces[0][:n], pieces[1][:m]) {
 			return false
 		}
-		if errA != nil || errB != nil {
-			ended := func(err error) bool {
-				return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
-			}
-			return ended(errA) && ended(errB)
+		if errA != nil || errB != nil { // they end alike, or one cannot be read
+			return errors.Is(errB, errA) &&
+				(errors.Is(errA, io.EOF) || errors.Is(errA, io.ErrUnexpectedEOF))
 		}
 	}
 }
 
-// checkBinDir returns an error if the plugin directory does not exist.
 func (s Setup) checkBinDir() error {
 	info, err := os.Stat(s.BinDir)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {

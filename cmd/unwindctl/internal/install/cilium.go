@@ -56,11 +56,9 @@ func (s Setup) CiliumCopy() *Copy {
 // OfOurs reports whether cilium has copied our file: unwind is in it, where it may call itself.
 func (c *Copy) OfOurs() bool { return ours(c.file) }
 
-// Chosen reports whether our file at a path names cilium's as its chain, which install does only if
-// --conf says so.
-func (c *Copy) Chosen(own string) bool { return !c.OfOurs() && ChainFile(own) == c.file.Path }
+// Chosen reports whether our file names cilium's as its chain, as it does only with --conf.
+func (c *Copy) Chosen(by Setup) bool { return !c.OfOurs() && by.Entry().ChainFile == c.file.Path }
 
-// Obstacle returns the reason to refuse an install, with a remedy.
 func (c *Copy) Obstacle() *Obstacle {
 	const remedy = "give cilium its own conflist (cni.customConf) instead of cni.chainingTarget, " +
 		"or do not use unwind: scripts/providers/cilium.md"
@@ -77,8 +75,7 @@ func (c *Copy) Obstacle() *Obstacle {
 // renamedBy is what cilium adds to the names of other files if it has cni.exclusive.
 const renamedBy = ".cilium_bak"
 
-// renamed returns the path of our file as cilium has renamed it, "" if ours is there or was not
-// renamed.
+// renamed returns the path of our file if cilium has renamed it and there is no new one, else "".
 func (s Setup) renamed() string {
 	for _, path := range []string{s.Path(), s.otherForm()} {
 		c, _ := netconf.ReadConflist(path + renamedBy)
@@ -89,8 +86,7 @@ func (s Setup) renamed() string {
 	return ""
 }
 
-// takeOut removes unwind from cilium's file, which is then a copy of the provider's. It returns a
-// sentence about that.
+// takeOut makes cilium's file a copy of the provider's, and returns a sentence about that.
 func (c *Copy) takeOut() (string, error) {
 	if c.target == nil {
 		return "", fmt.Errorf("unwind is left in %s: restart cilium's agent on this node",
@@ -118,8 +114,7 @@ func (c *Copy) takeOut() (string, error) {
 		c.target.Path), err
 }
 
-// asList returns the keys of a list and its plugins. cilium makes a list of the configuration of
-// one plugin.
+// asList is splitList that makes a list of the configuration of one plugin, as cilium does.
 func asList(c *netconf.Conflist) (
 	list map[string]json.RawMessage, plugins []json.RawMessage, err error,
 ) {

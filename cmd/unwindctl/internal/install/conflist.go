@@ -140,8 +140,7 @@ func (p *Plan) check(entry map[string]json.RawMessage) error {
 	return nil
 }
 
-// object encodes members, and after them those of a map that are neither among them nor left out,
-// in the order of their names.
+// object encodes members, and after them, by name, a map's that are neither there nor left out.
 func object(head []pair, more map[string]json.RawMessage, leftOut ...string) []byte {
 	for _, m := range head {
 		leftOut = append(leftOut, m.key)
@@ -160,7 +159,6 @@ func object(head []pair, more map[string]json.RawMessage, leftOut ...string) []b
 	return fmt.Appendf(nil, "{%s}", bytes.Join(fields, []byte(",")))
 }
 
-// keep returns the value of a key in an object, or the default.
 func keep(object map[string]json.RawMessage, key string, absent any) any {
 	if value, ok := object[key]; ok {
 		return value
@@ -177,7 +175,6 @@ func raw(v any) json.RawMessage {
 	return data
 }
 
-// sameJSON reports whether two texts mean the same.
 func sameJSON(a, b []byte) bool {
 	var values [2]any
 	for i, data := range [][]byte{a, b} {

@@ -24,8 +24,7 @@ const binaryEnv = "UNWIND_BINARY"
 // containerEnv names the file system of the container that the program came from, see runOnHost.
 const containerEnv = "UNWIND_CONTAINER"
 
-// ContainerRoot returns the path of the file system in which this program was started, also after
-// EnterHost in a child.
+// ContainerRoot returns the path of the root in which this program was started, before EnterHost.
 func ContainerRoot() string { return cmp.Or(os.Getenv(containerEnv), "/") }
 
 // EnterHost continues this program in the host's mount and network namespaces, where the runtime
@@ -47,7 +46,8 @@ func EnterHost(ctx context.Context, inChild bool) error {
 			"with hostPID: true")
 	}
 	if same("/proc/1/ns/mnt", "/proc/self/ns/mnt") && same("/proc/1/ns/net", "/proc/self/ns/net") {
-		return keepOpenFile() // this is the host, or it was entered already
+		keepOpenFile()
+		return nil // this is the host, or it was entered already
 	}
 	theirs, err := open("/proc/1/ns/mnt", "/proc/1/ns/net")
 	if err != nil {
@@ -137,14 +137,12 @@ func runOnHost(ctx context.Context, namespaces, binary []int) error {
 // openFiles is the directory with a path for each file that this process has open.
 const openFiles = "/proc/self/fd/"
 
-// keepOpenFile closes the open file that binaryEnv names, if it names one, in the programs that
-// this one starts.
-func keepOpenFile() error {
+// keepOpenFile closes the open file that binaryEnv may name in the programs that this one starts.
+func keepOpenFile() {
 	number, is := strings.CutPrefix(os.Getenv(binaryEnv), openFiles)
 	if fd, err := strconv.Atoi(number); is && err == nil {
 		unix.CloseOnExec(fd)
 	}
-	return nil
 }
 
 // open opens files that are closed in the programs that this one executes.

@@ -17,7 +17,6 @@ import (
 	"cni-unwind/journal"
 )
 
-// Options are the flags of unwindctl install.
 type Options struct {
 	Target
 	Conf, Binary, StateDir string
@@ -49,8 +48,7 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 	if err := p.RefusedBy(r); err != nil {
 		return err
 	}
-	about, err := s.VerifyBinary(ctx)
-	if err != nil {
+	if p.about, err = s.VerifyBinary(ctx); err != nil {
 		return err
 	}
 	if err := s.checkBinDir(); err != nil {
@@ -65,9 +63,9 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 	for _, warning := range slices.Concat(p.warnings, r.Notes) {
 		fmt.Fprintf(to.Err, "warning: %s\n", warning)
 	}
-	was := s.Obstacle("")
+	p.was = s.Obstacle("")
 	if o.DryRun {
-		return o.printPlan(to.Out, r, s, done{Plan: p, about: about, was: was})
+		return o.printPlan(to.Out, r, s, p)
 	}
 	binary, err := s.InstallBinary()
 	if err == nil {
@@ -80,15 +78,13 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 	if err != nil {
 		return fmt.Errorf("the network is unchanged, and unwind is not in use: %w", err)
 	}
-	return errors.Join(o.printDone(ctx, to.Out, r, s, done{p, about, binary, conflist, was}),
-		o.installForNode(to, s))
+	return errors.Join(o.printDone(ctx, to.Out, r, s, p, binary, conflist), o.installForNode(to, s))
 }
 
 // onWithin is how long an agent may need to install after it was switched on.
 const onWithin = 15 * time.Second
 
-// SwitchOnNode switches unwind on. If an agent runs, the agent installs it; otherwise SwitchOnNode
-// does.
+// SwitchOnNode switches unwind on. It installs unwind itself if no agent runs.
 func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.Output) error {
 	r, err := o.Find("/")
 	if err != nil {
@@ -164,7 +160,7 @@ func (o Options) Setup(ctx context.Context, r node.Runtime) (Setup, error) {
 	return s, err
 }
 
-func (o Options) printPlan(out io.Writer, r node.Runtime, s Setup, p done) error {
+func (o Options) printPlan(out io.Writer, r node.Runtime, s Setup, p *Plan) error {
 	from, err := s.binary()
 	if err != nil {
 		return err
@@ -193,35 +189,27 @@ func (o Options) printPlan(out io.Writer, r node.Runtime, s Setup, p done) error
 	return err
 }
 
-// done is the outcome of an install.
-type done struct {
-	*Plan
-	about            string // of the binary
-	binary, conflist bool   // which of the two was written
-	was              *Obstacle
-}
-
-func (o Options) printDone(
-	ctx context.Context, out io.Writer, r node.Runtime, s Setup, d done,
-) error {
+// printDone prints what was done: whether the binary and the conflist were written.
+func (o Options) printDone(ctx context.Context, out io.Writer, r node.Runtime, s Setup, p *Plan,
+	binary, conflist bool) error {
 	var text strings.Builder
-	if !d.binary && !d.conflist {
+	if !binary && !conflist {
 		fmt.Fprintf(&text, "Nothing to do: unwind is in use.\n")
 	} else {
 		fmt.Fprintf(&text, "%s\n", o.Origin(r))
 	}
 	var types []string
-	for _, d := range d.chain.Delegates {
+	for _, d := range p.chain.Delegates {
 		types = append(types, d.Type)
 	}
 	words := map[bool]string{true: "written:  ", false: "unchanged:"}
-	fmt.Fprintf(&text, "%s %s (%s)\n", words[d.binary], s.plugin(), d.about)
-	fmt.Fprintf(&text, "%s %s (network %s, chain %s of %s)\n", words[d.conflist], d.path,
-		d.Source.Name, strings.Join(types, " → "), d.Source.Path)
-	if d.was != nil {
-		fmt.Fprintf(&text, "switched on; previously: %v\n", d.was)
+	fmt.Fprintf(&text, "%s %s (%s)\n", words[binary], s.plugin(), p.about)
+	fmt.Fprintf(&text, "%s %s (network %s, chain %s of %s)\n", words[conflist], p.path,
+		p.Source.Name, strings.Join(types, " → "), p.Source.Path)
+	if p.was != nil {
+		fmt.Fprintf(&text, "switched on; previously: %v\n", p.was)
 	}
-	for _, sentence := range d.Repairs() {
+	for _, sentence := range p.Repairs() {
 		fmt.Fprintf(&text, "moved: %s\n", sentence)
 	}
 	if s.Observe {
@@ -230,7 +218,7 @@ func (o Options) printDone(
 	} else {
 		fmt.Fprintln(&text, r.SweepAdvice(ctx))
 	}
-	fmt.Fprintf(&text, "To switch it off: unwindctl off%s, or rm %s\n", o.again(r), d.path)
+	fmt.Fprintf(&text, "To switch it off: unwindctl off%s, or rm %s\n", o.again(r), p.path)
 	_, err := io.WriteString(out, text.String())
 	return err
 }

@@ -66,11 +66,9 @@ func (s Setup) Plan() (*Plan, error) {
 	return p, nil
 }
 
-// Repairs returns sentences about plugins that another program has put behind unwind.
 func (p *Plan) Repairs() []string { return p.behind.sentences(p.Source.Path) }
 
-// readOwn reads our file. It returns nil if the file does not exist, and an error if unwindctl did
-// not write it.
+// readOwn reads our file. It returns nil without one, and an error if unwindctl did not write it.
 func (p *Plan) readOwn() (*netconf.Conflist, error) {
 	if _, err := os.Lstat(p.path); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -97,8 +95,7 @@ func ours(c *netconf.Conflist) bool {
 		c.Unwind.ChainFile != ""
 }
 
-// checkDirectory returns an error if the runtime would not use our conflist, or if another conflist
-// runs unwind.
+// checkDirectory returns an error if the runtime would not use our file, or another runs unwind.
 func (s Setup) checkDirectory(p *Plan) error {
 	dir, err := os.Stat(s.ConfDir)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !dir.IsDir() {
@@ -171,7 +168,7 @@ func (s Setup) firstOther() string {
 // Without returns the file that the runtime would use without ours. It returns "" if there is none,
 // or if the runtime selects networks by name.
 func (s Setup) Without(r node.Runtime) string {
-	if r.DefaultNetwork != "" || r.Name != "" && r.Socket == "" {
+	if r.DefaultNetwork != "" || r.ByName() {
 		return ""
 	}
 	return s.firstOther()
@@ -243,8 +240,7 @@ func (s Setup) readSource(p *Plan) error {
 	return p.checkProviders()
 }
 
-// warnWritable warns of a file or directory that users other than root can write to, because the
-// runtime runs its content as root.
+// warnWritable warns of what users other than root can write: the runtime runs it as root.
 func (p *Plan) warnWritable(path string, info fs.FileInfo) {
 	if info.Mode().Perm()&0o022 != 0 {
 		p.warnings = append(p.warnings, fmt.Sprintf("%s is writable by users other than root "+

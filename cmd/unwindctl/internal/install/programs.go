@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -49,18 +50,22 @@ func copyProgram(from, to string) (changed bool, err error) {
 		return false, err
 	}
 	defer content.Close()
-	if info, err := os.Stat(to); err == nil && info.Mode().Perm()&0o555 == 0o555 &&
-		sameContent(content, to) {
+	return put(to, content, 0o755)
+}
+
+// put gives a file a content, durably, unless it has it and can be read and run as mode says.
+func put(path string, content io.ReadSeeker, mode fs.FileMode) (changed bool, err error) {
+	if info, err := os.Stat(path); err == nil && mode&0o555&^info.Mode() == 0 &&
+		sameContent(content, path) {
 		return false, nil
 	}
 	if _, err := content.Seek(0, io.SeekStart); err != nil {
 		return false, err
 	}
-	return true, durable.Replace(to, content, 0o755)
+	return true, durable.Replace(path, content, mode)
 }
 
-// installUnits writes the systemd units, which run unwindctl from programDir. It does not enable
-// them.
+// installUnits writes the systemd units, which run unwindctl from programDir, and enables none.
 func installUnits(unitDir, programDir string) (written []string, err error) {
 	files, err := systemd.Units.ReadDir(".")
 	if err != nil {
@@ -74,18 +79,17 @@ func installUnits(unitDir, programDir string) (written []string, err error) {
 		text = bytes.ReplaceAll(text, []byte(systemd.Program),
 			[]byte(filepath.Join(programDir, programs[0])))
 		path := filepath.Join(unitDir, f.Name())
-		if there, err := os.ReadFile(path); err == nil && bytes.Equal(there, text) {
-			continue
-		}
-		if err := durable.Replace(path, bytes.NewReader(text), 0o644); err != nil {
+		changed, err := put(path, bytes.NewReader(text), 0o644)
+		if err != nil {
 			return written, err
 		}
-		written = append(written, path)
+		if changed {
+			written = append(written, path)
+		}
 	}
 	return written, nil
 }
 
-// removeUnits stops and removes the units.
 func removeUnits(ctx context.Context, unitDir string) (removed []string, err error) {
 	files, err := systemd.Units.ReadDir(".")
 	var names []string
@@ -121,8 +125,7 @@ func systemctl(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// removePrograms removes unwindctl, and the plugin beside it, from a directory, if they say that
-// they are these.
+// removePrograms removes unwindctl, and the plugin beside it, if they say that they are these.
 func removePrograms(ctx context.Context, dir string) (removed []string, err error) {
 	plugin, own := filepath.Join(dir, programs[1]), filepath.Join(dir, programs[0])
 	if about, _, err := AskVersion(ctx, plugin); err == nil && versionOf(about) != "" {

@@ -8,11 +8,14 @@ package install
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/plugin/netconf"
 )
@@ -48,7 +51,6 @@ type Setup struct {
 	Observe         bool   // journal only: no sweep on STATUS, and GC does nothing
 }
 
-// Path returns the path of our file.
 func (s Setup) Path() string { return filepath.Join(s.ConfDir, cmp.Or(s.File, ownList)) }
 
 // otherForm returns the path that our file has in its other form. The form follows the runtime and
@@ -87,27 +89,19 @@ func names(data []byte, own string) bool {
 	return in(value)
 }
 
-// ChainFile returns the provider's file that our conflist at a path names, or "".
-func ChainFile(path string) string {
-	c, err := netconf.ReadConflist(path)
-	if c == nil || err != nil || c.Unwind == nil {
-		return ""
+// Entry returns unwind's entry in our file, or an empty one.
+func (s Setup) Entry() netconf.Conf {
+	if c, _ := netconf.ReadConflist(s.Path()); c != nil && c.Unwind != nil {
+		return *c.Unwind
 	}
-	return c.Unwind.ChainFile
+	return netconf.Conf{}
 }
 
 // stateDir returns the state directory: the given one, else the one that our conflist names.
 func (s Setup) stateDir() string {
-	if s.StateDir != "" {
-		return s.StateDir
-	}
-	if c, _ := netconf.ReadConflist(s.Path()); c != nil && c.Unwind != nil {
-		return c.Unwind.StateDir
-	}
-	return netconf.DefaultStateDir
+	return cmp.Or(s.StateDir, s.Entry().StateDir, netconf.DefaultStateDir)
 }
 
-// Plan is the planned state of our file.
 type Plan struct {
 	path     string            // of our file
 	Source   *netconf.Conflist // the provider's, as it is to be
@@ -116,4 +110,83 @@ type Plan struct {
 	changed  bool // from what is there
 	behind   behind
 	warnings []string
+	about    string    // of the binary
+	was      *Obstacle // before
+}
+
+// Target selects the runtime and the directories, as given by flags.
+type Target struct{ Runtime, ConfDir, BinDir, File string }
+
+// Find returns the selected runtime, with the given directories.
+func (p Target) Find(root string) (node.Runtime, error) {
+	if p.File != "" && (filepath.Base(p.File) != p.File ||
+		!slices.Contains([]string{".json", ".conflist"}, filepath.Ext(p.File))) {
+		return node.Runtime{}, term.Usage("--file %q is not the name of a .json or .conflist file",
+			p.File)
+	}
+	confDir, confErr := absolute(p.ConfDir)
+	binDir, binErr := absolute(p.BinDir)
+	if err := errors.Join(confErr, binErr); err != nil {
+		return node.Runtime{}, err
+	}
+	r := node.Runtime{MaxConfs: 1}
+	found, err := node.Find(root)
+	at := slices.IndexFunc(found, func(r node.Runtime) bool { return r.ConfDir == confDir })
+	switch {
+	case p.given() && at >= 0: // that runtime, with its problems
+		r = found[at]
+		r.Problems = nil
+		r.Check(root)
+	case p.given():
+	case err != nil:
+		return node.Runtime{}, err
+	default:
+		if r, err = node.Choose(found, p.Runtime); err != nil {
+			return r, err
+		}
+	}
+	r.ConfDir = cmp.Or(confDir, r.ConfDir)
+	if binDir != "" { // the others come after it
+		r.BinDirs = append([]string{binDir}, slices.DeleteFunc(slices.Clone(r.BinDirs),
+			func(dir string) bool { return dir == binDir })...)
+	}
+	return r, nil
+}
+
+func absolute(path string) (string, error) {
+	if path == "" {
+		return "", nil
+	}
+	return filepath.Abs(path)
+}
+
+// given reports whether the directories need no configuration of a runtime.
+func (p Target) given() bool { return p.ConfDir != "" && p.BinDir != "" && p.Runtime == "" }
+
+// again returns the flags for another command to select the same target.
+func (p Target) again(r node.Runtime) string {
+	text := ""
+	for _, flag := range []struct{ name, given, value string }{
+		{"runtime", p.Runtime, p.Runtime}, {"conf-dir", p.ConfDir, r.ConfDir},
+		{"bin-dir", p.BinDir, r.BinDirs[0]}, {"file", p.File, p.File},
+	} {
+		if flag.given != "" {
+			text += fmt.Sprintf(" --%s %s", flag.name, flag.value)
+		}
+	}
+	return text
+}
+
+func (p Target) Origin(r node.Runtime) string {
+	switch {
+	case p.given():
+		return "The directories are as specified."
+	case r.Name == "":
+		return fmt.Sprintf("No runtime configuration found: using the common defaults %s and %s.",
+			r.ConfDir, strings.Join(r.BinDirs, ", "))
+	case r.Config == "":
+		return fmt.Sprintf("The runtime is %s, without a configuration file: using its defaults.",
+			r.Name)
+	}
+	return fmt.Sprintf("The runtime is %s, according to %s.", r.Name, r.Config)
 }

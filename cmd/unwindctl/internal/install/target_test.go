@@ -39,6 +39,7 @@ func TestPlaces(t *testing.T) {
 		{"a broken configuration", map[string]string{nodetest.ContainerdConfig: "["}, Target{}, "", "", 0, "/etc/containerd/config.toml: not valid TOML"},
 		{"two", both, Target{}, "", "", 0, "this machine has several runtimes"},
 		{"one of two", both, Target{Runtime: "k3s"}, "/k3s", "/opt/cni/bin", 0, "The runtime is k3s, "},
+		{"one of two, both its directories elsewhere", both, Target{Runtime: "k3s", ConfDir: "/c", BinDir: "/b"}, "/c", "/b /opt/cni/bin", 0, "The runtime is k3s, "},
 		{"a default", map[string]string{"run/containerd/containerd.sock": ""}, Target{}, "/etc/cni/net.d", "/opt/cni/bin", 0,
 			"The runtime is containerd, without a configuration file: using its defaults."},
 		{"an import, given", map[string]string{

@@ -3,11 +3,11 @@ package install
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,6 +17,7 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/journal"
+	"cni-unwind/plugin/alive"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -32,7 +33,6 @@ type UninstallOptions struct {
 	Output              term.Output
 }
 
-// change is one change by uninstall, off or on.
 type change struct {
 	Change string `json:"change"` // removed, returned, kept, off, on
 	What   string `json:"what"`
@@ -133,16 +133,15 @@ func (o UninstallOptions) removeFromNode(ctx context.Context, done *changes) err
 	return errors.Join(err, purgeErr)
 }
 
-// removeBinary removes the plugin if nothing names it.
 func (s Setup) removeBinary(ctx context.Context, cacheDir, stateDir string, done *changes) error {
 	path := s.plugin()
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	conflists, err := s.naming()
-	known, knownErr := containersOf(ctx, stateDir)
-	cached, cacheErr := cachedNaming(filepath.Join(cacheDir, "results"), known)
-	if err = errors.Join(err, knownErr, cacheErr); err != nil {
+	attachments, readErr := inspect.ReadJournal(ctx, &journal.Store{Dir: stateDir})
+	cached, cacheErr := cachedNaming(filepath.Join(cacheDir, "results"), attachments)
+	if err = errors.Join(err, readErr, cacheErr); err != nil {
 		done.add("kept", "%s (unknown whether it is still in use)", path)
 		return err
 	}
@@ -169,7 +168,6 @@ func (s Setup) removeBinary(ctx context.Context, cacheDir, stateDir string, done
 	return nil
 }
 
-// naming returns the conflists of the directory that name unwind.
 func (s Setup) naming() ([]string, error) {
 	paths, err := netconf.Conflists(s.ConfDir)
 	return slices.DeleteFunc(paths, func(path string) bool {
@@ -181,51 +179,25 @@ func (s Setup) naming() ([]string, error) {
 // cachedNaming returns how many attachments libcni has cached with a configuration that names
 // unwind (cni libcni/api.go cachedInfo). CRI-O gives a DEL that configuration (ocicni
 // pkg/ocicni/ocicni.go loadNetworkFromCache).
-func cachedNaming(dir string, known map[string]bool) (int, error) {
-	files, err := os.ReadDir(dir)
-	if err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			err = nil
-		}
-		return 0, err
-	}
+func cachedNaming(dir string, attachments []inspect.Attachment) (int, error) {
+	// a file that cannot be read counts for nothing, whatever its age
+	node := alive.Node{CacheDir: dir, GracePeriod: math.MaxInt64}
+	files, err := node.Cache()
 	count := 0
 	for _, f := range files {
-		data, err := os.ReadFile(filepath.Join(dir, f.Name()))
-		if errors.Is(err, fs.ErrNotExist) || f.IsDir() {
-			continue
-		} else if err != nil {
-			return 0, err
-		}
-		var cached struct {
-			Config      []byte `json:"config"`
-			ContainerID string `json:"containerId"`
-			NetNS       string `json:"netns"`
-		}
-		if json.Unmarshal(data, &cached) != nil || !names(cached.Config, "") {
-			continue
-		}
 		// An attachment without a namespace and without an entry in the journal was swept: the
 		// runtime has forgotten it.
-		if _, err := os.Stat(cached.NetNS); cached.NetNS == "" || err == nil ||
-			known[cached.ContainerID] {
+		kept := f.NetNS == "" || durable.Exists(f.NetNS) ||
+			slices.ContainsFunc(attachments, func(a inspect.Attachment) bool {
+				return a.ContainerID == f.ContainerID
+			})
+		if kept && names(f.Config, "") {
 			count++
 		}
 	}
-	return count, nil
+	return count, err
 }
 
-// containersOf returns the IDs of the containers that the journal has.
-func containersOf(ctx context.Context, stateDir string) (map[string]bool, error) {
-	attachments, err := inspect.ReadJournal(ctx, &journal.Store{Dir: stateDir})
-	known := map[string]bool{}
-	for _, a := range attachments {
-		known[a.ContainerID] = true
-	}
-	return known, err
-}
-
-// describeJournal returns a sentence about the content of the journal.
 func describeJournal(ctx context.Context, stateDir string) string {
 	store := &journal.Store{Dir: stateDir}
 	attachments, err := inspect.ReadJournal(ctx, store)
@@ -235,21 +207,52 @@ func describeJournal(ctx context.Context, stateDir string) string {
 	}
 	pending := 0
 	for _, a := range attachments {
-		if a.State == journal.Unwinding || a.State == journal.Removing {
+		if a.PendingDEL() {
 			pending++
 		}
 	}
 	if len(attachments) == 0 {
 		return ""
 	}
+	flag := " --state-dir " + stateDir
+	if stateDir == netconf.DefaultStateDir {
+		flag = ""
+	}
 	return fmt.Sprintf("the journal in %s stays: %s, %d with pending DELs. The runtime releases "+
 		"the live ones; unwindctl sweep%s releases the rest",
-		stateDir, term.Attachments(len(attachments)), pending, stateDirFlag(stateDir))
+		stateDir, term.Attachments(len(attachments)), pending, flag)
 }
 
-func stateDirFlag(stateDir string) string {
-	if stateDir == netconf.DefaultStateDir {
-		return ""
+// checkPurge returns an error if attachments, or a running agent, still need the state directory.
+func checkPurge(ctx context.Context, stateDir string) error {
+	store := &journal.Store{Dir: stateDir}
+	if pid := store.AgentProcess(); pid != "" {
+		return term.WithHint("stop it first; uninstall without --purge leaves unwind switched off "+
+			"while it runs",
+			"--purge: nothing was changed: an agent is running (process %s) and would install again", pid)
 	}
-	return " --state-dir " + stateDir
+	attachments, err := inspect.ReadJournal(ctx, store)
+	if err != nil {
+		return fmt.Errorf("--purge: nothing was changed: %w", err)
+	}
+	if len(attachments) > 0 {
+		return term.WithHint("run uninstall without --purge, and again with it once unwindctl list is "+
+			"empty; unwindctl sweep releases dead attachments",
+			"--purge: nothing was changed: the journal in %s has %s, which nothing would release",
+			stateDir, term.Attachments(len(attachments)))
+	}
+	return nil
+}
+
+// purge removes unwind's files, following no link, and the state directory if it is then empty.
+func purge(stateDir string) error {
+	files, err := filepath.Glob(filepath.Join(stateDir, "journal.*"))
+	for _, path := range append(files, filepath.Join(stateDir, "locks"),
+		filepath.Join(stateDir, journal.AgentLockName), filepath.Join(stateDir, OffName)) {
+		err = errors.Join(err, os.RemoveAll(path))
+	}
+	if removeErr := os.Remove(stateDir); removeErr != nil && !errors.Is(removeErr, fs.ErrNotExist) {
+		err = errors.Join(err, removeErr)
+	}
+	return err
 }

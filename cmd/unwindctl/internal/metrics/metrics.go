@@ -6,20 +6,24 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/common/expfmt"
 
 	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/record"
 )
 
-// Source is the source of the metrics.
 type Source struct {
 	Version string // of this program
 	Scope   inspect.Scope
@@ -31,19 +35,14 @@ type Source struct {
 	Events  map[string]uint64 // of Kubernetes, by result; nil if this program posts none
 }
 
-// Registry returns a registry that reads the journal and the pools at each collection. It calls
-// failed with the errors of reading them.
-func (s Source) Registry(ctx context.Context, failed func(error)) *prometheus.Registry {
-	r := prometheus.NewPedanticRegistry()
-	r.MustRegister(&collector{s, ctx, failed})
-	return r
-}
-
 // Print prints the metrics in Prometheus's text format. It leaves out metrics that it cannot read,
 // and returns the error. It prints nothing if it cannot read any.
 func (s Source) Print(ctx context.Context, out io.Writer) error {
-	var failed error
-	from := prometheus.Gatherers{s.Registry(ctx, func(err error) { failed = err })}
+	c := &collection{Source: s}
+	failed := c.collect(ctx)
+	r := prometheus.NewPedanticRegistry()
+	r.MustRegister(c)
+	from := prometheus.Gatherers{r}
 	if s.Process {
 		from = append(from, prometheus.DefaultGatherer)
 	}
@@ -59,106 +58,88 @@ func (s Source) Print(ctx context.Context, out io.Writer) error {
 	return failed
 }
 
-// collector is a Source for the lifetime of ctx: Prometheus calls a collector without a context.
-type collector struct {
+const duplicates = "duplicate_addresses_total"
+
+// helps has the help and the labels of every metric, by its name without unwind_.
+var helps = map[string][]string{
+	"attachments":     {"Attachments in the journal.", "network", "state"},
+	"pending_deletes": {"Pending DELs of attachments that are no longer live.", "network", "plugin"},
+	"unproven_deletes": {"DELs that passed although their address is not known to be free; included " +
+		"in the pending DELs.", "network", "plugin"},
+	"oldest_pending_delete_timestamp_seconds": {"Time since which the oldest attachment with " +
+		"pending DELs has had them; absent if there is none."},
+	"rollbacks_total": {"ADDs that failed and were undone, by the delegate that failed; result is " +
+		"complete or pending.", "plugin", "result"},
+	"swept_attachments_total": {"Attachments released without the runtime's DEL.", "reason"},
+	"sweep_last_success_timestamp_seconds": {"Time when the last sweep of all networks finished, to " +
+		"the minute; absent if none has."},
+	duplicates: {"Addresses assigned while another attachment was using them."},
+	"degraded_operations_total": {"ADDs and DELs that continued without the journal, as far as known.",
+		"verb", "reason"},
+	"ipam_addresses": {"Addresses in host-local's pools by range set; an ADD takes one address from " +
+		"each set. Addresses outside the chain's ranges have the set none. State free is absent for " +
+		"these, and for a set of 2^53 addresses or more.", "network", "pool", "set", "family", "state"},
+	"in_use": {"Whether pods of this node go through unwind: 1 for the reason that applies, else 0.",
+		"reason"},
+	"plugin_info": {"The version of the installed plugin, always 1.", "version"},
+	"off_timestamp_seconds": {"Time since which unwind is switched off, and by whom; absent if it " +
+		"is on.", "by"},
+	"events_total": {"Events that this program posted to Kubernetes, dropped because of the rate " +
+		"limit, or failed to post.", "result"},
+	"build_info":       {"The version of this program, always 1.", "version", "goversion"},
+	"journal_readable": {"Whether the journal is readable: 1 or 0."},
+}
+
+// collection has the values of a Source at one moment.
+type collection struct {
 	Source
-	ctx    context.Context
-	failed func(error)
+	all []prometheus.Metric
 }
 
-func desc(name, help string, labels ...string) *prometheus.Desc {
-	return prometheus.NewDesc("unwind_"+name, help, labels, nil)
+func (c *collection) add(name string, value float64, labels ...string) {
+	kind := prometheus.GaugeValue
+	if strings.HasSuffix(name, "_total") {
+		kind = prometheus.CounterValue
+	}
+	desc := prometheus.NewDesc("unwind_"+name, helps[name][0], helps[name][1:], nil)
+	c.all = append(c.all, prometheus.MustNewConstMetric(desc, kind, value, labels...))
 }
 
-// descs returns the description of every metric, by its name without unwind_.
-func descs() map[string]*prometheus.Desc {
-	return map[string]*prometheus.Desc{
-		"attachments": desc("attachments", "Attachments in the journal.", "network", "state"),
-		"pending_deletes": desc("pending_deletes",
-			"Pending DELs of attachments that are no longer live.", "network", "plugin"),
-		"unproven_deletes": desc("unproven_deletes",
-			"DELs that passed although their address is not known to be free; included in the pending DELs.",
-			"network", "plugin"),
-		"oldest_pending_delete_timestamp_seconds": desc("oldest_pending_delete_timestamp_seconds",
-			"Time since which the oldest attachment with pending DELs has had them; absent if there is "+
-				"none."),
-		"rollbacks_total": desc("rollbacks_total",
-			"ADDs that failed and were undone, by the delegate that failed; result is complete or "+
-				"pending.",
-			"plugin", "result"),
-		"swept_attachments_total": desc("swept_attachments_total",
-			"Attachments released without the runtime's DEL.", "reason"),
-		"sweep_last_success_timestamp_seconds": desc("sweep_last_success_timestamp_seconds",
-			"Time when the last sweep of all networks finished, to the minute; absent if none has."),
-		"duplicate_addresses_total": desc("duplicate_addresses_total",
-			"Addresses assigned while another attachment was using them."),
-		"degraded_operations_total": desc("degraded_operations_total",
-			"ADDs and DELs that continued without the journal, as far as known.",
-			"verb", "reason"),
-		"ipam_addresses": desc("ipam_addresses",
-			"Addresses in host-local's pools by range set; an ADD takes one address from each set. "+
-				"Addresses outside the chain's ranges have the set none. State free is absent for these, "+
-				"and for a set of 2^53 addresses or more.", "network", "pool", "set", "family", "state"),
-		"in_use": desc("in_use",
-			"Whether pods of this node go through unwind: 1 for the reason that applies, else 0.", "reason"),
-		"plugin_info": desc("plugin_info", "The version of the installed plugin, always 1.",
-			"version"),
-		"off_timestamp_seconds": desc("off_timestamp_seconds",
-			"Time since which unwind is switched off, and by whom; absent if it is on.", "by"),
-		"events_total": desc("events_total",
-			"Events that this program posted to Kubernetes, dropped because of the rate limit, or failed "+
-				"to post.", "result"),
-		"build_info": desc("build_info", "The version of this program, always 1.",
-			"version", "goversion"),
-		"journal_readable": desc("journal_readable",
-			"Whether the journal is readable: 1 or 0."),
+// Describe implements prometheus.Collector. Without it, metrics are checked when they are gathered.
+func (*collection) Describe(chan<- *prometheus.Desc) {}
+
+func (c *collection) Collect(to chan<- prometheus.Metric) {
+	for _, m := range c.all {
+		to <- m
 	}
 }
 
-// Describe sends the description of every metric.
-func (c *collector) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range descs() {
-		to <- d
-	}
-}
-
-// Collect sends the current values. It leaves out what it cannot read; journal_readable and failed
-// report that.
-func (c *collector) Collect(to chan<- prometheus.Metric) {
-	all := descs()
-	gauge := func(name string, value float64, labels ...string) {
-		to <- prometheus.MustNewConstMetric(all[name], prometheus.GaugeValue, value, labels...)
-	}
-	counter := func(name string, value uint64, labels ...string) {
-		to <- prometheus.MustNewConstMetric(all[name], prometheus.CounterValue, float64(value),
-			labels...)
-	}
-	gauge("build_info", 1, c.Version, runtime.Version())
+// collect reads the current values. It leaves out what it cannot read; journal_readable and the
+// error report that.
+func (c *collection) collect(ctx context.Context) error {
+	c.add("build_info", 1, c.Version, runtime.Version())
 	if c.InUse != "" {
 		for _, reason := range install.Reasons {
-			gauge("in_use", map[bool]float64{true: 1}[reason == c.InUse], string(reason))
+			c.add("in_use", map[bool]float64{true: 1}[reason == c.InUse], string(reason))
 		}
 	}
 	if c.Plugin != "" {
-		gauge("plugin_info", 1, c.Plugin)
+		c.add("plugin_info", 1, c.Plugin)
 	}
 	if off := install.ReadOff(c.Scope.StateDir); off != nil {
-		gauge("off_timestamp_seconds", float64(off.Since.Unix()), off.By)
+		c.add("off_timestamp_seconds", float64(off.Since.Unix()), off.By)
 	}
 	for result, n := range c.Events {
-		counter("events_total", n, result)
+		c.add("events_total", float64(n), result)
 	}
-	err := c.collectJournal(gauge, counter)
-	gauge("journal_readable", map[bool]float64{true: 1}[err == nil])
-	if err := errors.Join(err, c.collectPools(gauge)); err != nil {
-		c.failed(err)
-	}
+	err := c.collectJournal(ctx)
+	c.add("journal_readable", map[bool]float64{true: 1}[err == nil])
+	return errors.Join(err, c.collectPools(ctx))
 }
 
-func (c *collector) collectJournal(gauge func(string, float64, ...string),
-	counter func(string, uint64, ...string)) error {
+func (c *collection) collectJournal(ctx context.Context) error {
 	store := &journal.Store{Dir: c.Scope.StateDir}
-	s, err := inspect.ReadSnapshot(c.ctx, store, nil)
+	s, err := inspect.ReadSnapshot(ctx, store, nil)
 	type count struct{ metric, network, label string }
 	counts := map[count]float64{}
 	var oldest float64
@@ -178,34 +159,30 @@ func (c *collector) collectJournal(gauge func(string, float64, ...string),
 		}
 	}
 	for of, n := range counts {
-		gauge(of.metric, n, of.network, of.label)
+		c.add(of.metric, n, of.network, of.label)
 	}
 	if oldest > 0 {
-		gauge("oldest_pending_delete_timestamp_seconds", oldest)
+		c.add("oldest_pending_delete_timestamp_seconds", oldest)
 	}
-	duplicates := uint64(0)
+	values := map[string]string{
+		record.CountRollbacks: "rollbacks_total", record.CountSwept: "swept_attachments_total",
+		record.CountDegraded: "degraded_operations_total", record.CountDuplicates: duplicates,
+		record.LastSweep: "sweep_last_success_timestamp_seconds",
+	}
+	if err == nil && s.Sum(record.CountDuplicates) == 0 { // else it would seem to begin anew
+		c.add(duplicates, 0)
+	}
 	for _, one := range s.Counters {
-		switch labels := one.Labels; {
-		case one.Name == record.CountRollbacks && len(labels) == 2:
-			counter("rollbacks_total", one.Value, labels...)
-		case one.Name == record.CountSwept && len(labels) == 1:
-			counter("swept_attachments_total", one.Value, labels...)
-		case one.Name == record.CountDegraded && len(labels) == 2:
-			counter("degraded_operations_total", one.Value, labels...)
-		case one.Name == record.CountDuplicates && len(labels) == 0:
-			duplicates = one.Value
-		case one.Name == record.LastSweep && len(labels) == 0:
-			gauge("sweep_last_success_timestamp_seconds", float64(one.Value))
+		name := values[one.Name]
+		if len(helps[name]) == 1+len(one.Labels) {
+			c.add(name, float64(one.Value), one.Labels...)
 		}
-	}
-	if err == nil { // else it would seem to begin anew
-		counter("duplicate_addresses_total", duplicates)
 	}
 	return errors.Join(append(s.Damaged, err)...)
 }
 
-func (c *collector) collectPools(gauge func(string, float64, ...string)) error {
-	pools, err := inspect.ReadPools(c.ctx, term.Streams{Err: c.Stderr}, c.Scope)
+func (c *collection) collectPools(ctx context.Context) error {
+	pools, err := inspect.ReadPools(ctx, term.Streams{Err: c.Stderr}, c.Scope)
 	for _, p := range pools {
 		for _, s := range p.Sets {
 			set := "none"
@@ -220,12 +197,35 @@ func (c *collector) collectPools(gauge func(string, float64, ...string)) error {
 				states["free"] = *s.Free
 			}
 			for state, n := range states {
-				gauge("ipam_addresses", float64(n), p.Network, p.Dir, set, s.Family, state)
+				c.add("ipam_addresses", float64(n), p.Network, p.Dir, set, s.Family, state)
 			}
 		}
 	}
 	if err != nil {
 		return fmt.Errorf("pools: %w", err)
+	}
+	return nil
+}
+
+// WriteTextfile writes a file atomically. It follows links and replaces no devices.
+func WriteTextfile(path string, text io.Reader) error {
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		path = real
+	}
+	info, err := os.Stat(path)
+	switch {
+	case err == nil && !info.Mode().IsRegular():
+		return term.Usage("--textfile %s is not a file", path)
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("--textfile: %w", err)
+	}
+	if err == nil {
+		err = durable.ReplaceLike(path, text, info)
+	} else {
+		err = durable.Replace(path, text, 0o644)
+	}
+	if err != nil {
+		return fmt.Errorf("--textfile %s: %w", path, err)
 	}
 	return nil
 }

@@ -30,42 +30,6 @@ func findContainerd(root string) (*Runtime, error) {
 	return r, err
 }
 
-// findK3s finds the containerd for which K3s writes a configuration at each start. With
-// --flannel-backend=none that names no directory, which leaves containerd's own (k3s
-// pkg/agent/templates).
-func findK3s(root string) (*Runtime, error) {
-	return findBundled(root, "k3s", k3sDir+"/agent/etc/containerd/config.toml", k3sSocket)
-}
-
-// findRKE2 finds the same of RKE2, which has K3s's socket (rke2 pkg/executor/staticpod/spw.go) and
-// containerd's directories.
-func findRKE2(root string) (*Runtime, error) {
-	return findBundled(root, "rke2", "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
-		k3sSocket)
-}
-
-// findMicroK8s finds the containerd for which MicroK8s makes a configuration of its template
-// (microk8s-resources/default-args/containerd-template.toml, default-args/containerd for the
-// socket).
-func findMicroK8s(root string) (*Runtime, error) {
-	return findBundled(root, "microk8s", microK8sDir+"/current/args/containerd.toml",
-		microK8sSocket)
-}
-
-// findK0s finds the containerd for which k0s writes a configuration at each start. It names no
-// directory of CNI; up to 1.35 it imports a file that does (k0s pkg/component/worker/containerd,
-// pkg/config/cfgvars.go for the socket).
-func findK0s(root string) (*Runtime, error) {
-	return findBundled(root, "k0s", "/etc/k0s/containerd.toml", k0sSocket)
-}
-
-// findTalos finds the containerd that runs the pods of Talos. /etc/containerd is that of Talos' own
-// services, without CRI (talos hack/containerd.toml, hack/cri-containerd.toml,
-// pkg/machinery/constants for the socket).
-func findTalos(root string) (*Runtime, error) {
-	return findBundled(root, "talos", "/etc/cri/containerd.toml", containerdSocket)
-}
-
 const (
 	containerdSocket = "/run/containerd/containerd.sock"
 	k0sSocket        = "/run/k0s/containerd.sock"
@@ -75,12 +39,31 @@ const (
 	microK8sSocket   = microK8sDir + "/common/run/containerd.sock"
 )
 
-// findBundled finds a containerd that a distribution of Kubernetes brings with it.
-func findBundled(root, name, config, socket string) (*Runtime, error) {
-	if !anyExists(root, config) {
+// bundled is a containerd that a distribution of Kubernetes brings with it.
+type bundled struct{ name, config, socket string }
+
+var bundles = []bundled{
+	// K3s writes its configuration at each start. With --flannel-backend=none that names no directory,
+	// which leaves containerd's own (k3s pkg/agent/templates).
+	{"k3s", k3sDir + "/agent/etc/containerd/config.toml", k3sSocket},
+	// RKE2 has K3s's socket (rke2 pkg/executor/staticpod/spw.go) and containerd's directories.
+	{"rke2", "/var/lib/rancher/rke2/agent/etc/containerd/config.toml", k3sSocket},
+	// MicroK8s makes a configuration of its template (microk8s-resources/default-args/
+	// containerd-template.toml, default-args/containerd for the socket).
+	{"microk8s", microK8sDir + "/current/args/containerd.toml", microK8sSocket},
+	// k0s writes its configuration at each start. It names no directory of CNI; up to 1.35 it imports
+	// a file that does (k0s pkg/component/worker/containerd, pkg/config/cfgvars.go for the socket).
+	{"k0s", "/etc/k0s/containerd.toml", k0sSocket},
+	// The containerd that runs the pods of Talos. /etc/containerd is that of Talos' own services,
+	// without CRI (talos hack/containerd.toml, hack/cri-containerd.toml, pkg/machinery/constants).
+	{"talos", "/etc/cri/containerd.toml", containerdSocket},
+}
+
+func (b bundled) find(root string) (*Runtime, error) {
+	if !anyExists(root, b.config) {
 		return nil, nil
 	}
-	r, err := readContainerd(root, name, config, socket)
+	r, err := readContainerd(root, b.name, b.config, b.socket)
 	if r != nil {
 		r.Kubelet = true
 	}
@@ -156,7 +139,6 @@ func readContainerd(root, name, config, socket string) (*Runtime, error) {
 // grpcV4 is the plugin that has the socket since version 4 of the file.
 const grpcV4 = "io.containerd.server.v1.grpc"
 
-// containerdFile is what is read of a file of containerd's configuration.
 type containerdFile struct {
 	Version  int      `toml:"version"`
 	Imports  []string `toml:"imports"`

@@ -2,12 +2,15 @@ package node
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
 	"net"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,7 +25,6 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// criTimeout bounds the call to the runtime.
 const criTimeout = 10 * time.Second
 
 // maxCRIMessage bounds the runtime's answer, in bytes, as kubelet does.
@@ -42,27 +44,29 @@ var ErrNoRuntime = errors.New("--cri auto: no runtime listens on a known socket;
 // socketPath returns the path of a socket that may be written as a URL.
 func socketPath(socket string) string { return strings.TrimPrefix(socket, "unix://") }
 
-// dial returns a connection to a runtime. It does not wait for one.
-func dial(socket string) (*grpc.ClientConn, error) {
-	return grpc.NewClient("unix:"+socketPath(socket), // with two slashes, no relative path
+func call[Q, A any](ctx context.Context, socket string, within time.Duration, question Q,
+	method func(cri.RuntimeServiceClient, context.Context, Q, ...grpc.CallOption) (A, error),
+) (answer A, err error) {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	conn, err := grpc.NewClient("unix:"+socketPath(socket), // with two slashes, no relative path
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxCRIMessage)))
+	if err != nil {
+		return answer, err
+	}
+	defer conn.Close()
+	return method(cri.NewRuntimeServiceClient(conn), ctx, question)
 }
 
 // PodSandboxes returns the sandboxes of a CRI runtime in any state: one that is not ready has its
 // network until it is stopped. The list has all of its pods and none of its other containers.
 func PodSandboxes(ctx context.Context, socket string) (*alive.List, error) {
-	ctx, cancel := context.WithTimeout(ctx, criTimeout)
-	defer cancel()
-	conn, err := dial(socket)
+	answer, err := call(ctx, socket, criTimeout, &cri.ListPodSandboxRequest{},
+		cri.RuntimeServiceClient.ListPodSandbox)
 	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	answer, err := cri.NewRuntimeServiceClient(conn).ListPodSandbox(ctx,
-		&cri.ListPodSandboxRequest{})
-	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("the runtime at %s gave no list of pods; judging attachments without "+
+			"one: %w", socket, err)
 	}
 	list := alive.NewList("", nil)
 	list.Pods = true
@@ -97,17 +101,10 @@ func listener(ctx context.Context, socket string) (pid int) {
 // versionTimeout bounds the question for the version of a runtime, on which nothing depends.
 const versionTimeout = 2 * time.Second
 
-// runtimeVersion asks a runtime for the first two numbers of its version. It returns 0, 0 if there
-// is no answer.
+// runtimeVersion asks a runtime for the first two numbers of its version; 0, 0 is no answer.
 func runtimeVersion(ctx context.Context, socket string) (major, minor int) {
-	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
-	defer cancel()
-	conn, err := dial(socket)
-	if err != nil {
-		return 0, 0
-	}
-	defer conn.Close()
-	answer, err := cri.NewRuntimeServiceClient(conn).Version(ctx, &cri.VersionRequest{})
+	answer, err := call(ctx, socket, versionTimeout, &cri.VersionRequest{},
+		cri.RuntimeServiceClient.Version)
 	if err != nil {
 		return 0, 0
 	}
@@ -130,8 +127,7 @@ func FindPodSandboxes(ctx context.Context, sockets []string) (all *alive.List, e
 		switch {
 		case status.Code(err) == codes.Unimplemented:
 		case err != nil:
-			return nil, fmt.Errorf("the runtime at %s gave no list of pods; judging attachments without "+
-				"one: %w", socket, err)
+			return nil, err
 		case all == nil:
 			all = list
 		default:
@@ -143,4 +139,53 @@ func FindPodSandboxes(ctx context.Context, sockets []string) (all *alive.List, e
 		return nil, ErrNoRuntime
 	}
 	return all, nil
+}
+
+// ask takes the directories from what the runtime answers to CRI's Status(verbose), and reports
+// whether it told them. All containerd releases with CRI v1 do: "cniconfig" is what go-cni uses,
+// "config" the CRI plugin's configuration with imports and defaults (containerd 1.6.20
+// pkg/cri/server/status.go, 2.3 internal/cri/server/status.go; go-cni 1.1.14 cni.go GetConfig). The
+// keys in them are no API; an answer without them tells nothing, as CRI-O's (cri-o
+// server/runtime_status.go createRuntimeInfo).
+//
+// containerd 2 asks the network for its STATUS before it answers, as it does for each question of a
+// kubelet.
+func (r *Runtime) ask(root string) bool {
+	if r.Socket == "" {
+		return false
+	}
+	answer, err := call(context.Background(), filepath.Join(root, socketPath(r.Socket)), criTimeout,
+		&cri.StatusRequest{Verbose: true}, cri.RuntimeServiceClient.Status)
+	if err != nil {
+		return false
+	}
+	var cni struct {
+		PluginConfDir    string
+		PluginDirs       []string
+		PluginMaxConfNum int
+	}
+	_ = json.Unmarshal([]byte(answer.GetInfo()["cniconfig"]), &cni)
+	if cni.PluginConfDir == "" || len(cni.PluginDirs) == 0 {
+		return false
+	}
+	r.Config, r.ConfDir, r.BinDirs = r.Socket, cni.PluginConfDir, cni.PluginDirs
+	r.MaxConfs, r.Problems = cni.PluginMaxConfNum, nil
+	r.clean()
+	var config struct { // which may hold secrets
+		Containerd struct {
+			Runtimes map[string]struct {
+				ConfDir string `json:"cniConfDir"`
+			} `json:"runtimes"`
+		} `json:"containerd"`
+	}
+	_ = json.Unmarshal([]byte(answer.GetInfo()["config"]), &config)
+	handlers := config.Containerd.Runtimes
+	for _, handler := range slices.Sorted(maps.Keys(handlers)) {
+		if dir := handlers[handler].ConfDir; dir != "" && filepath.Clean(dir) != r.ConfDir {
+			r.Notes = append(r.Notes,
+				fmt.Sprintf("pods of the runtime class handler %q have their conflists in %s and bypass unwind",
+					handler, dir))
+		}
+	}
+	return true
 }

@@ -55,7 +55,6 @@ func findCRIO(root string) (*Runtime, error) {
 	return r, err
 }
 
-// crioConfig is what is read of CRI-O's configuration.
 type crioConfig struct {
 	Network struct {
 		Dir            string   `toml:"network_dir"`

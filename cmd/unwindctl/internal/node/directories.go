@@ -52,39 +52,42 @@ func (w *Directories) resolve(root string) (err error) {
 }
 
 // firstInstalled returns the first conflist directory of a runtime with unwind in it, and unwind's
-// conflist, or else the first directory. It ignores configurations that cannot be read; doctor
-// reports them.
+// conflist, or else the first directory.
 func firstInstalled(root string, find func(string) ([]Runtime, error)) (
 	dir string, ours *netconf.Conflist,
 ) {
-	found, _ := find(root)
-	found = append(found, Runtime{ConfDir: DefaultConfDir})
-	for _, r := range found {
-		if ours = installedIn(filepath.Join(root, r.ConfDir)); ours != nil {
-			return r.ConfDir, ours
+	dirs := confDirs(root, find)
+	for _, dir := range dirs {
+		if ours = installedIn(filepath.Join(root, dir)); ours != nil {
+			return dir, ours
 		}
 	}
-	return found[0].ConfDir, nil
+	return dirs[0], nil
+}
+
+// confDirs returns the directories of conflists of all runtimes, and the default one. It ignores
+// configurations that cannot be read; doctor reports them.
+func confDirs(root string, find func(string) ([]Runtime, error)) (dirs []string) {
+	found, _ := find(root)
+	for _, r := range append(found, Runtime{ConfDir: DefaultConfDir}) {
+		if !slices.Contains(dirs, r.ConfDir) {
+			dirs = append(dirs, r.ConfDir)
+		}
+	}
+	return dirs
 }
 
 // All returns the directories of conflists of all runtimes, ConfDir first, if that is one of
 // theirs; else ConfDir alone.
 func (w *Directories) All() []string {
-	all := []string{w.ConfDir}
-	found, _ := read("/") // what of it cannot be read is told by doctor
-	found = append(found, Runtime{ConfDir: DefaultConfDir})
-	if !slices.ContainsFunc(found, func(r Runtime) bool { return r.ConfDir == w.ConfDir }) {
-		return all
+	all := confDirs("/", read)
+	at := slices.Index(all, w.ConfDir)
+	if at < 0 {
+		return []string{w.ConfDir}
 	}
-	for _, r := range found {
-		if !slices.Contains(all, r.ConfDir) {
-			all = append(all, r.ConfDir)
-		}
-	}
-	return all
+	return slices.Insert(slices.Delete(all, at, at+1), 0, w.ConfDir)
 }
 
-// empty reports whether there is neither a conflist nor a journal.
 func (w *Directories) empty() bool {
 	for _, dir := range w.All() {
 		if paths, err := netconf.Conflists(dir); len(paths) > 0 || err != nil {
@@ -95,8 +98,7 @@ func (w *Directories) empty() bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// firstPIDNS is the number of the kernel's first PID namespace (PROC_PID_INIT_INO in
-// include/linux/proc_ns.h).
+// firstPIDNS is the kernel's first PID namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h).
 const firstPIDNS = "pid:[4026531836]"
 
 // inContainer reports whether this process is in a PID namespace other than the machine's, or in a

@@ -344,8 +344,8 @@ func TestFindRuntimesBroken(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), secret) {
 				t.Errorf("%v, want %q", err, c.want)
 			}
-			if !strings.Contains(namesOf(found), "k3s") {
-				t.Errorf("found: %s", namesOf(found))
+			if !slices.ContainsFunc(found, func(r Runtime) bool { return r.Name == "k3s" }) {
+				t.Errorf("found: %v", found)
 			}
 		})
 	}

@@ -5,10 +5,17 @@ package node
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
+	"github.com/pelletier/go-toml/v2"
+
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -37,6 +44,9 @@ type Runtime struct {
 	Kubelet        bool     // a kubelet is there, which asks containerd for its status
 	StatusGrace    bool     // CRI-O's cni_status_grace_period is more than 0
 }
+
+// ByName reports whether the runtime finds each network by its name, in its own file.
+func (r *Runtime) ByName() bool { return r.Name != "" && r.Socket == "" }
 
 // Check adds the problems that any runtime can have.
 func (r *Runtime) Check(root string) {
@@ -78,8 +88,7 @@ func (r *Runtime) clean() {
 // Timer is the advice for sweeps without the runtime.
 const Timer = "run sweeps with systemd (unwindctl install --systemd)"
 
-// version returns the runtime's version: what it answers, else what its configuration tells. It
-// returns 0, 0 if neither does.
+// version returns what the runtime answers, else what its configuration tells, else 0, 0.
 func (r Runtime) version(ctx context.Context) (major, minor int) {
 	if r.Socket != "" {
 		major, minor = runtimeVersion(ctx, r.Socket)
@@ -124,12 +133,113 @@ func (r Runtime) SweepAdvice(ctx context.Context) string {
 		Timer
 }
 
-// CRISockets returns the sockets of the known runtimes of Kubernetes, and that of this one's
-// configuration.
-func (r *Runtime) CRISockets() []string {
-	sockets := slices.Clone(CRISockets)
-	if r.Socket != "" && !slices.Contains(sockets, r.Socket) {
-		sockets = append(sockets, r.Socket)
+// firstThere returns the directories from the first one that exists on, or all.
+func firstThere(root string, dirs ...string) []string {
+	for i, dir := range dirs {
+		if anyExists(root, dir) {
+			return slices.Clone(dirs[i:])
+		}
 	}
-	return sockets
+	return slices.Clone(dirs)
+}
+
+func anyExists(root string, paths ...string) bool {
+	return slices.ContainsFunc(paths, func(path string) bool {
+		_, err := os.Stat(filepath.Join(root, path))
+		return err == nil
+	})
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// readTOML reads a file below root into a struct. Keys that the file does not have keep their
+// values; a missing file has none. An error quotes none of the file, which may hold secrets.
+func readTOML(root, path string, into any) error {
+	data, err := os.ReadFile(filepath.Join(root, path))
+	if err != nil {
+		return ignoreMissing(err)
+	}
+	if err := toml.Unmarshal(data, into); err != nil {
+		var where *toml.DecodeError
+		if errors.As(err, &where) {
+			row, column := where.Position()
+			return fmt.Errorf("%s: not valid TOML in line %d, column %d", path, row, column)
+		}
+		return fmt.Errorf("%s: not valid TOML", path)
+	}
+	return nil
+}
+
+// Find returns the runtimes with a configuration, state directory or socket on this machine below
+// root, which is "/" outside tests. Their directories are those that they report over CRI, else
+// those in their configuration. The error names needed configurations that cannot be read; Find
+// still returns the other runtimes.
+func Find(root string) ([]Runtime, error) { return find(root, (*Runtime).ask) }
+
+// read returns the runtimes as their configuration describes them, and asks none.
+func read(root string) ([]Runtime, error) {
+	return find(root, func(*Runtime, string) bool { return false })
+}
+
+// find returns the runtimes of a machine. To add a runtime, write a function in its own file, or a
+// row of bundles.
+func find(root string, ask func(*Runtime, string) bool) ([]Runtime, error) {
+	looks := []func(string) (*Runtime, error){findContainerd, findCRIO}
+	for _, b := range bundles {
+		looks = append(looks, b.find)
+	}
+	var found []Runtime
+	var errs []error
+	for _, look := range append(looks, findNerdctl, findPodman, findNomad) {
+		r, err := look(root)
+		if r != nil && ask(r, root) {
+			err = nil
+		}
+		errs = append(errs, err)
+		if r != nil {
+			if r.ByName() {
+				r.Notes = append(r.Notes, r.Name+
+					" finds each network by its name, in its own file: --conf selects the one to wrap")
+			}
+			r.settle(root)
+			r.Check(root)
+			found = append(found, *r)
+		}
+	}
+	return found, errors.Join(errs...)
+}
+
+// Choose returns the runtime of that name, or the only one. Several that share their directories
+// count as one.
+func Choose(found []Runtime, name string) (Runtime, error) {
+	var names []string
+	several := "this machine has several runtimes with different directories:"
+	for _, r := range found {
+		if names = append(names, r.Name); r.Name == name {
+			return r, nil
+		}
+		several += fmt.Sprintf("\n  %s: conflists in %s, plugins in %s", r.Name, r.ConfDir,
+			strings.Join(r.BinDirs, ", "))
+	}
+	if name != "" {
+		return Runtime{}, term.Usage("runtime %q is not on this machine; found: %s", name,
+			term.Join(names))
+	}
+	if len(found) == 0 {
+		return Runtime{ConfDir: DefaultConfDir, BinDirs: []string{DefaultBinDir}, MaxConfs: 1}, nil
+	}
+	one := found[0]
+	for _, r := range found[1:] {
+		if r.ConfDir != one.ConfDir || r.BinDirs[0] != one.BinDirs[0] {
+			return Runtime{}, term.WithHint("choose one with --runtime "+one.Name, "%s", several)
+		}
+		one.Problems = append(slices.Clone(one.Problems), r.Problems...)
+		one.Notes = append(slices.Clone(one.Notes), r.Notes...)
+	}
+	return one, nil
 }

@@ -14,8 +14,7 @@ func findNerdctl(root string) (*Runtime, error) {
 	}
 	r := &Runtime{Name: "nerdctl", ConfDir: DefaultConfDir,
 		BinDirs: firstThere(root, DefaultBinDir, "/usr/local/libexec/cni",
-			"/usr/local/lib/cni", "/usr/libexec/cni", "/usr/lib/cni")[:1], MaxConfs: 1,
-		Notes: byName("nerdctl")}
+			"/usr/local/lib/cni", "/usr/libexec/cni", "/usr/lib/cni")[:1], MaxConfs: 1}
 	conf := struct {
 		ConfDir string `toml:"cni_netconfpath"`
 		BinDir  string `toml:"cni_path"`
@@ -32,7 +31,7 @@ func findNerdctl(root string) (*Runtime, error) {
 // findPodman finds one that is told to use CNI: podman 4 and earlier can, and take netavark if
 // nothing says so (containers.conf(5) network_backend, network_config_dir, cni_plugin_dirs).
 func findPodman(root string) (*Runtime, error) {
-	r := &Runtime{Name: "podman", MaxConfs: 1, Notes: byName("podman")}
+	r := &Runtime{Name: "podman", MaxConfs: 1}
 	var conf podmanConfig
 	conf.Network.ConfDir = DefaultConfDir
 	conf.Network.BinDirs = []string{"/usr/local/libexec/cni", "/usr/libexec/cni",
@@ -54,7 +53,6 @@ func findPodman(root string) (*Runtime, error) {
 	return r, err
 }
 
-// podmanConfig is what is read of containers.conf.
 type podmanConfig struct {
 	Network struct {
 		Backend string   `toml:"network_backend"`
@@ -70,12 +68,6 @@ func findNomad(root string) (*Runtime, error) {
 	if !anyExists(root, confDir) {
 		return nil, nil
 	}
-	return &Runtime{Name: "nomad", ConfDir: confDir, BinDirs: []string{DefaultBinDir}, MaxConfs: 1,
-		Notes: byName("nomad")}, nil
-}
-
-// byName returns the note about a runtime that takes networks, and so conflists, by name.
-func byName(runtime string) []string {
-	return []string{runtime +
-		" finds each network by its name, in its own file: --conf selects the one to wrap"}
+	return &Runtime{Name: "nomad", ConfDir: confDir, BinDirs: []string{DefaultBinDir},
+		MaxConfs: 1}, nil
 }

@@ -19,8 +19,7 @@ const (
 	listTimeout = 5 * time.Second
 )
 
-// Definition is a NetworkAttachmentDefinition of Multus. Config is "" if Multus takes a file of the
-// node for it.
+// Definition is a NetworkAttachmentDefinition. Config is "" if Multus takes a file of the node.
 type Definition struct{ Namespace, Name, Config string }
 
 // definitionList is a page of them (kubernetes.io, "Retrieving large results sets in chunks").

@@ -16,7 +16,6 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// object is a Kubernetes object, as far as wrap reads it.
 type object struct {
 	APIVersion string `yaml:"apiVersion"`
 	Kind       string
@@ -29,8 +28,6 @@ const definitionKind = "NetworkAttachmentDefinition"
 func (o object) String() string {
 	return o.Kind + " " + path.Join(o.Metadata.Namespace, o.Metadata.Name)
 }
-
-func (o object) known() bool { return o.APIVersion != "" && o.Kind != "" }
 
 func (o object) isList() bool { return o.Kind == "List" || o.Kind == definitionKind+"List" }
 
@@ -48,8 +45,7 @@ type manifest struct {
 	changed bool
 }
 
-// rewrite applies the change to a text. It returns nil for a text without an object; m has the
-// counts.
+// rewrite applies the change to a text, and counts objects. It returns nil for a text without one.
 func (m *manifest) rewrite(data []byte) ([]byte, error) {
 	if json.Valid(data) {
 		return m.json(data)
@@ -78,23 +74,18 @@ func (m *manifest) rewrite(data []byte) ([]byte, error) {
 // encode returns the text of a document, and an error if it would be read as something else: the
 // library cannot read all that it writes.
 func encode(document *yaml.Node) ([]byte, error) {
-	var out bytes.Buffer
-	enc := yaml.NewEncoder(&out)
-	enc.SetIndent(2)
-	enc.CompactSeqIndent() // as kubectl
-	err := errors.Join(enc.Encode(document), enc.Close())
+	out, err := term.EncodeYAML(document)
 	var was, is any
 	if err = errors.Join(err, document.Decode(&was)); err != nil {
 		return nil, err
 	}
-	if yaml.Unmarshal(out.Bytes(), &is) != nil || !reflect.DeepEqual(was, is) {
+	if yaml.Unmarshal(out, &is) != nil || !reflect.DeepEqual(was, is) {
 		return nil, term.WithHint("use JSON: kubectl get -o json",
 			"cannot rewrite this YAML without changing it")
 	}
-	return out.Bytes(), nil
+	return out, nil
 }
 
-// json returns the text of an object with the change.
 func (m *manifest) json(text jsonText) (jsonText, error) {
 	var o object
 	err := json.Unmarshal(text, &o)
@@ -143,7 +134,6 @@ func (m *manifest) json(text jsonText) (jsonText, error) {
 	return text.cut(c.value, c.end).insert(c.value, netconf.Marshal(config)...), nil
 }
 
-// yaml changes an object.
 func (m *manifest) yaml(n *yaml.Node) error {
 	if n.Kind == yaml.DocumentNode {
 		n = n.Content[0]
@@ -189,7 +179,7 @@ func child(n *yaml.Node, key string) *yaml.Node {
 
 // count counts an object, and reports whether there may be something to change in it.
 func (m *manifest) count(o object) bool {
-	if o.known() {
+	if o.APIVersion != "" && o.Kind != "" {
 		m.objects++
 	}
 	if o.isDefinition() {

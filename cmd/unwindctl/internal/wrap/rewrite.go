@@ -14,7 +14,6 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// Source is a configuration to rewrite.
 type Source struct {
 	*netconf.Conflist
 	arg string // as a runtime would find it, or "-" for the standard input
@@ -32,7 +31,6 @@ type Rewrite struct {
 	Streams   term.Streams
 }
 
-// Run rewrites a file, or the standard input for "-".
 func (r Rewrite) Run(arg string) error {
 	err := r.rewrite(arg)
 	if err != nil {
@@ -95,14 +93,16 @@ func (r Rewrite) read(arg string) (path string, data []byte, err error) {
 	return path, data, err
 }
 
-// result returns what the change makes of a text, or nil. A text without a Kubernetes object is a
-// configuration.
+// result returns what the change makes of a text, or nil. One without an object is a configuration.
 func (r Rewrite) result(arg string, data []byte) (result []byte, isManifest bool, err error) {
 	m := &manifest{change: func(o object) (string, error) { return r.definition(arg, o) }}
 	result, err = m.rewrite(data)
 	if isJSON := bytes.HasPrefix(bytes.TrimSpace(data), []byte("{")); m.objects == 0 &&
 		(err == nil || isJSON) {
-		result, err = r.conflist(arg, data)
+		result, err = r.changed(Source{arg: arg}, data)
+		if result == nil && err == nil {
+			r.unchanged(display(arg), r.Unchanged)
+		}
 		return result, false, err
 	}
 	if err == nil && m.found == 0 {
@@ -112,15 +112,6 @@ func (r Rewrite) result(arg string, data []byte) (result []byte, isManifest bool
 		return nil, true, err
 	}
 	return result, true, nil
-}
-
-// conflist returns what the change makes of a configuration, or nil.
-func (r Rewrite) conflist(arg string, data []byte) ([]byte, error) {
-	result, err := r.changed(Source{arg: arg}, data)
-	if result == nil && err == nil {
-		r.unchanged(display(arg), r.Unchanged)
-	}
-	return result, err
 }
 
 // definition returns what the change makes of the configuration in a NetworkAttachmentDefinition,

@@ -4,7 +4,10 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
+
+	"cni-unwind/plugin/netconf"
 )
 
 // jsonText is a JSON value as it is written. A change leaves all its other bytes as they are.
@@ -52,8 +55,7 @@ func (text jsonText) parts(at int) ([]part, error) {
 	return all, nil
 }
 
-// past returns the offset of the first byte that is no white space, and after a separator that is
-// there.
+// past returns the offset after white space and, if it is there, a separator.
 func (text jsonText) past(at int, separator byte) int {
 	at = text.space(at)
 	if at < len(text) && text[at] == separator {
@@ -62,7 +64,6 @@ func (text jsonText) past(at int, separator byte) int {
 	return at
 }
 
-// space returns the offset of the first byte that is no white space.
 func (text jsonText) space(at int) int {
 	for at < len(text) && bytes.IndexByte([]byte(" \t\r\n"), text[at]) >= 0 {
 		at++
@@ -70,12 +71,10 @@ func (text jsonText) space(at int) int {
 	return at
 }
 
-// insert returns the text with more at an offset.
 func (text jsonText) insert(at int, more ...byte) jsonText {
 	return slices.Concat(text[:at], more, text[at:])
 }
 
-// cut returns the text without text[from:to].
 func (text jsonText) cut(from, to int) jsonText {
 	return slices.Concat(text[:from], text[to:])
 }
@@ -88,4 +87,92 @@ func member(members []part, key string) (part, bool) {
 		}
 	}
 	return part{}, false
+}
+
+// Restore returns the chain in unwind's entry, or nil if the source has no such entry. It accepts
+// errors in unwind's other keys, so that a broken file can be unwrapped.
+func Restore(src Source) ([]byte, error) {
+	if !slices.Contains(src.Types, netconf.Name) {
+		return nil, nil
+	}
+	return restore(src.Data)
+}
+
+// restore returns the text of the chain in a list of which unwind is the only plugin: everything
+// between the colon and the next separator.
+func restore(list []byte) ([]byte, error) {
+	text := jsonText(list)
+	entry, err := text.parts(0)
+	if err != nil {
+		return nil, err
+	}
+	if plugins, ok := member(entry, "plugins"); ok {
+		elements, err := text.parts(plugins.value)
+		if err != nil {
+			return nil, err
+		}
+		if len(elements) != 1 {
+			return nil, errNotAlone
+		}
+		if entry, err = text.parts(elements[0].value); err != nil {
+			return nil, err
+		}
+	}
+	chain, ok := member(entry, "chain")
+	if !ok || string(chain.raw) == "null" {
+		if _, ok := member(entry, "chainFile"); ok {
+			return nil, errors.New(
+				`it has "chainFile" and no "chain", so there is nothing to unwrap; ` +
+					`to switch unwind off, remove the file`)
+		}
+		return nil, errors.New(`key "chain" is missing`)
+	}
+	if chain.raw[0] != '{' {
+		return nil, errors.New(`key "chain" is not an object`)
+	}
+	from := bytes.LastIndexByte(text[:chain.value], ':') + 1
+	x := text[from:text.space(chain.end)]
+	return unfold(slices.Clone(x), entry)
+}
+
+func unfold(x jsonText, entry []part) ([]byte, error) {
+	folded, ok := member(entry, netconf.FoldedKey)
+	if !ok {
+		return x, nil
+	}
+	var n int
+	if err := json.Unmarshal(folded.raw, &n); err != nil || n < 0 {
+		return nil, fmt.Errorf("key %q is not a plugin count", netconf.FoldedKey)
+	}
+	members, err := x.parts(0)
+	if err != nil {
+		return nil, err
+	}
+	at := -1
+	var all []part
+	for i, m := range members {
+		if m.key == "plugins" {
+			at = i
+		}
+	}
+	if at >= 0 {
+		if all, err = x.parts(members[at].value); err != nil {
+			return nil, err
+		}
+	}
+	own := len(all) - n
+	switch {
+	case own < 0:
+		return nil, fmt.Errorf("key %q: the chain has %d plugins, fewer than %d", netconf.FoldedKey,
+			len(all), n)
+	case n == 0:
+		return x, nil
+	case own > 0:
+		return x.cut(all[own-1].end, all[len(all)-1].end), nil
+	case at+1 < len(members):
+		return x.cut(members[at].start, members[at+1].start), nil
+	case at > 0: // moved there by hand
+		return x.cut(members[at-1].end, members[at].end), nil
+	}
+	return x.cut(members[at].start, members[at].end), nil
 }

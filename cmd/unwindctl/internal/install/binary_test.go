@@ -1,9 +1,13 @@
 package install
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
-// TestCompareReleases: versions as make builds them are compared, and others not at all.
-func TestCompareReleases(t *testing.T) {
+// TestKeepsInstalled: versions as make builds them are compared, and others not at all: the agent of
+// version b keeps a plugin of version a that is newer, or of which it cannot tell.
+func TestKeepsInstalled(t *testing.T) {
 	t.Parallel()
 	const untagged = "v0.0.0-20261123003115-93d26977894e"
 	for _, c := range []struct {
@@ -33,8 +37,13 @@ func TestCompareReleases(t *testing.T) {
 		{"4355857", "4355858", 0, false},
 		{"", "v1.2.4", 0, false},
 	} {
-		if order, known := CompareReleases(c.a, c.b); order != c.order || known != c.known {
-			t.Errorf("%s, %s: %d, %t", c.a, c.b, order, known)
+		want := map[bool]string{true: " is newer than this agent's "}[c.order > 0]
+		if !c.known && c.a != c.b && c.a != "" {
+			want = "cannot be compared"
+		}
+		got := Setup{}.KeepsInstalled(c.a, "CNI plugin unwind "+c.b+": under test")
+		if !strings.Contains(got, want) || (got == "") != (want == "") {
+			t.Errorf("%s, %s: %q, want %q", c.a, c.b, got, want)
 		}
 	}
 }

@@ -3,14 +3,19 @@ package install
 import (
 	"cmp"
 	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
 
 	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/durable"
 )
 
 // Reason is the reason why pods of a node do not go through unwind, or On.
 type Reason string
 
-// The reasons.
 const (
 	On              Reason = "on"
 	Starting        Reason = "starting"         // not known yet
@@ -24,7 +29,6 @@ const (
 	Refused         Reason = "refused"          // the install was refused, or failed
 )
 
-// Reasons are all of them.
 var Reasons = []Reason{On, Starting, AnotherAgent, Off, NoProvider, MeshInTheWay, CiliumChaining,
 	CiliumExclusive, PluginMissing, Refused}
 
@@ -37,14 +41,12 @@ type Obstacle struct {
 	Err    error
 }
 
-// NewObstacle returns an obstacle with a remedy.
 func NewObstacle(reason Reason, remedy, format string, args ...any) *Obstacle {
 	return &Obstacle{reason, term.WithHint(remedy, format, args...)}
 }
 
 func (o *Obstacle) Error() string { return o.Err.Error() }
 
-// Unwrap returns the error without its reason.
 func (o *Obstacle) Unwrap() error { return o.Err }
 
 // ReasonOf returns the reason that an install ended for: On without an error.
@@ -81,4 +83,57 @@ func (s Setup) Obstacle(stateDir string) *Obstacle {
 				"through unwind", path)
 	}
 	return nil
+}
+
+// OffName is the file in the state directory that switches unwind off: while it exists, no agent
+// installs unwind. Its time is since when, its text by whom. touch can create it, too.
+const OffName = "off"
+
+// OffState is since when unwind is switched off, and by whom.
+type OffState struct {
+	Since time.Time
+	By    string
+}
+
+func (o *OffState) String() string {
+	return fmt.Sprintf("unwind has been switched off since %s, by %s", term.Time(o.Since), o.By)
+}
+
+// ReadOff returns nil if unwind is not switched off. A file that cannot be read switches it off.
+func ReadOff(stateDir string) *OffState {
+	path := filepath.Join(stateDir, OffName)
+	info, err := os.Lstat(path)
+	if err != nil {
+		return nil
+	}
+	text, _ := os.ReadFile(path)
+	by := term.OneLine(strings.TrimSpace(string(text[:min(len(text), 256)])))
+	return &OffState{info.ModTime(), cmp.Or(by, "somebody")}
+}
+
+// WriteOff switches unwind off for all agents. It keeps an existing record of who did so first.
+func WriteOff(stateDir, by string) error {
+	if ReadOff(stateDir) != nil {
+		return nil
+	}
+	err := os.MkdirAll(stateDir, 0o700)
+	if err == nil {
+		err = durable.Replace(filepath.Join(stateDir, OffName), strings.NewReader(by+"\n"), 0o600)
+	}
+	if err != nil {
+		err = fmt.Errorf("cannot keep unwind switched off: %w", err)
+	}
+	return err
+}
+
+// SwitchOn removes the files that keep agents from installing unwind: the off-switch, and our file
+// if cilium has renamed it.
+func (s Setup) SwitchOn(stateDir string) (err error) {
+	if ReadOff(stateDir) != nil {
+		err = durable.Remove(filepath.Join(stateDir, OffName))
+	}
+	if path := s.renamed(); path != "" {
+		err = errors.Join(err, durable.Remove(path))
+	}
+	return err
 }

@@ -1,0 +1,136 @@
+package main
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"cni-unwind/cmd/internal/term"
+)
+
+// item is an element of a list that unwindctl prints: an attachment, an event, a finding, an
+// allocated address, a change or a version. It has the keys of all of them.
+type item struct {
+	Network, ContainerID, IfName, Address, Created string
+	State, Verdict, Result, Kind, Change           string
+	Reason, Why, What, Build                       string
+	Addresses, Plugins, Summary                    []string
+	Pod                                            struct{ Namespace, Name string }
+	At                                             struct{ Wall time.Time }
+	Steps                                          []struct {
+		Plugin, State, LastError string
+		ProvesNothing            bool
+	}
+}
+
+// cells returns the text of an item in each column.
+var cells = map[string]func(*item) string{
+	"ATTACHMENT":   func(i *item) string { return i.Network + "/" + i.ContainerID + "/" + i.IfName },
+	"NETWORK":      func(i *item) string { return i.Network },
+	"CONTAINER":    func(i *item) string { return i.ContainerID },
+	"IFNAME":       func(i *item) string { return i.IfName },
+	"POD":          func(i *item) string { return strings.Trim(i.Pod.Namespace+"/"+i.Pod.Name, "/") },
+	"ADDRESS":      func(i *item) string { return i.Address },
+	"ADDRESSES":    func(i *item) string { return term.Join(i.Addresses) },
+	"CREATED":      func(i *item) string { return i.Created },
+	"TIME":         func(i *item) string { return term.Time(i.At.Wall) },
+	"STATE":        func(i *item) string { return i.State },
+	"VERDICT":      func(i *item) string { return i.Verdict },
+	"RESULT":       func(i *item) string { return i.Result },
+	"AGENT":        func(i *item) string { return i.Build },
+	"CHANGE":       func(i *item) string { return i.Change },
+	"PLUGINS":      func(i *item) string { return term.Join(i.Plugins) },
+	"PENDING DELS": func(i *item) string { return term.Join(i.pending()) },
+	"WHAT":         func(i *item) string { return cmp.Or(i.Kind, i.What) },
+	"WHY":          func(i *item) string { return cmp.Or(i.Why, i.Reason) },
+}
+
+func (i *item) pending() (plugins []string) {
+	for _, s := range i.Steps {
+		if i.State == "unwinding" || i.State == "removing" {
+			plugins = append(plugins, s.Plugin)
+		}
+	}
+	return plugins
+}
+
+// problems counts pending DELs and has their first error, or that of a finding that is not live.
+func (i *item) problems() (n int, first string) {
+	if i.Result != "" && i.Result != "live" {
+		return 1, i.Result + ": " + i.Why
+	}
+	for _, s := range i.Steps {
+		if s.State == "failed" && i.pending() != nil {
+			first = cmp.Or(first, s.Plugin+": "+s.LastError)
+		}
+	}
+	return len(i.pending()), first
+}
+
+// items is a list that unwindctl prints.
+type items []item
+
+func (all *items) count() map[string]int {
+	count := map[string]int{}
+	for _, i := range *all {
+		count[cmp.Or(i.Kind, i.Change, i.Result, i.Verdict, i.State, "answered")]++
+		for _, s := range i.Steps {
+			if s.State == "unproven" || s.ProvesNothing {
+				count["unproven"]++
+			}
+		}
+		if n := len(i.pending()); n > 0 {
+			count["pending DELs"] += n
+		}
+	}
+	return count
+}
+
+// rows returns a row for each item that is not a live finding, or, if the view has it so, one row
+// with the counts and the first problem. The latest event comes last.
+func (all *items) rows(v *view, wide bool) (rows []row) {
+	weight, first := 0.0, ""
+	for _, i := range *all {
+		if n, text := i.problems(); v.first != "" {
+			weight, first = weight+float64(n), cmp.Or(first, text)
+		}
+	}
+	if v.first != "" && !wide && len(*all) > 0 {
+		count, cells := all.count(), []string{}
+		for _, word := range v.words {
+			cells = append(cells, strconv.Itoa(count[word]))
+		}
+		return []row{{weight, append(cells, term.OrDash(first))}}
+	}
+	for _, i := range *all {
+		if i.Result == "live" {
+			continue
+		}
+		if i.Kind != "" {
+			weight = -float64(i.At.Wall.UnixMilli())
+		}
+		rows = append(rows, i.rows(v.names(wide), weight)...)
+	}
+	return rows
+}
+
+// rows returns the row of an item, and below it a row for each further sentence of its summary.
+func (i *item) rows(columns []string, weight float64) []row {
+	var first []string
+	for _, column := range columns {
+		if text := cells[column]; text != nil {
+			first = append(first, term.OrDash(text(i)))
+		}
+	}
+	rows := []row{{weight, first}}
+	if columns[len(columns)-1] != "SUMMARY" {
+		return rows
+	}
+	rows[0].cells = append(first, strings.Join(i.Summary[:min(1, len(i.Summary))], ""))
+	for _, sentence := range i.Summary[min(1, len(i.Summary)):] {
+		rows = append(rows, row{weight, append(slices.Repeat([]string{""}, len(first)), sentence)})
+	}
+	return rows
+}
