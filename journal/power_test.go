@@ -228,8 +228,9 @@ func (p *power) live(killed string) {
 		if killed == "" && i == killedAfter {
 			other := start(p.T, "act", dir)
 			other.say("die committed")
+			other.expect("ok")
 			other.say("put unsynced")
-			other.expect("")
+			other.expect("signal: killed")
 			p.unsynced = p.contentsOf(p.now.clone())
 		}
 		writer.say("go")
