@@ -316,3 +316,21 @@ func sameFile(a, b string) bool {
 	inB, errB := os.Stat(b)
 	return errA == nil && errB == nil && os.SameFile(inA, inB)
 }
+
+// TestInContainer: a command in a container that has neither a conflist nor a journal says so. It
+// says nothing of the node, which may have both.
+func TestInContainer(t *testing.T) {
+	t.Parallel()
+	n := newMachine(t)
+	c := n.newContainer("--mount", "--net")
+	for _, args := range []string{"list", "sweep", "sweep --dry-run --cri auto", "ipam", "ipam --json", "history"} {
+		out := n.run(c.command(n, strings.Fields(args)...))
+		if out.code != 1 || out.stdout != "" || !strings.Contains(out.stderr, "error: this is a container without a conflist in "+
+			"/etc/cni/net.d or a journal in /var/lib/cni/unwind: it does not show the state of the node\nhint: run this on the node") {
+			t.Errorf("%s: %+v", args, out)
+		}
+	}
+	if out := n.run(c.command(n, "list", "--state-dir", "/state")); out.code != 0 {
+		t.Errorf("a directory that is given: %+v", out)
+	}
+}
