@@ -208,18 +208,3 @@ func TestE2ESweepRace(t *testing.T) {
 		})
 	}
 }
-
-// TestE2ESweepNoRuntime: a runtime that does not run gives no list, and the pods keep all.
-func TestE2ESweepNoRuntime(t *testing.T) {
-	n, rt := sweptNode(t, e2e.Containerds(t)[0], map[string]any{"gracePeriod": "1ns"})
-	id := rt.MustRunPod(e2e.Pod{Name: "pod"})
-	rt.KillPod(id)
-	rt.Kill()
-	out, stderr, err := n.Try(e2e.Path(t, "bin/unwindctl"), "sweep", "--cri", e2e.Socket)
-	if err == nil || !strings.Contains(stderr, "gave no list") {
-		t.Errorf("%v\n%s%s", err, out, stderr)
-	}
-	if owner := n.Reserved(); len(owner) != 1 {
-		t.Errorf("the pod has lost its address: %v", owner)
-	}
-}
