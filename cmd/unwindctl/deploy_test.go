@@ -203,26 +203,6 @@ func TestNodeProblemDetector(t *testing.T) {
 	}
 }
 
-// agentMetrics are those that the agent serves, with their labels.
-var agentMetrics = map[string][]string{
-	"unwind_attachments":                             {"network", "state"},
-	"unwind_pending_deletes":                         {"network", "plugin"},
-	"unwind_unproven_deletes":                        {"network", "plugin"},
-	"unwind_oldest_pending_delete_timestamp_seconds": nil,
-	"unwind_rollbacks_total":                         {"plugin", "result"},
-	"unwind_swept_attachments_total":                 {"reason"},
-	"unwind_sweep_last_success_timestamp_seconds":    nil,
-	"unwind_duplicate_addresses_total":               nil,
-	"unwind_degraded_operations_total":               {"verb", "reason"},
-	"unwind_ipam_addresses":                          {"network", "pool", "set", "family", "state"},
-	"unwind_in_use":                                  {"reason"},
-	"unwind_off_timestamp_seconds":                   {"by"},
-	"unwind_plugin_info":                             {"version"},
-	"unwind_events_total":                            {"result"},
-	"unwind_build_info":                              {"version", "goversion"},
-	"unwind_journal_readable":                        nil,
-}
-
 // alert is a rule of Prometheus; a key that is not here is a mistake.
 type alert struct {
 	Alert, Expr         string
