@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -35,6 +37,12 @@ var verbs = map[string]verb{
 	// write FILE [TEXT]: writes one line, or none.
 	"write": func(_ *scripted, ts *testscript.TestScript, _ bool, args []string) {
 		ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(strings.Join(append(args[1:], ""), "\n")), 0o644))
+	},
+	// compact FILE: prints a file in JSON without its layout.
+	"compact": func(_ *scripted, ts *testscript.TestScript, _ bool, args []string) {
+		var line bytes.Buffer
+		ts.Check(json.Compact(&line, []byte(ts.ReadFile(args[0]))))
+		fmt.Fprintln(ts.Stdout(), &line)
 	},
 	// journal VERB DIR ARG…: writes what the plugin would have written.
 	"journal": func(_ *scripted, ts *testscript.TestScript, _ bool, args []string) {
