@@ -129,6 +129,10 @@ var verbs = map[string]verb{
 		n.wantEnd(args[1])
 	},
 	"ended": func(n *scripted, _ *testscript.TestScript, _ bool, args []string) { n.wantEnd(args[0]) },
+	// log: prints what the last agent logged.
+	"log": func(n *scripted, ts *testscript.TestScript, _ bool, _ []string) {
+		fmt.Fprint(ts.Stdout(), n.agent.log())
+	},
 	// says N TEXT: so often the last agent's log has it; awaits TEXT: it has it by and by.
 	"says": func(n *scripted, ts *testscript.TestScript, _ bool, args []string) {
 		if got := n.agent.says(args[1]); fmt.Sprint(got) != args[0] {
