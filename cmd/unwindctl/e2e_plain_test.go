@@ -10,7 +10,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -129,15 +128,15 @@ func (n *plainE2E) failPods(prefix string, count int) {
 			n.Fatalf("pod %d has started, and faulty fails", i)
 		}
 	}
-	n.removePods(nil)
+	n.removePods()
 	n.Plan(nil)
 }
 
-// removePods stops and removes all pods but those that live, and some others.
-func (n *plainE2E) removePods(but []string) {
+// removePods stops and removes all pods but those that live.
+func (n *plainE2E) removePods() {
 	n.Helper()
 	for id := range n.rt.Pods() {
-		if !slices.Contains(n.live, id) && !slices.Contains(but, id) {
+		if !slices.Contains(n.live, id) {
 			if err := errors.Join(n.rt.StopPod(id), n.rt.RemovePod(id)); err != nil {
 				n.Logf("pod %.12s: %v", id, err)
 			}
@@ -263,7 +262,7 @@ func (n *plainE2E) freeFailing() {
 		// and leaves firewall's rules, of which nobody knows.
 		n.wantSweep("while the runtime lists them", map[string]int{"live": len(n.live) + listed})
 		n.unchanged("a sweep while the runtime lists them", leaked)
-		n.removePods(nil)
+		n.removePods()
 		after := n.look()
 		n.Logf("the runtime lists %d failing pods; once it has removed them %d addresses and %d rules are left", listed,
 			len(after.Reserved)-len(before.Reserved), len(after.Rules)-len(before.Rules))
@@ -339,86 +338,4 @@ func TestE2EPlainNodeOthers(t *testing.T) {
 		n.unchanged("a sweep once it is dead", all)
 		n.checkLive()
 	})
-}
-
-// TestE2EPlainNodeWhileADDs: pods start while two sweeps free what is dead. The pool has one address
-// for the two of them, so one gets what a sweep has just freed. Each has all that its ADD made, as have
-// the three that run. UNWIND_TEST_LONG=1 does it 200 times.
-func TestE2EPlainNodeWhileADDs(t *testing.T) {
-	rounds := 4
-	if os.Getenv("UNWIND_TEST_LONG") != "" {
-		rounds = 200
-	}
-	e2e.EachContainerd(t, func(t *testing.T, v e2e.Version) {
-		n := newPlainE2E(t, v, "10.22.0.7", 3)
-		before := n.look()
-		freed := 0
-		for round := range rounds {
-			freed += n.sweepWhileADDs(round)
-			n.removePods(nil)
-			after := n.look()
-			if diff := cmp.Diff(before.Reserved, after.Reserved) + cmp.Diff(before.Cached, after.Cached); diff != "" {
-				t.Fatalf("round %d: -what the live pods have +what is there:\n%s", round, diff)
-			}
-			for _, rule := range before.Rules {
-				if !slices.Contains(after.Rules, rule) {
-					t.Fatalf("round %d: a live pod has lost %s", round, rule)
-				}
-			}
-		}
-		t.Logf("%d rounds, %d addresses freed", rounds, freed)
-	})
-}
-
-// sweepWhileADDs leaks two addresses, and sweeps twice at once while two pods start, which stay. It
-// returns how many addresses were leaked.
-func (n *plainE2E) sweepWhileADDs(round int) (leaked int) {
-	n.Helper()
-	n.failPods(fmt.Sprintf("failing%d", round), 1) // nothing of it is in libcni's cache
-	forgotten := fmt.Sprintf("forgotten%d", round) // all of it is
-	n.AddByHand(forgotten)
-	n.RemoveNetNS(forgotten)
-	n.Settled()
-	n.Age()
-	leaked = len(n.Reserved()) - len(n.live)
-
-	var all sync.WaitGroup
-	for range 2 {
-		all.Go(func() {
-			if out, stderr, err := n.Try(copied, "sweep", "--cri", e2e.Socket); err != nil {
-				n.Errorf("round %d: sweep: %v\n%s%s", round, err, out, stderr)
-			}
-		})
-	}
-	young := make([]string, 2)
-	for i := range young {
-		all.Go(func() {
-			time.Sleep(time.Duration(round*37%300) * time.Millisecond)
-			pod := e2e.Pod{Name: fmt.Sprintf("young%d-%d", round, i)}
-			var err error
-			for pod.Attempt = range uint32(50) {
-				if young[i], err = n.rt.RunPod(pod); err == nil || !strings.Contains(err.Error(), "no IP addresses available") {
-					break
-				}
-			}
-			if err != nil {
-				n.Errorf("round %d: %s: %v", round, pod.Name, err)
-			}
-		})
-	}
-	all.Wait()
-	if n.Failed() {
-		n.FailNow()
-	}
-	n.ctl(0, "sweep", "--cri", e2e.Socket)
-	n.removePods(young) // sandboxes of tries that found no address
-	pods := slices.Sorted(slices.Values(slices.Concat(young, n.live)))
-	if got, want := slices.Sorted(maps.Values(n.Reserved())), pods; !slices.Equal(got, want) {
-		n.Errorf("round %d: -pods +owners of addresses:\n%s", round, cmp.Diff(want, got))
-	}
-	n.Run("ip", "neigh", "flush", "dev", "cni0") // it may still have the last owner's MAC address
-	for _, id := range pods {
-		n.CheckPod(n.rt.CRI, id)
-	}
-	return leaked
 }

@@ -123,7 +123,8 @@ func TestHostRun(t *testing.T) {
 	if !sameFile(fmt.Sprintf("/proc/%d/ns/mnt", pid), fmt.Sprintf("/proc/%d/ns/mnt", c.pid)) {
 		t.Error("the first process has left the container")
 	}
-	if out := n.must(n.execIn(pid, c.root, "/unwindctl", "--host", "list", "--state-dir", n.state)); !strings.Contains(out, "podnet") {
+	inside := place{pid: pid, enter: []string{"--mount"}} // as kubectl exec enters a container
+	if out := n.must(inside.command(n, "chroot", c.root, "/unwindctl", "--host", "list", "--state-dir", n.state)); !strings.Contains(out, "podnet") {
 		t.Errorf("a command beside the agent: %s", out)
 	}
 	n.descriptors(n.child(pid))
@@ -247,12 +248,6 @@ func (n *machine) startOnHost(c container) *running {
 		"--cri", "none", "--interval", "1s", "--listen", ""))
 	n.await(nodetest.First)
 	return r
-}
-
-// execIn is a command in the mount namespace of a process, as kubectl exec starts one in that of a
-// container's first process.
-func (n *machine) execIn(pid int, root string, args ...string) *exec.Cmd {
-	return place{pid: pid, enter: []string{"--mount"}}.command(n, "chroot", append([]string{root}, args...)...)
 }
 
 // child returns the process that another has started on the host, once that runs the program: Go

@@ -28,6 +28,7 @@ import (
 	"github.com/vishvananda/netlink"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/nodetest"
 	"cni-unwind/journal"
 	"cni-unwind/testdata/e2e"
@@ -65,6 +66,9 @@ const (
 type plainChain struct{ name, bridge, plugins string }
 
 var usual = plainChain{"usual", `"ipMasq": true`, byIPTables + "," + firewall}
+
+// allAddresses is the last of a pool of 17.
+const allAddresses = "10.77.0.18"
 
 // TestPlain runs the scripts of testdata/plain on nodes with the usual chain.
 func TestPlain(t *testing.T) {
@@ -111,7 +115,7 @@ func plainScripts(t *testing.T, dir string, chain plainChain) {
 		Dir: dir, RequireExplicitExec: true, Cmds: verbs,
 		Condition: func(name string) (bool, error) { return name == chain.name, nil },
 		Setup: func(env *testscript.Env) error {
-			n := newPlainNode(env.T().(inTurn).T, chain)
+			n := newPlainNode(env.T().(inTurn).T, chain, allAddresses)
 			env.Values["n"] = n
 			for name, value := range map[string]string{
 				"PATH": n.bin + ":" + env.Getenv("PATH"), "GORACE": noExitDelay, "POOL": poolDir, "CACHE": cacheDir, "STATE": n.state,
@@ -174,7 +178,11 @@ var plainVerbs = map[string]func(n *plainNode, ts *testscript.TestScript, neg bo
 		ts.Check(os.Chtimes(n.reserved(args[0])[0], time.Time{}, time.Now()))
 	},
 	// forget ID: nothing has a DEL for a container any more.
-	"forget": func(n *plainNode, _ *testscript.TestScript, _ bool, args []string) { n.forget(args[0]) },
+	"forget": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
+		for _, path := range append(n.reserved(args[0]), n.cacheFile(args[0])) {
+			ts.Check(durable.Remove(path))
+		}
+	},
 	// reserved ID…: each has an address, or none has.
 	"reserved": func(n *plainNode, ts *testscript.TestScript, neg bool, ids []string) {
 		for _, id := range ids {
@@ -247,15 +255,15 @@ func onOldMachine(t *testing.T) bool {
 	return false
 }
 
-// newPlainNode has a pool of 17 addresses, and bridge first in its chain.
-func newPlainNode(t *testing.T, chain plainChain) *plainNode {
+// newPlainNode has bridge first in its chain, and a pool from 10.77.0.2 to a last address.
+func newPlainNode(t *testing.T, chain plainChain, last string) *plainNode {
 	t.Helper()
 	n := &plainNode{machine: newMachine(t), chain: chain, ports: 20000, seen: map[string]seen{}}
 	n.binDir = filepath.Join(n.tools, "cni")
 	n.confDir = filepath.Join(n.dir, "net.d")
 	conflist := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "plugins": [
 		{"type": "bridge", "bridge": "adopt0", "isGateway": true, %s, "ipam": {"type": "host-local",
-			"subnet": "10.77.0.0/27", "rangeStart": "10.77.0.2", "rangeEnd": "10.77.0.18"}}, %s]}`, network, chain.bridge, chain.plugins)
+			"subnet": "10.77.0.0/27", "rangeStart": "10.77.0.2", "rangeEnd": %q}}, %s]}`, network, chain.bridge, last, chain.plugins)
 	var err error
 	n.list, err = libcni.ConfListFromBytes([]byte(conflist))
 	if err = errors.Join(err, os.Mkdir(n.confDir, 0o755),
@@ -457,27 +465,26 @@ func manyIDs(names []string) (all []string) {
 }
 
 // TestPlainNodeWhileADDs: ADDs of the plain chain run while two sweeps free what is dead, with a list
-// that is older than these ADDs. Some get an address that a sweep has just freed. Every pod has all
-// that its ADD made, and nothing of the dead is left.
+// that is older than these ADDs. The pool has no other address for them, so they get those that a sweep
+// has just freed. Every pod has all that its ADD made, and nothing of the dead is left.
 func TestPlainNodeWhileADDs(t *testing.T) {
 	if !onOldMachine(t) {
 		return
 	}
-	rounds := 20
+	rounds := 8
 	if os.Getenv("UNWIND_TEST_LONG") != "" {
 		rounds = 200
 	}
-	n := newPlainNode(t, usual)
+	n := newPlainNode(t, usual, "10.77.0.6")
 	n.live(ids("live", 3)...)
 	live := n.look()
 	for round := range rounds {
 		dead := ids(fmt.Sprintf("dead%d-", round), 2)
 		n.leak(dead...)
-		if round%4 == 1 { // the address of one is free, its rules are not
-			for _, path := range n.reserved(dead[0]) {
-				if err := os.Remove(path); err != nil {
-					t.Fatal(err)
-				}
+		gone := map[int]string{1: n.reserved(dead[0])[0], 3: n.cacheFile(dead[0])}[round%4]
+		if gone != "" { // the address of one is free, its rules are not; or nothing has its DEL
+			if err := os.Remove(gone); err != nil {
+				t.Fatal(err)
 			}
 		}
 		young := ids(fmt.Sprintf("young%d-", round), 2)
@@ -490,28 +497,30 @@ func TestPlainNodeWhileADDs(t *testing.T) {
 		for i, id := range young {
 			confs[i] = n.runtimeConf(id)
 			all.Go(func() {
-				time.Sleep(time.Duration(round*37%400) * time.Millisecond)
-				_, errs[i] = n.cni.AddNetworkList(context.Background(), n.list, confs[i])
+				time.Sleep(time.Duration(round*97%400) * time.Millisecond)
+				errs[i] = n.addOnceFree(confs[i])
 			})
 		}
 		all.Wait()
-		for _, out := range outs {
+		for _, out := range slices.Concat(outs, []outcome{n.ctl("sweep")}) {
 			if out.code != 0 {
 				t.Errorf("round %d: sweep: %+v", round, out)
 			}
 		}
 		if err := errors.Join(errs...); err != nil {
-			t.Fatalf("round %d: ADD: %v", round, err)
+			t.Fatalf("round %d: %v", round, err)
 		}
-		if out := n.ctl("sweep"); out.code != 0 {
-			t.Errorf("round %d: sweep: %+v", round, out)
-		}
-		n.wantWhole(young) // the others: below
+		n.must(home.command(n.machine, "ip", "neigh", "flush", "dev", "adopt0")) // it may have the last owner's MAC address
+		n.wantWhole(append(ids("live", 3), young...))
 		for i, id := range young {
 			if err := n.cni.DelNetworkList(context.Background(), n.list, confs[i]); err != nil {
 				t.Fatalf("round %d: DEL: %v", round, err)
 			}
 			n.drop(id)
+		}
+		n.ctl("sweep") // DELs that had to wait, since one of these had the address before them
+		for _, command := range slices.Concat(slices.Collect(maps.Values(n.left()))...) {
+			n.must(home.command(n.machine, "sh", "-c", command))
 		}
 		if diff := cmp.Diff(live, n.look()); diff != "" {
 			t.Fatalf("round %d: -what the live pods have +what is there:\n%s", round, diff)
@@ -522,14 +531,32 @@ func TestPlainNodeWhileADDs(t *testing.T) {
 	}
 }
 
-// wantWhole: each pod has its address, its cache, and the rules that libcni's CHECK of its chain
-// looks for.
+// addOnceFree has the runtime try ADDs until one gets an address, with a DEL after each that fails.
+func (n *plainNode) addOnceFree(conf *libcni.RuntimeConf) (err error) {
+	for range 100 {
+		_, err = n.cni.AddNetworkList(context.Background(), n.list, conf)
+		if err == nil || !strings.Contains(err.Error(), "no IP addresses available") {
+			return err
+		}
+		if err := n.cni.DelNetworkList(context.Background(), n.list, conf); err != nil {
+			return err
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	return err
+}
+
+// wantWhole: each pod has its address, which answers, its cache, and the rules that libcni's CHECK of its
+// chain looks for.
 func (n *plainNode) wantWhole(pods []string) {
 	n.Helper()
 	for _, id := range pods {
-		if len(n.reserved(id)) != 1 {
-			n.Errorf("%s has %q", id, n.reserved(id))
+		reserved := n.reserved(id)
+		if len(reserved) != 1 {
+			n.Errorf("%s has %q", id, reserved)
+			continue
 		}
+		n.must(home.command(n.machine, "ping", "-c1", "-W5", filepath.Base(reserved[0])))
 		cached, err := n.cni.GetNetworkListCachedResult(n.list, n.runtimeConf(id))
 		if err != nil || cached == nil {
 			n.Errorf("the cache of %s: %v, %v", id, cached, err)
@@ -541,16 +568,6 @@ func (n *plainNode) wantWhole(pods []string) {
 		}
 		if err != nil {
 			n.Errorf("CHECK %s: %v", id, err)
-		}
-	}
-}
-
-// forget removes what host-local and libcni's cache have of a container: nothing has a DEL for it.
-func (n *plainNode) forget(id string) {
-	n.Helper()
-	for _, path := range append(n.reserved(id), n.cacheFile(id)) {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			n.Fatal(err)
 		}
 	}
 }

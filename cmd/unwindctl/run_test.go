@@ -134,15 +134,12 @@ func (r *running) wait(within time.Duration) (code int) {
 	}
 }
 
-// agentArgs are those of an agent that looks each second, and serves nothing.
-func (n *machine) agentArgs(more ...string) []string {
-	return append([]string{"run", "--conf-dir", n.ConfDir(), "--bin-dir", n.BinDir(), "--state-dir", n.state, "--cri", "none",
-		"--binary", filepath.Join(n.dir, "unwind"), "--interval", "1s", "--listen", ""}, more...)
-}
-
+// agent starts an agent that looks each second, and serves nothing unless it is told to.
 func (n *machine) agent(where place, args ...string) *running {
 	n.Helper()
-	cmd := where.command(n, filepath.Join(n.bin, "unwindctl"), n.agentArgs(args...)...)
+	args = append([]string{"run", "--conf-dir", n.ConfDir(), "--bin-dir", n.BinDir(), "--state-dir", n.state, "--cri", "none",
+		"--binary", filepath.Join(n.dir, "unwind"), "--interval", "1s", "--listen", ""}, args...)
+	cmd := where.command(n, filepath.Join(n.bin, "unwindctl"), args...)
 	cmd.Dir = n.dir
 	return n.start(cmd)
 }
@@ -285,15 +282,6 @@ func TestRunFollows(t *testing.T) {
 			}
 			eventually(t, "that it is over", func() bool { return r.says(`msg=recovered`) == min(r.says("level=WARN"), 1) })
 		})
-	}
-}
-
-// sweptTwice waits until two sweeps have come to their end, of which the second began after now.
-func (n *machine) sweptTwice() {
-	n.Helper()
-	for _, id := range []string{"dead1", "dead2"} {
-		n.addDead(id)
-		n.awaitReleased(id)
 	}
 }
 

@@ -48,25 +48,20 @@ var verbs = map[string]verb{
 	"journal": func(_ *scripted, ts *testscript.TestScript, _ bool, args []string) {
 		ts.Check(writes[args[0]](writer{ts, &journal.Store{Dir: ts.MkAbs(args[1])}}, args[2:]))
 	},
-	// netns ID…, drop ID…: make and remove network namespaces, netns/ID.
+	// netns ID…: makes network namespaces, netns/ID.
 	"netns": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) { n.netns(ids...) },
-	"drop": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) {
-		for _, id := range ids {
-			n.drop(id)
+	// add ID…: attaches pods through unwind, each with a network namespace of its own; ID@FILE with that
+	// of the process that a file names. old ID…: and it is past the grace period; dead ID…: and the
+	// namespace goes.
+	"add": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) { n.addAll(ids) },
+	"old": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) {
+		for _, id := range n.addAll(ids) {
+			n.edit(id, func(e *journal.Entry) { e.Newest().GracePeriod = 1 })
 		}
 	},
-	// add ID…: attaches pods through unwind, each with a network namespace of its own; dead ID…: and
-	// removes that; old ID…: and is past the grace period.
-	"add": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) { n.addAll(ids) },
 	"dead": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) {
 		for _, id := range ids {
 			n.addDead(id)
-		}
-	},
-	"old": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) {
-		n.addAll(ids)
-		for _, id := range ids {
-			n.edit(id, func(e *journal.Entry) { e.Newest().GracePeriod = 1 })
 		}
 	},
 	// pause ID: the last try of its DEL was just now, and one of many.
@@ -97,7 +92,12 @@ var verbs = map[string]verb{
 		}
 	},
 	// swept: two sweeps have come to their end, of which the second began after now.
-	"swept": func(n *scripted, _ *testscript.TestScript, _ bool, _ []string) { n.sweptTwice() },
+	"swept": func(n *scripted, _ *testscript.TestScript, _ bool, _ []string) {
+		for _, id := range []string{"swept1", "swept2"} {
+			n.addDead(id)
+			n.awaitReleased(id)
+		}
+	},
 	// cri [ID…]: a runtime that has these pods is at $CRI; with "error" or "hang" as an ID it gives no
 	// list, and says why in other words each time, or nothing.
 	"cri": func(n *scripted, ts *testscript.TestScript, _ bool, args []string) { ts.Setenv("CRI", n.cri(args)) },
@@ -156,13 +156,23 @@ var verbs = map[string]verb{
 	},
 }
 
-// addAll attaches pods, each with a network namespace of its own.
-func (n *machine) addAll(ids []string) {
+// addAll attaches pods, see the verb, and returns their IDs.
+func (n *machine) addAll(pods []string) (ids []string) {
 	n.Helper()
-	n.netns(ids...)
-	for _, id := range ids {
-		n.add(home, id, n.pin(id))
+	for _, pod := range pods {
+		id, file, inside := strings.Cut(pod, "@")
+		if ids = append(ids, id); !inside {
+			n.netns(id)
+			n.add(home, id, n.pin(id))
+			continue
+		}
+		pid, err := os.ReadFile(filepath.Join(n.dir, file))
+		if err != nil {
+			n.Fatal(err)
+		}
+		n.add(home, id, "/proc/"+strings.TrimSpace(string(pid))+"/ns/net")
 	}
+	return ids
 }
 
 // cri serves a runtime with these pods, see the verb. With "many" as an ID it has some 8 MB of
