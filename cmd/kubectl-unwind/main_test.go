@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -23,14 +24,28 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"kubectl-unwind": main, "kubectl": fakeKubectl})
 }
 
+// TestScript runs the scripts of testdata/kubectl. A script that says nothing else has a cluster of
+// node-a, node-b and node-c, with the agents a, b and c. It can write files of one line, or none:
+// write FILE [TEXT].
 func TestScript(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:                 "../../testdata/kubectl",
 		RequireExplicitExec: true,
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"write": func(ts *testscript.TestScript, _ bool, args []string) {
+				text := strings.Join(append(args[1:], ""), "\n")
+				ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(text), 0o600))
+			},
+		},
 		Setup: func(env *testscript.Env) error {
-			env.Setenv("CLUSTER", filepath.Join(env.WorkDir, "cluster"))
+			c := cluster{dir: filepath.Join(env.WorkDir, "cluster")}
+			env.Setenv("CLUSTER", c.dir)
 			self, err := os.Executable()
 			env.Setenv("PROGRAM", self)
+			if !c.has("nodes") {
+				err = errors.Join(err, os.MkdirAll(c.dir, 0o700), os.WriteFile(c.at("nodes"), []byte("node-a node-b node-c"), 0o600),
+					os.WriteFile(c.at("pods"), []byte("a node-a\nb node-b\nc node-c\n"), 0o600))
+			}
 			return err
 		},
 	})

@@ -54,8 +54,13 @@ func (n *aws) del(t *testing.T, sandbox, pod string) {
 
 func (n *aws) call(t *testing.T, verb, sandbox, pod string, port int) error {
 	t.Helper()
-	args := "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=" + pod
-	out, stderr, err := n.Cnitool(sandbox, verb, args, ports(port))
+	return n.chained.call(t, verb, sandbox, pod, ports(port))
+}
+
+// call has the runtime add or delete a sandbox of a pod.
+func (n *chained) call(t *testing.T, verb, sandbox, pod string, env ...string) error {
+	t.Helper()
+	out, stderr, err := n.Cnitool(sandbox, verb, "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME="+pod, env...)
 	if err != nil {
 		t.Logf("%s %s: %v\n%s%s", verb, sandbox, err, out, stderr)
 	}

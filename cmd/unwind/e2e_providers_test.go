@@ -150,12 +150,7 @@ func (n *trial) del(t *testing.T, sandbox string) {
 // number.
 func (n *trial) call(t *testing.T, verb, sandbox string) error {
 	pod, _, _ := strings.Cut(sandbox, ".")
-	args := "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=" + pod
-	out, stderr, err := n.Cnitool(sandbox, verb, args)
-	if err != nil {
-		t.Logf("%s %s: %v\n%s%s", verb, sandbox, err, out, stderr)
-	}
-	return err
+	return n.chained.call(t, verb, sandbox, pod)
 }
 
 // crashLoop starts sandboxes of a pod, which fail.

@@ -13,37 +13,34 @@ import (
 // TestE2EDirectories: install takes the directories that containerd itself tells, which an imported
 // file has changed. While it is down, install refuses to guess.
 func TestE2EDirectories(t *testing.T) {
-	for _, v := range e2e.Containerds(t) {
-		t.Run(v.Name, func(t *testing.T) {
-			t.Parallel()
-			n := e2e.NewNode(t)
-			n.Configure(e2e.Network{Subnet: "10.22.0.0/24", Plugins: []string{e2e.Firewall}})
-			rt := n.StartContainerd(v)
-			plan := func() string {
-				t.Helper()
-				return n.Unwindctl("install", "--dry-run")
-			}
-			if out := plan(); !strings.Contains(out, "The runtime is containerd, according to "+e2e.Socket+".") ||
-				!strings.Contains(out, " as /opt/cni/bin/unwind\n") || !strings.Contains(out, "would write /etc/cni/net.d/00-unwind.json:\n") {
-				t.Errorf("containerd's defaults:\n%s", out)
-			}
-			rt.Kill()
-			n.Run("cp", "-r", "/opt/cni/bin", "/opt/cni/moved")
-			n.Run("cp", "-r", "/etc/cni/net.d", "/etc/cni/moved")
-			config, err := os.ReadFile(n.File("/etc/containerd/config.toml"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			n.Write("/etc/containerd/config.toml", "imports = [\"/etc/containerd/own/*.toml\"]\n"+string(config))
-			n.Write("/etc/containerd/own/moved.toml", v.MovedCNI("/etc/cni/moved", "/opt/cni/moved"))
-			if _, stderr, err := n.Try(e2e.Path(t, "bin/unwindctl"), "install", "--dry-run"); err == nil ||
-				!strings.Contains(stderr, "containerd does not answer at "+e2e.Socket+", and /etc/containerd/own/moved.toml may change its directories") {
-				t.Errorf("while containerd is down: %v, %s", err, stderr)
-			}
-			rt.Start()
-			if out := plan(); !strings.Contains(out, " as /opt/cni/moved/unwind\n") || !strings.Contains(out, "would write /etc/cni/moved/00-unwind.json:\n") {
-				t.Errorf("after an import has moved them:\n%s", out)
-			}
-		})
-	}
+	e2e.EachContainerd(t, func(t *testing.T, v e2e.Version) {
+		n := e2e.NewNode(t)
+		n.Configure(e2e.Network{Subnet: "10.22.0.0/24", Plugins: []string{e2e.Firewall}})
+		rt := n.StartContainerd(v)
+		plan := func() string {
+			t.Helper()
+			return n.Unwindctl("install", "--dry-run")
+		}
+		if out := plan(); !strings.Contains(out, "The runtime is containerd, according to "+e2e.Socket+".") ||
+			!strings.Contains(out, " as /opt/cni/bin/unwind\n") || !strings.Contains(out, "would write /etc/cni/net.d/00-unwind.json:\n") {
+			t.Errorf("containerd's defaults:\n%s", out)
+		}
+		rt.Kill()
+		n.Run("cp", "-r", "/opt/cni/bin", "/opt/cni/moved")
+		n.Run("cp", "-r", "/etc/cni/net.d", "/etc/cni/moved")
+		config, err := os.ReadFile(n.File("/etc/containerd/config.toml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.Write("/etc/containerd/config.toml", "imports = [\"/etc/containerd/own/*.toml\"]\n"+string(config))
+		n.Write("/etc/containerd/own/moved.toml", v.MovedCNI("/etc/cni/moved", "/opt/cni/moved"))
+		if _, stderr, err := n.Try(e2e.Path(t, "bin/unwindctl"), "install", "--dry-run"); err == nil ||
+			!strings.Contains(stderr, "containerd does not answer at "+e2e.Socket+", and /etc/containerd/own/moved.toml may change its directories") {
+			t.Errorf("while containerd is down: %v, %s", err, stderr)
+		}
+		rt.Start()
+		if out := plan(); !strings.Contains(out, " as /opt/cni/moved/unwind\n") || !strings.Contains(out, "would write /etc/cni/moved/00-unwind.json:\n") {
+			t.Errorf("after an import has moved them:\n%s", out)
+		}
+	})
 }

@@ -5,17 +5,15 @@ package main
 import (
 	"context"
 	"fmt"
-	"net"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"cni-unwind/cmd/unwindctl/internal/nodetest"
 	"cni-unwind/testdata/e2e"
 )
 
@@ -31,59 +29,56 @@ func sweptNode(t *testing.T, v e2e.Version, keys map[string]any) (*e2e.Node, *e2
 // TestE2ESweepStates: a sweep with the runtime's list keeps what the pods have in whatever state
 // they are, and takes what a pod has that the runtime does not know.
 func TestE2ESweepStates(t *testing.T) {
-	for _, v := range e2e.Containerds(t) {
-		t.Run(v.Name, func(t *testing.T) {
-			t.Parallel()
-			const grace = time.Second
-			n, rt := sweptNode(t, v, map[string]any{"gracePeriod": grace.String()})
-			ready := rt.MustRunPod(e2e.Pod{Name: "ready"})
-			notReady := rt.MustRunPod(e2e.Pod{Name: "notready"})
-			rt.KillPod(notReady)
-			n.AddByHand("forgotten")
-			n.Plan(map[string]string{"ADD": "hold"})
-			var creating sync.WaitGroup
-			var created string
-			creating.Go(func() { created, _ = rt.RunPod(e2e.Pod{Name: "creating"}) })
-			n.AwaitHeld("ADD", 1)
-			time.Sleep(2 * grace)
-			before, rules := n.Reserved(), len(n.Rules())
-			if len(before) != 4 {
-				t.Fatalf("four have addresses: %v", before)
-			}
+	e2e.EachContainerd(t, func(t *testing.T, v e2e.Version) {
+		const grace = time.Second
+		n, rt := sweptNode(t, v, map[string]any{"gracePeriod": grace.String()})
+		ready := rt.MustRunPod(e2e.Pod{Name: "ready"})
+		notReady := rt.MustRunPod(e2e.Pod{Name: "notready"})
+		rt.KillPod(notReady)
+		n.AddByHand("forgotten")
+		n.Plan(map[string]string{"ADD": "hold"})
+		var creating sync.WaitGroup
+		var created string
+		creating.Go(func() { created, _ = rt.RunPod(e2e.Pod{Name: "creating"}) })
+		n.AwaitHeld("ADD", 1)
+		time.Sleep(2 * grace)
+		before, rules := n.Reserved(), len(n.Rules())
+		if len(before) != 4 {
+			t.Fatalf("four have addresses: %v", before)
+		}
 
-			out := n.Unwindctl("sweep", "--cri", e2e.Socket)
-			if !strings.Contains(out, "4 attachments: 1 released, 1 busy, 2 live.") {
-				t.Errorf("want one released, one busy and two live:\n%s", out)
+		out := n.Unwindctl("sweep", "--cri", e2e.Socket)
+		if !strings.Contains(out, "4 attachments: 1 released, 1 busy, 2 live.") {
+			t.Errorf("want one released, one busy and two live:\n%s", out)
+		}
+		for address, owner := range n.Reserved() {
+			if before[address] != owner || strings.HasPrefix(owner, "cnitool") {
+				t.Errorf("after the sweep %s has %s", owner, address)
 			}
-			for address, owner := range n.Reserved() {
-				if before[address] != owner || strings.HasPrefix(owner, "cnitool") {
-					t.Errorf("after the sweep %s has %s", owner, address)
-				}
-			}
-			if got, want := len(n.Reserved()), 3; got != want {
-				t.Errorf("%d addresses are reserved, want %d", got, want)
-			}
-			if got, want := len(n.Rules()), rules/4*3; got != want {
-				t.Errorf("%d rules are left, want %d", got, want)
-			}
-			n.Plan(nil)
-			n.LetGo()
-			creating.Wait()
-			if created == "" {
-				t.Error("the pod that was being created did not start")
-			}
-			n.Unwindctl("sweep", "--cri", e2e.Socket)
-			for _, id := range []string{ready, created} {
-				n.CheckPod(rt.CRI, id)
-			}
-			if errs := rt.RemovePods(); len(errs) > 0 {
-				t.Error(errs)
-			}
-			if left := n.Settled(); left.Addresses != 0 || left.Veths != 0 || left.Rules != 0 || len(n.Journal()) != 0 {
-				t.Errorf("left: %s, %+v", left, n.Journal())
-			}
-		})
-	}
+		}
+		if got, want := len(n.Reserved()), 3; got != want {
+			t.Errorf("%d addresses are reserved, want %d", got, want)
+		}
+		if got, want := len(n.Rules()), rules/4*3; got != want {
+			t.Errorf("%d rules are left, want %d", got, want)
+		}
+		n.Plan(nil)
+		n.LetGo()
+		creating.Wait()
+		if created == "" {
+			t.Error("the pod that was being created did not start")
+		}
+		n.Unwindctl("sweep", "--cri", e2e.Socket)
+		for _, id := range []string{ready, created} {
+			n.CheckPod(rt.CRI, id)
+		}
+		if errs := rt.RemovePods(); len(errs) > 0 {
+			t.Error(errs)
+		}
+		if left := n.Settled(); left.Addresses != 0 || left.Veths != 0 || left.Rules != 0 || len(n.Journal()) != 0 {
+			t.Errorf("left: %s, %+v", left, n.Journal())
+		}
+	})
 }
 
 // TestE2ESweepStaleList: the runtime's list is read before a pod's ADD, and used after it
@@ -91,10 +86,19 @@ func TestE2ESweepStates(t *testing.T) {
 func TestE2ESweepStaleList(t *testing.T) {
 	n, rt := sweptNode(t, e2e.Containerds(t)[0], nil)
 	old := rt.MustRunPod(e2e.Pod{Name: "old"})
-	slow := serveSlowly(t, rt.CRI, filepath.Join(n.Dir, "slow.sock"))
+	var list []*cri.PodSandbox
+	for id, state := range rt.Pods() {
+		list = append(list, nodetest.Sandbox(id, state))
+	}
+	read, answer := make(chan struct{}), make(chan struct{})
+	slow := nodetest.ServeCRI(t, func(context.Context) ([]*cri.PodSandbox, error) {
+		close(read)
+		<-answer
+		return list, nil
+	})
 	done := make(chan string)
-	go func() { done <- n.Unwindctl("sweep", "--cri", slow.socket) }()
-	<-slow.read
+	go func() { done <- n.Unwindctl("sweep", "--cri", slow) }()
+	<-read
 	n.Plan(map[string]string{"ADD": "hold-effect"}) // ADD is done, and nothing is in the namespace yet
 	var creating sync.WaitGroup
 	var created string
@@ -103,7 +107,7 @@ func TestE2ESweepStaleList(t *testing.T) {
 	n.Plan(nil)
 	n.LetGo()
 	creating.Wait()
-	close(slow.answer)
+	close(answer)
 	if out := <-done; !strings.Contains(out, "2 attachments: 2 live.") {
 		t.Errorf("the list was older than a pod:\n%s", out)
 	}
@@ -112,114 +116,64 @@ func TestE2ESweepStaleList(t *testing.T) {
 	}
 }
 
-// slowCRI answers with a list that it has read before.
-type slowCRI struct {
-	cri.UnimplementedRuntimeServiceServer
-	socket string
-	list   []*cri.PodSandbox
-	read   chan struct{} // closed when the list is read
-	answer chan struct{} // closed when it may answer
-}
-
-func serveSlowly(t *testing.T, of *e2e.CRI, socket string) *slowCRI {
-	t.Helper()
-	s := &slowCRI{socket: socket, read: make(chan struct{}), answer: make(chan struct{})}
-	for id, state := range of.Pods() {
-		s.list = append(s.list, &cri.PodSandbox{Id: id, State: state, Metadata: &cri.PodSandboxMetadata{}})
-	}
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer()
-	cri.RegisterRuntimeServiceServer(server, s)
-	go func() { _ = server.Serve(l) }()
-	t.Cleanup(server.Stop)
-	return s
-}
-
-func (s *slowCRI) ListPodSandbox(context.Context, *cri.ListPodSandboxRequest) (*cri.ListPodSandboxResponse, error) {
-	close(s.read)
-	<-s.answer
-	return &cri.ListPodSandboxResponse{Items: s.list}, nil
-}
-
 // TestE2ESweepRace: sweeps run one after the other while pods come and go. None that runs ever
 // loses its address or its rules.
 func TestE2ESweepRace(t *testing.T) {
 	const workers, rounds = 4, 6
-	for _, v := range e2e.Containerds(t) {
-		t.Run(v.Name, func(t *testing.T) {
-			t.Parallel()
-			n, rt := sweptNode(t, v, nil)
-			steady := rt.MustRunPod(e2e.Pod{Name: "steady"})
-			perPod := len(n.Rules())
+	e2e.EachContainerd(t, func(t *testing.T, v e2e.Version) {
+		n, rt := sweptNode(t, v, nil)
+		steady := rt.MustRunPod(e2e.Pod{Name: "steady"})
+		perPod := len(n.Rules())
 
-			var sweeps atomic.Int32
-			stop, stopped := make(chan struct{}), make(chan struct{})
-			go func() {
-				defer close(stopped)
-				for {
-					select {
-					case <-stop:
+		var sweeps atomic.Int32
+		stop, stopped := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(stopped)
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					// It fails while a pod's DEL is under way, which is no concern of this
+					// test.
+					_, _, _ = n.Try(e2e.Path(t, "bin/unwindctl"), "sweep", "--cri", e2e.Socket)
+					sweeps.Add(1)
+				}
+			}
+		}()
+		var all sync.WaitGroup
+		for w := range workers {
+			all.Go(func() {
+				for round := range rounds {
+					pod := e2e.Pod{Name: fmt.Sprintf("pod-%d-%d", w, round)}
+					id, err := rt.RunPod(pod)
+					if err != nil {
+						t.Errorf("pod %s: %v", pod.Name, err)
 						return
-					default:
-						// It fails while a pod's DEL is under way, which is no concern of this
-						// test.
-						_, _, _ = n.Try(e2e.Path(t, "bin/unwindctl"), "sweep", "--cri", e2e.Socket)
-						sweeps.Add(1)
+					}
+					for seen := sweeps.Load(); sweeps.Load() < seen+2; { // one has begun and ended since
+						time.Sleep(10 * time.Millisecond)
+					}
+					n.CheckPod(rt.CRI, id)
+					if err := rt.StopPod(id); err != nil {
+						t.Errorf("pod %s: %v", pod.Name, err)
+					}
+					if err := rt.RemovePod(id); err != nil {
+						t.Errorf("pod %s: %v", pod.Name, err)
 					}
 				}
-			}()
-			var all sync.WaitGroup
-			for w := range workers {
-				all.Go(func() {
-					for round := range rounds {
-						pod := e2e.Pod{Name: fmt.Sprintf("pod-%d-%d", w, round)}
-						id, err := rt.RunPod(pod)
-						if err != nil {
-							t.Errorf("pod %s: %v", pod.Name, err)
-							return
-						}
-						for seen := sweeps.Load(); sweeps.Load() < seen+2; { // one has begun and ended since
-							time.Sleep(10 * time.Millisecond)
-						}
-						n.CheckPod(rt.CRI, id)
-						if err := rt.StopPod(id); err != nil {
-							t.Errorf("pod %s: %v", pod.Name, err)
-						}
-						if err := rt.RemovePod(id); err != nil {
-							t.Errorf("pod %s: %v", pod.Name, err)
-						}
-					}
-				})
-			}
-			all.Wait()
-			close(stop)
-			<-stopped
-			t.Logf("%d pods, %d sweeps", workers*rounds, sweeps.Load())
-			n.CheckPod(rt.CRI, steady)
-			if got := len(n.Rules()); got != perPod {
-				t.Errorf("%d rules are left, want the %d of the pod that runs", got, perPod)
-			}
-			if left, journal := n.Settled(), n.Journal(); left.Addresses != 1 || left.NetNS != 1 || len(journal) != 1 {
-				t.Errorf("left: %s, %+v", left, journal)
-			}
-		})
-	}
-}
-
-// TestE2ESweepNoRuntime: a runtime that does not run gives no list, and the pods keep all.
-func TestE2ESweepNoRuntime(t *testing.T) {
-	n, rt := sweptNode(t, e2e.Containerds(t)[0], map[string]any{"gracePeriod": "1ns"})
-	id := rt.MustRunPod(e2e.Pod{Name: "pod"})
-	rt.KillPod(id)
-	rt.Kill()
-	out, stderr, err := n.Try(e2e.Path(t, "bin/unwindctl"), "sweep", "--cri", e2e.Socket)
-	if err == nil || !strings.Contains(stderr, "gave no list") {
-		t.Errorf("%v\n%s%s", err, out, stderr)
-	}
-	if owner := n.Reserved(); len(owner) != 1 {
-		t.Errorf("the pod has lost its address: %v", owner)
-	}
+			})
+		}
+		all.Wait()
+		close(stop)
+		<-stopped
+		t.Logf("%d pods, %d sweeps", workers*rounds, sweeps.Load())
+		n.CheckPod(rt.CRI, steady)
+		if got := len(n.Rules()); got != perPod {
+			t.Errorf("%d rules are left, want the %d of the pod that runs", got, perPod)
+		}
+		if left, journal := n.Settled(), n.Journal(); left.Addresses != 1 || left.NetNS != 1 || len(journal) != 1 {
+			t.Errorf("left: %s, %+v", left, journal)
+		}
+	})
 }

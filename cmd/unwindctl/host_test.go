@@ -123,7 +123,8 @@ func TestHostRun(t *testing.T) {
 	if !sameFile(fmt.Sprintf("/proc/%d/ns/mnt", pid), fmt.Sprintf("/proc/%d/ns/mnt", c.pid)) {
 		t.Error("the first process has left the container")
 	}
-	if out := n.must(n.execIn(pid, c.root, "/unwindctl", "--host", "list", "--state-dir", n.state)); !strings.Contains(out, "podnet") {
+	inside := place{pid: pid, enter: []string{"--mount"}} // as kubectl exec enters a container
+	if out := n.must(inside.command(n, "chroot", c.root, "/unwindctl", "--host", "list", "--state-dir", n.state)); !strings.Contains(out, "podnet") {
 		t.Errorf("a command beside the agent: %s", out)
 	}
 	n.descriptors(n.child(pid))
@@ -249,12 +250,6 @@ func (n *machine) startOnHost(c container) *running {
 	return r
 }
 
-// execIn is a command in the mount namespace of a process, as kubectl exec starts one in that of a
-// container's first process.
-func (n *machine) execIn(pid int, root string, args ...string) *exec.Cmd {
-	return place{pid: pid, enter: []string{"--mount"}}.command(n, "chroot", append([]string{root}, args...)...)
-}
-
 // child returns the process that another has started on the host, once that runs the program: Go
 // also starts one that only tries pidfds.
 func (n *machine) child(pid int) int {
@@ -315,4 +310,22 @@ func sameFile(a, b string) bool {
 	inA, errA := os.Stat(a)
 	inB, errB := os.Stat(b)
 	return errA == nil && errB == nil && os.SameFile(inA, inB)
+}
+
+// TestInContainer: a command in a container that has neither a conflist nor a journal says so. It
+// says nothing of the node, which may have both.
+func TestInContainer(t *testing.T) {
+	t.Parallel()
+	n := newMachine(t)
+	c := n.newContainer("--mount", "--net")
+	for _, args := range []string{"list", "sweep", "sweep --dry-run --cri auto", "ipam", "ipam --json", "history"} {
+		out := n.run(c.command(n, strings.Fields(args)...))
+		if out.code != 1 || out.stdout != "" || !strings.Contains(out.stderr, "error: this is a container without a conflist in "+
+			"/etc/cni/net.d or a journal in /var/lib/cni/unwind: it does not show the state of the node\nhint: run this on the node") {
+			t.Errorf("%s: %+v", args, out)
+		}
+	}
+	if out := n.run(c.command(n, "list", "--state-dir", "/state")); out.code != 0 {
+		t.Errorf("a directory that is given: %+v", out)
+	}
 }

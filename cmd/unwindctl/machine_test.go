@@ -22,6 +22,7 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/nodetest"
 	"cni-unwind/journal"
+	"cni-unwind/testdata/sandbox"
 )
 
 // machine has the directories of a machine: a state directory, an IPAM's, and the pins of network
@@ -42,19 +43,22 @@ const network = "podnet"
 
 func newMachine(t *testing.T) *machine {
 	t.Helper()
+	sandbox.Need(t)
+	n := newMachineAt(t, t.TempDir(), programs(t))
+	t.Cleanup(func() { unmountAll(filepath.Join(n.dir, "netns")) })
+	return n
+}
+
+// newMachineAt makes one in a directory that exists.
+func newMachineAt(t testing.TB, dir, programs string) *machine {
+	t.Helper()
 	tools, err := filepath.Abs("../../.tools")
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &machine{TB: t, dir: t.TempDir(), bin: programs(t), tools: tools}
-	n.state = filepath.Join(n.dir, "state")
-	n.store = &journal.Store{Dir: n.state}
-	n.chain = fmt.Sprintf(`{"type": "faulty", "dir": %q, "instance": "p"}`, n.dir)
-	if err := os.Mkdir(filepath.Join(n.dir, "netns"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { unmountAll(filepath.Join(n.dir, "netns")) })
-	return n
+	state := filepath.Join(dir, "state")
+	return &machine{TB: t, dir: dir, bin: programs, tools: tools, state: state, store: &journal.Store{Dir: state},
+		chain: fmt.Sprintf(`{"type": "faulty", "dir": %q, "instance": "p"}`, dir)}
 }
 
 // pin returns the path at which the network namespace of a container is, or would be.
@@ -64,7 +68,7 @@ func (n *machine) pin(id string) string { return filepath.Join(n.dir, "netns", i
 func (n *machine) netns(ids ...string) {
 	n.Helper()
 	for _, id := range ids {
-		if err := os.WriteFile(n.pin(id), nil, 0o600); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(n.pin(id)), 0o755), os.WriteFile(n.pin(id), nil, 0o600)); err != nil {
 			n.Fatal(err)
 		}
 		n.must(home.command(n, "unshare", "--net="+n.pin(id), "true"))

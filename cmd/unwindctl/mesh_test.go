@@ -35,15 +35,11 @@ type meshDir struct {
 // cni/pkg/install/cniconfig.go getDefaultCNINetwork: libcni.ConfFiles with .conf and .conflist;
 // linkerd2-proxy-init cni-plugin/deployment/scripts/install-cni.sh: find and sync).
 func (m *meshDir) patchable() (paths []string) {
-	files, err := os.ReadDir(m.ConfDir())
-	if err != nil {
-		m.Fatal(err)
+	for _, pattern := range []string{"*.conf", "*.conflist"} {
+		files, _ := filepath.Glob(m.InConf(pattern))
+		paths = append(paths, files...)
 	}
-	for _, f := range files {
-		if slices.Contains([]string{".conf", ".conflist"}, filepath.Ext(f.Name())) {
-			paths = append(paths, filepath.Join(m.ConfDir(), f.Name()))
-		}
-	}
+	slices.Sort(paths)
 	return paths
 }
 
@@ -67,15 +63,10 @@ func (m *meshDir) read(path string) (list map[string]any, others []any, has bool
 func (m *meshDir) write(path string, list map[string]any, plugins []any) {
 	list["plugins"] = plugins
 	data, err := json.MarshalIndent(list, "", "  ")
-	if err == nil {
-		err = os.WriteFile(path+".tmp", data, 0o644)
-	}
-	if err == nil {
-		err = os.Rename(path+".tmp", path)
-	}
 	if err != nil {
 		m.Fatal(err)
 	}
+	m.Rename(path, string(data))
 }
 
 func (m *meshDir) remove(path string) {
@@ -95,9 +86,7 @@ func (m *meshDir) patch(path string) string {
 		delete(list, "cniVersion")
 		others = []any{list}
 		list = map[string]any{"name": "k8s-pod-network", "cniVersion": "0.3.1"}
-		if err := os.Remove(path); err != nil {
-			m.Fatal(err)
-		}
+		m.Remove(path)
 		path = strings.TrimSuffix(path, ".conf") + ".conflist"
 	}
 	m.write(path, list, append(others, map[string]any{"type": m.plugin, "dir": m.dir, "instance": "mesh"}))

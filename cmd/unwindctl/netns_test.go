@@ -2,83 +2,12 @@ package main
 
 import (
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strconv"
-	"syscall"
 	"testing"
 
 	"cni-unwind/journal"
 )
-
-// process starts a program that does nothing until stop is called.
-func (n *machine) process(attr *syscall.SysProcAttr, name string, args ...string) (pid int, stop func()) {
-	n.Helper()
-	cmd := exec.Command(name, args...)
-	cmd.SysProcAttr = attr
-	if err := cmd.Start(); err != nil {
-		n.Fatal(err)
-	}
-	stop = func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	}
-	n.Cleanup(stop)
-	return cmd.Process.Pid, stop
-}
-
-// TestSharedNetNS: a network namespace that is known by /proc/PID/ns/net is not gone with that
-// process while another one is in it. To release its address then would give it to a second
-// container.
-func TestSharedNetNS(t *testing.T) {
-	t.Parallel()
-	n := newMachine(t)
-	const bridge = "unwindctl0"
-	n.removeLink(bridge)
-	pool := filepath.Join(n.dir, "ipam")
-	n.chain = fmt.Sprintf(`{"type": "bridge", "bridge": %q, "ipam": {"type": "host-local", "subnet": "10.99.1.0/24", "dataDir": %q}}`,
-		bridge, pool)
-	first, end := n.process(&syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}, "sleep", "300")
-	netns := fmt.Sprintf("/proc/%d/ns/net", first)
-	second, endOther := n.process(nil, "nsenter", "--net="+netns, "sleep", "300")
-	n.awaitInside(second, netns)
-	n.add(home, "shared", netns)
-	n.edit("shared", func(e *journal.Entry) { e.Newest().GracePeriod = 1 })
-	address := filepath.Join(pool, network, "10.99.1.2")
-
-	end()
-	for _, list := range [][]string{nil, {"--network", network, "--valid", n.listOf()}} {
-		out := n.sweep(home, append(list, network+"/shared/eth0")...)
-		why := "a process is in its network namespace"
-		if list != nil {
-			why += ", though the runtime does not list it"
-		}
-		if r := out.results()["shared"]; out.code != 0 || r != [2]string{"live", why} {
-			t.Errorf("sweep %v: exit code %d, %q\n%s", list, out.code, r, out.stderr)
-		}
-		if _, err := os.Stat(address); err != nil {
-			t.Fatal(err)
-		}
-	}
-
-	endOther()
-	eventually(t, "the attachment released", func() bool { n.sweep(home); return len(n.ids()) == 0 })
-	if _, err := os.Stat(address); !os.IsNotExist(err) {
-		t.Errorf("the address is not released (%v)", err)
-	}
-}
-
-// awaitInside waits until a process is in a network namespace.
-func (n *machine) awaitInside(pid int, netns string) {
-	n.Helper()
-	eventually(n, "a process in "+netns, func() bool {
-		theirs, err := os.Stat(fmt.Sprintf("/proc/%d/ns/net", pid))
-		want, wantErr := os.Stat(netns)
-		return err == nil && wantErr == nil && os.SameFile(theirs, want)
-	})
-}
 
 // TestWallClock: how old an attachment is does not go by the wall clock. A test cannot set the
 // clock, so here it is the times in the journal that are a year off.

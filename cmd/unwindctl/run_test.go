@@ -17,14 +17,9 @@ import (
 	"testing"
 	"time"
 
-	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
-
 	"cni-unwind/cmd/unwindctl/internal/agent"
-	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/nodetest"
-	"cni-unwind/journal"
-	"cni-unwind/plugin/netconf"
 	"cni-unwind/testdata/sandbox"
 )
 
@@ -126,6 +121,11 @@ func (r *running) signal(sig os.Signal, within time.Duration) (code int) {
 	if err := r.cmd.Process.Signal(sig); err != nil {
 		r.Fatal(err)
 	}
+	return r.wait(within)
+}
+
+// wait returns the exit code if the program ends in time, else -2.
+func (r *running) wait(within time.Duration) (code int) {
 	select {
 	case <-r.ended:
 		return r.cmd.ProcessState.ExitCode()
@@ -134,15 +134,14 @@ func (r *running) signal(sig os.Signal, within time.Duration) (code int) {
 	}
 }
 
-// agentArgs are those of an agent that looks each second, and serves nothing.
-func (n *machine) agentArgs(more ...string) []string {
-	return append([]string{"run", "--conf-dir", n.ConfDir(), "--bin-dir", n.BinDir(), "--state-dir", n.state, "--cri", "none",
-		"--binary", filepath.Join(n.dir, "unwind"), "--interval", "1s", "--listen", ""}, more...)
-}
-
+// agent starts an agent that looks each second, and serves nothing unless it is told to.
 func (n *machine) agent(where place, args ...string) *running {
 	n.Helper()
-	return n.start(where.command(n, filepath.Join(n.bin, "unwindctl"), n.agentArgs(args...)...))
+	args = append([]string{"run", "--conf-dir", n.ConfDir(), "--bin-dir", n.BinDir(), "--state-dir", n.state, "--cri", "none",
+		"--binary", filepath.Join(n.dir, "unwind"), "--interval", "1s", "--listen", ""}, args...)
+	cmd := where.command(n, filepath.Join(n.bin, "unwindctl"), args...)
+	cmd.Dir = n.dir
+	return n.start(cmd)
 }
 
 // addDead adds an attachment whose network namespace is gone then.
@@ -156,91 +155,6 @@ func (n *machine) addDead(id string) {
 func (n *machine) awaitReleased(id string) {
 	n.Helper()
 	eventually(n, id+" released", func() bool { return !strings.Contains(fmt.Sprint(n.ids()), id) })
-}
-
-// TestRunKeepsPauses: the agent leaves a DEL that has failed to its next try. A person's sweep does not.
-func TestRunKeepsPauses(t *testing.T) {
-	t.Parallel()
-	n := newAgentMachine(t)
-	n.addDead("pending")
-	n.plan(map[string]string{"DEL": "fail"})
-	n.sweep(home)
-	n.plan(nil)
-	n.edit("pending", func(e *journal.Entry) {
-		s := &e.Newest().Steps[0]
-		s.Attempts, s.RetryAt = 30, journal.BootNanos()+int64(4*time.Minute)
-	})
-	n.agent(home)
-	for _, id := range []string{"one", "two"} { // each in a sweep of its own
-		n.addDead(id)
-		n.awaitReleased(id)
-	}
-	if got := n.ids(); len(got) != 1 || got[0] != "pending" {
-		t.Errorf("the journal has %q", got)
-	}
-	n.sweep(home)
-	n.awaitReleased("pending")
-}
-
-// TestRun: what the agent does on a node where all is well, and what it leaves.
-func TestRun(t *testing.T) {
-	t.Parallel()
-	n := newAgentMachine(t)
-	n.addDead("before")
-	r := n.agent(home, "--listen", "127.0.0.1:0")
-	n.await(nodetest.First)
-	n.awaitReleased("before")
-	if got, err := os.ReadFile(filepath.Join(n.BinDir(), netconf.Name)); err != nil || string(got) != nodetest.FakePlugin {
-		t.Errorf("the plugin is %d bytes (%v)", len(got), err)
-	}
-	n.addDead("after")
-	n.awaitReleased("after")
-
-	for path, want := range map[string]string{"/metrics": "\nunwind_build_info{", "/healthz": "200 OK\nok\n"} {
-		if got := r.get(path); !strings.HasPrefix(got, "200 OK\n") || !strings.Contains(got, want) {
-			t.Errorf("%s: %s", path, got)
-		}
-	}
-	if code := r.signal(syscall.SIGTERM, 20*time.Second); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
-	if n.Installed() != nodetest.First || !durable.Exists(filepath.Join(n.BinDir(), netconf.Name)) {
-		t.Error("something was removed at the end")
-	}
-	if r.says("msg=installed ") != 1 || r.says("msg=released ") != 2 || r.says("level=WARN") != 0 {
-		t.Error("not each thing was said once")
-	}
-}
-
-// TestRunTwice: of two agents the first installs. The second says so at /readyz, sweeps, and takes
-// over when the first is killed. doctor names the one that installs.
-func TestRunTwice(t *testing.T) {
-	t.Parallel()
-	n := newAgentMachine(t)
-	first := n.agent(home, "--observe") // so it is the second one that sweeps
-	n.await(nodetest.First)
-	second := n.agent(home, "--listen", "127.0.0.1:0")
-	eventually(t, "the second one waits", func() bool {
-		return second.says(fmt.Sprintf("another agent on this node (process %d) manages", first.cmd.Process.Pid)) == 1
-	})
-	if got := second.get("/readyz"); got != "503 Service Unavailable\nunwind is not in use: another-agent\n" {
-		t.Errorf("readyz: %s", got)
-	}
-	named := func(r *running) bool {
-		out := n.run(n.unwindctl("doctor", "--conf-dir", n.ConfDir(), "--bin-dir", n.BinDir(),
-			"--state-dir", n.state))
-		return strings.Contains(out.stdout, fmt.Sprintf("  process %d keeps unwind installed\n", r.cmd.Process.Pid))
-	}
-	if !named(first) {
-		t.Error("doctor does not name the first")
-	}
-	n.addDead("swept")
-	n.awaitReleased("swept")
-	first.signal(os.Kill, 20*time.Second)
-	eventually(t, "the second one takes over", func() bool { return second.get("/readyz") == "200 OK\nok\n" })
-	if !named(second) {
-		t.Error("doctor does not name the second")
-	}
 }
 
 // TestRunCrowd: any number of those who ask for metrics have one thread wait for the journal's queue,
@@ -284,40 +198,6 @@ func TestRunCrowd(t *testing.T) {
 	})
 }
 
-// TestRunListen: what is served, and where.
-func TestRunListen(t *testing.T) {
-	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	n := newAgentMachine(t)
-	for _, c := range []struct {
-		args  []string
-		code  int
-		words string
-	}{
-		{[]string{"--listen", l.Addr().String()}, 1, "error: --listen: listen tcp " + l.Addr().String() + ": bind: address already in use\n"},
-		{[]string{"--listen", "nowhere"}, 1, "error: --listen: listen tcp: address nowhere: missing port in address\n"},
-		{[]string{"--interval", "0"}, 2, "error: --interval 0s: must be at least 1s\n"},
-		{[]string{"--file", "unwind"}, 2, `error: --file "unwind" is not the name of a .json or .conflist file` + "\n"},
-		{[]string{"--no-install", "--file", "unwind"}, 2, `error: --file "unwind" is not the name of a .json or .conflist file` + "\n"},
-	} {
-		out := n.run(n.unwindctl(n.agentArgs(c.args...)...))
-		if out.code != c.code || !strings.HasPrefix(out.stderr, c.words) {
-			t.Errorf("%v: exit code %d, %s", c.args, out.code, out.stderr)
-		}
-		if n.Installed() != "" {
-			t.Errorf("%v: it has installed", c.args)
-		}
-	}
-	r := n.agent(home)
-	n.await(nodetest.First)
-	if r.says("msg=serving") != 0 || n.run(home.command(n, "ss", "-Hltnp")).says(fmt.Sprintf("pid=%d,", r.cmd.Process.Pid)) {
-		t.Error("it serves something")
-	}
-}
 
 func (o outcome) says(text string) bool { return strings.Contains(o.stdout+o.stderr, text) }
 
@@ -382,112 +262,6 @@ func TestRunFollows(t *testing.T) {
 				t.Errorf("%d warnings", got)
 			}
 			eventually(t, "that it is over", func() bool { return r.says(`msg=recovered`) == min(r.says("level=WARN"), 1) })
-		})
-	}
-}
-
-// TestRunKilled: SIGKILL, at moments at which something is being written, leaves each file whole or
-// not there.
-func TestRunKilled(t *testing.T) {
-	t.Parallel()
-	big := nodetest.FakePlugin + strings.Repeat("#\n", 8<<20)
-	for i := range 3 {
-		t.Run(fmt.Sprint(i), func(t *testing.T) {
-			t.Parallel()
-			n := newAgentMachine(t)
-			n.Write(filepath.Join(n.dir, "unwind"), big)
-			r := n.agent(home)
-			for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Microsecond) {
-				if files, _ := os.ReadDir(n.BinDir()); len(files) > 0 || durable.Exists(n.Own()) {
-					break
-				}
-			}
-			time.Sleep(time.Duration(i) * 2 * time.Millisecond)
-			r.signal(syscall.SIGKILL, 20*time.Second)
-			got, err := os.ReadFile(filepath.Join(n.BinDir(), netconf.Name))
-			if err == nil && string(got) != big {
-				t.Errorf("the plugin has %d bytes of %d", len(got), len(big))
-			}
-			if got := n.Installed(); got != "" && (got != nodetest.First || err != nil) {
-				t.Errorf("the conflist is %s; the plugin: %v", got, err)
-			}
-			n.agent(home)
-			n.await(nodetest.First)
-			got, err = os.ReadFile(filepath.Join(n.BinDir(), netconf.Name))
-			if err != nil || string(got) != big {
-				t.Errorf("the plugin has %d bytes of %d (%v)", len(got), len(big), err)
-			}
-		})
-	}
-}
-
-// TestRunCRI: with the runtime's list what it does not have is released, if nobody is inside and it
-// is old enough.
-func TestRunCRI(t *testing.T) {
-	t.Parallel()
-	n := newAgentMachine(t)
-	n.netns("listed", "unlisted", "young", "inside")
-	for _, id := range []string{"listed", "unlisted", "young", "inside"} {
-		n.add(home, id, n.pin(id))
-		if id != "young" {
-			n.edit(id, func(e *journal.Entry) { e.Newest().GracePeriod = 1 })
-		}
-	}
-	pid, _ := n.process(nil, "nsenter", "--net="+n.pin("inside"), "sleep", "300")
-	n.awaitInside(pid, n.pin("inside"))
-	r := n.agent(home, "--cri", nodetest.ServeSandboxes(t, nodetest.Sandbox("listed", cri.PodSandboxState_SANDBOX_READY)))
-	n.awaitReleased("unlisted")
-	n.sweptTwice()
-	if got := fmt.Sprint(n.ids()); got != "[inside listed young]" {
-		t.Errorf("the journal has %s", got)
-	}
-	if r.says("though the runtime does not list it") != 1 {
-		t.Error("that a process is inside is not said once")
-	}
-}
-
-// sweptTwice waits until two sweeps have come to their end, of which the second began after now.
-func (n *machine) sweptTwice() {
-	n.Helper()
-	for _, id := range []string{"dead1", "dead2"} {
-		n.addDead(id)
-		n.awaitReleased(id)
-	}
-}
-
-// TestRunNoCRI: without an answer of the runtime nothing that lives is released, and that is said
-// once. The conflist is looked after, and the agent ends, while it waits for one.
-func TestRunNoCRI(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name string
-		cri  func(context.Context) ([]*cri.PodSandbox, error)
-	}{
-		{"hangs", func(ctx context.Context) ([]*cri.PodSandbox, error) { <-ctx.Done(); return nil, ctx.Err() }},
-		{"fails", func(context.Context) ([]*cri.PodSandbox, error) { return nil, fmt.Errorf("attempt %s", time.Now()) }},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newAgentMachine(t)
-			n.netns("live")
-			n.add(home, "live", n.pin("live"))
-			n.edit("live", func(e *journal.Entry) { e.Newest().GracePeriod = 1 })
-			r := n.agent(home, "--cri", nodetest.ServeCRI(t, c.cri))
-			n.await(nodetest.First)
-			n.Write(n.InConf("10-bridge.conflist"), nodetest.Conflist(network, "bandwidth"))
-			n.await(`podnet of 10-bridge.conflist with {"bandwidth":true}`)
-			if c.name == "fails" {
-				n.sweptTwice()
-				if r.says("cannot list the runtime's pods") != 1 {
-					t.Error("that the runtime gives no list is not said once")
-				}
-			}
-			if code := r.signal(syscall.SIGTERM, 6*time.Second); code != 0 {
-				t.Errorf("exit code %d", code)
-			}
-			if got := fmt.Sprint(n.ids()); got != "[live]" {
-				t.Errorf("the journal has %s", got)
-			}
 		})
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -18,6 +20,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
 
+	"cni-unwind/cmd/unwindctl/internal/nodetest"
 	"cni-unwind/journal"
 	"cni-unwind/plugin"
 	"cni-unwind/plugin/netconf"
@@ -26,8 +29,7 @@ import (
 )
 
 // TestMain runs the tests in namespaces of their own, or, where this program was started under the
-// name of one of these programs, that: unwindctl itself, the plugin, and journal, which writes what
-// the plugin would have written.
+// name of one of these programs, that: unwindctl itself, and the plugin.
 func TestMain(m *testing.M) {
 	switch filepath.Base(os.Args[0]) {
 	case "unwindctl":
@@ -35,8 +37,6 @@ func TestMain(m *testing.M) {
 		main()
 	case netconf.Name:
 		runPlugin()
-	case "journal":
-		writeJournal()
 	default:
 		if strings.HasPrefix(os.Args[0], "/proc/self/fd/") { // the plugin to install, which has no path on the host
 			runPlugin()
@@ -52,12 +52,11 @@ func runPlugin() {
 }
 
 // programs returns a directory with the programs that TestMain knows.
-func programs(t *testing.T) string {
+func programs(t testing.TB) string {
 	t.Helper()
-	sandbox.Need(t)
 	dir := t.TempDir()
 	self, err := os.Executable()
-	for _, name := range []string{"unwindctl", netconf.Name, "journal"} {
+	for _, name := range []string{"unwindctl", netconf.Name} {
 		err = errors.Join(err, os.Symlink(self, filepath.Join(dir, name)))
 	}
 	if err != nil {
@@ -70,24 +69,41 @@ func programs(t *testing.T) string {
 const noExitDelay = "atexit_sleep_ms=0"
 
 func TestScript(t *testing.T) {
+	sandbox.Need(t)
 	bin := programs(t)
-	tools, err := filepath.Abs("../../.tools")
-	if err != nil {
-		t.Fatal(err)
+	cmds := map[string]func(*testscript.TestScript, bool, []string){}
+	for name, do := range verbs {
+		cmds[name] = func(ts *testscript.TestScript, neg bool, args []string) { do(ts.Value("n").(*scripted), ts, neg, args) }
 	}
 	testscript.Run(t, testscript.Params{
-		Dir:                 "../../testdata/script",
-		RequireExplicitExec: true,
-		Cmds:                map[string]func(*testscript.TestScript, bool, []string){"eventually": untilItSucceeds},
+		Dir: "../../testdata/script", RequireExplicitExec: true, Cmds: cmds,
 		Setup: func(env *testscript.Env) error {
-			env.Setenv("PATH", bin+":"+env.Getenv("PATH"))
-			env.Setenv("TOOLS", tools)
-			env.Setenv("PROGRAMS", bin)
-			env.Setenv("PLUGIN", filepath.Join(bin, netconf.Name))
-			env.Setenv("GORACE", noExitDelay)
+			n := newMachineAt(env.T().(testing.TB), env.WorkDir, bin)
+			n.Dirs = &nodetest.Dirs{TB: n.TB, Dir: n.dir}
+			env.Values["n"] = &scripted{machine: n}
+			for name, value := range map[string]string{
+				"PATH": bin + ":" + env.Getenv("PATH"), "TOOLS": n.tools, "PROGRAMS": bin, "PLUGIN": filepath.Join(bin, netconf.Name),
+				"GORACE": noExitDelay, "FIRST": nodetest.First,
+			} {
+				env.Setenv(name, value)
+			}
 			env.Defer(func() { unmountAll(filepath.Join(env.WorkDir, "netns")) })
-			return nil
+			return expandFiles(env)
 		},
+	})
+}
+
+// expandFiles has the files of a script name its directories.
+func expandFiles(env *testscript.Env) error {
+	return filepath.WalkDir(env.WorkDir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		if expanded := bytes.ReplaceAll(data, []byte("$WORK"), []byte(env.WorkDir)); err == nil && !bytes.Equal(expanded, data) {
+			err = os.WriteFile(path, expanded, 0o644)
+		}
+		return err
 	})
 }
 
@@ -108,30 +124,46 @@ func unmountAll(dir string) {
 	}
 }
 
-// writeJournal is
-//
-//	journal put DIR FILE…      writes entries, each a JSON file, see readEntry
-//	journal copy DIR N FILE…   writes N copies of each entry, with the container IDs ID-1, ID-2 and so on
-//	journal bury DIR FILE…     deletes entries and leaves tombstones
-//	journal damage DIR FILE…   replaces the bytes of entries
-//	journal newer DIR          makes the journal one that only a newer release can read
-//	journal record DIR FILE…   records events, each a JSON file, as of when it says: "ago" is a duration
-//	journal count DIR N NAME LABEL…   sets a counter
-func writeJournal() {
-	dir, err := filepath.Abs(os.Args[2])
-	if err == nil {
-		err = map[string]func(*journal.Store, []string) error{
-			"put": put, "copy": putCopies, "bury": bury, "damage": damage, "newer": newer, "record": recordEvents, "count": count,
-		}[os.Args[1]](&journal.Store{Dir: dir}, os.Args[3:])
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
+// writer writes what the plugin would have written, to a journal.
+type writer struct {
+	*testscript.TestScript
+	*journal.Store
 }
 
-func put(s *journal.Store, files []string) error {
-	return eachEntry(files, func(e *journal.Entry) error { return putEntry(s, e) })
+// writes are the ways to do so:
+//
+//	entry KEY STATE [NAME=VALUE…] PLUGIN [STEP]…   puts an entry
+//	put FILE…      puts entries, each a JSON file
+//	bury KEY…      deletes entries and leaves tombstones
+//	damage KEY…    replaces the bytes of entries
+//	newer          makes the journal one that only a newer release can read
+//	record FILE…   events, each a JSON file, as of when it says: "ago" is a duration
+//	count N NAME LABEL…   sets a counter
+var writes = map[string]func(writer, []string) error{
+	"put": writer.put, "entry": writer.entry, "bury": writer.bury, "damage": writer.damage, "newer": writer.newer,
+	"record": writer.recordEvents, "count": writer.count,
+}
+
+// put puts the entry of each file. In a file $NAME is a variable of the script, and $MACHINE the kind
+// of name that this machine has.
+func (w writer) put(files []string) error {
+	for _, file := range files {
+		e := &journal.Entry{}
+		err := json.Unmarshal([]byte(os.Expand(w.ReadFile(file), func(name string) string {
+			if name == "MACHINE" {
+				kind, _, _ := strings.Cut(thisHost().Machine, ":")
+				return kind
+			}
+			return w.Getenv(name)
+		})), e)
+		if err == nil {
+			err = putEntry(w.Store, here(e))
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+	}
+	return nil
 }
 
 func putEntry(s *journal.Store, e *journal.Entry) error {
@@ -154,16 +186,77 @@ func putIn(tx *journal.Tx, e *journal.Entry) error {
 	return err
 }
 
-func putCopies(s *journal.Store, args []string) error {
-	n, err := strconv.Atoi(args[0])
-	if err != nil {
-		return err
+// entry puts an entry that needs no file: KEY STATE [NAME=VALUE…] PLUGIN [STEP]…. netns is a path, or
+// "gone" for one whose network namespace is gone, copies a number of copies, with the container IDs
+// ID-1, ID-2 and so on. dir and instance are of the next plugin's configuration, other names of the
+// newest ADD. STEP is what the step of the plugin before it has, in JSON.
+func (w writer) entry(args []string) error {
+	e := &journal.Entry{Key: keyOf(args[0]), State: journal.State(args[1]), Generations: []journal.Generation{{CNIVersion: "1.0.0"}}}
+	g, config, copies := e.Newest(), map[string]string{}, 0
+	g.Path = filepath.Join(w.Getenv("TOOLS"), "test")
+	for _, arg := range args[2:] {
+		name, value, has := strings.Cut(arg, "=")
+		var err error
+		switch {
+		case strings.HasPrefix(arg, "{"):
+			err = json.Unmarshal([]byte(arg), &g.Steps[len(g.Steps)-1])
+		case !has:
+			if name == "faulty" {
+				config["dir"] = cmp.Or(config["dir"], w.Getenv("WORK"))
+			}
+			g.Steps = append(g.Steps, journal.Step{Index: len(g.Steps), Type: name, Config: netconf.Marshal(config)})
+			config = map[string]string{}
+		case arg == "netns=gone":
+			g.NetNS = journal.NetNS{Path: "/none", Dev: 4, Ino: 1}
+		case name == "netns":
+			g.NetNS.Path = value
+		case name == "grace":
+			g.GracePeriod, err = time.ParseDuration(value)
+		case name == "pod":
+			e.Pod.Namespace, e.Pod.Name, _ = strings.Cut(value, "/")
+		case name == "address":
+			address, pool, _ := strings.Cut(value, "@")
+			g.Claims = append(g.Claims, journal.Claim{Address: netip.MustParseAddr(address), Pool: pool})
+		case name == "reason":
+			e.Reason = value
+		case name == "boot":
+			g.Host.BootID = value
+		case name == "path":
+			g.Path = value
+		case name == "copies":
+			copies, err = strconv.Atoi(value)
+		default:
+			config[name] = value
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", arg, err)
+		}
 	}
-	return eachEntry(args[1:], func(e *journal.Entry) error {
-		id := e.ContainerID
-		for i := range n {
-			e.ContainerID, e.Newest().Number = fmt.Sprintf("%s-%d", id, i+1), 0
-			if err := putEntry(s, e); err != nil {
+	here(e)
+	if copies == 0 {
+		return putEntry(w.Store, e)
+	}
+	id := e.ContainerID
+	for i := range copies {
+		e.ContainerID, g.Number = fmt.Sprintf("%s-%d", id, i+1), 0
+		if err := putEntry(w.Store, e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// keyOf parses NETWORK/CONTAINER/IFNAME.
+func keyOf(text string) journal.Key {
+	part := strings.Split(text, "/")
+	return journal.Key{Network: part[0], ContainerID: part[1], IfName: part[2]}
+}
+
+func (w writer) bury(keys []string) error {
+	return w.Update(context.Background(), func(tx *journal.Tx) error {
+		for _, text := range keys {
+			key := keyOf(text)
+			if err := errors.Join(tx.Delete(key), tx.PutTombstone(journal.Tombstone{Key: key, Reason: "settled"})); err != nil {
 				return err
 			}
 		}
@@ -171,45 +264,36 @@ func putCopies(s *journal.Store, args []string) error {
 	})
 }
 
-func bury(s *journal.Store, files []string) error {
-	return eachEntry(files, func(e *journal.Entry) error {
-		return s.Update(context.Background(), func(tx *journal.Tx) error {
-			return errors.Join(tx.Delete(e.Key), tx.PutTombstone(journal.Tombstone{Key: e.Key, Reason: "settled"}))
-		})
-	})
-}
-
-func damage(s *journal.Store, files []string) error {
-	return eachEntry(files, func(e *journal.Entry) error {
-		return inFile(s, "entries", strings.Join([]string{e.Network, e.ContainerID, e.IfName}, "\x00"), become(`{"network":`))
-	})
-}
-
-func newer(s *journal.Store, _ []string) error {
-	return inFile(s, "meta", "format", become(`{"writer":99,"oldestReader":99}`))
-}
-
-func recordEvents(s *journal.Store, files []string) error {
-	for _, file := range files {
-		data, err := os.ReadFile(file)
-		var e journal.Event
-		var when struct{ Ago string }
-		if err = errors.Join(err, json.Unmarshal(data, &e), json.Unmarshal(data, &when)); err != nil {
-			return fmt.Errorf("%s: %w", file, err)
-		}
-		ago, err := time.ParseDuration(when.Ago)
-		if err != nil {
-			return fmt.Errorf("%s: %w", file, err)
-		}
-		if err := s.Update(context.Background(), func(tx *journal.Tx) error { return tx.Record(e) }); err != nil {
+func (w writer) damage(keys []string) error {
+	for _, key := range keys {
+		if err := inFile(w.Store, "entries", strings.ReplaceAll(key, "/", "\x00"), become(`{"network":`)); err != nil {
 			return err
 		}
-		if err := inLast(s, "history", func(event []byte) ([]byte, error) {
-			if err := json.Unmarshal(event, &e); err != nil {
-				return nil, err
-			}
+	}
+	return nil
+}
+
+func (w writer) newer([]string) error {
+	return inFile(w.Store, "meta", "format", become(`{"writer":99,"oldestReader":99}`))
+}
+
+func (w writer) recordEvents(files []string) error {
+	for _, file := range files {
+		var e journal.Event
+		var when struct{ Ago string }
+		data := []byte(w.ReadFile(file))
+		err := errors.Join(json.Unmarshal(data, &e), json.Unmarshal(data, &when))
+		ago, durationErr := time.ParseDuration(when.Ago)
+		if err = errors.Join(err, durationErr); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+		if err := w.Update(context.Background(), func(tx *journal.Tx) error { return tx.Record(e) }); err != nil {
+			return err
+		}
+		if err := inFile(w.Store, "history", "", func(event []byte) []byte {
+			_ = json.Unmarshal(event, &e)
 			e.At.Wall = e.At.Wall.Add(-ago)
-			return json.Marshal(e)
+			return netconf.Marshal(e)
 		}); err != nil {
 			return err
 		}
@@ -217,65 +301,18 @@ func recordEvents(s *journal.Store, files []string) error {
 	return nil
 }
 
-// secondCommit makes the transaction before count, although that does not fit its digest.
-func secondCommit(*bolt.Tx) error { return nil }
-
-// inLast changes the last value of a bucket past the journal's own code.
-func inLast(s *journal.Store, bucket string, change func([]byte) ([]byte, error)) error {
-	db, err := bolt.Open(s.Path(), 0o600, nil)
-	if err != nil {
-		return err
-	}
-	return errors.Join(db.Update(func(tx *bolt.Tx) error {
-		b := tx.Bucket([]byte(bucket))
-		key, value := b.Cursor().Last()
-		value, err := change(value)
-		return errors.Join(err, b.Put(bytes.Clone(key), value))
-	}), db.Update(secondCommit), db.Close())
-}
-
-func count(s *journal.Store, args []string) error {
+func (w writer) count(args []string) error {
 	n, err := strconv.ParseUint(args[0], 10, 64)
 	if err != nil {
 		return err
 	}
-	return s.Update(context.Background(), func(tx *journal.Tx) error { return tx.SetCounter(n, args[1], args[2:]...) })
+	return w.Update(context.Background(), func(tx *journal.Tx) error { return tx.SetCounter(n, args[1], args[2:]...) })
 }
 
-func eachEntry(files []string, do func(*journal.Entry) error) error {
-	for _, file := range files {
-		e, err := readEntry(file)
-		if err == nil {
-			err = do(e)
-		}
-		if err != nil {
-			return fmt.Errorf("%s: %w", file, err)
-		}
-	}
-	return nil
-}
-
-// readEntry reads an entry in which $NAME is a variable of the environment, and $MACHINE the kind
-// of name that this machine has. What it leaves out of its newest ADD's host is as it is here, and
-// the network namespace at its path is identified.
-func readEntry(file string) (*journal.Entry, error) {
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return nil, err
-	}
-	host := thisHost()
-	data = []byte(os.Expand(string(data), func(name string) string {
-		if name == "MACHINE" {
-			kind, _, _ := strings.Cut(host.Machine, ":")
-			return kind
-		}
-		return os.Getenv(name)
-	}))
-	e := &journal.Entry{}
-	if err := json.Unmarshal(data, e); err != nil {
-		return nil, err
-	}
-	g := e.Newest()
+// here returns an entry whose newest ADD ran here, as far as it does not say otherwise, and whose
+// network namespace is the one at its path.
+func here(e *journal.Entry) *journal.Entry {
+	g, host := e.Newest(), thisHost()
 	given := g.Host
 	g.Host = journal.Host{
 		BootID: cmp.Or(given.BootID, host.BootID), Machine: cmp.Or(given.Machine, host.Machine),
@@ -286,7 +323,7 @@ func readEntry(file string) (*journal.Entry, error) {
 	if !g.NetNS.Known() && unix.Stat(g.NetNS.Path, &there) == nil {
 		g.NetNS.Dev, g.NetNS.Ino = there.Dev, there.Ino
 	}
-	return e, nil
+	return e
 }
 
 // thisHost is what the plugin would write of this machine and the namespaces of this process.
@@ -311,7 +348,10 @@ func thisHost() journal.Host {
 
 func become(value string) func([]byte) []byte { return func([]byte) []byte { return []byte(value) } }
 
-// inFile changes a value past the journal's own code.
+// secondCommit makes the transaction before count, although that does not fit its digest.
+func secondCommit(*bolt.Tx) error { return nil }
+
+// inFile changes a value past the journal's own code, or the last one of a bucket.
 func inFile(s *journal.Store, bucket, key string, change func([]byte) []byte) error {
 	db, err := bolt.Open(s.Path(), 0o600, nil)
 	if err != nil {
@@ -319,6 +359,11 @@ func inFile(s *journal.Store, bucket, key string, change func([]byte) []byte) er
 	}
 	return errors.Join(db.Update(func(tx *bolt.Tx) error {
 		b := tx.Bucket([]byte(bucket))
-		return b.Put([]byte(key), change(b.Get([]byte(key))))
+		k := []byte(key)
+		if key == "" {
+			last, _ := b.Cursor().Last()
+			k = bytes.Clone(last)
+		}
+		return b.Put(k, change(b.Get(k)))
 	}), db.Update(secondCommit), db.Close())
 }

@@ -103,14 +103,7 @@ func (n *Node) StartIPAMD(pool ...string) *IPAMD {
 	if err := d.write(); err != nil {
 		n.Fatal(err)
 	}
-	var listener *net.UnixListener
-	n.do(func() (err error) {
-		_ = os.Remove(socket)
-		listener, err = net.ListenUnix("unix", &net.UnixAddr{Name: socket})
-		return err
-	})
-	// The path is another one where the server ends.
-	listener.SetUnlinkOnClose(false)
+	listener := n.listen(socket)
 	n.Cleanup(d.Stop)
 	d.server = grpc.NewServer(grpc.ForceServerCodec(wire{}))
 	d.server.RegisterService(&grpc.ServiceDesc{ServiceName: "rpc.CNIBackend", HandlerType: (*any)(nil),

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -18,6 +17,8 @@ import (
 const (
 	ciliumDir   = "/run/cilium"
 	ciliumQueue = ciliumDir + "/deleteQueue"
+
+	ciliumSocket = ciliumDir + "/cilium.sock"
 )
 
 // ConfigureCilium has the node's network be that of Cilium, with the real cilium-cni, and more
@@ -30,14 +31,7 @@ func (n *Node) ConfigureCilium(unwind bool, more ...string) {
 	if err != nil {
 		n.Fatal(err)
 	}
-	n.do(func() error {
-		listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: ciliumDir + "/cilium.sock"})
-		if err != nil {
-			return err
-		}
-		listener.SetUnlinkOnClose(false)
-		return listener.Close()
-	})
+	_ = n.listen(ciliumSocket).Close()
 	n.configure("cilium", n.extend(string(text), more), unwind, nil)
 }
 
@@ -76,21 +70,16 @@ func (n *Node) NewCiliumAgent(pool ...string) *CiliumAgent {
 // (validateEndpoint), deletes what is queued, and listens then.
 func (a *CiliumAgent) Start() {
 	a.n.Helper()
-	const socket = ciliumDir + "/cilium.sock"
 	a.refuses = false
-	var listener *net.UnixListener
-	a.n.do(func() (err error) {
+	a.n.do(func() error {
 		for id, e := range a.endpoints {
 			if _, err := netlink.LinkByName(e.InterfaceName); err != nil {
 				a.delete(id)
 			}
 		}
-		_ = os.Remove(socket)
-		listener, err = net.ListenUnix("unix", &net.UnixAddr{Name: socket})
-		return err
+		return nil
 	})
-	// The path is another one where the server ends.
-	listener.SetUnlinkOnClose(false)
+	listener := a.n.listen(ciliumSocket)
 	a.takeQueue()
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/config", a.config)

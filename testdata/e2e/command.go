@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -32,6 +33,19 @@ func (n *Node) Write(path, text string) {
 	if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(temp, []byte(text), 0o644), os.Rename(temp, filepath.Join(dir, name))); err != nil {
 		n.Fatal(err)
 	}
+}
+
+// listen makes a socket of the node, in the place of one that is there. Its path stays when it is
+// closed: a listener would remove it where the program that closes it is.
+func (n *Node) listen(socket string) (listener *net.UnixListener) {
+	n.Helper()
+	n.do(func() (err error) {
+		_ = os.Remove(socket)
+		listener, err = net.ListenUnix("unix", &net.UnixAddr{Name: socket})
+		return err
+	})
+	listener.SetUnlinkOnClose(false)
+	return listener
 }
 
 // Start starts a program on the node.

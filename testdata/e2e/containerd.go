@@ -48,6 +48,17 @@ func Containerds(t testing.TB) []Version {
 	return all
 }
 
+// EachContainerd runs a test with each release, in parallel.
+func EachContainerd(t *testing.T, test func(t *testing.T, v Version)) {
+	t.Helper()
+	for _, v := range Containerds(t) {
+		t.Run(v.Name, func(t *testing.T) {
+			t.Parallel()
+			test(t, v)
+		})
+	}
+}
+
 // versionOf asks a containerd for its version: "containerd github.com/containerd/containerd/v2
 // v2.4.2 REVISION".
 func versionOf(t testing.TB, dir string) Version {

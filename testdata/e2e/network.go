@@ -145,10 +145,21 @@ func (n *Node) faultyDir() string { return filepath.Join(n.Dir, "faulty") }
 // Plan sets faulty's modes by command, from its next call on. Without modes it is healthy.
 func (n *Node) Plan(modes map[string]string) {
 	n.Helper()
-	data, err := json.Marshal(map[string]any{"*": modes})
+	n.plan("*", modes)
+}
+
+// PlanPods sets faulty's modes for the pods whose names begin with a prefix; faulty is healthy for
+// others.
+func (n *Node) PlanPods(prefix string, modes map[string]string) {
+	n.Helper()
+	n.plan("pod:"+prefix, modes)
+}
+
+func (n *Node) plan(of string, modes map[string]string) {
+	n.Helper()
+	data, err := json.Marshal(map[string]any{of: modes})
 	plan := filepath.Join(n.faultyDir(), "plan.json")
-	err = errors.Join(err, os.WriteFile(plan+".new", data, 0o644), os.Rename(plan+".new", plan))
-	if err != nil {
+	if err = errors.Join(err, os.WriteFile(plan+".new", data, 0o644), os.Rename(plan+".new", plan)); err != nil {
 		n.Fatal(err)
 	}
 }
@@ -174,8 +185,12 @@ func (n *Node) held(command string) []string {
 	return files
 }
 
-// Calls returns the number of faulty's calls by command.
-func (n *Node) Calls() map[string]int {
+// Calls returns the number of faulty's calls by command; Refused, of those that it has failed.
+func (n *Node) Calls() map[string]int   { return n.calls("") }
+func (n *Node) Refused() map[string]int { return n.calls("fail") }
+
+// calls returns the number of faulty's calls in a mode, or in any.
+func (n *Node) calls(mode string) map[string]int {
 	n.Helper()
 	data, err := os.ReadFile(filepath.Join(n.faultyDir(), "log"))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -183,11 +198,11 @@ func (n *Node) Calls() map[string]int {
 	}
 	calls := map[string]int{}
 	for line := range strings.Lines(string(data)) {
-		var record struct{ Phase, Command string }
+		var record struct{ Phase, Command, Mode string }
 		if err := json.Unmarshal([]byte(line), &record); err != nil {
 			n.Fatal(err)
 		}
-		if record.Phase == "start" {
+		if record.Phase == "start" && (mode == "" || record.Mode == mode) {
 			calls[record.Command]++
 		}
 	}

@@ -2,10 +2,8 @@ package e2e
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -205,36 +203,4 @@ func (w *Worker) silent(pods []KubePod, prefix ...string) (silent []string) {
 	all.Wait()
 	slices.Sort(silent)
 	return silent
-}
-
-// PlanPods sets faulty's modes for the pods whose names begin with a prefix; faulty is healthy for
-// others.
-func (n *Node) PlanPods(prefix string, modes map[string]string) {
-	n.Helper()
-	data, err := json.Marshal(map[string]any{"pod:" + prefix: modes})
-	plan := filepath.Join(n.faultyDir(), "plan.json")
-	err = errors.Join(err, os.WriteFile(plan+".new", data, 0o644), os.Rename(plan+".new", plan))
-	if err != nil {
-		n.Fatal(err)
-	}
-}
-
-// Refused returns how often faulty has failed each command.
-func (n *Node) Refused() map[string]int {
-	n.Helper()
-	data, err := os.ReadFile(filepath.Join(n.faultyDir(), "log"))
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		n.Fatal(err)
-	}
-	refused := map[string]int{}
-	for line := range strings.Lines(string(data)) {
-		var record struct{ Phase, Command, Mode string }
-		if err := json.Unmarshal([]byte(line), &record); err != nil {
-			n.Fatal(err)
-		}
-		if record.Phase == "start" && record.Mode == "fail" {
-			refused[record.Command]++
-		}
-	}
-	return refused
 }

@@ -86,6 +86,7 @@ func TestReconcile(t *testing.T) {
 			"says": story(wantSaid), "provider": story(provide), "list": story(wantTypes), "install": story(installBy), "pass": story(passTime),
 			"mended": story(mended), "always": story(alwaysThere), "other": story(otherAgent),
 			"ready": story(wantReady), "newer": story(newerJournal), "off": story(offBy),
+			"version": story(writeVersion),
 		},
 	})
 }
@@ -198,6 +199,12 @@ func wantSaid(k *reconciling, args []string) error {
 func provide(k *reconciling, args []string) error {
 	k.Rename(filepath.Join(k.Dir, args[0]), nodetest.Conflist(args[1], args[2:]...))
 	return nil
+}
+
+// writeVersion writes a plugin of a version: version FILE VERSION.
+func writeVersion(k *reconciling, args []string) error {
+	plugin := strings.Replace(nodetest.FakePlugin, "unwind under test", "CNI plugin unwind "+args[1]+": under test", 1)
+	return os.WriteFile(filepath.Join(k.Dir, args[0]), []byte(plugin), 0o755)
 }
 
 // wantTypes are the plugins of a conflist: list FILE TYPE….

@@ -1,0 +1,596 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/vishvananda/netlink"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"cni-unwind/cmd/unwindctl/internal/durable"
+	"cni-unwind/cmd/unwindctl/internal/nodetest"
+	"cni-unwind/journal"
+	"cni-unwind/testdata/e2e"
+)
+
+// plainNode is a node without unwind: libcni runs the chain, the runtime lists its pods, and nothing
+// but unwindctl was copied to it. libcni's cache and host-local's files are where they are on a node,
+// so only one of these tests runs at a time.
+type plainNode struct {
+	*machine
+	chain   plainChain
+	confDir string
+	binDir  string // of the plugins that unwindctl runs
+	list    *libcni.NetworkConfigList
+	cni     *libcni.CNIConfig
+	socket  string
+	listed  []string
+	ports   int
+	seen    map[string]seen // by look
+}
+
+const (
+	cniDir   = "/var/lib/cni"
+	poolDir  = cniDir + "/networks/" + network
+	cacheDir = cniDir + "/results"
+
+	byIPTables = `{"type": "portmap", "capabilities": {"portMappings": true}}`
+	byNFTables = `{"type": "portmap", "capabilities": {"portMappings": true}, "backend": "nftables"}`
+	firewall   = `{"type": "firewall"}`
+	shaping    = `{"type": "bandwidth", "ingressRate": 8000000, "ingressBurst": 8000000, "egressRate": 8000000, "egressBurst": 8000000}`
+)
+
+// plainChain is a chain: the keys of its bridge, and the plugins after that. Its name is a condition
+// of the scripts.
+type plainChain struct{ name, bridge, plugins string }
+
+var usual = plainChain{"usual", `"ipMasq": true`, byIPTables + "," + firewall}
+
+// allAddresses is the last of a pool of 17.
+const allAddresses = "10.77.0.18"
+
+// TestPlain runs the scripts of testdata/plain on nodes with the usual chain.
+func TestPlain(t *testing.T) {
+	if onOldMachine(t) {
+		plainScripts(t, "../../testdata/plain", usual)
+	}
+}
+
+// TestLeft runs the scripts of testdata/left on nodes whose chains leave rules and devices.
+func TestLeft(t *testing.T) {
+	if !onOldMachine(t) {
+		return
+	}
+	for _, chain := range []plainChain{
+		{"iptables", usual.bridge, usual.plugins + "," + shaping},
+		{"nftables", `"ipMasq": true, "ipMasqBackend": "nftables"`, byNFTables + "," + shaping},
+		{"firewall", `"ipMasq": false`, firewall},
+		{"bandwidth", `"ipMasq": false`, shaping},
+	} {
+		t.Run(chain.name, func(t *testing.T) { plainScripts(t, "../../testdata/left", chain) })
+	}
+}
+
+// inTurn runs scripts one after the other.
+type inTurn struct{ *testing.T }
+
+func (inTurn) Parallel() {}
+
+func (inTurn) Verbose() bool { return testing.Verbose() }
+
+func (t inTurn) Run(name string, f func(testscript.T)) {
+	t.T.Run(name, func(t *testing.T) { f(inTurn{t}) })
+}
+
+// plainScripts runs the scripts of a directory, each on a node of its own.
+func plainScripts(t *testing.T, dir string, chain plainChain) {
+	verbs := map[string]func(*testscript.TestScript, bool, []string){}
+	for name, do := range plainVerbs {
+		verbs[name] = func(ts *testscript.TestScript, neg bool, args []string) {
+			do(ts.Value("n").(*plainNode), ts, neg, args)
+		}
+	}
+	testscript.RunT(inTurn{t}, testscript.Params{
+		Dir: dir, RequireExplicitExec: true, Cmds: verbs,
+		Condition: func(name string) (bool, error) { return name == chain.name, nil },
+		Setup: func(env *testscript.Env) error {
+			n := newPlainNode(env.T().(inTurn).T, chain, allAddresses)
+			env.Values["n"] = n
+			for name, value := range map[string]string{
+				"PATH": n.bin + ":" + env.Getenv("PATH"), "GORACE": noExitDelay, "POOL": poolDir, "CACHE": cacheDir, "STATE": n.state,
+				"CONF": n.confDir, "CRI": n.socket, "PLUGINS": n.binDir, "PROGRAMS": n.bin, "NETNS": filepath.Join(n.dir, "netns"), "LONG": strings.Repeat("0123456789abcdef", 6),
+			} {
+				env.Setenv(name, value)
+			}
+			return nil
+		},
+	})
+}
+
+// plainVerbs are the statements of the scripts on plain nodes.
+var plainVerbs = map[string]func(n *plainNode, ts *testscript.TestScript, neg bool, args []string){
+	// ctl [CODE] ARG…: unwindctl with the node's directories and the runtime at $CRI, and its exit code.
+	"ctl": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
+		want, err := strconv.Atoi(args[0])
+		if err == nil {
+			args = args[1:]
+		}
+		err = ts.Exec("unwindctl", n.ctlArgs(ts.Getenv("CRI"), args)...)
+		var ended *exec.ExitError
+		if errors.As(err, &ended); (err != nil || want != 0) && (ended == nil || ended.ExitCode() != want) {
+			ts.Fatalf("%v, want exit code %d", err, want)
+		}
+	},
+	// live ID…, leak ID…: pods that the runtime lists; pods of which it has lost its record. ID*3 is three.
+	"live": func(n *plainNode, _ *testscript.TestScript, _ bool, args []string) { n.live(manyIDs(args)...) },
+	"leak": func(n *plainNode, _ *testscript.TestScript, _ bool, args []string) { n.leak(manyIDs(args)...) },
+	// add ID [ADDRESS [FILE]]: an ADD, which gets that address, into a network namespace of its own or
+	// that of the process that a file names.
+	"add": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
+		conf := n.runtimeConf(args[0])
+		if len(args) > 2 {
+			conf.NetNS = "/proc/" + strings.TrimSpace(ts.ReadFile(args[2])) + "/ns/net"
+		} else {
+			n.netns(args[0])
+		}
+		if got := n.mustAdd(conf); len(args) > 1 && got != args[1] {
+			ts.Fatalf("another address: %s", got)
+		}
+	},
+	// netns ID…, drop ID…: make and remove network namespaces.
+	"netns": func(n *plainNode, _ *testscript.TestScript, _ bool, ids []string) { n.netns(ids...) },
+	"drop": func(n *plainNode, _ *testscript.TestScript, _ bool, ids []string) {
+		for _, id := range ids {
+			n.drop(id)
+		}
+	},
+	// list [ID…]: the runtime's pods; "error" if it gives no list.
+	"list": func(n *plainNode, _ *testscript.TestScript, _ bool, ids []string) { n.listed = ids },
+	// age ID [AGE], touch ID: the age of what host-local and libcni keep of a container; of its
+	// reservation alone.
+	"age": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
+		by, err := time.ParseDuration(append(args, oldEnough.String())[1])
+		ts.Check(err)
+		n.ageBy(args[0], by)
+	},
+	"touch": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
+		ts.Check(os.Chtimes(n.reserved(args[0])[0], time.Time{}, time.Now()))
+	},
+	// forget ID: nothing has a DEL for a container any more.
+	"forget": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
+		for _, path := range append(n.reserved(args[0]), n.cacheFile(args[0])) {
+			ts.Check(durable.Remove(path))
+		}
+	},
+	// reserved ID…: each has an address, or none has.
+	"reserved": func(n *plainNode, ts *testscript.TestScript, neg bool, ids []string) {
+		for _, id := range ids {
+			if got := n.reserved(id); (len(got) > 0) == neg {
+				ts.Fatalf("%s has %q", id, got)
+			}
+		}
+	},
+	// whole ID…: see wantWhole.
+	"whole": func(n *plainNode, _ *testscript.TestScript, _ bool, ids []string) { n.wantWhole(ids) },
+	// look NAME, same NAME [PART [PATTERN]]: what the plugins made on the node, all of it, the rules or
+	// libcni's cache, is what was there at look without what has the pattern.
+	"look": func(n *plainNode, _ *testscript.TestScript, _ bool, args []string) { n.seen[args[0]] = n.look() },
+	"same": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
+		want, got := maps.Clone(n.seen[args[0]]), n.look()
+		for part := range want {
+			if len(args) > 1 && args[1] != "all" && args[1] != part {
+				want[part] = got[part]
+			} else if len(args) > 2 {
+				want[part] = slices.DeleteFunc(slices.Clone(want[part]), regexp.MustCompile(args[2]).MatchString)
+			}
+		}
+		if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
+			ts.Fatalf("-%s +got:\n%s", args[0], diff)
+		}
+	},
+	// left: prints the commands that a dry run names, each behind its container.
+	"left": func(n *plainNode, ts *testscript.TestScript, _ bool, _ []string) {
+		printed := ts.Stdout()
+		for id, commands := range n.left() {
+			for _, command := range commands {
+				fmt.Fprintln(printed, id, command)
+			}
+		}
+	},
+	// remove [FILE]: runs the commands that the last command, or one before, printed.
+	"remove": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
+		_, script, found := strings.Cut(ts.ReadFile(append(args, "stdout")[0]), "To remove it, run:\n")
+		if !found {
+			ts.Fatalf("no commands")
+		}
+		ts.Check(ts.Exec("sh", "-ec", script))
+	},
+	"eventually": func(_ *plainNode, ts *testscript.TestScript, neg bool, args []string) { untilItSucceeds(ts, neg, args) },
+}
+
+// onOldMachine reports whether this machine has run for longer than the grace period. On one that has
+// not, such as that of a continuous integration, nothing is old enough to be dead. There the test runs
+// in another process, in a time namespace that says otherwise, and its outcome is that of this one.
+func onOldMachine(t *testing.T) bool {
+	t.Helper()
+	if time.Duration(journal.BootNanos()) > oldEnough+time.Minute {
+		return true
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // never unlocked, so the thread ends with this goroutine
+		if err := e2e.LongUp(); err != nil {
+			t.Errorf("the machine has not run for longer than the grace period: %v", err)
+			return
+		}
+		cmd := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.timeout=30m")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("in a time namespace: %v\n%s", err, out)
+		}
+	}()
+	<-done
+	return false
+}
+
+// newPlainNode has bridge first in its chain, and a pool from 10.77.0.2 to a last address.
+func newPlainNode(t *testing.T, chain plainChain, last string) *plainNode {
+	t.Helper()
+	n := &plainNode{machine: newMachine(t), chain: chain, ports: 20000, seen: map[string]seen{}}
+	n.binDir = filepath.Join(n.tools, "cni")
+	n.confDir = filepath.Join(n.dir, "net.d")
+	conflist := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "plugins": [
+		{"type": "bridge", "bridge": "adopt0", "isGateway": true, %s, "ipam": {"type": "host-local",
+			"subnet": "10.77.0.0/27", "rangeStart": "10.77.0.2", "rangeEnd": %q}}, %s]}`, network, chain.bridge, last, chain.plugins)
+	var err error
+	n.list, err = libcni.ConfListFromBytes([]byte(conflist))
+	if err = errors.Join(err, os.Mkdir(n.confDir, 0o755),
+		os.WriteFile(filepath.Join(n.confDir, "10-podnet.conflist"), []byte(conflist), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	n.cni = libcni.NewCNIConfigWithCacheDir([]string{filepath.Join(n.tools, "cni")}, cniDir, nil)
+	n.socket = nodetest.ServeCRI(t, func(context.Context) (all []*cri.PodSandbox, err error) {
+		for _, id := range n.listed {
+			if id == "error" {
+				return nil, errors.New("no")
+			}
+			all = append(all, nodetest.Sandbox(id, cri.PodSandboxState_SANDBOX_READY))
+		}
+		return all, nil
+	})
+	n.removeLink("adopt0")
+	t.Cleanup(func() {
+		_ = os.RemoveAll(poolDir)
+		_ = os.RemoveAll(cacheDir)
+		for _, flush := range []string{"-t nat -F", "-t nat -X", "-F", "-X"} {
+			n.run(home.command(n.machine, "iptables", strings.Fields("-w "+flush)...))
+		}
+		if n.onNFTables() {
+			n.run(home.command(n.machine, "nft", "flush", "ruleset"))
+		}
+		for _, name := range n.links("ifb") {
+			n.removeLink(name)
+		}
+	})
+	return n
+}
+
+func (n *plainNode) onNFTables() bool { return strings.Contains(n.chain.plugins, "nftables") }
+
+// links returns the names of the interfaces of a kind that plugins make.
+func (n *plainNode) links(kind string) (names []string) {
+	n.Helper()
+	all, err := netlink.LinkList()
+	for errors.Is(err, netlink.ErrDumpInterrupted) {
+		all, err = netlink.LinkList()
+	}
+	if err != nil {
+		n.Fatal(err)
+	}
+	for _, l := range all {
+		if l.Type() == kind {
+			names = append(names, l.Attrs().Name)
+		}
+	}
+	return names
+}
+
+// runtimeConf is what the runtime passes for a pod, or for a container of nerdctl or podman of that
+// name, with a port of the host.
+func (n *plainNode) runtimeConf(id string) *libcni.RuntimeConf {
+	n.ports++
+	args := [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAME", id}, {"K8S_POD_NAMESPACE", "default"}}
+	if kept, other := map[string]int{"nerdctl": 1, "podman": 2}[id]; other {
+		args = args[:kept]
+	}
+	return &libcni.RuntimeConf{ContainerID: id, NetNS: n.pin(id), IfName: "eth0", Args: args,
+		CapabilityArgs: map[string]any{"portMappings": []any{map[string]any{"hostPort": n.ports, "containerPort": 80, "protocol": "tcp"}}}}
+}
+
+// live attaches pods that the runtime lists.
+func (n *plainNode) live(ids ...string) {
+	n.Helper()
+	n.netns(ids...)
+	for _, id := range ids {
+		n.mustAdd(n.runtimeConf(id))
+		n.listed = append(n.listed, id)
+	}
+}
+
+// mustAdd attaches a pod as a runtime with the plain chain does, and returns its address.
+func (n *plainNode) mustAdd(conf *libcni.RuntimeConf) string {
+	n.Helper()
+	r, err := n.cni.AddNetworkList(context.Background(), n.list, conf)
+	if err != nil {
+		n.Fatalf("ADD %s: %v", conf.ContainerID, err)
+	}
+	result, err := types100.NewResultFromResult(r)
+	if err != nil {
+		n.Fatal(err)
+	}
+	return result.IPs[0].Address.IP.String()
+}
+
+// leak attaches pods and forgets them: their namespaces go, and no DEL comes. They have been dead
+// for longer than the grace period.
+func (n *plainNode) leak(ids ...string) {
+	n.Helper()
+	n.netns(ids...)
+	for _, id := range ids {
+		n.mustAdd(n.runtimeConf(id))
+		links := len(n.links("veth"))
+		n.drop(id)
+		eventually(n, "the interfaces of "+id+" are gone", func() bool { return len(n.links("veth")) < links })
+		n.ageBy(id, oldEnough)
+	}
+}
+
+// oldEnough is more than the grace period of a plain chain, 10 minutes.
+const oldEnough = 15 * time.Minute
+
+// ageBy makes what host-local and libcni keep of a container so old.
+func (n *plainNode) ageBy(id string, by time.Duration) {
+	n.Helper()
+	then := time.Now().Add(-by)
+	for _, path := range append(n.reserved(id), n.cacheFile(id)) {
+		if err := os.Chtimes(path, then, then); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			n.Fatal(err)
+		}
+	}
+}
+
+func (n *plainNode) cacheFile(id string) string {
+	return filepath.Join(cacheDir, network+"-"+id+"-eth0")
+}
+
+// reserved returns the files of a container's addresses; of all with "".
+func (n *plainNode) reserved(id string) (paths []string) {
+	n.Helper()
+	files, err := filepath.Glob(filepath.Join(poolDir, "10.*"))
+	if err != nil {
+		n.Fatal(err)
+	}
+	for _, path := range files {
+		if info, err := os.Lstat(path); err == nil && !info.Mode().IsRegular() {
+			continue
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			n.Fatal(err)
+		}
+		if strings.HasPrefix(string(data), id) {
+			paths = append(paths, path)
+		}
+	}
+	return paths
+}
+
+// seen is all that the plugins make on a node: rules and devices, addresses, and libcni's cache.
+type seen map[string][]string
+
+var counters = regexp.MustCompile(` \[.*`)
+
+func (n *plainNode) look() seen {
+	n.Helper()
+	rules := n.links("ifb")
+	for _, line := range strings.Split(n.must(home.command(n.machine, "iptables-save")), "\n") {
+		if strings.HasPrefix(line, "-A") || strings.HasPrefix(line, ":CNI-") {
+			rules = append(rules, counters.ReplaceAllString(line, ""))
+		}
+	}
+	slices.Sort(rules)
+	for _, table := range []string{"inet cni_plugins_masquerade", "ip cni_hostport"} {
+		if n.onNFTables() {
+			out := n.run(home.command(n.machine, "nft", strings.Fields("list table "+table)...))
+			rules = append(rules, strings.Split(out.stdout, "\n")...)
+		}
+	}
+	cached, _ := filepath.Glob(filepath.Join(cacheDir, "*"))
+	return seen{"rules": rules, "reserved": n.reserved(""), "cached": cached}
+}
+
+func (n *plainNode) ctlArgs(socket string, args []string) []string {
+	args = append(slices.Clone(args), "--conf-dir", n.confDir, "--state-dir", n.state, "--cri", socket)
+	if args[0] == "sweep" {
+		args = append(args, "--bin-dir", n.binDir)
+	}
+	return args
+}
+
+func (n *plainNode) ctl(args ...string) outcome {
+	n.Helper()
+	return n.run(n.unwindctl(n.ctlArgs(n.socket, args)...))
+}
+
+func ids(prefix string, count int) (all []string) {
+	for i := range count {
+		all = append(all, fmt.Sprintf("%s%d", prefix, i))
+	}
+	return all
+}
+
+// manyIDs returns what statements name: ID*3 is ID0, ID1 and ID2.
+func manyIDs(names []string) (all []string) {
+	for _, name := range names {
+		prefix, count, many := strings.Cut(name, "*")
+		if n, err := strconv.Atoi(count); many && err == nil {
+			all = append(all, ids(prefix, n)...)
+		} else {
+			all = append(all, name)
+		}
+	}
+	return all
+}
+
+// TestPlainNodeWhileADDs: ADDs of the plain chain run while two sweeps free what is dead, with a list
+// that is older than these ADDs. The pool has no other address for them, so they get those that a sweep
+// has just freed. Every pod has all that its ADD made, and nothing of the dead is left.
+func TestPlainNodeWhileADDs(t *testing.T) {
+	if !onOldMachine(t) {
+		return
+	}
+	rounds := 8
+	if os.Getenv("UNWIND_TEST_LONG") != "" {
+		rounds = 200
+	}
+	n := newPlainNode(t, usual, "10.77.0.6")
+	n.live(ids("live", 3)...)
+	live := n.look()
+	for round := range rounds {
+		dead := ids(fmt.Sprintf("dead%d-", round), 2)
+		n.leak(dead...)
+		gone := map[int]string{1: n.reserved(dead[0])[0], 3: n.cacheFile(dead[0])}[round%4]
+		if gone != "" { // the address of one is free, its rules are not; or nothing has its DEL
+			if err := os.Remove(gone); err != nil {
+				t.Fatal(err)
+			}
+		}
+		young := ids(fmt.Sprintf("young%d-", round), 2)
+		n.netns(young...)
+		var all sync.WaitGroup
+		errs, outs, confs := make([]error, len(young)), make([]outcome, 2), make([]*libcni.RuntimeConf, len(young))
+		for i := range outs {
+			all.Go(func() { outs[i] = n.ctl("sweep") })
+		}
+		for i, id := range young {
+			confs[i] = n.runtimeConf(id)
+			all.Go(func() {
+				time.Sleep(time.Duration(round*97%400) * time.Millisecond)
+				errs[i] = n.addOnceFree(confs[i])
+			})
+		}
+		all.Wait()
+		for _, out := range slices.Concat(outs, []outcome{n.ctl("sweep")}) {
+			if out.code != 0 {
+				t.Errorf("round %d: sweep: %+v", round, out)
+			}
+		}
+		if err := errors.Join(errs...); err != nil {
+			t.Fatalf("round %d: %v", round, err)
+		}
+		n.must(home.command(n.machine, "ip", "neigh", "flush", "dev", "adopt0")) // it may have the last owner's MAC address
+		n.wantWhole(append(ids("live", 3), young...))
+		for i, id := range young {
+			if err := n.cni.DelNetworkList(context.Background(), n.list, confs[i]); err != nil {
+				t.Fatalf("round %d: DEL: %v", round, err)
+			}
+			n.drop(id)
+		}
+		n.ctl("sweep") // DELs that had to wait, since one of these had the address before them
+		for _, command := range slices.Concat(slices.Collect(maps.Values(n.left()))...) {
+			n.must(home.command(n.machine, "sh", "-c", command))
+		}
+		if diff := cmp.Diff(live, n.look()); diff != "" {
+			t.Fatalf("round %d: -what the live pods have +what is there:\n%s", round, diff)
+		}
+	}
+	if _, err := os.Lstat(n.state); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the state directory is there: %v", err)
+	}
+}
+
+// addOnceFree has the runtime try ADDs until one gets an address, with a DEL after each that fails.
+func (n *plainNode) addOnceFree(conf *libcni.RuntimeConf) (err error) {
+	for range 100 {
+		_, err = n.cni.AddNetworkList(context.Background(), n.list, conf)
+		if err == nil || !strings.Contains(err.Error(), "no IP addresses available") {
+			return err
+		}
+		if err := n.cni.DelNetworkList(context.Background(), n.list, conf); err != nil {
+			return err
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	return err
+}
+
+// wantWhole: each pod has its address, which answers, its cache, and the rules that libcni's CHECK of its
+// chain looks for.
+func (n *plainNode) wantWhole(pods []string) {
+	n.Helper()
+	for _, id := range pods {
+		reserved := n.reserved(id)
+		if len(reserved) != 1 {
+			n.Errorf("%s has %q", id, reserved)
+			continue
+		}
+		n.must(home.command(n.machine, "ping", "-c1", "-W5", filepath.Base(reserved[0])))
+		cached, err := n.cni.GetNetworkListCachedResult(n.list, n.runtimeConf(id))
+		if err != nil || cached == nil {
+			n.Errorf("the cache of %s: %v, %v", id, cached, err)
+			continue
+		}
+		_, conf, err := n.cni.GetNetworkListCachedConfig(n.list, n.runtimeConf(id))
+		if err == nil {
+			err = n.cni.CheckNetworkList(context.Background(), n.list, conf)
+		}
+		if err != nil {
+			n.Errorf("CHECK %s: %v", id, err)
+		}
+	}
+}
+
+// left returns the commands that a dry run names, by container.
+func (n *plainNode) left() map[string][]string {
+	n.Helper()
+	before, commands := n.look(), map[string][]string{}
+	var object struct {
+		Findings []struct {
+			ContainerID string
+			Left        []string
+		}
+	}
+	out := n.ctl("sweep", "--dry-run", "--json")
+	if err := json.Unmarshal([]byte(out.stdout), &object); err != nil || out.code != 0 {
+		n.Fatalf("%v: %+v", err, out)
+	}
+	for _, f := range object.Findings {
+		commands[f.ContainerID] = append(commands[f.ContainerID], f.Left...)
+	}
+	if diff := cmp.Diff(before, n.look()); diff != "" {
+		n.Errorf("a look changed, -before +after:\n%s", diff)
+	}
+	return commands
+}
