@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -48,6 +49,9 @@ func init() {
 		"lowest": func(s *story, _ []string) { s.lowestNext() },
 		// forget ADDRESS: host-local loses its reservation
 		"forget": func(s *story, w []string) { s.forget(w[0]) },
+		"file":   func(s *story, w []string) { s.write(w[0], strings.Join(w[1:], " ")) },
+		// shell COMMANDS
+		"shell": func(s *story, w []string) { run(s, "sh", "-ec", w[0]) },
 		// lose journal|FILE
 		"lose":  func(s *story, w []string) { s.must(os.RemoveAll(s.path1(w))) },
 		"pause": func(s *story, w []string) { d, err := time.ParseDuration(w[0]); s.must(err); time.Sleep(d) },
@@ -207,9 +211,9 @@ func init() {
 			s.must(err)
 			s.want(time.Since(s.when) < d, "it took %s", time.Since(s.when))
 		},
-		// warned TEXT 1|0: by the last GC or STATUS
+		// warned TEXT [0]: by the last GC, STATUS or "give"
 		"warned": func(s *story, w []string) {
-			s.want(strings.Contains(s.said.stderr, w[0]) == (w[1] == "1"), "%s", s.said.stderr)
+			s.want(strings.Contains(s.said.stderr, w[0]) == (len(w) == 1 || w[1] == "1"), "%s", s.said.stderr)
 		},
 		// ends VERB PLUGIN: soon
 		"ends": func(s *story, w []string) { eventually(s, "its end", func() bool { return s.hasEnded(w) }) },
@@ -292,9 +296,14 @@ func init() {
 
 // calls are the verbs of the runtime that have to pass: "add PODS", "del PODS", "check PODS", "past
 // add|del PODS" by the plain chain, "gc [list PODS]", "status", "wait VERB POD" for one that "start"
-// began. "giveup POD" is a person's. GC and STATUS also take KEY=JSON, a key of unwind's entry; "valid"
+// began. "giveup POD" is a person's, "give VERB POD" see story.give. GC and STATUS also take KEY=JSON, a key of unwind's entry; "valid"
 // and "slip" are those of the list.
-var calls = []string{"add", "del", "check", "past", "gc", "status", "libcni-status", "wait", "giveup"}
+var calls = []string{"add", "del", "check", "past", "gc", "status", "libcni-status", "wait", "giveup", "give"}
+
+// listKey returns the key of a GC's list.
+func listKey(short string) string {
+	return cmp.Or(map[string]string{"valid": validKey, "slip": slipKey}[short], short)
+}
 
 var plainWord = regexp.MustCompile(`^[\w-]+$`)
 
@@ -326,6 +335,14 @@ func (s *story) want(is bool, format string, a ...any) {
 func (s *story) wantCount(got int, want string) {
 	s.Helper()
 	s.want(strconv.Itoa(got) == want, "%d", got)
+}
+
+// steady checks that something is as it was when it was last looked at.
+func (s *story) steady(what, now string) {
+	s.Helper()
+	was, is := s.vars[what]
+	s.want(!is || was == now, "%s, was %s", now, was)
+	s.vars[what] = now
 }
 
 func (s *story) setConf(w []string) {
@@ -402,12 +419,9 @@ func (s *story) attempt(w []string) (rest []string, err error) {
 		var pods []*pod
 		for _, v := range w[1:] {
 			key, text, is := strings.Cut(v, "=")
-			if full, isList := map[string]string{"valid": validKey, "slip": slipKey}[key]; isList {
-				key = full
-			}
 			switch {
 			case is && json.Valid([]byte(text)) && key != "code":
-				changes[key] = json.RawMessage(text)
+				changes[listKey(key)] = json.RawMessage(text)
 			case len(changes) > 0 && plainWord.MatchString(v):
 				pods = append(pods, s.who(v))
 				changes = valid(pods...)
@@ -420,6 +434,8 @@ func (s *story) attempt(w []string) (rest []string, err error) {
 			err = &s.said.said
 		}
 		return rest, err
+	case "give":
+		return s.give(w[1:])
 	case "libcni-status":
 		return w[1:], s.cni.GetStatusNetworkList(s.Context(), s.unwind(s.plugins(s.node)...))
 	case "giveup":
