@@ -128,7 +128,6 @@ func (s *story) give(w []string) (rest []string, err error) {
 	s.Helper()
 	p, changes := s.who(w[1]), keys{}
 	in := p.input(strings.ToUpper(w[0]), "")
-	in.more = s.env
 	for _, v := range w[2:] {
 		name, text, _ := strings.Cut(v, "=")
 		switch {
@@ -148,8 +147,11 @@ func (s *story) give(w []string) (rest []string, err error) {
 		}
 		if text == "" {
 			delete(in.env, name)
-			changes[name] = nil
+			changes[listKey(name)] = nil
 		}
+	}
+	if in.varLib == "" {
+		in.more = s.env // where libcni's cache is
 	}
 	in.stdin = s.entryOf(fmt.Sprintf(`{"cniVersion": %q, "plugins": [%s]}`, s.inner, strings.Join(s.plugins(s.node), ", ")), changes)
 	if s.said = s.node.start(in); s.said.code != 0 {

@@ -134,7 +134,7 @@ func init() {
 		"due": each((*pod).makeDue),
 
 		// What the runtime does, beside calls.
-		// start add|del POD
+		// start [past] add|del POD
 		"start": (*story).start,
 		// fails VERB [POD] [TEXT …] [code=N]: the error has the texts
 		"fails": (*story).fails,
@@ -466,7 +466,11 @@ func (s *story) attempt(w []string) (rest []string, err error) {
 
 func (s *story) start(w []string) {
 	s.Helper()
-	done, p, list := make(chan error, 1), s.who(w[1]), s.list(s.who(w[1]), false)
+	past := w[0] == "past"
+	if past {
+		w = w[1:]
+	}
+	done, p, list := make(chan error, 1), s.who(w[1]), s.list(s.who(w[1]), past)
 	s.begun[strings.Join(w, " ")] = done
 	go func() {
 		if w[0] == "del" {
