@@ -134,7 +134,7 @@ func init() {
 		"due": each((*pod).makeDue),
 
 		// What the runtime does, beside calls.
-		// start [past] add|del POD
+		// start [past] add|del|check POD
 		"start": (*story).start,
 		// fails VERB [POD] [TEXT …] [code=N]: the error has the texts
 		"fails": (*story).fails,
@@ -473,11 +473,15 @@ func (s *story) start(w []string) {
 	done, p, list := make(chan error, 1), s.who(w[1]), s.list(s.who(w[1]), past)
 	s.begun[strings.Join(w, " ")] = done
 	go func() {
-		if w[0] == "del" {
-			done <- p.del(list)
-			return
+		var err error
+		switch w[0] {
+		case "del":
+			err = p.del(list)
+		case "check":
+			err = p.check(list)
+		default:
+			_, err = p.add(list)
 		}
-		_, err := p.add(list)
 		done <- err
 	}()
 }
