@@ -190,10 +190,10 @@ func TestRoomAfterFailedADD(t *testing.T) {
 	network; subnet 0/29; crowd 5; drop elsewhere $all
 	fails add a 'no IP addresses available'; add a
 	entries 2; entry elsewhere; reserved 1 elsewhere
-	del a; sweep`, acts{"subnet": func(s *story, w []string) {
-		s.node.subnet = strings.TrimSuffix(s.node.subnet, "0/24") + w[0]
-	}})
+	del a; sweep`, subnets)
 }
+
+var subnets = acts{"subnet": func(s *story, w []string) { s.node.subnet = strings.TrimSuffix(s.node.subnet, "0/24") + w[0] }}
 
 // TestReasonStays: the reason for a release stays that of the sweep that began it, however many
 // sweeps it takes.

@@ -107,7 +107,9 @@ func init() {
 		// names POD [PATH]: what the runtime says is its namespace
 		"names": func(s *story, w []string) { s.who(w[0]).NetNS = strings.Join(w[1:], "") },
 		// lock POD: somebody works on it
-		"lock":   (*story).lock,
+		"lock": (*story).lock,
+		// flock FILE: somebody holds its lock
+		"flock":  func(s *story, w []string) { s.undo["unlock"] = s.node.flock(w[0]) },
 		"unlock": func(s *story, _ []string) { s.undo["unlock"]() },
 		"free": each(func(p *pod) {
 			eventually(p, "its lock is free", func() bool { locked, _, err := p.store.Locked(p.key()); return !locked && err == nil })
@@ -134,7 +136,7 @@ func init() {
 		"due": each((*pod).makeDue),
 
 		// What the runtime does, beside calls.
-		// start [past] add|del|check POD
+		// start status, or [past] add|del|check POD
 		"start": (*story).start,
 		// fails VERB [POD] [TEXT …] [code=N]: the error has the texts
 		"fails": (*story).fails,
@@ -295,8 +297,8 @@ func init() {
 }
 
 // calls are the verbs of the runtime that have to pass: "add PODS", "del PODS", "check PODS", "past
-// add|del PODS" by the plain chain, "gc [list PODS]", "status", "wait VERB POD" for one that "start"
-// began. "giveup POD" is a person's, "give VERB POD" see story.give. GC and STATUS also take KEY=JSON, a key of unwind's entry; "valid"
+// add|del PODS" by the plain chain, "gc [list PODS]", "status", "wait VERB POD", or "wait status", for
+// one that "start" began. "giveup POD" is a person's, "give VERB POD" see story.give. GC and STATUS also take KEY=JSON, a key of unwind's entry; "valid"
 // and "slip" are those of the list.
 var calls = []string{"add", "del", "check", "past", "gc", "status", "libcni-status", "wait", "giveup", "give"}
 
@@ -433,6 +435,7 @@ func (s *story) attempt(w []string) (rest []string, err error) {
 		if s.said.code != 0 {
 			err = &s.said.said
 		}
+		s.want(err != nil || s.said.stdout == "", "it printed %s", s.said.stdout)
 		return rest, err
 	case "give":
 		return s.give(w[1:])
@@ -441,7 +444,11 @@ func (s *story) attempt(w []string) (rest []string, err error) {
 	case "giveup":
 		return w[2:], s.who(w[1]).giveUp()
 	case "wait":
-		return w[3:], <-s.begun[w[1]+" "+w[2]]
+		words := 3
+		if w[1] == "status" {
+			words = 2
+		}
+		return w[words:], <-s.begun[strings.Join(w[1:words], " ")]
 	}
 	p := s.who(w[1])
 	list := s.list(p, past)
@@ -470,8 +477,19 @@ func (s *story) start(w []string) {
 	if past {
 		w = w[1:]
 	}
-	done, p, list := make(chan error, 1), s.who(w[1]), s.list(s.who(w[1]), past)
+	done := make(chan error, 1)
 	s.begun[strings.Join(w, " ")] = done
+	if chain := s.plugins(s.node); w[0] == "status" {
+		go func() {
+			out := s.ask("STATUS", s.inner, nil, chain...)
+			if out.code != 0 {
+				done <- &out.said
+			}
+			close(done)
+		}()
+		return
+	}
+	p, list := s.who(w[1]), s.list(s.who(w[1]), past)
 	go func() {
 		var err error
 		switch w[0] {
