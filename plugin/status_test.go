@@ -84,71 +84,50 @@ func TestStatusDuringUpgrade(t *testing.T) {
 
 // TestStatusOfDelegates: STATUS asks delegates if the chain speaks 1.1, each with its own
 // configuration. The runtime gets the delegate's words and code. Of several failures it gets the
-// gravest: 51 before 50 before all others.
+// gravest: 51 before 50 before all others. Slow ones together take longer than a STATUS has.
 func TestStatusOfDelegates(t *testing.T) {
-	t.Parallel()
-	refused := func(instance string) string {
-		return fmt.Sprintf(`plugin type="faulty" failed (status): faulty: %s STATUS refused`, instance)
-	}
-	for _, tt := range []struct {
-		name  string
-		codes [3]int // of the delegates that fail
-		mode  string // of these delegates
-		code  uint
-		msg   string
-	}{
-		{"all well", [3]int{}, "", 0, ""},
-		{"not available", [3]int{0, 50, 0}, "fail", 50, refused("p1")},
-		{"limited", [3]int{0, 0, 51}, "fail", 51, refused("p2")},
-		{"another code", [3]int{11, 0, 0}, "fail", 11, refused("p0")},
-		{"a code of its own", [3]int{0, 0, 147}, "fail", 147, refused("p2")},
-		{"50 and 51", [3]int{50, 0, 51}, "fail", 51, refused("p2")},
-		{"51 and 50", [3]int{51, 0, 50}, "fail", 51, refused("p0")},
-		{"all kinds", [3]int{999, 50, 51}, "fail", 51, refused("p2")},
-		{"50 among others", [3]int{999, 50, 147}, "fail", 50, refused("p1")},
-		{"others", [3]int{0, 147, 11}, "fail", 147, refused("p1")},
-		{"text", [3]int{0, 1, 0}, "stderr", 999,
-			`plugin type="faulty" failed (status): netplugin failed: "faulty: this text is on stderr only\n": exit status 1`},
-		{"crash", [3]int{0, 1, 0}, "crash", 999,
-			`plugin type="faulty" failed (status): netplugin failed with no error message: signal: killed`},
-		{"nothing said", [3]int{1, 1, 1}, "empty", 0, ""},
-		{"no JSON said", [3]int{1, 1, 1}, "garbage", 0, ""},
-		// Together these take longer than a STATUS has.
-		{"slow", [3]int{1, 1, 1}, "late", 0, ""},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			var chain []string
-			plan, want := map[string]map[string]string{}, []string{}
-			for i, code := range tt.codes {
-				instance := fmt.Sprintf("p%d", i)
-				chain = append(chain, n.faulty(instance, fmt.Sprintf(`, "code": %d, "delayMS": 600`, code)))
-				want = append(want, "STATUS "+instance)
-				if code != 0 {
-					plan[instance] = map[string]string{"STATUS": tt.mode}
+	stories(t, `
+	either well: codes 0 0 0 ok
+	or not available: codes 0 50 0 fail; let code 50; let says faulty: p1 STATUS refused
+	or limited: codes 0 0 51 fail; let code 51; let says faulty: p2 STATUS refused
+	or another code: codes 11 0 0 fail; let code 11; let says faulty: p0 STATUS refused
+	or a code of its own: codes 0 0 147 fail; let code 147; let says faulty: p2 STATUS refused
+	or 50 and 51: codes 50 0 51 fail; let code 51; let says faulty: p2 STATUS refused
+	or 51 and 50: codes 51 0 50 fail; let code 51; let says faulty: p0 STATUS refused
+	or all kinds: codes 999 50 51 fail; let code 51; let says faulty: p2 STATUS refused
+	or 50 among others: codes 999 50 147 fail; let code 50; let says faulty: p1 STATUS refused
+	or others: codes 0 147 11 fail; let code 147; let says faulty: p1 STATUS refused
+	or text: codes 0 1 0 stderr; let code 999
+		let says netplugin failed: "faulty: this text is on stderr only\n": exit status 1
+	or crash: codes 0 1 0 crash; let code 999; let says netplugin failed with no error message: signal: killed
+	or well, nothing said: codes 1 1 1 empty
+	or well, no JSON said: codes 1 1 1 garbage
+	or well, slow: codes 1 1 1 late
+	versions 1.1.0 1.1.0
+	if well: status
+	unless well: fails status code=$code 'plugin type="faulty" failed (status): $says'
+	sorted-calls STATUS p0, STATUS p1, STATUS p2; given-own
+	forgets; versions 1.1.0 1.0.0; status; calls`, acts{
+		"codes": func(s *story, w []string) { // codes C0 C1 C2 MODE: of the delegates, which have that mode unless it is 0
+			plan := map[string]map[string]string{}
+			s.chain = nil
+			for i, code := range w[:3] {
+				s.chain = append(s.chain, fmt.Sprintf(`p%d, "code": %s, "delayMS": 600`, i, code))
+				if code != "0" {
+					plan[fmt.Sprint("p", i)] = map[string]string{"STATUS": w[3]}
 				}
 			}
-			n.plan(plan)
-			n.wantStatus("chain 1.1.0", n.status("1.1.0", nil, chain...), tt.code, tt.msg)
-			got := n.calls()
-			slices.Sort(got)
-			if !slices.Equal(got, want) {
-				t.Errorf("asked: %q, want %q", got, want)
-			}
-			for _, l := range n.callLog() {
-				delete(l.Stdin, "dir")
+			s.node.plan(plan)
+		},
+		"given-own": func(s *story, _ []string) {
+			for _, l := range s.callLog() {
 				keys := slices.Sorted(maps.Keys(l.Stdin))
-				if want := []string{"cniVersion", "code", "delayMS", "instance", "name", "type"}; !slices.Equal(keys, want) ||
-					string(l.Stdin["cniVersion"]) != `"1.1.0"` || l.Path != strings.Join(n.path, ":") || l.ContainerID+l.IfName+l.NetNS != "" {
-					t.Errorf("%s was given %+v", l.Instance, l)
-				}
+				s.want(slices.Equal(keys, []string{"cniVersion", "code", "delayMS", "dir", "instance", "name", "type"}) &&
+					string(l.Stdin["cniVersion"]) == `"1.1.0"` && l.Path == strings.Join(s.path, ":") &&
+					l.ContainerID+l.IfName+l.NetNS == "", "%s was given %+v", l.Instance, l)
 			}
-			n.forgetCalls()
-			n.wantStatus("chain 1.0.0", n.status("1.0.0", nil, chain...), 0, "")
-			n.wantCalls("chain 1.0.0")
-		})
-	}
+		},
+	})
 }
 
 // TestStatusKeepsDetails: a delegate's details are passed on too.
