@@ -4,7 +4,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -37,9 +36,11 @@ func (p *pod) asking(command, chain string, changes map[string]any) *input {
 	return p.input(command, p.entryOf(chain, all))
 }
 
+// keepers have the statements "keeper NAME [MORE]", which makes such a delegate, and "long N": $long has
+// N bytes.
 var keepers = acts{
-	"keeper": func(s *story, w []string) { s.keeper(w[0], strings.Join(w[1:], " ")) }, // keeper NAME [MORE]
-	"long": func(s *story, w []string) { // long N: $long has N bytes
+	"keeper": func(s *story, w []string) { s.keeper(w[0], strings.Join(w[1:], " ")) },
+	"long": func(s *story, w []string) {
 		length, err := strconv.Atoi(w[0])
 		s.must(err)
 		s.vars["long"] = strings.Repeat("a", length)
@@ -269,61 +270,37 @@ func TestStateDirOfOthers(t *testing.T) {
 }
 
 // TestHostileDelegate: the second of two delegates misbehaves. What an ADD took is released, also
-// when a process escaped the delegate's process group. A DEL ends in its time and stays pending.
+// when a process escaped the delegate's process group. A DEL ends in its time and stays pending: a delegate
+// that was killed gets another one.
 func TestHostileDelegate(t *testing.T) {
-	t.Parallel()
-	const forever = `sleep 60`
-	for _, tt := range []struct {
-		name, does string
-		ok         bool // success all the same
-		killed     bool
-	}{
-		{"100 MB on stdout", `head -c 100000000 /dev/zero`, false, false},
-		{"100 MB on stderr", `head -c 100000000 /dev/zero >&2; exit 1`, false, false},
-		{"nothing", `:`, false, false},
-		{"a result of 9,990 levels", `printf '{"cniVersion": "1.0.0", "ips": [], "x": '; head -c 9990 /dev/zero | tr '\0' '['; head -c 9990 /dev/zero | tr '\0' ']'; echo '}'`, true, false},
-		{"a result of 20,000 levels", `printf '{"cniVersion": "1.0.0", "x": '; head -c 20000 /dev/zero | tr '\0' '['; head -c 20000 /dev/zero | tr '\0' ']'; echo '}'`, false, false},
-		{"an error of 9,990 levels", `printf '{"code": 11, "msg": "no room", "details": '; head -c 9990 /dev/zero | tr '\0' '['; exit 1`, false, false},
-		{"a result, and an error code", `echo '{"cniVersion": "1.0.0", "ips": []}'; exit 1`, false, false},
-		{"an error, and no error code", `echo '{"cniVersion": "1.0.0", "code": 11, "msg": "no room"}'`, true, false},
-		{"a result twice", `echo '{"cniVersion": "1.0.0", "ips": []}{"cniVersion": "1.0.0", "ips": []}'`, false, false},
-		{"ignores SIGTERM", `trap "" TERM INT HUP; ` + forever, false, true},
-		{"closes stdout and hangs", `exec >&- 2>&-; ` + forever, false, true},
-		{"closes the lock's descriptor and hangs", `exec 20>&-; ` + forever, false, true},
-		{"unlocks the lock", `flock -u 20; echo '{"cniVersion": "1.0.0", "ips": []}'`, true, false},
-		{"stops itself", `kill -STOP $$`, false, true},
-		{"leaves its group and hangs", `setsid ` + forever, false, true},
-		{"leaves a daemon", `setsid ` + forever + ` >/dev/null 2>&1 & echo '{"cniVersion": "1.0.0", "ips": []}'`, true, false},
-		{"leaves a daemon with the output", `setsid ` + forever + ` & echo '{"cniVersion": "1.0.0", "ips": []}'`, true, false},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t).hasty()
-			n.conf["gracePeriod"] = "1ms"
-			body := `[ -e "$0.well" ] && { echo '{"cniVersion": "1.0.0", "ips": []}'; exit; }` + "\n"
-			n.script("bad", body+tt.does)
-			list := n.unwind(n.faulty("p0", ""), `{"type": "bad"}`)
-			p := n.pod("a")
-			began := time.Now()
-			_, err := p.add(list)
-			if took := time.Since(began); took > 20*time.Second {
-				t.Errorf("the ADD took %s", took)
-			}
-			if (err == nil) != tt.ok || err != nil && !strings.HasPrefix(err.Error(), `plugin type="unwind" failed (add): plugin type="bad" failed (add): `) {
-				t.Errorf("ADD: %v", err)
-			}
-			if want := []string{"a.eth0.p0"}; tt.ok != slices.Equal(n.taken(), want) {
-				t.Errorf("taken: %v", n.taken())
-			}
-			e := p.entry()
-			if !tt.ok && tt.killed && (e == nil || e.State != journal.Unwinding || e.Pending() != 1) {
-				t.Errorf("a delegate that was killed is owed another DEL: %+v", e)
-			}
-			n.write(filepath.Join(n.path[0], "bad.well"), "")
-			p.mustDel(list)
-			n.nothingLeft()
-		})
-	}
+	stories(t, `
+	hasty; conf gracePeriod 1ms; chain p0 | {"type": "bad"}
+	let result echo "{\"cniVersion\": \"1.0.0\", \"ips\": []}"
+	let open head -c 9990 /dev/zero | tr "\0" "["; let close head -c 9990 /dev/zero | tr "\0" "]"
+	either 100 MB on stdout: let does head -c 100000000 /dev/zero
+	or 100 MB on stderr: let does 'head -c 100000000 /dev/zero >&2; exit 1'
+	or nothing: let does :
+	or passes, a result of 9,990 levels: let does 'printf "{\"cniVersion\": \"1.0.0\", \"ips\": [], \"x\": "; $open; $close; echo "}"'
+	or a result of 20,000 levels: let does 'printf "{\"cniVersion\": \"1.0.0\", \"x\": "; $open; $open; $close; $close; echo "}"'
+	or an error of 9,990 levels: let does 'printf "{\"code\": 11, \"msg\": \"no room\", \"details\": "; $open; exit 1'
+	or a result, and an error code: let does '$result; exit 1'
+	or passes, an error, and no error code: let does echo "{\"cniVersion\": \"1.0.0\", \"code\": 11, \"msg\": \"no room\"}"
+	or a result twice: let does '$result; $result'
+	or killed, ignores SIGTERM: let does 'trap "" TERM INT HUP; sleep 60'
+	or killed, closes stdout and hangs: let does 'exec >&- 2>&-; sleep 60'
+	or killed, closes the lock's descriptor and hangs: let does 'exec 20>&-; sleep 60'
+	or passes, unlocks the lock: let does 'flock -u 20; $result'
+	or killed, stops itself: let does kill -STOP $$
+	or killed, leaves its group and hangs: let does setsid sleep 60
+	or passes, leaves a daemon: let does 'setsid sleep 60 >/dev/null 2>&1 & $result'
+	or passes, leaves a daemon with the output: let does 'setsid sleep 60 & $result'
+	script bad '[ -e $dir/well ] && { $result; exit; }; $does'
+	clock
+	if passes: add a; taken a.eth0.p0
+	unless passes: fails add a 'plugin type="unwind" failed (add): plugin type="bad" failed (add): '; taken
+	within 20s
+	if killed: entry a unwinding 1
+	file $dir/well; del a`)
 }
 
 // TestEffectAfterTheGroup: a child that left its delegate's process group takes something after the
