@@ -39,7 +39,8 @@ func TestDecideOrphan(t *testing.T) {
 }
 
 // orphanage are statements on a node with pods that were added before unwind was installed, or are
-// unknown to its journal. Its libcni has its cache where every runtime has it.
+// unknown to its journal. Its libcni has its cache where every runtime has it, below $lib; $any are the
+// words of "give gc" there.
 var orphanage = acts{
 	"orphanage": func(s *story, _ []string) {
 		s.vars["lib"] = filepath.Join(s.dir, "varlib")

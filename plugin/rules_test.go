@@ -23,12 +23,11 @@ var masquerade = acts{
 		s.chain = append([]string{fmt.Sprintf(`{"type": %q, "bridge": %q, "ipMasq": true, "ipMasqBackend": %q, "ipam": {"type": "static", "addresses": [%s]}}`,
 			w[0], s.bridge, w[2], strings.Join(addresses, ", "))}, w[3:]...)
 	},
-	"masqueraded": func(s *story, _ []string) { s.want(len(s.masqueradeRules(s.who(s.vars["p"]))) > 0, "it has no rules") },
-	"unmasked": func(s *story, _ []string) {
-		left := s.masqueradeRules(s.who(s.vars["p"]))
-		s.want(len(left) == 0, "rules are left:\n%s", strings.Join(left, ""))
+	"masqueraded": func(s *story, w []string) { // masqueraded yes|no: it has rules
+		rules := s.masqueradeRules(s.who(s.vars["p"]))
+		s.want(len(rules) > 0 == (w[0] == "yes"), "it has the rules\n%s", strings.Join(rules, ""))
 	},
-	"unruled": func(s *story, w []string) { // no rule leads to its chain
+	"unjump": func(s *story, w []string) { // unjump COMMAND: no rule leads to its chain
 		for _, rule := range s.node.rules("-A POSTROUTING") {
 			if strings.Contains(rule, s.vars["p"]) {
 				run(s, "sh", "-c", w[0]+" -w -t nat "+strings.Replace(rule, "-A ", "-D ", 1))
@@ -50,8 +49,8 @@ func TestKilledBeforeResult(t *testing.T) {
 	either IPv4: static $plugin IPv4 $backend
 	or IPv6: static $plugin IPv6 $backend
 	or dual: static $plugin dual $backend
-	kill added 1 add $p; was-killed; masqueraded
-	drop $p; status; unmasked`, masquerade)
+	kill added 1 add $p; was-killed; masqueraded yes
+	drop $p; status; masqueraded no`, masquerade)
 }
 
 // TestKilledUnknownToJournal is the same with a journal that could not be written either. The
@@ -59,8 +58,8 @@ func TestKilledBeforeResult(t *testing.T) {
 func TestKilledUnknownToJournal(t *testing.T) {
 	stories(t, `
 	static bridge IPv4 iptables firewall
-	kill added 1 add $p; was-killed; masqueraded
-	lose journal; drop $p; del $p; unmasked`, masquerade)
+	kill added 1 add $p; was-killed; masqueraded yes
+	lose journal; drop $p; del $p; masqueraded no`, masquerade)
 }
 
 // masqueradeRules returns the pod's rules and chains that bridge or ptp made.
@@ -83,8 +82,8 @@ func TestKilledBeforeItsRule(t *testing.T) {
 	patient
 	either IPv4: static bridge IPv4 iptables; let command iptables
 	or IPv6: static bridge IPv6 iptables; let command ip6tables
-	kill added 1 add $p; was-killed; unruled $command; masqueraded
-	drop $p; status; unmasked`, masquerade)
+	kill added 1 add $p; was-killed; unjump $command; masqueraded yes
+	drop $p; status; masqueraded no`, masquerade)
 }
 
 // TestStrayRules: a rule of an unknown ADD, whose DEL never comes, leads to the container's chain. The
