@@ -119,18 +119,15 @@ func TestLostJournal(t *testing.T) {
 		del p0 p2`, orphanage)
 }
 
-// TestReservedWhileListed: an ADD reserves its address after a list was read. A naive reconcile
-// takes the address from the new pod; unwind's grace period keeps it.
+// TestReservedWhileListed: an ADD reserves its address after a list was read, and has made no interface
+// yet. A naive reconcile takes the address from the new pod; unwind's grace period keeps it.
 func TestReservedWhileListed(t *testing.T) {
 	stories(t, `
-	orphanage; chain bridge | p1; plan p1 ADD hold; start past add new; appears $dir/faulty/held/ADD.new.p1
-	chain bridge
-	either naive: reaped
-	or unwind: give gc $any valid=[] gracePeriod=10m
-	lose $dir/faulty/held/ADD.new.p1; wait add new
-	if naive: have
-	if unwind: have new
-	leaves`, orphanage)
+	orphanage; chain p0, "ipam": $hostlocal; plan p0 ADD hold-effect; start past add new; appears $dir/faulty/held/ADD.new.p0
+	have new
+	either naive: reaped; have
+	or unwind: give gc $any valid=[] gracePeriod=10m; have new
+	lose $dir/faulty/held/ADD.new.p0; wait add new; leaves`, orphanage)
 }
 
 // TestAddressLeftByDEL: host-device does not call its IPAM plugin if its device went with the
