@@ -5,28 +5,50 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/plugin/undo"
 )
 
-// chainFile makes the file from which unwind reads its chain, and returns its path. With content ""
-// it makes none.
-func (n *node) chainFile(name, content string) string {
+// chainFile names the file from which unwind reads its chain, and makes it unless the content is "".
+func (n *node) chainFile(content string) string {
 	n.Helper()
-	path := filepath.Join(n.dir, "net.d", name)
+	path := filepath.Join(n.dir, "net.d", "net.conflist")
 	n.mkdir(filepath.Dir(path))
 	if content != "" {
 		n.write(path, content)
 	}
 	n.conf["chain"], n.conf["chainFile"] = nil, path
 	return path
+}
+
+// chainFiles are statements about this file.
+var chainFiles = acts{
+	// chainfile [PLUGIN | PLUGIN …]: $file has these; without them it is not there
+	"chainfile": func(s *story, w []string) {
+		content := ""
+		if len(w) > 0 {
+			s.chain = strings.Split(strings.Join(w, " "), " | ")
+			content = conflistOf(s.plugins(s.node))
+		}
+		s.vars["file"] = s.chainFile(content)
+	},
+	// listed NAME PLUGIN: a file of one plugin in the directory of the network's name beside it
+	"listed": func(s *story, w []string) {
+		s.chain = w[1:]
+		dir := filepath.Join(filepath.Dir(s.vars["file"]), s.network)
+		s.mkdir(dir)
+		s.write(filepath.Join(dir, w[0]), s.plugins(s.node)[0])
+	},
+	"back": func(s *story, _ []string) { // soon
+		back := time.AfterFunc(200*time.Millisecond, func() { _ = os.Rename(s.vars["file"]+".new", s.vars["file"]) })
+		s.Cleanup(func() { back.Stop() })
+	},
 }
 
 func (n *node) write(path, content string) {
@@ -48,234 +70,88 @@ func (n *node) wantCalls(what string, want ...string) {
 // TestChainFileIsReadAtEachADD: after the file's owner rewrites it, the next ADD uses the new
 // chain. The DEL of the first pod uses its own, even when the file is gone.
 func TestChainFileIsReadAtEachADD(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	conflist := func(instance string) string {
-		return fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "loadOnlyInlinedPlugins": true, "plugins": [%s]}`, n.network, n.faulty(instance, ""))
-	}
-	path := n.chainFile("10-provider.conflist", conflist("old"))
-	list := n.unwind()
-	a, b := n.pod("a"), n.pod("b")
-	a.mustAdd(list)
-	n.write(path, conflist("new"))
-	b.mustAdd(list)
-	n.wantCalls("two ADDs", "ADD old", "ADD new")
-	a.mustDel(list)
-	n.wantCalls("the DEL of the first", "DEL old")
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.check(list); err != nil {
-		t.Errorf("CHECK without the file: %v", err)
-	}
-	b.mustDel(list)
-	n.wantCalls("CHECK and DEL of the second", "CHECK new", "DEL new")
-	n.nothingLeft()
+	stories(t, `
+	chainfile old; add a; chainfile new; add b; calls ADD old, ADD new
+	del a; calls DEL old
+	lose $file; check b; del b; calls CHECK new, DEL new`, chainFiles)
 }
 
 // TestChainFileForms: for every form of file that libcni reads, unwind runs the chain that libcni
 // would run.
 func TestChainFileForms(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name    string
-		content string            // P0, P1: delegates, NET: the network
-		folder  map[string]string // files in the directory of the network's name beside it
-		want    []string
-	}{
-		{"inlined only", `{"cniVersion": "1.0.0", "loadOnlyInlinedPlugins": true, "plugins": [P0]}`,
-			map[string]string{"10.conf": `P1`}, []string{"p0"}},
-		{"inlined only, as a string", `{"cniVersion": "1.0.0", "loadOnlyInlinedPlugins": "True", "plugins": [P0]}`,
-			map[string]string{"10.conf": `P1`}, []string{"p0"}},
-		{"with a folder", `{"cniVersion": "1.0.0", "name": "NET", "plugins": [P1]}`,
-			map[string]string{"20.conf": `P1`, "10.conf": `P0`, "15.json": `P1`, "README": "text"}, []string{"p1", "p0", "p1"}},
-		{"a folder alone", `{"cniVersion": "1.0.0", "loadOnlyInlinedPlugins": false}`,
-			map[string]string{"10.conf": `P0`}, []string{"p0"}},
-		{"a folder without files", `{"cniVersion": "1.0.0", "plugins": [P0]}`, nil, []string{"p0"}},
-		{"one plugin", `P0`, map[string]string{"10.conf": `P1`}, []string{"p0"}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			fill := strings.NewReplacer("NET", n.network,
-				"P0", n.faulty("p0", fmt.Sprintf(`, "cniVersion": "1.0.0", "name": %q`, n.network)), "P1", n.faulty("p1", "")).Replace
-			path := n.chainFile("net.conflist", fill(c.content))
-			for name, content := range c.folder {
-				n.mkdir(filepath.Join(filepath.Dir(path), n.network))
-				n.write(filepath.Join(filepath.Dir(path), n.network, name), fill(content))
-			}
-			list := n.unwind()
-			p := n.pod("a")
-			p.mustAdd(list)
-			p.mustDel(list)
-			var want []string
-			for _, instance := range c.want {
-				want = append(want, "ADD "+instance)
-			}
-			for _, instance := range slices.Backward(c.want) {
-				want = append(want, "DEL "+instance)
-			}
-			n.wantCalls("ADD and DEL", want...)
-			n.nothingLeft()
-		})
-	}
+	stories(t, `
+	chainfile p0; let ran ADD p0, DEL p0; let inline "plugins": [{"type": "faulty", "dir": "$dir/faulty", "instance": "p1"}]
+	either inlined only: listed 10.conf p1; shell 'sed -i s/{/{\"loadOnlyInlinedPlugins\":true,/ $file'
+	or inlined only, as a string: listed 10.conf p1; shell 'sed -i s/{/{\"loadOnlyInlinedPlugins\":\"True\",/ $file'
+	or with a folder: listed 20.conf p1; listed 10.conf p0; listed 15.json p1
+		file $dir/net.d/$network/README text; file $file '{"cniVersion": "1.0.0", "name": "$network", $inline}'
+		let ran ADD p1, ADD p0, ADD p1, DEL p1, DEL p0, DEL p1
+	or a folder alone: listed 10.conf p0; file $file '{"cniVersion": "1.0.0", "loadOnlyInlinedPlugins": false}'
+	or a folder without files:
+	or one plugin: listed 10.conf p1
+		file $file '{"cniVersion": "1.0.0", "name": "$network", "type": "faulty", "dir": "$dir/faulty", "instance": "p0"}'
+	add a; del a; calls $ran`, chainFiles)
 }
 
 // TestChainFileLink: unwind follows a symbolic link only in a directory that none but its owner can
 // write to.
 func TestChainFileLink(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name string
-		mode os.FileMode
-		ok   bool
-	}{
-		{"0755", 0o755, true},
-		{"0775", 0o775, false},
-		{"1777", 0o777 | os.ModeSticky, false},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			path := n.chainFile("net.conflist", "")
-			target := filepath.Join(n.dir, "target")
-			n.write(target, fmt.Sprintf(`{"cniVersion": "1.0.0", "plugins": [%s]}`, n.faulty("p0", "")))
-			if err := os.Symlink(target, path); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Chmod(filepath.Dir(path), c.mode); err != nil {
-				t.Fatal(err)
-			}
-			list := n.unwind()
-			p := n.pod("a")
-			_, err := p.add(list)
-			switch {
-			case c.ok && err != nil:
-				t.Error(err)
-			case !c.ok && (err == nil || !strings.Contains(err.Error(), "chainFile "+path)):
-				t.Errorf("ADD: %v", err)
-			}
-			p.mustDel(list)
-			n.nothingLeft()
-		})
-	}
+	stories(t, `
+	chainfile p0; shell 'mv $file $dir/target; ln -s $dir/target $file'
+	either only the owner: shell 'chmod 755 $dir/net.d'; add a
+	or the group: shell 'chmod 775 $dir/net.d'; fails add a 'chainFile $file'
+	or all: shell 'chmod 1777 $dir/net.d'; fails add a 'chainFile $file'
+	del a`, chainFiles)
 }
 
 // TestChainFileUnusable: ADD refuses a file that is no chain, names it and the fault, and starts
 // nothing. A DEL of a pod that the journal does not know succeeds if the runtime has no result of
-// an ADD either; otherwise it is an error too.
+// an ADD either; otherwise, as after an ADD by the plain chain, it is an error too.
 func TestChainFileUnusable(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name string
-		make func(n *node, path string) error
-		want string
-	}{
-		{"gone", func(*node, string) error { return nil }, "no such file or directory"},
-		{"truncated", content(`{"cniVersion": "1.0.0", "plugins": [{"type": "fau`), "not valid JSON"},
-		{"empty", content(``), "not valid JSON"},
-		{"no plugins", content(`{"cniVersion": "1.0.0", "plugins": []}`), `"plugins" is empty`},
-		{"unwind in it", content(`{"cniVersion": "1.0.0", "plugins": [{"type": "unwind"}]}`), "unwind cannot run"},
-		{"another name", content(`{"cniVersion": "1.0.0", "name": "other", "plugins": [{"type": "faulty"}]}`), `key "name" is "other"`},
-		{"unknown version", content(`{"cniVersion": "0.5.0", "plugins": [{"type": "faulty"}]}`), `cniVersion "0.5.0"`},
-		{"a FIFO", func(_ *node, path string) error { return unix.Mkfifo(path, 0o600) }, "not a regular file"},
-		{"a directory", func(_ *node, path string) error { return os.Mkdir(path, 0o755) }, "not a regular file"},
-		{"a device", func(_ *node, path string) error { return os.Symlink("/dev/zero", path) }, "not a regular file"},
-		{"a dangling link", func(_ *node, path string) error { return os.Symlink("/nowhere", path) }, "no such file or directory"},
-		{"a loop of links", func(_ *node, path string) error { return os.Symlink(path, path) }, "too many levels"},
-		{"unreadable", func(_ *node, path string) error { return os.Symlink("/proc/self/mem", path) }, "input/output error"},
-		{"huge", func(_ *node, path string) error {
-			return os.WriteFile(path, []byte(strings.Repeat(" ", netconf.MaxConfig+1)), 0o600)
-		}, "more than"},
-		{"a plugin's file broken", func(n *node, path string) error {
-			// A directory is no file.
-			n.mkdir(filepath.Join(filepath.Dir(path), n.network, "10.conf"))
-			n.write(filepath.Join(filepath.Dir(path), n.network, "20.conf"), `{"type"`)
-			return content(`{"cniVersion": "1.0.0", "plugins": [{"type": "faulty"}]}`)(n, path)
-		}, "plugins[1]: not valid JSON"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			path := n.chainFile("net.conflist", "")
-			if err := c.make(n, path); err != nil {
-				t.Fatal(err)
-			}
-			list := n.unwind()
-			p := n.pod("a")
-			_, err := p.add(list)
-			n.wantFileError("ADD", err, path, c.want)
-			p.mustDel(list)
-
-			// The plain chain added the pod, so the runtime knows it and the journal does not.
-			plain := n.plain(n.faulty("p0", ""))
-			p.mustAdd(plain)
-			n.forgetCalls()
-			n.wantFileError("DEL", p.del(list), path, c.want)
-			n.wantCalls("unwind")
-			p.mustDel(plain)
-			n.nothingLeft()
-		})
-	}
-}
-
-func content(text string) func(*node, string) error {
-	return func(_ *node, path string) error { return os.WriteFile(path, []byte(text), 0o600) }
-}
-
-func (n *node) wantFileError(verb string, err error, path, want string) {
-	n.Helper()
-	if err == nil {
-		n.Fatalf("%s succeeded", verb)
-	}
-	for _, part := range []string{"unwind: ", "chainFile " + path + ": ", want} {
-		if !strings.Contains(err.Error(), part) {
-			n.Errorf("%s: %v: nothing about %q", verb, err, part)
-		}
-	}
+	stories(t, `
+	chainfile; let one "plugins": [{"type": "faulty"}]}
+	either gone: let says no such file or directory
+	or truncated: file $file '{"cniVersion": "1.0.0", "plugins": [{"type": "fau'; let says not valid JSON
+	or empty: file $file; let says not valid JSON
+	or no plugins: file $file '{"cniVersion": "1.0.0", "plugins": []}'; let says "plugins" is empty
+	or unwind in it: file $file '{"cniVersion": "1.0.0", "plugins": [{"type": "unwind"}]}'; let says unwind cannot run
+	or another name: file $file '{"cniVersion": "1.0.0", "name": "other", $one'; let says key "name" is "other"
+	or unknown version: file $file '{"cniVersion": "0.5.0", $one'; let says cniVersion "0.5.0"
+	or a FIFO: shell 'mkfifo $file'; let says not a regular file
+	or a directory: shell 'mkdir $file'; let says not a regular file
+	or a device: shell 'ln -s /dev/zero $file'; let says not a regular file
+	or a dangling link: shell 'ln -s /nowhere $file'; let says no such file or directory
+	or a loop of links: shell 'ln -s $file $file'; let says too many levels
+	or unreadable: shell 'ln -s /proc/self/mem $file'; let says input/output error
+	or huge: shell 'truncate -s `+strconv.Itoa(netconf.MaxConfig+1)+` $file'; let says more than
+	# A directory is no file.
+	or a plugin's file broken: shell 'mkdir -p $dir/net.d/$network/10.conf'; file $dir/net.d/$network/20.conf {"type"
+		file $file '{"cniVersion": "1.0.0", $one'; let says plugins[1]: not valid JSON
+	fails add a 'unwind: ' 'chainFile $file: ' '$says'; del a
+	chain p0; past add a; forgets
+	fails del a 'unwind: ' 'chainFile $file: ' '$says'; calls
+	past del a`, chainFiles)
 }
 
 // TestChainFileGoneOldRuntime: a DEL without an entry is an error if the runtime's version gives no
 // result with a DEL, since the missing result then says nothing.
 func TestChainFileGoneOldRuntime(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	n.outer = "0.3.1"
-	path := n.chainFile("net.conflist", "")
-	list := n.unwind()
-	n.wantFileError("DEL", n.pod("a").del(list), path, "no such file or directory")
-	n.nothingLeft()
+	stories(t, `
+	versions 0.3.1 1.0.0; chainfile
+	fails del a 'unwind: ' 'chainFile $file: no such file or directory'`, chainFiles)
 }
 
 // TestChainFileIsLookedForAgain: an ADD and a STATUS wait for a provider that is just rewriting its
 // file.
 func TestChainFileIsLookedForAgain(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct{ name, meanwhile string }{
-		{"away", ""},
-		{"half written", `{"cniVersion": "1.0.0", "plug`},
-		{"empty", " "},
-	} {
-		for _, verb := range []string{"ADD", "STATUS"} {
-			t.Run(c.name+", "+verb, func(t *testing.T) {
-				t.Parallel()
-				n := newNode(t)
-				path := n.chainFile("net.conflist", c.meanwhile)
-				whole := fmt.Sprintf(`{"cniVersion": "1.0.0", "plugins": [%s]}`, n.faulty("p0", ""))
-				n.write(path+".new", whole)
-				back := time.AfterFunc(200*time.Millisecond, func() { _ = os.Rename(path+".new", path) })
-				defer back.Stop()
-				if verb == "STATUS" {
-					n.wantStatus(verb, n.ask(verb, "", keys{"chain": nil, "chainFile": path}), 0, "")
-					return
-				}
-				p := n.pod("a")
-				p.mustAdd(n.unwind())
-				p.mustDel(n.unwind())
-				n.nothingLeft()
-			})
-		}
-	}
+	stories(t, `
+	versions 1.1.0 1.0.0; chainfile p0; shell 'mv $file $file.new'
+	either away:
+	or half written: file $file '{"cniVersion": "1.0.0", "plug'
+	or empty: file $file ' '
+	back
+	either ADD: add a; del a
+	or STATUS: libcni-status`, chainFiles)
 }
 
 // TestChainIsNotLookedForAgain: a STATUS waits for another program's file, but not for an error in
@@ -324,75 +200,32 @@ func (n *node) hang(dir string) {
 // gives up in time, and says which file it is; the DEL of a delegate that rejects its configuration
 // stays pending.
 func TestChainFileHangs(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	path := n.chainFile("net.conflist", fmt.Sprintf(`{"cniVersion": "1.0.0", "plugins": [%s]}`, n.faulty("p0", `, "code": 7`)))
-	list := n.unwind()
-	n.plan(map[string]map[string]string{"pod:rejected": {"DEL": "fail"}})
-	known, rejected, looked, unknown := n.pod("known"), n.pod("rejected"), n.pod("looked"), n.pod("unknown")
-	for _, p := range []*pod{known, rejected, looked} {
-		p.mustAdd(list)
-	}
-	unknown.mustAdd(n.plain(n.faulty("p0", "")))
-	n.hang(filepath.Dir(path))
-	known.mustDel(list)
-
-	const hangs = "not read within 10s"
-	var verbs sync.WaitGroup
-	verbs.Go(func() {
-		_, err := n.pod("new").add(list)
-		n.wantFileError("ADD", err, path, hangs)
-	})
-	verbs.Go(func() { n.wantFileError("DEL", unknown.del(list), path, hangs) })
-	verbs.Go(func() {
-		if err := rejected.del(list); err == nil || !strings.Contains(err.Error(), "p0") && !strings.Contains(err.Error(), "code 7") {
-			t.Errorf("DEL of what is rejected: %v", err)
-		}
-	})
-	verbs.Go(func() {
-		if err := looked.check(list); err != nil {
-			t.Errorf("CHECK: %v", err)
-		}
-	})
-	verbs.Go(func() {
-		n.wantStatus("STATUS", n.ask("STATUS", "", keys{"chain": nil, "chainFile": path}), 50,
-			"unwind: STATUS timed out: a delegate or a configuration file hangs")
-	})
-	verbs.Wait()
-	if left := rejected.entry(); left == nil || len(undo.PendingSteps(left)) != 1 {
-		t.Errorf("the entry of what is rejected: %+v", left)
-	}
+	stories(t, `
+	versions 1.1.0 1.0.0; chainfile p0, "code": 7; plan pod:rejected DEL fail
+	add known rejected looked; past add unknown; hang; del known
+	start add new; start del unknown; start del rejected; start check looked
+	let hangs 'unwind: STATUS timed out: a delegate or a configuration file hangs'
+	fails libcni-status code=50 '$hangs'
+	fails wait add new 'unwind: ' 'chainFile $file: ' 'not read within 10s'
+	fails wait del unknown 'unwind: ' 'chainFile $file: ' 'not read within 10s'
+	fails wait del rejected 'code 7'; wait check looked
+	entry rejected removing 1; leaves`, chainFiles, acts{"hang": func(s *story, _ []string) { s.hang(filepath.Dir(s.vars["file"])) }})
 }
 
 // TestKnownDELReadsNoFile: a DEL that the journal knows opens nothing beside chainFile.
 func TestKnownDELReadsNoFile(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	path := n.chainFile("net.conflist", fmt.Sprintf(`{"cniVersion": "1.0.0", "plugins": [%s]}`, n.faulty("p0", "")))
-	list, p := n.unwind(), n.pod("a")
-	opened := n.opened(filepath.Dir(path))
-	if p.mustAdd(list); !opened() {
-		t.Fatal("the ADD did not open it")
-	}
-	if p.mustDel(list); opened() {
-		t.Error("the DEL opened it")
-	}
-	n.nothingLeft()
-}
-
-// opened returns a function that says whether a file in a directory was opened since its last call.
-func (n *node) opened(dir string) func() bool {
-	n.Helper()
-	fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
-	if err != nil {
-		n.Fatal(err)
-	}
-	n.Cleanup(func() { _ = unix.Close(fd) })
-	if _, err := unix.InotifyAddWatch(fd, dir, unix.IN_OPEN); err != nil {
-		n.Fatal(err)
-	}
-	return func() bool {
-		got, err := unix.Read(fd, make([]byte, 64<<10))
-		return err == nil && got > 0
-	}
+	stories(t, `
+	chainfile p0; watched
+	add a; opened true
+	del a; opened false`, chainFiles, acts{"watched": func(s *story, _ []string) {
+		fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+		s.must(err)
+		s.Cleanup(func() { _ = unix.Close(fd) })
+		_, err = unix.InotifyAddWatch(fd, filepath.Dir(s.vars["file"]), unix.IN_OPEN)
+		s.must(err)
+		s.acts["opened"] = func(s *story, w []string) { // since it was asked last
+			got, err := unix.Read(fd, make([]byte, 64<<10))
+			s.want(fmt.Sprint(err == nil && got > 0) == w[0], "it is not so")
+		}
+	}})
 }

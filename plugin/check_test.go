@@ -1,16 +1,9 @@
 package plugin
 
 import (
-	"encoding/json"
-	"fmt"
-	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/containernetworking/cni/libcni"
 
 	"cni-unwind/plugin/netconf"
 )
@@ -21,200 +14,89 @@ const (
 	warnedResult  = "prevResult differs from the result of the ADD"
 )
 
+// prevs has the statement "prevs ADDRESS …": what a delegate's CHECKs since "forgets" had as prevResult.
+var prevs = acts{"prevs": func(s *story, w []string) {
+	for _, l := range s.callLog() {
+		r, err := netconf.ParseResult(l.Stdin["prevResult"])
+		var got []string
+		for _, a := range r.Addresses() {
+			got = append(got, a.String())
+		}
+		s.want(err == nil && slices.Equal(got, w) && l.NetNS == s.who("a").NetNS && l.Args != "",
+			"%s: prevResult %s, netns %s, args %s", l.Instance, l.Stdin["prevResult"], l.NetNS, l.Args)
+	}
+}}
+
 // TestCheck: CHECK asks every delegate in the order of the chain, with the configuration of its ADD
 // and the final result, even if the conflist has changed.
 func TestCheck(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name   string
-		change func(n *node) *libcni.NetworkConfigList
-	}{
-		{"same conflist", nil},
-		{"another conflist", func(n *node) *libcni.NetworkConfigList {
-			return n.unwind(n.faulty("p9", ""), n.faulty("p1", `, "key": "changed"`))
-		}},
-		{"a chain that cannot be read", func(n *node) *libcni.NetworkConfigList {
-			return n.unwindChain(`{"plugins": [{}]}`)
-		}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			list := n.unwind(n.faulty("p0", ""), n.faulty("p1", `, "key": "as added"`), n.faulty("p2", `, "address": "192.0.2.7/24"`))
-			p := n.pod("a")
-			p.mustAdd(list)
-			n.forgetCalls()
-			changed := list
-			if c.change != nil {
-				changed = c.change(n)
-			}
-			if err := p.check(changed); err != nil {
-				t.Fatal(err)
-			}
-			for _, l := range n.callLog() {
-				r, err := netconf.ParseResult(l.Stdin["prevResult"])
-				if err != nil || len(r.Addresses()) != 1 || l.NetNS != p.NetNS || l.Args == "" {
-					t.Errorf("%s: prevResult %s, netns %s, args %s", l.Instance, l.Stdin["prevResult"], l.NetNS, l.Args)
-				}
-				if key := string(l.Stdin["key"]); l.Instance == "p1" && key != `"as added"` {
-					t.Errorf("p1 got key %s", key)
-				}
-			}
-			n.wantCalls("CHECK", "CHECK p0", "CHECK p1", "CHECK p2")
-			n.wantNoWarning(warnedUnknown, warnedResult)
-			p.mustDel(list)
-			n.nothingLeft()
-		})
-	}
-}
-
-func (n *node) wantNoWarning(warnings ...string) {
-	n.Helper()
-	for _, w := range warnings {
-		if strings.Contains(n.log(), w) {
-			n.Errorf("the log warns: %s", w)
+	stories(t, `
+	chain p0 | p1, "key": "as added" | p2, "address": "192.0.2.7/24"
+	add a; forgets
+	either same conflist:
+	or another conflist: chain p9 | p1, "key": "changed"
+	or a chain that cannot be read: chain {}
+	check a
+	key "as added"; prevs 192.0.2.7; calls CHECK p0, CHECK p1, CHECK p2
+	logged '`+warnedUnknown+`' 0; logged '`+warnedResult+`' 0
+	del a`, prevs, acts{"key": func(s *story, w []string) { // of p1
+		for _, l := range s.callLog() {
+			s.want(l.Instance != "p1" || string(l.Stdin["key"]) == strings.Join(w, " "), "%s", l.Stdin["key"])
 		}
-	}
+	}})
 }
 
 // TestCheckIsNotSwitchedOn: CHECK asks no delegate that the plain chain would not ask.
 func TestCheckIsNotSwitchedOn(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct{ name, chain string }{
-		{"disableCheck", `{"cniVersion": "1.0.0", "disableCheck": true, "plugins": [%s]}`},
-		{"disableCheck, as a string", `{"cniVersion": "1.0.0", "disableCheck": "true", "plugins": [%s]}`},
-		{"before CHECK was specified", `{"cniVersion": "0.3.1", "plugins": [%s]}`},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			list := n.unwindChain(fmt.Sprintf(c.chain, n.faulty("p0", "")))
-			p := n.pod("a")
-			p.mustAdd(list)
-			if err := p.check(list); err != nil {
-				t.Error(err)
-			}
-			n.wantCalls("ADD and CHECK", "ADD p0")
-			if err := os.RemoveAll(n.stateDir); err != nil {
-				t.Fatal(err)
-			}
-			if err := p.check(list); err != nil {
-				t.Error(err)
-			}
-			n.wantCalls("CHECK without an entry")
-			p.mustDel(list)
-			n.nothingLeft()
-		})
-	}
+	stories(t, `
+	let rest "plugins": [{"type": "faulty", "dir": "$dir/faulty", "instance": "p0"}]}
+	either disableCheck: conf chain {"cniVersion": "1.0.0", "disableCheck": true, $rest
+	or disableCheck, as a string: conf chain {"cniVersion": "1.0.0", "disableCheck": "true", $rest
+	or before CHECK was specified: conf chain {"cniVersion": "0.3.1", $rest
+	chain p0; add a; check a; calls ADD p0
+	lose journal; check a; calls
+	del a`)
 }
 
 // TestCheckOfResults: CHECK compares the runtime's result with that of the ADD by meaning, over
 // every pair of versions and any order of the keys. If the runtime's version can say less,
 // delegates get the result as they printed it.
 func TestCheckOfResults(t *testing.T) {
-	t.Parallel()
 	const printed = `{"cniVersion": "1.1.0", "dns": {}, "interfaces": [{"sandbox": "/s", "name": "eth0", "mtu": 1400, "mac": "02:00:00:00:00:07"}],
 		"routes": [{"dst": "0.0.0.0/0", "mtu": 1300}], "ips": [{"interface": 0, "address": "192.0.2.7/24", "gateway": "192.0.2.1"}]}`
-	for _, outer := range versions[2:] {
-		t.Run(outer, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			n.outer, n.inner = outer, "1.1.0"
-			n.script("printer", `cat >`+n.dir+`/$CNI_COMMAND; [ $CNI_COMMAND != ADD ] || echo '`+printed+`'`)
-			list := n.unwind(`{"type": "printer"}`)
-			p := n.pod("a")
-			p.mustAdd(list)
-			if err := p.check(list); err != nil {
-				t.Fatal(err)
-			}
-			n.wantNoWarning(warnedResult)
-			data, err := os.ReadFile(n.dir + "/CHECK")
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, want := range []string{`"mtu":1400`, `"mtu":1300`} {
-				if !strings.Contains(strings.ReplaceAll(string(data), ": ", ":"), want) {
-					t.Errorf("CHECK got no %s: %s", want, data)
-				}
-			}
-			p.mustDel(list)
-			n.nothingLeft()
-		})
-	}
+	stories(t, `
+	either 0.4.0: versions 0.4.0 1.1.0
+	or 1.0.0: versions 1.0.0 1.1.0
+	or 1.1.0: versions 1.1.0 1.1.0
+	printer; chain {"type": "printer"}
+	add a; check a; logged '`+warnedResult+`' 0
+	shell 'grep -Eq \"mtu\":.?1400 $dir/CHECK; grep -Eq \"mtu\":.?1300 $dir/CHECK'
+	del a`, acts{"printer": func(s *story, _ []string) {
+		s.node.script("printer", `cat >`+s.dir+`/$CNI_COMMAND; [ $CNI_COMMAND != ADD ] || echo '`+printed+`'`)
+	}})
 }
 
 // TestCheckOfAnotherResult: if the runtime's result means something else than that of the ADD,
 // CHECK warns, and gives the delegates the runtime's.
 func TestCheckOfAnotherResult(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	list := n.unwind(n.faulty("p0", `, "address": "192.0.2.7/24"`))
-	p := n.pod("a")
-	p.mustAdd(list)
-	n.forgetCalls()
-	cached := filepath.Join(n.dir, "cache", "results", n.network+"-a-eth0")
-	data, err := os.ReadFile(cached)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n.write(cached, strings.Replace(string(data), "192.0.2.7", "192.0.2.8", 1))
-	if err := p.check(list); err != nil {
-		t.Fatal(err)
-	}
-	if !strings.Contains(n.log(), warnedResult) {
-		t.Error("no warning")
-	}
-	var prev json.RawMessage
-	for _, l := range n.callLog() {
-		prev = l.Stdin["prevResult"]
-	}
-	if r, err := netconf.ParseResult(prev); err != nil || !slices.Contains(r.Addresses(), netip.MustParseAddr("192.0.2.8")) {
-		t.Errorf("the delegate got %s", prev)
-	}
-	p.mustDel(list)
-	n.nothingLeft()
+	stories(t, `
+	chain p0, "address": "192.0.2.7/24"; add a; forgets
+	shell 'sed -i s/192.0.2.7/192.0.2.8/ $dir/cache/results/$network-a-eth0'
+	check a; logged '`+warnedResult+`'; prevs 192.0.2.8
+	del a`, prevs)
 }
 
 // TestCheckBesideOthers: a CHECK blocks nobody. A DEL kills it after a while. An ADD of another
 // sandbox of the pod, and another CHECK, neither wait for it nor kill it.
 func TestCheckBesideOthers(t *testing.T) {
-	t.Parallel()
-	n := newNode(t).hasty()
-	list := n.unwind(n.faulty("p0", ""))
-	p := n.pod("a")
-	p.mustAdd(list)
-	held := filepath.Join(n.faultyDir(), "held", "CHECK.a.p0")
-	n.plan(map[string]map[string]string{"p0": {"CHECK": "hold"}})
-	checked := make(chan error)
-	go func() { checked <- p.check(list) }()
-	n.running("CHECK p0")
-	eventually(t, "the CHECK is held", func() bool { _, err := os.Stat(held); return err == nil })
-
-	n.plan(nil)
-	if err := p.check(list); err != nil {
-		t.Errorf("another CHECK: %v", err)
-	}
-	b := n.pod("b")
-	b.Args = p.Args
-	b.mustAdd(list)
-	b.mustDel(list)
-	if err := os.Remove(held); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-checked; err != nil {
-		t.Errorf("the CHECK: %v", err)
-	}
-
-	n.plan(map[string]map[string]string{"p0": {"CHECK": "hang"}})
-	go func() { checked <- p.check(list) }()
-	eventually(t, "the CHECK hangs", func() bool {
-		return strings.Count(fmt.Sprint(n.calls()), "CHECK p0") == 3
-	})
-	p.mustDel(list)
-	if err := <-checked; err == nil {
-		t.Error("the CHECK of what is deleted passed")
-	}
-	n.nothingLeft()
+	stories(t, `
+	hasty; chain p0; add a; let held $dir/faulty/held/CHECK.a.p0
+	plan p0 CHECK hold; start check a; appears $held
+	plan; check a
+	sandbox a b; add b; del b
+	lose $held; wait check a
+	forgets; plan p0 CHECK hang; start check a; awaits CHECK p0
+	del a; fails wait check a`)
 }
 
 // TestCheckFails: the runtime gets the error of the delegate that fails, with its code and words,
@@ -236,13 +118,8 @@ func TestCheckWithoutEntry(t *testing.T) {
 	past add a; forgets
 	either they agree: check a; logged '`+warnedUnknown+`'
 	or one refuses: plan p1 CHECK fail; fails check a
-	previous; calls CHECK p0, CHECK p1
-	del a`, acts{"previous": func(s *story, _ []string) {
-		for _, l := range s.callLog() {
-			r, err := netconf.ParseResult(l.Stdin["prevResult"])
-			s.want(err == nil && len(r.Addresses()) == 1, "%s: prevResult %s", l.Instance, l.Stdin["prevResult"])
-		}
-	}})
+	prevs 192.0.2.7; calls CHECK p0, CHECK p1
+	del a`, prevs)
 }
 
 // TestCheckThatOutlivesUnwind: when unwind is killed in a CHECK, its delegate goes on. The next

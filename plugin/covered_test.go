@@ -42,41 +42,31 @@ func (n *node) cover(copies bool) (uncover func()) {
 	}
 }
 
+// covering has the statements "cover", which covers the network namespaces, and "uncover".
+var covering = acts{
+	"cover":   func(s *story, _ []string) { s.undo["uncover"] = s.node.cover(false) },
+	"uncover": func(s *story, _ []string) { s.undo["uncover"]() },
+}
+
 // TestCoveredPod: below another mount is the network namespace of an attachment of the journal. It
-// lives, and its DEL runs in the namespace.
+// lives, and its DEL runs in the namespace, and leaves the mounts as they are.
 func TestCoveredPod(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	list := n.unwind(fmt.Sprintf(`{"type": "macvlan", "master": %q, "ipam": %s}`, n.hostVeth("IPv4"), n.hostLocal(n.subnet)))
-	p := n.pod("a")
-	p.mustAdd(list)
-	own, err := host.Identify(p.NetNS)
-	if err != nil {
-		t.Fatal(err)
-	}
-	uncover := n.cover(false)
-	mount := n.mountTable()
-	n.wantStatus("STATUS", n.status("1.0.0", nil, n.faulty("p0", "")), 0, "")
-	for _, f := range n.sweep(undo.DefaultBudgets) {
-		if f.Fate != alive.Live || f.Evidence.NetNS != tristate.Yes {
-			t.Errorf("%s: %s (%s)", f.Key, f.Fate, f.Reason)
-		}
-	}
-	if e := p.entry(); e == nil || e.Pending() != 1 || len(n.reserved()) != 1 {
-		t.Fatalf("the journal has %+v, reserved %v", e, n.reserved())
-	}
-	p.mustDel(list)
-	if now := n.mountTable(); !slices.Equal(now, mount) {
-		t.Errorf("the mounts were\n%q\nand are\n%q", mount, now)
-	}
-	uncover()
-	if there, err := host.Identify(p.NetNS); err != nil || !there.Same(own) {
-		t.Fatalf("%s is %+v (%v)", p.NetNS, there, err)
-	}
-	if links := n.links(p.NetNS); slices.Contains(links, "eth0") {
-		t.Errorf("left in the namespace: %v", links)
-	}
-	n.nothingLeft()
+	stories(t, `
+	macvlan; add a; identify; let path $netns/a
+	cover; mounted; status
+	lives; entry a live 1; reserved 1
+	del a; mounted; uncover; same; emptied`, mounts(), covering, acts{
+		"mounted": func(s *story, _ []string) { s.steady("mounts", strings.Join(s.mountTable(), "\n")) },
+		"lives": func(s *story, _ []string) {
+			for _, f := range s.sweep(undo.DefaultBudgets) {
+				s.want(f.Fate == alive.Live && f.Evidence.NetNS == tristate.Yes, "%s: %s (%s)", f.Key, f.Fate, f.Reason)
+			}
+		},
+		"same": func(s *story, _ []string) {
+			there, err := host.Identify(s.vars["path"])
+			s.want(err == nil && there.Same(s.own), "%+v (%v)", there, err)
+		},
+	})
 }
 
 // mountTable returns the mounts of this node in this process's mount namespace.
@@ -116,14 +106,12 @@ func TestCoveredOwner(t *testing.T) {
 	cover
 	sweeps unchanged next; entry old
 	uncover; names next $netns/next
-	past del next; drop next; sweep`, acts{
+	past del next; drop next; sweep`, covering, acts{
 		"opened": func(s *story, w []string) { // $open leads to the namespace still
 			f, err := os.Open(s.who(w[0]).NetNS)
 			s.must(err)
 			s.Cleanup(func() { _ = f.Close() })
 			s.vars["open"] = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), f.Fd())
 		},
-		"cover":   func(s *story, _ []string) { s.undo["uncover"] = s.node.cover(false) },
-		"uncover": func(s *story, _ []string) { s.undo["uncover"]() },
 	})
 }

@@ -2,14 +2,10 @@ package plugin
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -131,77 +127,42 @@ func TestMalformedListReleasesNothing(t *testing.T) {
 	n.nothingLeft()
 }
 
-// editTimes changes the times at which the pod's entry says that it was made and last written; a
-// transaction would write the present time.
-func (p *pod) editTimes(change func(created, updated *journal.Time)) {
-	p.Helper()
-	p.editJournal(func(tx *bolt.Tx) error {
+// clocks have the statement "age POD BOOT WALL", which makes an attachment older by CLOCK_BOOTTIME, and
+// by the wall clock. A transaction of the journal would write the present time.
+var clocks = acts{"age": func(s *story, w []string) {
+	boot, err1 := time.ParseDuration(w[1])
+	wall, err2 := time.ParseDuration(w[2])
+	s.must(errors.Join(err1, err2))
+	s.editJournal(func(tx *bolt.Tx) error {
 		bucket := tx.Bucket([]byte("entries"))
-		key := []byte(p.network + "\x00" + p.ContainerID + "\x00" + p.IfName)
+		key := []byte(s.network + "\x00" + s.who(w[0]).ContainerID + "\x00" + s.who(w[0]).IfName)
 		value := bytes.Clone(bucket.Get(key))
 		text := bytes.LastIndexByte(value, 0) + 1
 		var e journal.Entry
 		if err := json.Unmarshal(value[text:], &e); err != nil {
 			return err
 		}
-		change(&e.Newest().Created, &e.Updated)
+		for _, at := range []*journal.Time{&e.Newest().Created, &e.Updated, &e.Since} {
+			at.Boot, at.Wall = at.Boot-int64(boot), at.Wall.Add(-wall)
+		}
 		return bucket.Put(key, append(value[:text], netconf.Marshal(&e)...))
 	})
-}
-
-// gate makes a plugin whose ADD waits until open is called.
-func (n *node) gate() (plugin string, open func()) {
-	n.Helper()
-	file := filepath.Join(n.dir, "open")
-	n.script("gate", `cat >/dev/null; [ "$CNI_COMMAND" != ADD ] && exit
-		until [ -e `+file+` ]; do sleep 0.02; done
-		echo '{"cniVersion": "1.0.0"}'`)
-	return `{"type": "gate"}`, func() { n.write(file, "") }
-}
-
-// addBehind starts an ADD that waits at the gate, after its first delegate; ended waits for its
-// end.
-func (p *pod) addBehind(list *libcni.NetworkConfigList) (ended func()) {
-	p.Helper()
-	p.forgetCalls()
-	errs := make(chan error, 1)
-	go func() {
-		_, err := p.add(list)
-		errs <- err
-	}()
-	p.running("ADD p0")
-	return func() {
-		p.Helper()
-		if err := <-errs; err != nil {
-			p.Errorf("ADD: %v", err)
-		}
-	}
-}
+}}
 
 // TestGCLeavesAnADDAlone: an ADD under way is on no list, and GC neither waits for it nor takes
 // from it.
 func TestGCLeavesAnADDAlone(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	gate, open := n.gate()
-	list := n.unwind(n.faulty("p0", ""), gate)
-	p, dead := n.pod("a"), n.pod("dead")
-	dead.mustAdd(n.unwind(n.faulty("p0", "")))
-	ended := p.addBehind(list)
-	findings, err := n.emptyList().Plan(t.Context())
-	if i := slices.IndexFunc(findings, func(f sweep.Finding) bool { return f.Key == p.key() }); i < 0 || findings[i].Fate != alive.Live {
-		t.Errorf("the plan is %v (%v), want the ADD to be live", findings, err)
-	}
-	n.mustGC(valid())
-	n.wantKept("while the ADD runs", "a.eth0")
-	open()
-	ended()
-	n.wantCalls("the ADD, and the GC of the other", "ADD p0", "DEL p0")
-	if e := p.entry(); e == nil || e.State != journal.Live {
-		t.Errorf("the entry is %+v", e)
-	}
-	p.mustDel(list)
-	n.nothingLeft()
+	stories(t, `
+	chain p0; add dead; forgets
+	chain p0 | p1; plan p1 ADD hold; start add a; appears $dir/faulty/held/ADD.a.p1
+	planned a; chain p0; gc list; kept a.eth0
+	lose $dir/faulty/held/ADD.a.p1; wait add a
+	calls ADD p0, ADD p1, DEL p0; entry a live
+	chain p0 | p1; del a`, acts{"planned": func(s *story, w []string) { // it is to live
+		findings, err := s.emptyList().Plan(s.Context())
+		i := slices.IndexFunc(findings, func(f sweep.Finding) bool { return f.Key == s.who(w[0]).key() })
+		s.want(err == nil && i >= 0 && findings[i].Fate == alive.Live, "%v (%v)", findings, err)
+	}})
 }
 
 // empty is a sweep in this process, as for a GC with an empty list.
@@ -223,279 +184,132 @@ func (n *node) emptyList() empty {
 	return empty{sweep.New(o.w, sweep.Job{List: alive.NewList(n.network, conf.Valid)}), o.w}
 }
 
-// act lets the sweep release a finding, and checks its verdict and its act at that time.
-func (s empty) act(t *testing.T, f *sweep.Finding, fate alive.Fate, released bool) {
-	t.Helper()
-	findings := []sweep.Finding{*f}
-	s.Apply(t.Context(), findings)
-	if *f = findings[0]; f.Err != nil || f.Fate != fate || f.Released != released {
-		t.Errorf("%s (%s), released %t, error %v; want %s, released %t", f.Fate, f.Reason, f.Released, f.Err, fate, released)
-	}
-}
-
 // TestSweepJudgesAgain: an attachment is dead when a sweep looks, and changes before the sweep
 // acts. The sweep acts on the new state. It does not take an ADD of the same container, neither
 // while that runs nor after.
 func TestSweepJudgesAgain(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name      string
-		meanwhile func(t *testing.T, s empty, f *sweep.Finding, p *pod)
-	}{
-		{"nothing happens", func(t *testing.T, s empty, f *sweep.Finding, p *pod) {
-			s.act(t, f, alive.Dead, true)
-			p.wantCalls("the sweep", "DEL p0")
-		}},
-		{"its ADD again is under way", func(t *testing.T, s empty, f *sweep.Finding, p *pod) {
-			gate, open := p.gate()
-			next, list := p.again(), p.unwind(p.faulty("p0", ""), gate)
-			ended, start := next.addBehind(list), time.Now()
-			s.act(t, f, alive.Live, false)
-			if waited := time.Since(start); waited > s.w.Budgets.Undo/3 {
-				t.Errorf("it waited for the lock: %s", waited)
+	stories(t, `
+	conf gracePeriod 10m; chain p0; add a; drop a; forgets; looks
+	either nothing happens: acts dead true; calls DEL p0
+	or its ADD again is under way: again a next; chain p0 | p1
+		plan p1 ADD hold; start add next; appears $dir/faulty/held/ADD.a.p1
+		clock; acts live false; within 20s
+		lose $dir/faulty/held/ADD.a.p1; wait add next; calls DEL p0, ADD p0, ADD p1
+		entry next live; taken a.eth0.p0 a.eth0.p1; del next
+	or it was added again: again a next; add next; forgets
+		acts live false; calls; kept a.eth0; del next
+	or the runtime's DEL came: del a; forgets
+		acts dead true; calls`, acts{
+		"looks": func(s *story, _ []string) {
+			sweeping := s.emptyList()
+			findings, err := sweeping.Plan(s.Context())
+			s.want(err == nil && len(findings) == 1 && findings[0].Fate == alive.Dead, "%+v (%v)", findings, err)
+			s.acts["acts"] = func(s *story, w []string) { // its verdict at that time, and whether it releases
+				sweeping.Apply(s.Context(), findings)
+				f := findings[0]
+				s.want(f.Err == nil && string(f.Fate) == w[0] && fmt.Sprint(f.Released) == w[1], "%+v", f)
 			}
-			open()
-			ended()
-			p.wantCalls("the ADD", "DEL p0", "ADD p0")
-			next.wantKept("after the ADD", "a.eth0")
-			next.mustDel(list)
-		}},
-		{"it was added again", func(t *testing.T, s empty, f *sweep.Finding, p *pod) {
-			next, list := p.again(), p.unwind(p.faulty("p0", ""))
-			next.mustAdd(list)
-			p.forgetCalls()
-			s.act(t, f, alive.Live, false)
-			p.wantCalls("the sweep")
-			next.wantKept("after the ADD", "a.eth0")
-			next.mustDel(list)
-		}},
-		{"the runtime's DEL came", func(t *testing.T, s empty, f *sweep.Finding, p *pod) {
-			p.mustDel(p.unwind(p.faulty("p0", "")))
-			p.forgetCalls()
-			s.act(t, f, alive.Dead, true)
-			p.wantCalls("the sweep")
-		}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			n.conf["gracePeriod"] = "10m"
-			p := n.pod("a")
-			p.mustAdd(n.unwind(n.faulty("p0", "")))
-			p.dropNetNS()
-			n.forgetCalls()
-			s := n.emptyList()
-			findings, err := s.Plan(t.Context())
-			if err != nil || len(findings) != 1 || findings[0].Fate != alive.Dead {
-				t.Fatalf("the plan is %+v (%v)", findings, err)
-			}
-			c.meanwhile(t, s, &findings[0], p)
-			n.nothingLeft()
-		})
-	}
+		},
+	})
 }
 
 // TestDisableGC: nothing happens where GC is disabled, in unwind's entry or in the chain, by a bool
 // or by a string, which libcni allows too.
 func TestDisableGC(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	p := n.pod("gone")
-	p.mustAdd(n.unwind(n.faulty("p0", "")))
-	p.dropNetNS()
-	n.forgetCalls()
-	chain := func(disabled string) string {
-		return fmt.Sprintf(`{"cniVersion": "1.1.0", "disableGC": %s, "plugins": [%s]}`, disabled, n.faulty("p0", ""))
-	}
-	in := func(name, disabled string) map[string]any {
-		path := filepath.Join(n.dir, name)
-		n.write(path, strings.Replace(chain(disabled), "{", fmt.Sprintf(`{"name": %q, `, n.network), 1))
-		return map[string]any{"chain": nil, "chainFile": path}
-	}
-	for name, changes := range map[string]map[string]any{
-		"entry":              {"disableGC": true},
-		"entry, as text":     {"disableGC": "true"},
-		"chain":              {"chain": json.RawMessage(chain(`true`))},
-		"chain, as text":     {"chain": json.RawMessage(chain(`"true"`))},
-		"chainFile":          in("bool.conflist", `true`),
-		"chainFile, as text": in("text.conflist", `"true"`),
-	} {
-		maps.Copy(changes, valid())
-		if out := n.ask("GC", "1.1.0", changes, n.faulty("p0", "")); out.code != 0 {
-			t.Errorf("%s: %v", name, out.said)
-		}
-		n.wantCalls(name)
-		n.wantKept(name, "gone.eth0")
-	}
-	changes := in("off.conflist", `"false"`)
-	maps.Copy(changes, valid())
-	changes["disableGC"] = "false"
-	if out := n.ask("GC", "1.1.0", changes); out.code != 0 {
-		t.Error(out.said)
-	}
-	n.wantCalls("not disabled", "DEL p0", "GC p0")
-	n.nothingLeft()
+	stories(t, `
+	chain p0; add gone; drop gone; forgets; versions 1.1.0 1.1.0
+	let rest "name": "$network", "cniVersion": "1.1.0", "plugins": [{"type": "faulty", "dir": "$dir/faulty", "instance": "p0"}]}
+	file $dir/bool.conflist '{"disableGC": true, $rest'; file $dir/text.conflist '{"disableGC": "true", $rest'
+	file $dir/off.conflist '{"disableGC": "false", $rest'
+	gc list disableGC=true; gc list disableGC="true"
+	gc list 'chain={"disableGC": true, $rest'; gc list 'chain={"disableGC": "true", $rest'
+	gc list chain=null chainFile="$dir/bool.conflist"; gc list chain=null chainFile="$dir/text.conflist"
+	calls; kept gone.eth0
+	gc list chain=null chainFile="$dir/off.conflist" disableGC="false"; calls DEL p0, GC p0`)
 }
 
 // TestGCIsPassedOn: the delegates get the list as the runtime gave it, if there is one and their
 // chain's version has GC. They are told no container, whatever is in unwind's own environment.
 func TestGCIsPassedOn(t *testing.T) {
-	t.Parallel()
-	const list = `[{"ifname":"eth0","containerID":"\u0061","more":12345678901234567890.10},{"containerID":"b","ifname":"eth0"}]`
-	type lists = map[string]string
-	for _, c := range []struct {
-		name    string
-		version string // keys of the chain
-		given   lists
-		passed  lists // nil: no delegate is asked
-	}{
-		{"by the specification's key", `"cniVersion": "1.1.0"`, lists{validKey: list}, lists{validKey: list}},
-		{"by the other key", `"cniVersion": "1.1.0"`, lists{slipKey: list}, lists{slipKey: list}},
-		{"by both", `"cniVersion": "1.1.0"`, lists{validKey: list, slipKey: list}, lists{validKey: list, slipKey: list}},
-		{"empty", `"cniVersion": "1.1.0"`, lists{validKey: `[]`, slipKey: `[]`}, lists{validKey: `[]`, slipKey: `[]`}},
-		{"a list and null", `"cniVersion": "1.1.0"`, lists{validKey: list, slipKey: `null`}, lists{validKey: list}},
-		{"null and a list", `"cniVersion": "1.1.0"`, lists{validKey: `null`, slipKey: list}, lists{slipKey: list}},
-		{"null", `"cniVersion": "1.1.0"`, lists{validKey: `null`}, nil},
-		{"null twice", `"cniVersion": "1.1.0"`, lists{validKey: `null`, slipKey: `null`}, nil},
-		{"absent", `"cniVersion": "1.1.0"`, nil, nil},
-		{"a chain of an older version", `"cniVersion": "1.0.0"`, lists{validKey: list}, nil},
-		{"a chain of two versions", `"cniVersion": "0.4.0", "cniVersions": ["1.0.0", "1.1.0"]`,
-			lists{validKey: list}, lists{validKey: list}},
-		{"a chain of unwind's version", `"disableCheck": true`, lists{validKey: list}, lists{validKey: list}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			n.env = []string{"CNI_CONTAINERID=stray", "CNI_NETNS=/run/stray", "CNI_IFNAME=stray0", "CNI_ARGS=STRAY=1"}
-			changes := map[string]any{
-				"chain": json.RawMessage(fmt.Sprintf(`{%s, "plugins": [%s, %s]}`, c.version, n.faulty("p0", ""), n.faulty("p1", ""))),
-			}
-			for key, list := range c.given {
-				changes[key] = json.RawMessage(list)
-			}
-			if out := n.ask("GC", "", changes); out.code != 0 {
-				t.Fatal(out.said)
-			}
-			calls := n.callLog()
-			if asked := len(calls); c.passed == nil && asked != 0 || c.passed != nil && asked != 2 {
-				t.Fatalf("calls: %+v", calls)
-			}
-			for _, call := range calls {
-				if call.ContainerID != "" || call.NetNS != "" || call.IfName != "" || call.Args != "" || call.Command != "GC" {
-					t.Errorf("it names a container: %+v", call)
-				}
-				if string(call.Stdin["name"]) != fmt.Sprintf("%q", n.network) || string(call.Stdin["cniVersion"]) != `"1.1.0"` {
-					t.Errorf("name and version are wrong: %s", call.Stdin)
-				}
-				got := lists{}
-				for _, key := range netconf.ValidKeys {
-					if list, there := call.Stdin[key]; there {
-						got[key] = string(list)
+	stories(t, `
+	stray; versions 1.1.0 1.1.0; chain p0 | p1
+	let list [{"ifname":"eth0","containerID":"\u0061","more":12345678901234567890.10},{"containerID":"b","ifname":"eth0"}]
+	let rest "plugins": [{"type": "faulty", "dir": "$dir/faulty", "instance": "p0"}, {"type": "faulty", "dir": "$dir/faulty", "instance": "p1"}]}
+	either by the specification's key: gc 'valid=$list'; passed 'valid=$list'
+	or by the other key: gc 'slip=$list'; passed 'slip=$list'
+	or by both: gc 'valid=$list' 'slip=$list'; passed 'valid=$list' 'slip=$list'
+	or empty: gc valid=[] slip=[]; passed valid=[] slip=[]
+	or a list and null: gc 'valid=$list' slip=null; passed 'valid=$list'
+	or null and a list: gc valid=null 'slip=$list'; passed 'slip=$list'
+	or null: gc valid=null; calls
+	or null twice: gc valid=null slip=null; calls
+	or absent: gc; calls
+	or a chain of an older version: versions 1.1.0 1.0.0; gc 'valid=$list'; calls
+	or a chain of two versions: gc 'chain={"cniVersion": "0.4.0", "cniVersions": ["1.0.0", "1.1.0"], $rest' 'valid=$list'
+		passed 'valid=$list'
+	or a chain of unwind's version: gc 'chain={"disableCheck": true, $rest' 'valid=$list'; passed 'valid=$list'`, acts{
+		"stray": func(s *story, _ []string) {
+			s.env = []string{"CNI_CONTAINERID=stray", "CNI_NETNS=/run/stray", "CNI_IFNAME=stray0", "CNI_ARGS=STRAY=1"}
+		},
+		"passed": func(s *story, w []string) {
+			calls := s.callLog()
+			s.want(len(calls) == 2, "%+v", calls)
+			for _, l := range calls {
+				s.want(l.Command == "GC" && l.ContainerID+l.NetNS+l.IfName+l.Args == "", "it names a container: %+v", l)
+				s.want(string(l.Stdin["name"]) == fmt.Sprintf("%q", s.network) && string(l.Stdin["cniVersion"]) == `"1.1.0"`, "%s", l.Stdin)
+				var got []string
+				for _, short := range []string{"valid", "slip"} {
+					if list, there := l.Stdin[listKey(short)]; there {
+						got = append(got, short+"="+string(list))
 					}
 				}
-				if !maps.Equal(got, c.passed) {
-					t.Errorf("%s got %v, want %v", call.Instance, got, c.passed)
-				}
+				s.want(slices.Equal(got, w), "%s got %v", l.Instance, got)
 			}
-		})
-	}
+		},
+	})
 }
 
 // TestGCWithFailingDELs: a failing DEL does not keep others from being tried. It is in the GC's one
-// error and stays pending, with its last error. Every GC tries it again.
+// error, if there is room, and stays pending, with its last error. Every GC tries it again.
 func TestGCWithFailingDELs(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name string
-		bad  int
-		long string // the beginning of container IDs
-	}{
-		{"some", 3, ""},
-		{"more than an error can hold", 9, strings.Repeat("0123456789abcdef", 3)},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			var bad []*pod
-			for i := range c.bad {
-				bad = append(bad, n.pod(fmt.Sprintf("%sbad%d", c.long, i)))
-			}
-			good := n.pod("good")
-			n.addAll(n.unwind(n.faulty("bad", ", \"code\": 77")), bad...)
-			n.addAll(n.unwind(n.faulty("good", "")), good)
-			n.plan(map[string]map[string]string{"bad": {"DEL": "fail"}, "gc": {"GC": "fail"}})
-			for attempt := range 3 {
-				out := n.ask("GC", "1.1.0", valid(), n.faulty("gc", ""))
-				want := fmt.Sprintf("unwind: GC incomplete, %d failed: ", c.bad+1)
-				if out.code == 0 || out.said.Code != types.ErrTryAgainLater || !strings.HasPrefix(out.said.Msg, want) {
-					t.Errorf("%+v, want that it is tried again, and %s", out.said, want)
-				}
-				for i, p := range bad {
-					if says := fmt.Sprintf("%s: plugin type=\"faulty\" failed (delete): faulty: bad DEL refused", p.key()); c.long == "" &&
-						!strings.Contains(out.said.Msg, says) {
-						t.Errorf("the error does not say %q: %s", says, out.said.Msg)
-					}
-					e := p.entry()
-					if e == nil || e.State != journal.Removing || e.Reason == "" || len(e.Newest().Steps) != 1 {
-						t.Fatalf("entry %d is %+v", i, e)
-					}
-					if s := e.Newest().Steps[0]; s.Attempts != attempt+1 || s.LastCode != 77 || s.LastError != "faulty: bad DEL refused" {
-						t.Errorf("attempt %d: %+v", attempt, s)
-					}
-				}
-				if taken := n.taken(); good.entry() != nil || len(taken) != c.bad {
-					t.Errorf("held: %v", taken)
-				}
-			}
-			n.plan(nil)
-			n.mustGC(nil)
-			n.nothingLeft()
-		})
-	}
+	stories(t, `
+	versions 1.1.0 1.1.0; chain bad, "code": 77; let says ': plugin type="faulty" failed (delete): faulty: bad DEL refused'
+	either some: crowd 3 bad; let failed 4
+		let one $network/bad00/eth0$says; let two $network/bad01/eth0$says; let three $network/bad02/eth0$says
+	or more than an error can hold: crowd 9 bad0123456789abcdef0123456789abcdef0123456789abcdef; let failed 10
+		let one; let two; let three
+	chain good; add good
+	plan bad DEL fail, gc GC fail; chain gc`+strings.Repeat(`
+	fails gc list code=11 'unwind: GC incomplete, $failed failed: ' '$one' '$two' '$three'; tried`, 3)+`
+	plan; chain p0; gc`, acts{"tried": func(s *story, _ []string) { // once more, and alone pending
+		s.vars["tries"] += "I"
+		s.wantCount(len(s.entries())+1, s.vars["failed"])
+		s.wantCount(len(s.taken())+1, s.vars["failed"])
+		for _, e := range s.entries() {
+			step := e.Newest().Steps[0]
+			s.want(e.State == journal.Removing && e.Reason != "" && len(e.Newest().Steps) == 1 && step.LastCode == 77 &&
+				step.Attempts == len(s.vars["tries"]) && step.LastError == "faulty: bad DEL refused", "%+v", e)
+		}
+	}})
 }
 
 // TestGCOfLibcni: libcni drives the GC. libcni itself runs the DEL of an attachment that is in its
 // cache and on no list; unwind finds those that the cache lacks.
 func TestGCOfLibcni(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	n.outer, n.inner = "1.1.0", "1.1.0"
-	list := n.unwind(n.faulty("p0", ""), n.faulty("p1", ""))
-	live, forgotten, cached := n.pod("live"), n.pod("forgotten"), n.pod("cached")
-	n.addAll(list, live, forgotten, cached)
-	cache, err := filepath.Glob(filepath.Join(n.dir, "cache", "results", "*forgotten*"))
-	if err != nil || len(cache) != 1 {
-		t.Fatalf("libcni's cache has %v (%v)", cache, err)
-	}
-	if err := os.Remove(cache[0]); err != nil {
-		t.Fatal(err)
-	}
-	gc := func(args *libcni.GCArgs) {
-		t.Helper()
-		n.forgetCalls()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		if err := n.cni.GCNetworkList(ctx, list, args); err != nil {
-			t.Error(err)
+	stories(t, `
+	versions 1.1.0 1.1.0; chain p0 | p1
+	add live forgotten cached; lose $dir/cache/results/$network-forgotten-eth0
+	forgets; libcni-gc live cached
+	taken cached.eth0.p0 cached.eth0.p1 live.eth0.p0 live.eth0.p1; began start DEL p1, end DEL p1, start DEL p0
+	sorted-calls DEL p0, DEL p1, GC p0, GC p1
+	libcni-gc live; taken live.eth0.p0 live.eth0.p1
+	libcni-gc`, acts{"libcni-gc": func(s *story, w []string) {
+		list := []types.GCAttachment{}
+		for _, name := range w {
+			list = append(list, types.GCAttachment{ContainerID: name, IfName: "eth0"})
 		}
-	}
-	gc(&libcni.GCArgs{ValidAttachments: []types.GCAttachment{
-		{ContainerID: "live", IfName: "eth0"}, {ContainerID: "cached", IfName: "eth0"},
+		s.must(s.cni.GCNetworkList(s.Context(), s.unwind(s.plugins(s.node)...), &libcni.GCArgs{ValidAttachments: list}))
 	}})
-	if got := n.taken(); !slices.Equal(got, []string{"cached.eth0.p0", "cached.eth0.p1", "live.eth0.p0", "live.eth0.p1"}) {
-		t.Errorf("held: %v", got)
-	}
-	calls := n.calls()
-	slices.Sort(calls[min(2, len(calls)):])
-	if want := []string{"DEL p1", "DEL p0", "GC p0", "GC p1"}; !slices.Equal(calls, want) {
-		t.Errorf("calls: %v, want %v", calls, want)
-	}
-	gc(&libcni.GCArgs{ValidAttachments: []types.GCAttachment{{ContainerID: "live", IfName: "eth0"}}})
-	if got := n.taken(); !slices.Equal(got, []string{"live.eth0.p0", "live.eth0.p1"}) {
-		t.Errorf("held: %v", got)
-	}
-	gc(&libcni.GCArgs{ValidAttachments: []types.GCAttachment{}})
-	n.nothingLeft()
 }
 
 // TestGCByList: pods of each kind meet each kind of list. An attachment with a process in its
@@ -549,16 +363,7 @@ func TestGraceByBootTime(t *testing.T) {
 	gc; entries 8
 	gc list; kept young.eth0 young-by-boot.eth0 from-the-future.eth0 nine.eth0 nine-and-a-year.eth0
 	conf gracePeriod 5m; gc list; kept young.eth0 young-by-boot.eth0 from-the-future.eth0
-	conf gracePeriod 0s; gc list`, acts{"age": func(s *story, w []string) {
-		boot, err1 := time.ParseDuration(w[1])
-		wall, err2 := time.ParseDuration(w[2])
-		s.must(errors.Join(err1, err2))
-		s.who(w[0]).editTimes(func(created, updated *journal.Time) {
-			for _, at := range []*journal.Time{created, updated} {
-				at.Boot, at.Wall = at.Boot-int64(boot), at.Wall.Add(-wall)
-			}
-		})
-	}})
+	conf gracePeriod 0s; gc list`, clocks)
 }
 
 // TestListJudgesItsNetwork: one journal has two networks. The list of one says nothing of the

@@ -10,7 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -120,65 +120,158 @@ func (n *node) untouched() {
 	}
 }
 
-// TestBadConfiguration: an ADD with any kind of wrong configuration is refused with a code and a
-// message that says what is wrong, and takes nothing. Then the runtime's DEL of the pod passes,
-// since there is nothing to undo.
-func TestBadConfiguration(t *testing.T) {
+// give runs a verb of unwind with an input that no runtime would give: "give VERB POD [NAME=VALUE …]". A
+// name in capitals is a variable of the environment, another one a key of unwind's entry; without a
+// value, it is absent. varLib=DIR is /var/lib to it, first=COMMANDS are a shell's before it. $result is
+// that of an ADD.
+func (s *story) give(w []string) (rest []string, err error) {
+	s.Helper()
+	p, changes := s.who(w[1]), keys{}
+	in := p.input(strings.ToUpper(w[0]), "")
+	for _, v := range w[2:] {
+		name, text, _ := strings.Cut(v, "=")
+		switch {
+		case !assignment.MatchString(v) || name == "code":
+			rest = append(rest, v)
+		case name == "varLib":
+			in.varLib = text
+			s.mkdir(text)
+		case name == "first":
+			in.first, in.mute = text, strings.HasPrefix(text, "exec >")
+		case name == strings.ToUpper(name):
+			in.env[name] = text
+		case json.Valid([]byte(text)):
+			changes[listKey(name)] = json.RawMessage(text)
+		default:
+			changes[name] = text
+		}
+		if text == "" {
+			delete(in.env, name)
+			changes[listKey(name)] = nil
+		}
+	}
+	if in.varLib == "" {
+		in.more = s.env // where libcni's cache is
+	}
+	in.stdin = s.entryOf(fmt.Sprintf(`{"cniVersion": %q, "plugins": [%s]}`, s.inner, strings.Join(s.plugins(s.node), ", ")), changes)
+	if s.said = s.node.start(in); s.said.code != 0 {
+		return rest, &s.said.said
+	}
+	if w[0] == "add" {
+		s.vars["result"] = s.said.stdout
+	}
+	return rest, nil
+}
+
+var assignment = regexp.MustCompile(`^[\w./-]+=`)
+
+// TestRefused: each verb refuses an input that it cannot work with, with a code and a message that says
+// what is wrong. It starts nothing, makes no file, and shows no configuration. Then the DEL of the pod
+// with its right input passes, since there is nothing to undo.
+func TestRefused(t *testing.T) {
 	t.Parallel()
-	type keys = map[string]any
-	nested := func(plugin string) keys { return keys{"chain": json.RawMessage(`{"plugins": [` + plugin + `]}`)} }
-	for _, tt := range []struct {
-		name    string
-		changes keys
-		code    uint
-		msg     string
-	}{
-		{"no chain", keys{"chain": nil}, 7, `unwind: neither "chain" nor "chainFile" is set; put the plugins to run into "chain": {"plugins": [...]}`},
-		{"two chains", keys{"chainFile": "/etc/x"}, 7, `unwind: "chain" and "chainFile" are both set; keep one`},
-		{"an empty chain", nested(``), 7, `unwind: key "chain": key "plugins" is empty; put the plugins to run there`},
-		{"unwind in unwind", nested(`{"type": "unwind"}`), 7,
+	const all, every = "ADD CHECK DEL", "ADD CHECK DEL GC STATUS"
+	type env = map[string]string
+	type refused struct {
+		name, verbs string
+		given       any // keys of the entry; env, "" if absent; or a string, the whole input
+		code        uint
+		msg         string // "": any
+	}
+	chain := func(plugins string) keys { return keys{"chain": json.RawMessage(`{"plugins": [` + plugins + `]}`)} }
+	table := []refused{
+		{"no chain", "ADD STATUS", keys{"chain": nil}, 7,
+			`unwind: neither "chain" nor "chainFile" is set; put the plugins to run into "chain": {"plugins": [...]}`},
+		{"unwind in unwind", "ADD STATUS", chain(`{"type": "unwind"}`), 7,
 			`unwind: key "chain": plugins[0]: key "type": unwind cannot run inside itself; list the plugins of its chain here`},
-		{"unwind as IPAM", nested(`{"type": "faulty", "ipam": {"type": "unwind"}}`), 7,
-			`unwind: key "chain": plugins[0]: key "ipam.type": unwind cannot run inside itself; list the plugins of its chain here`},
-		{"a path as type", nested(`{"type": "/bin/sh"}`), 7, `unwind: key "chain": plugins[0]: key "type": "/bin/sh" is not a plugin name`},
-		{"another name", keys{"chain": json.RawMessage(`{"name": "other", "plugins": [{"type": "faulty"}]}`)}, 7,
-			`unwind: key "chain": key "name" is "other", but the network is "NET"; they must be the same, because plugins keep ` +
-				`addresses and rules under that name`},
-		{"two wrong keys", keys{"gracePeriod": "abc", "stateDir": "state"}, 7,
+		{"chainFile gone", "ADD STATUS", keys{"chain": nil, "chainFile": "/none"}, 7,
+			`unwind: chainFile /none: no such file or directory; the network's provider has not written it, or has removed it`},
+		{"two wrong keys", "ADD STATUS", keys{"gracePeriod": "abc", "stateDir": "state"}, 7,
 			`unwind: key "gracePeriod": "abc" is not a duration such as "30s" or "10m"; key "stateDir": "state" is not an absolute path`},
-		{"a previous plugin", keys{"prevResult": keys{}}, 7,
+		{"a previous plugin", "ADD", keys{"prevResult": keys{}}, 7,
 			`unwind: prevResult is set: unwind must be the first plugin of the list; move the plugins before it into "chain"`},
-		{"5 MB", keys{"args": keys{"x": strings.Repeat("s3cret  ", 5<<17)}}, 7, `unwind: the configuration is too large: SIZE bytes, more than 4194304`},
+		{"5 MB", "ADD", keys{"args": keys{"x": strings.Repeat("s3cret  ", 5<<17)}}, 7,
+			`unwind: the configuration is too large: SIZE bytes, more than 4194304`},
 
 		// skel's own words, as in every plugin.
-		{"no name", keys{"name": nil}, 7, `missing network name`},
-		{"a name that is a path", keys{"name": "../../etc"}, 7, `invalid characters found in network name`},
-		{"a name that is not UTF-8", keys{"name": json.RawMessage("\"\xff\"")}, 7, `invalid characters found in network name`},
-		{"a name that is a number", keys{"name": 5}, 6,
+		{"no name", "ADD", keys{"name": nil}, 7, `missing network name`},
+		{"a name that is not UTF-8", "ADD", keys{"name": json.RawMessage("\"\xff\"")}, 7, `invalid characters found in network name`},
+		{"a name that is a number", "ADD", keys{"name": 5}, 6,
 			`error unmarshall network config: json: cannot unmarshal number into Go struct field .name of type string`},
-		{"a version of the future", keys{"cniVersion": "2.0.0"}, 1, `incompatible CNI versions`},
+		{"a version of the future", "ADD", keys{"cniVersion": "2.0.0"}, 1, `incompatible CNI versions`},
 
-		{"a delegate is missing", nested(`{"type": "faulty"}, {"type": "gone"}`), 50,
+		// skel checks the last name in any case, unwind uses the last one in lower case.
+		{"NAME and name", "ADD", `{"NAME": "good", "name": "../x", ENTRY`, 7, ``},
+		{"name and NAME", "ADD", `{"name": "../x", "NAME": "good", ENTRY`, 7, ``},
+		{"three names", "ADD", `{"name": "../x", "name": "good", "nAme": "../y", ENTRY`, 7, ``},
+
+		{"nothing", all, ``, 6, ``},
+		{"text", all, `s3cret`, 6, ``},
+		{"cut off", all, `{"cniVersion": "1.0.0", "name": "podnet", "password": "s3cret`, 6, ``},
+		{"more after it", all, `{"cniVersion": "1.0.0", "name": "podnet"} s3cret`, 6, ``},
+		{"too deep", all, `{"name": "podnet", "x": ` + strings.Repeat(`[`, 20000) + strings.Repeat(`]`, 20000) + `}`, 6, ``},
+		{"5 MB of a string", all, `"` + strings.Repeat("s3cret  ", 5<<17), 6, ``},
+
+		{"a delegate is missing", "ADD", chain(`{"type": "faulty"}, {"type": "gone"}`), 50,
 			`plugin type="gone" failed (add): failed to find plugin "gone" in path [PATH]; unwind: nothing was started`},
-		{"an IPAM plugin is missing", nested(`{"type": "faulty"}, {"type": "bridge", "ipam": {"type": "gone"}}`), 50,
+		{"an IPAM plugin is missing", "ADD", chain(`{"type": "faulty"}, {"type": "bridge", "ipam": {"type": "gone"}}`), 50,
 			`plugin type="gone" failed (add): failed to find plugin "gone" in path [PATH]; unwind: nothing was started`},
-	} {
+
+		{"no container ID", all, env{"CNI_CONTAINERID": ""}, 4, `required env variables [CNI_CONTAINERID] missing`},
+		{"no interface", all, env{"CNI_IFNAME": ""}, 4, `required env variables [CNI_IFNAME] missing`},
+		{"no path", all, env{"CNI_PATH": ""}, 4, `required env variables [CNI_PATH] missing`},
+		{"no netns", "ADD CHECK", env{"CNI_NETNS": ""}, 4, `required env variables [CNI_NETNS] missing`},
+		{"no variable", "ADD", env{"CNI_CONTAINERID": "", "CNI_NETNS": "", "CNI_IFNAME": "", "CNI_PATH": ""}, 4,
+			`required env variables [CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH] missing`},
+		{"another command", "UNDO", env{}, 4, `unknown CNI_COMMAND: UNDO`},
+		{"a container ID that is a path", all, env{"CNI_CONTAINERID": "../../../etc/x"}, 4, `invalid characters in containerID`},
+		{"a container ID of two lines", all, env{"CNI_CONTAINERID": "a\nb"}, 4, `invalid characters in containerID`},
+		{"a container ID that is not UTF-8", all, env{"CNI_CONTAINERID": "a\xff"}, 4, `invalid characters in containerID`},
+		{"an interface that is a path", all, env{"CNI_IFNAME": "../x"}, 4, `interface name contains / or : or whitespace characters`},
+		{"an interface that is a parent", all, env{"CNI_IFNAME": ".."}, 4, `interface name is . or ..`},
+		{"an interface with a long name", all, env{"CNI_IFNAME": "sixteen-bytes-it"}, 4, `interface name is too long`},
+		{"an interface that is not UTF-8", "ADD", env{"CNI_IFNAME": "eth\xff"}, 4,
+			`unwind: CNI_IFNAME is not valid UTF-8, so the journal cannot keep it for the DEL`},
+		{"arguments that are not UTF-8", "ADD", env{"CNI_ARGS": "K8S_POD_NAME=\xff"}, 4,
+			`unwind: CNI_ARGS is not valid UTF-8, so the journal cannot keep it for the DEL`},
+		{"a path of a netns that is not UTF-8", "ADD", env{"CNI_NETNS": "/run/netns/\xff"}, 4,
+			`unwind: CNI_NETNS is not valid UTF-8, so the journal cannot keep it for the DEL`},
+		{"the runtime's own netns", "ADD", env{"CNI_NETNS": "/proc/self/ns/net"}, 8, `unwind: CNI_NETNS is the runtime's own network namespace`},
+	}
+	for _, name := range []string{"../x", "a/b", "..", ".", "a\x00b", "a\nb", " ", "-", "\u2028", "a\u202eb"} {
+		table = append(table, refused{fmt.Sprintf("name %q", name), every, keys{"name": name}, 7, `invalid characters found in network name`})
+	}
+	for _, tt := range table {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
-			chain := `{"plugins": [` + n.faulty("p0", "") + `]}`
-			p := n.pod("a")
-			in := p.input("ADD", n.entryOf(chain, tt.changes))
-			out := n.start(in)
-			want := strings.NewReplacer("NET", n.network, "PATH", strings.Join(n.path, " "), "SIZE", fmt.Sprint(len(in.stdin))).Replace(tt.msg)
-			if out.said.Code != tt.code || out.said.Msg != want {
-				t.Errorf("ADD: exit %d,\n     code %d, %s\nwant code %d, %s", out.code, out.said.Code, out.said.Msg, tt.code, want)
+			n.outer = "1.1.0"
+			p, right := n.pod("a"), `{"plugins": [`+n.faulty("p0", "")+`]}`
+			for _, command := range strings.Fields(tt.verbs) {
+				in, code := p.input(command, n.entryOf(right, nil)), tt.code
+				switch given := tt.given.(type) {
+				case keys:
+					in.stdin = n.entryOf(right, given)
+				case env:
+					maps.Copy(in.env, given)
+					maps.DeleteFunc(in.env, func(_, v string) bool { return v == "" })
+				case string:
+					in.stdin = strings.Replace(given, "ENTRY", n.entryOf(right, keys{"name": nil})[1:], 1)
+				}
+				if command == "STATUS" && strings.HasPrefix(tt.msg, "unwind: ") {
+					code = 50
+				}
+				want := strings.NewReplacer("[PATH]", fmt.Sprint(n.path), "SIZE", fmt.Sprint(len(in.stdin))).Replace(tt.msg)
+				out := n.start(in)
+				if out.said.Code != code || tt.msg != "" && out.said.Msg != want {
+					t.Errorf("%s: exit %d,\n     code %d, %s\nwant code %d, %s", command, out.code, out.said.Code, out.said.Msg, code, want)
+				}
+				if strings.Contains(out.stdout+out.stderr, "s3cret") {
+					t.Errorf("%s shows the configuration", command)
+				}
+				n.untouched()
 			}
-			if strings.Contains(out.stdout+out.stderr, "s3cret") {
-				t.Error("the configuration is shown")
-			}
-			n.untouched()
-			if out := n.start(p.input("DEL", n.entryOf(chain, nil))); out.code != 0 {
+			if out := n.start(p.input("DEL", n.entryOf(right, nil))); out.code != 0 {
 				t.Errorf("DEL: %s", out.stdout)
 			}
 			n.nothingLeft()
@@ -186,84 +279,13 @@ func TestBadConfiguration(t *testing.T) {
 	}
 }
 
-// TestNoJSON: skel refuses input that is not JSON.
-func TestNoJSON(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct{ name, stdin string }{
-		{"nothing", ``},
-		{"text", `s3cret`},
-		{"cut off", `{"cniVersion": "1.0.0", "name": "podnet", "password": "s3cret`},
-		{"more after it", `{"cniVersion": "1.0.0", "name": "podnet"} s3cret`},
-		{"too deep", `{"name": "podnet", "x": ` + strings.Repeat(`[`, 20000) + strings.Repeat(`]`, 20000) + `}`},
-		{"5 MB of a string", `"` + strings.Repeat("s3cret  ", 5<<17)},
-	} {
-		for _, command := range []string{"ADD", "DEL", "CHECK"} {
-			t.Run(command+" "+tt.name, func(t *testing.T) {
-				t.Parallel()
-				n := newNode(t)
-				out := n.start(n.pod("a").input(command, tt.stdin))
-				if out.said.Code != types.ErrDecodingFailure || strings.Contains(out.stdout+out.stderr, "s3cret") {
-					t.Errorf("exit %d: %s", out.code, out.stdout)
-				}
-				n.untouched()
-			})
-		}
-	}
-}
-
-// TestBadEnvironment runs ADD, DEL and CHECK with missing or hostile variables. None of them
-// becomes part of a path.
-func TestBadEnvironment(t *testing.T) {
-	t.Parallel()
-	all := []string{"ADD", "DEL", "CHECK"}
-	for _, tt := range []struct {
-		name     string
-		commands []string
-		env      map[string]string // "": not set
-		code     uint
-		msg      string
-	}{
-		{"no container ID", all, map[string]string{"CNI_CONTAINERID": ""}, 4, `required env variables [CNI_CONTAINERID] missing`},
-		{"no interface", all, map[string]string{"CNI_IFNAME": ""}, 4, `required env variables [CNI_IFNAME] missing`},
-		{"no path", all, map[string]string{"CNI_PATH": ""}, 4, `required env variables [CNI_PATH] missing`},
-		{"no netns", []string{"ADD", "CHECK"}, map[string]string{"CNI_NETNS": ""}, 4, `required env variables [CNI_NETNS] missing`},
-		{"nothing", []string{"ADD"}, map[string]string{"CNI_CONTAINERID": "", "CNI_NETNS": "", "CNI_IFNAME": "", "CNI_PATH": ""}, 4,
-			`required env variables [CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH] missing`},
-		{"another command", []string{"UNDO"}, nil, 4, `unknown CNI_COMMAND: UNDO`},
-		{"a container ID that is a path", all, map[string]string{"CNI_CONTAINERID": "../../../etc/x"}, 4, `invalid characters in containerID`},
-		{"a container ID of two lines", all, map[string]string{"CNI_CONTAINERID": "a\nb"}, 4, `invalid characters in containerID`},
-		{"a container ID that is not UTF-8", all, map[string]string{"CNI_CONTAINERID": "a\xff"}, 4, `invalid characters in containerID`},
-		{"an interface that is a path", all, map[string]string{"CNI_IFNAME": "../x"}, 4, `interface name contains / or : or whitespace characters`},
-		{"an interface that is a parent", all, map[string]string{"CNI_IFNAME": ".."}, 4, `interface name is . or ..`},
-		{"an interface with a long name", all, map[string]string{"CNI_IFNAME": "sixteen-bytes-it"}, 4, `interface name is too long`},
-		{"an interface that is not UTF-8", []string{"ADD"}, map[string]string{"CNI_IFNAME": "eth\xff"}, 4,
-			`unwind: CNI_IFNAME is not valid UTF-8, so the journal cannot keep it for the DEL`},
-		{"arguments that are not UTF-8", []string{"ADD"}, map[string]string{"CNI_ARGS": "K8S_POD_NAME=\xff"}, 4,
-			`unwind: CNI_ARGS is not valid UTF-8, so the journal cannot keep it for the DEL`},
-		{"a path of a netns that is not UTF-8", []string{"ADD"}, map[string]string{"CNI_NETNS": "/run/netns/\xff"}, 4,
-			`unwind: CNI_NETNS is not valid UTF-8, so the journal cannot keep it for the DEL`},
-		{"the runtime's own netns", []string{"ADD"}, map[string]string{"CNI_NETNS": "/proc/self/ns/net"}, 8,
-			`unwind: CNI_NETNS is the runtime's own network namespace`},
-	} {
-		for _, command := range tt.commands {
-			t.Run(command+" "+tt.name, func(t *testing.T) {
-				t.Parallel()
-				n := newNode(t)
-				in := n.pod("a").input(command, n.entryOf(`{"plugins": [`+n.faulty("p0", "")+`]}`, nil))
-				maps.Copy(in.env, tt.env)
-				maps.DeleteFunc(in.env, func(_, v string) bool { return v == "" })
-				if out := n.start(in); out.said.Code != tt.code || out.said.Msg != tt.msg {
-					t.Errorf("exit %d,\n     code %d, %s\nwant code %d, %s", out.code, out.said.Code, out.said.Msg, tt.code, tt.msg)
-				}
-				n.untouched()
-			})
-		}
-	}
-}
-
 // TestOddInput: odd but valid input reaches the delegates at ADD, and the same at DEL.
 func TestOddInput(t *testing.T) {
 	t.Parallel()
+	much := map[string]string{} // nearly as much as the kernel allows
+	for i := range 15 {
+		much[fmt.Sprint("MUCH", i)] = strings.Repeat("x", 127<<10)
+	}
 	for _, tt := range []struct {
 		name  string
 		extra string // in the delegate
@@ -277,6 +299,7 @@ func TestOddInput(t *testing.T) {
 		{"3 MB", `, "big": "` + strings.Repeat("x", 3<<20) + `"`, nil},
 		// The kernel takes no variable of more than 128 KiB.
 		{"much CNI_ARGS", ``, map[string]string{"CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAME=a;X=" + strings.Repeat("y", 127<<10)}},
+		{"much environment", ``, much},
 		{"a pod's name as no pod has one", ``, map[string]string{"CNI_ARGS": "K8S_POD_NAME=" + strings.Repeat("y", 127<<10)}},
 		{"a long container ID", ``, map[string]string{"CNI_CONTAINERID": strings.Repeat("c", 230)}},
 		{"an odd interface", ``, map[string]string{"CNI_IFNAME": "<é\x01\"%s>"}},
@@ -293,8 +316,8 @@ func TestOddInput(t *testing.T) {
 			if out := n.start(add); out.code != 0 || strings.Contains(out.stderr, "level=") {
 				t.Fatalf("ADD: %s\n%s", out.stdout, out.stderr)
 			}
-			if entries := n.entries(); len(entries) != 1 || entries[0].State != journal.Live || entries[0].IfName != add.env["CNI_IFNAME"] {
-				t.Errorf("the journal has %d entries", len(entries))
+			if entries := n.entries(); len(entries) != 1 || entries[0].State != journal.Live || entries[0].IfName != add.env["CNI_IFNAME"] || len(n.taken()) != 1 {
+				t.Errorf("the journal has %d entries, taken %v", len(entries), n.taken())
 			}
 			del.stdin = n.entryOf(`{"plugins": [`+n.faulty("other", "")+`]}`, nil)
 			delete(del.env, "CNI_ARGS")
@@ -320,114 +343,60 @@ func TestOddInput(t *testing.T) {
 }
 
 // TestBrokenKeysAtDEL: an edit of the configuration breaks a pod's network. Its DEL passes all the
-// same.
+// same. It warns of a key, unless the journal has what it says.
 func TestBrokenKeysAtDEL(t *testing.T) {
-	t.Parallel()
-	type keys = map[string]any
-	for _, tt := range []struct {
-		name    string
-		changes keys
-	}{
-		{"gracePeriod", keys{"gracePeriod": "abc"}},
-		{"delegateTimeout", keys{"delegateTimeout": -1}},
-		{"onDelFailure", keys{"onDelFailure": "Defer"}},
-		{"onJournalFailure", keys{"onJournalFailure": keys{}}},
-		{"logLevel", keys{"logLevel": 7}},
-		{"logFile", keys{"logFile": "relative"}},
-		{"logFile in no folder", keys{"logFile": "/no/such/folder/log"}},
-		{"capabilities", keys{"capabilities": []string{"ips"}}},
-		{"runtimeConfig", keys{"runtimeConfig": "x"}},
-		{"prevResult", keys{"prevResult": "x"}},
-		{"a result that is none", keys{"prevResult": keys{"cniVersion": "7.0.0", "ips": 1}}},
-		{"no chain", keys{"chain": nil}},
-		{"a chain that is none", keys{"chain": 5}},
-		{"two chains", keys{"chainFile": "/x"}},
-		{"another name in the chain", keys{"chain": keys{"name": "other"}}},
-		{"unwind in unwind", keys{"chain": keys{"plugins": []keys{{"type": "unwind"}}}}},
-		{"unknown keys", keys{"who": "knows"}},
-		{"5 MB", keys{"args": keys{"x": strings.Repeat("x", 5<<20)}}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			chain := `{"plugins": [` + n.faulty("p0", "") + `]}`
-			p := n.pod("a")
-			if out := n.start(p.input("ADD", n.entryOf(chain, nil))); out.code != 0 || len(n.taken()) != 1 {
-				t.Fatalf("ADD: %s", out.stdout)
-			}
-			out := n.start(p.input("DEL", n.entryOf(chain, tt.changes)))
-			if out.code != 0 {
-				t.Errorf("DEL: %s", out.stdout)
-			}
-			key := slices.Collect(maps.Keys(tt.changes))[0]
-			// The journal has these.
-			used := !slices.Contains([]string{"chain", "chainFile", "prevResult"}, key)
-			if used != strings.Contains(out.stderr, "level=WARN") {
-				t.Errorf("a warning of the key %q: want %t, got %s", key, used, out.stderr)
-			}
-			n.nothingLeft()
-		})
-	}
+	stories(t, `
+	chain p0; give add a; taken a.eth0.p0; big; let warns 1
+	either gracePeriod: let edit gracePeriod=abc
+	or delegateTimeout: let edit delegateTimeout=-1
+	or onDelFailure: let edit onDelFailure=Defer
+	or onJournalFailure: let edit onJournalFailure={}
+	or logLevel: let edit logLevel=7
+	or logFile: let edit logFile=relative
+	or logFile in no folder: let edit logFile=/no/such/folder/log
+	or capabilities: let edit capabilities=["ips"]
+	or runtimeConfig: let edit runtimeConfig="x"
+	or unknown keys: let edit who="knows"
+	or 5 MB: let edit args={"x":"$big"}
+	or journaled prevResult: let edit prevResult="x"
+	or journaled, a result that is none: let edit prevResult={"cniVersion":"7.0.0","ips":1}
+	or journaled, no chain: let edit chain=
+	or journaled, a chain that is none: let edit chain=5
+	or journaled, two chains: let edit chainFile=/x
+	or journaled, another name in the chain: let edit chain={"name":"other"}
+	or journaled, unwind in unwind: let edit chain={"plugins":[{"type":"unwind"}]}
+	if journaled: let warns 0
+	give del a $edit; warned level=WARN $warns`, acts{
+		"big": func(s *story, _ []string) { s.vars["big"] = strings.Repeat("x", 5<<20) }})
 }
 
 // TestStateDirAtDEL: stateDir is broken, so that the DEL does not find the journal. The DEL uses
 // what the runtime gives, in the default directory. The entry in the right directory stays until a
 // DEL names it.
 func TestStateDirAtDEL(t *testing.T) {
-	t.Parallel()
-	for _, stateDir := range []any{"relative/state", 5, "/dev/null", "/proc/none", nil} {
-		t.Run(fmt.Sprint(stateDir), func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			chain := `{"plugins": [` + n.faulty("p0", "") + `]}`
-			p := n.pod("a")
-			out := n.start(p.input("ADD", n.entryOf(chain, nil)))
-			if out.code != 0 || len(n.taken()) != 1 {
-				t.Fatalf("ADD: %s", out.stdout)
-			}
-			del := p.input("DEL", n.entryOf(chain, map[string]any{"stateDir": stateDir, "prevResult": json.RawMessage(out.stdout)}))
-			del.varLib = filepath.Join(n.dir, "varlib")
-			n.mkdir(del.varLib)
-			if out := n.start(del); out.code != 0 || len(n.taken()) != 0 {
-				t.Errorf("DEL: %s, %v", out.stdout, n.taken())
-			}
-			if out := n.start(p.input("DEL", n.entryOf(chain, nil))); out.code != 0 {
-				t.Errorf("DEL with the right stateDir: %s", out.stdout)
-			}
-			n.nothingLeft()
-		})
-	}
+	stories(t, `
+	chain p0; give add a; taken a.eth0.p0
+	either relative: let edit stateDir=relative/state
+	or a number: let edit stateDir=5
+	or a device: let edit stateDir=/dev/null
+	or not to be made: let edit stateDir=/proc/none
+	or absent: let edit stateDir=
+	give del a $edit 'prevResult=$result' varLib=$dir/varlib; taken; entry a live
+	give del a`)
 }
 
 // TestWarnings: a problem that is no error is logged, with what to do about it.
 func TestWarnings(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		name    string
-		changes map[string]any
-		want    string
-	}{
-		{"unknown keys", map[string]any{"statedir": "/x"},
-			`level=WARN msg="unknown key \"statedir\" has no effect; keys for a delegate belong in its entry of the chain"`},
-		{"capabilities that do not arrive", map[string]any{"capabilities": map[string]bool{"mac": true}},
-			`write="\"capabilities\": {\"ips\": true, \"portMappings\": true}"`},
-		{"a log that cannot be written", map[string]any{"logFile": "/no/such/folder/log"},
-			`level=WARN msg="key \"logFile\": open /no/such/folder/log: no such file or directory; logging to stderr"`},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			chain := `{"plugins": [` + n.faulty("p0", `, "capabilities": {"ips": true, "portMappings": true, "mac": true}`) + `]}`
-			p := n.pod("a")
-			for _, command := range []string{"ADD", "DEL"} {
-				out := n.start(p.input(command, n.entryOf(chain, tt.changes)))
-				if out.code != 0 || command == "ADD" && !strings.Contains(out.stderr, tt.want) {
-					t.Errorf("%s: exit %d, log:\n%swant %s", command, out.code, out.stderr, tt.want)
-				}
-			}
-			n.nothingLeft()
-		})
-	}
+	stories(t, `
+	chain p0, "capabilities": {"ips": true, "portMappings": true, "mac": true}
+	either unknown keys: let edit statedir=/x
+		let says 'msg="unknown key \"statedir\" has no effect; keys for a delegate belong in its entry of the chain"'
+	or capabilities that do not arrive: let edit capabilities={"mac":true}
+		let says write="\"capabilities\": {\"ips\": true, \"portMappings\": true}"
+	or a log that cannot be written: let edit logFile=/no/such/folder/log
+		let says 'msg="key \"logFile\": open /no/such/folder/log: no such file or directory; logging to stderr"'
+	give add a $edit; warned 'level=WARN' 1; warned '$says' 1
+	give del a $edit`)
 }
 
 // TestVERSION: VERSION touches no file and does not wait for a configuration.

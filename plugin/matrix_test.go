@@ -264,7 +264,7 @@ func TestJournaledBytes(t *testing.T) {
 				n := newNode(t)
 				chain, chainFile := addressed(n, `, "big": 9007199254740993, "text": "<&>"`), ""
 				if strings.HasPrefix(change, "chainFile") {
-					chainFile = n.chainFile("10-provider.conflist", conflistOf(chain))
+					chainFile = n.chainFile(conflistOf(chain))
 				}
 				sameBytes(n, n.unwind(chain...), func() *libcni.NetworkConfigList { return apply(n, chainFile) }, failed)
 			})

@@ -6,10 +6,10 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
-	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
 
@@ -42,167 +42,95 @@ func (n *node) othersSurvive() {
 // up. The plain chain leaves something, which shows that there is something to remove. unwind
 // leaves nothing, and succeeds.
 func TestScratchNetNS(t *testing.T) {
-	t.Parallel()
-	const nft = `, "ipMasqBackend": "nftables"`
-	bridge := func(families, extra string) func(*node) []string {
-		return func(n *node) []string { return []string{n.masquerading("bridge", families, extra)} }
-	}
-	ptp := func(families, extra string) func(*node) []string {
-		return func(n *node) []string { return []string{n.masquerading("ptp", families, extra)} }
-	}
-	for _, c := range []struct {
-		name       string
-		chain      func(n *node) []string
-		plainFails bool
-	}{
-		{"bridge, IPv4", bridge("IPv4", ""), false},
-		{"bridge, IPv6", bridge("IPv6", ""), false},
-		{"bridge, dual", bridge("dual", ""), false},
-		{"bridge, dual, nftables", bridge("dual", nft), false},
-		{"ptp, IPv4", ptp("IPv4", ""), false},
-		{"ptp, IPv6", ptp("IPv6", ""), false},
-		{"ptp, dual", ptp("dual", ""), false},
-		{"ptp, dual, nftables", ptp("dual", nft), false},
-		{"sbr", func(n *node) []string {
-			return []string{n.bridgePlugin(""), `{"type": "sbr"}`}
-		}, true},
-		{"tuning", func(n *node) []string {
-			return []string{n.bridgePlugin(""), fmt.Sprintf(`{"type": "tuning", "mtu": 1400, "mac": "02:00:00:00:00:09", "promisc": true,
-				"allmulti": true, "txQLen": 700, "dataDir": %q}`, n.tuningDir())}
-		}, false},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			left, err := n.delAfterNetNS(n.plain(c.chain(n)...))
-			if len(left) == 0 || err == nil == c.plainFails {
-				t.Errorf("the plain chain leaves %q and returns %v", left, err)
-			}
-
-			n = newNode(t)
-			left, err = n.delAfterNetNS(n.unwind(c.chain(n)...))
-			if len(left) > 0 || err != nil {
-				t.Errorf("unwind leaves %q and returns %v", left, err)
-			}
-			n.nothingLeft()
-		})
-	}
-}
-
-// delAfterNetNS takes a pod through ADD and DEL, removes its network namespace before the DEL, and
-// returns what is left.
-func (n *node) delAfterNetNS(list *libcni.NetworkConfigList) (left []string, err error) {
-	n.Helper()
-	p := n.pod("a")
-	marks := p.marks(p.mustAdd(list))
-	p.dropNetNS()
-	eventually(n, "the host's ends of the interfaces are gone", func() bool {
-		return !slices.ContainsFunc(marks.links, func(name string) bool {
-			_, err := netlink.LinkByName(name)
-			return err == nil
-		})
+	stories(t, `
+	let nft "ipMasqBackend": "nftables"; let del past del a
+	either bridge, IPv4: chain masquerading bridge IPv4
+	or bridge, IPv6: chain masquerading bridge IPv6
+	or bridge, dual: chain masquerading bridge dual
+	or bridge, dual, nftables: chain masquerading bridge dual, $nft
+	or ptp, IPv4: chain masquerading ptp IPv4
+	or ptp, IPv6: chain masquerading ptp IPv6
+	or ptp, dual: chain masquerading ptp dual
+	or ptp, dual, nftables: chain masquerading ptp dual, $nft
+	or sbr: chain bridge | sbr; let del fails past del a
+	or tuning: chain bridge | {"type": "tuning", "mtu": 1400, "mac": "02:00:00:00:00:09", "promisc": true, "allmulti": true, "txQLen": 700, "dataDir": "$dir/tuning"}
+	either plain: past add a; remember a; drop a; unlinked a; $del; remains a; leaves
+	or unwind: add a; remember a; drop a; unlinked a; del a; vanished a; absent $netns/a`, acts{
+		"unlinked": func(s *story, w []string) {
+			eventually(s, "the host's ends of the interfaces are gone", func() bool {
+				return !slices.ContainsFunc(s.seen[w[0]].marks.links, func(name string) bool {
+					_, err := netlink.LinkByName(name)
+					return err == nil
+				})
+			})
+		},
+		"remains": func(s *story, w []string) {
+			s.want(s.who(w[0]).whole(s.seen[w[0]].marks) != "", "the plain chain leaves nothing")
+		},
 	})
-	err = p.del(list)
-	left = p.traces(marks)
-	if _, err := os.Lstat(p.NetNS); err == nil {
-		left = append(left, "a file at "+p.NetNS)
-	}
-	return left, err
 }
 
 // TestScratchNetNSIsForCleaningUp: only the plugins that clean up by it get a scratch network
 // namespace with the interface and its addresses. A plugin that moves devices would move unwind's
 // scratch interface.
 func TestScratchNetNSIsForCleaningUp(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	var chain []string
-	for _, plugin := range []string{"bridge", "ptp", "tuning", "host-device", "macvlan", "firewall", "unheard-of"} {
-		run(t, "cp", filepath.Join(toolsDir(t), "test", "faulty"), filepath.Join(n.path[0], plugin))
-		chain = append(chain, strings.Replace(n.faulty(plugin, ""), `"type": "faulty"`, fmt.Sprintf(`"type": %q`, plugin), 1))
-	}
-	seen := filepath.Join(n.dir, "seen")
-	n.script("sbr", `cat >/dev/null; case $CNI_COMMAND in
-		ADD) echo '{"cniVersion": "1.0.0", "ips": [{"address": "192.0.2.7/24"}, {"address": "2001:db8::7/64"}]}' ;;
-		DEL) nsenter --net="$CNI_NETNS" ip -o address show dev "$CNI_IFNAME" >`+seen+` ;;
-		esac`)
-	list := n.unwind(append(chain, `{"type": "sbr"}`)...)
-	p := n.pod("a")
-	p.mustAdd(list)
-	p.dropNetNS()
-	n.forgetCalls()
-	p.mustDel(list)
-	for _, l := range n.callLog() {
-		scratch := slices.Contains([]string{"bridge", "ptp", "tuning"}, l.Instance)
-		want := p.NetNS
-		if l.Instance == "host-device" {
-			want = ""
-		}
-		if scratch && !strings.HasPrefix(l.NetNS, "/proc/") || !scratch && l.NetNS != want {
-			t.Errorf("%s was shown %q", l.Instance, l.NetNS)
-		}
-	}
-	addresses, err := os.ReadFile(seen)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{"eth0", "192.0.2.7/24", "2001:db8::7/64"} {
-		if !strings.Contains(string(addresses), want) {
-			t.Errorf("no %s in the scratch network namespace: %s", want, addresses)
-		}
-	}
-	n.nothingLeft()
+	stories(t, `
+	named bridge ptp tuning host-device macvlan firewall unheard-of
+	script sbr 'cat >/dev/null; case $CNI_COMMAND in
+		ADD) echo "{\"cniVersion\": \"1.0.0\", \"ips\": [{\"address\": \"192.0.2.7/24\"}, {\"address\": \"2001:db8::7/64\"}]}" ;;
+		DEL) nsenter --net="$CNI_NETNS" ip -o address show dev "$CNI_IFNAME" >$dir/seen ;; esac'
+	add a; drop a; forgets; del a
+	scratch bridge ptp tuning
+	shell 'grep -q eth0 $dir/seen; grep -q 192.0.2.7/24 $dir/seen; grep -q 2001:db8::7/64 $dir/seen'`, acts{
+		"named": func(s *story, w []string) { // faulty plugins with these names, and sbr
+			s.chain = nil
+			for _, plugin := range w {
+				run(s, "cp", filepath.Join(s.path[2], "faulty"), filepath.Join(s.path[0], plugin))
+				s.chain = append(s.chain, strings.Replace(s.faulty(plugin, ""), `"type": "faulty"`, fmt.Sprintf(`"type": %q`, plugin), 1))
+			}
+			s.chain = append(s.chain, "sbr")
+		},
+		"scratch": func(s *story, w []string) { // just these had a scratch network namespace
+			for _, l := range s.callLog() {
+				want := s.who("a").NetNS
+				if l.Instance == "host-device" {
+					want = ""
+				}
+				scratch := slices.Contains(w, l.Instance)
+				s.want(scratch && strings.HasPrefix(l.NetNS, "/proc/") || !scratch && l.NetNS == want, "%s was shown %q", l.Instance, l.NetNS)
+			}
+		},
+	})
 }
 
 // TestRulesOfSBR: sbr's first DEL does not pass, and the pod's network namespace lives on. By the
-// second one the interface is gone, by whose addresses sbr finds its rules. The rules are still
-// removed from that namespace.
+// second one the interface is gone, by whose addresses sbr finds its rules, so it is lent a scratch
+// interface. The rules are still removed from that namespace.
 func TestRulesOfSBR(t *testing.T) {
-	t.Parallel()
-	for name, fault := range map[string]string{
-		"fails": `echo '{"code": 11, "msg": "sbr is broken"}'; exit 1`, "is killed": "kill -9 $$",
-		"unwind is killed": "kill -9 $PPID; exit 1",
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			sbr := filepath.Join(n.path[1], "sbr")
-			n.path[1] = n.few("bridge", "host-local")
-			broken := filepath.Join(n.dir, "broken")
-			n.script("sbr", fmt.Sprintf(`[ $CNI_COMMAND = DEL ] && [ -e %s ] && { %s; }; exec %s`,
-				broken, fault, sbr))
-			list := n.unwind(n.masquerading("bridge", "dual", ""), `{"type": "sbr"}`)
-			p := n.pod("a")
-			before := p.ruleCount()
-			p.mustAdd(list)
-			if with := p.ruleCount(); with != before+2 {
-				t.Fatalf("%d rules with sbr, %d without", with, before)
+	stories(t, `
+	either fails: let fault 'echo "{\"code\": 11, \"msg\": \"sbr is broken\"}"; exit 1'
+	or is killed: let fault kill -9 $$
+	or unwind is killed: let fault 'kill -9 $PPID; exit 1'
+	script sbr '[ $CNI_COMMAND = DEL ] && [ -e $dir/broken ] && { $fault; }; exec $cni/sbr'
+	few bridge host-local; chain masquerading bridge dual | sbr
+	ruled a 0; add a; ruled a 2
+	shell 'touch $dir/broken'; freed a; fails del a; alone a
+	lose $dir/broken; del a
+	ruled a 0; alone a`, acts{
+		"few": func(s *story, w []string) { s.path[1] = s.node.few(w...) },
+		// ruled POD N: has so many routing rules more than at first
+		"ruled": func(s *story, w []string) {
+			count := s.who(w[0]).ruleCount()
+			if s.vars["rules"] == "" {
+				s.vars["rules"] = strconv.Itoa(count)
 			}
-			n.write(broken, "")
-			for len(n.reserved()) > 0 { // after a pass that was cut off, another step goes first
-				if err := p.del(list); err == nil {
-					t.Fatal("the DEL succeeded")
-				}
-			}
-			if err := p.del(list); err == nil { // now with a scratch interface
-				t.Error("the DEL succeeded")
-			}
-			eventually(t, "the interface that was lent is gone", func() bool {
-				return slices.Equal(n.links(p.NetNS), []string{"lo"})
-			})
-			if err := os.Remove(broken); err != nil {
-				t.Fatal(err)
-			}
-			p.mustDel(list)
-			if left := p.ruleCount(); left != before {
-				t.Errorf("%d rules are left", left-before)
-			}
-			if links := n.links(p.NetNS); !slices.Equal(links, []string{"lo"}) {
-				t.Errorf("interfaces are left: %q", links)
-			}
-			n.nothingLeft()
-		})
-	}
+			first, _ := strconv.Atoi(s.vars["rules"])
+			s.wantCount(count-first, w[1])
+		},
+		"alone": each(func(p *pod) {
+			eventually(p, "it has no interface but lo", func() bool { return slices.Equal(p.links(p.NetNS), []string{"lo"}) })
+		}),
+	})
 }
 
 // ruleCount returns the number of routing rules in the pod's network namespace.

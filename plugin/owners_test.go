@@ -3,8 +3,6 @@ package plugin
 import (
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 	"testing"
 
 	"cni-unwind/plugin/netconf"
@@ -144,29 +142,11 @@ func TestStaleOwnerIsNoRival(t *testing.T) {
 // TestLongContainerID: host-local's record of an owner whose ID is longer than any runtime's is still
 // that owner's: its DEL is shown its own address, and takes its rule.
 func TestLongContainerID(t *testing.T) {
-	t.Parallel()
-	for _, length := range []int{4_094, 4_095, 20_000} {
-		t.Run(strconv.Itoa(length), func(t *testing.T) {
-			t.Parallel()
-			f := newFirewalled(t)
-			p := f.pod("a")
-			p.ContainerID = strings.Repeat("a", length)
-			entry := f.entryOf(`{"cniVersion": "1.0.0", "plugins": [`+f.bridgePlugin("")+`, {"type": "firewall"}]}`, nil)
-			added := f.start(p.input("ADD", entry))
-			if added.code != 0 {
-				t.Fatalf("ADD: %.300s", added.stdout)
-			}
-			ip := f.prefix(4, 2).Addr().String()
-			f.wantOpen("after the ADD", ip)
-			if out := f.start(p.input("DEL", entry)); out.code != 0 {
-				t.Errorf("DEL: %.300s", out.stdout)
-			}
-			if f.open(ip) {
-				t.Errorf("%s is open after the DEL", ip)
-			}
-			if entries := f.entries(); len(entries) > 0 {
-				t.Errorf("the journal has %d entries", len(entries))
-			}
-		})
-	}
+	stories(t, `
+	firewall works; chain bridge | firewall
+	either 4094: long 4094
+	or 4095: long 4095
+	or 20000: long 20000
+	give add a CNI_CONTAINERID=$long; open $ip2
+	give del a CNI_CONTAINERID=$long; closed $ip2; entries 0`, keepers)
 }

@@ -12,11 +12,13 @@ import (
 	"time"
 
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
+
+	"cni-unwind/plugin/netconf"
 )
 
 // holders records the holder of each address, by the results of the ADDs.
 type holders struct {
-	*orphanage
+	*node
 	mu      sync.Mutex
 	by      map[string]string
 	adds    int
@@ -68,16 +70,15 @@ func (h *holders) hostLocal(verb, id string) (address string) {
 func TestPoolRace(t *testing.T) {
 	t.Parallel()
 	const rounds = 12
-	o := newOrphanage(t)
-	o.subnet = strings.Replace(o.subnet, ".0/24", ".0/28", 1)
-	o.chain = o.bridgePlugin("")
-	h := &holders{orphanage: o, by: map[string]string{}}
-	list := o.unwind(o.chain)
-	var listed []string
+	n := newNode(t)
+	n.subnet = strings.Replace(n.subnet, ".0/24", ".0/28", 1)
+	h := &holders{node: n, by: map[string]string{}}
+	list := n.unwind(n.bridgePlugin(""))
+	var valid []netconf.Attachment
 	var all, sweeps sync.WaitGroup
 	for i := range 10 {
 		id := fmt.Sprintf("h%d", i)
-		listed = append(listed, id)
+		valid = append(valid, netconf.Attachment{ContainerID: id, IfName: "eth0"})
 		all.Go(func() {
 			for range rounds {
 				if address := h.hostLocal("ADD", id); address != "" {
@@ -90,8 +91,8 @@ func TestPoolRace(t *testing.T) {
 		})
 	}
 	for i := range 2 {
-		p := o.pod(fmt.Sprintf("u%d", i))
-		listed = append(listed, p.ContainerID)
+		p := n.pod(fmt.Sprintf("u%d", i))
+		valid = append(valid, netconf.Attachment{ContainerID: p.ContainerID, IfName: "eth0"})
 		all.Go(func() {
 			for range rounds / 3 {
 				if r, err := p.add(list); err == nil {
@@ -105,6 +106,11 @@ func TestPoolRace(t *testing.T) {
 			}
 		})
 	}
+	gc := func() {
+		if out := n.ask("GC", "1.0.0", keys{"gracePeriod": "0s", validKey: valid}, n.bridgePlugin("")); out.code != 0 {
+			t.Errorf("GC: %s", out.stdout)
+		}
+	}
 	stop := make(chan struct{})
 	sweeps.Go(func() {
 		for {
@@ -113,18 +119,18 @@ func TestPoolRace(t *testing.T) {
 				return
 			default:
 				h.crash()
-				o.gc("0s", listed...)
+				gc()
 			}
 		}
 	})
 	all.Wait()
 	close(stop)
 	sweeps.Wait()
-	o.gc("0s", listed...)
+	gc()
 	if h.adds < rounds {
 		t.Errorf("%d ADDs, too few to show anything (%d refused)", h.adds, h.refused)
 	}
-	o.nothingLeft()
+	n.nothingLeft()
 }
 
 // crash leaves what host-local leaves when it dies before it has written an owner. It works under

@@ -2,8 +2,6 @@ package plugin
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -13,73 +11,55 @@ import (
 	"cni-unwind/plugin/internal/host"
 )
 
+// masquerade are statements about pod $p, of the name that its rules have.
+var masquerade = acts{
+	// static PLUGIN FAMILIES BACKEND [PLUGIN …]: the chain; its IPAM plugin keeps no store that unwind can read
+	"static": func(s *story, w []string) {
+		var addresses []string
+		for i, a := range s.prefixes(w[1], 9) {
+			addresses = append(addresses, fmt.Sprintf(`{"address": %q, "gateway": %q}`, a, s.prefixes(w[1], 1)[i].Addr()))
+		}
+		s.vars["p"] = s.network + "-killed"
+		s.chain = append([]string{fmt.Sprintf(`{"type": %q, "bridge": %q, "ipMasq": true, "ipMasqBackend": %q, "ipam": {"type": "static", "addresses": [%s]}}`,
+			w[0], s.bridge, w[2], strings.Join(addresses, ", "))}, w[3:]...)
+	},
+	"masqueraded": func(s *story, w []string) { // masqueraded yes|no: it has rules
+		rules := s.masqueradeRules(s.who(s.vars["p"]))
+		s.want(len(rules) > 0 == (w[0] == "yes"), "it has the rules\n%s", strings.Join(rules, ""))
+	},
+	"unjump": func(s *story, w []string) { // unjump COMMAND: no rule leads to its chain
+		for _, rule := range s.node.rules("-A POSTROUTING") {
+			if strings.Contains(rule, s.vars["p"]) {
+				run(s, "sh", "-c", w[0]+" -w -t nat "+strings.Replace(rule, "-A ", "-D ", 1))
+			}
+		}
+	},
+}
+
 // TestKilledBeforeResult: unwind is killed after bridge or ptp has finished its ADD, before
 // anything of it is written. The IPAM plugin keeps no store that unwind can read, and the namespace
 // is gone. A STATUS removes their masquerading rules.
 func TestKilledBeforeResult(t *testing.T) {
-	t.Parallel()
-	for _, plugin := range []string{"bridge", "ptp"} {
-		for _, backend := range []string{"iptables", "nftables"} {
-			for _, families := range []string{"IPv4", "IPv6", "dual"} {
-				t.Run(plugin+", "+backend+", "+families, func(t *testing.T) {
-					t.Parallel()
-					n := newNode(t).patient()
-					var addresses []string
-					for i, a := range n.prefixes(families, 9) {
-						gateway := n.prefixes(families, 1)[i].Addr()
-						addresses = append(addresses, fmt.Sprintf(`{"address": %q, "gateway": %q}`, a, gateway))
-					}
-					chain := fmt.Sprintf(`{"type": %q, "bridge": %q, "ipMasq": true, "ipMasqBackend": %q,
-						"ipam": {"type": "static", "addresses": [%s]}}`, plugin, n.bridge, backend,
-						strings.Join(addresses, ", "))
-					list := n.unwind(chain)
-					p := n.pod(n.network + "-killed")
-					if err := n.killedAtPoint("added", 1, func() error {
-						_, err := p.add(list)
-						return err
-					}); !wasKilled(err) {
-						t.Fatalf("not killed: %v", err)
-					}
-					if len(n.masqueradeRules(p)) == 0 {
-						t.Fatal("it made no rules")
-					}
-					p.dropNetNS()
-					if out := n.ask("STATUS", "1.0.0", nil, chain); out.code != 0 {
-						t.Errorf("STATUS: %s", out.stdout)
-					}
-					if left := n.masqueradeRules(p); len(left) > 0 {
-						t.Errorf("rules are left:\n%s", strings.Join(left, ""))
-					}
-					n.nothingLeft()
-				})
-			}
-		}
-	}
+	stories(t, `
+	patient
+	either bridge: let plugin bridge
+	or ptp: let plugin ptp
+	either iptables: let backend iptables
+	or nftables: let backend nftables
+	either IPv4: static $plugin IPv4 $backend
+	or IPv6: static $plugin IPv6 $backend
+	or dual: static $plugin dual $backend
+	kill added 1 add $p; was-killed; masqueraded yes
+	drop $p; status; masqueraded no`, masquerade)
 }
 
 // TestKilledUnknownToJournal is the same with a journal that could not be written either. The
 // runtime's DEL removes the rules.
 func TestKilledUnknownToJournal(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	list := n.unwind(fmt.Sprintf(`{"type": "bridge", "bridge": %q, "ipMasq": true, "ipam": {"type": "static",
-		"addresses": [{"address": %q}]}}`, n.bridge, n.prefix(4, 9)), `{"type": "firewall"}`)
-	p := n.pod(n.network + "-killed")
-	if err := n.killedAtPoint("added", 1, func() error {
-		_, err := p.add(list)
-		return err
-	}); !wasKilled(err) || len(n.masqueradeRules(p)) == 0 {
-		t.Fatalf("not killed: %v", err)
-	}
-	if err := os.RemoveAll(n.stateDir); err != nil {
-		t.Fatal(err)
-	}
-	p.dropNetNS()
-	p.mustDel(list)
-	if left := n.masqueradeRules(p); len(left) > 0 {
-		t.Errorf("rules are left:\n%s", strings.Join(left, ""))
-	}
-	n.nothingLeft()
+	stories(t, `
+	static bridge IPv4 iptables firewall
+	kill added 1 add $p; was-killed; masqueraded yes
+	lose journal; drop $p; del $p; masqueraded no`, masquerade)
 }
 
 // masqueradeRules returns the pod's rules and chains that bridge or ptp made.
@@ -98,64 +78,22 @@ func (n *node) masqueradeRules(p *pod) []string {
 // TestKilledBeforeItsRule: bridge itself is cut off too, after it made its chain and before the
 // rule that leads there.
 func TestKilledBeforeItsRule(t *testing.T) {
-	t.Parallel()
-	for _, family := range []struct{ iptables, families string }{{"iptables", "IPv4"}, {"ip6tables", "IPv6"}} {
-		t.Run(family.families, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t).patient()
-			chain := fmt.Sprintf(`{"type": "bridge", "bridge": %q, "ipMasq": true, "ipam": {"type": "static",
-				"addresses": [{"address": %q}]}}`, n.bridge, n.prefixes(family.families, 9)[0])
-			p := n.pod(n.network + "-killed")
-			if err := n.killedAtPoint("added", 1, func() error {
-				_, err := p.add(n.unwind(chain))
-				return err
-			}); !wasKilled(err) {
-				t.Fatalf("not killed: %v", err)
-			}
-			for _, rule := range n.rules("-A POSTROUTING") {
-				if strings.Contains(rule, p.ContainerID) {
-					run(t, "sh", "-c", family.iptables+" -w -t nat "+strings.Replace(rule, "-A ", "-D ", 1))
-				}
-			}
-			if got := len(n.masqueradeRules(p)); got == 0 {
-				t.Fatal("there is no chain")
-			}
-			p.dropNetNS()
-			n.ask("STATUS", "1.0.0", nil, chain)
-			if left := n.masqueradeRules(p); len(left) > 0 {
-				t.Errorf("rules are left:\n%s", strings.Join(left, ""))
-			}
-			n.nothingLeft()
-		})
-	}
+	stories(t, `
+	patient
+	either IPv4: static bridge IPv4 iptables; let command iptables
+	or IPv6: static bridge IPv6 iptables; let command ip6tables
+	kill added 1 add $p; was-killed; unjump $command; masqueraded yes
+	drop $p; status; masqueraded no`, masquerade)
 }
 
-// TestStrayRules: a rule of an unknown ADD leads to the container's chain. The kernel does not
-// remove the chain, so bridge's DEL always fails. If the container has another interface in the
-// network, the rule may belong to that one, and stays.
+// TestStrayRules: a rule of an unknown ADD, whose DEL never comes, leads to the container's chain. The
+// kernel does not remove the chain, so bridge's DEL always fails. If the container has another interface
+// in the network, the rule may belong to that one, and stays.
 func TestStrayRules(t *testing.T) {
-	t.Parallel()
-	for _, plugin := range []string{"bridge", "ptp"} {
-		t.Run(plugin, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			chain := n.masquerading(plugin, "IPv4", "")
-			p := n.pod("a")
-			first := address(t, p.mustAdd(n.plain(chain)))
-			p.dropNetNS() // and its DEL never comes
-			if err := os.Remove(p.cacheFile()); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Remove(filepath.Join(n.dataDir(), n.network, first)); err != nil {
-				t.Fatal(err)
-			}
-			p.NetNS = n.netns("again")
-			list := n.unwind(chain)
-			if second := address(t, p.mustAdd(list)); second == first {
-				t.Fatalf("both have %s", first)
-			}
-			p.mustDel(list)
-			n.nothingLeft()
-		})
-	}
+	stories(t, `
+	either bridge: chain masquerading bridge IPv4
+	or ptp: chain masquerading ptp IPv4
+	past add a; let first $a; drop a; lose $dir/cache/results/$network-a-eth0; lose $data/$network/$a
+	move a again; add a; shell 'test $a != $first'
+	del a`)
 }

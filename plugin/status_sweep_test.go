@@ -2,8 +2,6 @@ package plugin
 
 import (
 	"fmt"
-	"path/filepath"
-	"strings"
 	"testing"
 )
 
@@ -129,90 +127,53 @@ func TestStatusKeepsTombstone(t *testing.T) {
 	del a; calls; absent $netns/a`)
 }
 
+const poolFull = "'unwind: no free address in $data/$network; unwindctl ipam shows who has them'"
+
 // TestStatusOfPool: a host-local pool without a free address is a failure only if configured so.
 // The same holds for one of two pools that give every container an address. STATUS ignores pools of
 // other plugins, and configurations of no pool.
 func TestStatusOfPool(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		name, ipam string
-		given      string // the files of the pool
-		full       bool
-	}{
-		{"no pool yet", `"type": "host-local", "subnet": "10.1.0.0/30"`, "", false},
-		{"a /30", `"type": "host-local", "subnet": "10.1.0.0/30"`, "10.1.0.2", true},
-		{"a /29", `"type": "host-local", "subnet": "10.1.0.0/29"`, "10.1.0.2 10.1.0.3 10.1.0.4 10.1.0.5 10.1.0.6", true},
-		{"a /29 with one left", `"type": "host-local", "subnet": "10.1.0.0/29"`, "10.1.0.2 10.1.0.3 10.1.0.5 10.1.0.6", false},
-		{"IPv6", `"type": "host-local", "subnet": "fd00::/126"`, "fd00::2 fd00::3", true},
-		{"IPv6 with one left", `"type": "host-local", "subnet": "fd00::/126"`, "fd00::2", false},
-		{"dual, the second full", `"type": "host-local", "ranges": [[{"subnet": "fd00::/64"}], [{"subnet": "10.1.0.0/30"}]]`,
-			"fd00::2 10.1.0.2", true},
-		{"dual, the first full", `"type": "host-local", "ranges": [[{"subnet": "10.1.0.0/30"}], [{"subnet": "fd00::/64"}]]`,
-			"fd00::2 10.1.0.2", true},
-		{"dual, room in both", `"type": "host-local", "ranges": [[{"subnet": "10.1.0.0/29"}], [{"subnet": "fd00::/64"}]]`,
-			"fd00::2 10.1.0.2", false},
-		{"another IPAM", `"type": "static", "subnet": "10.1.0.0/30"`, "10.1.0.2", false},
-		{"a subnet that is none", `"type": "host-local", "subnet": "10.1.0.0"`, "10.1.0.2", false},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			n.mkdir(n.dataDir())
-			for _, name := range strings.Fields(tt.given) {
-				n.mkdir(filepath.Join(n.dataDir(), n.network))
-				n.write(filepath.Join(n.dataDir(), n.network, name), "z\r\neth0")
-			}
-			plugin := n.faulty("p1", fmt.Sprintf(`, "ipam": {"dataDir": %q, %s}`, n.dataDir(), tt.ipam))
-			for _, onFull := range []string{"", "ok", "fail"} {
-				var changes keys
-				if onFull != "" {
-					changes = keys{"statusOnPoolExhausted": onFull}
-				}
-				code, msg := uint(0), ""
-				if tt.full && onFull == "fail" {
-					code, msg = 50, n.poolFull()
-				}
-				n.wantStatus(onFull, n.status("1.0.0", changes, n.faulty("p0", ""), plugin), code, msg)
-			}
-			if pools := n.names(n.dataDir()); len(pools) > 0 && tt.given == "" {
-				t.Errorf("pools were made: %v", pools)
-			}
-		})
-	}
+	stories(t, `
+	shell 'mkdir $data'; let type host-local; let small [{"subnet": "10.1.0.0/30"}]; let v6 [{"subnet": "fd00::/64"}]
+	either no pool yet: let ipam "subnet": "10.1.0.0/30"
+	or full, a /30: let ipam "subnet": "10.1.0.0/30"; has 10.1.0.2
+	or full, a /29: let ipam "subnet": "10.1.0.0/29"; has 10.1.0.2 10.1.0.3 10.1.0.4 10.1.0.5 10.1.0.6
+	or a /29 with one left: let ipam "subnet": "10.1.0.0/29"; has 10.1.0.2 10.1.0.3 10.1.0.5 10.1.0.6
+	or full, IPv6: let ipam "subnet": "fd00::/126"; has fd00::2 fd00::3
+	or IPv6 with one left: let ipam "subnet": "fd00::/126"; has fd00::2
+	or full, dual, the second: let ipam "ranges": [$v6, $small]; has fd00::2 10.1.0.2
+	or full, dual, the first: let ipam "ranges": [$small, $v6]; has fd00::2 10.1.0.2
+	or dual, room in both: let ipam "ranges": [[{"subnet": "10.1.0.0/29"}], $v6]; has fd00::2 10.1.0.2
+	or another IPAM: let type static; let ipam "subnet": "10.1.0.0/30"; has 10.1.0.2
+	or a subnet that is none: let ipam "subnet": "10.1.0.0"; has 10.1.0.2
+	chain p0 | p1, "ipam": {"type": "$type", "dataDir": "$data", $ipam}
+	status; status statusOnPoolExhausted="ok"
+	if full: fails status statusOnPoolExhausted="fail" code=50 `+poolFull+`
+	unless full: status statusOnPoolExhausted="fail"
+	if no pool: absent $data/$network
+	leaves`, acts{"has": func(s *story, w []string) {
+		for _, address := range w {
+			s.reserve(address, "z\r\neth0")
+		}
+	}})
 }
 
 // TestStatusMakesRoom: an address that the sweep of a STATUS frees counts for its own outcome. One
 // that it must not free does not.
 func TestStatusMakesRoom(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	n.conf["statusOnPoolExhausted"] = "fail"
-	ipam := n.hostLocal(strings.Replace(n.subnet, "/24", "/30", 1))
-	chain := []string{fmt.Sprintf(`{"type": "bridge", "bridge": %q, "ipam": %s}`, n.bridge, ipam), `{"type": "firewall"}`}
-	list := n.unwind(chain...)
-	full := n.poolFull()
-	p := n.pod("a")
-	n.wantStatus("empty", n.status("1.0.0", nil, chain...), 0, "")
-	p.mustAdd(list)
-	n.wantStatus("full", n.status("1.0.0", nil, chain...), 50, full)
-	p.dropNetNS()
-	n.wantStatus("full of what is not swept", n.status("1.0.0", keys{"sweepOnStatus": false}, chain...), 50, full)
-	unlock := n.flock(filepath.Join(n.dataDir(), n.network, "lock"))
-	n.wantStatus("full of what cannot be swept", n.status("1.0.0", nil, chain...), 50, full)
-	unlock()
-	eventually(t, "a STATUS that frees the address", func() bool {
-		out := n.status("1.0.0", nil, chain...)
-		freed := len(n.entries()) == 0
-		if freed {
-			n.wantStatus("full of what is dead", out, 0, "")
-		}
-		return freed
-	})
-	n.nothingLeft()
-}
-
-func (n *node) poolFull() string {
-	return fmt.Sprintf("unwind: no free address in %s/%s; unwindctl ipam shows who has them", n.dataDir(), n.network)
+	stories(t, `
+	conf statusOnPoolExhausted fail; subnet 0/30; chain bridge | firewall
+	status; add a; fails status code=50 `+poolFull+`
+	drop a; fails status sweepOnStatus=false code=50 `+poolFull+`
+	flock $data/$network/lock; fails status code=50 `+poolFull+`
+	unlock; frees`, subnets, acts{"frees": func(s *story, _ []string) {
+		eventually(s, "a STATUS that frees the address", func() bool {
+			_, err := s.attempt([]string{"status"})
+			freed := len(s.entries()) == 0
+			s.want(!freed || err == nil, "full of what is dead: %v", err)
+			return freed
+		})
+	}})
 }
 
 // sweepsAll runs STATUS until the journal has at most this many entries, since each has only two

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -74,41 +75,42 @@ func (p *pod) copies(many int, change func(i int, e *journal.Entry)) {
 	}
 }
 
+// copying has the statements "copies POD N [CHANGE]", "together N" and "dels N".
+var copying = acts{
+	"copies": func(s *story, w []string) {
+		many, err := strconv.Atoi(w[1])
+		s.must(err)
+		s.who(w[0]).copies(many, func(_ int, e *journal.Entry) {
+			if len(w) > 2 {
+				e.Pod.Name = w[2]
+			}
+		})
+	},
+	// together N: the DELs of each attachment ran one after the other, those of N or more at the same time
+	"together": func(s *story, w []string) {
+		most, err := strconv.Atoi(w[0])
+		s.must(err)
+		got := s.node.together("p1", "p0")
+		s.want(got >= most, "%d attachments at once", got)
+	},
+	"called": func(s *story, w []string) { s.wantCount(len(s.node.calls()), w[0]) },
+}
+
 // TestSweepAfterReboot: there are many entries of an earlier boot. The ADD of a new sandbox settles
 // what its own pod left, and no more. One sweep releases the rest: several attachments at once,
 // each in the order of its chain, and no two DELs of one at once.
 func TestSweepAfterReboot(t *testing.T) {
-	t.Parallel()
-	const many = 60
-	n := newNode(t)
-	list := n.unwind(n.faulty("p0", `, "delayMS": 20`), n.faulty("p1", `, "delayMS": 20`))
-	p := n.pod("a")
-	p.mustAdd(list)
-	p.edit(func(g *journal.Generation) { g.Host.BootID = earlier })
-	p.copies(many, func(i int, e *journal.Entry) { e.Pod.Name = "other" })
-	n.forgetCalls()
-	n.plan(map[string]map[string]string{"*": {"DEL": "late"}})
-
-	next := p.nextSandbox("next")
-	next.mustAdd(list)
-	n.wantCalls("ADD of the day after", "DEL p1", "DEL p0", "ADD p0", "ADD p1")
-
-	for _, f := range n.sweep(undo.DefaultBudgets) {
-		if f.Released == (f.Key == next.key()) || f.Err != nil {
-			t.Errorf("%s: %+v", f.Key, f)
+	stories(t, `
+	chain p0, "delayMS": 20 | p1, "delayMS": 20
+	add a; boot a; copies a 60 other; forgets; plan * DEL late
+	sandbox a next; add next; calls DEL p1, DEL p0, ADD p0, ADD p1
+	sweep; entries 1; entry next live; buried; together 2; called 120
+	del next`, copying, acts{"buried": func(s *story, _ []string) {
+		for i := range 60 {
+			tomb := s.tombstone(journal.Key{Network: s.network, ContainerID: fmt.Sprintf("a-%d", i+1), IfName: "eth0"})
+			s.want(tomb != nil && tomb.Reason == "it was added before the last boot", "%d: %+v", i, tomb)
 		}
-		if buried := n.tombstone(f.Key); f.Released && (buried == nil || buried.Reason != "it was added before the last boot") {
-			t.Errorf("%s: tombstone %+v", f.Key, buried)
-		}
-	}
-	if together := n.together("p1", "p0"); together < 2 {
-		t.Errorf("%d attachments at once", together)
-	}
-	if got := len(n.calls()); got != 2*many {
-		t.Errorf("%d DELs, want %d", got, 2*many)
-	}
-	next.mustDel(list)
-	n.nothingLeft()
+	}})
 }
 
 // tombstone returns the tombstone of an attachment, or nil.
@@ -156,206 +158,119 @@ func (n *node) together(order ...string) (most int) {
 // TestTwoSweeps: two processes sweep at once. Each DEL runs once, and neither reports an error for
 // what the other one does.
 func TestTwoSweeps(t *testing.T) {
-	t.Parallel()
-	const many = 20
-	n := newNode(t)
-	chain := []string{n.faulty("p0", `, "delayMS": 20`), n.faulty("p1", `, "delayMS": 20`)}
-	p := n.pod("a")
-	p.mustAdd(n.unwind(chain...))
-	p.edit(func(g *journal.Generation) { g.Host.BootID = earlier })
-	p.copies(many, func(int, *journal.Entry) {})
-	n.forgetCalls()
-	n.plan(map[string]map[string]string{"*": {"DEL": "late"}})
-	outs := make(chan outcome)
-	for range 2 {
-		go func() { outs <- n.ask("GC", "1.0.0", nil, chain...) }()
-	}
-	for range 2 {
-		if out := <-outs; out.code != 0 {
-			t.Errorf("GC: %s", out.stdout)
+	stories(t, `
+	chain p0, "delayMS": 20 | p1, "delayMS": 20
+	add a; boot a; copies a 20; forgets; plan * DEL late
+	gc-twice; together 1; called 42`, copying, acts{"gc-twice": func(s *story, _ []string) {
+		outs := make(chan outcome)
+		for range 2 {
+			go func() { outs <- s.ask("GC", "1.0.0", nil, s.plugins(s.node)...) }()
 		}
-	}
-	if n.together("p1", "p0"); len(n.calls()) != 2*(many+1) {
-		t.Errorf("%d DELs, want %d", len(n.calls()), 2*(many+1))
-	}
-	n.nothingLeft()
+		for range 2 {
+			out := <-outs
+			s.want(out.code == 0, "%s", out.stdout)
+		}
+	}})
+}
+
+// TestSweepOfOneAddress: several dead attachments with one address do not keep each other. In the
+// first sweep, those that are not undone yet may.
+func TestSweepOfOneAddress(t *testing.T) {
+	stories(t, `
+	chain p0, "address": "192.0.2.7/24", "delayMS": 20 | p1, "delayMS": 20
+	add a; boot a; copies a 7; plan * DEL late
+	sweep; sweep`, copying)
 }
 
 // TestRoomAfterFailedADD: a pool that is full of dead pods' addresses has room for the runtime's
 // second try. The ADD leaves other networks alone.
 func TestRoomAfterFailedADD(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	other := *n
-	other.network, other.bridge = n.network+"-other", "o"+n.bridge
-	other.subnet = strings.TrimSuffix(n.subnet, "0/24") + "128/25"
-	elsewhere := other.pod("elsewhere")
-	elsewhere.mustAdd(other.unwind(other.bridgePlugin("")))
-	n.subnet = strings.TrimSuffix(n.subnet, "24") + "29"
-	list := n.unwind(n.bridgePlugin(""))
-	elsewhere.dropNetNS()
-	for i := range 5 {
-		p := n.pod(fmt.Sprintf("old%d", i))
-		p.mustAdd(list)
-		p.dropNetNS()
-	}
-	p := n.pod("a")
-	if _, err := p.add(list); err == nil || !strings.Contains(err.Error(), "no IP addresses available") {
-		t.Fatalf("ADD: %v", err)
-	}
-	p.mustAdd(list)
-	if all := n.entries(); len(all) != 2 || elsewhere.entry() == nil || len(other.reserved()) != 1 {
-		t.Errorf("%d entries, %v", len(all), other.reserved())
-	}
-	p.mustDel(list)
-	other.sweep(undo.DefaultBudgets)
-	n.nothingLeft()
-	other.nothingLeft()
+	stories(t, `
+	chain bridge; network other o; subnet 128/25; add elsewhere
+	network; subnet 0/29; crowd 5; drop elsewhere $all
+	fails add a 'no IP addresses available'; add a
+	entries 2; entry elsewhere; reserved 1 elsewhere
+	del a; sweep`, subnets)
 }
 
-// TestSweepOfOneAddress: several dead attachments with one address do not keep each other.
-func TestSweepOfOneAddress(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	list := n.unwind(n.faulty("p0", `, "address": "192.0.2.7/24", "delayMS": 20`), n.faulty("p1", `, "delayMS": 20`))
-	p := n.pod("a")
-	p.mustAdd(list)
-	p.edit(func(g *journal.Generation) { g.Host.BootID = earlier })
-	p.copies(7, func(int, *journal.Entry) {})
-	n.plan(map[string]map[string]string{"*": {"DEL": "late"}})
-	sweeps := 0
-	for len(n.entries()) > 0 && sweeps < 10 {
-		n.sweep(undo.DefaultBudgets)
-		sweeps++
-	}
-	if sweeps > 2 { // in the first one, those that are not undone yet may keep others
-		t.Errorf("it took %d sweeps", sweeps)
-	}
-	n.nothingLeft()
-}
+var subnets = acts{"subnet": func(s *story, w []string) { s.node.subnet = strings.TrimSuffix(s.node.subnet, "0/24") + w[0] }}
 
 // TestReasonStays: the reason for a release stays that of the sweep that began it, however many
 // sweeps it takes.
 func TestReasonStays(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	p := n.pod("a")
-	p.mustAdd(n.unwind(n.faulty("p0", "")))
-	p.dropNetNS()
-	n.plan(map[string]map[string]string{"p0": {"DEL": "fail"}})
-	for range 3 {
-		found := n.sweep(undo.DefaultBudgets)
-		if e := p.entry(); found[0].Reason != alive.NetNSGone || e.Reason != found[0].Reason.Text || e.Cause != found[0].Reason.Code {
-			t.Errorf("found: %q, on record: %q", found[0].Reason, e.Reason)
+	stories(t, `
+	chain p0; add a; drop a; plan p0 DEL fail
+	found a; found a; found a
+	plan; sweep; tombstone a its network namespace is gone`, acts{"found": func(s *story, w []string) {
+		found, e := s.sweep(undo.DefaultBudgets), s.who(w[0]).entry()
+		s.want(found[0].Reason == alive.NetNSGone && e.Reason == found[0].Reason.Text && e.Cause == found[0].Reason.Code,
+			"found: %q, on record: %q", found[0].Reason, e.Reason)
+	}})
+}
+
+// settling has the statements "settles", which sweeps until the journal is empty, and "second POD TIME",
+// which checks that the pod's pending steps get their second DELs when a grace period that has just begun
+// is over.
+var settling = acts{
+	"settles": func(s *story, _ []string) {
+		eventually(s, "settled", func() bool {
+			s.sweep(undo.DefaultBudgets)
+			return len(s.entries()) == 0
+		})
+	},
+	"second": func(s *story, w []string) {
+		grace, err := time.ParseDuration(w[1])
+		s.must(err)
+		e := s.who(w[0]).entry()
+		s.want(e != nil && e.Pending() > 0, "the journal has %+v", e)
+		for _, step := range e.Newest().Steps {
+			in := time.Duration(step.RepeatAt - journal.BootNanos())
+			s.want(in <= grace && in >= grace-time.Minute, "the second DEL of %s is due in %s", step.Type, in)
 		}
-	}
-	n.plan(nil)
-	n.sweep(undo.DefaultBudgets)
-	if tomb := n.tombstone(p.key()); tomb == nil || tomb.Reason != "its network namespace is gone" {
-		t.Errorf("there is a tombstone: %t", tomb != nil)
-	}
-	n.nothingLeft()
+	},
 }
 
 // TestSweepOfOrphans: unwind was killed, and only delegates hold the lock of an attachment. If it
 // is dead, they are killed when their time is over, and it is settled. As long as it lives, the
-// holder is left alone: it may be a daemon.
+// holder is left alone: it may be a daemon. A delegate that was killed gets one more DEL.
 func TestSweepOfOrphans(t *testing.T) {
-	t.Parallel()
-	for _, state := range []journal.State{journal.Adding, journal.Removing, journal.Live} {
-		t.Run(string(state), func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			n.conf["gracePeriod"] = "1h"
-			list := n.unwind(n.faulty("p0", ""), n.faulty("p1", ""))
-			p := n.pod("a")
-			switch state {
-			case journal.Adding:
-				n.plan(map[string]map[string]string{"p0": {"ADD": "kill-parent"}})
-				if _, err := p.add(list); !wasKilled(err) {
-					t.Fatalf("ADD: %v", err)
-				}
-			case journal.Removing:
-				p.mustAdd(list)
-				n.plan(map[string]map[string]string{"p1": {"DEL": "kill-parent"}})
-				if err := p.del(list); !wasKilled(err) {
-					t.Fatalf("DEL: %v", err)
-				}
-				p.setState(journal.Removing) // as after half a second
-			case journal.Live:
-				p.mustAdd(list)
-				p.holdLock()
-			}
-			n.plan(nil)
+	stories(t, `
+	conf gracePeriod 1h; chain p0 | p1; let ends true
+	either adding: plan p0 ADD kill-parent; killed add a
+	# As after half a second.
+	or removing: add a; plan p1 DEL kill-parent; killed del a; state a removing
+	or live: add a; held a; let ends false
+	plan; holder a
+	sweeping a 1h false; sweeping a 1ms $ends
+	unless live: second a 1h; due a
+	if live: drop a
+	settles`, settling, acts{
+		"held": each((*pod).holdLock),
+		"holder": func(s *story, w []string) {
 			var holders []int
-			eventually(t, "one holds the lock, and none waits for its turn any more", func() bool {
-				holders = p.holders()
+			eventually(s, "one holds the lock, and none waits for its turn any more", func() bool {
+				holders = s.who(w[0]).holders()
 				return len(holders) == 1
 			})
-			budgets := undo.DefaultBudgets
-			for _, budgets.Orphans = range []time.Duration{time.Hour, time.Millisecond} {
+			s.acts["sweeping"] = func(s *story, w []string) { // sweeping POD TIME-OF-ORPHANS WHETHER-IT-ENDS
+				budgets := undo.DefaultBudgets
+				budgets.Orphans, _ = time.ParseDuration(w[1])
 				time.Sleep(2 * time.Millisecond)
-				n.sweep(budgets)
-				ends := state != journal.Live && budgets.Orphans < time.Hour
+				s.sweep(budgets)
 				err := syscall.Kill(holders[0], 0)
-				if e := p.entry(); ends != errors.Is(err, syscall.ESRCH) || e == nil {
-					t.Errorf("orphans have %s: the delegate: %v, the entry: %+v", budgets.Orphans, err, e)
-				}
+				s.want(fmt.Sprint(errors.Is(err, syscall.ESRCH)) == w[2] && s.who(w[0]).entry() != nil, "the delegate: %v", err)
 			}
-			if state != journal.Live {
-				p.wantSecondDEL(time.Hour)
-				// The delegate was killed, so it gets one more DEL.
-				p.edit(func(g *journal.Generation) {
-					for i := range g.Steps {
-						g.Steps[i].RepeatAt = 1
-					}
-				})
-			} else {
-				p.dropNetNS() // it is dead by now, so what holds its lock is killed
-			}
-			eventually(t, "settled", func() bool {
-				n.sweep(undo.DefaultBudgets)
-				return p.entry() == nil
-			})
-			n.nothingLeft()
-		})
-	}
+		},
+	})
 }
 
 // TestSecondDELInGracePeriod: a sweep that knows no network's configuration schedules the second
 // DEL of a killed delegate by the grace period that the attachment's network had at the ADD.
 func TestSecondDELInGracePeriod(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	n.conf["gracePeriod"] = "1s"
-	p := n.pod("a")
-	p.mustAdd(n.unwind(n.faulty("p0", "")))
-	p.dropNetNS()
-	n.plan(map[string]map[string]string{"p0": {"DEL": "crash"}})
-	n.sweep(undo.DefaultBudgets)
-	p.wantSecondDEL(time.Second)
-	n.plan(nil)
-	eventually(t, "the second DEL", func() bool {
-		n.sweep(undo.DefaultBudgets)
-		return p.entry() == nil
-	})
-	n.nothingLeft()
-}
-
-// wantSecondDEL checks that the pod's one pending step gets its second DEL after a grace period
-// that has just begun.
-func (p *pod) wantSecondDEL(grace time.Duration) {
-	p.Helper()
-	e := p.entry()
-	if e == nil || e.Pending() == 0 {
-		p.Fatalf("the journal has %+v, want steps", e)
-	}
-	for _, s := range e.Newest().Steps {
-		in := time.Duration(s.RepeatAt - journal.BootNanos())
-		if in > grace || in < grace-time.Minute {
-			p.Errorf("the second DEL of %s is due in %s, want %s", s.Type, in, grace)
-		}
-	}
+	stories(t, `
+	conf gracePeriod 1s; chain p0; add a; drop a
+	plan p0 DEL crash; sweep; second a 1s
+	plan; settles`, settling)
 }
 
 // holdLock starts a process that holds the pod's lock as a delegate does.

@@ -7,94 +7,51 @@ import (
 	"testing"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/tristate"
 )
 
 // TestMistakeAfterSuccess: a delegate has a pending DEL, whatever is visible, unless its entry says
 // that its ADD failed.
 func TestMistakeAfterSuccess(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	p := n.pod("added")
-	right := n.unwind(n.bridgePlugin(""))
-	p.mustAdd(right)
-	config := p.entry().Newest().Steps[0].Config
-	p.edit(func(g *journal.Generation) {
-		g.Steps[0].Config = bytes.Replace(config, []byte(`"isGateway"`), []byte(`"mtu":"1500","isGateway"`), 1)
+	swap := func(from, to string) func(s *story, w []string) {
+		return func(s *story, w []string) {
+			s.who(w[0]).edit(func(g *journal.Generation) {
+				g.Steps[0].Config = bytes.Replace(g.Steps[0].Config, []byte(from), []byte(to), 1)
+			})
+		}
+	}
+	stories(t, `
+	chain bridge; add a; mistaken a; drop a
+	fails del a; fails del a; fails del a; entry a removing 1
+	right a; del a`, acts{
+		"mistaken": swap(`"isGateway"`, `"mtu":"1500","isGateway"`),
+		"right":    swap(`"mtu":"1500","isGateway"`, `"isGateway"`),
 	})
-	p.dropNetNS()
-	for range 3 {
-		if err := p.del(right); err == nil {
-			t.Error("the DEL succeeded")
-		}
-	}
-	if e := p.entry(); e == nil || e.Pending() != 1 {
-		t.Fatalf("the journal has %+v", e)
-	}
-	p.edit(func(g *journal.Generation) { g.Steps[0].Config = config })
-	p.mustDel(right)
-	n.nothingLeft()
 }
 
-// TestTaken adds a pod with the reference plugins. Before, between and after, it asks for each
-// plugin whether something is taken, as if its ADD had failed.
+// TestTaken adds a pod with the reference plugins. After ADD and DEL, it asks for each plugin whether
+// something is taken, as if its ADD had failed.
 func TestTaken(t *testing.T) {
-	t.Parallel()
-	bandwidth := `{"type": "bandwidth", "ingressRate": 8000000, "ingressBurst": 8000000,
-		"egressRate": 8000000, "egressBurst": 8000000}`
-	for _, c := range []struct {
-		name  string
-		chain func(n *node) []string
-	}{
-		{"bridge, iptables", func(n *node) []string {
-			return []string{n.masquerading("bridge", "dual", ""), n.tuned(), bandwidth,
-				`{"type": "portmap", "capabilities": {"portMappings": true}}`, `{"type": "firewall"}`}
-		}},
-		{"bridge, nftables", func(n *node) []string {
-			return []string{n.masquerading("bridge", "dual", `, "ipMasqBackend": "nftables"`),
-				`{"type": "portmap", "backend": "nftables", "capabilities": {"portMappings": true}}`}
-		}},
-		{"bridge, macspoofchk", func(n *node) []string {
-			return []string{fmt.Sprintf(`{"type": "bridge", "bridge": %q, "macspoofchk": true}`, n.bridge)}
-		}},
-		{"ptp, sbr", func(n *node) []string { return []string{n.masquerading("ptp", "dual", ""), `{"type": "sbr"}`} }},
-		{"macvlan", func(n *node) []string {
-			return []string{fmt.Sprintf(`{"type": "macvlan", "master": %q, "ipam": %s}`,
-				n.hostVeth("dual"), n.ranges("dual"))}
-		}},
-		{"host-device", func(n *node) []string {
-			return []string{fmt.Sprintf(`{"type": "host-device", "device": %q, "ipam": %s}`,
-				n.hostVeth("dual"), n.ranges("dual"))}
-		}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			p := n.pod(n.network + "-taken")
-			p.CapabilityArgs = portMappings
-			list := n.unwind(c.chain(n)...)
-			p.mustAdd(list)
+	stories(t, `
+	either bridge, iptables: chain masquerading bridge dual | {"type": "tuning", "mtu": 1400, "dataDir": "$dir/tuning"} | {"type": "bandwidth", "ingressRate": 8000000, "ingressBurst": 8000000, "egressRate": 8000000, "egressBurst": 8000000} | portmap | firewall
+	or bridge, nftables: chain masquerading bridge dual, "ipMasqBackend": "nftables" | portmap, "backend": "nftables"
+	or bridge, macspoofchk: chain {"type": "bridge", "bridge": "$bridge", "macspoofchk": true}
+	or ptp, sbr: chain masquerading ptp dual | sbr
+	or macvlan: device; chain {"type": "macvlan", "master": "$veth", "ipam": $ranges}
+	or host-device: device; chain {"type": "host-device", "device": "$veth", "ipam": $ranges}
+	let p $network-taken; add $p; had $p; took $p yes; del $p; took $p no`, acts{
+		"device": func(s *story, _ []string) { s.vars["veth"], s.vars["ranges"] = s.hostVeth("dual"), s.ranges("dual") },
+		"had": func(s *story, w []string) { // what it had then
+			p := s.who(w[0])
 			e := p.entry()
-			p.wantTaken("after the ADD", e, tristate.Yes)
-			p.mustDel(list)
-			p.wantTaken("after the DEL", e, tristate.No)
-		})
-	}
-}
-
-func (n *node) tuned() string {
-	return fmt.Sprintf(`{"type": "tuning", "mtu": 1400, "dataDir": %q}`, n.tuningDir())
-}
-
-// wantTaken checks for each step of an entry whether it has taken something.
-func (p *pod) wantTaken(when string, e *journal.Entry, want tristate.Value) {
-	p.Helper()
-	g, w := e.Newest(), p.emptyList().w
-	for i := range g.Steps {
-		if got := w.Taken(p.Context(), e, g, &g.Steps[i], p.NetNS, false); got != want {
-			p.Errorf("%s, %s: %v, want %v", when, g.Steps[i].Type, got, want)
-		}
-	}
+			g, worker := e.Newest(), s.emptyList().w
+			s.acts["took"] = func(s *story, w []string) {
+				for i := range g.Steps {
+					got := worker.Taken(s.Context(), e, g, &g.Steps[i], p.NetNS, false)
+					s.want(strings.EqualFold(fmt.Sprint(got), w[1]), "%s: %v", g.Steps[i].Type, got)
+				}
+			}
+		},
+	})
 }
 
 // mistakes are chains of reference plugins whose last one has a mistake in its configuration ($wrong),

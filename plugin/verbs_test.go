@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -48,6 +49,9 @@ func init() {
 		"lowest": func(s *story, _ []string) { s.lowestNext() },
 		// forget ADDRESS: host-local loses its reservation
 		"forget": func(s *story, w []string) { s.forget(w[0]) },
+		"file":   func(s *story, w []string) { s.write(w[0], strings.Join(w[1:], " ")) },
+		// shell COMMANDS
+		"shell": func(s *story, w []string) { run(s, "sh", "-ec", w[0]) },
 		// lose journal|FILE
 		"lose":  func(s *story, w []string) { s.must(os.RemoveAll(s.path1(w))) },
 		"pause": func(s *story, w []string) { d, err := time.ParseDuration(w[0]); s.must(err); time.Sleep(d) },
@@ -103,7 +107,9 @@ func init() {
 		// names POD [PATH]: what the runtime says is its namespace
 		"names": func(s *story, w []string) { s.who(w[0]).NetNS = strings.Join(w[1:], "") },
 		// lock POD: somebody works on it
-		"lock":   (*story).lock,
+		"lock": (*story).lock,
+		// flock FILE: somebody holds its lock
+		"flock":  func(s *story, w []string) { s.undo["unlock"] = s.node.flock(w[0]) },
 		"unlock": func(s *story, _ []string) { s.undo["unlock"]() },
 		"free": each(func(p *pod) {
 			eventually(p, "its lock is free", func() bool { locked, _, err := p.store.Locked(p.key()); return !locked && err == nil })
@@ -130,7 +136,7 @@ func init() {
 		"due": each((*pod).makeDue),
 
 		// What the runtime does, beside calls.
-		// start add|del POD
+		// start status, or [past] add|del|check POD
 		"start": (*story).start,
 		// fails VERB [POD] [TEXT …] [code=N]: the error has the texts
 		"fails": (*story).fails,
@@ -207,9 +213,9 @@ func init() {
 			s.must(err)
 			s.want(time.Since(s.when) < d, "it took %s", time.Since(s.when))
 		},
-		// warned TEXT 1|0: by the last GC or STATUS
+		// warned TEXT [0]: by the last GC, STATUS or "give"
 		"warned": func(s *story, w []string) {
-			s.want(strings.Contains(s.said.stderr, w[0]) == (w[1] == "1"), "%s", s.said.stderr)
+			s.want(strings.Contains(s.said.stderr, w[0]) == (len(w) == 1 || w[1] == "1"), "%s", s.said.stderr)
 		},
 		// ends VERB PLUGIN: soon
 		"ends": func(s *story, w []string) { eventually(s, "its end", func() bool { return s.hasEnded(w) }) },
@@ -291,10 +297,15 @@ func init() {
 }
 
 // calls are the verbs of the runtime that have to pass: "add PODS", "del PODS", "check PODS", "past
-// add|del PODS" by the plain chain, "gc [list PODS]", "status", "wait VERB POD" for one that "start"
-// began. "giveup POD" is a person's. GC and STATUS also take KEY=JSON, a key of unwind's entry; "valid"
+// add|del PODS" by the plain chain, "gc [list PODS]", "status", "wait VERB POD", or "wait status", for
+// one that "start" began. "giveup POD" is a person's, "give VERB POD" see story.give. GC and STATUS also take KEY=JSON, a key of unwind's entry; "valid"
 // and "slip" are those of the list.
-var calls = []string{"add", "del", "check", "past", "gc", "status", "libcni-status", "wait", "giveup"}
+var calls = []string{"add", "del", "check", "past", "gc", "status", "libcni-status", "wait", "giveup", "give"}
+
+// listKey returns the key of a GC's list.
+func listKey(short string) string {
+	return cmp.Or(map[string]string{"valid": validKey, "slip": slipKey}[short], short)
+}
 
 var plainWord = regexp.MustCompile(`^[\w-]+$`)
 
@@ -326,6 +337,14 @@ func (s *story) want(is bool, format string, a ...any) {
 func (s *story) wantCount(got int, want string) {
 	s.Helper()
 	s.want(strconv.Itoa(got) == want, "%d", got)
+}
+
+// steady checks that something is as it was when it was last looked at.
+func (s *story) steady(what, now string) {
+	s.Helper()
+	was, is := s.vars[what]
+	s.want(!is || was == now, "%s, was %s", now, was)
+	s.vars[what] = now
 }
 
 func (s *story) setConf(w []string) {
@@ -402,12 +421,9 @@ func (s *story) attempt(w []string) (rest []string, err error) {
 		var pods []*pod
 		for _, v := range w[1:] {
 			key, text, is := strings.Cut(v, "=")
-			if full, isList := map[string]string{"valid": validKey, "slip": slipKey}[key]; isList {
-				key = full
-			}
 			switch {
 			case is && json.Valid([]byte(text)) && key != "code":
-				changes[key] = json.RawMessage(text)
+				changes[listKey(key)] = json.RawMessage(text)
 			case len(changes) > 0 && plainWord.MatchString(v):
 				pods = append(pods, s.who(v))
 				changes = valid(pods...)
@@ -419,13 +435,20 @@ func (s *story) attempt(w []string) (rest []string, err error) {
 		if s.said.code != 0 {
 			err = &s.said.said
 		}
+		s.want(err != nil || s.said.stdout == "", "it printed %s", s.said.stdout)
 		return rest, err
+	case "give":
+		return s.give(w[1:])
 	case "libcni-status":
 		return w[1:], s.cni.GetStatusNetworkList(s.Context(), s.unwind(s.plugins(s.node)...))
 	case "giveup":
 		return w[2:], s.who(w[1]).giveUp()
 	case "wait":
-		return w[3:], <-s.begun[w[1]+" "+w[2]]
+		words := 3
+		if w[1] == "status" {
+			words = 2
+		}
+		return w[words:], <-s.begun[strings.Join(w[1:words], " ")]
 	}
 	p := s.who(w[1])
 	list := s.list(p, past)
@@ -450,14 +473,33 @@ func (s *story) attempt(w []string) (rest []string, err error) {
 
 func (s *story) start(w []string) {
 	s.Helper()
-	done, p, list := make(chan error, 1), s.who(w[1]), s.list(s.who(w[1]), false)
+	past := w[0] == "past"
+	if past {
+		w = w[1:]
+	}
+	done := make(chan error, 1)
 	s.begun[strings.Join(w, " ")] = done
+	if chain := s.plugins(s.node); w[0] == "status" {
+		go func() {
+			out := s.ask("STATUS", s.inner, nil, chain...)
+			if out.code != 0 {
+				done <- &out.said
+			}
+			close(done)
+		}()
+		return
+	}
+	p, list := s.who(w[1]), s.list(s.who(w[1]), past)
 	go func() {
-		if w[0] == "del" {
-			done <- p.del(list)
-			return
+		var err error
+		switch w[0] {
+		case "del":
+			err = p.del(list)
+		case "check":
+			err = p.check(list)
+		default:
+			_, err = p.add(list)
 		}
-		_, err := p.add(list)
 		done <- err
 	}()
 }

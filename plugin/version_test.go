@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
@@ -107,53 +106,31 @@ func (n *node) versionsThrough(list *libcni.NetworkConfigList, outer, inner stri
 // in an unknown one. A runtime of another version than the chain's gets the result in its own, or
 // it is an error of the delegate, which is undone.
 func TestVersionOfResults(t *testing.T) {
-	t.Parallel()
-	v040 := `"ips": [{"version": "4", "address": "192.0.2.7/24"}]`
-	v100 := `"ips": [{"address": "192.0.2.7/24"}]`
-	for _, c := range []struct{ name, inner, printed, wantErr string }{
-		{"none", "1.1.0", `{` + v100 + `}`, ""},
-		{"older", "1.1.0", `{"cniVersion": "0.4.0", ` + v040 + `}`, ""},
-		{"newer", "0.4.0", `{"cniVersion": "1.1.0", ` + v100 + `}`, ""},
-		{"oldest", "1.1.0", `{"cniVersion": "0.2.0", "ip4": {"ip": "192.0.2.7/24"}}`, ""},
-		{"the runtime's", "0.4.0", `{"cniVersion": "1.0.0", ` + v100 + `}`, ""},
-		{"unknown", "1.1.0", `{"cniVersion": "9.9.9"}`,
-			`plugin type="faulty" failed (add): invalid result "{\"cniVersion\": \"9.9.9\"}": unsupported`},
-		{"not a result", "1.1.0", `[]`,
-			`plugin type="faulty" failed (add): invalid result "[]": json: cannot unmarshal array`},
-		{"not an address", "1.1.0", `{"ips": [{"address": "192.0.2.7"}]}`,
-			`invalid CIDR address: 192.0.2.7`},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			n.inner = c.inner
-			printed := fmt.Sprintf(`, "result": %s`, netconf.Marshal(c.printed))
-			list := n.unwind(n.faulty("p0", ""), n.faulty("p1", printed))
-			p := n.pod("a")
-			r, err := p.add(list)
-			if c.wantErr != "" {
-				if err == nil || !strings.Contains(err.Error(), c.wantErr) {
-					t.Errorf("ADD: %v, want %s", err, c.wantErr)
-				}
-				n.wantCalls("ADD", "ADD p0", "ADD p1", "DEL p1", "DEL p0")
-				n.nothingLeft()
-				return
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got := p.result(r).IPs[0].Address.String(); r.Version() != n.outer || got != "192.0.2.7/24" {
-				t.Errorf("the runtime got %s in %s", got, r.Version())
-			}
-			p.mustDel(list)
+	stories(t, `
+	let old "ips": [{"version": "4", "address": "192.0.2.7/24"}]; let new "ips": [{"address": "192.0.2.7/24"}]; let inner 1.1.0
+	either none: let printed {$new}
+	or older: let printed {"cniVersion": "0.4.0", $old}
+	or newer: let printed {"cniVersion": "1.1.0", $new}; let inner 0.4.0
+	or oldest: let printed {"cniVersion": "0.2.0", "ip4": {"ip": "192.0.2.7/24"}}
+	or the runtime's: let printed {"cniVersion": "1.0.0", $new}; let inner 0.4.0
+	or unusable, unknown: let printed {"cniVersion": "9.9.9"}
+		let says plugin type="faulty" failed (add): invalid result "{\"cniVersion\": \"9.9.9\"}": unsupported
+	or unusable, not a result: let printed []; let says plugin type="faulty" failed (add): invalid result "[]": json: cannot unmarshal array
+	or unusable, not an address: let printed {"ips": [{"address": "192.0.2.7"}]}; let says invalid CIDR address: 192.0.2.7
+	versions 1.0.0 $inner; prints '$printed'
+	if unusable: fails add a '$says'; calls ADD p0, ADD p1, DEL p1, DEL p0
+	unless unusable: add a; result 1.0.0 192.0.2.7/24; del a; deleted-in $inner`, acts{
+		"prints": func(s *story, w []string) { s.chain = []string{"p0", `p1, "result": ` + string(netconf.Marshal(w[0]))} },
+		"result": func(s *story, w []string) {
+			r := s.added["a"]
+			s.want(r.Version() == w[0] && s.who("a").result(r).IPs[0].Address.String() == w[1], "%v", r)
+		},
+		"deleted-in": func(s *story, w []string) {
 			var prev struct{ CNIVersion string }
-			err = json.Unmarshal(n.callLog()[2].Stdin["prevResult"], &prev)
-			if err != nil || prev.CNIVersion != c.inner {
-				t.Errorf("the DEL got its prevResult in %q (%v)", prev.CNIVersion, err)
-			}
-			n.nothingLeft()
-		})
-	}
+			err := json.Unmarshal(s.callLog()[2].Stdin["prevResult"], &prev)
+			s.want(err == nil && prev.CNIVersion == w[0], "%s (%v)", prev.CNIVersion, err)
+		},
+	})
 }
 
 // script makes a plugin that is a shell script.
