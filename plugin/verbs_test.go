@@ -28,6 +28,8 @@ func init() {
 		// The node and its configuration.
 		// chain PLUGIN | PLUGIN …, as story.plugins reads them: in an ADD, and the present one in a DEL
 		"chain": func(s *story, w []string) { s.chain = strings.Split(strings.Join(w, " "), " | ") },
+		// addressed: a chain of four, each of which adds an address to the result
+		"addressed": func(s *story, _ []string) { s.chain = addressed(s.node, "") },
 		// conf KEY [VALUE]: a key of unwind's entry; none without a value
 		"conf":    (*story).setConf,
 		"hasty":   func(s *story, _ []string) { s.hasty() },
@@ -174,6 +176,12 @@ func init() {
 		// What has to be.
 		// calls VERB PLUGIN, …: since the last time
 		"calls": func(s *story, w []string) { s.wantCalls("calls", listed(w)...) },
+		// previous ADDRESSES: just these were in the prevResult of each DEL since "calls" or "forgets"
+		"previous": func(s *story, w []string) {
+			for _, l := range s.callLog() {
+				s.want(l.Command != "DEL" || l.prevAddresses(s) == strings.Join(w, " "), "%s had %s", l.Instance, l.Stdin["prevResult"])
+			}
+		},
 		// times N VERB PLUGIN
 		"times": func(s *story, w []string) { s.wantTimes(w[0], strings.Join(w[1:], " ")) },
 		// has POD: libcni has a result of it
