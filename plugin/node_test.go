@@ -484,22 +484,35 @@ func (n *node) links(netns string) []string {
 func (n *node) nothingLeft() {
 	n.Helper()
 	n.nothingOnDisk()
-	if link, err := netlink.LinkByName(n.bridge); err == nil {
-		ports, err := netlink.LinkList()
-		// Other tests make and remove interfaces meanwhile.
-		for errors.Is(err, netlink.ErrDumpInterrupted) {
-			ports, err = netlink.LinkList()
-		}
-		if err != nil {
-			n.Fatal(err)
-		}
-		for _, p := range ports {
-			if p.Attrs().MasterIndex == link.Attrs().Index {
-				n.Errorf("%s is still a port of %s", p.Attrs().Name, n.bridge)
-			}
+	for end := time.Now().Add(10 * time.Second); len(n.ports()) > 0; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) { // the kernel removes those of a namespace that is gone after a while
+			n.Errorf("%q are still ports of %s", n.ports(), n.bridge)
+			break
 		}
 	}
 	n.noRules()
+}
+
+// ports returns the interfaces of the bridge.
+func (n *node) ports() (names []string) {
+	n.Helper()
+	bridge, err := netlink.LinkByName(n.bridge)
+	if err != nil {
+		return nil
+	}
+	links, err := netlink.LinkList()
+	for errors.Is(err, netlink.ErrDumpInterrupted) { // other tests make and remove interfaces meanwhile
+		links, err = netlink.LinkList()
+	}
+	if err != nil {
+		n.Fatal(err)
+	}
+	for _, l := range links {
+		if l.Attrs().MasterIndex == bridge.Attrs().Index {
+			names = append(names, l.Attrs().Name)
+		}
+	}
+	return names
 }
 
 // noRules checks that no rule has an address of the node's, or its network in its comment.

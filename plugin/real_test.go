@@ -96,7 +96,7 @@ func (n *node) seeThrough(list *libcni.NetworkConfigList, ifname string, pings b
 	p := n.pod("a")
 	defer p.dropNetNS()
 	p.IfName = ifname
-	p.CapabilityArgs = map[string]any{"portMappings": []map[string]any{{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}}}
+	p.CapabilityArgs = portMappings
 	r := p.mustAdd(list)
 	if pings {
 		p.pingsGateways(r)

@@ -113,8 +113,8 @@ func stories(t *testing.T, script string, own ...acts) {
 }
 
 // atEveryPoint tells a script for each point of a verb at which unwind may be killed: "kill any $at
-// VERB POD", the last kill. The ways that have the first choice in common are told together: with "one-in N", one
-// in so many at each point, so that the points meet the other choices in turn.
+// VERB POD", the last kill. With "one-in N", the ways that have the first choice in common are told
+// together, one in so many at each point, so that the points meet the other choices in turn.
 func atEveryPoint(t *testing.T, atLeast int, script string, own ...acts) {
 	t.Helper()
 	all, oneIn := tellings(script)
@@ -129,18 +129,19 @@ func atEveryPoint(t *testing.T, atLeast int, script string, own ...acts) {
 		everyPoint(t, atLeast, func(t *testing.T, at int) bool { return tell(t, at, all[0]) })
 		return
 	}
-	for len(all) > 0 {
-		name, _, _ := strings.Cut(all[0].name, ",")
-		i := slices.IndexFunc(all, func(one telling) bool { return one.choices[0] != all[0].choices[0] })
-		if i < 0 {
-			i = len(all)
+	groups := map[string][]telling{}
+	for _, one := range all {
+		name := one.name
+		if oneIn > 1 {
+			name, _, _ = strings.Cut(name, ",")
 		}
-		group := all[:i]
-		all = all[i:]
+		groups[name] = append(groups[name], one)
+	}
+	for name, ways := range groups {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			everyPoint(t, atLeast, func(t *testing.T, at int) (killed bool) {
-				for _, one := range group {
+				for _, one := range ways {
 					if sampled(oneIn, append([]int{at}, one.choices...)...) {
 						t.Run(one.name, func(t *testing.T) { killed = tell(t, at, one) || killed })
 					}

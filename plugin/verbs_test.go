@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 
 	"cni-unwind/journal"
@@ -138,7 +139,8 @@ func init() {
 		"fails": (*story).fails,
 		// killed VERB POD: by the plan
 		"killed": (*story).isKilled,
-		// kill POINT N VERB POD: unwind kills itself there, if it comes there; POINT any
+		// kill POINT N [tries] VERB POD: unwind kills itself there, if it comes there; POINT any. With
+		// tries, the verb may fail where it does not.
 		"kill": (*story).killAt,
 		// sweep: a person's
 		"sweep": func(s *story, _ []string) { s.sweep(undo.DefaultBudgets) },
@@ -300,9 +302,9 @@ func init() {
 
 // calls are the verbs of the runtime that have to pass: "add PODS", "del PODS", "check PODS", "past
 // add|del PODS" by the plain chain, "gc [list PODS]", "status", "wait VERB POD" for one that "start"
-// began. "giveup POD" is a person's. GC and STATUS also take KEY=JSON, a key of unwind's entry; "valid"
+// began; "libcni-gc PODS" and "libcni-status" go through libcni. "giveup POD" is a person's. GC and STATUS also take KEY=JSON, a key of unwind's entry; "valid"
 // and "slip" are those of the list.
-var calls = []string{"add", "del", "check", "past", "gc", "status", "libcni-status", "wait", "giveup"}
+var calls = []string{"add", "del", "check", "past", "gc", "status", "libcni-gc", "libcni-status", "wait", "giveup"}
 
 var plainWord = regexp.MustCompile(`^[\w-]+$`)
 
@@ -428,6 +430,13 @@ func (s *story) attempt(w []string) (rest []string, err error) {
 			err = &s.said.said
 		}
 		return rest, err
+	case "libcni-gc": // without a cache, for which libcni would run DELs
+		s.must(os.RemoveAll(s.cacheDir()))
+		var listed []types.GCAttachment
+		for _, name := range w[1:] {
+			listed = append(listed, types.GCAttachment{ContainerID: s.who(name).ContainerID, IfName: s.who(name).IfName})
+		}
+		return nil, s.cni.GCNetworkList(s.Context(), s.unwind(s.plugins(s.node)...), &libcni.GCArgs{ValidAttachments: listed})
 	case "libcni-status":
 		return w[1:], s.cni.GetStatusNetworkList(s.Context(), s.unwind(s.plugins(s.node)...))
 	case "giveup":
@@ -514,12 +523,16 @@ func (s *story) killAt(w []string) {
 	s.Helper()
 	nth, err := strconv.Atoi(w[1])
 	s.must(err)
+	verb, mayFail := w[2:], w[2] == "tries"
+	if mayFail {
+		verb = w[3:]
+	}
 	err = s.first.killedAtPoint(strings.TrimPrefix(w[0], "any"), nth, func() error {
-		_, err := s.attempt(w[2:])
+		_, err := s.attempt(verb)
 		return err
 	})
 	s.killed = wasKilled(err)
-	s.want(s.killed || err == nil, "%v", err)
+	s.want(s.killed || err == nil || mayFail, "%v", err)
 }
 
 func (s *story) eachSweep(w []string) {
