@@ -27,26 +27,10 @@ func (p *pod) whole(m marks) string {
 	return strings.Join(traces, "\n")
 }
 
-// setState sets the state of the pod's entry.
-func (p *pod) setState(state journal.State) {
+// rewrite changes the pod's entry in the journal, past the rules for a change of state.
+func (p *pod) rewrite(change func(*journal.Entry)) {
 	p.Helper()
-	err := p.store.Update(p.Context(), func(tx *journal.Tx) error {
-		e, err := tx.Get(p.key())
-		if err != nil {
-			return err
-		}
-		e.State = state
-		return tx.Put(e)
-	})
-	if err != nil {
-		p.Fatal(err)
-	}
-}
-
-// unbegun makes the pod's entry live again, as if none of its DELs had begun.
-func (p *pod) unbegun() {
-	p.Helper()
-	err := p.store.Update(p.Context(), func(tx *journal.Tx) error {
+	err := p.store.Update(context.Background(), func(tx *journal.Tx) error {
 		e, err := tx.Get(p.key())
 		if err != nil {
 			return err
@@ -54,8 +38,8 @@ func (p *pod) unbegun() {
 		if err := tx.Delete(e.Key); err != nil {
 			return err
 		}
-		e.Reason, e.Cause = "", ""
-		for _, e.State = range []journal.State{journal.Adding, journal.Live} {
+		change(e)
+		for _, e.State = range []journal.State{journal.Adding, e.State} {
 			if err := tx.Put(e); err != nil {
 				return err
 			}
@@ -65,6 +49,24 @@ func (p *pod) unbegun() {
 	if err != nil {
 		p.Fatal(err)
 	}
+}
+
+// edit changes the newest generation of the pod's entry in the journal.
+func (p *pod) edit(change func(*journal.Generation)) {
+	p.Helper()
+	p.rewrite(func(e *journal.Entry) { change(e.Newest()) })
+}
+
+// setState sets the state of the pod's entry.
+func (p *pod) setState(state journal.State) {
+	p.Helper()
+	p.rewrite(func(e *journal.Entry) { e.State = state })
+}
+
+// unbegun makes the pod's entry live again, as if none of its DELs had begun.
+func (p *pod) unbegun() {
+	p.Helper()
+	p.rewrite(func(e *journal.Entry) { e.State, e.Reason, e.Cause = journal.Live, "", "" })
 }
 
 // bindOver mounts a namespace at another one's former path.
@@ -107,31 +109,6 @@ func (n *node) breakable(plugin string) (broken func(bool)) {
 	}
 }
 
-// edit changes the newest generation of the pod's entry in the journal.
-func (p *pod) edit(change func(*journal.Generation)) {
-	p.Helper()
-	err := p.store.Update(context.Background(), func(tx *journal.Tx) error {
-		e, err := tx.Get(p.key())
-		if err != nil {
-			return err
-		}
-		change(e.Newest())
-		state := e.State // a live entry is never written again, except by this helper
-		if err := tx.Delete(e.Key); err != nil {
-			return err
-		}
-		for _, e.State = range []journal.State{journal.Adding, state} {
-			if err := tx.Put(e); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		p.Fatal(err)
-	}
-}
-
 // cutOff gives the journal and libcni's cache the state of an ADD that was cut off in its first
 // delegate.
 func (p *pod) cutOff() {
@@ -139,22 +116,11 @@ func (p *pod) cutOff() {
 	if err := os.Remove(p.cacheFile()); err != nil && !os.IsNotExist(err) {
 		p.Fatal(err)
 	}
-	err := p.store.Update(p.Context(), func(tx *journal.Tx) error {
-		e, err := tx.Get(p.key())
-		if err != nil {
-			return err
-		}
-		if err := tx.Delete(e.Key); err != nil {
-			return err
-		}
+	p.rewrite(func(e *journal.Entry) {
 		e.State = journal.Adding
 		g := e.Newest()
 		g.Result, g.Claims, g.HostLinks = nil, nil, nil
-		return tx.Put(e)
 	})
-	if err != nil {
-		p.Fatal(err)
-	}
 }
 
 // earlier is the ID of the boot before this one.

@@ -80,9 +80,23 @@ func (w *world) reboot() {
 	if err := os.RemoveAll(filepath.Join(w.faultyDir(), "rules")); err != nil {
 		w.Fatal(err)
 	}
+	for _, r := range w.people {
+		if r.entry() != nil {
+			r.rewrite(func(e *journal.Entry) {
+				for i := range e.Generations {
+					e.Generations[i].Host.BootID = earlier
+				}
+			})
+		}
+	}
 	err := w.store.Update(context.Background(), func(tx *journal.Tx) error {
 		for _, r := range w.people {
-			if err := ofBefore(tx, r.key()); err != nil {
+			tomb, err := tx.Tombstone(r.key())
+			if err == nil && tomb != nil {
+				tomb.BootID = earlier
+				err = tx.PutTombstone(*tomb)
+			}
+			if err != nil {
 				return err
 			}
 		}
@@ -103,32 +117,6 @@ func (r *resident) leave() {
 		p.dropNetNS()
 	}
 	r.there, r.live, r.earlier = false, false, nil
-}
-
-// ofBefore moves an attachment's entry to an earlier boot.
-func ofBefore(tx *journal.Tx, key journal.Key) error {
-	tomb, err := tx.Tombstone(key)
-	if err == nil && tomb != nil {
-		tomb.BootID = "before"
-		return tx.PutTombstone(*tomb)
-	}
-	e, err := tx.Get(key)
-	if err != nil || e == nil {
-		return err
-	}
-	for i := range e.Generations {
-		e.Generations[i].Host.BootID = "before"
-	}
-	state := e.State // see pod.edit
-	if err := tx.Delete(key); err != nil {
-		return err
-	}
-	for _, e.State = range []journal.State{journal.Adding, state} {
-		if err := tx.Put(e); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // locksFree waits until no delegate that outlived its unwind is running.
