@@ -4,13 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
-
-	"github.com/containernetworking/cni/libcni"
-
-	"cni-unwind/journal"
 )
 
 // In the tests of this file a delegate rejects, at DEL, the configuration of its ADD, as after an
@@ -89,67 +84,38 @@ func TestPresentConfigurationIsTheOneThatTheDELHad(t *testing.T) {
 // TestReplaced: a configuration that worked replaces the rejected one if the step still has a
 // pending DEL, because its delegate was killed once or its address has another owner.
 func TestReplaced(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name string
-		owe  func(n *node, p *pod, old, now *libcni.NetworkConfigList) (due func())
-	}{
-		{"killed", func(n *node, p *pod, old, _ *libcni.NetworkConfigList) func() {
-			n.plan(map[string]map[string]string{"p0": {"ADD": "crash-effect"}})
-			if _, err := p.add(old); err == nil {
-				n.Fatal("the ADD succeeded")
-			}
-			n.plan(nil)
-			return func() { p.edit(func(g *journal.Generation) { g.Steps[0].RepeatAt = 1 }) }
-		}},
-		{"parked", func(n *node, p *pod, old, now *libcni.NetworkConfigList) func() {
-			p.mustAdd(old)
-			if err := p.del(old); err == nil {
-				n.Fatal("the DEL succeeded")
-			}
-			n.plan(map[string]map[string]string{"p0": {"DEL": "fail"}})
-			b := n.pod("b")
-			b.mustAdd(now)
-			n.plan(nil)
-			return func() { b.mustDel(now) }
-		}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			n.conf["gracePeriod"] = "1h"
-			n.script("giver", `case $(cat) in *'"cniVersion":"0.4.0"'*) v=0.4.0 ip=',"version":"4"';; esac
+	stories(t, `
+	giver; conf gracePeriod 1h
+	versions 1.0.0 0.4.0; chain {"type": "giver"} | p0, "modes": {"DEL": "fail"}, "code": 7
+	either killed: plan p0 ADD crash-effect; fails add a; plan
+	or parked: add a; fails del a; plan p0 DEL fail
+	versions 1.0.0 1.0.0; chain {"type": "giver"} | p0
+	if parked: add b; plan
+	del a; replaced a; forgets
+	if killed: due a
+	if parked: del b
+	chain another; del a; deleted a 1; converted`, acts{
+		"giver": func(s *story, _ []string) {
+			s.node.script("giver", `case $(cat) in *'"cniVersion":"0.4.0"'*) v=0.4.0 ip=',"version":"4"';; esac
 				[ $CNI_COMMAND = DEL ] || echo '{"cniVersion":"'${v:-1.0.0}'","ips":[{"address":"192.0.2.7/24"'$ip'}]}'`)
-			n.inner = "0.4.0"
-			old := n.unwind(`{"type": "giver"}`, n.rejecting(7, ""))
-			n.inner = "1.0.0"
-			now := n.unwind(`{"type": "giver"}`, n.faulty("p0", ""))
-			p := n.pod("a")
-			due := c.owe(n, p, old, now)
-			p.mustDel(now)
-			e := p.entry()
+		},
+		"replaced": func(s *story, w []string) {
+			e := s.who(w[0]).entry()
 			if e == nil || e.Pending() != 1 {
-				t.Fatalf("the journal has %+v, want a step", e)
+				s.Fatalf("the journal has %+v, want a step", e)
 			}
-			if s := e.Newest().Steps[0]; !s.Replaced || strings.Contains(string(s.Config), "modes") {
-				t.Fatalf("the journal has %+v, want a step with the present configuration", e)
-			}
-			n.forgetCalls()
-			due()
-			p.mustDel(n.anotherChain())
-			if got := p.dels(); !slices.Equal(got, []string{"p0"}) {
-				t.Errorf("DELs: %q, want one", got)
-			}
-			for _, l := range n.callLog() {
+			step := e.Newest().Steps[0]
+			s.want(step.Replaced && !strings.Contains(string(step.Config), "modes"), "%+v", step)
+		},
+		"converted": func(s *story, _ []string) {
+			for _, l := range s.callLog() {
 				var prev struct{ CNIVersion string }
 				_ = json.Unmarshal(l.Stdin["prevResult"], &prev)
-				if string(l.Stdin["cniVersion"]) != `"1.0.0"` || prev.CNIVersion != "1.0.0" && l.Stdin["prevResult"] != nil {
-					t.Errorf("%s: cniVersion %s, prevResult of %s", l.Command, l.Stdin["cniVersion"], l.Stdin["prevResult"])
-				}
+				s.want(string(l.Stdin["cniVersion"]) == `"1.0.0"` && (prev.CNIVersion == "1.0.0" || l.Stdin["prevResult"] == nil),
+					"%s: cniVersion %s, prevResult of %s", l.Command, l.Stdin["cniVersion"], l.Stdin["prevResult"])
 			}
-			n.nothingLeft()
-		})
-	}
+		},
+	})
 }
 
 // file returns the content of a file.
