@@ -52,6 +52,7 @@ type node struct {
 	inner    string         // cniVersion of the chain
 	store    *journal.Store
 	ruled    *atomic.Bool // a plugin was named that makes rules
+	mayDie   bool         // unwind may be killed in a GC or a STATUS
 }
 
 var nodes atomic.Int64

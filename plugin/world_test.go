@@ -42,6 +42,7 @@ type resident struct {
 
 func newWorld(t *testing.T, try *rapid.T) *world {
 	n := newNode(trial{t, try})
+	n.mayDie = true
 	w := &world{node: n, try: try}
 	w.plugins = []string{n.pooled("p0", 2, 3), n.faulty("p1", `, "rules": true, "delayMS": 200`), n.faulty("p2", `, "delayMS": 200`)}
 	w.list = n.unwind(w.plugins...)
@@ -135,30 +136,39 @@ func (w *world) takenBy(id string) []string {
 	return slices.DeleteFunc(w.taken(), func(file string) bool { return !strings.HasPrefix(file, id+".") })
 }
 
+// owners checks that containers that live are on record as such, and that each has its address for
+// itself alone. It returns the owners by address.
+func (n *node) owners(live []*resident) map[string]string {
+	n.Helper()
+	owners, reserved := map[string]string{}, n.reserved()
+	for _, r := range live {
+		if other := owners[r.address]; other != "" {
+			n.Errorf("%s and %s both have %s", other, r.ContainerID, r.address)
+		}
+		owners[r.address] = r.ContainerID
+		if got := reserved[r.address]; got != r.ContainerID+" eth0" {
+			n.Errorf("%s is live and its address %s is %q's", r.ContainerID, r.address, got)
+		}
+		if e := r.entry(); e == nil || e.State != journal.Live {
+			n.Errorf("%s is live and its entry is %+v", r.ContainerID, e)
+		}
+	}
+	return owners
+}
+
 // invariants checks what must hold between any two verbs.
 func (w *world) invariants() {
-	taken, reserved, rules, owner := w.taken(), w.reserved(), w.addressRules(), map[string]string{}
-	for _, r := range w.people {
-		if !r.live {
-			continue
-		}
-		if other := owner[r.address]; other != "" {
-			w.Errorf("%s and %s both have %s", other, r.ContainerID, r.address)
-		}
-		owner[r.address] = r.ContainerID
+	taken, reserved, rules := w.taken(), w.reserved(), w.addressRules()
+	live := slices.DeleteFunc(slices.Clone(w.people), func(r *resident) bool { return !r.live })
+	w.owners(live)
+	for _, r := range live {
 		for _, instance := range []string{"p0", "p1", "p2"} {
 			if !slices.Contains(taken, r.ContainerID+".eth0."+instance) {
 				w.Errorf("%s is live and has lost what %s took", r.ContainerID, instance)
 			}
 		}
-		if got := reserved[r.address]; got != r.ContainerID+" eth0" {
-			w.Errorf("%s is live and its address %s is %q's", r.ContainerID, r.address, got)
-		}
 		if !slices.Contains(rules, r.address+".p1") {
 			w.Errorf("%s is live and has lost the rule of %s", r.ContainerID, r.address)
-		}
-		if e := r.entry(); e == nil || e.State != journal.Live {
-			w.Errorf("%s is live and its entry is %+v", r.ContainerID, e)
 		}
 	}
 	owed := w.owed()
