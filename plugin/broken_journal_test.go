@@ -161,7 +161,7 @@ func TestDamagedJournal(t *testing.T) {
 		"damaged": func(s *story, _ []string) { s.write(s.store.Path(), damaged) },
 		"aside": func(s *story, _ []string) {
 			aside, err := filepath.Glob(s.store.Path() + ".damaged-*")
-			s.want(err == nil && len(aside) == 1 && s.file(aside[0]) == damaged, "%q, %v", aside, err)
+			s.want(err == nil && len(aside) == 1 && read(s, aside[0]) == damaged, "%q, %v", aside, err)
 		},
 	})
 }

@@ -177,8 +177,7 @@ func (w *world) someProcess(try *rapid.T) {
 // end ends the process in a container.
 func (r *resident) end() {
 	if r.process != nil {
-		_ = r.process.Kill()
-		eventually(r, "no process in "+r.ContainerID, func() bool { _, err := os.Readlink(netnsOf(r.process)); return err != nil })
+		r.pod.end(r.process)
 		r.process = nil
 	}
 }

@@ -244,6 +244,13 @@ func (p *pod) processInside() *os.Process {
 	return cmd.Process
 }
 
+// end ends a process and waits until it is gone.
+func (p *pod) end(process *os.Process) {
+	p.Helper()
+	_ = process.Kill()
+	eventually(p, "the process gone", func() bool { return host.Ended(fmt.Sprintf("/proc/%d", process.Pid)) })
+}
+
 func netnsOf(p *os.Process) string { return fmt.Sprintf("/proc/%d/ns/net", p.Pid) }
 
 // lowestNext makes host-local give the lowest free address to the next pod.

@@ -26,8 +26,8 @@ func TestRejectedAndKilled(t *testing.T) {
 		echo DEL >>%s; echo '{"code": 7, "msg": "bad"}'; kill -9 $$`, asked))
 	p := n.pod("a")
 	p.mustAdd(n.unwind(`{"type": "odd", "old": true}`))
-	if err := p.del(n.unwind(`{"type": "odd"}`)); err == nil || n.file(asked) != "DEL\n" {
-		t.Errorf("DEL: %v, asked: %q", err, n.file(asked))
+	if err := p.del(n.unwind(`{"type": "odd"}`)); err == nil || read(t, asked) != "DEL\n" {
+		t.Errorf("DEL: %v, asked: %q", err, read(t, asked))
 	}
 }
 
@@ -116,12 +116,6 @@ func TestReplaced(t *testing.T) {
 			}
 		},
 	})
-}
-
-// file returns the content of a file.
-func (n *node) file(path string) string {
-	n.Helper()
-	return run(n, "cat", path)
 }
 
 // TestRejectedConfiguration: a delegate that rejects its configuration as bad gets the chain's

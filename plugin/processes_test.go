@@ -64,81 +64,57 @@ func (n *node) oneStep() string {
 	return fmt.Sprintf(`{"cniVersion": "1.0.0", "plugins": [%s]}`, n.faulty("p0", ""))
 }
 
-// TestConfined: an unwind that may not inspect the node's processes releases a lost namespace's
-// attachment, unless a process is in the namespace.
-func TestConfined(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name string
-		// happens changes the pod, and returns a function that makes it dead, or nil if it is dead.
-		happens func(p *pod) (end func())
-	}{
-		{"lost", func(p *pod) func() {
-			p.dropNetNS()
-			return nil
-		}},
-		{"lost, beside a zombie", func(p *pod) func() {
-			process := p.processInside()
-			p.unpin()
-			if err := process.Kill(); err != nil { // the end of the test waits for it
-				p.Fatal(err)
+// confinement are statements of these tests.
+func confinement() acts {
+	return acts{
+		"confined":  func(s *story, w []string) { s.who(w[0]).statusBy(confined) },
+		"status-by": func(s *story, w []string) { s.who(w[0]).statusBy(":") },
+		// netdev POD [OTHER]: its net/dev has the inode of the process in the other's, or an unknown one
+		"netdev": func(s *story, w []string) {
+			id := journal.NetNS{}
+			if len(w) > 1 {
+				var err error
+				id, err = host.Identify(s.vars["inside"])
+				s.must(err)
+				s.want(id.NetDev != 0, "%+v", id)
 			}
-			eventually(p, "a zombie", func() bool { return host.Ended(fmt.Sprintf("/proc/%d", process.Pid)) })
-			return nil
-		}},
-		{"a process inside", func(p *pod) func() {
-			process := p.processInside()
-			p.unpin()
-			return func() { p.end(process) }
-		}},
-		{"a process inside, no inode of net/dev", func(p *pod) func() {
-			p.processInside()
-			p.unpin()
-			p.edit(func(g *journal.Generation) { g.NetNS.NetDev = 0 })
-			return nil
-		}},
-		{"lost, a process in another pod that got the inode", func(p *pod) func() {
-			p.dropNetNS()
-			other := p.pod("other")
-			process := other.processInside()
-			id, err := host.Identify(netnsOf(process))
-			if err != nil || id.NetDev == 0 {
-				p.Fatalf("%+v, %v", id, err)
-			}
-			p.edit(func(g *journal.Generation) { g.NetNS.NetDev = id.NetDev })
-			return nil
-		}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			p := n.pod("a")
-			p.mustAdd(n.unwindChain(n.oneStep()))
-			if e := p.entry(); e.Newest().NetNS.NetDev == 0 {
-				t.Fatalf("the ADD notes %+v", e.Newest().NetNS)
-			}
-			end := c.happens(p)
-			p.statusBy(confined)
-			if strings.Contains(c.name, "process inside") {
-				if e := p.entry(); e == nil || e.State != journal.Live {
-					t.Fatalf("the journal has %+v", e)
-				}
-				if end == nil {
-					return
-				}
-				end()
-				p.statusBy(confined)
-			}
-			n.nothingLeft()
-		})
+			s.who(w[0]).edit(func(g *journal.Generation) { g.NetNS.NetDev = id.NetDev })
+		},
+		"noted": func(s *story, w []string) {
+			netns := s.who(w[0]).entry().Newest().NetNS
+			s.want(netns.NetDev != 0, "%+v", netns)
+		},
+		// headless POD: a process is in it whose first thread has ended
+		"headless": func(s *story, w []string) {
+			self, err := os.Executable()
+			s.must(err)
+			cmd := exec.Command("nsenter", "--net="+s.who(w[0]).NetNS, self)
+			cmd.Env = append(os.Environ(), headlessEnv+"=1")
+			s.must(cmd.Start())
+			s.Cleanup(func() {
+				_ = cmd.Process.Kill()
+				_ = cmd.Wait()
+			})
+			eventually(s, "the first thread gone", func() bool { return host.Ended(fmt.Sprintf("/proc/%d", cmd.Process.Pid)) })
+		},
 	}
 }
 
-// end ends a process and waits until it is gone.
-func (p *pod) end(process *os.Process) {
-	p.Helper()
-	_ = process.Kill()
-	eventually(p, "the process gone", func() bool { return host.Ended(fmt.Sprintf("/proc/%d", process.Pid)) })
+// TestConfined: an unwind that may not inspect the node's processes releases a lost namespace's
+// attachment, unless a process is in the namespace.
+func TestConfined(t *testing.T) {
+	stories(t, `
+	chain p0; add a; noted a
+	either lost: drop a
+	or lost, beside a zombie: process a; unpin a; end
+	or lost, a process in another pod that got the inode: drop a; process other; netdev a other
+	or a process inside: process a; unpin a
+	or a process inside, no inode of net/dev: process a; unpin a; netdev a
+	confined a
+	if a process inside: entry a live
+	if no inode: leaves
+	if a process inside: end
+	unless no inode: confined a; left`, confinement())
 }
 
 // TestConfinedNode runs a node in a PID and a mount namespace, with a process 1 and perhaps one in
@@ -220,30 +196,8 @@ func TestConfinedOrphan(t *testing.T) {
 
 // TestFirstThreadEnds: a process is in a pod's namespace as long as any of its threads lives.
 func TestFirstThreadEnds(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	p := n.pod("a")
-	p.mustAdd(n.unwindChain(n.oneStep()))
-	cmd := exec.Command("nsenter", "--net="+p.NetNS, "/proc/self/exe")
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd.Args[2] = self
-	cmd.Env = append(os.Environ(), headlessEnv+"=1")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	eventually(t, "the first thread gone", func() bool { return host.Ended(fmt.Sprintf("/proc/%d", cmd.Process.Pid)) })
-	p.unpin()
-	for _, command := range []string{":", confined} {
-		p.statusBy(command)
-		if e := p.entry(); e == nil || e.State != journal.Live {
-			t.Fatalf("the journal has %+v", e)
-		}
-	}
+	stories(t, `
+	chain p0; add a; headless a; unpin a
+	status-by a; entry a live; confined a; entry a live
+	leaves`, confinement())
 }
