@@ -196,19 +196,20 @@ func (m *protocol) first() state {
 	return s
 }
 
-// move is a next state and the step that leads to it.
+// move is a next state, and who does what to reach it.
 type move struct {
+	who int // as name takes it
 	how string
 	to  state
 }
 
 // moves returns all possible next states.
 func (m *protocol) moves(s state) (all []move) {
-	add := func(how string, args ...any) func(state) {
-		return func(to state) { all = append(all, move{fmt.Sprintf(how, args...), to}) }
+	by := func(who int) func(string, state) {
+		return func(how string, to state) { all = append(all, move{who, how, to}) }
 	}
 	for i := range m.containers() {
-		m.runtime(s, i, func(how string, to state) { add("%c: %s", 'A'+i, how)(to) })
+		m.runtime(s, i, by(int(i)))
 		if o := s.orphan[i]; o.there {
 			to := s
 			to.orphan[i] = lostDelegate{}
@@ -219,20 +220,20 @@ func (m *protocol) moves(s state) (all []move) {
 			if to.lock[i] == lockOrphan {
 				to.lock[i] = none
 			}
-			add("%c: the delegate that outlived its unwind ends", 'A'+i)(to)
+			by(int(i))("the delegate that outlived its unwind ends", to)
 		}
 	}
 	for p := range s.p {
 		if s.p[p].pc == pEnded {
 			continue
 		}
-		m.step(s, p, func(how string, to state) { add("%s: %s", name(p), how)(to) })
+		m.step(s, p, by(p))
 		if s.crashes > 0 {
-			add("%s: killed", name(p))(m.kill(s, p))
+			by(p)("killed", m.kill(s, p))
 		}
 	}
 	if s.power > 0 {
-		add("a loss of power")(s.reboot())
+		by(none)("a loss of power", s.reboot())
 	}
 	if s.p[nSelf].pc == pEnded {
 		for i := range m.containers() {
@@ -240,7 +241,7 @@ func (m *protocol) moves(s state) (all []move) {
 				to := s
 				m.take(&to, i, nSelf)
 				to.p[nSelf] = process{pc: pMark, on: i, back: none}
-				add("sweep of %c begins", 'A'+i)(to)
+				by(nSelf)("begins with "+name(int(i)), to)
 			}
 		}
 	}
@@ -248,10 +249,13 @@ func (m *protocol) moves(s state) (all []move) {
 }
 
 func name(p int) string {
-	if p == nSelf {
+	switch p {
+	case nSelf:
 		return "sweep"
+	case none:
+		return "the node"
 	}
-	return fmt.Sprintf("%c", 'A'+p)
+	return "ABC"[p : p+1]
 }
 
 // runtime calls to with each action that the runtime can take on a container.
@@ -938,32 +942,29 @@ func (m *protocol) converges(s state) string {
 // one that is wrong.
 func (m *protocol) check() (states int, trace []string) {
 	type origin struct {
-		from state
-		how  string
+		from int // index of the state before
+		move
 	}
-	first := m.first()
-	seen := map[state]origin{first: {}}
-	queue := []state{first}
-	for len(queue) > 0 {
-		s := queue[0]
-		queue = queue[1:]
-		for _, next := range m.moves(s) {
-			if _, is := seen[next.to]; is {
+	found := []origin{{none, move{to: m.first()}}}
+	seen := map[state]bool{found[0].to: true}
+	for at := 0; at < len(found); at++ {
+		for _, next := range m.moves(found[at].to) {
+			if seen[next.to] {
 				continue
 			}
-			seen[next.to] = origin{s, next.how}
-			queue = append(queue, next.to)
+			seen[next.to] = true
+			found = append(found, origin{at, next})
 			if what := m.wrong(next.to); what != "" {
 				trace = []string{what}
-				for at := next.to; at != first; at = seen[at].from {
-					trace = append(trace, seen[at].how)
+				for i := len(found) - 1; i > 0; i = found[i].from {
+					trace = append(trace, name(found[i].who)+": "+found[i].how)
 				}
 				slices.Reverse(trace)
-				return len(seen), trace
+				return len(found), trace
 			}
 		}
 	}
-	return len(seen), nil
+	return len(found), nil
 }
 
 // longEnv lets long tests run in full: make proof.
