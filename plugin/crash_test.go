@@ -147,7 +147,7 @@ func TestKilledTwice(t *testing.T) {
 func TestRuntimeDied(t *testing.T) {
 	t.Parallel()
 	n := newNode(t).hasty()
-	list := n.unwind(chainOfFour(n)...)
+	list := n.unwind(addressed(n, "")...)
 	p := n.pod("a")
 	conf, err := libcni.InjectConf(list.Plugins[0], map[string]any{"name": list.Name, "cniVersion": list.CNIVersion})
 	if err != nil {

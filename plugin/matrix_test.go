@@ -3,21 +3,15 @@ package plugin
 import (
 	"errors"
 	"fmt"
-	"os"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 
 	"cni-unwind/plugin/netconf"
 )
-
-func chainOfFour(n *node) []string {
-	return []string{n.faulty("p0", ""), n.faulty("p1", ""), n.faulty("p2", ""), n.faulty("p3", "")}
-}
 
 // TestFaultMatrixAdd: each delegate of a chain of four fails its ADD in every way, while any one of
 // the four, or none, fails its DEL too. Then unwind and the plugins work again, and one of three
@@ -125,80 +119,38 @@ func TestRollBack(t *testing.T) {
 }
 
 // TestJournaledBytes: a DEL gives each delegate what its ADD gave it, however the configuration has
-// changed.
+// changed, also where the ADD failed and every DEL was pending.
 func TestJournaledBytes(t *testing.T) {
-	t.Parallel()
-	for change, apply := range map[string]func(n *node, chainFile string) *libcni.NetworkConfigList{
-		"conflist changed": func(n *node, _ string) *libcni.NetworkConfigList {
-			return n.unwind(addressed(n, `, "more": {"than": "before"}`)...)
+	stories(t, `
+	addressed , "big": 9007199254740993, "text": "<&>"
+	either conflist changed: let change addressed , "more": {"than": "before"}
+	or delegate left: let change chain p1, "address": "198.51.100.1/32" | p2, "address": "198.51.100.2/32"
+	or chain broken: let change conf chain {"plugins": 7}
+	or chainFile changed: file; let change write $file {"cniVersion": "1.0.0", "plugins": [{"type": "faulty", "instance": "more"}]}
+	or chainFile gone: file; let change lose $file
+	either ADD: add a; let given 198.51.100.0 198.51.100.1 198.51.100.2 198.51.100.3
+	or failed ADD: plan p3 ADD fail-effect, p3 DEL fail, * DEL fail; fails add a; plan
+		let given 198.51.100.0 198.51.100.1 198.51.100.2
+	$change; del a; left; previous $given; same`, acts{
+		"file": func(s *story, _ []string) {
+			s.vars["file"] = s.chainFile("10-provider.conflist", conflistOf(s.plugins(s.node)))
 		},
-		"delegate left": func(n *node, _ string) *libcni.NetworkConfigList {
-			return n.unwind(addressed(n, "")[1:3]...)
-		},
-		"chain broken": func(n *node, _ string) *libcni.NetworkConfigList {
-			return n.unwindChain(`{"plugins": 7}`)
-		},
-		"chainFile changed": func(n *node, chainFile string) *libcni.NetworkConfigList {
-			n.write(chainFile, conflistOf(addressed(n, `, "more": 1`)[:1]))
-			return n.unwind()
-		},
-		"chainFile gone": func(n *node, chainFile string) *libcni.NetworkConfigList {
-			if err := os.Remove(chainFile); err != nil {
-				n.Fatal(err)
+		"write": func(s *story, w []string) { s.node.write(w[0], strings.Join(w[1:], " ")) },
+		"same": func(s *story, _ []string) {
+			all := s.callLog()
+			for i, del := range all[len(all)-4:] {
+				add := all[3-i]
+				delete(add.Stdin, "prevResult")
+				delete(del.Stdin, "prevResult")
+				s.want(del.Command == "DEL" && reflect.DeepEqual(add.Stdin, del.Stdin) && add.Args == del.Args && add.NetNS == del.NetNS &&
+					add.Path == del.Path, "ADD %s had %s, %q; its DEL %s, %q", add.Instance, add.Stdin, add.Args, del.Stdin, del.Args)
 			}
-			return n.unwind()
 		},
-	} {
-		for _, failed := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, ADD failed %t", change, failed), func(t *testing.T) {
-				t.Parallel()
-				n := newNode(t)
-				chain, chainFile := addressed(n, `, "big": 9007199254740993, "text": "<&>"`), ""
-				if strings.HasPrefix(change, "chainFile") {
-					chainFile = n.chainFile("10-provider.conflist", conflistOf(chain))
-				}
-				sameBytes(n, n.unwind(chain...), func() *libcni.NetworkConfigList { return apply(n, chainFile) }, failed)
-			})
-		}
-	}
+	})
 }
 
 func conflistOf(plugins []string) string {
 	return fmt.Sprintf(`{"cniVersion": "1.0.0", "plugins": [%s]}`, strings.Join(plugins, ", "))
-}
-
-// sameBytes compares the delegates' input at an ADD, which may fail and leave every DEL pending,
-// with that at the DEL after the change.
-func sameBytes(n *node, before *libcni.NetworkConfigList, change func() *libcni.NetworkConfigList, failed bool) {
-	p := n.pod("a")
-	addresses := "198.51.100.0 198.51.100.1 198.51.100.2 198.51.100.3"
-	if failed {
-		n.plan(map[string]map[string]string{"p3": {"ADD": "fail-effect", "DEL": "fail"}, "*": {"DEL": "fail"}})
-		addresses = "198.51.100.0 198.51.100.1 198.51.100.2"
-	}
-	if _, err := p.add(before); (err != nil) != failed {
-		n.Fatalf("ADD: %v", err)
-	}
-	added := n.callLog()[:4]
-	n.forgetCalls()
-	n.plan(nil)
-	p.mustDel(change())
-	n.nothingLeft()
-	deleted := n.callLog()
-	if len(deleted) != 4 {
-		n.Fatalf("calls: %v", n.calls())
-	}
-	for i, del := range deleted {
-		if got := del.prevAddresses(n); got != addresses {
-			n.Errorf("DEL %s had the addresses %q in prevResult, want %q", del.Instance, got, addresses)
-		}
-		add := added[3-i]
-		delete(add.Stdin, "prevResult")
-		delete(del.Stdin, "prevResult")
-		if !reflect.DeepEqual(add.Stdin, del.Stdin) || add.Args != del.Args || add.NetNS != del.NetNS || add.Path != del.Path {
-			n.Errorf("ADD %s had %s, %q; its DEL %s, %q", add.Instance, add.Stdin, add.Args, del.Stdin, del.Args)
-		}
-	}
 }
 
 // TestFailedDelGoesLast: a pending DEL that failed last time runs after one that passed, whatever

@@ -29,8 +29,8 @@ func init() {
 		// The node and its configuration.
 		// chain PLUGIN | PLUGIN …, as story.plugins reads them: in an ADD, and the present one in a DEL
 		"chain": func(s *story, w []string) { s.chain = strings.Split(strings.Join(w, " "), " | ") },
-		// addressed: a chain of four, each of which adds an address to the result
-		"addressed": func(s *story, _ []string) { s.chain = addressed(s.node, "") },
+		// addressed [KEYS]: a chain of four with these keys, each of which adds an address to the result
+		"addressed": func(s *story, w []string) { s.chain = addressed(s.node, strings.Join(w, " ")) },
 		// conf KEY [VALUE]: a key of unwind's entry; none without a value
 		"conf":    (*story).setConf,
 		"hasty":   func(s *story, _ []string) { s.hasty() },
@@ -133,7 +133,7 @@ func init() {
 		"due": each((*pod).makeDue),
 
 		// What the runtime does, beside calls.
-		// start add|del POD
+		// start [past] add|del POD
 		"start": (*story).start,
 		// fails VERB [POD] [TEXT …] [code=N]: the error has the texts
 		"fails": (*story).fails,
@@ -467,7 +467,11 @@ func (s *story) attempt(w []string) (rest []string, err error) {
 
 func (s *story) start(w []string) {
 	s.Helper()
-	done, p, list := make(chan error, 1), s.who(w[1]), s.list(s.who(w[1]), false)
+	past := w[0] == "past"
+	if past {
+		w = w[1:]
+	}
+	done, p, list := make(chan error, 1), s.who(w[1]), s.list(s.who(w[1]), past)
 	s.begun[strings.Join(w, " ")] = done
 	go func() {
 		if w[0] == "del" {
