@@ -17,7 +17,6 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/alive"
-	"cni-unwind/plugin/internal/host"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/sweep"
@@ -130,11 +129,12 @@ func TestNotesOfReleaseUnwritten(t *testing.T) {
 			n := newNode(t)
 			a := n.pod("a")
 			a.mustAdd(n.unwind(n.faulty("p0", "")))
-			reason, label, machine := "it was added before the last boot", "earlier-boot", host.This().Machine
+			reason, label := "it was added before the last boot", "earlier-boot"
+			a.edit(func(g *journal.Generation) { g.Host.BootID = earlier })
 			if fate == alive.Foreign {
-				reason, label, machine = "it was added on another machine", "foreign", otherMachine(t)
+				reason, label = "it was added on another machine", "foreign"
+				a.toAnotherMachine()
 			}
-			a.edit(func(g *journal.Generation) { g.Host.BootID, g.Host.Machine = earlier, machine })
 			w := n.emptyList().w
 			w.Journal.Store.Point = failing(1)
 			if err := w.Release(t.Context(), a.key()); err == nil || a.entry() == nil {

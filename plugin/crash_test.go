@@ -44,11 +44,6 @@ var portMappings = map[string]any{"portMappings": []map[string]any{
 	{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
 }}
 
-// killedAt runs a verb in which unwind kills itself at the n-th point.
-func (n *node) killedAt(at int, verb func() error) error {
-	return n.killedAtPoint("", at, verb)
-}
-
 // killedAtPoint runs a verb in which unwind kills itself at the n-th point of a name, of any name
 // if that is "".
 func (n *node) killedAtPoint(name string, nth int, verb func() error) error {

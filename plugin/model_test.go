@@ -67,7 +67,7 @@ func (w *world) hit(verb func() error) (healthy bool, err error) {
 	if w.killAt = 0; at == 0 {
 		err = verb()
 	} else {
-		err = w.killedAt(at, verb)
+		err = w.killedAtPoint("", at, verb)
 	}
 	w.note("  killed at %d: %v", at, err)
 	return healthy, err

@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -137,11 +138,7 @@ func (n *node) stderr() *os.File {
 
 // log returns the log of verbs that succeeded.
 func (n *node) log() string {
-	data, err := os.ReadFile(filepath.Join(n.dir, "stderr"))
-	if err != nil {
-		n.Fatal(err)
-	}
-	return string(data)
+	return read(n, filepath.Join(n.dir, "stderr"))
 }
 
 func (n *node) mkdir(path string) {
@@ -374,11 +371,7 @@ func (n *node) reserved() map[string]string {
 	dir := filepath.Join(n.dataDir(), n.network)
 	for _, name := range n.names(dir) {
 		if _, err := netip.ParseAddr(name); err == nil {
-			data, err := os.ReadFile(filepath.Join(dir, name))
-			if err != nil {
-				n.Fatal(err)
-			}
-			owners[name] = strings.ReplaceAll(string(data), "\r\n", " ")
+			owners[name] = strings.ReplaceAll(read(n, filepath.Join(dir, name)), "\r\n", " ")
 		}
 	}
 	return owners
@@ -416,24 +409,24 @@ func (n *node) calls() []string {
 // callLog returns the starts of all calls of faulty plugins.
 func (n *node) callLog() []logged {
 	n.Helper()
+	return slices.DeleteFunc(n.wholeLog(), func(l logged) bool { return l.Phase != "start" })
+}
+
+// wholeLog returns the starts and ends of the calls of faulty plugins.
+func (n *node) wholeLog() (all []logged) {
+	n.Helper()
 	data, err := os.ReadFile(filepath.Join(n.faultyDir(), "log"))
 	if err != nil && !os.IsNotExist(err) {
 		n.Fatal(err)
 	}
-	var starts []logged
-	for _, line := range strings.Split(strings.TrimSpace(string(data)), "\n") {
+	for line := range bytes.Lines(data) {
 		var l logged
-		if line == "" {
-			continue
-		}
-		if err := json.Unmarshal([]byte(line), &l); err != nil {
+		if err := json.Unmarshal(line, &l); err != nil {
 			n.Fatal(err)
 		}
-		if l.Phase == "start" {
-			starts = append(starts, l)
-		}
+		all = append(all, l)
 	}
-	return starts
+	return all
 }
 
 // forgetCalls empties the log of the faulty plugins.

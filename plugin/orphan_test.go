@@ -2,10 +2,8 @@ package plugin
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -61,36 +59,18 @@ func TestDelDuringAdd(t *testing.T) {
 
 // history returns the starts and ends of the faulty plugins' calls in order, as "start VERB
 // instance" and "end VERB instance".
-func (n *node) history() []string {
+func (n *node) history() (lines []string) {
 	n.Helper()
-	data, err := os.ReadFile(filepath.Join(n.faultyDir(), "log"))
-	if err != nil && !os.IsNotExist(err) {
-		n.Fatal(err)
-	}
-	var lines []string
-	for _, line := range strings.Split(strings.TrimSpace(string(data)), "\n") {
-		var l logged
-		if err := json.Unmarshal([]byte(line), &l); err != nil {
-			n.Fatal(err)
-		}
+	for _, l := range n.wholeLog() {
 		lines = append(lines, fmt.Sprintf("%s %s %s", l.Phase, l.Command, l.Instance))
 	}
 	return lines
 }
 
-// running waits until a delegate has started, and returns its call.
-func (n *node) running(call string) logged {
+// running waits until a delegate has started.
+func (n *node) running(call string) {
 	n.Helper()
-	var found logged
-	eventually(n, call, func() bool {
-		log := n.callLog()
-		i := slices.IndexFunc(log, func(l logged) bool { return l.Command+" "+l.Instance == call })
-		if i >= 0 {
-			found = log[i]
-		}
-		return i >= 0
-	})
-	return found
+	eventually(n, call, func() bool { return slices.Contains(n.calls(), call) })
 }
 
 // TestDaemonDoesNotPin: a delegate leaves a daemon that has all its descriptors. The daemon delays

@@ -69,16 +69,6 @@ func (p *pod) unbegun() {
 	p.rewrite(func(e *journal.Entry) { e.State, e.Reason, e.Cause = journal.Live, "", "" })
 }
 
-// bindOver mounts a namespace at another one's former path.
-func (n *node) bindOver(from, to string) {
-	n.Helper()
-	n.write(to, "")
-	if err := unix.Mount(from, to, "", unix.MS_BIND, ""); err != nil {
-		n.Fatal(err)
-	}
-	n.Cleanup(func() { _ = unix.Unmount(to, unix.MNT_DETACH) })
-}
-
 // again returns the pod with a new network namespace under the same container ID, as nerdctl,
 // podman and Nomad do.
 func (p *pod) again() *pod {
@@ -203,15 +193,6 @@ func (n *node) forget(address string) {
 		n.Fatal(err)
 	}
 	n.lowestNext()
-}
-
-// otherMachine returns the name of a machine that is not this one.
-func otherMachine(t *testing.T) string {
-	kind, _, _ := strings.Cut(host.This().Machine, ":")
-	if kind == "" {
-		t.Skip("this machine has no name")
-	}
-	return kind + ":another"
 }
 
 // unpin unmounts the pod's network namespace from its path and leaves an empty file.
@@ -363,13 +344,6 @@ func (f *firewalled) asked() (asked []string) {
 		}
 	}
 	return asked
-}
-
-func (f *firewalled) wantAsked(what string, want ...string) {
-	f.Helper()
-	if got := f.asked(); !slices.Equal(got, want) {
-		f.Errorf("%s: firewall was asked %q, want %q", what, got, want)
-	}
 }
 
 // second is another attachment of the pod to the same network.

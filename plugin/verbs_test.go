@@ -15,6 +15,7 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/internal/host"
@@ -228,7 +229,10 @@ func init() {
 		// deleted POD N: DELs of faulty plugins
 		"deleted": func(s *story, w []string) { s.wantCount(len(s.who(w[0]).dels()), w[1]) },
 		// asked VERB POD ADDRESS, …: firewall
-		"asked": func(s *story, w []string) { s.firewalled().wantAsked("asked", listed(w)...) },
+		"asked": func(s *story, w []string) {
+			asked := s.firewalled().asked()
+			s.want(slices.Equal(asked, listed(w)), "%q", asked)
+		},
 		// unasked: forgets what firewall was asked
 		"unasked": func(s *story, _ []string) { s.firewalled().asked() },
 		"open":    func(s *story, w []string) { s.wantOpen("", w[0]) },
@@ -556,6 +560,7 @@ func (s *story) wantAddress(name, want string) {
 	}
 }
 
+// toAnotherMachine moves the pod's entry to a machine that is not this one.
 func (p *pod) toAnotherMachine() {
 	kind, _, _ := strings.Cut(host.This().Machine, ":")
 	if kind == "" {
@@ -577,7 +582,8 @@ func (p *pod) makeDue() {
 // takes gives a pod's namespace the path of another one's, which is gone.
 func (s *story) takes(p, other *pod) {
 	s.Helper()
-	s.bindOver(p.NetNS, other.NetNS)
+	s.write(other.NetNS, "")
+	s.mount(p.NetNS, other.NetNS, "", unix.MS_BIND, "")
 	p.NetNS = other.NetNS
 }
 
