@@ -4,17 +4,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
 
 // In the tests of this file a delegate rejects, at DEL, the configuration of its ADD, as after an
 // upgrade. The chain has another configuration for it now.
-
-// rejecting returns the configuration that is rejected.
-func (n *node) rejecting(code int, extra string) string {
-	return n.faulty("p0", fmt.Sprintf(`, "modes": {"DEL": "fail"}, "code": %d%s`, code, extra))
-}
 
 // TestRejectedAndKilled: what a delegate prints before it is killed does not reject its
 // configuration.
@@ -34,36 +30,27 @@ func TestRejectedAndKilled(t *testing.T) {
 // TestPresentConfigurationHasWhatTheADDHad: the present configuration gets what the runtime and
 // multus gave to the ADD, not what they give to the DEL.
 func TestPresentConfigurationHasWhatTheADDHad(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	n.inner = "0.4.0"
-	n.conf["args"], n.conf["deviceID"] = json.RawMessage(`{"cni":{"ips":["192.0.2.9"]}}`), "0000:03:00.1"
-	p := n.pod("a")
-	p.CapabilityArgs = map[string]any{"ips": []string{"192.0.2.9/24"}, "mac": "02:00:00:00:00:07"}
-	p.mustAdd(n.unwind(n.rejecting(1, `, "address": "192.0.2.7/24", "capabilities": {"ips": true}`)))
-
-	n.inner = "1.0.0"
-	n.conf["args"], n.conf["deviceID"] = json.RawMessage(`{"cni":{"ips":["192.0.2.10"]}}`), "0000:04:00.1"
-	p.CapabilityArgs = map[string]any{"ips": []string{"192.0.2.10/24"}}
-	p.mustDel(n.unwind(n.faulty("p0", `, "new": "key", "capabilities": {"ips": true, "mac": true}`)))
-	calls := n.callLog()
-	last := calls[len(calls)-1]
-	if last.Command != "DEL" || len(calls) != 3 {
-		t.Fatalf("calls: %q", n.calls())
-	}
-	for key, want := range map[string]string{
-		"cniVersion": `"1.0.0"`, "new": `"key"`, "modes": ``, "deviceID": `"0000:03:00.1"`, "args": `{"cni":{"ips":["192.0.2.9"]}}`,
-		"runtimeConfig": `{"ips":["192.0.2.9/24"],"mac":"02:00:00:00:00:07"}`,
-		"prevResult":    `{"cniVersion":"1.0.0","ips":[{"address":"192.0.2.7/24"}]}`,
-	} {
-		if got := string(last.Stdin[key]); got != want {
-			t.Errorf("%s: %s, want %s", key, got, want)
+	stories(t, `
+	versions 1.0.0 0.4.0; conf args {"cni":{"ips":["192.0.2.9"]}}; conf deviceID 0000:03:00.1
+	capabilities a {"ips":["192.0.2.9/24"],"mac":"02:00:00:00:00:07"}
+	chain p0, "modes": {"DEL": "fail"}, "code": 1, "address": "192.0.2.7/24", "capabilities": {"ips": true}
+	add a
+	versions 1.0.0 1.0.0; conf args {"cni":{"ips":["192.0.2.10"]}}; conf deviceID 0000:04:00.1
+	capabilities a {"ips":["192.0.2.10/24"]}
+	chain p0, "new": "key", "capabilities": {"ips": true, "mac": true}
+	del a; had`, acts{"had": func(s *story, _ []string) {
+		all := s.callLog()
+		s.want(slices.Equal(s.node.calls(), []string{"ADD p0", "DEL p0", "DEL p0"}), "%q", s.node.calls())
+		last := all[len(all)-1]
+		for key, want := range map[string]string{
+			"cniVersion": `"1.0.0"`, "new": `"key"`, "modes": ``, "deviceID": `"0000:03:00.1"`, "args": `{"cni":{"ips":["192.0.2.9"]}}`,
+			"runtimeConfig": `{"ips":["192.0.2.9/24"],"mac":"02:00:00:00:00:07"}`,
+			"prevResult":    `{"cniVersion":"1.0.0","ips":[{"address":"192.0.2.7/24"}]}`,
+		} {
+			s.want(string(last.Stdin[key]) == want, "%s: %s, want %s", key, last.Stdin[key], want)
 		}
-	}
-	if last.Args != calls[0].Args {
-		t.Errorf("CNI_ARGS %q, want %q", last.Args, calls[0].Args)
-	}
-	n.nothingLeft()
+		s.want(last.Args == all[0].Args, "CNI_ARGS %q, want %q", last.Args, all[0].Args)
+	}})
 }
 
 // TestPresentConfigurationIsTheOneThatTheDELHad: a DEL without an entry goes by the present chain,

@@ -158,7 +158,7 @@ func TestUndoneADDComesAgain(t *testing.T) {
 	chain bridge, "capabilities": {"mac": true}
 	past del a
 	chain bridge, "capabilities": {"mac": true} | later
-	mac a 02:00:00:00:00:07; lowest; past add a
+	capabilities a {"mac": "02:00:00:00:00:07"}; lowest; past add a
 	plan earlier DEL fail
 	fails del a
 	lowest; past add a

@@ -98,8 +98,16 @@ func init() {
 		"takes": func(s *story, w []string) { s.takes(s.who(w[0]), s.who(w[1])) },
 		// into POD OTHER: it is added to the other's namespace
 		"into": func(s *story, w []string) { s.who(w[0]).NetNS = s.who(w[1]).NetNS },
-		// mac POD MAC
-		"mac": func(s *story, w []string) { s.who(w[0]).CapabilityArgs = map[string]any{"mac": w[1]} },
+		// capabilities POD JSON: what the runtime gives to those that are declared
+		"capabilities": func(s *story, w []string) {
+			var args map[string]json.RawMessage
+			s.must(json.Unmarshal([]byte(strings.Join(w[1:], " ")), &args))
+			p := s.who(w[0])
+			p.CapabilityArgs = map[string]any{}
+			for name, arg := range args {
+				p.CapabilityArgs[name] = arg
+			}
+		},
 		// cached POD STATEMENT: libcni keeps the result that it has of the pod
 		"cached": func(s *story, w []string) { s.withCache(w, true) },
 		// uncached POD STATEMENT: without that result
@@ -183,6 +191,13 @@ func init() {
 		"previous": func(s *story, w []string) {
 			for _, l := range s.callLog() {
 				s.want(l.Command != "DEL" || l.prevAddresses(s) == strings.Join(w, " "), "%s had %s", l.Instance, l.Stdin["prevResult"])
+			}
+		},
+		// stdin PLUGIN KEY [JSON]: each call of the plugin since "calls" or "forgets" got just this under the key
+		"stdin": func(s *story, w []string) {
+			for _, l := range s.callLog() {
+				got := string(l.Stdin[w[1]])
+				s.want(l.Instance != w[0] || got == strings.Join(w[2:], " "), "%s got %s", l.Command, got)
 			}
 		},
 		// times N VERB PLUGIN
