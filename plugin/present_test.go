@@ -56,16 +56,12 @@ func TestPresentConfigurationHasWhatTheADDHad(t *testing.T) {
 // TestPresentConfigurationIsTheOneThatTheDELHad: a DEL without an entry goes by the present chain,
 // with the runtime's capability arguments. So there is no other configuration to try.
 func TestPresentConfigurationIsTheOneThatTheDELHad(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	p := n.pod("a")
-	p.CapabilityArgs = map[string]any{"ips": []string{"192.0.2.9/24"}}
-	if err := p.del(n.unwind(n.rejecting(7, `, "capabilities": {"ips": true}`))); err == nil {
-		t.Error("the DEL passed")
-	}
-	if calls := n.callLog(); len(calls) != 1 || string(calls[0].Stdin["runtimeConfig"]) != `{"ips":["192.0.2.9/24"]}` {
-		t.Errorf("calls: %q", n.calls())
-	}
+	stories(t, `
+	capabilities a {"ips":["192.0.2.9/24"]}
+	chain p0, "modes": {"DEL": "fail"}, "code": 7, "capabilities": {"ips": true}
+	fails del a
+	stdin p0 runtimeConfig {"ips":["192.0.2.9/24"]}; calls DEL p0
+	leaves`)
 }
 
 // TestReplaced: a configuration that worked replaces the rejected one if the step still has a
