@@ -5,38 +5,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/containernetworking/cni/libcni"
-
 	"cni-unwind/journal"
-	"cni-unwind/plugin/undo"
 )
-
-// retries are the verbs that retry a pod's pending DELs. Eager ones ignore the backoff.
-var retries = []struct {
-	name  string
-	eager bool
-	try   func(p *pod, chain []string)
-}{
-	{"STATUS", false, func(p *pod, chain []string) { p.ask("STATUS", "1.0.0", nil, chain...) }},
-	{"ADD of the next sandbox", false, func(p *pod, chain []string) { p.nextSandbox("next").mustAdd(p.unwind(chain...)) }},
-	{"ADD of another pod that fails", false, func(p *pod, chain []string) {
-		p.plan(map[string]map[string]string{"p0": {"ADD": "fail"}, "p1": {"DEL": "fail"}})
-		if _, err := p.pod("other").add(p.unwind(chain...)); err == nil {
-			p.Error("the ADD succeeded")
-		}
-	}},
-	{"GC", true, func(p *pod, chain []string) { p.ask("GC", "1.0.0", nil, chain...) }},
-	{"sweep", true, func(p *pod, _ []string) { p.sweep(undo.DefaultBudgets) }},
-	{"DEL", true, func(p *pod, chain []string) {
-		if err := p.del(p.unwind(chain...)); err == nil {
-			p.Error("the DEL succeeded")
-		}
-	}},
-}
 
 // nextSandbox returns a new container of the same pod.
 func (p *pod) nextSandbox(name string) *pod {
@@ -57,106 +32,79 @@ func (p *pod) dels() (instances []string) {
 	return instances
 }
 
+// owing are statements about a DEL of p1 that has failed.
+func owing() acts {
+	step := func(s *story, name string, change func(*journal.Step)) {
+		s.who(name).edit(func(g *journal.Generation) { change(&g.Steps[0]) })
+	}
+	return acts{
+		// owes POD N [IN]: p1 has a pending DEL, which has failed N times and is tried again at this time
+		"owes": func(s *story, w []string) {
+			s.chain = []string{"p0", "p1"}
+			s.tell("plan; add " + w[0] + "; plan p1 DEL fail; fails del " + w[0] + "; forgets")
+			attempts, err := strconv.Atoi(w[1])
+			s.must(err)
+			retryAt := int64(0)
+			if len(w) > 2 {
+				in, err := time.ParseDuration(w[2])
+				s.must(err)
+				retryAt = journal.BootNanos() + int64(in)
+			}
+			step(s, w[0], func(step *journal.Step) { step.Attempts, step.RetryAt = attempts, retryAt })
+		},
+		"now": func(s *story, w []string) { step(s, w[0], func(step *journal.Step) { step.RetryAt = 0 }) },
+		// copies POD N [one in three]: N more such entries; with the words, the others are not to be tried yet
+		"copies": func(s *story, w []string) {
+			many, err := strconv.Atoi(w[1])
+			s.must(err)
+			s.who(w[0]).copies(many, func(i int, e *journal.Entry) {
+				if len(w) > 2 && i%3 != 0 {
+					e.Newest().Steps[0].RetryAt = journal.BootNanos() + int64(25*time.Second)
+				}
+			})
+		},
+		// tried POD N: after N attempts the DEL is pending, with its last error, and waits for long
+		"tried": func(s *story, w []string) {
+			step, now := s.who(w[0]).entry().Newest().Steps[0], s.who(w[0]).entry().Updated.Boot
+			s.want(fmt.Sprint(step.Attempts) == w[1] && step.LastError == "faulty: p1 DEL refused" && step.LastCode == 999, "%+v", step)
+			in := time.Duration(step.RetryAt - now) // written a while after the attempt
+			s.want(w[1] == "1000" || in >= 10*time.Second && in <= longBackoff, "the next try is in %s", in)
+		},
+		"logs": func(s *story, w []string) { wantLog(s, filepath.Join(s.dir, "log"), listed(w)) },
+	}
+}
+
 // TestRetryOfDEL: a DEL failed many times. Every verb that may retry it does so once its backoff is
 // over; before that only the verbs that the runtime or a person asks for. It fails again and stays
 // pending, with its last error.
 func TestRetryOfDEL(t *testing.T) {
-	t.Parallel()
-	for _, when := range []struct {
-		name string
-		in   time.Duration
-		due  bool
-	}{
-		{"its time has come", -time.Second, true},
-		{"not yet", 25 * time.Second, false},
-		{"a time of another boot", time.Hour, true},
-	} {
-		for _, c := range retries {
-			t.Run(when.name+", "+c.name, func(t *testing.T) {
-				t.Parallel()
-				n := newNode(t)
-				chain := []string{n.faulty("p0", ""), n.faulty("p1", "")}
-				p := n.pod("a")
-				p.owes(n.unwind(chain...), 1000, journal.BootNanos()+int64(when.in))
-				c.try(p, chain)
-				want := 0
-				if when.due || c.eager {
-					want = 1
-				}
-				for range 10 { // a STATUS may have no time to sweep
-					if c.name == "STATUS" && len(p.dels()) < want {
-						c.try(p, chain)
-					}
-				}
-				if got := p.dels(); len(got) != want {
-					t.Errorf("tried: %q, want %d", got, want)
-				}
-				wantOwed(p, 1000+want)
-			})
-		}
-	}
-}
-
-// owes adds the pod and gives p1 a pending DEL with this many attempts.
-func (p *pod) owes(list *libcni.NetworkConfigList, attempts int, retryAt int64) {
-	p.Helper()
-	p.plan(nil)
-	p.mustAdd(list)
-	p.plan(map[string]map[string]string{"p1": {"DEL": "fail"}})
-	if err := p.del(list); err == nil {
-		p.Fatal("the DEL succeeded")
-	}
-	p.edit(func(g *journal.Generation) { g.Steps[0].Attempts, g.Steps[0].RetryAt = attempts, retryAt })
-	p.forgetCalls()
-}
-
-func wantOwed(p *pod, attempts int) {
-	p.Helper()
-	e := p.entry()
-	if e == nil || e.Pending() != 1 || e.State != journal.Removing {
-		p.Fatalf("the journal has %+v, want the step that is owed", e)
-	}
-	s := e.Newest().Steps[0]
-	if s.Attempts != attempts || s.LastError != "faulty: p1 DEL refused" || s.LastCode != 999 {
-		p.Errorf("%d attempts, code %d, %q; want %d", s.Attempts, s.LastCode, s.LastError, attempts)
-	}
-	waits := time.Duration(s.RetryAt - e.Updated.Boot)
-	// Written a while after the attempt.
-	if attempts > 1000 && (waits < 10*time.Second || waits > longBackoff) {
-		p.Errorf("the next try is in %s", waits)
-	}
+	stories(t, `
+	patient
+	either its time has come: owes a 1000 -1s
+	or not yet: owes a 1000 25s
+	or a time of another boot: owes a 1000 1h
+	either STATUS: status
+	or ADD of the next sandbox: sandbox a next; add next
+	or ADD of another pod that fails: plan p0 ADD fail, p1 DEL fail; fails add other
+	or asked by GC: tries gc
+	or asked by a person: sweep
+	or asked by DEL: fails del a
+	let dels 1
+	if not yet: let dels 0
+	if asked: let dels 1
+	deleted a $dels; entry a removing 1; tried a 100$dels
+	leaves`, owing())
 }
 
 // TestCrashLoop: a pod has many old sandboxes, each with a failing DEL. An ADD of it runs those
 // whose backoff is over, and the next ADDs run none.
 func TestCrashLoop(t *testing.T) {
-	t.Parallel()
-	const many = 12
-	n := newNode(t)
-	list := n.unwind(n.faulty("p0", ""), n.faulty("p1", ""))
-	p := n.pod("a")
-	p.owes(list, 7, 0)
-	p.copies(many, func(i int, e *journal.Entry) {
-		if i%3 != 0 {
-			e.Newest().Steps[0].RetryAt = journal.BootNanos() + int64(25*time.Second)
-		}
-	})
-	var later []*pod
-	for i, want := range []int{1 + many/3, 0, 0} {
-		n.forgetCalls()
-		next := p.nextSandbox(fmt.Sprintf("next%d", i))
-		next.mustAdd(list)
-		if got := len(n.calls()) - 2; got != want {
-			t.Errorf("ADD %d ran %d DELs, want %d: %q", i, got, want, n.calls())
-		}
-		later = append(later, next)
-	}
-	n.plan(nil)
-	for _, next := range later {
-		next.mustDel(list)
-	}
-	n.sweep(undo.DefaultBudgets)
-	n.nothingLeft()
+	stories(t, `
+	patient; owes a 7; copies a 12 one in three
+	sandbox a b; add b; times 5 DEL p1; forgets
+	sandbox a c; add c; calls ADD p0, ADD p1
+	sandbox a d; add d; calls ADD p0, ADD p1
+	plan; del b c d; sweep`, owing())
 }
 
 // TestQuiet: a DEL fails with another message each time, is retried often and passes at last. The
@@ -205,7 +153,7 @@ func TestQuiet(t *testing.T) {
 }
 
 // wantLog checks that a log has these messages and no others.
-func wantLog(t *testing.T, path string, want []string) {
+func wantLog(t testing.TB, path string, want []string) {
 	t.Helper()
 	data, err := os.ReadFile(path)
 	if err != nil && !os.IsNotExist(err) {
@@ -229,26 +177,11 @@ func wantLog(t *testing.T, path string, want []string) {
 // TestQuietParking: one DEL of a pod is parked, and another one fails whenever both are tried. The
 // log says once that the first is parked.
 func TestQuietParking(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	log := filepath.Join(n.dir, "log")
-	n.conf["logLevel"], n.conf["logFile"] = nil, log
-	chain := []string{n.faulty("p0", `, "address": "192.0.2.7/24"`), n.faulty("p1", ""), n.faulty("p2", "")}
-	list := n.unwind(chain...)
-	a, b := n.pod("a"), n.pod("b")
-	a.mustAdd(list)
-	n.plan(map[string]map[string]string{"p1": {"DEL": "fail"}, "p2": {"DEL": "fail"}})
-	if err := a.del(list); err == nil {
-		t.Fatal("the DEL succeeded")
-	}
-	b.mustAdd(list)
-	_ = os.Remove(log)
-	n.plan(map[string]map[string]string{"p2": {"DEL": "fail"}})
-	for range 4 {
-		n.ask("GC", "1.0.0", nil, chain...)
-	}
-	wantLog(t, log, []string{"DEL parked: its address has another owner"})
-	n.plan(nil)
-	b.mustDel(list)
-	n.nothingLeft()
+	stories(t, `
+	conf logLevel; conf logFile $dir/log; chain p0, "address": "192.0.2.7/24" | p1 | p2
+	add a; plan p1 DEL fail, p2 DEL fail; fails del a
+	add b; lose $dir/log
+	plan p2 DEL fail; tries gc; tries gc; tries gc; tries gc
+	logs DEL parked: its address has another owner
+	plan; del b`, owing())
 }

@@ -64,21 +64,18 @@ func TestForeignCutOff(t *testing.T) {
 // TestUnknownMachine: of a machine whose name is of another kind than this one's, nothing is known,
 // so nothing is done.
 func TestUnknownMachine(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	chain := []string{n.faulty("p0", "")}
-	list := n.unwind(chain...)
-	p := n.pod("a")
-	p.mustAdd(list)
-	p.edit(func(g *journal.Generation) { g.Host.BootID, g.Host.Machine = earlier, "serial:another" })
-	for _, sweep := range sweeps {
-		sweep(n, chain)
-	}
-	if found := n.sweep(undo.DefaultBudgets); len(found) != 1 || found[0].Fate != alive.Unknown || len(p.dels()) > 0 || p.entry() == nil {
-		t.Errorf("found: %+v, DELs: %q", found, p.dels())
-	}
-	p.mustDel(list)
-	n.nothingLeft()
+	stories(t, `
+	chain p0; add a; other-kind a
+	sweeps undeleted a
+	found-unknown; entry a; del a`, acts{
+		"other-kind": func(s *story, w []string) {
+			s.who(w[0]).edit(func(g *journal.Generation) { g.Host.BootID, g.Host.Machine = earlier, "serial:another" })
+		},
+		"found-unknown": func(s *story, _ []string) {
+			found := s.node.sweep(undo.DefaultBudgets)
+			s.want(len(found) == 1 && found[0].Fate == alive.Unknown, "%+v", found)
+		},
+	})
 }
 
 // TestThisMachine: a machine is known by its DMI UUID, even if its machine-id changes at each boot.

@@ -2,13 +2,11 @@ package plugin
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/undo"
 )
 
 // wantConfirmation checks that the DEL of the pod's one pending step passed, proves nothing, and
@@ -29,24 +27,6 @@ func (p *pod) wantConfirmation(grace time.Duration) {
 	}
 }
 
-// TestConfirmationIsNoKill: aws-cni's DEL passed, proves nothing and waits for the one once more. No
-// DEL of the attachment has less time for that.
-func TestConfirmationIsNoKill(t *testing.T) {
-	t.Parallel()
-	a := newAWS(t)
-	a.conf["gracePeriod"] = "1h"
-	list := a.unwind(a.plugin(), a.faulty("p1", ""))
-	p := a.pod("a")
-	p.mustAdd(list)
-	a.plan(map[string]map[string]string{"p1": {"DEL": "fail"}})
-	if err := p.del(list); err == nil {
-		t.Fatal("the DEL passed")
-	}
-	if s := p.entry().Newest().Steps[0]; s.ConfirmAt == 0 || s.RepeatAt != 0 {
-		t.Fatalf("%+v", s)
-	}
-}
-
 // TestFailedADDLies: the ADD of a plugin fails after it has written the address, and its DEL passes
 // and frees nothing, since the API is away for both. The DEL runs once more after the grace period.
 //
@@ -58,44 +38,26 @@ func TestConfirmationIsNoKill(t *testing.T) {
 // (cmd/spiderpool/cmd/command_add.go, CmdAdd), and aws-cni 1.23.2 that of its network policies
 // (cmd/routed-eni-cni-plugin/cni.go, add: "kubelet will send delete").
 func TestFailedADDLies(t *testing.T) {
-	t.Parallel()
-	for _, name := range []string{"whereabouts", "spiderpool", "aws-cni"} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			n.conf["gracePeriod"] = "1h"
-			n.conf["stores"] = map[string]string{"aws-cni": filepath.Join(n.dir, "none", "ipam.json")}
-			n.script(name, `cat >/dev/null; cd "${0%/*}"
-				[ "$CNI_COMMAND" != ADD ] || touch held.$CNI_CONTAINERID
-				if [ -e away ]; then [ "$CNI_COMMAND" = DEL ] || { echo '{"code": 11, "msg": "no API"}'; exit 1; }; exit 0; fi
-				[ "$CNI_COMMAND" != DEL ] || rm -f held.$CNI_CONTAINERID
-				[ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion": "1.0.0", "ips": [{"address": "192.0.2.9/32"}]}'`)
-			delegate := n.faulty("p0", fmt.Sprintf(`, "ipam": {"type": %q}`, name))
-			if name == "aws-cni" {
-				delegate = `{"type": "aws-cni"}`
-			}
-			list := n.unwind(delegate, n.faulty("p1", ""))
-			away, held := filepath.Join(n.path[0], "away"), filepath.Join(n.path[0], "held.a")
-			n.write(away, "")
-			p := n.pod("a")
-			if _, err := p.add(list); err == nil {
-				t.Fatal("the ADD passed")
-			}
-			if _, err := os.Stat(held); err != nil {
-				t.Fatalf("nothing is held, so that the test shows nothing: %v", err)
-			}
-			p.wantConfirmation(time.Hour)
-			p.mustDel(list) // the runtime's, which frees nothing either
-			if err := os.Remove(away); err != nil {
-				t.Fatal(err)
-			}
-			n.sweep(undo.DefaultBudgets)
-			p.wantConfirmation(time.Hour)
-			p.edit(func(g *journal.Generation) { g.Steps[0].ConfirmAt = 1 })
-			n.sweep(undo.DefaultBudgets)
-			if _, err := os.Stat(held); err == nil || p.entry() != nil {
-				t.Errorf("the address is held: %t; %+v", err == nil, p.entry())
-			}
-		})
-	}
+	stories(t, `
+	each plugin whereabouts spiderpool aws-cni
+	conf gracePeriod 1h; liar $plugin; fails add a
+	appears $held; confirms a
+	# the runtime's DEL, which frees nothing either
+	del a; lose $away; sweep; confirms a
+	ripe a; sweep; gone a; absent $held
+	leaves`, whereabouts(), acts{"liar": func(s *story, w []string) {
+		s.conf["stores"] = map[string]string{"aws-cni": filepath.Join(s.dir, "none", "ipam.json")}
+		s.node.script(w[0], `cat >/dev/null; cd "${0%/*}"
+			[ "$CNI_COMMAND" != ADD ] || touch held.$CNI_CONTAINERID
+			if [ -e away ]; then [ "$CNI_COMMAND" = DEL ] || { echo '{"code": 11, "msg": "no API"}'; exit 1; }; exit 0; fi
+			[ "$CNI_COMMAND" != DEL ] || rm -f held.$CNI_CONTAINERID
+			[ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion": "1.0.0", "ips": [{"address": "192.0.2.9/32"}]}'`)
+		s.chain = []string{fmt.Sprintf(`p0, "ipam": {"type": %q}`, w[0]), "p1"}
+		if w[0] == "aws-cni" {
+			s.chain[0] = `{"type": "aws-cni"}`
+		}
+		s.vars["held"] = filepath.Join(s.path[0], "held.a")
+		s.vars["away"] = filepath.Join(s.path[0], "away")
+		s.write(s.vars["away"], "")
+	}})
 }

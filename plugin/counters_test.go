@@ -8,7 +8,6 @@ import (
 	"io"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -18,7 +17,6 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/alive"
-	"cni-unwind/plugin/internal/host"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/sweep"
@@ -82,65 +80,31 @@ const failedADD = `its ADD failed: plugin type="faulty" failed (add): faulty: p1
 // TestNotesOfDegradation breaks the journal, and repairs it while a delegate still runs. The verb
 // that went on without it counts once, with the cause, however many transactions failed.
 func TestNotesOfDegradation(t *testing.T) {
-	t.Parallel()
-	for breakage, reason := range map[string]string{
-		"read-only file system": "read-only", "full disk": "full", "newer format": "newer", "queue that a stranger holds": "busy",
-		"file that others can write to": "other",
-	} {
-		for _, verb := range []string{"ADD", "DEL", "ADD, in its middle"} {
-			if breakage == "full disk" && verb != "ADD" { // its journal is another one
-				continue
-			}
-			t.Run(breakage+", "+verb, func(t *testing.T) {
-				t.Parallel()
-				n := newNode(t)
-				n.makeJournal()
-				list := n.unwind(n.faulty("p0", ""), n.faulty("p1", ""), n.faulty("p2", ""))
-				p := n.pod("a")
-				holds := map[string]string{"DEL": "DEL p0", "ADD": "ADD p2", "ADD, in its middle": "ADD p2"}[verb]
-				command, instance, _ := strings.Cut(holds, " ")
-				n.plan(map[string]map[string]string{instance: {command: "hold"}, "p0": {"ADD": "hold", "DEL": "hold"}})
-				if verb != "ADD, in its middle" {
-					n.plan(map[string]map[string]string{instance: {command: "hold"}})
-				}
-				held := func(command, instance string) string {
-					return filepath.Join(n.faultyDir(), "held", command+".a."+instance)
-				}
-				await := func(file string) {
-					for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-						if _, err := os.Lstat(file); err == nil {
-							return
-						}
-					}
-					t.Errorf("%s is not there", file)
-				}
-				done := make(chan error, 1)
-				var mend func()
-				switch verb {
-				case "DEL":
-					p.mustAdd(list)
-					mend = breakages[breakage](n)
-					go func() { done <- p.del(list) }()
-				case "ADD":
-					mend = breakages[breakage](n)
-					go func() { _, err := p.add(list); done <- err }()
-				default:
-					go func() { _, err := p.add(list); done <- err }()
-					await(held("ADD", "p0"))
-					mend = breakages[breakage](n)
-					_ = os.Remove(held("ADD", "p0"))
-				}
-				await(held(command, instance))
-				mend()
-				n.plan(nil)
-				_ = os.Remove(held(command, instance))
-				if err := <-done; err != nil {
-					t.Fatal(err)
-				}
-				n.wantNotes(nil, map[string]uint64{"degraded " + command + " " + reason: 1})
-			})
-		}
-	}
+	stories(t, `
+	journal; chain p0 | p1 | p2; let held $dir/faulty/held
+	either read-only: let breakage read-only file system; let reason read-only
+	or newer: let breakage newer format; let reason newer
+	or busy: let breakage queue that a stranger holds; let reason busy
+	or other: let breakage file that others can write to; let reason other
+	either ADD: plan p2 ADD hold; break $breakage
+		start add a; appears $held/ADD.a.p2; mend; plan; lose $held/ADD.a.p2; wait add a
+	or middle of ADD: plan p0 ADD hold, p2 ADD hold; start add a; appears $held/ADD.a.p0; break $breakage
+		lose $held/ADD.a.p0; appears $held/ADD.a.p2; mend; plan; lose $held/ADD.a.p2; wait add a
+	or DEL: add a; plan p0 DEL hold; break $breakage
+		start del a; appears $held/DEL.a.p0; mend; plan; lose $held/DEL.a.p0; wait del a
+	events
+	if ADD: counters 'degraded ADD $reason 1'
+	if DEL: counters 'degraded DEL $reason 1'
+	leaves`)
+}
+
+// TestNotesOfFullDisk is the same of a full disk, whose journal is another one.
+func TestNotesOfFullDisk(t *testing.T) {
+	stories(t, `
+	journal; chain p0 | p1; plan p1 ADD hold; break full disk
+	start add a; appears $dir/faulty/held/ADD.a.p1; mend; plan; lose $dir/faulty/held/ADD.a.p1; wait add a
+	events; counters 'degraded ADD full 1'
+	leaves`)
 }
 
 // failing returns a Point that fails the n-th commit only.
@@ -165,11 +129,12 @@ func TestNotesOfReleaseUnwritten(t *testing.T) {
 			n := newNode(t)
 			a := n.pod("a")
 			a.mustAdd(n.unwind(n.faulty("p0", "")))
-			reason, label, machine := "it was added before the last boot", "earlier-boot", host.This().Machine
+			reason, label := "it was added before the last boot", "earlier-boot"
+			a.edit(func(g *journal.Generation) { g.Host.BootID = earlier })
 			if fate == alive.Foreign {
-				reason, label, machine = "it was added on another machine", "foreign", otherMachine(t)
+				reason, label = "it was added on another machine", "foreign"
+				a.toAnotherMachine()
 			}
-			a.edit(func(g *journal.Generation) { g.Host.BootID, g.Host.Machine = earlier, machine })
 			w := n.emptyList().w
 			w.Journal.Store.Point = failing(1)
 			if err := w.Release(t.Context(), a.key()); err == nil || a.entry() == nil {
@@ -330,46 +295,22 @@ func TestLastSweep(t *testing.T) {
 // release without the runtime's DEL is recorded and counted once.
 func TestNotesOfTheKilled(t *testing.T) {
 	t.Parallel()
-	for _, verb := range []string{"failing ADD", "STATUS"} {
-		t.Run(verb, func(t *testing.T) {
-			t.Parallel()
-			everyPoint(t, 5, func(t *testing.T, at int) bool {
-				n := newNode(t).patient()
-				n.outer = "1.1.0"
-				list := n.unwind(n.faulty("p0", ""), n.faulty("p1", ""))
-				p := n.pod("a")
-				do := func() error { return n.cni.GetStatusNetworkList(context.Background(), n.anotherChain()) }
-				if verb == "STATUS" {
-					p.mustAdd(list)
-					p.dropNetNS()
-				} else {
-					n.plan(map[string]map[string]string{"p1": {"ADD": "fail-effect"}})
-					do = func() error { _, err := p.add(list); return err }
-				}
-				err := n.killedAt(at, do)
-				if verb == "failing ADD" {
-					p.dropNetNS()
-				}
-				there := p.entry() != nil
-				if told := len(n.events()) > 0; told && there {
-					t.Errorf("told, and still there: %v", n.events())
-				} else if !told && !there && verb == "STATUS" {
-					t.Error("gone without a word")
-				} else if n.sweep(undo.DefaultBudgets); (told || there) != (len(n.events()) == 1) {
-					t.Errorf("there %t, told %t, then %v", there, told, n.events())
-				}
-				total := uint64(0)
-				for _, count := range n.counters() {
-					total += count
-				}
-				if total != uint64(len(n.events())) {
-					t.Errorf("%v are counted as %v", n.events(), n.counters())
-				}
-				n.nothingLeft()
-				return wasKilled(err)
-			})
-		})
-	}
+	atEveryPoint(t, 5, `
+	patient; versions 1.1.0 1.0.0; chain p0 | p1
+	either failing ADD: plan p1 ADD fail-effect; kill any $at tries add a; drop a
+	or STATUS: add a; drop a; chain another; kill any $at libcni-status
+	told`, acts{"told": func(s *story, _ []string) {
+		there, told := s.who("a").entry() != nil, len(s.node.events()) > 0
+		s.want(!told || !there, "told, and still there: %v", s.node.events())
+		s.want(told || there || s.added["a"] == nil, "gone without a word")
+		s.sweep(undo.DefaultBudgets)
+		s.want((told || there) == (len(s.node.events()) == 1), "there %t, told %t, then %v", there, told, s.node.events())
+		total := uint64(0)
+		for _, count := range s.node.counters() {
+			total += count
+		}
+		s.want(total == uint64(len(s.node.events())), "%v are counted as %v", s.node.events(), s.node.counters())
+	}})
 }
 
 // TestNotes makes something out of the ordinary happen. The history and the counters have it once.

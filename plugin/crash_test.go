@@ -1,7 +1,6 @@
 package plugin
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -23,39 +22,6 @@ import (
 	"cni-unwind/testdata/unwind/env"
 )
 
-// crash is a verb in which unwind is killed, and its chain, which may fail its ADD.
-type crash struct {
-	verb  string // ADD, failing ADD, DEL
-	chain func(n *node) []string
-}
-
-// TestKilledAtEveryPoint kills unwind at each point that leaves another state behind, until it
-// survives the verb. Then one of three things follows: the runtime's DEL; an ADD of the same
-// container ID; the pod's next sandbox. Nothing may be left. TestKilledThenRecovered does so with
-// reference plugins.
-func TestKilledAtEveryPoint(t *testing.T) {
-	t.Parallel()
-	for v, verb := range []string{"ADD", "failing ADD", "DEL"} {
-		t.Run(verb, func(t *testing.T) {
-			t.Parallel()
-			everyPoint(t, 7, func(t *testing.T, at int) (killed bool) {
-				for r, recovery := range []string{"DEL", "ADD", "next sandbox"} {
-					if !sampled(3, at, v, r) {
-						continue
-					}
-					t.Run("then "+recovery, func(t *testing.T) {
-						p, list, isKilled := crash{verb, chainOfFour}.at(t, at)
-						recoverBy(p, list, recovery)
-						p.nothingLeft()
-						killed = isKilled
-					})
-				}
-				return killed
-			})
-		})
-	}
-}
-
 // everyPoint calls try with 1, 2, … until unwind is no longer killed there, and checks that there
 // are at least atLeast points.
 func everyPoint(t *testing.T, atLeast int, try func(t *testing.T, at int) (killed bool)) {
@@ -74,47 +40,9 @@ func everyPoint(t *testing.T, atLeast int, try func(t *testing.T, at int) (kille
 	}
 }
 
-// realChain is a chain of reference plugins, each of which leaves rules behind.
-func realChain(n *node) []string {
-	return []string{
-		n.bridgePlugin(`, "ipMasq": true`), `{"type": "firewall"}`,
-		`{"type": "portmap", "capabilities": {"portMappings": true}}`,
-	}
-}
-
-// at kills the verb of a new pod at the point.
-func (c crash) at(t *testing.T, at int) (p *pod, list *libcni.NetworkConfigList, killed bool) {
-	n := newNode(t)
-	chain := c.chain(n)
-	if c.verb == "failing ADD" {
-		chain = append(chain, n.faulty("last", ""))
-		n.plan(map[string]map[string]string{"last": {"ADD": "fail-effect"}})
-	}
-	list = n.unwind(chain...)
-	p = n.pod("a")
-	p.CapabilityArgs = portMappings
-	if c.verb == "DEL" {
-		p.mustAdd(list)
-	}
-	err := n.killedAt(at, func() error {
-		if c.verb == "DEL" {
-			return p.del(list)
-		}
-		_, err := p.add(list)
-		return err
-	})
-	n.plan(nil)
-	return p, list, wasKilled(err)
-}
-
 var portMappings = map[string]any{"portMappings": []map[string]any{
 	{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
 }}
-
-// killedAt runs a verb in which unwind kills itself at the n-th point.
-func (n *node) killedAt(at int, verb func() error) error {
-	return n.killedAtPoint("", at, verb)
-}
 
 // killedAtPoint runs a verb in which unwind kills itself at the n-th point of a name, of any name
 // if that is "".
@@ -197,43 +125,16 @@ func (n *node) anotherChain() *libcni.NetworkConfigList { return n.unwind(n.faul
 // TestKilledTwice kills unwind in an ADD, and then again at each point of the recovery.
 func TestKilledTwice(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct {
-		first    int // the delegate that has run; its result is not on record
-		recovery string
-	}{
-		{1, "ADD"},
-		{1, "next sandbox"},
-		{3, "DEL"},
-	} {
-		t.Run(fmt.Sprintf("ADD after delegate %d, then %s", c.first, c.recovery), func(t *testing.T) {
-			t.Parallel()
-			everyPoint(t, 4, func(t *testing.T, at int) bool { return killedTwice(t, c.first, c.recovery, at) })
-		})
-	}
-}
-
-func killedTwice(t *testing.T, first int, recovery string, second int) (killed bool) {
-	n := newNode(t)
-	list, p := n.unwind(chainOfFour(n)...), n.pod("a")
-	if err := n.killedAtPoint("added", first, func() error { _, err := p.add(list); return err }); !wasKilled(err) {
-		t.Fatalf("not killed: %v", err)
-	}
-	next := p
-	if recovery == "next sandbox" {
-		next = p.pod("b")
-		next.Args = p.Args
-	}
-	err := p.killedAt(second, func() error {
-		if recovery == "DEL" {
-			return p.del(p.anotherChain())
-		}
-		_, err := next.add(list)
-		return err
-	})
-	next.mustDel(p.anotherChain())
-	p.mustDel(p.anotherChain())
-	p.nothingLeft()
-	return wasKilled(err)
+	atEveryPoint(t, 4, `
+	chain p0 | p1 | p2 | p3
+	either then ADD: let first 1; let verb add a; let pod a
+	or then the next sandbox: let first 1; sandbox a b; let verb add b; let pod b
+	or then DEL: let first 3; let verb del a; let pod a
+	kill added $first add a; was-killed
+	chain another
+	unless then DEL: chain p0 | p1 | p2 | p3
+	kill any $at $verb
+	chain another; del $pod; del a`)
 }
 
 // TestRuntimeDied: a runtime that is gone when its ADD succeeds never learns that, so unwind undoes
@@ -241,7 +142,7 @@ func killedTwice(t *testing.T, first int, recovery string, second int) (killed b
 func TestRuntimeDied(t *testing.T) {
 	t.Parallel()
 	n := newNode(t).hasty()
-	list := n.unwind(chainOfFour(n)...)
+	list := n.unwind(addressed(n, "")...)
 	p := n.pod("a")
 	conf, err := libcni.InjectConf(list.Plugins[0], map[string]any{"name": list.Name, "cniVersion": list.CNIVersion})
 	if err != nil {
@@ -267,206 +168,136 @@ func TestRuntimeDied(t *testing.T) {
 	n.nothingLeft()
 }
 
-// killedIn are the verbs in which unwind is killed. Beside those of crash they include sweeps with
-// an attachment to release and one to leave alone.
-var killedIn = []string{"ADD", "failing ADD", "DEL", "GC", "STATUS"}
+// killedIn is a script of how a verb begins, with the chain $chain. The pod a is added, deleted, or
+// swept after its namespace went; the pod bystander lives.
+const killedIn = `
+	patient; versions 1.1.0 1.0.0; chain bridge; add bystander
+	chain $chain
+	either an ADD: let verb add a
+	or a failing ADD: chain $chain | last; plan last ADD fail-effect; let verb add a
+	or a DEL: add a; let verb del a
+	or a GC: add a; drop a; let verb libcni-gc bystander
+	or a STATUS: add a; drop a; let verb libcni-status
+`
 
-// scene is a node on which unwind was killed in a verb: the pod of the verb, and one that lives,
-// which has only an interface and an address.
-type scene struct {
-	*pod
-	bystander *pod
-	theirs    *libcni.NetworkConfigList // the bystander's
-	list      *libcni.NetworkConfigList
-	killed    bool
+// recovery is a script of one thing alone that follows. Then nothing is left, nor of the bystander
+// after its own DEL.
+const recovery = `
+	plan
+	either then DEL: recover a DEL
+	or then the next sandbox: ends a; recover a next sandbox
+	or then GC: ends a; swept 1 libcni-gc bystander
+	or then STATUS: ends a; swept 1 libcni-status
+	or then reboot: reboots; swept 0 libcni-status
+	or then ADD: readd a
+	unless reboot: entry bystander live; reserved 1; chain bridge; del bystander
+`
+
+// ends removes a pod's namespace, if it is there.
+func (p *pod) ends() {
+	if _, err := os.Stat(p.NetNS); err == nil {
+		p.dropNetNS()
+	}
 }
 
-// killedScene makes the scene: the pod was being added, deleted, or swept after its namespace went.
-func killedScene(t *testing.T, verb string, chainOf func(*node) []string, at int) scene {
-	n := newNode(t).patient()
-	n.outer = "1.1.0"
-	chain := chainOf(n)
-	if verb == "failing ADD" {
-		chain = append(chain, n.faulty("last", ""))
-	}
-	s := scene{bystander: n.pod("bystander"), pod: n.pod("a"), list: n.unwind(chain...), theirs: n.unwind(n.bridgePlugin(""))}
-	s.bystander.mustAdd(s.theirs)
-	s.pod.CapabilityArgs = portMappings
-	if verb == "failing ADD" {
-		n.plan(map[string]map[string]string{"last": {"ADD": "fail-effect"}})
-	}
-	if verb != "ADD" && verb != "failing ADD" {
-		s.pod.mustAdd(s.list)
-	}
-	if verb == "GC" || verb == "STATUS" {
-		s.dropNetNS()
-	}
-	s.killed = wasKilled(n.killedAt(at, func() error { return s.do(verb) }))
-	n.plan(nil)
-	return s
-}
-
-// do runs a verb for the pod, or on the node.
-func (s *scene) do(verb string) error {
-	switch verb {
-	case "DEL":
-		return s.del(s.list)
-	case "GC":
-		// libcni runs a DEL for each attachment in its cache.
-		if err := os.RemoveAll(filepath.Join(s.dir, "cache", "results")); err != nil {
-			s.Error(err)
-		}
-		return s.cni.GCNetworkList(context.Background(), s.list, &libcni.GCArgs{ValidAttachments: []types.GCAttachment{
-			{ContainerID: s.bystander.ContainerID, IfName: s.bystander.IfName},
-		}})
-	case "STATUS":
-		return s.cni.GetStatusNetworkList(context.Background(), s.list)
-	}
-	_, err := s.add(s.list)
-	return err
-}
-
-// recovered runs one of the recoveries and checks that nothing is left, nor of the bystander after
-// its own DEL.
-func (s *scene) recovered(recovery string) {
-	s.Helper()
-	switch recovery {
-	case "DEL", "ADD":
-		recoverBy(s.pod, s.list, recovery)
-	case "next sandbox":
-		s.gone()
-		recoverBy(s.pod, s.list, recovery)
-	case "GC", "STATUS":
-		s.gone()
-		s.sweptBy(recovery, 1)
-	case "reboot":
-		s.gone()
-		s.bystander.dropNetNS()
-		for _, p := range []*pod{s.pod, s.bystander} {
-			if p.entry() != nil {
-				p.edit(func(g *journal.Generation) { g.Host.BootID = earlier })
+// killings are the statements of these scripts.
+var killings = acts{
+	"ends": each((*pod).ends),
+	"reboots": func(s *story, _ []string) {
+		for _, p := range s.pods {
+			if p.ends(); p.entry() != nil {
+				verbs["boot"](s, []string{p.ContainerID})
 			}
 		}
-		s.sweptBy("STATUS", 0)
-		s.nothingLeft()
-		return
-	}
-	if e := s.bystander.entry(); e == nil || e.State != journal.Live || len(s.reserved()) != 1 {
-		s.Errorf("the pod that lives: %+v; reserved: %v", e, s.reserved())
-	}
-	s.bystander.mustDel(s.theirs)
-	s.nothingLeft()
-}
-
-// gone ends the sandbox, if it has not ended yet.
-func (s *scene) gone() {
-	if _, err := os.Stat(s.NetNS); err == nil {
-		s.dropNetNS()
-	}
-}
-
-// sweptBy sweeps until this many entries are left.
-func (s *scene) sweptBy(verb string, left int) {
-	s.Helper()
-	for range 30 {
-		if err := s.do(verb); err != nil {
-			s.Errorf("%s: %v", verb, err)
-		}
-		if len(s.entries()) == left {
+	},
+	"readd": func(s *story, w []string) { // in its namespace, or in a new one if that is gone
+		p := s.who(w[0])
+		if _, err := os.Stat(p.NetNS); err == nil {
+			recoverBy(p, s.list(p, false), "ADD")
 			return
 		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	s.Errorf("%s does not release all", verb)
+		p = p.again()
+		p.mustAdd(s.list(p, false))
+		p.mustDel(p.anotherChain())
+	},
+	"swept": func(s *story, w []string) { // swept N STATEMENT: until N entries are left
+		for range 30 {
+			if s.passes(w[1:]); fmt.Sprint(len(s.entries())) == w[0] {
+				return
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		s.Errorf("it does not release all")
+	},
 }
 
-// recoveries are what may follow after unwind was killed; afterADD where the pod's namespace is there.
-var (
-	recoveries = []string{"DEL", "next sandbox", "GC", "STATUS", "reboot"}
-	afterADD   = append(recoveries[:5:5], "ADD")
-)
-
 // TestKilledThenRecovered kills unwind at every point of every verb; then one recovery follows
-// alone. A new point is covered automatically. The test proves what a SIGKILL leaves, not what a
+// alone, at the points in turn. A new point is covered automatically. The test proves what a SIGKILL leaves, not what a
 // loss of power does: see the journal's tests for that.
 func TestKilledThenRecovered(t *testing.T) {
 	t.Parallel()
-	for v, verb := range killedIn {
-		for r, recovery := range recoveries {
-			if !sampled(5, v, r) {
-				continue
-			}
-			t.Run(fmt.Sprintf("%s, then %s", verb, recovery), func(t *testing.T) {
-				t.Parallel()
-				everyPoint(t, 3, func(t *testing.T, at int) bool {
-					s := killedScene(t, verb, shortChain, at)
-					s.recovered(recovery)
-					return s.killed
-				})
-			})
-		}
-		t.Run(verb+" of reference plugins, then one of them", func(t *testing.T) {
-			t.Parallel()
-			follow := afterADD
-			if verb == "GC" || verb == "STATUS" {
-				follow = recoveries
-			}
-			everyPoint(t, 3, func(t *testing.T, at int) bool {
-				s := killedScene(t, verb, realChain, at)
-				s.recovered(follow[(at+v)%len(follow)])
-				return s.killed
-			})
-		})
-	}
+	atEveryPoint(t, 3, `
+	one-in 6
+	let chain bridge | p1 | p2`+killedIn+`
+	kill any $at tries $verb`+recovery, killings)
 }
 
-// shortChain gives an address, and has a plugin after that.
-func shortChain(n *node) []string {
-	return []string{n.bridgePlugin(""), n.faulty("p1", "")}
+// TestKilledInReferencePlugins kills unwind when a delegate has run and the journal does not know it.
+// At each other point of a verb the delegates are as at one of these; TestKilledThenRecovered has all
+// points. Each verb meets each recovery.
+func TestKilledInReferencePlugins(t *testing.T) {
+	stories(t, `
+	one-in 3
+	let chain bridge, "ipMasq": true | firewall | portmap
+	each nth 1 2 3`+killedIn+`
+	let point undone
+	if an ADD: let point added
+	if nth 1, a failing ADD: let nth 4
+	kill $point $nth tries $verb; was-killed`+recovery, killings)
 }
 
 // TestKilledTwiceAnywhere kills unwind at every point of a verb, and then at every point of the
-// recovery.
+// recovery. A normal run has one second point for each first.
 func TestKilledTwiceAnywhere(t *testing.T) {
 	t.Parallel()
-	for v, verb := range killedIn {
-		for r, second := range []string{"DEL", "GC", "STATUS"} {
-			if !sampled(3, r, -v) {
-				continue
-			}
-			t.Run(fmt.Sprintf("%s, then %s", verb, second), func(t *testing.T) {
-				t.Parallel()
-				for at := 1; ; at++ {
-					more := false
-					for again := 1; ; again++ {
-						if !sampled(12, at, -again) {
-							more = more || again == 1
-							if again > 12 {
-								break
-							}
+	all, _ := tellings(`
+	let chain bridge | p1` + killedIn + `
+	kill any $at tries $verb; first
+	either and DEL: let second del a
+	or and GC: ends a; let second libcni-gc bystander
+	or and STATUS: ends a; let second libcni-status
+	kill any $again tries $second` + recovery)
+	const begins, seconds, recoveries, apart = 5, 3, 6, 12
+	if len(all) != begins*seconds*recoveries {
+		t.Fatalf("%d ways", len(all))
+	}
+	for v := range begins {
+		name, _, _ := strings.Cut(all[v*seconds*recoveries].name, ",")
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			everyPoint(t, 3, func(t *testing.T, at int) (killed bool) {
+				for i := range seconds {
+					if !sampled(seconds, at, v, i) {
+						continue
+					}
+					for again, more := 1, true; more && !t.Failed(); again++ {
+						if !sampled(apart, at, -again) {
+							more = again < apart
 							continue
 						}
-						killed := false
-						t.Run(fmt.Sprintf("at points %d and %d", at, again), func(t *testing.T) {
-							s := killedScene(t, verb, shortChain, at)
+						one := all[(v*seconds+i)*recoveries+(at+again)%recoveries]
+						t.Run(fmt.Sprintf("and %d: %s", again, one.name), func(t *testing.T) {
+							s := newStory(t, killings, acts{"first": func(s *story, _ []string) { killed = s.killed }})
+							s.vars["at"], s.vars["again"] = fmt.Sprint(at), fmt.Sprint(again)
+							s.run(one.statements)
+							s.end()
 							more = s.killed
-							if second != "DEL" {
-								s.gone()
-							}
-							killed = wasKilled(s.killedAt(again, func() error { return s.do(second) }))
-							s.recovered(recoveries[(at+again)%len(recoveries)])
 						})
-						if !killed || t.Failed() {
-							break
-						}
-					}
-					if !more || t.Failed() {
-						t.Logf("%d points", at-1)
-						return
 					}
 				}
+				return killed
 			})
-		}
+		})
 	}
 }
 

@@ -25,18 +25,6 @@ func (n *node) drained() []string {
 		fmt.Sprintf(`{"type": "tuning", "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}, "dataDir": %q}`, n.tuningDir())}
 }
 
-// podsWithPorts makes pods with one port each.
-func (n *node) podsWithPorts(many int, name string) (pods []*pod) {
-	n.Helper()
-	for i := range many {
-		p := n.pod(fmt.Sprint(name, i))
-		p.CapabilityArgs = map[string]any{"portMappings": []map[string]any{
-			{"hostPort": 30000 + i, "containerPort": 80, "protocol": "tcp"}}}
-		pods = append(pods, p)
-	}
-	return pods
-}
-
 // atOnce runs a verb for all pods at once and returns the errors.
 func atOnce(pods []*pod, verb func(*pod) error) (errs []error, took time.Duration) {
 	var mu sync.Mutex
@@ -66,7 +54,13 @@ func TestDrain(t *testing.T) {
 		}
 	}
 	drain := func(n *node, list *libcni.NetworkConfigList) time.Duration {
-		pods := n.podsWithPorts(many, "drained")
+		var pods []*pod
+		for i := range many {
+			p := n.pod(fmt.Sprint("drained", i))
+			p.CapabilityArgs = map[string]any{"portMappings": []map[string]any{
+				{"hostPort": 30000 + i, "containerPort": 80, "protocol": "tcp"}}}
+			pods = append(pods, p)
+		}
 		errs, added := atOnce(pods, func(p *pod) error { _, err := p.add(list); return err })
 		if err := errors.Join(errs...); err != nil {
 			t.Errorf("%d of %d ADDs failed: %v", len(errs), many, err)
@@ -137,31 +131,12 @@ func TestDrainInLine(t *testing.T) {
 // TestSlowDelIsNotKilled: a slow DEL may use the time that the others do not need, until one has
 // hung.
 func TestSlowDelIsNotKilled(t *testing.T) {
-	t.Parallel()
-	n := newNode(t).hasty()
-	var chain []string
-	for i := range 4 {
-		// Each DEL takes more than a fourth of 3 s.
-		chain = append(chain, n.faulty(fmt.Sprint("p", i), `, "delayMS": 1000`))
-	}
-	list := n.unwind(chain...)
-	p := n.pod("a")
-	p.mustAdd(list)
-	n.plan(map[string]map[string]string{"p3": {"DEL": "late"}})
-	p.mustDel(list)
-	n.nothingLeft()
-	p.mustAdd(list)
-	n.plan(map[string]map[string]string{"p3": {"DEL": "hang"}})
-	if err := p.del(list); err == nil {
-		t.Fatal("DEL: no error, though a delegate hangs")
-	}
-	n.plan(map[string]map[string]string{"p2": {"DEL": "late"}})
-	if e := p.entry(); e == nil || e.Pending() != 1 {
-		t.Errorf("of the others some are pending: %+v", e)
-	}
-	n.plan(nil)
-	p.mustDel(list)
-	n.nothingLeft()
+	stories(t, `
+	# each DEL takes more than a fourth of 3 s
+	hasty; chain p0, "delayMS": 1000 | p1, "delayMS": 1000 | p2, "delayMS": 1000 | p3, "delayMS": 1000
+	add a; plan p3 DEL late; del a; left
+	add a; plan p3 DEL hang; fails del a; entry a removing 1
+	plan; del a`)
 }
 
 // TestHangingChainsHoldNobodyUp: beside 16 pods whose portmap hangs, in ADD and then in DEL,

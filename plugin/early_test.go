@@ -4,12 +4,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
 
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/testdata/unwind/env"
 )
 
 // TestLocksBeforeItReads: plugins with the names of reference ones take a lock of the node before they
@@ -65,26 +65,19 @@ func TestLocksBeforeItReads(t *testing.T) {
 
 // TestEarlyNeedsRoom: where a cgroup allows few more tasks, no process is started before its turn.
 func TestEarlyNeedsRoom(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		max   int
-		early bool
-	}{{500, false}, {5000, true}} {
-		t.Run(fmt.Sprint(tt.max), func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			n.inCgroup(tt.max)
-			n.env = append(n.env, env.KillAt+"=started early 1")
-			p := n.pod("a")
-			list := n.unwind(n.faulty("p0", ""), n.faulty("p1", ""))
-			if _, err := p.add(list); (err != nil) != tt.early {
-				t.Errorf("ADD: %v; want it killed where it starts a process early: %t", err, tt.early)
-			}
-			if err := p.del(list); (err != nil) != tt.early {
-				t.Errorf("DEL: %v; want it killed where it starts a process early: %t", err, tt.early)
-			}
-		})
-	}
+	stories(t, `
+	either few: cgroup 500
+	or enough: cgroup 5000
+	chain p0 | p1
+	if enough: kill 'started early' 1 add a; was-killed; kill 'started early' 1 del a; was-killed; leaves
+	if few: kill 'started early' 1 add a; was-spared; kill 'started early' 1 del a; was-spared`, acts{
+		"cgroup": func(s *story, w []string) {
+			tasks, err := strconv.Atoi(w[0])
+			s.must(err)
+			s.inCgroup(tasks)
+		},
+		"was-spared": func(s *story, _ []string) { s.want(!s.killed, "it was killed") },
+	})
 }
 
 // inCgroup runs unwind in a cgroup that allows so many tasks.

@@ -183,20 +183,6 @@ func FuzzStdin(f *testing.F) {
 	})
 }
 
-func entriesOf(t *testing.T, s *journal.Store) (all []*journal.Entry) {
-	t.Helper()
-	err := s.View(context.Background(), func(tx *journal.Tx) error {
-		return tx.All(func(e *journal.Entry, err error) error {
-			all = append(all, e)
-			return err
-		})
-	})
-	if err != nil && !errors.Is(err, unix.ENOENT) { // a STATUS that was cut off may be creating it
-		t.Fatalf("the journal: %v", err)
-	}
-	return all
-}
-
 // FuzzDelegate makes the second of three delegates print arbitrary stdout and stderr and exit with
 // any code. The ADD either succeeds with all three and a valid result, or fails, and each delegate
 // that was started got its DEL.

@@ -80,6 +80,9 @@ func (n *node) start(in *input) (out outcome) {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(in.stdin), &stdout, &stderr
 	err := cmd.Run()
 	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.ExitCode() < 0 && n.mayDie {
+		return outcome{code: -1, stderr: stderr.String()}
+	}
 	if err != nil && (!errors.As(err, &exit) || exit.ExitCode() != 1) {
 		n.Fatalf("%v\n%s", err, stderr.String())
 	}

@@ -3,179 +3,82 @@ package plugin
 import (
 	"errors"
 	"fmt"
-	"os"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 
-	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 )
-
-func chainOfFour(n *node) []string {
-	return []string{n.faulty("p0", ""), n.faulty("p1", ""), n.faulty("p2", ""), n.faulty("p3", "")}
-}
 
 // TestFaultMatrixAdd: each delegate of a chain of four fails its ADD in every way, while any one of
 // the four, or none, fails its DEL too. Then unwind and the plugins work again, and one of three
 // things follows: the runtime's DEL, an ADD of the same container ID, the pod's next sandbox.
 // Nothing may be left.
 func TestFaultMatrixAdd(t *testing.T) {
-	t.Parallel()
-	modes := []string{"fail", "fail-effect", "hang", "hang-effect", "crash", "crash-effect", "kill-parent",
-		"kill-parent-effect", "orphan", "empty", "garbage", "stderr"}
-	for m, mode := range modes {
-		for at := range 4 {
-			for d, delMode := range []string{"ok", "fail-effect"} {
-				for r, recovery := range []string{"DEL", "ADD", "next sandbox"} {
-					if !sampled(3, m, at, d, r) {
-						continue
-					}
-					t.Run(fmt.Sprintf("%s at %d, DEL %s, then %s", mode, at, delMode, recovery), func(t *testing.T) {
-						t.Parallel()
-						addFails(t, mode, at, delMode, recovery)
-					})
-				}
-			}
-		}
-	}
-}
-
-func addFails(t *testing.T, mode string, at int, delMode, recovery string) {
-	n := newNode(t)
-	if strings.HasPrefix(mode, "hang") || mode == "ignore-term" {
-		n.hasty()
-	}
-	list := n.unwind(chainOfFour(n)...)
-	p := n.pod("a")
-	n.plan(map[string]map[string]string{
-		fmt.Sprintf("p%d", at): {"ADD": mode, "DEL": delMode},
-		"*":                    {"DEL": delMode},
-	})
-	if _, err := p.add(list); err == nil {
-		t.Fatal("the ADD succeeded")
-	}
-	n.plan(nil)
-	recoverBy(p, list, recovery)
-	n.nothingLeft()
+	stories(t, `
+	one-in 3
+	each mode fail fail-effect hang hang-effect crash crash-effect kill-parent kill-parent-effect orphan empty garbage stderr
+	each index 0 1 2 3
+	each del ok fail-effect
+	each recovery DEL ADD 'next sandbox'
+	if hang: hasty
+	chain p0 | p1 | p2 | p3
+	plan p$index ADD $mode, p$index DEL $del, * DEL $del
+	fails add a
+	plan; recover a $recovery`)
 }
 
 // TestFaultMatrixDel: each delegate of a chain of four fails its DEL in every way after a good ADD.
-// The others get their DEL in the same pass; if the fault kills unwind itself, within as many DELs
-// as there are delegates. Then the plugins work again, and a DEL leaves nothing.
+// The others get their DEL in the same pass. The runtime's error has fixed words with the delegate's
+// type and code, and nothing of its message: go-cni takes an error that says "not found" for a
+// success. Or there is none. Then the plugins work again, and a DEL leaves nothing, nor does the runtime's second one.
 func TestFaultMatrixDel(t *testing.T) {
-	t.Parallel()
-	for m, mode := range []string{"fail", "fail-effect", "hang", "hang-effect", "crash", "crash-effect", "stderr", "ignore-term"} {
-		for at := range 4 {
-			for o, onFailure := range []string{"report", "defer"} {
-				if !sampled(2, m, at, o) {
-					continue
-				}
-				t.Run(fmt.Sprintf("%s at %d, %s", mode, at, onFailure), func(t *testing.T) {
-					t.Parallel()
-					delFails(t, mode, at, onFailure)
-				})
-			}
-		}
-	}
-	for _, mode := range []string{"kill-parent", "kill-parent-effect", "orphan"} {
-		for at := range 4 {
-			t.Run(fmt.Sprintf("%s at %d", mode, at), func(t *testing.T) {
-				t.Parallel()
-				delIsKilled(t, mode, at)
-			})
-		}
-	}
+	stories(t, `
+	one-in 2
+	each mode fail fail-effect hang hang-effect crash crash-effect stderr ignore-term
+	each index 0 1 2 3
+	each failure report defer
+	let code 999
+	if mode fail: let code 12$index
+	if hang: hasty
+	if ignore: hasty
+	conf onDelFailure $failure
+	let other , "delayMS": 100
+	chain p0, "code": 120$other | p1, "code": 121$other | p2, "code": 122$other | p3, "code": 123$other
+	add a; forgets
+	plan p$index DEL $mode
+	if report: incomplete a
+	if defer: del a
+	calls DEL p3, DEL p2, DEL p1, DEL p0; entry a removing 1; pending a p$index
+	if report: incomplete a
+	if defer: del a
+	calls DEL p$index; entry a removing 1; pending a p$index
+	plan; del a; left; del a`, acts{"incomplete": func(s *story, w []string) {
+		_, err := s.attempt([]string{"del", w[0]})
+		var got *types.Error
+		s.want(errors.As(err, &got) && fmt.Sprint(got.Code) == s.vars["code"] && got.Details == "" && got.Msg == fmt.Sprintf(
+			"unwind: DEL incomplete, to be retried: faulty (code %s); unwindctl list shows the pending DELs", s.vars["code"]), "%+v", err)
+	}})
 }
 
-// unfindable is a chain of four, each with its own error code, whose errors say "not found".
-func unfindable(n *node) (chain, instances []string) {
-	for i := range 4 {
-		instances = append(instances, fmt.Sprintf("p%d not found", i))
-		chain = append(chain, n.faulty(instances[i], fmt.Sprintf(`, "code": %d, "delayMS": 100`, 120+i)))
-	}
-	return chain, instances
-}
-
-func delFails(t *testing.T, mode string, at int, onFailure string) {
-	n := newNode(t)
-	if strings.HasPrefix(mode, "hang") || mode == "ignore-term" {
-		n.hasty()
-	}
-	n.conf["onDelFailure"] = onFailure
-	chain, instances := unfindable(n)
-	list := n.unwind(chain...)
-	p := n.pod("a")
-	p.mustAdd(list)
-	n.forgetCalls()
-	n.plan(map[string]map[string]string{instances[at]: {"DEL": mode}})
-	for _, want := range [][]string{
-		{"DEL " + instances[3], "DEL " + instances[2], "DEL " + instances[1], "DEL " + instances[0]},
-		{"DEL " + instances[at]},
-	} {
-		checkDelError(t, p.del(list), mode, at, onFailure)
-		n.wantCalls("DEL", want...)
-		e := p.entry()
-		if e == nil || e.State != journal.Removing || e.Pending() != 1 || e.Newest().Steps[0].Index != at {
-			t.Fatalf("the journal does not have the one DEL that is pending: %+v", e)
-		}
-	}
-	n.plan(nil)
-	p.mustDel(list)
-	n.nothingLeft()
-	p.mustDel(list) // the runtime's DEL may come again
-	n.nothingLeft()
-}
-
-// checkDelError checks the runtime's error: fixed words with the delegate's type and code, or none.
-// go-cni takes an error that says "not found" for a success.
-func checkDelError(t *testing.T, err error, mode string, at int, onFailure string) {
-	t.Helper()
-	if onFailure == "defer" {
-		if err != nil {
-			t.Errorf("DEL: %v; it is to be deferred", err)
-		}
-		return
-	}
-	code := types.ErrInternal
-	if strings.HasPrefix(mode, "fail") {
-		code = uint(120 + at)
-	}
-	var got *types.Error
-	if !errors.As(err, &got) || got.Code != code {
-		t.Fatalf("DEL: %v, want code %d", err, code)
-	}
-	want := fmt.Sprintf("unwind: DEL incomplete, to be retried: faulty (code %d); unwindctl list shows the pending DELs", code)
-	if got.Msg != want || got.Details != "" {
-		t.Errorf("DEL: %q, %q, want %q", got.Msg, got.Details, want)
-	}
-}
-
-func delIsKilled(t *testing.T, mode string, at int) {
-	n := newNode(t).hasty()
-	chain, instances := unfindable(n)
-	list := n.unwind(chain...)
-	p := n.pod("a")
-	p.mustAdd(list)
-	n.forgetCalls()
-	n.plan(map[string]map[string]string{instances[at]: {"DEL": mode}})
-	for range instances {
-		if err := p.del(list); err == nil {
-			t.Fatal("DEL: no error, though the fault kills unwind")
-		}
-	}
-	for _, instance := range instances {
-		if !slices.Contains(n.calls(), "DEL "+instance) {
-			t.Errorf("%s had no DEL in %d tries: %q", instance, len(instances), n.calls())
-		}
-	}
-	n.plan(nil)
-	p.mustDel(list)
-	n.nothingLeft()
+// TestFaultMatrixDelKilled: the fault kills unwind itself. Every delegate gets its DEL within as many
+// DELs as there are delegates.
+func TestFaultMatrixDelKilled(t *testing.T) {
+	stories(t, `
+	each mode kill-parent kill-parent-effect orphan
+	each index 0 1 2 3
+	hasty; chain p0 | p1 | p2 | p3
+	add a; forgets
+	plan p$index DEL $mode
+	fails del a; fails del a; fails del a; fails del a
+	reached; plan; del a`, acts{"reached": func(s *story, _ []string) {
+		calls := s.node.calls()
+		slices.Sort(calls)
+		s.want(slices.Equal(slices.Compact(calls), listed([]string{"DEL p0, DEL p1, DEL p2, DEL p3"})), "%q", calls)
+	}})
 }
 
 // addressed is a chain of four, each of which adds an address to the result.
@@ -204,110 +107,50 @@ func (l logged) prevAddresses(t testing.TB) string {
 // TestRollBack: every delegate that was started gets its DEL, the failed one first, with the best
 // known result.
 func TestRollBack(t *testing.T) {
-	t.Parallel()
-	known := []string{"", "198.51.100.0", "198.51.100.0 198.51.100.1", "198.51.100.0 198.51.100.1 198.51.100.2"}
-	for at := range 4 {
-		t.Run(fmt.Sprintf("failed at %d", at), func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			list := n.unwind(addressed(n, "")...)
-			p := n.pod("a")
-			n.plan(map[string]map[string]string{fmt.Sprintf("p%d", at): {"ADD": "fail-effect"}})
-			if _, err := p.add(list); err == nil {
-				t.Fatal("the ADD succeeded")
-			}
-			n.nothingLeft()
-			dels := n.callLog()[at+1:]
-			if len(dels) != at+1 {
-				t.Fatalf("calls: %v", n.calls())
-			}
-			for i, l := range dels {
-				if want := fmt.Sprintf("p%d", at-i); l.Command != "DEL" || l.Instance != want {
-					t.Errorf("call %d is %s %s, want DEL %s", i, l.Command, l.Instance, want)
-				}
-				if got := l.prevAddresses(t); got != known[at] {
-					t.Errorf("DEL %s had the addresses %q in prevResult, want %q", l.Instance, got, known[at])
-				}
-			}
-		})
-	}
+	stories(t, `
+	either at the first: let failed p0; let calls ADD p0, DEL p0; let known
+	or at the second: let failed p1; let calls ADD p0, ADD p1, DEL p1, DEL p0; let known 198.51.100.0
+	or at the third: let failed p2; let calls ADD p0, ADD p1, ADD p2, DEL p2, DEL p1, DEL p0
+		let known 198.51.100.0 198.51.100.1
+	or at the last: let failed p3; let calls ADD p0, ADD p1, ADD p2, ADD p3, DEL p3, DEL p2, DEL p1, DEL p0
+		let known 198.51.100.0 198.51.100.1 198.51.100.2
+	addressed; plan $failed ADD fail-effect; fails add a
+	previous $known; calls $calls`)
 }
 
 // TestJournaledBytes: a DEL gives each delegate what its ADD gave it, however the configuration has
-// changed.
+// changed, also where the ADD failed and every DEL was pending.
 func TestJournaledBytes(t *testing.T) {
-	t.Parallel()
-	for change, apply := range map[string]func(n *node, chainFile string) *libcni.NetworkConfigList{
-		"conflist changed": func(n *node, _ string) *libcni.NetworkConfigList {
-			return n.unwind(addressed(n, `, "more": {"than": "before"}`)...)
+	stories(t, `
+	addressed , "big": 9007199254740993, "text": "<&>"
+	either conflist changed: let change addressed , "more": {"than": "before"}
+	or delegate left: let change chain p1, "address": "198.51.100.1/32" | p2, "address": "198.51.100.2/32"
+	or chain broken: let change conf chain {"plugins": 7}
+	or chainFile changed: file; let change write $file {"cniVersion": "1.0.0", "plugins": [{"type": "faulty", "instance": "more"}]}
+	or chainFile gone: file; let change lose $file
+	either ADD: add a; let given 198.51.100.0 198.51.100.1 198.51.100.2 198.51.100.3
+	or failed ADD: plan p3 ADD fail-effect, p3 DEL fail, * DEL fail; fails add a; plan
+		let given 198.51.100.0 198.51.100.1 198.51.100.2
+	$change; del a; left; previous $given; same`, acts{
+		"file": func(s *story, _ []string) {
+			s.vars["file"] = s.chainFile(conflistOf(s.plugins(s.node)))
 		},
-		"delegate left": func(n *node, _ string) *libcni.NetworkConfigList {
-			return n.unwind(addressed(n, "")[1:3]...)
-		},
-		"chain broken": func(n *node, _ string) *libcni.NetworkConfigList {
-			return n.unwindChain(`{"plugins": 7}`)
-		},
-		"chainFile changed": func(n *node, chainFile string) *libcni.NetworkConfigList {
-			n.write(chainFile, conflistOf(addressed(n, `, "more": 1`)[:1]))
-			return n.unwind()
-		},
-		"chainFile gone": func(n *node, chainFile string) *libcni.NetworkConfigList {
-			if err := os.Remove(chainFile); err != nil {
-				n.Fatal(err)
+		"write": func(s *story, w []string) { s.node.write(w[0], strings.Join(w[1:], " ")) },
+		"same": func(s *story, _ []string) {
+			all := s.callLog()
+			for i, del := range all[len(all)-4:] {
+				add := all[3-i]
+				delete(add.Stdin, "prevResult")
+				delete(del.Stdin, "prevResult")
+				s.want(del.Command == "DEL" && reflect.DeepEqual(add.Stdin, del.Stdin) && add.Args == del.Args && add.NetNS == del.NetNS &&
+					add.Path == del.Path, "ADD %s had %s, %q; its DEL %s, %q", add.Instance, add.Stdin, add.Args, del.Stdin, del.Args)
 			}
-			return n.unwind()
 		},
-	} {
-		for _, failed := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, ADD failed %t", change, failed), func(t *testing.T) {
-				t.Parallel()
-				n := newNode(t)
-				chain, chainFile := addressed(n, `, "big": 9007199254740993, "text": "<&>"`), ""
-				if strings.HasPrefix(change, "chainFile") {
-					chainFile = n.chainFile(conflistOf(chain))
-				}
-				sameBytes(n, n.unwind(chain...), func() *libcni.NetworkConfigList { return apply(n, chainFile) }, failed)
-			})
-		}
-	}
+	})
 }
 
 func conflistOf(plugins []string) string {
 	return fmt.Sprintf(`{"cniVersion": "1.0.0", "plugins": [%s]}`, strings.Join(plugins, ", "))
-}
-
-// sameBytes compares the delegates' input at an ADD, which may fail and leave every DEL pending,
-// with that at the DEL after the change.
-func sameBytes(n *node, before *libcni.NetworkConfigList, change func() *libcni.NetworkConfigList, failed bool) {
-	p := n.pod("a")
-	addresses := "198.51.100.0 198.51.100.1 198.51.100.2 198.51.100.3"
-	if failed {
-		n.plan(map[string]map[string]string{"p3": {"ADD": "fail-effect", "DEL": "fail"}, "*": {"DEL": "fail"}})
-		addresses = "198.51.100.0 198.51.100.1 198.51.100.2"
-	}
-	if _, err := p.add(before); (err != nil) != failed {
-		n.Fatalf("ADD: %v", err)
-	}
-	added := n.callLog()[:4]
-	n.forgetCalls()
-	n.plan(nil)
-	p.mustDel(change())
-	n.nothingLeft()
-	deleted := n.callLog()
-	if len(deleted) != 4 {
-		n.Fatalf("calls: %v", n.calls())
-	}
-	for i, del := range deleted {
-		if got := del.prevAddresses(n); got != addresses {
-			n.Errorf("DEL %s had the addresses %q in prevResult, want %q", del.Instance, got, addresses)
-		}
-		add := added[3-i]
-		delete(add.Stdin, "prevResult")
-		delete(del.Stdin, "prevResult")
-		if !reflect.DeepEqual(add.Stdin, del.Stdin) || add.Args != del.Args || add.NetNS != del.NetNS || add.Path != del.Path {
-			n.Errorf("ADD %s had %s, %q; its DEL %s, %q", add.Instance, add.Stdin, add.Args, del.Stdin, del.Args)
-		}
-	}
 }
 
 // TestFailedDelGoesLast: a pending DEL that failed last time runs after one that passed, whatever

@@ -1,16 +1,10 @@
 package plugin
 
 import (
-	"context"
 	"encoding/json"
-
-	"cni-unwind/plugin/netconf"
-
 	cmdline "flag"
 	"fmt"
-	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -21,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/netconf"
 )
 
 // TestModel runs random operations in a small world, and kills unwind at any point of any of them.
@@ -72,7 +67,7 @@ func (w *world) hit(verb func() error) (healthy bool, err error) {
 	if w.killAt = 0; at == 0 {
 		err = verb()
 	} else {
-		err = w.killedAt(at, verb)
+		err = w.killedAtPoint("", at, verb)
 	}
 	w.note("  killed at %d: %v", at, err)
 	return healthy, err
@@ -182,8 +177,7 @@ func (w *world) someProcess(try *rapid.T) {
 // end ends the process in a container.
 func (r *resident) end() {
 	if r.process != nil {
-		_ = r.process.Kill()
-		eventually(r, "no process in "+r.ContainerID, func() bool { _, err := os.Readlink(netnsOf(r.process)); return err != nil })
+		r.pod.end(r.process)
 		r.process = nil
 	}
 }
@@ -226,18 +220,10 @@ func (w *world) someGC(try *rapid.T) {
 	}
 }
 
-// ask is node.ask, but kills unwind if that was drawn.
+// ask runs a GC or a STATUS of the runtime.
 func (w *world) ask(command string, changes map[string]any) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, filepath.Join(w.path[0], netconf.Name))
-	all := map[string]any{"cniVersion": "1.1.0"}
-	maps.Copy(all, changes)
-	cmd.Stdin = strings.NewReader(w.entryOf(fmt.Sprintf(`{"cniVersion": "1.0.0", "plugins": [%s]}`, strings.Join(w.plugins, ", ")), all))
-	cmd.Env = append(os.Environ(), append(w.env, "CNI_COMMAND="+command, "CNI_PATH="+strings.Join(w.path, ":"))...)
-	out, err := cmd.Output()
-	if err != nil {
-		return fmt.Errorf("%w: %s", err, out)
+	if out := w.node.ask(command, "1.0.0", changes, w.plugins...); out.code != 0 {
+		return fmt.Errorf("exit code %d: %s", out.code, out.stdout)
 	}
 	return nil
 }

@@ -2,10 +2,8 @@ package plugin
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -61,59 +59,40 @@ func TestDelDuringAdd(t *testing.T) {
 
 // history returns the starts and ends of the faulty plugins' calls in order, as "start VERB
 // instance" and "end VERB instance".
-func (n *node) history() []string {
+func (n *node) history() (lines []string) {
 	n.Helper()
-	data, err := os.ReadFile(filepath.Join(n.faultyDir(), "log"))
-	if err != nil && !os.IsNotExist(err) {
-		n.Fatal(err)
-	}
-	var lines []string
-	for _, line := range strings.Split(strings.TrimSpace(string(data)), "\n") {
-		var l logged
-		if err := json.Unmarshal([]byte(line), &l); err != nil {
-			n.Fatal(err)
-		}
+	for _, l := range n.wholeLog() {
 		lines = append(lines, fmt.Sprintf("%s %s %s", l.Phase, l.Command, l.Instance))
 	}
 	return lines
 }
 
-// running waits until a delegate has started, and returns its call.
-func (n *node) running(call string) logged {
+// running waits until a delegate has started.
+func (n *node) running(call string) {
 	n.Helper()
-	var found logged
-	eventually(n, call, func() bool {
-		log := n.callLog()
-		i := slices.IndexFunc(log, func(l logged) bool { return l.Command+" "+l.Instance == call })
-		if i >= 0 {
-			found = log[i]
-		}
-		return i >= 0
-	})
-	return found
+	eventually(n, call, func() bool { return slices.Contains(n.calls(), call) })
 }
 
 // TestDaemonDoesNotPin: a delegate leaves a daemon that has all its descriptors. The daemon delays
 // neither its own verb nor the next, and lives on.
 func TestDaemonDoesNotPin(t *testing.T) {
-	t.Parallel()
-	n := newNode(t).hasty()
-	list := n.unwind(n.faulty("p0", ""), n.faulty("p1", ""))
-	p := n.pod("a")
-	n.plan(map[string]map[string]string{"p0": {"ADD": "daemon", "DEL": "daemon"}})
-	p.mustAdd(list)
-	if locked, _, err := n.store.Locked(p.key()); locked || err != nil {
-		t.Errorf("locked after the ADD: %t, %v", locked, err)
-	}
-	p.mustDel(list)
-	n.nothingLeft()
-	if daemons := daemonsOf(t, n.callLog()[0].Path); len(daemons) != 2 {
-		t.Errorf("%d daemons live, want the one of the ADD and the one of the DEL", len(daemons))
-	}
+	stories(t, `
+	hasty; chain p0 | p1; plan p0 ADD daemon, p0 DEL daemon
+	add a; unlocked a; del a; left
+	daemons`, acts{
+		"unlocked": func(s *story, w []string) {
+			locked, _, err := s.store.Locked(s.who(w[0]).key())
+			s.want(!locked && err == nil, "%t, %v", locked, err)
+		},
+		"daemons": func(s *story, _ []string) { // that of the ADD and that of the DEL
+			daemons := daemonsOf(s, s.callLog()[0].Path)
+			s.want(len(daemons) == 2, "%d live", len(daemons))
+		},
+	})
 }
 
 // daemonsOf returns the daemons left by faulty plugins with this CNI_PATH.
-func daemonsOf(t *testing.T, path string) []int {
+func daemonsOf(t testing.TB, path string) []int {
 	t.Helper()
 	var pids []int
 	all, err := host.Processes()
@@ -169,28 +148,15 @@ func TestTwoAdds(t *testing.T) {
 
 // TestStopped: an unwind that gets SIGTERM rolls its ADD back and says so.
 func TestStopped(t *testing.T) {
-	t.Parallel()
-	n := newNode(t).hasty()
-	n.conf["delegateTimeout"] = nil
-	list := n.unwind(chainOfFour(n)...)
-	p := n.pod("a")
-	n.plan(map[string]map[string]string{"p2": {"ADD": "hang-effect"}})
-	added := make(chan error)
-	go func() {
-		_, err := p.add(list)
-		added <- err
-	}()
-	n.running("ADD p2")
-	pid, err := n.store.Owner(p.key())
-	if err != nil || pid <= 1 {
-		t.Fatalf("the unwind at work: %d, %v", pid, err)
-	}
-	if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	want := `plugin type="faulty" failed (add): killed because unwind was asked to stop`
-	if err := <-added; err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("ADD: %v, want %s", err, want)
-	}
-	n.nothingLeft()
+	stories(t, `
+	hasty; conf delegateTimeout; chain p0 | p1 | p2 | p3; plan p2 ADD hang-effect
+	start add a; awaits ADD p2; stop a
+	fails wait add a 'plugin type="faulty" failed (add): killed because unwind was asked to stop'`, acts{
+		"stop": func(s *story, w []string) {
+			pid, err := s.store.Owner(s.who(w[0]).key())
+			s.must(err)
+			s.want(pid > 1, "the unwind at work: %d", pid)
+			s.must(syscall.Kill(pid, syscall.SIGTERM))
+		},
+	})
 }

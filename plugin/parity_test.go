@@ -29,7 +29,7 @@ func TestResultsAreLibcnis(t *testing.T) {
 			n.outer, n.inner = v, v
 			p := n.pod("a")
 			for j, tt := range results.Printed {
-				if !sampled(3, i, j) {
+				if !sampled(7, i, j) {
 					continue
 				}
 				t.Run(tt.Name, func(t *testing.T) {

@@ -27,26 +27,10 @@ func (p *pod) whole(m marks) string {
 	return strings.Join(traces, "\n")
 }
 
-// setState sets the state of the pod's entry.
-func (p *pod) setState(state journal.State) {
+// rewrite changes the pod's entry in the journal, past the rules for a change of state.
+func (p *pod) rewrite(change func(*journal.Entry)) {
 	p.Helper()
-	err := p.store.Update(p.Context(), func(tx *journal.Tx) error {
-		e, err := tx.Get(p.key())
-		if err != nil {
-			return err
-		}
-		e.State = state
-		return tx.Put(e)
-	})
-	if err != nil {
-		p.Fatal(err)
-	}
-}
-
-// unbegun makes the pod's entry live again, as if none of its DELs had begun.
-func (p *pod) unbegun() {
-	p.Helper()
-	err := p.store.Update(p.Context(), func(tx *journal.Tx) error {
+	err := p.store.Update(context.Background(), func(tx *journal.Tx) error {
 		e, err := tx.Get(p.key())
 		if err != nil {
 			return err
@@ -54,8 +38,8 @@ func (p *pod) unbegun() {
 		if err := tx.Delete(e.Key); err != nil {
 			return err
 		}
-		e.Reason, e.Cause = "", ""
-		for _, e.State = range []journal.State{journal.Adding, journal.Live} {
+		change(e)
+		for _, e.State = range []journal.State{journal.Adding, e.State} {
 			if err := tx.Put(e); err != nil {
 				return err
 			}
@@ -67,14 +51,22 @@ func (p *pod) unbegun() {
 	}
 }
 
-// bindOver mounts a namespace at another one's former path.
-func (n *node) bindOver(from, to string) {
-	n.Helper()
-	n.write(to, "")
-	if err := unix.Mount(from, to, "", unix.MS_BIND, ""); err != nil {
-		n.Fatal(err)
-	}
-	n.Cleanup(func() { _ = unix.Unmount(to, unix.MNT_DETACH) })
+// edit changes the newest generation of the pod's entry in the journal.
+func (p *pod) edit(change func(*journal.Generation)) {
+	p.Helper()
+	p.rewrite(func(e *journal.Entry) { change(e.Newest()) })
+}
+
+// setState sets the state of the pod's entry.
+func (p *pod) setState(state journal.State) {
+	p.Helper()
+	p.rewrite(func(e *journal.Entry) { e.State = state })
+}
+
+// unbegun makes the pod's entry live again, as if none of its DELs had begun.
+func (p *pod) unbegun() {
+	p.Helper()
+	p.rewrite(func(e *journal.Entry) { e.State, e.Reason, e.Cause = journal.Live, "", "" })
 }
 
 // again returns the pod with a new network namespace under the same container ID, as nerdctl,
@@ -107,31 +99,6 @@ func (n *node) breakable(plugin string) (broken func(bool)) {
 	}
 }
 
-// edit changes the newest generation of the pod's entry in the journal.
-func (p *pod) edit(change func(*journal.Generation)) {
-	p.Helper()
-	err := p.store.Update(context.Background(), func(tx *journal.Tx) error {
-		e, err := tx.Get(p.key())
-		if err != nil {
-			return err
-		}
-		change(e.Newest())
-		state := e.State // a live entry is never written again, except by this helper
-		if err := tx.Delete(e.Key); err != nil {
-			return err
-		}
-		for _, e.State = range []journal.State{journal.Adding, state} {
-			if err := tx.Put(e); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		p.Fatal(err)
-	}
-}
-
 // cutOff gives the journal and libcni's cache the state of an ADD that was cut off in its first
 // delegate.
 func (p *pod) cutOff() {
@@ -139,22 +106,11 @@ func (p *pod) cutOff() {
 	if err := os.Remove(p.cacheFile()); err != nil && !os.IsNotExist(err) {
 		p.Fatal(err)
 	}
-	err := p.store.Update(p.Context(), func(tx *journal.Tx) error {
-		e, err := tx.Get(p.key())
-		if err != nil {
-			return err
-		}
-		if err := tx.Delete(e.Key); err != nil {
-			return err
-		}
+	p.rewrite(func(e *journal.Entry) {
 		e.State = journal.Adding
 		g := e.Newest()
 		g.Result, g.Claims, g.HostLinks = nil, nil, nil
-		return tx.Put(e)
 	})
-	if err != nil {
-		p.Fatal(err)
-	}
 }
 
 // earlier is the ID of the boot before this one.
@@ -239,15 +195,6 @@ func (n *node) forget(address string) {
 	n.lowestNext()
 }
 
-// otherMachine returns the name of a machine that is not this one.
-func otherMachine(t *testing.T) string {
-	kind, _, _ := strings.Cut(host.This().Machine, ":")
-	if kind == "" {
-		t.Skip("this machine has no name")
-	}
-	return kind + ":another"
-}
-
 // unpin unmounts the pod's network namespace from its path and leaves an empty file.
 func (p *pod) unpin() {
 	p.Helper()
@@ -276,6 +223,13 @@ func (p *pod) processInside() *os.Process {
 		return err == nil && there.Same(own)
 	})
 	return cmd.Process
+}
+
+// end ends a process and waits until it is gone.
+func (p *pod) end(process *os.Process) {
+	p.Helper()
+	_ = process.Kill()
+	eventually(p, "the process gone", func() bool { return host.Ended(fmt.Sprintf("/proc/%d", process.Pid)) })
 }
 
 func netnsOf(p *os.Process) string { return fmt.Sprintf("/proc/%d/ns/net", p.Pid) }
@@ -390,13 +344,6 @@ func (f *firewalled) asked() (asked []string) {
 		}
 	}
 	return asked
-}
-
-func (f *firewalled) wantAsked(what string, want ...string) {
-	f.Helper()
-	if got := f.asked(); !slices.Equal(got, want) {
-		f.Errorf("%s: firewall was asked %q, want %q", what, got, want)
-	}
 }
 
 // second is another attachment of the pod to the same network.

@@ -13,35 +13,28 @@ import (
 // next boot's sweep releases all of it.
 func TestPowerLossInAVerb(t *testing.T) {
 	t.Parallel()
-	chains := map[string]func(n *node) []string{
-		"all in the kernel": func(n *node) []string {
-			return []string{n.bridgePlugin(""), `{"type": "firewall"}`}
+	atEveryPoint(t, 6, `
+	one-in 2
+	either ADD: let verb add a
+	or failing ADD: let verb add a; plan last ADD fail-effect
+	or DEL: let verb del a
+	either all in the kernel: let chain bridge | firewall | kernel0 | kernel
+	or a delegate in the middle keeps something on the disk: let chain bridge | kernel0 | disk, "dataDir": "on the disk" | kernel
+	or host-local is the second's: let chain kernel | bridge | kernel2 | kernel3
+	chain $chain
+	if failing: chain $chain | last
+	if DEL: add a
+	kill any $at tries $verb; plan
+	off a; until sweep; on-disk
+	if ADD: released
+	leaves`, acts{
+		"off":     func(s *story, w []string) { s.who(w[0]).powerOff() },
+		"on-disk": func(s *story, _ []string) { s.nothingOnDisk() },
+		"released": func(s *story, _ []string) {
+			live := !s.killed && s.added["a"] != nil
+			s.want(!live || s.tombstone(s.who("a").key()) != nil, "the sweep released nothing")
 		},
-		"a delegate in the middle keeps something on the disk": func(n *node) []string {
-			return []string{n.bridgePlugin(""), n.faulty("kernel0", ""), n.faulty("disk", `, "dataDir": "on the disk"`), n.faulty("kernel", "")}
-		},
-		"host-local is the second's": func(n *node) []string {
-			return []string{n.faulty("kernel", ""), n.bridgePlugin(""), n.faulty("kernel2", "")}
-		},
-	}
-	for what, chain := range chains {
-		for _, verb := range []string{"ADD", "failing ADD", "DEL"} {
-			t.Run(verb+", "+what, func(t *testing.T) {
-				t.Parallel()
-				everyPoint(t, 6, func(t *testing.T, at int) bool {
-					p, _, killed := crash{verb, chain}.at(t, at)
-					live := !killed && verb == "ADD"
-					p.powerOff()
-					p.until("sweep", nil)
-					p.nothingOnDisk()
-					if live && p.tombstone(p.key()) == nil {
-						t.Error("the sweep released nothing")
-					}
-					return killed
-				})
-			})
-		}
-	}
+	})
 }
 
 // powerOff takes what a loss of power may take: the versions of entries that were not synced, lock

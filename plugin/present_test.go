@@ -7,19 +7,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/containernetworking/cni/libcni"
-
-	"cni-unwind/journal"
 )
 
 // In the tests of this file a delegate rejects, at DEL, the configuration of its ADD, as after an
 // upgrade. The chain has another configuration for it now.
-
-// rejecting returns the configuration that is rejected.
-func (n *node) rejecting(code int, extra string) string {
-	return n.faulty("p0", fmt.Sprintf(`, "modes": {"DEL": "fail"}, "code": %d%s`, code, extra))
-}
 
 // TestRejectedAndKilled: what a delegate prints before it is killed does not reject its
 // configuration.
@@ -31,131 +22,83 @@ func TestRejectedAndKilled(t *testing.T) {
 		echo DEL >>%s; echo '{"code": 7, "msg": "bad"}'; kill -9 $$`, asked))
 	p := n.pod("a")
 	p.mustAdd(n.unwind(`{"type": "odd", "old": true}`))
-	if err := p.del(n.unwind(`{"type": "odd"}`)); err == nil || n.file(asked) != "DEL\n" {
-		t.Errorf("DEL: %v, asked: %q", err, n.file(asked))
+	if err := p.del(n.unwind(`{"type": "odd"}`)); err == nil || read(t, asked) != "DEL\n" {
+		t.Errorf("DEL: %v, asked: %q", err, read(t, asked))
 	}
 }
 
 // TestPresentConfigurationHasWhatTheADDHad: the present configuration gets what the runtime and
 // multus gave to the ADD, not what they give to the DEL.
 func TestPresentConfigurationHasWhatTheADDHad(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	n.inner = "0.4.0"
-	n.conf["args"], n.conf["deviceID"] = json.RawMessage(`{"cni":{"ips":["192.0.2.9"]}}`), "0000:03:00.1"
-	p := n.pod("a")
-	p.CapabilityArgs = map[string]any{"ips": []string{"192.0.2.9/24"}, "mac": "02:00:00:00:00:07"}
-	p.mustAdd(n.unwind(n.rejecting(1, `, "address": "192.0.2.7/24", "capabilities": {"ips": true}`)))
-
-	n.inner = "1.0.0"
-	n.conf["args"], n.conf["deviceID"] = json.RawMessage(`{"cni":{"ips":["192.0.2.10"]}}`), "0000:04:00.1"
-	p.CapabilityArgs = map[string]any{"ips": []string{"192.0.2.10/24"}}
-	p.mustDel(n.unwind(n.faulty("p0", `, "new": "key", "capabilities": {"ips": true, "mac": true}`)))
-	calls := n.callLog()
-	last := calls[len(calls)-1]
-	if last.Command != "DEL" || len(calls) != 3 {
-		t.Fatalf("calls: %q", n.calls())
-	}
-	for key, want := range map[string]string{
-		"cniVersion": `"1.0.0"`, "new": `"key"`, "modes": ``, "deviceID": `"0000:03:00.1"`, "args": `{"cni":{"ips":["192.0.2.9"]}}`,
-		"runtimeConfig": `{"ips":["192.0.2.9/24"],"mac":"02:00:00:00:00:07"}`,
-		"prevResult":    `{"cniVersion":"1.0.0","ips":[{"address":"192.0.2.7/24"}]}`,
-	} {
-		if got := string(last.Stdin[key]); got != want {
-			t.Errorf("%s: %s, want %s", key, got, want)
+	stories(t, `
+	versions 1.0.0 0.4.0; conf args {"cni":{"ips":["192.0.2.9"]}}; conf deviceID 0000:03:00.1
+	capabilities a {"ips":["192.0.2.9/24"],"mac":"02:00:00:00:00:07"}
+	chain p0, "modes": {"DEL": "fail"}, "code": 1, "address": "192.0.2.7/24", "capabilities": {"ips": true}
+	add a
+	versions 1.0.0 1.0.0; conf args {"cni":{"ips":["192.0.2.10"]}}; conf deviceID 0000:04:00.1
+	capabilities a {"ips":["192.0.2.10/24"]}
+	chain p0, "new": "key", "capabilities": {"ips": true, "mac": true}
+	del a; had`, acts{"had": func(s *story, _ []string) {
+		all := s.callLog()
+		s.want(slices.Equal(s.node.calls(), []string{"ADD p0", "DEL p0", "DEL p0"}), "%q", s.node.calls())
+		last := all[len(all)-1]
+		for key, want := range map[string]string{
+			"cniVersion": `"1.0.0"`, "new": `"key"`, "modes": ``, "deviceID": `"0000:03:00.1"`, "args": `{"cni":{"ips":["192.0.2.9"]}}`,
+			"runtimeConfig": `{"ips":["192.0.2.9/24"],"mac":"02:00:00:00:00:07"}`,
+			"prevResult":    `{"cniVersion":"1.0.0","ips":[{"address":"192.0.2.7/24"}]}`,
+		} {
+			s.want(string(last.Stdin[key]) == want, "%s: %s, want %s", key, last.Stdin[key], want)
 		}
-	}
-	if last.Args != calls[0].Args {
-		t.Errorf("CNI_ARGS %q, want %q", last.Args, calls[0].Args)
-	}
-	n.nothingLeft()
+		s.want(last.Args == all[0].Args, "CNI_ARGS %q, want %q", last.Args, all[0].Args)
+	}})
 }
 
 // TestPresentConfigurationIsTheOneThatTheDELHad: a DEL without an entry goes by the present chain,
 // with the runtime's capability arguments. So there is no other configuration to try.
 func TestPresentConfigurationIsTheOneThatTheDELHad(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	p := n.pod("a")
-	p.CapabilityArgs = map[string]any{"ips": []string{"192.0.2.9/24"}}
-	if err := p.del(n.unwind(n.rejecting(7, `, "capabilities": {"ips": true}`))); err == nil {
-		t.Error("the DEL passed")
-	}
-	if calls := n.callLog(); len(calls) != 1 || string(calls[0].Stdin["runtimeConfig"]) != `{"ips":["192.0.2.9/24"]}` {
-		t.Errorf("calls: %q", n.calls())
-	}
+	stories(t, `
+	capabilities a {"ips":["192.0.2.9/24"]}
+	chain p0, "modes": {"DEL": "fail"}, "code": 7, "capabilities": {"ips": true}
+	fails del a
+	stdin p0 runtimeConfig {"ips":["192.0.2.9/24"]}; calls DEL p0
+	leaves`)
 }
 
 // TestReplaced: a configuration that worked replaces the rejected one if the step still has a
 // pending DEL, because its delegate was killed once or its address has another owner.
 func TestReplaced(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name string
-		owe  func(n *node, p *pod, old, now *libcni.NetworkConfigList) (due func())
-	}{
-		{"killed", func(n *node, p *pod, old, _ *libcni.NetworkConfigList) func() {
-			n.plan(map[string]map[string]string{"p0": {"ADD": "crash-effect"}})
-			if _, err := p.add(old); err == nil {
-				n.Fatal("the ADD succeeded")
-			}
-			n.plan(nil)
-			return func() { p.edit(func(g *journal.Generation) { g.Steps[0].RepeatAt = 1 }) }
-		}},
-		{"parked", func(n *node, p *pod, old, now *libcni.NetworkConfigList) func() {
-			p.mustAdd(old)
-			if err := p.del(old); err == nil {
-				n.Fatal("the DEL succeeded")
-			}
-			n.plan(map[string]map[string]string{"p0": {"DEL": "fail"}})
-			b := n.pod("b")
-			b.mustAdd(now)
-			n.plan(nil)
-			return func() { b.mustDel(now) }
-		}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			n.conf["gracePeriod"] = "1h"
-			n.script("giver", `case $(cat) in *'"cniVersion":"0.4.0"'*) v=0.4.0 ip=',"version":"4"';; esac
+	stories(t, `
+	giver; conf gracePeriod 1h
+	versions 1.0.0 0.4.0; chain {"type": "giver"} | p0, "modes": {"DEL": "fail"}, "code": 7
+	either killed: plan p0 ADD crash-effect; fails add a; plan
+	or parked: add a; fails del a; plan p0 DEL fail
+	versions 1.0.0 1.0.0; chain {"type": "giver"} | p0
+	if parked: add b; plan
+	del a; replaced a; forgets
+	if killed: due a
+	if parked: del b
+	chain another; del a; deleted a 1; converted`, acts{
+		"giver": func(s *story, _ []string) {
+			s.node.script("giver", `case $(cat) in *'"cniVersion":"0.4.0"'*) v=0.4.0 ip=',"version":"4"';; esac
 				[ $CNI_COMMAND = DEL ] || echo '{"cniVersion":"'${v:-1.0.0}'","ips":[{"address":"192.0.2.7/24"'$ip'}]}'`)
-			n.inner = "0.4.0"
-			old := n.unwind(`{"type": "giver"}`, n.rejecting(7, ""))
-			n.inner = "1.0.0"
-			now := n.unwind(`{"type": "giver"}`, n.faulty("p0", ""))
-			p := n.pod("a")
-			due := c.owe(n, p, old, now)
-			p.mustDel(now)
-			e := p.entry()
+		},
+		"replaced": func(s *story, w []string) {
+			e := s.who(w[0]).entry()
 			if e == nil || e.Pending() != 1 {
-				t.Fatalf("the journal has %+v, want a step", e)
+				s.Fatalf("the journal has %+v, want a step", e)
 			}
-			if s := e.Newest().Steps[0]; !s.Replaced || strings.Contains(string(s.Config), "modes") {
-				t.Fatalf("the journal has %+v, want a step with the present configuration", e)
-			}
-			n.forgetCalls()
-			due()
-			p.mustDel(n.anotherChain())
-			if got := p.dels(); !slices.Equal(got, []string{"p0"}) {
-				t.Errorf("DELs: %q, want one", got)
-			}
-			for _, l := range n.callLog() {
+			step := e.Newest().Steps[0]
+			s.want(step.Replaced && !strings.Contains(string(step.Config), "modes"), "%+v", step)
+		},
+		"converted": func(s *story, _ []string) {
+			for _, l := range s.callLog() {
 				var prev struct{ CNIVersion string }
 				_ = json.Unmarshal(l.Stdin["prevResult"], &prev)
-				if string(l.Stdin["cniVersion"]) != `"1.0.0"` || prev.CNIVersion != "1.0.0" && l.Stdin["prevResult"] != nil {
-					t.Errorf("%s: cniVersion %s, prevResult of %s", l.Command, l.Stdin["cniVersion"], l.Stdin["prevResult"])
-				}
+				s.want(string(l.Stdin["cniVersion"]) == `"1.0.0"` && (prev.CNIVersion == "1.0.0" || l.Stdin["prevResult"] == nil),
+					"%s: cniVersion %s, prevResult of %s", l.Command, l.Stdin["cniVersion"], l.Stdin["prevResult"])
 			}
-			n.nothingLeft()
-		})
-	}
-}
-
-// file returns the content of a file.
-func (n *node) file(path string) string {
-	n.Helper()
-	return run(n, "cat", path)
+		},
+	})
 }
 
 // TestRejectedConfiguration: a delegate that rejects its configuration as bad gets the chain's

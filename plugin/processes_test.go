@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -34,9 +33,16 @@ const (
 	less     = `setpriv --bounding-set -sys_ptrace --inh-caps -sys_ptrace `
 )
 
-// enter starts a process in the pod's namespace and waits until it is there.
-const enter = `nsenter --net="$POD" sleep 60 & while
-	[ "$(stat -L -c %i /proc/$!/net/dev)" = "$(stat -L -c %i /proc/1/net/dev)" ]; do :; done; `
+// commands are a shell's: enter starts a process in the pod's namespace and waits until it is there;
+// confined is as above.
+var commands = map[string]string{
+	"enter": `nsenter --net="$POD" sleep 60 & while
+	[ "$(stat -L -c %i /proc/$!/net/dev)" = "$(stat -L -c %i /proc/1/net/dev)" ]; do :; done; `,
+	"umount":   `umount "$POD"; `,
+	"hide":     `mount -t proc -o hidepid=2,gid=12345 proc /proc; `,
+	"close":    `mount -t proc -o hidepid=1,gid=12345 proc /proc; `,
+	"confined": less,
+}
 
 // onNode is a shell's command that runs a script as process 1 of a PID namespace, instead of
 // unwind.
@@ -45,205 +51,110 @@ func (p *pod) onNode(script string) string {
 		strings.ReplaceAll(script, "$POD", p.NetNS) + `; exit $?' "$0"`
 }
 
-// statusBy runs a STATUS of the pod's chain by a shell's command in a mount namespace of its own,
-// in which $0 is unwind.
-func (p *pod) statusBy(command string) {
-	p.Helper()
-	in := p.asking("STATUS", p.oneStep(), nil)
-	in.first, in.more = command, []string{env.Patient + "=1"}
-	out := p.start(in)
-	if out.code != 0 {
-		p.Fatalf("STATUS: %s\n%s", out.stdout, out.stderr)
+// confinement are statements of these tests.
+func confinement() acts {
+	// by asks unwind, which is $0, by a shell's command in a mount namespace of its own.
+	by := func(s *story, verb string, p *pod, command string) {
+		changes := map[string]any{}
+		if verb == "GC" {
+			changes = valid()
+		}
+		in := p.asking(verb, `{"cniVersion": "1.0.0", "plugins": [`+strings.Join(s.plugins(s.node), ", ")+`]}`, changes)
+		in.first, in.more = command, []string{env.Patient + "=1"}
+		out := s.node.start(in)
+		s.want(out.code == 0, "%s", out.stdout)
+		s.Logf("%s: %s", verb, out.stderr)
 	}
-	p.Logf("STATUS: %s", out.stderr)
-}
-
-// oneStep is a chain without an interface on the host: only the namespace and its processes show
-// that a pod lives.
-func (n *node) oneStep() string {
-	return fmt.Sprintf(`{"cniVersion": "1.0.0", "plugins": [%s]}`, n.faulty("p0", ""))
+	return acts{
+		"confined":   func(s *story, w []string) { by(s, "STATUS", s.who(w[0]), confined) },
+		"unconfined": func(s *story, w []string) { by(s, "STATUS", s.who(w[0]), ":") },
+		// node VERB POD WORDS: unwind runs where the shell's commands of these words were run before
+		"node": func(s *story, w []string) {
+			script := ""
+			for _, word := range w[2:] {
+				script += commands[word]
+			}
+			by(s, w[0], s.who(w[1]), s.who(w[1]).onNode(script+`"$0"`))
+		},
+		// netdev POD [OTHER]: its net/dev has the inode of the process in the other's, or an unknown one
+		"netdev": func(s *story, w []string) {
+			id := journal.NetNS{}
+			if len(w) > 1 {
+				var err error
+				id, err = host.Identify(s.vars["inside"])
+				s.must(err)
+				s.want(id.NetDev != 0, "%+v", id)
+			}
+			s.who(w[0]).edit(func(g *journal.Generation) { g.NetNS.NetDev = id.NetDev })
+		},
+		"noted": func(s *story, w []string) {
+			netns := s.who(w[0]).entry().Newest().NetNS
+			s.want(netns.NetDev != 0, "%+v", netns)
+		},
+		// headless POD: a process is in it whose first thread has ended
+		"headless": func(s *story, w []string) {
+			self, err := os.Executable()
+			s.must(err)
+			cmd := exec.Command("nsenter", "--net="+s.who(w[0]).NetNS, self)
+			cmd.Env = append(os.Environ(), headlessEnv+"=1")
+			s.must(cmd.Start())
+			s.Cleanup(func() {
+				_ = cmd.Process.Kill()
+				_ = cmd.Wait()
+			})
+			eventually(s, "the first thread gone", func() bool { return host.Ended(fmt.Sprintf("/proc/%d", cmd.Process.Pid)) })
+		},
+	}
 }
 
 // TestConfined: an unwind that may not inspect the node's processes releases a lost namespace's
 // attachment, unless a process is in the namespace.
 func TestConfined(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name string
-		// happens changes the pod, and returns a function that makes it dead, or nil if it is dead.
-		happens func(p *pod) (end func())
-	}{
-		{"lost", func(p *pod) func() {
-			p.dropNetNS()
-			return nil
-		}},
-		{"lost, beside a zombie", func(p *pod) func() {
-			process := p.processInside()
-			p.unpin()
-			if err := process.Kill(); err != nil { // the end of the test waits for it
-				p.Fatal(err)
-			}
-			eventually(p, "a zombie", func() bool { return host.Ended(fmt.Sprintf("/proc/%d", process.Pid)) })
-			return nil
-		}},
-		{"a process inside", func(p *pod) func() {
-			process := p.processInside()
-			p.unpin()
-			return func() { p.end(process) }
-		}},
-		{"a process inside, no inode of net/dev", func(p *pod) func() {
-			p.processInside()
-			p.unpin()
-			p.edit(func(g *journal.Generation) { g.NetNS.NetDev = 0 })
-			return nil
-		}},
-		{"lost, a process in another pod that got the inode", func(p *pod) func() {
-			p.dropNetNS()
-			other := p.pod("other")
-			process := other.processInside()
-			id, err := host.Identify(netnsOf(process))
-			if err != nil || id.NetDev == 0 {
-				p.Fatalf("%+v, %v", id, err)
-			}
-			p.edit(func(g *journal.Generation) { g.NetNS.NetDev = id.NetDev })
-			return nil
-		}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			p := n.pod("a")
-			p.mustAdd(n.unwindChain(n.oneStep()))
-			if e := p.entry(); e.Newest().NetNS.NetDev == 0 {
-				t.Fatalf("the ADD notes %+v", e.Newest().NetNS)
-			}
-			end := c.happens(p)
-			p.statusBy(confined)
-			if strings.Contains(c.name, "process inside") {
-				if e := p.entry(); e == nil || e.State != journal.Live {
-					t.Fatalf("the journal has %+v", e)
-				}
-				if end == nil {
-					return
-				}
-				end()
-				p.statusBy(confined)
-			}
-			n.nothingLeft()
-		})
-	}
-}
-
-// end ends a process and waits until it is gone.
-func (p *pod) end(process *os.Process) {
-	p.Helper()
-	_ = process.Kill()
-	eventually(p, "the process gone", func() bool { return host.Ended(fmt.Sprintf("/proc/%d", process.Pid)) })
+	stories(t, `
+	chain p0; add a; noted a
+	either lost: drop a
+	or lost, beside a zombie: process a; unpin a; end
+	or lost, a process in another pod that got the inode: drop a; process other; netdev a other
+	or a process inside: process a; unpin a
+	or a process inside, no inode of net/dev: process a; unpin a; netdev a
+	confined a
+	if a process inside: entry a live
+	if no inode: leaves
+	if a process inside: end
+	unless no inode: confined a; left`, confinement())
 }
 
 // TestConfinedNode runs a node in a PID and a mount namespace, with a process 1 and perhaps one in
 // the pod.
 func TestConfinedNode(t *testing.T) {
-	t.Parallel()
-	const (
-		inside = enter + `umount "$POD"; `
-		hidden = `mount -t proc -o hidepid=2,gid=12345 proc /proc; `
-		denied = `mount -t proc -o hidepid=1,gid=12345 proc /proc; `
-		all    = `"$0"`
-		some   = less + all
-	)
-	for _, c := range []struct {
-		name     string
-		node     string // a shell's commands on the node before unwind starts
-		unwind   string
-		noNetDev bool // the entry has no inode of net/dev
-		released bool
-	}{
-		{"lost", `umount "$POD"; `, some, false, true},
-		{"lost, no inode of net/dev", `umount "$POD"; `, some, true, true},
-		{"a process inside", inside, some, false, false},
-		{"a process inside, no inode of net/dev", inside, some, true, false},
-		{"lost, processes hidden from others", hidden + `umount "$POD"; `, all, false, true},
-		{"lost, processes hidden", hidden + `umount "$POD"; `, some, false, false},
-		{"a process inside, processes hidden", inside + hidden, some, false, false},
-		{"lost, processes closed", denied + `umount "$POD"; `, some, false, false},
-		{"a process inside, processes closed", inside + denied, some, false, false},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			p := n.pod("a")
-			p.mustAdd(n.unwindChain(n.oneStep()))
-			if c.noNetDev {
-				p.edit(func(g *journal.Generation) { g.NetNS.NetDev = 0 })
-			}
-			p.statusBy(p.onNode(c.node + c.unwind))
-			if e := p.entry(); (e == nil) != c.released {
-				t.Errorf("the journal has %+v", e)
-			}
-		})
-	}
+	stories(t, `
+	chain p0; add a
+	either lost: node STATUS a umount confined
+	or lost, no inode of net/dev: netdev a; node STATUS a umount confined
+	or lost, processes hidden from others: node STATUS a hide umount
+	or unknown, a process inside: node STATUS a enter umount confined
+	or unknown, a process inside, no inode of net/dev: netdev a; node STATUS a enter umount confined
+	or unknown, lost, processes hidden: node STATUS a hide umount confined
+	or unknown, a process inside, processes hidden: node STATUS a enter umount hide confined
+	or unknown, lost, processes closed: node STATUS a close umount confined
+	or unknown, a process inside, processes closed: node STATUS a enter umount close confined
+	if unknown: entry a; leaves`, confinement())
 }
 
 // TestConfinedOrphan: an address that host-local keeps for nobody is released if no process is in a
 // network namespace that cannot be reached.
 func TestConfinedOrphan(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name     string
-		node     string
-		released bool
-	}{
-		{"process 1 alone", "", true},
-		{"a process in a namespace that is mounted", enter, true},
-		{"a process in a namespace that is mounted nowhere", enter + `umount "$POD"; `, false},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			n.conf["gracePeriod"] = "1ms"
-			p := n.pod("a")
-			n.mkdir(filepath.Join(n.dataDir(), n.network))
-			n.write(filepath.Join(n.dataDir(), n.network, n.prefix(4, 7).Addr().String()), "orphan\r\neth0")
-			time.Sleep(10 * time.Millisecond)
-			in := p.asking("GC", `{"cniVersion": "1.0.0", "plugins": [`+n.bridgePlugin("")+`]}`, valid())
-			in.first = p.onNode(c.node + less + `"$0"`)
-			if out := n.start(in); out.code != 0 {
-				t.Fatalf("GC: %s\n%s", out.stdout, out.stderr)
-			}
-			if reserved := n.reserved(); (len(reserved) == 0) != c.released {
-				t.Errorf("reserved: %v", reserved)
-			}
-		})
-	}
+	stories(t, `
+	conf gracePeriod 1ms; chain bridge; reserve $ip7 orphan eth0; pause 10ms
+	either process 1 alone: node GC a confined; reserved 0
+	or a process in a namespace that is mounted: node GC a enter confined; reserved 0
+	or a process in a namespace that is mounted nowhere: node GC a enter umount confined; reserved 1; leaves`, confinement())
 }
 
 // TestFirstThreadEnds: a process is in a pod's namespace as long as any of its threads lives.
 func TestFirstThreadEnds(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	p := n.pod("a")
-	p.mustAdd(n.unwindChain(n.oneStep()))
-	cmd := exec.Command("nsenter", "--net="+p.NetNS, "/proc/self/exe")
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd.Args[2] = self
-	cmd.Env = append(os.Environ(), headlessEnv+"=1")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	eventually(t, "the first thread gone", func() bool { return host.Ended(fmt.Sprintf("/proc/%d", cmd.Process.Pid)) })
-	p.unpin()
-	for _, command := range []string{":", confined} {
-		p.statusBy(command)
-		if e := p.entry(); e == nil || e.State != journal.Live {
-			t.Fatalf("the journal has %+v", e)
-		}
-	}
+	stories(t, `
+	chain p0; add a; headless a; unpin a
+	unconfined a; entry a live; confined a; entry a live
+	leaves`, confinement())
 }

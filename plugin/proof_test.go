@@ -28,15 +28,17 @@ type aws struct {
 }
 
 func newAWS(t *testing.T) *aws {
-	t.Helper()
-	a := &aws{node: newNode(t)}
-	if err := os.Symlink(filepath.Join(toolsDir(t), "test", "faulty"), filepath.Join(a.path[0], "aws-cni")); err != nil {
-		t.Fatal(err)
-	}
-	a.checkpoint = filepath.Join(a.dir, "aws-node", "ipam.json")
+	n := newNode(t)
+	a := &aws{n, filepath.Join(n.dir, "aws-node", "ipam.json")}
+	a.install()
+	return a
+}
+
+func (a *aws) install() {
+	a.Helper()
+	a.link("aws-cni", filepath.Join(a.path[2], "faulty"))
 	a.mkdir(filepath.Dir(a.checkpoint))
 	a.conf["stores"] = map[string]string{"aws-cni": a.checkpoint}
-	return a
 }
 
 // plugin returns the configuration of the plugin.
@@ -66,44 +68,58 @@ func (n *node) dels(instance string) int {
 	return len(slices.DeleteFunc(n.calls(), func(call string) bool { return call != "DEL "+instance }))
 }
 
+// ipamd are statements about aws-cni, whose DEL passes and frees nothing, and ipamd's checkpoint.
+func ipamd() acts {
+	of := func(s *story) *aws { return &aws{s.node, filepath.Join(s.dir, "aws-node", "ipam.json")} }
+	return acts{
+		"aws": func(s *story, w []string) { // aws PLUGINS: the chain, after aws-cni
+			a := of(s)
+			a.install()
+			s.chain = append([]string{a.plugin()}, w...)
+		},
+		"gives": func(s *story, w []string) { of(s).gives(w[0], w[1]) }, // gives FILE POD
+		"unproven": func(s *story, w []string) {
+			s.want(s.who(w[0]).unproven() == "192.0.2.7 is still allocated", "%q", s.who(w[0]).unproven())
+		},
+		"released": func(s *story, w []string) {
+			eventually(s, "released", func() bool { s.sweep(undo.DefaultBudgets); return s.who(w[0]).entry() == nil })
+		},
+	}
+}
+
 // TestDELThatLies: aws-cni's DEL passes, and ipamd still has the address. The runtime's DEL succeeds.
 // The DEL stays pending, alone, is tried again with pauses, and is done once ipamd has given the
 // address back, with no further DEL.
 func TestDELThatLies(t *testing.T) {
-	t.Parallel()
-	for _, file := range []string{"ipam.json", "ipam-nic-1.json"} {
-		t.Run(file, func(t *testing.T) {
-			t.Parallel()
-			a := newAWS(t)
-			list := a.unwind(a.plugin(), a.faulty("p1", ""))
-			p := a.pod("a")
-			p.mustAdd(list)
-			a.gives(file, "a")
-			p.mustDel(list)
-			if why := p.unproven(); why != "192.0.2.7 is still allocated" {
-				t.Fatalf("unproven: %q; the entry: %+v", why, p.entry())
-			}
-			if e := p.entry(); e.Pending() != 1 || e.State != journal.Removing {
-				t.Errorf("%+v, want the DEL of aws-cni alone", e)
-			}
-			p.mustDel(list) // the runtime may ask again
-			a.sweep(undo.DefaultBudgets)
-			if before := a.dels("aws"); before < 2 || p.unproven() == "" {
-				t.Errorf("%d DELs ran; unproven: %q", before, p.unproven())
-			}
-			before := a.dels("aws")
-			a.write(filepath.Join(filepath.Dir(a.checkpoint), file), `{"version": "vpc-cni-ipam/1", "allocations": []}`)
-			eventually(t, "released", func() bool { a.sweep(undo.DefaultBudgets); return p.entry() == nil })
-			if after := a.dels("aws"); after != before {
-				t.Errorf("%d DELs ran after ipamd had given the address back", after-before)
-			}
-			a.nothingLeft()
-			events := a.events()
-			if len(events) != 2 || !strings.HasPrefix(events[0], "unproven a [192.0.2.7] [aws-cni]: 192.0.2.7 is still allocated") || !strings.HasPrefix(events[1], "swept a ") {
-				t.Errorf("history: %q", events)
-			}
-		})
-	}
+	stories(t, `
+	each file ipam.json ipam-nic-1.json
+	aws p1; add a; gives $file a
+	del a; unproven a; entry a removing 1; pending a aws
+	# the runtime may ask again
+	del a; sweep; unproven a; times 3 DEL aws
+	forgets; gives $file other; released a; calls
+	events 'unproven a [192.0.2.7] [aws-cni]: 192.0.2.7 is still allocated' 'swept a '`, ipamd())
+}
+
+// TestUnprovenOnce: a sweep that releases another attachment runs an unproven DEL once.
+func TestUnprovenOnce(t *testing.T) {
+	stories(t, `
+	aws; add a; gives ipam.json a; del a
+	chain p1; add b; drop b; forgets
+	sweep; times 1 DEL aws; gone b
+	leaves`, ipamd())
+}
+
+// TestConfirmationIsNoKill: aws-cni's DEL passed, proves nothing and waits for the one once more. No
+// DEL of the attachment has less time for that.
+func TestConfirmationIsNoKill(t *testing.T) {
+	stories(t, `
+	conf gracePeriod 1h; aws p1
+	add a; plan p1 DEL fail; fails del a; unkilled a
+	leaves`, ipamd(), acts{"unkilled": func(s *story, w []string) {
+		step := s.who(w[0]).entry().Newest().Steps[0]
+		s.want(step.ConfirmAt != 0 && step.RepeatAt == 0, "%+v", step)
+	}})
 }
 
 // TestCheckpoints: what ipamd's checkpoint says, or fails to say. Nothing in it harms the pod, and a
@@ -291,25 +307,6 @@ type askedProbe struct {
 
 func (p askedProbe) Held(ctx context.Context, _ ipam.Query) ([]netip.Addr, bool, error) {
 	return p.answer(ctx)
-}
-
-// TestUnprovenOnce: a sweep that releases another attachment runs an unproven DEL once.
-func TestUnprovenOnce(t *testing.T) {
-	t.Parallel()
-	a := newAWS(t)
-	list := a.unwind(a.plugin())
-	p, other := a.pod("a"), a.pod("b")
-	p.mustAdd(list)
-	a.gives("ipam.json", "a")
-	p.mustDel(list)
-	plain := a.unwind(a.faulty("p1", ""))
-	other.mustAdd(plain)
-	other.dropNetNS()
-	before := a.dels("aws")
-	a.sweep(undo.DefaultBudgets)
-	if ran := a.dels("aws") - before; ran != 1 || other.entry() != nil {
-		t.Errorf("%d DELs, want 1; the other: %+v", ran, other.entry())
-	}
 }
 
 // whereabouts are statements about a chain that calls a whereabouts that always passes, and its store.

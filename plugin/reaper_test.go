@@ -1,7 +1,6 @@
 package plugin
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -9,7 +8,6 @@ import (
 	"testing"
 
 	"cni-unwind/ipam"
-	"cni-unwind/plugin/netconf"
 )
 
 // The race of whereabouts#162: a reaper reads what is attached, then an ADD gets an address. The
@@ -36,65 +34,23 @@ func reap(t testing.TB, pool string, listed ...string) {
 // plain chain, two pods end with one address. With unwind and its GC, the second ADD fails because
 // none is left.
 func TestReaperRace(t *testing.T) {
-	t.Parallel()
-	for _, justDone := range []bool{false, true} {
-		for _, naive := range []bool{true, false} {
-			t.Run(fmt.Sprintf("just done %t, naive %t", justDone, naive), func(t *testing.T) {
-				t.Parallel()
-				n := newNode(t)
-				n.conf["gracePeriod"] = "10m"
-				n.subnet = strings.Replace(n.subnet, ".0/24", ".0/30", 1)
-				chain := []string{n.bridgePlugin(""), n.faulty("p1", "")}
-				list := n.unwind(chain...)
-				if naive {
-					list = n.plain(chain...)
-				}
-				listed := []string{} // read before the ADD
-				n.plan(map[string]map[string]string{"p1": {"ADD": "hold"}})
-				first, second := n.pod("web-1"), n.pod("web-2")
-				done := make(chan string, 1)
-				go func() {
-					r, err := first.add(list)
-					if err != nil {
-						t.Error(err)
-						done <- ""
-						return
-					}
-					done <- address(t, r)
-				}()
-				held := filepath.Join(n.faultyDir(), "held", "ADD.web-1.p1")
-				eventually(t, "the ADD is under way", func() bool { _, err := os.Lstat(held); return err == nil })
-				has := ""
-				letGo := func() {
-					if err := os.Remove(held); err != nil {
-						t.Error(err)
-					}
-					has = <-done
-				}
-				if justDone {
-					letGo()
-				}
-				if naive {
-					reap(t, filepath.Join(n.dataDir(), n.network), listed...)
-				} else if out := n.ask("GC", "1.0.0", map[string]any{netconf.ValidKeys[0]: []netconf.Attachment{}}, chain...); out.code != 0 {
-					t.Errorf("GC: %s", out.stdout)
-				}
-				if !justDone {
-					letGo()
-				}
-				n.plan(nil)
-				r, err := second.add(list)
-				switch {
-				case naive && (err != nil || address(t, r) != has):
-					t.Errorf("the reaper took nothing: the second pod has %v, %v", r, err)
-				case !naive && (err == nil || !strings.Contains(err.Error(), "no IP addresses available")):
-					t.Errorf("the second pod has %v, %v", r, err)
-				case !naive && n.reserved()[has] != "web-1 eth0":
-					t.Errorf("the first pod lost %s: %v", has, n.reserved())
-				}
-			})
-		}
-	}
+	stories(t, `
+	small; conf gracePeriod 10m; chain bridge | p1; plan p1 ADD hold; let held $dir/faulty/held/ADD.a.p1
+	either a reaper: let past past
+	or unwind: let past
+	start $past add a; appears $held
+	either the ADD is just done: lose $held; wait add a
+	or the ADD is under way:
+	if a reaper: reap
+	if unwind: gc list
+	if under way: lose $held; wait add a
+	plan
+	if a reaper: past add b; given b $ip2
+	if unwind: fails add b 'no IP addresses available'; owners '$ip2 a eth0'
+	leaves`, acts{
+		"small": func(s *story, _ []string) { s.subnet = strings.Replace(s.subnet, ".0/24", ".0/30", 1) },
+		"reap":  func(s *story, _ []string) { reap(s, filepath.Join(s.dataDir(), s.network)) }, // lists what was there before the ADD
+	})
 }
 
 // TestReaperWithoutList: the call for the list failed. A missing list does not say that nobody

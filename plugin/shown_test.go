@@ -101,20 +101,11 @@ func (p *pod) occupy() {
 // TestShownNowhere: the network namespace is gone, and its path is that of a process, whose ID
 // another container's process may get any moment. Delegates are shown a path that names nothing.
 func TestShownNowhere(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	list := n.unwind(n.faulty("p0", ""))
-	p := n.pod("a")
-	process := p.processInside()
-	p.unpin()
-	p.NetNS = netnsOf(process)
-	p.mustAdd(list)
-	_ = process.Kill()
-	_, _ = process.Wait()
-	n.forgetCalls()
-	p.mustDel(list)
-	if got := n.callLog()[0].NetNS; got != "/proc/0/ns/net" {
-		t.Errorf("shown %q", got)
-	}
-	n.nothingLeft()
+	stories(t, `
+	chain p0; process a; unpin a; names a $inside; add a
+	end; names a $inside; forgets
+	del a; nowhere`, acts{"nowhere": func(s *story, _ []string) {
+		got := s.callLog()[0].NetNS
+		s.want(got == "/proc/0/ns/net", "shown %q", got)
+	}})
 }

@@ -50,8 +50,7 @@ type soak struct {
 	*node
 	clean  *libcni.NetworkConfigList
 	faults []*libcni.NetworkConfigList
-	mu     sync.Mutex
-	owners map[string]string // owners of addresses, between ADD and DEL
+	owners sync.Map // of addresses, between ADD and DEL
 	begun  atomic.Int64
 	count  struct{ faults, addFailed, delFailed, retried, sweeps, swept atomic.Int64 }
 }
@@ -89,11 +88,7 @@ func TestSoak(t *testing.T) {
 	if n, err := strconv.Atoi(os.Getenv(soakEnv)); err == nil {
 		pairs = n
 	}
-	seed := uint64(time.Now().UnixNano())
-	if s, err := strconv.ParseUint(os.Getenv(seedEnv), 10, 64); err == nil {
-		seed = s
-	}
-	t.Logf("%s=%d", seedEnv, seed)
+	seed := seedOf(t)
 	s := newSoak(t)
 	began := time.Now()
 	var points []point
@@ -113,7 +108,7 @@ func TestSoak(t *testing.T) {
 }
 
 func newSoak(t *testing.T) *soak {
-	s := &soak{node: newNode(t), owners: map[string]string{}}
+	s := &soak{node: newNode(t)}
 	s.conf["logLevel"] = "error"
 	s.subnet = "10.99.0.0/16"
 	chain := func(instances [2]string, extra [2]string) *libcni.NetworkConfigList {
@@ -244,14 +239,15 @@ func (s *soak) pair(r *rand.Rand, id, netns string) {
 	result, err := p.add(list)
 	switch {
 	case err == nil:
-		s.own(address(s, result), id)
+		given := address(s, result)
+		if other, taken := s.owners.LoadOrStore(given, id); taken {
+			s.Errorf("%v and %s have %s", other, id, given)
+		}
+		s.owners.Delete(given)
 	case !faulty:
 		s.Errorf("ADD %s: %v", id, err)
 	default:
 		s.count.addFailed.Add(1)
-	}
-	if err == nil {
-		s.disown(address(s, result))
 	}
 	for try := range 2 {
 		err := p.del(list)
@@ -270,21 +266,6 @@ func (s *soak) pair(r *rand.Rand, id, netns string) {
 	}
 }
 
-func (s *soak) own(address, id string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if other := s.owners[address]; other != "" {
-		s.Errorf("%s and %s have %s", id, other, address)
-	}
-	s.owners[address] = id
-}
-
-func (s *soak) disown(address string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.owners, address)
-}
-
 // point takes a point while all is quiet.
 func (s *soak) point() point {
 	s.Helper()
@@ -295,9 +276,13 @@ func (s *soak) point() point {
 	runtime.GC()
 	var memory runtime.MemStats
 	runtime.ReadMemStats(&memory)
+	info, err := os.Stat(s.store.Path())
+	if err != nil {
+		s.Fatal(err)
+	}
 	return point{
-		pairs: s.begun.Load(), file: s.size(s.store.Path()), journal: s.used(), heap: int64(memory.HeapAlloc), goroutines: runtime.NumGoroutine(),
-		descriptors: len(s.names("/proc/self/fd")), mappings: s.lines("/proc/self/maps"), mounts: s.lines("/proc/self/mounts"),
+		pairs: s.begun.Load(), file: info.Size(), journal: s.used(), heap: int64(memory.HeapAlloc), goroutines: runtime.NumGoroutine(),
+		descriptors: len(s.names("/proc/self/fd")), mappings: strings.Count(read(s, "/proc/self/maps"), "\n"), mounts: strings.Count(read(s, "/proc/self/mounts"), "\n"),
 		names: strings.Join(s.names(s.stateDir), " "),
 	}
 }
@@ -340,15 +325,6 @@ func (s *soak) processes() (lines []string) {
 	return lines
 }
 
-func (s *soak) size(path string) int64 {
-	s.Helper()
-	info, err := os.Stat(path)
-	if err != nil {
-		s.Fatal(err)
-	}
-	return info.Size()
-}
-
 // used returns the bytes of the journal up to the last page that was ever used.
 func (s *soak) used() (size int64) {
 	s.Helper()
@@ -361,13 +337,4 @@ func (s *soak) used() (size int64) {
 		s.Fatal(err)
 	}
 	return size
-}
-
-func (s *soak) lines(path string) int {
-	s.Helper()
-	data, err := os.ReadFile(path)
-	if err != nil {
-		s.Fatal(err)
-	}
-	return strings.Count(string(data), "\n")
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -29,8 +30,10 @@ import (
 //	if gone: calls DEL p2
 //
 // A block of "either" and "or" stands for a choice: the script is told once for each, and for each
-// combination of several blocks, in a subtest of that name. "if" and "unless" take statements for
-// the names that have that text. A deeper line belongs to the line above it.
+// combination of several blocks, in a subtest of that name. "each NAME WORDS" is a choice among the
+// words, which $NAME stands for. "if" and "unless" take statements for the names that have that text.
+// With "one-in N" a normal run tells only one way in so many: see sampled. A deeper line belongs to the
+// line above it.
 //
 // A script of its own, rather than testscript's, since a test may also mix it with Go: a node's and a
 // pod's methods, statements of its own (acts), several scripts for one story. Choices and products
@@ -69,42 +72,84 @@ type seen struct {
 // telling is one way through a script.
 type telling struct {
 	name       string
+	choices    []int // by block
 	statements []string
+}
+
+// with returns the telling, longer by statements. The other one stays as it is.
+func (t telling) with(statements []string) telling {
+	t.statements = slices.Concat(t.statements, statements)
+	return t
+}
+
+// choosing returns the telling, longer by a choice.
+func (t telling) choosing(i int, name string) telling {
+	t.name = strings.TrimPrefix(t.name+", "+name, ", ")
+	t.choices = append(slices.Clone(t.choices), i)
+	return t
 }
 
 // stories tells a script, each way in a subtest.
 func stories(t *testing.T, script string, own ...acts) {
 	t.Helper()
 	t.Parallel()
-	all := tellings(script)
+	all, oneIn := tellings(script)
 	for _, one := range all {
 		tell := func(t *testing.T) {
 			s := newStory(t, own...)
 			s.run(one.statements)
 			s.end()
 		}
-		if len(all) == 1 {
+		switch {
+		case len(all) == 1:
 			tell(t)
-			return
+		case sampled(oneIn, one.choices...):
+			t.Run(one.name, func(t *testing.T) {
+				t.Parallel()
+				tell(t)
+			})
 		}
-		t.Run(one.name, func(t *testing.T) {
-			t.Parallel()
-			tell(t)
-		})
 	}
 }
 
-// atEveryPoint tells a script without choices for each point of a verb at which unwind may be killed:
-// "kill any $at VERB POD".
+// atEveryPoint tells a script for each point of a verb at which unwind may be killed: "kill any $at
+// VERB POD", the last kill. With "one-in N", the ways that have the first choice in common are told
+// together, one in so many at each point, so that the points meet the other choices in turn.
 func atEveryPoint(t *testing.T, atLeast int, script string, own ...acts) {
 	t.Helper()
-	everyPoint(t, atLeast, func(t *testing.T, at int) bool {
+	all, oneIn := tellings(script)
+	tell := func(t *testing.T, at int, one telling) (killed bool) {
 		s := newStory(t, own...)
 		s.vars["at"] = fmt.Sprint(at)
-		s.tell(script)
+		s.run(one.statements)
 		s.end()
 		return s.killed
-	})
+	}
+	if len(all) == 1 {
+		everyPoint(t, atLeast, func(t *testing.T, at int) bool { return tell(t, at, all[0]) })
+		return
+	}
+	groups := map[string][]telling{}
+	for _, one := range all {
+		name := one.name
+		if oneIn > 1 {
+			name, _, _ = strings.Cut(name, ",")
+		}
+		groups[name] = append(groups[name], one)
+	}
+	for name, ways := range groups {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			everyPoint(t, atLeast, func(t *testing.T, at int) (killed bool) {
+				for _, one := range ways {
+					if sampled(oneIn, append([]int{at}, one.choices...)...) {
+						t.Run(one.name, func(t *testing.T) { killed = tell(t, at, one) || killed })
+					}
+				}
+				return killed
+			})
+		})
+	}
 }
 
 func newStory(t testing.TB, own ...acts) *story {
@@ -127,7 +172,8 @@ func (s *story) begin(n *node) { s.node, s.first, s.nodes = n, n, []*node{n} }
 // tell runs a script without choices.
 func (s *story) tell(script string) {
 	s.Helper()
-	s.run(tellings(script)[0].statements)
+	all, _ := tellings(script)
+	s.run(all[0].statements)
 }
 
 // end checks what is left.
@@ -166,14 +212,15 @@ var (
 	variable  = regexp.MustCompile(`\$\w+`)
 )
 
-// tellings returns all ways through a script.
-func tellings(script string) []telling {
+// tellings returns all ways through a script, and of how many a normal run takes one.
+func tellings(script string) (all []telling, oneIn int) {
 	type line struct {
-		condition string // "", either, or, if, unless
+		condition string // "", either, or, each, if, unless
 		name      string
 		depth     int
 		text      string
 	}
+	oneIn = 1
 	var lines []*line
 	for text := range strings.Lines(script) {
 		depth := len(text) - len(strings.TrimLeft(text, "\t"))
@@ -182,7 +229,7 @@ func tellings(script string) []telling {
 			continue
 		}
 		if last := len(lines) - 1; last >= 0 && depth > lines[last].depth {
-			if lines[last].condition != "" {
+			if lines[last].condition != "" && lines[last].condition != "each" {
 				lines[last].text += ";"
 			}
 			lines[last].text += " " + text
@@ -193,10 +240,18 @@ func tellings(script string) []telling {
 		case "either", "or", "if", "unless":
 			l.condition = first
 			l.name, l.text, _ = strings.Cut(rest, ":")
+		case "each":
+			l.condition = first
+			l.name, l.text, _ = strings.Cut(rest, " ")
+		case "one-in":
+			_, _ = fmt.Sscan(rest, &oneIn)
+			continue
 		}
 		lines = append(lines, l)
 	}
-	all, before := []telling{{}}, []telling(nil)
+	all = []telling{{}}
+	var before []telling
+	option := 0
 	for _, l := range lines {
 		var statements []string
 		for _, text := range statement.FindAllString(l.text, -1) {
@@ -206,22 +261,30 @@ func tellings(script string) []telling {
 		}
 		switch l.condition {
 		case "either":
-			before, all = all, nil
+			before, all, option = all, nil, -1
 			fallthrough
 		case "or":
+			option++
 			for _, b := range before {
-				name := strings.TrimPrefix(b.name+", "+l.name, ", ")
-				all = append(all, telling{name, append(b.statements[:len(b.statements):len(b.statements)], statements...)})
+				all = append(all, b.choosing(option, l.name).with(statements))
+			}
+		case "each":
+			before, all = all, nil
+			for i, w := range word.FindAllString(l.text, -1) {
+				for _, b := range before {
+					all = append(all, b.choosing(i, l.name+" "+strings.Trim(w, "'")).with([]string{"let " + l.name + " " + w}))
+				}
 			}
 		default:
 			for i, a := range all {
 				if l.condition == "" || strings.Contains(a.name, l.name) == (l.condition == "if") {
-					all[i].statements = append(a.statements[:len(a.statements):len(a.statements)], statements...)
+					all[i] = a.with(statements)
 				}
 			}
 		}
 	}
-	return all
+	slices.SortStableFunc(all, func(a, b telling) int { return slices.Compare(a.choices, b.choices) })
+	return all, oneIn
 }
 
 // run carries out statements.

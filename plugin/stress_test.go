@@ -2,6 +2,8 @@ package plugin
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -19,9 +21,8 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/invoke"
+	"golang.org/x/sys/unix"
 
-	"cni-unwind/journal"
-	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/sweep"
 	"cni-unwind/plugin/undo"
 	"cni-unwind/testdata/unwind/env"
@@ -40,17 +41,10 @@ type stress struct {
 	list  *libcni.NetworkConfigList
 	chain []string
 	mu    sync.Mutex
-	live  map[string]*stressed // by container ID: the ADD succeeded, nobody asked for the DEL
-	stale []string             // some earlier list
+	live  []*resident // the ADD succeeded, nobody asked for the DEL
+	stale []*resident // some earlier list
 	next  atomic.Int64
-	count struct{ adds, failed, dels, forgotten, kills, sweeps, pings, lost, leaked atomic.Int64 }
-}
-
-// stressed is a pod with a process in its network namespace.
-type stressed struct {
-	*pod
-	inside  *exec.Cmd
-	address string
+	count struct{ adds, failed, dels, forgotten, kills, sweeps, pings atomic.Int64 }
 }
 
 // TestStress runs ADD, DEL, GC with lists that are right, wrong, late, empty and null, STATUS, and
@@ -59,11 +53,7 @@ type stressed struct {
 // leaves nothing of the dead ones.
 func TestStress(t *testing.T) {
 	t.Parallel()
-	seed := uint64(time.Now().UnixNano())
-	if s, err := strconv.ParseUint(os.Getenv(seedEnv), 10, 64); err == nil {
-		seed = s
-	}
-	t.Logf("%s=%d", seedEnv, seed)
+	seed := seedOf(t)
 	left := 10 * time.Second
 	if d, err := time.ParseDuration(os.Getenv(stressEnv)); err == nil {
 		left = d
@@ -75,18 +65,27 @@ func TestStress(t *testing.T) {
 		s.quiet()
 	}
 	for _, p := range s.live {
-		p.leave()
+		p.end()
 		p.mustDel(s.list)
 	}
 	s.nothingLeft()
 	c := &s.count
-	t.Logf("%d ADDs (%d failed), %d DELs, %d forgotten, %d kills, %d GCs and STATUSes, %d pings: %d live lost, %d leaked",
-		c.adds.Load(), c.failed.Load(), c.dels.Load(), c.forgotten.Load(), c.kills.Load(), c.sweeps.Load(), c.pings.Load(),
-		c.lost.Load(), c.leaked.Load())
+	t.Logf("%d ADDs (%d failed), %d DELs, %d forgotten, %d kills, %d GCs and STATUSes, %d pings",
+		c.adds.Load(), c.failed.Load(), c.dels.Load(), c.forgotten.Load(), c.kills.Load(), c.sweeps.Load(), c.pings.Load())
+}
+
+// seedOf returns the seed of a random test: that of seedEnv, or another each time.
+func seedOf(t *testing.T) uint64 {
+	seed, err := strconv.ParseUint(os.Getenv(seedEnv), 10, 64)
+	if err != nil {
+		seed = uint64(time.Now().UnixNano())
+	}
+	t.Logf("%s=%d", seedEnv, seed)
+	return seed
 }
 
 func newStress(t *testing.T) *stress {
-	s := &stress{node: newNode(t), live: map[string]*stressed{}}
+	s := &stress{node: newNode(t)}
 	s.outer, s.inner = "1.1.0", "1.0.0"
 	s.chain = []string{s.bridgePlugin(`, "ipMasq": true`), `{"type": "firewall"}`,
 		`{"type": "portmap", "capabilities": {"portMappings": true}}`, s.faulty("p3", "")}
@@ -124,39 +123,37 @@ func (s *stress) round(seed uint64, length time.Duration) {
 func (s *stress) pods(r *rand.Rand) {
 	if r.IntN(2) == 0 {
 		if p := s.pick(r); p != nil {
-			p.leave()
+			p.end()
 			s.end(r, p)
 		}
 		return
 	}
-	if s.living() > 12 {
+	if len(s.living()) > 12 {
 		return
 	}
-	id := fmt.Sprintf("c%d", s.next.Add(1))
-	p := &stressed{pod: s.pod(id)}
+	p := &resident{pod: s.pod(fmt.Sprintf("c%d", s.next.Add(1)))}
 	p.CapabilityArgs = map[string]any{"portMappings": []map[string]any{
 		{"hostPort": 20000 + int(s.next.Load())%20000, "containerPort": 80, "protocol": "tcp"}}}
-	p.enter()
+	p.process = p.processInside()
 	s.count.adds.Add(1)
-	result, err := s.maybeKilled(r, p.pod).add(s.list)
-	if err != nil {
+	var err error
+	if p.address, err = s.maybeKilled(r, p.pod).tryAdd(s.list); err != nil {
 		s.count.failed.Add(1)
-		p.leave()
+		p.end()
 		s.end(r, p)
 		return
 	}
-	p.address = address(s, result)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.live[id] = p
+	s.live = append(s.live, p)
 }
 
 // end asks for a DEL, which may be killed or fail, or does not ask. The namespace goes before or
 // after.
-func (s *stress) end(r *rand.Rand, p *stressed) {
+func (s *stress) end(r *rand.Rand, p *resident) {
 	first := r.IntN(3) == 0
 	if first {
-		p.drop()
+		s.drop(p.NetNS)
 	}
 	if r.IntN(3) > 0 {
 		s.count.dels.Add(1)
@@ -165,54 +162,36 @@ func (s *stress) end(r *rand.Rand, p *stressed) {
 		s.count.forgotten.Add(1)
 	}
 	if !first {
-		p.drop()
+		s.drop(p.NetNS)
 	}
 }
 
 // pick removes a random pod from the live ones and returns it.
-func (s *stress) pick(r *rand.Rand) *stressed {
+func (s *stress) pick(r *rand.Rand) *resident {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	ids := s.ids()
-	if len(ids) == 0 {
+	if len(s.live) == 0 {
 		return nil
 	}
-	p := s.live[ids[r.IntN(len(ids))]]
-	delete(s.live, p.ContainerID)
+	i := r.IntN(len(s.live))
+	p := s.live[i]
+	s.live = slices.Delete(s.live, i, i+1)
 	return p
 }
 
-// ids returns the container IDs of the live pods, sorted. The caller holds the lock.
-func (s *stress) ids() (ids []string) {
-	for id := range s.live {
-		ids = append(ids, id)
-	}
-	slices.Sort(ids)
-	return ids
-}
-
-func (s *stress) living() int {
+// living returns the live pods.
+func (s *stress) living() []*resident {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.live)
+	return slices.Clone(s.live)
 }
 
 // sweep runs a GC with some list, or a STATUS.
 func (s *stress) sweep(r *rand.Rand) {
 	s.count.sweeps.Add(1)
-	s.mu.Lock()
-	right := s.ids()
-	late := s.stale
+	right, late := s.living(), s.stale
 	if r.IntN(4) == 0 {
 		s.stale = right
-	}
-	s.mu.Unlock()
-	attachments := func(ids []string) []netconf.Attachment {
-		list := []netconf.Attachment{}
-		for _, id := range ids {
-			list = append(list, netconf.Attachment{ContainerID: id, IfName: "eth0"})
-		}
-		return list
 	}
 	changes := map[string]any{}
 	switch r.IntN(7) {
@@ -221,15 +200,15 @@ func (s *stress) sweep(r *rand.Rand) {
 		return
 	case 1: // no list
 	case 2:
-		changes[netconf.ValidKeys[0]] = nil
+		changes[validKey] = nil
 	case 3:
-		changes[netconf.ValidKeys[0]] = []netconf.Attachment{}
+		changes[validKey] = listOf()
 	case 4:
-		changes[netconf.ValidKeys[0]] = attachments(late)
+		changes[validKey] = listOfResidents(late)
 	case 5:
-		changes[netconf.ValidKeys[0]] = attachments([]string{"c1", "nobody"})
+		changes[validKey] = json.RawMessage(`[{"containerID": "c1", "ifname": "eth0"}, {"containerID": "nobody", "ifname": "eth0"}]`)
 	default:
-		changes[netconf.ValidKeys[0]] = attachments(right)
+		changes[validKey] = listOfResidents(right)
 	}
 	s.keep(s.ask("GC", s.inner, changes, s.chain...))
 }
@@ -250,28 +229,19 @@ func (s *stress) keep(out outcome) {
 // its unwind, once its time is over.
 func (s *stress) quiet() {
 	s.Helper()
-	valid := []netconf.Attachment{}
-	for _, id := range s.ids() {
-		valid = append(valid, netconf.Attachment{ContainerID: id, IfName: "eth0"})
-	}
 	for try := 0; ; try++ {
-		s.keep(s.ask("GC", s.inner, map[string]any{netconf.ValidKeys[0]: valid}, s.chain...))
+		s.keep(s.ask("GC", s.inner, map[string]any{validKey: listOfResidents(s.live)}, s.chain...))
 		if len(s.entries()) == len(s.live) || try == 5 {
 			break
 		}
 		time.Sleep(time.Second)
 	}
-	owners := map[string]string{}
-	for id, p := range s.live {
-		if other := owners[p.address]; other != "" {
-			s.Errorf("%s and %s have %s", id, other, p.address)
-		}
-		owners[p.address] = id
+	owners := s.owners(s.live)
+	for _, p := range s.live {
 		s.answers(p)
 	}
 	for a, owner := range s.reserved() {
 		if id, _, _ := strings.Cut(owner, " "); owners[a] != id {
-			s.count.leaked.Add(1)
 			s.Errorf("%s is still given to %s", a, owner)
 		}
 	}
@@ -280,8 +250,7 @@ func (s *stress) quiet() {
 		s.Error(err)
 	}
 	for _, f := range findings {
-		if s.live[f.ContainerID] == nil {
-			s.count.leaked.Add(1)
+		if !slices.ContainsFunc(s.live, func(p *resident) bool { return p.ContainerID == f.ContainerID }) {
 			s.Errorf("%s is dead and in the journal: %+v", f.Key, f)
 		}
 	}
@@ -294,27 +263,16 @@ func (s *stress) quiet() {
 	s.rulesOfTheDead(owners)
 }
 
-// answers checks that a live pod has all that its ADD gave it.
-func (s *stress) answers(p *stressed) {
+// answers checks that a live pod can be reached, and has its rules.
+func (s *stress) answers(p *resident) {
 	s.Helper()
 	s.count.pings.Add(1)
-	lost := func(format string, args ...any) {
-		s.Helper()
-		s.count.lost.Add(1)
-		s.Errorf("%s (%s): "+format, append([]any{p.ContainerID, p.address}, args...)...)
-	}
 	if out, err := exec.Command("ping", "-c", "1", "-W", "5", p.address).CombinedOutput(); err != nil {
-		lost("%v: %s", err, out)
-	}
-	if owner := s.reserved()[p.address]; owner != p.ContainerID+" eth0" {
-		lost("its address is given to %q", owner)
-	}
-	if e := p.entry(); e == nil || e.State != journal.Live {
-		lost("its entry is %+v", e)
+		s.Errorf("%s (%s): %v: %s", p.ContainerID, p.address, err, out)
 	}
 	// firewall has two, portmap at least one.
 	if rules := s.rules(p.address + "/32"); len(rules) < 3 {
-		lost("it has the rules %q", rules)
+		s.Errorf("%s (%s) has the rules %q", p.ContainerID, p.address, rules)
 	}
 }
 
@@ -325,7 +283,6 @@ func (s *stress) rulesOfTheDead(owners map[string]string) {
 		for _, field := range strings.Fields(rule) {
 			a, err := netip.ParsePrefix(field)
 			if err == nil && a.Bits() == 32 && owners[a.Addr().String()] == "" {
-				s.count.leaked.Add(1)
 				s.Errorf("of a dead pod: %s", rule)
 			}
 		}
@@ -344,37 +301,18 @@ func (s *stress) maybeKilled(r *rand.Rand, p *pod) *pod {
 	return &pod{&n, p.RuntimeConf}
 }
 
-// enter starts a process in the pod.
-func (p *stressed) enter() {
-	p.inside = exec.Command("nsenter", "--net="+p.NetNS, "sleep", "600")
-	if err := p.inside.Start(); err != nil {
-		p.Fatal(err)
+// drop removes a network namespace, and does not wait for the kernel to remove its contents.
+func (s *stress) drop(netns string) {
+	if err := errors.Join(unix.Unmount(netns, unix.MNT_DETACH), os.Remove(netns)); err != nil {
+		s.Error(err)
 	}
-	p.Cleanup(p.leave)
-	self, err := os.Readlink("/proc/self/ns/net")
-	if err != nil {
-		p.Fatal(err)
-	}
-	eventually(p, "a process in "+p.NetNS, func() bool {
-		there, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", p.inside.Process.Pid))
-		return err == nil && there != self
-	})
 }
 
-// leave ends the pod's process.
-func (p *stressed) leave() {
-	if p.inside != nil {
-		_ = p.inside.Process.Kill()
-		_ = p.inside.Wait()
+// listOfResidents is the runtime's list of pods.
+func listOfResidents(all []*resident) json.RawMessage {
+	var pods []*pod
+	for _, r := range all {
+		pods = append(pods, r.pod)
 	}
-	p.inside = nil
-}
-
-// drop removes the pod's network namespace, and does not wait for the kernel to remove its
-// contents.
-func (p *stressed) drop() {
-	run(p, "umount", "-l", p.NetNS)
-	if err := os.Remove(p.NetNS); err != nil {
-		p.Error(err)
-	}
+	return listOf(pods...)
 }

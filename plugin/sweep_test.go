@@ -131,7 +131,7 @@ func (n *node) tombstone(key journal.Key) (tomb *journal.Tombstone) {
 func (n *node) together(order ...string) (most int) {
 	n.Helper()
 	running, done := map[string]string{}, map[string][]string{}
-	for line := range strings.Lines(n.file(filepath.Join(n.faultyDir(), "log"))) {
+	for line := range strings.Lines(read(n, filepath.Join(n.faultyDir(), "log"))) {
 		var l logged
 		if err := json.Unmarshal([]byte(line), &l); err != nil {
 			n.Fatal(err)

@@ -1,8 +1,10 @@
 package plugin
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -11,21 +13,6 @@ import (
 
 	"cni-unwind/journal"
 )
-
-// owing is a node with many attachments whose namespaces are gone. p1 has a pending DEL for each,
-// which has failed this many times.
-func owing(t *testing.T, many, attempts int) (n *node, p *pod, chain []string) {
-	t.Helper()
-	n = newNode(t)
-	n.outer = "1.1.0"
-	n.conf["logLevel"] = nil
-	chain = []string{n.faulty("p0", ""), n.faulty("p1", "")}
-	p = n.pod("a")
-	p.owes(n.unwind(chain...), attempts, 0)
-	p.dropNetNS()
-	p.copies(many-1, func(int, *journal.Entry) {})
-	return n, p, chain
-}
 
 // TestPaceCost measures the processor time of a STATUS every five seconds, on a node where 150 DELs
 // of bridge fail because host-local does.
@@ -80,66 +67,43 @@ func processorTime(t *testing.T) time.Duration {
 // TestPace: a STATUS tries a few of the failing DELs, the longest untried first; GC tries all. Once
 // the plugin works again, a few STATUSes undo all, also those whose backoff lasts for minutes yet.
 func TestPace(t *testing.T) {
-	t.Parallel()
-	const many = 40
-	n, p, chain := owing(t, many, often+10)
-	n.patient()
-	tried := map[string]bool{}
-	for range 3 {
-		n.forgetCalls()
-		n.ask("STATUS", "1.0.0", nil, chain...)
-		if got := len(n.calls()); got != probes {
-			t.Errorf("a STATUS ran %d DELs, want %d", got, probes)
-		}
-		for _, l := range n.callLog() {
-			tried[l.ContainerID] = true
-		}
-	}
-	if len(tried) != 3*probes {
-		t.Errorf("%d attachments had their turn, want %d", len(tried), 3*probes)
-	}
-	waits := time.Duration(n.entries()[0].Newest().Steps[0].RetryAt - journal.BootNanos())
-	if e := p.entry(); e.Newest().Steps[0].Attempts > often+10 {
-		waits = time.Duration(e.Newest().Steps[0].RetryAt - journal.BootNanos())
-	}
-	if waits < maxBackoff || waits > longBackoff {
-		t.Errorf("the next try is in %s", waits)
-	}
-	n.forgetCalls()
-	n.ask("GC", "1.0.0", nil, chain...)
-	if got := len(n.calls()); got != many {
-		t.Errorf("a GC ran %d DELs, want %d", got, many)
-	}
-	p.edit(func(g *journal.Generation) { g.Steps[0].RetryAt = 0 }) // the others wait for minutes
-	n.plan(nil)
-	n.ask("STATUS", "1.0.0", nil, chain...)
-	n.nothingLeft()
+	const pods = 40
+	stories(t, fmt.Sprintf(`
+	patient; conf logLevel; owes a %d; drop a; copies a %d
+	status; times %[3]d DEL p1; status; times %[4]d DEL p1; status; times %[5]d DEL p1; different
+	forgets; waits; tries gc; times %[6]d DEL p1
+	now a; plan; status`, often+10, pods-1, probes, 2*probes, 3*probes, pods), owing(), acts{
+		"different": func(s *story, _ []string) {
+			tried := map[string]bool{}
+			for _, l := range s.callLog() {
+				tried[l.ContainerID] = true
+			}
+			s.want(len(tried) == 3*probes, "%d attachments had their turn", len(tried))
+		},
+		"waits": func(s *story, _ []string) { // one that was tried
+			all := s.entries()
+			i := slices.IndexFunc(all, func(e *journal.Entry) bool { return e.Newest().Steps[0].Attempts > often+10 })
+			in := time.Duration(all[i].Newest().Steps[0].RetryAt - journal.BootNanos())
+			s.want(in >= maxBackoff && in <= longBackoff, "the next try is in %s", in)
+		},
+	})
 }
 
 // TestPaceOfOthers: DELs that wait for a failing plugin delay neither another plugin's DELs nor one
 // that was not tried yet.
 func TestPaceOfOthers(t *testing.T) {
-	t.Parallel()
-	n, p, chain := owing(t, 2*probes, 7)
-	n.patient()
-	if err := os.Symlink(filepath.Join(n.path[2], "faulty"), filepath.Join(n.path[0], "other")); err != nil {
-		t.Fatal(err)
-	}
-	other := strings.Replace(n.faulty("p2", ""), `"faulty"`, `"other"`, 1)
-	n.plan(map[string]map[string]string{"p1": {"DEL": "fail"}, "p2": {"DEL": "fail"}})
-	fresh, often := n.pod("fresh"), n.pod("often")
-	fresh.mustAdd(n.unwind(chain...))
-	often.mustAdd(n.unwind(other))
-	if err := often.del(n.unwind(other)); err == nil {
-		t.Error("the DEL succeeded")
-	}
-	fresh.dropNetNS()
-	n.forgetCalls()
-	n.ask("STATUS", "1.0.0", nil, chain...)
-	if len(fresh.dels()) != 2 || len(often.dels()) != 1 || len(p.dels()) > 1 {
-		t.Errorf("DELs: %q, %q, %q", fresh.dels(), often.dels(), p.dels())
-	}
-	n.plan(nil)
-	n.ask("GC", "1.0.0", nil, chain...)
-	n.nothingLeft()
+	stories(t, fmt.Sprintf(`
+	patient; owes a 7; drop a; copies a %d
+	plan p1 DEL fail, p2 DEL fail
+	add fresh; drop fresh
+	other; add often; fails del often; forgets
+	chain p0 | p1; status
+	deleted fresh 2; deleted often 1; atMost
+	plan; gc`, 2*probes-1), owing(), acts{
+		"other": func(s *story, _ []string) { // a chain of another plugin
+			s.link("other", filepath.Join(s.path[2], "faulty"))
+			s.chain = []string{strings.Replace(s.faulty("p2", ""), `"faulty"`, `"other"`, 1)}
+		},
+		"atMost": func(s *story, _ []string) { s.want(len(s.who("a").dels()) <= 1, "%q", s.who("a").dels()) },
+	})
 }

@@ -158,7 +158,7 @@ func TestUndoneADDComesAgain(t *testing.T) {
 	chain bridge, "capabilities": {"mac": true}
 	past del a
 	chain bridge, "capabilities": {"mac": true} | later
-	mac a 02:00:00:00:00:07; lowest; past add a
+	capabilities a {"mac": "02:00:00:00:00:07"}; lowest; past add a
 	plan earlier DEL fail
 	fails del a
 	lowest; past add a
@@ -189,19 +189,16 @@ func TestUndoneADDInTheCache(t *testing.T) {
 // TestADDInTheHostsNetNS: the runtime adds an interface to its own namespace on purpose. The DEL
 // removes the interface there.
 func TestADDInTheHostsNetNS(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	n.env = append(n.env, "CNI_NETNS_OVERRIDE=TRUE")
-	list := n.unwind(n.bridgePlugin(""))
-	p := n.pod("a")
-	p.NetNS, p.IfName = "/proc/self/ns/net", "h"+n.bridge
-	p.mustAdd(list)
-	if _, err := netlink.LinkByName(p.IfName); err != nil {
-		t.Fatal(err)
-	}
-	p.mustDel(list)
-	if _, err := netlink.LinkByName(p.IfName); err == nil {
-		t.Error("the interface is still there")
-	}
-	n.nothingLeft()
+	stories(t, `
+	chain bridge; own a
+	add a; on-host a yes; del a; on-host a no`, acts{
+		"own": func(s *story, w []string) {
+			s.env = append(s.env, "CNI_NETNS_OVERRIDE=TRUE")
+			s.who(w[0]).NetNS, s.who(w[0]).IfName = "/proc/self/ns/net", "h"+s.bridge
+		},
+		"on-host": func(s *story, w []string) {
+			_, err := netlink.LinkByName(s.who(w[0]).IfName)
+			s.want((err == nil) == (w[1] == "yes"), "%v", err)
+		},
+	})
 }

@@ -14,7 +14,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/internal/host"
@@ -29,6 +31,8 @@ func init() {
 		// The node and its configuration.
 		// chain PLUGIN | PLUGIN …, as story.plugins reads them: in an ADD, and the present one in a DEL
 		"chain": func(s *story, w []string) { s.chain = strings.Split(strings.Join(w, " "), " | ") },
+		// addressed [KEYS]: a chain of four with these keys, each of which adds an address to the result
+		"addressed": func(s *story, w []string) { s.chain = addressed(s.node, strings.Join(w, " ")) },
 		// conf KEY [VALUE]: a key of unwind's entry; none without a value
 		"conf":    (*story).setConf,
 		"hasty":   func(s *story, _ []string) { s.hasty() },
@@ -98,8 +102,16 @@ func init() {
 		"takes": func(s *story, w []string) { s.takes(s.who(w[0]), s.who(w[1])) },
 		// into POD OTHER: it is added to the other's namespace
 		"into": func(s *story, w []string) { s.who(w[0]).NetNS = s.who(w[1]).NetNS },
-		// mac POD MAC
-		"mac": func(s *story, w []string) { s.who(w[0]).CapabilityArgs = map[string]any{"mac": w[1]} },
+		// capabilities POD JSON: what the runtime gives to those that are declared
+		"capabilities": func(s *story, w []string) {
+			var args map[string]json.RawMessage
+			s.must(json.Unmarshal([]byte(strings.Join(w[1:], " ")), &args))
+			p := s.who(w[0])
+			p.CapabilityArgs = map[string]any{}
+			for name, arg := range args {
+				p.CapabilityArgs[name] = arg
+			}
+		},
 		// cached POD STATEMENT: libcni keeps the result that it has of the pod
 		"cached": func(s *story, w []string) { s.withCache(w, true) },
 		// uncached POD STATEMENT: without that result
@@ -142,7 +154,8 @@ func init() {
 		"fails": (*story).fails,
 		// killed VERB POD: by the plan
 		"killed": (*story).isKilled,
-		// kill POINT N VERB POD: unwind kills itself there, if it comes there; POINT any
+		// kill POINT N [tries] VERB POD: unwind kills itself there, if it comes there; POINT any. With
+		// tries, the verb may fail where it does not.
 		"kill": (*story).killAt,
 		// sweep: a person's
 		"sweep": func(s *story, _ []string) { s.sweep(undo.DefaultBudgets) },
@@ -180,6 +193,19 @@ func init() {
 		// What has to be.
 		// calls VERB PLUGIN, …: since the last time
 		"calls": func(s *story, w []string) { s.wantCalls("calls", listed(w)...) },
+		// previous ADDRESSES: just these were in the prevResult of each DEL since "calls" or "forgets"
+		"previous": func(s *story, w []string) {
+			for _, l := range s.callLog() {
+				s.want(l.Command != "DEL" || l.prevAddresses(s) == strings.Join(w, " "), "%s had %s", l.Instance, l.Stdin["prevResult"])
+			}
+		},
+		// stdin PLUGIN KEY [JSON]: each call of the plugin since "calls" or "forgets" got just this under the key
+		"stdin": func(s *story, w []string) {
+			for _, l := range s.callLog() {
+				got := string(l.Stdin[w[1]])
+				s.want(l.Instance != w[0] || got == strings.Join(w[2:], " "), "%s got %s", l.Command, got)
+			}
+		},
 		// times N VERB PLUGIN
 		"times": func(s *story, w []string) { s.wantTimes(w[0], strings.Join(w[1:], " ")) },
 		// has POD: libcni has a result of it
@@ -224,7 +250,10 @@ func init() {
 		// deleted POD N: DELs of faulty plugins
 		"deleted": func(s *story, w []string) { s.wantCount(len(s.who(w[0]).dels()), w[1]) },
 		// asked VERB POD ADDRESS, …: firewall
-		"asked": func(s *story, w []string) { s.firewalled().wantAsked("asked", listed(w)...) },
+		"asked": func(s *story, w []string) {
+			asked := s.firewalled().asked()
+			s.want(slices.Equal(asked, listed(w)), "%q", asked)
+		},
 		// unasked: forgets what firewall was asked
 		"unasked": func(s *story, _ []string) { s.firewalled().asked() },
 		"open":    func(s *story, w []string) { s.wantOpen("", w[0]) },
@@ -298,9 +327,10 @@ func init() {
 
 // calls are the verbs of the runtime that have to pass: "add PODS", "del PODS", "check PODS", "past
 // add|del PODS" by the plain chain, "gc [list PODS]", "status", "wait VERB POD", or "wait status", for
-// one that "start" began. "giveup POD" is a person's, "give VERB POD" see story.give. GC and STATUS also take KEY=JSON, a key of unwind's entry; "valid"
-// and "slip" are those of the list.
-var calls = []string{"add", "del", "check", "past", "gc", "status", "libcni-status", "wait", "giveup", "give"}
+// one that "start" began; "libcni-gc PODS" and "libcni-status" go through libcni. "giveup POD" is a
+// person's, "give VERB POD" see story.give. GC and STATUS also take KEY=JSON, a key of unwind's entry;
+// "valid" and "slip" are those of the list.
+var calls = []string{"add", "del", "check", "past", "gc", "status", "libcni-gc", "libcni-status", "wait", "giveup", "give"}
 
 // listKey returns the key of a GC's list.
 func listKey(short string) string {
@@ -439,6 +469,13 @@ func (s *story) attempt(w []string) (rest []string, err error) {
 		return rest, err
 	case "give":
 		return s.give(w[1:])
+	case "libcni-gc": // without a cache, for which libcni would run DELs
+		s.must(os.RemoveAll(s.cacheDir()))
+		var listed []types.GCAttachment
+		for _, name := range w[1:] {
+			listed = append(listed, types.GCAttachment{ContainerID: s.who(name).ContainerID, IfName: s.who(name).IfName})
+		}
+		return nil, s.cni.GCNetworkList(s.Context(), s.unwind(s.plugins(s.node)...), &libcni.GCArgs{ValidAttachments: listed})
 	case "libcni-status":
 		return w[1:], s.cni.GetStatusNetworkList(s.Context(), s.unwind(s.plugins(s.node)...))
 	case "giveup":
@@ -548,12 +585,16 @@ func (s *story) killAt(w []string) {
 	s.Helper()
 	nth, err := strconv.Atoi(w[1])
 	s.must(err)
+	verb, mayFail := w[2:], w[2] == "tries"
+	if mayFail {
+		verb = w[3:]
+	}
 	err = s.first.killedAtPoint(strings.TrimPrefix(w[0], "any"), nth, func() error {
-		_, err := s.attempt(w[2:])
+		_, err := s.attempt(verb)
 		return err
 	})
 	s.killed = wasKilled(err)
-	s.want(s.killed || err == nil, "%v", err)
+	s.want(s.killed || err == nil || mayFail, "%v", err)
 }
 
 func (s *story) eachSweep(w []string) {
@@ -573,6 +614,7 @@ func (s *story) wantAddress(name, want string) {
 	}
 }
 
+// toAnotherMachine moves the pod's entry to a machine that is not this one.
 func (p *pod) toAnotherMachine() {
 	kind, _, _ := strings.Cut(host.This().Machine, ":")
 	if kind == "" {
@@ -594,7 +636,8 @@ func (p *pod) makeDue() {
 // takes gives a pod's namespace the path of another one's, which is gone.
 func (s *story) takes(p, other *pod) {
 	s.Helper()
-	s.bindOver(p.NetNS, other.NetNS)
+	s.write(other.NetNS, "")
+	s.mount(p.NetNS, other.NetNS, "", unix.MS_BIND, "")
 	p.NetNS = other.NetNS
 }
 

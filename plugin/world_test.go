@@ -42,6 +42,7 @@ type resident struct {
 
 func newWorld(t *testing.T, try *rapid.T) *world {
 	n := newNode(trial{t, try})
+	n.mayDie = true
 	w := &world{node: n, try: try}
 	w.plugins = []string{n.pooled("p0", 2, 3), n.faulty("p1", `, "rules": true, "delayMS": 200`), n.faulty("p2", `, "delayMS": 200`)}
 	w.list = n.unwind(w.plugins...)
@@ -80,9 +81,23 @@ func (w *world) reboot() {
 	if err := os.RemoveAll(filepath.Join(w.faultyDir(), "rules")); err != nil {
 		w.Fatal(err)
 	}
+	for _, r := range w.people {
+		if r.entry() != nil {
+			r.rewrite(func(e *journal.Entry) {
+				for i := range e.Generations {
+					e.Generations[i].Host.BootID = earlier
+				}
+			})
+		}
+	}
 	err := w.store.Update(context.Background(), func(tx *journal.Tx) error {
 		for _, r := range w.people {
-			if err := ofBefore(tx, r.key()); err != nil {
+			tomb, err := tx.Tombstone(r.key())
+			if err == nil && tomb != nil {
+				tomb.BootID = earlier
+				err = tx.PutTombstone(*tomb)
+			}
+			if err != nil {
 				return err
 			}
 		}
@@ -105,32 +120,6 @@ func (r *resident) leave() {
 	r.there, r.live, r.earlier = false, false, nil
 }
 
-// ofBefore moves an attachment's entry to an earlier boot.
-func ofBefore(tx *journal.Tx, key journal.Key) error {
-	tomb, err := tx.Tombstone(key)
-	if err == nil && tomb != nil {
-		tomb.BootID = "before"
-		return tx.PutTombstone(*tomb)
-	}
-	e, err := tx.Get(key)
-	if err != nil || e == nil {
-		return err
-	}
-	for i := range e.Generations {
-		e.Generations[i].Host.BootID = "before"
-	}
-	state := e.State // see pod.edit
-	if err := tx.Delete(key); err != nil {
-		return err
-	}
-	for _, e.State = range []journal.State{journal.Adding, state} {
-		if err := tx.Put(e); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // locksFree waits until no delegate that outlived its unwind is running.
 func (w *world) locksFree() {
 	w.Helper()
@@ -147,30 +136,39 @@ func (w *world) takenBy(id string) []string {
 	return slices.DeleteFunc(w.taken(), func(file string) bool { return !strings.HasPrefix(file, id+".") })
 }
 
+// owners checks that containers that live are on record as such, and that each has its address for
+// itself alone. It returns the owners by address.
+func (n *node) owners(live []*resident) map[string]string {
+	n.Helper()
+	owners, reserved := map[string]string{}, n.reserved()
+	for _, r := range live {
+		if other := owners[r.address]; other != "" {
+			n.Errorf("%s and %s both have %s", other, r.ContainerID, r.address)
+		}
+		owners[r.address] = r.ContainerID
+		if got := reserved[r.address]; got != r.ContainerID+" eth0" {
+			n.Errorf("%s is live and its address %s is %q's", r.ContainerID, r.address, got)
+		}
+		if e := r.entry(); e == nil || e.State != journal.Live {
+			n.Errorf("%s is live and its entry is %+v", r.ContainerID, e)
+		}
+	}
+	return owners
+}
+
 // invariants checks what must hold between any two verbs.
 func (w *world) invariants() {
-	taken, reserved, rules, owner := w.taken(), w.reserved(), w.addressRules(), map[string]string{}
-	for _, r := range w.people {
-		if !r.live {
-			continue
-		}
-		if other := owner[r.address]; other != "" {
-			w.Errorf("%s and %s both have %s", other, r.ContainerID, r.address)
-		}
-		owner[r.address] = r.ContainerID
+	taken, reserved, rules := w.taken(), w.reserved(), w.addressRules()
+	live := slices.DeleteFunc(slices.Clone(w.people), func(r *resident) bool { return !r.live })
+	w.owners(live)
+	for _, r := range live {
 		for _, instance := range []string{"p0", "p1", "p2"} {
 			if !slices.Contains(taken, r.ContainerID+".eth0."+instance) {
 				w.Errorf("%s is live and has lost what %s took", r.ContainerID, instance)
 			}
 		}
-		if got := reserved[r.address]; got != r.ContainerID+" eth0" {
-			w.Errorf("%s is live and its address %s is %q's", r.ContainerID, r.address, got)
-		}
 		if !slices.Contains(rules, r.address+".p1") {
 			w.Errorf("%s is live and has lost the rule of %s", r.ContainerID, r.address)
-		}
-		if e := r.entry(); e == nil || e.State != journal.Live {
-			w.Errorf("%s is live and its entry is %+v", r.ContainerID, e)
 		}
 	}
 	owed := w.owed()

@@ -198,7 +198,6 @@ func TestRunCrowd(t *testing.T) {
 	})
 }
 
-
 func (o outcome) says(text string) bool { return strings.Contains(o.stdout+o.stderr, text) }
 
 // TestRunFollows: our conflist follows what the provider makes of its file, and is there, and

@@ -22,125 +22,63 @@ import (
 // The model proves that these decisions, in this order, keep the invariants (see wrong). It does
 // not prove that the code has this order: TestModel and TestStress run the code itself.
 //
-// Names in a trace:
-//
-//	A, B, C   containers 0 to 2, and the verb that the runtime runs for each
-//	sweep     process nSelf, which undoes any dead attachment
-//	none      no address, no process, no place to return to
-//
-// Budgets of a run (protocol):
-//
-//	three      three containers, else two
-//	addresses  the size of the pool
-//	crashes    how many processes may be killed
-//	faults     how many DELs may fail
-//	power      how many losses of power there may be
-//	lies       how many DELs of bridge may pass and free no address, or free it where its store is
-//	           away, so that nobody can tell
-//
-// Events that a run allows (protocol):
-//
-//	reuse     the runtime adds A's container ID once more
-//	unnamed   unwind cannot read the IPAM plugin's files, so no file names an address's owner
-//	plain     the plain chain adds the last container: unwind was switched off
-//	plainDEL  the plain chain may delete a container that the journal has: unwind was switched off
-//	hides     the path of a namespace may go while a process is in it
-//	off       the plain chain may delete and add A, while unwind is switched off
-//	path      B's namespace is at A's old path, and the runtime may send a second DEL of A
-//	elsewhere an address that an interface in another namespace has is that interface's, where no
-//	          file names its owner
-//	skips     bridge's DEL passes and does nothing where it is shown no namespace. Its provider frees
-//	          the address later, of sandboxes of which the runtime does not ask
-//	early     the process of the delegate that comes next waits for its configuration while the
-//	          step before is written; it has the lock, and outlives an unwind that is killed
-//	slow      a DEL may take longer than an ADD waits for another attachment's lock
-//	blocks    that process may hold what the running delegate waits for
-//
-// Guards (protocol); a run leaves out those that are set, and TestProtocol expects a counterexample
-// for each:
-//
-//	noLock        work on an attachment needs its lock
-//	noWitness     a missing path proves nothing while a process or the host's end is there
-//	noClaim       ADD settles a dead attachment that claims its new address before firewall runs
-//	noParking     firewall's DEL is not shown an address with another owner
-//	noRival       another attachment's claim in the journal counts as another owner
-//	noTombstone   a tombstone answers the runtime's late DEL
-//	noGeneration  a new ADD keeps the pending DELs of an earlier one
-//	noWriteAhead  the intent is written before bridge's ADD runs
-//	noLater       a sweep looks for a later ADD that the journal has not seen
-//	noAgain       a DEL undoes that later ADD too
-//	noAnswer      a tombstone does not answer the DEL of an ADD that it does not stand for
-//	noProbe       a DEL that passed counts once the store shows it
-//	noWait        that process gets its configuration only after the commit
-//	noPath        the runtime's DEL is shown a path, although its namespace is gone
-//	noLeave       a sweep leaves a DEL that would do nothing to the runtime, for the grace period
-//	noProof       bridge's DEL enters a namespace only if it proves to be the ADD's
-//	noLease       firewall's DEL ends before an ADD that claims its address stops waiting for it
-//	noEnd         a process that has waited for too long is ended, and starts again in its turn
-//
-// Phases of a container, as the runtime sees it (phase):
-//
-//	idle, adds, failed, up    before the ADD; the ADD runs, failed or was cut off, succeeded
-//	dels, owed, over          a DEL runs; failed or was cut off; the runtime asks for nothing more
-//
-// Steps of a process (pc); each is what happens next:
-//
-//	pEnded   nothing: the process is free
-//	pLock    take the attachment's lock
-//	pFind    look for an entry or a tombstone
-//	pIntent  write the intent
-//	pAdd     run a delegate's ADD
-//	pCommit  write its address and "live"
-//	pClaim   settle another attachment that claims the address
-//	pPrint   print success; nothing is written
-//	pMark    write that the undoing begins, where it goes by more than the entry
-//	pNext    choose the next DEL, and the address that it is shown
-//	pDel     run a delegate's DEL
-//	pFinish  write what is left
-//
-// Steps of the chain (step, and bits of steps, old, tried): 0 is bridge, 1 is firewall.
+// In a trace, A, B and C are containers 0 to 2, and the verb that the runtime runs for each; "sweep" is
+// the process that undoes any dead attachment.
 
 const (
-	maxC  = 3 // number of containers, at most
-	maxA  = 2 // number of addresses, at most
-	none  = -1
+	maxC  = 3    // number of containers, at most
+	maxA  = 2    // number of addresses, at most
+	none  = -1   // no address, no process, no place to return to
 	nSelf = maxC // the sweep; processes below it are the runtime's verbs, by container
 )
 
-// protocol is one run of the model. The legend above explains each field.
+// protocol is one run of the model: its budgets, the events that it allows, and the guards that it
+// leaves out. TestProtocol expects a counterexample for each guard that is left out.
 type protocol struct {
 	three     bool // three containers, else two
-	addresses int8
-	crashes   int8
-	faults    int8 // DELs that may fail
-	lies      int8 // DELs of bridge that may pass unproven
+	addresses int8 // the size of the pool
+	crashes   int8 // how many processes may be killed
+	faults    int8 // how many DELs may fail
+	power     int8 // how many losses of power there may be
+	// how many DELs of bridge may pass and free no address, or free it where its store is away, so that
+	// nobody can tell
+	lies int8
+
 	reuse     bool // the runtime adds A's container ID once more
-	unnamed   bool // the IPAM's files are unknown: nothing names an address's owner
+	unnamed   bool // unwind cannot read the IPAM plugin's files, so no file names an address's owner
 	plain     bool // the plain chain adds the last container: unwind was switched off
-	plainDEL  bool // the plain chain's DEL may delete a container that the journal has
+	plainDEL  bool // the plain chain may delete a container that the journal has: unwind was switched off
 	hides     bool // the path of a namespace may go while a process is in it
-	off       bool // the plain chain may delete A and add it again
-	path      bool // B's namespace is at A's old path, and the runtime's DEL of A may come twice
-	elsewhere bool // an interface in another namespace says who uses an address
-	skips     bool // bridge's DEL does nothing without a namespace
-	early     bool // the process of the next delegate waits while the step before is written
-	power     int8 // losses of power
-	slow      bool // a DEL may take longer than an ADD waits for a lock
-	blocks    bool // that process may hold what the running delegate waits for
+	off       bool // the plain chain may delete and add A, while unwind is switched off
+	path      bool // B's namespace is at A's old path, and the runtime may send a second DEL of A
+	elsewhere bool // where no file names an address's owner, an interface in another namespace does
+	// bridge's DEL passes and does nothing where it is shown no namespace. Its provider frees the address
+	// later, of sandboxes of which the runtime does not ask
+	skips bool
+	// the process of the delegate that comes next waits for its configuration while the step before is
+	// written; it has the lock, and outlives an unwind that is killed
+	early  bool
+	blocks bool // that process may hold what the running delegate waits for
+	slow   bool // a DEL may take longer than an ADD waits for another attachment's lock
 
-	// The guards that this run leaves out.
-	noLock, noWitness, noClaim, noParking, noRival, noTombstone, noGeneration, noWriteAhead bool
-
-	noLater  bool // a sweep does not look for a later ADD
-	noAgain  bool // a DEL undoes only the ADD on record
-	noAnswer bool // a tombstone answers every DEL
-	noProbe  bool // a DEL that passed counts
-	noWait   bool // the next delegate runs before the commit
-	noPath   bool // a DEL is shown no namespace where its own is gone
-	noLeave  bool // a sweep's DEL that did nothing counts
-	noProof  bool // bridge's DEL takes the namespace at the runtime's path for the ADD's
-	noLease  bool // a slow DEL goes on, whoever has its address
-	noEnd    bool // a process waits for its turn without bound
+	noLock       bool // work on an attachment needs its lock
+	noWitness    bool // a missing path proves nothing while a process or the host's end is there
+	noClaim      bool // ADD settles a dead attachment that claims its new address before firewall runs
+	noParking    bool // firewall's DEL is not shown an address with another owner
+	noRival      bool // another attachment's claim in the journal counts as another owner
+	noTombstone  bool // a tombstone answers the runtime's late DEL
+	noGeneration bool // a new ADD keeps the pending DELs of an earlier one
+	noWriteAhead bool // the intent is written before bridge's ADD runs
+	noLater      bool // a sweep looks for a later ADD that the journal has not seen
+	noAgain      bool // a DEL undoes that later ADD too
+	noAnswer     bool // a tombstone does not answer the DEL of an ADD that it does not stand for
+	noProbe      bool // a DEL that passed counts once the store shows it
+	noWait       bool // the next delegate's process gets its configuration only after the commit
+	noPath       bool // the runtime's DEL is shown a path, although its namespace is gone
+	noLeave      bool // a sweep leaves a DEL that would do nothing to the runtime, for the grace period
+	noProof      bool // bridge's DEL enters a namespace only if it proves to be the ADD's
+	noLease      bool // firewall's DEL ends before an ADD that claims its address stops waiting for it
+	noEnd        bool // a process that has waited for too long is ended, and starts again in its turn
 }
 
 // The phases of a container, as the runtime sees it.
@@ -183,7 +121,7 @@ type process struct {
 	pc     int8
 	on     int8  // the container whose entry it works on
 	back   int8  // the step after the undoing; none: the process ends
-	step   int8  // the delegate that runs
+	step   int8  // the delegate that runs: 0 is bridge, 1 is firewall; so are the bits of steps, old, tried
 	old    bool  // it undoes the earlier generation
 	tried  uint8 // DELs tried in this pass: bits as in steps, the earlier generation's from 2 on
 	undone uint8 // those that are undone, which the journal does not know before the pass ends
@@ -196,20 +134,20 @@ type process struct {
 	inTurn  bool  // no process is started early any more
 }
 
-// The steps of a process.
+// The steps of a process; each is what happens next.
 const (
-	pEnded = int8(iota)
-	pLock  // takes the lock
-	pFind
-	pIntent
-	pAdd    // a delegate's ADD runs next
-	pCommit // its address is written next
-	pClaim  // another attachment that claims the address is settled next
-	pPrint
-	pMark // the undoing begins
-	pNext // the next DEL is chosen, and the address that it is shown
-	pDel  // a delegate's DEL runs next
-	pFinish
+	pEnded  = int8(iota) // nothing: the process is free
+	pLock                // take the attachment's lock
+	pFind                // look for an entry or a tombstone
+	pIntent              // write the intent
+	pAdd                 // run a delegate's ADD
+	pCommit              // write its address and "live"
+	pClaim               // settle another attachment that claims the address
+	pPrint               // print success; nothing is written
+	pMark                // write that the undoing begins, where it goes by more than the entry
+	pNext                // choose the next DEL, and the address that it is shown
+	pDel                 // run a delegate's DEL
+	pFinish              // write what is left
 )
 
 // lostDelegate is a delegate whose unwind was killed. One that waits has no configuration: it reads
@@ -258,19 +196,20 @@ func (m *protocol) first() state {
 	return s
 }
 
-// move is a next state and the step that leads to it.
+// move is a next state, and who does what to reach it.
 type move struct {
+	who int // as name takes it
 	how string
 	to  state
 }
 
 // moves returns all possible next states.
 func (m *protocol) moves(s state) (all []move) {
-	add := func(how string, args ...any) func(state) {
-		return func(to state) { all = append(all, move{fmt.Sprintf(how, args...), to}) }
+	by := func(who int) func(string, state) {
+		return func(how string, to state) { all = append(all, move{who, how, to}) }
 	}
 	for i := range m.containers() {
-		m.runtime(s, i, func(how string, to state) { add("%c: %s", 'A'+i, how)(to) })
+		m.runtime(s, i, by(int(i)))
 		if o := s.orphan[i]; o.there {
 			to := s
 			to.orphan[i] = lostDelegate{}
@@ -281,20 +220,20 @@ func (m *protocol) moves(s state) (all []move) {
 			if to.lock[i] == lockOrphan {
 				to.lock[i] = none
 			}
-			add("%c: the delegate that outlived its unwind ends", 'A'+i)(to)
+			by(int(i))("the delegate that outlived its unwind ends", to)
 		}
 	}
 	for p := range s.p {
 		if s.p[p].pc == pEnded {
 			continue
 		}
-		m.step(s, p, func(how string, to state) { add("%s: %s", name(p), how)(to) })
+		m.step(s, p, by(p))
 		if s.crashes > 0 {
-			add("%s: killed", name(p))(m.kill(s, p))
+			by(p)("killed", m.kill(s, p))
 		}
 	}
 	if s.power > 0 {
-		add("a loss of power")(s.reboot())
+		by(none)("a loss of power", s.reboot())
 	}
 	if s.p[nSelf].pc == pEnded {
 		for i := range m.containers() {
@@ -302,7 +241,7 @@ func (m *protocol) moves(s state) (all []move) {
 				to := s
 				m.take(&to, i, nSelf)
 				to.p[nSelf] = process{pc: pMark, on: i, back: none}
-				add("sweep of %c begins", 'A'+i)(to)
+				by(nSelf)("begins with "+name(int(i)), to)
 			}
 		}
 	}
@@ -310,10 +249,13 @@ func (m *protocol) moves(s state) (all []move) {
 }
 
 func name(p int) string {
-	if p == nSelf {
+	switch p {
+	case nSelf:
 		return "sweep"
+	case none:
+		return "the node"
 	}
-	return fmt.Sprintf("%c", 'A'+p)
+	return "ABC"[p : p+1]
 }
 
 // runtime calls to with each action that the runtime can take on a container.
@@ -1000,32 +942,29 @@ func (m *protocol) converges(s state) string {
 // one that is wrong.
 func (m *protocol) check() (states int, trace []string) {
 	type origin struct {
-		from state
-		how  string
+		from int // index of the state before
+		move
 	}
-	first := m.first()
-	seen := map[state]origin{first: {}}
-	queue := []state{first}
-	for len(queue) > 0 {
-		s := queue[0]
-		queue = queue[1:]
-		for _, next := range m.moves(s) {
-			if _, is := seen[next.to]; is {
+	found := []origin{{none, move{to: m.first()}}}
+	seen := map[state]bool{found[0].to: true}
+	for at := 0; at < len(found); at++ {
+		for _, next := range m.moves(found[at].to) {
+			if seen[next.to] {
 				continue
 			}
-			seen[next.to] = origin{s, next.how}
-			queue = append(queue, next.to)
+			seen[next.to] = true
+			found = append(found, origin{at, next})
 			if what := m.wrong(next.to); what != "" {
 				trace = []string{what}
-				for at := next.to; at != first; at = seen[at].from {
-					trace = append(trace, seen[at].how)
+				for i := len(found) - 1; i > 0; i = found[i].from {
+					trace = append(trace, name(found[i].who)+": "+found[i].how)
 				}
 				slices.Reverse(trace)
-				return len(seen), trace
+				return len(found), trace
 			}
 		}
 	}
-	return len(seen), nil
+	return len(found), nil
 }
 
 // longEnv lets long tests run in full: make proof.
