@@ -85,7 +85,8 @@ func fill(path string) error {
 			return err
 		}
 		meta := tx.Bucket(bucketMeta)
-		return errors.Join(meta.Put(keyFormat, data), meta.Put(keyDigest, new(digest).encode(uint64(tx.ID()))))
+		return errors.Join(meta.Put(keyFormat, data),
+			meta.Put(keyDigest, new(digest).encode(uint64(tx.ID()))))
 	})
 	if err := errors.Join(err, db.Close()); err != nil {
 		return err
