@@ -46,10 +46,10 @@ type cost struct {
 func costs(plugins int) map[string]cost {
 	return map[string]cost{
 		"VERSION": {0, 40, 0},
-		"ADD":     {2, 180 + 100*plugins, plugins}, // of which 10 look for an interface
-		"DEL":     {1, 205 + 60*plugins, plugins},
-		"STATUS":  {0, 185 + 60*plugins, plugins},
-		"GC":      {0, 295 + 60*plugins, plugins},
+		"ADD":     {2, 220 + 55*plugins, plugins}, // of which 10 look for an interface
+		"DEL":     {1, 215 + 57*plugins, plugins},
+		"STATUS":  {0, 160 + 50*plugins, plugins},
+		"GC":      {0, 275 + 50*plugins, plugins},
 	}
 }
 

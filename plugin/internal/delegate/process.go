@@ -46,17 +46,21 @@ const noFile = ^uintptr(0)
 
 // startProcess starts a binary in a process group of its own.
 func startProcess(binary string, env []string, lock *os.File) (*process, error) {
-	var ours, theirs [3]*os.File // the ends of standard input, output and error
-	defer func() { closeAll(theirs[:]) }()
+	var ours [3]*os.File // the ends of standard input, output and error
+	var files []uintptr  // the other ends
+	defer func() {
+		for _, fd := range files[:min(len(files), len(ours))] {
+			_ = syscall.Close(int(fd))
+		}
+	}()
 	for i := range ours {
-		var err error
-		if ours[i], theirs[i], err = os.Pipe(); err != nil {
+		end, theirs, err := pipe(i == 0)
+		if err != nil {
 			closeAll(ours[:])
 			return nil, err
 		}
+		ours[i], files = end, append(files, theirs)
 	}
-	ours[0], theirs[0] = theirs[0], ours[0] // os.Pipe returns the end to read from first
-	files := []uintptr{theirs[0].Fd(), theirs[1].Fd(), theirs[2].Fd()}
 	if lock != nil {
 		for len(files) < LockFD {
 			files = append(files, noFile)
@@ -81,6 +85,20 @@ func startProcess(binary string, env []string, lock *os.File) (*process, error) 
 	p.readers.Go(func() { p.stdout.readAll(ours[1], maxStdout) })
 	p.readers.Go(func() { p.stderr.readAll(ours[2], maxStderr) })
 	return p, nil
+}
+
+// pipe makes a pipe. Our end, to write to or to read from, waits in the poller; os.Pipe would put
+// the other end there, too, and a delegate's own would have to be taken out again.
+func pipe(write bool) (ours *os.File, theirs uintptr, err error) {
+	var ends [2]int // to read from, to write to
+	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
+		return nil, 0, os.NewSyscallError("pipe2", err)
+	}
+	if write {
+		ends[0], ends[1] = ends[1], ends[0]
+	}
+	_ = unix.SetNonblock(ends[0], true)
+	return os.NewFile(uintptr(ends[0]), "pipe"), uintptr(ends[1]), nil
 }
 
 // closeAll closes files, some of which may be nil.
