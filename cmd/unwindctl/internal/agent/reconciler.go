@@ -35,6 +35,7 @@ type reconciler struct {
 	gone     time.Time     // since when the provider's file is not there
 	named    string        // the provider's file that ours named the last time
 	source   fs.FileInfo   // of that file, nil if ours was not there
+	unsure   time.Time     // since when only our conflist is not there
 	repaired time.Time     // when a plugin behind unwind was last returned to the provider's file
 }
 
@@ -58,7 +59,9 @@ const retryAfter = 10 * time.Second
 // run reconciles when something changes in the directory, and at each interval, until ctx ends.
 func (r *reconciler) run(ctx context.Context) {
 	defer func() {
-		_ = r.recordRemoval() // since the last look; there is no next one
+		if r.removed() { // since the last look; there is no next one
+			_ = r.recordRemoval()
+		}
 		r.unlock()
 	}()
 	watcher, err := fsnotify.NewWatcher()
@@ -129,7 +132,8 @@ func (r *reconciler) matters(path string) bool {
 //
 //  1. While another agent has the lock, the reconciler does nothing else.
 //  2. Somebody has switched unwind off by hand if our conflist was there, is not there now, and the
-//     provider's file is unchanged. The reconciler puts that on record, as unwindctl off does.
+//     provider's file is unchanged, both also after debounce: rm -r of the directory removes one
+//     file after the other. The reconciler puts that on record, as unwindctl off does.
 //  3. While there is an obstacle (switched off; cilium has copied or renamed our file), it removes
 //     our conflist and writes nothing.
 //  4. If the provider's file is missing for longer than goneAfter, it uses the next one in the
@@ -142,7 +146,14 @@ func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 		r.found.Store(&status{Reason: install.AnotherAgent})
 		return lockEach
 	}
-	if err := r.recordRemoval(); err != nil {
+	if !r.removed() {
+		r.unsure = time.Time{}
+	} else if r.unsure.IsZero() {
+		r.unsure = time.Now()
+		return debounce
+	} else if left := debounce - time.Since(r.unsure); left > 0 {
+		return left
+	} else if err := r.recordRemoval(); err != nil {
 		return r.report(ctx, err)
 	}
 	r.remember(r.Entry().ChainFile)
@@ -212,13 +223,15 @@ func missing(path string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// recordRemoval switches unwind off if somebody has removed our conflist. With an error that is not
-// on record, and the next look tries again.
+// removed reports whether somebody has removed our conflist alone, which is not on record yet.
+func (r *reconciler) removed() bool {
+	return r.source != nil && missing(r.Path()) && !r.changed() &&
+		r.Obstacle(r.journalDir(r.Setup)) == nil
+}
+
+// recordRemoval switches unwind off. With an error that is not on record, and the next look tries
+// again.
 func (r *reconciler) recordRemoval() error {
-	if r.source == nil || !missing(r.Path()) || r.changed() ||
-		r.Obstacle(r.journalDir(r.Setup)) != nil {
-		return nil //nolint:nilerr // an obstacle is the caller's to report
-	}
 	if err := install.WriteOff(r.journalDir(r.Setup), "rm "+r.Path()); err != nil {
 		return &install.Obstacle{Reason: install.Off, Err: err}
 	}
@@ -306,12 +319,11 @@ func (r *reconciler) install(ctx context.Context) error {
 		r.log.Warn("another program added its plugin behind unwind", "repairs", repairs)
 	}
 	r.warnOfStateDir()
-	err = r.recordRemoval()
-	if o := r.Obstacle(r.journalDir(r.Setup)); err == nil && o != nil { // since the look began
-		err = o
+	if r.removed() { // since the look began; the next one records it
+		return nil
 	}
-	if err != nil {
-		return err
+	if o := r.Obstacle(r.journalDir(r.Setup)); o != nil {
+		return o
 	}
 	conflist, err := r.WriteConflist(w)
 	if err == nil && (binary || conflist) {

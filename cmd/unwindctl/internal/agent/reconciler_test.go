@@ -62,7 +62,9 @@ func (k *reconciling) again(change func(*reconciler)) {
 // reconciles has it look, and returns what is installed then.
 func (k *reconciling) reconciles() string {
 	for range 3 { // what it finds again does not change what it does
-		k.reconcile(context.Background())
+		if again := k.reconcile(context.Background()); again <= debounce {
+			time.Sleep(again)
+		}
 	}
 	return k.Installed()
 }
