@@ -192,7 +192,7 @@ func putIn(tx *journal.Tx, e *journal.Entry) error {
 // newest ADD. STEP is what the step of the plugin before it has, in JSON.
 func (w writer) entry(args []string) error {
 	e := &journal.Entry{Key: keyOf(args[0]), State: journal.State(args[1]), Generations: []journal.Generation{{CNIVersion: "1.0.0"}}}
-	g, config, copies := e.Newest(), map[string]string{}, 0
+	g, config, copies := e.Newest(), map[string]string{"name": e.Network}, 0
 	g.Path = filepath.Join(w.Getenv("TOOLS"), "test")
 	for _, arg := range args[2:] {
 		name, value, has := strings.Cut(arg, "=")
@@ -205,7 +205,7 @@ func (w writer) entry(args []string) error {
 				config["dir"] = cmp.Or(config["dir"], w.Getenv("WORK"))
 			}
 			g.Steps = append(g.Steps, journal.Step{Index: len(g.Steps), Type: name, Config: netconf.Marshal(config)})
-			config = map[string]string{}
+			config = map[string]string{"name": e.Network}
 		case arg == "netns=gone":
 			g.NetNS = journal.NetNS{Path: "/none", Dev: 4, Ino: 1}
 		case name == "netns":

@@ -237,7 +237,7 @@ func checkQuery(t *testing.T, text string) []string {
 	return names
 }
 
-// metrics returns the labels of each metric, as the calls of desc in the agent's source have them.
+// metrics returns the labels of each metric, as helps of the agent's source has them.
 func metrics(t *testing.T) map[string][]string {
 	t.Helper()
 	source := "../../../cmd/unwindctl/internal/metrics/metrics.go"
@@ -245,21 +245,21 @@ func metrics(t *testing.T) map[string][]string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	known := map[string][]string{"unwind_in_use": {"reason"}}
+	known := map[string][]string{}
 	ast.Inspect(file, func(node ast.Node) bool {
-		call, ok := node.(*ast.CallExpr)
-		if !ok {
+		helps, ok := node.(*ast.ValueSpec)
+		if !ok || helps.Names[0].Name != "helps" {
 			return true
 		}
-		if name, ok := call.Fun.(*ast.Ident); !ok || name.Name != "desc" {
-			return true
+		for _, row := range helps.Values[0].(*ast.CompositeLit).Elts {
+			row := row.(*ast.KeyValueExpr)
+			labels := []string{}
+			for _, label := range row.Value.(*ast.CompositeLit).Elts[1:] {
+				labels = append(labels, unquote(t, label))
+			}
+			known["unwind_"+unquote(t, row.Key)] = labels
 		}
-		labels := []string{}
-		for _, arg := range call.Args[2:] {
-			labels = append(labels, unquote(t, arg))
-		}
-		known["unwind_"+unquote(t, call.Args[0])] = labels
-		return true
+		return false
 	})
 	delete(known, "unwind_events_total") // off by default, and about no network: no panel has it
 	if len(known) < 10 {

@@ -58,8 +58,6 @@ func (s Source) Print(ctx context.Context, out io.Writer) error {
 	return failed
 }
 
-const duplicates = "duplicate_addresses_total"
-
 // helps has the help and the labels of every metric, by its name without unwind_.
 var helps = map[string][]string{
 	"attachments":     {"Attachments in the journal.", "network", "state"},
@@ -73,7 +71,7 @@ var helps = map[string][]string{
 	"swept_attachments_total": {"Attachments released without the runtime's DEL.", "reason"},
 	"sweep_last_success_timestamp_seconds": {"Time when the last sweep of all networks finished, to " +
 		"the minute; absent if none has."},
-	duplicates: {"Addresses assigned while another attachment was using them."},
+	"duplicate_addresses_total": {"Addresses assigned while another attachment was using them."},
 	"degraded_operations_total": {"ADDs and DELs that continued without the journal, as far as known.",
 		"verb", "reason"},
 	"ipam_addresses": {"Addresses in host-local's pools by range set; an ADD takes one address from " +
@@ -166,11 +164,12 @@ func (c *collection) collectJournal(ctx context.Context) error {
 	}
 	values := map[string]string{
 		record.CountRollbacks: "rollbacks_total", record.CountSwept: "swept_attachments_total",
-		record.CountDegraded: "degraded_operations_total", record.CountDuplicates: duplicates,
-		record.LastSweep: "sweep_last_success_timestamp_seconds",
+		record.CountDegraded:   "degraded_operations_total",
+		record.CountDuplicates: "duplicate_addresses_total",
+		record.LastSweep:       "sweep_last_success_timestamp_seconds",
 	}
 	if err == nil && s.Sum(record.CountDuplicates) == 0 { // else it would seem to begin anew
-		c.add(duplicates, 0)
+		c.add("duplicate_addresses_total", 0)
 	}
 	for _, one := range s.Counters {
 		name := values[one.Name]
