@@ -178,7 +178,7 @@ func wantLog(t testing.TB, path string, want []string) {
 // log says once that the first is parked.
 func TestQuietParking(t *testing.T) {
 	stories(t, `
-	conf logLevel; conf logFile $dir/log; chain p0, "address": "192.0.2.7/24" | p1 | p2
+	conf logLevel; conf logFile $dir/log; chain p0, "address": "$ip7/24" | p1 | p2
 	add a; plan p1 DEL fail, p2 DEL fail; fails del a
 	add b; lose $dir/log
 	plan p2 DEL fail; tries gc; tries gc; tries gc; tries gc

@@ -42,7 +42,7 @@ var kinds = []struct {
 	make   func(t *testing.T) *contest
 }{
 	{"A is live", wholePhases, func(t *testing.T) *contest {
-		c := newContest(t, func(n *node) string { return n.faulty("p0", `, "address": "192.0.2.7/24"`) })
+		c := newContest(t, func(n *node) string { return n.faulty("p0", fmt.Sprintf(`, "address": %q`, n.prefix(4, 7))) })
 		c.a.mustAdd(c.list)
 		return c
 	}},

@@ -51,7 +51,7 @@ func TestFailedADDLies(t *testing.T) {
 			[ "$CNI_COMMAND" != ADD ] || touch held.$CNI_CONTAINERID
 			if [ -e away ]; then [ "$CNI_COMMAND" = DEL ] || { echo '{"code": 11, "msg": "no API"}'; exit 1; }; exit 0; fi
 			[ "$CNI_COMMAND" != DEL ] || rm -f held.$CNI_CONTAINERID
-			[ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion": "1.0.0", "ips": [{"address": "192.0.2.9/32"}]}'`)
+			[ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion": "1.0.0", "ips": [{"address": "198.18.0.8/32"}]}'`)
 		s.chain = []string{fmt.Sprintf(`p0, "ipam": {"type": %q}`, w[0]), "p1"}
 		if w[0] == "aws-cni" {
 			s.chain[0] = `{"type": "aws-cni"}`

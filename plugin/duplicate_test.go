@@ -27,7 +27,7 @@ func TestNoDuplicate(t *testing.T) {
 	either allowed: conf onDuplicateAddress warn
 	or not on the other's interface any more:
 	or another network over the same subnet:
-	or static: let chain p0, "address": "192.0.2.7/24"
+	or static: let chain p0, "address": "$ip7/24"
 	or loopback: let warnings 0; let chain loopback
 	or 127.0.0.1: let warnings 0; let chain p0, "address": "127.0.0.1/8"
 	or link-local: let warnings 0; let chain p0, "address": "fe80::7/64"

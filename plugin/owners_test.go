@@ -63,7 +63,7 @@ func TestPendingDELIsParked(t *testing.T) {
 // owner: no IPAM file names it.
 func TestParkedByStaticAddress(t *testing.T) {
 	stories(t, `
-	chain p0, "address": "192.0.2.7/24" | p1
+	chain p0, "address": "$ip7/24" | p1
 	add a; plan p1 DEL fail; fails del a
 	add b; plan
 	forgets; del a; told p1 'a 0'

@@ -43,14 +43,14 @@ func (a *aws) install() {
 
 // plugin returns the configuration of the plugin.
 func (a *aws) plugin() string {
-	return fmt.Sprintf(`{"type": "aws-cni", "dir": %q, "instance": "aws", "address": "192.0.2.7/32"}`, a.faultyDir())
+	return fmt.Sprintf(`{"type": "aws-cni", "dir": %q, "instance": "aws", "address": "198.18.0.7/32"}`, a.faultyDir())
 }
 
 // gives writes a checkpoint with the address of a container.
 func (a *aws) gives(file, container string) {
 	a.Helper()
 	a.write(filepath.Join(filepath.Dir(a.checkpoint), file), fmt.Sprintf(`{"version": "vpc-cni-ipam/1", "allocations": [
-		{"networkName": %q, "containerID": %q, "ifName": "eth0", "ipv4": "192.0.2.7", "allocationTimestamp": 1790000000123456789,
+		{"networkName": %q, "containerID": %q, "ifName": "eth0", "ipv4": "198.18.0.7", "allocationTimestamp": 1790000000123456789,
 		 "metadata": {"k8sPodNamespace": "default", "k8sPodName": "web-0", "interfacesCount": 1}}]}`, a.network, container))
 }
 
@@ -79,7 +79,7 @@ func ipamd() acts {
 		},
 		"gives": func(s *story, w []string) { of(s).gives(w[0], w[1]) }, // gives FILE POD
 		"unproven": func(s *story, w []string) {
-			s.want(s.who(w[0]).unproven() == "192.0.2.7 is still allocated", "%q", s.who(w[0]).unproven())
+			s.want(s.who(w[0]).unproven() == "198.18.0.7 is still allocated", "%q", s.who(w[0]).unproven())
 		},
 		"released": func(s *story, w []string) {
 			eventually(s, "released", func() bool { s.sweep(undo.DefaultBudgets); return s.who(w[0]).entry() == nil })
@@ -98,7 +98,7 @@ func TestDELThatLies(t *testing.T) {
 	# the runtime may ask again
 	del a; sweep; unproven a; times 3 DEL aws
 	forgets; gives $file other; released a; calls
-	events 'unproven a [192.0.2.7] [aws-cni]: 192.0.2.7 is still allocated' 'swept a '`, ipamd())
+	events 'unproven a [198.18.0.7] [aws-cni]: 198.18.0.7 is still allocated' 'swept a '`, ipamd())
 }
 
 // TestUnprovenOnce: a sweep that releases another attachment runs an unproven DEL once.
@@ -134,7 +134,7 @@ func TestCheckpoints(t *testing.T) {
 		want  string // in the reason why it is unproven
 	}{
 		{"free", func(a *aws) { a.gives("ipam.json", "other") }, proven},
-		{"its own", func(a *aws) { a.gives("ipam.json", "a") }, "192.0.2.7 is still allocated"},
+		{"its own", func(a *aws) { a.gives("ipam.json", "a") }, "198.18.0.7 is still allocated"},
 		{"no file", func(*aws) {}, again},
 		{"another format", func(a *aws) { a.write(a.checkpoint, `{"version": "vpc-cni-ipam/2", "allocations": {}}`) }, again},
 		{"half written", func(a *aws) { a.write(a.checkpoint, `{"version": "vpc-cni-ipam/1", "alloc`) }, "unexpected end of JSON"},
@@ -145,11 +145,11 @@ func TestCheckpoints(t *testing.T) {
 		{"its address is a number", func(a *aws) { a.checkpointWith(`"ipv4": 7`) }, "cannot unmarshal"},
 		{"it has no address", func(a *aws) { a.checkpointWith(`"ipv6": ""`) }, "has no address"},
 		{"odd entries of others", func(a *aws) { a.checkpointWith("") }, proven},
-		{"its own among odd ones", func(a *aws) { a.checkpointWith(`"ipv4": "192.0.2.7"`) }, "192.0.2.7 is still allocated"},
+		{"its own among odd ones", func(a *aws) { a.checkpointWith(`"ipv4": "198.18.0.7"`) }, "198.18.0.7 is still allocated"},
 		{"its own, and a file of another card that is cut off", func(a *aws) {
 			a.write(filepath.Join(filepath.Dir(a.checkpoint), "ipam-nic-0.json"), "{")
 			a.gives("ipam.json", "a")
-		}, "192.0.2.7 is still allocated"},
+		}, "198.18.0.7 is still allocated"},
 		{"a file of another card that is cut off", func(a *aws) {
 			a.write(filepath.Join(filepath.Dir(a.checkpoint), "ipam-nic-1.json"), "{")
 			a.gives("ipam.json", "other")
@@ -311,7 +311,7 @@ func (p askedProbe) Held(ctx context.Context, _ ipam.Query) ([]netip.Addr, bool,
 
 // whereabouts are statements about a chain that calls a whereabouts that always passes, and its store.
 func whereabouts() acts {
-	address := netip.MustParseAddr("192.0.2.9")
+	address := netip.MustParseAddr("198.18.0.9")
 	stores := map[string]func(context.Context) ([]netip.Addr, bool, error){
 		"free":    func(context.Context) ([]netip.Addr, bool, error) { return nil, true, nil },
 		"held":    func(context.Context) ([]netip.Addr, bool, error) { return []netip.Addr{address}, true, nil },
@@ -326,7 +326,7 @@ func whereabouts() acts {
 		"whereabouts": func(s *story, w []string) { // whereabouts PLUGIN: the chain of a plugin that calls it
 			s.conf["gracePeriod"] = "1h"
 			s.node.script("whereabouts", "cat >/dev/null\n"+
-				`[ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion": "1.0.0", "ips": [{"address": "192.0.2.9/32"}]}'`)
+				`[ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion": "1.0.0", "ips": [{"address": "198.18.0.9/32"}]}'`)
 			s.chain = []string{w[0] + `, "ipam": {"type": "whereabouts"}`}
 		},
 		// asking HOW sweeps as the agent does, which asks the store.
@@ -367,7 +367,7 @@ func whereabouts() acts {
 func TestStoreElsewhere(t *testing.T) {
 	stories(t, `
 	whereabouts p0; add a; del a; confirms a
-	asking held; unproven a 192.0.2.9 is still allocated
+	asking held; unproven a 198.18.0.9 is still allocated
 	asking fails; unproven a cannot check whether its address is free: no route
 	clock; asking hangs; unproven a deadline exceeded; within 14s
 	add b; del b; forgets
@@ -379,8 +379,8 @@ func TestStoreElsewhere(t *testing.T) {
 func TestUnprovenElsewhere(t *testing.T) {
 	stories(t, `
 	whereabouts p0; add a; del a
-	asking held; ripe a 192.0.2.9 is still allocated
-	sweep; unproven a 192.0.2.9 is still allocated
+	asking held; ripe a 198.18.0.9 is still allocated
+	sweep; unproven a 198.18.0.9 is still allocated
 	leaves`, whereabouts())
 }
 
@@ -392,7 +392,7 @@ func TestOtherNetworkOfTheContainer(t *testing.T) {
 	whereabouts p0; add a; del a
 	network other; also a b; whereabouts p1; add b; forgets
 	either unknown: ripe a
-	or unproven: ripe a 192.0.2.9 is still allocated
+	or unproven: ripe a 198.18.0.9 is still allocated
 	sweep; asking held; calls; entry a
 	del b; asking free; gone a b`, whereabouts())
 }

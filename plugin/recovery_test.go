@@ -12,7 +12,7 @@ import (
 // delegates never got theirs.
 func TestJournalFailsInTheMiddle(t *testing.T) {
 	stories(t, `
-	hasty; chain p0 | p1, "delayMS": 1000, "address": "192.0.2.7/32" | p2
+	hasty; chain p0 | p1, "delayMS": 1000, "address": "$ip7/32" | p2
 	plan p1 ADD late; start add a; awaits ADD p1
 	mode 777; wait add a; mode 700
 	entry a live; unclaimed a

@@ -28,7 +28,7 @@ func TestStaleOwner(t *testing.T) {
 func TestStaleOwnerCutOff(t *testing.T) {
 	t.Parallel()
 	atEveryPoint(t, 14, `
-	patient; chain p0, "address": "192.0.2.7/24" | p1
+	patient; chain p0, "address": "$ip7/24" | p1
 	add a; reboot a
 	network renamed; kill any $at add b
 	next; del b a`, acts{"next": func(s *story, _ []string) {

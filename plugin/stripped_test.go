@@ -58,7 +58,7 @@ func TestNoChainIsStillAnError(t *testing.T) {
 // default log level and in the history.
 func TestDELThatRunsNothing(t *testing.T) {
 	stories(t, `
-	conf logLevel info; chain p0, "address": "192.0.2.7/24"
+	conf logLevel info; chain p0, "address": "$ip7/24"
 	either a tombstone: give add a; drop a; sweep; let edit 'prevResult=$result'
 		let why its network namespace is gone
 	or the runtime's namespace: let edit CNI_NETNS=/proc/self/ns/net

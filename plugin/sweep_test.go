@@ -177,7 +177,7 @@ func TestTwoSweeps(t *testing.T) {
 // first sweep, those that are not undone yet may.
 func TestSweepOfOneAddress(t *testing.T) {
 	stories(t, `
-	chain p0, "address": "192.0.2.7/24", "delayMS": 20 | p1, "delayMS": 20
+	chain p0, "address": "$ip7/24", "delayMS": 20 | p1, "delayMS": 20
 	add a; boot a; copies a 7; plan * DEL late
 	sweep; sweep`, copying)
 }
