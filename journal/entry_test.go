@@ -51,7 +51,7 @@ func everything() *Entry {
 				Index: n, Type: "bridge",
 				Config: json.RawMessage(`{"type":"bridge", "big":9007199254740993, "e":1.10, "s":"<&>\u0000 \\/"}`),
 				State:  StepFailed, Attempts: 3, LastError: "exit status 1", LastCode: 999, Unproven: "its address is not free", RepeatAt: 1 << 62, ConfirmAt: 1 << 60, RetryAt: 1 << 61,
-				Replaced: true, MayHaveRun: true, ADD: AddCutOff,
+				MayHaveRun: true, ADD: AddCutOff,
 			}},
 			Begun: true, Occupant: "5 0a:00:00:00:00:01",
 		}

@@ -9,9 +9,11 @@ import (
 
 // Step is one delegate that was started.
 type Step struct {
-	Index  int             `json:"index"` // in the chain
-	Type   string          `json:"type"`
-	Config json.RawMessage `json:"config"` // its stdin, without prevResult
+	Index int    `json:"index"` // in the chain
+	Type  string `json:"type"`
+	// Config is its stdin, without prevResult: that of the ADD, or of the chain at the time of a DEL
+	// if the delegate rejected that of the ADD.
+	Config json.RawMessage `json:"config"`
 
 	// ADD says how the delegate's ADD ended if it is known not to have succeeded, else "".
 	ADD Outcome `json:"add,omitempty"`
@@ -22,9 +24,6 @@ type Step struct {
 	LastError  string    `json:"lastError,omitempty"`  // of StepFailed
 	LastCode   uint      `json:"lastCode,omitempty"`   // of StepFailed: CNI error code
 	RetryAt    int64     `json:"retryAt,omitempty"`    // earliest, of a sweep (CLOCK_BOOTTIME, ns)
-	// Replaced is set if Config comes from the chain at the time of a DEL, because the delegate
-	// rejected the Config of its ADD.
-	Replaced bool `json:"replaced,omitempty"`
 	// RepeatAt is set if the delegate was killed. An agent behind it may still work on the request,
 	// so the delegate gets another DEL after this time (CLOCK_BOOTTIME, nanoseconds), even if one
 	// passed.

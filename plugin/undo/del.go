@@ -52,7 +52,7 @@ func (a *attempt) delPresent(ctx context.Context, f *delegate.Failure) *delegate
 	}
 	a.Log.Info("DEL passed with the chain's current configuration; the delegate rejected that of the "+
 		"ADD", "plugin", a.Type, "rejected", netconf.Shorten(f.Msg, 200))
-	a.Config, a.Replaced = config, true
+	a.Config = config
 	return nil
 }
 
