@@ -9,17 +9,6 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/doctor"
 )
 
-// examinedCode returns the exit code for the worst severity of a report. failOn is --fail-on.
-func examinedCode(worst doctor.Severity, failOn string) int {
-	switch {
-	case worst == doctor.OK, failOn == doctor.Failure.String() && worst < doctor.Failure:
-		return 0
-	case failOn == "":
-		return 2 + int(worst)
-	}
-	return term.ExitError
-}
-
 func doctorCommand() *cobra.Command {
 	var o term.Output
 	var failOn string
@@ -51,10 +40,14 @@ func doctorCommand() *cobra.Command {
 			report := doctor.Examine(cmd.Context(), options)
 			err := report.Print(cmd.OutOrStdout(), &o)
 			worst, _ := report.Worst()
-			if code := examinedCode(worst.Severity, failOn); err == nil && code != 0 {
-				return term.Coded{Code: code}
+			switch {
+			case err != nil, worst.Severity == doctor.OK,
+				failOn == doctor.Failure.String() && worst.Severity < doctor.Failure:
+				return err
+			case failOn == "":
+				return term.Coded{Code: 2 + int(worst.Severity)}
 			}
-			return err
+			return term.Coded{Code: term.ExitError}
 		},
 	}
 	addPlaceFlags(cmd, &options.Target)

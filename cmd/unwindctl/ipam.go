@@ -54,12 +54,12 @@ func showPools(cmd *cobra.Command, of inspect.Scope, o *term.Output) error {
 		return term.WithHint("only root can read the conflists, the journal and the pools; "+
 			"run this as root", "cannot read the pools: %w", err)
 	}
-	if len(pools) == 0 && err != nil && !o.IsObject() {
-		return err
-	}
 	out := cmd.OutOrStdout()
-	if o.IsObject() {
+	switch {
+	case o.IsObject():
 		return errors.Join(o.PrintObject(out, "pools", pools), err)
+	case len(pools) == 0 && err != nil:
+		return err
 	}
 	return errors.Join(inspect.PrintPools(out, pools, of, o), err)
 }

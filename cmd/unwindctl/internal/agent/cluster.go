@@ -87,12 +87,8 @@ func (c cluster) create(ctx context.Context, path string, object any) (int, bool
 	r.Header.Set("Authorization", "Bearer "+token)
 	r.Header.Set("Content-Type", "application/json")
 	answer, err := client.Do(r)
-	var at *url.Error
-	if errors.As(err, &at) { // without the path, which names the namespace of a pod
-		return 0, false, fmt.Errorf("%s: %w", c.address, at.Err)
-	}
-	if err != nil {
-		return 0, false, err
+	if err != nil { // without the path, which names the namespace of a pod
+		return 0, false, fmt.Errorf("%s: %w", c.address, errors.Unwrap(err))
 	}
 	defer func() { _ = answer.Body.Close() }()
 	type cause struct{ Reason string }

@@ -186,6 +186,9 @@ func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 	if err != nil && lost {
 		r.removeConflist(err)
 	}
+	if r.removed() {
+		return debounce
+	}
 	return r.report(ctx, err)
 }
 
@@ -319,7 +322,7 @@ func (r *reconciler) install(ctx context.Context) error {
 		r.log.Warn("another program added its plugin behind unwind", "repairs", repairs)
 	}
 	r.warnOfStateDir()
-	if r.removed() { // since the look began; the next one records it
+	if r.removed() { // since the look began
 		return nil
 	}
 	if o := r.Obstacle(r.journalDir(r.Setup)); o != nil {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -25,17 +24,11 @@ import (
 // runtime returns the runtime, with default directories where its configuration has none.
 func (e *examination) runtime(ctx context.Context) node.Runtime {
 	r, err := e.Target.Find("/")
-	var several *term.Hinted
-	switch {
-	case errors.As(err, &several):
-		e.add("runtime", Warning, several.Hint, "%v", err)
-	case err != nil:
-		e.add("runtime", Warning, "correct its configuration, or set --conf-dir and --bin-dir",
-			"%v", err)
+	if err != nil {
+		e.add("runtime", Warning, cmp.Or(term.HintOf(err),
+			"correct its configuration, or set --conf-dir and --bin-dir"), "%v", err)
 	}
-	if r.ConfDir == "" {
-		r.ConfDir = node.DefaultConfDir
-	}
+	r.ConfDir = cmp.Or(r.ConfDir, node.DefaultConfDir)
 	if len(r.BinDirs) == 0 {
 		r.BinDirs = []string{node.DefaultBinDir}
 	}

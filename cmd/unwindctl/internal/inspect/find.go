@@ -79,12 +79,8 @@ func FindOne(ctx context.Context, stateDir, arg string) (key journal.Key, err er
 	case len(found) == 1:
 		return found[0].Key, nil
 	case len(found) > 1:
-		var names []string
-		for _, a := range found[:min(4, len(found))] {
-			names = append(names, a.Key.String())
-		}
 		return key, term.Usage("%s matches %d attachments: %s; name one of them", arg, len(found),
-			strings.Join(names, ", "))
+			strings.Join(names(found[:min(4, len(found))]), ", "))
 	case err != nil:
 		return key, err
 	}

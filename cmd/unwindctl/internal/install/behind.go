@@ -52,13 +52,9 @@ func (b *behind) giveTo(source *netconf.Conflist) (*netconf.Conflist, error) {
 	}
 	list["plugins"] = raw(plugins)
 	given := *source
-	var content bytes.Buffer
-	if err := json.Indent(&content, raw(list), "", "  "); err != nil {
-		return nil, err
-	}
-	content.WriteByte('\n')
-	given.Data, given.Types = content.Bytes(), slices.Concat(source.Types, b.lacking)
-	return &given, nil
+	content, err := json.MarshalIndent(list, "", "  ")
+	given.Data, given.Types = append(content, '\n'), slices.Concat(source.Types, b.lacking)
+	return &given, err
 }
 
 func splitList(c *netconf.Conflist) (

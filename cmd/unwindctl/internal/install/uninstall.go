@@ -3,11 +3,11 @@ package install
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -180,9 +180,11 @@ func (s Setup) naming() ([]string, error) {
 // unwind (cni libcni/api.go cachedInfo). CRI-O gives a DEL that configuration (ocicni
 // pkg/ocicni/ocicni.go loadNetworkFromCache).
 func cachedNaming(dir string, attachments []inspect.Attachment) (int, error) {
-	// a file that cannot be read counts for nothing, whatever its age
-	node := alive.Node{CacheDir: dir, GracePeriod: math.MaxInt64}
+	node := alive.Node{CacheDir: dir}
 	files, err := node.Cache()
+	if all, joined := err.(interface{ Unwrap() []error }); joined {
+		err = errors.Join(slices.DeleteFunc(slices.Clone(all.Unwrap()), isTorn)...)
+	}
 	count := 0
 	for _, f := range files {
 		// An attachment without a namespace and without an entry in the journal was swept: the
@@ -196,6 +198,13 @@ func cachedNaming(dir string, attachments []inspect.Attachment) (int, error) {
 		}
 	}
 	return count, err
+}
+
+// isTorn reports whether a file of libcni's cache is not JSON: no runtime reads a configuration from
+// it that names unwind.
+func isTorn(err error) bool {
+	var syntax *json.SyntaxError
+	return errors.As(err, &syntax)
 }
 
 func describeJournal(ctx context.Context, stateDir string) string {

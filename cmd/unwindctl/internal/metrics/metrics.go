@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -168,7 +169,8 @@ func (c *collection) collectJournal(ctx context.Context) error {
 		record.CountDuplicates: "duplicate_addresses_total",
 		record.LastSweep:       "sweep_last_success_timestamp_seconds",
 	}
-	if err == nil && s.Sum(record.CountDuplicates) == 0 { // else it would seem to begin anew
+	duplicates := func(c inspect.Counter) bool { return c.Name == record.CountDuplicates }
+	if err == nil && !slices.ContainsFunc(s.Counters, duplicates) { // else it would begin anew
 		c.add("duplicate_addresses_total", 0)
 	}
 	for _, one := range s.Counters {
