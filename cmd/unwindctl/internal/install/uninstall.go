@@ -200,8 +200,8 @@ func cachedNaming(dir string, attachments []inspect.Attachment) (int, error) {
 	return count, err
 }
 
-// isTorn reports whether a file of libcni's cache is not JSON: no runtime reads a configuration from
-// it that names unwind.
+// isTorn reports whether a file of libcni's cache is not JSON: no runtime reads unwind's name from
+// it.
 func isTorn(err error) bool {
 	var syntax *json.SyntaxError
 	return errors.As(err, &syntax)
