@@ -37,7 +37,7 @@ func TestAllocations(t *testing.T) {
 }
 
 const (
-	maxUpdateAllocs = 260
+	maxUpdateAllocs = 280
 	maxLookAllocs   = 120
 )
 

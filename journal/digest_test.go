@@ -73,6 +73,22 @@ func TestSyncFails(t *testing.T) {
 	say("aside", "0")
 }
 
+// TestTakeBack: only the transaction whose sync failed is taken back, and no earlier one, which was
+// synced: a file system may have taken back the pages of the one that failed.
+func TestTakeBack(t *testing.T) {
+	s := newStore(t)
+	put(t, s, adding("a"))
+	put(t, s, adding("b"))
+	f, err := os.OpenFile(s.Path(), os.O_RDWR, 0)
+	check(t, err)
+	defer f.Close()
+	newest := newestIn(f)
+	check(t, takeBack(f, newest+1))
+	wantEntries(t, s, "a", "b")
+	check(t, takeBack(f, newest))
+	wantEntries(t, s, "a")
+}
+
 // TestUnstamped: while a transaction is not synced, the file has no stamp, not even one that fits since
 // its times have not changed within a tick of the clock.
 func TestUnstamped(t *testing.T) {

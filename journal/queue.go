@@ -74,9 +74,11 @@ const stampSize = 160
 // stamp records in the queue's file how a transaction leaves the journal. The next transaction that
 // finds the file so neither verifies it, which reads all of it and costs more than the transaction,
 // nor syncs it and its directories. The stamp is not synced and counts for one boot. After a loss
-// of power, or if a process died in a transaction, no stamp fits: unstamp has removed it. All
-// stamps have one length: when a truncated file is closed, ext4 allocates its blocks and begins to
-// write them (auto_da_alloc, ext4(5)).
+// of power, or if a process died in a transaction, no stamp fits: unstamp has removed it. If the
+// file system went away and came back within one boot, an older stamp may be there again. It does
+// not fit a file with a newer transaction, whole or not. All stamps have one length: when a
+// truncated file is closed, ext4 allocates its blocks and begins to write them (auto_da_alloc,
+// ext4(5)).
 func (s *Store) stamp(queue, file *os.File) {
 	if text := s.stampOf(file); text != "" {
 		_, _ = queue.WriteAt([]byte(text), 0)
@@ -102,12 +104,12 @@ func (s *Store) stamped(queue, file *os.File) bool {
 
 func (s *Store) stampOf(file *os.File) string {
 	var st unix.Stat_t
-	boot := s.bootID()
-	if boot == "" || unix.Fstat(int(file.Fd()), &st) != nil {
+	boot, newest := s.bootID(), newestIn(file)
+	if boot == "" || newest == 0 || unix.Fstat(int(file.Fd()), &st) != nil {
 		return ""
 	}
-	return fmt.Sprintf("%-*s\n", stampSize-1,
-		fmt.Sprintf("%s %d %d %d %d %d", boot, st.Dev, st.Ino, st.Size, st.Mtim.Nano(), st.Ctim.Nano()))
+	return fmt.Sprintf("%-*s\n", stampSize-1, fmt.Sprintf("%s %d %d %d %d %d %d", boot, st.Dev,
+		st.Ino, st.Size, st.Mtim.Nano(), st.Ctim.Nano(), newest))
 }
 
 // bootID returns the boot's ID, or "" if it cannot be read. It reads it once: opening a file of

@@ -2,8 +2,10 @@ package journal
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -140,6 +142,21 @@ func TestStamp(t *testing.T) {
 			check(t, err)
 			text[0] ^= 1
 			check(t, os.WriteFile(queue, text, 0o600))
+		}, false},
+		// of a file system that went away and came back, with what it had written of the files
+		{"of the transaction before", func(t *testing.T, s *Store) {
+			queue := s.Dir + "/" + queueName
+			text, err := os.ReadFile(queue)
+			check(t, err)
+			f, err := os.Open(s.Path())
+			check(t, err)
+			defer f.Close()
+			now := fmt.Sprintf(" %d ", newestIn(f))
+			before := strings.Replace(string(text), now, fmt.Sprintf(" %d ", newestIn(f)-1), 1)
+			if !strings.Contains(string(text), now) {
+				t.Errorf("the stamp %q has not the transaction %s", text, now)
+			}
+			check(t, os.WriteFile(queue, []byte(before), 0o600))
 		}, false},
 		{"without a queue", func(t *testing.T, s *Store) { check(t, os.Remove(s.Dir+"/"+queueName)) }, false},
 	} {

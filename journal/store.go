@@ -81,7 +81,7 @@ func (s *Store) Path() string { return filepath.Join(s.Dir, fileName) }
 
 // Update runs fn in one read-write transaction. When it returns nil, what fn wrote survives a crash
 // and a loss of power; if fn wrote nothing, nothing is committed. When it returns an error, nothing
-// was written, unless the error came from the commit's own sync.
+// was written, unless the commit's own sync failed and then the transaction could not be taken back.
 func (s *Store) Update(ctx context.Context, fn func(*Tx) error) error {
 	if err := s.makeDir(); err != nil {
 		return err
@@ -158,14 +158,18 @@ func (s *Store) transact(
 	if err != nil {
 		return s.confirm(classify(err))
 	}
-	in := func(btx *bolt.Tx) error { return s.inTx(&Tx{btx: btx, file: info}, queue, found, fn) }
+	var transaction uint64
+	in := func(btx *bolt.Tx) error {
+		transaction = uint64(btx.ID())
+		return s.inTx(&Tx{btx: btx, file: info}, queue, found, fn)
+	}
 	if !write {
 		_ = queue.Close()
 		return errors.Join(db.View(in), db.Close())
 	}
 	switch err = db.Update(in); {
 	case err == nil:
-		if err = s.sync(db, file); err == nil {
+		if err = s.sync(db, file, transaction); err == nil {
 			s.stamp(queue, file)
 		}
 	case errors.Is(err, errUnchanged):
@@ -176,17 +180,26 @@ func (s *Store) transact(
 
 // sync makes a committed transaction durable. If that fails, it takes the transaction back: pages
 // that the disk did not take count as written from then on.
-func (s *Store) sync(db *bolt.DB, file *os.File) error {
+func (s *Store) sync(db *bolt.DB, file *os.File, transaction uint64) error {
 	err := db.Sync()
 	if err == nil {
 		return nil
 	}
 	err = fmt.Errorf("journal: %s: fdatasync: %w", s.Path(), err)
-	found, verifyErr := verify(file)
-	if verifyErr != nil {
-		return errors.Join(err, verifyErr)
+	return errors.Join(err, takeBack(file, transaction))
+}
+
+// takeBack makes the transaction before a given one count, if the file has that one. Some file
+// systems have taken its pages back themselves (btrfs, NFS): then the newest one was synced.
+func takeBack(file *os.File, transaction uint64) error {
+	found, err := verify(file)
+	if err != nil {
+		return err
 	}
-	return errors.Join(err, found.dropNewest(file))
+	if metas := metasOf(found.data); len(metas) == 0 || metas[0].transaction != transaction {
+		return nil
+	}
+	return found.dropNewest(file)
 }
 
 // panicked turns a panic into an error, which is ErrDamaged only if the file is damaged, and gives

@@ -173,6 +173,19 @@ func metasOf(data []byte) (metas []meta) {
 	return metas
 }
 
+// newestIn returns the number of a file's newest transaction, 0 if its meta pages do not tell. It
+// reads these alone, and takes a page to have this machine's size.
+func newestIn(f *os.File) (transaction uint64) {
+	page := make([]byte, pageHeader+metaSize)
+	for i := range int64(2) {
+		_, _ = f.ReadAt(page, i*int64(os.Getpagesize()))
+		if m, ok := metaAt(page, 0); ok {
+			transaction = max(transaction, m.transaction)
+		}
+	}
+	return transaction
+}
+
 func metaAt(data []byte, at uint64) (m meta, ok bool) {
 	if at+pageHeader+metaSize > uint64(len(data)) {
 		return m, false
