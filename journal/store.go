@@ -81,7 +81,7 @@ func (s *Store) Path() string { return filepath.Join(s.Dir, fileName) }
 
 // Update runs fn in one read-write transaction. When it returns nil, what fn wrote survives a crash
 // and a loss of power; if fn wrote nothing, nothing is committed. When it returns an error, nothing
-// was written, unless the commit's own sync failed and then the transaction could not be taken back.
+// was written, unless the commit's own sync failed and the transaction could not be taken back.
 func (s *Store) Update(ctx context.Context, fn func(*Tx) error) error {
 	if err := s.makeDir(); err != nil {
 		return err

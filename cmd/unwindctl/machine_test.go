@@ -109,6 +109,10 @@ func (n *machine) newPlace(flags, kinds []string, setup string) place {
 	// Of its process in this PID namespace tells the /proc of this one, so it is read before
 	// another is mounted.
 	script := `read -r pid rest </proc/self/stat; (` + setup + `) >&2 && echo $pid && exec sleep 300`
+	if slices.Contains(flags, "--mount") { // has a copy of what other tests have mounted, which would outlive them
+		script = `for pin in $(sed -n 's/^nsfs \([^ ]*\) .*/\1/p' /proc/mounts); do
+			case $pin in ` + n.dir + `/*) ;; *) umount -l "$pin" 2>/dev/null ;; esac; done; ` + script
+	}
 	cmd := exec.Command("unshare", slices.Concat(flags, []string{"--fork", "--kill-child", "sh", "-c", script})...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	var stderr bytes.Buffer

@@ -85,9 +85,9 @@ func TestElsewhere(t *testing.T) {
 }
 
 // TestConfinedSweep: a sweep that may not inspect the other processes, process 1 among them,
-// releases what is dead, also what is of an earlier boot.
+// releases what is dead, also what is of an earlier boot. It goes by the mounts of all processes, so
+// it runs alone: the places of other tests have a copy of this one's mounts.
 func TestConfinedSweep(t *testing.T) {
-	t.Parallel()
 	n := newMachine(t)
 	n.netns("gone", "there")
 	n.addKinds(home)
