@@ -249,9 +249,9 @@ func (r *reconciler) changed() bool {
 
 // remember keeps what recordRemoval compares with: the provider's file that ours names.
 func (r *reconciler) remember(named string) {
-	if named != "" {
-		r.named = named
-		r.source, _ = os.Stat(named)
+	source, _ := os.Stat(named)
+	if named != "" && !missing(r.Path()) { // else it may have come after the removal of ours
+		r.named, r.source = named, source
 	}
 }
 

@@ -203,6 +203,44 @@ func provide(k *reconciling, args []string) error {
 	return nil
 }
 
+// onWrite is a log that a test acts on.
+type onWrite func(text string)
+
+func (f onWrite) Write(text []byte) (int, error) {
+	f(string(text))
+	return len(text), nil
+}
+
+// TestDirectoryAnewAtOnce: the directory is removed and made anew the moment after unwind was
+// installed. That is not taken for a removal of our conflist alone, which switches unwind off.
+func TestDirectoryAnewAtOnce(t *testing.T) {
+	k := newReconciling(t, t.TempDir())
+	provider := []string{"net.d/10-bridge.conflist", "podnet", "portMappings"}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(provide(k, provider))
+	times := 0
+	k.again(func(r *reconciler) {
+		r.agent.log = newDedupLogger(slog.New(slog.NewTextHandler(onWrite(func(text string) {
+			if !strings.Contains(text, "msg=installed") {
+				return
+			}
+			if times++; times == 1 {
+				must(os.RemoveAll(k.ConfDir()))
+				must(os.Mkdir(k.ConfDir(), 0o755))
+				must(provide(k, provider))
+			}
+		}), nil)))
+	})
+	if got := k.reconciles(); got != nodetest.First || times != 2 {
+		t.Errorf("installed %d times: %q, want %q", times, got, nodetest.First)
+	}
+}
+
 // writeVersion writes a plugin of a version: version FILE VERSION.
 func writeVersion(k *reconciling, args []string) error {
 	plugin := strings.Replace(nodetest.FakePlugin, "unwind under test", "CNI plugin unwind "+args[1]+": under test", 1)
