@@ -179,7 +179,7 @@ func TestDELHasAnEarlierResult(t *testing.T) {
 	stories(t, `
 	chain pooled | p1, "rules": true | p2
 	add a; drop a; again a b
-	plan p2 ADD kill-parent-effect; killed add b; plan
+	plan p2 ADD kill-parent-effect; killed add b; free b; plan
 	rules $ip3.p1
 	del b; left; rules`)
 }

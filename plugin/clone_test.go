@@ -25,7 +25,7 @@ func TestForeign(t *testing.T) {
 	or live, sweep: let by sweep; add a
 	or DEL pending: add a; plan p1 DEL fail; fails del a
 	or ADD failed: plan p1 ADD fail-effect, p1 DEL fail; fails add a
-	or ADD cut off: plan p1 ADD kill-parent-effect; killed add a
+	or ADD cut off: plan p1 ADD kill-parent-effect; killed add a; free a
 	plan; clone a; drop a
 	reserve $ip100 a eth1; reserve $ip101 aa eth0; reserve $ip102 b eth0; reserve $ip99 a
 	forgets; until $by; calls

@@ -13,7 +13,7 @@ func TestStaleOwner(t *testing.T) {
 	firewall works; chain bridge | firewall | p2
 	either earlier boot: add a; reboot a
 	or namespace gone: add a; drop a
-	or ADD cut off: plan p2 ADD kill-parent-effect; killed add a; drop a; plan
+	or ADD cut off: plan p2 ADD kill-parent-effect; killed add a; free a; drop a; plan
 	forgets; unasked
 	network renamed; add b; given b $ip2
 	asked DEL a $ip2, ADD b $ip2

@@ -13,8 +13,8 @@ func TestStatusSweeps(t *testing.T) {
 	chain p0 | p1 | p2 | p3
 	add live
 	either namespace gone: add a; drop a
-	or ADD cut off in its first delegate: plan p0 ADD kill-parent-effect; killed add a
-	or ADD cut off after its first result, namespace gone: plan p2 ADD kill-parent-effect; killed add a; drop a
+	or ADD cut off in its first delegate: plan p0 ADD kill-parent-effect; killed add a; free a
+	or ADD cut off after its first result, namespace gone: plan p2 ADD kill-parent-effect; killed add a; free a; drop a
 	or ADD and its DEL failed: plan p2 ADD fail-effect, p1 DEL fail; fails add a
 	or DEL failed: add a; plan p2 DEL fail; fails del a
 	or earlier boot: add a; boot a
@@ -78,7 +78,7 @@ func TestStatusIsKilled(t *testing.T) {
 	t.Parallel()
 	for name, past := range map[string]string{
 		"namespace gone":                    `chain p0 | p1 | p2 | p3; add a; drop a`,
-		"ADD cut off":                       `chain p0 | p1 | p2 | p3; plan p0 ADD kill-parent-effect; killed add a; plan`,
+		"ADD cut off":                       `chain p0 | p1 | p2 | p3; plan p0 ADD kill-parent-effect; killed add a; free a; plan`,
 		"namespace gone, reference plugins": `chain bridge, "ipMasq": true | firewall | portmap; add a; drop a`,
 	} {
 		t.Run(name, func(t *testing.T) {
