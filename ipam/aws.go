@@ -6,14 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // AWS is the probe of the AWS VPC CNI. Its daemon ipamd records assigned addresses in a checkpoint,
@@ -25,121 +21,75 @@ type AWS struct{}
 const (
 	// awsCheckpoint is where ipamd keeps its checkpoint by default.
 	awsCheckpoint = "/var/run/aws-node/ipam.json"
-	// awsFormat is the version of the checkpoint that AWS reads: of ipamd 1.12 to 1.23.
+	// awsFormat is the version of the checkpoint that AWS reads; ipamd 1.12 to 1.23 write it.
 	awsFormat = "vpc-cni-ipam/1"
-	// maxCheckpoint bounds a checkpoint, in bytes: some 300 for each pod of a node.
+	// maxCheckpoint limits a checkpoint, in bytes. A checkpoint has some 300 bytes for each pod of a
+	// node.
 	maxCheckpoint = 4 << 20
 )
 
-// Held reads the checkpoints. Without one, or in another format, there is no store to query: the
-// directory is in memory, so a reboot empties it. A file that cannot be read is an error, unless
-// another file has the attachment.
+// Held reads the checkpoints. If no checkpoint exists in a known format, there is no store to
+// query: the directory is in memory, so a reboot empties it. A file that cannot be read is an
+// error, unless another file has the attachment.
 func (AWS) Held(_ context.Context, q Query) (held []netip.Addr, asked bool, err error) {
 	first := cmp.Or(q.Store, awsCheckpoint)
 	ext := filepath.Ext(first)
 	others, err := filepath.Glob(strings.TrimSuffix(first, ext) + "-nic-*" + ext)
-	if err != nil {
-		return nil, true, err
-	}
-	var errs []error
 	for _, path := range append([]string{first}, others...) {
-		allocations, known, err := readCheckpoint(path)
-		for _, one := range allocations {
-			if one.Network == q.Network && one.ContainerID == q.ContainerID && one.IfName == q.IfName {
-				addresses, oddErr := one.addresses()
-				held, err = append(held, addresses...), errors.Join(err, oddErr)
-			}
-		}
-		asked = asked || known
-		if err != nil {
-			errs = append(errs, fmt.Errorf("ipamd's checkpoint %s: %w", path, err))
+		addresses, known, readErr := readCheckpoint(path, q)
+		held, asked = append(held, addresses...), asked || known
+		if readErr != nil {
+			err = errors.Join(err, fmt.Errorf("ipamd's checkpoint %s: %w", path, readErr))
 		}
 	}
 	if len(held) > 0 {
 		return held, true, nil
 	}
-	return nil, asked || len(errs) > 0, errors.Join(errs...)
+	return nil, asked, err
 }
 
-// allocation is an entry of a checkpoint (CheckpointEntry).
-type allocation struct {
-	Network     string          `json:"networkName"`
-	ContainerID string          `json:"containerID"`
-	IfName      string          `json:"ifName"`
-	IPv4        json.RawMessage `json:"ipv4"`
-	IPv6        json.RawMessage `json:"ipv6"`
-}
-
-// addresses returns the addresses of an entry. An entry with none, or with an invalid one, is an
-// error, because the attachment is in the store nevertheless.
-func (a allocation) addresses() (all []netip.Addr, err error) {
-	for _, text := range []json.RawMessage{a.IPv4, a.IPv6} {
-		var address netip.Addr
-		if text != nil {
-			err = errors.Join(err, json.Unmarshal(text, &address))
-		}
-		if address.IsValid() {
-			all = append(all, address)
-		}
-	}
-	if len(all) == 0 && err == nil {
-		err = errors.New("the entry of the attachment has no address")
-	}
-	return all, err
-}
-
-// readCheckpoint reads one checkpoint. known is false if there is none in a known format. It skips
-// entries that ipamd did not write.
-func readCheckpoint(path string) (all []allocation, known bool, err error) {
-	data, err := readRegular(path)
+// readCheckpoint returns the addresses of an attachment in one checkpoint (CheckpointEntry). known
+// is false if the checkpoint is missing or has an unknown format. An entry of the attachment
+// without a valid address is an error; entries that ipamd did not write are skipped.
+func readCheckpoint(path string, q Query) (held []netip.Addr, known bool, err error) {
+	data, err := readRegular(path, maxCheckpoint)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, false, nil
 	}
-	if err != nil {
-		return nil, true, err
-	}
 	var checkpoint struct {
-		Version     string          `json:"version"`
-		Allocations json.RawMessage `json:"allocations"`
+		Version     string            `json:"version"`
+		Allocations []json.RawMessage `json:"allocations"` // ipamd writes [] for none
 	}
-	if err := json.Unmarshal(data, &checkpoint); err != nil {
-		return nil, true, err
+	if err == nil {
+		err = json.Unmarshal(data, &checkpoint)
 	}
-	if checkpoint.Version != awsFormat {
+	switch {
+	case checkpoint.Version != awsFormat && (err == nil || checkpoint.Version != ""):
 		return nil, false, nil
-	}
-	var entries []json.RawMessage
-	if checkpoint.Allocations != nil {
-		err = json.Unmarshal(checkpoint.Allocations, &entries)
-	}
-	if err == nil && entries == nil { // ipamd writes [] for none
+	case err == nil && checkpoint.Allocations == nil:
 		err = errors.New("no allocations")
 	}
-	if err != nil {
-		return nil, true, err
-	}
-	for _, entry := range entries {
-		var one allocation
-		if json.Unmarshal(entry, &one) == nil {
-			all = append(all, one)
+	for _, raw := range checkpoint.Allocations {
+		var entry struct {
+			Network     string `json:"networkName"`
+			ContainerID string `json:"containerID"`
+			IfName      string `json:"ifName"`
+			IPv4        string `json:"ipv4"`
+			IPv6        string `json:"ipv6"`
+		}
+		_ = json.Unmarshal(raw, &entry) // an allocation in another form stays empty
+		if entry.Network != q.Network || entry.ContainerID != q.ContainerID || entry.IfName != q.IfName {
+			continue
+		}
+		before := len(held)
+		for _, text := range []string{entry.IPv4, entry.IPv6} {
+			if address, err := netip.ParseAddr(text); err == nil {
+				held = append(held, address)
+			}
+		}
+		if len(held) == before {
+			err = errors.New("the entry of the attachment has no valid address")
 		}
 	}
-	return all, true, nil
-}
-
-// readRegular reads the file of a checkpoint. It rejects links, devices and pipes.
-func readRegular(path string) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return nil, errors.Join(err, errors.New("not a regular file"))
-	}
-	data, err := io.ReadAll(io.LimitReader(f, maxCheckpoint+1))
-	if err == nil && len(data) > maxCheckpoint {
-		err = fmt.Errorf("more than %d bytes", maxCheckpoint)
-	}
-	return data, err
+	return held, true, err
 }

@@ -121,7 +121,7 @@ func TestOwnerOf(t *testing.T) {
 		{name: "with blanks", address: "10.1.0.2", content: " a \r\n eth0\n", want: Owner{"a", "eth0"}, given: true},
 		{name: "legacy", address: "10.1.0.2", content: "a", want: Owner{"a", ""}, given: true},
 		{name: "legacy, with a line break", address: "10.1.0.2", content: "a\r\n", want: Owner{"a", ""}, given: true},
-		{name: "ownerless", address: "10.1.0.2"},
+		{name: "empty", address: "10.1.0.2"},
 		{name: "blank", address: "10.1.0.2", content: " \r\n"},
 		{name: "given to no one", address: "10.1.0.3", content: "a\r\neth0"},
 		{name: "a folder", address: "10.1.0.2", content: "folder", fails: true},
@@ -292,5 +292,67 @@ func TestReleaseLooksAgain(t *testing.T) {
 	check(t, <-released)
 	if diff := cmp.Diff(files{"lock": "", "10.1.0.2": "b\r\neth0"}, filesOf(t, pool)); diff != "" {
 		t.Errorf("left (-want +got):\n%s", diff)
+	}
+}
+
+// TestLost: an address that was lost is free or another's. Without a pool, or with an odd file, that
+// is unknown.
+func TestLost(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, files{"10.1.0.2": "a\r\neth0", "10.1.0.3": "b\r\neth0", "10.1.0.4": "", "10.1.0.5": "folder", "10.1.0.6": "a"})
+	for _, tt := range []struct {
+		pool, address string
+		lost, fails   bool
+	}{
+		{pool, "10.1.0.2", false, false}, {pool, "10.1.0.6", false, false}, {pool, "10.1.0.3", true, false}, {pool, "10.1.0.4", true, false},
+		{pool, "10.1.0.9", true, false}, {pool, "10.1.0.5", true, true}, {pool + "/none", "10.1.0.2", true, true},
+	} {
+		lost, err := Lost(tt.pool, attachment, netip.MustParseAddr(tt.address))
+		if lost != tt.lost || (err != nil) != tt.fails {
+			t.Errorf("%+v: %t, %v", tt, lost, err)
+		}
+	}
+}
+
+// TestFree releases one address of an attachment, if it is the attachment's.
+func TestFree(t *testing.T) {
+	t.Parallel()
+	for content, want := range map[string]bool{"a\r\neth0": true, "a": true, "a\r\neth1": false, "b\r\neth0": false, "": false, held: false} {
+		pool := newPool(t, files{"10.1.0.2": content, "10.1.0.3": "a\r\neth0"})
+		freed, err := Free(t.Context(), pool, attachment, address2)
+		_, statErr := os.Stat(filepath.Join(pool, "10.1.0.2"))
+		_, otherErr := os.Stat(filepath.Join(pool, "10.1.0.3"))
+		if freed != want || err != nil || os.IsNotExist(statErr) != want || otherErr != nil {
+			t.Errorf("%q: freed %t, %v; %v, %v", content, freed, err, statErr, otherErr)
+		}
+	}
+}
+
+// TestFileAt: a reservation that is made again has another file.
+func TestFileAt(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, files{"10.1.0.2": "a\r\neth0"})
+	path := filepath.Join(pool, "10.1.0.2")
+	info, err := os.Stat(path)
+	check(t, err)
+	r := Reservation{Address: address2, Pool: pool}
+	if changed, err := r.Changed(); err != nil || !changed.Equal(info.ModTime()) {
+		t.Errorf("changed %s, %v; want %s", changed, err, info.ModTime())
+	}
+	first, err := FileAt(pool, address2)
+	if again, againErr := FileAt(pool, address2); again != first || first.Ino == 0 || errors.Join(err, againErr) != nil {
+		t.Errorf("%+v, then %+v, %v, %v", first, again, err, againErr)
+	}
+	fill(t, pool, files{"new": "a\r\neth0"}) // while the first is there, so that its inode is another
+	check(t, os.Rename(filepath.Join(pool, "new"), path))
+	if other, err := FileAt(pool, address2); other == first || err != nil {
+		t.Errorf("made again: %+v, %v", other, err)
+	}
+	check(t, os.Remove(path))
+	if gone, err := FileAt(pool, address2); gone != (File{}) || err == nil {
+		t.Errorf("gone: %+v, %v", gone, err)
+	}
+	if changed, err := r.Changed(); !changed.IsZero() || err == nil {
+		t.Errorf("gone: %s, %v", changed, err)
 	}
 }

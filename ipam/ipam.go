@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net/netip"
 	"os"
+	"slices"
 )
 
 // Owner is the attachment that has an address. IfName is "" in files of host-local before 0.8.
@@ -15,7 +16,7 @@ type Owner struct {
 	IfName      string
 }
 
-// Is reports whether the owner is this attachment.
+// Is reports whether the owner is this attachment of a container.
 func (o Owner) Is(containerID, ifname string) bool {
 	return o.ContainerID == containerID && (o.IfName == "" || o.IfName == ifname)
 }
@@ -23,44 +24,35 @@ func (o Owner) Is(containerID, ifname string) bool {
 // Reservation is an assigned address.
 type Reservation struct {
 	Address netip.Addr
-	Owner   Owner // zero if ownerless
+	Owner   Owner // zero if empty or held
+	HeldFor Owner // zero unless it is held: see Hold
 	Pool    string
-	name    string // of its file
+
+	content string // the content of its file
 }
 
-// Ownerless reports whether host-local died before it wrote an owner. No DEL ever finds such a
-// reservation.
-func (r Reservation) Ownerless() bool { return r.Owner == Owner{} }
+// Empty reports whether host-local died before it wrote an owner: see WhyEmpty. host-local
+// creates and writes a reservation under one lock, so nobody is about to write it while Apply holds
+// that lock.
+func (r Reservation) Empty() bool { return r.Owner == Owner{} && !r.IsHeld() }
 
-// Planned is a reservation to release, and the reason.
-type Planned struct {
-	Reservation
-	Reason string
-}
+// WhyEmpty says why an empty reservation can be released.
+const WhyEmpty = "host-local died before it wrote an owner, so no DEL releases it"
 
-// Plan returns the reservations of a scan that should be released. For one with an owner, judge
-// says whether the owner is dead, and why. Plan always includes ownerless ones: host-local creates
-// and writes a reservation under one lock, so nobody is about to write it while Apply holds that
-// lock.
-func Plan(found []Reservation, judge func(Reservation) (dead bool, reason string)) []Planned {
-	var plan []Planned
-	for _, r := range found {
-		dead, reason := true, "host-local died before it wrote an owner, so no DEL releases it"
-		if !r.Ownerless() {
-			dead, reason = judge(r)
-		}
-		if dead {
-			plan = append(plan, Planned{r, reason})
-		}
-	}
-	return plan
+// IsHeld reports whether Hold made the reservation. The attachment has lost the address, so it is
+// not the owner.
+func (r Reservation) IsHeld() bool { return r.HeldFor != Owner{} }
+
+// belongsTo reports whether the reservation belongs to an attachment.
+func (r Reservation) belongsTo(o Owner) bool {
+	return r.Owner != Owner{} && r.Owner.Is(o.ContainerID, o.IfName)
 }
 
 // OwnerOf returns the owner of an address in a pool. ok is false if the address is free or has no
-// owner. Use the result only as a reason to keep something.
+// owner. Use the result only as a reason to keep something: the owner may change at any time.
 func OwnerOf(pool string, address netip.Addr) (owner Owner, ok bool, err error) {
-	r, ok, err := look(pool, address)
-	return r.Owner, ok && !r.Ownerless(), err
+	r, _, err := look(pool, address)
+	return r.Owner, r.Owner != Owner{}, err
 }
 
 // Lost reports whether an address that an attachment had is free by now, or has another owner. An
@@ -70,49 +62,54 @@ func Lost(pool string, owner Owner, address netip.Addr) (bool, error) {
 	if err == nil && !ok {
 		_, err = os.Stat(pool)
 	}
-	return !ok || !r.Owner.Is(owner.ContainerID, owner.IfName), err
+	return !r.belongsTo(owner), err
 }
 
 // HeldBy returns the addresses of an attachment in a pool.
-func HeldBy(pool, containerID, ifname string) ([]netip.Addr, error) {
+func HeldBy(pool, containerID, ifname string) (addresses []netip.Addr, err error) {
 	found, err := Scan(pool)
-	var held []netip.Addr
 	for _, r := range found {
-		if !r.Ownerless() && r.Owner.Is(containerID, ifname) {
-			held = append(held, r.Address)
+		if r.belongsTo(Owner{containerID, ifname}) {
+			addresses = append(addresses, r.Address)
 		}
 	}
-	return held, err
+	return addresses, err
+}
+
+// Release releases all addresses of an attachment in a pool: see Free.
+func Release(ctx context.Context, pool, containerID, ifname string) error {
+	_, err := remove(ctx, pool, Owner{containerID, ifname}, nil, Reservation.belongsTo)
+	return err
+}
+
+// Free releases an address of an attachment in a pool, if it still belongs to this attachment
+// under host-local's own lock. If the pool does not exist, Free does nothing and does not create
+// it. ctx limits the wait for the lock.
+func Free(
+	ctx context.Context, pool string, owner Owner, address netip.Addr,
+) (freed bool, err error) {
+	released, err := remove(ctx, pool, owner, []netip.Addr{address}, Reservation.belongsTo)
+	return len(released) > 0, err
 }
 
 var errUnnamed = errors.New("container ID or interface is missing")
 
-// Release releases all addresses of an attachment in a pool: see Free.
-func Release(ctx context.Context, pool, containerID, ifname string) error {
-	if containerID == "" || ifname == "" {
-		return errUnnamed
-	}
-	held, err := HeldBy(pool, containerID, ifname)
-	for _, address := range held {
-		_, freeErr := Free(ctx, pool, Owner{containerID, ifname}, address)
-		err = errors.Join(err, freeErr)
-	}
-	return err
-}
-
-// Free releases an address of an attachment in a pool, if it still belongs to this attachment under
-// host-local's own lock. Without a pool, Free does nothing and creates none. ctx limits the wait
-// for the lock.
-func Free(
-	ctx context.Context, pool string, owner Owner, address netip.Addr,
-) (freed bool, err error) {
+// remove releases an owner's reservations: those of the given addresses, or all if no address is
+// given.
+func remove(ctx context.Context, pool string, owner Owner, addresses []netip.Addr,
+	isOf func(Reservation, Owner) bool) (released []Reservation, err error) {
 	if owner.ContainerID == "" || owner.IfName == "" {
-		return false, errUnnamed
+		return nil, errUnnamed
 	}
-	r, ok, err := look(pool, address)
-	if err != nil || !ok || r.Ownerless() || !r.Owner.Is(owner.ContainerID, owner.IfName) {
-		return false, err
+	var found []Reservation
+	if len(addresses) == 0 {
+		found, err = Scan(pool)
 	}
-	released, err := Apply(ctx, pool, []Planned{{Reservation: r}})
-	return len(released) > 0, err
+	for _, address := range addresses {
+		r, _, lookErr := look(pool, address)
+		found, err = append(found, r), errors.Join(err, lookErr)
+	}
+	found = slices.DeleteFunc(found, func(r Reservation) bool { return !isOf(r, owner) })
+	released, applyErr := Apply(ctx, pool, found)
+	return released, errors.Join(err, applyErr)
 }

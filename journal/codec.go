@@ -2,6 +2,7 @@ package journal
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -14,44 +15,34 @@ import (
 
 // The layout of the file, a bbolt database:
 //
-//	meta        "format"                           → format
-//	entries     network 00 containerID 00 ifname   → Outline, and Entry, JSON
-//	pods        namespace 00 name 00 <entry key>   → nothing
-//	addresses   address 00 <entry key>             → nothing
-//	tombstones  <entry key>                        → sequence, 8 bytes, and Tombstone, JSON
-//	expiry      sequence, 8 bytes                  → <entry key> of a tombstone; the oldest first
-//	history     sequence, 8 bytes                  → Event, JSON; the oldest first
-//	counters    name 00 label 00 label …           → value, 8 bytes
+//	meta     "format"                                              → format
+//	entries  network 00 containerID 00 ifname 00 number            → Outline, and Entry, JSON
+//	index    "pod" 00 namespace 00 name 00 <entry key>             → nothing
+//	         "address" 00 address 00 <entry key>                   → nothing
 //
-// The transaction that writes an entry also writes pods and addresses, from the entry alone.
+// A number has 8 bytes, big-endian. The transaction that writes an entry also writes the index,
+// from the entry alone. An undone entry is not in the index.
 var (
-	bucketMeta       = []byte("meta")
-	bucketEntries    = []byte("entries")
-	bucketPods       = []byte("pods")
-	bucketAddresses  = []byte("addresses")
-	bucketTombstones = []byte("tombstones")
-	bucketExpiry     = []byte("expiry")
-	bucketHistory    = []byte("history")
-	bucketCounters   = []byte("counters")
-	keyFormat        = []byte("format")
-	keyDigest        = []byte("digest")
+	bucketMeta    = []byte("meta")
+	bucketEntries = []byte("entries")
+	bucketIndex   = []byte("index")
+	keyFormat     = []byte("format")
 
-	buckets = [][]byte{bucketMeta, bucketEntries, bucketPods, bucketAddresses,
-		bucketTombstones, bucketExpiry, bucketHistory, bucketCounters}
+	buckets = [][]byte{bucketMeta, bucketEntries, bucketIndex}
 )
 
 // Version is the format that this code writes, and the newest that it reads.
-const Version = 1
+const Version = 2
 
-// format names the release that wrote the file and the oldest that can read it. A release that
-// changes the format raises Writer, and raises OldestReader only one release later, so that going
-// back by one release works.
+// format has the format version of the release that wrote the file (Writer), and the oldest that
+// can read the file (OldestReader). A release that changes the format raises Writer at once, but
+// OldestReader only one release later, so that users can go back by one release.
 type format struct {
 	Writer       int `json:"writer"`
 	OldestReader int `json:"oldestReader"`
 }
 
-// ErrNewer is returned for a file that only a newer release can read. The file stays as it is.
+// ErrNewer is returned for a file that only a newer release can read. The file is not changed.
 var ErrNewer = errors.New("journal: the file was written by a newer unwind; install that release " +
 	"or a later one")
 
@@ -66,39 +57,46 @@ func checkFormat(data []byte) error {
 	return nil
 }
 
+// encodeKey returns the prefix of the keys of all records of an attachment.
 func encodeKey(k Key) []byte {
-	return []byte(k.Network + "\x00" + k.ContainerID + "\x00" + k.IfName)
+	return []byte(k.Network + "\x00" + k.ContainerID + "\x00" + k.IfName + "\x00")
 }
 
-func decodeKey(b []byte) (Key, error) {
-	var parts [3]string
-	if !split(string(b), parts[:]) {
-		return Key{}, fmt.Errorf("journal: key %q does not have three parts", b)
-	}
-	return Key{parts[0], parts[1], parts[2]}, nil
+func recordKey(k Key, number uint64) []byte {
+	return binary.BigEndian.AppendUint64(encodeKey(k), number)
 }
 
-func podKey(p Pod) []byte { return []byte(p.Namespace + "\x00" + p.Name + "\x00") }
-
-func addressKey(a netip.Addr) []byte { return []byte(a.Unmap().String() + "\x00") }
-
-// indexKeys returns the keys of an entry in the buckets pods and addresses.
-func indexKeys(e *Entry) (pods, addresses [][]byte) {
-	if e == nil {
-		return nil, nil
+func decodeKey(b []byte) (k Key, number uint64, err error) {
+	n := max(0, len(b)-9)
+	network, rest, _ := strings.Cut(string(b[:n]), "\x00")
+	containerID, ifName, whole := strings.Cut(rest, "\x00")
+	if !whole || strings.Contains(ifName, "\x00") || b[n] != 0 {
+		return k, 0, fmt.Errorf("journal: malformed entry key %q; run unwindctl doctor", b)
 	}
-	key := encodeKey(e.Key)
+	return Key{network, containerID, ifName}, binary.BigEndian.Uint64(b[n+1:]), nil
+}
+
+func podKey(p Pod) []byte { return []byte("pod\x00" + p.Namespace + "\x00" + p.Name + "\x00") }
+
+func addressKey(a netip.Addr) []byte { return []byte("address\x00" + a.Unmap().String() + "\x00") }
+
+// indexKeys returns the keys of an entry in the index.
+func indexKeys(e *Entry) (keys [][]byte) {
+	if e == nil || e.State == Undone {
+		return nil
+	}
+	key := recordKey(e.Key, e.Number)
 	if e.Pod.Name != "" {
-		pods = append(pods, append(podKey(e.Pod), key...))
+		keys = append(keys, append(podKey(e.Pod), key...))
 	}
 	for _, a := range e.Addresses() {
-		addresses = append(addresses, append(addressKey(a), key...))
+		keys = append(keys, append(addressKey(a), key...))
 	}
-	return pods, addresses
+	return keys
 }
 
-// DamagedError is returned for an entry that cannot be read, in a file that otherwise can. Its
-// bytes stay until the attachment's next ADD or DEL writes over them.
+// DamagedError is returned for an entry that cannot be read, although the rest of the file can.
+// The entry stays in the file until the attachment's next ADD or DEL overwrites it.
 type DamagedError struct {
 	Key Key
 	Err error
@@ -110,8 +108,8 @@ func (e *DamagedError) Error() string {
 
 func (e *DamagedError) Unwrap() error { return e.Err }
 
-// encodeEntry writes an outline, then the entry. A reader of many entries decodes only the
-// outlines.
+// encodeEntry encodes an entry, preceded by its outline. A reader of many entries decodes only
+// their outlines.
 //
 //	state 00 boot ID 00 device 00 inode 00 path of the network namespace 00 JSON
 //
@@ -126,20 +124,19 @@ func encodeEntry(e *Entry) ([]byte, error) {
 }
 
 func encodeOutline(e *Entry) ([]byte, error) {
-	g := e.Newest()
 	if key := string(encodeKey(e.Key)); !utf8.ValidString(key) {
 		return nil, fmt.Errorf("%q is not valid UTF-8", key)
 	}
-	texts := []string{string(e.State), g.Host.BootID, g.NetNS.Path}
+	texts := []string{string(e.State), e.Host.BootID, e.NetNS.Path}
 	if strings.ContainsRune(strings.Join(texts, ""), 0) {
 		return nil, fmt.Errorf("%q contains a zero byte", texts)
 	}
-	return fmt.Appendf(nil, "%s\x00%s\x00%d\x00%d\x00%s\x00", e.State, g.Host.BootID, g.NetNS.Dev,
-		g.NetNS.Ino, g.NetNS.Path), nil
+	return fmt.Appendf(nil, "%s\x00%s\x00%d\x00%d\x00%s\x00", e.State, e.Host.BootID, e.NetNS.Dev,
+		e.NetNS.Ino, e.NetNS.Path), nil
 }
 
 func decodeEntry(key, value []byte) (*Entry, error) {
-	k, err := decodeKey(key)
+	k, number, err := decodeKey(key)
 	if err != nil {
 		return nil, err
 	}
@@ -147,9 +144,8 @@ func decodeEntry(key, value []byte) (*Entry, error) {
 	if err := json.Unmarshal(value[bytes.LastIndexByte(value, 0)+1:], e); err != nil {
 		return nil, &DamagedError{k, err}
 	}
-	if e.Key != k || len(e.Generations) == 0 {
-		return nil, &DamagedError{k,
-			fmt.Errorf("its value is of %s, with %d generations", e.Key, len(e.Generations))}
+	if e.Key != k || e.Number != number {
+		return nil, &DamagedError{k, fmt.Errorf("its value is of %s, number %d", e.Key, e.Number)}
 	}
 	if _, err := encodeOutline(e); err != nil {
 		return nil, &DamagedError{k, err}
@@ -157,37 +153,31 @@ func decodeEntry(key, value []byte) (*Entry, error) {
 	return e, nil
 }
 
-// split divides a text at its zero bytes into exactly len(parts) parts.
-func split(text string, parts []string) bool {
-	for i := range parts {
-		var more bool
-		if parts[i], text, more = strings.Cut(text, "\x00"); more != (i < len(parts)-1) {
-			return false
-		}
-	}
-	return true
-}
-
 func decodeOutline(key, value []byte) (o Outline, err error) {
-	if o.Key, err = decodeKey(key); err != nil {
+	if o.Key, o.Number, err = decodeKey(key); err != nil {
 		return o, err
 	}
-	var parts [5]string
 	length := 0
-	for range parts {
+	for range 5 {
 		length += bytes.IndexByte(value[length:], 0) + 1
 	}
-	if length == 0 || !split(string(value[:length-1]), parts[:]) {
+	var parts [5]string
+	text, whole := string(value[:length]), false
+	for i := range parts {
+		parts[i], text, whole = strings.Cut(text, "\x00")
+	}
+	if !whole {
 		return o, &DamagedError{o.Key, errors.New("no outline")}
 	}
 	o.State, o.BootID, o.NetNS.Path = State(parts[0]), parts[1], parts[4]
-	var errs [2]error
-	o.NetNS.Dev, errs[0] = strconv.ParseUint(parts[2], 10, 64)
-	o.NetNS.Ino, errs[1] = strconv.ParseUint(parts[3], 10, 64)
-	if err := errors.Join(errs[:]...); err != nil {
+	var devErr, inoErr error
+	o.NetNS.Dev, devErr = strconv.ParseUint(parts[2], 10, 64)
+	o.NetNS.Ino, inoErr = strconv.ParseUint(parts[3], 10, 64)
+	if err := cmp.Or(devErr, inoErr); err != nil {
 		return o, &DamagedError{o.Key, err}
 	}
 	return o, nil
 }
 
-func sequence(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) }
+// isUndone reports whether an encoded entry is undone.
+func isUndone(value []byte) bool { return bytes.HasPrefix(value, []byte(Undone+"\x00")) }

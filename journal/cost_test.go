@@ -37,7 +37,7 @@ func TestAllocations(t *testing.T) {
 }
 
 const (
-	maxUpdateAllocs = 280
+	maxUpdateAllocs = 220
 	maxLookAllocs   = 120
 )
 
@@ -60,7 +60,7 @@ func TestSteady(t *testing.T) {
 	for i := range pairs + there {
 		if i < pairs {
 			e := adding(fmt.Sprintf("c%d", i), fmt.Sprintf("10.%d.%d.%d", i>>16&255, i>>8&255, i&255))
-			e.Newest().Steps[0].Config = fmt.Appendf(nil, `{"type": "bridge", "padding": "%0*d"}`, i%2000, i)
+			e.Steps[0].Config = fmt.Appendf(nil, `{"type": "bridge", "padding": "%0*d"}`, i%2000, i)
 			put(t, s, e)
 			e.State = Live
 			put(t, s, e)
@@ -72,10 +72,10 @@ func TestSteady(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				e.State = Removing
+				e.State = Deleting
 				return tx.Put(e)
 			}))
-			check(t, s.Update(t.Context(), func(tx *Tx) error { return tx.Delete(k) }))
+			check(t, s.Update(t.Context(), func(tx *Tx) error { return remove(tx, k) }))
 		}
 		info, err := os.Stat(s.Path())
 		check(t, err)

@@ -1,10 +1,12 @@
 package journal
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -13,62 +15,66 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// create creates the file if there is none. The caller holds the queue. A crash leaves either no
-// file or a complete one, and at most a journal.db.new that the next call replaces. create does not
-// sync the directory; the first writer that opens the file does (see syncFolders).
+// create creates the journal file if it does not exist. The caller holds the queue.
+func (s *Store) create(queue *os.File) error {
+	if _, err := os.Lstat(s.Path()); !errors.Is(err, fs.ErrNotExist) {
+		return err // open refuses a path that is not a regular file, and an empty file
+	}
+	return s.replace(queue, fill)
+}
+
+// replace replaces the journal with a file that write makes. A crash leaves the old journal (or
+// none, if none existed) or the new one, and possibly a journal.db.new, which the next call
+// replaces.
 //
+//	pwrite   journal.lock: it began
 //	unlink   journal.db.new
 //	open     journal.db.new, mode 0600
-//	pwrite   meta pages, buckets, format; fdatasync
+//	pwrite   meta pages, buckets, format
 //	fsync    journal.db.new
 //	rename   journal.db.new → journal.db
-func (s *Store) create() error {
-	switch info, err := os.Lstat(s.Path()); {
-	case err == nil && info.Mode().IsRegular(): // perhaps an empty one: see verify
-		return nil
-	case err == nil:
-		return fmt.Errorf("journal: %s is not a regular file; move it away", s.Path())
-	case !errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("journal: %w", err)
-	}
+//	fsync    the directory, and those above it
+//	pwrite   journal.lock: it succeeded
+func (s *Store) replace(queue *os.File, write func(path string) error) error {
 	tmp := s.Path() + ".new"
-	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := errors.Join(s.setCommit(queue, began), os.RemoveAll(tmp)); err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
-	if err := fill(tmp); err != nil {
+	defer func() { _ = os.Remove(tmp) }() // if it is not renamed
+	if err := write(tmp); err != nil {
 		return fmt.Errorf("journal: %s: %w", tmp, err)
+	}
+	if err := syncPath(tmp); err != nil {
+		return err
 	}
 	s.at("created")
 	if err := os.Rename(tmp, s.Path()); err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
 	s.at("renamed")
-	return nil
+	if err := s.syncFolders(); err != nil {
+		return err
+	}
+	return s.setCommit(queue, succeeded)
 }
 
-// syncFolders ensures that the file can be found after a power loss. It syncs the directory and its
-// parents on the same file system, because some may be as new as the file, and the process that
-// created them may have been killed before it could sync them. So every writer to a file without a
-// matching stamp calls syncFolders first.
+// syncFolders ensures that the file can be found after a power loss. It syncs the directory and
+// its parents on the same file system, because some of them may be new, and the process that
+// created them may have been killed before it could sync them.
 func (s *Store) syncFolders() error {
-	var here, above unix.Stat_t
-	dir := s.Dir
-	if err := unix.Stat(dir, &here); err != nil {
-		return fmt.Errorf("journal: %w", &fs.PathError{Op: "stat", Path: dir, Err: err})
-	}
-	for {
-		if err := syncPath(dir); err != nil {
-			return err
+	var own, above unix.Stat_t
+	err := errors.Join(unix.Stat(s.Dir, &own), syncPath(s.Dir))
+	for dir := s.Dir; err == nil && dir != "/"; {
+		dir = filepath.Dir(dir)
+		if unix.Stat(dir, &above) != nil || above.Dev != own.Dev {
+			break
 		}
-		parent := filepath.Dir(dir)
-		if parent == dir || unix.Stat(parent, &above) != nil || above.Dev != here.Dev {
-			return nil //nolint:nilerr // above is not ours
-		}
-		dir = parent
+		err = syncPath(dir)
 	}
+	return err
 }
 
-// fill writes an empty journal to a new file and syncs it.
+// fill writes an empty journal to a new file.
 func fill(path string) error {
 	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: time.Second, NoStatistics: true})
 	if err != nil {
@@ -84,39 +90,32 @@ func fill(path string) error {
 		if err != nil {
 			return err
 		}
-		meta := tx.Bucket(bucketMeta)
-		return errors.Join(meta.Put(keyFormat, data),
-			meta.Put(keyDigest, new(digest).encode(uint64(tx.ID()))))
+		return tx.Bucket(bucketMeta).Put(keyFormat, data)
 	})
-	if err := errors.Join(err, db.Close()); err != nil {
-		return err
-	}
-	return syncPath(path)
+	return errors.Join(err, db.Close())
 }
 
-// setAside renames a damaged file, to keep it and start a new one. The caller holds the queue.
+// setAside renames a damaged journal file, so that it is kept and a new one can be started. The
+// caller holds the queue.
 func (s *Store) setAside(cause error) error {
 	aside := fmt.Sprintf("%s.damaged-%s", s.Path(),
 		time.Now().UTC().Format("20060102T150405.000000000Z"))
 	if err := os.Rename(s.Path(), aside); err != nil {
 		return fmt.Errorf("%w; cannot set it aside: %w", cause, err)
 	}
-	s.logger().Error("damaged journal set aside, starting a new one; "+
+	log := cmp.Or(s.Logger, slog.New(slog.DiscardHandler))
+	log.Error("damaged journal set aside, starting a new one; "+
 		"DELs of earlier attachments use the configuration that the runtime sends",
 		"file", aside, "err", cause)
 	return syncPath(s.Dir)
 }
 
-// makeDir creates a missing directory (0700), and checks it before anything is created in it.
+// makeDir creates missing directories (0700), and checks each before anything is created in it.
 func (s *Store) makeDir() error {
-	return s.makeDirs(s.Dir, filepath.Join(s.Dir, locksName))
-}
-
-func (s *Store) makeDirs(dirs ...string) error {
 	if !filepath.IsAbs(s.Dir) {
 		return fmt.Errorf("journal: stateDir %q is not an absolute path", s.Dir)
 	}
-	for _, dir := range dirs {
+	for _, dir := range []string{s.Dir, filepath.Join(s.Dir, locksName)} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return fmt.Errorf("journal: %w", err)
 		}
@@ -127,8 +126,8 @@ func (s *Store) makeDirs(dirs ...string) error {
 	return nil
 }
 
-// checkDir rejects a directory that is a link, or that anyone but this user or root can write to:
-// whoever can write there can make root run any DEL.
+// checkDir rejects a directory that is a link, or that anyone except this user and root can write
+// to, because whoever can write to it can make root run any DEL.
 func checkDir(dir string) error {
 	var st unix.Stat_t
 	if err := unix.Lstat(dir, &st); err != nil {
@@ -149,11 +148,10 @@ func checkDir(dir string) error {
 // syncPath fsyncs a file or a directory.
 func syncPath(path string) error {
 	f, err := os.Open(path)
-	if err != nil {
-		return fmt.Errorf("journal: %w", err)
+	if err == nil {
+		err = errors.Join(f.Sync(), f.Close())
 	}
-	defer f.Close()
-	if err := f.Sync(); err != nil {
+	if err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
 	return nil

@@ -1,14 +1,15 @@
-// Package journal durably records every delegated ADD with a pending DEL, before the ADD happens.
+// Package journal durably records the pending DEL of every delegate before that delegate's ADD
+// runs.
 //
-// It knows nothing of plugins: it stores entries, finds them by attachment, pod and address, and
-// hands out the lock of an attachment. Each type and function says what a crash leaves.
+// It knows nothing about plugins: it stores entries, finds them by attachment, pod and address,
+// and provides a lock for each attachment. Where it matters, a type or function says what a crash
+// leaves.
 package journal
 
 import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"time"
 
@@ -26,104 +27,132 @@ type Key struct {
 // "Parameters").
 func (k Key) String() string { return k.Network + "/" + k.ContainerID + "/" + k.IfName }
 
-// State is the place of an attachment between its ADD and its last DEL.
+// State says how far an attachment is between its ADD and its last DEL.
 type State string
 
-// The states. An attachment that is Gone has no entry.
+// The states. An attachment that is Gone has no record.
 const (
 	Gone State = ""
-	// an ADD runs; if the lock is free, it died before it printed success
-	Adding    State = "adding"
-	Live      State = "live"      // the ADD has a result; it succeeded, unless it still holds the lock
-	Unwinding State = "unwinding" // the ADD failed; it has pending DELs
-	Removing  State = "removing"  // the runtime asked for a DEL; it has pending DELs
+	// an ADD is running; if the attachment's lock is free, unwind died before it printed a result
+	Adding State = "adding"
+	// the ADD has a result; it succeeded, unless it still holds the lock
+	Live        State = "live"
+	RollingBack State = "rolling-back" // the ADD failed; it has pending DELs
+	Deleting    State = "deleting"     // the runtime asked for a DEL; it has pending DELs
+	Undone      State = "undone"       // released without the runtime's own DEL, which will succeed
 )
 
-// edges holds every legal change of state. From Gone to Removing goes a DEL of an attachment that
-// was added before unwind was installed, or whose entry was lost. Back to Adding goes a new
-// generation over an old one that could not be undone completely.
+// edges holds every legal change of state. Gone changes to Deleting if an attachment was added
+// before unwind was installed, or if its record was lost, and the runtime sends its DEL. Gone
+// changes to Undone if an operator forgets a damaged record.
 var edges = map[State][]State{
-	Gone:      {Adding, Removing},
-	Adding:    {Adding, Live, Unwinding, Removing, Gone},
-	Live:      {Live, Unwinding, Removing, Gone},
-	Unwinding: {Unwinding, Gone, Adding},
-	Removing:  {Removing, Gone, Adding},
+	Gone:        {Adding, Deleting, Undone},
+	Adding:      {Adding, Live, RollingBack, Deleting, Undone, Gone},
+	Live:        {Live, RollingBack, Deleting, Undone, Gone},
+	RollingBack: {RollingBack, Undone, Gone},
+	Deleting:    {Deleting, Undone, Gone},
+	Undone:      {Undone, Gone},
 }
 
 // CheckEdge returns an error for an illegal change of state.
 func CheckEdge(from, to State) error {
 	if !slices.Contains(edges[from], to) {
-		return fmt.Errorf("journal: illegal change of state from %q to %q", from, to)
+		return fmt.Errorf("journal: illegal change of state from %q to %q; this is a bug in unwind, "+
+			"please report it", from, to)
 	}
 	return nil
 }
 
-// Entry is the journal's record of one attachment.
+// Entry is the record of one ADD of an attachment, with everything that its DELs need.
 //
-// A runtime may use a container ID again (nerdctl, podman and Nomad do) before the earlier ADD got
-// its DEL. So an entry has one Generation for each ADD that is not undone yet, oldest first. State
-// is that of the newest; all others are being undone.
+// A runtime may reuse a container ID (nerdctl, podman and Nomad do) before it has sent the DEL of
+// the earlier ADD. Then the attachment has two records, which differ in Number.
 type Entry struct {
 	Key
-	State       State        `json:"state"`
-	Pod         Pod          `json:"pod,omitzero"`
-	Generations []Generation `json:"generations"`
-	Undone      []Interface  `json:"undone,omitempty"` // of ADDs undone while another one is pending
-	Cause       string       `json:"cause,omitempty"`  // why it is in its state: alive.Reason.Code
-	Reason      string       `json:"reason,omitempty"` // the same in words
-	Since       Time         `json:"since"`            // in this state
-	Updated     Time         `json:"updated"`
-
-	file os.FileInfo // that a transaction wrote it to, see Store.Holds
+	Number        uint64          `json:"number"` // grows with every ADD in this journal
+	State         State           `json:"state"`
+	Pod           Pod             `json:"pod,omitzero"`
+	NetNS         NetNS           `json:"netns"`
+	Args          string          `json:"args,omitempty"`       // CNI_ARGS, as the runtime gave it
+	Path          string          `json:"path,omitempty"`       // CNI_PATH
+	CNIVersion    string          `json:"cniVersion,omitempty"` // of the chain
+	RuntimeConfig json.RawMessage `json:"runtimeConfig,omitempty"`
+	Result        json.RawMessage `json:"result,omitempty"` // the best known, in its own version
+	Claims        []Claim         `json:"claims,omitempty"`
+	HostLinks     []HostLink      `json:"hostLinks,omitempty"`
+	Host          Host            `json:"host"`
+	Created       Time            `json:"created"`
+	GracePeriod   time.Duration   `json:"gracePeriod,omitempty"` // of the ADD's configuration
+	// Stores has the path of each plugin's store that is not at its default path, by plugin, from
+	// the configuration of the ADD.
+	Stores map[string]string `json:"stores,omitempty"`
+	Steps  []Step            `json:"steps,omitempty"` // with a pending DEL, in chain order
+	// Begun is set while a pass over the steps runs, and stays set if the pass is interrupted.
+	Begun bool `json:"begun,omitempty"`
+	// Occupant is the interface (index and MAC) that had the interface name in the namespace before
+	// the ADD, or "". It does not belong to the ADD, and no DEL of the ADD may see it.
+	Occupant string `json:"occupant,omitempty"`
+	// Interface is the container's interface in the result. An undone record has it instead of the
+	// result.
+	Interface Interface `json:"interface,omitzero"`
+	// Failed is set if the ADD failed, so that the runtime has no result.
+	Failed bool `json:"failed,omitempty"`
+	// Unnamed is set if the last pass left a DEL to the runtime, see decide.LeftToRuntime. Then the
+	// record does not become Undone, so that the runtime's DEL runs the chain.
+	Unnamed bool `json:"unnamed,omitempty"`
+	// Abandoned is set if an operator abandoned the pending DELs of an undone record.
+	Abandoned bool   `json:"abandoned,omitempty"`
+	Cause     string `json:"cause,omitempty"`  // why it is in its state: decide.Reason.Code
+	Reason    string `json:"reason,omitempty"` // the same in words
+	Since     Time   `json:"since"`            // when it entered this state
+	Updated   Time   `json:"updated"`
 }
 
-// Clone returns a copy of the entry with its own generations and steps.
+// Clone returns a copy of the record with its own claims and steps.
 func (e *Entry) Clone() *Entry {
 	c := *e
-	c.Generations, c.Undone = slices.Clone(e.Generations), slices.Clone(e.Undone)
-	for i := range c.Generations {
-		g := &c.Generations[i]
-		g.Claims, g.Steps = slices.Clone(g.Claims), slices.Clone(g.Steps)
-	}
+	c.Claims, c.Steps = slices.Clone(e.Claims), slices.Clone(e.Steps)
 	return &c
 }
 
-// Outline is the part of an entry that can be read without decoding it.
+// Outline is the part of a record that can be read without decoding it.
 type Outline struct {
 	Key
+	Number uint64
 	State  State
-	BootID string // of the newest generation, as is NetNS, which lacks Cookie and NetDev
-	NetNS  NetNS
+	BootID string
+	NetNS  NetNS // without Cookie
 }
 
-// Newest returns the newest generation, which State is about, or nil.
-func (e *Entry) Newest() *Generation {
-	if len(e.Generations) == 0 {
-		return nil
-	}
-	return &e.Generations[len(e.Generations)-1]
-}
-
-// Addresses returns every address that any generation of the entry claims, without duplicates,
-// sorted.
+// Addresses returns every address that the record claims, without duplicates, sorted.
 func (e *Entry) Addresses() []netip.Addr {
 	var all []netip.Addr
-	for _, g := range e.Generations {
-		for _, c := range g.Claims {
-			all = append(all, c.Address)
-		}
+	for _, c := range e.Claims {
+		all = append(all, c.Address)
 	}
 	slices.SortFunc(all, netip.Addr.Compare)
 	return slices.Compact(all)
 }
 
-// Pending returns the number of steps with a pending DEL.
-func (e *Entry) Pending() int {
-	n := 0
-	for _, g := range e.Generations {
-		n += len(g.Steps)
+// ClaimsAddress reports whether the record claims an address.
+func (e *Entry) ClaimsAddress(address netip.Addr) bool {
+	return slices.ContainsFunc(e.Claims, func(c Claim) bool { return c.Address == address })
+}
+
+// Freed reports whether the DEL of the delegate that allocated a claimed address is done. From
+// then on the address may have another owner.
+func (e *Entry) Freed(c Claim) bool {
+	return !slices.ContainsFunc(e.Steps, func(s Step) bool { return s.Index == c.Step })
+}
+
+// Bury makes the record Undone: it only lets the runtime's DEL, which is still to come, succeed.
+func (e *Entry) Bury() {
+	*e = Entry{
+		Key: e.Key, Number: e.Number, State: Undone, Pod: e.Pod, NetNS: e.NetNS,
+		Host: Host{BootID: e.Host.BootID}, Created: e.Created, Interface: e.Interface,
+		Failed: e.Failed, Abandoned: e.Abandoned, Cause: e.Cause, Reason: e.Reason,
+		Since: e.Since, Updated: e.Updated,
 	}
-	return n
 }
 
 // Pod is the pod of an attachment as CNI_ARGS names it; empty outside Kubernetes.
@@ -133,49 +162,20 @@ type Pod struct {
 	UID       string `json:"uid,omitempty"`
 }
 
-// Generation is one ADD, with all that its DELs need.
-type Generation struct {
-	Number        uint64          `json:"number"` // grows with every ADD in this journal
-	NetNS         NetNS           `json:"netns"`
-	Args          string          `json:"args,omitempty"` // CNI_ARGS, as the runtime gave it
-	Path          string          `json:"path"`           // CNI_PATH
-	CNIVersion    string          `json:"cniVersion"`     // the chain's
-	RuntimeConfig json.RawMessage `json:"runtimeConfig,omitempty"`
-	Result        json.RawMessage `json:"result,omitempty"` // the best known, in its own version
-	Claims        []Claim         `json:"claims,omitempty"`
-	HostLinks     []HostLink      `json:"hostLinks,omitempty"`
-	Host          Host            `json:"host"`
-	Created       Time            `json:"created"`
-	GracePeriod   time.Duration   `json:"gracePeriod,omitempty"` // of the ADD's configuration
-	// Stores are the paths of plugins' stores that are not at their default, by plugin, of the ADD's
-	// configuration.
-	Stores map[string]string `json:"stores,omitempty"`
-	Steps  []Step            `json:"steps"` // started, with a pending DEL, in chain order
-	// Begun is set while a pass over the steps runs, and stays if the pass was cut off.
-	Begun bool `json:"begun,omitempty"`
-	// Occupant is the interface (index and MAC) that had the interface name in the namespace before
-	// the ADD, or "". It does not belong to the ADD, and no DEL of the ADD may see it.
-	Occupant string `json:"occupant,omitempty"`
-}
-
-// NetNS identifies a network namespace and says where the runtime put it. All numbers are zero if
-// ADD could not open it. The kernel reuses inode numbers, but within one boot never a cookie.
-// Cookie is zero on kernels before 5.14.
+// NetNS identifies a network namespace, and has the path at which the runtime mounted it. All
+// numbers are zero if ADD could not open it. The kernel reuses inode numbers, but never a cookie
+// within one boot. Cookie is zero on kernels before 5.14.
 type NetNS struct {
 	Path   string `json:"path,omitempty"`
 	Dev    uint64 `json:"dev,omitempty"`
 	Ino    uint64 `json:"ino,omitempty"`
 	Cookie uint64 `json:"cookie,omitempty"`
-	// NetDev is the inode of net/dev below the /proc entry of any process in the namespace. Each
-	// namespace has another one, and it is visible even for processes that may not be inspected.
-	// The kernel reuses it once the namespace is gone. It is zero where /proc has none.
-	NetDev uint64 `json:"netDev,omitempty"`
 }
 
 // Known reports whether ADD identified the namespace.
 func (n NetNS) Known() bool { return n.Ino != 0 }
 
-// Same reports whether both are the same network namespace. An unknown one is the same as no other.
+// Same reports whether both are the same network namespace. It returns false if either is unknown.
 func (n NetNS) Same(o NetNS) bool {
 	if !n.Known() || !o.Known() {
 		return false
@@ -198,10 +198,10 @@ type Interface struct {
 	Addresses []netip.Addr `json:"addresses,omitempty"`
 }
 
-// Known reports whether there is anything to compare.
+// Known reports whether the interface has a MAC or an address to compare.
 func (i Interface) Known() bool { return i.MAC != "" || len(i.Addresses) > 0 }
 
-// Host names the machine, the boot and the namespaces in which an ADD was seen.
+// Host names the machine, the boot and the namespaces in which an ADD ran.
 type Host struct {
 	BootID  string `json:"bootID"`
 	Machine string `json:"machine"` // DMI product UUID, else machine-id
@@ -211,8 +211,8 @@ type Host struct {
 	TimeNS  string `json:"timeNS,omitempty"` // of CLOCK_BOOTTIME; "" on kernels before 5.6
 }
 
-// Time is an instant. Decisions use Boot, CLOCK_BOOTTIME in nanoseconds, which counts only within
-// one boot; Wall is for people.
+// Time is an instant on two clocks. Decisions use Boot, CLOCK_BOOTTIME in nanoseconds, which is
+// meaningful only within one boot; Wall is for people.
 type Time struct {
 	Boot int64     `json:"boot"`
 	Wall time.Time `json:"wall"`

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -30,40 +29,35 @@ var byMeaning = cmp.Options{
 
 // everything returns an entry in which no field is empty.
 func everything() *Entry {
-	generation := func(n int) Generation {
-		return Generation{
-			NetNS:         NetNS{Path: "/var/run/netns/a b", Dev: 4, Ino: 4026532281, Cookie: 1<<64 - 1, NetDev: 4026532287},
-			Args:          "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=pod;X=\"<&>\\\t\u2028é",
-			Path:          "/opt/cni/bin:/usr/lib/cni",
-			CNIVersion:    "1.1.0",
-			RuntimeConfig: json.RawMessage(`{"portMappings":[{"hostPort":8080}]}`),
-			Result:        json.RawMessage(`{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.7/24"}]}`),
-			Claims: []Claim{
-				{netip.MustParseAddr("10.0.0.7"), 0, "host-local:/var/lib/cni/networks/podnet"},
-				{netip.MustParseAddr("::ffff:10.0.0.8"), 1, ""},
-				{netip.MustParseAddr("fe80::1%eth0"), 1, ""},
-			},
-			HostLinks:   []HostLink{{"veth0a1b2c3d", "02:42:ac:11:00:02"}},
-			Host:        Host{"b007", "4c4c4544", "mnt:[4026531841]", "pid:[4026531836]", "net:[4026531840]", "time:[4026531834]"},
-			Created:     Time{Boot: 123456789, Wall: time.Date(2026, 2, 3, 4, 5, 6, 7e6, time.UTC)},
-			GracePeriod: 10 * time.Minute, Stores: map[string]string{"aws-cni": "/ipam.json"},
-			Steps: []Step{{
-				Index: n, Type: "bridge",
-				Config: json.RawMessage(`{"type":"bridge", "big":9007199254740993, "e":1.10, "s":"<&>\u0000 \\/"}`),
-				State:  StepFailed, Attempts: 3, LastError: "exit status 1", LastCode: 999, Unproven: "its address is not free", RepeatAt: 1 << 62, ConfirmAt: 1 << 60, RetryAt: 1 << 61,
-				MayHaveRun: true, ADD: AddCutOff,
-			}},
-			Begun: true, Occupant: "5 0a:00:00:00:00:01",
-		}
-	}
 	return &Entry{
-		Key:         Key{"podnet", "c0ffee", "eth0"},
-		State:       Unwinding,
-		Pod:         Pod{"ns", "pod", "1234-uid"},
-		Generations: []Generation{generation(1), generation(2)},
-		Undone:      []Interface{{MAC: "02:00:00:00:00:07", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.9")}}},
-		Cause:       "failed-add",
-		Reason:      "delegate portmap: ADD: \"no\"",
+		Key:           Key{"podnet", "c0ffee", "eth0"},
+		Number:        7,
+		State:         RollingBack,
+		Pod:           Pod{"ns", "pod", "1234-uid"},
+		NetNS:         NetNS{Path: "/var/run/netns/a b", Dev: 4, Ino: 4026532281, Cookie: 1<<64 - 1},
+		Args:          "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=pod;X=\"<&>\\\t\u2028é",
+		Path:          "/opt/cni/bin:/usr/lib/cni",
+		CNIVersion:    "1.1.0",
+		RuntimeConfig: json.RawMessage(`{"portMappings":[{"hostPort":8080}]}`),
+		Result:        json.RawMessage(`{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.7/24"}]}`),
+		Claims: []Claim{
+			{netip.MustParseAddr("10.0.0.7"), 0, "host-local:/var/lib/cni/networks/podnet", 77, 88},
+			{netip.MustParseAddr("::ffff:10.0.0.8"), 1, "", 77, 88},
+			{netip.MustParseAddr("fe80::1%eth0"), 1, "", 77, 88},
+		},
+		HostLinks:   []HostLink{{"veth0a1b2c3d", "02:42:ac:11:00:02"}},
+		Host:        Host{"b007", "4c4c4544", "mnt:[4026531841]", "pid:[4026531836]", "net:[4026531840]", "time:[4026531834]"},
+		Created:     Time{Boot: 123456789, Wall: time.Date(2026, 2, 3, 4, 5, 6, 7e6, time.UTC)},
+		GracePeriod: 10 * time.Minute, Stores: map[string]string{"aws-cni": "/ipam.json"},
+		Steps: []Step{{
+			Index: 1, Type: "bridge",
+			Config: json.RawMessage(`{"type":"bridge", "big":9007199254740993, "e":1.10, "s":"<&>\u0000 \\/"}`),
+			ADD:    AddUnknown, Tries: 3, Last: "exit status 1", Code: 999, Wait: Wait{1 << 62, ForRepeat}, Again: 1 << 61, MayHaveRun: true,
+		}},
+		Begun: true, Occupant: "5 0a:00:00:00:00:01",
+		Interface: Interface{MAC: "02:00:00:00:00:07", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.9")}},
+		Failed:    true, Unnamed: true, Abandoned: true,
+		Cause: "failed-add", Reason: "delegate portmap: ADD: \"no\"",
 	}
 }
 
@@ -89,7 +83,9 @@ func visit(v reflect.Value, tell func(field string, zero bool)) {
 func TestRoundTrip(t *testing.T) {
 	s := newStore(t)
 	want := everything()
-	put(t, s, adding("another"), &Entry{Key: want.Key, State: Adding, Generations: want.Generations[:1]}, want)
+	first := want.Clone()
+	first.State = Adding
+	put(t, s, adding("another"), first, want)
 	filled := map[string]bool{}
 	visit(reflect.ValueOf(want), func(field string, zero bool) { filled[field] = filled[field] || !zero })
 	for field, ok := range filled {
@@ -108,20 +104,6 @@ func TestRoundTrip(t *testing.T) {
 			return err
 		})
 	})
-}
-
-func TestEntryWithoutGenerations(t *testing.T) {
-	s := newStore(t)
-	put(t, s, adding("a"))
-	e := get(t, s, keyOf("a"))
-	e.Generations = nil
-	err := s.Update(t.Context(), func(tx *Tx) error { return tx.Put(e) })
-	if err == nil || strings.Contains(err.Error(), "panic") {
-		t.Errorf("got error %v, want one that says what is wrong", err)
-	}
-	if e := get(t, s, keyOf("a")); e == nil || len(e.Generations) != 1 {
-		t.Errorf("the entry is %+v afterwards", e)
-	}
 }
 
 func TestSameNetNS(t *testing.T) {
@@ -147,7 +129,7 @@ func TestSameNetNS(t *testing.T) {
 }
 
 func TestClaim(t *testing.T) {
-	g := Generation{Steps: []Step{{Index: 0}, {Index: 2}}}
+	g := Entry{Steps: []Step{{Index: 0}, {Index: 2}}}
 	for _, tt := range []struct {
 		step      int
 		freed     bool
@@ -170,7 +152,7 @@ func TestClaim(t *testing.T) {
 }
 
 // TestSince: an entry says when it was written, and since when it is in its state, however often it
-// is rewritten; a tombstone says when it was written.
+// is rewritten.
 func TestSince(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
@@ -195,31 +177,26 @@ func TestSince(t *testing.T) {
 	if live.Since.Boot != live.Updated.Boot || live.Since.Boot == began.Since.Boot {
 		t.Errorf("another state: since %v, updated %v", live.Since, live.Updated)
 	}
-	live.State = Removing
+	live.State = Deleting
 	put(t, s, live)
-	over := adding("a")
-	put(t, s, over)
-	if got := get(t, s, e.Key); got.Since.Boot <= live.Since.Boot {
-		t.Errorf("another ADD: since %v", got.Since)
-	}
-	before = Now()
-	bury(t, s, Tombstone{Key: e.Key})
-	if tomb := tombstone(t, s, e.Key); tomb.Written.Boot < before.Boot || tomb.Written.Boot > Now().Boot {
-		t.Errorf("tombstone written at %v, it is %v", tomb.Written, Now())
+	put(t, s, adding("a"))
+	if got := get(t, s, e.Key); got.Since.Boot <= live.Since.Boot || got.Number <= live.Number {
+		t.Errorf("another ADD: since %v, number %d", got.Since, got.Number)
 	}
 }
 
-var states = []State{Gone, Adding, Live, Unwinding, Removing}
+var states = []State{Gone, Adding, Live, RollingBack, Deleting, Undone}
 
-// legal lists the allowed changes of state: adding → live → removing → gone, live or adding → unwinding →
+// legal lists the allowed changes of state: adding → live → deleting → gone, live or adding → rolling-back →
 // gone, a step within each state that has them, a DEL of an attachment that the journal does not
-// know, a new generation over an old one.
+// know, and undone, which answers the runtime's DEL.
 var legal = [][2]State{
-	{Gone, Adding}, {Gone, Removing},
-	{Adding, Adding}, {Adding, Live}, {Adding, Unwinding}, {Adding, Removing}, {Adding, Gone},
-	{Live, Live}, {Live, Unwinding}, {Live, Removing}, {Live, Gone},
-	{Unwinding, Unwinding}, {Unwinding, Gone}, {Unwinding, Adding},
-	{Removing, Removing}, {Removing, Gone}, {Removing, Adding},
+	{Gone, Adding}, {Gone, Deleting}, {Gone, Undone},
+	{Adding, Adding}, {Adding, Live}, {Adding, RollingBack}, {Adding, Deleting}, {Adding, Undone}, {Adding, Gone},
+	{Live, Live}, {Live, RollingBack}, {Live, Deleting}, {Live, Undone}, {Live, Gone},
+	{RollingBack, RollingBack}, {RollingBack, Undone}, {RollingBack, Gone},
+	{Deleting, Deleting}, {Deleting, Undone}, {Deleting, Gone},
+	{Undone, Undone}, {Undone, Gone},
 }
 
 // TestEdges: exactly the legal changes are allowed, and none from or to a state that only a newer
@@ -241,33 +218,18 @@ func TestEdges(t *testing.T) {
 	check(t, err)
 	damage(t, s, e.Key, string(value))
 	for name, change := range map[string]func(*Tx) error{
-		"Put":    func(tx *Tx) error { return tx.Put(adding("a")) },
-		"Delete": func(tx *Tx) error { return tx.Delete(e.Key) },
+		"Put": func(tx *Tx) error {
+			live := e.Clone()
+			live.State = Live
+			return tx.Put(live)
+		},
+		"Delete": func(tx *Tx) error { return tx.Delete(e) },
 	} {
 		if err := s.Update(t.Context(), change); err == nil {
 			t.Errorf("%s of an entry of an unknown state: no error", name)
 		}
 		if diff := cmp.Diff(e, get(t, s, e.Key), byMeaning); diff != "" {
 			t.Errorf("after %s (-want +got):\n%s", name, diff)
-		}
-	}
-}
-
-// TestStepEdges: a step may go from any state to any other, but that its DEL has ended is not forgotten.
-func TestStepEdges(t *testing.T) {
-	t.Parallel()
-	states := []StepState{StepUntried, StepFailed, StepUnproven, StepParked, StepRepeat}
-	for _, from := range states {
-		for _, to := range states {
-			s := newStore(t)
-			e := adding("a")
-			e.Generations[0].Steps = []Step{{Index: 3, Type: "bridge", State: from}}
-			put(t, s, e)
-			e.Generations[0].Steps[0].State = to
-			err := s.Update(t.Context(), func(tx *Tx) error { return tx.Put(e) })
-			if forgets := from != StepUntried && to == StepUntried; (err != nil) != forgets {
-				t.Errorf("%q to %q: %v", from, to, err)
-			}
 		}
 	}
 }

@@ -15,15 +15,28 @@ import (
 	"pgregory.net/rapid"
 )
 
-// model is the content of a journal, in maps.
-type model struct {
-	entries    map[Key]Entry
-	tombstones map[Key]Tombstone
-	number     uint64
+// id names a record.
+type id struct {
+	Key
+	number uint64
 }
 
-func (m model) clone() model {
-	return model{maps.Clone(m.entries), maps.Clone(m.tombstones), m.number}
+// model is the content of a journal, in a map.
+type model struct {
+	records map[id]Entry
+	number  uint64 // the newest
+}
+
+func (m model) clone() model { return model{maps.Clone(m.records), m.number} }
+
+// newest returns the record of the newest ADD that is not undone.
+func (m model) newest(k Key) (newest Entry, there bool) {
+	for _, e := range m.records {
+		if e.Key == k && e.State != Undone && e.Number >= newest.Number {
+			newest, there = e, true
+		}
+	}
+	return newest, there
 }
 
 // operation is one operation on an attachment.
@@ -31,7 +44,7 @@ type operation struct {
 	what      string
 	key       Key
 	state     State
-	fresh     bool // a new generation
+	fresh     bool // a new ADD
 	pod       Pod
 	addresses []string
 	reason    string
@@ -45,9 +58,9 @@ var (
 // operations draws from few keys, pods and addresses, so that they collide often.
 var operations = rapid.Custom(func(t *rapid.T) operation {
 	return operation{
-		what:      rapid.SampledFrom([]string{"put", "put", "put", "delete", "bury"}).Draw(t, "what"),
+		what:      rapid.SampledFrom([]string{"put", "put", "put", "delete"}).Draw(t, "what"),
 		key:       Key{rapid.SampledFrom([]string{"podnet", "storage"}).Draw(t, "network"), rapid.StringMatching(`[ab]{1,2}`).Draw(t, "id"), "eth0"},
-		state:     rapid.SampledFrom([]State{Adding, Live, Unwinding, Removing}).Draw(t, "state"),
+		state:     rapid.SampledFrom([]State{Adding, Live, RollingBack, Deleting, Undone}).Draw(t, "state"),
 		fresh:     rapid.Bool().Draw(t, "fresh"),
 		pod:       rapid.SampledFrom(samplePods).Draw(t, "pod"),
 		addresses: rapid.SliceOfN(rapid.SampledFrom(sampleAddresses), 0, 3).Draw(t, "addresses"),
@@ -63,7 +76,7 @@ func TestJournalIsAMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n++
 		s := &Store{Dir: filepath.Join(dir, fmt.Sprint(n))}
-		m := model{map[Key]Entry{}, map[Key]Tombstone{}, 0}
+		m := model{map[id]Entry{}, 0}
 		for range rapid.IntRange(1, 4).Draw(t, "transactions") {
 			var err error
 			m, err = m.transaction(s, rapid.SliceOfN(operations, 1, 12).Draw(t, "operations"), rapid.Bool().Draw(t, "roll back"))
@@ -99,117 +112,98 @@ func (m model) transaction(s *Store, all []operation, rollBack bool) (model, err
 }
 
 func (m *model) do(tx *Tx, o operation) error {
-	old, there := m.entries[o.key]
-	switch o.what {
-	case "put":
-		e := old
-		if !there || o.fresh {
-			e = *adding("")
-			e.Key = o.key
-			e.Generations = append(slices.Clone(old.Generations), e.Generations...)
+	old, there := m.newest(o.key)
+	if o.what == "delete" {
+		old.Key = o.key
+		err := tx.Delete(&old)
+		if err == nil {
+			maps.DeleteFunc(m.records, func(i id, e Entry) bool {
+				return i.Key == o.key && (e.State == Undone || i.number == old.Number)
+			})
 		}
-		return m.put(tx, old, e, o)
-	case "delete":
-		legalNow := !there || slices.Contains(legal, [2]State{old.State, Gone})
-		if err := tx.Delete(o.key); (err == nil) != legalNow {
-			return fmt.Errorf("from %q: %w", old.State, err)
-		}
-		if legalNow {
-			delete(m.entries, o.key)
-		}
-		return nil
+		return err
 	}
-	tomb := Tombstone{Key: o.key, NetNS: NetNS{"/run/netns/" + o.reason, 4, 5, 6, 7}, Reason: o.reason, BootID: "b007",
-		Interfaces: []Interface{{MAC: o.reason, Addresses: adding("", o.addresses...).Addresses()}}, NoResult: o.fresh, Abandoned: !o.fresh}
-	m.tombstones[o.key] = tomb
-	return tx.PutTombstone(tomb)
-}
-
-func (m *model) put(tx *Tx, old, e Entry, o operation) error {
+	e, from := old, old.State
+	if !there || o.fresh {
+		e, from = *adding(""), Gone
+		e.Key = o.key
+	}
 	e.State, e.Pod = o.state, o.pod
-	e.Generations = slices.Clone(e.Generations[max(0, len(e.Generations)-2):])
-	e.Newest().Claims = adding("", o.addresses...).Newest().Claims
-	e.Newest().NetNS, e.Newest().Host.BootID = NetNS{Path: "/run/netns/" + o.reason, Dev: 4, Ino: 7}, o.reason
-	number, legalNow := e.Newest().Number, slices.Contains(legal, [2]State{old.State, e.State})
+	e.Claims = adding("", o.addresses...).Claims
+	e.NetNS, e.Host.BootID = NetNS{Path: "/run/netns/" + o.reason, Dev: 4, Ino: 7}, o.reason
+	number, legalNow := e.Number, slices.Contains(legal, [2]State{from, e.State})
 	if err := tx.Put(&e); (err == nil) != legalNow {
-		return fmt.Errorf("%q over %q: %w", e.State, old.State, err)
+		return fmt.Errorf("%q over %q: %w", e.State, from, err)
 	}
 	if !legalNow {
 		return nil
 	}
-	if n := e.Newest().Number; number == 0 && n <= m.number || number != 0 && n != number {
-		return fmt.Errorf("generation number %d after %d, it was %d", n, m.number, number)
+	if n := e.Number; number == 0 && n <= m.number || number != 0 && n != number {
+		return fmt.Errorf("number %d after %d, it was %d", n, m.number, number)
 	}
-	m.number = max(m.number, e.Newest().Number)
-	m.entries[o.key] = e
-	delete(m.tombstones, o.key)
+	if number == 0 {
+		maps.DeleteFunc(m.records, func(i id, e Entry) bool { return i.Key == o.key && e.State == Undone })
+	}
+	m.number = max(m.number, e.Number)
+	m.records[id{o.key, e.Number}] = e
 	return nil
 }
 
 // compare compares a journal with its model, and its indexes with those that follow from its
-// entries.
+// records.
 func (m model) compare(tx *Tx) error {
-	entries, tombstones := map[Key]Entry{}, map[Key]Tombstone{}
-	pods, addresses, buried := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	pending, wantPending := map[id]Entry{}, map[id]Entry{}
+	outlines, wantOutlines := map[id]Outline{}, map[id]Outline{}
+	index := map[string]string{}
+	var all error
+	for i, e := range m.records {
+		for _, k := range indexKeys(&e) {
+			index[string(k)] = ""
+		}
+		if e.State != Undone {
+			wantPending[i], wantOutlines[i] = e, Outline{e.Key, e.Number, e.State, e.Host.BootID, e.NetNS}
+		}
+		records, err := tx.Records(i.Key)
+		at := slices.IndexFunc(records, func(r *Entry) bool { return r.Number == i.number })
+		if at < 0 {
+			return fmt.Errorf("%v is not among its %d records (%w)", i, len(records), err)
+		}
+		all = errors.Join(all, err, differ("record", &e, records[at]))
+		newest, there := m.newest(i.Key)
+		got, err := tx.Get(i.Key)
+		if (got != nil) != there || got != nil && got.Number != newest.Number {
+			all = errors.Join(all, fmt.Errorf("newest of %v: %+v", i, got))
+		}
+		all = errors.Join(all, err)
+	}
 	err := tx.All(func(e *Entry, err error) error {
-		if err != nil {
-			return err
+		if err == nil {
+			pending[id{e.Key, e.Number}] = *e
 		}
-		entries[e.Key] = *e
-		byPod, byAddress := indexKeys(e)
-		for _, k := range byPod {
-			pods[string(k)] = true
-		}
-		for _, k := range byAddress {
-			addresses[string(k)] = true
-		}
-		return nil
-	})
-	for k, v := range bucketOf(tx, bucketTombstones) {
-		key, _ := decodeKey([]byte(k))
-		if tomb, err := tx.Tombstone(key); err != nil {
-			return err
-		} else if tomb != nil {
-			tomb.Written = Time{}
-			tombstones[key] = *tomb
-		}
-		buried[v[:8]+k] = true
-	}
-	outlines, wantOutlines := map[Key]Outline{}, map[Key]Outline{}
-	err = errors.Join(err, tx.Outlines(func(o Outline, err error) error {
-		outlines[o.Key] = o
 		return err
-	}))
-	for k, e := range m.entries {
-		wantOutlines[k] = Outline{k, e.State, e.Newest().Host.BootID, e.Newest().NetNS}
-	}
-	order := map[string]bool{}
-	for k, v := range bucketOf(tx, bucketExpiry) {
-		order[k+v] = true
-	}
-	return errors.Join(err,
-		differ("entries", m.entries, entries),
-		differ("outlines", wantOutlines, outlines),
-		differ("tombstones", m.tombstones, tombstones),
-		differ("index by pod", pods, keysIn(bucketOf(tx, bucketPods))),
-		differ("index by address", addresses, keysIn(bucketOf(tx, bucketAddresses))),
-		differ("order of burials", buried, order),
-		m.lookUp(tx))
+	})
+	outlineErr := tx.Outlines(func(o Outline, err error) error {
+		outlines[id{o.Key, o.Number}] = o
+		return err
+	})
+	return errors.Join(all, err, outlineErr, differ("index", index, bucketOf(tx, bucketIndex)),
+		differ("records", wantPending, pending), differ("outlines", wantOutlines, outlines),
+		differ("number of records", len(m.records), len(bucketOf(tx, bucketEntries))), m.lookUp(tx))
 }
 
-// lookUp looks up every pod and address, and checks that it finds exactly the model's entries.
+// lookUp looks up every pod and address, and checks that it finds exactly the model's records.
 func (m model) lookUp(tx *Tx) error {
 	var all error
 	finds := func(what any, same func(Entry) bool) func([]*Entry, error) {
 		return func(entries []*Entry, err error) {
-			want, got := map[Key]bool{}, map[Key]bool{}
-			for k, e := range m.entries {
-				if same(e) {
-					want[k] = true
+			want, got := map[string]bool{}, map[string]bool{}
+			for _, e := range m.records {
+				if e.State != Undone && same(e) {
+					want[fmt.Sprint(e.Key, e.Number)] = true
 				}
 			}
 			for _, e := range entries {
-				got[e.Key] = true
+				got[fmt.Sprint(e.Key, e.Number)] = true
 			}
 			all = errors.Join(all, err, differ(fmt.Sprint("by ", what), want, got))
 		}
@@ -235,14 +229,6 @@ func bucketOf(tx *Tx, name []byte) map[string]string {
 		return nil
 	})
 	return all
-}
-
-func keysIn(m map[string]string) map[string]bool {
-	keys := map[string]bool{}
-	for k := range m {
-		keys[k] = true
-	}
-	return keys
 }
 
 func differ(what string, want, got any) error {

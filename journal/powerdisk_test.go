@@ -36,7 +36,8 @@ const rootFolder = 1
 // change is one change of a file or directory, as the kernel requested it. There are four kinds:
 // write a page or a part of it; set a size, which a write behind the end does too, apart from its
 // pages; set a name in a directory, or remove it (target zero); sync, which alone makes the others
-// certain. A rename is one change.
+// certain. A rename is one change. After a sync that failed, the kernel takes the pages of the file for
+// written (lost), and no later sync makes them certain.
 type change struct {
 	kind   changeKind
 	file   int // the number of the changed file or directory
@@ -48,6 +49,7 @@ type change struct {
 	target int    // the file that the name refers to
 	made   bool   // name is new
 	folder bool   // the name is a directory's
+	lost   bool   // a sync of it failed
 	mark   mark
 }
 
@@ -58,6 +60,7 @@ const (
 	resized
 	renamed
 	synced
+	failed
 	marked // by the test: not on the disk
 )
 
@@ -164,8 +167,8 @@ type disk struct {
 	last int // the last number given
 	// broken has it fail to read files of more than a page, for which the kernel then asks again.
 	broken atomic.Bool
-	// unsynced lets each sync fail.
-	unsynced atomic.Bool
+	// failing lets a sync fail, the next one if it is 1.
+	failing atomic.Int64
 }
 
 // needDisk skips a test that cannot mount a disk.
@@ -203,6 +206,12 @@ func (d *disk) note(c change) {
 func (d *disk) locked() (unlock func()) {
 	d.mu.Lock()
 	return d.mu.Unlock
+}
+
+// seen returns the disk as a program sees it now, and how many changes it has had.
+func (d *disk) seen() (now *image, changes int) {
+	defer d.locked()()
+	return d.now.clone(), len(d.log)
 }
 
 // mark records how far the program is.
@@ -313,10 +322,11 @@ func (f *diskFile) Write(_ context.Context, _ fs.FileHandle, data []byte, off in
 // Fsync is fsync and fdatasync, of a file or a directory. fdatasync leaves out metadata that is not
 // needed to read the data again; the size is needed (fdatasync(2)).
 func (f *diskFile) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errno {
-	if f.disk.unsynced.Load() {
+	defer f.disk.locked()()
+	if n := f.disk.failing.Load(); n > 0 && f.disk.failing.Add(-1) == 0 {
+		f.disk.note(change{kind: failed, file: f.number})
 		return syscall.EIO
 	}
-	defer f.disk.locked()()
 	f.disk.note(change{kind: synced, file: f.number})
 	return 0
 }

@@ -25,7 +25,7 @@ func (p *power) disksOf(yield func(lost) bool) {
 	random := rand.New(rand.NewPCG(p.seed, 0))
 	db := p.databases()
 	for i, c := range append(p.log, change{kind: marked, mark: mark{len(p.steps) - 1, true}}) {
-		if c.kind != synced && c.kind != marked {
+		if c.kind != synced && c.kind != failed && c.kind != marked {
 			pending = append(pending, c)
 			continue
 		}
@@ -46,18 +46,38 @@ func (p *power) disksOf(yield func(lost) bool) {
 			if c.mark.done && p.steps[c.mark.step].damages {
 				state.damaged = append(state.damaged[:len(state.damaged):len(state.damaged)], p.steps[c.mark.step].name)
 			}
-		case synced:
-			rest := pending[:0:0]
-			for _, done := range pending {
-				if done.file == c.file {
-					kept.apply(done)
-				} else {
-					rest = append(rest, done)
-				}
+		case failed:
+			for i, p := range pending {
+				pending[i].lost = p.lost || p.file == c.file && p.kind == wrote
 			}
-			pending = rest
+		case synced:
+			pending = kept.sync(pending, c.file)
 		}
 	}
+}
+
+// sync makes the changes of a file certain that are not lost, and returns those that are still pending.
+// A page that is lost stays so until it is written again, or nobody can find its file.
+func (i *image) sync(pending []change, file int) (rest []change) {
+	again, named := map[int64]bool{}, map[int]bool{}
+	for _, c := range pending {
+		if c.file == file && !c.lost {
+			i.apply(c)
+			again[c.at] = again[c.at] || c.kind == wrote
+		}
+		named[c.target] = true
+	}
+	for _, names := range i.folders {
+		for _, target := range names {
+			named[target] = true
+		}
+	}
+	for _, c := range pending {
+		if c.file != file || c.lost && !again[c.at] && named[file] {
+			rest = append(rest, c)
+		}
+	}
+	return rest
 }
 
 // databases returns the numbers of all files that ever were a journal or were becoming one, and of

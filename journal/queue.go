@@ -16,116 +16,73 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MaxWait limits the wait for a queue that does not progress, unless the caller's context has an
-// earlier deadline. While others write, the wait may be up to three times as long: on a disk with
-// 45 ms per sync, 250 pods that end at the same time succeed, with one transaction each.
-const MaxWait = 10 * time.Second
+// maxWait limits a wait for the queue. A caller gives up if nobody has written for maxWait. It
+// checks this every maxWait, and waits at most three times maxWait, or until its context ends. On
+// a disk with 45 ms per sync, that is enough for 250 pods that end at the same time, with one
+// transaction each.
+const maxWait = 10 * time.Second
 
-// queue takes the queue of the journal. A reader changes nothing on the disk and creates no file:
-// if there is no queue file, it reads without one and gets nil.
+// queue takes the queue of the journal: the flock of the queue file. A reader changes nothing on
+// the disk: if the queue file does not exist, queue returns nil, and the reader goes on without
+// the flock.
 func (s *Store) queue(ctx context.Context, write bool) (*os.File, error) {
 	path := filepath.Join(s.Dir, queueName)
 	flag := os.O_RDWR | os.O_CREATE
 	if !write {
 		flag = os.O_RDONLY
 	}
-	f, err := lockFile(ctx, path, flag, unix.LOCK_EX)
-	if !write && errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("journal: lock file %s: %w", path, err)
-	}
-	return f, nil
-}
-
-// whileItMoves returns a context that ends when no process has written for MaxWait, but not before
-// MaxWait has passed.
-func (s *Store) whileItMoves(ctx context.Context) (context.Context, context.CancelFunc) {
-	still := s.still()
-	ctx, cancel := context.WithTimeout(ctx, 3*still)
-	look := s.lookAfter(ctx, still, still, cancel)
-	return ctx, func() {
-		look.Stop()
-		cancel()
-	}
-}
-
-func (s *Store) still() time.Duration { return cmp.Or(s.wait, MaxWait) }
-
-// lookAfter ends a wait for the queue if, after d, its stamp is at least as old as still: see
-// stamp.
-func (s *Store) lookAfter(ctx context.Context, d, still time.Duration, end func()) *time.Timer {
-	return time.AfterFunc(d, func() {
-		info, err := os.Stat(filepath.Join(s.Dir, queueName))
-		switch {
-		case ctx.Err() != nil:
-		case err != nil || time.Since(info.ModTime()) >= still:
-			end()
-		default:
-			s.lookAfter(ctx, min(still, still-time.Since(info.ModTime())), still, end)
+	for {
+		f, err := openFile(path, flag)
+		if !write && errors.Is(err, fs.ErrNotExist) {
+			return nil, nil
 		}
-	})
-}
-
-// stampSize is the size of all stamps, in bytes.
-const stampSize = 160
-
-// stamp records in the queue's file how a transaction leaves the journal. The next transaction that
-// finds the file so neither verifies it, which reads all of it and costs more than the transaction,
-// nor syncs it and its directories. The stamp is not synced and counts for one boot. After a loss
-// of power, or if a process died in a transaction, no stamp fits: unstamp has removed it. If the
-// file system went away and came back within one boot, an older stamp may be there again. It does
-// not fit a file with a newer transaction, whole or not. All stamps have one length: when a
-// truncated file is closed, ext4 allocates its blocks and begins to write them (auto_da_alloc,
-// ext4(5)).
-func (s *Store) stamp(queue, file *os.File) {
-	if text := s.stampOf(file); text != "" {
-		_, _ = queue.WriteAt([]byte(text), 0)
+		if err == nil {
+			err = s.flock(ctx, f, unix.LOCK_EX)
+		}
+		if err == nil && samePath(path, f) {
+			return f, nil
+		}
+		if _ = f.Close(); err != nil {
+			return nil, fmt.Errorf("journal: lock file %s: %w", path, err)
+		}
 	}
 }
 
-// unstamp removes the stamp before a transaction changes the file: within one tick of the clock,
-// the file's times would not tell.
-func (s *Store) unstamp(queue *os.File) error {
-	_, err := queue.WriteAt(make([]byte, stampSize), 0)
+// The states of the last commit. The queue file contains the state, followed by the boot ID. If a
+// commit failed or its process died, its changes may or may not be in the file, and after a failed
+// sync the kernel treats pages as written that are not on the disk. So nobody may rely on the file
+// in memory. After a reboot only the disk counts, so the queue file need not be synced.
+const (
+	began     = 'b'
+	succeeded = 's'
+)
+
+func (s *Store) setCommit(queue *os.File, state byte) error {
+	_, err := queue.WriteAt(append([]byte{state, ' '}, s.bootID()...), 0)
 	return err
 }
 
-// stamped reports whether the file is as the last stamp says.
-func (s *Store) stamped(queue, file *os.File) bool {
-	if queue == nil {
-		return false
+// lastCommit returns the state of the last commit, and whether that commit was in an earlier boot.
+// If the queue file has no state, lastCommit returns that the commit began in this boot.
+func (s *Store) lastCommit(queue *os.File) (state byte, earlier bool) {
+	boot := s.bootID()
+	found := make([]byte, 2+len(boot))
+	if _, err := queue.ReadAt(found, 0); err != nil {
+		return began, false
 	}
-	text := make([]byte, 256)
-	n, _ := queue.ReadAt(text, 0)
-	return n > 0 && string(text[:n]) == s.stampOf(file)
+	return found[0], string(found[2:]) != boot
 }
 
-func (s *Store) stampOf(file *os.File) string {
-	var st unix.Stat_t
-	boot, newest := s.bootID(), newestIn(file)
-	if boot == "" || newest == 0 || unix.Fstat(int(file.Fd()), &st) != nil {
-		return ""
-	}
-	return fmt.Sprintf("%-*s\n", stampSize-1, fmt.Sprintf("%s %d %d %d %d %d %d", boot, st.Dev,
-		st.Ino, st.Size, st.Mtim.Nano(), st.Ctim.Nano(), newest))
-}
+func (s *Store) bootID() string { return cmp.Or(s.boot, bootID()) }
 
-// bootID returns the boot's ID, or "" if it cannot be read. It reads it once: opening a file of
-// /proc is slow.
-func (s *Store) bootID() string {
-	s.bootOnce.Do(func() {
-		data, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
-		s.boot = string(bytes.TrimSpace(data))
-	})
-	return s.boot
-}
+// bootID returns the boot's ID, or "" if it cannot be read.
+var bootID = sync.OnceValue(func() string {
+	data, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return string(bytes.TrimSpace(data))
+})
 
-var errNotRegular = errors.New("not a regular file")
-
-// openFile opens a file of the journal. It follows no link, does not wait at a pipe and refuses
-// one.
+// openFile opens a file of the journal. It follows no link, and rejects a pipe without waiting for
+// it.
 func openFile(path string, flag int) (*os.File, error) {
 	f, err := os.OpenFile(path, flag|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
 	if errors.Is(err, syscall.ELOOP) {
@@ -136,7 +93,7 @@ func openFile(path string, flag int) (*os.File, error) {
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s is %w; move it away", path, errNotRegular)
+		err = fmt.Errorf("%s is not a regular file; move it away", path)
 	}
 	if err != nil {
 		_ = f.Close()
@@ -145,113 +102,62 @@ func openFile(path string, flag int) (*os.File, error) {
 	return f, nil
 }
 
-// lockFile opens a file, takes its flock (LOCK_SH or LOCK_EX) and checks that it is still the file
-// at its path.
-func lockFile(ctx context.Context, path string, flag, how int) (*os.File, error) {
-	for {
-		f, err := openFile(path, flag)
-		if err != nil {
-			return nil, err
-		}
-		if err := flock(ctx, f, how); err != nil {
-			return nil, err
-		}
-		if samePath(f, path) {
-			return f, nil
-		}
-		_ = f.Close()
-	}
-}
+// waiters limits the threads of this process that wait for an flock. Such a thread waits until it
+// gets the lock, even if its caller has given up.
+var waiters = make(chan struct{}, 64)
 
-// flock takes the lock of an open file, LOCK_SH or LOCK_EX. It waits as long as ctx allows, then
-// returns ErrBusy. On an error it closes the file, at the latest when the kernel gives up the wait.
-func flock(ctx context.Context, f *os.File, how int) error {
-	for {
-		err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			err = ErrBusy
-		}
-		if !errors.Is(err, ErrBusy) || ctx.Err() != nil {
-			if err != nil {
-				_ = f.Close()
-			}
-			return err
-		}
-		over, end := waitAt(f)
-		if end != nil {
-			return flockInThread(ctx, f, how, end)
-		}
-		select {
-		case <-over:
-		case <-ctx.Done():
-		}
-	}
-}
-
-// fileID identifies a file that is open.
-type fileID struct{ dev, ino uint64 }
-
-// waits has the files for whose flock a thread of this process waits. Only the lock ends such a
-// wait. So there is one thread for a file, however many callers begin to wait and give up.
-var waits = struct {
-	sync.Mutex
-	over map[fileID]chan struct{} // closed at the end of the wait
-}{over: map[fileID]chan struct{}{}}
-
-// waitAt returns the end of the wait for a file's flock that another thread is in. If there is
-// none, the caller is to wait in a thread, and to call end.
-func waitAt(f *os.File) (over <-chan struct{}, end func()) {
-	var st unix.Stat_t
-	_ = unix.Fstat(int(f.Fd()), &st) // cannot fail on a descriptor that flock takes
-	id := fileID{st.Dev, st.Ino}
-	waits.Lock()
-	defer waits.Unlock()
-	if over, waiting := waits.over[id]; waiting {
-		return over, nil
-	}
-	mine := make(chan struct{})
-	waits.over[id] = mine
-	return mine, func() {
-		waits.Lock()
-		defer waits.Unlock()
-		delete(waits.over, id)
-		close(mine)
-	}
-}
-
-// flockInThread waits in a thread for a file's flock. If ctx ends first, the thread gives the lock
-// back as soon as it has it.
-func flockInThread(ctx context.Context, f *os.File, how int, end func()) error {
-	taken := make(chan error)
-	go func() {
-		err := unix.Flock(int(f.Fd()), how)
-		for errors.Is(err, unix.EINTR) {
-			err = unix.Flock(int(f.Fd()), how)
-		}
-		select {
-		case taken <- err:
-		case <-ctx.Done():
-			_ = f.Close()
-		}
-		end()
-	}()
-	select {
-	case err := <-taken:
-		if err != nil {
-			_ = f.Close()
-		}
+// flock takes the lock of an open file, LOCK_SH or LOCK_EX. The kernel grants the lock in the
+// order of the requests. flock returns ErrBusy if ctx ends, or if nobody has written to the queue
+// file for maxWait. Then the caller closes the file, which releases the lock if the kernel grants
+// it later.
+func (s *Store) flock(ctx context.Context, f *os.File, how int) error {
+	err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
+	if !errors.Is(err, unix.EWOULDBLOCK) {
 		return err
+	}
+	select {
+	case waiters <- struct{}{}:
 	case <-ctx.Done():
 		return ErrBusy
 	}
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0) // stays open until it has the lock
+	if err != nil {
+		<-waiters
+		return err
+	}
+	taken := make(chan error, 1)
+	go func() {
+		err := unix.Flock(fd, how)
+		for errors.Is(err, unix.EINTR) {
+			err = unix.Flock(fd, how)
+		}
+		_ = unix.Close(fd)
+		taken <- err
+		<-waiters
+	}()
+	for still := cmp.Or(s.wait, maxWait); ; {
+		select {
+		case err := <-taken:
+			return err
+		case <-ctx.Done():
+			return ErrBusy
+		case <-time.After(still):
+			queue, err := os.Stat(filepath.Join(s.Dir, queueName))
+			if err != nil || time.Since(queue.ModTime()) >= still {
+				return ErrBusy
+			}
+		}
+	}
 }
 
-// samePath reports whether an open file is the one at the path.
-func samePath(f *os.File, path string) bool {
-	opened, err := f.Stat()
-	if err != nil {
-		return false
-	}
+// samePath reports whether all of these open files are the file at the path.
+func samePath(path string, files ...*os.File) bool {
 	there, err := os.Lstat(path)
-	return err == nil && os.SameFile(opened, there)
+	for _, f := range files {
+		opened, statErr := f.Stat()
+		if err != nil || statErr != nil || !os.SameFile(opened, there) {
+			return false
+		}
+	}
+	return true
 }

@@ -2,108 +2,81 @@ package journal
 
 import (
 	"encoding/json"
-	"fmt"
 	"net/netip"
-	"slices"
 )
 
-// Step is one delegate that was started.
+// Step is one delegate that may have allocated or created something, and whose DEL is still
+// pending.
 type Step struct {
 	Index int    `json:"index"` // in the chain
 	Type  string `json:"type"`
-	// Config is its stdin, without prevResult: that of the ADD, or of the chain at the time of a DEL
-	// if the delegate rejected that of the ADD.
+	// Config is the delegate's stdin, without prevResult. It is from the ADD, or from the chain at
+	// the time of the runtime's DEL if unwind did not see the ADD.
 	Config json.RawMessage `json:"config"`
-
-	// ADD says how the delegate's ADD ended if it is known not to have succeeded, else "".
-	ADD Outcome `json:"add,omitempty"`
-
-	State      StepState `json:"state,omitempty"`
-	Attempts   int       `json:"attempts,omitempty"`   // DELs tried
-	MayHaveRun bool      `json:"mayHaveRun,omitempty"` // its DEL, in a pass that was cut off
-	LastError  string    `json:"lastError,omitempty"`  // of StepFailed
-	LastCode   uint      `json:"lastCode,omitempty"`   // of StepFailed: CNI error code
-	RetryAt    int64     `json:"retryAt,omitempty"`    // earliest, of a sweep (CLOCK_BOOTTIME, ns)
-	// RepeatAt is set if the delegate was killed. An agent behind it may still work on the request,
-	// so the delegate gets another DEL after this time (CLOCK_BOOTTIME, nanoseconds), even if one
-	// passed.
-	RepeatAt int64 `json:"repeatAt,omitempty"`
-	// ConfirmAt is set if the DEL passed, this plugin's DEL also passes where it freed nothing
-	// (known.Plugin.MayLie), and no store could be asked. The DEL runs once more after this time
-	// (CLOCK_BOOTTIME, nanoseconds). Nothing was killed.
-	ConfirmAt int64 `json:"confirmAt,omitempty"`
-	// Unproven says why the last DEL that passed does not count: the store of the IPAM plugin still
-	// has the address, or cannot be asked. It stays while a later DEL fails.
-	Unproven string `json:"unproven,omitempty"`
+	ADD    Outcome         `json:"add,omitempty"`
+	Tries  int             `json:"tries,omitempty"` // tries of its DEL
+	// Last is the delegate's error message if its last try failed, or the reason why a successful
+	// try does not count. It is "" if there was no try, or if the last one succeeded. Code is the
+	// CNI error code, or 0 if the delegate succeeded.
+	Last string `json:"last,omitempty"`
+	Code uint   `json:"code,omitempty"`
+	Wait Wait   `json:"wait,omitzero"` // zero: the DEL runs at the next pass
+	// Again is the time (CLOCK_BOOTTIME, nanoseconds) until which a successful DEL does not count,
+	// because the delegate was killed and its agent may still be working on the request, or because
+	// the success proves nothing. It is 0 if any success counts.
+	Again int64 `json:"again,omitempty"`
+	// MayHaveRun is set if the pass that began its first DEL was interrupted.
+	MayHaveRun bool `json:"mayHaveRun,omitempty"`
 }
 
-// StepState is the state of a step's DEL. A step that is undone has none, because it is removed.
-type StepState string
+// Wait is why the DEL of a step does not run at the next pass.
+type Wait struct {
+	Until int64 `json:"until,omitempty"` // CLOCK_BOOTTIME in nanoseconds; 0: no time
+	For   Cause `json:"for,omitempty"`
+}
 
-// The states of a step.
+// Cause says why the DEL of a step waits.
+type Cause string
+
+// The causes of a wait.
 const (
-	StepUntried  StepState = ""         // no DEL of it has ended
-	StepFailed   StepState = "failed"   // the last DEL failed, or was killed
-	StepUnproven StepState = "unproven" // it passed, and the address is not known to be free
-	StepParked   StepState = "parked"   // it passed, without an address that has another owner
-	StepRepeat   StepState = "repeat"   // it passed, and runs once more: see RepeatAt and ConfirmAt
+	ForTime      Cause = ""          // the pause after a failed try, until Until
+	ForOwner     Cause = "owner"     // its address has another owner
+	ForContainer Cause = "container" // it would free resources of another attachment
+	ForQueue     Cause = "queue"     // its plugin keeps the deletion in its own queue
+	ForRuntime   Cause = "runtime"   // the runtime's own DEL, with the network namespace, or Until
+	ForRule      Cause = "rule"      // a host port of this node forwards to its address
+	ForRepeat    Cause = "repeat"    // it succeeded, and runs once more after Until
+	ForNewer     Cause = "newer"     // a newer ADD of the attachment lives
 )
 
-// Ended stores the outcome of a step's DEL. lastError and code belong to a DEL that failed.
-func (s *Step) Ended(to StepState, lastError string, code uint) {
-	s.State, s.LastError, s.LastCode = to, lastError, code
-}
-
-// checkSteps returns an error if a step of an entry goes back to StepUntried. Any other change of
-// state is allowed.
-func checkSteps(old, e *Entry) error {
-	if old == nil {
-		return nil
-	}
-	tried := map[[2]uint64]StepState{}
-	for _, g := range old.Generations {
-		for _, s := range g.Steps {
-			tried[[2]uint64{g.Number, uint64(s.Index)}] = s.State
-		}
-	}
-	for _, g := range e.Generations {
-		for _, s := range g.Steps {
-			if was := tried[[2]uint64{g.Number, uint64(s.Index)}]; was != StepUntried &&
-				s.State == StepUntried {
-				return fmt.Errorf("journal: entry %s: the step of %s was %s and cannot become untried", e.Key,
-					s.Type, was)
-			}
-		}
-	}
-	return nil
-}
-
-// Outcome is how an ADD of a delegate ended.
+// Outcome is how the ADD of a delegate ended.
 type Outcome string
 
-// The outcomes that are recorded.
+// The outcomes.
 const (
-	AddFailed Outcome = "failed"  // the delegate said so, and nobody killed it
-	AddCutOff Outcome = "cut-off" // killed, or unwind was while it ran: it may have passed, or go on
+	AddPassed  Outcome = ""        // it succeeded, or is still to come
+	AddUnknown Outcome = "unknown" // unwind died while it ran, or just before
+	AddFailed  Outcome = "failed"  // the delegate returned an error by itself
+	AddKilled  Outcome = "killed"  // it was killed; the delegate's agent may continue
 )
 
-// Claim is an address in a delegate's result that the previous result lacked. That delegate keeps
-// the address under the container's ID. The delegates after it know the address from prevResult
-// alone, so their rules are keyed by the address.
+// Claim is an address that a delegate added to the result. That delegate stores the address under
+// the container ID. The delegates after it know the address only from prevResult, so their rules
+// are keyed by the address.
 type Claim struct {
 	Address netip.Addr `json:"address"`
 	Step    int        `json:"step"` // index in the chain
-	// Pool names the store of the node-local IPAM that gave the address, or is "". Two attachments
-	// with one address are an error only within one pool.
+	// Pool names the store of the node-local IPAM plugin that assigned the address; "" if none did.
+	// Only within one pool is it an error that two attachments have the same address.
 	Pool string `json:"pool,omitempty"`
+	// Ino and Mtime (nanoseconds) identify the address's file in the pool when the claim was
+	// committed: another ADD of the same owner creates another file. They are 0 if the file was not
+	// inspected.
+	Ino   uint64 `json:"ino,omitempty"`
+	Mtime int64  `json:"mtime,omitempty"`
 }
 
 // Receives reports whether the delegate at this index of the chain got the address in its
 // prevResult.
 func (c Claim) Receives(index int) bool { return index > c.Step }
-
-// Freed reports whether the delegate that brought the address is undone. From then on the address
-// may have another owner.
-func (g *Generation) Freed(c Claim) bool {
-	return !slices.ContainsFunc(g.Steps, func(s Step) bool { return s.Index == c.Step })
-}

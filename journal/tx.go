@@ -13,91 +13,103 @@ import (
 
 // Tx is one transaction on the journal. It ends when the function that got it returns.
 type Tx struct {
-	btx  *bolt.Tx    // nil: there is no journal yet, and everything is empty
-	file os.FileInfo // of the bbolt file
+	btx *bolt.Tx // nil: no journal exists yet, so every bucket is empty
 	// changed says that the transaction has something to commit.
 	changed bool
-	digest  digest // of the content, as the transaction has changed it
 }
 
-// get returns a value of a bucket, or nil.
-func (tx *Tx) get(bucket, key []byte) []byte {
+// scan calls fn for every key of a bucket that begins with a prefix, in key order.
+func (tx *Tx) scan(bucket, prefix []byte, fn func(key, value []byte) error) error {
 	if tx.btx == nil {
 		return nil
 	}
-	return tx.btx.Bucket(bucket).Get(key)
-}
-
-// each calls fn for every key of a bucket, in their order.
-func (tx *Tx) each(bucket []byte, fn func(key, value []byte) error) error {
-	if tx.btx == nil {
-		return nil
+	c := tx.btx.Bucket(bucket).Cursor()
+	for k, v := c.Seek(prefix); k != nil && bytes.HasPrefix(k, prefix); k, v = c.Next() {
+		if err := fn(k, v); err != nil {
+			return err
+		}
 	}
-	return tx.btx.Bucket(bucket).ForEach(fn)
+	return nil
 }
 
-// put writes a value of a bucket.
+// put writes a value to a bucket. The value must not be nil, because Get returns nil for a missing
+// key.
 func (tx *Tx) put(bucket, key, value []byte) error {
-	b := tx.btx.Bucket(bucket)
-	if old := b.Get(key); old != nil {
-		tx.digest.remove(bucket, key, old)
-	}
-	tx.digest.add(bucket, key, value)
 	tx.changed = true
-	return b.Put(key, append([]byte{}, value...)) // not nil, which Get returns for a missing key
+	return tx.btx.Bucket(bucket).Put(key, value)
 }
 
-// delete removes a key of a bucket, if it has it.
+// delete removes a key from a bucket. A missing key is not an error.
 func (tx *Tx) delete(bucket, key []byte) error {
 	b := tx.btx.Bucket(bucket)
-	old := b.Get(key)
-	if old == nil {
+	if b.Get(key) == nil {
 		return nil
 	}
-	tx.digest.remove(bucket, key, old)
 	tx.changed = true
 	return b.Delete(key)
 }
 
-// next returns the next number of a bucket, from 1 on.
-func (tx *Tx) next(bucket []byte) (uint64, error) {
-	n, err := tx.btx.Bucket(bucket).NextSequence()
-	if n > 1 {
-		tx.digest.remove(bucket, nil, sequence(n-1))
-	}
-	tx.digest.addSequence(bucket, n)
-	tx.changed = true
-	return n, err
-}
-
-// Get returns the entry of an attachment, or nil if there is none.
+// Get returns the record of the newest ADD of an attachment, or nil if the attachment has no
+// record. It skips undone records.
 func (tx *Tx) Get(k Key) (*Entry, error) {
-	value := tx.get(bucketEntries, encodeKey(k))
-	if value == nil {
-		return nil, nil
+	all, err := tx.Pending(k)
+	if len(all) == 0 || err != nil {
+		return nil, err
 	}
-	return decodeEntry(encodeKey(k), value)
+	return all[0], nil
 }
 
-// Put writes an entry and its indexes, and removes the attachment's tombstone. It refuses an
-// illegal change of state. If the newest generation has no number, Put gives it the next one.
-func (tx *Tx) Put(e *Entry) error {
-	old, from, err := tx.replaced(e.Key)
+// Pending returns all records of an attachment except undone ones, the newest first.
+func (tx *Tx) Pending(k Key) ([]*Entry, error) {
+	all, err := tx.Records(k)
+	return slices.DeleteFunc(all, func(e *Entry) bool { return e.State == Undone }), err
+}
+
+// Records returns all records of an attachment, including undone ones, the newest first. It omits
+// damaged records; the error names them.
+func (tx *Tx) Records(k Key) (all []*Entry, err error) {
+	var errs []error
+	err = tx.scan(bucketEntries, encodeKey(k), func(key, value []byte) error {
+		e, err := decodeEntry(key, value)
+		if errs = append(errs, err); err == nil {
+			all = append(all, e)
+		}
+		return nil
+	})
+	slices.Reverse(all)
+	return all, errors.Join(append(errs, err)...)
+}
+
+// stored returns the record with a key, or nil if it is missing or cannot be read.
+func (tx *Tx) stored(key []byte) *Entry {
+	e, err := decodeEntry(key, tx.btx.Bucket(bucketEntries).Get(key))
 	if err != nil {
-		return err
+		return nil
+	}
+	return e
+}
+
+// Put writes a record and its indexes. It rejects an illegal change of state. A record without a
+// number belongs to a new ADD: Put assigns the next number and deletes the attachment's undone and
+// damaged records, because they belong to earlier ADDs.
+func (tx *Tx) Put(e *Entry) (err error) {
+	from, old := Gone, tx.stored(recordKey(e.Key, e.Number))
+	if old != nil {
+		from = old.State
 	}
 	if err := CheckEdge(from, e.State); err != nil {
 		return fmt.Errorf("%w (%s)", err, e.Key)
 	}
-	if err := checkSteps(old, e); err != nil {
-		return err
-	}
-	newest := e.Newest()
-	if newest == nil {
-		return fmt.Errorf("journal: entry %s has no generation", e.Key)
-	}
-	if newest.Number == 0 {
-		if newest.Number, err = tx.next(bucketEntries); err != nil {
+	if b := tx.btx.Bucket(bucketEntries); e.Number == 0 {
+		if err := tx.dropAnswered(e.Key); err != nil {
+			return err
+		}
+		if e.Number, err = b.NextSequence(); err != nil {
+			return err
+		}
+	} else if e.Number > b.Sequence() {
+		// from a journal that was set aside: the next ADD must get a higher number
+		if err := b.SetSequence(e.Number); err != nil {
 			return err
 		}
 	}
@@ -106,146 +118,167 @@ func (tx *Tx) Put(e *Entry) error {
 	}
 	value, err := encodeEntry(e)
 	if err != nil {
-		return fmt.Errorf("journal: entry %s: %w", e.Key, err)
+		return fmt.Errorf("journal: record of %s: %w", e.Key, err)
 	}
 	if err := tx.reindex(old, e); err != nil {
 		return err
 	}
-	if err := tx.deleteTombstone(e.Key); err != nil {
+	if err := tx.put(bucketEntries, recordKey(e.Key, e.Number), value); err != nil {
 		return err
 	}
-	tx.btx.OnCommit(func() { e.file = tx.file })
-	return tx.put(bucketEntries, encodeKey(e.Key), value)
+	if e.State == Undone && from != Undone {
+		return tx.prune()
+	}
+	return nil
 }
 
-// Delete removes the entry of an attachment and its indexes. A missing entry is no error.
-func (tx *Tx) Delete(k Key) error {
-	old, from, err := tx.replaced(k)
-	if err != nil {
+// Delete removes the record of an ADD and its indexes, and the attachment's undone and damaged
+// records. A missing record is not an error.
+func (tx *Tx) Delete(e *Entry) error {
+	key := recordKey(e.Key, e.Number)
+	if old := tx.stored(key); old != nil {
+		if err := CheckEdge(old.State, Gone); err != nil {
+			return fmt.Errorf("%w (%s)", err, e.Key)
+		}
+	}
+	return errors.Join(tx.drop(key), tx.dropAnswered(e.Key))
+}
+
+// dropAnswered removes the undone and the damaged records of an attachment.
+func (tx *Tx) dropAnswered(k Key) error {
+	var keys [][]byte
+	err := tx.scan(bucketEntries, encodeKey(k), func(key, _ []byte) error {
+		if e := tx.stored(key); e == nil || e.State == Undone {
+			keys = append(keys, key)
+		}
+		return nil
+	})
+	return errors.Join(err, tx.drop(keys...))
+}
+
+// The journal keeps the undone records of the last maxUndone ADDs that have one.
+const maxUndone = 4096
+
+func (tx *Tx) prune() error {
+	var keys [][]byte
+	err := tx.scan(bucketEntries, nil, func(key, value []byte) error {
+		if len(key) > 8 && isUndone(value) {
+			keys = append(keys, key)
+		}
+		return nil
+	})
+	if len(keys) <= maxUndone {
 		return err
 	}
-	if old != nil {
-		if err := CheckEdge(from, Gone); err != nil {
-			return fmt.Errorf("%w (%s)", err, k)
-		}
-	}
-	if err := tx.reindex(old, nil); err != nil {
-		return err
-	}
-	return tx.delete(bucketEntries, encodeKey(k))
+	slices.SortFunc(keys, func(a, b []byte) int { // by number
+		return bytes.Compare(a[len(a)-8:], b[len(b)-8:])
+	})
+	return errors.Join(err, tx.drop(keys[:len(keys)-maxUndone]...))
 }
 
-// replaced returns the entry that is about to be replaced, or nil, and its state.
-func (tx *Tx) replaced(k Key) (old *Entry, from State, err error) {
-	old, err = intact(tx.Get(k))
-	if old == nil || err != nil {
-		return nil, Gone, err
-	}
-	return old, old.State, nil
-}
-
-// intact returns nil for an entry that cannot be read. The indexes of a damaged entry stay. They
-// lead to nothing, or to an entry written over it; ByPod and ByAddress skip both.
-func intact(e *Entry, err error) (*Entry, error) {
-	var damaged *DamagedError
-	if errors.As(err, &damaged) {
-		return nil, nil
-	}
-	return e, err
-}
-
-func (tx *Tx) reindex(old, entry *Entry) error {
-	oldPods, oldAddresses := indexKeys(old)
-	newPods, newAddresses := indexKeys(entry)
-	if err := tx.exchange(bucketPods, oldPods, newPods); err != nil {
-		return err
-	}
-	return tx.exchange(bucketAddresses, oldAddresses, newAddresses)
-}
-
-// exchange replaces the keys before of a bucket by the keys after, and touches only the
-// differences.
-func (tx *Tx) exchange(bucket []byte, before, after [][]byte) error {
-	for _, k := range before {
-		if contains(after, k) {
-			continue
-		}
-		if err := tx.delete(bucket, k); err != nil {
-			return err
-		}
-	}
-	for _, k := range after {
-		if contains(before, k) {
-			continue
-		}
-		if err := tx.put(bucket, k, nil); err != nil {
+// drop removes records and their indexes. The indexes of a damaged one stay. They lead to nothing,
+// or to a record written over it; ByPod and ByAddress skip both.
+func (tx *Tx) drop(keys ...[]byte) error {
+	for _, key := range keys {
+		err := errors.Join(tx.reindex(tx.stored(key), nil), tx.delete(bucketEntries, key))
+		if err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// IgnoreDamaged returns nil for an error about damaged records alone. The attachment's next ADD
+// overwrites them.
+func IgnoreDamaged(err error) error {
+	var damaged *DamagedError
+	if errors.As(err, &damaged) {
+		return nil
+	}
+	return err
+}
+
+func (tx *Tx) reindex(old, entry *Entry) error {
+	before, after := indexKeys(old), indexKeys(entry)
+	var errs []error
+	for _, k := range before {
+		if !contains(after, k) {
+			errs = append(errs, tx.delete(bucketIndex, k))
+		}
+	}
+	for _, k := range after {
+		if !contains(before, k) {
+			errs = append(errs, tx.put(bucketIndex, k, []byte{}))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 func contains(keys [][]byte, key []byte) bool {
 	return slices.ContainsFunc(keys, func(k []byte) bool { return bytes.Equal(k, key) })
 }
 
-// ByPod returns the entries of a pod, by namespace and name, over all networks.
-func (tx *Tx) ByPod(p Pod) ([]*Entry, error) {
-	if p.Name == "" {
-		return nil, nil
-	}
-	return tx.byIndex(bucketPods, podKey(p))
-}
+// ByPod returns the records of a pod, by namespace and name, in all networks, except undone ones.
+func (tx *Tx) ByPod(p Pod) ([]*Entry, error) { return tx.byIndex(podKey(p)) }
 
-// ByAddress returns the entries that claim an address, over all networks.
+// ByAddress returns the records that claim an address, in all networks, except undone ones.
 func (tx *Tx) ByAddress(a netip.Addr) ([]*Entry, error) {
-	return tx.byIndex(bucketAddresses, addressKey(a))
+	return tx.byIndex(addressKey(a))
 }
 
-func (tx *Tx) byIndex(bucket, prefix []byte) ([]*Entry, error) {
-	if tx.btx == nil {
-		return nil, nil
-	}
-	var entries []*Entry
-	c := tx.btx.Bucket(bucket).Cursor()
-	for k, _ := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, _ = c.Next() {
-		key, err := decodeKey(k[len(prefix):])
-		if err != nil {
-			continue
-		}
-		e, err := intact(tx.Get(key))
-		if err != nil {
-			return nil, err
-		}
-		if pods, addresses := indexKeys(e); contains(pods, k) || contains(addresses, k) {
+func (tx *Tx) byIndex(prefix []byte) (entries []*Entry, err error) {
+	err = tx.scan(bucketIndex, prefix, func(k, _ []byte) error {
+		if e := tx.stored(k[len(prefix):]); contains(indexKeys(e), k) {
 			entries = append(entries, e)
 		}
-	}
-	return entries, nil
+		return nil
+	})
+	return entries, err
 }
 
-// All calls fn for every entry in key order. For a damaged entry fn gets a DamagedError.
+// All calls fn for every record except undone ones, in key order. For a damaged record, fn gets a
+// DamagedError.
 func (tx *Tx) All(fn func(*Entry, error) error) error {
-	return tx.each(bucketEntries, func(k, v []byte) error { return fn(decodeEntry(k, v)) })
+	return tx.scan(bucketEntries, nil, func(k, v []byte) error {
+		if isUndone(v) {
+			return nil
+		}
+		return fn(decodeEntry(k, v))
+	})
 }
 
-// Check runs bbolt's own check over the whole file and decodes every entry.
+// Check verifies the whole file, runs bbolt's own check over it, and decodes every record. After
+// ErrDamaged no other method is safe.
 func (tx *Tx) Check() error {
 	if tx.btx == nil {
 		return nil
+	}
+	f, err := openFile(tx.btx.DB().Path(), os.O_RDONLY)
+	if err != nil {
+		return fmt.Errorf("journal: %w", err)
+	}
+	defer f.Close()
+	if _, err := verify(f); err != nil { // bbolt's check overflows its stack on such a file
+		return err
 	}
 	var errs []error
 	for err := range tx.btx.Check() {
 		errs = append(errs, err)
 	}
-	err := tx.All(func(_ *Entry, err error) error {
+	err = tx.scan(bucketEntries, nil, func(k, v []byte) error {
+		_, err := decodeEntry(k, v)
 		errs = append(errs, err)
 		return nil
 	})
 	return errors.Join(append(errs, err)...)
 }
 
-// Outlines calls fn for the outline of every entry, as All does, at a fraction of the cost.
+// Outlines calls fn for the outline of every record, as All does, at a fraction of the cost.
 func (tx *Tx) Outlines(fn func(Outline, error) error) error {
-	return tx.each(bucketEntries, func(k, v []byte) error { return fn(decodeOutline(k, v)) })
+	return tx.scan(bucketEntries, nil, func(k, v []byte) error {
+		if isUndone(v) {
+			return nil
+		}
+		return fn(decodeOutline(k, v))
+	})
 }

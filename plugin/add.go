@@ -7,16 +7,15 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
-	"cni-unwind/plugin/internal/delegate"
+	"cni-unwind/plugin/delegate"
+	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/plugin/undo"
 )
 
 // add runs an ADD.
@@ -46,8 +45,6 @@ func (o *op) add(ctx context.Context) error {
 		return err
 	}
 	defer a.lock.Release()
-	defer a.w.Runner.Drop()
-	a.w.StartEarly(a.callOf(0))
 	if err := a.open(ctx, killed); err != nil {
 		return err
 	}
@@ -56,7 +53,6 @@ func (o *op) add(ctx context.Context) error {
 		f = a.printResult(ctx, printed)
 	}
 	if f != nil {
-		a.w.Runner.Drop()
 		return a.rollBack(ctx, f)
 	}
 	return nil
@@ -76,20 +72,30 @@ func (a *adding) prepare(ctx context.Context) error {
 	}
 	chain, err := a.loadChain(ctx)
 	if err != nil {
-		return badConfig(err)
+		return a.refuse(badConfig(err))
 	}
 	a.chain = chain
 	if lost := chain.LostCapabilities(a.conf); len(lost) > 0 {
-		a.log.Warn("the runtime does not pass on capabilities that delegates declare and unwind's entry "+
-			"lacks", "write", fmt.Sprintf(`"capabilities": {"%s": true}`, strings.Join(lost, `": true, "`)))
+		a.log.Warn("plugins need capabilities that unwind's entry does not declare, so the runtime "+
+			"drops them; add these to the entry", "add",
+			fmt.Sprintf(`"capabilities": {"%s": true}`, strings.Join(lost, `": true, "`)))
 	}
 	if missing := chain.Missing(a.args.Path); len(missing) > 0 {
 		_, err := netconf.FindPlugin(missing[0], a.args.Path)
 		msg := fmt.Sprintf("plugin type=%q failed (add): %v; unwind: nothing was started", missing[0],
 			err)
-		return cniError(types.ErrPluginNotAvailable, msg, strings.Join(missing, ", "))
+		return a.refuse(cniError(types.ErrPluginNotAvailable, msg,
+			"missing: "+strings.Join(missing, ", ")), missing...)
 	}
 	return a.checkNetNS()
+}
+
+// refuse records an ADD that cannot start its chain in the history, and returns the error.
+func (a *adding) refuse(err *types.Error, plugins ...string) error {
+	a.rec.Event(journal.Event{Key: a.key, Kind: journal.RolledBack, Reason: err.Msg,
+		Pod: netconf.PodOf(a.args.Args), Plugins: plugins})
+	a.rec.Flush()
+	return err
 }
 
 // checkNetNS validates CNI_NETNS before the ADD. skel validates it only after the ADD, when the
@@ -97,8 +103,7 @@ func (a *adding) prepare(ctx context.Context) error {
 func (a *adding) checkNetNS() error {
 	ours, err := a.namesHostNetNS()
 	if err != nil {
-		return ownError(err.Code,
-			"%s; check that /proc is mounted and that RLIMIT_NOFILE is not exhausted", err.Msg)
+		return ownError(types.ErrInvalidNetNS, "%v; check that /proc is mounted", err)
 	}
 	if ours {
 		return ownError(types.ErrInvalidNetNS, "CNI_NETNS is the runtime's own network namespace")
@@ -136,32 +141,29 @@ func (a *adding) carryOut(ctx context.Context) (printed json.RawMessage, f *dele
 // would return it.
 func (a *adding) printable() (json.RawMessage, error) {
 	if netconf.SameVersion(a.conf.CNIVersion, a.chain.CNIVersion) {
-		return a.gen.Result, nil
+		return a.entry.Result, nil
 	}
-	return netconf.ConvertResult(a.gen.Result, a.conf.CNIVersion)
+	return netconf.ConvertResult(a.entry.Result, a.conf.CNIVersion)
 }
 
-// callOf returns the ADD call of a delegate, without its configuration, or nil after the last one.
+// callOf returns the ADD call of a delegate, without its configuration.
 func (a *adding) callOf(i int) *delegate.Call {
-	if i == len(a.chain.Delegates) {
-		return nil
-	}
 	return a.call("ADD", a.chain.Delegates[i].Type)
 }
 
 func (a *adding) runDelegate(ctx context.Context, i int) ([]byte, *delegate.Failure) {
-	step := &a.gen.Steps[i]
+	step := &a.entry.Steps[i]
 	a.started = i + 1
 	c := a.callOf(i)
-	c.Stdin = netconf.WithPrevResult(step.Config, a.gen.Result)
+	c.Stdin = netconf.WithPrevResult(step.Config, a.entry.Result)
 	if a.conf.DelegateTimeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, a.conf.DelegateTimeout)
 		defer cancel()
 	}
-	stdout, f := a.w.Runner.Run(ctx, c, a.w.Early(a.callOf(i+1)), a.Stderr)
+	stdout, f := a.w.Runner.Run(ctx, c, a.Stderr)
 	if f != nil {
-		undo.FailedADD(step, f.Killed, a.conf.GracePeriod)
+		a.w.Failed(a.entry, step, f.Killed)
 		if f.Unstarted {
 			a.started = i
 		}
@@ -174,27 +176,26 @@ func (a *adding) runDelegate(ctx context.Context, i int) ([]byte, *delegate.Fail
 // previous one. It returns claims on the addresses that are new in it.
 func (a *adding) accept(i int, stdout []byte) (claims []journal.Claim, changed bool, err error) {
 	raw, err := netconf.ReadResult(stdout, a.chain.CNIVersion)
-	if err != nil || bytes.Equal(raw, a.gen.Result) {
+	if err != nil || bytes.Equal(raw, a.entry.Result) {
 		return nil, false, err
 	}
 	r, err := netconf.ParseResult(raw)
 	if err != nil {
 		return nil, false, err
 	}
-	a.gen.Result = raw
-	a.gen.HostLinks = netconf.HostLinks(r)
-	return newClaims(a.gen, r, a.gen.Steps[i], a.key.Network), true, nil
+	a.entry.Result = raw
+	a.entry.HostLinks = facts.HostLinks(r)
+	return newClaims(a.entry, r, a.entry.Steps[i]), true, nil
 }
 
 // newClaims returns claims on the addresses of a result that the ADD does not claim yet, for the
 // delegate of a step.
 func newClaims(
-	gen *journal.Generation, r *netconf.Result, by journal.Step, network string,
+	e *journal.Entry, r *netconf.Result, by journal.Step,
 ) (claims []journal.Claim) {
-	pool := ipam.Pool(by.Config, network)
+	pool := ipam.Pool(by.Config, e.Network)
 	for _, address := range r.Addresses() {
-		if !slices.ContainsFunc(gen.Claims,
-			func(c journal.Claim) bool { return c.Address == address }) {
+		if !e.ClaimsAddress(address) {
 			claims = append(claims, journal.Claim{Address: address, Step: by.Index, Pool: pool})
 		}
 	}

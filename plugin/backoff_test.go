@@ -35,7 +35,7 @@ func (p *pod) dels() (instances []string) {
 // owing are statements about a DEL of p1 that has failed.
 func owing() acts {
 	step := func(s *story, name string, change func(*journal.Step)) {
-		s.who(name).edit(func(g *journal.Generation) { change(&g.Steps[0]) })
+		s.who(name).edit(func(g *journal.Entry) { change(&g.Steps[0]) })
 	}
 	return acts{
 		// owes POD N [IN]: p1 has a pending DEL, which has failed N times and is tried again at this time
@@ -50,24 +50,24 @@ func owing() acts {
 				s.must(err)
 				retryAt = journal.BootNanos() + int64(in)
 			}
-			step(s, w[0], func(step *journal.Step) { step.Attempts, step.RetryAt = attempts, retryAt })
+			step(s, w[0], func(step *journal.Step) { step.Tries, step.Wait.Until = attempts, retryAt })
 		},
-		"now": func(s *story, w []string) { step(s, w[0], func(step *journal.Step) { step.RetryAt = 0 }) },
+		"now": func(s *story, w []string) { step(s, w[0], func(step *journal.Step) { step.Wait.Until = 0 }) },
 		// copies POD N [one in three]: N more such entries; with the words, the others are not to be tried yet
 		"copies": func(s *story, w []string) {
 			many, err := strconv.Atoi(w[1])
 			s.must(err)
 			s.who(w[0]).copies(many, func(i int, e *journal.Entry) {
 				if len(w) > 2 && i%3 != 0 {
-					e.Newest().Steps[0].RetryAt = journal.BootNanos() + int64(25*time.Second)
+					e.Steps[0].Wait.Until = journal.BootNanos() + int64(25*time.Second)
 				}
 			})
 		},
 		// tried POD N: after N attempts the DEL is pending, with its last error, and waits for long
 		"tried": func(s *story, w []string) {
-			step, now := s.who(w[0]).entry().Newest().Steps[0], s.who(w[0]).entry().Updated.Boot
-			s.want(fmt.Sprint(step.Attempts) == w[1] && step.LastError == "faulty: p1 DEL refused" && step.LastCode == 999, "%+v", step)
-			in := time.Duration(step.RetryAt - now) // written a while after the attempt
+			step, now := s.who(w[0]).entry().Steps[0], s.who(w[0]).entry().Updated.Boot
+			s.want(fmt.Sprint(step.Tries) == w[1] && step.Last == "faulty: p1 DEL refused" && step.Code == 999, "%+v", step)
+			in := time.Duration(step.Wait.Until - now) // written a while after the attempt
 			s.want(w[1] == "1000" || in >= 10*time.Second && in <= longBackoff, "the next try is in %s", in)
 		},
 		"logs": func(s *story, w []string) { wantLog(s, filepath.Join(s.dir, "log"), listed(w)) },
@@ -92,7 +92,7 @@ func TestRetryOfDEL(t *testing.T) {
 	let dels 1
 	if not yet: let dels 0
 	if asked: let dels 1
-	deleted a $dels; entry a removing 1; tried a 100$dels
+	deleted a $dels; entry a deleting 1; tried a 100$dels
 	leaves`, owing())
 }
 
@@ -182,6 +182,6 @@ func TestQuietParking(t *testing.T) {
 	add a; plan p1 DEL fail, p2 DEL fail; fails del a
 	add b; lose $dir/log
 	plan p2 DEL fail; tries gc; tries gc; tries gc; tries gc
-	logs DEL parked: its address has another owner
+	logs DEL waits: its address has another owner
 	plan; del b`, owing())
 }

@@ -28,8 +28,8 @@ func cilium() acts {
 			s.write(s.vars["file"], content)
 		},
 		"queued": func(s *story, w []string) {
-			why := s.who(w[0]).unproven()
-			s.want(strings.HasSuffix(why, s.vars["file"]), "unproven: %q; the entry: %+v", why, s.who(w[0]).entry())
+			why := s.who(w[0]).unverified()
+			s.want(strings.HasSuffix(why, s.vars["file"]), "unverified: %q; the entry: %+v", why, s.who(w[0]).entry())
 		},
 		// everything is a person's sweep, for whom no DEL waits.
 		"everything": func(s *story, _ []string) {
@@ -47,14 +47,14 @@ func cilium() acts {
 
 // TestQueuedDEL: cilium-cni's DEL passes, and is only queued. It stays pending, and does not run
 // again while its file is in the queue, whoever asks: each would take up to 43 s while the agent is
-// away; nor do sweeps write its entry. Once the agent has taken the file, the DEL is done, and
-// nothing runs.
+// away; nor do sweeps write its entry. The history has a DEL of the runtime that ran nothing. Once the
+// agent has taken the file, the DEL is done, and nothing runs.
 func TestQueuedDEL(t *testing.T) {
 	stories(t, `
 	cilium; add a
 	queue a; del a
-	queued a; entry a removing 1; pending a cilium
-	del a
+	queued a; entry a deleting 1; pending a cilium
+	del a; events 'unverified a' 'no-op a [] []: pending: cilium-cni (waiting: its plugin has it in a queue)'
 	unwritten a; everything; everything; everything; unwritten a
 	times 1 DEL cilium; queued a
 	lose $file; everything

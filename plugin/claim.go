@@ -9,10 +9,11 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"cni-unwind/ipam"
 	"cni-unwind/journal"
-	"cni-unwind/plugin/alive"
-	"cni-unwind/plugin/internal/delegate"
-	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/decide"
+	"cni-unwind/plugin/delegate"
+	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/undo"
 )
@@ -30,7 +31,8 @@ func (a *adding) claim(
 		if err == nil {
 			continue
 		}
-		a.log.Warn("another attachment has the same address", "other", other.Key.String(), "why", err)
+		a.log.Warn("cannot release another attachment that has the same address", "other",
+			other.Key.String(), "why", err)
 		for _, c := range claims {
 			if !a.duplicate(ctx, c, other) {
 				continue
@@ -48,24 +50,32 @@ func (a *adding) claim(
 // duplicate reports whether another attachment certainly uses a claimed address: both got it from
 // the same node-local pool, the other one is not dead, and its interface has the address.
 func (a *adding) duplicate(ctx context.Context, c journal.Claim, other *journal.Entry) bool {
-	g := other.Newest()
-	same := slices.ContainsFunc(g.Claims, func(o journal.Claim) bool {
+	same := slices.ContainsFunc(other.Claims, func(o journal.Claim) bool {
 		return o.Address == c.Address && o.Pool == c.Pool && c.Pool != ""
 	})
-	if !same || a.node.Judge(ctx, other).Fate == alive.Dead {
+	if !same || a.node.Judge(ctx, other).Fate == decide.Dead {
 		return false
 	}
-	there, err := host.AddressIn(g.NetNS, c.Address)
+	place, err := facts.Find(other.NetNS, other.IfName)
+	place.Close()
 	if err != nil {
 		a.log.Warn("cannot check for a duplicate address", "address", c.Address,
 			"other", other.Key.String(), "err", err)
 	}
-	return there
+	return slices.Contains(place.Seen.Addresses, c.Address)
 }
 
 // commit writes a delegate's result, and handles other attachments that claim a new address.
 func (a *adding) commit(ctx context.Context, i int, claims []journal.Claim) *delegate.Failure {
-	a.gen.Claims = append(a.gen.Claims, claims...)
+	for n, c := range claims {
+		if c.Pool == "" {
+			continue
+		}
+		// an IPAM plugin behind host-local's name may keep no such file
+		file, _ := ipam.FileAt(c.Pool, c.Address)
+		claims[n].Ino, claims[n].Mtime = file.Ino, file.Mtime
+	}
+	a.entry.Claims = append(a.entry.Claims, claims...)
 	if a.rec.Unwritable {
 		return nil
 	}
@@ -102,9 +112,11 @@ func (a *adding) record(
 		if others, err = undo.Others(tx, a.key, addresses); err != nil {
 			return err
 		}
-		stored, err := record.Readable(tx.Get(a.key))
-		if err == nil && stored == nil { // another verb has recreated the journal
-			a.entry.State = journal.Adding
+		stored, err := tx.Get(a.key)
+		err = journal.IgnoreDamaged(err)
+		if err == nil && (stored == nil || stored.Number != a.entry.Number) {
+			// another verb has recreated the journal
+			a.entry.State, a.entry.Number = journal.Adding, 0
 			err = tx.Put(a.entry)
 		}
 		if err != nil {
@@ -118,14 +130,44 @@ func (a *adding) record(
 }
 
 // confirm ensures, before the result is printed, that the journal at its path has the entry as
-// live: the file may have been set aside or removed since. It rewrites an entry that is too old,
-// because the grace period starts with success.
+// live: the file may have been set aside or removed since, and then a sweep with a list that lacks
+// the pod may have released an address. It rewrites an entry that is too old, because the grace
+// period starts with success.
 func (a *adding) confirm(ctx context.Context, last int) *delegate.Failure {
+	if address, is := a.lostAddress(); is {
+		return a.callOf(last).Failed(types.ErrTryAgainLater,
+			fmt.Sprintf("unwind: %s was released while the ADD ran", address))
+	}
 	age := time.Duration(journal.BootNanos() - a.entry.Updated.Boot)
 	late := age > time.Second && age > a.conf.GracePeriod/10
-	if a.rec.Unwritable || a.durable && !late && a.rec.Store.Holds(a.entry) {
+	if a.rec.Unwritable || a.durable && !late && a.isRecorded(ctx) {
 		return nil
 	}
 	_, err := a.record(ctx, nil)
 	return a.unrecorded(last, err)
+}
+
+// isRecorded reports whether the journal at its path has this ADD as live.
+func (a *adding) isRecorded(ctx context.Context) (is bool) {
+	a.rec.Read(ctx, func(tx *journal.Tx) error {
+		e, err := tx.Get(a.key)
+		is = e != nil && e.Number == a.entry.Number && e.State == journal.Live
+		return err
+	})
+	return is
+}
+
+// lostAddress returns an address of this ADD whose file host-local had when it was claimed, and
+// that is free or another's now.
+func (a *adding) lostAddress() (address netip.Addr, is bool) {
+	owner := ipam.Owner{ContainerID: a.key.ContainerID, IfName: a.key.IfName}
+	for _, c := range a.entry.Claims {
+		if c.Ino == 0 {
+			continue
+		}
+		if lost, err := ipam.Lost(c.Pool, owner, c.Address); lost && err == nil {
+			return c.Address, true
+		}
+	}
+	return address, false
 }

@@ -14,15 +14,15 @@ import (
 func (p *pod) wantConfirmation(grace time.Duration) {
 	p.Helper()
 	e := p.entry()
-	if e == nil || e.Pending() != 1 {
+	if e == nil || len(e.Steps) != 1 {
 		p.Fatalf("the journal has %+v, want one step", e)
 	}
-	s := e.Newest().Steps[0]
-	in := time.Duration(s.ConfirmAt - journal.BootNanos())
-	if in > grace || in < grace-time.Minute || s.LastError != "" {
-		p.Errorf("the DEL runs again in %s, want %s; %q", in, grace, s.LastError)
+	s := e.Steps[0]
+	in := time.Duration(s.Again - journal.BootNanos())
+	if in > grace || in < grace-time.Minute || s.Last != "" {
+		p.Errorf("the DEL runs again in %s, want %s; %q", in, grace, s.Last)
 	}
-	if s.ADD != journal.AddCutOff && s.RepeatAt != 0 {
+	if s.Wait.For != journal.ForRepeat || s.ADD == journal.AddKilled {
 		p.Error("it counts as killed")
 	}
 }
@@ -39,7 +39,7 @@ func (p *pod) wantConfirmation(grace time.Duration) {
 // (cmd/routed-eni-cni-plugin/cni.go, add: "kubelet will send delete").
 func TestFailedADDLies(t *testing.T) {
 	stories(t, `
-	each plugin whereabouts spiderpool aws-cni
+	each plugin whereabouts aws-cni
 	conf gracePeriod 1h; liar $plugin; fails add a
 	appears $held; confirms a
 	# the runtime's DEL, which frees nothing either

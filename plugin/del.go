@@ -5,14 +5,14 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
-	"cni-unwind/plugin/alive"
-	"cni-unwind/plugin/internal/delegate"
-	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/decide"
+	"cni-unwind/plugin/delegate"
+	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/known"
-	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/sweep"
 	"cni-unwind/plugin/tristate"
 	"cni-unwind/plugin/undo"
@@ -20,7 +20,7 @@ import (
 
 // del runs a DEL.
 //
-//  1. Take the attachment's lock.
+//  1. Take the attachment's lock. An ADD of it that still runs is ended: its runtime is dead.
 //  2. Find what to undo: the entry; or nothing, if a tombstone shows that everything is already
 //     undone; or the chain on stdin, if the journal has no such attachment. Write the entry, unless
 //     the journal already has it in this form.
@@ -35,56 +35,60 @@ func (o *op) del(ctx context.Context) error {
 		o.log.Warn("invalid keys ignored, using defaults", "err", o.bad)
 	}
 	d := &deleting{op: o}
+	d.w.Verb.EndsADD = true
 	killed, err := d.takeLock(ctx, func(err error) error { d.degrade("DEL", err); return nil })
 	if err != nil {
 		return err
 	}
 	defer d.lock.Release()
-	defer d.w.Runner.Drop()
 	if err := d.find(ctx, killed); err != nil || d.entry == nil {
 		return err
 	}
-	d.w.StartFirst(d.lock, d.entry)
 	failures, durable := d.undo(ctx)
 	return d.report(failures, durable)
 }
 
-// find sets d.entry to what has to be undone, or nil for nothing. It uses the entry of the journal,
-// else a tombstone, else what the runtime sends.
+// find sets d.entry to what has to be undone, or nil for nothing. It uses the journal's records,
+// else what the runtime sends.
 func (d *deleting) find(ctx context.Context, killed []string) error {
-	tomb := d.fromJournal(ctx, killed)
+	d.fromJournal(ctx, killed)
 	if d.entry != nil {
 		return nil
 	}
-	if tomb != nil && d.answers(ctx, tomb) {
-		d.succeedIdle(cmp.Or(tomb.Reason, "already released"), nil, tomb.NoResult)
+	if done := d.answered(ctx); done != nil {
+		d.succeedIdle(cmp.Or(done.Reason, "already released"), nil, done.Failed)
 		return nil
 	}
 	if err := d.fromStdin(); err != nil || d.entry == nil || d.rec.Unwritable {
 		return err
 	}
-	if err := d.w.Begin(ctx, d.entry, alive.Requested); err != nil {
+	if err := d.w.Begin(ctx, d.entry, decide.Requested); err != nil {
 		d.log.Error("cannot record the start of a DEL", "err", err)
 	}
 	return nil
 }
 
-// fromJournal sets d.entry to the journal's entry, or returns the tombstone in its place. It writes
-// the entry first if the pass changes it; otherwise a kill after the address is free would leave
-// the next pass without the claims. It also writes it first for an IPAM plugin whose DEL must not
-// run again unasked: see freesByContainer.
-func (d *deleting) fromJournal(ctx context.Context, killed []string) (tomb *journal.Tombstone) {
-	look := func(tx *journal.Tx) (err error) {
-		switch d.entry, err = record.Readable(tx.Get(d.key)); {
-		case err != nil:
-		case d.entry == nil:
-			tomb, err = tx.Tombstone(d.key)
-		default:
-			if d.others, err = undo.Others(tx, d.key, d.entry.Addresses()); err != nil {
-				d.others, err = nil, nil // the pass looks again
+// fromJournal reads the attachment's records. It writes the newest first if the pass changes it;
+// otherwise a kill after the address is free would leave the next pass without the claims. It also
+// writes it first for an IPAM plugin whose DEL must not run again unasked: see decide.Due.
+func (d *deleting) fromJournal(ctx context.Context, killed []string) {
+	look := func(tx *journal.Tx) error {
+		d.entry, d.older, d.undone = nil, nil, nil
+		records, err := tx.Records(d.key)
+		for _, e := range records {
+			switch {
+			case e.State == journal.Undone:
+				d.undone = append(d.undone, e)
+			case d.entry == nil:
+				d.entry = e
+			default:
+				d.older = append(d.older, e)
 			}
 		}
-		return err
+		if d.entry != nil {
+			d.others, _ = undo.Others(tx, d.key, d.entry.Addresses()) // else the pass looks again
+		}
+		return journal.IgnoreDamaged(err)
 	}
 	err := d.rec.Store.View(ctx, look)
 	if errors.Is(err, journal.ErrDamaged) {
@@ -94,10 +98,15 @@ func (d *deleting) fromJournal(ctx context.Context, killed []string) (tomb *jour
 		d.degrade("DEL", err)
 	}
 	if d.entry == nil {
-		return tomb
+		return
 	}
 	amended := d.amend(killed)
-	found := d.w.Mark(d.entry, alive.Requested)
+	found := d.w.Mark(d.entry, decide.Requested)
+	for _, e := range d.older {
+		if e.State == journal.Live || e.State == journal.Adding {
+			d.w.Mark(e, decide.Requested)
+		}
+	}
 	if amended || found {
 		d.others = nil // there may be more
 	}
@@ -106,39 +115,41 @@ func (d *deleting) fromJournal(ctx context.Context, killed []string) (tomb *jour
 			d.degrade("DEL", err)
 		}
 	}
-	return nil
 }
 
 // keptElsewhere says whether a step's IPAM plugin keeps its addresses on another machine.
 func keptElsewhere(e *journal.Entry) bool {
-	return slices.ContainsFunc(e.Generations, func(g journal.Generation) bool {
-		return slices.ContainsFunc(g.Steps,
-			func(s journal.Step) bool { return known.IPAMOf(s.Config).Elsewhere })
-	})
+	return slices.ContainsFunc(e.Steps,
+		func(s journal.Step) bool { return known.IPAMOf(s.Config).Elsewhere })
 }
 
-// answers reports whether a tombstone covers the DEL, that is, whether it is for the ADD that the
-// runtime means. It is not if the runtime has another result than those undone, or if something
-// that was undone exists again: an address that host-local assigned to the attachment, or its
-// interface.
-func (d *deleting) answers(ctx context.Context, tomb *journal.Tombstone) bool {
+// answered returns the undone record of the ADD that the runtime means, or nil. It is nil if the
+// runtime has another result than those undone, or if something that was undone exists again: an
+// address that host-local assigned to the attachment, or its interface.
+func (d *deleting) answered(ctx context.Context) *journal.Entry {
 	given := d.given()
-	if given.Known() && len(tomb.Interfaces) > 0 &&
-		alive.AnySameADD(tomb.Interfaces, given) == tristate.No {
-		return false
+	i := slices.IndexFunc(d.undone, func(e *journal.Entry) bool {
+		return !given.Known() || facts.SameADD(e.Interface, given) != tristate.No
+	})
+	if i < 0 {
+		return nil
 	}
-	if tomb.Abandoned {
-		return true
+	done := d.undone[i]
+	if done.Abandoned {
+		return done
 	}
-	if tomb.NoResult && d.conf.PrevResult != nil || d.holdsAddress() {
-		return false
+	if done.Failed && d.conf.PrevResult != nil || d.holdsAddress() {
+		return nil
 	}
-	seen, err := host.Look(d.args.Netns, d.key.IfName)
+	seen, err := facts.Look(d.args.Netns, d.key.IfName)
 	if err != nil || !seen.There() {
-		return true
+		return done
 	}
-	ours := tomb.BootID == d.node.Host.BootID && seen.Netns.Same(tomb.NetNS) || seen.Is(given)
-	return !ours || d.node.IsHost(seen.Netns) || d.node.Anothers(ctx, d.key, seen)
+	ours := done.Host.BootID == d.node.Host.BootID && seen.Netns.Same(done.NetNS) || seen.Is(given)
+	if !ours || d.node.IsHost(seen.Netns) || d.node.Anothers(ctx, d.key, seen) {
+		return done
+	}
+	return nil
 }
 
 // holdsAddress says whether host-local has given an address to the attachment.
@@ -153,23 +164,44 @@ func (d *deleting) holdsAddress() bool {
 	})
 }
 
-// undo undoes the entry, writes what is left, and runs the DELs that were parked for one of its
-// addresses. durable reports whether the journal has what is left.
+// undo undoes the records, the newest first, writes what is left, and runs the DELs of others that
+// wait for one of the addresses. durable reports whether the journal has what is left.
 func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, durable bool) {
-	job := undo.Job{Entry: d.entry, Lock: d.lock, Netns: d.args.Netns, Others: d.others}
-	freed := d.entry.Addresses()
-	failures = d.w.RunUnmarked(ctx, job)
-	if !d.rec.Unwritable {
-		others, err := d.w.Finish(ctx, job, nil, freed...)
-		if err == nil {
-			d.w.ReplayParked(ctx, others)
-			return failures, true
-		}
-		d.rec.Degraded("DEL", err)
-		d.log.Error("cannot record the outcome of a DEL", "err", err)
+	durable = true
+	ran, later := 0, 0
+	for _, e := range d.older {
+		later += len(e.Steps)
 	}
-	d.w.ReplayFreed(ctx, freed)
-	return failures, false
+	for _, e := range append([]*journal.Entry{d.entry}, d.older...) {
+		job := undo.Job{Entry: e, Lock: d.lock}
+		if e == d.entry {
+			job.Netns, job.Others = d.args.Netns, d.others
+		} else {
+			later -= len(e.Steps)
+		}
+		job.Later = later
+		freed := e.Addresses()
+		failed, n := d.w.Run(ctx, job)
+		failures, ran = append(failures, failed...), ran+n
+		if d.rec.Unwritable {
+			d.w.RetryFreed(ctx, freed)
+			durable = false
+			continue
+		}
+		others, err := d.w.Finish(ctx, job, false, freed...)
+		if err != nil {
+			durable = false
+			d.rec.Degraded("DEL", err)
+			d.log.Error("cannot record the outcome of a DEL", "err", err)
+			d.w.RetryFreed(ctx, freed)
+			continue
+		}
+		d.w.RetryWaiting(ctx, others)
+	}
+	if ran == 0 && len(failures) == 0 && len(d.entry.Steps) > 0 {
+		d.noteIdle("pending: "+strings.Join(undo.PendingSteps(d.entry), ", "), nil, false)
+	}
+	return failures, durable
 }
 
 // report returns the error for the runtime. It omits a DEL that the plain chain would not have run.
@@ -186,5 +218,5 @@ func (d *deleting) report(failures []*delegate.Failure, durable bool) error {
 	if len(failures) == 0 || d.conf.OnDelFailure == "defer" && durable {
 		return nil
 	}
-	return delError(failures, durable)
+	return delError(d.key, failures, durable)
 }

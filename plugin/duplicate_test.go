@@ -39,7 +39,7 @@ func TestNoDuplicate(t *testing.T) {
 	if not on: flush a; forget $a
 	if another network: network other o
 	add b; given b $a
-	logged 'another attachment has the same address' $warnings
+	logged 'cannot release another attachment that has the same address' $warnings
 	del a b`, acts{"flush": func(s *story, w []string) {
 		run(s, "nsenter", "--net="+s.who(w[0]).NetNS, "ip", "address", "flush", "dev", "eth0")
 	}})

@@ -6,8 +6,9 @@ import (
 	"time"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/alive"
-	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/decide"
+	"cni-unwind/plugin/facts"
+	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/tristate"
@@ -20,13 +21,12 @@ import (
 // takes one transaction. killed names delegates of an earlier ADD of this attachment that unwind
 // had to kill.
 func (a *adding) open(ctx context.Context, killed []string) error {
-	seen, err := host.Look(a.args.Netns, a.args.IfName)
+	seen, err := facts.Look(a.args.Netns, a.args.IfName)
 	if err != nil {
 		a.log.Warn("cannot identify the network namespace", "netns", a.args.Netns, "err", err)
 	}
-	a.entry = a.newEntry(journal.Adding, a.generation(a.chain))
-	a.gen = a.entry.Newest()
-	a.gen.NetNS, a.gen.Occupant = seen.Netns, seen.Occupant()
+	a.entry = a.newEntry(journal.Adding, a.chain)
+	a.entry.NetNS, a.entry.Occupant = seen.Netns, seen.Occupant()
 	if a.rec.Unwritable {
 		return a.refuseAgain()
 	}
@@ -36,7 +36,7 @@ func (a *adding) open(ctx context.Context, killed []string) error {
 		return a.journalFailed(ctx, err)
 	case refused != nil:
 		return refused
-	case a.prior == nil && len(samePod) == 0:
+	case len(a.prior) == 0 && len(samePod) == 0:
 		return nil
 	}
 	a.releaseSamePod(ctx, samePod)
@@ -48,6 +48,7 @@ func (a *adding) open(ctx context.Context, killed []string) error {
 		drop() // the earlier ADD is still on record as it was
 		return a.journalFailed(ctx, err)
 	}
+	a.awaitSamePod(ctx, samePod)
 	return nil
 }
 
@@ -58,7 +59,7 @@ func (a *adding) intend(ctx context.Context) (samePod []*journal.Entry, refused,
 		if err := a.findPrior(tx); err != nil {
 			return err
 		}
-		if samePod, err = a.samePod(tx); err != nil || a.prior != nil {
+		if samePod, err = a.samePod(tx); err != nil || len(a.prior) > 0 {
 			return err
 		}
 		if refused = a.refuseAgain(); refused == nil && len(samePod) == 0 {
@@ -87,7 +88,7 @@ func (a *adding) releaseSamePod(ctx context.Context, samePod []*journal.Entry) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
 	defer cancel()
-	samePod = slices.DeleteFunc(samePod,
+	samePod = slices.DeleteFunc(slices.Clone(samePod),
 		func(e *journal.Entry) bool { return !a.w.Ready(ctx, e, false) })
 	deadline, _ := ctx.Deadline()
 	for i, e := range samePod {
@@ -105,56 +106,71 @@ func (a *adding) releaseSamePod(ctx context.Context, samePod []*journal.Entry) {
 	}
 }
 
-// supersede undoes the earlier ADDs of this attachment. Steps that cannot be undone now become part
-// of the new entry and run at its DEL: such a DEL may remove things keyed by the container ID,
-// which is about to be used again.
-func (a *adding) supersede(ctx context.Context, killed []string) error {
-	prior := a.prior
-	if prior == nil {
-		return nil
-	}
-	if prior.State == journal.Live || prior.State == journal.Adding && a.lock.Made() {
-		if err := a.refuseLive(prior); err != nil {
-			return err
-		}
-	}
+// awaitSamePod waits for the DELs of other sandboxes of the pod that began before the intent was on
+// record, if one of them may free what the pod has by now.
+func (a *adding) awaitSamePod(ctx context.Context, samePod []*journal.Entry) {
 	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
 	defer cancel()
-	if again, _ := a.node.Later(ctx, prior); again == tristate.Yes {
-		return a.addedAlready("by an ADD that the journal did not record, in a network namespace that " +
-			"exists")
+	byPod := func(s journal.Step) bool { return known.IPAMOf(s.Config).FreesByPod }
+	for _, e := range samePod {
+		for slices.ContainsFunc(e.Steps, byPod) && ctx.Err() == nil {
+			if state, err := a.rec.Store.LookAtLock(e.Key); err != nil || !state.Held {
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
 	}
-	if v := alive.Decide(a.node.Gather(ctx, prior, a.lock)); v.Fate == alive.Foreign {
+}
+
+// supersede undoes the earlier ADDs of this attachment. DELs that fail stay on record and wait
+// until this ADD is over: such a DEL may remove things keyed by the container ID, which is about to
+// be used again.
+func (a *adding) supersede(ctx context.Context, killed []string) error {
+	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
+	defer cancel()
+	for i, prior := range a.prior {
+		if prior.State == journal.Live || prior.State == journal.Adding && a.lock.Made() {
+			if err := a.refuseLive(prior); err != nil {
+				return err
+			}
+		}
+		if again, _ := a.node.Later(ctx, prior); i == 0 && again == tristate.Yes {
+			return a.addedAlready("by an ADD that the journal did not record")
+		}
 		// without the lock, whose file this ADD keeps
-		if err := a.w.Purge(ctx, undo.Job{Entry: prior}, v.Reason); err != nil {
+		job := undo.Job{Entry: prior}
+		if v := decide.Decide(a.node.Gather(ctx, prior, a.lock)); v.Fate == decide.Foreign {
+			if err := a.w.Purge(ctx, job, v.Reason); err != nil {
+				return a.journalFailed(ctx, err)
+			}
+			continue
+		}
+		a.w.MarkKilled(prior, killed)
+		if err := a.w.Begin(ctx, prior, decide.Superseded); err != nil {
 			return a.journalFailed(ctx, err)
 		}
-		return nil
+		event := record.EventOf(journal.Superseded, prior)
+		a.w.Run(ctx, undo.Job{Entry: prior, Lock: a.lock})
+		event.Reason, event.Plugins = prior.Reason, undo.PendingSteps(prior)
+		a.rec.Event(event)
+		if _, err := a.w.Finish(ctx, job, false); err != nil {
+			return a.journalFailed(ctx, err)
+		}
 	}
-	undo.MarkKilled(prior, killed, a.conf.GracePeriod)
-	if err := a.w.Begin(ctx, prior, alive.Superseded); err != nil {
-		return a.journalFailed(ctx, err)
-	}
-	event := record.EventOf(journal.Superseded, prior)
-	a.w.Run(ctx, undo.Job{Entry: prior, Lock: a.lock})
-	event.Reason, event.Plugins = prior.Reason, undo.PendingSteps(prior)
-	a.rec.Event(event)
-	a.entry.Generations = append(prior.Generations, *a.gen)
-	a.gen = a.entry.Newest()
 	return nil
 }
 
 // refuseLive returns an error if the attachment of an earlier ADD is still in use: SPEC 1.1 §2
 // forbids an ADD over it.
 func (a *adding) refuseLive(prior *journal.Entry) error {
-	old := prior.Newest()
+	was := prior.NetNS
 	switch {
-	case a.node.SameBoot(old) == tristate.No || a.isOver(prior):
+	case a.node.SameBoot(prior) == tristate.No || a.entry.Occupant == "" && a.isOver(prior):
 		return nil
-	case old.NetNS.Same(a.gen.NetNS), !old.NetNS.Known() && old.NetNS.Path == a.args.Netns:
+	case was.Same(a.entry.NetNS), !was.Known() && was.Path == a.args.Netns:
 		return a.addedAlready("in the same network namespace")
 	}
-	if pid, err := a.node.View.ProcessIn(old.NetNS, len(old.HostLinks) == 0); pid != 0 || err != nil {
+	if inside, err := a.node.View.ProcessIn(was, len(prior.HostLinks) == 0); inside || err != nil {
 		return a.addedAlready("in a network namespace with a running process")
 	}
 	return nil
@@ -164,14 +180,14 @@ func (a *adding) refuseLive(prior *journal.Entry) error {
 // namespace. Another ADD would fail, and its rollback, which goes by container ID, would remove
 // what belongs to the first.
 func (a *adding) refuseAgain() error {
-	if a.gen.Occupant == "" {
+	if a.entry.Occupant == "" {
 		return nil
 	}
 	c, err := a.node.CachedADD(a.key)
 	if c == nil || err != nil {
 		return nil //nolint:nilerr // nothing says that it is the attachment's
 	}
-	seen, err := host.Look(a.args.Netns, a.args.IfName)
+	seen, err := facts.Look(a.args.Netns, a.args.IfName)
 	if err == nil && seen.Is(netconf.InterfaceOf(c.Result, a.key.IfName)) {
 		return a.addedAlready("in the same network namespace")
 	}
@@ -183,5 +199,5 @@ func (a *adding) addedAlready(why string) error {
 	if a.lock.Made() {
 		_ = a.lock.Remove()
 	}
-	return ownError(types.ErrInternal, "%s is already added, %s; run its DEL first", a.key, why)
+	return ownError(types.ErrInternal, "%s is already attached (%s); delete it first", a.key, why)
 }

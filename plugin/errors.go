@@ -7,7 +7,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/internal/delegate"
+	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/undo"
 )
@@ -36,11 +36,15 @@ func badConfig(err error) *types.Error {
 	return ownError(types.ErrInvalidNetworkConfig, "%v", err)
 }
 
-// addError returns the failed delegate's message, followed by the pending DELs.
-func addError(f *delegate.Failure, e *journal.Entry) *types.Error {
+// addError returns the failed delegate's message, followed by the pending DELs. lost says why the
+// journal cannot record them; it is nil if it can.
+func addError(f *delegate.Failure, e *journal.Entry, lost error) *types.Error {
 	msg, pending := f.Error(), ""
-	if n := e.Pending(); n > 0 {
+	if len(e.Steps) > 0 {
 		pending = fmt.Sprintf("; unwind: pending DEL: %s", strings.Join(undo.PendingSteps(e), ", "))
+		if lost != nil {
+			pending += ", which the journal cannot record: " + netconf.Shorten(lost.Error(), 200)
+		}
 	}
 	room := max(maxMessage/2, maxMessage-len(pending))
 	return cniError(f.Code, netconf.Shorten(msg, room)+pending, f.Details)
@@ -49,12 +53,12 @@ func addError(f *delegate.Failure, e *journal.Entry) *types.Error {
 // delError names the delegates with a pending DEL, without their messages: go-cni drops errors that
 // contain "not found", as a delegate's message may. The log has the messages, and so does the
 // journal if it could be written.
-func delError(failures []*delegate.Failure, durable bool) *types.Error {
+func delError(key journal.Key, failures []*delegate.Failure, durable bool) *types.Error {
 	var names []string
 	for _, f := range failures {
 		names = append(names, fmt.Sprintf("%s (code %d)", f.Plugin, f.Code))
 	}
-	hint := "; unwindctl list shows the pending DELs"
+	hint := "; see unwindctl show " + key.String()
 	if !durable {
 		hint = "; the journal cannot be written, see the log"
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 
-	"cni-unwind/plugin/alive"
-	"cni-unwind/plugin/internal/delegate"
+	"cni-unwind/plugin/delegate"
+	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/sweep"
 )
@@ -29,7 +29,7 @@ func (o *op) gc(ctx context.Context) error {
 	if o.bad != nil {
 		return badConfig(o.bad)
 	}
-	chain, err := o.conf.LoadChain()
+	chain, err := readChain(o.conf, o.log)
 	if err != nil {
 		return badConfig(err)
 	}
@@ -63,7 +63,7 @@ func (o *op) sweepForGC(
 	defer cancel()
 	job := sweep.Job{Pools: sweep.PoolsOf(chain, o.conf)}
 	if o.conf.Valid != nil {
-		job.List = alive.NewList(o.conf.Name, o.conf.Valid)
+		job.List = facts.NewList(o.conf.Name, o.conf.Valid)
 	}
 	findings, err := sweep.New(o.w, job).Run(ctx)
 	if err != nil {
@@ -86,7 +86,7 @@ func (o *op) passOn(ctx context.Context, chain *netconf.Chain, command string) [
 		return nil
 	}
 	if command == "GC" && o.conf.Valid == nil {
-		o.log.Debug("GC not passed on: the runtime gave no list", "network", o.conf.Name)
+		o.log.Debug("GC not forwarded to the plugins: the runtime sent no list", "network", o.conf.Name)
 		return nil
 	}
 	failures := make([]*delegate.Failure, len(chain.Delegates))
@@ -99,7 +99,7 @@ func (o *op) passOn(ctx context.Context, chain *netconf.Chain, command string) [
 		c := &delegate.Call{Command: command, Plugin: d.Type, Path: o.args.Path,
 			Stdin: netconf.Marshal(config)}
 		running.Go(func() {
-			_, failures[i] = o.w.Runner.Run(ctx, c, nil, o.Stderr)
+			_, failures[i] = o.w.Runner.Run(ctx, c, o.Stderr)
 		})
 	}
 	running.Wait()

@@ -31,7 +31,7 @@ func TestOldGenerationMovesOn(t *testing.T) {
 	plan p1 DEL fail, p2 DEL fail; fails del a
 	drop a; again a b
 	plan p2 DEL fail; add b
-	entry b live 5 2; pending b p2 p0 p1 p2 p3
+	entry b live 5 2; pending b p0 p1 p2 p3 p2
 	plan; forgets; del b
 	shown b b b b a
 	calls DEL p3, DEL p2, DEL p1, DEL p0, DEL p2`)
@@ -62,7 +62,7 @@ func TestAddOverLive(t *testing.T) {
 	unless same: again a b
 	if same: as b a
 	if no name: drop a
-	fails add b 'unwind: $network/a/eth0 is already added, $why; run its DEL first'
+	fails add b 'unwind: $network/a/eth0 is already attached ($why); delete it first'
 	calls
 	entry a live 4 1
 	del a`)
@@ -77,11 +77,11 @@ func TestSecondDelAfterGrace(t *testing.T) {
 	chain p0 | p1 | p2
 	either hangs: plan p1 ADD hang-effect
 	or crashes: plan p1 ADD crash-effect
-	fails add a 'pending DEL: faulty (repeat: was killed)'
-	entry a unwinding 1; pending a p1
-	del a; entry a unwinding 1; pending a p1
+	fails add a 'pending DEL: faulty (succeeded; runs once more)'
+	entry a rolling-back 1; pending a p1
+	del a; entry a rolling-back 1; pending a p1
 	sandbox a b; plan; add b; del b
-	entry a unwinding 1; pending a p1
+	entry a rolling-back 1; pending a p1
 	taken; due a; forgets
 	del a; calls DEL p1`)
 }
@@ -92,7 +92,7 @@ func TestGraceEndsWithBoot(t *testing.T) {
 	stories(t, `
 	conf gracePeriod 1h; chain p0 | p1 | p2 | p3
 	plan p1 ADD crash-effect; fails add a
-	del a; entry a unwinding 1
+	del a; entry a rolling-back 1
 	boot a; del a`)
 }
 
@@ -105,7 +105,7 @@ func TestSupersededWasNotCutOff(t *testing.T) {
 	plan p1 DEL fail; again a b; add b
 	entry b live 3 2; succeeded b
 	plan; del b`, acts{"succeeded": func(s *story, w []string) {
-		for _, step := range s.who(w[0]).entry().Generations[0].Steps {
+		for _, step := range s.who(w[0]).entry().Steps {
 			s.want(step.ADD == "", "the ADD of step %d ended as %q", step.Index, step.ADD)
 		}
 	}})
@@ -117,10 +117,10 @@ func TestSupersededWasNotCutOff(t *testing.T) {
 func TestPortOfNewGeneration(t *testing.T) {
 	chain := ""
 	stories(t, `
-	chain bridge | portmap
+	chain static | portmap
 	add a; breaks portmap; fails del a
 	drop a; again a b; add b; works portmap
-	sandbox a other; add other; del other
+	sweep
 	mapped $b; del b; clean; unmapped`, acts{
 		"mapped": func(s *story, w []string) {
 			jumps := s.node.rules(fmt.Sprintf(`dnat name: \"%s\" id: \"a\"`, s.network))

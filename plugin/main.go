@@ -11,7 +11,6 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 	"golang.org/x/sys/unix"
 
-	"cni-unwind/plugin/internal/delegate"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/undo"
 )
@@ -26,7 +25,6 @@ func (p *Plugin) Main(ctx context.Context, about string) int {
 		GC:     p.verb(ctx, (*op).gc),
 		Status: p.verb(ctx, (*op).status),
 	}
-	defer delegate.Reap()
 	if err := skel.PluginMainFuncsWithError(funcs, version.All, about); err != nil {
 		_ = err.Print()
 		return 1
@@ -43,7 +41,7 @@ func (p *Plugin) verb(
 		o, closeLog := p.newOp(args, conf)
 		o.bad, o.node.Invoked = bad, true
 		defer closeLog()
-		defer o.rec.Flush(ctx)
+		defer o.rec.Flush()
 		// skel refuses the host's network namespace after the verb: too late for an ADD, see
 		// checkNetNS, and no reason to fail a DEL that has passed.
 		defer func() { args.NetnsOverride = "1" }()

@@ -20,8 +20,6 @@ const (
 	unlockedEnv = "UNWIND_TEST_UNLOCKED"
 	// longEnv makes tests take longer, as make proof does.
 	longEnv = "UNWIND_TEST_LONG"
-	// lateEnv starts no delegate before its turn.
-	lateEnv = "UNWIND_TEST_LATE"
 	// headlessEnv makes this program one whose first thread has ended.
 	headlessEnv = "UNWIND_TEST_HEADLESS"
 )

@@ -2,13 +2,16 @@ package plugin
 
 import (
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
-	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/decide"
+	"cni-unwind/plugin/facts"
+	"cni-unwind/plugin/undo"
 )
 
 // mounts are statements about the network namespace of pod a, which is mounted elsewhere at $path.
@@ -24,7 +27,7 @@ func mounts() acts {
 		},
 		"identify": func(s *story, _ []string) {
 			var err error
-			s.own, err = host.Identify(s.who("a").NetNS)
+			s.own, err = facts.Identify(s.who("a").NetNS)
 			s.must(err)
 		},
 		"bind":    func(s *story, w []string) { mount(s, strings.Join(w, " "), unix.MS_BIND) },
@@ -33,7 +36,7 @@ func mounts() acts {
 		"covered": func(s *story, _ []string) { s.mount("/dev/null", at(s), "", unix.MS_BIND, "") },
 		"unbind":  func(s *story, _ []string) { s.must(unix.Unmount(at(s), unix.MNT_DETACH)) },
 		"there": func(s *story, _ []string) {
-			there, err := host.Identify(at(s))
+			there, err := facts.Identify(at(s))
 			s.want(err == nil && there.Same(s.own) && slices.Contains(s.links(at(s)), "eth0"), "%+v (%v)", there, err)
 		},
 		"emptied": func(s *story, _ []string) { s.want(!slices.Contains(s.links(at(s)), "eth0"), "%q", s.links(at(s))) },
@@ -66,7 +69,8 @@ func TestMountGone(t *testing.T) {
 
 // TestKeptOpen: a process elsewhere holds a descriptor of a pod's namespace, as a DHCP daemon does,
 // and so keeps the host's end of its interface. The pod counts as live, unless a list lacks it and
-// the grace period is over. Then all is undone, in the namespace.
+// the grace period is over. Then all is undone, but the interface stays until the descriptor is
+// closed, as without unwind.
 func TestKeptOpen(t *testing.T) {
 	stories(t, `
 	versions 1.1.0 1.0.0; conf gracePeriod 1ms; chain bridge, "ipMasq": true; let list list
@@ -77,10 +81,34 @@ func TestKeptOpen(t *testing.T) {
 	add a; pause 10ms; hold a
 	if inside: process a
 	unpin a; gc $list
-	if dead: gone a
+	if dead: gone a; reserved 0
 	if live: entry a; linked a; reserved 1; del a
-	left; letgo`, acts{"linked": func(s *story, w []string) {
-		there, err := host.LinkThere(s.who(w[0]).entry().Newest().HostLinks)
+	letgo; left`, acts{"linked": func(s *story, w []string) {
+		there, err := facts.LinkThere(s.who(w[0]).entry().HostLinks)
 		s.want(there && err == nil, "%t (%v)", there, err)
 	}})
+}
+
+// TestCoveredPod: another mount covers the directory of the network namespaces, as the node's first
+// `ip netns add` does, which binds the directory over itself. The pod below
+// is kept, since nothing says that it is dead.
+func TestCoveredPod(t *testing.T) {
+	stories(t, `
+	macvlan; add a; identify
+	cover; status; lives; entry a live 1; reserved 1
+	uncover; there; del a; emptied`, mounts(), acts{
+		"cover": func(s *story, _ []string) {
+			dir := filepath.Join(s.dir, "netns")
+			s.mount(dir, dir, "", unix.MS_BIND, "")
+		},
+		"uncover": func(s *story, _ []string) {
+			s.must(unix.Unmount(filepath.Join(s.dir, "netns"), unix.MNT_DETACH))
+			s.vars["path"] = s.who("a").NetNS
+		},
+		"lives": func(s *story, _ []string) {
+			for _, f := range s.sweep(undo.DefaultBudgets) {
+				s.want(f.Fate == decide.Unknown, "%s: %s (%s)", f.Key, f.Fate, f.Reason)
+			}
+		},
+	})
 }

@@ -6,15 +6,13 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
-	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/facts"
 )
 
 // other makes a network namespace of another container, with an eth0.
@@ -30,7 +28,7 @@ func (n *node) othersSurvive() {
 	n.Helper()
 	for _, name := range n.names(filepath.Join(n.dir, "netns")) {
 		path := filepath.Join(n.dir, "netns", name)
-		if id, err := host.Identify(path); err == nil && id.Known() {
+		if id, err := facts.Identify(path); err == nil && id.Known() {
 			if links := n.links(path); slices.Contains(links, "peer0") != slices.Contains(links, "eth0") {
 				n.Errorf("the other container's interfaces: %v", links)
 			}
@@ -103,50 +101,6 @@ func TestScratchNetNSIsForCleaningUp(t *testing.T) {
 	})
 }
 
-// TestRulesOfSBR: sbr's first DEL does not pass, and the pod's network namespace lives on. By the
-// second one the interface is gone, by whose addresses sbr finds its rules, so it is lent a scratch
-// interface. The rules are still removed from that namespace.
-func TestRulesOfSBR(t *testing.T) {
-	stories(t, `
-	either fails: let fault 'echo "{\"code\": 11, \"msg\": \"sbr is broken\"}"; exit 1'
-	or is killed: let fault kill -9 $$
-	or unwind is killed: let fault 'kill -9 $PPID; exit 1'
-	script sbr '[ $CNI_COMMAND = DEL ] && [ -e $dir/broken ] && { $fault; }; exec $cni/sbr'
-	few bridge host-local; chain masquerading bridge dual | sbr
-	ruled a 0; add a; ruled a 2
-	shell 'touch $dir/broken'; freed a; fails del a; alone a
-	lose $dir/broken; del a
-	ruled a 0; alone a`, acts{
-		"few": func(s *story, w []string) { s.path[1] = s.node.few(w...) },
-		// ruled POD N: has so many routing rules more than at first
-		"ruled": func(s *story, w []string) {
-			count := s.who(w[0]).ruleCount()
-			if s.vars["rules"] == "" {
-				s.vars["rules"] = strconv.Itoa(count)
-			}
-			first, _ := strconv.Atoi(s.vars["rules"])
-			s.wantCount(count-first, w[1])
-		},
-		"alone": each(func(p *pod) {
-			eventually(p, "it has no interface but lo", func() bool { return slices.Equal(p.links(p.NetNS), []string{"lo"}) })
-		}),
-	})
-}
-
-// ruleCount returns the number of routing rules in the pod's network namespace.
-func (p *pod) ruleCount() (count int) {
-	p.Helper()
-	err := ns.WithNetNSPath(p.NetNS, func(ns.NetNS) error {
-		rules, err := netlink.RuleList(netlink.FAMILY_ALL)
-		count = len(rules)
-		return err
-	})
-	if err != nil {
-		p.Fatal(err)
-	}
-	return count
-}
-
 // TestNetNSOfDEL: a pod's network namespace may be anywhere when its DEL comes. Delegates are shown
 // the pod's own ($own) if it can be found, by a descriptor of unwind's where no path leads to it, never
 // another one, and nothing is left. If it is gone, they are shown what the runtime names, unless
@@ -196,7 +150,7 @@ func TestDELNamesHostNetNS(t *testing.T) {
 	unshown; calls $calls`, acts{
 		"host": func(s *story, _ []string) { s.vars["host"] = fmt.Sprintf("/proc/%d/ns/net", os.Getpid()) },
 		"recorded": func(s *story, w []string) {
-			s.who(w[0]).edit(func(g *journal.Generation) { g.NetNS.Path = s.vars["host"] })
+			s.who(w[0]).edit(func(g *journal.Entry) { g.NetNS.Path = s.vars["host"] })
 		},
 		"unshown": func(s *story, _ []string) {
 			for _, l := range s.callLog() {

@@ -29,7 +29,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/undo"
 	"cni-unwind/testdata/sandbox"
@@ -69,10 +69,7 @@ func newNode(t testing.TB) *node {
 	n := &node{
 		TB: t, dir: t.TempDir(), network: fmt.Sprintf("net%d", i), bridge: fmt.Sprintf("br%d", i),
 		subnet: fmt.Sprintf("10.%d.%d.0/24", 100+i/250, i%250), outer: "1.0.0", inner: "1.0.0",
-		conf: map[string]any{"logLevel": "debug", "gracePeriod": "0s", "startEarly": []string{"faulty"}},
-	}
-	if os.Getenv(lateEnv) != "" {
-		n.conf["startEarly"] = []string{}
+		conf: map[string]any{"logLevel": "debug", "gracePeriod": "0s"},
 	}
 	n.stateDir = filepath.Join(n.dir, "state")
 	n.env = []string{env.Cache + "=" + n.cacheDir()}
@@ -270,7 +267,7 @@ func (p *pod) dropNetNS() {
 	eventually(p, "host interfaces of "+p.ContainerID+" gone", func() bool {
 		for _, e := range entries {
 			if e.ContainerID == p.ContainerID {
-				if there, _ := host.LinkThere(e.Newest().HostLinks); there {
+				if there, _ := facts.LinkThere(e.HostLinks); there {
 					return false
 				}
 			}
@@ -321,10 +318,8 @@ func (p *pod) key() journal.Key {
 // entry returns the pod's entry in the journal, or nil.
 func (p *pod) entry() *journal.Entry {
 	p.Helper()
-	for _, e := range p.entries() {
-		if e.Key == p.key() {
-			return e
-		}
+	if all := p.records(); len(all) > 0 {
+		return all[0]
 	}
 	return nil
 }

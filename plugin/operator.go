@@ -9,7 +9,7 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/sweep"
@@ -29,23 +29,27 @@ func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) e
 	defer closeLog()
 	lock, err := o.rec.Store.TryAcquire(key)
 	if errors.Is(err, journal.ErrBusy) {
-		return fmt.Errorf("%s: %s", key, alive.Locked.Reason)
+		return fmt.Errorf("%s: %s", key, decide.Locked.Reason)
 	}
 	if err != nil {
 		return err
 	}
 	defer lock.Release()
 	made, drop := lock.Made(), o.rec.Undoable()
-	e, err := o.toForget(ctx, lock, key)
+	records, err := o.toForget(ctx, lock, key)
 	if err == nil {
-		err = o.rec.Update(ctx, func(tx *journal.Tx) error {
+		err = o.rec.Update(ctx, func(tx *journal.Tx) (err error) {
 			drop() // this may run twice
-			event := record.EventOf(journal.Forgotten, e)
-			event.Reason, event.Plugins = "given up by an operator", undo.PendingSteps(e)
+			event := record.EventOf(journal.Forgotten, records[0])
+			event.Reason = "forgotten by an operator"
+			for _, e := range records {
+				event.Plugins = append(event.Plugins, undo.PendingSteps(e)...)
+				forgotten := o.w.Buried(e)
+				forgotten.Reason, forgotten.Abandoned = event.Reason, true
+				err = errors.Join(err, tx.Put(forgotten))
+			}
 			o.rec.Event(event)
-			tomb := o.w.Tombstone(e)
-			tomb.Reason, tomb.Abandoned = event.Reason, true
-			return errors.Join(tx.Delete(key), tx.PutTombstone(*tomb))
+			return err
 		})
 	}
 	if err == nil || made {
@@ -54,29 +58,29 @@ func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) e
 	return err
 }
 
-// toForget returns the entry of a dead attachment, or an empty one if the entry is damaged. The
-// caller holds the lock, so nobody changes the entry.
+// toForget returns the records of a dead attachment, or an empty one if they are damaged. The
+// caller holds the lock, so nobody changes them.
 func (o *op) toForget(
 	ctx context.Context, lock *journal.Lock, key journal.Key,
-) (e *journal.Entry, err error) {
+) (records []*journal.Entry, err error) {
 	err = o.rec.Store.View(ctx, func(tx *journal.Tx) (err error) {
-		e, err = tx.Get(key)
+		records, err = tx.Pending(key)
 		return err
 	})
 	var damaged *journal.DamagedError
 	switch {
 	case errors.As(err, &damaged):
-		return &journal.Entry{Key: key, Generations: []journal.Generation{{}}}, nil
+		return []*journal.Entry{{Key: key}}, nil
 	case err != nil:
 		return nil, err
-	case e == nil:
+	case len(records) == 0:
 		return nil, fmt.Errorf("%s is not in the journal", key)
 	}
-	if v := alive.Decide(o.node.Gather(ctx, e, lock)); !v.Releasable() {
+	if v := decide.Decide(o.node.Gather(ctx, records[0], lock)); !v.Releasable() {
 		return nil, fmt.Errorf("%s is %s, not dead (%s); only a dead attachment can be forgotten", key,
 			v.Fate, v.Reason)
 	}
-	return e, nil
+	return records, nil
 }
 
 // Sweep searches the journal in a state directory: see sweep.Sweep.

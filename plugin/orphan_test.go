@@ -5,11 +5,10 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 	"syscall"
 	"testing"
 
-	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/facts"
 )
 
 // TestOrphanIsWaitedFor: a delegate that outlives its unwind and soon ends is not killed, and what
@@ -43,18 +42,25 @@ func TestOrphanIsEnded(t *testing.T) {
 	ended $call`)
 }
 
-// TestDelDuringAdd: a DEL waits for an ADD of the same attachment by an unwind that lives. If that
-// takes too long, the DEL is refused, for the runtime to retry, and no process is killed.
+// TestDelDuringAdd: a DEL ends an ADD of its attachment that still runs, and rolls everything back: the
+// runtime is dead, or has given the ADD up. An unwind that does not stop is killed. An ADD of another
+// attachment that releases this one meanwhile is waited for, and not signalled.
 func TestDelDuringAdd(t *testing.T) {
 	stories(t, `
-	hasty; conf delegateTimeout 20s
-	either soon over: chain p0 | p1, "delayMS": 1500
-	or not in time: chain p0 | p1, "delayMS": 6500
-	plan p1 ADD late; start add a; awaits ADD p1
-	if soon: del a; times 1 DEL p1
-	if not: fails del a code=11; times 0 DEL p1
-	wait add a
-	del a`)
+	hasty; conf delegateTimeout; chain p0 | p1, "delayMS": 700
+	either its delegate hangs: plan p1 ADD hang-effect; start add a; awaits ADD p1; del a; fails wait add a
+	or it hangs in its rollback too: plan p1 ADD hang-effect, p1 DEL hang; start add a; awaits ADD p1; start del a; awaits DEL p1; plan
+	if rollback: wait del a; fails wait add a
+	or it does not react: plan p1 ADD hang-effect; start add a; awaits ADD p1; signal STOP a; del a; fails wait add a
+	or of another attachment: sandbox a b; add a; drop a; plan p1 DEL late; start add b; awaits DEL p1; del a; wait add b; del b
+	left`, acts{
+		"signal": func(s *story, w []string) {
+			lock, err := s.store.LookAtLock(s.who(w[1]).key())
+			s.must(err)
+			s.want(lock.Owner > 1, "the unwind at work: %d", lock.Owner)
+			s.must(syscall.Kill(lock.Owner, map[string]syscall.Signal{"STOP": syscall.SIGSTOP}[w[0]]))
+		},
+	})
 }
 
 // history returns the starts and ends of the faulty plugins' calls in order, as "start VERB
@@ -81,8 +87,8 @@ func TestDaemonDoesNotPin(t *testing.T) {
 	add a; unlocked a; del a; left
 	daemons`, acts{
 		"unlocked": func(s *story, w []string) {
-			locked, _, err := s.store.Locked(s.who(w[0]).key())
-			s.want(!locked && err == nil, "%t, %v", locked, err)
+			lock, err := s.store.LookAtLock(s.who(w[0]).key())
+			s.want(!lock.Held && err == nil, "%+v, %v", lock, err)
 		},
 		"daemons": func(s *story, _ []string) { // that of the ADD and that of the DEL
 			daemons := daemonsOf(s, s.callLog()[0].Path)
@@ -91,11 +97,28 @@ func TestDaemonDoesNotPin(t *testing.T) {
 	})
 }
 
+// TestDaemonOutlivesUnwind: unwind is killed after a delegate has left a daemon. The next verb ends
+// the delegate that still runs, and not the daemon, which does not hold the attachment up either.
+func TestDaemonOutlivesUnwind(t *testing.T) {
+	stories(t, `
+	hasty; chain p0 | p1
+	plan p0 ADD daemon, p1 ADD kill-parent-effect; killed add a; plan
+	either then DEL: recover a DEL
+	or then ADD: recover a ADD
+	or then the next sandbox: recover a next sandbox
+	left; ended ADD p1; daemons`, acts{
+		"daemons": func(s *story, _ []string) {
+			daemons := daemonsOf(s, s.callLog()[0].Path)
+			s.want(len(daemons) == 1, "%d live", len(daemons))
+		},
+	})
+}
+
 // daemonsOf returns the daemons left by faulty plugins with this CNI_PATH.
 func daemonsOf(t testing.TB, path string) []int {
 	t.Helper()
 	var pids []int
-	all, err := host.Processes()
+	all, err := facts.Processes()
 	for _, pid := range all {
 		cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 		if err != nil || !bytes.HasSuffix(cmdline, []byte("\x00daemon\x00")) {
@@ -115,35 +138,12 @@ func daemonsOf(t testing.TB, path string) []int {
 // TestTwoAdds: of two ADDs of one container ID at once exactly one succeeds, and no delegate runs
 // for both at once.
 func TestTwoAdds(t *testing.T) {
-	t.Parallel()
-	n := newNode(t).hasty()
-	list := n.unwind(n.faulty("p0", `, "delayMS": 100`), n.faulty("p1", `, "delayMS": 100`))
-	p := n.pod("a")
-	n.plan(map[string]map[string]string{"*": {"ADD": "late"}})
-	errs := make(chan error)
-	for range 2 {
-		go func() {
-			_, err := p.add(list)
-			errs <- err
-		}()
-	}
-	var refused []error
-	for range 2 {
-		if err := <-errs; err != nil {
-			refused = append(refused, err)
-		}
-	}
-	if len(refused) != 1 || !strings.Contains(refused[0].Error(), "is already added, in the same network namespace; run its DEL first") {
-		t.Errorf("refused: %v; want one", refused)
-	}
-	if got, want := strings.Join(n.history(), ", "), "start ADD p0, end ADD p0, start ADD p1, end ADD p1"; got != want {
-		t.Errorf("%s, want %s", got, want)
-	}
-	if all := n.entries(); len(all) != 1 || len(all[0].Generations) != 1 {
-		t.Errorf("the journal has %+v, want one entry with one generation", all)
-	}
-	p.mustDel(list)
-	n.nothingLeft()
+	stories(t, `
+	hasty; chain p0, "delayMS": 300 | p1, "delayMS": 100
+	plan * ADD late; start add a; awaits ADD p0
+	fails add a 'is already attached (in the same network namespace); delete it first'; wait add a
+	began start ADD p0, end ADD p0, start ADD p1, end ADD p1; calls ADD p0, ADD p1; entry a live
+	plan; del a`)
 }
 
 // TestStopped: an unwind that gets SIGTERM rolls its ADD back and says so.
@@ -153,10 +153,10 @@ func TestStopped(t *testing.T) {
 	start add a; awaits ADD p2; stop a
 	fails wait add a 'plugin type="faulty" failed (add): killed because unwind was asked to stop'`, acts{
 		"stop": func(s *story, w []string) {
-			pid, err := s.store.Owner(s.who(w[0]).key())
+			lock, err := s.store.LookAtLock(s.who(w[0]).key())
 			s.must(err)
-			s.want(pid > 1, "the unwind at work: %d", pid)
-			s.must(syscall.Kill(pid, syscall.SIGTERM))
+			s.want(lock.Owner > 1, "the unwind at work: %d", lock.Owner)
+			s.must(syscall.Kill(lock.Owner, syscall.SIGTERM))
 		},
 	})
 }

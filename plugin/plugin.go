@@ -4,7 +4,7 @@ import (
 	"io"
 
 	"cni-unwind/ipam"
-	"cni-unwind/plugin/internal/delegate"
+	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/undo"
 )
 

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/undo"
 )
@@ -35,10 +35,11 @@ func (p *pod) rewrite(change func(*journal.Entry)) {
 		if err != nil {
 			return err
 		}
-		if err := tx.Delete(e.Key); err != nil {
+		if err := tx.Delete(e); err != nil {
 			return err
 		}
 		change(e)
+		e.Number = 0
 		for _, e.State = range []journal.State{journal.Adding, e.State} {
 			if err := tx.Put(e); err != nil {
 				return err
@@ -52,9 +53,9 @@ func (p *pod) rewrite(change func(*journal.Entry)) {
 }
 
 // edit changes the newest generation of the pod's entry in the journal.
-func (p *pod) edit(change func(*journal.Generation)) {
+func (p *pod) edit(change func(*journal.Entry)) {
 	p.Helper()
-	p.rewrite(func(e *journal.Entry) { change(e.Newest()) })
+	p.rewrite(func(e *journal.Entry) { change(e) })
 }
 
 // setState sets the state of the pod's entry.
@@ -108,7 +109,7 @@ func (p *pod) cutOff() {
 	}
 	p.rewrite(func(e *journal.Entry) {
 		e.State = journal.Adding
-		g := e.Newest()
+		g := e
 		g.Result, g.Claims, g.HostLinks = nil, nil, nil
 	})
 }
@@ -120,7 +121,7 @@ const earlier = "11111111-2222-3333-4444-555555555555"
 func before(pods ...*pod) {
 	for _, p := range pods {
 		p.dropNetNS()
-		p.edit(func(g *journal.Generation) { g.Host.BootID = earlier })
+		p.edit(func(g *journal.Entry) { g.Host.BootID = earlier })
 	}
 }
 
@@ -146,11 +147,11 @@ func (n *node) until(verb string, chain []string) {
 func (p *pod) exhume() {
 	p.Helper()
 	err := p.store.Update(p.Context(), func(tx *journal.Tx) error {
-		e := &journal.Entry{Key: p.key(), State: journal.Adding, Generations: []journal.Generation{{}}}
+		e := &journal.Entry{Key: p.key(), State: journal.Adding}
 		if err := tx.Put(e); err != nil {
 			return err
 		}
-		return tx.Delete(e.Key)
+		return tx.Delete(e)
 	})
 	if err != nil || p.tombstone(p.key()) != nil {
 		p.Fatalf("the tombstone: %v", err)
@@ -206,7 +207,7 @@ func (p *pod) unpin() {
 // processInside starts a process in the pod's network namespace.
 func (p *pod) processInside() *os.Process {
 	p.Helper()
-	own, err := host.Identify(p.NetNS)
+	own, err := facts.Identify(p.NetNS)
 	if err != nil {
 		p.Fatal(err)
 	}
@@ -219,7 +220,7 @@ func (p *pod) processInside() *os.Process {
 		_ = cmd.Wait()
 	})
 	eventually(p, "a process inside", func() bool {
-		there, err := host.Identify(netnsOf(cmd.Process))
+		there, err := facts.Identify(netnsOf(cmd.Process))
 		return err == nil && there.Same(own)
 	})
 	return cmd.Process
@@ -229,7 +230,13 @@ func (p *pod) processInside() *os.Process {
 func (p *pod) end(process *os.Process) {
 	p.Helper()
 	_ = process.Kill()
-	eventually(p, "the process gone", func() bool { return host.Ended(fmt.Sprintf("/proc/%d", process.Pid)) })
+	eventually(p, "the process gone", func() bool { return ended(process) })
+}
+
+// ended reports whether the first thread of a process is gone, or a zombie.
+func ended(p *os.Process) bool {
+	_, err := os.Readlink(netnsOf(p))
+	return err != nil
 }
 
 func netnsOf(p *os.Process) string { return fmt.Sprintf("/proc/%d/ns/net", p.Pid) }
@@ -294,7 +301,7 @@ func newFirewalled(t testing.TB) *firewalled {
 		[ $CNI_COMMAND = DEL ] && case $(cat %[1]s/mode) in
 			slow) sleep 0.8 ;;
 			fail) echo '{"cniVersion": "1.0.0", "code": 11, "msg": "firewall is broken"}'; exit 1 ;;
-			kill-parent) kill -9 $PPID; exit 1 ;;
+			kill-parent) sleep 1; kill -9 $PPID; exit 1 ;;
 		esac
 		echo "$in" | exec %[2]s`, n.dir, firewall))
 	f := &firewalled{n, n.unwind(n.bridgePlugin(""), `{"type": "firewall"}`, n.faulty("p2", ""))}
@@ -360,4 +367,15 @@ func read(t testing.TB, path string) string {
 		t.Fatal(err)
 	}
 	return string(data)
+}
+
+// records returns the records of all ADDs of the pod that are not undone, the newest first.
+func (p *pod) records() (all []*journal.Entry) {
+	p.Helper()
+	for _, e := range p.entries() {
+		if e.Key == p.key() {
+			all = append([]*journal.Entry{e}, all...)
+		}
+	}
+	return all
 }

@@ -66,7 +66,7 @@ func (h *holders) hostLocal(verb, id string) (address string) {
 }
 
 // TestPoolRace runs ten host-locals, two unwinds, which sweep as well, and crashes of host-local on
-// one small pool at once. No address is lost or given twice, and no ownerless one is kept.
+// one small pool at once. No address is lost or given twice, and no empty one is kept.
 func TestPoolRace(t *testing.T) {
 	t.Parallel()
 	const rounds = 12
@@ -156,4 +156,13 @@ func (h *holders) crash() {
 			return
 		}
 	}
+}
+
+// TestLateDELsOfOneAddress: three dead pods have a pending DEL of p1 with the same address, which is
+// free. Only one of these DELs can hold the address at a time; one GC runs them all.
+func TestLateDELsOfOneAddress(t *testing.T) {
+	stories(t, `
+	chain single | p1, "rules": true, "delayMS": 300; plan p1 DEL fail
+	add a; fails del a; add b; fails del b; add c; fails del c; reserved 0; entries 3
+	plan p1 DEL late; gc; entries 0`)
 }

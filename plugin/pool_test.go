@@ -2,6 +2,8 @@ package plugin
 
 import (
 	"fmt"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -9,34 +11,11 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
-	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/facts"
+	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/sweep"
-	"cni-unwind/plugin/tristate"
 	"cni-unwind/plugin/undo"
 )
-
-// TestDecideOrphan: a reservation whose owner the journal does not know is dead only by all of the
-// evidence.
-func TestDecideOrphan(t *testing.T) {
-	t.Parallel()
-	dead := alive.Orphan{SameNamespaces: tristate.Yes, Listed: tristate.No, PastGracePeriod: tristate.Yes, Cached: tristate.No, InUse: tristate.No}
-	if v := alive.DecideOrphan(dead); v.Fate != alive.Dead {
-		t.Errorf("%+v", v)
-	}
-	answers := []tristate.Value{tristate.Unknown, tristate.No, tristate.Yes}
-	for i := range 3 * 3 * 3 * 3 * 3 {
-		o := alive.Orphan{SameNamespaces: answers[i%3], Listed: answers[i/3%3], PastGracePeriod: answers[i/9%3],
-			Cached: answers[i/27%3], InUse: answers[i/81]}
-		v := alive.DecideOrphan(o)
-		if (v.Fate == alive.Dead) != (o == dead) || v.Reason.Text == "" {
-			t.Errorf("%+v: %+v", o, v)
-		}
-		if uncovered := o.SameNamespaces == tristate.Yes && o.Listed == tristate.Unknown; uncovered &&
-			(v.Fate == alive.Live) != (o.InUse == tristate.Yes) {
-			t.Errorf("no list covers it: %+v: %+v", o, v)
-		}
-	}
-}
 
 // orphanage are statements on a node with pods that were added before unwind was installed, or are
 // unknown to its journal. Its libcni has its cache where every runtime has it, below $lib; $any are the
@@ -82,7 +61,7 @@ func TestOrphans(t *testing.T) {
 	give gc $any; give status $any; give gc $any valid=; give status $any valid=; give gc $any $list gracePeriod=1h
 	have cached gone leaked listed moved
 	gcs 3 $list; have cached listed moved
-	gcs 2 valid=[]; have cached moved
+	gcs 2 'valid=[{"containerID":"other","ifname":"eth0"}]'; have cached moved
 	reaped; have; leaves`, orphanage)
 }
 
@@ -93,29 +72,38 @@ func TestOrphanInItsGracePeriod(t *testing.T) {
 	either over: conf gracePeriod 1ns; let kept 0
 	or not over: conf gracePeriod 1h; let kept 1
 	chain bridge; past add a; lose $dir/cache/results/$network-a-eth0; drop a
-	person $kept; leaves`, acts{"person": func(s *story, w []string) {
-		dir := filepath.Join(s.dir, "net.d")
-		s.mkdir(dir)
-		s.write(filepath.Join(dir, "10.conflist"), string(s.unwind(s.plugins(s.node)...).Bytes))
-		pools, err := sweep.ReadPools(s.stateDir, dir)
+	person $kept; leaves`, persons)
+}
+
+// persons are statements about what a person does with unwindctl.
+var persons = acts{
+	// person N: sweeps with a list of another container, until N addresses are reserved
+	"person": func(s *story, w []string) {
+		list, err := netconf.ParseConflist(s.unwind(s.plugins(s.node)...).Bytes)
 		s.must(err)
+		chain, err := list.Unwind.LoadChain()
+		s.must(err)
+		pools := sweep.PoolsOf(chain, list.Unwind)
+		job := sweep.Job{List: facts.NewList(s.network, []netconf.Attachment{{ContainerID: "other"}}), Pools: pools, Cache: true,
+			Path: strings.Join(s.path, ":")}
 		eventually(s, "as many addresses as are to be kept", func() bool {
 			plugin := &Plugin{Stderr: s.Output(), Budgets: undo.DefaultBudgets, CacheDir: s.cacheDir()}
-			_, err := plugin.sweepAsRuntime(s.Context(), s.stateDir, sweep.Job{List: alive.NewList(s.network, nil), Pools: pools})
+			_, err := plugin.sweepAsRuntime(s.Context(), s.stateDir, job)
 			return err == nil && fmt.Sprint(len(s.reserved())) == w[0]
 		})
-	}})
+	},
 }
 
 // TestLostJournal: after the journal was lost, every live pod is an orphan (antrea#8239 is of this
 // kind). With a list that lacks them unwind takes nothing, while a reaper that goes by the list
-// alone takes all. Once they are gone, unwind releases them.
+// alone takes all. Once they are gone, unwind releases them, but not by an empty list.
 func TestLostJournal(t *testing.T) {
 	stories(t, `
-	orphanage; add p0 p1 p2; lose journal
+	orphanage; add p0 p1 p2; lose journal; let list 'valid=[{"containerID":"other","ifname":"eth0"}]'
 	either naive: reaped; have; leaves
-	or unwind: give gc $any valid=[] gracePeriod=0s; have p0 p1 p2
-		drop p1; gcs 2 valid=[]; have p0 p2
+	or unwind: give gc $any $list gracePeriod=0s; have p0 p1 p2
+		drop p1; give gc $any valid=[] gracePeriod=0s; have p0 p1 p2
+		gcs 2 $list; have p0 p2
 		del p0 p2`, orphanage)
 }
 
@@ -126,7 +114,7 @@ func TestReservedWhileListed(t *testing.T) {
 	orphanage; chain p0, "ipam": $hostlocal; plan p0 ADD hold-effect; start past add new; appears $dir/faulty/held/ADD.new.p0
 	have new
 	either naive: reaped; have
-	or unwind: give gc $any valid=[] gracePeriod=10m; have new
+	or unwind: give gc $any 'valid=[{"containerID":"other","ifname":"eth0"}]' gracePeriod=10m; have new
 	lose $dir/faulty/held/ADD.new.p0; wait add new; leaves`, orphanage)
 }
 
@@ -139,4 +127,34 @@ func TestAddressLeftByDEL(t *testing.T) {
 	shell 'ip link add d$bridge type veth peer name e$bridge'
 	chain {"type": "host-device", "device": "d$bridge", "ipam": $hostlocal}
 	$past add a; drop a; names a; $past del a; reserved $left`)
+}
+
+// TestOrphanRuns: neither a list nor libcni's cache nor an interface has anything of a container, as
+// with KubeVirt's bridge binding while the runtime starts, but a process of it runs.
+func TestOrphanRuns(t *testing.T) {
+	stories(t, `
+	conf gracePeriod 1ms; chain bridge; reserve $ip7 orphan eth0; pause 10ms
+	runs orphan; gc list other; reserved 1
+	ends; gc list other; reserved 0`, acts{"runs": func(s *story, w []string) {
+		root := "/sys/fs/cgroup"
+		if _, err := os.Stat(filepath.Join(root, "cgroup.procs")); err != nil {
+			root = filepath.Join(root, "systemd") // cgroup v1
+		}
+		process := exec.Command("sleep", "600")
+		s.must(process.Start())
+		move := func(dir string) error {
+			return os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(fmt.Sprint(process.Process.Pid)), 0)
+		}
+		dir := filepath.Join(root, w[0])
+		if os.Mkdir(dir, 0o755) != nil || move(dir) != nil {
+			s.Skip("no cgroup can be made")
+		}
+		end := func() {
+			_ = process.Process.Kill()
+			_ = process.Wait()
+			_ = os.Remove(dir)
+		}
+		s.Cleanup(end)
+		s.undo["ends"] = end
+	}, "ends": func(s *story, _ []string) { s.undo["ends"]() }})
 }

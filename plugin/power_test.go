@@ -58,6 +58,6 @@ func (p *pod) powerOff() {
 	}
 	p.dropNetNS()
 	if p.entry() != nil {
-		p.edit(func(g *journal.Generation) { g.Host.BootID = earlier })
+		p.edit(func(g *journal.Entry) { g.Host.BootID = earlier })
 	}
 }

@@ -1,7 +1,6 @@
 package plugin
 
 import (
-	"fmt"
 	"os"
 	"os/exec"
 	"runtime"
@@ -11,8 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cni-unwind/journal"
-	"cni-unwind/plugin/internal/host"
 	"cni-unwind/testdata/unwind/env"
 )
 
@@ -40,7 +37,6 @@ var commands = map[string]string{
 	[ "$(stat -L -c %i /proc/$!/net/dev)" = "$(stat -L -c %i /proc/1/net/dev)" ]; do :; done; `,
 	"umount":   `umount "$POD"; `,
 	"hide":     `mount -t proc -o hidepid=2,gid=12345 proc /proc; `,
-	"close":    `mount -t proc -o hidepid=1,gid=12345 proc /proc; `,
 	"confined": less,
 }
 
@@ -57,7 +53,7 @@ func confinement() acts {
 	by := func(s *story, verb string, p *pod, command string) {
 		changes := map[string]any{}
 		if verb == "GC" {
-			changes = valid()
+			changes = valid(p)
 		}
 		in := p.asking(verb, `{"cniVersion": "1.0.0", "plugins": [`+strings.Join(s.plugins(s.node), ", ")+`]}`, changes)
 		in.first, in.more = command, []string{env.Patient + "=1"}
@@ -76,21 +72,6 @@ func confinement() acts {
 			}
 			by(s, w[0], s.who(w[1]), s.who(w[1]).onNode(script+`"$0"`))
 		},
-		// netdev POD [OTHER]: its net/dev has the inode of the process in the other's, or an unknown one
-		"netdev": func(s *story, w []string) {
-			id := journal.NetNS{}
-			if len(w) > 1 {
-				var err error
-				id, err = host.Identify(s.vars["inside"])
-				s.must(err)
-				s.want(id.NetDev != 0, "%+v", id)
-			}
-			s.who(w[0]).edit(func(g *journal.Generation) { g.NetNS.NetDev = id.NetDev })
-		},
-		"noted": func(s *story, w []string) {
-			netns := s.who(w[0]).entry().Newest().NetNS
-			s.want(netns.NetDev != 0, "%+v", netns)
-		},
 		// headless POD: a process is in it whose first thread has ended
 		"headless": func(s *story, w []string) {
 			self, err := os.Executable()
@@ -102,26 +83,18 @@ func confinement() acts {
 				_ = cmd.Process.Kill()
 				_ = cmd.Wait()
 			})
-			eventually(s, "the first thread gone", func() bool { return host.Ended(fmt.Sprintf("/proc/%d", cmd.Process.Pid)) })
+			eventually(s, "the first thread gone", func() bool { return ended(cmd.Process) })
 		},
 	}
 }
 
-// TestConfined: an unwind that may not inspect the node's processes releases a lost namespace's
-// attachment, unless a process is in the namespace.
+// TestConfined: an unwind that may not inspect the node's processes keeps an attachment in whose
+// namespace one of them may be. A zombie is in none.
 func TestConfined(t *testing.T) {
 	stories(t, `
-	chain p0; add a; noted a
-	either lost: drop a
-	or lost, beside a zombie: process a; unpin a; end
-	or lost, a process in another pod that got the inode: drop a; process other; netdev a other
-	or a process inside: process a; unpin a
-	or a process inside, no inode of net/dev: process a; unpin a; netdev a
-	confined a
-	if a process inside: entry a live
-	if no inode: leaves
-	if a process inside: end
-	unless no inode: confined a; left`, confinement())
+	chain p0; add a
+	process a; unpin a; confined a; entry a live; unconfined a; entry a live
+	end; unconfined a; left`, confinement())
 }
 
 // TestConfinedNode runs a node in a PID and a mount namespace, with a process 1 and perhaps one in
@@ -129,26 +102,22 @@ func TestConfined(t *testing.T) {
 func TestConfinedNode(t *testing.T) {
 	stories(t, `
 	chain p0; add a
-	either lost: node STATUS a umount confined
-	or lost, no inode of net/dev: netdev a; node STATUS a umount confined
+	either lost: node STATUS a umount
 	or lost, processes hidden from others: node STATUS a hide umount
+	or unknown, lost: node STATUS a umount confined
 	or unknown, a process inside: node STATUS a enter umount confined
-	or unknown, a process inside, no inode of net/dev: netdev a; node STATUS a enter umount confined
 	or unknown, lost, processes hidden: node STATUS a hide umount confined
 	or unknown, a process inside, processes hidden: node STATUS a enter umount hide confined
-	or unknown, lost, processes closed: node STATUS a close umount confined
-	or unknown, a process inside, processes closed: node STATUS a enter umount close confined
 	if unknown: entry a; leaves`, confinement())
 }
 
-// TestConfinedOrphan: an address that host-local keeps for nobody is released if no process is in a
-// network namespace that cannot be reached.
+// TestConfinedOrphan: an address that host-local keeps for nobody is released if the network
+// namespaces of all processes can be inspected.
 func TestConfinedOrphan(t *testing.T) {
 	stories(t, `
 	conf gracePeriod 1ms; chain bridge; reserve $ip7 orphan eth0; pause 10ms
-	either process 1 alone: node GC a confined; reserved 0
-	or a process in a namespace that is mounted: node GC a enter confined; reserved 0
-	or a process in a namespace that is mounted nowhere: node GC a enter umount confined; reserved 1; leaves`, confinement())
+	either all can be inspected: node GC a enter umount; reserved 0
+	or not: node GC a enter umount confined; reserved 1; leaves`, confinement())
 }
 
 // TestFirstThreadEnds: a process is in a pod's namespace as long as any of its threads lives.

@@ -5,14 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
-	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
@@ -20,66 +17,41 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// aws is a plugin of the type aws-cni whose DEL frees nothing, since ipamd is away, and ipamd's
-// checkpoint.
-type aws struct {
-	*node
-	checkpoint string
-}
-
-func newAWS(t *testing.T) *aws {
-	n := newNode(t)
-	a := &aws{n, filepath.Join(n.dir, "aws-node", "ipam.json")}
-	a.install()
-	return a
-}
-
-func (a *aws) install() {
-	a.Helper()
-	a.link("aws-cni", filepath.Join(a.path[2], "faulty"))
-	a.mkdir(filepath.Dir(a.checkpoint))
-	a.conf["stores"] = map[string]string{"aws-cni": a.checkpoint}
-}
-
-// plugin returns the configuration of the plugin.
-func (a *aws) plugin() string {
-	return fmt.Sprintf(`{"type": "aws-cni", "dir": %q, "instance": "aws", "address": "198.18.0.7/32"}`, a.faultyDir())
-}
-
-// gives writes a checkpoint with the address of a container.
-func (a *aws) gives(file, container string) {
-	a.Helper()
-	a.write(filepath.Join(filepath.Dir(a.checkpoint), file), fmt.Sprintf(`{"version": "vpc-cni-ipam/1", "allocations": [
-		{"networkName": %q, "containerID": %q, "ifName": "eth0", "ipv4": "198.18.0.7", "allocationTimestamp": 1790000000123456789,
-		 "metadata": {"k8sPodNamespace": "default", "k8sPodName": "web-0", "interfacesCount": 1}}]}`, a.network, container))
-}
-
-// unproven returns why the pod's DEL is not proven.
-func (p *pod) unproven() string {
+// unverified returns why the pod's DEL is not proven.
+func (p *pod) unverified() string {
 	e := p.entry()
-	if e == nil || len(e.Generations) == 0 || len(e.Newest().Steps) == 0 {
+	if e == nil || len(e.Steps) == 0 {
 		return ""
 	}
-	return e.Newest().Steps[0].Unproven
+	if e.Steps[0].Code != 0 {
+		return ""
+	}
+	return strings.TrimPrefix(e.Steps[0].Last, "exit code 0, but ")
 }
 
-// dels returns how often a plugin's DEL ran.
-func (n *node) dels(instance string) int {
-	return len(slices.DeleteFunc(n.calls(), func(call string) bool { return call != "DEL "+instance }))
-}
-
-// ipamd are statements about aws-cni, whose DEL passes and frees nothing, and ipamd's checkpoint.
+// ipamd are statements about aws-cni, whose DEL passes and frees nothing since ipamd is away, and ipamd's
+// checkpoint.
 func ipamd() acts {
-	of := func(s *story) *aws { return &aws{s.node, filepath.Join(s.dir, "aws-node", "ipam.json")} }
+	checkpoint := func(s *story, file string) string { return filepath.Join(s.dir, "aws-node", file) }
 	return acts{
 		"aws": func(s *story, w []string) { // aws PLUGINS: the chain, after aws-cni
-			a := of(s)
-			a.install()
-			s.chain = append([]string{a.plugin()}, w...)
+			s.link("aws-cni", filepath.Join(s.path[2], "faulty"))
+			s.mkdir(checkpoint(s, ""))
+			s.conf["stores"] = map[string]string{"aws-cni": checkpoint(s, "ipam.json")}
+			s.chain = append([]string{fmt.Sprintf(`{"type": "aws-cni", "dir": %q, "instance": "aws", "address": "198.18.0.7/32"}`,
+				s.faultyDir())}, w...)
 		},
-		"gives": func(s *story, w []string) { of(s).gives(w[0], w[1]) }, // gives FILE POD
-		"unproven": func(s *story, w []string) {
-			s.want(s.who(w[0]).unproven() == "198.18.0.7 is still allocated", "%q", s.who(w[0]).unproven())
+		"gives": func(s *story, w []string) { // gives FILE CONTAINER …: a checkpoint in which they have the address
+			var all []string
+			for _, id := range w[1:] {
+				all = append(all, fmt.Sprintf(`{"networkName": %q, "containerID": %q, "ifName": "eth0", "ipv4": "198.18.0.7",
+					"allocationTimestamp": 1790000000123456789,
+					"metadata": {"k8sPodNamespace": "default", "k8sPodName": "web-0", "interfacesCount": 1}}`, s.network, id))
+			}
+			s.write(checkpoint(s, w[0]), `{"version": "vpc-cni-ipam/1", "allocations": [`+strings.Join(all, ", ")+`]}`)
+		},
+		"unverified": func(s *story, w []string) {
+			s.want(s.who(w[0]).unverified() == "198.18.0.7 is still allocated", "%q", s.who(w[0]).unverified())
 		},
 		"released": func(s *story, w []string) {
 			eventually(s, "released", func() bool { s.sweep(undo.DefaultBudgets); return s.who(w[0]).entry() == nil })
@@ -94,15 +66,15 @@ func TestDELThatLies(t *testing.T) {
 	stories(t, `
 	each file ipam.json ipam-nic-1.json
 	aws p1; add a; gives $file a
-	del a; unproven a; entry a removing 1; pending a aws
+	del a; unverified a; entry a deleting 1; pending a aws
 	# the runtime may ask again
-	del a; sweep; unproven a; times 3 DEL aws
+	del a; sweep; unverified a; times 3 DEL aws
 	forgets; gives $file other; released a; calls
-	events 'unproven a [198.18.0.7] [aws-cni]: 198.18.0.7 is still allocated' 'swept a '`, ipamd())
+	events 'unverified a [198.18.0.7] [aws-cni]: exit code 0, but 198.18.0.7 is still allocated' 'swept a '`, ipamd())
 }
 
-// TestUnprovenOnce: a sweep that releases another attachment runs an unproven DEL once.
-func TestUnprovenOnce(t *testing.T) {
+// TestUnverifiedOnce: a sweep that releases another attachment runs an unverified DEL once.
+func TestUnverifiedOnce(t *testing.T) {
 	stories(t, `
 	aws; add a; gives ipam.json a; del a
 	chain p1; add b; drop b; forgets
@@ -117,187 +89,55 @@ func TestConfirmationIsNoKill(t *testing.T) {
 	conf gracePeriod 1h; aws p1
 	add a; plan p1 DEL fail; fails del a; unkilled a
 	leaves`, ipamd(), acts{"unkilled": func(s *story, w []string) {
-		step := s.who(w[0]).entry().Newest().Steps[0]
-		s.want(step.ConfirmAt != 0 && step.RepeatAt == 0, "%+v", step)
+		step := s.who(w[0]).entry().Steps[0]
+		s.want(step.Wait.For == journal.ForRepeat, "%+v", step)
 	}})
 }
 
-// TestCheckpoints: what ipamd's checkpoint says, or fails to say. Nothing in it harms the pod, and a
-// pod that has its address there is not given up. A file that cannot be read holds a DEL up for
-// maxUnproven tries, then the DEL runs once more as without a file.
+// TestCheckpoints: what becomes of a DEL by what ipamd's checkpoint says; ipam's TestAWS has its forms.
+// A DEL whose address is there is tried without end. A file that cannot be read says nothing: the DEL
+// runs once more, as without a file.
 func TestCheckpoints(t *testing.T) {
-	t.Parallel()
-	const proven, again = "", "once more"
-	for _, tt := range []struct {
-		name  string
-		write func(a *aws)
-		want  string // in the reason why it is unproven
-	}{
-		{"free", func(a *aws) { a.gives("ipam.json", "other") }, proven},
-		{"its own", func(a *aws) { a.gives("ipam.json", "a") }, "198.18.0.7 is still allocated"},
-		{"no file", func(*aws) {}, again},
-		{"another format", func(a *aws) { a.write(a.checkpoint, `{"version": "vpc-cni-ipam/2", "allocations": {}}`) }, again},
-		{"half written", func(a *aws) { a.write(a.checkpoint, `{"version": "vpc-cni-ipam/1", "alloc`) }, "unexpected end of JSON"},
-		{"no list", func(a *aws) { a.write(a.checkpoint, `{"version": "vpc-cni-ipam/1", "allocations": "x"}`) }, "cannot unmarshal"},
-		{"no allocations", func(a *aws) { a.write(a.checkpoint, `{"version": "vpc-cni-ipam/1"}`) }, "no allocations"},
-		{"null allocations", func(a *aws) { a.write(a.checkpoint, `{"version": "vpc-cni-ipam/1", "allocations": null}`) }, "no allocations"},
-		{"its address is odd", func(a *aws) { a.checkpointWith(`"ipv4": "x"`) }, "unable to parse IP"},
-		{"its address is a number", func(a *aws) { a.checkpointWith(`"ipv4": 7`) }, "cannot unmarshal"},
-		{"it has no address", func(a *aws) { a.checkpointWith(`"ipv6": ""`) }, "has no address"},
-		{"odd entries of others", func(a *aws) { a.checkpointWith("") }, proven},
-		{"its own among odd ones", func(a *aws) { a.checkpointWith(`"ipv4": "198.18.0.7"`) }, "198.18.0.7 is still allocated"},
-		{"its own, and a file of another card that is cut off", func(a *aws) {
-			a.write(filepath.Join(filepath.Dir(a.checkpoint), "ipam-nic-0.json"), "{")
-			a.gives("ipam.json", "a")
-		}, "198.18.0.7 is still allocated"},
-		{"a file of another card that is cut off", func(a *aws) {
-			a.write(filepath.Join(filepath.Dir(a.checkpoint), "ipam-nic-1.json"), "{")
-			a.gives("ipam.json", "other")
-		}, "ipam-nic-1.json: unexpected end of JSON"},
-		{"null", func(a *aws) { a.write(a.checkpoint, `null`) }, again},
-		{"50 MB", func(a *aws) {
-			a.write(a.checkpoint, "")
-			if err := os.Truncate(a.checkpoint, 50<<20); err != nil {
-				a.Fatal(err)
-			}
-		}, "more than 4194304 bytes"},
-		{"a directory", func(a *aws) { a.mkdir(a.checkpoint) }, "not a regular file"},
-		{"a pipe", func(a *aws) {
-			if err := unix.Mkfifo(a.checkpoint, 0o600); err != nil {
-				a.Fatal(err)
-			}
-		}, "not a regular file"},
-		{"a link", func(a *aws) {
-			if err := os.Symlink("/etc/passwd", a.checkpoint); err != nil {
-				a.Fatal(err)
-			}
-		}, "too many levels of symbolic links"},
-		{"its directory is none", func(a *aws) {
-			if err := os.Remove(filepath.Dir(a.checkpoint)); err != nil {
-				a.Fatal(err)
-			}
-			a.write(filepath.Dir(a.checkpoint), "")
-		}, "not a directory"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			a := newAWS(t)
-			a.conf["gracePeriod"] = "1h"
-			list := a.unwind(a.plugin())
-			p := a.pod("a")
-			p.mustAdd(list)
-			tt.write(a)
-			p.mustDel(list)
-			e := p.entry()
-			switch {
-			case tt.want == proven:
-				if e != nil {
-					t.Errorf("%+v, want nothing", e)
-				}
-			case e == nil:
-				t.Error("the entry is gone")
-			case tt.want == again:
-				if s := e.Newest().Steps[0]; s.Unproven != "" {
-					t.Errorf("unproven: %s", s.Unproven)
-				}
-				p.wantConfirmation(time.Hour)
-			case !strings.Contains(p.unproven(), tt.want):
-				t.Errorf("unproven: %q, want %q", p.unproven(), tt.want)
-			default:
-				a.triesWithoutEnd(p, strings.HasSuffix(tt.want, "is still allocated"))
-			}
-		})
-	}
+	stories(t, `
+	conf gracePeriod 1h; aws; add a
+	either free: gives ipam.json other; del a; gone a
+	or no file: del a; confirms a
+	or cut off: file $dir/aws-node/ipam.json {; del a; confirms a
+	or its own: gives ipam.json a; del a; unverified a; often a; sweep; unverified a
+	leaves`, ipamd(), acts{
+		"confirms": func(s *story, w []string) { s.who(w[0]).wantConfirmation(time.Hour) },
+		"often":    func(s *story, w []string) { s.who(w[0]).edit(func(g *journal.Entry) { g.Steps[0].Tries = 1000 }) },
+	})
 }
 
-// checkpointWith writes a checkpoint with odd entries, and with one of container a between them if keys is
-// not "".
-func (a *aws) checkpointWith(keys string) {
-	a.Helper()
-	own := ""
-	if keys != "" {
-		own = fmt.Sprintf(`{"networkName": %q, "containerID": "a", "ifName": "eth0", %s},`, a.network, keys)
-	}
-	a.write(a.checkpoint, fmt.Sprintf(`{"version": "vpc-cni-ipam/1", "allocations": [null, 5, {"containerID": {}},
-		{"networkName": %q, "containerID": "b", "ifName": "eth0", "ipv4": "300.0.2.7"}, %s
-		{"networkName": %q, "containerID": "c", "ifName": "eth0", "ipv4": [4], "ipv6": "fd00::7"}]}`, a.network, own, a.network))
-}
-
-// maxUnproven is the number of DELs of an unproven step while its store cannot be asked.
-const maxUnproven = 300
-
-// triesWithoutEnd checks whether the try after which an unproven DEL counts ends it, or not.
-func (a *aws) triesWithoutEnd(p *pod, without bool) {
-	a.Helper()
-	why := p.unproven()
-	for _, tried := range []int{maxUnproven - 2, maxUnproven - 1} {
-		p.edit(func(g *journal.Generation) { g.Steps[0].Attempts = tried })
-		a.sweep(undo.DefaultBudgets)
-		if last := tried == maxUnproven-1; (p.unproven() != why) != (last && !without) {
-			a.Fatalf("unproven after %d tries: %q", tried+1, p.unproven())
-		}
-	}
-	if without {
-		return
-	}
-	p.wantConfirmation(time.Hour)
-	p.edit(func(g *journal.Generation) { g.Steps[0].ConfirmAt = 1 })
-	a.sweep(undo.DefaultBudgets)
-	if e := p.entry(); e != nil {
-		a.Errorf("%+v, want nothing", e)
-	}
-}
-
-// TestAgentKeepsPauses: many DELs are unproven, since ipamd's checkpoint cannot be read. A sweep of the
+// TestAgentKeepsPauses: many DELs do not count, since ipamd's checkpoint still has the addresses. A sweep of the
 // agent, which nobody asked for, tries three of them, and none before its pause is over. A person's
-// sweep tries all. Once the file can be read, one sweep of the agent releases all, with no DEL.
+// sweep tries all. Once the addresses are free, one sweep of the agent releases all, with no DEL.
 func TestAgentKeepsPauses(t *testing.T) {
-	t.Parallel()
-	const many = 12
-	a := newAWS(t)
-	a.mkdir(a.checkpoint)
-	list := a.unwind(a.plugin())
-	var pods []*pod
-	for i := range many {
-		p := a.pod(fmt.Sprint("a", i))
-		p.mustAdd(list)
-		p.mustDel(list)
-		pods = append(pods, p)
-	}
-	ran := func(s sweep.Job) int {
-		before := a.dels("aws")
-		p := &Plugin{Stderr: a.Output(), Budgets: undo.DefaultBudgets, CacheDir: a.cacheDir()}
-		if _, err := p.Sweep(t.Context(), a.stateDir, s); err != nil {
-			t.Fatal(err)
-		}
-		return a.dels("aws") - before
-	}
-	retryAt := func(in time.Duration) {
-		for _, p := range pods {
-			p.edit(func(g *journal.Generation) { g.Steps[0].RetryAt = journal.BootNanos() + int64(in) })
-		}
-	}
-	for range 4 { // one each minute: the pauses of the first 20 tries are over by then
-		retryAt(0)
-		if dels := ran(sweep.Job{Periodic: true}); dels > probes {
-			t.Errorf("a sweep of the agent ran %d DELs", dels)
-		}
-	}
-	retryAt(4 * time.Minute)
-	if dels := ran(sweep.Job{Periodic: true}); dels != 0 {
-		t.Errorf("a sweep of the agent ran %d DELs before their time", dels)
-	}
-	if dels := ran(sweep.Job{}); dels != many {
-		t.Errorf("a person's sweep ran %d DELs", dels)
-	}
-	if err := os.Remove(a.checkpoint); err != nil {
-		t.Fatal(err)
-	}
-	a.gives("ipam.json", "other")
-	retryAt(0)
-	if dels := ran(sweep.Job{Periodic: true}); dels != 0 || len(a.entries()) != 0 {
-		t.Errorf("%d DELs, %d entries, though all addresses are free", dels, len(a.entries()))
-	}
+	stories(t, `
+	aws; add a; gives ipam.json a a-1 a-2 a-3 a-4 a-5 a-6 a-7 a-8 a-9 a-10 a-11; del a; copies a 11
+	# One each minute: the pauses of the first 20 tries are over by then.
+	pauses 0s; agent 3; pauses 0s; agent 3; pauses 0s; agent 3; pauses 0s; agent 3
+	pauses 4m; agent 0; sweep; times 12 DEL aws; forgets
+	gives ipam.json other; pauses 0s; agent 0; entries 0`, ipamd(), copying, acts{
+		"pauses": func(s *story, w []string) { // pauses TIME: what is left of each
+			in, err := time.ParseDuration(w[0])
+			s.must(err)
+			for _, e := range s.entries() {
+				e.Steps[0].Wait.Until = journal.BootNanos() + int64(in)
+				s.must(s.store.Update(s.Context(), func(tx *journal.Tx) error { return tx.Put(e) }))
+			}
+		},
+		"agent": func(s *story, w []string) { // agent N: its sweep runs at most so many DELs
+			s.node.forgetCalls()
+			plugin := &Plugin{Stderr: s.Output(), Budgets: undo.DefaultBudgets, CacheDir: s.cacheDir()}
+			_, err := plugin.Sweep(s.Context(), s.stateDir, sweep.Job{Periodic: true})
+			most, wrong := strconv.Atoi(w[0])
+			s.must(errors.Join(err, wrong))
+			s.want(len(s.node.calls()) <= most, "%q", s.node.calls())
+			s.node.forgetCalls()
+		},
+	})
 }
 
 // askedProbe answers as a store elsewhere does.
@@ -320,7 +160,7 @@ func whereabouts() acts {
 		"unknown": func(context.Context) ([]netip.Addr, bool, error) { return nil, false, nil },
 	}
 	edit := func(s *story, name string, change func(*journal.Step)) {
-		s.who(name).edit(func(g *journal.Generation) { change(&g.Steps[0]) })
+		s.who(name).edit(func(g *journal.Entry) { change(&g.Steps[0]) })
 	}
 	return acts{
 		"whereabouts": func(s *story, w []string) { // whereabouts PLUGIN: the chain of a plugin that calls it
@@ -336,20 +176,22 @@ func whereabouts() acts {
 			_, err := plugin.Sweep(s.Context(), s.stateDir, sweep.Job{})
 			s.must(err)
 		},
-		"unproven": func(s *story, w []string) { // unproven POD REASON
-			why := s.who(w[0]).unproven()
+		"unverified": func(s *story, w []string) { // unverified POD REASON
+			why := s.who(w[0]).unverified()
 			s.want(strings.Contains(why, strings.Join(w[1:], " ")), "%q", why)
 		},
 		"confirms": func(s *story, w []string) { s.who(w[0]).wantConfirmation(time.Hour) },
 		"ripe": func(s *story, w []string) { // ripe POD [REASON]: the second DEL's time has come
 			edit(s, w[0], func(step *journal.Step) {
-				if step.ConfirmAt = 1; len(w) > 1 {
-					step.State, step.Unproven = journal.StepUnproven, strings.Join(w[1:], " ")
+				if step.Again, step.Wait.Until = 1, 1; len(w) > 1 {
+					step.Wait, step.Last = journal.Wait{}, "exit code 0, but "+strings.Join(w[1:], " ")
 				}
 			})
 		},
 		"longer": func(s *story, w []string) {
-			edit(s, w[0], func(step *journal.Step) { step.ConfirmAt += int64(time.Hour) })
+			edit(s, w[0], func(step *journal.Step) {
+				step.Again, step.Wait.Until = step.Again+int64(time.Hour), step.Again+int64(time.Hour)
+			})
 		},
 		"also": func(s *story, w []string) { // also POD OTHER: the container in this network
 			p := *s.who(w[0])
@@ -367,21 +209,11 @@ func whereabouts() acts {
 func TestStoreElsewhere(t *testing.T) {
 	stories(t, `
 	whereabouts p0; add a; del a; confirms a
-	asking held; unproven a 198.18.0.9 is still allocated
-	asking fails; unproven a cannot check whether its address is free: no route
-	clock; asking hangs; unproven a deadline exceeded; within 14s
-	add b; del b; forgets
-	asking free; gone a b; calls`, whereabouts())
-}
-
-// TestUnprovenElsewhere: a process that cannot ask the store, as that of a STATUS, does not drop what
-// the agent found.
-func TestUnprovenElsewhere(t *testing.T) {
-	stories(t, `
-	whereabouts p0; add a; del a
-	asking held; ripe a 198.18.0.9 is still allocated
-	sweep; unproven a 198.18.0.9 is still allocated
-	leaves`, whereabouts())
+	ripe a; asking held; unverified a 198.18.0.9 is still allocated
+	status; unverified a 198.18.0.9 is still allocated
+	asking held; unverified a 198.18.0.9 is still allocated
+	clock; asking hangs; within 14s
+	add b; del b; ripe b; asking free; gone b`, whereabouts())
 }
 
 // TestOtherNetworkOfTheContainer: whereabouts goes by container ID and interface, whatever the
@@ -392,9 +224,9 @@ func TestOtherNetworkOfTheContainer(t *testing.T) {
 	whereabouts p0; add a; del a
 	network other; also a b; whereabouts p1; add b; forgets
 	either unknown: ripe a
-	or unproven: ripe a 198.18.0.9 is still allocated
+	or unverified: ripe a 198.18.0.9 is still allocated
 	sweep; asking held; calls; entry a
-	del b; asking free; gone a b`, whereabouts())
+	del b; ripe b; asking free; gone a b`, whereabouts())
 }
 
 // TestOtherNetworkBesideDamage: the damaged entry of another container hides no living one.

@@ -133,40 +133,6 @@ func TestCapabilityArguments(t *testing.T) {
 		DEL p3, DEL p2, DEL p1, DEL p0`)
 }
 
-// TestCapabilitiesTakeEffect gives the capability arguments of a Kubernetes pod to real plugins.
-func TestCapabilitiesTakeEffect(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	list := n.unwind(
-		n.bridgePlugin(`, "capabilities": {"ips": true, "mac": true}`),
-		`{"type": "bandwidth", "capabilities": {"bandwidth": true}}`,
-		`{"type": "portmap", "capabilities": {"portMappings": true}}`)
-	p := n.pod("a")
-	mac, ip := "02:00:00:00:07:07", n.prefix(4, 77)
-	p.CapabilityArgs = map[string]any{
-		"ips": []string{ip.String()}, "mac": mac,
-		"bandwidth":    map[string]any{"ingressRate": 8000000, "ingressBurst": 8000000},
-		"portMappings": []map[string]any{{"hostPort": 8077, "containerPort": 80, "protocol": "tcp"}},
-	}
-	r := p.result(p.mustAdd(list))
-	marks := p.marks(r)
-	container := r.Interfaces[2]
-	if r.IPs[0].Address.String() != ip.String() || container.Mac != mac {
-		t.Errorf("the pod has %s and %s, not %s and %s", r.IPs[0].Address.String(), container.Mac, ip, mac)
-	}
-	if veth := r.Interfaces[1].Name; !strings.Contains(run(t, "tc", "qdisc", "show", "dev", veth), "rate 8Mbit") {
-		t.Errorf("no limit on %s", veth)
-	}
-	if rules := n.rules(fmt.Sprintf("--dport 8077 -j DNAT --to-destination %s:80", ip.Addr())); len(rules) != 1 {
-		t.Errorf("rules for the port: %q", rules)
-	}
-	p.mustDel(list)
-	for _, trace := range p.traces(marks) {
-		t.Errorf("left: %s", trace)
-	}
-	n.nothingLeft()
-}
-
 // TestInjectedKeys: the keys that multus writes into unwind's entry reach the delegates, and
 // override their own.
 func TestInjectedKeys(t *testing.T) {
@@ -180,61 +146,6 @@ func TestInjectedKeys(t *testing.T) {
 	stdin p0 deviceID "0000:03:00.1"; stdin p1 deviceID "0000:03:00.1"
 	stdin p0 pciBusID "0000:03:00.1"; stdin p1 pciBusID "0000:03:00.1"
 	calls ADD p0, ADD p1, DEL p1, DEL p0`)
-}
-
-// TestNumbers: large numbers of a delegate's configuration arrive. In an inline chain they are as
-// libcni makes them, as in the plain chain; with chainFile they are as written. A DEL has the same,
-// so the journal keeps them.
-func TestNumbers(t *testing.T) {
-	t.Parallel()
-	written := `{"big":9007199254740993,"huge":1e21,"price":1.10,"list":[18446744073709551615,-0],"a\u00e4":"ä"}`
-	n := newNode(t)
-	delegate := n.faulty("p0", `, "numbers": `+written)
-	file := filepath.Join(n.dir, "chain.conflist")
-	numbers := func(list *libcni.NetworkConfigList) string {
-		t.Helper()
-		n.forgetCalls()
-		p := n.pod("a")
-		defer p.dropNetNS()
-		p.mustAdd(list)
-		p.mustDel(list)
-		calls := n.callLog()
-		add, del := string(calls[0].Stdin["numbers"]), string(calls[1].Stdin["numbers"])
-		if add != del {
-			t.Errorf("ADD had %s, DEL %s", add, del)
-		}
-		return add
-	}
-	plain := numbers(n.plain(delegate))
-	if got := numbers(n.unwind(delegate)); got != plain {
-		t.Errorf("inline: %s, plain: %s", got, plain)
-	}
-	if err := os.WriteFile(file, fmt.Appendf(nil, `{"cniVersion": "1.0.0", "plugins": [%s]}`, delegate), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	n.conf["chain"], n.conf["chainFile"] = nil, file
-	if got := numbers(n.unwind()); got != written {
-		t.Errorf("chainFile: %s, written: %s", got, written)
-	}
-	n.nothingLeft()
-}
-
-// TestCNIArgs: CNI_ARGS arrives as the runtime gave it; at the DEL as the ADD had it.
-func TestCNIArgs(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	list := n.unwind(n.faulty("p0", ""))
-	p := n.pod("a")
-	p.Args = [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAME", "a"}, {"X", ` "=ä%20\n`}, {"EMPTY", ""}}
-	p.mustAdd(list)
-	p.Args = nil
-	p.mustDel(list)
-	for _, l := range n.callLog() {
-		if want := `IgnoreUnknown=1;K8S_POD_NAME=a;X= "=ä%20\n;EMPTY=`; l.Args != want {
-			t.Errorf("%s got CNI_ARGS %s, want %s", l.Command, l.Args, want)
-		}
-	}
-	n.nothingLeft()
 }
 
 // Configurations of reference plugins.

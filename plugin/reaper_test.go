@@ -52,27 +52,3 @@ func TestReaperRace(t *testing.T) {
 		"reap":  func(s *story, _ []string) { reap(s, filepath.Join(s.dataDir(), s.network)) }, // lists what was there before the ADD
 	})
 }
-
-// TestReaperWithoutList: the call for the list failed. A missing list does not say that nobody
-// lives.
-func TestReaperWithoutList(t *testing.T) {
-	stories(t, `
-	chain bridge; add a
-	gc; gc valid=null; gc valid=null slip=null
-	entry a; reserved 1; entries 1; leaves`)
-}
-
-// TestReaperOfStatefulSet: a pod has the name of an earlier one, and another UID. The list has only
-// the new sandbox. The old one goes if it is dead, and stays as long as a process is in it.
-func TestReaperOfStatefulSet(t *testing.T) {
-	stories(t, `
-	chain bridge
-	given-args old IgnoreUnknown=1 K8S_POD_NAMESPACE=default K8S_POD_NAME=web-0 K8S_POD_UID=1; add old
-	either alive: process old
-	or dead:
-	given-args new IgnoreUnknown=1 K8S_POD_NAMESPACE=default K8S_POD_NAME=web-0 K8S_POD_UID=2; add new
-	gc list new; entry new
-	if alive: entry old; end
-	if dead: gone old
-	del old new`, givenArgs)
-}

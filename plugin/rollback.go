@@ -5,8 +5,8 @@ import (
 	"strings"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/alive"
-	"cni-unwind/plugin/internal/delegate"
+	"cni-unwind/plugin/decide"
+	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/sweep"
@@ -15,15 +15,14 @@ import (
 
 // rollBack undoes the ADD and returns the error for the runtime.
 func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
-	a.log.Warn("ADD failed, undoing it", "plugin", f.Plugin, "code", f.Code,
-		"err", netconf.Shorten(f.Said(), 500))
+	said := netconf.Shorten(f.Said(), 500)
+	a.log.Warn("ADD failed, rolling it back", "plugin", f.Plugin, "code", f.Code, "err", said)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.Budgets.Undo)
 	defer cancel()
-	a.entry.State = journal.Unwinding
-	a.gen.Steps = a.gen.Steps[:a.started]
-	a.entry.Cause = alive.FailedADD.Code
-	a.entry.Reason = netconf.Shorten(alive.FailedADD.Text+": "+f.Words(), 500)
-	tomb := a.w.Tombstone(a.entry)
+	a.entry.State = journal.RollingBack
+	a.entry.Steps, a.entry.Failed = a.entry.Steps[:a.started], true
+	a.entry.Cause = decide.FailedADD.Code
+	a.entry.Reason = decide.FailedADD.Text + ": " + f.Plugin + ": " + said
 	if a.w.ClaimHeld(a.entry) && !a.rec.Unwritable {
 		if err := a.rec.Save(ctx, a.entry); err != nil {
 			a.log.Error("cannot write the journal after a failed ADD", "err", err)
@@ -31,22 +30,22 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	}
 	job := undo.Job{Entry: a.entry, Lock: a.lock, Netns: a.args.Netns}
 	event, result := record.EventOf(journal.RolledBack, a.entry), "complete"
-	a.w.RunUnmarked(ctx, job)
-	if a.entry.Pending() > 0 {
+	a.w.Run(ctx, job)
+	if len(a.entry.Steps) > 0 {
 		result = "pending"
 	}
-	event.Reason, event.Plugins = a.entry.Reason, []string{f.Plugin}
+	event.Reason, event.Plugins = said, []string{f.Plugin}
 	a.rec.Event(event, record.CountRollbacks, f.Plugin, result)
 	switch {
 	case !a.rec.Unwritable:
-		if _, err := a.w.Finish(ctx, job, tomb); err != nil {
+		if _, err := a.w.Finish(ctx, job, true); err != nil {
 			a.log.Error("cannot write the journal after a failed ADD", "err", err)
 		}
-	case a.entry.Pending() > 0:
+	case len(a.entry.Steps) > 0:
 		a.log.Error("pending DELs are lost: the journal cannot be written",
 			"plugins", strings.Join(undo.PendingSteps(a.entry), ", "))
 	}
-	err := addError(f, a.entry)
+	err := addError(f, a.entry, a.lost)
 	a.makeRoom(ctx)
 	return err
 }

@@ -44,7 +44,6 @@ func TestNothingOutlives(t *testing.T) {
 		{"they end", 0, false},
 		{"killed", unix.SIGKILL, false},
 		{"interrupted", unix.SIGINT, true},
-		{"terminated", unix.SIGTERM, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -19,7 +19,7 @@ import (
 	"pgregory.net/rapid"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/internal/delegate"
+	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/undo"
 )
 
@@ -32,11 +32,7 @@ type fakes struct {
 	calls []string          // "VERB plugin"
 }
 
-func (f *fakes) Start(*delegate.Call) {}
-
-func (f *fakes) Drop() {}
-
-func (f *fakes) Run(_ context.Context, c, _ *delegate.Call, _ io.Writer) ([]byte, *delegate.Failure) {
+func (f *fakes) Run(_ context.Context, c *delegate.Call, _ io.Writer) ([]byte, *delegate.Failure) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	what := c.ContainerID + " " + c.Plugin
@@ -92,12 +88,14 @@ func (s *seam) verb(do func(*op, context.Context) error, id string) error {
 		Path: s.dir, StdinData: s.conf, NetnsOverride: "1"})
 }
 
-// entries returns the journal's entries by container.
-func (s *seam) entries() map[string]*journal.Entry {
-	all := map[string]*journal.Entry{}
+// entries returns the journal's entries by container: one for each of its ADDs that holds something.
+func (s *seam) entries() map[string][]*journal.Entry {
+	all := map[string][]*journal.Entry{}
 	err := (&journal.Store{Dir: filepath.Join(s.dir, "state")}).View(context.Background(), func(tx *journal.Tx) error {
 		return tx.All(func(e *journal.Entry, err error) error {
-			all[e.ContainerID] = e
+			if err == nil {
+				all[e.ContainerID] = append(all[e.ContainerID], e)
+			}
 			return err
 		})
 	})
@@ -153,15 +151,13 @@ func (s *seam) sees(added map[string]bool) {
 	entries := s.entries()
 	for what := range s.fakes.taken {
 		id, plugin, _ := strings.Cut(what, " ")
-		e := entries[id]
-		if e == nil || !slices.ContainsFunc(e.Generations, func(g journal.Generation) bool {
-			return slices.ContainsFunc(g.Steps, func(step journal.Step) bool { return step.Type == plugin })
-		}) {
+		if !onRecord(entries[id], plugin) {
 			s.t.Fatalf("%s is taken and not on record; calls %v", what, s.fakes.calls)
 		}
 	}
 	for id := range maps.Keys(added) {
-		if e := entries[id]; added[id] && (e == nil || e.State != journal.Live) {
+		live := func(e *journal.Entry) bool { return e.State == journal.Live }
+		if added[id] && !slices.ContainsFunc(entries[id], live) {
 			s.t.Fatalf("%s was added and is not live; calls %v", id, s.fakes.calls)
 		}
 		for i := range 3 {
@@ -170,6 +166,13 @@ func (s *seam) sees(added map[string]bool) {
 			}
 		}
 	}
+}
+
+// onRecord tells whether a step of entries names plugin.
+func onRecord(entries []*journal.Entry, plugin string) bool {
+	return slices.ContainsFunc(entries, func(e *journal.Entry) bool {
+		return slices.ContainsFunc(e.Steps, func(step journal.Step) bool { return step.Type == plugin })
+	})
 }
 
 // TestWriteAheadOverSeam: each delegate is on record by the time that it runs.
@@ -190,15 +193,11 @@ func TestWriteAheadOverSeam(t *testing.T) {
 // aheadOf is fakes that read the journal before they do anything.
 type aheadOf struct{ *seam }
 
-func (a aheadOf) Start(*delegate.Call) {}
-
-func (a aheadOf) Drop() {}
-
-func (a aheadOf) Run(ctx context.Context, c, next *delegate.Call, stderr io.Writer) ([]byte, *delegate.Failure) {
-	e := a.entries()[c.ContainerID]
-	if e == nil || !slices.ContainsFunc(e.Newest().Steps, func(step journal.Step) bool { return step.Type == c.Plugin }) {
-		data, _ := json.Marshal(e)
+func (a aheadOf) Run(ctx context.Context, c *delegate.Call, stderr io.Writer) ([]byte, *delegate.Failure) {
+	entries := a.entries()[c.ContainerID]
+	if !onRecord(entries, c.Plugin) {
+		data, _ := json.Marshal(entries)
 		a.t.Fatalf("%s of %s runs, and the journal has %s", c.Command, c.Plugin, data)
 	}
-	return a.fakes.Run(ctx, c, next, stderr)
+	return a.fakes.Run(ctx, c, stderr)
 }

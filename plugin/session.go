@@ -7,24 +7,20 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
 	"unicode/utf8"
 
-	cnins "github.com/containernetworking/cni/pkg/ns"
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/alive"
-	"cni-unwind/plugin/internal/delegate"
-	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/delegate"
+	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
-	"cni-unwind/plugin/tristate"
 	"cni-unwind/plugin/undo"
 )
 
@@ -38,7 +34,8 @@ type op struct {
 	lock *journal.Lock // of the verb's attachment; nil without a journal
 	log  *slog.Logger  // names the verb's attachment, unlike that of w
 	rec  *record.Recorder
-	node *alive.Node
+	lost error // why the verb goes on without writing the journal, or nil
+	node *facts.Node
 	w    *undo.Worker
 }
 
@@ -49,25 +46,22 @@ func (p *Plugin) newOp(args *skel.CmdArgs, conf *netconf.Conf) (*op, func()) {
 		handler = slog.NewJSONHandler(out, &slog.HandlerOptions{Level: conf.LogLevel})
 	}
 	log := slog.New(handler)
-	trace := traceparent()
-	if trace != "" {
-		log = log.With("traceparent", trace)
-	}
 	key := journal.Key{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName}
 	rec := &record.Recorder{
-		Store: &journal.Store{Dir: conf.StateDir, Logger: log, Point: p.Point}, Log: log, Trace: trace,
+		Store: &journal.Store{Dir: conf.StateDir, Logger: log, Point: p.Point}, Log: log,
 	}
-	node := &alive.Node{
-		Journal: rec, Log: log, Host: host.This(), Network: conf.Name,
+	node := &facts.Node{
+		Journal: rec, Log: log, Host: facts.This(), Network: conf.Name,
 		GracePeriod: conf.GracePeriod, CacheDir: p.CacheDir,
-		View: &host.View{}, Pools: &alive.Pools{},
+		View: &facts.View{},
 	}
 	worker := &undo.Worker{
 		Node: node, Journal: rec, Log: log, Budgets: p.Budgets,
 		Runner: p.newRunner(), NewRunner: p.newRunner,
 		Probes: p.probes(), Stderr: p.Stderr, At: p.Point,
 		Verb: undo.Verb{
-			Key: key, Netns: args.Netns, Path: args.Path, Conf: conf, Chain: sync.OnceValues(conf.LoadChain),
+			Key: key, Netns: args.Netns, Path: args.Path, Conf: conf,
+			Chain: sync.OnceValues(func() (*netconf.Chain, error) { return readChain(conf, log) }),
 		},
 	}
 	for _, w := range conf.Warnings {
@@ -78,17 +72,6 @@ func (p *Plugin) newOp(args *skel.CmdArgs, conf *netconf.Conf) (*op, func()) {
 	}
 	return &op{Plugin: p, args: args, conf: conf, key: key, log: log, rec: rec, node: node, w: worker},
 		closeLog
-}
-
-// traceparent returns the trace that the runtime's call belongs to (W3C Trace Context; libcni
-// passes it in the environment, cni#1173), or "". Delegates inherit it.
-func traceparent() string {
-	text := os.Getenv("TRACEPARENT")
-	if len(text) != len("00-0123456789abcdef0123456789abcdef-0123456789abcdef-01") ||
-		strings.Trim(text, "-0123456789abcdef") != "" {
-		return ""
-	}
-	return text
 }
 
 // logWriter opens logFile. If that fails, the log goes to stderr: no pod fails because of a log.
@@ -117,11 +100,21 @@ func awaitExchange(ctx context.Context, look func() bool) {
 	}
 }
 
-// loadChain is LoadChain with retries for a missing or invalid chainFile, which its owner may be
+// readChain is LoadChain with a log line for a chain that is not the one that the configuration
+// names.
+func readChain(conf *netconf.Conf, log *slog.Logger) (*netconf.Chain, error) {
+	chain, err := conf.LoadChain()
+	if err == nil && chain.Warning != "" {
+		log.Warn(chain.Warning, "network", conf.Name)
+	}
+	return chain, err
+}
+
+// loadChain is readChain with retries for a missing or invalid chainFile, which its owner may be
 // rewriting. It does not retry an error in unwind's own configuration, which is permanent.
 func (o *op) loadChain(ctx context.Context) (chain *netconf.Chain, err error) {
 	awaitExchange(ctx, func() bool {
-		chain, err = o.conf.LoadChain()
+		chain, err = readChain(o.conf, o.log)
 		return err == nil || o.conf.Chain != nil || o.conf.ChainFile == ""
 	})
 	return chain, err
@@ -129,11 +122,11 @@ func (o *op) loadChain(ctx context.Context) (chain *netconf.Chain, err error) {
 
 // namesHostNetNS says whether CNI_NETNS is the runtime's own network namespace, and the
 // runtime did not set CNI_NETNS_OVERRIDE.
-func (o *op) namesHostNetNS() (bool, *types.Error) {
+func (o *op) namesHostNetNS() (bool, error) {
 	if override := o.args.NetnsOverride; strings.EqualFold(override, "TRUE") || override == "1" {
 		return false, nil
 	}
-	return cnins.CheckNetNS(o.args.Netns)
+	return facts.IsOwnNetNS(o.args.Netns)
 }
 
 // takeLock takes the lock of the verb's own attachment. If the journal fails, without decides
@@ -159,7 +152,7 @@ func (o *op) degrade(verb string, err error) {
 	o.rec.Degraded(verb, err)
 	o.log.Error("the journal failed; continuing without it: a crash or a failed DEL now leaks",
 		"err", err)
-	o.rec.Unwritable = true
+	o.rec.Unwritable, o.lost = true, err
 }
 
 // call returns a call of a delegate in the verb's environment, without a configuration.
@@ -170,36 +163,28 @@ func (o *op) call(command, plugin string) *delegate.Call {
 	}
 }
 
-// generation returns an ADD of the whole chain, from what the runtime sends.
-func (o *op) generation(chain *netconf.Chain) journal.Generation {
-	gen := journal.Generation{
+// newEntry returns a record of an ADD of the whole chain, from what the runtime sends.
+func (o *op) newEntry(state journal.State, chain *netconf.Chain) *journal.Entry {
+	e := &journal.Entry{
+		Key: o.key, State: state, Pod: netconf.PodOf(o.args.Args),
 		NetNS: journal.NetNS{Path: o.args.Netns}, Args: o.args.Args, Path: o.args.Path,
 		CNIVersion: chain.CNIVersion, Host: o.node.Host, Created: journal.Now(),
 		GracePeriod: max(1, o.conf.GracePeriod), // 0 is not known
 		Stores:      o.conf.Stores, Steps: chain.Steps(o.conf),
 	}
 	if len(o.conf.RuntimeConfig) > 0 {
-		gen.RuntimeConfig = netconf.Marshal(o.conf.RuntimeConfig)
+		e.RuntimeConfig = netconf.Marshal(o.conf.RuntimeConfig)
 	}
-	return gen
-}
-
-// newEntry returns an entry of the verb's attachment with one ADD.
-func (o *op) newEntry(state journal.State, gen journal.Generation) *journal.Entry {
-	return &journal.Entry{
-		Key: o.key, State: state, Pod: netconf.PodOf(o.args.Args),
-		Generations: []journal.Generation{gen},
-	}
+	return e
 }
 
 type adding struct {
 	*op
 	chain   *netconf.Chain
 	entry   *journal.Entry
-	gen     *journal.Generation
-	prior   *journal.Entry // an earlier ADD of the attachment, as the journal has it
-	started int            // delegates that were started
-	durable bool           // the journal says live, with all that is known
+	prior   []*journal.Entry // earlier ADDs of the attachment on record, the newest first
+	started int              // delegates that were started
+	durable bool             // the journal says live, with all that is known
 }
 
 // journalFailed decides whether this ADD continues without a journal, or fails. It also fails if
@@ -209,12 +194,12 @@ func (a *adding) journalFailed(ctx context.Context, err error) error {
 	if a.conf.OnJournalFailure == "fail" {
 		return ownError(types.ErrTryAgainLater, `%v (onJournalFailure is "fail")`, err)
 	}
-	if a.prior == nil {
+	if len(a.prior) == 0 {
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		a.rec.Read(ctx, a.findPrior)
 	}
-	if a.prior != nil && !a.isOver(a.prior) {
+	if len(a.prior) > 0 && (len(a.prior) > 1 || !a.isOver(a.prior[0])) {
 		return ownError(types.ErrTryAgainLater, "%v; an earlier ADD of %s is not undone", err, a.key)
 	}
 	a.degrade("ADD", err)
@@ -222,39 +207,21 @@ func (a *adding) journalFailed(ctx context.Context, err error) error {
 }
 
 func (a *adding) findPrior(tx *journal.Tx) (err error) {
-	a.prior, err = record.Readable(tx.Get(a.key))
-	return err
+	a.prior, err = tx.Pending(a.key)
+	return journal.IgnoreDamaged(err) // the intent overwrites it
 }
 
 // isOver reports whether an earlier ADD of the attachment is over although the journal has it as
-// live: libcni's cache has no result of it, host-local no longer has its reservation, and its
-// interface is neither in its own namespace nor in the namespace of this ADD. The entry must have
-// no other pending DEL.
+// live, see facts.Node.Passed.
 func (a *adding) isOver(prior *journal.Entry) bool {
-	if prior.State != journal.Live || len(prior.Generations) != 1 ||
-		a.node.IsCached(prior.Key) != tristate.No {
-		return false
-	}
-	old := prior.Newest()
-	owned := alive.OwnsClaim(prior)
-	hadInterface := netconf.InterfaceOf(old.Result, a.key.IfName).MAC != ""
-	if owned == tristate.Yes || owned == tristate.Unknown && !hadInterface {
-		return false
-	}
-	paths := []string{a.args.Netns}
-	if id, err := host.Identify(old.NetNS.Path); old.NetNS.Same(id) ||
-		err != nil && !host.IsNoNetNS(err) {
-		paths = append(paths, old.NetNS.Path)
-	}
-	return !slices.ContainsFunc(paths, func(path string) bool {
-		seen, err := host.Look(path, a.key.IfName)
-		return seen.There() || err != nil
-	})
+	return prior.State == journal.Live && a.node.Passed(prior)
 }
 
 type deleting struct {
 	*op
-	entry  *journal.Entry
+	entry  *journal.Entry   // the newest ADD to undo
+	older  []*journal.Entry // other ADDs to undo, the newest first
+	undone []*journal.Entry // ADDs that are undone, the newest first
 	others []*journal.Entry // that claim one of its addresses, read with it; nil if it was not read
 }
 

@@ -32,7 +32,7 @@ func providers() acts {
 			s.want(slices.Contains(s.links(s.who(w[0]).NetNS), "eth0"), "another's interface is gone")
 		},
 		"failed": func(s *story, w []string) {
-			s.want(s.who(w[0]).entry().Newest().Steps[0].LastError != "", "it has not")
+			s.want(s.who(w[0]).entry().Steps[0].Last != "", "it has not")
 		},
 		"released": func(s *story, w []string) {
 			eventually(s, "the entry is gone", func() bool { s.sweep(undo.DefaultBudgets); return s.who(w[0]).entry() == nil })
@@ -80,6 +80,20 @@ func TestLeftToRuntime(t *testing.T) {
 	if does not: released a`, providers())
 }
 
+// TestRunsAgainForRuntime: the runtime's DEL fails, and a sweep after the grace period runs it without a
+// network namespace, in which it does nothing. While the DEL of another plugin keeps the record, and
+// after that, the DEL runs again for the runtime, which names one. Without that one it is over.
+func TestRunsAgainForRuntime(t *testing.T) {
+	stories(t, `
+	conf gracePeriod 10ms; provider kube-ovn; before p1
+	add a; plan p1 DEL fail; uninstall; fails del a; drop a; install; pause 20ms
+	sweep; held 1; pending a kube-ovn p1
+	either the runtime asks, and the other fails: fails del a; held 0; pending a p1; plan; del a
+	or the runtime asks, and the other works: plan; del a; held 0
+	or the other works, and the runtime asks: plan; sweep; gone a; del a; held 0
+	or the runtime never asks: plan; sweep; gone a; leaves`, providers())
+}
+
 // TestLeftToOVN: a DEL of ovn-kubernetes with a device cannot pass once the network namespace is
 // gone. It is over then, and not before.
 func TestLeftToOVN(t *testing.T) {
@@ -108,4 +122,30 @@ func TestShownNowhere(t *testing.T) {
 		got := s.callLog()[0].NetNS
 		s.want(got == "/proc/0/ns/net", "shown %q", got)
 	}})
+}
+
+// TestNextPodAtSamePath: a sweep runs A's DELs. Meanwhile the runtime removes A's network namespace, and
+// makes pod B at the same path. The DEL of bridge still runs in A's namespace, so A's interface goes
+// and B's stays; that of p0, which may take its path for a name, is shown none.
+func TestNextPodAtSamePath(t *testing.T) {
+	stories(t, `
+	patient; chain bridge | p0 | p2; let held $dir/faulty/held/DEL.a.p2
+	kill added 1 add a; was-killed; ports 1
+	plan p2 DEL hold
+	either unwindctl: aside sweep
+	or STATUS: aside STATUS
+	or GC: aside GC
+	or the pod's next ADD: sandbox a c; start add c
+	appears $held; unpin a; takes b a; add b; remember b; ports 2
+	plan; lose $held
+	unless ADD: over
+	if ADD: wait add c; del c
+	gone a; pathless DEL a p0; ports 1; reserved 1; unchanged b; pings b
+	del b`, acts{
+		"ports": func(s *story, w []string) { s.wantCount(len(s.node.ports()), w[0]) },
+		"pathless": func(s *story, w []string) {
+			i := slices.IndexFunc(s.callLog(), func(l logged) bool { return l.Command == w[0] && l.ContainerID == w[1] && l.Instance == w[2] })
+			s.want(i >= 0 && s.callLog()[i].NetNS == "", "shown %q", s.callLog()[max(0, i)].NetNS)
+		},
+	})
 }

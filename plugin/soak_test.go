@@ -25,6 +25,8 @@ import (
 )
 
 const (
+	// seedEnv makes the soak run again with the seed that it printed.
+	seedEnv = "UNWIND_TEST_SEED"
 	// soakEnv is the number of pairs of ADD and DEL in TestSoak.
 	soakEnv = "UNWIND_TEST_SOAK"
 	// soakWorkers is the number of pods that come and go at once.
@@ -137,17 +139,15 @@ func (s *soak) age() {
 	}
 	err := s.store.Update(s.Context(), func(tx *journal.Tx) error {
 		for i := range 5000 {
-			if err := tx.PutTombstone(journal.Tombstone{Key: key(i), Reason: "it is gone, and so is its network namespace"}); err != nil {
-				return err
-			}
-		}
-		for i := range 1500 {
-			if err := tx.Record(journal.Event{Key: key(i), Kind: journal.Swept, Reason: "it is gone, and so is its network namespace"}); err != nil {
+			if err := tx.Put(&journal.Entry{Key: key(i), State: journal.Undone, Reason: "it is gone, and so is its network namespace"}); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
+	for i := range 3000 {
+		err = errors.Join(err, s.store.Record(journal.Event{Key: key(i), Kind: journal.Swept, Reason: "it is gone, and so is its network namespace"}))
+	}
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -337,4 +337,14 @@ func (s *soak) used() (size int64) {
 		s.Fatal(err)
 	}
 	return size
+}
+
+// seedOf returns the seed of a random test: that of seedEnv, or another each time.
+func seedOf(t *testing.T) uint64 {
+	seed, err := strconv.ParseUint(os.Getenv(seedEnv), 10, 64)
+	if err != nil {
+		seed = uint64(time.Now().UnixNano())
+	}
+	t.Logf("%s=%d", seedEnv, seed)
+	return seed
 }

@@ -1,7 +1,6 @@
 package plugin
 
 import (
-	"slices"
 	"testing"
 )
 
@@ -21,24 +20,6 @@ func TestStaleOwner(t *testing.T) {
 	gone a; tombstone a; reserved 0 a
 	del a; asked; open $ip2
 	del b`)
-}
-
-// TestStaleOwnerCutOff kills unwind at each point of the purge of a stale owner. The next owner has
-// the address alone, and nothing of the stale owner is left.
-func TestStaleOwnerCutOff(t *testing.T) {
-	t.Parallel()
-	atEveryPoint(t, 14, `
-	patient; chain p0, "address": "$ip7/24" | p1
-	add a; reboot a
-	network renamed; kill any $at add b
-	next; del b a`, acts{"next": func(s *story, _ []string) {
-		if !s.killed {
-			return
-		}
-		s.tell(`drop b; sandbox b next; add next; sweep; gone a`)
-		s.want(slices.Equal(s.taken(), []string{"next.eth0.p0", "next.eth0.p1"}) || s.who("b").entry() != nil, "taken: %q", s.taken())
-		s.tell(`del next`)
-	}})
 }
 
 // TestNewSandbox (Azure CNS #4350): a pool has one address, and a pod gets a new sandbox. It gets

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/internal/delegate"
+	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/sweep"
 )
@@ -39,7 +39,7 @@ func (o *op) status(ctx context.Context) error {
 	case err := <-said:
 		return err
 	case <-time.After(o.Budgets.Status * 19 / 20):
-		return ownError(errNotAvailable, "STATUS timed out: a delegate or a configuration file hangs")
+		return ownError(errNotAvailable, "STATUS timed out: a plugin or a configuration file hangs")
 	}
 }
 
@@ -61,9 +61,6 @@ func (o *op) look(ctx context.Context) error {
 	select {
 	case <-swept:
 	case <-ctx.Done():
-	}
-	if answer == nil {
-		answer = o.poolStatus(chain)
 	}
 	return answer
 }
@@ -139,19 +136,4 @@ func (o *op) sweepForStatus(ctx context.Context, chain *netconf.Chain) {
 	if err != nil {
 		o.log.Warn("sweep failed", "err", err)
 	}
-}
-
-// poolStatus returns an error if a pool of host-local is full and statusOnPoolExhausted is "fail".
-// The runtime then stops all pods of the node, also those that run.
-func (o *op) poolStatus(chain *netconf.Chain) error {
-	if o.conf.StatusOnPoolFull != "fail" {
-		return nil
-	}
-	for _, pool := range sweep.PoolsOf(chain, o.conf) {
-		if pool.Full(o.log) {
-			return ownError(errNotAvailable,
-				"no free address in %s; unwindctl ipam shows who has them", pool.Dir)
-		}
-	}
-	return nil
 }

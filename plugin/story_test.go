@@ -358,8 +358,9 @@ func (s *story) plugins(n *node) (all []string) {
 		case strings.HasPrefix(name, "masquerading"): // masquerading PLUGIN FAMILIES
 			f := strings.Fields(name)
 			all = append(all, n.masquerading(f[1], f[2], extra))
-		case name == "static": // the address of staticChain
-			all = append(all, n.staticChain()[0])
+		case name == "static": // an IPAM plugin that names no owner of the address
+			all = append(all, fmt.Sprintf(`{"type": "bridge", "bridge": %q, "isGateway": true,
+				"ipam": {"type": "static", "addresses": [{"address": "%s"}]}}`, n.bridge, n.prefix(4, 7)))
 		case name == "pooled": // an address of the second to the third: see node.pooled
 			all = append(all, n.pooled("p0", 2, 3))
 		case name == "single": // of one address

@@ -23,7 +23,7 @@ func TestStrippedDEL(t *testing.T) {
 	let to $to runtimeConfig={"portMappings":[{"hostPort":18090,"containerPort":80,"protocol":"tcp"}]}
 	give add live $to; reserved 1; port $ip2; taken live.eth0.p2
 	give del live $bare 'prevResult=$result'; warned 'is not known' 0; clean
-	plan p2 ADD fail-effect, p2 DEL fail; fails give add failed $to; entry failed unwinding; plan
+	plan p2 ADD fail-effect, p2 DEL fail; fails give add failed $to; entry failed rolling-back; plan
 	give del failed $bare prevResult=null; clean
 	shell '! { iptables-save; ip6tables-save; } | grep 18090'`, acts{"default-dir": func(s *story, _ []string) {
 		s.stateDir = filepath.Join(s.vars["lib"], "cni", "unwind")
@@ -39,7 +39,7 @@ func TestStrippedDELOfNothing(t *testing.T) {
 	either 0.3.1: versions 0.3.1 0.3.1
 	or 1.0.0: versions 1.0.0 1.0.0
 	chain bridge; give add a
-	give del a $bare 'prevResult=$result'; warned 'level=WARN msg="DEL ran no delegate'
+	give del a $bare 'prevResult=$result'; warned 'level=WARN msg="DEL ran no plugin'
 	entry a live; reserved 1; shell 'test -z "$(ls $lib/cni/unwind/locks)"'
 	give del a`)
 }
@@ -66,7 +66,7 @@ func TestDELThatRunsNothing(t *testing.T) {
 	or no binary: let edit CNI_PATH=$dir/bin
 		let why no plugin of its chain is in CNI_PATH, and the runtime has no result of an ADD
 	forgets; give del a '$edit'; calls
-	said 'level=INFO msg="DEL ran no delegate" attachment=$network/a/eth0' '$why'; leaves`, acts{"said": func(s *story, w []string) {
+	said 'level=INFO msg="DEL ran no plugin" attachment=$network/a/eth0' '$why'; leaves`, acts{"said": func(s *story, w []string) {
 		log, events := s.said.stderr, s.node.events()
 		s.want(strings.Count(log, "\n") == 1 && strings.Contains(log, w[0]) && strings.Contains(log, w[1]), "log: %s", log)
 		last := events[len(events)-1]

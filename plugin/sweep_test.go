@@ -20,16 +20,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/alive"
-	"cni-unwind/plugin/internal/delegate"
-	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/decide"
+	"cni-unwind/plugin/delegate"
+	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/sweep"
 	"cni-unwind/plugin/undo"
 )
 
 // sweep runs a person's sweep in this process. It acts in the place of the runtime, since process 1
-// of the machine is in other namespaces than the tests: see alive.Node.SameNamespaces.
+// of the machine is in other namespaces than the tests: see facts.Node.SameNamespaces.
 func (n *node) sweep(budgets undo.Budgets) []sweep.Finding {
 	n.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -53,7 +53,7 @@ func (p *pod) copies(many int, change func(i int, e *journal.Entry)) {
 				return err
 			}
 			state := e.State
-			e.ContainerID, e.Newest().Number = fmt.Sprintf("%s-%d", p.ContainerID, i+1), 0
+			e.ContainerID, e.Number = fmt.Sprintf("%s-%d", p.ContainerID, i+1), 0
 			change(i, e)
 			for _, e.State = range []journal.State{journal.Adding, state} {
 				if err := tx.Put(e); err != nil {
@@ -114,11 +114,16 @@ func TestSweepAfterReboot(t *testing.T) {
 }
 
 // tombstone returns the tombstone of an attachment, or nil.
-func (n *node) tombstone(key journal.Key) (tomb *journal.Tombstone) {
+func (n *node) tombstone(key journal.Key) (tomb *journal.Entry) {
 	n.Helper()
 	err := n.store.View(n.Context(), func(tx *journal.Tx) (err error) {
-		tomb, err = tx.Tombstone(key)
-		return err
+		all, err := tx.Records(key)
+		for _, e := range all {
+			if e.State == journal.Undone {
+				tomb = e
+			}
+		}
+		return journal.IgnoreDamaged(err)
 	})
 	if err != nil {
 		n.Fatal(err)
@@ -203,7 +208,7 @@ func TestReasonStays(t *testing.T) {
 	found a; found a; found a
 	plan; sweep; tombstone a its network namespace is gone`, acts{"found": func(s *story, w []string) {
 		found, e := s.sweep(undo.DefaultBudgets), s.who(w[0]).entry()
-		s.want(found[0].Reason == alive.NetNSGone && e.Reason == found[0].Reason.Text && e.Cause == found[0].Reason.Code,
+		s.want(found[0].Reason == decide.NetNSGone && e.Reason == found[0].Reason.Text && e.Cause == found[0].Reason.Code,
 			"found: %q, on record: %q", found[0].Reason, e.Reason)
 	}})
 }
@@ -222,9 +227,9 @@ var settling = acts{
 		grace, err := time.ParseDuration(w[1])
 		s.must(err)
 		e := s.who(w[0]).entry()
-		s.want(e != nil && e.Pending() > 0, "the journal has %+v", e)
-		for _, step := range e.Newest().Steps {
-			in := time.Duration(step.RepeatAt - journal.BootNanos())
+		s.want(e != nil && len(e.Steps) > 0, "the journal has %+v", e)
+		for _, step := range e.Steps {
+			in := time.Duration(step.Again - journal.BootNanos())
 			s.want(in <= grace && in >= grace-time.Minute, "the second DEL of %s is due in %s", step.Type, in)
 		}
 	},
@@ -238,12 +243,12 @@ func TestSweepOfOrphans(t *testing.T) {
 	conf gracePeriod 1h; chain p0 | p1; let ends true
 	either adding: plan p0 ADD kill-parent; killed add a
 	# As after half a second.
-	or removing: add a; plan p1 DEL kill-parent; killed del a; state a removing
+	or deleting: add a; plan p1 DEL kill-parent; killed del a; state a deleting
 	or live: add a; held a; let ends false
 	plan; holder a
 	sweeping a 1h false; sweeping a 1ms $ends
-	unless live: second a 1h; due a
-	if live: drop a
+	if live: drop a; sweeping a 1ms true
+	second a 1h; due a
 	settles`, settling, acts{
 		"held": each((*pod).holdLock),
 		"holder": func(s *story, w []string) {
@@ -281,7 +286,8 @@ func (p *pod) holdLock() {
 		p.Fatal(err)
 	}
 	defer f.Close()
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+	lock := unix.Flock_t{Type: unix.F_WRLCK, Len: 1}
+	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock); err != nil {
 		p.Fatal(err)
 	}
 	cmd := exec.Command("sleep", "60")
@@ -297,12 +303,7 @@ func (p *pod) holdLock() {
 // holders returns the processes that hold the pod's lock.
 func (p *pod) holders() []int {
 	p.Helper()
-	f, err := os.Open(p.store.LockPath(p.key()))
-	if err != nil {
-		p.Fatal(err)
-	}
-	defer f.Close()
-	pids, err := host.HoldersOf(f, delegate.LockFD)
+	pids, err := facts.HoldersOf(p.store.LockPath(p.key()), delegate.LockFD)
 	if err != nil {
 		p.Fatal(err)
 	}

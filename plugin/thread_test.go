@@ -7,11 +7,10 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"cni-unwind/plugin/facts"
 	"cni-unwind/testdata/sandbox"
 
 	"golang.org/x/sys/unix"
-
-	"cni-unwind/plugin/internal/host"
 )
 
 // TestOnThread: the thread that enters a network namespace is never the first one, and does nothing
@@ -38,7 +37,7 @@ func TestOnThread(t *testing.T) {
 			if there, err := os.Readlink("/proc/thread-self/ns/net"); err != nil || there != mine {
 				elsewhere.Add(1)
 			}
-			host.OnThread(func() {
+			facts.OnThread(func() {
 				if unix.Gettid() == os.Getpid() {
 					first.Add(1)
 				}

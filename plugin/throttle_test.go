@@ -2,49 +2,14 @@ package plugin
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"cni-unwind/journal"
 )
-
-// TestPaceCost measures the processor time of a STATUS every five seconds, on a node where 150 DELs
-// of bridge fail because host-local does.
-func TestPaceCost(t *testing.T) {
-	period, err := time.ParseDuration(os.Getenv("UNWIND_TEST_PACE"))
-	if err != nil {
-		t.Skip("set UNWIND_TEST_PACE to a duration, such as 60s")
-	}
-	n := newNode(t)
-	n.outer = "1.1.0"
-	n.conf["logLevel"] = nil
-	broken := n.breakable("host-local")
-	chain := []string{n.bridgePlugin(`, "ipMasq": true`), `{"type": "firewall"}`}
-	p := n.pod("a")
-	p.mustAdd(n.unwind(chain...))
-	broken(true)
-	if err := p.del(n.unwind(chain...)); err == nil {
-		t.Fatal("the DEL succeeded")
-	}
-	p.dropNetNS()
-	p.edit(func(g *journal.Generation) { g.Steps[0].Attempts, g.Steps[0].RetryAt = 7, 0 })
-	p.copies(149, func(_ int, e *journal.Entry) { e.Newest().Claims = nil })
-	for end := time.Now().Add(period); time.Now().Before(end); {
-		next := time.Now().Add(5 * time.Second)
-		before, began := processorTime(t), time.Now()
-		n.ask("STATUS", "1.0.0", nil, chain...)
-		took, used := time.Since(began), processorTime(t)-before
-		t.Logf("%s, processor %s: %.1f %%", took.Round(time.Millisecond), used.Round(time.Millisecond),
-			100*used.Seconds()/5)
-		time.Sleep(time.Until(next))
-	}
-}
 
 // These are those of the code, for any DEL that fails.
 const (
@@ -53,16 +18,6 @@ const (
 	maxBackoff  = 30 * time.Second
 	longBackoff = 5 * time.Minute
 )
-
-// processorTime returns the processor time of the programs that have ended.
-func processorTime(t *testing.T) time.Duration {
-	t.Helper()
-	var u unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_CHILDREN, &u); err != nil {
-		t.Fatal(err)
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
 
 // TestPace: a STATUS tries a few of the failing DELs, the longest untried first; GC tries all. Once
 // the plugin works again, a few STATUSes undo all, also those whose backoff lasts for minutes yet.
@@ -82,8 +37,8 @@ func TestPace(t *testing.T) {
 		},
 		"waits": func(s *story, _ []string) { // one that was tried
 			all := s.entries()
-			i := slices.IndexFunc(all, func(e *journal.Entry) bool { return e.Newest().Steps[0].Attempts > often+10 })
-			in := time.Duration(all[i].Newest().Steps[0].RetryAt - journal.BootNanos())
+			i := slices.IndexFunc(all, func(e *journal.Entry) bool { return e.Steps[0].Tries > often+10 })
+			in := time.Duration(all[i].Steps[0].Wait.Until - journal.BootNanos())
 			s.want(in >= maxBackoff && in <= longBackoff, "the next try is in %s", in)
 		},
 	})

@@ -9,8 +9,7 @@ import (
 	"slices"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/alive"
-	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/tristate"
 	"cni-unwind/plugin/undo"
@@ -22,12 +21,12 @@ import (
 // amend adds to the entry what unwind could not write to the journal. It reports whether it added
 // anything.
 func (d *deleting) amend(killed []string) (amended bool) {
-	amended = undo.MarkKilled(d.entry, killed, d.conf.GracePeriod)
-	gen := d.entry.Newest()
+	amended = d.w.MarkKilled(d.entry, killed)
+	e := d.entry
 	switch {
-	case d.entry.State == journal.Adding && (d.lock.Made() || d.fits(gen)),
-		d.entry.State == journal.Live && d.fits(gen) && len(d.given().Addresses) > len(gen.Claims):
-		d.complete(gen)
+	case e.State == journal.Adding && (d.lock.Made() || d.fits(e)),
+		e.State == journal.Live && d.fits(e) && len(d.given().Addresses) > len(e.Claims):
+		d.complete(e)
 	case d.addedUnseen():
 		d.takeLater()
 	default:
@@ -48,15 +47,23 @@ func (d *deleting) addedUnseen() bool {
 	if !given.Known() {
 		return false
 	}
-	if alive.AnySameADD(d.entry.Undone, given) == tristate.Yes {
-		seen, err := host.Look(d.args.Netns, d.key.IfName)
+	if slices.ContainsFunc(d.undone, func(e *journal.Entry) bool {
+		return facts.SameADD(e.Interface, given) == tristate.Yes
+	}) {
+		seen, err := facts.Look(d.args.Netns, d.key.IfName)
 		return err == nil && seen.Is(given) // undone, and added again with the same MAC address
 	}
-	recorded := alive.InterfacesOf(d.entry)
-	if d.entry.State == journal.Unwinding || d.entry.State == journal.Adding {
-		return alive.AnySameADD(recorded, given) != tristate.Yes
+	ended := d.entry.State == journal.RollingBack || d.entry.State == journal.Adding
+	known := ended
+	for _, e := range append([]*journal.Entry{d.entry}, d.older...) {
+		own := facts.InterfaceOf(e)
+		known = known || own.Known()
+		same := facts.SameADD(own, given)
+		if same == tristate.Yes || same == tristate.Unknown && own.Known() && !ended {
+			return false
+		}
 	}
-	return len(recorded) > 0 && alive.AnySameADD(recorded, given) == tristate.No
+	return known
 }
 
 // takeLater adds the missing ADD to the entry, from what the runtime sends. It is undone first.
@@ -68,9 +75,9 @@ func (d *deleting) takeLater() {
 		return
 	}
 	d.log.Warn("added again by an ADD that the journal did not record; undoing both")
-	gen := d.generation(chain)
-	d.takePrevResult(&gen, chain)
-	d.entry.Generations = append(d.entry.Generations, gen)
+	d.older = append([]*journal.Entry{d.entry}, d.older...)
+	d.entry = d.newEntry(journal.Deleting, chain)
+	d.takePrevResult(d.entry, chain)
 }
 
 // fromStdin makes an entry from the configuration and the prevResult of the runtime, for an
@@ -97,21 +104,21 @@ func (d *deleting) fromStdin() error {
 		return badConfig(fmt.Errorf("%s is not in the journal, and the chain cannot be read: %w", d.key,
 			err))
 	}
-	gen := d.generation(chain)
-	d.takePrevResult(&gen, chain)
+	e := d.newEntry(journal.Deleting, chain)
+	d.takePrevResult(e, chain)
 	if d.conf.NeverAdded() { // an ADD with a missing binary took nothing
-		undo.CutOff(gen.Steps)
-		gen.Steps = slices.DeleteFunc(gen.Steps, func(s journal.Step) bool {
-			_, err := netconf.FindPlugin(s.Type, gen.Path)
+		undo.Interrupted(e.Steps)
+		e.Steps = slices.DeleteFunc(e.Steps, func(s journal.Step) bool {
+			_, err := netconf.FindPlugin(s.Type, e.Path)
 			return err != nil
 		})
 	}
-	if len(gen.Steps) == 0 {
+	if len(e.Steps) == 0 {
 		d.succeedIdle("no plugin of its chain is in CNI_PATH, and the runtime has no result of an ADD",
 			nil, false)
 		return nil
 	}
-	d.entry = d.newEntry(journal.Removing, gen)
+	d.entry = e
 	if err := checkText(d.args); err != nil {
 		d.degrade("DEL", err)
 	}
@@ -127,13 +134,13 @@ func (d *deleting) stripped(err error) bool {
 
 // complete fills in an ADD that succeeded although the journal could not be written, from the
 // runtime's prevResult and the chain on stdin.
-func (d *deleting) complete(gen *journal.Generation) {
+func (d *deleting) complete(e *journal.Entry) {
 	chain, err := d.w.Verb.Chain()
 	if err != nil {
 		d.log.Warn("the journal has only a part of the ADD, and the chain cannot be read", "err", err)
 		return
 	}
-	d.takePrevResult(gen, chain)
+	d.takePrevResult(e, chain)
 	d.entry.State = journal.Live
 }
 
@@ -141,21 +148,21 @@ func (d *deleting) complete(gen *journal.Generation) {
 // that the ADD got, and the runtime names no other namespace. If the ADD was cut off, the runtime
 // may still have the result of an earlier ADD of the container ID, or of a later one that the
 // journal did not see.
-func (d *deleting) fits(gen *journal.Generation) bool {
-	if netns, err := host.Identify(d.args.Netns); err == nil && gen.NetNS.Known() &&
-		!gen.NetNS.Same(netns) {
+func (d *deleting) fits(e *journal.Entry) bool {
+	if netns, err := facts.Identify(d.args.Netns); err == nil && e.NetNS.Known() &&
+		!e.NetNS.Same(netns) {
 		return false
 	}
 	r, err := netconf.ParseResult(d.conf.PrevResult)
 	return d.conf.PrevResult != nil && err == nil &&
-		!slices.ContainsFunc(gen.Claims, func(c journal.Claim) bool {
+		!slices.ContainsFunc(e.Claims, func(c journal.Claim) bool {
 			return !slices.Contains(r.Addresses(), c.Address)
 		})
 }
 
 // takePrevResult stores the runtime's prevResult as the result of the ADD, with claims for the
 // first delegate of the chain that calls an IPAM plugin.
-func (d *deleting) takePrevResult(gen *journal.Generation, chain *netconf.Chain) {
+func (d *deleting) takePrevResult(e *journal.Entry, chain *netconf.Chain) {
 	if d.conf.PrevResult == nil {
 		return
 	}
@@ -165,26 +172,30 @@ func (d *deleting) takePrevResult(gen *journal.Generation, chain *netconf.Chain)
 		d.log.Warn("cannot use the runtime's prevResult", "err", err)
 		return
 	}
-	gen.Result, gen.HostLinks = raw, netconf.HostLinks(r)
+	e.Result, e.HostLinks = raw, facts.HostLinks(r)
 	first := max(0, slices.IndexFunc(chain.Delegates,
 		func(d netconf.Delegate) bool { return d.IPAM != "" }))
 	by := chain.Steps(d.conf)[first]
-	gen.Claims = append(gen.Claims, newClaims(gen, r, by, d.key.Network)...)
+	e.Claims = append(e.Claims, newClaims(e, r, by)...)
 }
 
 // succeedIdle logs and records that the DEL succeeds without running a delegate, and why. err, if
 // any, is the reason why unwind does not know more. An expected DEL, after a failed ADD, is not
 // recorded: the history already has the rollback.
 func (d *deleting) succeedIdle(why string, err error, expected bool) {
+	d.noteIdle(why, err, expected)
+	_ = d.lock.Remove() // of an attachment without a journal entry
+}
+
+func (d *deleting) noteIdle(why string, err error, expected bool) {
 	level, attrs := slog.LevelInfo, []any{"reason", why}
 	if err != nil {
 		level, attrs = slog.LevelWarn, append(attrs, "err", err)
 	}
-	d.log.Log(context.Background(), level, "DEL ran no delegate", attrs...)
+	d.log.Log(context.Background(), level, "DEL ran no plugin", attrs...)
 	if !expected {
 		d.rec.Event(journal.Event{
 			Key: d.key, Kind: journal.NoOp, Pod: netconf.PodOf(d.args.Args), Reason: why,
 		})
 	}
-	_ = d.lock.Remove() // of an attachment without a journal entry
 }

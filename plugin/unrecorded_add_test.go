@@ -19,7 +19,7 @@ func TestAddedAgainPastTheJournal(t *testing.T) {
 	add a; past del a
 	either live, its namespace gone: drop a; entries 1; move a later
 	or live, of an earlier boot: reboot a; move a later
-	or a DEL pending, in the same namespace: state a removing
+	or a DEL pending, in the same namespace: state a deleting
 	or cut off, in the same namespace: cutoff a
 	or cut off, in another namespace: cutoff a; drop a; move a later
 	either another address:
@@ -29,7 +29,7 @@ func TestAddedAgainPastTheJournal(t *testing.T) {
 	del a; vanished a`)
 }
 
-// TestDeletedPastTheJournal is the opposite: the later ADD has ended too, past the journal. Then
+// TestDeletedPastTheJournal is the opposite: the later ADD was deleted too, past the journal. Then
 // nothing keeps the one on record.
 func TestDeletedPastTheJournal(t *testing.T) {
 	stories(t, `
@@ -37,9 +37,7 @@ func TestDeletedPastTheJournal(t *testing.T) {
 	add a; past del a; drop a; move a later
 	past add a
 	sweep; entry a
-	either deleted: past del a
-	or forgotten:
-	drop a; sweep; gone a`)
+	past del a; drop a; sweep; gone a`)
 }
 
 // TestStaticAddressAgain: two containers have the same static address. The first is dead, and the
@@ -102,7 +100,7 @@ func TestADDOverAnUnseenADD(t *testing.T) {
 	either never on record:
 	or an earlier one on record: add a; past del a
 	past add a; remember a
-	fails add a 'is already added'; unchanged a
+	fails add a 'is already attached'; unchanged a
 	del a`)
 }
 
@@ -120,14 +118,15 @@ func TestRollbackBesideAnother(t *testing.T) {
 }
 
 // TestLaterADDOfAnotherChain: a later ADD, past the journal, has a chain with more plugins than the
-// one on record. Both end without a DEL. Nothing is left of either.
+// one on record. Sweeps keep both. The runtime's DEL leaves nothing of either.
 func TestLaterADDOfAnotherChain(t *testing.T) {
 	stories(t, `
 	chain bridge, "ipMasq": true
 	add a; past del a; drop a; move a later
 	chain bridge, "ipMasq": true | firewall | portmap
 	past add a; drop a
-	sweep`)
+	sweep; entry a live
+	del a`)
 }
 
 // TestLaterADDIsUndoneOnce: there is a later ADD, past the journal, and a delegate of the one on
@@ -180,7 +179,7 @@ func TestUndoneADDInTheCache(t *testing.T) {
 	lowest; add a; given a $older
 	plan
 	again c c2; add c2; drop c2
-	sweep; entry c2 removing 1 1
+	sweep; entry c2 deleting 1 1
 	add b; given b $c2; has c2
 	del a; rules $b.p1
 	del b; sweep; del c2`)

@@ -2,12 +2,8 @@ package plugin
 
 import (
 	"errors"
-	"os"
-	"path/filepath"
 	"testing"
 
-	"cni-unwind/journal"
-	"cni-unwind/plugin/alive"
 	"cni-unwind/plugin/sweep"
 	"cni-unwind/plugin/undo"
 )
@@ -62,57 +58,4 @@ func TestRestartWithReadOnlyJournal(t *testing.T) {
 	if mended: mend; del b
 	unless mended: del b; mend
 	drop a b; sweep`)
-}
-
-// TestDELHasPassed: unwind believes that a pod's DEL has passed only if both host-local and
-// libcni's cache say so.
-func TestDELHasPassed(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	p := n.pod("a")
-	given := address(t, p.mustAdd(n.unwind(n.bridgePlugin(""))))
-	o := &alive.Node{CacheDir: n.cacheDir()}
-	pool := filepath.Join(n.dataDir(), n.network)
-	file, cache := filepath.Join(pool, given), filepath.Join(n.cacheDir(), n.network+"-a-eth0")
-	steps := []struct {
-		name   string
-		do     func()
-		passed bool
-	}{
-		{"live", func() {}, false},
-		{"host-local has it alone", func() { n.rename(cache, cache+".away") }, false},
-		{"nobody has it", func() { n.rename(file, file+".away") }, true},
-		{"libcni has it alone", func() { n.rename(cache+".away", cache) }, false},
-		{"another one has the address", func() {
-			n.rename(cache, cache+".away")
-			n.write(file, "b\r\neth0")
-		}, true},
-		{"so has another interface", func() { n.write(file, "a\r\neth1") }, true},
-		{"no owner", func() { n.write(file, "") }, true},
-		{"its file cannot be read", func() {
-			if err := os.Remove(file); err != nil {
-				t.Fatal(err)
-			}
-			n.mkdir(file)
-		}, false},
-		{"no pool", func() { n.rename(pool, pool+".away") }, false},
-		{"the pool is back", func() {
-			n.rename(pool+".away", pool)
-			if err := os.Remove(file); err != nil {
-				t.Fatal(err)
-			}
-		}, true},
-		{"no cache", func() { n.rename(n.cacheDir(), n.cacheDir()+".away") }, false},
-	}
-	for _, s := range steps {
-		s.do()
-		if passed := o.Passed(p.entry()); passed != s.passed {
-			t.Errorf("%s: %t", s.name, passed)
-		}
-	}
-	n.rename(n.cacheDir()+".away", n.cacheDir())
-	p.edit(func(g *journal.Generation) { g.Claims[0].Pool = "" })
-	if o.Passed(p.entry()) {
-		t.Error("of an address of another IPAM's nothing is known")
-	}
 }

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/internal/host"
+	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/undo"
 )
 
@@ -124,7 +124,7 @@ func init() {
 		"flock":  func(s *story, w []string) { s.undo["unlock"] = s.node.flock(w[0]) },
 		"unlock": func(s *story, _ []string) { s.undo["unlock"]() },
 		"free": each(func(p *pod) {
-			eventually(p, "its lock is free", func() bool { locked, _, err := p.store.Locked(p.key()); return !locked && err == nil })
+			eventually(p, "its lock is free", func() bool { lock, err := p.store.LookAtLock(p.key()); return !lock.Held && err == nil })
 		}),
 		// hold POD: a process elsewhere has its namespace open, until "letgo"
 		"hold":  func(s *story, w []string) { s.undo["letgo"] = s.who(w[0]).holder() },
@@ -133,7 +133,7 @@ func init() {
 		// reboot PODS
 		"reboot": each(func(p *pod) { before(p) }),
 		// boot PODS: are of an earlier boot, and their namespaces there
-		"boot": each(func(p *pod) { p.edit(func(g *journal.Generation) { g.Host.BootID = earlier }) }),
+		"boot": each(func(p *pod) { p.edit(func(g *journal.Entry) { g.Host.BootID = earlier }) }),
 		// clone PODS: this disk is a copy of another machine's
 		"clone": each((*pod).toAnotherMachine),
 		// exhume PODS: their tombstones are gone
@@ -159,6 +159,13 @@ func init() {
 		"kill": (*story).killAt,
 		// sweep: a person's
 		"sweep": func(s *story, _ []string) { s.sweep(undo.DefaultBudgets) },
+		// aside STATUS|GC|sweep: it runs until "over"
+		"aside": func(s *story, w []string) {
+			sweep, n, chain, done := sweeps[w[0]], s.node, s.plugins(s.node), make(chan struct{})
+			go func() { defer close(done); sweep(n, chain) }()
+			s.undo["over"] = func() { <-done }
+		},
+		"over": func(s *story, _ []string) { s.undo["over"]() },
 		// sweeps STATEMENT: which holds after a sweep, a GC and a STATUS
 		"sweeps": (*story).eachSweep,
 		// statuses N: until the journal has N entries
@@ -262,7 +269,7 @@ func init() {
 		"entry": (*story).wantEntry,
 		// parked POD
 		"parked": func(s *story, w []string) {
-			s.want(s.who(w[0]).entry().Newest().Steps[0].State == journal.StepParked, "it is not")
+			s.want(s.who(w[0]).entry().Steps[0].Wait.For == journal.ForOwner, "it is not")
 		},
 		// pending POD PLUGINS: of its generations in order, each in the order of the chain
 		"pending": (*story).wantPending,
@@ -616,18 +623,18 @@ func (s *story) wantAddress(name, want string) {
 
 // toAnotherMachine moves the pod's entry to a machine that is not this one.
 func (p *pod) toAnotherMachine() {
-	kind, _, _ := strings.Cut(host.This().Machine, ":")
+	kind, _, _ := strings.Cut(facts.This().Machine, ":")
 	if kind == "" {
 		p.Skip("this machine has no name")
 	}
-	p.edit(func(g *journal.Generation) { g.Host.BootID, g.Host.Machine = earlier, kind+":another" })
+	p.edit(func(g *journal.Entry) { g.Host.BootID, g.Host.Machine = earlier, kind+":another" })
 }
 
 func (p *pod) makeDue() {
-	p.edit(func(g *journal.Generation) {
+	p.edit(func(g *journal.Entry) {
 		for i := range g.Steps {
-			if g.Steps[i].RepeatAt != 0 {
-				g.Steps[i].RepeatAt = 1
+			if g.Steps[i].Again != 0 {
+				g.Steps[i].Again, g.Steps[i].Wait.Until = 1, 1
 			}
 		}
 	})
@@ -665,11 +672,14 @@ func (s *story) wantTimes(times, call string) {
 
 func (s *story) wantEntry(w []string) {
 	s.Helper()
-	e := s.who(w[0]).entry()
+	e, all, steps := s.who(w[0]).entry(), s.who(w[0]).records(), 0
 	if e == nil {
 		s.Fatalf("there is none")
 	}
-	got := []string{string(e.State), strconv.Itoa(e.Pending()), strconv.Itoa(len(e.Generations))}
+	for _, one := range all {
+		steps += len(one.Steps)
+	}
+	got := []string{string(e.State), strconv.Itoa(steps), strconv.Itoa(len(all))}
 	for i, want := range w[1:] {
 		s.want(got[i] == want, "it is %s, steps %s, generations %s: %v %s", got[0], got[1], got[2], undo.PendingSteps(e), e.Reason)
 	}
@@ -678,15 +688,13 @@ func (s *story) wantEntry(w []string) {
 func (s *story) wantPending(w []string) {
 	s.Helper()
 	var got []string
-	if e := s.who(w[0]).entry(); e != nil {
-		for _, g := range e.Generations {
-			for _, step := range g.Steps {
-				var conf struct{ Instance string }
-				if err := json.Unmarshal(step.Config, &conf); err != nil || conf.Instance == "" {
-					conf.Instance = step.Type
-				}
-				got = append(got, conf.Instance)
+	for _, e := range s.who(w[0]).records() {
+		for _, step := range e.Steps {
+			var conf struct{ Instance string }
+			if err := json.Unmarshal(step.Config, &conf); err != nil || conf.Instance == "" {
+				conf.Instance = step.Type
 			}
+			got = append(got, conf.Instance)
 		}
 	}
 	s.want(slices.Equal(got, w[1:]), "%v", got)
@@ -761,7 +769,7 @@ func (s *story) parted([]string) {
 	s.Helper()
 	eventually(s, "the interfaces are gone", func() bool {
 		for _, e := range s.entries() {
-			if there, _ := host.LinkThere(e.Newest().HostLinks); there {
+			if there, _ := facts.LinkThere(e.HostLinks); there {
 				return false
 			}
 		}
@@ -771,8 +779,20 @@ func (s *story) parted([]string) {
 
 func (s *story) freed(w []string) {
 	s.Helper()
-	for len(s.reserved()) > 0 { // after a pass that was cut off, another step goes first
-		s.fails([]string{"del", w[0]})
+	owned := func() (owned bool) {
+		for address, owner := range s.reserved() {
+			if owner, held := strings.CutSuffix(owner, " held"); held { // by a DEL that was killed; the next one gives it back
+				s.must(os.Remove(filepath.Join(s.dataDir(), s.network, address)))
+			} else {
+				owned = owned || owner != ""
+			}
+		}
+		return owned
+	}
+	for tries := 0; owned(); tries++ { // after a long pass that was cut off, another step goes first
+		if s.fails([]string{"del", w[0]}); tries == 10 {
+			s.Fatalf("its address is not free after %d DELs", tries)
+		}
 	}
 }
 

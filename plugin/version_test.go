@@ -7,99 +7,42 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/containernetworking/cni/libcni"
-	"github.com/containernetworking/cni/pkg/version"
-
 	"cni-unwind/plugin/netconf"
 )
 
-// versions are those of the specification since results have interfaces.
-var versions = []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
-
 // TestVersions runs every outer version with every inner one: the runtime gets its own, delegates
-// get theirs, and the DEL passes. The delegates log what they get.
+// get theirs, and the DEL passes. The last delegate logs what it gets.
 func TestVersions(t *testing.T) {
-	t.Parallel()
-	for _, outer := range versions {
-		for _, inner := range versions {
-			t.Run(outer+" outside, "+inner+" inside", func(t *testing.T) {
-				t.Parallel()
-				n := newNode(t)
-				n.outer, n.inner = outer, inner
-				list := n.unwind(n.bridgePlugin(""), `{"type": "tuning"}`, n.faulty("p0", ""))
-				n.versionsThrough(list, outer, inner)
-			})
-		}
-	}
-}
-
-// TestCNIVersionsPair lists two versions, for old and new runtimes: the higher one is used.
-func TestCNIVersionsPair(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	chain := `{"cniVersion": "0.4.0", "cniVersions": ["0.4.0", "1.0.0", "9.9.9"], "plugins": [%s, %s]}`
-	list, err := libcni.NetworkConfFromBytes(fmt.Appendf(nil,
-		`{"cniVersion": "1.0.0", "cniVersions": ["1.0.0", "1.1.0"], "name": %q, "plugins": [%s]}`, n.network,
-		n.unwindChain(fmt.Sprintf(chain, n.bridgePlugin(""), n.faulty("p0", ""))).Plugins[0].Bytes))
-	if err != nil {
-		t.Fatal(err)
-	}
-	n.versionsThrough(list, "1.1.0", "1.0.0")
-}
-
-// TestVersionOfTheChainAbsent: a chain without a version uses unwind's own.
-func TestVersionOfTheChainAbsent(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	n.outer = "0.4.0"
-	list := n.unwindChain(fmt.Sprintf(`{"plugins": [%s, %s]}`, n.bridgePlugin(""), n.faulty("p0", "")))
-	n.versionsThrough(list, "0.4.0", "0.4.0")
-}
-
-// versionsThrough takes a pod through ADD and DEL of a chain that ends with a faulty plugin, and
-// checks the outer and inner versions.
-func (n *node) versionsThrough(list *libcni.NetworkConfigList, outer, inner string) {
-	n.Helper()
-	p := n.pod("a")
-	r := p.mustAdd(list)
-	if r.Version() != outer {
-		n.Errorf("the runtime got a result in %q, not %q", r.Version(), outer)
-	}
-	if result := p.result(r); len(result.IPs) != 1 || len(result.Interfaces) != 3 {
-		n.Errorf("the result is not whole: %v", result)
-	}
-	p.mustDel(list)
-	calls := n.callLog()
-	if len(calls) != 2 {
-		n.Fatalf("the faulty plugin was called %d times", len(calls))
-	}
-	prevOnDel, err := version.GreaterThanOrEqualTo(inner, "0.4.0")
-	if err != nil {
-		n.Fatal(err)
-	}
-	for _, l := range calls {
-		if got := string(l.Stdin["cniVersion"]); got != fmt.Sprintf("%q", inner) {
-			n.Errorf("%s: the delegate's version is %s, not %q", l.Command, got, inner)
-		}
-		var prev struct {
-			CNIVersion string
-			IPs        []struct{ Version string }
-		}
-		raw, there := l.Stdin["prevResult"]
-		if want := l.Command == "ADD" || prevOnDel; there != want {
-			n.Errorf("%s: the delegate has a prevResult: %t, want %t", l.Command, there, want)
-		}
-		if !there {
-			continue
-		}
-		if err := json.Unmarshal(raw, &prev); err != nil {
-			n.Fatal(err)
-		}
-		if hasFamily := prev.IPs[0].Version != ""; prev.CNIVersion != inner || hasFamily == (inner >= "1.0.0") {
-			n.Errorf("%s: the delegate's prevResult is not in %q: %s", l.Command, inner, raw)
-		}
-	}
-	n.nothingLeft()
+	const all = "0.3.0 0.3.1 0.4.0 1.0.0 1.1.0" // since results have interfaces
+	stories(t, `
+	each outer `+all+`
+	each inner `+all+`
+	versions $outer $inner; chain bridge | {"type": "tuning"} | p0
+	add a; del a; got $outer; given $inner`, acts{
+		"got": func(s *story, w []string) {
+			r := s.added["a"]
+			result := s.who("a").result(r)
+			s.want(r.Version() == w[0] && len(result.IPs) == 1 && len(result.Interfaces) == 3, "%s: %v", r.Version(), result)
+		},
+		"given": func(s *story, w []string) {
+			inner := w[0]
+			calls := s.callLog()
+			s.want(len(calls) == 2, "%v", s.node.calls())
+			for _, l := range calls {
+				var prev struct {
+					CNIVersion string
+					IPs        []struct{ Version string }
+				}
+				raw, there := l.Stdin["prevResult"]
+				s.want(string(l.Stdin["cniVersion"]) == fmt.Sprintf("%q", inner) &&
+					there == (l.Command == "ADD" || inner >= "0.4.0"), "%s: %s, prevResult %s", l.Command, l.Stdin["cniVersion"], raw)
+				if there {
+					s.must(json.Unmarshal(raw, &prev))
+					s.want(prev.CNIVersion == inner && (prev.IPs[0].Version != "") == (inner < "1.0.0"), "%s: %s", l.Command, raw)
+				}
+			}
+		},
+	})
 }
 
 // TestVersionOfResults: a delegate prints its result in no version, in another than the chain's, or

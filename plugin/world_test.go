@@ -18,10 +18,11 @@ import (
 )
 
 // world is a node with three containers, two addresses and a chain of three delegates: p0 takes an
-// address from host-local, p1 makes a rule of it, p2 takes something else.
+// address from host-local, p1 makes a rule of it, p2 takes something else. p1 may be the real firewall.
 type world struct {
 	*node
 	try     *rapid.T
+	real    bool // p1 is the firewall plugin
 	plugins []string
 	list    *libcni.NetworkConfigList
 	modes   map[string]map[string]string // plan.json
@@ -40,11 +41,14 @@ type resident struct {
 	earlier []*pod      // with other network namespaces, which are there
 }
 
-func newWorld(t *testing.T, try *rapid.T) *world {
+func newWorld(t *testing.T, try *rapid.T, real bool) *world {
 	n := newNode(trial{t, try})
 	n.mayDie = true
-	w := &world{node: n, try: try}
+	w := &world{node: n, try: try, real: real}
 	w.plugins = []string{n.pooled("p0", 2, 3), n.faulty("p1", `, "rules": true, "delayMS": 200`), n.faulty("p2", `, "delayMS": 200`)}
+	if real {
+		w.plugins[1] = `{"type": "firewall"}`
+	}
 	w.list = n.unwind(w.plugins...)
 	for _, id := range []string{"a", "b", "c"} {
 		w.people = append(w.people, &resident{pod: n.pod(id), there: true})
@@ -81,24 +85,25 @@ func (w *world) reboot() {
 	if err := os.RemoveAll(filepath.Join(w.faultyDir(), "rules")); err != nil {
 		w.Fatal(err)
 	}
+	for _, rule := range w.firewallRules() {
+		run(w, "iptables", append([]string{"-w", "-D"}, strings.Fields(rule)[1:]...)...)
+	}
 	for _, r := range w.people {
 		if r.entry() != nil {
-			r.rewrite(func(e *journal.Entry) {
-				for i := range e.Generations {
-					e.Generations[i].Host.BootID = earlier
-				}
-			})
+			r.rewrite(func(e *journal.Entry) { e.Host.BootID = earlier })
 		}
 	}
 	err := w.store.Update(context.Background(), func(tx *journal.Tx) error {
 		for _, r := range w.people {
-			tomb, err := tx.Tombstone(r.key())
-			if err == nil && tomb != nil {
-				tomb.BootID = earlier
-				err = tx.PutTombstone(*tomb)
-			}
+			all, err := tx.Records(r.key())
 			if err != nil {
 				return err
+			}
+			for _, e := range all {
+				e.Host.BootID = earlier
+				if err := tx.Put(e); err != nil {
+					return err
+				}
 			}
 		}
 		return nil
@@ -125,8 +130,8 @@ func (w *world) locksFree() {
 	w.Helper()
 	eventually(w, "the locks are free", func() bool {
 		return !slices.ContainsFunc(w.people, func(r *resident) bool {
-			locked, _, err := w.store.Locked(r.key())
-			return locked || err != nil
+			lock, err := w.store.LookAtLock(r.key())
+			return lock.Held || err != nil
 		})
 	})
 }
@@ -134,6 +139,29 @@ func (w *world) locksFree() {
 // takenBy returns what the delegates hold for a container.
 func (w *world) takenBy(id string) []string {
 	return slices.DeleteFunc(w.taken(), func(file string) bool { return !strings.HasPrefix(file, id+".") })
+}
+
+// firewallRules returns the rules of the node's addresses, as iptables takes them.
+func (w *world) firewallRules() []string {
+	w.Helper()
+	if !w.real {
+		return nil
+	}
+	return w.rules(strings.TrimSuffix(w.subnet, "0/24"))
+}
+
+// addressRules returns the rules of p1, as ADDRESS.p1.
+func (w *world) addressRules() []string {
+	w.Helper()
+	rules := w.node.addressRules()
+	for _, rule := range w.firewallRules() {
+		for _, field := range strings.Fields(rule) {
+			if address, is := strings.CutSuffix(field, "/32"); is && !slices.Contains(rules, address+".p1") {
+				rules = append(rules, address+".p1")
+			}
+		}
+	}
+	return rules
 }
 
 // owners checks that containers that live are on record as such, and that each has its address for
@@ -162,7 +190,7 @@ func (w *world) invariants() {
 	live := slices.DeleteFunc(slices.Clone(w.people), func(r *resident) bool { return !r.live })
 	w.owners(live)
 	for _, r := range live {
-		for _, instance := range []string{"p0", "p1", "p2"} {
+		for _, instance := range w.instances() {
 			if !slices.Contains(taken, r.ContainerID+".eth0."+instance) {
 				w.Errorf("%s is live and has lost what %s took", r.ContainerID, instance)
 			}
@@ -178,6 +206,11 @@ func (w *world) invariants() {
 		}
 	}
 	for address, who := range reserved {
+		// a DEL that was killed holds an address whose p0 is undone
+		if who, held := strings.CutSuffix(who, " held"); held && slices.ContainsFunc(w.entries(),
+			func(e *journal.Entry) bool { return e.ContainerID+" "+e.IfName == who }) {
+			continue
+		}
 		if !owed[strings.ReplaceAll(who, " ", ".")+".p0"] {
 			w.Errorf("%s is %s's, and the journal owes no DEL for it", address, who)
 		}
@@ -189,17 +222,23 @@ func (w *world) invariants() {
 	}
 }
 
+// instances returns the delegates that keep files.
+func (w *world) instances() []string {
+	if w.real {
+		return []string{"p0", "p2"}
+	}
+	return []string{"p0", "p1", "p2"}
+}
+
 // owed returns what the journal's pending DELs would release, in the delegates' names.
 func (w *world) owed() map[string]bool {
 	owed := map[string]bool{}
 	for _, e := range w.entries() {
-		for _, g := range e.Generations {
-			for _, s := range g.Steps {
-				instance := fmt.Sprintf("p%d", s.Index)
-				owed[e.ContainerID+"."+e.IfName+"."+instance] = true
-				for _, c := range g.Claims {
-					owed[c.Address.String()+"."+instance] = c.Receives(s.Index) || owed[c.Address.String()+"."+instance]
-				}
+		for _, s := range e.Steps {
+			instance := fmt.Sprintf("p%d", s.Index)
+			owed[e.ContainerID+"."+e.IfName+"."+instance] = true
+			for _, c := range e.Claims {
+				owed[c.Address.String()+"."+instance] = c.Receives(s.Index) || owed[c.Address.String()+"."+instance]
 			}
 		}
 	}

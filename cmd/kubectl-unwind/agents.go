@@ -46,9 +46,10 @@ type pod struct {
 }
 
 // findAgents returns an agent for each node, sorted by name: for each node that has an agent's pod
-// and, if the user may list nodes, for each Linux node without one.
+// and, if the user may list nodes, for each Linux node without one. A node selector needs that
+// list.
 func findAgents(ctx context.Context, o *options, stderr io.Writer) ([]agent, error) {
-	out, err := o.run(ctx, "get", "pods", "--selector="+o.selector, "-o", "json")
+	out, err := o.run(ctx, "get", "pods", "--selector="+o.agents, "-o", "json")
 	if err != nil {
 		return nil, fmt.Errorf("cannot list the agents' pods: %w", err)
 	}
@@ -57,17 +58,26 @@ func findAgents(ctx context.Context, o *options, stderr io.Writer) ([]agent, err
 		return nil, fmt.Errorf("cannot list the agents' pods: kubectl printed invalid JSON: %w", err)
 	}
 	if len(pods.Items) == 0 {
-		return nil, term.WithHint("if the agents run elsewhere, set --namespace and --selector",
-			"no pods in namespace %s match the selector %s", o.namespace, o.selector)
+		return nil, term.WithHint("if the agents run elsewhere, set --namespace and --agent-selector",
+			"no pods in namespace %s match the selector %s", o.namespace, o.agents)
 	}
 	agents := choose(pods.Items)
 	const none = "no agent on this node"
-	out, err = o.run(ctx, "get", "nodes", "--selector=kubernetes.io/os=linux", "-o", "name")
-	if err != nil {
+	labels := strings.TrimSuffix("kubernetes.io/os=linux,"+o.selector, ",")
+	out, err = o.run(ctx, "get", "nodes", "--selector="+labels, "-o", "name")
+	found := strings.Fields(strings.ReplaceAll(string(out), "node/", ""))
+	switch {
+	case o.selector == "" && err != nil:
 		fmt.Fprintf(stderr, "warning: nodes without an agent are not shown: %v\n", err)
+	case err != nil:
+		return nil, fmt.Errorf("cannot list the nodes with the labels %s: %w", o.selector, err)
+	case o.selector != "" && len(found) == 0:
+		return nil, fmt.Errorf("no Linux node matches the selector %s", o.selector)
+	case o.selector != "":
+		o.nodes = found
 	}
-	for name := range strings.FieldsSeq(string(out)) {
-		agents = addMissing(agents, strings.TrimPrefix(name, "node/"), none)
+	for _, name := range found {
+		agents = addMissing(agents, name, none)
 	}
 	if len(o.nodes) > 0 {
 		missing := "no such node"

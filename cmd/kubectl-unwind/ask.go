@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -18,8 +19,9 @@ type answer struct {
 	Node string `json:"node"`
 	Pod  string `json:"pod,omitempty"`
 	// Error is the reason why there is no result or the result is incomplete.
-	Error  string          `json:"error,omitempty"`
-	Result json.RawMessage `json:"result,omitempty"` // what unwindctl printed
+	Error    string          `json:"error,omitempty"`
+	ExitCode int             `json:"exitCode,omitempty"` // of unwindctl
+	Result   json.RawMessage `json:"result,omitempty"`   // what unwindctl printed
 
 	report report // the same; nil without a result
 }
@@ -30,7 +32,10 @@ func askAll(ctx context.Context, o *options, v *view, args []string, agents []ag
 	g, shut := o.openGate(ctx)
 	defer shut()
 	answers := make([]answer, len(agents))
-	slots := make(chan struct{}, mostAtOnce)
+	if v.timeout > 0 && !o.flags.Changed("timeout") {
+		o.timeout = v.timeout
+	}
+	slots := make(chan struct{}, cmp.Or(v.atOnce, mostAtOnce))
 	shown := newProgress(stderr, len(agents))
 	defer shown.clear()
 	var all sync.WaitGroup
@@ -63,13 +68,16 @@ func (a *answer) ask(ctx context.Context, g *gate, o *options, v *view, args []s
 		out, err = o.run(ctx, append([]string{"exec", "pod/" + a.Pod,
 			"--container=" + container, "--"}, command...)...)
 	}
+	var ended *refused
+	if errors.As(err, &ended) {
+		a.ExitCode = ended.code
+	}
 	if len(out) > 0 {
 		report, wrong := v.read(out)
-		var ended *refused
 		switch {
 		case wrong == nil:
 			a.Result, a.report = out, report
-			if errors.As(err, &ended) && v.fine != nil && v.fine(ended.code, report) {
+			if ended != nil && v.fine != nil && v.fine(ended.code, report) {
 				err = nil
 			}
 		case err == nil:

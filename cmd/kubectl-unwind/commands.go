@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"os"
+	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -13,17 +15,17 @@ import (
 func listCommand(o *options) *cobra.Command {
 	v := &view{
 		unwindctl: []string{"list"}, key: "attachments",
-		words: []string{"live", "adding", "unwinding", "removing", "pending DELs", "unproven"},
+		words: []string{"live", "adding", "rolling-back", "deleting", "pending DELs", "waiting"},
 		none:  "no attachments", first: "FIRST ERROR",
 		wide: []string{"NETWORK", "CONTAINER", "IFNAME", "STATE", "CREATED", "POD", "ADDRESSES",
-			"PENDING DELS", "WHY"},
+			"PENDING DELS", "REASON"},
 	}
 	return term.AddWatch(v.command(o, &cobra.Command{
 		Use:   "list",
 		Short: "Count the attachments in each node's journal by state",
 		Long: "Count the attachments in each node's journal by state, and their pending DELs. The\n" +
-			"nodes with the most pending DELs come first. A DEL is unproven if it succeeded but its\n" +
-			"address may still be in use. -o wide shows every attachment.",
+			"nodes with the most pending DELs come first. A DEL waits if it depends on something other\n" +
+			"than its plugin, such as a new owner of its address. -o wide shows every attachment.",
 		Example: "  kubectl unwind list\n" +
 			"  kubectl unwind list -o wide --nodes worker-2",
 	}))
@@ -33,9 +35,9 @@ func showCommand(o *options) *cobra.Command {
 	v := &view{
 		unwindctl: []string{"show", "--cri", "auto"}, key: "attachments",
 		fine:  func(code int, r report) bool { return code == term.ExitError && len(r.count()) == 0 },
-		words: []string{"live", "dead", "unknown", "foreign"},
+		words: []string{"live", "dead", "unknown", "other-machine"},
 		none:  "no such attachment", quiet: true, needed: true,
-		columns: []string{"ATTACHMENT", "POD", "ADDRESSES", "STATE", "VERDICT", "WHY"},
+		columns: []string{"ATTACHMENT", "POD", "ADDRESSES", "STATE", "VERDICT", "REASON"},
 		wide:    []string{"ATTACHMENT", "STATE", "VERDICT", "SUMMARY"},
 	}
 	return v.command(o, &cobra.Command{
@@ -52,12 +54,12 @@ func showCommand(o *options) *cobra.Command {
 func historyCommand(o *options) *cobra.Command {
 	v := &view{
 		unwindctl: []string{"history"}, key: "events",
-		words: []string{"rolled-back", "swept", "released", "parked", "unproven", "superseded",
+		words: []string{"rolled-back", "swept", "released", "waiting", "unverified", "superseded",
 			"forgotten", "untaken", "no-op"},
 		none: "no events", quiet: true,
-		columns: []string{"TIME", "WHAT", "NETWORK", "POD", "PLUGINS", "WHY"},
-		wide: []string{"TIME", "WHAT", "NETWORK", "CONTAINER", "IFNAME", "POD", "ADDRESSES", "PLUGINS",
-			"WHY"},
+		columns: []string{"AGE", "EVENT", "POD", "PLUGINS", "REASON"},
+		wide: []string{"TIME", "EVENT", "NETWORK", "CONTAINER", "IFNAME", "POD", "ADDRESSES", "PLUGINS",
+			"REASON"},
 		flags: handedOn{{"since", "only events of the last `DURATION`, such as 2h"},
 			{"last", "only the last `N` events of each node"},
 			{"network", "only events of this `NETWORK`"},
@@ -75,30 +77,41 @@ func historyCommand(o *options) *cobra.Command {
 
 func sweepCommand(o *options) *cobra.Command {
 	v := &view{
-		unwindctl: []string{"sweep", "--dry-run", "--cri", "auto"}, key: "findings",
-		words: []string{"to be released", "waits", "kept", "unknown", "busy", "live", "left"},
-		none:  "nothing to release", first: "FIRST REASON",
-		wide: []string{"NETWORK", "CONTAINER", "IFNAME", "ADDRESS", "POD", "STATE", "RESULT", "WHY"},
+		unwindctl: []string{"sweep", "--cri", "auto"}, key: "findings",
+		words: []string{"released", "pending", "waits", "kept", "unknown", "busy", "recent", "live"},
+		none:  "nothing to release", first: "FIRST REASON", exits: true, timeout: 10 * time.Minute,
+		wide: []string{"NETWORK", "CONTAINER", "IFNAME", "ADDRESS", "POD", "STATE", "RESULT", "REASON"},
 	}
-	var dryRun bool
+	var dryRun, yes bool
 	cmd := v.command(o, &cobra.Command{
-		Use:   "sweep --dry-run",
-		Short: "Show what a sweep would release on each node",
-		Long: "Show what a sweep with the runtime's list of pods would release on each node, and what\n" +
-			"it would keep. The nodes with the most to release or keep come first. -o wide shows\n" +
-			"every attachment that is not live, and why. unwindctl sweep --help explains the\n" +
-			"results.\n\n" +
-			"Only a dry run is available for all nodes at once. The agents sweep every minute.",
+		Use:   "sweep --dry-run|--yes",
+		Short: "Release dead attachments on all nodes, or show what would be released",
+		Long: "Run unwindctl sweep with the runtime's list of pods on each node. --dry-run shows\n" +
+			"what it would release and keep; --yes releases it. The nodes with the most to release\n" +
+			"or keep come first. -o wide shows every attachment that is not live, and why. EXIT is\n" +
+			"the exit code of unwindctl sweep, whose --help explains it and the results.\n\n" +
+			"The agents sweep every minute. With --yes, the default --timeout is 10 minutes. A\n" +
+			"sweep that has started on a node finishes there, even if kubectl unwind ends first.",
 		Example: "  kubectl unwind sweep --dry-run\n" +
-			"  kubectl unwind sweep --dry-run -o wide --nodes worker-2",
+			"  kubectl unwind sweep --dry-run -o wide --nodes worker-2\n" +
+			"  kubectl unwind sweep --yes -l pool=batch --at-once 5",
 	})
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "print what would be released; required")
+	atOnce := 0
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "print what would be released, and release nothing")
+	cmd.Flags().BoolVar(&yes, "yes", false, "release it")
+	cmd.Flags().IntVar(&atOnce, "at-once", 10, "with --yes, sweep at most `N` nodes at the same time")
 	run := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if !dryRun {
-			return term.WithHint("the agents sweep every minute; to sweep one node now: kubectl -n "+
-				o.namespace+" exec POD -c "+container+" -- /unwindctl --host sweep",
-				"%w", term.Usage("sweep requires --dry-run"))
+		switch {
+		case dryRun == yes:
+			return term.Usage("sweep requires either --dry-run or --yes")
+		case atOnce < 1:
+			return term.Usage("--at-once %d: must be positive", atOnce)
+		case dryRun:
+			v.unwindctl = append(v.unwindctl, "--dry-run")
+			v.words, v.timeout = slices.Replace(v.words, 0, 2, "to be released"), 0
+		default:
+			v.atOnce = atOnce
 		}
 		return run(cmd, args)
 	}
@@ -119,9 +132,9 @@ func switchCommand(o *options, verb string) *cobra.Command {
 	}
 	v := &view{
 		unwindctl: []string{verb}, key: "changes",
-		words:   []string{"removed", "returned", "kept", "off", "on"},
+		words:   []string{"removed", "released", "returned", "kept", "off", "on"},
 		none:    "nothing to do",
-		columns: []string{"CHANGE", "WHAT"},
+		columns: []string{"CHANGE", "ITEM"},
 	}
 	if verb != "on" {
 		v.unwindctl = append(v.unwindctl, "--by", "kubectl unwind "+verb+" as "+operator())

@@ -23,17 +23,20 @@ type diagnosis struct {
 	Checks []struct{ What, Severity, Text, Remedy string }
 }
 
-func doctorCommand(o *options) *cobra.Command {
-	v := &view{
+func doctorView() *view {
+	return &view{
 		unwindctl: []string{"doctor"}, key: "checks", whole: true,
 		fine:    func(code int, _ report) bool { return code == exitWarning || code == exitFailure },
 		report:  func() report { return &diagnosis{} },
 		words:   []string{"error", "warning", "ok"},
 		none:    "nothing checked",
 		columns: []string{"WORST", "ERRORS", "WARNINGS", "VERSION", "FIRST FINDING"},
-		wide:    []string{"SEVERITY", "WHAT", "FINDING"},
+		wide:    []string{"SEVERITY", "CHECK", "FINDING"},
 	}
-	return term.AddWatch(v.command(o, &cobra.Command{
+}
+
+func doctorCommand(o *options) *cobra.Command {
+	return term.AddWatch(doctorView().command(o, &cobra.Command{
 		Use:   "doctor",
 		Short: "Report problems with unwind on each node",
 		Long: "Report problems with unwind on each node, as unwindctl doctor does there. The last\n" +

@@ -120,7 +120,7 @@ func (g *gate) run(ctx context.Context, pod string, command []string) ([]byte, e
 		}
 	}
 	return out.buf.Bytes(), &refused{code, term.Printable(words(said.buf.String(),
-		errors.New(cmp.Or(ended.Message, "exec: it failed without a reason"))))}
+		errors.New(cmp.Or(ended.Message, "exec failed without a reason"))))}
 }
 
 // exec runs a command and copies each stream to its writer until the end.
@@ -158,7 +158,8 @@ func (g *gate) exec(ctx context.Context, pod string, command []string, streams [
 }
 
 // frames reads the unmasked frames of a WebSocket server until the closing frame (RFC 6455 §5.2).
-// It answers none of them: no ping arrives within the timeout of a node.
+// It answers none: the API server sends no pings
+// (k8s.io/apiserver v0.37.0, pkg/util/proxy/websocket.go).
 func frames(in *bufio.Reader, streams []io.Writer) error {
 	var stream byte
 	for {

@@ -56,7 +56,7 @@ func TestGate(t *testing.T) {
 		{"no close frame", upgraded + framed("\x01ab") + success, "ab", ""},
 		{"half a status", upgraded + framed("\x01ab") + success[:9], "ab", "exec: invalid status: unexpected end of JSON input"},
 		{"no status", upgraded + framed("\x01ab"), "", "exec: EOF"},
-		{"a status without a reason", upgraded + framed("\x03{}") + "\x88\x00", "", "exec: it failed without a reason"},
+		{"a status without a reason", upgraded + framed("\x03{}") + "\x88\x00", "", "exec failed without a reason"},
 		{"the API server's error", "HTTP/1.1 500 X\r\nContent-Length: 22\r\n\r\n" + `{"message": "refused"}`, "", "exec: refused"},
 		{"another's error", "HTTP/1.1 503 X\r\nContent-Length: 15\r\n\r\n" + `{"error": "no"}`, "", "exec: kubectl proxy cannot exec into pods"},
 		{"another's JSON", "HTTP/1.1 503 X\r\nContent-Length: 2\r\n\r\n{}", "", "exec: kubectl proxy cannot exec into pods"},

@@ -19,7 +19,7 @@ type pools []struct {
 	Reservations []item
 }
 
-type counts struct{ Used, Live, Leaked, Ownerless, Unknown int }
+type counts struct{ Used, Live, Recent, Leaked, Empty, Unknown int }
 
 // set is a range set. Each ADD takes one address from it.
 type set struct {
@@ -34,11 +34,11 @@ func ipamCommand(o *options) *cobra.Command {
 	v := &view{
 		unwindctl: []string{"ipam", "--cri", "auto"}, key: "pools",
 		report: func() report { return &pools{} },
-		words:  []string{"live", "leaked", "ownerless", "unknown"},
+		words:  []string{"live", "recent", "leaked", "empty", "unknown"},
 		none:   "no pools",
-		columns: []string{"NETWORK", "RANGES", "USE", "SIZE", "LIVE", "LEAKED", "OWNERLESS",
-			"UNKNOWN", "FREE", "POOL"},
-		wide: []string{"NETWORK", "ADDRESS", "STATE", "CONTAINER", "IFNAME", "WHY"},
+		columns: []string{"NETWORK", "RANGES", "USED", "SIZE", "LIVE", "RECENT", "LEAKED",
+			"EMPTY", "UNKNOWN", "FREE", "POOL"},
+		wide: []string{"NETWORK", "ADDRESS", "STATE", "POD", "CONTAINER", "IFNAME", "REASON"},
 	}
 	return term.AddWatch(v.command(o, &cobra.Command{
 		Use:   "ipam",
@@ -57,8 +57,9 @@ func (all *pools) count() map[string]int {
 	count := map[string]int{}
 	for _, p := range *all {
 		count["live"] += p.Live
+		count["recent"] += p.Recent
 		count["leaked"] += p.Leaked
-		count["ownerless"] += p.Ownerless
+		count["empty"] += p.Empty
 		count["unknown"] += p.Unknown
 	}
 	return count
@@ -77,8 +78,9 @@ func (all *pools) rows(v *view, wide bool) (rows []row) {
 			if !wide {
 				rows = append(rows, row{use, []string{p.Network,
 					cmp.Or(strings.Join(s.Ranges, ","), s.Family, "-"), percent,
-					s.number(s.Size), strconv.Itoa(s.Live), strconv.Itoa(s.Leaked),
-					strconv.Itoa(s.Ownerless), strconv.Itoa(s.Unknown), s.number(s.Free), p.Dir}})
+					s.number(s.Size), strconv.Itoa(s.Live), strconv.Itoa(s.Recent),
+					strconv.Itoa(s.Leaked), strconv.Itoa(s.Empty), strconv.Itoa(s.Unknown),
+					s.number(s.Free), p.Dir}})
 			}
 		}
 		for _, r := range p.Reservations {

@@ -20,8 +20,7 @@ type item struct {
 	Pod                                            struct{ Namespace, Name string }
 	At                                             struct{ Wall time.Time }
 	Steps                                          []struct {
-		Plugin, State, LastError string
-		ProvesNothing            bool
+		Plugin, LastError, WaitsFor string
 	}
 }
 
@@ -35,6 +34,7 @@ var cells = map[string]func(*item) string{
 	"ADDRESS":      func(i *item) string { return i.Address },
 	"ADDRESSES":    func(i *item) string { return term.Join(i.Addresses) },
 	"CREATED":      func(i *item) string { return i.Created },
+	"AGE":          func(i *item) string { return term.Ago(i.At.Wall) },
 	"TIME":         func(i *item) string { return term.Time(i.At.Wall) },
 	"STATE":        func(i *item) string { return i.State },
 	"VERDICT":      func(i *item) string { return i.Verdict },
@@ -43,26 +43,28 @@ var cells = map[string]func(*item) string{
 	"CHANGE":       func(i *item) string { return i.Change },
 	"PLUGINS":      func(i *item) string { return term.Join(i.Plugins) },
 	"PENDING DELS": func(i *item) string { return term.Join(i.pending()) },
-	"WHAT":         func(i *item) string { return cmp.Or(i.Kind, i.What) },
-	"WHY":          func(i *item) string { return cmp.Or(i.Why, i.Reason) },
+	"EVENT":        func(i *item) string { return i.Kind },
+	"ITEM":         func(i *item) string { return i.What },
+	"REASON":       func(i *item) string { return cmp.Or(i.Why, i.Reason) },
 }
 
 func (i *item) pending() (plugins []string) {
 	for _, s := range i.Steps {
-		if i.State == "unwinding" || i.State == "removing" {
+		if s.WaitsFor == "" && (i.State == "rolling-back" || i.State == "deleting") {
 			plugins = append(plugins, s.Plugin)
 		}
 	}
 	return plugins
 }
 
-// problems counts pending DELs and has their first error, or that of a finding that is not live.
+// problems counts pending DELs and has their first error, or that of a finding that is neither live
+// nor released.
 func (i *item) problems() (n int, first string) {
-	if i.Result != "" && i.Result != "live" {
+	if !slices.Contains([]string{"", "live", "recent", "released"}, i.Result) {
 		return 1, i.Result + ": " + i.Why
 	}
 	for _, s := range i.Steps {
-		if s.State == "failed" && i.pending() != nil {
+		if s.LastError != "" && s.WaitsFor == "" && i.pending() != nil {
 			first = cmp.Or(first, s.Plugin+": "+s.LastError)
 		}
 	}
@@ -77,8 +79,8 @@ func (all *items) count() map[string]int {
 	for _, i := range *all {
 		count[cmp.Or(i.Kind, i.Change, i.Result, i.Verdict, i.State, "answered")]++
 		for _, s := range i.Steps {
-			if s.State == "unproven" || s.ProvesNothing {
-				count["unproven"]++
+			if s.WaitsFor != "" {
+				count["waiting"]++
 			}
 		}
 		if n := len(i.pending()); n > 0 {
@@ -97,7 +99,7 @@ func (all *items) rows(v *view, wide bool) (rows []row) {
 			weight, first = weight+float64(n), cmp.Or(first, text)
 		}
 	}
-	if v.first != "" && !wide && len(*all) > 0 {
+	if v.first != "" && !wide && (len(*all) > 0 || v.exits) {
 		count, cells := all.count(), []string{}
 		for _, word := range v.words {
 			cells = append(cells, strconv.Itoa(count[word]))

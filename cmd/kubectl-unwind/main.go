@@ -10,7 +10,7 @@
 //	agents.go   finds the nodes, and the pod to ask on each
 //	exec.go     runs a command in an agent's pod through kubectl proxy
 //	ask.go      asks all nodes, and counts them on a terminal
-//	view.go     prints a table of the answers, the worst first
+//	view.go     prints a table of the results, the worst first
 //	item.go     the rows of a list that unwindctl prints
 //
 // doctor.go and ipam.go are commands with rows of their own, commands.go has all others.
@@ -32,7 +32,8 @@ func main() { os.Exit(term.Main(rootCommand(), term.HintOf)) }
 
 type options struct {
 	kubectl
-	selector string
+	agents   string   // the labels of the agents' pods
+	selector string   // only nodes with these labels
 	nodes    []string // only these; all if empty
 	output   term.Output
 }
@@ -44,8 +45,8 @@ func rootCommand() *cobra.Command {
 		Short: "Inspect and switch the CNI plugin unwind on all nodes at once",
 		Long: "Inspect and switch the CNI plugin unwind on all nodes at once. kubectl unwind runs\n" +
 			"unwindctl in the agent's pod on each node, through one kubectl proxy, on at most 512\n" +
-			"nodes at a time, and prints a table of the answers, the worst first. off, on and\n" +
-			"uninstall change nodes; all other commands are read-only.\n\n" +
+			"nodes at a time, and prints a table of the results, the worst first. off, on,\n" +
+			"uninstall and sweep --yes change nodes; all other commands are read-only.\n\n" +
 			"Unreachable nodes come first in the table, with the reason. They include nodes\n" +
 			"without an agent, if you may list nodes.\n\n" +
 			"You need these permissions: list and get pods, and get and create pods/exec, in the\n" +
@@ -54,13 +55,15 @@ func rootCommand() *cobra.Command {
 			"a time. Permission to exec into an agent is root on its node.\n\n" +
 			"The exit codes:\n" +
 			"  0    success\n" +
-			"  1    a node is unreachable or answered partially; show: no such attachment\n" +
+			"  1    a node is unreachable or answered partially; show: no such attachment; sweep: as\n" +
+			"       unwindctl sweep on a node\n" +
 			"  2    usage error; nothing was done\n" +
 			"  3    doctor: all nodes answered, and the worst problem is a warning\n" +
 			"  4    doctor: the worst problem is an error, even if some nodes are unreachable\n" +
 			"  130  interrupted",
 		Example: "  kubectl unwind doctor\n" +
 			"  kubectl unwind ipam --nodes worker-1,worker-2\n" +
+			"  kubectl unwind sweep --yes -l pool=batch\n" +
 			"  kubectl unwind list -o wide --context production",
 		Annotations:       map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl unwind"},
 		Version:           version,
@@ -69,6 +72,9 @@ func rootCommand() *cobra.Command {
 			if o.timeout <= 0 {
 				return term.Usage("--timeout %s: must be positive", o.timeout)
 			}
+			if o.selector != "" && len(o.nodes) > 0 {
+				return term.Usage("--selector and --nodes exclude each other")
+			}
 			return nil
 		},
 	})
@@ -76,8 +82,9 @@ func rootCommand() *cobra.Command {
 	o.flags = flags
 	kubectlFlags.addTo(flags)
 	flags.StringVarP(&o.namespace, "namespace", "n", "kube-system", "find the agents in `NAMESPACE`")
-	flags.StringVarP(&o.selector, "selector", "l", "app.kubernetes.io/name=unwind",
+	flags.StringVar(&o.agents, "agent-selector", "app.kubernetes.io/name=unwind",
 		"find the agents' pods by these `LABELS`")
+	flags.StringVarP(&o.selector, "selector", "l", "", "only nodes with these `LABELS`")
 	flags.StringSliceVar(&o.nodes, "nodes", nil,
 		"only these `NODES`, comma-separated; may be repeated")
 	flags.DurationVar(&o.timeout, "timeout", 20*time.Second,

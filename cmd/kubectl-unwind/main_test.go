@@ -56,6 +56,7 @@ func TestScript(t *testing.T) {
 //
 //	pods           a line a pod: POD NODE, and what its container does, running if nothing is said
 //	nodes          a line a node; without the file nodes may not be listed
+//	matching       those that a selector matches
 //	POD.COMMAND    what unwindctl prints there; COMMAND: on all others
 //	POD.stderr     what it says; POD.code: its exit code
 //	POD.hang       it never ends; pods.hang: nor does the list of pods
@@ -84,7 +85,11 @@ func fakeKubectl() {
 		if !c.has("nodes") {
 			fail(1, `Error from server (Forbidden): nodes is forbidden: User "ann" cannot list nodes`)
 		}
-		for name := range strings.FieldsSeq(c.read("nodes")) {
+		file := "nodes"
+		if args[2] != "--selector=kubernetes.io/os=linux" {
+			file = "matching"
+		}
+		for name := range strings.FieldsSeq(c.read(file)) {
 			fmt.Println("node/" + name)
 		}
 	case "config view":

@@ -7,7 +7,9 @@ import (
 	"io"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -30,6 +32,10 @@ type view struct {
 	wide      []string                      // the columns of -o wide; nil for the same
 	// first is the last column of a table with a row for each node: its counts and first problem.
 	first string
+	exits bool // such a table begins with the exit codes of unwindctl
+
+	atOnce  int           // ask so many nodes at once; 0: mostAtOnce
+	timeout time.Duration // wait so long for each node, unless --timeout is set; 0: its default
 }
 
 type report interface {
@@ -45,9 +51,6 @@ type row struct {
 
 func (v *view) command(o *options, cmd *cobra.Command) *cobra.Command {
 	v.flags.addTo(cmd.Flags())
-	if v.first != "" {
-		v.columns = append(strings.Split(strings.ToUpper(strings.Join(v.words, ",")), ","), v.first)
-	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ctx, out := cmd.Context(), cmd.OutOrStdout()
 		agents, err := findAgents(ctx, o, cmd.ErrOrStderr())
@@ -102,10 +105,20 @@ func (v *view) outcome(answers []answer) error {
 }
 
 func (v *view) names(wide bool) []string {
-	if wide && v.wide != nil {
+	names := v.columns
+	switch {
+	case wide && v.wide != nil:
 		return v.wide
+	case v.exits:
+		names = []string{"EXIT"}
 	}
-	return v.columns
+	if v.first == "" {
+		return names
+	}
+	for _, word := range v.words {
+		names = append(names, strings.ToUpper(word))
+	}
+	return append(names, v.first)
 }
 
 // least is the shortest width of a text on a terminal. -o wide has the full text.
@@ -116,8 +129,21 @@ func (v *view) print(out io.Writer, answers []answer, o *term.Output) error {
 	names := v.names(wide)
 	columns := []term.Column{{Name: "NODE"}}
 	for _, name := range names {
-		columns = append(columns, term.Column{Name: name, Least: max(least, len(name)),
-			Severity: name == "WORST" || name == "SEVERITY"})
+		c := term.Column{Name: name, Least: max(least, len(name))}
+		switch name {
+		case "WORST", "SEVERITY":
+			c.Severity = true
+		case "VERSION":
+			c.Most, c.Optional = least, true
+		case "ERRORS", "WARNINGS":
+			c.Optional = true
+		case "BUSY", "RECENT", "LIVE":
+			c.Optional = v.exits
+		}
+		columns = append(columns, c)
+	}
+	if v.exits { // the reason rather than the optional columns
+		columns[len(names)].Least = 2 * least
 	}
 	var rows []row
 	for i := range answers {
@@ -148,11 +174,19 @@ func (v *view) rows(a *answer, columns int, wide bool) (rows []row) {
 	switch {
 	case a.report == nil:
 		special(math.Inf(1), "unreachable", a.Error)
-	case a.Error != "":
+	case a.Error != "" && (wide || !v.exits):
 		special(math.MaxFloat64, "partial", a.Error)
 	}
 	if a.report != nil {
-		rows = append(rows, a.report.rows(v, wide)...)
+		for _, r := range a.report.rows(v, wide) {
+			if v.exits && !wide {
+				r.cells = slices.Insert(r.cells, 0, strconv.Itoa(a.ExitCode))
+				if r.cells[columns-1] == "-" {
+					r.cells[columns-1] = term.OrDash(a.Error)
+				}
+			}
+			rows = append(rows, r)
+		}
 	}
 	if len(rows) == 0 && !v.quiet {
 		special(0, "-", v.none)

@@ -21,9 +21,10 @@ const (
 	providerConflist = e2e.ConfDir + "/10-podnet.conflist"
 )
 
-// TestKubernetesInstall: the chart brings unwind to a cluster beside networks with pods: a bridge's, and one of kindnet's shape. Helm
-// replaces an untagged build by the next one, and back. Unwind is switched off, which agents and nodes that start anew leave so, and
-// on, and uninstalled, all with pods that come, stay and go. In the end nothing is left.
+// TestKubernetesInstall is what a release manager does: the chart brings unwind to a cluster beside networks with pods: a bridge's,
+// and one of kindnet's shape. Helm replaces an untagged build by the next one, and back. Unwind is switched off, which agents and
+// nodes that start anew leave so, nodes are drained, unwind is switched on, and uninstalled. All the while pods start and stop, and
+// none fails. In the end nothing is left.
 func TestKubernetesInstall(t *testing.T) {
 	table := e2e.NewSteps(t, "Installation on Kubernetes", "STEP", "BRIDGE", "KINDNET'S SHAPE", "TOOK")
 	c := e2e.NewCluster(t)
@@ -54,15 +55,17 @@ func TestKubernetesInstall(t *testing.T) {
 		i.keepNewer()
 	}
 	i.each("a pod from before the install is deleted", func(w *e2e.Worker) string { return i.deleted(w, "before-0") })
-	i.each("bridge: kubectl unwind off; kindnet: rm 00-unwind.json", i.switchOff)
+	i.whilePodsComeAndGo("bridge: kubectl unwind off; kindnet: rm 00-unwind.json", i.switchOff)
 	i.restart()
 	i.pods("off")
 	i.each("a pod of unwind's is deleted meanwhile", func(w *e2e.Worker) string { return i.deleted(w, "through-0") })
+	i.each("kubectl drain, uncordon", i.drain)
 	i.each("reboot", i.reboot)
-	i.each("kubectl unwind on", i.switchOn)
+	i.whilePodsComeAndGo("kubectl unwind on", i.switchOn)
 	i.pods("again")
 	i.each("a pod from meanwhile is deleted", func(w *e2e.Worker) string { return i.deleted(w, "off-0") })
-	i.each("kubectl unwind uninstall", i.uninstall)
+	i.each("kubectl drain, uncordon", i.drain)
+	i.whilePodsComeAndGo("kubectl unwind uninstall", i.uninstall)
 	i.pods("after")
 	i.remove()
 	i.each("all pods are deleted; left", i.empty)
@@ -91,6 +94,72 @@ func (i *installed) each(step string, do func(w *e2e.Worker) string) {
 		cells = append(cells, do(w))
 	}
 	i.table.Row(append(cells, since(began))...)
+}
+
+// whilePodsComeAndGo does a step on each worker while pods start and stop on all of them. None fails.
+func (i *installed) whilePodsComeAndGo(step string, do func(w *e2e.Worker) string) {
+	i.Helper()
+	began, cells, ended := time.Now(), []any{step}, make(chan struct{})
+	go func() {
+		defer close(ended) // also if the step fails the test
+		for _, w := range i.workers {
+			cells = append(cells, do(w))
+		}
+	}()
+	rounds := i.rounds(1, func() bool {
+		select {
+		case <-ended:
+			return true
+		default:
+			return false
+		}
+	})
+	if i.Failed() {
+		i.FailNow()
+	}
+	for n := range i.workers {
+		cells[n+1] = fmt.Sprintf("%s; %d × 3 pods", cells[n+1], rounds)
+	}
+	i.table.Row(append(cells, since(began))...)
+}
+
+// rounds starts and stops three pods on each worker, at least so often, until done.
+func (i *installed) rounds(least int, done func() bool) (rounds int) {
+	i.Helper()
+	for over := false; !over; rounds++ {
+		for _, w := range i.workers {
+			w.RunPods("rolling", 3)
+		}
+		for _, w := range i.workers {
+			mustBeReady(i.T, w, "rolling", 3)
+			checkAddresses(i.T, w)
+			w.DeletePods("pod", "--selector=app=rolling")
+		}
+		over = done() && rounds+1 >= least
+		if rounds > 30 {
+			i.Fatalf("not done after %d rounds of pods", rounds)
+		}
+	}
+	return rounds
+}
+
+// drain takes the pods of a set from a worker, which has freed what they had before it takes pods again.
+func (i *installed) drain(w *e2e.Worker) string {
+	i.Helper()
+	w.RunStatefulSet("drained", 3)
+	mustBeReady(i.T, w, "drained", 3)
+	i.cluster.Kubectl("drain", w.NodeName, "--ignore-daemonsets", "--force", "--pod-selector=app=drained", "--timeout=90s")
+	e2e.Eventually(i, podTime, "what the drained pods had is free", func() bool {
+		return len(w.Reserved()) == len(w.Pods(""))-len(w.Pods("drained"))
+	})
+	i.cluster.Kubectl("uncordon", w.NodeName)
+	mustBeReady(i.T, w, "drained", 3)
+	checkAddresses(i.T, w)
+	w.DeletePods("statefulset", "drained")
+	e2e.Eventually(i, podTime, "the set's pods are gone", func() bool {
+		return len(w.Pods("drained")) == 0 && len(w.Reserved()) == len(w.Pods(""))
+	})
+	return "3 pods drained, and back"
 }
 
 // pods starts two pods on each worker, and sees that all pods are well, also from the other one.
@@ -127,7 +196,7 @@ func (i *installed) agent(w *e2e.Worker, args ...string) string {
 func (i *installed) install() {
 	i.Helper()
 	done := false
-	i.each("helm install, doctor", func(w *e2e.Worker) string {
+	i.whilePodsComeAndGo("helm install, doctor", func(w *e2e.Worker) string {
 		if !done {
 			i.cluster.Helm("install", "unwind", e2e.Path(i, "scripts/deploy/helm/unwind"), "--wait", "--timeout=2m")
 			done = true
@@ -257,7 +326,8 @@ func (i *installed) switchOn(w *e2e.Worker) string {
 
 func (i *installed) uninstall(w *e2e.Worker) string {
 	i.Helper()
-	_, said, _ := strings.Cut(i.unwind(w, "uninstall", "the journal in "), "stays: ")
+	_, said, _ := strings.Cut(i.unwind(w, "uninstall", "the journal in "), "the journal in ")
+	_, said, _ = strings.Cut(said, ": ")
 	said, _, _ = strings.Cut(said, ". ")
 	return said + "; " + i.inUse(w, false)
 }
@@ -292,7 +362,7 @@ func (i *installed) rest(w *e2e.Worker) string {
 	if left := w.Journal(); len(left) > 0 {
 		i.Errorf("after a sweep the journal still has %+v", left)
 	}
-	w.Unwindctl("uninstall", "--program-dir=")
+	w.Unwindctl("uninstall", "--install-dir=")
 	if _, err := os.Lstat(w.File(e2e.PluginDir, "unwind")); err == nil {
 		i.Errorf("%s: the plugin is still there", w.NodeName)
 	}

@@ -31,25 +31,14 @@ func (i *installed) roll(step, agent, plugin string, helm ...string) {
 	i.Helper()
 	began, before := time.Now(), i.agents()
 	i.cluster.Helm(helm...)
-	rounds, least := 0, 3
+	least := 3
 	if e2e.Short() {
 		least = 1
 	}
-	for done := false; !done; rounds++ {
-		for _, w := range i.workers {
-			w.RunPods("rolling", 3)
-		}
-		for _, w := range i.workers {
-			mustBeReady(i.T, w, "rolling", 3)
-			checkAddresses(i.T, w)
-			w.DeletePods("pod", "--selector=app=rolling")
-		}
+	rounds := i.rounds(least, func() bool {
 		out := i.cluster.Kubectl("-n", "kube-system", "rollout", "status", "ds/unwind", "--watch=false")
-		done = rounds+1 >= least && strings.Contains(out, "successfully rolled out")
-		if rounds > 30 {
-			i.Fatalf("after %d rounds of pods the agents are not all replaced: %s", rounds, out)
-		}
-	}
+		return strings.Contains(out, "successfully rolled out")
+	})
 	after := i.inTurn(before)
 	cells := []any{step}
 	for _, w := range i.workers {

@@ -37,7 +37,8 @@ func main() {
 			go func() { <-asked; stop() }()
 		}),
 	}
-	code := p.Main(ctx, fmt.Sprintf("CNI plugin unwind %s: runs a chain of plugins and undoes it",
+	code := p.Main(ctx, fmt.Sprintf("CNI plugin unwind %s: runs a CNI plugin chain and "+
+		"rolls it back if it fails",
 		version))
 	os.Exit(code)
 }

@@ -13,9 +13,6 @@ import (
 	"github.com/spf13/cobra/doc"
 )
 
-// updateEnv has TestCommands write what it else compares with: make docs.
-const updateEnv = "UNWIND_UPDATE"
-
 // manualEnv names the directory in which TestManual leaves the man pages: make man.
 const manualEnv = "UNWIND_MANUAL"
 
@@ -40,33 +37,6 @@ func commands() (root *cobra.Command, all []*cobra.Command) {
 
 var indented = regexp.MustCompile(`(?m)(^  .*(\n|$))+`)
 
-// TestCommands: COMMANDS.md is what the commands say of themselves.
-func TestCommands(t *testing.T) {
-	const file = "COMMANDS.md"
-	_, all := commands()
-	var text bytes.Buffer
-	text.WriteString("<!-- make docs writes this from the commands' own words -->\n\n")
-	link := func(name string) string {
-		return "#" + strings.ReplaceAll(strings.TrimSuffix(name, ".md"), "_", "-")
-	}
-	for _, cmd := range all {
-		if !strings.Contains(cmd.Example, cmd.Name()) {
-			t.Errorf("%s has no example", cmd.CommandPath())
-		}
-		if err := doc.GenMarkdownCustom(cmd, &text, link); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if os.Getenv(updateEnv) != "" {
-		if err := os.WriteFile(file, text.Bytes(), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if there, err := os.ReadFile(file); err != nil || !bytes.Equal(there, text.Bytes()) {
-		t.Errorf("%s is not what the commands say; run make docs (%v)", file, err)
-	}
-}
-
 // TestManual: each command has a man page, with its examples.
 func TestManual(t *testing.T) {
 	dir := os.Getenv(manualEnv)
@@ -79,9 +49,98 @@ func TestManual(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, cmd := range all {
+		if !strings.Contains(cmd.Example, cmd.Name()) {
+			t.Errorf("%s has no example", cmd.CommandPath())
+		}
 		page, err := os.ReadFile(filepath.Join(dir, strings.ReplaceAll(cmd.CommandPath(), " ", "-")+".8"))
 		if err != nil || !bytes.Contains(page, []byte(".SH EXAMPLE")) {
 			t.Errorf("%s: %v\n%s", cmd.CommandPath(), err, page)
 		}
 	}
+}
+
+var (
+	code     = regexp.MustCompile("(?ms)^ *```.*?^ *```|`[^`\n]+(?:\n[^`\n]+)?`")
+	command  = regexp.MustCompile(`(?:^|[\s"'(` + "`" + `]|\s\.?/)(unwindctl|kubectl unwind|make)((?:[ \n]+[^\s` + "`" + `|#&;)]+)*)`)
+	longFlag = regexp.MustCompile(`^--([a-z][a-z-]*)`)
+)
+
+// TestDocumentedCommands: each command of a document exists, with its flags: unwindctl's, those of
+// kubectl unwind by the strings of its code, and make's targets.
+func TestDocumentedCommands(t *testing.T) {
+	t.Parallel()
+	root, _ := commands()
+	root.InitDefaultCompletionCmd()
+	r := readRepository(t, "../..")
+	makefile, err := os.ReadFile("../../Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]int{}
+	for name := range r.documents {
+		text, err := os.ReadFile("../../" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, block := range code.FindAllString(string(text), -1) {
+			for _, m := range command.FindAllStringSubmatch(block, -1) {
+				found[m[1]]++
+				words := strings.Fields(m[2])
+				var problem string
+				switch m[1] {
+				case "unwindctl":
+					problem = unknownCommand(root, words)
+				case "kubectl unwind":
+					problem = unknownWords(r.packages["kubectl-unwind"], r.words, words)
+				case "make":
+					if len(words) > 0 && !regexp.MustCompile(`(?m)^`+regexp.QuoteMeta(words[0])+`:`).Match(makefile) {
+						problem = "target " + words[0]
+					}
+				}
+				if problem != "" {
+					t.Errorf("%s: %q has no %s", name, strings.TrimSpace(m[0]), problem)
+				}
+			}
+		}
+	}
+	if found["unwindctl"] < 100 || found["kubectl unwind"] < 20 || found["make"] < 20 {
+		t.Errorf("found %v", found)
+	}
+}
+
+// unknownCommand returns the first word that is no command of root, or no flag of that command.
+func unknownCommand(root *cobra.Command, words []string) string {
+	cmd := root
+	for _, word := range words {
+		m := longFlag.FindStringSubmatch(word)
+		switch {
+		case m != nil && cmd.Flags().Lookup(m[1]) == nil && cmd.InheritedFlags().Lookup(m[1]) == nil &&
+			cmd.PersistentFlags().Lookup(m[1]) == nil && m[1] != "help":
+			return "flag " + word
+		case m == nil && cmd == root && word != "COMMAND" && word != "POD":
+			found, _, err := root.Find([]string{word})
+			if err != nil || found == root {
+				return "command " + word
+			}
+			cmd = found
+		}
+	}
+	return ""
+}
+
+// unknownWords returns the first command or flag that is not a word of the code.
+func unknownWords(identifiers, literals map[string]bool, words []string) string {
+	for i, word := range words {
+		if m := longFlag.FindStringSubmatch(word); m != nil {
+			word = m[1]
+		} else if i > 0 {
+			continue
+		}
+		for _, part := range regexp.MustCompile(`[a-z]+`).FindAllString(word, -1) {
+			if !identifiers[part] && !literals[part] {
+				return word
+			}
+		}
+	}
+	return ""
 }

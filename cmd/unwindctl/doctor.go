@@ -21,7 +21,7 @@ func doctorCommand() *cobra.Command {
 			"  the runtime, and whether it ever asks for a sweep\n" +
 			"  the conflist, its chain, the plugins and the CNI versions they support\n" +
 			"  the state directory, the journal, and DELs that stay pending\n" +
-			"  the address pools\n" +
+			"  the address pools, and rules for addresses that no container has\n" +
 			"  with Multus: the NetworkAttachmentDefinitions that are not wrapped, which it\n" +
 			"  reads with Multus' kubeconfig\n" +
 			"doctor is read-only.\n\n" +

@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"cni-unwind/testdata/e2e"
 )
@@ -41,6 +42,35 @@ func TestE2EDirectories(t *testing.T) {
 		rt.Start()
 		if out := plan(); !strings.Contains(out, " as /opt/cni/moved/unwind\n") || !strings.Contains(out, "would write /etc/cni/moved/00-unwind.json:\n") {
 			t.Errorf("after an import has moved them:\n%s", out)
+		}
+	})
+}
+
+// TestE2ERenamed: the provider renames its file while no agent runs. containerd starts pods as it
+// does without unwind, through unwind, and ends those from before.
+func TestE2ERenamed(t *testing.T) {
+	e2e.EachContainerd(t, func(t *testing.T, v e2e.Version) {
+		for _, unwind := range []bool{false, true} {
+			n := e2e.NewNode(t)
+			n.Configure(e2e.Network{Subnet: "10.22.0.0/24", Plugins: []string{e2e.Firewall}})
+			rt := n.StartContainerd(v)
+			if unwind {
+				n.Unwindctl("install", "--install-dir", "")
+			}
+			rt.AwaitNetwork()
+			rt.MustRunPod(e2e.Pod{Name: "before"})
+			n.Run("mv", e2e.ConfDir+"/10-podnet.conflist", e2e.ConfDir+"/20-podnet.conflist")
+			e2e.Eventually(t, 20*time.Second, "the network is ready", func() bool { return rt.NetworkReady() == "" })
+			n.CheckPod(rt.CRI, rt.MustRunPod(e2e.Pod{Name: "after"}))
+			if pods := len(n.Journal()); unwind != (pods == 2) {
+				t.Errorf("unwind %t: the journal has %d pods", unwind, pods)
+			}
+			if errs := rt.RemovePods(); len(errs) > 0 {
+				t.Errorf("unwind %t: %v", unwind, errs)
+			}
+			if left := n.Settled(); left != (e2e.Left{}) {
+				t.Errorf("unwind %t: left %s", unwind, left)
+			}
 		}
 	})
 }

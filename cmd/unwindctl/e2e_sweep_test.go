@@ -13,8 +13,8 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"cni-unwind/cmd/unwindctl/internal/nodetest"
 	"cni-unwind/testdata/e2e"
+	"cni-unwind/testdata/nodetest"
 )
 
 // sweptNode is a node with a pool of 250 addresses whose chain has faulty last.

@@ -16,7 +16,7 @@ import (
 
 // addStateFlag adds --state-dir, and resolves the directories before the command runs.
 func addStateFlag(cmd *cobra.Command, at *node.Directories) {
-	cmd.PreRunE = func(*cobra.Command, []string) error { return at.Resolve() }
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error { return at.Resolve(cmd.Context()) }
 	cmd.Flags().StringVar(&at.StateDir, "state-dir", "",
 		"use the journal in `DIR` (default: from unwind's conflist, "+
 			"else "+netconf.DefaultStateDir+")")
@@ -50,7 +50,7 @@ var lookFormats = []term.Format{term.Plain, term.Wide, term.JSON, term.Name}
 
 func addInstallFlags(cmd *cobra.Command, flags *install.Options) {
 	addPlaceFlags(cmd, &flags.Target)
-	cmd.Flags().StringVar(&flags.Conf, "conf", "",
+	cmd.Flags().StringVar(&flags.Conf, "provider-conf", "",
 		"use the provider's conflist `FILE` (default: the first in the directory)")
 	cmd.Flags().StringVar(&flags.Binary, "binary", "",
 		"install the plugin `FILE` (default: unwind in the directory of this program)")
@@ -65,8 +65,8 @@ var programDir = "/usr/local/bin"
 
 // addNodeFlags adds the flags for directories other than the runtime's.
 func addNodeFlags(cmd *cobra.Command, programs, units *string, unitDir string) {
-	cmd.Flags().StringVar(programs, "program-dir", programDir,
-		"use `DIR` for unwindctl and the plugin to install; empty: neither is copied")
+	cmd.Flags().StringVar(programs, "install-dir", programDir,
+		"copy unwindctl and the plugin to `DIR`; empty: don't copy")
 	cmd.Flags().StringVar(units, "systemd", unitDir,
 		"use `DIR` for the systemd units of sweeps and the agent; install does not enable them")
 	cmd.Flags().Lookup("systemd").NoOptDefVal = install.DefaultUnitDir
@@ -76,8 +76,8 @@ func addPlaceFlags(cmd *cobra.Command, flags *install.Target) {
 	cmd.Flags().StringVar(&flags.Runtime, "runtime", "",
 		"use the directories of this `RUNTIME` if the node has several")
 	cmd.Flags().StringVar(&flags.ConfDir, "conf-dir", "", "use the runtime's conflists in `DIR`")
-	cmd.Flags().StringVar(&flags.BinDir, "bin-dir", "", "use the runtime's plugins in `DIR`")
-	cmd.Flags().StringVar(&flags.File, "file", "",
+	cmd.Flags().StringVar(&flags.BinDir, "cni-bin-dir", "", "use the runtime's plugins in `DIR`")
+	cmd.Flags().StringVar(&flags.File, "unwind-file", "",
 		"use `NAME` for unwind's file; it must sort first (default 00-unwind.json, or "+
 			"00-unwind.conflist without a CRI runtime)")
 }
@@ -109,7 +109,7 @@ func completeSockets(
 }
 
 func complete(cmd *cobra.Command, at node.Directories, history bool) (args, networks []string) {
-	if at.Resolve() != nil {
+	if at.Resolve(cmd.Context()) != nil {
 		return nil, nil
 	}
 	return inspect.Complete(cmd.Context(), at.StateDir, history)

@@ -25,8 +25,8 @@ func forgetCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:        "forget ATTACHMENT | --network NETWORK --dead",
 		SuggestFor: []string{"rm", "delete"},
-		Short:      "Give up dead attachments whose DELs can never succeed",
-		Long: "Give up dead attachments whose DELs can never succeed, because their plugin is\n" +
+		Short:      "Forget dead attachments whose DELs can never succeed",
+		Long: "Forget dead attachments whose DELs can never succeed, because their plugin is\n" +
 			"gone for good. forget runs no DEL: it leaves the plugins' resources in place, and\n" +
 			"lists those that may remain. A later DEL from the runtime succeeds. The history\n" +
 			"keeps a record.\n\n" +

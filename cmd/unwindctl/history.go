@@ -16,7 +16,7 @@ import (
 
 // eventKinds are the values of --kind.
 var eventKinds = []string{string(journal.RolledBack), string(journal.Swept),
-	string(journal.Released), string(journal.Parked), string(journal.Unproven),
+	string(journal.Released), string(journal.Waiting), string(journal.Unverified),
 	string(journal.Superseded), string(journal.Forgotten), string(journal.Untaken),
 	string(journal.NoOp)}
 
@@ -35,20 +35,8 @@ func historyCommand() *cobra.Command {
 		Use:        "history [ATTACHMENT|POD|ADDRESS]",
 		SuggestFor: []string{"events", "log"},
 		Short:      "Show unusual events",
-		Long: "Show unusual events, the newest last. The journal keeps the last 1,000:\n" +
-			"  rolled-back  an ADD failed and was undone as far as possible; WHY has the\n" +
-			"               delegate's error\n" +
-			"  swept        an attachment was released without the runtime's DEL\n" +
-			"  released     an address was released in a host-local pool; no attachment in the\n" +
-			"               journal had it\n" +
-			"  parked       a DEL is on hold: another attachment now has its address\n" +
-			"  superseded   the same container ID was added again before its DEL\n" +
-			"  forgotten    unwindctl forget gave up an attachment with pending DELs\n" +
-			"  unproven     a DEL succeeded, but its address may still be in use: the IPAM\n" +
-			"               plugin's store still has it or cannot be read\n" +
-			"  untaken      a DEL fails but has nothing to undo: the ADD took nothing\n" +
-			"  no-op        the runtime's DEL succeeded without running a plugin; WHY has the\n" +
-			"               reason\n\n" +
+		Long: "Show unusual events, the newest last. unwind keeps the last 500 to 2,000:\n" +
+			describe("event") + "\n" +
 			"history is read-only and takes no locks.",
 		Example: "  unwindctl history --since 2h\n" +
 			"  unwindctl history default/web-0\n" +
@@ -59,11 +47,11 @@ func historyCommand() *cobra.Command {
 		ValidArgsFunction: completeNames(&flags.Directories, true),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			store := &journal.Store{Dir: flags.StateDir}
-			s, err := inspect.ReadSnapshot(cmd.Context(), store, nil)
+			events, err := store.History()
 			if err != nil {
 				return err
 			}
-			events := slices.DeleteFunc(s.Events, func(e journal.Event) bool {
+			events = slices.DeleteFunc(inspect.Told(events), func(e journal.Event) bool {
 				return !flags.match(e, args)
 			})
 			if flags.last > 0 && len(events) > flags.last {

@@ -17,9 +17,9 @@ import (
 	"time"
 
 	"cni-unwind/cmd/unwindctl/internal/durable"
-	"cni-unwind/cmd/unwindctl/internal/nodetest"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/testdata/nodetest"
 )
 
 // container is a place as a DaemonSet's container has it: the host's PID namespace, and a file
@@ -66,7 +66,7 @@ func TestHost(t *testing.T) {
 	c := n.newContainer("--mount", "--net")
 	for _, args := range [][]string{
 		{"list", "--state-dir", n.state},
-		{"install", "--conf-dir", n.ConfDir(), "--bin-dir", n.BinDir(), "--state-dir", n.state},
+		{"install", "--conf-dir", n.ConfDir(), "--cni-bin-dir", n.BinDir(), "--state-dir", n.state},
 	} {
 		if out := n.run(c.command(n, args...)); out.says("podnet") || n.Installed() != "" {
 			t.Fatalf("%v without --host is no test: %+v", args, out)
@@ -76,7 +76,7 @@ func TestHost(t *testing.T) {
 	if out := n.must(c.command(n, "--host", "list", "--state-dir", n.state)); !strings.Contains(out, "dead") {
 		t.Errorf("list: %s", out)
 	}
-	out := n.must(c.command(n, "--host", "install", "--conf-dir", n.ConfDir(), "--bin-dir", n.BinDir(), "--state-dir", n.state))
+	out := n.must(c.command(n, "--host", "install", "--conf-dir", n.ConfDir(), "--cni-bin-dir", n.BinDir(), "--state-dir", n.state))
 	self, _ := os.Executable()
 	want, err := os.ReadFile(self)
 	got, gotErr := os.ReadFile(filepath.Join(n.BinDir(), netconf.Name))
@@ -91,7 +91,7 @@ func TestHost(t *testing.T) {
 	if out := n.run(c.command(n, "--host", "sweep", "--state-dir", n.state)); out.code != 0 || fmt.Sprint(n.ids()) != "[live]" {
 		t.Errorf("sweep: %+v; the journal has %v", out, n.ids())
 	}
-	if out := n.run(c.command(n, "--host", "sweep", "--state-dir", n.state, "--valid", "/none")); out.code != 2 {
+	if out := n.run(c.command(n, "--host", "sweep", "--state-dir", n.state, "--valid-attachments", "/none")); out.code != 2 {
 		t.Errorf("a usage error: %+v", out)
 	}
 	flags := []string{"--net"}
@@ -173,9 +173,7 @@ func TestHostEvents(t *testing.T) {
 	}
 	fail := func(pod string) {
 		n.Helper()
-		if err := n.store.Update(t.Context(), func(tx *journal.Tx) error {
-			return tx.Record(journal.Event{Kind: journal.RolledBack, Pod: journal.Pod{Namespace: "default", Name: pod}, Plugins: []string{"p"}})
-		}); err != nil {
+		if err := n.store.Record(journal.Event{Kind: journal.RolledBack, Pod: journal.Pod{Namespace: "default", Name: pod}, Plugins: []string{"p"}}); err != nil {
 			n.Fatal(err)
 		}
 	}
@@ -191,7 +189,7 @@ func TestHostEvents(t *testing.T) {
 		}
 	}
 	fail("a")
-	cmd := c.command(n, "--host", "run", "--events", "--no-install", "--conf-dir", n.ConfDir(), "--bin-dir", n.BinDir(), "--state-dir", n.state,
+	cmd := c.command(n, "--host", "run", "--events", "--no-install", "--conf-dir", n.ConfDir(), "--cni-bin-dir", n.BinDir(), "--state-dir", n.state,
 		"--cri", "none", "--listen", "")
 	host, port, _ := strings.Cut(api.Listener.Addr().String(), ":")
 	cmd.Env = append(cmd.Env, "KUBERNETES_SERVICE_HOST="+host, "KUBERNETES_SERVICE_PORT="+port)
@@ -244,7 +242,7 @@ func TestHostRunEnds(t *testing.T) {
 // host.
 func (n *machine) startOnHost(c container) *running {
 	n.Helper()
-	r := n.start(c.command(n, "--host", "run", "--conf-dir", n.ConfDir(), "--bin-dir", n.BinDir(), "--state-dir", n.state,
+	r := n.start(c.command(n, "--host", "run", "--conf-dir", n.ConfDir(), "--cni-bin-dir", n.BinDir(), "--state-dir", n.state,
 		"--cri", "none", "--interval", "1s", "--listen", ""))
 	n.await(nodetest.First)
 	return r

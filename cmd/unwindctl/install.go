@@ -22,7 +22,7 @@ func installCommand() *cobra.Command {
 			"provider's file apply from the next pod on.\n\n" +
 			"The file is 00-unwind.json, a single-plugin configuration, which meshes leave\n" +
 			"alone. Without a CRI runtime it is 00-unwind.conflist, because podman needs a\n" +
-			"list. install also copies unwindctl into --program-dir.\n\n" +
+			"list. install also copies unwindctl into --install-dir.\n\n" +
 			"The directories come from the runtime's configuration: containerd (including\n" +
 			"GKE), CRI-O (including OpenShift), k3s, RKE2, MicroK8s, k0s, Talos, nerdctl,\n" +
 			"podman, Nomad.\n\n" +
@@ -47,14 +47,17 @@ func offCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "off",
 		Short: "Switch unwind off on this node until it is switched on again",
-		Long: "Switch unwind off on this node: write the file \"off\" into the state directory and\n" +
-			"remove unwind's conflist. From the next pod on, the runtime uses the provider's\n" +
+		Long: "Switch unwind off on this node: remove unwind's conflist and write the file \"off\"\n" +
+			"into the state directory. From the next pod on, the runtime uses the provider's\n" +
 			"conflist, also to release the pods that were added through unwind. Nothing else\n" +
 			"is removed.\n\n" +
 			"The file keeps agents from installing unwind, even after the agent, the node or\n" +
 			"the DaemonSet restarts. doctor and the metrics show who switched it off, and when.\n" +
 			"An agent also writes the file when it sees that somebody removed unwind's\n" +
-			"conflist.",
+			"conflist.\n\n" +
+			"On a full disk the file is empty and does not say who switched unwind off. If it\n" +
+			"cannot be written at all, the exit code is 5: pods start without unwind, until an\n" +
+			"agent starts.",
 		Example: "  unwindctl off\n" +
 			"  kubectl unwind off --nodes worker-2",
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -7,11 +7,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,8 +19,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"cni-unwind/cmd/unwindctl/internal/install"
-	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -80,7 +75,7 @@ func (n *runtimeMachine) provide(content string) string {
 // ctl runs unwindctl install or uninstall for this runtime.
 func (n *runtimeMachine) ctl(command string, args ...string) outcome {
 	n.Helper()
-	args = append([]string{command, "--conf-dir", n.ConfDir(), "--bin-dir", n.BinDir(), "--state-dir", n.state}, args...)
+	args = append([]string{command, "--conf-dir", n.ConfDir(), "--cni-bin-dir", n.BinDir(), "--state-dir", n.state}, args...)
 	if command == "install" {
 		args = append(args, "--binary", filepath.Join(n.bin, "unwind"))
 	} else {
@@ -206,168 +201,6 @@ func TestUninstallReleases(t *testing.T) {
 				t.Errorf("the binary: %v", err)
 			}
 		})
-	}
-}
-
-// provided is a provider that rewrites its conflist, each time with an instance "vN" of the faulty
-// plugin.
-type provided struct {
-	*runtimeMachine
-	path           string
-	begun, written atomic.Int64 // the last N whose write has begun, and ended
-	failed         atomic.Int64 // ADDs
-	added          atomic.Int64
-	ids            atomic.Int64
-}
-
-func (r *provided) content(n int64) string {
-	more := ""
-	if n%3 == 0 {
-		more = `, "capabilities": {"portMappings": true}`
-	}
-	return fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "plugins": [{"type": "faulty", "dir": %q, "instance": "v%d"%s},
-		{"type": "faulty", "dir": %q, "instance": "second"}]}`, network, r.dir, n, more, r.dir)
-}
-
-// inParts writes as a program does that knows nothing of rename.
-func (r *provided) inParts(n int64, between func()) {
-	text := r.content(n)
-	f, err := os.OpenFile(r.path, os.O_WRONLY|os.O_TRUNC, 0o644)
-	if err == nil {
-		_, err = f.WriteString(text[:len(text)/2])
-	}
-	if between(); err == nil {
-		_, err = f.WriteString(text[len(text)/2:])
-	}
-	if err != nil || f.Close() != nil {
-		r.Error(err)
-	}
-}
-
-// rewrite writes the content 50 times, each second time in parts. During and after some of those it
-// attaches a container itself: the first must fail, and the second use what was written.
-func (r *provided) rewrite() {
-	for n := int64(1); n <= 50; n++ {
-		r.begun.Store(n)
-		switch {
-		case n%2 == 0:
-			r.provide(r.content(n))
-		case n%10 == 1:
-			r.inParts(n, func() {
-				if ok, _ := r.try(); ok {
-					r.Errorf("an ADD succeeded with half of v%d", n)
-				}
-			})
-		default:
-			r.inParts(n, func() { time.Sleep(10 * time.Millisecond) })
-		}
-		r.written.Store(n)
-		if n%10 == 1 {
-			if ok, used := r.try(); !ok || used != n {
-				r.Errorf("after v%d was written, an ADD used v%d (ok: %t)", n, used, ok)
-			}
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-}
-
-var instance = regexp.MustCompile(`"instance":"v(\d+)"`)
-
-// try attaches a container, and sees that it went through unwind, or took nothing.
-func (r *provided) try() (ok bool, used int64) {
-	id := fmt.Sprintf("c%d", r.ids.Add(1))
-	before := r.written.Load()
-	list, err := r.attach(id)
-	after := r.begun.Load()
-	if list == nil || list.Plugins[0].Network.Type != "unwind" {
-		r.Errorf("ADD %s past unwind (%v)", id, err)
-		return false, 0
-	}
-	e := r.entry(id)
-	taken, _ := filepath.Glob(filepath.Join(r.dir, "taken", id+".*"))
-	if err != nil {
-		r.failed.Add(1)
-		if text := err.Error(); !strings.Contains(text, "chainFile "+r.path) || !strings.Contains(text, "not valid JSON") {
-			r.Errorf("ADD %s: %v", id, err)
-		}
-		if e != nil || len(taken) != 0 {
-			r.Errorf("ADD %s failed and left %v, entry %v", id, taken, e)
-		}
-		return false, 0
-	}
-	r.added.Add(1)
-	if e == nil || e.State != journal.Live || len(taken) != 2 {
-		r.Errorf("ADD %s took %v, entry %v", id, taken, e)
-		return true, 0
-	}
-	if m := instance.FindSubmatch(e.Newest().Steps[0].Config); m != nil {
-		_, _ = fmt.Sscan(string(m[1]), &used)
-	}
-	if used < before || used > after {
-		r.Errorf("ADD %s used v%d, but v%d to v%d were there", id, used, before, after)
-	}
-	return true, used
-}
-
-// TestProviderRewrites has a provider rewrite its conflist while pods are added and unwind's is
-// kept up to date.
-func TestProviderRewrites(t *testing.T) {
-	t.Parallel()
-	r := &provided{runtimeMachine: newRuntimeMachine(t)}
-	r.shared = "all"
-	r.netns(r.shared)
-	r.path = r.provide(r.content(0))
-	r.mustCtl("install")
-	i := install.Setup{ConfDir: r.ConfDir(), BinDir: r.BinDir(), Binary: filepath.Join(r.bin, "unwind")}
-	var group sync.WaitGroup
-	done := make(chan struct{})
-	repeat := func(do func()) {
-		group.Go(func() {
-			for {
-				select {
-				case <-done:
-					return
-				default:
-					do()
-				}
-			}
-		})
-	}
-	writes, refused := 0, 0
-	for range 3 {
-		repeat(func() { r.try() })
-	}
-	repeat(func() {
-		changed, err := writeConflist(i)
-		if err != nil {
-			refused++
-			if !strings.Contains(err.Error(), "not valid JSON") {
-				t.Errorf("writing unwind's conflist: %v", err)
-			}
-		} else if changed {
-			writes++
-		}
-		time.Sleep(time.Millisecond)
-	})
-	r.rewrite()
-	close(done)
-	group.Wait()
-
-	if data, err := os.ReadFile(r.path); err != nil || string(data) != r.content(50) {
-		t.Errorf("the provider's file: %v\n%s", err, data)
-	}
-	if _, err := writeConflist(i); err != nil {
-		t.Error(err)
-	}
-	if ok, used := r.try(); !ok || used != 50 {
-		t.Errorf("at the end an ADD used v%d (ok: %t)", used, ok)
-	}
-	if _, err := writeConflist(i); err != nil {
-		t.Error(err)
-	}
-	t.Logf("%d ADDs, %d of them failed; unwind's conflist was written %d times, and %d times could not be", r.added.Load(), r.failed.Load(), writes, refused)
-	if r.failed.Load() == 0 || r.added.Load() < 10 || writes == 0 || refused == 0 {
-		t.Error("these tries prove nothing")
 	}
 }
 
@@ -500,7 +333,7 @@ func TestInstallKilled(t *testing.T) {
 	const tries = 16
 	inUse := 0
 	for i := range tries {
-		cmd := n.unwindctl("install", "--conf-dir", n.ConfDir(), "--bin-dir", n.BinDir(),
+		cmd := n.unwindctl("install", "--conf-dir", n.ConfDir(), "--cni-bin-dir", n.BinDir(),
 			"--state-dir", n.state, "--binary", filepath.Join(n.bin, "unwind"))
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
@@ -520,13 +353,4 @@ func TestInstallKilled(t *testing.T) {
 	if !n.installed("last") {
 		t.Error("an install after those that were killed is not in use")
 	}
-}
-
-// writeConflist plans ours, and writes it.
-func writeConflist(s install.Setup) (bool, error) {
-	p, err := s.Plan()
-	if err != nil {
-		return false, err
-	}
-	return s.WriteConflist(p)
 }

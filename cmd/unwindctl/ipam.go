@@ -30,12 +30,13 @@ func ipamCommand() *cobra.Command {
 			"  unwindctl ipam --network podnet -o wide",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if flags.Valid == "-" && cmd.Flags().Changed("watch") {
-				return term.Usage("--watch and --valid - are mutually exclusive: stdin can be read only once")
+				return term.Usage("--watch and --valid-attachments - are mutually exclusive: stdin can be " +
+					"read only once")
 			}
 			return showPools(cmd, flags, &o)
 		},
 	}
-	cmd.Flags().StringVar(&flags.Valid, "valid", "",
+	cmd.Flags().StringVar(&flags.Valid, "valid-attachments", "",
 		"read the attachments that --network should have from `FILE`, as in unwindctl sweep")
 	o.AddFlags(cmd, cmd.Flags(), "pools", lookFormats...)
 	term.AddWatch(cmd)

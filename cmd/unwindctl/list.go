@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 
@@ -14,16 +15,17 @@ import (
 
 func listCommand() *cobra.Command {
 	var o term.Output
-	var network string
+	var network, sortBy string
 	var at node.Directories
 	cmd := &cobra.Command{
 		Use:        "list",
 		SuggestFor: []string{"ls", "ps"},
 		Short:      "List the attachments in the journal",
-		Long: "List the attachments in the journal: live ones, and those with pending DELs. list\n" +
-			"is read-only and takes no locks.",
+		Long: "List the attachments in the journal: first those with DELs that fail, then those\n" +
+			"with DELs that wait, then the rest. list is read-only and takes no locks.",
 		Example: "  unwindctl list\n" +
 			"  unwindctl list --network podnet -o wide\n" +
+			"  unwindctl list --sort-by .created\n" +
 			"  unwindctl list -o name",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			store := &journal.Store{Dir: at.StateDir}
@@ -31,8 +33,9 @@ func listCommand() *cobra.Command {
 			attachments = slices.DeleteFunc(attachments, func(a inspect.Attachment) bool {
 				return network != "" && a.Network != network
 			})
-			if err != nil && len(attachments) == 0 {
-				return err
+			sortErr := inspect.Sort(attachments, sortBy)
+			if sortErr != nil || err != nil && len(attachments) == 0 {
+				return cmp.Or(sortErr, err)
 			}
 			out := cmd.OutOrStdout()
 			switch {
@@ -48,6 +51,8 @@ func listCommand() *cobra.Command {
 	}
 	o.AddFlags(cmd, cmd.Flags(), "attachments", lookFormats...)
 	term.AddWatch(cmd)
+	cmd.Flags().StringVar(&sortBy, "sort-by", "",
+		"sort by a `FIELD` of -o json in kubectl's notation, such as {.pod.name} or .created")
 	addNetworkFlag(cmd, &at, &network, "only attachments of this `NETWORK`")
 	addStateFlag(cmd, &at)
 	return cmd

@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"cni-unwind/cmd/unwindctl/internal/nodetest"
 	"cni-unwind/journal"
+	"cni-unwind/testdata/nodetest"
 )
 
 // secret is in every configuration, and in CNI_ARGS: no output and no log may have it.
@@ -50,7 +50,7 @@ func (n *machine) crowd(many int) (confDir string) {
 	n.plan(map[string]string{"ADD": "fail-effect", "DEL": "fail"})
 	n.verb(home, "ADD", "stuck", n.pin("stuck"))
 	n.plan(nil)
-	if e := n.entry("stuck"); e == nil || e.State != journal.Unwinding {
+	if e := n.entry("stuck"); e == nil || e.State != journal.RollingBack {
 		n.Fatalf("the journal has %+v, want one with a pending DEL", e)
 	}
 	err = errors.Join(err, os.WriteFile(filepath.Join(n.dir, "ipam", network, "10.9.0.99"), []byte("stranger"), 0o600))
@@ -60,13 +60,13 @@ func (n *machine) crowd(many int) (confDir string) {
 			return err
 		}
 		live.Pod.Name = "many"
-		live.Newest().Args += ";TOKEN=" + secret
+		live.Args += ";TOKEN=" + secret
 		for i := range many {
-			live.ContainerID, live.Newest().Number = fmt.Sprintf("many-%d", i), 0
+			live.ContainerID, live.Number = fmt.Sprintf("many-%d", i), 0
 			if err := putIn(tx, live); err != nil {
 				return err
 			}
-			if err := tx.Record(journal.Event{Key: live.Key, Kind: journal.Swept, Pod: live.Pod, Reason: strings.Repeat("why ", 40),
+			if err := n.store.Record(journal.Event{Key: live.Key, Kind: journal.Swept, Pod: live.Pod, Reason: strings.Repeat("why ", 40),
 				Addresses: []netip.Addr{netip.MustParseAddr("10.9.0.98")}}); err != nil {
 				return err
 			}

@@ -20,8 +20,8 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"cni-unwind/cmd/unwindctl/internal/inspect"
-	"cni-unwind/cmd/unwindctl/internal/nodetest"
 	"cni-unwind/journal"
+	"cni-unwind/testdata/nodetest"
 	"cni-unwind/testdata/sandbox"
 )
 
@@ -247,7 +247,8 @@ func (n *machine) edit(id string, change func(*journal.Entry)) {
 		e, err := tx.Get(journal.Key{Network: network, ContainerID: id, IfName: "eth0"})
 		if err == nil {
 			change(e)
-			err = tx.Delete(e.Key)
+			err = tx.Delete(e)
+			e.Number = 0
 		}
 		return errors.Join(err, putIn(tx, e))
 	})
@@ -270,12 +271,12 @@ func (n *machine) ids() []string {
 	return ids
 }
 
-// results reads the table that a sweep printed: container → RESULT, WHY.
+// results reads the table that a sweep printed: container → RESULT, REASON.
 func (o outcome) results() map[string][2]string {
 	results := map[string][2]string{}
 	lines := strings.Split(o.stdout, "\n")
 	header := lines[0]
-	at, why := strings.Index(header, "RESULT"), strings.Index(header, "WHY")
+	at, why := strings.Index(header, "RESULT"), strings.Index(header, "REASON")
 	for _, line := range lines[1:] {
 		if fields := strings.Fields(line); at > 0 && len(line) > why && fields[0] == network {
 			results[fields[1]] = [2]string{strings.TrimSpace(line[at:why]), line[why:]}

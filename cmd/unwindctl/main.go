@@ -26,6 +26,7 @@ import (
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/install"
+	"cni-unwind/cmd/unwindctl/internal/node"
 )
 
 // init locks this goroutine to the main thread. Other processes see that thread's namespaces as the
@@ -36,7 +37,7 @@ func main() { os.Exit(term.Main(rootCommand(), inspect.HintFor)) }
 
 // dirEnv maps flags to the environment variables with their defaults. A command in an agent's
 // container finds the agent's directories there.
-var dirEnv = map[string]string{"conf-dir": "UNWIND_CONF_DIR", "bin-dir": "UNWIND_BIN_DIR",
+var dirEnv = map[string]string{"conf-dir": "UNWIND_CONF_DIR", "cni-bin-dir": "UNWIND_BIN_DIR",
 	"state-dir": "UNWIND_STATE_DIR"}
 
 func rootCommand() *cobra.Command {
@@ -57,13 +58,15 @@ func rootCommand() *cobra.Command {
 			"  name   arguments for show, sweep and forget, one per line\n" +
 			"  line   doctor: the worst problem, in one line\n\n" +
 			"UNWIND_CONF_DIR, UNWIND_BIN_DIR and UNWIND_STATE_DIR set the defaults of --conf-dir,\n" +
-			"--bin-dir and --state-dir.\n\n" +
+			"--cni-bin-dir and --state-dir.\n\n" +
 			"Every command can be interrupted at any time and run again. The exit codes:\n" +
 			"  0    success\n" +
 			"  1    something failed, was not found, or remains to be done\n" +
 			"  2    usage error; nothing was done\n" +
 			"  3    doctor: the worst problem is a warning (with --fail-on: 0 or 1)\n" +
 			"  4    doctor: the worst problem is an error (with --fail-on: 1)\n" +
+			"  5    off, uninstall: pods start without unwind, but this is not on record: an\n" +
+			"       agent that starts will install unwind again\n" +
 			"  130  interrupted",
 		Example: "  unwindctl doctor\n" +
 			"  unwindctl show default/web-0\n" +
@@ -74,6 +77,9 @@ func rootCommand() *cobra.Command {
 				if f := cmd.Flags().Lookup(name); f != nil && !f.Changed {
 					_ = f.Value.Set(os.Getenv(env)) // a string
 				}
+			}
+			if cmd.Name() != "run" { // which logs
+				cmd.SetContext(node.Waiting(cmd.Context(), cmd.ErrOrStderr()))
 			}
 			if host {
 				return install.EnterHost(cmd.Context(), cmd.Name() == "run")
@@ -88,7 +94,7 @@ func rootCommand() *cobra.Command {
 		commands  []*cobra.Command
 	}{
 		{"look", "Inspect:", []*cobra.Command{doctorCommand(), listCommand(),
-			showCommand(), historyCommand(), ipamCommand(), metricsCommand()}},
+			showCommand(), historyCommand(), ipamCommand(), metricsCommand(), explainCommand()}},
 		{"act", "Release:", []*cobra.Command{sweepCommand(), forgetCommand()}},
 		{"install", "Install and switch off:",
 			[]*cobra.Command{installCommand(), onCommand(), offCommand(),

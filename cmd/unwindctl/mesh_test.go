@@ -226,12 +226,12 @@ func (m *meshed) step(what string) {
 		m.mesh.stop()
 	case "unwind":
 		m.file = "00-unwind.json"
-		m.mustCtl("install", "--file", m.file)
+		m.mustCtl("install", "--unwind-file", m.file)
 	case "unwind, a list":
 		m.file = "00-unwind.conflist"
-		m.mustCtl("install", "--file", m.file)
+		m.mustCtl("install", "--unwind-file", m.file)
 	case "unwind out":
-		m.mustCtl("uninstall", "--file", m.file)
+		m.mustCtl("uninstall", "--unwind-file", m.file)
 	default:
 		m.Fatal(what)
 	}

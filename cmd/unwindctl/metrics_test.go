@@ -1,12 +1,9 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -28,7 +25,7 @@ var agentMetrics, ofAgent = map[string][]string{
 	"unwind_degraded_operations_total":               {"reason", "verb"},
 	"unwind_duplicate_addresses_total":               nil,
 	"unwind_events_total":                            {"result"},
-	"unwind_in_use":                                  {"reason"},
+	"unwind_status":                                  {"state"},
 	"unwind_ipam_addresses":                          {"family", "network", "pool", "set", "state"},
 	"unwind_journal_readable":                        nil,
 	"unwind_off_timestamp_seconds":                   {"by"},
@@ -38,8 +35,8 @@ var agentMetrics, ofAgent = map[string][]string{
 	"unwind_rollbacks_total":                         {"plugin", "result"},
 	"unwind_sweep_last_success_timestamp_seconds":    nil,
 	"unwind_swept_attachments_total":                 {"reason"},
-	"unwind_unproven_deletes":                        {"network", "plugin"},
-}, []string{"unwind_events_total", "unwind_in_use", "unwind_off_timestamp_seconds", "unwind_plugin_info"}
+	"unwind_waiting_deletes":                         {"for", "network", "plugin"},
+}, []string{"unwind_events_total", "unwind_status", "unwind_off_timestamp_seconds", "unwind_plugin_info"}
 
 // counted is a node that has something for every metric.
 func counted(t *testing.T) (n *machine, confDir string) {
@@ -50,11 +47,14 @@ func counted(t *testing.T) (n *machine, confDir string) {
 		if err != nil {
 			return err
 		}
-		stuck.Newest().Steps[0].Ended(journal.StepUnproven, "", 0)
-		stuck.Newest().Steps[0].Unproven = "its address is not free"
-		return errors.Join(tx.Put(stuck), tx.Count(record.CountRollbacks, "p", "complete"), tx.Count(record.CountSwept, "cut-off"),
-			tx.Count(record.CountDuplicates), tx.Count(record.CountDegraded, "ADD", "busy"), tx.SetCounter(1, record.LastSweep))
+		waits := stuck.Steps[0]
+		waits.Index, waits.Wait = len(stuck.Steps), journal.Wait{For: journal.ForOwner}
+		stuck.Steps = append(stuck.Steps, waits)
+		return tx.Put(stuck)
 	})
+	err = errors.Join(err, n.store.NoteSweep(), n.store.Record(journal.Event{Count: []string{record.CountRollbacks, "p", "complete"}},
+		journal.Event{Count: []string{record.CountSwept, "interrupted"}}, journal.Event{Count: []string{record.CountDuplicates}},
+		journal.Event{Count: []string{record.CountDegraded, "ADD", "busy"}}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,52 +106,5 @@ func TestMetrics(t *testing.T) {
 	maps.DeleteFunc(want, func(name string, _ []string) bool { return slices.Contains(ofAgent, name) })
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
-	}
-}
-
-// TestTextfile has a reader look all the time at a file that is written again and again: it sees it
-// whole, or not at all.
-func TestTextfile(t *testing.T) {
-	t.Parallel()
-	n, confDir := counted(t)
-	dir := filepath.Join(n.dir, "textfile")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(dir, "unwind.prom")
-	write := func() error { return n.ctl(confDir, "metrics", "--textfile", path).Run() }
-	if err := write(); err != nil {
-		t.Fatal(err)
-	}
-	whole, err := os.ReadFile(path)
-	if err != nil || bytes.Count(whole, []byte("# HELP")) != len(agentMetrics)-len(ofAgent) {
-		t.Fatalf("%v\n%s", err, whole)
-	}
-	written := make(chan error)
-	go func() {
-		var err error
-		for range 20 {
-			err = errors.Join(err, write())
-		}
-		written <- err
-	}()
-	for looks := 0; ; looks++ {
-		select {
-		case err := <-written:
-			if err != nil || looks < 100 {
-				t.Errorf("after %d looks: %v", looks, err)
-			}
-			if files, err := os.ReadDir(dir); err != nil || len(files) != 1 {
-				t.Errorf("left: %v (%v)", files, err)
-			}
-			if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o644 {
-				t.Errorf("node_exporter, which is not root, cannot read it: %v (%v)", info.Mode(), err)
-			}
-			return
-		default:
-			if got, err := os.ReadFile(path); err != nil || len(got) != len(whole) {
-				t.Fatalf("%d of %d bytes are there (%v)", len(got), len(whole), err)
-			}
-		}
 	}
 }

@@ -21,10 +21,10 @@ func TestWallClock(t *testing.T) {
 			for _, id := range []string{"young", "old", "gone", "there"} {
 				n.add(home, id, n.pin(id))
 			}
-			n.edit("old", func(e *journal.Entry) { e.Newest().GracePeriod = 1 })
+			n.edit("old", func(e *journal.Entry) { e.GracePeriod = 1 })
 			n.drop("gone")
 			n.shiftYears(years)
-			out := n.sweep(home, "--network", network, "--valid", n.listOf("there"))
+			out := n.sweep(home, "--network", network, "--valid-attachments", n.listOf("there"))
 			if got := fmt.Sprint(n.ids()); got != "[there young]" || out.code != 0 {
 				t.Errorf("the journal has %v, want [there young]; exit code %d\n%s%s", got, out.code, out.stdout, out.stderr)
 			}

@@ -84,15 +84,19 @@ func TestElsewhere(t *testing.T) {
 	}
 }
 
-// TestConfinedSweep: a sweep that may not inspect the other processes, process 1 among them,
-// releases what is dead, also what is of an earlier boot. It goes by the mounts of all processes, so
-// it runs alone: the places of other tests have a copy of this one's mounts.
+// TestConfinedSweep: a sweep that may not inspect the other processes, process 1 among them, keeps
+// what may live in one of them, and what is of an earlier boot.
 func TestConfinedSweep(t *testing.T) {
+	t.Parallel()
 	n := newMachine(t)
 	n.netns("gone", "there")
 	n.addKinds(home)
 	n.addEarlier()
-	n.judged(home.confined())
+	out := n.sweep(home.confined())
+	if ids := n.ids(); out.code != 1 || !slices.Equal(ids, []string{"earlier", "gone", "there"}) {
+		t.Errorf("the journal has %v; exit code %d\n%s%s", ids, out.code, out.stdout, out.stderr)
+	}
+	n.judged(home)
 }
 
 // addKinds adds an attachment of each kind: live, with its network namespace there and gone, and in
@@ -102,12 +106,12 @@ func (n *machine) addKinds(where place) {
 	n.add(where, "there", n.pin("there"))
 	n.add(where, "gone", n.pin("gone"))
 	n.plan(map[string]string{"ADD": "fail-effect", "DEL": "fail"})
-	if out := n.verb(where, "ADD", "unwinding", n.pin("there")); out.code != 1 {
+	if out := n.verb(where, "ADD", "rolling-back", n.pin("there")); out.code != 1 {
 		n.Fatalf("ADD: %+v", out)
 	}
 	n.plan(map[string]string{"DEL": "fail"})
-	n.add(where, "removing", n.pin("there"))
-	if out := n.verb(where, "DEL", "removing", n.pin("there")); out.code != 1 {
+	n.add(where, "deleting", n.pin("there"))
+	if out := n.verb(where, "DEL", "deleting", n.pin("there")); out.code != 1 {
 		n.Fatalf("DEL: %+v", out)
 	}
 	n.plan(map[string]string{"ADD": "kill-parent-effect"})
@@ -118,15 +122,15 @@ func (n *machine) addKinds(where place) {
 		states[e.ContainerID] = e.State
 	}
 	want := map[string]journal.State{
-		"there": "live", "gone": "live", "unwinding": "unwinding", "removing": "removing", "adding": "adding",
+		"there": "live", "gone": "live", "rolling-back": "rolling-back", "deleting": "deleting", "adding": "adding",
 	}
 	if fmt.Sprint(states) != fmt.Sprint(want) {
 		n.Fatalf("the journal has %v, want %v", states, want)
 	}
 	n.drop("gone", where)
 	eventually(n, "the killed ADD's lock free", func() bool {
-		locked, _, err := n.store.Locked(journal.Key{Network: network, ContainerID: "adding", IfName: "eth0"})
-		return !locked && err == nil
+		lock, err := n.store.LookAtLock(journal.Key{Network: network, ContainerID: "adding", IfName: "eth0"})
+		return !lock.Held && err == nil
 	})
 }
 
@@ -134,7 +138,7 @@ func (n *machine) addKinds(where place) {
 func (n *machine) addEarlier() {
 	n.Helper()
 	n.add(home, "earlier", n.pin("there"))
-	n.edit("earlier", func(e *journal.Entry) { e.Newest().Host.BootID = "earlier" })
+	n.edit("earlier", func(e *journal.Entry) { e.Host.BootID = "earlier" })
 }
 
 // leftAlone sees that a sweep there changes nothing, and says of every attachment that it knows
@@ -143,16 +147,16 @@ func (n *machine) leftAlone(where place) {
 	n.Helper()
 	before, dels := n.file(), n.calls("DEL")
 	ids := n.ids()
-	for _, args := range [][]string{{"--dry-run"}, {}, {"--force"}, {"--network", network, "--valid", n.listOf()}} {
+	for _, args := range [][]string{{"--dry-run"}, {}, {"--force"}, {"--network", network, "--valid-attachments", n.listOf()}} {
 		out := n.sweep(where, args...)
 		results := out.results()
 		for _, id := range ids {
-			const why = "its ADD ran in other namespaces than this process"
+			const why = "cannot judge it from these namespaces"
 			if r := results[id]; r[0] != "unknown" || !strings.HasPrefix(r[1], why) {
 				n.Errorf("sweep %v of %s: %q, want unknown, %s", args, id, r, why)
 			}
 		}
-		want := fmt.Sprintf("error: the state of %d attachments is unknown: kept, see WHY\n", len(ids))
+		want := fmt.Sprintf("error: the state of %d attachments is unknown: kept, see REASON\n", len(ids))
 		if out.code != 1 || out.stderr != want {
 			n.Errorf("sweep %v: exit code %d, %q, want 1, %q", args, out.code, out.stderr, want)
 		}

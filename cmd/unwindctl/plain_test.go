@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -28,10 +27,9 @@ import (
 	"github.com/vishvananda/netlink"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"cni-unwind/cmd/unwindctl/internal/durable"
-	"cni-unwind/cmd/unwindctl/internal/nodetest"
 	"cni-unwind/journal"
 	"cni-unwind/testdata/e2e"
+	"cni-unwind/testdata/nodetest"
 )
 
 // plainNode is a node without unwind: libcni runs the chain, the runtime lists its pods, and nothing
@@ -77,7 +75,7 @@ func TestPlain(t *testing.T) {
 	}
 }
 
-// TestLeft runs the scripts of testdata/left on nodes whose chains leave rules and devices.
+// TestLeft runs the scripts of testdata/left on nodes whose chains leave rules and devices, each in its way.
 func TestLeft(t *testing.T) {
 	if !onOldMachine(t) {
 		return
@@ -177,12 +175,6 @@ var plainVerbs = map[string]func(n *plainNode, ts *testscript.TestScript, neg bo
 	"touch": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
 		ts.Check(os.Chtimes(n.reserved(args[0])[0], time.Time{}, time.Now()))
 	},
-	// forget ID: nothing has a DEL for a container any more.
-	"forget": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
-		for _, path := range append(n.reserved(args[0]), n.cacheFile(args[0])) {
-			ts.Check(durable.Remove(path))
-		}
-	},
 	// reserved ID…: each has an address, or none has.
 	"reserved": func(n *plainNode, ts *testscript.TestScript, neg bool, ids []string) {
 		for _, id := range ids {
@@ -208,23 +200,6 @@ var plainVerbs = map[string]func(n *plainNode, ts *testscript.TestScript, neg bo
 		if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
 			ts.Fatalf("-%s +got:\n%s", args[0], diff)
 		}
-	},
-	// left: prints the commands that a dry run names, each behind its container.
-	"left": func(n *plainNode, ts *testscript.TestScript, _ bool, _ []string) {
-		printed := ts.Stdout()
-		for id, commands := range n.left() {
-			for _, command := range commands {
-				fmt.Fprintln(printed, id, command)
-			}
-		}
-	},
-	// remove [FILE]: runs the commands that the last command, or one before, printed.
-	"remove": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
-		_, script, found := strings.Cut(ts.ReadFile(append(args, "stdout")[0]), "To remove it, run:\n")
-		if !found {
-			ts.Fatalf("no commands")
-		}
-		ts.Check(ts.Exec("sh", "-ec", script))
 	},
 	"eventually": func(_ *plainNode, ts *testscript.TestScript, neg bool, args []string) { untilItSucceeds(ts, neg, args) },
 }
@@ -434,7 +409,7 @@ func (n *plainNode) look() seen {
 func (n *plainNode) ctlArgs(socket string, args []string) []string {
 	args = append(slices.Clone(args), "--conf-dir", n.confDir, "--state-dir", n.state, "--cri", socket)
 	if args[0] == "sweep" {
-		args = append(args, "--bin-dir", n.binDir)
+		args = append(args, "--cni-bin-dir", n.binDir)
 	}
 	return args
 }
@@ -471,7 +446,7 @@ func TestPlainNodeWhileADDs(t *testing.T) {
 	if !onOldMachine(t) {
 		return
 	}
-	rounds := 8
+	rounds := 4
 	if os.Getenv("UNWIND_TEST_LONG") != "" {
 		rounds = 200
 	}
@@ -519,15 +494,12 @@ func TestPlainNodeWhileADDs(t *testing.T) {
 			n.drop(id)
 		}
 		n.ctl("sweep") // DELs that had to wait, since one of these had the address before them
-		for _, command := range slices.Concat(slices.Collect(maps.Values(n.left()))...) {
-			n.must(home.command(n.machine, "sh", "-c", command))
-		}
 		if diff := cmp.Diff(live, n.look()); diff != "" {
 			t.Fatalf("round %d: -what the live pods have +what is there:\n%s", round, diff)
 		}
 	}
-	if _, err := os.Lstat(n.state); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the state directory is there: %v", err)
+	if _, err := os.Lstat((&journal.Store{Dir: n.state}).Path()); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a journal is there: %v", err)
 	}
 }
 
@@ -570,27 +542,4 @@ func (n *plainNode) wantWhole(pods []string) {
 			n.Errorf("CHECK %s: %v", id, err)
 		}
 	}
-}
-
-// left returns the commands that a dry run names, by container.
-func (n *plainNode) left() map[string][]string {
-	n.Helper()
-	before, commands := n.look(), map[string][]string{}
-	var object struct {
-		Findings []struct {
-			ContainerID string
-			Left        []string
-		}
-	}
-	out := n.ctl("sweep", "--dry-run", "--json")
-	if err := json.Unmarshal([]byte(out.stdout), &object); err != nil || out.code != 0 {
-		n.Fatalf("%v: %+v", err, out)
-	}
-	for _, f := range object.Findings {
-		commands[f.ContainerID] = append(commands[f.ContainerID], f.Left...)
-	}
-	if diff := cmp.Diff(before, n.look()); diff != "" {
-		n.Errorf("a look changed, -before +after:\n%s", diff)
-	}
-	return commands
 }

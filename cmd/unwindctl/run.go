@@ -19,7 +19,7 @@ func runCommand() *cobra.Command {
 		Long: "Run the node's agent: install unwind as unwindctl install does, update its\n" +
 			"conflist when the provider's file changes, sweep every minute with the runtime's\n" +
 			"list of pods, and serve /metrics and /healthz.\n\n" +
-			"The provider's file is --conf, or the first file in the directory. If it is\n" +
+			"The provider's file is --provider-conf, or the first file in the directory. If it is\n" +
 			"missing for more than a few seconds, the agent removes unwind's conflist, and\n" +
 			"writes it again for the next file. The agent removes nothing when it exits,\n" +
 			"because pods are still attached through unwind.\n\n" +
@@ -62,8 +62,8 @@ func runCommand() *cobra.Command {
 		"replace the installed plugin even if it is newer")
 	cmd.Flags().BoolVar(&options.Off, "off", false,
 		"switch unwind off, as unwindctl off does, until an agent starts without this flag")
-	cmd.Flags().StringVar(&options.ProgramDir, "program-dir", programDir,
-		"copy unwindctl and the plugin to `DIR`; empty: neither is copied")
+	cmd.Flags().StringVar(&options.ProgramDir, "install-dir", programDir,
+		"copy unwindctl and the plugin to `DIR`; empty: don't copy")
 	cmd.Flags().BoolVar(&options.Events, "events", false,
 		"in a pod: post Kubernetes Events about failed ADDs and pending DELs")
 	return cmd

@@ -14,8 +14,8 @@ import (
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"cni-unwind/cmd/unwindctl/internal/nodetest"
 	"cni-unwind/journal"
+	"cni-unwind/testdata/nodetest"
 )
 
 // TestNoCRI: a runtime that does not answer, or not well, has given no list, which is not an empty
@@ -30,7 +30,7 @@ func TestNoCRI(t *testing.T) {
 	}
 	n := newMachine(t)
 	n.addAll([]string{"unlisted", "gone"})
-	n.edit("unlisted", func(e *journal.Entry) { e.Newest().GracePeriod = 1 })
+	n.edit("unlisted", func(e *journal.Entry) { e.GracePeriod = 1 })
 	n.drop("gone")
 	t.Cleanup(func() {
 		if out := n.sweep(home, "--cri", "/none"); out.code != 1 || !slices.Equal(n.ids(), []string{"unlisted"}) {
@@ -82,7 +82,13 @@ func TestNoCRI(t *testing.T) {
 			t.Parallel()
 			socket := c.socket(t)
 			out := n.sweep(home, "--dry-run", "--cri", socket)
-			want := "error: the runtime at " + socket + " gave no list of pods; judging attachments without one: "
+			if wait := "waiting for the runtime at " + socket + " (up to 10s)\n"; c.why == "DeadlineExceeded" {
+				if !strings.HasPrefix(out.stderr, wait) || !strings.Contains(out.stderr, "\nhint: check the runtime: crictl ") {
+					t.Errorf("no line that it waits, or no hint:\n%s", out.stderr)
+				}
+				out.stderr = strings.TrimPrefix(out.stderr, wait)
+			}
+			want := "error: the runtime at " + socket + " returned no list of pods; judging attachments without one: "
 			if out.code != 1 || !strings.HasPrefix(out.stderr, want) || !strings.Contains(out.stderr, c.why) {
 				t.Errorf("exit code %d, %s\nwant 1, %s… %s", out.code, out.stderr, want, c.why)
 			}

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -20,11 +21,11 @@ import (
 	bolt "go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
 
-	"cni-unwind/cmd/unwindctl/internal/nodetest"
 	"cni-unwind/journal"
 	"cni-unwind/plugin"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/undo"
+	"cni-unwind/testdata/nodetest"
 	"cni-unwind/testdata/sandbox"
 )
 
@@ -41,7 +42,7 @@ func TestMain(m *testing.M) {
 		if strings.HasPrefix(os.Args[0], "/proc/self/fd/") { // the plugin to install, which has no path on the host
 			runPlugin()
 		}
-		os.Exit(sandbox.RunAsMachine(m)) // --host goes to process 1, and so does a sweep after a boot
+		os.Exit(sandbox.Run(m)) // --host goes to process 1, and so does a sweep after a boot
 	}
 	os.Exit(0)
 }
@@ -191,8 +192,8 @@ func putIn(tx *journal.Tx, e *journal.Entry) error {
 // ID-1, ID-2 and so on. dir and instance are of the next plugin's configuration, other names of the
 // newest ADD. STEP is what the step of the plugin before it has, in JSON.
 func (w writer) entry(args []string) error {
-	e := &journal.Entry{Key: keyOf(args[0]), State: journal.State(args[1]), Generations: []journal.Generation{{CNIVersion: "1.0.0"}}}
-	g, config, copies := e.Newest(), map[string]string{"name": e.Network}, 0
+	e := &journal.Entry{Key: keyOf(args[0]), State: journal.State(args[1]), CNIVersion: "1.0.0"}
+	g, config, copies := e, map[string]string{"name": e.Network}, 0
 	g.Path = filepath.Join(w.Getenv("TOOLS"), "test")
 	for _, arg := range args[2:] {
 		name, value, has := strings.Cut(arg, "=")
@@ -256,7 +257,16 @@ func (w writer) bury(keys []string) error {
 	return w.Update(context.Background(), func(tx *journal.Tx) error {
 		for _, text := range keys {
 			key := keyOf(text)
-			if err := errors.Join(tx.Delete(key), tx.PutTombstone(journal.Tombstone{Key: key, Reason: "settled"})); err != nil {
+			e, err := tx.Get(key)
+			if err != nil {
+				return err
+			}
+			if e == nil {
+				e = &journal.Entry{Key: key}
+			}
+			e.Bury()
+			e.Reason = "settled"
+			if err := tx.Put(e); err != nil {
 				return err
 			}
 		}
@@ -287,14 +297,9 @@ func (w writer) recordEvents(files []string) error {
 		if err = errors.Join(err, durationErr); err != nil {
 			return fmt.Errorf("%s: %w", file, err)
 		}
-		if err := w.Update(context.Background(), func(tx *journal.Tx) error { return tx.Record(e) }); err != nil {
-			return err
-		}
-		if err := inFile(w.Store, "history", "", func(event []byte) []byte {
-			_ = json.Unmarshal(event, &e)
-			e.At.Wall = e.At.Wall.Add(-ago)
-			return netconf.Marshal(e)
-		}); err != nil {
+		e.At = journal.Now()
+		e.At.Wall = e.At.Wall.Add(-ago)
+		if err := w.Record(e); err != nil {
 			return err
 		}
 	}
@@ -302,17 +307,17 @@ func (w writer) recordEvents(files []string) error {
 }
 
 func (w writer) count(args []string) error {
-	n, err := strconv.ParseUint(args[0], 10, 64)
+	n, err := strconv.Atoi(args[0])
 	if err != nil {
 		return err
 	}
-	return w.Update(context.Background(), func(tx *journal.Tx) error { return tx.SetCounter(n, args[1], args[2:]...) })
+	return w.Record(slices.Repeat([]journal.Event{{Count: args[1:]}}, n)...)
 }
 
 // here returns an entry whose newest ADD ran here, as far as it does not say otherwise, and whose
 // network namespace is the one at its path.
 func here(e *journal.Entry) *journal.Entry {
-	g, host := e.Newest(), thisHost()
+	g, host := e, thisHost()
 	given := g.Host
 	g.Host = journal.Host{
 		BootID: cmp.Or(given.BootID, host.BootID), Machine: cmp.Or(given.Machine, host.Machine),
@@ -322,6 +327,11 @@ func here(e *journal.Entry) *journal.Entry {
 	var there unix.Stat_t
 	if !g.NetNS.Known() && unix.Stat(g.NetNS.Path, &there) == nil {
 		g.NetNS.Dev, g.NetNS.Ino = there.Dev, there.Ino
+	}
+	soon := journal.BootNanos() + int64(4*time.Minute)
+	for i := range e.Steps { // a time that is further away was set in another boot
+		e.Steps[i].Again = min(e.Steps[i].Again, soon)
+		e.Steps[i].Wait.Until = min(e.Steps[i].Wait.Until, soon)
 	}
 	return e
 }
@@ -348,10 +358,8 @@ func thisHost() journal.Host {
 
 func become(value string) func([]byte) []byte { return func([]byte) []byte { return []byte(value) } }
 
-// secondCommit makes the transaction before count, although that does not fit its digest.
-func secondCommit(*bolt.Tx) error { return nil }
-
-// inFile changes a value past the journal's own code, or the last one of a bucket.
+// inFile changes the first value whose key begins so, or the last one of a bucket, past the journal's
+// own code.
 func inFile(s *journal.Store, bucket, key string, change func([]byte) []byte) error {
 	db, err := bolt.Open(s.Path(), 0o600, nil)
 	if err != nil {
@@ -359,11 +367,11 @@ func inFile(s *journal.Store, bucket, key string, change func([]byte) []byte) er
 	}
 	return errors.Join(db.Update(func(tx *bolt.Tx) error {
 		b := tx.Bucket([]byte(bucket))
-		k := []byte(key)
+		found, _ := b.Cursor().Seek([]byte(key)) // the number of the ADD follows
 		if key == "" {
-			last, _ := b.Cursor().Last()
-			k = bytes.Clone(last)
+			found, _ = b.Cursor().Last()
 		}
+		k := bytes.Clone(found)
 		return b.Put(k, change(b.Get(k)))
-	}), db.Update(secondCommit), db.Close())
+	}), db.Close())
 }

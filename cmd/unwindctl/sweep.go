@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -19,6 +20,7 @@ import (
 type sweepFlags struct {
 	inspect.Scope
 	job    sweep.Job
+	yes    bool
 	output term.Output
 }
 
@@ -31,13 +33,14 @@ func sweepCommand() *cobra.Command {
 		Long: "Release dead attachments, and retry every pending DEL.\n\n" +
 			"An attachment is dead if its ADD failed, if the runtime asked for its DEL, if it\n" +
 			"was added before this boot, or if its network namespace, all processes in it and\n" +
-			"its interface on the host are gone. With a list of attachments (--cri, --valid),\n" +
-			"it is also dead if it is not listed, no process is in its namespace and its grace\n" +
-			"period is over. sweep keeps everything else.\n\n" +
-			"With a list, sweep also works on a node without unwind. It undoes attachments that\n" +
-			"only libcni's cache has, with the DELs of the cached chain, and releases the\n" +
-			"addresses of other dead owners in the pools of host-local. Both need all evidence\n" +
-			"to agree. sweep does not create a journal.\n\n" +
+			"its interface on the host are gone. With a list of attachments (--cri,\n" +
+			"--valid-attachments), it is also dead if it is not listed, no process is in its\n" +
+			"namespace and its grace period is over. sweep keeps everything else.\n\n" +
+			"With a list, sweep also works on a node without unwind. It undoes dead attachments\n" +
+			"that the journal does not have, with the DELs of the chain in libcni's cache, or\n" +
+			"else of the conflist with their addresses. It releases no address to which a host\n" +
+			"port of this node still forwards. All evidence has to agree, and an empty list\n" +
+			"releases none of them without --force. sweep does not create a journal.\n\n" +
 			"Run sweep where the runtime runs: on the host, or in a node that is a container\n" +
 			"(kind, k3d, LXC), where only --cri covers attachments outside the journal. In any\n" +
 			"other container it cannot judge attachments and does nothing. It can be\n" +
@@ -45,27 +48,22 @@ func sweepCommand() *cobra.Command {
 			"ATTACHMENT is NETWORK/CONTAINER/IFNAME, as in unwindctl list, or a container ID,\n" +
 			"pod or address that has one attachment. A prefix of a container ID is enough.\n\n" +
 			"The results:\n" +
-			"  released        nothing of it remains\n" +
-			"  to be released  with --dry-run: sweep would release it\n" +
-			"  pending         dead; the next sweep retries its failed DELs\n" +
-			"  waits           dead, but cannot be released yet; WHY has the reason\n" +
-			"  kept            seems dead, but so do more than 10 and more than 30 % of the live\n" +
-			"                  attachments in the journal; see --force\n" +
-			"  unknown         cannot be judged from here, and is kept\n" +
-			"  busy            an ADD, a DEL or another sweep is working on it\n" +
-			"  live            in use; counted, and shown only if it is ATTACHMENT\n" +
-			"  left            a dead container left something that no DEL removes, such as\n" +
-			"                  firewall rules; counted, and listed at the end with the commands\n" +
-			"                  that remove it\n\n" +
-			"The exit code is 0 if every result is released, to be released, waits, busy or\n" +
-			"live, else 1.",
+			describe("result") + "\n" +
+			"The exit code is 0 if every result is released, to be released, waits, busy,\n" +
+			"recent or live, else 1.",
 		Example: "  unwindctl sweep --dry-run\n" +
 			"  unwindctl sweep --cri auto\n" +
 			"  unwindctl sweep default/web-0\n" +
-			"  unwindctl sweep --network podnet --valid attached.json",
+			"  unwindctl sweep --network podnet --valid-attachments attached.json",
 		Args:              term.OneArg,
 		ValidArgsFunction: completeNames(&flags.Directories, false),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			least := map[bool]time.Duration{false: time.Minute, true: 1}[flags.yes]
+			if given := flags.job.GracePeriod; cmd.Flags().Changed("grace-period") && given < least {
+				return term.WithHint("a pod that has just started may not be on the list yet; if no pod "+
+					"starts on this node: --yes", "%w",
+					term.Usage("--grace-period %s: must be at least %s", given, least))
+			}
 			return runSweep(cmd, args, flags)
 		},
 	}
@@ -73,13 +71,17 @@ func sweepCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&flags.job.DryRun, "dry-run", false,
 		"print what would be released, and release nothing")
 	cmd.Flags().BoolVar(&flags.job.Force, "force", false,
-		"also release attachments that are kept because too many seem dead")
-	cmd.Flags().StringVar(&flags.Valid, "valid", "",
+		"also release attachments that are kept because too many seem dead or the list is empty")
+	cmd.Flags().DurationVar(&flags.job.GracePeriod, "grace-period", 0,
+		"shorten the networks' grace period to `DURATION` for this sweep")
+	cmd.Flags().BoolVar(&flags.yes, "yes", false, "accept a --grace-period of less than a minute")
+	cmd.Flags().StringVar(&flags.Valid, "valid-attachments", "",
 		"read the attachments that --network should have from `FILE`, - for stdin: "+
 			"[{\"containerID\": \"…\", \"ifname\": \"…\"}, …]")
-	cmd.Flags().StringVar(&flags.job.Path, "bin-dir", "",
-		"find the plugins for DELs from libcni's cache in `DIR` (default: the runtimes')")
-	_ = cmd.MarkFlagDirname("bin-dir")
+	cmd.Flags().StringVar(&flags.job.Path, "cni-bin-dir", "",
+		"find the plugins for attachments that the journal does not have in `DIR` "+
+			"(default: the runtimes')")
+	_ = cmd.MarkFlagDirname("cni-bin-dir")
 	flags.output.AddFlags(cmd, cmd.Flags(), "findings, including live ones", lookFormats...)
 	addScopeFlags(cmd, &flags.Scope)
 	return cmd
@@ -106,7 +108,7 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	}
 	s.List = list
 	var poolErr error
-	s.Cache, s.Leftovers, s.Path = true, sweep.Leftovers, cmp.Or(s.Path, node.BinPath())
+	s.Cache, s.Path = true, cmp.Or(s.Path, node.BinPath(ctx))
 	if s.Attachment == nil {
 		s.Pools, poolErr = flags.Pools()
 	}
@@ -118,6 +120,7 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 		})()
 	}
 	findings, err := p.Sweep(ctx, flags.StateDir, s)
+	flags.GiveList(findings)
 	listErr = errors.Join(listErr, poolErr)
 	if findings == nil && err != nil {
 		return errors.Join(listErr, err)

@@ -8,6 +8,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+
+	"cni-unwind/testdata/nodetest"
 )
 
 // age is a cell that differs a second later.
@@ -19,8 +21,8 @@ func TestColours(t *testing.T) {
 	t.Parallel()
 	n := newMachine(t)
 	run := func(env string, args ...string) string {
-		term, stdout := newTerminal(t)
-		cmd := n.unwindctl(append([]string{"doctor", "--conf-dir", n.dir + "/none", "--bin-dir", n.dir, "--state-dir", n.state}, args...)...)
+		term, stdout := nodetest.NewTerminal(t, 0)
+		cmd := n.unwindctl(append([]string{"doctor", "--conf-dir", n.dir + "/none", "--cni-bin-dir", n.dir, "--state-dir", n.state}, args...)...)
 		cmd.Env = append(cmd.Environ(), "TERM=xterm", env)
 		cmd.Stdout = stdout
 		if err := cmd.Start(); err != nil {
@@ -42,7 +44,7 @@ func TestColours(t *testing.T) {
 	if text := run("NO_COLOR=1", "--watch"); strings.Count(text, "\x1b[H\x1b[2J") < 3 || !strings.HasPrefix(text, "\x1b[H\x1b[2J") {
 		t.Errorf("with --watch: %q", text)
 	}
-	if out := n.run(n.unwindctl("doctor", "--conf-dir", n.dir+"/none", "--bin-dir", n.dir)); strings.Contains(out.stdout, "\x1b") {
+	if out := n.run(n.unwindctl("doctor", "--conf-dir", n.dir+"/none", "--cni-bin-dir", n.dir)); strings.Contains(out.stdout, "\x1b") {
 		t.Errorf("piped: %q", out.stdout)
 	}
 }
@@ -54,15 +56,21 @@ func TestTables(t *testing.T) {
 	n := newMachine(t)
 	n.dead(3, "fail")
 	confDir := n.crowd(2)
-	for _, args := range [][]string{{"list"}, {"history"}, {"sweep", "--dry-run"}, {"list", "-o", "wide"}} {
+	for _, tt := range []struct {
+		width int
+		whole string // is not cut
+		args  []string
+	}{
+		{80, "", []string{"list"}}, {80, "faulty: p ADD refused\n", []string{"history"}},
+		{120, "faulty: p ADD refused\n", []string{"history"}}, {80, "", []string{"sweep", "--dry-run"}},
+		{80, "", []string{"doctor", "--cni-bin-dir", n.dir}},
+		{80, "", []string{"list", "-o", "wide"}},
+	} {
+		args, width := tt.args, tt.width
 		piped := n.run(n.ctl(confDir, args...)).stdout
-		const width = 80
-		term, stdout := newTerminal(t)
-		if err := unix.IoctlSetWinsize(int(stdout.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: width}); err != nil {
-			t.Fatal(err)
-		}
+		term, stdout := nodetest.NewTerminal(t, uint16(width))
 		cmd := n.ctl(confDir, args...)
-		cmd.Stdout = stdout
+		cmd.Env, cmd.Stdout = append(cmd.Environ(), "NO_COLOR=1"), stdout
 		_ = cmd.Run()
 		lines := strings.Count(piped, "\n")
 		eventually(t, "the table", func() bool { return strings.Count(term.String(), "\n") >= lines })
@@ -78,7 +86,10 @@ func TestTables(t *testing.T) {
 				t.Errorf("%v: %d characters on %d columns: %s", args, chars, width, line)
 			}
 		}
-		if len(shown) >= len(piped) {
+		if !strings.Contains(shown, tt.whole) {
+			t.Errorf("%v on %d columns: no %q in\n%s", args, width, tt.whole, shown)
+		}
+		if len(shown) >= len(piped) && args[0] != "doctor" { // whose texts are wrapped
 			t.Errorf("%v: nothing is cut:\n%s\npiped:\n%s", args, shown, piped)
 		}
 	}

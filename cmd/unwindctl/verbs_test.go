@@ -16,8 +16,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"cni-unwind/cmd/unwindctl/internal/durable"
-	"cni-unwind/cmd/unwindctl/internal/nodetest"
 	"cni-unwind/journal"
+	"cni-unwind/testdata/nodetest"
 )
 
 // scripted is the node of a script of testdata/script: its directories are state, net.d, plugins and
@@ -56,7 +56,7 @@ var verbs = map[string]verb{
 	"add": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) { n.addAll(ids) },
 	"old": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) {
 		for _, id := range n.addAll(ids) {
-			n.edit(id, func(e *journal.Entry) { e.Newest().GracePeriod = 1 })
+			n.edit(id, func(e *journal.Entry) { e.GracePeriod = 1 })
 		}
 	},
 	"dead": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) {
@@ -67,8 +67,8 @@ var verbs = map[string]verb{
 	// pause ID: the last try of its DEL was just now, and one of many.
 	"pause": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) {
 		n.edit(ids[0], func(e *journal.Entry) {
-			s := &e.Newest().Steps[0]
-			s.Attempts, s.RetryAt = 30, journal.BootNanos()+int64(4*time.Minute)
+			s := &e.Steps[0]
+			s.Tries, s.Wait.Until = 30, journal.BootNanos()+int64(4*time.Minute)
 		})
 	},
 	// plan [VERB=MODE…]: what the faulty plugin does with the next calls.

@@ -18,23 +18,18 @@ func TestRows(t *testing.T) {
 	seen := map[string]bool{}
 	for _, p := range table {
 		facts := p
-		facts.Name, facts.Source, facts.Provider = "", "", ""
+		facts.Name, facts.Source = "", ""
 		for problem, is := range map[string]bool{
-			"has no name":                                  p.Name == "",
-			"has two rows":                                 seen[p.Name],
-			"has no source with a version":                 !source.MatchString(p.Source),
-			"has no fact":                                  reflect.ValueOf(facts).IsZero(),
-			"leaves nothing, in a place":                   p.LeavesNothing && p.Traces != nil,
-			"leaves rules that have no label":              slices.Contains(p.Traces, RulesOfContainer) != (p.Labels != nil),
-			"has a chain and no label of it":               p.Chain != nil && p.Labels == nil,
-			"masquerades without a chain":                  p.Masquerades && p.Chain == nil,
-			"masquerades and gets no address to find it":   p.Masquerades && p.NetNS != Scratch,
+			"has no name":                  p.Name == "",
+			"has two rows":                 seen[p.Name],
+			"has no source with a version": !source.MatchString(p.Source),
+			"has no fact":                  reflect.ValueOf(facts).IsZero(),
 			"goes by an interface and is not kept from it": p.ByInterface != nil != (p.NetNS == Empty && p.LeftTo != ""),
 			"does nothing without what it gets":            p.SkipsUnnamed && p.NetNS != AsPlain,
-			"is lent an interface, and gets none":          p.BorrowsInterface && p.NetNS != Scratch,
-			"is elsewhere, and does not lie":               p.Elsewhere && !p.MayLie,
+			"frees by pod and by container":                p.FreesByPod && p.FreesByContainer,
+			"is elsewhere, and frees by nothing":           p.Elsewhere && !p.FreesByPod && !p.FreesByContainer,
+			"is pinned to what it does not get":            p.Pinned && (p.NetNS == Empty || p.SkipsUnnamed),
 			"moves a device, which it could take":          slices.Contains([]string{"host-device", "sriov"}, p.Name) && p.NetNS == Scratch,
-			"takes a lock of the node before it reads":     p.Name == "azure-vnet" && p.ReadsFirst,
 		} {
 			if is {
 				t.Errorf("%q %s: %+v", p.Name, problem, p)
@@ -53,14 +48,79 @@ func TestUnknown(t *testing.T) {
 	}
 }
 
+// names returns the plugins for which a fact holds, in the order of the table.
+func names(holds func(*Plugin) bool) (all []string) {
+	for i := range table {
+		if holds(&table[i]) {
+			all = append(all, table[i].Name)
+		}
+	}
+	return all
+}
+
+// TestColumns: the plugins for which a fact holds.
+func TestColumns(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		column string
+		holds  func(*Plugin) bool
+		want   string
+	}{
+		{"Pinned", func(p *Plugin) bool { return p.Pinned }, "bridge ptp macvlan ipvlan vlan host-device dummy tap loopback tuning sbr vrf"},
+		{"Scratch", func(p *Plugin) bool { return p.NetNS == Scratch }, "bridge ptp tuning sbr"},
+		{"Empty", func(p *Plugin) bool { return p.NetNS == Empty }, "ovn-k8s-cni-overlay terway"},
+		{"None", func(p *Plugin) bool { return p.NetNS == None }, "host-device"},
+		{"LeftTo", func(p *Plugin) bool { return p.LeftTo == "ovnkube-node" }, "ovn-k8s-cni-overlay"},
+		{"SkipsUnnamed", func(p *Plugin) bool { return p.SkipsUnnamed }, "kube-ovn sriov"},
+		{"FreesByPod", func(p *Plugin) bool { return p.FreesByPod }, "spiderpool"},
+		{"FreesByContainer", func(p *Plugin) bool { return p.FreesByContainer }, "aws-cni whereabouts"},
+		{"Elsewhere", func(p *Plugin) bool { return p.Elsewhere }, "whereabouts spiderpool"},
+		{"RemovesByAddress", func(p *Plugin) bool { return p.RemovesByAddress }, "aws-cni"},
+		{"Queues", func(p *Plugin) bool { return p.Queues }, "cilium-cni"},
+		{"HidesIPAM", func(p *Plugin) bool { return p.HidesIPAM }, "flannel"},
+		{"ExecutesIPAM", func(p *Plugin) bool { return p.ExecutesIPAM != nil },
+			"bridge ptp macvlan ipvlan vlan host-device dummy tap egress-cni azure-vnet calico flannel ovs sriov"},
+	} {
+		if got := strings.Join(names(tt.holds), " "); got != tt.want {
+			t.Errorf("%s: %s; want %s", tt.column, got, tt.want)
+		}
+	}
+}
+
+// TestExecutesIPAM: some plugins execute the binary of ipam.type only with some configurations.
+func TestExecutesIPAM(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		plugin, ipam, config string
+		want                 bool
+	}{
+		{"bridge", "own", `{}`, true},
+		{"egress-cni", "host-local", `{"enabled": "true"}`, true},
+		{"egress-cni", "host-local", `{"enabled": "false"}`, false},
+		{"egress-cni", "host-local", `{}`, false},
+		{"azure-vnet", "azure-vnet-ipam", `{}`, true},
+		{"azure-vnet", "azure-vnet-ipam", `{"multiTenancy": false}`, true},
+		{"azure-vnet", "azure-vnet-ipam", `{"multiTenancy": true}`, false},
+		{"azure-vnet", "azure-cns", `{}`, false},
+	} {
+		var config Object
+		if err := json.Unmarshal([]byte(tt.config), &config); err != nil {
+			t.Fatal(err)
+		}
+		if got := Of(tt.plugin).ExecutesIPAM(tt.ipam, config); got != tt.want {
+			t.Errorf("%+v: %t", tt, got)
+		}
+	}
+}
+
 func TestIPAMOf(t *testing.T) {
 	for config, want := range map[string]Plugin{
-		`{"type": "macvlan", "ipam": {"type": "whereabouts"}}`: {Name: "whereabouts", MayLie: true, Elsewhere: true},
+		`{"type": "macvlan", "ipam": {"type": "whereabouts"}}`: {Name: "whereabouts", FreesByContainer: true, Elsewhere: true},
 		`{"type": "bridge", "ipam": {"type": "own"}}`:          {Name: "own"},
-		`{"ipam": {"type": "static"}}`:                         {Name: "static", LeavesNothing: true},
-		`{"type": "whereabouts"}`:                              {LeavesNothing: true},
-		`{"ipam": {}}`:                                         {LeavesNothing: true},
-		`{"ipam": null}`:                                       {LeavesNothing: true},
+		`{"ipam": {"type": "static"}}`:                         {Name: "static"},
+		`{"type": "whereabouts"}`:                              {},
+		`{"ipam": {}}`:                                         {},
+		`{"ipam": null}`:                                       {},
 		`{"ipam": "whereabouts"}`:                              {},
 		`{"ipam": {"type": 5}}`:                                {},
 		`[`:                                                    {},
@@ -87,7 +147,7 @@ func TestDocument(t *testing.T) {
 	if !found || !closed {
 		t.Fatalf("no table %s", head)
 	}
-	has := func(p *Plugin) bool { return p.MayLie || p.Queues || p.SkipsUnnamed }
+	has := func(p *Plugin) bool { return p.FreesByContainer || p.FreesByPod || p.Queues || p.SkipsUnnamed }
 	var named []string
 	for _, row := range strings.Split(body, "\n")[2:] {
 		cell := strings.Split(row, "|")[1]
@@ -98,7 +158,7 @@ func TestDocument(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range Names(has) {
+	for _, name := range names(has) {
 		if !slices.Contains(named, name) {
 			t.Errorf("%s lacks %s", head, name)
 		}

@@ -2,20 +2,13 @@ package netconf
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"maps"
-	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
-	"syscall"
-	"time"
 
 	"github.com/containernetworking/cni/pkg/version"
 
@@ -29,6 +22,7 @@ type Chain struct {
 	DisableCheck bool
 	DisableGC    bool
 	Delegates    []Delegate
+	Warning      string // for the log: the chain is not the one that the configuration names
 }
 
 // Delegate is one plugin of the chain.
@@ -47,12 +41,7 @@ const maxDelegates = 500
 var ErrNoChain = errors.New(`neither "chain" nor "chainFile" is set; ` +
 	`put the plugins to run into "chain": {"plugins": [...]}`)
 
-// readDelay is the timeout of reading a chainFile. A disk under load may take seconds.
-const readDelay = 10 * time.Second
-
-// LoadChain returns the chain that the configuration contains or names. It reads chainFile at each
-// call, because the file's owner may rewrite it at any time. It abandons a read that hangs (a mount
-// whose server is gone) after readDelay; the read keeps a thread.
+// LoadChain returns the chain that the configuration contains or names.
 func (c *Conf) LoadChain() (*Chain, error) {
 	switch {
 	case c.Chain != nil && c.ChainFile != "":
@@ -64,80 +53,22 @@ func (c *Conf) LoadChain() (*Chain, error) {
 		}
 		return chain, nil
 	case c.ChainFile != "":
-		var chain *Chain
-		read := make(chan error, 1)
-		go func() {
-			data, err := ReadFile(c.ChainFile)
-			if err == nil {
-				chain, err = c.ParseChain(data, "")
-			}
-			read <- err
-		}()
-		select {
-		case err := <-read:
-			if err != nil {
-				return nil, fmt.Errorf("chainFile %s: %w", c.ChainFile, err)
-			}
-			return chain, nil
-		case <-time.After(readDelay):
-			return nil, fmt.Errorf("chainFile %s: not read within %s; check that its file system responds",
-				c.ChainFile, readDelay)
+		chain, err := c.readChainFile()
+		if err != nil {
+			return nil, fmt.Errorf("chainFile %s: %w", c.ChainFile, err)
 		}
+		return chain, nil
 	}
 	return nil, ErrNoChain
-}
-
-// ReadFile reads a configuration. It follows no link in a directory that others can write to, and
-// rejects anything but a regular file.
-func ReadFile(path string) ([]byte, error) {
-	flags := os.O_RDONLY | syscall.O_NONBLOCK
-	if dir, err := os.Stat(filepath.Dir(path)); err == nil && dir.Mode().Perm()&0o022 != 0 {
-		flags |= syscall.O_NOFOLLOW
-	}
-	f, err := os.OpenFile(path, flags, 0)
-	if err != nil {
-		err = errors.Unwrap(err) // without the path
-		if errors.Is(err, fs.ErrNotExist) {
-			err = fmt.Errorf("%w; the network's provider has not written it, or has removed it", err)
-		}
-		return nil, err
-	}
-	defer f.Close()
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return nil, errors.New("not a regular file")
-	}
-	return ReadAll(f)
-}
-
-// ReadAll reads a configuration of at most MaxConfig bytes.
-func ReadAll(r io.Reader) ([]byte, error) {
-	data, err := io.ReadAll(io.LimitReader(r, MaxConfig+1))
-	if err == nil && len(data) > MaxConfig {
-		err = fmt.Errorf("more than %d bytes", MaxConfig)
-	}
-	return data, err
 }
 
 // ParseChain reads a conflist as libcni would, with the plugins in the directory of the network's
 // name unless loadOnlyInlinedPlugins is set, or the configuration of one plugin. An absent
 // cniVersion is defaultVersion.
 func (c *Conf) ParseChain(data []byte, defaultVersion string) (*Chain, error) {
-	var list struct {
-		Type         string            `json:"type"`
-		Name         string            `json:"name"`
-		CNIVersion   string            `json:"cniVersion"`
-		CNIVersions  []string          `json:"cniVersions"`
-		DisableCheck flag              `json:"disableCheck"`
-		DisableGC    flag              `json:"disableGC"`
-		OnlyInlined  flag              `json:"loadOnlyInlinedPlugins"`
-		Plugins      []json.RawMessage `json:"plugins"`
-	}
-	if err := json.Unmarshal(data, &list); err != nil {
-		return nil, jsonError(err)
-	}
-	if list.Plugins == nil && list.Type != "" {
-		list.Plugins = []json.RawMessage{data}
-		list.OnlyInlined = true
+	list, err := parseList(data)
+	if err != nil {
+		return nil, err
 	}
 	if list.Name != "" && list.Name != c.Name {
 		return nil, fmt.Errorf(`key "name" is %q, but the network is %q; `+
@@ -159,8 +90,8 @@ func (c *Conf) ParseChain(data []byte, defaultVersion string) (*Chain, error) {
 			maxDelegates)
 	}
 	chain := &Chain{DisableCheck: bool(list.DisableCheck), DisableGC: bool(list.DisableGC)}
-	var err error
-	if chain.CNIVersion, err = highest(list.CNIVersion, list.CNIVersions, defaultVersion); err != nil {
+	chain.CNIVersion, err = highest(list.CNIVersion, list.CNIVersions, defaultVersion)
+	if err != nil {
 		return nil, err
 	}
 	for i, raw := range list.Plugins {
@@ -171,40 +102,6 @@ func (c *Conf) ParseChain(data []byte, defaultVersion string) (*Chain, error) {
 		chain.Delegates = append(chain.Delegates, d)
 	}
 	return chain, nil
-}
-
-// flag is a bool that may also be a string, as libcni allows.
-type flag bool
-
-func (f *flag) UnmarshalJSON(data []byte) error {
-	switch strings.ToLower(strings.Trim(string(data), `"`)) {
-	case "true":
-		*f = true
-	case "false", "null":
-		*f = false
-	default:
-		return &json.UnmarshalTypeError{Value: excerpt(data), Type: reflect.TypeFor[bool]()}
-	}
-	return nil
-}
-
-// InlineDirectory returns the plugin configurations (*.conf) in a directory, in the order of their
-// names. libcni adds those in the directory of the network's name, beside a conflist, to the list's
-// own.
-func InlineDirectory(dir string) ([]json.RawMessage, error) {
-	paths, err := filesIn(dir, ".conf")
-	if err != nil {
-		return nil, err
-	}
-	var plugins []json.RawMessage
-	for _, path := range paths {
-		data, err := ReadFile(path)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
-		}
-		plugins = append(plugins, data)
-	}
-	return plugins, nil
 }
 
 // highest returns the version that libcni would choose: the highest listed one that this release
@@ -263,22 +160,6 @@ func parseDelegate(raw json.RawMessage) (Delegate, error) {
 		}
 	}
 	return d, nil
-}
-
-// jsonError explains a JSON error in terms of keys, without showing the text.
-func jsonError(err error) error {
-	var wrong *json.UnmarshalTypeError
-	if !errors.As(err, &wrong) {
-		return fmt.Errorf("not valid JSON: %w", err)
-	}
-	words := map[string]string{"array": "a list", "slice": "a list", "object": "an object",
-		"string": "a string", "number": "a number", "bool": "true or false"}
-	is := cmp.Or(words[wrong.Value], wrong.Value)
-	want := cmp.Or(words[wrong.Type.Kind().String()], "an object")
-	if wrong.Field == "" {
-		return fmt.Errorf("%s, not %s", is, want)
-	}
-	return fmt.Errorf("key %q is %s, not %s", wrong.Field, is, want)
 }
 
 // Config returns the stdin of the delegate at index i, without prevResult: its own object, with the

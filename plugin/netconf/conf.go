@@ -49,10 +49,8 @@ type Conf struct {
 	OnDelFailure       string // report, defer
 	OnJournalFailure   string // degrade, fail
 	OnDuplicateAddress string // fail, warn
-	StatusOnPoolFull   string // ok, fail
 	SweepOnStatus      bool
 	Stores             map[string]string // paths of stores by plugin, see ipam.Query
-	StartEarly         []string          // see StartsEarly; nil is not given
 	LogLevel           slog.Level
 	LogFile            string
 	LogFormat          string   // text, json
@@ -98,24 +96,22 @@ func ParseConf(data []byte) (*Conf, error) {
 		"name":       networkName(&c.Name),
 		"capabilities": into(&c.Capabilities,
 			`a set of names with true or false, such as {"portMappings": true}`),
-		"runtimeConfig":         into(&c.RuntimeConfig, "an object"),
-		"prevResult":            into(&c.PrevResult, "an object"),
-		"chain":                 into(&c.Chain, "an object"),
-		"chainFile":             absolute(&c.ChainFile),
-		"disableGC":             into((*flag)(&c.DisableGC), "true or false"),
-		"stateDir":              absolute(&c.StateDir),
-		"delegateTimeout":       duration(&c.DelegateTimeout),
-		"gracePeriod":           duration(&c.GracePeriod),
-		"onDelFailure":          oneOf(&c.OnDelFailure, "report", "defer"),
-		"onJournalFailure":      oneOf(&c.OnJournalFailure, "degrade", "fail"),
-		"onDuplicateAddress":    oneOf(&c.OnDuplicateAddress, "fail", "warn"),
-		"statusOnPoolExhausted": oneOf(&c.StatusOnPoolFull, "ok", "fail"),
-		"sweepOnStatus":         into(&c.SweepOnStatus, "true or false"),
-		"stores":                c.takeStores,
-		"startEarly":            into(&c.StartEarly, "a list of plugins"),
-		"logLevel":              level(&c.LogLevel),
-		"logFile":               absolute(&c.LogFile),
-		"logFormat":             oneOf(&c.LogFormat, "text", "json"),
+		"runtimeConfig":      into(&c.RuntimeConfig, "an object"),
+		"prevResult":         into(&c.PrevResult, "an object"),
+		"chain":              into(&c.Chain, "an object"),
+		"chainFile":          absolute(&c.ChainFile),
+		"disableGC":          into((*flag)(&c.DisableGC), "true or false"),
+		"stateDir":           absolute(&c.StateDir),
+		"delegateTimeout":    duration(&c.DelegateTimeout),
+		"gracePeriod":        duration(&c.GracePeriod),
+		"onDelFailure":       oneOf(&c.OnDelFailure, "report", "defer"),
+		"onJournalFailure":   oneOf(&c.OnJournalFailure, "degrade", "fail"),
+		"onDuplicateAddress": oneOf(&c.OnDuplicateAddress, "fail", "warn"),
+		"sweepOnStatus":      into(&c.SweepOnStatus, "true or false"),
+		"stores":             c.takeStores,
+		"logLevel":           level(&c.LogLevel),
+		"logFile":            absolute(&c.LogFile),
+		"logFormat":          oneOf(&c.LogFormat, "text", "json"),
 	}
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
 		var err error
@@ -131,7 +127,7 @@ func ParseConf(data []byte) (*Conf, error) {
 			}
 		case !slices.Contains(ignoredKeys, key) &&
 			!(slices.Contains(emptyKeys, key) && string(value) == "{}"):
-			c.Warn("unknown key %q has no effect; keys for a delegate belong in its entry of the chain", key)
+			c.Warn("unknown key %q has no effect; keys for a plugin belong in its entry of the chain", key)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("key %q: %w", key, err))
@@ -148,23 +144,10 @@ func DefaultConf() *Conf {
 	return &Conf{
 		StateDir: DefaultStateDir, GracePeriod: 10 * time.Minute,
 		OnDelFailure: "report", OnJournalFailure: "degrade",
-		OnDuplicateAddress: "fail", StatusOnPoolFull: "ok", SweepOnStatus: true,
+		OnDuplicateAddress: "fail", SweepOnStatus: true,
 		LogLevel: slog.LevelInfo, LogFormat: "text",
 		Injected: map[string]json.RawMessage{}, ValidRaw: map[string]json.RawMessage{},
 	}
-}
-
-// StartsEarly reports whether the process of a plugin may start before its turn and get its
-// configuration later. The plugin must do nothing before it has read its whole configuration. The
-// key "startEarly" adds plugins to the known ones; an empty list disables early starts.
-//
-// unwind knows a plugin only by its name. A program of that name that does something else first is
-// ended after half a second, and restarted in its turn: see delegate.Processes.
-func (c *Conf) StartsEarly(plugin string) bool {
-	if c.StartEarly != nil && len(c.StartEarly) == 0 {
-		return false
-	}
-	return known.Of(plugin).ReadsFirst || slices.Contains(c.StartEarly, plugin)
 }
 
 // Observes reports whether unwind only observes and never sweeps, as in a trial. It then also skips
@@ -225,17 +208,16 @@ func (c *Conf) takeValid(key string, value json.RawMessage) error {
 
 func (c *Conf) takeStores(value json.RawMessage) error {
 	const want = `a set of plugins with an absolute path, such as {"aws-cni": "/run/ipam.json"}`
-	var given map[string]json.RawMessage
-	if err := into(&given, want)(value); err != nil || given == nil {
+	var stores map[string]string
+	if err := into(&stores, want)(value); err != nil {
 		return err
 	}
-	stores := map[string]string{}
-	for _, plugin := range slices.Sorted(maps.Keys(given)) {
-		var path string
-		if absolute(&path)(given[plugin]) != nil || path == "" {
+	for _, plugin := range slices.Sorted(maps.Keys(stores)) {
+		path, ok := cleanPath(stores[plugin])
+		if !ok {
 			return fmt.Errorf("%s is not %s", excerpt(value), want)
 		}
-		if p := known.Of(plugin); p.Elsewhere || !p.MayLie && !p.Queues {
+		if p := known.Of(plugin); p.Elsewhere || !p.FreesByContainer && !p.Queues {
 			c.Warn("key %q: %q has no store on the node that unwind can read, so its path has no effect",
 				"stores", plugin)
 		}
@@ -248,10 +230,15 @@ func (c *Conf) takeStores(value json.RawMessage) error {
 // ParseValid reads a list of attachments as a runtime gives it to a GC: [{"containerID": "…",
 // "ifname": "…"}, …]. An empty list is not nil.
 func ParseValid(data []byte) ([]Attachment, error) {
-	valid := []Attachment{}
-	if err := json.Unmarshal(data, &valid); err != nil || valid == nil {
-		return nil, fmt.Errorf(`%s is not a list of {"containerID": "…", "ifname": "…"}`,
-			excerpt(bytes.TrimSpace(data)))
+	const want = `expected a JSON list of {"containerID": "…", "ifname": "…"}`
+	valid, data := []Attachment{}, bytes.TrimSpace(data)
+	switch err := json.Unmarshal(data, &valid); {
+	case len(data) == 0:
+		return nil, errors.New(want + "; the file is empty")
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", want, jsonError(err))
+	case valid == nil:
+		return nil, errors.New(want + ", not null")
 	}
 	for i, a := range valid {
 		if a.ContainerID == "" || a.IfName == "" {
@@ -270,9 +257,11 @@ func networkName(to *string) func(json.RawMessage) error {
 }
 
 func absolute(to *string) func(json.RawMessage) error {
-	return check(to, "an absolute path", func(s string) (string, bool) {
-		return filepath.Clean(s), filepath.IsAbs(s) && !strings.ContainsRune(s, 0)
-	})
+	return check(to, "an absolute path", cleanPath)
+}
+
+func cleanPath(s string) (string, bool) {
+	return filepath.Clean(s), filepath.IsAbs(s) && !strings.ContainsRune(s, 0)
 }
 
 func duration(to *time.Duration) func(json.RawMessage) error {
@@ -290,9 +279,9 @@ func oneOf(to *string, allowed ...string) func(json.RawMessage) error {
 
 func level(to *slog.Level) func(json.RawMessage) error {
 	return check(to, `"debug", "info", "warn" or "error"`, func(s string) (slog.Level, bool) {
-		var l slog.Level
-		err := l.UnmarshalText([]byte(s))
-		return l, err == nil && slices.Contains([]string{"debug", "info", "warn", "error"}, s)
+		l, ok := map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo,
+			"warn": slog.LevelWarn, "error": slog.LevelError}[s]
+		return l, ok
 	})
 }
 

@@ -16,7 +16,7 @@ import (
 func defaults() *Conf {
 	return &Conf{
 		CNIVersion: "1.0.0", Name: "podnet", StateDir: "/var/lib/cni/unwind", GracePeriod: 10 * time.Minute,
-		OnDelFailure: "report", OnJournalFailure: "degrade", OnDuplicateAddress: "fail", StatusOnPoolFull: "ok",
+		OnDelFailure: "report", OnJournalFailure: "degrade", OnDuplicateAddress: "fail",
 		SweepOnStatus: true, LogFormat: "text", Injected: map[string]json.RawMessage{}, ValidRaw: map[string]json.RawMessage{},
 	}
 }
@@ -38,8 +38,8 @@ func TestParseConf(t *testing.T) {
 		{"every key", `"capabilities": {"portMappings": true, "ips": false}, "runtimeConfig": {"ips": ["10.0.0.1"]},
 			"prevResult": {}, "chain": {"plugins": []}, "chainFile": "/etc/cni//x.conflist", "stateDir": "/run/unwind/",
 			"delegateTimeout": "30s", "gracePeriod": "0s", "onDelFailure": "defer", "onJournalFailure": "fail",
-			"onDuplicateAddress": "warn", "statusOnPoolExhausted": "fail", "sweepOnStatus": false, "logLevel": "warn",
-			"logFile": "/var/log/unwind.log", "logFormat": "json", "startEarly": ["p"], "stores": {"aws-cni": "/run//ipam.json"}`,
+			"onDuplicateAddress": "warn", "sweepOnStatus": false, "logLevel": "warn",
+			"logFile": "/var/log/unwind.log", "logFormat": "json", "stores": {"aws-cni": "/run//ipam.json"}`,
 			func(c *Conf) {
 				c.Capabilities = map[string]bool{"portMappings": true, "ips": false}
 				c.RuntimeConfig = map[string]json.RawMessage{"ips": json.RawMessage(`["10.0.0.1"]`)}
@@ -47,8 +47,8 @@ func TestParseConf(t *testing.T) {
 				c.ChainFile, c.StateDir, c.LogFile = "/etc/cni/x.conflist", "/run/unwind", "/var/log/unwind.log"
 				c.DelegateTimeout, c.GracePeriod, c.LogLevel = 30*time.Second, 0, slog.LevelWarn
 				c.OnDelFailure, c.OnJournalFailure, c.OnDuplicateAddress = "defer", "fail", "warn"
-				c.StatusOnPoolFull, c.SweepOnStatus = "fail", false
-				c.LogFormat, c.StartEarly = "json", []string{"p"}
+				c.SweepOnStatus = false
+				c.LogFormat = "json"
 				c.Stores = map[string]string{"aws-cni": "/run/ipam.json"}
 			}},
 		{"keys of libcni", `"cniVersions": ["1.1.0"], "disableCheck": true, "disableGC": true, "loadOnlyInlinedPlugins": true,
@@ -67,7 +67,7 @@ func TestParseConf(t *testing.T) {
 		{"unknown keys are warnings", `"stateDIR": "/x", "ipam": {"type": "s3cret"}`, func(c *Conf) {
 			for _, key := range []string{"ipam", "stateDIR"} {
 				c.Warnings = append(c.Warnings, fmt.Sprintf("unknown key %q has no effect; "+
-					"keys for a delegate belong in its entry of the chain", key))
+					"keys for a plugin belong in its entry of the chain", key))
 			}
 		}},
 		{"a store of no plugin that has one", `"stores": {"aws-cmi": "/a", "bridge": "/b", "cilium-cni": "/c", "whereabouts": "/d"}`,
@@ -151,7 +151,7 @@ func TestWrongTypes(t *testing.T) {
 		"capabilities": {}, "runtimeConfig": {"an object"}, "sweepOnStatus": {"a bool"}, "name": {"a string"},
 		"cniVersion": {"a string", "JSON in a string"}, // skel has refused the latter
 		"chainFile":  {}, "stateDir": {}, "delegateTimeout": {}, "gracePeriod": {}, "onDelFailure": {}, "onJournalFailure": {},
-		"onDuplicateAddress": {}, "statusOnPoolExhausted": {}, "logLevel": {}, "logFile": {}, "logFormat": {}, "startEarly": {"a list"}, "stores": {},
+		"onDuplicateAddress": {}, "logLevel": {}, "logFile": {}, "logFormat": {}, "stores": {},
 	}
 	for key, allowed := range right {
 		for kind, value := range kinds {
@@ -194,18 +194,6 @@ func wantDefault(t *testing.T, key string, got *Conf) {
 	}
 }
 
-// A configuration that is too big is refused at ADD and still good for a DEL.
-func TestHugeConf(t *testing.T) {
-	data := fmt.Sprintf(`{"name": "podnet", "gracePeriod": "1s", "args": {"x": %q}}`, strings.Repeat("s3cret ", MaxConfig/7))
-	got, err := ParseConf([]byte(data))
-	if want := fmt.Sprintf("the configuration is too large: %d bytes, more than %d", len(data), MaxConfig); fmt.Sprint(err) != want {
-		t.Errorf("got error %.200v, want %s", err, want)
-	}
-	if got.Name != "podnet" || got.GracePeriod != time.Second {
-		t.Errorf("network %q, gracePeriod %s", got.Name, got.GracePeriod)
-	}
-}
-
 func FuzzParseConf(f *testing.F) {
 	f.Add([]byte(`{"cniVersion": "1.0.0", "name": "podnet", "type": "unwind", "chain": {"plugins": [{"type": "bridge"}]}}`))
 	f.Add([]byte(`{"name": "podnet", "stateDir": "x", "gracePeriod": "1h", "logLevel": "debug", "args": {}, "what": 1e400}`))
@@ -225,30 +213,4 @@ func FuzzParseConf(f *testing.F) {
 			t.Errorf("%+v", c)
 		}
 	})
-}
-
-// TestStartsEarly: the plugins that are known to read first, those that the key adds, and none where
-// it is empty. A plugin that takes a lock of the node first is not among them.
-func TestStartsEarly(t *testing.T) {
-	for _, tt := range []struct {
-		keys   string
-		plugin string
-		want   bool
-	}{
-		{``, "bridge", true},
-		{``, "own", false},
-		{``, "azure-vnet", false},
-		{`"startEarly": ["own"]`, "own", true},
-		{`"startEarly": ["own"]`, "bridge", true},
-		{`"startEarly": []`, "bridge", false},
-		{`"startEarly": null`, "bridge", true},
-	} {
-		c, err := parse(tt.keys)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := c.StartsEarly(tt.plugin); got != tt.want {
-			t.Errorf("%s of %s: %t, want %t", tt.keys, tt.plugin, got, tt.want)
-		}
-	}
 }

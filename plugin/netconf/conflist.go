@@ -1,13 +1,12 @@
 package netconf
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
-	"slices"
+	"reflect"
+	"strings"
 
 	"github.com/containernetworking/cni/pkg/utils"
 )
@@ -21,26 +20,6 @@ type Conflist struct {
 	Data       []byte
 	Types      []string // of its plugins, in their order
 	Unwind     *Conf    // the entry of unwind, or nil
-}
-
-// Conflists returns the paths of the configurations in a directory (/etc/cni/net.d), in the order
-// of a runtime: the first is the node's network. It returns none for a missing directory.
-func Conflists(dir string) ([]string, error) {
-	return filesIn(dir, ".conflist", ".conf", ".json") // as libcni
-}
-
-// filesIn returns the paths of the files in a directory with one of the extensions.
-func filesIn(dir string, extensions ...string) (paths []string, err error) {
-	files, err := os.ReadDir(dir) // sorted by name
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	for _, f := range files {
-		if !f.IsDir() && slices.Contains(extensions, filepath.Ext(f.Name())) {
-			paths = append(paths, filepath.Join(dir, f.Name()))
-		}
-	}
-	return paths, err
 }
 
 // ReadConflist reads the configuration in a file, as ParseConflist does. Errors do not contain the
@@ -60,21 +39,9 @@ func ReadConflist(path string) (*Conflist, error) {
 // ParseConflist reads a configuration. For an error in unwind's own entry, it also returns the rest
 // of the Conflist.
 func ParseConflist(data []byte) (*Conflist, error) {
-	if len(data) > MaxConfig {
-		return nil, fmt.Errorf("more than %d bytes", MaxConfig)
-	}
-	var list struct {
-		Name       string            `json:"name"`
-		CNIVersion string            `json:"cniVersion"`
-		Type       string            `json:"type"`
-		Plugins    []json.RawMessage `json:"plugins"`
-	}
-	err := json.Unmarshal(data, &list)
+	list, err := parseList(data)
 	if err != nil {
-		return nil, jsonError(err)
-	}
-	if list.Plugins == nil && list.Type != "" {
-		list.Plugins = []json.RawMessage{data}
+		return nil, err
 	}
 	c := &Conflist{Name: list.Name, CNIVersion: list.CNIVersion, Data: data}
 	for i, raw := range list.Plugins {
@@ -106,4 +73,60 @@ func (c *Conflist) Plain() (*Chain, *Conf, error) {
 	conf.Name, conf.ChainFile = c.Name, c.Path
 	chain, err := conf.ParseChain(c.Data, "")
 	return chain, conf, err
+}
+
+// list is a list of plugins as libcni reads it. The configuration of one plugin is a list too.
+type list struct {
+	Name         string            `json:"name"`
+	CNIVersion   string            `json:"cniVersion"`
+	CNIVersions  []string          `json:"cniVersions"`
+	DisableCheck flag              `json:"disableCheck"`
+	DisableGC    flag              `json:"disableGC"`
+	OnlyInlined  flag              `json:"loadOnlyInlinedPlugins"`
+	Plugins      []json.RawMessage `json:"plugins"`
+	Type         string            `json:"type"`
+}
+
+func parseList(data []byte) (l list, err error) {
+	if len(data) > MaxConfig {
+		return l, fmt.Errorf("more than %d bytes", MaxConfig)
+	}
+	if err := json.Unmarshal(data, &l); err != nil {
+		return l, jsonError(err)
+	}
+	if l.Plugins == nil && l.Type != "" {
+		l.Plugins, l.OnlyInlined = []json.RawMessage{data}, true
+	}
+	return l, nil
+}
+
+// flag is a bool that may also be a string, as libcni allows.
+type flag bool
+
+func (f *flag) UnmarshalJSON(data []byte) error {
+	switch strings.ToLower(strings.Trim(string(data), `"`)) {
+	case "true":
+		*f = true
+	case "false", "null":
+		*f = false
+	default:
+		return &json.UnmarshalTypeError{Value: excerpt(data), Type: reflect.TypeFor[bool]()}
+	}
+	return nil
+}
+
+// jsonError explains a JSON error in terms of keys, without showing the text.
+func jsonError(err error) error {
+	var wrong *json.UnmarshalTypeError
+	if !errors.As(err, &wrong) {
+		return fmt.Errorf("not valid JSON: %w", err)
+	}
+	words := map[string]string{"array": "a list", "slice": "a list", "object": "an object",
+		"string": "a string", "number": "a number", "bool": "true or false"}
+	is := cmp.Or(words[wrong.Value], wrong.Value)
+	want := cmp.Or(words[wrong.Type.Kind().String()], "an object")
+	if wrong.Field == "" {
+		return fmt.Errorf("%s, not %s", is, want)
+	}
+	return fmt.Errorf("key %q is %s, not %s", wrong.Field, is, want)
 }

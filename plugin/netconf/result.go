@@ -12,7 +12,6 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/types/create"
-	"github.com/vishvananda/netlink"
 
 	"cni-unwind/journal"
 )
@@ -173,25 +172,6 @@ func WithoutAddresses(raw json.RawMessage, drop []netip.Addr) (json.RawMessage, 
 	return Marshal(object), nil
 }
 
-// SameMeaning reports whether two results, of any version, have the same content.
-func SameMeaning(a, b json.RawMessage) bool {
-	in, err := create.DecodeVersion(a)
-	if other, otherErr := create.DecodeVersion(b); err != nil || otherErr != nil || other != in {
-		in = "1.1.0"
-	}
-	current := func(raw json.RawMessage) string {
-		raw, err := ConvertResult(raw, in)
-		if err == nil {
-			raw, err = ReadResult(raw, in)
-		}
-		if err != nil {
-			return ""
-		}
-		return string(raw)
-	}
-	return current(a) == current(b)
-}
-
 // maxPodName is more than Kubernetes allows for a namespace (63) and a name (253) together, in
 // bytes, and less than the journal allows for a key.
 const maxPodName = 1000
@@ -250,17 +230,13 @@ func CanonicalMAC(mac string) string {
 	return address.String()
 }
 
-// HostLinks returns the host ends of the container's interfaces in a result: the veths among the
-// interfaces without a sandbox. The others (a bridge, a macvlan's master) outlive the container.
-func HostLinks(r *Result) []journal.HostLink {
-	var links []journal.HostLink
-	for _, i := range r.Interfaces {
-		if i.Sandbox != "" || i.Name == "" {
-			continue
-		}
-		if link, err := netlink.LinkByName(i.Name); err == nil && link.Type() == "veth" {
-			links = append(links, journal.HostLink{Name: i.Name, MAC: link.Attrs().HardwareAddr.String()})
-		}
+// Shorten cuts a text to at most n bytes, at a rune boundary, and marks the cut with "…".
+func Shorten(s string, n int) string {
+	if len(s) <= n {
+		return s
 	}
-	return links
+	if n < len("…") {
+		return ""
+	}
+	return strings.ToValidUTF8(s[:n-len("…")], "") + "…"
 }

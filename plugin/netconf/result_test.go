@@ -84,8 +84,9 @@ func TestConvertResult(t *testing.T) {
 					t.Errorf("addresses of %s: %v, %v", got, r.Addresses(), err)
 				}
 				back, err := ConvertResult(got, from)
-				if err != nil || !SameMeaning(raw, back) {
-					t.Errorf("back: %s, %v, want the meaning of %s", back, err, raw)
+				again, parseErr := ParseResult(back)
+				if err != nil || parseErr != nil || fmt.Sprint(again.Prefixes()) != fmt.Sprint(r.Prefixes()) {
+					t.Errorf("back: %s, %v, %v, want the addresses of %s", back, err, parseErr, raw)
 				}
 			})
 		}
@@ -156,31 +157,6 @@ func TestWithoutAddresses(t *testing.T) {
 		if got, err := WithoutAddresses(json.RawMessage(result), drop); err == nil {
 			t.Errorf("%s became %s, want an error", result, got)
 		}
-	}
-}
-
-func TestSameMeaning(t *testing.T) {
-	one := `{"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.7/24"}], "interfaces": [{"name": "eth0", "sandbox": "/n"}]}`
-	for _, tt := range []struct {
-		name, other string
-		want        bool
-	}{
-		{"the same", one, true},
-		{"other bytes", `{"dns": {}, "interfaces": [{"sandbox": "/n", "name": "eth0"}], "ips": [{"address": "10.0.0.7/24"}], "cniVersion": "1.0.0"}`, true},
-		{"an older version", `{"cniVersion": "0.4.0", "ips": [{"version": "4", "address": "10.0.0.7/24"}], "interfaces": [{"name": "eth0", "sandbox": "/n"}]}`, true},
-		{"another address", `{"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.8/24"}], "interfaces": [{"name": "eth0", "sandbox": "/n"}]}`, false},
-		{"a longer prefix", `{"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.7/25"}], "interfaces": [{"name": "eth0", "sandbox": "/n"}]}`, false},
-		{"a route more", strings.Replace(one, `"ips"`, `"routes": [{"dst": "0.0.0.0/0"}], "ips"`, 1), false},
-		{"nothing", ``, false},
-		{"no result", `[]`, false},
-		{"an address that is null", `{"cniVersion": "1.0.0", "ips": [null]}`, false},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			a, b := json.RawMessage(one), json.RawMessage(tt.other)
-			if SameMeaning(a, b) != tt.want || SameMeaning(b, a) != tt.want {
-				t.Errorf("want %t", tt.want)
-			}
-		})
 	}
 }
 

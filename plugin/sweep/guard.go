@@ -4,7 +4,7 @@ import (
 	"fmt"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/decide"
 )
 
 // MassReleaseError means that the mass-release guard kept attachments that seem dead, because they
@@ -28,7 +28,7 @@ func (s *Sweep) guardMassRelease(findings []Finding) error {
 			continue
 		}
 		live++
-		if f.Fate == alive.Dead {
+		if f.Fate == decide.Dead {
 			dead = append(dead, f)
 		}
 	}

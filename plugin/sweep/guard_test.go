@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/decide"
 )
 
 // TestMassReleaseGuard: the mass-release guard keeps the live attachments of this boot if more than 10 of
@@ -14,7 +14,7 @@ import (
 func TestMassReleaseGuard(t *testing.T) {
 	t.Parallel()
 	// live counts those that are not dead.
-	type counts struct{ dead, live, removing, earlier, unknown int }
+	type counts struct{ dead, live, deleting, earlier, unknown int }
 	for _, c := range []struct {
 		name   string
 		counts counts
@@ -31,10 +31,10 @@ func TestMassReleaseGuard(t *testing.T) {
 		{"thirty of 99", counts{dead: 30, live: 69}, false, true},
 		{"eleven of 37, some of them not to be told", counts{dead: 11, live: 20, unknown: 6}, false,
 			false},
-		{"ten, and what has to go anyway", counts{dead: 10, removing: 50, earlier: 50}, false, false},
+		{"ten, and what has to go anyway", counts{dead: 10, deleting: 50, earlier: 50}, false, false},
 		{"eleven of 36, and many of an earlier boot", counts{dead: 11, live: 25, earlier: 50}, false,
 			true},
-		{"eleven of 36, and many that are being removed", counts{dead: 11, live: 25, removing: 50}, false,
+		{"eleven of 36, and many that are being removed", counts{dead: 11, live: 25, deleting: 50}, false,
 			true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -42,18 +42,18 @@ func TestMassReleaseGuard(t *testing.T) {
 			add := func(many int, f Finding) {
 				findings = append(findings, slices.Repeat([]Finding{f}, many)...)
 			}
-			add(c.counts.earlier, Finding{State: journal.Live, Verdict: alive.Verdict{Fate: alive.Dead}})
-			add(c.counts.dead, Finding{State: journal.Live, Verdict: alive.Verdict{Fate: alive.Dead}, thisBoot: true})
-			add(c.counts.removing, Finding{State: journal.Removing, Verdict: alive.Verdict{Fate: alive.Dead}, thisBoot: true})
-			add(c.counts.live, Finding{State: journal.Live, Verdict: alive.Verdict{Fate: alive.Live}, thisBoot: true})
-			add(c.counts.unknown, Finding{State: journal.Live, Verdict: alive.Verdict{Fate: alive.Unknown}, thisBoot: true})
+			add(c.counts.earlier, Finding{State: journal.Live, Verdict: decide.Verdict{Fate: decide.Dead}})
+			add(c.counts.dead, Finding{State: journal.Live, Verdict: decide.Verdict{Fate: decide.Dead}, thisBoot: true})
+			add(c.counts.deleting, Finding{State: journal.Deleting, Verdict: decide.Verdict{Fate: decide.Dead}, thisBoot: true})
+			add(c.counts.live, Finding{State: journal.Live, Verdict: decide.Verdict{Fate: decide.Live}, thisBoot: true})
+			add(c.counts.unknown, Finding{State: journal.Live, Verdict: decide.Verdict{Fate: decide.Unknown}, thisBoot: true})
 			s := &Sweep{Job: Job{Force: c.force}}
 			err := s.guardMassRelease(findings)
 			if (err != nil) != c.kept {
 				t.Errorf("the guard says %v", err)
 			}
 			for i, f := range findings {
-				live := f.State == journal.Live && f.Fate == alive.Dead && f.thisBoot
+				live := f.State == journal.Live && f.Fate == decide.Dead && f.thisBoot
 				if kept := f.Err != nil; kept != (live && c.kept) {
 					t.Errorf("finding %d, %+v: kept %t", i, f, kept)
 				}
@@ -66,13 +66,13 @@ func TestMassReleaseGuard(t *testing.T) {
 // death of the others credible.
 func TestPassedDELsBesideAMassDeath(t *testing.T) {
 	t.Parallel()
-	finding := func(fate alive.Fate, passed bool) Finding {
-		return Finding{State: journal.Live, Verdict: alive.Verdict{Fate: fate}, thisBoot: true, passed: passed}
+	finding := func(fate decide.Fate, passed bool) Finding {
+		return Finding{State: journal.Live, Verdict: decide.Verdict{Fate: fate}, thisBoot: true, passed: passed}
 	}
 	var findings []Finding
 	for range 11 {
-		findings = append(findings, finding(alive.Dead, false), finding(alive.Dead, true),
-			finding(alive.Live, false))
+		findings = append(findings, finding(decide.Dead, false), finding(decide.Dead, true),
+			finding(decide.Live, false))
 	}
 	var guard *MassReleaseError
 	err := (&Sweep{}).guardMassRelease(findings)

@@ -4,17 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"log/slog"
 	"net/netip"
-	"path/filepath"
+	"os"
 	"slices"
-	"time"
 
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
-	"cni-unwind/plugin/alive"
-	"cni-unwind/plugin/known"
+	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -23,16 +19,17 @@ type Pool struct {
 	Network string
 	Dir     string
 	Config  json.RawMessage // of the delegate that calls host-local
-	// GracePeriod is the network's.
-	GracePeriod time.Duration
 	// Plain means that a runtime runs the chain itself, without unwind.
 	Plain bool
+
+	chain *netconf.Chain
+	conf  *netconf.Conf
 }
 
 // PoolsOf returns the pools of a chain.
 func PoolsOf(ch *netconf.Chain, c *netconf.Conf) (pools []Pool) {
 	for i := range ch.Delegates {
-		p := poolOf(ch.Config(i, c), c)
+		p := PoolOf(ch.Config(i, c), ch, c)
 		if p.Dir != "" && !slices.ContainsFunc(pools, func(o Pool) bool { return o.Dir == p.Dir }) {
 			pools = append(pools, p)
 		}
@@ -40,144 +37,95 @@ func PoolsOf(ch *netconf.Chain, c *netconf.Conf) (pools []Pool) {
 	return pools
 }
 
-func poolOf(config json.RawMessage, c *netconf.Conf) Pool {
-	return Pool{Network: c.Name, Dir: ipam.Pool(config, c.Name), Config: config,
-		GracePeriod: c.GracePeriod}
+// PoolOf returns the pool of a delegate of a chain, given its configuration. Dir is "" without
+// host-local.
+func PoolOf(config json.RawMessage, ch *netconf.Chain, c *netconf.Conf) Pool {
+	return Pool{Network: c.Name, Dir: ipam.Pool(config, c.Name), Config: config, chain: ch,
+		conf: c}
 }
 
-// Full reports whether the pool has no free address.
-func (p Pool) Full(log *slog.Logger) bool {
-	full, err := ipam.Exhausted(p.Config, p.Network)
-	if err != nil {
-		log.Warn("cannot count free addresses", "pool", p.Dir, "err", err)
-	}
-	return full
-}
-
-// ReadPools returns the pools of the networks in conflist directories (/etc/cni/net.d), with or
-// without unwind. If several files have the same pool, the file with unwind wins. ReadPools leaves
-// out the pools of a network that unwind runs with another state directory, because another journal
-// knows their owners. The error names the files and chains that cannot be read; ReadPools still
-// returns the pools of the others.
-func ReadPools(stateDir string, confDirs ...string) ([]Pool, error) {
-	var pools []Pool
-	var errs []error
-	elsewhere := map[string]bool{} // pool directories of another journal
-	for _, dir := range confDirs {
-		paths, err := netconf.Conflists(dir)
-		errs = append(errs, err)
-		for _, path := range paths {
-			found, ours, err := readPools(path, stateDir)
-			if err != nil {
-				errs = append(errs, fmt.Errorf("%s: %w", path, err))
-			}
-			for _, p := range found {
-				i := slices.IndexFunc(pools, func(o Pool) bool { return o.Dir == p.Dir })
-				switch {
-				case !ours:
-					elsewhere[p.Dir] = true
-				case i < 0:
-					pools = append(pools, p)
-				case pools[i].Plain:
-					pools[i] = p
-				}
-			}
-		}
-	}
-	return slices.DeleteFunc(pools, func(p Pool) bool { return elsewhere[p.Dir] }),
-		errors.Join(errs...)
-}
-
-// readPools returns the pools of one file. ours is false if unwind runs them with another state
-// directory.
-func readPools(path, stateDir string) (pools []Pool, ours bool, err error) {
-	list, err := netconf.ReadConflist(path)
-	if err != nil {
-		return nil, true, err
-	}
-	if conf := list.Unwind; conf != nil {
-		chain, err := conf.LoadChain()
-		if err != nil {
-			return nil, true, err
-		}
-		return PoolsOf(chain, conf), conf.StateDir == filepath.Clean(stateDir), nil
-	}
-	chain, conf, err := list.Plain()
-	if err != nil {
-		return nil, true, err
-	}
-	pools = PoolsOf(chain, conf)
-	for _, d := range chain.Delegates {
-		if known.Of(d.Type).HidesIPAM && d.IPAM == "" { // flannel's plugin gets host-local then
-			pools = append(pools, poolOf(json.RawMessage(`{"ipam": {"type": "host-local"}}`), conf))
-		}
-	}
-	for i := range pools {
-		pools[i].Plain = true
-	}
-	return pools, true, nil
-}
-
-// reconcile compares the reservations in a pool with the journal and releases the dead ones. It
-// skips reservations whose owner is in the journal or in a finding on libcni's cache, because their
-// DELs release them.
-func (s *Sweep) reconcile(
-	ctx context.Context, pool Pool, all []Finding,
-) (findings []Finding, err error) {
+// freeEmpty releases the addresses of a pool for which host-local died before it wrote an
+// owner, and those that a DEL held until it was killed. If the journal has an owner of the address,
+// somebody has emptied its file; the address stays until that owner is gone.
+func (s *Sweep) freeEmpty(ctx context.Context, pool Pool) (findings []Finding, err error) {
 	found, err := ipam.Scan(pool.Dir)
-	if len(found) == 0 {
-		return nil, err
-	}
-	inJournal, journalErr := s.containers(ctx)
-	if journalErr != nil {
-		return nil, errors.Join(err, journalErr)
-	}
-	plan := ipam.Plan(found, func(r ipam.Reservation) (bool, string) {
-		cached := func(f Finding) bool {
-			return f.cached != nil && f.Network == pool.Network && r.Owner.Is(f.ContainerID, f.IfName)
-		}
-		if inJournal[r.Owner.ContainerID] || s.w.Node.List == nil || slices.ContainsFunc(all, cached) {
-			return false, "" // without a list there is no evidence against an owner
-		}
-		v := s.w.Node.JudgeReservation(pool.Network, r, pool.GracePeriod)
-		if v.Fate != alive.Dead {
-			findings = append(findings, findingOn(r, pool, v))
-		}
-		return v.Fate == alive.Dead, v.Reason.Text
-	})
-	var released []ipam.Planned
+	plan := s.unclaimed(ctx, slices.DeleteFunc(slices.Clone(found),
+		func(r ipam.Reservation) bool { return !r.Empty() }))
+	var released []ipam.Reservation
 	if !s.DryRun {
+		dropped, dropErr := DropHeld(ctx, s.w.Journal.Store, pool.Network, found)
+		for _, r := range dropped {
+			s.w.Log.Info("address released", "network", pool.Network, "address", r.Address,
+				"owner", r.HeldFor.ContainerID, "reason", "a DEL that held it was killed")
+		}
 		var applyErr error
 		released, applyErr = ipam.Apply(ctx, pool.Dir, plan)
-		err = errors.Join(err, applyErr)
+		err = errors.Join(err, dropErr, applyErr)
 	}
 	for _, r := range plan {
-		f := findingOn(r.Reservation, pool,
-			alive.Verdict{Fate: alive.Dead, Reason: alive.Reason{Text: r.Reason}})
+		f := Finding{Key: journal.Key{Network: pool.Network}, Addresses: []netip.Addr{r.Address},
+			Verdict: decide.Verdict{Fate: decide.Dead, Reason: decide.Reason{Text: ipam.WhyEmpty}}}
 		if f.Released = slices.Contains(released, r); f.Released {
 			s.w.Journal.Event(journal.Event{Kind: journal.Released, Key: f.Key,
-				Addresses: []netip.Addr{r.Address}, Reason: r.Reason})
-			s.w.Log.Info("address released", "network", pool.Network, "address", r.Address,
-				"owner", r.Owner.ContainerID, "reason", r.Reason)
+				Addresses: f.Addresses, Reason: ipam.WhyEmpty})
+			s.w.Log.Info("address released", "network", pool.Network, "address", r.Address, "reason",
+				ipam.WhyEmpty)
 		}
 		findings = append(findings, f)
 	}
 	return findings, err
 }
 
-func findingOn(r ipam.Reservation, pool Pool, v alive.Verdict) Finding {
-	return Finding{Address: r.Address, Verdict: v, Key: journal.Key{
-		Network: pool.Network, ContainerID: r.Owner.ContainerID, IfName: r.Owner.IfName}}
+// unclaimed returns the reservations whose addresses no record of the journal claims. If the
+// journal cannot be read, there are none.
+func (s *Sweep) unclaimed(
+	ctx context.Context, found []ipam.Reservation,
+) (free []ipam.Reservation) {
+	if len(found) == 0 {
+		return nil
+	}
+	s.w.Journal.Read(ctx, func(tx *journal.Tx) error {
+		free = slices.DeleteFunc(slices.Clone(found), func(r ipam.Reservation) bool {
+			records, err := tx.ByAddress(r.Address)
+			return err != nil || slices.ContainsFunc(records, func(e *journal.Entry) bool {
+				return slices.ContainsFunc(e.Claims,
+					func(c journal.Claim) bool { return c.Pool == r.Pool && c.Address == r.Address })
+			})
+		})
+		return nil
+	})
+	return free
 }
 
-// containers returns the container IDs in the journal, of any network.
-func (s *Sweep) containers(ctx context.Context) (map[string]bool, error) {
-	known := map[string]bool{}
-	err := s.w.Journal.Store.View(ctx, func(tx *journal.Tx) error {
-		return tx.Outlines(func(outline journal.Outline, _ error) error {
-			known[outline.ContainerID] = true
-			return nil
-		})
-	})
-	return known, err
+// DropHeld removes the files with which DELs held addresses of a network until they were killed,
+// see ipam.Hold, and returns these reservations. A DEL that still runs has its attachment's lock.
+func DropHeld(
+	ctx context.Context, store *journal.Store, network string, found []ipam.Reservation,
+) (dropped []ipam.Reservation, err error) {
+	for _, r := range found {
+		if !r.IsHeld() {
+			continue
+		}
+		switch dropErr := dropHeld(ctx, store, network, r); {
+		case dropErr == nil:
+			dropped = append(dropped, r)
+		case !errors.Is(dropErr, journal.ErrBusy):
+			err = errors.Join(err, dropErr)
+		}
+	}
+	return dropped, err
+}
+
+func dropHeld(
+	ctx context.Context, store *journal.Store, network string, r ipam.Reservation,
+) error {
+	if _, err := os.Lstat(store.Dir); err == nil { // else there are no locks
+		unlock, err := lockAttachment(store, journal.Key{Network: network,
+			ContainerID: r.HeldFor.ContainerID, IfName: r.HeldFor.IfName})
+		if err != nil {
+			return err
+		}
+		defer unlock()
+	}
+	return ipam.DropHeld(ctx, r.Pool, r.HeldFor, r.Address)
 }

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/alive"
-	"cni-unwind/plugin/record"
+	"cni-unwind/plugin/decide"
+	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/undo"
 )
 
@@ -18,17 +18,18 @@ import (
 type Job struct {
 	Network    string       // only this network; "" for all
 	Attachment *journal.Key // only this attachment; nil for all
-	List       *alive.List  // the runtime's list of attachments; nil without one
+	List       *facts.List  // the runtime's list of attachments; nil without one
 	Pools      []Pool       // pools of host-local to compare with the journal
-	Cache      bool         // also undo attachments that only libcni's cache has; needs a List
-	Path       string       // CNI_PATH for those
+	Cache      bool         // also undo attachments that only libcni's cache has
+	Path       string       // CNI_PATH for those that the journal does not have
 	DryRun     bool         // decide, but release nothing
-	Force      bool         // also release attachments that the guard keeps, see MassReleaseError
-	Periodic   bool         // nobody asked for the sweep: respect the backoff of DELs
-	Quick      bool         // within a STATUS or an ADD: no time for all pools and lock files
-	// Leftovers, if set, is the function Leftovers: it runs iptables-save and nft. As a field it is no
-	// part of the plugin, which starts for each verb of each pod.
-	Leftovers func(context.Context, *Sweep, []Finding) ([]Finding, error)
+	// GracePeriod, if not 0, shortens that of each network for this sweep.
+	GracePeriod time.Duration
+	// Force also releases attachments that the guard keeps, see MassReleaseError, and what the
+	// journal does not know although the List is empty.
+	Force    bool
+	Periodic bool // nobody asked for the sweep: respect the backoff of DELs
+	Quick    bool // within a STATUS or an ADD: see inFull
 	// Progress, if set, is called after each attempt at an attachment, by one goroutine at a time.
 	Progress func(done, of int)
 }
@@ -43,20 +44,19 @@ var ErrNotTried = errors.New("not attempted: out of time")
 //  2. Apply: release the dead attachments, the longest untouched first, some in parallel. Release
 //     each under its lock, without waiting for the lock, and judge it again from the journal's
 //     current entry. Then release attachments whose DELs were parked for one that is now released.
-//  3. In the same steps, judge and release the attachments that only libcni's cache has: see
-//     planCached.
-//  4. Compare the pools of host-local with the journal after that.
-//  5. List the other leftovers of dead containers: see Leftovers.
+//  3. With a list, judge and release in the same steps the attachments that the journal does not
+//     know: see undoOwner.
+//  4. Release the addresses of host-local that have no owner at all.
 type Sweep struct {
 	Job
 	w    *undo.Worker
-	last uint64 // end of the last sweep of all networks, in Unix seconds
+	last time.Time // end of the last sweep of all networks
 }
 
 // New returns a sweep that works with a fork of w.
 func New(w *undo.Worker, job Job) *Sweep {
 	w = w.Fork()
-	w.Node.List = job.List
+	w.Node.List, w.Node.MostGrace = job.List, job.GracePeriod
 	if job.Path != "" {
 		w.Verb.Path = job.Path
 	}
@@ -76,42 +76,38 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 		findings, err = append(findings, more...), errors.Join(err, moreErr)
 	}
 	if guarded == nil {
-		add(s.planCached(ctx))
+		add(s.planOwners(ctx))
 	}
 	if !s.DryRun {
 		s.Apply(ctx, findings)
-		if !s.Quick || s.stale() {
+		if s.inFull() {
 			add(nil, s.w.Journal.Store.RemoveStrayLocks(ctx))
 		}
 	}
-	if guarded != nil {
-		s.w.Node.List = nil // the list may be wrong
-	}
 	for _, pool := range s.Pools {
-		if !s.Quick || pool.Full(s.w.Log) {
-			add(s.reconcile(ctx, pool, findings))
+		if s.inFull() || s.Network != "" {
+			add(s.freeEmpty(ctx, pool))
 		}
 	}
-	if s.Leftovers != nil {
-		var leftErr error
-		findings, leftErr = s.Leftovers(ctx, s, findings)
-		err = errors.Join(err, leftErr)
-	}
 	if err == nil && (len(findings) == 0 ||
-		slices.ContainsFunc(findings, func(f Finding) bool { return f.Fate != alive.Unknown })) {
+		slices.ContainsFunc(findings, func(f Finding) bool { return f.Fate != decide.Unknown })) {
 		s.noteEnd(ctx) // a sweep that can judge nothing, such as in a container, does not count
 	}
 	if s.w.Node.Invoked || s.hasJournal() { // an operator's sweep does not create a journal
-		s.w.Journal.Flush(ctx)
+		s.w.Journal.Flush()
 	}
 	return findings, err
 }
 
+// inFull reports whether the sweep also looks at lock files without an entry, and at the pools of
+// all networks. A Quick sweep does so at most once a minute.
+func (s *Sweep) inFull() bool { return !s.Quick || s.stale() }
+
 // stale reports whether this sweep covers all networks, and the last such sweep ended at least a
 // minute ago.
 func (s *Sweep) stale() bool {
-	now := uint64(time.Now().Unix())
-	lately := s.last <= now && now-s.last < 60 // s.last in the future: the clock was wrong then
+	age := time.Since(s.last)
+	lately := age >= 0 && age < time.Minute // s.last in the future: the clock was wrong then
 	return s.Network == "" && s.Attachment == nil && !lately
 }
 
@@ -121,9 +117,7 @@ func (s *Sweep) noteEnd(ctx context.Context) {
 	if s.DryRun || !s.stale() || ctx.Err() != nil || !s.hasJournal() { // it creates none
 		return
 	}
-	if err := s.w.Journal.Update(ctx, func(tx *journal.Tx) error {
-		return tx.SetCounter(uint64(time.Now().Unix()), record.LastSweep)
-	}); err != nil {
+	if err := s.w.Journal.Store.NoteSweep(); err != nil {
 		s.w.Log.Debug("cannot record the time of the sweep", "err", err)
 	}
 }

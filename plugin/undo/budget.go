@@ -22,6 +22,7 @@ type Budgets struct {
 	LateDel  time.Duration // a late DEL, since its address was last seen free, see whileFree
 	HostLink time.Duration // waiting for the host's end of an interface to go after its namespace
 	Orphans  time.Duration // waiting for a dead unwind's delegates to end; below Release
+	Stop     time.Duration // a DEL, for an ADD of its attachment that was asked to stop: see stopping
 }
 
 // DefaultBudgets are the budgets on a real node.
@@ -35,4 +36,5 @@ var DefaultBudgets = Budgets{
 	LateDel:  4 * time.Second,
 	HostLink: time.Second,
 	Orphans:  2 * time.Second,
+	Stop:     5 * time.Second,
 }

@@ -16,14 +16,15 @@ func TestBudgetTable(t *testing.T) {
 		"Undo":     "a DEL, the rollback of an ADD, the wait for the attachment's lock",
 		"GC":       "a GC",
 		"Status":   "a STATUS",
-		"Release":  "DELs of other attachments during an ADD; the ADD continues without them",
-		"Step":     "one delegate's DEL, at least",
-		"Reserve":  "what a DEL leaves to each delegate after it, while none has hung",
-		"LateDel":  "a DEL with an address that is free again, from the last look that found no new owner",
+		"Release":  "the DELs of other attachments during an ADD, which continues without them",
+		"Step":     "the least time for one delegate's DEL",
+		"Reserve":  "the time that a DEL reserves for each delegate that follows, unless one has hung",
+		"LateDel":  "a DEL with an address that is free again, since the last check that found no new owner",
 		"HostLink": "the wait until the host end of an interface follows its namespace",
 		"Orphans":  "the wait for delegates of an unwind that was killed",
+		"Stop":     "the wait of a DEL for an ADD of its attachment to stop, since a delegate of that ADD ended",
 	}
-	table := "| what | time |\n|---|---|\n"
+	table := "| step | time |\n|---|---|\n"
 	budgets := reflect.ValueOf(DefaultBudgets)
 	for i := range budgets.NumField() {
 		name := budgets.Type().Field(i).Name

@@ -4,19 +4,21 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/internal/delegate"
-	"cni-unwind/plugin/internal/host"
-	"cni-unwind/plugin/record"
+	"cni-unwind/plugin/delegate"
+	"cni-unwind/plugin/facts"
 )
 
-// Lock takes the lock of an attachment. If another unwind holds it, Lock waits as long as ctx
-// allows. If only orphaned delegates of a killed unwind hold it, Lock waits a while, then kills
-// them and returns the names of their programs. It treats the delegates of a CHECK the same way,
-// unless it spares them.
+// lockPoll is how often Lock looks whether the lock is free.
+const lockPoll = 10 * time.Millisecond
+
+// Lock takes the lock of an attachment. If a living unwind holds it, Lock waits as long as ctx
+// allows, but see stopping. If only orphaned delegates of a killed unwind hold it, Lock waits a
+// while, then kills them and returns the names of their programs.
 func (w *Worker) Lock(
 	ctx context.Context, key journal.Key,
 ) (lock *journal.Lock, killed []string, err error) {
@@ -24,70 +26,128 @@ func (w *Worker) Lock(
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline)/2 < w.Budgets.Orphans {
 		patience = time.Now().Add(time.Until(deadline) / 2)
 	}
-	for {
-		slice, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
-		lock, err = w.Journal.Store.Acquire(slice, key)
-		if errors.Is(err, journal.ErrBusy) {
-			<-slice.Done() // Acquire returns at once if another worker of this process has the lock
-		}
-		cancel()
+	stop := stopping{Worker: w, key: key}
+	for ; ; time.Sleep(lockPoll) {
+		lock, err = w.Journal.Store.TryAcquire(key)
 		if !errors.Is(err, journal.ErrBusy) || ctx.Err() != nil {
 			return lock, killed, err
 		}
-		if time.Now().Before(patience) {
-			continue
-		}
-		pid, ownerErr := w.Journal.Store.Owner(key)
+		state, lookErr := w.Journal.Store.LookAtLock(key)
 		switch {
-		case ownerErr != nil:
-			return nil, killed, ownerErr
-		case pid == 0 && w.spares(ctx, key):
-			return nil, killed, err
-		case pid == 0:
-			killed = append(killed, w.EndOrphans(key)...)
+		case lookErr != nil:
+			return nil, killed, lookErr
+		case state.Owner != 0:
+			stop.look(state.Owner)
+		case time.Now().Before(patience):
+		default:
+			var names []string
+			lock, names, err = w.TakeOver(key)
+			if killed = append(killed, names...); !errors.Is(err, journal.ErrBusy) {
+				return lock, killed, err
+			}
 		}
 	}
 }
 
-// spares reports whether a CHECK that holds the lock may continue: it belongs to another attachment
-// than the verb's, and that attachment is not dead.
-func (w *Worker) spares(ctx context.Context, key journal.Key) bool {
-	if key == w.Verb.Key || !w.Checked(key) {
-		return false
-	}
-	var e *journal.Entry
-	w.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) (err error) {
-		e, err = record.Readable(tx.Get(key))
-		return err
+// TakeOver takes the lock of an attachment from the delegates of a dead unwind. It kills those that
+// hold it, waits up to delegate.GroupDelay for their end, and returns the names of their programs.
+// It kills no unwind, and no daemon: a process that made a session of its own. A daemon keeps its
+// descriptor, but not the lock.
+func (w *Worker) TakeOver(key journal.Key) (lock *journal.Lock, killed []string, err error) {
+	lock, err = w.Journal.Store.TakeOver(key, func() (onlyDaemons bool) {
+		ended := map[int]bool{}
+		for end := time.Now().Add(delegate.GroupDelay); ; time.Sleep(lockPoll) {
+			holders, err := facts.HoldersOf(w.Journal.Store.LockPath(key), delegate.LockFD)
+			if err != nil {
+				w.Log.Warn("cannot list orphaned plugins", "attachment", key.String(), "err", err)
+			}
+			daemons, delegates := facts.SplitDaemons(holders)
+			if len(delegates) == 0 || time.Now().After(end) {
+				return len(delegates) == 0 && len(daemons) > 0 && err == nil
+			}
+			for _, pid := range delegates {
+				if !ended[pid] {
+					ended[pid] = true
+					killed = append(killed, w.killOrphan(key, pid)...)
+				}
+			}
+		}
 	})
-	return e != nil && !w.Node.Judge(ctx, e).Releasable()
+	return lock, killed, err
 }
 
-// Checked reports whether only CHECKs hold an attachment's lock. The lock must not be free.
-func (w *Worker) Checked(key journal.Key) bool {
-	locked, _, err := w.Journal.Store.Locked(key)
-	return !locked && err == nil
+// killOrphan kills a delegate, and returns the names of its programs.
+func (w *Worker) killOrphan(key journal.Key, pid int) (programs []string) {
+	w.Log.Warn("killing orphaned plugin", "attachment", key.String(), "pid", pid)
+	programs = facts.ProgramsOf(pid)
+	if syscall.Kill(pid, syscall.SIGKILL) != nil {
+		return nil
+	}
+	return programs
 }
 
-// EndOrphans kills the delegates that hold an attachment's lock, and returns the names of their
-// programs if they ran an ADD or a DEL. It never kills an unwind.
-func (w *Worker) EndOrphans(key journal.Key) (killed []string) {
-	f, err := os.OpenFile(w.Journal.Store.LockPath(key),
-		os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+// stopping ends the ADD that holds the lock which a runtime's DEL of the same attachment waits for.
+// Runtimes do not run two verbs for one container at a time, so the ADD's runtime is dead or has
+// given it up.
+//
+//  1. SIGTERM: the ADD's unwind ends its delegate and undoes what the others did.
+//  2. SIGKILL, once no delegate of it has ended for Budgets.Stop. Its delegates hold the lock on,
+//     and Lock ends them as those of any dead unwind.
+//
+// An ADD of another attachment also holds this lock while it releases this attachment. So a signal
+// goes only to an unwind in the ADD of this container and interface that is older than this
+// process, by a handle that was opened before the lock's owner was read once more. Lock waits for
+// any other owner, also for one in another PID namespace, whose number is another process's here.
+type stopping struct {
+	*Worker
+	key       journal.Key
+	owner     *os.Process // that was asked to stop
+	delegates []int       // of the owner, at the last look
+	looked    time.Time
+	limit     time.Time
+}
+
+// look is called again and again while a process owns the lock.
+func (s *stopping) look(owner int) {
+	if !s.Verb.EndsADD || s.key != s.Verb.Key || owner == 1 ||
+		time.Since(s.looked) < 10*lockPoll {
+		return
+	}
+	s.looked = time.Now()
+	delegates, _ := facts.HoldersOf(s.Journal.Store.LockPath(s.key), delegate.LockFD)
+	switch {
+	case s.owner == nil || s.owner.Pid != owner:
+		if p := s.open(owner); p != nil {
+			s.Log.Warn("stopping the ADD that this DEL is for", "attachment", s.key.String(), "pid", owner)
+			_ = p.Signal(syscall.SIGTERM)
+			s.owner, s.delegates, s.limit = p, delegates, s.looked.Add(s.Budgets.Stop)
+		}
+	case slices.ContainsFunc(s.delegates,
+		func(pid int) bool { return !slices.Contains(delegates, pid) }):
+		s.delegates, s.limit = delegates, s.looked.Add(s.Budgets.Stop)
+	case s.looked.After(s.limit):
+		if p := s.open(owner); p != nil {
+			s.Log.Warn("killing the ADD that this DEL is for", "attachment", s.key.String(), "pid", owner)
+			_ = p.Signal(syscall.SIGKILL)
+			_ = p.Release()
+		}
+	default:
+		s.delegates = delegates
+	}
+}
+
+// open returns a handle of the lock's owner if it may be signalled, or nil.
+func (s *stopping) open(owner int) *os.Process {
+	p, err := os.FindProcess(owner)
 	if err != nil {
 		return nil
 	}
-	defer f.Close()
-	pids, err := host.HoldersOf(f, delegate.LockFD)
-	if err != nil {
-		w.Log.Warn("cannot list orphaned delegates", "attachment", key.String(), "err", err)
+	again, err := s.Journal.Store.LookAtLock(s.key)
+	if err != nil || again.Owner != owner || facts.Environ(owner, "CNI_COMMAND") != "ADD" ||
+		facts.Environ(owner, "CNI_CONTAINERID") != s.key.ContainerID ||
+		facts.Environ(owner, "CNI_IFNAME") != s.key.IfName || !facts.Older(owner, os.Getpid()) {
+		_ = p.Release()
+		return nil
 	}
-	for _, pid := range pids {
-		w.Log.Warn("killing orphaned delegate", "attachment", key.String(), "pid", pid)
-		programs, command := host.ProgramsOf(pid), host.Environ(pid, "CNI_COMMAND")
-		if syscall.Kill(pid, syscall.SIGKILL) == nil && (command == "ADD" || command == "DEL") {
-			killed = append(killed, programs...)
-		}
-	}
-	return killed
+	return p
 }

@@ -7,90 +7,112 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"strings"
 	"time"
 
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
-	"cni-unwind/plugin/internal/delegate"
-	"cni-unwind/plugin/internal/host"
-	"cni-unwind/plugin/known"
+	"cni-unwind/plugin/decide"
+	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/tristate"
 )
 
-// find searches for the generation's network namespace: at the runtime's path, at its recorded
-// path, at its other mounts (including hidden ones), and in the processes. If the host end of its
-// interface shows that something keeps the namespace, find also searches the open files of all
-// processes. It never returns another namespace at one of these paths, or one with another
-// attachment's interface. If the namespace is not on record, the interface at a path has to prove
-// to be the ADD's.
-func (u *undoing) find(ctx context.Context) delNetNS {
-	g := u.gen
-	if u.Node.SameBoot(g) == tristate.No {
-		return delNetNS{gone: true} // identities of an earlier boot mean nothing in this one
-	}
-	some := false // a path names a namespace
-	for _, path := range []string{u.Netns, g.NetNS.Path} {
-		seen, err := host.Look(path, u.Entry.IfName)
-		switch place := (host.Place{Path: path}); {
-		case err != nil:
-			continue
-		case g.NetNS.Same(seen.Netns):
-			return u.own(ctx, place, seen)
-		case !g.NetNS.Known() && u.shows(ctx, seen):
-			return delNetNS{Place: place}
-		}
-		some = true
-	}
-	if !g.NetNS.Known() {
-		return delNetNS{gone: !some && u.awaitHostLinkGone()}
-	}
-	place, pathErr := host.Find(g.NetNS)
-	if place.Path != "" {
-		return u.lookAndOwn(ctx, place)
-	}
-	pid, place, err := u.Node.View.OpenByProcess(g.NetNS, len(g.HostLinks) == 0)
-	if place.Path != "" {
-		return u.lookAndOwn(ctx, place)
-	}
-	// The kernel destroys a namespace some time after its last user is gone. A host link that
-	// existed and is gone proves as much as a look at every process.
-	linkGone := u.awaitHostLinkGone()
-	if !linkGone {
-		if place = host.OpenByDescriptor(g.NetNS); place.Path != "" {
-			return u.lookAndOwn(ctx, place)
-		}
-	}
-	looked := pathErr == nil && err == nil || len(g.HostLinks) > 0
-	return delNetNS{gone: linkGone && looked && pid == 0}
+// place is the namespace in which the DELs of a record run. It is opened when it is found, and
+// stays open until the pass ends, so that it cannot become another one meanwhile.
+type place struct {
+	facts.Place      // none if it may not be shown
+	gone        bool // it is proven gone
 }
 
-// lookAndOwn inspects the interface and calls own.
-func (u *undoing) lookAndOwn(ctx context.Context, p host.Place) delNetNS {
-	seen, err := host.Look(p.Path, u.Entry.IfName)
-	if err != nil {
-		return delNetNS{Place: p} // the namespace is gone by now
+// nowhere is a path that never exists, because no process has the ID 0.
+const nowhere = "/proc/0/ns/net"
+
+// show returns the CNI_NETNS for the DEL of a step. The path of a namespace is identified again
+// before each delegate, because the runtime may have made another namespace there.
+func (u *undoing) show(s *journal.Step) (netns string, remove func()) {
+	remove = func() {}
+	switch decide.Show(s, u.place.facts(u, s)) {
+	case decide.ShowPinned:
+		return u.place.Pinned(), remove
+	case decide.ShowPath:
+		if !u.place.IsAt(u.place.Path) {
+			return "", remove
+		}
+		return u.place.Path, remove
+	case decide.ShowScratch:
+		return u.scratch(s, u.Entry.IfName)
+	case decide.ShowEmpty:
+		return u.scratch(s, "")
+	case decide.ShowRecorded:
+		return u.Entry.NetNS.Path, remove
+	case decide.ShowNowhere:
+		return nowhere, remove
 	}
-	return u.own(ctx, p, seen)
+	return "", remove
 }
 
-// own returns the namespace at p, or none if the interface there belongs to another attachment.
-func (u *undoing) own(ctx context.Context, p host.Place, seen host.Interface) delNetNS {
-	if u.shows(ctx, seen) {
-		return delNetNS{Place: p}
+// facts returns what is known about the namespace for the DEL of a step.
+func (p place) facts(u *undoing, s *journal.Step) decide.NetNS {
+	n := decide.NetNS{Found: p.There(), Gone: p.gone, Asked: u.asked() && u.Verb.Netns != "",
+		Path: u.Entry.NetNS.Path, PathFree: isMissing(u.Entry.NetNS.Path)}
+	if n.Found && decide.UsesInterface(s) {
+		seen, err := facts.Look(p.Pinned(), u.Entry.IfName)
+		n.Interface = tristate.Of(seen.There(), err)
 	}
-	p.Close()
+	return n
+}
+
+// find searches for the record's network namespace: at the runtime's path, at its recorded path, at
+// its other mounts, and in the processes. It never returns another namespace at one of these paths,
+// or one with another attachment's interface. If the namespace is not on record, the interface at a
+// path has to prove to be the ADD's.
+func (u *undoing) find(ctx context.Context) place {
+	e := u.Entry
+	if u.Node.SameBoot(e) == tristate.No {
+		return place{gone: true} // identities of an earlier boot mean nothing in this one
+	}
+	if !e.NetNS.Known() {
+		return u.findUnknown(ctx)
+	}
+	found, err := facts.Find(e.NetNS, e.IfName, u.Netns)
+	if !found.There() {
+		var processErr error
+		found, processErr = u.Node.View.OpenByProcess(e.NetNS, e.IfName, len(e.HostLinks) == 0)
+		err = errors.Join(err, processErr)
+	}
+	switch {
+	case !found.There():
+		// The kernel destroys a namespace some time after its last user is gone. A host link that
+		// existed and is gone proves as much as a look at every process.
+		return place{gone: u.awaitHostLinkGone() && (err == nil || len(e.HostLinks) > 0)}
+	case u.shows(ctx, found.Seen):
+		return place{Place: found}
+	}
 	u.Log.Warn("the interface belongs to another attachment; running the DEL without the namespace",
-		"netns", p.Path)
-	return delNetNS{}
+		"netns", found.Path)
+	found.Close()
+	return place{}
+}
+
+// findUnknown returns the namespace at the runtime's path or at the recorded path, if the interface
+// in it proves to be the ADD's.
+func (u *undoing) findUnknown(ctx context.Context) place {
+	some := false // a path names a namespace
+	for _, path := range []string{u.Netns, u.Entry.NetNS.Path} {
+		found, err := facts.Open(path, u.Entry.IfName)
+		if some = some || err == nil; err == nil && u.shows(ctx, found.Seen) {
+			return place{Place: found}
+		}
+		found.Close()
+	}
+	return place{gone: !some && u.awaitHostLinkGone()}
 }
 
 // awaitHostLinkGone reports whether the host end of the container's interface is gone, or
 // disappears within Budgets.HostLink.
 func (u *undoing) awaitHostLinkGone() bool {
 	for end := time.Now().Add(u.Budgets.HostLink); ; time.Sleep(5 * time.Millisecond) {
-		there, err := host.LinkThere(u.gen.HostLinks)
+		there, err := facts.LinkThere(u.Entry.HostLinks)
 		if err != nil || there && time.Now().After(end) {
 			return false
 		}
@@ -100,106 +122,50 @@ func (u *undoing) awaitHostLinkGone() bool {
 	}
 }
 
-// shows decides whether the DELs of a generation may run in the namespace of an inspected
-// interface. It must be the namespace of the ADD, and the interface there, if any, the ADD's. If
-// the journal does not have the namespace, the interface must prove to be the ADD's.
-func (u *undoing) shows(ctx context.Context, seen host.Interface) bool {
-	if !u.gen.NetNS.Known() {
+// shows decides whether the DELs of a record may run in the namespace of an inspected interface. It
+// must be the namespace of the ADD, and the interface there, if any, the ADD's. If the journal does
+// not have the namespace, the interface must prove to be the ADD's.
+func (u *undoing) shows(ctx context.Context, seen facts.Interface) bool {
+	e := u.Entry
+	if !e.NetNS.Known() {
 		return !u.Node.IsHost(seen.Netns) && u.provesOwn(ctx, seen)
-	}
-	if !u.gen.NetNS.Same(seen.Netns) {
-		return false
 	}
 	if !seen.There() {
 		return true
 	}
-	own := netconf.InterfaceOf(u.gen.Result, u.Entry.IfName)
+	own := netconf.InterfaceOf(e.Result, e.IfName)
 	switch mac, address := seen.HasMAC(own), seen.HasAny(own); {
 	case mac == tristate.Yes || mac == tristate.Unknown && address == tristate.Yes:
 		return true
 	case mac == tristate.No && address != tristate.Yes:
 		return false
-	case u.gen.Occupant != "" && seen.Occupant() == u.gen.Occupant:
+	case e.Occupant != "" && seen.Occupant() == e.Occupant:
 		return false
 	}
-	return !u.Node.Anothers(ctx, u.Entry.Key, seen)
+	return !u.Node.Anothers(ctx, e.Key, seen)
 }
 
 // provesOwn reports whether an interface is the ADD's, according to the result of the runtime or of
 // libcni's cache, or to an address that host-local has for the attachment.
-func (u *undoing) provesOwn(ctx context.Context, seen host.Interface) bool {
+func (u *undoing) provesOwn(ctx context.Context, seen facts.Interface) bool {
 	if !seen.There() {
 		return false
 	}
-	own := []journal.Interface{netconf.InterfaceOf(u.gen.Result, u.Entry.IfName)}
+	e := u.Entry
+	own := []journal.Interface{netconf.InterfaceOf(e.Result, e.IfName)}
 	if !own[0].Known() {
-		if c, err := u.Node.CachedADD(u.Entry.Key); c != nil && err == nil {
-			own = append(own, netconf.InterfaceOf(c.Result, u.Entry.IfName))
+		if c, err := u.Node.CachedADD(e.Key); c != nil && err == nil {
+			own = append(own, netconf.InterfaceOf(c.Result, e.IfName))
 		}
-		for _, c := range u.gen.Claims {
+		for _, c := range e.Claims {
 			owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
-			if c.Pool != "" && err == nil && given && owner.Is(u.Entry.ContainerID, u.Entry.IfName) {
+			if c.Pool != "" && err == nil && given && owner.Is(e.ContainerID, e.IfName) {
 				own = append(own, journal.Interface{Addresses: []netip.Addr{c.Address}})
 			}
 		}
 	}
-	return slices.ContainsFunc(own, seen.Is) && !u.Node.Anothers(ctx, u.Entry.Key, seen)
+	return slices.ContainsFunc(own, seen.Is) && !u.Node.Anothers(ctx, e.Key, seen)
 }
-
-// The rest of this file decides which CNI_NETNS a DEL gets if the container's network namespace is
-// gone, or if the DEL must not get it.
-
-// nowhere is a path that never exists, because no process has the ID 0.
-const nowhere = "/proc/0/ns/net"
-
-// getsEmpty reports whether the DEL of a step gets an empty network namespace in place of the
-// container's: it fails, or frees nothing, unless CNI_NETNS is a namespace.
-func getsEmpty(step *journal.Step) bool {
-	facts := known.Of(step.Type)
-	if facts.NetNS != known.Empty {
-		return false
-	}
-	keys := netconf.ObjectOf(step.Config)
-	return !slices.ContainsFunc(facts.ByInterface, func(key string) bool { return len(keys[key]) > 0 })
-}
-
-// delLeft runs a DEL that always fails once the namespace is gone, and counts it as done: see
-// known.Plugin.LeftTo.
-func (a *attempt) delLeft(ctx context.Context, c *delegate.Call, to string) *delegate.Failure {
-	f := a.callDEL(ctx, c)
-	if f == nil || f.Killed {
-		return f
-	}
-	a.Log.Info("DEL left to "+to+": it cannot pass without its network namespace, which is gone",
-		"code", f.Code, "err", netconf.Shorten(f.Said(), 500))
-	return nil
-}
-
-// shown returns CNI_NETNS for a DEL that gets no scratch namespace.
-//
-// If there is no namespace for the DEL, and the runtime names one for this attachment, delegates
-// get what the plain chain would pass: the path of the ADD, which no longer exists. Some free
-// nothing without it (SkipsUnnamed), and ovs-cni finds its port by it. If the path exists again, or
-// may exist later because it contains a process ID, they get nowhere.
-//
-// If the runtime names none, as in a sweep, they get none: otherwise an agent that identifies the
-// container by its pod or a device could release what belongs to the next sandbox.
-func (a *attempt) shown() string {
-	path, gets := a.gen.NetNS.Path, known.Of(a.Type).NetNS
-	switch {
-	case a.place.Path != "", !a.asked(), a.Verb.Netns == "":
-		return a.place.Path
-	case gets == known.None, gets == known.Scratch:
-		return ""
-	case path == "" || strings.HasPrefix(path, "/proc/") || !isMissing(path):
-		return nowhere
-	default:
-		return path
-	}
-}
-
-// asked reports whether the pass is for the attachment of the verb itself.
-func (u *undoing) asked() bool { return u.Entry.Key == u.Verb.Key }
 
 func isMissing(path string) bool {
 	_, err := os.Lstat(path)

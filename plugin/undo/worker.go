@@ -12,15 +12,15 @@ import (
 
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
-	"cni-unwind/plugin/alive"
-	"cni-unwind/plugin/internal/delegate"
+	"cni-unwind/plugin/delegate"
+	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
 )
 
 // Worker runs pending DELs, one at a time, and decides on their outcome.
 type Worker struct {
-	Node    *alive.Node
+	Node    *facts.Node
 	Journal *record.Recorder
 	Log     *slog.Logger
 	Budgets Budgets
@@ -37,10 +37,12 @@ type Worker struct {
 // Verb describes the verb that a pass belongs to. Key is zero for a verb without an attachment, and
 // for an operator's sweep.
 type Verb struct {
-	Key   journal.Key
-	Netns string // CNI_NETNS
-	Path  string // CNI_PATH
-	Conf  *netconf.Conf
+	Key journal.Key
+	// EndsADD is set for the runtime's DEL: it ends an ADD of its attachment that still runs.
+	EndsADD bool
+	Netns   string // CNI_NETNS
+	Path    string // CNI_PATH
+	Conf    *netconf.Conf
 	// Chain returns the verb's chain. It reads a chainFile once, at the first call: the read may hang,
 	// so a verb that does not need the chain never calls it.
 	Chain func() (*netconf.Chain, error)
@@ -54,22 +56,6 @@ func (w *Worker) Fork() *Worker {
 	fork.Journal = w.Journal.Fork()
 	fork.Node, fork.Runner = w.Node.Fork(fork.Journal), w.NewRunner()
 	return &fork
-}
-
-// StartEarly starts the process of the delegate that comes next, if its plugin is known to read its
-// configuration before it does anything.
-func (w *Worker) StartEarly(next *delegate.Call) {
-	if next = w.Early(next); next != nil {
-		w.Runner.Start(next)
-	}
-}
-
-// Early returns the call, or nil if its process must not be started before its turn.
-func (w *Worker) Early(next *delegate.Call) *delegate.Call {
-	if next == nil || !w.Verb.Conf.StartsEarly(next.Plugin) {
-		return nil
-	}
-	return next
 }
 
 // at marks a crash point for tests.

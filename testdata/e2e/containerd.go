@@ -33,11 +33,20 @@ type Version struct {
 	Major int
 }
 
+// newest is the directory of the newest release.
+const newest = "containerd-v2.4.2"
+
+// Newest returns the newest release.
+func Newest(t testing.TB) Version {
+	t.Helper()
+	return versionOf(t, newest)
+}
+
 // Containerds returns the releases to test, the newest first and Debian's last. A short run has
 // only the newest.
 func Containerds(t testing.TB) []Version {
 	t.Helper()
-	dirs := []string{"containerd-v2.4.2", "containerd-v2.0.14", "containerd-v1.7.35", "deb/usr/bin"}
+	dirs := []string{newest, "containerd-v2.0.14", "containerd-v1.7.35", "deb/usr/bin"}
 	if Short() {
 		dirs = dirs[:1]
 	}

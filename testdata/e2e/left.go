@@ -88,10 +88,7 @@ type Attachment struct {
 	State       string
 	Addresses   []string
 	Reason      string
-	Steps       []struct {
-		Plugin, LastError string
-		Parked, Again     bool
-	}
+	Steps       []struct{ Plugin, LastError string }
 }
 
 // Journal returns the entries of unwind's journal.

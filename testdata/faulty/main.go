@@ -44,15 +44,13 @@
 //	ignore-term         never answer, and ignore SIGTERM
 //	crash, crash-effect SIGKILL to itself
 //	kill-parent         SIGKILL to the parent, then never answer
+//	kill-parent-late    the same after a second
 //	kill-parent-effect  take effect, SIGKILL to the parent, then answer
 //	orphan              leave a child in the process group, SIGKILL to the parent and exit; the
 //	                    child takes effect after delayMS
 //	daemon              leave a child in a session of its own that holds every inherited
 //	                    descriptor, stdout and stderr too, for a minute; then ok
 //	empty, garbage      take effect and exit 0, having written nothing, or "not json"
-//
-// With CNI_FAULTY_LOCK=<file> in the environment each call makes that file before it reads its
-// configuration, waits for as long as another one has it, and removes it at its end.
 //
 // "Never" is two minutes, so that a test that dies leaves nothing behind.
 //
@@ -90,8 +88,6 @@ import (
 const (
 	forever    = 2 * time.Minute
 	daemonLife = time.Minute
-
-	lockEnv = "CNI_FAULTY_LOCK"
 
 	// roleEnv tells a child of this program its role.
 	roleEnv    = "CNI_FAULTY_ROLE"
@@ -152,14 +148,9 @@ func main() {
 		time.Sleep(daemonLife)
 		return
 	}
-	unlock := func() {}
-	if path := os.Getenv(lockEnv); path != "" && os.Getenv("CNI_COMMAND") != "VERSION" {
-		unlock = lock(path)
-	}
 	do := func(args *skel.CmdArgs) error { return serve(args, role, parent) }
 	err := skel.PluginMainFuncsWithError(
 		skel.CNIFuncs{Add: do, Del: do, Check: do, GC: do, Status: do}, version.All, "faulty, which fails on demand")
-	unlock()
 	if err != nil {
 		_ = err.Print() // a reader that has gone is not this plugin's fault
 		os.Exit(1)
@@ -312,6 +303,9 @@ func (c *call) run() ([]byte, error) {
 		return nil, c.hang()
 	case "crash":
 		return nil, errors.Join(syscall.Kill(os.Getpid(), syscall.SIGKILL), c.hang())
+	case "kill-parent-late":
+		time.Sleep(time.Second)
+		return nil, errors.Join(c.killParent(), c.hang())
 	case "kill-parent":
 		if err := c.killParent(); err != nil || effectFirst {
 			return c.result(), err

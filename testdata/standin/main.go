@@ -36,6 +36,7 @@ var rules = map[string][2]rule{
 	"sriov":               {addSRIOV, delSRIOV},
 	"terway":              {conf.add, delTerway},
 	"azure-vnet":          {addAzure, delAzure},
+	"spiderpool":          {addSpiderpool, delSpiderpool},
 }
 
 func main() {
@@ -103,14 +104,15 @@ func (c conf) hold(args *skel.CmdArgs) (*current.Result, error) {
 		if held[address.String()] {
 			continue
 		}
-		if err := os.WriteFile(c.file(args), []byte(address.String()), 0o600); err != nil {
-			return nil, err
-		}
-		return &current.Result{CNIVersion: current.ImplementedSpecVersion, IPs: []*current.IPConfig{
-			{Address: net.IPNet{IP: address, Mask: net.CIDRMask(24, 32)}},
-		}}, nil
+		return resultOf(address), os.WriteFile(c.file(args), []byte(address.String()), 0o600)
 	}
 	return nil, errors.New("no address is free")
+}
+
+func resultOf(address net.IP) *current.Result {
+	return &current.Result{CNIVersion: current.ImplementedSpecVersion, IPs: []*current.IPConfig{
+		{Address: net.IPNet{IP: address, Mask: net.CIDRMask(24, 32)}},
+	}}
 }
 
 // free frees the address of an attachment, if it has one.

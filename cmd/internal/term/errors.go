@@ -46,7 +46,7 @@ type Coded struct {
 
 func (c Coded) Error() string { return c.Text }
 
-// The exit codes of both programs. doctor has two more.
+// The exit codes of both programs. doctor has two more, and unwindctl off one.
 const (
 	ExitError       = 1 // something failed, was not found, or remains to be done
 	ExitUsage       = 2 // usage error; nothing was done

@@ -1,6 +1,7 @@
 package term
 
 import (
+	"cmp"
 	"io"
 	"slices"
 	"strings"
@@ -10,6 +11,8 @@ import (
 type Column struct {
 	Name     string
 	Least    int  // cells may be cut to this many characters; 0: never
+	Most     int  // and are cut to this many on any terminal; 0: never
+	Wrap     bool // cells are not cut, but continue on the next line
 	Optional bool // the column may be left out
 	Wide     bool // the column is only in the format Wide
 
@@ -18,10 +21,11 @@ type Column struct {
 
 // Table is a table of single-line texts. In the format Plain it fits the width of a terminal, as
 // far as its columns allow: it first cuts the columns that are furthest above their Least, with "…"
-// at the end; if that is not enough, it leaves out the last optional column.
+// at the end; if that is not enough, it leaves out the last optional column. A line below says so.
 type Table struct {
 	columns []Column
 	rows    [][]string
+	isCut   bool
 }
 
 func NewTable(columns ...Column) *Table { return &Table{columns: columns} }
@@ -65,6 +69,9 @@ func (t *Table) Print(out io.Writer, o *Output) error {
 		}
 		text.WriteByte('\n')
 	}
+	if t.isCut && !o.NoHeaders {
+		text.WriteString("Cut to fit; -o wide shows all columns in full.\n")
+	}
 	_, err := io.WriteString(out, text.String())
 	return err
 }
@@ -85,6 +92,11 @@ func (t *Table) leaveOut(unwanted func(Column) bool) {
 func (t *Table) fit(width int) {
 	for {
 		widths, total := t.widths()
+		for i, c := range t.columns {
+			if over := widths[i] - c.Most; c.Most > 0 && over > 0 {
+				widths[i], total = c.Most, total-over
+			}
+		}
 		for total > width {
 			most, at := 0, -1
 			for i, c := range t.columns {
@@ -109,6 +121,7 @@ func (t *Table) fit(width int) {
 			return
 		}
 		t.leaveOut(func(c Column) bool { return c.Name == last })
+		t.isCut = true
 	}
 }
 
@@ -123,12 +136,29 @@ func (t *Table) widths() (widths []int, total int) {
 	return widths, total
 }
 
+// cut makes the cells fit the widths.
 func (t *Table) cut(widths []int) {
-	for _, row := range t.rows {
+	for r := 0; r < len(t.rows); r++ {
+		row, rest := t.rows[r], make([]string, len(widths))
 		for i, cell := range row {
-			if text := []rune(cell); len(text) > widths[i] {
-				row[i] = string(text[:widths[i]-1]) + "…"
+			text := []rune(cell)
+			if len(text) <= widths[i] {
+				continue
 			}
+			row[i] = string(text[:widths[i]-1]) + "…"
+			if !t.columns[i].Wrap {
+				t.isCut = true
+			} else {
+				end := widths[i]
+				for end > 0 && text[end] != ' ' {
+					end--
+				}
+				end = cmp.Or(end, widths[i]) // a long word
+				row[i], rest[i] = string(text[:end]), strings.TrimSpace(string(text[end:]))
+			}
+		}
+		if strings.Join(rest, "") != "" {
+			t.rows = slices.Insert(t.rows, r+1, rest)
 		}
 	}
 }

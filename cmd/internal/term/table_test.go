@@ -50,7 +50,7 @@ func TestFit(t *testing.T) {
 // TestFitFairly: of two texts the one that is further above its least is cut.
 func TestFitFairly(t *testing.T) {
 	t.Parallel()
-	table := NewTable(Column{Name: "POD", Least: 10}, Column{Name: "WHY", Least: 4})
+	table := NewTable(Column{Name: "POD", Least: 10}, Column{Name: "REASON", Least: 4})
 	table.Add("a-pod-with-a-name", "a reason as long.")
 	for _, tt := range []struct {
 		width int
@@ -59,6 +59,23 @@ func TestFitFairly(t *testing.T) {
 		if table.fit(tt.width); strings.Join(table.rows[0], "|") != tt.want {
 			t.Errorf("%d: %q, want %s", tt.width, table.rows[0], tt.want)
 		}
+	}
+}
+
+// TestWrap: a text that may not be cut continues on the next lines, at blanks where it has them.
+func TestWrap(t *testing.T) {
+	t.Parallel()
+	table := NewTable(Column{}, Column{Most: 3}, Column{Least: 8, Wrap: true})
+	table.Add("error", "long", "one two three a-long-word")
+	table.Add("ok", "", "four")
+	table.fit(18)
+	var lines []string
+	for _, row := range table.rows {
+		lines = append(lines, strings.Join(row, "|"))
+	}
+	want := "error|lo…|one two\n||three\n||a-long-w\n||ord\nok||four"
+	if got := strings.Join(lines, "\n"); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }
 

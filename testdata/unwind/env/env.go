@@ -29,6 +29,6 @@ const (
 // HastyBudgets are short, for tests in which delegates hang.
 var HastyBudgets = undo.Budgets{
 	Undo: 3 * time.Second, Release: 2 * time.Second, LateDel: 1500 * time.Millisecond,
-	HostLink: time.Second, Orphans: 500 * time.Millisecond,
+	HostLink: time.Second, Orphans: 500 * time.Millisecond, Stop: time.Second,
 	GC: 4 * time.Second, Status: 2 * time.Second, Step: 200 * time.Millisecond, Reserve: 500 * time.Millisecond,
 }

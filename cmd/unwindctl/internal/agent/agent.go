@@ -8,7 +8,9 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -58,7 +60,7 @@ func Run(ctx context.Context, stderr io.Writer, o Options) error {
 		sweeps.json = slog.New(handler)
 	}
 	a := &agent{Options: o, log: newDedupLogger(slog.New(handler)), sweeps: sweeps,
-		find: func() (node.Runtime, error) { return o.Find("/") }}
+		find: func() (node.Runtime, error) { return o.Find(ctx, "/") }}
 	return a.run(ctx)
 }
 
@@ -132,7 +134,8 @@ func (a *agent) switchOff(setup install.Setup) error {
 }
 
 func (a *agent) sweepEach(ctx context.Context, setup install.Setup, paths node.Runtime) {
-	s := &sweeper{agent: a, sockets: slices.Clone(node.CRISockets)}
+	s := &sweeper{agent: a, sockets: slices.Clone(node.CRISockets),
+		binPath: strings.Join(paths.BinDirs, string(filepath.ListSeparator))}
 	if !slices.Contains(s.sockets, paths.Socket) {
 		s.sockets = append(s.sockets, paths.Socket)
 	}

@@ -4,13 +4,15 @@ import (
 	"cmp"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"cni-unwind/cmd/unwindctl/internal/install"
-	"cni-unwind/cmd/unwindctl/internal/nodetest"
+	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/testdata/nodetest"
 )
 
 // TestHealthz: each of the two loops counts, and neither if it has nothing to do.
@@ -76,5 +78,32 @@ func TestReadyz(t *testing.T) {
 			want == 503 && !strings.Contains(text, ": "+string(is)+": ") {
 			t.Errorf("%q: %d, want %d: %s", is, w.Code, want, text)
 		}
+	}
+}
+
+// TestCounted: the agent's counters begin with what the history has, and do not become smaller when that
+// drops its oldest events.
+func TestCounted(t *testing.T) {
+	store := &journal.Store{Dir: filepath.Join(t.TempDir(), "state")}
+	path := filepath.Join(store.Dir, "history.jsonl")
+	record := func() {
+		t.Helper()
+		if err := store.Record(journal.Event{Count: []string{"swept", "interrupted"}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := &server{agent: &agent{}}
+	for n := range uint64(4) {
+		record()
+		if got := s.counted(store.Dir).Sum("swept"); got != n+1 {
+			t.Errorf("%d, want %d", got, n+1)
+		}
+		if err := os.Rename(path, path+".1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	record()
+	if got := (&server{agent: &agent{}}).counted(store.Dir).Sum("swept"); got != 2 {
+		t.Errorf("another agent counts %d, want what the history has", got)
 	}
 }

@@ -107,15 +107,16 @@ func notices(ctx context.Context, stateDir string) (found []notice, err error) {
 	s, err := inspect.ReadSnapshot(ctx, &journal.Store{Dir: stateDir}, nil)
 	for _, h := range s.Events {
 		if h.Kind == journal.RolledBack && len(h.Plugins) > 0 {
-			add(h.Key, &h.Pod, "UnwindRolledBack", h.Plugins[0], h.At.Wall,
-				h.Reason+"; unwind has undone it as far as possible")
+			add(h.Key, &h.Pod, "UnwindRolledBack", h.Plugins[0], h.At.Wall, fmt.Sprintf(
+				"ADD of %s failed: %s. unwind has rolled it back as far as possible", h.Plugins[0],
+				strings.TrimSuffix(h.Reason, ".")))
 		}
 	}
 	for _, a := range s.Attachments {
 		for _, s := range a.Steps {
 			if why := whyPending(s); why != "" && a.PendingDEL() {
-				add(a.Key, a.Pod, "UnwindDELPending", s.Plugin, a.Since, fmt.Sprintf(
-					"the DEL of %s is pending; unwind retries it: %s", s.Plugin, why))
+				add(a.Key, a.Pod, "UnwindDELPending", s.Plugin, a.Since,
+					fmt.Sprintf("DEL of %s %s", s.Plugin, why))
 			}
 		}
 	}
@@ -131,17 +132,17 @@ var (
 	namespaceName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 )
 
-// whyPending returns why a DEL is still pending, or "" if it has not been tried yet.
+// whyPending returns why a DEL is pending, after its name, or "" if it has not been tried yet.
 func whyPending(s inspect.Step) string {
-	switch s.State {
-	case journal.StepFailed:
-		return s.LastError
-	case journal.StepUnproven:
-		return "it succeeded, but " + s.Unproven
-	case journal.StepParked:
-		return "waiting: another pod has the address"
+	switch {
+	case s.WaitsFor == journal.ForOwner:
+		return "waits: another pod has the address"
+	case s.WaitsFor == journal.ForRule:
+		return "waits: a host port of the node forwards to its address"
+	case s.Last == "":
+		return ""
 	}
-	return ""
+	return fmt.Sprintf("failed: %s. unwind keeps retrying", strings.TrimSuffix(s.Last, "."))
 }
 
 // round posts the new notices, within the limits.
@@ -183,7 +184,7 @@ func (e *events) round(ctx context.Context, found []notice, now time.Time) {
 		e.log.changed("events dropped", "")
 	}
 	if dropped > 0 && e.log.changed("events dropped", "some") {
-		e.log.Warn("Event rate limit reached: dropping Events; unwindctl history has all",
+		e.log.Warn("Event rate limit reached: dropping Events; unwindctl history lists them all",
 			"dropped", dropped)
 	}
 }
@@ -206,7 +207,7 @@ func (e *events) post(ctx context.Context, n *notice) bool {
 		err = errors.New("403 Forbidden: the service account may not create events; the chart value " +
 			"events: true grants only that right")
 	default:
-		err = fmt.Errorf("the API server's answer is %d %s", code, http.StatusText(code))
+		err = fmt.Errorf("the API server returned %d %s", code, http.StatusText(code))
 	}
 	e.log.warnOnce("events", postingEvents, err)
 	if result != "" {

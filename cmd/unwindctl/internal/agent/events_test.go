@@ -137,7 +137,7 @@ func rolledBack(at time.Time, pods ...string) (found []notice) {
 }
 
 // eventful returns a journal with a failed ADD, a pending DEL, and much that is no news.
-func eventful(t *testing.T) (stateDir string, rollback, removing time.Time) {
+func eventful(t *testing.T) (stateDir string, rollback, deleting time.Time) {
 	t.Helper()
 	store := &journal.Store{Dir: filepath.Join(t.TempDir(), "state")}
 	web := journal.Pod{Namespace: "default", Name: "web-0", UID: "u-1"}
@@ -146,22 +146,22 @@ func eventful(t *testing.T) (stateDir string, rollback, removing time.Time) {
 			steps[i].Config = json.RawMessage(`{"password":"a-password"}`)
 		}
 		return &journal.Entry{Key: journal.Key{Network: "podnet", ContainerID: id, IfName: "eth0"}, State: state, Pod: pod,
-			Generations: []journal.Generation{{Path: "/bin", CNIVersion: "1.0.0", Steps: steps}}, Since: journal.Now(), Updated: journal.Now()}
+			Path: "/bin", CNIVersion: "1.0.0", Steps: steps, Since: journal.Now(), Updated: journal.Now()}
 	}
 	failed := func(pod journal.Pod) journal.Event {
 		return journal.Event{Key: journal.Key{Network: "podnet", ContainerID: "a", IfName: "eth0"}, Kind: journal.RolledBack, Pod: pod,
-			Plugins: []string{"portmap"}, Reason: "its ADD failed: plugin type=\"portmap\" failed (add): no\x1b[31m\nchain " + strings.Repeat("é", 2000)}
+			Plugins: []string{"portmap"}, Reason: "no\x1b[31m\nchain " + strings.Repeat("é", 2000)}
 	}
-	stuck := entry("b", journal.Removing, web, journal.Step{Index: 1, Type: "bridge"},
-		journal.Step{Index: 2, Type: "portmap", LastError: "iptables:\tgone", State: journal.StepFailed, Attempts: 3})
-	live := entry("c", journal.Adding, web, journal.Step{Type: "tuning", State: journal.StepFailed, LastError: "x"})
+	stuck := entry("b", journal.Deleting, web, journal.Step{Index: 1, Type: "bridge"},
+		journal.Step{Index: 2, Type: "portmap", Last: "iptables:\tgone", Code: 11, Tries: 3})
+	live := entry("c", journal.Adding, web, journal.Step{Type: "tuning", Last: "x", Code: 11})
 	err := store.Update(context.Background(), func(tx *journal.Tx) error {
-		return errors.Join(tx.Record(failed(web)), tx.Put(stuck),
+		return errors.Join(tx.Put(stuck),
 			tx.Put(live),
-			tx.Put(entry("d", journal.Removing, journal.Pod{}, journal.Step{Type: "tuning", State: journal.StepFailed, LastError: "x"})),
-			tx.Record(failed(journal.Pod{})), tx.Record(failed(journal.Pod{Namespace: "../x", Name: "y"})),
-			tx.Record(journal.Event{Kind: journal.Swept, Pod: web, Plugins: []string{"tuning"}}))
+			tx.Put(entry("d", journal.Deleting, journal.Pod{}, journal.Step{Type: "tuning", Last: "x", Code: 11})))
 	})
+	err = errors.Join(err, store.Record(failed(web), failed(journal.Pod{}), failed(journal.Pod{Namespace: "../x", Name: "y"}),
+		journal.Event{Kind: journal.Swept, Pod: web, Plugins: []string{"tuning"}}))
 	if err == nil {
 		live.State = journal.Live
 		err = store.Update(context.Background(), func(tx *journal.Tx) error { return tx.Put(live) })
@@ -178,7 +178,7 @@ func eventful(t *testing.T) (stateDir string, rollback, removing time.Time) {
 func TestEvents(t *testing.T) {
 	t.Parallel()
 	s := newAPIServer(t)
-	stateDir, rollback, removing := eventful(t)
+	stateDir, rollback, deleting := eventful(t)
 	p := s.agent()
 	for range 3 {
 		found, err := notices(t.Context(), stateDir)
@@ -195,9 +195,9 @@ func TestEvents(t *testing.T) {
 			"involvedObject": object{"apiVersion": "v1", "kind": "Pod", "namespace": "default", "name": "web-0", "uid": "u-1"},
 			"source":         object{"component": "unwind", "host": "node-a"}, "firstTimestamp": stamp, "lastTimestamp": stamp}
 	}
-	failed := `eth0 of network podnet: its ADD failed: plugin type="portmap" failed (add): no?[31m chain `
+	failed := `eth0 of network podnet: ADD of portmap failed: no?[31m chain `
 	wanted := []object{
-		want("UnwindDELPending", removing, "eth0 of network podnet: the DEL of portmap is pending; unwind retries it: iptables: gone"),
+		want("UnwindDELPending", deleting, "eth0 of network podnet: DEL of portmap failed: iptables: gone. unwind keeps retrying"),
 		want("UnwindRolledBack", rollback, failed+strings.Repeat("é", (mostMessage-len("…")-len(failed))/2)+"…"),
 	}
 	var got []object

@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"cni-unwind/journal"
+	"cni-unwind/cmd/unwindctl/internal/agentlock"
 )
 
 // lockEach is the time between two tries to get the lock.
@@ -19,19 +19,19 @@ const lockEach = 500 * time.Millisecond
 // If the lock file was removed or the state directory has changed, alone takes the lock again, so
 // that further agents wait.
 func (r *reconciler) alone() bool {
-	store := &journal.Store{Dir: r.journalDir(r.Setup)}
-	if r.lock != nil && r.lock.Path() == store.AgentLockPath() {
-		if r.lock.InPlace() {
+	dir := r.journalDir(r.Setup)
+	if r.lock != nil && r.lockDir == dir {
+		if r.lock.InPlace(dir) {
 			return true
 		}
 		r.log.Warn("the agent's lock was removed, perhaps with the state directory; recreating both",
-			"path", r.lock.Path())
+			"path", agentlock.Path(dir))
 	}
-	lock, err := store.LockAgent()
+	lock, err := agentlock.Take(dir)
 	r.unlock()
-	r.lock = lock
+	r.lock, r.lockDir = lock, dir
 	const waiting = "waiting to install"
-	if !errors.Is(err, journal.ErrBusy) {
+	if !errors.Is(err, agentlock.ErrBusy) {
 		r.log.warnOnce("another agent", waiting, nil)
 		r.log.warnOnce("lock", "cannot lock: a second agent on this node would not wait for this one",
 			err)
@@ -39,7 +39,7 @@ func (r *reconciler) alone() bool {
 	}
 	r.source = nil // what the other agent makes of it is not somebody's switching off
 	process := ""
-	if pid := store.AgentProcess(); pid != "" {
+	if pid := agentlock.Process(dir); pid != "" {
 		process = " (process " + pid + ")"
 	}
 	r.log.warnOnce("another agent", waiting,

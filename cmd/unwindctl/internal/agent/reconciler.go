@@ -14,10 +14,10 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
+	"cni-unwind/cmd/unwindctl/internal/agentlock"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/node"
-	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -28,15 +28,16 @@ type reconciler struct {
 	paths node.Runtime
 	found atomic.Pointer[status]
 
-	lock     *journal.Lock // nil as long as this agent does not have it
-	own      string        // what the plugin to install says of itself, "" before it was asked
-	kept     string        // why the plugin that is installed is left as it is
-	placed   bool          // unwindctl is in ProgramDir
-	gone     time.Time     // since when the provider's file is not there
-	named    string        // the provider's file that ours named the last time
-	source   fs.FileInfo   // of that file, nil if ours was not there
-	unsure   time.Time     // since when only our conflist is not there
-	repaired time.Time     // when a plugin behind unwind was last returned to the provider's file
+	lock     *agentlock.Lock // nil as long as this agent does not have it
+	lockDir  string          // its state directory
+	own      string          // what the plugin to install says of itself, "" before it was asked
+	kept     string          // why the plugin that is installed is left as it is
+	placed   bool            // unwindctl is in ProgramDir
+	gone     time.Time       // since when the provider's file is not there
+	named    string          // the provider's file that ours named the last time
+	source   fs.FileInfo     // of that file, nil if ours was not there
+	unsure   time.Time       // since when only our conflist is not there
+	repaired time.Time       // when a plugin behind unwind was last returned to the provider's file
 }
 
 type status struct {
@@ -68,7 +69,8 @@ func (r *reconciler) run(ctx context.Context) {
 	var events <-chan fsnotify.Event
 	var lost <-chan error
 	if err != nil {
-		r.log.Warn("cannot watch directories; polling them every interval", "err", err)
+		r.log.Warn("cannot watch the directories for changes; checking them every "+r.Interval.String()+
+			" instead (--interval)", "err", err)
 	} else {
 		events, lost = watcher.Events, watcher.Errors
 		defer watcher.Close()
@@ -91,7 +93,7 @@ func (r *reconciler) run(ctx context.Context) {
 				soon = true
 			}
 		case err := <-lost:
-			r.log.warnOnce("lost", "cannot watch a directory", err)
+			r.log.warnOnce("lost", "missed changes in a directory; checking it now", err)
 			look.Reset(debounce)
 			soon = true
 		case <-look.C:
@@ -110,7 +112,8 @@ func (r *reconciler) watch(w *fsnotify.Watcher) {
 		err = errors.Join(err, w.Add(filepath.Dir(r.Conf)))
 	}
 	_ = w.Add(r.journalDir(r.Setup)) // it is made with the lock
-	r.log.warnOnce("watch", "cannot watch a directory; polling it every interval", err)
+	r.log.warnOnce("watch", "cannot watch a directory for changes; checking it every "+
+		r.Interval.String()+" instead (--interval)", err)
 }
 
 // matters reports whether a change of a file triggers the reconciler: unwind among the plugins, the
@@ -255,9 +258,9 @@ func (r *reconciler) remember(named string) {
 	}
 }
 
-// provider returns the provider's file: that of --conf, or the one that ours names. It returns ""
-// if that is not what the runtime would take without us, so that the plan begins with that. A file
-// that is away is waited for, and one of another directory was chosen.
+// provider returns the provider's file: that of --provider-conf, or the one that ours names. It
+// returns "" if the runtime would use another one without us, so that the plan begins with that. It
+// waits for a file that is missing, and keeps one of another directory, because somebody chose it.
 func (r *reconciler) provider() string {
 	named := r.Entry().ChainFile
 	switch first := r.Without(r.paths); {
@@ -314,12 +317,12 @@ func (r *reconciler) install(ctx context.Context) error {
 	}
 	if repairs := w.Repairs(); len(repairs) > 0 && time.Since(r.repaired) < r.Interval {
 		return install.NewObstacle(install.MeshInTheWay,
-			"set the agent's --file to a name that ends in .json",
-			"another program keeps adding its plugin behind unwind, where it may run twice: %s",
+			"set the agent's --unwind-file to a name that ends in .json",
+			"another program keeps adding its plugin after unwind, where it may run twice: %s",
 			strings.Join(repairs, "; "))
 	} else if len(repairs) > 0 {
 		r.repaired = time.Now()
-		r.log.Warn("another program added its plugin behind unwind", "repairs", repairs)
+		r.log.Warn("another program added its plugin after unwind", "repairs", repairs)
 	}
 	r.warnOfStateDir()
 	if r.removed() { // since the look began
@@ -356,7 +359,8 @@ func (r *reconciler) installPlugin(ctx context.Context) (changed bool, err error
 	changed, err = r.InstallBinary()
 	if err == nil && !r.placed && r.ProgramDir != "" {
 		_, placeErr := r.InstallPrograms(r.ProgramDir)
-		r.log.warnOnce("programs", "unwindctl is not installed on this node, see --program-dir", placeErr)
+		r.log.warnOnce("programs", "unwindctl is not installed on this node; choose another "+
+			"--install-dir", placeErr)
 		r.placed = placeErr == nil
 	}
 	return changed, err

@@ -17,11 +17,12 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 	bolt "go.etcd.io/bbolt"
 
+	"cni-unwind/cmd/unwindctl/internal/agentlock"
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/node"
-	"cni-unwind/cmd/unwindctl/internal/nodetest"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/testdata/nodetest"
 )
 
 // reconciling is a reconciler on a node, and what it logs.
@@ -29,8 +30,8 @@ type reconciling struct {
 	*nodetest.Dirs
 	*reconciler
 	log   *bytes.Buffer
-	other *journal.Lock // of another agent
-	stop  func()        // of a look at our conflist
+	other *agentlock.Lock // of another agent
+	stop  func()          // of a look at our conflist
 }
 
 func newReconciling(t testing.TB, dir string) *reconciling {
@@ -148,7 +149,7 @@ func reconcileOnce(k *reconciling, args []string) error {
 	return nil
 }
 
-// wantInUse is what unwind_in_use says: inuse REASON.
+// wantInUse is what unwind_status says: inuse REASON.
 func wantInUse(k *reconciling, args []string) error {
 	return same(string(k.status().Reason), args[0])
 }
@@ -179,8 +180,7 @@ func newerJournal(k *reconciling, _ []string) error {
 	}
 	newer := fmt.Sprintf(`{"writer":%d,"oldestReader":%[1]d}`, journal.Version+1)
 	err = db.Update(func(tx *bolt.Tx) error { return tx.Bucket([]byte("meta")).Put([]byte("format"), []byte(newer)) })
-	// The second commit makes the first one count, although that does not fit its digest.
-	return errors.Join(err, db.Update(func(*bolt.Tx) error { return nil }), db.Close())
+	return errors.Join(err, db.Close())
 }
 
 // offBy is what is on record of the off-switch: off [BY].
@@ -289,9 +289,9 @@ func alwaysThere(k *reconciling, _ []string) error {
 func otherAgent(k *reconciling, args []string) (err error) {
 	switch args[0] {
 	case "lock":
-		k.other, err = (&journal.Store{Dir: k.Setup.StateDir}).LockAgent()
+		k.other, err = agentlock.Take(k.Setup.StateDir)
 	case "refused":
-		if _, lockErr := (&journal.Store{Dir: k.Setup.StateDir}).LockAgent(); lockErr == nil {
+		if _, lockErr := agentlock.Take(k.Setup.StateDir); lockErr == nil {
 			err = errors.New("a second agent gets the lock")
 		}
 	case "release":

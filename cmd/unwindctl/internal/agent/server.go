@@ -21,6 +21,7 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/metrics"
 	"cni-unwind/cmd/unwindctl/internal/node"
+	"cni-unwind/journal"
 )
 
 // DefaultListen is where an agent serves its metrics.
@@ -33,6 +34,10 @@ type server struct {
 	setup install.Setup
 	found func() status
 	kept  metrics.Kept
+
+	// of one collection at a time
+	history  journal.Tail
+	counters inspect.Counters
 }
 
 // The bounds on a connection, which is for one request: see bounded. One that asks for metrics may
@@ -66,11 +71,8 @@ func (s *server) serve(ctx context.Context) (stop func(), err error) {
 	return func() { _ = server.Close() }, nil
 }
 
-func (s *server) serveMetrics(w http.ResponseWriter, r *http.Request) {
-	text, err := s.kept.Text(r.Context())
-	if err != nil { // the client is gone
-		return
-	}
+func (s *server) serveMetrics(w http.ResponseWriter, _ *http.Request) {
+	text := s.kept.Text()
 	if len(text) == 0 {
 		http.Error(w, "cannot read any metric", http.StatusInternalServerError)
 		return
@@ -90,8 +92,19 @@ func (s *server) source() metrics.Source {
 	at := node.Directories{ConfDir: s.setup.ConfDir, StateDir: s.journalDir(s.setup)}
 	is := s.found()
 	return metrics.Source{Version: s.Version, Scope: inspect.Scope{Directories: at},
-		Stderr: io.Discard, InUse: is.Reason, Plugin: is.plugin, Process: true,
-		Events: s.events.counted()}
+		Stderr: io.Discard, Status: is.Reason, Plugin: is.plugin, Process: true,
+		Events: s.events.counted(), Counters: s.counted(at.StateDir)}
+}
+
+// counted returns the counters of the history since this process began, and of what the history had
+// then: the history drops its oldest events.
+func (s *server) counted(stateDir string) inspect.Counters {
+	if s.history.Store == nil || s.history.Store.Dir != stateDir {
+		s.history, s.counters = journal.Tail{Store: &journal.Store{Dir: stateDir}}, inspect.Counters{}
+	}
+	events, _ := s.history.Next() // the collection reports a history that cannot be read
+	s.counters.Add(events)
+	return s.counters
 }
 
 // readyz reports whether pods of the node go through unwind, and if not, why. A version that cannot

@@ -9,7 +9,8 @@ import (
 
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/node"
-	"cni-unwind/plugin/alive"
+	"cni-unwind/cmd/unwindctl/internal/pools"
+	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/sweep"
 )
 
@@ -17,13 +18,14 @@ import (
 type sweeper struct {
 	*agent
 	sockets []string // where --cri auto looks
+	binPath string   // CNI_PATH for attachments that the journal does not have
 
 	would map[string]bool // what would be released, as the sweep before has said
 }
 
 // list asks the runtime for its pods. It returns nil without a list, which differs from an empty
 // list: attachments are then judged without one.
-func (s *sweeper) list(ctx context.Context) *alive.List {
+func (s *sweeper) list(ctx context.Context) *facts.List {
 	list, err := inspect.Scope{CRI: s.CRI, Sockets: s.sockets}.List(ctx, nil)
 	none := ""
 	if s.CRI == "auto" && errors.Is(err, node.ErrNoRuntime) {
@@ -46,16 +48,15 @@ func (s *sweeper) sweep(ctx context.Context, confDir, stateDir string) {
 	if ctx.Err() != nil {
 		return
 	}
-	pools, err := sweep.ReadPools(stateDir, confDir)
+	pools, err := pools.Read(stateDir, confDir)
 	// nobody asked for these
 	pools = slices.DeleteFunc(pools, func(p sweep.Pool) bool { return p.Plain })
 	s.log.warnOnce("pools", "cannot read the pools", err)
 	s.sweeps.nextRound()
 	p := inspect.Plugin(s.sweeps)
 	findings, err := p.Sweep(ctx, stateDir, sweep.Job{
-		List: list, Pools: pools, DryRun: s.Observe, Periodic: true, Progress: func(int, int) {
-			s.sweeping.beat()
-		},
+		List: list, Pools: pools, Path: s.binPath, DryRun: s.Observe, Periodic: true,
+		Progress: func(int, int) { s.sweeping.beat() },
 	})
 	if ctx.Err() == nil || !errors.Is(err, context.Canceled) {
 		s.log.warnOnce("sweep", "sweep", err)
@@ -77,10 +78,7 @@ func (s *sweeper) report(findings []sweep.Finding) {
 		if f.Elsewhere() {
 			elsewhere++
 		}
-		thing := f.Key.String()
-		if f.Address.IsValid() {
-			thing += " " + f.Address.String()
-		}
+		thing := fmt.Sprint(f.Key.String(), f.Addresses)
 		if word == "to be released" {
 			would[thing] = true
 		}
@@ -114,6 +112,6 @@ func (s *sweeper) reportCounts(words map[string]int, allElsewhere bool) {
 		}
 	}
 	if (s.log.changed("counts", state) || words["released"] > 0) && len(counts) > 0 {
-		s.log.Info("swept", append(counts, "live", words["live"])...)
+		s.log.Info("swept", append(counts, "live", words["live"]+words["recent"])...)
 	}
 }

@@ -15,11 +15,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/agentlock"
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/journal"
-	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/decide"
+	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/sweep"
 )
@@ -39,7 +41,7 @@ func (e *examination) journal(ctx context.Context, found *inspect.Node) {
 	default:
 		e.add("journal", OK, "", "%s is intact", store.Path())
 	}
-	if n := s.Sum(record.CountDegraded); n > 0 {
+	if n := s.Counters.Sum(record.CountDegraded); n > 0 {
 		e.add("journal", Warning, "unwindctl metrics shows why (unwind_degraded_operations_total)",
 			"%s continued without the journal",
 			term.Plural(int(n), "ADD or DEL", "ADDs and DELs"))
@@ -57,13 +59,12 @@ func (e *examination) lastSweep(s *inspect.Snapshot, guard *sweep.MassReleaseErr
 	if guard != nil {
 		remedy = "no sweep finishes while the mass-release guard keeps attachments, see above"
 	}
-	swept := s.Sum(record.LastSweep)
 	old := func(a inspect.Attachment) bool { return time.Since(a.Created) > sweptLately }
-	switch age := time.Since(time.Unix(int64(swept), 0)); {
-	case swept == 0 && !slices.ContainsFunc(s.Attachments, old):
+	switch age := time.Since(s.LastSweep); {
+	case s.LastSweep.IsZero() && !slices.ContainsFunc(s.Attachments, old):
 		e.add("sweep", OK, "", "no sweep has finished yet; the journal is younger than %s",
 			term.Roughly(sweptLately))
-	case swept == 0:
+	case s.LastSweep.IsZero():
 		e.add("sweep", Warning, remedy, "no sweep has finished yet")
 	case age > sweptLately:
 		e.add("sweep", Warning, remedy, "no sweep has finished for %s", term.Roughly(age))
@@ -86,21 +87,34 @@ func (e *examination) rollbacks(events []journal.Event) {
 		}
 	}
 	for _, of := range slices.Sorted(maps.Keys(count)) {
-		e.add("pods", Warning, "unwindctl history --since "+term.Roughly(pendingLong)+" lists them "+
-			"all", "%s in %s recently; the last error: %s",
-			term.Plural(count[of], "ADD failed", "ADDs failed"), of, last[of])
+		e.add("pods", Warning, "correct the cause of that error; unwindctl history --since "+
+			term.Roughly(pendingLong)+" -o wide lists all of them",
+			"plugin %s failed %s in %s; last error: %s", of,
+			term.Plural(count[of], "ADD", "ADDs"), term.Roughly(pendingLong), last[of])
 	}
 }
 
 func (e *examination) attachments(s *inspect.Snapshot, found *inspect.Node) {
-	var long []string
+	var long, held, gone []string
 	pending := 0
 	for _, a := range s.Attachments {
 		if !a.PendingDEL() {
 			continue
 		}
-		if pending++; time.Since(a.Since) > pendingLong {
+		pending++
+		if time.Since(a.Since) <= pendingLong {
+			continue
+		}
+		if a.HasStep(journal.ForTime) {
 			long = append(long, a.Key.String())
+			for _, step := range a.Steps {
+				if _, err := netconf.FindPlugin(step.Plugin, e.binPath); err != nil {
+					gone = append(gone, step.Plugin+" of "+a.Key.String())
+				}
+			}
+		}
+		if a.HasStep(journal.ForRule) {
+			held = append(held, a.Key.String())
 		}
 	}
 	if len(long) > 0 {
@@ -108,6 +122,18 @@ func (e *examination) attachments(s *inspect.Snapshot, found *inspect.Node) {
 			term.Plural(len(long), "attachment has pending DELs", "attachments have pending DELs"),
 			term.Roughly(pendingLong),
 			strings.Join(long[:min(3, len(long))], ", "))
+	}
+	if len(gone) > 0 {
+		_, key, _ := strings.Cut(gone[0], " of ")
+		e.add("attachments", Warning, "reinstall the plugin, or drop its DELs: unwindctl forget "+key,
+			"pending DELs need plugins that are not in %s: %s", e.binPath,
+			strings.Join(gone[:min(3, len(gone))], ", "))
+	}
+	if len(held) > 0 {
+		e.add("attachments", Warning, "unwindctl show "+held[0],
+			"a host port of this node still forwards to the address of %s: %s",
+			term.Plural(len(held), "dead attachment", "dead attachments"),
+			strings.Join(held[:min(3, len(held))], ", "))
 	}
 	if g := found.Guard; g != nil {
 		e.add("attachments", Warning,
@@ -122,19 +148,19 @@ func (e *examination) verdicts(found *inspect.Node, pending int) {
 	all, elsewhere := 0, 0
 	var unknown []sweep.Finding
 	for _, f := range found.Findings {
-		if f.Address.IsValid() {
+		if len(f.Addresses) > 0 && !f.Cached {
 			continue
 		}
 		all++
 		if f.Elsewhere() {
 			elsewhere++
-		} else if f.Fate == alive.Unknown && f.Err == nil {
+		} else if f.Fate == decide.Unknown && f.Err == nil {
 			unknown = append(unknown, f)
 		}
 	}
 	if elsewhere > 0 {
 		e.add("attachments", Warning, "run this on the host, or with --host",
-			"cannot judge from these namespaces: %d of %s", elsewhere,
+			"cannot judge %d of %s from these namespaces", elsewhere,
 			term.Attachments(all))
 	}
 	if len(unknown) > 0 {
@@ -163,20 +189,24 @@ func (e *examination) pools(found *inspect.Node) {
 			e.add("pools", OK, "", "%s: no address used; the chain does not define its ranges", name)
 		}
 		for _, s := range p.Sets {
-			e.set(name, s)
+			e.set(name, s, found.Guard != nil)
 		}
 	}
 }
 
-func (e *examination) set(pool string, s *inspect.Set) {
-	text := fmt.Sprintf("%s: %s (%d leaked, %d ownerless, %d unknown)", pool, s, s.Leaked,
-		s.Ownerless, s.Unknown)
+func (e *examination) set(pool string, s *inspect.Set, guarded bool) {
+	text := fmt.Sprintf("%s: %s (%d leaked, %d empty, %d unknown)", pool, s, s.Leaked,
+		s.Empty, s.Unknown)
 	switch {
+	case s.Full() && s.Live == s.Used:
+		e.add("pools", Failure, "enlarge the pool, or run fewer pods on this node", "%s", text)
 	case s.Full():
-		e.add("pools", Failure, "unwindctl ipam --cri auto shows who has them", "%s", text)
+		e.add("pools", Failure, "unwindctl ipam --cri auto shows their owners", "%s", text)
 	case s.NearlyFull():
-		e.add("pools", Warning, "unwindctl ipam --cri auto shows who has them", "%s: nearly full", text)
-	case s.Leaked+s.Ownerless > 0:
+		e.add("pools", Warning, "unwindctl ipam --cri auto shows their owners", "%s: nearly full", text)
+	case s.Leaked+s.Empty > 0 && guarded:
+		e.add("pools", Warning, "check with unwindctl sweep --dry-run --force, see above", "%s", text)
+	case s.Leaked+s.Empty > 0:
 		e.add("pools", Warning, "unwindctl sweep releases them", "%s", text)
 	default:
 		e.add("pools", OK, "", "%s", text)
@@ -234,7 +264,7 @@ func (e *examination) files(info fs.FileInfo) {
 		name string
 		dir  bool
 	}{{"journal.db", false}, {"journal.lock", false}, {"locks", true},
-		{journal.AgentLockName, false}} {
+		{"history.jsonl", false}, {"last-sweep", false}, {agentlock.Name, false}} {
 		path := filepath.Join(e.StateDir, part.name)
 		info, err := os.Lstat(path)
 		if err == nil && (info.IsDir() != part.dir || !info.IsDir() && !info.Mode().IsRegular()) {
@@ -246,7 +276,7 @@ func (e *examination) files(info fs.FileInfo) {
 		e.add("journal", Warning, "keep it until the cause is known, then remove it",
 			"a damaged journal was set aside: %s", strings.Join(aside, ", "))
 	}
-	if pid := (&journal.Store{Dir: e.StateDir}).AgentProcess(); pid != "" {
+	if pid := agentlock.Process(e.StateDir); pid != "" {
 		e.add("agent", OK, "", "process %s keeps unwind installed", pid)
 	}
 }
@@ -266,7 +296,7 @@ func (e *examination) disk() {
 			e.StateDir, free>>20, st.Ffree)
 	case st.Type == unix.TMPFS_MAGIC:
 		e.add("journal", Warning, "set stateDir to a directory on a disk",
-			"%s is on tmpfs: after a reboot unwind does not find what stays on the disk, such as "+
-				"host-local's files", e.StateDir)
+			"%s is on tmpfs: after a reboot unwind knows no attachment, but "+
+				"host-local's files are still on the disk", e.StateDir)
 	}
 }

@@ -13,8 +13,8 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/cmd/unwindctl/internal/probe"
+	"cni-unwind/cmd/unwindctl/internal/providers"
 	"cni-unwind/cmd/unwindctl/internal/wrap"
-	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -29,7 +29,7 @@ type multusConf struct {
 
 // find returns Multus' own configuration, or nil.
 func (m *multusConf) find() *multusConf {
-	if m == nil || known.Of(m.Type).IsMultus {
+	if m == nil || providers.Of(m.Type).IsMultus {
 		return m
 	}
 	for i := range m.Plugins {
@@ -145,7 +145,7 @@ func configOf(network, dir string) *netconf.Conflist {
 func othersRead(config []byte) bool {
 	c, _ := netconf.ParseConflist(config)
 	return c != nil && slices.ContainsFunc(c.Types, func(plugin string) bool {
-		return known.Of(plugin).ReadsDefinitions
+		return providers.Of(plugin).ReadsDefinitions
 	})
 }
 

@@ -23,10 +23,10 @@ import (
 
 // runtime returns the runtime, with default directories where its configuration has none.
 func (e *examination) runtime(ctx context.Context) node.Runtime {
-	r, err := e.Target.Find("/")
+	r, err := e.Target.Find(ctx, "/")
 	if err != nil {
 		e.add("runtime", Warning, cmp.Or(term.HintOf(err),
-			"correct its configuration, or set --conf-dir and --bin-dir"), "%v", err)
+			"correct its configuration, or set --conf-dir and --cni-bin-dir"), "%v", err)
 	}
 	r.ConfDir = cmp.Or(r.ConfDir, node.DefaultConfDir)
 	if len(r.BinDirs) == 0 {
@@ -39,7 +39,11 @@ func (e *examination) runtime(ctx context.Context) node.Runtime {
 		e.add("runtime", Warning, "", "%s", n)
 	}
 	if err == nil {
-		e.add("runtime", OK, r.SweepAdvice(ctx), "%s Conflists: %s; plugins: %s.",
+		severity := OK
+		if r.Name == "" && e.Target.ConfDir == "" {
+			severity = Warning
+		}
+		e.add("runtime", severity, r.SweepAdvice(ctx), "%s Conflists: %s; plugins: %s.",
 			e.Target.Origin(r), r.ConfDir, strings.Join(r.BinDirs, ", "))
 	}
 	return r
@@ -73,7 +77,7 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 		case c == nil || c.Unwind == nil:
 			if i == 0 && c != nil && obstacle == nil {
 				e.add("network", Warning,
-					"unwindctl install, with --file if that file must stay first",
+					"unwindctl install, with --unwind-file if that file must stay first",
 					"%s sorts first and does not run unwind: unwind is not in use", path)
 			}
 		case err != nil:
@@ -111,10 +115,10 @@ func (e *examination) entry(
 		remedy := `move the others into its "chain"`
 		if c.Unwind.ChainFile != "" {
 			remedy = "unwindctl install moves them to the end of " + c.Unwind.ChainFile +
-				"; a mesh leaves a --file that ends in .json alone"
+				"; a mesh leaves a --unwind-file that ends in .json alone"
 		}
 		e.add("configuration", Failure, remedy,
-			"%s has plugins besides unwind (%s), which unwind cannot undo",
+			"%s runs plugins outside of unwind's chain (%s), which unwind cannot undo",
 			c.Path, strings.Join(c.Types, ", "))
 	}
 	var list struct {
@@ -145,11 +149,13 @@ func (e *examination) entry(
 			err)
 		return nil
 	}
+	if chain.Warning != "" {
+		e.add("configuration", Warning, "unwindctl install", "%s", chain.Warning)
+	}
 	if lost := chain.LostCapabilities(c.Unwind); len(lost) > 0 {
-		e.add("configuration", Warning, "unwindctl install, or add them to its \"capabilities\"",
-			"%s does not declare the capabilities %s, which the chain needs: the runtime does not pass "+
-				"them on",
-			c.Path, strings.Join(lost, ", "))
+		e.add("configuration", Warning, "unwindctl install, or add them to the entry's \"capabilities\"",
+			"plugins need the capabilities %s, which unwind's entry in %s does not declare: the "+
+				"runtime drops them", strings.Join(lost, ", "), c.Path)
 	}
 	if c.Unwind.DisableGC || chain.DisableGC {
 		e.add("configuration", OK, "", "disableGC is set: the runtime's GC releases nothing")
@@ -180,7 +186,7 @@ func (e *examination) hiddenIPAM(chain *netconf.Chain) {
 			p.Type)
 		if p.IPAM == "" {
 			e.add("configuration", Warning, remedy, `%s's entry has no "ipam": unwind does not see `+
-				"its addresses, and one that a DEL leaves behind leaks", p.Type)
+				"its addresses, and leaks the ones that a DEL does not release", p.Type)
 		}
 		if newer, _ := version.GreaterThanOrEqualTo(chain.CNIVersion, "0.3.0"); !newer {
 			e.add("configuration", Warning, remedy,

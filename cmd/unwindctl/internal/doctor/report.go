@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"strings"
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
@@ -65,7 +66,8 @@ func (r *Report) Print(out io.Writer, o *term.Output) error {
 	case o.Format == term.Line:
 		return r.printLine(out)
 	}
-	t := term.NewTable(term.Column{Severity: true}, term.Column{}, term.Column{})
+	t := term.NewTable(term.Column{Severity: true}, term.Column{},
+		term.Column{Least: 20, Wrap: true})
 	count := map[Severity]int{}
 	for _, c := range r.checks {
 		count[c.Severity]++
@@ -103,6 +105,7 @@ type Options struct {
 type examination struct {
 	Options
 	Report
+	binPath string // the directories of plugins, as CNI_PATH
 }
 
 // Examine checks the runtime, the conflist and its chain, the plugins, the
@@ -110,6 +113,7 @@ type examination struct {
 func Examine(ctx context.Context, o Options) *Report {
 	e := &examination{Options: o}
 	r := e.runtime(ctx)
+	e.binPath = strings.Join(r.BinDirs, ":")
 	e.plugin = install.Setup{BinDir: r.BinDirs[0]}.PluginVersion(ctx)
 	conf, chain := e.network(ctx, r)
 	given, _ := filepath.Abs(e.StateDir)
@@ -132,5 +136,6 @@ func Examine(ctx context.Context, o Options) *Report {
 		e.journal(ctx, found)
 	}
 	e.pools(found)
+	e.leftovers(ctx, found)
 	return &e.Report
 }

@@ -9,12 +9,15 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
+	"time"
 )
 
 // Replace gives a file a content and a mode. After a crash or a power loss the file is either
 // complete or unchanged. Its owner is this process's user. The temporary file is in the same
-// directory, with an extension that no runtime loads.
+// directory, with an extension that no runtime loads. If a kill left one, the next Replace or
+// Remove of that file removes it once it is Stale.
 //
 //	openat(DIR, ".NAME.*.tmp", O_CREAT|O_EXCL), write, fchmod, fsync, close, rename,
 //	open(DIR), fsync, close
@@ -34,6 +37,7 @@ func ReplaceLike(path string, content io.Reader, like fs.FileInfo) error {
 }
 
 func replace(path string, content io.Reader, own func(*os.File) error) (err error) {
+	RemoveTemporary(path, Stale)
 	dir, name := filepath.Dir(path), filepath.Base(path)
 	f, err := os.CreateTemp(dir, "."+name+".*.tmp")
 	if err != nil {
@@ -54,10 +58,45 @@ func replace(path string, content io.Reader, own func(*os.File) error) (err erro
 	return syncDir(dir)
 }
 
+// Create makes an empty file, which takes no room on most disks. An existing file stays as it is.
+//
+//	openat(DIR, NAME, O_CREAT), close, open(DIR), fsync, close
+func Create(path string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Close(), syncDir(filepath.Dir(path)))
+}
+
+// Stale is the age from which a temporary file belongs to a process that was killed.
+const Stale = time.Minute
+
+// RemoveTemporary removes the temporary files of Replace for a path that are at least that old, and
+// returns their paths. It ignores errors: such a file does no harm.
+func RemoveTemporary(path string, age time.Duration) (removed []string) {
+	dir, name := filepath.Dir(path), filepath.Base(path)
+	files, _ := os.ReadDir(dir)
+	for _, f := range files {
+		number, found := strings.CutPrefix(f.Name(), "."+name+".")
+		number, isTemporary := strings.CutSuffix(number, ".tmp")
+		if !found || !isTemporary || strings.Trim(number, "0123456789") != "" {
+			continue
+		}
+		temporary := filepath.Join(dir, f.Name())
+		if info, err := f.Info(); err == nil && info.Mode().IsRegular() &&
+			time.Since(info.ModTime()) >= age && os.Remove(temporary) == nil {
+			removed = append(removed, temporary)
+		}
+	}
+	return removed
+}
+
 // Remove removes a file durably. A missing file is not an error.
 //
 //	unlink, open(DIR), fsync, close
 func Remove(path string) error {
+	RemoveTemporary(path, Stale)
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

@@ -6,9 +6,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
+	"time"
 )
 
 // TestReplace: the file has all of the new content with the mode asked for, or is as it was, and
@@ -48,6 +50,44 @@ func TestReplace(t *testing.T) {
 			}
 			if files, err := os.ReadDir(filepath.Dir(path)); err != nil || len(files) != 1 {
 				t.Errorf("%v, %v", files, err)
+			}
+		})
+	}
+}
+
+// TestTemporary: what a killed Replace has left goes with the next one, and with Remove, once it is
+// old. Other files stay.
+func TestTemporary(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name string
+		do   func(path string) error
+	}{
+		{"Replace", func(path string) error { return Replace(path, strings.NewReader("new"), 0o600) }},
+		{"Remove", Remove},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			old := time.Now().Add(-2 * time.Minute)
+			for _, name := range []string{".off.123.tmp", ".off.45.tmp", ".off.x.tmp", ".off.json.123.tmp", ".off.123", "off.123.tmp"} {
+				path := filepath.Join(dir, name)
+				if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Chtimes(path, old, old)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := os.WriteFile(filepath.Join(dir, ".off.9.tmp"), nil, 0o600); err != nil { // of a process that is at it
+				t.Fatal(err)
+			}
+			if err := c.do(filepath.Join(dir, "off")); err != nil {
+				t.Fatal(err)
+			}
+			files, err := filepath.Glob(filepath.Join(dir, ".*"))
+			for i := range files {
+				files[i] = filepath.Base(files[i])
+			}
+			if want := []string{".off.123", ".off.9.tmp", ".off.json.123.tmp", ".off.x.tmp"}; err != nil || !slices.Equal(files, want) {
+				t.Errorf("left: %v, want %v, %v", files, want, err)
 			}
 		})
 	}

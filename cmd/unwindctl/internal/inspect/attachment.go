@@ -8,11 +8,12 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/journal"
-	"cni-unwind/plugin/undo"
+	"cni-unwind/plugin/decide"
 )
 
 // Attachment is an entry of the journal as JSON output has it, without the delegates'
@@ -32,31 +33,35 @@ type Attachment struct {
 	freed []netip.Addr  // those that may have another owner by now
 	grace time.Duration // its grace period
 	since int64         // Since, by CLOCK_BOOTTIME
+	order string        // see Sort
 }
 
 // Step is a delegate with a pending DEL: each of the chain if the attachment is live.
 type Step struct {
-	Generation uint64            `json:"generation"`
-	Plugin     string            `json:"plugin"`
-	State      journal.StepState `json:"state,omitempty"` // "" before its first DEL
-	Attempts   int               `json:"attempts"`
-	LastError  string            `json:"lastError,omitempty"`
-	LastCode   uint              `json:"lastCode,omitempty"`
-	Unproven   string            `json:"unproven,omitempty"`
+	Plugin string `json:"plugin"`
+	Tries  int    `json:"tries"` // of its DEL
+	// Last is the error of the last try, or why its success does not count.
+	Last string `json:"lastError,omitempty"`
+	Code uint   `json:"code,omitempty"` // of that error
+	// WaitsFor is what it waits for: owner, container, queue, runtime, rule, repeat or newer.
+	WaitsFor journal.Cause `json:"waitsFor,omitempty"`
+	Killed   bool          `json:"killed,omitempty"` // the plugin was killed, in its ADD or a DEL
 
-	// Each of these two facts gives it one more DEL.
-	Killed        bool `json:"killed,omitempty"`        // it was killed, in its ADD or a DEL
-	ProvesNothing bool `json:"provesNothing,omitempty"` // its DEL passed, and no store could be asked
-
-	of journal.Step // see undo.NextTry
+	of journal.Step // see decide.Due
 }
 
 // words says in a few words what became of its DELs.
-func (s *Step) words() string { return undo.Words(&s.of) }
+func (s *Step) words() string { return decide.Words(&s.of) }
 
 // PendingDEL reports whether unwind runs DELs without another request of the runtime.
 func (a *Attachment) PendingDEL() bool {
-	return a.State == journal.Unwinding || a.State == journal.Removing
+	return a.State == journal.RollingBack || a.State == journal.Deleting
+}
+
+// HasStep reports whether the DEL of a step waits for this. ForTime is one that fails, or has not
+// run.
+func (a *Attachment) HasStep(waitsFor journal.Cause) bool {
+	return slices.ContainsFunc(a.Steps, func(s Step) bool { return s.WaitsFor == waitsFor })
 }
 
 // podName returns the name of a pod as people write it.
@@ -71,11 +76,10 @@ func podName(p *journal.Pod) string {
 }
 
 func describe(e *journal.Entry) Attachment {
-	newest := e.Newest()
 	a := Attachment{
-		Key: e.Key, State: e.State, Reason: e.Reason, NetNS: newest.NetNS.Path, Addresses: e.Addresses(),
-		Created: newest.Created.Wall, Since: e.Since.Wall, Updated: e.Updated.Wall, Steps: []Step{},
-		grace: newest.GracePeriod, since: e.Since.Boot,
+		Key: e.Key, State: e.State, Reason: e.Reason, NetNS: e.NetNS.Path, Addresses: e.Addresses(),
+		Created: e.Created.Wall, Since: e.Since.Wall, Updated: e.Updated.Wall, Steps: []Step{},
+		grace: e.GracePeriod, since: e.Since.Boot,
 	}
 	if a.Addresses == nil {
 		a.Addresses = []netip.Addr{}
@@ -83,20 +87,16 @@ func describe(e *journal.Entry) Attachment {
 	if e.Pod != (journal.Pod{}) {
 		a.Pod = &e.Pod
 	}
-	for _, g := range e.Generations {
-		for _, c := range g.Claims {
-			if g.Freed(c) && a.PendingDEL() {
-				a.freed = append(a.freed, c.Address)
-			}
+	for _, c := range e.Claims {
+		if e.Freed(c) && a.PendingDEL() {
+			a.freed = append(a.freed, c.Address)
 		}
-		for _, s := range g.Steps {
-			a.Steps = append(a.Steps, Step{
-				Generation: g.Number, Plugin: s.Type, Attempts: s.Attempts,
-				State: s.State, LastError: s.LastError, LastCode: s.LastCode,
-				Unproven: s.Unproven, Killed: s.RepeatAt != 0, ProvesNothing: s.ConfirmAt != 0,
-				of: s,
-			})
-		}
+	}
+	for _, s := range e.Steps {
+		a.Steps = append(a.Steps, Step{
+			Plugin: s.Type, Tries: s.Tries, Last: s.Last, Code: s.Code, WaitsFor: s.Wait.For,
+			Killed: s.ADD == journal.AddKilled, of: s,
+		})
 	}
 	return a
 }
@@ -122,7 +122,7 @@ func PrintAttachments(out io.Writer, attachments []Attachment, o *term.Output) e
 		term.Column{Name: "ADDRESSES", Least: 10, Optional: true},
 		term.Column{Name: "PENDING DELS", Least: 12},
 		term.Column{Name: "CREATED", Wide: true}, term.Column{Name: "NETNS", Wide: true},
-		term.Column{Name: "WHY", Wide: true})
+		term.Column{Name: "REASON", Wide: true})
 	for _, a := range attachments {
 		t.Add(a.Network, term.Short(a.ContainerID, o.Format), a.IfName, string(a.State),
 			term.Ago(a.Created), podName(a.Pod), term.Join(term.Addresses(a.Addresses)),
@@ -149,12 +149,12 @@ func pending(a Attachment) string {
 	texts := []string{}
 	if a.PendingDEL() {
 		for _, s := range a.Steps {
-			why := fmt.Sprintf("tried %d×", s.Attempts)
-			switch s.State {
-			case journal.StepFailed, journal.StepUnproven:
-				why += ", " + s.words()
-			case journal.StepParked, journal.StepRepeat:
+			why := fmt.Sprintf("tried %d×", s.Tries)
+			switch {
+			case s.WaitsFor != journal.ForTime:
 				why = s.words()
+			case s.Last != "":
+				why += ", " + s.words()
 			}
 			texts = append(texts, fmt.Sprintf("%s (%s)", s.Plugin, why))
 		}

@@ -1,7 +1,6 @@
 package inspect
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,11 +10,14 @@ import (
 	"strings"
 
 	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/pools"
 	"cni-unwind/cmd/unwindctl/internal/probe"
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin"
-	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/decide"
+	"cni-unwind/plugin/delegate"
+	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/sweep"
 	"cni-unwind/plugin/undo"
 )
@@ -27,16 +29,14 @@ type finding struct {
 	IfName      string        `json:"ifname,omitempty"`
 	Address     string        `json:"address,omitempty"`   // of a reservation without an attachment
 	Cached      bool          `json:"cached,omitempty"`    // in libcni's cache, not in the journal
-	Addresses   []netip.Addr  `json:"addresses,omitempty"` // of one that is cached
+	Addresses   []netip.Addr  `json:"addresses,omitempty"` // of one that is not in the journal
 	Pod         *journal.Pod  `json:"pod,omitempty"`
 	State       journal.State `json:"state,omitempty"`
-	Verdict     alive.Fate    `json:"verdict"`
+	Verdict     decide.Fate   `json:"verdict"`
 	Result      string        `json:"result"` // as the table has it
 	Why         string        `json:"why"`
 	Pending     []string      `json:"pending,omitempty"` // delegates
 	Error       string        `json:"error,omitempty"`
-	// Left are commands that remove what a dead container has left.
-	Left []string `json:"left,omitempty"`
 }
 
 func JSONFindings(findings []sweep.Finding, dryRun bool) []finding {
@@ -47,12 +47,11 @@ func JSONFindings(findings []sweep.Finding, dryRun bool) []finding {
 		one := finding{
 			Network: f.Network, ContainerID: f.ContainerID, IfName: f.IfName, State: f.State,
 			Verdict: f.Fate, Result: word,
-			Why: f.Reason.Text, Pending: f.Pending, Left: f.Left,
+			Why: whyOf(f), Pending: f.Pending, Cached: f.Cached, Addresses: f.Addresses,
 		}
-		if f.Address.IsValid() {
-			one.Address = f.Address.String()
+		if reserved(f) {
+			one.Address = f.Addresses[0].String()
 		}
-		one.Addresses, one.Cached = f.Cached()
 		if f.Pod != (journal.Pod{}) {
 			one.Pod = &f.Pod
 		}
@@ -63,6 +62,10 @@ func JSONFindings(findings []sweep.Finding, dryRun bool) []finding {
 	}
 	return all
 }
+
+// reserved reports whether a finding is on addresses that neither the journal nor libcni's cache
+// has.
+func reserved(f *sweep.Finding) bool { return len(f.Addresses) > 0 && !f.Cached }
 
 // PrintNoFindings prints that there are no attachments: none in that network, whose name may be
 // wrong, or none at all. Without a list, it also prints how many addresses were not judged.
@@ -76,16 +79,16 @@ func PrintNoFindings(out io.Writer, of Scope, job sweep.Job) error {
 	}
 	given := 0
 	for _, p := range job.Pools {
-		taken, _ := ipam.Taken(p.Dir)
+		taken, _ := pools.Taken(p.Dir)
 		given += len(taken)
 	}
 	switch {
 	case err != nil:
 	case of.Network != "" && len(job.Pools) == 0:
-		_, err = fmt.Fprintf(out, "No conflist of network %s has host-local in its chain.\n", of.Network)
+		_, err = fmt.Fprintf(out, "No conflist of network %s uses host-local.\n", of.Network)
 	case job.List == nil && given > 0 && of.asks():
 		_, err = fmt.Fprintf(out, "%s allocated. Only the runtime knows whether their owners are live, "+
-			"and it gave no list.\n", term.Plural(given, "address is", "addresses are"))
+			"and it returned no list.\n", term.Plural(given, "address is", "addresses are"))
 	case job.List == nil && given > 0:
 		_, err = fmt.Fprintf(out, "%s allocated. Only the runtime knows whether their owners are live: "+
 			"unwindctl sweep --dry-run%s\n", term.Plural(given, "address is", "addresses are"),
@@ -93,6 +96,10 @@ func PrintNoFindings(out io.Writer, of Scope, job sweep.Job) error {
 	}
 	return err
 }
+
+// Results are the words of Result, and "not tried".
+var Results = []string{"released", "to be released", "pending", "waits", "kept", "unknown", "busy",
+	"recent", "live", "not tried"}
 
 // PrintFindings prints a table of the findings and their counts. It leaves out live attachments,
 // unless all is set, and attachments that were not tried.
@@ -102,30 +109,27 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 		term.Column{Name: "NETWORK", Optional: true}, term.Column{Name: "CONTAINER", Least: 11},
 		term.Column{Name: "IFNAME", Optional: true}, term.Column{Name: "POD", Least: 36},
 		term.Column{Name: "STATE", Optional: true}, term.Column{Name: "RESULT"},
-		term.Column{Name: "WHY", Least: 13})
-	count, young, addresses, cached := map[string]int{}, 0, 0, 0
+		term.Column{Name: "REASON", Least: 13})
+	count, addresses, cached := map[string]int{}, 0, 0
 	var names []string
 	for i := range findings {
 		f := &findings[i]
 		word, why := Result(f, dryRun)
-		if _, is := f.Cached(); is {
+		if f.Cached {
 			cached++
-		} else if f.Address.IsValid() {
+		} else if reserved(f) {
 			addresses++
 		}
 		if errors.Is(f.Err, sweep.ErrNotTried) {
 			count["not tried"]++
 			continue
 		}
-		if word == "live" && f.Reason.Is(alive.WithinGrace) {
-			young++
-		}
-		if count[word]++; word == "left" || word == "live" && !all {
+		if count[word]++; word == "live" && !all {
 			continue
 		}
 		name := f.Key.String()
-		if f.Address.IsValid() {
-			name = f.Address.String()
+		if reserved(f) {
+			name = f.Addresses[0].String()
 		}
 		names = append(names, name)
 		t.Add(f.Network, term.OrDash(term.Short(f.ContainerID, o.Format)), term.OrDash(f.IfName),
@@ -140,59 +144,40 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 		}
 	}
 	var words []string
-	for _, word := range []string{"released", "to be released", "pending", "waits", "kept",
-		"unknown", "busy", "live", "left", "not tried"} {
+	for _, word := range Results {
 		if count[word] > 0 {
 			words = append(words, fmt.Sprintf("%d %s", count[word], word))
 		}
 	}
-	total := term.Attachments(len(findings) - addresses - cached - count["left"])
+	total := term.Attachments(len(findings) - addresses - cached)
+	if cached+addresses > 0 {
+		total += " in the journal"
+	}
 	if cached > 0 {
 		total += fmt.Sprintf(", %d only in libcni's cache", cached)
 	}
 	if addresses > 0 {
-		total += fmt.Sprintf(", and %d with an owner that is not in the journal", addresses)
+		total += fmt.Sprintf("; %s of containers that are not in it",
+			term.Plural(addresses, "address", "addresses"))
 	}
-	total += ": " + strings.Join(words, ", ") + "."
-	if young > 0 {
-		total += "\n" + notListed(young)
-	}
-	_, err := fmt.Fprintf(out, "%s\n%s", total, left(findings))
+	_, err := fmt.Fprintf(out, "%s: %s.\n", total, strings.Join(words, ", "))
 	return err
-}
-
-// left returns the shell commands that remove the leftovers of containers that are gone.
-func left(findings []sweep.Finding) string {
-	var text strings.Builder
-	for _, f := range findings {
-		if len(f.Left) > 0 && text.Len() == 0 {
-			text.WriteString("\nLeft by containers that are gone. To remove it, run:\n")
-		}
-		if len(f.Left) > 0 {
-			fmt.Fprintf(&text, "# container %s\n%s\n",
-				cmp.Or(term.OneLine(f.ContainerID), "unknown"), strings.Join(f.Left, "\n"))
-		}
-	}
-	return text.String()
 }
 
 // Result returns the word for the outcome of a finding, and the reason.
 func Result(f *sweep.Finding, dryRun bool) (word, why string) {
-	why = term.OneLine(f.Reason.Text)
-	if f.Address.IsValid() {
-		why = fmt.Sprintf("%s: %s", f.Address, why)
-	}
-	if addresses, _ := f.Cached(); len(addresses) > 0 {
-		why = fmt.Sprintf("%s: %s", term.Join(term.Addresses(addresses)), why)
+	why = term.OneLine(whyOf(f))
+	if len(f.Addresses) > 0 {
+		why = fmt.Sprintf("%s: %s", term.Join(term.Addresses(f.Addresses)), why)
 	}
 	var guard *sweep.MassReleaseError
 	switch {
-	case f.LeftOnly:
-		word = "left"
-	case f.Fate == alive.Unknown:
+	case f.Fate == decide.Unknown:
 		word = "unknown"
 	case f.Busy:
 		word = "busy"
+	case f.Recent():
+		word = "recent"
 	case !f.Releasable():
 		word = "live"
 	case errors.As(f.Err, &guard):
@@ -208,7 +193,7 @@ func Result(f *sweep.Finding, dryRun bool) (word, why string) {
 	default:
 		word = "pending"
 	}
-	if f.Fate == alive.Dead && len(f.Pending) > 0 { // of a foreign one no DEL is run
+	if f.Fate == decide.Dead && len(f.Pending) > 0 { // for one of another machine no DEL runs
 		why += "; pending DEL: " + strings.Join(f.Pending, ", ")
 	}
 	if word == "pending" {
@@ -217,14 +202,25 @@ func Result(f *sweep.Finding, dryRun bool) (word, why string) {
 	return word, why
 }
 
+// whyOf returns the reason for a verdict, with the time that is left of a grace period.
+func whyOf(f *sweep.Finding) string {
+	if !f.Recent() {
+		return f.Reason.Text
+	}
+	return fmt.Sprintf("%s (%s left)", f.Reason.Text, term.Roughly(max(0, f.Left)))
+}
+
 // Remaining returns an error if a sweep left attachments that it should have released.
 func Remaining(findings []sweep.Finding, dryRun bool) error {
-	pending, unknown, untried := 0, 0, 0
+	pending, stuck, unknown, untried := 0, 0, 0, 0
 	var errs []error
+	var failure *delegate.Failure
 	for i := range findings {
 		switch word, _ := Result(&findings[i], dryRun); {
 		case errors.Is(findings[i].Err, sweep.ErrNotTried):
 			untried++
+		case word == "pending" && (findings[i].State == "" || !errors.As(findings[i].Err, &failure)):
+			stuck++
 		case word == "pending":
 			pending++
 		case word == "unknown":
@@ -236,12 +232,16 @@ func Remaining(findings []sweep.Finding, dryRun bool) error {
 		errs = append(errs, fmt.Errorf("%s could not be released completely; the next sweep retries "+
 			"the pending DELs", term.Attachments(pending)))
 	}
+	if stuck > 0 { // without a record, or with a journal that cannot be written
+		errs = append(errs, fmt.Errorf("%s could not be released completely; see REASON",
+			term.Attachments(stuck)))
+	}
 	if untried > 0 {
 		errs = append(errs, fmt.Errorf("%s not tried; run unwindctl sweep again",
 			term.Attachments(untried)))
 	}
 	if unknown > 0 {
-		errs = append(errs, fmt.Errorf("the state of %s is unknown: kept, see WHY",
+		errs = append(errs, fmt.Errorf("the state of %s is unknown: kept, see REASON",
 			term.Attachments(unknown)))
 	}
 	return errors.Join(errs...)
@@ -257,7 +257,7 @@ func Plugin(stderr io.Writer) *plugin.Plugin {
 
 // Judge returns the findings of a dry run of a sweep.
 func Judge(
-	ctx context.Context, p *plugin.Plugin, stateDir string, list *alive.List,
+	ctx context.Context, p *plugin.Plugin, stateDir string, list *facts.List,
 ) (map[journal.Key]*sweep.Finding, error) {
 	findings, err := p.Sweep(ctx, stateDir, sweep.Job{DryRun: true, Force: true, List: list})
 	byKey := map[journal.Key]*sweep.Finding{}

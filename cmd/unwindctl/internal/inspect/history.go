@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -10,7 +11,6 @@ import (
 	"strings"
 
 	"cni-unwind/cmd/internal/term"
-	"cni-unwind/ipam"
 	"cni-unwind/journal"
 )
 
@@ -38,61 +38,68 @@ func PrintHistory(out io.Writer, events []journal.Event, o *term.Output) error {
 		return err
 	}
 	t := term.NewTable(
-		term.Column{Name: "TIME"}, term.Column{Name: "WHAT"},
+		term.Column{Name: "AGE"}, term.Column{Name: "TIME", Wide: true}, term.Column{Name: "EVENT"},
 		term.Column{Name: "NETWORK", Optional: true},
-		term.Column{Name: "CONTAINER", Least: 11}, term.Column{Name: "IFNAME", Optional: true},
-		term.Column{Name: "POD", Least: 12},
+		term.Column{Name: "CONTAINER", Least: 11, Optional: true},
+		term.Column{Name: "IFNAME", Optional: true}, term.Column{Name: "POD", Least: 16},
 		term.Column{Name: "ADDRESSES", Least: 10, Optional: true},
-		term.Column{Name: "PLUGINS", Least: 10, Optional: true},
-		term.Column{Name: "WHY", Least: 13})
+		term.Column{Name: "PLUGINS", Least: 8}, term.Column{Name: "REASON", Least: 30})
+	oneLine := term.OneLine
+	if o.Format == term.Wide {
+		oneLine = term.Printable
+	}
 	for _, e := range events {
-		t.Add(term.Time(e.At.Wall), string(e.Kind), e.Network,
+		t.Add(term.Ago(e.At.Wall), term.Time(e.At.Wall), string(e.Kind), e.Network,
 			term.OrDash(term.Short(e.ContainerID, o.Format)), term.OrDash(e.IfName),
 			podName(&e.Pod), term.Join(term.Addresses(e.Addresses)), term.Join(e.Plugins),
-			term.OneLine(e.Reason))
+			oneLine(e.Reason))
 	}
 	return t.Print(out, o)
 }
 
 // explainNothing describes an argument that names no attachment in the journal.
-func explainNothing(out io.Writer, arg string, of Scope, events []journal.Event,
-	o *term.Output) error {
+func explainNothing(ctx context.Context, to term.Streams, arg string, of Scope,
+	events []journal.Event, o *term.Output) error {
 	if o.IsObject() {
-		return errors.Join(o.PrintObject(out, "attachments", []any{}), nothing(arg, of.StateDir))
+		return errors.Join(o.PrintObject(to.Out, "attachments", []any{}), nothing(arg, of.StateDir))
 	}
 	var text strings.Builder
 	if address, err := netip.ParseAddr(arg); err == nil {
-		explainAddress(&text, address.Unmap(), of)
+		explainAddress(&text, address.Unmap(), Look(ctx, to, of).Pools)
 	}
 	events = slices.DeleteFunc(events, func(e journal.Event) bool { return !About(e, arg) })
-	for _, e := range events[max(0, len(events)-3):] { // the last ones
+	last := events[max(0, len(events)-3):]
+	rolledBack := func(e journal.Event) bool { return e.Kind == journal.RolledBack }
+	if n := len(events); n > 1 && !slices.ContainsFunc(events, func(e journal.Event) bool {
+		return !rolledBack(e)
+	}) {
+		fmt.Fprintf(&text, "%d ADDs rolled back. The last one:\n", n)
+		last = events[n-1:]
+	}
+	for _, e := range last {
 		text.WriteString(eventSentence(e))
 	}
 	if text.Len() == 0 {
 		return nothing(arg, of.StateDir)
 	}
-	_, err := io.WriteString(out, text.String())
+	_, err := io.WriteString(to.Out, text.String())
 	return err
 }
 
 // explainAddress says who has an address that no attachment in the journal has.
-func explainAddress(text *strings.Builder, address netip.Addr, of Scope) {
-	pools, _ := of.Pools()
+func explainAddress(text *strings.Builder, address netip.Addr, pools []*Pool) {
 	for _, p := range pools {
-		found, _ := ipam.Scan(p.Dir)
-		for _, r := range found {
-			switch {
-			case r.Address != address:
-			case r.Ownerless():
-				fmt.Fprintf(text, "%s is reserved in %s without an owner: host-local died before it wrote "+
-					"one, so no DEL releases it.\n"+
-					"unwindctl sweep releases it.\n", address, p.Dir)
-			default:
-				fmt.Fprintf(text, "%s is reserved in %s for container %s%s, which is not in the journal: "+
-					"the pod is older than the installation, or the journal was lost.\n"+
-					"unwindctl sweep --cri auto asks the runtime, and releases it if no pod has it.\n", address,
-					p.Dir, term.OneLine(r.Owner.ContainerID),
-					interfaceOf(term.OneLine(r.Owner.IfName)))
+		for _, r := range p.Reservations {
+			if r.Address != address {
+				continue
+			}
+			owner := ""
+			if r.ContainerID != "" {
+				owner = " for container " + term.OneLine(r.ContainerID) + interfaceOf(term.OneLine(r.IfName))
+			}
+			fmt.Fprintf(text, "%s is reserved in %s%s: %s.\n", address, p.Dir, owner, term.OneLine(r.Why))
+			if r.Remedy != "" {
+				fmt.Fprintf(text, "%s.\n", r.Remedy)
 			}
 		}
 	}
@@ -104,11 +111,11 @@ func eventSentence(e journal.Event) string {
 		journal.RolledBack: "its ADD was rolled back",
 		journal.Swept:      "it was released by a sweep",
 		journal.Released:   "its address was released",
-		journal.Parked:     "a DEL was parked",
-		journal.Unproven:   "a DEL passed, but its address is not known to be free",
+		journal.Waiting:    "a DEL waits, because its address has a new owner,",
+		journal.Unverified: "a DEL succeeded, but its address is not free",
 		journal.Superseded: "another ADD took its place",
 		journal.Forgotten:  "it was forgotten",
-		journal.Untaken:    "a DEL had nothing to undo",
+		journal.Untaken:    "a DEL of a failed ADD was forgotten",
 		journal.NoOp:       "the runtime's DEL ran no plugin",
 	}[e.Kind]
 	a := &Attachment{Key: journal.Key{ContainerID: cmp.Or(e.ContainerID, "unknown")}, Pod: &e.Pod}
@@ -125,13 +132,13 @@ func explainDamaged(out io.Writer, damaged *journal.DamagedError, o *term.Output
 		err = o.PrintObject(out, "attachments", []any{})
 	} else {
 		_, err = fmt.Fprintf(out, "The entry of %s cannot be read. Sweeps keep it.\n"+
-			"Its next ADD or DEL replaces it; a DEL then uses what the runtime sends. To give it up: "+
+			"Its next ADD or DEL replaces it; a DEL then uses the runtime's configuration. To forget it: "+
 			"unwindctl forget %s\n", damaged.Key, damaged.Key)
 	}
 	return errors.Join(damaged, err)
 }
 
 func nothing(arg, stateDir string) error {
-	return fmt.Errorf("no attachment %s in the journal of %s; unwindctl list shows them", arg,
+	return fmt.Errorf("no attachment %s in the journal in %s; unwindctl list shows all", arg,
 		stateDir)
 }

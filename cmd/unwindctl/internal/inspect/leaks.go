@@ -28,16 +28,14 @@ func Leaks(ctx context.Context, store *journal.Store, key journal.Key) (leaks []
 	if err != nil || e == nil {
 		return nil, err
 	}
-	for _, g := range e.Generations {
-		for _, l := range g.HostLinks {
-			if is, err := net.InterfaceByName(l.Name); err != nil || is.HardwareAddr.String() != l.MAC {
-				continue // it is gone, or another's
-			}
-			leaks = append(leaks, fmt.Sprintf("interface %s (%s) on the host", l.Name, l.MAC))
+	for _, l := range e.HostLinks {
+		if is, err := net.InterfaceByName(l.Name); err != nil || is.HardwareAddr.String() != l.MAC {
+			continue // it is gone, or another's
 		}
-		for _, s := range g.Steps {
-			leaks = append(leaks, leaksOfStep(e, &s)...)
-		}
+		leaks = append(leaks, fmt.Sprintf("interface %s (%s) on the host", l.Name, l.MAC))
+	}
+	for _, s := range e.Steps {
+		leaks = append(leaks, leaksOfStep(e, &s)...)
 	}
 	slices.Sort(leaks)
 	return slices.Compact(leaks), nil
@@ -55,13 +53,9 @@ func leaksOfStep(e *journal.Entry, s *journal.Step) (leaks []string) {
 		leaks = append(leaks, fmt.Sprintf("%s: its records of container %s, such as %s",
 			plugin.Name, e.ContainerID, addresses))
 	}
-	switch p := known.Of(s.Type); {
-	case p.LeavesNothing, p.Masquerades && !p.MasqueradesBy(s.Config):
-	case p.Labels != nil, slices.Contains(p.Traces, known.RulesOfAddresses):
-		leaks = append(leaks, s.Type+": its rules; unwindctl sweep --cri auto lists them afterwards")
-	default:
-		leaks = append(leaks, fmt.Sprintf("%s: everything of container %s, interface %s",
-			s.Type, e.ContainerID, e.IfName))
+	if s.Type != "loopback" && s.Type != "static" { // which leave nothing
+		leaks = append(leaks, fmt.Sprintf("anything %s created for container %s, interface %s", s.Type,
+			e.ContainerID, e.IfName))
 	}
 	return leaks
 }

@@ -13,9 +13,11 @@ import (
 	"strings"
 
 	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/pools"
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
-	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/decide"
+	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/sweep"
 )
 
@@ -27,16 +29,18 @@ type Pool struct {
 	Full    bool   `json:"full"`  // a set has no free address, so no ADD gets what it needs
 	Counts
 	Sets         []*Set        `json:"sets"`
+	NoRanges     string        `json:"rangesUnknown,omitempty"` // why, if they are the node's own
 	Reservations []reservation `json:"reservations"`
 }
 
 // Counts are numbers of addresses that are not free. Used is the sum of the others.
 type Counts struct {
-	Used      int `json:"used"`
-	Live      int `json:"live"`
-	Leaked    int `json:"leaked"`
-	Ownerless int `json:"ownerless"`
-	Unknown   int `json:"unknown"`
+	Used    int `json:"used"`
+	Live    int `json:"live"`
+	Recent  int `json:"recent"` // too young to be judged by the list
+	Leaked  int `json:"leaked"`
+	Empty   int `json:"empty"`
+	Unknown int `json:"unknown"`
 }
 
 // Set is a range set of a pool, or the addresses of one family outside the chain's ranges. Each ADD
@@ -53,17 +57,17 @@ type Set struct {
 	Unbounded bool   `json:"unbounded"`
 	Counts
 
-	ranges ipam.Set
+	ranges pools.Set
 }
 
 type reservation struct {
-	Address     netip.Addr `json:"address"`
-	ContainerID string     `json:"containerID,omitempty"`
-	IfName      string     `json:"ifname,omitempty"`
-	State       string     `json:"state"` // live, leaked, ownerless, unknown
-	Why         string     `json:"why"`
-	Remedy      string     `json:"remedy,omitempty"`
-	young       bool       // live only by its grace period
+	Address     netip.Addr   `json:"address"`
+	ContainerID string       `json:"containerID,omitempty"`
+	IfName      string       `json:"ifname,omitempty"`
+	Pod         *journal.Pod `json:"pod,omitempty"`
+	State       string       `json:"state"` // live, recent, leaked, empty, unknown
+	Why         string       `json:"why"`
+	Remedy      string       `json:"remedy,omitempty"`
 }
 
 // Node is a dry run of a sweep, and the pools as it leaves them.
@@ -72,24 +76,36 @@ type Node struct {
 	SweepErr error                   // there may be findings nevertheless
 	Guard    *sweep.MassReleaseError // a sweep would keep what seems dead; nil if not
 	Pools    []*Pool
-	PoolErr  error  // of those that are not among the pools, and of the list of pods
-	sweep    string // the command with which a sweep gets the same list
+	PoolErr  error                  // of those that are not among the pools, and of the list of pods
+	asked    bool                   // for a list
+	sweep    string                 // the command with which a sweep gets the same list
+	pods     map[string]journal.Pod // by container ID, as far as anything names them
 }
 
 // Look judges every attachment as a sweep would, and reads the pools. It is read-only.
 func Look(ctx context.Context, from term.Streams, of Scope) *Node {
 	list, listErr := of.List(ctx, from.In)
 	found, err := of.Pools()
-	n := &Node{Pools: []*Pool{}}
+	n := &Node{Pools: []*Pool{}, asked: of.asks()}
 	n.Findings, n.SweepErr = Plugin(from.Err).Sweep(ctx, of.StateDir,
 		sweep.Job{Network: of.Network, List: list, Pools: found, Cache: true, DryRun: true})
+	of.GiveList(n.Findings)
 	n.sweep = "unwindctl sweep" + of.ListFlags()
 	if errors.As(n.SweepErr, &n.Guard) { // it is said of each
 		n.SweepErr = nil
 	}
+	n.pods = map[string]journal.Pod{}
+	if cached, _ := new(facts.Node).Cache(); list == nil { // else the findings have them
+		for _, c := range cached {
+			n.pods[c.ContainerID] = c.Pod()
+		}
+	}
+	for _, f := range n.Findings {
+		n.pods[f.ContainerID] = f.Pod
+	}
 	errs := []error{err}
 	for _, one := range found {
-		p, err := readPool(one, n)
+		p, err := readPool(ctx, one, n)
 		errs = append(errs, err)
 		if p != nil {
 			n.Pools = append(n.Pools, p)
@@ -111,12 +127,18 @@ func ReadPools(ctx context.Context, from term.Streams, of Scope) ([]*Pool, error
 }
 
 // readPool reads a pool. One with an error lacks the chain's ranges, or a part of the addresses.
-func readPool(of sweep.Pool, n *Node) (*Pool, error) {
+func readPool(ctx context.Context, of sweep.Pool, n *Node) (*Pool, error) {
 	p := &Pool{Network: of.Network, Dir: of.Dir, Plain: of.Plain, Sets: []*Set{},
 		Reservations: []reservation{}}
-	sets, rangesErr := ipam.Ranges(of.Config)
+	var sets []pools.Set
+	config, rangesErr := pools.OfNode(ctx, of.Config)
+	if rangesErr == nil {
+		sets, rangesErr = pools.Ranges(config)
+	} else {
+		p.NoRanges, rangesErr = rangesErr.Error(), nil
+	}
 	found, scanErr := ipam.Scan(of.Dir)
-	taken, err := ipam.Taken(of.Dir)
+	taken, err := pools.Taken(of.Dir)
 	if errors.Is(scanErr, fs.ErrPermission) {
 		err = scanErr
 	}
@@ -124,9 +146,7 @@ func readPool(of sweep.Pool, n *Node) (*Pool, error) {
 		return nil, fmt.Errorf("network %s: %w", of.Network, err)
 	}
 	for i, ranges := range sets {
-		if len(ranges) > 0 {
-			p.Sets = append(p.Sets, newSet(i, ranges))
-		}
+		p.Sets = append(p.Sets, newSet(i, ranges))
 	}
 	whole := map[netip.Addr]bool{}
 	for _, r := range found {
@@ -136,7 +156,7 @@ func readPool(of sweep.Pool, n *Node) (*Pool, error) {
 	for _, a := range taken {
 		if _, _, err := ipam.OwnerOf(of.Dir, a); err != nil && !whole[a] {
 			p.add(reservation{Address: a, State: "unknown",
-				Why:    "not a valid file of host-local, which does not assign an address that has a file",
+				Why:    "not a valid file of host-local, which assigns no address that has a file",
 				Remedy: "if nothing needs it, remove the file from " + of.Dir})
 		}
 	}
@@ -156,13 +176,13 @@ func readPool(of sweep.Pool, n *Node) (*Pool, error) {
 	return p, nil
 }
 
-func newSet(number int, ranges ipam.Set) *Set {
+func newSet(number int, ranges pools.Set) *Set {
 	s := &Set{Number: &number, Family: family(ranges[0].First), ranges: ranges}
 	for _, r := range ranges {
 		s.Ranges = append(s.Ranges, r.String())
 	}
 	size := ranges.Size()
-	if s.Unbounded = size == ipam.Unbounded; !s.Unbounded {
+	if s.Unbounded = size == pools.Unbounded; !s.Unbounded {
 		s.Size = &size
 	}
 	return s
@@ -200,13 +220,20 @@ func (c *Counts) count(state string) {
 	switch state {
 	case "live":
 		c.Live++
+	case "recent":
+		c.Recent++
 	case "leaked":
 		c.Leaked++
-	case "ownerless":
-		c.Ownerless++
+	case "empty":
+		c.Empty++
 	default:
 		c.Unknown++
 	}
+}
+
+// InRange reports whether an address is in one of the chain's ranges.
+func (p *Pool) InRange(a netip.Addr) bool {
+	return slices.ContainsFunc(p.Sets, func(s *Set) bool { return s.ranges.Has(a) })
 }
 
 func (s *Set) Full() bool { return s.Free != nil && *s.Free <= 0 }
@@ -231,33 +258,44 @@ func (s *Set) String() string {
 // judgeOwner returns a reservation with the sweep's verdict on its owner.
 func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Node) reservation {
 	one := reservation{Address: r.Address, ContainerID: r.Owner.ContainerID, IfName: r.Owner.IfName}
-	if r.Ownerless() {
-		one.State, one.Why = "ownerless",
-			"host-local died before it wrote an owner, so no DEL releases it"
+	if pod := n.pods[r.Owner.ContainerID]; pod != (journal.Pod{}) {
+		one.Pod = &pod
+	}
+	if r.IsHeld() {
+		one.State, one.ContainerID, one.IfName = "live", r.HeldFor.ContainerID, r.HeldFor.IfName
+		one.Why = "unwind holds it while a late DEL of its last owner runs"
+		one.Remedy = "if that DEL was killed, unwindctl sweep releases it"
+		return one
+	}
+	if r.Empty() {
+		one.State, one.Why = "empty", ipam.WhyEmpty
 		one.Remedy = "unwindctl sweep releases it"
 		return one
 	}
 	for i := range n.Findings {
 		f := &n.Findings[i]
-		ofEntry := !f.Address.IsValid() && r.Owner.Is(f.ContainerID, f.IfName)
-		if f.Network != of.Network || !ofEntry && f.Address != r.Address {
+		ofEntry := !reserved(f) && r.Owner.Is(f.ContainerID, f.IfName)
+		if f.Network != of.Network || !ofEntry && !slices.Contains(f.Addresses, r.Address) {
 			continue
 		}
-		states := map[alive.Fate]string{alive.Live: "live", alive.Unknown: "unknown"}
-		one.State, one.Why = states[f.Fate], f.Reason.Text
-		one.young = f.Reason.Is(alive.WithinGrace)
+		states := map[decide.Fate]string{decide.Live: "live", decide.Unknown: "unknown"}
+		one.State, one.Why = states[f.Fate], whyOf(f)
+		if f.Recent() {
+			one.State = "recent"
+			one.Remedy = "to judge it sooner: " + n.sweep + " --grace-period 1m"
+		}
 		if f.Releasable() {
 			one.State, one.Remedy = "leaked", "unwindctl sweep releases it"
-			if _, cached := f.Cached(); cached || f.Address.IsValid() { // only with the list
+			if len(f.Addresses) > 0 { // only with the list
 				one.Remedy = n.sweep + " releases it"
 				return one
 			}
 			var guard *sweep.MassReleaseError
 			if errors.As(f.Err, &guard) {
-				one.Remedy = "implausibly many seem dead, so sweeps keep them; if they are: unwindctl sweep " +
-					"--force"
+				one.Remedy = "implausibly many seem dead, so sweeps keep them; to check: unwindctl sweep " +
+					"--dry-run --force"
 			} else if len(f.Pending) > 0 && f.State != journal.Live && f.State != journal.Adding {
-				one.Remedy = "unwindctl sweep releases it, once the DEL of these passes: " +
+				one.Remedy = "unwindctl sweep releases it, once the DEL of these succeeds: " +
 					strings.Join(f.Pending, ", ")
 			}
 		}
@@ -272,33 +310,39 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Node) reservation {
 	if of.Plain {
 		one.Why = "only the runtime knows whether its owner is live"
 	}
-	one.Remedy = "unwindctl ipam --cri auto asks the runtime"
+	if !n.asked {
+		one.Remedy = "unwindctl ipam --cri auto queries the runtime"
+	}
 	return one
 }
 
 // PrintPools prints the pools, on a terminal with a map, or, if Wide, every allocated address.
-func PrintPools(out io.Writer, pools []*Pool, of Scope, o *term.Output) error {
-	if len(pools) > 0 && o.Format == term.Wide || o.Format == term.Name {
-		return printReservations(out, pools, o)
+func PrintPools(out io.Writer, all []*Pool, of Scope, o *term.Output) error {
+	if len(all) > 0 && o.Format == term.Wide || o.Format == term.Name {
+		return printReservations(out, all, o)
 	}
 	var text strings.Builder
-	if len(pools) == 0 {
+	if len(all) == 0 {
 		network := ""
 		if of.Network != "" {
 			network = " of network " + of.Network
 		}
-		fmt.Fprintf(&text, "No pools: no conflist%s in %s has host-local in its chain, or unwind runs "+
+		fmt.Fprintf(&text, "No pools: no conflist%s in %s uses host-local, or unwind runs "+
 			"it with a journal other than the one in %s.\n", network, strings.Join(of.All(), ", "),
 			of.StateDir)
 	}
 	colours, terminal := term.OnTerminal(out)
-	for i, p := range pools {
+	for i, p := range all {
 		if i > 0 {
 			text.WriteByte('\n')
 		}
-		fmt.Fprintf(&text, "%s (%s): %d used (%d live, %d leaked, %d ownerless, %d unknown)\n",
-			p.Network, p.Dir, p.Used, p.Live, p.Leaked, p.Ownerless, p.Unknown)
-		var known []ipam.Set
+		recent := ""
+		if p.Recent > 0 {
+			recent = fmt.Sprintf(", %d recent", p.Recent)
+		}
+		fmt.Fprintf(&text, "%s (%s): %d used (%d live%s, %d leaked, %d empty, %d unknown)\n",
+			p.Network, p.Dir, p.Used, p.Live, recent, p.Leaked, p.Empty, p.Unknown)
+		var known []pools.Set
 		for _, s := range p.Sets {
 			fmt.Fprintf(&text, "  %s\n", s)
 			if s.Number != nil {
@@ -307,27 +351,28 @@ func PrintPools(out io.Writer, pools []*Pool, of Scope, o *term.Output) error {
 		}
 		switch {
 		case known == nil:
-			text.WriteString("  its ranges, and so its size, are unknown\n")
+			text.WriteString("  its ranges, and so its size, are unknown" + term.Because(p.NoRanges) + "\n")
 		case terminal:
 			drawMap(&text, known, p.states(), colours, term.Width(out))
 		}
 		p.explain(&text)
 	}
-	text.WriteString(next(pools, of))
+	text.WriteString(next(all, of))
 	_, err := io.WriteString(out, text.String())
 	return err
 }
 
 func printReservations(out io.Writer, pools []*Pool, o *term.Output) error {
 	t := term.NewTable(term.Column{Name: "NETWORK"}, term.Column{Name: "ADDRESS"},
-		term.Column{Name: "STATE"}, term.Column{Name: "CONTAINER"}, term.Column{Name: "IFNAME"},
-		term.Column{Name: "WHY"})
+		term.Column{Name: "STATE"}, term.Column{Name: "POD"}, term.Column{Name: "CONTAINER"},
+		term.Column{Name: "IFNAME"}, term.Column{Name: "REASON"})
 	var addresses []string
 	for _, p := range pools {
 		for _, r := range p.Reservations {
 			addresses = append(addresses, r.Address.String())
-			t.Add(p.Network, r.Address.String(), r.State, term.OrDash(term.OneLine(r.ContainerID)),
-				term.OrDash(term.OneLine(r.IfName)), term.OneLine(r.Why))
+			t.Add(p.Network, r.Address.String(), r.State, podName(r.Pod),
+				term.OrDash(term.OneLine(r.ContainerID)), term.OrDash(term.OneLine(r.IfName)),
+				term.OneLine(r.Why))
 		}
 	}
 	if o.Format == term.Name {

@@ -10,7 +10,8 @@ import (
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/node"
-	"cni-unwind/plugin/alive"
+	"cni-unwind/cmd/unwindctl/internal/pools"
+	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/sweep"
 )
@@ -25,10 +26,10 @@ type Scope struct {
 
 // List returns the list of attachments, or nil without one. An error other than a UsageError means
 // that the runtime did not answer, so there is no list. That differs from an empty list.
-func (s Scope) List(ctx context.Context, stdin io.Reader) (*alive.List, error) {
+func (s Scope) List(ctx context.Context, stdin io.Reader) (*facts.List, error) {
 	switch {
 	case s.CRI != "" && s.Valid != "":
-		return nil, term.Usage("--cri and --valid are mutually exclusive")
+		return nil, term.Usage("--cri and --valid-attachments are mutually exclusive")
 	case s.CRI == "auto":
 		if s.Sockets == nil {
 			s.Sockets = node.CRISockets
@@ -37,7 +38,7 @@ func (s Scope) List(ctx context.Context, stdin io.Reader) (*alive.List, error) {
 	case s.CRI != "" && s.CRI != "none":
 		return node.PodSandboxes(ctx, s.CRI)
 	case s.Valid != "" && s.Network == "":
-		return nil, term.Usage("--valid needs --network: a list covers one network")
+		return nil, term.Usage("--valid-attachments needs --network: a list covers one network")
 	case s.Valid != "":
 		return readValid(s.Valid, s.Network, stdin)
 	}
@@ -54,12 +55,21 @@ func (s Scope) ListFlags() string {
 		network = " --network " + s.Network
 	}
 	if s.Valid != "" {
-		return network + " --valid " + s.Valid
+		return network + " --valid-attachments " + s.Valid
 	}
 	return network + " --cri " + cmp.Or(strings.TrimPrefix(s.CRI, "none"), "auto")
 }
 
-func readValid(path, network string, stdin io.Reader) (*alive.List, error) {
+// GiveList writes the flags for the same list into the remedies of a sweep's findings.
+func (s Scope) GiveList(findings []sweep.Finding) {
+	for i := range findings {
+		r := &findings[i].Reason
+		r.Text = strings.Replace(r.Text, "unwindctl sweep --force",
+			"unwindctl sweep"+s.ListFlags()+" --force", 1)
+	}
+}
+
+func readValid(path, network string, stdin io.Reader) (*facts.List, error) {
 	var data []byte
 	var err error
 	if path == "-" {
@@ -74,12 +84,12 @@ func readValid(path, network string, stdin io.Reader) (*alive.List, error) {
 	if err != nil {
 		return nil, term.Usage("%s: %w", path, err)
 	}
-	return alive.NewList(network, valid), nil
+	return facts.NewList(network, valid), nil
 }
 
 // Pools returns the pools of host-local in the scope, with or without unwind.
 func (s Scope) Pools() ([]sweep.Pool, error) {
-	pools, err := sweep.ReadPools(s.StateDir, s.All()...)
+	pools, err := pools.Read(s.StateDir, s.All()...)
 	return slices.DeleteFunc(pools, func(p sweep.Pool) bool {
 		return s.Network != "" && p.Network != s.Network
 	}), err

@@ -11,58 +11,57 @@ import (
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/journal"
-	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/sweep"
 	"cni-unwind/plugin/tristate"
-	"cni-unwind/plugin/undo"
 )
 
 // summary says what an attachment has, why it is kept, and how to release it. all is the journal.
 func summary(a *Attachment, f *sweep.Finding, all []Attachment) []string {
-	holds, when := "No address on record is held by", "since "+since(a.Created)
+	lines := []string{fmt.Sprintf("%s, interface %s in network %s, has no recorded address.",
+		capital(whose(a)), a.IfName, a.Network)}
 	if n := len(a.Addresses); n > 0 {
+		when := "since " + since(a.Created)
 		is := map[bool]string{true: " is held by", false: " are held by"}[n == 1]
 		if len(a.freed) > 0 {
 			is = map[bool]string{true: " was given to", false: " were given to"}[n == 1]
 			when = since(a.Created)
 		}
-		holds = strings.Join(term.Addresses(a.Addresses), " and ") + is
+		lines[0] = fmt.Sprintf("%s%s %s, interface %s in network %s, %s.",
+			strings.Join(term.Addresses(a.Addresses), " and "), is, whose(a), a.IfName, a.Network, when)
 	}
-	lines := []string{fmt.Sprintf("%s %s, interface %s in network %s, %s.", holds, whose(a),
-		a.IfName, a.Network, when)}
 	if len(a.freed) > 0 {
-		lines = append(lines, fmt.Sprintf("The IPAM plugin has taken %s back, so another pod may have "+
-			"it.",
-			strings.Join(term.Addresses(a.freed), " and ")))
+		lines = append(lines, fmt.Sprintf("The IPAM plugin has released %s, so another pod may have "+
+			"the address.", strings.Join(term.Addresses(a.freed), " and ")))
 	}
 	reason := term.OneLine(f.Reason.Text)
-	if f.Releasable() && a.State == journal.Unwinding && a.Reason != "" {
+	if f.Releasable() && a.State == journal.RollingBack && a.Reason != "" {
 		reason = term.OneLine(a.Reason)
 	}
 	switch ev := f.Evidence; {
-	case !f.Releasable() && ev.Locked == tristate.Yes:
+	case !f.Releasable() && decide.Yes(ev.Locked):
 		return append(lines, "It is kept because an ADD, a DEL or a sweep is working on it. Try again "+
 			"in a minute.")
-	case f.Fate == alive.Unknown && ev.SameNamespaces != tristate.Yes:
-		return append(lines, "It is kept because its state is unknown from here: its ADD ran in other "+
-			"namespaces than this program.",
+	case f.Fate == decide.Unknown && !decide.Yes(ev.SameNamespaces):
+		return append(lines, "It is kept because it cannot be judged from these namespaces: its ADD "+
+			"ran in others.",
 			"Run this on the host, or in a container with hostPID: unwindctl --host show.")
-	case f.Fate == alive.Unknown:
+	case f.Fate == decide.Unknown:
 		return append(lines, fmt.Sprintf("It is kept because its state is unknown: %s.",
 			reason))
 	case !f.Releasable():
 		return append(lines, fmt.Sprintf("It is kept because it is live: %s.", reason),
 			"The runtime's DEL releases it. Otherwise a sweep does, once its network namespace, every "+
 				"process in it and the host end of its interface are gone.")
-	case f.Fate == alive.Foreign:
-		return append(lines, fmt.Sprintf("It is dead here: %s. unwind runs no DEL for it, because "+
-			"that could harm the original.", reason),
-			fmt.Sprintf("Every sweep releases what host-local keeps for it on this disk. To do it now: "+
+	case f.Fate == decide.Foreign:
+		return append(lines, fmt.Sprintf("It is from another machine: %s. unwind runs no DEL for it, "+
+			"because that could harm the original.", reason),
+			fmt.Sprintf("Every sweep releases its host-local addresses on this disk. To do it now: "+
 				"unwindctl sweep %s", a.Key))
 	default:
 		lines = append(lines, fmt.Sprintf("It is dead and will be released: %s.", reason))
-		return append(lines, pendingSentences(a, ev.SameBoot == tristate.Yes, all)...)
+		return append(lines, pendingSentences(a, decide.Yes(ev.SameBoot), all)...)
 	}
 }
 
@@ -86,49 +85,59 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 	var untried []string
 	failed, ready := false, false
 	_, err := os.Lstat(a.NetNS)
-	by := undo.Asker{Now: journal.BootNanos(), SameBoot: thisBoot, GracePeriod: a.grace,
+	by := decide.Pass{Now: journal.BootNanos(), SameBoot: thisBoot, GracePeriod: a.grace,
 		Since: a.since, NoNetNS: errors.Is(err, fs.ErrNotExist),
-		ContainerLives: func() bool { return containerLives(a, all) },
-		Queued:         func(s *journal.Step) bool { return known.Of(s.Type).Queues }}
+		ContainerLives: func() bool { return anyLives(all, a, sameContainer) },
+		PodLives:       func() bool { return anyLives(all, a, samePod) },
+		Queued:         func(s *journal.Step) bool { return known.Of(s.Type).Queues },
+		Withheld:       func(*journal.Step) bool { return true },
+		Forwarded:      func(*journal.Step) tristate.Value { return tristate.Yes }}
 	for _, s := range a.Steps {
-		wait := undo.NextTry(&s.of, by)
-		next := "The next sweep retries it."
-		if wait.Awaits == undo.Pause {
-			next = fmt.Sprintf("It is retried in %s.", term.Roughly(wait.In))
-		}
-		switch {
-		case wait.Awaits == undo.Container:
-			lines = append(lines, fmt.Sprintf("The DEL of %s waits, because it could free what another "+
-				"attachment of its container has. It runs once that one is gone.", s.Plugin))
-		case wait.Awaits == undo.Runtime:
-			lines = append(lines, fmt.Sprintf("The DEL of %s waits for the runtime, which may still send "+
-				"a DEL with the network namespace. A sweep runs it in %s.", s.Plugin, term.Roughly(wait.In)))
-		case s.State == journal.StepFailed:
-			failed, ready = true, true
-			lines = append(lines, fmt.Sprintf("The DEL of %s has failed %s, the last time with "+
-				"code %d: %s. %s",
-				s.Plugin, term.Plural(s.Attempts, "time", "times"), s.LastCode,
-				strings.TrimSuffix(term.OneLine(s.LastError), "."), next))
-		case wait.Awaits == undo.Queue:
-			lines = append(lines, fmt.Sprintf("The DEL of %s has passed, but %s: it is unproven. "+
-				"It does not run again while that file exists.", s.Plugin, s.Unproven))
-		case s.State == journal.StepUnproven:
+		wait := decide.Due(&s.of, by)
+		in := term.Roughly(decide.Left(wait, by))
+		waits := "The DEL of " + s.Plugin + " waits, "
+		switch wait.For {
+		case journal.ForContainer:
+			lines = append(lines, waits+"because it could release resources of another sandbox. It runs "+
+				"once that sandbox is gone.")
+		case journal.ForNewer:
+			lines = append(lines, waits+"because the container was added again. It runs once that ADD "+
+				"is undone.")
+		case journal.ForRuntime:
+			lines = append(lines, fmt.Sprintf("%sbecause the runtime may still send a DEL with the "+
+				"network namespace. A sweep runs it in %s.", waits, in))
+		case journal.ForRule:
+			lines = append(lines, waits+"because a host port of this node forwards to its address. It "+
+				"runs once that rule is gone: the DEL of the plugin that made it removes it, or a reboot.")
+		case journal.ForQueue:
+			lines = append(lines, fmt.Sprintf("The DEL of %s: %s. It does not run again while that file "+
+				"exists.", s.Plugin, s.Last))
+		case journal.ForOwner:
+			lines = append(lines, fmt.Sprintf("%sbecause it would remove the rules of the address's "+
+				"new owner%s. It runs once that owner is gone.", waits, newOwner(a, all)))
+		case journal.ForRepeat:
+			lines = append(lines, fmt.Sprintf("%s: unwind runs its DEL again in %s, not earlier.",
+				s.whyOnceMore(), in))
+		case journal.ForTime:
+			next := "The next sweep retries it."
+			if wait.Until != 0 {
+				next = fmt.Sprintf("It is retried in %s.", in)
+			}
 			ready = true
-			lines = append(lines, fmt.Sprintf("The DEL of %s has passed, but %s: it is unproven. %s",
-				s.Plugin, s.Unproven, next))
-		case s.State == journal.StepParked:
-			lines = append(lines, fmt.Sprintf("The DEL of %s waits, because it would remove the rules of "+
-				"the address's new owner%s. It runs once that one is gone.",
-				s.Plugin, newOwner(a, all)))
-		case wait.Awaits == undo.GracePeriod:
-			lines = append(lines, fmt.Sprintf("%s: its DEL runs again in %s. No sweep runs it earlier.",
-				s.whyOnceMore(), term.Roughly(wait.In)))
-		case s.State == journal.StepRepeat:
-			ready = true
-			lines = append(lines, s.whyOnceMore()+": the next sweep runs its DEL again.")
-		default:
-			ready = true
-			untried = append(untried, s.Plugin)
+			switch {
+			case s.of.Wait.For == journal.ForRepeat:
+				lines = append(lines, s.whyOnceMore()+": the next sweep runs its DEL again.")
+			case s.Code != 0:
+				failed = true
+				lines = append(lines, fmt.Sprintf("The DEL of %s has failed %s, the last time with "+
+					"code %d: %s. %s", s.Plugin, term.Plural(s.Tries, "time", "times"), s.Code,
+					strings.TrimSuffix(term.OneLine(s.Last), "."), next))
+			case s.Last != "":
+				lines = append(lines, fmt.Sprintf("The DEL of %s succeeded without effect: %s. %s", s.Plugin,
+					term.OneLine(s.Last), next))
+			default:
+				untried = append(untried, s.Plugin)
+			}
 		}
 	}
 	if len(untried) > 0 {
@@ -139,16 +148,23 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 		lines = append(lines, fmt.Sprintf("To try it now: unwindctl sweep %s", a.Key))
 	}
 	if failed {
-		lines = append(lines, fmt.Sprintf("If it can never pass, for example because the plugin is "+
-			"gone for good, give it up: unwindctl forget %s", a.Key))
+		lines = append(lines, fmt.Sprintf("If it can never succeed, for example because the plugin is "+
+			"gone for good: unwindctl forget %s", a.Key))
 	}
 	return lines
 }
 
-func containerLives(a *Attachment, all []Attachment) bool {
+func sameContainer(a, b *Attachment) bool { return a.ContainerID == b.ContainerID }
+
+func samePod(a, b *Attachment) bool {
+	return a.Pod != nil && b.Pod != nil && a.Pod.Name == b.Pod.Name &&
+		a.Pod.Namespace == b.Pod.Namespace && !sameContainer(a, b)
+}
+
+// anyLives reports whether another attachment that is related to one lives.
+func anyLives(all []Attachment, a *Attachment, related func(a, b *Attachment) bool) bool {
 	return slices.ContainsFunc(all, func(other Attachment) bool {
-		return other.Key != a.Key && other.ContainerID == a.ContainerID &&
-			undo.KeepsContainer(other.State)
+		return other.Key != a.Key && related(a, &other) && decide.KeepsContainer(other.State)
 	})
 }
 
@@ -164,20 +180,18 @@ func newOwner(a *Attachment, all []Attachment) string {
 	return ""
 }
 
-// whyOnceMore returns the reason why a DEL that has passed runs again.
+// whyOnceMore returns the reason why a DEL that has succeeded runs again.
 func (s *Step) whyOnceMore() string {
-	const (
-		killed = "%s was killed while it ran, so something that it started may have continued"
-		proves = "the DEL of %s passes even if it frees nothing, and no store could be queried"
-	)
-	switch {
-	case s.Killed && s.ProvesNothing:
-		return fmt.Sprintf(killed+", and "+proves, s.Plugin, s.Plugin)
-	case s.Killed:
-		return fmt.Sprintf(killed, s.Plugin)
+	if s.Killed {
+		return fmt.Sprintf("%s was killed while it ran, so something that it started may have "+
+			"continued", s.Plugin)
 	}
-	return fmt.Sprintf("T"+proves[1:], s.Plugin)
+	return fmt.Sprintf("The DEL of %s succeeds even if it frees nothing, and its store could not be "+
+		"read", s.Plugin)
 }
+
+// capital returns a text with a capital first letter.
+func capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
 
 func interfaceOf(ifname string) string {
 	if ifname == "" {

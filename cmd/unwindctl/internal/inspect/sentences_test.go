@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/sweep"
 )
 
@@ -17,50 +17,52 @@ import (
 func TestSentences(t *testing.T) {
 	t.Parallel()
 	in := func(d time.Duration) int64 { return journal.BootNanos() + int64(d) }
-	entry := &journal.Entry{Key: journal.Key{Network: "podnet", ContainerID: "c", IfName: "eth0"}, State: journal.Removing, Since: journal.Now(),
-		Generations: []journal.Generation{{GracePeriod: time.Hour, Steps: []journal.Step{
-			{Type: "calico", State: journal.StepFailed, Attempts: 1, LastError: "no route.", LastCode: 11, RetryAt: in(150 * time.Second)},
-			{Type: "often", State: journal.StepFailed, Attempts: 21, LastError: "no.", LastCode: 11, RetryAt: in(270 * time.Second)},
-			{Type: "old", State: journal.StepFailed, Attempts: 2, LastError: "of another boot", RetryAt: in(time.Hour), RepeatAt: in(time.Hour)},
-			{Type: "killed", State: journal.StepRepeat, Attempts: 1, RepeatAt: in(630 * time.Second)},
-			{Type: "lies", State: journal.StepRepeat, Attempts: 1, ConfirmAt: in(630 * time.Second)},
-			{Type: "lied", State: journal.StepRepeat, Attempts: 1, ConfirmAt: in(-time.Second)},
-			{Type: "gone", State: journal.StepParked, Attempts: 1},
-			{Type: "aws-cni", State: journal.StepUnproven, Attempts: 1, Unproven: "10.0.0.9 is still allocated", RetryAt: in(150 * time.Second)},
+	entry := &journal.Entry{Key: journal.Key{Network: "podnet", ContainerID: "c", IfName: "eth0"}, State: journal.Deleting, Since: journal.Now(),
+		GracePeriod: time.Hour, Steps: []journal.Step{
+			{Type: "calico", Tries: 1, Last: "no route.", Code: 11, Wait: journal.Wait{Until: in(150 * time.Second)}},
+			{Type: "often", Tries: 21, Last: "no.", Code: 11, Wait: journal.Wait{Until: in(270 * time.Second)}},
+			{Type: "old", Tries: 2, Last: "of another boot", Code: 11, Wait: journal.Wait{Until: in(2 * time.Hour)}},
+			{Type: "killed", Tries: 1, ADD: journal.AddKilled, Wait: journal.Wait{Until: in(630 * time.Second), For: journal.ForRepeat}},
+			{Type: "lies", Tries: 1, Wait: journal.Wait{Until: in(630 * time.Second), For: journal.ForRepeat}},
+			{Type: "lied", Tries: 1, Wait: journal.Wait{Until: in(-time.Second), For: journal.ForRepeat}},
+			{Type: "gone", Tries: 1, Wait: journal.Wait{For: journal.ForOwner}},
+			{Type: "ruled", Wait: journal.Wait{For: journal.ForRule}},
+			{Type: "aws-cni", Tries: 1, Last: "exit code 0, but 10.0.0.9 is still allocated", Wait: journal.Wait{Until: in(150 * time.Second)}},
 			{Type: "sriov"},
-			{Type: "cilium-cni", State: journal.StepUnproven, Attempts: 1, Unproven: "the deletion is queued: f", RetryAt: in(20 * time.Second)},
-			{Type: "macvlan", Config: json.RawMessage(`{"ipam": {"type": "whereabouts"}}`), State: journal.StepRepeat, Attempts: 1, ConfirmAt: in(0)},
-		}}}}
+			{Type: "cilium-cni", Tries: 1, Last: "exit code 0, but the deletion is queued: f", Wait: journal.Wait{For: journal.ForQueue}},
+			{Type: "macvlan", Config: json.RawMessage(`{"ipam": {"type": "whereabouts"}}`), Tries: 1, Wait: journal.Wait{Until: in(0), For: journal.ForRepeat}},
+		}}
 	described := describe(entry)
 	a := &described
 	a.Addresses = []netip.Addr{netip.MustParseAddr("10.9.0.2")}
 	second := Attachment{Key: journal.Key{Network: "other", ContainerID: "c", IfName: "net1"}, State: journal.Live}
 	for thisBoot, want := range map[bool]string{
-		true:  "killed was killed while it ran, so something that it started may have continued: its DEL runs again in 10m. No sweep runs it earlier.",
+		true:  "killed was killed while it ran, so something that it started may have continued: unwind runs its DEL again in 10m, not earlier.",
 		false: "killed was killed while it ran, so something that it started may have continued: the next sweep runs its DEL again.",
 	} {
 		left := "Pending DEL, not tried yet: sriov."
 		if thisBoot {
-			left = "The DEL of sriov waits for the runtime, which may still send a DEL with the network namespace. A sweep runs it in 59m."
+			left = "The DEL of sriov waits, because the runtime may still send a DEL with the network namespace. A sweep runs it in 59m."
 		}
 		got := pendingSentences(a, thisBoot, []Attachment{*a, second})
 		for _, want := range []string{
 			"The DEL of calico has failed 1 time, the last time with code 11: no route. It is retried in 2m.",
 			"The DEL of often has failed 21 times, the last time with code 11: no. It is retried in 4m.",
-			"The DEL of macvlan waits, because it could free what another attachment of its container has. It runs once that one is gone.",
-			"The DEL of aws-cni has passed, but 10.0.0.9 is still allocated: it is unproven. It is retried in 2m.",
-			"The DEL of cilium-cni has passed, but the deletion is queued: f: it is unproven. It does not run again while that file exists.",
-			"The DEL of old has failed 2 times, the last time with code 0: of another boot. The next sweep retries it.",
-			"The DEL of lies passes even if it frees nothing, and no store could be queried: its DEL runs again in 10m. No sweep runs it earlier.",
-			"The DEL of lied passes even if it frees nothing, and no store could be queried: the next sweep runs its DEL again.",
-			"The DEL of gone waits, because it would remove the rules of the address's new owner. It runs once that one is gone.", want, left,
+			"The DEL of macvlan waits, because it could release resources of another sandbox. It runs once that sandbox is gone.",
+			"The DEL of aws-cni succeeded without effect: exit code 0, but 10.0.0.9 is still allocated. It is retried in 2m.",
+			"The DEL of cilium-cni: exit code 0, but the deletion is queued: f. It does not run again while that file exists.",
+			"The DEL of ruled waits, because a host port of this node forwards to its address. It runs once that rule is gone: the DEL of the plugin that made it removes it, or a reboot.",
+			"The DEL of old has failed 2 times, the last time with code 11: of another boot. The next sweep retries it.",
+			"The DEL of lies succeeds even if it frees nothing, and its store could not be read: unwind runs its DEL again in 10m, not earlier.",
+			"The DEL of lied succeeds even if it frees nothing, and its store could not be read: the next sweep runs its DEL again.",
+			"The DEL of gone waits, because it would remove the rules of the address's new owner. It runs once that owner is gone.", want, left,
 		} {
 			if !slices.Contains(got, want) {
 				t.Errorf("this boot %t: no %q in\n%s", thisBoot, want, strings.Join(got, "\n"))
 			}
 		}
 	}
-	locked := &sweep.Finding{Verdict: alive.Verdict{Fate: alive.Unknown, Reason: alive.Reason{Text: "its lock cannot be inspected"}}}
+	locked := &sweep.Finding{Verdict: decide.Verdict{Fate: decide.Unknown, Reason: decide.Reason{Text: "its lock cannot be inspected"}}}
 	if got := summary(a, locked, nil); !strings.HasPrefix(got[0], "10.9.0.2 is held by container c, interface eth0 ") {
 		t.Errorf("%q", got)
 	}

@@ -12,14 +12,14 @@ import (
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/journal"
-	"cni-unwind/plugin/sweep"
+	"cni-unwind/plugin/decide"
 )
 
 type shown struct {
 	Attachment
-	Verdict  string       `json:"verdict"` // live, dead, unknown, foreign
-	Why      string       `json:"why"`
-	Evidence []sweep.Fact `json:"evidence"`
+	Verdict  string `json:"verdict"` // live, dead, unknown, other-machine
+	Why      string `json:"why"`
+	Evidence []Fact `json:"evidence"`
 	// sentences: who holds what, why it is kept, what would release it
 	Summary []string `json:"summary"`
 }
@@ -46,7 +46,7 @@ func Show(ctx context.Context, to term.Streams, arg string, of Scope,
 	}
 	switch {
 	case len(all) == 0:
-		return errors.Join(err, explainNothing(to.Out, arg, of, s.Events, o))
+		return errors.Join(err, explainNothing(ctx, to, arg, of, s.Events, o))
 	case o.IsObject():
 		return errors.Join(err, o.PrintObject(to.Out, "attachments", all))
 	case o.Format == term.Name:
@@ -73,7 +73,7 @@ func examine(ctx context.Context, to term.Streams, arg string, of Scope,
 		if f == nil { // it went between the two looks
 			continue
 		}
-		all = append(all, shown{a, string(f.Fate), term.OneLine(f.Reason.Text), f.Facts(),
+		all = append(all, shown{a, string(f.Fate), term.OneLine(f.Reason.Text), factsOf(f),
 			summary(&a, f, attachments)})
 	}
 	return all, errors.Join(listErr, judgeErr)
@@ -92,6 +92,7 @@ func printShown(out io.Writer, all []shown, o *term.Output) error {
 		fmt.Fprintf(w, "addresses\t%s\n", term.Join(term.Addresses(a.Addresses)))
 		fmt.Fprintf(w, "netns\t%s\n", term.OrDash(a.NetNS))
 		fmt.Fprintf(w, "verdict\t%s: %s\n", a.Verdict, a.Why)
+		_ = w.Flush() // its columns are not those of the evidence
 		for _, f := range a.Evidence {
 			answer := f.Answer
 			if f.NotLooked {
@@ -103,10 +104,10 @@ func printShown(out io.Writer, all []shown, o *term.Output) error {
 		if len(a.Steps) > 0 {
 			text.WriteByte('\n')
 			t := term.NewTable(term.Column{Name: "PLUGIN"}, term.Column{Name: "DEL"},
-				term.Column{Name: "TRIED"}, term.Column{Name: "LAST ERROR"})
+				term.Column{Name: "TRIES"}, term.Column{Name: "LAST ERROR"})
 			for _, s := range a.Steps {
-				t.Add(s.Plugin, s.state(a.PendingDEL()), fmt.Sprintf("%d×", s.Attempts),
-					term.OrDash(term.OneLine(s.LastError)))
+				t.Add(s.Plugin, s.state(a.PendingDEL()), fmt.Sprintf("%d×", s.Tries),
+					term.OrDash(term.OneLine(s.Last)))
 			}
 			_ = t.Print(&text, o)
 		}
@@ -120,10 +121,8 @@ func (s *Step) state(pending bool) string {
 	switch {
 	case !pending:
 		return "not pending"
-	case s.State == journal.StepFailed:
+	case decide.Failing(&s.of):
 		return fmt.Sprintf("failed (%s)", s.words())
-	case s.State == journal.StepParked:
-		return "parked"
 	}
 	return cmp.Or(s.words(), "pending")
 }

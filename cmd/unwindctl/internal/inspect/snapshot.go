@@ -1,9 +1,12 @@
 package inspect
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
+	"slices"
+	"time"
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/journal"
@@ -13,8 +16,12 @@ type Snapshot struct {
 	Attachments []Attachment
 	Damaged     []error // of the entries that are left out
 	Events      []journal.Event
-	Counters    []Counter
+	Counters    Counters // of the events
+	LastSweep   time.Time
 }
+
+// Counters are what events count.
+type Counters []Counter
 
 type Counter struct {
 	Name   string
@@ -22,51 +29,81 @@ type Counter struct {
 	Value  uint64
 }
 
-func (s *Snapshot) Sum(name string) (n uint64) {
-	for _, c := range s.Counters {
-		if c.Name == name {
-			n += c.Value
+// Add counts events.
+func (c *Counters) Add(events []journal.Event) {
+	for _, e := range events {
+		if len(e.Count) == 0 {
+			continue
+		}
+		i := slices.IndexFunc(*c, func(is Counter) bool {
+			return is.Name == e.Count[0] && slices.Equal(is.Labels, e.Count[1:])
+		})
+		if i < 0 {
+			i = len(*c)
+			*c = append(*c, Counter{Name: e.Count[0], Labels: e.Count[1:]})
+		}
+		(*c)[i].Value++
+	}
+}
+
+func (c Counters) Sum(name string) (n uint64) {
+	for _, is := range c {
+		if is.Name == name {
+			n += is.Value
 		}
 	}
 	return n
 }
 
-// ReadSnapshot reads the journal in one transaction, in which it also calls check, if there is one.
+// ReadSnapshot reads the history, and the journal in one transaction, in which it also calls check,
+// if there is one.
 func ReadSnapshot(
 	ctx context.Context, store *journal.Store, check func(*journal.Tx) error,
 ) (*Snapshot, error) {
-	s := &Snapshot{}
-	err := store.View(ctx, func(tx *journal.Tx) error {
-		*s = Snapshot{}
+	s := &Snapshot{LastSweep: store.LastSweep()}
+	events, historyErr := store.History()
+	s.Counters.Add(events)
+	s.Events = Told(events)
+	return s, cmp.Or(s.read(ctx, store, check), historyErr)
+}
+
+func (s *Snapshot) read(
+	ctx context.Context, store *journal.Store, check func(*journal.Tx) error,
+) error {
+	return store.View(ctx, func(tx *journal.Tx) error {
 		var checkErr error
 		if check != nil {
 			checkErr = check(tx)
 		}
-		s.Attachments = []Attachment{}
-		err := tx.All(func(e *journal.Entry, err error) error {
+		s.Attachments, s.Damaged = []Attachment{}, nil
+		if errors.Is(checkErr, journal.ErrDamaged) {
+			return checkErr
+		}
+		return errors.Join(checkErr, tx.All(func(e *journal.Entry, err error) error {
 			if err != nil {
 				s.Damaged = append(s.Damaged, err)
 				return nil
 			}
 			s.Attachments = append(s.Attachments, describe(e))
 			return nil
-		})
-		historyErr := tx.History(func(e journal.Event) error {
-			s.Events = append(s.Events, e)
-			return nil
-		})
-		countersErr := tx.Counters(func(name string, labels []string, n uint64) error {
-			s.Counters = append(s.Counters, Counter{name, labels, n})
-			return nil
-		})
-		return errors.Join(checkErr, err, historyErr, countersErr)
+		}))
 	})
-	return s, err
+}
+
+// Told returns the events that are more than a count, without it.
+func Told(events []journal.Event) (told []journal.Event) {
+	for _, e := range events {
+		if e.Count = nil; e.Kind != "" {
+			told = append(told, e)
+		}
+	}
+	return told
 }
 
 // ReadJournal returns the entries of the journal but damaged ones, which the error names.
 func ReadJournal(ctx context.Context, store *journal.Store) ([]Attachment, error) {
-	s, err := ReadSnapshot(ctx, store, nil)
+	s := &Snapshot{}
+	err := s.read(ctx, store, nil)
 	return s.Attachments, errors.Join(append(s.Damaged, err)...)
 }
 
@@ -83,7 +120,7 @@ func HintFor(err error) string {
 	case errors.Is(err, journal.ErrBusy):
 		return "another process holds the journal; try again"
 	case errors.As(err, &damaged):
-		return "its next ADD or DEL replaces it; the DEL uses what the runtime sends"
+		return "its next ADD or DEL replaces it; the DEL uses the runtime's configuration"
 	}
 	return ""
 }

@@ -82,7 +82,7 @@ func (s Setup) Remove() (removed, said []string, err error) {
 			said, err = append(said, texts...), errors.Join(err, returnErr)
 		case readErr == nil && !json.Valid(data): // half a file, of use to nobody
 		case path == s.Path():
-			return removed, said, term.WithHint("rename it, or choose another name with --file",
+			return removed, said, term.WithHint("rename it, or choose another name with --unwind-file",
 				"%s was not written by unwindctl: left unchanged", path)
 		default:
 			continue

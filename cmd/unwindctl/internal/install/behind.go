@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"cni-unwind/cmd/unwindctl/internal/durable"
-	"cni-unwind/plugin/known"
+	"cni-unwind/cmd/unwindctl/internal/providers"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -81,11 +81,11 @@ func (b *behind) write(given *netconf.Conflist) error {
 
 func (b *behind) sentences(to string) (texts []string) {
 	for _, plugin := range b.types {
-		text := fmt.Sprintf("%s was behind unwind: %s already has it", plugin, to)
+		text := fmt.Sprintf("%s was after unwind: %s already contains it", plugin, to)
 		if slices.Contains(b.lacking, plugin) {
-			text = fmt.Sprintf("%s was behind unwind: moved to the end of %s", plugin, to)
+			text = fmt.Sprintf("%s was after unwind: moved to the end of %s", plugin, to)
 		}
-		if known.Of(plugin).Restarts {
+		if providers.Of(plugin).Restarts {
 			text += "; if " + plugin + "'s pod on this node is not ready afterwards, restart it"
 		}
 		texts = append(texts, text)
@@ -102,7 +102,7 @@ func returnBehind(own *netconf.Conflist) ([]string, error) {
 	}
 	source, err := netconf.ReadConflist(own.Unwind.ChainFile)
 	if err == nil && source.Unwind != nil {
-		err = errors.New("it already runs unwind")
+		err = errors.New("the file already runs unwind")
 	}
 	var given *netconf.Conflist
 	if err == nil {

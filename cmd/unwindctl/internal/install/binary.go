@@ -47,7 +47,7 @@ func (s Setup) VerifyBinary(ctx context.Context) (about string, err error) {
 	case err != nil:
 		return "", term.WithHint(hint, "plugin %s: %w", path, err)
 	case !strings.Contains(about, netconf.Name) || !slices.Contains(versions, "1.0.0"):
-		return "", term.WithHint(hint, "plugin %s: not unwind; VERSION says: %s", path,
+		return "", term.WithHint(hint, "plugin %s: not unwind; its VERSION is: %s", path,
 			term.OneLine(about))
 	}
 	return about, nil
@@ -177,7 +177,7 @@ func sameContent(a io.Reader, path string) bool {
 func (s Setup) checkBinDir() error {
 	info, err := os.Stat(s.BinDir)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
-		return term.WithHint("set --bin-dir to the runtime's",
+		return term.WithHint("set --cni-bin-dir to the runtime's",
 			"no plugin directory %s", s.BinDir)
 	}
 	return err

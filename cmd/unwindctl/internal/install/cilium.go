@@ -56,7 +56,7 @@ func (s Setup) CiliumCopy() *Copy {
 // OfOurs reports whether cilium has copied our file: unwind is in it, where it may call itself.
 func (c *Copy) OfOurs() bool { return ours(c.file) }
 
-// Chosen reports whether our file names cilium's as its chain, as it does only with --conf.
+// Chosen reports whether our file names cilium's as its chain, as only --provider-conf makes it do.
 func (c *Copy) Chosen(by Setup) bool { return !c.OfOurs() && by.Entry().ChainFile == c.file.Path }
 
 func (c *Copy) Obstacle() *Obstacle {
@@ -67,9 +67,9 @@ func (c *Copy) Obstacle() *Obstacle {
 			"cilium copied unwind's file to %s, for its cni-chaining-target: "+
 				"unwind would run inside itself, or cilium would not run", c.file.Path)
 	}
-	return NewObstacle(CiliumChaining, remedy+"; if it is such a conflist: --conf "+c.file.Path,
-		"cilium seems to copy the first file of network %q into %s on every start, for its "+
-			"cni-chaining-target: unwind's file would be the first", c.file.Name, c.file.Path)
+	return NewObstacle(CiliumChaining, remedy+"; if it is such a conflist: --provider-conf "+
+		c.file.Path, "cilium seems to copy the first file of network %q into %s on every start, for its "+
+		"cni-chaining-target: unwind's file would be the first", c.file.Name, c.file.Path)
 }
 
 // renamedBy is what cilium adds to the names of other files if it has cni.exclusive.

@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/agentlock"
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/node"
-	"cni-unwind/journal"
 )
 
 type Options struct {
@@ -28,7 +28,7 @@ type Options struct {
 
 // Run installs unwind on the node. With DryRun it only prints the changes.
 func Run(ctx context.Context, to term.Streams, o Options) error {
-	r, err := o.Find("/")
+	r, err := o.Find(ctx, "/")
 	if err != nil {
 		return err
 	}
@@ -43,7 +43,7 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 		return err
 	}
 	if o.UnitDir != "" && o.ProgramDir == "" {
-		return term.Usage("--systemd needs --program-dir: its units run unwindctl from there")
+		return term.Usage("--systemd needs --install-dir: its units run unwindctl from there")
 	}
 	if err := p.RefusedBy(r); err != nil {
 		return err
@@ -86,7 +86,7 @@ const onWithin = 15 * time.Second
 
 // SwitchOnNode switches unwind on. It installs unwind itself if no agent runs.
 func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.Output) error {
-	r, err := o.Find("/")
+	r, err := o.Find(ctx, "/")
 	if err != nil {
 		return err
 	}
@@ -98,7 +98,7 @@ func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.
 	if was := s.Obstacle(""); was != nil {
 		done.add("on", "previously: %v", was)
 	}
-	pid := (&journal.Store{Dir: dir}).AgentProcess()
+	pid := agentlock.Process(dir)
 	if pid != "" {
 		err = s.SwitchOn(dir)
 	} else {
@@ -127,7 +127,7 @@ func (o Options) installForNode(to term.Streams, s Setup) error {
 	written, err := s.InstallPrograms(o.ProgramDir)
 	if err != nil && o.UnitDir == "" {
 		fmt.Fprintf(to.Err, "warning: unwindctl is not installed on this node: %v; choose another "+
-			"--program-dir\n", err)
+			"--install-dir\n", err)
 		return nil
 	}
 	if err == nil && o.UnitDir != "" {

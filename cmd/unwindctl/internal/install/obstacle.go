@@ -89,6 +89,9 @@ func (s Setup) Obstacle(stateDir string) *Obstacle {
 // installs unwind. Its time is since when, its text by whom. touch can create it, too.
 const OffName = "off"
 
+// somebody switched unwind off if the file does not say who.
+const somebody = "somebody"
+
 // OffState is since when unwind is switched off, and by whom.
 type OffState struct {
 	Since time.Time
@@ -108,22 +111,24 @@ func ReadOff(stateDir string) *OffState {
 	}
 	text, _ := os.ReadFile(path)
 	by := term.OneLine(strings.TrimSpace(string(text[:min(len(text), 256)])))
-	return &OffState{info.ModTime(), cmp.Or(by, "somebody")}
+	return &OffState{info.ModTime(), cmp.Or(by, somebody)}
 }
 
-// WriteOff switches unwind off for all agents. It keeps an existing record of who did so first.
+// WriteOff switches unwind off for all agents. It keeps an existing record of who did so first. On
+// a full disk it writes an empty file, which holds as well but does not say by whom.
 func WriteOff(stateDir, by string) error {
 	if ReadOff(stateDir) != nil {
 		return nil
 	}
+	path := filepath.Join(stateDir, OffName)
 	err := os.MkdirAll(stateDir, 0o700)
 	if err == nil {
-		err = durable.Replace(filepath.Join(stateDir, OffName), strings.NewReader(by+"\n"), 0o600)
+		err = durable.Replace(path, strings.NewReader(by+"\n"), 0o600)
 	}
-	if err != nil {
-		err = fmt.Errorf("cannot keep unwind switched off: %w", err)
+	if err != nil && durable.Create(path) != nil {
+		return fmt.Errorf("cannot keep unwind switched off: %w", err)
 	}
-	return err
+	return nil
 }
 
 // SwitchOn removes the files that keep agents from installing unwind: the off-switch, and our file

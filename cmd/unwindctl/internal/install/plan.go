@@ -11,7 +11,7 @@ import (
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/node"
-	"cni-unwind/plugin/known"
+	"cni-unwind/cmd/unwindctl/internal/providers"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -39,8 +39,8 @@ func (p *Plan) refuseMissing(dirs []string) error {
 	if len(missing) == 0 {
 		return nil
 	}
-	return term.WithHint("install again once the network's provider has installed them; if the "+
-		"runtime has them elsewhere, set --bin-dir",
+	return term.WithHint("install again once the network's provider has installed them; if they "+
+		"are in another directory, set --cni-bin-dir",
 		"nothing was changed, because no pod could start: not in %s: %s", strings.Join(dirs, ", "),
 		strings.Join(missing, ", "))
 }
@@ -78,7 +78,7 @@ func (p *Plan) readOwn() (*netconf.Conflist, error) {
 	c, err := netconf.ReadConflist(p.path)
 	switch {
 	case !ours(c):
-		return nil, term.WithHint("rename it, or choose another name with --file",
+		return nil, term.WithHint("rename it, or choose another name with --unwind-file",
 			"%s was not written by unwindctl: left unchanged", p.path)
 	case err != nil:
 		return nil, term.WithHint("correct it; to switch unwind off immediately: rm "+p.path,
@@ -100,7 +100,7 @@ func (s Setup) checkDirectory(p *Plan) error {
 	dir, err := os.Stat(s.ConfDir)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !dir.IsDir() {
 		return NewObstacle(NoProvider,
-			"set --conf-dir to the runtime's; a provider that is not installed yet creates it",
+			"install the CNI provider first, or set --conf-dir to the runtime's directory",
 			"no conflist directory %s", s.ConfDir)
 	} else if err != nil {
 		return err
@@ -119,7 +119,7 @@ func (s Setup) checkDirectory(p *Plan) error {
 		}
 		if c, _ := netconf.ReadConflist(path); c != nil && c.Unwind != nil {
 			if ours(c) {
-				return term.WithHint("unwindctl uninstall --file "+filepath.Base(path),
+				return term.WithHint("unwindctl uninstall --unwind-file "+filepath.Base(path),
 					"unwind is already installed, by %s", path)
 			}
 			return term.WithHint("put the provider's conflist back in its place first",
@@ -148,10 +148,10 @@ func nameBefore(other, ext string) string {
 	}
 	for _, name := range candidates {
 		if name < other {
-			return "--file " + name + " sorts before it"
+			return "--unwind-file " + name + " sorts before it"
 		}
 	}
-	return "rename it, so that a --file can sort before it"
+	return "rename it, so that a --unwind-file can sort before it"
 }
 
 // firstOther returns the first conflist of the directory that is not ours, "" if there is none.
@@ -192,8 +192,8 @@ func (s Setup) PassesOver(r node.Runtime, chainFile string) error {
 	if len(lacking) > 0 {
 		err = fmt.Errorf("pods start without %s: %w", strings.Join(lacking, ", "), err)
 	}
-	return term.WithHint("run unwindctl install, or an agent without --conf: both follow that file",
-		"%w", err)
+	return term.WithHint("run unwindctl install, or an agent without --provider-conf: both follow "+
+		"that file", "%w", err)
 }
 
 // readSource reads the provider's conflist, and the chain in it as unwind would.
@@ -213,20 +213,22 @@ func (s Setup) readSource(p *Plan) error {
 		"cannot use it either"
 	p.Source, err = netconf.ReadConflist(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return NewObstacle(NoProvider, "its provider writes it", "%s: %w", path, err)
+		return NewObstacle(NoProvider, "install the network's provider, which writes it", "%s: %w",
+			path, err)
 	}
 	if err != nil && (p.Source == nil || p.Source.Unwind == nil) {
 		return term.WithHint(half, "%s: %w", path, err)
 	}
 	switch {
 	case path == p.path || p.Source.Unwind != nil || names(p.Source.Data, p.path):
-		return term.WithHint("wrap the conflist of the network's provider", "%s already runs unwind",
+		return term.WithHint("name the conflist of the network's provider with --provider-conf",
+			"%s already runs unwind",
 			path)
 	case p.Source.Name == "":
 		return term.WithHint(half, "%s: key \"name\" is missing", path)
 	}
 	if p.Source, err = p.behind.giveTo(p.Source); err != nil {
-		return term.WithHint("make it a list, or remove them from unwind's file", "%s are behind "+
+		return term.WithHint("make it a list, or remove them from unwind's file", "%s come after "+
 			"unwind and cannot be moved back to %s: %w", strings.Join(p.behind.types, ", "), path, err)
 	}
 	conf := netconf.Conf{Name: p.Source.Name, ChainFile: p.Source.Path}
@@ -252,14 +254,14 @@ func (p *Plan) warnWritable(path string, info fs.FileInfo) {
 // could use ours as the cluster's network, and call itself through it forever.
 func (p *Plan) checkProviders() error {
 	for _, d := range p.chain.Delegates {
-		facts := known.Of(d.Type)
-		if facts.RenamesUnless != "" {
+		provider := providers.Of(d.Type)
+		if provider.RenamesUnless != "" {
 			p.warnings = append(p.warnings, fmt.Sprintf("%s renames the other conflists of the "+
-				"directory, unwind's too, unless it is installed with %s", facts.Provider,
-				facts.RenamesUnless))
+				"directory, unwind's too, unless it is installed with %s", provider.Name,
+				provider.RenamesUnless))
 		}
-		if facts.IsMultus && filepath.Ext(p.path) != ".json" {
-			return term.WithHint("--file "+besideMultus+" is a name that Multus ignores",
+		if provider.IsMultus && filepath.Ext(p.path) != ".json" {
+			return term.WithHint("--unwind-file "+besideMultus+" is a name that Multus ignores",
 				"Multus may use %s as the cluster network and so call itself: no pod could start",
 				filepath.Base(p.path))
 		}

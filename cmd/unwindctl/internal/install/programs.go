@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"cni-unwind/cmd/unwindctl/internal/durable"
@@ -57,6 +58,7 @@ func copyProgram(from, to string) (changed bool, err error) {
 func put(path string, content io.ReadSeeker, mode fs.FileMode) (changed bool, err error) {
 	if info, err := os.Stat(path); err == nil && mode&0o555&^info.Mode() == 0 &&
 		sameContent(content, path) {
+		durable.RemoveTemporary(path, durable.Stale)
 		return false, nil
 	}
 	if _, err := content.Seek(0, io.SeekStart); err != nil {
@@ -90,31 +92,28 @@ func installUnits(unitDir, programDir string) (written []string, err error) {
 	return written, nil
 }
 
-func removeUnits(ctx context.Context, unitDir string) (removed []string, err error) {
+// removeUnits stops and removes the systemd units, unless they are needed.
+func removeUnits(ctx context.Context, unitDir string, needed bool, done *changes) error {
 	files, err := systemd.Units.ReadDir(".")
 	var names []string
 	for _, f := range files {
-		if _, statErr := os.Lstat(filepath.Join(unitDir, f.Name())); statErr == nil {
+		if durable.Exists(filepath.Join(unitDir, f.Name())) {
 			names = append(names, f.Name())
 		}
 	}
 	if err != nil || names == nil {
-		return nil, err
+		return err
 	}
-	if unitDir == DefaultUnitDir {
+	if unitDir == DefaultUnitDir && !needed {
 		err = systemctl(ctx, append([]string{"disable", "--now"}, names...)...)
 	}
 	for _, name := range names {
-		path := filepath.Join(unitDir, name)
-		if removeErr := durable.Remove(path); removeErr != nil {
-			return removed, errors.Join(err, removeErr)
-		}
-		removed = append(removed, path)
+		err = errors.Join(err, done.remove(filepath.Join(unitDir, name), needed))
 	}
-	if unitDir == DefaultUnitDir {
+	if unitDir == DefaultUnitDir && !needed {
 		err = errors.Join(err, systemctl(ctx, "daemon-reload"))
 	}
-	return removed, err
+	return err
 }
 
 func systemctl(ctx context.Context, args ...string) error {
@@ -125,20 +124,29 @@ func systemctl(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// removePrograms removes unwindctl, and the plugin beside it, if they say that they are these.
-func removePrograms(ctx context.Context, dir string) (removed []string, err error) {
-	plugin, own := filepath.Join(dir, programs[1]), filepath.Join(dir, programs[0])
-	if about, _, err := AskVersion(ctx, plugin); err == nil && versionOf(about) != "" {
-		if err := durable.Remove(plugin); err != nil {
-			return nil, err
+// removePrograms removes the plugin beside unwindctl, and then unwindctl, unless they are needed.
+func removePrograms(ctx context.Context, dir string, needed bool, done *changes) (err error) {
+	for _, program := range slices.Backward(programs) {
+		path := filepath.Join(dir, program)
+		switch {
+		case !durable.Exists(path):
+		case !isOurs(ctx, path):
+			done.add("kept", "%s (not recognized as %s)", path, program)
+		default:
+			err = errors.Join(err, done.remove(path, needed))
 		}
-		removed = append(removed, plugin)
+	}
+	return err
+}
+
+// isOurs reports whether a program says that it is the plugin or the unwindctl that it is named.
+func isOurs(ctx context.Context, path string) bool {
+	if filepath.Base(path) == netconf.Name {
+		about, _, err := AskVersion(ctx, path)
+		return err == nil && versionOf(about) != ""
 	}
 	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
 	defer cancel()
-	said, err := exec.CommandContext(ctx, own, "version").Output()
-	if err != nil || !strings.HasPrefix(string(said), programs[0]+" ") {
-		return removed, nil // it is not there, or not ours
-	}
-	return append(removed, own), durable.Remove(own)
+	said, err := exec.CommandContext(ctx, path, "version").Output()
+	return err == nil && strings.HasPrefix(string(said), programs[0]+" ")
 }

@@ -7,6 +7,7 @@ package install
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -54,7 +55,7 @@ type Setup struct {
 func (s Setup) Path() string { return filepath.Join(s.ConfDir, cmp.Or(s.File, ownList)) }
 
 // otherForm returns the path that our file has in its other form. The form follows the runtime and
-// --file, which an uninstall may not have been given.
+// --unwind-file, which an uninstall may not have been given.
 func (s Setup) otherForm() string {
 	base, isJSON := strings.CutSuffix(s.Path(), ".json")
 	if isJSON {
@@ -118,10 +119,10 @@ type Plan struct {
 type Target struct{ Runtime, ConfDir, BinDir, File string }
 
 // Find returns the selected runtime, with the given directories.
-func (p Target) Find(root string) (node.Runtime, error) {
+func (p Target) Find(ctx context.Context, root string) (node.Runtime, error) {
 	if p.File != "" && (filepath.Base(p.File) != p.File ||
 		!slices.Contains([]string{".json", ".conflist"}, filepath.Ext(p.File))) {
-		return node.Runtime{}, term.Usage("--file %q is not the name of a .json or .conflist file",
+		return node.Runtime{}, term.Usage("--unwind-file %q is not the name of a .json or .conflist file",
 			p.File)
 	}
 	confDir, confErr := absolute(p.ConfDir)
@@ -130,7 +131,7 @@ func (p Target) Find(root string) (node.Runtime, error) {
 		return node.Runtime{}, err
 	}
 	r := node.Runtime{MaxConfs: 1}
-	found, err := node.Find(root)
+	found, err := node.Find(ctx, root)
 	at := slices.IndexFunc(found, func(r node.Runtime) bool { return r.ConfDir == confDir })
 	switch {
 	case p.given() && at >= 0: // that runtime, with its problems
@@ -168,7 +169,7 @@ func (p Target) again(r node.Runtime) string {
 	text := ""
 	for _, flag := range []struct{ name, given, value string }{
 		{"runtime", p.Runtime, p.Runtime}, {"conf-dir", p.ConfDir, r.ConfDir},
-		{"bin-dir", p.BinDir, r.BinDirs[0]}, {"file", p.File, p.File},
+		{"cni-bin-dir", p.BinDir, r.BinDirs[0]}, {"unwind-file", p.File, p.File},
 	} {
 		if flag.given != "" {
 			text += fmt.Sprintf(" --%s %s", flag.name, flag.value)

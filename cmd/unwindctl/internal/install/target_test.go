@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"cni-unwind/cmd/unwindctl/internal/nodetest"
+	"cni-unwind/testdata/nodetest"
 )
 
 // TestPlaces has the directories come from the flags and, where these say nothing, from the
@@ -49,7 +49,7 @@ func TestPlaces(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			r, err := c.flags.Find(nodetest.Root(t, c.files))
+			r, err := c.flags.Find(t.Context(), nodetest.Root(t, c.files))
 			if c.confDir == "" {
 				if err == nil || !strings.Contains(err.Error(), c.whence) {
 					t.Errorf("%+v, %v, want %q", r, err, c.whence)
@@ -89,7 +89,7 @@ func TestForm(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			r, err := c.flags.Find(nodetest.Root(t, c.files))
+			r, err := c.flags.Find(t.Context(), nodetest.Root(t, c.files))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -110,7 +110,7 @@ func TestAccepts(t *testing.T) {
 		"etc/cni/net.d/10-a.conflist": `{"name": "podnet", "plugins": [{"type": "bridge"}]}`,
 		"etc/cni/net.d/20-b.conflist": `{"name": "other", "plugins": [{"type": "bridge"}]}`,
 	})
-	r, err := (Target{}).Find(root)
+	r, err := (Target{}).Find(t.Context(), root)
 	if err != nil || len(r.Problems) != 1 {
 		t.Fatalf("%+v, %v", r, err)
 	}
@@ -144,7 +144,7 @@ func TestNameBefore(t *testing.T) {
 	t.Parallel()
 	for _, other := range []string{"00-multus.conf", "00-multus.conflist", "00-a.conflist", "00--z.conf", "0.conf", "01-x.conf", "..conflist", "!.conf"} {
 		advice := nameBefore(other, ".json")
-		name, ok := strings.CutPrefix(advice, "--file ")
+		name, ok := strings.CutPrefix(advice, "--unwind-file ")
 		name, _, _ = strings.Cut(name, " ")
 		if ok && (name >= other || filepath.Ext(name) != ".json") || ok == (other == "!.conf") {
 			t.Errorf("%s: %s", other, advice)

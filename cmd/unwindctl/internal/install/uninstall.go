@@ -14,11 +14,15 @@ import (
 	"strings"
 
 	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/agentlock"
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
+	"cni-unwind/cmd/unwindctl/internal/pools"
+	"cni-unwind/ipam"
 	"cni-unwind/journal"
-	"cni-unwind/plugin/alive"
+	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/sweep"
 )
 
 // UninstallOptions are the flags of unwindctl uninstall, and of off.
@@ -34,7 +38,7 @@ type UninstallOptions struct {
 }
 
 type change struct {
-	Change string `json:"change"` // removed, returned, kept, off, on
+	Change string `json:"change"` // removed, released, returned, kept, off, on
 	What   string `json:"what"`
 }
 
@@ -42,6 +46,19 @@ type changes []change
 
 func (c *changes) add(what, format string, args ...any) {
 	*c = append(*c, change{what, fmt.Sprintf(format, args...)})
+}
+
+// remove removes a file, unless the journal's attachments need it.
+func (c *changes) remove(path string, needed bool) error {
+	if needed {
+		c.add("kept", "%s (needed until the journal is empty)", path)
+		return nil
+	}
+	if err := durable.Remove(path); err != nil {
+		return err
+	}
+	c.add("removed", "%s", path)
+	return nil
 }
 
 func (c *changes) print(out io.Writer, o *term.Output) error {
@@ -56,10 +73,17 @@ func (c *changes) print(out io.Writer, o *term.Output) error {
 	return err
 }
 
-// Uninstall switches unwind off: it writes the off-switch, so that no agent installs again, and
-// then removes our conflist. Without OffOnly it also removes the binary once nothing names it.
+// ExitUnrecorded is the exit code of a command that took unwind out of use and could not write the
+// off-switch.
+const ExitUnrecorded = 5
+
+// Uninstall switches unwind off. Without OffOnly it also removes the binary once nothing names it.
+//
+//  1. Remove our conflist: from then on, pods start without unwind. This needs no room on a disk.
+//  2. Write the off-switch, so that no agent installs again. If that fails, an agent that runs
+//     takes the removal for the same, but one that starts later does not.
 func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
-	r, err := o.Find("/")
+	r, err := o.Find(ctx, "/")
 	if err != nil {
 		return err
 	}
@@ -72,16 +96,13 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 			return err
 		}
 	}
-	if o.OffOnly || durable.Exists(o.StateDir) { // else there is no agent
-		if err := WriteOff(o.StateDir, o.By); err != nil {
-			return err
-		}
-	}
+	done := changes{}
+	o.removeTemporary(s, &done)
+	set := s.setByHand()
 	removed, said, removeErr := s.Remove()
 	if removeErr != nil && removed == nil && said == nil {
 		return removeErr
 	}
-	done := changes{}
 	for _, path := range removed {
 		done.add("removed", "%s", path)
 	}
@@ -91,46 +112,95 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 	if removed == nil {
 		done.add("off", "unwind is not in use: there is no %s", s.Path())
 	}
+	err = removeErr
+	if o.OffOnly || durable.Exists(o.StateDir) { // else there is no agent
+		err = errors.Join(err, o.recordOff(&done))
+	}
 	if o.OffOnly {
-		done.add("off", "%s; unwindctl on switches it on again", ReadOff(o.StateDir))
-		return errors.Join(removeErr, done.print(out, &o.Output))
+		if len(set) > 0 && removed != nil {
+			done.add("removed", "keys of unwind's entry, which on does not restore: %s",
+				strings.Join(set, ", "))
+		}
+		attachments, readErr := inspect.ReadJournal(ctx, &journal.Store{Dir: o.StateDir})
+		if n := countPending(attachments); n > 0 {
+			done.add("kept", "pending DELs of %s; unwindctl sweep retries them", term.Attachments(n))
+		}
+		return errors.Join(err, readErr, done.print(out, &o.Output))
 	}
 	binaryErr := s.removeBinary(ctx, o.CacheDir, o.StateDir, &done)
-	var nodeErr error
-	if journal := describeJournal(ctx, o.StateDir); journal != "" {
+	journal := describeJournal(ctx, o.StateDir)
+	var heldErr error
+	if journal != "" {
 		done.add("kept", "%s", journal)
 	} else {
-		nodeErr = o.removeFromNode(ctx, &done)
+		heldErr = s.dropHeld(ctx, o.StateDir, &done)
 	}
-	return errors.Join(removeErr, binaryErr, nodeErr, done.print(out, &o.Output))
+	nodeErr := o.removeFromNode(ctx, journal != "", &done)
+	return errors.Join(err, binaryErr, heldErr, nodeErr, done.print(out, &o.Output))
+}
+
+// removeTemporary removes what installs have left that were killed.
+func (o UninstallOptions) removeTemporary(s Setup, done *changes) {
+	paths := []string{s.Path(), s.otherForm(), s.plugin(), filepath.Join(o.StateDir, OffName)}
+	if o.ProgramDir != "" {
+		for _, program := range programs {
+			paths = append(paths, filepath.Join(o.ProgramDir, program))
+		}
+	}
+	for _, path := range paths {
+		for _, temporary := range durable.RemoveTemporary(path, durable.Stale) {
+			done.add("removed", "%s", temporary)
+		}
+	}
+}
+
+// recordOff writes the off-switch after our conflist was removed.
+func (o UninstallOptions) recordOff(done *changes) error {
+	first := ReadOff(o.StateDir) == nil
+	err := WriteOff(o.StateDir, o.By)
+	off := ReadOff(o.StateDir)
+	switch {
+	case err != nil:
+		return term.WithHint("run unwindctl off again once the disk can be written to", "%w",
+			term.Coded{Code: ExitUnrecorded, Text: "pods start without unwind, but an agent that starts " +
+				"will install it again: " + err.Error()})
+	case o.OffOnly && first && off.By == somebody && o.By != "":
+		done.add("off", "%s: the disk has no room to record %s; unwindctl on switches it on again", off,
+			o.By)
+	case o.OffOnly:
+		done.add("off", "%s; unwindctl on switches it on again", off)
+	}
+	return nil
 }
 
 // removeFromNode removes what installForNode wrote and, with --purge, the state directory. As long
-// as the journal has something, unwindctl and its units are needed.
-func (o UninstallOptions) removeFromNode(ctx context.Context, done *changes) error {
-	var units, programs []string
-	var err, unitErr error
+// as the journal has something, all of that is needed.
+func (o UninstallOptions) removeFromNode(ctx context.Context, needed bool, done *changes) error {
+	var err error
 	if o.ProgramDir != "" {
 		if o.UnitDir != "" {
-			units, unitErr = removeUnits(ctx, o.UnitDir)
+			err = removeUnits(ctx, o.UnitDir, needed, done)
 		}
-		programs, err = removePrograms(ctx, o.ProgramDir)
-		err = errors.Join(unitErr, err)
+		err = errors.Join(err, removePrograms(ctx, o.ProgramDir, needed, done))
 	}
-	for _, path := range slices.Concat(units, programs) {
-		done.add("removed", "%s", path)
+	off := filepath.Join(o.StateDir, OffName)
+	switch {
+	case o.Purge && !needed:
+		purgeErr := checkPurge(ctx, o.StateDir) // a pod may have come before the conflist went
+		if purgeErr == nil {
+			purgeErr = purge(o.StateDir)
+		}
+		if purgeErr == nil {
+			done.add("removed", "%s", o.StateDir)
+		}
+		err = errors.Join(err, purgeErr)
+	case needed && durable.Exists(off):
+		done.add("off", "%s records that unwind is off here, so no agent installs it", off)
+	case durable.Exists(off):
+		done.add("off", "%s records that unwind is off here, so no agent installs it; once none runs "+
+			"here: rm -r %s", off, o.StateDir)
 	}
-	if !o.Purge {
-		return err
-	}
-	purgeErr := checkPurge(ctx, o.StateDir) // a pod may have come before the conflist went
-	if purgeErr == nil {
-		purgeErr = purge(o.StateDir)
-	}
-	if purgeErr == nil {
-		done.add("removed", "%s", o.StateDir)
-	}
-	return errors.Join(err, purgeErr)
+	return err
 }
 
 func (s Setup) removeBinary(ctx context.Context, cacheDir, stateDir string, done *changes) error {
@@ -157,15 +227,27 @@ func (s Setup) removeBinary(ctx context.Context, cacheDir, stateDir string, done
 			path, strings.Join(why, " and "))
 		return nil
 	}
-	if about, _, err := AskVersion(ctx, path); err != nil || !strings.Contains(about, netconf.Name) {
+	if !isOurs(ctx, path) {
 		done.add("kept", "%s (not recognized as unwind)", path)
-		return nil //nolint:nilerr // what cannot be asked stays, and that is said
+		return nil
 	}
-	if err := durable.Remove(path); err != nil {
-		return err
+	return done.remove(path, false)
+}
+
+// dropHeld removes the files with which DELs that were killed hold addresses: see ipam.Hold. A
+// conflist that cannot be read has no pool.
+func (s Setup) dropHeld(ctx context.Context, stateDir string, done *changes) (err error) {
+	stateDir, err = filepath.Abs(stateDir)
+	all, _ := pools.Read(stateDir, s.ConfDir)
+	for _, p := range all {
+		found, scanErr := ipam.Scan(p.Dir)
+		dropped, dropErr := sweep.DropHeld(ctx, &journal.Store{Dir: stateDir}, p.Network, found)
+		for _, r := range dropped {
+			done.add("released", "%s, held for a DEL that was killed", r.Address)
+		}
+		err = errors.Join(err, scanErr, dropErr)
 	}
-	done.add("removed", "%s", path)
-	return nil
+	return err
 }
 
 func (s Setup) naming() ([]string, error) {
@@ -180,7 +262,7 @@ func (s Setup) naming() ([]string, error) {
 // unwind (cni libcni/api.go cachedInfo). CRI-O gives a DEL that configuration (ocicni
 // pkg/ocicni/ocicni.go loadNetworkFromCache).
 func cachedNaming(dir string, attachments []inspect.Attachment) (int, error) {
-	node := alive.Node{CacheDir: dir}
+	node := facts.Node{CacheDir: dir}
 	files, err := node.Cache()
 	if all, joined := err.(interface{ Unwrap() []error }); joined {
 		err = errors.Join(slices.DeleteFunc(slices.Clone(all.Unwrap()), isTorn)...)
@@ -211,14 +293,8 @@ func describeJournal(ctx context.Context, stateDir string) string {
 	store := &journal.Store{Dir: stateDir}
 	attachments, err := inspect.ReadJournal(ctx, store)
 	if err != nil {
-		return fmt.Sprintf("the journal in %s stays; it cannot be read: %s", stateDir,
+		return fmt.Sprintf("the journal in %s, which cannot be read: %s", stateDir,
 			term.OneLine(err.Error()))
-	}
-	pending := 0
-	for _, a := range attachments {
-		if a.PendingDEL() {
-			pending++
-		}
 	}
 	if len(attachments) == 0 {
 		return ""
@@ -227,15 +303,19 @@ func describeJournal(ctx context.Context, stateDir string) string {
 	if stateDir == netconf.DefaultStateDir {
 		flag = ""
 	}
-	return fmt.Sprintf("the journal in %s stays: %s, %d with pending DELs. The runtime releases "+
+	return fmt.Sprintf("the journal in %s: %s, %d with pending DELs. The runtime releases "+
 		"the live ones; unwindctl sweep%s releases the rest",
-		stateDir, term.Attachments(len(attachments)), pending, flag)
+		stateDir, term.Attachments(len(attachments)), countPending(attachments), flag)
+}
+
+func countPending(attachments []inspect.Attachment) int {
+	return len(inspect.Filter(attachments, (*inspect.Attachment).PendingDEL))
 }
 
 // checkPurge returns an error if attachments, or a running agent, still need the state directory.
 func checkPurge(ctx context.Context, stateDir string) error {
 	store := &journal.Store{Dir: stateDir}
-	if pid := store.AgentProcess(); pid != "" {
+	if pid := agentlock.Process(stateDir); pid != "" {
 		return term.WithHint("stop it first; uninstall without --purge leaves unwind switched off "+
 			"while it runs",
 			"--purge: nothing was changed: an agent is running (process %s) and would install again", pid)
@@ -255,9 +335,12 @@ func checkPurge(ctx context.Context, stateDir string) error {
 
 // purge removes unwind's files, following no link, and the state directory if it is then empty.
 func purge(stateDir string) error {
+	durable.RemoveTemporary(filepath.Join(stateDir, OffName), 0)
 	files, err := filepath.Glob(filepath.Join(stateDir, "journal.*"))
-	for _, path := range append(files, filepath.Join(stateDir, "locks"),
-		filepath.Join(stateDir, journal.AgentLockName), filepath.Join(stateDir, OffName)) {
+	history, _ := filepath.Glob(filepath.Join(stateDir, "history.jsonl*"))
+	for _, path := range append(slices.Concat(files, history), filepath.Join(stateDir, "locks"),
+		filepath.Join(stateDir, "last-sweep"),
+		agentlock.Path(stateDir), filepath.Join(stateDir, OffName)) {
 		err = errors.Join(err, os.RemoveAll(path))
 	}
 	if removeErr := os.Remove(stateDir); removeErr != nil && !errors.Is(removeErr, fs.ErrNotExist) {

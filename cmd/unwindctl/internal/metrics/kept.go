@@ -19,41 +19,21 @@ type Kept struct {
 	// Collect returns the text, empty if nothing could be read.
 	Collect func(context.Context) []byte
 
-	mu      sync.Mutex
-	text    []byte
-	ended   time.Time     // of the last collection
-	running chan struct{} // closed at the end of the running collection; nil if none runs
+	mu    sync.Mutex
+	text  []byte
+	ended time.Time // of the last collection
 }
 
-// Text returns the cached text, or the text of the next collection to finish. It waits as long as
-// ctx allows. The collection does not end with ctx, because others wait for it, too.
-func (k *Kept) Text(ctx context.Context) ([]byte, error) {
+// Text returns the cached text, or that of the collection that runs, which it waits for. The
+// collection does not end with the caller's request, because others wait for it, too.
+func (k *Kept) Text() []byte {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if !k.ended.IsZero() && time.Since(k.ended) < keep {
-		return k.text, nil
+	if k.ended.IsZero() || time.Since(k.ended) >= keep {
+		ctx, cancel := context.WithTimeout(context.Background(), atMost)
+		defer cancel()
+		k.text = k.Collect(ctx)
+		k.ended = time.Now()
 	}
-	if k.running == nil {
-		k.running = make(chan struct{})
-		go k.collect()
-	}
-	running := k.running
-	k.mu.Unlock()
-	select {
-	case <-running:
-	case <-ctx.Done():
-	}
-	k.mu.Lock()
-	return k.text, ctx.Err()
-}
-
-func (k *Kept) collect() {
-	ctx, cancel := context.WithTimeout(context.Background(), atMost)
-	defer cancel()
-	text := k.Collect(ctx)
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.text, k.ended = text, time.Now()
-	close(k.running)
-	k.running = nil
+	return k.text
 }

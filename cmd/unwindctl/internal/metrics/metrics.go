@@ -29,11 +29,14 @@ type Source struct {
 	Version string // of this program
 	Scope   inspect.Scope
 	Stderr  io.Writer      // of the dry run of a sweep
-	InUse   install.Reason // "" if this program does not keep unwind installed
+	Status  install.Reason // "" if this program does not keep unwind installed
 	Plugin  string         // the version of the plugin that is installed, "" if that is not known
 
 	Process bool              // with client_golang's metrics of the process and of Go
 	Events  map[string]uint64 // of Kubernetes, by result; nil if this program posts none
+	// Counters are those of this process, which no bound on the history makes smaller; nil: those of
+	// the history as it is.
+	Counters inspect.Counters
 }
 
 // Print prints the metrics in Prometheus's text format. It leaves out metrics that it cannot read,
@@ -61,13 +64,15 @@ func (s Source) Print(ctx context.Context, out io.Writer) error {
 
 // helps has the help and the labels of every metric, by its name without unwind_.
 var helps = map[string][]string{
-	"attachments":     {"Attachments in the journal.", "network", "state"},
-	"pending_deletes": {"Pending DELs of attachments that are no longer live.", "network", "plugin"},
-	"unproven_deletes": {"DELs that passed although their address is not known to be free; included " +
-		"in the pending DELs.", "network", "plugin"},
+	"attachments": {"Attachments in the journal.", "network", "state"},
+	"pending_deletes": {"DELs of attachments that are no longer live, which fail or have not run yet.",
+		"network", "plugin"},
+	"waiting_deletes": {"DELs of attachments that are no longer live, which wait for something " +
+		"other than their plugin: owner (their address has another), container, queue, runtime, rule, " +
+		"repeat, newer. Not included in the pending DELs.", "network", "plugin", "for"},
 	"oldest_pending_delete_timestamp_seconds": {"Time since which the oldest attachment with " +
 		"pending DELs has had them; absent if there is none."},
-	"rollbacks_total": {"ADDs that failed and were undone, by the delegate that failed; result is " +
+	"rollbacks_total": {"ADDs that failed and were undone, by the plugin that failed; result is " +
 		"complete or pending.", "plugin", "result"},
 	"swept_attachments_total": {"Attachments released without the runtime's DEL.", "reason"},
 	"sweep_last_success_timestamp_seconds": {"Time when the last sweep of all networks finished, to " +
@@ -78,8 +83,8 @@ var helps = map[string][]string{
 	"ipam_addresses": {"Addresses in host-local's pools by range set; an ADD takes one address from " +
 		"each set. Addresses outside the chain's ranges have the set none. State free is absent for " +
 		"these, and for a set of 2^53 addresses or more.", "network", "pool", "set", "family", "state"},
-	"in_use": {"Whether pods of this node go through unwind: 1 for the reason that applies, else 0.",
-		"reason"},
+	"status": {"Whether pods of this node go through unwind: 1 for the current state, else 0.",
+		"state"},
 	"plugin_info": {"The version of the installed plugin, always 1.", "version"},
 	"off_timestamp_seconds": {"Time since which unwind is switched off, and by whom; absent if it " +
 		"is on.", "by"},
@@ -117,9 +122,9 @@ func (c *collection) Collect(to chan<- prometheus.Metric) {
 // error report that.
 func (c *collection) collect(ctx context.Context) error {
 	c.add("build_info", 1, c.Version, runtime.Version())
-	if c.InUse != "" {
-		for _, reason := range install.Reasons {
-			c.add("in_use", map[bool]float64{true: 1}[reason == c.InUse], string(reason))
+	if c.Status != "" {
+		for _, state := range install.Reasons {
+			c.add("status", map[bool]float64{true: 1}[state == c.Status], string(state))
 		}
 	}
 	if c.Plugin != "" {
@@ -139,26 +144,33 @@ func (c *collection) collect(ctx context.Context) error {
 func (c *collection) collectJournal(ctx context.Context) error {
 	store := &journal.Store{Dir: c.Scope.StateDir}
 	s, err := inspect.ReadSnapshot(ctx, store, nil)
-	type count struct{ metric, network, label string }
+	type count struct{ metric, network, label, waits string }
 	counts := map[count]float64{}
 	var oldest float64
 	for _, a := range s.Attachments {
-		counts[count{"attachments", a.Network, string(a.State)}]++
+		counts[count{"attachments", a.Network, string(a.State), ""}]++
 		if !a.PendingDEL() {
 			continue
 		}
+		pending := false
 		for _, step := range a.Steps {
-			counts[count{"pending_deletes", a.Network, step.Plugin}]++
-			if step.State == journal.StepUnproven || step.ProvesNothing {
-				counts[count{"unproven_deletes", a.Network, step.Plugin}]++
+			if step.WaitsFor != journal.ForTime {
+				counts[count{"waiting_deletes", a.Network, step.Plugin, string(step.WaitsFor)}]++
+				continue
 			}
+			pending = true
+			counts[count{"pending_deletes", a.Network, step.Plugin, ""}]++
 		}
-		if since := float64(a.Since.Unix()); oldest == 0 || since < oldest {
+		if since := float64(a.Since.Unix()); pending && (oldest == 0 || since < oldest) {
 			oldest = since
 		}
 	}
 	for of, n := range counts {
-		c.add(of.metric, n, of.network, of.label)
+		labels := []string{of.network, of.label}
+		if of.waits != "" {
+			labels = append(labels, of.waits)
+		}
+		c.add(of.metric, n, labels...)
 	}
 	if oldest > 0 {
 		c.add("oldest_pending_delete_timestamp_seconds", oldest)
@@ -167,13 +179,19 @@ func (c *collection) collectJournal(ctx context.Context) error {
 		record.CountRollbacks: "rollbacks_total", record.CountSwept: "swept_attachments_total",
 		record.CountDegraded:   "degraded_operations_total",
 		record.CountDuplicates: "duplicate_addresses_total",
-		record.LastSweep:       "sweep_last_success_timestamp_seconds",
+	}
+	counters := c.Counters
+	if counters == nil {
+		counters = s.Counters
 	}
 	duplicates := func(c inspect.Counter) bool { return c.Name == record.CountDuplicates }
-	if err == nil && !slices.ContainsFunc(s.Counters, duplicates) { // else it would begin anew
+	if err == nil && !slices.ContainsFunc(counters, duplicates) { // else it would begin anew
 		c.add("duplicate_addresses_total", 0)
 	}
-	for _, one := range s.Counters {
+	if !s.LastSweep.IsZero() {
+		c.add("sweep_last_success_timestamp_seconds", float64(s.LastSweep.Unix()))
+	}
+	for _, one := range counters {
 		name := values[one.Name]
 		if len(helps[name]) == 1+len(one.Labels) {
 			c.add(name, float64(one.Value), one.Labels...)
@@ -191,8 +209,8 @@ func (c *collection) collectPools(ctx context.Context) error {
 				set = strconv.Itoa(*s.Number)
 			}
 			states := map[string]int64{
-				"live": int64(s.Live), "leaked": int64(s.Leaked),
-				"ownerless": int64(s.Ownerless), "unknown": int64(s.Unknown),
+				"live": int64(s.Live), "recent": int64(s.Recent), "leaked": int64(s.Leaked),
+				"empty": int64(s.Empty), "unknown": int64(s.Unknown),
 			}
 			if s.Free != nil {
 				states["free"] = *s.Free

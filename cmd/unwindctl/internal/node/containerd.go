@@ -82,7 +82,7 @@ func (r *Runtime) settle(root string) {
 			r.Problems = append(r.Problems,
 				fmt.Sprintf("this k3s has a plugin directory other than %s after its next upgrade, and no "+
 					"pod could start then: upgrade it first "+
-					"(releases since October 2024 keep the directory), or set --conf-dir and --bin-dir, and "+
+					"(releases since October 2024 keep the directory), or set --conf-dir and --cni-bin-dir, and "+
 					"install again with the upgrade", r.BinDirs[0]))
 		}
 	case "microk8s":
@@ -131,7 +131,7 @@ func readContainerd(root, name, config, socket string) (*Runtime, error) {
 	}
 	r.clean()
 	if file.Version >= 3 && cni.BinDir != "" {
-		r.needsAnswer("it reads bin_dir of %s up to 2.3 only", config)
+		r.needsAnswer("containerd up to 2.3 reads bin_dir of %s, later releases do not", config)
 	}
 	return r, errors.Join(err, r.checkImports(root, file.Imports))
 }
@@ -155,7 +155,7 @@ type containerdFile struct {
 // needsAnswer adds a problem of which only a containerd that runs is free.
 func (r *Runtime) needsAnswer(format, path string) {
 	r.Problems = append(r.Problems, fmt.Sprintf("%s does not answer at %s, and "+format+": start "+
-		"it, or set --conf-dir and --bin-dir", r.Name, r.Socket, path))
+		"it, or set --conf-dir and --cni-bin-dir", r.Name, r.Socket, path))
 }
 
 // containerdCNI is the table "cni" of the CRI plugin. bin_dirs is there since containerd 2.1; 2.4

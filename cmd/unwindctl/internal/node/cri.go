@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"net"
@@ -12,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -21,7 +23,9 @@ import (
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"cni-unwind/plugin/alive"
+	"cni-unwind/cmd/internal/term"
+	"cni-unwind/journal"
+	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -38,17 +42,62 @@ var CRISockets = []string{
 }
 
 // ErrNoRuntime means that no runtime listens. It is no error where a runtime need not be there.
-var ErrNoRuntime = errors.New("--cri auto: no runtime listens on a known socket; judging " +
-	"attachments without a list; set its socket, or give a list (--valid FILE --network NAME)")
+var ErrNoRuntime = errors.New("found no container runtime; set its socket with --cri " +
+	"SOCKET, or give a list with --valid-attachments FILE --network NAME")
 
 // socketPath returns the path of a socket that may be written as a URL.
 func socketPath(socket string) string { return strings.TrimPrefix(socket, "unix://") }
+
+// waiting is what a command has seen of runtimes that do not answer.
+type waiting struct {
+	stderr io.Writer
+	mu     sync.Mutex
+	silent map[string]time.Time // sockets, since when
+}
+
+type waitingKey struct{}
+
+// Waiting returns a context for one command: stderr tells for what it waits, and a runtime that has
+// not answered is not asked again at once.
+func Waiting(ctx context.Context, stderr io.Writer) context.Context {
+	return context.WithValue(ctx, waitingKey{},
+		&waiting{stderr: stderr, silent: map[string]time.Time{}})
+}
+
+// waitingFor reports whether to wait for a runtime. stop ends that.
+func waitingFor(ctx context.Context, socket string, within time.Duration) (wait bool, stop func()) {
+	w, _ := ctx.Value(waitingKey{}).(*waiting)
+	if w == nil {
+		return true, func() {}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if time.Since(w.silent[socket]) < 3*time.Second { // a later look with --watch asks again
+		return false, nil
+	}
+	notice := time.AfterFunc(time.Second, func() {
+		fmt.Fprintf(w.stderr, "waiting for the runtime at %s (up to %s)\n", socket, within)
+	})
+	return true, func() {
+		notice.Stop()
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			w.silent[socket] = time.Now()
+		}
+	}
+}
 
 func call[Q, A any](ctx context.Context, socket string, within time.Duration, question Q,
 	method func(cri.RuntimeServiceClient, context.Context, Q, ...grpc.CallOption) (A, error),
 ) (answer A, err error) {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
+	wait, stop := waitingFor(ctx, socketPath(socket), within)
+	if !wait {
+		return answer, status.Error(codes.DeadlineExceeded, "another call was not answered either")
+	}
+	defer stop()
 	conn, err := grpc.NewClient("unix:"+socketPath(socket), // with two slashes, no relative path
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxCRIMessage)))
@@ -61,18 +110,21 @@ func call[Q, A any](ctx context.Context, socket string, within time.Duration, qu
 
 // PodSandboxes returns the sandboxes of a CRI runtime in any state: one that is not ready has its
 // network until it is stopped. The list has all of its pods and none of its other containers.
-func PodSandboxes(ctx context.Context, socket string) (*alive.List, error) {
+func PodSandboxes(ctx context.Context, socket string) (*facts.List, error) {
 	answer, err := call(ctx, socket, criTimeout, &cri.ListPodSandboxRequest{},
 		cri.RuntimeServiceClient.ListPodSandbox)
 	if err != nil {
-		return nil, fmt.Errorf("the runtime at %s gave no list of pods; judging attachments without "+
-			"one: %w", socket, err)
+		return nil, term.WithHint("check the runtime: crictl --runtime-endpoint unix://"+
+			socketPath(socket)+" pods; or give a list: --valid-attachments FILE --network NAME",
+			"the runtime at %s returned no list of pods; judging attachments without one: %w", socket, err)
 	}
-	list := alive.NewList("", nil)
+	list := facts.NewList("", nil)
 	list.Pods = true
 	list.Runtimes = []int{listener(ctx, socket)}
 	for _, sandbox := range answer.GetItems() {
-		list.Valid[netconf.Attachment{ContainerID: sandbox.GetId()}] = true
+		id, of := sandbox.GetId(), sandbox.GetMetadata()
+		list.Valid[netconf.Attachment{ContainerID: id}] = true
+		list.Named[id] = journal.Pod{Namespace: of.GetNamespace(), Name: of.GetName()}
 	}
 	return list, nil
 }
@@ -118,7 +170,7 @@ func runtimeVersion(ctx context.Context, socket string) (major, minor int) {
 // FindPodSandboxes returns the sandboxes of all runtimes that listen on one of the sockets. If one
 // of them does not answer there is no list, for its pods would be missing. A containerd without
 // CRI, such as Docker's, has no pods.
-func FindPodSandboxes(ctx context.Context, sockets []string) (all *alive.List, err error) {
+func FindPodSandboxes(ctx context.Context, sockets []string) (all *facts.List, err error) {
 	for _, socket := range sockets {
 		if _, err := os.Stat(socket); errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -132,6 +184,7 @@ func FindPodSandboxes(ctx context.Context, sockets []string) (all *alive.List, e
 			all = list
 		default:
 			maps.Copy(all.Valid, list.Valid)
+			maps.Copy(all.Named, list.Named)
 			all.Runtimes = append(all.Runtimes, list.Runtimes...)
 		}
 	}
@@ -150,11 +203,11 @@ func FindPodSandboxes(ctx context.Context, sockets []string) (all *alive.List, e
 //
 // containerd 2 asks the network for its STATUS before it answers, as it does for each question of a
 // kubelet.
-func (r *Runtime) ask(root string) bool {
+func (r *Runtime) ask(ctx context.Context, root string) bool {
 	if r.Socket == "" {
 		return false
 	}
-	answer, err := call(context.Background(), filepath.Join(root, socketPath(r.Socket)), criTimeout,
+	answer, err := call(ctx, filepath.Join(root, socketPath(r.Socket)), criTimeout,
 		&cri.StatusRequest{Verbose: true}, cri.RuntimeServiceClient.Status)
 	if err != nil {
 		return false

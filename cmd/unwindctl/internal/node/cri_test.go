@@ -13,8 +13,8 @@ import (
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"cni-unwind/cmd/unwindctl/internal/nodetest"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/testdata/nodetest"
 )
 
 func serveVersion(t *testing.T, version string) string {
@@ -100,13 +100,13 @@ func TestFindPodSandboxes(t *testing.T) {
 		want    []string // nil: no list
 		err     string
 	}{
-		{"none", []string{none}, nil, "no runtime listens"},
-		{"no sockets", nil, nil, "no runtime listens"},
+		{"none", []string{none}, nil, "found no container runtime"},
+		{"no sockets", nil, nil, "found no container runtime"},
 		{"one", []string{none, one}, []string{"one"}, ""},
 		{"two", []string{one, none, two}, []string{"one", "two"}, ""},
 		{"one without pods", []string{empty}, []string{}, ""},
 		{"two, one without pods", []string{empty, two}, []string{"two"}, ""},
-		{"Docker's containerd", []string{docker}, nil, "no runtime listens"},
+		{"Docker's containerd", []string{docker}, nil, "found no container runtime"},
 		{"Docker's containerd and another", []string{docker, one}, []string{"one"}, ""},
 		{"another and Docker's containerd", []string{one, docker}, []string{"one"}, ""},
 		{"one that fails", []string{one, fails(codes.Internal), two}, nil, "no"},

@@ -2,6 +2,7 @@ package node
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -23,12 +24,12 @@ type Directories struct{ ConfDir, StateDir string }
 // runtimes only if unwind is in none of their configured directories, because containerd 2 answers
 // with a STATUS, which sweeps. It returns an error in a container without a runtime, conflist and
 // journal, which shows nothing of the node.
-func (w *Directories) Resolve() error {
+func (w *Directories) Resolve(ctx context.Context) error {
 	given := *w != Directories{}
-	if err := w.resolve("/"); err != nil || given || !w.empty() || !inContainer() {
+	if err := w.resolve(ctx, "/"); err != nil || given || !w.empty() || !inContainer() {
 		return err
 	}
-	if found, _ := read("/"); len(found) > 0 {
+	if found, _ := read(ctx, "/"); len(found) > 0 {
 		return nil
 	}
 	return term.WithHint("run this on the node, or as unwindctl --host in a pod with hostPID: true "+
@@ -36,12 +37,12 @@ func (w *Directories) Resolve() error {
 		"does not show the state of the node", w.ConfDir, w.StateDir)
 }
 
-func (w *Directories) resolve(root string) (err error) {
+func (w *Directories) resolve(ctx context.Context, root string) (err error) {
 	var ours *netconf.Conflist
 	if w.ConfDir != "" {
 		ours = installedIn(w.ConfDir)
-	} else if w.ConfDir, ours = firstInstalled(root, read); ours == nil {
-		w.ConfDir, ours = firstInstalled(root, Find)
+	} else if w.ConfDir, ours = firstInstalled(ctx, root, read); ours == nil {
+		w.ConfDir, ours = firstInstalled(ctx, root, Find)
 	}
 	named := ""
 	if ours != nil {
@@ -51,12 +52,14 @@ func (w *Directories) resolve(root string) (err error) {
 	return err
 }
 
+type finder func(ctx context.Context, root string) ([]Runtime, error)
+
 // firstInstalled returns the first conflist directory of a runtime with unwind in it, and unwind's
 // conflist, or else the first directory.
-func firstInstalled(root string, find func(string) ([]Runtime, error)) (
+func firstInstalled(ctx context.Context, root string, find finder) (
 	dir string, ours *netconf.Conflist,
 ) {
-	dirs := confDirs(root, find)
+	dirs := confDirs(ctx, root, find)
 	for _, dir := range dirs {
 		if ours = installedIn(filepath.Join(root, dir)); ours != nil {
 			return dir, ours
@@ -67,8 +70,8 @@ func firstInstalled(root string, find func(string) ([]Runtime, error)) (
 
 // confDirs returns the directories of conflists of all runtimes, and the default one. It ignores
 // configurations that cannot be read; doctor reports them.
-func confDirs(root string, find func(string) ([]Runtime, error)) (dirs []string) {
-	found, _ := find(root)
+func confDirs(ctx context.Context, root string, find finder) (dirs []string) {
+	found, _ := find(ctx, root)
 	for _, r := range append(found, Runtime{ConfDir: DefaultConfDir}) {
 		if !slices.Contains(dirs, r.ConfDir) {
 			dirs = append(dirs, r.ConfDir)
@@ -80,7 +83,7 @@ func confDirs(root string, find func(string) ([]Runtime, error)) (dirs []string)
 // All returns the directories of conflists of all runtimes, ConfDir first, if that is one of
 // theirs; else ConfDir alone.
 func (w *Directories) All() []string {
-	all := confDirs("/", read)
+	all := confDirs(context.Background(), "/", read)
 	at := slices.Index(all, w.ConfDir)
 	if at < 0 {
 		return []string{w.ConfDir}
@@ -111,9 +114,9 @@ func inContainer() bool {
 }
 
 // BinPath returns the directories of plugins of all runtimes as CNI_PATH.
-func BinPath() string {
+func BinPath(ctx context.Context) string {
 	var dirs []string
-	found, _ := Find("/")
+	found, _ := Find(ctx, "/")
 	for _, r := range append(found, Runtime{BinDirs: []string{DefaultBinDir}}) {
 		for _, dir := range r.BinDirs {
 			if !slices.Contains(dirs, dir) {

@@ -4,13 +4,14 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"cni-unwind/cmd/unwindctl/internal/nodetest"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/testdata/nodetest"
 )
 
 // TestFindRuntimes has the configurations of the field, in the forms in which their makers ship
@@ -60,7 +61,7 @@ func TestFindRuntimes(t *testing.T) {
 		{"version 3 with the key of the plugins that containerd 2.4 does not read", map[string]string{nodetest.ContainerdConfig: "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dir = '/b'\n"},
 			standard(func(r *Runtime) {
 				r.Major, r.BinDirs = 2, []string{"/b"}
-				r.Problems = []string{"containerd does not answer at /run/containerd/containerd.sock, and it reads bin_dir of /etc/containerd/config.toml up to 2.3 only: "}
+				r.Problems = []string{"containerd does not answer at /run/containerd/containerd.sock, and containerd up to 2.3 reads bin_dir of /etc/containerd/config.toml, later releases do not: "}
 			})},
 		{"imports", map[string]string{
 			nodetest.ContainerdConfig:       "version = 3\nimports = ['conf.d/*.toml', '/other/one.toml', '/none/*.toml']\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/main']\nconf_dir = '/main'\n",
@@ -71,7 +72,7 @@ func TestFindRuntimes(t *testing.T) {
 		}, standard(func(r *Runtime) {
 			r.ConfDir, r.BinDirs, r.Major = "/main", []string{"/main"}, 2
 			r.Problems = []string{
-				"containerd does not answer at /run/containerd/containerd.sock, and /etc/containerd/conf.d/10.toml may change its directories: start it, or set --conf-dir and --bin-dir",
+				"containerd does not answer at /run/containerd/containerd.sock, and /etc/containerd/conf.d/10.toml may change its directories: start it, or set --conf-dir and --cni-bin-dir",
 				"containerd does not answer at /run/containerd/containerd.sock, and /other/one.toml may change its directories: ",
 			}
 		})},
@@ -184,7 +185,7 @@ func TestFindRuntimes(t *testing.T) {
 // cri-dockerd has no directories of its own.
 func TestCRISockets(t *testing.T) {
 	t.Parallel()
-	found, err := Find(nodetest.Root(t, map[string]string{nodetest.ContainerdConfig: "", "etc/crio/crio.conf": "", nodetest.K3sConfig: "", nodetest.K0sConfig: "",
+	found, err := Find(t.Context(), nodetest.Root(t, map[string]string{nodetest.ContainerdConfig: "", "etc/crio/crio.conf": "", nodetest.K3sConfig: "", nodetest.K0sConfig: "",
 		nodetest.TalosConfig: "", "var/lib/rancher/rke2/agent/etc/containerd/config.toml": "", "var/snap/microk8s/current/args/containerd.toml": ""}))
 	if err != nil {
 		t.Fatal(err)
@@ -203,7 +204,7 @@ func TestCRISockets(t *testing.T) {
 // wanted are beginnings.
 func finds(t *testing.T, files map[string]string, want []Runtime) {
 	t.Helper()
-	got, err := Find(nodetest.Root(t, files))
+	got, err := Find(t.Context(), nodetest.Root(t, files))
 	for i := range min(len(got), len(want)) {
 		shorten(got[i].Problems, want[i].Problems)
 		shorten(got[i].Notes, want[i].Notes)
@@ -235,7 +236,7 @@ func TestFindAsks(t *testing.T) {
 	}
 	fromFile := told(func(r *Runtime) {
 		r.Config, r.ConfDir, r.BinDirs = "/"+nodetest.ContainerdConfig, "/etc/cni/net.d", []string{"/file"}
-		r.Problems = []string{"containerd does not answer at /s, and it reads bin_dir", "containerd does not answer at /s, and /etc/containerd/x.toml may change"}
+		r.Problems = []string{"containerd does not answer at /s, and containerd up to 2.3 reads bin_dir", "containerd does not answer at /s, and /etc/containerd/x.toml may change"}
 	})
 	for _, c := range []struct {
 		name, file, config string
@@ -316,7 +317,7 @@ func TestResolve(t *testing.T) {
 			fake := &nodetest.FakeCRI{Info: map[string]string{"cniconfig": `{"PluginDirs": ["/b"], "PluginConfDir": "/told"}`}}
 			c.files[nodetest.ContainerdConfig] = config
 			c.files[nodetest.ContainerdSocket[1:]] = "-> " + fake.Serve(t)
-			if err := c.given.resolve(nodetest.Root(t, c.files)); err != nil || c.given != c.want || fake.Asked.Load() != c.asked {
+			if err := c.given.resolve(t.Context(), nodetest.Root(t, c.files)); err != nil || c.given != c.want || fake.Asked.Load() != c.asked {
 				t.Errorf("%+v, %v, asked %d times; want %+v, %d", c.given, err, fake.Asked.Load(), c.want, c.asked)
 			}
 		})
@@ -340,7 +341,7 @@ func TestFindRuntimesBroken(t *testing.T) {
 			if c.file != nodetest.ContainerdConfig && !strings.HasSuffix(c.file, "/") {
 				files[nodetest.ContainerdConfig] = "version = 2\nimports = ['conf.d/*.toml']\n"
 			}
-			found, err := Find(nodetest.Root(t, files))
+			found, err := Find(t.Context(), nodetest.Root(t, files))
 			if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), secret) {
 				t.Errorf("%v, want %q", err, c.want)
 			}
@@ -387,5 +388,21 @@ func TestChooseRuntime(t *testing.T) {
 				t.Errorf("no directories: %+v", r)
 			}
 		})
+	}
+}
+
+// TestAsksTogether: runtimes that hang cost the time of one. Each question here waits for the other.
+func TestAsksTogether(t *testing.T) {
+	t.Parallel()
+	var both sync.WaitGroup
+	both.Add(2)
+	found, err := find(nodetest.Root(t, map[string]string{nodetest.ContainerdConfig: "version = 2\n", nodetest.K3sConfig: "version = 2\n"}),
+		func(*Runtime) bool {
+			both.Done()
+			both.Wait()
+			return false
+		})
+	if len(found) != 2 || err != nil {
+		t.Errorf("%v, %v", found, err)
 	}
 }

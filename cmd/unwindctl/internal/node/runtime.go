@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/pelletier/go-toml/v2"
 
@@ -52,8 +53,8 @@ func (r *Runtime) ByName() bool { return r.Name != "" && r.Socket == "" }
 func (r *Runtime) Check(root string) {
 	if r.MaxConfs != 1 {
 		r.Problems = append(r.Problems, fmt.Sprintf("max_conf_num is %d according to %s: "+
-			"containerd attaches a pod by that many files of %s, "+
-			"and so by the provider's, past unwind; set it to 1", r.MaxConfs,
+			"containerd uses that many files of %s for each "+
+			"pod, so the provider's file too, which bypasses unwind; set it to 1", r.MaxConfs,
 			cmp.Or(r.Config, r.Name), r.ConfDir))
 	}
 	if r.DefaultNetwork == "" {
@@ -73,8 +74,8 @@ func (r *Runtime) Check(root string) {
 // OtherNetwork returns the problem of a runtime that would not use the wrapped network, or "".
 func (r *Runtime) OtherNetwork(name, file string) string {
 	return fmt.Sprintf("cni_default_network is %q in %s, and %s is of network %q: %s would not "+
-		"take it; name the file of that "+
-		"network with --conf", r.DefaultNetwork, r.Config, file, name, r.Name)
+		"use it; name the file of that network with --provider-conf", r.DefaultNetwork, r.Config,
+		file, name, r.Name)
 }
 
 func (r *Runtime) clean() {
@@ -179,32 +180,41 @@ func readTOML(root, path string, into any) error {
 // root, which is "/" outside tests. Their directories are those that they report over CRI, else
 // those in their configuration. The error names needed configurations that cannot be read; Find
 // still returns the other runtimes.
-func Find(root string) ([]Runtime, error) { return find(root, (*Runtime).ask) }
+func Find(ctx context.Context, root string) ([]Runtime, error) {
+	return find(root, func(r *Runtime) bool { return r.ask(ctx, root) })
+}
 
 // read returns the runtimes as their configuration describes them, and asks none.
-func read(root string) ([]Runtime, error) {
-	return find(root, func(*Runtime, string) bool { return false })
+func read(_ context.Context, root string) ([]Runtime, error) {
+	return find(root, func(*Runtime) bool { return false })
 }
 
 // find returns the runtimes of a machine. To add a runtime, write a function in its own file, or a
 // row of bundles.
-func find(root string, ask func(*Runtime, string) bool) ([]Runtime, error) {
+func find(root string, ask func(*Runtime) bool) ([]Runtime, error) {
 	looks := []func(string) (*Runtime, error){findContainerd, findCRIO}
 	for _, b := range bundles {
 		looks = append(looks, b.find)
 	}
-	var found []Runtime
-	var errs []error
-	for _, look := range append(looks, findNerdctl, findPodman, findNomad) {
-		r, err := look(root)
-		if r != nil && ask(r, root) {
-			err = nil
+	looks = append(looks, findNerdctl, findPodman, findNomad)
+	all, errs := make([]*Runtime, len(looks)), make([]error, len(looks))
+	var asked sync.WaitGroup // together, because each may hang
+	for i, look := range looks {
+		if all[i], errs[i] = look(root); all[i] != nil {
+			asked.Go(func() {
+				if ask(all[i]) {
+					errs[i] = nil
+				}
+			})
 		}
-		errs = append(errs, err)
+	}
+	asked.Wait()
+	var found []Runtime
+	for _, r := range all {
 		if r != nil {
 			if r.ByName() {
 				r.Notes = append(r.Notes, r.Name+
-					" finds each network by its name, in its own file: --conf selects the one to wrap")
+					" finds each network by its name, in its own file: --provider-conf selects the one to wrap")
 			}
 			r.settle(root)
 			r.Check(root)

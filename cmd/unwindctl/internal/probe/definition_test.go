@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 )
 
 // definitionPage is a page of a list as the API has it.
@@ -84,27 +83,6 @@ func TestDefinitionAnswers(t *testing.T) {
 				t.Errorf("%d requests", n)
 			}
 		})
-	}
-}
-
-// TestDefinitionTime: one request has its time, and so have all of them.
-func TestDefinitionTime(t *testing.T) {
-	t.Parallel()
-	s := newServer(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
-	s.Timeout = 50 * time.Millisecond
-	if _, err := s.listed(t); err == nil || err.Error() != s.host()+": no answer within 50ms" {
-		t.Error(err)
-	}
-	s = newServer(t, func(w http.ResponseWriter, _ *http.Request) {
-		time.Sleep(time.Second)
-		io.WriteString(w, definitionPage("more", ""))
-	})
-	began := time.Now()
-	if _, err := s.listed(t); err == nil || err.Error() != s.host()+": not finished within 5s" {
-		t.Error(err)
-	}
-	if took := time.Since(began); took > 15*time.Second {
-		t.Errorf("it took %v", took)
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"encoding/base64"
 	"encoding/pem"
 	"errors"
-	"fmt"
 	"io"
 	"math/big"
 	"net/http"
@@ -100,18 +99,6 @@ func TestKubeconfig(t *testing.T) {
 	}
 }
 
-// TestNamespace: without one in the context it is kube-system. A kubeconfig may be JSON.
-func TestNamespace(t *testing.T) {
-	var got string
-	s := newServer(t, func(w http.ResponseWriter, r *http.Request) { got = r.URL.Path; w.WriteHeader(500) })
-	put(t, s.Root, kubeFile, fmt.Sprintf(`{"clusters": [{"name": "c", "cluster": {"server": %q, "certificate-authority-data": %q}}],
-		"contexts": [{"name": "x", "context": {"cluster": "c"}}], "current-context": "x"}`, s.URL, s.ca()))
-	_, err := s.held(t, `, "range": "10.56.0.0/16"`)
-	if want := "/apis/whereabouts.cni.cncf.io/v1alpha1/namespaces/kube-system/ippools/10.56.0.0-16"; got != want {
-		t.Errorf("%v: %s, want %s", err, got, want)
-	}
-}
-
 // TestInTheClear: a token goes over TLS only.
 func TestInTheClear(t *testing.T) {
 	var got http.Header
@@ -197,7 +184,7 @@ func TestKubeconfigRefused(t *testing.T) {
 			}
 			return os.Chmod(filepath.Dir(path), 0o777)
 		}), "too many levels of symbolic links"},
-		{"no path", func(t *testing.T, s *server) { put(t, s.Root, flatFile, "{}") }, "whereabouts: neither the configuration nor a flat file names a kubeconfig"},
+		{"no path", func(t *testing.T, s *server) { put(t, s.Root, flatFile, "{}") }, "whereabouts: no kubeconfig set; set kubernetes.kubeconfig in the IPAM configuration or in whereabouts.conf"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newServer(t, func(http.ResponseWriter, *http.Request) {})

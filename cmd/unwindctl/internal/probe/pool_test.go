@@ -168,20 +168,6 @@ func TestHeld(t *testing.T) {
 	}
 }
 
-// TestLargePool: a pool of 100,000 allocations, more than etcd takes.
-func TestLargePool(t *testing.T) {
-	var all strings.Builder
-	for i := range 100_000 {
-		fmt.Fprintf(&all, `"%d": {"id": "%064x", "podref": "namespace/pod-name", "ifname": "net1"},`, i, i)
-	}
-	all.WriteString(`"100001": {"id": "c0ffee", "podref": "namespace/pod-name", "ifname": "net1"}`)
-	body := pool("10.0.0.0-8", "10.0.0.0/8", all.String())
-	s := newServer(t, serve(t, map[string]string{"10.0.0.0-8": body}))
-	if got, err := s.held(t, `, "range": "10.0.0.0/8"`); got != "10.1.134.161" || err != nil {
-		t.Errorf("%q, %v, of %d bytes", got, err, len(body))
-	}
-}
-
 // TestAnswers: an answer that is not the pool is an error with the API's host, never "nothing is held".
 func TestAnswers(t *testing.T) {
 	const name = "10.56.0.0-16"
@@ -230,11 +216,11 @@ func TestAnswers(t *testing.T) {
 		{"half of it", raw(fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(whole)+9, whole)), "unexpected EOF"},
 		{"more behind it", say(200, whole+whole), "malformed response: invalid character '{' after top-level value"},
 		{"a list of allocations", say(200, strings.Replace(whole, `{"12"`, `[], "no": {"12"`, 1)), "malformed response: json: cannot unmarshal array"},
-		{"an offset past the network", held("65536", "10.56.0.0/16"), `its allocation "65536" is not an address of 10.56.0.0/16`},
+		{"an offset past the network", held("65536", "10.56.0.0/16"), `allocation "65536" is not an address of 10.56.0.0/16`},
 		{"an offset past all addresses", held("18446744073709551615", "ffff:ffff:ffff:ffff::1/64"), "is not an address of"},
 		{"an offset past IPv4", held("4294967296", "10.56.0.0/16"), "is not an address of"},
-		{"a negative offset", held("-1", "10.56.0.0/16"), `its allocation "-1" is not an address`},
-		{"an offset that is no number", held("x", "10.56.0.0/16"), `its allocation "x" is not an address`},
+		{"a negative offset", held("-1", "10.56.0.0/16"), `allocation "-1" is not an address`},
+		{"an offset that is no number", held("x", "10.56.0.0/16"), `allocation "x" is not an address`},
 		{"no HTTP", raw("SSH-2.0-OpenSSH_9.9\r\n"), "malformed HTTP"},
 		{"no HTTP, but the token", raw("TOKEN\r\n"), "malformed response"},
 		{"the token in a range", func(w http.ResponseWriter, r *http.Request) {
@@ -356,26 +342,6 @@ func TestHang(t *testing.T) {
 			t.Errorf("%v, want %s", err, want)
 		}
 	})
-}
-
-// late is a server that ends its answer, as if it were whole, when the request's time is over.
-type late struct{ request *http.Request }
-
-func (late) RoundTrip(r *http.Request) (*http.Response, error) {
-	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(late{r})}, nil
-}
-
-func (l late) Read([]byte) (int, error) {
-	<-l.request.Context().Done()
-	return 0, io.EOF
-}
-
-// TestLate: an answer that ends with the request's time is none.
-func TestLate(t *testing.T) {
-	a := &api{timeout: time.Millisecond, client: &http.Client{Transport: late{}}}
-	if _, _, err := a.get(t.Context(), &url.URL{Scheme: "https", Host: "api"}, 1); err == nil || err.Error() != "no answer within 1ms" {
-		t.Error(err)
-	}
 }
 
 // TestRefused: nobody listens, or it is somebody else.

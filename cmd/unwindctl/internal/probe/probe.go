@@ -63,8 +63,8 @@ func (p *Prober) Held(
 		return nil, true, fmt.Errorf("whereabouts: %w", err)
 	}
 	if conf.Kubernetes.Kubeconfig == "" {
-		return nil, true, errors.New("whereabouts: neither the configuration nor a flat file " +
-			"names a kubeconfig")
+		return nil, true, errors.New("whereabouts: no kubeconfig set; set kubernetes.kubeconfig in " +
+			"the IPAM configuration or in whereabouts.conf")
 	}
 	api, err := p.connect(conf.Kubernetes.Kubeconfig)
 	if errors.Is(err, errProgram) {
@@ -166,7 +166,7 @@ func (c *whereaboutsConf) pools() ([]string, error) {
 		ranges = append(ranges, r.Range)
 	}
 	if len(ranges) > maxRanges {
-		return nil, fmt.Errorf("%d ranges, more than %d", len(ranges), maxRanges)
+		return nil, fmt.Errorf("too many ranges: %d (at most %d)", len(ranges), maxRanges)
 	}
 	var names []string
 	for _, r := range ranges {
@@ -252,7 +252,7 @@ func (p *ipPool) held(containerID, ifname string) ([]netip.Addr, error) {
 		n, err := strconv.ParseUint(offset, 10, 64)
 		address := after(network.Addr(), n)
 		if err != nil || !network.Contains(address) {
-			return nil, fmt.Errorf("its allocation %.40q is not an address of %v", offset, network)
+			return nil, fmt.Errorf("allocation %.40q is not an address of %v", offset, network)
 		}
 		held = append(held, address)
 	}

@@ -74,7 +74,7 @@ func TestPools(t *testing.T) {
 			want: "10.0.0.0-24"},
 		{name: "none", ipam: `{}`},
 		{name: "sixteen", ipam: many(maxRanges), want: strings.Join(sixteen, " ")},
-		{name: "too many", ipam: many(maxRanges + 1), wantErr: "17 ranges, more than 16"},
+		{name: "too many", ipam: many(maxRanges + 1), wantErr: "too many ranges: 17 (at most 16)"},
 		{name: "no range", ipam: `{"ipRanges": [{}]}`, wantErr: `range "": not a CIDR`},
 		{name: "an address", ipam: `{"range": "10.0.0.1"}`, wantErr: `range "10.0.0.1": not a CIDR`},
 		{name: "a path", ipam: `{"range": "10.0.0.0/8", "network_name": "../../../secrets/x?"}`,

@@ -182,8 +182,7 @@ func followLinks(path string) (string, error) {
 		}
 		if info, err := os.Stat(dir); err != nil || info.Mode().Perm()&0o022 != 0 {
 			return "", errors.Join(err,
-				errors.New("it is a symbolic link in a directory that other users can write to; name its "+
-					"target"))
+				errors.New("symbolic link in a directory that other users can write to; name its target"))
 		}
 		if path = target; !filepath.IsAbs(target) {
 			path = filepath.Join(dir, target)

@@ -31,7 +31,7 @@ func (text jsonText) parts(at int) ([]part, error) {
 		return nil, err
 	}
 	if open != json.Delim('{') && open != json.Delim('[') {
-		return nil, errors.New("it is neither an object nor a list")
+		return nil, errors.New("expected a JSON object or list")
 	}
 	var all []part
 	for end := at + int(dec.InputOffset()); dec.More(); {
@@ -122,7 +122,7 @@ func restore(list []byte) ([]byte, error) {
 	if !ok || string(chain.raw) == "null" {
 		if _, ok := member(entry, "chainFile"); ok {
 			return nil, errors.New(
-				`it has "chainFile" and no "chain", so there is nothing to unwrap; ` +
+				`the entry sets "chainFile" and no "chain", so there is nothing to unwrap; ` +
 					`to switch unwind off, remove the file`)
 		}
 		return nil, errors.New(`key "chain" is missing`)

@@ -1,0 +1,132 @@
+package main
+
+import (
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"cni-unwind/cmd/internal/term"
+)
+
+// glossary has the terms of the documents, and a meaning of each word that a table prints.
+var glossary = []struct{ kind, word, meaning string }{
+	{"term", "chain", "the plugins in a conflist; the runtime calls each of them for each pod"},
+	{"term", "attachment", "one interface of one container in one network: the result of one ADD"},
+	{"term", "provider", "the project that writes the node's conflist, such as Flannel or Calico"},
+	{"term", "sweep", "a pass over the node that releases dead attachments and retries pending DELs"},
+	{"term", "pending DEL", "a DEL that failed or has not run yet; unwind retries it"},
+	{"term", "journal", "unwind's record on disk of each attachment, and of all that its DELs need"},
+	{"term", "agent", "unwindctl run: it keeps unwind installed, sweeps, and serves metrics"},
+	{"term", "grace period", "the age from which the runtime's list can prove an attachment dead"},
+	{"term", "mass-release guard", "keeps all attachments while implausibly many seem dead; see kept"},
+	{"state", "adding", "its ADD is running, or was killed before it printed a result"},
+	{"state", "live", "its ADD succeeded"},
+	{"state", "rolling-back", "its ADD failed, and it has pending DELs"},
+	{"state", "deleting", "the runtime sent a DEL, or a sweep found it dead, and it has pending DELs"},
+	{"verdict", "live", "in use; only the runtime's DEL releases it"},
+	{"verdict", "dead", "gone for good; a sweep releases it"},
+	{"verdict", "unknown", "cannot be judged from here, and is kept"},
+	{"verdict", "other-machine", "from another machine, of which this disk is a copy; a sweep " +
+		"releases its addresses on this disk and runs no DEL"},
+	{"result", "released", "nothing of it remains"},
+	{"result", "to be released", "with --dry-run: sweep would release it"},
+	{"result", "pending", "dead; the next sweep retries its failed DELs"},
+	{"result", "waits", "dead, but cannot be released yet; see REASON"},
+	{"result", "kept", "seems dead, but so do more than 10 and more than 30 % of the live " +
+		"attachments in the journal; see --force"},
+	{"result", "unknown", "cannot be judged from here, and is kept"},
+	{"result", "busy", "an ADD, a DEL or another sweep is working on it"},
+	{"result", "recent", "not on the list, but too young to be judged by it; REASON has the " +
+		"time that is left; see --grace-period"},
+	{"result", "live", "in use; counted, and shown only if it is ATTACHMENT"},
+	{"result", "not tried", "out of time; run unwindctl sweep again"},
+	{"address", "live", "its owner is live"},
+	{"address", "recent", "its owner is not on the list, but too young to be judged by it"},
+	{"address", "leaked", "its owner is gone; unwindctl sweep releases it"},
+	{"address", "empty", "an empty reservation: host-local was killed before it wrote the owner; " +
+		"unwindctl sweep releases it"},
+	{"address", "unknown", "its owner cannot be judged; see unwindctl ipam --cri auto"},
+	{"address", "free", "not allocated"},
+	{"address", "gateway", "the gateway of the range, which no pod gets"},
+	{"event", "rolled-back", "an ADD failed and was undone as far as possible; REASON has the " +
+		"plugin's own words"},
+	{"event", "swept", "an attachment was released without the runtime's DEL"},
+	{"event", "released", "an address was released in a host-local pool; no attachment in the " +
+		"journal owned it"},
+	{"event", "waiting", "a DEL waits: its address has a new owner"},
+	{"event", "superseded", "the same container ID was added again before its DEL"},
+	{"event", "forgotten", "unwindctl forget dropped an attachment with pending DELs"},
+	{"event", "unverified", "a DEL succeeded, but the store of its IPAM plugin still lists the " +
+		"address, or the plugin has queued the DEL"},
+	{"event", "untaken", "unwind forgot a DEL after 20 tries: its ADD failed too, and the chain no " +
+		"longer has its plugin"},
+	{"event", "no-op", "the runtime's DEL succeeded without running a plugin; see REASON"},
+	{"status", "on", "pods start through unwind"},
+	{"status", "starting", "the agent has not finished its first check"},
+	{"status", "another-agent", "another agent manages this node, and this one waits for its end"},
+	{"status", "off", "somebody switched unwind off; unwindctl on switches it on again"},
+	{"status", "no-provider", "there is no conflist of a provider to wrap"},
+	{"status", "mesh-in-the-way", "another program keeps adding its plugin after unwind"},
+	{"status", "cilium-chaining", "cilium copies the first conflist of the directory into its own"},
+	{"status", "cilium-exclusive", "cilium has renamed unwind's conflist"},
+	{"status", "plugin-missing", "unwind's conflist is there, but not the plugin: no pod can start"},
+	{"status", "refused", "the install was refused or failed; see unwindctl doctor"},
+}
+
+// describe returns the words of a kind with their meanings as lines of a help text.
+func describe(kind string) (lines string) {
+	const left, width = 18, 80
+	for _, g := range glossary {
+		if g.kind != kind {
+			continue
+		}
+		line := "  " + g.word + strings.Repeat(" ", left-2-len(g.word))
+		for i, word := range strings.Fields(g.meaning) {
+			switch {
+			case i == 0:
+			case len(line)+1+len(word) > width:
+				lines += line + "\n"
+				line = strings.Repeat(" ", left)
+			default:
+				line += " "
+			}
+			line += word
+		}
+		lines += line + "\n"
+	}
+	return lines
+}
+
+func explainCommand() *cobra.Command {
+	var o term.Output
+	var words []cobra.Completion
+	for _, g := range glossary {
+		words = append(words, g.word)
+	}
+	cmd := &cobra.Command{
+		Use:        "explain [WORD]",
+		SuggestFor: []string{"glossary"},
+		Short:      "Explain a word that unwindctl prints",
+		Long: "Explain a word that unwindctl prints, or all of them: the terms, the states and\n" +
+			"verdicts of attachments, the results of sweep, the states of addresses, the events\n" +
+			"of history, and the states of the metric unwind_status.",
+		Example:   "  unwindctl explain\n  unwindctl explain to be released",
+		ValidArgs: words,
+		Args:      cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			word, found := strings.Join(args, " "), false
+			t := term.NewTable(term.Column{}, term.Column{}, term.Column{Least: 20, Wrap: true})
+			for _, g := range glossary {
+				if word == "" || g.word == word {
+					found = true
+					t.Add(g.word, g.kind, g.meaning)
+				}
+			}
+			if !found {
+				return term.WithHint("unwindctl explain lists all words", "no such word: %s", word)
+			}
+			return t.Print(cmd.OutOrStdout(), &o)
+		},
+	}
+	return cmd
+}

@@ -1,0 +1,124 @@
+// Package agentlock has the lock of the node's agent: an flock on a file in the state directory, so
+// that two agents do not conflict.
+package agentlock
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Name is the name of the file in the state directory.
+const Name = "agent.lock"
+
+// ErrBusy means that another agent has the lock.
+var ErrBusy = errors.New("busy")
+
+// Lock is the lock that this process holds, until it ends.
+type Lock struct{ file *os.File }
+
+// Take takes the lock if it is free, and otherwise returns ErrBusy immediately. It creates a
+// missing directory (0700) and file (0600), which stays. It follows no link, and rejects a
+// directory that others can write to.
+func Take(stateDir string) (*Lock, error) {
+	path := Path(stateDir)
+	var f *os.File
+	err := fs.ErrNotExist
+	// A sweep that ends may remove the directory while it is empty.
+	for tries := 0; tries < 10 && errors.Is(err, fs.ErrNotExist); tries++ {
+		if err := makeDir(stateDir); err != nil {
+			return nil, fmt.Errorf("the agent's lock: %w", err)
+		}
+		f, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
+	}
+	if errors.Is(err, unix.ELOOP) {
+		return nil, fmt.Errorf("the agent's lock: %s is a symbolic link; remove it", path)
+	}
+	if err == nil {
+		var info fs.FileInfo
+		if info, err = f.Stat(); err == nil && !info.Mode().IsRegular() {
+			err = unix.EISDIR
+		}
+	}
+	if err == nil {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	}
+	switch {
+	case err == nil:
+		return &Lock{f}, nil
+	case errors.Is(err, unix.EISDIR):
+		err = fmt.Errorf("%s is not a regular file; move it away", path)
+	case errors.Is(err, unix.EWOULDBLOCK):
+		err = ErrBusy
+	}
+	_ = f.Close() // of nil, if it is not open
+	return nil, fmt.Errorf("the agent's lock: %w", err)
+}
+
+// makeDir makes the state directory, unless it is one that others can write to.
+func makeDir(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	var st unix.Stat_t
+	if err := unix.Lstat(dir, &st); err != nil {
+		return err
+	}
+	switch {
+	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
+		return fmt.Errorf("%s is not a directory; move it away", dir)
+	case st.Uid != 0 && int(st.Uid) != os.Geteuid():
+		return fmt.Errorf("%s belongs to user %d; chown it to root", dir, st.Uid)
+	case st.Mode&0o022 != 0:
+		return fmt.Errorf("%s is writable by others; chmod it to 0700", dir)
+	}
+	return nil
+}
+
+// Path returns the path of the lock's file.
+func Path(stateDir string) string { return filepath.Join(stateDir, Name) }
+
+// InPlace reports whether the locked file is still in the state directory. If it is not, another
+// agent can take the lock there.
+func (l *Lock) InPlace(stateDir string) bool {
+	ours, err := l.file.Stat()
+	there, lstatErr := os.Lstat(Path(stateDir))
+	return err == nil && lstatErr == nil && os.SameFile(ours, there)
+}
+
+// Release gives the lock back, also if a child that is about to execute its program has the file.
+func (l *Lock) Release() {
+	_ = unix.Flock(int(l.file.Fd()), unix.LOCK_UN)
+	_ = l.file.Close()
+}
+
+// Process returns the process ID of the agent that holds the lock, or "" if there is none or it is
+// not visible: the kernel omits processes of other PID namespaces. It takes no lock and opens no
+// file of the state directory.
+//
+//	1: FLOCK  ADVISORY  WRITE 1234 fd:01:131090 0 EOF	(proc_locks(5))
+func Process(stateDir string) string {
+	var st unix.Stat_t
+	if unix.Lstat(Path(stateDir), &st) != nil {
+		return ""
+	}
+	f, err := os.Open("/proc/locks")
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	file := fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if part := strings.Fields(lines.Text()); len(part) == 8 && part[1] == "FLOCK" &&
+			part[3] == "WRITE" && part[5] == file {
+			return part[4]
+		}
+	}
+	return ""
+}

@@ -1,0 +1,85 @@
+package doctor
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/inspect"
+	"cni-unwind/cmd/unwindctl/internal/pools"
+	"cni-unwind/plugin/facts"
+)
+
+// leftovers reports the addresses that are free and still in rules of the reference plugins. Such
+// rules are of a container that leaked them and lost its address. It has no owner that a sweep
+// could judge.
+func (e *examination) leftovers(ctx context.Context, found *inspect.Node) {
+	free := freeOf(found, inRules(ctx))
+	if len(free) == 0 {
+		return
+	}
+	again := inRules(ctx) // an ADD or a DEL may have run between the looks
+	free = slices.DeleteFunc(free, func(a netip.Addr) bool { return !slices.Contains(again, a) })
+	if len(free) == 0 {
+		return
+	}
+	e.add("rules", Warning, "a reboot removes them",
+		"rules of bridge, ptp, portmap or firewall for %s "+
+			"of no container: %s", term.Plural(len(free), "address", "addresses"),
+		term.Join(term.Addresses(free)))
+}
+
+// freeOf returns the addresses that host-local can assign now.
+func freeOf(found *inspect.Node, all []netip.Addr) (free []netip.Addr) {
+	for _, p := range found.Pools {
+		taken, err := pools.Taken(p.Dir)
+		for _, a := range all {
+			if err == nil && p.InRange(a) && !slices.Contains(taken, a) {
+				free = append(free, a)
+			}
+		}
+	}
+	return free
+}
+
+// inRules returns the addresses in rules of the reference plugins, sorted, as far as the rules can
+// be listed. A delegate has the same PATH, and made no rule with a program that is missing.
+func inRules(ctx context.Context) (all []netip.Addr) {
+	var rules []string
+	for _, program := range [][]string{
+		{"iptables-save"}, {"ip6tables-save"}, {"nft", "list", "ruleset"},
+	} {
+		lines, _ := facts.Printed(ctx, program...)
+		rules = append(rules, lines...)
+	}
+	table := ""
+	for _, rule := range rules {
+		if name, is := strings.CutPrefix(rule, "table "); is {
+			table = name
+		}
+		if !strings.Contains(rule, "CNI-") && !strings.Contains(table, " cni_") {
+			continue
+		}
+		for _, word := range strings.Fields(rule) {
+			if a, is := addressOf(word); is {
+				all = append(all, a)
+			}
+		}
+	}
+	slices.SortFunc(all, netip.Addr.Compare)
+	return slices.Compact(all)
+}
+
+// addressOf returns the address that a word of a rule is, also with a port or as a prefix of one.
+func addressOf(word string) (netip.Addr, bool) {
+	if to, err := netip.ParseAddrPort(word); err == nil {
+		return to.Addr(), true
+	}
+	if p, err := netip.ParsePrefix(word); err == nil && p.IsSingleIP() {
+		return p.Addr(), true
+	}
+	a, err := netip.ParseAddr(word)
+	return a, err == nil
+}

@@ -1,0 +1,192 @@
+package inspect
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"cni-unwind/ipam"
+	"cni-unwind/plugin/sweep"
+	"cni-unwind/testdata/hostlocal"
+	"cni-unwind/testdata/sandbox"
+)
+
+// files are the files of a pool, with their contents by name. The content "folder" means a
+// directory, "link to X" a symbolic link.
+type files map[string]string
+
+func fill(t *testing.T, pool string, files files) {
+	t.Helper()
+	for name, content := range files {
+		path := filepath.Join(pool, name)
+		if target, is := strings.CutPrefix(content, "link to "); is {
+			check(t, os.Symlink(target, path))
+		} else if content == "folder" {
+			check(t, os.Mkdir(path, 0o755))
+		} else {
+			check(t, os.WriteFile(path, []byte(content), 0o600))
+		}
+	}
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// pool is a pool of host-local.
+type pool struct{ *hostlocal.Plugin }
+
+// newHostLocal returns one that host-local has still to create.
+func newHostLocal(t *testing.T, ipam string) *pool { return &pool{hostlocal.New(t, ipam)} }
+
+// read reads the pool of a configuration.
+func (h *pool) read(config string) (*Pool, error) {
+	return readPool(h.Context(), sweep.Pool{Network: "podnet", Dir: h.Pool(), Config: json.RawMessage(config)}, &Node{})
+}
+
+// wantFull checks whether the pool is full.
+func (h *pool) wantFull(when string, want bool) {
+	h.Helper()
+	if p, err := h.read(h.Config); err != nil || p.Full != want {
+		h.Errorf("%s: %+v, %v; want full: %t", when, p, err, want)
+	}
+}
+
+// TestFull fills pools by host-local itself, one address at a time. A pool is full exactly
+// when host-local has no address left. Then one is released and given out again.
+func TestFull(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name, ipam string
+		seed       files // there before
+		addresses  int   // the number that host-local gives out
+	}{
+		{"subnet", `"subnet": "10.1.0.0/29"`, nil, 5},
+		{"the smallest", `"subnet": "10.1.0.0/30"`, nil, 1},
+		{"the smallest, IPv6", `"subnet": "fd00::/126"`, nil, 2},
+		{"IPv6", `"subnet": "fd00::/125"`, nil, 6},
+		{"a part of an IPv6 /64", `"subnet": "fd00::/64", "rangeStart": "fd00::ffff:ffff", "rangeEnd": "fd00::1:0:2"`, nil, 4},
+		{"gateway within", `"subnet": "10.1.0.0/29", "gateway": "10.1.0.4"`, nil, 5},
+		{"gateway elsewhere", `"subnet": "10.1.0.0/29", "gateway": "10.2.0.1"`, nil, 6},
+		{"gateway at the end", `"subnet": "10.1.0.0/29", "gateway": "10.1.0.6"`, nil, 5},
+		{"gateway of all ones", `"subnet": "10.1.0.0/29", "gateway": "10.1.0.7"`, nil, 6},
+		{"range", `"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.250", "rangeEnd": "10.1.0.252"`, nil, 3},
+		{"range to the broadcast address", `"subnet": "10.1.0.0/29", "rangeStart": "10.1.0.5", "rangeEnd": "10.1.0.7"`, nil, 3},
+		{"range with the gateway", `"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.1", "rangeEnd": "10.1.0.3"`, nil, 2},
+		{"range that is the gateway", `"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.1", "rangeEnd": "10.1.0.1"`, nil, 0},
+		{"a set of two", `"ranges": [[{"subnet": "10.1.0.0/30"}, {"subnet": "10.2.0.0/29", "rangeEnd": "10.2.0.3"}]]`, nil, 3},
+		{"a set of two, one the other's gateway", `"ranges": [[{"subnet": "10.1.0.0/30", "gateway": "10.2.0.2"},
+			{"subnet": "10.2.0.0/30", "gateway": "10.1.0.2"}]]`, nil, 4},
+		{"two sets", `"ranges": [[{"subnet": "10.1.0.0/29"}], [{"subnet": "fd00::/126"}]]`, nil, 2},
+		{"two sets, the first smaller", `"ranges": [[{"subnet": "10.1.0.0/30"}], [{"subnet": "fd00::/64"}]]`, nil, 1},
+		{"two sets, the second smaller", `"ranges": [[{"subnet": "fd00::/64"}], [{"subnet": "10.1.0.0/29"}]]`, nil, 5},
+		{"three sets", `"ranges": [[{"subnet": "10.1.0.0/29"}], [{"subnet": "fd00::/64"}], [{"subnet": "10.2.0.0/30"}, {"subnet": "10.3.0.0/30"}]]`,
+			nil, 2},
+		{"two sets, the other's addresses taken", `"ranges": [[{"subnet": "10.1.0.0/29"}], [{"subnet": "fd00::/125"}]]`,
+			files{"fd00::2": "z", "fd00::3": "z", "fd00::4": "z", "fd00::5": "z"}, 2},
+		{"a range over half of the address", `"subnet": "fd00::/48", "rangeStart": "fd00::ffff:ffff:ffff:fffe", "rangeEnd": "fd00::1:0:0:0:1"`, nil, 4},
+		{"subnet and ranges", `"subnet": "10.1.0.0/24", "ranges": [[{"subnet": "10.2.0.0/30"}]]`, nil, 1},
+		{"another's", `"subnet": "10.1.0.0/29"`, files{"10.1.0.3": "z\r\neth0", "10.1.0.4": "z"}, 3},
+		{"empty, a folder and a link", `"subnet": "10.1.0.0/29"`,
+			files{"10.1.0.3": "", "10.1.0.4": "folder", "10.1.0.5": "link to nowhere"}, 2},
+		{"files that take no address", `"subnet": "10.1.0.0/29"`, files{"10.1.0.1": "z", "10.1.0.7": "z", "10.1.0.0": "z",
+			"10.1.0.9": "z", "fd00::2": "z", "010.1.0.2": "z", "10.1.0.3.old": "z", "::ffff:10.1.0.4": "z", "notes": "z"}, 5},
+		{"files that take no address, IPv6", `"subnet": "fd00::/125"`, files{"fd00::0002": "z", "FD00::3": "z",
+			"fd00:0::4": "z", "fd00::5%eth0": "z", "fd00::8": "z", "10.1.0.2": "z"}, 6},
+		{"a last address of another range", `"subnet": "10.1.0.0/29"`, files{"last_reserved_ip.0": "10.9.0.1"}, 5},
+		{"a last address in the middle", `"subnet": "10.1.0.0/29"`, files{"last_reserved_ip.0": "10.1.0.4"}, 5},
+		{"a last address that is the gateway's", `"subnet": "10.1.0.0/29"`, files{"last_reserved_ip.0": "10.1.0.1"}, 5},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			h := newHostLocal(t, tt.ipam)
+			h.wantFull("without a pool", tt.addresses == 0)
+			if _, err := os.Lstat(h.Pool()); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("a pool was made (%v)", err)
+			}
+			check(t, os.Mkdir(h.Pool(), 0o755))
+			fill(t, h.Pool(), tt.seed)
+			h.untilFull(tt.addresses)
+			if tt.addresses == 0 {
+				return
+			}
+			freed := fmt.Sprint(tt.addresses / 2)
+			check(t, ipam.Release(t.Context(), h.Pool(), freed, "eth0"))
+			h.wantFull("one was released", false)
+			if failed := h.Run("ADD", "again"); failed != "" {
+				t.Errorf("ADD after one was released: %s", failed)
+			}
+			h.wantFull("it was given again", true)
+		})
+	}
+}
+
+// untilFull asks for addresses until host-local has none, which must be after this many.
+func (h *pool) untilFull(addresses int) {
+	h.Helper()
+	for i := range addresses + 1 {
+		h.wantFull(fmt.Sprintf("%d were given", i), i == addresses)
+		failed := h.Run("ADD", fmt.Sprint(i))
+		if (failed != "") != (i == addresses) || failed != "" && !strings.Contains(failed, "no IP addresses available") {
+			h.Fatalf("host-local, asked for address %d of %d: %q", i+1, addresses, failed)
+		}
+	}
+}
+
+// TestNotFull: a large pool is not exhausted because many addresses are given out; nor is an
+// unknown one.
+func TestNotFull(t *testing.T) {
+	sandbox.Need(t)
+	t.Parallel()
+	many := files{}
+	for i := range 300 {
+		many[fmt.Sprintf("fd00::%x", i)] = "z\r\neth0"
+	}
+	for _, subnet := range []string{"fd00::/64", "fd00::/8", "::/0", "0.0.0.0/0"} {
+		h := newHostLocal(t, fmt.Sprintf(`"subnet": %q`, subnet))
+		check(t, os.Mkdir(h.Pool(), 0o755))
+		fill(t, h.Pool(), many)
+		h.wantFull(subnet, false)
+	}
+	h := newHostLocal(t, `"subnet": "10.1.0.0/30"`)
+	for _, tt := range []struct{ name, config string }{
+		{"an empty range", `{"ipam": {"type": "host-local", "ranges": [[]]}}`},
+		{"no IPAM", `{"type": "bridge"}`},
+		{"a subnet that is none", `{"ipam": {"type": "host-local", "subnet": "10.1.0.0"}}`},
+		{"too small", `{"ipam": {"type": "host-local", "subnet": "10.1.0.0/31"}}`},
+		{"no JSON", `{`},
+	} {
+		if p, err := h.read(tt.config); err == nil || p.Full {
+			t.Errorf("%s: %+v, %v; want an error", tt.name, p, err)
+		}
+	}
+	if p, err := h.read(`{"ipam": {"type": "host-local"}}`); err != nil || p.Full {
+		t.Errorf("no range: %+v, %v; want neither", p, err)
+	}
+	fill(t, h.DataDir, files{"podnet": "a file"})
+	if p, err := h.read(h.Config); err == nil {
+		t.Errorf("a pool that is a file: %+v; want an error", p)
+	}
+}
+
+// TestFullOfNode: ranges that are the node's own fill up too. A pool without them is not full, and says why.
+func TestFullOfNode(t *testing.T) {
+	t.Parallel()
+	h := newHostLocal(t, `"subnet": "10.1.0.0/30"`)
+	h.Config = strings.Replace(h.Config, `"bridge"`, fmt.Sprintf(`"flannel", "subnetFile": %q`, h.DataDir+"/subnet.env"), 1)
+	check(t, os.Mkdir(h.Pool(), 0o755))
+	fill(t, h.Pool(), files{"10.244.1.2": "z\r\neth0"})
+	if p, err := h.read(h.Config); err != nil || p.Full || !strings.Contains(p.NoRanges, "subnet.env: no such file") {
+		t.Errorf("without the file: %+v, %v", p, err)
+	}
+	fill(t, h.DataDir, files{"subnet.env": "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.1.1/30\n"})
+	h.wantFull("with the file", true)
+}

@@ -1,0 +1,100 @@
+// Package pools has what operators' commands ask about the pools of host-local: which ones a node's
+// conflists have, how many addresses are in their ranges, and which of these are taken.
+package pools
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"cni-unwind/ipam"
+	"cni-unwind/plugin/known"
+	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/sweep"
+)
+
+// Read returns the pools of the networks in conflist directories (/etc/cni/net.d), with or
+// without unwind. If several files have the same pool, the file with unwind wins. Read leaves
+// out the pools of a network that unwind runs with another state directory, because another journal
+// knows their owners. The error names the files and chains that cannot be read; Read still
+// returns the pools of the others.
+func Read(stateDir string, confDirs ...string) ([]sweep.Pool, error) {
+	var pools []sweep.Pool
+	var errs []error
+	elsewhere := map[string]bool{} // pool directories of another journal
+	for _, dir := range confDirs {
+		paths, err := netconf.Conflists(dir)
+		errs = append(errs, err)
+		for _, path := range paths {
+			found, ours, err := readFile(path, stateDir)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", path, err))
+			}
+			for _, p := range found {
+				i := slices.IndexFunc(pools, func(o sweep.Pool) bool { return o.Dir == p.Dir })
+				switch {
+				case !ours:
+					elsewhere[p.Dir] = true
+				case i < 0:
+					pools = append(pools, p)
+				case pools[i].Plain:
+					pools[i] = p
+				}
+			}
+		}
+	}
+	return slices.DeleteFunc(pools, func(p sweep.Pool) bool { return elsewhere[p.Dir] }),
+		errors.Join(errs...)
+}
+
+// readFile returns the pools of one file. ours is false if unwind runs them with another state
+// directory.
+func readFile(path, stateDir string) (pools []sweep.Pool, ours bool, err error) {
+	list, err := netconf.ReadConflist(path)
+	if err != nil {
+		return nil, true, err
+	}
+	if conf := list.Unwind; conf != nil {
+		chain, err := conf.LoadChain()
+		if err != nil {
+			return nil, true, err
+		}
+		return sweep.PoolsOf(chain, conf), conf.StateDir == filepath.Clean(stateDir), nil
+	}
+	chain, conf, err := list.Plain()
+	if err != nil {
+		return nil, true, err
+	}
+	pools = sweep.PoolsOf(chain, conf)
+	for i, d := range chain.Delegates {
+		if known.Of(d.Type).HidesIPAM && d.IPAM == "" { // flannel's plugin gets host-local then
+			pool := sweep.PoolOf(json.RawMessage(`{"ipam": {"type": "host-local"}}`), chain, conf)
+			pool.Config = chain.Config(i, conf)
+			pools = append(pools, pool)
+		}
+	}
+	for i := range pools {
+		pools[i].Plain = true
+	}
+	return pools, true, nil
+}
+
+// Taken returns the addresses of a pool that host-local cannot assign now, because a file or
+// anything else has their name. It opens none of them.
+func Taken(pool string) (all []netip.Addr, err error) {
+	files, err := os.ReadDir(pool)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	for _, f := range files {
+		if a, ok := ipam.ParseName(f.Name()); ok {
+			all = append(all, a)
+		}
+	}
+	return all, nil
+}

@@ -1,0 +1,179 @@
+package journal
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// history returns the reasons of all events.
+func history(t *testing.T, s *Store) (reasons []string) {
+	t.Helper()
+	events, err := s.History()
+	check(t, err)
+	return reasonsOf(events)
+}
+
+func reasonsOf(events []Event) (reasons []string) {
+	for _, e := range events {
+		reasons = append(reasons, e.Reason)
+	}
+	return reasons
+}
+
+func want(t *testing.T, what string, got, want any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+// TestHistory: events come back as they were written, the oldest first. A reader makes no file.
+func TestHistory(t *testing.T) {
+	s := newStore(t)
+	changed := untouched(t, filepath.Dir(s.Dir))
+	want(t, "without a directory", history(t, s), []string(nil))
+	changed()
+	event := Event{Key: Key{"net", "id", "eth0"}, Kind: Swept, Pod: Pod{"ns", "pod", "uid"}, Reason: "one\nline",
+		Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, Plugins: []string{"bridge"}, Count: []string{"c", "l"}}
+	check(t, s.Record(event, Event{Reason: "two"}))
+	check(t, s.Record(Event{Reason: "three"}))
+	want(t, "history", history(t, s), []string{"one\nline", "two", "three"})
+	events, err := s.History()
+	check(t, err)
+	if at := events[0].At; at.Boot == 0 || at.Wall.IsZero() {
+		t.Errorf("it has no time: %+v", at)
+	}
+	events[0].At = Time{}
+	if diff := cmp.Diff(event, events[0], cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+		t.Error(diff)
+	}
+	if info, err := os.Stat(filepath.Join(s.Dir, historyName)); err != nil || info.Mode() != 0o600 {
+		t.Errorf("%v, %v", info, err)
+	}
+}
+
+// TestTornHistory: a line that cannot be read hides no other, nor does one whose write was cut off.
+func TestTornHistory(t *testing.T) {
+	s := newStore(t)
+	put(t, s)
+	check(t, s.Record(Event{Reason: "1"}))
+	for _, torn := range []string{"{\"kind\":\n", "\n", "[]\n", "\x00\x00\x00", "{\"reason\": \"cut off\""} {
+		f, err := os.OpenFile(filepath.Join(s.Dir, historyName), os.O_WRONLY|os.O_APPEND, 0)
+		check(t, err)
+		_, err = f.WriteString(torn)
+		check(t, err)
+		check(t, f.Close())
+		want(t, torn, history(t, s), []string{"1"})
+	}
+	check(t, s.Record(Event{Reason: "2"}))
+	check(t, s.Record(Event{Reason: "3"}))
+	want(t, "after all", history(t, s), []string{"1", "2", "3"})
+	if text, err := os.ReadFile(filepath.Join(s.Dir, historyName)); !strings.HasSuffix(string(text), "}\n") ||
+		strings.Count(string(text), "\n\n") != 1 || err != nil {
+		t.Errorf("empty lines: %q, %v", text, err)
+	}
+}
+
+// TestHistoryIsBounded: many processes write at once. Two files hold the newest events, each once, and a
+// Tail has them all, however the files change.
+func TestHistoryIsBounded(t *testing.T) {
+	s := newStore(t)
+	put(t, s)
+	const writers, each = 8, 400
+	why := strings.Repeat("why ", 100)
+	tail := &Tail{Store: s}
+	seen := map[string]int{}
+	next := func() {
+		events, err := tail.Next()
+		check(t, err)
+		for _, e := range events {
+			seen[e.ContainerID]++
+		}
+	}
+	for round := range each / 50 {
+		var all sync.WaitGroup
+		for w := range writers {
+			all.Go(func() {
+				for i := range 50 {
+					id := fmt.Sprintf("%d-%d", w, round*50+i)
+					if err := s.Record(Event{Key: keyOf(id), Reason: why}); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		all.Wait()
+		next()
+	}
+	if len(seen) != writers*each {
+		t.Errorf("a Tail saw %d events of %d", len(seen), writers*each)
+	}
+	for id, n := range seen {
+		if n != 1 {
+			t.Errorf("a Tail saw %s %d times", id, n)
+		}
+	}
+	kept := history(t, s)
+	if len(kept) < maxHistory/1000 || len(kept) > writers*each*3/4 {
+		t.Errorf("%d events are kept", len(kept))
+	}
+	for _, name := range []string{historyName, historyName + ".1"} {
+		if info, err := os.Stat(filepath.Join(s.Dir, name)); err != nil || info.Size() > maxHistory*5/4 {
+			t.Errorf("%s: %v, %v", name, info, err)
+		}
+	}
+	files, err := filepath.Glob(filepath.Join(s.Dir, historyName+"*"))
+	if len(files) != 2 || err != nil {
+		t.Errorf("%v, %v", files, err)
+	}
+}
+
+// TestTail: a Tail has what was there, then each event once, also past an exchange of the file.
+func TestTail(t *testing.T) {
+	s := newStore(t)
+	tail := &Tail{Store: s}
+	next := func(when string, events ...string) {
+		t.Helper()
+		got, err := tail.Next()
+		check(t, err)
+		want(t, when, reasonsOf(got), events)
+	}
+	next("without a directory")
+	put(t, s)
+	path := filepath.Join(s.Dir, historyName)
+	check(t, s.Record(Event{Reason: "1"}))
+	next("begun", "1")
+	next("nothing new")
+	check(t, s.Record(Event{Reason: "2"}))
+	check(t, os.Rename(path, path+".1"))
+	next("renamed", "2")
+	check(t, s.Record(Event{Reason: "3"}))
+	next("another file", "3")
+	check(t, s.Record(Event{Reason: "4"}))
+	check(t, os.Rename(path, path+".1"))
+	check(t, s.Record(Event{Reason: "5"}))
+	next("another file, and something was added to the one before", "4", "5")
+	want(t, "all", history(t, s), []string{"3", "4", "5"})
+}
+
+// TestLastSweep: the time of a sweep is that of a file, which a reader does not make.
+func TestLastSweep(t *testing.T) {
+	s := newStore(t)
+	if at := s.LastSweep(); !at.IsZero() {
+		t.Errorf("%v", at)
+	}
+	put(t, s)
+	check(t, s.NoteSweep())
+	first := s.LastSweep()
+	check(t, s.NoteSweep())
+	if again := s.LastSweep(); first.IsZero() || again.Before(first) {
+		t.Errorf("%v, then %v", first, again)
+	}
+}

@@ -1,0 +1,129 @@
+package journal
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"cni-unwind/testdata/sandbox"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestSyncFails: a commit whose sync failed, of the pages or of the meta page, is there or not. The next
+// Update, of another process, copies the file, since the kernel takes the pages for written from then on.
+func TestSyncFails(t *testing.T) {
+	needDisk(t)
+	for i, after := range []string{"a c", "a b c"} {
+		mnt := t.TempDir()
+		d := mountDisk(t, mnt)
+		s := &Store{Dir: filepath.Join(mnt, "state")}
+		c := newCast(t, s)
+		c.tell("p put a = ok")
+		before := d.inode(fileName)
+		d.failing.Store(int64(i + 1))
+		c.tell("p put b = error: input/output error; p list = *; q put c = ok; p list = " + after + "; p aside = 0")
+		if d.inode(fileName) == before {
+			t.Errorf("sync %d failed, and the file is not copied", i+1)
+		}
+		before = d.inode(fileName)
+		c.tell("p put d = ok; p list = " + after + " d")
+		if d.inode(fileName) != before {
+			t.Error("a file whose last commit succeeded is copied")
+		}
+	}
+}
+
+// inode returns the number of a file of the journal.
+func (d *disk) inode(name string) int {
+	defer d.locked()()
+	return d.now.folders[d.now.folders[rootFolder]["state"]][name]
+}
+
+// TestLastCommit: the queue's file says whether the last commit succeeded, and in which boot. A View and
+// an Update that writes nothing leave it as it is.
+func TestLastCommit(t *testing.T) {
+	writes := func(s *Store) error { return s.Update(t.Context(), func(tx *Tx) error { return tx.Put(adding("b")) }) }
+	type commit struct {
+		state   byte
+		earlier bool
+	}
+	for _, tt := range []struct {
+		name   string
+		change func(t *testing.T, s *Store)
+		want   commit
+	}{
+		{"as it was left", func(*testing.T, *Store) {}, commit{succeeded, false}},
+		{"after a View", func(t *testing.T, s *Store) { check(t, s.View(t.Context(), look)) }, commit{succeeded, false}},
+		{"after an Update that failed", func(t *testing.T, s *Store) {
+			_ = s.Update(t.Context(), func(tx *Tx) error { return fmt.Errorf("no: %w", tx.Put(adding("b"))) })
+		}, commit{succeeded, false}},
+		{"of another boot", func(_ *testing.T, s *Store) { s.boot = strings.Repeat("x", len(s.bootID())) }, commit{succeeded, true}},
+		{"of another boot, written since", func(t *testing.T, s *Store) {
+			s.boot = strings.Repeat("x", len(s.bootID()))
+			check(t, writes(s))
+		}, commit{succeeded, false}},
+		{"without a queue", func(t *testing.T, s *Store) { check(t, os.Remove(filepath.Join(s.Dir, queueName))) }, commit{began, false}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newStore(t)
+			put(t, s, adding("a"))
+			tt.change(t, s)
+			queue, err := s.queue(t.Context(), false)
+			check(t, err)
+			defer queue.Close()
+			if state, earlier := s.lastCommit(queue); state != tt.want.state || earlier != tt.want.earlier {
+				t.Errorf("%c, earlier %t", state, earlier)
+			}
+		})
+	}
+}
+
+// TestBegan: while a transaction commits, or a journal is created, the queue's file says that a commit
+// began in this boot.
+func TestBegan(t *testing.T) {
+	s := newStore(t)
+	put(t, s, adding("a"))
+	s.boot = strings.Repeat("x", len(s.bootID()))
+	seen := 0
+	s.Point = func(name string) {
+		queue, err := os.Open(filepath.Join(s.Dir, queueName))
+		check(t, err)
+		defer queue.Close()
+		if state, earlier := s.lastCommit(queue); state != began || earlier {
+			t.Errorf("%s: %c, earlier %t", name, state, earlier)
+		}
+		seen++
+	}
+	put(t, s, adding("b"))
+	check(t, os.Remove(s.Path()))
+	put(t, s, adding("c"))
+	if seen != 6 {
+		t.Errorf("%d points, want two commits and a creation", seen)
+	}
+}
+
+// TestFullDiskAfterReboot: after a reboot the disk alone counts, so a full one needs no room for a copy.
+func TestFullDiskAfterReboot(t *testing.T) {
+	sandbox.Need(t)
+	disk := t.TempDir()
+	check(t, unix.Mount("tmpfs", disk, "tmpfs", 0, "size=1m"))
+	t.Cleanup(func() { _ = unix.Unmount(disk, unix.MNT_DETACH) })
+	s := &Store{Dir: filepath.Join(disk, "state")}
+	check(t, populate(s))
+	if err := os.WriteFile(filepath.Join(disk, "ballast"), make([]byte, 2<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {
+		t.Fatal(err)
+	}
+	for _, state := range []byte{succeeded, began} {
+		queue, err := os.OpenFile(filepath.Join(s.Dir, queueName), os.O_WRONLY, 0)
+		check(t, err)
+		check(t, s.setCommit(queue, state))
+		check(t, queue.Close())
+		s.boot = strings.Repeat(string(state), len(s.bootID()))
+		put(t, s, adding("a"))
+	}
+}

@@ -1,0 +1,260 @@
+// Package decide has unwind's decisions, such as which attachments are dead. They are pure: package
+// facts looks at the node, and package undo acts.
+package decide
+
+import (
+	"cmp"
+	"slices"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/tristate"
+)
+
+// Evidence is what unwind knows about an attachment. The zero value means that nothing is known.
+type Evidence struct {
+	State           journal.State
+	Reason          Reason // why it is in this state, from the journal
+	Locked          Fact   // some process holds the attachment's lock
+	LockFile        Fact   // it has a lock file
+	SameNamespaces  Fact   // this process sees what its ADD saw
+	SameBoot        Fact   // its newest ADD was in this boot
+	OtherHost       Fact   // that ADD was on another machine
+	NetNS           Fact   // its network namespace is at its path, or mounted elsewhere
+	HasProcess      Fact   // a process is in its network namespace
+	HostLink        Fact   // the host end of its interface exists
+	Listed          Fact   // a list of the runtime has it; unknown if no list covers it
+	PastGracePeriod Fact   // older than the grace period: a list read now could have it
+	AddedUnseen     Fact   // by an ADD that the journal does not have, see facts.Node.Later
+}
+
+// Fate is the verdict on an attachment.
+type Fate string
+
+// These are the fates. Sweep keeps Unknown attachments as it keeps Live ones.
+const (
+	Unknown Fate = "unknown"
+	Live    Fate = "live"
+	Dead    Fate = "dead"
+	// Foreign is an attachment of another machine, whose disk was cloned. A DEL could release what a
+	// cluster-wide IPAM plugin keeps for the original, so unwind releases only what is on this disk.
+	Foreign Fate = "other-machine"
+)
+
+// Verdict is the fate of an attachment, with the reason.
+type Verdict struct {
+	Fate   Fate
+	Reason Reason
+	Warn   bool // live, but the runtime does not know it
+}
+
+// Releasable reports whether the attachment should be released.
+func (v Verdict) Releasable() bool { return v.Fate == Dead || v.Fate == Foreign }
+
+// Recent reports whether something is live only because it is too young to be judged by a list.
+func (v Verdict) Recent() bool { return v.Reason.Is(WithinGrace) }
+
+// NetNSThere and Locked are the verdicts that need no further evidence.
+var (
+	NetNSThere = live("its network namespace exists")
+	Locked     = live("its lock is held by a running operation")
+)
+
+func live(text string) Verdict { return Verdict{Fate: Live, Reason: Reason{Text: text}} }
+
+func dead(reason Reason) Verdict { return Verdict{Fate: Dead, Reason: reason} }
+
+// Undecided returns Unknown, with the doubt, if any, as the cause.
+func Undecided(text, doubt string) Verdict {
+	if doubt != "" {
+		text += ": " + doubt
+	}
+	return Verdict{Fate: Unknown, Reason: Reason{Text: text}}
+}
+
+// Decide returns the verdict on an attachment, according to the table in README.md, "Who is
+// dead". The attachment is dead only if evidence proves it and no later ADD without a journal entry
+// added it again: undoing the earlier ADD would remove what belongs to the later one.
+func Decide(ev Evidence) Verdict {
+	v := DecideRecorded(ev)
+	switch {
+	case v.Fate == Dead && Yes(ev.AddedUnseen):
+		v = live("it was added again by an ADD that the journal did not record; the runtime's DEL " +
+			"undoes both")
+		v.Warn = true
+	case v.Fate == Dead && unknown(ev.AddedUnseen):
+		return Undecided("it is unknown whether an ADD without a journal entry added it again",
+			why(ev.AddedUnseen))
+	}
+	return v
+}
+
+// DecideRecorded returns the verdict on the ADD in the journal.
+func DecideRecorded(ev Evidence) Verdict {
+	switch {
+	case Yes(ev.Locked):
+		return Locked
+	case unknown(ev.Locked):
+		return Undecided("its lock cannot be inspected", "")
+	case !Yes(ev.SameNamespaces):
+		return Undecided("cannot judge it from these namespaces; run this on the host, or with "+
+			"--host", "")
+	case No(ev.SameBoot) && Yes(ev.OtherHost):
+		return Verdict{Fate: Foreign, Reason: OtherMachine}
+	case ev.State == journal.RollingBack:
+		return dead(FailedADD)
+	case ev.State == journal.Deleting:
+		return dead(Recorded(ev.Reason.Code, ev.Reason.Text))
+	case No(ev.SameBoot) && No(ev.OtherHost):
+		return dead(EarlierBoot)
+	case !Yes(ev.SameBoot):
+		return Undecided("it is unknown whether it was added in this boot of this machine", "")
+	case ev.State == journal.Adding && Yes(ev.LockFile):
+		return dead(Interrupted)
+	case !Yes(ev.Listed) && No(ev.NetNS) && No(ev.HasProcess) &&
+		No(ev.HostLink):
+		return dead(NetNSGone)
+	case No(ev.Listed) && !unknown(ev.NetNS):
+		return decideUnlisted(ev)
+	case Yes(ev.NetNS):
+		return NetNSThere
+	case Yes(ev.Listed):
+		return live("the runtime lists it")
+	case Yes(ev.HasProcess):
+		return live("a process is in its network namespace")
+	case Yes(ev.HostLink):
+		return live("the host end of its interface exists")
+	}
+	return Undecided(cmp.Or(why(ev.NetNS, ev.HasProcess, ev.HostLink),
+		"its network namespace, the processes or the host's interfaces cannot be inspected"), "")
+}
+
+// decideUnlisted returns the verdict if the runtime does not list the attachment and its network
+// namespace may still exist, perhaps only because some process has it open: the host end of the
+// interface alone does not prove that it is live. The list may be older than the attachment.
+func decideUnlisted(ev Evidence) Verdict {
+	switch {
+	case Yes(ev.HasProcess):
+		v := live("a process is in its network namespace, though the runtime does not list it")
+		v.Warn = true
+		return v
+	case unknown(ev.HasProcess):
+		return Undecided("the runtime does not list it, and the processes cannot be inspected",
+			why(ev.HasProcess))
+	case unknown(ev.PastGracePeriod):
+		return Undecided("the runtime does not list it, and its age is unknown", "")
+	case No(ev.PastGracePeriod):
+		return Verdict{Fate: Live, Reason: WithinGrace}
+	}
+	return dead(Unlisted)
+}
+
+// Orphan is the evidence on a reservation, or on an attachment in libcni's cache, whose owner is
+// not in the journal. A list covers it by container, regardless of the interface.
+type Orphan struct {
+	SameNamespaces  Fact // this process sees what the runtime sees
+	Listed          Fact // a list has the container; unknown if none covers it
+	PastGracePeriod Fact // the reservation is older than the grace period
+	Cached          Fact // libcni's cache has it with an existing network namespace
+	Runs            Fact // a process's cgroup names the container
+	InUse           Fact // an interface in some network namespace has the address
+}
+
+// DecideOrphan returns the verdict on a reservation whose owner is not in the journal. The owner is
+// a pod from before the installation or, after a loss of the journal, any pod (antrea#8239). The
+// reservation is dead only if all evidence agrees. No list of pods covers a container of nerdctl or
+// podman: it is live if a process of it runs or its address is there, else unknown.
+func DecideOrphan(o Orphan) Verdict {
+	switch {
+	case !Yes(o.SameNamespaces):
+		return Undecided("this process does not see what the runtime sees (run this on the host, or "+
+			"with --cri)", why(o.SameNamespaces))
+	case unknown(o.Listed) && Yes(o.Runs):
+		return live("no list of the runtime covers its owner, but a process of it runs")
+	case unknown(o.Listed) && Yes(o.InUse):
+		return live("no list of the runtime covers its owner, but an interface has the address")
+	case unknown(o.Listed):
+		return Undecided("its owner is not in the journal, and no list of the runtime covers it",
+			why(o.InUse, o.Runs))
+	case Yes(o.Listed):
+		return live("the runtime lists its owner")
+	case unknown(o.PastGracePeriod):
+		return Undecided("its age is unknown", "")
+	case No(o.PastGracePeriod):
+		return Verdict{Fate: Live, Reason: Reason{WithinGrace.Code,
+			"the runtime does not list its owner, but the grace period has not expired"}}
+	case unknown(o.Cached):
+		return Undecided("libcni's cache cannot be read", "")
+	case Yes(o.Cached):
+		return live("libcni's cache has its owner, and the owner's network namespace exists")
+	case Yes(o.Runs):
+		return live("the runtime does not list its owner, but a process of it runs")
+	case Yes(o.InUse):
+		return live("an interface has the address")
+	case unknown(o.Runs), unknown(o.InUse):
+		return Undecided("some processes or network namespaces cannot be inspected",
+			why(o.InUse, o.Runs))
+	}
+	return dead(Reason{"orphan", "its owner is neither in the journal nor in the runtime's list, " +
+		"no process of it runs, and no interface has the address"})
+}
+
+// OtherOwner is another attachment that claims an address.
+type OtherOwner struct {
+	BeingUndone bool // it is being undone
+	GaveBack    bool // host-local's file names the attachment whose DEL is about to run, see gaveBack
+	Fate        Fate
+}
+
+// HasOtherOwner decides whether an address belongs to another attachment than the one whose DEL is
+// about to run. named says whether host-local's file has another owner.
+func HasOtherOwner(named tristate.Value, others []OtherOwner) bool {
+	return named != tristate.No || slices.ContainsFunc(others, func(r OtherOwner) bool {
+		return !r.BeingUndone && !r.GaveBack && r.Fate != Dead
+	})
+}
+
+// Reason says why an attachment has its verdict, or why it is undone. Code is its name in the
+// journal and in metrics, and the only part that programs may rely on. Text is for people, and may
+// add details to the text of the same code below. Code is "" for most reasons to keep an
+// attachment, which are never written to the journal.
+type Reason struct {
+	Code string
+	Text string
+}
+
+func (r Reason) String() string { return r.Text }
+
+// Label returns the value of the metric label "reason": Code, or "requested" if a verb of the
+// runtime undid the attachment.
+func (r Reason) Label() string {
+	if r == (Reason{}) || r.Code == Superseded.Code {
+		return Requested.Code
+	}
+	return r.Code
+}
+
+// Is reports whether two reasons are the same, even if the text of one has more details.
+func (r Reason) Is(other Reason) bool { return r.Code == other.Code && r.Code != "" || r == other }
+
+// The reasons to undo an attachment.
+var (
+	Requested   = Reason{"requested", "the runtime asked for its DEL"}
+	Superseded  = Reason{"superseded", "superseded by another ADD of the same container ID"}
+	FailedADD   = Reason{"failed-add", "its ADD failed"}
+	EarlierBoot = Reason{"earlier-boot", "it was added before the last boot"}
+	Interrupted = Reason{"interrupted", "its ADD was interrupted before it succeeded"}
+	NetNSGone   = Reason{"netns-gone", "its network namespace is gone"}
+	Unlisted    = Reason{"unlisted",
+		"the runtime does not list it, and no process is in its network namespace"}
+	OtherMachine = Reason{"other-machine", "it was added on another machine, and this disk is a copy"}
+)
+
+// Recorded returns the reason of an entry from its code and text. The text may have more details
+// than that of the same code above.
+func Recorded(code, text string) Reason {
+	return Reason{cmp.Or(code, Requested.Code), cmp.Or(text, Requested.Text)}
+}
+
+// WithinGrace is the reason to keep what may be dead, but is too young to be judged by a list.
+var WithinGrace = Reason{"within-grace",
+	"the runtime does not list it, but the grace period has not expired"}

@@ -1,0 +1,216 @@
+package decide
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/tristate"
+)
+
+// withIPAM is the configuration of a plugin with an IPAM plugin.
+func withIPAM(ipam string) json.RawMessage {
+	return json.RawMessage(fmt.Sprintf(`{"type": "p", "ipam": {"type": %q}}`, ipam))
+}
+
+// now and grace are of all passes of these tests.
+const (
+	now   = int64(1000 * time.Second)
+	grace = 10 * time.Minute
+	soon  = now + int64(5*time.Second)
+)
+
+// pass is one in which nothing keeps a DEL from running.
+func pass() Pass {
+	never := func() bool { return false }
+	none := func(*journal.Step) bool { return false }
+	return Pass{
+		Now: now, SameBoot: true, Since: now, GracePeriod: grace, ContainerLives: never, PodLives: never, Queued: none, Withheld: none,
+		Forwarded: func(*journal.Step) tristate.Value { return tristate.No },
+	}
+}
+
+func yes() bool { return true }
+
+// TestDue has each row of Due, and what is next to it.
+func TestDue(t *testing.T) {
+	held := func(*journal.Step) bool { return true }
+	forwarded := func(is tristate.Value) func(*Pass) {
+		return func(p *Pass) { p.Forwarded = func(*journal.Step) tristate.Value { return is } }
+	}
+	wait := func(cause journal.Cause, until int64) journal.Wait { return journal.Wait{For: cause, Until: until} }
+	for _, tt := range []struct {
+		name string
+		step journal.Step
+		pass func(*Pass)
+		want journal.Wait
+	}{
+		{"nothing was tried", journal.Step{}, nil, journal.Wait{}},
+		{"a newer ADD lives", journal.Step{}, func(p *Pass) { p.NewerLives, p.Asked, p.IgnorePause = true, true, true }, wait(journal.ForNewer, 0)},
+
+		{"by pod, another sandbox lives", journal.Step{Config: withIPAM("spiderpool")}, func(p *Pass) { p.PodLives = yes }, wait(journal.ForContainer, 0)},
+		{"by pod, none lives", journal.Step{Config: withIPAM("spiderpool")}, nil, journal.Wait{}},
+		{"not by pod, another sandbox lives", journal.Step{Config: withIPAM("host-local")}, func(p *Pass) { p.PodLives = yes }, journal.Wait{}},
+		{"by container, it passed", journal.Step{Config: withIPAM("whereabouts"), Tries: 1}, func(p *Pass) { p.ContainerLives = yes }, wait(journal.ForContainer, 0)},
+		{"by container, it passed, none lives", journal.Step{Config: withIPAM("whereabouts"), Tries: 1}, nil, journal.Wait{}},
+		{"by container, it may have passed", journal.Step{Config: withIPAM("whereabouts"), MayHaveRun: true}, func(p *Pass) { p.ContainerLives = yes }, wait(journal.ForContainer, 0)},
+		{"by container, it was killed", journal.Step{Config: withIPAM("whereabouts"), Tries: 1, Code: 5, ADD: journal.AddKilled},
+			func(p *Pass) { p.ContainerLives = yes }, wait(journal.ForContainer, 0)},
+		{"by container, it failed", journal.Step{Config: withIPAM("whereabouts"), Tries: 1, Code: 5}, func(p *Pass) { p.ContainerLives = yes }, journal.Wait{}},
+		{"by container, it was not tried", journal.Step{Config: withIPAM("whereabouts")}, func(p *Pass) { p.ContainerLives = yes }, journal.Wait{}},
+		{"not by container", journal.Step{Config: withIPAM("host-local"), Tries: 1}, func(p *Pass) { p.ContainerLives = yes }, journal.Wait{}},
+
+		{"in the queue", journal.Step{Wait: wait(journal.ForQueue, 0)}, func(p *Pass) { p.Queued = held }, wait(journal.ForQueue, 0)},
+		{"in the queue no more", journal.Step{Wait: wait(journal.ForQueue, 0)}, nil, journal.Wait{}},
+		{"a queue that it does not wait for", journal.Step{}, func(p *Pass) { p.Queued = held }, journal.Wait{}},
+
+		{"the runtime may bring the path", journal.Step{Type: "kube-ovn"}, func(p *Pass) { p.NoNetNS = true }, wait(journal.ForRuntime, now+int64(grace))},
+		{"the runtime asks", journal.Step{Type: "kube-ovn"}, func(p *Pass) { p.NoNetNS, p.Asked = true, true }, journal.Wait{}},
+		{"there is a namespace", journal.Step{Type: "kube-ovn"}, nil, journal.Wait{}},
+		{"of an earlier boot", journal.Step{Type: "kube-ovn"}, func(p *Pass) { p.NoNetNS, p.SameBoot = true, false }, journal.Wait{}},
+		{"past the grace period", journal.Step{Type: "kube-ovn"}, func(p *Pass) { p.NoNetNS, p.Since = true, now-int64(grace) }, journal.Wait{}},
+		{"just within it", journal.Step{Type: "kube-ovn"}, func(p *Pass) { p.NoNetNS, p.Since = true, now-int64(grace)+1 }, wait(journal.ForRuntime, now+1)},
+		{"it ran without a path", journal.Step{Type: "kube-ovn", Wait: wait(journal.ForRuntime, 0)}, func(p *Pass) { p.IgnorePause = true }, wait(journal.ForRuntime, 0)},
+		{"it ran without a path, the runtime asks", journal.Step{Type: "kube-ovn", Wait: wait(journal.ForRuntime, 0)}, func(p *Pass) { p.Asked = true }, journal.Wait{}},
+		{"a plugin that needs no path", journal.Step{Type: "bridge"}, func(p *Pass) { p.NoNetNS = true }, journal.Wait{}},
+
+		{"forwarded", journal.Step{Wait: wait(journal.ForRule, 0)}, forwarded(tristate.Yes), wait(journal.ForRule, 0)},
+		{"perhaps forwarded", journal.Step{Wait: wait(journal.ForRule, 0)}, forwarded(tristate.Unknown), wait(journal.ForRule, 0)},
+		{"forwarded no more", journal.Step{Wait: wait(journal.ForRule, 0)}, nil, journal.Wait{}},
+		{"a rule that it does not wait for", journal.Step{}, forwarded(tristate.Yes), journal.Wait{}},
+
+		{"it has another owner", journal.Step{Wait: wait(journal.ForOwner, 0)}, func(p *Pass) { p.Withheld = held }, wait(journal.ForOwner, 0)},
+		{"it has another owner, asked", journal.Step{Wait: wait(journal.ForOwner, soon)},
+			func(p *Pass) { p.IgnorePause, p.Withheld = true, held }, wait(journal.ForOwner, soon)},
+		{"no other owner, not its time", journal.Step{Wait: wait(journal.ForOwner, soon)}, nil, wait(journal.ForOwner, soon)},
+		{"no other owner, asked", journal.Step{Wait: wait(journal.ForOwner, soon)}, func(p *Pass) { p.IgnorePause = true }, journal.Wait{}},
+		{"no other owner", journal.Step{Wait: wait(journal.ForOwner, now)}, nil, journal.Wait{}},
+		{"an owner that it does not wait for", journal.Step{}, func(p *Pass) { p.Withheld = held }, journal.Wait{}},
+
+		{"to be repeated", journal.Step{Wait: wait(journal.ForRepeat, soon)}, func(p *Pass) { p.IgnorePause = true }, wait(journal.ForRepeat, soon)},
+		{"to be repeated now", journal.Step{Wait: wait(journal.ForRepeat, now)}, nil, journal.Wait{}},
+		{"killed, to be repeated", journal.Step{ADD: journal.AddKilled, Wait: wait(journal.ForRepeat, soon)}, nil, wait(journal.ForRepeat, soon)},
+		{"killed before the boot", journal.Step{ADD: journal.AddKilled, Wait: wait(journal.ForRepeat, soon)}, func(p *Pass) { p.SameBoot = false }, journal.Wait{}},
+		{"a success before the boot", journal.Step{Wait: wait(journal.ForRepeat, soon)}, func(p *Pass) { p.SameBoot = false }, wait(journal.ForRepeat, soon)},
+
+		{"a pause", journal.Step{Wait: wait(journal.ForTime, soon)}, nil, wait(journal.ForTime, soon)},
+		{"a pause, asked", journal.Step{Wait: wait(journal.ForTime, soon)}, func(p *Pass) { p.IgnorePause = true }, journal.Wait{}},
+		{"a pause that is over", journal.Step{Wait: wait(journal.ForTime, now)}, nil, journal.Wait{}},
+		{"a pause of another boot", journal.Step{Wait: wait(journal.ForTime, now+int64(grace)+1)}, nil, journal.Wait{}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := pass()
+			if tt.pass != nil {
+				tt.pass(&p)
+			}
+			if got := Due(&tt.step, p); got != tt.want {
+				t.Errorf("%+v, want %+v", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestPause(t *testing.T) {
+	for tries, want := range map[int]time.Duration{
+		0: 0, 1: 0, 2: 2 * time.Second, 3: 4 * time.Second, 5: 16 * time.Second, 6: 30 * time.Second, 20: 30 * time.Second,
+		21: 5 * time.Minute, 1000: 5 * time.Minute,
+	} {
+		if least, most := Pause(tries, 0), Pause(tries, 1); most != want || least != want/2 {
+			t.Errorf("after %d tries %s to %s, want %s at most", tries, least, most, want)
+		}
+	}
+}
+
+func TestLeft(t *testing.T) {
+	for until, want := range map[int64]time.Duration{
+		0: 0, now - 1: 0, now: 0, now + 1: 1, now + int64(grace): grace, now + int64(grace) + 1: 0,
+	} {
+		if got := Left(journal.Wait{Until: until}, pass()); got != want {
+			t.Errorf("until %d: %s, want %s", until, got, want)
+		}
+	}
+	p := pass()
+	p.GracePeriod = 0
+	if got := Left(journal.Wait{Until: now + int64(longPause)}, p); got != longPause {
+		t.Errorf("without a grace period: %s", got)
+	}
+}
+
+// TestFactsOfSteps has what is said of a step, or of an address, by one fact or two.
+func TestFactsOfSteps(t *testing.T) {
+	for _, tt := range []struct {
+		what      string
+		got, want bool
+	}{
+		{"a rule forwards", HoldBack(tristate.Yes, false), true},
+		{"a rule may, and none was made", HoldBack(tristate.Unknown, false), false},
+		{"a rule may, and may have been made", HoldBack(tristate.Unknown, true), true},
+		{"no rule", HoldBack(tristate.No, true), false},
+		{"its ADD passed", MayHaveTaken(&journal.Step{}), true},
+		{"its ADD was killed", MayHaveTaken(&journal.Step{ADD: journal.AddKilled}), true},
+		{"its ADD failed", MayHaveTaken(&journal.Step{ADD: journal.AddFailed}), false},
+		{"its ADD is unknown", MayHaveTaken(&journal.Step{ADD: journal.AddUnknown}), true},
+		{"adding", KeepsContainer(journal.Adding), true}, {"live", KeepsContainer(journal.Live), true},
+		{"rolling-back", KeepsContainer(journal.RollingBack), false}, {"deleting", KeepsContainer(journal.Deleting), false},
+		{"failing", Failing(&journal.Step{Last: "x"}), true}, {"not tried", Failing(&journal.Step{}), false},
+		{"waiting for an owner", Failing(&journal.Step{Last: "x", Wait: journal.Wait{For: journal.ForOwner}}), false},
+	} {
+		if tt.got != tt.want {
+			t.Errorf("%s: %t", tt.what, tt.got)
+		}
+	}
+	words := map[string]journal.Step{
+		"": {}, "code 5": {Code: 5, Last: "x"}, "x": {Last: "x", ADD: journal.AddKilled}, "was killed": {ADD: journal.AddKilled},
+		"succeeded; runs once more":                    {Code: 5, Wait: journal.Wait{For: journal.ForRepeat}},
+		"waiting: its address has a new owner":         {Wait: journal.Wait{For: journal.ForOwner}},
+		"waiting: another sandbox has what it frees":   {Wait: journal.Wait{For: journal.ForContainer}},
+		"waiting: a host port forwards to its address": {Wait: journal.Wait{For: journal.ForRule}},
+		"waiting: the container was added again":       {Wait: journal.Wait{For: journal.ForNewer}},
+		"waiting: the runtime may ask for it":          {Wait: journal.Wait{For: journal.ForRuntime}},
+		"waiting: its plugin has it in a queue":        {Wait: journal.Wait{For: journal.ForQueue}},
+	}
+	for want, s := range words {
+		if got := Words(&s); got != want {
+			t.Errorf("%+v: %q, want %q", s, got, want)
+		}
+	}
+}
+
+// TestRuleLast: the DEL of portmap, though tried before, may remove the rule that the DEL of bridge
+// waits for.
+func TestRuleLast(t *testing.T) {
+	steps := []journal.Step{{Index: 0, Wait: journal.Wait{For: journal.ForRule}}, {Index: 1, Tries: 3}, {Index: 2}}
+	if got := Order(steps); !slices.Equal(got, []int{2, 1, 0}) {
+		t.Errorf("%v", got)
+	}
+}
+
+func TestOrder(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		tries [4]int
+		hung  int // the index of the step whose ADD was killed; -1: none
+		want  []int
+	}{
+		{"none was tried", [4]int{}, -1, []int{3, 2, 1, 0}},
+		{"the last was tried", [4]int{0, 0, 0, 1}, -1, []int{2, 1, 0, 3}},
+		{"some were", [4]int{0, 2, 0, 1}, -1, []int{2, 0, 3, 1}},
+		{"all were", [4]int{1, 1, 1, 1}, -1, []int{3, 2, 1, 0}},
+		{"the last hung", [4]int{}, 3, []int{2, 1, 0, 3}},
+		{"one hung, and was tried", [4]int{0, 0, 2, 1}, 2, []int{1, 0, 3, 2}},
+	} {
+		var steps []journal.Step
+		for i, tries := range tt.tries {
+			steps = append(steps, journal.Step{Index: i, Tries: tries})
+		}
+		if tt.hung >= 0 {
+			steps[tt.hung].ADD = journal.AddKilled
+		}
+		if got := Order(steps); !slices.Equal(got, tt.want) || steps[0].Index != 0 {
+			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
+		}
+	}
+}

@@ -1,0 +1,367 @@
+package decide
+
+import (
+	"fmt"
+	"hash/maphash"
+	"math/bits"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// wrong names the invariant that a state breaks, or returns "".
+func (m *protocol) wrong(s state) string {
+	switch {
+	case s.illegal:
+		return "two have worked on one attachment at once"
+	case s.wronged != none:
+		return fmt.Sprintf("the ADD of %s is ended, though its runtime waits for it", name(int(s.wronged)))
+	}
+	for i := range m.containers() {
+		c := &s.c[i]
+		if c.phase != up || c.given == none || !c.inside {
+			continue
+		}
+		switch {
+		case s.owner[c.given] != i:
+			return fmt.Sprintf("%s lives, and its address %d is not its own any more", name(int(i)), c.given)
+		case s.rules[c.given]&(1<<i) == 0:
+			return fmt.Sprintf("%s lives, and its rule is gone", name(int(i)))
+		case m.ports && s.forwards[c.given]&(1<<i) == 0:
+			return fmt.Sprintf("%s lives, and its host port is gone", name(int(i)))
+		case s.forwards[c.given]&^(1<<i) != 0:
+			return fmt.Sprintf("%s lives, and the host port of another one forwards to it", name(int(i)))
+		case !c.device:
+			return fmt.Sprintf("%s lives, and its interface is gone", name(int(i)))
+		}
+	}
+	if p := m.stuck(s); p != none {
+		return name(p) + " waits for ever"
+	}
+	if s.atWork() || s.c[0].agent || s.c[1].agent || s.c[0].plain && s.c[0].phase == adds {
+		return ""
+	}
+	return m.converges(s)
+}
+
+// stuck returns a process that waits, while nothing that could end its wait can happen, or none.
+func (m *protocol) stuck(s state) int {
+	waits := none
+	for p := range s.p {
+		if s.p[p].pc == pEnded {
+			continue
+		}
+		can := false
+		if m.step(s, p, func(string, state) { can = true }); can {
+			return none
+		}
+		if !s.p[p].hangs {
+			waits = p
+		}
+	}
+	if slices.ContainsFunc(s.orphan[:], func(o lostDelegate) bool { return o.there }) {
+		return none
+	}
+	return waits
+}
+
+// converges checks that, once every sandbox is gone and DELs pass, sweeps alone leave nothing.
+func (m *protocol) converges(s state) string {
+	s.left, s.grace = budgets{}, true
+	for i := range m.containers() {
+		c := &s.c[i]
+		if c.unknown() && (!m.lists || m.unnamed || s.has(i) == none) { // the leak is the plain chain's
+			c.given = max(c.cached, s.has(i))
+			m.plainDELs(&s, i)
+			for a := range s.rules {
+				s.rules[a], s.forwards[a] = s.rules[a]&^(1<<i), s.forwards[a]&^(1<<i)
+			}
+		}
+		c.netns, c.inside, c.phase = false, false, over
+	}
+	for range 3 * maxC {
+		for i := range m.containers() {
+			m.unhold(&s, i)
+			if m.reconstruct(&s, i) {
+				s = m.swept(s)
+			}
+			for at := range s.c[i].r {
+				r := s.c[i].r[at]
+				if !r.pending() || !m.judge(&s, i, &r).Releasable() {
+					continue
+				}
+				m.sweep(&s, i, r.n)
+				s = m.swept(s)
+			}
+			if m.pod || m.skips && !s.c[i].passed && !s.c[i].r[0].pending() { // the provider frees it
+				m.effect(&s, lostDelegate{on: i})
+			}
+		}
+	}
+	for i := range m.containers() {
+		if s.c[i].r[0].pending() || s.c[i].r[1].pending() {
+			return fmt.Sprintf("%s is never released", name(int(i)))
+		}
+	}
+	for a := range s.owner {
+		switch {
+		case s.owner[a] != none:
+			return fmt.Sprintf("address %d of %s is leaked", a, name(int(s.owner[a]%held)))
+		case s.rules[a] != 0:
+			return fmt.Sprintf("a rule for address %d of %s is leaked", a, name(bits.TrailingZeros8(s.rules[a])))
+		case s.forwards[a] != 0:
+			return fmt.Sprintf("a host port of %s is leaked", name(bits.TrailingZeros8(s.forwards[a])))
+		}
+	}
+	return ""
+}
+
+// swept returns the state after the sweep's pass.
+func (m *protocol) swept(s state) state {
+	for s.p[nSelf].pc != pEnded {
+		m.step(s, nSelf, func(_ string, next state) { s = next })
+	}
+	return s
+}
+
+// unknown reports whether the newest ADD of a container is not in the journal.
+func (c *sandboxed) unknown() bool {
+	return c.bare || c.plain &&
+		!c.knows(c.cachedN)
+}
+
+// check visits every reachable state, the nearest first. It returns their number, and the trace to
+// one that is wrong. To save memory it keeps only a hash of each state, and the way to it.
+func (m *protocol) check() (states int, trace []string) {
+	type step struct{ from, nth int32 } // the state before, and which of its moves
+	type reached struct {
+		state
+		at int32
+	}
+	seed := maphash.MakeSeed()
+	found, queue := []step{{}}, []reached{{state: m.first()}}
+	seen := map[uint64]bool{maphash.Comparable(seed, queue[0].state): true}
+	for len(queue) > 0 {
+		s := queue[0]
+		queue = queue[1:]
+		for nth, next := range m.moves(s.state) {
+			hash := maphash.Comparable(seed, next.to)
+			if seen[hash] {
+				continue
+			}
+			seen[hash] = true
+			found = append(found, step{s.at, int32(nth)})
+			queue = append(queue, reached{next.to, int32(len(found) - 1)})
+			if what := m.wrong(next.to); what != "" {
+				var way []int32
+				for at := len(found) - 1; at > 0; at = int(found[at].from) {
+					way = append(way, found[at].nth)
+				}
+				slices.Reverse(way)
+				return len(found), append(m.replay(way), what)
+			}
+		}
+	}
+	return len(found), nil
+}
+
+// replay describes the moves that lead to a state.
+func (m *protocol) replay(way []int32) (trace []string) {
+	s := m.first()
+	for _, nth := range way {
+		next := m.moves(s)[nth]
+		trace = append(trace, name(next.who)+": "+next.how)
+		s = next.to
+	}
+	return trace
+}
+
+// longEnv lets long tests run in full: make proof.
+const longEnv = "UNWIND_TEST_LONG"
+
+// TestProtocol: no interleaving breaks an invariant.
+func TestProtocol(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name  string
+		model protocol
+	}{
+		{"two addresses", protocol{addresses: 2, crashes: 1}},
+		{"one address, DELs fail", protocol{addresses: 1, faults: 2}},
+		{"one address, a crash and a DEL that fails", protocol{addresses: 1, crashes: 1, faults: 1}},
+		{"one address, an ID that is used again", protocol{addresses: 1, faults: 1, reuse: true}},
+		{"an ID that is used again, a crash", protocol{addresses: 2, crashes: 1, reuse: true}},
+		{"paths that hide", protocol{addresses: 1, hides: true}},
+		{"IPAM of which nothing is known", protocol{addresses: 1, unnamed: true, faults: 2}},
+		{"IPAM of which nothing is known, slow DELs", protocol{addresses: 1, unnamed: true, faults: 1, slow: true}},
+		{"a loss of power", protocol{addresses: 1, power: 1, faults: 1}},
+		{"a loss of power, an ID that is used again", protocol{addresses: 1, power: 1, reuse: true}},
+		{"a loss of power, IPAM of which nothing is known", protocol{addresses: 1, power: 1, unnamed: true}},
+		{"commits of unknown outcome, IPAM of which nothing is known", protocol{addresses: 1, unnamed: true, commits: 1}},
+		{"switched off between", protocol{addresses: 1, unnamed: true, plain: true, crashes: 1}},
+		{"deleted by the plain chain", protocol{addresses: 1, crashes: 1, plainDEL: true}},
+		{"three containers, one address", protocol{three: true, addresses: 1}},
+		{"added again past the journal", protocol{addresses: 2, off: true, faults: 1}},
+		{"added again past the journal, IPAM of which nothing is known", protocol{addresses: 2, off: true, unnamed: true}},
+		{"a list, commits of unknown outcome", protocol{addresses: 1, lists: true, commits: 1, crashes: 1}},
+		{"a list, a plain chain", protocol{addresses: 1, lists: true, plain: true, crashes: 1}},
+		{"a list, added again past the journal", protocol{addresses: 2, lists: true, off: true}},
+		{"added again past the journal, IPAM of which nothing is known, a crash", protocol{addresses: 1, off: true, unnamed: true, crashes: 1}},
+		{"added again past the journal, a path that hides", protocol{addresses: 1, off: true, hides: true}},
+		{"added again past the journal, one address", protocol{addresses: 1, off: true, crashes: 1}},
+		{"a path that is another's", protocol{addresses: 2, path: true}},
+		{"a path that is another's, a crash", protocol{addresses: 2, path: true, crashes: 1}},
+		{"DELs that lie", protocol{addresses: 1, lies: 2}},
+		{"DELs that lie, an ID that is used again", protocol{addresses: 1, lies: 1, reuse: true}},
+		{"DELs that lie, and a crash", protocol{addresses: 1, lies: 1, crashes: 1}},
+		{"DELs without a path", protocol{addresses: 2, skips: true, unnamed: true, faults: 1}},
+		{"slow DELs", protocol{addresses: 1, faults: 2, slow: true}},
+		{"host ports", protocol{addresses: 1, ports: true, faults: 2}},
+		{"host ports, a crash", protocol{addresses: 1, ports: true, crashes: 1, lies: 1}},
+		{"an ADD that the runtime gives up", protocol{addresses: 1, impatient: true, crashes: 1}},
+		{"an agent behind a delegate", protocol{addresses: 1, agent: true, crashes: 1}},
+		{"sandboxes of one pod", protocol{addresses: 1, pod: true, agent: true, crashes: 1, faults: 1}},
+		{"commits of unknown outcome", protocol{addresses: 1, commits: 1, crashes: 1}},
+		{"commits of unknown outcome, an ID that is used again", protocol{addresses: 1, commits: 1, faults: 1, reuse: true}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			states, trace := tt.model.check()
+			t.Logf("%d states\n%s", states, strings.Join(trace, "\n"))
+			if trace != nil {
+				t.Errorf("wrong")
+			}
+		})
+	}
+}
+
+// TestGuards: without any one of the guards, some interleaving breaks an invariant.
+func TestGuards(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		model protocol
+		wrong string // the invariant that breaks
+	}{
+		{protocol{without: locks, addresses: 1, crashes: 1}, "two have worked on one attachment at once"},
+		{protocol{without: inherited, addresses: 1, crashes: 1}, "leaked"},
+		{protocol{without: witness, addresses: 1, hides: true}, "lives"},
+		{protocol{without: ahead, addresses: 1, crashes: 1}, "leaked"},
+		{protocol{without: lockFile, addresses: 1, commits: 1}, "its rule is gone"},
+		{protocol{without: claims, addresses: 1, unnamed: true, faults: 1}, "its rule is gone"},
+		{protocol{without: parking, addresses: 1, faults: 2}, "its rule is gone"},
+		{protocol{without: rivals, addresses: 1, unnamed: true, faults: 2}, "its rule is gone"},
+		{protocol{without: cache, addresses: 1, unnamed: true, plain: true, crashes: 1}, "its rule is gone"},
+		{protocol{without: holding, addresses: 1, faults: 1, slow: true}, "its rule is gone"},
+		{protocol{without: unholding, addresses: 1, faults: 1, crashes: 1}, "leaked"},
+		{protocol{without: bound, addresses: 1, unnamed: true, faults: 1, slow: true}, "its rule is gone"},
+		{protocol{without: last, addresses: 1, ports: true, faults: 2}, "forwards to it"},
+		{protocol{without: portProbe, addresses: 1, ports: true, lies: 1}, "never released"},
+		{protocol{without: probe, addresses: 2, lies: 1}, "leaked"},
+		{protocol{without: records, addresses: 2, faults: 2, reuse: true}, "never released"},
+		{protocol{without: older, addresses: 2, faults: 2, reuse: true}, "its rule is gone"},
+		{protocol{without: undones, addresses: 1, unnamed: true, commits: 1}, "its rule is gone"},
+		{protocol{without: ownResult, addresses: 2, off: true, unnamed: true}, "leaked"},
+		{protocol{without: ownFile, addresses: 2, off: true}, "leaked"},
+		{protocol{without: otherFile, addresses: 2, off: true}, "lives"},
+		{protocol{without: otherCache, addresses: 2, off: true, unnamed: true}, "lives"},
+		{protocol{without: anyState, addresses: 2, off: true, faults: 1}, "lives"},
+		{protocol{without: cachedResult, addresses: 1, unnamed: true, commits: 1}, "leaked"},
+		{protocol{without: both, addresses: 2, off: true}, "leaked"},
+		{protocol{without: pinned, addresses: 2, path: true, crashes: 1}, "its interface is gone"},
+		{protocol{without: proof, addresses: 2, path: true}, "its interface is gone"},
+		{protocol{without: ownPath, addresses: 2, skips: true, unnamed: true}, "leaked"},
+		{protocol{without: blanks, addresses: 2, skips: true, unnamed: true, faults: 1}, "leaked"},
+		{protocol{without: ends, addresses: 1, impatient: true}, "waits for ever"},
+		{protocol{without: alone, addresses: 1, impatient: true}, "two have worked on one attachment at once"},
+		{protocol{without: ownADD, addresses: 1, faults: 1}, "is ended"},
+		{protocol{without: makeSure, addresses: 2, agent: true, crashes: 1}, "leaked"},
+		{protocol{without: onlyOnce, addresses: 1, pod: true, agent: true, crashes: 1, commits: 1}, "not its own"},
+		{protocol{without: podWait, addresses: 1, pod: true, agent: true, crashes: 1, faults: 1}, "not its own"},
+		{protocol{without: deadOfPod, addresses: 1, pod: true, agent: true, crashes: 1, faults: 1}, "never released"},
+		{protocol{without: otherOfPod, addresses: 1, pod: true, faults: 1}, "not its own"},
+	} {
+		t.Run(string(tt.model.without), func(t *testing.T) {
+			t.Parallel()
+			states, trace := tt.model.check()
+			t.Logf("%d states\n%s", states, strings.Join(trace, "\n"))
+			if trace == nil || !strings.Contains(trace[len(trace)-1], tt.wrong) {
+				t.Errorf("no counterexample with %q", tt.wrong)
+			}
+		})
+	}
+}
+
+// TestLimits has the kinds of history that break an invariant in spite of the protocol. LIMITS.md
+// names them for operators.
+func TestLimits(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name  string
+		model protocol
+		wrong string
+	}{
+		{"a plugin opens the path itself, later than unwind identified it",
+			protocol{addresses: 2, path: true, byName: true, crashes: 1}, "its interface is gone"},
+		{"portmap's ADD failed and left a rule, its DEL fails, and rules cannot be listed",
+			protocol{addresses: 1, ports: true, faults: 3, blind: 1}, "forwards to it"},
+		{"the journal cannot be written, and neither it nor a file names an address's owner",
+			protocol{addresses: 1, unnamed: true, commits: 1, faults: 1}, "a rule for address"},
+		{"a DEL that frees by pod lasts longer than the next sandbox's ADD waits",
+			protocol{addresses: 1, pod: true, slow: true, faults: 1}, "not its own"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			states, trace := tt.model.check()
+			t.Logf("%d states\n%s", states, strings.Join(trace, "\n"))
+			if trace == nil || !strings.Contains(trace[len(trace)-1], tt.wrong) {
+				t.Errorf("no counterexample with %q: no limit any more", tt.wrong)
+			}
+		})
+	}
+}
+
+// TestProtocolAtLength checks models that are too large for a normal run.
+func TestProtocolAtLength(t *testing.T) {
+	if os.Getenv(longEnv) == "" {
+		t.Skip("only with " + longEnv)
+	}
+	for _, model := range []protocol{
+		{addresses: 2, power: 1, faults: 1},
+		{addresses: 2, crashes: 1, faults: 1},
+		{addresses: 1, crashes: 2, faults: 2},
+		{addresses: 2, crashes: 1, faults: 1, lies: 1},
+		{addresses: 2, crashes: 1, faults: 1, reuse: true},
+		{addresses: 1, crashes: 2, faults: 1, reuse: true, hides: true},
+		{addresses: 2, crashes: 2, faults: 1, unnamed: true},
+		{three: true, addresses: 1, faults: 1},
+		{three: true, addresses: 2},
+		{addresses: 2, crashes: 1, faults: 1, off: true},
+		{addresses: 2, crashes: 1, faults: 1, path: true},
+		{addresses: 1, power: 1, crashes: 1},
+		{addresses: 1, power: 1, unnamed: true, faults: 1},
+		{addresses: 1, crashes: 1, faults: 1, plainDEL: true},
+		{addresses: 1, crashes: 1, faults: 1, slow: true},
+		{addresses: 1, faults: 2, unnamed: true, slow: true},
+		{addresses: 1, crashes: 1, faults: 1, skips: true},
+		{addresses: 1, crashes: 1, faults: 2, ports: true},
+		{addresses: 1, crashes: 1, faults: 1, lies: 1, ports: true},
+		{addresses: 1, power: 1, faults: 1, ports: true},
+		{addresses: 1, crashes: 1, faults: 1, impatient: true},
+		{addresses: 2, crashes: 2, agent: true},
+		{addresses: 1, crashes: 1, faults: 2, pod: true, agent: true},
+		{addresses: 2, commits: 1, crashes: 1},
+		{addresses: 1, commits: 2, faults: 1},
+		{addresses: 1, commits: 1, crashes: 1, power: 1},
+		{addresses: 2, commits: 1, faults: 1, reuse: true},
+		{addresses: 1, commits: 1, crashes: 1, reuse: true},
+		{addresses: 1, crashes: 1, faults: 1, off: true, hides: true},
+		{addresses: 1, power: 1, off: true, crashes: 1},
+	} {
+		states, trace := model.check()
+		t.Logf("%+v: %d states", model, states)
+		if trace != nil {
+			t.Errorf("wrong:\n%s", strings.Join(trace, "\n"))
+		}
+	}
+}

@@ -1,0 +1,349 @@
+package decide
+
+import (
+	"fmt"
+	"slices"
+)
+
+// move is a next state, and who does what to reach it.
+type move struct {
+	who int // as name takes it
+	how string
+	to  state
+}
+
+var delegates = [...]string{"bridge", "firewall", "portmap"}
+
+func name(p int) string {
+	switch p {
+	case nSelf:
+		return "sweep"
+	case nOld:
+		return "A's old ADD"
+	case none:
+		return "the node"
+	}
+	return "ABC"[p : p+1]
+}
+
+// moves returns all possible next states.
+func (m *protocol) moves(s state) (all []move) {
+	by := func(who int) func(string, state) {
+		return func(how string, to state) { all = append(all, move{who, how, to}) }
+	}
+	for i := range m.containers() {
+		m.runtime(s, i, by(int(i)))
+		m.node(s, i, by(none))
+	}
+	for p := range s.p {
+		if s.p[p].pc == pEnded {
+			continue
+		}
+		m.step(s, p, by(p))
+		if s.left.crashes > 0 {
+			by(p)("killed", m.kill(s, p))
+		}
+	}
+	if s.left.power > 0 {
+		by(none)("a loss of power", s.reboot())
+	}
+	if (m.agent || m.skips) && !s.grace && !s.c[0].agent && !s.c[1].agent {
+		s.grace = true
+		by(none)("the grace period ends", s)
+	}
+	return all
+}
+
+// node calls to with what happens to a container without its runtime: delegates that outlived their
+// unwind or its kill, and sweeps.
+func (m *protocol) node(s state, i int8, to func(string, state)) {
+	what := func(format string) string { return fmt.Sprintf(format, name(int(i))) }
+	if o := s.orphan[i]; o.there {
+		next := s
+		m.effect(&next, o)
+		next.orphan[i] = lostDelegate{}
+		if next.lock[i] == lockOrphan {
+			next.lock[i] = none
+		}
+		to(what("the delegate of %s that outlived its unwind ends"), next)
+	}
+	if s.c[i].agent {
+		next := s
+		next.c[i].agent = false
+		to(what("the agent of %s does not finish"), next)
+		if !m.pod || !slices.ContainsFunc(s.owner[:], ofPod) {
+			m.effect(&next, lostDelegate{add: true, on: i, n: 1})
+		}
+		to(what("the agent finishes the ADD of %s"), next)
+	}
+	if s.p[nSelf].pc != pEnded || s.lock[i] != none {
+		return
+	}
+	if next := s; m.without != unholding {
+		if m.unhold(&next, i); next != s {
+			to(what("a sweep removes the file held for %s"), next)
+		}
+	}
+	if next := s; m.reconstruct(&next, i) {
+		to(what("a sweep reconstructs a record of %s"), next)
+	}
+	for at := range s.c[i].r {
+		if r := &s.c[i].r[at]; r.pending() && !r.memory && m.judge(&s, i, r).Releasable() {
+			next := s
+			m.sweep(&next, i, r.n)
+			to(what("a sweep begins with %s"), next)
+		}
+	}
+}
+
+// reconstruct lets the sweep begin with a record of a dead container of which the journal knows nothing
+// and host-local has an address. It reports whether there is one.
+func (m *protocol) reconstruct(s *state, i int8) bool {
+	c, a := &s.c[i], s.has(i)
+	if !m.lists || m.unnamed || a == none || !c.unlisted() {
+		return false
+	}
+	for _, r := range c.r {
+		if r.pending() && (r.n == s.made[a] || r.memory) {
+			return false
+		}
+	}
+	c.push(record{n: s.made[a], claim: a, steps: m.chain(), told: true, memory: true})
+	s.set(&c.r[0], deleting)
+	m.sweep(s, i, s.made[a])
+	return true
+}
+
+// sweep lets the sweep begin with a record.
+func (m *protocol) sweep(s *state, i, n int8) {
+	m.take(s, i, nSelf)
+	s.p[nSelf] = process{pc: pMark, on: i, n: n, back: none}
+}
+
+// runtime calls to with each action that the runtime can take on a container.
+func (m *protocol) runtime(s state, i int8, to func(string, state)) {
+	c := s.c[i]
+	do := func(how string, change func(*state, *sandboxed)) {
+		next := s
+		change(&next, &next.c[i])
+		to(how, next)
+	}
+	del := func(n *state, c *sandboxed) {
+		c.phase, c.given = dels, none
+		n.p[i] = process{pc: pLock, on: i, back: none}
+	}
+	if m.impatient && i == 0 && c.phase == adds && s.p[i].add && s.p[nOld].pc == pEnded {
+		do("gives up its ADD and sends the DEL", func(n *state, c *sandboxed) {
+			n.p[nOld] = n.p[i]
+			for at := range n.lock {
+				if n.lock[at] == i {
+					n.lock[at] = nOld
+				}
+			}
+			del(n, c)
+		})
+	}
+	plain := m.plain && i == m.containers()-1
+	if s.p[i].pc != pEnded {
+		return
+	}
+	if m.mayAdd(&s, i) {
+		switch a := s.free(m); {
+		case !plain:
+			do("ADD", func(n *state, c *sandboxed) {
+				c.phase, c.netns, c.inside, c.given, c.device, c.passed = adds, true, true, none, false, false
+				c.took = m.path && i == 1 && n.c[0].adds != 0 && !n.c[0].netns && n.c[0].phase != dels
+				c.adds++
+				n.p[i] = process{pc: pLock, add: true, on: i, back: none, claim: none}
+			})
+		case a != none && !s.atWork(): // an ADD of the plain chain does not wait for DELs of unwind
+			do("ADD of the plain chain", func(n *state, c *sandboxed) { m.plainADD(n, i, a) })
+		}
+	}
+	if plain {
+		return
+	}
+	m.unseen(s, i, do)
+	m.plainGoesOn(s, i, do)
+	if m.path && i == 0 && c.phase == over && c.cached != none && !c.twice {
+		do("a second DEL", func(n *state, c *sandboxed) {
+			c.twice = true
+			del(n, c)
+		})
+	}
+	if c.phase != up && c.phase != failed && c.phase != owed {
+		return
+	}
+	do("DEL", del)
+	if c.netns {
+		do("the sandbox is forgotten, and ends", func(_ *state, c *sandboxed) {
+			c.netns, c.inside, c.device = false, false, false
+			if c.phase != up {
+				c.phase = over // no DEL comes any more
+			}
+		})
+	}
+	// A late DEL harms others, as the plain chain always has.
+	if m.plainDEL && c.phase == up && c.netns {
+		do("DEL of the plain chain", func(n *state, c *sandboxed) { m.plainDELs(n, i) })
+	}
+	if m.hides && c.phase == up && c.netns {
+		do("the path of the namespace goes", func(_ *state, c *sandboxed) { c.netns = false })
+	}
+	if m.hides && c.phase == up && !c.netns && c.inside {
+		do("the last process of the namespace ends", func(_ *state, c *sandboxed) { c.inside, c.device = false, false })
+	}
+}
+
+// mayAdd reports whether the runtime may send an ADD of a container. The next sandbox of a pod comes
+// after the one before is over.
+func (m *protocol) mayAdd(s *state, i int8) bool {
+	c := &s.c[i]
+	switch {
+	case m.pod && i == 0 && s.c[1].phase != idle, m.pod && i == 1 && s.c[0].phase != over:
+		return false
+	case c.phase == idle:
+		return true
+	}
+	return m.reuse && c.phase == over && c.adds < 2 && i == 0
+}
+
+func (m *protocol) plainADD(s *state, i, a int8) {
+	m.plainBridge(s, i, a)
+	m.plainFirewall(s, i)
+}
+
+func (m *protocol) plainBridge(s *state, i, a int8) {
+	c := &s.c[i]
+	c.adds++
+	c.phase, c.netns, c.inside, c.device, c.plain, c.passed, c.given = adds, true, true, true, true, false, a
+	s.owner[a], s.made[a] = i, c.adds
+}
+
+func (m *protocol) plainFirewall(s *state, i int8) {
+	c := &s.c[i]
+	c.phase, c.cached, c.cachedN = up, c.given, c.adds
+	s.rules[c.given] |= 1 << i
+	if m.ports {
+		s.forwards[c.given] |= 1 << i
+	}
+}
+
+func (m *protocol) plainDELs(s *state, i int8) {
+	c := &s.c[i]
+	if c.given != none {
+		m.effect(s, lostDelegate{step: 1, on: i, shows: c.given})
+	}
+	m.effect(s, lostDelegate{on: i})
+	m.effect(s, lostDelegate{step: 2, on: i})
+	c.phase, c.cached, c.cachedN, c.plain = over, none, 0, false
+}
+
+// unseen calls do with the plain chain's actions on A while unwind is switched off and no process
+// works: an ADD of the plain chain does not wait for DELs that unwind is running.
+func (m *protocol) unseen(s state, i int8, do func(string, func(*state, *sandboxed))) {
+	c := s.c[i]
+	if !m.off || i != 0 || s.atWork() {
+		return
+	}
+	if c.phase == up && s.owner[c.given] == i { // otherwise the plain chain's DEL is late
+		do("DEL of the plain chain", func(n *state, c *sandboxed) {
+			m.plainDELs(n, i)
+			c.given, c.netns, c.inside = none, false, false
+		})
+	}
+	a := s.free(m)
+	switch r := &c.r[0]; {
+	case c.phase != over || c.adds != 1 || a == none:
+	case m.unnamed, r.pending() && !r.filed: // nothing shows it before its result is cached
+		do("ADD of the plain chain", func(n *state, c *sandboxed) { m.plainADD(n, i, a) })
+	default:
+		do("ADD of the plain chain begins", func(n *state, c *sandboxed) { m.plainBridge(n, i, a) })
+	}
+}
+
+// plainGoesOn calls do with the end of an ADD of A that the plain chain has begun.
+func (m *protocol) plainGoesOn(s state, i int8, do func(string, func(*state, *sandboxed))) {
+	if c := &s.c[i]; c.phase != adds || !c.plain {
+		return
+	}
+	do("ADD of the plain chain", func(n *state, c *sandboxed) { m.plainFirewall(n, i) })
+	do("ADD of the plain chain is cut off", func(n *state, c *sandboxed) {
+		c.phase, c.given, c.bare, c.plain = failed, none, true, false
+	})
+}
+
+// kill ends a process. A delegate that it runs goes on and keeps the lock.
+func (m *protocol) kill(s state, p int) state {
+	pr := s.p[p]
+	s.left.crashes--
+	runs := (pr.pc == pAdd || pr.pc == pDel) && !pr.hangs
+	behind := m.agent && pr.pc == pAdd && pr.step == 0
+	if behind {
+		s.record(pr.on, pr.n).killed = true
+	}
+	m.end(&s, p)
+	switch {
+	case !runs:
+	case behind:
+		s.c[pr.on].agent, s.grace = true, false
+	case !s.orphan[pr.on].there:
+		s.orphan[pr.on] = pr.delegate()
+		if m.without != locks && m.without != inherited {
+			s.lock[pr.on] = lockOrphan
+		}
+	}
+	if p < maxC {
+		switch s.c[p].phase {
+		case adds:
+			s.c[p].phase = failed
+		case dels:
+			s.c[p].phase = owed
+		}
+	}
+	return s
+}
+
+// end ends a process, with its locks and what only it knows.
+func (m *protocol) end(s *state, p int) {
+	for i := range m.containers() {
+		s.drop(i, p)
+	}
+	if i := s.p[p].on; (s.p[p].add && of(p) == i || p == nSelf) && s.c[i].r[0].memory {
+		s.c[i].forgets()
+	}
+	s.p[p] = process{}
+}
+
+// forgets drops what only an ADD knows.
+func (c *sandboxed) forgets() { c.r[0], c.r[1], c.bare = c.r[1], record{}, true }
+
+// delegate returns the call that a process runs.
+func (pr *process) delegate() lostDelegate {
+	return lostDelegate{there: true, add: pr.pc == pAdd, step: pr.step, on: pr.on, n: pr.n, shows: pr.shows, place: pr.place}
+}
+
+// reboot ends all that the kernel has. The journal and the IPAM plugin's files stay.
+func (s state) reboot() state {
+	s.left.power--
+	for i := range s.c {
+		c := &s.c[i]
+		if c.r[0].memory {
+			c.forgets()
+		}
+		s.lock[i] = none
+		c.netns, c.inside, c.device, c.agent = false, false, false, false
+		for at := range c.r {
+			c.r[at].booted = c.r[at].pending()
+		}
+		switch c.phase {
+		case adds:
+			c.phase, c.bare = failed, c.bare || c.plain
+		case dels:
+			c.phase = owed
+		}
+	}
+	s.p, s.orphan = [maxC + 2]process{}, [maxC]lostDelegate{}
+	s.rules, s.forwards = [maxA]uint8{}, [maxA]uint8{}
+	return s
+}

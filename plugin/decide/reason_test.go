@@ -1,0 +1,66 @@
+package decide
+
+import (
+	"slices"
+	"testing"
+
+	"cni-unwind/plugin/tristate"
+)
+
+// recordable are the reasons that the journal may have in an entry.
+var recordable = []Reason{Requested, Superseded, FailedADD, EarlierBoot, Interrupted, NetNSGone, Unlisted, OtherMachine}
+
+// TestReasonsHaveLabels: each reason for which something is undone has a code of its own, which is
+// its label but for one that a verb of the runtime brings about.
+func TestReasonsHaveLabels(t *testing.T) {
+	t.Parallel()
+	var codes []string
+	for _, r := range recordable {
+		if r.Code == "" || r.Text == "" || slices.Contains(codes, r.Code) {
+			t.Errorf("%+v: a code of its own and a text are needed", r)
+		}
+		codes = append(codes, r.Code)
+		if want := r.Code; r.Label() != want && r != Superseded || r == Superseded && r.Label() != "requested" {
+			t.Errorf("%+v has the label %q", r, r.Label())
+		}
+		if got := Recorded(r.Code, "other words"); !got.Is(r) {
+			t.Errorf("%q in other words is read as %+v", r.Code, got)
+		}
+	}
+	if got := Recorded("", ""); got != Requested {
+		t.Errorf("no reason is read as %+v", got)
+	}
+}
+
+// TestIs: two reasons are the same if their code is, or, without one, their text.
+func TestIs(t *testing.T) {
+	for _, tt := range []struct {
+		a, b Reason
+		same bool
+	}{
+		{Reason{"a", "x"}, Reason{"a", "y"}, true}, {Reason{"a", "x"}, Reason{"b", "x"}, false},
+		{Reason{"", "x"}, Reason{"", "x"}, true}, {Reason{"", "x"}, Reason{"", "y"}, false}, {Reason{"", "x"}, Reason{"a", "x"}, false},
+	} {
+		if tt.a.Is(tt.b) != tt.same || tt.b.Is(tt.a) != tt.same {
+			t.Errorf("%+v and %+v: want %t", tt.a, tt.b, tt.same)
+		}
+	}
+}
+
+// TestHasOtherOwner: an address has another owner if host-local names one, or may, or if another
+// attachment claims it that is not undone, has not given it back and is not dead.
+func TestHasOtherOwner(t *testing.T) {
+	for _, fate := range []Fate{Live, Unknown, Dead} {
+		for i := range 4 {
+			other := OtherOwner{BeingUndone: i&1 != 0, GaveBack: i&2 != 0, Fate: fate}
+			if got, want := HasOtherOwner(tristate.No, []OtherOwner{other}), i == 0 && fate != Dead; got != want {
+				t.Errorf("%+v: %t", other, got)
+			}
+		}
+	}
+	for named, want := range map[tristate.Value]bool{tristate.No: false, tristate.Yes: true, tristate.Unknown: true} {
+		if HasOtherOwner(named, nil) != want {
+			t.Errorf("host-local says %v: want %t", named, want)
+		}
+	}
+}

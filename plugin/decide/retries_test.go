@@ -1,0 +1,116 @@
+package decide
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/tristate"
+	"cni-unwind/testdata/document"
+)
+
+const minute = int64(time.Minute)
+
+func no() bool { return false }
+
+// TestDueTable keeps the tables in README.md in step with Due and After. Each row
+// of the first takes away what made the row before it wait, so the order of the rows is proven too.
+func TestDueTable(t *testing.T) {
+	const readme = "README.md"
+	s := journal.Step{Type: "sriov", Tries: 1, Config: withIPAM("spiderpool")}
+	p := pass()
+	p.NewerLives, p.PodLives, p.ContainerLives, p.NoNetNS = true, yes, yes, true
+	p.Queued = func(*journal.Step) bool { return true }
+	p.Withheld = p.Queued
+	p.Forwarded = func(*journal.Step) tristate.Value { return tristate.Yes }
+	cell := func(p Pass) string {
+		switch w := Due(&s, p); {
+		case w == journal.Wait{}:
+			return "now"
+		case w.For == journal.ForTime:
+			return "after the pause"
+		case w.Until > now+minute:
+			return fmt.Sprintf("waits: `%s`, until `gracePeriod` is over", w.For)
+		default:
+			return fmt.Sprintf("waits: `%s`", w.For)
+		}
+	}
+	table := "| the pending DEL | STATUS, the agent | GC, `unwindctl sweep` | the runtime's DEL |\n|---|---|---|---|\n"
+	row := func(words string, change func()) {
+		change()
+		sweep, asked := p, p
+		sweep.IgnorePause, asked.IgnorePause, asked.Asked = true, true, true
+		table += fmt.Sprintf("| %s | %s | %s | %s |\n", words, cell(p), cell(sweep), cell(asked))
+	}
+	row("a newer ADD of the attachment is live", func() {})
+	row("its plugin releases by pod (spiderpool), and another sandbox of the pod is live", func() { p.NewerLives = false })
+	row("it may have succeeded, its plugin releases by container ID (whereabouts), and a live attachment has that ID", func() {
+		p.PodLives, s.Config = no, withIPAM("whereabouts")
+	})
+	row("its plugin has queued it (cilium-cni)", func() { p.ContainerLives, s.Wait.For = no, journal.ForQueue })
+	row("it does nothing without CNI_NETNS, and the namespace is gone (kube-ovn, sriov)", func() {
+		p.Queued = func(*journal.Step) bool { return false }
+	})
+	row("it ran without CNI_NETNS, and did nothing", func() { p.NoNetNS, s.Wait.For = false, journal.ForRuntime })
+	row("a host port forwards to its address, or may", func() { s.Wait.For = journal.ForRule })
+	row("it ran without an address that still has another owner", func() {
+		p.Forwarded = func(*journal.Step) tristate.Value { return tristate.No }
+		s.Wait.For = journal.ForOwner
+	})
+	row("it succeeded, and has to run once more", func() {
+		s.Wait = journal.Wait{Until: now + 5*minute, For: journal.ForRepeat}
+	})
+	row("it failed", func() { s.Wait = journal.Wait{Until: now + minute} })
+	row("it was never tried, or what it waited for is over", func() { s.Wait = journal.Wait{} })
+	document.Table(t, readme, "due", table)
+
+	table = "| a try of a DEL | then |\n|---|---|\n"
+	for _, tt := range afterRows {
+		after, done := After(tt.step, tt.outcome, tt.pass())
+		words := "retried after a pause"
+		switch {
+		case done:
+			words = "done"
+		case after.Wait.For != journal.ForTime:
+			words = fmt.Sprintf("waits: `%s`", after.Wait.For)
+		}
+		if after.Wait.For == journal.ForRepeat && !done {
+			words = "runs once more, after `gracePeriod`: `repeat`"
+		}
+		table += fmt.Sprintf("| %s | %s |\n", tt.name, words)
+	}
+	document.Table(t, readme, "after", table)
+}
+
+func inAnotherBoot() Pass {
+	p := pass()
+	p.SameBoot = false
+	return p
+}
+
+// afterRows are the rows of After, each with an example.
+var afterRows = []struct {
+	name    string
+	step    journal.Step
+	outcome Outcome
+	pass    func() Pass
+}{
+	{"its delegate was killed", journal.Step{}, Outcome{Failed: true, Killed: true}, pass},
+	{"it failed 20 times, its ADD failed too, and its plugin is no longer in the chain",
+		journal.Step{ADD: journal.AddFailed, Tries: 19}, Outcome{Failed: true, NotInChain: true}, pass},
+	{"it failed", journal.Step{Tries: 19}, Outcome{Failed: true, NotInChain: true}, pass},
+	{"it succeeded without an address that has another owner", journal.Step{}, Outcome{Withheld: true}, pass},
+	{"it succeeded, and its plugin has queued it", journal.Step{}, Outcome{Queued: true}, pass},
+	{"it succeeded, and the store still has the address, or a host port forwards to it", journal.Step{}, Outcome{Free: tristate.No}, pass},
+	{"it succeeded within `gracePeriod` after its delegate was killed",
+		journal.Step{ADD: journal.AddKilled, Again: now + minute}, Outcome{Free: tristate.Yes}, pass},
+	{"the same, before a reboot", journal.Step{ADD: journal.AddKilled, Again: now + minute}, Outcome{}, inAnotherBoot},
+	{"it succeeded, which proves nothing for its plugin (aws-cni, whereabouts), and the store cannot be read",
+		journal.Step{Config: withIPAM("whereabouts")}, Outcome{}, pass},
+	{"the same, a second time", journal.Step{Config: withIPAM("whereabouts"), Again: now}, Outcome{}, pass},
+	{"it succeeded, and its plugin releases by pod (spiderpool)",
+		journal.Step{Config: withIPAM("spiderpool"), ADD: journal.AddKilled, Again: now + minute}, Outcome{}, pass},
+	{"it ran without CNI_NETNS, and did nothing (kube-ovn, sriov)", journal.Step{}, Outcome{Unnamed: true}, pass},
+	{"it succeeded", journal.Step{}, Outcome{}, pass},
+}

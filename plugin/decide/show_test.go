@@ -1,0 +1,61 @@
+package decide
+
+import (
+	"encoding/json"
+	"testing"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/tristate"
+)
+
+// TestShow has each row of Show, and what is next to it.
+func TestShow(t *testing.T) {
+	const path = "/run/netns/a"
+	for _, tt := range []struct {
+		name, plugin, config string
+		netns                NetNS
+		want                 Shown
+	}{
+		{"the runtime's DEL", "bridge", ``, NetNS{Found: true, Asked: true, Interface: tristate.Yes}, ShowPath},
+		{"a sweep's", "bridge", ``, NetNS{Found: true, Interface: tristate.Yes}, ShowPinned},
+		{"a sweep's, the interface unknown", "bridge", ``, NetNS{Found: true}, ShowPinned},
+		{"the interface is gone", "bridge", ``, NetNS{Found: true, Asked: true, Interface: tristate.No}, ShowScratch},
+		{"the interface is gone, of no use", "host-device", ``, NetNS{Found: true, Interface: tristate.No}, ShowPinned},
+		{"a sweep's, an agent opens it", "cilium-cni", ``, NetNS{Found: true}, ShowPath},
+		{"a sweep's, an unknown plugin", "own", ``, NetNS{Found: true}, ShowPath},
+
+		{"gone", "bridge", ``, NetNS{Gone: true, Asked: true, Path: path, PathFree: true}, ShowScratch},
+		{"gone, it needs some namespace", "terway", ``, NetNS{Gone: true}, ShowEmpty},
+		{"gone, it needs some namespace, asked", "terway", ``, NetNS{Gone: true, Asked: true, Path: path, PathFree: true}, ShowEmpty},
+		{"gone, a device", "ovn-k8s-cni-overlay", `{"deviceID": "0000:01"}`, NetNS{Gone: true}, ShowNone},
+		{"gone, no device", "ovn-k8s-cni-overlay", `{"deviceID2": "0000:01"}`, NetNS{Gone: true}, ShowEmpty},
+		{"gone, a sweep", "own", ``, NetNS{Path: path, PathFree: true}, ShowNone},
+		{"gone, it would take another's", "host-device", ``, NetNS{Asked: true, Path: path, PathFree: true}, ShowNone},
+		{"gone, the runtime asks", "own", ``, NetNS{Asked: true, Path: path, PathFree: true}, ShowRecorded},
+		{"gone, something is there", "own", ``, NetNS{Asked: true, Path: path}, ShowNowhere},
+		{"gone, a process's path", "own", ``, NetNS{Asked: true, Path: "/proc/5/ns/net", PathFree: true}, ShowNowhere},
+		{"gone, no path", "own", ``, NetNS{Asked: true, PathFree: true}, ShowNowhere},
+	} {
+		s := &journal.Step{Type: tt.plugin, Config: json.RawMessage(tt.config)}
+		if got := Show(s, tt.netns); got != tt.want {
+			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
+		}
+	}
+	for _, tt := range []struct {
+		plugin, config string
+		gone           bool
+		left           string
+		uses           bool
+	}{
+		{"bridge", ``, true, "", true},
+		{"own", ``, true, "", false},
+		{"ovn-k8s-cni-overlay", ``, true, "", false},
+		{"ovn-k8s-cni-overlay", `{"deviceID": "0000:01"}`, true, "ovnkube-node", false},
+		{"ovn-k8s-cni-overlay", `{"deviceID": "0000:01"}`, false, "", false},
+	} {
+		s := &journal.Step{Type: tt.plugin, Config: json.RawMessage(tt.config)}
+		if left, uses := LeftTo(s, NetNS{Gone: tt.gone}), UsesInterface(s); left != tt.left || uses != tt.uses {
+			t.Errorf("%s %s: left to %q, uses the interface: %t", tt.plugin, tt.config, left, uses)
+		}
+	}
+}

@@ -1,0 +1,135 @@
+// Package delegate runs one plugin of a chain.
+//
+// It does not use libcni's invoke.Exec, for three reasons. A delegate runs in its own process
+// group, so that its children are killed with it at the deadline: a child could otherwise continue
+// an ADD that is being undone. A delegate inherits the attachment's lock, so that the next verb
+// after a killed unwind waits for it. Its output is limited, so that it cannot exhaust memory.
+package delegate
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"cni-unwind/plugin/netconf"
+)
+
+const (
+	// LockFD is the delegate's descriptor of the attachment's lock, which it only holds. The number
+	// does not conflict with shell scripts, which use 3 to 9 explicitly and 10 and up internally.
+	LockFD = 20
+	// maxStdout and maxStderr limit the stored output of a delegate, in bytes. unwind reads and drops
+	// the rest, so that the delegate does not block.
+	maxStdout = 4 << 20
+	maxStderr = 64 << 10
+	// pipeDelay bounds the wait for the output of a delegate that has exited: a daemon that it left
+	// may hold the pipe.
+	pipeDelay = 500 * time.Millisecond
+	// GroupDelay bounds the wait for the processes of a killed delegate.
+	GroupDelay = time.Second
+	// slowAfter is the time within which most delegates finish.
+	slowAfter = 500 * time.Millisecond
+	// busyDelay bounds the retries of a binary that is being written ("text file busy"), and of a
+	// process that the limit of processes does not allow.
+	busyDelay = 2 * time.Second
+)
+
+// Call is one execution of a delegate.
+type Call struct {
+	Command     string
+	Plugin      string // type
+	Path        string // CNI_PATH
+	ContainerID string
+	Netns       string
+	Ifname      string
+	Args        string // CNI_ARGS
+	Stdin       []byte
+	Lock        *os.File // inherited as LockFD; nil without a journal
+}
+
+// Failure is a failed call. Code, Msg and Details are the delegate's own if it printed a CNI error.
+type Failure struct {
+	Plugin  string
+	Command string
+	Code    uint
+	Msg     string
+	Details string
+	// Killed is set if the delegate did not end by itself: unwind killed it at the deadline, or a
+	// signal ended it. An agent behind the delegate may go on with its work.
+	Killed bool
+	// Unstarted is set if the delegate never ran: it has taken nothing, and given back nothing.
+	Unstarted bool
+	// PutRight is set if the runtime needs no error for it, see undoMistake.
+	PutRight bool
+}
+
+// Said returns the delegate's message, with the details of its error.
+func (f *Failure) Said() string {
+	if f.Details == "" {
+		return f.Msg
+	}
+	return f.Msg + "; " + f.Details
+}
+
+func (f *Failure) Error() string {
+	verb := map[string]string{"ADD": "add", "DEL": "delete", "CHECK": "check", "STATUS": "status",
+		"GC": "gc"}[f.Command]
+	return fmt.Sprintf("plugin type=%q failed (%s): %s", f.Plugin, verb, f.Msg) // libcni's words
+}
+
+// environ returns unwind's own environment, with the CNI variables of this call, which come last
+// and so replace those of the same name.
+func (c *Call) environ() []string {
+	return append(os.Environ(), "CNI_COMMAND="+c.Command, "CNI_CONTAINERID="+c.ContainerID,
+		"CNI_NETNS="+c.Netns, "CNI_IFNAME="+c.Ifname, "CNI_ARGS="+c.Args, "CNI_PATH="+c.Path)
+}
+
+// explain returns the Failure of a delegate that did not succeed, with its own message, or libcni's
+// if it printed none.
+func (c *Call) explain(
+	ctx context.Context, state *os.ProcessState, stdout, stderr []byte,
+) *Failure {
+	f := c.Failed(types.ErrInternal, "")
+	f.Killed = ctx.Err() != nil || !state.Exited()
+	var said types.Error
+	parseErr := json.Unmarshal(stdout, &said)
+	wordless := fmt.Sprintf("netplugin failed with no error message: %s", state)
+	switch {
+	case ctx.Err() != nil:
+		f.Msg = "timed out and was killed"
+		switch cause := context.Cause(ctx); {
+		case !errors.Is(cause, ctx.Err()):
+			f.Msg = "killed: " + cause.Error()
+		case errors.Is(cause, context.Canceled):
+			f.Msg = "killed because unwind was asked to stop"
+		}
+	case len(bytes.TrimSpace(stdout)) == 0 && len(stderr) == 0:
+		f.Msg = wordless
+	case len(bytes.TrimSpace(stdout)) == 0:
+		f.Msg = fmt.Sprintf("netplugin failed: %q: %s", netconf.Shorten(string(stderr), 500),
+			state)
+	case parseErr != nil:
+		f.Msg = fmt.Sprintf("netplugin failed but error parsing its diagnostic message %q: %v",
+			netconf.Shorten(string(stdout), 500), parseErr)
+	default:
+		f.Code, f.Msg, f.Details = said.Code, cmp.Or(said.Msg, wordless), said.Details
+	}
+	return f
+}
+
+func (c *Call) Failed(code uint, msg string) *Failure {
+	return &Failure{Plugin: c.Plugin, Command: c.Command, Code: code, Msg: msg}
+}
+
+func (c *Call) notStarted(code uint, err error) *Failure {
+	f := c.Failed(code, err.Error())
+	f.Unstarted = true
+	return f
+}

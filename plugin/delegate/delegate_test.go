@@ -1,0 +1,247 @@
+package delegate
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/facts"
+)
+
+// script returns a call of a delegate that is a shell script, in a directory of its own.
+func script(t *testing.T, text string) *Call {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "delegate"), []byte("#!/bin/sh\ncd "+dir+"\n"+text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return &Call{Command: "ADD", Plugin: "delegate", Path: dir, ContainerID: "a", Netns: "/none", Ifname: "eth0", Stdin: []byte("{}")}
+}
+
+func (c *Call) file(name string) string { return filepath.Join(c.Path, name) }
+
+// TestGroupEndsAtDeadline: when its time is over a delegate is ended with all that it started, and
+// when run returns none of them is left.
+func TestGroupEndsAtDeadline(t *testing.T) {
+	t.Parallel()
+	text := `trap "" TERM HUP INT; sleep 60 & echo $! >child; sh -c 'trap "" TERM; sleep 60 & echo $! >grandchild.new; ` +
+		`mv grandchild.new grandchild; wait' & wait`
+	for _, c := range []struct{ name, msg string }{
+		{"deadline", "timed out and was killed"},
+		{"cancelled", "killed because unwind was asked to stop"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			d := script(t, text)
+			ctx, cancel := context.WithCancel(context.Background())
+			if c.name == "deadline" {
+				ctx, cancel = context.WithTimeout(ctx, 2*time.Second)
+			}
+			defer cancel()
+			if c.name == "cancelled" {
+				go func() {
+					for _, err := os.Stat(d.file("grandchild")); err != nil && ctx.Err() == nil; _, err = os.Stat(d.file("grandchild")) {
+						time.Sleep(10 * time.Millisecond)
+					}
+					cancel()
+				}()
+			}
+			_, f := new(Processes).Run(ctx, d, io.Discard)
+			if f == nil || !f.Killed || f.Msg != c.msg {
+				t.Errorf("%+v, want killed, %q", f, c.msg)
+			}
+			for _, name := range []string{"child", "grandchild"} {
+				text, err := os.ReadFile(d.file(name))
+				if err != nil {
+					t.Fatal(err)
+				}
+				pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+				if err == nil && !strings.Contains(string(stat), ") Z ") { // a zombie is init's to reap
+					t.Errorf("the %s is still there: %s", name, stat)
+				}
+			}
+		})
+	}
+}
+
+// TestLockIsInherited: a delegate and what it starts hold the attachment's lock.
+func TestLockIsInherited(t *testing.T) {
+	t.Parallel()
+	store := &journal.Store{Dir: filepath.Join(t.TempDir(), "state")}
+	key := journal.Key{Network: "net", ContainerID: "a", IfName: "eth0"}
+	lock, err := store.TryAcquire(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Release()
+	d := script(t, `readlink /proc/$$/fd/20; sh -c 'readlink /proc/$$/fd/20'`)
+	d.Lock = lock.File()
+	stdout, f := new(Processes).Run(context.Background(), d, os.Stderr)
+	path := store.LockPath(key)
+	if want := path + "\n" + path + "\n"; f != nil || string(stdout) != want {
+		t.Errorf("%q, %v; want %q", stdout, f, want)
+	}
+	if pids, err := facts.HoldersOf(path, LockFD); len(pids) > 0 || err != nil {
+		t.Errorf("the delegates %v hold it after they ended (%v)", pids, err)
+	}
+}
+
+// TestTextFileBusy: a binary that is being written is tried again for a while. A DEL that could not
+// run is never a success; libcni's own RawExec says it is.
+func TestTextFileBusy(t *testing.T) {
+	t.Parallel()
+	for _, command := range []string{"ADD", "DEL"} {
+		for _, held := range []time.Duration{300 * time.Millisecond, time.Minute} {
+			t.Run(fmt.Sprintf("%s, held for %s", command, held), func(t *testing.T) {
+				t.Parallel()
+				d := script(t, `echo ran >ran`)
+				d.Command = command
+				f, err := os.OpenFile(d.file(d.Plugin), os.O_WRONLY, 0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer f.Close()
+				time.AfterFunc(held, func() { _ = f.Close() })
+				_, failed := new(Processes).Run(context.Background(), d, io.Discard)
+				_, err = os.Stat(d.file("ran"))
+				ran := err == nil
+				if held < busyDelay && (failed != nil || !ran) {
+					t.Errorf("%v, ran %t; want a success", failed, ran)
+				}
+				if held > busyDelay && (failed == nil || ran || failed.Killed || !strings.Contains(failed.Msg, "text file busy")) {
+					t.Errorf("%+v, ran %t; want \"text file busy\"", failed, ran)
+				}
+			})
+		}
+	}
+}
+
+// TestOutputIsBounded: what a delegate prints beyond the bounds is dropped, and on stdout it is an
+// error: half a result is none.
+func TestOutputIsBounded(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name           string
+		stdout, stderr int
+		ok             bool
+	}{
+		{"at the bounds", maxStdout, maxStderr, true},
+		{"more on stdout", maxStdout + 1, 0, false},
+		{"more on stderr", 1, 10 * maxStderr, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			d := script(t, fmt.Sprintf(`head -c %d /dev/zero; head -c %d /dev/zero >&2`, c.stdout, c.stderr))
+			var stderr bytes.Buffer
+			stdout, f := new(Processes).Run(context.Background(), d, &stderr)
+			if (f == nil) != c.ok || c.ok && len(stdout) != c.stdout || stderr.Len() != min(c.stderr, maxStderr) {
+				t.Errorf("%v, %d and %d bytes", f, len(stdout), stderr.Len())
+			}
+			if !c.ok && (f.Code != types.ErrDecodingFailure || !strings.Contains(f.Msg, strconv.Itoa(maxStdout))) {
+				t.Errorf("%+v", f)
+			}
+		})
+	}
+}
+
+// TestHugeOutput: 100 MB on stdout do not go into memory. It runs by itself, for others would be
+// counted too.
+func TestHugeOutput(t *testing.T) {
+	c := script(t, `head -c 100000000 /dev/zero`)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	_, f := new(Processes).Run(context.Background(), c, os.Stderr)
+	runtime.ReadMemStats(&after)
+	if f == nil || f.Code != types.ErrDecodingFailure || f.Killed {
+		t.Errorf("%+v, want a result that cannot be used", f)
+	}
+	if used := after.TotalAlloc - before.TotalAlloc; used > 8*maxStdout {
+		t.Errorf("it took %d MB of memory", used>>20)
+	}
+}
+
+// TestDaemonHoldsOutput: a daemon that a delegate left with its stdout and stderr does not hold the
+// result up.
+func TestDaemonHoldsOutput(t *testing.T) {
+	t.Parallel()
+	d := script(t, `sleep 60 & echo $! >daemon; echo '{"some": "result"}'`)
+	began := time.Now()
+	stdout, f := new(Processes).Run(context.Background(), d, os.Stderr)
+	if took := time.Since(began); f != nil || string(stdout) != "{\"some\": \"result\"}\n" || took > 10*time.Second {
+		t.Errorf("%q, %v after %s", stdout, f, took)
+	}
+	pid, err := os.ReadFile(d.file("daemon"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("kill", strings.TrimSpace(string(pid))).CombinedOutput(); err != nil {
+		t.Errorf("the daemon is gone: %s", out)
+	}
+}
+
+// TestWordsOfFailure: a delegate's own error passes unchanged; for one that says nothing useful the
+// words are libcni's, for which there are alerts in the field.
+func TestWordsOfFailure(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name, text string
+		code       uint
+		killed     bool
+	}{
+		{"a CNI error", `echo '{"cniVersion": "1.0.0", "code": 123, "msg": "no room", "details": "in the pool"}'; exit 1`, 123, false},
+		{"a CNI error, and stderr", `echo noise >&2; echo '{"code": 7, "msg": "no room"}'; exit 3`, 7, false},
+		{"an error without words", `echo '{"code": 11}'; exit 1`, 11, false},
+		{"nothing", `exit 4`, types.ErrInternal, false},
+		{"stderr only", `echo "what is" >&2; echo wrong >&2; exit 1`, types.ErrInternal, false},
+		{"no JSON", `echo panic: no JSON; exit 2`, types.ErrInternal, false},
+		{"killed", `kill -KILL $$`, types.ErrInternal, true},
+		{"ended", `echo bye >&2; kill -TERM $$`, types.ErrInternal, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			d := script(t, c.text)
+			_, f := new(Processes).Run(context.Background(), d, io.Discard)
+			_, err := (&invoke.RawExec{}).ExecPlugin(context.Background(), d.file(d.Plugin), d.Stdin, os.Environ())
+			var libcni *types.Error
+			if f == nil || !errors.As(err, &libcni) {
+				t.Fatalf("%v; libcni %v", f, err)
+			}
+			if libcni.Msg == "" {
+				libcni.Msg = "netplugin failed with no error message: exit status 1"
+			}
+			if f.Msg != libcni.Msg || f.Details != libcni.Details || f.Code != c.code || f.Killed != c.killed {
+				t.Errorf("%+v, want %+v, code %d, killed %t", f, libcni, c.code, c.killed)
+			}
+		})
+	}
+}
+
+// TestNoBinary: a plugin that is not there gives libcni's words, too.
+func TestNoBinary(t *testing.T) {
+	t.Parallel()
+	d := script(t, "")
+	d.Plugin, d.Path = "absent", d.Path+":/none"
+	_, f := new(Processes).Run(context.Background(), d, io.Discard)
+	_, err := invoke.FindInPath("absent", filepath.SplitList(d.Path))
+	if f == nil || err == nil || f.Msg != err.Error() || f.Code != types.ErrPluginNotAvailable || f.Killed {
+		t.Errorf("%+v, want %v, code %d", f, err, types.ErrPluginNotAvailable)
+	}
+}

@@ -1,0 +1,143 @@
+package delegate
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"syscall"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"cni-unwind/plugin/netconf"
+)
+
+// Runner runs delegates, one at a time. The Runner of the tests starts no process.
+type Runner interface {
+	// Run runs a delegate and returns its standard output. A nil Failure means that it ran and
+	// succeeded.
+	Run(ctx context.Context, c *Call, stderr io.Writer) ([]byte, *Failure)
+}
+
+// Processes runs each delegate as a process.
+type Processes struct {
+	At   func(point string) // called where a crash would leave another state; nil outside of tests
+	Slow func()             // called when a delegate takes longer than slowAfter; may be nil
+}
+
+// Run executes a delegate in its own process group and returns its standard output. It returns once
+// the process has exited or, if ctx ended it, once its whole group has. A nil Failure means that
+// the process ran and exited 0.
+func (r *Processes) Run(ctx context.Context, c *Call, stderr io.Writer) ([]byte, *Failure) {
+	binary, err := netconf.FindPlugin(c.Plugin, c.Path)
+	if err != nil {
+		return nil, c.notStarted(types.ErrPluginNotAvailable, err)
+	}
+	out, said := &output{most: maxStdout}, &output{most: maxStderr}
+	cmd, err := start(ctx, func(lock *os.File) *exec.Cmd {
+		cmd := c.command(ctx, binary, lock)
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = &input{bytes.NewReader(c.Stdin), r.At}, out, said
+		return cmd
+	}, c.Lock)
+	if err != nil && ctx.Err() != nil {
+		err = errors.New("not started: unwind was asked to stop, or has no time left")
+	}
+	if err != nil {
+		return nil, c.notStarted(types.ErrInternal, err)
+	}
+	if r.Slow != nil {
+		defer time.AfterFunc(slowAfter, r.Slow).Stop()
+	}
+	err = cmd.Wait() // also if a daemon holds its pipes, which is no failure
+	if ctx.Err() != nil {
+		awaitGroup(cmd.Process.Pid)
+	}
+	_, _ = stderr.Write(said.kept.Bytes())
+	if cmd.ProcessState == nil { // somebody else reaped it
+		return nil, c.Failed(types.ErrInternal, err.Error())
+	}
+	switch {
+	case !cmd.ProcessState.Success() || ctx.Err() != nil:
+		return nil, c.explain(ctx, cmd.ProcessState, out.kept.Bytes(), said.kept.Bytes())
+	case out.dropped:
+		return nil, c.Failed(types.ErrDecodingFailure,
+			fmt.Sprintf("printed more than %d bytes", maxStdout))
+	}
+	return out.kept.Bytes(), nil
+}
+
+// command returns the process of a call, without its pipes. A descriptor that is nil is closed in
+// the process.
+func (c *Call) command(ctx context.Context, binary string, lock *os.File) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, binary)
+	cmd.Env = c.environ()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = pipeDelay
+	if lock != nil {
+		cmd.ExtraFiles = append(make([]*os.File, LockFD-3), lock)
+	}
+	return cmd
+}
+
+// start starts a command, made anew for each try. It retries for a while if the binary is being
+// written or the limit of processes is reached. If RLIMIT_NOFILE has no room for LockFD, it starts
+// the delegate without the lock; if that delegate is orphaned, nobody waits for it.
+func start(
+	ctx context.Context, command func(lock *os.File) *exec.Cmd, lock *os.File,
+) (*exec.Cmd, error) {
+	for giveUp := time.Now().Add(busyDelay); ; time.Sleep(50 * time.Millisecond) {
+		cmd := command(lock)
+		err := cmd.Start()
+		if lock != nil && (errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.EBADF)) {
+			cmd = command(nil)
+			err = cmd.Start()
+		}
+		passes := errors.Is(err, syscall.ETXTBSY) || errors.Is(err, syscall.EAGAIN)
+		if !passes || time.Now().After(giveUp) || ctx.Err() != nil {
+			return cmd, err
+		}
+	}
+}
+
+// awaitGroup kills a process group and waits, up to GroupDelay, until none of it is left: a child
+// of a delegate could otherwise finish an ADD during the next DEL.
+func awaitGroup(pgid int) {
+	for end := time.Now().Add(GroupDelay); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+		if errors.Is(syscall.Kill(-pgid, syscall.SIGKILL), syscall.ESRCH) {
+			return
+		}
+	}
+}
+
+// input is a delegate's configuration. At its end, the process has all of it in its pipe.
+type input struct {
+	config *bytes.Reader
+	at     func(point string)
+}
+
+func (i *input) Read(p []byte) (int, error) {
+	n, err := i.config.Read(p)
+	if err == io.EOF && i.at != nil {
+		i.at("fed")
+	}
+	return n, err
+}
+
+// output keeps the beginning of what a process prints.
+type output struct {
+	kept    bytes.Buffer
+	most    int  // bytes to keep
+	dropped bool // there was more
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	n := min(len(p), o.most-o.kept.Len())
+	o.dropped = o.dropped || n < len(p)
+	_, _ = o.kept.Write(p[:n])
+	return len(p), nil
+}

@@ -1,0 +1,65 @@
+package delegate
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestLargeInAndOut: a configuration and an answer that no pipe holds, at once, cannot block each
+// other.
+func TestLargeInAndOut(t *testing.T) {
+	t.Parallel()
+	c := script(t, `head -c 1000000 /dev/zero; cat`)
+	c.Stdin = bytes.Repeat([]byte("x"), 1<<20)
+	stdout, f := new(Processes).Run(context.Background(), c, io.Discard)
+	if f != nil || len(stdout) != 1000000+1<<20 {
+		t.Errorf("%d bytes, %v", len(stdout), f)
+	}
+}
+
+// TestDeadlineWhileItIsFed: a delegate that does not read a large configuration is killed in time,
+// also if a child in a session of its own holds the pipe.
+func TestDeadlineWhileItIsFed(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{`sleep 60`, `setsid sleep 60 & sleep 60`} {
+		t.Run(text, func(t *testing.T) { t.Parallel(); deadlineWhileItIsFed(t, text) })
+	}
+}
+
+func deadlineWhileItIsFed(t *testing.T, text string) {
+	t.Helper()
+	c := script(t, text)
+	c.Stdin = bytes.Repeat([]byte("x"), 1<<20)
+	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+	defer cancel()
+	done := make(chan *Failure, 1)
+	go func() {
+		_, f := new(Processes).Run(ctx, c, io.Discard)
+		done <- f
+	}()
+	select {
+	case f := <-done:
+		if f == nil || !f.Killed {
+			t.Errorf("%+v, want killed", f)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatal("it still runs")
+	}
+}
+
+// TestNotStarted: a delegate whose time is over before it starts has not run, and so has taken nothing.
+func TestNotStarted(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	c := script(t, `echo >ran`)
+	_, f := new(Processes).Run(ctx, c, io.Discard)
+	if _, err := os.Stat(c.file("ran")); f == nil || !f.Unstarted || f.Killed || !strings.HasPrefix(f.Msg, "not started") || err == nil {
+		t.Errorf("%+v, ran: %t", f, err == nil)
+	}
+}

@@ -1,0 +1,182 @@
+package facts
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/netconf"
+)
+
+// cacheDir is libcni's cache of results; containerd, CRI-O, podman, nerdctl and cnitool leave it
+// there.
+const cacheDir = "/var/lib/cni/results"
+
+// Cached is what libcni keeps of a successful ADD until its DEL has succeeded (libcni/api.go,
+// cachedInfo).
+type Cached struct {
+	Network     string          `json:"networkName"`
+	ContainerID string          `json:"containerId"`
+	IfName      string          `json:"ifName"`
+	NetNS       string          `json:"netns"` // with libcni before 1.1 that of the result, or ""
+	Args        [][2]string     `json:"cniArgs"`
+	Config      []byte          `json:"config"` // the conflist
+	Result      json.RawMessage `json:"result"`
+	// RuntimeConfig has the runtime's arguments for plugins with capabilities.
+	RuntimeConfig map[string]json.RawMessage `json:"capabilityArgs"`
+
+	Path    string    `json:"-"` // of its file
+	Written time.Time `json:"-"` // by the wall clock; zero if it was read alone
+}
+
+// CNIArgs returns CNI_ARGS of the ADD.
+func (c Cached) CNIArgs() string {
+	var args []string
+	for _, a := range c.Args {
+		args = append(args, a[0]+"="+a[1])
+	}
+	return strings.Join(args, ";")
+}
+
+// Pod returns the pod of the ADD, if it was one's.
+func (c Cached) Pod() journal.Pod { return netconf.PodOf(c.CNIArgs()) }
+
+// Chain returns the chain that the runtime ran, with the configuration that unwind had or would
+// have for it. through says that it ran through unwind.
+func (c Cached) Chain() (chain *netconf.Chain, conf *netconf.Conf, through bool, err error) {
+	list, err := netconf.ParseConflist(c.Config)
+	if err != nil {
+		return nil, nil, false, err
+	}
+	if list.Name = cmp.Or(list.Name, c.Network); list.Unwind != nil {
+		conf, through = list.Unwind, true
+		conf.Name = list.Name
+		chain, err = conf.LoadChain()
+	} else {
+		chain, conf, err = list.Plain()
+	}
+	switch {
+	case err != nil:
+		return nil, nil, through, err
+	case conf.Name != c.Network:
+		return nil, nil, through, fmt.Errorf("libcni's cache entry for network %q has a chain "+
+			"of network %q", c.Network, conf.Name)
+	}
+	conf.RuntimeConfig = c.RuntimeConfig
+	return chain, conf, through, nil
+}
+
+func (c Cached) Key() journal.Key {
+	return journal.Key{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName}
+}
+
+// Cache returns all of libcni's cache but the files that are not of an attachment. The error names
+// those that cannot be read; Cache returns the others with it. It skips one that cannot be read and
+// is younger than the grace period: libcni writes in place, so an ADD may be writing it.
+func (n *Node) Cache() ([]Cached, error) {
+	all, err := n.readCache("", n.GracePeriod)
+	return slices.DeleteFunc(all,
+		func(c Cached) bool { return fileName(c.Key()) != filepath.Base(c.Path) }), err
+}
+
+// CachedAttachments returns the attachments of a container in a network from libcni's cache.
+func (n *Node) CachedAttachments(network, containerID string) ([]Cached, error) {
+	return n.readCache(network+"-"+containerID+"-", 0)
+}
+
+// readCache returns the files of libcni's cache whose names begin with a prefix. The error names
+// those that cannot be read, except those that are younger than young.
+func (n *Node) readCache(prefix string, young time.Duration) (all []Cached, err error) {
+	files, err := os.ReadDir(n.cacheDir())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	errs := []error{err}
+	for _, f := range files {
+		if f.IsDir() || !strings.HasPrefix(f.Name(), prefix) {
+			continue
+		}
+		c, err := n.readCached(f.Name())
+		info, infoErr := f.Info() // afterwards: not older than what was read
+		switch {
+		case errors.Is(infoErr, fs.ErrNotExist): // its DEL has just removed it
+		case infoErr != nil:
+			errs = append(errs, infoErr)
+		case err == nil && c != nil:
+			c.Written = info.ModTime()
+			all = append(all, *c)
+		case young == 0 || time.Since(info.ModTime()) >= young:
+			errs = append(errs, err)
+		}
+	}
+	return all, errors.Join(errs...)
+}
+
+// fileName returns the name of an attachment's file in libcni's cache.
+func fileName(k journal.Key) string {
+	return fmt.Sprintf("%s-%s-%s", k.Network, k.ContainerID, k.IfName)
+}
+
+// CachedADD returns an attachment's ADD from libcni's cache, or nil.
+func (n *Node) CachedADD(key journal.Key) (*Cached, error) {
+	return n.readCached(fileName(key))
+}
+
+// readCached reads a file of libcni's cache. It returns nil if there is none.
+func (n *Node) readCached(name string) (*Cached, error) {
+	c := &Cached{Path: filepath.Join(n.cacheDir(), name)}
+	data, err := netconf.ReadFile(c.Path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(data, c)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("libcni's cache: %s: %w", name, err)
+	}
+	c.NetNS = cmp.Or(c.NetNS, netconf.SandboxOf(c.Result, c.IfName))
+	return c, nil
+}
+
+func (n *Node) cacheDir() string {
+	if n.CacheDir != "" {
+		return n.CacheDir
+	}
+	return cacheDir
+}
+
+// CachedOwner reports whether libcni's cache gives an address to an attachment whose network
+// namespace exists: the only record of an address whose IPAM plugin names no owner. but excludes
+// ADDs. In doubt it does.
+func (n *Node) CachedOwner(address netip.Addr, but func(Cached) bool) bool {
+	return n.anyCached(func(c Cached) bool {
+		addresses := netconf.InterfaceOf(c.Result, c.IfName).Addresses
+		return !but(c) && slices.Contains(addresses, address.Unmap()) && c.netNSThere()
+	})
+}
+
+// anyCached reports whether is returns true for an ADD in libcni's cache. It skips those that it
+// cannot read.
+func (n *Node) anyCached(is func(Cached) bool) bool {
+	all, err := n.readCache("", 0)
+	if err != nil {
+		n.Log.Warn("cannot read libcni's cache for the owner of an address", "err", err)
+	}
+	return slices.ContainsFunc(all, is)
+}
+
+// netNSThere reports whether the ADD's network namespace exists. In doubt it does.
+func (c Cached) netNSThere() bool {
+	_, err := Identify(c.NetNS)
+	return c.NetNS == "" || err == nil || !IsNoNetNS(err)
+}

@@ -1,0 +1,168 @@
+package facts
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"time"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/decide"
+	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/tristate"
+)
+
+// Judge returns the verdict on an attachment whose lock the caller does not hold.
+func (n *Node) Judge(ctx context.Context, e *journal.Entry) decide.Verdict {
+	return decide.Decide(n.Gather(ctx, e, nil))
+}
+
+// Gather returns the evidence on an attachment. ours is its lock, if the caller holds it.
+func (n *Node) Gather(ctx context.Context, e *journal.Entry, ours *journal.Lock) decide.Evidence {
+	ev := decide.Evidence{
+		State: e.State, Reason: decide.Recorded(e.Cause, e.Reason),
+		SameNamespaces: lookAt(func() (tristate.Value, error) { return n.SameNamespaces(e), nil }),
+		SameBoot:       n.SameBoot(e), OtherHost: n.otherHost(e), Listed: n.List.has(e),
+		AddedUnseen: lookAt(func() (tristate.Value, error) { return n.Later(ctx, e) }),
+	}
+	n.gatherLock(&ev, e.Key, ours)
+	if e.Updated.Boot != 0 {
+		ev.PastGracePeriod = tristate.Of(n.GraceLeft(e) < 0, nil)
+	}
+	if e.NetNS.Known() && n.SameBoot(e) == tristate.Yes {
+		n.gatherNetNS(&ev, e)
+	}
+	return ev
+}
+
+// Doubt returns the first of several joined errors, as part of a verdict's reason.
+func Doubt(err error) string {
+	if err == nil {
+		return ""
+	}
+	first, _, _ := strings.Cut(err.Error(), "\n")
+	return netconf.Shorten(first, 300)
+}
+
+// GraceOf returns the grace period of the attachment's network: the configured one, or the one
+// of the ADD.
+func (n *Node) GraceOf(e *journal.Entry) time.Duration {
+	if recorded := e.GracePeriod; e.Network != n.Network && recorded != 0 {
+		return recorded
+	}
+	return n.GracePeriod
+}
+
+// GraceLeft returns how long an attachment is too young to be judged by a list; negative if it is
+// not.
+func (n *Node) GraceLeft(e *journal.Entry) time.Duration {
+	return n.shortened(n.GraceOf(e)) - time.Duration(journal.BootNanos()-e.Updated.Boot)
+}
+
+func (n *Node) shortened(grace time.Duration) time.Duration {
+	if n.MostGrace > 0 {
+		return min(grace, n.MostGrace)
+	}
+	return grace
+}
+
+func (n *Node) gatherLock(ev *decide.Evidence, key journal.Key, ours *journal.Lock) {
+	if ours != nil {
+		ev.Locked, ev.LockFile = tristate.No, tristate.Of(!ours.Made(), nil)
+		return
+	}
+	look := sync.OnceValues(func() (journal.LockState, error) {
+		return n.Journal.Store.LookAtLock(key)
+	})
+	ev.Locked = lookFor(func() (bool, error) { state, err := look(); return state.Held, err })
+	ev.LockFile = lookFor(func() (bool, error) { state, err := look(); return state.Exists, err })
+}
+
+// gatherNetNS has the facts about the namespace and the interface of an ADD of this boot.
+func (n *Node) gatherNetNS(ev *decide.Evidence, e *journal.Entry) {
+	ev.NetNS = lookFor(func() (bool, error) {
+		place, err := Find(e.NetNS, "")
+		place.Close()
+		return place.There(), err
+	})
+	ev.HasProcess = lookFor(func() (bool, error) {
+		return n.View.ProcessIn(e.NetNS, len(e.HostLinks) == 0)
+	})
+	ev.HostLink = lookFor(func() (bool, error) { return LinkThere(e.HostLinks) })
+}
+
+// List is a runtime's list of attachments.
+type List struct {
+	Network string // the network that it covers; "" for all
+	Pods    bool   // it covers pods only
+	// Valid has the attachments, by container ID and interface; an interface "" stands for all of a
+	// container.
+	Valid map[netconf.Attachment]bool
+	Named map[string]journal.Pod // the pods of containers, as far as the list has their names
+	// Runtimes are the processes of the runtimes that returned the list; 0 stands for one that this
+	// process cannot see. It is empty for a list from another source.
+	Runtimes []int
+}
+
+// NewList makes a list of the attachments of a network.
+func NewList(network string, valid []netconf.Attachment) *List {
+	l := &List{Network: network, Valid: map[netconf.Attachment]bool{}, Named: map[string]journal.Pod{}}
+	for _, a := range valid {
+		l.Valid[a] = true
+	}
+	return l
+}
+
+// has reports whether an attachment is on the list. It is nil without a list, and unknown if the
+// list does not cover the attachment.
+func (l *List) has(e *journal.Entry) decide.Fact {
+	if l == nil {
+		return nil
+	}
+	if l.Network != "" && l.Network != e.Network || l.Pods && !isPod(e.Pod) {
+		return tristate.Unknown
+	}
+	return tristate.Of(l.Names(e.Key), nil)
+}
+
+// isPod reports whether an attachment is of a pod. A podman container has a pod's name in its
+// arguments, but no pod namespace (podman#12083).
+func isPod(pod journal.Pod) bool { return pod.Namespace != "" && pod.Name != "" }
+
+// shortID is the least that crictl, nerdctl and podman print of a container ID.
+const shortID = 12
+
+// Names reports whether the list has the attachment, or all interfaces of its container. A list
+// that people made may have the beginnings of container IDs.
+func (l *List) Names(k journal.Key) bool {
+	names := func(id string) bool {
+		return l.Valid[netconf.Attachment{ContainerID: id, IfName: k.IfName}] ||
+			l.Valid[netconf.Attachment{ContainerID: id, IfName: ""}]
+	}
+	for n := shortID; n < len(k.ContainerID); n++ {
+		if names(k.ContainerID[:n]) {
+			return true
+		}
+	}
+	return names(k.ContainerID)
+}
+
+// HasContainer reports whether a list has a container, with any interface. A list of pods does not
+// cover a container that is not a pod; libcni's cache shows which ones are.
+func (l *List) HasContainer(network, id string, cache []Cached) tristate.Value {
+	if l == nil || l.Network != "" && l.Network != network {
+		return tristate.Unknown
+	}
+	for a := range l.Valid {
+		if a.ContainerID == id ||
+			len(a.ContainerID) >= shortID && strings.HasPrefix(id, a.ContainerID) {
+			return tristate.Yes
+		}
+	}
+	for _, c := range cache {
+		if l.Pods && !isPod(c.Pod()) {
+			return tristate.Unknown
+		}
+	}
+	return tristate.No
+}

@@ -1,0 +1,142 @@
+// Package facts looks at the node: network namespaces and the processes in them, mounts,
+// interfaces, rules, libcni's cache, host-local's files and the runtime's list. It changes nothing.
+// Package decide turns the facts into verdicts.
+package facts
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+
+	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/netconf"
+)
+
+// This returns the machine, the boot and the namespaces of this process. A part that cannot be read
+// is "".
+func This() journal.Host {
+	h := namespaces("/proc/self/ns/")
+	h.BootID = firstLine("/proc/sys/kernel/random/boot_id")
+	h.Machine = machineOf(firstLine("/sys/class/dmi/id/product_uuid"), firstLine("/etc/machine-id"))
+	return h
+}
+
+// machineOf returns the name of a machine: its DMI UUID, since its machine-id may change at each
+// boot, or its machine-id if the UUID is not valid.
+func machineOf(uuid, id string) string {
+	uuid = strings.ToLower(uuid)
+	switch {
+	case strings.Trim(uuid, "0f-") != "":
+		return "dmi:" + uuid
+	case id != "":
+		return "machine-id:" + id
+	}
+	return ""
+}
+
+// namespacesOf returns the namespaces of a process. A part that cannot be read is "".
+func namespacesOf(pid int) journal.Host { return namespaces(procOf(pid) + "/ns/") }
+
+func namespaces(dir string) (h journal.Host) {
+	h.MountNS, _ = os.Readlink(dir + "mnt")
+	h.PIDNS, _ = os.Readlink(dir + "pid")
+	h.NetNS, _ = os.Readlink(dir + "net")
+	h.TimeNS, _ = os.Readlink(dir + "time")
+	return h
+}
+
+func firstLine(path string) string {
+	text, _ := os.ReadFile(path)
+	line, _, _ := strings.Cut(string(text), "\n")
+	return strings.TrimSpace(line)
+}
+
+// In runs fn in a network namespace.
+func In(netns ns.NetNS, fn func() error) (err error) {
+	OnThread(func() {
+		if err = unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET); err != nil {
+			err = fmt.Errorf("cannot enter network namespace %s: %w", netns.Path(), err)
+			return
+		}
+		err = fn()
+	})
+	return err
+}
+
+// OnThread runs fn on a thread that ends with it, so that no other goroutine gets a thread in
+// another network namespace. It never uses the main thread of the process: /proc shows the
+// namespace of that thread as the process's.
+func OnThread(fn func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		if unix.Gettid() == os.Getpid() {
+			OnThread(fn) // while this thread waits
+			runtime.UnlockOSThread()
+			return
+		}
+		fn()
+	}()
+	<-done
+}
+
+// HoldersOf returns the processes that hold the lock at a path as delegates do, at the given
+// descriptor. It omits an unwind that waits for the lock and also has the file open.
+func HoldersOf(path string, descriptor int) (pids []int, err error) {
+	var want, st unix.Stat_t
+	if err := unix.Stat(path, &want); err != nil {
+		return nil, err
+	}
+	all, err := Processes()
+	for _, pid := range all {
+		if unix.Stat(fmt.Sprintf("/proc/%d/fd/%d", pid, descriptor), &st) != nil ||
+			st.Dev != want.Dev || st.Ino != want.Ino {
+			continue
+		}
+		info, _ := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", pid, descriptor))
+		if pid != os.Getpid() && bytes.Contains(info, []byte("OFDLCK")) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, err
+}
+
+// HostLinks returns the host ends of the container's interfaces in a result: the veths among the
+// interfaces without a sandbox. The others (a bridge, a macvlan's master) outlive the container.
+func HostLinks(r *netconf.Result) []journal.HostLink {
+	var links []journal.HostLink
+	for _, i := range r.Interfaces {
+		if i.Sandbox != "" || i.Name == "" {
+			continue
+		}
+		if link, err := netlink.LinkByName(i.Name); err == nil && link.Type() == "veth" {
+			links = append(links, journal.HostLink{Name: i.Name, MAC: link.Attrs().HardwareAddr.String()})
+		}
+	}
+	return links
+}
+
+// LinkThere reports whether one of the links exists on this host. An error means unknown.
+func LinkThere(links []journal.HostLink) (bool, error) {
+	for _, l := range links {
+		link, err := netlink.LinkByName(l.Name)
+		if errors.As(err, new(netlink.LinkNotFoundError)) {
+			continue
+		}
+		if err != nil {
+			return false, err
+		}
+		if link.Attrs().HardwareAddr.String() == l.MAC {
+			return true, nil
+		}
+	}
+	return false, nil
+}

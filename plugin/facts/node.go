@@ -1,0 +1,119 @@
+package facts
+
+import (
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/record"
+	"cni-unwind/plugin/tristate"
+)
+
+// Node is the node as one process sees it, with what that process knows about the runtime. It only
+// reads: the kernel, libcni's cache, host-local's files, and the journal.
+type Node struct {
+	Journal *record.Recorder
+	Log     *slog.Logger
+	Host    journal.Host
+	// Invoked says that a runtime started this process, see SameNamespaces.
+	Invoked bool
+	// List is the runtime's list of attachments, or nil.
+	List *List
+	// Network is the network whose configuration this process has; GracePeriod is from there.
+	Network     string
+	GracePeriod time.Duration
+	// MostGrace, if not 0, shortens every grace period before a list can prove something dead.
+	MostGrace time.Duration
+	// CacheDir is the directory of libcni's cache of results; "" is the one that all runtimes use.
+	CacheDir string
+	View     *View // shared by all workers of a process
+}
+
+// Fork returns the same node for another goroutine, with its own recorder.
+func (n *Node) Fork(journal *record.Recorder) *Node {
+	fork := *n
+	fork.Journal = journal
+	return &fork
+}
+
+// SameBoot reports whether an ADD ran in the current boot.
+func (n *Node) SameBoot(g *journal.Entry) tristate.Value {
+	if g.Host.BootID == "" || n.Host.BootID == "" {
+		return tristate.Unknown
+	}
+	return tristate.Of(g.Host.BootID == n.Host.BootID, nil)
+}
+
+// otherHost reports whether an ADD ran on another machine. The result is unknown if one machine is
+// known by its DMI UUID and the other by its machine-id.
+func (n *Node) otherHost(g *journal.Entry) tristate.Value {
+	ours, _, _ := strings.Cut(n.Host.Machine, ":")
+	theirs, _, _ := strings.Cut(g.Host.Machine, ":")
+	if ours == "" || ours != theirs {
+		return tristate.Unknown
+	}
+	return tristate.Of(g.Host.Machine != n.Host.Machine, nil)
+}
+
+// SameNamespaces reports whether this process sees what the ADD saw, so that whatever it does not
+// see is gone. A runtime starts every verb in the same namespaces. Any other process has to be in
+// the namespaces of the ADD: in a container with the state directory mounted, every network
+// namespace looks gone and without processes. Namespace numbers are meaningless in another boot,
+// except that of the initial PID namespace, whose process 1 is in the other initial namespaces.
+func (n *Node) SameNamespaces(g *journal.Entry) tristate.Value {
+	if n.Invoked {
+		return tristate.Yes
+	}
+	theirs := g.Host
+	if n.SameBoot(g) == tristate.No {
+		init := namespacesOf(1)
+		theirs.MountNS, theirs.NetNS, theirs.TimeNS = init.MountNS, init.NetNS, init.TimeNS
+	}
+	for _, of := range []struct {
+		ours, theirs string
+		needed       bool
+	}{
+		{n.Host.MountNS, theirs.MountNS, true}, {n.Host.PIDNS, theirs.PIDNS, true},
+		{n.Host.NetNS, theirs.NetNS, false}, {n.Host.TimeNS, theirs.TimeNS, false},
+	} {
+		switch {
+		case of.needed && (of.ours == "" || of.theirs == ""):
+			return tristate.Unknown
+		case of.theirs != "" && of.ours != of.theirs:
+			return tristate.No
+		}
+	}
+	return tristate.Yes
+}
+
+// SeesAsRuntime reports whether this process sees what the runtime sees, for use without a recorded
+// ADD. It does if it is in the namespaces of each runtime that returned the list, even if these are
+// a container's (kind, k3d, LXC); or if it is in the initial PID namespace and in the other
+// namespaces of process 1. A container has its own process 1, but not the initial PID namespace.
+func (n *Node) SeesAsRuntime() tristate.Value {
+	if n.List != nil && len(n.List.Runtimes) > 0 &&
+		!slices.ContainsFunc(n.List.Runtimes, func(pid int) bool {
+			return pid == 0 || n.inNamespaces(namespacesOf(pid)) != tristate.Yes
+		}) {
+		return tristate.Yes
+	}
+	first := namespacesOf(1)
+	first.PIDNS = firstPIDNS
+	return n.inNamespaces(first)
+}
+
+func (n *Node) inNamespaces(of journal.Host) tristate.Value {
+	of.BootID = n.Host.BootID
+	return n.SameNamespaces(&journal.Entry{Host: of})
+}
+
+// firstPIDNS is the number of the kernel's first PID namespace (PROC_PID_INIT_INO in
+// include/linux/proc_ns.h).
+const firstPIDNS = "pid:[4026531836]"
+
+// IsHost reports whether a network namespace is that of this process.
+func (n *Node) IsHost(netns journal.NetNS) bool {
+	return n.Host.NetNS != "" && LinkOf(netns) == n.Host.NetNS
+}

@@ -1,0 +1,48 @@
+package facts
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/tristate"
+)
+
+func TestOtherHost(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		ours, theirs string
+		want         tristate.Value
+	}{
+		{"dmi:1", "dmi:1", tristate.No}, {"dmi:1", "dmi:2", tristate.Yes}, {"machine-id:1", "machine-id:1", tristate.No}, {"machine-id:1", "machine-id:2", tristate.Yes},
+		{"dmi:1", "machine-id:1", tristate.Unknown}, {"machine-id:1", "dmi:1", tristate.Unknown}, {"dmi:1", "machine-id:2", tristate.Unknown},
+		{"", "", tristate.Unknown}, {"", "dmi:1", tristate.Unknown}, {"dmi:1", "", tristate.Unknown},
+	} {
+		o := &Node{Host: journal.Host{Machine: c.ours}}
+		if got := o.otherHost(&journal.Entry{Host: journal.Host{Machine: c.theirs}}); got != c.want {
+			t.Errorf("here %q, there %q: %d, want %d", c.ours, c.theirs, got, c.want)
+		}
+	}
+}
+
+// TestMachineOf: a machine is known by its DMI UUID, whatever its machine-id is. Without a valid UUID
+// it is known by its machine-id.
+func TestMachineOf(t *testing.T) {
+	for _, c := range []struct{ uuid, id, want string }{
+		{"4C4C4544-0042-3510-8052-B4C04F4E3232", "abc", "dmi:4c4c4544-0042-3510-8052-b4c04f4e3232"},
+		{"4c4c4544-0042-3510-8052-b4c04f4e3232", "", "dmi:4c4c4544-0042-3510-8052-b4c04f4e3232"},
+		{"00000000-0000-0000-0000-000000000000", "abc", "machine-id:abc"},
+		{"FFFFFFFF-FFFF-FFFF-FFFF-FFFFFFFFFFFF", "abc", "machine-id:abc"},
+		{"", "abc", "machine-id:abc"}, {"", "", ""},
+	} {
+		if got := machineOf(c.uuid, c.id); got != c.want {
+			t.Errorf("UUID %q, machine-id %q: %q, want %q", c.uuid, c.id, got, c.want)
+		}
+	}
+	uuid, _ := os.ReadFile("/sys/class/dmi/id/product_uuid")
+	id, _ := os.ReadFile("/etc/machine-id")
+	if got, want := This().Machine, machineOf(strings.TrimSpace(string(uuid)), strings.TrimSpace(string(id))); got != want {
+		t.Errorf("here: %q, want %q", got, want)
+	}
+}

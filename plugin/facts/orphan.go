@@ -1,0 +1,52 @@
+package facts
+
+import (
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/decide"
+	"cni-unwind/plugin/tristate"
+)
+
+// Owner is a container that the journal does not know, with what may show that it lives.
+type Owner struct {
+	Network, ContainerID string
+	Addresses            []netip.Addr
+	Made                 time.Time // of the youngest that it has, by the wall clock; zero if unknown
+	Grace                time.Duration
+}
+
+// JudgeOwner judges a container that the journal does not know.
+func (n *Node) JudgeOwner(o Owner) decide.Verdict { return decide.DecideOrphan(n.gatherOrphan(o)) }
+
+func (n *Node) gatherOrphan(o Owner) decide.Orphan {
+	cache, cacheErr := n.CachedAttachments(o.Network, o.ContainerID)
+	seen := decide.Orphan{
+		SameNamespaces: lookAt(func() (tristate.Value, error) {
+			_, err := os.Readlink(procOf(1) + "/ns/mnt")
+			return n.SeesAsRuntime(), err
+		}),
+		Listed: n.List.HasContainer(o.Network, o.ContainerID, cache),
+		Cached: lookFor(func() (bool, error) {
+			if slices.ContainsFunc(cache, Cached.netNSThere) {
+				return true, nil
+			}
+			return false, cacheErr
+		}),
+		Runs:  lookFor(func() (bool, error) { return n.View.ContainerRuns(o.ContainerID) }),
+		InUse: lookFor(func() (bool, error) { return n.View.Uses(o.Addresses) }),
+	}
+	if !o.Made.IsZero() {
+		seen.PastGracePeriod = tristate.Of(n.OwnerGraceLeft(o) < 0, nil)
+	}
+	return seen
+}
+
+// OwnerGraceLeft is GraceLeft for a container that the journal does not know.
+func (n *Node) OwnerGraceLeft(o Owner) time.Duration {
+	// The wall clock may have been set since, but not before the machine was started.
+	return n.shortened(o.Grace) - min(time.Since(o.Made), time.Duration(journal.BootNanos()))
+}

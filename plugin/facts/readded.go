@@ -1,0 +1,148 @@
+package facts
+
+import (
+	"context"
+	"os"
+	"slices"
+
+	"cni-unwind/ipam"
+	"cni-unwind/journal"
+	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/tristate"
+)
+
+// Later reports whether an ADD that the journal did not record added the attachment again: unwind
+// was disabled, or the journal could not be written. unwind then does not undo the old ADD: its
+// DELs go by container ID and interface, and would release what the delegates took for the later
+// one. The runtime's DEL undoes both.
+//
+// There was a later ADD if host-local has a file of the attachment that the commit of no record
+// saw, or libcni's cache has an interface that no record has. Both are compared for equality, never
+// for order. The cache may be stale: it counts if the namespace that it names exists, or a process
+// of the container runs. An error says why the result is unknown.
+func (n *Node) Later(ctx context.Context, e *journal.Entry) (tristate.Value, error) {
+	records := []*journal.Entry{e}
+	n.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
+		all, err := tx.Records(e.Key)
+		records = append(records, all...)
+		return journal.IgnoreDamaged(err)
+	})
+	for pool := range poolsOf(records) {
+		found, err := n.View.reservations(pool)
+		if err != nil {
+			return tristate.Unknown, err
+		}
+		for _, r := range found {
+			if r.Owner.Is(e.ContainerID, e.IfName) && !r.Empty() && !n.claimed(records, r) {
+				return tristate.Yes, nil
+			}
+		}
+	}
+	c, err := n.CachedADD(e.Key)
+	if c == nil || err != nil {
+		return tristate.Of(false, err), err
+	}
+	cached := netconf.InterfaceOf(c.Result, e.IfName)
+	if !cached.Known() || slices.ContainsFunc(records, func(e *journal.Entry) bool {
+		own := InterfaceOf(e)
+		return own.Known() && SameADD(own, cached) != tristate.No
+	}) {
+		return tristate.No, nil
+	}
+	runs := c.netNSThere()
+	if !runs {
+		runs, err = n.View.ContainerRuns(e.ContainerID)
+	}
+	return tristate.Of(runs, err), err
+}
+
+// poolsOf returns the pools of host-local from which records have addresses.
+func poolsOf(records []*journal.Entry) map[string]bool {
+	pools := map[string]bool{}
+	for _, e := range records {
+		for _, c := range e.Claims {
+			pools[c.Pool] = true
+		}
+	}
+	delete(pools, "")
+	return pools
+}
+
+// claimed reports whether some record has a reservation: its address, and the file as it was at the
+// commit. A copy of a disk has other inodes, so these count within one boot alone.
+func (n *Node) claimed(records []*journal.Entry, r ipam.Reservation) bool {
+	file, err := ipam.FileAt(r.Pool, r.Address)
+	return slices.ContainsFunc(records, func(e *journal.Entry) bool {
+		return slices.ContainsFunc(e.Claims, func(c journal.Claim) bool {
+			return c.Pool == r.Pool && c.Address == r.Address && (err != nil || c.Ino == 0 ||
+				c.Mtime == file.Mtime && (c.Ino == file.Ino || n.SameBoot(e) != tristate.Yes))
+		})
+	})
+}
+
+// InterfaceOf returns the container's interface, as far as the record of an ADD still has it.
+func InterfaceOf(e *journal.Entry) journal.Interface {
+	if named := netconf.InterfaceOf(e.Result, e.IfName); named.Known() {
+		return named
+	}
+	return e.Interface
+}
+
+// SameADD reports whether two results can come from the same ADD. A conversion to an old version of
+// the specification drops the interfaces and all but one address per family, so the addresses of
+// one may be a subset of the other's.
+func SameADD(a, b journal.Interface) tristate.Value {
+	if a.MAC != "" && b.MAC != "" && a.MAC != b.MAC {
+		return tristate.No
+	}
+	if len(a.Addresses) > len(b.Addresses) {
+		a, b = b, a
+	}
+	for _, address := range a.Addresses {
+		if !slices.Contains(b.Addresses, address) {
+			return tristate.No
+		}
+	}
+	return tristate.Equal(a.MAC != "" && b.MAC != "" || len(a.Addresses) > 0, true)
+}
+
+// Passed reports whether the DEL of an attachment has succeeded although the journal still has it
+// as live, because the journal could not be written. It needs both pieces of evidence: an operator
+// may have cleared host-local's files, and the runtime may have no cache.
+func (n *Node) Passed(e *journal.Entry) bool {
+	if c, err := n.CachedADD(e.Key); c != nil || err != nil {
+		return false
+	}
+	if _, err := os.Stat(n.cacheDir()); err != nil {
+		return false
+	}
+	passed, owner := false, ipam.Owner{ContainerID: e.ContainerID, IfName: e.IfName}
+	for _, c := range e.Claims {
+		if c.Pool == "" {
+			continue
+		}
+		if lost, err := ipam.Lost(c.Pool, owner, c.Address); err != nil || !lost {
+			return false
+		}
+		passed = true
+	}
+	return passed
+}
+
+// Anothers reports whether an interface belongs to another attachment, according to the journal or
+// libcni's cache.
+func (n *Node) Anothers(ctx context.Context, key journal.Key, seen Interface) (is bool) {
+	// in doubt it would be nobody's
+	n.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
+		return tx.All(func(other *journal.Entry, damaged error) error {
+			is = is || damaged == nil && other.State == journal.Live && other.Key != key &&
+				other.IfName == key.IfName && other.Host.BootID == n.Host.BootID &&
+				other.NetNS.Same(seen.Netns)
+			return nil // a damaged one is not live
+		})
+	})
+	return is || n.anyCached(func(c Cached) bool {
+		return c.Key() != key && c.IfName == key.IfName &&
+			seen.Is(netconf.InterfaceOf(c.Result, c.IfName))
+	})
+}

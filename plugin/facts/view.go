@@ -1,0 +1,195 @@
+package facts
+
+import (
+	"cmp"
+	"errors"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"cni-unwind/ipam"
+	"cni-unwind/journal"
+)
+
+// View has what one look at the whole node finds, for a second. The workers of a verb share it, so
+// one look serves a sweep of many attachments.
+type View struct {
+	mu        sync.Mutex
+	members   seen[map[string][]string] // see lookAtMembers
+	cgroups   seen[map[string]bool]
+	addresses seen[map[netip.Addr]bool] // in all network namespaces
+	pools     map[string]*seen[[]ipam.Reservation]
+}
+
+// seen is what one look found. An error says why something may be missing.
+type seen[T any] struct {
+	looked time.Time
+	found  T
+	err    error
+}
+
+// viewAge is how long what was seen stays current.
+const viewAge = time.Second
+
+// get returns what look finds, or has found lately.
+func (s *seen[T]) get(look func() (T, error)) (T, error) {
+	if now := time.Now(); now.Sub(s.looked) >= viewAge {
+		s.found, s.err = look()
+		s.looked = now
+	}
+	return s.found, s.err
+}
+
+// OpenByProcess opens a network namespace by a process in it. Without one the place is empty. An
+// error means unknown: some process cannot be inspected. rescan looks again, for an attachment
+// without other evidence: the earlier look may have missed a process.
+func (v *View) OpenByProcess(id journal.NetNS, ifname string, rescan bool) (Place, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	place, err := search(id, ifname, func(again bool) ([]string, error) {
+		if rescan || again {
+			v.members.looked = time.Time{}
+		}
+		all, err := v.members.get(lookAtMembers)
+		return all[LinkOf(id)], err
+	})
+	if place.There() { // the process may exit, and its ID be reused
+		place.Path = place.Pinned()
+	}
+	return place, err
+}
+
+// ProcessIn reports whether a process is in the network namespace: see OpenByProcess.
+func (v *View) ProcessIn(id journal.NetNS, rescan bool) (bool, error) {
+	place, err := v.OpenByProcess(id, "", rescan)
+	place.Close()
+	return place.There(), err
+}
+
+// lookAtMembers returns paths of the network namespaces of all processes, by the text of the link
+// there.
+func lookAtMembers() (map[string][]string, error) {
+	all := map[string][]string{}
+	pids, err := Processes()
+	for _, pid := range pids {
+		path, link, memberErr := memberOf(pid)
+		if err = cmp.Or(err, memberErr); link != "" {
+			all[link] = append(all[link], path)
+		}
+	}
+	return all, cmp.Or(checkAllShown(), err)
+}
+
+// Uses reports whether an interface in any network namespace has one of the addresses. An error
+// means unknown.
+func (v *View) Uses(addresses []netip.Addr) (bool, error) {
+	if len(addresses) == 0 {
+		return false, nil
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	all, err := v.addresses.get(lookAtAddresses)
+	if slices.ContainsFunc(addresses, func(a netip.Addr) bool { return all[a.Unmap()] }) {
+		return true, nil
+	}
+	return false, err
+}
+
+// lookAtAddresses returns the addresses in all network namespaces that have a process, or are
+// mounted where a path leads to them. A namespace may disappear meanwhile, or its process exit and
+// leave it to others, so lookAtAddresses looks again if it could not inspect one.
+func lookAtAddresses() (all map[netip.Addr]bool, err error) {
+	for range 3 {
+		all = map[netip.Addr]bool{}
+		if err = addAddresses(all); err == nil {
+			break
+		}
+	}
+	return all, err
+}
+
+func addAddresses(all map[netip.Addr]bool) error {
+	members, err := lookAtMembers()
+	mounts, mountErr := mountsOf("net:[")
+	errs := []error{err, mountErr}
+	for _, m := range mounts {
+		switch err := addressesAt(m.point, m.link, all); {
+		case err == nil:
+			delete(members, m.link)
+		case !IsNoNetNS(err) && !errors.Is(err, errElsewhere): // no other mount covers it
+			errs = append(errs, err)
+		}
+	}
+	for link, paths := range members {
+		for _, path := range paths {
+			if err = addressesAt(path, link, all); err == nil {
+				break
+			}
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// reservations returns the reservations in a pool, as Scan does.
+func (v *View) reservations(pool string) ([]ipam.Reservation, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.pools == nil {
+		v.pools = map[string]*seen[[]ipam.Reservation]{}
+	}
+	if v.pools[pool] == nil {
+		v.pools[pool] = &seen[[]ipam.Reservation]{}
+	}
+	return v.pools[pool].get(func() ([]ipam.Reservation, error) { return ipam.Scan(pool) })
+}
+
+// ContainerRuns reports whether the cgroup of some process names a container: see namesContainer.
+// An error means unknown.
+func (v *View) ContainerRuns(id string) (bool, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	all, err := v.cgroups.get(lookAtCgroups)
+	for path := range all {
+		if namesContainer(path, id) {
+			return true, nil
+		}
+	}
+	return false, err
+}
+
+// lookAtCgroups returns the lines of the cgroups of all processes:
+// "0::/system.slice/containerd.service".
+func lookAtCgroups() (map[string]bool, error) {
+	all := map[string]bool{}
+	pids, err := Processes()
+	for _, pid := range pids {
+		text, _ := os.ReadFile(procOf(pid) + "/cgroup") // it may have ended
+		for line := range strings.Lines(string(text)) {
+			all[strings.TrimSuffix(line, "\n")] = true
+		}
+	}
+	return all, cmp.Or(err, checkAllShown())
+}
+
+// namesContainer reports whether a directory of a cgroup's path is that of a container. With
+// cgroupfs its name is the ID; with systemd it has a prefix of the runtime's:
+//
+//	/kubepods/burstable/pod1234/ID
+//	/kubepods.slice/kubepods-pod1234.slice/cri-containerd-ID.scope
+//	/kubepods.slice/kubepods-pod1234.slice:cri-containerd:ID
+//
+// A short ID, which no runtime makes, has to be the whole name.
+func namesContainer(path, id string) bool {
+	for name := range strings.SplitSeq(path, "/") {
+		name = strings.TrimSuffix(name, ".scope")
+		if rest, is := strings.CutSuffix(name, id); is && (rest == "" ||
+			len(id) >= shortID && (strings.HasSuffix(rest, "-") || strings.HasSuffix(rest, ":"))) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,244 @@
+package sweep
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"slices"
+	"time"
+
+	"cni-unwind/ipam"
+	"cni-unwind/journal"
+	"cni-unwind/plugin/decide"
+	"cni-unwind/plugin/facts"
+	"cni-unwind/plugin/netconf"
+)
+
+// owner is an attachment that the journal does not know: one with addresses in a pool of
+// host-local, with a file in libcni's cache, or with both.
+type owner struct {
+	journal.Key
+	Pod    journal.Pod // from the list or libcni's cache, if one has it
+	held   []ipam.Reservation
+	cached *facts.Cached  // of this boot; nil without one
+	chain  *netconf.Chain // of the cached ADD, else of the first pool
+	conf   *netconf.Conf
+	// earlier says that something of it is from before this boot. Its rules and interfaces are gone,
+	// and the disk may be a copy of another machine's, whose pod a DEL could reach through a
+	// cluster-wide IPAM plugin.
+	earlier bool
+}
+
+// addresses returns those that host-local or libcni's cache has for the owner, without duplicates.
+func (o *owner) addresses() (all []netip.Addr) {
+	if o.cached != nil {
+		all = netconf.InterfaceOf(o.cached.Result, o.IfName).Addresses
+	}
+	for _, r := range o.held {
+		all = append(all, r.Address)
+	}
+	slices.SortFunc(all, netip.Addr.Compare)
+	return slices.Compact(all)
+}
+
+// getsDELs reports whether there is enough for DELs. host-local before 0.8 wrote no interface.
+func (o *owner) getsDELs() bool { return !o.earlier && o.chain != nil && o.IfName != "" }
+
+// made returns the time of the youngest file of the owner, or zero if it cannot be read. A file
+// that has just gone, by a DEL or another sweep, says nothing.
+func (o *owner) made() time.Time {
+	youngest := time.Unix(0, 0)
+	if o.cached != nil {
+		youngest = o.cached.Written
+	}
+	for _, r := range o.held {
+		changed, err := r.Changed()
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return time.Time{}
+		}
+		if err == nil && changed.After(youngest) {
+			youngest = changed
+		}
+	}
+	return youngest
+}
+
+// path returns the path of one of its files.
+func (o *owner) path() string {
+	if o.cached != nil {
+		return o.cached.Path
+	}
+	return o.held[0].Path()
+}
+
+// planOwners returns the verdict on each owner that the journal does not know. Without a list there
+// is no evidence against one, and it returns none.
+func (s *Sweep) planOwners(ctx context.Context) (findings []Finding, err error) {
+	if s.w.Node.List == nil || s.Attachment != nil {
+		return nil, nil
+	}
+	inJournal, err := s.containers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	g := &gathering{Sweep: s, byKey: map[journal.Key]*owner{}, inJournal: inJournal,
+		booted: time.Now().Add(-time.Duration(journal.BootNanos()))}
+	for _, p := range s.Pools {
+		g.addPool(p)
+	}
+	cache, cacheErr := s.w.Node.Cache()
+	for i := range cache {
+		g.addCached(&cache[i])
+	}
+	if s.Cache {
+		g.errs = append(g.errs, cacheErr)
+	}
+	for _, o := range g.all {
+		findings = append(findings, s.findingOn(o))
+	}
+	return findings, errors.Join(g.errs...)
+}
+
+// gathering collects the owners.
+type gathering struct {
+	*Sweep
+	all       []*owner
+	byKey     map[journal.Key]*owner
+	inJournal map[string]bool // container IDs
+	booted    time.Time
+	errs      []error
+}
+
+// add adds an owner, or returns the one with that key.
+func (g *gathering) add(key journal.Key) *owner {
+	o := g.byKey[key]
+	if o == nil {
+		o = &owner{Key: key, Pod: g.w.Node.List.Named[key.ContainerID]}
+		g.all, g.byKey[key] = append(g.all, o), o
+	}
+	return o
+}
+
+// addPool adds the owners of the addresses in a pool.
+func (g *gathering) addPool(p Pool) {
+	found, err := ipam.Scan(p.Dir)
+	g.errs = append(g.errs, err)
+	for _, r := range found {
+		if r.Empty() || r.IsHeld() || g.inJournal[r.Owner.ContainerID] {
+			continue
+		}
+		o := g.add(journal.Key{Network: p.Network, ContainerID: r.Owner.ContainerID,
+			IfName: r.Owner.IfName})
+		if len(o.held) == 0 {
+			o.chain, o.conf = p.chain, p.conf
+		}
+		g.hold(o, r)
+	}
+}
+
+func (g *gathering) hold(o *owner, r ipam.Reservation) {
+	changed, err := r.Changed()
+	o.earlier = o.earlier || err == nil && changed.Before(g.booted)
+	o.held = append(o.held, r)
+}
+
+// addCached adds an attachment in libcni's cache, or its chain to the owner of addresses. One
+// without addresses cannot be judged. The journal decides on those of unwind's own chains, unless
+// host-local still has an address for one: then the journal was lost.
+func (g *gathering) addCached(c *facts.Cached) {
+	if g.inJournal[c.ContainerID] || g.Network != "" && g.Network != c.Network {
+		return
+	}
+	key := c.Key()
+	o := g.byKey[key]
+	if c.Written.Before(g.booted) {
+		if o != nil {
+			o.earlier, o.Pod = true, c.Pod()
+		}
+		return
+	}
+	chain, conf, through, err := c.Chain()
+	switch {
+	case err != nil:
+		if g.Cache {
+			g.errs = append(g.errs, fmt.Errorf("%s: %w", c.Path, err))
+		}
+		return
+	case o == nil && (through || !g.Cache ||
+		len(netconf.InterfaceOf(c.Result, c.IfName).Addresses) == 0):
+		return
+	}
+	o = g.add(key)
+	o.Pod, o.cached, o.chain, o.conf = c.Pod(), c, chain, conf
+	g.addHeld(o)
+}
+
+// addHeld adds the addresses that an attachment has in pools of its chain that are not the sweep's,
+// for example because its conflist is gone.
+func (g *gathering) addHeld(o *owner) {
+	for _, step := range o.chain.Steps(o.conf) {
+		dir := ipam.Pool(step.Config, o.Network)
+		if dir == "" || slices.ContainsFunc(g.Pools, func(p Pool) bool { return p.Dir == dir }) {
+			continue
+		}
+		found, err := ipam.Scan(dir)
+		g.errs = append(g.errs, err)
+		for _, r := range found {
+			if r.Owner.Is(o.ContainerID, o.IfName) {
+				g.hold(o, r)
+			}
+		}
+	}
+}
+
+// findingOn returns the verdict on an owner, with the DELs that it would get.
+func (s *Sweep) findingOn(o *owner) Finding {
+	f := Finding{Key: o.Key, Pod: o.Pod, Verdict: s.judge(o), Addresses: o.addresses(),
+		Cached: o.cached != nil, Left: s.w.Node.OwnerGraceLeft(s.factsOf(o)), owner: o}
+	if f.Releasable() && o.getsDELs() {
+		for _, d := range slices.Backward(o.chain.Delegates) {
+			f.Pending = append(f.Pending, d.Type)
+		}
+	}
+	return f
+}
+
+// judge returns the verdict on an owner. An empty list is likelier wrong than right, because a node
+// always has a pod.
+func (s *Sweep) judge(o *owner) decide.Verdict {
+	v := s.w.Node.JudgeOwner(s.factsOf(o))
+	if v.Fate == decide.Dead && len(s.w.Node.List.Valid) == 0 && !s.Force {
+		return decide.Undecided("the runtime's list is empty, and a node always has a pod; "+
+			"if this one has none: unwindctl sweep --force", "")
+	}
+	return v
+}
+
+func (s *Sweep) factsOf(o *owner) facts.Owner {
+	return facts.Owner{Network: o.Network, ContainerID: o.ContainerID, Addresses: o.addresses(),
+		Made: o.made(), Grace: s.graceOf(o)}
+}
+
+// graceOf returns the grace period of an owner's network, from a conflist, else the default.
+func (s *Sweep) graceOf(o *owner) time.Duration {
+	for _, p := range s.Pools {
+		if p.Network == o.Network {
+			return p.conf.GracePeriod
+		}
+	}
+	return s.w.Node.GracePeriod
+}
+
+// containers returns the container IDs in the journal, of any network.
+func (s *Sweep) containers(ctx context.Context) (map[string]bool, error) {
+	known := map[string]bool{}
+	err := s.w.Journal.Store.View(ctx, func(tx *journal.Tx) error {
+		return tx.Outlines(func(outline journal.Outline, _ error) error {
+			known[outline.ContainerID] = true
+			return nil
+		})
+	})
+	return known, err
+}

@@ -1,0 +1,217 @@
+package sweep
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"cni-unwind/ipam"
+	"cni-unwind/journal"
+	"cni-unwind/plugin/decide"
+	"cni-unwind/plugin/delegate"
+	"cni-unwind/plugin/known"
+	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/record"
+	"cni-unwind/plugin/undo"
+)
+
+// A runtime that never sends a DEL, or whose DEL always fails, leaks more than addresses: rules and
+// devices, which only a DEL removes. For an attachment that is not in the journal, the sweep
+// reconstructs the record that the journal would have, and undoes it like any other:
+//
+//  1. Take the lock of the attachment, and judge it again.
+//  2. Reconstruct the record, unless something of it is from before this boot.
+//  3. Run the chain's DELs in reverse order.
+//  4. Release what host-local still has of it, whatever the DELs said, unless a host port forwards
+//     to the address, or there was no time for a DEL.
+//  5. If all DELs passed, remove the cache file, as libcni does.
+//
+// After SIGKILL the next sweep does the same again with what is left. No step creates a journal.
+func (s *Sweep) undoOwner(ctx context.Context, w *undo.Worker, f *Finding) error {
+	o := f.owner
+	unlock, err := lockAttachment(w.Journal.Store, o.Key)
+	if errors.Is(err, journal.ErrBusy) {
+		f.Verdict, f.Busy = decide.Locked, true
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if _, err := os.Lstat(o.path()); errors.Is(err, fs.ErrNotExist) { // the runtime's DEL has just run
+		f.Released, f.Pending = true, nil
+		return nil
+	}
+	inJournal, err := s.containers(ctx)
+	if err != nil {
+		return err
+	}
+	if f.Verdict = s.judge(o); f.Fate != decide.Dead || inJournal[o.ContainerID] {
+		return nil
+	}
+	e, err := s.reconstruct(o)
+	if err != nil {
+		w.Log.Warn("cannot reconstruct an attachment; releasing its addresses alone", "attachment",
+			o.Key.String(), "err", err)
+	}
+	if err = s.undoRecord(ctx, w, f, e); err != nil || !f.Released {
+		return err
+	}
+	w.Log.Info("released", "attachment", o.Key.String(), "addresses", f.Addresses, "reason",
+		f.Reason.Text)
+	w.Journal.Event(journal.Event{Kind: journal.Released, Key: o.Key, Pod: f.Pod,
+		Addresses: f.Addresses, Reason: f.Reason.Text}, record.CountSwept, f.Reason.Label())
+	if s.hasJournal() {
+		w.Journal.Flush()
+	}
+	return nil
+}
+
+// undoRecord runs the DELs of an owner's record, if it has one, and releases its addresses.
+func (s *Sweep) undoRecord(
+	ctx context.Context, w *undo.Worker, f *Finding, e *journal.Entry,
+) error {
+	var failures []*delegate.Failure
+	hadPorts := false
+	f.Pending = nil
+	if e != nil {
+		hadPorts = undo.HadPorts(e)
+		failures, _ = w.Run(ctx, undo.Job{Entry: e, Unrecorded: true})
+		f.Pending = undo.PendingSteps(e)
+	}
+	for _, failure := range failures {
+		if failure.Unstarted && failure.Code == types.ErrTryAgainLater {
+			return failure
+		}
+	}
+	if err := s.freeHeld(ctx, w, f.owner, hadPorts); err != nil {
+		return err
+	}
+	if f.owner.cached != nil {
+		if len(failures) > 0 {
+			return fmt.Errorf("%w; host-local has no address of it any more; mend %s and sweep again, or, "+
+				"to forget it, remove %s", failures[0], failures[0].Plugin, f.owner.cached.Path)
+		}
+		// A DEL to be repeated later counts as passed, because nothing records when to repeat it.
+		if e == nil || anyStep(e, func(s journal.Step) bool { return s.Wait.For != journal.ForRepeat }) {
+			return nil
+		}
+		if err := os.Remove(f.owner.cached.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	f.Released, f.Pending = true, nil
+	return nil
+}
+
+// freeHeld releases what host-local still has of an owner.
+func (s *Sweep) freeHeld(
+	ctx context.Context, w *undo.Worker, o *owner, hadPorts bool,
+) (err error) {
+	for _, r := range o.held {
+		if kept := w.ForwardedTo(ctx, r.Address, hadPorts); kept != "" {
+			// another sweep may have released it meanwhile, and the rule be its new owner's
+			now, given, lookErr := ipam.OwnerOf(r.Pool, r.Address)
+			if lookErr != nil || given && now == r.Owner {
+				err = errors.Join(err, errors.New(kept))
+			}
+			continue
+		}
+		_, freeErr := ipam.Apply(ctx, r.Pool, []ipam.Reservation{r})
+		err = errors.Join(err, freeErr)
+	}
+	return err
+}
+
+// portmap finds its rules by the container ID, but only if it gets a port mapping.
+const (
+	portMappings = "portMappings"
+	onePort      = `[{"hostPort": 1, "containerPort": 1, "protocol": "tcp"}]`
+)
+
+// reconstruct returns the record that the journal would have of an owner, if its ADD had been
+// through unwind, in this boot and from these namespaces: from libcni's cache, else from the
+// conflist with its pool. It returns none for an owner that gets no DELs.
+func (s *Sweep) reconstruct(o *owner) (*journal.Entry, error) {
+	if !o.getsDELs() {
+		return nil, nil
+	}
+	now, conf, result := journal.Now(), *o.conf, resultOf(o)
+	e := &journal.Entry{Key: o.Key, State: journal.Deleting, CNIVersion: o.chain.CNIVersion,
+		Host: s.w.Node.Host, Created: now, Since: now, Updated: now, GracePeriod: s.graceOf(o),
+		Stores: conf.Stores}
+	if c := o.cached; c != nil {
+		result, e.NetNS.Path, e.Args = c.Result, c.NetNS, c.CNIArgs()
+	} else if conf.RuntimeConfig = nil; slices.ContainsFunc(o.chain.Delegates,
+		func(d netconf.Delegate) bool { return d.Capabilities[portMappings] }) {
+		conf.RuntimeConfig = map[string]json.RawMessage{portMappings: json.RawMessage(onePort)}
+	}
+	if e.Steps = o.chain.Steps(&conf); len(conf.RuntimeConfig) > 0 {
+		e.RuntimeConfig = netconf.Marshal(conf.RuntimeConfig)
+	}
+	var err error
+	if e.Result, err = netconf.ConvertResult(result, e.CNIVersion); err != nil {
+		return nil, fmt.Errorf("its result: %w", err)
+	}
+	e.Claims, e.Pod = claimsOf(o, e.Steps), netconf.PodOf(e.Args)
+	return e, nil
+}
+
+// resultOf returns a result with the addresses that host-local has for an owner.
+func resultOf(o *owner) json.RawMessage {
+	type ip struct {
+		Address   string `json:"address"`
+		Interface int    `json:"interface"`
+	}
+	var ips []ip
+	for _, r := range o.held {
+		ips = append(ips, ip{fmt.Sprintf("%s/%d", r.Address, r.Address.BitLen()), 0})
+	}
+	return netconf.Marshal(map[string]any{"cniVersion": "1.0.0", "ips": ips,
+		"interfaces": []map[string]string{{"name": o.IfName, "sandbox": "/proc/0/ns/net"}}})
+}
+
+// claimsOf returns a claim on each address of an owner, of the step that allocates from host-local,
+// or of one before all others.
+func claimsOf(o *owner, steps []journal.Step) (claims []journal.Claim) {
+	claim := journal.Claim{Step: -1}
+	for _, s := range slices.Backward(steps) {
+		pool := ipam.Pool(s.Config, o.Network)
+		if pool == "" && len(o.held) > 0 && known.Of(s.Type).HidesIPAM {
+			pool = o.held[0].Pool
+		}
+		if pool != "" {
+			claim = journal.Claim{Step: s.Index, Pool: pool}
+		}
+	}
+	for _, claim.Address = range o.addresses() {
+		claims = append(claims, claim)
+	}
+	return claims
+}
+
+// lockAttachment takes the lock of an attachment that the journal may not have, if it is free.
+func lockAttachment(store *journal.Store, key journal.Key) (unlock func(), err error) {
+	lock, err := store.TryAcquire(key)
+	if err != nil {
+		return nil, err
+	}
+	return func() {
+		if lock.Made() {
+			_ = lock.Remove()
+		}
+		lock.Release()
+	}, nil
+}
+
+// hasJournal reports whether a journal exists. A sweep does not create one.
+func (s *Sweep) hasJournal() bool {
+	_, err := os.Lstat(s.w.Journal.Store.Path())
+	return err == nil
+}

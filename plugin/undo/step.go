@@ -1,0 +1,472 @@
+package undo
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
+
+	"cni-unwind/ipam"
+	"cni-unwind/journal"
+	"cni-unwind/plugin/decide"
+	"cni-unwind/plugin/delegate"
+	"cni-unwind/plugin/known"
+	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/record"
+	"cni-unwind/plugin/tristate"
+)
+
+// try runs the DEL of a step if it is due, stores the outcome in the step, and reports whether the
+// step is done.
+func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *delegate.Failure) {
+	p := u.pass(ctx, true)
+	if s.Code == 0 && s.Last != "" && s.ADD != journal.AddKilled &&
+		u.probe(ctx, s).Free == tristate.Yes {
+		return true, nil // its plugin has freed the address meanwhile
+	}
+	wait := decide.Due(s, p)
+	if wait == (journal.Wait{}) {
+		wait = u.waitForRule(ctx, s)
+	}
+	if wait != (journal.Wait{}) {
+		if s.Wait.For == journal.ForTime || wait.For == journal.ForRule {
+			s.Wait = wait
+		}
+		return false, nil
+	}
+	ctx, end := u.hold(ctx, s)
+	before := *s
+	marked := u.markSlow(ctx, s)
+	f = u.del(ctx, s)
+	marked()
+	end()
+	if f == nil || !f.Unstarted {
+		u.ran++
+	}
+	*s, done = decide.After(*s, u.outcome(ctx, s, f), p)
+	if f != nil {
+		f.PutRight = before.Code == s.Code && s.ADD != journal.AddPassed && u.corrected(&before)
+	}
+	u.report(&before, s, f, done)
+	return done, f
+}
+
+// waitForRule returns what the DEL of a step waits for if it would give back an address to which a
+// host port forwards.
+func (u *undoing) waitForRule(ctx context.Context, s *journal.Step) (wait journal.Wait) {
+	why := u.forwarded(ctx, s)
+	if why == "" {
+		return wait
+	}
+	if s.Wait.For != journal.ForRule {
+		u.Log.Warn("DEL waits: it would give back an address", "plugin", s.Type, "why", why)
+		u.record(journal.Waiting, s, why)
+	}
+	return journal.Wait{For: journal.ForRule}
+}
+
+// outcome returns what became of a DEL.
+func (u *undoing) outcome(
+	ctx context.Context, s *journal.Step, f *delegate.Failure,
+) decide.Outcome {
+	if f != nil {
+		return decide.Outcome{Failed: true, Killed: f.Killed, Code: f.Code,
+			Words: netconf.Shorten(f.Said(), 500), NotInChain: u.notInChain(s), Jitter: rand.Float64()}
+	}
+	o := u.probe(ctx, s)
+	_, o.Withheld = u.withheldFrom(s)
+	o.Unnamed = known.Of(s.Type).SkipsUnnamed && u.unnamed && !u.asked()
+	o.Jitter = rand.Float64()
+	return o
+}
+
+// report logs and records what is new about a step.
+func (u *undoing) report(before, after *journal.Step, f *delegate.Failure, done bool) {
+	switch {
+	case f != nil && done:
+		u.Log.Info("DEL forgotten: its ADD failed, and the chain no longer has this plugin",
+			"plugin", after.Type, "tries", after.Tries, "err", after.Last)
+		u.record(journal.Untaken, after, after.Last)
+	case f != nil && (before.Code != after.Code || before.Wait.For != journal.ForTime):
+		msg := "DEL failed and is pending"
+		if u.Unrecorded {
+			msg = "DEL failed; the addresses are released anyway"
+		}
+		u.Log.Warn(msg, "plugin", after.Type, "code", f.Code, "err", after.Last)
+	case after.Wait.For == journal.ForOwner && before.Wait.For != journal.ForOwner:
+		address, _ := u.withheldFrom(after)
+		u.Log.Info("DEL waits: its address has another owner", "plugin", after.Type,
+			"address", address)
+		u.record(journal.Waiting, after, fmt.Sprintf("%s has another owner", address))
+	case f == nil && after.Last != "" && before.Last != after.Last:
+		u.Log.Warn("DEL succeeded, but its address is not free", "plugin", after.Type, "why", after.Last)
+		u.record(journal.Unverified, after, after.Last)
+	}
+}
+
+func (u *undoing) record(kind journal.EventKind, s *journal.Step, reason string) {
+	event := record.EventOf(kind, u.Entry)
+	event.Reason, event.Plugins = reason, []string{s.Type}
+	u.Journal.Event(event)
+}
+
+func notAttempted(s *journal.Step, why string) *delegate.Failure {
+	return &delegate.Failure{Plugin: s.Type, Command: "DEL", Code: types.ErrTryAgainLater,
+		Msg: "not attempted: " + why, Unstarted: true}
+}
+
+// markAfter is how long a DEL may take before the journal has it as tried.
+const markAfter = 500 * time.Millisecond
+
+// markSlow writes the record, with the step as tried, if its DEL takes longer than markAfter. Most
+// DELs are faster, and need no transaction of their own.
+func (u *undoing) markSlow(ctx context.Context, s *journal.Step) (stop func()) {
+	if u.Journal.Unwritable || u.Unrecorded || u.Entry.Number == 0 {
+		return func() {}
+	}
+	marked, done := u.Entry.Clone(), make(chan struct{})
+	for i := range marked.Steps {
+		if m := &marked.Steps[i]; m.Index == s.Index {
+			m.Tries++
+			m.MayHaveRun = true
+		}
+	}
+	timer := time.AfterFunc(markAfter, func() {
+		defer close(done)
+		err := u.Journal.Store.Update(context.WithoutCancel(ctx),
+			func(tx *journal.Tx) error { return tx.Put(marked) })
+		if err != nil {
+			u.Log.Debug("cannot record the start of a DEL", "err", err)
+		}
+	})
+	return func() {
+		if !timer.Stop() {
+			<-done
+		}
+	}
+}
+
+// rejections are the codes of a delegate that cannot use its configuration.
+var rejections = []uint{types.ErrIncompatibleCNIVersion, types.ErrUnsupportedField,
+	types.ErrDecodingFailure, types.ErrInvalidNetworkConfig}
+
+// del runs the DEL of one step. If it fails, and the ADD failed too or the delegate rejects its
+// configuration (for example after an upgrade), del also tries the chain's present configuration of
+// the delegate: a mistake that was corrected. It does so after no other error, because success with
+// another configuration proves nothing about what the ADD took.
+func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
+	f := u.delWith(ctx, s, s.Config)
+	if f == nil || f.Killed ||
+		s.ADD == journal.AddPassed && !slices.Contains(rejections, f.Code) {
+		return f
+	}
+	present := u.present(s)
+	if present == nil || bytes.Equal(present, s.Config) {
+		return f
+	}
+	if again := u.delWith(ctx, s, present); again != nil {
+		f.Killed = again.Killed
+		return f
+	}
+	u.Log.Info("DEL succeeded with the chain's current configuration", "plugin", s.Type, "before",
+		netconf.Shorten(f.Msg, 200))
+	s.Config = present
+	return nil
+}
+
+// delWith runs the DEL of one step with a configuration.
+func (u *undoing) delWith(
+	ctx context.Context, s *journal.Step, config json.RawMessage,
+) *delegate.Failure {
+	e := u.Entry
+	c := &delegate.Call{
+		Command: "DEL", Plugin: s.Type, Path: e.Path, ContainerID: e.ContainerID, Ifname: e.IfName,
+		Args: e.Args, Stdin: config, Lock: u.Job.Lock.File(),
+	}
+	if _, err := netconf.FindPlugin(s.Type, c.Path); err != nil {
+		c.Path = u.Verb.Path // the runtime's directory of plugins may have moved
+	}
+	prevResult, err := u.prevResult(s, config)
+	if err != nil {
+		return c.Failed(0, "prevResult: "+err.Error())
+	}
+	if prevResult != nil {
+		c.Stdin = netconf.WithPrevResult(config, prevResult)
+	}
+	var remove func()
+	c.Netns, remove = u.show(s)
+	defer remove()
+	u.unnamed = c.Netns == ""
+	stderr := u.Stderr
+	if decide.Failing(s) {
+		stderr = io.Discard // the log has it already
+	}
+	_, f := u.Runner.Run(ctx, c, stderr)
+	if f == nil && u.wentMeanwhile(s, c.Netns) {
+		var drop func()
+		c.Netns, drop = u.scratch(s, u.Entry.IfName)
+		defer drop()
+		_, f = u.Runner.Run(ctx, c, stderr)
+	}
+	if to := decide.LeftTo(s, decide.NetNS{Gone: u.place.gone}); f != nil && !f.Killed && to != "" {
+		u.Log.Info("DEL left to "+to+": it cannot succeed without its network namespace, which is gone",
+			"code", f.Code, "err", netconf.Shorten(f.Said(), 500))
+		return nil
+	}
+	return f
+}
+
+// wentMeanwhile reports whether the namespace at a path is gone after a DEL that finds what to
+// remove by the interface: without it the DEL passes, and leaves the rest.
+func (u *undoing) wentMeanwhile(s *journal.Step, path string) bool {
+	if path == "" || path != u.place.Path || !decide.UsesInterface(s) {
+		return false
+	}
+	return !u.place.IsAt(path)
+}
+
+// prevResult returns the prevResult for a DEL with a configuration: the final result of the ADD, or
+// the last known one, in the version of the configuration and without the withheld addresses. Like
+// libcni, it returns none before version 0.4.0.
+func (u *undoing) prevResult(s *journal.Step, config json.RawMessage) (json.RawMessage, error) {
+	if u.Entry.Result == nil {
+		return nil, nil
+	}
+	conf := types.PluginConf{CNIVersion: u.Entry.CNIVersion}
+	_ = json.Unmarshal(config, &conf)
+	if has, err := version.GreaterThanOrEqualTo(conf.CNIVersion, "0.4.0"); err != nil || !has {
+		return nil, err
+	}
+	withheld := u.withheld
+	if known.Of(s.Type).RemovesByAddress {
+		withheld = slices.Concat(withheld, u.Verb.JustAssigned)
+	}
+	result, err := netconf.ConvertResult(u.Entry.Result, conf.CNIVersion)
+	if err != nil || len(withheld) == 0 {
+		return result, err
+	}
+	return netconf.WithoutAddresses(result, withheld)
+}
+
+// present returns the configuration of a step's delegate in the verb's chain, with the runtime's
+// arguments of the ADD, or nil if the chain has no such delegate, or two.
+func (u *undoing) present(s *journal.Step) json.RawMessage {
+	chain := u.chain()
+	if chain == nil {
+		return nil
+	}
+	i := chain.Only(s.Type)
+	if i < 0 || slices.ContainsFunc(u.Entry.Steps,
+		func(o journal.Step) bool { return o.Type == s.Type && o.Index != s.Index }) {
+		return nil
+	}
+	conf := *u.Verb.Conf
+	conf.RuntimeConfig = netconf.ObjectOf(u.Entry.RuntimeConfig)
+	conf.Injected = netconf.ObjectOf(s.Config)
+	maps.DeleteFunc(conf.Injected, func(key string, _ json.RawMessage) bool {
+		return !slices.Contains(netconf.InjectedKeys, key)
+	})
+	return chain.Config(i, &conf)
+}
+
+// chain returns the verb's chain, or nil if it cannot be read or belongs to another network.
+func (u *undoing) chain() *netconf.Chain {
+	if u.Verb.Conf.Name != u.Entry.Network {
+		return nil
+	}
+	chain, _ := u.Verb.Chain() // nil with an error
+	return chain
+}
+
+// notInChain reports whether the verb's chain has no delegate of a step's plugin any more.
+func (u *undoing) notInChain(s *journal.Step) bool {
+	chain := u.chain()
+	return chain != nil && !slices.ContainsFunc(chain.Delegates,
+		func(d netconf.Delegate) bool { return d.Type == s.Type })
+}
+
+// corrected reports whether the verb's chain no longer has a delegate with the configuration of a
+// step's ADD, so that without unwind the DEL would not run with it.
+func (u *undoing) corrected(s *journal.Step) bool {
+	chain := u.chain()
+	return chain != nil && !slices.ContainsFunc(chain.Steps(u.Verb.Conf),
+		func(now journal.Step) bool { return bytes.Equal(now.Config, s.Config) })
+}
+
+// hold keeps new owners from the free addresses that a step knows only from prevResult, until end
+// is called: the delegate removes rules by the address alone. It makes host-local's file of such an
+// address again, so that nobody gets the address meanwhile. If it cannot, the address is withheld.
+// An address of another IPAM plugin bounds the DEL by LateDel, which is shorter than the time for
+// which an ADD that gets the address waits for the attachment's lock.
+func (u *undoing) hold(ctx context.Context, s *journal.Step) (_ context.Context, end func()) {
+	ends := []func(){}
+	for _, c := range u.Entry.Claims {
+		switch {
+		case !c.Receives(s.Index), slices.Contains(u.withheld, c.Address),
+			slices.Contains(u.Verb.JustAssigned, c.Address):
+		case c.Pool == "" && u.Entry.Freed(c):
+			bounded, cancel := context.WithTimeout(ctx, u.Budgets.LateDel)
+			ctx, ends = bounded, append(ends, cancel)
+		case c.Pool != "" && !u.holds(c):
+			release, err := ipam.Hold(ctx, c.Pool, u.owner(), c.Address)
+			if errors.Is(err, fs.ErrNotExist) { // no pool: nobody has ever got an address from it
+				continue
+			}
+			if err != nil && !errors.Is(err, fs.ErrExist) { // else it waits for its turn
+				u.Log.Warn("cannot hold an address for a DEL; running it without the address",
+					"plugin", s.Type, "address", c.Address, "err", err)
+			}
+			if err != nil {
+				u.withheld = append(u.withheld, c.Address)
+				continue
+			}
+			ends = append(ends, func() {
+				if err := release(context.WithoutCancel(ctx)); err != nil {
+					u.Log.Warn("cannot give back an address that was held for a DEL",
+						"address", c.Address, "err", err)
+				}
+			})
+		}
+	}
+	return ctx, func() {
+		for _, end := range slices.Backward(ends) {
+			end()
+		}
+	}
+}
+
+// holds reports whether host-local's file gives a claimed address to the attachment.
+func (u *undoing) holds(c journal.Claim) bool {
+	owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
+	return err == nil && given && owner.Is(u.Entry.ContainerID, u.Entry.IfName)
+}
+
+// withheldFrom returns an address that is withheld from a step because another attachment owns it.
+func (u *undoing) withheldFrom(s *journal.Step) (address netip.Addr, is bool) {
+	for _, c := range u.Entry.Claims {
+		if c.Receives(s.Index) && slices.Contains(u.withheld, c.Address) {
+			return c.Address, true
+		}
+	}
+	return address, false
+}
+
+// probeTime is the timeout of one query to a store.
+const probeTime = 2 * time.Second
+
+// probe asks the store of a step's IPAM plugin whether it has released the address, or the rules of
+// host ports whether portmap has. A store that cannot be read says nothing.
+func (u *undoing) probe(ctx context.Context, s *journal.Step) (o decide.Outcome) {
+	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	defer cancel()
+	if why := u.stillForwarded(ctx, s); why != "" {
+		return decide.Outcome{Free: tristate.No, Kept: why}
+	}
+	e := u.Entry
+	for _, plugin := range []string{s.Type, known.IPAMOf(s.Config).Name} {
+		probe := u.Probes[plugin]
+		if probe == nil {
+			continue
+		}
+		held, asked, err := probe.Held(ctx, ipam.Query{
+			Network: e.Network, ContainerID: e.ContainerID, IfName: e.IfName,
+			Config: s.Config, IPAM: known.IPAMOf(s.Config).Name, Store: e.Stores[plugin],
+		})
+		switch {
+		case errors.Is(err, ipam.ErrQueued):
+			return decide.Outcome{Free: tristate.No, Queued: true, Kept: err.Error()}
+		case err != nil:
+			u.Log.Debug("cannot check whether an address is free", "plugin", plugin, "err", err)
+			return decide.Outcome{}
+		case len(held) > 0:
+			return decide.Outcome{Free: tristate.No, Kept: fmt.Sprintf("%s is still allocated",
+				strings.Trim(fmt.Sprint(held), "[]"))}
+		case asked:
+			return decide.Outcome{Free: tristate.Yes}
+		}
+	}
+	return decide.Outcome{}
+}
+
+// pass returns what is known about the record for the decisions on its steps.
+func (u *undoing) pass(ctx context.Context, ignorePause bool) decide.Pass {
+	e := u.Entry
+	return decide.Pass{
+		Now: journal.BootNanos(), SameBoot: u.Node.SameBoot(e) == tristate.Yes, Since: e.Since.Boot,
+		GracePeriod: u.Node.GraceOf(e), Asked: u.asked(), IgnorePause: ignorePause,
+		NoNetNS: u.place.Path == "" && isMissing(e.NetNS.Path), NewerLives: u.Newer,
+		ContainerLives: func() bool { return u.anyLives(ctx, u.ofContainer) },
+		PodLives:       func() bool { return u.anyLives(ctx, u.ofPod) },
+		Queued:         func(s *journal.Step) bool { return u.probe(ctx, s).Queued },
+		Withheld: func(s *journal.Step) bool {
+			if u.withheld == nil {
+				u.withheld = u.addressesOfOthers(ctx, nil)
+			}
+			_, is := u.withheldFrom(s)
+			return is
+		},
+		Forwarded: func(s *journal.Step) tristate.Value {
+			return tristate.Of(u.forwarded(ctx, s) != "", nil)
+		},
+	}
+}
+
+func (u *undoing) ofContainer(o *journal.Entry) bool {
+	return o.Key != u.Entry.Key && o.ContainerID == u.Entry.ContainerID
+}
+
+func (u *undoing) ofPod(o *journal.Entry) bool {
+	return o.ContainerID != u.Entry.ContainerID && o.Pod.Name != "" &&
+		o.Pod.Name == u.Entry.Pod.Name && o.Pod.Namespace == u.Entry.Pod.Namespace
+}
+
+// anyLives reports whether another attachment is live or being added. In doubt it does, as one with
+// a damaged record, which has no state.
+func (u *undoing) anyLives(ctx context.Context, is func(*journal.Entry) bool) bool {
+	lives := true
+	u.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
+		lives = false
+		return tx.All(func(o *journal.Entry, damaged error) error {
+			lives = lives || damaged != nil || is(o) && decide.KeepsContainer(o.State)
+			return nil //nolint:nilerr // it counts as living
+		})
+	})
+	return lives
+}
+
+// addressesHad returns the addresses that the container's interface had, from the best known
+// result, else from the claims.
+func (u *undoing) addressesHad() []netip.Prefix {
+	if r, err := netconf.ParseResult(u.Entry.Result); err == nil && len(r.Prefixes()) > 0 {
+		return r.Prefixes()
+	}
+	var prefixes []netip.Prefix
+	for _, c := range u.Entry.Claims {
+		prefixes = append(prefixes, netip.PrefixFrom(c.Address, c.Address.BitLen()))
+	}
+	return prefixes
+}
+
+// scratch makes a scratch namespace for a DEL, with an interface like the container's, or without
+// one if ifname is "".
+func (u *undoing) scratch(s *journal.Step, ifname string) (path string, remove func()) {
+	path, remove, err := scratchNetNS(ifname, u.addressesHad())
+	if err != nil {
+		u.Log.Warn("cannot create a scratch network namespace; the plugin may leave rules behind",
+			"plugin", s.Type, "err", err)
+		return "", func() {}
+	}
+	return path, remove
+}

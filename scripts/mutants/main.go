@@ -1,0 +1,199 @@
+// Command mutants changes one operator at a time in packages that decide, and runs their own tests: a
+// mutant that no test kills is a decision that no test proves. It prints the survivors, and fails if a
+// package kills fewer than 95 of 100, without those that accepted.txt has, each with its reason.
+//
+//	go run ./scripts/mutants plugin/netconf plugin/known
+//
+// gremlins and others take the lines to change from a coverage profile, in which the conditions of a
+// switch are in no block, so they change none of these.
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	wanted = 95 // of 100
+	// slow are tests that take too long to run for each mutant.
+	slow = "^Test(Protocol|Guards|DecideAll|Doubt)"
+)
+
+// operators has what takes an operator's place, in turn.
+var operators = map[token.Token][]token.Token{
+	token.EQL: {token.NEQ}, token.NEQ: {token.EQL}, token.LAND: {token.LOR}, token.LOR: {token.LAND},
+	token.LSS: {token.LEQ, token.GEQ}, token.LEQ: {token.LSS, token.GTR},
+	token.GTR: {token.GEQ, token.LEQ}, token.GEQ: {token.GTR, token.LSS},
+	token.ADD: {token.SUB}, token.SUB: {token.ADD}, token.MUL: {token.QUO}, token.QUO: {token.MUL}, token.REM: {token.MUL},
+	token.INC: {token.DEC}, token.DEC: {token.INC},
+}
+
+// mutant is a source file with one operator changed.
+type mutant struct {
+	file     string
+	at       token.Position
+	from, to token.Token
+	line     string
+	lived    bool
+	viable   bool
+}
+
+// id is what accepted.txt begins with.
+func (m *mutant) id() string { return fmt.Sprintf("%s | %s %s | %s", m.file, m.from, m.to, m.line) }
+
+func main() {
+	accepted, err := readAccepted("scripts/mutants/accepted.txt")
+	enough := true
+	for _, dir := range os.Args[1:] {
+		var mutants []*mutant
+		if err == nil {
+			mutants, err = mutantsOf(dir)
+		}
+		if err != nil {
+			break
+		}
+		try(dir, mutants)
+		enough = report(dir, mutants, accepted) && enough
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "error:", err)
+	}
+	if err != nil || !enough {
+		os.Exit(1)
+	}
+}
+
+// readAccepted reads lines of "FILE | FROM TO | LINE OF THE SOURCE | REASON".
+func readAccepted(path string) (map[string]bool, error) {
+	data, err := os.ReadFile(path)
+	all := map[string]bool{}
+	for line := range strings.Lines(string(data)) {
+		line = strings.TrimSpace(line)
+		last := strings.LastIndex(line, " | ")
+		if strings.Count(line, " | ") < 3 {
+			return nil, fmt.Errorf("%s: not FILE | FROM TO | LINE | REASON: %s", path, line)
+		}
+		all[line[:last]] = true
+	}
+	return all, err
+}
+
+// mutantsOf returns all mutants of a package.
+func mutantsOf(dir string) (all []*mutant, err error) {
+	paths, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	for _, path := range paths {
+		if strings.HasSuffix(path, "_test.go") {
+			continue
+		}
+		files := token.NewFileSet()
+		source, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		file, err := parser.ParseFile(files, path, source, 0)
+		if err != nil {
+			return nil, err
+		}
+		lines := strings.Split(string(source), "\n")
+		add := func(pos token.Pos, from token.Token) {
+			at := files.Position(pos)
+			for _, to := range operators[from] {
+				all = append(all, &mutant{file: path, at: at, from: from, to: to, line: strings.TrimSpace(lines[at.Line-1])})
+			}
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.BinaryExpr:
+				add(n.OpPos, n.Op)
+			case *ast.IncDecStmt:
+				add(n.TokPos, n.Tok)
+			}
+			return true
+		})
+	}
+	return all, err
+}
+
+// try runs the package's tests on each mutant, some at a time.
+func try(dir string, mutants []*mutant) {
+	slots := make(chan bool, runtime.NumCPU())
+	var all sync.WaitGroup
+	for _, m := range mutants {
+		slots <- true
+		all.Go(func() {
+			defer func() { <-slots }()
+			if err := m.test(dir); err != nil {
+				fmt.Fprintln(os.Stderr, "error:", err)
+				m.lived, m.viable = true, true
+			}
+		})
+	}
+	all.Wait()
+}
+
+// test runs the package's tests on the mutant, in place of its file.
+func (m *mutant) test(dir string) error {
+	source, err := os.ReadFile(m.file)
+	if err != nil {
+		return err
+	}
+	work, err := os.MkdirTemp("", "mutant")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(work)
+	changed := slices.Concat(source[:m.at.Offset], []byte(m.to.String()), source[m.at.Offset+len(m.from.String()):])
+	original, err := filepath.Abs(m.file)
+	if err != nil {
+		return err
+	}
+	mutated, overlay := filepath.Join(work, "mutant.go"), filepath.Join(work, "overlay.json")
+	replaces, err := json.Marshal(map[string]map[string]string{"Replace": {original: mutated}})
+	if err != nil {
+		return err
+	}
+	for path, data := range map[string][]byte{mutated: changed, overlay: replaces} {
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "go", "test", "-overlay", overlay, "-vet=off", "-short", "-skip", slow, "-failfast", "-count=1",
+		"-timeout", "1m", "./"+dir).CombinedOutput()
+	m.lived = err == nil
+	m.viable = !bytes.Contains(out, []byte("[build failed]"))
+	return nil
+}
+
+// report prints the survivors of a package, and whether enough mutants were killed.
+func report(dir string, mutants []*mutant, accepted map[string]bool) (enough bool) {
+	killed, lived, may := 0, 0, 0
+	for _, m := range mutants {
+		switch {
+		case !m.viable:
+		case !m.lived:
+			killed++
+		case accepted[m.id()]:
+			may++
+		default:
+			lived++
+			fmt.Printf("%d:%d: %s\n", m.at.Line, m.at.Column, m.id())
+		}
+	}
+	fmt.Printf("%s: %d of %d killed, %d lived, %d more accepted\n", dir, killed, killed+lived, lived, may)
+	return 100*killed >= wanted*(killed+lived)
+}

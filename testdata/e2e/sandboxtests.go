@@ -1,0 +1,155 @@
+package e2e
+
+import (
+	"context"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+)
+
+// SandboxTests returns those of containerd's own tests (its module's integration/) that run
+// sandboxes on a network and need no image from a registry. A short run has the first two.
+func SandboxTests() []string {
+	tests := []string{
+		"TestRunPodSandboxWithSetupCNIFailure",
+		"TestSandboxStopWithNilCNIResult",
+		"TestContainerdRestartSandboxRecover",
+		"TestCreateContainerWithoutMetadata",
+		"TestPodSandboxController_ShouldBackoffExitEventWhenFail",
+		"TestRunPodSandboxAndTeardownCNISlow",
+		"TestRunPodSandboxWithShimDeleteFailure",
+		"TestRunPodSandboxWithShimStartAndTeardownCNIFailure",
+		"TestRunPodSandboxWithShimStartFailure",
+		"TestRunPodSandboxWithoutMetadata",
+		"TestRuntimeHandler",
+		"TestSandboxRemoveWithoutIPLeakage",
+	}
+	if Short() {
+		return tests[:2]
+	}
+	return tests
+}
+
+// TestResult is how a test of another project ended.
+type TestResult struct {
+	State string // PASS, FAIL, SKIP
+	Took  time.Duration
+}
+
+// failNet is the network of the runtime class whose shim and first plugin fail on demand (as in
+// containerd's script/test/utils.sh).
+const (
+	failNetDir  = "/etc/cni/failpoint.d"
+	failNetName = "containerd-net-failpoint"
+	failNet     = `{
+  "cniVersion": "1.0.0", "name": "` + failNetName + `", "plugins": [
+    {
+      "type": "cni-bridge-fp", "bridge": "cni-fp", "isGateway": true, "ipMasq": true, "promiscMode": true,
+      "ipam": {
+        "type": "host-local", "ranges": [[{"subnet": "10.88.0.0/16"}], [{"subnet": "2001:4860:4860::/64"}]],
+        "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]
+      },
+      "capabilities": {"io.kubernetes.cri.pod-annotations": true}
+    },
+    ` + Portmap + `
+  ]
+}
+`
+	failClass = `
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc-fp]
+  cni_conf_dir = "` + failNetDir + `"
+  cni_max_conf_num = 1
+  pod_annotations = ["io.containerd.runtime.v2.shim.failpoint.*"]
+  runtime_type = "runc-fp.v1"
+`
+)
+
+// restartDelay is the time between the end of a containerd and its next start, in seconds. The tests
+// look each second whether it has ended.
+const restartDelay = "4"
+
+// grace is the time after which a killed plugin gets its second DEL.
+const grace = 5 * time.Second
+
+// sandboxTestsTime bounds the run of all tests. One DEL may take two minutes.
+const sandboxTestsTime = 20 * time.Minute
+
+// StartForSandboxTests starts a containerd that comes again each time that a test kills it, with the
+// networks of the tests: each as it is, or in unwind's entry.
+func (n *Node) StartForSandboxTests(v Version, unwind bool) *Containerd {
+	n.Helper()
+	built := n.builtSandboxTests()
+	n.Run("ln", "-s", filepath.Join(built, "cni-bridge-fp"), PluginDir)
+	n.Configure(Network{Subnet: "10.22.0.0/24", Plugins: []string{Portmap}, Unwind: unwind})
+	list := failNet
+	if unwind {
+		list = withKeys(n, n.wrap(list), map[string]any{"gracePeriod": grace.String()})
+	}
+	n.Write(failNetDir+"/10-containerd-net.conflist", list)
+	n.Write("/etc/containerd/config.toml", v.config()+failClass)
+	program := tool(n, filepath.Join(v.dir, "containerd"))
+	loop := exec.Command("sh", "-c", `while :; do "$0" >>"$1" 2>&1; sleep "$2"; done`,
+		program, filepath.Join(n.Dir, "containerd.log"), restartDelay)
+	loop.Env = []string{"PATH=" + strings.Join([]string{filepath.Dir(program), built, tool(n, "deb/usr/sbin"),
+		"/usr/sbin:/usr/bin:/sbin:/bin"}, ":")}
+	if err := n.Start(loop); err != nil {
+		n.Fatal(err)
+	}
+	go func() { _ = loop.Wait() }()
+	c := &Containerd{Version: v, node: n, cmd: loop, ended: make(chan struct{}), CRI: dialCRI(n, Socket)}
+	c.waitForAnswer()
+	c.ImportPause()
+	c.AwaitNetwork()
+	return c
+}
+
+// builtSandboxTests returns the directory with the tests, the shim and the plugin.
+func (n *Node) builtSandboxTests() string {
+	n.Helper()
+	built, err := filepath.Glob(filepath.Join(root, ".tools/e2e/sandbox-tests-*/.built"))
+	if err != nil || len(built) != 1 {
+		n.Fatalf("make e2e-tools builds containerd's tests: %q, %v", built, err)
+	}
+	dir, err := filepath.Abs(filepath.Dir(built[0]))
+	if err != nil {
+		n.Fatal(err)
+	}
+	return dir
+}
+
+var testEnded = regexp.MustCompile(`(?m)^--- (PASS|FAIL|SKIP): (\S+) \(([0-9.]+s)\)$`)
+
+// RunSandboxTests runs the tests, and returns how each ended and what all print. Then bridge itself
+// takes the place of the plugin that fails, which needs a file that goes with its test.
+func (c *Containerd) RunSandboxTests(tests []string) (results map[string]TestResult, out string) {
+	n := c.node
+	n.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), sandboxTestsTime)
+	defer cancel()
+	var text strings.Builder
+	cmd := exec.CommandContext(ctx, filepath.Join(n.builtSandboxTests(), "integration.test"), "-test.v",
+		"-test.run", "^("+strings.Join(tests, "|")+")$", "--cri-endpoint", "unix://"+Socket)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = n.Dir, &text, &text
+	if err := n.Start(cmd); err != nil {
+		n.Fatal(err)
+	}
+	_ = cmd.Wait() // each test's line says how it ended
+	n.Run("ln", "-sf", PluginDir+"/bridge", PluginDir+"/cni-bridge-fp")
+	results = map[string]TestResult{}
+	for _, m := range testEnded.FindAllStringSubmatch(text.String(), -1) {
+		took, err := time.ParseDuration(m[3])
+		if err != nil {
+			n.Fatal(err)
+		}
+		results[m[2]] = TestResult{m[1], took}
+	}
+	return results, text.String()
+}
+
+// ReservedByFailing returns the reservations of the network that fails on demand.
+func (n *Node) ReservedByFailing() map[string]string {
+	n.Helper()
+	return n.reserved("/var/lib/cni/networks/" + failNetName)
+}

@@ -1,0 +1,44 @@
+package main
+
+import (
+	"net"
+	"os"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+)
+
+// addSpiderpool is the ADD of the IPAM plugin spiderpool 1.2.2, pkg/ipam/allocate.go, Allocate: the
+// agent gives an interface of a pod the address again that it has, whichever sandbox asks.
+func addSpiderpool(c conf, args *skel.CmdArgs) error {
+	ofPod, err := podFor(args)
+	if err != nil {
+		return err
+	}
+	if address, err := os.ReadFile(c.file(ofPod)); err == nil {
+		return types.PrintResult(resultOf(net.ParseIP(string(address))), c.CNIVersion)
+	}
+	return c.add(ofPod)
+}
+
+// delSpiderpool is its DEL, pkg/ipam/release.go, Release: the agent frees what the pod has, whichever
+// sandbox asks, unless the pod is alive. Here each pod is terminating.
+func delSpiderpool(c conf, args *skel.CmdArgs) error {
+	ofPod, err := podFor(args)
+	if err != nil {
+		return err
+	}
+	return c.free(ofPod)
+}
+
+// podFor returns a call with the name of its pod in place of the container's ID.
+func podFor(args *skel.CmdArgs) (*skel.CmdArgs, error) {
+	k8s := struct {
+		types.CommonArgs
+		K8S_POD_NAMESPACE, K8S_POD_NAME types.UnmarshallableString //nolint:revive // keys of CNI_ARGS
+	}{}
+	err := types.LoadArgs(args.Args, &k8s)
+	ofPod := *args
+	ofPod.ContainerID = string(k8s.K8S_POD_NAMESPACE + "_" + k8s.K8S_POD_NAME)
+	return &ofPod, err
+}
