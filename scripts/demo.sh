@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Shows what a failing plugin leaks, with real plugins in real namespaces: the same failing pods on the same /28 with
-# the plain chain and with unwind, then a good pod through unwind. `make demo` builds what it needs and runs it.
+# the chain without unwind and with it, then a good pod through unwind. `make demo` builds what it needs and runs it.
 #
 # usage: scripts/demo.sh [pods]      (as root; 16 pods unless told)
 #
@@ -186,10 +186,10 @@ fail_pod() { # network try
 }
 
 fail_pods() {
-	title "1. $pods pods that cannot start: bridge + host-local give an address, then the faulty plugin fails ADD and DEL"
+	title "1. $pods pods that cannot start: bridge + host-local assign an address, then the faulty plugin fails ADD and DEL"
 	echo "   Each pod: netns made, cnitool add, cnitool del, netns removed. Addresses reserved after it, of $addresses:"
 	echo
-	printf '   %5s   %-26s %s\n' pod 'plain chain' 'unwind'
+	printf '   %5s   %-26s %s\n' pod 'without unwind' 'with unwind'
 	local try note
 	for ((try = 1; try <= pods; try++)); do
 		fail_pod plain "$try"
@@ -199,11 +199,11 @@ fail_pods() {
 		printf '   %5d   %2d %s%-23s%s %2d\n' "$try" "${held[plain]}" "$red" "$note" "$plain" "${held[unwind]}"
 	done
 	echo
-	printf '   The runtime was told, of pod 1:\n   plain   %s\n   unwind  %s\n\n' "${told[plain]}" "${told[unwind]}"
+	printf '   The runtime got these errors for pod 1:\n   without unwind  %s\n   with unwind     %s\n\n' "${told[plain]}" "${told[unwind]}"
 	local expected=$((pods < addresses ? pods : addresses))
-	check "plain chain: $expected addresses leaked" test "${held[plain]}" = "$expected"
+	check "without unwind: $expected addresses leaked" test "${held[plain]}" = "$expected"
 	if ((pods > addresses)); then
-		check "plain chain: none left at pod $((addresses + 1))" test "${exhausted[plain]:-}" = $((addresses + 1))
+		check "without unwind: none left at pod $((addresses + 1))" test "${exhausted[plain]:-}" = $((addresses + 1))
 	fi
 	check "unwind: no address leaked" test "${held[unwind]}" = 0
 	check "unwind: the pool was never exhausted" test -z "${exhausted[unwind]:-}"
@@ -220,7 +220,7 @@ replay() {
 	check "the journal holds each pod once" test "$pending" = "$pods"
 	check "each has one pending DEL" test "$(count plugin)" = "$pods"
 	check "it is the faulty plugin's" test "$(count 'plugin": "faulty')" = "$pods"
-	title "3. The faulty plugin is healed, and each pod gets one more DEL"
+	title "3. The faulty plugin is repaired, and each pod gets one more DEL"
 	echo
 	heal_faulty
 	local try failed=0
@@ -228,7 +228,7 @@ replay() {
 		cni del unwind "unwind-$try" || failed=$((failed + 1))
 	done
 	pending_after=$(count containerID)
-	check "every DEL passes, with the netns long gone" test "$failed" = 0
+	check "every DEL succeeds, although the netns is gone" test "$failed" = 0
 	check "the journal is empty: unwindctl list --json has none" empty
 }
 
@@ -237,7 +237,7 @@ good_pod() {
 	echo
 	ip netns add good
 	export CAP_ARGS='{"portMappings":[{"hostPort":18080,"containerPort":80,"protocol":"tcp"}]}'
-	check "ADD passes" cni add good good
+	check "ADD succeeds" cni add good good
 	local address
 	address=$(grep -oE '10\.213\.2\.[0-9]+/28' "$work/out" | head -n 1) || die "no address in its result: $(last_line)"
 	address=${address%/*}
@@ -245,7 +245,7 @@ good_pod() {
 	check "it pings its gateway" ping_from good 10.213.2.1
 	sed -n 's/^.* received/         &/p' "$work/out"
 	check "its rules are there" test "$(rules "$address")" -gt 0
-	check "DEL passes" cni del good good
+	check "DEL succeeds" cni del good good
 	ip netns del good
 	left="$(reserved good), $(veths good), $(rules "$address")"
 	check "no address, veth or rule is left" test "$left" = "0, 0, 0"
@@ -274,9 +274,9 @@ picture() {
 	x=$((40 + step * (exhausted[plain] - 1)))
 	cat <<-SVG
 		<path class="grid" stroke-dasharray="4" d="M${x} 23V205"/>
-		<text class="plain" x="48" y="48">plain chain: ${held[plain]} of $addresses leaked</text>
+		<text class="plain" x="48" y="48">without unwind: ${held[plain]} of $addresses leaked</text>
 		<text class="plain" x="$((x - 6))" y="160" text-anchor="end">pod ${exhausted[plain]}: no IP addresses available</text>
-		<text class="unwind" x="48" y="196">unwind: ${held[unwind]} of $addresses</text>
+		<text class="unwind" x="48" y="196">with unwind: ${held[unwind]} of $addresses</text>
 		</svg>
 	SVG
 }
@@ -292,12 +292,12 @@ draw() {
 table() {
 	title "In short"
 	echo
-	local row='   %-50s %12s %12s\n'
-	printf "$row" '' 'plain chain' 'unwind'
+	local row='   %-50s %16s %14s\n'
+	printf "$row" '' 'without unwind' 'with unwind'
 	printf "$row" 'pods that failed to start' "$pods" "$pods"
 	printf "$row" 'addresses leaked' "${held[plain]} of $addresses" "${held[unwind]} of $addresses"
 	printf "$row" 'first pod that got "no IP addresses available"' "${exhausted[plain]:-none}" "${exhausted[unwind]:-none}"
-	printf "$row" 'pods with a pending DEL, on record' 'nobody knows' "$pending"
+	printf "$row" 'pods with a pending DEL, on record' none "$pending"
 	printf "$row" '  - once the plugin works again' '' "$pending_after"
 	printf "$row" 'good pod, after DEL: addresses, veths, rules left' '' "$left"
 	echo

@@ -184,7 +184,7 @@ clean_up() {
 	title "the node gets its own network back"
 	kubectl delete namespace "$name" --ignore-not-found --timeout=120s || true
 	if [[ -z $keep ]]; then # before its chain goes: an agent that runs then would take up the next one
-		unwindctl uninstall --program-dir= || true # the agents leave it so, and have put unwindctl on the node
+		unwindctl uninstall --install-dir= || true # the agents leave it so, and have put unwindctl on the node
 		helm uninstall unwind -n kube-system 2>/dev/null || daemonset | kubectl delete --ignore-not-found -f - || true
 		kubectl -n kube-system wait --for=delete pod -l app.kubernetes.io/name=unwind --timeout=90s || true
 		on_node "/usr/local/bin/unwindctl uninstall --purge || rm -f /var/lib/cni/unwind/off"
@@ -205,7 +205,7 @@ main() {
 	failing
 	network ", { \"type\": \"$name\" }"
 	run_pods
-	until_true 180 "the plain chain leaks each address" exhausted
+	until_true 180 "each address leaks without unwind" exhausted
 	echo "$(taken) of $addresses addresses are taken, and no pod runs"
 
 	title "the chart is installed"

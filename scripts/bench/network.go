@@ -186,9 +186,8 @@ func (n *network) fill(ctx context.Context, many int) error {
 			e := *model
 			e.ContainerID = fmt.Sprintf("%064x", i)
 			e.Pod.Name = e.ContainerID
-			e.Generations = []journal.Generation{model.Generations[0]}
-			e.Generations[0].Number = 0
-			e.Generations[0].Claims = []journal.Claim{{Address: netip.AddrFrom4([4]byte{192, 168,
+			e.Number = 0
+			e.Claims = []journal.Claim{{Address: netip.AddrFrom4([4]byte{192, 168,
 				byte(i >> 8), byte(i)})}}
 			for _, e.State = range []journal.State{journal.Adding, journal.Live} {
 				if err := tx.Put(&e); err != nil {

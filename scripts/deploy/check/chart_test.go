@@ -203,13 +203,13 @@ func TestChartEverything(t *testing.T) {
 	container := agent(got)
 	equal(t, "image", "an-image:v1@sha256:"+strings.Repeat("00112233445566778899aabbccddeeff", 2), container.Image)
 	equal(t, "command", []string{"/unwindctl", "--host", "run", "--listen=10.0.0.1:9470",
-		"--program-dir=/programs", "--off", "--events", "--interval=5m"}, container.Command)
+		"--install-dir=/programs", "--off", "--events", "--interval=5m"}, container.Command)
 	env := map[string]string{}
 	for _, e := range container.Env {
 		env[e.Name] = e.Value
 	}
 	equal(t, "env", map[string]string{"NODE_NAME": "", "UNWIND_CONF_DIR": "/conf", "UNWIND_BIN_DIR": "/bin",
-		"UNWIND_STATE_DIR": "/state"}, env)
+		"UNWIND_STATE_DIR": "/state", "UNWIND_X": "y"}, env)
 	for _, probe := range []*core.Probe{container.LivenessProbe, container.ReadinessProbe} {
 		if probe == nil || probe.HTTPGet.Port.IntValue() != 9470 || probe.HTTPGet.Host != "10.0.0.1" {
 			t.Errorf("probe: %v", probe)
@@ -252,7 +252,10 @@ func TestChartNames(t *testing.T) {
 		{"my-unwind", "net", "my-unwind"}, {"prod", "kube-system", "prod-unwind"}, {"unwind", "a-unwind", "unwind"},
 		{"unwind-a", "unwind", "unwind-a"}} {
 		release, namespace, name := at[0], at[1], at[2]
-		for kind, object := range objects(t, manifestsAs(t, load(t), release, namespace, everything(t))) {
+		values := everything(t)
+		delete(values, "fullnameOverride")
+		delete(values, "serviceAccount")
+		for kind, object := range objects(t, manifestsAs(t, load(t), release, namespace, values)) {
 			o := object.(meta.Object)
 			labels, want := o.GetLabels(), name
 			if o.GetNamespace() == "" {
@@ -273,40 +276,50 @@ func TestChartNames(t *testing.T) {
 			}
 		}
 	}
+	for name, object := range installed(t, map[string]any{"fullnameOverride": "other"}) {
+		equal(t, name, "other", object.(meta.Object).GetName())
+	}
 	for repository, want := range map[string]core.PullPolicy{"unwind": "Never", "docker.io/library/unwind": "Never", "a/unwind": "", "reg:5000/unwind": ""} {
 		all := installed(t, map[string]any{"image": map[string]any{"repository": repository}})
 		equal(t, repository, want, agent(all).ImagePullPolicy)
 	}
 }
 
-// TestChartREADME: each value is in the chart's README, and so is no other.
-func TestChartREADME(t *testing.T) {
+// TestChartAccount: without an account of its own the agent has the one that is named, or the namespace's.
+func TestChartAccount(t *testing.T) {
 	t.Parallel()
-	var got []string
-	for line := range strings.Lines(string(readFile(t, chartDir+"/README.md"))) {
-		if cells := strings.Split(line, "|"); len(cells) > 3 && strings.Contains(cells[1], "`") {
-			for i, word := range strings.Split(cells[1], "`") {
-				if i%2 == 1 {
-					got = append(got, word)
-				}
-			}
+	for _, tt := range [][3]string{{"true", "", "unwind"}, {"true", "a", "a"}, {"false", "a", "a"}, {"false", "", "default"}} {
+		account := map[string]any{"create": tt[0] == "true", "name": tt[1]}
+		got := installed(t, map[string]any{"serviceAccount": account, "events": true})
+		equal(t, "the pod's", tt[2], the[*apps.DaemonSet](got).Spec.Template.Spec.ServiceAccountName)
+		equal(t, "the role's", tt[2], the[*rbac.ClusterRoleBinding](got).Subjects[0].Name)
+		if made, is := got["v1/ServiceAccount"]; is != (tt[0] == "true") || is && made.(meta.Object).GetName() != tt[2] {
+			t.Errorf("%v: %v", tt, made)
 		}
 	}
-	want := leaves(readValues(t, chartDir+"/values.yaml"), "")
-	slices.Sort(want)
-	slices.Sort(got)
-	equal(t, "README.md", want, got)
+}
+
+// TestChartListen: the agent listens on the node's address, which the kubelet probes by default.
+func TestChartListen(t *testing.T) {
+	t.Parallel()
+	for listen, want := range map[string]string{"$(HOST_IP)": "--listen=$(HOST_IP):9469", "[$(HOST_IP)]": "--listen=[$(HOST_IP)]:9469"} {
+		got := agent(installed(t, map[string]any{"listen": listen}))
+		if !slices.Contains(got.Command, want) || len(got.Env) != 1 || got.Env[0].Name != "HOST_IP" ||
+			got.Env[0].ValueFrom.FieldRef.FieldPath != "status.hostIP" || got.ReadinessProbe.HTTPGet.Host != "" || got.LivenessProbe.HTTPGet.Host != "" {
+			t.Errorf("%s: %+v", listen, got)
+		}
+	}
 }
 
 // TestChartNotes: they say what stays after helm uninstall, with commands that find the agents.
 func TestChartNotes(t *testing.T) {
 	t.Parallel()
-	text, err := render(load(t), "prod", "net", map[string]any{"paths": map[string]any{"stateDir": "/state"}, "switchedOff": true})
+	text, err := render(load(t), "prod", "net", map[string]any{"paths": map[string]any{"stateDir": "/state"}, "unwindOff": true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"rollout status ds/prod-unwind", "kubectl unwind uninstall -n net -l app.kubernetes.io/name=unwind", "stays in /state",
-		"(switchedOff: true)"} {
+	for _, want := range []string{"rollout status ds/prod-unwind", "kubectl unwind uninstall -n net  ", "stays in /state",
+		"(unwindOff: true)"} {
 		if !strings.Contains(string(text["unwind/templates/NOTES.txt"]), want) {
 			t.Errorf("no %q in\n%s", want, text["unwind/templates/NOTES.txt"])
 		}
@@ -336,7 +349,7 @@ func TestChartValues(t *testing.T) {
 		values := everything(t)
 		if !reset(values, defaults, strings.Split(name, ".")) {
 			t.Errorf("%s is not in everything.yaml", name)
-		} else if got := manifests(t, load(t), values); bytes.Equal(got, text) {
+		} else if got := manifests(t, load(t), values); bytes.Equal(got, text) && name != "serviceAccount.create" {
 			t.Errorf("%s has no effect", name)
 		}
 	}
@@ -348,7 +361,7 @@ func leaves(values map[string]any, prefix string) []string {
 	var names []string
 	for key, value := range values {
 		switch key {
-		case "image", "paths", "probes", "podMonitor", "prometheusRule", "dashboard":
+		case "image", "serviceAccount", "paths", "probes", "podMonitor", "prometheusRule", "dashboard":
 			names = append(names, leaves(value.(map[string]any), prefix+key+".")...)
 		default:
 			names = append(names, prefix+key)
@@ -373,7 +386,7 @@ func reset(values, defaults map[string]any, name []string) bool {
 func TestChartRefuses(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"events: 1", "observed: true", "observe: 1", "paths: {confdir: /conf}",
-		"paths: {confDir: conf}", "image: {digest: 00}", "port: 0", "listen: host", "switchedOff: 1", "dashboard: {label: x}"} {
+		"paths: {confDir: conf}", "image: {digest: 00}", "port: 0", "listen: host", "listen: $(HOST)", "minReadySeconds: -1", "fullnameOverride: A", "serviceAccount: {names: x}", "extraEnv: [A=b]", "podLabels: {a: 1}", "unwindOff: 1", "dashboard: {label: x}"} {
 		var values map[string]any
 		if err := yaml.Unmarshal([]byte(text), &values); err != nil {
 			t.Fatal(err)

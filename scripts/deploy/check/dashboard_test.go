@@ -50,20 +50,20 @@ var twoNodes = []string{
 	`unwind_build_info{instance="node-b", version="v1", goversion="go1"} 1x120`,
 	`unwind_journal_readable{instance="node-a"} 1x120`,
 	`unwind_journal_readable{instance="node-b"} 1x110 0x10`,
-	`unwind_in_use{instance="node-a", reason="on"} 1x120`,
-	`unwind_in_use{instance="node-b", reason="on"} 1x60 0x59`,
-	`unwind_in_use{instance="node-b", reason="no-provider"} 0x60 1x19 0x39`,
-	`unwind_in_use{instance="node-b", reason="off"} 0x80 1x39`,
+	`unwind_status{instance="node-a", state="on"} 1x120`,
+	`unwind_status{instance="node-b", state="on"} 1x60 0x59`,
+	`unwind_status{instance="node-b", state="no-provider"} 0x60 1x19 0x39`,
+	`unwind_status{instance="node-b", state="off"} 0x80 1x39`,
 	`unwind_off_timestamp_seconds{instance="node-b", by="ann"} _x80 4800x40`,
 	`unwind_plugin_info{instance="node-a", version="v1"} 1x120`,
 	`unwind_plugin_info{instance="node-b", version="v0"} 1x120`,
 	`unwind_attachments{instance="node-a", network="podnet", state="live"} 20x50 22x70`,
 	`unwind_attachments{instance="node-b", network="podnet", state="live"} 30x40 24x80`,
-	`unwind_attachments{instance="node-b", network="podnet", state="unwinding"} _x20 1+1x20 21x80`,
+	`unwind_attachments{instance="node-b", network="podnet", state="rolling-back"} _x20 1+1x20 21x80`,
 	`unwind_pending_deletes{instance="node-a", network="podnet", plugin="portmap"} _x30 1x5 stale`,
 	`unwind_pending_deletes{instance="node-b", network="podnet", plugin="portmap"} _x20 1+1x20 21x80`,
 	`unwind_pending_deletes{instance="node-b", network="podnet", plugin="bridge"} _x60 2x60`,
-	`unwind_unproven_deletes{instance="node-b", network="podnet", plugin="bridge"} _x60 2x20 1x40`,
+	`unwind_waiting_deletes{instance="node-b", network="podnet", plugin="bridge", for="owner"} _x60 2x20 1x40`,
 	`unwind_oldest_pending_delete_timestamp_seconds{instance="node-a"} _x30 1800x5 stale`,
 	`unwind_oldest_pending_delete_timestamp_seconds{instance="node-b"} _x20 1200x100`,
 	`unwind_ipam_addresses{instance="node-a", network="podnet", pool="/p", set="0", family="IPv4", state="live"} 20x50 22x70`,
@@ -71,7 +71,7 @@ var twoNodes = []string{
 	`unwind_ipam_addresses{instance="node-a", network="podnet", pool="/p", set="0", family="IPv4", state="free"} 233x50 231x70`,
 	`unwind_ipam_addresses{instance="node-b", network="podnet", pool="/p", set="0", family="IPv4", state="live"} 30x40 24x80`,
 	`unwind_ipam_addresses{instance="node-b", network="podnet", pool="/p", set="0", family="IPv4", state="leaked"} 0x20 0+1x20 20x80`,
-	`unwind_ipam_addresses{instance="node-b", network="podnet", pool="/p", set="0", family="IPv4", state="ownerless"} 0x60 3x60`,
+	`unwind_ipam_addresses{instance="node-b", network="podnet", pool="/p", set="0", family="IPv4", state="empty"} 0x60 3x60`,
 	`unwind_ipam_addresses{instance="node-b", network="podnet", pool="/p", set="0", family="IPv4", state="free"} 24x20 24-1x20 6x80`,
 	`unwind_ipam_addresses{instance="node-b", network="podnet", pool="/p", set="1", family="IPv6", state="live"} 30x40 24x80`,
 	`unwind_ipam_addresses{instance="node-b", network="podnet", pool="/p", set="none", family="IPv4", state="unknown"} 1x120`,
@@ -203,6 +203,7 @@ func checkQuery(t *testing.T, text string) []string {
 		t.Fatalf("%s: %v", text, err)
 	}
 	known := metrics(t)
+	known["up"] = []string{"job"} // Prometheus' own
 	var names []string
 	labels := []string{"instance", "cluster"}
 	var used []string

@@ -150,7 +150,7 @@ func (r release) sums() {
 	equal(r.T, "SHA256SUMS", want, string(readFile(r.T, filepath.Join(r.dir, "SHA256SUMS"))))
 }
 
-// archives: each has the licence, and a bill of materials of each of its programs.
+// archives: each has its licence, a bill of materials of each of its programs, and the licences of all in the bill.
 func (r release) archives() {
 	archives, _ := filepath.Glob(filepath.Join(r.dir, "*.tar.gz"))
 	for _, archive := range archives {
@@ -166,6 +166,10 @@ func (r release) archives() {
 					}
 				}
 			}
+			Components []struct {
+				Name, Version string
+				Licenses      []struct{ License struct{ ID string } }
+			}
 		}
 		if err := json.Unmarshal(files[top+"/sbom.cdx.json"], &bill); err != nil {
 			r.Errorf("%s: sbom.cdx.json: %v", top, err)
@@ -177,6 +181,18 @@ func (r release) archives() {
 			if sum := fmt.Sprintf("%x", sha256.Sum256(files[top+"/"+program.Name])); sum != program.Hashes[0].Content {
 				r.Errorf("%s: %s has another sum in the bill", top, program.Name)
 			}
+		}
+		names := slices.Collect(maps.Keys(files))
+		for _, c := range bill.Components {
+			texts := top + "/licenses/" + c.Name + "@" + c.Version + "/"
+			if len(c.Licenses) == 0 || c.Licenses[0].License.ID == "" ||
+				!slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, texts) }) {
+				r.Errorf("%s: licences of %s: %v", top, c.Name, c.Licenses)
+			}
+		}
+		if arch, is := strings.CutPrefix(top, "unwind-"+r.version+"-linux-"); is { // the same programs are in the image
+			ofImage := readFile(r.T, filepath.Join(r.dir, "unwind-"+r.version+"-image-"+arch+".cdx.json"))
+			equal(r.T, "the bill of the image", string(files[top+"/sbom.cdx.json"]), string(ofImage))
 		}
 		want := []string{"unwind", "unwindctl"}
 		switch {

@@ -1,6 +1,19 @@
-{{/* The name of all objects: that of the release, with that of the chart in it. */}}
+{{/* The name of all objects: fullnameOverride, or that of the release, with that of the chart in it. */}}
 {{- define "unwind.fullname" -}}
-{{- ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) (contains .Chart.Name .Release.Name) | trunc 63 | trimSuffix "-" }}
+{{- $name := ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) (contains .Chart.Name .Release.Name) }}
+{{- .Values.fullnameOverride | default $name | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "unwind.serviceAccount" -}}
+{{ .Values.serviceAccount.name | default (ternary (include "unwind.fullname" .) "default" .Values.serviceAccount.create) }}
+{{- end }}
+
+{{/* Where the kubelet probes: $(HOST_IP) is the pod's address, which is the default. */}}
+{{- define "unwind.probed" -}}
+{{- if not (contains "HOST_IP" .Values.listen) }}
+host: {{ trimAll "[]" .Values.listen | default "127.0.0.1" | quote }}
+{{- end }}
+port: {{ .Values.port }}
 {{- end }}
 
 {{/* The name of the objects outside of namespaces: releases of the same name in two namespaces need different ones. */}}
