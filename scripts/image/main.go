@@ -1,9 +1,10 @@
 // Image writes the agent's image, for one or more architectures, as one OCI archive: an OCI image
 // layout 1.0 in a tar file. No daemon and no registry takes part.
 //
-//	image NAME VERSION ARCHIVE DIRECTORY ARCH…
+//	image NAME VERSION SOURCE REVISION ARCHIVE DIRECTORY ARCH…
 //
-// The programs are in the DIRECTORY, those of each ARCH in a directory of that name. The image is
+// SOURCE is the repository's URL and REVISION the commit; each may be empty. The programs and the
+// licenses are in the DIRECTORY, those of each ARCH in a directory of that name. The image is
 // what scripts/deploy/Containerfile makes of them: keep the two alike. The same programs give the
 // same bytes: all times are SOURCE_DATE_EPOCH, all files root's. make image runs it.
 package main
@@ -17,9 +18,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -45,10 +48,10 @@ func main() {
 }
 
 func run(args []string, epoch string) error {
-	if len(args) < 5 {
-		return errors.New("usage: image NAME VERSION ARCHIVE DIRECTORY ARCH…")
+	if len(args) < 7 {
+		return errors.New("usage: image NAME VERSION SOURCE REVISION ARCHIVE DIRECTORY ARCH…")
 	}
-	ref, version, archive := args[0], args[1], args[2]
+	ref, archive, dir := args[0], args[4], args[5]
 	// The kubelet asks the runtime for the full name, also where a pod has a short one.
 	if _, err := name.NewTag(ref, name.StrictValidation); err != nil {
 		return fmt.Errorf("image %q: %w; a full name is needed, as docker.io/library/unwind:dev", ref,
@@ -61,12 +64,15 @@ func run(args []string, epoch string) error {
 	date := time.Unix(seconds, 0).UTC()
 	about := map[string]string{
 		"org.opencontainers.image.title":    "unwind",
-		"org.opencontainers.image.version":  version,
+		"org.opencontainers.image.version":  args[1],
+		"org.opencontainers.image.source":   args[2],
+		"org.opencontainers.image.revision": args[3],
 		"org.opencontainers.image.licenses": "Apache-2.0",
 	}
+	maps.DeleteFunc(about, func(_, value string) bool { return value == "" })
 	index := v1.ImageIndex(empty.Index)
-	for _, arch := range args[4:] {
-		image, err := imageOf(arch, filepath.Join(args[3], arch), about, date)
+	for _, arch := range args[6:] {
+		image, err := imageOf(arch, filepath.Join(dir, arch), about, date)
 		if err != nil {
 			return err
 		}
@@ -107,7 +113,8 @@ func imageOf(arch, dir string, labels map[string]string, date time.Time) (v1.Ima
 	return mutate.Annotations(image, labels).(v1.Image), nil
 }
 
-// pack is the tar file of the programs in a directory. Each must be of the architecture.
+// pack is the tar file of the programs in a directory, and of the licenses beside them. Each program
+// must be of the architecture.
 func pack(arch, dir string, date time.Time) ([]byte, error) {
 	machine, known := machines[arch]
 	if !known {
@@ -132,8 +139,10 @@ func pack(arch, dir string, date time.Time) ([]byte, error) {
 			return nil, err
 		}
 	}
-	err := w.Close()
-	return out.Bytes(), err
+	err := addAll(w, dir, date, func(name string) bool {
+		return name == "LICENSE" || strings.HasPrefix(name, "licenses/")
+	})
+	return out.Bytes(), errors.Join(err, w.Close())
 }
 
 // write puts the index and all that it names into an archive, under the image's name.
@@ -156,9 +165,17 @@ func write(archive string, index v1.ImageIndex, ref string, date time.Time) erro
 	}
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)
-	// WalkDir goes by name.
-	err = fs.WalkDir(os.DirFS(dir), ".", func(name string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
+	err = addAll(w, dir, date, func(string) bool { return true })
+	if err := errors.Join(err, w.Close()); err != nil {
+		return err
+	}
+	return os.WriteFile(archive, out.Bytes(), 0o644)
+}
+
+// addAll adds the files of a directory that are wanted, by name.
+func addAll(w *tar.Writer, dir string, date time.Time, wanted func(name string) bool) error {
+	return fs.WalkDir(os.DirFS(dir), ".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !wanted(name) {
 			return err
 		}
 		data, err := os.ReadFile(filepath.Join(dir, name))
@@ -167,10 +184,6 @@ func write(archive string, index v1.ImageIndex, ref string, date time.Time) erro
 		}
 		return add(w, name, 0o644, date, data)
 	})
-	if err := errors.Join(err, w.Close()); err != nil {
-		return err
-	}
-	return os.WriteFile(archive, out.Bytes(), 0o644)
 }
 
 func add(w *tar.Writer, name string, mode int64, date time.Time, data []byte) error {

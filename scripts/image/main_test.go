@@ -46,6 +46,9 @@ func built(t *testing.T, mode os.FileMode) string {
 		for _, name := range []string{"unwind", "unwindctl"} {
 			put(t, filepath.Join(dir, arch, name), program(machine, name), mode)
 		}
+		put(t, filepath.Join(dir, arch, "LICENSE"), []byte("ours"), mode)
+		put(t, filepath.Join(dir, arch, "licenses/a@v1/LICENSE"), []byte("a's"), mode)
+		put(t, filepath.Join(dir, arch, "notes"), nil, mode)
 	}
 	return dir
 }
@@ -62,7 +65,7 @@ func put(t *testing.T, path string, data []byte, mode os.FileMode) {
 func written(t *testing.T, dir string) []byte {
 	t.Helper()
 	archive := filepath.Join(t.TempDir(), "image.tar")
-	err := run([]string{testName, "v1.2.3", archive, dir, "amd64", "arm64"}, testEpoch)
+	err := run([]string{testName, "v1.2.3", "https://a/b", "0123abc", archive, dir, "amd64", "arm64"}, testEpoch)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +111,7 @@ func equal(t *testing.T, what string, got, want any) {
 }
 
 // TestImage reads the archive as a registry's client does: one name, an image per architecture, the
-// programs and nothing else.
+// programs, the licenses and nothing else.
 func TestImage(t *testing.T) {
 	dir := t.TempDir()
 	for _, m := range members(t, bytes.NewReader(written(t, built(t, 0o700)))) {
@@ -128,7 +131,8 @@ func TestImage(t *testing.T) {
 		"io.containerd.image.name": testName, "org.opencontainers.image.ref.name": testName})
 
 	about := map[string]string{"org.opencontainers.image.title": "unwind",
-		"org.opencontainers.image.version": "v1.2.3", "org.opencontainers.image.licenses": "Apache-2.0"}
+		"org.opencontainers.image.version": "v1.2.3", "org.opencontainers.image.licenses": "Apache-2.0",
+		"org.opencontainers.image.source": "https://a/b", "org.opencontainers.image.revision": "0123abc"}
 	index := must(top.ImageIndex(entries[0].Digest))(t)
 	manifest := must(index.IndexManifest())(t)
 	equal(t, "the index's annotations", manifest.Annotations, about)
@@ -158,6 +162,8 @@ func TestImage(t *testing.T) {
 			want = append(want, member{name, 0o755, 0, 0, 1700000000, tar.TypeReg,
 				string(program(machines[arch], name))})
 		}
+		want = append(want, member{"LICENSE", 0o644, 0, 0, 1700000000, tar.TypeReg, "ours"},
+			member{"licenses/a@v1/LICENSE", 0o644, 0, 0, 1700000000, tar.TypeReg, "a's"})
 		equal(t, arch+": files", members(t, must(layers[0].Uncompressed())(t)), want)
 	}
 }
@@ -191,7 +197,7 @@ func TestReproducible(t *testing.T) {
 }
 
 func TestRefused(t *testing.T) {
-	const args = testName + " v1.2.3 ARCHIVE DIR amd64 arm64"
+	const args = testName + " v1.2.3 SOURCE REVISION ARCHIVE DIR amd64 arm64"
 	for _, tt := range []struct {
 		name, args, epoch string
 		file, data        string // in place of one of the programs

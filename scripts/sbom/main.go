@@ -1,9 +1,9 @@
 // Sbom prints the bill of materials of Go binaries, as CycloneDX 1.6: the standard library and the
-// modules that the linker recorded in them.
+// modules that the linker recorded in them, with their licenses.
 //
-//	sbom VERSION BINARY…
+//	sbom VERSION DIRECTORY BINARY…
 //
-// The same binaries give the same bytes: the bill has no time and no serial number. make release
+// It puts the texts of their licenses into the DIRECTORY. The same binaries give the same bytes: the bill has no time and no serial number. make release
 // runs it.
 package main
 
@@ -28,27 +28,35 @@ import (
 // product is the name of the product that the binaries belong to.
 const product = "unwind"
 
+// stdlib is the standard library's name in the Go vulnerability database
+// (https://go.dev/doc/security/vuln/database).
+const stdlib = "stdlib"
+
 func main() {
-	if err := run(os.Args[1:], os.Stdout); err != nil {
+	if err := write(os.Args[1:], os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "error:", err)
 		os.Exit(1)
 	}
 }
 
-func run(args []string, out io.Writer) error {
-	if len(args) < 2 {
-		return errors.New("usage: sbom VERSION BINARY…")
+func write(args []string, out io.Writer) error {
+	if len(args) < 3 {
+		return errors.New("usage: sbom VERSION DIRECTORY BINARY…")
 	}
 	var binaries []binary
-	for _, path := range args[1:] {
+	for _, path := range args[2:] {
 		b, err := readBinary(path)
 		if err != nil {
 			return err
 		}
 		binaries = append(binaries, b)
 	}
+	found, err := copyLicenses(args[1], binaries)
+	if err != nil {
+		return err
+	}
 	return cdx.NewBOMEncoder(out, cdx.BOMFileFormatJSON).SetPretty(true).SetEscapeHTML(false).
-		EncodeVersion(bill(args[0], binaries), cdx.SpecVersion1_6)
+		EncodeVersion(bill(args[0], binaries, found), cdx.SpecVersion1_6)
 }
 
 // binary is a binary and the build information that the linker wrote into it.
@@ -72,7 +80,7 @@ func readBinary(path string) (binary, error) {
 }
 
 // bill lists each module once, and for each binary the modules that it has.
-func bill(version string, binaries []binary) *cdx.BOM {
+func bill(version string, binaries []binary, found licenses) *cdx.BOM {
 	root := cdx.Component{BOMRef: product, Type: cdx.ComponentTypeApplication, Name: product,
 		Version: version}
 	modules := map[string]cdx.Component{}
@@ -82,6 +90,10 @@ func bill(version string, binaries []binary) *cdx.BOM {
 		program := programComponent(version, b)
 		needs := []string{}
 		for _, m := range moduleComponents(b.info) {
+			m.Licenses = &cdx.Licenses{}
+			for _, id := range found[m.Name+"@"+m.Version] {
+				*m.Licenses = append(*m.Licenses, cdx.LicenseChoice{License: &cdx.License{ID: id}})
+			}
 			modules[m.BOMRef] = m
 			needs = append(needs, m.BOMRef)
 		}
@@ -115,11 +127,10 @@ func programComponent(version string, b binary) cdx.Component {
 	}
 }
 
-// moduleComponents describes the modules that are linked in; a replacement appears under its own
-// name. The standard library has its name from the Go vulnerability database
-// (https://go.dev/doc/security/vuln/database).
+// moduleComponents describes the standard library and the modules that are linked in; a replacement
+// appears under its own name.
 func moduleComponents(info *debug.BuildInfo) []cdx.Component {
-	components := []cdx.Component{library("stdlib", strings.TrimPrefix(info.GoVersion, "go"), "")}
+	components := []cdx.Component{library(stdlib, strings.TrimPrefix(info.GoVersion, "go"), "")}
 	for _, m := range info.Deps {
 		if m.Replace != nil {
 			m = m.Replace

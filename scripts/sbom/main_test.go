@@ -2,8 +2,6 @@ package main
 
 import (
 	"bytes"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -14,25 +12,21 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// goCommand runs one in the project's folder.
-func goCommand(t *testing.T, args ...string) string {
+// must is a command of go, in the repository.
+func must(t *testing.T, args ...string) string {
 	t.Helper()
-	cmd := exec.Command("go", args...)
-	cmd.Dir = "../.."
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	cmd.Stderr = os.Stderr
-	out, err := cmd.Output()
+	out, err := goCommand(args...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return string(out)
+	return out
 }
 
 // sbom returns what the program prints, and that read again.
 func sbom(t *testing.T, args ...string) (string, *cdx.BOM) {
 	t.Helper()
 	var out bytes.Buffer
-	if err := run(args, &out); err != nil {
+	if err := write(args, &out); err != nil {
 		t.Fatal(err)
 	}
 	var bom cdx.BOM
@@ -44,14 +38,15 @@ func sbom(t *testing.T, args ...string) (string, *cdx.BOM) {
 
 // TestModules compares what is in the bill with what go list says that each program is made of.
 func TestModules(t *testing.T) {
-	dir := t.TempDir()
-	goCommand(t, "build", "-buildvcs=false", "-trimpath", "-o", dir+"/", "./cmd/unwind", "./cmd/unwindctl")
-	args := []string{"v1.2.3", filepath.Join(dir, "unwind"), filepath.Join(dir, "unwindctl")}
+	t.Setenv("CGO_ENABLED", "0")
+	dir, texts := t.TempDir(), t.TempDir()
+	must(t, "build", "-buildvcs=false", "-trimpath", "-o", dir+"/", "./cmd/unwind", "./cmd/unwindctl")
+	args := []string{"v1.2.3", texts, filepath.Join(dir, "unwind"), filepath.Join(dir, "unwindctl")}
 	text, bom := sbom(t, args...)
 
 	var all []string
 	for i, name := range []string{"unwind", "unwindctl"} {
-		want := strings.Fields(goCommand(t, "list", "-deps", "-f",
+		want := strings.Fields(must(t, "list", "-deps", "-f",
 			"{{with .Module}}{{if not .Main}}pkg:golang/{{.Path}}@{{.Version}}{{end}}{{end}}", "./cmd/"+name))
 		want = append(want, "pkg:golang/stdlib@"+strings.TrimPrefix(runtime.Version(), "go"))
 		slices.Sort(want)
@@ -68,6 +63,13 @@ func TestModules(t *testing.T) {
 	var libraries []string
 	for _, c := range *bom.Components {
 		libraries = append(libraries, c.PackageURL)
+		files, _ := filepath.Glob(filepath.Join(texts, c.Name+"@"+c.Version, "[CL]*"))
+		if len(files) == 0 || len(*c.Licenses) == 0 || slices.Contains(*c.Licenses, cdx.LicenseChoice{}) {
+			t.Errorf("%s: licenses %v in %q", c.Name, c.Licenses, files)
+		}
+		if c.Name == "go.etcd.io/bbolt" && (*c.Licenses)[0].License.ID != "MIT" {
+			t.Errorf("%s: %v", c.Name, (*c.Licenses)[0].License)
+		}
 	}
 	slices.Sort(all)
 	if diff := cmp.Diff(slices.Compact(all), libraries); diff != "" {
@@ -82,9 +84,9 @@ func TestModules(t *testing.T) {
 }
 
 func TestUsage(t *testing.T) {
-	for _, args := range [][]string{nil, {"v1"}, {"v1", "main.go"}, {"v1", "missing"}} {
+	for _, args := range [][]string{nil, {"v1"}, {"v1", t.TempDir()}, {"v1", t.TempDir(), "main.go"}, {"v1", t.TempDir(), "missing"}} {
 		var out bytes.Buffer
-		if err := run(args, &out); err == nil || out.Len() > 0 {
+		if err := write(args, &out); err == nil || out.Len() > 0 {
 			t.Errorf("%q: %v, %q", args, err, out.String())
 		}
 	}
