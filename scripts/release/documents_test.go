@@ -1,0 +1,169 @@
+package release
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var (
+	// software is what documents name with versions, as they write it.
+	software = `containerd|CRI-O|Kubernetes|podman|reference plugins|cnitool|aws-cni|cilium-cni|[Mm]ultus`
+
+	// named finds such a name with the versions that follow it: "containerd 2.4, 1.7 and 1.6",
+	// "`cilium-cni` 1.19.6", "reference plugins of containernetworking (1.9.1".
+	named = regexp.MustCompile(`\b(` + software + ")`?(?: of containernetworking)?" +
+		` \(?v?(\d+\.\d+(?:\.\d+)?(?:(?:, | and | to )v?\d+\.\d+(?:\.\d+)?)*)`)
+	number = regexp.MustCompile(`\d+\.\d+(?:\.\d+)?`)
+
+	// wasRun finds a sentence about software that tests have run, and wasRead one about other
+	// software.
+	wasRun = regexp.MustCompile(`\b[Rr]un here\b|\b[Rr]uns? the (?:real|12 tests)\b|` +
+		`\b(?:was|were|have) (?:\w+ )?(?:run|tested|measured)\b`)
+	wasRead = regexp.MustCompile(`\bnot (?:run|tested)\b`)
+	split   = regexp.MustCompile(`[.;] |\n\n|\n- |\|`)
+)
+
+// versions are those of each software that were run.
+type versions map[string][]string
+
+// add notes the versions in text.
+func (v versions) add(name, text string) {
+	name = strings.ToLower(name)
+	v[name] = append(v[name], number.FindAllString(text, -1)...)
+}
+
+// unknown returns the versions in text that were not run. 1.36 stands for 1.36.3.
+func (v versions) unknown(name, text string) (bad []string) {
+	for _, version := range number.FindAllString(text, -1) {
+		if !slices.ContainsFunc(v[strings.ToLower(name)], func(run string) bool {
+			return run == version || strings.HasPrefix(run, version+".")
+		}) {
+			bad = append(bad, version)
+		}
+	}
+	return bad
+}
+
+// claims returns what a document says was run, as pairs of a name and its versions: the sentences
+// that say so, and a table with a column "run" or "run in tests".
+func claims(document string) (all [][2]string) {
+	for _, sentence := range split.Split(document, -1) {
+		if wasRun.MatchString(sentence) && !wasRead.MatchString(sentence) {
+			for _, m := range named.FindAllStringSubmatch(strings.Join(strings.Fields(sentence), " "), -1) {
+				all = append(all, [2]string{m[1], m[2]})
+			}
+		}
+	}
+	for _, table := range strings.Split(document, "\n\n") {
+		lines := strings.Split(table, "\n")
+		head := strings.Split(lines[0], "|")
+		if len(head) < 4 || !strings.HasPrefix(strings.TrimSpace(head[2]), "run") {
+			continue
+		}
+		for _, row := range lines[1:] {
+			if cells := strings.Split(row, "|"); len(cells) > 3 && number.MatchString(cells[2]) {
+				name := strings.TrimSuffix(strings.TrimSpace(cells[1]), " with CNI")
+				all = append(all, [2]string{name, cells[2]})
+			}
+		}
+	}
+	return all
+}
+
+// TestVersions: the documents name the same versions of what was run. The table "Versions" of
+// testdata/README.md has them; those that the Makefile and go.mod have, too, are the same.
+func TestVersions(t *testing.T) {
+	const table = "testdata/README.md"
+	t.Chdir("../..")
+	read := func(path string) string {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	_, section, _ := strings.Cut(read(table), "\n## Versions\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	run := versions{}
+	for _, c := range claims(section) {
+		run.add(c[0], c[1])
+	}
+
+	built := versions{}
+	for name, find := range map[string][2]string{
+		"containerd":        {"Makefile", `(?m)^CONTAINERD_VERSIONS := (.*)`},
+		"reference plugins": {"Makefile", `(?m)^PLUGINS_VERSION +:= (.*)`},
+		"cnitool":           {"Makefile", `(?m)^CNITOOL_VERSION +:= (.*)`},
+		"aws-cni":           {"Makefile", `(?m)^AWS_CNI_VERSION +:= (.*)`},
+		"cilium-cni":        {"Makefile", `(?m)^CILIUM_VERSION +:= (.*)`},
+		"multus":            {"Makefile", `(?m)^MULTUS_VERSION +:= (.*)`},
+		"kubernetes":        {"testdata/e2e/hyperkube/go.mod", `(?m)^require k8s.io/kubernetes (.*)`},
+	} {
+		m := regexp.MustCompile(find[1]).FindStringSubmatch(read(find[0]))
+		if m == nil {
+			t.Fatalf("%s has no version of %s", find[0], name)
+		}
+		built.add(name, m[1])
+		if bad := run.unknown(name, m[1]); bad != nil {
+			t.Errorf("%s has %s %q, which the table of %s lacks", find[0], name, bad, table)
+		}
+		for _, version := range run[name] {
+			const debian = "1.6.20"
+			if !slices.Contains(built[name], version) && (name != "containerd" || version != debian) {
+				t.Errorf("the table of %s has %s %s; %s has %q", table, name, version, find[0],
+					built[name])
+			}
+		}
+	}
+
+	out, err := exec.Command("git", "ls-files", "*.md").Output()
+	if err != nil {
+		t.Skip("no repository:", err)
+	}
+	found := map[string]int{}
+	for _, path := range strings.Fields(filepath.ToSlash(string(out))) {
+		for _, c := range claims(read(path)) {
+			found[path]++
+			if bad := run.unknown(c[0], c[1]); bad != nil {
+				t.Errorf("%s says that %s %q was run; the table of %s has %q", path, c[0], bad, table,
+					run[strings.ToLower(c[0])])
+			}
+		}
+	}
+	for _, path := range []string{"README.md", "cmd/unwindctl/OPERATIONS.md", table, "scripts/providers/aws.md",
+		"scripts/providers/cilium.md", "scripts/providers/multus.md", "scripts/bench/README.md"} {
+		if found[path] == 0 {
+			t.Errorf("%s: no version of what was run was found", path)
+		}
+	}
+}
+
+// TestClaims: a version that was not run is found in each form of a claim.
+func TestClaims(t *testing.T) {
+	t.Parallel()
+	run := versions{}
+	run.add("containerd", "2.4.2, 1.7.35")
+	run.add("multus", "4.3.0")
+	for text, want := range map[string]string{
+		"**Run here** (2026-11): thin Multus 4.2.2.":            "4.2.2",
+		"tests have run containerd 1.7 to\n2.5, under faults.":  "2.5",
+		"It was run with containerd 2.4.2 and 1.6.":             "1.6",
+		"| software | run |\n|---|---|\n| multus | 4.2.2 | |":   "4.2.2",
+		"| x | run in tests | y |\n|-|-|-|\n| Multus | 5.0 | |": "5.0",
+		"It was run with containerd 2.4. Multus 4.2.1 strips.":  "",
+		"Read, not run: Multus 4.2.1.":                          "",
+	} {
+		var bad []string
+		for _, c := range claims(text) {
+			bad = append(bad, run.unknown(c[0], c[1])...)
+		}
+		if got := strings.Join(bad, " "); got != want {
+			t.Errorf("%q: found %q, not %q", text, got, want)
+		}
+	}
+}
