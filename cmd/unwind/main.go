@@ -1,10 +1,5 @@
 // Command unwind is the CNI plugin. A runtime starts it with the CNI variables in its environment
 // and unwind's entry of a conflist on standard input.
-//
-// It sets GOMAXPROCS, so Go need not look for a limit of the cgroup in /proc and /sys.
-//
-//go:debug containermaxprocs=0
-//go:debug updatemaxprocs=0
 package main
 
 import (
