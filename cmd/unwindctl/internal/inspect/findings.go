@@ -86,13 +86,14 @@ func PrintNoFindings(out io.Writer, of Scope, job sweep.Job) error {
 	case err != nil:
 	case of.Network != "" && len(job.Pools) == 0:
 		_, err = fmt.Fprintf(out, "No conflist of network %s uses host-local.\n", of.Network)
-	case job.List == nil && given > 0 && of.asks():
-		_, err = fmt.Fprintf(out, "%s allocated. Only the runtime knows whether their owners are live, "+
-			"and it returned no list.\n", term.Plural(given, "address is", "addresses are"))
 	case job.List == nil && given > 0:
-		_, err = fmt.Fprintf(out, "%s allocated. Only the runtime knows whether their owners are live: "+
-			"unwindctl sweep --dry-run%s\n", term.Plural(given, "address is", "addresses are"),
-			of.ListFlags())
+		remedy := ": unwindctl sweep --dry-run" + of.ListFlags()
+		if of.asks() {
+			remedy = ", and it returned no list."
+		}
+		_, err = fmt.Fprintf(out, "%s%s\n", term.Plural(given, "address is allocated. Only the runtime "+
+			"knows whether its owner is live", "addresses are allocated. Only the runtime knows whether "+
+			"their owners are live"), remedy)
 	}
 	return err
 }
