@@ -26,9 +26,9 @@ func mounts() acts {
 			s.chain = []string{fmt.Sprintf(`{"type": "macvlan", "master": %q, "ipam": %s}`, s.hostVeth("IPv4"), s.hostLocal(s.subnet))}
 		},
 		"identify": func(s *story, _ []string) {
-			var err error
-			s.own, err = facts.Identify(s.who("a").NetNS)
+			seen, err := facts.Look(s.who("a").NetNS, "")
 			s.must(err)
+			s.own = seen.Netns
 		},
 		"bind":    func(s *story, w []string) { mount(s, strings.Join(w, " "), unix.MS_BIND) },
 		"moved":   func(s *story, _ []string) { mount(s, "moved", unix.MS_MOVE) },
@@ -36,8 +36,8 @@ func mounts() acts {
 		"covered": func(s *story, _ []string) { s.mount("/dev/null", at(s), "", unix.MS_BIND, "") },
 		"unbind":  func(s *story, _ []string) { s.must(unix.Unmount(at(s), unix.MNT_DETACH)) },
 		"there": func(s *story, _ []string) {
-			there, err := facts.Identify(at(s))
-			s.want(err == nil && there.Same(s.own) && slices.Contains(s.links(at(s)), "eth0"), "%+v (%v)", there, err)
+			seen, err := facts.Look(at(s), "")
+			s.want(err == nil && seen.Netns.Same(s.own) && slices.Contains(s.links(at(s)), "eth0"), "%+v (%v)", seen, err)
 		},
 		"emptied": func(s *story, _ []string) { s.want(!slices.Contains(s.links(at(s)), "eth0"), "%q", s.links(at(s))) },
 		"others":  func(s *story, _ []string) { s.othersSurvive() },

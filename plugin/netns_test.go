@@ -28,7 +28,7 @@ func (n *node) othersSurvive() {
 	n.Helper()
 	for _, name := range n.names(filepath.Join(n.dir, "netns")) {
 		path := filepath.Join(n.dir, "netns", name)
-		if id, err := facts.Identify(path); err == nil && id.Known() {
+		if seen, err := facts.Look(path, ""); err == nil && seen.Netns.Known() {
 			if links := n.links(path); slices.Contains(links, "peer0") != slices.Contains(links, "eth0") {
 				n.Errorf("the other container's interfaces: %v", links)
 			}

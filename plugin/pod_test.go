@@ -207,7 +207,7 @@ func (p *pod) unpin() {
 // processInside starts a process in the pod's network namespace.
 func (p *pod) processInside() *os.Process {
 	p.Helper()
-	own, err := facts.Identify(p.NetNS)
+	own, err := facts.Look(p.NetNS, "")
 	if err != nil {
 		p.Fatal(err)
 	}
@@ -220,8 +220,8 @@ func (p *pod) processInside() *os.Process {
 		_ = cmd.Wait()
 	})
 	eventually(p, "a process inside", func() bool {
-		there, err := facts.Identify(netnsOf(cmd.Process))
-		return err == nil && there.Same(own)
+		there, err := facts.Look(netnsOf(cmd.Process), "")
+		return err == nil && there.Netns.Same(own.Netns)
 	})
 	return cmd.Process
 }

@@ -149,8 +149,8 @@ func (d *deleting) complete(e *journal.Entry) {
 // may still have the result of an earlier ADD of the container ID, or of a later one that the
 // journal did not see.
 func (d *deleting) fits(e *journal.Entry) bool {
-	if netns, err := facts.Identify(d.args.Netns); err == nil && e.NetNS.Known() &&
-		!e.NetNS.Same(netns) {
+	if seen, err := facts.Look(d.args.Netns, ""); err == nil && e.NetNS.Known() &&
+		!e.NetNS.Same(seen.Netns) {
 		return false
 	}
 	r, err := netconf.ParseResult(d.conf.PrevResult)

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/containernetworking/plugins/pkg/ns"
+
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 )
@@ -79,22 +81,13 @@ func (c Cached) Key() journal.Key {
 	return journal.Key{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName}
 }
 
-// Cache returns all of libcni's cache but the files that are not of an attachment. The error names
-// those that cannot be read; Cache returns the others with it. It skips one that cannot be read and
-// is younger than the grace period: libcni writes in place, so an ADD may be writing it.
-func (n *Node) Cache() ([]Cached, error) {
-	all, err := n.readCache("", n.GracePeriod)
-	return slices.DeleteFunc(all,
-		func(c Cached) bool { return fileName(c.Key()) != filepath.Base(c.Path) }), err
-}
+// Cache returns libcni's cache. The error names the files that cannot be read; Cache returns the
+// others with it. It skips one that cannot be read and is younger than the grace period: libcni
+// writes in place, so an ADD may be writing it.
+func (n *Node) Cache() ([]Cached, error) { return n.readCache("", n.GracePeriod) }
 
-// CachedAttachments returns the attachments of a container in a network from libcni's cache.
-func (n *Node) CachedAttachments(network, containerID string) ([]Cached, error) {
-	return n.readCache(network+"-"+containerID+"-", 0)
-}
-
-// readCache returns the files of libcni's cache whose names begin with a prefix. The error names
-// those that cannot be read, except those that are younger than young.
+// readCache returns the attachments whose files in libcni's cache have names that begin with a
+// prefix. The error names those that cannot be read, except those that are younger than young.
 func (n *Node) readCache(prefix string, young time.Duration) (all []Cached, err error) {
 	files, err := os.ReadDir(n.cacheDir())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -111,7 +104,7 @@ func (n *Node) readCache(prefix string, young time.Duration) (all []Cached, err 
 		case errors.Is(infoErr, fs.ErrNotExist): // its DEL has just removed it
 		case infoErr != nil:
 			errs = append(errs, infoErr)
-		case err == nil && c != nil:
+		case err == nil && c != nil && fileName(c.Key()) == f.Name():
 			c.Written = info.ModTime()
 			all = append(all, *c)
 		case young == 0 || time.Since(info.ModTime()) >= young:
@@ -148,12 +141,7 @@ func (n *Node) readCached(name string) (*Cached, error) {
 	return c, nil
 }
 
-func (n *Node) cacheDir() string {
-	if n.CacheDir != "" {
-		return n.CacheDir
-	}
-	return cacheDir
-}
+func (n *Node) cacheDir() string { return cmp.Or(n.CacheDir, cacheDir) }
 
 // CachedOwner reports whether libcni's cache gives an address to an attachment whose network
 // namespace exists: the only record of an address whose IPAM plugin names no owner. but excludes
@@ -168,7 +156,7 @@ func (n *Node) CachedOwner(address netip.Addr, but func(Cached) bool) bool {
 // anyCached reports whether is returns true for an ADD in libcni's cache. It skips those that it
 // cannot read.
 func (n *Node) anyCached(is func(Cached) bool) bool {
-	all, err := n.readCache("", 0)
+	all, err := n.Cache()
 	if err != nil {
 		n.Log.Warn("cannot read libcni's cache for the owner of an address", "err", err)
 	}
@@ -177,6 +165,5 @@ func (n *Node) anyCached(is func(Cached) bool) bool {
 
 // netNSThere reports whether the ADD's network namespace exists. In doubt it does.
 func (c Cached) netNSThere() bool {
-	_, err := Identify(c.NetNS)
-	return c.NetNS == "" || err == nil || !IsNoNetNS(err)
+	return c.NetNS == "" || !IsNoNetNS(ns.IsNSorErr(c.NetNS))
 }

@@ -2,6 +2,7 @@ package facts
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -21,16 +22,32 @@ func (n *Node) Judge(ctx context.Context, e *journal.Entry) decide.Verdict {
 func (n *Node) Gather(ctx context.Context, e *journal.Entry, ours *journal.Lock) decide.Evidence {
 	ev := decide.Evidence{
 		State: e.State, Reason: decide.Recorded(e.Cause, e.Reason),
-		SameNamespaces: lookAt(func() (tristate.Value, error) { return n.SameNamespaces(e), nil }),
+		SameNamespaces: &Fact{look: func() (tristate.Value, error) { return n.SameNamespaces(e), nil }},
 		SameBoot:       n.SameBoot(e), OtherHost: n.otherHost(e), Listed: n.List.has(e),
-		AddedUnseen: lookAt(func() (tristate.Value, error) { return n.Later(ctx, e) }),
+		AddedUnseen: &Fact{look: func() (tristate.Value, error) { return n.Later(ctx, e) }},
 	}
-	n.gatherLock(&ev, e.Key, ours)
+	if ours != nil {
+		ev.Locked, ev.LockFile = tristate.No, tristate.Of(!ours.Made(), nil)
+	} else {
+		look := sync.OnceValues(func() (journal.LockState, error) {
+			return n.Journal.Store.LookAtLock(e.Key)
+		})
+		ev.Locked = lookFor(func() (bool, error) { state, err := look(); return state.Held, err })
+		ev.LockFile = lookFor(func() (bool, error) { state, err := look(); return state.Exists, err })
+	}
 	if e.Updated.Boot != 0 {
 		ev.PastGracePeriod = tristate.Of(n.GraceLeft(e) < 0, nil)
 	}
 	if e.NetNS.Known() && n.SameBoot(e) == tristate.Yes {
-		n.gatherNetNS(&ev, e)
+		ev.NetNS = lookFor(func() (bool, error) {
+			place, err := Find(e.NetNS, "")
+			place.Close()
+			return place.There(), err
+		})
+		ev.HasProcess = lookFor(func() (bool, error) {
+			return n.View.ProcessIn(e.NetNS, len(e.HostLinks) == 0)
+		})
+		ev.HostLink = lookFor(func() (bool, error) { return LinkThere(e.HostLinks) })
 	}
 	return ev
 }
@@ -64,31 +81,6 @@ func (n *Node) shortened(grace time.Duration) time.Duration {
 		return min(grace, n.MostGrace)
 	}
 	return grace
-}
-
-func (n *Node) gatherLock(ev *decide.Evidence, key journal.Key, ours *journal.Lock) {
-	if ours != nil {
-		ev.Locked, ev.LockFile = tristate.No, tristate.Of(!ours.Made(), nil)
-		return
-	}
-	look := sync.OnceValues(func() (journal.LockState, error) {
-		return n.Journal.Store.LookAtLock(key)
-	})
-	ev.Locked = lookFor(func() (bool, error) { state, err := look(); return state.Held, err })
-	ev.LockFile = lookFor(func() (bool, error) { state, err := look(); return state.Exists, err })
-}
-
-// gatherNetNS has the facts about the namespace and the interface of an ADD of this boot.
-func (n *Node) gatherNetNS(ev *decide.Evidence, e *journal.Entry) {
-	ev.NetNS = lookFor(func() (bool, error) {
-		place, err := Find(e.NetNS, "")
-		place.Close()
-		return place.There(), err
-	})
-	ev.HasProcess = lookFor(func() (bool, error) {
-		return n.View.ProcessIn(e.NetNS, len(e.HostLinks) == 0)
-	})
-	ev.HostLink = lookFor(func() (bool, error) { return LinkThere(e.HostLinks) })
 }
 
 // List is a runtime's list of attachments.
@@ -159,10 +151,8 @@ func (l *List) HasContainer(network, id string, cache []Cached) tristate.Value {
 			return tristate.Yes
 		}
 	}
-	for _, c := range cache {
-		if l.Pods && !isPod(c.Pod()) {
-			return tristate.Unknown
-		}
+	if l.Pods && slices.ContainsFunc(cache, func(c Cached) bool { return !isPod(c.Pod()) }) {
+		return tristate.Unknown
 	}
 	return tristate.No
 }

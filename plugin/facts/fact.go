@@ -16,13 +16,11 @@ type Fact struct {
 
 // lookFor returns a fact that a look finds out. An error says why it is unknown.
 func lookFor(is func() (bool, error)) *Fact {
-	return lookAt(func() (tristate.Value, error) {
+	return &Fact{look: func() (tristate.Value, error) {
 		is, err := is()
 		return tristate.Of(is, err), err
-	})
+	}}
 }
-
-func lookAt(look func() (tristate.Value, error)) *Fact { return &Fact{look: look} }
 
 // Ask returns the fact and, if it is unknown, why.
 func (f *Fact) Ask() (v tristate.Value, why string) {

@@ -22,7 +22,7 @@ import (
 // This returns the machine, the boot and the namespaces of this process. A part that cannot be read
 // is "".
 func This() journal.Host {
-	h := namespaces("/proc/self/ns/")
+	h := namespacesOf("/proc/self")
 	h.BootID = firstLine("/proc/sys/kernel/random/boot_id")
 	h.Machine = machineOf(firstLine("/sys/class/dmi/id/product_uuid"), firstLine("/etc/machine-id"))
 	return h
@@ -41,14 +41,12 @@ func machineOf(uuid, id string) string {
 	return ""
 }
 
-// namespacesOf returns the namespaces of a process. A part that cannot be read is "".
-func namespacesOf(pid int) journal.Host { return namespaces(procOf(pid) + "/ns/") }
-
-func namespaces(dir string) (h journal.Host) {
-	h.MountNS, _ = os.Readlink(dir + "mnt")
-	h.PIDNS, _ = os.Readlink(dir + "pid")
-	h.NetNS, _ = os.Readlink(dir + "net")
-	h.TimeNS, _ = os.Readlink(dir + "time")
+// namespacesOf returns the namespaces of a process, by its directory in /proc.
+func namespacesOf(proc string) (h journal.Host) {
+	h.MountNS, _ = os.Readlink(proc + "/ns/mnt")
+	h.PIDNS, _ = os.Readlink(proc + "/ns/pid")
+	h.NetNS, _ = os.Readlink(proc + "/ns/net")
+	h.TimeNS, _ = os.Readlink(proc + "/ns/time")
 	return h
 }
 

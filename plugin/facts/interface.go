@@ -1,14 +1,12 @@
 package facts
 
 import (
-	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
-	"strings"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
@@ -56,30 +54,38 @@ func (s Interface) Is(named journal.Interface) bool {
 		(mac == tristate.Yes || address == tristate.Yes)
 }
 
-// inspect looks at an interface in the network namespace of this thread.
+// inspect identifies the network namespace of this thread, and looks at an interface in it, unless
+// the name is "".
 func (s *Interface) inspect(name string) error {
-	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
-	defer handle.Close()
-	link, err := handle.LinkByName(name)
-	if errors.As(err, new(netlink.LinkNotFoundError)) {
+	defer unix.Close(fd)
+	// Kernels before 5.14 give a socket no cookie; an error leaves it at zero.
+	s.Netns.Cookie, _ = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if name == "" {
 		return nil
 	}
-	if err != nil {
+	links, err := net.Interfaces()
+	i := slices.IndexFunc(links, func(l net.Interface) bool { return l.Name == name })
+	if i < 0 {
 		return err
 	}
-	attrs := link.Attrs()
-	s.index = attrs.Index
-	s.MAC = netconf.CanonicalMAC(strings.ToLower(attrs.HardwareAddr.String()))
-	addresses, err := handle.AddrList(link, netlink.FAMILY_ALL)
-	for _, a := range addresses {
-		if ip, ok := netip.AddrFromSlice(a.IP); ok {
-			s.Addresses = append(s.Addresses, ip.Unmap())
+	s.index = links[i].Index
+	s.MAC = netconf.CanonicalMAC(links[i].HardwareAddr.String())
+	addresses, err := links[i].Addrs()
+	s.Addresses = addressesOf(addresses)
+	return err
+}
+
+func addressesOf(found []net.Addr) (all []netip.Addr) {
+	for _, a := range found {
+		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
+			all = append(all, prefix.Addr().Unmap())
 		}
 	}
-	return err
+	return all
 }
 
 // IsOwnNetNS reports whether a path leads to the network namespace of this process. One that leads

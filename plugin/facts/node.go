@@ -68,7 +68,7 @@ func (n *Node) SameNamespaces(g *journal.Entry) tristate.Value {
 	}
 	theirs := g.Host
 	if n.SameBoot(g) == tristate.No {
-		init := namespacesOf(1)
+		init := namespacesOf(procOf(1))
 		theirs.MountNS, theirs.NetNS, theirs.TimeNS = init.MountNS, init.NetNS, init.TimeNS
 	}
 	for _, of := range []struct {
@@ -88,18 +88,18 @@ func (n *Node) SameNamespaces(g *journal.Entry) tristate.Value {
 	return tristate.Yes
 }
 
-// SeesAsRuntime reports whether this process sees what the runtime sees, for use without a recorded
+// seesAsRuntime reports whether this process sees what the runtime sees, for use without a recorded
 // ADD. It does if it is in the namespaces of each runtime that returned the list, even if these are
 // a container's (kind, k3d, LXC); or if it is in the initial PID namespace and in the other
 // namespaces of process 1. A container has its own process 1, but not the initial PID namespace.
-func (n *Node) SeesAsRuntime() tristate.Value {
+func (n *Node) seesAsRuntime() tristate.Value {
 	if n.List != nil && len(n.List.Runtimes) > 0 &&
 		!slices.ContainsFunc(n.List.Runtimes, func(pid int) bool {
-			return pid == 0 || n.inNamespaces(namespacesOf(pid)) != tristate.Yes
+			return pid == 0 || n.inNamespaces(namespacesOf(procOf(pid))) != tristate.Yes
 		}) {
 		return tristate.Yes
 	}
-	first := namespacesOf(1)
+	first := namespacesOf(procOf(1))
 	first.PIDNS = firstPIDNS
 	return n.inNamespaces(first)
 }

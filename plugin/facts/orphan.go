@@ -20,15 +20,13 @@ type Owner struct {
 }
 
 // JudgeOwner judges a container that the journal does not know.
-func (n *Node) JudgeOwner(o Owner) decide.Verdict { return decide.DecideOrphan(n.gatherOrphan(o)) }
-
-func (n *Node) gatherOrphan(o Owner) decide.Orphan {
-	cache, cacheErr := n.CachedAttachments(o.Network, o.ContainerID)
+func (n *Node) JudgeOwner(o Owner) decide.Verdict {
+	cache, cacheErr := n.readCache(o.Network+"-"+o.ContainerID+"-", 0)
 	seen := decide.Orphan{
-		SameNamespaces: lookAt(func() (tristate.Value, error) {
+		SameNamespaces: &Fact{look: func() (tristate.Value, error) {
 			_, err := os.Readlink(procOf(1) + "/ns/mnt")
-			return n.SeesAsRuntime(), err
-		}),
+			return n.seesAsRuntime(), err
+		}},
 		Listed: n.List.HasContainer(o.Network, o.ContainerID, cache),
 		Cached: lookFor(func() (bool, error) {
 			if slices.ContainsFunc(cache, Cached.netNSThere) {
@@ -42,7 +40,7 @@ func (n *Node) gatherOrphan(o Owner) decide.Orphan {
 	if !o.Made.IsZero() {
 		seen.PastGracePeriod = tristate.Of(n.OwnerGraceLeft(o) < 0, nil)
 	}
-	return seen
+	return decide.DecideOrphan(seen)
 }
 
 // OwnerGraceLeft is GraceLeft for a container that the journal does not know.

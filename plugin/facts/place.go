@@ -5,13 +5,13 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"strconv"
 	"strings"
 
 	"github.com/containernetworking/plugins/pkg/ns"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
@@ -49,16 +49,6 @@ func (p Place) Close() {
 // Open opens the network namespace at a path, identifies it, and inspects an interface in it,
 // unless ifname is "". A missing interface is not an error. With an error only the path is known.
 func Open(path, ifname string) (Place, error) {
-	return openAnd(path, func(p *Place) error {
-		if ifname == "" {
-			return nil
-		}
-		return p.Seen.inspect(ifname)
-	})
-}
-
-// openAnd opens and identifies the network namespace at a path, and runs fn in it.
-func openAnd(path string, fn func(*Place) error) (Place, error) {
 	none := Place{Seen: Interface{Netns: journal.NetNS{Path: path}}}
 	held, err := ns.GetNS(path)
 	if err != nil {
@@ -68,16 +58,7 @@ func openAnd(path string, fn func(*Place) error) (Place, error) {
 	var st unix.Stat_t
 	if err = unix.Fstat(int(held.Fd()), &st); err == nil {
 		p.Seen.Netns.Dev, p.Seen.Netns.Ino = st.Dev, st.Ino
-		err = In(held, func() error {
-			fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-			if err != nil {
-				return err
-			}
-			defer unix.Close(fd)
-			// Kernels before 5.14 give a socket no cookie; an error leaves it at zero.
-			p.Seen.Netns.Cookie, _ = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-			return fn(&p)
-		})
+		err = In(held, func() error { return p.Seen.inspect(ifname) })
 	}
 	if err != nil {
 		p.Close()
@@ -91,12 +72,6 @@ func Look(path, ifname string) (Interface, error) {
 	place, err := Open(path, ifname)
 	place.Close()
 	return place.Seen, err
-}
-
-// Identify returns the identity of the network namespace at a path.
-func Identify(path string) (journal.NetNS, error) {
-	seen, err := Look(path, "")
-	return seen.Netns, err
 }
 
 // IsNoNetNS reports whether an error means that no network namespace is at the path.
@@ -125,27 +100,16 @@ func openSame(path string, id journal.NetNS, ifname string) (Place, error) {
 // this process's mount namespace, in this order, and inspects an interface in it. If there is none,
 // the place is empty. An error means unknown: a mount of it may be covered by another.
 func Find(id journal.NetNS, ifname string, paths ...string) (Place, error) {
-	var unread error
 	for _, path := range append(paths, id.Path) {
-		place, err := openSame(path, id, ifname)
-		if place.There() {
+		// a mount that cannot be opened here is an error below
+		if place, _ := openSame(path, id, ifname); place.There() {
 			return place, nil
 		}
-		if err != nil && !errors.Is(err, errElsewhere) && !IsNoNetNS(err) {
-			unread = err
-		}
 	}
-	place, err := search(id, ifname, func(bool) (points []string, err error) {
-		mounts, err := mountsOf(LinkOf(id))
-		for _, m := range mounts {
-			points = append(points, m.point)
-		}
-		return points, err
+	return search(id, ifname, func(bool) ([]string, error) {
+		mounts, err := lookAtMounts()
+		return mounts[LinkOf(id)], err
 	})
-	if place.There() {
-		return place, nil
-	}
-	return place, errors.Join(unread, err)
 }
 
 // search opens a network namespace at one of the paths that look returns. A path may become
@@ -175,55 +139,49 @@ func search(
 // LinkOf returns the text of a link to a network namespace.
 func LinkOf(id journal.NetNS) string { return fmt.Sprintf("net:[%d]", id.Ino) }
 
-// mount is a mount of a network namespace, by the text of a link to it.
-type mount struct{ link, point string }
-
-// mountsOf returns the mounts of network namespaces in this process's mount namespace whose links
-// begin with a text.
-func mountsOf(link string) (all []mount, err error) {
+// lookAtMounts returns the paths of the mounted network namespaces in this process's mount
+// namespace, by the text of a link to each.
+func lookAtMounts() (map[string][]string, error) {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	lines := bufio.NewScanner(f)
+	all, lines := map[string][]string{}, bufio.NewScanner(f)
 	for lines.Scan() {
-		if !bytes.Contains(lines.Bytes(), []byte(" "+link)) {
+		if !bytes.Contains(lines.Bytes(), []byte(" net:[")) {
 			continue
 		}
 		// 36 35 98:0 ROOT MOUNTPOINT …, see proc_pid_mountinfo(5); \040 is a blank
 		fields := strings.Fields(lines.Text())
-		if len(fields) < 5 || !strings.HasPrefix(fields[3], link) {
+		if len(fields) < 5 || !strings.HasPrefix(fields[3], "net:[") {
 			continue
 		}
 		point, err := strconv.Unquote(`"` + strings.ReplaceAll(fields[4], `"`, `\"`) + `"`)
 		if err != nil {
 			return all, fmt.Errorf("mount point %q: %w", fields[4], err)
 		}
-		all = append(all, mount{fields[3], point})
+		all[fields[3]] = append(all[fields[3]], point)
 	}
 	return all, lines.Err()
 }
 
-// addressesAt adds the addresses of all interfaces in the network namespace at a path, if it is the
-// one that the text of a link names.
-func addressesAt(path, link string, all map[netip.Addr]bool) error {
-	var found []netlink.Addr
-	place, err := openAnd(path, func(*Place) (err error) {
-		found, err = netlink.AddrList(nil, netlink.FAMILY_ALL)
-		return err
-	})
-	place.Close()
-	switch {
-	case err != nil:
+// addAddresses adds the addresses of all interfaces in the network namespace at a path, if it is
+// the one that the text of a link names.
+func addAddresses(path, link string, all map[netip.Addr]bool) error {
+	place, err := Open(path, "")
+	if err != nil {
 		return fmt.Errorf("network namespace %s: %w", path, err)
-	case LinkOf(place.Seen.Netns) != link:
+	}
+	defer place.Close()
+	if LinkOf(place.Seen.Netns) != link {
 		return errElsewhere
 	}
-	for _, a := range found {
-		if address, ok := netip.AddrFromSlice(a.IP); ok {
-			all[address.Unmap()] = true
+	return In(place.held, func() error {
+		found, err := net.InterfaceAddrs()
+		for _, address := range addressesOf(found) {
+			all[address] = true
 		}
-	}
-	return nil
+		return err
+	})
 }

@@ -104,34 +104,33 @@ func (v *View) Uses(addresses []netip.Addr) (bool, error) {
 func lookAtAddresses() (all map[netip.Addr]bool, err error) {
 	for range 3 {
 		all = map[netip.Addr]bool{}
-		if err = addAddresses(all); err == nil {
+		members, memberErr := lookAtMembers()
+		mounts, mountErr := lookAtMounts()
+		errs := []error{memberErr, mountErr}
+		for link, points := range mounts {
+			for _, point := range points {
+				switch err := addAddresses(point, link, all); {
+				case err == nil:
+					delete(members, link)
+				case !IsNoNetNS(err) && !errors.Is(err, errElsewhere): // no other mount covers it
+					errs = append(errs, err)
+				}
+			}
+		}
+		for link, paths := range members {
+			var err error
+			for _, path := range paths {
+				if err = addAddresses(path, link, all); err == nil {
+					break
+				}
+			}
+			errs = append(errs, err)
+		}
+		if err = errors.Join(errs...); err == nil {
 			break
 		}
 	}
 	return all, err
-}
-
-func addAddresses(all map[netip.Addr]bool) error {
-	members, err := lookAtMembers()
-	mounts, mountErr := mountsOf("net:[")
-	errs := []error{err, mountErr}
-	for _, m := range mounts {
-		switch err := addressesAt(m.point, m.link, all); {
-		case err == nil:
-			delete(members, m.link)
-		case !IsNoNetNS(err) && !errors.Is(err, errElsewhere): // no other mount covers it
-			errs = append(errs, err)
-		}
-	}
-	for link, paths := range members {
-		for _, path := range paths {
-			if err = addressesAt(path, link, all); err == nil {
-				break
-			}
-		}
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
 }
 
 // reservations returns the reservations in a pool, as Scan does.

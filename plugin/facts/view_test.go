@@ -30,23 +30,23 @@ func TestOneLookAtProcesses(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
-	empty, err := Identify(path)
+	empty, err := Look(path, "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	own, err := Identify("/proc/self/ns/net")
+	own, err := Look("/proc/self/ns/net", "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	v := &View{}
 	looked := func() time.Time {
-		if is, err := v.ProcessIn(own, false); !is || err != nil {
+		if is, err := v.ProcessIn(own.Netns, false); !is || err != nil {
 			t.Errorf("no process is in this process's own network namespace (%v)", err)
 		}
 		return v.members.looked
 	}
 	first := looked()
-	if is, err := v.ProcessIn(empty, false); is || err != nil {
+	if is, err := v.ProcessIn(empty.Netns, false); is || err != nil {
 		t.Errorf("a process is in an empty network namespace: %t (%v)", is, err)
 	}
 	if again := looked(); again != first && time.Since(first) < viewAge {
@@ -63,7 +63,7 @@ func TestOneLookAtProcesses(t *testing.T) {
 	t.Cleanup(func() { _ = stdin.Close(); _ = inside.Wait() })
 	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		link, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", inside.Process.Pid))
-		if err == nil && link == LinkOf(empty) {
+		if err == nil && link == LinkOf(empty.Netns) {
 			break
 		}
 		if time.Now().After(end) {
@@ -71,7 +71,7 @@ func TestOneLookAtProcesses(t *testing.T) {
 		}
 	}
 	v.members.looked = v.members.looked.Add(-viewAge)
-	if is, err := v.ProcessIn(empty, false); !is || err != nil {
+	if is, err := v.ProcessIn(empty.Netns, false); !is || err != nil {
 		t.Errorf("process %d is not seen in the network namespace (%v)", inside.Process.Pid, err)
 	}
 }
