@@ -65,9 +65,12 @@ func TestNoPool(t *testing.T) {
 	missing, file := filepath.Join(dir, "missing"), filepath.Join(dir, "file")
 	check(t, os.WriteFile(file, []byte("a\r\neth0"), 0o600))
 	for name, ask := range map[string]func(pool string) (int, error){
-		"Scan":    func(pool string) (int, error) { found, err := Scan(pool); return len(found), err },
-		"HeldBy":  func(pool string) (int, error) { held, err := HeldBy(pool, "a", "eth0"); return len(held), err },
-		"Release": func(pool string) (int, error) { return 0, Release(t.Context(), pool, "a", "eth0") },
+		"Scan":   func(pool string) (int, error) { found, err := Scan(pool); return len(found), err },
+		"HeldBy": func(pool string) (int, error) { held, err := HeldBy(pool, "a", "eth0"); return len(held), err },
+		"Release": func(pool string) (int, error) {
+			found, err := Release(t.Context(), pool, attachment)
+			return len(found), err
+		},
 	} {
 		if n, err := ask(missing); n > 0 || err != nil {
 			t.Errorf("%s of a pool that is not there: %d, %v", name, n, err)

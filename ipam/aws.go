@@ -52,7 +52,7 @@ func (AWS) Held(_ context.Context, q Query) (held []netip.Addr, asked bool, err 
 // is false if the checkpoint is missing or has an unknown format. An entry of the attachment
 // without a valid address is an error; entries that ipamd did not write are skipped.
 func readCheckpoint(path string, q Query) (held []netip.Addr, known bool, err error) {
-	data, err := readRegular(path, maxCheckpoint)
+	data, _, err := readRegular(path, maxCheckpoint)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, false, nil
 	}

@@ -37,7 +37,7 @@ func FuzzReservation(f *testing.F) {
 				t.Errorf("%s holds %v of %+v", owner, held, found)
 			}
 		}
-		if err := Release(t.Context(), pool, "b", "eth0"); err != nil && len(content) <= maxOwner {
+		if _, err := Release(t.Context(), pool, Owner{"b", "eth0"}); err != nil && len(content) <= maxOwner {
 			t.Error(err)
 		}
 		_, err = os.Lstat(filepath.Join(pool, name))

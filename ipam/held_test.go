@@ -164,9 +164,10 @@ func TestHeldIsNobodys(t *testing.T) {
 	if has, err := HeldBy(pool, "a", "eth0"); len(has) > 0 || err != nil {
 		t.Errorf("has %v, %v", has, err)
 	}
-	check(t, Release(t.Context(), pool, "a", "eth0"))
-	if freed, err := Free(t.Context(), pool, attachment, address2); freed || err != nil {
-		t.Errorf("freed: %t, %v", freed, err)
+	for _, of := range [][]netip.Addr{nil, {address2}} {
+		if released, err := Release(t.Context(), pool, attachment, of...); len(released) > 0 || err != nil {
+			t.Errorf("released: %+v, %v", released, err)
+		}
 	}
 	if diff := cmp.Diff(files{"10.1.0.2": held}, filesOf(t, pool)); diff != "" {
 		t.Errorf("left (-want +got):\n%s", diff)

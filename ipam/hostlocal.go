@@ -53,15 +53,8 @@ func ParseName(name string) (netip.Addr, bool) {
 	return address, err == nil && fileName(address) == name
 }
 
-// Changed returns when the reservation was created (wall clock); host-local never rewrites its
-// file.
-func (r Reservation) Changed() (time.Time, error) {
-	file, err := FileAt(r.Pool, r.Address)
-	if err != nil {
-		return time.Time{}, err
-	}
-	return time.Unix(0, file.Mtime), nil
-}
+// Made returns when the reservation was made (wall clock); host-local never rewrites its file.
+func (r Reservation) Made() time.Time { return time.Unix(0, r.File.Mtime) }
 
 // File identifies the file of a reservation: host-local creates a new file for each reservation.
 type File struct {
@@ -110,14 +103,14 @@ const maxOwner = 128 << 10
 // writes nothing.
 func look(pool string, address netip.Addr) (r Reservation, ok bool, err error) {
 	r = Reservation{Address: address, Pool: pool}
-	content, err := readRegular(r.Path(), maxOwner)
+	content, st, err := readRegular(r.Path(), maxOwner)
 	if errors.Is(err, fs.ErrNotExist) {
 		return r, false, nil
 	}
 	if err != nil {
 		return r, false, err
 	}
-	r.content = string(content)
+	r.content, r.File = string(content), File{st.Ino, st.Mtim.Nano()}
 	id, rest, _ := strings.Cut(strings.TrimSpace(r.content), "\r\n")
 	ifname, mark, _ := strings.Cut(rest, "\r\n")
 	if id != "" && ifname != "" && mark == heldMark {
@@ -129,20 +122,20 @@ func look(pool string, address netip.Addr) (r Reservation, ok bool, err error) {
 }
 
 // readRegular reads a file of at most this many bytes. It rejects links, devices and pipes.
-func readRegular(path string, most int64) ([]byte, error) {
+func readRegular(path string, most int64) (data []byte, st unix.Stat_t, err error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, err
+		return nil, st, err
 	}
 	defer f.Close()
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return nil, errors.Join(err, fmt.Errorf("%s: not a regular file", path))
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return nil, st, errors.Join(err, fmt.Errorf("%s: not a regular file", path))
 	}
-	data, err := io.ReadAll(io.LimitReader(f, most+1))
+	data, err = io.ReadAll(io.LimitReader(f, most+1))
 	if err == nil && int64(len(data)) > most {
 		err = fmt.Errorf("%s: more than %d bytes", path, most)
 	}
-	return data, err
+	return data, st, err
 }
 
 // Apply releases reservations of a pool under host-local's own lock. It keeps a reservation that
@@ -161,7 +154,7 @@ func Apply(
 	defer unlock()
 	for _, r := range plan {
 		now, there, lookErr := look(pool, r.Address)
-		if lookErr == nil && there && now.content == r.content {
+		if lookErr == nil && there && now == r {
 			if lookErr = os.Remove(r.Path()); lookErr == nil {
 				released = append(released, r)
 			}
@@ -177,11 +170,11 @@ func Apply(
 // A missing pool needs no lock, because it has no addresses. If ctx ends first, lock returns an
 // error, and releases the lock as soon as the kernel grants it.
 func lock(ctx context.Context, pool string) (unlock func(), err error) {
-	if _, err := os.Stat(pool); errors.Is(err, fs.ErrNotExist) {
-		return func() {}, nil
-	}
 	// as filemutex opens it for host-local, but closed in the delegates that run meanwhile
 	fd, err := unix.Open(filepath.Join(pool, "lock"), unix.O_CREAT|unix.O_RDONLY|unix.O_CLOEXEC, 0o750)
+	if errors.Is(err, fs.ErrNotExist) {
+		return func() {}, nil
+	}
 	if err != nil {
 		return nil, fmt.Errorf("pool %s: lock: %w", pool, err)
 	}

@@ -197,7 +197,7 @@ func TestRelease(t *testing.T) {
 				t.Errorf("held: %v, %v; want %v", held, err, want)
 			}
 			for range 2 {
-				if err := Release(t.Context(), pool, "a", "eth0"); err != nil {
+				if _, err := Release(t.Context(), pool, attachment); err != nil {
 					t.Error(err)
 				}
 				if diff := cmp.Diff(odd, filesOf(t, pool)); diff != "" {
@@ -213,9 +213,9 @@ func TestReleaseRefuses(t *testing.T) {
 	t.Parallel()
 	before := files{"10.1.0.2": "", "10.1.0.3": "\r\neth0", "10.1.0.4": "a\r\n", "10.1.0.5": "a\r\neth0"}
 	pool := newPool(t, before)
-	for _, id := range [][2]string{{"", ""}, {"", "eth0"}, {"a", ""}} {
-		if err := Release(t.Context(), pool, id[0], id[1]); err == nil {
-			t.Errorf("%q: no error", id)
+	for _, owner := range []Owner{{"", ""}, {"", "eth0"}, {"a", ""}} {
+		if _, err := Release(t.Context(), pool, owner); err == nil {
+			t.Errorf("%q: no error", owner)
 		}
 	}
 	if diff := cmp.Diff(before, filesOf(t, pool)); diff != "" {
@@ -244,6 +244,16 @@ func awaitWaiter(t *testing.T, pool string, want bool) {
 	t.Fatalf("not in time: somebody waits for the lock: %t", want)
 }
 
+// releaseBeside releases the attachment's reservations in another goroutine.
+func releaseBeside(ctx context.Context, pool string) <-chan error {
+	released := make(chan error, 1)
+	go func() {
+		_, err := Release(ctx, pool, attachment)
+		released <- err
+	}()
+	return released
+}
+
 // TestReleaseIsBounded: the wait for a held lock ends with the context, and nothing is released.
 // The waiter does not keep the lock when it gets it at last.
 func TestReleaseIsBounded(t *testing.T) {
@@ -252,8 +262,7 @@ func TestReleaseIsBounded(t *testing.T) {
 	unlock := holdLock(t, pool)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	released := make(chan error, 1)
-	go func() { released <- Release(ctx, pool, "a", "eth0") }()
+	released := releaseBeside(ctx, pool)
 	select {
 	case err := <-released:
 		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), pool) {
@@ -270,9 +279,7 @@ func TestReleaseIsBounded(t *testing.T) {
 	awaitWaiter(t, pool, false)
 	ctx, cancel = context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	if err := Release(ctx, pool, "a", "eth0"); err != nil {
-		t.Error(err)
-	}
+	check(t, <-releaseBeside(ctx, pool))
 	if _, given, err := OwnerOf(pool, netip.MustParseAddr("10.1.0.2")); given || err != nil {
 		t.Errorf("with the lock: given %t, %v", given, err)
 	}
@@ -283,8 +290,7 @@ func TestReleaseLooksAgain(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, files{"10.1.0.2": "a\r\neth0", "10.1.0.3": "a\r\neth0", "10.1.0.4": "a\r\neth0"})
 	unlock := holdLock(t, pool)
-	released := make(chan error, 1)
-	go func() { released <- Release(t.Context(), pool, "a", "eth0") }()
+	released := releaseBeside(t.Context(), pool)
 	awaitWaiter(t, pool, true)
 	fill(t, pool, files{"10.1.0.2": "b\r\neth0"})
 	check(t, os.Remove(filepath.Join(pool, "10.1.0.3")))
@@ -314,45 +320,46 @@ func TestLost(t *testing.T) {
 	}
 }
 
-// TestFree releases one address of an attachment, if it is the attachment's.
-func TestFree(t *testing.T) {
+// TestReleaseOne releases one address of an attachment, if it is the attachment's.
+func TestReleaseOne(t *testing.T) {
 	t.Parallel()
 	for content, want := range map[string]bool{"a\r\neth0": true, "a": true, "a\r\neth1": false, "b\r\neth0": false, "": false, held: false} {
 		pool := newPool(t, files{"10.1.0.2": content, "10.1.0.3": "a\r\neth0"})
-		freed, err := Free(t.Context(), pool, attachment, address2)
+		released, err := Release(t.Context(), pool, attachment, address2)
 		_, statErr := os.Stat(filepath.Join(pool, "10.1.0.2"))
 		_, otherErr := os.Stat(filepath.Join(pool, "10.1.0.3"))
-		if freed != want || err != nil || os.IsNotExist(statErr) != want || otherErr != nil {
-			t.Errorf("%q: freed %t, %v; %v, %v", content, freed, err, statErr, otherErr)
+		if (len(released) == 1) != want || err != nil || os.IsNotExist(statErr) != want || otherErr != nil {
+			t.Errorf("%q: released %+v, %v; %v, %v", content, released, err, statErr, otherErr)
 		}
 	}
 }
 
-// TestFileAt: a reservation that is made again has another file.
+// TestFileAt: a reservation that is made again has another file, and stays.
 func TestFileAt(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, files{"10.1.0.2": "a\r\neth0"})
 	path := filepath.Join(pool, "10.1.0.2")
 	info, err := os.Stat(path)
 	check(t, err)
-	r := Reservation{Address: address2, Pool: pool}
-	if changed, err := r.Changed(); err != nil || !changed.Equal(info.ModTime()) {
-		t.Errorf("changed %s, %v; want %s", changed, err, info.ModTime())
+	found, err := Scan(pool)
+	check(t, err)
+	if !found[0].Made().Equal(info.ModTime()) {
+		t.Errorf("made %s; want %s", found[0].Made(), info.ModTime())
 	}
 	first, err := FileAt(pool, address2)
-	if again, againErr := FileAt(pool, address2); again != first || first.Ino == 0 || errors.Join(err, againErr) != nil {
-		t.Errorf("%+v, then %+v, %v, %v", first, again, err, againErr)
+	if first != found[0].File || first.Ino == 0 || err != nil {
+		t.Errorf("%+v, %v; scanned %+v", first, err, found[0].File)
 	}
 	fill(t, pool, files{"new": "a\r\neth0"}) // while the first is there, so that its inode is another
 	check(t, os.Rename(filepath.Join(pool, "new"), path))
 	if other, err := FileAt(pool, address2); other == first || err != nil {
 		t.Errorf("made again: %+v, %v", other, err)
 	}
+	if released, err := Apply(t.Context(), pool, found); len(released) > 0 || err != nil {
+		t.Errorf("made again, and released: %+v, %v", released, err)
+	}
 	check(t, os.Remove(path))
 	if gone, err := FileAt(pool, address2); gone != (File{}) || err == nil {
 		t.Errorf("gone: %+v, %v", gone, err)
-	}
-	if changed, err := r.Changed(); !changed.IsZero() || err == nil {
-		t.Errorf("gone: %s, %v", changed, err)
 	}
 }

@@ -27,8 +27,9 @@ type Reservation struct {
 	Owner   Owner // zero if empty or held
 	HeldFor Owner // zero unless it is held: see Hold
 	Pool    string
+	File    File
 
-	content string // the content of its file
+	content string // of its file
 }
 
 // Empty reports whether host-local died before it wrote an owner: see WhyEmpty. host-local
@@ -76,20 +77,13 @@ func HeldBy(pool, containerID, ifname string) (addresses []netip.Addr, err error
 	return addresses, err
 }
 
-// Release releases all addresses of an attachment in a pool: see Free.
-func Release(ctx context.Context, pool, containerID, ifname string) error {
-	_, err := remove(ctx, pool, Owner{containerID, ifname}, nil, Reservation.belongsTo)
-	return err
-}
-
-// Free releases an address of an attachment in a pool, if it still belongs to this attachment
-// under host-local's own lock. If the pool does not exist, Free does nothing and does not create
-// it. ctx limits the wait for the lock.
-func Free(
-	ctx context.Context, pool string, owner Owner, address netip.Addr,
-) (freed bool, err error) {
-	released, err := remove(ctx, pool, owner, []netip.Addr{address}, Reservation.belongsTo)
-	return len(released) > 0, err
+// Release releases addresses of an attachment in a pool, or all if none is given, if they still
+// belong to this attachment under host-local's own lock. If the pool does not exist, Release does
+// nothing and does not create it. ctx limits the wait for the lock.
+func Release(
+	ctx context.Context, pool string, owner Owner, addresses ...netip.Addr,
+) (released []Reservation, err error) {
+	return remove(ctx, pool, owner, addresses, Reservation.belongsTo)
 }
 
 var errUnnamed = errors.New("container ID or interface is missing")

@@ -29,7 +29,8 @@ func TestReleaseFromHostLocal(t *testing.T) {
 	if slices.SortFunc(held, netip.Addr.Compare); !slices.Equal(held, want) || err != nil {
 		t.Errorf("a holds %v, %v; want %v", held, err, want)
 	}
-	check(t, Release(t.Context(), h.Pool(), "a", "eth0"))
+	_, err = Release(t.Context(), h.Pool(), attachment)
+	check(t, err)
 	left := files{"lock": "", "last_reserved_ip.0": "10.1.0.3", "last_reserved_ip.1": "fd00::3",
 		"10.1.0.3": "b\r\neth0", "fd00::3": "b\r\neth0"}
 	if diff := cmp.Diff(left, filesOf(t, h.Pool())); diff != "" {

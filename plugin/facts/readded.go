@@ -71,11 +71,10 @@ func poolsOf(records []*journal.Entry) map[string]bool {
 // claimed reports whether some record has a reservation: its address, and the file as it was at the
 // commit. A copy of a disk has other inodes, so these count within one boot alone.
 func (n *Node) claimed(records []*journal.Entry, r ipam.Reservation) bool {
-	file, err := ipam.FileAt(r.Pool, r.Address)
 	return slices.ContainsFunc(records, func(e *journal.Entry) bool {
 		return slices.ContainsFunc(e.Claims, func(c journal.Claim) bool {
-			return c.Pool == r.Pool && c.Address == r.Address && (err != nil || c.Ino == 0 ||
-				c.Mtime == file.Mtime && (c.Ino == file.Ino || n.SameBoot(e) != tristate.Yes))
+			return c.Pool == r.Pool && c.Address == r.Address && (c.Ino == 0 ||
+				c.Mtime == r.File.Mtime && (c.Ino == r.File.Ino || n.SameBoot(e) != tristate.Yes))
 		})
 	})
 }

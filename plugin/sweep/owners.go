@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
 	"slices"
 	"time"
@@ -46,20 +45,15 @@ func (o *owner) addresses() (all []netip.Addr) {
 // getsDELs reports whether there is enough for DELs. host-local before 0.8 wrote no interface.
 func (o *owner) getsDELs() bool { return !o.earlier && o.chain != nil && o.IfName != "" }
 
-// made returns the time of the youngest file of the owner, or zero if it cannot be read. A file
-// that has just gone, by a DEL or another sweep, says nothing.
+// made returns the time of the youngest file of the owner.
 func (o *owner) made() time.Time {
 	youngest := time.Unix(0, 0)
 	if o.cached != nil {
 		youngest = o.cached.Written
 	}
 	for _, r := range o.held {
-		changed, err := r.Changed()
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return time.Time{}
-		}
-		if err == nil && changed.After(youngest) {
-			youngest = changed
+		if r.Made().After(youngest) {
+			youngest = r.Made()
 		}
 	}
 	return youngest
@@ -139,8 +133,7 @@ func (g *gathering) addPool(p Pool) {
 }
 
 func (g *gathering) hold(o *owner, r ipam.Reservation) {
-	changed, err := r.Changed()
-	o.earlier = o.earlier || err == nil && changed.Before(g.booted)
+	o.earlier = o.earlier || r.Made().Before(g.booted)
 	o.held = append(o.held, r)
 }
 

@@ -120,7 +120,8 @@ func (w *Worker) Purge(ctx context.Context, job Job, reason decide.Reason) error
 	}
 	delete(pools, "")
 	for _, pool := range slices.Sorted(maps.Keys(pools)) {
-		if err := ipam.Release(ctx, pool, e.ContainerID, e.IfName); err != nil {
+		owner := ipam.Owner{ContainerID: e.ContainerID, IfName: e.IfName}
+		if _, err := ipam.Release(ctx, pool, owner); err != nil {
 			return fmt.Errorf("pool %s: %w", pool, err)
 		}
 	}

@@ -121,12 +121,12 @@ func (u *undoing) releaseHeld(ctx context.Context) {
 			u.heldBack(ctx, c) != "" {
 			continue
 		}
-		freed, err := ipam.Free(ctx, c.Pool, owner, c.Address)
+		released, err := ipam.Release(ctx, c.Pool, owner, c.Address)
 		if err != nil {
 			u.Log.Warn("cannot release an address that its DEL left behind", "address", c.Address,
 				"err", err)
 		}
-		if freed {
+		if len(released) > 0 {
 			u.Log.Info("released an address that its DEL left behind", "address", c.Address)
 		}
 	}

@@ -119,7 +119,8 @@ func TestFull(t *testing.T) {
 				return
 			}
 			freed := fmt.Sprint(tt.addresses / 2)
-			check(t, ipam.Release(t.Context(), h.Pool(), freed, "eth0"))
+			_, err := ipam.Release(t.Context(), h.Pool(), ipam.Owner{ContainerID: freed, IfName: "eth0"})
+			check(t, err)
 			h.wantFull("one was released", false)
 			if failed := h.Run("ADD", "again"); failed != "" {
 				t.Errorf("ADD after one was released: %s", failed)
