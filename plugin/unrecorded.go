@@ -25,7 +25,7 @@ func (d *deleting) amend(killed []string) (amended bool) {
 	e := d.entry
 	switch {
 	case e.State == journal.Adding && (d.lock.Made() || d.fits(e)),
-		e.State == journal.Live && d.fits(e) && len(d.given().Addresses) > len(e.Claims):
+		e.State == journal.Live && len(d.given().Addresses) > len(e.Claims) && d.fits(e):
 		d.complete(e)
 	case d.addedUnseen():
 		d.takeLater()

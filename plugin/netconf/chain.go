@@ -1,7 +1,6 @@
 package netconf
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -247,12 +246,11 @@ func WithPrevResult(config, prevResult json.RawMessage) json.RawMessage {
 	if len(prevResult) == 0 || len(config) < 2 {
 		return config
 	}
-	comma := ","
+	key := `,"prevResult":`
 	if len(config) == 2 {
-		comma = ""
+		key = key[1:]
 	}
-	return bytes.Join([][]byte{config[:len(config)-1], []byte(comma + `"prevResult":`), prevResult,
-		[]byte("}")}, nil)
+	return slices.Concat(config[:len(config)-1], []byte(key), prevResult, []byte("}"))
 }
 
 // ExecutesIPAM reports whether the delegate is known to execute the binary of its ipam.type.

@@ -93,7 +93,7 @@ func ParseConf(data []byte) (*Conf, error) {
 	}
 	fields := map[string]func(json.RawMessage) error{
 		"cniVersion": into(&c.CNIVersion, "a string"),
-		"name":       networkName(&c.Name),
+		"name":       check(&c.Name, "the name of a network", validName),
 		"capabilities": into(&c.Capabilities,
 			`a set of names with true or false, such as {"portMappings": true}`),
 		"runtimeConfig":      into(&c.RuntimeConfig, "an object"),
@@ -248,13 +248,9 @@ func ParseValid(data []byte) ([]Attachment, error) {
 	return valid, nil
 }
 
-// networkName accepts a name that can be part of a path, as skel does. skel accepts the key in any
-// letter case; unwind uses this one.
-func networkName(to *string) func(json.RawMessage) error {
-	return check(to, "the name of a network", func(s string) (string, bool) {
-		return s, utils.ValidateNetworkName(s) == nil
-	})
-}
+// validName accepts the name of a network that can be part of a path, as skel does. skel accepts
+// the key in any letter case; unwind uses this one.
+func validName(s string) (string, bool) { return s, utils.ValidateNetworkName(s) == nil }
 
 func absolute(to *string) func(json.RawMessage) error {
 	return check(to, "an absolute path", cleanPath)

@@ -97,17 +97,11 @@ func TestParseConf(t *testing.T) {
 func TestParseConfErrors(t *testing.T) {
 	for _, tt := range []struct{ name, keys, want string }{
 		{"relative path", `"stateDir": "run/unwind"`, `key "stateDir": "run/unwind" is not an absolute path`},
-		{"empty path", `"chainFile": ""`, `key "chainFile": "" is not an absolute path`},
 		{"NUL in a path", `"logFile": "/a\u0000b"`, `key "logFile": "/a\u0000b" is not an absolute path`},
 		{"no unit", `"gracePeriod": "10"`, `key "gracePeriod": "10" is not a duration such as "30s" or "10m"`},
 		{"below zero", `"delegateTimeout": "-1s"`, `key "delegateTimeout": "-1s" is not a duration such as "30s" or "10m"`},
-		{"a number", `"gracePeriod": 600`, `key "gracePeriod": 600 is not a duration such as "30s" or "10m"`},
 		{"a word", `"onDelFailure": "Report"`, `key "onDelFailure": "Report" is not "report" or "defer"`},
 		{"a level", `"logLevel": "INFO"`, `key "logLevel": "INFO" is not "debug", "info", "warn" or "error"`},
-		{"a level between", `"logLevel": "info+1"`, `key "logLevel": "info+1" is not "debug", "info", "warn" or "error"`},
-		{"a bool in words", `"sweepOnStatus": "yes"`, `key "sweepOnStatus": "yes" is not true or false`},
-		{"capabilities as a list", `"capabilities": ["portMappings"]`,
-			`key "capabilities": a list is not a set of names with true or false, such as {"portMappings": true}`},
 		{"capabilities in words", `"capabilities": {"portMappings": "yes"}`,
 			`key "capabilities": an object is not a set of names with true or false, such as {"portMappings": true}`},
 		{"a relative path of a store", `"stores": {"aws-cni": "ipam.json"}`,
@@ -125,18 +119,13 @@ func TestParseConfErrors(t *testing.T) {
 			}
 		})
 	}
-	for _, tt := range []struct{ name, data, want string }{
-		{"nothing", ``, `the configuration: not valid JSON: unexpected end of JSON input`},
-		{"cut off", `{"name": "s3cret`, `the configuration: not valid JSON: unexpected end of JSON input`},
-		{"a list", `["s3cret"]`, `the configuration: a list, not an object`},
-		{"a string", `"s3cret"`, `the configuration: a string, not an object`},
-		{"too deep", strings.Repeat(`{"a":`, 20000), `the configuration: not valid JSON: invalid character '{' exceeded max depth`},
+	for data, want := range map[string]string{
+		`{"name": "s3cret`: `the configuration: not valid JSON: unexpected end of JSON input`,
+		`["s3cret"]`:       `the configuration: a list, not an object`,
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			if _, err := ParseConf([]byte(tt.data)); fmt.Sprint(err) != tt.want {
-				t.Errorf("\ngot  %v\nwant %s", err, tt.want)
-			}
-		})
+		if _, err := ParseConf([]byte(data)); fmt.Sprint(err) != want {
+			t.Errorf("\ngot  %v\nwant %s", err, want)
+		}
 	}
 }
 

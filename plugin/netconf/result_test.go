@@ -16,7 +16,6 @@ import (
 	"github.com/containernetworking/cni/pkg/types/create"
 	"github.com/containernetworking/cni/pkg/version"
 	"github.com/google/go-cmp/cmp"
-	"pgregory.net/rapid"
 )
 
 // TestReadResult has what libcni makes of a result, see also parity_test.go.
@@ -33,29 +32,14 @@ func TestReadResult(t *testing.T) {
 		{"null", `null`, "1.1.0", `{"cniVersion":"1.1.0"}`},
 		{"before versions", `{}`, "", `{"cniVersion":"0.1.0","dns":{}}`},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			got, err := ReadResult([]byte(tt.stdout), tt.cniVersion)
-			if err != nil || string(got) != tt.want {
-				t.Errorf("\ngot  %s (%v)\nwant %s", got, err, tt.want)
-			}
-		})
+		got, err := ReadResult([]byte(tt.stdout), tt.cniVersion)
+		if err != nil || string(got) != tt.want {
+			t.Errorf("%s:\ngot  %s (%v)\nwant %s", tt.name, got, err, tt.want)
+		}
 	}
-	for _, tt := range []struct{ name, stdout, want string }{
-		{"nothing", ``, `invalid result "": unexpected end of JSON input`},
-		{"text", "oops\x00\xff\n",
-			`invalid result "oops\x00\xff\n": invalid character 'o' looking for beginning of value`},
-		{"much text", strings.Repeat("é", 200), `invalid result "` + strings.Repeat("é", 98) +
-			`…": invalid character 'Ã' looking for beginning of value`},
-		{"an address that is none", `{"ips": [{"address": "10.9.0.5"}]}`,
-			`invalid result "{\"ips\": [{\"address\": \"10.9.0.5\"}]}": invalid CIDR address: 10.9.0.5`},
-		{"a version that is none", `{"cniVersion": "2.0.0"}`,
-			`invalid result "{\"cniVersion\": \"2.0.0\"}": unsupported CNI result version "2.0.0"`},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			if got, err := ReadResult([]byte(tt.stdout), "1.0.0"); fmt.Sprint(err) != tt.want {
-				t.Errorf("\ngot  %v (%s)\nwant %s", err, got, tt.want)
-			}
-		})
+	want := `invalid result "` + strings.Repeat("é", 98) + `…": invalid character 'Ã' looking for beginning of value`
+	if got, err := ReadResult([]byte(strings.Repeat("é", 200)), "1.0.0"); fmt.Sprint(err) != want {
+		t.Errorf("\ngot  %v (%s)\nwant %s", err, got, want)
 	}
 }
 
@@ -98,11 +82,9 @@ func TestConvertResult(t *testing.T) {
 		{"an address that is null", `{"cniVersion": "1.0.0", "ips": [null]}`, "0.4.0",
 			`cannot convert the result to version "0.4.0"`},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			if got, err := ConvertResult(json.RawMessage(tt.raw), tt.to); err == nil || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("%s, %v, want an error with %q", got, err, tt.want)
-			}
-		})
+		if got, err := ConvertResult(json.RawMessage(tt.raw), tt.to); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %s, %v, want an error with %q", tt.name, got, err, tt.want)
+		}
 	}
 }
 
@@ -117,15 +99,10 @@ func TestAddresses(t *testing.T) {
 		{"no addresses", `{"ips": [{"address": ""}, {"address": "10.0.0.7"}, {"address": "10.0.0/24"}, {}, null]}`, "[]"},
 		{"nothing", ``, "[]"},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			r, err := ParseResult(json.RawMessage(tt.result))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got := fmt.Sprint(r.Addresses()); got != tt.want {
-				t.Errorf("got %s, want %s", got, tt.want)
-			}
-		})
+		r, err := ParseResult(json.RawMessage(tt.result))
+		if got := fmt.Sprint(r.Addresses()); got != tt.want || err != nil {
+			t.Errorf("%s: %s, %v, want %s", tt.name, got, err, tt.want)
+		}
 	}
 }
 
@@ -143,15 +120,13 @@ func TestWithoutAddresses(t *testing.T) {
 		{"none", `{"dns": {}}`, `{"dns": {}}`},
 		{"null", `{"ips": null, "ip4": null}`, `{"ips": null, "ip4": null}`},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			got, err := WithoutAddresses(json.RawMessage(tt.result), drop)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(value(t, json.RawMessage(tt.want)), value(t, got)); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-		})
+		got, err := WithoutAddresses(json.RawMessage(tt.result), drop)
+		if err != nil {
+			t.Fatal(tt.name, err)
+		}
+		if diff := cmp.Diff(value(t, json.RawMessage(tt.want)), value(t, got)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
+		}
 	}
 	for _, result := range []string{``, `[]`, `{"ips": {}}`, `{"IPS": 5}`} {
 		if got, err := WithoutAddresses(json.RawMessage(result), drop); err == nil {
@@ -197,10 +172,7 @@ func FuzzResult(f *testing.F) {
 
 // sameAsLibcni sees that readResult makes of what a delegate printed what libcni makes of it,
 // byte for byte.
-func sameAsLibcni(t interface {
-	Helper()
-	Errorf(string, ...any)
-}, printed []byte, cniVersion string) {
+func sameAsLibcni(t *testing.T, printed []byte, cniVersion string) {
 	t.Helper()
 	conf := Marshal(map[string]string{"cniVersion": cniVersion})
 	result, err := invoke.ExecPluginWithResult(context.Background(), "", conf, ran{}, ran(printed))
@@ -220,47 +192,10 @@ func sameAsLibcni(t interface {
 // TestReadEachResult is as TestResultsAreLibcnis, of one delegate's result.
 func TestReadEachResult(t *testing.T) {
 	for _, tt := range results.Printed {
-		t.Run(tt.Name, func(t *testing.T) {
-			for _, v := range append(version.All.SupportedVersions(), "") {
-				sameAsLibcni(t, []byte(results.InVersion(tt.Text, v)), v)
-			}
-		})
+		for _, v := range append(version.All.SupportedVersions(), "") {
+			sameAsLibcni(t, []byte(results.InVersion(tt.Text, v)), v)
+		}
 	}
-}
-
-// TestReadAnyResult is as TestReadEachResult, of results that nobody has thought of.
-func TestReadAnyResult(t *testing.T) {
-	versions := rapid.SampledFrom(version.All.SupportedVersions())
-	scalars := rapid.SampledFrom([]string{`null`, `""`, `"x"`, `0`, `-1`, `1.5`, `1e400`, `true`, `{}`,
-		`[]`, `[null]`, `"10.9.0.5/24"`, `"10.9.0.5"`, `"fd00::5/64"`, `"fd00::5"`,
-		`[{"dst": "10.8.0.0/16", "priority": 0}]`, `[{"address": "10.9.0.5/24"}]`})
-	names := rapid.SampledFrom([]string{"cniVersion", "CNIVERSION", "interfaces", "name", "mac", "mtu",
-		"ips", "address", "version", "interface", "gateway", "routes", "dst", "gw", "priority", "table",
-		"dns", "domain", "search", "ip4", "ip", "mine"})
-	var object func(depth int) *rapid.Generator[string]
-	object = func(depth int) *rapid.Generator[string] {
-		return rapid.Custom(func(t *rapid.T) string {
-			var fields []string
-			for range rapid.IntRange(0, 4).Draw(t, "fields") {
-				value := scalars.Draw(t, "value")
-				if depth > 0 && rapid.Bool().Draw(t, "deeper") {
-					value = object(depth-1).Draw(t, "object")
-					if rapid.Bool().Draw(t, "list") {
-						value = "[" + value + "]"
-					}
-				}
-				fields = append(fields, fmt.Sprintf("%q: %s", names.Draw(t, "name"), value))
-			}
-			if rapid.Bool().Draw(t, "has a version") {
-				says := versions.Draw(t, "its version")
-				fields = append(fields, fmt.Sprintf(`"cniVersion": %q`, says))
-			}
-			return "{" + strings.Join(fields, ", ") + "}"
-		})
-	}
-	rapid.Check(t, func(t *rapid.T) {
-		sameAsLibcni(t, []byte(object(3).Draw(t, "printed")), versions.Draw(t, "version"))
-	})
 }
 
 // ran is libcni's way to run a plugin that has run already: this is what it printed.
