@@ -93,7 +93,7 @@ func ParseConf(data []byte) (*Conf, error) {
 	}
 	fields := map[string]func(json.RawMessage) error{
 		"cniVersion": into(&c.CNIVersion, "a string"),
-		"name":       check(&c.Name, "the name of a network", validName),
+		"name":       field(&c.Name, "the name of a network", validName),
 		"capabilities": into(&c.Capabilities,
 			`a set of names with true or false, such as {"portMappings": true}`),
 		"runtimeConfig":      into(&c.RuntimeConfig, "an object"),
@@ -108,10 +108,11 @@ func ParseConf(data []byte) (*Conf, error) {
 		"onJournalFailure":   oneOf(&c.OnJournalFailure, "degrade", "fail"),
 		"onDuplicateAddress": oneOf(&c.OnDuplicateAddress, "fail", "warn"),
 		"sweepOnStatus":      into(&c.SweepOnStatus, "true or false"),
-		"stores":             c.takeStores,
-		"logLevel":           level(&c.LogLevel),
-		"logFile":            absolute(&c.LogFile),
-		"logFormat":          oneOf(&c.LogFormat, "text", "json"),
+		"stores": field(&c.Stores,
+			`a set of plugins with an absolute path, such as {"aws-cni": "/run/ipam.json"}`, c.cleanStores),
+		"logLevel":  field(&c.LogLevel, `"debug", "info", "warn" or "error"`, level),
+		"logFile":   absolute(&c.LogFile),
+		"logFormat": oneOf(&c.LogFormat, "text", "json"),
 	}
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
 		var err error
@@ -159,36 +160,28 @@ func (c *Conf) Warn(format string, args ...any) {
 	c.Warnings = append(c.Warnings, fmt.Sprintf(format, args...))
 }
 
-// into decodes a value into *to, which it does not change if the value has another type. As in
-// libcni, null is the same as absent.
-func into[T any](to *T, want string) func(json.RawMessage) error {
+// field decodes a value into *to, which it does not change if the value has another type or convert
+// rejects it. As in libcni, null is the same as absent.
+func field[J, T any](
+	to *T, want string, convert func(J) (T, bool),
+) func(json.RawMessage) error {
 	return func(value json.RawMessage) error {
 		if string(value) == "null" {
 			return nil
 		}
-		var v T
-		if err := json.Unmarshal(value, &v); err != nil {
-			return fmt.Errorf("%s is not %s", excerpt(value), want)
+		var decoded J
+		if json.Unmarshal(value, &decoded) == nil {
+			if v, ok := convert(decoded); ok {
+				*to = v
+				return nil
+			}
 		}
-		*to = v
-		return nil
+		return fmt.Errorf("%s is not %s", excerpt(value), want)
 	}
 }
 
-// check decodes a string and accepts it if convert does.
-func check[T any](to *T, want string, convert func(string) (T, bool)) func(json.RawMessage) error {
-	return func(value json.RawMessage) error {
-		var s string
-		if err := into(&s, want)(value); err != nil || string(value) == "null" {
-			return err
-		}
-		v, ok := convert(s)
-		if !ok {
-			return fmt.Errorf("%s is not %s", excerpt(value), want)
-		}
-		*to = v
-		return nil
-	}
+func into[T any](to *T, want string) func(json.RawMessage) error {
+	return field(to, want, func(v T) (T, bool) { return v, true })
 }
 
 // takeValid reads the list of a GC. null is no list: ocicni sends it for networks without pods in
@@ -206,16 +199,12 @@ func (c *Conf) takeValid(key string, value json.RawMessage) error {
 	return nil
 }
 
-func (c *Conf) takeStores(value json.RawMessage) error {
-	const want = `a set of plugins with an absolute path, such as {"aws-cni": "/run/ipam.json"}`
-	var stores map[string]string
-	if err := into(&stores, want)(value); err != nil {
-		return err
-	}
+// cleanStores accepts paths of stores, and warns of those that have no effect.
+func (c *Conf) cleanStores(stores map[string]string) (map[string]string, bool) {
 	for _, plugin := range slices.Sorted(maps.Keys(stores)) {
 		path, ok := cleanPath(stores[plugin])
 		if !ok {
-			return fmt.Errorf("%s is not %s", excerpt(value), want)
+			return nil, false
 		}
 		if p := known.Of(plugin); p.Elsewhere || !p.FreesByContainer && !p.Queues {
 			c.Warn("key %q: %q has no store on the node that unwind can read, so its path has no effect",
@@ -223,8 +212,7 @@ func (c *Conf) takeStores(value json.RawMessage) error {
 		}
 		stores[plugin] = path
 	}
-	c.Stores = stores
-	return nil
+	return stores, true
 }
 
 // ParseValid reads a list of attachments as a runtime gives it to a GC: [{"containerID": "…",
@@ -253,7 +241,7 @@ func ParseValid(data []byte) ([]Attachment, error) {
 func validName(s string) (string, bool) { return s, utils.ValidateNetworkName(s) == nil }
 
 func absolute(to *string) func(json.RawMessage) error {
-	return check(to, "an absolute path", cleanPath)
+	return field(to, "an absolute path", cleanPath)
 }
 
 func cleanPath(s string) (string, bool) {
@@ -261,24 +249,22 @@ func cleanPath(s string) (string, bool) {
 }
 
 func duration(to *time.Duration) func(json.RawMessage) error {
-	return check(to, `a duration such as "30s" or "10m"`, func(s string) (time.Duration, bool) {
+	return field(to, `a duration such as "30s" or "10m"`, func(s string) (time.Duration, bool) {
 		d, err := time.ParseDuration(s)
 		return d, err == nil && d >= 0
 	})
 }
 
 func oneOf(to *string, allowed ...string) func(json.RawMessage) error {
-	return check(to, `"`+strings.Join(allowed, `" or "`)+`"`, func(s string) (string, bool) {
+	return field(to, `"`+strings.Join(allowed, `" or "`)+`"`, func(s string) (string, bool) {
 		return s, slices.Contains(allowed, s)
 	})
 }
 
-func level(to *slog.Level) func(json.RawMessage) error {
-	return check(to, `"debug", "info", "warn" or "error"`, func(s string) (slog.Level, bool) {
-		l, ok := map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo,
-			"warn": slog.LevelWarn, "error": slog.LevelError}[s]
-		return l, ok
-	})
+func level(s string) (slog.Level, bool) {
+	l, ok := map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo,
+		"warn": slog.LevelWarn, "error": slog.LevelError}[s]
+	return l, ok
 }
 
 // excerpt returns a short scalar for an error message, and only the kind of any other value,
