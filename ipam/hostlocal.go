@@ -62,13 +62,10 @@ type File struct {
 	Mtime int64 // nanoseconds
 }
 
-// FileAt returns the file of an address in a pool.
-func FileAt(pool string, address netip.Addr) (File, error) {
-	var st unix.Stat_t
-	if err := unix.Lstat(Reservation{Address: address, Pool: pool}.Path(), &st); err != nil {
-		return File{}, err
-	}
-	return File{st.Ino, st.Mtim.Nano()}, nil
+// FileAt returns the file of an address in a pool: zero without one, or if it cannot be read.
+func FileAt(pool string, address netip.Addr) File {
+	r, _, _ := look(pool, address)
+	return r.File
 }
 
 // Scan returns all reservations of a pool, sorted. It writes nothing and takes no lock, so its

@@ -310,20 +310,20 @@ func TestFileAt(t *testing.T) {
 	if !found[0].Made().Equal(info.ModTime()) {
 		t.Errorf("made %s; want %s", found[0].Made(), info.ModTime())
 	}
-	first, err := FileAt(pool, address2)
-	if first != found[0].File || first.Ino == 0 || err != nil {
-		t.Errorf("%+v, %v; scanned %+v", first, err, found[0].File)
+	first := FileAt(pool, address2)
+	if first != found[0].File || first.Ino == 0 {
+		t.Errorf("%+v; scanned %+v", first, found[0].File)
 	}
 	fill(t, pool, files{"new": "a\r\neth0"}) // while the first is there, so that its inode is another
 	check(t, os.Rename(filepath.Join(pool, "new"), path))
-	if other, err := FileAt(pool, address2); other == first || err != nil {
-		t.Errorf("made again: %+v, %v", other, err)
+	if other := FileAt(pool, address2); other == first || other.Ino == 0 {
+		t.Errorf("made again: %+v", other)
 	}
 	if released, err := Apply(t.Context(), pool, found); len(released) > 0 || err != nil {
 		t.Errorf("made again, and released: %+v, %v", released, err)
 	}
 	check(t, os.Remove(path))
-	if gone, err := FileAt(pool, address2); gone != (File{}) || err == nil {
-		t.Errorf("gone: %+v, %v", gone, err)
+	if gone := FileAt(pool, address2); gone != (File{}) {
+		t.Errorf("gone: %+v", gone)
 	}
 }

@@ -72,7 +72,7 @@ func (a *adding) commit(ctx context.Context, i int, claims []journal.Claim) *del
 			continue
 		}
 		// an IPAM plugin behind host-local's name may keep no such file
-		file, _ := ipam.FileAt(c.Pool, c.Address)
+		file := ipam.FileAt(c.Pool, c.Address)
 		claims[n].Ino, claims[n].Mtime = file.Ino, file.Mtime
 	}
 	a.entry.Claims = append(a.entry.Claims, claims...)

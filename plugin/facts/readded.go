@@ -32,10 +32,10 @@ func (n *Node) Later(ctx context.Context, e *journal.Entry) (tristate.Value, err
 		if err != nil {
 			return tristate.Unknown, err
 		}
-		for _, r := range found {
-			if r.Owner.Is(e.ContainerID, e.IfName) && !r.Empty() && !n.claimed(records, r) {
-				return tristate.Yes, nil
-			}
+		if slices.ContainsFunc(found, func(r ipam.Reservation) bool {
+			return r.Owner.Is(e.ContainerID, e.IfName) && !n.claimed(records, r)
+		}) {
+			return tristate.Yes, nil
 		}
 	}
 	c, err := n.CachedADD(e.Key)

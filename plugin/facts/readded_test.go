@@ -96,10 +96,7 @@ func TestUnrecorded(t *testing.T) {
 				t.Fatal(err)
 			}
 			file(pool, address, "a\r\neth0")
-			at, err := ipam.FileAt(pool, netip.MustParseAddr(address))
-			if err != nil {
-				t.Fatal(err)
-			}
+			at := ipam.FileAt(pool, netip.MustParseAddr(address))
 			e := &journal.Entry{Key: journal.Key{Network: "podnet", ContainerID: "a", IfName: "eth0"}, State: journal.Live,
 				Result: []byte(fmt.Sprintf(result, mac, there, address)), Host: journal.Host{BootID: "this"},
 				Claims: []journal.Claim{{Address: netip.MustParseAddr(address), Pool: pool, Ino: at.Ino, Mtime: at.Mtime}}}
