@@ -24,7 +24,7 @@ type Interface struct {
 // There reports whether the namespace has the interface.
 func (s Interface) There() bool { return s.index != 0 }
 
-// Occupant names the interface for Generation.Occupant, or is "" for a loopback, which every
+// Occupant names the interface for journal.Entry.Occupant, or is "" for a loopback, which every
 // namespace has.
 func (s Interface) Occupant() string {
 	if s.MAC == "" {

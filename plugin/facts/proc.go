@@ -16,35 +16,32 @@ import (
 // memberOf returns a path to the network namespace of a process, and the text of the link there.
 // The link is "" if the process has ended. Its first thread may have ended before the others.
 func memberOf(pid int) (path, link string, err error) {
-	first := procOf(pid) + "/ns/net"
-	link, err = readNS(first)
-	if !hasEnded(err) {
-		return first, link, err
+	path = procOf(pid) + "/ns/net"
+	if link, err = readNS(path); link != "" || err != nil {
+		return path, link, err
 	}
 	others, _ := filepath.Glob(procOf(pid) + "/task/*/ns/net")
 	for _, path := range others {
-		if link, err = readNS(path); !hasEnded(err) {
+		if link, err = readNS(path); link != "" || err != nil {
 			return path, link, err
 		}
 	}
 	return "", "", nil
 }
 
-// readNS returns the text of a link in a thread's ns directory. The kernel answers EACCES for a
-// thread that is reaped during the read, as for one that the caller may not inspect
-// (proc_ns_readlink of fs/proc/namespaces.c). A second read does not find the reaped one.
+// readNS returns the text of a link in a thread's ns directory, or "" if the thread has ended or is
+// about to, and is in no namespace any more. The kernel answers EACCES for a thread that is reaped
+// during the read, as for one that the caller may not inspect (proc_ns_readlink of
+// fs/proc/namespaces.c). A second read does not find the reaped one.
 func readNS(path string) (link string, err error) {
 	link, err = os.Readlink(path)
 	if errors.Is(err, fs.ErrPermission) {
 		link, err = os.Readlink(path)
 	}
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+		return "", nil
+	}
 	return link, err
-}
-
-// hasEnded reports whether an error shows that a thread has ended, or is about to and no longer in
-// a namespace.
-func hasEnded(err error) bool {
-	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH)
 }
 
 // checkAllShown returns an error if this process may not inspect all others, so that /proc may also
