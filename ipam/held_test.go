@@ -33,15 +33,12 @@ func TestHold(t *testing.T) {
 		taken         bool
 	}{
 		{name: "free", address: "10.1.0.2", made: "10.1.0.2"},
-		{name: "IPv6", address: "fd00::2", made: "fd00::2"},
 		{name: "in another form", address: "::ffff:10.1.0.2", made: "10.1.0.2"},
-		{name: "others are there", address: "10.1.0.2", before: files{"10.1.0.3": "a\r\neth0"}, made: "10.1.0.2"},
 		{name: "left by a crash", address: "10.1.0.2", before: files{"10.1.0.2": held}, made: "10.1.0.2"},
 		{name: "held for another", address: "10.1.0.2", before: files{"10.1.0.2": "b\r\neth0\r\nheld"}, taken: true},
 		{name: "of another", address: "10.1.0.2", before: files{"10.1.0.2": "b\r\neth0"}, taken: true},
 		{name: "of the owner", address: "10.1.0.2", before: files{"10.1.0.2": "a\r\neth0"}, taken: true},
 		{name: "empty", address: "10.1.0.2", before: files{"10.1.0.2": ""}, taken: true},
-		{name: "a folder", address: "10.1.0.2", before: files{"10.1.0.2": "folder"}, taken: true},
 		{name: "a link", address: "10.1.0.2", before: files{"10.1.0.2": "link to nowhere"}, taken: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

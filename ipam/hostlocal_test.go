@@ -88,11 +88,9 @@ func TestPool(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ name, config, want string }{
 		{"default", `{"ipam": {"type": "host-local"}}`, "/var/lib/cni/networks/podnet"},
-		{"no dataDir", `{"ipam": {"type": "host-local", "dataDir": ""}}`, "/var/lib/cni/networks/podnet"},
 		{"dataDir", `{"ipam": {"type": "host-local", "dataDir": "/run/ipam/"}}`, "/run/ipam/podnet"},
 		{"a dataDir that depends on where one is", `{"ipam": {"type": "host-local", "dataDir": "ipam"}}`, ""},
 		{"another IPAM", `{"ipam": {"type": "static"}}`, ""},
-		{"no IPAM", `{"type": "bridge"}`, ""},
 		{"an IPAM that is none", `{"ipam": "host-local"}`, ""},
 	} {
 		if got := Pool(json.RawMessage(tt.config), "podnet"); got != tt.want {
@@ -111,15 +109,11 @@ func TestOwnerOf(t *testing.T) {
 		given, fails           bool
 	}{
 		{name: "owned", address: "10.1.0.2", content: "a\r\neth0", want: Owner{"a", "eth0"}, given: true},
-		{name: "owned, IPv6", address: "fd00::2", content: "a\r\neth0", want: Owner{"a", "eth0"}, given: true},
 		{name: "asked for in another form", address: "::ffff:10.1.0.2", content: "a\r\neth0", want: Owner{"a", "eth0"}, given: true},
 		{name: "with blanks", address: "10.1.0.2", content: " a \r\n eth0\n", want: Owner{"a", "eth0"}, given: true},
 		{name: "legacy", address: "10.1.0.2", content: "a", want: Owner{"a", ""}, given: true},
-		{name: "legacy, with a line break", address: "10.1.0.2", content: "a\r\n", want: Owner{"a", ""}, given: true},
 		{name: "empty", address: "10.1.0.2"},
-		{name: "blank", address: "10.1.0.2", content: " \r\n"},
 		{name: "given to no one", address: "10.1.0.3", content: "a\r\neth0"},
-		{name: "a folder", address: "10.1.0.2", content: "folder", fails: true},
 		{name: "a named pipe", address: "10.1.0.2", content: "pipe", fails: true},
 		{name: "a link", address: "10.1.0.2", content: "link to 10.1.0.9", fails: true},
 	} {
@@ -156,11 +150,8 @@ func TestRelease(t *testing.T) {
 	}{
 		{"none", files{}},
 		{"one", files{"10.1.0.4": "a\r\neth0"}},
-		{"IPv6", files{"fd00::4": "a\r\neth0"}},
-		{"both families", files{"10.1.0.4": "a\r\neth0", "fd00::4": "a\r\neth0"}},
 		{"two of one", files{"10.1.0.4": "a\r\neth0", "10.1.0.99": "a\r\neth0"}},
 		{"legacy", files{"10.1.0.4": "a"}},
-		{"legacy, IPv6, with a line break", files{"fd00::4": "a\r\n"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			pool := newPool(t, odd)

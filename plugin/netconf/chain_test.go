@@ -34,12 +34,9 @@ func load(t *testing.T, keys string) (*Chain, *Conf) {
 func TestLoadChain(t *testing.T) {
 	for _, tt := range []struct{ name, keys, want string }{
 		{"in the configuration", `"chain": {"plugins": [{"type": "a"}, {"type": "b", "ipam": {"type": "i"}}]}`, "1.0.0: a b/i"},
-		{"null beside it", `"chain": {"plugins": [{"type": "a"}]}, "chainFile": null`, "1.0.0: a"},
 		{"one plugin", `"chain": {"type": "a", "cniVersion": "0.4.0"}`, "0.4.0: a"},
-		{"its name", `"chain": {"name": "podnet", "plugins": [{"type": "a", "name": "other"}]}`, "1.0.0: a"},
 		{"its version", `"chain": {"cniVersion": "0.3.1", "cniVersions": ["0.4.0"], "plugins": [{"type": "a"}]}`, "0.4.0: a"},
 		{"no CHECK", `"chain": {"disableCheck": "TRUE", "plugins": [{"type": "a"}]}`, "1.0.0: a, no CHECK"},
-		{"no folder of plugins", `"chain": {"loadOnlyInlinedPlugins": false, "plugins": [{"type": "a"}]}`, "1.0.0: a"},
 
 		{"a file without a version", `"chainFile": "DIR/list"`, ": a b/i"},
 		{"a file with one plugin", `"chainFile": "DIR/plugin"`, "0.3.1: a"},
@@ -59,35 +56,26 @@ func TestLoadChain(t *testing.T) {
 }
 
 func TestLoadChainErrors(t *testing.T) {
-	long := fmt.Sprintf(`"%s"`, strings.Repeat("s3cret", 100))
 	for _, tt := range []struct{ name, keys, want string }{
 		{"both", `"chain": {"plugins": [{"type": "a"}]}, "chainFile": "/s3cret"`, `"chain" and "chainFile" are both set; keep one`},
 		{"neither", ``, `neither "chain" nor "chainFile" is set; put the plugins to run into "chain": {"plugins": [...]}`},
-		{"null", `"chain": null`, `neither "chain" nor "chainFile" is set; put the plugins to run into "chain": {"plugins": [...]}`},
 
 		{"a string", `"chain": "{\"password\": \"s3cret\"}"`, `key "chain": a string, not an object`},
 		{"empty", `"chain": {}`, `key "chain": key "plugins" is empty; put the plugins to run there`},
 		{"plugins an object", `"chain": {"plugins": {"a": "s3cret"}}`, `key "chain": key "plugins" is an object, not a list`},
 		{"a flag that is none", `"chain": {"disableCheck": "yes", "plugins": []}`,
 			`key "chain": key "disableCheck" is "yes", not true or false`},
-		{"a flag that is a secret", `"chain": {"loadOnlyInlinedPlugins": ` + long + `}`,
-			`key "chain": key "loadOnlyInlinedPlugins" is a value of 602 bytes, not true or false`},
 		{"another name", `"chain": {"name": "other", "plugins": [{"type": "a"}]}`, `key "chain": key "name" is "other", but the ` +
 			`network is "podnet"; they must be the same, because plugins keep addresses and rules under that name`},
-		{"a name that is a number", `"chain": {"name": 5, "plugins": [{"type": "a"}]}`, `key "chain": key "name" is a number, not a string`},
 		{"a version that is none", `"chain": {"cniVersion": "one", "plugins": [{"type": "a"}]}`,
 			`key "chain": cniVersion "one": failed to convert major version part "one": strconv.Atoi: parsing "one": invalid syntax`},
 		{"a version of the future", `"chain": {"cniVersion": "9.0.0", "plugins": [{"type": "a"}]}`,
 			`key "chain": cniVersion "9.0.0" is not supported (supported: 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0)`},
 
 		{"a plugin is null", `"chain": {"plugins": [{"type": "a"}, null]}`, `key "chain": plugins[1]: key "type" is missing`},
-		{"a plugin is a string", `"chain": {"plugins": ["s3cret"]}`, `key "chain": plugins[0]: a string, not an object`},
-		{"no type", `"chain": {"plugins": [{"password": "s3cret"}]}`, `key "chain": plugins[0]: key "type" is missing`},
 		{"a path", `"chain": {"plugins": [{"type": "../bin/sh"}]}`, `key "chain": plugins[0]: key "type": "../bin/sh" is not a plugin name`},
 		{"a parent", `"chain": {"plugins": [{"type": ".."}]}`, `key "chain": plugins[0]: key "type": ".." is not a plugin name`},
 		{"NUL", `"chain": {"plugins": [{"type": "a\u0000b"}]}`, `key "chain": plugins[0]: key "type": "a\x00b" is not a plugin name`},
-		{"IPAM type a bool", `"chain": {"plugins": [{"type": "a", "ipam": {"type": true}}]}`,
-			`key "chain": plugins[0]: key "ipam.type" is true or false, not a string`},
 		{"IPAM a path", `"chain": {"plugins": [{"type": "a", "ipam": {"type": "/bin/sh"}}]}`,
 			`key "chain": plugins[0]: key "ipam.type": "/bin/sh" is not a plugin name`},
 		{"capabilities in words", `"chain": {"plugins": [{"type": "a", "capabilities": {"ips": "s3cret"}}]}`,
@@ -97,8 +85,6 @@ func TestLoadChainErrors(t *testing.T) {
 
 		{"no file", `"chainFile": "DIR/none"`, `chainFile DIR/none: no such file or directory; the network's provider has not ` +
 			`written it, or has removed it`},
-		{"a file that is no chain", `"chainFile": "DIR/text"`,
-			`chainFile DIR/text: not valid JSON: invalid character 's' looking for beginning of value`},
 	} {
 		dir := chainFiles(t)
 		c, err := parse(strings.ReplaceAll(tt.keys, "DIR", dir))
@@ -230,10 +216,6 @@ func TestConfig(t *testing.T) {
 			`"args": {"y": 2, "cni": {"ips": "other"}}, "deviceID": "0000:01", "pciBusID": "0000:02"`,
 			`{"args": {"x": 1, "y": 2, "cni": {"mac": "m", "ips": "other"}}, "cniVersion": "1.0.0", "deviceID": "0000:01",
 				"name": "podnet", "pciBusID": "0000:02", "type": "a"}`},
-		{"null is as absent", `{"type": "a", "args": {"x": 1}, "deviceID": "own"}`, `"args": null, "deviceID": null`,
-			`{"args": {"x": 1}, "cniVersion": "1.0.0", "deviceID": "own", "name": "podnet", "type": "a"}`},
-		{"args that are no object", `{"type": "a", "args": ["own"]}`, `"args": {"x": 1}`,
-			`{"args": {"x": 1}, "cniVersion": "1.0.0", "name": "podnet", "type": "a"}`},
 		{"capabilities", `{"type": "a", "capabilities": {"ips": true, "mac": false, "none": true}}`,
 			`"runtimeConfig": {"ips": ["10.0.0.1"], "mac": "m", "portMappings": []}`,
 			`{"capabilities": {"ips": true, "mac": false, "none": true}, "cniVersion": "1.0.0", "name": "podnet",

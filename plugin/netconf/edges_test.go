@@ -45,9 +45,6 @@ func TestReadFile(t *testing.T) {
 		{"a link of the owner's", link(0o755), "text", ""},
 		{"a link where the group can write", link(0o775), "", "too many levels of symbolic links"},
 		{"a link where all can write", link(0o757), "", "too many levels of symbolic links"},
-		{"a link where all can write their own", link(0o777 | os.ModeSticky), "", "too many levels of symbolic links"},
-		{"a link to itself", linkTo("", 0o700), "", "too many levels of symbolic links"},
-		{"a link to nothing", linkTo("/none/f", 0o700), "", "has not written it, or has removed it"},
 		{"a link to a device", linkTo("/dev/zero", 0o700), "", "not a regular file"},
 		{"a link to what cannot be read", linkTo("/proc/self/mem", 0o700), "", "input/output error"},
 		{"a directory", t.TempDir(), "", "not a regular file"},
@@ -164,8 +161,6 @@ func TestParseConflist(t *testing.T) {
 	for _, tt := range []struct{ name, data, types, unwind, err string }{
 		{"a list", `{"name": "n", "cniVersion": "1.0.0", "plugins": [{"type": "a"}, {"type": "b"}]}`, "[a b]", "", ""},
 		{"one plugin", `{"name": "n", "cniVersion": "1.0.0", "type": "a"}`, "[a]", "", ""},
-		{"neither", `{"name": "n", "cniVersion": "1.0.0"}`, "[]", "", ""},
-		{"both", `{"name": "n", "cniVersion": "1.0.0", "type": "x", "plugins": [{"type": "a"}]}`, "[a]", "", ""},
 		{"unwind", `{"name": "n", "cniVersion": "1.0.0", "plugins": [` + entry + `, {"type": "b"}]}`, "[unwind b]", "1s", ""},
 		{"unwind twice", `{"name": "n", "cniVersion": "1.0.0", "plugins": [` + entry + `, {"type": "unwind"}]}`, "[unwind unwind]", "1s", ""},
 		{"unwind's own error", `{"name": "n", "cniVersion": "1.0.0", "plugins": [{"type": "unwind", "gracePeriod": 5}]}`, "[unwind]", "10m0s", `key "gracePeriod"`},
@@ -263,11 +258,9 @@ func TestInterfaces(t *testing.T) {
 	for _, tt := range []struct{ name, result, mac, sandbox string }{
 		{"its own", `{"interfaces": [{"name": "eth0", "mac": "02:00:00:00:00:07", "sandbox": "/n"}]}`, "02:00:00:00:00:07", "/n"},
 		{"on the host", `{"interfaces": [{"name": "eth0", "mac": "02:00:00:00:00:07"}]}`, "", ""},
-		{"another one", `{"interfaces": [{"name": "eth1", "mac": "02:00:00:00:00:07", "sandbox": "/n"}]}`, "", ""},
 		{"of a machine", `{"interfaces": [{"name": "eth0", "mac": "02:00:00:00:00:07", "sandbox": "vm"}]}`, "02:00:00:00:00:07", ""},
 		{"not as the kernel prints it", `{"interfaces": [{"name": "eth0", "mac": "02-00-00-00-00-0A", "sandbox": "/n"}]}`, "02:00:00:00:00:0a", "/n"},
 		{"all zero", `{"interfaces": [{"name": "eth0", "mac": "00:00:00:00:00:00", "sandbox": "/n"}]}`, "", "/n"},
-		{"no address", `{"interfaces": [{"name": "eth0", "mac": "x", "sandbox": "/n"}]}`, "", "/n"},
 		{"no result", `[`, "", ""},
 	} {
 		raw := json.RawMessage(tt.result)

@@ -25,10 +25,6 @@ func TestReadResult(t *testing.T) {
 			`{"cniVersion":"1.0.0"}`},
 		{"no version", `{"ips": [{"address": "10.0.0.7/24"}], "mine": {}}`, "1.0.0",
 			`{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.7/24"}]}`},
-		{"another version",
-			`{"cniVersion": "0.4.0", "ips": [{"version": "4", "address": "10.0.0.7/24"}]}`, "1.0.0",
-			`{"cniVersion":"0.4.0","ips":[{"version":"4","address":"10.0.0.7/24"}],"dns":{}}`},
-		{"nothing in it", `{}`, "1.1.0", `{"cniVersion":"1.1.0"}`},
 		{"null", `null`, "1.1.0", `{"cniVersion":"1.1.0"}`},
 		{"before versions", `{}`, "", `{"cniVersion":"0.1.0","dns":{}}`},
 	} {
@@ -93,7 +89,6 @@ func TestAddresses(t *testing.T) {
 		{"both families", `{"ips": [{"address": "10.0.0.7/24"}, {"address": "fd00::7/64"}]}`, "[10.0.0.7 fd00::7]"},
 		{"before 0.3.0", `{"ip4": {"ip": "10.0.0.7/24"}, "ip6": {"ip": "fd00::7/64"}}`, "[10.0.0.7 fd00::7]"},
 		{"twice", `{"ips": [{"address": "10.0.0.7/24"}, {"address": "10.0.0.7/16"}]}`, "[10.0.0.7]"},
-		{"IPv4 in IPv6", `{"ips": [{"address": "::ffff:10.0.0.7/120"}]}`, "[10.0.0.7]"},
 		{"those that say nothing", `{"ips": [{"address": "127.0.0.1/8"}, {"address": "::1/128"}, {"address": "169.254.1.1/16"},
 			{"address": "fe80::1/64"}, {"address": "224.0.0.1/4"}, {"address": "0.0.0.0/0"}, {"address": "255.255.255.255/32"}]}`, "[]"},
 		{"no addresses", `{"ips": [{"address": ""}, {"address": "10.0.0.7"}, {"address": "10.0.0/24"}, {}, null]}`, "[]"},
@@ -113,11 +108,9 @@ func TestWithoutAddresses(t *testing.T) {
 			{"address": "10.0.0.70/24"}], "interfaces": [{"name": "eth0"}]}`,
 			`{"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.8/24", "mine": 1e400}, {"address": "10.0.0.70/24"}],
 				"interfaces": [{"name": "eth0"}]}`},
-		{"all", `{"ips": [{"address": "10.0.0.7/24"}, {"address": "fd00::7/64"}]}`, `{"ips": []}`},
 		{"written otherwise", `{"IPs": [{"Address": "::ffff:10.0.0.7/120"}, {"address": "FD00:0::0007/128"}]}`, `{"IPs": []}`},
 		{"before 0.3.0", `{"ip4": {"ip": "10.0.0.7/24"}, "ip6": {"ip": "fd00::8/64"}}`, `{"ip6": {"ip": "fd00::8/64"}}`},
 		{"what is no address", `{"ips": [null, {}, {"address": "x"}, 5], "ip4": "x"}`, `{"ips": [null, {}, {"address": "x"}, 5], "ip4": "x"}`},
-		{"none", `{"dns": {}}`, `{"dns": {}}`},
 		{"null", `{"ips": null, "ip4": null}`, `{"ips": null, "ip4": null}`},
 	} {
 		got, err := WithoutAddresses(json.RawMessage(tt.result), drop)
