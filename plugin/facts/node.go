@@ -40,10 +40,8 @@ func (n *Node) Fork(journal *record.Recorder) *Node {
 
 // SameBoot reports whether an ADD ran in the current boot.
 func (n *Node) SameBoot(g *journal.Entry) tristate.Value {
-	if g.Host.BootID == "" || n.Host.BootID == "" {
-		return tristate.Unknown
-	}
-	return tristate.Of(g.Host.BootID == n.Host.BootID, nil)
+	theirs, ours := g.Host.BootID, n.Host.BootID
+	return tristate.Equal(theirs != "" && ours != "", theirs == ours)
 }
 
 // otherHost reports whether an ADD ran on another machine. The result is unknown if one machine is
