@@ -189,31 +189,27 @@ func awsRefuses(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 
 // awsReused: a late DEL of a sandbox takes nothing of the pod that has its address now.
 func awsReused(t *testing.T, n *aws) (e2e.AWSLeft, int) {
-	address := n.add(t, "a", "web-0")
-	n.Stop()
-	n.del(t, "a", "web-0")
-	left, pending := n.awsKept(t)
-	n.start()
-	n.addNext(t, address)
-	n.Refuse(uidMismatch)
-	n.sweep()
-	n.next(t, address)
-	n.Refuse("")
-	n.sweep()
-	n.next(t, address)
-	n.del(t, "b", "api-0")
-	return left, pending
+	return n.reuse(t, func(address string) {
+		n.addNext(t, address)
+		n.Refuse(uidMismatch)
+	})
 }
 
 // awsRefusesNext: the same, with a daemon that refuses while the other pod gets the address.
 func awsRefusesNext(t *testing.T, n *aws) (e2e.AWSLeft, int) {
+	return n.reuse(t, func(address string) {
+		n.Refuse(uidMismatch)
+		n.addNext(t, address)
+	})
+}
+
+func (n *aws) reuse(t *testing.T, next func(address string)) (e2e.AWSLeft, int) {
 	address := n.add(t, "a", "web-0")
 	n.Stop()
 	n.del(t, "a", "web-0")
 	left, pending := n.awsKept(t)
 	n.start()
-	n.Refuse(uidMismatch)
-	n.addNext(t, address)
+	next(address)
 	n.sweep()
 	n.next(t, address)
 	n.Refuse("")
