@@ -79,6 +79,19 @@ func (o *op) sweepForGC(
 	return errs, believed
 }
 
+// sweepBriefly sweeps a network, or all, within a verb whose outcome does not depend on it.
+func (o *op) sweepBriefly(ctx context.Context, network string, chain *netconf.Chain) {
+	job := sweep.Job{Network: network, Pools: sweep.PoolsOf(chain, o.conf),
+		Periodic: true, Quick: true}
+	err := o.w.Safely(func() error {
+		_, err := sweep.New(o.w, job).Run(ctx)
+		return err
+	})
+	if err != nil {
+		o.log.Warn("sweep failed", "err", err)
+	}
+}
+
 // passOn runs STATUS or GC of all delegates in parallel, if the chain's version has these verbs.
 // The plain chain would not call them otherwise.
 func (o *op) passOn(ctx context.Context, chain *netconf.Chain, command string) []*delegate.Failure {

@@ -12,7 +12,6 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/plugin/sweep"
 )
 
 // The codes of a STATUS (SPEC 1.1 §2 STATUS).
@@ -55,7 +54,9 @@ func (o *op) look(ctx context.Context) error {
 	swept := make(chan struct{})
 	go func() {
 		defer close(swept)
-		o.sweepForStatus(ctx, chain)
+		if o.conf.SweepOnStatus {
+			o.sweepBriefly(ctx, "", chain)
+		}
 	}()
 	answer := o.health(ctx, chain)
 	select {
@@ -120,20 +121,4 @@ func (o *op) probe(ctx context.Context) error {
 		return nil
 	}
 	return err
-}
-
-// sweepForStatus sweeps if sweepOnStatus is set. It does not report errors of the sweep to the
-// runtime.
-func (o *op) sweepForStatus(ctx context.Context, chain *netconf.Chain) {
-	if !o.conf.SweepOnStatus {
-		return
-	}
-	err := o.w.Safely(func() error {
-		_, err := sweep.New(o.w, sweep.Job{Pools: sweep.PoolsOf(chain, o.conf), Periodic: true,
-			Quick: true}).Run(ctx)
-		return err
-	})
-	if err != nil {
-		o.log.Warn("sweep failed", "err", err)
-	}
 }
