@@ -29,7 +29,7 @@ func (o *op) gc(ctx context.Context) error {
 	if o.bad != nil {
 		return badConfig(o.bad)
 	}
-	chain, err := readChain(o.conf, o.log)
+	chain, err := o.w.Verb.Chain()
 	if err != nil {
 		return badConfig(err)
 	}
