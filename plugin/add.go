@@ -146,11 +146,6 @@ func (a *adding) printable() (json.RawMessage, error) {
 	return netconf.ConvertResult(a.entry.Result, a.conf.CNIVersion)
 }
 
-// callOf returns the ADD call of a delegate, without its configuration.
-func (a *adding) callOf(i int) *delegate.Call {
-	return a.call("ADD", a.chain.Delegates[i].Type)
-}
-
 func (a *adding) runDelegate(ctx context.Context, i int) ([]byte, *delegate.Failure) {
 	step := &a.entry.Steps[i]
 	a.started = i + 1

@@ -28,9 +28,9 @@ func (a *adding) open(ctx context.Context, killed []string) error {
 	a.entry = a.newEntry(journal.Adding, a.chain)
 	a.entry.NetNS, a.entry.Occupant = seen.Netns, seen.Occupant()
 	if a.rec.Unwritable {
-		return a.refuseAgain()
+		return a.refuseAgain(seen)
 	}
-	samePod, refused, err := a.intend(ctx)
+	samePod, refused, err := a.intend(ctx, seen)
 	switch {
 	case err != nil:
 		return a.journalFailed(ctx, err)
@@ -54,7 +54,9 @@ func (a *adding) open(ctx context.Context, killed []string) error {
 
 // intend writes the intent, unless something is left of an earlier ADD of this attachment or of its
 // pod, or the ADD is to be refused.
-func (a *adding) intend(ctx context.Context) (samePod []*journal.Entry, refused, err error) {
+func (a *adding) intend(
+	ctx context.Context, seen facts.Interface,
+) (samePod []*journal.Entry, refused, err error) {
 	err = a.rec.Update(ctx, func(tx *journal.Tx) (err error) {
 		if err := a.findPrior(tx); err != nil {
 			return err
@@ -62,7 +64,7 @@ func (a *adding) intend(ctx context.Context) (samePod []*journal.Entry, refused,
 		if samePod, err = a.samePod(tx); err != nil || len(a.prior) > 0 {
 			return err
 		}
-		if refused = a.refuseAgain(); refused == nil && len(samePod) == 0 {
+		if refused = a.refuseAgain(seen); refused == nil && len(samePod) == 0 {
 			err = tx.Put(a.entry)
 		}
 		return err
@@ -179,19 +181,15 @@ func (a *adding) refuseLive(prior *journal.Entry) error {
 // refuseAgain returns an error if an ADD without unwind already added the attachment in this same
 // namespace. Another ADD would fail, and its rollback, which goes by container ID, would remove
 // what belongs to the first.
-func (a *adding) refuseAgain() error {
+func (a *adding) refuseAgain(seen facts.Interface) error {
 	if a.entry.Occupant == "" {
 		return nil
 	}
 	c, err := a.node.CachedADD(a.key)
-	if c == nil || err != nil {
+	if c == nil || err != nil || !seen.Is(netconf.InterfaceOf(c.Result, a.key.IfName)) {
 		return nil //nolint:nilerr // nothing says that it is the attachment's
 	}
-	seen, err := facts.Look(a.args.Netns, a.args.IfName)
-	if err == nil && seen.Is(netconf.InterfaceOf(c.Result, a.key.IfName)) {
-		return a.addedAlready("in the same network namespace")
-	}
-	return nil
+	return a.addedAlready("in the same network namespace")
 }
 
 // addedAlready refuses the ADD, and restores the state before it.

@@ -29,7 +29,7 @@ func (o *op) gc(ctx context.Context) error {
 	if o.bad != nil {
 		return badConfig(o.bad)
 	}
-	chain, err := readChain(o.conf, o.log)
+	chain, err := o.w.Verb.Chain()
 	if err != nil {
 		return badConfig(err)
 	}
@@ -77,6 +77,19 @@ func (o *op) sweepForGC(
 		}
 	}
 	return errs, believed
+}
+
+// sweepBriefly sweeps a network, or all, within a verb whose outcome does not depend on it.
+func (o *op) sweepBriefly(ctx context.Context, network string, chain *netconf.Chain) {
+	job := sweep.Job{Network: network, Pools: sweep.PoolsOf(chain, o.conf),
+		Periodic: true, Quick: true}
+	err := o.w.Safely(func() error {
+		_, err := sweep.New(o.w, job).Run(ctx)
+		return err
+	})
+	if err != nil {
+		o.log.Warn("sweep failed", "err", err)
+	}
 }
 
 // passOn runs STATUS or GC of all delegates in parallel, if the chain's version has these verbs.

@@ -9,7 +9,6 @@ import (
 	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
-	"cni-unwind/plugin/sweep"
 	"cni-unwind/plugin/undo"
 )
 
@@ -58,9 +57,5 @@ func (a *adding) makeRoom(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.Budgets.Release)
 	defer cancel()
-	job := sweep.Job{Network: a.key.Network, Pools: sweep.PoolsOf(a.chain, a.conf), Periodic: true,
-		Quick: true}
-	if _, err := sweep.New(a.w, job).Run(ctx); err != nil {
-		a.log.Warn("cannot sweep after a failed ADD", "err", err)
-	}
+	a.sweepBriefly(ctx, a.key.Network, a.chain)
 }

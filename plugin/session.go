@@ -187,6 +187,11 @@ type adding struct {
 	durable bool             // the journal says live, with all that is known
 }
 
+// callOf returns the ADD call of a delegate, without its configuration.
+func (a *adding) callOf(i int) *delegate.Call {
+	return a.call("ADD", a.chain.Delegates[i].Type)
+}
+
 // journalFailed decides whether this ADD continues without a journal, or fails. It also fails if
 // the journal has an earlier ADD of the attachment that is not over, because the DEL of this ADD
 // would undo only the earlier one.

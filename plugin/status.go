@@ -12,7 +12,6 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/plugin/sweep"
 )
 
 // The codes of a STATUS (SPEC 1.1 §2 STATUS).
@@ -55,7 +54,9 @@ func (o *op) look(ctx context.Context) error {
 	swept := make(chan struct{})
 	go func() {
 		defer close(swept)
-		o.sweepForStatus(ctx, chain)
+		if o.conf.SweepOnStatus {
+			o.sweepBriefly(ctx, "", chain)
+		}
 	}()
 	answer := o.health(ctx, chain)
 	select {
@@ -80,7 +81,12 @@ func (o *op) health(ctx context.Context, chain *netconf.Chain) error {
 			failures = o.passOn(ctx, chain, "STATUS")
 		}
 	})
-	looking.Go(func() { journalErr = o.probe(ctx) })
+	looking.Go(func() {
+		journalErr = o.rec.Store.Update(ctx, func(*journal.Tx) error { return nil }) // writes nothing
+		if errors.Is(journalErr, journal.ErrBusy) {
+			journalErr = nil
+		}
+	})
 	looking.Wait()
 	for _, f := range failures {
 		if f.Killed && ctx.Err() != nil { // it hung, and gave no code
@@ -92,10 +98,9 @@ func (o *op) health(ctx context.Context, chain *netconf.Chain) error {
 		_, err := netconf.FindPlugin(missing[0], o.args.Path)
 		return cniError(errNotAvailable, "unwind: "+err.Error(), strings.Join(missing, ", "))
 	case len(failures) > 0:
-		// The gravest failure counts.
-		f := slices.MaxFunc(failures,
+		gravest := slices.MaxFunc(failures,
 			func(a, b *delegate.Failure) int { return cmp.Compare(severity(a), severity(b)) })
-		return cniError(f.Code, f.Error(), f.Details)
+		return cniError(gravest.Code, gravest.Error(), gravest.Details)
 	case journalErr != nil && o.conf.OnJournalFailure == "fail":
 		return ownError(errNotAvailable, `%v (onJournalFailure is "fail")`, journalErr)
 	case journalErr != nil:
@@ -110,30 +115,4 @@ func severity(f *delegate.Failure) int {
 		return int(f.Code)
 	}
 	return 0
-}
-
-// probe begins a transaction and writes nothing. A journal that is in use by others is not an
-// error.
-func (o *op) probe(ctx context.Context) error {
-	err := o.rec.Store.Update(ctx, func(*journal.Tx) error { return nil })
-	if errors.Is(err, journal.ErrBusy) {
-		return nil
-	}
-	return err
-}
-
-// sweepForStatus sweeps if sweepOnStatus is set. It does not report errors of the sweep to the
-// runtime.
-func (o *op) sweepForStatus(ctx context.Context, chain *netconf.Chain) {
-	if !o.conf.SweepOnStatus {
-		return
-	}
-	err := o.w.Safely(func() error {
-		_, err := sweep.New(o.w, sweep.Job{Pools: sweep.PoolsOf(chain, o.conf), Periodic: true,
-			Quick: true}).Run(ctx)
-		return err
-	})
-	if err != nil {
-		o.log.Warn("sweep failed", "err", err)
-	}
 }

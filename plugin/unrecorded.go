@@ -18,20 +18,31 @@ import (
 // This file creates or completes an entry from what the runtime sends, for a DEL whose attachment
 // is missing or incomplete in the journal.
 
-// amend adds to the entry what unwind could not write to the journal. It reports whether it added
-// anything.
+// amend adds to the entry what unwind could not write to the journal, from the runtime's prevResult
+// and the chain on stdin: the result of its ADD, or a later ADD, which is undone first. It reports
+// whether it added anything.
 func (d *deleting) amend(killed []string) (amended bool) {
-	amended = d.w.MarkKilled(d.entry, killed)
 	e := d.entry
-	switch {
-	case e.State == journal.Adding && (d.lock.Made() || d.fits(e)),
-		e.State == journal.Live && len(d.given().Addresses) > len(e.Claims) && d.fits(e):
-		d.complete(e)
-	case d.addedUnseen():
-		d.takeLater()
-	default:
+	amended = d.w.MarkKilled(e, killed)
+	partial := e.State == journal.Adding && (d.lock.Made() || d.fits(e)) ||
+		e.State == journal.Live && len(d.given().Addresses) > len(e.Claims) && d.fits(e)
+	if !partial && !d.addedUnseen() {
 		return amended
 	}
+	chain, err := d.w.Verb.Chain()
+	if err != nil {
+		d.log.Warn("the journal does not have all of the ADD, and the chain cannot be read", "err", err)
+		return amended
+	}
+	if partial {
+		d.takePrevResult(e, chain)
+		e.State = journal.Live
+		return true
+	}
+	d.log.Warn("added again by an ADD that the journal did not record; undoing both")
+	d.older = append([]*journal.Entry{e}, d.older...)
+	d.entry = d.newEntry(journal.Deleting, chain)
+	d.takePrevResult(d.entry, chain)
 	return true
 }
 
@@ -66,20 +77,6 @@ func (d *deleting) addedUnseen() bool {
 	return known
 }
 
-// takeLater adds the missing ADD to the entry, from what the runtime sends. It is undone first.
-func (d *deleting) takeLater() {
-	chain, err := d.w.Verb.Chain()
-	if err != nil {
-		d.log.Warn("cannot undo an ADD that the journal did not record: the chain cannot be read",
-			"err", err)
-		return
-	}
-	d.log.Warn("added again by an ADD that the journal did not record; undoing both")
-	d.older = append([]*journal.Entry{d.entry}, d.older...)
-	d.entry = d.newEntry(journal.Deleting, chain)
-	d.takePrevResult(d.entry, chain)
-}
-
 // fromStdin makes an entry from the configuration and the prevResult of the runtime, for an
 // attachment that was added before unwind was installed, or whose entry was lost. The journal does
 // not have the namespace of that ADD, so the namespace at the runtime's path has to prove that it
@@ -90,16 +87,17 @@ func (d *deleting) fromStdin() error {
 		return nil
 	}
 	chain, err := d.w.Verb.Chain()
-	if err != nil {
-		switch {
-		case d.conf.NeverAdded():
-			d.succeedIdle("the journal has no entry, and the runtime has no result of an ADD", err, false)
-			return nil
-		case d.stripped(err):
-			d.succeedIdle("it is neither in the journal in "+d.conf.StateDir+
-				" nor in the runtime's configuration", err, false)
-			return nil
-		}
+	switch {
+	case err == nil:
+	case d.conf.NeverAdded():
+		d.succeedIdle("the journal has no entry, and the runtime has no result of an ADD", err, false)
+		return nil
+	case errors.Is(err, netconf.ErrNoChain) && d.bad == nil && !d.rec.Unwritable:
+		// multus up to 4.3 removes unwind's keys of a clusterNetwork: a retry would know no more
+		d.succeedIdle("it is neither in the journal in "+d.conf.StateDir+
+			" nor in the runtime's configuration", err, false)
+		return nil
+	default:
 		_ = d.lock.Remove()
 		return badConfig(fmt.Errorf("%s is not in the journal, and the chain cannot be read: %w", d.key,
 			err))
@@ -123,25 +121,6 @@ func (d *deleting) fromStdin() error {
 		d.degrade("DEL", err)
 	}
 	return nil
-}
-
-// stripped reports, from the error of the chain, whether the runtime's configuration has lost
-// unwind's keys (as a clusterNetwork of multus up to 4.3 does). A retry would have the same
-// configuration, so it could not undo more unless the journal is readable by then.
-func (d *deleting) stripped(err error) bool {
-	return errors.Is(err, netconf.ErrNoChain) && d.bad == nil && !d.rec.Unwritable
-}
-
-// complete fills in an ADD that succeeded although the journal could not be written, from the
-// runtime's prevResult and the chain on stdin.
-func (d *deleting) complete(e *journal.Entry) {
-	chain, err := d.w.Verb.Chain()
-	if err != nil {
-		d.log.Warn("the journal has only a part of the ADD, and the chain cannot be read", "err", err)
-		return
-	}
-	d.takePrevResult(e, chain)
-	d.entry.State = journal.Live
 }
 
 // fits says whether the runtime's prevResult can be the result of the ADD: it has all addresses

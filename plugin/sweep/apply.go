@@ -107,12 +107,8 @@ func (s *Sweep) unparked(ctx context.Context, key journal.Key) bool {
 		return err
 	})
 	return e != nil && s.w.Ready(ctx, e, !s.Periodic) &&
-		anyStep(e, func(step journal.Step) bool { return step.Wait.For == journal.ForOwner })
-}
-
-// anyStep reports whether is returns true for a step of an entry.
-func anyStep(e *journal.Entry, is func(journal.Step) bool) bool {
-	return slices.ContainsFunc(e.Steps, is)
+		slices.ContainsFunc(e.Steps,
+			func(step journal.Step) bool { return step.Wait.For == journal.ForOwner })
 }
 
 // release releases one attachment if its lock is free and time is left. If only orphaned delegates

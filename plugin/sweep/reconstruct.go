@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"slices"
 
@@ -99,7 +100,8 @@ func (s *Sweep) undoRecord(
 				"to forget it, remove %s", failures[0], failures[0].Plugin, f.owner.cached.Path)
 		}
 		// A DEL to be repeated later counts as passed, because nothing records when to repeat it.
-		if e == nil || anyStep(e, func(s journal.Step) bool { return s.Wait.For != journal.ForRepeat }) {
+		if e == nil || slices.ContainsFunc(e.Steps,
+			func(s journal.Step) bool { return s.Wait.For != journal.ForRepeat }) {
 			return nil
 		}
 		if err := os.Remove(f.owner.cached.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -165,13 +167,10 @@ func (s *Sweep) reconstruct(o *owner) (*journal.Entry, error) {
 
 // resultOf returns a result with the addresses that host-local has for an owner.
 func resultOf(o *owner) json.RawMessage {
-	type ip struct {
-		Address   string `json:"address"`
-		Interface int    `json:"interface"`
-	}
-	var ips []ip
+	var ips []map[string]any
 	for _, r := range o.held {
-		ips = append(ips, ip{fmt.Sprintf("%s/%d", r.Address, r.Address.BitLen()), 0})
+		ips = append(ips, map[string]any{"interface": 0,
+			"address": netip.PrefixFrom(r.Address, r.Address.BitLen()).String()})
 	}
 	return netconf.Marshal(map[string]any{"cniVersion": "1.0.0", "ips": ips,
 		"interfaces": []map[string]string{{"name": o.IfName, "sandbox": "/proc/0/ns/net"}}})
