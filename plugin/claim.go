@@ -22,12 +22,13 @@ import (
 // delegate runs, while this ADD has no rules that their DELs could remove. A live attachment with
 // the same address is a duplicate.
 func (a *adding) claim(
-	ctx context.Context, i int, claims []journal.Claim, others []*journal.Entry,
+	ctx context.Context, i int, claims []journal.Claim, addresses []netip.Addr,
+	others []*journal.Entry,
 ) *delegate.Failure {
 	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
 	defer cancel()
 	for _, other := range others {
-		err := a.w.Release(ctx, other.Key)
+		err := a.w.Release(ctx, other.Key, addresses...)
 		if err == nil {
 			continue
 		}
@@ -79,13 +80,13 @@ func (a *adding) commit(ctx context.Context, i int, claims []journal.Claim) *del
 	if a.rec.Unwritable {
 		return nil
 	}
-	defer func() { a.w.Verb.JustAssigned = nil }()
+	var addresses []netip.Addr
 	for _, c := range claims {
-		a.w.Verb.JustAssigned = append(a.w.Verb.JustAssigned, c.Address)
+		addresses = append(addresses, c.Address)
 	}
-	others, err := a.record(ctx, a.w.Verb.JustAssigned)
+	others, err := a.record(ctx, addresses)
 	if err == nil && len(others) > 0 {
-		return a.claim(ctx, i, claims, others)
+		return a.claim(ctx, i, claims, addresses, others)
 	}
 	return a.unrecorded(i, err)
 }

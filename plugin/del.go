@@ -35,7 +35,7 @@ func (o *op) del(ctx context.Context) error {
 		o.log.Warn("invalid keys ignored, using defaults", "err", o.bad)
 	}
 	d := &deleting{op: o}
-	d.w.Verb.EndsADD = true
+	d.w.Verb.DEL = true
 	killed, err := d.takeLock(ctx, func(err error) error { d.degrade("DEL", err); return nil })
 	if err != nil {
 		return err
@@ -175,27 +175,19 @@ func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, dura
 	for _, e := range append([]*journal.Entry{d.entry}, d.older...) {
 		job := undo.Job{Entry: e, Lock: d.lock}
 		if e == d.entry {
-			job.Netns, job.Others = d.args.Netns, d.others
+			job.Others = d.others
 		} else {
 			later -= len(e.Steps)
 		}
 		job.Later = later
-		freed := e.Addresses()
 		failed, n := d.w.Run(ctx, job)
 		failures, ran = append(failures, failed...), ran+n
-		if d.rec.Unwritable {
-			d.w.RetryFreed(ctx, freed)
-			durable = false
-			continue
-		}
-		others, err := d.w.Finish(ctx, job, false, freed...)
+		others, err := d.w.Finish(ctx, job)
 		if err != nil {
-			durable = false
 			d.rec.Degraded("DEL", err)
 			d.log.Error("cannot record the outcome of a DEL", "err", err)
-			d.w.RetryFreed(ctx, freed)
-			continue
 		}
+		durable = durable && err == nil && !d.rec.Unwritable
 		d.w.RetryWaiting(ctx, others)
 	}
 	if ran == 0 && len(failures) == 0 && len(d.entry.Steps) > 0 {

@@ -10,7 +10,6 @@ import (
 	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/tristate"
 	"cni-unwind/plugin/undo"
 
@@ -139,23 +138,13 @@ func (a *adding) supersede(ctx context.Context, killed []string) error {
 		if again, _ := a.node.Later(ctx, prior); i == 0 && again == tristate.Yes {
 			return a.addedAlready("by an ADD that the journal did not record")
 		}
-		// without the lock, whose file this ADD keeps
-		job := undo.Job{Entry: prior}
-		if v := decide.Decide(a.node.Gather(ctx, prior, a.lock)); v.Fate == decide.Foreign {
-			if err := a.w.Purge(ctx, job, v.Reason); err != nil {
-				return a.journalFailed(ctx, err)
-			}
-			continue
+		v := decide.Decide(a.node.Gather(ctx, prior, a.lock))
+		if v.Fate != decide.Foreign {
+			v.Reason = decide.Superseded
 		}
 		a.w.MarkKilled(prior, killed)
-		if err := a.w.Begin(ctx, prior, decide.Superseded); err != nil {
-			return a.journalFailed(ctx, err)
-		}
-		event := record.EventOf(journal.Superseded, prior)
-		a.w.Run(ctx, undo.Job{Entry: prior, Lock: a.lock})
-		event.Reason, event.Plugins = prior.Reason, undo.PendingSteps(prior)
-		a.rec.Event(event)
-		if _, err := a.w.Finish(ctx, job, false); err != nil {
+		job := undo.Job{Entry: prior, Lock: a.lock, Superseded: true}
+		if _, err := a.w.Undo(ctx, job, v); err != nil {
 			return a.journalFailed(ctx, err)
 		}
 	}

@@ -27,7 +27,7 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 			a.log.Error("cannot write the journal after a failed ADD", "err", err)
 		}
 	}
-	job := undo.Job{Entry: a.entry, Lock: a.lock, Netns: a.args.Netns}
+	job := undo.Job{Entry: a.entry, Lock: a.lock}
 	event, result := record.EventOf(journal.RolledBack, a.entry), "complete"
 	a.w.Run(ctx, job)
 	if len(a.entry.Steps) > 0 {
@@ -37,7 +37,7 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	a.rec.Event(event, record.CountRollbacks, f.Plugin, result)
 	switch {
 	case !a.rec.Unwritable:
-		if _, err := a.w.Finish(ctx, job, true); err != nil {
+		if _, err := a.w.Finish(ctx, job); err != nil {
 			a.log.Error("cannot write the journal after a failed ADD", "err", err)
 		}
 	case len(a.entry.Steps) > 0:

@@ -32,23 +32,8 @@ type Outcome struct {
 	Jitter float64 // from 0 to 1, see Pause
 }
 
-// After returns a step after a try of its DEL, and whether it is done.
-//
-//	the delegate was killed                            retry after a pause, and once it passes
-//	it failed, as did its ADD, its plugin is not in
-//	the chain, and it was tried 20 times               done
-//	it failed                                          retry after a pause
-//	it passed without an address with another owner    wait for the owner
-//	it passed, and its plugin has it in a queue        wait for the queue
-//	it passed, and the store still has the address,
-//	or a host port forwards to it                      retry after a pause
-//	it passed within the grace period after a kill     once more, after the grace period
-//	it passed, which proves nothing for this plugin,
-//	and its store cannot be read                       once more, after the grace period
-//	it passed without CNI_NETNS, and did nothing       left to the runtime: see LeftToRuntime
-//	it passed                                          done
-//
-// A plugin that frees by pod gets no second DEL after one that passed.
+// After returns a step after a try of its DEL, and whether it is done. README.md, "What a try of a
+// DEL means", has the rows. A plugin that frees by pod gets no second DEL after one that passed.
 func After(s journal.Step, o Outcome, p Pass) (after journal.Step, done bool) {
 	s.Tries++
 	s.MayHaveRun = false
@@ -58,7 +43,7 @@ func After(s journal.Step, o Outcome, p Pass) (after journal.Step, done bool) {
 	switch byPod := known.IPAMOf(s.Config).FreesByPod; {
 	case o.Failed:
 		if s.Last, s.Code, s.Wait = o.Words, max(1, o.Code), pause; o.Killed {
-			s = Killed(s, p)
+			s = Killed(s, p.Now, p.GracePeriod)
 		}
 		return s, o.NotInChain && !MayHaveTaken(&s) && s.Tries >= maxMistaken
 	case o.Withheld:
@@ -96,9 +81,9 @@ func LeftToRuntime(steps []journal.Step) bool {
 		!slices.ContainsFunc(steps, func(s journal.Step) bool { return !leftToRuntime(s) })
 }
 
-// Killed returns a step whose delegate was killed.
-func Killed(s journal.Step, p Pass) journal.Step {
-	s.ADD, s.Again = journal.AddKilled, p.Now+int64(p.GracePeriod)
+// Killed returns a step whose delegate was killed, now on the clock CLOCK_BOOTTIME.
+func Killed(s journal.Step, now int64, grace time.Duration) journal.Step {
+	s.ADD, s.Again = journal.AddKilled, now+int64(grace)
 	return s
 }
 

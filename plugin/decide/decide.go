@@ -198,10 +198,10 @@ func DecideOrphan(o Orphan) Verdict {
 		"no process of it runs, and no interface has the address"})
 }
 
-// OtherOwner is another attachment that claims an address.
+// OtherOwner is another attachment that claims an address. While it is being undone it no longer
+// owns its addresses; otherwise two attachments in a sweep would keep each other's DELs waiting.
 type OtherOwner struct {
-	BeingUndone bool // it is being undone
-	GaveBack    bool // host-local's file names the attachment whose DEL is about to run, see gaveBack
+	BeingUndone bool
 	Fate        Fate
 }
 
@@ -209,7 +209,7 @@ type OtherOwner struct {
 // about to run. named says whether host-local's file has another owner.
 func HasOtherOwner(named tristate.Value, others []OtherOwner) bool {
 	return named != tristate.No || slices.ContainsFunc(others, func(r OtherOwner) bool {
-		return !r.BeingUndone && !r.GaveBack && r.Fate != Dead
+		return !r.BeingUndone && r.Fate != Dead
 	})
 }
 

@@ -54,25 +54,14 @@ type Pass struct {
 	Queued         func(*journal.Step) bool
 	// Withheld reports whether an address that the step would get has another owner.
 	Withheld func(*journal.Step) bool
-	// Forwarded reports whether a host port of this node forwards to an address that the DEL of the
+	// Forwarded reports whether a host port of this node may forward to an address that the DEL of the
 	// step gives back.
-	Forwarded func(*journal.Step) tristate.Value
+	Forwarded func(*journal.Step) bool
 }
 
 // Due decides when the pending DEL of a step runs: now, if the result is zero. Otherwise it is what
 // the DEL waits for, at most until a time if the result has one. Whatever runs or reports a DEL
-// asks Due.
-//
-//	a newer ADD of the attachment lives                          newer
-//	it frees by pod, and another sandbox of the pod lives        container
-//	it passed, or may have; it frees by container, which lives   container
-//	its plugin still has it in a queue                           queue
-//	without CNI_NETNS it does nothing, and the runtime may ask   runtime, for the grace period
-//	it ran without CNI_NETNS, and the runtime does not ask       runtime
-//	a host port forwards to its address                          rule
-//	it ran without an address that still has another owner       owner
-//	it passed, and has to run once more                          repeat, for the grace period
-//	it failed                                                    the pause, unless somebody asked
+// asks Due. README.md, "When a pending DEL runs", has the rows.
 func Due(s *journal.Step, p Pass) journal.Wait {
 	untilRuntime := p.Since + int64(p.GracePeriod)
 	switch ipam := known.IPAMOf(s.Config); {
@@ -86,7 +75,7 @@ func Due(s *journal.Step, p Pass) journal.Wait {
 		return journal.Wait{Until: untilRuntime, For: journal.ForRuntime}
 	case leftToRuntime(*s) && !p.Asked:
 		return s.Wait
-	case s.Wait.For == journal.ForRule && p.Forwarded(s) != tristate.No:
+	case s.Wait.For == journal.ForRule && p.Forwarded(s):
 		return journal.Wait{For: journal.ForRule}
 	case s.Wait.For == journal.ForOwner && (!p.IgnorePause && Left(s.Wait, p) > 0 || p.Withheld(s)):
 		return s.Wait

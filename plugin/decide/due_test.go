@@ -29,7 +29,7 @@ func pass() Pass {
 	none := func(*journal.Step) bool { return false }
 	return Pass{
 		Now: now, SameBoot: true, Since: now, GracePeriod: grace, ContainerLives: never, PodLives: never, Queued: none, Withheld: none,
-		Forwarded: func(*journal.Step) tristate.Value { return tristate.No },
+		Forwarded: none,
 	}
 }
 
@@ -38,9 +38,7 @@ func yes() bool { return true }
 // TestDue has each row of Due, and what is next to it.
 func TestDue(t *testing.T) {
 	held := func(*journal.Step) bool { return true }
-	forwarded := func(is tristate.Value) func(*Pass) {
-		return func(p *Pass) { p.Forwarded = func(*journal.Step) tristate.Value { return is } }
-	}
+	forwarded := func(p *Pass) { p.Forwarded = held }
 	wait := func(cause journal.Cause, until int64) journal.Wait { return journal.Wait{For: cause, Until: until} }
 	for _, tt := range []struct {
 		name string
@@ -77,10 +75,9 @@ func TestDue(t *testing.T) {
 		{"it ran without a path, the runtime asks", journal.Step{Type: "kube-ovn", Wait: wait(journal.ForRuntime, 0)}, func(p *Pass) { p.Asked = true }, journal.Wait{}},
 		{"a plugin that needs no path", journal.Step{Type: "bridge"}, func(p *Pass) { p.NoNetNS = true }, journal.Wait{}},
 
-		{"forwarded", journal.Step{Wait: wait(journal.ForRule, 0)}, forwarded(tristate.Yes), wait(journal.ForRule, 0)},
-		{"perhaps forwarded", journal.Step{Wait: wait(journal.ForRule, 0)}, forwarded(tristate.Unknown), wait(journal.ForRule, 0)},
+		{"forwarded", journal.Step{Wait: wait(journal.ForRule, 0)}, forwarded, wait(journal.ForRule, 0)},
 		{"forwarded no more", journal.Step{Wait: wait(journal.ForRule, 0)}, nil, journal.Wait{}},
-		{"a rule that it does not wait for", journal.Step{}, forwarded(tristate.Yes), journal.Wait{}},
+		{"a rule that it does not wait for", journal.Step{}, forwarded, journal.Wait{}},
 
 		{"it has another owner", journal.Step{Wait: wait(journal.ForOwner, 0)}, func(p *Pass) { p.Withheld = held }, wait(journal.ForOwner, 0)},
 		{"it has another owner, asked", journal.Step{Wait: wait(journal.ForOwner, soon)},

@@ -466,7 +466,7 @@ func (m *protocol) pass(s *state, p int, r *record) Pass {
 		ContainerLives: func() bool { return false },
 		PodLives:       func() bool { return m.without != otherOfPod && m.lives(s, 1-pr.on) },
 		Queued:         no, Withheld: no,
-		Forwarded: func(*journal.Step) tristate.Value { return tristate.No },
+		Forwarded: func(*journal.Step) bool { return false },
 	}
 }
 

@@ -48,12 +48,12 @@ func TestIs(t *testing.T) {
 }
 
 // TestHasOtherOwner: an address has another owner if host-local names one, or may, or if another
-// attachment claims it that is not undone, has not given it back and is not dead.
+// attachment claims it that is not being undone and not dead.
 func TestHasOtherOwner(t *testing.T) {
 	for _, fate := range []Fate{Live, Unknown, Dead} {
-		for i := range 4 {
-			other := OtherOwner{BeingUndone: i&1 != 0, GaveBack: i&2 != 0, Fate: fate}
-			if got, want := HasOtherOwner(tristate.No, []OtherOwner{other}), i == 0 && fate != Dead; got != want {
+		for _, undone := range []bool{false, true} {
+			other := OtherOwner{BeingUndone: undone, Fate: fate}
+			if got, want := HasOtherOwner(tristate.No, []OtherOwner{other}), !undone && fate != Dead; got != want {
 				t.Errorf("%+v: %t", other, got)
 			}
 		}

@@ -23,7 +23,7 @@ func TestDueTable(t *testing.T) {
 	p.NewerLives, p.PodLives, p.ContainerLives, p.NoNetNS = true, yes, yes, true
 	p.Queued = func(*journal.Step) bool { return true }
 	p.Withheld = p.Queued
-	p.Forwarded = func(*journal.Step) tristate.Value { return tristate.Yes }
+	p.Forwarded = func(*journal.Step) bool { return true }
 	cell := func(p Pass) string {
 		switch w := Due(&s, p); {
 		case w == journal.Wait{}:
@@ -55,7 +55,7 @@ func TestDueTable(t *testing.T) {
 	row("it ran without CNI_NETNS, and did nothing", func() { p.NoNetNS, s.Wait.For = false, journal.ForRuntime })
 	row("a host port forwards to its address, or may", func() { s.Wait.For = journal.ForRule })
 	row("it ran without an address that still has another owner", func() {
-		p.Forwarded = func(*journal.Step) tristate.Value { return tristate.No }
+		p.Forwarded = func(*journal.Step) bool { return false }
 		s.Wait.For = journal.ForOwner
 	})
 	row("it succeeded, and has to run once more", func() {

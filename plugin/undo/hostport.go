@@ -35,46 +35,39 @@ func HadPorts(e *journal.Entry) bool {
 	return json.Unmarshal(e.RuntimeConfig, &conf) == nil && len(conf.PortMappings) > 0
 }
 
-// mayHavePorts reports whether a host port may forward to the record's addresses.
-func (u *undoing) mayHavePorts() bool { return u.Unrecorded || HadPorts(u.Entry) }
-
-// stillForwarded returns what a DEL of portmap that passed has left, or "". It passes without
-// effect if it cannot use the backend that has its rules. To an address that the attachment does
-// not hold any more, a rule may be the next owner's.
-func (u *undoing) stillForwarded(ctx context.Context, s *journal.Step) string {
-	if s.Type != "portmap" || !u.mayHavePorts() {
+// forwarded returns why one of the claimed addresses must not be given back, or "". An address that
+// the attachment does not hold any more does not count: the rule may be the next owner's.
+func (u *undoing) forwarded(
+	ctx context.Context, mayHaveRule bool, concerns func(journal.Claim) bool,
+) (why string) {
+	if !u.Unrecorded && !HadPorts(u.Entry) {
 		return ""
 	}
 	for _, c := range u.Entry.Claims {
-		if !c.Receives(s.Index) || c.Pool != "" && !u.holds(c) {
-			continue
-		}
-		if why := u.ForwardedTo(ctx, c.Address, false); why != "" {
-			return why
+		if why == "" && concerns(c) && (c.Pool == "" || u.holds(c)) {
+			why = u.ForwardedTo(ctx, c.Address, mayHaveRule)
 		}
 	}
-	return ""
+	return why
 }
 
-// heldBack returns why a claimed address must not be given back, or "".
-func (u *undoing) heldBack(ctx context.Context, c journal.Claim) string {
-	if !u.mayHavePorts() {
-		return ""
-	}
-	mayHaveRule := HadPorts(u.Entry) && !slices.ContainsFunc(u.Entry.Steps,
+// mayHaveRule reports whether the ADD may have made a rule for its host ports.
+func (u *undoing) mayHaveRule() bool {
+	return HadPorts(u.Entry) && !slices.ContainsFunc(u.Entry.Steps,
 		func(s journal.Step) bool { return s.Type == "portmap" && !decide.MayHaveTaken(&s) })
-	return u.ForwardedTo(ctx, c.Address, mayHaveRule)
 }
 
-// forwarded returns why the DEL of a step would give back an address that must not be, or "".
-func (u *undoing) forwarded(ctx context.Context, s *journal.Step) string {
-	for _, c := range u.Entry.Claims {
-		if c.Step != s.Index || c.Pool != "" && !u.holds(c) {
-			continue
-		}
-		if why := u.heldBack(ctx, c); why != "" {
-			return why
-		}
+// forwardedBy returns why the DEL of a step would give back an address that must not be, or "".
+func (u *undoing) forwardedBy(ctx context.Context, s *journal.Step) string {
+	return u.forwarded(ctx, u.mayHaveRule(),
+		func(c journal.Claim) bool { return c.Step == s.Index })
+}
+
+// leftByPortmap returns which rule a DEL of portmap that passed has left, or "". It passes without
+// effect if it cannot use the backend that has its rules.
+func (u *undoing) leftByPortmap(ctx context.Context, s *journal.Step) string {
+	if s.Type != "portmap" {
+		return ""
 	}
-	return ""
+	return u.forwarded(ctx, false, func(c journal.Claim) bool { return c.Receives(s.Index) })
 }

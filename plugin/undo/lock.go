@@ -66,24 +66,19 @@ func (w *Worker) TakeOver(key journal.Key) (lock *journal.Lock, killed []string,
 				return len(delegates) == 0 && len(daemons) > 0 && err == nil
 			}
 			for _, pid := range delegates {
-				if !ended[pid] {
-					ended[pid] = true
-					killed = append(killed, w.killOrphan(key, pid)...)
+				if ended[pid] {
+					continue
+				}
+				ended[pid] = true
+				w.Log.Warn("killing orphaned plugin", "attachment", key.String(), "pid", pid)
+				programs := facts.ProgramsOf(pid)
+				if syscall.Kill(pid, syscall.SIGKILL) == nil {
+					killed = append(killed, programs...)
 				}
 			}
 		}
 	})
 	return lock, killed, err
-}
-
-// killOrphan kills a delegate, and returns the names of its programs.
-func (w *Worker) killOrphan(key journal.Key, pid int) (programs []string) {
-	w.Log.Warn("killing orphaned plugin", "attachment", key.String(), "pid", pid)
-	programs = facts.ProgramsOf(pid)
-	if syscall.Kill(pid, syscall.SIGKILL) != nil {
-		return nil
-	}
-	return programs
 }
 
 // stopping ends the ADD that holds the lock which a runtime's DEL of the same attachment waits for.
@@ -101,53 +96,47 @@ func (w *Worker) killOrphan(key journal.Key, pid int) (programs []string) {
 type stopping struct {
 	*Worker
 	key       journal.Key
-	owner     *os.Process // that was asked to stop
-	delegates []int       // of the owner, at the last look
+	owner     int   // that was asked to stop
+	delegates []int // of the owner, at the last look
 	looked    time.Time
 	limit     time.Time
 }
 
 // look is called again and again while a process owns the lock.
 func (s *stopping) look(owner int) {
-	if !s.Verb.EndsADD || s.key != s.Verb.Key || owner == 1 ||
-		time.Since(s.looked) < 10*lockPoll {
+	now := time.Now()
+	if !s.Verb.DEL || s.key != s.Verb.Key || owner == 1 || now.Sub(s.looked) < 10*lockPoll {
 		return
 	}
-	s.looked = time.Now()
+	s.looked = now
 	delegates, _ := facts.HoldersOf(s.Journal.Store.LockPath(s.key), delegate.LockFD)
+	ended := slices.ContainsFunc(s.delegates,
+		func(pid int) bool { return !slices.Contains(delegates, pid) })
+	s.delegates = delegates
 	switch {
-	case s.owner == nil || s.owner.Pid != owner:
-		if p := s.open(owner); p != nil {
-			s.Log.Warn("stopping the ADD that this DEL is for", "attachment", s.key.String(), "pid", owner)
-			_ = p.Signal(syscall.SIGTERM)
-			s.owner, s.delegates, s.limit = p, delegates, s.looked.Add(s.Budgets.Stop)
-		}
-	case slices.ContainsFunc(s.delegates,
-		func(pid int) bool { return !slices.Contains(delegates, pid) }):
-		s.delegates, s.limit = delegates, s.looked.Add(s.Budgets.Stop)
-	case s.looked.After(s.limit):
-		if p := s.open(owner); p != nil {
-			s.Log.Warn("killing the ADD that this DEL is for", "attachment", s.key.String(), "pid", owner)
-			_ = p.Signal(syscall.SIGKILL)
-			_ = p.Release()
-		}
-	default:
-		s.delegates = delegates
+	case s.owner != owner && s.signal(owner, syscall.SIGTERM):
+		s.owner, s.limit = owner, now.Add(s.Budgets.Stop)
+	case s.owner == owner && ended:
+		s.limit = now.Add(s.Budgets.Stop)
+	case s.owner == owner && now.After(s.limit):
+		s.signal(owner, syscall.SIGKILL)
 	}
 }
 
-// open returns a handle of the lock's owner if it may be signalled, or nil.
-func (s *stopping) open(owner int) *os.Process {
+// signal sends a signal to the lock's owner, if it may be signalled.
+func (s *stopping) signal(owner int, sig syscall.Signal) (sent bool) {
 	p, err := os.FindProcess(owner)
 	if err != nil {
-		return nil
+		return false
 	}
+	defer p.Release()
 	again, err := s.Journal.Store.LookAtLock(s.key)
 	if err != nil || again.Owner != owner || facts.Environ(owner, "CNI_COMMAND") != "ADD" ||
 		facts.Environ(owner, "CNI_CONTAINERID") != s.key.ContainerID ||
 		facts.Environ(owner, "CNI_IFNAME") != s.key.IfName || !facts.Older(owner, os.Getpid()) {
-		_ = p.Release()
-		return nil
+		return false
 	}
-	return p
+	s.Log.Warn("stopping the ADD that this DEL is for", "attachment", s.key.String(), "pid", owner,
+		"signal", sig.String())
+	return p.Signal(sig) == nil
 }

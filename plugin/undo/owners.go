@@ -17,80 +17,71 @@ import (
 // the journal, or the owner in host-local's own file. They are removed from the prevResult of a DEL
 // (cni#924). If the file cannot be read, or it is unknown whether the other attachment is live, the
 // address counts as another owner's: a DEL without it can be repeated later, a DEL with it cannot
-// be undone. An address that was just assigned to this ADD does not count, because this ADD has
-// nothing yet that a DEL with the address could remove. The result is not nil.
-func (u *undoing) addressesOfOthers(ctx context.Context, claiming []*journal.Entry) []netip.Addr {
+// be undone. The ADD that has just got an address, and undoes the record for that, is no other
+// owner. The result is not nil.
+func (u *undoing) addressesOfOthers(ctx context.Context) []netip.Addr {
 	othersOwn := []netip.Addr{}
 	for _, c := range u.Entry.Claims {
-		justAssigned := slices.Contains(u.Verb.JustAssigned, c.Address)
+		own := []journal.Key{u.Entry.Key}
+		assigned := slices.Contains(u.Assigned, c.Address)
+		if assigned {
+			own = append(own, u.Verb.Key)
+		}
 		named := tristate.No // host-local's file names another owner
 		if c.Pool != "" {
 			owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
-			ours := justAssigned && owner.Is(u.Verb.Key.ContainerID, u.Verb.Key.IfName)
-			own := given && owner.Is(u.Entry.ContainerID, u.Entry.IfName)
-			named = tristate.Of(given && !ours && !own, err)
+			named = tristate.Of(given && !slices.ContainsFunc(own,
+				func(k journal.Key) bool { return owner.Is(k.ContainerID, k.IfName) }), err)
 		}
 		var others []decide.OtherOwner
 		if named == tristate.No {
-			if claiming == nil {
-				claiming = u.othersOf(ctx, u.Entry.Key, u.Entry.Addresses())
+			if u.Others == nil {
+				u.Others = u.othersOf(ctx, u.Entry)
 			}
-			for _, other := range claiming {
-				ours := justAssigned && other.Key == u.Verb.Key
-				if other.ClaimsAddress(c.Address) && !ours {
-					others = append(others, decide.OtherOwner{
-						BeingUndone: u.beingUndone(other), Fate: u.Node.Judge(ctx, other).Fate,
-					})
+			for _, other := range u.Others {
+				if !other.ClaimsAddress(c.Address) || slices.Contains(own, other.Key) {
+					continue
 				}
+				undone := other.State == journal.Deleting || other.State == journal.RollingBack
+				others = append(others, decide.OtherOwner{
+					BeingUndone: undone && u.Node.SameNamespaces(other) == tristate.Yes,
+					Fate:        u.Node.Judge(ctx, other).Fate,
+				})
 			}
 		}
-		cached := c.Pool == "" && !justAssigned &&
+		if decide.HasOtherOwner(named, others) || c.Pool == "" && !assigned &&
 			u.Node.CachedOwner(c.Address, func(one facts.Cached) bool { // the journal knows more
-				return one.Key() == u.Entry.Key || one.Key() == u.Verb.Key ||
-					hasADD(claiming, one) || hasADD(u.undoneOf(ctx, one.Key()), one)
-			})
-		if decide.HasOtherOwner(named, others) || cached {
+				return one.Key() == u.Entry.Key || one.Key() == u.Verb.Key || u.hasADD(ctx, one)
+			}) {
 			othersOwn = append(othersOwn, c.Address)
 		}
 	}
 	return othersOwn
 }
 
-// undoneOf returns the undone records of an attachment.
-func (w *Worker) undoneOf(ctx context.Context, k journal.Key) (undone []*journal.Entry) {
+// hasADD reports whether the journal may have the ADD that libcni's cache has. An older record of
+// the same container says nothing about a later ADD: it is being undone.
+func (w *Worker) hasADD(ctx context.Context, one facts.Cached) (has bool) {
 	w.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
-		all, err := tx.Records(k)
-		undone = slices.DeleteFunc(all,
-			func(e *journal.Entry) bool { return e.State != journal.Undone })
+		records, err := tx.Records(one.Key())
+		has = hasADD(records, one)
 		return journal.IgnoreDamaged(err)
 	})
-	return undone
+	return has
 }
 
-// hasADD reports whether one of several records may be of the ADD in libcni's cache. An older
-// record of the same container says nothing about a later ADD: it is being undone.
 func hasADD(records []*journal.Entry, one facts.Cached) bool {
+	cached := netconf.InterfaceOf(one.Result, one.IfName)
 	return slices.ContainsFunc(records, func(e *journal.Entry) bool {
-		own := facts.InterfaceOf(e)
-		return e.Key == one.Key() && own.Known() &&
-			facts.SameADD(own, netconf.InterfaceOf(one.Result, one.IfName)) != tristate.No
+		return facts.SameADD(facts.InterfaceOf(e), cached) == tristate.Yes
 	})
 }
 
-// beingUndone reports whether another attachment is being undone. It then no longer owns its
-// addresses; otherwise two attachments in the same sweep would keep each other's DELs waiting.
-func (w *Worker) beingUndone(e *journal.Entry) bool {
-	return (e.State == journal.Deleting || e.State == journal.RollingBack) &&
-		w.Node.SameNamespaces(e) == tristate.Yes
-}
-
-// othersOf returns the records of other attachments that claim one of some addresses, or none if
+// othersOf returns the records of other attachments that claim an address of a record, or none if
 // the journal cannot be read.
-func (w *Worker) othersOf(
-	ctx context.Context, key journal.Key, addresses []netip.Addr,
-) (others []*journal.Entry) {
+func (w *Worker) othersOf(ctx context.Context, e *journal.Entry) (others []*journal.Entry) {
 	w.Journal.Read(ctx, func(tx *journal.Tx) (err error) {
-		others, err = Others(tx, key, addresses)
+		others, err = Others(tx, e.Key, e.Addresses())
 		return err
 	})
 	return others

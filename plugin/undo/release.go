@@ -27,13 +27,14 @@ type Outcome struct {
 
 // Release undoes another attachment, if it is dead, and writes what is left of it. It returns nil
 // if nothing is left. ctx limits the wait for its lock, because the caller holds a lock itself.
-func (w *Worker) Release(ctx context.Context, key journal.Key) error {
+// assigned is as in Job.
+func (w *Worker) Release(ctx context.Context, key journal.Key, assigned ...netip.Addr) error {
 	lock, killed, err := w.Lock(ctx, key)
 	if err != nil {
 		return err
 	}
 	defer lock.Release()
-	out := w.ReleaseLocked(ctx, lock, killed, key)
+	out := w.ReleaseLocked(ctx, lock, killed, key, assigned...)
 	switch {
 	case out.Released:
 		return nil
@@ -48,6 +49,7 @@ func (w *Worker) Release(ctx context.Context, key journal.Key) error {
 // kill. If the newest ADD lives, the DELs of the older ones wait for it.
 func (w *Worker) ReleaseLocked(
 	ctx context.Context, lock *journal.Lock, killed []string, key journal.Key,
+	assigned ...netip.Addr,
 ) (out Outcome) {
 	var records []*journal.Entry
 	out.Err = w.Journal.Store.View(ctx, func(tx *journal.Tx) (err error) {
@@ -72,18 +74,18 @@ func (w *Worker) ReleaseLocked(
 	w.MarkKilled(out.Entry, killed)
 	out.Released = true
 	for _, e := range records {
-		reason, end := out.Verdict.Reason, w.undoDead
-		if e != out.Entry {
-			reason = decide.Recorded(e.Cause, e.Reason)
+		v := out.Verdict
+		if e != out.Entry || e.State == journal.RollingBack && v.Fate == decide.Dead {
+			v.Reason = decide.Recorded(cmp.Or(e.Cause, v.Reason.Code), cmp.Or(e.Reason, v.Reason.Text))
 		}
 		if e.State == journal.Live || e.State == journal.Adding {
 			w.Log.Info("releasing attachment", "attachment", key.String(),
-				"verdict", string(out.Verdict.Fate), "reason", reason.Text)
+				"verdict", string(v.Fate), "reason", v.Reason.Text)
 		}
-		if out.Verdict.Fate == decide.Foreign {
-			end = w.Purge
+		failures, err := w.Undo(ctx, Job{Entry: e, Lock: lock, Assigned: assigned}, v)
+		if err == nil && len(failures) > 0 {
+			err = failures[0]
 		}
-		err := end(ctx, Job{Entry: e, Lock: lock}, reason)
 		out.Err = cmp.Or(out.Err, err)
 		out.Released = out.Released && err == nil && len(e.Steps) == 0
 	}
@@ -93,24 +95,41 @@ func (w *Worker) ReleaseLocked(
 	return out
 }
 
-// undoDead runs the DELs of a dead ADD. It keeps a recorded reason of a failed or interrupted one.
-func (w *Worker) undoDead(ctx context.Context, job Job, reason decide.Reason) error {
+// Undo undoes one dead ADD without the runtime's DEL, and writes and records what is left of it. Of
+// an ADD on another machine it releases what host-local has on this disk, and abandons the rest.
+func (w *Worker) Undo(
+	ctx context.Context, job Job, v decide.Verdict,
+) (failures []*delegate.Failure, err error) {
 	e := job.Entry
-	if e.State == journal.RollingBack {
-		reason = decide.Recorded(cmp.Or(e.Cause, reason.Code), cmp.Or(e.Reason, reason.Text))
+	if v.Fate == decide.Foreign {
+		if err := purge(ctx, e); err != nil {
+			return nil, err
+		}
+		e.Steps, e.Cause, e.Reason = nil, v.Reason.Code, v.Reason.Text
+	} else {
+		if err := w.Begin(ctx, e, v.Reason); err != nil {
+			return nil, err
+		}
+		failures, _ = w.Run(ctx, job)
 	}
-	if err := w.Begin(ctx, e, reason); err != nil {
-		return err
+	drop, event := w.Journal.Undoable(), record.EventOf(journal.Swept, e)
+	event.Reason = v.Reason.Text
+	switch {
+	case job.Superseded && v.Fate != decide.Foreign:
+		event.Kind, event.Plugins = journal.Superseded, PendingSteps(e)
+		w.Journal.Event(event)
+	case len(e.Steps) == 0:
+		w.Journal.Event(event, record.CountSwept, v.Reason.Label())
 	}
-	return w.finishRelease(ctx, job, reason, func(ctx context.Context, j Job) []*delegate.Failure {
-		failures, _ := w.Run(ctx, j)
-		return failures
-	})
+	if _, err := w.Finish(ctx, job); err != nil {
+		drop() // the journal does not have it as undone; the next sweep reports it
+		return nil, err
+	}
+	return failures, nil
 }
 
-// Purge releases what host-local keeps for an ADD on this disk, and abandons the rest.
-func (w *Worker) Purge(ctx context.Context, job Job, reason decide.Reason) error {
-	e := job.Entry
+// purge releases what host-local has for an ADD on this disk.
+func purge(ctx context.Context, e *journal.Entry) error {
 	pools := map[string]bool{}
 	for _, step := range e.Steps {
 		pools[ipam.Pool(step.Config, e.Network)] = true
@@ -124,32 +143,6 @@ func (w *Worker) Purge(ctx context.Context, job Job, reason decide.Reason) error
 		if _, err := ipam.Release(ctx, pool, owner); err != nil {
 			return fmt.Errorf("pool %s: %w", pool, err)
 		}
-	}
-	e.Cause, e.Reason = reason.Code, reason.Text
-	return w.finishRelease(ctx, job, reason, func(context.Context, Job) []*delegate.Failure {
-		e.Steps = nil
-		return nil
-	})
-}
-
-// finishRelease undoes an ADD without the runtime's DEL, and writes what is left. It records the
-// release if it is complete.
-func (w *Worker) finishRelease(
-	ctx context.Context, job Job, reason decide.Reason,
-	undo func(context.Context, Job) []*delegate.Failure,
-) error {
-	drop, event := w.Journal.Undoable(), record.EventOf(journal.Swept, job.Entry)
-	failures := undo(ctx, job)
-	if len(job.Entry.Steps) == 0 {
-		event.Reason = reason.Text
-		w.Journal.Event(event, record.CountSwept, reason.Label())
-	}
-	if _, err := w.Finish(ctx, job, true); err != nil {
-		drop() // the journal does not have it as released; the next sweep reports it
-		return err
-	}
-	if len(failures) > 0 {
-		return failures[0]
 	}
 	return nil
 }
@@ -170,10 +163,4 @@ func (w *Worker) RetryWaiting(ctx context.Context, others []*journal.Entry) {
 			w.Log.Debug("deferred", "attachment", other.Key.String(), "err", err)
 		}
 	}
-}
-
-// RetryFreed is RetryWaiting for a verb that could not write the journal, but may be able to read
-// it.
-func (w *Worker) RetryFreed(ctx context.Context, freed []netip.Addr) {
-	w.RetryWaiting(ctx, w.othersOf(ctx, w.Verb.Key, freed))
 }

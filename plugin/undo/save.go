@@ -2,7 +2,6 @@ package undo
 
 import (
 	"context"
-	"net/netip"
 	"slices"
 
 	"cni-unwind/journal"
@@ -23,7 +22,7 @@ func (w *Worker) Begin(ctx context.Context, e *journal.Entry, reason decide.Reas
 // claims that the journal does not have; they must be written before the first DEL.
 func (w *Worker) Mark(e *journal.Entry, reason decide.Reason) (found bool) {
 	found = w.ClaimHeld(e)
-	asked := e.Key == w.Verb.Key && reason == decide.Requested // without unwind that DEL runs too
+	asked := w.asksFor(e) // without unwind that DEL runs too
 	switch e.State {
 	case journal.Adding:
 		e.State, e.Failed = journal.RollingBack, true
@@ -48,13 +47,15 @@ func (w *Worker) Mark(e *journal.Entry, reason decide.Reason) (found bool) {
 	return found
 }
 
-// Finish writes what is left of a record after a pass. If nothing is left, it deletes the record,
-// or, if the runtime's own DEL is still to come, makes it an undone one (see journal.Undone). It
-// returns the records of others that claim one of the addresses in freed.
-func (w *Worker) Finish(
-	ctx context.Context, job Job, bury bool, freed ...netip.Addr,
-) (others []*journal.Entry, err error) {
-	e := job.Entry
+// Finish writes what is left of a record after a pass, unless the verb does not write the journal.
+// If nothing is left, it deletes the record, or, if the runtime's own DEL is still to come, makes it
+// an undone one (see journal.Undone). For the runtime's DEL it returns the records of others that
+// claim one of its addresses.
+func (w *Worker) Finish(ctx context.Context, job Job) (others []*journal.Entry, err error) {
+	e, asked := job.Entry, w.asksFor(job.Entry)
+	if w.Journal.Unwritable {
+		return w.othersOf(ctx, e), nil
+	}
 	last := false // no other record of the attachment is left
 	err = w.Journal.Update(context.WithoutCancel(ctx), func(tx *journal.Tx) (err error) {
 		left, err := tx.Pending(e.Key)
@@ -65,18 +66,20 @@ func (w *Worker) Finish(
 		switch {
 		case len(e.Steps) > 0:
 			last, err = false, tx.Put(e)
-		case !last, bury && !e.Unnamed: // while others are left, the runtime's DEL may come again
+		case !last, !asked && !job.Superseded && !e.Unnamed: // the runtime's DEL may come
 			err = tx.Put(w.Buried(e))
 		default:
 			err = tx.Delete(e)
 		}
-		if err != nil {
-			return err
+		if err == nil && asked {
+			others, err = Others(tx, e.Key, e.Addresses())
 		}
-		others, err = Others(tx, e.Key, freed)
 		return err
 	})
-	if err == nil && last {
+	switch {
+	case err != nil && asked:
+		others = w.othersOf(ctx, e)
+	case err == nil && last && !job.Superseded:
 		err = job.Lock.Remove()
 	}
 	return others, err
@@ -104,22 +107,21 @@ func (w *Worker) MarkKilled(e *journal.Entry, programs []string) bool {
 	some := slices.ContainsFunc(e.Steps, named)
 	for i := range e.Steps {
 		if !some || named(e.Steps[i]) {
-			e.Steps[i] = decide.Killed(e.Steps[i], w.clock(e))
+			e.Steps[i] = w.killed(e, e.Steps[i])
 		}
 	}
 	return true
 }
 
+func (w *Worker) killed(e *journal.Entry, s journal.Step) journal.Step {
+	return decide.Killed(s, journal.BootNanos(), w.Node.GraceOf(e))
+}
+
 // Failed notes in a step of a record that the ADD of its delegate failed.
 func (w *Worker) Failed(e *journal.Entry, s *journal.Step, killed bool) {
 	if s.ADD = journal.AddFailed; killed {
-		*s = decide.Killed(*s, w.clock(e))
+		*s = w.killed(e, *s)
 	}
-}
-
-// clock returns the facts about time of a pass.
-func (w *Worker) clock(e *journal.Entry) decide.Pass {
-	return decide.Pass{Now: journal.BootNanos(), GracePeriod: w.Node.GraceOf(e)}
 }
 
 // Interrupted notes that the ADDs of some steps may not have succeeded, because unwind was killed.

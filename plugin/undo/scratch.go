@@ -10,41 +10,51 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"cni-unwind/journal"
 	"cni-unwind/plugin/facts"
+	"cni-unwind/plugin/netconf"
 )
 
-// scratchNetNS creates a network namespace with one interface that has the given name and
-// addresses, or without one if ifname is "". It is for plugins that find what to remove by the
-// container's interface, when the container's namespace is gone. Only a thread of this process
+// scratch makes a scratch network namespace for a DEL, with an interface of the given name and the
+// ADD's addresses, or without one if ifname is "". It is for plugins that find what to remove by
+// the container's interface, when the container's namespace is gone. Only a thread of this process
 // keeps the namespace, so a crash leaves nothing behind.
-func scratchNetNS(ifname string, addresses []netip.Prefix) (path string, remove func(), err error) {
+func (u *undoing) scratch(s *journal.Step, ifname string) (path string, remove func()) {
 	ready, done := make(chan error), make(chan struct{})
 	go facts.OnThread(func() {
 		path = fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid())
 		err := unix.Unshare(unix.CLONE_NEWNET)
-		switch {
-		case err != nil:
-			err = fmt.Errorf("scratch network namespace: %w", err)
-		case ifname != "":
-			err = fillScratch(ifname, addresses)
+		if err == nil && ifname != "" {
+			err = addInterface(ifname, u.addressesHad())
 		}
 		ready <- err
 		<-done
 	})
+	remove = func() { close(done) }
 	if err := <-ready; err != nil {
-		close(done)
-		return "", nil, err
+		u.Log.Warn("cannot create a scratch network namespace; the plugin may leave rules behind",
+			"plugin", s.Type, "err", err)
+		return "", remove
 	}
-	return path, func() { close(done) }, nil
+	return path, remove
 }
 
-// peerName is the other end of an interface in a scratch namespace.
-const peerName = "unwind-peer"
+// addressesHad returns the addresses that the container's interface had, from the best known
+// result, else from the claims.
+func (u *undoing) addressesHad() []netip.Prefix {
+	if r, err := netconf.ParseResult(u.Entry.Result); err == nil && len(r.Prefixes()) > 0 {
+		return r.Prefixes()
+	}
+	var prefixes []netip.Prefix
+	for _, c := range u.Entry.Claims {
+		prefixes = append(prefixes, netip.PrefixFrom(c.Address, c.Address.BitLen()))
+	}
+	return prefixes
+}
 
-// fillScratch creates the interface in the current network namespace, and its other end there or in
-// another namespace.
-func fillScratch(ifname string, addresses []netip.Prefix) error {
-	link := &netlink.Veth{LinkAttrs: netlink.NewLinkAttrs(), PeerName: peerName}
+// addInterface creates an interface with addresses in the network namespace of this thread.
+func addInterface(ifname string, addresses []netip.Prefix) error {
+	link := &netlink.Veth{LinkAttrs: netlink.NewLinkAttrs(), PeerName: "unwind-peer"}
 	link.Name = ifname
 	if err := netlink.LinkAdd(link); err != nil {
 		return fmt.Errorf("scratch interface %s: %w", ifname, err)

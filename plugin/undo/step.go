@@ -38,7 +38,13 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 	}
 	wait := decide.Due(s, p)
 	if wait == (journal.Wait{}) {
-		wait = u.waitForRule(ctx, s)
+		if why := u.forwardedBy(ctx, s); why != "" {
+			wait.For = journal.ForRule
+			if s.Wait.For != journal.ForRule {
+				u.Log.Warn("DEL waits: it would give back an address", "plugin", s.Type, "why", why)
+				u.record(journal.Waiting, s, why)
+			}
+		}
 	}
 	if wait != (journal.Wait{}) {
 		if s.Wait.For == journal.ForTime || wait.For == journal.ForRule {
@@ -46,10 +52,10 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 		}
 		return false, nil
 	}
-	ctx, end := u.hold(ctx, s)
+	held, end := u.hold(ctx, s)
 	before := *s
 	marked := u.markSlow(ctx, s)
-	f = u.del(ctx, s)
+	f = u.del(held, s)
 	marked()
 	end()
 	if f == nil || !f.Unstarted {
@@ -57,37 +63,24 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 	}
 	*s, done = decide.After(*s, u.outcome(ctx, s, f), p)
 	if f != nil {
-		f.PutRight = before.Code == s.Code && s.ADD != journal.AddPassed && u.corrected(&before)
+		f.PutRight = before.Code == s.Code && s.ADD != journal.AddPassed && !u.inChain(s, s.Config)
 	}
 	u.report(&before, s, f, done)
 	return done, f
 }
 
-// waitForRule returns what the DEL of a step waits for if it would give back an address to which a
-// host port forwards.
-func (u *undoing) waitForRule(ctx context.Context, s *journal.Step) (wait journal.Wait) {
-	why := u.forwarded(ctx, s)
-	if why == "" {
-		return wait
-	}
-	if s.Wait.For != journal.ForRule {
-		u.Log.Warn("DEL waits: it would give back an address", "plugin", s.Type, "why", why)
-		u.record(journal.Waiting, s, why)
-	}
-	return journal.Wait{For: journal.ForRule}
-}
-
 // outcome returns what became of a DEL.
 func (u *undoing) outcome(
 	ctx context.Context, s *journal.Step, f *delegate.Failure,
-) decide.Outcome {
+) (o decide.Outcome) {
 	if f != nil {
-		return decide.Outcome{Failed: true, Killed: f.Killed, Code: f.Code,
-			Words: netconf.Shorten(f.Said(), 500), NotInChain: u.notInChain(s), Jitter: rand.Float64()}
+		o = decide.Outcome{Failed: true, Killed: f.Killed, Code: f.Code,
+			Words: netconf.Shorten(f.Said(), 500), NotInChain: !u.inChain(s, nil)}
+	} else {
+		o = u.probe(ctx, s)
+		o.Withheld = u.withheldFrom(s).IsValid()
+		o.Unnamed = known.Of(s.Type).SkipsUnnamed && u.unnamed && !u.asked()
 	}
-	o := u.probe(ctx, s)
-	_, o.Withheld = u.withheldFrom(s)
-	o.Unnamed = known.Of(s.Type).SkipsUnnamed && u.unnamed && !u.asked()
 	o.Jitter = rand.Float64()
 	return o
 }
@@ -106,7 +99,7 @@ func (u *undoing) report(before, after *journal.Step, f *delegate.Failure, done 
 		}
 		u.Log.Warn(msg, "plugin", after.Type, "code", f.Code, "err", after.Last)
 	case after.Wait.For == journal.ForOwner && before.Wait.For != journal.ForOwner:
-		address, _ := u.withheldFrom(after)
+		address := u.withheldFrom(after)
 		u.Log.Info("DEL waits: its address has another owner", "plugin", after.Type,
 			"address", address)
 		u.record(journal.Waiting, after, fmt.Sprintf("%s has another owner", address))
@@ -122,16 +115,12 @@ func (u *undoing) record(kind journal.EventKind, s *journal.Step, reason string)
 	u.Journal.Event(event)
 }
 
-func notAttempted(s *journal.Step, why string) *delegate.Failure {
-	return &delegate.Failure{Plugin: s.Type, Command: "DEL", Code: types.ErrTryAgainLater,
-		Msg: "not attempted: " + why, Unstarted: true}
-}
-
-// markAfter is how long a DEL may take before the journal has it as tried.
+// markAfter is how long a DEL may take before the journal has it as tried. Most DELs are faster, and
+// need no transaction of their own.
 const markAfter = 500 * time.Millisecond
 
-// markSlow writes the record, with the step as tried, if its DEL takes longer than markAfter. Most
-// DELs are faster, and need no transaction of their own.
+// markSlow writes the record, with the step as tried, if its DEL takes longer than markAfter. A pass
+// that is killed there makes the next one begin with another step.
 func (u *undoing) markSlow(ctx context.Context, s *journal.Step) (stop func()) {
 	if u.Journal.Unwritable || u.Unrecorded || u.Entry.Number == 0 {
 		return func() {}
@@ -220,7 +209,7 @@ func (u *undoing) delWith(
 		defer drop()
 		_, f = u.Runner.Run(ctx, c, stderr)
 	}
-	if to := decide.LeftTo(s, decide.NetNS{Gone: u.place.gone}); f != nil && !f.Killed && to != "" {
+	if to := decide.LeftTo(s, decide.NetNS{Gone: u.gone}); f != nil && !f.Killed && to != "" {
 		u.Log.Info("DEL left to "+to+": it cannot succeed without its network namespace, which is gone",
 			"code", f.Code, "err", netconf.Shorten(f.Said(), 500))
 		return nil
@@ -231,10 +220,7 @@ func (u *undoing) delWith(
 // wentMeanwhile reports whether the namespace at a path is gone after a DEL that finds what to
 // remove by the interface: without it the DEL passes, and leaves the rest.
 func (u *undoing) wentMeanwhile(s *journal.Step, path string) bool {
-	if path == "" || path != u.place.Path || !decide.UsesInterface(s) {
-		return false
-	}
-	return !u.place.IsAt(path)
+	return path != "" && path == u.place.Path && decide.UsesInterface(s) && !u.place.IsAt(path)
 }
 
 // prevResult returns the prevResult for a DEL with a configuration: the final result of the ADD, or
@@ -251,7 +237,7 @@ func (u *undoing) prevResult(s *journal.Step, config json.RawMessage) (json.RawM
 	}
 	withheld := u.withheld
 	if known.Of(s.Type).RemovesByAddress {
-		withheld = slices.Concat(withheld, u.Verb.JustAssigned)
+		withheld = slices.Concat(withheld, u.Assigned)
 	}
 	result, err := netconf.ConvertResult(u.Entry.Result, conf.CNIVersion)
 	if err != nil || len(withheld) == 0 {
@@ -281,6 +267,15 @@ func (u *undoing) present(s *journal.Step) json.RawMessage {
 	return chain.Config(i, &conf)
 }
 
+// inChain reports whether the verb's chain has a delegate of a step's plugin, with a configuration
+// if it is not nil. In doubt it has.
+func (u *undoing) inChain(s *journal.Step, config json.RawMessage) bool {
+	chain := u.chain()
+	return chain == nil || slices.ContainsFunc(chain.Steps(u.Verb.Conf), func(now journal.Step) bool {
+		return now.Type == s.Type && (config == nil || bytes.Equal(now.Config, config))
+	})
+}
+
 // chain returns the verb's chain, or nil if it cannot be read or belongs to another network.
 func (u *undoing) chain() *netconf.Chain {
 	if u.Verb.Conf.Name != u.Entry.Network {
@@ -290,77 +285,64 @@ func (u *undoing) chain() *netconf.Chain {
 	return chain
 }
 
-// notInChain reports whether the verb's chain has no delegate of a step's plugin any more.
-func (u *undoing) notInChain(s *journal.Step) bool {
-	chain := u.chain()
-	return chain != nil && !slices.ContainsFunc(chain.Delegates,
-		func(d netconf.Delegate) bool { return d.Type == s.Type })
-}
-
-// corrected reports whether the verb's chain no longer has a delegate with the configuration of a
-// step's ADD, so that without unwind the DEL would not run with it.
-func (u *undoing) corrected(s *journal.Step) bool {
-	chain := u.chain()
-	return chain != nil && !slices.ContainsFunc(chain.Steps(u.Verb.Conf),
-		func(now journal.Step) bool { return bytes.Equal(now.Config, s.Config) })
-}
-
 // hold keeps new owners from the free addresses that a step knows only from prevResult, until end
 // is called: the delegate removes rules by the address alone. It makes host-local's file of such an
 // address again, so that nobody gets the address meanwhile. If it cannot, the address is withheld.
 // An address of another IPAM plugin bounds the DEL by LateDel, which is shorter than the time for
 // which an ADD that gets the address waits for the attachment's lock.
 func (u *undoing) hold(ctx context.Context, s *journal.Step) (_ context.Context, end func()) {
-	ends := []func(){}
+	bounded, cancel := context.WithCancel(ctx)
+	var made []journal.Claim
 	for _, c := range u.Entry.Claims {
 		switch {
 		case !c.Receives(s.Index), slices.Contains(u.withheld, c.Address),
-			slices.Contains(u.Verb.JustAssigned, c.Address):
+			slices.Contains(u.Assigned, c.Address):
 		case c.Pool == "" && u.Entry.Freed(c):
-			bounded, cancel := context.WithTimeout(ctx, u.Budgets.LateDel)
-			ctx, ends = bounded, append(ends, cancel)
+			cancel()
+			bounded, cancel = context.WithTimeout(ctx, u.Budgets.LateDel)
 		case c.Pool != "" && !u.holds(c):
-			release, err := ipam.Hold(ctx, c.Pool, u.owner(), c.Address)
-			if errors.Is(err, fs.ErrNotExist) { // no pool: nobody has ever got an address from it
-				continue
-			}
-			if err != nil && !errors.Is(err, fs.ErrExist) { // else it waits for its turn
+			_, err := ipam.Hold(ctx, c.Pool, u.owner(), c.Address)
+			switch {
+			case err == nil:
+				made = append(made, c)
+			case errors.Is(err, fs.ErrNotExist): // no pool: nobody has ever got an address from it
+			case errors.Is(err, fs.ErrExist): // it waits for its turn
+				u.withheld = append(u.withheld, c.Address)
+			default:
+				u.withheld = append(u.withheld, c.Address)
 				u.Log.Warn("cannot hold an address for a DEL; running it without the address",
 					"plugin", s.Type, "address", c.Address, "err", err)
 			}
-			if err != nil {
-				u.withheld = append(u.withheld, c.Address)
-				continue
-			}
-			ends = append(ends, func() {
-				if err := release(context.WithoutCancel(ctx)); err != nil {
-					u.Log.Warn("cannot give back an address that was held for a DEL",
-						"address", c.Address, "err", err)
-				}
-			})
 		}
 	}
-	return ctx, func() {
-		for _, end := range slices.Backward(ends) {
-			end()
+	return bounded, func() {
+		cancel()
+		u.dropHeld(context.WithoutCancel(ctx), made)
+	}
+}
+
+// dropHeld removes the files with which hold, perhaps in a pass that was killed, held addresses.
+func (u *undoing) dropHeld(ctx context.Context, claims []journal.Claim) {
+	for _, c := range claims {
+		if c.Pool == "" {
+			continue
+		}
+		if err := ipam.DropHeld(ctx, c.Pool, u.owner(), c.Address); err != nil {
+			u.Log.Warn("cannot give back an address that was held for a DEL", "address", c.Address,
+				"err", err)
 		}
 	}
 }
 
-// holds reports whether host-local's file gives a claimed address to the attachment.
-func (u *undoing) holds(c journal.Claim) bool {
-	owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
-	return err == nil && given && owner.Is(u.Entry.ContainerID, u.Entry.IfName)
-}
-
-// withheldFrom returns an address that is withheld from a step because another attachment owns it.
-func (u *undoing) withheldFrom(s *journal.Step) (address netip.Addr, is bool) {
+// withheldFrom returns an address that is withheld from a step because another attachment owns it,
+// or the zero Addr.
+func (u *undoing) withheldFrom(s *journal.Step) (address netip.Addr) {
 	for _, c := range u.Entry.Claims {
 		if c.Receives(s.Index) && slices.Contains(u.withheld, c.Address) {
-			return c.Address, true
+			return c.Address
 		}
 	}
-	return address, false
+	return address
 }
 
 // probeTime is the timeout of one query to a store.
@@ -371,7 +353,7 @@ const probeTime = 2 * time.Second
 func (u *undoing) probe(ctx context.Context, s *journal.Step) (o decide.Outcome) {
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
-	if why := u.stillForwarded(ctx, s); why != "" {
+	if why := u.leftByPortmap(ctx, s); why != "" {
 		return decide.Outcome{Free: tristate.No, Kept: why}
 	}
 	e := u.Entry
@@ -406,30 +388,27 @@ func (u *undoing) pass(ctx context.Context, ignorePause bool) decide.Pass {
 	return decide.Pass{
 		Now: journal.BootNanos(), SameBoot: u.Node.SameBoot(e) == tristate.Yes, Since: e.Since.Boot,
 		GracePeriod: u.Node.GraceOf(e), Asked: u.asked(), IgnorePause: ignorePause,
-		NoNetNS: u.place.Path == "" && isMissing(e.NetNS.Path), NewerLives: u.Newer,
-		ContainerLives: func() bool { return u.anyLives(ctx, u.ofContainer) },
-		PodLives:       func() bool { return u.anyLives(ctx, u.ofPod) },
-		Queued:         func(s *journal.Step) bool { return u.probe(ctx, s).Queued },
+		NoNetNS: u.place.Path == "" && isMissing(e.NetNS.Path),
+		ContainerLives: func() bool {
+			return u.anyLives(ctx, func(o *journal.Entry) bool {
+				return o.Key != e.Key && o.ContainerID == e.ContainerID
+			})
+		},
+		PodLives: func() bool {
+			return u.anyLives(ctx, func(o *journal.Entry) bool {
+				return o.ContainerID != e.ContainerID && o.Pod.Name != "" && o.Pod.Name == e.Pod.Name &&
+					o.Pod.Namespace == e.Pod.Namespace
+			})
+		},
+		Queued: func(s *journal.Step) bool { return u.probe(ctx, s).Queued },
 		Withheld: func(s *journal.Step) bool {
 			if u.withheld == nil {
-				u.withheld = u.addressesOfOthers(ctx, nil)
+				u.withheld = u.addressesOfOthers(ctx)
 			}
-			_, is := u.withheldFrom(s)
-			return is
+			return u.withheldFrom(s).IsValid()
 		},
-		Forwarded: func(s *journal.Step) tristate.Value {
-			return tristate.Of(u.forwarded(ctx, s) != "", nil)
-		},
+		Forwarded: func(s *journal.Step) bool { return u.forwardedBy(ctx, s) != "" },
 	}
-}
-
-func (u *undoing) ofContainer(o *journal.Entry) bool {
-	return o.Key != u.Entry.Key && o.ContainerID == u.Entry.ContainerID
-}
-
-func (u *undoing) ofPod(o *journal.Entry) bool {
-	return o.ContainerID != u.Entry.ContainerID && o.Pod.Name != "" &&
-		o.Pod.Name == u.Entry.Pod.Name && o.Pod.Namespace == u.Entry.Pod.Namespace
 }
 
 // anyLives reports whether another attachment is live or being added. In doubt it does, as one with
@@ -444,29 +423,4 @@ func (u *undoing) anyLives(ctx context.Context, is func(*journal.Entry) bool) bo
 		})
 	})
 	return lives
-}
-
-// addressesHad returns the addresses that the container's interface had, from the best known
-// result, else from the claims.
-func (u *undoing) addressesHad() []netip.Prefix {
-	if r, err := netconf.ParseResult(u.Entry.Result); err == nil && len(r.Prefixes()) > 0 {
-		return r.Prefixes()
-	}
-	var prefixes []netip.Prefix
-	for _, c := range u.Entry.Claims {
-		prefixes = append(prefixes, netip.PrefixFrom(c.Address, c.Address.BitLen()))
-	}
-	return prefixes
-}
-
-// scratch makes a scratch namespace for a DEL, with an interface like the container's, or without
-// one if ifname is "".
-func (u *undoing) scratch(s *journal.Step, ifname string) (path string, remove func()) {
-	path, remove, err := scratchNetNS(ifname, u.addressesHad())
-	if err != nil {
-		u.Log.Warn("cannot create a scratch network namespace; the plugin may leave rules behind",
-			"plugin", s.Type, "err", err)
-		return "", func() {}
-	}
-	return path, remove
 }

@@ -6,24 +6,28 @@ import (
 	"slices"
 	"time"
 
+	"github.com/containernetworking/cni/pkg/types"
+
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/delegate"
+	"cni-unwind/plugin/facts"
 )
 
 // Job is a record with pending DELs.
 type Job struct {
 	Entry *journal.Entry
 	Lock  *journal.Lock // the attachment's; nil without a journal
-	Netns string        // CNI_NETNS as the runtime gave it with this DEL, or ""
-	// Others are the records of other attachments that claim the record's addresses, read with it;
-	// nil makes Run look for them.
+	// Others are the records of other attachments that claim the record's addresses; nil makes Run
+	// look for them.
 	Others []*journal.Entry
-	// Later is how many steps the caller has to run after those of this record.
-	Later int
-	// Newer says that a newer ADD of the attachment lives.
-	Newer bool
+	// Assigned are addresses that a running ADD has just got, for which it undoes this record. None
+	// of its later delegates knows them, so it has nothing yet that a DEL with them could remove.
+	Assigned []netip.Addr
+	Later    int // steps that the caller has to run after those of this record
+	// Superseded says that an ADD of the same attachment follows, which keeps the lock and its file.
+	Superseded bool
 	// Unrecorded says that the journal does not have the ADD: the record was reconstructed. The caller
 	// removes the reservations that are left.
 	Unrecorded bool
@@ -33,8 +37,11 @@ type Job struct {
 type undoing struct {
 	*Worker
 	Job
-	place    place
-	withheld []netip.Addr // claimed addresses that another attachment owns
+	// place is the namespace of the ADD, none if it may not be shown. It stays open until the pass
+	// ends, so that it cannot become another one meanwhile.
+	place    facts.Place
+	gone     bool         // the namespace is proven gone
+	withheld []netip.Addr // claimed addresses that another attachment owns; nil: not looked for
 	unnamed  bool         // the last delegate got no CNI_NETNS
 	ran      int          // delegates
 }
@@ -50,33 +57,37 @@ type undoing struct {
 //  4. Remove the reservations of host-local that the DELs left behind.
 //  5. Save: the caller calls Finish.
 //
-// A step gets the time of ctx, less a reserve for the steps after it. The pass ends when there is
-// no time for the next step. While a step takes longer than half a second, the journal has it as
-// tried, so a pass that is interrupted there makes the next one begin with another step.
+// A step gets the time of ctx, less a reserve for the steps after it. The pass ends when there is no
+// time for the next step.
 func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure, ran int) {
 	ofEntry := *w
 	ofEntry.Log = w.Log.With("attachment", job.Entry.Key.String())
 	u := &undoing{Worker: &ofEntry, Job: job}
 	w.ClaimHeld(u.Entry)
-	u.dropHeld(ctx)
-	u.place = u.find(ctx)
+	u.dropHeld(ctx, u.Entry.Claims)
+	u.place, u.gone = u.find(ctx)
 	defer u.place.Close()
-	u.withheld = u.addressesOfOthers(ctx, job.Others)
+	u.withheld = u.addressesOfOthers(ctx)
 	u.Entry.Begun = true
+	deadline, bounded := ctx.Deadline()
+	if !bounded {
+		deadline = time.Now().Add(u.Budgets.Undo)
+	}
 	order := decide.Order(u.Entry.Steps)
 	for n, index := range order {
-		s := u.step(index)
-		left := u.timeLeft(ctx)
+		at := func(s journal.Step) bool { return s.Index == index }
+		s := &u.Entry.Steps[slices.IndexFunc(u.Entry.Steps, at)]
+		left := time.Until(deadline)
 		if left < u.Budgets.Step {
-			return append(failures, notAttempted(s, "out of time")), u.ran
+			return append(failures, &delegate.Failure{Plugin: s.Type, Command: "DEL", Unstarted: true,
+				Code: types.ErrTryAgainLater, Msg: "not attempted: out of time"}), u.ran
 		}
 		limit := decide.Share(s, left, len(order)-n+job.Later, u.Budgets.Reserve, u.Budgets.Step)
 		stepCtx, cancel := context.WithTimeout(ctx, limit)
 		done, f := u.try(stepCtx, s)
 		cancel()
 		if done {
-			u.Entry.Steps = slices.DeleteFunc(u.Entry.Steps,
-				func(s journal.Step) bool { return s.Index == index })
+			u.Entry.Steps = slices.DeleteFunc(u.Entry.Steps, at)
 		}
 		if f != nil {
 			failures = append(failures, f)
@@ -92,19 +103,6 @@ func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure
 	return failures, u.ran
 }
 
-func (u *undoing) timeLeft(ctx context.Context) time.Duration {
-	if deadline, bounded := ctx.Deadline(); bounded {
-		return time.Until(deadline)
-	}
-	return u.Budgets.Undo
-}
-
-// step returns the step of the delegate at an index of the chain.
-func (u *undoing) step(index int) *journal.Step {
-	return &u.Entry.Steps[slices.IndexFunc(u.Entry.Steps,
-		func(s journal.Step) bool { return s.Index == index })]
-}
-
 // asked reports whether the pass is for the attachment of the verb itself.
 func (u *undoing) asked() bool { return u.Entry.Key == u.Verb.Key }
 
@@ -114,14 +112,13 @@ func (u *undoing) asked() bool { return u.Entry.Key == u.Verb.Key }
 // its IPAM plugin. An address that another ADD of the attachment claims stays, and so does one to
 // which a host port forwards.
 func (u *undoing) releaseHeld(ctx context.Context) {
-	owner := u.owner()
 	for _, c := range u.Entry.Claims {
-		undone := u.Entry.Freed(c)
-		if c.Pool == "" || !undone && !u.place.gone || !u.holds(c) || u.claimedAgain(ctx, c) ||
-			u.heldBack(ctx, c) != "" {
+		this := func(o journal.Claim) bool { return o == c }
+		if c.Pool == "" || !u.Entry.Freed(c) && !u.gone || !u.holds(c) ||
+			u.claimedAgain(ctx, c) || u.forwarded(ctx, u.mayHaveRule(), this) != "" {
 			continue
 		}
-		released, err := ipam.Release(ctx, c.Pool, owner, c.Address)
+		released, err := ipam.Release(ctx, c.Pool, u.owner(), c.Address)
 		if err != nil {
 			u.Log.Warn("cannot release an address that its DEL left behind", "address", c.Address,
 				"err", err)
@@ -136,17 +133,10 @@ func (u *undoing) owner() ipam.Owner {
 	return ipam.Owner{ContainerID: u.Entry.ContainerID, IfName: u.Entry.IfName}
 }
 
-// dropHeld removes the files with which a pass that was killed held addresses.
-func (u *undoing) dropHeld(ctx context.Context) {
-	for _, c := range u.Entry.Claims {
-		if c.Pool == "" {
-			continue
-		}
-		if err := ipam.DropHeld(ctx, c.Pool, u.owner(), c.Address); err != nil {
-			u.Log.Warn("cannot give back an address that was held for a DEL", "address", c.Address,
-				"err", err)
-		}
-	}
+// holds reports whether host-local's file gives a claimed address to the attachment.
+func (u *undoing) holds(c journal.Claim) bool {
+	owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
+	return err == nil && given && owner.Is(u.Entry.ContainerID, u.Entry.IfName)
 }
 
 // claimedAgain reports whether another ADD of the attachment got the same address.
@@ -185,11 +175,11 @@ func (w *Worker) ClaimHeld(e *journal.Entry) (found bool) {
 	return found
 }
 
-// Ready reports whether a record has a step whose DEL is due. others are further records of the
-// attachment.
+// Ready reports whether a record has a step whose DEL is due.
 func (w *Worker) Ready(ctx context.Context, e *journal.Entry, ignorePause bool) bool {
-	u := &undoing{Worker: w, Job: Job{Entry: e, Newer: w.newerLives(ctx, e)}}
+	u := &undoing{Worker: w, Job: Job{Entry: e}}
 	p := u.pass(ctx, ignorePause)
+	p.NewerLives = w.newerLives(ctx, e)
 	return slices.ContainsFunc(e.Steps,
 		func(s journal.Step) bool { return decide.Due(&s, p) == journal.Wait{} })
 }

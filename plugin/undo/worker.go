@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net/netip"
 	"runtime/debug"
 
 	"cni-unwind/ipam"
@@ -37,18 +36,18 @@ type Worker struct {
 // Verb describes the verb that a pass belongs to. Key is zero for a verb without an attachment, and
 // for an operator's sweep.
 type Verb struct {
-	Key journal.Key
-	// EndsADD is set for the runtime's DEL: it ends an ADD of its attachment that still runs.
-	EndsADD bool
-	Netns   string // CNI_NETNS
-	Path    string // CNI_PATH
-	Conf    *netconf.Conf
+	Key   journal.Key
+	DEL   bool   // the runtime's DEL; it ends an ADD of its attachment that still runs
+	Netns string // CNI_NETNS
+	Path  string // CNI_PATH
+	Conf  *netconf.Conf
 	// Chain returns the verb's chain. It reads a chainFile once, at the first call: the read may hang,
 	// so a verb that does not need the chain never calls it.
 	Chain func() (*netconf.Chain, error)
-	// JustAssigned are addresses of a running ADD that none of its later delegates knows yet.
-	JustAssigned []netip.Addr
 }
+
+// asksFor reports whether the verb is the runtime's DEL of an attachment.
+func (w *Worker) asksFor(e *journal.Entry) bool { return w.Verb.DEL && e.Key == w.Verb.Key }
 
 // Fork returns a worker for another goroutine, with its own delegates and pending events.
 func (w *Worker) Fork() *Worker {

@@ -14,7 +14,6 @@ import (
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/sweep"
-	"cni-unwind/plugin/tristate"
 )
 
 // summary says what an attachment has, why it is kept, and how to release it. all is the journal.
@@ -91,7 +90,7 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 		PodLives:       func() bool { return anyLives(all, a, samePod) },
 		Queued:         func(s *journal.Step) bool { return known.Of(s.Type).Queues },
 		Withheld:       func(*journal.Step) bool { return true },
-		Forwarded:      func(*journal.Step) tristate.Value { return tristate.Yes }}
+		Forwarded:      func(*journal.Step) bool { return true }}
 	for _, s := range a.Steps {
 		wait := decide.Due(&s.of, by)
 		in := term.Roughly(decide.Left(wait, by))
