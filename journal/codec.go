@@ -76,21 +76,21 @@ func decodeKey(b []byte) (k Key, number uint64, err error) {
 	return Key{network, containerID, ifName}, binary.BigEndian.Uint64(b[n+1:]), nil
 }
 
-func podKey(p Pod) []byte { return []byte("pod\x00" + p.Namespace + "\x00" + p.Name + "\x00") }
+func podKey(p Pod) string { return "pod\x00" + p.Namespace + "\x00" + p.Name + "\x00" }
 
-func addressKey(a netip.Addr) []byte { return []byte("address\x00" + a.Unmap().String() + "\x00") }
+func addressKey(a netip.Addr) string { return "address\x00" + a.Unmap().String() + "\x00" }
 
 // indexKeys returns the keys of an entry in the index.
-func indexKeys(e *Entry) (keys [][]byte) {
+func indexKeys(e *Entry) (keys []string) {
 	if e == nil || e.State == Undone {
 		return nil
 	}
-	key := recordKey(e.Key, e.Number)
+	key := string(recordKey(e.Key, e.Number))
 	if e.Pod.Name != "" {
-		keys = append(keys, append(podKey(e.Pod), key...))
+		keys = append(keys, podKey(e.Pod)+key)
 	}
 	for _, a := range e.Addresses() {
-		keys = append(keys, append(addressKey(a), key...))
+		keys = append(keys, addressKey(a)+key)
 	}
 	return keys
 }
@@ -115,24 +115,23 @@ func (e *DamagedError) Unwrap() error { return e.Err }
 //
 // Neither JSON nor a path has a zero byte.
 func encodeEntry(e *Entry) ([]byte, error) {
-	outline, err := encodeOutline(e)
-	if err != nil {
+	if err := checkTexts(e); err != nil {
 		return nil, err
 	}
 	data, err := json.Marshal(e)
-	return append(outline, data...), err
+	return append(fmt.Appendf(nil, "%s\x00%s\x00%d\x00%d\x00%s\x00", e.State, e.Host.BootID,
+		e.NetNS.Dev, e.NetNS.Ino, e.NetNS.Path), data...), err
 }
 
-func encodeOutline(e *Entry) ([]byte, error) {
+// checkTexts rejects an entry that cannot be encoded, so that it would be read back as another.
+func checkTexts(e *Entry) error {
 	if key := string(encodeKey(e.Key)); !utf8.ValidString(key) {
-		return nil, fmt.Errorf("%q is not valid UTF-8", key)
+		return fmt.Errorf("%q is not valid UTF-8", key)
 	}
-	texts := []string{string(e.State), e.Host.BootID, e.NetNS.Path}
-	if strings.ContainsRune(strings.Join(texts, ""), 0) {
-		return nil, fmt.Errorf("%q contains a zero byte", texts)
+	if text := string(e.State) + e.Host.BootID + e.NetNS.Path; strings.ContainsRune(text, 0) {
+		return fmt.Errorf("%q contains a zero byte", text)
 	}
-	return fmt.Appendf(nil, "%s\x00%s\x00%d\x00%d\x00%s\x00", e.State, e.Host.BootID, e.NetNS.Dev,
-		e.NetNS.Ino, e.NetNS.Path), nil
+	return nil
 }
 
 func decodeEntry(key, value []byte) (*Entry, error) {
@@ -147,7 +146,7 @@ func decodeEntry(key, value []byte) (*Entry, error) {
 	if e.Key != k || e.Number != number {
 		return nil, &DamagedError{k, fmt.Errorf("its value is of %s, number %d", e.Key, e.Number)}
 	}
-	if _, err := encodeOutline(e); err != nil {
+	if err := checkTexts(e); err != nil {
 		return nil, &DamagedError{k, err}
 	}
 	return e, nil
@@ -157,25 +156,17 @@ func decodeOutline(key, value []byte) (o Outline, err error) {
 	if o.Key, o.Number, err = decodeKey(key); err != nil {
 		return o, err
 	}
-	length := 0
-	for range 5 {
-		length += bytes.IndexByte(value[length:], 0) + 1
-	}
-	var parts [5]string
-	text, whole := string(value[:length]), false
-	for i := range parts {
-		parts[i], text, whole = strings.Cut(text, "\x00")
-	}
-	if !whole {
+	parts := bytes.SplitN(value, []byte{0}, 6)
+	if len(parts) < 6 {
 		return o, &DamagedError{o.Key, errors.New("no outline")}
 	}
-	o.State, o.BootID, o.NetNS.Path = State(parts[0]), parts[1], parts[4]
-	var devErr, inoErr error
-	o.NetNS.Dev, devErr = strconv.ParseUint(parts[2], 10, 64)
-	o.NetNS.Ino, inoErr = strconv.ParseUint(parts[3], 10, 64)
+	dev, devErr := strconv.ParseUint(string(parts[2]), 10, 64)
+	ino, inoErr := strconv.ParseUint(string(parts[3]), 10, 64)
 	if err := cmp.Or(devErr, inoErr); err != nil {
 		return o, &DamagedError{o.Key, err}
 	}
+	o.State, o.BootID = State(parts[0]), string(parts[1])
+	o.NetNS = NetNS{Path: string(parts[4]), Dev: dev, Ino: ino}
 	return o, nil
 }
 

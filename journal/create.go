@@ -76,7 +76,7 @@ func (s *Store) syncFolders() error {
 
 // fill writes an empty journal to a new file.
 func fill(path string) error {
-	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: time.Second, NoStatistics: true})
+	db, err := bolt.Open(path, 0o600, &bolt.Options{PageSize: pageSize, NoStatistics: true})
 	if err != nil {
 		return err
 	}

@@ -65,7 +65,7 @@ type variant struct {
 // damages returns the ways in which one kind of damage can hit the pages that a journal uses.
 func damages(kind string, data []byte, seed uint64, flips int) (all []variant) {
 	m, _ := newestMeta(data)
-	page, end := int(m.size), int(m.size*m.pages)
+	page, end := pageSize, int(m.pages*pageSize)
 	random := rand.New(rand.NewPCG(seed, 0))
 	add := func(data []byte, format string, args ...any) {
 		all = append(all, variant{fmt.Sprintf(format, args...), data})
@@ -256,7 +256,7 @@ func TestDamagedFile(t *testing.T) {
 		{"a newer bbolt's", func(t *testing.T, s *Store) {
 			data, err := os.ReadFile(s.Path())
 			check(t, err)
-			for _, page := range []int{0, os.Getpagesize()} {
+			for _, page := range []int{0, pageSize} {
 				data[page+20]++ // after the page's header of 16 bytes and a magic number of 4
 			}
 			check(t, os.WriteFile(s.Path(), data, 0o600))

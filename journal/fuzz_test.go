@@ -81,9 +81,9 @@ func FuzzRecords(f *testing.F) {
 	f.Add(uint8(1), key, []byte("live\x00b\x00x\x00-1\x00/n\x00{}"))
 	f.Add(uint8(1), []byte("\x00\x00\x00\x00"), []byte{})
 	f.Add(uint8(1), []byte("\xb6\x00podnet\x00"), []byte("{}"))
-	f.Add(uint8(2), slices.Concat(podKey(beside.Pod), key), []byte{})
-	f.Add(uint8(2), slices.Concat(addressKey(netip.MustParseAddr("10.0.0.2")), key), []byte("x"))
-	f.Add(uint8(2), addressKey(netip.MustParseAddr("10.0.0.2")), []byte{})
+	f.Add(uint8(2), slices.Concat([]byte(podKey(beside.Pod)), key), []byte{})
+	f.Add(uint8(2), slices.Concat([]byte(addressKey(netip.MustParseAddr("10.0.0.2"))), key), []byte("x"))
+	f.Add(uint8(2), []byte(addressKey(netip.MustParseAddr("10.0.0.2"))), []byte{})
 	f.Add(uint8(2), []byte("x"), []byte("\x00"))
 	f.Fuzz(func(t *testing.T, bucket uint8, key, value []byte) {
 		name := buckets[int(bucket)%len(buckets)]

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"math"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -55,10 +54,9 @@ const (
 )
 
 // Record appends events to the history, in one write that is not synced. A power loss or a full
-// disk can lose events, but no decision depends on them. An interrupted write leaves part of a
-// line, so every write begins on a new line.
+// disk can lose events, but no decision depends on them.
 func (s *Store) Record(events ...Event) error {
-	lines := []byte{'\n'} // left out unless the last write was cut off
+	var lines []byte
 	for _, e := range events {
 		if e.At == (Time{}) {
 			e.At = Now()
@@ -73,18 +71,11 @@ func (s *Store) Record(events ...Event) error {
 		return err
 	}
 	path := filepath.Join(s.Dir, historyName)
-	f, err := openFile(path, os.O_RDWR|os.O_CREATE|os.O_APPEND)
+	f, err := openFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND)
 	if err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
 	defer f.Close()
-	last := []byte{'\n'}
-	if size, err := f.Seek(0, io.SeekEnd); err == nil {
-		_, _ = f.ReadAt(last, size-1) // fails in an empty file
-	}
-	if last[0] == '\n' {
-		lines = lines[1:]
-	}
 	if _, err := f.Write(lines); err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
@@ -98,73 +89,58 @@ func (s *Store) Record(events ...Event) error {
 }
 
 // History returns the events that the history still has, the oldest first.
-func (s *Store) History() ([]Event, error) {
-	t := &Tail{Store: s}
-	defer func() { _ = t.file.Close() }()
-	return t.Next()
-}
+func (s *Store) History() ([]Event, error) { return (&Tail{Store: s}).Next() }
 
 // Tail reads the history, and follows it as it grows.
 type Tail struct {
 	Store *Store
-	file  *os.File // nil before the first event
-	read  int64    // bytes of the file
+	last  []byte // the last line that Next has read
 }
 
 // Next returns the events since the last call, the oldest first; the first call returns the whole
 // history. It skips lines that cannot be read.
 func (t *Tail) Next() (events []Event, err error) {
-	path := filepath.Join(t.Store.Dir, historyName)
-	next := []string{path}
-	if t.file == nil {
-		next = []string{path + ".1", path}
-	}
-	events, err = t.rest()
-	for _, path := range next {
-		if err != nil || t.file != nil && samePath(path, t.file) {
-			break
-		}
-		var more []Event
-		if err = t.open(path); err == nil {
-			more, err = t.rest()
-		}
-		events = append(events, more...)
-	}
-	return events, err
-}
-
-// open continues with another file, if that file exists.
-func (t *Tail) open(path string) error {
-	f, err := openFile(path, os.O_RDONLY)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("journal: %w", err)
-	}
-	_ = t.file.Close()
-	t.file, t.read = f, 0
-	return nil
-}
-
-// rest returns the events in the complete lines of the file that have not been read yet.
-func (t *Tail) rest() (events []Event, err error) {
-	if t.file == nil {
-		return nil, nil
-	}
-	data, err := io.ReadAll(io.NewSectionReader(t.file, t.read, math.MaxInt64-t.read))
+	data, err := t.Store.readHistory()
 	if err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
 	data = data[:bytes.LastIndexByte(data, '\n')+1]
-	t.read += int64(len(data))
+	if at := bytes.LastIndex(data, t.last); t.last != nil && at >= 0 {
+		data = data[at+len(t.last):]
+	}
 	for line := range bytes.Lines(data) {
 		var e Event
 		if json.Unmarshal(line, &e) == nil {
-			events = append(events, e)
+			events, t.last = append(events, e), line
 		}
 	}
 	return events, nil
+}
+
+// readHistory returns the content of both files. It opens the newer one first: if that is renamed
+// meanwhile, both are the same file.
+func (s *Store) readHistory() (data []byte, err error) {
+	path := filepath.Join(s.Dir, historyName)
+	var newer *os.File
+	for _, path := range []string{path, path + ".1"} {
+		f, err := openFile(path, os.O_RDONLY)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		if newer != nil && samePath(path, newer) {
+			break
+		}
+		content, err := io.ReadAll(f)
+		if err != nil {
+			return nil, err
+		}
+		data, newer = append(content, data...), f
+	}
+	return data, nil
 }
 
 // NoteSweep records that a sweep of all networks has just ended, as the modification time of a

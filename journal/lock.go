@@ -23,11 +23,8 @@ var ErrBusy = errors.New("busy")
 //	held    by a descriptor that delegates inherit, so it stays locked while one of them lives
 //	owned   by a descriptor that no child inherits, so it stays locked while this process lives
 //
-// Both locks belong to an open file, not to a process, so they also exclude the workers of one
-// process from each other. They can be inspected (F_OFD_GETLK) without being taken. The file
-// contains the owner's process ID.
-//
-// The methods of a nil Lock do nothing.
+// Both belong to an open file, not to a process, so they also exclude the workers of one process
+// from each other. The file contains the owner's process ID. The methods of a nil Lock do nothing.
 type Lock struct {
 	path string
 	held *os.File
@@ -38,6 +35,8 @@ type Lock struct {
 const (
 	heldByte = iota
 	ownedByte
+
+	pidSize = 10 // bytes
 )
 
 // TryAcquire takes the lock of an attachment if it is free, and otherwise returns ErrBusy
@@ -51,12 +50,10 @@ func (s *Store) TryAcquire(k Key) (*Lock, error) {
 }
 
 // TakeOver takes the lock of an attachment whose owner is dead from the processes that inherited
-// it. It calls end to end them, and owns the lock meanwhile, so that nobody else takes it. end
-// reports whether only daemons are left, which may keep the descriptor. They would hold the lock
-// as long as they live, so TakeOver then replaces the lock file with a new one that it has already
-// locked. A process that still has the old file open notices that the path has another file. A
-// crash leaves the old or the new file at the path, and possibly the new one next to it, which
-// RemoveStrayLocks removes.
+// it. It calls end to end them, and owns the lock meanwhile. end reports whether only daemons are
+// left. They would hold the lock as long as they live, so TakeOver then replaces the lock file with
+// a new one that it has already locked. A crash leaves the old or the new file at the path, and
+// possibly the new one next to it, which RemoveStrayLocks removes.
 func (s *Store) TakeOver(k Key, end func() (onlyDaemons bool)) (*Lock, error) {
 	l, err := take(s.LockPath(k), true, true)
 	if err != nil {
@@ -93,7 +90,12 @@ func (l *Lock) replace() error {
 // owns it.
 func take(path string, create, over bool) (*Lock, error) {
 	for {
-		l, err := open(path, create)
+		l := &Lock{path: path}
+		var err error
+		l.held, err = openFile(path, os.O_RDWR)
+		if l.made = create && errors.Is(err, fs.ErrNotExist); l.made {
+			l.held, err = openFile(path, os.O_RDWR|os.O_CREATE)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -115,17 +117,6 @@ func take(path string, create, over bool) (*Lock, error) {
 			return nil, err
 		}
 	}
-}
-
-const pidSize = 10
-
-func open(path string, create bool) (l *Lock, err error) {
-	l = &Lock{path: path}
-	l.held, err = openFile(path, os.O_RDWR)
-	if l.made = create && errors.Is(err, fs.ErrNotExist); l.made {
-		l.held, err = openFile(path, os.O_RDWR|os.O_CREATE)
-	}
-	return l, err
 }
 
 // setLock locks a byte of a file, or returns ErrBusy.
@@ -208,10 +199,9 @@ func (l *Lock) File() *os.File {
 	return l.held
 }
 
-// Remove removes the lock file. Only the holder may call it: when the attachment is gone, or
-// before it prints success although the journal still says Adding (an Adding entry without a lock
-// file does not count as dead). If another file is at the path, for example because the directory
-// was removed and created again, that file stays.
+// Remove removes the lock file, unless another file is at the path. Only the holder may call it:
+// when the attachment is gone, or before it prints success although the journal still says Adding
+// (an Adding entry without a lock file does not count as dead).
 func (l *Lock) Remove() error {
 	if l == nil || !l.inPlace() {
 		return nil
@@ -239,8 +229,7 @@ func (l *Lock) close() {
 
 // RemoveStrayLocks removes lock files of attachments that have no entry. A process leaves such a
 // file if it is killed after it deleted an entry and before it called Remove. The caller holds no
-// lock. A file whose lock is held stays, because it belongs to an ADD or DEL that is starting. A
-// process that is waiting for a removed file notices that, and starts again.
+// lock. A file whose lock is held stays, because it belongs to an ADD or DEL that is starting.
 func (s *Store) RemoveStrayLocks(ctx context.Context) error {
 	files, err := os.ReadDir(filepath.Join(s.Dir, locksName))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -123,7 +123,12 @@ func (s *Store) transact(
 	defer debug.SetPanicOnFault(false)
 	defer func() {
 		if r := recover(); r != nil {
-			err = s.panicked(r, file)
+			_, cause := verify(s.Path())
+			err = errors.Join(fmt.Errorf("journal: %s: panic: %v", s.Path(), r), cause)
+			// The state of bbolt's own locks is unknown, so its memory stays mapped. The mapping
+			// would keep the flock.
+			_ = syscall.Flock(int(file.Fd()), syscall.LOCK_UN)
+			_ = file.Close()
 		}
 	}()
 	if write {
@@ -156,22 +161,6 @@ func (s *Store) transact(
 	return errors.Join(err, db.Close())
 }
 
-// panicked turns a panic into an error, which is ErrDamaged only if the file is damaged, and
-// abandons the file. The state of bbolt's own locks is unknown, so its memory stays mapped. The
-// mapping would keep the flock, so panicked unlocks it explicitly.
-func (s *Store) panicked(r any, file *os.File) error {
-	err := fmt.Errorf("journal: %s: panic: %v", s.Path(), r)
-	if file == nil {
-		return err
-	}
-	if _, cause := verify(file); cause != nil {
-		err = fmt.Errorf("%w: %w", cause, err)
-	}
-	_ = syscall.Flock(int(file.Fd()), syscall.LOCK_UN)
-	_ = file.Close()
-	return err
-}
-
 // open opens and locks the journal file. It fails if the file was replaced at its path, or is
 // incomplete.
 func (s *Store) open(ctx context.Context, queue *os.File, write bool) (f *os.File, err error) {
@@ -191,7 +180,7 @@ func (s *Store) open(ctx context.Context, queue *os.File, write bool) (f *os.Fil
 	case info.Size() == 0: // bbolt would begin a new journal in it
 		err = fmt.Errorf("%w: empty file", ErrDamaged)
 	default:
-		err = s.trust(f, queue, write)
+		err = s.trust(queue, write)
 	}
 	if err != nil {
 		_ = f.Close()
@@ -200,14 +189,13 @@ func (s *Store) open(ctx context.Context, queue *os.File, write bool) (f *os.Fil
 }
 
 // trust verifies the journal file, unless the last commit succeeded in this boot. If that commit
-// may have failed in this boot, a writer replaces the file with a copy, because a sync of the copy
-// writes every page to the disk, and starts again with the copy.
-func (s *Store) trust(f, queue *os.File, write bool) error {
+// did not succeed in this boot, a writer replaces the file by a copy, see setCommit.
+func (s *Store) trust(queue *os.File, write bool) error {
 	state, earlier := s.lastCommit(queue)
 	if state == succeeded && !earlier {
 		return nil
 	}
-	data, err := verify(f)
+	data, err := verify(s.Path())
 	if err != nil || !write || earlier {
 		return err
 	}
@@ -243,19 +231,13 @@ func (s *Store) inTx(tx *Tx, queue *os.File, fn func(*Tx) error) error {
 // it cannot read as damaged, so blame reads the whole file.
 func (s *Store) blame(err error) error {
 	var errno syscall.Errno
-	switch {
+	switch _, cause := verify(s.Path()); {
 	case errors.As(err, &errno):
 		return fmt.Errorf("journal: %w", err)
 	case errors.Is(err, bolterrors.ErrVersionMismatch):
 		return fmt.Errorf("%w (%w)", ErrNewer, err)
-	}
-	f, openErr := openFile(s.Path(), os.O_RDONLY)
-	if openErr != nil {
-		return fmt.Errorf("journal: %w", openErr)
-	}
-	defer f.Close()
-	if _, err := verify(f); err != nil {
-		return err
+	case cause != nil:
+		return cause
 	}
 	return fmt.Errorf("%w: %w", ErrDamaged, err)
 }

@@ -256,6 +256,8 @@ func (a *actor) act(ctx context.Context, verb, id string) (said string, err erro
 		other := &Store{Dir: a.Dir + ".other"}
 		err = errors.Join(other.Update(ctx, func(tx *Tx) error { return tx.Put(adding(id)) }),
 			os.Rename(a.Path(), a.Path()+".old"), os.Rename(other.Path(), a.Path()))
+	case "touch": // as a writer does
+		err = os.Chtimes(filepath.Join(a.Dir, queueName), time.Time{}, time.Now())
 	case "sleep":
 		time.Sleep(shortWait * 2 / 5)
 	case "view":
@@ -337,6 +339,6 @@ func (a *actor) hold(wreck bool, id string) error {
 			return tx.Put(adding(id))
 		}
 		wreck = false
-		return errors.Join(os.Truncate(a.Path(), int64(3*os.Getpagesize())), look(tx))
+		return errors.Join(os.Truncate(a.Path(), 3*pageSize), look(tx))
 	})
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 
 	bolt "go.etcd.io/bbolt"
@@ -202,33 +201,27 @@ func (tx *Tx) reindex(old, entry *Entry) error {
 	before, after := indexKeys(old), indexKeys(entry)
 	var errs []error
 	for _, k := range before {
-		if !contains(after, k) {
-			errs = append(errs, tx.delete(bucketIndex, k))
+		if !slices.Contains(after, k) {
+			errs = append(errs, tx.delete(bucketIndex, []byte(k)))
 		}
 	}
 	for _, k := range after {
-		if !contains(before, k) {
-			errs = append(errs, tx.put(bucketIndex, k, []byte{}))
+		if !slices.Contains(before, k) {
+			errs = append(errs, tx.put(bucketIndex, []byte(k), []byte{}))
 		}
 	}
 	return errors.Join(errs...)
-}
-
-func contains(keys [][]byte, key []byte) bool {
-	return slices.ContainsFunc(keys, func(k []byte) bool { return bytes.Equal(k, key) })
 }
 
 // ByPod returns the records of a pod, by namespace and name, in all networks, except undone ones.
 func (tx *Tx) ByPod(p Pod) ([]*Entry, error) { return tx.byIndex(podKey(p)) }
 
 // ByAddress returns the records that claim an address, in all networks, except undone ones.
-func (tx *Tx) ByAddress(a netip.Addr) ([]*Entry, error) {
-	return tx.byIndex(addressKey(a))
-}
+func (tx *Tx) ByAddress(a netip.Addr) ([]*Entry, error) { return tx.byIndex(addressKey(a)) }
 
-func (tx *Tx) byIndex(prefix []byte) (entries []*Entry, err error) {
-	err = tx.scan(bucketIndex, prefix, func(k, _ []byte) error {
-		if e := tx.stored(k[len(prefix):]); contains(indexKeys(e), k) {
+func (tx *Tx) byIndex(prefix string) (entries []*Entry, err error) {
+	err = tx.scan(bucketIndex, []byte(prefix), func(k, _ []byte) error {
+		if e := tx.stored(k[len(prefix):]); slices.Contains(indexKeys(e), string(k)) {
 			entries = append(entries, e)
 		}
 		return nil
@@ -239,11 +232,20 @@ func (tx *Tx) byIndex(prefix []byte) (entries []*Entry, err error) {
 // All calls fn for every record except undone ones, in key order. For a damaged record, fn gets a
 // DamagedError.
 func (tx *Tx) All(fn func(*Entry, error) error) error {
+	return tx.eachPending(func(k, v []byte) error { return fn(decodeEntry(k, v)) })
+}
+
+// Outlines calls fn for the outline of every record, as All does, at a fraction of the cost.
+func (tx *Tx) Outlines(fn func(Outline, error) error) error {
+	return tx.eachPending(func(k, v []byte) error { return fn(decodeOutline(k, v)) })
+}
+
+func (tx *Tx) eachPending(fn func(key, value []byte) error) error {
 	return tx.scan(bucketEntries, nil, func(k, v []byte) error {
 		if isUndone(v) {
 			return nil
 		}
-		return fn(decodeEntry(k, v))
+		return fn(k, v)
 	})
 }
 
@@ -253,32 +255,17 @@ func (tx *Tx) Check() error {
 	if tx.btx == nil {
 		return nil
 	}
-	f, err := openFile(tx.btx.DB().Path(), os.O_RDONLY)
-	if err != nil {
-		return fmt.Errorf("journal: %w", err)
-	}
-	defer f.Close()
-	if _, err := verify(f); err != nil { // bbolt's check overflows its stack on such a file
-		return err
+	if _, err := verify(tx.btx.DB().Path()); err != nil {
+		return err // bbolt's check overflows its stack on such a file
 	}
 	var errs []error
 	for err := range tx.btx.Check() {
 		errs = append(errs, err)
 	}
-	err = tx.scan(bucketEntries, nil, func(k, v []byte) error {
+	err := tx.scan(bucketEntries, nil, func(k, v []byte) error {
 		_, err := decodeEntry(k, v)
 		errs = append(errs, err)
 		return nil
 	})
 	return errors.Join(append(errs, err)...)
-}
-
-// Outlines calls fn for the outline of every record, as All does, at a fraction of the cost.
-func (tx *Tx) Outlines(fn func(Outline, error) error) error {
-	return tx.scan(bucketEntries, nil, func(k, v []byte) error {
-		if isUndone(v) {
-			return nil
-		}
-		return fn(decodeOutline(k, v))
-	})
 }

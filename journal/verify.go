@@ -5,27 +5,25 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/fnv"
+	"io"
 	"os"
 )
 
-// verify reads a whole file, checks its structure and returns its content. It returns ErrDamaged
-// for damage, and an error from the kernel unchanged. It checks the same as bbolt's own check, but
-// cannot crash: bbolt's check overflows its stack on pages that do not form a tree, and faults on
-// an invalid page number. If no meta page is valid, verify returns no error, and bbolt reports the
-// damage when it opens the file.
-func verify(f *os.File) (data []byte, err error) {
-	info, err := f.Stat()
+// verify reads a journal file, checks its structure and returns its content. It returns
+// ErrDamaged for damage, and an error from the kernel unchanged. Unlike bbolt's own check, it
+// cannot crash: that one overflows the stack on pages that do not form a tree, and faults on an
+// invalid page number.
+func verify(path string) (data []byte, err error) {
+	f, err := openFile(path, os.O_RDONLY)
 	if err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
-	data = make([]byte, info.Size())
-	if _, err := f.ReadAt(data, 0); err != nil {
+	defer f.Close()
+	if data, err = io.ReadAll(f); err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
-	if m, ok := newestMeta(data); ok {
-		if err := verifyPages(data, m); err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
-		}
+	if err := checkStructure(data); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	return data, nil
 }
@@ -43,6 +41,7 @@ func verify(f *os.File) (data []byte, err error) {
 // An offset is relative to its own element. The value of a bucket is its root page 8, sequence 8;
 // if the root is 0, a leaf page follows inline.
 const (
+	pageSize     = 4096 // on every machine
 	pageHeader   = 16
 	kindBranch   = 0x01
 	kindLeaf     = 0x02
@@ -56,51 +55,47 @@ var (
 	u64 = binary.NativeEndian.Uint64
 )
 
-type meta struct{ size, root, freelist, pages, transaction uint64 }
+type meta struct{ root, freelist, pages, transaction uint64 }
 
-// newestMeta returns the valid meta page with the latest transaction. The second meta page follows
-// the first, at an offset of one page, and only a valid meta page tells the page size.
+// newestMeta returns the valid meta page with the latest transaction.
 func newestMeta(data []byte) (newest meta, ok bool) {
-	newest, ok = metaAt(data, 0)
-	for at := uint64(1024); at <= 1024<<14; at <<= 1 {
-		if m, valid := metaAt(data, at); valid && m.size == at && (!ok || newest.size == at &&
-			newest.transaction < m.transaction) {
+	for page := range 2 {
+		b := data[min(len(data), page*pageSize+pageHeader):]
+		if len(b) < 64 {
+			break
+		}
+		sum := fnv.New64a()
+		_, _ = sum.Write(b[:56])
+		m := meta{root: u64(b[16:]), freelist: u64(b[32:]), pages: u64(b[40:]), transaction: u64(b[48:])}
+		if u32(b) == 0xED0CDAED && u32(b[4:]) == 2 && u32(b[8:]) == pageSize &&
+			u64(b[56:]) == sum.Sum64() && (!ok || m.transaction > newest.transaction) {
 			newest, ok = m, true
 		}
 	}
 	return newest, ok
 }
 
-func metaAt(data []byte, at uint64) (m meta, ok bool) {
-	if at+pageHeader+64 > uint64(len(data)) {
-		return m, false
-	}
-	b := data[at+pageHeader:]
-	sum := fnv.New64a()
-	_, _ = sum.Write(b[:56])
-	m = meta{size: uint64(u32(b[8:])), root: u64(b[16:]), freelist: u64(b[32:]), pages: u64(b[40:]),
-		transaction: u64(b[48:])}
-	return m, u32(b) == 0xED0CDAED && u32(b[4:]) == 2 && u64(b[56:]) == sum.Sum64() && m.size >= 1024
-}
-
 // pages is a walk through a file.
 type pages struct {
 	data []byte
-	size uint64 // of a page
 	used []bool // by page number
 }
 
-// verifyPages checks that no page is used twice, that keys ascend, that each key of a branch is
-// the first key of its child page (bbolt relies on that when it writes), and that no free page is
-// in use.
-func verifyPages(data []byte, m meta) error {
-	if m.pages < 2 || m.pages > uint64(len(data))/m.size {
-		return fmt.Errorf("the file has %d bytes; %d pages of %d bytes expected", len(data), m.pages,
-			m.size)
+// checkStructure checks, as of the newest transaction, that no page is used twice, that keys
+// ascend, that each key of a branch is the first key of its child page (bbolt relies on that when
+// it writes), and that no free page is in use. If no meta page is valid, it leaves it to bbolt to
+// say why.
+func checkStructure(data []byte) error {
+	m, ok := newestMeta(data)
+	if !ok {
+		return nil
 	}
-	p := &pages{data: data, size: m.size, used: make([]bool, m.pages)}
+	if m.pages < 2 || m.pages > uint64(len(data))/pageSize {
+		return fmt.Errorf("the file has %d bytes; %d pages expected", len(data), m.pages)
+	}
+	p := &pages{data: data, used: make([]bool, m.pages)}
 	p.used[0], p.used[1] = true, true
-	if err := p.walk(m.root, nil, new([]byte)); err != nil || m.freelist == 1<<64-1 { // none
+	if err := p.walk(m.root, nil, new([]byte)); err != nil {
 		return err
 	}
 	return p.free(m.freelist)
@@ -126,7 +121,7 @@ func (p *pages) take(id uint64) ([]byte, error) {
 	if err := p.use(id, 1); err != nil {
 		return nil, err
 	}
-	page := p.data[id*p.size:]
+	page := p.data[id*pageSize:]
 	overflow := uint64(u32(page[12:]))
 	if u64(page) != id {
 		return nil, fmt.Errorf("page %d: header of page %d", id, u64(page))
@@ -134,7 +129,7 @@ func (p *pages) take(id uint64) ([]byte, error) {
 	if err := p.use(id+1, overflow); err != nil {
 		return nil, fmt.Errorf("page %d: %w", id, err)
 	}
-	return page[:(1+overflow)*p.size], nil
+	return page[:(1+overflow)*pageSize], nil
 }
 
 // walk checks a page of a bucket and the pages below it: that the first key equals first, unless
@@ -199,7 +194,7 @@ func (p *pages) bucket(value []byte) error {
 	return fmt.Errorf("invalid bucket of %d bytes", len(value))
 }
 
-// free checks the freelist against the pages that the walk did not use.
+// free checks that the freelist has only pages that the walk did not use.
 func (p *pages) free(id uint64) error {
 	page, err := p.take(id)
 	if err != nil {

@@ -14,7 +14,6 @@ var native = binary.NativeEndian
 // bboltFile is a journal's file, with the positions that a test damages.
 type bboltFile struct {
 	data           []byte
-	size           uint64 // of a page
 	branch         uint64 // the root page of a bucket
 	freelist       uint64
 	branchElements []element
@@ -31,7 +30,7 @@ func newFile(t testing.TB) *bboltFile {
 	if !ok {
 		t.Fatal("no meta page is valid")
 	}
-	f := &bboltFile{data: data, size: m.size, freelist: m.freelist}
+	f := &bboltFile{data: data, freelist: m.freelist}
 	for _, e := range f.elements(t, m.root) {
 		if bytes.Equal(e.key, bucketIndex) {
 			f.branch = native.Uint64(e.value)
@@ -42,7 +41,7 @@ func newFile(t testing.TB) *bboltFile {
 	return f
 }
 
-func (f *bboltFile) page(id uint64) []byte { return f.data[id*f.size:][:f.size] }
+func (f *bboltFile) page(id uint64) []byte { return f.data[id*pageSize:][:pageSize] }
 
 func (f *bboltFile) elements(t testing.TB, id uint64) []element {
 	t.Helper()
@@ -129,13 +128,13 @@ func TestVerify(t *testing.T) {
 		{"a free page that is out of the file", func(f *bboltFile) {
 			native.PutUint64(f.page(f.freelist)[pageHeader:], math.MaxUint64)
 		}, "page 18446744073709551615"},
-		{"cut", func(f *bboltFile) { f.data = f.data[:3*f.size] }, "the file has 12288 bytes"},
+		{"cut", func(f *bboltFile) { f.data = f.data[:3*pageSize] }, "the file has 12288 bytes"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := newFile(t)
-			check(t, structureOf(f.data))
+			check(t, checkStructure(f.data))
 			tt.damage(f)
-			if err := structureOf(f.data); err == nil || !strings.Contains(err.Error(), tt.want) {
+			if err := checkStructure(f.data); err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v, want %q in it", err, tt.want)
 			}
 			check(t, suffer(newStore(t).Dir, f.data))
@@ -164,15 +163,6 @@ func FuzzVerify(f *testing.F) {
 	f.Fuzz(func(t *testing.T, at uint32, with []byte) {
 		damaged := bytes.Clone(data)
 		copy(damaged[int(at)%len(damaged):], with)
-		_ = structureOf(damaged)
+		_ = checkStructure(damaged)
 	})
-}
-
-// structureOf returns what is wrong with the structure as of the newest transaction.
-func structureOf(data []byte) error {
-	m, ok := newestMeta(data)
-	if !ok {
-		return nil
-	}
-	return verifyPages(data, m)
 }
