@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"sync"
@@ -17,14 +16,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxWait limits a wait for the queue. A caller gives up if it has waited for maxWait and nobody
-// has written for maxWait, and in any case after three times maxWait. On a disk with 45 ms per
-// sync, that is enough for 250 pods that end at the same time, with one transaction each.
+// maxWait limits a wait for the queue. A caller gives up if nobody has written for maxWait. It
+// checks this every maxWait, and waits at most three times maxWait, or until its context ends. On
+// a disk with 45 ms per sync, that is enough for 250 pods that end at the same time, with one
+// transaction each.
 const maxWait = 10 * time.Second
-
-// poll is the mean time between two tries to take a lock. It is random, so that no waiter always
-// comes second.
-const poll = 2 * time.Millisecond
 
 // queue takes the queue of the journal: the flock of the queue file. A reader changes nothing on
 // the disk: if the queue file does not exist, queue returns nil, and the reader goes on without
@@ -106,25 +102,50 @@ func openFile(path string, flag int) (*os.File, error) {
 	return f, nil
 }
 
-// flock takes the lock of an open file, LOCK_SH or LOCK_EX. It polls, because nothing can cancel a
-// blocking flock: its thread would stay until it has the lock. It returns ErrBusy if ctx ends, or
-// if nobody has written to the queue file for maxWait.
+// waiters limits the threads of this process that wait for an flock. Such a thread waits until it
+// gets the lock, even if its caller has given up.
+var waiters = make(chan struct{}, 64)
+
+// flock takes the lock of an open file, LOCK_SH or LOCK_EX. The kernel grants the lock in the
+// order of the requests. flock returns ErrBusy if ctx ends, or if nobody has written to the queue
+// file for maxWait. Then the caller closes the file, which releases the lock if the kernel grants
+// it later.
 func (s *Store) flock(ctx context.Context, f *os.File, how int) error {
-	for still, start := cmp.Or(s.wait, maxWait), time.Now(); ; {
-		err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
-		if !errors.Is(err, unix.EWOULDBLOCK) {
-			return err
+	err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
+	if !errors.Is(err, unix.EWOULDBLOCK) {
+		return err
+	}
+	select {
+	case waiters <- struct{}{}:
+	case <-ctx.Done():
+		return ErrBusy
+	}
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0) // stays open until it has the lock
+	if err != nil {
+		<-waiters
+		return err
+	}
+	taken := make(chan error, 1)
+	go func() {
+		err := unix.Flock(fd, how)
+		for errors.Is(err, unix.EINTR) {
+			err = unix.Flock(fd, how)
 		}
-		if time.Since(start) >= still {
+		_ = unix.Close(fd)
+		taken <- err
+		<-waiters
+	}()
+	for still := cmp.Or(s.wait, maxWait); ; {
+		select {
+		case err := <-taken:
+			return err
+		case <-ctx.Done():
+			return ErrBusy
+		case <-time.After(still):
 			queue, err := os.Stat(filepath.Join(s.Dir, queueName))
 			if err != nil || time.Since(queue.ModTime()) >= still {
 				return ErrBusy
 			}
-		}
-		select {
-		case <-ctx.Done():
-			return ErrBusy
-		case <-time.After(poll/2 + rand.N(poll)):
 		}
 	}
 }

@@ -1,6 +1,10 @@
 package journal
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -47,17 +51,64 @@ func TestStillQueue(t *testing.T) {
 			we put c 300ms = busy; we view 300ms = busy; we put c = busy
 			p cont; p go = ok; we put c = ok; we list = a b c`},
 		{"moving", `
-			we put a = ok; p hold b = in; we put c -> journal.lock; other view -> journal.lock
-			w sleep = ok; w touch = ok; w sleep = ok; w touch = ok; w sleep = ok; w touch = ok; w sleep = ok
-			p go = ok; other = in; other go = ok; we = ok; we list = a b c`},
+			we put a = ok; p hold b1 = in; q hold b2 -> journal.lock; r hold b3 -> journal.lock
+			we put c -> journal.lock; other view -> journal.lock
+			w sleep = ok; p go = ok; q = in
+			w sleep = ok; q go = ok; r = in
+			w sleep = ok; r go = ok
+			we = ok; other = in; other go = ok`},
 	})
 }
 
-// waiting waits until a process waits for an flock on a file that another process has locked.
+// TestWaiters: however many callers wait for the queue and give up, no more than cap(waiters) threads wait
+// for what only the lock ends.
+func TestWaiters(t *testing.T) {
+	s := newStore(t)
+	put(t, s, adding("a"))
+	holder := start(t, "act", s.Dir)
+	holder.say("hold b")
+	holder.expect("in")
+	queue := filepath.Join(s.Dir, queueName)
+	var callers sync.WaitGroup
+	for range 2 * cap(waiters) {
+		callers.Go(func() {
+			if err := s.View(within(t, 300*time.Millisecond), look); !errors.Is(err, ErrBusy) {
+				t.Errorf("View: %v, want ErrBusy", err)
+			}
+		})
+	}
+	callers.Wait()
+	wantWaiters(t, queue, cap(waiters))
+	for range 20 {
+		callers.Go(func() {
+			if err := s.View(t.Context(), look); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	holder.say("go on")
+	holder.expect("ok")
+	callers.Wait()
+	wantWaiters(t, queue, 0)
+}
+
+// wantWaiters checks how many threads of this process wait for an flock on a file, for a while.
+func wantWaiters(t *testing.T, path string, want int) {
+	t.Helper()
+	n := sandbox.Waiters(t, os.Getpid(), path)
+	for end := time.Now().Add(10 * time.Second); n != want && time.Now().Before(end); n = sandbox.Waiters(t, os.Getpid(), path) {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if n != want {
+		t.Errorf("%d threads wait for %s, want %d", n, path, want)
+	}
+}
+
+// waiting waits until a process waits for an flock on a file.
 func waiting(t *testing.T, pid int, path string) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if sandbox.HasOpen(t, pid, path) {
+		if sandbox.Waiters(t, pid, path) > 0 {
 			return
 		}
 	}

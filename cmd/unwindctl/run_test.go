@@ -187,7 +187,7 @@ func TestRunCrowd(t *testing.T) {
 	if got := r.get("/healthz"); got != "200 OK\nok\n" { // it is accepted after the others
 		t.Errorf("/healthz: %s", got)
 	}
-	eventually(t, "it waits for the queue", func() bool { return sandbox.HasOpen(t, r.cmd.Process.Pid, queue.Name()) })
+	eventually(t, "a thread waits for the queue", func() bool { return sandbox.Waiters(t, r.cmd.Process.Pid, queue.Name()) > 0 })
 	threads, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", r.cmd.Process.Pid))
 	if len(threads) > crowd/4 {
 		t.Errorf("the agent has %d threads", len(threads))

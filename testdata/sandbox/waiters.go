@@ -3,8 +3,6 @@ package sandbox
 import (
 	"fmt"
 	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -28,17 +26,4 @@ func Waiters(t testing.TB, pid int, path string) (n int) {
 		}
 	}
 	return n
-}
-
-// HasOpen reports whether a process has the file at a path open.
-func HasOpen(t testing.TB, pid int, path string) bool {
-	t.Helper()
-	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return slices.ContainsFunc(files, func(file string) bool {
-		open, _ := os.Readlink(file)
-		return open == path
-	})
 }
