@@ -10,7 +10,7 @@ import (
 	"slices"
 )
 
-// Owner is the attachment that has an address. IfName is "" in files of host-local before 0.8.
+// Owner is the attachment that has an address. IfName is "" in host-local's files before 0.8.
 type Owner struct {
 	ContainerID string
 	IfName      string

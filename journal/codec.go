@@ -35,8 +35,8 @@ var (
 const Version = 2
 
 // format has the format version of the release that wrote the file (Writer), and the oldest that
-// can read the file (OldestReader). A release that changes the format raises Writer at once, but
-// OldestReader only one release later, so that users can go back by one release.
+// can read the file (OldestReader). A release that changes the format raises Writer. Only the
+// release after it raises OldestReader, so that users can go back by one release.
 type format struct {
 	Writer       int `json:"writer"`
 	OldestReader int `json:"oldestReader"`

@@ -135,7 +135,7 @@ func checkDir(dir string) error {
 	}
 	switch {
 	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
-		return fmt.Errorf("journal: %s is not a directory; move it away", dir)
+		return fmt.Errorf("journal: %s is not a directory; move it out of the way", dir)
 	case st.Uid != 0 && int(st.Uid) != os.Geteuid():
 		return fmt.Errorf("journal: %s belongs to user %d; chown it to root", dir, st.Uid)
 	case st.Mode&0o022 != 0:

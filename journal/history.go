@@ -88,7 +88,7 @@ func (s *Store) Record(events ...Event) error {
 	return err
 }
 
-// History returns the events that the history still has, the oldest first.
+// History returns the events that the history still has, oldest first.
 func (s *Store) History() ([]Event, error) { return (&Tail{Store: s}).Next() }
 
 // Tail reads the history, and follows it as it grows.
@@ -97,7 +97,7 @@ type Tail struct {
 	last  []byte // the last line that Next has read
 }
 
-// Next returns the events since the last call, the oldest first; the first call returns the whole
+// Next returns the events since the last call, oldest first; the first call returns the whole
 // history. It skips lines that cannot be read.
 func (t *Tail) Next() (events []Event, err error) {
 	data, err := t.Store.readHistory()

@@ -34,7 +34,7 @@ func want(t *testing.T, what string, got, want any) {
 	}
 }
 
-// TestHistory: events come back as they were written, the oldest first. A reader makes no file.
+// TestHistory: events come back as they were written, oldest first. A reader makes no file.
 func TestHistory(t *testing.T) {
 	s := newStore(t)
 	changed := untouched(t, filepath.Dir(s.Dir))

@@ -93,7 +93,7 @@ func openFile(path string, flag int) (*os.File, error) {
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s is not a regular file; move it away", path)
+		err = fmt.Errorf("%s is not a regular file; move it out of the way", path)
 	}
 	if err != nil {
 		_ = f.Close()

@@ -58,13 +58,13 @@ func (tx *Tx) Get(k Key) (*Entry, error) {
 	return all[0], nil
 }
 
-// Pending returns all records of an attachment except undone ones, the newest first.
+// Pending returns all records of an attachment except undone ones, newest first.
 func (tx *Tx) Pending(k Key) ([]*Entry, error) {
 	all, err := tx.Records(k)
 	return slices.DeleteFunc(all, func(e *Entry) bool { return e.State == Undone }), err
 }
 
-// Records returns all records of an attachment, including undone ones, the newest first. It omits
+// Records returns all records of an attachment, including undone ones, newest first. It omits
 // damaged records; the error names them.
 func (tx *Tx) Records(k Key) (all []*Entry, err error) {
 	var errs []error

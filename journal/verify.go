@@ -148,7 +148,7 @@ func (p *pages) walk(id uint64, first []byte, last *[]byte) error {
 func (p *pages) check(page, first []byte, last *[]byte) error {
 	kind, count := u16(page[8:]), int(u16(page[10:]))
 	if kind != kindLeaf && (kind != kindBranch || count == 0) || pageHeader+16*count > len(page) {
-		return fmt.Errorf("invalid page: %d elements of kind %#x", count, kind)
+		return fmt.Errorf("invalid page of kind %#x with %d elements", kind, count)
 	}
 	for i := range count {
 		element, key, value, ok := elementAt(page, i)

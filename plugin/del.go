@@ -164,7 +164,7 @@ func (d *deleting) holdsAddress() bool {
 	})
 }
 
-// undo undoes the records, the newest first, writes what is left, and runs the DELs of others that
+// undo undoes the records, newest first, writes what is left, and runs the DELs of others that
 // wait for one of the addresses. durable reports whether the journal has what is left.
 func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, durable bool) {
 	durable = true

@@ -369,7 +369,7 @@ func read(t testing.TB, path string) string {
 	return string(data)
 }
 
-// records returns the records of all ADDs of the pod that are not undone, the newest first.
+// records returns the records of all ADDs of the pod that are not undone, newest first.
 func (p *pod) records() (all []*journal.Entry) {
 	p.Helper()
 	for _, e := range p.entries() {

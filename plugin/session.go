@@ -155,7 +155,8 @@ func (o *op) degrade(verb string, err error) {
 	o.rec.Unwritable, o.lost = true, err
 }
 
-// call returns a call of a delegate in the verb's environment, without a configuration.
+// call prepares a call to a delegate with the verb's environment. The caller adds the
+// configuration.
 func (o *op) call(command, plugin string) *delegate.Call {
 	return &delegate.Call{
 		Command: command, Plugin: plugin, Path: o.args.Path, ContainerID: o.args.ContainerID,
@@ -182,7 +183,7 @@ type adding struct {
 	*op
 	chain   *netconf.Chain
 	entry   *journal.Entry
-	prior   []*journal.Entry // earlier ADDs of the attachment on record, the newest first
+	prior   []*journal.Entry // earlier ADDs of the attachment on record, newest first
 	started int              // delegates that were started
 	durable bool             // the journal says live, with all that is known
 }
@@ -225,8 +226,8 @@ func (a *adding) isOver(prior *journal.Entry) bool {
 type deleting struct {
 	*op
 	entry  *journal.Entry   // the newest ADD to undo
-	older  []*journal.Entry // other ADDs to undo, the newest first
-	undone []*journal.Entry // ADDs that are undone, the newest first
+	older  []*journal.Entry // other ADDs to undo, newest first
+	undone []*journal.Entry // ADDs that are undone, newest first
 	others []*journal.Entry // that claim one of its addresses, read with it; nil if it was not read
 }
 

@@ -38,7 +38,8 @@ func (o *op) status(ctx context.Context) error {
 	case err := <-said:
 		return err
 	case <-time.After(o.Budgets.Status * 19 / 20):
-		return ownError(errNotAvailable, "STATUS timed out: a plugin or a configuration file hangs")
+		return ownError(errNotAvailable, "STATUS timed out: a plugin does not answer, or a "+
+			"configuration file cannot be read; check the plugins and the file system")
 	}
 }
 

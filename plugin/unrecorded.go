@@ -90,7 +90,7 @@ func (d *deleting) fromStdin() error {
 	switch {
 	case err == nil:
 	case d.conf.NeverAdded():
-		d.succeedIdle("the journal has no entry, and the runtime has no result of an ADD", err, false)
+		d.succeedIdle("the journal has no entry, and the runtime has no ADD result", err, false)
 		return nil
 	case errors.Is(err, netconf.ErrNoChain) && d.bad == nil && !d.rec.Unwritable:
 		// multus up to 4.3 removes unwind's keys of a clusterNetwork: a retry would know no more
@@ -112,7 +112,7 @@ func (d *deleting) fromStdin() error {
 		})
 	}
 	if len(e.Steps) == 0 {
-		d.succeedIdle("no plugin of its chain is in CNI_PATH, and the runtime has no result of an ADD",
+		d.succeedIdle("no plugin of its chain is in CNI_PATH, and the runtime has no ADD result",
 			nil, false)
 		return nil
 	}

@@ -45,9 +45,9 @@ type pod struct {
 	}
 }
 
-// findAgents returns an agent for each node, sorted by name: for each node that has an agent's pod
-// and, if the user may list nodes, for each Linux node without one. A node selector needs that
-// list.
+// findAgents returns an entry for each node, sorted by name: each node with an agent's pod and, if
+// the user may list nodes, each Linux node without an agent. Selecting nodes by label requires that
+// permission.
 func findAgents(ctx context.Context, o *options, stderr io.Writer) ([]agent, error) {
 	out, err := o.run(ctx, "get", "pods", "--selector="+o.agents, "-o", "json")
 	if err != nil {

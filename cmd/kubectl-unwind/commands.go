@@ -68,7 +68,7 @@ func historyCommand(o *options) *cobra.Command {
 	return v.command(o, &cobra.Command{
 		Use:   "history [ATTACHMENT|POD|ADDRESS]",
 		Short: "Show unusual events on all nodes",
-		Long: "Show unusual events on all nodes, the newest last. Nodes without events are left\n" +
+		Long: "Show unusual events on all nodes, newest last. Nodes without events are left\n" +
 			"out. unwindctl history --help explains the events.",
 		Example: "  kubectl unwind history --since 2h\n  kubectl unwind history default/web-0",
 		Args:    term.OneArg,
@@ -122,7 +122,7 @@ func switchCommand(o *options, verb string) *cobra.Command {
 	help := map[string][2]string{
 		"off": {"Switch unwind off on each node until it is switched on again",
 			"Switch unwind off on each node: new pods get the provider's own chain. unwind stays\n" +
-				"off across restarts, until kubectl unwind on."},
+				"off across restarts, until you run kubectl unwind on."},
 		"on": {"Switch unwind on again on each node",
 			"Switch unwind on again on each node: the agents install it within seconds."},
 		"uninstall": {"Remove unwind from each node once nothing needs it",

@@ -42,8 +42,8 @@ func ipamCommand(o *options) *cobra.Command {
 	}
 	return term.AddWatch(v.command(o, &cobra.Command{
 		Use:   "ipam",
-		Short: "Show the pools of host-local on each node, the fullest first",
-		Long: "Show the pools of host-local on each node, the fullest first: how many addresses are\n" +
+		Short: "Show the host-local pools on each node, fullest first",
+		Long: "Show the host-local pools on each node, fullest first: how many addresses are\n" +
 			"allocated, and how many of them are leaked. Each node gets the list of pods from its\n" +
 			"runtime. A pool has a row for each range set, such as one for IPv4 and one for IPv6:\n" +
 			"an ADD takes an address from each set, and fails if one of them is full.\n" +

@@ -73,7 +73,7 @@ func rootCommand() *cobra.Command {
 				return term.Usage("--timeout %s: must be positive", o.timeout)
 			}
 			if o.selector != "" && len(o.nodes) > 0 {
-				return term.Usage("--selector and --nodes exclude each other")
+				return term.Usage("--selector and --nodes are mutually exclusive")
 			}
 			return nil
 		},

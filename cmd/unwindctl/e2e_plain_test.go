@@ -194,7 +194,7 @@ func (n *plainE2E) wantLeaked(leaked int, list string) {
 	}
 	wide := strings.Split(n.ctl(0, "ipam", "-o", "wide", "--cri", list), "\n")
 	for address, owner := range all.Reserved {
-		state, why := "leaked", "its owner is neither in the journal nor in the runtime's list, no process of it runs, and no interface has the address"
+		state, why := "leaked", "its owner is neither in the journal nor in the runtime's list, none of its processes is running, and no interface has the address"
 		if slices.Contains(n.live, owner) {
 			state, why = "live", "the runtime lists its owner"
 		}
@@ -320,7 +320,7 @@ func TestE2EPlainNodeOthers(t *testing.T) {
 			n.Run("ping", "-c1", "-W5", its)
 			found := n.sweep(0)
 			if got, want := results(found), (map[string]int{"live": 2}); !cmp.Equal(got, want) ||
-				found[its].Why != "no list of the runtime covers its owner, but an interface has the address" {
+				found[its].Why != "no runtime's list covers its owner, but an interface has the address" {
 				t.Errorf("while it runs: %v, %+v", got, found[its])
 			}
 			n.unchanged("a sweep while it runs", all)
@@ -330,7 +330,7 @@ func TestE2EPlainNodeOthers(t *testing.T) {
 			e2e.Eventually(t, 10*time.Second, "its interface is gone", func() bool { return n.Left().Veths == 1 })
 			found = n.sweep(1)
 			if got, want := results(found), (map[string]int{"live": 1, "unknown": 1}); !cmp.Equal(got, want) ||
-				found[its].Why != "its owner is not in the journal, and no list of the runtime covers it" {
+				found[its].Why != "its owner is not in the journal, and no runtime's list covers it" {
 				t.Errorf("once it is dead: %v, %+v", got, found[its])
 			}
 			n.unchanged("a sweep once it is dead", all)

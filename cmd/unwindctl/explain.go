@@ -32,8 +32,8 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"result", "to be released", "with --dry-run: sweep would release it"},
 	{"result", "pending", "dead; the next sweep retries its failed DELs"},
 	{"result", "waits", "dead, but cannot be released yet; see REASON"},
-	{"result", "kept", "seems dead, but so do more than 10 and more than 30 % of the live " +
-		"attachments in the journal; see --force"},
+	{"result", "kept", "seems dead, but too many do: more than 10, and more than 30 % of the " +
+		"live attachments in the journal; see --force"},
 	{"result", "unknown", "cannot be judged from here, and is kept"},
 	{"result", "busy", "an ADD, a DEL or another sweep is working on it"},
 	{"result", "recent", "not on the list, but too young to be judged by it; REASON has the " +
@@ -65,11 +65,13 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"status", "starting", "the agent has not finished its first check"},
 	{"status", "another-agent", "another agent manages this node, and this one waits for its end"},
 	{"status", "off", "somebody switched unwind off; unwindctl on switches it on again"},
-	{"status", "no-provider", "there is no conflist of a provider to wrap"},
+	{"status", "no-provider", "the directory has no provider's conflist to wrap; install the " +
+		"network's provider"},
 	{"status", "mesh-in-the-way", "another program keeps adding its plugin after unwind"},
-	{"status", "cilium-chaining", "cilium copies the first conflist of the directory into its own"},
+	{"status", "cilium-chaining", "cilium copies the first conflist in the directory into its own"},
 	{"status", "cilium-exclusive", "cilium has renamed unwind's conflist"},
-	{"status", "plugin-missing", "unwind's conflist is there, but not the plugin: no pod can start"},
+	{"status", "plugin-missing", "unwind's conflist exists, but its plugin does not: no pod can " +
+		"start"},
 	{"status", "refused", "the install was refused or failed; see unwindctl doctor"},
 }
 

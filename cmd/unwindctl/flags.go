@@ -39,7 +39,7 @@ func addScopeFlags(cmd *cobra.Command, of *inspect.Scope) {
 		"get the list of pods from the runtime at `SOCKET`, such as "+
 			"/run/containerd/containerd.sock; auto finds it")
 	cmd.Flags().StringVar(&of.ConfDir, "conf-dir", "",
-		"read the conflists, which name the pools of host-local, from `DIR` (default: the runtime's)")
+		"read the conflists, which name the host-local pools, from `DIR` (default: the runtime's)")
 	_ = cmd.MarkFlagDirname("conf-dir")
 	_ = cmd.RegisterFlagCompletionFunc("cri", completeSockets)
 	addStateFlag(cmd, &of.Directories)

@@ -35,7 +35,7 @@ func historyCommand() *cobra.Command {
 		Use:        "history [ATTACHMENT|POD|ADDRESS]",
 		SuggestFor: []string{"events", "log"},
 		Short:      "Show unusual events",
-		Long: "Show unusual events, the newest last. unwind keeps the last 500 to 2,000:\n" +
+		Long: "Show unusual events, newest last. unwind keeps the last 500 to 2,000:\n" +
 			describe("event") + "\n" +
 			"history is read-only and takes no locks.",
 		Example: "  unwindctl history --since 2h\n" +

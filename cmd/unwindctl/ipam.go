@@ -16,8 +16,8 @@ func ipamCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:        "ipam",
 		SuggestFor: []string{"pools", "addresses"},
-		Short:      "Show the pools of host-local and who holds their addresses",
-		Long: "Show the pools of host-local on this node, with or without unwind: how many\n" +
+		Short:      "Show the host-local pools and who holds their addresses",
+		Long: "Show the host-local pools on this node, with or without unwind: how many\n" +
 			"addresses are allocated, how many of them are leaked, and how to free those.\n" +
 			"-o wide shows each address with its container, as in crictl pods, and why it is\n" +
 			"live or leaked. A terminal also gets a map of the pool. ipam is read-only.\n\n" +

@@ -292,7 +292,7 @@ func (n *plainNode) links(kind string) (names []string) {
 	return names
 }
 
-// runtimeConf is what the runtime passes for a pod, or for a container of nerdctl or podman of that
+// runtimeConf is what the runtime passes for a pod, or for a nerdctl or podman container of that
 // name, with a port of the host.
 func (n *plainNode) runtimeConf(id string) *libcni.RuntimeConf {
 	n.ports++

@@ -22,7 +22,7 @@ type Evidence struct {
 	NetNS           Fact   // its network namespace is at its path, or mounted elsewhere
 	HasProcess      Fact   // a process is in its network namespace
 	HostLink        Fact   // the host end of its interface exists
-	Listed          Fact   // a list of the runtime has it; unknown if no list covers it
+	Listed          Fact   // the runtime's list contains it; unknown if no list covers it
 	PastGracePeriod Fact   // older than the grace period: a list read now could have it
 	AddedUnseen     Fact   // by an ADD that the journal does not have, see facts.Node.Later
 }
@@ -162,18 +162,19 @@ type Orphan struct {
 // DecideOrphan returns the verdict on a reservation whose owner is not in the journal. The owner is
 // a pod from before the installation or, after a loss of the journal, any pod (antrea#8239). The
 // reservation is dead only if all evidence agrees. No list of pods covers a container of nerdctl or
-// podman: it is live if a process of it runs or its address is there, else unknown.
+// podman: it is live if one of its processes is running or an interface has the address, else
+// unknown.
 func DecideOrphan(o Orphan) Verdict {
 	switch {
 	case !Yes(o.SameNamespaces):
 		return Undecided("this process does not see what the runtime sees (run this on the host, or "+
 			"with --cri)", why(o.SameNamespaces))
 	case unknown(o.Listed) && Yes(o.Runs):
-		return live("no list of the runtime covers its owner, but a process of it runs")
+		return live("no runtime's list covers its owner, but one of its processes is running")
 	case unknown(o.Listed) && Yes(o.InUse):
-		return live("no list of the runtime covers its owner, but an interface has the address")
+		return live("no runtime's list covers its owner, but an interface has the address")
 	case unknown(o.Listed):
-		return Undecided("its owner is not in the journal, and no list of the runtime covers it",
+		return Undecided("its owner is not in the journal, and no runtime's list covers it",
 			why(o.InUse, o.Runs))
 	case Yes(o.Listed):
 		return live("the runtime lists its owner")
@@ -187,7 +188,7 @@ func DecideOrphan(o Orphan) Verdict {
 	case Yes(o.Cached):
 		return live("libcni's cache has its owner, and the owner's network namespace exists")
 	case Yes(o.Runs):
-		return live("the runtime does not list its owner, but a process of it runs")
+		return live("the runtime does not list its owner, but one of its processes is running")
 	case Yes(o.InUse):
 		return live("an interface has the address")
 	case unknown(o.Runs), unknown(o.InUse):
@@ -195,7 +196,7 @@ func DecideOrphan(o Orphan) Verdict {
 			why(o.InUse, o.Runs))
 	}
 	return dead(Reason{"orphan", "its owner is neither in the journal nor in the runtime's list, " +
-		"no process of it runs, and no interface has the address"})
+		"none of its processes is running, and no interface has the address"})
 }
 
 // OtherOwner is another attachment that claims an address. While it is being undone it no longer

@@ -150,7 +150,7 @@ func Order(steps []journal.Step) (order []int) {
 func Words(s *journal.Step) string {
 	waits := map[journal.Cause]string{
 		journal.ForOwner:     "waiting: its address has a new owner",
-		journal.ForContainer: "waiting: another sandbox has what it frees",
+		journal.ForContainer: "waiting: it could release resources of another sandbox",
 		journal.ForRule:      "waiting: a host port forwards to its address",
 		journal.ForNewer:     "waiting: the container was added again",
 		journal.ForRuntime:   "waiting: the runtime may ask for it",

@@ -161,13 +161,13 @@ func TestFactsOfSteps(t *testing.T) {
 	}
 	words := map[string]journal.Step{
 		"": {}, "code 5": {Code: 5, Last: "x"}, "x": {Last: "x", ADD: journal.AddKilled}, "was killed": {ADD: journal.AddKilled},
-		"succeeded; runs once more":                    {Code: 5, Wait: journal.Wait{For: journal.ForRepeat}},
-		"waiting: its address has a new owner":         {Wait: journal.Wait{For: journal.ForOwner}},
-		"waiting: another sandbox has what it frees":   {Wait: journal.Wait{For: journal.ForContainer}},
-		"waiting: a host port forwards to its address": {Wait: journal.Wait{For: journal.ForRule}},
-		"waiting: the container was added again":       {Wait: journal.Wait{For: journal.ForNewer}},
-		"waiting: the runtime may ask for it":          {Wait: journal.Wait{For: journal.ForRuntime}},
-		"waiting: its plugin has it in a queue":        {Wait: journal.Wait{For: journal.ForQueue}},
+		"succeeded; runs once more":                              {Code: 5, Wait: journal.Wait{For: journal.ForRepeat}},
+		"waiting: its address has a new owner":                   {Wait: journal.Wait{For: journal.ForOwner}},
+		"waiting: it could release resources of another sandbox": {Wait: journal.Wait{For: journal.ForContainer}},
+		"waiting: a host port forwards to its address":           {Wait: journal.Wait{For: journal.ForRule}},
+		"waiting: the container was added again":                 {Wait: journal.Wait{For: journal.ForNewer}},
+		"waiting: the runtime may ask for it":                    {Wait: journal.Wait{For: journal.ForRuntime}},
+		"waiting: its plugin has it in a queue":                  {Wait: journal.Wait{For: journal.ForQueue}},
 	}
 	for want, s := range words {
 		if got := Words(&s); got != want {

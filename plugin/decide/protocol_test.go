@@ -148,7 +148,7 @@ type record struct {
 
 func (r *record) pending() bool { return r.state != gone && r.state != undone }
 
-// sandboxed is a container with its records, the newest first. An ADD's number stands for its
+// sandboxed is a container with its records, newest first. An ADD's number stands for its
 // namespace, its interface, and what host-local's file was.
 type sandboxed struct {
 	phase, adds   int8

@@ -147,7 +147,7 @@ func (m *protocol) findADD(s state, p int, to func(string, state)) {
 	to("finds no more of before", s)
 }
 
-// findDEL looks for the next record of a DEL, the newest first.
+// findDEL looks for the next record of a DEL, newest first.
 func (m *protocol) findDEL(s state, p int, to func(string, state)) {
 	pr, c := &s.p[p], &s.c[p]
 	if pr.seen == 0 && c.r[0].state == undone && !c.r[1].pending() && m.answers(&s, p) {

@@ -59,7 +59,7 @@ func TestVerdictTables(t *testing.T) {
 	}
 	orphan("this process runs in other namespaces than the runtime", func() {})
 	orphan("no list covers the owner (there is none, it is for another network, or it lists only pods and the owner is a "+
-		"container of nerdctl or podman), and the cgroup of a process names the container",
+		"nerdctl or podman container), and the cgroup of a process names the container",
 		func() { o.SameNamespaces, o.Runs = tristate.Yes, tristate.Yes })
 	orphan("the same, without such a process, and an interface in any namespace has the address",
 		func() { o.Runs, o.InUse = tristate.No, tristate.Yes })

@@ -56,7 +56,7 @@ func (n *Node) Later(ctx context.Context, e *journal.Entry) (tristate.Value, err
 	return tristate.Of(runs, err), err
 }
 
-// poolsOf returns the pools of host-local from which records have addresses.
+// poolsOf returns the host-local pools from which the records claim addresses.
 func poolsOf(records []*journal.Entry) map[string]bool {
 	pools := map[string]bool{}
 	for _, e := range records {

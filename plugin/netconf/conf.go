@@ -95,7 +95,7 @@ func ParseConf(data []byte) (*Conf, error) {
 		"cniVersion": into(&c.CNIVersion, "a string"),
 		"name":       field(&c.Name, "the name of a network", validName),
 		"capabilities": into(&c.Capabilities,
-			`a set of names with true or false, such as {"portMappings": true}`),
+			`an object with true or false for each capability, such as {"portMappings": true}`),
 		"runtimeConfig":      into(&c.RuntimeConfig, "an object"),
 		"prevResult":         into(&c.PrevResult, "an object"),
 		"chain":              into(&c.Chain, "an object"),
@@ -109,7 +109,8 @@ func ParseConf(data []byte) (*Conf, error) {
 		"onDuplicateAddress": oneOf(&c.OnDuplicateAddress, "fail", "warn"),
 		"sweepOnStatus":      into(&c.SweepOnStatus, "true or false"),
 		"stores": field(&c.Stores,
-			`a set of plugins with an absolute path, such as {"aws-cni": "/run/ipam.json"}`, c.cleanStores),
+			`an object with an absolute path for each plugin, such as {"aws-cni": "/run/ipam.json"}`,
+			c.cleanStores),
 		"logLevel":  field(&c.LogLevel, `"debug", "info", "warn" or "error"`, level),
 		"logFile":   absolute(&c.LogFile),
 		"logFormat": oneOf(&c.LogFormat, "text", "json"),
@@ -289,7 +290,7 @@ type Attachment struct {
 	IfName      string `json:"ifname"`
 }
 
-// NeverAdded reports whether the runtime has no result of an ADD. It is false before CNI 0.4.0,
+// NeverAdded reports whether the runtime has no ADD result. It is false before CNI 0.4.0,
 // where a runtime never sends one.
 func (c *Conf) NeverAdded() bool {
 	gives, err := version.GreaterThanOrEqualTo(c.CNIVersion, "0.4.0")

@@ -101,7 +101,7 @@ func TestParseConfErrors(t *testing.T) {
 		{"a word", `"onDelFailure": "Report"`, `key "onDelFailure": "Report" is not "report" or "defer"`},
 		{"a level", `"logLevel": "INFO"`, `key "logLevel": "INFO" is not "debug", "info", "warn" or "error"`},
 		{"capabilities in words", `"capabilities": {"portMappings": "yes"}`,
-			`key "capabilities": an object is not a set of names with true or false, such as {"portMappings": true}`},
+			`key "capabilities": an object is not an object with true or false for each capability, such as {"portMappings": true}`},
 		{"no name", `"name": null, "NAME": "podnet"`, `key "name" is missing`},
 		{"a name that is a path", `"name": "../../etc"`, `key "name": "../../etc" is not the name of a network`},
 		{"all that is wrong", `"stateDir": 1, "gracePeriod": [], "logLevel": {}`,

@@ -96,8 +96,9 @@ func (s *Sweep) undoRecord(
 	}
 	if f.owner.cached != nil {
 		if len(failures) > 0 {
-			return fmt.Errorf("%w; host-local has no address of it any more; mend %s and sweep again, or, "+
-				"to forget it, remove %s", failures[0], failures[0].Plugin, f.owner.cached.Path)
+			return fmt.Errorf("%w; host-local no longer holds an address for it; fix %s and sweep "+
+				"again, or remove %s to forget the attachment", failures[0], failures[0].Plugin,
+				f.owner.cached.Path)
 		}
 		// A DEL to be repeated later counts as passed, because nothing records when to repeat it.
 		if e == nil || slices.ContainsFunc(e.Steps,

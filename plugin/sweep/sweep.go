@@ -19,7 +19,7 @@ type Job struct {
 	Network    string       // only this network; "" for all
 	Attachment *journal.Key // only this attachment; nil for all
 	List       *facts.List  // the runtime's list of attachments; nil without one
-	Pools      []Pool       // pools of host-local to compare with the journal
+	Pools      []Pool       // host-local pools to compare with the journal
 	Cache      bool         // also undo attachments that only libcni's cache has
 	Path       string       // CNI_PATH for those that the journal does not have
 	DryRun     bool         // decide, but release nothing

@@ -59,8 +59,8 @@ func (u *undoing) addressesOfOthers(ctx context.Context) []netip.Addr {
 	return othersOwn
 }
 
-// hasADD reports whether the journal may have the ADD that libcni's cache has. An older record of
-// the same container says nothing about a later ADD: it is being undone.
+// hasADD reports whether one of the records belongs to the ADD in libcni's cache. A record of an
+// earlier ADD of the container does not count, because that ADD is being undone.
 func (w *Worker) hasADD(ctx context.Context, one facts.Cached) (has bool) {
 	w.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
 		records, err := tx.Records(one.Key())

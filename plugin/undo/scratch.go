@@ -57,7 +57,7 @@ func addInterface(ifname string, addresses []netip.Prefix) error {
 	link := &netlink.Veth{LinkAttrs: netlink.NewLinkAttrs(), PeerName: "unwind-peer"}
 	link.Name = ifname
 	if err := netlink.LinkAdd(link); err != nil {
-		return fmt.Errorf("scratch interface %s: %w", ifname, err)
+		return fmt.Errorf("cannot create scratch interface %s: %w", ifname, err)
 	}
 	// The container's interface had IPv6 on even where it is off by default. Without IPv6 there is
 	// no such file.
@@ -69,7 +69,7 @@ func addInterface(ifname string, addresses []netip.Prefix) error {
 		}
 		addr.Flags = unix.IFA_F_NODAD
 		if err := netlink.AddrAdd(link, addr); err != nil && !errors.Is(err, syscall.EEXIST) {
-			return fmt.Errorf("scratch address %s: %w", prefix, err)
+			return fmt.Errorf("cannot add address %s to the scratch interface: %w", prefix, err)
 		}
 	}
 	return nil

@@ -22,9 +22,9 @@ var (
 
 	// wasRun finds a sentence about software that tests have run, and wasRead one about other
 	// software.
-	wasRun = regexp.MustCompile(`\b[Rr]un here\b|\b[Rr]uns? the (?:real|12 tests)\b|` +
+	wasRun = regexp.MustCompile(`\*\*Tested\*\*|\b[Rr]uns? the (?:real|12 tests)\b|` +
 		`\b(?:was|were|have) (?:\w+ )?(?:run|tested|measured)\b`)
-	wasRead = regexp.MustCompile(`\bnot (?:run|tested)\b`)
+	wasRead = regexp.MustCompile(`\bnot (?:run|tested)\b|\b[Ss]ource read only\b`)
 	split   = regexp.MustCompile(`[.;] |\n\n|\n- |\|`)
 )
 
@@ -150,13 +150,13 @@ func TestClaims(t *testing.T) {
 	run.add("containerd", "2.4.2, 1.7.35")
 	run.add("multus", "4.3.0")
 	for text, want := range map[string]string{
-		"**Run here** (2026-11): thin Multus 4.2.2.":            "4.2.2",
+		"**Tested** (2026-11): thin Multus 4.2.2.":              "4.2.2",
 		"tests have run containerd 1.7 to\n2.5, under faults.":  "2.5",
 		"It was run with containerd 2.4.2 and 1.6.":             "1.6",
 		"| software | run |\n|---|---|\n| multus | 4.2.2 | |":   "4.2.2",
 		"| x | run in tests | y |\n|-|-|-|\n| Multus | 5.0 | |": "5.0",
 		"It was run with containerd 2.4. Multus 4.2.1 strips.":  "",
-		"Read, not run: Multus 4.2.1.":                          "",
+		"Source read only: Multus 4.2.1.":                       "",
 	} {
 		var bad []string
 		for _, c := range claims(text) {

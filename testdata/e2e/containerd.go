@@ -42,7 +42,7 @@ func Newest(t testing.TB) Version {
 	return versionOf(t, newest)
 }
 
-// Containerds returns the releases to test, the newest first and Debian's last. A short run has
+// Containerds returns the releases to test, newest first and Debian's last. A short run has
 // only the newest.
 func Containerds(t testing.TB) []Version {
 	t.Helper()

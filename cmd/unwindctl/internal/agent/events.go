@@ -93,7 +93,7 @@ func (e *events) run(ctx context.Context, stateDir func() string) {
 
 const postingEvents = "cannot post Events"
 
-// notices returns the candidates for Events, pending DELs first, then the oldest first.
+// notices returns the candidates for Events, pending DELs first, then oldest first.
 func notices(ctx context.Context, stateDir string) (found []notice, err error) {
 	add := func(k journal.Key, pod *journal.Pod, reason, plugin string, at time.Time, text string) {
 		if pod == nil || !podName.MatchString(pod.Name) || !namespaceName.MatchString(pod.Namespace) {
@@ -217,7 +217,8 @@ func (e *events) post(ctx context.Context, n *notice) bool {
 		code < http.StatusBadGateway
 }
 
-// event returns the Event (core/v1). The name is the same for the same thing.
+// event returns the Event (core/v1). The same notice always gets the same name, so posting it twice
+// is a conflict.
 func (e *events) event(n *notice) any {
 	type object = map[string]any
 	sum := sha256.Sum256([]byte(strings.Join([]string{n.of.String(), n.uid, n.reason, n.plugin,

@@ -63,8 +63,8 @@ func (r *reconciler) warnOfStateDir() {
 		return
 	}
 	if r.log.changed("state directory", was) {
-		r.log.Warn("unwind's conflist named another state directory: this agent sweeps only its own, "+
-			"and an agent with the other one would conflict with it",
+		r.log.Warn("unwind's conflist names another state directory than this agent's "+
+			"(--state-dir); this agent sweeps only its own, so start it with the other one",
 			"was", was, "is", r.StateDir)
 	}
 }

@@ -158,7 +158,7 @@ const (
 type bounded struct {
 	net.Listener
 	mu   sync.Mutex
-	open []*connection // the oldest first
+	open []*connection // oldest first
 }
 
 type connection struct {

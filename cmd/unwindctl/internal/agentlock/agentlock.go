@@ -53,7 +53,7 @@ func Take(stateDir string) (*Lock, error) {
 	case err == nil:
 		return &Lock{f}, nil
 	case errors.Is(err, unix.EISDIR):
-		err = fmt.Errorf("%s is not a regular file; move it away", path)
+		err = fmt.Errorf("%s is not a regular file; move it out of the way", path)
 	case errors.Is(err, unix.EWOULDBLOCK):
 		err = ErrBusy
 	}
@@ -72,7 +72,7 @@ func makeDir(dir string) error {
 	}
 	switch {
 	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
-		return fmt.Errorf("%s is not a directory; move it away", dir)
+		return fmt.Errorf("%s is not a directory; move it out of the way", dir)
 	case st.Uid != 0 && int(st.Uid) != os.Geteuid():
 		return fmt.Errorf("%s belongs to user %d; chown it to root", dir, st.Uid)
 	case st.Mode&0o022 != 0:

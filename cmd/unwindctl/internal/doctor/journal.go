@@ -268,7 +268,8 @@ func (e *examination) files(info fs.FileInfo) {
 		path := filepath.Join(e.StateDir, part.name)
 		info, err := os.Lstat(path)
 		if err == nil && (info.IsDir() != part.dir || !info.IsDir() && !info.Mode().IsRegular()) {
-			e.add("journal", Failure, "move it away", "%s is not the file that unwind created there", path)
+			e.add("journal", Failure, "move it out of the way",
+				"%s is not the file that unwind created there", path)
 		}
 	}
 	aside, _ := filepath.Glob(filepath.Join(e.StateDir, "journal.db.damaged-*"))

@@ -27,7 +27,7 @@ func (e *examination) leftovers(ctx context.Context, found *inspect.Node) {
 	}
 	e.add("rules", Warning, "a reboot removes them",
 		"rules of bridge, ptp, portmap or firewall for %s "+
-			"of no container: %s", term.Plural(len(free), "address", "addresses"),
+			"that no container has: %s", term.Plural(len(free), "address", "addresses"),
 		term.Join(term.Addresses(free)))
 }
 

@@ -85,7 +85,7 @@ func (e *examination) multus(ctx context.Context, r node.Runtime) {
 	if len(d.plain) > 0 {
 		e.add("multus", Warning, "kubectl get net-attach-def -n NAMESPACE -o yaml | unwindctl "+
 			"wrap - | kubectl apply -f -; for exceptions see "+page,
-			"%s not through unwind: %s", plural(len(d.plain)), some(d.plain))
+			"%s not wrapped, so pods on it bypass unwind: %s", plural(len(d.plain)), some(d.plain))
 	}
 	if len(d.files) > 0 {
 		e.add("multus", Warning, "unwindctl wrap --in-place FILE, on each node",

@@ -86,10 +86,10 @@ func TestMultus(t *testing.T) {
 	}{
 		{"none", nil, ""},
 		{"all wrapped", []string{wrapped, single}, "ok: 2 NetworkAttachmentDefinitions are through unwind"},
-		{"one is not", []string{wrapped, bare}, "warning: 1 NetworkAttachmentDefinition is not through unwind: prod/b\n" +
+		{"one is not", []string{wrapped, bare}, "warning: 1 NetworkAttachmentDefinition is not wrapped, so pods on it bypass unwind: prod/b\n" +
 			"ok: 1 NetworkAttachmentDefinition is through unwind"},
 		{"seven are not", []string{bare, bare, bare, bare, bare, bare, bare},
-			"warning: 7 NetworkAttachmentDefinitions are not through unwind: prod/a, prod/b, prod/c, prod/d, prod/e and 2 more"},
+			"warning: 7 NetworkAttachmentDefinitions are not wrapped, so pods on it bypass unwind: prod/a, prod/b, prod/c, prod/d, prod/e and 2 more"},
 		{"no JSON", []string{`{"type": "SECRET`}, "warning: 1 NetworkAttachmentDefinition is refused by unwindctl wrap: " +
 			"prod/a (not valid JSON: unexpected end of JSON input)"},
 		{"no version", []string{`{"type": "macvlan"}`}, `warning: 1 NetworkAttachmentDefinition is refused by unwindctl wrap: ` +

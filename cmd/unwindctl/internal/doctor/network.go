@@ -72,7 +72,7 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 		c, err := netconf.ReadConflist(path)
 		switch {
 		case c == nil && i == 0:
-			e.add("network", Failure, "correct it: the runtime uses the first file of the directory",
+			e.add("network", Failure, "correct it: the runtime uses the first file in the directory",
 				"%s: %v", path, err)
 		case c == nil || c.Unwind == nil:
 			if i == 0 && c != nil && obstacle == nil {

@@ -1,4 +1,4 @@
-// Package inspect reads and describes the journal and the pools of host-local. It is read-only.
+// Package inspect reads and describes the journal and the host-local pools. It is read-only.
 package inspect
 
 import (

@@ -41,7 +41,7 @@ func check(t testing.TB, err error) {
 	}
 }
 
-// pool is a pool of host-local.
+// pool is a host-local pool.
 type pool struct{ *hostlocal.Plugin }
 
 // newHostLocal returns one that host-local has still to create.

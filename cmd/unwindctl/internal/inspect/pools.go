@@ -21,7 +21,7 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// Pool is a pool of host-local as ipam --json prints it: the addresses of one network.
+// Pool is a host-local pool as ipam --json prints it: the addresses of one network.
 type Pool struct {
 	Network string `json:"network"`
 	Dir     string `json:"dir"`
@@ -156,7 +156,8 @@ func readPool(ctx context.Context, of sweep.Pool, n *Node) (*Pool, error) {
 	for _, a := range taken {
 		if _, _, err := ipam.OwnerOf(of.Dir, a); err != nil && !whole[a] {
 			p.add(reservation{Address: a, State: "unknown",
-				Why:    "not a valid file of host-local, which assigns no address that has a file",
+				Why: "not a valid host-local file; host-local never assigns an address while a file has " +
+					"its name",
 				Remedy: "if nothing needs it, remove the file from " + of.Dir})
 		}
 	}

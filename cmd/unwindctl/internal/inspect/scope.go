@@ -87,7 +87,7 @@ func readValid(path, network string, stdin io.Reader) (*facts.List, error) {
 	return facts.NewList(network, valid), nil
 }
 
-// Pools returns the pools of host-local in the scope, with or without unwind.
+// Pools returns the host-local pools in the scope, with or without unwind.
 func (s Scope) Pools() ([]sweep.Pool, error) {
 	pools, err := pools.Read(s.StateDir, s.All()...)
 	return slices.DeleteFunc(pools, func(p sweep.Pool) bool {

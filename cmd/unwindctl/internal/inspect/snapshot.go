@@ -90,7 +90,8 @@ func (s *Snapshot) read(
 	})
 }
 
-// Told returns the events that are more than a count, without it.
+// Told returns the events to show, with Count cleared. It omits events that only increment a
+// counter.
 func Told(events []journal.Event) (told []journal.Event) {
 	for _, e := range events {
 		if e.Count = nil; e.Kind != "" {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 
@@ -45,10 +46,13 @@ func (s Setup) prepareState() error {
 	dir, is := s.stateDir(), cmp.Or(s.Entry().StateDir, netconf.DefaultStateDir)
 	if dir != is && durable.Exists(s.Path()) {
 		attachments, err := inspect.ReadJournal(context.Background(), &journal.Store{Dir: is})
-		if err != nil || len(attachments) > 0 {
+		if err != nil {
+			return fmt.Errorf("cannot read the journal in %s, so its attachments could be lost: %w", is, err)
+		}
+		if len(attachments) > 0 {
 			hint := "leave the journal there, or wait until unwindctl list --state-dir " + is + " is empty"
 			return term.WithHint(hint,
-				"the journal in %s has %s: with another state directory nothing would release them",
+				"the journal in %s has %s, which nothing would release if the state directory changed",
 				is, term.Attachments(len(attachments)))
 		}
 	}

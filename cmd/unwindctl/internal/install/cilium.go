@@ -22,7 +22,7 @@ type Copy struct {
 	target *netconf.Conflist // the provider's, which it copies without ours; nil if it is not there
 }
 
-// CiliumCopy returns the conflist of the directory that cilium seems to have copied, or nil: it is
+// CiliumCopy returns the conflist in the directory that cilium seems to have copied, or nil: it is
 // of the same network as another file, and cilium-cni is at its end.
 func (s Setup) CiliumCopy() *Copy {
 	files, _ := netconf.Conflists(s.ConfDir)

@@ -42,8 +42,8 @@ func ContainerRoot() string { return cmp.Or(os.Getenv(containerEnv), "/") }
 //	execve
 func EnterHost(ctx context.Context, inChild bool) error {
 	if os.Getpid() == 1 {
-		return term.Usage("--host: this is the first process of its own PID namespace; run it " +
-			"with hostPID: true")
+		return term.Usage("--host: unwindctl is process 1 of the container's own PID namespace, so " +
+			"it cannot find the host's namespaces; set hostPID: true in the pod")
 	}
 	if same("/proc/1/ns/mnt", "/proc/self/ns/mnt") && same("/proc/1/ns/net", "/proc/self/ns/net") {
 		keepOpenFile()

@@ -41,8 +41,8 @@ func (p *Plan) refuseMissing(dirs []string) error {
 	}
 	return term.WithHint("install again once the network's provider has installed them; if they "+
 		"are in another directory, set --cni-bin-dir",
-		"nothing was changed, because no pod could start: not in %s: %s", strings.Join(dirs, ", "),
-		strings.Join(missing, ", "))
+		"plugins of the chain are missing from %s, so no pod would start: %s; nothing was changed",
+		strings.Join(dirs, ", "), strings.Join(missing, ", "))
 }
 
 // Plan computes our conflist from the current files. It writes nothing.
@@ -154,7 +154,7 @@ func nameBefore(other, ext string) string {
 	return "rename it, so that a --unwind-file can sort before it"
 }
 
-// firstOther returns the first conflist of the directory that is not ours, "" if there is none.
+// firstOther returns the first conflist in the directory that is not ours, "" if there is none.
 func (s Setup) firstOther() string {
 	paths, _ := netconf.Conflists(s.ConfDir)
 	for _, path := range paths {

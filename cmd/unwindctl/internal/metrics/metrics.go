@@ -70,8 +70,8 @@ var helps = map[string][]string{
 	"waiting_deletes": {"DELs of attachments that are no longer live, which wait for something " +
 		"other than their plugin: owner (their address has another), container, queue, runtime, rule, " +
 		"repeat, newer. Not included in the pending DELs.", "network", "plugin", "for"},
-	"oldest_pending_delete_timestamp_seconds": {"Time since which the oldest attachment with " +
-		"pending DELs has had them; absent if there is none."},
+	"oldest_pending_delete_timestamp_seconds": {"Time when the oldest attachment with pending " +
+		"DELs got them; absent if there is none."},
 	"rollbacks_total": {"ADDs that failed and were undone, by the plugin that failed; result is " +
 		"complete or pending.", "plugin", "result"},
 	"swept_attachments_total": {"Attachments released without the runtime's DEL.", "reason"},
@@ -86,8 +86,8 @@ var helps = map[string][]string{
 	"status": {"Whether pods of this node go through unwind: 1 for the current state, else 0.",
 		"state"},
 	"plugin_info": {"The version of the installed plugin, always 1.", "version"},
-	"off_timestamp_seconds": {"Time since which unwind is switched off, and by whom; absent if it " +
-		"is on.", "by"},
+	"off_timestamp_seconds": {"Time when unwind was switched off, and by whom; absent if it is on.",
+		"by"},
 	"events_total": {"Events that this program posted to Kubernetes, dropped because of the rate " +
 		"limit, or failed to post.", "result"},
 	"build_info":       {"The version of this program, always 1.", "version", "goversion"},

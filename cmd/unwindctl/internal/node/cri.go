@@ -34,8 +34,8 @@ const criTimeout = 10 * time.Second
 // maxCRIMessage bounds the runtime's answer, in bytes, as kubelet does.
 const maxCRIMessage = 16 << 20
 
-// CRISockets are the sockets of runtimes of Kubernetes: containerd (also of Talos), CRI-O, k3s and
-// RKE2, k0s, MicroK8s, cri-dockerd.
+// CRISockets are the default sockets of the CRI runtimes: containerd (also on Talos), CRI-O, k3s
+// and RKE2, k0s, MicroK8s, cri-dockerd.
 var CRISockets = []string{
 	containerdSocket, "/run/crio/crio.sock", k3sSocket, k0sSocket, microK8sSocket,
 	"/run/cri-dockerd.sock",
@@ -95,7 +95,8 @@ func call[Q, A any](ctx context.Context, socket string, within time.Duration, qu
 	defer cancel()
 	wait, stop := waitingFor(ctx, socketPath(socket), within)
 	if !wait {
-		return answer, status.Error(codes.DeadlineExceeded, "another call was not answered either")
+		return answer, status.Error(codes.DeadlineExceeded, "skipped, because the runtime did not "+
+			"answer the previous call in time")
 	}
 	defer stop()
 	conn, err := grpc.NewClient("unix:"+socketPath(socket), // with two slashes, no relative path

@@ -27,7 +27,7 @@ func serveVersion(t *testing.T, version string) string {
 func TestVersions(t *testing.T) {
 	t.Parallel()
 	const (
-		each, start, unknown, one = "containerd triggers a sweep every", "CRI-O triggers a sweep only when it starts", "containerd 2 and later", "containerd 1 calls neither"
+		each, start, unknown, one = "containerd triggers a sweep every", "CRI-O triggers a sweep only when it starts", "containerd triggers a sweep every few seconds (STATUS) from version 2 on", "containerd 1 calls neither"
 		none                      = "If the runtime is not"
 	)
 	containerd := func(version string) Runtime {

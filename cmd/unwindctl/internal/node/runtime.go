@@ -130,8 +130,8 @@ func (r Runtime) SweepAdvice(ctx context.Context) string {
 	case major >= 2:
 		return "containerd triggers a sweep every few seconds (STATUS)."
 	}
-	return "containerd 2 and later trigger a sweep every few seconds (STATUS). With an earlier one, " +
-		Timer
+	return "containerd triggers a sweep every few seconds (STATUS) from version 2 on. With an " +
+		"earlier version, " + Timer
 }
 
 // firstThere returns the directories from the first one that exists on, or all.

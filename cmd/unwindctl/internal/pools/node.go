@@ -18,8 +18,8 @@ import (
 // ofNode are the keywords that calico replaces with the node's pod CIDRs, in any case of letters.
 var ofNode = regexp.MustCompile(`(?i)"usePodCidr(IPv6)?"`)
 
-// OfNode returns a delegate's configuration with the ranges that it passes to host-local on this
-// node, if these are not the ones it gets:
+// OfNode returns a delegate's configuration with the ranges that the delegate actually passes to
+// host-local on this node. Two delegates do not pass on the configured ranges:
 //   - flannel replaces all of them with the subnets in its file (flannel-io/cni-plugin 6f13a99d,
 //     flannel_linux.go, getDelegateIPAM);
 //   - calico replaces two keywords with its node's pod CIDRs, which OfNode reads as calico does

@@ -1,4 +1,4 @@
-// Package pools has what operators' commands ask about the pools of host-local: which ones a node's
+// Package pools has what operators' commands ask about the host-local pools: which ones a node's
 // conflists have, how many addresses are in their ranges, and which of these are taken.
 package pools
 

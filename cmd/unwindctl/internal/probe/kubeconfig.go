@@ -122,7 +122,8 @@ func (k *kubeconfig) current() (*cluster, *user, string, error) {
 }
 
 // errProgram means that only a program gives the token, and this package runs none.
-var errProgram = errors.New("exec and auth-provider are not supported")
+var errProgram = errors.New("its user needs exec or auth-provider, which are not supported; " +
+	"use a token, a token file or a client certificate")
 
 // files reads what a kubeconfig names, relative to its directory.
 type files struct {

@@ -17,7 +17,7 @@ type Provider struct {
 	// Restarts says that the pod of its installer may need a restart after its entry has moved to
 	// another conflist.
 	Restarts bool
-	// IsMultus says that the plugin calls a conflist of the directory for the cluster network, and the
+	// IsMultus says that the plugin calls a conflist in the directory for the cluster network, and the
 	// configurations of NetworkAttachmentDefinitions.
 	IsMultus bool
 	// ReadsDefinitions says that another program of it reads NetworkAttachmentDefinitions, and finds

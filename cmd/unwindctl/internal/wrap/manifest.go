@@ -45,7 +45,8 @@ type manifest struct {
 	changed bool
 }
 
-// rewrite applies the change to a text, and counts objects. It returns nil for a text without one.
+// rewrite applies m.change to every NetworkAttachmentDefinition in YAML or JSON text, and counts
+// the objects. It returns nil if the text contains no object.
 func (m *manifest) rewrite(data []byte) ([]byte, error) {
 	if json.Valid(data) {
 		return m.json(data)
