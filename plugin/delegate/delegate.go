@@ -66,7 +66,8 @@ type Failure struct {
 	Killed bool
 	// Unstarted is set if the delegate never ran: it has taken nothing, and given back nothing.
 	Unstarted bool
-	// PutRight is set if the runtime needs no error for it, see undoMistake.
+	// PutRight is set if the runtime needs no error for it: its ADD failed too, with a configuration
+	// that the chain no longer has.
 	PutRight bool
 }
 

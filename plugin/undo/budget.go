@@ -19,7 +19,7 @@ type Budgets struct {
 	Release  time.Duration // other attachments, during an ADD
 	Step     time.Duration // the minimum for one DEL
 	Reserve  time.Duration // kept for each later DEL while none has hung
-	LateDel  time.Duration // a late DEL, since its address was last seen free, see whileFree
+	LateDel  time.Duration // a late DEL with an address that nobody can hold, see hold
 	HostLink time.Duration // waiting for the host's end of an interface to go after its namespace
 	Orphans  time.Duration // waiting for a dead unwind's delegates to end; below Release
 	Stop     time.Duration // a DEL, for an ADD of its attachment that was asked to stop: see stopping

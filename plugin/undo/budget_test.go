@@ -19,7 +19,7 @@ func TestBudgetTable(t *testing.T) {
 		"Release":  "the DELs of other attachments during an ADD, which continues without them",
 		"Step":     "the least time for one delegate's DEL",
 		"Reserve":  "the time that a DEL reserves for each delegate that follows, unless one has hung",
-		"LateDel":  "a DEL with an address that is free again, since the last check that found no new owner",
+		"LateDel":  "a DEL with an address that is free again, of another IPAM plugin than host-local",
 		"HostLink": "the wait until the host end of an interface follows its namespace",
 		"Orphans":  "the wait for delegates of an unwind that was killed",
 		"Stop":     "the wait of a DEL for an ADD of its attachment to stop, since a delegate of that ADD ended",

@@ -129,7 +129,7 @@ func (s *stopping) signal(owner int, sig syscall.Signal) (sent bool) {
 	if err != nil {
 		return false
 	}
-	defer p.Release()
+	defer func() { _ = p.Release() }()
 	again, err := s.Journal.Store.LookAtLock(s.key)
 	if err != nil || again.Owner != owner || facts.Environ(owner, "CNI_COMMAND") != "ADD" ||
 		facts.Environ(owner, "CNI_CONTAINERID") != s.key.ContainerID ||

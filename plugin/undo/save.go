@@ -48,8 +48,8 @@ func (w *Worker) Mark(e *journal.Entry, reason decide.Reason) (found bool) {
 }
 
 // Finish writes what is left of a record after a pass, unless the verb does not write the journal.
-// If nothing is left, it deletes the record, or, if the runtime's own DEL is still to come, makes it
-// an undone one (see journal.Undone). For the runtime's DEL it returns the records of others that
+// If nothing is left, it deletes the record, or makes it an undone one if the runtime's own DEL is
+// still to come (see journal.Undone). For the runtime's DEL it returns the records of others that
 // claim one of its addresses.
 func (w *Worker) Finish(ctx context.Context, job Job) (others []*journal.Entry, err error) {
 	e, asked := job.Entry, w.asksFor(job.Entry)

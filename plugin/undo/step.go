@@ -115,12 +115,12 @@ func (u *undoing) record(kind journal.EventKind, s *journal.Step, reason string)
 	u.Journal.Event(event)
 }
 
-// markAfter is how long a DEL may take before the journal has it as tried. Most DELs are faster, and
-// need no transaction of their own.
+// markAfter is how long a DEL may take before the journal has it as tried. Most DELs are faster,
+// and need no transaction of their own.
 const markAfter = 500 * time.Millisecond
 
-// markSlow writes the record, with the step as tried, if its DEL takes longer than markAfter. A pass
-// that is killed there makes the next one begin with another step.
+// markSlow writes the record, with the step as tried, if its DEL takes longer than markAfter. A
+// pass that is killed there makes the next one begin with another step.
 func (u *undoing) markSlow(ctx context.Context, s *journal.Step) (stop func()) {
 	if u.Journal.Unwritable || u.Unrecorded || u.Entry.Number == 0 {
 		return func() {}

@@ -57,8 +57,8 @@ type undoing struct {
 //  4. Remove the reservations of host-local that the DELs left behind.
 //  5. Save: the caller calls Finish.
 //
-// A step gets the time of ctx, less a reserve for the steps after it. The pass ends when there is no
-// time for the next step.
+// A step gets the time of ctx, less a reserve for the steps after it. The pass ends when there is
+// no time for the next step.
 func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure, ran int) {
 	ofEntry := *w
 	ofEntry.Log = w.Log.With("attachment", job.Entry.Key.String())
