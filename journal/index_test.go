@@ -158,7 +158,7 @@ func (m model) compare(tx *Tx) error {
 	var all error
 	for i, e := range m.records {
 		for _, k := range indexKeys(&e) {
-			index[string(k)] = ""
+			index[k] = ""
 		}
 		if e.State != Undone {
 			wantPending[i], wantOutlines[i] = e, Outline{e.Key, e.Number, e.State, e.Host.BootID, e.NetNS}
