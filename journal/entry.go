@@ -93,7 +93,7 @@ type Entry struct {
 	// the ADD, or "". It does not belong to the ADD, and no DEL of the ADD may see it.
 	Occupant string `json:"occupant,omitempty"`
 	// Interface is the container's interface in the result. An undone record has it instead of the
-	// result.
+	// result. Before a record has a result, it is that of the ADD which it follows.
 	Interface Interface `json:"interface,omitzero"`
 	// Failed is set if the ADD failed, so that the runtime has no result.
 	Failed bool `json:"failed,omitempty"`

@@ -111,6 +111,19 @@ func TestSupersededWasNotCutOff(t *testing.T) {
 	}})
 }
 
+// TestInterruptedAfterSuperseding: a container ID is added again without a DEL, and unwind is killed
+// before the new ADD has a result. libcni's cache still has the earlier result, whose namespace
+// exists: that is no ADD that the journal did not record, so the next ADD and a sweep undo what is
+// left.
+func TestInterruptedAfterSuperseding(t *testing.T) {
+	stories(t, `
+	chain p0 | bridge
+	add a; again a b
+	plan p0 ADD kill-parent-effect; killed add b; free b; plan
+	either the next ADD: add b; del b
+	or a sweep: sweep; gone b`)
+}
+
 // TestPortOfNewGeneration: portmap's rules are keyed by the container ID. The retry of an old DEL
 // must not remove the port of the container that has the ID now: neither in the ADD of a pod that
 // would settle it, nor in that of one that has its old address, if it were dead.

@@ -116,7 +116,7 @@ func HintFor(err error) string {
 	case errors.Is(err, fs.ErrPermission):
 		return "only root can read the journal; run this as root"
 	case errors.Is(err, journal.ErrDamaged):
-		return "the next ADD, DEL or sweep sets the file aside and starts a new one; running pods are " +
+		return "the next ADD or DEL sets the file aside and starts a new one; running pods are " +
 			"not affected"
 	case errors.Is(err, journal.ErrBusy):
 		return "another process holds the journal; try again"
