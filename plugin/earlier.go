@@ -130,11 +130,6 @@ func (a *adding) supersede(ctx context.Context, killed []string) error {
 	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
 	defer cancel()
 	for i, prior := range a.prior {
-		if i == 0 {
-			// libcni's cache keeps the result of the newest one until this ADD succeeds. If this ADD is
-			// interrupted, nobody may take that result for one of an ADD that the journal did not record.
-			a.entry.Interface = facts.InterfaceOf(prior)
-		}
 		if prior.State == journal.Live || prior.State == journal.Adding && a.lock.Made() {
 			if err := a.refuseLive(prior); err != nil {
 				return err

@@ -111,11 +111,11 @@ func TestSupersededWasNotCutOff(t *testing.T) {
 	}})
 }
 
-// TestInterruptedAfterSuperseding: a container ID is added again without a DEL, and unwind is killed
+// TestInterruptedAfterAnother: a container ID is added again without a DEL, and unwind is killed
 // before the new ADD has a result. libcni's cache still has the earlier result, whose namespace
 // exists: that is no ADD that the journal did not record, so the next ADD and a sweep undo what is
 // left.
-func TestInterruptedAfterSuperseding(t *testing.T) {
+func TestInterruptedAfterAnother(t *testing.T) {
 	stories(t, `
 	chain p0 | bridge
 	add a; again a b
