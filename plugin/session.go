@@ -214,8 +214,8 @@ func (a *adding) journalFailed(ctx context.Context, err error) error {
 }
 
 // findPrior finds the earlier ADDs of the attachment. libcni's cache keeps the result of the newest
-// one until this ADD succeeds. If this ADD is interrupted, nobody may take that result for one of an
-// ADD that the journal did not record, so its record keeps the interface in that result.
+// one until this ADD succeeds. If this ADD is interrupted, nobody may take that result for one of
+// an ADD that the journal did not record, so its record keeps the interface in that result.
 func (a *adding) findPrior(tx *journal.Tx) error {
 	records, err := tx.Records(a.key)
 	if len(records) > 0 && a.entry != nil {
