@@ -100,7 +100,7 @@ func (w *Worker) ReleaseLocked(
 func (w *Worker) Undo(
 	ctx context.Context, job Job, v decide.Verdict,
 ) (failures []*delegate.Failure, err error) {
-	e := job.Entry
+	e, drop := job.Entry, w.Journal.Undoable()
 	if v.Fate == decide.Foreign {
 		if err := purge(ctx, e); err != nil {
 			return nil, err
@@ -110,9 +110,10 @@ func (w *Worker) Undo(
 		if err := w.Begin(ctx, e, v.Reason); err != nil {
 			return nil, err
 		}
+		drop = w.Journal.Undoable() // Begin has flushed the events before it
 		failures, _ = w.Run(ctx, job)
 	}
-	drop, event := w.Journal.Undoable(), record.EventOf(journal.Swept, e)
+	event := record.EventOf(journal.Swept, e)
 	event.Reason = v.Reason.Text
 	switch {
 	case job.Superseded && v.Fate != decide.Foreign:
