@@ -91,7 +91,7 @@ func (s *Sweep) undoRecord(
 			return failure
 		}
 	}
-	if err := s.freeHeld(ctx, w, f.owner, hadPorts); err != nil {
+	if err := freeHeld(ctx, f.owner, hadPorts); err != nil {
 		return err
 	}
 	if f.owner.cached != nil {
@@ -114,11 +114,9 @@ func (s *Sweep) undoRecord(
 }
 
 // freeHeld releases what host-local still has of an owner.
-func (s *Sweep) freeHeld(
-	ctx context.Context, w *undo.Worker, o *owner, hadPorts bool,
-) (err error) {
+func freeHeld(ctx context.Context, o *owner, hadPorts bool) (err error) {
 	for _, r := range o.held {
-		if kept := w.ForwardedTo(ctx, r.Address, hadPorts); kept != "" {
+		if is, kept := undo.ForwardsTo(ctx, r.Address); decide.HoldBack(is, hadPorts) {
 			// another sweep may have released it meanwhile, and the rule be its new owner's
 			now, given, lookErr := ipam.OwnerOf(r.Pool, r.Address)
 			if lookErr != nil || given && now == r.Owner {

@@ -10,21 +10,20 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/facts"
+	"cni-unwind/plugin/tristate"
 )
 
 // No address is given back while a host port of this node forwards to it: the next pod would get
 // the traffic of the last one.
 
-// ForwardedTo returns why an address must not be given back, or "". mayHaveRule says that the ADD
-// may have made a rule, which decides if the rules cannot be listed.
-func (w *Worker) ForwardedTo(ctx context.Context, a netip.Addr, mayHaveRule bool) string {
-	switch is, err := facts.ForwardsTo(ctx, a); {
-	case !decide.HoldBack(is, mayHaveRule):
-		return ""
-	case err != nil:
-		return fmt.Sprintf("it is unknown whether a host port forwards to %s: %v", a, err)
+// ForwardsTo reports whether a host port of this node forwards to an address, and why the address
+// must not be given back unless the result is no.
+func ForwardsTo(ctx context.Context, a netip.Addr) (is tristate.Value, why string) {
+	is, err := facts.ForwardsTo(ctx, a)
+	if err != nil {
+		return is, fmt.Sprintf("it is unknown whether a host port forwards to %s: %v", a, err)
 	}
-	return fmt.Sprintf("a host port of this node still forwards to %s", a)
+	return is, fmt.Sprintf("a host port of this node still forwards to %s", a)
 }
 
 // HadPorts reports whether an ADD had port mappings.
@@ -36,19 +35,27 @@ func HadPorts(e *journal.Entry) bool {
 }
 
 // forwarded returns why one of the claimed addresses must not be given back, or "". An address that
-// the attachment does not hold any more does not count: the rule may be the next owner's.
+// the attachment does not hold any more does not count: the rule may be the next owner's. The rules
+// are listed until there is none for the address: during the pass nobody makes another one.
 func (u *undoing) forwarded(
 	ctx context.Context, mayHaveRule bool, concerns func(journal.Claim) bool,
-) (why string) {
+) string {
 	if !u.Unrecorded && !HadPorts(u.Entry) {
 		return ""
 	}
 	for _, c := range u.Entry.Claims {
-		if why == "" && concerns(c) && (c.Pool == "" || u.holds(c)) {
-			why = u.ForwardedTo(ctx, c.Address, mayHaveRule)
+		if slices.Contains(u.noRule, c.Address) || !concerns(c) || c.Pool != "" && !u.holds(c) {
+			continue
+		}
+		is, why := ForwardsTo(ctx, c.Address)
+		if decide.HoldBack(is, mayHaveRule) {
+			return why
+		}
+		if is == tristate.No {
+			u.noRule = append(u.noRule, c.Address)
 		}
 	}
-	return why
+	return ""
 }
 
 // mayHaveRule reports whether the ADD may have made a rule for its host ports.

@@ -42,6 +42,7 @@ type undoing struct {
 	place    facts.Place
 	gone     bool         // the namespace is proven gone
 	withheld []netip.Addr // claimed addresses that another attachment owns; nil: not looked for
+	noRule   []netip.Addr // claimed addresses to which no host port forwards
 	unnamed  bool         // the last delegate got no CNI_NETNS
 	ran      int          // delegates
 }
