@@ -92,9 +92,13 @@ type Entry struct {
 	// Occupant is the interface (index and MAC) that had the interface name in the namespace before
 	// the ADD, or "". It does not belong to the ADD, and no DEL of the ADD may see it.
 	Occupant string `json:"occupant,omitempty"`
-	// Interface is the container's interface in the result. An undone record has it instead of the
-	// result. Before a record has a result, it is that of the ADD which it follows.
+	// Interface is the container's interface in the result. An undone record keeps it instead of the
+	// result.
 	Interface Interface `json:"interface,omitzero"`
+	// Before is the interface of an earlier ADD in libcni's cache when this ADD began. The cache keeps
+	// it until this ADD succeeds, however many are interrupted, so it is no sign of an ADD that the
+	// journal did not record.
+	Before Interface `json:"before,omitzero"`
 	// Failed is set if the ADD failed, so that the runtime has no result.
 	Failed bool `json:"failed,omitempty"`
 	// Unnamed is set if the last pass left a DEL to the runtime, see decide.LeftToRuntime. Then the
@@ -149,7 +153,7 @@ func (e *Entry) Freed(c Claim) bool {
 func (e *Entry) Bury() {
 	*e = Entry{
 		Key: e.Key, Number: e.Number, State: Undone, Pod: e.Pod, NetNS: e.NetNS,
-		Host: Host{BootID: e.Host.BootID}, Created: e.Created, Interface: e.Interface,
+		Host: Host{BootID: e.Host.BootID}, Created: e.Created, Interface: e.Interface, Before: e.Before,
 		Failed: e.Failed, Abandoned: e.Abandoned, Cause: e.Cause, Reason: e.Reason,
 		Since: e.Since, Updated: e.Updated,
 	}

@@ -178,8 +178,7 @@ func (a *adding) accept(i int, stdout []byte) (claims []journal.Claim, changed b
 	if err != nil {
 		return nil, false, err
 	}
-	a.entry.Result, a.entry.Interface = raw, journal.Interface{}
-	a.entry.HostLinks = facts.HostLinks(r)
+	a.entry.Result, a.entry.HostLinks = raw, facts.HostLinks(r)
 	return newClaims(a.entry, r, a.entry.Steps[i]), true, nil
 }
 

@@ -26,6 +26,12 @@ func (a *adding) open(ctx context.Context, killed []string) error {
 	}
 	a.entry = a.newEntry(journal.Adding, a.chain)
 	a.entry.NetNS, a.entry.Occupant = seen.Netns, seen.Occupant()
+	cached, err := a.node.CachedADD(a.key)
+	if err != nil {
+		a.log.Warn("cannot read the earlier result of the attachment", "err", err)
+	} else if cached != nil {
+		a.entry.Before = netconf.InterfaceOf(cached.Result, a.key.IfName)
+	}
 	if a.rec.Unwritable {
 		return a.refuseAgain(seen)
 	}
@@ -171,12 +177,8 @@ func (a *adding) refuseLive(prior *journal.Entry) error {
 // namespace. Another ADD would fail, and its rollback, which goes by container ID, would remove
 // what belongs to the first.
 func (a *adding) refuseAgain(seen facts.Interface) error {
-	if a.entry.Occupant == "" {
+	if a.entry.Occupant == "" || !seen.Is(a.entry.Before) {
 		return nil
-	}
-	c, err := a.node.CachedADD(a.key)
-	if c == nil || err != nil || !seen.Is(netconf.InterfaceOf(c.Result, a.key.IfName)) {
-		return nil //nolint:nilerr // nothing says that it is the attachment's
 	}
 	return a.addedAlready("in the same network namespace")
 }

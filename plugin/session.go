@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -213,16 +212,9 @@ func (a *adding) journalFailed(ctx context.Context, err error) error {
 	return nil
 }
 
-// findPrior finds the earlier ADDs of the attachment. libcni's cache keeps the result of the newest
-// one until this ADD succeeds. If this ADD is interrupted, nobody may take that result for one of
-// an ADD that the journal did not record, so its record keeps the interface in that result.
-func (a *adding) findPrior(tx *journal.Tx) error {
-	records, err := tx.Records(a.key)
-	if len(records) > 0 && a.entry != nil {
-		a.entry.Interface = facts.InterfaceOf(records[0])
-	}
-	a.prior = slices.DeleteFunc(records,
-		func(e *journal.Entry) bool { return e.State == journal.Undone })
+// findPrior finds the earlier ADDs of the attachment that are not undone.
+func (a *adding) findPrior(tx *journal.Tx) (err error) {
+	a.prior, err = tx.Pending(a.key)
 	return journal.IgnoreDamaged(err) // the intent overwrites it
 }
 

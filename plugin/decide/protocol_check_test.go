@@ -17,6 +17,8 @@ func (m *protocol) wrong(s state) string {
 		return "two have worked on one attachment at once"
 	case s.wronged != none:
 		return fmt.Sprintf("the ADD of %s is ended, though its runtime waits for it", name(int(s.wronged)))
+	case s.refused:
+		return "an ADD is refused as added past the journal, and none was"
 	}
 	for i := range m.containers() {
 		c := &s.c[i]
@@ -192,6 +194,7 @@ func TestProtocol(t *testing.T) {
 		{"one address, a crash and a DEL that fails", protocol{addresses: 1, crashes: 1, faults: 1}},
 		{"one address, an ID that is used again", protocol{addresses: 1, faults: 1, reuse: true}},
 		{"an ID that is used again, a crash", protocol{addresses: 2, crashes: 1, reuse: true}},
+		{"added again without a DEL", protocol{addresses: 1, again: true, crashes: 1}},
 		{"paths that hide", protocol{addresses: 1, hides: true}},
 		{"IPAM of which nothing is known", protocol{addresses: 1, unnamed: true, faults: 2}},
 		{"IPAM of which nothing is known, slow DELs", protocol{addresses: 1, unnamed: true, faults: 1, slow: true}},
@@ -259,6 +262,7 @@ func TestGuards(t *testing.T) {
 		{protocol{without: portProbe, addresses: 1, ports: true, lies: 1}, "never released"},
 		{protocol{without: probe, addresses: 2, lies: 1}, "leaked"},
 		{protocol{without: records, addresses: 2, faults: 2, reuse: true}, "never released"},
+		{protocol{without: before, addresses: 1, again: true, crashes: 1}, "is refused"},
 		{protocol{without: older, addresses: 2, faults: 2, reuse: true}, "its rule is gone"},
 		{protocol{without: undones, addresses: 1, unnamed: true, commits: 1}, "its rule is gone"},
 		{protocol{without: ownResult, addresses: 2, off: true, unnamed: true}, "leaked"},
@@ -355,6 +359,7 @@ func TestProtocolAtLength(t *testing.T) {
 		{addresses: 1, commits: 1, crashes: 1, power: 1},
 		{addresses: 2, commits: 1, faults: 1, reuse: true},
 		{addresses: 1, commits: 1, crashes: 1, reuse: true},
+		{addresses: 1, crashes: 1, faults: 1, again: true},
 		{addresses: 1, crashes: 1, faults: 1, off: true, hides: true},
 		{addresses: 1, power: 1, off: true, crashes: 1},
 	} {

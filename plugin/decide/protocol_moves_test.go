@@ -205,7 +205,8 @@ func (m *protocol) mayAdd(s *state, i int8) bool {
 	case c.phase == idle:
 		return true
 	}
-	return m.reuse && c.phase == over && c.adds < 2 && i == 0
+	ended := c.phase == failed || c.phase == up && !c.inside
+	return i == 0 && (m.reuse && c.phase == over && c.adds < 2 || m.again && ended && c.adds < 4 && !c.r[1].pending())
 }
 
 func (m *protocol) plainADD(s *state, i, a int8) {

@@ -46,6 +46,7 @@ type protocol struct {
 
 	ports     bool // the chain has portmap
 	reuse     bool // the runtime adds A's container ID once more
+	again     bool // the runtime adds A again and again, without a DEL before
 	unnamed   bool // unwind cannot read the IPAM plugin's files, so no file names an address's owner
 	plain     bool // the plain chain adds the last container: unwind was switched off
 	plainDEL  bool // the plain chain may delete a container that the journal has: unwind was switched off
@@ -83,6 +84,7 @@ const (
 	portProbe    guard = "portmap's DEL counts once no host port forwards to the address"
 	probe        guard = "a DEL that passed fails if the store still has the address"
 	records      guard = "a new ADD keeps the record of an earlier one"
+	before       guard = "a record keeps what libcni's cache had when its ADD began"
 	older        guard = "no step of the older record runs while the newer one lives"
 	undones      guard = "an undone record answers the runtime's late DEL"
 	ownResult    guard = "an undone record answers only a DEL with its own result"
@@ -134,6 +136,7 @@ var states = [...]journal.State{
 // record is the journal's record of one ADD.
 type record struct {
 	n      int8 // the number of the ADD
+	before int8 // the ADD of which libcni's cache had the result when this one began
 	state  int8
 	steps  uint8 // pending DELs, a bit each
 	claim  int8  // the address, or none
@@ -175,6 +178,7 @@ type process struct {
 	n       int8
 	back    int8  // the step after the undoing; none: the process ends
 	seen    uint8 // records of its own container that it has been over, by number
+	before  int8  // the ADD that libcni's cache had when this one began
 	step    int8  // the delegate that runs: 0 is bridge, 1 firewall, 2 portmap; so are the bits of steps, tried
 	tried   uint8 // DELs tried in this pass
 	done    uint8 // those that are undone, which the journal does not know before the pass ends
@@ -237,6 +241,7 @@ type state struct {
 	grace    bool // the grace period of everything is over
 	illegal  bool // two have worked on one record
 	wronged  int8 // the container whose ADD was ended by another's DEL, or none
+	refused  bool // an ADD was refused as added past the journal, and none was
 }
 
 type budgets struct{ crashes, faults, lies, power, commits, blind int8 }
@@ -435,7 +440,9 @@ func (m *protocol) addedAgain(s *state, i int8, r *record) bool {
 }
 
 // knows reports whether a container has a record of an ADD.
-func (c *sandboxed) knows(n int8) bool { return n == c.r[0].n || n == c.r[1].n }
+func (c *sandboxed) knows(n int8) bool {
+	return slices.ContainsFunc(c.r[:], func(r record) bool { return n == r.n || n == r.before && n != 0 })
+}
 
 // unlisted reports whether a list of the runtime shows that a container is dead, whichever ADD it is of.
 func (c *sandboxed) unlisted() bool {

@@ -135,8 +135,17 @@ func (m *protocol) rollBack(s *state, p int) {
 // findADD looks for what an ADD settles first: earlier records of its key.
 func (m *protocol) findADD(s state, p int, to func(string, state)) {
 	pr, c := &s.p[p], &s.c[of(p)]
+	if pr.seen == 0 {
+		pr.before = c.cachedN
+	}
 	for at := range c.r {
 		if r := &c.r[at]; r.pending() && pr.seen&(1<<r.n) == 0 && m.without != records {
+			if m.again && pr.seen == 0 && m.addedAgain(&s, pr.on, r) {
+				s.refused, c.phase = true, failed
+				m.end(&s, p)
+				to("refuses the ADD: it was added past the journal", s)
+				return
+			}
 			pr.seen |= 1 << r.n
 			pr.pc, pr.n, pr.back = pMark, r.n, pFind
 			to("settles what was before", s)
@@ -258,6 +267,9 @@ func (m *protocol) intent(s *state, i int8) {
 		c.r[0] = record{}
 	}
 	r := record{n: c.adds, claim: none, steps: m.chain()}
+	if m.without != before {
+		r.before = s.p[i].before
+	}
 	s.set(&r, adding)
 	c.push(r)
 }
@@ -529,7 +541,7 @@ func (m *protocol) finish(s state, p int, to func(string, state)) {
 		*r = record{}
 	case r.steps == 0:
 		s.set(r, undone)
-		*r = record{n: r.n, state: undone, claim: none, blank: r.blank}
+		*r = record{n: r.n, state: undone, claim: none, blank: r.blank, before: r.before}
 	case r.state == adding:
 		s.set(r, rollingBack)
 	case r.state == live_:
@@ -554,7 +566,7 @@ func (m *protocol) goOn(s *state, p int, back int8) {
 		}
 		failed := pr.failed && !pr.add
 		*pr = process{pc: back, add: pr.add, on: i, back: none, seen: pr.seen, claim: pr.claim, bare: pr.bare,
-			stop: pr.stop, settled: pr.settled, failed: failed}
+			stop: pr.stop, settled: pr.settled, failed: failed, before: pr.before}
 		return
 	}
 	if p < maxC {

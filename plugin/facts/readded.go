@@ -17,9 +17,10 @@ import (
 // one. The runtime's DEL undoes both.
 //
 // There was a later ADD if host-local has a file of the attachment that the commit of no record
-// saw, or libcni's cache has an interface that no record has. Both are compared for equality, never
-// for order. The cache may be stale: it counts if the namespace that it names exists, or a process
-// of the container runs. An error says why the result is unknown.
+// saw, or libcni's cache has an interface that no record has, and that was not in the cache when a
+// recorded ADD began. Both are compared for equality, never for order. The cache may be stale: it
+// counts if the namespace that it names exists, or a process of the container runs. An error says
+// why the result is unknown.
 func (n *Node) Later(ctx context.Context, e *journal.Entry) (tristate.Value, error) {
 	records := []*journal.Entry{e}
 	n.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
@@ -45,7 +46,8 @@ func (n *Node) Later(ctx context.Context, e *journal.Entry) (tristate.Value, err
 	cached := netconf.InterfaceOf(c.Result, e.IfName)
 	if !cached.Known() || slices.ContainsFunc(records, func(e *journal.Entry) bool {
 		own := InterfaceOf(e)
-		return own.Known() && SameADD(own, cached) != tristate.No
+		return own.Known() && SameADD(own, cached) != tristate.No ||
+			e.Before.Known() && SameADD(e.Before, cached) != tristate.No
 	}) {
 		return tristate.No, nil
 	}

@@ -73,7 +73,8 @@ func (w *Worker) hasADD(ctx context.Context, one facts.Cached) (has bool) {
 func hasADD(records []*journal.Entry, one facts.Cached) bool {
 	cached := netconf.InterfaceOf(one.Result, one.IfName)
 	return slices.ContainsFunc(records, func(e *journal.Entry) bool {
-		return facts.SameADD(facts.InterfaceOf(e), cached) == tristate.Yes
+		return facts.SameADD(facts.InterfaceOf(e), cached) == tristate.Yes ||
+			facts.SameADD(e.Before, cached) == tristate.Yes
 	})
 }
 
