@@ -40,7 +40,8 @@ func sweepCommand() *cobra.Command {
 			"that the journal does not have, with the DELs of the chain in libcni's cache, or\n" +
 			"else of the conflist with their addresses. It releases no address to which a host\n" +
 			"port of this node still forwards. All evidence has to agree, and an empty list\n" +
-			"releases none of them without --force. sweep does not create a journal.\n\n" +
+			"releases none of them without --force. sweep refuses an empty FILE without\n" +
+			"--force. sweep does not create a journal.\n\n" +
 			"Run sweep where the runtime runs: on the host, or in a node that is a container\n" +
 			"(kind, k3d, LXC), where only --cri covers attachments outside the journal. In any\n" +
 			"other container it cannot judge attachments and does nothing. It can be\n" +
@@ -73,7 +74,7 @@ func sweepCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&flags.job.Force, "force", false,
 		"also release attachments that are kept because too many seem dead or the list is empty")
 	cmd.Flags().DurationVar(&flags.job.GracePeriod, "grace-period", 0,
-		"shorten the networks' grace period to `DURATION` for this sweep")
+		"use the grace period `DURATION` instead of the networks' own for this sweep")
 	cmd.Flags().BoolVar(&flags.yes, "yes", false, "accept a --grace-period of less than a minute")
 	cmd.Flags().StringVar(&flags.Valid, "valid-attachments", "",
 		"read the attachments that --network should have from `FILE`, - for stdin: "+
@@ -101,6 +102,7 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 		}
 		s.Attachment = &key
 	}
+	flags.Force = s.Force
 	list, listErr := flags.List(ctx, cmd.InOrStdin())
 	var wrong term.UsageError
 	if errors.As(listErr, &wrong) {

@@ -1,6 +1,7 @@
 package facts
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -73,14 +74,7 @@ func (n *Node) GraceOf(e *journal.Entry) time.Duration {
 // GraceLeft returns how long an attachment is too young to be judged by a list; negative if it is
 // not.
 func (n *Node) GraceLeft(e *journal.Entry) time.Duration {
-	return n.shortened(n.GraceOf(e)) - time.Duration(journal.BootNanos()-e.Updated.Boot)
-}
-
-func (n *Node) shortened(grace time.Duration) time.Duration {
-	if n.MostGrace > 0 {
-		return min(grace, n.MostGrace)
-	}
-	return grace
+	return cmp.Or(n.ListGrace, n.GraceOf(e)) - time.Duration(journal.BootNanos()-e.Updated.Boot)
 }
 
 // List is a runtime's list of attachments.

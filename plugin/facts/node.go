@@ -24,8 +24,8 @@ type Node struct {
 	// Network is the network whose configuration this process has; GracePeriod is from there.
 	Network     string
 	GracePeriod time.Duration
-	// MostGrace, if not 0, shortens every grace period before a list can prove something dead.
-	MostGrace time.Duration
+	// ListGrace, if not 0, replaces every grace period before a list can prove something dead.
+	ListGrace time.Duration
 	// CacheDir is the directory of libcni's cache of results; "" is the one that all runtimes use.
 	CacheDir string
 	View     *View // shared by all workers of a process

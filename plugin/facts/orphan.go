@@ -1,6 +1,7 @@
 package facts
 
 import (
+	"cmp"
 	"net/netip"
 	"os"
 	"slices"
@@ -46,5 +47,5 @@ func (n *Node) JudgeOwner(o Owner) decide.Verdict {
 // OwnerGraceLeft is GraceLeft for a container that the journal does not know.
 func (n *Node) OwnerGraceLeft(o Owner) time.Duration {
 	// The wall clock may have been set since, but not before the machine was started.
-	return n.shortened(o.Grace) - min(time.Since(o.Made), time.Duration(journal.BootNanos()))
+	return cmp.Or(n.ListGrace, o.Grace) - min(time.Since(o.Made), time.Duration(journal.BootNanos()))
 }

@@ -23,7 +23,7 @@ type Job struct {
 	Cache      bool         // also undo attachments that only libcni's cache has
 	Path       string       // CNI_PATH for those that the journal does not have
 	DryRun     bool         // decide, but release nothing
-	// GracePeriod, if not 0, shortens that of each network for this sweep.
+	// GracePeriod, if not 0, replaces that of each network for this sweep.
 	GracePeriod time.Duration
 	// Force also releases attachments that the guard keeps, see MassReleaseError, and what the
 	// journal does not know although the List is empty.
@@ -56,7 +56,7 @@ type Sweep struct {
 // New returns a sweep that works with a fork of w.
 func New(w *undo.Worker, job Job) *Sweep {
 	w = w.Fork()
-	w.Node.List, w.Node.MostGrace = job.List, job.GracePeriod
+	w.Node.List, w.Node.ListGrace = job.List, job.GracePeriod
 	if job.Path != "" {
 		w.Verb.Path = job.Path
 	}

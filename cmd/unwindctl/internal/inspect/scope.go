@@ -21,6 +21,7 @@ type Scope struct {
 	node.Directories
 	Network    string   // "" for all
 	CRI, Valid string   // where the list comes from, see List
+	Force      bool     // accept an empty list of Valid
 	Sockets    []string // where --cri auto looks; nil for the known ones
 }
 
@@ -40,7 +41,7 @@ func (s Scope) List(ctx context.Context, stdin io.Reader) (*facts.List, error) {
 	case s.Valid != "" && s.Network == "":
 		return nil, term.Usage("--valid-attachments needs --network: a list covers one network")
 	case s.Valid != "":
-		return readValid(s.Valid, s.Network, stdin)
+		return s.readValid(stdin)
 	}
 	return nil, nil
 }
@@ -69,22 +70,29 @@ func (s Scope) GiveList(findings []sweep.Finding) {
 	}
 }
 
-func readValid(path, network string, stdin io.Reader) (*facts.List, error) {
+// readValid reads the list of Valid. It refuses an empty one without Force: a script that lists the
+// pods is likelier wrong than right then, and the list would release everything without a process.
+func (s Scope) readValid(stdin io.Reader) (*facts.List, error) {
 	var data []byte
 	var err error
-	if path == "-" {
+	if s.Valid == "-" {
 		data, err = io.ReadAll(stdin)
 	} else {
-		data, err = os.ReadFile(path)
+		data, err = os.ReadFile(s.Valid)
 	}
 	if err != nil {
 		return nil, term.Usage("%w", err)
 	}
 	valid, err := netconf.ParseValid(data)
 	if err != nil {
-		return nil, term.Usage("%s: %w", path, err)
+		return nil, term.Usage("%s: %w", s.Valid, err)
 	}
-	return facts.NewList(network, valid), nil
+	if len(valid) == 0 && !s.Force {
+		return nil, term.WithHint("if network "+s.Network+" has no attachment: unwindctl sweep"+
+			s.ListFlags()+" --force", "%w", term.Usage("--valid-attachments %s: the list is empty, and a "+
+			"node always has a pod; nothing is released without --force", s.Valid))
+	}
+	return facts.NewList(s.Network, valid), nil
 }
 
 // Pools returns the host-local pools in the scope, with or without unwind.
