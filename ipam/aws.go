@@ -12,10 +12,10 @@ import (
 	"strings"
 )
 
-// AWS is the probe of the AWS VPC CNI. Its daemon ipamd records assigned addresses in a checkpoint,
-// with a separate one for each additional network card (amazon-vpc-cni-k8s 1.23.2,
-// pkg/ipamd/datastore/data_store.go). ipamd replaces the file before it responds to a plugin, so
-// the file no longer has an address that a DEL freed.
+// AWS is the probe of the AWS VPC CNI. Its daemon ipamd records assigned addresses in a checkpoint
+// file, and in a separate one for each additional network card (amazon-vpc-cni-k8s 1.23.2,
+// pkg/ipamd/datastore/data_store.go). ipamd replaces the file before it responds to a plugin, so an
+// address that a DEL freed is no longer in the file.
 type AWS struct{}
 
 const (
@@ -23,14 +23,13 @@ const (
 	awsCheckpoint = "/var/run/aws-node/ipam.json"
 	// awsFormat is the version of the checkpoint that AWS reads; ipamd 1.12 to 1.23 write it.
 	awsFormat = "vpc-cni-ipam/1"
-	// maxCheckpoint limits a checkpoint, in bytes. A checkpoint has some 300 bytes for each pod of a
-	// node.
+	// maxCheckpoint limits the size of a checkpoint, in bytes. A pod takes about 300 bytes.
 	maxCheckpoint = 4 << 20
 )
 
 // Held reads the checkpoints. If no checkpoint exists in a known format, there is no store to
-// query: the directory is in memory, so a reboot empties it. A file that cannot be read is an
-// error, unless another file has the attachment.
+// query. (The directory is in memory, so a reboot empties it.) A file that cannot be read is an
+// error, unless another file lists the attachment.
 func (AWS) Held(_ context.Context, q Query) (held []netip.Addr, asked bool, err error) {
 	first := cmp.Or(q.Store, awsCheckpoint)
 	ext := filepath.Ext(first)
@@ -48,9 +47,9 @@ func (AWS) Held(_ context.Context, q Query) (held []netip.Addr, asked bool, err 
 	return nil, asked, err
 }
 
-// readCheckpoint returns the addresses of an attachment in one checkpoint (CheckpointEntry). known
-// is false if the checkpoint is missing or has an unknown format. An entry of the attachment
-// without a valid address is an error; entries that ipamd did not write are skipped.
+// readCheckpoint returns an attachment's addresses in one checkpoint (CheckpointEntry). known is
+// false if the checkpoint is missing or its format is unknown. It is an error if the attachment's
+// entry contains no valid address. readCheckpoint skips entries that ipamd did not write.
 func readCheckpoint(path string, q Query) (held []netip.Addr, known bool, err error) {
 	data, _, err := readRegular(path, maxCheckpoint)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -77,7 +76,7 @@ func readCheckpoint(path string, q Query) (held []netip.Addr, known bool, err er
 			IPv4        string `json:"ipv4"`
 			IPv6        string `json:"ipv6"`
 		}
-		_ = json.Unmarshal(raw, &entry) // an allocation in another form stays empty
+		_ = json.Unmarshal(raw, &entry) // an allocation of another form leaves entry empty
 		if entry.Network != q.Network || entry.ContainerID != q.ContainerID || entry.IfName != q.IfName {
 			continue
 		}
@@ -88,7 +87,7 @@ func readCheckpoint(path string, q Query) (held []netip.Addr, known bool, err er
 			}
 		}
 		if len(held) == before {
-			err = errors.New("the entry of the attachment has no valid address")
+			err = errors.New("the attachment's entry contains no valid address")
 		}
 	}
 	return held, true, err

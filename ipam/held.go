@@ -14,21 +14,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// heldMark is the last line of a held address's file, after the container ID, CR LF, the interface
-// and CR LF. host-local reserves an address by the name of its file alone. Its DEL and CHECK
-// compare the whole content with the container ID and the interface, so they never match a held
-// file (plugins v1.9 host-local/backend/disk).
+// heldMark is the last of three lines in a held address's file. The container ID and the interface
+// come first, each followed by CR LF. For host-local, the file's name alone reserves the address.
+// host-local's DEL and CHECK compare the whole content with the container ID and the interface, so
+// they never match a held file (plugins v1.9 host-local/backend/disk).
 const heldMark = "held"
 
-// Hold reserves a free address for the time of a DEL whose attachment had that address before, so
-// that nobody else gets the address meanwhile. It creates host-local's file under host-local's own
-// lock, but never a pool. The error is fs.ErrExist if the address is already reserved, except by
-// an earlier Hold for the same owner.
+// Hold reserves a free address while the DEL of its former attachment runs, so no other attachment
+// gets the address during that DEL. Hold creates the address's file under host-local's own lock; it
+// never creates a pool. The error is fs.ErrExist if the address is already reserved, except by an
+// earlier Hold for the same owner.
 //
 // The caller holds the lock of the attachment, whose record is on the disk. release removes the
-// file if it still has this address and content. A crash leaves either a complete file or none.
-// Scan returns such a file with its owner in HeldFor, and DropHeld removes it. A power loss may
-// leave the file empty, as it may leave host-local's own files.
+// file if its content is still the same. A crash leaves either a complete file or none. Scan
+// returns such a file with its owner in HeldFor, and DropHeld removes it. A power loss may leave an
+// empty file, as with host-local's own files.
 func Hold(ctx context.Context, pool string, owner Owner, address netip.Addr) (
 	release func(context.Context) error, err error,
 ) {
@@ -53,8 +53,8 @@ func Hold(ctx context.Context, pool string, owner Owner, address netip.Addr) (
 	return func(ctx context.Context) error { return DropHeld(ctx, pool, owner, address) }, nil
 }
 
-// DropHeld removes the files that Hold created for an owner: those of the given addresses, or all
-// if no address is given. The caller holds the lock of the attachment.
+// DropHeld removes the files that Hold created for an owner, for the given addresses, or for all if
+// no address is given. The caller holds the lock of the attachment.
 func DropHeld(ctx context.Context, pool string, owner Owner, addresses ...netip.Addr) error {
 	_, err := remove(ctx, pool, owner, addresses,
 		func(r Reservation, o Owner) bool { return r.HeldFor == o })

@@ -18,9 +18,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// host-local has a file for each address, which contains the container ID, CR LF, and the interface
-// (no interface before version 0.8). The file is empty if host-local died between creating and
-// writing it. It does both under the lock of the pool, which is the directory of a network.
+// host-local keeps one file for each address. The file contains the container ID, CR LF, and the
+// interface (no interface before version 0.8). It is empty if host-local died between creating and
+// writing it. host-local does both under the lock of the pool. A pool is the directory of a
+// network.
 
 // Pool returns the pool of a network, given the configuration of a delegate, or "" if the delegate
 // does not call host-local. network must be a valid network name.
@@ -44,7 +45,7 @@ func Pool(config json.RawMessage, network string) string {
 // Path returns the file of a reservation.
 func (r Reservation) Path() string { return filepath.Join(r.Pool, fileName(r.Address)) }
 
-// fileName returns the name of an address's file: as net.IP prints the address.
+// fileName returns the name of an address's file, which is the address as net.IP prints it.
 func fileName(address netip.Addr) string { return address.Unmap().WithZone("").String() }
 
 // ParseName returns the address that a file's name stands for.
@@ -62,7 +63,8 @@ type File struct {
 	Mtime int64 // nanoseconds
 }
 
-// FileAt returns the file of an address in a pool: zero without one, or if it cannot be read.
+// FileAt returns the file of an address in a pool. It is zero if the file does not exist or cannot
+// be read.
 func FileAt(pool string, address netip.Addr) File {
 	r, _, _ := look(pool, address)
 	return r.File
@@ -92,8 +94,8 @@ func Scan(pool string) (found []Reservation, err error) {
 	return found, err
 }
 
-// maxOwner limits what is read of a reservation, in bytes. A container ID is never longer than an
-// environment string (MAX_ARG_STRLEN, 128 KiB).
+// maxOwner limits the size of a reservation's file, in bytes. A container ID is never longer than
+// an environment string (MAX_ARG_STRLEN, 128 KiB).
 const maxOwner = 128 << 10
 
 // look returns the reservation of an address. ok is false if the address has none. Like Scan, look
@@ -118,7 +120,7 @@ func look(pool string, address netip.Addr) (r Reservation, ok bool, err error) {
 	return r, true, nil
 }
 
-// readRegular reads a file of at most this many bytes. It rejects links, devices and pipes.
+// readRegular reads a file of at most most bytes. It rejects links, devices and pipes.
 func readRegular(path string, most int64) (data []byte, st unix.Stat_t, err error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -167,7 +169,7 @@ func Apply(
 // A missing pool needs no lock, because it has no addresses. If ctx ends first, lock returns an
 // error, and releases the lock as soon as the kernel grants it.
 func lock(ctx context.Context, pool string) (unlock func(), err error) {
-	// as filemutex opens it for host-local, but closed in the delegates that run meanwhile
+	// as filemutex opens it for host-local, but with O_CLOEXEC, so no delegate inherits it
 	fd, err := unix.Open(filepath.Join(pool, "lock"), unix.O_CREAT|unix.O_RDONLY|unix.O_CLOEXEC, 0o750)
 	if errors.Is(err, fs.ErrNotExist) {
 		return func() {}, nil
@@ -176,7 +178,7 @@ func lock(ctx context.Context, pool string) (unlock func(), err error) {
 		return nil, fmt.Errorf("pool %s: lock: %w", pool, err)
 	}
 	release := func() {
-		_ = unix.Flock(fd, unix.LOCK_UN) // a child that is about to exec may also have it
+		_ = unix.Flock(fd, unix.LOCK_UN) // a child that is about to exec may have a copy of fd
 		_ = unix.Close(fd)
 	}
 	locked := make(chan error, 1)

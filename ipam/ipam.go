@@ -10,7 +10,8 @@ import (
 	"slices"
 )
 
-// Owner is the attachment that has an address. IfName is "" in host-local's files before 0.8.
+// Owner is the attachment that owns an address. IfName is "" if host-local before 0.8 wrote the
+// file.
 type Owner struct {
 	ContainerID string
 	IfName      string
@@ -32,16 +33,16 @@ type Reservation struct {
 	content string // of its file
 }
 
-// Empty reports whether host-local died before it wrote an owner: see WhyEmpty. host-local
-// creates and writes a reservation under one lock, so nobody is about to write it while Apply holds
-// that lock.
+// Empty reports whether host-local died before it wrote an owner (see WhyEmpty). host-local creates
+// and writes a reservation under one lock. While Apply holds that lock, no host-local is about to
+// write the owner.
 func (r Reservation) Empty() bool { return r.Owner == Owner{} && !r.IsHeld() }
 
 // WhyEmpty says why an empty reservation can be released.
 const WhyEmpty = "host-local died before it wrote an owner, so no DEL releases it"
 
-// IsHeld reports whether Hold made the reservation. The attachment has lost the address, so it is
-// not the owner.
+// IsHeld reports whether Hold made the reservation. The attachment in HeldFor has lost the address,
+// so it is not the owner.
 func (r Reservation) IsHeld() bool { return r.HeldFor != Owner{} }
 
 // belongsTo reports whether the reservation belongs to an attachment.
@@ -56,8 +57,8 @@ func OwnerOf(pool string, address netip.Addr) (owner Owner, ok bool, err error) 
 	return r.Owner, r.Owner != Owner{}, err
 }
 
-// Lost reports whether an address that an attachment had is free by now, or has another owner. An
-// error means unknown, for example because the pool does not exist.
+// Lost reports whether an attachment no longer owns an address: the address is free, or it has
+// another owner. An error means that this is unknown, for example because the pool does not exist.
 func Lost(pool string, owner Owner, address netip.Addr) (bool, error) {
 	r, ok, err := look(pool, address)
 	if err == nil && !ok {
@@ -77,9 +78,10 @@ func HeldBy(pool, containerID, ifname string) (addresses []netip.Addr, err error
 	return addresses, err
 }
 
-// Release releases addresses of an attachment in a pool, or all if none is given, if they still
-// belong to this attachment under host-local's own lock. If the pool does not exist, Release does
-// nothing and does not create it. ctx limits the wait for the lock.
+// Release releases an attachment's addresses in a pool: the given ones, or all if none is given. It
+// takes host-local's own lock, and keeps an address that no longer belongs to the attachment. If
+// the pool does not exist, Release does nothing and does not create it. ctx limits the wait for the
+// lock.
 func Release(
 	ctx context.Context, pool string, owner Owner, addresses ...netip.Addr,
 ) (released []Reservation, err error) {
@@ -88,8 +90,7 @@ func Release(
 
 var errUnnamed = errors.New("container ID or interface is missing")
 
-// remove releases an owner's reservations: those of the given addresses, or all if no address is
-// given.
+// remove releases an owner's reservations of the given addresses, or all if no address is given.
 func remove(ctx context.Context, pool string, owner Owner, addresses []netip.Addr,
 	isOf func(Reservation, Owner) bool) (released []Reservation, err error) {
 	if owner.ContainerID == "" || owner.IfName == "" {

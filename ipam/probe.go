@@ -14,12 +14,12 @@ import (
 	"syscall"
 )
 
-// Probe queries the store of a plugin for the addresses of an attachment, because some plugins
-// exit 0 from a DEL that freed nothing. A probe only reads: to free the remaining addresses,
-// unwind runs the plugin's DEL again.
+// Probe queries a plugin's store for the addresses of an attachment, because some plugins exit 0
+// after a DEL that freed nothing. A probe only reads. To free the remaining addresses, unwind runs
+// the plugin's DEL again.
 type Probe interface {
-	// Held returns the addresses that the store has for an attachment. asked is false if no store
-	// exists on this node. An error means that the store cannot be queried now.
+	// Held returns the addresses that the store still assigns to an attachment. asked is false if
+	// no store exists on this node. An error means that the store cannot be queried now.
 	Held(ctx context.Context, q Query) (held []netip.Addr, asked bool, err error)
 }
 
@@ -30,31 +30,32 @@ type Query struct {
 
 	Config json.RawMessage // of the delegate
 	IPAM   string          // the IPAM plugin that the delegate calls, or ""
-	Store  string          // the path of the store; "" is the one that the plugin uses by default
+	Store  string          // the path of the store; "" means the plugin's default path
 }
 
-// OnNode returns the probes of stores on the node, by plugin.
+// OnNode returns the probes that read stores on the node, by plugin.
 func OnNode() map[string]Probe {
 	return map[string]Probe{"aws-cni": AWS{}, "cilium-cni": Cilium{}}
 }
 
-// Cilium is the probe of cilium-cni. If the agent is down or returns 503, its DEL queues the
-// deletion as a file and exits 0 (1.19.6 and 1.20.2, plugins/cilium-cni/lib/deletion_queue.go). The
-// agent processes the queue once, at its start, and removes each file after the deletion
-// (pkg/endpoint/api/endpoint_deletion_queue.go).
+// Cilium is the probe of cilium-cni. If Cilium's agent is down or returns 503, cilium-cni's DEL
+// queues the deletion as a file and exits 0 (1.19.6 and 1.20.2,
+// plugins/cilium-cni/lib/deletion_queue.go). The agent processes the queue once, at its start, and
+// removes each file after the deletion (pkg/endpoint/api/endpoint_deletion_queue.go).
 type Cilium struct{}
 
 // ciliumQueue is DeleteQueueDir of pkg/defaults.
 const ciliumQueue = "/var/run/cilium/deleteQueue"
 
-// ErrQueued says that a successful DEL is in the plugin's own queue. Another DEL would not help.
+// ErrQueued means that the plugin's DEL exited 0, but only put the deletion into the plugin's own
+// queue. Another DEL would not help.
 var ErrQueued = errors.New("the deletion is queued")
 
-// Held returns ErrQueued while the queue has a file of the attachment. If it has no such file, the
-// agent has handled the DEL. Other probes cover the IPAM plugin that cilium-cni calls.
+// Held returns ErrQueued while the queue contains a file for the attachment. Otherwise the agent
+// has handled the DEL. Other probes cover the IPAM plugin that cilium-cni calls.
 func (Cilium) Held(_ context.Context, q Query) (held []netip.Addr, asked bool, err error) {
-	// A file's name is the SHA-256 of its content, which names the attachment from 1.20 on, and the
-	// container before (EndpointBatchDeleteRequest).
+	// A file's name is the SHA-256 of its content. The content identifies the attachment since
+	// 1.20, and the container before that (EndpointBatchDeleteRequest).
 	for _, content := range []string{
 		"cni-attachment-id:" + q.ContainerID + ":" + q.IfName,
 		`{"container-id":"` + q.ContainerID + `"}`,

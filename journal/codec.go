@@ -20,8 +20,8 @@ import (
 //	index    "pod" 00 namespace 00 name 00 <entry key>             → nothing
 //	         "address" 00 address 00 <entry key>                   → nothing
 //
-// A number has 8 bytes, big-endian. The transaction that writes an entry also writes the index,
-// from the entry alone. An undone entry is not in the index.
+// A number takes 8 bytes, big-endian. The transaction that writes an entry also writes its index
+// keys, which depend only on the entry. An undone entry is not in the index.
 var (
 	bucketMeta    = []byte("meta")
 	bucketEntries = []byte("entries")
@@ -34,9 +34,10 @@ var (
 // Version is the format that this code writes, and the newest that it reads.
 const Version = 2
 
-// format has the format version of the release that wrote the file (Writer), and the oldest that
-// can read the file (OldestReader). A release that changes the format raises Writer. Only the
-// release after it raises OldestReader, so that users can go back by one release.
+// format says which releases can read the file. Writer is the format version of the release that
+// wrote it. OldestReader is the oldest format version that can read it. A release that changes the
+// format raises Writer. Only the release after it raises OldestReader, so users can go back by one
+// release.
 type format struct {
 	Writer       int `json:"writer"`
 	OldestReader int `json:"oldestReader"`
@@ -113,7 +114,7 @@ func (e *DamagedError) Unwrap() error { return e.Err }
 //
 //	state 00 boot ID 00 device 00 inode 00 path of the network namespace 00 JSON
 //
-// Neither JSON nor a path has a zero byte.
+// Neither JSON nor a path contains a zero byte.
 func encodeEntry(e *Entry) ([]byte, error) {
 	if err := checkTexts(e); err != nil {
 		return nil, err
@@ -123,7 +124,7 @@ func encodeEntry(e *Entry) ([]byte, error) {
 		e.NetNS.Dev, e.NetNS.Ino, e.NetNS.Path), data...), err
 }
 
-// checkTexts rejects an entry that cannot be encoded, so that it would be read back as another.
+// checkTexts rejects an entry that decoding would not restore as it was.
 func checkTexts(e *Entry) error {
 	if key := string(encodeKey(e.Key)); !utf8.ValidString(key) {
 		return fmt.Errorf("%q is not valid UTF-8", key)
@@ -144,7 +145,7 @@ func decodeEntry(key, value []byte) (*Entry, error) {
 		return nil, &DamagedError{k, err}
 	}
 	if e.Key != k || e.Number != number {
-		return nil, &DamagedError{k, fmt.Errorf("its value is of %s, number %d", e.Key, e.Number)}
+		return nil, &DamagedError{k, fmt.Errorf("the value belongs to %s, number %d", e.Key, e.Number)}
 	}
 	if err := checkTexts(e); err != nil {
 		return nil, &DamagedError{k, err}

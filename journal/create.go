@@ -23,18 +23,18 @@ func (s *Store) create(queue *os.File) error {
 	return s.replace(queue, fill)
 }
 
-// replace replaces the journal with a file that write makes. A crash leaves the old journal (or
+// replace replaces the journal with a file that write creates. A crash leaves the old journal (or
 // none, if none existed) or the new one, and possibly a journal.db.new, which the next call
 // replaces.
 //
-//	pwrite   journal.lock: it began
+//	pwrite   journal.lock: a commit began
 //	unlink   journal.db.new
 //	open     journal.db.new, mode 0600
 //	pwrite   meta pages, buckets, format
 //	fsync    journal.db.new
 //	rename   journal.db.new → journal.db
-//	fsync    the directory, and those above it
-//	pwrite   journal.lock: it succeeded
+//	fsync    the directory and its parents
+//	pwrite   journal.lock: the commit succeeded
 func (s *Store) replace(queue *os.File, write func(path string) error) error {
 	tmp := s.Path() + ".new"
 	if err := errors.Join(s.setCommit(queue, began), os.RemoveAll(tmp)); err != nil {
@@ -95,7 +95,7 @@ func fill(path string) error {
 	return errors.Join(err, db.Close())
 }
 
-// setAside renames a damaged journal file, so that it is kept and a new one can be started. The
+// setAside keeps a damaged journal file under another name, so a new journal can be created. The
 // caller holds the queue.
 func (s *Store) setAside(cause error) error {
 	aside := fmt.Sprintf("%s.damaged-%s", s.Path(),

@@ -1,9 +1,8 @@
 // Package journal durably records the pending DEL of every delegate before that delegate's ADD
 // runs.
 //
-// It knows nothing about plugins: it stores entries, finds them by attachment, pod and address,
-// and provides a lock for each attachment. Where it matters, a type or function says what a crash
-// leaves.
+// The package knows nothing about plugins. It stores entries, finds them by attachment, pod or
+// address, and provides a lock for each attachment.
 package journal
 
 import (
@@ -23,11 +22,11 @@ type Key struct {
 	IfName      string `json:"ifname"`
 }
 
-// String returns network/containerID/ifname. None of the three can hold a slash (SPEC 1.1 §2
+// String returns network/containerID/ifname. None of the three may contain a slash (SPEC 1.1 §2
 // "Parameters").
 func (k Key) String() string { return k.Network + "/" + k.ContainerID + "/" + k.IfName }
 
-// State says how far an attachment is between its ADD and its last DEL.
+// State is the stage of an attachment between its ADD and its last DEL.
 type State string
 
 // The states. An attachment that is Gone has no record.
@@ -42,9 +41,9 @@ const (
 	Undone      State = "undone"       // released without the runtime's own DEL, which will succeed
 )
 
-// edges holds every legal change of state. Gone changes to Deleting if an attachment was added
-// before unwind was installed, or if its record was lost, and the runtime sends its DEL. Gone
-// changes to Undone if an operator forgets a damaged record.
+// edges holds every legal change of state. Gone changes to Deleting when the runtime sends the DEL
+// of an attachment without a record: it was added before unwind was installed, or its record was
+// lost. Gone changes to Undone if an operator forgets a damaged record.
 var edges = map[State][]State{
 	Gone:        {Adding, Deleting, Undone},
 	Adding:      {Adding, Live, RollingBack, Deleting, Undone, Gone},
@@ -83,14 +82,15 @@ type Entry struct {
 	Host          Host            `json:"host"`
 	Created       Time            `json:"created"`
 	GracePeriod   time.Duration   `json:"gracePeriod,omitempty"` // of the ADD's configuration
-	// Stores has the path of each plugin's store that is not at its default path, by plugin, from
-	// the configuration of the ADD.
+	// Stores maps a plugin to the path of its store, if that is not the default path. The paths
+	// come from the configuration of the ADD.
 	Stores map[string]string `json:"stores,omitempty"`
 	Steps  []Step            `json:"steps,omitempty"` // with a pending DEL, in chain order
 	// Begun is set while a pass over the steps runs, and stays set if the pass is interrupted.
 	Begun bool `json:"begun,omitempty"`
-	// Occupant is the interface (index and MAC) that had the interface name in the namespace before
-	// the ADD, or "". It does not belong to the ADD, and no DEL of the ADD may see it.
+	// Occupant is the interface (index and MAC) that already used the interface name in the
+	// namespace before the ADD, or "". It does not belong to this ADD, so no DEL of this ADD may
+	// touch it.
 	Occupant string `json:"occupant,omitempty"`
 	// Interface is the container's interface in the result. An undone record keeps it instead of the
 	// result.
@@ -101,14 +101,14 @@ type Entry struct {
 	Before Interface `json:"before,omitzero"`
 	// Failed is set if the ADD failed, so that the runtime has no result.
 	Failed bool `json:"failed,omitempty"`
-	// Unnamed is set if the last pass left a DEL to the runtime, see decide.LeftToRuntime. Then the
-	// record does not become Undone, so that the runtime's DEL runs the chain.
+	// Unnamed is set if the last pass left a DEL to the runtime (see decide.LeftToRuntime). Such a
+	// record does not become Undone, so the runtime's DEL still runs the chain.
 	Unnamed bool `json:"unnamed,omitempty"`
-	// Abandoned is set if an operator abandoned the pending DELs of an undone record.
+	// Abandoned is set in an undone record if an operator dropped its pending DELs.
 	Abandoned bool   `json:"abandoned,omitempty"`
 	Cause     string `json:"cause,omitempty"`  // why it is in its state: decide.Reason.Code
 	Reason    string `json:"reason,omitempty"` // the same in words
-	Since     Time   `json:"since"`            // when it entered this state
+	Since     Time   `json:"since"`            // when the record entered this state
 	Updated   Time   `json:"updated"`
 }
 
@@ -149,7 +149,8 @@ func (e *Entry) Freed(c Claim) bool {
 	return !slices.ContainsFunc(e.Steps, func(s Step) bool { return s.Index == c.Step })
 }
 
-// Bury makes the record Undone: it only lets the runtime's DEL, which is still to come, succeed.
+// Bury makes the record Undone. The only use of such a record is that the runtime's later DEL
+// succeeds.
 func (e *Entry) Bury() {
 	*e = Entry{
 		Key: e.Key, Number: e.Number, State: Undone, Pod: e.Pod, NetNS: e.NetNS,
@@ -159,16 +160,16 @@ func (e *Entry) Bury() {
 	}
 }
 
-// Pod is the pod of an attachment as CNI_ARGS names it; empty outside Kubernetes.
+// Pod is an attachment's pod, from CNI_ARGS. It is empty outside Kubernetes.
 type Pod struct {
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name,omitempty"`
 	UID       string `json:"uid,omitempty"`
 }
 
-// NetNS identifies a network namespace, and has the path at which the runtime mounted it. All
-// numbers are zero if ADD could not open it. The kernel reuses inode numbers, but never a cookie
-// within one boot. Cookie is zero on kernels before 5.14.
+// NetNS identifies a network namespace, and records the path at which the runtime mounted it. All
+// numbers are zero if ADD could not open the namespace. The kernel may reuse an inode number, but
+// it never reuses a cookie within one boot. Cookie is zero on kernels before 5.14.
 type NetNS struct {
 	Path   string `json:"path,omitempty"`
 	Dev    uint64 `json:"dev,omitempty"`
@@ -190,7 +191,7 @@ func (n NetNS) Same(o NetNS) bool {
 	return n.Dev == o.Dev && n.Ino == o.Ino
 }
 
-// HostLink is the host's end of a container's interface.
+// HostLink is the host end of a container's interface.
 type HostLink struct {
 	Name string `json:"name"`
 	MAC  string `json:"mac"`
@@ -211,12 +212,12 @@ type Host struct {
 	Machine string `json:"machine"` // DMI product UUID, else machine-id
 	MountNS string `json:"mountNS"` // as readlink of /proc/self/ns/mnt prints it
 	PIDNS   string `json:"pidNS"`
-	NetNS   string `json:"netNS,omitempty"`  // the namespace of the host's ends, chains and bridges
-	TimeNS  string `json:"timeNS,omitempty"` // of CLOCK_BOOTTIME; "" on kernels before 5.6
+	NetNS   string `json:"netNS,omitempty"`  // with the host's bridges and firewall rules
+	TimeNS  string `json:"timeNS,omitempty"` // can shift CLOCK_BOOTTIME; "" on kernels before 5.6
 }
 
-// Time is an instant on two clocks. Decisions use Boot, CLOCK_BOOTTIME in nanoseconds, which is
-// meaningful only within one boot; Wall is for people.
+// Time is an instant on two clocks. Decisions use Boot: CLOCK_BOOTTIME in nanoseconds, which is
+// valid only within one boot. Wall is for people to read.
 type Time struct {
 	Boot int64     `json:"boot"`
 	Wall time.Time `json:"wall"`
@@ -227,7 +228,8 @@ func Now() Time {
 	return Time{Boot: BootNanos(), Wall: time.Now().UTC().Truncate(time.Millisecond)}
 }
 
-// BootNanos returns CLOCK_BOOTTIME in nanoseconds. It counts suspended time, and nobody can set it.
+// BootNanos returns CLOCK_BOOTTIME in nanoseconds. That clock counts suspended time, and it cannot
+// be set.
 func BootNanos() int64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {

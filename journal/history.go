@@ -22,16 +22,16 @@ type EventKind string
 const (
 	RolledBack EventKind = "rolled-back" // an ADD failed and was undone as far as possible
 	Swept      EventKind = "swept"       // released without the runtime's DEL
-	Released   EventKind = "released"    // a host-local address of no recorded attachment
+	Released   EventKind = "released"    // a host-local address without a recorded attachment
 	Waiting    EventKind = "waiting"     // a DEL waits because another attachment has the address
 	Superseded EventKind = "superseded"  // another ADD of the same container ID came before the DEL
 	Forgotten  EventKind = "forgotten"   // forgotten by an operator, with pending DELs
 	Unverified EventKind = "unverified"  // a DEL succeeded, but its address is not free
-	Untaken    EventKind = "untaken"     // a DEL of a failed ADD was given up, see decide.After
+	Untaken    EventKind = "untaken"     // the DEL of a failed ADD was dropped, see decide.After
 	NoOp       EventKind = "no-op"       // the runtime's DEL succeeded and ran no delegate
 )
 
-// Event is something out of the ordinary that happened to an attachment, kept for people.
+// Event is something unusual that happened to an attachment, recorded for people to read.
 type Event struct {
 	Key
 	Kind      EventKind    `json:"kind"`
@@ -40,8 +40,8 @@ type Event struct {
 	Addresses []netip.Addr `json:"addresses,omitempty"`
 	Plugins   []string     `json:"plugins,omitempty"` // that failed, or have a pending DEL
 	At        Time         `json:"at"`
-	// Count has the name of a counter that the event increments, and its labels. An event without a
-	// kind only increments that counter.
+	// Count is the name of a counter that the event increments, followed by its labels. An event
+	// without a kind only increments that counter.
 	Count []string `json:"count,omitempty"`
 }
 
@@ -88,7 +88,7 @@ func (s *Store) Record(events ...Event) error {
 	return err
 }
 
-// History returns the events that the history still has, oldest first.
+// History returns the events that are still in the history, oldest first.
 func (s *Store) History() ([]Event, error) { return (&Tail{Store: s}).Next() }
 
 // Tail reads the history, and follows it as it grows.
@@ -117,8 +117,8 @@ func (t *Tail) Next() (events []Event, err error) {
 	return events, nil
 }
 
-// readHistory returns the content of both files. It opens the newer one first: if that is renamed
-// meanwhile, both are the same file.
+// readHistory returns the content of both files. It opens the newer file first. If that is renamed
+// before the older one is opened, both paths lead to the same file.
 func (s *Store) readHistory() (data []byte, err error) {
 	path := filepath.Join(s.Dir, historyName)
 	var newer *os.File
@@ -143,8 +143,8 @@ func (s *Store) readHistory() (data []byte, err error) {
 	return data, nil
 }
 
-// NoteSweep records that a sweep of all networks has just ended, as the modification time of a
-// file that is not synced.
+// NoteSweep records that a sweep of all networks has just ended. The modification time of a file is
+// the record; the file is not synced.
 func (s *Store) NoteSweep() error {
 	now := fmt.Appendln(nil, time.Now().UTC().Format(time.RFC3339))
 	return os.WriteFile(filepath.Join(s.Dir, sweptName), now, 0o600)

@@ -18,13 +18,15 @@ import (
 // ErrBusy is returned when a lock was not free in time.
 var ErrBusy = errors.New("busy")
 
-// Lock is the lock of an attachment: record locks (F_OFD_SETLK) on two bytes of a file of its own.
+// Lock is an attachment's lock: record locks (F_OFD_SETLK) on two bytes of the attachment's lock
+// file.
 //
 //	held    by a descriptor that delegates inherit, so it stays locked while one of them lives
 //	owned   by a descriptor that no child inherits, so it stays locked while this process lives
 //
-// Both belong to an open file, not to a process, so they also exclude the workers of one process
-// from each other. The file contains the owner's process ID. The methods of a nil Lock do nothing.
+// Both locks belong to an open file, not to a process, so they also exclude the workers of one
+// process from each other. The file contains the owner's process ID. The methods of a nil Lock do
+// nothing.
 type Lock struct {
 	path string
 	held *os.File
@@ -49,11 +51,11 @@ func (s *Store) TryAcquire(k Key) (*Lock, error) {
 	return l, lockError(k, err)
 }
 
-// TakeOver takes the lock of an attachment whose owner is dead from the processes that inherited
-// it. It calls end to end them, and owns the lock meanwhile. end reports whether only daemons are
-// left. They would hold the lock as long as they live, so TakeOver then replaces the lock file with
-// a new one that it has already locked. A crash leaves the old or the new file at the path, and
-// possibly the new one next to it, which RemoveStrayLocks removes.
+// TakeOver takes the lock of an attachment whose owner died while processes that inherited the lock
+// still hold it. TakeOver owns the lock while it calls end, which ends these processes. end reports
+// whether only daemons are left. Daemons would hold the lock as long as they live, so TakeOver then
+// replaces the lock file with a new one that it has already locked. A crash leaves the old or the
+// new file at the path, and possibly the new one next to it, which RemoveStrayLocks removes.
 func (s *Store) TakeOver(k Key, end func() (onlyDaemons bool)) (*Lock, error) {
 	l, err := take(s.LockPath(k), true, true)
 	if err != nil {
@@ -70,7 +72,7 @@ func (s *Store) TakeOver(k Key, end func() (onlyDaemons bool)) (*Lock, error) {
 	return l, nil
 }
 
-// replace locks a new file and puts it in the place of the lock file.
+// replace locks a new file and renames it to the path of the lock file.
 func (l *Lock) replace() error {
 	next, err := take(l.path+".next", true, false)
 	if err != nil {
@@ -85,9 +87,9 @@ func (l *Lock) replace() error {
 	return nil
 }
 
-// take takes the lock of the file at a path without waiting, or returns ErrBusy. If create is set,
-// take creates a missing file. If over is set, another process may hold the lock, and take only
-// owns it.
+// take locks the file at a path without waiting, or returns ErrBusy. If create is set, take creates
+// a missing file. If over is set, take locks only the owned byte, because other processes may still
+// hold the lock.
 func take(path string, create, over bool) (*Lock, error) {
 	for {
 		l := &Lock{path: path}
@@ -185,7 +187,7 @@ func (s *Store) LookAtLock(k Key) (state LockState, err error) {
 }
 
 // inPlace reports whether the locked file is still at its path. If it is not, another process can
-// take the lock there.
+// lock the file that is there now.
 func (l *Lock) inPlace() bool { return samePath(l.path, l.held, l.own) }
 
 // Made reports whether taking the lock created its file.
@@ -199,9 +201,9 @@ func (l *Lock) File() *os.File {
 	return l.held
 }
 
-// Remove removes the lock file, unless another file is at the path. Only the holder may call it:
-// when the attachment is gone, or before it prints success although the journal still says Adding
-// (an Adding entry without a lock file does not count as dead).
+// Remove removes the lock file, unless another file is at the path. Only the holder may call it, in
+// two cases: the attachment is gone, or an ADD is about to print success although its entry is
+// still Adding. Without a lock file, an Adding entry does not count as dead.
 func (l *Lock) Remove() error {
 	if l == nil || !l.inPlace() {
 		return nil
@@ -210,7 +212,7 @@ func (l *Lock) Remove() error {
 }
 
 // Release releases the lock, even if a daemon that a delegate left behind has inherited the
-// descriptor. It gives up ownership before others can take the lock.
+// descriptor. It releases ownership first, before others can take the lock.
 func (l *Lock) Release() {
 	if l == nil {
 		return
@@ -244,8 +246,8 @@ func (s *Store) RemoveStrayLocks(ctx context.Context) error {
 	return err
 }
 
-// removeStrayLock removes one such lock file. It reads the journal again under the lock, because
-// an ADD may have run meanwhile.
+// removeStrayLock removes a lock file that has no entry. It reads the journal again under the lock,
+// because an ADD may have written an entry since the first read.
 func (s *Store) removeStrayLock(ctx context.Context, name string) error {
 	l, err := take(filepath.Join(s.Dir, locksName, name), false, false)
 	if err != nil {

@@ -23,7 +23,7 @@ import (
 const maxWait = 10 * time.Second
 
 // queue takes the queue of the journal: the flock of the queue file. A reader changes nothing on
-// the disk: if the queue file does not exist, queue returns nil, and the reader goes on without
+// the disk: if the queue file does not exist, queue returns nil, and the reader continues without
 // the flock.
 func (s *Store) queue(ctx context.Context, write bool) (*os.File, error) {
 	path := filepath.Join(s.Dir, queueName)
@@ -49,9 +49,9 @@ func (s *Store) queue(ctx context.Context, write bool) (*os.File, error) {
 }
 
 // The states of the last commit. The queue file contains the state, followed by the boot ID. If a
-// commit failed or its process died, its changes may or may not be in the file, and after a failed
-// sync the kernel treats pages as written that are not on the disk. So nobody may rely on the file
-// in memory. After a reboot only the disk counts, so the queue file need not be synced.
+// commit failed or its process died, its changes may or may not be in the journal file. After a
+// failed sync, the kernel treats pages as written that never reached the disk, so the page cache
+// cannot be trusted. After a reboot only the disk counts, so the queue file need not be synced.
 const (
 	began     = 'b'
 	succeeded = 's'
@@ -63,7 +63,7 @@ func (s *Store) setCommit(queue *os.File, state byte) error {
 }
 
 // lastCommit returns the state of the last commit, and whether that commit was in an earlier boot.
-// If the queue file has no state, lastCommit returns that the commit began in this boot.
+// If the queue file contains no state, lastCommit assumes that a commit began in this boot.
 func (s *Store) lastCommit(queue *os.File) (state byte, earlier bool) {
 	boot := s.bootID()
 	found := make([]byte, 2+len(boot))
@@ -75,14 +75,14 @@ func (s *Store) lastCommit(queue *os.File) (state byte, earlier bool) {
 
 func (s *Store) bootID() string { return cmp.Or(s.boot, bootID()) }
 
-// bootID returns the boot's ID, or "" if it cannot be read.
+// bootID returns the ID of the current boot, or "" if it cannot be read.
 var bootID = sync.OnceValue(func() string {
 	data, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	return string(bytes.TrimSpace(data))
 })
 
-// openFile opens a file of the journal. It follows no link, and rejects a pipe without waiting for
-// it.
+// openFile opens a file of the journal. It rejects a symbolic link, and it rejects a pipe without
+// waiting for a writer.
 func openFile(path string, flag int) (*os.File, error) {
 	f, err := os.OpenFile(path, flag|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
 	if errors.Is(err, syscall.ELOOP) {
@@ -120,7 +120,7 @@ func (s *Store) flock(ctx context.Context, f *os.File, how int) error {
 	case <-ctx.Done():
 		return ErrBusy
 	}
-	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0) // stays open until it has the lock
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0) // the goroutine below closes it
 	if err != nil {
 		<-waiters
 		return err

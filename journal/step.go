@@ -15,23 +15,23 @@ type Step struct {
 	Config json.RawMessage `json:"config"`
 	ADD    Outcome         `json:"add,omitempty"`
 	Tries  int             `json:"tries,omitempty"` // tries of its DEL
-	// Last is the delegate's error message if its last try failed, or the reason why a successful
-	// try does not count. It is "" if there was no try, or if the last one succeeded. Code is the
-	// CNI error code, or 0 if the delegate succeeded.
+	// Last is the delegate's error message if the last try failed, or the reason why a success did
+	// not count. It is "" before the first try, and after a success that counts. Code is the CNI
+	// error code, or 0 if the delegate succeeded.
 	Last string `json:"last,omitempty"`
 	Code uint   `json:"code,omitempty"`
-	Wait Wait   `json:"wait,omitzero"` // zero: the DEL runs at the next pass
-	// Again is the time (CLOCK_BOOTTIME, nanoseconds) until which a successful DEL does not count,
-	// because the delegate was killed and its agent may still be working on the request, or because
-	// the success proves nothing. It is 0 if any success counts.
+	Wait Wait   `json:"wait,omitzero"` // zero: the DEL runs in the next pass
+	// Again is a time (CLOCK_BOOTTIME, nanoseconds), or 0 if any success counts. Until that time, a
+	// successful DEL does not count: either the delegate was killed and its agent may still be
+	// working on the request, or a success proves nothing.
 	Again int64 `json:"again,omitempty"`
-	// MayHaveRun is set if the pass that began its first DEL was interrupted.
+	// MayHaveRun is set if the pass that started the step's first DEL was interrupted.
 	MayHaveRun bool `json:"mayHaveRun,omitempty"`
 }
 
-// Wait is why the DEL of a step does not run at the next pass.
+// Wait says why a step's DEL does not run in the next pass, and how long it waits.
 type Wait struct {
-	Until int64 `json:"until,omitempty"` // CLOCK_BOOTTIME in nanoseconds; 0: no time
+	Until int64 `json:"until,omitempty"` // CLOCK_BOOTTIME in nanoseconds; 0: no fixed time
 	For   Cause `json:"for,omitempty"`
 }
 
@@ -40,14 +40,14 @@ type Cause string
 
 // The causes of a wait.
 const (
-	ForTime      Cause = ""          // the pause after a failed try, until Until
+	ForTime      Cause = ""          // the pause after a failed try ends at Until
 	ForOwner     Cause = "owner"     // its address has another owner
-	ForContainer Cause = "container" // it would free resources of another attachment
+	ForContainer Cause = "container" // it would free another attachment's resources
 	ForQueue     Cause = "queue"     // its plugin keeps the deletion in its own queue
-	ForRuntime   Cause = "runtime"   // the runtime's own DEL, with the network namespace, or Until
-	ForRule      Cause = "rule"      // a host port of this node forwards to its address
+	ForRuntime   Cause = "runtime"   // the runtime's own DEL, with CNI_NETNS, at most until Until
+	ForRule      Cause = "rule"      // a host port of this node still forwards to its address
 	ForRepeat    Cause = "repeat"    // it succeeded, and runs once more after Until
-	ForNewer     Cause = "newer"     // a newer ADD of the attachment lives
+	ForNewer     Cause = "newer"     // a newer ADD of the attachment is live
 )
 
 // Outcome is how the ADD of a delegate ended.
@@ -55,7 +55,7 @@ type Outcome string
 
 // The outcomes.
 const (
-	AddPassed  Outcome = ""        // it succeeded, or is still to come
+	AddPassed  Outcome = ""        // it succeeded, or has not run yet
 	AddUnknown Outcome = "unknown" // unwind died while it ran, or just before
 	AddFailed  Outcome = "failed"  // the delegate returned an error by itself
 	AddKilled  Outcome = "killed"  // it was killed; the delegate's agent may continue
@@ -67,8 +67,8 @@ const (
 type Claim struct {
 	Address netip.Addr `json:"address"`
 	Step    int        `json:"step"` // index in the chain
-	// Pool names the store of the node-local IPAM plugin that assigned the address; "" if none did.
-	// Only within one pool is it an error that two attachments have the same address.
+	// Pool is the store of the node-local IPAM plugin that assigned the address, or "" if none did.
+	// Two attachments with the same address are an error only if they share a pool.
 	Pool string `json:"pool,omitempty"`
 	// Ino and Mtime (nanoseconds) identify the address's file in the pool when the claim was
 	// committed: another ADD of the same owner creates another file. They are 0 if the file was not

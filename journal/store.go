@@ -18,22 +18,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Store is the journal of a node: the directory with the file, its queue and the attachments'
-// locks. Only Dir must be set. A Store opens files only when it needs them, and keeps none open.
+// Store is a node's journal: a directory with the journal file, the queue file and a lock file for
+// each attachment. Only Dir must be set. A Store opens a file when it needs it, and keeps no file
+// open.
 //
-// A transaction:
+// The steps of a transaction:
 //
-//  1. Take the queue's flock, with a deadline. Readers take it too: bbolt's own lock polls every
-//     50 ms, so readers would starve a writer that waits for it.
+//  1. Take the flock of the queue file, with a deadline. Readers take it too. Otherwise they could
+//     starve a writer, because bbolt only polls its own lock, every 50 ms.
 //  2. Check that the queue file is still the one at its path; otherwise start again.
-//  3. Open the journal file, after creating it if it is missing (see create), and take its flock,
-//     which readers share. Check that it is the file at its path. Unless the queue file says that
-//     the last commit succeeded in this boot, verify the journal file; a writer may have to copy
-//     it (see trust).
+//  3. Create the journal file if it is missing (see create). Open it and take its flock, which
+//     readers share. Check that it is still the file at its path. Verify its content, unless the
+//     queue file records that the last commit succeeded in this boot. A writer may have to copy the
+//     file (see trust).
 //  4. A reader releases the queue, so that other readers can start. No new reader can start while
 //     a writer waits, because the writer keeps the queue.
-//  5. Run one bbolt transaction. Before the commit, write to the queue file that it began; after
-//     it, that it succeeded.
+//  5. Run one bbolt transaction. Record in the queue file that the commit begins, and afterwards
+//     that it succeeded.
 //  6. Close the file and release the queue.
 //
 // A panic or a SIGBUS in bbolt becomes an error. If the file then proves to be damaged, the store
@@ -42,12 +43,12 @@ import (
 type Store struct {
 	Dir    string
 	Logger *slog.Logger // nil: no log
-	// Point is called at each point at which a crash leaves a different state on the disk, with the
-	// name of that point. Tests set it.
+	// Point is called wherever a crash would leave a different state on the disk, with the name of
+	// that place. Tests set it.
 	Point func(name string)
 
-	wait time.Duration // in place of maxWait; tests set it
-	boot string        // in place of bootID; tests set it
+	wait time.Duration // replaces maxWait in tests
+	boot string        // replaces bootID in tests
 }
 
 const (
@@ -56,8 +57,8 @@ const (
 	locksName = "locks"
 )
 
-// ErrDamaged is returned by a View of a damaged file. The next Update sets the file aside and
-// starts a new one.
+// ErrDamaged is View's error for a damaged file. The next Update sets the file aside and starts a
+// new one.
 var ErrDamaged = errors.New("journal: the file is damaged")
 
 var (
@@ -68,10 +69,10 @@ var (
 // Path returns the path of the bbolt file.
 func (s *Store) Path() string { return filepath.Join(s.Dir, fileName) }
 
-// Update runs fn in one read-write transaction. If it returns nil, everything that fn wrote
-// survives a crash and a power loss; if fn wrote nothing, nothing is committed. If fn returns an
-// error, nothing is written. If the commit fails, either everything that fn wrote is in the file
-// or nothing.
+// Update runs fn in one read-write transaction. Once Update returns nil, everything that fn wrote
+// survives a crash and a power loss. If fn wrote nothing, Update commits nothing. If fn returns an
+// error, Update writes nothing. If the commit fails, the file contains either all of fn's changes
+// or none.
 func (s *Store) Update(ctx context.Context, fn func(*Tx) error) error {
 	if err := s.makeDir(); err != nil {
 		return err
@@ -125,8 +126,8 @@ func (s *Store) transact(
 		if r := recover(); r != nil {
 			_, cause := verify(s.Path())
 			err = errors.Join(fmt.Errorf("journal: %s: panic: %v", s.Path(), r), cause)
-			// The state of bbolt's own locks is unknown, so its memory stays mapped. The mapping
-			// would keep the flock.
+			// The state of bbolt's own locks is unknown, so the file stays mapped. The mapping
+			// would hold the flock, so release the flock here.
 			_ = syscall.Flock(int(file.Fd()), syscall.LOCK_UN)
 			_ = file.Close()
 		}
@@ -161,8 +162,8 @@ func (s *Store) transact(
 	return errors.Join(err, db.Close())
 }
 
-// open opens and locks the journal file. It fails if the file was replaced at its path, or is
-// incomplete.
+// open opens and locks the journal file. It fails if another file is at the path by then, or if the
+// file is empty or damaged.
 func (s *Store) open(ctx context.Context, queue *os.File, write bool) (f *os.File, err error) {
 	flag, how := os.O_RDONLY, unix.LOCK_SH
 	if write {
@@ -188,8 +189,8 @@ func (s *Store) open(ctx context.Context, queue *os.File, write bool) (f *os.Fil
 	return f, err
 }
 
-// trust verifies the journal file, unless the last commit succeeded in this boot. If that commit
-// did not succeed in this boot, a writer replaces the file by a copy, see setCommit.
+// trust verifies the journal file, unless the last commit succeeded in this boot. If a commit began
+// in this boot and did not succeed, a writer also replaces the file with a copy (see began).
 func (s *Store) trust(queue *os.File, write bool) error {
 	state, earlier := s.lastCommit(queue)
 	if state == succeeded && !earlier {
@@ -226,9 +227,9 @@ func (s *Store) inTx(tx *Tx, queue *os.File, fn func(*Tx) error) error {
 	return err
 }
 
-// blame distinguishes damage from other errors of opening the file. An error from the kernel is
-// not damage, because a disk that recovers from EIO loses nothing. bbolt treats a meta page that
-// it cannot read as damaged, so blame reads the whole file.
+// blame decides whether an error from opening the file means damage. An error from the kernel does
+// not, because a disk that recovers from EIO loses nothing. But bbolt reports a meta page that it
+// cannot read as damaged, so blame reads the whole file.
 func (s *Store) blame(err error) error {
 	var errno syscall.Errno
 	switch _, cause := verify(s.Path()); {

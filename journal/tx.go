@@ -13,7 +13,7 @@ import (
 // Tx is one transaction on the journal. It ends when the function that got it returns.
 type Tx struct {
 	btx *bolt.Tx // nil: no journal exists yet, so every bucket is empty
-	// changed says that the transaction has something to commit.
+	// changed is set if the transaction has something to commit.
 	changed bool
 }
 
@@ -79,7 +79,7 @@ func (tx *Tx) Records(k Key) (all []*Entry, err error) {
 	return all, errors.Join(append(errs, err)...)
 }
 
-// stored returns the record with a key, or nil if it is missing or cannot be read.
+// stored returns the record under a key, or nil if it is missing or cannot be read.
 func (tx *Tx) stored(key []byte) *Entry {
 	e, err := decodeEntry(key, tx.btx.Bucket(bucketEntries).Get(key))
 	if err != nil {
@@ -155,7 +155,7 @@ func (tx *Tx) dropAnswered(k Key) error {
 	return errors.Join(err, tx.drop(keys...))
 }
 
-// The journal keeps the undone records of the last maxUndone ADDs that have one.
+// maxUndone limits the undone records in the journal. prune removes the oldest.
 const maxUndone = 4096
 
 func (tx *Tx) prune() error {
@@ -175,8 +175,8 @@ func (tx *Tx) prune() error {
 	return errors.Join(err, tx.drop(keys[:len(keys)-maxUndone]...))
 }
 
-// drop removes records and their indexes. The indexes of a damaged one stay. They lead to nothing,
-// or to a record written over it; ByPod and ByAddress skip both.
+// drop removes records and their index keys. The index keys of a damaged record stay, because they
+// cannot be derived from it. ByPod and ByAddress skip them.
 func (tx *Tx) drop(keys ...[]byte) error {
 	for _, key := range keys {
 		err := errors.Join(tx.reindex(tx.stored(key), nil), tx.delete(bucketEntries, key))
@@ -250,7 +250,7 @@ func (tx *Tx) eachPending(fn func(key, value []byte) error) error {
 }
 
 // Check verifies the whole file, runs bbolt's own check over it, and decodes every record. After
-// ErrDamaged no other method is safe.
+// ErrDamaged, no other method is safe to call.
 func (tx *Tx) Check() error {
 	if tx.btx == nil {
 		return nil

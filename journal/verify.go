@@ -28,15 +28,15 @@ func verify(path string) (data []byte, err error) {
 	return data, nil
 }
 
-// The pages of a bbolt file. The first two are meta pages. Each page begins with a header, and
-// continues by its kind:
+// The pages of a bbolt file. The first two are meta pages. Each page begins with a header, whose
+// kind determines the rest of the page:
 //
-//	header    number 8  kind 2  count 2  overflow 4 (the pages behind it that belong to it)
+//	header    number 8  kind 2  count 2  overflow 4 (the number of pages after it that belong to it)
 //	meta      magic 4  version 4  page size 4  flags 4  root 8  sequence 8  freelist 8  pages 8
 //	          transaction 8  checksum 8
 //	branch    count × (offset 4  key size 4  page 8), keys
 //	leaf      count × (flags 4  offset 4  key size 4  value size 4), keys and values
-//	freelist  count × (page 8); a count of 65535 stands for one that comes first, in 8 bytes
+//	freelist  count × (page 8); if the count is 65535, the real count comes first, in 8 bytes
 //
 // An offset is relative to its own element. The value of a bucket is its root page 8, sequence 8;
 // if the root is 0, a leaf page follows inline.
@@ -75,7 +75,7 @@ func newestMeta(data []byte) (newest meta, ok bool) {
 	return newest, ok
 }
 
-// pages is a walk through a file.
+// pages is the state of a walk through a file.
 type pages struct {
 	data []byte
 	used []bool // by page number
@@ -83,8 +83,8 @@ type pages struct {
 
 // checkStructure checks, as of the newest transaction, that no page is used twice, that keys
 // ascend, that each key of a branch is the first key of its child page (bbolt relies on that when
-// it writes), and that no free page is in use. If no meta page is valid, it leaves it to bbolt to
-// say why.
+// it writes), and that no free page is in use. If no meta page is valid, it returns nil, because
+// bbolt then reports the reason.
 func checkStructure(data []byte) error {
 	m, ok := newestMeta(data)
 	if !ok {
@@ -124,7 +124,7 @@ func (p *pages) take(id uint64) ([]byte, error) {
 	page := p.data[id*pageSize:]
 	overflow := uint64(u32(page[12:]))
 	if u64(page) != id {
-		return nil, fmt.Errorf("page %d: header of page %d", id, u64(page))
+		return nil, fmt.Errorf("page %d: its header belongs to page %d", id, u64(page))
 	}
 	if err := p.use(id+1, overflow); err != nil {
 		return nil, fmt.Errorf("page %d: %w", id, err)
@@ -132,8 +132,8 @@ func (p *pages) take(id uint64) ([]byte, error) {
 	return page[:(1+overflow)*pageSize], nil
 }
 
-// walk checks a page of a bucket and the pages below it: that the first key equals first, unless
-// first is nil, and that all keys are greater than last. It sets last to the greatest key.
+// walk checks a page of a bucket and the pages below it. The first key must equal first, unless
+// first is nil, and all keys must be greater than last. walk sets last to the greatest key.
 func (p *pages) walk(id uint64, first []byte, last *[]byte) error {
 	page, err := p.take(id)
 	if err == nil {
@@ -194,7 +194,7 @@ func (p *pages) bucket(value []byte) error {
 	return fmt.Errorf("invalid bucket of %d bytes", len(value))
 }
 
-// free checks that the freelist has only pages that the walk did not use.
+// free checks that the freelist contains only pages that the walk did not use.
 func (p *pages) free(id uint64) error {
 	page, err := p.take(id)
 	if err != nil {

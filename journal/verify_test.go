@@ -89,7 +89,7 @@ func TestVerify(t *testing.T) {
 		{"a page of many", func(f *bboltFile) {
 			native.PutUint32(f.page(f.branch)[12:], math.MaxUint32)
 		}, "4294967295 pages"},
-		{"a page of another number", func(f *bboltFile) { f.page(f.branch)[0]++ }, "header of page"},
+		{"a page of another number", func(f *bboltFile) { f.page(f.branch)[0]++ }, "header belongs to page"},
 		{"a page of no kind", func(f *bboltFile) { f.page(f.branch)[8] = 0x40 }, "kind 0x40"},
 		{"a branch without children", func(f *bboltFile) { native.PutUint16(f.page(f.branch)[10:], 0) }, "0 elements"},
 		{"more elements than fit", func(f *bboltFile) { native.PutUint16(f.page(f.branch)[10:], math.MaxUint16) }, "65535 elements"},

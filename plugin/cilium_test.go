@@ -54,7 +54,7 @@ func TestQueuedDEL(t *testing.T) {
 	cilium; add a
 	queue a; del a
 	queued a; entry a deleting 1; pending a cilium
-	del a; events 'unverified a' 'no-op a [] []: pending: cilium-cni (waiting: its plugin has it in a queue)'
+	del a; events 'unverified a' 'no-op a [] []: pending: cilium-cni (waiting: its plugin has queued it)'
 	unwritten a; everything; everything; everything; unwritten a
 	times 1 DEL cilium; queued a
 	lose $file; everything

@@ -151,7 +151,7 @@ func TestStopped(t *testing.T) {
 	stories(t, `
 	hasty; conf delegateTimeout; chain p0 | p1 | p2 | p3; plan p2 ADD hang-effect
 	start add a; awaits ADD p2; stop a
-	fails wait add a 'plugin type="faulty" failed (add): killed because unwind was asked to stop'`, acts{
+	fails wait add a 'plugin type="faulty" failed (add): killed because unwind was told to stop'`, acts{
 		"stop": func(s *story, w []string) {
 			lock, err := s.store.LookAtLock(s.who(w[0]).key())
 			s.must(err)

@@ -47,7 +47,7 @@ func TestStopped(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := cmd.Wait()
-	if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(stdout.String(), "unwind was asked to stop") || calls() != "ADD\nDEL\n" {
+	if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(stdout.String(), "unwind was told to stop") || calls() != "ADD\nDEL\n" {
 		t.Errorf("%v, %s, calls %q", err, &stdout, calls())
 	}
 }

@@ -115,7 +115,7 @@ func TestOrphanInContainer(t *testing.T) {
 	for _, flags := range [][]string{{"--mount"}, {"--net"}, {"--pid"}, {"--mount", "--pid"}} {
 		there := n.newPlace(flags, flags, "true")
 		out := n.sweep(there, "--cri", socket, "--conf-dir", confDir)
-		if !strings.Contains(out.stdout, "10.9.0.99: this process does not see what the runtime sees") {
+		if !strings.Contains(out.stdout, "10.9.0.99: this process does not run in the runtime's namespaces") {
 			t.Errorf("%v: it may not be judged:\n%s%s", flags, out.stdout, out.stderr)
 		}
 	}

@@ -9,31 +9,32 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// maxMistaken is how often the DEL of a failed ADD is tried whose plugin is no longer in the chain.
+// maxMistaken limits the tries of a failed ADD's DEL if its plugin is no longer in the chain.
 const maxMistaken = 20
 
-// Outcome is what became of one try of a DEL.
+// Outcome is the result of one try of a DEL.
 type Outcome struct {
 	Failed bool
 	Killed bool   // the delegate did not end by itself
 	Code   uint   // of a failure
 	Words  string // of a failure
 
-	Withheld bool           // an address was taken out of its prevResult
-	Free     tristate.Value // the store of its IPAM plugin, or portmap, has released the address
-	Kept     string         // what is still there, if not
-	Queued   bool           // the plugin has put the DEL into a queue of its own
-	// Unnamed says that the plugin does nothing without CNI_NETNS, and got none. The runtime, which
-	// has not asked, may still bring it.
+	Withheld bool           // an address was removed from its prevResult
+	Free     tristate.Value // its IPAM plugin's store, or portmap, has released the address
+	Kept     string         // what still exists, if Free is No
+	Queued   bool           // the plugin has put the DEL into its own queue
+	// Unnamed is set if the plugin does nothing without CNI_NETNS, and got none. The runtime has
+	// not sent its DEL yet, and may still send one with CNI_NETNS.
 	Unnamed bool
-	// NotInChain says that the chain has no delegate of the plugin any more.
+	// NotInChain is set if the plugin is no longer in the chain.
 	NotInChain bool
 
 	Jitter float64 // from 0 to 1, see Pause
 }
 
-// After returns a step after a try of its DEL, and whether it is done. README.md, "What a try of a
-// DEL means", has the rows. A plugin that frees by pod gets no second DEL after one that passed.
+// After returns a step's state after a try of its DEL, and whether the step is done. For the table
+// of cases, see "What a try of a DEL means" in README.md. A plugin that frees by pod gets no second
+// DEL after a successful one.
 func After(s journal.Step, o Outcome, p Pass) (after journal.Step, done bool) {
 	s.Tries++
 	s.MayHaveRun = false
@@ -70,26 +71,27 @@ func After(s journal.Step, o Outcome, p Pass) (after journal.Step, done bool) {
 	return s, !o.Unnamed
 }
 
-// leftToRuntime reports whether a DEL has passed without CNI_NETNS, and did nothing. It runs again
-// if the runtime asks while the record is there.
+// leftToRuntime reports whether a DEL ran without CNI_NETNS, exited 0 and did nothing. If the
+// runtime sends its DEL while the record exists, the step's DEL runs again.
 func leftToRuntime(s journal.Step) bool { return s.Wait == journal.Wait{For: journal.ForRuntime} }
 
-// LeftToRuntime reports whether the DELs of a record are done but for those that the runtime may
-// ask for. Such a record ends, for the runtime may never ask; a DEL of it runs without a record.
+// LeftToRuntime reports whether every remaining DEL of a record waits only for the runtime. The
+// runtime may never send its DEL, so unwind deletes such a record. If that DEL does come, it runs
+// the chain without a record.
 func LeftToRuntime(steps []journal.Step) bool {
 	return len(steps) > 0 &&
 		!slices.ContainsFunc(steps, func(s journal.Step) bool { return !leftToRuntime(s) })
 }
 
-// Killed returns a step whose delegate was killed, now on the clock CLOCK_BOOTTIME.
+// Killed returns the state of a step whose delegate was killed at the time now (CLOCK_BOOTTIME).
 func Killed(s journal.Step, now int64, grace time.Duration) journal.Step {
 	s.ADD, s.Again = journal.AddKilled, now+int64(grace)
 	return s
 }
 
-// Share returns the time for the DEL of one step, of what is left for the last of a pass. A
-// delegate that is slow, or waits for the lock of the kernel's rules, is not killed while the
-// others do not need the time; one that was killed before gets an equal share.
+// Share returns the time for one step's DEL, given the time that is left for the remaining steps of
+// a pass. A delegate may be slow, or wait for the lock of the firewall rules, as long as the others
+// do not need the time. A delegate that was killed before gets only an equal share.
 func Share(
 	s *journal.Step, left time.Duration, steps int, reserve, least time.Duration,
 ) time.Duration {

@@ -1,5 +1,5 @@
-// Package decide has unwind's decisions, such as which attachments are dead. They are pure: package
-// facts looks at the node, and package undo acts.
+// Package decide makes unwind's decisions, such as which attachments are dead. Its functions are
+// pure: package facts inspects the node, and package undo acts.
 package decide
 
 import (
@@ -16,15 +16,15 @@ type Evidence struct {
 	Reason          Reason // why it is in this state, from the journal
 	Locked          Fact   // some process holds the attachment's lock
 	LockFile        Fact   // it has a lock file
-	SameNamespaces  Fact   // this process sees what its ADD saw
+	SameNamespaces  Fact   // this process runs in the namespaces of its ADD
 	SameBoot        Fact   // its newest ADD was in this boot
 	OtherHost       Fact   // that ADD was on another machine
 	NetNS           Fact   // its network namespace is at its path, or mounted elsewhere
 	HasProcess      Fact   // a process is in its network namespace
 	HostLink        Fact   // the host end of its interface exists
 	Listed          Fact   // the runtime's list contains it; unknown if no list covers it
-	PastGracePeriod Fact   // older than the grace period: a list read now could have it
-	AddedUnseen     Fact   // by an ADD that the journal does not have, see facts.Node.Later
+	PastGracePeriod Fact   // older than the grace period, so a current list would contain it
+	AddedUnseen     Fact   // by an ADD that is not in the journal, see facts.Node.Later
 }
 
 // Fate is the verdict on an attachment.
@@ -35,8 +35,9 @@ const (
 	Unknown Fate = "unknown"
 	Live    Fate = "live"
 	Dead    Fate = "dead"
-	// Foreign is an attachment of another machine, whose disk was cloned. A DEL could release what a
-	// cluster-wide IPAM plugin keeps for the original, so unwind releases only what is on this disk.
+	// Foreign is an attachment of another machine, whose disk was cloned. A DEL could release the
+	// original machine's address in a cluster-wide IPAM plugin, so unwind releases only records on
+	// this disk.
 	Foreign Fate = "other-machine"
 )
 
@@ -50,7 +51,7 @@ type Verdict struct {
 // Releasable reports whether the attachment should be released.
 func (v Verdict) Releasable() bool { return v.Fate == Dead || v.Fate == Foreign }
 
-// Recent reports whether something is live only because it is too young to be judged by a list.
+// Recent reports whether the verdict is live only because the grace period has not expired.
 func (v Verdict) Recent() bool { return v.Reason.Is(WithinGrace) }
 
 // NetNSThere and Locked are the verdicts that need no further evidence.
@@ -63,7 +64,7 @@ func live(text string) Verdict { return Verdict{Fate: Live, Reason: Reason{Text:
 
 func dead(reason Reason) Verdict { return Verdict{Fate: Dead, Reason: reason} }
 
-// Undecided returns Unknown, with the doubt, if any, as the cause.
+// Undecided returns the verdict Unknown, with the doubt, if any, as the cause.
 func Undecided(text, doubt string) Verdict {
 	if doubt != "" {
 		text += ": " + doubt
@@ -71,9 +72,9 @@ func Undecided(text, doubt string) Verdict {
 	return Verdict{Fate: Unknown, Reason: Reason{Text: text}}
 }
 
-// Decide returns the verdict on an attachment, according to the table in README.md, "Who is
-// dead". The attachment is dead only if evidence proves it and no later ADD without a journal entry
-// added it again: undoing the earlier ADD would remove what belongs to the later one.
+// Decide returns the verdict on an attachment, according to the table "Who is dead" in README.md.
+// The attachment is dead only if evidence proves it, and no later ADD without a journal entry added
+// it again. Otherwise the DELs of the earlier ADD would remove resources of the later one.
 func Decide(ev Evidence) Verdict {
 	v := DecideRecorded(ev)
 	switch {
@@ -128,9 +129,10 @@ func DecideRecorded(ev Evidence) Verdict {
 		"its network namespace, the processes or the host's interfaces cannot be inspected"), "")
 }
 
-// decideUnlisted returns the verdict if the runtime does not list the attachment and its network
-// namespace may still exist, perhaps only because some process has it open: the host end of the
-// interface alone does not prove that it is live. The list may be older than the attachment.
+// decideUnlisted returns the verdict if the runtime does not list the attachment, but its network
+// namespace may still exist. Some process may only hold the namespace open, so the host end of the
+// interface alone does not prove that the attachment is live. The list may be older than the
+// attachment.
 func decideUnlisted(ev Evidence) Verdict {
 	switch {
 	case Yes(ev.HasProcess):
@@ -149,26 +151,26 @@ func decideUnlisted(ev Evidence) Verdict {
 }
 
 // Orphan is the evidence on a reservation, or on an attachment in libcni's cache, whose owner is
-// not in the journal. A list covers it by container, regardless of the interface.
+// not in the journal. The runtime's list covers it by container ID, regardless of the interface.
 type Orphan struct {
-	SameNamespaces  Fact // this process sees what the runtime sees
-	Listed          Fact // a list has the container; unknown if none covers it
+	SameNamespaces  Fact // this process runs in the runtime's namespaces
+	Listed          Fact // the runtime's list contains the container; unknown if no list covers it
 	PastGracePeriod Fact // the reservation is older than the grace period
-	Cached          Fact // libcni's cache has it with an existing network namespace
+	Cached          Fact // it is in libcni's cache, and its network namespace exists
 	Runs            Fact // a process's cgroup names the container
-	InUse           Fact // an interface in some network namespace has the address
+	InUse           Fact // an interface in some network namespace uses the address
 }
 
 // DecideOrphan returns the verdict on a reservation whose owner is not in the journal. The owner is
-// a pod from before the installation or, after a loss of the journal, any pod (antrea#8239). The
-// reservation is dead only if all evidence agrees. No list of pods covers a container of nerdctl or
-// podman: it is live if one of its processes is running or an interface has the address, else
-// unknown.
+// a pod from before the installation or, if the journal was lost, any pod (antrea#8239). The
+// reservation is dead only if all evidence agrees. No list of pods covers a nerdctl or podman
+// container. Such a container is live if one of its processes is running or an interface uses the
+// address; otherwise it is unknown.
 func DecideOrphan(o Orphan) Verdict {
 	switch {
 	case !Yes(o.SameNamespaces):
-		return Undecided("this process does not see what the runtime sees (run this on the host, or "+
-			"with --cri)", why(o.SameNamespaces))
+		return Undecided("this process does not run in the runtime's namespaces (run this on the "+
+			"host, or with --cri)", why(o.SameNamespaces))
 	case unknown(o.Listed) && Yes(o.Runs):
 		return live("no runtime's list covers its owner, but one of its processes is running")
 	case unknown(o.Listed) && Yes(o.InUse):
@@ -186,7 +188,7 @@ func DecideOrphan(o Orphan) Verdict {
 	case unknown(o.Cached):
 		return Undecided("libcni's cache cannot be read", "")
 	case Yes(o.Cached):
-		return live("libcni's cache has its owner, and the owner's network namespace exists")
+		return live("its owner is in libcni's cache, and the owner's network namespace exists")
 	case Yes(o.Runs):
 		return live("the runtime does not list its owner, but one of its processes is running")
 	case Yes(o.InUse):
@@ -199,25 +201,25 @@ func DecideOrphan(o Orphan) Verdict {
 		"none of its processes is running, and no interface has the address"})
 }
 
-// OtherOwner is another attachment that claims an address. While it is being undone it no longer
-// owns its addresses; otherwise two attachments in a sweep would keep each other's DELs waiting.
+// OtherOwner is another attachment that claims an address. While it is being undone, it no longer
+// counts as the owner. Otherwise two attachments in a sweep would keep each other's DELs waiting.
 type OtherOwner struct {
 	BeingUndone bool
 	Fate        Fate
 }
 
-// HasOtherOwner decides whether an address belongs to another attachment than the one whose DEL is
-// about to run. named says whether host-local's file has another owner.
+// HasOtherOwner decides whether an address belongs to an attachment other than the one whose DEL is
+// about to run. named says whether host-local's file names another owner.
 func HasOtherOwner(named tristate.Value, others []OtherOwner) bool {
 	return named != tristate.No || slices.ContainsFunc(others, func(r OtherOwner) bool {
 		return !r.BeingUndone && r.Fate != Dead
 	})
 }
 
-// Reason says why an attachment has its verdict, or why it is undone. Code is its name in the
-// journal and in metrics, and the only part that programs may rely on. Text is for people, and may
-// add details to the text of the same code below. Code is "" for most reasons to keep an
-// attachment, which are never written to the journal.
+// Reason says why an attachment got its verdict, or why it is undone. Code identifies the reason in
+// the journal and in metrics. Programs may rely only on Code. Text is for people. It may add
+// details to the text that the code has below. Code is "" for most reasons to keep an attachment,
+// which are never written to the journal.
 type Reason struct {
 	Code string
 	Text string
@@ -225,8 +227,8 @@ type Reason struct {
 
 func (r Reason) String() string { return r.Text }
 
-// Label returns the value of the metric label "reason": Code, or "requested" if a verb of the
-// runtime undid the attachment.
+// Label returns the value of the metric label "reason". It is Code, or "requested" if a DEL or ADD
+// of the runtime undid the attachment.
 func (r Reason) Label() string {
 	if r == (Reason{}) || r.Code == Superseded.Code {
 		return Requested.Code
@@ -250,12 +252,13 @@ var (
 	OtherMachine = Reason{"other-machine", "it was added on another machine, and this disk is a copy"}
 )
 
-// Recorded returns the reason of an entry from its code and text. The text may have more details
-// than that of the same code above.
+// Recorded returns an entry's reason, given its code and text. The text may contain more details
+// than the code's text above.
 func Recorded(code, text string) Reason {
 	return Reason{cmp.Or(code, Requested.Code), cmp.Or(text, Requested.Text)}
 }
 
-// WithinGrace is the reason to keep what may be dead, but is too young to be judged by a list.
+// WithinGrace is the reason to keep an attachment that the runtime's list lacks, because the list
+// may be older than the attachment.
 var WithinGrace = Reason{"within-grace",
 	"the runtime does not list it, but the grace period has not expired"}

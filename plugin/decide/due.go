@@ -12,17 +12,18 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// maxPause limits the time between two tries of a failing DEL; longPause limits it after more than
-// often tries.
+// maxPause limits the time between two tries of a failing DEL. After more than often tries,
+// longPause limits it.
 const (
 	maxPause  = 30 * time.Second
 	longPause = 5 * time.Minute
 	often     = 20
 )
 
-// Pause returns how long sweeps wait before they retry a DEL, after that many tries. It is 0 after
-// the first, since the next sandbox's ADD may follow a rollback immediately; then 2 s, 4 s, 8 s and
-// so on. jitter, from 0 to 1, spreads the attachments of a node over the upper half.
+// Pause returns how long a sweep waits before it retries a DEL, after that many tries. It is 0
+// after the first try, because the next sandbox's ADD may follow a rollback immediately. Then it is
+// 2 s, 4 s, 8 s and so on. jitter, from 0 to 1, spreads a node's attachments over the upper half of
+// each pause.
 func Pause(tries int, jitter float64) time.Duration {
 	if tries < 2 {
 		return 0
@@ -37,31 +38,32 @@ func Pause(tries int, jitter float64) time.Duration {
 	return d/2 + time.Duration(float64(d/2)*jitter)
 }
 
-// Pass is what is known about a record when its DELs are to run. A function looks when a row first
-// asks for its fact.
+// Pass is what is known about a record before its DELs run. Its functions check their facts only
+// when a case of Due needs them.
 type Pass struct {
 	Now         int64         // CLOCK_BOOTTIME, nanoseconds
 	SameBoot    bool          // the ADD was in this boot
-	Since       int64         // the record is in its state, as Now
+	Since       int64         // when the record entered its state, on the same clock
 	GracePeriod time.Duration // of the attachment
-	Asked       bool          // the runtime asks for the DEL of this attachment
+	Asked       bool          // the runtime has sent the DEL of this attachment
 	IgnorePause bool          // the runtime or a person asked: GC, unwindctl sweep, the runtime's DEL
-	NoNetNS     bool          // there is no namespace to show, and nothing is at its path
-	NewerLives  bool          // a newer ADD of the attachment lives
+	NoNetNS     bool          // the namespace cannot be passed on, and nothing is at its path
+	NewerLives  bool          // a newer ADD of the attachment is live
 
-	ContainerLives func() bool // another attachment of the container lives, or is being added
-	PodLives       func() bool // another sandbox of the pod lives, or is being added
+	ContainerLives func() bool // another attachment of the container is live or being added
+	PodLives       func() bool // another sandbox of the pod is live or being added
 	Queued         func(*journal.Step) bool
-	// Withheld reports whether an address that the step would get has another owner.
+	// Withheld reports whether an address in the step's prevResult has another owner.
 	Withheld func(*journal.Step) bool
-	// Forwarded reports whether a host port of this node may forward to an address that the DEL of the
-	// step gives back.
+	// Forwarded reports whether a host port of this node may forward to an address that the step's
+	// DEL releases.
 	Forwarded func(*journal.Step) bool
 }
 
-// Due decides when the pending DEL of a step runs: now, if the result is zero. Otherwise it is what
-// the DEL waits for, at most until a time if the result has one. Whatever runs or reports a DEL
-// asks Due. README.md, "When a pending DEL runs", has the rows.
+// Due decides when a step's pending DEL runs. If the result is zero, the DEL runs now. Otherwise
+// the result says what the DEL waits for, and until when at most, if there is a limit. All code
+// that runs or reports a DEL calls Due. For the table of cases, see "When a pending DEL runs" in
+// README.md.
 func Due(s *journal.Step, p Pass) journal.Wait {
 	untilRuntime := p.Since + int64(p.GracePeriod)
 	switch ipam := known.IPAMOf(s.Config); {
@@ -88,8 +90,8 @@ func Due(s *journal.Step, p Pass) journal.Wait {
 	return journal.Wait{}
 }
 
-// Left returns the time until a wait is over. One that is further away than any wait can be was
-// set in another boot, whose clock means nothing now.
+// Left returns the time until a wait is over. If that is longer than any wait can be, the wait was
+// set in another boot. Its clock means nothing now, so Left returns 0.
 func Left(w journal.Wait, p Pass) time.Duration {
 	left := time.Duration(w.Until - p.Now)
 	if left > max(longPause, p.GracePeriod) {
@@ -98,20 +100,20 @@ func Left(w journal.Wait, p Pass) time.Duration {
 	return max(0, left)
 }
 
-// HoldBack decides whether an address must not be given back, since a host port forwards to it. If
-// the rules cannot be listed, it must not only if the ADD may have made one.
+// HoldBack decides whether an address must not be released, because a host port forwards to it. If
+// the rules cannot be listed, an address is held back only if the ADD may have made a rule.
 func HoldBack(forwarded tristate.Value, mayHaveRule bool) bool {
 	return forwarded == tristate.Yes || forwarded == tristate.Unknown && mayHaveRule
 }
 
-// MayHaveTaken reports whether the ADD of a delegate may have taken something: nobody knows that it
-// failed.
+// MayHaveTaken reports whether a delegate's ADD may have taken something. It may, unless it is
+// known to have failed.
 func MayHaveTaken(s *journal.Step) bool { return s.ADD != journal.AddFailed }
 
-// freesByContainer reports whether the DEL of a step has succeeded, or may have, and would free the
-// address of another attachment of the same container if it ran again: whereabouts goes by
-// container ID and interface in all networks, and before 0.9.0 by container ID alone. A DEL that
-// may have run when unwind was killed counts as successful.
+// freesByContainer reports whether a step's DEL has succeeded, or may have, and would free an
+// address of another attachment of the same container if it ran again. For example, whereabouts
+// frees by container ID and interface in all networks, and before 0.9.0 by container ID alone. A
+// DEL that may have run when unwind was killed counts as successful.
 func freesByContainer(s *journal.Step) bool {
 	passed := s.Tries > 0 && (s.Code == 0 || s.ADD == journal.AddKilled)
 	return (passed || s.MayHaveRun) && known.IPAMOf(s.Config).Elsewhere
@@ -122,10 +124,10 @@ func KeepsContainer(state journal.State) bool {
 	return state == journal.Adding || state == journal.Live
 }
 
-// Order returns the indexes of the steps in the order of their DELs: fewest tries first, so that a
-// DEL that hangs starves no other, and otherwise in reverse order of the chain. A delegate that was
-// killed before its first DEL comes after the others without one. A DEL that waits for a rule comes
-// last, since another one may remove the rule.
+// Order returns the indexes of the steps in the order of their DELs. The fewest tries come first,
+// so a DEL that hangs does not starve the others. Steps with equally many tries run in reverse
+// chain order. A delegate that was killed in its ADD comes after the other steps without a try. A
+// DEL that waits for a rule comes last, because another DEL may remove the rule.
 func Order(steps []journal.Step) (order []int) {
 	tries := func(s journal.Step) int {
 		switch {
@@ -153,8 +155,8 @@ func Words(s *journal.Step) string {
 		journal.ForContainer: "waiting: it could release resources of another sandbox",
 		journal.ForRule:      "waiting: a host port forwards to its address",
 		journal.ForNewer:     "waiting: the container was added again",
-		journal.ForRuntime:   "waiting: the runtime may ask for it",
-		journal.ForQueue:     "waiting: its plugin has it in a queue",
+		journal.ForRuntime:   "waiting for the runtime's own DEL",
+		journal.ForQueue:     "waiting: its plugin has queued it",
 		journal.ForRepeat:    "succeeded; runs once more",
 	}
 	switch words := waits[s.Wait.For]; {
@@ -170,5 +172,5 @@ func Words(s *journal.Step) string {
 	return ""
 }
 
-// Failing reports whether the last DEL of a step failed, and nothing but time lies before the next.
+// Failing reports whether a step's last DEL failed, and the next one only waits for time to pass.
 func Failing(s *journal.Step) bool { return s.Last != "" && s.Wait.For == journal.ForTime }

@@ -166,8 +166,8 @@ func TestFactsOfSteps(t *testing.T) {
 		"waiting: it could release resources of another sandbox": {Wait: journal.Wait{For: journal.ForContainer}},
 		"waiting: a host port forwards to its address":           {Wait: journal.Wait{For: journal.ForRule}},
 		"waiting: the container was added again":                 {Wait: journal.Wait{For: journal.ForNewer}},
-		"waiting: the runtime may ask for it":                    {Wait: journal.Wait{For: journal.ForRuntime}},
-		"waiting: its plugin has it in a queue":                  {Wait: journal.Wait{For: journal.ForQueue}},
+		"waiting for the runtime's own DEL":                      {Wait: journal.Wait{For: journal.ForRuntime}},
+		"waiting: its plugin has queued it":                      {Wait: journal.Wait{For: journal.ForQueue}},
 	}
 	for want, s := range words {
 		if got := Words(&s); got != want {

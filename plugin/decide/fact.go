@@ -2,10 +2,10 @@ package decide
 
 import "cni-unwind/plugin/tristate"
 
-// Fact is yes, no or unknown. nil is unknown. Package facts looks at a fact when it is first asked,
-// and at most once. A tristate.Value is a fact that needs no look.
+// Fact is yes, no or unknown. nil is unknown. Package facts determines a fact when it is first
+// needed, and only once. A tristate.Value is a fact that is already determined.
 type Fact interface {
-	// Ask returns the fact and, if it is unknown, why, for people.
+	// Ask returns the fact. If it is unknown, why explains that to people.
 	Ask() (v tristate.Value, why string)
 }
 
@@ -16,10 +16,10 @@ func ask(f Fact) (v tristate.Value, why string) {
 	return f.Ask()
 }
 
-// Yes reports whether a fact is known to be so.
+// Yes reports whether a fact is known to be true.
 func Yes(f Fact) bool { v, _ := ask(f); return v == tristate.Yes }
 
-// No reports whether a fact is known not to be so.
+// No reports whether a fact is known to be false.
 func No(f Fact) bool { v, _ := ask(f); return v == tristate.No }
 
 func unknown(f Fact) bool { v, _ := ask(f); return v == tristate.Unknown }

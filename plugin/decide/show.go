@@ -12,12 +12,12 @@ import (
 
 // NetNS is what is known about the namespace for the DELs of a record.
 type NetNS struct {
-	Found     bool           // the ADD's namespace is there, and may be shown
-	Gone      bool           // it is proven gone
+	Found     bool           // the ADD's namespace exists, and a DEL may get it
+	Gone      bool           // the ADD's namespace is proven gone
 	Interface tristate.Value // the ADD's interface is in it
-	Asked     bool           // the runtime asks for this DEL, and names a path
+	Asked     bool           // the runtime has sent this DEL, with a path
 	Path      string         // of the ADD
-	PathFree  bool           // nothing is at it
+	PathFree  bool           // nothing is at Path
 }
 
 // Shown is the CNI_NETNS of a DEL.
@@ -26,30 +26,30 @@ type Shown string
 // The values of Shown.
 const (
 	ShowNone     Shown = "none"     // no CNI_NETNS
-	ShowPath     Shown = "path"     // the path of the namespace, identified again
-	ShowPinned   Shown = "pinned"   // the namespace that was opened when it was found
+	ShowPath     Shown = "path"     // the namespace's path, verified again
+	ShowPinned   Shown = "pinned"   // the namespace, kept open since it was found
 	ShowScratch  Shown = "scratch"  // a scratch namespace with an interface like the ADD's
-	ShowEmpty    Shown = "empty"    // a scratch namespace without one
-	ShowRecorded Shown = "recorded" // the path of the ADD, at which nothing is
-	ShowNowhere  Shown = "nowhere"  // a path at which nothing ever is
+	ShowEmpty    Shown = "empty"    // a scratch namespace without an interface
+	ShowRecorded Shown = "recorded" // the ADD's path, at which nothing exists
+	ShowNowhere  Shown = "nowhere"  // a path at which nothing ever exists
 )
 
 // Show decides which CNI_NETNS the DEL of a step gets.
 //
-//	found; finds what it made by the interface, gone   scratch
-//	found; a sweep, and the delegate opens it itself   pinned
-//	found                                              path
-//	finds what it made by the interface                scratch
-//	frees nothing without a namespace                  empty
-//	a sweep                                            none
-//	must not see another's device                      none
-//	the runtime's path, at which nothing is            recorded
-//	the same, but something is or may come to be       nowhere
+//	found, but its interface is gone; finds its resources by the interface   scratch
+//	found; a sweep, and the delegate opens the namespace itself              pinned
+//	found                                                                    path
+//	finds its resources by the interface                                     scratch
+//	frees nothing without a namespace                                        empty
+//	a sweep                                                                  none
+//	must not get another container's device                                  none
+//	the runtime's path, at which nothing exists                              recorded
+//	the runtime's path, at which something exists or may appear              nowhere
 //
-// If the runtime asks, a delegate gets what it would get without unwind: the path of the ADD, which
-// no longer exists. Some free nothing without it (SkipsUnnamed), and ovs-cni finds its port by it.
-// In a sweep they get none: otherwise an agent that identifies the container by its pod or a device
-// could release what belongs to the next sandbox.
+// In the runtime's own DEL, a delegate gets the same as without unwind: the path of the ADD, which
+// no longer exists. Some delegates free nothing without a path (SkipsUnnamed), and ovs-cni finds
+// its port by the path. In a sweep they get no path. Otherwise an agent that identifies the
+// container by its pod or by a device could release resources of the next sandbox.
 func Show(s *journal.Step, n NetNS) Shown {
 	facts := known.Of(s.Type)
 	switch {
@@ -71,8 +71,8 @@ func Show(s *journal.Step, n NetNS) Shown {
 	return ShowRecorded
 }
 
-// getsEmpty reports whether the DEL of a step gets an empty network namespace in place of the
-// container's: it fails, or frees nothing, unless CNI_NETNS is a namespace.
+// getsEmpty reports whether a step's DEL gets an empty network namespace instead of the
+// container's. Such a DEL fails, or frees nothing, unless CNI_NETNS is a namespace.
 func getsEmpty(s *journal.Step) bool {
 	facts := known.Of(s.Type)
 	var keys map[string]json.RawMessage
@@ -81,8 +81,8 @@ func getsEmpty(s *journal.Step) bool {
 		!slices.ContainsFunc(facts.ByInterface, func(key string) bool { return len(keys[key]) > 0 })
 }
 
-// LeftTo returns the program that cleans up in place of the DEL of a step, which always fails once
-// the namespace is gone, or "".
+// LeftTo returns the program that cleans up instead of a step's DEL, or "". Such a DEL always fails
+// once the namespace is gone.
 func LeftTo(s *journal.Step, n NetNS) string {
 	if !n.Gone || getsEmpty(s) {
 		return ""
@@ -90,5 +90,5 @@ func LeftTo(s *journal.Step, n NetNS) string {
 	return known.Of(s.Type).LeftTo
 }
 
-// UsesInterface reports whether Show asks for the interface in the namespace.
+// UsesInterface reports whether Show needs to know if the interface is in the namespace.
 func UsesInterface(s *journal.Step) bool { return known.Of(s.Type).NetNS == known.Scratch }

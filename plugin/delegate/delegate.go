@@ -1,9 +1,10 @@
 // Package delegate runs one plugin of a chain.
 //
-// It does not use libcni's invoke.Exec, for three reasons. A delegate runs in its own process
-// group, so that its children are killed with it at the deadline: a child could otherwise continue
-// an ADD that is being undone. A delegate inherits the attachment's lock, so that the next verb
-// after a killed unwind waits for it. Its output is limited, so that it cannot exhaust memory.
+// It does not use libcni's invoke.Exec, for three reasons. First, a delegate runs in its own
+// process group, so its children are killed with it at the deadline; otherwise a child could
+// continue an ADD that is being undone. Second, a delegate inherits the attachment's lock. If
+// unwind is killed, the next verb waits until the delegate has ended. Third, a delegate's output is
+// limited, so it cannot exhaust memory.
 package delegate
 
 import (
@@ -22,22 +23,23 @@ import (
 )
 
 const (
-	// LockFD is the delegate's descriptor of the attachment's lock, which it only holds. The number
-	// does not conflict with shell scripts, which use 3 to 9 explicitly and 10 and up internally.
+	// LockFD is the file descriptor through which a delegate inherits the attachment's lock. The
+	// number does not conflict with shell scripts: scripts use 3 to 9, and shells use 10 and up
+	// internally.
 	LockFD = 20
 	// maxStdout and maxStderr limit the stored output of a delegate, in bytes. unwind reads and drops
 	// the rest, so that the delegate does not block.
 	maxStdout = 4 << 20
 	maxStderr = 64 << 10
-	// pipeDelay bounds the wait for the output of a delegate that has exited: a daemon that it left
-	// may hold the pipe.
+	// pipeDelay limits the wait for the output of a delegate that has exited. A daemon that it
+	// started may keep the pipe open.
 	pipeDelay = 500 * time.Millisecond
-	// GroupDelay bounds the wait for the processes of a killed delegate.
+	// GroupDelay limits the wait for the processes of a killed delegate to end.
 	GroupDelay = time.Second
 	// slowAfter is the time within which most delegates finish.
 	slowAfter = 500 * time.Millisecond
-	// busyDelay bounds the retries of a binary that is being written ("text file busy"), and of a
-	// process that the limit of processes does not allow.
+	// busyDelay limits how long a start is retried while the binary is being written ("text file
+	// busy") or the process limit is reached.
 	busyDelay = 2 * time.Second
 )
 
@@ -62,12 +64,13 @@ type Failure struct {
 	Msg     string
 	Details string
 	// Killed is set if the delegate did not end by itself: unwind killed it at the deadline, or a
-	// signal ended it. An agent behind the delegate may go on with its work.
+	// signal ended it. An agent behind the delegate may continue to work on the request.
 	Killed bool
-	// Unstarted is set if the delegate never ran: it has taken nothing, and given back nothing.
+	// Unstarted is set if the delegate never ran, so it has neither allocated nor released
+	// anything.
 	Unstarted bool
-	// PutRight is set if the runtime needs no error for it: its ADD failed too, with a configuration
-	// that the chain no longer has.
+	// PutRight is set if the runtime need not get this failure as an error: the ADD also failed,
+	// with a configuration that is no longer in the chain.
 	PutRight bool
 }
 
@@ -85,15 +88,15 @@ func (f *Failure) Error() string {
 	return fmt.Sprintf("plugin type=%q failed (%s): %s", f.Plugin, verb, f.Msg) // libcni's words
 }
 
-// environ returns unwind's own environment, with the CNI variables of this call, which come last
-// and so replace those of the same name.
+// environ returns unwind's own environment, followed by the CNI variables of this call. The last
+// value of a variable counts.
 func (c *Call) environ() []string {
 	return append(os.Environ(), "CNI_COMMAND="+c.Command, "CNI_CONTAINERID="+c.ContainerID,
 		"CNI_NETNS="+c.Netns, "CNI_IFNAME="+c.Ifname, "CNI_ARGS="+c.Args, "CNI_PATH="+c.Path)
 }
 
-// explain returns the Failure of a delegate that did not succeed, with its own message, or libcni's
-// if it printed none.
+// explain returns the Failure of a delegate that did not succeed. The message is the delegate's
+// own, or libcni's if the delegate printed none.
 func (c *Call) explain(
 	ctx context.Context, state *os.ProcessState, stdout, stderr []byte,
 ) *Failure {
@@ -109,7 +112,7 @@ func (c *Call) explain(
 		case !errors.Is(cause, ctx.Err()):
 			f.Msg = "killed: " + cause.Error()
 		case errors.Is(cause, context.Canceled):
-			f.Msg = "killed because unwind was asked to stop"
+			f.Msg = "killed because unwind was told to stop"
 		}
 	case len(bytes.TrimSpace(stdout)) == 0 && len(stderr) == 0:
 		f.Msg = wordless

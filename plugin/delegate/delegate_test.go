@@ -42,7 +42,7 @@ func TestGroupEndsAtDeadline(t *testing.T) {
 		`mv grandchild.new grandchild; wait' & wait`
 	for _, c := range []struct{ name, msg string }{
 		{"deadline", "timed out and was killed"},
-		{"cancelled", "killed because unwind was asked to stop"},
+		{"cancelled", "killed because unwind was told to stop"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -16,16 +16,16 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// Runner runs delegates, one at a time. The Runner of the tests starts no process.
+// Runner runs delegates, one at a time. In tests, a Runner starts no process.
 type Runner interface {
-	// Run runs a delegate and returns its standard output. A nil Failure means that it ran and
-	// succeeded.
+	// Run runs a delegate and returns its standard output. A nil Failure means that the delegate
+	// ran and succeeded.
 	Run(ctx context.Context, c *Call, stderr io.Writer) ([]byte, *Failure)
 }
 
 // Processes runs each delegate as a process.
 type Processes struct {
-	At   func(point string) // called where a crash would leave another state; nil outside of tests
+	At   func(point string) // called where a crash would leave a different state; nil outside tests
 	Slow func()             // called when a delegate takes longer than slowAfter; may be nil
 }
 
@@ -44,7 +44,7 @@ func (r *Processes) Run(ctx context.Context, c *Call, stderr io.Writer) ([]byte,
 		return cmd
 	}, c.Lock)
 	if err != nil && ctx.Err() != nil {
-		err = errors.New("not started: unwind was asked to stop, or has no time left")
+		err = errors.New("not started: unwind was told to stop, or ran out of time")
 	}
 	if err != nil {
 		return nil, c.notStarted(types.ErrInternal, err)
@@ -52,12 +52,12 @@ func (r *Processes) Run(ctx context.Context, c *Call, stderr io.Writer) ([]byte,
 	if r.Slow != nil {
 		defer time.AfterFunc(slowAfter, r.Slow).Stop()
 	}
-	err = cmd.Wait() // also if a daemon holds its pipes, which is no failure
+	err = cmd.Wait() // a daemon that still holds the pipes is not a failure
 	if ctx.Err() != nil {
 		awaitGroup(cmd.Process.Pid)
 	}
 	_, _ = stderr.Write(said.kept.Bytes())
-	if cmd.ProcessState == nil { // somebody else reaped it
+	if cmd.ProcessState == nil { // something else reaped the process
 		return nil, c.Failed(types.ErrInternal, err.Error())
 	}
 	switch {
@@ -70,8 +70,8 @@ func (r *Processes) Run(ctx context.Context, c *Call, stderr io.Writer) ([]byte,
 	return out.kept.Bytes(), nil
 }
 
-// command returns the process of a call, without its pipes. A descriptor that is nil is closed in
-// the process.
+// command returns the process of a call, without its pipes. If lock is nil, the process does not
+// inherit it.
 func (c *Call) command(ctx context.Context, binary string, lock *os.File) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, binary)
 	cmd.Env = c.environ()
@@ -84,9 +84,9 @@ func (c *Call) command(ctx context.Context, binary string, lock *os.File) *exec.
 	return cmd
 }
 
-// start starts a command, made anew for each try. It retries for a while if the binary is being
-// written or the limit of processes is reached. If RLIMIT_NOFILE has no room for LockFD, it starts
-// the delegate without the lock; if that delegate is orphaned, nobody waits for it.
+// start starts a command, which it creates for each try. It retries for busyDelay if the binary is
+// being written or the process limit is reached. If RLIMIT_NOFILE does not allow LockFD, start runs
+// the delegate without the lock. If that delegate is orphaned, no later verb waits for it.
 func start(
 	ctx context.Context, command func(lock *os.File) *exec.Cmd, lock *os.File,
 ) (*exec.Cmd, error) {
@@ -104,8 +104,8 @@ func start(
 	}
 }
 
-// awaitGroup kills a process group and waits, up to GroupDelay, until none of it is left: a child
-// of a delegate could otherwise finish an ADD during the next DEL.
+// awaitGroup kills a process group and waits, up to GroupDelay, until no process of it is left.
+// Otherwise a delegate's child could finish an ADD during the next DEL.
 func awaitGroup(pgid int) {
 	for end := time.Now().Add(GroupDelay); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
 		if errors.Is(syscall.Kill(-pgid, syscall.SIGKILL), syscall.ESRCH) {
@@ -114,7 +114,8 @@ func awaitGroup(pgid int) {
 	}
 }
 
-// input is a delegate's configuration. At its end, the process has all of it in its pipe.
+// input is a delegate's configuration. When Read returns io.EOF, the process's pipe contains all of
+// it.
 type input struct {
 	config *bytes.Reader
 	at     func(point string)
@@ -128,11 +129,11 @@ func (i *input) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// output keeps the beginning of what a process prints.
+// output keeps the beginning of a process's output.
 type output struct {
 	kept    bytes.Buffer
 	most    int  // bytes to keep
-	dropped bool // there was more
+	dropped bool // the process printed more
 }
 
 func (o *output) Write(p []byte) (int, error) {

@@ -1,55 +1,61 @@
-// Package known has a table of facts about CNI plugins, from their sources: a row for each plugin,
-// including IPAM plugins, and a field for each fact. It reads nothing and runs nothing.
+// Package known is a table of facts about CNI plugins, taken from their source code. It has a row
+// for each plugin, including IPAM plugins, and a field for each fact. The package does no I/O.
 package known
 
 import (
 	"encoding/json"
 )
 
-// Plugin has the facts about a plugin. Each comment says what holds if its field is set. The zero
-// value is safe for an unknown plugin.
+// Plugin lists the facts about a plugin. The zero value is safe for an unknown plugin.
 type Plugin struct {
 	Name string
-	// Source names the repositories that were read, with their versions. The rows name the files.
+	// Source names the repositories that were read, with their versions. Comments in the rows name
+	// the files.
 	Source string
 
-	// ExecutesIPAM reports whether its ADD executes the binary of ipam.type, so that no ADD succeeds
-	// without that binary. Nil means unknown: the plugin, or its daemon, may serve ipam.type itself.
+	// ExecutesIPAM reports whether the plugin's ADD executes the binary that ipam.type names, so
+	// that no ADD succeeds without that binary. Nil means unknown: the plugin, or its daemon, may
+	// implement ipam.type itself.
 	ExecutesIPAM func(ipam string, config Object) bool
 
-	// Pinned says that its DEL opens CNI_NETNS itself, and takes the path for nothing else. So it may
-	// get any path of the namespace, such as that of a descriptor.
+	// Pinned is set if the plugin's DEL opens CNI_NETNS itself, and uses the path for nothing else.
+	// Such a DEL may get any path of the namespace, such as /proc/self/fd/N.
 	Pinned bool
-	// NetNS is the CNI_NETNS of its DEL if the DEL must not get the container's network namespace.
+	// NetNS is the CNI_NETNS of the plugin's DEL if that must not get the container's namespace.
 	NetNS NetNS
-	// ByInterface are keys with which its DEL uses the container's own interface, or a device that
-	// another container may have by now. It gets no empty namespace then.
+	// ByInterface lists configuration keys. With one of them, the plugin's DEL uses the container's
+	// own interface, or a device that may have moved to another container since. Then the DEL does
+	// not get an empty namespace.
 	ByInterface []string
-	// LeftTo names the program that cleans up instead of its DEL. With a key of ByInterface, the DEL
-	// always fails once the container's namespace is gone, and counts as done anyway.
+	// LeftTo names the program that cleans up instead of the plugin's DEL. With a key of
+	// ByInterface, the DEL always fails once the container's namespace is gone, and unwind counts
+	// it as done.
 	LeftTo string
-	// SkipsUnnamed says that its DEL exits 0 and does nothing on the node without CNI_NETNS.
+	// SkipsUnnamed is set if the plugin's DEL, without CNI_NETNS, exits 0 and changes nothing on
+	// the node.
 	SkipsUnnamed bool
 
-	// FreesByPod says that its DEL frees what the pod has, whichever sandbox of the pod that is.
+	// FreesByPod is set if the plugin's DEL frees the pod's resources, whichever sandbox of the pod
+	// is deleted.
 	FreesByPod bool
-	// FreesByContainer says that its DEL may exit 0 without freeing the address, and frees only what
-	// was allocated for the container ID, so another DEL frees nothing of others.
+	// FreesByContainer is set if the plugin's DEL may exit 0 without freeing the address. It frees
+	// by container ID only, so a second DEL cannot free another container's address.
 	FreesByContainer bool
-	// Elsewhere says that it keeps its addresses on another machine.
+	// Elsewhere is set if the plugin stores its addresses outside the node.
 	Elsewhere bool
-	// RemovesByAddress says that its DEL, given an address in prevResult, also removes what the next
-	// owner of that address created in its ADD. The plugin allocates addresses itself.
+	// RemovesByAddress is set if the plugin's DEL, given an address in prevResult, also removes
+	// rules that the address's next owner created. Such a plugin allocates addresses itself.
 	RemovesByAddress bool
-	// Queues says that its DEL may exit 0 after it was only queued on the node, see ipam.ErrQueued.
+	// Queues is set if the plugin's DEL may only queue the deletion on the node and exit 0, see
+	// ipam.ErrQueued.
 	Queues bool
 
-	// HidesIPAM says that it calls another plugin, whose addresses unwind finds only if the entry of
-	// this one also has an "ipam".
+	// HidesIPAM is set if the plugin calls another plugin. unwind finds that plugin's addresses
+	// only if this plugin's entry also contains "ipam".
 	HidesIPAM bool
 }
 
-// Object is a configuration of a plugin by its keys.
+// Object is a plugin's configuration, by key.
 type Object = map[string]json.RawMessage
 
 // NetNS is the CNI_NETNS of a DEL that must not get the container's namespace.
@@ -57,10 +63,10 @@ type NetNS string
 
 // The values of NetNS.
 const (
-	AsPlain NetNS = ""        // as the plain chain would pass it, if the runtime asks
-	Scratch NetNS = "scratch" // a namespace with an interface of that name and the recorded addresses
-	Empty   NetNS = "empty"   // a namespace without one
-	None    NetNS = "none"    // none
+	AsPlain NetNS = ""        // as without unwind, in the runtime's own DEL
+	Scratch NetNS = "scratch" // a namespace with an interface of the same name and addresses
+	Empty   NetNS = "empty"   // a namespace without an interface
+	None    NetNS = "none"    // no CNI_NETNS
 )
 
 // Of returns the facts about a plugin. Callers must not change them.
@@ -74,7 +80,8 @@ func Of(name string) *Plugin {
 }
 
 // IPAMOf returns the facts about the IPAM plugin that a delegate calls, given the delegate's
-// configuration: the zero Plugin without one, or if the configuration cannot be read.
+// configuration. It returns the zero Plugin if the configuration names no IPAM plugin or cannot be
+// read.
 func IPAMOf(config json.RawMessage) *Plugin {
 	var conf struct {
 		IPAM struct {

@@ -5,22 +5,22 @@ const (
 	cilium    = "cilium/cilium 1.19.6, 1.20.2"
 )
 
-// table has a row for each plugin. The compiler lays it out, so the program that starts for each
-// pod spends no time on it.
+// table has one row for each plugin. The compiler lays it out in memory, so the program does not
+// spend time on it at each pod start.
 var table = []Plugin{
-	// The reference plugins. Those of plugins/main call ipam.ExecAdd in cmdAdd. In cmdDel, Pinned ones
-	// give CNI_NETNS to ns.GetNS or ns.WithNetNSPath alone; the others do not read it.
+	// The reference plugins. In cmdAdd, those in plugins/main call ipam.ExecAdd. In cmdDel, Pinned
+	// ones pass CNI_NETNS only to ns.GetNS or ns.WithNetNSPath. The others do not read it.
 	//
-	// A DEL of bridge or ptp finds the rules of ipMasq by the addresses of the interface, and its
-	// host's end goes with the interface; macspoofchk makes rules too.
+	// A bridge or ptp DEL finds its ipMasq rules by the addresses of the interface. The host end
+	// disappears with the interface. macspoofchk creates rules too.
 	{Name: "bridge", Source: reference, ExecutesIPAM: always, Pinned: true, NetNS: Scratch},
 	{Name: "ptp", Source: reference, ExecutesIPAM: always, Pinned: true, NetNS: Scratch},
 	{Name: "macvlan", Source: reference, ExecutesIPAM: always, Pinned: true},
 	{Name: "ipvlan", Source: reference, ExecutesIPAM: always, Pinned: true},
 	{Name: "vlan", Source: reference, ExecutesIPAM: always, Pinned: true},
 	{
-		// A DEL moves the interface to the host, finds it by CNI_IFNAME, and fails at a path at which
-		// nothing is. In another namespace it would take that one's device.
+		// A DEL finds the interface by CNI_IFNAME and moves it to the host. It fails if CNI_NETNS
+		// does not exist. In another namespace, it would take that namespace's device.
 		Name: "host-device", Source: reference, ExecutesIPAM: always, Pinned: true, NetNS: None,
 	},
 	{Name: "dummy", Source: reference, ExecutesIPAM: always, Pinned: true},
@@ -28,21 +28,21 @@ var table = []Plugin{
 	{ // sets lo up and down: plugins/main/loopback/loopback.go
 		Name: "loopback", Source: reference, Pinned: true,
 	},
-	{ // a DEL restores what its backup file has
+	{ // a DEL restores the settings in its backup file
 		Name: "tuning", Source: reference, Pinned: true, NetNS: Scratch,
 	},
 	{
-		// Its routes go with the interface. A DEL fails without a namespace, and makes a file at a path
-		// at which nothing is.
+		// The routes disappear with the interface. A DEL fails without a namespace. If nothing
+		// exists at the path, the DEL creates a file there.
 		Name: "sbr", Source: reference, Pinned: true, NetNS: Scratch,
 	},
 	{Name: "vrf", Source: reference, Pinned: true},
 
 	// Providers of a cluster's network.
 	{
-		// From 1.13 on, a DEL exits with 0 if ipamd is away, or of another version. If ipamd answers
-		// with an error, it removes the routing rules of the address in prevResult, whoever has that
-		// (cmd/routed-eni-cni-plugin/cni.go, del). It frees by the container's ID.
+		// Since 1.13, a DEL exits 0 if ipamd is unreachable or has another version. If ipamd
+		// returns an error, the DEL removes the routing rules of the address in prevResult, whoever
+		// owns that address now (cmd/routed-eni-cni-plugin/cni.go, del). It frees by container ID.
 		Name: "aws-cni", Source: "aws/amazon-vpc-cni-k8s 1.23.2",
 		FreesByContainer: true, RemovesByAddress: true,
 	},
@@ -51,9 +51,8 @@ var table = []Plugin{
 		ExecutesIPAM: func(_ string, config Object) bool { return string(config["enabled"]) == `"true"` },
 	},
 	{
-		// It asks Azure CNS itself if ipam.type is
-		// azure-cns or multiTenancy is set; else invoker_azure.go executes ipam.type
-		// (cni/network/network.go, Add).
+		// The plugin calls Azure CNS itself if ipam.type is azure-cns or multiTenancy is set.
+		// Otherwise invoker_azure.go executes the ipam.type binary (cni/network/network.go, Add).
 		Name: "azure-vnet", Source: "Azure/azure-container-networking cbd7560c",
 		ExecutesIPAM: func(ipam string, config Object) bool {
 			return ipam != "azure-cns" && string(config["multiTenancy"]) != "true"
@@ -66,7 +65,7 @@ var table = []Plugin{
 	{ // plugins/cilium-cni/lib/deletion_queue.go
 		Name: "cilium-cni", Source: cilium, Queues: true,
 	},
-	{ // flannel_linux.go: the plugin that it calls gets its ipam
+	{ // flannel_linux.go: passes its ipam to the plugin that it calls
 		Name: "flannel", Source: "flannel-io/cni-plugin 1.9.1, 6f13a99d",
 		ExecutesIPAM: always, HidesIPAM: true,
 	},
@@ -74,40 +73,40 @@ var table = []Plugin{
 		Name: "kube-ovn", Source: "kubeovn/kube-ovn 1.16.2", SkipsUnnamed: true,
 	},
 	{
-		// A DEL frees by the container's ID, and fails unless CNI_NETNS names some namespace
-		// (go-controller/pkg/cni/helper_linux.go, UnconfigureInterface). deviceID is of a device,
-		// netAttachDefName of a secondary network: with one of them it fails once the container's
-		// namespace is gone. Before that it has taken the device out of the pod's annotation
-		// (cni.go, cmdDel), and ovnkube-node itself removes, each minute, ports without an interface,
-		// and ports of devices whose pod is gone (controllermanager/node_controller_manager.go,
-		// checkForStaleOVS…).
+		// A DEL frees by container ID, and fails unless CNI_NETNS is some namespace
+		// (go-controller/pkg/cni/helper_linux.go, UnconfigureInterface). deviceID names a device,
+		// netAttachDefName a secondary network. With either key, the DEL fails once the container's
+		// namespace is gone. Before it fails, it removes the device from the pod's annotation
+		// (cni.go, cmdDel). ovnkube-node itself cleans up every minute: it removes ports without an
+		// interface, and ports of devices whose pod is gone
+		// (controllermanager/node_controller_manager.go, checkForStaleOVS…).
 		Name: "ovn-k8s-cni-overlay", Source: "ovn-kubernetes/ovn-kubernetes 1.3.0",
 		NetNS: Empty, ByInterface: []string{"deviceID", "netAttachDefName"}, LeftTo: "ovnkube-node",
 	},
-	{ // pkg/plugin/plugin.go, CmdAdd; a DEL finds its port by the path of the namespace
+	{ // pkg/plugin/plugin.go, CmdAdd; a DEL finds its port by the namespace's path
 		Name: "ovs", Source: "k8snetworkplumbingwg/ovs-cni 01654939", ExecutesIPAM: always,
 	},
-	{ // pkg/cnicommands/cni.go, CmdAdd and CmdDel: without CNI_NETNS it calls its IPAM plugin alone
+	{ // pkg/cnicommands/cni.go, CmdAdd and CmdDel: without CNI_NETNS, a DEL only calls the IPAM plugin
 		Name: "sriov", Source: "k8snetworkplumbingwg/sriov-cni 2.10.0, 023eb832",
 		ExecutesIPAM: always, SkipsUnnamed: true,
 	},
 	{
-		// A DEL frees by the container's ID, and frees nothing unless CNI_NETNS names some namespace
+		// A DEL frees by container ID, and frees nothing unless CNI_NETNS is some namespace
 		// (plugin/terway/cni.go, cmdDel; cni_linux.go, getCmdArgs).
 		Name: "terway", Source: "AliyunContainerService/terway 1.17.5", NetNS: Empty,
 	},
 
 	// IPAM plugins.
 	{
-		// A DEL exits with 0 whatever the API server says (cmd/whereabouts.go, cmdDel). It frees by the
-		// container's ID (pkg/allocate/allocate.go, DeallocateIP).
+		// A DEL exits 0 even if the API server returns an error (cmd/whereabouts.go, cmdDel). It
+		// frees by container ID (pkg/allocate/allocate.go, DeallocateIP).
 		Name: "whereabouts", Source: "k8snetworkplumbingwg/whereabouts 0.9.4",
 		FreesByContainer: true, Elsewhere: true,
 	},
 	{
-		// A DEL exits with 0 if the agent cannot release the address
-		// (cmd/spiderpool/cmd/command_delete.go). The agent frees what the pod's present UID has
-		// (pkg/ipam/release.go, Release).
+		// A DEL exits 0 even if the agent cannot release the address
+		// (cmd/spiderpool/cmd/command_delete.go). The agent frees the addresses of the pod's
+		// current UID (pkg/ipam/release.go, Release).
 		Name: "spiderpool", Source: "spidernet-io/spiderpool 1.2.2",
 		FreesByPod: true, Elsewhere: true,
 	},

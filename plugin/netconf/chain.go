@@ -21,7 +21,7 @@ type Chain struct {
 	DisableCheck bool
 	DisableGC    bool
 	Delegates    []Delegate
-	Warning      string // for the log: the chain is not the one that the configuration names
+	Warning      string // for the log, if this is not the chain that the configuration names
 }
 
 // Delegate is one plugin of the chain.
@@ -32,11 +32,11 @@ type Delegate struct {
 	object       map[string]json.RawMessage // as in the conflist
 }
 
-// maxDelegates limits a chain, because an entry of the journal contains every delegate. The longest
-// chains in use have six.
+// maxDelegates limits the length of a chain, because a journal entry contains every delegate. The
+// longest chains in use have six.
 const maxDelegates = 500
 
-// ErrNoChain is the error of a configuration that has no chain and names none.
+// ErrNoChain is the error for a configuration that neither contains nor names a chain.
 var ErrNoChain = errors.New(`neither "chain" nor "chainFile" is set; ` +
 	`put the plugins to run into "chain": {"plugins": [...]}`)
 
@@ -61,9 +61,9 @@ func (c *Conf) LoadChain() (*Chain, error) {
 	return nil, ErrNoChain
 }
 
-// ParseChain reads a conflist as libcni would, with the plugins in the directory of the network's
-// name unless loadOnlyInlinedPlugins is set, or the configuration of one plugin. An absent
-// cniVersion is defaultVersion.
+// ParseChain reads a conflist, or the configuration of a single plugin. Like libcni, it adds the
+// plugins in the directory with the network's name, unless loadOnlyInlinedPlugins is set. If
+// cniVersion is absent, ParseChain uses defaultVersion.
 func (c *Conf) ParseChain(data []byte, defaultVersion string) (*Chain, error) {
 	list, err := parseList(data)
 	if err != nil {
@@ -85,7 +85,7 @@ func (c *Conf) ParseChain(data []byte, defaultVersion string) (*Chain, error) {
 		return nil, errors.New(`key "plugins" is empty; put the plugins to run there`)
 	}
 	if len(list.Plugins) > maxDelegates {
-		return nil, fmt.Errorf(`key "plugins" has %d plugins, more than %d`, len(list.Plugins),
+		return nil, fmt.Errorf(`key "plugins" has %d plugins; at most %d are allowed`, len(list.Plugins),
 			maxDelegates)
 	}
 	chain := &Chain{DisableCheck: bool(list.DisableCheck), DisableGC: bool(list.DisableGC)}
@@ -161,8 +161,9 @@ func parseDelegate(raw json.RawMessage) (Delegate, error) {
 	return d, nil
 }
 
-// Config returns the stdin of the delegate at index i, without prevResult: its own object, with the
-// keys that libcni would inject into it, and the keys that a runtime injected into unwind's.
+// Config returns the stdin of the delegate at index i, without prevResult. It is the delegate's own
+// object, with the keys that libcni would inject into it, and the keys that a runtime injected into
+// unwind's entry.
 func (ch *Chain) Config(i int, c *Conf) json.RawMessage {
 	d := ch.Delegates[i]
 	object := maps.Clone(d.object)
@@ -196,8 +197,8 @@ func (ch *Chain) Steps(c *Conf) []journal.Step {
 	return steps
 }
 
-// Only returns the index of the only delegate of a type. It returns -1 for none, or for several,
-// which cannot be told apart.
+// Only returns the index of the only delegate of a type. It returns -1 if the chain contains none,
+// or several that cannot be distinguished.
 func (ch *Chain) Only(plugin string) int {
 	is := func(d Delegate) bool { return d.Type == plugin }
 	first := slices.IndexFunc(ch.Delegates, is)
@@ -207,8 +208,8 @@ func (ch *Chain) Only(plugin string) int {
 	return first
 }
 
-// mergeArgs lays injected args over those of a delegate, and args.cni over args.cni, as multus
-// does.
+// mergeArgs adds injected args to a delegate's args, as multus does. Injected keys win, both in
+// args and in args.cni.
 func mergeArgs(own, injected json.RawMessage) json.RawMessage {
 	merged := ObjectOf(own)
 	for key, value := range ObjectOf(injected) {
@@ -231,7 +232,7 @@ func ObjectOf(raw json.RawMessage) map[string]json.RawMessage {
 	return object
 }
 
-// Marshal encodes values from a decoder, which cannot fail.
+// Marshal encodes a value whose encoding cannot fail, such as decoded JSON.
 func Marshal(v any) json.RawMessage {
 	data, err := json.Marshal(v)
 	if err != nil {
@@ -241,7 +242,7 @@ func Marshal(v any) json.RawMessage {
 }
 
 // WithPrevResult returns a delegate's configuration with prevResult set. The configuration is an
-// object that unwind encoded, or whatever a damaged journal has in its place.
+// object that unwind encoded, or any bytes if the journal is damaged.
 func WithPrevResult(config, prevResult json.RawMessage) json.RawMessage {
 	if len(prevResult) == 0 || len(config) < 2 {
 		return config
@@ -253,15 +254,15 @@ func WithPrevResult(config, prevResult json.RawMessage) json.RawMessage {
 	return slices.Concat(config[:len(config)-1], []byte(key), prevResult, []byte("}"))
 }
 
-// ExecutesIPAM reports whether the delegate is known to execute the binary of its ipam.type.
-// Without that binary no ADD can succeed.
+// ExecutesIPAM reports whether the delegate is known to execute the binary that its ipam.type
+// names. Without that binary, no ADD can succeed.
 func (d Delegate) ExecutesIPAM() bool {
 	executes := known.Of(d.Type).ExecutesIPAM
 	return d.IPAM != "" && executes != nil && executes(d.IPAM, d.object)
 }
 
-// Missing returns the plugins that every ADD of the chain needs and that are in no directory of the
-// path list: the delegates, and the IPAM plugins of delegates that execute them (ExecutesIPAM).
+// Missing returns the plugins that every ADD of the chain needs but no directory of the path list
+// contains. An ADD needs the delegates, and the IPAM plugins that delegates execute (ExecutesIPAM).
 func (ch *Chain) Missing(path string) []string {
 	var missing []string
 	add := func(plugin string) {
@@ -279,7 +280,8 @@ func (ch *Chain) Missing(path string) []string {
 }
 
 // LostCapabilities returns the capabilities that delegates declare and unwind's own entry does not.
-// libcni passes on only what the outer entry declares, so these delegates lack their arguments.
+// libcni passes on only the capabilities in unwind's entry, so these delegates do not get their
+// arguments.
 func (ch *Chain) LostCapabilities(c *Conf) []string {
 	lost := map[string]bool{}
 	for _, d := range ch.Delegates {

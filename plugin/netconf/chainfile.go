@@ -10,12 +10,12 @@ import (
 	"time"
 )
 
-// readDelay is the timeout of reading a chainFile. A disk under load may take seconds.
+// readDelay is the timeout for reading a chainFile. A disk under load may take seconds.
 const readDelay = 10 * time.Second
 
 // readChainFile reads the chain in chainFile at each call, because the file's owner may rewrite it
-// at any time. It abandons a read that hangs (a mount whose server is gone) after readDelay; the
-// read keeps a thread.
+// at any time. It abandons a read that hangs, for example because a mount's server is gone, after
+// readDelay. The abandoned read occupies a thread.
 func (c *Conf) readChainFile() (*Chain, error) {
 	var chain *Chain
 	read := make(chan error, 1)
@@ -37,10 +37,11 @@ func (c *Conf) readChainFile() (*Chain, error) {
 	}
 }
 
-// readRenamed reads the chain of a chainFile that is gone from the first configuration of its
-// directory, in the order of a runtime, that has the same network and not unwind: a runtime without
-// unwind follows a provider that renames its file. Another network would give pods other addresses
-// under this name. Without a file to follow, readRenamed returns the error.
+// readRenamed finds the chain if the chainFile is gone. A provider may have renamed its file, and a
+// runtime without unwind would read the new one. In the runtime's order, readRenamed takes the
+// first configuration in the directory that has the same network name and does not contain unwind.
+// It takes no other network, because that would give pods other addresses under this name. If it
+// finds no file, it returns an error.
 func (c *Conf) readRenamed(gone error) (*Chain, error) {
 	paths, err := Conflists(filepath.Dir(c.ChainFile))
 	if err != nil {

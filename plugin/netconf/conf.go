@@ -1,5 +1,5 @@
 // Package netconf parses unwind's configuration and its chain, the runtime's conflists, and CNI
-// results. It runs nothing, and depends only on the types of the journal.
+// results. It does not run plugins. Of the journal it uses only the types.
 package netconf
 
 import (
@@ -20,13 +20,14 @@ import (
 	"cni-unwind/plugin/known"
 )
 
-// Name is the type under which unwind is installed. No delegate may have it.
+// Name is the plugin type of unwind itself. No delegate may have this type.
 const Name = "unwind"
 
-// DefaultStateDir holds the journal and the locks of a node.
+// DefaultStateDir is the directory of a node's journal and locks.
 const DefaultStateDir = "/var/lib/cni/unwind"
 
-// MaxConfig limits a network configuration, in bytes. The largest in use have a few KiB.
+// MaxConfig limits the size of a network configuration, in bytes. The largest in use have a few
+// KiB.
 const MaxConfig = 4 << 20
 
 // Conf is unwind's entry in a conflist, as the runtime gives it on stdin.
@@ -36,15 +37,15 @@ type Conf struct {
 	Capabilities  map[string]bool
 	RuntimeConfig map[string]json.RawMessage
 	PrevResult    json.RawMessage
-	Injected      map[string]json.RawMessage // keys for the delegates, see InjectedKeys
+	Injected      map[string]json.RawMessage // keys for the delegates, by InjectedKeys
 	Chain         json.RawMessage
 	ChainFile     string
 	DisableGC     bool
-	Valid         []Attachment               // of a GC; nil if the runtime gave no list
-	ValidRaw      map[string]json.RawMessage // the same, under the keys of the runtime
+	Valid         []Attachment               // from a GC; nil if the runtime sent no list
+	ValidRaw      map[string]json.RawMessage // the same, under the runtime's keys
 
 	StateDir           string
-	DelegateTimeout    time.Duration // of one delegate's ADD; 0: the runtime's deadline rules
+	DelegateTimeout    time.Duration // of one delegate's ADD; 0: only the runtime's deadline
 	GracePeriod        time.Duration
 	OnDelFailure       string // report, defer
 	OnJournalFailure   string // degrade, fail
@@ -65,21 +66,22 @@ var InjectedKeys = []string{"args", "deviceID", "pciBusID"}
 var ignoredKeys = []string{"type", "cniVersions", "disableCheck", "loadOnlyInlinedPlugins",
 	FoldedKey}
 
-// emptyKeys are in every configuration that went through libcni's PluginConf, as multus up to 4.3
-// does with its cluster network. They have no meaning if empty.
+// emptyKeys are keys that have no effect if their value is empty. libcni's PluginConf adds them
+// when it encodes a configuration, as multus up to 4.3 does for its cluster network.
 var emptyKeys = []string{"dns", "ipam"}
 
-// FoldedKey has the number of plugins at the end of "chain" that are not the original's: unwindctl
-// wrap took them from the directory of the network's name, and unwindctl unwrap takes them out.
+// FoldedKey is the number of plugins at the end of "chain" that were not in the original conflist.
+// unwindctl wrap takes them from the directory with the network's name, and unwindctl unwrap
+// removes them again.
 const FoldedKey = "folded"
 
-// ValidKeys are the keys under which a runtime gives the list of a GC. The second is a slip in the
-// text of SPEC 1.1 that libcni writes too (cni#1101).
+// ValidKeys are the keys under which a runtime sends the list of valid attachments in a GC. The
+// second is an error in SPEC 1.1, and libcni writes it too (cni#1101).
 var ValidKeys = []string{"cni.dev/valid-attachments", "cni.dev/attachments"}
 
-// ParseConf reads unwind's configuration. An invalid key keeps its default, and the error names it.
-// The Conf is usable even with an error, so that an invalid configuration does not keep a pod from
-// its DEL.
+// ParseConf reads unwind's configuration. An invalid key keeps its default value, and the error
+// names the key. The Conf is usable even with an error, so that an invalid configuration does not
+// block a pod's DEL.
 func ParseConf(data []byte) (*Conf, error) {
 	c := DefaultConf()
 	var errs []error
@@ -141,7 +143,7 @@ func ParseConf(data []byte) (*Conf, error) {
 	return c, errors.Join(errs...)
 }
 
-// DefaultConf returns a configuration with the default of every key.
+// DefaultConf returns a configuration with the default value of every key.
 func DefaultConf() *Conf {
 	return &Conf{
 		StateDir: DefaultStateDir, GracePeriod: 10 * time.Minute,
@@ -185,8 +187,8 @@ func into[T any](to *T, want string) func(json.RawMessage) error {
 	return field(to, want, func(v T) (T, bool) { return v, true })
 }
 
-// takeValid reads the list of a GC. null is no list: ocicni sends it for networks without pods in
-// its request.
+// takeValid reads the list of valid attachments in a GC. null means no list: ocicni sends null for
+// networks that have no pods in its request.
 func (c *Conf) takeValid(key string, value json.RawMessage) error {
 	if string(value) == "null" {
 		return nil
@@ -196,11 +198,12 @@ func (c *Conf) takeValid(key string, value json.RawMessage) error {
 		return err
 	}
 	c.ValidRaw[key] = value
-	c.Valid = append(valid, c.Valid...) // under either key: a list can only add reasons to keep
+	c.Valid = append(valid, c.Valid...) // from both keys: each can only add attachments to keep
 	return nil
 }
 
-// cleanStores accepts paths of stores, and warns of those that have no effect.
+// cleanStores cleans the paths of stores, and adds a warning for a path that has no effect. It
+// rejects a path that is not absolute.
 func (c *Conf) cleanStores(stores map[string]string) (map[string]string, bool) {
 	for _, plugin := range slices.Sorted(maps.Keys(stores)) {
 		path, ok := cleanPath(stores[plugin])
@@ -216,8 +219,8 @@ func (c *Conf) cleanStores(stores map[string]string) (map[string]string, bool) {
 	return stores, true
 }
 
-// ParseValid reads a list of attachments as a runtime gives it to a GC: [{"containerID": "…",
-// "ifname": "…"}, …]. An empty list is not nil.
+// ParseValid reads a list of attachments in the format of a runtime's GC: [{"containerID": "…",
+// "ifname": "…"}, …]. It returns an empty list as a non-nil slice.
 func ParseValid(data []byte) ([]Attachment, error) {
 	const want = `expected a JSON list of {"containerID": "…", "ifname": "…"}`
 	valid, data := []Attachment{}, bytes.TrimSpace(data)
@@ -237,8 +240,8 @@ func ParseValid(data []byte) ([]Attachment, error) {
 	return valid, nil
 }
 
-// validName accepts the name of a network that can be part of a path, as skel does. skel accepts
-// the key in any letter case; unwind uses this one.
+// validName accepts the same network names as skel: those that can be part of a path. skel accepts
+// the key "name" in any letter case; unwind uses only the lower-case key.
 func validName(s string) (string, bool) { return s, utils.ValidateNetworkName(s) == nil }
 
 func absolute(to *string) func(json.RawMessage) error {
@@ -268,8 +271,8 @@ func level(s string) (slog.Level, bool) {
 	return l, ok
 }
 
-// excerpt returns a short scalar for an error message, and only the kind of any other value,
-// because it may contain secrets.
+// excerpt describes a value in an error message. It returns a short scalar unchanged. For any other
+// value it returns only the kind, because the value may contain secrets.
 func excerpt(value json.RawMessage) string {
 	switch {
 	case len(value) == 0:
@@ -290,8 +293,8 @@ type Attachment struct {
 	IfName      string `json:"ifname"`
 }
 
-// NeverAdded reports whether the runtime has no ADD result. It is false before CNI 0.4.0,
-// where a runtime never sends one.
+// NeverAdded reports whether the runtime sent no prevResult with its DEL, so it has no ADD result.
+// It is false before CNI 0.4.0, because there a runtime never sends one.
 func (c *Conf) NeverAdded() bool {
 	gives, err := version.GreaterThanOrEqualTo(c.CNIVersion, "0.4.0")
 	return err == nil && gives && c.PrevResult == nil

@@ -11,15 +11,15 @@ import (
 	"github.com/containernetworking/cni/pkg/utils"
 )
 
-// Conflist is a network configuration in a file, as libcni reads it: a list of plugins, or the
-// configuration of one.
+// Conflist is a network configuration in a file that libcni reads: a list of plugins, or the
+// configuration of a single plugin.
 type Conflist struct {
 	Path       string
 	Name       string // of the network
 	CNIVersion string
 	Data       []byte
-	Types      []string // of its plugins, in their order
-	Unwind     *Conf    // the entry of unwind, or nil
+	Types      []string // of its plugins, in their order in the file
+	Unwind     *Conf    // unwind's entry, or nil
 }
 
 // ReadConflist reads the configuration in a file, as ParseConflist does. Errors do not contain the
@@ -36,8 +36,8 @@ func ReadConflist(path string) (*Conflist, error) {
 	return c, err
 }
 
-// ParseConflist reads a configuration. For an error in unwind's own entry, it also returns the rest
-// of the Conflist.
+// ParseConflist reads a configuration. If only unwind's own entry is invalid, it returns both the
+// Conflist and an error.
 func ParseConflist(data []byte) (*Conflist, error) {
 	list, err := parseList(data)
 	if err != nil {
@@ -63,8 +63,8 @@ func ParseConflist(data []byte) (*Conflist, error) {
 	return c, err
 }
 
-// Plain returns the chain of a configuration without unwind in it, as the runtime runs it, with the
-// configuration that unwind would have for it.
+// Plain returns the chain of a configuration that does not contain unwind, so the runtime itself
+// runs the chain. The Conf is what unwind would use for it.
 func (c *Conflist) Plain() (*Chain, *Conf, error) {
 	conf := DefaultConf()
 	if err := utils.ValidateNetworkName(c.Name); err != nil {
@@ -75,7 +75,8 @@ func (c *Conflist) Plain() (*Chain, *Conf, error) {
 	return chain, conf, err
 }
 
-// list is a list of plugins as libcni reads it. The configuration of one plugin is a list too.
+// list is a list of plugins as libcni reads it. The configuration of a single plugin becomes a list
+// of one.
 type list struct {
 	Name         string            `json:"name"`
 	CNIVersion   string            `json:"cniVersion"`
@@ -115,7 +116,7 @@ func (f *flag) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// jsonError explains a JSON error in terms of keys, without showing the text.
+// jsonError explains a JSON error by the key, without quoting the input.
 func jsonError(err error) error {
 	var wrong *json.UnmarshalTypeError
 	if !errors.As(err, &wrong) {

@@ -12,8 +12,8 @@ import (
 	"syscall"
 )
 
-// ReadFile reads a configuration. It follows no link in a directory that others can write to, and
-// rejects anything but a regular file.
+// ReadFile reads a configuration. It does not follow a link in a directory that others can write
+// to, and rejects anything but a regular file.
 func ReadFile(path string) ([]byte, error) {
 	flags := os.O_RDONLY | syscall.O_NONBLOCK
 	if dir, err := os.Stat(filepath.Dir(path)); err == nil && dir.Mode().Perm()&0o022 != 0 {
@@ -44,7 +44,8 @@ func ReadAll(r io.Reader) ([]byte, error) {
 }
 
 // Conflists returns the paths of the configurations in a directory (/etc/cni/net.d), in the order
-// of a runtime: the first is the node's network. It returns none for a missing directory.
+// in which a runtime reads them. The first is the node's network. For a missing directory,
+// Conflists returns no paths.
 func Conflists(dir string) ([]string, error) {
 	return filesIn(dir, ".conflist", ".conf", ".json") // as libcni
 }
@@ -64,8 +65,8 @@ func filesIn(dir string, extensions ...string) (paths []string, err error) {
 }
 
 // InlineDirectory returns the plugin configurations (*.conf) in a directory, in the order of their
-// names. libcni adds those in the directory of the network's name, beside a conflist, to the list's
-// own.
+// names. libcni appends the configurations in the directory with the network's name, next to a
+// conflist, to the conflist's own plugins.
 func InlineDirectory(dir string) ([]json.RawMessage, error) {
 	paths, err := filesIn(dir, ".conf")
 	if err != nil {
@@ -82,8 +83,8 @@ func InlineDirectory(dir string) ([]json.RawMessage, error) {
 	return plugins, nil
 }
 
-// FindPlugin returns the path of a plugin's binary in the first directory of a path list that has
-// it.
+// FindPlugin returns the path of a plugin's binary, in the first directory of a path list that
+// contains it.
 func FindPlugin(plugin, path string) (string, error) {
 	dirs := filepath.SplitList(path)
 	for _, dir := range dirs {

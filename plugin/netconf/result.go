@@ -16,8 +16,8 @@ import (
 	"cni-unwind/journal"
 )
 
-// Result is the part of a CNI result that unwind uses. unwind stores and passes on the bytes that
-// ReadResult returns.
+// Result is the part of a CNI result that unwind uses. unwind stores the bytes that ReadResult
+// returns, and passes those on.
 type Result struct {
 	Interfaces []struct {
 		Name    string `json:"name"`
@@ -34,7 +34,7 @@ type oldIP struct {
 	IP string `json:"ip"`
 }
 
-// ParseResult reads a result. No bytes are an empty result, and so is the result with an error.
+// ParseResult reads a result. Without any bytes, or with an error, it returns an empty Result.
 func ParseResult(raw json.RawMessage) (*Result, error) {
 	r := &Result{}
 	if len(raw) == 0 {
@@ -66,8 +66,8 @@ func (r *Result) Prefixes() []netip.Prefix {
 	return all
 }
 
-// Addresses returns the addresses that identify the container: not loopback, link-local, multicast
-// or unspecified ones.
+// Addresses returns the addresses that identify the container. It omits loopback, link-local,
+// multicast and unspecified addresses.
 func (r *Result) Addresses() []netip.Addr {
 	var all []netip.Addr
 	for _, p := range r.Prefixes() {
@@ -78,10 +78,10 @@ func (r *Result) Addresses() []netip.Addr {
 	return all
 }
 
-// ReadResult returns what libcni would pass on from a delegate's output on ADD (cni pkg/invoke,
-// ExecPluginWithResult): decoded into libcni's types and encoded again, without unknown fields. The
-// version defaults to the configuration's (cni#895). Like libcni, ReadResult rejects a result that
-// it cannot decode.
+// ReadResult returns the result that libcni would pass on, given a delegate's output on ADD (cni
+// pkg/invoke, ExecPluginWithResult). It decodes the output into libcni's types and encodes it
+// again, without unknown fields. If the output has no version, ReadResult sets the configuration's
+// (cni#895). Like libcni, it rejects a result that it cannot decode.
 func ReadResult(stdout []byte, cniVersion string) (json.RawMessage, error) {
 	r, err := decodeResult(stdout, cniVersion)
 	if err != nil {
@@ -108,7 +108,7 @@ func decodeResult(stdout []byte, cniVersion string) (types.Result, error) {
 }
 
 // ConvertResult returns a result in another version of the specification. It returns the same bytes
-// if they have that version already, and nil for no result. libcni's converters panic on a null
+// if they already have that version, and nil if raw is empty. libcni's converters panic on a null
 // element; ConvertResult returns an error.
 func ConvertResult(raw json.RawMessage, to string) (converted json.RawMessage, err error) {
 	defer func() {
@@ -134,7 +134,7 @@ func ConvertResult(raw json.RawMessage, to string) (converted json.RawMessage, e
 	return json.Marshal(r)
 }
 
-// SameVersion reports whether two CNI versions are the same; an absent one is 0.1.0.
+// SameVersion reports whether two CNI versions are the same. An absent version means 0.1.0.
 func SameVersion(a, b string) bool {
 	return a == b || a == "" && b == "0.1.0" || a == "0.1.0" && b == ""
 }
@@ -172,12 +172,12 @@ func WithoutAddresses(raw json.RawMessage, drop []netip.Addr) (json.RawMessage, 
 	return Marshal(object), nil
 }
 
-// maxPodName is more than Kubernetes allows for a namespace (63) and a name (253) together, in
-// bytes, and less than the journal allows for a key.
+// maxPodName limits a pod's namespace and name together, in bytes. Kubernetes allows fewer (63 and
+// 253); a key of the journal could be longer.
 const maxPodName = 1000
 
 // PodOf reads the pod from CNI_ARGS (K8S_POD_NAMESPACE=…;K8S_POD_NAME=…;K8S_POD_UID=…), as
-// kubelet's runtimes set it.
+// Kubernetes runtimes set them.
 func PodOf(args string) journal.Pod {
 	var p journal.Pod
 	fields := map[string]*string{
@@ -195,8 +195,8 @@ func PodOf(args string) journal.Pod {
 	return p
 }
 
-// InterfaceOf returns the container's interface according to a result: the MAC of the attachment's
-// interface in a sandbox, and all addresses of the result.
+// InterfaceOf returns the container's interface in a result: the MAC of the interface with this
+// name in a sandbox, and all addresses of the result.
 func InterfaceOf(raw json.RawMessage, ifname string) journal.Interface {
 	r, _ := ParseResult(raw)
 	named := journal.Interface{Addresses: r.Addresses()}
@@ -209,7 +209,7 @@ func InterfaceOf(raw json.RawMessage, ifname string) journal.Interface {
 }
 
 // SandboxOf returns the path of the network namespace of the container's interface in a result, or
-// "". A virtual machine has another kind of sandbox there (SPEC 1.1 §5).
+// "". For a virtual machine, sandbox is not a path (SPEC 1.1 §5).
 func SandboxOf(raw json.RawMessage, ifname string) string {
 	r, _ := ParseResult(raw)
 	for _, i := range r.Interfaces {
@@ -221,7 +221,8 @@ func SandboxOf(raw json.RawMessage, ifname string) string {
 }
 
 // CanonicalMAC returns a hardware address as the kernel prints it. It returns "" for an invalid
-// one, and for an all-zero one like a loopback's, which identifies no interface.
+// address. It also returns "" for an all-zero one, such as a loopback's, because that identifies no
+// interface.
 func CanonicalMAC(mac string) string {
 	address, err := net.ParseMAC(mac)
 	if err != nil || !slices.ContainsFunc(address, func(b byte) bool { return b != 0 }) {

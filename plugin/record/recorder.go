@@ -10,41 +10,43 @@ import (
 	"cni-unwind/journal"
 )
 
-// Recorder reads and writes the journal for one goroutine of a verb, and tracks whether it can.
+// Recorder reads and writes the journal for one goroutine of a verb, and tracks whether the journal
+// is usable.
 type Recorder struct {
 	Store *journal.Store
 	Log   *slog.Logger
-	// Unreadable is set after the journal could not be opened, so that the verb does not wait again.
+	// Unreadable is set if the journal could not be opened, so that the verb does not wait for it
+	// again.
 	Unreadable bool
 	// Unwritable is set if the verb continues without writing; the attachment's entry stays as it is.
 	Unwritable bool
-	// counted is set once the verb is counted as degraded.
+	// counted is set after the verb was counted as degraded.
 	counted bool
-	events  []journal.Event // to be recorded after the next transaction
+	events  []journal.Event // recorded after the next transaction
 }
 
 // Fork returns a recorder for another goroutine, with its own pending events.
 func (r *Recorder) Fork() *Recorder { return &Recorder{Store: r.Store, Log: r.Log} }
 
-// Event adds an event to the pending ones, with the name of a counter that it raises, and its
-// labels.
+// Event adds an event to the pending ones. counter is the name of the counter that the event
+// increments, followed by its labels.
 func (r *Recorder) Event(event journal.Event, counter ...string) {
 	event.Count = counter
 	r.events = append(r.events, event)
 }
 
-// Count adds an event that only raises a counter.
+// Count adds an event that only increments a counter.
 func (r *Recorder) Count(counter ...string) { r.Event(journal.Event{}, counter...) }
 
-// Undoable returns a function that drops the events added since, for a transaction that failed or
-// runs twice.
+// Undoable returns a function that drops the events that were added after the call to Undoable.
+// Transactions that fail or run twice need it.
 func (r *Recorder) Undoable() (drop func()) {
 	n := len(r.events)
 	return func() { r.events = r.events[:min(n, len(r.events))] }
 }
 
-// Update runs a transaction, and records the pending events if it succeeds. A kill between the two
-// loses them.
+// Update runs a transaction, and records the pending events if it succeeds. SIGKILL after the
+// transaction loses these events.
 func (r *Recorder) Update(ctx context.Context, fn func(*journal.Tx) error) error {
 	err := r.Store.Update(ctx, fn)
 	if err == nil {
@@ -69,7 +71,8 @@ func (r *Recorder) Flush() {
 	r.events = nil
 }
 
-// Degraded counts a verb that continues without the journal, once, with the first reason.
+// Degraded counts that the verb continues without the journal. It counts a verb once, with the
+// first reason.
 func (r *Recorder) Degraded(verb string, err error) {
 	if !r.counted {
 		r.counted = true
@@ -77,7 +80,8 @@ func (r *Recorder) Degraded(verb string, err error) {
 	}
 }
 
-// Read runs a read-only transaction. If the journal is missing or cannot be read, fn finds nothing.
+// Read runs a read-only transaction. If no journal exists, fn sees an empty one. If the journal
+// cannot be opened, Read logs a warning and does not run fn.
 func (r *Recorder) Read(ctx context.Context, fn func(*journal.Tx) error) {
 	if r.Unreadable {
 		return
@@ -93,7 +97,7 @@ func (r *Recorder) Read(ctx context.Context, fn func(*journal.Tx) error) {
 	}
 }
 
-// EventOf begins an event of an attachment from the entry as it is now.
+// EventOf returns an event of an attachment, filled from the current entry.
 func EventOf(kind journal.EventKind, e *journal.Entry) journal.Event {
 	return journal.Event{Key: e.Key, Kind: kind, Pod: e.Pod, Addresses: e.Addresses()}
 }
@@ -101,7 +105,7 @@ func EventOf(kind journal.EventKind, e *journal.Entry) journal.Event {
 // The counters, with their labels. Counters and history are for people and monitoring; unwind's
 // decisions do not depend on them.
 const (
-	CountRollbacks  = "rollbacks"           // plugin: the one that failed; result: complete, pending
+	CountRollbacks  = "rollbacks"           // plugin that failed; result: complete, pending
 	CountSwept      = "swept"               // reason, see decide.Reason
 	CountDuplicates = "duplicate_addresses" //
 	CountDegraded   = "degraded"            // verb; reason, see trouble

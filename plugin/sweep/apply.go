@@ -13,9 +13,9 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// Apply releases the dead attachments that are ready to retry. Then it releases those that can be
-// retried because of that: a plugin of theirs works again; or an address of theirs has no other
-// owner any more, and no other DEL holds it.
+// Apply releases the dead attachments that are ready to retry. Then it releases those that became
+// ready in this sweep, because one of their plugins works again, or because one of their addresses
+// no longer has another owner.
 func (s *Sweep) Apply(ctx context.Context, findings []Finding) {
 	if s.Periodic {
 		deferFailing(findings)
@@ -25,17 +25,18 @@ func (s *Sweep) Apply(ctx context.Context, findings []Finding) {
 		return f.Deferred &&
 			slices.ContainsFunc(f.failing, func(plugin string) bool { return works[plugin] })
 	})
-	for i := range findings { // one at a time, since only one of them can hold an address
+	for i := range findings { // one at a time, since two of them may need the same address
 		s.releaseEach(ctx, findings[i:i+1],
 			func(f *Finding) bool { return s.unparked(ctx, f.Key) })
 	}
 }
 
-// probes is the number of attachments to try for each plugin whose DELs fail.
+// probes is the number of attachments that a sweep tries for each plugin whose DELs fail.
 const probes = 3
 
-// deferFailing leaves only a few of the attachments whose pending DELs have all failed before, for
-// each plugin. The longest untried ones come first, so each gets its turn.
+// deferFailing handles attachments whose pending DELs have all failed before. For each plugin, it
+// leaves a few of them for this sweep and defers the rest. Those untried for longest come first, so
+// each gets its turn.
 func deferFailing(findings []Finding) {
 	tries := map[string]int{}
 	for i := range findings {
@@ -54,7 +55,7 @@ func deferFailing(findings []Finding) {
 }
 
 // releaseEach releases in parallel the dead attachments for which now returns true. It returns the
-// plugins with a DEL that failed before and has passed now.
+// plugins with a DEL that failed before and has succeeded now.
 func (s *Sweep) releaseEach(
 	ctx context.Context, findings []Finding, now func(*Finding) bool,
 ) (works map[string]bool) {
@@ -99,7 +100,8 @@ func (s *Sweep) releaseEach(
 	return works
 }
 
-// unparked reports whether an attachment has a parked DEL and can be tried again now.
+// unparked reports whether an attachment has a parked DEL (one that waits for an address's other
+// owner) and can be tried again now.
 func (s *Sweep) unparked(ctx context.Context, key journal.Key) bool {
 	var e *journal.Entry
 	s.w.Journal.Read(ctx, func(tx *journal.Tx) (err error) {

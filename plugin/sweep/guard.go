@@ -9,7 +9,7 @@ import (
 
 // MassReleaseError means that the mass-release guard kept attachments that seem dead, because they
 // are too many: more than 10, and more than 30 % of the live attachments of this boot. A wrong
-// verdict is likelier than the death of so many pods of a node at once.
+// verdict is likelier than so many pods of a node dying at the same time.
 type MassReleaseError struct{ Dead, Live int }
 
 func (e *MassReleaseError) Error() string {
@@ -17,8 +17,8 @@ func (e *MassReleaseError) Error() string {
 		"many; they are kept. If they are dead: unwindctl sweep --force", e.Dead, e.Live)
 }
 
-// guardMassRelease keeps the live attachments of this boot if too many of them seem dead.
-// Attachments whose DELs passed while the journal could not be written do not count, and are
+// guardMassRelease keeps this boot's attachments in state Live if too many of them seem dead. An
+// attachment whose DEL succeeded while the journal could not be written does not count, and is
 // released.
 func (s *Sweep) guardMassRelease(findings []Finding) error {
 	live, dead := 0, []*Finding{}

@@ -15,22 +15,22 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// owner is an attachment that the journal does not know: one with addresses in a pool of
-// host-local, with a file in libcni's cache, or with both.
+// owner is an attachment that is not in the journal. It has addresses in a host-local pool, a file
+// in libcni's cache, or both.
 type owner struct {
 	journal.Key
-	Pod    journal.Pod // from the list or libcni's cache, if one has it
+	Pod    journal.Pod // from the runtime's list or libcni's cache
 	held   []ipam.Reservation
-	cached *facts.Cached  // of this boot; nil without one
+	cached *facts.Cached  // from this boot; nil if there is no file
 	chain  *netconf.Chain // of the cached ADD, else of the first pool
 	conf   *netconf.Conf
-	// earlier says that something of it is from before this boot. Its rules and interfaces are gone,
-	// and the disk may be a copy of another machine's, whose pod a DEL could reach through a
-	// cluster-wide IPAM plugin.
+	// earlier is set if an address or the cache file is from before this boot. Then its rules and
+	// interfaces are gone. The disk may also be a copy of another machine's disk, and a DEL could
+	// release the address of that machine's pod through a cluster-wide IPAM plugin.
 	earlier bool
 }
 
-// addresses returns those that host-local or libcni's cache has for the owner, without duplicates.
+// addresses returns the owner's addresses in host-local and in libcni's cache, without duplicates.
 func (o *owner) addresses() (all []netip.Addr) {
 	if o.cached != nil {
 		all = netconf.InterfaceOf(o.cached.Result, o.IfName).Addresses
@@ -42,7 +42,7 @@ func (o *owner) addresses() (all []netip.Addr) {
 	return slices.Compact(all)
 }
 
-// getsDELs reports whether there is enough for DELs. host-local before 0.8 wrote no interface.
+// getsDELs reports whether enough is known to run DELs. (host-local before 0.8 wrote no interface.)
 func (o *owner) getsDELs() bool { return !o.earlier && o.chain != nil && o.IfName != "" }
 
 // made returns the time of the youngest file of the owner.
@@ -59,7 +59,7 @@ func (o *owner) made() time.Time {
 	return youngest
 }
 
-// path returns the path of one of its files.
+// path returns the path of one of the owner's files.
 func (o *owner) path() string {
 	if o.cached != nil {
 		return o.cached.Path
@@ -67,8 +67,8 @@ func (o *owner) path() string {
 	return o.held[0].Path()
 }
 
-// planOwners returns the verdict on each owner that the journal does not know. Without a list there
-// is no evidence against one, and it returns none.
+// planOwners returns the verdict on each owner that is not in the journal. Without the runtime's
+// list, nothing can prove an owner dead, so it returns no verdicts.
 func (s *Sweep) planOwners(ctx context.Context) (findings []Finding, err error) {
 	if s.w.Node.List == nil || s.Attachment != nil {
 		return nil, nil
@@ -105,7 +105,7 @@ type gathering struct {
 	errs      []error
 }
 
-// add adds an owner, or returns the one with that key.
+// add returns the owner with a key, and adds it if it is new.
 func (g *gathering) add(key journal.Key) *owner {
 	o := g.byKey[key]
 	if o == nil {
@@ -137,9 +137,10 @@ func (g *gathering) hold(o *owner, r ipam.Reservation) {
 	o.held = append(o.held, r)
 }
 
-// addCached adds an attachment in libcni's cache, or its chain to the owner of addresses. One
-// without addresses cannot be judged. The journal decides on those of unwind's own chains, unless
-// host-local still has an address for one: then the journal was lost.
+// addCached adds an attachment from libcni's cache. If the owner was already added with addresses,
+// addCached adds the chain to it. An attachment without addresses cannot be judged. An attachment
+// that was added through unwind is left to the journal. But if host-local still has an address for
+// it, the journal was lost, and addCached does not skip it.
 func (g *gathering) addCached(c *facts.Cached) {
 	if g.inJournal[c.ContainerID] || g.Network != "" && g.Network != c.Network {
 		return
@@ -168,8 +169,8 @@ func (g *gathering) addCached(c *facts.Cached) {
 	g.addHeld(o)
 }
 
-// addHeld adds the addresses that an attachment has in pools of its chain that are not the sweep's,
-// for example because its conflist is gone.
+// addHeld adds the attachment's addresses in pools of its chain that the sweep does not cover, for
+// example because the conflist is gone.
 func (g *gathering) addHeld(o *owner) {
 	for _, step := range o.chain.Steps(o.conf) {
 		dir := ipam.Pool(step.Config, o.Network)
@@ -198,8 +199,8 @@ func (s *Sweep) findingOn(o *owner) Finding {
 	return f
 }
 
-// judge returns the verdict on an owner. An empty list is likelier wrong than right, because a node
-// always has a pod.
+// judge returns the verdict on an owner. An empty list is more likely wrong than right, because a
+// node always runs a pod.
 func (s *Sweep) judge(o *owner) decide.Verdict {
 	v := s.w.Node.JudgeOwner(s.factsOf(o))
 	if v.Fate == decide.Dead && len(s.w.Node.List.Valid) == 0 && !s.Force {
@@ -214,7 +215,8 @@ func (s *Sweep) factsOf(o *owner) facts.Owner {
 		Made: o.made(), Grace: s.graceOf(o)}
 }
 
-// graceOf returns the grace period of an owner's network, from a conflist, else the default.
+// graceOf returns the grace period of an owner's network: that in its conflist, or else the
+// default.
 func (s *Sweep) graceOf(o *owner) time.Duration {
 	for _, p := range s.Pools {
 		if p.Network == o.Network {
@@ -224,7 +226,7 @@ func (s *Sweep) graceOf(o *owner) time.Duration {
 	return s.w.Node.GracePeriod
 }
 
-// containers returns the container IDs in the journal, of any network.
+// containers returns the container IDs in the journal, for all networks.
 func (s *Sweep) containers(ctx context.Context) (map[string]bool, error) {
 	known := map[string]bool{}
 	err := s.w.Journal.Store.View(ctx, func(tx *journal.Tx) error {

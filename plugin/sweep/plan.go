@@ -14,18 +14,18 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// Finding is the verdict on an attachment, or on addresses of host-local without an owner, and the
-// outcome of the release.
+// Finding is the verdict on an attachment, or on host-local addresses without an owner. It also
+// contains the outcome of the release.
 type Finding struct {
 	journal.Key
 	decide.Verdict
-	Addresses []netip.Addr // of an attachment that the journal does not have, else none
-	Cached    bool         // libcni's cache has that attachment
+	Addresses []netip.Addr // of an attachment that is not in the journal, else empty
+	Cached    bool         // the attachment is in libcni's cache
 	Pod       journal.Pod
 	State     journal.State // before the release
 	Busy      bool          // another unwind is working on it, so it counts as live
 	Deferred  bool          // it is dead, but not ready to retry
-	Released  bool          // nothing of it remains
+	Released  bool          // nothing remains of it
 	Pending   []string      // the delegates with a pending DEL, each with the reason
 	Err       error         // why it was not released
 	Left      time.Duration // of its grace period, if it is Recent
@@ -33,11 +33,11 @@ type Finding struct {
 	Evidence decide.Evidence // evidence for the verdict; zero if the verdict needed none
 
 	thisBoot bool     // it was added in this boot
-	passed   bool     // live only in the journal, because its DEL passed, see facts.Node.Passed
+	passed   bool     // live only in the journal, as its DEL succeeded, see facts.Node.Passed
 	orphaned bool     // orphaned delegates hold its lock
 	failing  []string // see undo.FailingPlugins
 
-	owner *owner // set if the journal does not know the attachment
+	owner *owner // set if the attachment is not in the journal
 }
 
 // Elsewhere reports whether this process cannot judge the attachment, because its ADD ran in other
@@ -80,15 +80,15 @@ func (s *Sweep) Plan(ctx context.Context) ([]Finding, error) {
 }
 
 // skipLive returns findings for the attachments that are plainly live: added in this boot, with the
-// network namespace at its path, and not missing from the list. It returns the keys of the others.
-// Here the inode identifies a namespace. Only unwindctl sweep, which skips none, detects a new
-// namespace with the path and inode of one that is gone.
+// network namespace at its path, and not missing from the runtime's list. It returns the keys of
+// the others. skipLive identifies a namespace by its inode. A new namespace may have the path and
+// inode of a deleted one. Only unwindctl sweep detects that, because it skips no attachment.
 func (s *Sweep) skipLive(ctx context.Context) (findings []Finding, look []journal.Key, err error) {
 	var outlines []journal.Outline
 	s.last = s.w.Journal.Store.LastSweep()
 	err = s.w.Journal.Store.View(ctx, func(tx *journal.Tx) error {
 		outlines = nil
-		// a damaged entry is neither live nor of this boot
+		// the outline of a damaged entry is neither live nor of this boot
 		return tx.Outlines(func(o journal.Outline, _ error) error {
 			if n := len(outlines); n > 0 && outlines[n-1].Key == o.Key {
 				outlines[n-1] = o // a newer ADD, which decides on the older one
@@ -142,8 +142,8 @@ func (s *Sweep) covers(k journal.Key) bool {
 	return (s.Network == "" || k.Network == s.Network) && (s.Attachment == nil || k == *s.Attachment)
 }
 
-// orphaned reports whether only delegates hold an attachment's lock, and for longer than unwind
-// waits for them.
+// orphaned reports whether only delegates hold an attachment's lock, and have held it for longer
+// than unwind waits for them.
 func (s *Sweep) orphaned(e *journal.Entry) bool {
 	if s.w.Node.SameBoot(e) != tristate.Yes || s.w.Node.SameNamespaces(e) != tristate.Yes ||
 		journal.BootNanos()-e.Updated.Boot < int64(s.w.Budgets.Orphans) {

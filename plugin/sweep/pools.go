@@ -19,7 +19,7 @@ type Pool struct {
 	Network string
 	Dir     string
 	Config  json.RawMessage // of the delegate that calls host-local
-	// Plain means that a runtime runs the chain itself, without unwind.
+	// Plain is set if a runtime runs the chain itself, without unwind.
 	Plain bool
 
 	chain *netconf.Chain
@@ -37,16 +37,17 @@ func PoolsOf(ch *netconf.Chain, c *netconf.Conf) (pools []Pool) {
 	return pools
 }
 
-// PoolOf returns the pool of a delegate of a chain, given its configuration. Dir is "" without
-// host-local.
+// PoolOf returns the pool of a chain's delegate, given the delegate's configuration. Dir is "" if
+// the delegate does not call host-local.
 func PoolOf(config json.RawMessage, ch *netconf.Chain, c *netconf.Conf) Pool {
 	return Pool{Network: c.Name, Dir: ipam.Pool(config, c.Name), Config: config, chain: ch,
 		conf: c}
 }
 
-// freeEmpty releases the addresses of a pool for which host-local died before it wrote an
-// owner, and those that a DEL held until it was killed. If the journal has an owner of the address,
-// somebody has emptied its file; the address stays until that owner is gone.
+// freeEmpty releases two kinds of addresses in a pool: those for which host-local died before it
+// wrote an owner, and those that a DEL held until it was killed. If a record of the journal claims
+// an address whose file is empty, something else emptied the file. Then the address stays until
+// that record is gone.
 func (s *Sweep) freeEmpty(ctx context.Context, pool Pool) (findings []Finding, err error) {
 	found, err := ipam.Scan(pool.Dir)
 	plan := s.unclaimed(ctx, slices.DeleteFunc(slices.Clone(found),
@@ -77,7 +78,7 @@ func (s *Sweep) freeEmpty(ctx context.Context, pool Pool) (findings []Finding, e
 }
 
 // unclaimed returns the reservations whose addresses no record of the journal claims. If the
-// journal cannot be read, there are none.
+// journal cannot be read, unclaimed returns none.
 func (s *Sweep) unclaimed(
 	ctx context.Context, found []ipam.Reservation,
 ) (free []ipam.Reservation) {
@@ -97,8 +98,9 @@ func (s *Sweep) unclaimed(
 	return free
 }
 
-// DropHeld removes the files with which DELs held addresses of a network until they were killed,
-// see ipam.Hold, and returns these reservations. A DEL that still runs has its attachment's lock.
+// DropHeld removes the files with which killed DELs still hold a network's addresses (see
+// ipam.Hold), and returns these reservations. It keeps the file of a DEL that still runs, because
+// that DEL holds its attachment's lock.
 func DropHeld(
 	ctx context.Context, store *journal.Store, network string, found []ipam.Reservation,
 ) (dropped []ipam.Reservation, err error) {

@@ -22,18 +22,19 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// A runtime that never sends a DEL, or whose DEL always fails, leaks more than addresses: rules and
-// devices, which only a DEL removes. For an attachment that is not in the journal, the sweep
-// reconstructs the record that the journal would have, and undoes it like any other:
+// If a runtime never sends a DEL, or its DEL always fails, not only addresses leak but also rules
+// and devices, which only a DEL removes. For an attachment that is not in the journal, undoOwner
+// reconstructs the missing record and undoes it like any other:
 //
 //  1. Take the lock of the attachment, and judge it again.
-//  2. Reconstruct the record, unless something of it is from before this boot.
+//  2. Reconstruct the record, unless a file of the attachment is from before this boot.
 //  3. Run the chain's DELs in reverse order.
-//  4. Release what host-local still has of it, whatever the DELs said, unless a host port forwards
-//     to the address, or there was no time for a DEL.
-//  5. If all DELs passed, remove the cache file, as libcni does.
+//  4. Release the addresses that host-local still reserves for it, even if DELs failed. Keep an
+//     address to which a host port forwards. If there was no time for a DEL, keep all.
+//  5. If all DELs succeeded, remove the cache file, as libcni does.
 //
-// After SIGKILL the next sweep does the same again with what is left. No step creates a journal.
+// After SIGKILL, the next sweep runs the same steps for the files that are left. No step creates a
+// journal.
 func (s *Sweep) undoOwner(ctx context.Context, w *undo.Worker, f *Finding) error {
 	o := f.owner
 	unlock, err := lockAttachment(w.Journal.Store, o.Key)
@@ -58,8 +59,8 @@ func (s *Sweep) undoOwner(ctx context.Context, w *undo.Worker, f *Finding) error
 	}
 	e, err := s.reconstruct(o)
 	if err != nil {
-		w.Log.Warn("cannot reconstruct an attachment; releasing its addresses alone", "attachment",
-			o.Key.String(), "err", err)
+		w.Log.Warn("cannot reconstruct an attachment; running no DELs, only releasing its addresses",
+			"attachment", o.Key.String(), "err", err)
 	}
 	if err = s.undoRecord(ctx, w, f, e); err != nil || !f.Released {
 		return err
@@ -100,7 +101,8 @@ func (s *Sweep) undoRecord(
 				"again, or remove %s to forget the attachment", failures[0], failures[0].Plugin,
 				f.owner.cached.Path)
 		}
-		// A DEL to be repeated later counts as passed, because nothing records when to repeat it.
+		// A DEL to be repeated later counts as successful, because nothing records when to repeat
+		// it.
 		if e == nil || slices.ContainsFunc(e.Steps,
 			func(s journal.Step) bool { return s.Wait.For != journal.ForRepeat }) {
 			return nil
@@ -113,11 +115,11 @@ func (s *Sweep) undoRecord(
 	return nil
 }
 
-// freeHeld releases what host-local still has of an owner.
+// freeHeld releases the addresses that host-local still reserves for an owner.
 func freeHeld(ctx context.Context, o *owner, hadPorts bool) (err error) {
 	for _, r := range o.held {
 		if is, kept := undo.ForwardsTo(ctx, r.Address); decide.HoldBack(is, hadPorts) {
-			// another sweep may have released it meanwhile, and the rule be its new owner's
+			// if another sweep has released the address since, the rule may belong to a new owner
 			now, given, lookErr := ipam.OwnerOf(r.Pool, r.Address)
 			if lookErr != nil || given && now == r.Owner {
 				err = errors.Join(err, errors.New(kept))
@@ -130,15 +132,15 @@ func freeHeld(ctx context.Context, o *owner, hadPorts bool) (err error) {
 	return err
 }
 
-// portmap finds its rules by the container ID, but only if it gets a port mapping.
+// portmap removes a container's rules by its ID, but only if it gets at least one port mapping.
 const (
 	portMappings = "portMappings"
 	onePort      = `[{"hostPort": 1, "containerPort": 1, "protocol": "tcp"}]`
 )
 
-// reconstruct returns the record that the journal would have of an owner, if its ADD had been
-// through unwind, in this boot and from these namespaces: from libcni's cache, else from the
-// conflist with its pool. It returns none for an owner that gets no DELs.
+// reconstruct returns the record that an owner's ADD would have left if it had run through unwind,
+// in this boot and in these namespaces. The source is libcni's cache, or else the conflist with the
+// owner's pool. reconstruct returns nil for an owner that gets no DELs.
 func (s *Sweep) reconstruct(o *owner) (*journal.Entry, error) {
 	if !o.getsDELs() {
 		return nil, nil
@@ -164,7 +166,7 @@ func (s *Sweep) reconstruct(o *owner) (*journal.Entry, error) {
 	return e, nil
 }
 
-// resultOf returns a result with the addresses that host-local has for an owner.
+// resultOf returns a result with the addresses that host-local reserves for an owner.
 func resultOf(o *owner) json.RawMessage {
 	var ips []map[string]any
 	for _, r := range o.held {
@@ -175,8 +177,8 @@ func resultOf(o *owner) json.RawMessage {
 		"interfaces": []map[string]string{{"name": o.IfName, "sandbox": "/proc/0/ns/net"}}})
 }
 
-// claimsOf returns a claim on each address of an owner, of the step that allocates from host-local,
-// or of one before all others.
+// claimsOf returns a claim for each address of an owner. It belongs to the step that allocates from
+// host-local, or else to step -1, before all others.
 func claimsOf(o *owner, steps []journal.Step) (claims []journal.Claim) {
 	claim := journal.Claim{Step: -1}
 	for _, s := range slices.Backward(steps) {
@@ -194,7 +196,8 @@ func claimsOf(o *owner, steps []journal.Step) (claims []journal.Claim) {
 	return claims
 }
 
-// lockAttachment takes the lock of an attachment that the journal may not have, if it is free.
+// lockAttachment takes the lock of an attachment, which may not be in the journal, if it is free.
+// unlock removes a lock file that lockAttachment created.
 func lockAttachment(store *journal.Store, key journal.Key) (unlock func(), err error) {
 	lock, err := store.TryAcquire(key)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package sweep finds and releases dead attachments in the journal, and dead reservations of
-// host-local whose owners the journal does not know.
+// Package sweep finds and releases dead attachments in the journal, and dead host-local
+// reservations whose owners are not in the journal.
 package sweep
 
 import (
@@ -18,19 +18,20 @@ import (
 type Job struct {
 	Network    string       // only this network; "" for all
 	Attachment *journal.Key // only this attachment; nil for all
-	List       *facts.List  // the runtime's list of attachments; nil without one
+	List       *facts.List  // the runtime's list of attachments; nil if there is none
 	Pools      []Pool       // host-local pools to compare with the journal
-	Cache      bool         // also undo attachments that only libcni's cache has
-	Path       string       // CNI_PATH for those that the journal does not have
+	Cache      bool         // also undo attachments that are only in libcni's cache
+	Path       string       // CNI_PATH for attachments that are not in the journal
 	DryRun     bool         // decide, but release nothing
-	// GracePeriod, if not 0, replaces that of each network for this sweep.
+	// GracePeriod, if not 0, replaces each network's grace period for this sweep.
 	GracePeriod time.Duration
-	// Force also releases attachments that the guard keeps, see MassReleaseError, and what the
-	// journal does not know although the List is empty.
+	// Force also releases attachments that the guard keeps (see MassReleaseError). Even if List is
+	// empty, it releases attachments that are not in the journal.
 	Force    bool
 	Periodic bool // nobody asked for the sweep: respect the backoff of DELs
-	Quick    bool // within a STATUS or an ADD: see inFull
-	// Progress, if set, is called after each attempt at an attachment, by one goroutine at a time.
+	Quick    bool // part of a STATUS or an ADD: see inFull
+	// Progress, if set, is called after each attempt to release an attachment, by one goroutine at
+	// a time.
 	Progress func(done, of int)
 }
 
@@ -42,11 +43,11 @@ var ErrNotTried = errors.New("not attempted: out of time")
 //  1. Plan: read the journal and judge every entry, without taking locks. Keep all live entries if
 //     too many of them seem dead: see MassReleaseError.
 //  2. Apply: release the dead attachments, the longest untouched first, some in parallel. Release
-//     each under its lock, without waiting for the lock, and judge it again from the journal's
-//     current entry. Then release attachments whose DELs were parked for one that is now released.
-//  3. With a list, judge and release in the same steps the attachments that the journal does not
-//     know: see undoOwner.
-//  4. Release the addresses of host-local that have no owner at all.
+//     each under its lock, without waiting for the lock, and judge it again by its current entry.
+//     Then release attachments with a DEL that waited for one of the others.
+//  3. Given the runtime's list, judge and release the attachments that are not in the journal, in
+//     the same two steps: see undoOwner.
+//  4. Release host-local addresses that have no owner at all.
 type Sweep struct {
 	Job
 	w    *undo.Worker
@@ -64,8 +65,8 @@ func New(w *undo.Worker, job Job) *Sweep {
 }
 
 // Run sweeps the journal. It returns a finding for every attachment, and an error if the journal
-// cannot be read or the mass-release guard kept attachments. An attachment whose ADD ran in other
-// namespaces than this process is Unknown, and kept.
+// cannot be read or the mass-release guard kept attachments. It keeps an attachment whose ADD ran
+// in other namespaces than this process, with the verdict Unknown.
 func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 	findings, err := s.Plan(ctx)
 	var guarded *MassReleaseError
@@ -91,7 +92,7 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 	}
 	if err == nil && (len(findings) == 0 ||
 		slices.ContainsFunc(findings, func(f Finding) bool { return f.Fate != decide.Unknown })) {
-		s.noteEnd(ctx) // a sweep that can judge nothing, such as in a container, does not count
+		s.noteEnd(ctx) // a sweep that cannot judge anything, such as in a container, does not count
 	}
 	if s.w.Node.Invoked || s.hasJournal() { // an operator's sweep does not create a journal
 		s.w.Journal.Flush()
@@ -99,8 +100,8 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 	return findings, err
 }
 
-// inFull reports whether the sweep also looks at lock files without an entry, and at the pools of
-// all networks. A Quick sweep does so at most once a minute.
+// inFull reports whether the sweep also checks lock files without an entry, and the pools of all
+// networks. A Quick sweep checks them at most once a minute.
 func (s *Sweep) inFull() bool { return !s.Quick || s.stale() }
 
 // stale reports whether this sweep covers all networks, and the last such sweep ended at least a
@@ -114,7 +115,7 @@ func (s *Sweep) stale() bool {
 // noteEnd stores the end of a sweep of all networks, at most once a minute: a STATUS comes every
 // few seconds.
 func (s *Sweep) noteEnd(ctx context.Context) {
-	if s.DryRun || !s.stale() || ctx.Err() != nil || !s.hasJournal() { // it creates none
+	if s.DryRun || !s.stale() || ctx.Err() != nil || !s.hasJournal() { // do not create one
 		return
 	}
 	if err := s.w.Journal.Store.NoteSweep(); err != nil {

@@ -1,5 +1,4 @@
-// Package tristate has truth values that may be unknown: if a check fails, nothing may be
-// concluded.
+// Package tristate provides truth values that may be unknown. A failed check is neither yes nor no.
 package tristate
 
 // Value is yes, no or unknown. The zero value is Unknown.
@@ -30,7 +29,7 @@ func Equal(comparable, equal bool) Value {
 	return Of(equal, nil)
 }
 
-// Ask returns the value: it is a decide.Fact that needs no look.
+// Ask returns the value, so that a Value is a decide.Fact.
 func (a Value) Ask() (v Value, why string) { return a, "" }
 
 func (a Value) String() string { return [...]string{"unknown", "no", "yes"}[a] }
