@@ -1,7 +1,6 @@
 package plugin
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -63,37 +62,8 @@ func owing() acts {
 				}
 			})
 		},
-		// tried POD N: after N attempts the DEL is pending, with its last error, and waits for long
-		"tried": func(s *story, w []string) {
-			step, now := s.who(w[0]).entry().Steps[0], s.who(w[0]).entry().Updated.Boot
-			s.want(fmt.Sprint(step.Tries) == w[1] && step.Last == "faulty: p1 DEL refused" && step.Code == 999, "%+v", step)
-			in := time.Duration(step.Wait.Until - now) // written a while after the attempt
-			s.want(w[1] == "1000" || in >= 10*time.Second && in <= longBackoff, "the next try is in %s", in)
-		},
 		"logs": func(s *story, w []string) { wantLog(s, filepath.Join(s.dir, "log"), listed(w)) },
 	}
-}
-
-// TestRetryOfDEL: a DEL failed many times. Every verb that may retry it does so once its backoff is
-// over; before that only the verbs that the runtime or a person asks for. It fails again and stays
-// pending, with its last error.
-func TestRetryOfDEL(t *testing.T) {
-	stories(t, `
-	patient
-	either its time has come: owes a 1000 -1s
-	or not yet: owes a 1000 25s
-	or a time of another boot: owes a 1000 1h
-	either STATUS: status
-	or ADD of the next sandbox: sandbox a next; add next
-	or ADD of another pod that fails: plan p0 ADD fail, p1 DEL fail; fails add other
-	or asked by GC: tries gc
-	or asked by a person: sweep
-	or asked by DEL: fails del a
-	let dels 1
-	if not yet: let dels 0
-	if asked: let dels 1
-	deleted a $dels; entry a deleting 1; tried a 100$dels
-	leaves`, owing())
 }
 
 // TestCrashLoop: a pod has many old sandboxes, each with a failing DEL. An ADD of it runs those

@@ -60,14 +60,3 @@ func TestQueuedDEL(t *testing.T) {
 	lose $file; everything
 	times 1 DEL cilium; gone a`, cilium())
 }
-
-// TestQueuedRollback: the DEL of a failed ADD's rollback is queued. Another pod starts, and that DEL
-// does not run again.
-func TestQueuedRollback(t *testing.T) {
-	stories(t, `
-	cilium; queue a
-	plan p1 ADD fail; fails add a; plan
-	queued a
-	add b; times 1 DEL cilium
-	lose $file; del b; everything`, cilium())
-}

@@ -249,19 +249,3 @@ func TestKilledTwiceAnywhere(t *testing.T) {
 		})
 	}
 }
-
-// TestCutOffPass: the runtime kills unwind in each DEL, because a delegate hangs. Every other
-// delegate is still reached in as many DELs as there are delegates.
-func TestCutOffPass(t *testing.T) {
-	stories(t, `
-	hasty; chain p0 | p1 | p2 | p3
-	add a
-	either p3: plan p3 DEL kill-parent-late; let hanging a.eth0.p3
-	or p0: plan p0 DEL kill-parent-late; let hanging a.eth0.p0
-	or p2 and p3: plan p2 DEL kill-parent-late, p3 DEL kill-parent-late; let hanging a.eth0.p2 a.eth0.p3
-	or p1 and p3: plan p1 DEL kill-parent-late, p3 DEL kill-parent-late; let hanging a.eth0.p1 a.eth0.p3
-	or p1, p2 and p3: plan p1 DEL kill-parent-late, p2 DEL kill-parent-late, p3 DEL kill-parent-late; let hanging a.eth0.p1 a.eth0.p2 a.eth0.p3
-	tries del a; tries del a; tries del a; tries del a
-	taken $hanging
-	plan; del a`)
-}

@@ -153,15 +153,3 @@ func TestJournaledBytes(t *testing.T) {
 func conflistOf(plugins []string) string {
 	return fmt.Sprintf(`{"cniVersion": "1.0.0", "plugins": [%s]}`, strings.Join(plugins, ", "))
 }
-
-// TestFailedDelGoesLast: a pending DEL that failed last time runs after one that passed, whatever
-// their places in the chain. A DEL that passed is still pending if its delegate was killed.
-func TestFailedDelGoesLast(t *testing.T) {
-	stories(t, `
-	hasty; conf gracePeriod 1h; chain p0 | p1 | p2 | p3
-	add a; forgets
-	plan p0 DEL hang, p3 DEL fail; fails del a; calls DEL p3, DEL p2, DEL p1, DEL p0
-	plan p3 DEL fail; fails del a; calls DEL p3, DEL p0
-	fails del a; calls DEL p3
-	leaves`)
-}

@@ -1,31 +1,9 @@
 package plugin
 
 import (
-	"bytes"
 	"strings"
 	"testing"
-
-	"cni-unwind/journal"
 )
-
-// TestMistakeAfterSuccess: a delegate has a pending DEL, whatever is visible, unless its entry says
-// that its ADD failed.
-func TestMistakeAfterSuccess(t *testing.T) {
-	swap := func(from, to string) func(s *story, w []string) {
-		return func(s *story, w []string) {
-			s.who(w[0]).edit(func(g *journal.Entry) {
-				g.Steps[0].Config = bytes.Replace(g.Steps[0].Config, []byte(from), []byte(to), 1)
-			})
-		}
-	}
-	stories(t, `
-	chain bridge; add a; mistaken a; drop a
-	fails del a; fails del a; fails del a; entry a deleting 1
-	right a; del a`, acts{
-		"mistaken": swap(`"isGateway"`, `"mtu":"1500","isGateway"`),
-		"right":    swap(`"mtu":"1500","isGateway"`, `"isGateway"`),
-	})
-}
 
 // mistakes are chains of reference plugins whose last one has a mistake in its configuration ($wrong),
 // or is given one. It fails its ADD, and each DEL with that configuration, and takes nothing.
@@ -117,14 +95,4 @@ func TestMistakeThatCannotBeProven(t *testing.T) {
 	if owed: del a; del a; entry a; taken a.eth0.p0; logged 'stays pending without an error for the runtime'
 	if done: del a; del a; gone a; taken; logged 'stays pending without an error for the runtime' 0
 	plan; chain p0; status; gc`)
-}
-
-// TestMistakeUnknownToJournal: the journal knows nothing of a DEL, and the runtime has no result.
-// The DEL fails for a mistake and is recorded as pending. It gets its second try with the mistake
-// corrected.
-func TestMistakeUnknownToJournal(t *testing.T) {
-	stories(t, `
-	chain {"type": "bridge", "bridge": "$bridge", "mtu": "1500", "ipam": $hostlocal}
-	fails del unknown
-	chain bridge, "ipMasq": true; del unknown`)
 }

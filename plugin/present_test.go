@@ -3,7 +3,6 @@ package plugin
 import (
 	"encoding/json"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -11,21 +10,6 @@ import (
 
 // In the tests of this file a delegate rejects, at DEL, the configuration of its ADD, as after an
 // upgrade. The chain has another configuration for it now.
-
-// TestRejectedAndKilled: what a delegate prints before it is killed does not reject its
-// configuration.
-func TestRejectedAndKilled(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	asked := filepath.Join(n.dir, "asked")
-	n.script("odd", fmt.Sprintf(`[ $CNI_COMMAND = ADD ] && echo '{"cniVersion": "1.0.0"}' && exit
-		echo DEL >>%s; echo '{"code": 7, "msg": "bad"}'; kill -9 $$`, asked))
-	p := n.pod("a")
-	p.mustAdd(n.unwind(`{"type": "odd", "old": true}`))
-	if err := p.del(n.unwind(`{"type": "odd"}`)); err == nil || read(t, asked) != "DEL\n" {
-		t.Errorf("DEL: %v, asked: %q", err, read(t, asked))
-	}
-}
 
 // TestPresentConfigurationHasWhatTheADDHad: the present configuration gets what the runtime and
 // multus gave to the ADD, not what they give to the DEL.
@@ -51,17 +35,6 @@ func TestPresentConfigurationHasWhatTheADDHad(t *testing.T) {
 		}
 		s.want(last.Args == all[0].Args, "CNI_ARGS %q, want %q", last.Args, all[0].Args)
 	}})
-}
-
-// TestPresentConfigurationIsTheOneThatTheDELHad: a DEL without an entry goes by the present chain,
-// with the runtime's capability arguments. So there is no other configuration to try.
-func TestPresentConfigurationIsTheOneThatTheDELHad(t *testing.T) {
-	stories(t, `
-	capabilities a {"ips":["192.0.2.9/24"]}
-	chain p0, "modes": {"DEL": "fail"}, "code": 7, "capabilities": {"ips": true}
-	fails del a
-	stdin p0 runtimeConfig {"ips":["192.0.2.9/24"]}; calls DEL p0
-	leaves`)
 }
 
 // TestReplaced: a configuration that worked replaces the rejected one if the step still has a
@@ -154,17 +127,6 @@ func TestRejectedConfiguration(t *testing.T) {
 			s.want(len(s.taken()) == 1, "taken: %q", s.taken())
 		},
 	})
-}
-
-// TestRejectedByTwo: if two delegates of a type were in the chain, nobody can tell which one is
-// left.
-func TestRejectedByTwo(t *testing.T) {
-	stories(t, `
-	chain p0, "modes": {"DEL": "fail"}, "code": 7 | p1, "modes": {"DEL": "fail"}, "code": 7
-	add a
-	chain p0; fails del a
-	taken a.eth0.p0 a.eth0.p1; calls ADD p0, ADD p1, DEL p1, DEL p0
-	leaves`)
 }
 
 // TestPresentConfigurationOfAnotherNetwork: a GC sweeps all networks, but its chain belongs to one.

@@ -178,15 +178,6 @@ func TestTwoSweeps(t *testing.T) {
 	}})
 }
 
-// TestSweepOfOneAddress: several dead attachments with one address do not keep each other. In the
-// first sweep, those that are not undone yet may.
-func TestSweepOfOneAddress(t *testing.T) {
-	stories(t, `
-	chain p0, "address": "$ip7/24", "delayMS": 20 | p1, "delayMS": 20
-	add a; boot a; copies a 7; plan * DEL late
-	sweep; sweep`, copying)
-}
-
 // TestRoomAfterFailedADD: a pool that is full of dead pods' addresses has room for the runtime's
 // second try. The ADD leaves other networks alone.
 func TestRoomAfterFailedADD(t *testing.T) {
