@@ -81,11 +81,3 @@ func TestAzureCrashLoop(t *testing.T) {
 		}
 	}})
 }
-
-// TestAzureWithoutIPAM has an ADD with an ipam.type that azure-vnet would execute be refused before
-// anything is taken, if there is no such program.
-func TestAzureWithoutIPAM(t *testing.T) {
-	stories(t, `
-	azure azure; lose $dir/bin/azure-vnet-ipam
-	fails give add a code=50; held 0; calls; absent $state/journal.db`, azure)
-}

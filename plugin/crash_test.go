@@ -91,7 +91,7 @@ func recoverBy(p *pod, list *libcni.NetworkConfigList, recovery string) {
 	p.Helper()
 	e := p.entry()
 	live := e != nil && e.State == journal.Live
-	over := false // its interface and libcni's result are gone: see TestADDAfterAnUnseenDEL
+	over := false // its interface and libcni's result are gone: see TestUndonePastTheJournal
 	if _, err := os.Stat(p.cacheFile()); os.IsNotExist(err) && live && len(e.HostLinks) > 0 {
 		there, _ := facts.LinkThere(e.HostLinks)
 		over = !there

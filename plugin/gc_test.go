@@ -13,7 +13,6 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/skel"
-	"github.com/containernetworking/cni/pkg/types"
 	bolt "go.etcd.io/bbolt"
 
 	"cni-unwind/journal"
@@ -240,25 +239,6 @@ func TestGCWithFailingDELs(t *testing.T) {
 			s.want(e.State == journal.Deleting && e.Reason != "" && len(e.Steps) == 1 && step.Code == 77 &&
 				step.Tries == len(s.vars["tries"]) && step.Last == "faulty: bad DEL refused", "%+v", e)
 		}
-	}})
-}
-
-// TestGCOfLibcni: libcni drives the GC. libcni itself runs the DEL of an attachment that is in its
-// cache and on no list; unwind finds those that the cache lacks.
-func TestGCOfLibcni(t *testing.T) {
-	stories(t, `
-	versions 1.1.0 1.1.0; chain p0 | p1
-	add live forgotten cached; lose $dir/cache/results/$network-forgotten-eth0
-	forgets; libcni-gc live cached
-	taken cached.eth0.p0 cached.eth0.p1 live.eth0.p0 live.eth0.p1; began start DEL p1, end DEL p1, start DEL p0
-	sorted-calls DEL p0, DEL p1, GC p0, GC p1
-	libcni-gc live; taken live.eth0.p0 live.eth0.p1
-	libcni-gc`, acts{"libcni-gc": func(s *story, w []string) {
-		list := []types.GCAttachment{}
-		for _, name := range w {
-			list = append(list, types.GCAttachment{ContainerID: name, IfName: "eth0"})
-		}
-		s.must(s.cni.GCNetworkList(s.Context(), s.unwind(s.plugins(s.node)...), &libcni.GCArgs{ValidAttachments: list}))
 	}})
 }
 

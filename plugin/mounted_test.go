@@ -59,14 +59,6 @@ func TestMountedElsewhere(t *testing.T) {
 	there; del a; emptied; others`, mounts())
 }
 
-// TestMountGone: without the second mount the namespace is gone.
-func TestMountGone(t *testing.T) {
-	stories(t, `
-	chain p0; add a; bind bound; unpin a
-	sweep; entry a
-	unbind; sweep`, mounts())
-}
-
 // TestKeptOpen: a process elsewhere holds a descriptor of a pod's namespace, as a DHCP daemon does,
 // and so keeps the host's end of its interface. The pod counts as live, unless a list lacks it and
 // the grace period is over. Then all is undone, but the interface stays until the descriptor is

@@ -1,29 +1,12 @@
 package plugin
 
 import (
-	"fmt"
-	"slices"
 	"testing"
-
-	"cni-unwind/plugin/netconf"
 )
 
 // The tests of this file prove that no late DEL harms another owner (cni#924). firewall knows an
 // address from prevResult alone; its ACCEPT rules of an address stay as long as the address has an
 // owner, and no longer.
-
-// TestKilledDELAgain: unwind was killed in a DEL after bridge gave the address back, and the network
-// namespace is still there, so that the pod looks alive. Another pod gets the address. The runtime's
-// next DEL does not take the rule of the other pod, and nothing is left once that one is gone. The
-// journal does not know that a DEL began, which it does after half a second of a slow one.
-func TestKilledDELAgain(t *testing.T) {
-	stories(t, `
-	firewall kill-parent; chain bridge | firewall | p2
-	add a; freed a; unbegun a
-	firewall works; inherits b $a; open $a
-	del a; open $a; entry a deleting
-	del b; left; closed $a`)
-}
 
 // TestPendingDELIsSettledAtClaim: the DEL of firewall is pending in every way, with the address
 // free. When another pod gets the address, that DEL runs in full before the other pod's firewall
@@ -56,40 +39,6 @@ func TestPendingDELIsParked(t *testing.T) {
 		entry a deleting 1; parked a
 	or not retried: firewall works
 	open $a
-	del b; asked DEL b $a, DEL a $a`)
-}
-
-// TestParkedByStaticAddress is TestPendingDELIsParked with the journal as the only record of the
-// owner: no IPAM file names it.
-func TestParkedByStaticAddress(t *testing.T) {
-	stories(t, `
-	chain p0, "address": "$ip7/24" | p1
-	add a; plan p1 DEL fail; fails del a
-	add b; plan
-	forgets; del a; told p1 'a 0'
-	forgets; del b; told p1 'b 1' 'a 1'`, acts{"told": func(s *story, w []string) { // how many addresses, of each container
-		var told []string
-		for _, l := range s.callLog() {
-			if r, err := netconf.ParseResult(l.Stdin["prevResult"]); err == nil && l.Instance == w[0] {
-				told = append(told, fmt.Sprint(l.ContainerID, " ", len(r.Addresses())))
-			}
-		}
-		s.want(slices.Equal(told, w[1:]), "%q", told)
-	}})
-}
-
-// TestLateDELWithoutJournal: the runtime asks for a DEL, with its cached result, after the journal
-// was lost, while another pod has the address. host-local's own file names that pod. The rest is
-// undone when that pod is gone.
-func TestLateDELWithoutJournal(t *testing.T) {
-	stories(t, `
-	firewall fail; chain bridge | firewall | p2
-	add a; fails del a; firewall works
-	either lost before the address was given again: lose journal; inherits b $a
-	or lost after the address was given again: inherits b $a; lose journal
-	or the other pod was added by the plain chain: lose journal; lowest; past add b; given b $a
-	unasked
-	del a; del a; asked DEL a; open $a
 	del b; asked DEL b $a, DEL a $a`)
 }
 

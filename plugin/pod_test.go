@@ -64,12 +64,6 @@ func (p *pod) setState(state journal.State) {
 	p.rewrite(func(e *journal.Entry) { e.State = state })
 }
 
-// unbegun makes the pod's entry live again, as if none of its DELs had begun.
-func (p *pod) unbegun() {
-	p.Helper()
-	p.rewrite(func(e *journal.Entry) { e.State, e.Reason, e.Cause = journal.Live, "", "" })
-}
-
 // again returns the pod with a new network namespace under the same container ID, as nerdctl,
 // podman and Nomad do.
 func (p *pod) again() *pod {

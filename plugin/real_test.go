@@ -133,21 +133,6 @@ func TestCapabilityArguments(t *testing.T) {
 		DEL p3, DEL p2, DEL p1, DEL p0`)
 }
 
-// TestInjectedKeys: the keys that multus writes into unwind's entry reach the delegates, and
-// override their own.
-func TestInjectedKeys(t *testing.T) {
-	stories(t, `
-	conf args {"cni": {"ips": ["192.0.2.7"], "mac": "02:00:00:00:00:07"}, "x": 1}
-	conf deviceID 0000:03:00.1; conf pciBusID 0000:03:00.1
-	chain p0 | p1, "args": {"cni": {"mac": "own", "own": true}, "y": 2}, "deviceID": "own"
-	add a; del a
-	stdin p0 args {"cni":{"ips":["192.0.2.7"],"mac":"02:00:00:00:00:07"},"x":1}
-	stdin p1 args {"cni":{"ips":["192.0.2.7"],"mac":"02:00:00:00:00:07","own":true},"x":1,"y":2}
-	stdin p0 deviceID "0000:03:00.1"; stdin p1 deviceID "0000:03:00.1"
-	stdin p0 pciBusID "0000:03:00.1"; stdin p1 pciBusID "0000:03:00.1"
-	calls ADD p0, ADD p1, DEL p1, DEL p0`)
-}
-
 // Configurations of reference plugins.
 
 // prefix returns the host-th address of the node's IPv4 or IPv6 subnet, with the prefix length.

@@ -50,30 +50,6 @@ func TestStatusHasNoList(t *testing.T) {
 	}})
 }
 
-// TestStatusIsKilledInDEL kills unwind while a delegate runs a DEL of its sweep. The delegate goes
-// on, and the next sweep waits for it. If it hangs, it is killed, and the DEL runs again. The short
-// budgets end orphans sooner.
-func TestStatusIsKilledInDEL(t *testing.T) {
-	stories(t, `
-	hasty; versions 1.1.0 1.0.0; chain p0 | p1
-	add a; drop a
-	either orphan: plan p1 DEL orphan
-	or kill-parent: plan p1 DEL kill-parent
-	or kill-parent-effect: plan p1 DEL kill-parent-effect
-	chain another; killed libcni-status
-	plan; statuses 0`)
-}
-
-// TestStatusMakesJournal kills unwind at each point of a node's first STATUS. The next one, and an
-// ADD, work.
-func TestStatusMakesJournal(t *testing.T) {
-	t.Parallel()
-	atEveryPoint(t, 2, `
-	versions 1.1.0 1.0.0; conf onJournalFailure fail; chain p0 | p1 | p2 | p3
-	kill any $at libcni-status
-	status; add a; del a`)
-}
-
 // TestStatusReleasesEmpty: a STATUS, and the sweep after a failed ADD, release an address whose
 // owner host-local never wrote, also if they cannot know that the pool is full (as of flannel).
 func TestStatusReleasesEmpty(t *testing.T) {

@@ -130,14 +130,6 @@ func TestStatusOfDelegates(t *testing.T) {
 	})
 }
 
-// TestStatusKeepsDetails: a delegate's details are passed on too.
-func TestStatusKeepsDetails(t *testing.T) {
-	stories(t, `
-	versions 1.1.0 1.1.0; chain {"type": "words"}
-	script words 'cat >/dev/null; echo "{\"cniVersion\": \"1.1.0\", \"code\": 51, \"msg\": \"no route\", \"details\": \"to 10.1.0.0/16\"}"; exit 1'
-	fails status code=51 'plugin type="words" failed (status): no route'; details 'to 10.1.0.0/16'`, details)
-}
-
 // TestStatusOfJournal: an unusable journal is an error if no ADD goes on without it, and otherwise
 // a warning. A journal that others are using is no problem.
 func TestStatusOfJournal(t *testing.T) {

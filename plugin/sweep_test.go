@@ -104,7 +104,7 @@ func TestSweepAfterReboot(t *testing.T) {
 	chain p0, "delayMS": 20 | p1, "delayMS": 20
 	add a; boot a; copies a 60 other; forgets; plan * DEL late
 	sandbox a next; add next; calls DEL p1, DEL p0, ADD p0, ADD p1
-	sweep; entries 1; entry next live; buried; together 2; called 120
+	sweep; entries 1; entry next live; buried; together 2; called 120; counters 'swept earlier-boot 61'
 	del next`, copying, acts{"buried": func(s *story, _ []string) {
 		for i := range 60 {
 			tomb := s.tombstone(journal.Key{Network: s.network, ContainerID: fmt.Sprintf("a-%d", i+1), IfName: "eth0"})

@@ -140,8 +140,6 @@ func init() {
 		"exhume": each(func(p *pod) { p.exhume() }),
 		// state POD STATE
 		"state": func(s *story, w []string) { s.who(w[0]).setState(journal.State(w[1])) },
-		// unbegun PODS: the journal does not know that their DELs began
-		"unbegun": each(func(p *pod) { p.unbegun() }),
 		// cutoff PODS: their ADDs were cut off in the first delegate
 		"cutoff": each(func(p *pod) { p.cutOff() }),
 		// due PODS: the time of their second DELs has come
