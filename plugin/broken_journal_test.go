@@ -151,23 +151,6 @@ func TestBrokenJournal(t *testing.T) {
 	del a`)
 }
 
-// TestDamagedJournal: a damaged journal is set aside and kept, and a new one is begun. The DEL of
-// an earlier pod uses what the runtime knows.
-func TestDamagedJournal(t *testing.T) {
-	damaged := strings.Repeat("damaged ", 4096)
-	stories(t, `
-	conf onJournalFailure fail; chain p0 | p1 | p2 | p3
-	add a; damaged
-	add b; entry b live; aside
-	del b a`, acts{
-		"damaged": func(s *story, _ []string) { s.write(s.store.Path(), damaged) },
-		"aside": func(s *story, _ []string) {
-			aside, err := filepath.Glob(s.store.Path() + ".damaged-*")
-			s.want(err == nil && len(aside) == 1 && read(s, aside[0]) == damaged, "%q, %v", aside, err)
-		},
-	})
-}
-
 // TestLastWriteFails: a journal that fails when the last delegate has succeeded still says that the
 // ADD is under way. If unwind prints success all the same, nobody takes the attachment for dead. Of
 // the pod's two next sandboxes, the first must leave the journal unchanged.
@@ -220,18 +203,4 @@ func TestJournalFailsOverPending(t *testing.T) {
 	fails wait add c code=11; mend; plan
 	times 0 ADD p0
 	del c b`)
-}
-
-// TestTombstone: the runtime's DEL of an attachment that was undone without it runs nothing, since
-// its addresses may have another owner by now. A container with the same ID that unwind did not add
-// is a different one.
-func TestTombstone(t *testing.T) {
-	stories(t, `
-	chain p0 | p1 | p2 | p3
-	either rolled back: plan p2 ADD fail-effect; fails add a; plan
-	or settled by the next sandbox: plan p2 ADD fail-effect, p2 DEL fail; fails add a; plan
-		sandbox a b; add b; del b
-	left; forgets
-	del a; del a; calls; left
-	again a c; past add c; del c`)
 }

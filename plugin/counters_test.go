@@ -288,13 +288,13 @@ func TestNotes(t *testing.T) {
 // the runtime's DEL does so without the address.
 func TestNotesOfParking(t *testing.T) {
 	stories(t, `
-	firewall fail; chain bridge | firewall | p2
-	add a; fails del a
-	inherits b $a; firewall works
+	chain single | p1, "rules": true
+	add a; plan p1 DEL fail; fails del a
+	add b; given b $a; plan
 	sweep; sweep; sweep
-	events 'waiting a [$a] [firewall]: $a has another owner'; counters
+	events 'waiting a [$a] [faulty]: $a has another owner'; counters
 	del b; left
-	events 'waiting a [$a] [firewall]: $a has another owner' 'swept a [$a] []: `+decide.Requested.Text+`'
+	events 'waiting a [$a] [faulty]: $a has another owner' 'swept a [$a] []: `+decide.Requested.Text+`'
 	counters 'swept requested 1'`)
 }
 

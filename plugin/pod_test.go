@@ -2,7 +2,6 @@ package plugin
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containernetworking/cni/libcni"
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
@@ -137,21 +135,6 @@ func (n *node) until(verb string, chain []string) {
 	n.Errorf("%s does not free all", verb)
 }
 
-// exhume deletes the pod's tombstone.
-func (p *pod) exhume() {
-	p.Helper()
-	err := p.store.Update(p.Context(), func(tx *journal.Tx) error {
-		e := &journal.Entry{Key: p.key(), State: journal.Adding}
-		if err := tx.Put(e); err != nil {
-			return err
-		}
-		return tx.Delete(e)
-	})
-	if err != nil || p.tombstone(p.key()) != nil {
-		p.Fatalf("the tombstone: %v", err)
-	}
-}
-
 // emptyFile makes a file to mount something at.
 func (n *node) emptyFile(name string) string {
 	n.Helper()
@@ -263,88 +246,6 @@ func (n *node) wantOpen(what, address string) {
 	if !n.open(address) {
 		n.Errorf("%s: %s is closed", what, address)
 	}
-}
-
-// few makes a directory with only these reference plugins.
-func (n *node) few(plugins ...string) string {
-	n.Helper()
-	dir := filepath.Join(n.dir, "few")
-	n.mkdir(dir)
-	for _, plugin := range plugins {
-		if err := os.Symlink(filepath.Join(toolsDir(n), "cni", plugin), filepath.Join(dir, plugin)); err != nil {
-			n.Fatal(err)
-		}
-	}
-	return dir
-}
-
-// firewalled is a node with a chain of bridge, firewall and faulty, whose firewall can be broken.
-type firewalled struct {
-	*node
-	list *libcni.NetworkConfigList
-}
-
-// newFirewalled puts a script before the real firewall. The script records each call, and its DEL
-// can fail, kill unwind or be slow.
-func newFirewalled(t testing.TB) *firewalled {
-	n := newNode(t).patient()
-	firewall := filepath.Join(n.path[1], "firewall")
-	n.path[1] = n.few("bridge", "host-local", "portmap")
-	n.script("firewall", fmt.Sprintf(`in=$(tr -d '\n')
-		echo "$CNI_COMMAND $CNI_CONTAINERID $in" >>%[1]s/asked
-		[ $CNI_COMMAND = DEL ] && case $(cat %[1]s/mode) in
-			slow) sleep 0.8 ;;
-			fail) echo '{"cniVersion": "1.0.0", "code": 11, "msg": "firewall is broken"}'; exit 1 ;;
-			kill-parent) sleep 1; kill -9 $PPID; exit 1 ;;
-		esac
-		echo "$in" | exec %[2]s`, n.dir, firewall))
-	f := &firewalled{n, n.unwind(n.bridgePlugin(""), `{"type": "firewall"}`, n.faulty("p2", ""))}
-	f.firewall("works")
-	return f
-}
-
-// firewall sets the behaviour of firewall's DEL: "works", "slow", "fail", "kill-parent", or
-// "missing", without a binary.
-func (f *firewalled) firewall(mode string) {
-	f.Helper()
-	f.write(filepath.Join(f.dir, "mode"), mode)
-	file := filepath.Join(f.path[0], "firewall")
-	from, to := file+".away", file
-	if mode == "missing" {
-		from, to = to, from
-	}
-	if err := os.Rename(from, to); err != nil && !os.IsNotExist(err) {
-		f.Fatal(err)
-	}
-}
-
-// asked returns firewall's calls since asked was last called, as "VERB container addresses".
-func (f *firewalled) asked() (asked []string) {
-	f.Helper()
-	path := filepath.Join(f.dir, "asked")
-	data, err := os.ReadFile(path)
-	if err != nil && !os.IsNotExist(err) {
-		f.Fatal(err)
-	}
-	_ = os.Remove(path)
-	for _, line := range strings.Split(strings.TrimSpace(string(data)), "\n") {
-		verb, stdin, _ := strings.Cut(line, "{")
-		var conf struct{ PrevResult json.RawMessage }
-		if err := json.Unmarshal([]byte("{"+stdin), &conf); line != "" && err != nil {
-			f.Fatalf("%v: %s", err, line)
-		}
-		r, err := netconf.ParseResult(conf.PrevResult)
-		if err != nil {
-			f.Fatal(err)
-		}
-		for _, a := range r.Addresses() {
-			verb += a.String()
-		}
-		if line != "" {
-			asked = append(asked, strings.TrimSpace(verb))
-		}
-	}
-	return asked
 }
 
 // second is another attachment of the pod to the same network.
