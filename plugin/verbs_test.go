@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -205,6 +206,8 @@ func init() {
 				s.want(l.Instance != w[0] || got == strings.Join(w[2:], " "), "%s got %s", l.Command, got)
 			}
 		},
+		// same N: the last N DELs got what the first N ADDs got, in reverse order
+		"same": (*story).wantSame,
 		// times N VERB PLUGIN
 		"times": func(s *story, w []string) { s.wantTimes(w[0], strings.Join(w[1:], " ")) },
 		// has POD: libcni has a result of it
@@ -643,6 +646,20 @@ func (s *story) wantTimes(times, call string) {
 		}
 	}
 	s.want(strconv.Itoa(got) == times, "%d times: %q", got, s.node.calls())
+}
+
+func (s *story) wantSame(w []string) {
+	s.Helper()
+	n, err := strconv.Atoi(w[0])
+	s.must(err)
+	all := s.callLog()
+	for i, del := range all[len(all)-n:] {
+		add := all[n-1-i]
+		delete(add.Stdin, "prevResult")
+		delete(del.Stdin, "prevResult")
+		s.want(add.Command == "ADD" && del.Command == "DEL" && reflect.DeepEqual(add.Stdin, del.Stdin) && add.Args == del.Args && add.NetNS == del.NetNS &&
+			add.Path == del.Path, "ADD %s had %.1000s, %.1000q; its DEL %.1000s, %.1000q", add.Instance, add.Stdin, add.Args, del.Stdin, del.Args)
+	}
 }
 
 func (s *story) wantEntry(w []string) {
