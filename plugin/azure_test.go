@@ -46,9 +46,7 @@ var azure = acts{
 // link puts a program into CNI_PATH under a name.
 func (n *node) link(name, program string) {
 	n.Helper()
-	if err := os.Symlink(program, filepath.Join(n.path[0], name)); err != nil {
-		n.Fatal(err)
-	}
+	must(n, os.Symlink(program, filepath.Join(n.path[0], name)))
 }
 
 // TestAzure has a pod come and go, and a STATUS pass, with each of Azure's conflists. A pod holds an

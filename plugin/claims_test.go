@@ -47,9 +47,7 @@ var kinds = []struct {
 	}},
 	{"no entry", wholePhases, func(t *testing.T) *contest {
 		c := pendingContest(t)
-		if err := os.RemoveAll(c.stateDir); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.RemoveAll(c.stateDir))
 		return c
 	}},
 	{"tombstone", overPhase, func(t *testing.T) *contest {

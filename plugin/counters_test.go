@@ -13,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/skel"
-
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/sweep"
@@ -39,9 +37,7 @@ func (n *node) events() (all []string) {
 func (n *node) recorded() []journal.Event {
 	n.Helper()
 	events, err := n.store.History()
-	if err != nil {
-		n.Fatal(err)
-	}
+	must(n, err)
 	return events
 }
 
@@ -129,32 +125,10 @@ func TestNotesOfReleaseUnwritten(t *testing.T) {
 			}
 			w.Journal.Flush()
 			n.wantNotes(nil, map[string]uint64{})
-			if err := w.Release(t.Context(), a.key()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, w.Release(t.Context(), a.key()))
 			n.wantNotes([]string{"swept a [] []: " + reason}, map[string]uint64{"swept " + label: 1})
 		})
 	}
-}
-
-// TestNotesOfRefusedADD: an ADD that is refused because the journal failed supersedes nothing.
-func TestNotesOfRefusedADD(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	chain := n.faulty("p0", "")
-	a := n.pod("a")
-	a.mustAdd(n.unwind(chain))
-	a.dropNetNS()
-	next := a.again()
-	p := &Plugin{Stdout: io.Discard, Stderr: io.Discard, Budgets: undo.DefaultBudgets, Point: failing(1)}
-	err := p.verb(t.Context(), (*op).add)(&skel.CmdArgs{ContainerID: "a", IfName: "eth0", Netns: next.NetNS, Path: strings.Join(n.path, ":"),
-		StdinData: []byte(n.entryOf(`{"plugins": [`+chain+`]}`, nil))})
-	if err == nil || !strings.Contains(err.Error(), "this commit fails") {
-		t.Fatalf("ADD: %v", err)
-	}
-	n.wantNotes(nil, map[string]uint64{})
-	next.mustAdd(n.unwind(chain))
-	n.wantNotes([]string{"superseded a [] []: "}, map[string]uint64{})
 }
 
 // TestLastSweep: the time of the last sweep is that of a sweep over all networks that finished and
@@ -164,9 +138,7 @@ func TestLastSweep(t *testing.T) {
 	n := newNode(t)
 	last := func() uint64 { return uint64(max(0, n.store.LastSweep().Unix())) }
 	set := func(to uint64) {
-		if err := errors.Join(n.store.NoteSweep(), os.Chtimes(filepath.Join(n.stateDir, "last-sweep"), time.Time{}, time.Unix(int64(to), 0))); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(n.store.NoteSweep(), os.Chtimes(filepath.Join(n.stateDir, "last-sweep"), time.Time{}, time.Unix(int64(to), 0))))
 	}
 	all := func(s sweep.Job) {
 		if _, err := (&Plugin{Stderr: io.Discard, Budgets: undo.DefaultBudgets}).Sweep(context.Background(), n.stateDir, s); err != nil {

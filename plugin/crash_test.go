@@ -57,9 +57,7 @@ func (n *node) killedAtPoint(name string, nth int, verb func() error) error {
 func (n *node) awaitDelegates() {
 	n.Helper()
 	files, err := filepath.Glob(filepath.Join(n.stateDir, "locks", "*"))
-	if err != nil {
-		n.Fatal(err)
-	}
+	must(n, err)
 	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
 		if !slices.ContainsFunc(files, held) {
 			return

@@ -1,19 +1,15 @@
 package plugin
 
 import (
-	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/skel"
-	bolt "go.etcd.io/bbolt"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
@@ -92,28 +88,6 @@ func (n *node) addAll(list *libcni.NetworkConfigList, pods ...*pod) {
 	}
 }
 
-// clocks have the statement "age POD BOOT WALL", which makes an attachment older by CLOCK_BOOTTIME, and
-// by the wall clock. A transaction of the journal would write the present time.
-var clocks = acts{"age": func(s *story, w []string) {
-	boot, err1 := time.ParseDuration(w[1])
-	wall, err2 := time.ParseDuration(w[2])
-	s.must(errors.Join(err1, err2))
-	s.editJournal(func(tx *bolt.Tx) error {
-		bucket := tx.Bucket([]byte("entries"))
-		key, value := bucket.Cursor().Seek([]byte(s.network + "\x00" + s.who(w[0]).ContainerID + "\x00" + s.who(w[0]).IfName))
-		key, value = bytes.Clone(key), bytes.Clone(value)
-		text := bytes.LastIndexByte(value, 0) + 1
-		var e journal.Entry
-		if err := json.Unmarshal(value[text:], &e); err != nil {
-			return err
-		}
-		for _, at := range []*journal.Time{&e.Created, &e.Updated, &e.Since} {
-			at.Boot, at.Wall = at.Boot-int64(boot), at.Wall.Add(-wall)
-		}
-		return bucket.Put(key, append(value[:text], netconf.Marshal(&e)...))
-	})
-}}
-
 // empty is a sweep in this process, as for a GC with an empty list.
 type empty struct {
 	*sweep.Sweep
@@ -123,9 +97,7 @@ type empty struct {
 func (n *node) emptyList() empty {
 	n.Helper()
 	conf, err := netconf.ParseConf([]byte(n.entryOf(`{"plugins": [{"type": "faulty"}]}`, valid())))
-	if err != nil {
-		n.Fatal(err)
-	}
+	must(n, err)
 	p := &Plugin{Stdout: io.Discard, Stderr: io.Discard, Budgets: undo.DefaultBudgets}
 	o, closeLog := p.newOp(&skel.CmdArgs{Path: strings.Join(n.path, ":")}, conf)
 	n.Cleanup(closeLog)
@@ -262,23 +234,6 @@ func TestGCByList(t *testing.T) {
 	or others: gc 'valid=[{"containerID":"EMPTY","ifname":"eth0"},{"containerID":"empty","ifname":"eth"}]'; kept busy.eth0
 	warned 'a process is in its network namespace, though the runtime does not list it' $warnings
 	leaves`)
-}
-
-// TestGraceByBootTime: GC keeps an attachment that is too new for any list. It takes the age from
-// CLOCK_BOOTTIME, whatever the wall clock was at the ADD, and the grace period from the network's
-// present configuration.
-func TestGraceByBootTime(t *testing.T) {
-	stories(t, `
-	conf gracePeriod 10m; chain p0
-	add young young-by-boot from-the-future nine nine-and-a-year old old-by-boot old-from-the-future
-	# By CLOCK_BOOTTIME, and by the wall clock.
-	age young-by-boot 0s 8760h; age from-the-future 0s -8760h
-	age nine 9m 9m; age nine-and-a-year 9m 8760h
-	age old 11m 11m; age old-by-boot 11m 0s; age old-from-the-future 11m -8760h
-	gc; entries 8
-	gc list; kept young.eth0 young-by-boot.eth0 from-the-future.eth0 nine.eth0 nine-and-a-year.eth0
-	conf gracePeriod 5m; gc list; kept young.eth0 young-by-boot.eth0 from-the-future.eth0
-	conf gracePeriod 0s; gc list`, clocks)
 }
 
 // TestListJudgesItsNetwork: one journal has two networks. The list of one says nothing of the

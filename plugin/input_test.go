@@ -353,13 +353,16 @@ func TestStateDirAtDEL(t *testing.T) {
 func TestWarnings(t *testing.T) {
 	stories(t, `
 	chain p0, "capabilities": {"ips": true, "portMappings": true, "mac": true}
-	either unknown keys: let edit statedir=/x
+	let level level=WARN
+	either unknown keys, in JSON: let edit statedir=/x logFormat=json; let level '"level":"WARN"'
+		let says '"msg":"unknown key \"statedir\" has no effect'
+	or unknown keys: let edit statedir=/x
 		let says 'msg="unknown key \"statedir\" has no effect; keys for a plugin belong in its entry of the chain"'
 	or capabilities that do not arrive: let edit capabilities={"mac":true}
 		let says add="\"capabilities\": {\"ips\": true, \"portMappings\": true}"
 	or a log that cannot be written: let edit logFile=/no/such/folder/log
 		let says 'msg="key \"logFile\": open /no/such/folder/log: no such file or directory; logging to stderr"'
-	give add a $edit; warned 'level=WARN' 1; warned '$says' 1
+	give add a $edit; warned '$level' 1; warned '$says' 1
 	give del a $edit`)
 }
 
@@ -369,9 +372,7 @@ func TestVERSION(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer r.Close()
 	cmd := exec.Command(filepath.Join(n.path[0], netconf.Name))
 	cmd.Env, cmd.Stdin = []string{"CNI_COMMAND=VERSION", "GORACE=" + os.Getenv("GORACE")}, r

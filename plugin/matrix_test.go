@@ -94,9 +94,7 @@ func addressed(n *node, extra string) []string {
 func (l logged) prevAddresses(t testing.TB) string {
 	t.Helper()
 	r, err := netconf.ParseResult(l.Stdin["prevResult"])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var all []string
 	for _, p := range r.Prefixes() {
 		all = append(all, p.Addr().String())

@@ -125,14 +125,3 @@ func TestDELNamesHostNetNS(t *testing.T) {
 		},
 	})
 }
-
-// TestProcessInsideEnds: the pod's network namespace is at no path, and its only process ends
-// during a DEL. Later delegates still find the namespace.
-func TestProcessInsideEnds(t *testing.T) {
-	stories(t, `
-	chain masquerading bridge IPv4 | p0, "delayMS": 500
-	add a; remember a; process a; unpin a
-	plan p0 DEL late; forgets; start del a; awaits DEL p0
-	end; wait del a
-	vanished a`)
-}

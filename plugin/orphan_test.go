@@ -112,9 +112,7 @@ func daemonsOf(t testing.TB, path string) []int {
 			pids = append(pids, pid)
 		}
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return pids
 }
 

@@ -45,9 +45,7 @@ func (p *pod) rewrite(change func(*journal.Entry)) {
 		}
 		return nil
 	})
-	if err != nil {
-		p.Fatal(err)
-	}
+	must(p, err)
 }
 
 // edit changes the newest generation of the pod's entry in the journal.
@@ -75,9 +73,7 @@ func (p *pod) again() *pod {
 func (n *node) breakable(plugin string) (broken func(bool)) {
 	n.Helper()
 	real, err := netconf.FindPlugin(plugin, strings.Join(n.path, ":"))
-	if err != nil {
-		n.Fatal(err)
-	}
+	must(n, err)
 	flag := filepath.Join(n.dir, plugin+".broken")
 	n.script(plugin, fmt.Sprintf("[ \"$CNI_COMMAND\" = DEL ] && [ -e %s ] && exit 1\nexec %s", flag, real))
 	return func(is bool) {
@@ -86,9 +82,7 @@ func (n *node) breakable(plugin string) (broken func(bool)) {
 		} else {
 			err = os.Remove(flag)
 		}
-		if err != nil {
-			n.Fatal(err)
-		}
+		must(n, err)
 	}
 }
 
@@ -147,15 +141,11 @@ func (n *node) emptyFile(name string) string {
 func (p *pod) holder() (end func()) {
 	p.Helper()
 	f, err := os.Open(p.NetNS)
-	if err != nil {
-		p.Fatal(err)
-	}
+	must(p, err)
 	defer f.Close()
 	cmd := exec.Command("sleep", "60")
 	cmd.ExtraFiles = []*os.File{f}
-	if err := cmd.Start(); err != nil {
-		p.Fatal(err)
-	}
+	must(p, cmd.Start())
 	end = func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -167,31 +157,23 @@ func (p *pod) holder() (end func()) {
 // forget removes host-local's reservation of an address, so that the next pod gets it.
 func (n *node) forget(address string) {
 	n.Helper()
-	if err := os.Remove(filepath.Join(n.dataDir(), n.network, address)); err != nil {
-		n.Fatal(err)
-	}
+	must(n, os.Remove(filepath.Join(n.dataDir(), n.network, address)))
 	n.lowestNext()
 }
 
 // unpin unmounts the pod's network namespace from its path and leaves an empty file.
 func (p *pod) unpin() {
 	p.Helper()
-	if err := unix.Unmount(p.NetNS, unix.MNT_DETACH); err != nil {
-		p.Fatal(err)
-	}
+	must(p, unix.Unmount(p.NetNS, unix.MNT_DETACH))
 }
 
 // processInside starts a process in the pod's network namespace.
 func (p *pod) processInside() *os.Process {
 	p.Helper()
 	own, err := facts.Look(p.NetNS, "")
-	if err != nil {
-		p.Fatal(err)
-	}
+	must(p, err)
 	cmd := exec.Command("nsenter", "--net="+p.NetNS, "sleep", "60")
-	if err := cmd.Start(); err != nil {
-		p.Fatal(err)
-	}
+	must(p, cmd.Start())
 	p.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -221,9 +203,7 @@ func netnsOf(p *os.Process) string { return fmt.Sprintf("/proc/%d/ns/net", p.Pid
 // lowestNext makes host-local give the lowest free address to the next pod.
 func (n *node) lowestNext() {
 	n.Helper()
-	if err := os.Remove(filepath.Join(n.dataDir(), n.network, "last_reserved_ip.0")); err != nil {
-		n.Fatal(err)
-	}
+	must(n, os.Remove(filepath.Join(n.dataDir(), n.network, "last_reserved_ip.0")))
 }
 
 // open reports whether the firewall accepts traffic of an address.
@@ -258,9 +238,7 @@ func (p *pod) second() *pod {
 func read(t testing.TB, path string) string {
 	t.Helper()
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(data)
 }
 

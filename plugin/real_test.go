@@ -80,9 +80,7 @@ func TestReferencePlugins(t *testing.T) {
 				chain := c.chain(n, families)
 				plain := n.seeThrough(n.plain(chain...), c.ifname, c.pings)
 				// Then host-local gives the same addresses.
-				if err := os.RemoveAll(n.dataDir()); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.RemoveAll(n.dataDir()))
 				ours := n.seeThrough(n.unwind(chain...), c.ifname, c.pings)
 				if ours != plain {
 					t.Errorf("through unwind:\n%s\nplain:\n%s", ours, plain)
@@ -176,9 +174,7 @@ func (n *node) masquerading(plugin, families, extra string) string {
 func (n *node) hostVeth(families string) string {
 	n.Helper()
 	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "d" + n.bridge}, PeerName: "g" + n.bridge}
-	if err := netlink.LinkAdd(veth); err != nil {
-		n.Fatal(err)
-	}
+	must(n, netlink.LinkAdd(veth))
 	n.Cleanup(func() {
 		if err := netlink.LinkDel(veth); err != nil {
 			n.Errorf("the device is not back on the host: %v", err)
@@ -201,9 +197,7 @@ func (n *node) tuningDir() string { return filepath.Join(n.dir, "tuning") }
 func (p *pod) result(r types.Result) *types100.Result {
 	p.Helper()
 	converted, err := types100.NewResultFromResult(r)
-	if err != nil {
-		p.Fatal(err)
-	}
+	must(p, err)
 	return converted
 }
 
@@ -238,9 +232,7 @@ func (p *pod) meaning(r types.Result) string {
 		}
 	}
 	text, err := json.Marshal(result)
-	if err != nil {
-		p.Fatal(err)
-	}
+	must(p, err)
 	return string(text)
 }
 
@@ -321,8 +313,6 @@ func (p *pod) inside() (traces []string) {
 		}
 		return err
 	})
-	if err != nil {
-		p.Fatal(err)
-	}
+	must(p, err)
 	return traces
 }

@@ -68,17 +68,13 @@ type seam struct {
 
 func newSeam(t *rapid.T, dir string) *seam {
 	dir, err := os.MkdirTemp(dir, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s := &seam{t: t, dir: dir}
 	s.fakes = &fakes{seam: s, taken: map[string]bool{}, mode: map[string]string{}}
 	var chain []string
 	for i := range 3 {
 		name := fmt.Sprint("p", i)
-		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(dir, name), nil, 0o755))
 		chain = append(chain, fmt.Sprintf(`{"type": %q}`, name))
 	}
 	s.conf = fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net", "type": "unwind", "stateDir": %q, "gracePeriod": "0s", "chain": `+

@@ -414,9 +414,7 @@ func (s *story) path1(w []string) string {
 
 func (s *story) must(err error) {
 	s.Helper()
-	if err != nil {
-		s.Fatal(err)
-	}
+	must(s, err)
 }
 
 // attempt runs a verb of the runtime. It returns the words that are not of it.

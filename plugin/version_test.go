@@ -47,7 +47,5 @@ func TestVersions(t *testing.T) {
 func (n *node) script(plugin, body string) {
 	n.Helper()
 	file := filepath.Join(n.path[0], plugin)
-	if err := os.WriteFile(file, []byte("#!/bin/sh\n"+body+"\n"), 0o700); err != nil {
-		n.Fatal(err)
-	}
+	must(n, os.WriteFile(file, []byte("#!/bin/sh\n"+body+"\n"), 0o700))
 }
