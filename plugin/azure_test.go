@@ -46,9 +46,7 @@ var azure = acts{
 // link puts a program into CNI_PATH under a name.
 func (n *node) link(name, program string) {
 	n.Helper()
-	if err := os.Symlink(program, filepath.Join(n.path[0], name)); err != nil {
-		n.Fatal(err)
-	}
+	must(n, os.Symlink(program, filepath.Join(n.path[0], name)))
 }
 
 // TestAzure has a pod come and go, and a STATUS pass, with each of Azure's conflists. A pod holds an
@@ -80,12 +78,4 @@ func TestAzureCrashLoop(t *testing.T) {
 			_, _ = s.attempt(append(w, "del", pod))
 		}
 	}})
-}
-
-// TestAzureWithoutIPAM has an ADD with an ipam.type that azure-vnet would execute be refused before
-// anything is taken, if there is no such program.
-func TestAzureWithoutIPAM(t *testing.T) {
-	stories(t, `
-	azure azure; lose $dir/bin/azure-vnet-ipam
-	fails give add a code=50; held 0; calls; absent $state/journal.db`, azure)
 }

@@ -1,9 +1,8 @@
 package plugin
 
 import (
-	"fmt"
-	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,6 +30,9 @@ func (p *pod) dels() (instances []string) {
 	}
 	return instances
 }
+
+// message is that of a line of the log.
+var message = regexp.MustCompile(` msg=(?:"([^"]*)"|(\S+))`)
 
 // owing are statements about a DEL of p1 that has failed.
 func owing() acts {
@@ -63,37 +65,15 @@ func owing() acts {
 				}
 			})
 		},
-		// tried POD N: after N attempts the DEL is pending, with its last error, and waits for long
-		"tried": func(s *story, w []string) {
-			step, now := s.who(w[0]).entry().Steps[0], s.who(w[0]).entry().Updated.Boot
-			s.want(fmt.Sprint(step.Tries) == w[1] && step.Last == "faulty: p1 DEL refused" && step.Code == 999, "%+v", step)
-			in := time.Duration(step.Wait.Until - now) // written a while after the attempt
-			s.want(w[1] == "1000" || in >= 10*time.Second && in <= longBackoff, "the next try is in %s", in)
+		// logs MESSAGE, …: just these
+		"logs": func(s *story, w []string) {
+			var got []string
+			for _, m := range message.FindAllStringSubmatch(read(s, filepath.Join(s.dir, "log")), -1) {
+				got = append(got, m[1]+m[2])
+			}
+			s.want(slices.Equal(got, listed(w)), "%q", got)
 		},
-		"logs": func(s *story, w []string) { wantLog(s, filepath.Join(s.dir, "log"), listed(w)) },
 	}
-}
-
-// TestRetryOfDEL: a DEL failed many times. Every verb that may retry it does so once its backoff is
-// over; before that only the verbs that the runtime or a person asks for. It fails again and stays
-// pending, with its last error.
-func TestRetryOfDEL(t *testing.T) {
-	stories(t, `
-	patient
-	either its time has come: owes a 1000 -1s
-	or not yet: owes a 1000 25s
-	or a time of another boot: owes a 1000 1h
-	either STATUS: status
-	or ADD of the next sandbox: sandbox a next; add next
-	or ADD of another pod that fails: plan p0 ADD fail, p1 DEL fail; fails add other
-	or asked by GC: tries gc
-	or asked by a person: sweep
-	or asked by DEL: fails del a
-	let dels 1
-	if not yet: let dels 0
-	if asked: let dels 1
-	deleted a $dels; entry a deleting 1; tried a 100$dels
-	leaves`, owing())
 }
 
 // TestCrashLoop: a pod has many old sandboxes, each with a failing DEL. An ADD of it runs those
@@ -109,69 +89,21 @@ func TestCrashLoop(t *testing.T) {
 
 // TestQuiet: a DEL fails with another message each time, is retried often and passes at last. The
 // log has one line for the first failure and one for the end, and stderr has the delegate's words
-// once.
+// once; another code is worth another line.
 func TestQuiet(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name, fails string
-		want        []string // each is in one line of the log
-	}{
-		{"in other words", `echo "words $$" >&2; echo '{"code": 11, "msg": "'$$'"}'; exit 1`, []string{"DEL failed and is pending"}},
-		{"on stderr only", `echo "words $$" >&2; exit 1`, []string{"DEL failed and is pending"}},
-		{"killed", `echo "words $$" >&2; kill -9 $$`, []string{"DEL failed and is pending"}},
-		{"with another code once", `echo "words $$" >&2; [ -e $0.code ] && code=12; touch $0.code
-			echo '{"code": '${code:-11}'}'; exit 1`,
-			[]string{"DEL failed and is pending", "DEL failed and is pending"}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			log := filepath.Join(n.dir, "log")
-			n.conf["logLevel"], n.conf["logFile"] = nil, log
-			n.script("p1", `[ $CNI_COMMAND = ADD ] && exec cat $0.result; [ -e $0.well ] && exit; `+c.fails)
-			n.write(filepath.Join(n.path[0], "p1.result"), `{"cniVersion": "1.0.0"}`)
-			chain := []string{n.faulty("p0", ""), `{"type": "p1"}`}
-			p := n.pod("a")
-			p.mustAdd(n.unwind(chain...))
-			words := 0
-			out := n.start(p.input("DEL", n.entryOf(`{"plugins": [`+strings.Join(chain, ",")+`]}`, nil)))
-			words += strings.Count(out.stderr, "words")
-			for range 4 {
-				words += strings.Count(n.ask("GC", "1.0.0", nil, chain...).stderr, "words")
-			}
-			n.write(filepath.Join(n.path[0], "p1.well"), "")
-			if out := n.ask("GC", "1.0.0", nil, chain...); out.code != 0 {
-				t.Errorf("GC: %s", out.stdout)
-			}
-			if words != 1 {
-				t.Errorf("the delegate's stderr is shown %d times", words)
-			}
-			wantLog(t, log, append(c.want, "released"))
-			n.nothingLeft()
-		})
-	}
-}
-
-// wantLog checks that a log has these messages and no others.
-func wantLog(t testing.TB, path string, want []string) {
-	t.Helper()
-	data, err := os.ReadFile(path)
-	if err != nil && !os.IsNotExist(err) {
-		t.Fatal(err)
-	}
-	var got []string
-	for line := range strings.Lines(string(data)) {
-		_, msg, _ := strings.Cut(line, `msg=`)
-		if msg, is := strings.CutPrefix(msg, `"`); is {
-			line, _, _ = strings.Cut(msg, `"`)
-		} else {
-			line, _, _ = strings.Cut(msg, " ")
-		}
-		got = append(got, line)
-	}
-	if !slices.Equal(got, want) {
-		t.Errorf("the log has %q, want %q:\n%s", got, want, data)
-	}
+	stories(t, `
+	conf logLevel; conf logFile $dir/log; let failure DEL failed and is pending; let logged $failure
+	either on stdout: let fails 'echo words >&2; echo "{\"code\": 11, \"msg\": \"process $$\"}"; exit 1'
+	or on stderr only: let fails 'echo "words $$" >&2; exit 1'
+	or killed: let fails 'echo "words $$" >&2; kill -9 $$'
+	or with another code once: let logged '$failure, $failure'
+		let fails 'echo words >&2; [ -e $0.code ] && code=12; touch $0.code; echo "{\"code\": ${code:-11}}"; exit 1'
+	script p1 '[ $CNI_COMMAND = ADD ] && echo "{\"cniVersion\": \"1.0.0\"}" && exit; [ -e $dir/well ] && exit; $fails'
+	chain p0 | {"type": "p1"}; add a
+	tries give del a; words 1; tries gc; words 0; tries gc; words 0; tries gc; words 0
+	file $dir/well; gc; words 0; logs $logged, released`, owing(), acts{"words": func(s *story, w []string) {
+		s.wantCount(strings.Count(s.said.stderr, "words"), w[0])
+	}})
 }
 
 // TestQuietParking: one DEL of a pod is parked, and another one fails whenever both are tried. The

@@ -20,12 +20,12 @@ var breakages = map[string]func(n *node) (mend func()){
 	"read-only file system": func(n *node) func() {
 		n.mount(n.stateDir, n.stateDir, "", unix.MS_BIND, "")
 		n.mount("", n.stateDir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, "")
-		return func() { n.unmount(n.stateDir) }
+		return func() { must(n, unix.Unmount(n.stateDir, unix.MNT_DETACH)) }
 	},
 	"full disk": func(n *node) func() {
 		n.mount("tmpfs", n.stateDir, "tmpfs", 0, "mode=0700,size=16k")
 		n.write(filepath.Join(n.stateDir, "filler"), strings.Repeat("x", 16<<10))
-		return func() { n.unmount(n.stateDir) }
+		return func() { must(n, unix.Unmount(n.stateDir, unix.MNT_DETACH)) }
 	},
 	"newer format": func(n *node) func() {
 		n.editJournal(func(tx *bolt.Tx) error {
@@ -38,88 +38,53 @@ var breakages = map[string]func(n *node) (mend func()){
 		}
 	},
 	"file that others can write to": func(n *node) func() {
-		n.chmod(n.stateDir, 0o770)
-		return func() { n.chmod(n.stateDir, 0o700) }
+		must(n, os.Chmod(n.stateDir, 0o770))
+		return func() { must(n, os.Chmod(n.stateDir, 0o700)) }
 	},
 	"link": func(n *node) func() {
-		n.rename(n.stateDir, n.stateDir+".real")
-		if err := os.Symlink(n.stateDir+".real", n.stateDir); err != nil {
-			n.Fatal(err)
-		}
+		must(n, os.Rename(n.stateDir, n.stateDir+".real"))
+		must(n, os.Symlink(n.stateDir+".real", n.stateDir))
 		return func() {
-			n.rename(n.stateDir, n.stateDir+".link")
-			n.rename(n.stateDir+".real", n.stateDir)
+			must(n, os.Rename(n.stateDir, n.stateDir+".link"))
+			must(n, os.Rename(n.stateDir+".real", n.stateDir))
 		}
 	},
 	"queue that a stranger holds": func(n *node) func() {
 		f, err := os.OpenFile(filepath.Join(n.stateDir, "journal.lock"), os.O_RDWR|os.O_CREATE, 0o600)
-		if err != nil {
-			n.Fatal(err)
-		}
-		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
-			n.Fatal(err)
-		}
+		must(n, err)
+		must(n, unix.Flock(int(f.Fd()), unix.LOCK_EX))
 		return func() { _ = f.Close() }
 	},
 }
 
 func (n *node) mount(source, target, fstype string, flags uintptr, data string) {
 	n.Helper()
-	if err := unix.Mount(source, target, fstype, flags, data); err != nil {
-		n.Fatal(err)
-	}
+	must(n, unix.Mount(source, target, fstype, flags, data))
 	n.Cleanup(func() { _ = unix.Unmount(target, unix.MNT_DETACH) })
-}
-
-func (n *node) unmount(target string) {
-	n.Helper()
-	if err := unix.Unmount(target, unix.MNT_DETACH); err != nil {
-		n.Fatal(err)
-	}
-}
-
-func (n *node) chmod(path string, mode os.FileMode) {
-	n.Helper()
-	if err := os.Chmod(path, mode); err != nil {
-		n.Fatal(err)
-	}
-}
-
-func (n *node) rename(from, to string) {
-	n.Helper()
-	if err := os.Rename(from, to); err != nil {
-		n.Fatal(err)
-	}
 }
 
 // editJournal changes the journal past its own code.
 func (n *node) editJournal(edit func(*bolt.Tx) error) {
 	n.Helper()
 	db, err := bolt.Open(n.store.Path(), 0o600, &bolt.Options{Timeout: time.Second})
-	if err != nil {
-		n.Fatal(err)
-	}
-	if err := errors.Join(db.Update(edit), db.Close()); err != nil {
-		n.Fatal(err)
-	}
+	must(n, err)
+	must(n, errors.Join(db.Update(edit), db.Close()))
 }
 
 // makeJournal creates the node's journal.
 func (n *node) makeJournal() {
 	n.Helper()
-	if err := n.store.Update(context.Background(), func(*journal.Tx) error { return nil }); err != nil {
-		n.Fatal(err)
-	}
+	must(n, n.store.Update(context.Background(), func(*journal.Tx) error { return nil }))
 }
 
 // blockFile puts a directory in the place of a file, and returns a function that restores the file.
 func (n *node) blockFile(path string) (back func()) {
 	n.Helper()
-	n.rename(path, path+".away")
+	must(n, os.Rename(path, path+".away"))
 	n.mkdir(path)
 	return func() {
-		n.rename(path, path+".blocked")
-		n.rename(path+".away", path)
+		must(n, os.Rename(path, path+".blocked"))
+		must(n, os.Rename(path+".away", path))
 	}
 }
 
@@ -149,23 +114,6 @@ func TestBrokenJournal(t *testing.T) {
 		break $breakage; del a; previous 198.51.100.0 198.51.100.1 198.51.100.2 198.51.100.3; calls DEL p3, DEL p2, DEL p1, DEL p0
 		mend
 	del a`)
-}
-
-// TestDamagedJournal: a damaged journal is set aside and kept, and a new one is begun. The DEL of
-// an earlier pod uses what the runtime knows.
-func TestDamagedJournal(t *testing.T) {
-	damaged := strings.Repeat("damaged ", 4096)
-	stories(t, `
-	conf onJournalFailure fail; chain p0 | p1 | p2 | p3
-	add a; damaged
-	add b; entry b live; aside
-	del b a`, acts{
-		"damaged": func(s *story, _ []string) { s.write(s.store.Path(), damaged) },
-		"aside": func(s *story, _ []string) {
-			aside, err := filepath.Glob(s.store.Path() + ".damaged-*")
-			s.want(err == nil && len(aside) == 1 && read(s, aside[0]) == damaged, "%q, %v", aside, err)
-		},
-	})
 }
 
 // TestLastWriteFails: a journal that fails when the last delegate has succeeded still says that the
@@ -220,18 +168,4 @@ func TestJournalFailsOverPending(t *testing.T) {
 	fails wait add c code=11; mend; plan
 	times 0 ADD p0
 	del c b`)
-}
-
-// TestTombstone: the runtime's DEL of an attachment that was undone without it runs nothing, since
-// its addresses may have another owner by now. A container with the same ID that unwind did not add
-// is a different one.
-func TestTombstone(t *testing.T) {
-	stories(t, `
-	chain p0 | p1 | p2 | p3
-	either rolled back: plan p2 ADD fail-effect; fails add a; plan
-	or settled by the next sandbox: plan p2 ADD fail-effect, p2 DEL fail; fails add a; plan
-		sandbox a b; add b; del b
-	left; forgets
-	del a; del a; calls; left
-	again a c; past add c; del c`)
 }

@@ -43,9 +43,7 @@ var chainFiles = acts{
 
 func (n *node) write(path, content string) {
 	n.Helper()
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		n.Fatal(err)
-	}
+	must(n, os.WriteFile(path, []byte(content), 0o600))
 }
 
 // wantCalls checks the calls of the faulty plugins since the last check.
@@ -66,22 +64,6 @@ func TestChainFileIsReadAtEachADD(t *testing.T) {
 	lose $file; check b; del b; calls CHECK new, DEL new`, chainFiles)
 }
 
-// TestChainFileRenamed: after the provider has renamed its file, pods start, are checked and end with
-// the chain that a runtime without unwind would use, and unwind logs where it comes from. A file of
-// another network is not that chain.
-func TestChainFileRenamed(t *testing.T) {
-	stories(t, `
-	versions 1.1.0 1.0.0; conf logLevel; conf logFile $dir/log; chainfile p0; add old
-	shell 'sed s/{/{\"name\":\"$network\",/ $file > $dir/net.d/20-podnet.conflist; rm $file'
-	file $dir/net.d/00-unwind.json '{"cniVersion": "1.0.0", "name": "$network", "type": "unwind", "chainFile": "$file"}'
-	either alone:
-	or with another network: file $dir/net.d/15-other.conflist '{"cniVersion": "1.0.0", "name": "other", "plugins": [{"type": "x"}]}'
-	forgets; add a; check a; libcni-status; del a; del old; calls ADD p0, CHECK p0, DEL p0, DEL p0
-	shell 'grep -q "level=WARN msg=\"chainFile $file is gone: using $dir/net.d/20-podnet.conflist " $dir/log'
-	shell 'sed -i s/$network/other/ $dir/net.d/20-podnet.conflist'
-	fails add b 'chainFile $file: no such file' 'unwindctl install' 'to "other"' 'unwindctl off'`, chainFiles)
-}
-
 // TestChainFileUnusable: ADD refuses a file that is no chain, names it and the fault, and starts
 // nothing (netconf's tests have each fault). A DEL of a pod that the journal does not know succeeds if the runtime has no result of
 // an ADD either; otherwise, as after an ADD by the plain chain, it is an error too.
@@ -96,14 +78,6 @@ func TestChainFileUnusable(t *testing.T) {
 	chain p0; past add a; forgets
 	fails del a 'unwind: ' 'chainFile $file: ' '$says'; calls
 	past del a`, chainFiles)
-}
-
-// TestChainFileGoneOldRuntime: a DEL without an entry is an error if the runtime's version gives no
-// result with a DEL, since the missing result then says nothing.
-func TestChainFileGoneOldRuntime(t *testing.T) {
-	stories(t, `
-	versions 0.3.1 1.0.0; chainfile
-	fails del a 'unwind: ' 'chainFile $file: no such file or directory'`, chainFiles)
 }
 
 // TestChainFileIsLookedForAgain: an ADD and a STATUS wait for a provider that is just rewriting its
@@ -131,9 +105,7 @@ func (n *node) hang(dir string) {
 		_ = unix.Unmount(dir, unix.MNT_DETACH)
 	})
 	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", server)
-	if err := unix.Mount("hangs", dir, "fuse", unix.MS_NODEV|unix.MS_NOSUID, options); err != nil {
-		n.Fatal(err)
-	}
+	must(n, unix.Mount("hangs", dir, "fuse", unix.MS_NODEV|unix.MS_NOSUID, options))
 }
 
 // TestChainFileHangs: a DEL that the journal knows does without the file. A verb that looks into it

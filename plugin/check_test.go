@@ -55,15 +55,6 @@ func TestCheckIsNotSwitchedOn(t *testing.T) {
 	del a`)
 }
 
-// TestCheckOfAnotherResult: CHECK gives the delegates the runtime's result, as the plain chain does.
-func TestCheckOfAnotherResult(t *testing.T) {
-	stories(t, `
-	chain p0, "address": "192.0.2.7/24"; add a; forgets
-	shell 'sed -i s/192.0.2.7/192.0.2.8/ $dir/cache/results/$network-a-eth0'
-	check a; prevs 192.0.2.8
-	del a`, prevs)
-}
-
 // TestCheckBesideOthers: a CHECK waits for nobody, and nobody for it, even after its unwind was killed.
 // It makes no lock file.
 func TestCheckBesideOthers(t *testing.T) {

@@ -98,9 +98,7 @@ func (t *turn) replan(mode string) {
 	plan := filepath.Join(t.faultyDir(), "plan.json")
 	t.write(plan+".new", string(netconf.Marshal(t.held)))
 	// A delegate of the other verb may be reading the plan.
-	if err := os.Rename(plan+".new", plan); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Rename(plan+".new", plan))
 }
 
 // start runs the verb up to its phase, unless it waits for the other one.

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"cni-unwind/plugin/undo"
-	"cni-unwind/testdata/unwind/env"
 )
 
 // The phases of B's ADD. In the chain, p0 gives the address, p1 has a rule of the address, and p2
@@ -48,9 +47,7 @@ var kinds = []struct {
 	}},
 	{"no entry", wholePhases, func(t *testing.T) *contest {
 		c := pendingContest(t)
-		if err := os.RemoveAll(c.stateDir); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.RemoveAll(c.stateDir))
 		return c
 	}},
 	{"tombstone", overPhase, func(t *testing.T) *contest {
@@ -110,22 +107,6 @@ func TestLateDELAgainstClaim(t *testing.T) {
 	}
 }
 
-// TestSlowLateDEL: A's DEL takes longer than an ADD would wait for it. Nobody gets the address, and the
-// DEL passes, as with the plain chain.
-func TestSlowLateDEL(t *testing.T) {
-	t.Parallel()
-	c := pendingContest(t)
-	c.hasty()
-	c.env = append(c.env, env.Undo+"=1m")
-	del := c.turn("DEL", c.a, phase{"the rule is there", "p1", "hold"})
-	del.start()
-	time.Sleep(2 * env.HastyBudgets.Release)
-	if err := del.finish(); err != nil {
-		t.Errorf("the DEL: %v", err)
-	}
-	c.over()
-}
-
 // TestSlowLateDELAgainstClaim: A's DEL takes longer than an ADD waits for another's. Nobody gets
 // the address meanwhile.
 func TestSlowLateDELAgainstClaim(t *testing.T) {
@@ -160,17 +141,6 @@ func TestOneSweepIsEnough(t *testing.T) {
 	either parked before: del a
 	or parked by the GC:
 	drop b; gc; left; rules`)
-}
-
-// TestParkedRuleIsNotForgotten: B's chain has no rule of the address, so only A's DEL can remove
-// A's. A DEL that cannot be shown the address leaves it.
-func TestParkedRuleIsNotForgotten(t *testing.T) {
-	stories(t, `
-	chain single | p1, "rules": true | p2
-	add a; plan p1 DEL fail; fails del a
-	chain single; add b; plan
-	chain single | p1, "rules": true | p2; del a; rules $a.p1
-	chain single; del b; left; rules`)
 }
 
 // TestDELHasAnEarlierResult: an ADD of a container ID is cut off, and the runtime has the result of

@@ -2,10 +2,6 @@ package plugin
 
 import (
 	"testing"
-
-	"cni-unwind/journal"
-	"cni-unwind/plugin/decide"
-	"cni-unwind/plugin/undo"
 )
 
 // TestForeign: the disk comes from another machine, as a clone or a backup. No DEL of its pods
@@ -38,21 +34,4 @@ func TestForeignContainerIDAgain(t *testing.T) {
 	move a a; add a
 	reserved 1; calls ADD p1; entry a live 2 1
 	del a`)
-}
-
-// TestUnknownMachine: of a machine whose name is of another kind than this one's, nothing is known,
-// so nothing is done.
-func TestUnknownMachine(t *testing.T) {
-	stories(t, `
-	chain p0; add a; other-kind a
-	sweeps undeleted a
-	found-unknown; entry a; del a`, acts{
-		"other-kind": func(s *story, w []string) {
-			s.who(w[0]).edit(func(g *journal.Entry) { g.Host.BootID, g.Host.Machine = earlier, "serial:another" })
-		},
-		"found-unknown": func(s *story, _ []string) {
-			found := s.node.sweep(undo.DefaultBudgets)
-			s.want(len(found) == 1 && found[0].Fate == decide.Unknown, "%+v", found)
-		},
-	})
 }

@@ -1,7 +1,6 @@
 package plugin
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -14,12 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/skel"
-
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
-	"cni-unwind/plugin/netconf"
-	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/sweep"
 	"cni-unwind/plugin/undo"
 )
@@ -42,9 +37,7 @@ func (n *node) events() (all []string) {
 func (n *node) recorded() []journal.Event {
 	n.Helper()
 	events, err := n.store.History()
-	if err != nil {
-		n.Fatal(err)
-	}
+	must(n, err)
 	return events
 }
 
@@ -97,15 +90,6 @@ func TestNotesOfDegradation(t *testing.T) {
 	leaves`)
 }
 
-// TestNotesOfFullDisk is the same of a full disk, whose journal is another one.
-func TestNotesOfFullDisk(t *testing.T) {
-	stories(t, `
-	journal; chain p0 | p1; plan p1 ADD hold; break full disk
-	start add a; appears $dir/faulty/held/ADD.a.p1; mend; plan; lose $dir/faulty/held/ADD.a.p1; wait add a
-	events; counters 'degraded ADD full 1'
-	leaves`)
-}
-
 // failing returns a Point that fails the n-th commit only.
 func failing(n int) func(string) {
 	return func(name string) {
@@ -141,101 +125,10 @@ func TestNotesOfReleaseUnwritten(t *testing.T) {
 			}
 			w.Journal.Flush()
 			n.wantNotes(nil, map[string]uint64{})
-			if err := w.Release(t.Context(), a.key()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, w.Release(t.Context(), a.key()))
 			n.wantNotes([]string{"swept a [] []: " + reason}, map[string]uint64{"swept " + label: 1})
 		})
 	}
-}
-
-// TestNotesOfRefusedADD: an ADD that is refused because the journal failed supersedes nothing.
-func TestNotesOfRefusedADD(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	chain := n.faulty("p0", "")
-	a := n.pod("a")
-	a.mustAdd(n.unwind(chain))
-	a.dropNetNS()
-	next := a.again()
-	p := &Plugin{Stdout: io.Discard, Stderr: io.Discard, Budgets: undo.DefaultBudgets, Point: failing(1)}
-	err := p.verb(t.Context(), (*op).add)(&skel.CmdArgs{ContainerID: "a", IfName: "eth0", Netns: next.NetNS, Path: strings.Join(n.path, ":"),
-		StdinData: []byte(n.entryOf(`{"plugins": [`+chain+`]}`, nil))})
-	if err == nil || !strings.Contains(err.Error(), "this commit fails") {
-		t.Fatalf("ADD: %v", err)
-	}
-	n.wantNotes(nil, map[string]uint64{})
-	next.mustAdd(n.unwind(chain))
-	n.wantNotes([]string{"superseded a [] []: "}, map[string]uint64{})
-}
-
-// TestNotesOfWorkers: several workers of a sweep release many attachments at once, half of them in
-// a second sweep. Each is recorded and counted once.
-func TestNotesOfWorkers(t *testing.T) {
-	t.Parallel()
-	const many = 40
-	n := newNode(t)
-	list := n.unwind(n.faulty("p0", ""))
-	p := n.pod("a")
-	p.mustAdd(list)
-	p.edit(func(g *journal.Entry) { g.Host.BootID = earlier })
-	p.copies(many, func(i int, e *journal.Entry) {
-		if i%2 == 0 {
-			g := e
-			g.Steps[0].Config = []byte(strings.Replace(string(g.Steps[0].Config), `"p0"`, `"broken"`, 1))
-		}
-	})
-	n.plan(map[string]map[string]string{"broken": {"DEL": "fail"}})
-	n.sweep(undo.DefaultBudgets)
-	if got := len(n.events()); got != many/2+1 {
-		t.Errorf("%d events after the first sweep", got)
-	}
-	n.plan(nil)
-	n.sweep(undo.DefaultBudgets)
-	events := n.events()
-	slices.Sort(events)
-	if got := slices.Compact(events); len(events) != many+1 || len(got) != len(events) {
-		t.Errorf("%d events, of them %d different, want %d", len(events), len(got), many+1)
-	}
-	if got := n.counters(); !maps.Equal(got, map[string]uint64{"swept earlier-boot": many + 1}) {
-		t.Errorf("counters: %v", got)
-	}
-}
-
-// TestNotesOfATransactionTwice: a journal proves to be damaged at the end of a transaction, which
-// then runs again on a new one.
-func TestNotesOfATransactionTwice(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	n.makeJournal()
-	damaged := false
-	p := &Plugin{Stderr: io.Discard, Point: func(name string) {
-		if name != "commit" || damaged {
-			return
-		}
-		damaged = true
-		data, err := os.ReadFile(n.store.Path())
-		const metaPages = 2 * 4096
-		copy(data[metaPages:], bytes.Repeat([]byte{0xff}, len(data)-metaPages))
-		if err := errors.Join(err, os.WriteFile(n.store.Path(), data, 0o600)); err != nil {
-			n.Error(err)
-		}
-		panic("damaged")
-	}}
-	conf := netconf.DefaultConf()
-	conf.StateDir = n.stateDir
-	o, _ := p.newOp(&skel.CmdArgs{}, conf)
-	runs := 0
-	o.rec.Event(journal.Event{Kind: journal.Swept, Key: journal.Key{Network: n.network, ContainerID: "a"}}, record.CountSwept, "interrupted")
-	err := o.rec.Update(t.Context(), func(tx *journal.Tx) error {
-		runs++
-		return tx.Put(&journal.Entry{Key: journal.Key{Network: n.network, ContainerID: "a"}, State: journal.Undone})
-	})
-	if err != nil || runs != 2 {
-		t.Errorf("%v after %d runs", err, runs)
-	}
-	o.rec.Flush() // has nothing left to write
-	n.wantNotes([]string{"swept a [] []: "}, map[string]uint64{"swept interrupted": 1})
 }
 
 // TestLastSweep: the time of the last sweep is that of a sweep over all networks that finished and
@@ -245,9 +138,7 @@ func TestLastSweep(t *testing.T) {
 	n := newNode(t)
 	last := func() uint64 { return uint64(max(0, n.store.LastSweep().Unix())) }
 	set := func(to uint64) {
-		if err := errors.Join(n.store.NoteSweep(), os.Chtimes(filepath.Join(n.stateDir, "last-sweep"), time.Time{}, time.Unix(int64(to), 0))); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(n.store.NoteSweep(), os.Chtimes(filepath.Join(n.stateDir, "last-sweep"), time.Time{}, time.Unix(int64(to), 0))))
 	}
 	all := func(s sweep.Job) {
 		if _, err := (&Plugin{Stderr: io.Discard, Budgets: undo.DefaultBudgets}).Sweep(context.Background(), n.stateDir, s); err != nil {
@@ -369,13 +260,13 @@ func TestNotes(t *testing.T) {
 // the runtime's DEL does so without the address.
 func TestNotesOfParking(t *testing.T) {
 	stories(t, `
-	firewall fail; chain bridge | firewall | p2
-	add a; fails del a
-	inherits b $a; firewall works
+	chain single | p1, "rules": true
+	add a; plan p1 DEL fail; fails del a
+	add b; given b $a; plan
 	sweep; sweep; sweep
-	events 'waiting a [$a] [firewall]: $a has another owner'; counters
+	events 'waiting a [$a] [faulty]: $a has another owner'; counters
 	del b; left
-	events 'waiting a [$a] [firewall]: $a has another owner' 'swept a [$a] []: `+decide.Requested.Text+`'
+	events 'waiting a [$a] [faulty]: $a has another owner' 'swept a [$a] []: `+decide.Requested.Text+`'
 	counters 'swept requested 1'`)
 }
 

@@ -57,9 +57,7 @@ func (n *node) killedAtPoint(name string, nth int, verb func() error) error {
 func (n *node) awaitDelegates() {
 	n.Helper()
 	files, err := filepath.Glob(filepath.Join(n.stateDir, "locks", "*"))
-	if err != nil {
-		n.Fatal(err)
-	}
+	must(n, err)
 	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
 		if !slices.ContainsFunc(files, held) {
 			return
@@ -91,7 +89,7 @@ func recoverBy(p *pod, list *libcni.NetworkConfigList, recovery string) {
 	p.Helper()
 	e := p.entry()
 	live := e != nil && e.State == journal.Live
-	over := false // its interface and libcni's result are gone: see TestADDAfterAnUnseenDEL
+	over := false // its interface and libcni's result are gone: see TestUndonePastTheJournal
 	if _, err := os.Stat(p.cacheFile()); os.IsNotExist(err) && live && len(e.HostLinks) > 0 {
 		there, _ := facts.LinkThere(e.HostLinks)
 		over = !there
@@ -248,20 +246,4 @@ func TestKilledTwiceAnywhere(t *testing.T) {
 			})
 		})
 	}
-}
-
-// TestCutOffPass: the runtime kills unwind in each DEL, because a delegate hangs. Every other
-// delegate is still reached in as many DELs as there are delegates.
-func TestCutOffPass(t *testing.T) {
-	stories(t, `
-	hasty; chain p0 | p1 | p2 | p3
-	add a
-	either p3: plan p3 DEL kill-parent-late; let hanging a.eth0.p3
-	or p0: plan p0 DEL kill-parent-late; let hanging a.eth0.p0
-	or p2 and p3: plan p2 DEL kill-parent-late, p3 DEL kill-parent-late; let hanging a.eth0.p2 a.eth0.p3
-	or p1 and p3: plan p1 DEL kill-parent-late, p3 DEL kill-parent-late; let hanging a.eth0.p1 a.eth0.p3
-	or p1, p2 and p3: plan p1 DEL kill-parent-late, p2 DEL kill-parent-late, p3 DEL kill-parent-late; let hanging a.eth0.p1 a.eth0.p2 a.eth0.p3
-	tries del a; tries del a; tries del a; tries del a
-	taken $hanging
-	plan; del a`)
 }

@@ -35,9 +35,7 @@ func mountFuzzDir(f *testing.F) {
 	if worker := flag.Lookup("test.fuzzworker"); worker != nil && worker.Value.String() == "true" {
 		return
 	}
-	if err := errors.Join(os.MkdirAll(fuzzDir, 0o755), unix.Mount("tmpfs", fuzzDir, "tmpfs", 0, "mode=0755,size=64m")); err != nil {
-		f.Fatal(err)
-	}
+	must(f, errors.Join(os.MkdirAll(fuzzDir, 0o755), unix.Mount("tmpfs", fuzzDir, "tmpfs", 0, "mode=0755,size=64m")))
 	f.Cleanup(func() { _ = unix.Unmount(fuzzDir, unix.MNT_DETACH) })
 }
 
@@ -45,13 +43,9 @@ func mountFuzzDir(f *testing.F) {
 func alone(t *testing.T) {
 	t.Helper()
 	dir, err := os.Open(filepath.Dir(fuzzDir))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = dir.Close() })
-	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Flock(int(dir.Fd()), unix.LOCK_EX))
 }
 
 // within reports whether a configuration makes unwind write only in fuzzDir.
@@ -82,17 +76,11 @@ type asked struct {
 func (a *asked) do(t *testing.T, dir string) (code int, stdout []byte) {
 	t.Helper()
 	in, out := filepath.Join(dir, "stdin"), filepath.Join(dir, "stdout")
-	if err := os.WriteFile(in, a.stdin, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(in, a.stdin, 0o600))
 	r, err := os.Open(in)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w, err := os.Create(out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	oldIn, oldOut, oldErr := os.Stdin, os.Stdout, os.Stderr
 	os.Stdin, os.Stdout, os.Stderr = r, w, w // skel takes them from there
 	defer func() {
@@ -209,14 +197,10 @@ func FuzzDelegate(f *testing.F) {
 			"after":  `echo "after $CNI_COMMAND" >>` + dir + `/calls; echo '{"cniVersion": "1.0.0", "ips": []}'`,
 		}
 		for name, body := range scripts {
-			if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+body+"\n"), 0o700); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+body+"\n"), 0o700))
 		}
 		for name, data := range map[string][]byte{"out": stdout, "err": stderr} {
-			if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(filepath.Join(dir, name), data, 0o600))
 		}
 		store := &journal.Store{Dir: filepath.Join(fuzzDir, "delegate")}
 		_ = os.RemoveAll(store.Dir)
@@ -262,9 +246,7 @@ func FuzzConflist(f *testing.F) {
 	f.Add([]byte(`{"plugins": [null, 1, {}], "name": null}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		path := filepath.Join(t.TempDir(), "list")
-		if err := os.WriteFile(path, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, data, 0o600))
 		list, listErr := netconf.ReadConflist(path)
 		c := &netconf.Conf{Name: "podnet", ChainFile: path}
 		chain, err := c.LoadChain()

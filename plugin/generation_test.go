@@ -37,19 +37,6 @@ func TestOldGenerationMovesOn(t *testing.T) {
 	calls DEL p3, DEL p2, DEL p1, DEL p0, DEL p2`)
 }
 
-// TestHungNewGenerationLeavesTime: a delegate that hangs in the DEL of the newest ADD leaves time
-// for the DELs of older ones.
-func TestHungNewGenerationLeavesTime(t *testing.T) {
-	stories(t, `
-	hasty; chain p0 | p1
-	add a
-	plan p1 DEL fail; fails del a
-	again a b; add b
-	plan p0 DEL hang; fails del b
-	pending b p0
-	plan; del b`)
-}
-
 // TestAddOverLive: an ADD over an attachment in use is refused before any delegate runs.
 func TestAddOverLive(t *testing.T) {
 	stories(t, `
@@ -84,31 +71,6 @@ func TestSecondDelAfterGrace(t *testing.T) {
 	entry a rolling-back 1; pending a p1
 	taken; due a; forgets
 	del a; calls DEL p1`)
-}
-
-// TestGraceEndsWithBoot: a reboot ends whatever a killed delegate was doing, so it needs no second
-// DEL.
-func TestGraceEndsWithBoot(t *testing.T) {
-	stories(t, `
-	conf gracePeriod 1h; chain p0 | p1 | p2 | p3
-	plan p1 ADD crash-effect; fails add a
-	del a; entry a rolling-back 1
-	boot a; del a`)
-}
-
-// TestSupersededWasNotCutOff: a container ID is added again, and an ADD has no prevResult. That does not
-// mean that the earlier ADD was cut off: its delegates keep their own configuration for the DEL.
-func TestSupersededWasNotCutOff(t *testing.T) {
-	stories(t, `
-	chain p0 | p1
-	add a; drop a
-	plan p1 DEL fail; again a b; add b
-	entry b live 3 2; succeeded b
-	plan; del b`, acts{"succeeded": func(s *story, w []string) {
-		for _, step := range s.who(w[0]).entry().Steps {
-			s.want(step.ADD == "", "the ADD of step %d ended as %q", step.Index, step.ADD)
-		}
-	}})
 }
 
 // TestInterruptedAfterAnother: a container ID is added again without a DEL, and unwind is killed

@@ -72,11 +72,9 @@ func TestBigConfiguration(t *testing.T) {
 	}
 	for _, tt := range []struct{ name, plugins, want string }{ // in the error of the ADD; "": it succeeds
 		{"10,000 plugins", many(9_999, "one") + `{"type": "two"}`, `unwind: key "chain": key "plugins" has 10000 plugins; at most 500 are allowed`},
-		{"500 plugins, the last has no type", many(499, "one") + `{}`, `unwind: key "chain": plugins[499]: key "type" is missing`},
 		{"500 plugins, the first fails", many(499, "fails") + `{"type": "fails"}`, `plugin type="fails" failed (add)`},
 		{"500 plugins", many(498, "idle") + `{"type": "one"}, {"type": "two"}`, ""},
 		{"4 MiB", `{"type": "one"}, {"type": "two", "x": "` + strings.Repeat("x", netconf.MaxConfig-2000) + `"}`, ""},
-		{"300 levels", deep(300), ""},
 		// encoding/json reads 10,000 levels; the journal's entry adds some around the delegate's own.
 		{"9,990 levels", deep(9_990), ""},
 		{"10,000 levels", deep(10_000), "exceeded max depth"},
@@ -178,14 +176,10 @@ func TestHostileDelegate(t *testing.T) {
 	or 100 MB on stderr: let does 'head -c 100000000 /dev/zero >&2; exit 1'
 	or nothing: let does :
 	or passes, a result of 9,990 levels: let does 'printf "{\"cniVersion\": \"1.0.0\", \"ips\": [], \"x\": "; $open; $close; echo "}"'
-	or a result of 20,000 levels: let does 'printf "{\"cniVersion\": \"1.0.0\", \"x\": "; $open; $open; $close; $close; echo "}"'
-	or an error of 9,990 levels: let does 'printf "{\"code\": 11, \"msg\": \"no room\", \"details\": "; $open; exit 1'
 	or a result, and an error code: let does '$result; exit 1'
-	or passes, an error, and no error code: let does echo "{\"cniVersion\": \"1.0.0\", \"code\": 11, \"msg\": \"no room\"}"
 	or a result twice: let does '$result; $result'
 	or killed, ignores SIGTERM: let does 'trap "" TERM INT HUP; sleep 60'
 	or killed, closes stdout and hangs: let does 'exec >&- 2>&-; sleep 60'
-	or killed, closes the lock's descriptor and hangs: let does 'exec 20>&-; sleep 60'
 	or passes, unlocks the lock: let does 'flock -u 20; $result'
 	or killed, stops itself: let does kill -STOP $$
 	or killed, leaves its group and hangs: let does setsid sleep 60

@@ -72,13 +72,22 @@ var underTest = sync.OnceValues(func() (path string, err error) {
 func toolsDir(t testing.TB) string {
 	t.Helper()
 	dir, err := filepath.Abs("../.tools")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := os.Stat(filepath.Join(dir, "cni", "bridge")); err != nil {
 		t.Fatalf("%v; run make tools", err)
 	}
 	return dir
+}
+
+// must ends the test if there is an error.
+func must(t interface {
+	Helper()
+	Fatal(args ...any)
+}, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // run executes a program and returns what it printed.

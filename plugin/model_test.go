@@ -29,9 +29,7 @@ func TestModel(t *testing.T) {
 	cmdline.Visit(func(f *cmdline.Flag) { given[f.Name] = true })
 	for name, value := range map[string]string{"rapid.checks": "3", "rapid.steps": "25", "rapid.nofailfile": "true"} {
 		if _, env := os.LookupEnv(strings.ToUpper(strings.ReplaceAll(name, ".", "_"))); !env && !given[name] {
-			if err := cmdline.Set(name, value); err != nil {
-				t.Fatal(err)
-			}
+			must(t, cmdline.Set(name, value))
 		}
 	}
 	for i := range 4 {

@@ -59,36 +59,6 @@ func TestMountedElsewhere(t *testing.T) {
 	there; del a; emptied; others`, mounts())
 }
 
-// TestMountGone: without the second mount the namespace is gone.
-func TestMountGone(t *testing.T) {
-	stories(t, `
-	chain p0; add a; bind bound; unpin a
-	sweep; entry a
-	unbind; sweep`, mounts())
-}
-
-// TestKeptOpen: a process elsewhere holds a descriptor of a pod's namespace, as a DHCP daemon does,
-// and so keeps the host's end of its interface. The pod counts as live, unless a list lacks it and
-// the grace period is over. Then all is undone, but the interface stays until the descriptor is
-// closed, as without unwind.
-func TestKeptOpen(t *testing.T) {
-	stories(t, `
-	versions 1.1.0 1.0.0; conf gracePeriod 1ms; chain bridge, "ipMasq": true; let list list
-	either live, no list: let list
-	or live, not on the list, young: conf gracePeriod 1h
-	or live, not on the list, a process inside:
-	or dead, not on the list:
-	add a; pause 10ms; hold a
-	if inside: process a
-	unpin a; gc $list
-	if dead: gone a; reserved 0
-	if live: entry a; linked a; reserved 1; del a
-	letgo; left`, acts{"linked": func(s *story, w []string) {
-		there, err := facts.LinkThere(s.who(w[0]).entry().HostLinks)
-		s.want(there && err == nil, "%t (%v)", there, err)
-	}})
-}
-
 // TestCoveredPod: another mount covers the directory of the network namespaces, as the node's first
 // `ip netns add` does, which binds the directory over itself. The pod below
 // is kept, since nothing says that it is dead.

@@ -6,7 +6,6 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -68,39 +67,6 @@ func TestScratchNetNS(t *testing.T) {
 	})
 }
 
-// TestScratchNetNSIsForCleaningUp: only the plugins that clean up by it get a scratch network
-// namespace with the interface and its addresses. A plugin that moves devices would move unwind's
-// scratch interface.
-func TestScratchNetNSIsForCleaningUp(t *testing.T) {
-	stories(t, `
-	named bridge ptp tuning host-device macvlan firewall unheard-of
-	script sbr 'cat >/dev/null; case $CNI_COMMAND in
-		ADD) echo "{\"cniVersion\": \"1.0.0\", \"ips\": [{\"address\": \"192.0.2.7/24\"}, {\"address\": \"2001:db8::7/64\"}]}" ;;
-		DEL) nsenter --net="$CNI_NETNS" ip -o address show dev "$CNI_IFNAME" >$dir/seen ;; esac'
-	add a; drop a; forgets; del a
-	scratch bridge ptp tuning
-	shell 'grep -q eth0 $dir/seen; grep -q 192.0.2.7/24 $dir/seen; grep -q 2001:db8::7/64 $dir/seen'`, acts{
-		"named": func(s *story, w []string) { // faulty plugins with these names, and sbr
-			s.chain = nil
-			for _, plugin := range w {
-				run(s, "cp", filepath.Join(s.path[2], "faulty"), filepath.Join(s.path[0], plugin))
-				s.chain = append(s.chain, strings.Replace(s.faulty(plugin, ""), `"type": "faulty"`, fmt.Sprintf(`"type": %q`, plugin), 1))
-			}
-			s.chain = append(s.chain, "sbr")
-		},
-		"scratch": func(s *story, w []string) { // just these had a scratch network namespace
-			for _, l := range s.callLog() {
-				want := s.who("a").NetNS
-				if l.Instance == "host-device" {
-					want = ""
-				}
-				scratch := slices.Contains(w, l.Instance)
-				s.want(scratch && strings.HasPrefix(l.NetNS, "/proc/") || !scratch && l.NetNS == want, "%s was shown %q", l.Instance, l.NetNS)
-			}
-		},
-	})
-}
-
 // TestNetNSOfDEL: a pod's network namespace may be anywhere when its DEL comes. Delegates are shown
 // the pod's own ($own) if it can be found, by a descriptor of unwind's where no path leads to it, never
 // another one, and nothing is left. If it is gone, they are shown what the runtime names, unless
@@ -158,15 +124,4 @@ func TestDELNamesHostNetNS(t *testing.T) {
 			}
 		},
 	})
-}
-
-// TestProcessInsideEnds: the pod's network namespace is at no path, and its only process ends
-// during a DEL. Later delegates still find the namespace.
-func TestProcessInsideEnds(t *testing.T) {
-	stories(t, `
-	chain masquerading bridge IPv4 | p0, "delayMS": 500
-	add a; remember a; process a; unpin a
-	plan p0 DEL late; forgets; start del a; awaits DEL p0
-	end; wait del a
-	vanished a`)
 }

@@ -61,9 +61,7 @@ var nodes atomic.Int64
 func newNode(t testing.TB) *node {
 	t.Helper()
 	sandbox.Need(t)
-	if err := makeSharedChains(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, makeSharedChains())
 	i := int(nodes.Add(1))
 	tools := toolsDir(t)
 	n := &node{
@@ -77,12 +75,8 @@ func newNode(t testing.TB) *node {
 	n.mkdir(bin)
 	n.mkdir(n.faultyDir())
 	program, err := underTest()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(program, filepath.Join(bin, netconf.Name)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, os.Symlink(program, filepath.Join(bin, netconf.Name)))
 	n.path = []string{bin, filepath.Join(tools, "cni"), filepath.Join(tools, "test")}
 	n.cni = libcni.NewCNIConfigWithCacheDir(n.path, filepath.Join(n.dir, "cache"), &nodeExec{node: n,
 		RawExec: invoke.RawExec{Stderr: n.stderr()}})
@@ -121,9 +115,7 @@ var rulesOf = regexp.MustCompile(`firewall|portmap|ipMasq|macspoofchk|chainFile`
 // stderr is a file that collects unwind's log; it is printed if the test fails.
 func (n *node) stderr() *os.File {
 	f, err := os.Create(filepath.Join(n.dir, "stderr"))
-	if err != nil {
-		n.Fatal(err)
-	}
+	must(n, err)
 	n.Cleanup(func() {
 		_ = f.Close()
 		if n.Failed() {
@@ -140,9 +132,7 @@ func (n *node) log() string {
 
 func (n *node) mkdir(path string) {
 	n.Helper()
-	if err := os.MkdirAll(path, 0o755); err != nil {
-		n.Fatal(err)
-	}
+	must(n, os.MkdirAll(path, 0o755))
 }
 
 // The plugins of chains. extra is appended to the object and begins with a comma.
@@ -191,9 +181,7 @@ func (n *node) unwindChain(chain string) *libcni.NetworkConfigList {
 		}
 	}
 	data, err := json.Marshal(entry)
-	if err != nil {
-		n.Fatal(err)
-	}
+	must(n, err)
 	return n.list(n.outer, string(data))
 }
 
@@ -208,9 +196,7 @@ func (n *node) list(cniVersion string, plugins ...string) *libcni.NetworkConfigL
 	list, err := libcni.NetworkConfFromBytes(fmt.Appendf(nil,
 		`{"cniVersion": %q, "name": %q, "loadOnlyInlinedPlugins": true, "plugins": [%s]}`,
 		cniVersion, n.network, strings.Join(plugins, ", ")))
-	if err != nil {
-		n.Fatal(err)
-	}
+	must(n, err)
 	return list
 }
 
@@ -234,9 +220,7 @@ func (n *node) netns(name string) string {
 	n.Helper()
 	path := filepath.Join(n.dir, "netns", name)
 	n.mkdir(filepath.Dir(path))
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		n.Fatal(err)
-	}
+	must(n, os.WriteFile(path, nil, 0o600))
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends with its goroutine
@@ -246,9 +230,7 @@ func (n *node) netns(name string) string {
 		}
 		done <- err
 	}()
-	if err := <-done; err != nil {
-		n.Fatal(err)
-	}
+	must(n, <-done)
 	n.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
 	return path
 }
@@ -257,12 +239,8 @@ func (n *node) netns(name string) string {
 // are gone.
 func (p *pod) dropNetNS() {
 	p.Helper()
-	if err := unix.Unmount(p.NetNS, unix.MNT_DETACH); err != nil {
-		p.Fatal(err)
-	}
-	if err := os.Remove(p.NetNS); err != nil {
-		p.Fatal(err)
-	}
+	must(p, unix.Unmount(p.NetNS, unix.MNT_DETACH))
+	must(p, os.Remove(p.NetNS))
 	entries := p.entries()
 	eventually(p, "host interfaces of "+p.ContainerID+" gone", func() bool {
 		for _, e := range entries {
@@ -348,9 +326,7 @@ func entriesOf(t testing.TB, s *journal.Store) (all []*journal.Entry) {
 func (n *node) plan(plan map[string]map[string]string) {
 	n.Helper()
 	data, err := json.Marshal(plan)
-	if err != nil {
-		n.Fatal(err)
-	}
+	must(n, err)
 	path := filepath.Join(n.faultyDir(), "plan.json")
 	if err := errors.Join(os.WriteFile(path+".new", data, 0o600), os.Rename(path+".new", path)); err != nil {
 		n.Fatal(err) // by a rename: a plugin may be reading it
@@ -416,9 +392,7 @@ func (n *node) wholeLog() (all []logged) {
 	}
 	for line := range bytes.Lines(data) {
 		var l logged
-		if err := json.Unmarshal(line, &l); err != nil {
-			n.Fatal(err)
-		}
+		must(n, json.Unmarshal(line, &l))
 		all = append(all, l)
 	}
 	return all
@@ -445,9 +419,7 @@ func (n *node) rules(texts ...string) []string {
 func address(t testing.TB, r types.Result) string {
 	t.Helper()
 	data, err := json.Marshal(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	parsed, err := netconf.ParseResult(data)
 	if err != nil || len(parsed.Prefixes()) == 0 {
 		t.Fatalf("no address in %s (%v)", data, err)
@@ -466,9 +438,7 @@ func (n *node) links(netns string) []string {
 		}
 		return err
 	})
-	if err != nil {
-		n.Fatal(err)
-	}
+	must(n, err)
 	return names
 }
 
@@ -497,9 +467,7 @@ func (n *node) ports() (names []string) {
 	for errors.Is(err, netlink.ErrDumpInterrupted) { // other tests make and remove interfaces meanwhile
 		links, err = netlink.LinkList()
 	}
-	if err != nil {
-		n.Fatal(err)
-	}
+	must(n, err)
 	for _, l := range links {
 		if l.Attrs().MasterIndex == bridge.Attrs().Index {
 			names = append(names, l.Attrs().Name)

@@ -2,7 +2,6 @@ package plugin
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containernetworking/cni/libcni"
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
@@ -47,9 +45,7 @@ func (p *pod) rewrite(change func(*journal.Entry)) {
 		}
 		return nil
 	})
-	if err != nil {
-		p.Fatal(err)
-	}
+	must(p, err)
 }
 
 // edit changes the newest generation of the pod's entry in the journal.
@@ -62,12 +58,6 @@ func (p *pod) edit(change func(*journal.Entry)) {
 func (p *pod) setState(state journal.State) {
 	p.Helper()
 	p.rewrite(func(e *journal.Entry) { e.State = state })
-}
-
-// unbegun makes the pod's entry live again, as if none of its DELs had begun.
-func (p *pod) unbegun() {
-	p.Helper()
-	p.rewrite(func(e *journal.Entry) { e.State, e.Reason, e.Cause = journal.Live, "", "" })
 }
 
 // again returns the pod with a new network namespace under the same container ID, as nerdctl,
@@ -83,9 +73,7 @@ func (p *pod) again() *pod {
 func (n *node) breakable(plugin string) (broken func(bool)) {
 	n.Helper()
 	real, err := netconf.FindPlugin(plugin, strings.Join(n.path, ":"))
-	if err != nil {
-		n.Fatal(err)
-	}
+	must(n, err)
 	flag := filepath.Join(n.dir, plugin+".broken")
 	n.script(plugin, fmt.Sprintf("[ \"$CNI_COMMAND\" = DEL ] && [ -e %s ] && exit 1\nexec %s", flag, real))
 	return func(is bool) {
@@ -94,9 +82,7 @@ func (n *node) breakable(plugin string) (broken func(bool)) {
 		} else {
 			err = os.Remove(flag)
 		}
-		if err != nil {
-			n.Fatal(err)
-		}
+		must(n, err)
 	}
 }
 
@@ -143,21 +129,6 @@ func (n *node) until(verb string, chain []string) {
 	n.Errorf("%s does not free all", verb)
 }
 
-// exhume deletes the pod's tombstone.
-func (p *pod) exhume() {
-	p.Helper()
-	err := p.store.Update(p.Context(), func(tx *journal.Tx) error {
-		e := &journal.Entry{Key: p.key(), State: journal.Adding}
-		if err := tx.Put(e); err != nil {
-			return err
-		}
-		return tx.Delete(e)
-	})
-	if err != nil || p.tombstone(p.key()) != nil {
-		p.Fatalf("the tombstone: %v", err)
-	}
-}
-
 // emptyFile makes a file to mount something at.
 func (n *node) emptyFile(name string) string {
 	n.Helper()
@@ -170,15 +141,11 @@ func (n *node) emptyFile(name string) string {
 func (p *pod) holder() (end func()) {
 	p.Helper()
 	f, err := os.Open(p.NetNS)
-	if err != nil {
-		p.Fatal(err)
-	}
+	must(p, err)
 	defer f.Close()
 	cmd := exec.Command("sleep", "60")
 	cmd.ExtraFiles = []*os.File{f}
-	if err := cmd.Start(); err != nil {
-		p.Fatal(err)
-	}
+	must(p, cmd.Start())
 	end = func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -190,31 +157,23 @@ func (p *pod) holder() (end func()) {
 // forget removes host-local's reservation of an address, so that the next pod gets it.
 func (n *node) forget(address string) {
 	n.Helper()
-	if err := os.Remove(filepath.Join(n.dataDir(), n.network, address)); err != nil {
-		n.Fatal(err)
-	}
+	must(n, os.Remove(filepath.Join(n.dataDir(), n.network, address)))
 	n.lowestNext()
 }
 
 // unpin unmounts the pod's network namespace from its path and leaves an empty file.
 func (p *pod) unpin() {
 	p.Helper()
-	if err := unix.Unmount(p.NetNS, unix.MNT_DETACH); err != nil {
-		p.Fatal(err)
-	}
+	must(p, unix.Unmount(p.NetNS, unix.MNT_DETACH))
 }
 
 // processInside starts a process in the pod's network namespace.
 func (p *pod) processInside() *os.Process {
 	p.Helper()
 	own, err := facts.Look(p.NetNS, "")
-	if err != nil {
-		p.Fatal(err)
-	}
+	must(p, err)
 	cmd := exec.Command("nsenter", "--net="+p.NetNS, "sleep", "60")
-	if err := cmd.Start(); err != nil {
-		p.Fatal(err)
-	}
+	must(p, cmd.Start())
 	p.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -244,9 +203,7 @@ func netnsOf(p *os.Process) string { return fmt.Sprintf("/proc/%d/ns/net", p.Pid
 // lowestNext makes host-local give the lowest free address to the next pod.
 func (n *node) lowestNext() {
 	n.Helper()
-	if err := os.Remove(filepath.Join(n.dataDir(), n.network, "last_reserved_ip.0")); err != nil {
-		n.Fatal(err)
-	}
+	must(n, os.Remove(filepath.Join(n.dataDir(), n.network, "last_reserved_ip.0")))
 }
 
 // open reports whether the firewall accepts traffic of an address.
@@ -271,88 +228,6 @@ func (n *node) wantOpen(what, address string) {
 	}
 }
 
-// few makes a directory with only these reference plugins.
-func (n *node) few(plugins ...string) string {
-	n.Helper()
-	dir := filepath.Join(n.dir, "few")
-	n.mkdir(dir)
-	for _, plugin := range plugins {
-		if err := os.Symlink(filepath.Join(toolsDir(n), "cni", plugin), filepath.Join(dir, plugin)); err != nil {
-			n.Fatal(err)
-		}
-	}
-	return dir
-}
-
-// firewalled is a node with a chain of bridge, firewall and faulty, whose firewall can be broken.
-type firewalled struct {
-	*node
-	list *libcni.NetworkConfigList
-}
-
-// newFirewalled puts a script before the real firewall. The script records each call, and its DEL
-// can fail, kill unwind or be slow.
-func newFirewalled(t testing.TB) *firewalled {
-	n := newNode(t).patient()
-	firewall := filepath.Join(n.path[1], "firewall")
-	n.path[1] = n.few("bridge", "host-local", "portmap")
-	n.script("firewall", fmt.Sprintf(`in=$(tr -d '\n')
-		echo "$CNI_COMMAND $CNI_CONTAINERID $in" >>%[1]s/asked
-		[ $CNI_COMMAND = DEL ] && case $(cat %[1]s/mode) in
-			slow) sleep 0.8 ;;
-			fail) echo '{"cniVersion": "1.0.0", "code": 11, "msg": "firewall is broken"}'; exit 1 ;;
-			kill-parent) sleep 1; kill -9 $PPID; exit 1 ;;
-		esac
-		echo "$in" | exec %[2]s`, n.dir, firewall))
-	f := &firewalled{n, n.unwind(n.bridgePlugin(""), `{"type": "firewall"}`, n.faulty("p2", ""))}
-	f.firewall("works")
-	return f
-}
-
-// firewall sets the behaviour of firewall's DEL: "works", "slow", "fail", "kill-parent", or
-// "missing", without a binary.
-func (f *firewalled) firewall(mode string) {
-	f.Helper()
-	f.write(filepath.Join(f.dir, "mode"), mode)
-	file := filepath.Join(f.path[0], "firewall")
-	from, to := file+".away", file
-	if mode == "missing" {
-		from, to = to, from
-	}
-	if err := os.Rename(from, to); err != nil && !os.IsNotExist(err) {
-		f.Fatal(err)
-	}
-}
-
-// asked returns firewall's calls since asked was last called, as "VERB container addresses".
-func (f *firewalled) asked() (asked []string) {
-	f.Helper()
-	path := filepath.Join(f.dir, "asked")
-	data, err := os.ReadFile(path)
-	if err != nil && !os.IsNotExist(err) {
-		f.Fatal(err)
-	}
-	_ = os.Remove(path)
-	for _, line := range strings.Split(strings.TrimSpace(string(data)), "\n") {
-		verb, stdin, _ := strings.Cut(line, "{")
-		var conf struct{ PrevResult json.RawMessage }
-		if err := json.Unmarshal([]byte("{"+stdin), &conf); line != "" && err != nil {
-			f.Fatalf("%v: %s", err, line)
-		}
-		r, err := netconf.ParseResult(conf.PrevResult)
-		if err != nil {
-			f.Fatal(err)
-		}
-		for _, a := range r.Addresses() {
-			verb += a.String()
-		}
-		if line != "" {
-			asked = append(asked, strings.TrimSpace(verb))
-		}
-	}
-	return asked
-}
-
 // second is another attachment of the pod to the same network.
 func (p *pod) second() *pod {
 	second := &pod{p.node, p.RuntimeConf}
@@ -363,9 +238,7 @@ func (p *pod) second() *pod {
 func read(t testing.TB, path string) string {
 	t.Helper()
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(data)
 }
 

@@ -141,13 +141,9 @@ func (h *holders) crash() {
 		return
 	}
 	lock, err := disk.NewFileLock(pool)
-	if err != nil {
-		h.Fatal(err)
-	}
+	must(h, err)
 	defer lock.Close()
-	if err := lock.Lock(); err != nil {
-		h.Fatal(err)
-	}
+	must(h, lock.Lock())
 	for last := 2; last < 15; last++ {
 		name := strings.Replace(h.subnet, ".0/28", fmt.Sprintf(".%d", last), 1)
 		f, err := os.OpenFile(filepath.Join(pool, name), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)

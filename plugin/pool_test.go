@@ -45,8 +45,6 @@ var orphanage = acts{
 		slices.Sort(ids)
 		s.want(slices.Equal(ids, w), "%v have an address", ids)
 	},
-	// reaped: by the reaper of the race, as antrea does at its start, with an empty list
-	"reaped": func(s *story, _ []string) { reap(s.TB, filepath.Join(s.dataDir(), s.network)) },
 }
 
 // TestOrphans: there are pods of every kind from before the install. Only reservations that nobody
@@ -61,8 +59,7 @@ func TestOrphans(t *testing.T) {
 	give gc $any; give status $any; give gc $any valid=; give status $any valid=; give gc $any $list gracePeriod=1h
 	have cached gone leaked listed moved
 	gcs 3 $list; have cached listed moved
-	gcs 2 'valid=[{"containerID":"other","ifname":"eth0"}]'; have cached moved
-	reaped; have; leaves`, orphanage)
+	gcs 2 'valid=[{"containerID":"other","ifname":"eth0"}]'; have cached moved; leaves`, orphanage)
 }
 
 // TestOrphanInItsGracePeriod: a person's sweep, which has no network of its own, uses the grace
@@ -95,26 +92,24 @@ var persons = acts{
 }
 
 // TestLostJournal: after the journal was lost, every live pod is an orphan (antrea#8239 is of this
-// kind). With a list that lacks them unwind takes nothing, while a reaper that goes by the list
-// alone takes all. Once they are gone, unwind releases them, but not by an empty list.
+// kind). With a list that lacks them unwind takes nothing. Once they are gone, unwind releases them, but
+// not by an empty list.
 func TestLostJournal(t *testing.T) {
 	stories(t, `
 	orphanage; add p0 p1 p2; lose journal; let list 'valid=[{"containerID":"other","ifname":"eth0"}]'
-	either naive: reaped; have; leaves
-	or unwind: give gc $any $list gracePeriod=0s; have p0 p1 p2
-		drop p1; give gc $any valid=[] gracePeriod=0s; have p0 p1 p2
-		gcs 2 $list; have p0 p2
-		del p0 p2`, orphanage)
+	give gc $any $list gracePeriod=0s; have p0 p1 p2
+	drop p1; give gc $any valid=[] gracePeriod=0s; have p0 p1 p2
+	gcs 2 $list; have p0 p2
+	del p0 p2`, orphanage)
 }
 
 // TestReservedWhileListed: an ADD reserves its address after a list was read, and has made no interface
-// yet. A naive reconcile takes the address from the new pod; unwind's grace period keeps it.
+// yet. A reaper that goes by the list takes the address from the new pod (whereabouts#162); unwind's
+// grace period keeps it.
 func TestReservedWhileListed(t *testing.T) {
 	stories(t, `
 	orphanage; chain p0, "ipam": $hostlocal; plan p0 ADD hold-effect; start past add new; appears $dir/faulty/held/ADD.new.p0
-	have new
-	either naive: reaped; have
-	or unwind: give gc $any 'valid=[{"containerID":"other","ifname":"eth0"}]' gracePeriod=10m; have new
+	have new; give gc $any 'valid=[{"containerID":"other","ifname":"eth0"}]' gracePeriod=10m; have new
 	lose $dir/faulty/held/ADD.new.p0; wait add new; leaves`, orphanage)
 }
 

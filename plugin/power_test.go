@@ -47,13 +47,9 @@ func (p *pod) powerOff() {
 		filepath.Join(p.faultyDir(), "taken", "*.kernel*"), filepath.Join(p.faultyDir(), "taken", "*.last*"),
 	} {
 		files, err := filepath.Glob(pattern)
-		if err != nil {
-			p.Fatal(err)
-		}
+		must(p, err)
 		for _, file := range files {
-			if err := os.Remove(file); err != nil {
-				p.Fatal(err)
-			}
+			must(p, os.Remove(file))
 		}
 	}
 	p.dropNetNS()

@@ -88,15 +88,6 @@ func confinement() acts {
 	}
 }
 
-// TestConfined: an unwind that may not inspect the node's processes keeps an attachment in whose
-// namespace one of them may be. A zombie is in none.
-func TestConfined(t *testing.T) {
-	stories(t, `
-	chain p0; add a
-	process a; unpin a; confined a; entry a live; unconfined a; entry a live
-	end; unconfined a; left`, confinement())
-}
-
 // TestConfinedNode runs a node in a PID and a mount namespace, with a process 1 and perhaps one in
 // the pod.
 func TestConfinedNode(t *testing.T) {

@@ -73,43 +73,6 @@ func TestDELThatLies(t *testing.T) {
 	events 'unverified a [198.18.0.7] [aws-cni]: exit code 0, but 198.18.0.7 is still allocated' 'swept a '`, ipamd())
 }
 
-// TestUnverifiedOnce: a sweep that releases another attachment runs an unverified DEL once.
-func TestUnverifiedOnce(t *testing.T) {
-	stories(t, `
-	aws; add a; gives ipam.json a; del a
-	chain p1; add b; drop b; forgets
-	sweep; times 1 DEL aws; gone b
-	leaves`, ipamd())
-}
-
-// TestConfirmationIsNoKill: aws-cni's DEL passed, proves nothing and waits for the one once more. No
-// DEL of the attachment has less time for that.
-func TestConfirmationIsNoKill(t *testing.T) {
-	stories(t, `
-	conf gracePeriod 1h; aws p1
-	add a; plan p1 DEL fail; fails del a; unkilled a
-	leaves`, ipamd(), acts{"unkilled": func(s *story, w []string) {
-		step := s.who(w[0]).entry().Steps[0]
-		s.want(step.Wait.For == journal.ForRepeat, "%+v", step)
-	}})
-}
-
-// TestCheckpoints: what becomes of a DEL by what ipamd's checkpoint says; ipam's TestAWS has its forms.
-// A DEL whose address is there is tried without end. A file that cannot be read says nothing: the DEL
-// runs once more, as without a file.
-func TestCheckpoints(t *testing.T) {
-	stories(t, `
-	conf gracePeriod 1h; aws; add a
-	either free: gives ipam.json other; del a; gone a
-	or no file: del a; confirms a
-	or cut off: file $dir/aws-node/ipam.json {; del a; confirms a
-	or its own: gives ipam.json a; del a; unverified a; often a; sweep; unverified a
-	leaves`, ipamd(), acts{
-		"confirms": func(s *story, w []string) { s.who(w[0]).wantConfirmation(time.Hour) },
-		"often":    func(s *story, w []string) { s.who(w[0]).edit(func(g *journal.Entry) { g.Steps[0].Tries = 1000 }) },
-	})
-}
-
 // TestAgentKeepsPauses: many DELs do not count, since ipamd's checkpoint still has the addresses. A sweep of the
 // agent, which nobody asked for, tries three of them, and none before its pause is over. A person's
 // sweep tries all. Once the addresses are free, one sweep of the agent releases all, with no DEL.
@@ -153,11 +116,9 @@ func (p askedProbe) Held(ctx context.Context, _ ipam.Query) ([]netip.Addr, bool,
 func whereabouts() acts {
 	address := netip.MustParseAddr("198.18.0.9")
 	stores := map[string]func(context.Context) ([]netip.Addr, bool, error){
-		"free":    func(context.Context) ([]netip.Addr, bool, error) { return nil, true, nil },
-		"held":    func(context.Context) ([]netip.Addr, bool, error) { return []netip.Addr{address}, true, nil },
-		"fails":   func(context.Context) ([]netip.Addr, bool, error) { return nil, true, errors.New("no route") },
-		"hangs":   func(ctx context.Context) ([]netip.Addr, bool, error) { <-ctx.Done(); return nil, true, ctx.Err() },
-		"unknown": func(context.Context) ([]netip.Addr, bool, error) { return nil, false, nil },
+		"free":  func(context.Context) ([]netip.Addr, bool, error) { return nil, true, nil },
+		"held":  func(context.Context) ([]netip.Addr, bool, error) { return []netip.Addr{address}, true, nil },
+		"hangs": func(ctx context.Context) ([]netip.Addr, bool, error) { <-ctx.Done(); return nil, true, ctx.Err() },
 	}
 	edit := func(s *story, name string, change func(*journal.Step)) {
 		s.who(name).edit(func(g *journal.Entry) { change(&g.Steps[0]) })
@@ -188,11 +149,6 @@ func whereabouts() acts {
 				}
 			})
 		},
-		"longer": func(s *story, w []string) {
-			edit(s, w[0], func(step *journal.Step) {
-				step.Again, step.Wait.Until = step.Again+int64(time.Hour), step.Again+int64(time.Hour)
-			})
-		},
 		"also": func(s *story, w []string) { // also POD OTHER: the container in this network
 			p := *s.who(w[0])
 			p.node = s.node
@@ -218,25 +174,19 @@ func TestStoreElsewhere(t *testing.T) {
 
 // TestOtherNetworkOfTheContainer: whereabouts goes by container ID and interface, whatever the
 // network. A second DEL of a network that a pod has left would free the address that the pod has in
-// another one by now. It waits until the container is gone, also within that other network's ADD.
+// another one by now. It waits until the container is gone, also within that other network's ADD. The
+// damaged entry of another container hides no living one.
 func TestOtherNetworkOfTheContainer(t *testing.T) {
 	stories(t, `
 	whereabouts p0; add a; del a
+	either unknown: let ripe ripe a
+	or unknown, beside damage: let ripe ripe a
+		network another; whereabouts p0; add c; damage c
+	or unverified: let ripe ripe a 198.18.0.9 is still allocated
 	network other; also a b; whereabouts p1; add b; forgets
-	either unknown: ripe a
-	or unverified: ripe a 198.18.0.9 is still allocated
-	sweep; asking held; calls; entry a
-	del b; ripe b; asking free; gone a b`, whereabouts())
-}
-
-// TestOtherNetworkBesideDamage: the damaged entry of another container hides no living one.
-func TestOtherNetworkBesideDamage(t *testing.T) {
-	stories(t, `
-	whereabouts p0; add a; del a
-	network another; whereabouts p0; add c; damage c
-	network other; also a b; whereabouts p1; add b; forgets
-	ripe a; sweep; calls
-	leaves`, whereabouts())
+	$ripe; sweep; asking held; calls
+	unless damage: entry a; del b; ripe b; asking free; gone a b
+	if damage: leaves`, whereabouts())
 }
 
 // TestOtherNetworkAfterAKill: unwind is killed when whereabouts' DEL has passed, and before the journal
@@ -254,32 +204,4 @@ func TestOtherNetworkAfterAKill(t *testing.T) {
 	or not asked for: del b c; sweep
 	times 2 DEL p0; confirms a
 	leaves`, whereabouts())
-}
-
-// TestCutOffLies: an ADD that was cut off may have an address too, so a DEL that proves nothing is
-// repeated there as well.
-func TestCutOffLies(t *testing.T) {
-	stories(t, `
-	whereabouts p0; kill added 1 add a; was-killed
-	sweep; confirms a
-	leaves`, whereabouts())
-}
-
-// TestUnknownStore: a store that no probe knows is not asked for at each sweep, nor its DEL run.
-func TestUnknownStore(t *testing.T) {
-	stories(t, `
-	whereabouts p0; add a; del a
-	asking unknown; asking unknown; asking unknown
-	times 1 DEL p0; confirms a
-	leaves`, whereabouts())
-}
-
-// TestConfirmationAfterReboot: a DEL of a later boot proves as little as one of the same boot. A
-// time that a longer boot has left holds nothing up.
-func TestConfirmationAfterReboot(t *testing.T) {
-	stories(t, `
-	whereabouts p0; add a; boot a
-	sweep; confirms a
-	sweep; del a; confirms a
-	longer a; sweep; gone a`, whereabouts())
 }

@@ -80,9 +80,7 @@ func TestReferencePlugins(t *testing.T) {
 				chain := c.chain(n, families)
 				plain := n.seeThrough(n.plain(chain...), c.ifname, c.pings)
 				// Then host-local gives the same addresses.
-				if err := os.RemoveAll(n.dataDir()); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.RemoveAll(n.dataDir()))
 				ours := n.seeThrough(n.unwind(chain...), c.ifname, c.pings)
 				if ours != plain {
 					t.Errorf("through unwind:\n%s\nplain:\n%s", ours, plain)
@@ -133,21 +131,6 @@ func TestCapabilityArguments(t *testing.T) {
 		DEL p3, DEL p2, DEL p1, DEL p0`)
 }
 
-// TestInjectedKeys: the keys that multus writes into unwind's entry reach the delegates, and
-// override their own.
-func TestInjectedKeys(t *testing.T) {
-	stories(t, `
-	conf args {"cni": {"ips": ["192.0.2.7"], "mac": "02:00:00:00:00:07"}, "x": 1}
-	conf deviceID 0000:03:00.1; conf pciBusID 0000:03:00.1
-	chain p0 | p1, "args": {"cni": {"mac": "own", "own": true}, "y": 2}, "deviceID": "own"
-	add a; del a
-	stdin p0 args {"cni":{"ips":["192.0.2.7"],"mac":"02:00:00:00:00:07"},"x":1}
-	stdin p1 args {"cni":{"ips":["192.0.2.7"],"mac":"02:00:00:00:00:07","own":true},"x":1,"y":2}
-	stdin p0 deviceID "0000:03:00.1"; stdin p1 deviceID "0000:03:00.1"
-	stdin p0 pciBusID "0000:03:00.1"; stdin p1 pciBusID "0000:03:00.1"
-	calls ADD p0, ADD p1, DEL p1, DEL p0`)
-}
-
 // Configurations of reference plugins.
 
 // prefix returns the host-th address of the node's IPv4 or IPv6 subnet, with the prefix length.
@@ -191,9 +174,7 @@ func (n *node) masquerading(plugin, families, extra string) string {
 func (n *node) hostVeth(families string) string {
 	n.Helper()
 	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "d" + n.bridge}, PeerName: "g" + n.bridge}
-	if err := netlink.LinkAdd(veth); err != nil {
-		n.Fatal(err)
-	}
+	must(n, netlink.LinkAdd(veth))
 	n.Cleanup(func() {
 		if err := netlink.LinkDel(veth); err != nil {
 			n.Errorf("the device is not back on the host: %v", err)
@@ -216,9 +197,7 @@ func (n *node) tuningDir() string { return filepath.Join(n.dir, "tuning") }
 func (p *pod) result(r types.Result) *types100.Result {
 	p.Helper()
 	converted, err := types100.NewResultFromResult(r)
-	if err != nil {
-		p.Fatal(err)
-	}
+	must(p, err)
 	return converted
 }
 
@@ -253,9 +232,7 @@ func (p *pod) meaning(r types.Result) string {
 		}
 	}
 	text, err := json.Marshal(result)
-	if err != nil {
-		p.Fatal(err)
-	}
+	must(p, err)
 	return string(text)
 }
 
@@ -336,8 +313,6 @@ func (p *pod) inside() (traces []string) {
 		}
 		return err
 	})
-	if err != nil {
-		p.Fatal(err)
-	}
+	must(p, err)
 	return traces
 }

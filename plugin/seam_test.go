@@ -2,7 +2,6 @@ package plugin
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -24,8 +23,9 @@ import (
 )
 
 // fakes are delegates that start no process. Each takes something at ADD and releases it at DEL,
-// unless its mode says otherwise.
+// unless its mode says otherwise. Each is on record by the time that it runs.
 type fakes struct {
+	*seam
 	mu    sync.Mutex
 	taken map[string]bool   // "container plugin"
 	mode  map[string]string // "VERB plugin": "fails", "fails after it", "is cut off after it"
@@ -36,6 +36,9 @@ func (f *fakes) Run(_ context.Context, c *delegate.Call, _ io.Writer) ([]byte, *
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	what := c.ContainerID + " " + c.Plugin
+	if entries := f.entries()[c.ContainerID]; !onRecord(entries, c.Plugin) {
+		f.t.Fatalf("%s of %s runs, and the journal has %+v", c.Command, c.Plugin, entries)
+	}
 	f.calls = append(f.calls, c.Command+" "+c.Plugin)
 	mode := f.mode[c.Command+" "+c.Plugin]
 	failure := &delegate.Failure{Plugin: c.Plugin, Command: c.Command, Code: types.ErrInternal, Msg: "it " + mode,
@@ -65,16 +68,13 @@ type seam struct {
 
 func newSeam(t *rapid.T, dir string) *seam {
 	dir, err := os.MkdirTemp(dir, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &seam{t: t, dir: dir, fakes: &fakes{taken: map[string]bool{}, mode: map[string]string{}}}
+	must(t, err)
+	s := &seam{t: t, dir: dir}
+	s.fakes = &fakes{seam: s, taken: map[string]bool{}, mode: map[string]string{}}
 	var chain []string
 	for i := range 3 {
 		name := fmt.Sprint("p", i)
-		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(dir, name), nil, 0o755))
 		chain = append(chain, fmt.Sprintf(`{"type": %q}`, name))
 	}
 	s.conf = fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net", "type": "unwind", "stateDir": %q, "gracePeriod": "0s", "chain": `+
@@ -173,31 +173,4 @@ func onRecord(entries []*journal.Entry, plugin string) bool {
 	return slices.ContainsFunc(entries, func(e *journal.Entry) bool {
 		return slices.ContainsFunc(e.Steps, func(step journal.Step) bool { return step.Type == plugin })
 	})
-}
-
-// TestWriteAheadOverSeam: each delegate is on record by the time that it runs.
-func TestWriteAheadOverSeam(t *testing.T) {
-	dir := t.TempDir()
-	rapid.Check(t, func(t *rapid.T) {
-		s := newSeam(t, dir)
-		s.plugin.delegates = aheadOf{s}
-		if err := s.verb((*op).add, "a"); err != nil {
-			t.Fatal(err)
-		}
-		if err := s.verb((*op).del, "a"); err != nil {
-			t.Fatal(err)
-		}
-	})
-}
-
-// aheadOf is fakes that read the journal before they do anything.
-type aheadOf struct{ *seam }
-
-func (a aheadOf) Run(ctx context.Context, c *delegate.Call, stderr io.Writer) ([]byte, *delegate.Failure) {
-	entries := a.entries()[c.ContainerID]
-	if !onRecord(entries, c.Plugin) {
-		data, _ := json.Marshal(entries)
-		a.t.Fatalf("%s of %s runs, and the journal has %s", c.Command, c.Plugin, data)
-	}
-	return a.fakes.Run(ctx, c, stderr)
 }

@@ -31,9 +31,6 @@ func providers() acts {
 		"occupied": func(s *story, w []string) {
 			s.want(slices.Contains(s.links(s.who(w[0]).NetNS), "eth0"), "another's interface is gone")
 		},
-		"failed": func(s *story, w []string) {
-			s.want(s.who(w[0]).entry().Steps[0].Last != "", "it has not")
-		},
 		"released": func(s *story, w []string) {
 			eventually(s, "the entry is gone", func() bool { s.sweep(undo.DefaultBudgets); return s.who(w[0]).entry() == nil })
 		},
@@ -94,34 +91,11 @@ func TestRunsAgainForRuntime(t *testing.T) {
 	or the runtime never asks: plan; sweep; gone a; leaves`, providers())
 }
 
-// TestLeftToOVN: a DEL of ovn-kubernetes with a device cannot pass once the network namespace is
-// gone. It is over then, and not before.
-func TestLeftToOVN(t *testing.T) {
-	stories(t, `
-	either a device: provider ovn-k8s-cni-overlay , "deviceID": "0000:00:00.1"
-	or another network: provider ovn-k8s-cni-overlay , "netAttachDefName": "default/n"
-	before p1, "modes": {"ADD": "fail"}
-	occupy a; fails add a; failed a
-	drop a; del a`, providers())
-}
-
 // occupy makes another's eth0 in the pod's network namespace; its other end is elsewhere.
 func (p *pod) occupy() {
 	p.Helper()
 	run(p, "nsenter", "--net="+p.NetNS, "ip", "link", "add", "eth0", "type", "veth",
 		"peer", "name", "far0", "netns", p.netns("far"))
-}
-
-// TestShownNowhere: the network namespace is gone, and its path is that of a process, whose ID
-// another container's process may get any moment. Delegates are shown a path that names nothing.
-func TestShownNowhere(t *testing.T) {
-	stories(t, `
-	chain p0; process a; unpin a; names a $inside; add a
-	end; names a $inside; forgets
-	del a; nowhere`, acts{"nowhere": func(s *story, _ []string) {
-		got := s.callLog()[0].NetNS
-		s.want(got == "/proc/0/ns/net", "shown %q", got)
-	}})
 }
 
 // TestNextPodAtSamePath: a sweep runs A's DELs. Meanwhile the runtime removes A's network namespace, and

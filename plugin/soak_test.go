@@ -148,9 +148,7 @@ func (s *soak) age() {
 	for i := range 3000 {
 		err = errors.Join(err, s.store.Record(journal.Event{Key: key(i), Kind: journal.Swept, Reason: "it is gone, and so is its network namespace"}))
 	}
-	if err != nil {
-		s.Fatal(err)
-	}
+	must(s, err)
 }
 
 // hurt makes the DELs of soakFaults fail; with false, they succeed.
@@ -277,9 +275,7 @@ func (s *soak) point() point {
 	var memory runtime.MemStats
 	runtime.ReadMemStats(&memory)
 	info, err := os.Stat(s.store.Path())
-	if err != nil {
-		s.Fatal(err)
-	}
+	must(s, err)
 	return point{
 		pairs: s.begun.Load(), file: info.Size(), journal: s.used(), heap: int64(memory.HeapAlloc), goroutines: runtime.NumGoroutine(),
 		descriptors: len(s.names("/proc/self/fd")), mappings: strings.Count(read(s, "/proc/self/maps"), "\n"), mounts: strings.Count(read(s, "/proc/self/mounts"), "\n"),
@@ -329,13 +325,9 @@ func (s *soak) processes() (lines []string) {
 func (s *soak) used() (size int64) {
 	s.Helper()
 	db, err := bolt.Open(s.store.Path(), 0, &bolt.Options{ReadOnly: true, Timeout: time.Second})
-	if err != nil {
-		s.Fatal(err)
-	}
+	must(s, err)
 	defer db.Close()
-	if err := db.View(func(tx *bolt.Tx) error { size = tx.Size(); return nil }); err != nil {
-		s.Fatal(err)
-	}
+	must(s, db.View(func(tx *bolt.Tx) error { size = tx.Size(); return nil }))
 	return size
 }
 

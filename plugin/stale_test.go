@@ -4,24 +4,6 @@ import (
 	"testing"
 )
 
-// TestStaleOwner (Azure CNS #4210): a pod gets the address of a dead one, in a network that has
-// another name now. unwind purges the dead one with its address before anything of the new one
-// exists but the interface, and adopts nothing of it.
-func TestStaleOwner(t *testing.T) {
-	stories(t, `
-	firewall works; chain bridge | firewall | p2
-	either earlier boot: add a; reboot a
-	or namespace gone: add a; drop a
-	or ADD cut off: plan p2 ADD kill-parent-effect; killed add a; free a; drop a; plan
-	forgets; unasked
-	network renamed; add b; given b $ip2
-	asked DEL a $ip2, ADD b $ip2
-	calls DEL p2, ADD p2
-	gone a; tombstone a; reserved 0 a
-	del a; asked; open $ip2
-	del b`)
-}
-
 // TestNewSandbox (Azure CNS #4350): a pool has one address, and a pod gets a new sandbox. It gets
 // the address if the old sandbox is certainly gone. Otherwise the old one keeps all it has.
 func TestNewSandbox(t *testing.T) {

@@ -12,29 +12,6 @@ import (
 // keys are changes of unwind's entry.
 type keys = map[string]any
 
-// status runs the STATUS of a chain. Whatever hangs, it must end in two seconds; the rest of the
-// time is for a busy machine.
-func (n *node) status(chainVersion string, changes keys, plugins ...string) outcome {
-	n.Helper()
-	began := time.Now()
-	out := n.ask("STATUS", chainVersion, changes, plugins...)
-	if took := time.Since(began); took > 4*time.Second {
-		n.Errorf("STATUS took %s", took)
-	}
-	return out
-}
-
-// wantStatus checks the outcome of a STATUS. Code 0 is success, with nothing on stdout.
-func (n *node) wantStatus(what string, out outcome, code uint, msg string) {
-	n.Helper()
-	if out.said.Code != code || (out.code != 0) != (code != 0) || code == 0 && out.stdout != "" {
-		n.Errorf("%s: exit %d, %s; want code %d\n%s", what, out.code, out.stdout, code, out.stderr)
-	}
-	if out.said.Msg != msg {
-		n.Errorf("%s:\n     %s\nwant %s", what, out.said.Msg, msg)
-	}
-}
-
 // TestStatusOfNewNode: without a state directory, or with an empty one, STATUS succeeds and changes
 // nothing.
 func TestStatusOfNewNode(t *testing.T) {
@@ -90,18 +67,12 @@ func TestStatusOfDelegates(t *testing.T) {
 	either well: codes 0 0 0 ok
 	or not available: codes 0 50 0 fail; let code 50; let says faulty: p1 STATUS refused
 	or limited: codes 0 0 51 fail; let code 51; let says faulty: p2 STATUS refused
-	or another code: codes 11 0 0 fail; let code 11; let says faulty: p0 STATUS refused
-	or a code of its own: codes 0 0 147 fail; let code 147; let says faulty: p2 STATUS refused
 	or 50 and 51: codes 50 0 51 fail; let code 51; let says faulty: p2 STATUS refused
 	or 51 and 50: codes 51 0 50 fail; let code 51; let says faulty: p0 STATUS refused
-	or all kinds: codes 999 50 51 fail; let code 51; let says faulty: p2 STATUS refused
 	or 50 among others: codes 999 50 147 fail; let code 50; let says faulty: p1 STATUS refused
 	or others: codes 0 147 11 fail; let code 147; let says faulty: p1 STATUS refused
-	or text: codes 0 1 0 stderr; let code 999
-		let says netplugin failed: "faulty: this text is on stderr only\n": exit status 1
 	or crash: codes 0 1 0 crash; let code 999; let says netplugin failed with no error message: signal: killed
 	or well, nothing said: codes 1 1 1 empty
-	or well, no JSON said: codes 1 1 1 garbage
 	or well, slow: codes 1 1 1 late
 	versions 1.1.0 1.1.0
 	if well: status
@@ -128,14 +99,6 @@ func TestStatusOfDelegates(t *testing.T) {
 			}
 		},
 	})
-}
-
-// TestStatusKeepsDetails: a delegate's details are passed on too.
-func TestStatusKeepsDetails(t *testing.T) {
-	stories(t, `
-	versions 1.1.0 1.1.0; chain {"type": "words"}
-	script words 'cat >/dev/null; echo "{\"cniVersion\": \"1.1.0\", \"code\": 51, \"msg\": \"no route\", \"details\": \"to 10.1.0.0/16\"}"; exit 1'
-	fails status code=51 'plugin type="words" failed (status): no route'; details 'to 10.1.0.0/16'`, details)
 }
 
 // TestStatusOfJournal: an unusable journal is an error if no ADD goes on without it, and otherwise

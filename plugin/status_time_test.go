@@ -13,13 +13,9 @@ import (
 func (n *node) flock(path string) (unlock func()) {
 	n.Helper()
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		n.Fatal(err)
-	}
+	must(n, err)
 	n.Cleanup(func() { _ = f.Close() })
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
-		n.Fatal(err)
-	}
+	must(n, unix.Flock(int(f.Fd()), unix.LOCK_EX))
 	return func() { _ = f.Close() }
 }
 

@@ -51,8 +51,7 @@ type story struct {
 	seen   map[string]seen
 	begun  map[string]chan error
 	undo   map[string]func() // what "mend", "end" and "letgo" call
-	fire   *firewalled
-	killed bool // in the last verb that could be
+	killed bool              // in the last verb that could be
 	leaves bool
 	said   outcome   // of the last GC or STATUS
 	when   time.Time // of the last kill
@@ -162,12 +161,10 @@ func newStory(t testing.TB, own ...acts) *story {
 			s.acts[name] = act
 		}
 	}
-	s.begin(newNode(teller{t, s}))
+	n := newNode(teller{t, s})
+	s.node, s.first, s.nodes = n, n, []*node{n}
 	return s
 }
-
-// begin makes this the story's node.
-func (s *story) begin(n *node) { s.node, s.first, s.nodes = n, n, []*node{n} }
 
 // tell runs a script without choices.
 func (s *story) tell(script string) {

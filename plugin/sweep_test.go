@@ -20,7 +20,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
@@ -63,9 +62,7 @@ func (p *pod) copies(many int, change func(i int, e *journal.Entry)) {
 		}
 		return nil
 	})
-	if err != nil {
-		p.Fatal(err)
-	}
+	must(p, err)
 	for _, name := range p.taken() {
 		for i := range many {
 			if rest, is := strings.CutPrefix(name, p.ContainerID+"."); is {
@@ -104,7 +101,7 @@ func TestSweepAfterReboot(t *testing.T) {
 	chain p0, "delayMS": 20 | p1, "delayMS": 20
 	add a; boot a; copies a 60 other; forgets; plan * DEL late
 	sandbox a next; add next; calls DEL p1, DEL p0, ADD p0, ADD p1
-	sweep; entries 1; entry next live; buried; together 2; called 120
+	sweep; entries 1; entry next live; buried; together 2; called 120; counters 'swept earlier-boot 61'
 	del next`, copying, acts{"buried": func(s *story, _ []string) {
 		for i := range 60 {
 			tomb := s.tombstone(journal.Key{Network: s.network, ContainerID: fmt.Sprintf("a-%d", i+1), IfName: "eth0"})
@@ -125,9 +122,7 @@ func (n *node) tombstone(key journal.Key) (tomb *journal.Entry) {
 		}
 		return journal.IgnoreDamaged(err)
 	})
-	if err != nil {
-		n.Fatal(err)
-	}
+	must(n, err)
 	return tomb
 }
 
@@ -138,9 +133,7 @@ func (n *node) together(order ...string) (most int) {
 	running, done := map[string]string{}, map[string][]string{}
 	for line := range strings.Lines(read(n, filepath.Join(n.faultyDir(), "log"))) {
 		var l logged
-		if err := json.Unmarshal([]byte(line), &l); err != nil {
-			n.Fatal(err)
-		}
+		must(n, json.Unmarshal([]byte(line), &l))
 		if l.Phase == "end" {
 			delete(running, l.ContainerID)
 			continue
@@ -178,15 +171,6 @@ func TestTwoSweeps(t *testing.T) {
 	}})
 }
 
-// TestSweepOfOneAddress: several dead attachments with one address do not keep each other. In the
-// first sweep, those that are not undone yet may.
-func TestSweepOfOneAddress(t *testing.T) {
-	stories(t, `
-	chain p0, "address": "$ip7/24", "delayMS": 20 | p1, "delayMS": 20
-	add a; boot a; copies a 7; plan * DEL late
-	sweep; sweep`, copying)
-}
-
 // TestRoomAfterFailedADD: a pool that is full of dead pods' addresses has room for the runtime's
 // second try. The ADD leaves other networks alone.
 func TestRoomAfterFailedADD(t *testing.T) {
@@ -199,19 +183,6 @@ func TestRoomAfterFailedADD(t *testing.T) {
 }
 
 var subnets = acts{"subnet": func(s *story, w []string) { s.node.subnet = strings.TrimSuffix(s.node.subnet, "0/24") + w[0] }}
-
-// TestReasonStays: the reason for a release stays that of the sweep that began it, however many
-// sweeps it takes.
-func TestReasonStays(t *testing.T) {
-	stories(t, `
-	chain p0; add a; drop a; plan p0 DEL fail
-	found a; found a; found a
-	plan; sweep; tombstone a its network namespace is gone`, acts{"found": func(s *story, w []string) {
-		found, e := s.sweep(undo.DefaultBudgets), s.who(w[0]).entry()
-		s.want(found[0].Reason == decide.NetNSGone && e.Reason == found[0].Reason.Text && e.Cause == found[0].Reason.Code,
-			"found: %q, on record: %q", found[0].Reason, e.Reason)
-	}})
-}
 
 // settling has the statements "settles", which sweeps until the journal is empty, and "second POD TIME",
 // which checks that the pod's pending steps get their second DELs when a grace period that has just begun
@@ -282,20 +253,14 @@ func TestSecondDELInGracePeriod(t *testing.T) {
 func (p *pod) holdLock() {
 	p.Helper()
 	f, err := os.OpenFile(p.store.LockPath(p.key()), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		p.Fatal(err)
-	}
+	must(p, err)
 	defer f.Close()
 	lock := unix.Flock_t{Type: unix.F_WRLCK, Len: 1}
-	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock); err != nil {
-		p.Fatal(err)
-	}
+	must(p, unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock))
 	cmd := exec.Command("sleep", "60")
 	cmd.ExtraFiles = make([]*os.File, delegate.LockFD-3+1)
 	cmd.ExtraFiles[delegate.LockFD-3] = f
-	if err := cmd.Start(); err != nil {
-		p.Fatal(err)
-	}
+	must(p, cmd.Start())
 	go func() { _ = cmd.Wait() }()
 	p.Cleanup(func() { _ = cmd.Process.Kill() })
 }
@@ -304,9 +269,7 @@ func (p *pod) holdLock() {
 func (p *pod) holders() []int {
 	p.Helper()
 	pids, err := facts.HoldersOf(p.store.LockPath(p.key()), delegate.LockFD)
-	if err != nil {
-		p.Fatal(err)
-	}
+	must(p, err)
 	return pids
 }
 

@@ -27,9 +27,7 @@ func TestOnThread(t *testing.T) {
 		return
 	}
 	mine, err := os.Readlink("/proc/self/ns/net")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var first, elsewhere atomic.Int64
 	var all sync.WaitGroup
 	for i := range 400 {

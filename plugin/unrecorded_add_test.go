@@ -40,17 +40,6 @@ func TestDeletedPastTheJournal(t *testing.T) {
 	past del a; drop a; sweep; gone a`)
 }
 
-// TestStaticAddressAgain: two containers have the same static address. The first is dead, and the
-// second was added past the journal. The first one's firewall rules belong to the second by now.
-func TestStaticAddressAgain(t *testing.T) {
-	stories(t, `
-	chain static | firewall
-	add old; drop old
-	past add next; remember next
-	sweeps unchanged next
-	past del next; drop next; sweep`)
-}
-
 // TestLateDELAtAnothersPath: a container's DEL comes late, and by now another container's namespace
 // is at its path. No delegate is shown that namespace.
 func TestLateDELAtAnothersPath(t *testing.T) {
@@ -70,26 +59,16 @@ func TestLateDELAtAnothersPath(t *testing.T) {
 	$past del b`)
 }
 
-// TestTombstoneAnswersItsOwn: a container ID is swept, then added again past the journal. The DEL
-// of that ADD undoes it.
-func TestTombstoneAnswersItsOwn(t *testing.T) {
+// TestUndonePastTheJournal: an attachment was undone, by a sweep or past the journal, and is added
+// again, past it or through unwind. The DEL of that ADD undoes it.
+func TestUndonePastTheJournal(t *testing.T) {
 	stories(t, `
 	chain bridge, "ipMasq": true | firewall | portmap
-	add a; drop a; sweep
-	either in another namespace: move a later
-	or at the same path: move a a
-	past add a; remember a
-	del a; vanished a`)
-}
-
-// TestADDAfterAnUnseenDEL: an attachment is added through unwind, deleted past it, and added again
-// in the same namespace.
-func TestADDAfterAnUnseenDEL(t *testing.T) {
-	stories(t, `
-	chain bridge, "ipMasq": true | firewall | portmap
-	add a; past del a
-	add a; remember a
-	del a; vanished a`)
+	add a
+	either swept, in another namespace: drop a; sweep; move a later; past add a
+	or swept, at the same path: drop a; sweep; move a a; past add a
+	or deleted past it, added through unwind: past del a; add a
+	remember a; del a; vanished a`)
 }
 
 // TestADDOverAnUnseenADD: unwind refuses to add an attachment that already lives, and takes nothing
@@ -115,74 +94,6 @@ func TestRollbackBesideAnother(t *testing.T) {
 	or the other not cached: uncached b fails add a
 	unchanged b
 	past del b`)
-}
-
-// TestLaterADDOfAnotherChain: a later ADD, past the journal, has a chain with more plugins than the
-// one on record. Sweeps keep both. The runtime's DEL leaves nothing of either.
-func TestLaterADDOfAnotherChain(t *testing.T) {
-	stories(t, `
-	chain bridge, "ipMasq": true
-	add a; past del a; drop a; move a later
-	chain bridge, "ipMasq": true | firewall | portmap
-	past add a; drop a
-	sweep; entry a live
-	del a`)
-}
-
-// TestLaterADDIsUndoneOnce: there is a later ADD, past the journal, and a delegate of the one on
-// record whose DEL fails. Neither the runtime's next DEL, which still has the later ADD's result,
-// nor a sweep undoes the later ADD again.
-func TestLaterADDIsUndoneOnce(t *testing.T) {
-	stories(t, `
-	chain bridge | earlier
-	add a
-	chain bridge
-	past del a
-	chain bridge | later
-	past add a
-	plan earlier DEL fail
-	fails del a; fails del a
-	drop a; sweep
-	times 1 DEL later
-	plan; del a`)
-}
-
-// TestUndoneADDComesAgain: unwind has undone an ADD, while an earlier one has a pending DEL. The ADD
-// comes again past the journal, with the same MAC and IP address. A sweep takes nothing from it.
-func TestUndoneADDComesAgain(t *testing.T) {
-	stories(t, `
-	conf capabilities {"mac": true}
-	chain bridge, "capabilities": {"mac": true} | earlier
-	add a
-	chain bridge, "capabilities": {"mac": true}
-	past del a
-	chain bridge, "capabilities": {"mac": true} | later
-	capabilities a {"mac": "02:00:00:00:00:07"}; lowest; past add a
-	plan earlier DEL fail
-	fails del a
-	lowest; past add a
-	plan; forgets
-	sweep; calls
-	del a`)
-}
-
-// TestUndoneADDInTheCache: a sweep undid c's newer ADD, whose result libcni's cache still has, and c
-// has an older pending DEL. Its next pass takes the cached ADD for one that the journal did not see.
-// It must not be shown the cached address, which b has by now.
-func TestUndoneADDInTheCache(t *testing.T) {
-	stories(t, `
-	conf gracePeriod 1ns
-	chain pooled | p1, "rules": true | p2
-	add c; let older $c
-	plan p1 DEL fail
-	fails del c
-	lowest; add a; given a $older
-	plan
-	again c c2; add c2; drop c2
-	sweep; entry c2 deleting 1 1
-	add b; given b $c2; has c2
-	del a; rules $b.p1
-	del b; sweep; del c2`)
 }
 
 // TestADDInTheHostsNetNS: the runtime adds an interface to its own namespace on purpose. The DEL

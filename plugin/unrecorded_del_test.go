@@ -40,22 +40,3 @@ func massRelease() acts {
 		_, s.err = p.Sweep(s.Context(), s.stateDir, sweep.Job{})
 	}}
 }
-
-// TestRestartWithReadOnlyJournal: a container starts again under its ID while the journal is
-// read-only. It starts if the earlier DEL has passed. The journal then has an entry of an ended
-// ADD, and nothing is left in the end.
-func TestRestartWithReadOnlyJournal(t *testing.T) {
-	stories(t, `
-	chain bridge | p1 | firewall
-	add a; break read-only file system
-	either its DEL has passed: del a
-	or its DEL has passed, the journal is mended: del a
-	or no DEL:
-	or the DEL has failed: plan p1 DEL fail; fails del a; plan
-	again a b
-	if has passed: add b
-	unless has passed: fails add b code=11
-	if mended: mend; del b
-	unless mended: del b; mend
-	drop a b; sweep`)
-}

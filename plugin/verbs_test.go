@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -47,8 +48,6 @@ func init() {
 		"script": func(s *story, w []string) { s.node.script(w[0], w[1]) },
 		// plan PLUGIN VERB MODE, …: of faulty plugins; nothing: all are well
 		"plan": (*story).makePlan,
-		// firewall works|slow|fail|kill-parent|missing: of a firewall that can be broken; comes first
-		"firewall": func(s *story, w []string) { s.firewalled().firewall(w[0]) },
 		// lowest: the next pod gets the lowest free address
 		"lowest": func(s *story, _ []string) { s.lowestNext() },
 		// forget ADDRESS: host-local loses its reservation
@@ -136,12 +135,8 @@ func init() {
 		"boot": each(func(p *pod) { p.edit(func(g *journal.Entry) { g.Host.BootID = earlier }) }),
 		// clone PODS: this disk is a copy of another machine's
 		"clone": each((*pod).toAnotherMachine),
-		// exhume PODS: their tombstones are gone
-		"exhume": each(func(p *pod) { p.exhume() }),
 		// state POD STATE
 		"state": func(s *story, w []string) { s.who(w[0]).setState(journal.State(w[1])) },
-		// unbegun PODS: the journal does not know that their DELs began
-		"unbegun": each(func(p *pod) { p.unbegun() }),
 		// cutoff PODS: their ADDs were cut off in the first delegate
 		"cutoff": each(func(p *pod) { p.cutOff() }),
 		// due PODS: the time of their second DELs has come
@@ -176,8 +171,6 @@ func init() {
 		},
 		"clock":  func(s *story, _ []string) { s.when = time.Now() },
 		"passes": func(s *story, w []string) { s.passes(w) },
-		// freed POD: DELs that fail, until its address is free
-		"freed": (*story).freed,
 		// tries VERB POD: it may fail
 		"tries": func(s *story, w []string) { _, _ = s.attempt(w) },
 		// recover POD HOW: see recoverBy
@@ -213,6 +206,8 @@ func init() {
 				s.want(l.Instance != w[0] || got == strings.Join(w[2:], " "), "%s got %s", l.Command, got)
 			}
 		},
+		// same N: the last N DELs got what the first N ADDs got, in reverse order
+		"same": (*story).wantSame,
 		// times N VERB PLUGIN
 		"times": func(s *story, w []string) { s.wantTimes(w[0], strings.Join(w[1:], " ")) },
 		// has POD: libcni has a result of it
@@ -256,13 +251,6 @@ func init() {
 		"counters": (*story).wantCounters,
 		// deleted POD N: DELs of faulty plugins
 		"deleted": func(s *story, w []string) { s.wantCount(len(s.who(w[0]).dels()), w[1]) },
-		// asked VERB POD ADDRESS, …: firewall
-		"asked": func(s *story, w []string) {
-			asked := s.firewalled().asked()
-			s.want(slices.Equal(asked, listed(w)), "%q", asked)
-		},
-		// unasked: forgets what firewall was asked
-		"unasked": func(s *story, _ []string) { s.firewalled().asked() },
 		"open":    func(s *story, w []string) { s.wantOpen("", w[0]) },
 		"closed":  func(s *story, w []string) { s.want(!s.open(w[0]), "%s is open", w[0]) },
 		// entry POD [STATE [PENDING [GENERATIONS]]]: is in the journal
@@ -417,16 +405,6 @@ func (s *story) makePlan(w []string) {
 	s.node.plan(plan)
 }
 
-// firewalled makes the node one with a firewall that can be broken, the first time.
-func (s *story) firewalled() *firewalled {
-	s.Helper()
-	if s.fire == nil {
-		s.fire = newFirewalled(teller{s.TB.(teller).TB, s})
-		s.begin(s.fire.node)
-	}
-	return s.fire
-}
-
 func (s *story) path1(w []string) string {
 	if w[0] == "journal" {
 		return s.stateDir
@@ -436,9 +414,7 @@ func (s *story) path1(w []string) string {
 
 func (s *story) must(err error) {
 	s.Helper()
-	if err != nil {
-		s.Fatal(err)
-	}
+	must(s, err)
 }
 
 // attempt runs a verb of the runtime. It returns the words that are not of it.
@@ -670,6 +646,20 @@ func (s *story) wantTimes(times, call string) {
 	s.want(strconv.Itoa(got) == times, "%d times: %q", got, s.node.calls())
 }
 
+func (s *story) wantSame(w []string) {
+	s.Helper()
+	n, err := strconv.Atoi(w[0])
+	s.must(err)
+	all := s.callLog()
+	for i, del := range all[len(all)-n:] {
+		add := all[n-1-i]
+		delete(add.Stdin, "prevResult")
+		delete(del.Stdin, "prevResult")
+		s.want(add.Command == "ADD" && del.Command == "DEL" && reflect.DeepEqual(add.Stdin, del.Stdin) && add.Args == del.Args && add.NetNS == del.NetNS &&
+			add.Path == del.Path, "ADD %s had %.1000s, %.1000q; its DEL %.1000s, %.1000q", add.Instance, add.Stdin, add.Args, del.Stdin, del.Args)
+	}
+}
+
 func (s *story) wantEntry(w []string) {
 	s.Helper()
 	e, all, steps := s.who(w[0]).entry(), s.who(w[0]).records(), 0
@@ -775,25 +765,6 @@ func (s *story) parted([]string) {
 		}
 		return true
 	})
-}
-
-func (s *story) freed(w []string) {
-	s.Helper()
-	owned := func() (owned bool) {
-		for address, owner := range s.reserved() {
-			if owner, held := strings.CutSuffix(owner, " held"); held { // by a DEL that was killed; the next one gives it back
-				s.must(os.Remove(filepath.Join(s.dataDir(), s.network, address)))
-			} else {
-				owned = owned || owner != ""
-			}
-		}
-		return owned
-	}
-	for tries := 0; owned(); tries++ { // after a long pass that was cut off, another step goes first
-		if s.fails([]string{"del", w[0]}); tries == 10 {
-			s.Fatalf("its address is not free after %d DELs", tries)
-		}
-	}
 }
 
 func (s *story) since(w []string) {

@@ -82,9 +82,7 @@ func (w *world) reboot() {
 	for _, r := range w.people {
 		r.leave()
 	}
-	if err := os.RemoveAll(filepath.Join(w.faultyDir(), "rules")); err != nil {
-		w.Fatal(err)
-	}
+	must(w, os.RemoveAll(filepath.Join(w.faultyDir(), "rules")))
 	for _, rule := range w.firewallRules() {
 		run(w, "iptables", append([]string{"-w", "-D"}, strings.Fields(rule)[1:]...)...)
 	}
@@ -108,9 +106,7 @@ func (w *world) reboot() {
 		}
 		return nil
 	})
-	if err != nil {
-		w.Fatal(err)
-	}
+	must(w, err)
 }
 
 // leave ends all that the kernel has of a container.
@@ -292,9 +288,7 @@ func (t trial) Failed() bool              { return t.try.Failed() }
 
 func (t trial) TempDir() string {
 	dir, err := os.MkdirTemp("", "model")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
 }

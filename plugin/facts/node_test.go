@@ -4,6 +4,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/tristate"
@@ -22,6 +23,28 @@ func TestOtherHost(t *testing.T) {
 		o := &Node{Host: journal.Host{Machine: c.ours}}
 		if got := o.otherHost(&journal.Entry{Host: journal.Host{Machine: c.theirs}}); got != c.want {
 			t.Errorf("here %q, there %q: %d, want %d", c.ours, c.theirs, got, c.want)
+		}
+	}
+}
+
+// TestGraceLeft: an attachment's age goes by CLOCK_BOOTTIME, whatever the wall clock was at its ADD. The
+// grace period is its network's present one, or for another network that of its ADD.
+func TestGraceLeft(t *testing.T) {
+	t.Parallel()
+	const year = 365 * 24 * time.Hour
+	n := &Node{Network: "podnet", GracePeriod: 10 * time.Minute}
+	for _, c := range []struct {
+		network   string
+		boot, age time.Duration // the age by CLOCK_BOOTTIME, and by the wall clock
+		young     bool
+	}{
+		{"podnet", 0, year, true}, {"podnet", 9 * time.Minute, -year, true}, {"podnet", 11 * time.Minute, 0, false},
+		{"podnet", 11 * time.Minute, -year, false}, {"other", 11 * time.Minute, year, true}, {"other", 2 * time.Hour, 0, false},
+	} {
+		at := journal.Time{Boot: journal.BootNanos() - int64(c.boot), Wall: time.Now().Add(-c.age)}
+		e := &journal.Entry{Key: journal.Key{Network: c.network}, GracePeriod: time.Hour, Created: at, Updated: at}
+		if young := n.GraceLeft(e) > 0; young != c.young {
+			t.Errorf("%+v: %t", c, young)
 		}
 	}
 }

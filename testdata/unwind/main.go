@@ -47,9 +47,6 @@ func budgets() undo.Budgets {
 	if os.Getenv(env.Patient) != "" {
 		b.Status, b.Release = time.Minute, time.Minute
 	}
-	if d, err := time.ParseDuration(os.Getenv(env.Undo)); err == nil {
-		b.Undo, b.Reserve = d, d/10
-	}
 	return b
 }
 

@@ -16,8 +16,6 @@ const (
 	Hasty = "UNWIND_TEST_HASTY"
 	// Patient gives its STATUS, and other attachments during an ADD, a minute.
 	Patient = "UNWIND_TEST_PATIENT"
-	// Undo is the time that a DEL has.
-	Undo = "UNWIND_TEST_UNDO"
 	// NoProc makes the plugin work without /proc, in a mount namespace of its own.
 	NoProc = "UNWIND_TEST_NO_PROC"
 	// Cache is the path of libcni's cache.
