@@ -18,9 +18,7 @@ import (
 func deployFile(t *testing.T, name string) []byte {
 	t.Helper()
 	data, err := os.ReadFile("../../scripts/deploy/" + name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return data
 }
 
@@ -75,9 +73,7 @@ func TestNodeProblemDetector(t *testing.T) {
 		return out
 	}
 	for _, plugin := range []string{"bridge", "host-local", "portmap"} {
-		if err := os.Symlink(filepath.Join(n.tools, "cni", plugin), filepath.Join(n.BinDir(), plugin)); err != nil {
-			t.Fatal(err)
-		}
+		check(t, os.Symlink(filepath.Join(n.tools, "cni", plugin), filepath.Join(n.BinDir(), plugin)))
 	}
 	n.must(n.unwindctl("install", "--conf-dir", n.ConfDir(), "--cni-bin-dir", n.BinDir(),
 		"--state-dir", n.state, "--binary", filepath.Join(n.dir, "unwind"), "--install-dir", ""))

@@ -32,9 +32,7 @@ const copied = "/usr/local/bin/unwindctl"
 // newPlainE2E has pods that run, and a pool whose last address is given.
 func newPlainE2E(t *testing.T, v e2e.Version, last string, live int) *plainE2E {
 	n := &plainE2E{Node: e2e.NewLongUpNode(t)}
-	if err := os.Remove(n.File(e2e.PluginDir, "unwind")); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.Remove(n.File(e2e.PluginDir, "unwind")))
 	n.Run("cp", e2e.Path(t, "bin/unwindctl"), copied)
 	n.Configure(e2e.Network{Subnet: "10.22.0.0/27", Last: last, Plugins: []string{e2e.Firewall, n.Faulty()}})
 	n.rt = n.StartContainerd(v)
@@ -67,9 +65,7 @@ func (n *plainE2E) sweep(code int, args ...string) map[string]found {
 	n.Helper()
 	var object struct{ Findings []found }
 	out := n.ctl(code, append([]string{"sweep", "--json", "--cri", e2e.Socket}, args...)...)
-	if err := json.Unmarshal([]byte(out), &object); err != nil {
-		n.Fatal(err)
-	}
+	check(n, json.Unmarshal([]byte(out), &object))
 	byAddress := map[string]found{}
 	for _, f := range object.Findings {
 		for _, a := range append(f.Addresses, f.Address) {
@@ -170,9 +166,7 @@ func (n *plainE2E) forgetPods(prefix string, count int) {
 func (n *plainE2E) pins() (names []string) {
 	n.Helper()
 	entries, err := os.ReadDir(n.File("/run/netns"))
-	if err != nil {
-		n.Fatal(err)
-	}
+	check(n, err)
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}

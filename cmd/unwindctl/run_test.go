@@ -95,9 +95,7 @@ func (n *machine) start(cmd *exec.Cmd) *running {
 	n.Helper()
 	r := &running{machine: n, cmd: cmd, ended: make(chan struct{})}
 	cmd.Stderr = r
-	if err := cmd.Start(); err != nil {
-		n.Fatal(err)
-	}
+	check(n, cmd.Start())
 	go func() {
 		_ = cmd.Wait()
 		close(r.ended)
@@ -118,9 +116,7 @@ func (n *machine) start(cmd *exec.Cmd) *running {
 // signal sends a signal, and returns the exit code if the program ends in time, else -2.
 func (r *running) signal(sig os.Signal, within time.Duration) (code int) {
 	r.Helper()
-	if err := r.cmd.Process.Signal(sig); err != nil {
-		r.Fatal(err)
-	}
+	check(r, r.cmd.Process.Signal(sig))
 	return r.wait(within)
 }
 
@@ -167,18 +163,12 @@ func TestRunCrowd(t *testing.T) {
 	r := n.agent(home, "--no-install", "--observe", "--listen", "127.0.0.1:0")
 	address := r.address()
 	queue, err := os.OpenFile(filepath.Join(n.state, "journal.lock"), os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer queue.Close()
-	if err := syscall.Flock(int(queue.Fd()), syscall.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
+	check(t, syscall.Flock(int(queue.Fd()), syscall.LOCK_EX))
 	for range crowd {
 		c, err := net.Dial("tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		defer c.Close()
 		if _, err := io.WriteString(c, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
 			t.Fatal(err)
@@ -344,8 +334,6 @@ func TestAgentFlat(t *testing.T) { // not parallel: it counts this process's gor
 func openDescriptors(t *testing.T) int {
 	t.Helper()
 	files, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return len(files)
 }

@@ -108,9 +108,7 @@ func TestOrphanInContainer(t *testing.T) {
 	confDir := n.crowd(0)
 	pool := filepath.Join(n.dir, "ipam", network, "10.9.0.99")
 	long := time.Now().Add(-time.Hour)
-	if err := os.Chtimes(pool, long, long); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.Chtimes(pool, long, long))
 	socket := nodetest.ServeSandboxes(t, nodetest.Sandbox("live", 0), nodetest.Sandbox("damaged", 0))
 	for _, flags := range [][]string{{"--mount"}, {"--net"}, {"--pid"}, {"--mount", "--pid"}} {
 		there := n.newPlace(flags, flags, "true")
