@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/testdata/sandbox"
@@ -35,7 +34,7 @@ func TestApplyInPart(t *testing.T) {
 	if len(plan) != 6 {
 		t.Fatalf("%d planned of %d: %+v", len(plan), len(found), plan)
 	}
-	fill(t, pool, files{"10.1.0.4": "other\r\neth0", "10.1.0.5": "new\r\neth0"})
+	files{"10.1.0.4": "other\r\neth0", "10.1.0.5": "new\r\neth0"}.Fill(t, pool)
 	undeletable := filepath.Join(pool, "10.1.0.6")
 	check(t, unix.Mount(undeletable, undeletable, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { _ = unix.Unmount(undeletable, unix.MNT_DETACH) })
@@ -52,9 +51,7 @@ func TestApplyInPart(t *testing.T) {
 	}
 	left := files{"10.1.0.4": "other\r\neth0", "10.1.0.5": "new\r\neth0", "10.1.0.6": "c\r\neth0", "10.1.0.7": "d",
 		"lock": "", "last_reserved_ip.0": "10.1.0.7"}
-	if diff := cmp.Diff(left, filesOf(t, pool)); diff != "" {
-		t.Errorf("left (-want +got):\n%s", diff)
-	}
+	wantFiles(t, pool, "left", left)
 }
 
 // TestNoPool: a pool that does not exist has no reservations and is not created. A pool that is a file
@@ -82,9 +79,7 @@ func TestNoPool(t *testing.T) {
 	if _, given, err := OwnerOf(missing, netip.MustParseAddr("10.1.0.2")); given || err != nil {
 		t.Errorf("OwnerOf in a pool that is not there: given %t, %v", given, err)
 	}
-	if diff := cmp.Diff(files{"file": "a\r\neth0"}, filesOf(t, dir)); diff != "" {
-		t.Errorf("left (-want +got):\n%s", diff)
-	}
+	wantFiles(t, dir, "left", files{"file": "a\r\neth0"})
 }
 
 // TestScanOfOthers: a file that host-local cannot have written is an error, and the others are found.

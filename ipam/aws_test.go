@@ -54,7 +54,7 @@ func TestAWS(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
-			fill(t, dir, tt.files)
+			tt.files.Fill(t, dir)
 			q := Query{Network: "aws", ContainerID: "a", IfName: "eth0", Store: filepath.Join(dir, "ipam.json")}
 			held, asked, err := AWS{}.Held(t.Context(), q)
 			if got := strings.Trim(fmt.Sprint(held), "[]"); got != tt.held || asked != tt.asked {

@@ -54,9 +54,7 @@ func TestHold(t *testing.T) {
 			if !tt.taken {
 				want[tt.made] = held
 			}
-			if diff := cmp.Diff(want, filesOf(t, pool)); diff != "" {
-				t.Errorf("held (-want +got):\n%s", diff)
-			}
+			wantFiles(t, pool, "held", want)
 			if tt.taken {
 				return
 			}
@@ -66,9 +64,7 @@ func TestHold(t *testing.T) {
 			for range 2 {
 				check(t, release(t.Context()))
 				delete(want, tt.made)
-				if diff := cmp.Diff(want, filesOf(t, pool)); diff != "" {
-					t.Errorf("released (-want +got):\n%s", diff)
-				}
+				wantFiles(t, pool, "released", want)
 			}
 		})
 	}
@@ -78,7 +74,7 @@ func TestHold(t *testing.T) {
 func TestHoldFails(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	fill(t, dir, files{"locked": "folder", "file": "", "whole": "folder"})
+	files{"locked": "folder", "file": "", "whole": "folder"}.Fill(t, dir)
 	defer holdLock(t, filepath.Join(dir, "locked"))()
 	for _, tt := range []struct {
 		name, pool string
@@ -101,9 +97,7 @@ func TestHoldFails(t *testing.T) {
 			t.Errorf("%s: %v", tt.name, err)
 		}
 	}
-	if diff := cmp.Diff(files{"locked": "folder", "file": "", "whole": "folder"}, filesOf(t, dir)); diff != "" {
-		t.Errorf("made (-want +got):\n%s", diff)
-	}
+	wantFiles(t, dir, "made", files{"locked": "folder", "file": "", "whole": "folder"})
 	if left := filesOf(t, filepath.Join(dir, "whole")); len(left) > 0 {
 		t.Errorf("made %v", left)
 	}
@@ -166,9 +160,7 @@ func TestHeldIsNobodys(t *testing.T) {
 			t.Errorf("released: %+v, %v", released, err)
 		}
 	}
-	if diff := cmp.Diff(files{"10.1.0.2": held}, filesOf(t, pool)); diff != "" {
-		t.Errorf("left (-want +got):\n%s", diff)
-	}
+	wantFiles(t, pool, "left", files{"10.1.0.2": held})
 }
 
 // TestHoldFromHostLocal: while an address is held, host-local gives it to nobody, also not to one
@@ -197,9 +189,7 @@ func TestHoldFromHostLocal(t *testing.T) {
 	must("ADD", "b")
 	must("ADD", "a")
 	want := files{"lock": "", "last_reserved_ip.0": "10.1.0.4", "10.1.0.2": held, "10.1.0.3": "b\r\neth0", "10.1.0.4": "a\r\neth0"}
-	if diff := cmp.Diff(want, filesOf(t, h.Pool())); diff != "" {
-		t.Errorf("held (-want +got):\n%s", diff)
-	}
+	wantFiles(t, h.Pool(), "held", want)
 	if failed := h.Run("ADD", "c"); !strings.Contains(failed, "no IP addresses available") {
 		t.Errorf("ADD in a pool that is full: %q", failed)
 	}

@@ -14,39 +14,21 @@ import (
 	"testing"
 	"time"
 
+	"cni-unwind/testdata/hostlocal"
 	"cni-unwind/testdata/sandbox"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 )
 
-// files are the files of a pool, with their contents by name. The content "folder" means a
-// directory, "pipe" a named pipe, "link to X" a symbolic link.
-type files map[string]string
+type files = hostlocal.Files
 
 // newPool makes a pool with these files.
 func newPool(t *testing.T, files files) string {
 	t.Helper()
 	pool := filepath.Join(t.TempDir(), "podnet")
 	check(t, os.Mkdir(pool, 0o755))
-	fill(t, pool, files)
+	files.Fill(t, pool)
 	return pool
-}
-
-func fill(t *testing.T, pool string, files files) {
-	t.Helper()
-	for name, content := range files {
-		path := filepath.Join(pool, name)
-		if target, is := strings.CutPrefix(content, "link to "); is {
-			check(t, os.Symlink(target, path))
-		} else if content == "folder" {
-			check(t, os.Mkdir(path, 0o755))
-		} else if content == "pipe" {
-			check(t, unix.Mkfifo(path, 0o600))
-		} else {
-			check(t, os.WriteFile(path, []byte(content), 0o600))
-		}
-	}
 }
 
 // filesOf returns the content of a pool.
@@ -73,6 +55,14 @@ func filesOf(t *testing.T, pool string) files {
 		}
 	}
 	return found
+}
+
+// wantFiles compares the content of a pool.
+func wantFiles(t *testing.T, pool, when string, want files) {
+	t.Helper()
+	if diff := cmp.Diff(want, filesOf(t, pool)); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", when, diff)
+	}
 }
 
 func check(t testing.TB, err error) {
@@ -155,7 +145,7 @@ func TestRelease(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			pool := newPool(t, odd)
-			fill(t, pool, tt.own)
+			tt.own.Fill(t, pool)
 			var want []netip.Addr
 			for name := range tt.own {
 				want = append(want, netip.MustParseAddr(name))
@@ -170,9 +160,7 @@ func TestRelease(t *testing.T) {
 				if _, err := Release(t.Context(), pool, attachment); err != nil {
 					t.Error(err)
 				}
-				if diff := cmp.Diff(odd, filesOf(t, pool)); diff != "" {
-					t.Errorf("left (-want +got):\n%s", diff)
-				}
+				wantFiles(t, pool, "left", odd)
 			}
 		})
 	}
@@ -247,13 +235,11 @@ func TestReleaseLooksAgain(t *testing.T) {
 	unlock := holdLock(t, pool)
 	released := releaseBeside(t.Context(), pool)
 	awaitWaiter(t, pool, true)
-	fill(t, pool, files{"10.1.0.2": "b\r\neth0"})
+	files{"10.1.0.2": "b\r\neth0"}.Fill(t, pool)
 	check(t, os.Remove(filepath.Join(pool, "10.1.0.3")))
 	unlock()
 	check(t, <-released)
-	if diff := cmp.Diff(files{"lock": "", "10.1.0.2": "b\r\neth0"}, filesOf(t, pool)); diff != "" {
-		t.Errorf("left (-want +got):\n%s", diff)
-	}
+	wantFiles(t, pool, "left", files{"lock": "", "10.1.0.2": "b\r\neth0"})
 }
 
 // TestLost: an address that was lost is free or another's. Without a pool, or with an odd file, that
@@ -305,7 +291,7 @@ func TestFileAt(t *testing.T) {
 	if first != found[0].File || first.Ino == 0 {
 		t.Errorf("%+v; scanned %+v", first, found[0].File)
 	}
-	fill(t, pool, files{"new": "a\r\neth0"}) // while the first is there, so that its inode is another
+	files{"new": "a\r\neth0"}.Fill(t, pool) // while the first is there, so that its inode is another
 	check(t, os.Rename(filepath.Join(pool, "new"), path))
 	if other := FileAt(pool, address2); other == first || other.Ino == 0 {
 		t.Errorf("made again: %+v", other)

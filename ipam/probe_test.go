@@ -34,7 +34,7 @@ func TestCilium(t *testing.T) {
 				check(t, os.Mkdir(queue, 0o755))
 			}
 			for _, name := range tt.files {
-				fill(t, queue, files{name: ""})
+				files{name: ""}.Fill(t, queue)
 			}
 			held, asked, err := Cilium{}.Held(t.Context(), Query{Network: "cilium",
 				ContainerID: tt.containerID, IfName: tt.ifname, IPAM: tt.ipam, Store: queue})
@@ -52,7 +52,7 @@ func TestCilium(t *testing.T) {
 // may have one.
 func TestCiliumNoQueue(t *testing.T) {
 	dir := t.TempDir()
-	fill(t, dir, files{"file": "", "loop": "link to loop"})
+	files{"file": "", "loop": "link to loop"}.Fill(t, dir)
 	held := func(queue string) error {
 		_, _, err := Cilium{}.Held(t.Context(), Query{ContainerID: "a", IfName: "eth0", Store: filepath.Join(dir, queue)})
 		return err

@@ -9,8 +9,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"cni-unwind/testdata/hostlocal"
 )
 
@@ -33,15 +31,11 @@ func TestReleaseFromHostLocal(t *testing.T) {
 	check(t, err)
 	left := files{"lock": "", "last_reserved_ip.0": "10.1.0.3", "last_reserved_ip.1": "fd00::3",
 		"10.1.0.3": "b\r\neth0", "fd00::3": "b\r\neth0"}
-	if diff := cmp.Diff(left, filesOf(t, h.Pool())); diff != "" {
-		t.Errorf("left (-want +got):\n%s", diff)
-	}
+	wantFiles(t, h.Pool(), "left", left)
 	if failed := h.Run("DEL", "a"); failed != "" {
 		t.Errorf("host-local's DEL: %s", failed)
 	}
-	if diff := cmp.Diff(left, filesOf(t, h.Pool())); diff != "" {
-		t.Errorf("left by the DEL (-want +got):\n%s", diff)
-	}
+	wantFiles(t, h.Pool(), "left by the DEL", left)
 }
 
 // TestHostLocalKilled: host-local dies between creating and writing a reservation. Its own DEL does

@@ -17,7 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	bolt "go.etcd.io/bbolt"
 )
 
@@ -403,9 +402,7 @@ func TestDamagedEntry(t *testing.T) {
 			again := adding("b", "10.0.0.3")
 			put(t, s, again)
 			wantTold(t, s, "written over", "a b c / pod a c / .1 a c / .3 b")
-			if diff := cmp.Diff(again, get(t, s, again.Key), byMeaning); diff != "" {
-				t.Errorf("after Put (-want +got):\n%s", diff)
-			}
+			want(t, "after Put", get(t, s, again.Key), again)
 		})
 	}
 }

@@ -13,11 +13,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestDiskFull(t *testing.T) {
+// smallDisk is a disk of 1 MiB.
+func smallDisk(t *testing.T) (path string) {
+	t.Helper()
 	sandbox.Need(t)
-	disk := t.TempDir()
-	check(t, unix.Mount("tmpfs", disk, "tmpfs", 0, "size=1m"))
-	t.Cleanup(func() { _ = unix.Unmount(disk, unix.MNT_DETACH) })
+	path = t.TempDir()
+	check(t, unix.Mount("tmpfs", path, "tmpfs", 0, "size=1m"))
+	t.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
+	return path
+}
+
+func TestDiskFull(t *testing.T) {
+	disk := smallDisk(t)
 	ballast := filepath.Join(disk, "ballast")
 	fill := func(size int) error { return os.WriteFile(ballast, make([]byte, size), 0o600) }
 	s := &Store{Dir: filepath.Join(disk, "state")}

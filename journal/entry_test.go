@@ -27,6 +27,13 @@ var byMeaning = cmp.Options{
 	}),
 }
 
+func want(t testing.TB, what string, got, want any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, byMeaning); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
 // everything returns an entry in which no field is empty.
 func everything() *Entry {
 	return &Entry{
@@ -82,24 +89,22 @@ func visit(v reflect.Value, tell func(field string, zero bool)) {
 
 func TestRoundTrip(t *testing.T) {
 	s := newStore(t)
-	want := everything()
-	first := want.Clone()
+	whole := everything()
+	first := whole.Clone()
 	first.State = Adding
-	put(t, s, adding("another"), first, want)
+	put(t, s, adding("another"), first, whole)
 	filled := map[string]bool{}
-	visit(reflect.ValueOf(want), func(field string, zero bool) { filled[field] = filled[field] || !zero })
+	visit(reflect.ValueOf(whole), func(field string, zero bool) { filled[field] = filled[field] || !zero })
 	for field, ok := range filled {
 		if !ok {
 			t.Errorf("%s is zero in the entry that is to hold everything", field)
 		}
 	}
-	if diff := cmp.Diff(want, get(t, s, want.Key), byMeaning); diff != "" {
-		t.Errorf("entry read back (-want +got):\n%s", diff)
-	}
+	want(t, "entry read back", get(t, s, whole.Key), whole)
 	view(t, s, func(tx *Tx) error {
 		return tx.All(func(e *Entry, err error) error {
-			if diff := cmp.Diff(want, e, byMeaning); diff != "" && e.Key == want.Key {
-				t.Errorf("entry in All (-want +got):\n%s", diff)
+			if e.Key == whole.Key {
+				want(t, "entry in All", e, whole)
 			}
 			return err
 		})
@@ -228,8 +233,6 @@ func TestEdges(t *testing.T) {
 		if err := s.Update(t.Context(), change); err == nil {
 			t.Errorf("%s of an entry of an unknown state: no error", name)
 		}
-		if diff := cmp.Diff(e, get(t, s, e.Key), byMeaning); diff != "" {
-			t.Errorf("after %s (-want +got):\n%s", name, diff)
-		}
+		want(t, "after "+name, get(t, s, e.Key), e)
 	}
 }

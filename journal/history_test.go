@@ -8,8 +8,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 // history returns the reasons of all events.
@@ -25,13 +23,6 @@ func reasonsOf(events []Event) (reasons []string) {
 		reasons = append(reasons, e.Reason)
 	}
 	return reasons
-}
-
-func want(t *testing.T, what string, got, want any) {
-	t.Helper()
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
-	}
 }
 
 // TestHistory: events come back as they were written, oldest first. A reader makes no file.
@@ -51,9 +42,7 @@ func TestHistory(t *testing.T) {
 		t.Errorf("it has no time: %+v", at)
 	}
 	events[0].At = Time{}
-	if diff := cmp.Diff(event, events[0], cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
-		t.Error(diff)
-	}
+	want(t, "event", events[0], event)
 	if info, err := os.Stat(filepath.Join(s.Dir, historyName)); err != nil || info.Mode() != 0o600 {
 		t.Errorf("%v, %v", info, err)
 	}

@@ -47,9 +47,7 @@ func untouched(t testing.TB, dir string) func() {
 	before := listing(t, dir)
 	return func() {
 		t.Helper()
-		if diff := cmp.Diff(before, listing(t, dir)); diff != "" {
-			t.Errorf("something was changed (-before +after):\n%s", diff)
-		}
+		want(t, "something was changed", listing(t, dir), before)
 	}
 }
 

@@ -8,10 +8,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-
-	"cni-unwind/testdata/sandbox"
-
-	"golang.org/x/sys/unix"
 )
 
 // TestSyncFails: a commit whose sync failed, of the pages or of the meta page, is there or not. The next
@@ -109,10 +105,7 @@ func TestBegan(t *testing.T) {
 
 // TestFullDiskAfterReboot: after a reboot the disk alone counts, so a full one needs no room for a copy.
 func TestFullDiskAfterReboot(t *testing.T) {
-	sandbox.Need(t)
-	disk := t.TempDir()
-	check(t, unix.Mount("tmpfs", disk, "tmpfs", 0, "size=1m"))
-	t.Cleanup(func() { _ = unix.Unmount(disk, unix.MNT_DETACH) })
+	disk := smallDisk(t)
 	s := &Store{Dir: filepath.Join(disk, "state")}
 	check(t, populate(s))
 	if err := os.WriteFile(filepath.Join(disk, "ballast"), make([]byte, 2<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {

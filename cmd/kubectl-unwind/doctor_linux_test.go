@@ -18,9 +18,7 @@ func TestDoctorOnTerminal(t *testing.T) {
 		d := &diagnosis{Plugin: "v1.2.3-14-gabcdef0123-dirty"}
 		d.Checks = append(d.Checks, struct{ What, Severity, Text, Remedy string }{"pools", "warning", strings.Repeat("podnet is full ", 9), ""})
 		screen, out := nodetest.NewTerminal(t, 80)
-		if err := doctorView().print(out, []answer{{Node: node, report: d}, {Node: "lost", Error: strings.Repeat("why ", 30)}}, &term.Output{Format: term.Plain}); err != nil {
-			t.Fatal(err)
-		}
+		nodetest.Check(t, doctorView().print(out, []answer{{Node: node, report: d}, {Node: "lost", Error: strings.Repeat("why ", 30)}}, &term.Output{Format: term.Plain}))
 		for end := time.Now().Add(10 * time.Second); strings.Count(screen.String(), "\n") < 4 && time.Now().Before(end); {
 			time.Sleep(10 * time.Millisecond)
 		}

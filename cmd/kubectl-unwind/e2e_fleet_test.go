@@ -21,6 +21,7 @@ import (
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/testdata/e2e"
+	"cni-unwind/testdata/nodetest"
 )
 
 type object = map[string]any
@@ -140,13 +141,9 @@ func (f *fleet) environment(t *testing.T, server *httptest.Server) []string {
 		"clusters": []any{object{"name": "fleet", "cluster": object{"server": server.URL, "certificate-authority-data": ca}}},
 		"users":    []any{object{"name": "ann", "user": object{"token": "t"}}},
 		"contexts": []any{object{"name": "fleet", "context": object{"cluster": "fleet", "user": "ann"}}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nodetest.Check(t, err)
 	kubectl := fmt.Sprintf("#!/bin/sh\nexec '%s' kubectl \"$@\"\n", e2e.Path(t, ".tools/e2e/kubernetes/hyperkube"))
-	if err := errors.Join(os.WriteFile(filepath.Join(dir, "config"), kubeconfig, 0o600),
-		os.WriteFile(filepath.Join(dir, "kubectl"), []byte(kubectl), 0o700)); err != nil {
-		t.Fatal(err)
-	}
+	nodetest.Check(t, errors.Join(os.WriteFile(filepath.Join(dir, "config"), kubeconfig, 0o600),
+		os.WriteFile(filepath.Join(dir, "kubectl"), []byte(kubectl), 0o700)))
 	return []string{"PATH=" + dir, "KUBECONFIG=" + filepath.Join(dir, "config"), "KUBECACHEDIR=" + dir}
 }

@@ -11,8 +11,12 @@ import (
 	"strings"
 	"testing"
 
+	"cni-unwind/testdata/nodetest"
 	"cni-unwind/testdata/sandbox"
 )
+
+// check ends a test that has an error.
+var check = nodetest.Check
 
 func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
 
@@ -95,9 +99,7 @@ func traced(t *testing.T, binary, dir, verb string, plugins []string) trace {
 	seen := trace{calls: map[string]int{}}
 	for _, file := range files {
 		data, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		if bytes.Contains(data, []byte("execve(\"")) && !bytes.Contains(data, []byte("execve(\""+binary+"\"")) {
 			seen.processes++ // a delegate
 			continue
@@ -118,15 +120,11 @@ func TestCost(t *testing.T) {
 	sandbox.Need(t)
 	binary := build(t)
 	cat, err := exec.LookPath("cat") // a plugin that reads first, and prints what it was given
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	for _, plugins := range [][]string{{"p0"}, {"p0", "p1", "p2"}} {
 		dir := t.TempDir()
 		for _, plugin := range plugins {
-			if err := os.Symlink(cat, filepath.Join(dir, plugin)); err != nil {
-				t.Fatal(err)
-			}
+			check(t, os.Symlink(cat, filepath.Join(dir, plugin)))
 		}
 		namespace(t, filepath.Join(dir, "netns"))
 		for _, verb := range []string{"ADD", "DEL", "STATUS", "GC"} { // makes the journal, and writes what is written once a minute
@@ -196,9 +194,7 @@ func build(t *testing.T) string {
 // namespace makes a network namespace at the path.
 func namespace(t *testing.T, path string) {
 	t.Helper()
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.WriteFile(path, nil, 0o600))
 	if out, err := exec.Command("unshare", "--net="+path, "true").CombinedOutput(); err != nil {
 		t.Fatalf("unshare: %v: %s", err, out)
 	}
@@ -213,9 +209,7 @@ func namespace(t *testing.T, path string) {
 func TestStart(t *testing.T) {
 	binary := build(t)
 	info, err := os.Stat(binary)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Logf("%d bytes", info.Size())
 	if info.Size() > maxSize {
 		t.Errorf("the binary has %d bytes, want at most %d", info.Size(), maxSize)

@@ -36,13 +36,9 @@ func TestE2ECnitool(t *testing.T) {
 	}
 	must("check")
 	cache := n.File("/var/lib/cni/results")
-	if err := os.Rename(cache, cache+".away"); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.Rename(cache, cache+".away"))
 	must("gc")
-	if err := errors.Join(os.RemoveAll(cache), os.Rename(cache+".away", cache)); err != nil {
-		t.Fatal(err)
-	}
+	check(t, errors.Join(os.RemoveAll(cache), os.Rename(cache+".away", cache)))
 	must("check")
 	if left := n.Left(); left != attached {
 		t.Errorf("GC without a list took from %s, and left %s", attached, left)

@@ -46,9 +46,7 @@ var troubles = []trouble{
 }
 
 func moveFaulty(n *e2e.Node, from, to string) {
-	if err := os.Rename(n.File(e2e.PluginDir, from), n.File(e2e.PluginDir, to)); err != nil {
-		n.Fatal(err)
-	}
+	check(n, os.Rename(n.File(e2e.PluginDir, from), n.File(e2e.PluginDir, to)))
 }
 
 // outcome is what a trouble has left on a node.

@@ -371,16 +371,12 @@ func (i *installed) rest(w *e2e.Worker) string {
 
 func removeFile(t *testing.T, path string) {
 	t.Helper()
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.Remove(path))
 }
 
 func contents(t *testing.T, w *e2e.Worker, path string) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Clean(w.File(path)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return string(data)
 }

@@ -30,9 +30,7 @@ func TestKubernetesQuickstart(t *testing.T) {
 		err = cmd.Wait()
 	}
 	t.Logf("scripts/quickstart.sh\n%s", &out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	for _, want := range []string{"5 of 5 addresses are taken", "no IP addresses available", "5 unknown", "5 free", "Completed"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("it does not show %q", want)
@@ -52,9 +50,7 @@ func TestKubernetesQuickstart(t *testing.T) {
 func files(t *testing.T, w *e2e.Worker, dir string) string {
 	t.Helper()
 	entries, err := os.ReadDir(w.File(dir))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	var names strings.Builder
 	for _, e := range entries {
 		names.WriteString(filepath.Join(dir, e.Name()) + "\n")

@@ -115,9 +115,7 @@ func (i *installed) agents() map[string]agentPod {
 		}
 	}
 	out := i.cluster.Kubectl("get", "--raw", "/api/v1/namespaces/kube-system/pods?labelSelector=app.kubernetes.io/name=unwind")
-	if err := json.Unmarshal([]byte(out), &list); err != nil {
-		i.Fatal(err)
-	}
+	check(i, json.Unmarshal([]byte(out), &list))
 	agents := map[string]agentPod{}
 	for _, p := range list.Items {
 		if p.Metadata.DeletionTimestamp != nil {

@@ -86,13 +86,9 @@ var situations = []struct {
 	{"a crash loop: the last plugin's binary is missing", true, func(t *testing.T, n *trial) {
 		binary := n.File(e2e.PluginDir, "faulty")
 		to, err := os.Readlink(binary)
-		if err := errors.Join(err, os.Remove(binary)); err != nil {
-			t.Fatal(err)
-		}
+		check(t, errors.Join(err, os.Remove(binary)))
 		n.crashLoop(t)
-		if err := os.Symlink(to, binary); err != nil {
-			t.Fatal(err)
-		}
+		check(t, os.Symlink(to, binary))
 	}},
 	{"the last plugin fails DEL, the runtime forgets", true, func(t *testing.T, n *trial) {
 		n.addAll(t)
@@ -166,9 +162,7 @@ func (n *trial) crashLoop(t *testing.T) {
 
 func (n *trial) addAll(t *testing.T) {
 	for _, pod := range podsNamed("pod") {
-		if err := n.add(t, pod); err != nil {
-			t.Fatal(err)
-		}
+		check(t, n.add(t, pod))
 	}
 	if held := n.held(); held < pods {
 		t.Errorf("%d pods hold %d, so that the test shows nothing", pods, held)

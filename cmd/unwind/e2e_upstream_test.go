@@ -28,9 +28,7 @@ func TestE2EUpstream(t *testing.T) {
 		t.Fatalf("make e2e-tools builds the suite: %q, %v", built, err)
 	}
 	module, err := filepath.Abs(filepath.Dir(built[0]))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	plain, unwind := upstream(t, module, false), upstream(t, module, true)
 	table := e2e.NewTable(t, "the integration suite of containernetworking/plugins", "SPEC", "PLAIN", "UNWIND")
 	for spec, state := range plain {
@@ -48,28 +46,16 @@ func TestE2EUpstream(t *testing.T) {
 func upstream(t *testing.T, module string, wrapped bool) map[string]string {
 	t.Helper()
 	tools, err := filepath.Abs("../../.tools")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	bin, err := filepath.Abs("../../bin")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	dir := t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS(filepath.Join(module, "src"))); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(filepath.Join(dir, "bin"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.CopyFS(dir, os.DirFS(filepath.Join(module, "src"))))
+	check(t, os.Mkdir(filepath.Join(dir, "bin"), 0o700))
 	plugins, err := filepath.Glob(filepath.Join(tools, "cni", "*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	for _, plugin := range append(plugins, filepath.Join(bin, "unwind")) {
-		if err := os.Symlink(plugin, filepath.Join(dir, "bin", filepath.Base(plugin))); err != nil {
-			t.Fatal(err)
-		}
+		check(t, os.Symlink(plugin, filepath.Join(dir, "bin", filepath.Base(plugin))))
 	}
 	suite, state := filepath.Join(dir, "integration"), filepath.Join(dir, "state")
 	if wrapped {
@@ -93,9 +79,7 @@ func upstream(t *testing.T, module string, wrapped bool) map[string]string {
 			State                      string
 		}
 	}
-	if err := json.Unmarshal(data, &reports); err != nil {
-		t.Fatal(err)
-	}
+	check(t, json.Unmarshal(data, &reports))
 	states := map[string]string{}
 	for _, report := range reports {
 		for _, spec := range report.SpecReports {
@@ -151,9 +135,7 @@ func wrapAll(t *testing.T, unwindctl, dir, state string) {
 		}
 		return os.WriteFile(strings.TrimSuffix(path, filepath.Ext(path))+".conflist", data, 0o600)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 }
 
 // run runs a program in a directory and returns its standard output.

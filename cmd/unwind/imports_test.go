@@ -28,9 +28,7 @@ type goPackage struct {
 func packages(t *testing.T) map[string]goPackage {
 	t.Helper()
 	all, err := listed()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return all
 }
 
@@ -144,13 +142,9 @@ func TestLayout(t *testing.T) {
 // for tests alone says so of no other.
 func TestRequirements(t *testing.T) {
 	data, err := os.ReadFile("../../go.mod")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	file, err := modfile.Parse("go.mod", data, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	all := packages(t)
 	linked := slices.Concat(all["cmd/unwind"].Deps, all["cmd/unwindctl"].Deps, all["cmd/kubectl-unwind"].Deps)
 	_, tests, _ := bytes.Cut(data, []byte("\n// For tests alone: "))

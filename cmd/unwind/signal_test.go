@@ -20,9 +20,7 @@ func TestStopped(t *testing.T) {
 	sandbox.Need(t)
 	binary, dir := build(t), t.TempDir()
 	script := "#!/bin/sh\ncat >/dev/null\necho $CNI_COMMAND >>" + dir + "/calls\n[ $CNI_COMMAND = DEL ] || sleep 60\n"
-	if err := os.WriteFile(filepath.Join(dir, "p"), []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.WriteFile(filepath.Join(dir, "p"), []byte(script), 0o700))
 	namespace(t, filepath.Join(dir, "netns"))
 	cmd := exec.Command(binary)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=ADD", "CNI_CONTAINERID=c", "CNI_IFNAME=eth0", "CNI_NETNS=" + filepath.Join(dir, "netns"), "CNI_PATH=" + dir}
@@ -30,9 +28,7 @@ func TestStopped(t *testing.T) {
 		"chain": {"cniVersion": "1.0.0", "plugins": [{"type": "p"}]}}`, dir))
 	var stdout bytes.Buffer
 	cmd.Stdout = &stdout
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	check(t, cmd.Start())
 	calls := func() string {
 		data, _ := os.ReadFile(filepath.Join(dir, "calls"))
 		return string(data)
@@ -43,9 +39,7 @@ func TestStopped(t *testing.T) {
 		}
 	}
 	time.Sleep(3 * time.Second)
-	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	check(t, cmd.Process.Signal(syscall.SIGTERM))
 	err := cmd.Wait()
 	if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(stdout.String(), "unwind was told to stop") || calls() != "ADD\nDEL\n" {
 		t.Errorf("%v, %s, calls %q", err, &stdout, calls())

@@ -45,9 +45,7 @@ func TestManual(t *testing.T) {
 	}
 	root, all := commands()
 	header := &doc.GenManHeader{Section: "8", Source: "unwind", Manual: "unwind"}
-	if err := errors.Join(os.MkdirAll(dir, 0o755), doc.GenManTree(root, header, dir)); err != nil {
-		t.Fatal(err)
-	}
+	check(t, errors.Join(os.MkdirAll(dir, 0o755), doc.GenManTree(root, header, dir)))
 	for _, cmd := range all {
 		if !strings.Contains(cmd.Example, cmd.Name()) {
 			t.Errorf("%s has no example", cmd.CommandPath())
@@ -73,15 +71,11 @@ func TestDocumentedCommands(t *testing.T) {
 	root.InitDefaultCompletionCmd()
 	r := readRepository(t, "../..")
 	makefile, err := os.ReadFile("../../Makefile")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	found := map[string]int{}
 	for name := range r.documents {
 		text, err := os.ReadFile("../../" + name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		for _, block := range code.FindAllString(string(text), -1) {
 			for _, m := range command.FindAllStringSubmatch(block, -1) {
 				found[m[1]]++

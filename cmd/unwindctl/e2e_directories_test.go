@@ -30,9 +30,7 @@ func TestE2EDirectories(t *testing.T) {
 		n.Run("cp", "-r", "/opt/cni/bin", "/opt/cni/moved")
 		n.Run("cp", "-r", "/etc/cni/net.d", "/etc/cni/moved")
 		config, err := os.ReadFile(n.File("/etc/containerd/config.toml"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		n.Write("/etc/containerd/config.toml", "imports = [\"/etc/containerd/own/*.toml\"]\n"+string(config))
 		n.Write("/etc/containerd/own/moved.toml", v.MovedCNI("/etc/cni/moved", "/opt/cni/moved"))
 		if _, stderr, err := n.Try(e2e.Path(t, "bin/unwindctl"), "install", "--dry-run"); err == nil ||

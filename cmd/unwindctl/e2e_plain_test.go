@@ -32,9 +32,7 @@ const copied = "/usr/local/bin/unwindctl"
 // newPlainE2E has pods that run, and a pool whose last address is given.
 func newPlainE2E(t *testing.T, v e2e.Version, last string, live int) *plainE2E {
 	n := &plainE2E{Node: e2e.NewLongUpNode(t)}
-	if err := os.Remove(n.File(e2e.PluginDir, "unwind")); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.Remove(n.File(e2e.PluginDir, "unwind")))
 	n.Run("cp", e2e.Path(t, "bin/unwindctl"), copied)
 	n.Configure(e2e.Network{Subnet: "10.22.0.0/27", Last: last, Plugins: []string{e2e.Firewall, n.Faulty()}})
 	n.rt = n.StartContainerd(v)
@@ -67,9 +65,7 @@ func (n *plainE2E) sweep(code int, args ...string) map[string]found {
 	n.Helper()
 	var object struct{ Findings []found }
 	out := n.ctl(code, append([]string{"sweep", "--json", "--cri", e2e.Socket}, args...)...)
-	if err := json.Unmarshal([]byte(out), &object); err != nil {
-		n.Fatal(err)
-	}
+	check(n, json.Unmarshal([]byte(out), &object))
 	byAddress := map[string]found{}
 	for _, f := range object.Findings {
 		for _, a := range append(f.Addresses, f.Address) {
@@ -170,9 +166,7 @@ func (n *plainE2E) forgetPods(prefix string, count int) {
 func (n *plainE2E) pins() (names []string) {
 	n.Helper()
 	entries, err := os.ReadDir(n.File("/run/netns"))
-	if err != nil {
-		n.Fatal(err)
-	}
+	check(n, err)
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
@@ -217,20 +211,17 @@ func (n *plainE2E) wantLeaked(leaked int, list string) {
 // TestE2EPlainNode: the plain chain has leaked all addresses but those of three pods that run.
 // unwindctl alone shows each with a reason and frees it.
 func TestE2EPlainNode(t *testing.T) {
-	for _, v := range e2e.Containerds(t) {
-		t.Run(v.Name, func(t *testing.T) {
-			t.Parallel()
-			n := newPlainE2E(t, v, "10.22.0.17", 3)
-			n.freeForgotten()
-			n.freeFailing()
-			n.wantLeaked(0, "auto")
-			n.live = append(n.live, n.rt.MustRunPod(e2e.Pod{Name: "next"}))
-			n.checkLive()
-			if _, err := os.Lstat(n.File("/var/lib/cni/unwind/journal.db")); !os.IsNotExist(err) {
-				n.Errorf("a journal is there: %v", err)
-			}
-		})
-	}
+	e2e.EachContainerd(t, func(t *testing.T, v e2e.Version) {
+		n := newPlainE2E(t, v, "10.22.0.17", 3)
+		n.freeForgotten()
+		n.freeFailing()
+		n.wantLeaked(0, "auto")
+		n.live = append(n.live, n.rt.MustRunPod(e2e.Pod{Name: "next"}))
+		n.checkLive()
+		if _, err := os.Lstat(n.File("/var/lib/cni/unwind/journal.db")); !os.IsNotExist(err) {
+			n.Errorf("a journal is there: %v", err)
+		}
+	})
 }
 
 // dead is how many addresses there are beside three, and perPod how many rules bridge and firewall make
@@ -301,42 +292,39 @@ func (n *plainE2E) wantSweep(what string, want map[string]int) {
 // TestE2EPlainNodeOthers: a container of the namespace "default", which is that of nerdctl, is no pod, and
 // CRI does not list it. It is live as long as it runs. Once it is dead, nothing can be told of it.
 func TestE2EPlainNodeOthers(t *testing.T) {
-	for _, v := range e2e.Containerds(t) {
-		t.Run(v.Name, func(t *testing.T) {
-			t.Parallel()
-			n := newPlainE2E(t, v, "10.22.0.17", 1)
-			other := n.rt.RunContainer("other")
-			n.Age()
-			all := n.look()
-			var its string
-			for address, owner := range all.Reserved {
-				if owner == other {
-					its = address
-				}
+	e2e.EachContainerd(t, func(t *testing.T, v e2e.Version) {
+		n := newPlainE2E(t, v, "10.22.0.17", 1)
+		other := n.rt.RunContainer("other")
+		n.Age()
+		all := n.look()
+		var its string
+		for address, owner := range all.Reserved {
+			if owner == other {
+				its = address
 			}
-			if len(all.Reserved) != 2 || its == "" || len(n.Cached(other)) != 1 {
-				t.Fatalf("it has not what a container has: %+v", all)
-			}
-			n.Run("ping", "-c1", "-W5", its)
-			found := n.sweep(0)
-			if got, want := results(found), (map[string]int{"live": 2}); !cmp.Equal(got, want) ||
-				found[its].Why != "no runtime's list covers its owner, but an interface has the address" {
-				t.Errorf("while it runs: %v, %+v", got, found[its])
-			}
-			n.unchanged("a sweep while it runs", all)
-			n.Run("ping", "-c1", "-W5", its)
+		}
+		if len(all.Reserved) != 2 || its == "" || len(n.Cached(other)) != 1 {
+			t.Fatalf("it has not what a container has: %+v", all)
+		}
+		n.Run("ping", "-c1", "-W5", its)
+		found := n.sweep(0)
+		if got, want := results(found), (map[string]int{"live": 2}); !cmp.Equal(got, want) ||
+			found[its].Why != "no runtime's list covers its owner, but an interface has the address" {
+			t.Errorf("while it runs: %v, %+v", got, found[its])
+		}
+		n.unchanged("a sweep while it runs", all)
+		n.Run("ping", "-c1", "-W5", its)
 
-			n.rt.KillContainer("other")
-			e2e.Eventually(t, 10*time.Second, "its interface is gone", func() bool { return n.Left().Veths == 1 })
-			found = n.sweep(1)
-			if got, want := results(found), (map[string]int{"live": 1, "unknown": 1}); !cmp.Equal(got, want) ||
-				found[its].Why != "its owner is not in the journal, and no runtime's list covers it" {
-				t.Errorf("once it is dead: %v, %+v", got, found[its])
-			}
-			n.unchanged("a sweep once it is dead", all)
-			n.checkLive()
-		})
-	}
+		n.rt.KillContainer("other")
+		e2e.Eventually(t, 10*time.Second, "its interface is gone", func() bool { return n.Left().Veths == 1 })
+		found = n.sweep(1)
+		if got, want := results(found), (map[string]int{"live": 1, "unknown": 1}); !cmp.Equal(got, want) ||
+			found[its].Why != "its owner is not in the journal, and no runtime's list covers it" {
+			t.Errorf("once it is dead: %v, %+v", got, found[its])
+		}
+		n.unchanged("a sweep once it is dead", all)
+		n.checkLive()
+	})
 }
 
 // TestE2EPlainNodeWhileADDs: pods start while two sweeps free what is dead. The pool has one address
@@ -347,28 +335,25 @@ func TestE2EPlainNodeWhileADDs(t *testing.T) {
 	if os.Getenv("UNWIND_TEST_LONG") != "" {
 		rounds = 200
 	}
-	for _, v := range e2e.Containerds(t) {
-		t.Run(v.Name, func(t *testing.T) {
-			t.Parallel()
-			n := newPlainE2E(t, v, "10.22.0.7", 3)
-			before := n.look()
-			freed := 0
-			for round := range rounds {
-				freed += n.sweepWhileADDs(round)
-				n.removePods(nil)
-				after := n.look()
-				if diff := cmp.Diff(before.Reserved, after.Reserved) + cmp.Diff(before.Cached, after.Cached); diff != "" {
-					t.Fatalf("round %d: -what the live pods have +what is there:\n%s", round, diff)
-				}
-				for _, rule := range before.Rules {
-					if !slices.Contains(after.Rules, rule) {
-						t.Fatalf("round %d: a live pod has lost %s", round, rule)
-					}
+	e2e.EachContainerd(t, func(t *testing.T, v e2e.Version) {
+		n := newPlainE2E(t, v, "10.22.0.7", 3)
+		before := n.look()
+		freed := 0
+		for round := range rounds {
+			freed += n.sweepWhileADDs(round)
+			n.removePods(nil)
+			after := n.look()
+			if diff := cmp.Diff(before.Reserved, after.Reserved) + cmp.Diff(before.Cached, after.Cached); diff != "" {
+				t.Fatalf("round %d: -what the live pods have +what is there:\n%s", round, diff)
+			}
+			for _, rule := range before.Rules {
+				if !slices.Contains(after.Rules, rule) {
+					t.Fatalf("round %d: a live pod has lost %s", round, rule)
 				}
 			}
-			t.Logf("%d rounds, %d addresses freed", rounds, freed)
-		})
-	}
+		}
+		t.Logf("%d rounds, %d addresses freed", rounds, freed)
+	})
 }
 
 // sweepWhileADDs leaks two addresses, and sweeps twice at once while two pods start, which stay. It

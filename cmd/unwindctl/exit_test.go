@@ -31,9 +31,7 @@ func (n *machine) dead(many int, mode string) {
 		}
 		return tx.Delete(d)
 	})
-	if err != nil {
-		n.Fatal(err)
-	}
+	check(n, err)
 	n.plan(map[string]string{"DEL": mode})
 }
 
@@ -54,9 +52,7 @@ func TestInterrupted(t *testing.T) {
 			cmd := n.ctl("", "sweep")
 			var stdout bytes.Buffer
 			cmd.Stdout, cmd.Stderr = &stdout, stderr
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			check(t, cmd.Start())
 			held := func() []string {
 				files, _ := filepath.Glob(filepath.Join(n.dir, "held", "DEL.*"))
 				return files
@@ -68,14 +64,10 @@ func TestInterrupted(t *testing.T) {
 				time.Sleep(200 * time.Millisecond)
 				return workers > 0 && workers == before
 			})
-			if err := cmd.Process.Signal(c.sig); err != nil {
-				t.Fatal(err)
-			}
+			check(t, cmd.Process.Signal(c.sig))
 			eventually(t, "the answer", func() bool { return strings.Contains(term.String(), "interrupted: ") })
 			if c.twice {
-				if err := cmd.Process.Signal(c.sig); err != nil {
-					t.Fatal(err)
-				}
+				check(t, cmd.Process.Signal(c.sig))
 				_ = cmd.Wait()
 				if ws := cmd.ProcessState.Sys().(syscall.WaitStatus); !ws.Signaled() || ws.Signal() != c.sig {
 					t.Errorf("it ended with %v", cmd.ProcessState)

@@ -36,12 +36,8 @@ func (n *machine) newContainer(flags ...string) container {
 	n.Helper()
 	self, err := os.Executable()
 	root := filepath.Join(n.dir, "root")
-	if err == nil {
-		err = os.Mkdir(root, 0o755)
-	}
-	if err != nil {
-		n.Fatal(err)
-	}
+	check(n, err)
+	check(n, os.Mkdir(root, 0o755))
 	setup := fmt.Sprintf(`cd %s && mount -t tmpfs root . && cd . && cd %[1]s && mkdir proc && mount --rbind /proc proc &&
 		for f in unwindctl unwind; do touch $f && mount --bind %s $f || exit 1; done &&
 		for d in /lib /lib64 /usr/lib; do if [ -d $d ]; then mkdir -p .$d && mount --rbind $d .$d || exit 1; fi; done`, root, self)
@@ -167,15 +163,11 @@ func TestHostEvents(t *testing.T) {
 	}
 	renew("..1", "one")
 	for _, name := range []string{"token", "ca.crt"} {
-		if err := os.Symlink("..data/"+name, filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		check(t, os.Symlink("..data/"+name, filepath.Join(dir, name)))
 	}
 	fail := func(pod string) {
 		n.Helper()
-		if err := n.store.Record(journal.Event{Kind: journal.RolledBack, Pod: journal.Pod{Namespace: "default", Name: pod}, Plugins: []string{"p"}}); err != nil {
-			n.Fatal(err)
-		}
+		check(n, n.store.Record(journal.Event{Kind: journal.RolledBack, Pod: journal.Pod{Namespace: "default", Name: pod}, Plugins: []string{"p"}}))
 	}
 	await := func(want string) {
 		n.Helper()
@@ -221,9 +213,7 @@ func TestHostRunEnds(t *testing.T) {
 	eventually(t, "the agent ends with the container", func() bool { return !durable.Exists(fmt.Sprintf("/proc/%d/exe", child)) })
 
 	r = n.startOnHost(c)
-	if err := syscall.Kill(n.child(r.cmd.Process.Pid), syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	check(t, syscall.Kill(n.child(r.cmd.Process.Pid), syscall.SIGKILL))
 	select {
 	case <-r.ended:
 	case <-time.After(time.Minute):
@@ -279,9 +269,7 @@ func (n *machine) descriptors(pid int) {
 	n.Helper()
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	files, err := os.ReadDir(dir)
-	if err != nil {
-		n.Fatal(err)
-	}
+	check(n, err)
 	plugins := 0
 	for _, f := range files {
 		link, _ := os.Readlink(filepath.Join(dir, f.Name()))

@@ -47,9 +47,7 @@ func newRuntimeMachine(t *testing.T) *runtimeMachine {
 	for _, path := range plugins {
 		err = errors.Join(err, os.Symlink(path, filepath.Join(n.BinDir(), filepath.Base(path))))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	n.cni = libcni.NewCNIConfigWithCacheDir([]string{n.BinDir()}, n.cacheDir, &struct {
 		quick
 		cniversion.PluginDecoder
@@ -175,14 +173,10 @@ func TestUninstallReleases(t *testing.T) {
 				}
 				list, err = libcni.NetworkConfFromBytes(config)
 			} else {
-				if err := os.Remove(filepath.Join(n.BinDir(), "unwind")); err != nil {
-					t.Fatal(err)
-				}
+				check(t, os.Remove(filepath.Join(n.BinDir(), "unwind")))
 				list, err = n.first()
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			if got := list.Plugins[0].Network.Type; (got == "unwind") != (way == "CRI-O") {
 				t.Fatalf("the DEL is by %s", got)
 			}
@@ -210,9 +204,7 @@ func TestUninstallReleases(t *testing.T) {
 func (n *runtimeMachine) installed(id string) bool {
 	n.Helper()
 	list, err := n.first()
-	if err != nil {
-		n.Fatal(err)
-	}
+	check(n, err)
 	n.netns(id)
 	if _, err := n.attach(id); err != nil {
 		n.Fatalf("ADD: %v", err)
@@ -228,21 +220,13 @@ func (n *runtimeMachine) mount(dir, options string, flags uintptr) {
 	n.Helper()
 	old := dir + ".old"
 	err := os.Rename(dir, old)
-	if err == nil {
-		err = os.Mkdir(dir, 0o755)
-	}
-	if err == nil {
-		err = unix.Mount("none", dir, "tmpfs", 0, options)
-	}
-	if err != nil {
-		n.Fatal(err)
-	}
+	check(n, err)
+	check(n, os.Mkdir(dir, 0o755))
+	check(n, unix.Mount("none", dir, "tmpfs", 0, options))
 	n.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
 	n.must(home.command(n.machine, "cp", "-a", old+"/.", dir))
 	if flags != 0 {
-		if err := unix.Mount("none", dir, "", unix.MS_REMOUNT|flags, options); err != nil {
-			n.Fatal(err)
-		}
+		check(n, unix.Mount("none", dir, "", unix.MS_REMOUNT|flags, options))
 	}
 }
 
@@ -252,14 +236,10 @@ func (n *runtimeMachine) listing() []string {
 	var lines []string
 	for _, dir := range []string{n.ConfDir(), n.BinDir()} {
 		files, err := os.ReadDir(dir)
-		if err != nil {
-			n.Fatal(err)
-		}
+		check(n, err)
 		for _, f := range files {
 			info, err := f.Info()
-			if err != nil {
-				n.Fatal(err)
-			}
+			check(n, err)
 			lines = append(lines, fmt.Sprint(f.Name(), info.Mode(), info.Size(), info.ModTime()))
 		}
 	}
@@ -335,9 +315,7 @@ func TestInstallKilled(t *testing.T) {
 	for i := range tries {
 		cmd := n.unwindctl("install", "--conf-dir", n.ConfDir(), "--cni-bin-dir", n.BinDir(),
 			"--state-dir", n.state, "--binary", filepath.Join(n.bin, "unwind"))
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		check(t, cmd.Start())
 		time.Sleep(whole * time.Duration(i+1) / tries)
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()

@@ -73,9 +73,7 @@ func (n *machine) crowd(many int) (confDir string) {
 		}
 		return nil
 	}))
-	if err != nil {
-		n.Fatal(err)
-	}
+	check(n, err)
 	return confDir
 }
 
@@ -109,9 +107,7 @@ func (n *machine) snapshot(dirs ...string) string {
 			}
 			return nil
 		})
-		if err != nil {
-			n.Fatal(err)
-		}
+		check(n, err)
 	}
 	return text.String()
 }
@@ -124,10 +120,8 @@ func TestLooking(t *testing.T) {
 	confDir := n.crowd(3)
 	damaged := journal.Key{Network: network, ContainerID: "damaged", IfName: "eth0"}
 	n.add(home, "damaged", n.pin("damaged"))
-	if err := inFile(n.store, "entries", strings.Join([]string{damaged.Network, damaged.ContainerID, damaged.IfName}, "\x00"),
-		become(`{"password": "`+secret+`", "network":`)); err != nil {
-		t.Fatal(err)
-	}
+	check(t, inFile(n.store, "entries", strings.Join([]string{damaged.Network, damaged.ContainerID, damaged.IfName}, "\x00"),
+		become(`{"password": "`+secret+`", "network":`)))
 	before := n.snapshot(n.state, filepath.Join(n.dir, "ipam"), confDir)
 	for _, args := range append(looks, []string{"show", damaged.String()}, []string{"forget", damaged.String()}) {
 		out := n.run(n.ctl(confDir, args...))
@@ -184,16 +178,12 @@ func TestNoLockWhilePrinting(t *testing.T) {
 	for i, args := range plans {
 		t.Run(strings.Join(args, " "), func(t *testing.T) {
 			reader, writer, err := os.Pipe()
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			defer reader.Close()
 			fill(t, writer)
 			cmd := n.ctl(confDir, args...)
 			cmd.Stdout = writer
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			check(t, cmd.Start())
 			_ = writer.Close()
 			defer func() {
 				_ = cmd.Process.Kill()
@@ -220,9 +210,7 @@ func TestNoLockWhilePrinting(t *testing.T) {
 // fill writes to a pipe until no more fits.
 func fill(t *testing.T, pipe *os.File) {
 	t.Helper()
-	if err := pipe.SetWriteDeadline(time.Now().Add(100 * time.Millisecond)); err != nil {
-		t.Fatal(err)
-	}
+	check(t, pipe.SetWriteDeadline(time.Now().Add(100*time.Millisecond)))
 	for {
 		if _, err := pipe.Write(make([]byte, 1)); err != nil {
 			return

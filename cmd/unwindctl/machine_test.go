@@ -25,6 +25,9 @@ import (
 	"cni-unwind/testdata/sandbox"
 )
 
+// check ends a test that has an error.
+var check = nodetest.Check
+
 // machine has the directories of a machine: a state directory, an IPAM's, and the pins of network
 // namespaces. Its programs run where they are told to.
 type machine struct {
@@ -53,9 +56,7 @@ func newMachine(t *testing.T) *machine {
 func newMachineAt(t testing.TB, dir, programs string) *machine {
 	t.Helper()
 	tools, err := filepath.Abs("../../.tools")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	state := filepath.Join(dir, "state")
 	return &machine{TB: t, dir: dir, bin: programs, tools: tools, state: state, store: &journal.Store{Dir: state},
 		chain: fmt.Sprintf(`{"type": "faulty", "dir": %q, "instance": "p"}`, dir)}
@@ -68,9 +69,7 @@ func (n *machine) pin(id string) string { return filepath.Join(n.dir, "netns", i
 func (n *machine) netns(ids ...string) {
 	n.Helper()
 	for _, id := range ids {
-		if err := errors.Join(os.MkdirAll(filepath.Dir(n.pin(id)), 0o755), os.WriteFile(n.pin(id), nil, 0o600)); err != nil {
-			n.Fatal(err)
-		}
+		check(n, errors.Join(os.MkdirAll(filepath.Dir(n.pin(id)), 0o755), os.WriteFile(n.pin(id), nil, 0o600)))
 		n.must(home.command(n, "unshare", "--net="+n.pin(id), "true"))
 	}
 }
@@ -81,9 +80,7 @@ func (n *machine) drop(id string, places ...place) {
 	for _, where := range append(places, home) {
 		n.run(where.command(n, "umount", "-l", n.pin(id)))
 	}
-	if err := os.Remove(n.pin(id)); err != nil {
-		n.Fatal(err)
-	}
+	check(n, os.Remove(n.pin(id)))
 }
 
 // place is a set of namespaces in which programs are run: those of a process. The zero value is
@@ -118,12 +115,8 @@ func (n *machine) newPlace(flags, kinds []string, setup string) place {
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	stdout, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err != nil {
-		n.Fatal(err)
-	}
+	check(n, err)
+	check(n, cmd.Start())
 	n.Cleanup(func() {
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 		_ = cmd.Wait()
@@ -166,9 +159,7 @@ func (n *machine) run(cmd *exec.Cmd) outcome {
 	n.Helper()
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Start(); err != nil {
-		n.Fatal(err)
-	}
+	check(n, cmd.Start())
 	slow := time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() })
 	defer slow.Stop()
 	_ = cmd.Wait()
@@ -222,21 +213,15 @@ func (n *machine) add(where place, id, netns string) {
 func (n *machine) plan(modes map[string]string) {
 	n.Helper()
 	data, err := json.Marshal(map[string]any{"p": modes})
-	if err == nil {
-		err = os.WriteFile(filepath.Join(n.dir, "plan.json"), data, 0o600)
-	}
-	if err != nil {
-		n.Fatal(err)
-	}
+	check(n, err)
+	check(n, os.WriteFile(filepath.Join(n.dir, "plan.json"), data, 0o600))
 }
 
 // calls returns how often the faulty plugin was asked something.
 func (n *machine) calls(command string) int {
 	n.Helper()
 	data, err := os.ReadFile(filepath.Join(n.dir, "log"))
-	if err != nil {
-		n.Fatal(err)
-	}
+	check(n, err)
 	return bytes.Count(data, []byte(`{"phase":"start","command":"`+command+`"`))
 }
 
@@ -252,18 +237,14 @@ func (n *machine) edit(id string, change func(*journal.Entry)) {
 		}
 		return errors.Join(err, putIn(tx, e))
 	})
-	if err != nil {
-		n.Fatal(err)
-	}
+	check(n, err)
 }
 
 // ids returns the containers that the journal has.
 func (n *machine) ids() []string {
 	n.Helper()
 	attachments, err := inspect.ReadJournal(context.Background(), n.store)
-	if err != nil {
-		n.Fatal(err)
-	}
+	check(n, err)
 	ids := []string{}
 	for _, a := range attachments {
 		ids = append(ids, a.ContainerID)
@@ -315,8 +296,6 @@ func (n *machine) entries() []*journal.Entry {
 			return err
 		})
 	})
-	if err != nil {
-		n.Fatal(err)
-	}
+	check(n, err)
 	return all
 }

@@ -63,9 +63,7 @@ func (m *meshDir) read(path string) (list map[string]any, others []any, has bool
 func (m *meshDir) write(path string, list map[string]any, plugins []any) {
 	list["plugins"] = plugins
 	data, err := json.MarshalIndent(list, "", "  ")
-	if err != nil {
-		m.Fatal(err)
-	}
+	check(m, err)
 	m.Rename(path, string(data))
 }
 
@@ -138,9 +136,7 @@ func (l *linkerd) look() {
 			data, err = os.ReadFile(path)
 			l.wrote[path] = sha256.Sum256(data)
 		}
-		if err != nil {
-			l.Fatal(err)
-		}
+		check(l, err)
 	}
 }
 
@@ -173,14 +169,10 @@ func (m *meshed) settle() {
 func (m *meshed) files() map[string]string {
 	files := map[string]string{}
 	paths, err := netconf.Conflists(m.ConfDir())
-	if err != nil {
-		m.Fatal(err)
-	}
+	check(m, err)
 	for _, path := range paths {
 		data, err := os.ReadFile(path)
-		if err != nil {
-			m.Fatal(err)
-		}
+		check(m, err)
 		files[filepath.Base(path)] = string(data)
 	}
 	return files
@@ -201,9 +193,7 @@ func (m *meshed) pod() (adds, dels int, unwind bool) {
 		m.Fatalf("%v\n%v", err, m.files())
 	}
 	log, err := os.ReadFile(filepath.Join(m.dir, "log"))
-	if err != nil {
-		m.Fatal(err)
-	}
+	check(m, err)
 	count := func(command string) int {
 		return bytes.Count(log, fmt.Appendf(nil, `{"phase":"start","command":%q,"mode":"ok","instance":"mesh","containerID":%q`, command, id))
 	}
@@ -260,9 +250,7 @@ func TestMeshes(t *testing.T) {
 				t.Parallel()
 				n := newRuntimeMachine(t)
 				for _, plugin := range []string{"istio-cni", "linkerd-cni"} {
-					if err := os.Symlink(filepath.Join(n.tools, "test", "faulty"), filepath.Join(n.BinDir(), plugin)); err != nil {
-						t.Fatal(err)
-					}
+					check(t, os.Symlink(filepath.Join(n.tools, "test", "faulty"), filepath.Join(n.BinDir(), plugin)))
 				}
 				n.shared = "pods"
 				n.netns(n.shared)

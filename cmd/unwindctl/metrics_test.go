@@ -55,9 +55,7 @@ func counted(t *testing.T) (n *machine, confDir string) {
 	err = errors.Join(err, n.store.NoteSweep(), n.store.Record(journal.Event{Count: []string{record.CountRollbacks, "p", "complete"}},
 		journal.Event{Count: []string{record.CountSwept, "interrupted"}}, journal.Event{Count: []string{record.CountDuplicates}},
 		journal.Event{Count: []string{record.CountDegraded, "ADD", "busy"}}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return n, confDir
 }
 
@@ -73,9 +71,7 @@ func TestMetrics(t *testing.T) {
 	}
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	got := map[string][]string{}
 	for name, f := range families {
 		kind := "GAUGE"

@@ -84,9 +84,7 @@ func readRepository(t *testing.T, root string) repository {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return r
 }
 

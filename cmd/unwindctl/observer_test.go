@@ -207,17 +207,13 @@ func (n *machine) judged(where place) {
 func (n *machine) file() []byte {
 	n.Helper()
 	data, err := os.ReadFile(n.store.Path())
-	if err != nil {
-		n.Fatal(err)
-	}
+	check(n, err)
 	return data
 }
 
 func (n *machine) writeFile(data []byte) {
 	n.Helper()
-	if err := os.WriteFile(n.store.Path(), data, 0o600); err != nil {
-		n.Fatal(err)
-	}
+	check(n, os.WriteFile(n.store.Path(), data, 0o600))
 }
 
 // listOf writes a list of what is attached and returns its path.
@@ -229,11 +225,7 @@ func (n *machine) listOf(ids ...string) string {
 	}
 	data, err := json.Marshal(valid)
 	path := filepath.Join(n.dir, "list.json")
-	if err == nil {
-		err = os.WriteFile(path, data, 0o600)
-	}
-	if err != nil {
-		n.Fatal(err)
-	}
+	check(n, err)
+	check(n, os.WriteFile(path, data, 0o600))
 	return path
 }

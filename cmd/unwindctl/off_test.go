@@ -92,9 +92,7 @@ func (n *machine) installedByAgent(stays bool) {
 // small puts a file system with little room over a directory.
 func (n *machine) small(dir string) {
 	n.Helper()
-	if err := errors.Join(os.MkdirAll(dir, 0o700), unix.Mount("small", dir, "tmpfs", 0, "size=64k,nr_inodes=64,mode=0700")); err != nil {
-		n.Fatal(err)
-	}
+	check(n, errors.Join(os.MkdirAll(dir, 0o700), unix.Mount("small", dir, "tmpfs", 0, "size=64k,nr_inodes=64,mode=0700")))
 	n.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
 }
 
@@ -113,8 +111,6 @@ func (n *machine) fill(name string, size int) {
 func (n *machine) readOnly(dir string) {
 	n.Helper()
 	const flags = unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY
-	if err := errors.Join(unix.Mount(dir, dir, "", unix.MS_BIND, ""), unix.Mount("", dir, "", flags, "")); err != nil {
-		n.Fatal(err)
-	}
+	check(n, errors.Join(unix.Mount(dir, dir, "", unix.MS_BIND, ""), unix.Mount("", dir, "", flags, "")))
 	n.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
 }

@@ -281,9 +281,7 @@ func (n *plainNode) links(kind string) (names []string) {
 	for errors.Is(err, netlink.ErrDumpInterrupted) {
 		all, err = netlink.LinkList()
 	}
-	if err != nil {
-		n.Fatal(err)
-	}
+	check(n, err)
 	for _, l := range all {
 		if l.Type() == kind {
 			names = append(names, l.Attrs().Name)
@@ -322,9 +320,7 @@ func (n *plainNode) mustAdd(conf *libcni.RuntimeConf) string {
 		n.Fatalf("ADD %s: %v", conf.ContainerID, err)
 	}
 	result, err := types100.NewResultFromResult(r)
-	if err != nil {
-		n.Fatal(err)
-	}
+	check(n, err)
 	return result.IPs[0].Address.IP.String()
 }
 
@@ -364,17 +360,13 @@ func (n *plainNode) cacheFile(id string) string {
 func (n *plainNode) reserved(id string) (paths []string) {
 	n.Helper()
 	files, err := filepath.Glob(filepath.Join(poolDir, "10.*"))
-	if err != nil {
-		n.Fatal(err)
-	}
+	check(n, err)
 	for _, path := range files {
 		if info, err := os.Lstat(path); err == nil && !info.Mode().IsRegular() {
 			continue
 		}
 		data, err := os.ReadFile(path)
-		if err != nil {
-			n.Fatal(err)
-		}
+		check(n, err)
 		if strings.HasPrefix(string(data), id) {
 			paths = append(paths, path)
 		}
@@ -458,9 +450,7 @@ func TestPlainNodeWhileADDs(t *testing.T) {
 		n.leak(dead...)
 		gone := map[int]string{1: n.reserved(dead[0])[0], 3: n.cacheFile(dead[0])}[round%4]
 		if gone != "" { // the address of one is free, its rules are not; or nothing has its DEL
-			if err := os.Remove(gone); err != nil {
-				t.Fatal(err)
-			}
+			check(t, os.Remove(gone))
 		}
 		young := ids(fmt.Sprintf("young%d-", round), 2)
 		n.netns(young...)

@@ -60,9 +60,7 @@ func programs(t testing.TB) string {
 	for _, name := range []string{"unwindctl", netconf.Name} {
 		err = errors.Join(err, os.Symlink(self, filepath.Join(dir, name)))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return dir
 }
 

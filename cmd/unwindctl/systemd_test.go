@@ -40,9 +40,7 @@ func TestUnitsAreValid(t *testing.T) {
 		// The command has to be there. The units are not installed, so neither is it.
 		text = strings.ReplaceAll(text, "/usr/local/bin/unwindctl", "/bin/true")
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		check(t, os.WriteFile(path, []byte(text), 0o644))
 		args = append(args, path)
 	}
 	out, err := exec.Command("systemd-analyze", args...).CombinedOutput()

@@ -25,9 +25,7 @@ func TestColours(t *testing.T) {
 		cmd := n.unwindctl(append([]string{"doctor", "--conf-dir", n.dir + "/none", "--cni-bin-dir", n.dir, "--state-dir", n.state}, args...)...)
 		cmd.Env = append(cmd.Environ(), "TERM=xterm", env)
 		cmd.Stdout = stdout
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		check(t, cmd.Start())
 		lines := 1 + 2*len(args)
 		eventually(t, "the last line", func() bool { return strings.Count(term.String(), "1 error, ") >= lines })
 		_ = cmd.Process.Signal(unix.SIGINT)

@@ -114,9 +114,7 @@ var verbs = map[string]verb{
 		if binary := filepath.Join(n.dir, "unwind"); !durable.Exists(binary) {
 			n.Write(binary, nodetest.FakePlugin)
 		}
-		if err := os.MkdirAll(n.BinDir(), 0o755); err != nil {
-			n.Fatal(err)
-		}
+		check(n, os.MkdirAll(n.BinDir(), 0o755))
 		n.agent = n.machine.agent(home, args...)
 		ts.Setenv("AGENT", fmt.Sprint(n.agent.cmd.Process.Pid))
 	},
@@ -167,9 +165,7 @@ func (n *machine) addAll(pods []string) (ids []string) {
 			continue
 		}
 		pid, err := os.ReadFile(filepath.Join(n.dir, file))
-		if err != nil {
-			n.Fatal(err)
-		}
+		check(n, err)
 		n.add(home, id, "/proc/"+strings.TrimSpace(string(pid))+"/ns/net")
 	}
 	return ids

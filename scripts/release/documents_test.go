@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"cni-unwind/testdata/nodetest"
 )
 
 var (
@@ -82,9 +84,7 @@ func TestVersions(t *testing.T) {
 	t.Chdir("../..")
 	read := func(path string) string {
 		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nodetest.Check(t, err)
 		return string(text)
 	}
 	_, section, _ := strings.Cut(read(table), "\n## Versions\n")

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"go.yaml.in/yaml/v3"
+
+	"cni-unwind/testdata/nodetest"
 )
 
 // TestNotes: the notes of a version are its lines alone, each item in one line; without lines a
@@ -19,13 +21,9 @@ func TestNotes(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	script, err := os.ReadFile("notes.sh")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nodetest.Check(t, err)
 	p := project{t, dir}
-	if err := os.MkdirAll(filepath.Join(dir, "scripts/release"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	nodetest.Check(t, os.MkdirAll(filepath.Join(dir, "scripts/release"), 0o755))
 	p.write("scripts/release/notes.sh", string(script))
 	p.write("CHANGELOG.md", "# Changelog\n\n## Unreleased\n\n- new\n\n## v1.10.0\n\n- one,\n  of two lines\n- two\n\n"+
 		"## v1.1.0\n\nWords.\n\n- old\n")
@@ -61,9 +59,7 @@ func TestWorkflows(t *testing.T) {
 	registry := regexp.MustCompile(`\b(oci|docker)://[\w.-]|\b[\w-]+\.(io|dev)/`)
 	for _, file := range files {
 		data, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nodetest.Check(t, err)
 		for _, match := range uses.FindAllSubmatch(data, -1) {
 			if !pinned.Match(match[1]) {
 				t.Errorf("%s: %s", file, match[0])
@@ -104,9 +100,7 @@ func TestWorkflows(t *testing.T) {
 func TestTag(t *testing.T) {
 	t.Parallel()
 	data, err := os.ReadFile("../../.github/workflows/release.yml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nodetest.Check(t, err)
 	var workflow struct {
 		Jobs struct {
 			Build struct{ Steps []struct{ Name, Run string } }
@@ -138,9 +132,7 @@ func TestArchiveLinks(t *testing.T) {
 	cmd := exec.Command("make", "-s", "--no-print-directory", "--eval=list: ; @echo $(RELEASE_FILES)", "list")
 	cmd.Dir = root
 	out, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nodetest.Check(t, err)
 	has := map[string]bool{} // files and directories of the archive
 	var documents []string
 	for _, listed := range strings.Fields(string(out)) {
@@ -161,16 +153,12 @@ func TestArchiveLinks(t *testing.T) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nodetest.Check(t, err)
 	}
 	link := regexp.MustCompile(`\]\(([^)#: ]+)(#[^)]*)?\)`)
 	for _, name := range documents {
 		text, err := os.ReadFile(filepath.Join(root, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		nodetest.Check(t, err)
 		for _, m := range link.FindAllStringSubmatch(string(text), -1) {
 			if to := path.Join(path.Dir(name), m[1]); !has[to] {
 				t.Errorf("%s links %s, which is not in an archive", name, to)

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/mod/semver"
+
+	"cni-unwind/testdata/nodetest"
 )
 
 // project is a Go module in a git repository of its own.
@@ -37,9 +39,7 @@ func main() {
 
 func (p project) write(name, text string) {
 	p.Helper()
-	if err := os.WriteFile(filepath.Join(p.dir, name), []byte(text), 0o644); err != nil {
-		p.Fatal(err)
-	}
+	nodetest.Check(p, os.WriteFile(filepath.Join(p.dir, name), []byte(text), 0o644))
 }
 
 // run returns what a command prints, on either stream.
@@ -60,9 +60,7 @@ func (p project) run(name string, args ...string) string {
 func (p project) version() string {
 	p.Helper()
 	script, err := filepath.Abs("version.sh")
-	if err != nil {
-		p.Fatal(err)
-	}
+	nodetest.Check(p, err)
 	return p.run(script)
 }
 

@@ -12,6 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
+
+	"cni-unwind/testdata/nodetest"
 )
 
 // TestPrintObject: JSON and YAML have the same values, as those of any reader, and nothing that does
@@ -26,21 +28,15 @@ func TestPrintObject(t *testing.T) {
 	want := map[string]any{"version": 1.0, "value": value, "more": "x"}
 	for format, read := range map[Format]func([]byte, any) error{JSON: json.Unmarshal, YAML: yaml.Unmarshal} {
 		var out strings.Builder
-		if err := (&Output{Format: format}).PrintObject(&out, "value", value, "more", "x"); err != nil {
-			t.Fatal(err)
-		}
+		nodetest.Check(t, (&Output{Format: format}).PrintObject(&out, "value", value, "more", "x"))
 		var got map[string]any
 		if err := read([]byte(out.String()), &got); err != nil {
 			t.Fatalf("%s: %v in\n%s", format, err, out.String())
 		}
 		again, err := json.Marshal(got) // numbers of YAML are integers, too
-		if err != nil {
-			t.Fatal(err)
-		}
+		nodetest.Check(t, err)
 		got = nil
-		if err := json.Unmarshal(again, &got); err != nil {
-			t.Fatal(err)
-		}
+		nodetest.Check(t, json.Unmarshal(again, &got))
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", format, diff)
 		}

@@ -44,9 +44,7 @@ func objects(t *testing.T, text []byte) map[string]any {
 	all := map[string]any{}
 	for _, doc := range bytes.Split(text, []byte("\n---\n")) {
 		var head struct{ APIVersion, Kind string }
-		if err := yaml.Unmarshal(doc, &head); err != nil {
-			t.Fatal(err)
-		}
+		must(t, yaml.Unmarshal(doc, &head))
 		name := head.APIVersion + "/" + head.Kind
 		if head.Kind == "" {
 			continue // comments
@@ -72,9 +70,7 @@ func objects(t *testing.T, text []byte) map[string]any {
 func load(t *testing.T) *chart.Chart {
 	t.Helper()
 	chart, err := loader.Load(chartDir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return chart
 }
 
@@ -97,9 +93,7 @@ func manifests(t *testing.T, chart *chart.Chart, values map[string]any) []byte {
 func manifestsAs(t *testing.T, chart *chart.Chart, release, namespace string, values map[string]any) (text []byte) {
 	t.Helper()
 	files, err := render(chart, release, namespace, values)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		if !strings.HasSuffix(name, "NOTES.txt") {
 			text = append(append(text, files[name]...), "\n---\n"...)
@@ -129,6 +123,14 @@ func agent(all map[string]any) core.Container {
 	return the[*apps.DaemonSet](all).Spec.Template.Spec.Containers[0]
 }
 
+// must ends a test that has an error.
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // equal compares two values.
 func equal(t *testing.T, what string, want, got any) {
 	t.Helper()
@@ -140,9 +142,7 @@ func equal(t *testing.T, what string, want, got any) {
 func readFile(t *testing.T, name string) []byte {
 	t.Helper()
 	data, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return data
 }
 
@@ -150,9 +150,7 @@ func readFile(t *testing.T, name string) []byte {
 func readValues(t *testing.T, name string) map[string]any {
 	t.Helper()
 	var values map[string]any
-	if err := yaml.UnmarshalStrict(readFile(t, name), &values); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.UnmarshalStrict(readFile(t, name), &values))
 	return values
 }
 
@@ -185,9 +183,7 @@ func TestChartEverything(t *testing.T) {
 	got := installed(t, values)
 	equal(t, "kinds", slices.Sorted(maps.Keys(kinds)), slices.Sorted(maps.Keys(got)))
 	var rules monitoring.PrometheusRuleSpec
-	if err := yaml.UnmarshalStrict(readFile(t, chartDir+"/alerts.yaml"), &rules); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.UnmarshalStrict(readFile(t, chartDir+"/alerts.yaml"), &rules))
 	operations := string(readFile(t, "../../../cmd/unwindctl/OPERATIONS.md"))
 	for i := range rules.Groups[0].Rules {
 		r := &rules.Groups[0].Rules[i]
@@ -315,9 +311,7 @@ func TestChartListen(t *testing.T) {
 func TestChartNotes(t *testing.T) {
 	t.Parallel()
 	text, err := render(load(t), "prod", "net", map[string]any{"paths": map[string]any{"stateDir": "/state"}, "unwindOff": true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, want := range []string{"rollout status ds/prod-unwind", "kubectl unwind uninstall -n net  ", "stays in /state",
 		"(unwindOff: true)"} {
 		if !strings.Contains(string(text["unwind/templates/NOTES.txt"]), want) {
@@ -388,9 +382,7 @@ func TestChartRefuses(t *testing.T) {
 	for _, text := range []string{"events: 1", "observed: true", "observe: 1", "paths: {confdir: /conf}",
 		"paths: {confDir: conf}", "image: {digest: 00}", "port: 0", "listen: host", "listen: $(HOST)", "minReadySeconds: -1", "fullnameOverride: A", "serviceAccount: {names: x}", "extraEnv: [A=b]", "podLabels: {a: 1}", "unwindOff: 1", "dashboard: {label: x}"} {
 		var values map[string]any
-		if err := yaml.Unmarshal([]byte(text), &values); err != nil {
-			t.Fatal(err)
-		}
+		must(t, yaml.Unmarshal([]byte(text), &values))
 		if _, err := render(load(t), "unwind", "kube-system", values); err == nil {
 			t.Errorf("%s is no error", text)
 		}

@@ -35,9 +35,7 @@ func panels(t *testing.T, cluster string) []panel {
 	variables := strings.NewReplacer("$__rate_interval", "6m", "$__range", "2h", "$node", ".*", "$cluster", cluster)
 	var dashboard struct{ Panels []panel }
 	text := variables.Replace(string(readFile(t, chartDir+"/dashboard.json")))
-	if err := json.Unmarshal([]byte(text), &dashboard); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal([]byte(text), &dashboard))
 	return dashboard.Panels
 }
 
@@ -186,11 +184,20 @@ func TestWholeNumbers(t *testing.T) {
 	}
 }
 
-// TestAlertsAsk only for metrics and labels that there are.
+// TestAlertsAsk: the rules ask only for metrics and labels that there are. Each says how bad it is and
+// what to do.
 func TestAlertsAsk(t *testing.T) {
 	t.Parallel()
-	for _, rule := range alerts(t) {
+	for name, rule := range alerts(t) {
 		checkQuery(t, rule.Expr)
+		for _, key := range []string{"summary", "description", "runbook"} {
+			if rule.Annotations[key] == "" {
+				t.Errorf("%s: no %s", name, key)
+			}
+		}
+		if severity := rule.Labels["severity"]; severity != "warning" && severity != "critical" {
+			t.Errorf("%s: severity %q", name, severity)
+		}
 	}
 }
 
@@ -243,9 +250,7 @@ func metrics(t *testing.T) map[string][]string {
 	t.Helper()
 	source := "../../../cmd/unwindctl/internal/metrics/metrics.go"
 	file, err := goparser.ParseFile(token.NewFileSet(), source, nil, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	known := map[string][]string{}
 	ast.Inspect(file, func(node ast.Node) bool {
 		helps, ok := node.(*ast.ValueSpec)
@@ -276,8 +281,6 @@ func unquote(t *testing.T, expr ast.Expr) string {
 		t.Fatalf("%v is no literal", expr)
 	}
 	text, err := strconv.Unquote(literal.Value)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return text
 }

@@ -35,9 +35,7 @@ func scrape(t *testing.T, descriptions ...string) scraped {
 		}
 		chunk := chunkenc.NewXORChunk()
 		samples, err := chunk.Appender()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for i, value := range values {
 			if !value.Omitted {
 				samples.Append(0, at(i).UnixMilli(), value.Value)

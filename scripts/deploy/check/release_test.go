@@ -51,9 +51,7 @@ func (r release) with(t *testing.T) release { return release{t, r.dir, r.version
 // chart: it has the release's version, and without values the agents run the release's image.
 func (r release) chart(archive string) {
 	chart, err := loader.Load(filepath.Join(r.dir, "unwind-"+strings.TrimPrefix(r.version, "v")+".tgz"))
-	if err != nil {
-		r.Fatal(err)
-	}
+	must(r.T, err)
 	if err := chart.Validate(); err != nil || chart.Metadata.AppVersion != r.version ||
 		"v"+chart.Metadata.Version != r.version {
 		r.Errorf("%+v: %v", chart.Metadata, err)
@@ -64,9 +62,7 @@ func (r release) chart(archive string) {
 			Annotations map[string]string
 		}
 	}
-	if err := json.Unmarshal(r.files(archive)["index.json"], &index); err != nil {
-		r.Fatal(err)
-	}
+	must(r.T, json.Unmarshal(r.files(archive)["index.json"], &index))
 	m := index.Manifests[0]
 	want := m.Annotations["io.containerd.image.name"] + "@" + m.Digest
 	got := agent(objects(r.T, manifests(r.T, chart, nil))).Image
@@ -92,9 +88,7 @@ func (r release) krew() {
 			}
 		}
 	}
-	if err := yaml.UnmarshalStrict(readFile(r.T, filepath.Join(r.dir, "unwind.yaml")), &plugin); err != nil {
-		r.Fatal(err)
-	}
+	must(r.T, yaml.UnmarshalStrict(readFile(r.T, filepath.Join(r.dir, "unwind.yaml")), &plugin))
 	if plugin.Metadata.Name != "unwind" || plugin.Spec.Version != r.version {
 		r.Errorf("%+v", plugin)
 	}
@@ -137,9 +131,7 @@ func (r release) krew() {
 // sums: each file is in SHA256SUMS, but the notes, which no one downloads.
 func (r release) sums() {
 	entries, err := os.ReadDir(r.dir)
-	if err != nil {
-		r.Fatal(err)
-	}
+	must(r.T, err)
 	var want string
 	for _, e := range entries {
 		if e.Name() != "SHA256SUMS" && e.Name() != "NOTES.md" {
@@ -215,9 +207,7 @@ func (r release) archives() {
 func (r release) files(name string) map[string][]byte {
 	r.Helper()
 	f, err := os.Open(name)
-	if err != nil {
-		r.Fatal(err)
-	}
+	must(r.T, err)
 	defer f.Close()
 	var in io.Reader = f
 	if strings.HasSuffix(name, "gz") {
@@ -232,9 +222,7 @@ func (r release) files(name string) map[string][]byte {
 			return files
 		}
 		data, err2 := io.ReadAll(tr)
-		if err := errors.Join(err, err2); err != nil {
-			r.Fatal(err)
-		}
+		must(r.T, errors.Join(err, err2))
 		if h.Typeflag == tar.TypeReg {
 			files[h.Name] = data
 		}

@@ -15,6 +15,9 @@ import (
 	"cni-unwind/testdata/nodetest"
 )
 
+// check ends a test that has an error.
+var check = nodetest.Check
+
 // TestHealthz: each of the two loops counts, and neither if it has nothing to do.
 func TestHealthz(t *testing.T) {
 	t.Parallel()
@@ -88,9 +91,7 @@ func TestCounted(t *testing.T) {
 	path := filepath.Join(store.Dir, "history.jsonl")
 	record := func() {
 		t.Helper()
-		if err := store.Record(journal.Event{Count: []string{"swept", "interrupted"}}); err != nil {
-			t.Fatal(err)
-		}
+		check(t, store.Record(journal.Event{Count: []string{"swept", "interrupted"}}))
 	}
 	s := &server{agent: &agent{}}
 	for n := range uint64(4) {
@@ -98,9 +99,7 @@ func TestCounted(t *testing.T) {
 		if got := s.counted(store.Dir).Sum("swept"); got != n+1 {
 			t.Errorf("%d, want %d", got, n+1)
 		}
-		if err := os.Rename(path, path+".1"); err != nil {
-			t.Fatal(err)
-		}
+		check(t, os.Rename(path, path+".1"))
 	}
 	record()
 	if got := (&server{agent: &agent{}}).counted(store.Dir).Sum("swept"); got != 2 {

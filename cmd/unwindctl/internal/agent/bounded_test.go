@@ -23,24 +23,18 @@ func TestServeIdle(t *testing.T) {
 	a.reconciling.beat()
 	a.sweeping.beat()
 	stop, err := (&server{agent: a}).serve(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer stop()
 	address := regexp.MustCompile(`address=(\S+)`).FindStringSubmatch(log.String())[1]
 	var all []net.Conn
 	for range idle {
 		c, err := net.Dial("tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		defer c.Close()
 		all = append(all, c)
 	}
 	answer, err := http.Get("http://" + address + "/healthz") // it is accepted after the others
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	body, _ := io.ReadAll(answer.Body)
 	_ = answer.Body.Close()
 	if answer.StatusCode != 200 || !answer.Close {

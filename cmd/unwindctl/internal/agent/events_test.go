@@ -70,9 +70,7 @@ func (s *apiServer) rotate(token string, ca []byte) {
 	if err = errors.Join(err, os.Rename(next, filepath.Join(s.dir, "..data"))); err == nil && before != "" {
 		err = os.RemoveAll(filepath.Join(s.dir, before))
 	}
-	if err != nil {
-		s.Fatal(err)
-	}
+	check(s, err)
 }
 
 func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -182,9 +180,7 @@ func TestEvents(t *testing.T) {
 	p := s.agent()
 	for range 3 {
 		found, err := notices(t.Context(), stateDir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		p.round(t.Context(), found, time.Now())
 	}
 	p.are(t, 2, 0, 0)
@@ -398,16 +394,12 @@ func TestEventsToken(t *testing.T) {
 	if got := p.text.String(); !strings.Contains(got, "ca.crt has no certificate") || !strings.Contains(got, "recovered") {
 		t.Errorf("log:\n%s", got)
 	}
-	if err := os.Remove(filepath.Join(s.dir, "token")); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.Remove(filepath.Join(s.dir, "token")))
 	p.round(t.Context(), rolledBack(now, "e"), now)
 	if got := p.text.String(); !strings.Contains(got, "the pod has no service account token (chart value events: true)") {
 		t.Errorf("log:\n%s", got)
 	}
-	if err := os.Symlink("..data/token", filepath.Join(s.dir, "token")); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.Symlink("..data/token", filepath.Join(s.dir, "token")))
 	_, port, _ := strings.Cut(s.api.address, ":")
 	s.api.address = "localhost:" + port // of which its certificate does not speak
 	p = s.agent()

@@ -218,9 +218,7 @@ func TestDirectoryAnewAtOnce(t *testing.T) {
 	provider := []string{"net.d/10-bridge.conflist", "podnet", "portMappings"}
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 	}
 	must(provide(k, provider))
 	times := 0

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"cni-unwind/cmd/unwindctl/internal/node"
+	"cni-unwind/testdata/nodetest"
 )
 
 const token = "s3cret.t0ken-of.multus"
@@ -46,12 +47,8 @@ current-context: multus-context`, s.URL, base64.StdEncoding.EncodeToString(ca), 
 func (n *multusNode) put(t *testing.T, name, text string) {
 	t.Helper()
 	path := filepath.Join(n.confDir, name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	nodetest.Check(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	nodetest.Check(t, os.WriteFile(path, []byte(text), 0o600))
 }
 
 // says returns what doctor says of Multus.
@@ -140,9 +137,7 @@ func TestMultusAway(t *testing.T) {
 		"kubeconfig DIR/multus.d/multus.kubeconfig: not a kubeconfig in YAML" {
 		t.Error(got)
 	}
-	if err := os.Remove(n.kubeconfig); err != nil {
-		t.Fatal(err)
-	}
+	nodetest.Check(t, os.Remove(n.kubeconfig))
 	if got := n.says(t); got != "ok: NetworkAttachmentDefinitions not examined: there is no DIR/multus.d/multus.kubeconfig" {
 		t.Error(got)
 	}

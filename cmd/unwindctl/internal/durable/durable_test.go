@@ -11,6 +11,8 @@ import (
 	"testing"
 	"testing/iotest"
 	"time"
+
+	"cni-unwind/testdata/nodetest"
 )
 
 // TestReplace: the file has all of the new content with the mode asked for, or is as it was, and
@@ -33,13 +35,9 @@ func TestReplace(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			path := filepath.Join(t.TempDir(), "file")
-			if err := os.WriteFile(path, []byte("old"), 0o640); err != nil {
-				t.Fatal(err)
-			}
+			nodetest.Check(t, os.WriteFile(path, []byte("old"), 0o640))
 			before, err := os.Stat(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			nodetest.Check(t, err)
 			if err := c.replace(path, before); (err != nil) != (c.want == "old") {
 				t.Errorf("error %v", err)
 			}
@@ -72,16 +70,12 @@ func TestTemporary(t *testing.T) {
 			old := time.Now().Add(-2 * time.Minute)
 			for _, name := range []string{".off.123.tmp", ".off.45.tmp", ".off.x.tmp", ".off.json.123.tmp", ".off.123", "off.123.tmp"} {
 				path := filepath.Join(dir, name)
-				if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Chtimes(path, old, old)); err != nil {
-					t.Fatal(err)
-				}
+				nodetest.Check(t, errors.Join(os.WriteFile(path, nil, 0o600), os.Chtimes(path, old, old)))
 			}
 			if err := os.WriteFile(filepath.Join(dir, ".off.9.tmp"), nil, 0o600); err != nil { // of a process that is at it
 				t.Fatal(err)
 			}
-			if err := c.do(filepath.Join(dir, "off")); err != nil {
-				t.Fatal(err)
-			}
+			nodetest.Check(t, c.do(filepath.Join(dir, "off")))
 			files, err := filepath.Glob(filepath.Join(dir, ".*"))
 			for i := range files {
 				files[i] = filepath.Base(files[i])
@@ -97,9 +91,7 @@ func TestTemporary(t *testing.T) {
 func TestRemove(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	nodetest.Check(t, os.WriteFile(path, nil, 0o600))
 	for range 2 {
 		if err := Remove(path); err != nil || Exists(path) {
 			t.Errorf("%v, there: %t", err, Exists(path))

@@ -6,40 +6,19 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"cni-unwind/ipam"
 	"cni-unwind/plugin/sweep"
 	"cni-unwind/testdata/hostlocal"
+	"cni-unwind/testdata/nodetest"
 	"cni-unwind/testdata/sandbox"
 )
 
-// files are the files of a pool, with their contents by name. The content "folder" means a
-// directory, "link to X" a symbolic link.
-type files map[string]string
+var check = nodetest.Check
 
-func fill(t *testing.T, pool string, files files) {
-	t.Helper()
-	for name, content := range files {
-		path := filepath.Join(pool, name)
-		if target, is := strings.CutPrefix(content, "link to "); is {
-			check(t, os.Symlink(target, path))
-		} else if content == "folder" {
-			check(t, os.Mkdir(path, 0o755))
-		} else {
-			check(t, os.WriteFile(path, []byte(content), 0o600))
-		}
-	}
-}
-
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+type files = hostlocal.Files
 
 // pool is a host-local pool.
 type pool struct{ *hostlocal.Plugin }
@@ -113,7 +92,7 @@ func TestFull(t *testing.T) {
 				t.Errorf("a pool was made (%v)", err)
 			}
 			check(t, os.Mkdir(h.Pool(), 0o755))
-			fill(t, h.Pool(), tt.seed)
+			tt.seed.Fill(t, h.Pool())
 			h.untilFull(tt.addresses)
 			if tt.addresses == 0 {
 				return
@@ -154,7 +133,7 @@ func TestNotFull(t *testing.T) {
 	for _, subnet := range []string{"fd00::/64", "fd00::/8", "::/0", "0.0.0.0/0"} {
 		h := newHostLocal(t, fmt.Sprintf(`"subnet": %q`, subnet))
 		check(t, os.Mkdir(h.Pool(), 0o755))
-		fill(t, h.Pool(), many)
+		many.Fill(t, h.Pool())
 		h.wantFull(subnet, false)
 	}
 	h := newHostLocal(t, `"subnet": "10.1.0.0/30"`)
@@ -172,7 +151,7 @@ func TestNotFull(t *testing.T) {
 	if p, err := h.read(`{"ipam": {"type": "host-local"}}`); err != nil || p.Full {
 		t.Errorf("no range: %+v, %v; want neither", p, err)
 	}
-	fill(t, h.DataDir, files{"podnet": "a file"})
+	files{"podnet": "a file"}.Fill(t, h.DataDir)
 	if p, err := h.read(h.Config); err == nil {
 		t.Errorf("a pool that is a file: %+v; want an error", p)
 	}
@@ -184,10 +163,10 @@ func TestFullOfNode(t *testing.T) {
 	h := newHostLocal(t, `"subnet": "10.1.0.0/30"`)
 	h.Config = strings.Replace(h.Config, `"bridge"`, fmt.Sprintf(`"flannel", "subnetFile": %q`, h.DataDir+"/subnet.env"), 1)
 	check(t, os.Mkdir(h.Pool(), 0o755))
-	fill(t, h.Pool(), files{"10.244.1.2": "z\r\neth0"})
+	files{"10.244.1.2": "z\r\neth0"}.Fill(t, h.Pool())
 	if p, err := h.read(h.Config); err != nil || p.Full || !strings.Contains(p.NoRanges, "subnet.env: no such file") {
 		t.Errorf("without the file: %+v, %v", p, err)
 	}
-	fill(t, h.DataDir, files{"subnet.env": "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.1.1/30\n"})
+	files{"subnet.env": "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.1.1/30\n"}.Fill(t, h.DataDir)
 	h.wantFull("with the file", true)
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/testdata/nodetest"
 )
 
 // TestVersionFollowsRuntime has the configuration of one plugin, which can offer one version only,
@@ -14,9 +15,7 @@ func TestVersionFollowsRuntime(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	text := `{"cniVersion": "0.4.0", "name": "podnet", "plugins": [{"type": "a"}]}`
-	if err := os.WriteFile(filepath.Join(dir, "10-provider.conflist"), []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	nodetest.Check(t, os.WriteFile(filepath.Join(dir, "10-provider.conflist"), []byte(text), 0o600))
 	for _, c := range []struct{ runtime, want string }{
 		{"", "1.0.0"}, {"1.1.0", "1.1.0"}, {"", "1.1.0"}, {"1.0.0", "1.0.0"}, {"1.1.0", "1.1.0"},
 	} {
@@ -25,9 +24,7 @@ func TestVersionFollowsRuntime(t *testing.T) {
 		if err == nil {
 			_, err = s.WriteConflist(p)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		nodetest.Check(t, err)
 		if list, err := netconf.ReadConflist(s.Path()); err != nil || list.CNIVersion != c.want {
 			t.Errorf("the runtime speaks %q: %+v, %v; want %s", c.runtime, list, err, c.want)
 		}

@@ -90,9 +90,7 @@ func TestForm(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			r, err := c.flags.Find(t.Context(), nodetest.Root(t, c.files))
-			if err != nil {
-				t.Fatal(err)
-			}
+			nodetest.Check(t, err)
 			s, err := (Options{Target: c.flags}).Setup(t.Context(), r)
 			if err != nil || s.File != c.file || s.CNIVersion != c.version {
 				t.Errorf("%+v, %v", s, err)
@@ -127,9 +125,7 @@ func TestAccepts(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			w, err := Setup{ConfDir: dir, Source: c.source}.Plan()
-			if err != nil {
-				t.Fatal(err)
-			}
+			nodetest.Check(t, err)
 			r := r
 			r.Problems = append(append([]string{}, r.Problems...), c.more...)
 			if err = w.RefusedBy(r); (err == nil) != (c.want == "") || err != nil && !strings.HasPrefix(err.Error(), c.want) {

@@ -84,6 +84,15 @@ func TestFindPodSandboxes(t *testing.T) {
 	fails := func(code codes.Code) string {
 		return nodetest.ServeCRI(t, func(context.Context) ([]*cri.PodSandbox, error) { return nil, status.Error(code, "no") })
 	}
+	big := nodetest.Sandbox("big", 0)
+	big.Annotations = map[string]string{"a": strings.Repeat("x", maxCRIMessage)}
+	web, listener := nodetest.Listen(t)
+	go func() {
+		for c, err := listener.Accept(); err == nil; c, err = listener.Accept() {
+			_, _ = c.Write([]byte("HTTP/1.1 400 Bad Request\r\n\r\n"))
+			_ = c.Close()
+		}
+	}()
 	one, two := nodetest.ServeSandboxes(t, nodetest.Sandbox("one", 0)), nodetest.ServeSandboxes(t, nodetest.Sandbox("two", cri.PodSandboxState_SANDBOX_NOTREADY))
 	none, empty, docker := filepath.Join(t.TempDir(), "none.sock"), nodetest.ServeSandboxes(t), fails(codes.Unimplemented)
 	deaf, l := nodetest.Listen(t)
@@ -93,6 +102,9 @@ func TestFindPodSandboxes(t *testing.T) {
 		t.Fatal(err)
 	} else if err := unix.Bind(fd, &unix.SockaddrUnix{Name: refusing}); err != nil {
 		t.Skip(err) // a long path
+	}
+	if _, err := PodSandboxes(t.Context(), docker); status.Code(err) != codes.Unimplemented {
+		t.Errorf("Docker's containerd, asked by name: %v", err)
 	}
 	for _, c := range []struct {
 		name    string
@@ -110,6 +122,9 @@ func TestFindPodSandboxes(t *testing.T) {
 		{"Docker's containerd and another", []string{docker, one}, []string{"one"}, ""},
 		{"another and Docker's containerd", []string{one, docker}, []string{"one"}, ""},
 		{"one that fails", []string{one, fails(codes.Internal), two}, nil, "no"},
+		{"one that is overloaded", []string{one, fails(codes.DeadlineExceeded)}, nil, "no"},
+		{"one that answers too much", []string{one, nodetest.ServeSandboxes(t, big)}, nil, "larger than max"},
+		{"one that is no runtime", []string{one, web}, nil, "code = Unavailable"},
 		{"one that is down", []string{one, refusing}, nil, "connection refused"},
 		{"one that says nothing", []string{one, deaf}, nil, "DeadlineExceeded"},
 	} {

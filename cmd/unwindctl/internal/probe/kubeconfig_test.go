@@ -26,18 +26,12 @@ import (
 func identity(t *testing.T) (cert, key []byte) {
 	t.Helper()
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, k.Public(), k)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	raw, err := x509.MarshalPKCS8PrivateKey(k)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
 		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw})
 }
@@ -132,9 +126,7 @@ func TestKubeconfigRefused(t *testing.T) {
 	instead := func(make func(path string) error) func(*testing.T, *server) {
 		return func(t *testing.T, s *server) {
 			path := filepath.Join(s.Root, kubeFile)
-			if err := errors.Join(os.Rename(path, path+".was"), make(path)); err != nil {
-				t.Fatal(err)
-			}
+			check(t, errors.Join(os.Rename(path, path+".was"), make(path)))
 		}
 	}
 	for _, tt := range []struct {
@@ -225,12 +217,8 @@ func (s *server) refused(t *testing.T, want string) {
 func TestLink(t *testing.T) {
 	s := newServer(t, serve(t, map[string]string{"10.56.0.0-16": pool("10.56.0.0-16", "10.56.0.0/16", `"12": {"id": "c0ffee"}`)}))
 	path := filepath.Join(s.Root, kubeFile)
-	if err := os.Rename(path, path+".data"); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(filepath.Base(path)+".data", path); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.Rename(path, path+".data"))
+	check(t, os.Symlink(filepath.Base(path)+".data", path))
 	if held, err := s.held(t, `, "range": "10.56.0.0/16"`); held != "10.56.0.12" || err != nil {
 		t.Errorf("%q, %v", held, err)
 	}

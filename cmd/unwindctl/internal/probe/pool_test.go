@@ -330,9 +330,7 @@ func TestHang(t *testing.T) {
 	}
 	t.Run("in the handshake", func(t *testing.T) {
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		defer listener.Close() // the kernel takes the connection, and nobody else
 		s := newServer(t, nil)
 		s.put(t, "server: https://"+listener.Addr().String(), "token: "+token)

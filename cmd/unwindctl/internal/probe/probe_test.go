@@ -12,7 +12,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"cni-unwind/ipam"
+	"cni-unwind/testdata/nodetest"
 )
+
+// check ends a test that has an error.
+var check = nodetest.Check
 
 const (
 	flatFile   = "/etc/cni/net.d/whereabouts.d/whereabouts.conf"
@@ -25,12 +29,8 @@ const (
 func put(t *testing.T, root, path, content string) {
 	t.Helper()
 	path = filepath.Join(root, path)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	check(t, os.WriteFile(path, []byte(content), 0o600))
 }
 
 // whereaboutsWith is the configuration of a delegate with further keys of whereabouts, which begin with a comma.
@@ -84,9 +84,7 @@ func TestPools(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var c whereaboutsConf
-			if err := json.Unmarshal([]byte(tt.ipam), &c); err != nil {
-				t.Fatal(err)
-			}
+			check(t, json.Unmarshal([]byte(tt.ipam), &c))
 			got, err := c.pools()
 			if strings.Join(got, " ") != tt.want {
 				t.Errorf("%q, want %q", got, tt.want)
@@ -163,9 +161,7 @@ func TestMerge(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			pools, err := c.pools()
 			if diff := cmp.Diff(tt.want, fmt.Sprint(pools, " ", c.Kubernetes.Kubeconfig)); diff != "" || err != nil {
 				t.Errorf("%v (-want +got):\n%s", err, diff)

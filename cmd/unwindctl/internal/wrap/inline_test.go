@@ -69,9 +69,7 @@ func readWrapped(t testing.TB, out []byte, list *libcni.NetworkConfigList, err e
 		t.Fatalf("a runtime sees %d plugins, not unwind alone, in\n%s", len(list.Plugins), out)
 	}
 	given, err := libcni.InjectConf(list.Plugins[0], map[string]any{"name": list.Name, "cniVersion": list.CNIVersion})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	w.conf, err = netconf.ParseConf(given.Bytes)
 	if err != nil || len(w.conf.Warnings) > 0 {
 		t.Fatalf("unwind: %v, %v", err, w.conf.Warnings)
@@ -82,9 +80,7 @@ func readWrapped(t testing.TB, out []byte, list *libcni.NetworkConfigList, err e
 	}
 	for i := range chain.Delegates {
 		object := map[string]any{}
-		if err := json.Unmarshal(chain.Config(i, w.conf), &object); err != nil {
-			t.Fatal(err)
-		}
+		check(t, json.Unmarshal(chain.Config(i, w.conf), &object))
 		w.delegates = append(w.delegates, object)
 	}
 	if lost := chain.LostCapabilities(w.conf); len(lost) > 0 {
@@ -123,17 +119,11 @@ func TestWrapProviders(t *testing.T) {
 	for _, path := range files {
 		t.Run(filepath.Base(path), func(t *testing.T) {
 			x, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			out, err := wrapPath(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			file := filepath.Join(t.TempDir(), "10.conflist")
-			if err := os.WriteFile(file, out, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			check(t, os.WriteFile(file, out, 0o600))
 			list, err := libcni.NetworkConfFromFile(file)
 			got := readWrapped(t, out, list, err)
 
@@ -154,9 +144,7 @@ func TestWrapProviders(t *testing.T) {
 func compareTop(t *testing.T, x []byte, got map[string]any) {
 	t.Helper()
 	var want map[string]any
-	if err := json.Unmarshal(x, &want); err != nil {
-		t.Fatal(err)
-	}
+	check(t, json.Unmarshal(x, &want))
 	for _, ours := range []string{"cniVersion", "cniVersions", "loadOnlyInlinedPlugins", "plugins"} {
 		delete(want, ours)
 		delete(got, ours)
@@ -204,9 +192,7 @@ func TestWrapDirectory(t *testing.T) {
 			for name, text := range tt.directory {
 				err = errors.Join(err, os.WriteFile(filepath.Join(dir, "net", name), []byte(text), 0o600))
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			delegates, plainErr := plain(libcni.NetworkConfFromFile(path))
 			out, err := wrapPath(path)
 			if err != nil {
@@ -215,9 +201,7 @@ func TestWrapDirectory(t *testing.T) {
 				}
 				return
 			}
-			if err := errors.Join(plainErr, os.WriteFile(path, out, 0o600)); err != nil {
-				t.Fatal(err)
-			}
+			check(t, errors.Join(plainErr, os.WriteFile(path, out, 0o600)))
 			list, err := libcni.NetworkConfFromFile(path)
 			got := readWrapped(t, out, list, err)
 			if diff := cmp.Diff(delegates, got.delegates); diff != "" {

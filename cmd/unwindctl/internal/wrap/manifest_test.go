@@ -16,7 +16,11 @@ import (
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/testdata/nodetest"
 )
+
+// check ends a test that has an error.
+var check = nodetest.Check
 
 // rewritten returns what the command prints of a text on its standard input.
 func rewritten(change func(Source) ([]byte, error), text string) (out, notes string, err error) {
@@ -63,9 +67,7 @@ func TestDefinitionDelegates(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			out, _, err := rewritten(Inline, definitionOf("of-the-definition", tt.config))
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			plain := asMultus(t, "of-the-definition", tt.config)
 			wrapped := asMultus(t, "of-the-definition", configOf(t, out))
 			if len(wrapped) != 1 || wrapped[0]["type"] != netconf.Name {
@@ -76,15 +78,11 @@ func TestDefinitionDelegates(t *testing.T) {
 				t.Fatalf("unwind: %v, %v", err, conf.Warnings)
 			}
 			chain, err := conf.LoadChain()
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			var delegates []map[string]any
 			for i := range chain.Delegates {
 				var given map[string]any
-				if err := json.Unmarshal(chain.Config(i, conf), &given); err != nil {
-					t.Fatal(err)
-				}
+				check(t, json.Unmarshal(chain.Config(i, conf), &given))
 				delegates = append(delegates, given)
 			}
 			if diff := cmp.Diff(plain, delegates); diff != "" {
@@ -100,9 +98,7 @@ func TestDefinitionDelegates(t *testing.T) {
 func asMultus(t testing.TB, definition, config string) []map[string]any {
 	t.Helper()
 	var raw map[string]any
-	if err := json.Unmarshal([]byte(config), &raw); err != nil {
-		t.Fatal(err)
-	}
+	check(t, json.Unmarshal([]byte(config), &raw))
 	if name, ok := raw["name"]; !ok || name == "" {
 		raw["name"] = definition
 	}
@@ -127,9 +123,7 @@ func asMultus(t testing.TB, definition, config string) []map[string]any {
 		cni["a"] = "asked for"
 	}
 	data, err := json.Marshal(raw)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	exec := &recording{}
 	cni := libcni.NewCNIConfigWithCacheDir([]string{"/bin"}, t.TempDir(), exec)
 	rt := &libcni.RuntimeConf{ContainerID: "a", NetNS: "/proc/self/ns/net", IfName: "net1", CapabilityArgs: map[string]any{
@@ -148,9 +142,7 @@ func asMultus(t testing.TB, definition, config string) []map[string]any {
 			_, err = cni.AddNetworkList(context.Background(), list, rt)
 		}
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return exec.stdin
 }
 
@@ -273,9 +265,7 @@ func TestManifestIdentity(t *testing.T) {
 		}
 		marshal := rapid.SampledFrom([]func(any) ([]byte, error){json.Marshal, inYAML}).Draw(t, "format")
 		in, err := marshal(original)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		if !json.Valid(in) && yaml.Unmarshal(in, new(any)) != nil {
 			t.Skip("the library does not read what it wrote")
 		}

@@ -75,9 +75,7 @@ func FuzzWrap(f *testing.F) {
 	}
 	for _, file := range files {
 		x, err := os.ReadFile(file)
-		if err != nil {
-			f.Fatal(err)
-		}
+		check(f, err)
 		f.Add(x, "")
 		f.Add(x, ` {"type": "tuning", "capabilities": {"mac": true}} `)
 	}
