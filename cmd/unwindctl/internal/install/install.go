@@ -75,7 +75,9 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 		return fmt.Errorf("nothing was changed: %w", err)
 	}
 	conflist, err := s.WriteConflist(p)
-	if err != nil {
+	if err != nil && durable.Exists(s.Path()) {
+		return fmt.Errorf("the network is unchanged: %w", err)
+	} else if err != nil {
 		return fmt.Errorf("the network is unchanged, and unwind is not in use: %w", err)
 	}
 	return errors.Join(o.printDone(ctx, to.Out, r, s, p, binary, conflist), o.installForNode(to, s))
