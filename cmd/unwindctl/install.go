@@ -26,9 +26,10 @@ func installCommand() *cobra.Command {
 			"The directories come from the runtime's configuration: containerd (including\n" +
 			"GKE), CRI-O (including OpenShift), k3s, RKE2, MicroK8s, k0s, Talos, nerdctl,\n" +
 			"podman, Nomad.\n\n" +
-			"Running pods are not affected. install is idempotent and keeps keys that were\n" +
-			"added to unwind's entry. It writes the binary first and the file last, each\n" +
-			"atomically, so the node keeps working if install is interrupted.",
+			"Running pods are not affected. install is idempotent. It keeps the name and form of\n" +
+			"its file, and keys that were added to unwind's entry. It writes the binary first\n" +
+			"and the file last, each atomically, so the node keeps working if install is\n" +
+			"interrupted.",
 		Example: "  unwindctl install --dry-run\n" +
 			"  unwindctl install\n" +
 			"  unwindctl install --runtime k3s --observe",
@@ -47,10 +48,10 @@ func offCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "off",
 		Short: "Switch unwind off on this node until it is switched on again",
-		Long: "Switch unwind off on this node: remove unwind's conflist and write the file \"off\"\n" +
-			"into the state directory. From the next pod on, the runtime uses the provider's\n" +
-			"conflist, also to release the pods that were added through unwind. Nothing else\n" +
-			"is removed.\n\n" +
+		Long: "Switch unwind off on this node: rename unwind's conflist to NAME.off, which no\n" +
+			"runtime loads, and write the file \"off\" into the state directory. From the next\n" +
+			"pod on, the runtime uses the provider's conflist, also to release the pods that\n" +
+			"were added through unwind. Nothing else is changed.\n\n" +
 			"The file keeps agents from installing unwind, even after the agent, the node or\n" +
 			"the DaemonSet restarts. doctor and the metrics show who switched it off, and when.\n" +
 			"An agent also writes the file when it sees that somebody removed unwind's\n" +
@@ -86,7 +87,8 @@ func onCommand() *cobra.Command {
 		Short: "Switch unwind on again on this node",
 		Long: "Switch unwind on again on this node: remove the file that switched it off, and\n" +
 			"unwind's conflist if cilium has renamed it. If an agent runs, wait until it has\n" +
-			"installed unwind; otherwise install it as unwindctl install does.",
+			"installed unwind; otherwise install it as unwindctl install does, with the\n" +
+			"configuration that off has kept.",
 		Example: "  unwindctl on\n" +
 			"  kubectl unwind on",
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -112,8 +114,8 @@ func uninstallCommand() *cobra.Command {
 			"a pod with the conflist it was started with, so the binary stays while such pods\n" +
 			"run: run uninstall again after they have ended.\n\n" +
 			"The journal stays, and unwindctl sweep runs its pending DELs. Once it is empty,\n" +
-			"uninstall also removes unwindctl and its systemd units, and with --purge the state\n" +
-			"directory.",
+			"uninstall also removes the systemd units, and with --purge the state directory.\n" +
+			"Once the binary is gone too, it removes unwindctl.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return install.Uninstall(cmd.Context(), cmd.OutOrStdout(), flags)
 		},

@@ -260,17 +260,8 @@ func (r *reconciler) remember(named string) {
 
 // provider returns the provider's file: that of --provider-conf, or the one that ours names. It
 // returns "" if the runtime would use another one without us, so that the plan begins with that. It
-// waits for a file that is missing, and keeps one of another directory, because somebody chose it.
-func (r *reconciler) provider() string {
-	named := r.Entry().ChainFile
-	switch first := r.Without(r.paths); {
-	case r.Conf != "":
-		return r.Conf
-	case first != "" && first != named && !missing(named) && filepath.Dir(named) == r.ConfDir:
-		return ""
-	}
-	return named
-}
+// waits for a file that is missing.
+func (r *reconciler) provider() string { return cmp.Or(r.Conf, r.Provider(r.paths)) }
 
 // refind reads the runtime's configuration again, for a problem in it may have been corrected. The
 // directories and our file stay those of the start.

@@ -52,7 +52,7 @@ func (e *examination) runtime(ctx context.Context) node.Runtime {
 // network examines the conflist that the runtime uses. It returns unwind's entry and chain if they
 // are usable.
 func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Conf, *netconf.Chain) {
-	own := install.Setup{ConfDir: r.ConfDir, File: cmp.Or(e.Target.File, install.OwnFile(r))}
+	own := install.Setup{ConfDir: r.ConfDir, File: e.OwnFile(r)}
 	obstacle := own.Obstacle(e.StateDir)
 	if obstacle != nil {
 		severity := map[bool]Severity{true: Warning, false: Failure}[obstacle.Reason.Ready()]

@@ -2,6 +2,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -120,8 +121,9 @@ func Examine(ctx context.Context, o Options) *Report {
 	switch {
 	case e.StateDir == "" && conf != nil:
 		e.StateDir = conf.StateDir
-	case e.StateDir == "":
-		e.StateDir = netconf.DefaultStateDir
+	case e.StateDir == "": // off keeps unwind's conflist, which names it
+		kept := install.Setup{ConfDir: r.ConfDir, File: e.OwnFile(r)}.Entry()
+		e.StateDir = cmp.Or(kept.StateDir, netconf.DefaultStateDir)
 	case conf != nil && given != filepath.Clean(conf.StateDir):
 		e.add("journal", Warning, "omit --state-dir to examine that one",
 			"examining the journal in %s, but unwind uses the one in %s", e.StateDir, conf.StateDir)

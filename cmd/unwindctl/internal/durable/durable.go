@@ -92,6 +92,17 @@ func RemoveTemporary(path string, age time.Duration) (removed []string) {
 	return removed
 }
 
+// Rename gives a file another name in its directory, durably. It replaces a file of that name.
+//
+//	rename, open(DIR), fsync, close
+func Rename(path, to string) error {
+	RemoveTemporary(path, Stale)
+	if err := os.Rename(path, to); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(path))
+}
+
 // Remove removes a file durably. A missing file is not an error.
 //
 //	unlink, open(DIR), fsync, close

@@ -6,13 +6,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
+	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 )
@@ -23,6 +23,7 @@ import (
 //  1. Move plugins that another program has put behind unwind to the end of the provider's file. A
 //     crash here leaves them in both files, so they run twice rather than not at all.
 //  2. Write our file.
+//  3. Remove the one that off has kept. A crash here leaves it, and the next off replaces it.
 func (s Setup) WriteConflist(p *Plan) (changed bool, err error) {
 	if !p.changed {
 		return false, nil
@@ -36,6 +37,9 @@ func (s Setup) WriteConflist(p *Plan) (changed bool, err error) {
 	if err := durable.Replace(p.path, bytes.NewReader(p.content), 0o644); err != nil {
 		return false, err
 	}
+	if durable.Exists(s.offPath()) {
+		return true, durable.Remove(s.offPath())
+	}
 	return true, nil
 }
 
@@ -43,11 +47,14 @@ func (s Setup) WriteConflist(p *Plan) (changed bool, err error) {
 // It refuses to switch from a journal with attachments to another one, because nothing would
 // release them.
 func (s Setup) prepareState() error {
-	dir, is := s.stateDir(), cmp.Or(s.Entry().StateDir, netconf.DefaultStateDir)
-	if dir != is && durable.Exists(s.Path()) {
+	old := s.Entry()
+	dir, is := s.stateDir(), cmp.Or(old.StateDir, netconf.DefaultStateDir)
+	if dir != is && old.ChainFile != "" {
 		attachments, err := inspect.ReadJournal(context.Background(), &journal.Store{Dir: is})
 		if err != nil {
-			return fmt.Errorf("cannot read the journal in %s, so its attachments could be lost: %w", is, err)
+			return term.WithHint("install with --state-dir "+is+" to keep that journal; unwindctl doctor "+
+				"--state-dir "+is+" reports how to repair it", "cannot read the journal in %s, so its "+
+				"attachments could be lost if the state directory changed: %w", is, err)
 		}
 		if len(attachments) > 0 {
 			hint := "leave the journal there, or wait until unwindctl list --state-dir " + is + " is empty"
@@ -62,11 +69,11 @@ func (s Setup) prepareState() error {
 	return nil
 }
 
-// Remove removes our file in either form, even if other programs have changed it. From then on
-// unwind is not in use. A missing file is not an error. Remove first moves plugins behind unwind
-// back to the provider's file, and removes unwind from cilium's copy. If that fails, Remove still
-// removes our file and returns the error. It returns the removed paths, and sentences about the
-// moved plugins.
+// Remove takes our file in either form out of use, even if other programs have changed it. It
+// renames the file, so that the next install finds its configuration. That needs no room on a disk.
+// A missing file is not an error. Remove first moves plugins behind unwind back to the provider's
+// file, and removes unwind from cilium's copy. If that fails, Remove still renames our file and
+// returns the error. It returns the previous paths, and sentences about the moved plugins.
 func (s Setup) Remove() (removed, said []string, err error) {
 	if c := s.CiliumCopy(); c != nil && c.OfOurs() {
 		text, takeErr := c.takeOut()
@@ -75,6 +82,7 @@ func (s Setup) Remove() (removed, said []string, err error) {
 		}
 	}
 	for _, path := range []string{s.Path(), s.otherForm()} {
+		remove := func() error { return durable.Rename(path, path+node.OffSuffix) }
 		data, readErr := netconf.ReadFile(path)
 		if errors.Is(readErr, fs.ErrNotExist) {
 			continue
@@ -85,14 +93,16 @@ func (s Setup) Remove() (removed, said []string, err error) {
 			texts, returnErr := returnBehind(own)
 			said, err = append(said, texts...), errors.Join(err, returnErr)
 		case readErr == nil && !json.Valid(data): // half a file, of use to nobody
+			remove = func() error { return durable.Remove(path) }
 		case path == s.Path():
 			return removed, said, term.WithHint("rename it, or choose another name with --unwind-file",
 				"%s was not written by unwindctl: left unchanged", path)
 		default:
 			continue
 		}
-		if removeErr := durable.Remove(path); removeErr != nil {
-			return removed, said, errors.Join(err, removeErr)
+		if removeErr := remove(); removeErr != nil {
+			return removed, said, errors.Join(err, term.WithHint("unwind is still in use; run it "+
+				"again once "+s.ConfDir+" can be written to", "%w", removeErr))
 		}
 		removed = append(removed, path)
 	}

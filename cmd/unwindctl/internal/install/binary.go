@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/mod/semver"
@@ -44,6 +45,8 @@ func (s Setup) VerifyBinary(ctx context.Context) (about string, err error) {
 	const hint = "set --binary; make build puts the plugin next to unwindctl"
 	about, versions, err := AskVersion(ctx, path)
 	switch {
+	case ctx.Err() != nil:
+		return "", errors.New("interrupted; nothing was changed")
 	case err != nil:
 		return "", term.WithHint(hint, "plugin %s: %w", path, err)
 	case !strings.Contains(about, netconf.Name) || !slices.Contains(versions, "1.0.0"):
@@ -66,8 +69,10 @@ func AskVersion(ctx context.Context, path string) (about string, versions []stri
 		cmd.Stdin = strings.NewReader(`{"cniVersion": "1.0.0"}`)
 		cmd.Stdout, cmd.Stderr = &stdout, &stderr
 		cmd.WaitDelay = time.Second
+		// In a process group of its own, it does not get a terminal's signals before ctx ends.
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		err = cmd.Run()
-		if ctx.Err() != nil {
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			err = fmt.Errorf("no answer within %s", verifyTimeout)
 		}
 		var path *fs.PathError

@@ -94,19 +94,6 @@ func (s Setup) list(p *Plan, old map[string]json.RawMessage, version any, entry 
 	return fmt.Appendf(nil, `%s,"plugins":[%s]}`, written[:len(written)-1], entry)
 }
 
-// setByHand returns the keys of unwind's entry in our file that an install does not set by itself.
-func (s Setup) setByHand() []string {
-	own, _ := netconf.ReadConflist(s.Path())
-	if !ours(own) {
-		return nil
-	}
-	_, entry, _ := s.split(own)
-	for _, key := range []string{"type", "capabilities", "chainFile", "disableCheck"} {
-		delete(entry, key)
-	}
-	return slices.Sorted(maps.Keys(entry))
-}
-
 // setEntry sets the keys of unwind's entry that unwindctl writes.
 func (s Setup) setEntry(entry map[string]json.RawMessage, p *Plan) {
 	capabilities := map[string]bool{}

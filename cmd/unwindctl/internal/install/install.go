@@ -75,7 +75,9 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 		return fmt.Errorf("nothing was changed: %w", err)
 	}
 	conflist, err := s.WriteConflist(p)
-	if err != nil {
+	if err != nil && durable.Exists(s.Path()) {
+		return fmt.Errorf("the network is unchanged: %w", err)
+	} else if err != nil {
 		return fmt.Errorf("the network is unchanged, and unwind is not in use: %w", err)
 	}
 	return errors.Join(o.printDone(ctx, to.Out, r, s, p, binary, conflist), o.installForNode(to, s))
@@ -84,7 +86,8 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 // onWithin is how long an agent may need to install after it was switched on.
 const onWithin = 15 * time.Second
 
-// SwitchOnNode switches unwind on. It installs unwind itself if no agent runs.
+// SwitchOnNode switches unwind on. It installs unwind itself if no agent runs, with the
+// configuration that off has kept, or that is in use.
 func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.Output) error {
 	r, err := o.Find(ctx, "/")
 	if err != nil {
@@ -93,6 +96,11 @@ func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.
 	s, err := o.Setup(ctx, r)
 	if err != nil {
 		return err
+	}
+	entry := s.Entry()
+	o.Observe = o.Observe || entry.Observes()
+	if chain := s.Provider(r); durable.Exists(chain) {
+		o.Conf = cmp.Or(o.Conf, chain)
 	}
 	dir, out, done := s.stateDir(), to.Out, changes{}
 	if was := s.Obstacle(""); was != nil {
@@ -150,7 +158,7 @@ func (o Options) installForNode(to term.Streams, s Setup) error {
 // Setup returns the setup for a runtime with these options.
 func (o Options) Setup(ctx context.Context, r node.Runtime) (Setup, error) {
 	s := Setup{ConfDir: r.ConfDir, BinDir: r.BinDirs[0], Source: o.Conf,
-		File: cmp.Or(o.File, OwnFile(r)), CNIVersion: r.CNIVersion(ctx), Binary: o.Binary,
+		File: o.OwnFile(r), CNIVersion: r.CNIVersion(ctx), Binary: o.Binary,
 		Observe: o.Observe}
 	if o.StateDir == "" {
 		return s, nil

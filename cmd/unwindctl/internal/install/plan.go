@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/cmd/unwindctl/internal/providers"
 	"cni-unwind/plugin/netconf"
@@ -48,7 +49,7 @@ func (p *Plan) refuseMissing(dirs []string) error {
 // Plan computes our conflist from the current files. It writes nothing.
 func (s Setup) Plan() (*Plan, error) {
 	p := &Plan{path: s.Path()}
-	old, err := p.readOwn()
+	old, err := s.readOwn(p)
 	if err != nil {
 		return nil, err
 	}
@@ -62,29 +63,37 @@ func (s Setup) Plan() (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.changed = old == nil || !sameJSON(old.Data, p.content)
+	p.changed = old == nil || old.Path != p.path || !sameJSON(old.Data, p.content)
 	return p, nil
 }
 
 func (p *Plan) Repairs() []string { return p.behind.sentences(p.Source.Path) }
 
-// readOwn reads our file. It returns nil without one, and an error if unwindctl did not write it.
-func (p *Plan) readOwn() (*netconf.Conflist, error) {
-	if _, err := os.Lstat(p.path); errors.Is(err, fs.ErrNotExist) {
+// readOwn reads our file, or else the one that off has kept. It returns nil if there is neither,
+// and an error if unwindctl did not write it.
+func (s Setup) readOwn(p *Plan) (*netconf.Conflist, error) {
+	path, hint := p.path, "correct it; to switch unwind off immediately: rm "+p.path
+	_, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		path, hint = s.offPath(), "correct it, or remove it"
+		_, err = os.Lstat(path)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
 		return nil, err
 	}
-	c, err := netconf.ReadConflist(p.path)
+	c, err := netconf.ReadConflist(path)
 	switch {
 	case !ours(c):
 		return nil, term.WithHint("rename it, or choose another name with --unwind-file",
-			"%s was not written by unwindctl: left unchanged", p.path)
+			"%s was not written by unwindctl: left unchanged", path)
 	case err != nil:
-		return nil, term.WithHint("correct it; to switch unwind off immediately: rm "+p.path,
-			"%s: %w", p.path, err)
+		return nil, term.WithHint(hint, "%s: %w", path, err)
 	}
-	p.behind = behindIn(c)
+	if path == p.path { // off has moved the plugins behind unwind already
+		p.behind = behindIn(c)
+	}
 	return c, nil
 }
 
@@ -172,6 +181,17 @@ func (s Setup) Without(r node.Runtime) string {
 		return ""
 	}
 	return s.firstOther()
+}
+
+// Provider returns the provider's file that our file names. It returns "" if the runtime would use
+// another one of the directory without ours. A file of another directory was chosen on purpose.
+func (s Setup) Provider(r node.Runtime) string {
+	named := s.Entry().ChainFile
+	first := s.Without(r)
+	if first != "" && first != named && durable.Exists(named) && filepath.Dir(named) == s.ConfDir {
+		return ""
+	}
+	return named
 }
 
 // PassesOver returns an error if our file's chain is not the file in the directory that the runtime

@@ -93,7 +93,7 @@ func installUnits(unitDir, programDir string) (written []string, err error) {
 }
 
 // removeUnits stops and removes the systemd units, unless they are needed.
-func removeUnits(ctx context.Context, unitDir string, needed bool, done *changes) error {
+func removeUnits(ctx context.Context, unitDir, needed string, done *changes) error {
 	files, err := systemd.Units.ReadDir(".")
 	var names []string
 	for _, f := range files {
@@ -104,13 +104,13 @@ func removeUnits(ctx context.Context, unitDir string, needed bool, done *changes
 	if err != nil || names == nil {
 		return err
 	}
-	if unitDir == DefaultUnitDir && !needed {
+	if unitDir == DefaultUnitDir && needed == "" {
 		err = systemctl(ctx, append([]string{"disable", "--now"}, names...)...)
 	}
 	for _, name := range names {
 		err = errors.Join(err, done.remove(filepath.Join(unitDir, name), needed))
 	}
-	if unitDir == DefaultUnitDir && !needed {
+	if unitDir == DefaultUnitDir && needed == "" {
 		err = errors.Join(err, systemctl(ctx, "daemon-reload"))
 	}
 	return err
@@ -125,7 +125,7 @@ func systemctl(ctx context.Context, args ...string) error {
 }
 
 // removePrograms removes the plugin beside unwindctl, and then unwindctl, unless they are needed.
-func removePrograms(ctx context.Context, dir string, needed bool, done *changes) (err error) {
+func removePrograms(ctx context.Context, dir, needed string, done *changes) (err error) {
 	for _, program := range slices.Backward(programs) {
 		path := filepath.Join(dir, program)
 		switch {

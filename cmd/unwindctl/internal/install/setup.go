@@ -31,8 +31,24 @@ const (
 	ownJSON = "00-unwind.json"
 )
 
-// OwnFile returns the default name of our file for a runtime.
-func OwnFile(r node.Runtime) string {
+// forms are the extensions of our file.
+var forms = []string{".json", ".conflist"}
+
+// OwnFile returns the name of our file: the given one, else that of the existing file, which sorts
+// first or which off has kept, else the default for the runtime. So our file keeps its form if a
+// runtime starts, or is not found, after the first install.
+func (p Target) OwnFile(r node.Runtime) string {
+	if p.File != "" {
+		return p.File
+	}
+	paths, _ := netconf.Conflists(r.ConfDir)
+	off, _ := filepath.Glob(filepath.Join(r.ConfDir, "*"+node.OffSuffix))
+	for _, path := range append(paths[:min(1, len(paths))], off...) {
+		name := strings.TrimSuffix(filepath.Base(path), node.OffSuffix)
+		if c, _ := netconf.ReadConflist(path); ours(c) && slices.Contains(forms, filepath.Ext(name)) {
+			return name
+		}
+	}
 	if r.Socket != "" {
 		return ownJSON
 	}
@@ -53,6 +69,9 @@ type Setup struct {
 }
 
 func (s Setup) Path() string { return filepath.Join(s.ConfDir, cmp.Or(s.File, ownList)) }
+
+// offPath returns the path at which off keeps our file, so that on can restore it.
+func (s Setup) offPath() string { return s.Path() + node.OffSuffix }
 
 // otherForm returns the path that our file has in its other form. The form follows the runtime and
 // --unwind-file, which an uninstall may not have been given.
@@ -90,10 +109,12 @@ func names(data []byte, own string) bool {
 	return in(value)
 }
 
-// Entry returns unwind's entry in our file, or an empty one.
+// Entry returns unwind's entry in our file, or in the one that off has kept, or an empty one.
 func (s Setup) Entry() netconf.Conf {
-	if c, _ := netconf.ReadConflist(s.Path()); c != nil && c.Unwind != nil {
-		return *c.Unwind
+	for _, path := range []string{s.Path(), s.offPath()} {
+		if c, _ := netconf.ReadConflist(path); c != nil && c.Unwind != nil {
+			return *c.Unwind
+		}
 	}
 	return netconf.Conf{}
 }
@@ -121,7 +142,7 @@ type Target struct{ Runtime, ConfDir, BinDir, File string }
 // Find returns the selected runtime, with the given directories.
 func (p Target) Find(ctx context.Context, root string) (node.Runtime, error) {
 	if p.File != "" && (filepath.Base(p.File) != p.File ||
-		!slices.Contains([]string{".json", ".conflist"}, filepath.Ext(p.File))) {
+		!slices.Contains(forms, filepath.Ext(p.File))) {
 		return node.Runtime{}, term.Usage("--unwind-file %q is not the name of a .json or .conflist file",
 			p.File)
 	}

@@ -1,10 +1,12 @@
 package install
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/testdata/nodetest"
 )
 
@@ -148,5 +150,44 @@ func TestNameBefore(t *testing.T) {
 		if strings.HasPrefix(other, "00-multus") && !strings.HasPrefix(name, "00-multus") {
 			t.Errorf("%s: %s would be taken by multus for the cluster's network", other, advice)
 		}
+	}
+}
+
+// TestOwnFile has our file keep its name and form, whichever runtime a later install finds.
+func TestOwnFile(t *testing.T) {
+	t.Parallel()
+	const list = `{"name": "a", "cniVersion": "1.0.0", "plugins": [{"type": "unwind", "chainFile": "/a"}]}`
+	const plain = `{"name": "a", "cniVersion": "1.0.0", "plugins": [{"type": "bridge"}]}`
+	for _, c := range []struct {
+		name      string
+		files     map[string]string
+		given     string
+		cri, none string
+	}{
+		{"nothing", nil, "", ownJSON, ownList},
+		{"the provider's", map[string]string{"10-a.conflist": plain}, "", ownJSON, ownList},
+		{"ours", map[string]string{ownList: list, "10-a.conflist": plain}, "", ownList, ownList},
+		{"ours under another name", map[string]string{"00-a.json": list}, "", "00-a.json", "00-a.json"},
+		{"another is given", map[string]string{ownList: list}, "00-b.json", "00-b.json", "00-b.json"},
+		{"after the provider's", map[string]string{"10-a.conflist": plain, "20-a.conflist": list}, "", ownJSON, ownList},
+		{"an extension that we do not write", map[string]string{"00-a.conf": list}, "", ownJSON, ownList},
+		{"off", map[string]string{ownList + ".off": list, "10-a.conflist": plain}, "", ownList, ownList},
+		{"off, and installed again", map[string]string{ownList + ".off": list, "00-a.json": list}, "", "00-a.json", "00-a.json"},
+		{"another program's", map[string]string{"00-a.json.off": plain}, "", ownJSON, ownList},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			for name, text := range c.files {
+				if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for socket, want := range map[string]string{"": c.none, "/run/containerd/containerd.sock": c.cri} {
+				if got := (Target{File: c.given}).OwnFile(node.Runtime{ConfDir: dir, Socket: socket}); got != want {
+					t.Errorf("runtime %q: %s, want %s", socket, got, want)
+				}
+			}
+		})
 	}
 }

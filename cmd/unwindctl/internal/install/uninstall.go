@@ -1,7 +1,6 @@
 package install
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,6 +16,7 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/agentlock"
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
+	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/cmd/unwindctl/internal/pools"
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
@@ -48,10 +48,10 @@ func (c *changes) add(what, format string, args ...any) {
 	*c = append(*c, change{what, fmt.Sprintf(format, args...)})
 }
 
-// remove removes a file, unless the journal's attachments need it.
-func (c *changes) remove(path string, needed bool) error {
-	if needed {
-		c.add("kept", "%s (needed until the journal is empty)", path)
+// remove removes a file, unless it is needed.
+func (c *changes) remove(path, needed string) error {
+	if needed != "" {
+		c.add("kept", "%s (%s)", path, needed)
 		return nil
 	}
 	if err := durable.Remove(path); err != nil {
@@ -79,15 +79,17 @@ const ExitUnrecorded = 5
 
 // Uninstall switches unwind off. Without OffOnly it also removes the binary once nothing names it.
 //
-//  1. Remove our conflist: from then on, pods start without unwind. This needs no room on a disk.
+//  1. Rename our conflist: from then on, pods start without unwind. This needs no room on a disk.
 //  2. Write the off-switch, so that no agent installs again. If that fails, an agent that runs
 //     takes the removal for the same, but one that starts later does not.
+//  3. Remove what nothing needs. Our conflist stays under its other name until the last uninstall,
+//     because it names the state directory.
 func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 	r, err := o.Find(ctx, "/")
 	if err != nil {
 		return err
 	}
-	s := Setup{ConfDir: r.ConfDir, BinDir: r.BinDirs[0], File: cmp.Or(o.File, OwnFile(r))}
+	s := Setup{ConfDir: r.ConfDir, BinDir: r.BinDirs[0], File: o.OwnFile(r)}
 	if o.StateDir == "" {
 		o.StateDir = s.stateDir()
 	}
@@ -98,7 +100,6 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 	}
 	done := changes{}
 	o.removeTemporary(s, &done)
-	set := s.setByHand()
 	removed, said, removeErr := s.Remove()
 	if removeErr != nil && removed == nil && said == nil {
 		return removeErr
@@ -112,14 +113,12 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 	if removed == nil {
 		done.add("off", "unwind is not in use: there is no %s", s.Path())
 	}
-	err = removeErr
-	if o.OffOnly || durable.Exists(o.StateDir) { // else there is no agent
-		err = errors.Join(err, o.recordOff(&done))
-	}
+	err = errors.Join(removeErr, o.recordOff(&done))
 	if o.OffOnly {
-		if len(set) > 0 && removed != nil {
-			done.add("removed", "keys of unwind's entry, which on does not restore: %s",
-				strings.Join(set, ", "))
+		for _, path := range removed {
+			if kept := path + node.OffSuffix; durable.Exists(kept) {
+				done.add("kept", "%s (unwindctl on restores unwind's file from it)", kept)
+			}
 		}
 		attachments, readErr := inspect.ReadJournal(ctx, &journal.Store{Dir: o.StateDir})
 		if n := countPending(attachments); n > 0 {
@@ -127,15 +126,21 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 		}
 		return errors.Join(err, readErr, done.print(out, &o.Output))
 	}
-	binaryErr := s.removeBinary(ctx, o.CacheDir, o.StateDir, &done)
+	needed, unitsNeeded := "", ""
+	inUse, binaryErr := s.removeBinary(ctx, o.CacheDir, o.StateDir, &done)
+	if inUse {
+		needed = "needed to run uninstall again"
+	}
 	journal := describeJournal(ctx, o.StateDir)
 	var heldErr error
 	if journal != "" {
 		done.add("kept", "%s", journal)
+		needed = "needed until the journal is empty"
+		unitsNeeded = needed
 	} else {
 		heldErr = s.dropHeld(ctx, o.StateDir, &done)
 	}
-	nodeErr := o.removeFromNode(ctx, journal != "", &done)
+	nodeErr := o.removeFromNode(ctx, s, needed, unitsNeeded, &done)
 	return errors.Join(err, binaryErr, heldErr, nodeErr, done.print(out, &o.Output))
 }
 
@@ -173,19 +178,32 @@ func (o UninstallOptions) recordOff(done *changes) error {
 	return nil
 }
 
-// removeFromNode removes what installForNode wrote and, with --purge, the state directory. As long
-// as the journal has something, all of that is needed.
-func (o UninstallOptions) removeFromNode(ctx context.Context, needed bool, done *changes) error {
+// removeFromNode removes what installForNode wrote, the conflist that off has kept and, with
+// --purge, the state directory. As long as the journal has something, all of that is needed. As
+// long as the plugin is in use, the programs and that conflist are.
+func (o UninstallOptions) removeFromNode(ctx context.Context, s Setup, needed, unitsNeeded string,
+	done *changes) error {
 	var err error
 	if o.ProgramDir != "" {
 		if o.UnitDir != "" {
-			err = removeUnits(ctx, o.UnitDir, needed, done)
+			err = removeUnits(ctx, o.UnitDir, unitsNeeded, done)
 		}
 		err = errors.Join(err, removePrograms(ctx, o.ProgramDir, needed, done))
 	}
+	for _, path := range []string{s.Path(), s.otherForm()} {
+		kept := path + node.OffSuffix
+		if c, _ := netconf.ReadConflist(kept); !ours(c) {
+			continue
+		}
+		if needed != "" {
+			done.add("kept", "%s (%s)", kept, needed)
+		} else {
+			err = errors.Join(err, durable.Remove(kept))
+		}
+	}
 	off := filepath.Join(o.StateDir, OffName)
 	switch {
-	case o.Purge && !needed:
+	case o.Purge && unitsNeeded == "":
 		purgeErr := checkPurge(ctx, o.StateDir) // a pod may have come before the conflist went
 		if purgeErr == nil {
 			purgeErr = purge(o.StateDir)
@@ -194,7 +212,7 @@ func (o UninstallOptions) removeFromNode(ctx context.Context, needed bool, done 
 			done.add("removed", "%s", o.StateDir)
 		}
 		err = errors.Join(err, purgeErr)
-	case needed && durable.Exists(off):
+	case needed != "" && durable.Exists(off):
 		done.add("off", "%s records that unwind is off here, so no agent installs it", off)
 	case durable.Exists(off):
 		done.add("off", "%s records that unwind is off here, so no agent installs it; once none runs "+
@@ -203,17 +221,20 @@ func (o UninstallOptions) removeFromNode(ctx context.Context, needed bool, done 
 	return err
 }
 
-func (s Setup) removeBinary(ctx context.Context, cacheDir, stateDir string, done *changes) error {
+// removeBinary removes the plugin, unless it is in use, or that is unknown.
+func (s Setup) removeBinary(ctx context.Context, cacheDir, stateDir string, done *changes) (
+	inUse bool, err error,
+) {
 	path := s.plugin()
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return false, nil
 	}
 	conflists, err := s.naming()
 	attachments, readErr := inspect.ReadJournal(ctx, &journal.Store{Dir: stateDir})
 	cached, cacheErr := cachedNaming(filepath.Join(cacheDir, "results"), attachments)
 	if err = errors.Join(err, readErr, cacheErr); err != nil {
 		done.add("kept", "%s (unknown whether it is still in use)", path)
-		return err
+		return true, err
 	}
 	var why []string
 	if len(conflists) > 0 {
@@ -225,13 +246,13 @@ func (s Setup) removeBinary(ctx context.Context, cacheDir, stateDir string, done
 	if len(why) > 0 {
 		done.add("kept", "%s (named by %s; run unwindctl uninstall again once their pods are gone)",
 			path, strings.Join(why, " and "))
-		return nil
+		return true, nil
 	}
 	if !isOurs(ctx, path) {
 		done.add("kept", "%s (not recognized as unwind)", path)
-		return nil
+		return false, nil
 	}
-	return done.remove(path, false)
+	return false, done.remove(path, "")
 }
 
 // dropHeld removes the files with which DELs that were killed hold addresses: see ipam.Hold. A

@@ -127,10 +127,16 @@ func BinPath(ctx context.Context) string {
 	return strings.Join(dirs, string(filepath.ListSeparator))
 }
 
-// installedIn returns the first conflist of a directory that has unwind in it, or nil.
+// OffSuffix is what unwindctl off adds to the name of unwind's conflist, so that no runtime loads
+// it.
+const OffSuffix = ".off"
+
+// installedIn returns the first conflist of a directory that has unwind in it, or else the one that
+// off has kept, or nil.
 func installedIn(dir string) *netconf.Conflist {
 	paths, _ := netconf.Conflists(dir)
-	for _, path := range paths {
+	off, _ := filepath.Glob(filepath.Join(dir, "*"+OffSuffix))
+	for _, path := range slices.Concat(paths, off) {
 		if c, _ := netconf.ReadConflist(path); c != nil && c.Unwind != nil {
 			return c
 		}
