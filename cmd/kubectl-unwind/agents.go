@@ -15,10 +15,10 @@ import (
 // container is the agent's container in its pod.
 const container = "agent"
 
-// agent is the agent's pod on a node, or the reason why the node cannot be asked.
+// agent is the agent's pod on a node, or the reason why the node cannot be queried.
 type agent struct{ node, pod, why string }
 
-// pod has the parts of a pod that matter here, as kubectl get -o json prints them.
+// pod contains the fields of a pod that matter here, as kubectl get -o json prints them.
 type pod struct {
 	Metadata struct{ Name, DeletionTimestamp string }
 	Spec     struct {
@@ -59,7 +59,7 @@ func findAgents(ctx context.Context, o *options, stderr io.Writer) ([]agent, err
 	}
 	if len(pods.Items) == 0 {
 		return nil, term.WithHint("if the agents run elsewhere, set --namespace and --agent-selector",
-			"no pods in namespace %s match the selector %s", o.namespace, o.agents)
+			"no pods in namespace %s match the agent selector %s", o.namespace, o.agents)
 	}
 	agents := choose(pods.Items)
 	const none = "no agent on this node"
@@ -70,7 +70,7 @@ func findAgents(ctx context.Context, o *options, stderr io.Writer) ([]agent, err
 	case o.selector == "" && err != nil:
 		fmt.Fprintf(stderr, "warning: nodes without an agent are not shown: %v\n", err)
 	case err != nil:
-		return nil, fmt.Errorf("cannot list the nodes with the labels %s: %w", o.selector, err)
+		return nil, fmt.Errorf("cannot list the nodes that match the selector %s: %w", o.selector, err)
 	case o.selector != "" && len(found) == 0:
 		return nil, fmt.Errorf("no Linux node matches the selector %s", o.selector)
 	case o.selector != "":
@@ -102,7 +102,8 @@ func addMissing(agents []agent, node, why string) []agent {
 	return append(agents, agent{node: node, why: why})
 }
 
-// choose returns the pod to ask on each node. A node has several while one pod replaces another.
+// choose returns the agent's pod to use on each node. A node has several while one replaces
+// another.
 func choose(pods []pod) (agents []agent) {
 	rank := func(p *pod) int {
 		switch {
@@ -123,8 +124,8 @@ func choose(pods []pod) (agents []agent) {
 	return agents
 }
 
-// node returns the node of a pod. A pod without room has no node yet, but the DaemonSet controller
-// names its node in the pod's affinity.
+// node returns the node of a pod. If the scheduler has not placed the pod yet, node returns the
+// node that the DaemonSet controller named in the pod's affinity.
 func (p *pod) node() string {
 	if p.Spec.NodeName == "" {
 		for _, t := range p.Spec.Affinity.NodeAffinity.Required.NodeSelectorTerms {
@@ -136,8 +137,8 @@ func (p *pod) node() string {
 	return cmp.Or(p.Spec.NodeName, "?")
 }
 
-// why returns the reason why a pod cannot be asked, or "" if it can. A pod that is not ready can be
-// asked: doctor may explain why it is not ready.
+// why returns the reason why a pod cannot run commands, or "" if it can. A pod that is not ready
+// can: doctor may explain why it is not ready.
 func (p *pod) why() string {
 	words := []string{p.Status.Phase, p.Status.Reason, p.Status.Message}
 	if len(p.Status.ContainerStatuses) > 0 {

@@ -23,10 +23,11 @@ type answer struct {
 	ExitCode int             `json:"exitCode,omitempty"` // of unwindctl
 	Result   json.RawMessage `json:"result,omitempty"`   // what unwindctl printed
 
-	report report // the same; nil without a result
+	report report // Result, parsed; nil if there is none
 }
 
-// askAll returns the nodes' answers, in order. One that hangs occupies a slot until the timeout.
+// askAll runs a command on all nodes and returns their answers in order. A node that hangs occupies
+// a slot until the timeout.
 func askAll(ctx context.Context, o *options, v *view, args []string, agents []agent,
 	stderr io.Writer) []answer {
 	g, shut := o.openGate(ctx)
@@ -57,7 +58,7 @@ func askAll(ctx context.Context, o *options, v *view, args []string, agents []ag
 }
 
 // ask runs a command in the agent's pod: through the gate, or with kubectl exec if the gate is
-// closed. The answer has both a result and an error if unwindctl printed an object and failed.
+// closed. The answer contains both a result and an error if unwindctl printed an object and failed.
 func (a *answer) ask(ctx context.Context, g *gate, o *options, v *view, args []string) {
 	command := slices.Concat([]string{"/unwindctl", "--host"}, args, []string{"-o", "json"})
 	out, err := []byte(nil), errClosed
@@ -112,7 +113,7 @@ func (v *view) read(data []byte) (report, error) {
 	case v.key == "":
 		list = slices.Concat([]byte("["), data, []byte("]"))
 	case len(list) == 0 || list[0] != '[':
-		return nil, fmt.Errorf("unwindctl printed no list %q", v.key)
+		return nil, fmt.Errorf("unwindctl printed an object without the list %q", v.key)
 	case v.whole:
 		list = data
 	}
@@ -130,7 +131,7 @@ type progress struct {
 	width     int // of the current line
 }
 
-// newProgress returns a progress that shows 0 nodes done if out is a terminal.
+// newProgress returns a progress at 0 nodes. It shows it if out is a terminal.
 func newProgress(out io.Writer, all int) *progress {
 	p := &progress{out: io.Discard, all: all, done: -1}
 	if _, terminal := term.OnTerminal(out); terminal {

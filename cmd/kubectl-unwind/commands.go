@@ -98,7 +98,7 @@ func sweepCommand(o *options) *cobra.Command {
 	})
 	atOnce := 0
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "print what would be released, and release nothing")
-	cmd.Flags().BoolVar(&yes, "yes", false, "release it")
+	cmd.Flags().BoolVar(&yes, "yes", false, "release the dead attachments")
 	cmd.Flags().IntVar(&atOnce, "at-once", 10, "with --yes, sweep at most `N` nodes at the same time")
 	run := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -146,7 +146,7 @@ func switchCommand(o *options, verb string) *cobra.Command {
 	})
 }
 
-// operator returns the user who runs this program, for the record.
+// operator returns the user who runs this program. unwind records who switched it off.
 func operator() string {
 	host, _ := os.Hostname()
 	return cmp.Or(os.Getenv("USER"), os.Getenv("USERNAME"), "somebody") + "@" + cmp.Or(host, "?")

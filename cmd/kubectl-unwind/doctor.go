@@ -49,7 +49,7 @@ func doctorCommand(o *options) *cobra.Command {
 	}))
 }
 
-// severity returns the rank of a severity. An unknown one ranks highest.
+// severity returns the rank of a severity. An unknown severity ranks highest.
 func severity(word string) int {
 	if i := slices.Index(severities, word); i >= 0 {
 		return i

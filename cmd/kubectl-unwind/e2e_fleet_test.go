@@ -58,7 +58,7 @@ func TestKubernetesFleet(t *testing.T) {
 	}
 	var named []string
 	for line := range strings.Lines(table) {
-		if strings.HasSuffix(line, "no answer in 20s\n") {
+		if strings.HasSuffix(line, "no answer within 20s (--timeout)\n") {
 			named = append(named, strings.Fields(line)[0])
 		}
 	}

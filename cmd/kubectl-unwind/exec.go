@@ -22,9 +22,8 @@ import (
 	"cni-unwind/cmd/internal/term"
 )
 
-// gate is a kubectl proxy that allows only exec into pods. It is one process with one login for all
-// nodes, whereas each kubectl exec is a process with its own login. Its socket is in a private
-// directory.
+// gate is a kubectl proxy that allows only exec into pods. It needs one process and one login for
+// all nodes, whereas kubectl exec needs one of each per node. Its socket is in a private directory.
 type gate struct {
 	kubectl *kubectl
 	client  *http.Client
@@ -60,7 +59,7 @@ func (k *kubectl) openGate(ctx context.Context) (g *gate, shut func()) {
 	if err == nil {
 		err = cmd.Start()
 	}
-	if err == nil { // it prints a line once it listens
+	if err == nil { // kubectl proxy prints a line once it listens
 		_, err = bufio.NewReader(said).ReadString('\n')
 	}
 	if err != nil {
@@ -73,11 +72,12 @@ func (k *kubectl) openGate(ctx context.Context) (g *gate, shut func()) {
 	return &gate{k, &http.Client{Transport: &http.Transport{DialContext: dial}}}, shut
 }
 
-// endsWithUs has the kernel end kubectl proxy if this process gets SIGKILL. It is nil if none can.
+// endsWithUs makes the kernel kill kubectl proxy if this process is killed. It is nil on operating
+// systems that cannot do so.
 var endsWithUs *syscall.SysProcAttr
 
-// errClosed means that something on the way blocks WebSockets, or that the user may not get
-// pods/exec, which WebSockets need besides create.
+// errClosed means that something on the way blocks WebSockets, or that the user lacks the
+// permission to get pods/exec, which WebSockets need in addition to create.
 var errClosed = errors.New("kubectl proxy cannot exec into pods")
 
 // status is the API server's outcome of a request.
@@ -89,8 +89,8 @@ type status struct {
 }
 
 // run runs a command in the agent's container with the WebSocket protocol of exec, and returns its
-// output as kubectl.run does. A message begins with its stream: 1 stdout, 2 stderr, 3 the status at
-// the end (k8s.io/apimachinery v0.36.3, pkg/util/remotecommand).
+// output as kubectl.run does. The first byte of each message is its stream: 1 for stdout, 2 for
+// stderr, 3 for the final status (k8s.io/apimachinery v0.36.3, pkg/util/remotecommand).
 func (g *gate) run(ctx context.Context, pod string, command []string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, g.kubectl.timeout)
 	defer cancel()
@@ -103,8 +103,8 @@ func (g *gate) run(ctx context.Context, pod string, command []string) ([]byte, e
 	case out.isFull:
 		return nil, fmt.Errorf("unwindctl printed more than %d MiB", mostOutput>>20)
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		return nil, fmt.Errorf("no answer in %s", g.kubectl.timeout)
-	case err != nil && end.buf.Len() == 0: // otherwise the status has come, which is last
+		return nil, fmt.Errorf("no answer within %s (--timeout)", g.kubectl.timeout)
+	case err != nil && end.buf.Len() == 0: // else the final status has arrived
 		return nil, fmt.Errorf("exec: %w", err)
 	}
 	if err := json.Unmarshal(end.buf.Bytes(), &ended); err != nil {
@@ -135,7 +135,7 @@ func (g *gate) exec(ctx context.Context, pod string, command []string, streams [
 	}
 	request.Header = http.Header{"Connection": {"Upgrade"}, "Upgrade": {"websocket"},
 		"Sec-Websocket-Version":  {"13"},
-		"Sec-Websocket-Key":      {"dW53aW5kdW53aW5kdW53aQ=="}, // for caches; none is here
+		"Sec-Websocket-Key":      {"dW53aW5kdW53aW5kdW53aQ=="}, // matters only to caches
 		"Sec-Websocket-Protocol": {"v5.channel.k8s.io, v4.channel.k8s.io"}}
 	answer, err := g.client.Do(request)
 	if err != nil {
@@ -151,15 +151,15 @@ func (g *gate) exec(ctx context.Context, pod string, command []string, streams [
 		if json.Unmarshal(body, &s) != nil || answer.StatusCode < 500 || s.Message == "" {
 			return errClosed
 		}
-		return errors.New(s.Message) // such as a kubelet that does not answer
+		return errors.New(s.Message) // such as a kubelet that does not respond
 	}
 	defer context.AfterFunc(ctx, func() { _ = answer.Body.Close() })()
 	return frames(bufio.NewReader(answer.Body), streams)
 }
 
 // frames reads the unmasked frames of a WebSocket server until the closing frame (RFC 6455 §5.2).
-// It answers none: the API server sends no pings
-// (k8s.io/apiserver v0.37.0, pkg/util/proxy/websocket.go).
+// It does not reply to pings, because the API server sends none (k8s.io/apiserver v0.37.0,
+// pkg/util/proxy/websocket.go).
 func frames(in *bufio.Reader, streams []io.Writer) error {
 	var stream byte
 	for {
@@ -179,7 +179,7 @@ func frames(in *bufio.Reader, streams []io.Writer) error {
 		switch {
 		case opcode == 8:
 			return nil
-		case opcode == 1 || opcode == 2: // 0 goes on with a message
+		case opcode == 1 || opcode == 2: // 0 continues a message
 			if size == 0 {
 				continue
 			}

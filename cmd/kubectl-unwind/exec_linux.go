@@ -6,6 +6,6 @@ import (
 )
 
 func init() {
-	runtime.LockOSThread() // the signal comes at the end of the thread that started the proxy
+	runtime.LockOSThread() // the kernel sends Pdeathsig when the thread that started the proxy exits
 	endsWithUs = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 }

@@ -25,7 +25,7 @@ type counts struct{ Used, Live, Recent, Leaked, Empty, Unknown int }
 type set struct {
 	Family     string
 	Ranges     []string
-	Size, Free *int64 // nil if the chain does not name the ranges, or if the set is Unbounded
+	Size, Free *int64 // nil if the chain does not define the ranges, or if the set is Unbounded
 	Unbounded  bool
 	counts
 }
@@ -69,7 +69,7 @@ func (all *pools) rows(v *view, wide bool) (rows []row) {
 	for _, p := range *all {
 		fullest := 0.0
 		sets := p.Sets
-		if len(sets) == 0 { // no allocated addresses, and the chain does not name the ranges
+		if len(sets) == 0 { // no allocated addresses, and the chain does not define the ranges
 			sets = []set{{}}
 		}
 		for _, s := range sets {
@@ -92,7 +92,7 @@ func (all *pools) rows(v *view, wide bool) (rows []row) {
 	return rows
 }
 
-// use returns the part of the set that is in use, also in percent. Only a full set has 100 %.
+// use returns the used fraction of the set, also in percent. 100 % means that the set is full.
 func (s set) use() (part float64, percent string) {
 	switch {
 	case s.Unbounded:

@@ -11,7 +11,7 @@ import (
 )
 
 // item is an element of a list that unwindctl prints: an attachment, an event, a finding, an
-// allocated address, a change or a version. It has the keys of all of them.
+// allocated address, a change or a version. It contains the keys of all these.
 type item struct {
 	Network, ContainerID, IfName, Address, Created string
 	State, Verdict, Result, Kind, Change           string
@@ -57,8 +57,8 @@ func (i *item) pending() (plugins []string) {
 	return plugins
 }
 
-// problems counts pending DELs and has their first error, or that of a finding that is neither live
-// nor released.
+// problems returns the number of an attachment's pending DELs and their first error. A finding that
+// is neither live nor released counts as one problem, with its reason.
 func (i *item) problems() (n int, first string) {
 	if !slices.Contains([]string{"", "live", "recent", "released"}, i.Result) {
 		return 1, i.Result + ": " + i.Why
@@ -90,8 +90,8 @@ func (all *items) count() map[string]int {
 	return count
 }
 
-// rows returns a row for each item that is not a live finding, or, if the view has it so, one row
-// with the counts and the first problem. The latest event comes last.
+// rows returns a row for each item that is not a live finding. If v.first is set and wide is not,
+// it returns one row with the counts and the first problem. The latest event comes last.
 func (all *items) rows(v *view, wide bool) (rows []row) {
 	weight, first := 0.0, ""
 	for _, i := range *all {
@@ -118,7 +118,7 @@ func (all *items) rows(v *view, wide bool) (rows []row) {
 	return rows
 }
 
-// rows returns the row of an item, and below it a row for each further sentence of its summary.
+// rows returns the row of an item, followed by a row for each further sentence of its summary.
 func (i *item) rows(columns []string, weight float64) []row {
 	var first []string
 	for _, column := range columns {

@@ -22,14 +22,15 @@ const (
 	mostErrors = 64 << 10
 )
 
-// mostKubectls is how many kubectl processes run at once. Each takes 50 MB and 55 ms of CPU time.
+// mostKubectls is how many kubectl processes may run at the same time. Each takes 50 MB and 55 ms
+// of CPU time.
 const mostKubectls = 16
 
 type kubectl struct {
 	flags     *pflag.FlagSet // including kubectlFlags
 	namespace string
 	timeout   time.Duration
-	turns     chan struct{} // limits the processes that run at once
+	turns     chan struct{} // limits the number of simultaneous processes
 }
 
 // handedOn are flags that are passed to another program unchanged, each with its help.
@@ -64,8 +65,8 @@ func (k *kubectl) args(args ...string) []string {
 	return slices.Concat([]string{"--namespace=" + k.namespace}, kubectlFlags.of(k.flags), args)
 }
 
-// run runs kubectl and returns its output, possibly together with an error. The error has the
-// message of kubectl or of the program that it ran.
+// run runs kubectl and returns its output, possibly together with an error. The error contains the
+// message from kubectl or from the program that it ran.
 func (k *kubectl) run(ctx context.Context, args ...string) ([]byte, error) {
 	k.turns <- struct{}{}
 	defer func() { <-k.turns }()
@@ -75,7 +76,7 @@ func (k *kubectl) run(ctx context.Context, args ...string) ([]byte, error) {
 	said := &bounded{left: mostErrors, full: func() {}}
 	cmd := exec.CommandContext(ctx, "kubectl", k.args(args...)...)
 	cmd.Stdout, cmd.Stderr = out, said
-	cmd.WaitDelay = time.Second // a program that kubectl asks for a token may hold stderr open
+	cmd.WaitDelay = time.Second // a credential plugin of kubectl may keep stderr open
 	err := cmd.Run()
 	var exited *exec.ExitError
 	switch {
@@ -85,7 +86,7 @@ func (k *kubectl) run(ctx context.Context, args ...string) ([]byte, error) {
 	case out.isFull:
 		return nil, fmt.Errorf("kubectl printed more than %d MiB", mostOutput>>20)
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		return nil, fmt.Errorf("no answer in %s", k.timeout)
+		return nil, fmt.Errorf("no answer within %s (--timeout)", k.timeout)
 	case errors.As(err, &exited):
 		return out.buf.Bytes(), &refused{exited.ExitCode(), term.Printable(words(said.buf.String(), err))}
 	case errors.Is(err, exec.ErrWaitDelay):

@@ -1,5 +1,5 @@
-// Command kubectl-unwind is a kubectl plugin: kubectl unwind runs unwindctl on all nodes at once
-// and shows the results in one table.
+// Command kubectl-unwind is a kubectl plugin: kubectl unwind runs unwindctl on all nodes in
+// parallel and shows the results in one table.
 //
 // It runs on the operator's machine, on any operating system, so it shares only package term with
 // unwindctl. It runs the user's kubectl with the user's kubeconfig and permissions: kubectl get for
@@ -7,13 +7,13 @@
 // kubectl exec would take 500 logins and 28 s of CPU time.
 //
 //	kubectl.go  runs kubectl with limits
-//	agents.go   finds the nodes, and the pod to ask on each
+//	agents.go   finds the nodes, and the agent's pod on each
 //	exec.go     runs a command in an agent's pod through kubectl proxy
-//	ask.go      asks all nodes, and counts them on a terminal
+//	ask.go      runs a command on all nodes, and shows the progress on a terminal
 //	view.go     prints a table of the results, the worst first
-//	item.go     the rows of a list that unwindctl prints
+//	item.go     converts a list that unwindctl prints to rows
 //
-// doctor.go and ipam.go are commands with rows of their own, commands.go has all others.
+// doctor.go and ipam.go contain the commands with their own kinds of rows, commands.go all others.
 package main
 
 import (
@@ -34,7 +34,7 @@ type options struct {
 	kubectl
 	agents   string   // the labels of the agents' pods
 	selector string   // only nodes with these labels
-	nodes    []string // only these; all if empty
+	nodes    []string // only these nodes; empty for all
 	output   term.Output
 }
 

@@ -16,10 +16,10 @@ import (
 	"cni-unwind/cmd/internal/term"
 )
 
-// view is how a command asks the nodes and shows their answers.
+// view describes how a command queries the nodes and shows their answers.
 type view struct {
-	unwindctl []string                      // the command on the node; it also gets the arguments and
-	flags     handedOn                      // these flags
+	unwindctl []string                      // the command on the node, without the user's arguments
+	flags     handedOn                      // the flags that are passed on to it
 	key       string                        // of the list that it prints; "" if it prints an item
 	whole     bool                          // the report is the whole object, not only the list
 	report    func() report                 // nil: items
@@ -30,12 +30,13 @@ type view struct {
 	needed    bool                          // it is an error if no node has rows
 	columns   []string                      // after the node's name
 	wide      []string                      // the columns of -o wide; nil for the same
-	// first is the last column of a table with a row for each node: its counts and first problem.
+	// first is the name of the last column in a table with one row for each node. The row shows the
+	// node's counts, and in this column its first problem. "" if there is no such table.
 	first string
-	exits bool // such a table begins with the exit codes of unwindctl
+	exits bool // the first column of that table is unwindctl's exit code
 
-	atOnce  int           // ask so many nodes at once; 0: mostAtOnce
-	timeout time.Duration // wait so long for each node, unless --timeout is set; 0: its default
+	atOnce  int           // the number of nodes to query in parallel; 0: mostAtOnce
+	timeout time.Duration // for each node, unless --timeout is set; 0: the default of --timeout
 }
 
 type report interface {
@@ -43,7 +44,7 @@ type report interface {
 	rows(v *view, wide bool) []row
 }
 
-// row is a row of a table, without the node's name. One that weighs more comes first.
+// row is a row of a table, without the node's name. A row with a larger weight comes first.
 type row struct {
 	weight float64
 	cells  []string
@@ -121,7 +122,7 @@ func (v *view) names(wide bool) []string {
 	return append(names, v.first)
 }
 
-// least is the shortest width of a text on a terminal. -o wide has the full text.
+// least is the width to which a text may be cut on a terminal. -o wide shows the full text.
 const least = 12
 
 func (v *view) print(out io.Writer, answers []answer, o *term.Output) error {
@@ -142,7 +143,7 @@ func (v *view) print(out io.Writer, answers []answer, o *term.Output) error {
 		}
 		columns = append(columns, c)
 	}
-	if v.exits { // the reason rather than the optional columns
+	if v.exits { // prefer a longer reason to the optional columns
 		columns[len(names)].Least = 2 * least
 	}
 	var rows []row

@@ -1,5 +1,5 @@
 // Command unwind is the CNI plugin. A runtime starts it with the CNI variables in its environment
-// and unwind's entry of a conflist on standard input.
+// and unwind's entry from a conflist on standard input.
 package main
 
 import (
@@ -19,8 +19,8 @@ import (
 var version = "dev"
 
 func main() {
-	// One processor is enough: unwind waits for delegates and the disk. More threads only wake each
-	// other, on every core of a node that starts its pods.
+	// One processor is enough: unwind mostly waits for plugins and the disk. More threads would only
+	// wake each other up, on every core, while a node starts its pods.
 	runtime.GOMAXPROCS(1)
 	ctx, stop := context.WithCancel(context.Background())
 	p := &plugin.Plugin{

@@ -8,7 +8,7 @@ import (
 	"cni-unwind/cmd/internal/term"
 )
 
-// glossary has the terms of the documents, and a meaning of each word that a table prints.
+// glossary explains the terms in the documents, and each word that a table prints.
 var glossary = []struct{ kind, word, meaning string }{
 	{"term", "chain", "the plugins in a conflist; the runtime calls each of them for each pod"},
 	{"term", "attachment", "one interface of one container in one network: the result of one ADD"},
@@ -36,20 +36,20 @@ var glossary = []struct{ kind, word, meaning string }{
 		"live attachments in the journal; see --force"},
 	{"result", "unknown", "cannot be judged from here, and is kept"},
 	{"result", "busy", "an ADD, a DEL or another sweep is working on it"},
-	{"result", "recent", "not on the list, but too young to be judged by it; REASON has the " +
-		"time that is left; see --grace-period"},
-	{"result", "live", "in use; counted, and shown only if it is ATTACHMENT"},
+	{"result", "recent", "not on the runtime's list, but too young to be judged by it; REASON " +
+		"shows the time left; see --grace-period"},
+	{"result", "live", "in use; counted, but shown only if ATTACHMENT names it"},
 	{"result", "not tried", "out of time; run unwindctl sweep again"},
 	{"address", "live", "its owner is live"},
-	{"address", "recent", "its owner is not on the list, but too young to be judged by it"},
+	{"address", "recent", "its owner is not on the runtime's list, but too young to be judged by it"},
 	{"address", "leaked", "its owner is gone; unwindctl sweep releases it"},
 	{"address", "empty", "an empty reservation: host-local was killed before it wrote the owner; " +
 		"unwindctl sweep releases it"},
 	{"address", "unknown", "its owner cannot be judged; see unwindctl ipam --cri auto"},
 	{"address", "free", "not allocated"},
 	{"address", "gateway", "the gateway of the range, which no pod gets"},
-	{"event", "rolled-back", "an ADD failed and was undone as far as possible; REASON has the " +
-		"plugin's own words"},
+	{"event", "rolled-back", "an ADD failed and was undone as far as possible; REASON shows the " +
+		"plugin's own error"},
 	{"event", "swept", "an attachment was released without the runtime's DEL"},
 	{"event", "released", "an address was released in a host-local pool; no attachment in the " +
 		"journal owned it"},
@@ -58,14 +58,14 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"event", "forgotten", "unwindctl forget dropped an attachment with pending DELs"},
 	{"event", "unverified", "a DEL succeeded, but the store of its IPAM plugin still lists the " +
 		"address, or the plugin has queued the DEL"},
-	{"event", "untaken", "unwind forgot a DEL after 20 tries: its ADD failed too, and the chain no " +
-		"longer has its plugin"},
+	{"event", "untaken", "unwind forgot a DEL after 20 tries: its ADD failed too, and its plugin " +
+		"is no longer in the chain"},
 	{"event", "no-op", "the runtime's DEL succeeded without running a plugin; see REASON"},
 	{"status", "on", "pods start through unwind"},
 	{"status", "starting", "the agent has not finished its first check"},
-	{"status", "another-agent", "another agent manages this node, and this one waits for its end"},
+	{"status", "another-agent", "another agent manages this node; this one waits until it exits"},
 	{"status", "off", "somebody switched unwind off; unwindctl on switches it on again"},
-	{"status", "no-provider", "the directory has no provider's conflist to wrap; install the " +
+	{"status", "no-provider", "the directory contains no provider's conflist to use; install the " +
 		"network's provider"},
 	{"status", "mesh-in-the-way", "another program keeps adding its plugin after unwind"},
 	{"status", "cilium-chaining", "cilium copies the first conflist in the directory into its own"},
@@ -75,7 +75,7 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"status", "refused", "the install was refused or failed; see unwindctl doctor"},
 }
 
-// describe returns the words of a kind with their meanings as lines of a help text.
+// describe returns all words of a kind, with their meanings, as lines of a help text.
 func describe(kind string) (lines string) {
 	const left, width = 18, 80
 	for _, g := range glossary {

@@ -41,9 +41,9 @@ func forgetCommand() *cobra.Command {
 			case len(args) > 1:
 				return term.Usage("forget takes one attachment, not %d", len(args))
 			case len(args) == 1 && (flags.network != "" || flags.dead):
-				return term.Usage("give either an attachment or --network NETWORK --dead, not both")
+				return term.Usage("use either an attachment or --network NETWORK --dead, not both")
 			case len(args) == 0 && (flags.network == "" || !flags.dead):
-				return term.Usage("give an attachment, or --network NETWORK --dead for all dead ones")
+				return term.Usage("name an attachment, or use --network NETWORK --dead for all dead ones")
 			}
 			return nil
 		},
@@ -77,7 +77,7 @@ func forgettable(cmd *cobra.Command, args []string, flags forgetFlags) ([]journa
 			}
 		}
 		if f := findings[key]; findErr == nil && f != nil && f.Err == nil && !f.Releasable() {
-			findErr = fmt.Errorf("%s is not dead but %s (%s); only dead attachments can be forgotten",
+			findErr = fmt.Errorf("%s is %s (%s); only dead attachments can be forgotten",
 				key, f.Fate, f.Reason.Text)
 		}
 		return []journal.Key{key}, findErr
@@ -120,7 +120,7 @@ func runForget(cmd *cobra.Command, keys []journal.Key, flags forgetFlags) error 
 		}
 	}
 	if !flags.yes {
-		errs = append(errs, errors.New("nothing forgotten: run it again with --yes"))
+		errs = append(errs, errors.New("nothing forgotten; to forget them, run this again with --yes"))
 	}
 	return errors.Join(errs...)
 }

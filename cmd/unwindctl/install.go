@@ -17,11 +17,11 @@ func installCommand() *cobra.Command {
 		Short: "Install unwind on this node",
 		Long: "Install unwind on this node: copy its binary to the plugins, and write a file of\n" +
 			"its own that sorts first and refers to the provider's file for its chain. install\n" +
-			"does not change the provider's file, with one exception: it moves a plugin that a\n" +
-			"mesh has added after unwind to the end of that file. Later changes to the\n" +
-			"provider's file apply from the next pod on.\n\n" +
-			"The file is 00-unwind.json, a single-plugin configuration, which meshes leave\n" +
-			"alone. Without a CRI runtime it is 00-unwind.conflist, because podman needs a\n" +
+			"does not change the provider's file, with one exception: if a service mesh has\n" +
+			"added its plugin after unwind, install moves it to the end of that file. Later\n" +
+			"changes to the provider's file apply from the next pod on.\n\n" +
+			"unwind's file is 00-unwind.json, a single-plugin configuration, which meshes do\n" +
+			"not edit. Without a CRI runtime it is 00-unwind.conflist, because podman needs a\n" +
 			"list. install also copies unwindctl into --install-dir.\n\n" +
 			"The directories come from the runtime's configuration: containerd (including\n" +
 			"GKE), CRI-O (including OpenShift), k3s, RKE2, MicroK8s, k0s, Talos, nerdctl,\n" +
@@ -123,7 +123,7 @@ func uninstallCommand() *cobra.Command {
 	addOffFlags(cmd, &flags)
 	addNodeFlags(cmd, &flags.ProgramDir, &flags.UnitDir, install.DefaultUnitDir)
 	cmd.Flags().BoolVar(&flags.Purge, "purge", false,
-		"also remove the state directory; refused while the journal has attachments")
+		"also remove the state directory; refused while the journal contains attachments")
 	cmd.Flags().StringVar(&flags.CacheDir, "cache-dir", "/var/lib/cni",
 		"use the runtime's libcni cache in `DIR`")
 	return cmd

@@ -1,7 +1,7 @@
 // Command unwindctl is the operator's program: it shows unwind's journal and releases dead
 // attachments.
 //
-// This package has the command lines, one file per command or a few. The packages in
+// This package defines the command lines, with one or a few commands in each file. The packages in
 // internal do the work. Each imports only packages above it in this list:
 //
 //	term     tables, formats, usage errors, hints; in cmd/internal
@@ -29,14 +29,14 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/node"
 )
 
-// init locks this goroutine to the main thread. Other processes see that thread's namespaces as the
-// namespaces of this process, see install.EnterHost.
+// init locks this goroutine to the main thread. Other processes see the main thread's namespaces as
+// this process's namespaces: see install.EnterHost.
 func init() { runtime.LockOSThread() }
 
 func main() { os.Exit(term.Main(rootCommand(), inspect.HintFor)) }
 
-// dirEnv maps flags to the environment variables with their defaults. A command in an agent's
-// container finds the agent's directories there.
+// dirEnv maps flags to the environment variables that set their defaults. In an agent's container
+// they name the agent's directories.
 var dirEnv = map[string]string{"conf-dir": "UNWIND_CONF_DIR", "cni-bin-dir": "UNWIND_BIN_DIR",
 	"state-dir": "UNWIND_STATE_DIR"}
 
@@ -65,8 +65,8 @@ func rootCommand() *cobra.Command {
 			"  2    usage error; nothing was done\n" +
 			"  3    doctor: the worst problem is a warning (with --fail-on: 0 or 1)\n" +
 			"  4    doctor: the worst problem is an error (with --fail-on: 1)\n" +
-			"  5    off, uninstall: pods start without unwind, but this is not on record: an\n" +
-			"       agent that starts will install unwind again\n" +
+			"  5    off, uninstall: pods start without unwind, but unwind could not record this;\n" +
+			"       an agent that starts will install unwind again\n" +
 			"  130  interrupted",
 		Example: "  unwindctl doctor\n" +
 			"  unwindctl show default/web-0\n" +
@@ -78,7 +78,7 @@ func rootCommand() *cobra.Command {
 					_ = f.Value.Set(os.Getenv(env)) // a string
 				}
 			}
-			if cmd.Name() != "run" { // which logs
+			if cmd.Name() != "run" { // run logs instead
 				cmd.SetContext(node.Waiting(cmd.Context(), cmd.ErrOrStderr()))
 			}
 			if host {
@@ -103,7 +103,7 @@ func rootCommand() *cobra.Command {
 		root.AddGroup(&cobra.Group{ID: group.id, Title: group.title})
 		for _, cmd := range group.commands {
 			cmd.GroupID = group.id
-			if !strings.Contains(cmd.Use, " ") { // it takes no argument
+			if !strings.Contains(cmd.Use, " ") { // the command takes no argument
 				cmd.Args, cmd.ValidArgsFunction = term.NoArgs, cobra.NoFileCompletions
 			}
 			root.AddCommand(cmd)

@@ -28,7 +28,7 @@ func runCommand() *cobra.Command {
 			"unwind again only after unwindctl on.\n\n" +
 			"The agent replaces the installed plugin with its own version. It keeps a newer\n" +
 			"one, unless --allow-downgrade is set.\n\n" +
-			"In a container, use unwindctl --host run: an attachment can be judged only from\n" +
+			"In a container, use unwindctl --host run: the agent can judge attachments only from\n" +
 			"the host's namespaces. With --observe, recommended for the first week, the agent\n" +
 			"does not sweep, and logs what a sweep would release.\n\n" +
 			"With --events, an agent in a pod posts Kubernetes Events about pods: ADDs that\n" +

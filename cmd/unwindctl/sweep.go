@@ -31,23 +31,23 @@ func sweepCommand() *cobra.Command {
 		SuggestFor: []string{"gc", "clean", "prune"},
 		Short:      "Release dead attachments",
 		Long: "Release dead attachments, and retry every pending DEL.\n\n" +
-			"An attachment is dead if its ADD failed, if the runtime asked for its DEL, if it\n" +
-			"was added before this boot, or if its network namespace, all processes in it and\n" +
-			"its interface on the host are gone. With a list of attachments (--cri,\n" +
+			"An attachment is dead if its ADD failed, if the runtime sent its DEL, if it was\n" +
+			"added before this boot, or if its network namespace, all processes in it and its\n" +
+			"interface on the host are gone. With a list of attachments (--cri,\n" +
 			"--valid-attachments), it is also dead if it is not listed, no process is in its\n" +
 			"namespace and its grace period is over. sweep keeps everything else.\n\n" +
 			"With a list, sweep also works on a node without unwind. It undoes dead attachments\n" +
-			"that the journal does not have, with the DELs of the chain in libcni's cache, or\n" +
-			"else of the conflist with their addresses. It releases no address to which a host\n" +
-			"port of this node still forwards. All evidence has to agree, and an empty list\n" +
-			"releases none of them without --force. sweep refuses an empty FILE without\n" +
-			"--force. sweep does not create a journal.\n\n" +
+			"that are not in the journal: it runs the DELs of the chain in libcni's cache, or\n" +
+			"else of the conflist that assigned their addresses. It does not release an address\n" +
+			"while a host port rule still forwards to it. All evidence has to agree, and with an\n" +
+			"empty list it releases none of these without --force. sweep refuses an empty FILE\n" +
+			"without --force. It does not create a journal.\n\n" +
 			"Run sweep where the runtime runs: on the host, or in a node that is a container\n" +
 			"(kind, k3d, LXC), where only --cri covers attachments outside the journal. In any\n" +
-			"other container it cannot judge attachments and does nothing. It can be\n" +
-			"interrupted and repeated at any time.\n\n" +
+			"other container it cannot judge attachments and does nothing. You can interrupt and\n" +
+			"repeat sweep at any time.\n\n" +
 			"ATTACHMENT is NETWORK/CONTAINER/IFNAME, as in unwindctl list, or a container ID,\n" +
-			"pod or address that has one attachment. A prefix of a container ID is enough.\n\n" +
+			"pod or address with only one attachment. A prefix of a container ID is enough.\n\n" +
 			"The results:\n" +
 			describe("result") + "\n" +
 			"The exit code is 0 if every result is released, to be released, waits, busy,\n" +
@@ -80,7 +80,7 @@ func sweepCommand() *cobra.Command {
 		"read the attachments that --network should have from `FILE`, - for stdin: "+
 			"[{\"containerID\": \"…\", \"ifname\": \"…\"}, …]")
 	cmd.Flags().StringVar(&flags.job.Path, "cni-bin-dir", "",
-		"find the plugins for attachments that the journal does not have in `DIR` "+
+		"for attachments that are not in the journal: find the plugins in `DIR` "+
 			"(default: the runtimes')")
 	_ = cmd.MarkFlagDirname("cni-bin-dir")
 	flags.output.AddFlags(cmd, cmd.Flags(), "findings, including live ones", lookFormats...)
@@ -144,7 +144,8 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	return errors.Join(listErr, err, inspect.Remaining(findings, s.DryRun), printErr)
 }
 
-// progress shows a sweep's progress until it is interrupted. It is nil without a terminal.
+// progress returns a function that shows a sweep's progress until it is interrupted, or nil if out
+// is not a terminal.
 func progress(ctx context.Context, out io.Writer) func(done, of int) {
 	if _, terminal := term.OnTerminal(out); !terminal {
 		return nil
@@ -153,10 +154,10 @@ func progress(ctx context.Context, out io.Writer) func(done, of int) {
 		if ctx.Err() != nil {
 			return
 		}
-		// a log line overwrites it
+		// the next log line overwrites this text
 		text := fmt.Sprintf("%d of %s tried\r", done, term.Attachments(of))
 		if done == of {
-			text = "" // the table has it all
+			text = "" // the table follows
 		}
 		fmt.Fprint(out, "\x1b[K", text)
 	}

@@ -13,7 +13,7 @@ func wrapCommand() *cobra.Command {
 		Short: "Put the chain of a conflist, or of NetworkAttachmentDefinitions, into unwind's entry",
 		Long: "Put the chain of a conflist into unwind's entry, and print the result. The file\n" +
 			"becomes the value of \"chain\", byte for byte; unwindctl unwrap restores it. The\n" +
-			"chain also gets the plugins that a runtime would add from the directory beside\n" +
+			"chain also gets the plugins that a runtime would load from a directory next to\n" +
 			"FILE with the network's name. A single-plugin .conf becomes a list. - stands for\n" +
 			"the standard input, without such a directory. wrap refuses a file that unwind or\n" +
 			"the runtime would refuse, and does not change a file that is already wrapped.\n\n" +

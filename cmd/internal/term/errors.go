@@ -38,7 +38,8 @@ func HintOf(err error) string {
 	return ""
 }
 
-// Coded is an error with its own exit code. Its text is empty if the output already has the reason.
+// Coded is an error with its own exit code. Its text is empty if the output already shows the
+// reason.
 type Coded struct {
 	Code int
 	Text string
@@ -46,7 +47,7 @@ type Coded struct {
 
 func (c Coded) Error() string { return c.Text }
 
-// The exit codes of both programs. doctor has two more, and unwindctl off one.
+// The exit codes of both programs. doctor defines two more, and unwindctl off one.
 const (
 	ExitError       = 1 // something failed, was not found, or remains to be done
 	ExitUsage       = 2 // usage error; nothing was done
@@ -86,12 +87,12 @@ func OneArg(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// Main runs a program until it is done or a signal interrupts it, prints its error with a hint, and
-// returns the exit code. hint returns a remedy that HintOf does not know, or "".
+// Main runs a program until it finishes or a signal interrupts it, prints its error with a hint,
+// and returns the exit code. hint returns a hint for an error that contains none, or "".
 func Main(root *cobra.Command, hint func(error) string) (code int) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM,
 		syscall.SIGHUP)
-	context.AfterFunc(ctx, stop) // a second signal ends the program at once
+	context.AfterFunc(ctx, stop) // a second signal kills the program immediately
 	err := root.ExecuteContext(ctx)
 	printError(root, err, hint(err))
 	return exitCode(ctx, err)

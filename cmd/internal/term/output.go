@@ -30,7 +30,7 @@ const (
 	JSON  Format = "json"
 	YAML  Format = "yaml"
 	Name  Format = "name" // arguments for unwindctl show, one per line
-	Line  Format = "line" // the worst, in one line
+	Line  Format = "line" // the worst finding, in one line
 )
 
 // Output is how a command prints its results. AddFlags adds its flags.
@@ -39,10 +39,10 @@ type Output struct {
 	NoHeaders bool // of tables
 
 	allowed []string
-	given   Format // by a flag
+	given   Format // set by a flag
 }
 
-// AddFlags adds -o, --json and, for a table, --no-headers. keys are those of the JSON object.
+// AddFlags adds -o, --json and, for a table, --no-headers. keys lists the keys of the JSON object.
 func (o *Output) AddFlags(cmd *cobra.Command, flags *pflag.FlagSet, keys string,
 	formats ...Format) {
 	o.Format = Plain
@@ -110,7 +110,7 @@ func (o *Output) PrintObject(out io.Writer, key string, value any, more ...any) 
 }
 
 // escape escapes the characters of a JSON or YAML document that are not printable. JSON, and YAML
-// from toYAML, have them only inside strings.
+// from toYAML, contain such characters only inside strings.
 func escape(text string, format Format) string {
 	var escaped strings.Builder
 	for _, r := range text { // bytes that are not UTF-8 become U+FFFD
@@ -148,7 +148,8 @@ func EncodeYAML(value any) ([]byte, error) {
 	return text.Bytes(), err
 }
 
-// yamlOf has the numbers of a JSON value keep their spelling, and quotes strings to be escaped.
+// yamlOf prepares a JSON value for YAML: numbers keep their spelling, and strings that need escapes
+// are quoted.
 func yamlOf(value any) any {
 	switch v := value.(type) {
 	case map[string]any:
@@ -171,8 +172,8 @@ func yamlOf(value any) any {
 
 const watchEach = 2 * time.Second
 
-// AddWatch adds --watch to a read-only command, and returns the command: it is repeated until it is
-// interrupted, and clears a terminal each time. Only a usage error ends it.
+// AddWatch adds --watch to a read-only command, and returns the command. With --watch, the command
+// repeats until it is interrupted or returns a usage error. It clears a terminal each time.
 func AddWatch(cmd *cobra.Command) *cobra.Command {
 	var watch bool
 	cmd.Flags().BoolVarP(&watch, "watch", "w", false,
@@ -234,7 +235,8 @@ type Streams struct {
 // descriptor is a file, or a writer to one.
 type descriptor interface{ Fd() uintptr }
 
-// OnTerminal reports whether the output is a terminal, and to be coloured (https://no-color.org).
+// OnTerminal reports whether the output is a terminal, and whether to use colours
+// (https://no-color.org).
 func OnTerminal(out io.Writer) (colours, terminal bool) {
 	f, ok := out.(descriptor)
 	terminal = ok && term.IsTerminal(int(f.Fd()))

@@ -10,18 +10,19 @@ import (
 
 type Column struct {
 	Name     string
-	Least    int  // cells may be cut to this many characters; 0: never
-	Most     int  // and are cut to this many on any terminal; 0: never
+	Least    int  // cells may be cut to this many characters; 0: they are never cut
+	Most     int  // on a terminal, cells are always cut to this many characters; 0: no limit
 	Wrap     bool // cells are not cut, but continue on the next line
 	Optional bool // the column may be left out
-	Wide     bool // the column is only in the format Wide
+	Wide     bool // the column appears only in the format Wide
 
 	Severity bool // the cells are severities, in colour on a terminal
 }
 
 // Table is a table of single-line texts. In the format Plain it fits the width of a terminal, as
-// far as its columns allow: it first cuts the columns that are furthest above their Least, with "…"
-// at the end; if that is not enough, it leaves out the last optional column. A line below says so.
+// far as its columns allow. It first cuts the columns that are furthest above their Least, and
+// marks cut cells with "…". If that is not enough, it leaves out the last optional column. A line
+// below the table reports the cut.
 type Table struct {
 	columns []Column
 	rows    [][]string
@@ -88,7 +89,7 @@ func (t *Table) leaveOut(unwanted func(Column) bool) {
 	}
 }
 
-// fit cuts cells and leaves out columns until the table fits the width, or nothing more can go.
+// fit cuts cells and leaves out columns until the table fits the width or cannot shrink further.
 func (t *Table) fit(width int) {
 	for {
 		widths, total := t.widths()

@@ -42,7 +42,7 @@ func Addresses(addresses []netip.Addr) []string {
 	return texts
 }
 
-// Join joins texts, or returns "-" without any.
+// Join joins texts with commas. It returns "-" if there are none.
 func Join(texts []string) string {
 	if len(texts) == 0 {
 		return "-"
@@ -86,7 +86,7 @@ func Plural(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// Because returns a reason as the end of a sentence, or "" without one.
+// Because returns a reason as the end of a sentence, or "" if the reason is empty.
 func Because(reason string) string {
 	if reason == "" {
 		return ""
@@ -99,7 +99,7 @@ func Attachments(n int) string { return Plural(n, "attachment", "attachments") }
 // OrDash returns a text, or "-" for an empty one.
 func OrDash(s string) string { return cmp.Or(s, "-") }
 
-// OneLine returns a text, such as a delegate's error, short enough for a table.
+// OneLine returns a text, such as a plugin's error, short enough for a table.
 func OneLine(text string) string {
 	const most = 200
 	runes := []rune(Printable(text))
@@ -109,7 +109,7 @@ func OneLine(text string) string {
 	return string(runes)
 }
 
-// Printable returns a text, such as a delegate's error, on one line without control characters.
+// Printable returns a text, such as a plugin's error, on one line without control characters.
 func Printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {

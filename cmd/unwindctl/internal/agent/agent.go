@@ -26,8 +26,8 @@ type Options struct {
 	Listen    string        // the address of /metrics and /healthz; "" for none
 	Interval  time.Duration // between sweeps
 	NoInstall bool          // only sweep
-	Off       bool          // be switched off, as long as this is given
-	Downgrade bool          // put an older plugin in the place of a newer one
+	Off       bool          // keep unwind switched off while the agent has this flag
+	Downgrade bool          // replace a newer plugin with an older one
 	Events    bool          // post Events to Kubernetes
 	Version   string        // of this program
 	LogFormat string        // text, json
@@ -39,14 +39,14 @@ type Options struct {
 type agent struct {
 	Options
 	log    *dedupLogger
-	sweeps *dedupWriter // what plugins log in a sweep
+	sweeps *dedupWriter // receives the log of sweeps, and the plugins' stderr
 	find   func() (node.Runtime, error)
 
 	reconciling, sweeping heartbeat
 	events                *events // nil without Events
 
 	mu       sync.Mutex
-	stateDir string // the last that our conflist named
+	stateDir string // the last one that our conflist named
 }
 
 // Run keeps unwind installed and sweeps until ctx ends, which is not an error. It then waits for
@@ -114,7 +114,7 @@ func (a *agent) run(ctx context.Context) error {
 	}
 	a.sweepEach(ctx, setup, paths)
 	loops.Wait()
-	a.log.Info("stopped; what is installed stays")
+	a.log.Info("stopped; installed files stay in place")
 	return nil
 }
 
@@ -149,8 +149,8 @@ func (a *agent) sweepEach(ctx context.Context, setup install.Setup, paths node.R
 	}
 }
 
-// journalDir returns the directory of the journal: the given one, else the one that our conflist
-// names, or named before it was removed.
+// journalDir returns the directory of the journal: --state-dir, or else the one that our conflist
+// names, or the last one that it named.
 func (a *agent) journalDir(setup install.Setup) string {
 	if setup.StateDir != "" {
 		return setup.StateDir

@@ -24,18 +24,18 @@ import (
 
 const apiTimeout = 2 * time.Second
 
-// cluster is the API server, as the service account of a pod reaches it.
+// cluster is the API server, which the agent calls with its pod's service account.
 type cluster struct {
 	address string // host:port
-	dir     string // of the token, which is renewed, and of the CA's certificates
+	dir     string // contains the token, which the kubelet renews, and the CA's certificates
 }
 
-// inCluster returns the API server of this pod's cluster. root is that of the pod's file system.
+// inCluster returns the API server of this pod's cluster. root is the pod's root directory.
 func inCluster(root string) (cluster, error) {
 	host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
 	if host == "" || port == "" {
-		return cluster{}, term.Usage("--events: not in a Kubernetes pod, whose service account posts " +
-			"Events: KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set")
+		return cluster{}, term.Usage("--events works only in a Kubernetes pod, with its service " +
+			"account: KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set")
 	}
 	return cluster{
 		address: net.JoinHostPort(host, port),
@@ -47,7 +47,8 @@ func inCluster(root string) (cluster, error) {
 func (c cluster) client() (client *http.Client, token string, err error) {
 	secret, err := os.ReadFile(filepath.Join(c.dir, "token"))
 	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("the pod has no service account token (chart value events: true): %w", err)
+		err = fmt.Errorf("the pod has no service account token (set the chart value events: true): %w",
+			err)
 	}
 	if err != nil {
 		return nil, "", err
@@ -58,7 +59,7 @@ func (c cluster) client() (client *http.Client, token string, err error) {
 	}
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM(ca) {
-		return nil, "", fmt.Errorf("%s/ca.crt has no certificate", c.dir)
+		return nil, "", fmt.Errorf("%s/ca.crt contains no certificate", c.dir)
 	}
 	return &http.Client{
 		Timeout: apiTimeout,
@@ -68,8 +69,8 @@ func (c cluster) client() (client *http.Client, token string, err error) {
 	}, strings.TrimSpace(string(secret)), nil
 }
 
-// create posts an object to a path of the API. It returns the HTTP status, and whether the API says
-// that the object's namespace is being deleted. An error means that the API server did not answer.
+// create posts an object to a path of the API. It returns the HTTP status, and whether the object's
+// namespace is being deleted. An error means that the API server did not respond.
 func (c cluster) create(ctx context.Context, path string, object any) (int, bool, error) {
 	client, token, err := c.client()
 	if err != nil {
@@ -87,7 +88,7 @@ func (c cluster) create(ctx context.Context, path string, object any) (int, bool
 	r.Header.Set("Authorization", "Bearer "+token)
 	r.Header.Set("Content-Type", "application/json")
 	answer, err := client.Do(r)
-	if err != nil { // without the path, which names the namespace of a pod
+	if err != nil { // omit the path, which contains the pod's namespace
 		return 0, false, fmt.Errorf("%s: %w", c.address, errors.Unwrap(err))
 	}
 	defer func() { _ = answer.Body.Close() }()

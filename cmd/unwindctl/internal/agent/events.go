@@ -21,20 +21,20 @@ import (
 )
 
 const (
-	eventsEach  = 10 * time.Second // a look at the journal
-	recent      = 5 * time.Minute  // an older thing is no news
-	oneEach     = 10 * time.Minute // for one pod, reason and plugin
-	burst       = 10               // of this node, at once
-	refill      = 10 * time.Second // until one more
+	eventsEach  = 10 * time.Second // between reads of the journal
+	recent      = 5 * time.Minute  // older notices are not posted
+	oneEach     = 10 * time.Minute // between two Events about one subject
+	burst       = 10               // Events that this node may post without a pause
+	refill      = 10 * time.Second // until this node may post one more
 	mostMessage = 1024             // bytes
 )
 
-// subject is whose Events one is enough of at a time.
+// subject is what an Event is about. The agent posts one Event about it per oneEach.
 type subject struct {
 	namespace, pod, uid, reason, plugin string
 }
 
-// notice is what an Event is to say.
+// notice is the content of an Event.
 type notice struct {
 	subject
 	of      journal.Key
@@ -48,8 +48,8 @@ type notice struct {
 //     is its queue; it has no queue of its own.
 //  2. It leaves out notices that are older than recent, that follow another of the same subject
 //     within oneEach, or that exceed the rate limit of the node.
-//  3. It posts the rest, oldest first. A missing answer, or one of 401, 429, 502 and above, ends
-//     the round, and the next round retries. Any other answer is final.
+//  3. It posts the rest, oldest first. If the API server does not respond, or returns 401, 429, or
+//     502 and above, the round ends, and the next round retries. Any other response is final.
 //
 // The name of an Event is derived from its content, so the API server refuses a duplicate after a
 // restart. Notices that were older than recent when the agent started count as posted.
@@ -59,8 +59,8 @@ type events struct {
 	node  string
 	began time.Time
 
-	posted map[subject]time.Time // the newest thing that was posted
-	waits  map[subject]time.Time // the newest thing that exceeded the rate, and was not posted since
+	posted map[subject]time.Time // the time of the newest notice that was posted
+	waits  map[subject]time.Time // the time of the newest notice that the rate limit holds back
 	tokens float64
 	filled time.Time // when tokens were last added
 
@@ -97,13 +97,13 @@ const postingEvents = "cannot post Events"
 func notices(ctx context.Context, stateDir string) (found []notice, err error) {
 	add := func(k journal.Key, pod *journal.Pod, reason, plugin string, at time.Time, text string) {
 		if pod == nil || !podName.MatchString(pod.Name) || !namespaceName.MatchString(pod.Namespace) {
-			return // not of Kubernetes
+			return // not a Kubernetes pod
 		}
 		text = fmt.Sprintf("%s of network %s: %s", k.IfName, k.Network, text)
 		found = append(found, notice{subject{pod.Namespace, pod.Name, pod.UID, reason, plugin},
 			k, at, netconf.Shorten(term.Printable(text), mostMessage)})
 	}
-	// the sweep reports what is damaged
+	// damaged entries are left out: the sweep reports them
 	s, err := inspect.ReadSnapshot(ctx, &journal.Store{Dir: stateDir}, nil)
 	for _, h := range s.Events {
 		if h.Kind == journal.RolledBack && len(h.Plugins) > 0 {
@@ -126,19 +126,19 @@ func notices(ctx context.Context, stateDir string) (found []notice, err error) {
 	return found, err
 }
 
-// The names that the API takes (RFC 1123).
+// The names that the API accepts (RFC 1123).
 var (
 	podName       = regexp.MustCompile(`^[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?$`)
 	namespaceName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 )
 
-// whyPending returns why a DEL is pending, after its name, or "" if it has not been tried yet.
+// whyPending returns the reason why a DEL is pending, or "" if it has not been tried yet.
 func whyPending(s inspect.Step) string {
 	switch {
 	case s.WaitsFor == journal.ForOwner:
-		return "waits: another pod has the address"
+		return "waits: another pod now uses the address"
 	case s.WaitsFor == journal.ForRule:
-		return "waits: a host port of the node forwards to its address"
+		return "waits: a host port rule still forwards to the address"
 	case s.Last == "":
 		return ""
 	}
@@ -189,7 +189,7 @@ func (e *events) round(ctx context.Context, found []notice, now time.Time) {
 	}
 }
 
-// post posts one Event. It returns false if there is no final answer.
+// post posts one Event. It returns false if the API server returned no final response.
 func (e *events) post(ctx context.Context, n *notice) bool {
 	code, ending, err := e.api.create(ctx, "/api/v1/namespaces/"+n.namespace+"/events", e.event(n))
 	result := "failed"

@@ -391,12 +391,12 @@ func TestEventsToken(t *testing.T) {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 	p.are(t, 3, 0, 1)
-	if got := p.text.String(); !strings.Contains(got, "ca.crt has no certificate") || !strings.Contains(got, "recovered") {
+	if got := p.text.String(); !strings.Contains(got, "ca.crt contains no certificate") || !strings.Contains(got, "recovered") {
 		t.Errorf("log:\n%s", got)
 	}
 	check(t, os.Remove(filepath.Join(s.dir, "token")))
 	p.round(t.Context(), rolledBack(now, "e"), now)
-	if got := p.text.String(); !strings.Contains(got, "the pod has no service account token (chart value events: true)") {
+	if got := p.text.String(); !strings.Contains(got, "the pod has no service account token (set the chart value events: true)") {
 		t.Errorf("log:\n%s", got)
 	}
 	check(t, os.Symlink("..data/token", filepath.Join(s.dir, "token")))

@@ -12,7 +12,7 @@ import (
 // lockEach is the time between two tries to get the lock.
 const lockEach = 500 * time.Millisecond
 
-// alone takes the agent's lock, and reports whether no other agent has it. Two agents would
+// alone takes the agent's lock, and reports whether no other agent holds it. Two agents would
 // overwrite each other's changes forever. If the lock fails for another reason, alone logs that and
 // returns true.
 //
@@ -33,17 +33,17 @@ func (r *reconciler) alone() bool {
 	const waiting = "waiting to install"
 	if !errors.Is(err, agentlock.ErrBusy) {
 		r.log.warnOnce("another agent", waiting, nil)
-		r.log.warnOnce("lock", "cannot lock: a second agent on this node would not wait for this one",
-			err)
+		r.log.warnOnce("lock", "cannot take the agent's lock; a second agent on this node would not "+
+			"wait for this one", err)
 		return true
 	}
-	r.source = nil // what the other agent makes of it is not somebody's switching off
+	r.source = nil // if the other agent removes our conflist, nobody has switched unwind off
 	process := ""
 	if pid := agentlock.Process(dir); pid != "" {
 		process = " (process " + pid + ")"
 	}
 	r.log.warnOnce("another agent", waiting,
-		fmt.Errorf("another agent on this node%s manages %s: only one may run; waiting for it to end",
+		fmt.Errorf("another agent on this node%s manages %s: only one may run; waiting for it to exit",
 			process, r.ConfDir))
 	return false
 }
@@ -55,16 +55,16 @@ func (r *reconciler) unlock() {
 	}
 }
 
-// warnOfStateDir warns if unwind's conflist names another state directory than this agent was
-// given. An agent that was given that one waits for another lock.
+// warnOfStateDir warns if unwind's conflist names a state directory other than this agent's. Agents
+// with different state directories take different locks, so they do not wait for each other.
 func (r *reconciler) warnOfStateDir() {
 	was := r.Entry().StateDir
 	if was == "" || r.StateDir == "" || filepath.Clean(was) == filepath.Clean(r.StateDir) {
 		return
 	}
 	if r.log.changed("state directory", was) {
-		r.log.Warn("unwind's conflist names another state directory than this agent's "+
-			"(--state-dir); this agent sweeps only its own, so start it with the other one",
+		r.log.Warn("unwind's conflist names a state directory other than this agent's --state-dir; "+
+			"this agent sweeps only its own, so restart it with the conflist's",
 			"was", was, "is", r.StateDir)
 	}
 }

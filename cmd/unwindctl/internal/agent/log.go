@@ -21,7 +21,7 @@ func newDedupLogger(log *slog.Logger) *dedupLogger {
 	return &dedupLogger{Logger: log, states: map[string]string{}}
 }
 
-// changed reports whether the state of a thing is new. The state "" needs no message.
+// changed reports whether a thing's state differs from its previous one. "" is the normal state.
 func (d *dedupLogger) changed(thing, state string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -32,8 +32,8 @@ func (d *dedupLogger) changed(thing, state string) bool {
 
 var digits = regexp.MustCompile(`\d+`)
 
-// warnOnce logs an error about a thing when it begins, and a message when it is over. Errors that
-// differ only in their numbers (of a port, a temporary file, a time) are the same.
+// warnOnce logs an error about a thing when it first occurs, and "recovered" when it is over.
+// Errors that differ only in numbers, such as a port or a time, count as the same.
 func (d *dedupLogger) warnOnce(thing, msg string, err error) {
 	switch {
 	case err == nil && d.changed(thing, ""):
@@ -43,12 +43,12 @@ func (d *dedupLogger) warnOnce(thing, msg string, err error) {
 	}
 }
 
-// dedupWriter passes on the lines of a sweep that the previous round did not write and that have at
-// least its level. It compares log lines without their time. Any other line, such as a delegate's
+// dedupWriter passes on the lines of a sweep that have at least its level and that the previous
+// sweep did not write. It compares log lines without their time. Any other line, such as a plugin's
 // stderr, counts as a warning.
 type dedupWriter struct {
 	to          io.Writer
-	json        *slog.Logger // gets each line as a text; nil in the format text
+	json        *slog.Logger // receives each line as text; nil if LogFormat is text
 	level       slog.Level
 	mu          sync.Mutex
 	before, now map[string]bool
@@ -65,7 +65,7 @@ func (w *dedupWriter) Write(p []byte) (int, error) {
 	if strings.HasPrefix(text, "time=") {
 		_, text, _ = strings.Cut(text, " ")
 		word, _, _ := strings.Cut(strings.TrimPrefix(text, "level="), " ")
-		_ = level.UnmarshalText([]byte(word)) // one without a level stays a warning
+		_ = level.UnmarshalText([]byte(word)) // a line without a level stays a warning
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()

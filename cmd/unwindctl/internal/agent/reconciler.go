@@ -21,46 +21,47 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// reconciler keeps unwind installed: the binary, and our conflist as the provider's file changes.
+// reconciler keeps unwind installed: it restores the binary, and updates our conflist when the
+// provider's file changes.
 type reconciler struct {
 	*agent
 	install.Setup
 	paths node.Runtime
 	found atomic.Pointer[status]
 
-	lock     *agentlock.Lock // nil as long as this agent does not have it
-	lockDir  string          // its state directory
-	own      string          // what the plugin to install says of itself, "" before it was asked
-	kept     string          // why the plugin that is installed is left as it is
+	lock     *agentlock.Lock // nil while this agent does not hold it
+	lockDir  string          // the state directory that contains the lock
+	own      string          // the version of the plugin to install, "" until it is known
+	kept     string          // why the installed plugin is not replaced
 	placed   bool            // unwindctl is in ProgramDir
-	gone     time.Time       // since when the provider's file is not there
-	named    string          // the provider's file that ours named the last time
-	source   fs.FileInfo     // of that file, nil if ours was not there
-	unsure   time.Time       // since when only our conflist is not there
-	repaired time.Time       // when a plugin behind unwind was last returned to the provider's file
+	gone     time.Time       // since when the provider's file has been missing
+	named    string          // the provider's file that our conflist last named
+	source   fs.FileInfo     // of that file, nil if our conflist did not exist
+	unsure   time.Time       // since when only our conflist has been missing
+	repaired time.Time       // when a plugin after unwind was last moved to the provider's file
 }
 
 type status struct {
 	install.Reason        // whether pods go through unwind
-	why            string // with a remedy; or why the plugin is left as it is
-	plugin         string // the version of the one that is installed, "" if that is not known
+	why            string // if not, with a remedy; else why the installed plugin is not replaced
+	plugin         string // the version of the installed plugin, "" if unknown
 }
 
 // goneAfter is how long the provider's file may be missing before the reconciler removes our
 // conflist. Some providers remove their file before they write it again.
 const goneAfter = 5 * time.Second
 
-// debounce is the time between a change in the directory and the look at it. A provider writes its
+// debounce is how long the reconciler waits after a change in the directory. A provider writes its
 // file in several steps.
 const debounce = 200 * time.Millisecond
 
-// retryAfter is when a failed install is tried again although the directory has not changed.
+// retryAfter is when a failed install is retried, even if the directory has not changed.
 const retryAfter = 10 * time.Second
 
 // run reconciles when something changes in the directory, and at each interval, until ctx ends.
 func (r *reconciler) run(ctx context.Context) {
 	defer func() {
-		if r.removed() { // since the last look; there is no next one
+		if r.removed() { // since the last run of reconcile
 			_ = r.recordRemoval()
 		}
 		r.unlock()
@@ -84,11 +85,11 @@ func (r *reconciler) run(ctx context.Context) {
 			return
 		case event := <-events:
 			if filepath.Base(event.Name) == install.OffName {
-				r.source = nil // who uses the switch removes our conflist, too
+				r.source = nil // unwindctl off also removes our conflist
 			}
 			if !soon && r.matters(event.Name) {
-				// the next change does not reset the timer: changes without end must not put the
-				// look off
+				// further changes do not reset the timer, so a stream of changes cannot postpone
+				// reconcile forever
 				look.Reset(debounce)
 				soon = true
 			}
@@ -105,20 +106,20 @@ func (r *reconciler) run(ctx context.Context) {
 	}
 }
 
-// watch watches the directories. One that was removed and made again has to be watched again.
+// watch watches the directories. A directory that was recreated must be added to the watcher again.
 func (r *reconciler) watch(w *fsnotify.Watcher) {
 	err := errors.Join(w.Add(r.ConfDir), w.Add(r.BinDir))
 	if r.Conf != "" {
 		err = errors.Join(err, w.Add(filepath.Dir(r.Conf)))
 	}
-	_ = w.Add(r.journalDir(r.Setup)) // it is made with the lock
+	_ = w.Add(r.journalDir(r.Setup)) // it may not exist before the lock is taken
 	r.log.warnOnce("watch", "cannot watch a directory for changes; checking it every "+
 		r.Interval.String()+" instead (--interval)", err)
 }
 
-// matters reports whether a change of a file triggers the reconciler: unwind among the plugins, the
-// off-switch in the state directory, and every other file except durable.Replace's temporary files,
-// which would trigger it forever on a full disk.
+// matters reports whether a change to a file triggers the reconciler. In the plugin directory only
+// unwind does, and in the state directory only the off switch. Elsewhere every file does, except
+// durable.Replace's temporary files, which would trigger it forever on a full disk.
 func (r *reconciler) matters(path string) bool {
 	switch dir, file := filepath.Dir(path), filepath.Base(path); dir {
 	case filepath.Clean(r.BinDir):
@@ -134,14 +135,14 @@ func (r *reconciler) matters(path string) bool {
 // run.
 //
 //  1. While another agent has the lock, the reconciler does nothing else.
-//  2. Somebody has switched unwind off by hand if our conflist was there, is not there now, and the
-//     provider's file is unchanged, both also after debounce: rm -r of the directory removes one
-//     file after the other. The reconciler puts that on record, as unwindctl off does.
+//  2. If our conflist has disappeared and the provider's file is unchanged, somebody has switched
+//     unwind off by hand. The reconciler records that, as unwindctl off does. It waits for debounce
+//     first, because rm -r of the directory removes one file after the other.
 //  3. While there is an obstacle (switched off; cilium has copied or renamed our file), it removes
 //     our conflist and writes nothing.
-//  4. If the provider's file is missing for longer than goneAfter, it uses the next one in the
-//     directory. Without another one it removes our conflist: a runtime without a network reports
-//     that, whereas our conflist could attach no pod.
+//  4. If the provider's file is missing for longer than goneAfter, it uses the next conflist in the
+//     directory. If there is none, it removes our conflist: the runtime then reports that it has no
+//     network, whereas every ADD through our conflist would fail.
 //  5. It writes the binary, then our conflist. If the provider's file cannot be read, our conflist
 //     stays unchanged.
 func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
@@ -182,7 +183,7 @@ func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 	if ctx.Err() != nil {
 		return 0
 	}
-	if err != nil && !lost && r.Source != "" && missing(r.Source) { // it went meanwhile
+	if err != nil && !lost && r.Source != "" && missing(r.Source) { // it was removed meanwhile
 		r.gone = time.Now()
 		return goneAfter
 	}
@@ -211,8 +212,8 @@ func (r *reconciler) report(ctx context.Context, err error) (again time.Duration
 	return again
 }
 
-// status reports whether pods go through unwind. A missing plugin counts immediately, because its
-// reinstallation comes only after debounce and may fail.
+// status reports whether pods go through unwind. It reports a missing plugin immediately, because
+// the reconciler reinstalls it only after debounce, and may fail.
 func (r *reconciler) status() status {
 	found := r.found.Load()
 	switch {
@@ -229,14 +230,15 @@ func missing(path string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// removed reports whether somebody has removed our conflist alone, which is not on record yet.
+// removed reports whether somebody has removed only our conflist, and the reconciler has not
+// recorded that yet.
 func (r *reconciler) removed() bool {
 	return r.source != nil && missing(r.Path()) && !r.changed() &&
 		r.Obstacle(r.journalDir(r.Setup)) == nil
 }
 
-// recordRemoval switches unwind off. With an error that is not on record, and the next look tries
-// again.
+// recordRemoval records that unwind is switched off. If that fails, the next run of reconcile
+// retries it.
 func (r *reconciler) recordRemoval() error {
 	if err := install.WriteOff(r.journalDir(r.Setup), "rm "+r.Path()); err != nil {
 		return &install.Obstacle{Reason: install.Off, Err: err}
@@ -250,21 +252,21 @@ func (r *reconciler) changed() bool {
 	return err != nil || !os.SameFile(now, r.source) || !now.ModTime().Equal(r.source.ModTime())
 }
 
-// remember keeps what recordRemoval compares with: the provider's file that ours names.
+// remember stores the provider's file that our conflist names, so that changed can compare it.
 func (r *reconciler) remember(named string) {
 	source, _ := os.Stat(named)
-	if named != "" && !missing(r.Path()) { // else it may have come after the removal of ours
+	if named != "" && !missing(r.Path()) { // else it may be newer than the removal of ours
 		r.named, r.source = named, source
 	}
 }
 
-// provider returns the provider's file: that of --provider-conf, or the one that ours names. It
-// returns "" if the runtime would use another one without us, so that the plan begins with that. It
-// waits for a file that is missing.
+// provider returns the provider's file: --provider-conf, or else the file that our conflist names.
+// It returns "" if the runtime would use another file without unwind; Plan then chooses that file.
+// It still returns a named file that is missing.
 func (r *reconciler) provider() string { return cmp.Or(r.Conf, r.Provider(r.paths)) }
 
-// refind reads the runtime's configuration again, for a problem in it may have been corrected. The
-// directories and our file stay those of the start.
+// refind reads the runtime's configuration again, because somebody may have corrected it. The
+// directories and the name of our file stay as they were at the start.
 func (r *reconciler) refind(ctx context.Context) {
 	paths, err := r.find()
 	if err == nil && (paths.ConfDir != r.ConfDir || paths.BinDirs[0] != r.BinDir) {
@@ -316,7 +318,7 @@ func (r *reconciler) install(ctx context.Context) error {
 		r.log.Warn("another program added its plugin after unwind", "repairs", repairs)
 	}
 	r.warnOfStateDir()
-	if r.removed() { // since the look began
+	if r.removed() { // since this run began
 		return nil
 	}
 	if o := r.Obstacle(r.journalDir(r.Setup)); o != nil {
@@ -335,8 +337,8 @@ func (r *reconciler) install(ctx context.Context) error {
 	return err
 }
 
-// installPlugin installs the plugin, or records why it keeps the installed one. With the plugin it
-// copies unwindctl to the node, once; a node may have no directory for it.
+// installPlugin installs the plugin, or records why it keeps the installed one. It also copies
+// unwindctl to the node, once. That may fail, because some nodes have no writable directory for it.
 func (r *reconciler) installPlugin(ctx context.Context) (changed bool, err error) {
 	if r.kept = ""; !r.Downgrade {
 		r.kept = r.KeepsInstalled(r.PluginVersion(ctx), r.own)

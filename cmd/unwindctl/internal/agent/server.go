@@ -24,24 +24,23 @@ import (
 	"cni-unwind/journal"
 )
 
-// DefaultListen is where an agent serves its metrics.
+// DefaultListen is the address on which an agent serves its metrics.
 const DefaultListen = "127.0.0.1:9469"
 
 // server serves the metrics and the health of the loops. Any user of the node may send requests, so
-// concurrent requests share one collection of the metrics, and all other answers are in memory.
+// concurrent requests share one collection of the metrics. All other responses come from memory.
 type server struct {
 	*agent
 	setup install.Setup
 	found func() status
 	kept  metrics.Kept
 
-	// of one collection at a time
+	// used by one collection at a time
 	history  journal.Tail
 	counters inspect.Counters
 }
 
-// The bounds on a connection, which is for one request: see bounded. One that asks for metrics may
-// wait for a collection.
+// Limits of a connection, which serves one request. toWrite includes the time to collect metrics.
 const (
 	toRead     = 5 * time.Second
 	toWrite    = 15 * time.Second
@@ -65,7 +64,7 @@ func (s *server) serve(ctx context.Context) (stop func(), err error) {
 	server.SetKeepAlivesEnabled(false)
 	go func() {
 		if err := server.Serve(&bounded{Listener: l}); !errors.Is(err, http.ErrServerClosed) {
-			s.log.Error("serving", "err", err)
+			s.log.Error("stopped serving metrics and health", "err", err)
 		}
 	}()
 	return func() { _ = server.Close() }, nil
@@ -84,7 +83,7 @@ func (s *server) serveMetrics(w http.ResponseWriter, _ *http.Request) {
 // collect returns the metrics as text, and logs what it could not read.
 func (s *server) collect(ctx context.Context) []byte {
 	var text bytes.Buffer
-	s.log.warnOnce("metrics", "metrics", s.source().Print(ctx, &text))
+	s.log.warnOnce("metrics", "cannot collect all metrics", s.source().Print(ctx, &text))
 	return text.Bytes()
 }
 
@@ -96,8 +95,8 @@ func (s *server) source() metrics.Source {
 		Events: s.events.counted(), Counters: s.counted(at.StateDir)}
 }
 
-// counted returns the counters of the history since this process began, and of what the history had
-// then: the history drops its oldest events.
+// counted returns the counters of all events that the history contained when this process started,
+// and of all later ones. It adds them up, because the history drops its oldest events.
 func (s *server) counted(stateDir string) inspect.Counters {
 	if s.history.Store == nil || s.history.Store.Dir != stateDir {
 		s.history, s.counters = journal.Tail{Store: &journal.Store{Dir: stateDir}}, inspect.Counters{}
@@ -120,14 +119,14 @@ func (s *server) readyz(w http.ResponseWriter, _ *http.Request) {
 	http.Error(w, text, http.StatusServiceUnavailable)
 }
 
-// heartbeat is when a loop last made progress.
+// heartbeat records when a loop last made progress.
 type heartbeat struct{ last atomic.Int64 }
 
 func (h *heartbeat) beat()                { h.last.Store(time.Now().UnixNano()) }
 func (h *heartbeat) since() time.Duration { return time.Since(time.Unix(0, h.last.Load())) }
 
-// patience is how long a loop may take for one thing. The DELs of one attachment have 2 min, and
-// may wait for others.
+// patience is how long a loop may take without progress. The DELs of one attachment may take 2
+// minutes, and may have to wait for other DELs.
 const patience = 10 * time.Minute
 
 func (s *server) healthz(w http.ResponseWriter, _ *http.Request) {
@@ -145,16 +144,16 @@ func (s *server) healthz(w http.ResponseWriter, _ *http.Request) {
 	_, _ = io.WriteString(w, "ok\n")
 }
 
-// The bounds on connections. A probe of the kubelet waits 5 s, and is accepted in that time even if
-// all of the kernel's queue (net.core.somaxconn, 4096) is before it.
+// Limits of all connections. A probe by the kubelet times out after 5 s. The listener accepts it in
+// that time even if the kernel's queue is full (net.core.somaxconn, 4096).
 const (
 	mostConnections = 256              // open at a time
-	acceptEach      = time.Millisecond // so that they cost little of a processor
+	acceptEach      = time.Millisecond // limits the CPU time for connections
 )
 
-// bounded is a listener that accepts connections one at a time, and keeps at most mostConnections.
-// For each one beyond that it closes the oldest, so a client that opens many idle connections does
-// not lock out others.
+// bounded is a listener that accepts connections one at a time, and keeps at most mostConnections
+// open. For each further one it closes the oldest, so a client that opens many idle connections
+// does not lock out others.
 type bounded struct {
 	net.Listener
 	mu   sync.Mutex

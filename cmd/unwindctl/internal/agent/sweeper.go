@@ -14,17 +14,17 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// sweeper sweeps for the agent, and logs each state of a thing once.
+// sweeper runs the agent's sweeps. It logs a state only when it changes.
 type sweeper struct {
 	*agent
-	sockets []string // where --cri auto looks
-	binPath string   // CNI_PATH for attachments that the journal does not have
+	sockets []string // the sockets that --cri auto tries
+	binPath string   // CNI_PATH for attachments that are not in the journal
 
-	would map[string]bool // what would be released, as the sweep before has said
+	would map[string]bool // what the previous sweep would have released
 }
 
-// list asks the runtime for its pods. It returns nil without a list, which differs from an empty
-// list: attachments are then judged without one.
+// list returns the runtime's list of pods. It returns nil if it cannot get one; the sweep then
+// judges attachments by other evidence. An empty list means that the runtime has no pods.
 func (s *sweeper) list(ctx context.Context) *facts.List {
 	list, err := inspect.Scope{CRI: s.CRI, Sockets: s.sockets}.List(ctx, nil)
 	none := ""
@@ -41,15 +41,15 @@ func (s *sweeper) list(ctx context.Context) *facts.List {
 	return list
 }
 
-// sweep releases the dead attachments, or logs what it would release. DELs that run when ctx ends
-// are finished.
+// sweep releases the dead attachments, or, with --observe, logs what it would release. When ctx
+// ends, it lets running DELs finish.
 func (s *sweeper) sweep(ctx context.Context, confDir, stateDir string) {
 	list := s.list(ctx)
 	if ctx.Err() != nil {
 		return
 	}
 	pools, err := pools.Read(stateDir, confDir)
-	// nobody asked for these
+	// the agent sweeps only the pools of chains that unwind runs
 	pools = slices.DeleteFunc(pools, func(p sweep.Pool) bool { return p.Plain })
 	s.log.warnOnce("pools", "cannot read the pools", err)
 	s.sweeps.nextRound()
@@ -59,13 +59,13 @@ func (s *sweeper) sweep(ctx context.Context, confDir, stateDir string) {
 		Progress: func(int, int) { s.sweeping.beat() },
 	})
 	if ctx.Err() == nil || !errors.Is(err, context.Canceled) {
-		s.log.warnOnce("sweep", "sweep", err)
+		s.log.warnOnce("sweep", "sweep failed", err)
 	}
 	s.report(findings)
 }
 
-// report logs each released attachment, and each other one whose state has changed since the
-// previous sweep.
+// report logs each released attachment. With --observe, it logs each attachment that it would
+// release, unless the previous sweep logged it. It then logs the counts.
 func (s *sweeper) report(findings []sweep.Finding) {
 	slices.SortStableFunc(findings, func(a, b sweep.Finding) int {
 		return cmp.Compare(a.Key.String(), b.Key.String())
@@ -90,8 +90,8 @@ func (s *sweeper) report(findings []sweep.Finding) {
 	s.reportCounts(words, elsewhere > 0 && elsewhere == len(findings))
 }
 
-// reportCounts logs how many attachments there are in each state. It does not log a change of the
-// live ones alone, nor that a pending DEL is tried in one sweep and keeps its pause in the next.
+// reportCounts logs how many attachments there are in each state. It does not log if only the
+// number of live ones has changed, or if a pending DEL only waits for its next try.
 func (s *sweeper) reportCounts(words map[string]int, allElsewhere bool) {
 	nothing := ""
 	if allElsewhere {

@@ -1,5 +1,5 @@
-// Package agentlock has the lock of the node's agent: an flock on a file in the state directory, so
-// that two agents do not conflict.
+// Package agentlock implements the lock of the node's agent: an flock on a file in the state
+// directory. It keeps two agents from conflicting.
 package agentlock
 
 import (
@@ -17,15 +17,15 @@ import (
 // Name is the name of the file in the state directory.
 const Name = "agent.lock"
 
-// ErrBusy means that another agent has the lock.
+// ErrBusy means that another agent holds the lock.
 var ErrBusy = errors.New("busy")
 
 // Lock is the lock that this process holds, until it ends.
 type Lock struct{ file *os.File }
 
 // Take takes the lock if it is free, and otherwise returns ErrBusy immediately. It creates a
-// missing directory (0700) and file (0600), which stays. It follows no link, and rejects a
-// directory that others can write to.
+// missing directory (0700) and a missing file (0600); the file stays after Release. It follows no
+// link, and rejects a directory that others can write to.
 func Take(stateDir string) (*Lock, error) {
 	path := Path(stateDir)
 	var f *os.File
@@ -57,11 +57,12 @@ func Take(stateDir string) (*Lock, error) {
 	case errors.Is(err, unix.EWOULDBLOCK):
 		err = ErrBusy
 	}
-	_ = f.Close() // of nil, if it is not open
+	_ = f.Close() // f may be nil, which Close accepts
 	return nil, fmt.Errorf("the agent's lock: %w", err)
 }
 
-// makeDir makes the state directory, unless it is one that others can write to.
+// makeDir creates the state directory if it is missing. It rejects a directory that others can
+// write to.
 func makeDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -84,15 +85,16 @@ func makeDir(dir string) error {
 // Path returns the path of the lock's file.
 func Path(stateDir string) string { return filepath.Join(stateDir, Name) }
 
-// InPlace reports whether the locked file is still in the state directory. If it is not, another
-// agent can take the lock there.
+// InPlace reports whether the locked file is still in the state directory. If not, another agent
+// can create a new file there and take its lock.
 func (l *Lock) InPlace(stateDir string) bool {
 	ours, err := l.file.Stat()
 	there, lstatErr := os.Lstat(Path(stateDir))
 	return err == nil && lstatErr == nil && os.SameFile(ours, there)
 }
 
-// Release gives the lock back, also if a child that is about to execute its program has the file.
+// Release releases the lock, even if a child process has inherited the file and not yet executed
+// its program.
 func (l *Lock) Release() {
 	_ = unix.Flock(int(l.file.Fd()), unix.LOCK_UN)
 	_ = l.file.Close()

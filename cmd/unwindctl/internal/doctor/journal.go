@@ -26,7 +26,7 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// journal examines the file, DELs that stay pending, ADDs that fail, and the last sweep.
+// journal examines the journal's file, long-pending DELs, failed ADDs and the last sweep.
 func (e *examination) journal(ctx context.Context, found *inspect.Node) {
 	store := &journal.Store{Dir: e.StateDir}
 	s, err := inspect.ReadSnapshot(ctx, store, (*journal.Tx).Check)
@@ -51,7 +51,7 @@ func (e *examination) journal(ctx context.Context, found *inspect.Node) {
 	e.lastSweep(s, found.Guard)
 }
 
-// sweptLately is how long ago the last sweep may have ended.
+// sweptLately is how old the last sweep may be. An older one is reported.
 const sweptLately = 10 * time.Minute
 
 func (e *examination) lastSweep(s *inspect.Snapshot, guard *sweep.MassReleaseError) {
@@ -87,8 +87,8 @@ func (e *examination) rollbacks(events []journal.Event) {
 		}
 	}
 	for _, of := range slices.Sorted(maps.Keys(count)) {
-		e.add("pods", Warning, "correct the cause of that error; unwindctl history --since "+
-			term.Roughly(pendingLong)+" -o wide lists all of them",
+		e.add("pods", Warning, "fix the cause of that error; unwindctl history --since "+
+			term.Roughly(pendingLong)+" -o wide lists all errors",
 			"plugin %s failed %s in %s; last error: %s", of,
 			term.Plural(count[of], "ADD", "ADDs"), term.Roughly(pendingLong), last[of])
 	}
@@ -131,7 +131,7 @@ func (e *examination) attachments(s *inspect.Snapshot, found *inspect.Node) {
 	}
 	if len(held) > 0 {
 		e.add("attachments", Warning, "unwindctl show "+held[0],
-			"a host port of this node still forwards to the address of %s: %s",
+			"a host port rule still forwards to the address of %s: %s",
 			term.Plural(len(held), "dead attachment", "dead attachments"),
 			strings.Join(held[:min(3, len(held))], ", "))
 	}
@@ -201,9 +201,10 @@ func (e *examination) set(pool string, s *inspect.Set, guarded bool) {
 	case s.Full() && s.Live == s.Used:
 		e.add("pools", Failure, "enlarge the pool, or run fewer pods on this node", "%s", text)
 	case s.Full():
-		e.add("pools", Failure, "unwindctl ipam --cri auto shows their owners", "%s", text)
+		e.add("pools", Failure, "unwindctl ipam --cri auto shows each address's owner", "%s", text)
 	case s.NearlyFull():
-		e.add("pools", Warning, "unwindctl ipam --cri auto shows their owners", "%s: nearly full", text)
+		e.add("pools", Warning, "unwindctl ipam --cri auto shows each address's owner",
+			"%s: nearly full", text)
 	case s.Leaked+s.Empty > 0 && guarded:
 		e.add("pools", Warning, "check with unwindctl sweep --dry-run --force, see above", "%s", text)
 	case s.Leaked+s.Empty > 0:
@@ -213,20 +214,20 @@ func (e *examination) set(pool string, s *inspect.Set, guarded bool) {
 	}
 }
 
-// The least free space on the disk of the journal, which is some MiB large, without a report.
+// Less free space than this on the journal's disk is reported. A journal takes a few MiB.
 const (
 	leastFree  = 64 << 20
 	leastNodes = 100
 )
 
-// directory examines the state directory, and reports whether it has a journal to examine.
+// directory examines the state directory, and reports whether it contains a readable journal.
 func (e *examination) directory() bool {
 	info, err := os.Stat(e.StateDir)
 	if err == nil {
 		e.files(info)
 		_, err = os.Stat(filepath.Join(e.StateDir, "journal.db"))
 	} else if parent := e.parent(); errors.Is(err, fs.ErrNotExist) && parent != "" {
-		e.add("journal", Failure, "set stateDir to a directory that can be created",
+		e.add("journal", Failure, "set stateDir in unwind's conflist to a directory that can be created",
 			"%s does not exist and cannot be created in %s", e.StateDir, parent)
 		return false
 	}
@@ -239,13 +240,14 @@ func (e *examination) directory() bool {
 	return err == nil
 }
 
-// parent returns the directory in which the state directory cannot be created, or "".
+// parent returns the closest existing parent of the state directory, if the state directory cannot
+// be created there, else "".
 func (e *examination) parent() string {
 	parent := filepath.Dir(e.StateDir)
 	for !durable.Exists(parent) {
 		parent = filepath.Dir(parent)
 	}
-	// the plugin runs as root; what another user may not write says nothing
+	// the plugin runs as root, so the rights of another user who runs doctor do not matter
 	if info, err := os.Stat(parent); err != nil || !info.IsDir() ||
 		os.Geteuid() == 0 && unix.Access(parent, unix.W_OK) != nil {
 		return parent
@@ -253,7 +255,7 @@ func (e *examination) parent() string {
 	return ""
 }
 
-// files examines what is in the state directory, and its disk.
+// files examines the files in the state directory, and its disk.
 func (e *examination) files(info fs.FileInfo) {
 	if info.Mode().Perm()&0o077 != 0 {
 		e.add("journal", Failure, "chmod 0700 "+e.StateDir,
@@ -268,8 +270,8 @@ func (e *examination) files(info fs.FileInfo) {
 		path := filepath.Join(e.StateDir, part.name)
 		info, err := os.Lstat(path)
 		if err == nil && (info.IsDir() != part.dir || !info.IsDir() && !info.Mode().IsRegular()) {
-			e.add("journal", Failure, "move it out of the way",
-				"%s is not the file that unwind created there", path)
+			e.add("journal", Failure, "move it to another directory",
+				"%s is not the kind of file that unwind creates there", path)
 		}
 	}
 	aside, _ := filepath.Glob(filepath.Join(e.StateDir, "journal.db.damaged-*"))
@@ -293,11 +295,10 @@ func (e *examination) disk() {
 		e.add("journal", Failure, "remount it read-write", "%s is on a read-only file system",
 			e.StateDir)
 	case free < leastFree || st.Files > 0 && st.Ffree < leastNodes:
-		e.add("journal", Failure, "free disk space", "the disk of %s has %d MiB and %d files left",
-			e.StateDir, free>>20, st.Ffree)
+		e.add("journal", Failure, "free disk space",
+			"the disk of %s has only %d MiB and %d inodes left", e.StateDir, free>>20, st.Ffree)
 	case st.Type == unix.TMPFS_MAGIC:
 		e.add("journal", Warning, "set stateDir to a directory on a disk",
-			"%s is on tmpfs: after a reboot unwind knows no attachment, but "+
-				"host-local's files are still on the disk", e.StateDir)
+			"%s is on tmpfs: a reboot deletes the journal, but not host-local's files", e.StateDir)
 	}
 }

@@ -12,26 +12,25 @@ import (
 	"cni-unwind/plugin/facts"
 )
 
-// leftovers reports the addresses that are free and still in rules of the reference plugins. Such
-// rules are of a container that leaked them and lost its address. It has no owner that a sweep
-// could judge.
+// leftovers reports free addresses that rules of the reference plugins still contain. The container
+// that leaked such a rule no longer owns the address, so a sweep has no owner to judge.
 func (e *examination) leftovers(ctx context.Context, found *inspect.Node) {
 	free := freeOf(found, inRules(ctx))
 	if len(free) == 0 {
 		return
 	}
-	again := inRules(ctx) // an ADD or a DEL may have run between the looks
+	again := inRules(ctx) // an ADD or a DEL may have run meanwhile
 	free = slices.DeleteFunc(free, func(a netip.Addr) bool { return !slices.Contains(again, a) })
 	if len(free) == 0 {
 		return
 	}
 	e.add("rules", Warning, "a reboot removes them",
-		"rules of bridge, ptp, portmap or firewall for %s "+
-			"that no container has: %s", term.Plural(len(free), "address", "addresses"),
+		"bridge, ptp, portmap or firewall left rules for %s "+
+			"that no container uses: %s", term.Plural(len(free), "address", "addresses"),
 		term.Join(term.Addresses(free)))
 }
 
-// freeOf returns the addresses that host-local can assign now.
+// freeOf returns those of the given addresses that host-local can assign now.
 func freeOf(found *inspect.Node, all []netip.Addr) (free []netip.Addr) {
 	for _, p := range found.Pools {
 		taken, err := pools.Taken(p.Dir)
@@ -45,7 +44,7 @@ func freeOf(found *inspect.Node, all []netip.Addr) (free []netip.Addr) {
 }
 
 // inRules returns the addresses in rules of the reference plugins, sorted, as far as the rules can
-// be listed. A delegate has the same PATH, and made no rule with a program that is missing.
+// be listed. Plugins have the same PATH, so they created no rules with a program that is missing.
 func inRules(ctx context.Context) (all []netip.Addr) {
 	var rules []string
 	for _, program := range [][]string{
@@ -72,7 +71,7 @@ func inRules(ctx context.Context) (all []netip.Addr) {
 	return slices.Compact(all)
 }
 
-// addressOf returns the address that a word of a rule is, also with a port or as a prefix of one.
+// addressOf parses a word of a rule as an address, also with a port or as a single-address prefix.
 func addressOf(word string) (netip.Addr, bool) {
 	if to, err := netip.ParseAddrPort(word); err == nil {
 		return to.Addr(), true

@@ -18,13 +18,13 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// multusConf is the configuration of a plugin or of a list, as far as it leads to Multus.
+// multusConf holds the keys of a plugin's or a list's configuration that are needed to find Multus.
 type multusConf struct {
 	Type       string
 	Kubeconfig string
-	ConfDir    string // of the files of definitions without spec.config
+	ConfDir    string // where Multus finds a file for a definition without spec.config
 	Plugins    []multusConf
-	Chain      *multusConf // of unwind
+	Chain      *multusConf // if the plugin is unwind
 }
 
 // find returns Multus' own configuration, or nil.
@@ -47,7 +47,7 @@ func findMultus(confDir string) *multusConf {
 	for _, path := range paths {
 		if c, _ := netconf.ReadConflist(path); c != nil && found == nil {
 			var list multusConf
-			_ = json.Unmarshal(c.Data, &list) // a key of another plugin may be of another form
+			_ = json.Unmarshal(c.Data, &list) // another plugin's key may have another type
 			found = list.find()
 		}
 	}
@@ -69,7 +69,7 @@ func (e *examination) multus(ctx context.Context, r node.Runtime) {
 	if m == nil {
 		return
 	}
-	if !durable.Exists(m.Kubeconfig) { // a thick Multus may have its pod's alone
+	if !durable.Exists(m.Kubeconfig) { // a thick Multus may have one only in its pod
 		e.add("multus", OK, "", "NetworkAttachmentDefinitions not examined: there is no %s",
 			m.Kubeconfig)
 		return
@@ -92,7 +92,7 @@ func (e *examination) multus(ctx context.Context, r node.Runtime) {
 			"%s in a file that does not use unwind: %s", plural(len(d.files)), some(d.files))
 	}
 	if len(d.refused) > 0 {
-		e.add("multus", Warning, "correct that key, or leave it as it is: "+page,
+		e.add("multus", Warning, "correct that key, or leave the definition as it is: see "+page,
 			"%s refused by unwindctl wrap: %s", plural(len(d.refused)), some(d.refused))
 	}
 	if d.wrapped > 0 {
@@ -106,8 +106,8 @@ type definitions struct {
 	plain, files, refused []string
 }
 
-// add adds one. For one without spec.config Multus takes a file of the node. Without that file no
-// pod of the node has its network.
+// add adds a definition to its group. For a definition without spec.config, Multus uses a file on
+// the node. If there is no such file, no pod on the node uses that network.
 func (d *definitions) add(m *multusConf, one probe.Definition) {
 	name, list, file := one.Namespace+"/"+one.Name, &d.plain, ""
 	config := []byte(one.Config)
@@ -140,7 +140,7 @@ func configOf(network, dir string) *netconf.Conflist {
 	return nil
 }
 
-// othersRead reports whether a program besides Multus reads the configuration and would not find
+// othersRead reports whether a program other than Multus reads the configuration. It would not find
 // its plugin in "chain".
 func othersRead(config []byte) bool {
 	c, _ := netconf.ParseConflist(config)

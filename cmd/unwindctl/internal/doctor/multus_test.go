@@ -91,7 +91,7 @@ func TestMultus(t *testing.T) {
 			"prod/a (not valid JSON: unexpected end of JSON input)"},
 		{"no version", []string{`{"type": "macvlan"}`}, `warning: 1 NetworkAttachmentDefinition is refused by unwindctl wrap: ` +
 			`prod/a (key "cniVersion" is missing; set it to the version in which the plugins are called: without it a ` +
-			`runtime uses 0.1.0, and unwind its …`},
+			`runtime uses 0.1.0, and unwind anot…`},
 		{"a chain that is none", []string{`{"cniVersion": "1.0.0", "type": "unwind", "chain": {"plugins": []}}`},
 			`warning: 1 NetworkAttachmentDefinition is refused by unwindctl wrap: ` +
 				`prod/a (key "chain": key "plugins" is empty; put the plugins to run there)`},

@@ -21,12 +21,13 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// runtime returns the runtime, with default directories where its configuration has none.
+// runtime returns the container runtime. Directories that its configuration does not set are the
+// default ones.
 func (e *examination) runtime(ctx context.Context) node.Runtime {
 	r, err := e.Target.Find(ctx, "/")
 	if err != nil {
 		e.add("runtime", Warning, cmp.Or(term.HintOf(err),
-			"correct its configuration, or set --conf-dir and --cni-bin-dir"), "%v", err)
+			"correct the runtime's configuration, or set --conf-dir and --cni-bin-dir"), "%v", err)
 	}
 	r.ConfDir = cmp.Or(r.ConfDir, node.DefaultConfDir)
 	if len(r.BinDirs) == 0 {
@@ -109,13 +110,13 @@ func (e *examination) entry(
 	ctx context.Context, r node.Runtime, c *netconf.Conflist,
 ) *netconf.Chain {
 	for _, w := range c.Unwind.Warnings {
-		e.add("configuration", Warning, "take it out of "+c.Path, "%s", w)
+		e.add("configuration", Warning, "remove it from "+c.Path, "%s", w)
 	}
 	if len(c.Types) > 1 {
-		remedy := `move the others into its "chain"`
+		remedy := `move the other plugins into unwind's "chain"`
 		if c.Unwind.ChainFile != "" {
 			remedy = "unwindctl install moves them to the end of " + c.Unwind.ChainFile +
-				"; a mesh leaves a --unwind-file that ends in .json alone"
+				"; a service mesh does not edit a --unwind-file that ends in .json"
 		}
 		e.add("configuration", Failure, remedy,
 			"%s runs plugins outside of unwind's chain (%s), which unwind cannot undo",
@@ -133,10 +134,10 @@ func (e *examination) entry(
 			"%s has cniVersion 1.1.0, which this runtime does not support: no pod can start", c.Path)
 	case isList && !slices.Contains(list.CNIVersions, "1.1.0") && c.CNIVersion != "1.1.0":
 		e.add("configuration", Warning, `add "cniVersions": ["1.0.0", "1.1.0"]`,
-			"%s does not offer cniVersion 1.1.0: no runtime calls STATUS or GC", c.Path)
+			"%s does not offer cniVersion 1.1.0, so no runtime calls STATUS or GC", c.Path)
 	case !isList && newest != "1.0.0" && c.CNIVersion != "1.1.0":
 		e.add("configuration", Warning, "unwindctl install while the runtime runs",
-			"%s has version %s: the runtime calls neither STATUS nor GC", c.Path, c.CNIVersion)
+			"%s has cniVersion %s, so the runtime calls neither STATUS nor GC", c.Path, c.CNIVersion)
 	}
 	if directory := filepath.Join(r.ConfDir, c.Name); isList && !list.OnlyInlined &&
 		durable.Exists(directory) {
@@ -175,18 +176,18 @@ func (e *examination) entry(
 	return chain
 }
 
-// hiddenIPAM reports what unwind needs in the entry of a plugin that calls another one (flannel) to
-// see its addresses.
+// hiddenIPAM checks the entry of a plugin that runs another plugin (flannel). It reports missing
+// settings without which unwind cannot see the plugin's addresses.
 func (e *examination) hiddenIPAM(chain *netconf.Chain) {
 	for _, p := range chain.Delegates {
 		if !known.Of(p.Type).HidesIPAM {
 			continue
 		}
-		remedy := fmt.Sprintf("set it where %[1]s's conflist comes from: scripts/providers/%[1]s.md",
+		remedy := fmt.Sprintf("set it in the source of %[1]s's conflist: see scripts/providers/%[1]s.md",
 			p.Type)
 		if p.IPAM == "" {
-			e.add("configuration", Warning, remedy, `%s's entry has no "ipam": unwind does not see `+
-				"its addresses, and leaks the ones that a DEL does not release", p.Type)
+			e.add("configuration", Warning, remedy, `%s's entry has no "ipam": unwind cannot see `+
+				"its addresses, so an address that a DEL does not release leaks", p.Type)
 		}
 		if newer, _ := version.GreaterThanOrEqualTo(chain.CNIVersion, "0.3.0"); !newer {
 			e.add("configuration", Warning, remedy,
@@ -196,7 +197,7 @@ func (e *examination) hiddenIPAM(chain *netconf.Chain) {
 	}
 }
 
-// plugins asks every plugin of the chain for its supported versions.
+// plugins checks that every plugin of the chain exists and supports the chain's cniVersion.
 func (e *examination) plugins(ctx context.Context, r node.Runtime, chain *netconf.Chain) {
 	asked, dirs := map[string]bool{}, strings.Join(r.BinDirs, ":")
 	ask := func(name, spoken string) {
@@ -223,7 +224,7 @@ func (e *examination) plugins(ctx context.Context, r node.Runtime, chain *netcon
 				path, spoken, strings.Join(versions, ", "))
 		case name == netconf.Name && !strings.Contains(about, " "+e.Version+":"):
 			e.add("plugins", Warning, "unwindctl install",
-				"%s is not this program's release (%s): %s", path, e.Version, about)
+				"%s is from another release than this unwindctl (%s): %s", path, e.Version, about)
 		default:
 			e.add("plugins", OK, "", "%s (%s)", path, term.OrDash(about))
 		}
@@ -233,7 +234,7 @@ func (e *examination) plugins(ctx context.Context, r node.Runtime, chain *netcon
 		ask(p.Type, chain.CNIVersion)
 		_, err := netconf.FindPlugin(p.IPAM, dirs)
 		if p.IPAM != "" && !p.ExecutesIPAM() && err != nil {
-			e.add("plugins", OK, "", "%s has ipam.type %s, and %s has no plugin for it: %s must "+
+			e.add("plugins", OK, "", "%s sets ipam.type %s, but there is no such plugin in %s: %s must "+
 				"implement it itself", p.Type, p.IPAM, strings.Join(r.BinDirs, ", "), p.Type)
 			continue
 		}

@@ -21,8 +21,8 @@ type Severity int
 
 const (
 	OK      Severity = iota
-	Warning          // something will leak, or is not seen
-	Failure          // pods cannot start, or nothing is released
+	Warning          // something may leak, or unwind cannot see it
+	Failure          // pods cannot start, or unwind releases nothing
 )
 
 func (s Severity) String() string { return [...]string{"ok", "warning", "error"}[s] }
@@ -36,17 +36,17 @@ type check struct {
 	Remedy   string   `json:"remedy,omitempty"`
 }
 
-// Report has the findings in the order of the checks.
+// Report holds the findings in the order of the checks.
 type Report struct {
 	checks []check
-	plugin string // the version of unwind's plugin, "" if it was not asked
+	plugin string // the version of unwind's plugin, "" if unknown
 }
 
 func (r *Report) add(what string, s Severity, remedy, format string, args ...any) {
 	r.checks = append(r.checks, check{what, s, term.OneLine(fmt.Sprintf(format, args...)), remedy})
 }
 
-// Worst returns the first check of the highest severity, and the number of findings beside it.
+// Worst returns the first check of the highest severity, and the number of other findings.
 func (r *Report) Worst() (worst check, more int) {
 	for _, c := range r.checks {
 		if c.Severity != OK {
@@ -98,7 +98,7 @@ func (r *Report) printLine(out io.Writer) error {
 
 type Options struct {
 	install.Target
-	StateDir string    // of the journal; "" as unwind's conflist has it
+	StateDir string    // of the journal; "" for the one in unwind's conflist
 	Version  string    // of this program
 	Stderr   io.Writer // of the dry run of a sweep
 }
@@ -106,7 +106,7 @@ type Options struct {
 type examination struct {
 	Options
 	Report
-	binPath string // the directories of plugins, as CNI_PATH
+	binPath string // the plugin directories, in CNI_PATH's format
 }
 
 // Examine checks the runtime, the conflist and its chain, the plugins, the
@@ -125,7 +125,7 @@ func Examine(ctx context.Context, o Options) *Report {
 		kept := install.Setup{ConfDir: r.ConfDir, File: e.OwnFile(r)}.Entry()
 		e.StateDir = cmp.Or(kept.StateDir, netconf.DefaultStateDir)
 	case conf != nil && given != filepath.Clean(conf.StateDir):
-		e.add("journal", Warning, "omit --state-dir to examine that one",
+		e.add("journal", Warning, "omit --state-dir to examine unwind's journal",
 			"examining the journal in %s, but unwind uses the one in %s", e.StateDir, conf.StateDir)
 	}
 	if chain != nil {

@@ -14,10 +14,10 @@ import (
 	"time"
 )
 
-// Replace gives a file a content and a mode. After a crash or a power loss the file is either
-// complete or unchanged. Its owner is this process's user. The temporary file is in the same
-// directory, with an extension that no runtime loads. If a kill left one, the next Replace or
-// Remove of that file removes it once it is Stale.
+// Replace replaces a file with new content and mode. After a crash or a power loss the file is
+// either complete or unchanged. Its owner is this process's user. The temporary file is in the same
+// directory, with an extension that no runtime loads. If the process is killed and leaves it, a
+// later Replace or Remove of that file removes it once it is Stale.
 //
 //	openat(DIR, ".NAME.*.tmp", O_CREAT|O_EXCL), write, fchmod, fsync, close, rename,
 //	open(DIR), fsync, close
@@ -58,7 +58,8 @@ func replace(path string, content io.Reader, own func(*os.File) error) (err erro
 	return syncDir(dir)
 }
 
-// Create makes an empty file, which takes no room on most disks. An existing file stays as it is.
+// Create creates an empty file, which takes no space on most file systems. It does not change an
+// existing file.
 //
 //	openat(DIR, NAME, O_CREAT), close, open(DIR), fsync, close
 func Create(path string) error {
@@ -72,8 +73,8 @@ func Create(path string) error {
 // Stale is the age from which a temporary file belongs to a process that was killed.
 const Stale = time.Minute
 
-// RemoveTemporary removes the temporary files of Replace for a path that are at least that old, and
-// returns their paths. It ignores errors: such a file does no harm.
+// RemoveTemporary removes Replace's temporary files for a path that are at least that old, and
+// returns their paths. It ignores errors, because such files do no harm.
 func RemoveTemporary(path string, age time.Duration) (removed []string) {
 	dir, name := filepath.Dir(path), filepath.Base(path)
 	files, _ := os.ReadDir(dir)

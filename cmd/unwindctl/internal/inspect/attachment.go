@@ -16,8 +16,8 @@ import (
 	"cni-unwind/plugin/decide"
 )
 
-// Attachment is an entry of the journal as JSON output has it, without the delegates'
-// configurations, which may contain secrets.
+// Attachment is a journal entry as the JSON output shows it. It omits the plugins' configurations,
+// which may contain secrets.
 type Attachment struct {
 	journal.Key
 	State     journal.State `json:"state"`
@@ -26,45 +26,46 @@ type Attachment struct {
 	NetNS     string        `json:"netns,omitempty"`
 	Addresses []netip.Addr  `json:"addresses"`
 	Created   time.Time     `json:"created"`
-	Since     time.Time     `json:"since"` // it has been in this state
+	Since     time.Time     `json:"since"` // when it entered this state
 	Updated   time.Time     `json:"updated"`
 	Steps     []Step        `json:"steps"`
 
-	freed []netip.Addr  // those that may have another owner by now
+	freed []netip.Addr  // addresses that may have another owner by now
 	grace time.Duration // its grace period
 	since int64         // Since, by CLOCK_BOOTTIME
 	order string        // see Sort
 }
 
-// Step is a delegate with a pending DEL: each of the chain if the attachment is live.
+// Step is a plugin whose DEL is still to run. A live attachment has a step for each plugin of its
+// chain.
 type Step struct {
 	Plugin string `json:"plugin"`
 	Tries  int    `json:"tries"` // of its DEL
 	// Last is the error of the last try, or why its success does not count.
 	Last string `json:"lastError,omitempty"`
 	Code uint   `json:"code,omitempty"` // of that error
-	// WaitsFor is what it waits for: owner, container, queue, runtime, rule, repeat or newer.
+	// WaitsFor is what the DEL waits for: owner, container, queue, runtime, rule, repeat or newer.
 	WaitsFor journal.Cause `json:"waitsFor,omitempty"`
 	Killed   bool          `json:"killed,omitempty"` // the plugin was killed, in its ADD or a DEL
 
 	of journal.Step // see decide.Due
 }
 
-// words says in a few words what became of its DELs.
+// words returns the outcome of the step's DELs in a few words.
 func (s *Step) words() string { return decide.Words(&s.of) }
 
-// PendingDEL reports whether unwind runs DELs without another request of the runtime.
+// PendingDEL reports whether unwind runs the DELs without another request from the runtime.
 func (a *Attachment) PendingDEL() bool {
 	return a.State == journal.RollingBack || a.State == journal.Deleting
 }
 
-// HasStep reports whether the DEL of a step waits for this. ForTime is one that fails, or has not
-// run.
+// HasStep reports whether the DEL of any step waits for the given cause. ForTime means that the DEL
+// fails or has not run yet.
 func (a *Attachment) HasStep(waitsFor journal.Cause) bool {
 	return slices.ContainsFunc(a.Steps, func(s Step) bool { return s.WaitsFor == waitsFor })
 }
 
-// podName returns the name of a pod as people write it.
+// podName returns a pod's name as NAMESPACE/NAME, or "-" if it has none.
 func podName(p *journal.Pod) string {
 	switch {
 	case p == nil || p.Name == "":
@@ -101,7 +102,7 @@ func describe(e *journal.Entry) Attachment {
 	return a
 }
 
-// PrintNoAttachments prints that a journal is empty, or that the directory has no journal.
+// PrintNoAttachments prints that the journal is empty or does not exist.
 func PrintNoAttachments(out io.Writer, store *journal.Store) error {
 	text := "No attachments."
 	if _, err := os.Lstat(store.Path()); errors.Is(err, fs.ErrNotExist) {
@@ -132,7 +133,8 @@ func PrintAttachments(out io.Writer, attachments []Attachment, o *term.Output) e
 	return t.Print(out, o)
 }
 
-// names returns arguments that name attachments; without one, the addresses.
+// names returns an argument that names each attachment. For an attachment without a container ID it
+// returns the addresses.
 func names(attachments []Attachment) (names []string) {
 	for _, a := range attachments {
 		if a.ContainerID == "" {
@@ -144,7 +146,7 @@ func names(attachments []Attachment) (names []string) {
 	return names
 }
 
-// pending returns the delegates with pending DELs of an attachment, each with the reason.
+// pending returns an attachment's plugins with pending DELs, each with the reason.
 func pending(a Attachment) string {
 	texts := []string{}
 	if a.PendingDEL() {

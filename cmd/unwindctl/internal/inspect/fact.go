@@ -7,7 +7,7 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// Fact is one piece of evidence for people: a question, and "yes", "no" or "unknown".
+// Fact is one piece of evidence in readable form: a question, and "yes", "no" or "unknown".
 type Fact struct {
 	Question  string `json:"question"`
 	Answer    string `json:"answer"`
@@ -15,7 +15,7 @@ type Fact struct {
 }
 
 // factsOf returns the evidence for a verdict. It marks facts that were not examined, because other
-// evidence decides or the fact means nothing, such as after a reboot.
+// evidence was sufficient or because they mean nothing, for example after a reboot.
 func factsOf(f *sweep.Finding) []Fact {
 	ev := f.Evidence
 	fact := func(question string, of decide.Fact) Fact {

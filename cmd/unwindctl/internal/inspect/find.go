@@ -53,23 +53,25 @@ func Filter(attachments []Attachment, keep func(*Attachment) bool) (kept []Attac
 	return kept
 }
 
-// ofOneContainer returns the attachments of that container, else all if they are one container's.
+// ofOneContainer returns the attachments whose container ID is exactly id. Without such ones it
+// returns all that were found, provided that they belong to the same container.
 func ofOneContainer(arg, id string, found []Attachment) ([]Attachment, error) {
 	whole := Filter(found, func(a *Attachment) bool { return a.ContainerID == id })
 	if len(whole) > 0 {
-		return whole, nil // though others may begin so
+		return whole, nil // even if id is also a prefix of other IDs
 	}
 	if slices.ContainsFunc(found, func(a Attachment) bool {
 		return a.ContainerID != found[0].ContainerID
 	}) {
-		return nil, term.Usage("%s matches %d attachments; use more of the container ID", arg,
+		return nil, term.Usage("%s matches %d attachments; use a longer container ID", arg,
 			len(found))
 	}
 	return found, nil
 }
 
 // FindOne returns the one attachment that an argument names. It finds a damaged entry by its full
-// name. A missing attachment is not a usage error, because it may have gone since it was listed.
+// name. A missing attachment is not a usage error: it may have been released since the user listed
+// it.
 func FindOne(ctx context.Context, stateDir, arg string) (key journal.Key, err error) {
 	attachments, err := ReadJournal(ctx, &journal.Store{Dir: stateDir})
 	found, findErr := Find(attachments, arg)
@@ -89,8 +91,9 @@ func FindOne(ctx context.Context, stateDir, arg string) (key journal.Key, err er
 
 const completeTime = time.Second
 
-// Complete returns what a shell may complete, with duplicates: arguments that name attachments and
-// networks, of the journal and, with history, of its events. It reads for at most completeTime.
+// Complete returns candidates for shell completion, with duplicates: arguments that name
+// attachments, and names of networks. They come from the journal and, if history is set, also from
+// its events. It reads for at most completeTime.
 func Complete(ctx context.Context, stateDir string, history bool) (args, networks []string) {
 	ctx, cancel := context.WithTimeout(ctx, completeTime)
 	defer cancel()

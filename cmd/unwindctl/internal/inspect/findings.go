@@ -22,20 +22,21 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// finding is an attachment, or an address without one, as sweep --json prints it.
+// finding is one finding as sweep --json prints it, about an attachment or about an address without
+// an attachment.
 type finding struct {
 	Network     string        `json:"network"`
 	ContainerID string        `json:"containerID,omitempty"`
 	IfName      string        `json:"ifname,omitempty"`
 	Address     string        `json:"address,omitempty"`   // of a reservation without an attachment
 	Cached      bool          `json:"cached,omitempty"`    // in libcni's cache, not in the journal
-	Addresses   []netip.Addr  `json:"addresses,omitempty"` // of one that is not in the journal
+	Addresses   []netip.Addr  `json:"addresses,omitempty"` // of an attachment outside the journal
 	Pod         *journal.Pod  `json:"pod,omitempty"`
 	State       journal.State `json:"state,omitempty"`
 	Verdict     decide.Fate   `json:"verdict"`
-	Result      string        `json:"result"` // as the table has it
+	Result      string        `json:"result"` // as in the table
 	Why         string        `json:"why"`
-	Pending     []string      `json:"pending,omitempty"` // delegates
+	Pending     []string      `json:"pending,omitempty"` // the plugins with a pending DEL
 	Error       string        `json:"error,omitempty"`
 }
 
@@ -63,12 +64,12 @@ func JSONFindings(findings []sweep.Finding, dryRun bool) []finding {
 	return all
 }
 
-// reserved reports whether a finding is on addresses that neither the journal nor libcni's cache
-// has.
+// reserved reports whether a finding is about addresses whose owner is neither in the journal nor
+// in libcni's cache.
 func reserved(f *sweep.Finding) bool { return len(f.Addresses) > 0 && !f.Cached }
 
-// PrintNoFindings prints that there are no attachments: none in that network, whose name may be
-// wrong, or none at all. Without a list, it also prints how many addresses were not judged.
+// PrintNoFindings prints that there are no attachments, in the selected network or at all. Without
+// a list of pods, it also prints how many addresses were not judged.
 func PrintNoFindings(out io.Writer, of Scope, job sweep.Job) error {
 	store := &journal.Store{Dir: of.StateDir}
 	var err error
@@ -98,7 +99,7 @@ func PrintNoFindings(out io.Writer, of Scope, job sweep.Job) error {
 	return err
 }
 
-// Results are the words of Result, and "not tried".
+// Results are the words that Result returns, and "not tried", in the order of PrintFindings.
 var Results = []string{"released", "to be released", "pending", "waits", "kept", "unknown", "busy",
 	"recent", "live", "not tried"}
 
@@ -194,7 +195,7 @@ func Result(f *sweep.Finding, dryRun bool) (word, why string) {
 	default:
 		word = "pending"
 	}
-	if f.Fate == decide.Dead && len(f.Pending) > 0 { // for one of another machine no DEL runs
+	if f.Fate == decide.Dead && len(f.Pending) > 0 { // no DEL runs for another machine's attachment
 		why += "; pending DEL: " + strings.Join(f.Pending, ", ")
 	}
 	if word == "pending" {
@@ -203,7 +204,7 @@ func Result(f *sweep.Finding, dryRun bool) (word, why string) {
 	return word, why
 }
 
-// whyOf returns the reason for a verdict, with the time that is left of a grace period.
+// whyOf returns the reason for a verdict, with the remaining time of a grace period.
 func whyOf(f *sweep.Finding) string {
 	if !f.Recent() {
 		return f.Reason.Text
@@ -226,15 +227,15 @@ func Remaining(findings []sweep.Finding, dryRun bool) error {
 			pending++
 		case word == "unknown":
 			unknown++
-			errs = append(errs, findings[i].Err) // an entry that is damaged, or nil
+			errs = append(errs, findings[i].Err) // nil, or about a damaged entry
 		}
 	}
 	if pending > 0 {
 		errs = append(errs, fmt.Errorf("%s could not be released completely; the next sweep retries "+
 			"the pending DELs", term.Attachments(pending)))
 	}
-	if stuck > 0 { // without a record, or with a journal that cannot be written
-		errs = append(errs, fmt.Errorf("%s could not be released completely; see REASON",
+	if stuck > 0 { // they are not in the journal, or the journal cannot be written
+		errs = append(errs, fmt.Errorf("%s could not be released completely; see the REASON column",
 			term.Attachments(stuck)))
 	}
 	if untried > 0 {
@@ -242,7 +243,7 @@ func Remaining(findings []sweep.Finding, dryRun bool) error {
 			term.Attachments(untried)))
 	}
 	if unknown > 0 {
-		errs = append(errs, fmt.Errorf("the state of %s is unknown: kept, see REASON",
+		errs = append(errs, fmt.Errorf("kept %s whose state is unknown; see the REASON column",
 			term.Attachments(unknown)))
 	}
 	return errors.Join(errs...)

@@ -14,13 +14,13 @@ import (
 	"cni-unwind/journal"
 )
 
-// About reports whether an event is about what an argument names, see Find.
+// About reports whether an event is about an attachment that an argument names. See Find.
 func About(e journal.Event, arg string) bool {
 	found, err := Find(attachmentsOf([]journal.Event{e}), arg)
 	return err == nil && len(found) == 1
 }
 
-// attachmentsOf returns what events say of their attachments.
+// attachmentsOf returns the attachments of events, with those fields that an event records.
 func attachmentsOf(events []journal.Event) (attachments []Attachment) {
 	for i := range events {
 		e := &events[i]
@@ -57,7 +57,8 @@ func PrintHistory(out io.Writer, events []journal.Event, o *term.Output) error {
 	return t.Print(out, o)
 }
 
-// explainNothing describes an argument that names no attachment in the journal.
+// explainNothing explains an argument that names no attachment in the journal. It uses the pools
+// and past events.
 func explainNothing(ctx context.Context, to term.Streams, arg string, of Scope,
 	events []journal.Event, o *term.Output) error {
 	if o.IsObject() {
@@ -86,7 +87,7 @@ func explainNothing(ctx context.Context, to term.Streams, arg string, of Scope,
 	return err
 }
 
-// explainAddress says who has an address that no attachment in the journal has.
+// explainAddress describes the reservation of an address that is not in the journal.
 func explainAddress(text *strings.Builder, address netip.Addr, pools []*Pool) {
 	for _, p := range pools {
 		for _, r := range p.Reservations {
@@ -105,13 +106,13 @@ func explainAddress(text *strings.Builder, address netip.Addr, pools []*Pool) {
 	}
 }
 
-// eventSentence returns a sentence about an event whose attachment is not in the journal any more.
+// eventSentence returns a sentence about an event whose attachment is no longer in the journal.
 func eventSentence(e journal.Event) string {
 	what := map[journal.EventKind]string{
 		journal.RolledBack: "its ADD was rolled back",
 		journal.Swept:      "it was released by a sweep",
 		journal.Released:   "its address was released",
-		journal.Waiting:    "a DEL waits, because its address has a new owner,",
+		journal.Waiting:    "a DEL was postponed because of its address's new owner",
 		journal.Unverified: "a DEL succeeded, but its address is not free",
 		journal.Superseded: "another ADD took its place",
 		journal.Forgotten:  "it was forgotten",
@@ -131,7 +132,7 @@ func explainDamaged(out io.Writer, damaged *journal.DamagedError, o *term.Output
 	if o.IsObject() {
 		err = o.PrintObject(out, "attachments", []any{})
 	} else {
-		_, err = fmt.Fprintf(out, "The entry of %s cannot be read. Sweeps keep it.\n"+
+		_, err = fmt.Fprintf(out, "The journal entry of %s cannot be read. Sweeps keep it.\n"+
 			"Its next ADD or DEL replaces it; a DEL then uses the runtime's configuration. To forget it: "+
 			"unwindctl forget %s\n", damaged.Key, damaged.Key)
 	}

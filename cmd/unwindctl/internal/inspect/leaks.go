@@ -14,7 +14,7 @@ import (
 	"cni-unwind/plugin/known"
 )
 
-// Leaks returns what an attachment may leave on this machine if no delegate gets its DEL.
+// Leaks describes everything that may remain on this machine if an attachment's DELs never run.
 func Leaks(ctx context.Context, store *journal.Store, key journal.Key) (leaks []string, err error) {
 	var e *journal.Entry
 	err = store.View(ctx, func(tx *journal.Tx) error {
@@ -23,14 +23,14 @@ func Leaks(ctx context.Context, store *journal.Store, key journal.Key) (leaks []
 	})
 	var damaged *journal.DamagedError
 	if errors.As(err, &damaged) {
-		return []string{"unknown: its entry cannot be read"}, nil
+		return []string{"unknown: the attachment's journal entry cannot be read"}, nil
 	}
 	if err != nil || e == nil {
 		return nil, err
 	}
 	for _, l := range e.HostLinks {
 		if is, err := net.InterfaceByName(l.Name); err != nil || is.HardwareAddr.String() != l.MAC {
-			continue // it is gone, or another's
+			continue // it is gone, or another interface has its name
 		}
 		leaks = append(leaks, fmt.Sprintf("interface %s (%s) on the host", l.Name, l.MAC))
 	}
@@ -46,14 +46,14 @@ func leaksOfStep(e *journal.Entry, s *journal.Step) (leaks []string) {
 	if pool := ipam.Pool(s.Config, e.Network); pool != "" {
 		held, _ := ipam.HeldBy(pool, e.ContainerID, e.IfName)
 		for _, a := range held {
-			leaks = append(leaks, fmt.Sprintf("%s: an address of host-local",
+			leaks = append(leaks, fmt.Sprintf("%s: a host-local reservation",
 				filepath.Join(pool, a.String())))
 		}
 	} else if plugin := known.IPAMOf(s.Config); plugin.Name != "" {
-		leaks = append(leaks, fmt.Sprintf("%s: its records of container %s, such as %s",
+		leaks = append(leaks, fmt.Sprintf("the records of %s for container %s, such as %s",
 			plugin.Name, e.ContainerID, addresses))
 	}
-	if s.Type != "loopback" && s.Type != "static" { // which leave nothing
+	if s.Type != "loopback" && s.Type != "static" { // these leave nothing
 		leaks = append(leaks, fmt.Sprintf("anything %s created for container %s, interface %s", s.Type,
 			e.ContainerID, e.IfName))
 	}

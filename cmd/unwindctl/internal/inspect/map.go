@@ -11,18 +11,18 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/pools"
 )
 
-// The map of a pool has one sign for an address, or for a run of addresses where a screen has no
-// room for all. A run shows the sign that matters most.
+// A pool's map shows one character for each address. If the pool is too large for that, each
+// character stands for a run of addresses, and shows the state in it that comes first in Signs.
 const (
-	mapWidth = 64 // half of it on a terminal that is too narrow
+	mapWidth = 64 // halved on a narrow terminal
 	mapRows  = 8
-	mapLeft  = 19      // the first address of a row, with blanks
-	mapMost  = 1 << 24 // the addresses of a range with a map; it would show nothing of a larger one
+	mapLeft  = 19      // the width of a row's first address, with blanks
+	mapMost  = 1 << 24 // the size of the largest range that gets a map
 )
 
 type sign struct{ State, sign, colour string }
 
-// Signs are the states of addresses with their signs in the map, the one that matters most first.
+// Signs are the states of addresses with their characters in the map, the most important first.
 var Signs = []sign{
 	{"empty", "!", "35"},
 	{"leaked", "x", "31"},
@@ -34,7 +34,7 @@ var Signs = []sign{
 }
 
 const (
-	free    = 5 // in Signs
+	free    = 5 // indexes in Signs
 	gateway = 6
 )
 

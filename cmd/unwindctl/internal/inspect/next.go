@@ -7,8 +7,8 @@ import (
 	"cni-unwind/cmd/internal/term"
 )
 
-// next says what to do about the pools of this node: who tells whether the owners live, what frees
-// the addresses that are leaked, what prevents it. It says nothing of no pools.
+// next returns the commands to run next: to judge the owners of addresses, to free leaked addresses
+// and to prevent leaks. It returns "" if there are no pools.
 func next(pools []*Pool, of Scope) string {
 	if len(pools) == 0 {
 		return ""
@@ -33,8 +33,8 @@ func next(pools []*Pool, of Scope) string {
 		fmt.Fprintf(&text, "The pool of network %s is too small: all its addresses are in use.\n", full)
 	}
 	if unknown > 0 && !of.asks() {
-		fmt.Fprintf(&text, "\nOnly the runtime knows whether the owners of %s are live: unwindctl "+
-			"ipam%s\n",
+		fmt.Fprintf(&text, "\nOnly the runtime knows whether the owners of %s are live. To query it: "+
+			"unwindctl ipam%s\n",
 			term.Plural(unknown, "address", "addresses"), of.ListFlags())
 	}
 	if plain {

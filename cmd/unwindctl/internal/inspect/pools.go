@@ -26,18 +26,18 @@ type Pool struct {
 	Network string `json:"network"`
 	Dir     string `json:"dir"`
 	Plain   bool   `json:"plain"` // a runtime runs the chain itself, without unwind
-	Full    bool   `json:"full"`  // a set has no free address, so no ADD gets what it needs
+	Full    bool   `json:"full"`  // a range set has no free address, so every ADD fails
 	Counts
 	Sets         []*Set        `json:"sets"`
-	NoRanges     string        `json:"rangesUnknown,omitempty"` // why, if they are the node's own
+	NoRanges     string        `json:"rangesUnknown,omitempty"` // why the ranges are unknown
 	Reservations []reservation `json:"reservations"`
 }
 
-// Counts are numbers of addresses that are not free. Used is the sum of the others.
+// Counts are the numbers of addresses that are not free, by state. Used is the sum of the others.
 type Counts struct {
 	Used    int `json:"used"`
 	Live    int `json:"live"`
-	Recent  int `json:"recent"` // too young to be judged by the list
+	Recent  int `json:"recent"` // too young to judge by the runtime's list
 	Leaked  int `json:"leaked"`
 	Empty   int `json:"empty"`
 	Unknown int `json:"unknown"`
@@ -46,12 +46,14 @@ type Counts struct {
 // Set is a range set of a pool, or the addresses of one family outside the chain's ranges. Each ADD
 // takes one address from each range set.
 type Set struct {
-	// Number is host-local's, as in "failed to allocate for range 0". It is null without ranges.
+	// Number is host-local's number of the set, as in "failed to allocate for range 0". It is null
+	// for addresses outside the ranges.
 	Number *int     `json:"set"`
 	Family string   `json:"family"`
 	Ranges []string `json:"ranges"`
-	// Size is how many addresses can be given out. It is exact and less than 2^53. It is null, as is
-	// Free, for more addresses (Unbounded: such a set does not fill up) and without ranges.
+	// Size is the number of addresses that host-local can assign. It is exact and less than 2^53.
+	// Size and Free are null for a larger set (Unbounded), which never fills up, and for addresses
+	// outside the ranges.
 	Size      *int64 `json:"size"`
 	Free      *int64 `json:"free"`
 	Unbounded bool   `json:"unbounded"`
@@ -70,16 +72,16 @@ type reservation struct {
 	Remedy      string       `json:"remedy,omitempty"`
 }
 
-// Node is a dry run of a sweep, and the pools as it leaves them.
+// Node is the result of a sweep's dry run on this node, with the node's pools.
 type Node struct {
 	Findings []sweep.Finding
-	SweepErr error                   // there may be findings nevertheless
-	Guard    *sweep.MassReleaseError // a sweep would keep what seems dead; nil if not
+	SweepErr error                   // Findings may be set nevertheless
+	Guard    *sweep.MassReleaseError // not nil if so many seem dead that a sweep would keep them
 	Pools    []*Pool
-	PoolErr  error                  // of those that are not among the pools, and of the list of pods
-	asked    bool                   // for a list
-	sweep    string                 // the command with which a sweep gets the same list
-	pods     map[string]journal.Pod // by container ID, as far as anything names them
+	PoolErr  error                  // of pools that could not be read, and of the list of pods
+	asked    bool                   // whether the flags select a list of pods
+	sweep    string                 // the command for a sweep with the same list
+	pods     map[string]journal.Pod // by container ID, from the findings and libcni's cache
 }
 
 // Look judges every attachment as a sweep would, and reads the pools. It is read-only.
@@ -91,11 +93,11 @@ func Look(ctx context.Context, from term.Streams, of Scope) *Node {
 		sweep.Job{Network: of.Network, List: list, Pools: found, Cache: true, DryRun: true})
 	of.GiveList(n.Findings)
 	n.sweep = "unwindctl sweep" + of.ListFlags()
-	if errors.As(n.SweepErr, &n.Guard) { // it is said of each
+	if errors.As(n.SweepErr, &n.Guard) { // each finding reports it
 		n.SweepErr = nil
 	}
 	n.pods = map[string]journal.Pod{}
-	if cached, _ := new(facts.Node).Cache(); list == nil { // else the findings have them
+	if cached, _ := new(facts.Node).Cache(); list == nil { // with a list, the findings name these pods
 		for _, c := range cached {
 			n.pods[c.ContainerID] = c.Pod()
 		}
@@ -117,7 +119,7 @@ func Look(ctx context.Context, from term.Streams, of Scope) *Node {
 
 // ReadPools reads every pool, and judges the owners of its addresses as a sweep would. The error
 // names the pools that cannot be read; ReadPools still returns the others. Without permission to
-// read the journal it returns none, because all owners would be unknown.
+// read the journal it returns no pools, because all owners would be unknown.
 func ReadPools(ctx context.Context, from term.Streams, of Scope) ([]*Pool, error) {
 	n := Look(ctx, from, of)
 	if n.Findings == nil && errors.Is(n.SweepErr, fs.ErrPermission) {
@@ -126,7 +128,8 @@ func ReadPools(ctx context.Context, from term.Streams, of Scope) ([]*Pool, error
 	return n.Pools, errors.Join(n.PoolErr, n.SweepErr)
 }
 
-// readPool reads a pool. One with an error lacks the chain's ranges, or a part of the addresses.
+// readPool reads a pool. A pool that it returns with an error lacks the chain's ranges or some of
+// its addresses.
 func readPool(ctx context.Context, of sweep.Pool, n *Node) (*Pool, error) {
 	p := &Pool{Network: of.Network, Dir: of.Dir, Plain: of.Plain, Sets: []*Set{},
 		Reservations: []reservation{}}
@@ -142,7 +145,7 @@ func readPool(ctx context.Context, of sweep.Pool, n *Node) (*Pool, error) {
 	if errors.Is(scanErr, fs.ErrPermission) {
 		err = scanErr
 	}
-	if err != nil { // what of it cannot be read is not free
+	if err != nil { // addresses that cannot be read would count as free
 		return nil, fmt.Errorf("network %s: %w", of.Network, err)
 	}
 	for i, ranges := range sets {
@@ -156,8 +159,8 @@ func readPool(ctx context.Context, of sweep.Pool, n *Node) (*Pool, error) {
 	for _, a := range taken {
 		if _, _, err := ipam.OwnerOf(of.Dir, a); err != nil && !whole[a] {
 			p.add(reservation{Address: a, State: "unknown",
-				Why: "not a valid host-local file; host-local never assigns an address while a file has " +
-					"its name",
+				Why: "not a valid host-local file; host-local never assigns an address while a file with " +
+					"its name exists",
 				Remedy: "if nothing needs it, remove the file from " + of.Dir})
 		}
 	}
@@ -203,7 +206,7 @@ func (p *Pool) add(r reservation) {
 	p.setOf(r.Address).count(r.State)
 }
 
-// setOf returns the set that an address is in. It makes one for those in no range.
+// setOf returns the set that contains an address. For an address outside the ranges, it adds a set.
 func (p *Pool) setOf(a netip.Addr) *Set {
 	of := family(a)
 	for _, s := range p.Sets {
@@ -287,16 +290,16 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Node) reservation {
 		}
 		if f.Releasable() {
 			one.State, one.Remedy = "leaked", "unwindctl sweep releases it"
-			if len(f.Addresses) > 0 { // only with the list
+			if len(f.Addresses) > 0 { // only a sweep with the list releases it
 				one.Remedy = n.sweep + " releases it"
 				return one
 			}
 			var guard *sweep.MassReleaseError
 			if errors.As(f.Err, &guard) {
-				one.Remedy = "implausibly many seem dead, so sweeps keep them; to check: unwindctl sweep " +
-					"--dry-run --force"
+				one.Remedy = "implausibly many attachments seem dead, so sweeps keep them; to check: " +
+					"unwindctl sweep --dry-run --force"
 			} else if len(f.Pending) > 0 && f.State != journal.Live && f.State != journal.Adding {
-				one.Remedy = "unwindctl sweep releases it, once the DEL of these succeeds: " +
+				one.Remedy = "unwindctl sweep releases it once the DELs of these plugins succeed: " +
 					strings.Join(f.Pending, ", ")
 			}
 		}
@@ -317,7 +320,8 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Node) reservation {
 	return one
 }
 
-// PrintPools prints the pools, on a terminal with a map, or, if Wide, every allocated address.
+// PrintPools prints the pools. On a terminal it adds a map of each. In the wide format it prints
+// every allocated address instead.
 func PrintPools(out io.Writer, all []*Pool, of Scope, o *term.Output) error {
 	if len(all) > 0 && o.Format == term.Wide || o.Format == term.Name {
 		return printReservations(out, all, o)

@@ -16,17 +16,18 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// Scope selects the attachments, the pools and the list of pods of a command, as its flags say.
+// Scope holds the flags that select a command's attachments, pools and list of pods.
 type Scope struct {
 	node.Directories
 	Network    string   // "" for all
 	CRI, Valid string   // where the list comes from, see List
 	Force      bool     // accept an empty list of Valid
-	Sockets    []string // where --cri auto looks; nil for the known ones
+	Sockets    []string // the sockets that --cri auto tries; nil for the known ones
 }
 
-// List returns the list of attachments, or nil without one. An error other than a UsageError means
-// that the runtime did not answer, so there is no list. That differs from an empty list.
+// List returns the runtime's list of attachments, or nil if the flags select none. An error other
+// than a UsageError means that the runtime did not respond. There is no list then, which is
+// different from an empty list.
 func (s Scope) List(ctx context.Context, stdin io.Reader) (*facts.List, error) {
 	switch {
 	case s.CRI != "" && s.Valid != "":
@@ -48,8 +49,8 @@ func (s Scope) List(ctx context.Context, stdin io.Reader) (*facts.List, error) {
 
 func (s Scope) asks() bool { return s.Valid != "" || s.CRI != "" && s.CRI != "none" }
 
-// ListFlags returns the flags for the same list, with a leading blank. Without a list it returns
-// the flags that ask the runtime.
+// ListFlags returns the flags that select the same list, with a leading blank. If the scope selects
+// no list, it returns flags that query the runtime.
 func (s Scope) ListFlags() string {
 	network := ""
 	if s.Network != "" {
@@ -61,7 +62,7 @@ func (s Scope) ListFlags() string {
 	return network + " --cri " + cmp.Or(strings.TrimPrefix(s.CRI, "none"), "auto")
 }
 
-// GiveList writes the flags for the same list into the remedies of a sweep's findings.
+// GiveList adds the flags for the same list to the commands in a sweep's findings.
 func (s Scope) GiveList(findings []sweep.Finding) {
 	for i := range findings {
 		r := &findings[i].Reason

@@ -16,7 +16,8 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// summary says what an attachment has, why it is kept, and how to release it. all is the journal.
+// summary describes an attachment's addresses, why it is kept or will be released, and how to
+// release it. all are the attachments in the journal.
 func summary(a *Attachment, f *sweep.Finding, all []Attachment) []string {
 	lines := []string{fmt.Sprintf("%s, interface %s in network %s, has no recorded address.",
 		capital(whose(a)), a.IfName, a.Network)}
@@ -43,8 +44,8 @@ func summary(a *Attachment, f *sweep.Finding, all []Attachment) []string {
 		return append(lines, "It is kept because an ADD, a DEL or a sweep is working on it. Try again "+
 			"in a minute.")
 	case f.Fate == decide.Unknown && !decide.Yes(ev.SameNamespaces):
-		return append(lines, "It is kept because it cannot be judged from these namespaces: its ADD "+
-			"ran in others.",
+		return append(lines, "It is kept because unwindctl cannot judge it from these namespaces: its "+
+			"ADD ran in other namespaces.",
 			"Run this on the host, or in a container with hostPID: unwindctl --host show.")
 	case f.Fate == decide.Unknown:
 		return append(lines, fmt.Sprintf("It is kept because its state is unknown: %s.",
@@ -55,7 +56,7 @@ func summary(a *Attachment, f *sweep.Finding, all []Attachment) []string {
 				"process in it and the host end of its interface are gone.")
 	case f.Fate == decide.Foreign:
 		return append(lines, fmt.Sprintf("It is from another machine: %s. unwind runs no DEL for it, "+
-			"because that could harm the original.", reason),
+			"because a DEL could harm the original machine's pods.", reason),
 			fmt.Sprintf("Every sweep releases its host-local addresses on this disk. To do it now: "+
 				"unwindctl sweep %s", a.Key))
 	default:
@@ -104,10 +105,11 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 				"is undone.")
 		case journal.ForRuntime:
 			lines = append(lines, fmt.Sprintf("%sbecause the runtime may still send a DEL with the "+
-				"network namespace. A sweep runs it in %s.", waits, in))
+				"network namespace. If it does not, a sweep will run it in %s.", waits, in))
 		case journal.ForRule:
-			lines = append(lines, waits+"because a host port of this node forwards to its address. It "+
-				"runs once that rule is gone: the DEL of the plugin that made it removes it, or a reboot.")
+			lines = append(lines, waits+"because a host port rule still forwards to its address. It "+
+				"runs once that rule is gone. The DEL of the plugin that created the rule removes it, and "+
+				"so does a reboot.")
 		case journal.ForQueue:
 			lines = append(lines, fmt.Sprintf("The DEL of %s: %s. It does not run again while that file "+
 				"exists.", s.Plugin, s.Last))
@@ -115,7 +117,7 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 			lines = append(lines, fmt.Sprintf("%sbecause it would remove the rules of the address's "+
 				"new owner%s. It runs once that owner is gone.", waits, newOwner(a, all)))
 		case journal.ForRepeat:
-			lines = append(lines, fmt.Sprintf("%s: unwind runs its DEL again in %s, not earlier.",
+			lines = append(lines, fmt.Sprintf("%s. unwind will run the DEL again in %s.",
 				s.whyOnceMore(), in))
 		case journal.ForTime:
 			next := "The next sweep retries it."
@@ -125,7 +127,7 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 			ready = true
 			switch {
 			case s.of.Wait.For == journal.ForRepeat:
-				lines = append(lines, s.whyOnceMore()+": the next sweep runs its DEL again.")
+				lines = append(lines, s.whyOnceMore()+". The next sweep runs the DEL again.")
 			case s.Code != 0:
 				failed = true
 				lines = append(lines, fmt.Sprintf("The DEL of %s has failed %s, the last time with "+
@@ -160,14 +162,15 @@ func samePod(a, b *Attachment) bool {
 		a.Pod.Namespace == b.Pod.Namespace && !sameContainer(a, b)
 }
 
-// anyLives reports whether another attachment that is related to one lives.
+// anyLives reports whether another attachment is live and related to a.
 func anyLives(all []Attachment, a *Attachment, related func(a, b *Attachment) bool) bool {
 	return slices.ContainsFunc(all, func(other Attachment) bool {
 		return other.Key != a.Key && related(a, &other) && decide.KeepsContainer(other.State)
 	})
 }
 
-// newOwner returns another attachment that has one of the addresses, as the end of a sentence.
+// newOwner returns the end of a sentence, which names the new owner of one of a's addresses. It
+// returns "" if the journal does not contain that owner.
 func newOwner(a *Attachment, all []Attachment) string {
 	for _, other := range all {
 		for _, address := range other.Addresses {
@@ -182,11 +185,11 @@ func newOwner(a *Attachment, all []Attachment) string {
 // whyOnceMore returns the reason why a DEL that has succeeded runs again.
 func (s *Step) whyOnceMore() string {
 	if s.Killed {
-		return fmt.Sprintf("%s was killed while it ran, so something that it started may have "+
+		return fmt.Sprintf("%s was killed while it ran, so a process that it started may have "+
 			"continued", s.Plugin)
 	}
-	return fmt.Sprintf("The DEL of %s succeeds even if it frees nothing, and its store could not be "+
-		"read", s.Plugin)
+	return fmt.Sprintf("The DEL of %s succeeds even if it frees nothing, and unwind could not read "+
+		"the plugin's store to check", s.Plugin)
 }
 
 // capital returns a text with a capital first letter.

@@ -37,12 +37,12 @@ func TestSentences(t *testing.T) {
 	a.Addresses = []netip.Addr{netip.MustParseAddr("10.9.0.2")}
 	second := Attachment{Key: journal.Key{Network: "other", ContainerID: "c", IfName: "net1"}, State: journal.Live}
 	for thisBoot, want := range map[bool]string{
-		true:  "killed was killed while it ran, so something that it started may have continued: unwind runs its DEL again in 10m, not earlier.",
-		false: "killed was killed while it ran, so something that it started may have continued: the next sweep runs its DEL again.",
+		true:  "killed was killed while it ran, so a process that it started may have continued. unwind will run the DEL again in 10m.",
+		false: "killed was killed while it ran, so a process that it started may have continued. The next sweep runs the DEL again.",
 	} {
 		left := "Pending DEL, not tried yet: sriov."
 		if thisBoot {
-			left = "The DEL of sriov waits, because the runtime may still send a DEL with the network namespace. A sweep runs it in 59m."
+			left = "The DEL of sriov waits, because the runtime may still send a DEL with the network namespace. If it does not, a sweep will run it in 59m."
 		}
 		got := pendingSentences(a, thisBoot, []Attachment{*a, second})
 		for _, want := range []string{
@@ -51,10 +51,10 @@ func TestSentences(t *testing.T) {
 			"The DEL of macvlan waits, because it could release resources of another sandbox. It runs once that sandbox is gone.",
 			"The DEL of aws-cni succeeded without effect: exit code 0, but 10.0.0.9 is still allocated. It is retried in 2m.",
 			"The DEL of cilium-cni: exit code 0, but the deletion is queued: f. It does not run again while that file exists.",
-			"The DEL of ruled waits, because a host port of this node forwards to its address. It runs once that rule is gone: the DEL of the plugin that made it removes it, or a reboot.",
+			"The DEL of ruled waits, because a host port rule still forwards to its address. It runs once that rule is gone. The DEL of the plugin that created the rule removes it, and so does a reboot.",
 			"The DEL of old has failed 2 times, the last time with code 11: of another boot. The next sweep retries it.",
-			"The DEL of lies succeeds even if it frees nothing, and its store could not be read: unwind runs its DEL again in 10m, not earlier.",
-			"The DEL of lied succeeds even if it frees nothing, and its store could not be read: the next sweep runs its DEL again.",
+			"The DEL of lies succeeds even if it frees nothing, and unwind could not read the plugin's store to check. unwind will run the DEL again in 10m.",
+			"The DEL of lied succeeds even if it frees nothing, and unwind could not read the plugin's store to check. The next sweep runs the DEL again.",
 			"The DEL of gone waits, because it would remove the rules of the address's new owner. It runs once that owner is gone.", want, left,
 		} {
 			if !slices.Contains(got, want) {

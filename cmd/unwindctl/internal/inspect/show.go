@@ -20,11 +20,12 @@ type shown struct {
 	Verdict  string `json:"verdict"` // live, dead, unknown, other-machine
 	Why      string `json:"why"`
 	Evidence []Fact `json:"evidence"`
-	// sentences: who holds what, why it is kept, what would release it
+	// Summary is a list of sentences: its addresses, why it is kept, and how to release it.
 	Summary []string `json:"summary"`
 }
 
-// Show prints the attachments that an argument names. It then returns errors about other entries.
+// Show prints the attachments that an argument names. It then returns errors, which may be about
+// other entries.
 func Show(ctx context.Context, to term.Streams, arg string, of Scope,
 	o *term.Output) error {
 	s, readErr := ReadSnapshot(ctx, &journal.Store{Dir: of.StateDir}, nil)
@@ -32,7 +33,7 @@ func Show(ctx context.Context, to term.Streams, arg string, of Scope,
 	err := errors.Join(errors.Join(s.Damaged...), readErr, judgeErr)
 	var wrong term.UsageError
 	var damaged *journal.DamagedError
-	unread := err != nil && !errors.As(err, &damaged) && len(all) == 0 // an empty list would say more
+	unread := err != nil && !errors.As(err, &damaged) && len(all) == 0 // so do not print an empty list
 	switch {
 	case errors.As(judgeErr, &wrong):
 		return judgeErr
@@ -59,7 +60,7 @@ func Show(ctx context.Context, to term.Streams, arg string, of Scope,
 	return errors.Join(err, printShown(to.Out, all, o))
 }
 
-// examine judges the attachments that an argument names. The error may be about others.
+// examine judges the attachments that an argument names. The error may be about other attachments.
 func examine(ctx context.Context, to term.Streams, arg string, of Scope,
 	attachments []Attachment) (all []shown, err error) {
 	found, err := Find(attachments, arg)
@@ -70,7 +71,7 @@ func examine(ctx context.Context, to term.Streams, arg string, of Scope,
 	findings, judgeErr := Judge(ctx, Plugin(to.Err), of.StateDir, list)
 	for _, a := range found {
 		f := findings[a.Key]
-		if f == nil { // it went between the two looks
+		if f == nil { // it was released between the two reads
 			continue
 		}
 		all = append(all, shown{a, string(f.Fate), term.OneLine(f.Reason.Text), factsOf(f),
@@ -92,7 +93,7 @@ func printShown(out io.Writer, all []shown, o *term.Output) error {
 		fmt.Fprintf(w, "addresses\t%s\n", term.Join(term.Addresses(a.Addresses)))
 		fmt.Fprintf(w, "netns\t%s\n", term.OrDash(a.NetNS))
 		fmt.Fprintf(w, "verdict\t%s: %s\n", a.Verdict, a.Why)
-		_ = w.Flush() // its columns are not those of the evidence
+		_ = w.Flush() // the evidence below has its own column widths
 		for _, f := range a.Evidence {
 			answer := f.Answer
 			if f.NotLooked {

@@ -14,13 +14,13 @@ import (
 
 type Snapshot struct {
 	Attachments []Attachment
-	Damaged     []error // of the entries that are left out
+	Damaged     []error // one for each damaged entry, which Attachments leaves out
 	Events      []journal.Event
-	Counters    Counters // of the events
+	Counters    Counters // counted from the events
 	LastSweep   time.Time
 }
 
-// Counters are what events count.
+// Counters are counters for metrics, which events in the history increment.
 type Counters []Counter
 
 type Counter struct {
@@ -29,7 +29,7 @@ type Counter struct {
 	Value  uint64
 }
 
-// Add counts events.
+// Add increments the counters that the events name.
 func (c *Counters) Add(events []journal.Event) {
 	for _, e := range events {
 		if len(e.Count) == 0 {
@@ -55,8 +55,8 @@ func (c Counters) Sum(name string) (n uint64) {
 	return n
 }
 
-// ReadSnapshot reads the history, and the journal in one transaction, in which it also calls check,
-// if there is one.
+// ReadSnapshot reads the history and, in one transaction, the journal. It calls check in the same
+// transaction, unless check is nil.
 func ReadSnapshot(
 	ctx context.Context, store *journal.Store, check func(*journal.Tx) error,
 ) (*Snapshot, error) {
@@ -101,7 +101,7 @@ func Told(events []journal.Event) (told []journal.Event) {
 	return told
 }
 
-// ReadJournal returns the entries of the journal but damaged ones, which the error names.
+// ReadJournal returns the journal's entries. It leaves out damaged entries; the error names them.
 func ReadJournal(ctx context.Context, store *journal.Store) ([]Attachment, error) {
 	s := &Snapshot{}
 	err := s.read(ctx, store, nil)
@@ -121,7 +121,8 @@ func HintFor(err error) string {
 	case errors.Is(err, journal.ErrBusy):
 		return "another process holds the journal; try again"
 	case errors.As(err, &damaged):
-		return "its next ADD or DEL replaces it; the DEL uses the runtime's configuration"
+		return "the attachment's next ADD or DEL replaces the entry; the DEL uses the runtime's " +
+			"configuration"
 	}
 	return ""
 }

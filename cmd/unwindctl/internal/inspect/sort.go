@@ -12,9 +12,9 @@ import (
 	"cni-unwind/plugin/decide"
 )
 
-// Sort sorts attachments: first those with a DEL that fails, then those with one that waits or has
-// not run, then the rest. by, if not "", is a field of their JSON objects in kubectl's notation,
-// such as {.pod.name} or .created, which sorts instead.
+// Sort sorts attachments: first those with a failing DEL, then those with a DEL that waits or has
+// not run, then the rest. If by is not "", it names a field of their JSON objects in kubectl's
+// notation, such as {.pod.name} or .created, and Sort sorts by that field instead.
 func Sort(attachments []Attachment, by string) error {
 	path := strings.Split(strings.Trim(by, "{.}"), ".")
 	found := by == "" || len(attachments) == 0
@@ -39,7 +39,7 @@ func Sort(attachments []Attachment, by string) error {
 	return nil
 }
 
-// urgency returns a text that sorts.
+// urgency returns the default sort key: "0" sorts first.
 func (a *Attachment) urgency() string {
 	switch {
 	case !a.PendingDEL():
@@ -50,8 +50,8 @@ func (a *Attachment) urgency() string {
 	return "1"
 }
 
-// sortKey returns a text that sorts as the value at a path, or "". A list sorts by its first
-// element.
+// sortKey returns the value at a path as a string that sorts in the value's order, or "" if there
+// is no such value. A list sorts by its first element.
 func sortKey(value any, path []string) string {
 	switch v := value.(type) {
 	case []any:

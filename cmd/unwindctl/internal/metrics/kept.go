@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// The bounds on what those who ask for metrics can have done.
+// Limits on the work that requests for metrics can cause.
 const (
-	keep   = 5 * time.Second // the text of one collection
-	atMost = 9 * time.Second // for a collection: Prometheus gives up after 10 s
+	keep   = 5 * time.Second // how long the text of one collection is served
+	atMost = 9 * time.Second // for a collection: Prometheus times out after 10 s
 )
 
 // Kept caches the text of the metrics for any number of callers. It runs one collection at a time,
@@ -24,8 +24,8 @@ type Kept struct {
 	ended time.Time // of the last collection
 }
 
-// Text returns the cached text, or that of the collection that runs, which it waits for. The
-// collection does not end with the caller's request, because others wait for it, too.
+// Text returns the cached text, or waits for a collection. The collection continues if the caller's
+// request ends, because other requests may wait for it.
 func (k *Kept) Text() []byte {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -30,12 +30,12 @@ type Source struct {
 	Scope   inspect.Scope
 	Stderr  io.Writer      // of the dry run of a sweep
 	Status  install.Reason // "" if this program does not keep unwind installed
-	Plugin  string         // the version of the plugin that is installed, "" if that is not known
+	Plugin  string         // the version of the installed plugin, "" if unknown
 
-	Process bool              // with client_golang's metrics of the process and of Go
-	Events  map[string]uint64 // of Kubernetes, by result; nil if this program posts none
-	// Counters are those of this process, which no bound on the history makes smaller; nil: those of
-	// the history as it is.
+	Process bool              // include client_golang's metrics of the process and of Go
+	Events  map[string]uint64 // Kubernetes Events by result; nil if this program posts none
+	// Counters are this process's own counts, which never decrease. If nil, the counters come from the
+	// history, which drops old events.
 	Counters inspect.Counters
 }
 
@@ -62,14 +62,14 @@ func (s Source) Print(ctx context.Context, out io.Writer) error {
 	return failed
 }
 
-// helps has the help and the labels of every metric, by its name without unwind_.
+// helps contains the help text and the labels of each metric, by its name without unwind_.
 var helps = map[string][]string{
 	"attachments": {"Attachments in the journal.", "network", "state"},
 	"pending_deletes": {"DELs of attachments that are no longer live, which fail or have not run yet.",
 		"network", "plugin"},
 	"waiting_deletes": {"DELs of attachments that are no longer live, which wait for something " +
-		"other than their plugin: owner (their address has another), container, queue, runtime, rule, " +
-		"repeat, newer. Not included in the pending DELs.", "network", "plugin", "for"},
+		"other than their plugin: owner (their address has a new one), container, queue, runtime, " +
+		"rule, repeat, newer. Not included in the pending DELs.", "network", "plugin", "for"},
 	"oldest_pending_delete_timestamp_seconds": {"Time when the oldest attachment with pending " +
 		"DELs got them; absent if there is none."},
 	"rollbacks_total": {"ADDs that failed and were undone, by the plugin that failed; result is " +
@@ -94,7 +94,7 @@ var helps = map[string][]string{
 	"journal_readable": {"Whether the journal is readable: 1 or 0."},
 }
 
-// collection has the values of a Source at one moment.
+// collection holds the values of a Source at one moment.
 type collection struct {
 	Source
 	all []prometheus.Metric
@@ -118,8 +118,8 @@ func (c *collection) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// collect reads the current values. It leaves out what it cannot read; journal_readable and the
-// error report that.
+// collect reads the current values. It leaves out values that it cannot read, and reports them in
+// journal_readable and in the error.
 func (c *collection) collect(ctx context.Context) error {
 	c.add("build_info", 1, c.Version, runtime.Version())
 	if c.Status != "" {
@@ -185,7 +185,7 @@ func (c *collection) collectJournal(ctx context.Context) error {
 		counters = s.Counters
 	}
 	duplicates := func(c inspect.Counter) bool { return c.Name == record.CountDuplicates }
-	if err == nil && !slices.ContainsFunc(counters, duplicates) { // else it would begin anew
+	if err == nil && !slices.ContainsFunc(counters, duplicates) { // else it would restart at 0
 		c.add("duplicate_addresses_total", 0)
 	}
 	if !s.LastSweep.IsZero() {
@@ -226,7 +226,7 @@ func (c *collection) collectPools(ctx context.Context) error {
 	return nil
 }
 
-// WriteTextfile writes a file atomically. It follows links and replaces no devices.
+// WriteTextfile writes a file atomically. It follows links, and does not replace devices.
 func WriteTextfile(path string, text io.Reader) error {
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		path = real
@@ -234,7 +234,7 @@ func WriteTextfile(path string, text io.Reader) error {
 	info, err := os.Stat(path)
 	switch {
 	case err == nil && !info.Mode().IsRegular():
-		return term.Usage("--textfile %s is not a file", path)
+		return term.Usage("--textfile %s is not a regular file", path)
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("--textfile: %w", err)
 	}

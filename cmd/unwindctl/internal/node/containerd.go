@@ -9,17 +9,18 @@ import (
 	"strings"
 )
 
-// criPlugins are the names of containerd's CRI plugin in its configuration: of version 3 and later
-// of the file, of version 2, and the short name of version 1 (containerd docs/cri/config.md;
+// criPlugins are the names of containerd's CRI plugin in its configuration: in file version 3 and
+// later, in version 2, and the short name in version 1 (containerd docs/cri/config.md;
 // cmd/containerd/server/config/config.go v1MigratePluginName; plugins/cri/runtime/plugin.go
 // configMigration).
 var criPlugins = []string{"io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri"}
 
-// findContainerd finds a containerd of its own. GKE's has its plugins in /home/kubernetes/bin. A
-// containerd whose CRI plugin is off (as in Docker's package) does not count: no pod comes to it.
+// findContainerd finds a containerd that no Kubernetes distribution bundles. On GKE its plugins are
+// in /home/kubernetes/bin. It ignores a containerd whose CRI plugin is off, as in Docker's package,
+// because such a containerd runs no pods.
 func findContainerd(root string) (*Runtime, error) {
 	const config, socket = "/etc/containerd/config.toml", containerdSocket
-	// the last is the directory that its CRI plugin makes
+	// the last one is the directory that the CRI plugin creates
 	if !anyExists(root, config, socket, "/var/lib/containerd/io.containerd.grpc.v1.cri") {
 		return nil, nil
 	}
@@ -39,23 +40,24 @@ const (
 	microK8sSocket   = microK8sDir + "/common/run/containerd.sock"
 )
 
-// bundled is a containerd that a distribution of Kubernetes brings with it.
+// bundled is a containerd that is part of a Kubernetes distribution.
 type bundled struct{ name, config, socket string }
 
 var bundles = []bundled{
-	// K3s writes its configuration at each start. With --flannel-backend=none that names no directory,
-	// which leaves containerd's own (k3s pkg/agent/templates).
+	// K3s writes the configuration at each start. With --flannel-backend=none it names no directories,
+	// so containerd's defaults apply (k3s pkg/agent/templates).
 	{"k3s", k3sDir + "/agent/etc/containerd/config.toml", k3sSocket},
-	// RKE2 has K3s's socket (rke2 pkg/executor/staticpod/spw.go) and containerd's directories.
+	// RKE2 uses K3s's socket (rke2 pkg/executor/staticpod/spw.go) and containerd's directories.
 	{"rke2", "/var/lib/rancher/rke2/agent/etc/containerd/config.toml", k3sSocket},
-	// MicroK8s makes a configuration of its template (microk8s-resources/default-args/
+	// MicroK8s generates the configuration from a template (microk8s-resources/default-args/
 	// containerd-template.toml, default-args/containerd for the socket).
 	{"microk8s", microK8sDir + "/current/args/containerd.toml", microK8sSocket},
-	// k0s writes its configuration at each start. It names no directory of CNI; up to 1.35 it imports
-	// a file that does (k0s pkg/component/worker/containerd, pkg/config/cfgvars.go for the socket).
+	// k0s writes the configuration at each start. It names no CNI directories; up to 1.35 it imports a
+	// file that does (k0s pkg/component/worker/containerd, pkg/config/cfgvars.go for the socket).
 	{"k0s", "/etc/k0s/containerd.toml", k0sSocket},
-	// The containerd that runs the pods of Talos. /etc/containerd is that of Talos' own services,
-	// without CRI (talos hack/containerd.toml, hack/cri-containerd.toml, pkg/machinery/constants).
+	// The containerd that runs Talos's pods. /etc/containerd belongs to another one, without CRI, for
+	// Talos's own services (talos hack/containerd.toml, hack/cri-containerd.toml,
+	// pkg/machinery/constants).
 	{"talos", "/etc/cri/containerd.toml", containerdSocket},
 }
 
@@ -70,20 +72,19 @@ func (b bundled) find(root string) (*Runtime, error) {
 	return r, err
 }
 
-// settle judges directories that are another one after an upgrade. K3s before October 2024 has its
-// plugins in data/HASH/bin, later releases in data/cni (k3s#10868,
-// https://docs.k3s.io/networking/multus-ipams). MicroK8s names directories of the snap's revision;
-// the same below current stay.
+// settle handles directories that change with an upgrade. K3s before October 2024 keeps its plugins
+// in data/HASH/bin, later releases in data/cni (k3s#10868,
+// https://docs.k3s.io/networking/multus-ipams). MicroK8s names directories in the snap's revision;
+// settle replaces these with the same directories below current, which stay.
 func (r *Runtime) settle(root string) {
 	switch r.Name {
 	case "k3s":
 		if hash, ok := strings.CutPrefix(r.BinDirs[0], k3sDir+"/data/"); ok &&
 			strings.HasSuffix(hash, "/bin") {
 			r.Problems = append(r.Problems,
-				fmt.Sprintf("this k3s has a plugin directory other than %s after its next upgrade, and no "+
-					"pod could start then: upgrade it first "+
-					"(releases since October 2024 keep the directory), or set --conf-dir and --cni-bin-dir, and "+
-					"install again with the upgrade", r.BinDirs[0]))
+				fmt.Sprintf("the next upgrade of this k3s moves the plugin directory %s, and then no pod "+
+					"could start: upgrade it first (releases since October 2024 keep the directory), or set "+
+					"--conf-dir and --cni-bin-dir, and install again after the upgrade", r.BinDirs[0]))
 		}
 	case "microk8s":
 		current := microK8sDir + "/current"
@@ -126,7 +127,7 @@ func readContainerd(root, name, config, socket string) (*Runtime, error) {
 	if cni.MaxConfs != nil {
 		r.MaxConfs = *cni.MaxConfs
 	}
-	if file.Version >= 3 { // an older version is read by containerd 2 too
+	if file.Version >= 3 { // containerd 2 also reads older file versions
 		r.Major = 2
 	}
 	r.clean()
@@ -136,7 +137,7 @@ func readContainerd(root, name, config, socket string) (*Runtime, error) {
 	return r, errors.Join(err, r.checkImports(root, file.Imports))
 }
 
-// grpcV4 is the plugin that has the socket since version 4 of the file.
+// grpcV4 is the plugin that configures the socket, from file version 4 on.
 const grpcV4 = "io.containerd.server.v1.grpc"
 
 type containerdFile struct {
@@ -152,14 +153,14 @@ type containerdFile struct {
 	} `toml:"plugins"`
 }
 
-// needsAnswer adds a problem of which only a containerd that runs is free.
+// needsAnswer adds a problem that only exists while containerd does not respond.
 func (r *Runtime) needsAnswer(format, path string) {
-	r.Problems = append(r.Problems, fmt.Sprintf("%s does not answer at %s, and "+format+": start "+
+	r.Problems = append(r.Problems, fmt.Sprintf("%s does not respond at %s, and "+format+": start "+
 		"it, or set --conf-dir and --cni-bin-dir", r.Name, r.Socket, path))
 }
 
-// containerdCNI is the table "cni" of the CRI plugin. bin_dirs is there since containerd 2.1; 2.4
-// reads bin_dir only in files of version 1 and 2 (containerd internal/cri/config/config.go,
+// containerdCNI is the CRI plugin's table "cni". bin_dirs exists since containerd 2.1; 2.4 reads
+// bin_dir only in file versions 1 and 2 (containerd internal/cri/config/config.go,
 // plugins/cri/runtime/plugin.go, RELEASES.md).
 type containerdCNI struct {
 	ConfDir  string   `toml:"conf_dir"`
@@ -168,8 +169,8 @@ type containerdCNI struct {
 	MaxConfs *int     `toml:"max_conf_num"`
 }
 
-// cni returns the table under the name that the file's version has for it. containerd does not read
-// one of another version.
+// cni returns the table "cni" of the plugin whose name belongs to the file's version. containerd
+// ignores the names of other versions.
 func (f *containerdFile) cni() containerdCNI {
 	names := criPlugins[:1]
 	switch {
@@ -186,8 +187,9 @@ func (f *containerdFile) cni() containerdCNI {
 	return containerdCNI{}
 }
 
-// checkImports adds a problem for each imported file that can change the table. containerd 1 takes
-// the last such file whole and containerd 2 merges them, so only a running containerd can tell.
+// checkImports adds a problem for each imported file that can change the table "cni". containerd 1
+// uses only the last such file and containerd 2 merges them, so only a running containerd knows the
+// result.
 func (r *Runtime) checkImports(root string, patterns []string) error {
 	var errs []error
 	for _, pattern := range patterns {

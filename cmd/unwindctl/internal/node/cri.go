@@ -31,7 +31,7 @@ import (
 
 const criTimeout = 10 * time.Second
 
-// maxCRIMessage bounds the runtime's answer, in bytes, as kubelet does.
+// maxCRIMessage is the maximum size of the runtime's response in bytes, as in the kubelet.
 const maxCRIMessage = 16 << 20
 
 // CRISockets are the default sockets of the CRI runtimes: containerd (also on Talos), CRI-O, k3s
@@ -41,30 +41,30 @@ var CRISockets = []string{
 	"/run/cri-dockerd.sock",
 }
 
-// ErrNoRuntime means that no runtime listens. It is no error where a runtime need not be there.
+// ErrNoRuntime means that no runtime listens. A caller that needs no runtime can ignore it.
 var ErrNoRuntime = errors.New("found no container runtime; set its socket with --cri " +
-	"SOCKET, or give a list with --valid-attachments FILE --network NAME")
+	"SOCKET, or pass a list with --valid-attachments FILE --network NAME")
 
 // socketPath returns the path of a socket that may be written as a URL.
 func socketPath(socket string) string { return strings.TrimPrefix(socket, "unix://") }
 
-// waiting is what a command has seen of runtimes that do not answer.
+// waiting records, for one command, which runtimes do not respond.
 type waiting struct {
 	stderr io.Writer
 	mu     sync.Mutex
-	silent map[string]time.Time // sockets, since when
+	silent map[string]time.Time // by socket: when its last call timed out
 }
 
 type waitingKey struct{}
 
-// Waiting returns a context for one command: stderr tells for what it waits, and a runtime that has
-// not answered is not asked again at once.
+// Waiting returns a context for one command. The command then reports on stderr what it waits for,
+// and does not immediately query a runtime again that has not responded.
 func Waiting(ctx context.Context, stderr io.Writer) context.Context {
 	return context.WithValue(ctx, waitingKey{},
 		&waiting{stderr: stderr, silent: map[string]time.Time{}})
 }
 
-// waitingFor reports whether to wait for a runtime. stop ends that.
+// waitingFor reports whether to call a runtime. The caller calls stop when the call has returned.
 func waitingFor(ctx context.Context, socket string, within time.Duration) (wait bool, stop func()) {
 	w, _ := ctx.Value(waitingKey{}).(*waiting)
 	if w == nil {
@@ -72,7 +72,7 @@ func waitingFor(ctx context.Context, socket string, within time.Duration) (wait 
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if time.Since(w.silent[socket]) < 3*time.Second { // a later look with --watch asks again
+	if time.Since(w.silent[socket]) < 3*time.Second { // a later round of --watch tries again
 		return false, nil
 	}
 	notice := time.AfterFunc(time.Second, func() {
@@ -99,7 +99,7 @@ func call[Q, A any](ctx context.Context, socket string, within time.Duration, qu
 			"answer the previous call in time")
 	}
 	defer stop()
-	conn, err := grpc.NewClient("unix:"+socketPath(socket), // with two slashes, no relative path
+	conn, err := grpc.NewClient("unix:"+socketPath(socket), // two slashes would exclude relative paths
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxCRIMessage)))
 	if err != nil {
@@ -109,14 +109,14 @@ func call[Q, A any](ctx context.Context, socket string, within time.Duration, qu
 	return method(cri.NewRuntimeServiceClient(conn), ctx, question)
 }
 
-// PodSandboxes returns the sandboxes of a CRI runtime in any state: one that is not ready has its
-// network until it is stopped. The list has all of its pods and none of its other containers.
+// PodSandboxes returns a CRI runtime's sandboxes in any state: a sandbox that is not ready keeps
+// its network until it is stopped. The list contains all pods, but no containers outside pods.
 func PodSandboxes(ctx context.Context, socket string) (*facts.List, error) {
 	answer, err := call(ctx, socket, criTimeout, &cri.ListPodSandboxRequest{},
 		cri.RuntimeServiceClient.ListPodSandbox)
 	if err != nil {
 		return nil, term.WithHint("check the runtime: crictl --runtime-endpoint unix://"+
-			socketPath(socket)+" pods; or give a list: --valid-attachments FILE --network NAME",
+			socketPath(socket)+" pods; or pass a list: --valid-attachments FILE --network NAME",
 			"the runtime at %s returned no list of pods; judging attachments without one: %w", socket, err)
 	}
 	list := facts.NewList("", nil)
@@ -130,8 +130,8 @@ func PodSandboxes(ctx context.Context, socket string) (*facts.List, error) {
 	return list, nil
 }
 
-// listener returns the process that listens at a socket (SO_PEERCRED), 0 if this process does not
-// see it: it is in a PID namespace above this one, or beside it.
+// listener returns the ID of the process that listens at a socket (SO_PEERCRED). It returns 0 if
+// that process is not visible in this process's PID namespace.
 func listener(ctx context.Context, socket string) (pid int) {
 	conn, err := new(net.Dialer).DialUnix(ctx, "unix", nil,
 		&net.UnixAddr{Net: "unix", Name: socketPath(socket)})
@@ -151,10 +151,10 @@ func listener(ctx context.Context, socket string) (pid int) {
 	return pid
 }
 
-// versionTimeout bounds the question for the version of a runtime, on which nothing depends.
+// versionTimeout bounds the query for a runtime's version, which is not essential.
 const versionTimeout = 2 * time.Second
 
-// runtimeVersion asks a runtime for the first two numbers of its version; 0, 0 is no answer.
+// runtimeVersion returns the first two numbers of a runtime's version, or 0, 0 if it is unknown.
 func runtimeVersion(ctx context.Context, socket string) (major, minor int) {
 	answer, err := call(ctx, socket, versionTimeout, &cri.VersionRequest{},
 		cri.RuntimeServiceClient.Version)
@@ -169,8 +169,8 @@ func runtimeVersion(ctx context.Context, socket string) (major, minor int) {
 }
 
 // FindPodSandboxes returns the sandboxes of all runtimes that listen on one of the sockets. If one
-// of them does not answer there is no list, for its pods would be missing. A containerd without
-// CRI, such as Docker's, has no pods.
+// of them does not respond, it returns an error, because its pods would be missing from the list. A
+// containerd without CRI, such as Docker's, has no pods.
 func FindPodSandboxes(ctx context.Context, sockets []string) (all *facts.List, err error) {
 	for _, socket := range sockets {
 		if _, err := os.Stat(socket); errors.Is(err, fs.ErrNotExist) {
@@ -195,14 +195,14 @@ func FindPodSandboxes(ctx context.Context, sockets []string) (all *facts.List, e
 	return all, nil
 }
 
-// ask takes the directories from what the runtime answers to CRI's Status(verbose), and reports
-// whether it told them. All containerd releases with CRI v1 do: "cniconfig" is what go-cni uses,
-// "config" the CRI plugin's configuration with imports and defaults (containerd 1.6.20
-// pkg/cri/server/status.go, 2.3 internal/cri/server/status.go; go-cni 1.1.14 cni.go GetConfig). The
-// keys in them are no API; an answer without them tells nothing, as CRI-O's (cri-o
+// ask reads the directories from the runtime's response to CRI's Status(verbose), and reports
+// whether the response contains them. It does for all containerd releases with CRI v1: "cniconfig"
+// is go-cni's configuration, and "config" is the CRI plugin's, with imports and defaults
+// (containerd 1.6.20 pkg/cri/server/status.go, 2.3 internal/cri/server/status.go; go-cni 1.1.14
+// cni.go GetConfig). These keys are not an API. CRI-O's response does not contain them (cri-o
 // server/runtime_status.go createRuntimeInfo).
 //
-// containerd 2 asks the network for its STATUS before it answers, as it does for each question of a
+// containerd 2 runs the network's STATUS before it responds, as for each status request from a
 // kubelet.
 func (r *Runtime) ask(ctx context.Context, root string) bool {
 	if r.Socket == "" {
@@ -225,7 +225,7 @@ func (r *Runtime) ask(ctx context.Context, root string) bool {
 	r.Config, r.ConfDir, r.BinDirs = r.Socket, cni.PluginConfDir, cni.PluginDirs
 	r.MaxConfs, r.Problems = cni.PluginMaxConfNum, nil
 	r.clean()
-	var config struct { // which may hold secrets
+	var config struct { // the whole configuration may contain secrets
 		Containerd struct {
 			Runtimes map[string]struct {
 				ConfDir string `json:"cniConfDir"`

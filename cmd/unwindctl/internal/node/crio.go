@@ -11,10 +11,10 @@ import (
 )
 
 // findCRIO reads crio.conf and then every file below crio.conf.d in lexical order, whatever its
-// extension; a later value takes the place of an earlier one, and plugin_dir, if it is still there,
-// comes after plugin_dirs (cri-o pkg/config/config.go UpdateFromPath, NetworkConfig.Validate;
-// docs/crio.conf.5.md). OpenShift's drop-in says /etc/kubernetes/cni/net.d and /var/lib/cni/bin
-// (machine-config-operator templates/worker/01-worker-container-runtime/_base/files/crio.yaml).
+// extension. A later value replaces an earlier one. plugin_dir, if set, comes after plugin_dirs
+// (cri-o pkg/config/config.go UpdateFromPath, NetworkConfig.Validate; docs/crio.conf.5.md).
+// OpenShift's drop-in sets /etc/kubernetes/cni/net.d and /var/lib/cni/bin (machine-config-operator
+// templates/worker/01-worker-container-runtime/_base/files/crio.yaml).
 func findCRIO(root string) (*Runtime, error) {
 	const config, dropIns, socket = "/etc/crio/crio.conf", "/etc/crio/crio.conf.d",
 		"/var/run/crio/crio.sock"

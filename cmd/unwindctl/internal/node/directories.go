@@ -15,15 +15,15 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// Directories are the directories of the conflists and of the journal. Before Resolve they are as
-// given, "" for the default.
+// Directories are the directories of the conflists and of the journal. Before Resolve they are the
+// values of the flags, "" for the default.
 type Directories struct{ ConfDir, StateDir string }
 
-// Resolve sets the directories that were not given: the runtime's conflist directory (the one with
-// unwind, if there are several) and the state directory in unwind's conflist. Resolve asks the
-// runtimes only if unwind is in none of their configured directories, because containerd 2 answers
-// with a STATUS, which sweeps. It returns an error in a container without a runtime, conflist and
-// journal, which shows nothing of the node.
+// Resolve sets the directories that are "": the runtime's conflist directory (the one with unwind,
+// if there are several) and the state directory in unwind's conflist. Resolve queries the runtimes
+// only if unwind is in none of their configured directories, because the query makes containerd 2
+// run STATUS, which sweeps. In a container without a runtime, a conflist or a journal, Resolve
+// returns an error, because the container does not show the state of the node.
 func (w *Directories) Resolve(ctx context.Context) error {
 	given := *w != Directories{}
 	if err := w.resolve(ctx, "/"); err != nil || given || !w.empty() || !inContainer() {
@@ -54,8 +54,8 @@ func (w *Directories) resolve(ctx context.Context, root string) (err error) {
 
 type finder func(ctx context.Context, root string) ([]Runtime, error)
 
-// firstInstalled returns the first conflist directory of a runtime with unwind in it, and unwind's
-// conflist, or else the first directory.
+// firstInstalled returns the first runtime's conflist directory that contains unwind's conflist,
+// and that conflist. If there is none, it returns the first directory.
 func firstInstalled(ctx context.Context, root string, find finder) (
 	dir string, ours *netconf.Conflist,
 ) {
@@ -68,7 +68,7 @@ func firstInstalled(ctx context.Context, root string, find finder) (
 	return dirs[0], nil
 }
 
-// confDirs returns the directories of conflists of all runtimes, and the default one. It ignores
+// confDirs returns the conflist directories of all runtimes, and the default one. It ignores
 // configurations that cannot be read; doctor reports them.
 func confDirs(ctx context.Context, root string, find finder) (dirs []string) {
 	found, _ := find(ctx, root)
@@ -80,8 +80,8 @@ func confDirs(ctx context.Context, root string, find finder) (dirs []string) {
 	return dirs
 }
 
-// All returns the directories of conflists of all runtimes, ConfDir first, if that is one of
-// theirs; else ConfDir alone.
+// All returns the conflist directories of all runtimes, ConfDir first. If ConfDir is not one of
+// these, it returns only ConfDir.
 func (w *Directories) All() []string {
 	all := confDirs(context.Background(), "/", read)
 	at := slices.Index(all, w.ConfDir)
@@ -104,8 +104,8 @@ func (w *Directories) empty() bool {
 // firstPIDNS is the kernel's first PID namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h).
 const firstPIDNS = "pid:[4026531836]"
 
-// inContainer reports whether this process is in a PID namespace other than the machine's, or in a
-// mount namespace other than the first process's. It returns false without permission to check.
+// inContainer reports whether this process is in another PID namespace than the machine's first
+// one, or in another mount namespace than process 1. It returns false without permission to check.
 func inContainer() bool {
 	own, _ := os.Readlink("/proc/self/ns/pid")
 	ours, err := os.Readlink("/proc/self/ns/mnt")
@@ -113,7 +113,7 @@ func inContainer() bool {
 	return own != firstPIDNS || err == nil && firstErr == nil && ours != first
 }
 
-// BinPath returns the directories of plugins of all runtimes as CNI_PATH.
+// BinPath returns the plugin directories of all runtimes, in CNI_PATH's format.
 func BinPath(ctx context.Context) string {
 	var dirs []string
 	found, _ := Find(ctx, "/")
@@ -127,12 +127,12 @@ func BinPath(ctx context.Context) string {
 	return strings.Join(dirs, string(filepath.ListSeparator))
 }
 
-// OffSuffix is what unwindctl off adds to the name of unwind's conflist, so that no runtime loads
-// it.
+// OffSuffix is what unwindctl off appends to the name of unwind's conflist, so that no runtime loads
+// the file.
 const OffSuffix = ".off"
 
-// installedIn returns the first conflist of a directory that has unwind in it, or else the one that
-// off has kept, or nil.
+// installedIn returns the first conflist in a directory that runs unwind, or else the one that off
+// has kept, or nil.
 func installedIn(dir string) *netconf.Conflist {
 	paths, _ := netconf.Conflists(dir)
 	off, _ := filepath.Glob(filepath.Join(dir, "*"+OffSuffix))

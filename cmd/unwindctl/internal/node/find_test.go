@@ -61,7 +61,7 @@ func TestFindRuntimes(t *testing.T) {
 		{"version 3 with the key of the plugins that containerd 2.4 does not read", map[string]string{nodetest.ContainerdConfig: "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dir = '/b'\n"},
 			standard(func(r *Runtime) {
 				r.Major, r.BinDirs = 2, []string{"/b"}
-				r.Problems = []string{"containerd does not answer at /run/containerd/containerd.sock, and containerd up to 2.3 reads bin_dir of /etc/containerd/config.toml, later releases do not: "}
+				r.Problems = []string{"containerd does not respond at /run/containerd/containerd.sock, and containerd up to 2.3 reads bin_dir of /etc/containerd/config.toml, later releases do not: "}
 			})},
 		{"imports", map[string]string{
 			nodetest.ContainerdConfig:       "version = 3\nimports = ['conf.d/*.toml', '/other/one.toml', '/none/*.toml']\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/main']\nconf_dir = '/main'\n",
@@ -72,8 +72,8 @@ func TestFindRuntimes(t *testing.T) {
 		}, standard(func(r *Runtime) {
 			r.ConfDir, r.BinDirs, r.Major = "/main", []string{"/main"}, 2
 			r.Problems = []string{
-				"containerd does not answer at /run/containerd/containerd.sock, and /etc/containerd/conf.d/10.toml may change its directories: start it, or set --conf-dir and --cni-bin-dir",
-				"containerd does not answer at /run/containerd/containerd.sock, and /other/one.toml may change its directories: ",
+				"containerd does not respond at /run/containerd/containerd.sock, and /etc/containerd/conf.d/10.toml may change its directories: start it, or set --conf-dir and --cni-bin-dir",
+				"containerd does not respond at /run/containerd/containerd.sock, and /other/one.toml may change its directories: ",
 			}
 		})},
 		{"imports of version 1", map[string]string{
@@ -81,7 +81,7 @@ func TestFindRuntimes(t *testing.T) {
 			"etc/containerd/conf.d/10.toml": "[plugins.cri.registry]\nconfig_path = '/r'\n",
 		}, standard(func(r *Runtime) {
 			r.BinDirs = []string{"/main"} // containerd 1 would not have it
-			r.Problems = []string{"containerd does not answer at /run/containerd/containerd.sock, and /etc/containerd/conf.d/10.toml may change its directories: "}
+			r.Problems = []string{"containerd does not respond at /run/containerd/containerd.sock, and /etc/containerd/conf.d/10.toml may change its directories: "}
 		})},
 		{"Docker's containerd", map[string]string{nodetest.ContainerdConfig: "disabled_plugins = [\"cri\"]\n"}, nil},
 		{"k3s", map[string]string{nodetest.K3sConfig: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\n" +
@@ -94,7 +94,7 @@ func TestFindRuntimes(t *testing.T) {
 			standard(func(r *Runtime) {
 				r.Name, r.Config, r.Socket, r.BinDirs = "k3s", "/"+nodetest.K3sConfig, nodetest.K3sSocket, []string{"/var/lib/rancher/k3s/data/8e61/bin"}
 				r.Kubelet = true
-				r.Problems = []string{"this k3s has a plugin directory other than"}
+				r.Problems = []string{"the next upgrade of this k3s moves the plugin directory"}
 			})},
 		{"RKE2", map[string]string{"var/lib/rancher/rke2/agent/etc/containerd/config.toml": "version = 3\n"},
 			standard(func(r *Runtime) {
@@ -118,14 +118,14 @@ func TestFindRuntimes(t *testing.T) {
 			"run/k0s/containerd-cri.toml": "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.cni]\nbin_dir = '/opt/cni/bin'\nconf_dir = '/etc/cni/net.d'\n"},
 			standard(func(r *Runtime) {
 				r.Name, r.Config, r.Socket, r.Kubelet = "k0s", "/"+nodetest.K0sConfig, "/run/k0s/containerd.sock", true
-				r.Problems = []string{"k0s does not answer at /run/k0s/containerd.sock, and /run/k0s/containerd-cri.toml may change its directories: "}
+				r.Problems = []string{"k0s does not respond at /run/k0s/containerd.sock, and /run/k0s/containerd-cri.toml may change its directories: "}
 			})},
 		{"Talos", map[string]string{nodetest.TalosConfig: "version = 3\nimports = ['/etc/cri/conf.d/cri.toml']\n", nodetest.ContainerdSocket[1:]: "",
 			"etc/cri/conf.d/cri.toml": "version = 3\n[plugins.'io.containerd.cri.v1.runtime']\nenable_cdi = true\n",
 			nodetest.ContainerdConfig: "version = 3\ndisabled_plugins = ['io.containerd.cri.v1.images', 'io.containerd.cri.v1.runtime', 'io.containerd.grpc.v1.cri']\n"},
 			standard(func(r *Runtime) {
 				r.Name, r.Config, r.Kubelet, r.Major = "talos", "/"+nodetest.TalosConfig, true, 2
-				r.Problems = []string{"talos does not answer at /run/containerd/containerd.sock, and /etc/cri/conf.d/cri.toml may change its directories: "}
+				r.Problems = []string{"talos does not respond at /run/containerd/containerd.sock, and /etc/cri/conf.d/cri.toml may change its directories: "}
 			})},
 		{"Bottlerocket", map[string]string{nodetest.ContainerdConfig: "version = 3\nimports = ['/etc/containerd/config.d/*.toml']\n[grpc]\naddress = '/run/containerd/containerd.sock'\n" +
 			"[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = [ '/opt/cni/bin' ]\nconf_dir = '/etc/cni/net.d'\n", "var/lib/kubelet/": "",
@@ -158,7 +158,7 @@ func TestFindRuntimes(t *testing.T) {
 			"etc/cni/net.d/20-other.conflist": `{"name": "other", "plugins": [{"type": "bridge"}]}`,
 		}, crio(func(r *Runtime) {
 			r.DefaultNetwork = "other"
-			r.Problems = []string{`cni_default_network is "other" in /etc/crio/crio.conf, and 10-first.conflist is of network "podnet"`}
+			r.Problems = []string{`cni_default_network is "other" in /etc/crio/crio.conf, but 10-first.conflist is for network "podnet"`}
 		})},
 		{"CRI-O, the network by default", map[string]string{
 			"etc/crio/crio.conf":              "[crio.network]\ncni_default_network = \"podnet\"\n",
@@ -236,7 +236,7 @@ func TestFindAsks(t *testing.T) {
 	}
 	fromFile := told(func(r *Runtime) {
 		r.Config, r.ConfDir, r.BinDirs = "/"+nodetest.ContainerdConfig, "/etc/cni/net.d", []string{"/file"}
-		r.Problems = []string{"containerd does not answer at /s, and containerd up to 2.3 reads bin_dir", "containerd does not answer at /s, and /etc/containerd/x.toml may change"}
+		r.Problems = []string{"containerd does not respond at /s, and containerd up to 2.3 reads bin_dir", "containerd does not respond at /s, and /etc/containerd/x.toml may change"}
 	})
 	for _, c := range []struct {
 		name, file, config string
@@ -265,7 +265,7 @@ func TestFindAsks(t *testing.T) {
 		{"k3s before October 2024", nodetest.K3sConfig, config, map[string]string{"cniconfig": strings.Replace(cniconfig, "/told", "/var/lib/rancher/k3s/data/8e61/bin", 1)},
 			told(func(r *Runtime) {
 				r.Name, r.BinDirs, r.Kubelet = "k3s", []string{"/var/lib/rancher/k3s/data/8e61/bin", "/x"}, true
-				r.Problems = []string{"this k3s has a plugin directory other than"}
+				r.Problems = []string{"the next upgrade of this k3s moves the plugin directory"}
 			})},
 		{"MicroK8s", "var/snap/microk8s/7731/args/containerd.toml", config, map[string]string{"cniconfig": `{"PluginDirs": ["/var/snap/microk8s/7731/opt/cni/bin"], "PluginConfDir": "/var/snap/microk8s/7731/args/cni-network", "PluginMaxConfNum": 1}`},
 			told(func(r *Runtime) {

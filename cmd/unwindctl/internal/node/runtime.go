@@ -20,7 +20,7 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// The directories of a runtime whose configuration names none: containerd
+// The default directories of runtimes: containerd
 // internal/cri/config/config_unix.go, CRI-O pkg/config/config_unix.go, nerdctl
 // pkg/defaults/defaults_linux.go.
 const (
@@ -32,17 +32,17 @@ const (
 // include the root below which it was found.
 type Runtime struct {
 	Name     string   // containerd, cri-o, k3s, ...
-	Config   string   // the socket or file that says so; "" if defaults are taken
+	Config   string   // the socket or file that these values come from; "" for defaults
 	ConfDir  string   // of conflists
 	BinDirs  []string // of plugins; unwind is installed into the first
-	Socket   string   // CRI; "" if it is none
-	MaxConfs int      // containerd's max_conf_num; 1 if it has no such thing
-	Problems []string // what in that configuration is against an install
+	Socket   string   // CRI socket; "" if it is not a CRI runtime
+	MaxConfs int      // containerd's max_conf_num; 1 for other runtimes
+	Problems []string // reasons in the configuration not to install unwind
 
-	DefaultNetwork string   // the only network that it takes; "" for that of the first conflist
-	Notes          []string // what to know of it that is not against an install
-	Major          int      // of its version, as far as the configuration tells; else 0
-	Kubelet        bool     // a kubelet is there, which asks containerd for its status
+	DefaultNetwork string   // the only network that it uses; "" for that of the first conflist
+	Notes          []string // facts to report that do not prevent an install
+	Major          int      // major version, if the configuration shows it; else 0
+	Kubelet        bool     // a kubelet runs here, which requests containerd's status
 	StatusGrace    bool     // CRI-O's cni_status_grace_period is more than 0
 }
 
@@ -54,7 +54,7 @@ func (r *Runtime) Check(root string) {
 	if r.MaxConfs != 1 {
 		r.Problems = append(r.Problems, fmt.Sprintf("max_conf_num is %d according to %s: "+
 			"containerd uses that many files of %s for each "+
-			"pod, so the provider's file too, which bypasses unwind; set it to 1", r.MaxConfs,
+			"pod, including the provider's file, which bypasses unwind; set it to 1", r.MaxConfs,
 			cmp.Or(r.Config, r.Name), r.ConfDir))
 	}
 	if r.DefaultNetwork == "" {
@@ -71,10 +71,10 @@ func (r *Runtime) Check(root string) {
 	}
 }
 
-// OtherNetwork returns the problem of a runtime that would not use the wrapped network, or "".
+// OtherNetwork returns the text for a runtime that would not use the wrapped network.
 func (r *Runtime) OtherNetwork(name, file string) string {
-	return fmt.Sprintf("cni_default_network is %q in %s, and %s is of network %q: %s would not "+
-		"use it; name the file of that network with --provider-conf", r.DefaultNetwork, r.Config,
+	return fmt.Sprintf("cni_default_network is %q in %s, but %s is for network %q: %s would not "+
+		"use it; set --provider-conf to the default network's file", r.DefaultNetwork, r.Config,
 		file, name, r.Name)
 }
 
@@ -86,10 +86,11 @@ func (r *Runtime) clean() {
 	r.Socket = socketPath(r.Socket)
 }
 
-// Timer is the advice for sweeps without the runtime.
+// Timer is the advice if the runtime does not trigger sweeps.
 const Timer = "run sweeps with systemd (unwindctl install --systemd)"
 
-// version returns what the runtime answers, else what its configuration tells, else 0, 0.
+// version returns the version that the runtime reports, or else the major version from its
+// configuration, or else 0, 0.
 func (r Runtime) version(ctx context.Context) (major, minor int) {
 	if r.Socket != "" {
 		major, minor = runtimeVersion(ctx, r.Socket)
@@ -110,10 +111,10 @@ func (r Runtime) CNIVersion(ctx context.Context) string {
 	return "1.1.0"
 }
 
-// SweepAdvice describes whether the runtime triggers sweeps by itself. containerd passes STATUS
-// on since 2.0 (go-cni cni.go Status), each time that a kubelet asks for its status. CRI-O calls GC
-// at its start, and STATUS for as long as it is ready only since 1.36, with a
-// cni_status_grace_period (cri-o internal/config/cnimgr/cnimgr.go). The others call neither.
+// SweepAdvice describes whether the runtime triggers sweeps by itself. containerd 2.0 and later
+// calls STATUS each time that a kubelet requests its status (go-cni cni.go Status). CRI-O calls GC
+// when it starts. Only 1.36 and later, with a cni_status_grace_period, also calls STATUS while it
+// is ready (cri-o internal/config/cnimgr/cnimgr.go). Other runtimes call neither.
 func (r Runtime) SweepAdvice(ctx context.Context) string {
 	major, minor := r.version(ctx)
 	switch {
@@ -134,7 +135,8 @@ func (r Runtime) SweepAdvice(ctx context.Context) string {
 		"earlier version, " + Timer
 }
 
-// firstThere returns the directories from the first one that exists on, or all.
+// firstThere returns the directories, without those before the first one that exists. It returns
+// all if none exists.
 func firstThere(root string, dirs ...string) []string {
 	for i, dir := range dirs {
 		if anyExists(root, dir) {
@@ -158,8 +160,9 @@ func ignoreMissing(err error) error {
 	return err
 }
 
-// readTOML reads a file below root into a struct. Keys that the file does not have keep their
-// values; a missing file has none. An error quotes none of the file, which may hold secrets.
+// readTOML reads a file below root into a struct. Fields whose key is not in the file keep their
+// values. A missing file is not an error. An error does not quote the file, which may contain
+// secrets.
 func readTOML(root, path string, into any) error {
 	data, err := os.ReadFile(filepath.Join(root, path))
 	if err != nil {
@@ -184,7 +187,7 @@ func Find(ctx context.Context, root string) ([]Runtime, error) {
 	return find(root, func(r *Runtime) bool { return r.ask(ctx, root) })
 }
 
-// read returns the runtimes as their configuration describes them, and asks none.
+// read returns the runtimes as their configuration describes them. It does not query them.
 func read(_ context.Context, root string) ([]Runtime, error) {
 	return find(root, func(*Runtime) bool { return false })
 }
@@ -198,7 +201,7 @@ func find(root string, ask func(*Runtime) bool) ([]Runtime, error) {
 	}
 	looks = append(looks, findNerdctl, findPodman, findNomad)
 	all, errs := make([]*Runtime, len(looks)), make([]error, len(looks))
-	var asked sync.WaitGroup // together, because each may hang
+	var asked sync.WaitGroup // queried in parallel, because each may hang
 	for i, look := range looks {
 		if all[i], errs[i] = look(root); all[i] != nil {
 			asked.Go(func() {

@@ -5,8 +5,8 @@ import (
 	"reflect"
 )
 
-// findNerdctl reads nerdctl.toml (nerdctl docs/config.md); without one, the first directory of
-// plugins that is there is taken (nerdctl pkg/defaults/defaults_linux.go CNIPath).
+// findNerdctl reads nerdctl.toml (nerdctl docs/config.md). The default plugin directory is the
+// first one that exists (nerdctl pkg/defaults/defaults_linux.go CNIPath).
 func findNerdctl(root string) (*Runtime, error) {
 	const config = "/etc/nerdctl/nerdctl.toml"
 	if !anyExists(root, config, "/var/lib/nerdctl") {
@@ -28,8 +28,9 @@ func findNerdctl(root string) (*Runtime, error) {
 	return r, err
 }
 
-// findPodman finds one that is told to use CNI: podman 4 and earlier can, and take netavark if
-// nothing says so (containers.conf(5) network_backend, network_config_dir, cni_plugin_dirs).
+// findPodman finds a podman that is configured to use CNI. podman 4 and earlier can use it, but
+// their default is netavark (containers.conf(5) network_backend, network_config_dir,
+// cni_plugin_dirs).
 func findPodman(root string) (*Runtime, error) {
 	r := &Runtime{Name: "podman", MaxConfs: 1}
 	var conf podmanConfig
@@ -61,8 +62,8 @@ type podmanConfig struct {
 	} `toml:"network"`
 }
 
-// findNomad takes Nomad's defaults (Nomad's client block: cni_path, cni_config_dir); its
-// configuration, in HCL, is not read.
+// findNomad uses Nomad's default directories (cni_path and cni_config_dir in Nomad's client block).
+// It does not read Nomad's configuration, which is in HCL.
 func findNomad(root string) (*Runtime, error) {
 	const confDir = "/opt/cni/config"
 	if !anyExists(root, confDir) {

@@ -15,18 +15,19 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// ofNode are the keywords that calico replaces with the node's pod CIDRs, in any case of letters.
+// ofNode matches the keywords that calico replaces with the node's pod CIDRs, in upper or lower
+// case.
 var ofNode = regexp.MustCompile(`(?i)"usePodCidr(IPv6)?"`)
 
-// OfNode returns a delegate's configuration with the ranges that the delegate actually passes to
-// host-local on this node. Two delegates do not pass on the configured ranges:
+// OfNode returns a plugin's configuration with the ranges that the plugin actually passes to
+// host-local on this node. Two plugins do not pass on the configured ranges:
 //   - flannel replaces all of them with the subnets in its file (flannel-io/cni-plugin 6f13a99d,
 //     flannel_linux.go, getDelegateIPAM);
 //   - calico replaces two keywords with its node's pod CIDRs, which OfNode reads as calico does
 //     (projectcalico/calico 0c474030, cni-plugin/internal/pkg/utils/utils.go,
 //     replaceHostLocalIPAMPodCIDR; cni-plugin/pkg/k8s/k8s.go, getPodCidrs).
 //
-// An error means that the ranges are unknown now.
+// An error means that the ranges are currently unknown.
 func OfNode(ctx context.Context, config json.RawMessage) (json.RawMessage, error) {
 	var conf struct {
 		Type         string
@@ -38,14 +39,14 @@ func OfNode(ctx context.Context, config json.RawMessage) (json.RawMessage, error
 			NodeName   string `json:"node_name"`
 		}
 	}
-	_ = json.Unmarshal(config, &conf) // Ranges has the error
+	_ = json.Unmarshal(config, &conf) // Ranges returns the error
 	switch {
 	case conf.Type == "flannel":
 		return ofFlannel(cmp.Or(conf.SubnetFile, "/run/flannel/subnet.env"))
 	case conf.Type != "calico" || !ofNode.Match(config):
 		return config, nil
 	case conf.Kubernetes.Kubeconfig == "":
-		return nil, errors.New("calico's configuration names no kubeconfig")
+		return nil, errors.New("calico's configuration sets no kubernetes.kubeconfig")
 	}
 	file, _ := netconf.ReadFile(cmp.Or(conf.NodenameFile, "/var/lib/calico/nodename"))
 	host, _ := os.Hostname()
@@ -84,7 +85,7 @@ func ofFlannel(path string) (json.RawMessage, error) {
 		}
 	}
 	if sets == nil {
-		return nil, fmt.Errorf("%s: no FLANNEL_SUBNET", path)
+		return nil, fmt.Errorf("%s does not set FLANNEL_SUBNET", path)
 	}
 	return fmt.Appendf(nil, `{"ipam": {"type": "host-local", "ranges": [%s]}}`,
 		strings.Join(sets, ",")), nil

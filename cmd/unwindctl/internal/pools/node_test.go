@@ -38,7 +38,7 @@ func TestOfNode(t *testing.T) {
 	for _, tt := range []struct{ config, ipam, want string }{ // the sets, or a part of the error
 		{`"type": "bridge"`, `"subnet": "10.244.1.0/24"`, v4},
 		{`"type": "flannel", "subnetFile": "DIR/both.env"`, `"ranges": [[{"subnet": "10.9.0.0/16"}]]`, v4 + v6},
-		{`"type": "flannel", "subnetFile": "DIR/none.env"`, `"dataDir": "/x"`, "none.env: no FLANNEL_SUBNET"},
+		{`"type": "flannel", "subnetFile": "DIR/none.env"`, `"dataDir": "/x"`, "none.env does not set FLANNEL_SUBNET"},
 		{`"type": "flannel", "subnetFile": "DIR/bad.env"`, `"dataDir": "/x"`, "bad.env: netip.ParsePrefix"},
 		{`"type": "flannel", "subnetFile": "DIR/missing"`, `"dataDir": "/x"`, "missing: no such file"},
 		{calico + `"nodename": "dual"`, `"subnet": "USEPODCIDR"`, v4},
@@ -48,7 +48,7 @@ func TestOfNode(t *testing.T) {
 		{calico + `"nodename": "other"`, `"subnet": "usePodCidr"`, "cannot read node other at 127.0.0.1"},
 		{calico + `"nodename": "../x"`, `"subnet": "usePodCidr"`, "not a node's name"},
 		{calico + `"nodename": "other"`, `"subnet": "10.244.1.0/24"`, v4},
-		{`"type": "calico"`, `"subnet": "usePodCidr"`, "no kubeconfig"},
+		{`"type": "calico"`, `"subnet": "usePodCidr"`, "sets no kubernetes.kubeconfig"},
 		{`"type": "bridge"`, `"subnet": "usePodCidr"`, "invalid CIDR address: usePodCidr"},
 	} {
 		text := strings.ReplaceAll(fmt.Sprintf(`{%s, "ipam": {"type": "host-local", %s}}`, tt.config, tt.ipam), "DIR", dir)

@@ -19,9 +19,9 @@ import (
 )
 
 // Read returns the pools of the networks in conflist directories (/etc/cni/net.d), with or
-// without unwind. If several files have the same pool, the file with unwind wins. Read leaves
-// out the pools of a network that unwind runs with another state directory, because another journal
-// knows their owners. The error names the files and chains that cannot be read; Read still
+// without unwind. If several files use the same pool, the file with unwind wins. Read leaves
+// out the pools of a network that unwind runs with another state directory, because their owners
+// are in another journal. The error names the files and chains that cannot be read; Read still
 // returns the pools of the others.
 func Read(stateDir string, confDirs ...string) ([]sweep.Pool, error) {
 	var pools []sweep.Pool
@@ -72,7 +72,7 @@ func readFile(path, stateDir string) (pools []sweep.Pool, ours bool, err error) 
 	}
 	pools = sweep.PoolsOf(chain, conf)
 	for i, d := range chain.Delegates {
-		if known.Of(d.Type).HidesIPAM && d.IPAM == "" { // flannel's plugin gets host-local then
+		if known.Of(d.Type).HidesIPAM && d.IPAM == "" { // flannel's plugin then uses host-local
 			pool := sweep.PoolOf(json.RawMessage(`{"ipam": {"type": "host-local"}}`), chain, conf)
 			pool.Config = chain.Config(i, conf)
 			pools = append(pools, pool)
@@ -84,8 +84,8 @@ func readFile(path, stateDir string) (pools []sweep.Pool, ours bool, err error) 
 	return pools, true, nil
 }
 
-// Taken returns the addresses of a pool that host-local cannot assign now, because a file or
-// anything else has their name. It opens none of them.
+// Taken returns the addresses of a pool that host-local cannot assign now, because a file or a
+// directory has the address as its name. It does not open these files.
 func Taken(pool string) (all []netip.Addr, err error) {
 	files, err := os.ReadDir(pool)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

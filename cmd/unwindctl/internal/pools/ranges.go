@@ -10,9 +10,9 @@ import (
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
 )
 
-// Ranges returns the range sets of a delegate's pool, or none if its configuration does not have
-// them, as host-local itself reads them. The runtime's ranges come first, then the range of the old
-// style. The configuration is that of OfNode.
+// Ranges returns the range sets in a plugin's configuration, as host-local itself reads them. The
+// runtime's ranges come first, then the old-style range, then "ranges". The configuration must come
+// from OfNode.
 func Ranges(config json.RawMessage) ([]Set, error) {
 	var conf allocator.Net
 	if err := json.Unmarshal(config, &conf); err != nil {
@@ -37,7 +37,7 @@ func Ranges(config json.RawMessage) ([]Set, error) {
 		set := Set{}
 		for _, r := range given[i] {
 			one := Range{addressOf(r.RangeStart), addressOf(r.RangeEnd), addressOf(r.Gateway)}
-			if err == nil && one.Last.Less(one.First) { // which host-local accepts
+			if err == nil && one.Last.Less(one.First) { // host-local accepts this
 				err = fmt.Errorf("range %s is empty: its end is below its start", one)
 			}
 			set = append(set, one)

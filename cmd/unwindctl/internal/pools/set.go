@@ -15,7 +15,7 @@ type Range struct {
 // Has reports whether the address is assignable from the range.
 func (r Range) Has(a netip.Addr) bool { return r.Contains(a) && a.Unmap() != r.Gateway }
 
-// Contains reports whether an address is in the range; its gateway may be.
+// Contains reports whether an address is in the range, even if it is the gateway.
 func (r Range) Contains(a netip.Addr) bool {
 	a = a.Unmap()
 	return a.BitLen() == r.First.BitLen() && r.First.Compare(a) <= 0 && a.Compare(r.Last) <= 0
@@ -25,7 +25,7 @@ func (r Range) Contains(a netip.Addr) bool {
 func (r Range) String() string { return r.First.String() + "-" + r.Last.String() }
 
 // Unbounded is the size of a range or a set with 2^53 addresses or more, such as an IPv6 /64. JSON
-// readers represent smaller numbers exactly (RFC 8259 §6), and no store has as many files.
+// readers represent smaller numbers exactly (RFC 8259 §6), and no file system holds so many files.
 const Unbounded = 1 << 53
 
 var be = binary.BigEndian

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// The bounds of one question for the NetworkAttachmentDefinitions of a cluster.
+// The limits of one query for the NetworkAttachmentDefinitions of a cluster.
 const (
 	pageSize    = 500 // definitions
 	maxPage     = 4 << 20
@@ -19,10 +19,11 @@ const (
 	listTimeout = 5 * time.Second
 )
 
-// Definition is a NetworkAttachmentDefinition. Config is "" if Multus takes a file of the node.
+// Definition is a NetworkAttachmentDefinition. If Config is "", Multus uses a file on the node.
 type Definition struct{ Namespace, Name, Config string }
 
-// definitionList is a page of them (kubernetes.io, "Retrieving large results sets in chunks").
+// definitionList is a page of definitions (kubernetes.io, "Retrieving large results sets in
+// chunks").
 type definitionList struct {
 	Kind     string
 	Metadata struct{ Continue string }
@@ -32,9 +33,9 @@ type definitionList struct {
 	}
 }
 
-// Definitions calls each for every NetworkAttachmentDefinition in the API of a kubeconfig. An API
-// without that kind has none. An error means that the list is incomplete. It names the API's host
-// or the file, and the reason, but no secret.
+// Definitions calls each for every NetworkAttachmentDefinition in a kubeconfig's API. It calls it
+// for none if the API does not have that kind. An error means that the list is incomplete. It names
+// the API's host or the file, and the reason, but contains no secret.
 func (p *Prober) Definitions(ctx context.Context, kubeconfig string, each func(Definition)) error {
 	api, err := p.connect(kubeconfig)
 	if err != nil {

@@ -18,7 +18,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// kubeconfig is the file, as far as a request needs it (kubernetes.io, "kubeconfig (v1)").
+// kubeconfig contains the keys of a kubeconfig that a request needs (kubernetes.io, "kubeconfig
+// (v1)").
 type kubeconfig struct {
 	CurrentContext string `yaml:"current-context"`
 	Contexts       []struct {
@@ -62,7 +63,7 @@ func (p *Prober) connect(path string) (*api, error) {
 		return nil, err
 	}
 	var k kubeconfig
-	if yaml.Unmarshal(data, &k) != nil { // the error may show a value
+	if yaml.Unmarshal(data, &k) != nil { // the error may contain a secret
 		return nil, errors.New("not a kubeconfig in YAML")
 	}
 	cluster, user, namespace, err := k.current()
@@ -73,9 +74,9 @@ func (p *Prober) connect(path string) (*api, error) {
 	a := &api{namespace: namespace, timeout: cmp.Or(p.Timeout, DefaultTimeout)}
 	a.server, err = url.Parse(cluster.Server)
 	if err != nil || a.server.Host == "" || a.server.Scheme != "https" && a.server.Scheme != "http" {
-		return nil, errors.New("its server is not an https or http URL")
+		return nil, errors.New("the cluster's server is not an https or http URL")
 	}
-	if a.server.Scheme == "https" { // a token goes nowhere in the clear
+	if a.server.Scheme == "https" { // never send a token unencrypted
 		if a.token, err = files.token(user); err != nil {
 			return nil, err
 		}
@@ -91,7 +92,8 @@ func (p *Prober) connect(path string) (*api, error) {
 	return a, nil
 }
 
-// current returns what the current context names: the first of each name, as for client-go.
+// current returns the cluster, the user and the namespace of the current context. If several
+// objects have the same name, it uses the first one, as client-go does.
 func (k *kubeconfig) current() (*cluster, *user, string, error) {
 	for _, c := range k.Contexts {
 		if c.Name != k.CurrentContext {
@@ -99,7 +101,7 @@ func (k *kubeconfig) current() (*cluster, *user, string, error) {
 		}
 		namespace := cmp.Or(c.Context.Namespace, "kube-system") // whereabouts' own default
 		if !objectName.MatchString(namespace) {
-			return nil, nil, "", errors.New("invalid namespace in its current context")
+			return nil, nil, "", errors.New("invalid namespace in the current context")
 		}
 		u := &user{}
 		for i := range k.Users {
@@ -116,16 +118,16 @@ func (k *kubeconfig) current() (*cluster, *user, string, error) {
 				return &k.Clusters[i].Cluster, u, namespace, nil
 			}
 		}
-		return nil, nil, "", errors.New("the cluster of its current context is missing")
+		return nil, nil, "", errors.New("the cluster of the current context is missing")
 	}
-	return nil, nil, "", errors.New("its current context is missing")
+	return nil, nil, "", errors.New("the current context is missing")
 }
 
-// errProgram means that only a program gives the token, and this package runs none.
-var errProgram = errors.New("its user needs exec or auth-provider, which are not supported; " +
+// errProgram means that only a program can provide the token, and this package runs no programs.
+var errProgram = errors.New("the user needs exec or auth-provider, which are not supported; " +
 	"use a token, a token file or a client certificate")
 
-// files reads what a kubeconfig names, relative to its directory.
+// files reads the files that a kubeconfig names, relative to its directory.
 type files struct {
 	prober *Prober
 	dir    string
@@ -142,7 +144,7 @@ func (f files) read(path string) ([]byte, error) {
 	return data, nil
 }
 
-// content returns what is inline, in base64, or else what the file has, or else nil.
+// content returns the decoded inline value (base64), or else the file's content, or else nil.
 func (f files) content(key, inline, path string) ([]byte, error) {
 	if inline != "" {
 		data, err := base64.StdEncoding.DecodeString(inline)
@@ -157,7 +159,7 @@ func (f files) content(key, inline, path string) ([]byte, error) {
 	return f.read(path)
 }
 
-// token returns the user's token, or "". The file goes first: it is the one that is renewed.
+// token returns the user's token, or "". It prefers the token file, because only that is renewed.
 func (f files) token(u *user) (string, error) {
 	if u.TokenFile == "" {
 		return u.Token, nil
@@ -169,7 +171,7 @@ func (f files) token(u *user) (string, error) {
 	return strings.TrimSpace(string(data)), err
 }
 
-// tls returns what the API is verified with, and what the user shows it.
+// tls returns the certificates that verify the API, and the user's client certificate.
 func (f files) tls(c *cluster, u *user) (*tls.Config, error) {
 	ca, err := f.content("certificate-authority", c.CAData, c.CA)
 	if err != nil {
@@ -177,7 +179,7 @@ func (f files) tls(c *cluster, u *user) (*tls.Config, error) {
 	}
 	config := &tls.Config{ServerName: c.TLSServerName, InsecureSkipVerify: c.Insecure}
 	if ca != nil {
-		if c.Insecure { // client-go refuses it too
+		if c.Insecure { // client-go also refuses this
 			return nil, errors.New("certificate-authority and insecure-skip-tls-verify are mutually " +
 				"exclusive")
 		}
@@ -203,7 +205,7 @@ func (f files) tls(c *cluster, u *user) (*tls.Config, error) {
 	return config, nil
 }
 
-// api is the API of Kubernetes for one question.
+// api is a connection to the Kubernetes API for one query.
 type api struct {
 	server    *url.URL
 	namespace string // of the kubeconfig's context
@@ -212,10 +214,10 @@ type api struct {
 	client    *http.Client
 }
 
-// get returns the status code and the body of an answer of at most so many bytes.
+// get returns the status code and the body of a response. most is its maximum size in bytes.
 func (a *api) get(ctx context.Context, from *url.URL, most int64) (int, []byte, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, a.timeout,
-		fmt.Errorf("no answer within %v", a.timeout))
+		fmt.Errorf("no response within %v", a.timeout))
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, from.String(), nil)
 	if err != nil {
@@ -232,7 +234,7 @@ func (a *api) get(ctx context.Context, from *url.URL, most int64) (int, []byte, 
 	defer func() { _ = resp.Body.Close() }()
 	data, err := io.ReadAll(io.LimitReader(resp.Body, most+1))
 	if err == nil {
-		err = context.Cause(ctx) // a server that sees the request end may end its answer as if whole
+		err = context.Cause(ctx) // after a timeout, a server may end its response as if it were complete
 	}
 	if err != nil {
 		return 0, nil, err
@@ -243,8 +245,8 @@ func (a *api) get(ctx context.Context, from *url.URL, most int64) (int, []byte, 
 	return resp.StatusCode, data, nil
 }
 
-// reason returns an error without the request's URL, and none that shows the token: a server may
-// put that into what it answers.
+// reason removes the request's URL from an error. It replaces an error that contains the token,
+// which a server may put into its response.
 func (a *api) reason(err error) error {
 	var request *url.Error
 	if errors.As(err, &request) {
@@ -256,5 +258,5 @@ func (a *api) reason(err error) error {
 	return err
 }
 
-// statusError returns the error of an answer that is none. Its words are not the server's.
+// statusError returns the error for an unexpected status. It does not contain the server's text.
 func statusError(code int) error { return fmt.Errorf("%d %s", code, http.StatusText(code)) }

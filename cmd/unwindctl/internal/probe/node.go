@@ -9,8 +9,8 @@ import (
 	"net/netip"
 )
 
-// PodCIDRs returns the pod CIDRs of a node from the API of a kubeconfig, as the API's cache has
-// them. An error names the API's host or the file, and the reason, but no secret.
+// PodCIDRs returns a node's pod CIDRs from the cache of a kubeconfig's API. An error names the
+// API's host or the file, and the reason, but contains no secret.
 func (p *Prober) PodCIDRs(
 	ctx context.Context, kubeconfig, node string,
 ) (cidrs []netip.Prefix, err error) {

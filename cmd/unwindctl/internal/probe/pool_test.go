@@ -316,9 +316,9 @@ func TestHang(t *testing.T) {
 			t.Parallel()
 			s := newServer(t, tt.h)
 			s.Timeout = 50 * time.Millisecond
-			s.fails(t, "no answer within 50ms")
+			s.fails(t, "no response within 50ms")
 			s.Timeout = 0
-			s.fails(t, "no answer within 2s")
+			s.fails(t, "no response within 2s")
 			ctx, cancel := context.WithCancel(t.Context())
 			s.Timeout = time.Hour
 			time.AfterFunc(50*time.Millisecond, cancel)
@@ -335,7 +335,7 @@ func TestHang(t *testing.T) {
 		s := newServer(t, nil)
 		s.put(t, "server: https://"+listener.Addr().String(), "token: "+token)
 		s.Timeout = 50 * time.Millisecond
-		want := listener.Addr().String() + ": no answer within 50ms"
+		want := listener.Addr().String() + ": no response within 50ms"
 		if _, err := s.held(t, `, "range": "10.56.0.0/16"`); err == nil || !strings.HasSuffix(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
 		}

@@ -1,5 +1,5 @@
-// Package probe reads the addresses of an attachment from the store of whereabouts in the
-// Kubernetes API. It is read-only. It also reads Multus' NetworkAttachmentDefinitions from the API.
+// Package probe reads an attachment's addresses from the whereabouts store in the Kubernetes API.
+// It is read-only. It also reads Multus's NetworkAttachmentDefinitions from the API.
 package probe
 
 import (
@@ -25,29 +25,29 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// DefaultTimeout bounds one request, from the dial to the last byte of the answer.
+// DefaultTimeout bounds one request, from the dial to the last byte of the response.
 const DefaultTimeout = 2 * time.Second
 
-// maxRanges bounds the requests of one question: each range has a pool of its own.
+// maxRanges bounds the number of requests for one query: each range has a pool of its own.
 const maxRanges = 16
 
-// Prober queries the store of whereabouts. The zero value is ready to use, and safe for concurrent
+// Prober queries the whereabouts store. The zero value is ready to use, and safe for concurrent
 // use: a Prober keeps no state between queries.
 type Prober struct {
-	Root    string        // what the plugin's paths are below; "" is /
+	Root    string        // the directory that contains the plugin's paths; "" is /
 	Timeout time.Duration // of one request; 0 is DefaultTimeout
 }
 
-// Held returns the addresses that whereabouts keeps for an attachment, in order. asked is false if
-// the package has no store for the configuration: node slices, the datastore etcd, a kubeconfig
-// whose token a program gives. An error means that the store cannot be asked now: asked is true,
-// and the addresses may be kept or not. It names the host of the API, or the file, and the reason,
-// and no secret.
+// Held returns the addresses that whereabouts keeps for an attachment, sorted. asked is false if
+// the package cannot query the configured store: node slices, the datastore etcd, or a kubeconfig
+// that gets its token from a program. An error means that the query failed: asked is then true, and
+// it is unknown which addresses are kept. It names the API's host or the file, and the reason, but
+// contains no secret.
 //
-// Each question reads whole pools from a quorum of etcd (a GET without a resourceVersion), so no
-// answer is older than the question. The network is in no key of whereabouts.
+// Each query reads whole pools from a quorum of etcd (a GET without a resourceVersion), so the
+// result is never older than the query. whereabouts does not record the network.
 //
-// The pools and their keys are those of whereabouts 0.9.4 (pkg/config, pkg/storage/kubernetes).
+// The pools and their keys are as in whereabouts 0.9.4 (pkg/config, pkg/storage/kubernetes).
 func (p *Prober) Held(
 	ctx context.Context, q ipam.Query,
 ) (held []netip.Addr, asked bool, err error) {
@@ -68,7 +68,7 @@ func (p *Prober) Held(
 	}
 	api, err := p.connect(conf.Kubernetes.Kubeconfig)
 	if errors.Is(err, errProgram) {
-		return nil, false, nil // and could never be asked: the address would be pending for ever
+		return nil, false, nil // an error would keep the address pending forever
 	}
 	if err != nil {
 		return nil, true, fmt.Errorf("whereabouts: kubeconfig %s: %w", conf.Kubernetes.Kubeconfig, err)
@@ -86,7 +86,7 @@ func (p *Prober) Held(
 	return held, true, nil
 }
 
-// whereaboutsConf has those keys of the "ipam" of whereabouts that lead to its pools.
+// whereaboutsConf contains the keys of whereabouts's "ipam" that identify its pools.
 type whereaboutsConf struct {
 	Datastore         string
 	ConfigurationPath string `json:"configuration_path"`
@@ -97,8 +97,8 @@ type whereaboutsConf struct {
 	Kubernetes        struct{ Kubeconfig string }
 }
 
-// whereabouts returns the plugin's configuration as the plugin reads it. It returns nil without an
-// error if the pools are not ones that this package can look into.
+// whereabouts returns the plugin's configuration as the plugin reads it. It returns nil and no
+// error if this package cannot read such pools.
 func (p *Prober) whereabouts(config json.RawMessage) (*whereaboutsConf, error) {
 	var delegate struct{ IPAM whereaboutsConf }
 	if err := json.Unmarshal(config, &delegate); err != nil {
@@ -114,8 +114,8 @@ func (p *Prober) whereabouts(config json.RawMessage) (*whereaboutsConf, error) {
 	return &c, nil
 }
 
-// merge fills what is empty with the keys of the first flat file that is there. The plugin looks in
-// this order (pkg/config, GetFlatIPAM).
+// merge fills empty keys from the first flat file that exists. The plugin tries the files in this
+// order (pkg/config, GetFlatIPAM).
 func (p *Prober) merge(c *whereaboutsConf) error {
 	for _, path := range []string{
 		c.ConfigurationPath,
@@ -152,11 +152,12 @@ func (p *Prober) read(path string) ([]byte, error) {
 	return netconf.ReadFile(filepath.Join(cmp.Or(p.Root, "/"), path))
 }
 
-// objectName is a name of an object of Kubernetes (RFC 1123 subdomain). A URL does not escape it.
+// objectName matches the name of a Kubernetes object (RFC 1123 subdomain), which needs no escaping
+// in a URL.
 var objectName = regexp.MustCompile(`^[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?$`)
 
-// pools returns the names of the IPPools of the ranges (pkg/storage/kubernetes, IPPoolName), each
-// once. A range is a CIDR, whose host bits do not count, or FIRST-LAST/BITS.
+// pools returns the names of the ranges' IPPools (pkg/storage/kubernetes, IPPoolName), without
+// duplicates. A range is a CIDR, whose host bits are ignored, or FIRST-LAST/BITS.
 func (c *whereaboutsConf) pools() ([]string, error) {
 	var ranges []string
 	if c.Range != "" {
@@ -188,11 +189,12 @@ func (c *whereaboutsConf) pools() ([]string, error) {
 	return names, nil
 }
 
-// maxAnswer bounds the answer with a pool in bytes. An object of Kubernetes has at most some 3 MiB.
+// maxAnswer is the maximum size of a response in bytes. A Kubernetes object has at most about 3
+// MiB.
 const maxAnswer = 16 << 20
 
 // ipPool is the object in which whereabouts keeps the addresses of one range. A key of Allocations
-// is the distance of the address from the first of the range, in decimal.
+// is the decimal offset of the address from the first address of the range.
 type ipPool struct {
 	Kind     string
 	Metadata struct{ Name string }
@@ -202,7 +204,7 @@ type ipPool struct {
 	}
 }
 
-// status is the answer in which the API says that an object does not exist.
+// status is the API's response for an object that does not exist.
 type status struct {
 	Kind, Reason string
 	Details      struct{ Name, Kind string }
@@ -227,7 +229,7 @@ func (a *api) held(ctx context.Context, name, containerID, ifname string) ([]net
 		}
 		return pool.held(containerID, ifname)
 	case http.StatusNotFound:
-		// Any server says 404, also an API without the kind of the pool.
+		// any server may return 404, and so does an API without the kind IPPool
 		var s status
 		if json.Unmarshal(data, &s) == nil && s.Kind == "Status" && s.Reason == "NotFound" &&
 			s.Details.Kind == "ippools" && s.Details.Name == name {
@@ -238,7 +240,7 @@ func (a *api) held(ctx context.Context, name, containerID, ifname string) ([]net
 	return nil, statusError(code)
 }
 
-// held returns the addresses of an attachment. Before 0.9.0 an allocation had no ifname.
+// held returns an attachment's addresses. Before whereabouts 0.9.0 an allocation had no ifname.
 func (p *ipPool) held(containerID, ifname string) ([]netip.Addr, error) {
 	network, err := netip.ParsePrefix(p.Spec.Range)
 	if err != nil {
@@ -259,7 +261,8 @@ func (p *ipPool) held(containerID, ifname string) ([]netip.Addr, error) {
 	return held, nil
 }
 
-// after returns the address that is n after another. It is of another network if there is none.
+// after returns the address at an offset from the first one. Beyond the last address of all, it
+// returns an address in another network.
 func after(first netip.Addr, n uint64) netip.Addr {
 	b := first.As16()
 	low, carry := bits.Add64(binary.BigEndian.Uint64(b[8:]), n, 0)

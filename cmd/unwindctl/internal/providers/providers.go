@@ -1,31 +1,30 @@
-// Package providers has a table of facts about what comes with CNI plugins, from their sources:
-// their installers and the programs beside them. Facts about the plugins themselves are in
-// plugin/known.
+// Package providers contains facts about the installers and other programs that come with CNI
+// plugins, as found in their sources. Facts about the plugins themselves are in plugin/known.
 package providers
 
-// Provider has the facts about the provider of a plugin. Each comment says what holds if its field
-// is set.
+// Provider contains facts about a plugin's provider. The comment of a bool field describes what
+// true means.
 type Provider struct {
 	Plugin string // the name of the plugin
-	Name   string // the provider's, in messages
+	Name   string // the provider's name in messages
 	// Source names the repositories that were read, with their versions.
 	Source string
 
-	// RenamesUnless is the setting that keeps its installer from renaming the other conflists of the
-	// directory.
+	// RenamesUnless is the setting that keeps the provider's installer from renaming other conflists
+	// in the directory; "" if the installer renames none.
 	RenamesUnless string
-	// Restarts says that the pod of its installer may need a restart after its entry has moved to
-	// another conflist.
+	// Restarts: the installer's pod may need a restart after the plugin's entry has moved to another
+	// conflist.
 	Restarts bool
-	// IsMultus says that the plugin calls a conflist in the directory for the cluster network, and the
-	// configurations of NetworkAttachmentDefinitions.
+	// IsMultus: for the cluster network the plugin runs a conflist in the directory. It also runs the
+	// configurations in NetworkAttachmentDefinitions.
 	IsMultus bool
-	// ReadsDefinitions says that another program of it reads NetworkAttachmentDefinitions, and finds
+	// ReadsDefinitions: another program of the provider reads NetworkAttachmentDefinitions, and finds
 	// the plugin only at their top level.
 	ReadsDefinitions bool
 }
 
-// Of returns the facts about the provider of a plugin, none if it has no row.
+// Of returns the facts about a plugin's provider. They are empty if the table has no such plugin.
 func Of(plugin string) Provider {
 	for _, p := range table {
 		if p.Plugin == plugin {

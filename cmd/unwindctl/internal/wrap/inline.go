@@ -1,6 +1,6 @@
 // Package wrap moves the chain of a conflist into unwind's entry (Inline) and back (Restore).
 //
-// Both edit text: Restore returns the bytes that Inline was given.
+// Both edit the text itself, so Restore returns exactly the bytes that Inline received.
 package wrap
 
 import (
@@ -47,9 +47,9 @@ func Inline(src Source) ([]byte, error) {
 	return inline(o, directory)
 }
 
-// inline returns the list in which the original is the chain of unwind, with the plugins of a
-// directory after its own; restore returns the original. inline reads the result as the runtime and
-// unwind will.
+// inline returns a list in which the original is unwind's chain. It appends the plugins of a
+// directory to the chain. restore returns the original. inline checks the result by reading it as
+// the runtime and unwind will.
 func inline(o *original, directory []json.RawMessage) ([]byte, error) {
 	chain, err := fold(o, directory)
 	if err != nil {
@@ -61,7 +61,7 @@ func inline(o *original, directory []json.RawMessage) ([]byte, error) {
 	}
 	if !hasVersion(o.text) {
 		return nil, errors.New(`key "cniVersion" is missing; set it to the version in which ` +
-			`the plugins are called: without it a runtime uses 0.1.0, and unwind its own`)
+			`the plugins are called: without it a runtime uses 0.1.0, and unwind another one`)
 	}
 	out := layOut(o, loaded.LostCapabilities(conf), len(directory), chain)
 	_, _, err = readBack(out)
@@ -76,9 +76,9 @@ func hasVersion(x []byte) bool {
 	return json.Unmarshal(x, &conf) == nil && (conf.One != "" || len(conf.More) > 0)
 }
 
-// fold returns the text of a list with the plugins of a directory after its own, as libcni reads
-// it. A list without the key "plugins" gets it as its first. An empty "plugins" is refused, as by
-// libcni: unfold could not tell the two apart.
+// fold appends the plugins of a directory to the text of a list, as libcni does when it loads them.
+// If the list has no key "plugins", fold adds it as the first key. It refuses an empty "plugins",
+// as libcni does: unfold could not tell the two cases apart.
 func fold(o *original, directory []json.RawMessage) (jsonText, error) {
 	if len(directory) == 0 {
 		return o.text, nil
@@ -117,7 +117,7 @@ func layOut(o *original, capabilities []string, folded int, chain jsonText) []by
   "loadOnlyInlinedPlugins": true,
 `, o.name)
 	for _, m := range o.members {
-		// what is in a plugin's configuration is the plugin's
+		// all keys of a single plugin's configuration belong to that plugin
 		if !slices.Contains(own, m.key) && !o.single {
 			fmt.Fprintf(&b, "  %s,\n", o.text[m.start:m.end])
 		}
@@ -160,7 +160,7 @@ func readBack(wrapped []byte) (*netconf.Conf, *netconf.Chain, error) {
 	return conf, chain, err
 }
 
-// checkWrapped returns the problem of a list that already has unwind in it.
+// checkWrapped returns an error if a list that already contains unwind has a problem.
 func checkWrapped(list *netconf.Conflist, neighbours int) error {
 	if len(list.Types)+neighbours > 1 {
 		return errNotAlone
@@ -169,13 +169,13 @@ func checkWrapped(list *netconf.Conflist, neighbours int) error {
 		return errors.New(strings.Join(unknown, "\n"))
 	}
 	if list.Unwind.Chain == nil && list.Unwind.ChainFile != "" {
-		return nil // of another's file its owner decides
+		return nil // the chain's file belongs to the provider
 	}
 	_, err := list.Unwind.LoadChain()
 	return err
 }
 
-// errNotAlone is the error of a list in which unwind has neighbours, of which it undoes nothing.
+// errNotAlone is the error for a list with plugins next to unwind: unwind cannot undo them.
 var errNotAlone = fmt.Errorf("%s is one plugin of several; it must be the only one, with the "+
 	"others in its \"chain\"", netconf.Name)
 
@@ -184,17 +184,17 @@ type original struct {
 	text        jsonText
 	members     []part
 	name        string // of the network
-	single      bool   // the configuration of one plugin
+	single      bool   // it configures one plugin and is not a list
 	onlyInlined bool
 }
 
 // listKeys are the keys that libcni reads at the top of a list, exactly as written. unwind's
-// decoder takes "Plugins" for "plugins" too, so that the two would not run the same chain.
+// decoder also accepts "Plugins" for "plugins", so it could run a chain that libcni does not run.
 var listKeys = []string{"cniVersion", "cniVersions", "name", "disableCheck", "disableGC",
 	"loadOnlyInlinedPlugins", "plugins", "type"}
 
 // outline reads the top level of a configuration, and refuses one that a runtime and unwind could
-// read differently. A name that is missing or "" is the default one.
+// read differently. defaultName replaces a name that is missing or "".
 func outline(x []byte, defaultName string) (*original, error) {
 	if !json.Valid(x) {
 		return nil, errors.New("not valid JSON")
@@ -227,7 +227,8 @@ func outline(x []byte, defaultName string) (*original, error) {
 	return o, nil
 }
 
-// networkName returns the name of the network if unwind accepts it: it becomes part of paths.
+// networkName returns the network's name, or an error if unwind does not accept the name, which
+// becomes part of paths.
 func networkName(members []part, defaultName string) (string, error) {
 	name, ok := member(members, "name")
 	if defaultName != "" && (!ok || string(name.raw) == `""`) {
@@ -241,7 +242,7 @@ func networkName(members []part, defaultName string) (string, error) {
 	return parsed.Name, err
 }
 
-// isSingle reports whether unwind sees the configuration of one plugin in a text, and not a list.
+// isSingle reports whether unwind reads a text as the configuration of one plugin, not as a list.
 func isSingle(x []byte) bool {
 	var conf struct {
 		Type    string            `json:"type"`

@@ -39,7 +39,7 @@ func (o object) isDefinition() bool {
 // NetworkAttachmentDefinitions, and leaves everything else unchanged: JSON byte for byte, YAML with
 // its order and comments.
 type manifest struct {
-	change  func(object) (config string, err error) // "": there is nothing to change
+	change  func(object) (config string, err error) // returns "" if there is nothing to change
 	objects int                                     // of any kind
 	found   int                                     // NetworkAttachmentDefinitions
 	changed bool
@@ -72,8 +72,8 @@ func (m *manifest) rewrite(data []byte) ([]byte, error) {
 	}
 }
 
-// encode returns the text of a document, and an error if it would be read as something else: the
-// library cannot read all that it writes.
+// encode returns the text of a document. It returns an error if reading that text gives another
+// document, because the YAML library cannot read everything that it writes.
 func encode(document *yaml.Node) ([]byte, error) {
 	out, err := term.EncodeYAML(document)
 	var was, is any
@@ -130,7 +130,7 @@ func (m *manifest) json(text jsonText) (jsonText, error) {
 	}
 	c, ok := member(members, "config")
 	if !ok {
-		return nil, fmt.Errorf(`%s: key "spec.config" is written in another form`, o)
+		return nil, fmt.Errorf(`%s: key "spec.config" must be spelled exactly so`, o)
 	}
 	return text.cut(c.value, c.end).insert(c.value, netconf.Marshal(config)...), nil
 }
@@ -178,7 +178,7 @@ func child(n *yaml.Node, key string) *yaml.Node {
 	return &yaml.Node{}
 }
 
-// count counts an object, and reports whether there may be something to change in it.
+// count counts an object, and reports whether it may contain something to change.
 func (m *manifest) count(o object) bool {
 	if o.APIVersion != "" && o.Kind != "" {
 		m.objects++

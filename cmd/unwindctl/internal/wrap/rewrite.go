@@ -25,9 +25,9 @@ type Source struct {
 // Rewrite applies a change to a configuration, or to the NetworkAttachmentDefinitions in a
 // manifest, and prints the result or replaces the file.
 type Rewrite struct {
-	Change    func(Source) ([]byte, error) // nil: there is nothing to change
-	Unchanged string                       // the reason for that
-	InPlace   bool                         // past links; nothing is written without a change
+	Change    func(Source) ([]byte, error) // returns nil if there is nothing to change
+	Unchanged string                       // the reason why there is nothing to change
+	InPlace   bool                         // write changed files, at the targets of links
 	Streams   term.Streams
 }
 
@@ -80,7 +80,8 @@ func (r Rewrite) rewrite(arg string) error {
 	return durable.ReplaceLike(path, bytes.NewReader(result), like)
 }
 
-// read returns the text of a file and the path to which links lead, or that of the standard input.
+// read returns the text of a file, and its path after following links. For "-" it returns the text
+// of the standard input.
 func (r Rewrite) read(arg string) (path string, data []byte, err error) {
 	if arg == "-" {
 		data, err = netconf.ReadAll(r.Streams.In)
@@ -93,7 +94,8 @@ func (r Rewrite) read(arg string) (path string, data []byte, err error) {
 	return path, data, err
 }
 
-// result returns what the change makes of a text, or nil. One without an object is a configuration.
+// result returns the changed text, or nil if nothing changes. A text without Kubernetes objects is
+// a CNI configuration.
 func (r Rewrite) result(arg string, data []byte) (result []byte, isManifest bool, err error) {
 	m := &manifest{change: func(o object) (string, error) { return r.definition(arg, o) }}
 	result, err = m.rewrite(data)
@@ -106,7 +108,7 @@ func (r Rewrite) result(arg string, data []byte) (result []byte, isManifest bool
 		return result, false, err
 	}
 	if err == nil && m.found == 0 {
-		r.unchanged(display(arg), "no "+definitionKind+" in it")
+		r.unchanged(display(arg), "contains no "+definitionKind)
 	}
 	if err != nil || !m.changed {
 		return nil, true, err
@@ -114,9 +116,9 @@ func (r Rewrite) result(arg string, data []byte) (result []byte, isManifest bool
 	return result, true, nil
 }
 
-// definition returns what the change makes of the configuration in a NetworkAttachmentDefinition,
-// or "". Multus takes a file of the node for one that has none (GetCNIConfig in
-// network-attachment-definition-client), and reads no directory of plugins.
+// definition returns the changed configuration of a NetworkAttachmentDefinition, or "" if nothing
+// changes. If there is no configuration, Multus uses a file on the node (GetCNIConfig in
+// network-attachment-definition-client). It reads no directory with further plugins.
 func (r Rewrite) definition(arg string, o object) (string, error) {
 	what := display(arg) + ": " + o.String()
 	config, isText := o.Spec.Config.(string)
@@ -137,8 +139,8 @@ func (r Rewrite) definition(arg string, o object) (string, error) {
 	return string(result), nil
 }
 
-// Wrapped says whether the configuration of the NetworkAttachmentDefinition of a name runs through
-// unwind already. An error is that with which wrap refuses it.
+// Wrapped reports whether the configuration of the named NetworkAttachmentDefinition already runs
+// through unwind. It returns an error if wrap would refuse the configuration.
 func Wrapped(name string, config []byte) (bool, error) {
 	result, err := Rewrite{Change: Inline}.changed(Source{arg: "-", definition: name}, config)
 	return result == nil, err
@@ -153,7 +155,7 @@ func (r Rewrite) changed(src Source, data []byte) ([]byte, error) {
 	return r.Change(src)
 }
 
-// named returns a configuration with a name if it has none, as multus does (GetCNIConfigFromSpec).
+// named adds a name to a configuration without one, as Multus does (GetCNIConfigFromSpec).
 func named(data []byte, name string) []byte {
 	object := netconf.ObjectOf(data)
 	if own := string(object["name"]); name == "" || len(object) == 0 || own != "" && own != `""` {
@@ -167,14 +169,14 @@ func (r Rewrite) unchanged(what, reason string) {
 	fmt.Fprintf(r.Streams.Err, "%s: %s; nothing to change\n", what, reason)
 }
 
-// followLinks returns the path of the file that a path leads to. Like the plugin, it follows no
-// link in a directory that others can write to: whoever made that link would choose the file that
-// is replaced.
+// followLinks returns the path of a file after following symbolic links. Like the plugin, it
+// follows no link in a directory that others can write to: they could choose which file is
+// replaced.
 func followLinks(path string) (string, error) {
-	for range 40 { // as the kernel, path_resolution(7)
+	for range 40 { // the kernel's limit, path_resolution(7)
 		target, err := os.Readlink(path)
 		if err != nil {
-			return path, nil //nolint:nilerr // no link; or not there, which reading it tells
+			return path, nil //nolint:nilerr // not a link, or missing: reading it reports that
 		}
 		dir, err := filepath.EvalSymlinks(filepath.Dir(path))
 		if err != nil {
@@ -182,17 +184,17 @@ func followLinks(path string) (string, error) {
 		}
 		if info, err := os.Stat(dir); err != nil || info.Mode().Perm()&0o022 != 0 {
 			return "", errors.Join(err,
-				errors.New("symbolic link in a directory that other users can write to; name its target"))
+				errors.New("symbolic link in a directory that other users can write to; pass its target"))
 		}
 		if path = target; !filepath.IsAbs(target) {
 			path = filepath.Join(dir, target)
 		}
 	}
-	return "", errors.New("too many links")
+	return "", errors.New("too many symbolic links; pass the file itself")
 }
 
-// fits is an error if a runtime would misread the text in a file of that name: a list as one
-// plugin, or the other way round. libcni and its callers go by the extension (LoadNetworkConf).
+// fits returns an error if a runtime would misread the text in a file with that name: a list as one
+// plugin, or one plugin as a list. libcni and its callers go by the extension (LoadNetworkConf).
 func fits(path string, text []byte) error {
 	ext, single := filepath.Ext(path), isSingle(text)
 	var named struct {

@@ -10,7 +10,7 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// jsonText is a JSON value as it is written. A change leaves all its other bytes as they are.
+// jsonText is the text of a JSON value. Each edit leaves all other bytes unchanged.
 type jsonText []byte
 
 // part is a member of an object or an element of an array in a jsonText: text[start:end], of which
@@ -21,9 +21,9 @@ type part struct {
 	raw               json.RawMessage
 }
 
-// parts returns the members or elements of the object or array that begins at an offset of a valid
-// JSON text, past white space. encoding/json finds where a key ends and what a value is; the rest
-// is white space and one separator.
+// parts returns the members or elements of the object or array at an offset of a valid JSON text.
+// White space may precede it. encoding/json finds the end of each key and value. Between them are
+// only white space and one separator.
 func (text jsonText) parts(at int) ([]part, error) {
 	dec := json.NewDecoder(bytes.NewReader(text[at:]))
 	open, err := dec.Token()
@@ -55,7 +55,7 @@ func (text jsonText) parts(at int) ([]part, error) {
 	return all, nil
 }
 
-// past returns the offset after white space and, if it is there, a separator.
+// past returns the offset after white space and, if present, a separator.
 func (text jsonText) past(at int, separator byte) int {
 	at = text.space(at)
 	if at < len(text) && text[at] == separator {
@@ -79,7 +79,8 @@ func (text jsonText) cut(from, to int) jsonText {
 	return slices.Concat(text[:from], text[to:])
 }
 
-// member returns the member with a key. The last of several counts, as for encoding/json.
+// member returns the member with a key. If there are several, it returns the last one, as
+// encoding/json does.
 func member(members []part, key string) (part, bool) {
 	for _, m := range slices.Backward(members) {
 		if m.key == key {
