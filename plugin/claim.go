@@ -99,7 +99,7 @@ func (a *adding) unrecorded(i int, err error) *delegate.Failure {
 	}
 	if err != nil {
 		a.rec.Degraded("ADD", err)
-		a.log.Error("cannot write the journal", "err", err)
+		a.log.Error("cannot write the journal; the ADD continues without it", "err", err)
 	}
 	return nil
 }

@@ -189,7 +189,7 @@ func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, dura
 		others, err := d.w.Finish(ctx, job)
 		if err != nil {
 			d.rec.Degraded("DEL", err)
-			d.log.Error("cannot record the outcome of a DEL", "err", err)
+			d.log.Error("cannot record the outcome of a DEL; a later pass may run it again", "err", err)
 		}
 		durable = durable && err == nil && !d.rec.Unwritable
 		d.w.RetryWaiting(ctx, others)

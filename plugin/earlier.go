@@ -81,9 +81,9 @@ func (a *adding) samePod(tx *journal.Tx) ([]*journal.Entry, error) {
 	}), err
 }
 
-// releaseSamePod releases the dead attachments among those of the same pod, and divides its time
-// among them. When time is short, it defers the rest. Otherwise a healthy delegate would get too
-// little time and be killed.
+// releaseSamePod releases dead attachments of the same pod, and divides its time among them. When
+// time is short, it defers the rest. Otherwise a healthy delegate would get too little time and be
+// killed.
 func (a *adding) releaseSamePod(ctx context.Context, samePod []*journal.Entry) {
 	if a.conf.Observes() {
 		return

@@ -90,7 +90,7 @@ func (o *op) sweepBriefly(ctx context.Context, network string, chain *netconf.Ch
 		return err
 	})
 	if err != nil {
-		o.log.Warn("sweep failed", "err", err)
+		o.log.Warn("sweep failed; the next one retries", "err", err)
 	}
 }
 

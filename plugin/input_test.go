@@ -199,7 +199,7 @@ func TestRefused(t *testing.T) {
 		{"a previous plugin", "ADD", keys{"prevResult": keys{}}, 7,
 			`unwind: prevResult is set, but unwind must be the first plugin of the list; move the plugins before it into "chain"`},
 		{"5 MB", "ADD", keys{"args": keys{"x": strings.Repeat("s3cret  ", 5<<17)}}, 7,
-			`unwind: the configuration is too large: SIZE bytes, more than 4194304`},
+			`unwind: the configuration is too large: SIZE bytes; at most 4194304 are allowed`},
 
 		// skel's own words, as in every plugin.
 		{"no name", "ADD", keys{"name": nil}, 7, `missing network name`},

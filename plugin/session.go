@@ -33,7 +33,7 @@ type op struct {
 	bad  error         // the configuration's error, or nil
 	key  journal.Key   // of the verb's attachment; zero for GC and STATUS
 	lock *journal.Lock // of the verb's attachment; nil without a journal
-	log  *slog.Logger  // names the verb's attachment, unlike that of w
+	log  *slog.Logger  // names the verb's attachment; w.Log does not
 	rec  *record.Recorder
 	lost error // why the verb continues without the journal, or nil
 	node *facts.Node
@@ -150,8 +150,8 @@ func (o *op) takeLock(
 // degrade makes the verb continue without writing the journal.
 func (o *op) degrade(verb string, err error) {
 	o.rec.Degraded(verb, err)
-	o.log.Error("the journal failed; continuing without it: a crash or a failed DEL now leaks",
-		"err", err)
+	o.log.Error("the journal failed; continuing without it: a crash or a failed DEL now leaks "+
+		"addresses", "err", err)
 	o.rec.Unwritable, o.lost = true, err
 }
 
@@ -206,7 +206,8 @@ func (a *adding) journalFailed(ctx context.Context, err error) error {
 		a.rec.Read(ctx, a.findPrior)
 	}
 	if len(a.prior) > 0 && (len(a.prior) > 1 || !a.isOver(a.prior[0])) {
-		return ownError(types.ErrTryAgainLater, "%v; an earlier ADD of %s is not undone yet", err, a.key)
+		return ownError(types.ErrTryAgainLater, "%v; an earlier ADD of %s is not undone yet; "+
+			"retry later", err, a.key)
 	}
 	a.degrade("ADD", err)
 	return nil

@@ -106,7 +106,7 @@ func (o *op) health(ctx context.Context, chain *netconf.Chain) error {
 		return ownError(errNotAvailable, `%v (onJournalFailure is "fail")`, journalErr)
 	case journalErr != nil:
 		o.log.Warn("the journal cannot be used; ADDs continue without it, and a crash or a failed DEL "+
-			"leaks", "err", journalErr)
+			"leaks addresses", "err", journalErr)
 	}
 	return nil
 }

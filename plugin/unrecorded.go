@@ -149,7 +149,7 @@ func (d *deleting) takePrevResult(e *journal.Entry, chain *netconf.Chain) {
 	raw, err := netconf.ConvertResult(d.conf.PrevResult, chain.CNIVersion)
 	r, parseErr := netconf.ParseResult(raw)
 	if err = cmp.Or(err, parseErr); err != nil {
-		d.log.Warn("cannot use the runtime's prevResult", "err", err)
+		d.log.Warn("ignoring the runtime's prevResult, which is invalid", "err", err)
 		return
 	}
 	e.Result, e.HostLinks = raw, facts.HostLinks(r)

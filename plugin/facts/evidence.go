@@ -61,8 +61,8 @@ func Doubt(err error) string {
 	return netconf.Shorten(first, 300)
 }
 
-// GraceOf returns the grace period of an attachment's network: the configured one, or that of its
-// ADD if the network is not the configured one.
+// GraceOf returns the grace period of an attachment's network. It is the configured one, or for any
+// other network the one that the ADD recorded.
 func (n *Node) GraceOf(e *journal.Entry) time.Duration {
 	if recorded := e.GracePeriod; e.Network != n.Network && recorded != 0 {
 		return recorded

@@ -219,8 +219,8 @@ func (u *undoing) delWith(
 	return f
 }
 
-// wentMeanwhile reports whether a namespace disappeared while a DEL ran that finds its resources by
-// the interface. Without the interface, such a DEL succeeds and leaves the resources.
+// wentMeanwhile reports whether the namespace at a path disappeared during a DEL that finds its
+// resources by the interface. Without the interface, such a DEL succeeds but leaves the resources.
 func (u *undoing) wentMeanwhile(s *journal.Step, path string) bool {
 	return path != "" && path == u.place.Path && decide.UsesInterface(s) && !u.place.IsAt(path)
 }
@@ -385,7 +385,7 @@ func (u *undoing) probe(ctx context.Context, s *journal.Step) (o decide.Outcome)
 	return decide.Outcome{}
 }
 
-// pass returns what is known about the record for the decisions on its steps.
+// pass returns the facts about the record for the decisions on its steps.
 func (u *undoing) pass(ctx context.Context, ignorePause bool) decide.Pass {
 	e := u.Entry
 	return decide.Pass{

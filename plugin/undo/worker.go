@@ -75,7 +75,7 @@ func (e *PanicError) Error() string {
 func (w *Worker) Safely(do func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			w.Log.Error("panic", "err", r, "stack", string(debug.Stack()))
+			w.Log.Error("unwind panicked; please report this bug", "err", r, "stack", string(debug.Stack()))
 			err = &PanicError{r}
 		}
 	}()
