@@ -66,7 +66,7 @@ func readCheckpoint(path string, q Query) (held []netip.Addr, known bool, err er
 	case checkpoint.Version != awsFormat && (err == nil || checkpoint.Version != ""):
 		return nil, false, nil
 	case err == nil && checkpoint.Allocations == nil:
-		err = errors.New("no allocations")
+		err = errors.New(`key "allocations" is missing or null`)
 	}
 	for _, raw := range checkpoint.Allocations {
 		var entry struct {

@@ -40,7 +40,7 @@ func TestAWS(t *testing.T) {
 		{name: "two entries", files: files{"ipam.json": file(a, one("aws", "a", "eth0", `"ipv4": "10.0.0.9"`))}, held: "10.0.0.3 10.0.0.9", asked: true},
 		{name: "no address", files: files{"ipam.json": file(one("aws", "a", "eth0", `"x": 1`))}, asked: true, fails: "no valid address"},
 		{name: "an odd entry", files: files{"ipam.json": file(`5`, `{"networkName": 5}`, a)}, held: "10.0.0.3", asked: true},
-		{name: "null", files: files{"ipam.json": `{"version": "vpc-cni-ipam/1", "allocations": null}`}, asked: true, fails: "no allocations"},
+		{name: "null", files: files{"ipam.json": `{"version": "vpc-cni-ipam/1", "allocations": null}`}, asked: true, fails: "is missing or null"},
 		{name: "no list", files: files{"ipam.json": `{"version": "vpc-cni-ipam/1", "allocations": {}}`}, asked: true, fails: "ipam.json"},
 		{name: "no JSON", files: files{"ipam.json": `{`}, asked: true, fails: "ipam.json"},
 		{name: "a folder", files: files{"ipam.json": "folder"}, asked: true, fails: "regular"},

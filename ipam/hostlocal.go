@@ -132,7 +132,7 @@ func readRegular(path string, most int64) (data []byte, st unix.Stat_t, err erro
 	}
 	data, err = io.ReadAll(io.LimitReader(f, most+1))
 	if err == nil && int64(len(data)) > most {
-		err = fmt.Errorf("%s: more than %d bytes", path, most)
+		err = fmt.Errorf("%s: too large: more than %d bytes", path, most)
 	}
 	return data, st, err
 }
@@ -175,7 +175,7 @@ func lock(ctx context.Context, pool string) (unlock func(), err error) {
 		return func() {}, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("pool %s: lock: %w", pool, err)
+		return nil, fmt.Errorf("pool %s: cannot open host-local's lock: %w", pool, err)
 	}
 	release := func() {
 		_ = unix.Flock(fd, unix.LOCK_UN) // a child that is about to exec may have a copy of fd
@@ -202,5 +202,5 @@ func lock(ctx context.Context, pool string) (unlock func(), err error) {
 			release()
 		}()
 	}
-	return nil, fmt.Errorf("pool %s: lock: %w", pool, err)
+	return nil, fmt.Errorf("pool %s: cannot take host-local's lock: %w", pool, err)
 }

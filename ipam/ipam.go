@@ -88,7 +88,7 @@ func Release(
 	return remove(ctx, pool, owner, addresses, Reservation.belongsTo)
 }
 
-var errUnnamed = errors.New("container ID or interface is missing")
+var errUnnamed = errors.New("the container ID or the interface name is missing")
 
 // remove releases an owner's reservations of the given addresses, or all if no address is given.
 func remove(ctx context.Context, pool string, owner Owner, addresses []netip.Addr,

@@ -159,7 +159,7 @@ func decodeOutline(key, value []byte) (o Outline, err error) {
 	}
 	parts := bytes.SplitN(value, []byte{0}, 6)
 	if len(parts) < 6 {
-		return o, &DamagedError{o.Key, errors.New("no outline")}
+		return o, &DamagedError{o.Key, errors.New("the outline is missing")}
 	}
 	dev, devErr := strconv.ParseUint(string(parts[2]), 10, 64)
 	ino, inoErr := strconv.ParseUint(string(parts[3]), 10, 64)

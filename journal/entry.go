@@ -37,7 +37,7 @@ const (
 	// the ADD has a result; it succeeded, unless it still holds the lock
 	Live        State = "live"
 	RollingBack State = "rolling-back" // the ADD failed; it has pending DELs
-	Deleting    State = "deleting"     // the runtime asked for a DEL; it has pending DELs
+	Deleting    State = "deleting"     // the runtime sent a DEL; it has pending DELs
 	Undone      State = "undone"       // released without the runtime's own DEL, which will succeed
 )
 
@@ -72,7 +72,7 @@ type Entry struct {
 	State         State           `json:"state"`
 	Pod           Pod             `json:"pod,omitzero"`
 	NetNS         NetNS           `json:"netns"`
-	Args          string          `json:"args,omitempty"`       // CNI_ARGS, as the runtime gave it
+	Args          string          `json:"args,omitempty"`       // CNI_ARGS, as the runtime set it
 	Path          string          `json:"path,omitempty"`       // CNI_PATH
 	CNIVersion    string          `json:"cniVersion,omitempty"` // of the chain
 	RuntimeConfig json.RawMessage `json:"runtimeConfig,omitempty"`

@@ -16,7 +16,7 @@ import (
 )
 
 // ErrBusy is returned when a lock was not free in time.
-var ErrBusy = errors.New("busy")
+var ErrBusy = errors.New("in use by another process; try again later")
 
 // Lock is an attachment's lock: record locks (F_OFD_SETLK) on two bytes of the attachment's lock
 // file.
@@ -187,7 +187,7 @@ func (s *Store) LookAtLock(k Key) (state LockState, err error) {
 }
 
 // inPlace reports whether the locked file is still at its path. If it is not, another process can
-// lock the file that is there now.
+// lock the new file at that path.
 func (l *Lock) inPlace() bool { return samePath(l.path, l.held, l.own) }
 
 // Made reports whether taking the lock created its file.

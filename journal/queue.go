@@ -16,10 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxWait limits a wait for the queue. A caller gives up if nobody has written for maxWait. It
-// checks this every maxWait, and waits at most three times maxWait, or until its context ends. On
-// a disk with 45 ms per sync, that is enough for 250 pods that end at the same time, with one
-// transaction each.
+// maxWait limits a wait for the queue. A caller stops waiting if no process has written for
+// maxWait. It checks this every maxWait. In any case, it waits at most three times maxWait, or
+// until its context ends. On a disk with 45 ms per sync, that is enough for 250 pods that end at
+// the same time, with one transaction each.
 const maxWait = 10 * time.Second
 
 // queue takes the queue of the journal: the flock of the queue file. A reader changes nothing on
@@ -106,8 +106,8 @@ func openFile(path string, flag int) (*os.File, error) {
 // gets the lock, even if its caller has given up.
 var waiters = make(chan struct{}, 64)
 
-// flock takes the lock of an open file, LOCK_SH or LOCK_EX. The kernel grants the lock in the
-// order of the requests. flock returns ErrBusy if ctx ends, or if nobody has written to the queue
+// flock takes the lock of an open file, LOCK_SH or LOCK_EX. The kernel grants the lock in the order
+// of the requests. flock returns ErrBusy if ctx ends, or if no process has written to the queue
 // file for maxWait. Then the caller closes the file, which releases the lock if the kernel grants
 // it later.
 func (s *Store) flock(ctx context.Context, f *os.File, how int) error {

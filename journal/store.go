@@ -62,7 +62,7 @@ const (
 var ErrDamaged = errors.New("journal: the file is damaged")
 
 var (
-	errAgain     = errors.New("journal: the file was replaced")
+	errAgain     = errors.New("journal: the file was replaced while it was being opened; try again")
 	errUnchanged = errors.New("journal: nothing to commit")
 )
 
@@ -125,7 +125,7 @@ func (s *Store) transact(
 	defer func() {
 		if r := recover(); r != nil {
 			_, cause := verify(s.Path())
-			err = errors.Join(fmt.Errorf("journal: %s: panic: %v", s.Path(), r), cause)
+			err = errors.Join(fmt.Errorf("journal: %s: bbolt panicked: %v", s.Path(), r), cause)
 			// The state of bbolt's own locks is unknown, so the file stays mapped. The mapping
 			// would hold the flock, so release the flock here.
 			_ = syscall.Flock(int(file.Fd()), syscall.LOCK_UN)

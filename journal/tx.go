@@ -187,8 +187,8 @@ func (tx *Tx) drop(keys ...[]byte) error {
 	return nil
 }
 
-// IgnoreDamaged returns nil for an error about damaged records alone. The attachment's next ADD
-// overwrites them.
+// IgnoreDamaged returns nil if an error is only about damaged records. The attachment's next ADD
+// overwrites such records.
 func IgnoreDamaged(err error) error {
 	var damaged *DamagedError
 	if errors.As(err, &damaged) {

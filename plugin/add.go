@@ -20,21 +20,21 @@ import (
 
 // add runs an ADD.
 //
-//  1. Read the configuration and resolve every binary. An error here takes nothing.
+//  1. Read the configuration and find every binary. If that fails, nothing has been allocated.
 //  2. Take the attachment's lock.
-//  3. Release what is left of earlier ADDs of this attachment and of its pod, and write the intent:
-//     the entry in state adding, with the whole chain.
-//  4. Run each delegate. If its result differs from the one before, write the entry in state live,
-//     with the result and claims on its new addresses. An attachment that claims one of these
-//     addresses and is dead is released before the next delegate runs.
+//  3. Release what earlier ADDs of this attachment and of its pod have left. Write the intent: the
+//     entry in state adding, with the whole chain.
+//  4. Run each delegate. If its result differs from the previous one, write the entry in state
+//     live, with the result and claims on the new addresses. If a dead attachment claims one of
+//     these addresses, release that attachment before the next delegate runs.
 //  5. Print the result.
-//  6. After a failure of steps 4 and 5, undo the ADD.
+//  6. If step 4 or 5 fails, undo the ADD.
 //
-// A crash before the first result is written leaves the state adding with a free lock: unwind never
+// A crash before the first result is written leaves the state adding and a free lock. unwind never
 // printed success, so the attachment is dead. After a crash between the first result and the print,
-// the attachment looks live until the runtime's DEL or until its network namespace is gone. In both
-// cases every delegate of the chain gets its DEL, as libcni does after a failed ADD, because the
-// journal does not record which ones were started.
+// the attachment looks live until the runtime sends its DEL or its network namespace is gone. In
+// both cases every delegate of the chain gets a DEL, because the journal does not record which ones
+// were started. libcni does the same after a failed ADD.
 func (o *op) add(ctx context.Context) error {
 	a := &adding{op: o}
 	if err := a.prepare(ctx); err != nil {
@@ -64,8 +64,8 @@ func (a *adding) prepare(ctx context.Context) error {
 		return badConfig(a.bad)
 	}
 	if a.conf.PrevResult != nil {
-		return badConfig(errors.New("prevResult is set: unwind must be the first plugin of the list; " +
-			`move the plugins before it into "chain"`))
+		return badConfig(errors.New("prevResult is set, but unwind must be the first plugin of the " +
+			`list; move the plugins before it into "chain"`))
 	}
 	if err := checkText(a.args); err != nil {
 		return ownError(types.ErrInvalidEnvironmentVariables, "%v", err)
@@ -90,7 +90,7 @@ func (a *adding) prepare(ctx context.Context) error {
 	return a.checkNetNS()
 }
 
-// refuse records an ADD that cannot start its chain in the history, and returns the error.
+// refuse records in the history that an ADD could not start its chain, and returns the error.
 func (a *adding) refuse(err *types.Error, plugins ...string) error {
 	a.rec.Event(journal.Event{Key: a.key, Kind: journal.RolledBack, Reason: err.Msg,
 		Pod: netconf.PodOf(a.args.Args), Plugins: plugins})
@@ -98,15 +98,16 @@ func (a *adding) refuse(err *types.Error, plugins ...string) error {
 	return err
 }
 
-// checkNetNS validates CNI_NETNS before the ADD. skel validates it only after the ADD, when the
-// result is already printed.
+// checkNetNS validates CNI_NETNS before the ADD. skel validates CNI_NETNS only after the ADD, when
+// the result is already printed.
 func (a *adding) checkNetNS() error {
 	ours, err := a.namesHostNetNS()
 	if err != nil {
 		return ownError(types.ErrInvalidNetNS, "%v; check that /proc is mounted", err)
 	}
 	if ours {
-		return ownError(types.ErrInvalidNetNS, "CNI_NETNS is the runtime's own network namespace")
+		return ownError(types.ErrInvalidNetNS, "CNI_NETNS is the runtime's own network namespace; "+
+			"set it to the container's")
 	}
 	return nil
 }
@@ -136,9 +137,9 @@ func (a *adding) carryOut(ctx context.Context) (printed json.RawMessage, f *dele
 	return printed, nil
 }
 
-// printable returns the result in the version of unwind's own configuration. If the chain has the
-// same version, the result stays in the version in which the last delegate printed it, as libcni
-// would return it.
+// printable returns the result in the CNI version of unwind's own configuration. If the chain has
+// the same version, printable does not convert the last delegate's result, because libcni would not
+// either.
 func (a *adding) printable() (json.RawMessage, error) {
 	if netconf.SameVersion(a.conf.CNIVersion, a.chain.CNIVersion) {
 		return a.entry.Result, nil
@@ -182,8 +183,8 @@ func (a *adding) accept(i int, stdout []byte) (claims []journal.Claim, changed b
 	return newClaims(a.entry, r, a.entry.Steps[i]), true, nil
 }
 
-// newClaims returns claims on the addresses of a result that the ADD does not claim yet, for the
-// delegate of a step.
+// newClaims returns claims, for the delegate of a step, on those addresses of a result that the ADD
+// does not claim yet.
 func newClaims(
 	e *journal.Entry, r *netconf.Result, by journal.Step,
 ) (claims []journal.Claim) {
@@ -196,9 +197,9 @@ func newClaims(
 	return claims
 }
 
-// printResult prints the result. If the journal does not have the attachment as live, printResult
-// removes the lock file first: an entry in state adding without a lock file does not count as dead,
-// but is judged by its network namespace, like a live one.
+// printResult prints the result. If the journal could not record the attachment as live,
+// printResult first removes the lock file. An entry in state adding without a lock file does not
+// count as dead: like a live one, it is judged by its network namespace.
 func (a *adding) printResult(ctx context.Context, printed json.RawMessage) *delegate.Failure {
 	last := len(a.chain.Delegates) - 1
 	if f := a.confirm(ctx, last); f != nil {

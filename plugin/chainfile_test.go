@@ -116,7 +116,7 @@ func TestChainFileHangs(t *testing.T) {
 	versions 1.1.0 1.0.0; chainfile p0, "code": 7; plan pod:rejected DEL fail
 	add known rejected looked; past add unknown; hang; del known
 	start add new; start del unknown; start del rejected; start check looked
-	let hangs 'unwind: STATUS timed out: a plugin does not answer, or a configuration file cannot be read; check the plugins and the file system'
+	let hangs 'unwind: STATUS timed out: a plugin does not respond, or a configuration file cannot be read; check the plugins and the file system'
 	fails libcni-status code=50 '$hangs'
 	fails wait add new 'unwind: ' 'chainFile $file: ' 'not read within 10s'
 	fails wait del unknown 'unwind: ' 'chainFile $file: ' 'not read within 10s'

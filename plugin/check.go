@@ -10,10 +10,12 @@ import (
 )
 
 // check runs CHECK of every delegate that was added, in chain order, with the configuration of the
-// ADD. It calls no delegate that the plain chain would not call. An attachment without a journal
-// entry is a warning, never an error: Nomad destroys a network namespace on a failed CHECK.
+// ADD. It calls a delegate only if the runtime would call it without unwind. If the attachment has
+// no journal entry, check logs a warning and does not fail, because Nomad destroys a network
+// namespace on a failed CHECK.
 //
-// CHECK takes no lock: its delegates change nothing, so no other verb has to wait for them.
+// check does not take the lock. Delegates do not change anything in CHECK, so other verbs need not
+// wait for it.
 func (o *op) check(ctx context.Context) error {
 	if o.bad != nil {
 		o.log.Warn("invalid keys ignored, using defaults", "err", o.bad)
@@ -27,7 +29,8 @@ func (o *op) check(ctx context.Context) error {
 		if err != nil {
 			return badConfig(err)
 		}
-		o.log.Warn("CHECK of an attachment without a journal entry")
+		o.log.Warn("CHECK of an attachment that is not in the journal; " +
+			"running it with the chain on stdin")
 		e = o.newEntry(journal.Live, chain)
 	}
 	if has, err := version.GreaterThanOrEqualTo(e.CNIVersion, "0.4.0"); err != nil || !has {

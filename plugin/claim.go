@@ -18,9 +18,9 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// claim releases dead attachments that claim the addresses of this ADD. It does so before the next
-// delegate runs, while this ADD has no rules that their DELs could remove. A live attachment with
-// the same address is a duplicate.
+// claim releases dead attachments that claim the addresses of this ADD. It runs before the next
+// delegate, while this ADD has no rules yet that their DELs could remove. If a live attachment
+// claims the same address, the address is a duplicate.
 func (a *adding) claim(
 	ctx context.Context, i int, claims []journal.Claim, addresses []netip.Addr,
 	others []*journal.Entry,
@@ -32,7 +32,7 @@ func (a *adding) claim(
 		if err == nil {
 			continue
 		}
-		a.log.Warn("cannot release another attachment that has the same address", "other",
+		a.log.Warn("cannot release another attachment that claims the same address", "other",
 			other.Key.String(), "why", err)
 		for _, c := range claims {
 			if !a.duplicate(ctx, c, other) {
@@ -41,15 +41,16 @@ func (a *adding) claim(
 			a.rec.Count(record.CountDuplicates)
 			if a.conf.OnDuplicateAddress == "fail" {
 				return a.callOf(i).Failed(types.ErrInternal,
-					fmt.Sprintf("duplicate address %s: in use by %s", c.Address, other.Key))
+					fmt.Sprintf("duplicate address %s: already in use by %s", c.Address, other.Key))
 			}
 		}
 	}
 	return nil
 }
 
-// duplicate reports whether another attachment certainly uses a claimed address: both got it from
-// the same node-local pool, the other one is not dead, and its interface has the address.
+// duplicate reports whether another attachment certainly uses a claimed address: both got the
+// address from the same node-local pool, the other attachment is not dead, and its interface has
+// the address.
 func (a *adding) duplicate(ctx context.Context, c journal.Claim, other *journal.Entry) bool {
 	same := slices.ContainsFunc(other.Claims, func(o journal.Claim) bool {
 		return o.Address == c.Address && o.Pool == c.Pool && c.Pool != ""
@@ -72,7 +73,7 @@ func (a *adding) commit(ctx context.Context, i int, claims []journal.Claim) *del
 		if c.Pool == "" {
 			continue
 		}
-		// an IPAM plugin behind host-local's name may keep no such file
+		// another IPAM plugin under host-local's name may not keep such a file
 		file := ipam.FileAt(c.Pool, c.Address)
 		claims[n].Ino, claims[n].Mtime = file.Ino, file.Mtime
 	}
@@ -98,14 +99,14 @@ func (a *adding) unrecorded(i int, err error) *delegate.Failure {
 	}
 	if err != nil {
 		a.rec.Degraded("ADD", err)
-		a.log.Error("cannot write the journal", "err", err)
+		a.log.Error("cannot write the journal; the ADD continues without it", "err", err)
 	}
 	return nil
 }
 
 // record writes the entry as live and returns the other entries that claim one of the addresses. It
-// searches in the transaction that writes the claims: if two ADDs get the same address at once, the
-// later one finds the other.
+// searches in the transaction that writes the claims. So if two ADDs get the same address at the
+// same time, the later one finds the other.
 func (a *adding) record(
 	ctx context.Context, addresses []netip.Addr,
 ) (others []*journal.Entry, err error) {
@@ -130,14 +131,14 @@ func (a *adding) record(
 	return others, err
 }
 
-// confirm ensures, before the result is printed, that the journal at its path has the entry as
-// live: the file may have been set aside or removed since, and then a sweep with a list that lacks
-// the pod may have released an address. It rewrites an entry that is too old, because the grace
-// period starts with success.
+// confirm ensures, before the result is printed, that the entry is live in the journal. The journal
+// file may have been set aside or removed since the entry was written. Then a sweep whose list
+// lacks the pod may have released an address, and confirm fails the ADD. confirm also rewrites an
+// entry that is too old, because the grace period starts with success.
 func (a *adding) confirm(ctx context.Context, last int) *delegate.Failure {
 	if address, is := a.lostAddress(); is {
 		return a.callOf(last).Failed(types.ErrTryAgainLater,
-			fmt.Sprintf("unwind: %s was released while the ADD ran", address))
+			fmt.Sprintf("unwind: address %s was released while the ADD ran; retry the ADD", address))
 	}
 	age := time.Duration(journal.BootNanos() - a.entry.Updated.Boot)
 	late := age > time.Second && age > a.conf.GracePeriod/10
@@ -148,7 +149,7 @@ func (a *adding) confirm(ctx context.Context, last int) *delegate.Failure {
 	return a.unrecorded(last, err)
 }
 
-// isRecorded reports whether the journal at its path has this ADD as live.
+// isRecorded reports whether this ADD is live in the journal that is now at its path.
 func (a *adding) isRecorded(ctx context.Context) (is bool) {
 	a.rec.Read(ctx, func(tx *journal.Tx) error {
 		e, err := tx.Get(a.key)
@@ -158,8 +159,8 @@ func (a *adding) isRecorded(ctx context.Context) (is bool) {
 	return is
 }
 
-// lostAddress returns an address of this ADD whose file host-local had when it was claimed, and
-// that is free or another's now.
+// lostAddress returns an address that host-local had assigned when this ADD claimed it, but that is
+// now free or has another owner.
 func (a *adding) lostAddress() (address netip.Addr, is bool) {
 	owner := ipam.Owner{ContainerID: a.key.ContainerID, IfName: a.key.IfName}
 	for _, c := range a.entry.Claims {

@@ -20,14 +20,16 @@ import (
 
 // del runs a DEL.
 //
-//  1. Take the attachment's lock. An ADD of it that still runs is ended: its runtime is dead.
-//  2. Find what to undo: the entry; or nothing, if a tombstone shows that everything is already
-//     undone; or the chain on stdin, if the journal has no such attachment. Write the entry, unless
-//     the journal already has it in this form.
-//  3. Undo, and write what is left, if anything.
-//  4. Run the DELs of other attachments that were parked for an address of this one.
+//  1. Take the attachment's lock. If an ADD of the attachment still runs, end it, because the
+//     runtime that started it is dead.
+//  2. Find the entry to undo. If a tombstone (an undone record) shows that everything is already
+//     undone, there is nothing to do. If the attachment is not in the journal, create an entry from
+//     the chain on stdin. Write the entry if it has changed.
+//  3. Undo the entry, and write the DELs that are still pending.
+//  4. Run the DELs of other attachments that waited for an address of this one.
 //
-// No error of the journal or of the configuration keeps a pod from its DEL.
+// No error in the journal or in the configuration stops a pod's DEL. After a crash, the entry still
+// contains every DEL that may not have run.
 func (o *op) del(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.Budgets.Undo)
 	defer cancel()
@@ -48,8 +50,8 @@ func (o *op) del(ctx context.Context) error {
 	return d.report(failures, durable)
 }
 
-// find sets d.entry to what has to be undone, or nil for nothing. It uses the journal's records,
-// else what the runtime sends.
+// find sets d.entry to the entry to undo, or to nil if there is nothing to undo. It uses the
+// journal's records, or else the runtime's input.
 func (d *deleting) find(ctx context.Context, killed []string) error {
 	d.fromJournal(ctx, killed)
 	if d.entry != nil {
@@ -68,9 +70,10 @@ func (d *deleting) find(ctx context.Context, killed []string) error {
 	return nil
 }
 
-// fromJournal reads the attachment's records. It writes the newest first if the pass changes it;
-// otherwise a kill after the address is free would leave the next pass without the claims. It also
-// writes it first for an IPAM plugin whose DEL must not run again unasked: see decide.Due.
+// fromJournal reads the attachment's records. If it changes the newest record, it writes that
+// record before any DEL runs. Otherwise, if unwind is killed after the address is free, the next
+// pass would not know the claims. It also writes the record first for an IPAM plugin whose DEL must
+// not simply run again: see decide.Due.
 func (d *deleting) fromJournal(ctx context.Context, killed []string) {
 	look := func(tx *journal.Tx) error {
 		d.entry, d.older, d.undone = nil, nil, nil
@@ -86,13 +89,13 @@ func (d *deleting) fromJournal(ctx context.Context, killed []string) {
 			}
 		}
 		if d.entry != nil {
-			d.others, _ = undo.Others(tx, d.key, d.entry.Addresses()) // else the pass looks again
+			d.others, _ = undo.Others(tx, d.key, d.entry.Addresses()) // after an error, Run reads them
 		}
 		return journal.IgnoreDamaged(err)
 	}
 	err := d.rec.Store.View(ctx, look)
 	if errors.Is(err, journal.ErrDamaged) {
-		err = d.rec.Update(ctx, look) // begins a new one
+		err = d.rec.Update(ctx, look) // starts a new journal
 	}
 	if err != nil {
 		d.degrade("DEL", err)
@@ -108,7 +111,7 @@ func (d *deleting) fromJournal(ctx context.Context, killed []string) {
 		}
 	}
 	if amended || found {
-		d.others = nil // there may be more
+		d.others = nil // more attachments may claim its addresses now
 	}
 	if (amended || found || keptElsewhere(d.entry)) && !d.rec.Unwritable {
 		if err := d.rec.Save(ctx, d.entry); err != nil {
@@ -117,15 +120,15 @@ func (d *deleting) fromJournal(ctx context.Context, killed []string) {
 	}
 }
 
-// keptElsewhere says whether a step's IPAM plugin keeps its addresses on another machine.
+// keptElsewhere reports whether a step's IPAM plugin stores its addresses outside the node.
 func keptElsewhere(e *journal.Entry) bool {
 	return slices.ContainsFunc(e.Steps,
 		func(s journal.Step) bool { return known.IPAMOf(s.Config).Elsewhere })
 }
 
-// answered returns the undone record of the ADD that the runtime means, or nil. It is nil if the
-// runtime has another result than those undone, or if something that was undone exists again: an
-// address that host-local assigned to the attachment, or its interface.
+// answered returns the undone record of the ADD that the runtime's DEL refers to, or nil. It is nil
+// if the runtime's result comes from another ADD. It is also nil if something exists again that was
+// undone: the attachment's interface, or an address that host-local assigned to the attachment.
 func (d *deleting) answered(ctx context.Context) *journal.Entry {
 	given := d.given()
 	i := slices.IndexFunc(d.undone, func(e *journal.Entry) bool {
@@ -152,7 +155,7 @@ func (d *deleting) answered(ctx context.Context) *journal.Entry {
 	return nil
 }
 
-// holdsAddress says whether host-local has given an address to the attachment.
+// holdsAddress reports whether host-local has assigned an address to the attachment.
 func (d *deleting) holdsAddress() bool {
 	chain, err := d.w.Verb.Chain()
 	if err != nil {
@@ -164,8 +167,9 @@ func (d *deleting) holdsAddress() bool {
 	})
 }
 
-// undo undoes the records, newest first, writes what is left, and runs the DELs of others that
-// wait for one of the addresses. durable reports whether the journal has what is left.
+// undo undoes the records, newest first, and writes the DELs that are still pending. Then it runs
+// DELs of other attachments that wait for one of the addresses. durable reports whether the journal
+// contains all pending DELs.
 func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, durable bool) {
 	durable = true
 	ran, later := 0, 0
@@ -185,7 +189,7 @@ func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, dura
 		others, err := d.w.Finish(ctx, job)
 		if err != nil {
 			d.rec.Degraded("DEL", err)
-			d.log.Error("cannot record the outcome of a DEL", "err", err)
+			d.log.Error("cannot record the outcome of a DEL; a later pass may run it again", "err", err)
 		}
 		durable = durable && err == nil && !d.rec.Unwritable
 		d.w.RetryWaiting(ctx, others)
@@ -196,12 +200,13 @@ func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, dura
 	return failures, durable
 }
 
-// report returns the error for the runtime. It omits a DEL that the plain chain would not have run.
+// report returns the error for the runtime. It omits the failure of a DEL that would not have run
+// without unwind.
 func (d *deleting) report(failures []*delegate.Failure, durable bool) error {
 	if durable {
 		failures = slices.DeleteFunc(failures, func(f *delegate.Failure) bool {
 			if f.PutRight {
-				d.log.Warn("a DEL stays pending without an error for the runtime: its ADD failed too, "+
+				d.log.Warn("a DEL stays pending, but the runtime gets no error: the ADD failed too, "+
 					"with a configuration that is no longer in the chain", "plugin", f.Plugin, "code", f.Code)
 			}
 			return f.PutRight

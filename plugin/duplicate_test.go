@@ -11,7 +11,7 @@ func TestDuplicateAddress(t *testing.T) {
 	stories(t, `
 	chain bridge | firewall
 	add a; forget $a
-	fails add b 'plugin type="bridge" failed (add): duplicate address $a: in use by $network/a/eth0'
+	fails add b 'plugin type="bridge" failed (add): duplicate address $a: already in use by $network/a/eth0'
 	bare b; gone b; reserved 0
 	del b; open $a; entry a live; pings a
 	del a
@@ -35,7 +35,7 @@ func TestNoDuplicate(t *testing.T) {
 	if not on: flush a; forget $a
 	if another network: network other o
 	add b; given b $a
-	logged 'cannot release another attachment that has the same address' $warnings
+	logged 'cannot release another attachment that claims the same address' $warnings
 	del a b`, acts{"flush": func(s *story, w []string) {
 		run(s, "nsenter", "--net="+s.who(w[0]).NetNS, "ip", "address", "flush", "dev", "eth0")
 	}})

@@ -16,7 +16,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// open releases the rest of earlier ADDs and writes the intent. If nothing is left of them, this
+// open releases what earlier ADDs have left, and writes the intent. If they left nothing, this
 // takes one transaction. killed names delegates of an earlier ADD of this attachment that unwind
 // had to kill.
 func (a *adding) open(ctx context.Context, killed []string) error {
@@ -50,15 +50,15 @@ func (a *adding) open(ctx context.Context, killed []string) error {
 		return err
 	}
 	if err := a.rec.Save(ctx, a.entry); err != nil {
-		drop() // the earlier ADD is still on record as it was
+		drop() // the journal still contains the earlier ADD, unchanged
 		return a.journalFailed(ctx, err)
 	}
 	a.awaitSamePod(ctx, samePod)
 	return nil
 }
 
-// intend writes the intent, unless something is left of an earlier ADD of this attachment or of its
-// pod, or the ADD is to be refused.
+// intend writes the intent. It does not write it if earlier ADDs of this attachment or its pod have
+// left something, or if the ADD must be refused.
 func (a *adding) intend(
 	ctx context.Context, seen facts.Interface,
 ) (samePod []*journal.Entry, refused, err error) {
@@ -77,9 +77,9 @@ func (a *adding) intend(
 	return samePod, refused, err
 }
 
-// samePod returns the other attachments of the same pod that may be dead: a new sandbox first frees
-// what the old one left (Azure CNS #4350). Live attachments of the same container in other networks
-// are left out.
+// samePod returns the other attachments of the same pod that may be dead, because a new sandbox
+// first frees what the old one left (Azure CNS #4350). It omits live attachments of the same
+// container in other networks.
 func (a *adding) samePod(tx *journal.Tx) ([]*journal.Entry, error) {
 	entries, err := tx.ByPod(a.entry.Pod)
 	return slices.DeleteFunc(entries, func(e *journal.Entry) bool {
@@ -87,8 +87,9 @@ func (a *adding) samePod(tx *journal.Tx) ([]*journal.Entry, error) {
 	}), err
 }
 
-// releaseSamePod divides its time among the attachments. It defers the rest rather than give a
-// healthy delegate too little time, which would get it killed.
+// releaseSamePod releases dead attachments of the same pod, and divides its time among them. When
+// time is short, it defers the rest. Otherwise a healthy delegate would get too little time and be
+// killed.
 func (a *adding) releaseSamePod(ctx context.Context, samePod []*journal.Entry) {
 	if a.conf.Observes() {
 		return
@@ -113,8 +114,8 @@ func (a *adding) releaseSamePod(ctx context.Context, samePod []*journal.Entry) {
 	}
 }
 
-// awaitSamePod waits for the DELs of other sandboxes of the pod that began before the intent was on
-// record, if one of them may free what the pod has by now.
+// awaitSamePod waits for DELs of the pod's other sandboxes that began before the intent was
+// written. It waits only for a DEL that frees by pod, which could free this ADD's address.
 func (a *adding) awaitSamePod(ctx context.Context, samePod []*journal.Entry) {
 	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
 	defer cancel()
@@ -129,9 +130,9 @@ func (a *adding) awaitSamePod(ctx context.Context, samePod []*journal.Entry) {
 	}
 }
 
-// supersede undoes the earlier ADDs of this attachment. DELs that fail stay on record and wait
-// until this ADD is over: such a DEL may remove things keyed by the container ID, which is about to
-// be used again.
+// supersede undoes the earlier ADDs of this attachment. DELs that fail stay in the journal and wait
+// until this ADD's attachment is gone. They may remove resources by container ID, and this ADD is
+// about to use the same ID.
 func (a *adding) supersede(ctx context.Context, killed []string) error {
 	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
 	defer cancel()
@@ -157,8 +158,8 @@ func (a *adding) supersede(ctx context.Context, killed []string) error {
 	return nil
 }
 
-// refuseLive returns an error if the attachment of an earlier ADD is still in use: SPEC 1.1 §2
-// forbids an ADD over it.
+// refuseLive returns an error if the attachment of an earlier ADD is still in use. SPEC 1.1 §2
+// forbids a second ADD without a DEL.
 func (a *adding) refuseLive(prior *journal.Entry) error {
 	was := prior.NetNS
 	switch {
@@ -174,8 +175,8 @@ func (a *adding) refuseLive(prior *journal.Entry) error {
 }
 
 // refuseAgain returns an error if an ADD without unwind already added the attachment in this same
-// namespace. Another ADD would fail, and its rollback, which goes by container ID, would remove
-// what belongs to the first.
+// namespace. This ADD would fail, and its rollback, which goes by container ID, would remove the
+// resources of the first.
 func (a *adding) refuseAgain(seen facts.Interface) error {
 	if a.entry.Occupant == "" || !seen.Is(a.entry.Before) {
 		return nil

@@ -12,11 +12,12 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// maxMessage bounds an error for the runtime, in bytes: events and logs repeat it at each retry.
+// maxMessage limits an error for the runtime, in bytes. Events and logs repeat the error at each
+// retry.
 const maxMessage = 1000
 
-// cniError returns the error for the runtime. It has the code of the first failure and begins with
-// its message.
+// cniError returns the error for the runtime. Its code and the beginning of its message come from
+// the first failure.
 func cniError(code uint, msg, details string) *types.Error {
 	msg = netconf.Shorten(strings.ToValidUTF8(msg, "�"), maxMessage)
 	details = netconf.Shorten(strings.ToValidUTF8(details, "�"), max(0, maxMessage-len("; ")-len(msg)))
@@ -26,7 +27,7 @@ func cniError(code uint, msg, details string) *types.Error {
 	return types.NewError(code, msg, details)
 }
 
-// ownError returns an error of unwind itself, on one line.
+// ownError returns one of unwind's own errors, on one line.
 func ownError(code uint, format string, args ...any) *types.Error {
 	msg := fmt.Sprintf("unwind: "+format, args...)
 	return cniError(code, strings.ReplaceAll(msg, "\n", "; "), "")
@@ -37,7 +38,7 @@ func badConfig(err error) *types.Error {
 }
 
 // addError returns the failed delegate's message, followed by the pending DELs. lost says why the
-// journal cannot record them; it is nil if it can.
+// journal cannot record them; it is nil if the journal can.
 func addError(f *delegate.Failure, e *journal.Entry, lost error) *types.Error {
 	msg, pending := f.Error(), ""
 	if len(e.Steps) > 0 {
@@ -50,9 +51,9 @@ func addError(f *delegate.Failure, e *journal.Entry, lost error) *types.Error {
 	return cniError(f.Code, netconf.Shorten(msg, room)+pending, f.Details)
 }
 
-// delError names the delegates with a pending DEL, without their messages: go-cni drops errors that
-// contain "not found", as a delegate's message may. The log has the messages, and so does the
-// journal if it could be written.
+// delError names the delegates with a pending DEL, without their messages. go-cni ignores errors
+// that contain "not found", and a delegate's message may contain that. The messages are in the log,
+// and in the journal if it could be written.
 func delError(key journal.Key, failures []*delegate.Failure, durable bool) *types.Error {
 	var names []string
 	for _, f := range failures {
@@ -60,8 +61,8 @@ func delError(key journal.Key, failures []*delegate.Failure, durable bool) *type
 	}
 	hint := "; see unwindctl show " + key.String()
 	if !durable {
-		hint = "; the journal cannot be written, see the log"
+		hint = "; the journal cannot be written, see unwind's log"
 	}
-	return ownError(failures[0].Code, "DEL incomplete, to be retried: %s%s",
+	return ownError(failures[0].Code, "DEL incomplete, it will be retried: %s%s",
 		strings.Join(names, ", "), hint)
 }

@@ -17,14 +17,15 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// gc releases attachments that the runtime forgot (SPEC 1.1 §2 GC). In its own network it uses the
-// runtime's list and evidence; in all others only evidence, because a renamed network never gets a
-// GC again. Then it passes the GC, with the runtime's list, to the delegates that support the verb,
-// unless the list cannot be trusted (see sweep.MassReleaseError). It runs all delegates and
-// collects all errors.
+// gc releases attachments that the runtime forgot (SPEC 1.1 §2 GC). In its own network, it uses the
+// runtime's list of valid attachments and evidence. It also sweeps all other networks, by evidence
+// alone, because a renamed network never gets a GC again. Then gc passes the GC, with the list, to
+// the delegates that support the verb, unless the list cannot be trusted (see
+// sweep.MassReleaseError). It runs all delegates and collects all errors.
 //
-// A GC without a list, or with null (cnitool, ocicni), names nothing to release. gc does not pass
-// it on: a delegate that treats an absent list as an empty one would release everything.
+// A GC without a list, or with null (cnitool, ocicni), says nothing about which attachments are
+// valid. gc does not pass it on, because a delegate that treats an absent list as an empty one
+// would release everything.
 func (o *op) gc(ctx context.Context) error {
 	if o.bad != nil {
 		return badConfig(o.bad)
@@ -54,8 +55,8 @@ func (o *op) gc(ctx context.Context) error {
 	return ownError(code, "GC incomplete, %d failed: %v", len(errs), errors.Join(errs...))
 }
 
-// sweepForGC sweeps in at most two thirds of the time; the delegates have the rest. It reports
-// whether the list can be trusted.
+// sweepForGC sweeps in at most two thirds of the time, and leaves the rest to the delegates. It
+// reports whether the list can be trusted.
 func (o *op) sweepForGC(
 	ctx context.Context, chain *netconf.Chain,
 ) (errs []error, believed bool) {
@@ -79,7 +80,8 @@ func (o *op) sweepForGC(
 	return errs, believed
 }
 
-// sweepBriefly sweeps a network, or all, within a verb whose outcome does not depend on it.
+// sweepBriefly sweeps one network, or all, within another verb. An error of the sweep does not fail
+// that verb.
 func (o *op) sweepBriefly(ctx context.Context, network string, chain *netconf.Chain) {
 	job := sweep.Job{Network: network, Pools: sweep.PoolsOf(chain, o.conf),
 		Periodic: true, Quick: true}
@@ -88,12 +90,12 @@ func (o *op) sweepBriefly(ctx context.Context, network string, chain *netconf.Ch
 		return err
 	})
 	if err != nil {
-		o.log.Warn("sweep failed", "err", err)
+		o.log.Warn("sweep failed; the next one retries", "err", err)
 	}
 }
 
-// passOn runs STATUS or GC of all delegates in parallel, if the chain's version has these verbs.
-// The plain chain would not call them otherwise.
+// passOn runs STATUS or GC of all delegates in parallel, if the chain's CNI version has these
+// verbs. Without unwind, the runtime would not call them in an older version either.
 func (o *op) passOn(ctx context.Context, chain *netconf.Chain, command string) []*delegate.Failure {
 	if has, err := version.GreaterThanOrEqualTo(chain.CNIVersion, "1.1.0"); err != nil || !has {
 		return nil

@@ -198,9 +198,9 @@ func TestRefused(t *testing.T) {
 		{"a list that is none beside one", "GC", keys{slipKey: []keys{{"containerID": "a"}}, validKey: []string{}}, 7,
 			`unwind: key "cni.dev/attachments": element 0 lacks "containerID" or "ifname"`},
 		{"a previous plugin", "ADD", keys{"prevResult": keys{}}, 7,
-			`unwind: prevResult is set: unwind must be the first plugin of the list; move the plugins before it into "chain"`},
+			`unwind: prevResult is set, but unwind must be the first plugin of the list; move the plugins before it into "chain"`},
 		{"5 MB", "ADD", keys{"args": keys{"x": strings.Repeat("s3cret  ", 5<<17)}}, 7,
-			`unwind: the configuration is too large: SIZE bytes, more than 4194304`},
+			`unwind: the configuration is too large: SIZE bytes; at most 4194304 are allowed`},
 
 		// skel's own words, as in every plugin.
 		{"no name", "ADD", keys{"name": nil}, 7, `missing network name`},
@@ -225,12 +225,12 @@ func TestRefused(t *testing.T) {
 		{"a container ID of two lines", all, env{"CNI_CONTAINERID": "a\nb"}, 4, `invalid characters in containerID`},
 		{"an interface that is a path", all, env{"CNI_IFNAME": "../x"}, 4, `interface name contains / or : or whitespace characters`},
 		{"an interface that is not UTF-8", "ADD", env{"CNI_IFNAME": "eth\xff"}, 4,
-			`unwind: CNI_IFNAME is not valid UTF-8, so the journal cannot keep it for the DEL`},
+			`unwind: CNI_IFNAME is not valid UTF-8, so the journal cannot store it for the DEL`},
 		{"arguments that are not UTF-8", "ADD", env{"CNI_ARGS": "K8S_POD_NAME=\xff"}, 4,
-			`unwind: CNI_ARGS is not valid UTF-8, so the journal cannot keep it for the DEL`},
+			`unwind: CNI_ARGS is not valid UTF-8, so the journal cannot store it for the DEL`},
 		{"a path of a netns that is not UTF-8", "ADD", env{"CNI_NETNS": "/run/netns/\xff"}, 4,
-			`unwind: CNI_NETNS is not valid UTF-8, so the journal cannot keep it for the DEL`},
-		{"the runtime's own netns", "ADD", env{"CNI_NETNS": "/proc/self/ns/net"}, 8, `unwind: CNI_NETNS is the runtime's own network namespace`},
+			`unwind: CNI_NETNS is not valid UTF-8, so the journal cannot store it for the DEL`},
+		{"the runtime's own netns", "ADD", env{"CNI_NETNS": "/proc/self/ns/net"}, 8, `unwind: CNI_NETNS is the runtime's own network namespace; set it to the container's`},
 	}
 	for _, name := range []string{"../x", "a/b", "a\x00b", "a\nb", "a\u202eb"} {
 		table = append(table, refused{fmt.Sprintf("name %q", name), every, keys{"name": name}, 7, `invalid characters found in network name`})

@@ -1,5 +1,5 @@
-// Package plugin carries out the CNI verbs of unwind: it runs the plugins of a chain as its
-// delegates, writes each step into the journal before it takes it, and undoes what was done.
+// Package plugin implements unwind's CNI verbs. It runs the plugins of a chain as its delegates,
+// writes each step to the journal before running it, and undoes the steps if the ADD fails.
 package plugin
 
 import (
@@ -42,8 +42,8 @@ func (p *Plugin) verb(
 		o.bad, o.node.Invoked = bad, true
 		defer closeLog()
 		defer o.rec.Flush()
-		// skel refuses the host's network namespace after the verb: too late for an ADD, see
-		// checkNetNS, and no reason to fail a DEL that has passed.
+		// After the verb, skel returns an error if CNI_NETNS is the host's namespace. That is too
+		// late for an ADD (see checkNetNS), and wrong for a DEL that has succeeded.
 		defer func() { args.NetnsOverride = "1" }()
 		err := o.w.Safely(func() error { return do(o, ctx) })
 		var panicked *undo.PanicError
@@ -54,9 +54,9 @@ func (p *Plugin) verb(
 	}
 }
 
-// Unbroken is the descriptor of standard output or standard error. A write to the pipe of a dead
-// runtime returns an error, whereas os.Stdout would end the process: unwind undoes an ADD whose
-// result it could not print.
+// Unbroken is the descriptor of standard output or standard error. If the runtime is dead, a write
+// to its pipe returns an error, so unwind can undo the ADD. With os.Stdout, the write would end the
+// process.
 type Unbroken int
 
 func (fd Unbroken) Write(p []byte) (n int, err error) {

@@ -16,10 +16,10 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// Forget abandons a dead attachment with its pending DELs. It runs no DEL, so whatever the
-// delegates took stays allocated. It is for an attachment that can never recover, for instance
-// because a plugin was removed for good. The history keeps the attachment, and a tombstone makes a
-// later DEL of the runtime succeed. Forget also abandons a damaged entry.
+// Forget drops a dead attachment with its pending DELs. It runs no DEL, so the delegates' resources
+// stay allocated. It is for an attachment whose DELs can never succeed, for example because a
+// plugin was removed for good. The history keeps the attachment, and an undone record makes a later
+// DEL of the runtime succeed. Forget also drops a damaged entry.
 //
 // It refuses an attachment that is not dead, because the DEL of that attachment needs the entry.
 func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) error {
@@ -39,7 +39,7 @@ func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) e
 	records, err := o.toForget(ctx, lock, key)
 	if err == nil {
 		err = o.rec.Update(ctx, func(tx *journal.Tx) (err error) {
-			drop() // this may run twice
+			drop() // the transaction may run twice
 			event := record.EventOf(journal.Forgotten, records[0])
 			event.Reason = "forgotten by an operator"
 			for _, e := range records {
@@ -58,8 +58,8 @@ func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) e
 	return err
 }
 
-// toForget returns the records of a dead attachment, or an empty one if they are damaged. The
-// caller holds the lock, so nobody changes them.
+// toForget returns the records of a dead attachment, or one empty record if they are damaged. The
+// caller holds the lock, so the records cannot change.
 func (o *op) toForget(
 	ctx context.Context, lock *journal.Lock, key journal.Key,
 ) (records []*journal.Entry, err error) {
@@ -83,7 +83,7 @@ func (o *op) toForget(
 	return records, nil
 }
 
-// Sweep searches the journal in a state directory: see sweep.Sweep.
+// Sweep sweeps the journal in a state directory: see sweep.Sweep.
 func (p *Plugin) Sweep(
 	ctx context.Context, stateDir string, job sweep.Job,
 ) ([]sweep.Finding, error) {

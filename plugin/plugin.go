@@ -8,22 +8,24 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// Plugin has what the verbs need from their process.
+// Plugin is what the verbs need from their process.
 type Plugin struct {
 	Stdout  io.Writer
 	Stderr  io.Writer
 	Budgets undo.Budgets
-	// CacheDir is the directory of libcni's cache of results; "" is the one that all runtimes use.
+	// CacheDir is the directory of libcni's cache of results; "" means the one that all runtimes
+	// use.
 	CacheDir string
-	// Probes are the probes of IPAM stores, by plugin; nil means ipam.OnNode, as in the program that
-	// starts for each pod. The agent also probes stores on other machines.
+	// Probes are the probes of IPAM stores, by plugin. nil means ipam.OnNode; the program that
+	// starts for each pod uses that. The agent also probes stores outside the node.
 	Probes map[string]ipam.Probe
-	// Slow, if set, is called each time a delegate takes longer than half a second. From the first
-	// call on, a signal should no longer end the process before the rollback; until then a signal
-	// has the effect of SIGKILL. Signal handlers need a thread, which most verbs do without.
+	// Slow, if set, is called each time a delegate takes longer than half a second. The first call
+	// should install signal handlers, so that a signal no longer ends the process before the
+	// rollback. Until then, a signal has the effect of SIGKILL. Signal handlers need a thread, and
+	// most verbs can do without it.
 	Slow func()
-	// Point is called with the name of each crash point: a place where a crash would leave another
-	// state behind. Tests set it.
+	// Point is called with the name of each crash point: a place where a crash would leave a
+	// different state. Tests set it.
 	Point func(name string)
 
 	// delegates runs delegates; nil runs them as processes. Tests set it.
@@ -43,7 +45,7 @@ func (p *Plugin) probes() map[string]ipam.Probe {
 	return p.Probes
 }
 
-// newRunner returns what runs the delegates of one worker.
+// newRunner returns the Runner of one worker.
 func (p *Plugin) newRunner() delegate.Runner {
 	if p.delegates != nil {
 		return p.delegates

@@ -49,8 +49,8 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	return err
 }
 
-// makeRoom releases dead attachments of the network after a failed ADD, so that the runtime's next
-// try finds room in a pool that was full.
+// makeRoom releases the network's dead attachments after a failed ADD, so that the runtime's next
+// ADD finds a free address in a pool that was full.
 func (a *adding) makeRoom(ctx context.Context) {
 	if a.conf.Observes() {
 		return

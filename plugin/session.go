@@ -29,12 +29,12 @@ type op struct {
 	*Plugin
 	args *skel.CmdArgs
 	conf *netconf.Conf
-	bad  error         // the error of the configuration, or nil
+	bad  error         // the configuration's error, or nil
 	key  journal.Key   // of the verb's attachment; zero for GC and STATUS
 	lock *journal.Lock // of the verb's attachment; nil without a journal
-	log  *slog.Logger  // names the verb's attachment, unlike that of w
+	log  *slog.Logger  // names the verb's attachment; w.Log does not
 	rec  *record.Recorder
-	lost error // why the verb goes on without writing the journal, or nil
+	lost error // why the verb continues without the journal, or nil
 	node *facts.Node
 	w    *undo.Worker
 }
@@ -88,11 +88,10 @@ func (p *Plugin) logWriter(conf *netconf.Conf) (io.Writer, func()) {
 	return f, func() { _ = f.Close() }
 }
 
-// exchange is how long unwind waits for a provider to finish replacing a configuration file or a
-// plugin.
+// exchange is how long unwind waits until a provider has replaced a configuration file or a plugin.
 const exchange = time.Second
 
-// awaitExchange calls look until it returns true, or the time is over.
+// awaitExchange calls look until look returns true, or until exchange has passed.
 func awaitExchange(ctx context.Context, look func() bool) {
 	end := time.Now().Add(exchange)
 	for !look() && time.Now().Before(end) && ctx.Err() == nil {
@@ -100,7 +99,7 @@ func awaitExchange(ctx context.Context, look func() bool) {
 	}
 }
 
-// readChain is LoadChain with a log line for a chain that is not the one that the configuration
+// readChain calls LoadChain, and logs a warning if the chain is not the one that the configuration
 // names.
 func readChain(conf *netconf.Conf, log *slog.Logger) (*netconf.Chain, error) {
 	chain, err := conf.LoadChain()
@@ -120,8 +119,8 @@ func (o *op) loadChain(ctx context.Context) (chain *netconf.Chain, err error) {
 	return chain, err
 }
 
-// namesHostNetNS says whether CNI_NETNS is the runtime's own network namespace, and the
-// runtime did not set CNI_NETNS_OVERRIDE.
+// namesHostNetNS reports whether CNI_NETNS is the runtime's own network namespace, and
+// CNI_NETNS_OVERRIDE is not set.
 func (o *op) namesHostNetNS() (bool, error) {
 	if override := o.args.NetnsOverride; strings.EqualFold(override, "TRUE") || override == "1" {
 		return false, nil
@@ -140,7 +139,7 @@ func (o *op) takeLock(
 	switch {
 	case errors.Is(err, journal.ErrBusy):
 		err = ownError(types.ErrTryAgainLater, "%s is locked by another unwind, which did not finish "+
-			"within %s", o.key, o.Budgets.Undo)
+			"within %s; retry later", o.key, o.Budgets.Undo)
 	case err != nil:
 		err = without(err)
 	}
@@ -150,8 +149,8 @@ func (o *op) takeLock(
 // degrade makes the verb continue without writing the journal.
 func (o *op) degrade(verb string, err error) {
 	o.rec.Degraded(verb, err)
-	o.log.Error("the journal failed; continuing without it: a crash or a failed DEL now leaks",
-		"err", err)
+	o.log.Error("the journal failed; continuing without it: a crash or a failed DEL now leaks "+
+		"addresses", "err", err)
 	o.rec.Unwritable, o.lost = true, err
 }
 
@@ -164,13 +163,13 @@ func (o *op) call(command, plugin string) *delegate.Call {
 	}
 }
 
-// newEntry returns a record of an ADD of the whole chain, from what the runtime sends.
+// newEntry returns a record of an ADD of the whole chain, created from the runtime's input.
 func (o *op) newEntry(state journal.State, chain *netconf.Chain) *journal.Entry {
 	e := &journal.Entry{
 		Key: o.key, State: state, Pod: netconf.PodOf(o.args.Args),
 		NetNS: journal.NetNS{Path: o.args.Netns}, Args: o.args.Args, Path: o.args.Path,
 		CNIVersion: chain.CNIVersion, Host: o.node.Host, Created: journal.Now(),
-		GracePeriod: max(1, o.conf.GracePeriod), // 0 is not known
+		GracePeriod: max(1, o.conf.GracePeriod), // 0 would mean unknown
 		Stores:      o.conf.Stores, Steps: chain.Steps(o.conf),
 	}
 	if len(o.conf.RuntimeConfig) > 0 {
@@ -183,9 +182,9 @@ type adding struct {
 	*op
 	chain   *netconf.Chain
 	entry   *journal.Entry
-	prior   []*journal.Entry // earlier ADDs of the attachment on record, newest first
-	started int              // delegates that were started
-	durable bool             // the journal says live, with all that is known
+	prior   []*journal.Entry // earlier ADDs of the attachment in the journal, newest first
+	started int              // number of delegates that were started
+	durable bool             // the entry is live and complete in the journal
 }
 
 // callOf returns the ADD call of a delegate, without its configuration.
@@ -193,9 +192,9 @@ func (a *adding) callOf(i int) *delegate.Call {
 	return a.call("ADD", a.chain.Delegates[i].Type)
 }
 
-// journalFailed decides whether this ADD continues without a journal, or fails. It also fails if
-// the journal has an earlier ADD of the attachment that is not over, because the DEL of this ADD
-// would undo only the earlier one.
+// journalFailed decides whether this ADD continues without a journal, or fails. It fails the ADD if
+// the journal contains an earlier ADD of the attachment that is not over. Otherwise the DEL of this
+// ADD would undo only the earlier one.
 func (a *adding) journalFailed(ctx context.Context, err error) error {
 	if a.conf.OnJournalFailure == "fail" {
 		return ownError(types.ErrTryAgainLater, `%v (onJournalFailure is "fail")`, err)
@@ -206,7 +205,8 @@ func (a *adding) journalFailed(ctx context.Context, err error) error {
 		a.rec.Read(ctx, a.findPrior)
 	}
 	if len(a.prior) > 0 && (len(a.prior) > 1 || !a.isOver(a.prior[0])) {
-		return ownError(types.ErrTryAgainLater, "%v; an earlier ADD of %s is not undone", err, a.key)
+		return ownError(types.ErrTryAgainLater, "%v; an earlier ADD of %s is not undone yet; "+
+			"retry later", err, a.key)
 	}
 	a.degrade("ADD", err)
 	return nil
@@ -215,11 +215,11 @@ func (a *adding) journalFailed(ctx context.Context, err error) error {
 // findPrior finds the earlier ADDs of the attachment that are not undone.
 func (a *adding) findPrior(tx *journal.Tx) (err error) {
 	a.prior, err = tx.Pending(a.key)
-	return journal.IgnoreDamaged(err) // the intent overwrites it
+	return journal.IgnoreDamaged(err) // the intent overwrites a damaged record
 }
 
-// isOver reports whether an earlier ADD of the attachment is over although the journal has it as
-// live, see facts.Node.Passed.
+// isOver reports whether an earlier ADD of the attachment is over although it is live in the
+// journal, see facts.Node.Passed.
 func (a *adding) isOver(prior *journal.Entry) bool {
 	return prior.State == journal.Live && a.node.Passed(prior)
 }
@@ -229,17 +229,17 @@ type deleting struct {
 	entry  *journal.Entry   // the newest ADD to undo
 	older  []*journal.Entry // other ADDs to undo, newest first
 	undone []*journal.Entry // ADDs that are undone, newest first
-	others []*journal.Entry // that claim one of its addresses, read with it; nil if it was not read
+	others []*journal.Entry // entries that claim one of its addresses; nil if not read
 }
 
-// checkText rejects text that a journal entry, which is JSON, would change.
+// checkText rejects text that encoding as JSON, in a journal entry, would change.
 func checkText(args *skel.CmdArgs) error {
 	for _, v := range []struct{ name, value string }{
 		{"CNI_IFNAME", args.IfName}, {"CNI_ARGS", args.Args}, {"CNI_NETNS", args.Netns},
 		{"CNI_PATH", args.Path},
 	} {
 		if !utf8.ValidString(v.value) {
-			return fmt.Errorf("%s is not valid UTF-8, so the journal cannot keep it for the DEL", v.name)
+			return fmt.Errorf("%s is not valid UTF-8, so the journal cannot store it for the DEL", v.name)
 		}
 	}
 	return nil

@@ -14,19 +14,19 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// The codes of a STATUS (SPEC 1.1 §2 STATUS).
+// The error codes of STATUS (SPEC 1.1 §2 STATUS).
 const (
 	errNotAvailable        = 50 // the plugin cannot service ADD requests
-	errLimitedConnectivity = 51 // … and attached containers may have limited connectivity
+	errLimitedConnectivity = 51 // the same, and containers may have limited connectivity
 )
 
-// status reports whether ADDs will work: the chain can be read, its binaries exist, its delegates
-// report no failure, and the journal works if ADDs require it. It also sweeps, by evidence alone,
-// because STATUS is the verb that a runtime calls most often.
+// status reports whether ADDs will work: the chain can be read, its binaries exist, no delegate
+// reports a failure, and the journal works if ADDs require it. It also sweeps, by evidence alone,
+// because STATUS is the verb that runtimes call most often.
 //
 // A runtime calls STATUS without a deadline, under a lock that every pod waits for (go-cni). So
-// status returns in time even if something hangs, and interrupts running work as a crash would. A
-// sweep that is interrupted does not affect the result.
+// status returns in time even if something hangs. Work that is still running is then interrupted as
+// in a crash. An interrupted sweep does not affect the result.
 func (o *op) status(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, o.Budgets.Status*3/4)
 	defer cancel()
@@ -38,12 +38,12 @@ func (o *op) status(ctx context.Context) error {
 	case err := <-said:
 		return err
 	case <-time.After(o.Budgets.Status * 19 / 20):
-		return ownError(errNotAvailable, "STATUS timed out: a plugin does not answer, or a "+
+		return ownError(errNotAvailable, "STATUS timed out: a plugin does not respond, or a "+
 			"configuration file cannot be read; check the plugins and the file system")
 	}
 }
 
-// look sweeps while it checks what an ADD needs.
+// look checks everything that an ADD needs, and sweeps at the same time.
 func (o *op) look(ctx context.Context) error {
 	if o.bad != nil {
 		return ownError(errNotAvailable, "%v", o.bad)
@@ -90,7 +90,7 @@ func (o *op) health(ctx context.Context, chain *netconf.Chain) error {
 	})
 	looking.Wait()
 	for _, f := range failures {
-		if f.Killed && ctx.Err() != nil { // it hung, and gave no code
+		if f.Killed && ctx.Err() != nil { // it hung, so it returned no code
 			f.Code = errNotAvailable
 		}
 	}
@@ -106,7 +106,7 @@ func (o *op) health(ctx context.Context, chain *netconf.Chain) error {
 		return ownError(errNotAvailable, `%v (onJournalFailure is "fail")`, journalErr)
 	case journalErr != nil:
 		o.log.Warn("the journal cannot be used; ADDs continue without it, and a crash or a failed DEL "+
-			"leaks", "err", journalErr)
+			"leaks addresses", "err", journalErr)
 	}
 	return nil
 }

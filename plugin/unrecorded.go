@@ -15,12 +15,12 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// This file creates or completes an entry from what the runtime sends, for a DEL whose attachment
-// is missing or incomplete in the journal.
+// The problem: the runtime sends the DEL of an attachment whose entry is missing or incomplete.
+// This file creates or completes the entry from the runtime's input.
 
-// amend adds to the entry what unwind could not write to the journal, from the runtime's prevResult
-// and the chain on stdin: the result of its ADD, or a later ADD, which is undone first. It reports
-// whether it added anything.
+// amend completes the entry if unwind could not write all of it to the journal. From the runtime's
+// prevResult and the chain on stdin, it adds either the ADD's result or a later ADD, which is
+// undone first. It reports whether it added anything.
 func (d *deleting) amend(killed []string) (amended bool) {
 	e := d.entry
 	amended = d.w.MarkKilled(e, killed)
@@ -31,7 +31,7 @@ func (d *deleting) amend(killed []string) (amended bool) {
 	}
 	chain, err := d.w.Verb.Chain()
 	if err != nil {
-		d.log.Warn("the journal does not have all of the ADD, and the chain cannot be read", "err", err)
+		d.log.Warn("the journal entry of the ADD is incomplete, and the chain cannot be read", "err", err)
 		return amended
 	}
 	if partial {
@@ -39,7 +39,8 @@ func (d *deleting) amend(killed []string) (amended bool) {
 		e.State = journal.Live
 		return true
 	}
-	d.log.Warn("added again by an ADD that the journal did not record; undoing both")
+	d.log.Warn("the attachment was added again by an ADD that the journal did not record; " +
+		"undoing both ADDs")
 	d.older = append([]*journal.Entry{e}, d.older...)
 	d.entry = d.newEntry(journal.Deleting, chain)
 	d.takePrevResult(d.entry, chain)
@@ -50,9 +51,9 @@ func (d *deleting) given() journal.Interface {
 	return netconf.InterfaceOf(d.conf.PrevResult, d.key.IfName)
 }
 
-// addedUnseen says whether the runtime's prevResult comes from an ADD that the entry does not have:
-// the attachment was added again while the journal could not see it. A failed ADD gives the runtime
-// no result.
+// addedUnseen reports whether the runtime's prevResult comes from an ADD that the journal does not
+// contain. In that case, the attachment was added again while the journal could not be written.
+// (After a failed ADD, the runtime has no result.)
 func (d *deleting) addedUnseen() bool {
 	given := d.given()
 	if !given.Known() {
@@ -77,12 +78,12 @@ func (d *deleting) addedUnseen() bool {
 	return known
 }
 
-// fromStdin makes an entry from the configuration and the prevResult of the runtime, for an
-// attachment that was added before unwind was installed, or whose entry was lost. The journal does
-// not have the namespace of that ADD, so the namespace at the runtime's path has to prove that it
-// is the one: see undo.Worker.
+// fromStdin creates an entry from the runtime's configuration and prevResult, for an attachment
+// that was added before unwind was installed, or whose entry was lost. The journal does not know
+// the namespace of that ADD. So the namespace at the runtime's path must be verified first: see
+// undo.Worker.
 func (d *deleting) fromStdin() error {
-	if ours, _ := d.namesHostNetNS(); ours && d.conf.NeverAdded() { // unwind or skel refused its ADD
+	if ours, _ := d.namesHostNetNS(); ours && d.conf.NeverAdded() { // its ADD was refused
 		d.succeedIdle("its ADD was refused: CNI_NETNS is the runtime's own namespace", nil, false)
 		return nil
 	}
@@ -93,9 +94,9 @@ func (d *deleting) fromStdin() error {
 		d.succeedIdle("the journal has no entry, and the runtime has no ADD result", err, false)
 		return nil
 	case errors.Is(err, netconf.ErrNoChain) && d.bad == nil && !d.rec.Unwritable:
-		// multus up to 4.3 removes unwind's keys of a clusterNetwork: a retry would know no more
-		d.succeedIdle("it is neither in the journal in "+d.conf.StateDir+
-			" nor in the runtime's configuration", err, false)
+		// multus up to 4.3 removes unwind's keys from a clusterNetwork, so a retry could not help
+		d.succeedIdle("the journal in "+d.conf.StateDir+" does not contain it, "+
+			"and the runtime's configuration contains no chain", err, false)
 		return nil
 	default:
 		_ = d.lock.Remove()
@@ -104,7 +105,7 @@ func (d *deleting) fromStdin() error {
 	}
 	e := d.newEntry(journal.Deleting, chain)
 	d.takePrevResult(e, chain)
-	if d.conf.NeverAdded() { // an ADD with a missing binary took nothing
+	if d.conf.NeverAdded() { // a delegate without a binary allocated nothing
 		undo.Interrupted(e.Steps)
 		e.Steps = slices.DeleteFunc(e.Steps, func(s journal.Step) bool {
 			_, err := netconf.FindPlugin(s.Type, e.Path)
@@ -123,10 +124,10 @@ func (d *deleting) fromStdin() error {
 	return nil
 }
 
-// fits says whether the runtime's prevResult can be the result of the ADD: it has all addresses
-// that the ADD got, and the runtime names no other namespace. If the ADD was cut off, the runtime
-// may still have the result of an earlier ADD of the container ID, or of a later one that the
-// journal did not see.
+// fits reports whether the runtime's prevResult can be the result of the ADD: it contains all
+// addresses that the ADD got, and the runtime names no other namespace. If the ADD was interrupted,
+// the runtime may still have the result of an earlier ADD of the container ID, or of a later one
+// that is not in the journal.
 func (d *deleting) fits(e *journal.Entry) bool {
 	if seen, err := facts.Look(d.args.Netns, ""); err == nil && e.NetNS.Known() &&
 		!e.NetNS.Same(seen.Netns) {
@@ -148,7 +149,7 @@ func (d *deleting) takePrevResult(e *journal.Entry, chain *netconf.Chain) {
 	raw, err := netconf.ConvertResult(d.conf.PrevResult, chain.CNIVersion)
 	r, parseErr := netconf.ParseResult(raw)
 	if err = cmp.Or(err, parseErr); err != nil {
-		d.log.Warn("cannot use the runtime's prevResult", "err", err)
+		d.log.Warn("ignoring the runtime's prevResult, which is invalid", "err", err)
 		return
 	}
 	e.Result, e.HostLinks = raw, facts.HostLinks(r)
@@ -159,8 +160,8 @@ func (d *deleting) takePrevResult(e *journal.Entry, chain *netconf.Chain) {
 }
 
 // succeedIdle logs and records that the DEL succeeds without running a delegate, and why. err, if
-// any, is the reason why unwind does not know more. An expected DEL, after a failed ADD, is not
-// recorded: the history already has the rollback.
+// any, is the reason why unwind knows no more about the attachment. An expected DEL, after a failed
+// ADD, is not recorded, because the history already contains the rollback.
 func (d *deleting) succeedIdle(why string, err error, expected bool) {
 	d.noteIdle(why, err, expected)
 	_ = d.lock.Remove() // of an attachment without a journal entry

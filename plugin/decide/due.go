@@ -46,7 +46,7 @@ type Pass struct {
 	Since       int64         // when the record entered its state, on the same clock
 	GracePeriod time.Duration // of the attachment
 	Asked       bool          // the runtime has sent the DEL of this attachment
-	IgnorePause bool          // the runtime or a person asked: GC, unwindctl sweep, the runtime's DEL
+	IgnorePause bool          // GC, unwindctl sweep or the runtime's DEL started the pass
 	NoNetNS     bool          // the namespace cannot be passed on, and nothing is at its path
 	NewerLives  bool          // a newer ADD of the attachment is live
 

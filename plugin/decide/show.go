@@ -10,7 +10,7 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// NetNS is what is known about the namespace for the DELs of a record.
+// NetNS contains the facts about the namespace for the DELs of a record.
 type NetNS struct {
 	Found     bool           // the ADD's namespace exists, and a DEL may get it
 	Gone      bool           // the ADD's namespace is proven gone

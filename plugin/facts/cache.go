@@ -19,28 +19,28 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// cacheDir is libcni's cache of results; containerd, CRI-O, podman, nerdctl and cnitool leave it
-// there.
+// cacheDir is the default directory of libcni's cache of results. containerd, CRI-O, podman,
+// nerdctl and cnitool use it.
 const cacheDir = "/var/lib/cni/results"
 
-// Cached is what libcni keeps of a successful ADD until its DEL has succeeded (libcni/api.go,
-// cachedInfo).
+// Cached is libcni's record of a successful ADD. libcni keeps it until the DEL has succeeded
+// (libcni/api.go, cachedInfo).
 type Cached struct {
 	Network     string          `json:"networkName"`
 	ContainerID string          `json:"containerId"`
 	IfName      string          `json:"ifName"`
-	NetNS       string          `json:"netns"` // with libcni before 1.1 that of the result, or ""
+	NetNS       string          `json:"netns"` // before libcni 1.1: the result's sandbox, or ""
 	Args        [][2]string     `json:"cniArgs"`
 	Config      []byte          `json:"config"` // the conflist
 	Result      json.RawMessage `json:"result"`
-	// RuntimeConfig has the runtime's arguments for plugins with capabilities.
+	// RuntimeConfig is the runtime's arguments for plugins with capabilities.
 	RuntimeConfig map[string]json.RawMessage `json:"capabilityArgs"`
 
 	Path    string    `json:"-"` // of its file
-	Written time.Time `json:"-"` // by the wall clock; zero if it was read alone
+	Written time.Time `json:"-"` // by the wall clock; zero if only this file was read
 }
 
-// CNIArgs returns CNI_ARGS of the ADD.
+// CNIArgs returns the ADD's CNI_ARGS.
 func (c Cached) CNIArgs() string {
 	var args []string
 	for _, a := range c.Args {
@@ -49,11 +49,11 @@ func (c Cached) CNIArgs() string {
 	return strings.Join(args, ";")
 }
 
-// Pod returns the pod of the ADD, if it was one's.
+// Pod returns the ADD's pod. It is zero outside Kubernetes.
 func (c Cached) Pod() journal.Pod { return netconf.PodOf(c.CNIArgs()) }
 
-// Chain returns the chain that the runtime ran, with the configuration that unwind had or would
-// have for it. through says that it ran through unwind.
+// Chain returns the chain that the runtime ran, and unwind's configuration for it. through reports
+// whether the chain ran through unwind. If it did not, the configuration is the default.
 func (c Cached) Chain() (chain *netconf.Chain, conf *netconf.Conf, through bool, err error) {
 	list, err := netconf.ParseConflist(c.Config)
 	if err != nil {
@@ -70,8 +70,8 @@ func (c Cached) Chain() (chain *netconf.Chain, conf *netconf.Conf, through bool,
 	case err != nil:
 		return nil, nil, through, err
 	case conf.Name != c.Network:
-		return nil, nil, through, fmt.Errorf("libcni's cache entry for network %q has a chain "+
-			"of network %q", c.Network, conf.Name)
+		return nil, nil, through, fmt.Errorf("libcni's cache entry for network %q contains "+
+			"the chain of network %q", c.Network, conf.Name)
 	}
 	conf.RuntimeConfig = c.RuntimeConfig
 	return chain, conf, through, nil
@@ -81,9 +81,9 @@ func (c Cached) Key() journal.Key {
 	return journal.Key{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName}
 }
 
-// Cache returns libcni's cache. The error names the files that cannot be read; Cache returns the
-// others with it. It skips one that cannot be read and is younger than the grace period: libcni
-// writes in place, so an ADD may be writing it.
+// Cache returns all attachments in libcni's cache that can be read. The error names the files that
+// cannot be read, except those that are younger than the grace period: libcni writes in place, so
+// an ADD may still be writing such a file.
 func (n *Node) Cache() ([]Cached, error) { return n.readCache("", n.GracePeriod) }
 
 // readCache returns the attachments whose files in libcni's cache have names that begin with a
@@ -99,7 +99,7 @@ func (n *Node) readCache(prefix string, young time.Duration) (all []Cached, err 
 			continue
 		}
 		c, err := n.readCached(f.Name())
-		info, infoErr := f.Info() // afterwards: not older than what was read
+		info, infoErr := f.Info() // afterwards, so it is not older than the content
 		switch {
 		case errors.Is(infoErr, fs.ErrNotExist): // its DEL has just removed it
 		case infoErr != nil:
@@ -143,9 +143,10 @@ func (n *Node) readCached(name string) (*Cached, error) {
 
 func (n *Node) cacheDir() string { return cmp.Or(n.CacheDir, cacheDir) }
 
-// CachedOwner reports whether libcni's cache gives an address to an attachment whose network
-// namespace exists: the only record of an address whose IPAM plugin names no owner. but excludes
-// ADDs. In doubt it does.
+// CachedOwner reports whether an attachment in libcni's cache owns an address and its network
+// namespace exists. If an IPAM plugin does not record owners, the cache is the only source.
+// CachedOwner skips the ADDs for which but returns true. If the namespace cannot be checked, it
+// counts as existing.
 func (n *Node) CachedOwner(address netip.Addr, but func(Cached) bool) bool {
 	return n.anyCached(func(c Cached) bool {
 		addresses := netconf.InterfaceOf(c.Result, c.IfName).Addresses
@@ -153,7 +154,7 @@ func (n *Node) CachedOwner(address netip.Addr, but func(Cached) bool) bool {
 	})
 }
 
-// anyCached reports whether is returns true for an ADD in libcni's cache. It skips those that it
+// anyCached reports whether is returns true for an ADD in libcni's cache. It skips files that it
 // cannot read.
 func (n *Node) anyCached(is func(Cached) bool) bool {
 	all, err := n.Cache()
@@ -163,7 +164,8 @@ func (n *Node) anyCached(is func(Cached) bool) bool {
 	return slices.ContainsFunc(all, is)
 }
 
-// netNSThere reports whether the ADD's network namespace exists. In doubt it does.
+// netNSThere reports whether the ADD's network namespace exists. It returns true if that is
+// unknown.
 func (c Cached) netNSThere() bool {
 	return c.NetNS == "" || !IsNoNetNS(ns.IsNSorErr(c.NetNS))
 }

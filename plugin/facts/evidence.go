@@ -62,8 +62,8 @@ func Doubt(err error) string {
 	return netconf.Shorten(first, 300)
 }
 
-// GraceOf returns the grace period of the attachment's network: the configured one, or the one
-// of the ADD.
+// GraceOf returns the grace period of an attachment's network. It is the configured one, or for any
+// other network the one that the ADD recorded.
 func (n *Node) GraceOf(e *journal.Entry) time.Duration {
 	if recorded := e.GracePeriod; e.Network != n.Network && recorded != 0 {
 		return recorded
@@ -71,8 +71,8 @@ func (n *Node) GraceOf(e *journal.Entry) time.Duration {
 	return n.GracePeriod
 }
 
-// GraceLeft returns how long an attachment is too young to be judged by a list; negative if it is
-// not.
+// GraceLeft returns how much of an attachment's grace period is left. It is negative once a list
+// can prove the attachment dead.
 func (n *Node) GraceLeft(e *journal.Entry) time.Duration {
 	return cmp.Or(n.ListGrace, n.GraceOf(e)) - time.Duration(journal.BootNanos()-e.Updated.Boot)
 }
@@ -81,16 +81,16 @@ func (n *Node) GraceLeft(e *journal.Entry) time.Duration {
 type List struct {
 	Network string // the network that it covers; "" for all
 	Pods    bool   // it covers pods only
-	// Valid has the attachments, by container ID and interface; an interface "" stands for all of a
-	// container.
+	// Valid contains the attachments, by container ID and interface. The interface "" stands for
+	// all interfaces of a container.
 	Valid map[netconf.Attachment]bool
-	Named map[string]journal.Pod // the pods of containers, as far as the list has their names
-	// Runtimes are the processes of the runtimes that returned the list; 0 stands for one that this
-	// process cannot see. It is empty for a list from another source.
+	Named map[string]journal.Pod // the pods by container ID, if the list names them
+	// Runtimes are the process IDs of the runtimes that returned the list. 0 stands for a runtime
+	// that this process cannot see. It is empty for a list from another source.
 	Runtimes []int
 }
 
-// NewList makes a list of the attachments of a network.
+// NewList returns a list of a network's attachments.
 func NewList(network string, valid []netconf.Attachment) *List {
 	l := &List{Network: network, Valid: map[netconf.Attachment]bool{}, Named: map[string]journal.Pod{}}
 	for _, a := range valid {
@@ -99,8 +99,8 @@ func NewList(network string, valid []netconf.Attachment) *List {
 	return l
 }
 
-// has reports whether an attachment is on the list. It is nil without a list, and unknown if the
-// list does not cover the attachment.
+// has reports whether an attachment is on the list. It returns nil if there is no list, and unknown
+// if the list does not cover the attachment.
 func (l *List) has(e *journal.Entry) decide.Fact {
 	if l == nil {
 		return nil
@@ -111,15 +111,15 @@ func (l *List) has(e *journal.Entry) decide.Fact {
 	return tristate.Of(l.Names(e.Key), nil)
 }
 
-// isPod reports whether an attachment is of a pod. A podman container has a pod's name in its
-// arguments, but no pod namespace (podman#12083).
+// isPod reports whether an attachment belongs to a Kubernetes pod. A podman container has a pod's
+// name in its arguments, but no pod namespace (podman#12083).
 func isPod(pod journal.Pod) bool { return pod.Namespace != "" && pod.Name != "" }
 
-// shortID is the least that crictl, nerdctl and podman print of a container ID.
+// shortID is the length of the shortest container ID that crictl, nerdctl and podman print.
 const shortID = 12
 
-// Names reports whether the list has the attachment, or all interfaces of its container. A list
-// that people made may have the beginnings of container IDs.
+// Names reports whether the list contains the attachment, or all interfaces of its container. A
+// list that people wrote may contain short container IDs.
 func (l *List) Names(k journal.Key) bool {
 	names := func(id string) bool {
 		return l.Valid[netconf.Attachment{ContainerID: id, IfName: k.IfName}] ||
@@ -133,8 +133,9 @@ func (l *List) Names(k journal.Key) bool {
 	return names(k.ContainerID)
 }
 
-// HasContainer reports whether a list has a container, with any interface. A list of pods does not
-// cover a container that is not a pod; libcni's cache shows which ones are.
+// HasContainer reports whether the list contains a container, with any interface. A list of pods
+// does not cover a container outside Kubernetes. libcni's cache shows whether the container belongs
+// to a pod.
 func (l *List) HasContainer(network, id string, cache []Cached) tristate.Value {
 	if l == nil || l.Network != "" && l.Network != network {
 		return tristate.Unknown

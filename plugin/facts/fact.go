@@ -5,8 +5,8 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// Fact is a decide.Fact that is looked at when it is first asked for, and at most once. It is for
-// one goroutine.
+// Fact is a decide.Fact that calls look when Ask is first called, and only once. Only one goroutine
+// may use it.
 type Fact struct {
 	look   func() (tristate.Value, error)
 	value  tristate.Value
@@ -14,7 +14,8 @@ type Fact struct {
 	looked bool
 }
 
-// lookFor returns a fact that a look finds out. An error says why it is unknown.
+// lookFor returns a fact that is determines. If is returns an error, the fact is unknown for that
+// reason.
 func lookFor(is func() (bool, error)) *Fact {
 	return &Fact{look: func() (tristate.Value, error) {
 		is, err := is()
@@ -22,7 +23,7 @@ func lookFor(is func() (bool, error)) *Fact {
 	}}
 }
 
-// Ask returns the fact and, if it is unknown, why.
+// Ask returns the fact. If the fact is unknown, why is the reason.
 func (f *Fact) Ask() (v tristate.Value, why string) {
 	if !f.looked {
 		var err error
@@ -32,7 +33,8 @@ func (f *Fact) Ask() (v tristate.Value, why string) {
 	return f.value, f.why
 }
 
-// Known returns a fact without a look. looked is false if nobody has asked for it.
+// Known returns a fact without determining it. looked is false if the fact has not been determined
+// yet.
 func Known(f decide.Fact) (v tristate.Value, looked bool) {
 	if own, is := f.(*Fact); is {
 		return own.value, own.looked

@@ -1,6 +1,6 @@
-// Package facts looks at the node: network namespaces and the processes in them, mounts,
-// interfaces, rules, libcni's cache, host-local's files and the runtime's list. It changes nothing.
-// Package decide turns the facts into verdicts.
+// Package facts inspects the node: network namespaces and their processes, mounts, interfaces,
+// firewall rules, libcni's cache, host-local's files and the runtime's list. It does not change
+// anything. Package decide turns the facts into verdicts.
 package facts
 
 import (
@@ -19,8 +19,8 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// This returns the machine, the boot and the namespaces of this process. A part that cannot be read
-// is "".
+// This returns the machine, the boot and the namespaces of this process. A field that cannot be
+// read is "".
 func This() journal.Host {
 	h := namespacesOf("/proc/self")
 	h.BootID = firstLine("/proc/sys/kernel/random/boot_id")
@@ -28,8 +28,8 @@ func This() journal.Host {
 	return h
 }
 
-// machineOf returns the name of a machine: its DMI UUID, since its machine-id may change at each
-// boot, or its machine-id if the UUID is not valid.
+// machineOf returns the name of a machine: its DMI UUID, or its machine-id if the UUID is not
+// valid. The UUID comes first because a machine-id may change at each boot.
 func machineOf(uuid, id string) string {
 	uuid = strings.ToLower(uuid)
 	switch {
@@ -41,7 +41,7 @@ func machineOf(uuid, id string) string {
 	return ""
 }
 
-// namespacesOf returns the namespaces of a process, by its directory in /proc.
+// namespacesOf returns the namespaces of a process, given its directory in /proc.
 func namespacesOf(proc string) (h journal.Host) {
 	h.MountNS, _ = os.Readlink(proc + "/ns/mnt")
 	h.PIDNS, _ = os.Readlink(proc + "/ns/pid")
@@ -68,9 +68,9 @@ func In(netns ns.NetNS, fn func() error) (err error) {
 	return err
 }
 
-// OnThread runs fn on a thread that ends with it, so that no other goroutine gets a thread in
-// another network namespace. It never uses the main thread of the process: /proc shows the
-// namespace of that thread as the process's.
+// OnThread runs fn on a thread that ends after fn, so that no other goroutine gets a thread in
+// another network namespace. It never uses the main thread, because /proc shows that thread's
+// namespace as the namespace of the process.
 func OnThread(fn func()) {
 	done := make(chan struct{})
 	go func() {
@@ -86,8 +86,8 @@ func OnThread(fn func()) {
 	<-done
 }
 
-// HoldersOf returns the processes that hold the lock at a path as delegates do, at the given
-// descriptor. It omits an unwind that waits for the lock and also has the file open.
+// HoldersOf returns the processes that hold the lock of a file through the given descriptor, as
+// delegates do. It omits an unwind that has the file open but only waits for the lock.
 func HoldersOf(path string, descriptor int) (pids []int, err error) {
 	var want, st unix.Stat_t
 	if err := unix.Stat(path, &want); err != nil {
@@ -107,8 +107,9 @@ func HoldersOf(path string, descriptor int) (pids []int, err error) {
 	return pids, err
 }
 
-// HostLinks returns the host ends of the container's interfaces in a result: the veths among the
-// interfaces without a sandbox. The others (a bridge, a macvlan's master) outlive the container.
+// HostLinks returns the host ends of the container's interfaces in a result: those interfaces
+// without a sandbox that are veths. The others, such as a bridge or a macvlan's master, outlive the
+// container.
 func HostLinks(r *netconf.Result) []journal.HostLink {
 	var links []journal.HostLink
 	for _, i := range r.Interfaces {
@@ -122,7 +123,8 @@ func HostLinks(r *netconf.Result) []journal.HostLink {
 	return links
 }
 
-// LinkThere reports whether one of the links exists on this host. An error means unknown.
+// LinkThere reports whether one of the links exists on this host. An error means that this is
+// unknown.
 func LinkThere(links []journal.HostLink) (bool, error) {
 	for _, l := range links {
 		link, err := netlink.LinkByName(l.Name)

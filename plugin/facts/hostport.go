@@ -14,9 +14,10 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// ForwardsTo reports whether a host port of this node forwards to an address, whoever made its
-// rule: portmap (plugins 1.9.1) with iptables, or with nftables. If neither can be listed, the
-// result is unknown, with the reason. A program that is missing made no rule.
+// ForwardsTo reports whether a host port of this node forwards to an address, whichever container
+// the rule was created for. It checks portmap's rules (plugins 1.9.1) in iptables and in nftables.
+// If the rules cannot be listed, the result is unknown, and the error says why. If only one of the
+// two programs is missing, its rules do not exist.
 func ForwardsTo(ctx context.Context, address netip.Addr) (tristate.Value, error) {
 	save, family := "iptables-save", "ip"
 	if address = address.Unmap(); address.Is6() {
@@ -44,8 +45,8 @@ func ForwardsTo(ctx context.Context, address netip.Addr) (tristate.Value, error)
 	return tristate.No, nil
 }
 
-// hostPortsTable returns the lines of portmap's own table of nftables, none if there is no such
-// table.
+// hostPortsTable returns the lines of portmap's own nftables table. It returns none if there is no
+// such table.
 func hostPortsTable(ctx context.Context, family string) ([]string, error) {
 	table := "table " + family + " cni_hostport"
 	tables, err := Printed(ctx, "nft", "list", "tables", family)
@@ -57,7 +58,7 @@ func hostPortsTable(ctx context.Context, family string) ([]string, error) {
 	return nil, err
 }
 
-// hasTarget reports whether the word after a text in a rule is the address, with a port.
+// hasTarget reports whether, in a rule, the word that follows after is the address with a port.
 func hasTarget(rule, after string, address netip.Addr) bool {
 	_, rest, _ := strings.Cut(rule, " "+after+" ")
 	word, _, _ := strings.Cut(strings.TrimSpace(rest), " ")
@@ -66,7 +67,7 @@ func hasTarget(rule, after string, address netip.Addr) bool {
 }
 
 // rulesTime is the timeout of each program that prints rules. A node with many services has about
-// ten thousand.
+// ten thousand rules.
 const rulesTime = 3 * time.Second
 
 // Printed runs a program and returns the lines of its standard output.

@@ -24,8 +24,8 @@ type Interface struct {
 // There reports whether the namespace has the interface.
 func (s Interface) There() bool { return s.index != 0 }
 
-// Occupant names the interface for journal.Entry.Occupant, or is "" for a loopback, which every
-// namespace has.
+// Occupant returns the value for journal.Entry.Occupant. It is "" for a loopback, because every
+// namespace has one.
 func (s Interface) Occupant() string {
 	if s.MAC == "" {
 		return ""
@@ -54,7 +54,7 @@ func (s Interface) Is(named journal.Interface) bool {
 		(mac == tristate.Yes || address == tristate.Yes)
 }
 
-// inspect identifies the network namespace of this thread, and looks at an interface in it, unless
+// inspect identifies the network namespace of this thread, and inspects an interface in it unless
 // the name is "".
 func (s *Interface) inspect(name string) error {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -88,12 +88,12 @@ func addressesOf(found []net.Addr) (all []netip.Addr) {
 	return all
 }
 
-// IsOwnNetNS reports whether a path leads to the network namespace of this process. One that leads
-// nowhere does not.
+// IsOwnNetNS reports whether a path leads to the network namespace of this process. It returns
+// false if nothing exists at the path.
 func IsOwnNetNS(path string) (bool, error) {
 	its, err := os.Stat(path)
 	if err != nil {
-		return false, nil //nolint:nilerr // nothing is there
+		return false, nil //nolint:nilerr // nothing exists at the path
 	}
 	own, err := os.Stat("/proc/self/ns/net")
 	return err == nil && os.SameFile(its, own), err

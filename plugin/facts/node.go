@@ -11,22 +11,23 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// Node is the node as one process sees it, with what that process knows about the runtime. It only
-// reads: the kernel, libcni's cache, host-local's files, and the journal.
+// Node is the node as one process sees it, with that process's input from the runtime. Its methods
+// only read: from the kernel, libcni's cache, host-local's files, and the journal.
 type Node struct {
 	Journal *record.Recorder
 	Log     *slog.Logger
 	Host    journal.Host
-	// Invoked says that a runtime started this process, see SameNamespaces.
+	// Invoked is set if a runtime started this process, see SameNamespaces.
 	Invoked bool
 	// List is the runtime's list of attachments, or nil.
 	List *List
-	// Network is the network whose configuration this process has; GracePeriod is from there.
+	// Network is the network whose configuration this process has read. GracePeriod comes from it.
 	Network     string
 	GracePeriod time.Duration
 	// ListGrace, if not 0, replaces every grace period before a list can prove something dead.
 	ListGrace time.Duration
-	// CacheDir is the directory of libcni's cache of results; "" is the one that all runtimes use.
+	// CacheDir is the directory of libcni's cache of results; "" means the one that all runtimes
+	// use.
 	CacheDir string
 	View     *View // shared by all workers of a process
 }
@@ -45,7 +46,7 @@ func (n *Node) SameBoot(g *journal.Entry) tristate.Value {
 }
 
 // otherHost reports whether an ADD ran on another machine. The result is unknown if one machine is
-// known by its DMI UUID and the other by its machine-id.
+// identified by its DMI UUID and the other by its machine-id.
 func (n *Node) otherHost(g *journal.Entry) tristate.Value {
 	ours, _, _ := strings.Cut(n.Host.Machine, ":")
 	theirs, _, _ := strings.Cut(g.Host.Machine, ":")
@@ -55,11 +56,12 @@ func (n *Node) otherHost(g *journal.Entry) tristate.Value {
 	return tristate.Of(g.Host.Machine != n.Host.Machine, nil)
 }
 
-// SameNamespaces reports whether this process sees what the ADD saw, so that whatever it does not
-// see is gone. A runtime starts every verb in the same namespaces. Any other process has to be in
-// the namespaces of the ADD: in a container with the state directory mounted, every network
-// namespace looks gone and without processes. Namespace numbers are meaningless in another boot,
-// except that of the initial PID namespace, whose process 1 is in the other initial namespaces.
+// SameNamespaces reports whether this process runs in the namespaces of an ADD. Only then is a
+// namespace or process that it cannot see really gone. In a container with the state directory
+// mounted, every network namespace looks gone and empty. A runtime starts every verb in the same
+// namespaces, so a process that a runtime started needs no check. The number of a namespace means
+// nothing in another boot. The only exception is the initial PID namespace; its process 1 runs in
+// the other initial namespaces.
 func (n *Node) SameNamespaces(g *journal.Entry) tristate.Value {
 	if n.Invoked {
 		return tristate.Yes
@@ -86,10 +88,11 @@ func (n *Node) SameNamespaces(g *journal.Entry) tristate.Value {
 	return tristate.Yes
 }
 
-// seesAsRuntime reports whether this process sees what the runtime sees, for use without a recorded
-// ADD. It does if it is in the namespaces of each runtime that returned the list, even if these are
-// a container's (kind, k3d, LXC); or if it is in the initial PID namespace and in the other
-// namespaces of process 1. A container has its own process 1, but not the initial PID namespace.
+// seesAsRuntime reports whether this process runs in the runtime's namespaces, if there is no
+// recorded ADD to compare with. Either of two facts proves it. This process is in the namespaces of
+// each runtime that returned the list, even if these are a container's (kind, k3d, LXC). Or this
+// process is in the initial PID namespace and in the other namespaces of process 1. (A container
+// has its own process 1, but not the initial PID namespace.)
 func (n *Node) seesAsRuntime() tristate.Value {
 	if n.List != nil && len(n.List.Runtimes) > 0 &&
 		!slices.ContainsFunc(n.List.Runtimes, func(pid int) bool {
@@ -111,7 +114,7 @@ func (n *Node) inNamespaces(of journal.Host) tristate.Value {
 // include/linux/proc_ns.h).
 const firstPIDNS = "pid:[4026531836]"
 
-// IsHost reports whether a network namespace is that of this process.
+// IsHost reports whether a network namespace is the one of this process.
 func (n *Node) IsHost(netns journal.NetNS) bool {
 	return n.Host.NetNS != "" && LinkOf(netns) == n.Host.NetNS
 }

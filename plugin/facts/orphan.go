@@ -12,15 +12,15 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// Owner is a container that the journal does not know, with what may show that it lives.
+// Owner is a container that is not in the journal, with facts that may prove it live.
 type Owner struct {
 	Network, ContainerID string
 	Addresses            []netip.Addr
-	Made                 time.Time // of the youngest that it has, by the wall clock; zero if unknown
+	Made                 time.Time // of its youngest file, by the wall clock; zero if unknown
 	Grace                time.Duration
 }
 
-// JudgeOwner judges a container that the journal does not know.
+// JudgeOwner returns the verdict on a container that is not in the journal.
 func (n *Node) JudgeOwner(o Owner) decide.Verdict {
 	cache, cacheErr := n.readCache(o.Network+"-"+o.ContainerID+"-", 0)
 	seen := decide.Orphan{
@@ -44,8 +44,8 @@ func (n *Node) JudgeOwner(o Owner) decide.Verdict {
 	return decide.DecideOrphan(seen)
 }
 
-// OwnerGraceLeft is GraceLeft for a container that the journal does not know.
+// OwnerGraceLeft is GraceLeft for a container that is not in the journal.
 func (n *Node) OwnerGraceLeft(o Owner) time.Duration {
-	// The wall clock may have been set since, but not before the machine was started.
+	// The wall clock may have been set since Made. So the age is at most the time since boot.
 	return cmp.Or(n.ListGrace, o.Grace) - min(time.Since(o.Made), time.Duration(journal.BootNanos()))
 }

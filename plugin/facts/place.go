@@ -17,21 +17,22 @@ import (
 	"cni-unwind/journal"
 )
 
-// Place is a network namespace that this process holds open: whatever comes to its path meanwhile,
-// it stays the same until it is closed. The zero value has none.
+// Place is a network namespace that this process holds open. It stays the same until it is closed,
+// even if another namespace is mounted at its path. The zero value contains no namespace.
 type Place struct {
-	Path string // where it was found; "" if there is none
+	Path string // where it was found; "" for the zero value
 	Seen Interface
 	held ns.NetNS
 }
 
-// There reports whether there is a namespace.
+// There reports whether the place contains a namespace.
 func (p Place) There() bool { return p.held != nil }
 
-// Pinned returns a path that leads to the namespace, and nowhere else, until it is closed.
+// Pinned returns a path that always leads to this namespace, until the place is closed.
 func (p Place) Pinned() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), p.held.Fd()) }
 
-// IsAt reports whether the namespace is at a path. It is held open, so no other one has its inode.
+// IsAt reports whether the namespace is at a path. It is held open, so no other namespace can have
+// its inode.
 func (p Place) IsAt(path string) bool {
 	var own, its unix.Stat_t
 	return p.There() && unix.Fstat(int(p.held.Fd()), &own) == nil &&
@@ -47,7 +48,7 @@ func (p Place) Close() {
 }
 
 // Open opens the network namespace at a path, identifies it, and inspects an interface in it,
-// unless ifname is "". A missing interface is not an error. With an error only the path is known.
+// unless ifname is "". A missing interface is not an error. With an error, only the path is set.
 func Open(path, ifname string) (Place, error) {
 	none := Place{Seen: Interface{Netns: journal.NetNS{Path: path}}}
 	held, err := ns.GetNS(path)
@@ -67,7 +68,7 @@ func Open(path, ifname string) (Place, error) {
 	return p, nil
 }
 
-// Look is Open for those who need no place.
+// Look is Open for callers that do not need the namespace to stay open.
 func Look(path, ifname string) (Interface, error) {
 	place, err := Open(path, ifname)
 	place.Close()
@@ -79,11 +80,12 @@ func IsNoNetNS(err error) bool {
 	return errors.As(err, new(ns.NSPathNotExistErr)) || errors.As(err, new(ns.NSPathNotNSErr))
 }
 
-// errElsewhere says that a path leads to another network namespace.
-var errElsewhere = errors.New("it is another network namespace")
+// errElsewhere means that a path leads to another network namespace.
+var errElsewhere = errors.New("another network namespace is at this path")
 
-// openSame is Open for one network namespace. If another one is at the path, the error is
-// errElsewhere, or nil if that one has the inode, which came again: then it is gone.
+// openSame is Open for one particular network namespace. If another namespace is at the path, the
+// error is errElsewhere. But if that namespace has reused the inode, the wanted one is gone, and
+// openSame returns no error and an empty place.
 func openSame(path string, id journal.NetNS, ifname string) (Place, error) {
 	place, err := Open(path, ifname)
 	if err == nil && id.Same(place.Seen.Netns) {
@@ -96,12 +98,13 @@ func openSame(path string, id journal.NetNS, ifname string) (Place, error) {
 	return Place{}, err
 }
 
-// Find opens a network namespace at one of some paths, at that of its ADD, or at a mount of it in
-// this process's mount namespace, in this order, and inspects an interface in it. If there is none,
-// the place is empty. An error means unknown: a mount of it may be covered by another.
+// Find opens a network namespace and inspects an interface in it. It tries the given paths, then
+// the path of its ADD, then its mounts in this process's mount namespace. If it finds none, the
+// place is empty. An error means that the namespace may still exist, for example under another
+// mount.
 func Find(id journal.NetNS, ifname string, paths ...string) (Place, error) {
 	for _, path := range append(paths, id.Path) {
-		// a mount that cannot be opened here is an error below
+		// an error is ignored here, since search reports it for a mount
 		if place, _ := openSame(path, id, ifname); place.There() {
 			return place, nil
 		}
@@ -112,8 +115,9 @@ func Find(id journal.NetNS, ifname string, paths ...string) (Place, error) {
 	})
 }
 
-// search opens a network namespace at one of the paths that look returns. A path may become
-// another's meanwhile, so search looks again. An error means unknown.
+// search opens a network namespace at one of the paths that look returns. A path may lead to
+// another namespace by the time it is opened, so search calls look up to three times. An error
+// means that the namespace may still exist.
 func search(
 	id journal.NetNS, ifname string, look func(again bool) ([]string, error),
 ) (place Place, err error) {
@@ -136,11 +140,11 @@ func search(
 	return Place{}, err
 }
 
-// LinkOf returns the text of a link to a network namespace.
+// LinkOf returns the link text of a network namespace, as in /proc/PID/ns/net.
 func LinkOf(id journal.NetNS) string { return fmt.Sprintf("net:[%d]", id.Ino) }
 
-// lookAtMounts returns the paths of the mounted network namespaces in this process's mount
-// namespace, by the text of a link to each.
+// lookAtMounts returns the paths at which network namespaces are mounted in this process's mount
+// namespace, by their link text (see LinkOf).
 func lookAtMounts() (map[string][]string, error) {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
@@ -152,7 +156,7 @@ func lookAtMounts() (map[string][]string, error) {
 		if !bytes.Contains(lines.Bytes(), []byte(" net:[")) {
 			continue
 		}
-		// 36 35 98:0 ROOT MOUNTPOINT …, see proc_pid_mountinfo(5); \040 is a blank
+		// 36 35 98:0 ROOT MOUNTPOINT …, see proc_pid_mountinfo(5); \040 is a space
 		fields := strings.Fields(lines.Text())
 		if len(fields) < 5 || !strings.HasPrefix(fields[3], "net:[") {
 			continue
@@ -166,8 +170,8 @@ func lookAtMounts() (map[string][]string, error) {
 	return all, lines.Err()
 }
 
-// addAddresses adds the addresses of all interfaces in the network namespace at a path, if it is
-// the one that the text of a link names.
+// addAddresses adds the addresses of all interfaces in the network namespace at a path, if that
+// namespace still has the given link text.
 func addAddresses(path, link string, all map[netip.Addr]bool) error {
 	place, err := Open(path, "")
 	if err != nil {

@@ -13,8 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// memberOf returns a path to the network namespace of a process, and the text of the link there.
-// The link is "" if the process has ended. Its first thread may have ended before the others.
+// memberOf returns a path to the network namespace of a process, and its link text. The text is ""
+// if the process has ended. A process's first thread may end before the others, so memberOf tries
+// all threads.
 func memberOf(pid int) (path, link string, err error) {
 	path = procOf(pid) + "/ns/net"
 	if link, err = readNS(path); link != "" || err != nil {
@@ -29,10 +30,11 @@ func memberOf(pid int) (path, link string, err error) {
 	return "", "", nil
 }
 
-// readNS returns the text of a link in a thread's ns directory, or "" if the thread has ended or is
-// about to, and is in no namespace any more. The kernel answers EACCES for a thread that is reaped
-// during the read, as for one that the caller may not inspect (proc_ns_readlink of
-// fs/proc/namespaces.c). A second read does not find the reaped one.
+// readNS returns the text of a link in a thread's ns directory. It returns "" if the thread has
+// ended, or is about to end and has left its namespaces. The kernel returns EACCES both for a
+// thread that is reaped during the read, and for one that the caller may not inspect
+// (proc_ns_readlink in fs/proc/namespaces.c). So readNS reads twice: the second read does not find
+// a reaped thread.
 func readNS(path string) (link string, err error) {
 	link, err = os.Readlink(path)
 	if errors.Is(err, fs.ErrPermission) {
@@ -44,14 +46,14 @@ func readNS(path string) (link string, err error) {
 	return link, err
 }
 
-// checkAllShown returns an error if this process may not inspect all others, so that /proc may also
-// hide some from it (proc(5), hidepid).
+// checkAllShown returns an error if this process may not inspect all others. In that case, /proc
+// may also hide some processes (proc(5), hidepid).
 func checkAllShown() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData
 	err := unix.Capget(&header, &sets[0])
 	if err == nil && sets[0].Effective&(1<<unix.CAP_SYS_PTRACE) == 0 {
-		err = errors.New("unwind may not inspect all processes: it lacks CAP_SYS_PTRACE")
+		err = errors.New("unwind may not inspect all processes; run it as root with CAP_SYS_PTRACE")
 	}
 	if err == nil {
 		_, err = os.Readlink("/proc/1/ns/net")
@@ -73,15 +75,15 @@ func Processes() (pids []int, err error) {
 		}
 	}
 	if err == nil && len(pids) == 0 {
-		err = errors.New("/proc shows no process: it is not mounted")
+		err = errors.New("/proc shows no process; check that it is mounted")
 	}
 	return pids, err
 }
 
 func procOf(pid int) string { return fmt.Sprintf("/proc/%d", pid) }
 
-// ProgramsOf returns the names of a process's program, and of the script that an interpreter runs.
-// It is empty if the process has exited.
+// ProgramsOf returns the names of a process's program, and of its script if the program is an
+// interpreter. It returns none if the process has exited.
 func ProgramsOf(pid int) (names []string) {
 	proc := procOf(pid)
 	if path, err := os.Readlink(proc + "/exe"); err == nil {
@@ -96,11 +98,11 @@ func ProgramsOf(pid int) (names []string) {
 	return names
 }
 
-// SplitDaemons splits the processes that inherited something from a delegate. A delegate leads a
-// process group in the runtime's session. A daemon has made a session of its own, whose ID is that
-// of a group of such processes.
+// SplitDaemons splits processes that inherited a lock into daemons and delegates. A delegate leads
+// a process group in the runtime's session. A daemon has created its own session, so the session's
+// ID is the group ID of one of the processes.
 func SplitDaemons(pids []int) (daemons, delegates []int) {
-	made := map[int]bool{} // sessions
+	made := map[int]bool{} // sessions that daemons created
 	for _, pid := range pids {
 		group, err := unix.Getpgid(pid)
 		session, err2 := unix.Getsid(pid)
@@ -118,21 +120,21 @@ func SplitDaemons(pids []int) (daemons, delegates []int) {
 	return daemons, delegates
 }
 
-// Older reports whether a process certainly began before another one, which the kernel's clock
-// tells in steps of 10 ms.
+// Older reports whether a process certainly started before another one. The kernel records start
+// times in steps of 10 ms.
 func Older(pid, than int) bool {
 	older, newer := startOf(pid), startOf(than)
 	return older != 0 && older < newer
 }
 
-// startOf returns the time since boot at which a process began, or 0 if that is unknown.
+// startOf returns the time since boot at which a process started, or 0 if that is unknown.
 func startOf(pid int) uint64 {
 	stat, _ := os.ReadFile(procOf(pid) + "/stat")
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	if len(fields) < 20 {
 		return 0
 	}
-	start, _ := strconv.ParseUint(fields[19], 10, 64) // the 22nd of all: proc_pid_stat(5)
+	start, _ := strconv.ParseUint(fields[19], 10, 64) // the 22nd field, see proc_pid_stat(5)
 	return start
 }
 

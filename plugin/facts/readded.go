@@ -11,16 +11,16 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// Later reports whether an ADD that the journal did not record added the attachment again: unwind
-// was disabled, or the journal could not be written. unwind then does not undo the old ADD: its
-// DELs go by container ID and interface, and would release what the delegates took for the later
-// one. The runtime's DEL undoes both.
+// Later reports whether an ADD that is not in the journal added the attachment again, because
+// unwind was off or the journal could not be written. In that case, unwind must not undo the old
+// ADD: its DELs go by container ID and interface, and would release the later ADD's resources. The
+// runtime's DEL undoes both.
 //
-// There was a later ADD if host-local has a file of the attachment that the commit of no record
-// saw, or libcni's cache has an interface that no record has, and that was not in the cache when a
-// recorded ADD began. Both are compared for equality, never for order. The cache may be stale: it
-// counts if the namespace that it names exists, or a process of the container runs. An error says
-// why the result is unknown.
+// Either of two facts proves a later ADD: host-local has created a file for the attachment that no
+// record contains; or libcni's cache contains an interface that no record contains, and that was
+// not in the cache when a recorded ADD began. Later compares both for equality, never by time. The
+// cache may be stale. It counts only if the namespace that it names exists, or a process of the
+// container runs. An error says why the result is unknown.
 func (n *Node) Later(ctx context.Context, e *journal.Entry) (tristate.Value, error) {
 	records := []*journal.Entry{e}
 	n.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
@@ -70,8 +70,8 @@ func poolsOf(records []*journal.Entry) map[string]bool {
 	return pools
 }
 
-// claimed reports whether some record has a reservation: its address, and the file as it was at the
-// commit. A copy of a disk has other inodes, so these count within one boot alone.
+// claimed reports whether a record contains a reservation: its address, and the inode and time of
+// its file. A copy of a disk has other inodes, so claimed compares inodes only within one boot.
 func (n *Node) claimed(records []*journal.Entry, r ipam.Reservation) bool {
 	return slices.ContainsFunc(records, func(e *journal.Entry) bool {
 		return slices.ContainsFunc(e.Claims, func(c journal.Claim) bool {
@@ -81,7 +81,7 @@ func (n *Node) claimed(records []*journal.Entry, r ipam.Reservation) bool {
 	})
 }
 
-// InterfaceOf returns the container's interface, as far as the record of an ADD still has it.
+// InterfaceOf returns the container's interface, if the record of the ADD still contains it.
 func InterfaceOf(e *journal.Entry) journal.Interface {
 	if named := netconf.InterfaceOf(e.Result, e.IfName); named.Known() {
 		return named
@@ -89,9 +89,9 @@ func InterfaceOf(e *journal.Entry) journal.Interface {
 	return e.Interface
 }
 
-// SameADD reports whether two results can come from the same ADD. A conversion to an old version of
-// the specification drops the interfaces and all but one address per family, so the addresses of
-// one may be a subset of the other's.
+// SameADD reports whether two results can come from the same ADD. Conversion to an old version of
+// the specification drops the interfaces, and all but one address per family. So the addresses of
+// one result may be a subset of the other's.
 func SameADD(a, b journal.Interface) tristate.Value {
 	if a.MAC != "" && b.MAC != "" && a.MAC != b.MAC {
 		return tristate.No
@@ -107,9 +107,11 @@ func SameADD(a, b journal.Interface) tristate.Value {
 	return tristate.Equal(a.MAC != "" && b.MAC != "" || len(a.Addresses) > 0, true)
 }
 
-// Passed reports whether the DEL of an attachment has succeeded although the journal still has it
-// as live, because the journal could not be written. It needs both pieces of evidence: an operator
-// may have cleared host-local's files, and the runtime may have no cache.
+// Passed reports whether an attachment's DEL has succeeded, although the attachment is still live
+// in the journal because that could not be written. Passed needs two pieces of evidence: libcni's
+// cache does not contain the attachment, and host-local no longer reserves its addresses. One is
+// not enough, because an operator may have cleared host-local's files, and the runtime may not use
+// the cache.
 func (n *Node) Passed(e *journal.Entry) bool {
 	if c, err := n.CachedADD(e.Key); c != nil || err != nil {
 		return false
@@ -133,13 +135,13 @@ func (n *Node) Passed(e *journal.Entry) bool {
 // Anothers reports whether an interface belongs to another attachment, according to the journal or
 // libcni's cache.
 func (n *Node) Anothers(ctx context.Context, key journal.Key, seen Interface) (is bool) {
-	// in doubt it would be nobody's
+	// if the journal cannot be read, only the cache counts
 	n.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
 		return tx.All(func(other *journal.Entry, damaged error) error {
 			is = is || damaged == nil && other.State == journal.Live && other.Key != key &&
 				other.IfName == key.IfName && other.Host.BootID == n.Host.BootID &&
 				other.NetNS.Same(seen.Netns)
-			return nil // a damaged one is not live
+			return nil // a damaged record does not count as live
 		})
 	})
 	return is || n.anyCached(func(c Cached) bool {

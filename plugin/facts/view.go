@@ -14,8 +14,8 @@ import (
 	"cni-unwind/journal"
 )
 
-// View has what one look at the whole node finds, for a second. The workers of a verb share it, so
-// one look serves a sweep of many attachments.
+// View caches facts about the whole node for one second. The workers of a verb share it, so a sweep
+// of many attachments inspects the node only once.
 type View struct {
 	mu        sync.Mutex
 	members   seen[map[string][]string] // see lookAtMembers
@@ -24,17 +24,17 @@ type View struct {
 	pools     map[string]*seen[[]ipam.Reservation]
 }
 
-// seen is what one look found. An error says why something may be missing.
+// seen is a cached fact. err says why something may be missing from it.
 type seen[T any] struct {
 	looked time.Time
 	found  T
 	err    error
 }
 
-// viewAge is how long what was seen stays current.
+// viewAge is how long a cached fact stays current.
 const viewAge = time.Second
 
-// get returns what look finds, or has found lately.
+// get returns the cached fact. It calls look if the fact is older than viewAge.
 func (s *seen[T]) get(look func() (T, error)) (T, error) {
 	if now := time.Now(); now.Sub(s.looked) >= viewAge {
 		s.found, s.err = look()
@@ -43,9 +43,10 @@ func (s *seen[T]) get(look func() (T, error)) (T, error) {
 	return s.found, s.err
 }
 
-// OpenByProcess opens a network namespace by a process in it. Without one the place is empty. An
-// error means unknown: some process cannot be inspected. rescan looks again, for an attachment
-// without other evidence: the earlier look may have missed a process.
+// OpenByProcess opens a network namespace through a process in it. If there is no such process, the
+// place is empty. An error means that this is unknown, because some process cannot be inspected. If
+// rescan is set, OpenByProcess does not use cached facts, which may lack a new process. That is for
+// an attachment without other evidence.
 func (v *View) OpenByProcess(id journal.NetNS, ifname string, rescan bool) (Place, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -56,7 +57,7 @@ func (v *View) OpenByProcess(id journal.NetNS, ifname string, rescan bool) (Plac
 		all, err := v.members.get(lookAtMembers)
 		return all[LinkOf(id)], err
 	})
-	if place.There() { // the process may exit, and its ID be reused
+	if place.There() { // the process may exit, and its ID may be reused
 		place.Path = place.Pinned()
 	}
 	return place, err
@@ -69,8 +70,8 @@ func (v *View) ProcessIn(id journal.NetNS, rescan bool) (bool, error) {
 	return place.There(), err
 }
 
-// lookAtMembers returns paths of the network namespaces of all processes, by the text of the link
-// there.
+// lookAtMembers returns paths to the network namespaces of all processes, by their link text (see
+// LinkOf).
 func lookAtMembers() (map[string][]string, error) {
 	all := map[string][]string{}
 	pids, err := Processes()
@@ -84,7 +85,7 @@ func lookAtMembers() (map[string][]string, error) {
 }
 
 // Uses reports whether an interface in any network namespace has one of the addresses. An error
-// means unknown.
+// means that this is unknown.
 func (v *View) Uses(addresses []netip.Addr) (bool, error) {
 	if len(addresses) == 0 {
 		return false, nil
@@ -98,9 +99,9 @@ func (v *View) Uses(addresses []netip.Addr) (bool, error) {
 	return false, err
 }
 
-// lookAtAddresses returns the addresses in all network namespaces that have a process, or are
-// mounted where a path leads to them. A namespace may disappear meanwhile, or its process exit and
-// leave it to others, so lookAtAddresses looks again if it could not inspect one.
+// lookAtAddresses returns the addresses in all network namespaces that contain a process or are
+// mounted at a reachable path. While it runs, a namespace may disappear, or a process may exit. So
+// it starts again, up to twice, if it could not inspect a namespace.
 func lookAtAddresses() (all map[netip.Addr]bool, err error) {
 	for range 3 {
 		all = map[netip.Addr]bool{}
@@ -112,7 +113,7 @@ func lookAtAddresses() (all map[netip.Addr]bool, err error) {
 				switch err := addAddresses(point, link, all); {
 				case err == nil:
 					delete(members, link)
-				case !IsNoNetNS(err) && !errors.Is(err, errElsewhere): // no other mount covers it
+				case !IsNoNetNS(err) && !errors.Is(err, errElsewhere): // its path still leads to it
 					errs = append(errs, err)
 				}
 			}
@@ -147,7 +148,7 @@ func (v *View) reservations(pool string) ([]ipam.Reservation, error) {
 }
 
 // ContainerRuns reports whether the cgroup of some process names a container: see namesContainer.
-// An error means unknown.
+// An error means that this is unknown.
 func (v *View) ContainerRuns(id string) (bool, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -160,13 +161,13 @@ func (v *View) ContainerRuns(id string) (bool, error) {
 	return false, err
 }
 
-// lookAtCgroups returns the lines of the cgroups of all processes:
+// lookAtCgroups returns the cgroup lines of all processes, such as
 // "0::/system.slice/containerd.service".
 func lookAtCgroups() (map[string]bool, error) {
 	all := map[string]bool{}
 	pids, err := Processes()
 	for _, pid := range pids {
-		text, _ := os.ReadFile(procOf(pid) + "/cgroup") // it may have ended
+		text, _ := os.ReadFile(procOf(pid) + "/cgroup") // the process may have ended
 		for line := range strings.Lines(string(text)) {
 			all[strings.TrimSuffix(line, "\n")] = true
 		}
@@ -174,14 +175,15 @@ func lookAtCgroups() (map[string]bool, error) {
 	return all, cmp.Or(err, checkAllShown())
 }
 
-// namesContainer reports whether a directory of a cgroup's path is that of a container. With
-// cgroupfs its name is the ID; with systemd it has a prefix of the runtime's:
+// namesContainer reports whether a directory in a cgroup path belongs to a container. With
+// cgroupfs, the directory's name is the container ID. With systemd, it has a prefix that the
+// runtime chooses:
 //
 //	/kubepods/burstable/pod1234/ID
 //	/kubepods.slice/kubepods-pod1234.slice/cri-containerd-ID.scope
 //	/kubepods.slice/kubepods-pod1234.slice:cri-containerd:ID
 //
-// A short ID, which no runtime makes, has to be the whole name.
+// A short ID, which no runtime creates, must be the whole name.
 func namesContainer(path, id string) bool {
 	for name := range strings.SplitSeq(path, "/") {
 		name = strings.TrimSuffix(name, ".scope")

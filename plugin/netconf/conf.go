@@ -30,7 +30,7 @@ const DefaultStateDir = "/var/lib/cni/unwind"
 // KiB.
 const MaxConfig = 4 << 20
 
-// Conf is unwind's entry in a conflist, as the runtime gives it on stdin.
+// Conf is unwind's entry in a conflist, as the runtime passes it on stdin.
 type Conf struct {
 	CNIVersion    string
 	Name          string
@@ -86,7 +86,7 @@ func ParseConf(data []byte) (*Conf, error) {
 	c := DefaultConf()
 	var errs []error
 	if len(data) > MaxConfig {
-		errs = append(errs, fmt.Errorf("the configuration is too large: %d bytes, more than %d",
+		errs = append(errs, fmt.Errorf("the configuration is too large: %d bytes; at most %d are allowed",
 			len(data), MaxConfig))
 	}
 	var keys map[string]json.RawMessage

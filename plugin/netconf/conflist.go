@@ -64,7 +64,7 @@ func ParseConflist(data []byte) (*Conflist, error) {
 }
 
 // Plain returns the chain of a configuration that does not contain unwind, so the runtime itself
-// runs the chain. The Conf is what unwind would use for it.
+// runs the chain. The Conf is the configuration that unwind would use for it.
 func (c *Conflist) Plain() (*Chain, *Conf, error) {
 	conf := DefaultConf()
 	if err := utils.ValidateNetworkName(c.Name); err != nil {
@@ -90,7 +90,7 @@ type list struct {
 
 func parseList(data []byte) (l list, err error) {
 	if len(data) > MaxConfig {
-		return l, fmt.Errorf("more than %d bytes", MaxConfig)
+		return l, fmt.Errorf("too large: more than %d bytes", MaxConfig)
 	}
 	if err := json.Unmarshal(data, &l); err != nil {
 		return l, jsonError(err)

@@ -38,7 +38,7 @@ func ReadFile(path string) ([]byte, error) {
 func ReadAll(r io.Reader) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(r, MaxConfig+1))
 	if err == nil && len(data) > MaxConfig {
-		err = fmt.Errorf("more than %d bytes", MaxConfig)
+		err = fmt.Errorf("too large: more than %d bytes", MaxConfig)
 	}
 	return data, err
 }

@@ -114,7 +114,7 @@ func ConvertResult(raw json.RawMessage, to string) (converted json.RawMessage, e
 	defer func() {
 		if r := recover(); r != nil {
 			converted = nil
-			err = fmt.Errorf("cannot convert the result to version %q: %v", to, r)
+			err = fmt.Errorf("cannot convert the result to CNI version %q: %v", to, r)
 		}
 	}()
 	if len(raw) == 0 {

@@ -97,7 +97,7 @@ func (s *Sweep) undoRecord(
 	}
 	if f.owner.cached != nil {
 		if len(failures) > 0 {
-			return fmt.Errorf("%w; host-local no longer holds an address for it; fix %s and sweep "+
+			return fmt.Errorf("%w; its host-local addresses are released; fix %s and sweep "+
 				"again, or remove %s to forget the attachment", failures[0], failures[0].Plugin,
 				f.owner.cached.Path)
 		}
@@ -160,7 +160,7 @@ func (s *Sweep) reconstruct(o *owner) (*journal.Entry, error) {
 	}
 	var err error
 	if e.Result, err = netconf.ConvertResult(result, e.CNIVersion); err != nil {
-		return nil, fmt.Errorf("its result: %w", err)
+		return nil, fmt.Errorf("the ADD's result: %w", err)
 	}
 	e.Claims, e.Pod = claimsOf(o, e.Steps), netconf.PodOf(e.Args)
 	return e, nil

@@ -28,7 +28,7 @@ type Job struct {
 	// Force also releases attachments that the guard keeps (see MassReleaseError). Even if List is
 	// empty, it releases attachments that are not in the journal.
 	Force    bool
-	Periodic bool // nobody asked for the sweep: respect the backoff of DELs
+	Periodic bool // no runtime or person requested it: respect the backoff of DELs
 	Quick    bool // part of a STATUS or an ADD: see inFull
 	// Progress, if set, is called after each attempt to release an attachment, by one goroutine at
 	// a time.

@@ -3,8 +3,8 @@ package undo
 import "time"
 
 // Budgets limit the time of a verb. CNI passes no deadline to a plugin, so Undo is the longest time
-// that a runtime allows a DEL: killing a delegate that would have succeeded does harm, while a DEL
-// that the runtime kills earlier is merely interrupted.
+// that any runtime allows for a DEL. A shorter time would kill delegates that would have succeeded.
+// If the runtime kills a DEL earlier, that DEL is only interrupted.
 //
 //	kubelet      2 min for StopPodSandbox: runtimeRequestTimeout, k8s.io/cri-client
 //	             pkg/remote_runtime.go; containerd passes that context on, v2.2.0
@@ -13,16 +13,16 @@ import "time"
 //	CRI-O        1 min: networkStop, v1.34.0 server/sandbox_network.go
 //	nerdctl      none
 type Budgets struct {
-	Undo     time.Duration // DEL, and the rollback of an ADD, and waiting for the attachment's lock
-	GC       time.Duration // a GC in all
-	Status   time.Duration // a STATUS in all
-	Release  time.Duration // other attachments, during an ADD
+	Undo     time.Duration // a DEL, the rollback of an ADD, or the wait for the attachment's lock
+	GC       time.Duration // a whole GC
+	Status   time.Duration // a whole STATUS
+	Release  time.Duration // releasing other attachments during an ADD
 	Step     time.Duration // the minimum for one DEL
-	Reserve  time.Duration // kept for each later DEL while none has hung
-	LateDel  time.Duration // a late DEL with an address that nobody can hold, see hold
-	HostLink time.Duration // waiting for the host's end of an interface to go after its namespace
-	Orphans  time.Duration // waiting for a dead unwind's delegates to end; below Release
-	Stop     time.Duration // a DEL, for an ADD of its attachment that was asked to stop: see stopping
+	Reserve  time.Duration // kept for each later DEL, unless a delegate was killed
+	LateDel  time.Duration // a late DEL with an address that cannot be held, see hold
+	HostLink time.Duration // the wait until the host end disappears after its namespace
+	Orphans  time.Duration // the wait until a dead unwind's delegates end; below Release
+	Stop     time.Duration // a DEL's wait until an ADD of its attachment stops: see stopping
 }
 
 // DefaultBudgets are the budgets on a real node.

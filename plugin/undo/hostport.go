@@ -13,11 +13,12 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// No address is given back while a host port of this node forwards to it: the next pod would get
-// the traffic of the last one.
+// The problem: if a host port of this node still forwards to an address that is released, the next
+// pod with that address gets the traffic of the previous one. So no address is released while a
+// host port forwards to it.
 
-// ForwardsTo reports whether a host port of this node forwards to an address, and why the address
-// must not be given back unless the result is no.
+// ForwardsTo reports whether a host port of this node forwards to an address. Unless the result is
+// no, why says why the address must not be released.
 func ForwardsTo(ctx context.Context, a netip.Addr) (is tristate.Value, why string) {
 	is, err := facts.ForwardsTo(ctx, a)
 	if err != nil {
@@ -34,9 +35,10 @@ func HadPorts(e *journal.Entry) bool {
 	return json.Unmarshal(e.RuntimeConfig, &conf) == nil && len(conf.PortMappings) > 0
 }
 
-// forwarded returns why one of the claimed addresses must not be given back, or "". An address that
-// the attachment does not hold any more does not count: the rule may be the next owner's. The rules
-// are listed until there is none for the address: during the pass nobody makes another one.
+// forwarded returns why one of the claimed addresses must not be released, or "". It skips an
+// address that the attachment no longer holds, because the rule may belong to the next owner. Once
+// no rule exists for an address, forwarded does not list the rules again in this pass, because no
+// new rule can appear.
 func (u *undoing) forwarded(
 	ctx context.Context, mayHaveRule bool, concerns func(journal.Claim) bool,
 ) string {
@@ -58,20 +60,21 @@ func (u *undoing) forwarded(
 	return ""
 }
 
-// mayHaveRule reports whether the ADD may have made a rule for its host ports.
+// mayHaveRule reports whether the ADD may have created a rule for its host ports.
 func (u *undoing) mayHaveRule() bool {
 	return HadPorts(u.Entry) && !slices.ContainsFunc(u.Entry.Steps,
 		func(s journal.Step) bool { return s.Type == "portmap" && !decide.MayHaveTaken(&s) })
 }
 
-// forwardedBy returns why the DEL of a step would give back an address that must not be, or "".
+// forwardedBy returns why a step's DEL must not run because it would release an address to which a
+// host port forwards, or "".
 func (u *undoing) forwardedBy(ctx context.Context, s *journal.Step) string {
 	return u.forwarded(ctx, u.mayHaveRule(),
 		func(c journal.Claim) bool { return c.Step == s.Index })
 }
 
-// leftByPortmap returns which rule a DEL of portmap that passed has left, or "". It passes without
-// effect if it cannot use the backend that has its rules.
+// leftByPortmap returns which rule a successful portmap DEL has left, or "". portmap's DEL succeeds
+// without effect if it cannot use the backend that contains its rules.
 func (u *undoing) leftByPortmap(ctx context.Context, s *journal.Step) string {
 	if s.Type != "portmap" {
 		return ""

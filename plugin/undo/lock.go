@@ -13,12 +13,13 @@ import (
 	"cni-unwind/plugin/facts"
 )
 
-// lockPoll is how often Lock looks whether the lock is free.
+// lockPoll is the interval at which Lock checks whether the lock is free.
 const lockPoll = 10 * time.Millisecond
 
-// Lock takes the lock of an attachment. If a living unwind holds it, Lock waits as long as ctx
-// allows, but see stopping. If only orphaned delegates of a killed unwind hold it, Lock waits a
-// while, then kills them and returns the names of their programs.
+// Lock takes the lock of an attachment. If a live unwind holds it, Lock waits as long as ctx
+// allows, or ends that unwind (see stopping). If only orphaned delegates of a killed unwind hold
+// it, Lock waits for up to Budgets.Orphans. Then it kills them and returns the names of their
+// programs.
 func (w *Worker) Lock(
 	ctx context.Context, key journal.Key,
 ) (lock *journal.Lock, killed []string, err error) {
@@ -49,10 +50,10 @@ func (w *Worker) Lock(
 	}
 }
 
-// TakeOver takes the lock of an attachment from the delegates of a dead unwind. It kills those that
-// hold it, waits up to delegate.GroupDelay for their end, and returns the names of their programs.
-// It kills no unwind, and no daemon: a process that made a session of its own. A daemon keeps its
-// descriptor, but not the lock.
+// TakeOver takes the lock of an attachment from the delegates of a dead unwind. It kills the
+// delegates that hold the lock, waits up to delegate.GroupDelay until they have ended, and returns
+// the names of their programs. It never kills an unwind, or a daemon (a process that created its
+// own session). A daemon keeps its file descriptor, but loses the lock.
 func (w *Worker) TakeOver(key journal.Key) (lock *journal.Lock, killed []string, err error) {
 	lock, err = w.Journal.Store.TakeOver(key, func() (onlyDaemons bool) {
 		ended := map[int]bool{}
@@ -81,28 +82,30 @@ func (w *Worker) TakeOver(key journal.Key) (lock *journal.Lock, killed []string,
 	return lock, killed, err
 }
 
-// stopping ends the ADD that holds the lock which a runtime's DEL of the same attachment waits for.
-// Runtimes do not run two verbs for one container at a time, so the ADD's runtime is dead or has
-// given it up.
+// The problem: a runtime's DEL waits for its attachment's lock while an ADD of the same attachment
+// holds that lock. Runtimes do not run two verbs for one container at a time, so the runtime that
+// started the ADD is dead or has abandoned the ADD. stopping ends the ADD:
 //
-//  1. SIGTERM: the ADD's unwind ends its delegate and undoes what the others did.
-//  2. SIGKILL, once no delegate of it has ended for Budgets.Stop. Its delegates hold the lock on,
-//     and Lock ends them as those of any dead unwind.
+//  1. SIGTERM: the unwind that runs the ADD ends its delegate and rolls the ADD back.
+//  2. SIGKILL, if none of its delegates has ended within Budgets.Stop. Its delegates then still
+//     hold the lock, and Lock ends them like the delegates of any dead unwind.
 //
-// An ADD of another attachment also holds this lock while it releases this attachment. So a signal
-// goes only to an unwind in the ADD of this container and interface that is older than this
-// process, by a handle that was opened before the lock's owner was read once more. Lock waits for
-// any other owner, also for one in another PID namespace, whose number is another process's here.
+// An ADD of another attachment also holds this lock while it releases this attachment. So stopping
+// signals only an unwind that runs the ADD of this container and interface, and is older than this
+// process. It opens a handle of the process before it reads the lock's owner again, so a reused
+// process ID does no harm. Lock waits for any other owner. That includes an owner in another PID
+// namespace, whose process ID belongs to a different process here.
 type stopping struct {
 	*Worker
 	key       journal.Key
-	owner     int   // that was asked to stop
-	delegates []int // of the owner, at the last look
+	owner     int   // the process that got SIGTERM
+	delegates []int // of the owner, at the last check
 	looked    time.Time
 	limit     time.Time
 }
 
-// look is called again and again while a process owns the lock.
+// look checks the lock's owner, and signals it if necessary. Lock calls it repeatedly while a
+// process owns the lock.
 func (s *stopping) look(owner int) {
 	now := time.Now()
 	if !s.Verb.DEL || s.key != s.Verb.Key || owner == 1 || now.Sub(s.looked) < 10*lockPoll {
@@ -123,7 +126,7 @@ func (s *stopping) look(owner int) {
 	}
 }
 
-// signal sends a signal to the lock's owner, if it may be signalled.
+// signal sends a signal to the lock's owner, if that is an ADD that stopping may end.
 func (s *stopping) signal(owner int, sig syscall.Signal) (sent bool) {
 	p, err := os.FindProcess(owner)
 	if err != nil {
@@ -136,7 +139,7 @@ func (s *stopping) signal(owner int, sig syscall.Signal) (sent bool) {
 		facts.Environ(owner, "CNI_IFNAME") != s.key.IfName || !facts.Older(owner, os.Getpid()) {
 		return false
 	}
-	s.Log.Warn("stopping the ADD that this DEL is for", "attachment", s.key.String(), "pid", owner,
-		"signal", sig.String())
+	s.Log.Warn("this DEL ends the ADD of the same attachment, which still runs",
+		"attachment", s.key.String(), "pid", owner, "signal", sig.String())
 	return p.Signal(sig) == nil
 }

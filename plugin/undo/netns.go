@@ -16,8 +16,8 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// show returns the CNI_NETNS for the DEL of a step. The path of a namespace is identified again
-// before each delegate, because the runtime may have made another namespace there.
+// show returns the CNI_NETNS for a step's DEL. It verifies the path of the namespace before each
+// delegate, because the runtime may have mounted another namespace there.
 func (u *undoing) show(s *journal.Step) (netns string, remove func()) {
 	switch decide.Show(s, u.netns(s)) {
 	case decide.ShowPinned:
@@ -38,7 +38,7 @@ func (u *undoing) show(s *journal.Step) (netns string, remove func()) {
 	return netns, func() {}
 }
 
-// netns returns what is known about the namespace for the DEL of a step.
+// netns returns the facts about the namespace for a step's DEL.
 func (u *undoing) netns(s *journal.Step) decide.NetNS {
 	path := u.Entry.NetNS.Path
 	n := decide.NetNS{Found: u.place.There(), Gone: u.gone, Asked: u.asked() && u.Verb.Netns != "",
@@ -50,13 +50,14 @@ func (u *undoing) netns(s *journal.Step) decide.NetNS {
 	return n
 }
 
-// find searches for the record's network namespace: at the path of the runtime's DEL, at its
-// recorded path, at its other mounts, and in the processes. It never returns another namespace at
-// one of these paths, or one with another attachment's interface. gone says that it is proven gone.
+// find searches for the record's network namespace: at the path in the runtime's DEL, at its
+// recorded path, at its other mounts, and by its processes. It never returns a different namespace
+// at one of these paths, or a namespace with another attachment's interface. gone reports whether
+// the namespace is proven gone.
 func (u *undoing) find(ctx context.Context) (found facts.Place, gone bool) {
 	e, asked := u.Entry, ""
 	if u.Node.SameBoot(e) == tristate.No {
-		return found, true // identities of an earlier boot mean nothing in this one
+		return found, true // inodes and cookies of an earlier boot mean nothing in this one
 	}
 	if u.asked() {
 		asked = u.Verb.Netns
@@ -72,8 +73,8 @@ func (u *undoing) find(ctx context.Context) (found facts.Place, gone bool) {
 	}
 	switch {
 	case !found.There():
-		// The kernel destroys a namespace some time after its last user is gone. A host link that
-		// existed and is gone proves as much as a look at every process.
+		// The kernel destroys a namespace some time after its last user is gone. If a host link
+		// existed and is gone, that proves it, even if some process cannot be inspected.
 		return found, u.awaitHostLinkGone() && (err == nil || len(e.HostLinks) > 0)
 	case u.shows(ctx, found.Seen):
 		return found, false
@@ -84,8 +85,8 @@ func (u *undoing) find(ctx context.Context) (found facts.Place, gone bool) {
 	return facts.Place{}, false
 }
 
-// findUnknown is find for a namespace that is not on record: the interface in it has to prove to be
-// the ADD's.
+// findUnknown is find for a namespace whose identity was not recorded. The interface in it must
+// match the ADD's.
 func (u *undoing) findUnknown(ctx context.Context, paths ...string) (_ facts.Place, gone bool) {
 	some := false // a path names a namespace
 	for _, path := range paths {
@@ -110,7 +111,8 @@ func (u *undoing) awaitHostLinkGone() bool {
 	}
 }
 
-// shows reports whether the interface in the namespace of the ADD, if any, is not another's.
+// shows reports whether a DEL may get the ADD's namespace: it contains no such interface, or the
+// interface does not belong to another attachment.
 func (u *undoing) shows(ctx context.Context, seen facts.Interface) bool {
 	if !seen.There() {
 		return true
@@ -126,8 +128,8 @@ func (u *undoing) shows(ctx context.Context, seen facts.Interface) bool {
 	return !u.Node.Anothers(ctx, u.Entry.Key, seen)
 }
 
-// provesOwn reports whether an interface is the ADD's, according to the result of the runtime or of
-// libcni's cache, or to an address that host-local has for the attachment.
+// provesOwn reports whether an interface belongs to the ADD. The proof is the runtime's result, the
+// result in libcni's cache, or an address that host-local reserves for the attachment.
 func (u *undoing) provesOwn(ctx context.Context, seen facts.Interface) bool {
 	e := u.Entry
 	own := []journal.Interface{netconf.InterfaceOf(e.Result, e.IfName)}

@@ -14,11 +14,11 @@ import (
 )
 
 // addressesOfOthers returns the addresses of a record that have another owner: a live attachment in
-// the journal, or the owner in host-local's own file. They are removed from the prevResult of a DEL
-// (cni#924). If the file cannot be read, or it is unknown whether the other attachment is live, the
-// address counts as another owner's: a DEL without it can be repeated later, a DEL with it cannot
-// be undone. The ADD that has just got an address, and undoes the record for that, is no other
-// owner. The result is not nil.
+// the journal, or the owner in host-local's own file. A DEL does not get these addresses in its
+// prevResult (cni#924). If the file cannot be read, or if the other attachment may be live, the
+// address counts as having another owner. A DEL without the address can be repeated later, but a
+// DEL with it cannot be undone. An ADD that has just got the address, and undoes this record for
+// that reason, does not count as another owner. The result is never nil.
 func (u *undoing) addressesOfOthers(ctx context.Context) []netip.Addr {
 	othersOwn := []netip.Addr{}
 	for _, c := range u.Entry.Claims {
@@ -50,7 +50,7 @@ func (u *undoing) addressesOfOthers(ctx context.Context) []netip.Addr {
 			}
 		}
 		if decide.HasOtherOwner(named, others) || c.Pool == "" && !assigned &&
-			u.Node.CachedOwner(c.Address, func(one facts.Cached) bool { // the journal knows more
+			u.Node.CachedOwner(c.Address, func(one facts.Cached) bool { // the journal is more precise
 				return one.Key() == u.Entry.Key || one.Key() == u.Verb.Key || u.hasADD(ctx, one)
 			}) {
 			othersOwn = append(othersOwn, c.Address)
@@ -88,7 +88,8 @@ func (w *Worker) othersOf(ctx context.Context, e *journal.Entry) (others []*jour
 	return others
 }
 
-// Others returns the records of other attachments that claim one of some addresses. It is not nil.
+// Others returns the records of other attachments that claim one of the addresses. Without an
+// error, the result is never nil.
 func Others(tx *journal.Tx, key journal.Key, addresses []netip.Addr) ([]*journal.Entry, error) {
 	others := []*journal.Entry{}
 	for _, address := range addresses {

@@ -18,16 +18,16 @@ import (
 
 // Outcome is the result of releasing an attachment.
 type Outcome struct {
-	Entry    *journal.Entry // the newest ADD as it is now; nil if the journal had none
-	State    journal.State  // before
+	Entry    *journal.Entry // the newest ADD, after the release; nil if it was not in the journal
+	State    journal.State  // before the release
 	Verdict  decide.Verdict // under the attachment's lock
 	Released bool           // nothing is left
-	Err      error          // why something is left, other than the verdict
+	Err      error          // why something is left, unless the verdict says so
 }
 
-// Release undoes another attachment, if it is dead, and writes what is left of it. It returns nil
-// if nothing is left. ctx limits the wait for its lock, because the caller holds a lock itself.
-// assigned is as in Job.
+// Release undoes another attachment if it is dead, and writes the DELs that are still pending. It
+// returns nil if nothing is left. ctx limits the wait for the attachment's lock, because the caller
+// holds another lock. assigned is as in Job.
 func (w *Worker) Release(ctx context.Context, key journal.Key, assigned ...netip.Addr) error {
 	lock, killed, err := w.Lock(ctx, key)
 	if err != nil {
@@ -44,9 +44,9 @@ func (w *Worker) Release(ctx context.Context, key journal.Key, assigned ...netip
 	return errors.New(out.Verdict.Reason.Text)
 }
 
-// ReleaseLocked is Release for a caller that holds the attachment's lock. It decides on the current
+// ReleaseLocked is Release for a caller that holds the attachment's lock. It decides by the current
 // content of the journal. killed names the delegates that held the lock and that unwind had to
-// kill. If the newest ADD lives, the DELs of the older ones wait for it.
+// kill. If the newest ADD is live, the DELs of the older ones wait.
 func (w *Worker) ReleaseLocked(
 	ctx context.Context, lock *journal.Lock, killed []string, key journal.Key,
 	assigned ...netip.Addr,
@@ -67,7 +67,7 @@ func (w *Worker) ReleaseLocked(
 	out.State, out.Verdict = out.Entry.State, decide.Decide(w.Node.Gather(ctx, out.Entry, lock))
 	if !out.Verdict.Releasable() {
 		if lock.Made() {
-			_ = lock.Remove() // restores the state before
+			_ = lock.Remove() // restores the state before the lock was taken
 		}
 		return out
 	}
@@ -95,8 +95,9 @@ func (w *Worker) ReleaseLocked(
 	return out
 }
 
-// Undo undoes one dead ADD without the runtime's DEL, and writes and records what is left of it. Of
-// an ADD on another machine it releases what host-local has on this disk, and abandons the rest.
+// Undo undoes one dead ADD without the runtime's DEL. It writes the DELs that are still pending,
+// and records the event. For an ADD on another machine, it releases only the host-local
+// reservations on this disk, and drops the pending DELs.
 func (w *Worker) Undo(
 	ctx context.Context, job Job, v decide.Verdict,
 ) (failures []*delegate.Failure, err error) {
@@ -110,7 +111,7 @@ func (w *Worker) Undo(
 		if err := w.Begin(ctx, e, v.Reason); err != nil {
 			return nil, err
 		}
-		drop = w.Journal.Undoable() // Begin has flushed the events before it
+		drop = w.Journal.Undoable() // Begin has flushed the earlier events
 		failures, _ = w.Run(ctx, job)
 	}
 	event := record.EventOf(journal.Swept, e)
@@ -123,13 +124,13 @@ func (w *Worker) Undo(
 		w.Journal.Event(event, record.CountSwept, v.Reason.Label())
 	}
 	if _, err := w.Finish(ctx, job); err != nil {
-		drop() // the journal does not have it as undone; the next sweep reports it
+		drop() // not undone in the journal, so the next sweep reports it
 		return nil, err
 	}
 	return failures, nil
 }
 
-// purge releases what host-local has for an ADD on this disk.
+// purge releases an ADD's host-local reservations on this disk.
 func purge(ctx context.Context, e *journal.Entry) error {
 	pools := map[string]bool{}
 	for _, step := range e.Steps {
@@ -148,8 +149,8 @@ func purge(ctx context.Context, e *journal.Entry) error {
 	return nil
 }
 
-// RetryWaiting runs the DELs of other attachments that wait or have failed, after addresses have
-// become free. others claim one of these addresses.
+// RetryWaiting runs waiting and failed DELs of other attachments, after addresses have become free.
+// Each of others claims one of these addresses.
 func (w *Worker) RetryWaiting(ctx context.Context, others []*journal.Entry) {
 	ctx, cancel := context.WithTimeout(ctx, w.Budgets.Release)
 	defer cancel()

@@ -9,20 +9,20 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// Begin records that a pass over the record's steps begins, and why.
+// Begin writes to the journal that a pass over the record's steps begins, and why.
 func (w *Worker) Begin(ctx context.Context, e *journal.Entry, reason decide.Reason) error {
 	return w.Journal.Update(ctx, func(tx *journal.Tx) error {
-		// not before: an ADD may go on without the journal, and needs the record as it was
+		// not earlier: if the write fails, an ADD may continue, and needs the unchanged record
 		w.Mark(e, reason)
 		return tx.Put(e)
 	})
 }
 
-// Mark notes in a record that a pass over its steps begins, and why. It reports whether it found
-// claims that the journal does not have; they must be written before the first DEL.
+// Mark sets in a record that a pass over its steps begins, and why. It reports whether it added
+// claims that are not in the journal. They must be written before the first DEL.
 func (w *Worker) Mark(e *journal.Entry, reason decide.Reason) (found bool) {
 	found = w.ClaimHeld(e)
-	asked := w.asksFor(e) // without unwind that DEL runs too
+	asked := w.asksFor(e) // that DEL runs without unwind too
 	switch e.State {
 	case journal.Adding:
 		e.State, e.Failed = journal.RollingBack, true
@@ -34,7 +34,7 @@ func (w *Worker) Mark(e *journal.Entry, reason decide.Reason) (found bool) {
 			Interrupted(e.Steps[min(1, len(e.Steps)):])
 		}
 	}
-	// else the recorded text may say more
+	// otherwise the recorded text may contain more details
 	if e.Reason == "" || !decide.Recorded(e.Cause, e.Reason).Is(reason) {
 		e.Reason = reason.Text
 	}
@@ -47,16 +47,16 @@ func (w *Worker) Mark(e *journal.Entry, reason decide.Reason) (found bool) {
 	return found
 }
 
-// Finish writes what is left of a record after a pass, unless the verb does not write the journal.
-// If nothing is left, it deletes the record, or makes it an undone one if the runtime's own DEL is
-// still to come (see journal.Undone). For the runtime's DEL it returns the records of others that
-// claim one of its addresses.
+// Finish writes a record after a pass, unless the verb does not write the journal. If no DEL is
+// pending, Finish deletes the record. But if the runtime's own DEL may still come, it keeps an
+// undone record (see journal.Undone). For the runtime's DEL, it returns the records of other
+// attachments that claim one of the addresses.
 func (w *Worker) Finish(ctx context.Context, job Job) (others []*journal.Entry, err error) {
 	e, asked := job.Entry, w.asksFor(job.Entry)
 	if w.Journal.Unwritable {
 		return w.othersOf(ctx, e), nil
 	}
-	last := false // no other record of the attachment is left
+	last := false // the attachment has no other record
 	err = w.Journal.Update(context.WithoutCancel(ctx), func(tx *journal.Tx) (err error) {
 		left, err := tx.Pending(e.Key)
 		if err := journal.IgnoreDamaged(err); err != nil {
@@ -85,20 +85,20 @@ func (w *Worker) Finish(ctx context.Context, job Job) (others []*journal.Entry, 
 	return others, err
 }
 
-// Buried returns an undone record in place of one: it has the interface of the ADD, and no DELs.
+// Buried returns the undone record for a record. It keeps the interface of the ADD, but no DELs.
 func (w *Worker) Buried(e *journal.Entry) *journal.Entry {
 	b := e.Clone()
 	if !b.Interface.Known() {
 		b.Interface = netconf.InterfaceOf(e.Result, e.IfName)
 	}
 	b.Bury()
-	b.Host.BootID = w.Node.Host.BootID // of its time
+	b.Host.BootID = w.Node.Host.BootID // the boot in which it was undone
 	return b
 }
 
-// MarkKilled records that unwind killed delegates of an ADD: those with the named programs, or all
-// if none matches, for example because a child of a delegate was killed. It reports whether any was
-// killed.
+// MarkKilled sets in a record that unwind killed delegates of its ADD. It marks the delegates with
+// the named programs. If none matches, for example because a delegate's child was killed, it marks
+// all. It reports whether any program was killed.
 func (w *Worker) MarkKilled(e *journal.Entry, programs []string) bool {
 	if len(programs) == 0 {
 		return false
@@ -117,14 +117,14 @@ func (w *Worker) killed(e *journal.Entry, s journal.Step) journal.Step {
 	return decide.Killed(s, journal.BootNanos(), w.Node.GraceOf(e))
 }
 
-// Failed notes in a step of a record that the ADD of its delegate failed.
+// Failed sets in a record's step that the delegate's ADD failed.
 func (w *Worker) Failed(e *journal.Entry, s *journal.Step, killed bool) {
 	if s.ADD = journal.AddFailed; killed {
 		*s = w.killed(e, *s)
 	}
 }
 
-// Interrupted notes that the ADDs of some steps may not have succeeded, because unwind was killed.
+// Interrupted sets in steps that their ADDs may not have succeeded, because unwind was killed.
 func Interrupted(steps []journal.Step) {
 	for i := range steps {
 		if steps[i].ADD == journal.AddPassed {

@@ -15,10 +15,10 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// scratch makes a scratch network namespace for a DEL, with an interface of the given name and the
-// ADD's addresses, or without one if ifname is "". It is for plugins that find what to remove by
-// the container's interface, when the container's namespace is gone. Only a thread of this process
-// keeps the namespace, so a crash leaves nothing behind.
+// Some plugins find their resources by the container's interface, so their DEL leaves them when the
+// container's namespace is gone. For such a DEL, scratch creates a scratch network namespace. It
+// contains an interface with the given name and the ADD's addresses, or no interface if ifname is
+// "". Only a thread of this process keeps the namespace alive, so a crash leaves nothing behind.
 func (u *undoing) scratch(s *journal.Step, ifname string) (path string, remove func()) {
 	ready, done := make(chan error), make(chan struct{})
 	go facts.OnThread(func() {
@@ -32,15 +32,15 @@ func (u *undoing) scratch(s *journal.Step, ifname string) (path string, remove f
 	})
 	remove = func() { close(done) }
 	if err := <-ready; err != nil {
-		u.Log.Warn("cannot create a scratch network namespace; the plugin may leave rules behind",
+		u.Log.Warn("cannot create a scratch network namespace; the plugin's DEL may leave rules behind",
 			"plugin", s.Type, "err", err)
 		return "", remove
 	}
 	return path, remove
 }
 
-// addressesHad returns the addresses that the container's interface had, from the best known
-// result, else from the claims.
+// addressesHad returns the addresses that the container's interface had, from the last known
+// result, or else from the claims.
 func (u *undoing) addressesHad() []netip.Prefix {
 	if r, err := netconf.ParseResult(u.Entry.Result); err == nil && len(r.Prefixes()) > 0 {
 		return r.Prefixes()
@@ -59,8 +59,8 @@ func addInterface(ifname string, addresses []netip.Prefix) error {
 	if err := netlink.LinkAdd(link); err != nil {
 		return fmt.Errorf("cannot create scratch interface %s: %w", ifname, err)
 	}
-	// The container's interface had IPv6 on even where it is off by default. Without IPv6 there is
-	// no such file.
+	// The container's interface had IPv6 enabled, even if it is disabled by default. In a kernel
+	// without IPv6, this file does not exist.
 	_ = os.WriteFile("/proc/sys/net/ipv6/conf/"+ifname+"/disable_ipv6", []byte("0"), 0)
 	for _, prefix := range addresses {
 		addr, err := netlink.ParseAddr(prefix.String())

@@ -34,14 +34,15 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 	p := u.pass(ctx, true)
 	if s.Code == 0 && s.Last != "" && s.ADD != journal.AddKilled &&
 		u.probe(ctx, s).Free == tristate.Yes {
-		return true, nil // its plugin has freed the address meanwhile
+		return true, nil // its plugin has freed the address since
 	}
 	wait := decide.Due(s, p)
 	if wait == (journal.Wait{}) {
 		if why := u.forwardedBy(ctx, s); why != "" {
 			wait.For = journal.ForRule
 			if s.Wait.For != journal.ForRule {
-				u.Log.Warn("DEL waits: it would give back an address", "plugin", s.Type, "why", why)
+				u.Log.Warn("DEL waits: a host port may forward to the address that it would release",
+					"plugin", s.Type, "why", why)
 				u.record(journal.Waiting, s, why)
 			}
 		}
@@ -69,7 +70,7 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 	return done, f
 }
 
-// outcome returns what became of a DEL.
+// outcome returns the result of a DEL.
 func (u *undoing) outcome(
 	ctx context.Context, s *journal.Step, f *delegate.Failure,
 ) (o decide.Outcome) {
@@ -85,11 +86,11 @@ func (u *undoing) outcome(
 	return o
 }
 
-// report logs and records what is new about a step.
+// report logs and records what has changed in a step.
 func (u *undoing) report(before, after *journal.Step, f *delegate.Failure, done bool) {
 	switch {
 	case f != nil && done:
-		u.Log.Info("DEL forgotten: its ADD failed, and the chain no longer has this plugin",
+		u.Log.Info("pending DEL dropped: the ADD failed, and this plugin is no longer in the chain",
 			"plugin", after.Type, "tries", after.Tries, "err", after.Last)
 		u.record(journal.Untaken, after, after.Last)
 	case f != nil && (before.Code != after.Code || before.Wait.For != journal.ForTime):
@@ -115,12 +116,12 @@ func (u *undoing) record(kind journal.EventKind, s *journal.Step, reason string)
 	u.Journal.Event(event)
 }
 
-// markAfter is how long a DEL may take before the journal has it as tried. Most DELs are faster,
-// and need no transaction of their own.
+// markAfter is the time after which a running DEL is recorded as tried. Most DELs are faster, and
+// need no separate transaction.
 const markAfter = 500 * time.Millisecond
 
-// markSlow writes the record, with the step as tried, if its DEL takes longer than markAfter. A
-// pass that is killed there makes the next one begin with another step.
+// markSlow writes the record, with the step as tried, if the step's DEL takes longer than
+// markAfter. If unwind is killed during that DEL, the next pass begins with another step.
 func (u *undoing) markSlow(ctx context.Context, s *journal.Step) (stop func()) {
 	if u.Journal.Unwritable || u.Unrecorded || u.Entry.Number == 0 {
 		return func() {}
@@ -147,14 +148,15 @@ func (u *undoing) markSlow(ctx context.Context, s *journal.Step) (stop func()) {
 	}
 }
 
-// rejections are the codes of a delegate that cannot use its configuration.
+// rejections are the error codes of a delegate that cannot use its configuration.
 var rejections = []uint{types.ErrIncompatibleCNIVersion, types.ErrUnsupportedField,
 	types.ErrDecodingFailure, types.ErrInvalidNetworkConfig}
 
-// del runs the DEL of one step. If it fails, and the ADD failed too or the delegate rejects its
-// configuration (for example after an upgrade), del also tries the chain's present configuration of
-// the delegate: a mistake that was corrected. It does so after no other error, because success with
-// another configuration proves nothing about what the ADD took.
+// del runs the DEL of one step. If it fails, del may also try the delegate's current configuration
+// in the chain, because a mistake may have been corrected. It does so only if the ADD failed too,
+// or if the delegate rejects its recorded configuration (for example after an upgrade). After any
+// other error, success with another configuration would not prove that the ADD's resources are
+// free.
 func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 	f := u.delWith(ctx, s, s.Config)
 	if f == nil || f.Killed ||
@@ -185,7 +187,7 @@ func (u *undoing) delWith(
 		Args: e.Args, Stdin: config, Lock: u.Job.Lock.File(),
 	}
 	if _, err := netconf.FindPlugin(s.Type, c.Path); err != nil {
-		c.Path = u.Verb.Path // the runtime's directory of plugins may have moved
+		c.Path = u.Verb.Path // the runtime's plugin directory may have moved
 	}
 	prevResult, err := u.prevResult(s, config)
 	if err != nil {
@@ -200,7 +202,7 @@ func (u *undoing) delWith(
 	u.unnamed = c.Netns == ""
 	stderr := u.Stderr
 	if decide.Failing(s) {
-		stderr = io.Discard // the log has it already
+		stderr = io.Discard // already in the log
 	}
 	_, f := u.Runner.Run(ctx, c, stderr)
 	if f == nil && u.wentMeanwhile(s, c.Netns) {
@@ -210,22 +212,22 @@ func (u *undoing) delWith(
 		_, f = u.Runner.Run(ctx, c, stderr)
 	}
 	if to := decide.LeftTo(s, decide.NetNS{Gone: u.gone}); f != nil && !f.Killed && to != "" {
-		u.Log.Info("DEL left to "+to+": it cannot succeed without its network namespace, which is gone",
+		u.Log.Info("DEL left to "+to+": it cannot succeed, because its network namespace is gone",
 			"code", f.Code, "err", netconf.Shorten(f.Said(), 500))
 		return nil
 	}
 	return f
 }
 
-// wentMeanwhile reports whether the namespace at a path is gone after a DEL that finds what to
-// remove by the interface: without it the DEL passes, and leaves the rest.
+// wentMeanwhile reports whether the namespace at a path disappeared during a DEL that finds its
+// resources by the interface. Without the interface, such a DEL succeeds but leaves the resources.
 func (u *undoing) wentMeanwhile(s *journal.Step, path string) bool {
 	return path != "" && path == u.place.Path && decide.UsesInterface(s) && !u.place.IsAt(path)
 }
 
-// prevResult returns the prevResult for a DEL with a configuration: the final result of the ADD, or
-// the last known one, in the version of the configuration and without the withheld addresses. Like
-// libcni, it returns none before version 0.4.0.
+// prevResult returns the prevResult for a DEL with a configuration. It is the final result of the
+// ADD, or the last known one, in the configuration's CNI version and without the withheld
+// addresses. Like libcni, prevResult returns nil before version 0.4.0.
 func (u *undoing) prevResult(s *journal.Step, config json.RawMessage) (json.RawMessage, error) {
 	if u.Entry.Result == nil {
 		return nil, nil
@@ -246,8 +248,8 @@ func (u *undoing) prevResult(s *journal.Step, config json.RawMessage) (json.RawM
 	return netconf.WithoutAddresses(result, withheld)
 }
 
-// present returns the configuration of a step's delegate in the verb's chain, with the runtime's
-// arguments of the ADD, or nil if the chain has no such delegate, or two.
+// present returns the configuration of a step's delegate in the verb's chain, with the ADD's
+// runtime arguments. It returns nil if the chain contains no such delegate, or two.
 func (u *undoing) present(s *journal.Step) json.RawMessage {
 	chain := u.chain()
 	if chain == nil {
@@ -267,8 +269,8 @@ func (u *undoing) present(s *journal.Step) json.RawMessage {
 	return chain.Config(i, &conf)
 }
 
-// inChain reports whether the verb's chain has a delegate of a step's plugin, with a configuration
-// if it is not nil. In doubt it has.
+// inChain reports whether the verb's chain contains a delegate of a step's plugin, with this
+// configuration unless that is nil. If the chain cannot be read, inChain returns true.
 func (u *undoing) inChain(s *journal.Step, config json.RawMessage) bool {
 	chain := u.chain()
 	return chain == nil || slices.ContainsFunc(chain.Steps(u.Verb.Conf), func(now journal.Step) bool {
@@ -285,11 +287,12 @@ func (u *undoing) chain() *netconf.Chain {
 	return chain
 }
 
-// hold keeps new owners from the free addresses that a step knows only from prevResult, until end
-// is called: the delegate removes rules by the address alone. It makes host-local's file of such an
-// address again, so that nobody gets the address meanwhile. If it cannot, the address is withheld.
-// An address of another IPAM plugin bounds the DEL by LateDel, which is shorter than the time for
-// which an ADD that gets the address waits for the attachment's lock.
+// The problem: a delegate that knows an address only from prevResult removes rules by the address
+// alone. If the address is free, a new pod could get it during the DEL and lose its rules. So hold
+// reserves such an address until end is called: it creates host-local's file for the address again.
+// If that fails, the address is withheld from the DEL. An address of another IPAM plugin cannot be
+// held. Then LateDel limits the DEL. An ADD that gets the address waits longer than that for the
+// attachment's lock. After a crash, the next pass or sweep removes the file.
 func (u *undoing) hold(ctx context.Context, s *journal.Step) (_ context.Context, end func()) {
 	bounded, cancel := context.WithCancel(ctx)
 	var made []journal.Claim
@@ -305,8 +308,8 @@ func (u *undoing) hold(ctx context.Context, s *journal.Step) (_ context.Context,
 			switch {
 			case err == nil:
 				made = append(made, c)
-			case errors.Is(err, fs.ErrNotExist): // no pool: nobody has ever got an address from it
-			case errors.Is(err, fs.ErrExist): // it waits for its turn
+			case errors.Is(err, fs.ErrNotExist): // no pool, so nothing to hold
+			case errors.Is(err, fs.ErrExist): // it has an owner
 				u.withheld = append(u.withheld, c.Address)
 			default:
 				u.withheld = append(u.withheld, c.Address)
@@ -321,14 +324,14 @@ func (u *undoing) hold(ctx context.Context, s *journal.Step) (_ context.Context,
 	}
 }
 
-// dropHeld removes the files with which hold, perhaps in a pass that was killed, held addresses.
+// dropHeld removes the files that hold created, in this pass or in one that was killed.
 func (u *undoing) dropHeld(ctx context.Context, claims []journal.Claim) {
 	for _, c := range claims {
 		if c.Pool == "" {
 			continue
 		}
 		if err := ipam.DropHeld(ctx, c.Pool, u.owner(), c.Address); err != nil {
-			u.Log.Warn("cannot give back an address that was held for a DEL", "address", c.Address,
+			u.Log.Warn("cannot release an address that was held for a DEL", "address", c.Address,
 				"err", err)
 		}
 	}
@@ -348,8 +351,8 @@ func (u *undoing) withheldFrom(s *journal.Step) (address netip.Addr) {
 // probeTime is the timeout of one query to a store.
 const probeTime = 2 * time.Second
 
-// probe asks the store of a step's IPAM plugin whether it has released the address, or the rules of
-// host ports whether portmap has. A store that cannot be read says nothing.
+// probe checks in the store of a step's IPAM plugin whether the address was released. For portmap,
+// it checks the host-port rules. If the store cannot be read, the result is unknown.
 func (u *undoing) probe(ctx context.Context, s *journal.Step) (o decide.Outcome) {
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
@@ -382,7 +385,7 @@ func (u *undoing) probe(ctx context.Context, s *journal.Step) (o decide.Outcome)
 	return decide.Outcome{}
 }
 
-// pass returns what is known about the record for the decisions on its steps.
+// pass returns the facts about the record for the decisions on its steps.
 func (u *undoing) pass(ctx context.Context, ignorePause bool) decide.Pass {
 	e := u.Entry
 	return decide.Pass{
@@ -411,15 +414,15 @@ func (u *undoing) pass(ctx context.Context, ignorePause bool) decide.Pass {
 	}
 }
 
-// anyLives reports whether another attachment is live or being added. In doubt it does, as one with
-// a damaged record, which has no state.
+// anyLives reports whether another attachment is live or being added. It returns true if the
+// journal cannot be read, and counts a damaged record as live because its state is unknown.
 func (u *undoing) anyLives(ctx context.Context, is func(*journal.Entry) bool) bool {
 	lives := true
 	u.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
 		lives = false
 		return tx.All(func(o *journal.Entry, damaged error) error {
 			lives = lives || damaged != nil || is(o) && decide.KeepsContainer(o.State)
-			return nil //nolint:nilerr // it counts as living
+			return nil //nolint:nilerr // it counts as live
 		})
 	})
 	return lives

@@ -19,47 +19,50 @@ import (
 type Job struct {
 	Entry *journal.Entry
 	Lock  *journal.Lock // the attachment's; nil without a journal
-	// Others are the records of other attachments that claim the record's addresses; nil makes Run
-	// look for them.
+	// Others are the records of other attachments that claim the record's addresses. If it is nil,
+	// Run reads them.
 	Others []*journal.Entry
-	// Assigned are addresses that a running ADD has just got, for which it undoes this record. None
-	// of its later delegates knows them, so it has nothing yet that a DEL with them could remove.
+	// Assigned are addresses that a running ADD has just got. This record claims them too, so that
+	// ADD undoes it. The ADD's later delegates have not run yet, so a DEL with these addresses
+	// cannot remove rules of that ADD.
 	Assigned []netip.Addr
-	Later    int // steps that the caller has to run after those of this record
-	// Superseded says that an ADD of the same attachment follows, which keeps the lock and its file.
+	Later    int // number of steps that the caller must run after this record's
+	// Superseded is set if an ADD of the same attachment follows. That ADD keeps the lock and its
+	// file.
 	Superseded bool
-	// Unrecorded says that the journal does not have the ADD: the record was reconstructed. The caller
-	// removes the reservations that are left.
+	// Unrecorded is set if the ADD is not in the journal, so the record was reconstructed. The
+	// caller removes the remaining reservations.
 	Unrecorded bool
 }
 
-// undoing is one pass over the steps of a record, with what was found when it began.
+// undoing is one pass over the steps of a record, with the facts that it gathered at the beginning.
 type undoing struct {
 	*Worker
 	Job
-	// place is the namespace of the ADD, none if it may not be shown. It stays open until the pass
-	// ends, so that it cannot become another one meanwhile.
+	// place is the namespace of the ADD. It is empty if the DELs must not get that namespace. It
+	// stays open until the pass ends, so that its inode cannot be reused during the pass.
 	place    facts.Place
 	gone     bool         // the namespace is proven gone
-	withheld []netip.Addr // claimed addresses that another attachment owns; nil: not looked for
+	withheld []netip.Addr // claimed addresses that another attachment owns; nil: not checked
 	noRule   []netip.Addr // claimed addresses to which no host port forwards
 	unnamed  bool         // the last delegate got no CNI_NETNS
-	ran      int          // delegates
+	ran      int          // number of delegates that ran
 }
 
 // Run runs the DELs of a record that are due, and removes the undone steps from the record. It
-// returns the failures, and how many delegates ran. A step that remains without a failure waits:
-// see journal.Wait. The caller holds the attachment's lock and writes the record.
+// returns the failures, and how many delegates ran. A step that remains without a failure waits
+// (see journal.Wait). The caller holds the attachment's lock and writes the record.
 //
-//  1. Load: the caller has read the record, or made it.
+//  1. Load: the caller has read or created the record.
 //  2. Gather: find the namespace of the ADD, and open it; find the addresses with another owner.
-//  3. For each step, fewest tries first: decide whether its DEL is due, and what it is shown; run
-//     it; decide whether it is done.
-//  4. Remove the reservations of host-local that the DELs left behind.
+//  3. For each step, fewest tries first: decide whether its DEL is due, and which input it gets;
+//     run it; decide whether the step is done.
+//  4. Remove the host-local reservations that the DELs left behind.
 //  5. Save: the caller calls Finish.
 //
-// A step gets the time of ctx, less a reserve for the steps after it. The pass ends when there is
-// no time for the next step.
+// A step gets the time that is left in ctx, minus a reserve for the steps after it. The pass ends
+// when there is no time for the next step. A crash leaves the record that the caller wrote before
+// the pass, so the next pass runs its DELs again.
 func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure, ran int) {
 	ofEntry := *w
 	ofEntry.Log = w.Log.With("attachment", job.Entry.Key.String())
@@ -104,14 +107,14 @@ func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure
 	return failures, u.ran
 }
 
-// asked reports whether the pass is for the attachment of the verb itself.
+// asked reports whether the pass is over the attachment that the verb itself names.
 func (u *undoing) asked() bool { return u.Entry.Key == u.Verb.Key }
 
-// releaseHeld releases addresses that host-local still has for the attachment, after the step that
-// claimed them is undone or if the namespace is proven gone. A successful DEL is not enough:
-// host-device keeps the address when its device is gone, and a plugin that fails early may not call
-// its IPAM plugin. An address that another ADD of the attachment claims stays, and so does one to
-// which a host port forwards.
+// releaseHeld releases addresses that host-local still reserves for the attachment. It does so if
+// the step that claimed them is undone, or if the namespace is proven gone. A successful DEL may
+// not free its address: host-device keeps the address when its device is gone, and a plugin that
+// fails early may not call its IPAM plugin. releaseHeld keeps an address that another ADD of the
+// attachment claims, or to which a host port forwards.
 func (u *undoing) releaseHeld(ctx context.Context) {
 	for _, c := range u.Entry.Claims {
 		this := func(o journal.Claim) bool { return o == c }
@@ -134,7 +137,7 @@ func (u *undoing) owner() ipam.Owner {
 	return ipam.Owner{ContainerID: u.Entry.ContainerID, IfName: u.Entry.IfName}
 }
 
-// holds reports whether host-local's file gives a claimed address to the attachment.
+// holds reports whether host-local's file assigns a claimed address to the attachment.
 func (u *undoing) holds(c journal.Claim) bool {
 	owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
 	return err == nil && given && owner.Is(u.Entry.ContainerID, u.Entry.IfName)
@@ -152,10 +155,10 @@ func (u *undoing) claimedAgain(ctx context.Context, c journal.Claim) (is bool) {
 	return is
 }
 
-// ClaimHeld claims the addresses that host-local's own files have for the attachment, if a delegate
-// was interrupted before its result was written. The claims must be written before the first DEL:
-// that DEL frees the addresses, and a second one must still know them. ClaimHeld reports whether it
-// claimed any.
+// ClaimHeld adds claims on addresses that host-local's files assign to the attachment, for
+// delegates that were interrupted before their result was written. The claims must be written
+// before the first DEL. That DEL frees the addresses, and a second DEL must still know them.
+// ClaimHeld reports whether it added any.
 func (w *Worker) ClaimHeld(e *journal.Entry) (found bool) {
 	for _, step := range e.Steps {
 		pool := ipam.Pool(step.Config, e.Network)
@@ -185,7 +188,7 @@ func (w *Worker) Ready(ctx context.Context, e *journal.Entry, ignorePause bool) 
 		func(s journal.Step) bool { return decide.Due(&s, p) == journal.Wait{} })
 }
 
-// newerLives reports whether a newer ADD of the attachment lives.
+// newerLives reports whether a newer ADD of the attachment is live or running.
 func (w *Worker) newerLives(ctx context.Context, e *journal.Entry) (lives bool) {
 	w.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
 		newest, err := tx.Get(e.Key)

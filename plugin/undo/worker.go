@@ -26,7 +26,7 @@ type Worker struct {
 	Runner  delegate.Runner
 	// NewRunner returns a runner for another goroutine.
 	NewRunner func() delegate.Runner
-	Probes    map[string]ipam.Probe // of all stores that can be asked, by plugin
+	Probes    map[string]ipam.Probe // of all stores that can be queried, by plugin
 	Stderr    io.Writer             // of the delegates
 	// At marks a crash point for tests.
 	At   func(point string)
@@ -37,12 +37,12 @@ type Worker struct {
 // for an operator's sweep.
 type Verb struct {
 	Key   journal.Key
-	DEL   bool   // the runtime's DEL; it ends an ADD of its attachment that still runs
+	DEL   bool   // the runtime's DEL, which ends an ADD that still runs
 	Netns string // CNI_NETNS
 	Path  string // CNI_PATH
 	Conf  *netconf.Conf
-	// Chain returns the verb's chain. It reads a chainFile once, at the first call: the read may hang,
-	// so a verb that does not need the chain never calls it.
+	// Chain returns the verb's chain. It reads a chainFile once, at the first call. That read may
+	// hang, so a verb that does not need the chain must not call Chain.
 	Chain func() (*netconf.Chain, error)
 }
 
@@ -67,13 +67,15 @@ func (w *Worker) at(point string) {
 // PanicError is a panic that Safely turned into an error.
 type PanicError struct{ Value any }
 
-func (e *PanicError) Error() string { return fmt.Sprintf("internal error: %v", e.Value) }
+func (e *PanicError) Error() string {
+	return fmt.Sprintf("internal error: %v; this is a bug in unwind, please report it", e.Value)
+}
 
 // Safely turns a panic into an error.
 func (w *Worker) Safely(do func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			w.Log.Error("panic", "err", r, "stack", string(debug.Stack()))
+			w.Log.Error("unwind panicked; please report this bug", "err", r, "stack", string(debug.Stack()))
 			err = &PanicError{r}
 		}
 	}()
