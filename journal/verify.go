@@ -10,9 +10,9 @@ import (
 )
 
 // verify reads a journal file, checks its structure and returns its content. It returns
-// ErrDamaged for damage, and an error from the kernel unchanged. Unlike bbolt's own check, it
-// cannot crash: that one overflows the stack on pages that do not form a tree, and faults on an
-// invalid page number.
+// ErrDamaged for damage, and an error from the kernel unchanged. It cannot crash,
+// unlike bbolt's own check, which overflows the stack on pages that do not form a tree, and faults
+// on an invalid page number.
 func verify(path string) (data []byte, err error) {
 	f, err := openFile(path, os.O_RDONLY)
 	if err != nil {

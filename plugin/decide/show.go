@@ -30,8 +30,8 @@ const (
 	ShowPinned   Shown = "pinned"   // the namespace, kept open since it was found
 	ShowScratch  Shown = "scratch"  // a scratch namespace with an interface like the ADD's
 	ShowEmpty    Shown = "empty"    // a scratch namespace without an interface
-	ShowRecorded Shown = "recorded" // the ADD's path, at which nothing exists
-	ShowNowhere  Shown = "nowhere"  // a path at which nothing ever exists
+	ShowRecorded Shown = "recorded" // the ADD's path, which does not exist
+	ShowNowhere  Shown = "nowhere"  // a path that never exists
 )
 
 // Show decides which CNI_NETNS the DEL of a step gets.
@@ -43,7 +43,7 @@ const (
 //	frees nothing without a namespace                                        empty
 //	a sweep                                                                  none
 //	must not get another container's device                                  none
-//	the runtime's path, at which nothing exists                              recorded
+//	the runtime's path, which does not exist                                 recorded
 //	the runtime's path, at which something exists or may appear              nowhere
 //
 // In the runtime's own DEL, a delegate gets the same as without unwind: the path of the ADD, which

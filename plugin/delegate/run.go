@@ -104,7 +104,7 @@ func start(
 	}
 }
 
-// awaitGroup kills a process group and waits, up to GroupDelay, until no process of it is left.
+// awaitGroup kills a process group and waits, up to GroupDelay, until it is empty.
 // Otherwise a delegate's child could finish an ADD during the next DEL.
 func awaitGroup(pgid int) {
 	for end := time.Now().Add(GroupDelay); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {

@@ -61,8 +61,8 @@ func (c *Conf) readRenamed(gone error) (*Chain, error) {
 				c.ChainFile, path)
 			return chain, nil
 		case other == nil:
-			other = fmt.Errorf("%w; run unwindctl install to change the network from %q to %q (%s), or "+
-				"unwindctl off", syscall.ENOENT, c.Name, list.Name, path)
+			other = fmt.Errorf("%w; %s is for network %q, not %q: run unwindctl install to switch to it, "+
+				"or unwindctl off to bypass unwind", syscall.ENOENT, path, list.Name, c.Name)
 		}
 	}
 	return nil, cmp.Or(other, gone)

@@ -42,7 +42,7 @@ type Conf struct {
 	ChainFile     string
 	DisableGC     bool
 	Valid         []Attachment               // from a GC; nil if the runtime sent no list
-	ValidRaw      map[string]json.RawMessage // the same, under the runtime's keys
+	ValidRaw      map[string]json.RawMessage // Valid as it was received, by key
 
 	StateDir           string
 	DelegateTimeout    time.Duration // of one delegate's ADD; 0: only the runtime's deadline

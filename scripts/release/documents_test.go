@@ -26,7 +26,7 @@ var (
 	// software.
 	wasRun = regexp.MustCompile(`\*\*Tested\*\*|\b[Rr]uns? the (?:real|12 tests)\b|` +
 		`\b(?:was|were|have) (?:\w+ )?(?:run|tested|measured)\b`)
-	wasRead = regexp.MustCompile(`\bnot (?:run|tested)\b|\b[Ss]ource read only\b`)
+	wasRead = regexp.MustCompile(`\bnot (?:run|tested)\b|\b[Ss]ource code read\b`)
 	split   = regexp.MustCompile(`[.;] |\n\n|\n- |\|`)
 )
 
@@ -156,7 +156,7 @@ func TestClaims(t *testing.T) {
 		"| software | run |\n|---|---|\n| multus | 4.2.2 | |":   "4.2.2",
 		"| x | run in tests | y |\n|-|-|-|\n| Multus | 5.0 | |": "5.0",
 		"It was run with containerd 2.4. Multus 4.2.1 strips.":  "",
-		"Source read only: Multus 4.2.1.":                       "",
+		"Source code read: Multus 4.2.1.":                       "",
 	} {
 		var bad []string
 		for _, c := range claims(text) {

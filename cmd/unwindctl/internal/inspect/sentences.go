@@ -107,9 +107,9 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 			lines = append(lines, fmt.Sprintf("%sbecause the runtime may still send a DEL with the "+
 				"network namespace. If it does not, a sweep will run it in %s.", waits, in))
 		case journal.ForRule:
-			lines = append(lines, waits+"because a host port rule still forwards to its address. It "+
-				"runs once that rule is gone. The DEL of the plugin that created the rule removes it, and "+
-				"so does a reboot.")
+			lines = append(lines, waits+"because a host port rule still forwards to its address. The "+
+				"DEL runs once that rule is gone. A reboot removes the rule, and so does the DEL of the "+
+				"plugin that created it.")
 		case journal.ForQueue:
 			lines = append(lines, fmt.Sprintf("The DEL of %s: %s. It does not run again while that file "+
 				"exists.", s.Plugin, s.Last))

@@ -51,7 +51,7 @@ func TestSentences(t *testing.T) {
 			"The DEL of macvlan waits, because it could release resources of another sandbox. It runs once that sandbox is gone.",
 			"The DEL of aws-cni succeeded without effect: exit code 0, but 10.0.0.9 is still allocated. It is retried in 2m.",
 			"The DEL of cilium-cni: exit code 0, but the deletion is queued: f. It does not run again while that file exists.",
-			"The DEL of ruled waits, because a host port rule still forwards to its address. It runs once that rule is gone. The DEL of the plugin that created the rule removes it, and so does a reboot.",
+			"The DEL of ruled waits, because a host port rule still forwards to its address. The DEL runs once that rule is gone. A reboot removes the rule, and so does the DEL of the plugin that created it.",
 			"The DEL of old has failed 2 times, the last time with code 11: of another boot. The next sweep retries it.",
 			"The DEL of lies succeeds even if it frees nothing, and unwind could not read the plugin's store to check. unwind will run the DEL again in 10m.",
 			"The DEL of lied succeeds even if it frees nothing, and unwind could not read the plugin's store to check. The next sweep runs the DEL again.",

@@ -21,11 +21,11 @@ const (
 	Starting        Reason = "starting"         // not known yet
 	AnotherAgent    Reason = "another-agent"    // this agent waits for the end of another one
 	Off             Reason = "off"              // somebody has switched unwind off
-	NoProvider      Reason = "no-provider"      // there is no file of a provider
-	MeshInTheWay    Reason = "mesh-in-the-way"  // a mesh goes on to put its plugin behind unwind
+	NoProvider      Reason = "no-provider"      // no provider's conflist exists
+	MeshInTheWay    Reason = "mesh-in-the-way"  // a mesh keeps adding its plugin after unwind
 	CiliumChaining  Reason = "cilium-chaining"  // cilium copies the first file into its own
 	CiliumExclusive Reason = "cilium-exclusive" // cilium has renamed unwind's file
-	PluginMissing   Reason = "plugin-missing"   // unwind's file is there, and the plugin is not
+	PluginMissing   Reason = "plugin-missing"   // unwind's conflist exists, but the plugin does not
 	Refused         Reason = "refused"          // the install was refused, or failed
 )
 

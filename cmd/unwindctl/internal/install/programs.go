@@ -44,7 +44,7 @@ func (s Setup) InstallPrograms(dir string) (written []string, err error) {
 	return written, nil
 }
 
-// copyProgram puts a program in place, whole. It does nothing if the same bytes are there.
+// copyProgram copies a program to its place, whole. It does nothing if the copy is identical.
 func copyProgram(from, to string) (changed bool, err error) {
 	content, err := os.Open(from)
 	if err != nil {
@@ -54,7 +54,7 @@ func copyProgram(from, to string) (changed bool, err error) {
 	return put(to, content, 0o755)
 }
 
-// put gives a file a content, durably, unless it has it and can be read and run as mode says.
+// put writes a file durably, unless it already has this content and the permissions of mode.
 func put(path string, content io.ReadSeeker, mode fs.FileMode) (changed bool, err error) {
 	if info, err := os.Stat(path); err == nil && mode&0o555&^info.Mode() == 0 &&
 		sameContent(content, path) {

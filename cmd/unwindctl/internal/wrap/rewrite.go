@@ -155,7 +155,7 @@ func (r Rewrite) changed(src Source, data []byte) ([]byte, error) {
 	return r.Change(src)
 }
 
-// named adds a name to a configuration without one, as Multus does (GetCNIConfigFromSpec).
+// named adds a name to a configuration that lacks one, as Multus does (GetCNIConfigFromSpec).
 func named(data []byte, name string) []byte {
 	object := netconf.ObjectOf(data)
 	if own := string(object["name"]); name == "" || len(object) == 0 || own != "" && own != `""` {
