@@ -169,12 +169,7 @@ func reboot(t *testing.T, v e2e.Version, disk string, unwind bool) (b booted) {
 			}
 		}
 		pods[i].Attempt++
-		_, err := rt.RunPod(pods[i])
-		if err != nil && strings.Contains(err.Error(), "CHAIN_USER_ADD failed") {
-			pods[i].Attempt++ // firewall lost a race with itself for its chain; kubelet tries again as well
-			_, err = rt.RunPod(pods[i])
-		}
-		if err != nil {
+		if _, err := rt.RunPodRaced(&pods[i]); err != nil {
 			if b.failed++; !strings.Contains(err.Error(), "no IP addresses available") {
 				t.Errorf("pod %s: %v", pod.Name, err)
 			}

@@ -67,6 +67,17 @@ func (c *CRI) RunPod(pod Pod) (id string, err error) {
 	return answer.GetPodSandboxId(), err
 }
 
+// RunPodRaced starts a pod's sandbox. Like kubelet, it tries again if the firewall plugin failed
+// because another one created the same chain of iptables at the same time.
+func (c *CRI) RunPodRaced(pod *Pod) (id string, err error) {
+	id, err = c.RunPod(*pod)
+	if err != nil && strings.Contains(err.Error(), "CHAIN_USER_ADD failed") {
+		pod.Attempt++
+		id, err = c.RunPod(*pod)
+	}
+	return id, err
+}
+
 // MustRunPod starts a pod's sandbox, and fails the test if it does not start.
 func (c *CRI) MustRunPod(pod Pod) (id string) {
 	c.node.Helper()
@@ -83,8 +94,8 @@ func (c *CRI) RunPods(pods []Pod) map[string]string {
 	c.node.Helper()
 	ids, errs := make([]string, len(pods)), make([]error, len(pods))
 	var wg sync.WaitGroup
-	for i, pod := range pods {
-		wg.Go(func() { ids[i], errs[i] = c.RunPod(pod) })
+	for i := range pods {
+		wg.Go(func() { ids[i], errs[i] = c.RunPodRaced(&pods[i]) })
 	}
 	wg.Wait()
 	byName := map[string]string{}
