@@ -63,6 +63,7 @@ func everything() *Entry {
 		}},
 		Begun: true, Occupant: "5 0a:00:00:00:00:01",
 		Interface: Interface{MAC: "02:00:00:00:00:07", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.9")}},
+		Before:    Interface{MAC: "02:00:00:00:00:08"},
 		Failed:    true, Unnamed: true, Abandoned: true,
 		Cause: "failed-add", Reason: "delegate portmap: ADD: \"no\"",
 	}

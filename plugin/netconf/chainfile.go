@@ -61,8 +61,8 @@ func (c *Conf) readRenamed(gone error) (*Chain, error) {
 				c.ChainFile, path)
 			return chain, nil
 		case other == nil:
-			other = fmt.Errorf("%w; %s is for network %q, not %q: run unwindctl install to switch to it, "+
-				"or unwindctl off to bypass unwind", syscall.ENOENT, path, list.Name, c.Name)
+			other = fmt.Errorf("%w; run unwindctl install to switch from network %q to %q (%s), or "+
+				"unwindctl off to bypass unwind", syscall.ENOENT, c.Name, list.Name, path)
 		}
 	}
 	return nil, cmp.Or(other, gone)

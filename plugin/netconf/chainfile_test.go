@@ -35,8 +35,8 @@ func TestChainFileRenamed(t *testing.T) {
 			"17.conflist": `{"name": "podnet", "plug`, "20-podnet.conflist": one("podnet", "a")}, "a of 20-podnet.conflist"},
 		{"no file", nil, none},
 		{"another network alone", map[string]string{"00-unwind.json": ours, "20-other.conflist": one("other", "a"),
-			"30-third.conflist": one("third", "a")}, gone + `DIR/20-other.conflist is for network "other", not "podnet": ` +
-			`run unwindctl install to switch to it, or unwindctl off to bypass unwind`},
+			"30-third.conflist": one("third", "a")}, gone + `run unwindctl install to switch from network "podnet" to "other" ` +
+			`(DIR/20-other.conflist), or unwindctl off to bypass unwind`},
 		{"no chain", map[string]string{"20.conflist": `{"name": "podnet", "plugins": []}`},
 			none + `; DIR/20.conflist: key "plugins" is empty; put the plugins to run there`},
 	} {

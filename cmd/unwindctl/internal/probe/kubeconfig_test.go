@@ -160,7 +160,7 @@ func TestKubeconfigRefused(t *testing.T) {
 		{"no context of that name", content("current-context: x\ncontexts: [{name: y, context: {cluster: c}}]"), "the current context is missing"},
 		{"no cluster of that name", content("current-context: x\ncontexts: [{name: x, context: {cluster: c}}]"), "the cluster of the current context is missing"},
 		{"a namespace that is a path", content("current-context: x\ncontexts: [{name: x, context: {cluster: c, namespace: ../../../../api/v1/secrets}}]"), "invalid namespace in the current context"},
-		{"too large", content(strings.Repeat("# "+token+"\n", 200_000)), "more than 4194304 bytes"},
+		{"too large", content(strings.Repeat("# "+token+"\n", 200_000)), "too large: more than 4194304 bytes"},
 		{"none", instead(func(string) error { return nil }), "no such file or directory"},
 		{"a directory", instead(func(path string) error { return os.Mkdir(path, 0o755) }), "not a regular file"},
 		{"a pipe", instead(func(path string) error { return syscall.Mkfifo(path, 0o600) }), "not a regular file"},

@@ -200,7 +200,7 @@ func TestDefinitionsRefused(t *testing.T) {
 		{"half of a definition", definitionOf("b", good)[:60], "stdin: not valid JSON: "},
 		{"no object of Kubernetes", "a: b\n", "stdin: not valid JSON: "},
 		{"nothing", "", "stdin: not valid JSON: "},
-		{"too much", "---\n" + definitionOf("a", good) + strings.Repeat("\n", netconf.MaxConfig), "stdin: more than 4194304 bytes"},
+		{"too much", "---\n" + definitionOf("a", good) + strings.Repeat("\n", netconf.MaxConfig), "stdin: too large: more than 4194304 bytes"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
