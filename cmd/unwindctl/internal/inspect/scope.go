@@ -90,7 +90,7 @@ func (s Scope) readValid(stdin io.Reader) (*facts.List, error) {
 	}
 	if len(valid) == 0 && !s.Force {
 		return nil, term.WithHint("if network "+s.Network+" has no attachment: unwindctl sweep"+
-			s.ListFlags()+" --force", "%w", term.Usage("--valid-attachments %s: the list is empty, but a "+
+			s.ListFlags()+" --force", "%w", term.Usage("--valid-attachments %s: the list is empty, and a "+
 			"node always has a pod; nothing is released without --force", s.Valid))
 	}
 	return facts.NewList(s.Network, valid), nil
