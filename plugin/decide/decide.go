@@ -10,7 +10,7 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// Evidence is what unwind knows about an attachment. The zero value means that nothing is known.
+// Evidence contains the facts about an attachment. In the zero value, every fact is unknown.
 type Evidence struct {
 	State           journal.State
 	Reason          Reason // why it is in this state, from the journal
