@@ -16,7 +16,7 @@ import (
 )
 
 // ErrBusy is returned when a lock was not free in time.
-var ErrBusy = errors.New("in use by another process; try again later")
+var ErrBusy = errors.New("in use by another process")
 
 // Lock is an attachment's lock: record locks (F_OFD_SETLK) on two bytes of the attachment's lock
 // file.

@@ -34,7 +34,7 @@ func (o *op) check(ctx context.Context) error {
 		e = o.newEntry(journal.Live, chain)
 	}
 	if has, err := version.GreaterThanOrEqualTo(e.CNIVersion, "0.4.0"); err != nil || !has {
-		return nil //nolint:nilerr // not a version: it has no CHECK
+		return nil //nolint:nilerr // an invalid version has no CHECK
 	}
 	result := e.Result
 	if o.conf.PrevResult != nil {

@@ -57,7 +57,7 @@ func (a *adding) open(ctx context.Context, killed []string) error {
 	return nil
 }
 
-// intend writes the intent. It does not write it if earlier ADDs of this attachment or its pod have
+// intend writes the intent. It writes nothing if earlier ADDs of this attachment or its pod have
 // left something, or if the ADD must be refused.
 func (a *adding) intend(
 	ctx context.Context, seen facts.Interface,

@@ -10,7 +10,7 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// Evidence is what unwind knows about an attachment. The zero value means that nothing is known.
+// Evidence contains the facts about an attachment. In the zero value, every fact is unknown.
 type Evidence struct {
 	State           journal.State
 	Reason          Reason // why it is in this state, from the journal
@@ -30,14 +30,14 @@ type Evidence struct {
 // Fate is the verdict on an attachment.
 type Fate string
 
-// These are the fates. Sweep keeps Unknown attachments as it keeps Live ones.
+// The fates. A sweep keeps Unknown attachments, as it keeps Live ones.
 const (
 	Unknown Fate = "unknown"
 	Live    Fate = "live"
 	Dead    Fate = "dead"
 	// Foreign is an attachment of another machine, whose disk was cloned. A DEL could release the
-	// original machine's address in a cluster-wide IPAM plugin, so unwind releases only records on
-	// this disk.
+	// original machine's address in a cluster-wide IPAM plugin, so unwind releases only
+	// host-local's reservations on this disk.
 	Foreign Fate = "other-machine"
 )
 
@@ -45,7 +45,7 @@ const (
 type Verdict struct {
 	Fate   Fate
 	Reason Reason
-	Warn   bool // live, but the runtime does not know it
+	Warn   bool // live, but not on the runtime's list
 }
 
 // Releasable reports whether the attachment should be released.
@@ -130,7 +130,7 @@ func DecideRecorded(ev Evidence) Verdict {
 }
 
 // decideUnlisted returns the verdict if the runtime does not list the attachment, but its network
-// namespace may still exist. Some process may only hold the namespace open, so the host end of the
+// namespace may still exist. A process may merely hold the namespace open, so the host end of the
 // interface alone does not prove that the attachment is live. The list may be older than the
 // attachment.
 func decideUnlisted(ev Evidence) Verdict {
@@ -162,10 +162,10 @@ type Orphan struct {
 }
 
 // DecideOrphan returns the verdict on a reservation whose owner is not in the journal. The owner is
-// a pod from before the installation or, if the journal was lost, any pod (antrea#8239). The
-// reservation is dead only if all evidence agrees. No list of pods covers a nerdctl or podman
-// container. Such a container is live if one of its processes is running or an interface uses the
-// address; otherwise it is unknown.
+// a pod that started before unwind was installed or, if the journal was lost, any pod
+// (antrea#8239). The reservation is dead only if all evidence agrees. No list of pods covers a
+// nerdctl or podman container. Such a container is live if one of its processes is running or an
+// interface uses the address; otherwise it is unknown.
 func DecideOrphan(o Orphan) Verdict {
 	switch {
 	case !Yes(o.SameNamespaces):
@@ -218,8 +218,8 @@ func HasOtherOwner(named tristate.Value, others []OtherOwner) bool {
 
 // Reason says why an attachment got its verdict, or why it is undone. Code identifies the reason in
 // the journal and in metrics. Programs may rely only on Code. Text is for people. It may add
-// details to the text that the code has below. Code is "" for most reasons to keep an attachment,
-// which are never written to the journal.
+// details to the code's text below. Code is "" for most reasons to keep an attachment, which are
+// never written to the journal.
 type Reason struct {
 	Code string
 	Text string

@@ -38,7 +38,7 @@ func Pause(tries int, jitter float64) time.Duration {
 	return d/2 + time.Duration(float64(d/2)*jitter)
 }
 
-// Pass is what is known about a record before its DELs run. Its functions check their facts only
+// Pass contains the facts about a record before its DELs run. Its functions check their facts only
 // when a case of Due needs them.
 type Pass struct {
 	Now         int64         // CLOCK_BOOTTIME, nanoseconds
@@ -101,7 +101,7 @@ func Left(w journal.Wait, p Pass) time.Duration {
 }
 
 // HoldBack decides whether an address must not be released, because a host port forwards to it. If
-// the rules cannot be listed, an address is held back only if the ADD may have made a rule.
+// the rules cannot be listed, an address is held back only if the ADD may have created a rule.
 func HoldBack(forwarded tristate.Value, mayHaveRule bool) bool {
 	return forwarded == tristate.Yes || forwarded == tristate.Unknown && mayHaveRule
 }

@@ -85,11 +85,11 @@ func (f *Failure) Said() string {
 func (f *Failure) Error() string {
 	verb := map[string]string{"ADD": "add", "DEL": "delete", "CHECK": "check", "STATUS": "status",
 		"GC": "gc"}[f.Command]
-	return fmt.Sprintf("plugin type=%q failed (%s): %s", f.Plugin, verb, f.Msg) // libcni's words
+	return fmt.Sprintf("plugin type=%q failed (%s): %s", f.Plugin, verb, f.Msg) // libcni's message
 }
 
-// environ returns unwind's own environment, followed by the CNI variables of this call. The last
-// value of a variable counts.
+// environ returns unwind's own environment, followed by the CNI variables of this call. If a
+// variable occurs twice, the last value counts.
 func (c *Call) environ() []string {
 	return append(os.Environ(), "CNI_COMMAND="+c.Command, "CNI_CONTAINERID="+c.ContainerID,
 		"CNI_NETNS="+c.Netns, "CNI_IFNAME="+c.Ifname, "CNI_ARGS="+c.Args, "CNI_PATH="+c.Path)

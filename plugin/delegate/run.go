@@ -70,8 +70,8 @@ func (r *Processes) Run(ctx context.Context, c *Call, stderr io.Writer) ([]byte,
 	return out.kept.Bytes(), nil
 }
 
-// command returns the process of a call, without its pipes. If lock is nil, the process does not
-// inherit it.
+// command returns the process of a call, without its pipes. The process inherits lock as LockFD,
+// unless lock is nil.
 func (c *Call) command(ctx context.Context, binary string, lock *os.File) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, binary)
 	cmd.Env = c.environ()
@@ -104,8 +104,8 @@ func start(
 	}
 }
 
-// awaitGroup kills a process group and waits, up to GroupDelay, until it is empty.
-// Otherwise a delegate's child could finish an ADD during the next DEL.
+// awaitGroup kills a process group and waits, up to GroupDelay, until the group is empty. Otherwise
+// a delegate's child could finish an ADD during the next DEL.
 func awaitGroup(pgid int) {
 	for end := time.Now().Add(GroupDelay); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
 		if errors.Is(syscall.Kill(-pgid, syscall.SIGKILL), syscall.ESRCH) {

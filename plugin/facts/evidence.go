@@ -53,7 +53,7 @@ func (n *Node) Gather(ctx context.Context, e *journal.Entry, ours *journal.Lock)
 	return ev
 }
 
-// Doubt returns the first of several joined errors, as part of a verdict's reason.
+// Doubt returns the first of several joined errors, short enough for a verdict's reason.
 func Doubt(err error) string {
 	if err == nil {
 		return ""

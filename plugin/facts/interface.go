@@ -21,7 +21,7 @@ type Interface struct {
 	index int // 0: the namespace has no interface of that name
 }
 
-// There reports whether the namespace has the interface.
+// There reports whether the namespace contains the interface.
 func (s Interface) There() bool { return s.index != 0 }
 
 // Occupant returns the value for journal.Entry.Occupant. It is "" for a loopback, because every

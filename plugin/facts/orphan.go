@@ -46,6 +46,7 @@ func (n *Node) JudgeOwner(o Owner) decide.Verdict {
 
 // OwnerGraceLeft is GraceLeft for a container that is not in the journal.
 func (n *Node) OwnerGraceLeft(o Owner) time.Duration {
-	// The wall clock may have been set since Made. So the age is at most the time since boot.
+	// If the wall clock was set since Made, the difference is wrong. The age counts for at most the
+	// time since boot.
 	return cmp.Or(n.ListGrace, o.Grace) - min(time.Since(o.Made), time.Duration(journal.BootNanos()))
 }

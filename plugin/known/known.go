@@ -19,7 +19,7 @@ type Plugin struct {
 	ExecutesIPAM func(ipam string, config Object) bool
 
 	// Pinned is set if the plugin's DEL opens CNI_NETNS itself, and uses the path for nothing else.
-	// Such a DEL may get any path of the namespace, such as /proc/self/fd/N.
+	// Such a DEL may get any path of the namespace, such as /proc/PID/fd/N.
 	Pinned bool
 	// NetNS is the CNI_NETNS of the plugin's DEL if that must not get the container's namespace.
 	NetNS NetNS

@@ -37,7 +37,7 @@ type Conf struct {
 	Capabilities  map[string]bool
 	RuntimeConfig map[string]json.RawMessage
 	PrevResult    json.RawMessage
-	Injected      map[string]json.RawMessage // keys for the delegates, by InjectedKeys
+	Injected      map[string]json.RawMessage // keys for the delegates, see InjectedKeys
 	Chain         json.RawMessage
 	ChainFile     string
 	DisableGC     bool
@@ -62,7 +62,7 @@ type Conf struct {
 // meant for the delegates (multus pkg/types: addDeviceIDInConfList, addCNIArgsInConfList).
 var InjectedKeys = []string{"args", "deviceID", "pciBusID"}
 
-// ignoredKeys are known keys without effect here: libcni's, and FoldedKey.
+// ignoredKeys are keys that unwind knows and ignores: libcni's own, and FoldedKey.
 var ignoredKeys = []string{"type", "cniVersions", "disableCheck", "loadOnlyInlinedPlugins",
 	FoldedKey}
 
@@ -70,9 +70,9 @@ var ignoredKeys = []string{"type", "cniVersions", "disableCheck", "loadOnlyInlin
 // when it encodes a configuration, as multus up to 4.3 does for its cluster network.
 var emptyKeys = []string{"dns", "ipam"}
 
-// FoldedKey is the number of plugins at the end of "chain" that were not in the original conflist.
-// unwindctl wrap takes them from the directory with the network's name, and unwindctl unwrap
-// removes them again.
+// FoldedKey is the key for the number of plugins at the end of "chain" that were not in the
+// original conflist. unwindctl wrap takes them from the directory with the network's name, and
+// unwindctl unwrap removes them again.
 const FoldedKey = "folded"
 
 // ValidKeys are the keys under which a runtime sends the list of valid attachments in a GC. The
@@ -294,7 +294,7 @@ type Attachment struct {
 }
 
 // NeverAdded reports whether the runtime sent no prevResult with its DEL, so it has no ADD result.
-// It is false before CNI 0.4.0, because there a runtime never sends one.
+// It is false before CNI 0.4.0, because a runtime never sends one in those versions.
 func (c *Conf) NeverAdded() bool {
 	gives, err := version.GreaterThanOrEqualTo(c.CNIVersion, "0.4.0")
 	return err == nil && gives && c.PrevResult == nil

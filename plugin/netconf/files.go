@@ -93,5 +93,5 @@ func FindPlugin(plugin, path string) (string, error) {
 			return file, nil
 		}
 	}
-	return "", fmt.Errorf("failed to find plugin %q in path %s", plugin, dirs) // libcni's words
+	return "", fmt.Errorf("failed to find plugin %q in path %s", plugin, dirs) // libcni's message
 }

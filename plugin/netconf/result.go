@@ -172,8 +172,8 @@ func WithoutAddresses(raw json.RawMessage, drop []netip.Addr) (json.RawMessage, 
 	return Marshal(object), nil
 }
 
-// maxPodName limits a pod's namespace and name together, in bytes. Kubernetes allows fewer (63 and
-// 253); a key of the journal could be longer.
+// maxPodName limits a pod's namespace and name together, in bytes. Kubernetes allows less (63 and
+// 253), and a key of the journal may be longer.
 const maxPodName = 1000
 
 // PodOf reads the pod from CNI_ARGS (K8S_POD_NAMESPACE=…;K8S_POD_NAME=…;K8S_POD_UID=…), as

@@ -76,7 +76,7 @@ func TestConvertResult(t *testing.T) {
 		{"of a version that is none", `{"cniVersion": "3.0.0"}`, "1.0.0", "3.0.0"},
 		{"no result", `[]`, "1.0.0", "array"},
 		{"an address that is null", `{"cniVersion": "1.0.0", "ips": [null]}`, "0.4.0",
-			`cannot convert the result to version "0.4.0"`},
+			`cannot convert the result to CNI version "0.4.0"`},
 	} {
 		if got, err := ConvertResult(json.RawMessage(tt.raw), tt.to); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %s, %v, want an error with %q", tt.name, got, err, tt.want)

@@ -105,7 +105,7 @@ func EventOf(kind journal.EventKind, e *journal.Entry) journal.Event {
 // The counters, with their labels. Counters and history are for people and monitoring; unwind's
 // decisions do not depend on them.
 const (
-	CountRollbacks  = "rollbacks"           // plugin that failed; result: complete, pending
+	CountRollbacks  = "rollbacks"           // the plugin that failed; the result: complete, pending
 	CountSwept      = "swept"               // reason, see decide.Reason
 	CountDuplicates = "duplicate_addresses" //
 	CountDegraded   = "degraded"            // verb; reason, see trouble

@@ -68,7 +68,7 @@ func (o *owner) path() string {
 }
 
 // planOwners returns the verdict on each owner that is not in the journal. Without the runtime's
-// list, nothing can prove an owner dead, so it returns no verdicts.
+// list, nothing can prove an owner dead, so planOwners returns no verdicts.
 func (s *Sweep) planOwners(ctx context.Context) (findings []Finding, err error) {
 	if s.w.Node.List == nil || s.Attachment != nil {
 		return nil, nil
@@ -139,8 +139,8 @@ func (g *gathering) hold(o *owner, r ipam.Reservation) {
 
 // addCached adds an attachment from libcni's cache. If the owner was already added with addresses,
 // addCached adds the chain to it. An attachment without addresses cannot be judged. An attachment
-// that was added through unwind is left to the journal. But if host-local still has an address for
-// it, the journal was lost, and addCached does not skip it.
+// that was added through unwind is left to the journal. But if host-local still reserves an address
+// for it, the journal was lost, and addCached does not skip it.
 func (g *gathering) addCached(c *facts.Cached) {
 	if g.inJournal[c.ContainerID] || g.Network != "" && g.Network != c.Network {
 		return
@@ -215,8 +215,7 @@ func (s *Sweep) factsOf(o *owner) facts.Owner {
 		Made: o.made(), Grace: s.graceOf(o)}
 }
 
-// graceOf returns the grace period of an owner's network: that in its conflist, or else the
-// default.
+// graceOf returns the grace period of an owner's network, from its conflist, or else the default.
 func (s *Sweep) graceOf(o *owner) time.Duration {
 	for _, p := range s.Pools {
 		if p.Network == o.Network {

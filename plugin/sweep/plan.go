@@ -142,8 +142,8 @@ func (s *Sweep) covers(k journal.Key) bool {
 	return (s.Network == "" || k.Network == s.Network) && (s.Attachment == nil || k == *s.Attachment)
 }
 
-// orphaned reports whether only delegates hold an attachment's lock, and have held it for longer
-// than unwind waits for them.
+// orphaned reports whether only delegates hold an attachment's lock, and whether they have held it
+// for longer than unwind waits for delegates.
 func (s *Sweep) orphaned(e *journal.Entry) bool {
 	if s.w.Node.SameBoot(e) != tristate.Yes || s.w.Node.SameNamespaces(e) != tristate.Yes ||
 		journal.BootNanos()-e.Updated.Boot < int64(s.w.Budgets.Orphans) {

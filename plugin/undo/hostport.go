@@ -37,8 +37,8 @@ func HadPorts(e *journal.Entry) bool {
 
 // forwarded returns why one of the claimed addresses must not be released, or "". It skips an
 // address that the attachment no longer holds, because the rule may belong to the next owner. Once
-// no rule exists for an address, forwarded does not list the rules again in this pass, because no
-// new rule can appear.
+// no rule exists for an address, forwarded does not list the rules again for it in this pass,
+// because no new rule can appear.
 func (u *undoing) forwarded(
 	ctx context.Context, mayHaveRule bool, concerns func(journal.Claim) bool,
 ) string {

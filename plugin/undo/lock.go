@@ -87,8 +87,8 @@ func (w *Worker) TakeOver(key journal.Key) (lock *journal.Lock, killed []string,
 // started the ADD is dead or has abandoned the ADD. stopping ends the ADD:
 //
 //  1. SIGTERM: the unwind that runs the ADD ends its delegate and rolls the ADD back.
-//  2. SIGKILL, if none of its delegates has ended within Budgets.Stop. Its delegates then still
-//     hold the lock, and Lock ends them like the delegates of any dead unwind.
+//  2. SIGKILL, once none of its delegates has ended for Budgets.Stop. Its delegates then still hold
+//     the lock, and Lock ends them like the delegates of any dead unwind.
 //
 // An ADD of another attachment also holds this lock while it releases this attachment. So stopping
 // signals only an unwind that runs the ADD of this container and interface, and is older than this

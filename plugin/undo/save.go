@@ -18,8 +18,8 @@ func (w *Worker) Begin(ctx context.Context, e *journal.Entry, reason decide.Reas
 	})
 }
 
-// Mark sets in a record that a pass over its steps begins, and why. It reports whether it added
-// claims that are not in the journal. They must be written before the first DEL.
+// Mark updates a record for the start of a pass over its steps, with the reason. It reports whether
+// it added claims that are not in the journal. Those must be written before the first DEL.
 func (w *Worker) Mark(e *journal.Entry, reason decide.Reason) (found bool) {
 	found = w.ClaimHeld(e)
 	asked := w.asksFor(e) // that DEL runs without unwind too
@@ -85,7 +85,8 @@ func (w *Worker) Finish(ctx context.Context, job Job) (others []*journal.Entry, 
 	return others, err
 }
 
-// Buried returns the undone record for a record. It keeps the interface of the ADD, but no DELs.
+// Buried returns the undone record that replaces a record. It keeps the ADD's interface, but no
+// DELs.
 func (w *Worker) Buried(e *journal.Entry) *journal.Entry {
 	b := e.Clone()
 	if !b.Interface.Known() {
@@ -96,9 +97,9 @@ func (w *Worker) Buried(e *journal.Entry) *journal.Entry {
 	return b
 }
 
-// MarkKilled sets in a record that unwind killed delegates of its ADD. It marks the delegates with
-// the named programs. If none matches, for example because a delegate's child was killed, it marks
-// all. It reports whether any program was killed.
+// MarkKilled marks the steps whose delegates unwind killed: those with the named programs. If none
+// matches, for example because a delegate's child was killed, it marks all steps. It reports
+// whether any program was killed.
 func (w *Worker) MarkKilled(e *journal.Entry, programs []string) bool {
 	if len(programs) == 0 {
 		return false
@@ -117,14 +118,14 @@ func (w *Worker) killed(e *journal.Entry, s journal.Step) journal.Step {
 	return decide.Killed(s, journal.BootNanos(), w.Node.GraceOf(e))
 }
 
-// Failed sets in a record's step that the delegate's ADD failed.
+// Failed marks a step whose delegate's ADD failed. killed says whether the delegate was killed.
 func (w *Worker) Failed(e *journal.Entry, s *journal.Step, killed bool) {
 	if s.ADD = journal.AddFailed; killed {
 		*s = w.killed(e, *s)
 	}
 }
 
-// Interrupted sets in steps that their ADDs may not have succeeded, because unwind was killed.
+// Interrupted marks steps whose ADDs may not have succeeded, because unwind was killed.
 func Interrupted(steps []journal.Step) {
 	for i := range steps {
 		if steps[i].ADD == journal.AddPassed {

@@ -19,12 +19,12 @@ import (
 type Job struct {
 	Entry *journal.Entry
 	Lock  *journal.Lock // the attachment's; nil without a journal
-	// Others are the records of other attachments that claim the record's addresses. If it is nil,
-	// Run reads them.
+	// Others are the records of other attachments that claim the record's addresses. If Others is
+	// nil, Run reads these records.
 	Others []*journal.Entry
-	// Assigned are addresses that a running ADD has just got. This record claims them too, so that
-	// ADD undoes it. The ADD's later delegates have not run yet, so a DEL with these addresses
-	// cannot remove rules of that ADD.
+	// Assigned are addresses that a running ADD has just got and that this record also claims. For
+	// that reason the ADD undoes the record. The ADD's later delegates have not run yet, so a DEL
+	// with these addresses cannot remove rules of the ADD.
 	Assigned []netip.Addr
 	Later    int // number of steps that the caller must run after this record's
 	// Superseded is set if an ADD of the same attachment follows. That ADD keeps the lock and its
@@ -61,8 +61,8 @@ type undoing struct {
 //  5. Save: the caller calls Finish.
 //
 // A step gets the time that is left in ctx, minus a reserve for the steps after it. The pass ends
-// when there is no time for the next step. A crash leaves the record that the caller wrote before
-// the pass, so the next pass runs its DELs again.
+// when there is no time for the next step. A crash leaves the record as it was before the pass (but
+// see markSlow), so the next pass runs the DELs again.
 func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure, ran int) {
 	ofEntry := *w
 	ofEntry.Log = w.Log.With("attachment", job.Entry.Key.String())
