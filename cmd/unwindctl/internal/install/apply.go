@@ -70,10 +70,11 @@ func (s Setup) prepareState() error {
 }
 
 // Remove takes our file in either form out of use, even if other programs have changed it. It
-// renames the file, so that the next install finds its configuration. That needs no room on a disk.
-// A missing file is not an error. Remove first moves plugins behind unwind back to the provider's
-// file, and removes unwind from cilium's copy. If that fails, Remove still renames our file and
-// returns the error. It returns the previous paths, and sentences about the moved plugins.
+// renames the file, so that the next install finds its configuration, or else removes it, which
+// needs no room on a disk. A missing file is not an error. Remove first moves plugins behind unwind
+// back to the provider's file, and removes unwind from cilium's copy. If that fails, Remove still
+// takes our file out of use and returns the error. It returns the removed paths, and sentences
+// about the moved plugins.
 func (s Setup) Remove() (removed, said []string, err error) {
 	if c := s.CiliumCopy(); c != nil && c.OfOurs() {
 		text, takeErr := c.takeOut()
@@ -82,7 +83,6 @@ func (s Setup) Remove() (removed, said []string, err error) {
 		}
 	}
 	for _, path := range []string{s.Path(), s.otherForm()} {
-		remove := func() error { return durable.Rename(path, path+node.OffSuffix) }
 		data, readErr := netconf.ReadFile(path)
 		if errors.Is(readErr, fs.ErrNotExist) {
 			continue
@@ -92,15 +92,15 @@ func (s Setup) Remove() (removed, said []string, err error) {
 		case ours(own):
 			texts, returnErr := returnBehind(own)
 			said, err = append(said, texts...), errors.Join(err, returnErr)
+			_ = durable.Rename(path, path+node.OffSuffix) // else it is removed
 		case readErr == nil && !json.Valid(data): // half a file, of use to nobody
-			remove = func() error { return durable.Remove(path) }
 		case path == s.Path():
 			return removed, said, term.WithHint("rename it, or choose another name with --unwind-file",
 				"%s was not written by unwindctl: left unchanged", path)
 		default:
 			continue
 		}
-		if removeErr := remove(); removeErr != nil {
+		if removeErr := durable.Remove(path); removeErr != nil {
 			return removed, said, errors.Join(err, term.WithHint("unwind is still in use; run it "+
 				"again once "+s.ConfDir+" can be written to", "%w", removeErr))
 		}

@@ -83,6 +83,16 @@ func (s Setup) otherForm() string {
 	return strings.TrimSuffix(base, ".conflist") + ".json"
 }
 
+// kept returns the paths at which off has kept our file, in either form.
+func (s Setup) kept() (paths []string) {
+	for _, path := range []string{s.Path() + node.OffSuffix, s.otherForm() + node.OffSuffix} {
+		if c, _ := netconf.ReadConflist(path); ours(c) {
+			paths = append(paths, path)
+		}
+	}
+	return paths
+}
+
 // names reports whether a configuration contains unwind, or the path of our conflist. Multus has
 // its delegates inside its own configuration ("delegates") or the path of one ("clusterNetwork"),
 // and would call unwind from within unwind.

@@ -16,7 +16,6 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/agentlock"
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
-	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/cmd/unwindctl/internal/pools"
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
@@ -79,7 +78,8 @@ const ExitUnrecorded = 5
 
 // Uninstall switches unwind off. Without OffOnly it also removes the binary once nothing names it.
 //
-//  1. Rename our conflist: from then on, pods start without unwind. This needs no room on a disk.
+//  1. Rename our conflist: from then on, pods start without unwind. If the disk has no room for the
+//     name, remove it.
 //  2. Write the off-switch, so that no agent installs again. If that fails, an agent that runs
 //     takes the removal for the same, but one that starts later does not.
 //  3. Remove what nothing needs. Our conflist stays under its other name until the last uninstall,
@@ -115,10 +115,8 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 	}
 	err = errors.Join(removeErr, o.recordOff(&done))
 	if o.OffOnly {
-		for _, path := range removed {
-			if kept := path + node.OffSuffix; durable.Exists(kept) {
-				done.add("kept", "%s (unwindctl on restores unwind's file from it)", kept)
-			}
+		for _, path := range s.kept() {
+			done.add("kept", "%s (unwindctl on restores unwind's file from it)", path)
 		}
 		attachments, readErr := inspect.ReadJournal(ctx, &journal.Store{Dir: o.StateDir})
 		if n := countPending(attachments); n > 0 {
@@ -126,21 +124,15 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 		}
 		return errors.Join(err, readErr, done.print(out, &o.Output))
 	}
-	needed, unitsNeeded := "", ""
 	inUse, binaryErr := s.removeBinary(ctx, o.CacheDir, o.StateDir, &done)
-	if inUse {
-		needed = "needed to run uninstall again"
-	}
 	journal := describeJournal(ctx, o.StateDir)
 	var heldErr error
 	if journal != "" {
 		done.add("kept", "%s", journal)
-		needed = "needed until the journal is empty"
-		unitsNeeded = needed
 	} else {
 		heldErr = s.dropHeld(ctx, o.StateDir, &done)
 	}
-	nodeErr := o.removeFromNode(ctx, s, needed, unitsNeeded, &done)
+	nodeErr := o.removeFromNode(ctx, s, inUse, journal != "", &done)
 	return errors.Join(err, binaryErr, heldErr, nodeErr, done.print(out, &o.Output))
 }
 
@@ -181,29 +173,32 @@ func (o UninstallOptions) recordOff(done *changes) error {
 // removeFromNode removes what installForNode wrote, the conflist that off has kept and, with
 // --purge, the state directory. As long as the journal has something, all of that is needed. As
 // long as the plugin is in use, the programs and that conflist are.
-func (o UninstallOptions) removeFromNode(ctx context.Context, s Setup, needed, unitsNeeded string,
+func (o UninstallOptions) removeFromNode(ctx context.Context, s Setup, pluginInUse, hasJournal bool,
 	done *changes) error {
 	var err error
+	needed := ""
+	if hasJournal {
+		needed = "needed until the journal is empty"
+	}
+	if o.ProgramDir != "" && o.UnitDir != "" {
+		err = removeUnits(ctx, o.UnitDir, needed, done)
+	}
+	if pluginInUse && !hasJournal {
+		needed = "needed to run uninstall again"
+	}
 	if o.ProgramDir != "" {
-		if o.UnitDir != "" {
-			err = removeUnits(ctx, o.UnitDir, unitsNeeded, done)
-		}
 		err = errors.Join(err, removePrograms(ctx, o.ProgramDir, needed, done))
 	}
-	for _, path := range []string{s.Path(), s.otherForm()} {
-		kept := path + node.OffSuffix
-		if c, _ := netconf.ReadConflist(kept); !ours(c) {
-			continue
-		}
+	for _, path := range s.kept() {
 		if needed != "" {
-			done.add("kept", "%s (%s)", kept, needed)
+			done.add("kept", "%s (%s)", path, needed)
 		} else {
-			err = errors.Join(err, durable.Remove(kept))
+			err = errors.Join(err, durable.Remove(path))
 		}
 	}
 	off := filepath.Join(o.StateDir, OffName)
 	switch {
-	case o.Purge && unitsNeeded == "":
+	case o.Purge && !hasJournal:
 		purgeErr := checkPurge(ctx, o.StateDir) // a pod may have come before the conflist went
 		if purgeErr == nil {
 			purgeErr = purge(o.StateDir)
