@@ -102,8 +102,11 @@ func describe(e *journal.Entry) Attachment {
 }
 
 // PrintNoAttachments prints that a journal is empty, or that the directory has no journal.
-func PrintNoAttachments(out io.Writer, store *journal.Store) error {
+func PrintNoAttachments(out io.Writer, store *journal.Store, network string) error {
 	text := "No attachments."
+	if network != "" {
+		text = fmt.Sprintf("No attachments in network %s.", network)
+	}
 	if _, err := os.Lstat(store.Path()); errors.Is(err, fs.ErrNotExist) {
 		text = fmt.Sprintf("No attachments: there is no journal in %s.", store.Dir)
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
-	"os"
 	"strings"
 
 	"cni-unwind/cmd/internal/term"
@@ -67,16 +66,10 @@ func JSONFindings(findings []sweep.Finding, dryRun bool) []finding {
 // has.
 func reserved(f *sweep.Finding) bool { return len(f.Addresses) > 0 && !f.Cached }
 
-// PrintNoFindings prints that there are no attachments: none in that network, whose name may be
-// wrong, or none at all. Without a list, it also prints how many addresses were not judged.
+// PrintNoFindings prints that there are no attachments, in that network or at all. Without a list,
+// it also prints how many addresses were not judged.
 func PrintNoFindings(out io.Writer, of Scope, job sweep.Job) error {
-	store := &journal.Store{Dir: of.StateDir}
-	var err error
-	if _, statErr := os.Lstat(store.Path()); statErr != nil || of.Network == "" {
-		err = PrintNoAttachments(out, store)
-	} else {
-		_, err = fmt.Fprintf(out, "No attachments in network %s.\n", of.Network)
-	}
+	err := PrintNoAttachments(out, &journal.Store{Dir: of.StateDir}, of.Network)
 	given := 0
 	for _, p := range job.Pools {
 		taken, _ := pools.Taken(p.Dir)
