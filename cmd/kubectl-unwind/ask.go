@@ -20,7 +20,7 @@ type answer struct {
 	Pod  string `json:"pod,omitempty"`
 	// Error is the reason why there is no result or the result is incomplete.
 	Error    string          `json:"error,omitempty"`
-	ExitCode int             `json:"exitCode,omitempty"` // of unwindctl
+	ExitCode int             `json:"exitCode,omitempty"` // unwindctl's exit code
 	Result   json.RawMessage `json:"result,omitempty"`   // what unwindctl printed
 
 	report report // Result, parsed; nil if there is none
@@ -128,7 +128,7 @@ type progress struct {
 	out       io.Writer
 	mu        sync.Mutex
 	all, done int
-	width     int // of the current line
+	width     int // width of the current line
 }
 
 // newProgress returns a progress at 0 nodes. It shows it if out is a terminal.

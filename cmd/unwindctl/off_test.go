@@ -27,7 +27,7 @@ func TestOffWithoutRoom(t *testing.T) {
 		by    string // on record; "" if nothing is
 	}{
 		{"full", func(n *machine) { n.fill("data", 1<<20) }, 0,
-			"by somebody: the disk has no room to record ann; unwindctl on switches it on again", "somebody"},
+			"by somebody: the disk is too full to record ann; unwindctl on switches it on again", "somebody"},
 		{"full of files", func(n *machine) { n.fill("file", 0) }, 5, "error: pods start without unwind, but an agent", ""},
 		{"read-only", func(n *machine) { n.readOnly(n.state) }, 5, "error: pods start without unwind, but an agent", ""},
 		{"well", func(*machine) {}, 0, ", by ann; unwindctl on switches it on again", "ann"},

@@ -20,8 +20,8 @@ import (
 type Scope struct {
 	node.Directories
 	Network    string   // "" for all
-	CRI, Valid string   // where the list comes from, see List
-	Force      bool     // accept an empty list of Valid
+	CRI, Valid string   // the source of the list of attachments: see List
+	Force      bool     // accept an empty list from Valid
 	Sockets    []string // the sockets that --cri auto tries; nil for the known ones
 }
 

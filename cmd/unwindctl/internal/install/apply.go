@@ -20,7 +20,7 @@ import (
 // WriteConflist writes our file atomically, as planned. From then on unwind is in use. It does
 // nothing if the existing file means the same.
 //
-//  1. Move plugins that another program has put behind unwind to the end of the provider's file. A
+//  1. Move plugins that another program has added after unwind to the end of the provider's file. A
 //     crash here leaves them in both files, so they run twice rather than not at all.
 //  2. Write our file.
 //  3. Remove the one that off has kept. A crash here leaves it, and the next off replaces it.
@@ -43,7 +43,7 @@ func (s Setup) WriteConflist(p *Plan) (changed bool, err error) {
 	return true, nil
 }
 
-// prepareState creates the state directory, so that a failure shows at install and not at each pod.
+// prepareState creates the state directory, so that a failure shows now and not at each pod's ADD.
 // It refuses to switch from a journal with attachments to another one, because nothing would
 // release them.
 func (s Setup) prepareState() error {
@@ -59,19 +59,20 @@ func (s Setup) prepareState() error {
 		if len(attachments) > 0 {
 			hint := "leave the journal there, or wait until unwindctl list --state-dir " + is + " is empty"
 			return term.WithHint(hint,
-				"the journal in %s has %s, which nothing would release if the state directory changed",
+				"the journal in %s contains %s, which nothing would release if the state directory changed",
 				is, term.Attachments(len(attachments)))
 		}
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return term.WithHint("choose another with --state-dir", "state directory: %w", err)
+		return term.WithHint("choose another with --state-dir", "cannot create the state directory: %w",
+			err)
 	}
 	return nil
 }
 
 // Remove takes our file in either form out of use, even if other programs have changed it. It
-// renames the file, so that the next install finds its configuration. That needs no room on a disk.
-// A missing file is not an error. Remove first moves plugins behind unwind back to the provider's
+// renames the file, so that the next install finds its configuration. That needs no disk space.
+// A missing file is not an error. Remove first moves plugins after unwind back to the provider's
 // file, and removes unwind from cilium's copy. If that fails, Remove still renames our file and
 // returns the error. It returns the previous paths, and sentences about the moved plugins.
 func (s Setup) Remove() (removed, said []string, err error) {
@@ -92,7 +93,7 @@ func (s Setup) Remove() (removed, said []string, err error) {
 		case ours(own):
 			texts, returnErr := returnBehind(own)
 			said, err = append(said, texts...), errors.Join(err, returnErr)
-		case readErr == nil && !json.Valid(data): // half a file, of use to nobody
+		case readErr == nil && !json.Valid(data): // an incomplete file, which nothing can use
 			remove = func() error { return durable.Remove(path) }
 		case path == s.Path():
 			return removed, said, term.WithHint("rename it, or choose another name with --unwind-file",

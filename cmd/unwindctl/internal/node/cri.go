@@ -96,7 +96,7 @@ func call[Q, A any](ctx context.Context, socket string, within time.Duration, qu
 	wait, stop := waitingFor(ctx, socketPath(socket), within)
 	if !wait {
 		return answer, status.Error(codes.DeadlineExceeded, "skipped, because the runtime did not "+
-			"answer the previous call in time")
+			"respond to the previous call in time")
 	}
 	defer stop()
 	conn, err := grpc.NewClient("unix:"+socketPath(socket), // two slashes would exclude relative paths

@@ -123,7 +123,7 @@ func restore(list []byte) ([]byte, error) {
 	if !ok || string(chain.raw) == "null" {
 		if _, ok := member(entry, "chainFile"); ok {
 			return nil, errors.New(
-				`the entry sets "chainFile" and no "chain", so there is nothing to unwrap; ` +
+				`the entry sets "chainFile" instead of "chain", so there is nothing to unwrap; ` +
 					`to switch unwind off, remove the file`)
 		}
 		return nil, errors.New(`key "chain" is missing`)
