@@ -72,7 +72,7 @@ func TestOffFails(t *testing.T) {
 	n.readOnly(n.ConfDir())
 	out := n.run(n.unwindctl("off", "--conf-dir", n.ConfDir(), "--cni-bin-dir", n.BinDir()))
 	if out.code != 1 || !strings.Contains(out.stderr, "read-only file system") || out.stdout != "" ||
-		!out.says("hint: unwind is still in use; run it again once "+n.ConfDir()+" can be written to") {
+		!out.says("hint: unwind is still in use; run this again once "+n.ConfDir()+" is writable") {
 		t.Errorf("exit code %d\n%s%s", out.code, out.stdout, out.stderr)
 	}
 	if off := install.ReadOff(n.state); off != nil {

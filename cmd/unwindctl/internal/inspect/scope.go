@@ -71,8 +71,8 @@ func (s Scope) GiveList(findings []sweep.Finding) {
 	}
 }
 
-// readValid reads the list of Valid. It refuses an empty one without Force: a script that lists the
-// pods is likelier wrong than right then, and the list would release everything without a process.
+// readValid reads the list from Valid. Without Force it refuses an empty list: the script that
+// wrote it has probably failed, and the list would release every attachment without a process.
 func (s Scope) readValid(stdin io.Reader) (*facts.List, error) {
 	var data []byte
 	var err error
@@ -91,7 +91,7 @@ func (s Scope) readValid(stdin io.Reader) (*facts.List, error) {
 	if len(valid) == 0 && !s.Force {
 		return nil, term.WithHint("if network "+s.Network+" has no attachment: unwindctl sweep"+
 			s.ListFlags()+" --force", "%w", term.Usage("--valid-attachments %s: the list is empty, but a "+
-			"node always has a pod; nothing is released without --force", s.Valid))
+			"node always runs a pod; nothing is released without --force", s.Valid))
 	}
 	return facts.NewList(s.Network, valid), nil
 }

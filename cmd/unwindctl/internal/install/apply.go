@@ -23,7 +23,7 @@ import (
 //  1. Move plugins that another program has added after unwind to the end of the provider's file. A
 //     crash here leaves them in both files, so they run twice rather than not at all.
 //  2. Write our file.
-//  3. Remove the one that off has kept. A crash here leaves it, and the next off replaces it.
+//  3. Remove the file that off has kept. A crash here leaves it, and the next off replaces it.
 func (s Setup) WriteConflist(p *Plan) (changed bool, err error) {
 	if !p.changed {
 		return false, nil
@@ -102,8 +102,8 @@ func (s Setup) Remove() (removed, said []string, err error) {
 			continue
 		}
 		if removeErr := remove(); removeErr != nil {
-			return removed, said, errors.Join(err, term.WithHint("unwind is still in use; run it "+
-				"again once "+s.ConfDir+" can be written to", "%w", removeErr))
+			return removed, said, errors.Join(err, term.WithHint("unwind is still in use; run this "+
+				"again once "+s.ConfDir+" is writable", "%w", removeErr))
 		}
 		removed = append(removed, path)
 	}

@@ -70,7 +70,7 @@ func AskVersion(ctx context.Context, path string) (about string, versions []stri
 		cmd.Stdin = strings.NewReader(`{"cniVersion": "1.0.0"}`)
 		cmd.Stdout, cmd.Stderr = &stdout, &stderr
 		cmd.WaitDelay = time.Second
-		// In a process group of its own, it does not get a terminal's signals before ctx ends.
+		// In its own process group, the plugin receives no terminal signals before ctx ends.
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		err = cmd.Run()
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {

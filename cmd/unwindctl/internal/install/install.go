@@ -87,7 +87,7 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 const onWithin = 15 * time.Second
 
 // SwitchOnNode switches unwind on. It installs unwind itself if no agent runs, with the
-// configuration that off has kept, or that is in use.
+// configuration that off has kept, or that is still in use.
 func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.Output) error {
 	r, err := o.Find(ctx, "/")
 	if err != nil {

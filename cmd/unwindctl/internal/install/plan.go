@@ -91,7 +91,7 @@ func (s Setup) readOwn(p *Plan) (*netconf.Conflist, error) {
 	case err != nil:
 		return nil, term.WithHint(hint, "%s: %w", path, err)
 	}
-	if path == p.path { // off has moved the plugins behind unwind already
+	if path == p.path { // off has already moved the plugins after unwind
 		p.behind = behindIn(c)
 	}
 	return c, nil
@@ -184,8 +184,9 @@ func (s Setup) Without(r node.Runtime) string {
 	return s.firstOther()
 }
 
-// Provider returns the provider's file that our file names. It returns "" if the runtime would use
-// another one of the directory without ours. A file of another directory was chosen on purpose.
+// Provider returns the provider's file that our file names. It returns "" if without unwind the
+// runtime would use another file in the same directory. A file in another directory was chosen on
+// purpose.
 func (s Setup) Provider(r node.Runtime) string {
 	named := s.Entry().ChainFile
 	first := s.Without(r)

@@ -34,9 +34,9 @@ const (
 // forms are the extensions of our file.
 var forms = []string{".json", ".conflist"}
 
-// OwnFile returns the name of our file: the given one, else that of the existing file, which sorts
-// first or which off has kept, else the default for the runtime. So our file keeps its form if a
-// runtime starts, or is not found, after the first install.
+// OwnFile returns the name of our file: --unwind-file, or else the existing file's name, whether it
+// sorts first or off has kept it, or else the default for the runtime. So our file keeps its form
+// even if a later command finds another runtime, or none.
 func (p Target) OwnFile(r node.Runtime) string {
 	if p.File != "" {
 		return p.File
@@ -109,7 +109,7 @@ func names(data []byte, own string) bool {
 	return in(value)
 }
 
-// Entry returns unwind's entry in our file, or in the one that off has kept, or an empty one.
+// Entry returns unwind's entry in our file, or in the file that off has kept, or an empty entry.
 func (s Setup) Entry() netconf.Conf {
 	for _, path := range []string{s.Path(), s.offPath()} {
 		if c, _ := netconf.ReadConflist(path); c != nil && c.Unwind != nil {

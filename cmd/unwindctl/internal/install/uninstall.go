@@ -221,7 +221,7 @@ func (o UninstallOptions) removeFromNode(ctx context.Context, s Setup, needed, u
 	return err
 }
 
-// removeBinary removes the plugin, unless it is in use, or that is unknown.
+// removeBinary removes the plugin, unless it is or may be in use.
 func (s Setup) removeBinary(ctx context.Context, cacheDir, stateDir string, done *changes) (
 	inUse bool, err error,
 ) {
