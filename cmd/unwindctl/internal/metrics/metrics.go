@@ -82,7 +82,8 @@ var helps = map[string][]string{
 		"verb", "reason"},
 	"ipam_addresses": {"Addresses in host-local's pools by range set; an ADD takes one address from " +
 		"each set. Addresses outside the chain's ranges have set=\"none\". state=\"free\" is absent " +
-		"for these, and for a set of 2^53 addresses or more.", "network", "pool", "set", "family", "state"},
+		"for these, and for a set of 2^53 addresses or more.", "network", "pool", "set", "family",
+		"state"},
 	"status": {"Whether pods of this node go through unwind: 1 for the current state, else 0.",
 		"state"},
 	"plugin_info": {"The version of the installed plugin, always 1.", "version"},

@@ -117,7 +117,8 @@ func PodSandboxes(ctx context.Context, socket string) (*facts.List, error) {
 	if err != nil {
 		return nil, term.WithHint("check the runtime: crictl --runtime-endpoint unix://"+
 			socketPath(socket)+" pods; or pass a list: --valid-attachments FILE --network NAME",
-			"the runtime at %s returned no list of pods; judging attachments by other evidence: %w", socket, err)
+			"the runtime at %s returned no list of pods; judging attachments by other evidence: %w",
+			socket, err)
 	}
 	list := facts.NewList("", nil)
 	list.Pods = true
