@@ -18,7 +18,7 @@ const mostAtOnce = 512
 type answer struct {
 	Node string `json:"node"`
 	Pod  string `json:"pod,omitempty"`
-	// Error is the reason why there is no result or the result is incomplete.
+	// Error is the reason why the result is missing or incomplete.
 	Error    string          `json:"error,omitempty"`
 	ExitCode int             `json:"exitCode,omitempty"` // unwindctl's exit code
 	Result   json.RawMessage `json:"result,omitempty"`   // what unwindctl printed
@@ -131,7 +131,7 @@ type progress struct {
 	width     int // width of the current line
 }
 
-// newProgress returns a progress at 0 nodes. It shows it if out is a terminal.
+// newProgress returns a progress with 0 nodes done, and shows it if out is a terminal.
 func newProgress(out io.Writer, all int) *progress {
 	p := &progress{out: io.Discard, all: all, done: -1}
 	if _, terminal := term.OnTerminal(out); terminal {

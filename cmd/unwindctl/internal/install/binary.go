@@ -110,10 +110,11 @@ func (s Setup) PluginVersion(ctx context.Context) string {
 	return versionOf(about)
 }
 
-// KeepsInstalled returns the reason why an agent keeps the installed plugin, of version theirs, or
-// "" if it may replace it. An agent does not replace a newer plugin; semantic versioning orders
-// releases, pre-releases and the pseudo-versions of untagged builds. A plugin that does not run, or
-// is not unwind, has no version and is replaced.
+// KeepsInstalled returns the reason why an agent keeps the installed plugin, or "" if the agent may
+// replace it. theirs is the installed version, and about is the version line of the plugin to
+// install. An agent does not replace a newer plugin. Semantic versioning orders releases,
+// pre-releases and the pseudo-versions of untagged builds. A plugin that does not run, or is not
+// unwind, has no version, so the agent replaces it.
 func (s Setup) KeepsInstalled(theirs, about string) (why string) {
 	own := versionOf(about)
 	switch {

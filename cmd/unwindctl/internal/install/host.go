@@ -83,7 +83,7 @@ const thisProgram = "/proc/self/exe"
 
 // enter moves the calling thread, but no other thread of this process, into namespaces.
 func enter(namespaces []int) error {
-	runtime.LockOSThread() // the namespaces are this thread's, and it must serve no other goroutine
+	runtime.LockOSThread() // only this thread enters the namespaces, so it must run no other goroutine
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("--host: unshare: %w", err)
 	}

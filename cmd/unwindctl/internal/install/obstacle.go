@@ -132,7 +132,7 @@ func WriteOff(stateDir, by string) error {
 	return nil
 }
 
-// SwitchOn removes the files that keep agents from installing unwind: the off-switch, and our file
+// SwitchOn removes the files that keep agents from installing unwind: the off switch, and our file
 // if cilium has renamed it.
 func (s Setup) SwitchOn(stateDir string) (err error) {
 	if ReadOff(stateDir) != nil {

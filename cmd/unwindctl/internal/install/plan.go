@@ -19,7 +19,7 @@ import (
 // RefusedBy returns an error if the runtime's configuration rules out the install.
 func (p *Plan) RefusedBy(r node.Runtime) error {
 	problems := slices.Clone(r.Problems)
-	// node.Find judged the first conflist; the chosen one may be another
+	// node.Find has checked the first conflist, but the chosen one may be another
 	if r.DefaultNetwork != "" {
 		problems = slices.DeleteFunc(problems, func(p string) bool {
 			return strings.HasPrefix(p, "cni_default_network")
