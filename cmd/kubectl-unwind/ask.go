@@ -18,9 +18,9 @@ const mostAtOnce = 512
 type answer struct {
 	Node string `json:"node"`
 	Pod  string `json:"pod,omitempty"`
-	// Error is the reason why there is no result or the result is incomplete.
+	// Error is the reason why the result is missing or incomplete.
 	Error    string          `json:"error,omitempty"`
-	ExitCode int             `json:"exitCode,omitempty"` // of unwindctl
+	ExitCode int             `json:"exitCode,omitempty"` // unwindctl's exit code
 	Result   json.RawMessage `json:"result,omitempty"`   // what unwindctl printed
 
 	report report // Result, parsed; nil if there is none
@@ -128,10 +128,10 @@ type progress struct {
 	out       io.Writer
 	mu        sync.Mutex
 	all, done int
-	width     int // of the current line
+	width     int // width of the current line
 }
 
-// newProgress returns a progress at 0 nodes. It shows it if out is a terminal.
+// newProgress returns a progress with 0 nodes done, and shows it if out is a terminal.
 func newProgress(out io.Writer, all int) *progress {
 	p := &progress{out: io.Discard, all: all, done: -1}
 	if _, terminal := term.OnTerminal(out); terminal {

@@ -19,7 +19,7 @@ const (
 var severities = []string{"ok", "warning", "error"}
 
 type diagnosis struct {
-	Plugin string // its version
+	Plugin string // the plugin's version
 	Checks []struct{ What, Severity, Text, Remedy string }
 }
 
@@ -42,8 +42,8 @@ func doctorCommand(o *options) *cobra.Command {
 		Long: "Report problems with unwind on each node, as unwindctl doctor does there. The last\n" +
 			"line counts nodes by their worst finding. -o wide shows every finding and how to fix\n" +
 			"it. VERSION is the version of the plugin.\n\n" +
-			"The exit code is 4 if a node has an error; else 1 if a node is unreachable or\n" +
-			"answered partially; else 3 if a node has a warning; else 0.",
+			"The exit code is 4 if a node has an error; else 1 if a node is unreachable or its\n" +
+			"results are incomplete; else 3 if a node has a warning; else 0.",
 		Example: "  kubectl unwind doctor\n" +
 			"  kubectl unwind doctor -o wide --nodes worker-2",
 	}))

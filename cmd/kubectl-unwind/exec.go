@@ -80,7 +80,7 @@ var endsWithUs *syscall.SysProcAttr
 // permission to get pods/exec, which WebSockets need in addition to create.
 var errClosed = errors.New("kubectl proxy cannot exec into pods")
 
-// status is the API server's outcome of a request.
+// status is the outcome of a request, as the API server reports it.
 type status struct {
 	Status, Reason, Message string
 	Details                 struct {

@@ -42,21 +42,21 @@ func rootCommand() *cobra.Command {
 	o := &options{kubectl: kubectl{turns: make(chan struct{}, mostKubectls)}}
 	root := term.Program(&cobra.Command{
 		Use:   "kubectl-unwind",
-		Short: "Inspect and switch the CNI plugin unwind on all nodes at once",
-		Long: "Inspect and switch the CNI plugin unwind on all nodes at once. kubectl unwind runs\n" +
+		Short: "Inspect the CNI plugin unwind on all nodes, and switch it on or off",
+		Long: "Inspect the CNI plugin unwind on all nodes, and switch it on or off. It runs\n" +
 			"unwindctl in the agent's pod on each node, through one kubectl proxy, on at most 512\n" +
 			"nodes at a time, and prints a table of the results, the worst first. off, on,\n" +
 			"uninstall and sweep --yes change nodes; all other commands are read-only.\n\n" +
 			"Unreachable nodes come first in the table, with the reason. They include nodes\n" +
-			"without an agent, if you may list nodes.\n\n" +
+			"without an agent, if you have permission to list nodes.\n\n" +
 			"You need these permissions: list and get pods, and get and create pods/exec, in the\n" +
 			"agents' namespace; and list nodes, to see nodes without an agent. Without get on\n" +
 			"pods/exec, or behind a proxy, kubectl unwind runs a kubectl exec for each node, 16 at\n" +
-			"a time. Permission to exec into an agent is root on its node.\n\n" +
+			"a time. Permission to exec into an agent's pod amounts to root on its node.\n\n" +
 			"The exit codes:\n" +
 			"  0    success\n" +
-			"  1    a node is unreachable or answered partially; show: no such attachment; sweep: as\n" +
-			"       unwindctl sweep on a node\n" +
+			"  1    a node is unreachable or its results are incomplete; show: no such attachment;\n" +
+			"       sweep: unwindctl sweep exited 1 on a node\n" +
 			"  2    usage error; nothing was done\n" +
 			"  3    doctor: all nodes answered, and the worst problem is a warning\n" +
 			"  4    doctor: the worst problem is an error, even if some nodes are unreachable\n" +

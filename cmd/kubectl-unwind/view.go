@@ -22,7 +22,7 @@ type view struct {
 	flags     handedOn                      // the flags that are passed on to it
 	key       string                        // of the list that it prints; "" if it prints an item
 	whole     bool                          // the report is the whole object, not only the list
-	report    func() report                 // nil: items
+	report    func() report                 // returns an empty report; nil for items
 	fine      func(code int, r report) bool // reports whether this exit code is a success
 	words     []string                      // the counts of the summary, in order
 	none      string                        // the text for a node without rows
@@ -40,7 +40,7 @@ type view struct {
 }
 
 type report interface {
-	count() map[string]int // by the words of the view
+	count() map[string]int // keyed by the view's words
 	rows(v *view, wide bool) []row
 }
 
@@ -90,7 +90,7 @@ func (v *view) outcome(answers []answer) error {
 	}
 	text := ""
 	if failed > 0 {
-		text = fmt.Sprintf("%d of %s unreachable or answered partially", failed, nodes(len(answers)))
+		text = fmt.Sprintf("%d of %s unreachable or with incomplete results", failed, nodes(len(answers)))
 	}
 	switch code := 2 + worst; {
 	case code == exitFailure:

@@ -18,7 +18,8 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"term", "journal", "unwind's record on disk of each attachment, and of all that its DELs need"},
 	{"term", "agent", "unwindctl run: it keeps unwind installed, sweeps, and serves metrics"},
 	{"term", "grace period", "the age from which the runtime's list can prove an attachment dead"},
-	{"term", "mass-release guard", "keeps all attachments while implausibly many seem dead; see kept"},
+	{"term", "mass-release guard", "a safeguard that keeps all attachments while implausibly many " +
+		"seem dead; see kept"},
 	{"state", "adding", "its ADD is running, or was killed before it printed a result"},
 	{"state", "live", "its ADD succeeded"},
 	{"state", "rolling-back", "its ADD failed, and it has pending DELs"},
@@ -53,7 +54,7 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"event", "swept", "an attachment was released without the runtime's DEL"},
 	{"event", "released", "an address was released in a host-local pool; no attachment in the " +
 		"journal owned it"},
-	{"event", "waiting", "a DEL waits: its address has a new owner"},
+	{"event", "waiting", "a DEL was postponed, because its address has a new owner"},
 	{"event", "superseded", "the same container ID was added again before its DEL"},
 	{"event", "forgotten", "unwindctl forget dropped an attachment with pending DELs"},
 	{"event", "unverified", "a DEL succeeded, but the store of its IPAM plugin still lists the " +

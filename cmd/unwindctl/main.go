@@ -75,7 +75,7 @@ func rootCommand() *cobra.Command {
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			for name, env := range dirEnv {
 				if f := cmd.Flags().Lookup(name); f != nil && !f.Changed {
-					_ = f.Value.Set(os.Getenv(env)) // a string
+					_ = f.Value.Set(os.Getenv(env)) // never fails for a string
 				}
 			}
 			if cmd.Name() != "run" { // run logs instead

@@ -27,7 +27,7 @@ func TestOffWithoutRoom(t *testing.T) {
 		by    string // on record; "" if nothing is
 	}{
 		{"full", func(n *machine) { n.fill("data", 1<<20) }, 0,
-			"by somebody: the disk has no room to record ann; unwindctl on switches it on again", "somebody"},
+			"by somebody: the disk is too full to record ann; unwindctl on switches it on again", "somebody"},
 		{"full of files", func(n *machine) { n.fill("file", 0) }, 5, "error: pods start without unwind, but an agent", ""},
 		{"read-only", func(n *machine) { n.readOnly(n.state) }, 5, "error: pods start without unwind, but an agent", ""},
 		{"well", func(*machine) {}, 0, ", by ann; unwindctl on switches it on again", "ann"},
@@ -72,7 +72,7 @@ func TestOffFails(t *testing.T) {
 	n.readOnly(n.ConfDir())
 	out := n.run(n.unwindctl("off", "--conf-dir", n.ConfDir(), "--cni-bin-dir", n.BinDir()))
 	if out.code != 1 || !strings.Contains(out.stderr, "read-only file system") || out.stdout != "" ||
-		!out.says("hint: unwind is still in use; run it again once "+n.ConfDir()+" can be written to") {
+		!out.says("hint: unwind is still in use; run this again once "+n.ConfDir()+" is writable") {
 		t.Errorf("exit code %d\n%s%s", out.code, out.stdout, out.stderr)
 	}
 	if off := install.ReadOff(n.state); off != nil {

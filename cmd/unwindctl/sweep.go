@@ -73,7 +73,7 @@ func sweepCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&flags.job.Force, "force", false,
 		"also release attachments that are kept because too many seem dead or the list is empty")
 	cmd.Flags().DurationVar(&flags.job.GracePeriod, "grace-period", 0,
-		"use the grace period `DURATION` instead of the networks' own for this sweep")
+		"for this sweep, use the grace period `DURATION` instead of the networks' own")
 	cmd.Flags().BoolVar(&flags.yes, "yes", false, "accept a --grace-period of less than a minute")
 	cmd.Flags().StringVar(&flags.Valid, "valid-attachments", "",
 		"read the attachments that --network should have from `FILE`, - for stdin: "+

@@ -105,7 +105,7 @@ func printError(root *cobra.Command, err error, hint string) {
 	fmt.Fprintf(root.ErrOrStderr(), "error: %s\n", strings.ReplaceAll(err.Error(), "\n", "\nerror: "))
 	var usage UsageError
 	if path := root.CommandPath(); hint == "" && errors.As(err, &usage) {
-		hint = path + " --help lists the commands, " + path + " COMMAND --help the flags of a command"
+		hint = path + " --help lists the commands; " + path + " COMMAND --help lists a command's flags"
 	}
 	if hint = cmp.Or(HintOf(err), hint); hint != "" {
 		fmt.Fprintf(root.ErrOrStderr(), "hint: %s\n", hint)

@@ -36,7 +36,7 @@ const (
 // Output is how a command prints its results. AddFlags adds its flags.
 type Output struct {
 	Format    Format
-	NoHeaders bool // of tables
+	NoHeaders bool // print tables without header and summary lines
 
 	allowed []string
 	given   Format // set by a flag
@@ -232,7 +232,7 @@ type Streams struct {
 	Out, Err io.Writer
 }
 
-// descriptor is a file, or a writer to one.
+// descriptor is a file, or a writer that writes to one.
 type descriptor interface{ Fd() uintptr }
 
 // OnTerminal reports whether the output is a terminal, and whether to use colours

@@ -154,7 +154,7 @@ func (t *Table) cut(widths []int) {
 				for end > 0 && text[end] != ' ' {
 					end--
 				}
-				end = cmp.Or(end, widths[i]) // a long word
+				end = cmp.Or(end, widths[i]) // a word longer than the column is split
 				row[i], rest[i] = string(text[:end]), strings.TrimSpace(string(text[end:]))
 			}
 		}

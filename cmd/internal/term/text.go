@@ -26,7 +26,7 @@ func PrintNames(out io.Writer, names []string) error {
 	return err
 }
 
-// Short shortens a container ID as the runtimes' own programs do, except in the format Wide.
+// Short cuts a container ID to 20 characters, except in the format Wide.
 func Short(id string, format Format) string {
 	if len(id) > 20 && format != Wide {
 		return id[:20]

@@ -29,7 +29,7 @@ type Options struct {
 	Off       bool          // keep unwind switched off while the agent has this flag
 	Downgrade bool          // replace a newer plugin with an older one
 	Events    bool          // post Events to Kubernetes
-	Version   string        // of this program
+	Version   string        // this program's version
 	LogFormat string        // text, json
 	LogLevel  slog.Level
 }

@@ -26,7 +26,7 @@ const (
 	oneEach     = 10 * time.Minute // between two Events about one subject
 	burst       = 10               // Events that this node may post without a pause
 	refill      = 10 * time.Second // until this node may post one more
-	mostMessage = 1024             // bytes
+	mostMessage = 1024             // the maximum length of a message in bytes
 )
 
 // subject is what an Event is about. The agent posts one Event about it per oneEach.
@@ -65,7 +65,7 @@ type events struct {
 	filled time.Time // when tokens were last added
 
 	mu     sync.Mutex
-	counts map[string]uint64 // by result, for metrics
+	counts map[string]uint64 // numbers of Events by result, for metrics
 }
 
 func newEvents(log *dedupLogger, api cluster, node string) *events {
@@ -197,7 +197,7 @@ func (e *events) post(ctx context.Context, n *notice) bool {
 	case ctx.Err() != nil:
 		return false
 	case err != nil:
-	case code == http.StatusConflict: // an agent has posted it before
+	case code == http.StatusConflict: // an agent has already posted it
 		e.tokens++
 		result = ""
 	case code/100 == 2:

@@ -9,7 +9,7 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/agentlock"
 )
 
-// lockEach is the time between two tries to get the lock.
+// lockEach is the time between two attempts to take the lock.
 const lockEach = 500 * time.Millisecond
 
 // alone takes the agent's lock, and reports whether no other agent holds it. Two agents would

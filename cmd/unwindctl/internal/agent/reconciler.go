@@ -61,7 +61,7 @@ const retryAfter = 10 * time.Second
 // run reconciles when something changes in the directory, and at each interval, until ctx ends.
 func (r *reconciler) run(ctx context.Context) {
 	defer func() {
-		if r.removed() { // since the last run of reconcile
+		if r.removed() { // removed after the last run of reconcile
 			_ = r.recordRemoval()
 		}
 		r.unlock()
@@ -318,7 +318,7 @@ func (r *reconciler) install(ctx context.Context) error {
 		r.log.Warn("another program added its plugin after unwind", "repairs", repairs)
 	}
 	r.warnOfStateDir()
-	if r.removed() { // since this run began
+	if r.removed() { // removed since this run began
 		return nil
 	}
 	if o := r.Obstacle(r.journalDir(r.Setup)); o != nil {

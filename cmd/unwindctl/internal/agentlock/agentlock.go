@@ -20,7 +20,7 @@ const Name = "agent.lock"
 // ErrBusy means that another agent holds the lock.
 var ErrBusy = errors.New("busy")
 
-// Lock is the lock that this process holds, until it ends.
+// Lock is a lock that this process holds until it calls Release or exits.
 type Lock struct{ file *os.File }
 
 // Take takes the lock if it is free, and otherwise returns ErrBusy immediately. It creates a
@@ -30,7 +30,7 @@ func Take(stateDir string) (*Lock, error) {
 	path := Path(stateDir)
 	var f *os.File
 	err := fs.ErrNotExist
-	// A sweep that ends may remove the directory while it is empty.
+	// a sweep that ends may remove the directory while it is still empty
 	for tries := 0; tries < 10 && errors.Is(err, fs.ErrNotExist); tries++ {
 		if err := makeDir(stateDir); err != nil {
 			return nil, fmt.Errorf("the agent's lock: %w", err)

@@ -122,7 +122,7 @@ func (e *examination) attachments(s *inspect.Snapshot, found *inspect.Node) {
 	}
 	if len(long) > 0 {
 		e.add("attachments", Warning, "unwindctl show "+long[0], "%s for more than %s: %s",
-			term.Plural(len(long), "attachment has pending DELs", "attachments have pending DELs"),
+			term.Plural(len(long), "attachment has had pending DELs", "attachments have had pending DELs"),
 			term.Roughly(pendingLong),
 			strings.Join(long[:min(3, len(long))], ", "))
 	}
@@ -211,7 +211,7 @@ func (e *examination) set(pool string, s *inspect.Set, guarded bool) {
 	case s.Leaked+s.Empty > 0 && guarded:
 		e.add("pools", Warning, "check with unwindctl sweep --dry-run --force, see above", "%s", text)
 	case s.Leaked+s.Empty > 0:
-		e.add("pools", Warning, "unwindctl sweep releases them", "%s", text)
+		e.add("pools", Warning, "unwindctl sweep releases leaked and empty addresses", "%s", text)
 	default:
 		e.add("pools", OK, "", "%s", text)
 	}

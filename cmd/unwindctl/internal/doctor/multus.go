@@ -27,7 +27,7 @@ type multusConf struct {
 	Chain      *multusConf // if the plugin is unwind
 }
 
-// find returns Multus' own configuration, or nil.
+// find returns Multus's own configuration, or nil.
 func (m *multusConf) find() *multusConf {
 	if m == nil || providers.Of(m.Type).IsMultus {
 		return m

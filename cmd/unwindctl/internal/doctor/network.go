@@ -123,7 +123,7 @@ func (e *examination) entry(
 				"; a service mesh does not edit a --unwind-file that ends in .json"
 		}
 		e.add("configuration", Failure, remedy,
-			"%s runs plugins outside of unwind's chain (%s), which unwind cannot undo",
+			"%s runs plugins outside of unwind's chain (%s), and unwind cannot undo these",
 			c.Path, strings.Join(c.Types, ", "))
 	}
 	var list struct {
@@ -146,7 +146,7 @@ func (e *examination) entry(
 	if directory := filepath.Join(r.ConfDir, c.Name); isList && !list.OnlyInlined &&
 		durable.Exists(directory) {
 		e.add("configuration", Failure, `add "loadOnlyInlinedPlugins": true`,
-			"libcni appends the plugins in %s after unwind, which unwind cannot undo", directory)
+			"libcni runs the plugins in %s after unwind, and unwind cannot undo these", directory)
 	}
 	chain, err := c.Unwind.LoadChain()
 	if err != nil {

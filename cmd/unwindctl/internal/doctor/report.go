@@ -99,8 +99,8 @@ func (r *Report) printLine(out io.Writer) error {
 type Options struct {
 	install.Target
 	StateDir string    // of the journal; "" for the one in unwind's conflist
-	Version  string    // of this program
-	Stderr   io.Writer // of the dry run of a sweep
+	Version  string    // this program's version
+	Stderr   io.Writer // receives the log of the sweep's dry run
 }
 
 type examination struct {

@@ -93,7 +93,7 @@ func RemoveTemporary(path string, age time.Duration) (removed []string) {
 	return removed
 }
 
-// Rename gives a file another name in its directory, durably. It replaces a file of that name.
+// Rename renames a file within its directory, durably. It replaces an existing file with that name.
 //
 //	rename, open(DIR), fsync, close
 func Rename(path, to string) error {

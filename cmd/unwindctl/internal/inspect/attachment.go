@@ -31,7 +31,7 @@ type Attachment struct {
 	Steps     []Step        `json:"steps"`
 
 	freed []netip.Addr  // addresses that may have another owner by now
-	grace time.Duration // its grace period
+	grace time.Duration // the attachment's grace period
 	since int64         // Since, by CLOCK_BOOTTIME
 	order string        // see Sort
 }
@@ -40,13 +40,13 @@ type Attachment struct {
 // chain.
 type Step struct {
 	Plugin string `json:"plugin"`
-	Tries  int    `json:"tries"` // of its DEL
+	Tries  int    `json:"tries"` // how often its DEL has run
 	// Last is the error of the last try, or why its success does not count.
 	Last string `json:"lastError,omitempty"`
-	Code uint   `json:"code,omitempty"` // of that error
+	Code uint   `json:"code,omitempty"` // the error's code
 	// WaitsFor is what the DEL waits for: owner, container, queue, runtime, rule, repeat or newer.
 	WaitsFor journal.Cause `json:"waitsFor,omitempty"`
-	Killed   bool          `json:"killed,omitempty"` // the plugin was killed, in its ADD or a DEL
+	Killed   bool          `json:"killed,omitempty"` // the plugin was killed during its ADD or a DEL
 
 	of journal.Step // see decide.Due
 }

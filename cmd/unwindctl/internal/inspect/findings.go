@@ -27,7 +27,7 @@ type finding struct {
 	Network     string        `json:"network"`
 	ContainerID string        `json:"containerID,omitempty"`
 	IfName      string        `json:"ifname,omitempty"`
-	Address     string        `json:"address,omitempty"`   // of a reservation without an attachment
+	Address     string        `json:"address,omitempty"`   // of a reservation without attachment
 	Cached      bool          `json:"cached,omitempty"`    // in libcni's cache, not in the journal
 	Addresses   []netip.Addr  `json:"addresses,omitempty"` // of an attachment outside the journal
 	Pod         *journal.Pod  `json:"pod,omitempty"`
@@ -184,7 +184,7 @@ func Result(f *sweep.Finding, dryRun bool) (word, why string) {
 	case f.Released:
 		return "released", why
 	case f.Err == nil:
-		word = "waits" // what could be done now is done
+		word = "waits" // a sweep can do no more now
 	default:
 		word = "pending"
 	}

@@ -112,7 +112,7 @@ func eventSentence(e journal.Event) string {
 		journal.RolledBack: "its ADD was rolled back",
 		journal.Swept:      "it was released by a sweep",
 		journal.Released:   "its address was released",
-		journal.Waiting:    "a DEL was postponed because of its address's new owner",
+		journal.Waiting:    "a DEL was postponed for the new owner of its address",
 		journal.Unverified: "a DEL succeeded, but its address is not free",
 		journal.Superseded: "another ADD took its place",
 		journal.Forgotten:  "it was forgotten",

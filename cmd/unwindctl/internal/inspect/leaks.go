@@ -53,7 +53,7 @@ func leaksOfStep(e *journal.Entry, s *journal.Step) (leaks []string) {
 		leaks = append(leaks, fmt.Sprintf("the records of %s for container %s, such as %s",
 			plugin.Name, e.ContainerID, addresses))
 	}
-	if s.Type != "loopback" && s.Type != "static" { // these leave nothing
+	if s.Type != "loopback" && s.Type != "static" { // these leave nothing behind
 		leaks = append(leaks, fmt.Sprintf("anything %s created for container %s, interface %s", s.Type,
 			e.ContainerID, e.IfName))
 	}

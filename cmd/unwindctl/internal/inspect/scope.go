@@ -21,8 +21,8 @@ import (
 type Scope struct {
 	node.Directories
 	Network    string   // "" for all
-	CRI, Valid string   // where the list comes from, see List
-	Force      bool     // accept an empty list of Valid
+	CRI, Valid string   // the source of the list of attachments: see List
+	Force      bool     // accept an empty list from Valid
 	Sockets    []string // the sockets that --cri auto tries; nil for the known ones
 }
 
@@ -72,8 +72,8 @@ func (s Scope) GiveList(findings []sweep.Finding) {
 	}
 }
 
-// readValid reads the list of Valid. It refuses an empty one without Force: a script that lists the
-// pods is likelier wrong than right then, and the list would release everything without a process.
+// readValid reads the list from Valid. Without Force it refuses an empty list: the script that
+// wrote it has probably failed, and the list would release every attachment without a process.
 func (s Scope) readValid(stdin io.Reader) (*facts.List, error) {
 	var data []byte
 	var err error
@@ -91,8 +91,8 @@ func (s Scope) readValid(stdin io.Reader) (*facts.List, error) {
 	}
 	if len(valid) == 0 && !s.Force {
 		return nil, term.WithHint("if network "+s.Network+" has no attachment: unwindctl sweep"+
-			s.ListFlags()+" --force", "%w", term.Usage("--valid-attachments %s: the list is empty, and a "+
-			"node always has a pod; nothing is released without --force", s.Valid))
+			s.ListFlags()+" --force", "%w", term.Usage("--valid-attachments %s: the list is empty, but a "+
+			"node always runs a pod; nothing is released without --force", s.Valid))
 	}
 	return facts.NewList(s.Network, valid), nil
 }

@@ -122,7 +122,7 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 		case journal.ForTime:
 			next := "The next sweep retries it."
 			if wait.Until != 0 {
-				next = fmt.Sprintf("It is retried in %s.", in)
+				next = fmt.Sprintf("unwind will retry it in %s.", in)
 			}
 			ready = true
 			switch {

@@ -46,10 +46,10 @@ func TestSentences(t *testing.T) {
 		}
 		got := pendingSentences(a, thisBoot, []Attachment{*a, second})
 		for _, want := range []string{
-			"The DEL of calico has failed 1 time, the last time with code 11: no route. It is retried in 2m.",
-			"The DEL of often has failed 21 times, the last time with code 11: no. It is retried in 4m.",
+			"The DEL of calico has failed 1 time, the last time with code 11: no route. unwind will retry it in 2m.",
+			"The DEL of often has failed 21 times, the last time with code 11: no. unwind will retry it in 4m.",
 			"The DEL of macvlan waits, because it could release resources of another sandbox. It runs once that sandbox is gone.",
-			"The DEL of aws-cni succeeded without effect: exit code 0, but 10.0.0.9 is still allocated. It is retried in 2m.",
+			"The DEL of aws-cni succeeded without effect: exit code 0, but 10.0.0.9 is still allocated. unwind will retry it in 2m.",
 			"The DEL of cilium-cni: exit code 0, but the deletion is queued: f. It does not run again while that file exists.",
 			"The DEL of ruled waits, because a host port rule still forwards to its address. The DEL runs once that rule is gone. A reboot removes the rule, and so does the DEL of the plugin that created it.",
 			"The DEL of old has failed 2 times, the last time with code 11: of another boot. The next sweep retries it.",

@@ -33,7 +33,7 @@ func Show(ctx context.Context, to term.Streams, arg string, of Scope,
 	err := errors.Join(errors.Join(s.Damaged...), readErr, judgeErr)
 	var wrong term.UsageError
 	var damaged *journal.DamagedError
-	unread := err != nil && !errors.As(err, &damaged) && len(all) == 0 // so do not print an empty list
+	unread := err != nil && !errors.As(err, &damaged) && len(all) == 0 // an empty list would be wrong
 	switch {
 	case errors.As(judgeErr, &wrong):
 		return judgeErr

@@ -20,10 +20,10 @@ import (
 // WriteConflist writes our file atomically, as planned. From then on unwind is in use. It does
 // nothing if the existing file means the same.
 //
-//  1. Move plugins that another program has put behind unwind to the end of the provider's file. A
+//  1. Move plugins that another program has added after unwind to the end of the provider's file. A
 //     crash here leaves them in both files, so they run twice rather than not at all.
 //  2. Write our file.
-//  3. Remove the one that off has kept. A crash here leaves it, and the next off replaces it.
+//  3. Remove the file that off has kept. A crash here leaves it, and the next off replaces it.
 func (s Setup) WriteConflist(p *Plan) (changed bool, err error) {
 	if !p.changed {
 		return false, nil
@@ -43,7 +43,7 @@ func (s Setup) WriteConflist(p *Plan) (changed bool, err error) {
 	return true, nil
 }
 
-// prepareState creates the state directory, so that a failure shows at install and not at each pod.
+// prepareState creates the state directory, so that a failure shows now and not at each pod's ADD.
 // It refuses to switch from a journal with attachments to another one, because nothing would
 // release them.
 func (s Setup) prepareState() error {
@@ -59,22 +59,23 @@ func (s Setup) prepareState() error {
 		if len(attachments) > 0 {
 			hint := "leave the journal there, or wait until unwindctl list --state-dir " + is + " is empty"
 			return term.WithHint(hint,
-				"the journal in %s has %s, which nothing would release if the state directory changed",
+				"the journal in %s contains %s, which nothing would release if the state directory changed",
 				is, term.Attachments(len(attachments)))
 		}
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return term.WithHint("choose another with --state-dir", "state directory: %w", err)
+		return term.WithHint("choose another with --state-dir", "cannot create the state directory: %w",
+			err)
 	}
 	return nil
 }
 
 // Remove takes our file in either form out of use, even if other programs have changed it. It
 // renames the file, so that the next install finds its configuration, or else removes it, which
-// needs no room on a disk. A missing file is not an error. Remove first moves plugins behind unwind
-// back to the provider's file, and removes unwind from cilium's copy. If that fails, Remove still
-// takes our file out of use and returns the error. It returns the removed paths, and sentences
-// about the moved plugins.
+// needs no disk space. A missing file is not an error. Remove first moves plugins after unwind back
+// to the provider's file, and removes unwind from cilium's copy. If that fails, Remove still takes
+// our file out of use and returns the error. It returns the previous paths, and sentences about the
+// moved plugins.
 func (s Setup) Remove() (removed, said []string, err error) {
 	if c := s.CiliumCopy(); c != nil && c.OfOurs() {
 		text, takeErr := c.takeOut()
@@ -93,7 +94,7 @@ func (s Setup) Remove() (removed, said []string, err error) {
 			texts, returnErr := returnBehind(own)
 			said, err = append(said, texts...), errors.Join(err, returnErr)
 			_ = durable.Rename(path, path+node.OffSuffix) // else it is removed
-		case readErr == nil && !json.Valid(data): // half a file, of use to nobody
+		case readErr == nil && !json.Valid(data): // an incomplete file, which nothing can use
 		case path == s.Path():
 			return removed, said, term.WithHint("rename it, or choose another name with --unwind-file",
 				"%s was not written by unwindctl: left unchanged", path)
@@ -101,8 +102,8 @@ func (s Setup) Remove() (removed, said []string, err error) {
 			continue
 		}
 		if removeErr := durable.Remove(path); removeErr != nil {
-			return removed, said, errors.Join(err, term.WithHint("unwind is still in use; run it "+
-				"again once "+s.ConfDir+" can be written to", "%w", removeErr))
+			return removed, said, errors.Join(err, term.WithHint("unwind is still in use; run this "+
+				"again once "+s.ConfDir+" is writable", "%w", removeErr))
 		}
 		removed = append(removed, path)
 	}

@@ -14,16 +14,17 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// behind are plugins that another program has put behind unwind in our list, such as the installer
-// of a mesh that takes our list for the provider's. There they bypass unwind, and run twice if the
-// provider's list has them too. They belong at the end of the provider's chain, each once.
+// behind holds plugins that another program has added after unwind in our list, such as the
+// installer of a mesh that mistakes our list for the provider's. There they bypass unwind, and they
+// run twice if the provider's list also contains them. They belong at the end of the provider's
+// chain, each once.
 type behind struct {
 	plugins []json.RawMessage
 	types   []string
-	lacking []string // those of types that the provider's list lacks
+	lacking []string // the types that are not in the provider's list
 }
 
-// behindIn returns the plugins behind unwind in a file of ours: none if it is not a list.
+// behindIn returns the plugins after unwind in our file. There are none if it is not a list.
 func behindIn(own *netconf.Conflist) (b behind) {
 	if _, plugins, err := splitList(own); err == nil {
 		b.plugins, b.types = plugins[1:], own.Types[1:]
@@ -31,7 +32,7 @@ func behindIn(own *netconf.Conflist) (b behind) {
 	return b
 }
 
-// giveTo returns the provider's list with those of the plugins at its end that it lacks.
+// giveTo returns the provider's list, and appends the plugins that it lacks.
 func (b *behind) giveTo(source *netconf.Conflist) (*netconf.Conflist, error) {
 	b.lacking = nil
 	if len(b.types) == 0 {
@@ -93,8 +94,8 @@ func (b *behind) sentences(to string) (texts []string) {
 	return texts
 }
 
-// returnBehind returns the plugins behind unwind in a file of ours to the provider's, before that
-// file goes. It returns sentences about it.
+// returnBehind moves the plugins after unwind in our file to the provider's file, before our file
+// is removed. It returns sentences about the moved plugins.
 func returnBehind(own *netconf.Conflist) ([]string, error) {
 	b := behindIn(own)
 	if len(b.types) == 0 {
@@ -112,7 +113,7 @@ func returnBehind(own *netconf.Conflist) ([]string, error) {
 		err = b.write(given)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s of %s could not be moved back to %s: %w",
+		return nil, fmt.Errorf("cannot move %s from %s back to %s: %w",
 			strings.Join(b.types, ", "), own.Path, own.Unwind.ChainFile, err)
 	}
 	return b.sentences(given.Path), nil

@@ -32,11 +32,12 @@ func (s Setup) binary() (string, error) {
 	return filepath.Join(filepath.Dir(self), netconf.Name), err
 }
 
-// verifyTimeout bounds the time in which a plugin answers VERSION.
+// verifyTimeout bounds the time that a plugin may take for VERSION.
 const verifyTimeout = 10 * time.Second
 
 // VerifyBinary runs the plugin to install, and returns its version line. It returns an error for a
-// plugin of another architecture or another program. Nothing is changed before that.
+// plugin of another architecture or for another program. Installs call it before they change
+// anything.
 func (s Setup) VerifyBinary(ctx context.Context) (about string, err error) {
 	path, err := s.binary()
 	if err != nil {
@@ -50,13 +51,13 @@ func (s Setup) VerifyBinary(ctx context.Context) (about string, err error) {
 	case err != nil:
 		return "", term.WithHint(hint, "plugin %s: %w", path, err)
 	case !strings.Contains(about, netconf.Name) || !slices.Contains(versions, "1.0.0"):
-		return "", term.WithHint(hint, "plugin %s: not unwind; its VERSION is: %s", path,
+		return "", term.WithHint(hint, "plugin %s is not unwind; it reports: %s", path,
 			term.OneLine(about))
 	}
 	return about, nil
 }
 
-// AskVersion asks a plugin for its version line (without CNI_COMMAND) and its supported CNI
+// AskVersion runs a plugin to get its version line (without CNI_COMMAND) and its supported CNI
 // versions (SPEC 1.1 §2 VERSION).
 func AskVersion(ctx context.Context, path string) (about string, versions []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
@@ -69,7 +70,7 @@ func AskVersion(ctx context.Context, path string) (about string, versions []stri
 		cmd.Stdin = strings.NewReader(`{"cniVersion": "1.0.0"}`)
 		cmd.Stdout, cmd.Stderr = &stdout, &stderr
 		cmd.WaitDelay = time.Second
-		// In a process group of its own, it does not get a terminal's signals before ctx ends.
+		// In its own process group, the plugin receives no terminal signals before ctx ends.
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		err = cmd.Run()
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
@@ -89,40 +90,41 @@ func AskVersion(ctx context.Context, path string) (about string, versions []stri
 		Versions []string `json:"supportedVersions"`
 	}
 	if err := json.Unmarshal(answer.Bytes(), &version); err != nil {
-		return "", nil, errors.New("not a CNI plugin: no answer to VERSION")
+		return "", nil, errors.New("not a CNI plugin: its output for VERSION is not JSON")
 	}
-	_, words, _ := run() // some releases of skel call it an error
+	_, words, _ := run() // some releases of skel return an error here
 	about, _, _ = strings.Cut(strings.TrimSpace(words.String()), "\n")
 	return about, version.Versions, nil
 }
 
-// versionOf returns the version in what a plugin says of itself, "" if it is not unwind.
+// versionOf returns the version in a plugin's version line, or "" if the plugin is not unwind.
 func versionOf(about string) string {
 	_, rest, _ := strings.Cut(about, "CNI plugin "+netconf.Name+" ")
 	version, _, _ := strings.Cut(rest, ":")
 	return version
 }
 
-// PluginVersion returns the version of the plugin that is installed, "" if there is none that says.
+// PluginVersion returns the version of the installed plugin, or "" if it is unknown.
 func (s Setup) PluginVersion(ctx context.Context) string {
 	about, _, _ := AskVersion(ctx, s.plugin())
 	return versionOf(about)
 }
 
-// KeepsInstalled returns the reason why an agent keeps the installed plugin, of version theirs, or
-// "" if it may replace it. An agent does not replace a newer plugin; semantic versioning orders
-// releases, pre-releases and the pseudo-versions of untagged builds. A plugin that does not run, or
-// is not unwind, has no version and is replaced.
+// KeepsInstalled returns the reason why an agent keeps the installed plugin, or "" if the agent may
+// replace it. theirs is the installed version, and about is the version line of the plugin to
+// install. An agent does not replace a newer plugin. Semantic versioning orders releases,
+// pre-releases and the pseudo-versions of untagged builds. A plugin that does not run, or is not
+// unwind, has no version, so the agent replaces it.
 func (s Setup) KeepsInstalled(theirs, about string) (why string) {
 	own := versionOf(about)
 	switch {
 	case theirs == "" || theirs == own:
 		return ""
 	case !semver.IsValid(theirs) || !semver.IsValid(own): // such as dev
-		return fmt.Sprintf("%s (%s) and this agent's (%s) cannot be compared; --allow-downgrade or "+
+		return fmt.Sprintf("cannot compare %s (%s) with this agent's version (%s); --allow-downgrade or "+
 			"unwindctl install replaces it", s.plugin(), theirs, own)
 	case semver.Compare(theirs, own) > 0:
-		return fmt.Sprintf("%s (%s) is newer than this agent's (%s): --allow-downgrade replaces it",
+		return fmt.Sprintf("%s (%s) is newer than this agent (%s): --allow-downgrade replaces it",
 			s.plugin(), theirs, own)
 	}
 	return ""
@@ -130,14 +132,14 @@ func (s Setup) KeepsInstalled(theirs, about string) (why string) {
 
 func (s Setup) plugin() string { return filepath.Join(s.BinDir, netconf.Name) }
 
-// PluginMissing reports whether the runtime finds no plugin: no pod can start.
+// PluginMissing reports whether the installed plugin is missing, so that no pod can start.
 func (s Setup) PluginMissing() bool {
 	info, err := os.Stat(s.plugin())
 	return errors.Is(err, fs.ErrNotExist) || err == nil && info.Mode().Perm()&0o111 == 0
 }
 
 // InstallBinary installs the plugin atomically. A running instance of the previous plugin is not
-// affected. It does nothing if the installed plugin has the same bytes. It refuses a plugin that
+// affected. It does nothing if the installed plugin has the same content. It refuses a plugin that
 // cannot read the journal, which it checks with this program of the same build.
 func (s Setup) InstallBinary() (changed bool, err error) {
 	from, err := s.binary()
@@ -157,8 +159,8 @@ func (s Setup) InstallBinary() (changed bool, err error) {
 	return copyProgram(from, s.plugin())
 }
 
-// sameContent compares a file with the one at a path, a piece at a time: the agent does so each
-// minute. A file that cannot be read is not the same.
+// sameContent compares a file with the one at a path, piece by piece, because the agent does so
+// every minute. It returns false if a file cannot be read.
 func sameContent(a io.Reader, path string) bool {
 	b, err := os.Open(path)
 	if err != nil {
@@ -172,7 +174,7 @@ func sameContent(a io.Reader, path string) bool {
 		if !bytes.Equal(pieces[0][:n], pieces[1][:m]) {
 			return false
 		}
-		if errA != nil || errB != nil { // they end alike, or one cannot be read
+		if errA != nil || errB != nil { // both end here, or one cannot be read
 			return errors.Is(errB, errA) &&
 				(errors.Is(errA, io.EOF) || errors.Is(errA, io.ErrUnexpectedEOF))
 		}
@@ -182,8 +184,8 @@ func sameContent(a io.Reader, path string) bool {
 func (s Setup) checkBinDir() error {
 	info, err := os.Stat(s.BinDir)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
-		return term.WithHint("set --cni-bin-dir to the runtime's",
-			"no plugin directory %s", s.BinDir)
+		return term.WithHint("set --cni-bin-dir to the runtime's plugin directory",
+			"plugin directory %s does not exist", s.BinDir)
 	}
 	return err
 }

@@ -37,9 +37,9 @@ func TestKeepsInstalled(t *testing.T) {
 		{"4355857", "4355858", 0, false},
 		{"", "v1.2.4", 0, false},
 	} {
-		want := map[bool]string{true: " is newer than this agent's "}[c.order > 0]
+		want := map[bool]string{true: " is newer than this agent "}[c.order > 0]
 		if !c.known && c.a != c.b && c.a != "" {
-			want = "cannot be compared"
+			want = "cannot compare "
 		}
 		got := Setup{}.KeepsInstalled(c.a, "CNI plugin unwind "+c.b+": under test")
 		if !strings.Contains(got, want) || (got == "") != (want == "") {

@@ -14,19 +14,19 @@ import (
 
 const cilium = "cilium-cni"
 
-// Copy is a conflist that cilium's agent makes at each of its starts, if it has a
-// cni-chaining-target: the first file of that network's name in the directory, with cilium-cni at
-// its end (cilium daemon/cmd/cni/config.go findCNINetwork). Ours has that name and comes first.
+// Copy is a conflist that cilium's agent writes each time it starts, if cni-chaining-target is set.
+// It is a copy of the directory's first file for that network, with cilium-cni appended (cilium
+// daemon/cmd/cni/config.go findCNINetwork). Our file is for that network and comes first.
 type Copy struct {
-	file   *netconf.Conflist // cilium's
-	target *netconf.Conflist // the provider's, which it copies without ours; nil if it is not there
+	file   *netconf.Conflist // cilium's file
+	target *netconf.Conflist // the provider's, which cilium would copy without ours; nil if missing
 }
 
-// CiliumCopy returns the conflist in the directory that cilium seems to have copied, or nil: it is
-// of the same network as another file, and cilium-cni is at its end.
+// CiliumCopy returns the conflist that cilium seems to have made as a copy, or nil. Such a conflist
+// is for the same network as another file, and cilium-cni is its last plugin.
 func (s Setup) CiliumCopy() *Copy {
 	files, _ := netconf.Conflists(s.ConfDir)
-	aside, _ := filepath.Glob(filepath.Join(s.ConfDir, "*"+renamedBy)) // cilium reads them too
+	aside, _ := filepath.Glob(filepath.Join(s.ConfDir, "*"+renamedBy)) // cilium also reads these
 	var copied *Copy
 	var others []*netconf.Conflist
 	for _, path := range slices.Concat(files, aside) {
@@ -53,10 +53,11 @@ func (s Setup) CiliumCopy() *Copy {
 	return copied
 }
 
-// OfOurs reports whether cilium has copied our file: unwind is in it, where it may call itself.
+// OfOurs reports whether cilium has copied our file. unwind is then in the copy, and may call
+// itself.
 func (c *Copy) OfOurs() bool { return ours(c.file) }
 
-// Chosen reports whether our file names cilium's as its chain, as only --provider-conf makes it do.
+// Chosen reports whether our file names cilium's file as its chain, which needs --provider-conf.
 func (c *Copy) Chosen(by Setup) bool { return !c.OfOurs() && by.Entry().ChainFile == c.file.Path }
 
 func (c *Copy) Obstacle() *Obstacle {
@@ -64,15 +65,16 @@ func (c *Copy) Obstacle() *Obstacle {
 		"or do not use unwind: scripts/providers/cilium.md"
 	if c.OfOurs() {
 		return NewObstacle(CiliumChaining, "unwindctl uninstall; then "+remedy,
-			"cilium copied unwind's file to %s, for its cni-chaining-target: "+
+			"cilium copied unwind's file to %s, because cni-chaining-target is set: "+
 				"unwind would run inside itself, or cilium would not run", c.file.Path)
 	}
-	return NewObstacle(CiliumChaining, remedy+"; if it is such a conflist: --provider-conf "+
-		c.file.Path, "cilium seems to copy the first file of network %q into %s on every start, for its "+
-		"cni-chaining-target: unwind's file would be the first", c.file.Name, c.file.Path)
+	return NewObstacle(CiliumChaining, remedy+"; if that file is cilium's own conflist: "+
+		"--provider-conf "+c.file.Path, "cilium seems to copy the first file of network %q into %s on "+
+		"every start, because cni-chaining-target is set: unwind's file would be the first",
+		c.file.Name, c.file.Path)
 }
 
-// renamedBy is what cilium adds to the names of other files if it has cni.exclusive.
+// renamedBy is the suffix that cilium adds to the names of other files if cni.exclusive is set.
 const renamedBy = ".cilium_bak"
 
 // renamed returns the path of our file if cilium has renamed it and there is no new one, else "".
@@ -86,10 +88,11 @@ func (s Setup) renamed() string {
 	return ""
 }
 
-// takeOut makes cilium's file a copy of the provider's, and returns a sentence about that.
+// takeOut replaces cilium's file with a copy of the provider's file, and returns a sentence about
+// it.
 func (c *Copy) takeOut() (string, error) {
 	if c.target == nil {
-		return "", fmt.Errorf("unwind is left in %s: restart cilium's agent on this node",
+		return "", fmt.Errorf("%s still contains unwind: restart cilium's agent on this node",
 			c.file.Path)
 	}
 	list, plugins, err := asList(c.target)
@@ -110,11 +113,12 @@ func (c *Copy) takeOut() (string, error) {
 	if err == nil {
 		err = durable.ReplaceLike(c.file.Path, bytes.NewReader(raw(list)), like)
 	}
-	return fmt.Sprintf("%s is again a copy of %s with cilium-cni at its end", c.file.Path,
+	return fmt.Sprintf("restored %s as a copy of %s with cilium-cni at its end", c.file.Path,
 		c.target.Path), err
 }
 
-// asList is splitList that makes a list of the configuration of one plugin, as cilium does.
+// asList is like splitList, but first makes a list of a single plugin's configuration, as cilium
+// does.
 func asList(c *netconf.Conflist) (
 	list map[string]json.RawMessage, plugins []json.RawMessage, err error,
 ) {

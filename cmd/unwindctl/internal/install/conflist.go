@@ -20,9 +20,9 @@ type pair struct {
 	value any
 }
 
-// content returns the text of our file. It keeps what a person has added to unwind's entry and, in
-// a list, beside it. The name of the network, the capabilities, disableCheck and disableGC follow
-// the provider's file.
+// content returns the text of our file. It keeps keys that somebody has added to unwind's entry or,
+// in a list, at the top level. The network's name, the capabilities, disableCheck and disableGC
+// come from the provider's file.
 func (s Setup) content(p *Plan, old *netconf.Conflist) ([]byte, error) {
 	list, entry, err := s.split(old)
 	if err != nil {
@@ -43,8 +43,8 @@ func (s Setup) content(p *Plan, old *netconf.Conflist) ([]byte, error) {
 	}
 	var text []byte
 	if isJSON {
-		// Of a list made of one plugin, libcni takes no other key than these two for the list
-		// (libcni conf.go ConfListFromConf).
+		// libcni makes a list from a single plugin's configuration, and copies only these two keys to
+		// the list (libcni conf.go ConfListFromConf).
 		head := []pair{{"cniVersion", version}, {"name", p.Source.Name}}
 		text = object(append(head, own...), entry)
 	} else {
@@ -59,7 +59,8 @@ func (s Setup) content(p *Plan, old *netconf.Conflist) ([]byte, error) {
 }
 
 // split returns the keys of our file's list, and those of unwind's entry. The two are empty if
-// there is no file. Of the configuration of one plugin, the list has the keys that libcni gives it.
+// there is no file. For a single plugin's configuration, the list contains the keys that libcni
+// copies to it.
 func (s Setup) split(old *netconf.Conflist) (list, entry map[string]json.RawMessage, err error) {
 	if old == nil {
 		return nil, map[string]json.RawMessage{}, nil
@@ -68,7 +69,7 @@ func (s Setup) split(old *netconf.Conflist) (list, entry map[string]json.RawMess
 	if list["plugins"] != nil {
 		var plugins []map[string]json.RawMessage
 		err = json.Unmarshal(list["plugins"], &plugins)
-		return list, plugins[0], err // it has unwind
+		return list, plugins[0], err // the first plugin is unwind
 	}
 	entry = maps.Clone(list)
 	delete(entry, "name")
@@ -119,7 +120,7 @@ func (s Setup) setEntry(entry map[string]json.RawMessage, p *Plan) {
 	switch {
 	case s.Observe:
 		entry["sweepOnStatus"], entry["disableGC"] = raw(false), raw(true)
-	// unwindctl sets both or neither
+	// --observe sets both keys, so remove them only together
 	case string(entry["sweepOnStatus"]) == "false" && string(entry["disableGC"]) == "true":
 		delete(entry, "sweepOnStatus")
 		delete(entry, "disableGC")
@@ -135,12 +136,14 @@ func (p *Plan) check(entry map[string]json.RawMessage) error {
 		err = errors.New(`"chain" and "chainFile" are both set; keep one`)
 	}
 	if err != nil {
-		return term.WithHint("unwind cannot use it; nothing was changed", "%s: %w", p.path, err)
+		return term.WithHint("correct unwind's entry in this file; nothing was changed", "%s: %w",
+			p.path, err)
 	}
 	return nil
 }
 
-// object encodes members, and after them, by name, a map's that are neither there nor left out.
+// object encodes the members in head, and after them the other members of more, sorted by name. It
+// omits those in leftOut.
 func object(head []pair, more map[string]json.RawMessage, leftOut ...string) []byte {
 	for _, m := range head {
 		leftOut = append(leftOut, m.key)
@@ -166,7 +169,7 @@ func keep(object map[string]json.RawMessage, key string, absent any) any {
 	return absent
 }
 
-// raw encodes a value of a type that can always be encoded.
+// raw encodes a value. Its type must be one that JSON can always encode.
 func raw(v any) json.RawMessage {
 	data, err := json.Marshal(v)
 	if err != nil {

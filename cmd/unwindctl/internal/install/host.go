@@ -18,10 +18,10 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// binaryEnv names the plugin to install where it is not beside this program.
+// binaryEnv names the plugin to install if it is not next to this program.
 const binaryEnv = "UNWIND_BINARY"
 
-// containerEnv names the file system of the container that the program came from, see runOnHost.
+// containerEnv names the root directory of the container that started the program. See runOnHost.
 const containerEnv = "UNWIND_CONTAINER"
 
 // ContainerRoot returns the path of the root in which this program was started, before EnterHost.
@@ -47,12 +47,12 @@ func EnterHost(ctx context.Context, inChild bool) error {
 	}
 	if same("/proc/1/ns/mnt", "/proc/self/ns/mnt") && same("/proc/1/ns/net", "/proc/self/ns/net") {
 		keepOpenFile()
-		return nil // this is the host, or it was entered already
+		return nil // this is the host, or this process has already entered it
 	}
 	theirs, err := open("/proc/1/ns/mnt", "/proc/1/ns/net")
 	if err != nil {
-		return term.Usage("--host: the host's namespaces: %w; run it with hostPID: true and "+
-			"privileged: true", err)
+		return term.Usage("--host: cannot open the host's namespaces: %w; set hostPID: true and "+
+			"privileged: true in the pod", err)
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -81,16 +81,16 @@ func EnterHost(ctx context.Context, inChild bool) error {
 // thisProgram is the path of this program's file in any mount namespace.
 const thisProgram = "/proc/self/exe"
 
-// enter moves the calling thread, and nothing else of this process, into namespaces.
+// enter moves the calling thread, but no other thread of this process, into namespaces.
 func enter(namespaces []int) error {
-	runtime.LockOSThread() // the namespaces are this thread's, and it must serve no other goroutine
+	runtime.LockOSThread() // only this thread enters the namespaces, so it must run no other goroutine
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("--host: unshare: %w", err)
 	}
 	for _, fd := range namespaces {
 		if err := unix.Setns(fd, 0); err != nil {
-			return term.Usage("--host: entering the host's namespaces: %w; run it with "+
-				"privileged: true", err)
+			return term.Usage("--host: cannot enter the host's namespaces: %w; set privileged: true "+
+				"in the pod", err)
 		}
 	}
 	return nil
@@ -106,7 +106,7 @@ func runOnHost(ctx context.Context, namespaces, binary []int) error {
 	cmd.Args = os.Args
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	// In a process group of its own, it does not get a terminal's signals a second time.
+	// In its own process group, the child does not receive a terminal's signals twice.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=/proc/%d/root", containerEnv, os.Getpid()))
 	if len(binary) > 0 {
@@ -114,8 +114,8 @@ func runOnHost(ctx context.Context, namespaces, binary []int) error {
 		cmd.Env = append(cmd.Env, binaryEnv+"="+openFiles+"3")
 	}
 	ended := make(chan error)
-	// Pdeathsig goes by the thread that starts the child; the main thread's namespaces are the
-	// process's, for others
+	// Pdeathsig depends on the thread that starts the child. That is not the main thread, because
+	// other processes see the main thread's namespaces as this process's namespaces.
 	go func() {
 		err := enter(namespaces)
 		if err == nil {
@@ -129,15 +129,16 @@ func runOnHost(ctx context.Context, namespaces, binary []int) error {
 	}
 	code := cmd.ProcessState.ExitCode()
 	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-		code = 128 + int(status.Signal()) // as a shell
+		code = 128 + int(status.Signal()) // as shells do
 	}
 	return term.Coded{Code: code}
 }
 
-// openFiles is the directory with a path for each file that this process has open.
+// openFiles is the directory that contains a path for each open file of this process.
 const openFiles = "/proc/self/fd/"
 
-// keepOpenFile closes the open file that binaryEnv may name in the programs that this one starts.
+// keepOpenFile keeps programs that this one starts from inheriting the file that binaryEnv may
+// name.
 func keepOpenFile() {
 	number, is := strings.CutPrefix(os.Getenv(binaryEnv), openFiles)
 	if fd, err := strconv.Atoi(number); is && err == nil {
@@ -145,7 +146,7 @@ func keepOpenFile() {
 	}
 }
 
-// open opens files that are closed in the programs that this one executes.
+// open opens files that the programs that this one executes do not inherit.
 func open(paths ...string) (fds []int, err error) {
 	for _, path := range paths {
 		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)

@@ -22,8 +22,8 @@ type Options struct {
 	Conf, Binary, StateDir string
 	Observe, DryRun        bool
 
-	ProgramDir string // for unwindctl; "" for nowhere
-	UnitDir    string // for systemd's units; "" for none
+	ProgramDir string // for unwindctl; "" to not copy it
+	UnitDir    string // for systemd units; "" to write none
 }
 
 // Run installs unwind on the node. With DryRun it only prints the changes.
@@ -87,7 +87,7 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 const onWithin = 15 * time.Second
 
 // SwitchOnNode switches unwind on. It installs unwind itself if no agent runs, with the
-// configuration that off has kept, or that is in use.
+// configuration that off has kept, or that is still in use.
 func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.Output) error {
 	r, err := o.Find(ctx, "/")
 	if err != nil {
@@ -126,8 +126,8 @@ func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.
 	return done.print(out, output)
 }
 
-// installForNode puts unwindctl, and with --systemd its units, on the node. Without units, a
-// directory that cannot be written to is a warning: unwind is in use.
+// installForNode copies unwindctl to the node and, with --systemd, writes its units. Without
+// --systemd, a failure is only a warning, because unwind itself is already in use.
 func (o Options) installForNode(to term.Streams, s Setup) error {
 	if o.ProgramDir == "" {
 		return nil
@@ -191,7 +191,7 @@ func (o Options) printPlan(out io.Writer, r node.Runtime, s Setup, p *Plan) erro
 		fmt.Fprintf(&text, "would install unwindctl into %s\n", o.ProgramDir)
 	}
 	if o.UnitDir != "" {
-		fmt.Fprintf(&text, "would write systemd's units into %s\n", o.UnitDir)
+		fmt.Fprintf(&text, "would write systemd units into %s\n", o.UnitDir)
 	}
 	_, err = io.WriteString(out, text.String())
 	return err

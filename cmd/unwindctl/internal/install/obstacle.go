@@ -18,8 +18,8 @@ type Reason string
 
 const (
 	On              Reason = "on"
-	Starting        Reason = "starting"         // not known yet
-	AnotherAgent    Reason = "another-agent"    // this agent waits for the end of another one
+	Starting        Reason = "starting"         // the agent has not finished its first check
+	AnotherAgent    Reason = "another-agent"    // this agent waits until another one exits
 	Off             Reason = "off"              // somebody has switched unwind off
 	NoProvider      Reason = "no-provider"      // no provider's conflist exists
 	MeshInTheWay    Reason = "mesh-in-the-way"  // a mesh keeps adding its plugin after unwind
@@ -49,7 +49,7 @@ func (o *Obstacle) Error() string { return o.Err.Error() }
 
 func (o *Obstacle) Unwrap() error { return o.Err }
 
-// ReasonOf returns the reason that an install ended for: On without an error.
+// ReasonOf returns the reason that an install's error contains, or On if err is nil.
 func ReasonOf(err error) Reason {
 	var o *Obstacle
 	switch {
@@ -61,9 +61,9 @@ func ReasonOf(err error) Reason {
 	return Refused
 }
 
-// Obstacle returns what keeps unwind out of use on this node, whatever the provider's file is, or
-// nil. While there is an obstacle, our file must not exist. The state directory is "" for the one
-// in our conflist.
+// Obstacle returns the reason why unwind must not be used on this node, whatever the provider's
+// file is, or nil. While there is an obstacle, our file must not exist. If stateDir is "", the
+// directory in our conflist applies.
 //
 //  1. Somebody has switched unwind off.
 //  2. cilium has copied our file into its own, in which unwind would call itself.
@@ -86,13 +86,14 @@ func (s Setup) Obstacle(stateDir string) *Obstacle {
 }
 
 // OffName is the file in the state directory that switches unwind off: while it exists, no agent
-// installs unwind. Its time is since when, its text by whom. touch can create it, too.
+// installs unwind. Its modification time shows since when, and its text by whom. An administrator
+// can also create it with touch.
 const OffName = "off"
 
 // somebody switched unwind off if the file does not say who.
 const somebody = "somebody"
 
-// OffState is since when unwind is switched off, and by whom.
+// OffState records since when unwind is switched off, and by whom.
 type OffState struct {
 	Since time.Time
 	By    string
@@ -115,7 +116,7 @@ func ReadOff(stateDir string) *OffState {
 }
 
 // WriteOff switches unwind off for all agents. It keeps an existing record of who did so first. On
-// a full disk it writes an empty file, which holds as well but does not say by whom.
+// a full disk it writes an empty file, which also switches unwind off but does not name anybody.
 func WriteOff(stateDir, by string) error {
 	if ReadOff(stateDir) != nil {
 		return nil
@@ -126,12 +127,12 @@ func WriteOff(stateDir, by string) error {
 		err = durable.Replace(path, strings.NewReader(by+"\n"), 0o600)
 	}
 	if err != nil && durable.Create(path) != nil {
-		return fmt.Errorf("cannot keep unwind switched off: %w", err)
+		return fmt.Errorf("cannot record that unwind is switched off: %w", err)
 	}
 	return nil
 }
 
-// SwitchOn removes the files that keep agents from installing unwind: the off-switch, and our file
+// SwitchOn removes the files that keep agents from installing unwind: the off switch, and our file
 // if cilium has renamed it.
 func (s Setup) SwitchOn(stateDir string) (err error) {
 	if ReadOff(stateDir) != nil {

@@ -19,7 +19,7 @@ import (
 // RefusedBy returns an error if the runtime's configuration rules out the install.
 func (p *Plan) RefusedBy(r node.Runtime) error {
 	problems := slices.Clone(r.Problems)
-	// node.Find judged the first conflist; the chosen one may be another
+	// node.Find has checked the first conflist, but the chosen one may be another
 	if r.DefaultNetwork != "" {
 		problems = slices.DeleteFunc(problems, func(p string) bool {
 			return strings.HasPrefix(p, "cni_default_network")
@@ -91,26 +91,27 @@ func (s Setup) readOwn(p *Plan) (*netconf.Conflist, error) {
 	case err != nil:
 		return nil, term.WithHint(hint, "%s: %w", path, err)
 	}
-	if path == p.path { // off has moved the plugins behind unwind already
+	if path == p.path { // off has already moved the plugins after unwind
 		p.behind = behindIn(c)
 	}
 	return c, nil
 }
 
 // ours reports whether unwindctl wrote a file: unwind comes first in it, and its chain is another
-// file. Other programs may have put plugins behind it.
+// file. Other programs may have added plugins after unwind.
 func ours(c *netconf.Conflist) bool {
 	return c != nil && len(c.Types) > 0 && c.Types[0] == netconf.Name && c.Unwind != nil &&
 		c.Unwind.ChainFile != ""
 }
 
-// checkDirectory returns an error if the runtime would not use our file, or another runs unwind.
+// checkDirectory returns an error if the runtime would not use our file, or if another file already
+// runs unwind.
 func (s Setup) checkDirectory(p *Plan) error {
 	dir, err := os.Stat(s.ConfDir)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !dir.IsDir() {
 		return NewObstacle(NoProvider,
 			"install the CNI provider first, or set --conf-dir to the runtime's directory",
-			"no conflist directory %s", s.ConfDir)
+			"conflist directory %s does not exist", s.ConfDir)
 	} else if err != nil {
 		return err
 	}
@@ -131,7 +132,7 @@ func (s Setup) checkDirectory(p *Plan) error {
 				return term.WithHint("unwindctl uninstall --unwind-file "+filepath.Base(path),
 					"unwind is already installed, by %s", path)
 			}
-			return term.WithHint("put the provider's conflist back in its place first",
+			return term.WithHint("replace it with the provider's conflist first",
 				"%s already runs unwind", path)
 		}
 		if filepath.Base(path) < filepath.Base(p.path) {
@@ -143,10 +144,10 @@ func (s Setup) checkDirectory(p *Plan) error {
 	return nil
 }
 
-// besideMultus sorts before Multus' own files, 00-multus.conf and 00-multus.conflist. Multus takes
-// the first other .conf or .conflist for the cluster's network, and sees no .json (multus 4.3.0
+// besideMultus sorts before Multus's own files, 00-multus.conf and 00-multus.conflist. Multus uses
+// the first other .conf or .conflist for the cluster network, and ignores .json files (multus 4.3.0
 // cmd/thin_entrypoint/main.go getMasterConfigPath, pkg/server/config/generator.go
-// findMasterPlugin). It must not take ours: it would call itself.
+// findMasterPlugin). It must not use our file, because it would then call itself.
 const besideMultus = "00-multus-unwind.json"
 
 // nameBefore advises a name of our conflist that sorts before a given one.
@@ -183,8 +184,9 @@ func (s Setup) Without(r node.Runtime) string {
 	return s.firstOther()
 }
 
-// Provider returns the provider's file that our file names. It returns "" if the runtime would use
-// another one of the directory without ours. A file of another directory was chosen on purpose.
+// Provider returns the provider's file that our file names. It returns "" if without unwind the
+// runtime would use another file in the same directory. A file in another directory was chosen on
+// purpose.
 func (s Setup) Provider(r node.Runtime) string {
 	named := s.Entry().ChainFile
 	first := s.Without(r)
@@ -222,7 +224,7 @@ func (s Setup) readSource(p *Plan) error {
 	if path == "" {
 		if path = s.firstOther(); path == "" {
 			return NewObstacle(NoProvider, "install again once the network's provider has written one",
-				"no conflist in %s to wrap", s.ConfDir)
+				"no provider's conflist in %s", s.ConfDir)
 		}
 	}
 	path, err := filepath.Abs(path)
@@ -241,15 +243,16 @@ func (s Setup) readSource(p *Plan) error {
 	}
 	switch {
 	case path == p.path || p.Source.Unwind != nil || names(p.Source.Data, p.path):
-		return term.WithHint("name the conflist of the network's provider with --provider-conf",
+		return term.WithHint("set --provider-conf to the conflist of the network's provider",
 			"%s already runs unwind",
 			path)
 	case p.Source.Name == "":
 		return term.WithHint(half, "%s: key \"name\" is missing", path)
 	}
 	if p.Source, err = p.behind.giveTo(p.Source); err != nil {
-		return term.WithHint("make it a list, or remove them from unwind's file", "%s come after "+
-			"unwind and cannot be moved back to %s: %w", strings.Join(p.behind.types, ", "), path, err)
+		return term.WithHint("make that file a list, or remove the plugins from unwind's file",
+			"cannot move plugins that come after unwind (%s) back to %s: %w",
+			strings.Join(p.behind.types, ", "), path, err)
 	}
 	conf := netconf.Conf{Name: p.Source.Name, ChainFile: p.Source.Path}
 	if p.chain, err = conf.ParseChain(p.Source.Data, ""); err != nil {
@@ -262,7 +265,8 @@ func (s Setup) readSource(p *Plan) error {
 	return p.checkProviders()
 }
 
-// warnWritable warns of what users other than root can write: the runtime runs it as root.
+// warnWritable warns if users other than root can write to a file or directory: the runtime runs as
+// root the plugins that it names.
 func (p *Plan) warnWritable(path string, info fs.FileInfo) {
 	if info.Mode().Perm()&0o022 != 0 {
 		p.warnings = append(p.warnings, fmt.Sprintf("%s is writable by users other than root "+
@@ -276,13 +280,13 @@ func (p *Plan) checkProviders() error {
 	for _, d := range p.chain.Delegates {
 		provider := providers.Of(d.Type)
 		if provider.RenamesUnless != "" {
-			p.warnings = append(p.warnings, fmt.Sprintf("%s renames the other conflists of the "+
-				"directory, unwind's too, unless it is installed with %s", provider.Name,
+			p.warnings = append(p.warnings, fmt.Sprintf("%s renames all other conflists in the "+
+				"directory, including unwind's, unless it is installed with %s", provider.Name,
 				provider.RenamesUnless))
 		}
 		if provider.IsMultus && filepath.Ext(p.path) != ".json" {
 			return term.WithHint("--unwind-file "+besideMultus+" is a name that Multus ignores",
-				"Multus may use %s as the cluster network and so call itself: no pod could start",
+				"Multus may use %s as the cluster network. It would then call itself, and no pod could start",
 				filepath.Base(p.path))
 		}
 	}

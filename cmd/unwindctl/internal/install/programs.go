@@ -18,10 +18,10 @@ import (
 	"cni-unwind/scripts/systemd"
 )
 
-// DefaultUnitDir is where an administrator's units are (systemd.unit(5)).
+// DefaultUnitDir is the directory for an administrator's units (systemd.unit(5)).
 const DefaultUnitDir = "/etc/systemd/system"
 
-// programs are the files of unwindctl on a node: itself, and the plugin that it installs.
+// programs are the files that install copies to a node: unwindctl, and the plugin that it installs.
 var programs = []string{"unwindctl", netconf.Name}
 
 // InstallPrograms copies this program and the plugin into a directory, and returns the written
@@ -44,7 +44,7 @@ func (s Setup) InstallPrograms(dir string) (written []string, err error) {
 	return written, nil
 }
 
-// copyProgram copies a program to its place, whole. It does nothing if the copy is identical.
+// copyProgram copies a program atomically. It does nothing if the target has the same content.
 func copyProgram(from, to string) (changed bool, err error) {
 	content, err := os.Open(from)
 	if err != nil {
@@ -67,7 +67,8 @@ func put(path string, content io.ReadSeeker, mode fs.FileMode) (changed bool, er
 	return true, durable.Replace(path, content, mode)
 }
 
-// installUnits writes the systemd units, which run unwindctl from programDir, and enables none.
+// installUnits writes the systemd units, which run unwindctl from programDir. It does not enable
+// them.
 func installUnits(unitDir, programDir string) (written []string, err error) {
 	files, err := systemd.Units.ReadDir(".")
 	if err != nil {
@@ -124,7 +125,7 @@ func systemctl(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// removePrograms removes the plugin beside unwindctl, and then unwindctl, unless they are needed.
+// removePrograms removes the plugin next to unwindctl, and then unwindctl, unless they are needed.
 func removePrograms(ctx context.Context, dir, needed string, done *changes) (err error) {
 	for _, program := range slices.Backward(programs) {
 		path := filepath.Join(dir, program)
@@ -139,7 +140,7 @@ func removePrograms(ctx context.Context, dir, needed string, done *changes) (err
 	return err
 }
 
-// isOurs reports whether a program says that it is the plugin or the unwindctl that it is named.
+// isOurs runs a program and reports whether it is what its name says: the plugin or unwindctl.
 func isOurs(ctx context.Context, path string) bool {
 	if filepath.Base(path) == netconf.Name {
 		about, _, err := AskVersion(ctx, path)

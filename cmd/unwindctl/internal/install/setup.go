@@ -1,4 +1,4 @@
-// Package install installs unwind in front of a runtime's network, and removes it.
+// Package install puts unwind into a runtime's network configuration, and removes it.
 //
 // Setup.Plan computes the changes from the existing files and writes nothing. Applying the plan
 // writes the binary first and the conflist last, each atomically, so the node works if the install
@@ -22,10 +22,10 @@ import (
 )
 
 // The names of our file, each of which sorts first. Every runtime loads a list of plugins
-// (.conflist). The runtimes of CRI also load the configuration of one plugin (.json), which the
-// installers of meshes neither patch nor take for the provider's (go-cni opts.go loadFromConfDir,
-// ocicni pkg/ocicni/ocicni.go loadNetworks; istio cni/pkg/install/cniconfig.go, linkerd2-proxy-init
-// cni-plugin/deployment/scripts/install-cni.sh). podman loads lists only.
+// (.conflist). CRI runtimes also load a single plugin's configuration (.json), which mesh
+// installers neither patch nor mistake for the provider's (go-cni opts.go loadFromConfDir, ocicni
+// pkg/ocicni/ocicni.go loadNetworks; istio cni/pkg/install/cniconfig.go, linkerd2-proxy-init
+// cni-plugin/deployment/scripts/install-cni.sh). podman loads only lists.
 const (
 	ownList = "00-unwind.conflist"
 	ownJSON = "00-unwind.json"
@@ -34,9 +34,9 @@ const (
 // forms are the extensions of our file.
 var forms = []string{".json", ".conflist"}
 
-// OwnFile returns the name of our file: the given one, else that of the existing file, which sorts
-// first or which off has kept, else the default for the runtime. So our file keeps its form if a
-// runtime starts, or is not found, after the first install.
+// OwnFile returns the name of our file: --unwind-file, or else the existing file's name, whether it
+// sorts first or off has kept it, or else the default for the runtime. So our file keeps its form
+// even if a later command finds another runtime, or none.
 func (p Target) OwnFile(r node.Runtime) string {
 	if p.File != "" {
 		return p.File
@@ -57,14 +57,14 @@ func (p Target) OwnFile(r node.Runtime) string {
 
 // Setup describes an install of unwind: the binary, and a file that sorts first and names the
 // provider's file as its chain. unwindctl changes the provider's file only to move back a plugin
-// that another program has put behind unwind (see Plan.behind).
+// that another program has added after unwind (see Plan.behind).
 type Setup struct {
 	ConfDir, BinDir string // of the runtime
 	Source          string // the provider's conflist, "" = the first of ConfDir that is not ours
 	File            string // our file's name, "" = ownList
-	CNIVersion      string // the newest that the runtime speaks, "" = not known
-	Binary          string // the plugin to install, "" = unwind beside this program
-	StateDir        string // "" = plugin's default, or what our conflist has
+	CNIVersion      string // the newest that the runtime supports, "" = unknown
+	Binary          string // the plugin to install, "" = unwind next to this program
+	StateDir        string // "" = the one in our conflist, else the default
 	Observe         bool   // journal only: no sweep on STATUS, and GC does nothing
 }
 
@@ -73,8 +73,8 @@ func (s Setup) Path() string { return filepath.Join(s.ConfDir, cmp.Or(s.File, ow
 // offPath returns the path at which off keeps our file, so that on can restore it.
 func (s Setup) offPath() string { return s.Path() + node.OffSuffix }
 
-// otherForm returns the path that our file has in its other form. The form follows the runtime and
-// --unwind-file, which an uninstall may not have been given.
+// otherForm returns the path of our file in its other form, .json or .conflist. The form depends on
+// the runtime and on --unwind-file, and uninstall may run without the same flag.
 func (s Setup) otherForm() string {
 	base, isJSON := strings.CutSuffix(s.Path(), ".json")
 	if isJSON {
@@ -93,9 +93,9 @@ func (s Setup) kept() (paths []string) {
 	return paths
 }
 
-// names reports whether a configuration contains unwind, or the path of our conflist. Multus has
-// its delegates inside its own configuration ("delegates") or the path of one ("clusterNetwork"),
-// and would call unwind from within unwind.
+// names reports whether a configuration contains unwind, or the path of our conflist. Multus's
+// configuration contains its delegates ("delegates") or a path ("clusterNetwork"). If one of these
+// is unwind, Multus would call unwind from within unwind.
 func names(data []byte, own string) bool {
 	var value any
 	if json.Unmarshal(data, &value) != nil {
@@ -119,7 +119,7 @@ func names(data []byte, own string) bool {
 	return in(value)
 }
 
-// Entry returns unwind's entry in our file, or in the one that off has kept, or an empty one.
+// Entry returns unwind's entry in our file, or in the file that off has kept, or an empty entry.
 func (s Setup) Entry() netconf.Conf {
 	for _, path := range []string{s.Path(), s.offPath()} {
 		if c, _ := netconf.ReadConflist(path); c != nil && c.Unwind != nil {
@@ -135,15 +135,15 @@ func (s Setup) stateDir() string {
 }
 
 type Plan struct {
-	path     string            // of our file
-	Source   *netconf.Conflist // the provider's, as it is to be
+	path     string            // our file's path
+	Source   *netconf.Conflist // the provider's, with the plugins in behind
 	chain    *netconf.Chain
 	content  []byte
-	changed  bool // from what is there
+	changed  bool // whether content differs from the existing file
 	behind   behind
 	warnings []string
-	about    string    // of the binary
-	was      *Obstacle // before
+	about    string    // the plugin's version line
+	was      *Obstacle // before the install
 }
 
 // Target selects the runtime and the directories, as given by flags.
@@ -165,7 +165,7 @@ func (p Target) Find(ctx context.Context, root string) (node.Runtime, error) {
 	found, err := node.Find(ctx, root)
 	at := slices.IndexFunc(found, func(r node.Runtime) bool { return r.ConfDir == confDir })
 	switch {
-	case p.given() && at >= 0: // that runtime, with its problems
+	case p.given() && at >= 0: // this runtime, with only the problems that Check finds
 		r = found[at]
 		r.Problems = nil
 		r.Check(root)
@@ -178,7 +178,7 @@ func (p Target) Find(ctx context.Context, root string) (node.Runtime, error) {
 		}
 	}
 	r.ConfDir = cmp.Or(confDir, r.ConfDir)
-	if binDir != "" { // the others come after it
+	if binDir != "" { // the runtime's directories come after it
 		r.BinDirs = append([]string{binDir}, slices.DeleteFunc(slices.Clone(r.BinDirs),
 			func(dir string) bool { return dir == binDir })...)
 	}
@@ -192,7 +192,7 @@ func absolute(path string) (string, error) {
 	return filepath.Abs(path)
 }
 
-// given reports whether the directories need no configuration of a runtime.
+// given reports whether the flags set both directories, so that no runtime has to be found.
 func (p Target) given() bool { return p.ConfDir != "" && p.BinDir != "" && p.Runtime == "" }
 
 // again returns the flags for another command to select the same target.

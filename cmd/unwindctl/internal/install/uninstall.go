@@ -29,10 +29,10 @@ type UninstallOptions struct {
 	Target
 	CacheDir, StateDir string
 
-	ProgramDir, UnitDir string // as install has them; without the first, both are left
+	ProgramDir, UnitDir string // as for install; if ProgramDir is "", both stay
 	Purge               bool   // remove the state directory
-	OffOnly             bool   // remove our conflist alone
-	By                  string // who wants it
+	OffOnly             bool   // remove only our conflist
+	By                  string // who switches unwind off
 	Output              term.Output
 }
 
@@ -72,16 +72,16 @@ func (c *changes) print(out io.Writer, o *term.Output) error {
 	return err
 }
 
-// ExitUnrecorded is the exit code of a command that took unwind out of use and could not write the
-// off-switch.
+// ExitUnrecorded is the exit code of a command that took unwind out of use but could not write the
+// off switch.
 const ExitUnrecorded = 5
 
 // Uninstall switches unwind off. Without OffOnly it also removes the binary once nothing names it.
 //
 //  1. Rename our conflist: from then on, pods start without unwind. If the disk has no room for the
-//     name, remove it.
-//  2. Write the off-switch, so that no agent installs again. If that fails, an agent that runs
-//     takes the removal for the same, but one that starts later does not.
+//     new name, remove the conflist.
+//  2. Write the off switch, so that no agent installs unwind again. If that fails, a running agent
+//     treats the removal as the off switch, but an agent that starts later installs unwind.
 //  3. Remove what nothing needs. Our conflist stays under its other name until the last uninstall,
 //     because it names the state directory.
 func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
@@ -136,7 +136,7 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 	return errors.Join(err, binaryErr, heldErr, nodeErr, done.print(out, &o.Output))
 }
 
-// removeTemporary removes what installs have left that were killed.
+// removeTemporary removes temporary files that killed installs have left.
 func (o UninstallOptions) removeTemporary(s Setup, done *changes) {
 	paths := []string{s.Path(), s.otherForm(), s.plugin(), filepath.Join(o.StateDir, OffName)}
 	if o.ProgramDir != "" {
@@ -151,18 +151,18 @@ func (o UninstallOptions) removeTemporary(s Setup, done *changes) {
 	}
 }
 
-// recordOff writes the off-switch after our conflist was removed.
+// recordOff writes the off switch after our conflist was removed.
 func (o UninstallOptions) recordOff(done *changes) error {
 	first := ReadOff(o.StateDir) == nil
 	err := WriteOff(o.StateDir, o.By)
 	off := ReadOff(o.StateDir)
 	switch {
 	case err != nil:
-		return term.WithHint("run unwindctl off again once the disk can be written to", "%w",
+		return term.WithHint("run unwindctl off again once the disk is writable", "%w",
 			term.Coded{Code: ExitUnrecorded, Text: "pods start without unwind, but an agent that starts " +
 				"will install it again: " + err.Error()})
 	case o.OffOnly && first && off.By == somebody && o.By != "":
-		done.add("off", "%s: the disk has no room to record %s; unwindctl on switches it on again", off,
+		done.add("off", "%s: the disk is too full to record %s; unwindctl on switches it on again", off,
 			o.By)
 	case o.OffOnly:
 		done.add("off", "%s; unwindctl on switches it on again", off)
@@ -170,9 +170,9 @@ func (o UninstallOptions) recordOff(done *changes) error {
 	return nil
 }
 
-// removeFromNode removes what installForNode wrote, the conflist that off has kept and, with
-// --purge, the state directory. As long as the journal has something, all of that is needed. As
-// long as the plugin is in use, the programs and that conflist are.
+// removeFromNode removes the files that installForNode wrote, the conflist that off has kept and,
+// with --purge, the state directory. While the journal is not empty, all of these are needed. While
+// the plugin is in use, the programs and that conflist are needed.
 func (o UninstallOptions) removeFromNode(ctx context.Context, s Setup, pluginInUse, hasJournal bool,
 	done *changes) error {
 	var err error
@@ -199,7 +199,7 @@ func (o UninstallOptions) removeFromNode(ctx context.Context, s Setup, pluginInU
 	off := filepath.Join(o.StateDir, OffName)
 	switch {
 	case o.Purge && !hasJournal:
-		purgeErr := checkPurge(ctx, o.StateDir) // a pod may have come before the conflist went
+		purgeErr := checkPurge(ctx, o.StateDir) // a pod may have started meanwhile
 		if purgeErr == nil {
 			purgeErr = purge(o.StateDir)
 		}
@@ -210,13 +210,13 @@ func (o UninstallOptions) removeFromNode(ctx context.Context, s Setup, pluginInU
 	case needed != "" && durable.Exists(off):
 		done.add("off", "%s records that unwind is off here, so no agent installs it", off)
 	case durable.Exists(off):
-		done.add("off", "%s records that unwind is off here, so no agent installs it; once none runs "+
-			"here: rm -r %s", off, o.StateDir)
+		done.add("off", "%s records that unwind is off here, so no agent installs it; once no agent "+
+			"runs here: rm -r %s", off, o.StateDir)
 	}
 	return err
 }
 
-// removeBinary removes the plugin, unless it is in use, or that is unknown.
+// removeBinary removes the plugin, unless it is or may be in use.
 func (s Setup) removeBinary(ctx context.Context, cacheDir, stateDir string, done *changes) (
 	inUse bool, err error,
 ) {
@@ -228,7 +228,7 @@ func (s Setup) removeBinary(ctx context.Context, cacheDir, stateDir string, done
 	attachments, readErr := inspect.ReadJournal(ctx, &journal.Store{Dir: stateDir})
 	cached, cacheErr := cachedNaming(filepath.Join(cacheDir, "results"), attachments)
 	if err = errors.Join(err, readErr, cacheErr); err != nil {
-		done.add("kept", "%s (unknown whether it is still in use)", path)
+		done.add("kept", "%s (it may still be in use)", path)
 		return true, err
 	}
 	var why []string
@@ -239,7 +239,7 @@ func (s Setup) removeBinary(ctx context.Context, cacheDir, stateDir string, done
 		why = append(why, term.Attachments(cached)+" in libcni's cache")
 	}
 	if len(why) > 0 {
-		done.add("kept", "%s (named by %s; run unwindctl uninstall again once their pods are gone)",
+		done.add("kept", "%s (used by %s; run unwindctl uninstall again once their pods are gone)",
 			path, strings.Join(why, " and "))
 		return true, nil
 	}
@@ -250,8 +250,8 @@ func (s Setup) removeBinary(ctx context.Context, cacheDir, stateDir string, done
 	return false, done.remove(path, "")
 }
 
-// dropHeld removes the files with which DELs that were killed hold addresses: see ipam.Hold. A
-// conflist that cannot be read has no pool.
+// dropHeld releases the addresses that killed DELs still hold: see ipam.Hold. It ignores conflists
+// that cannot be read.
 func (s Setup) dropHeld(ctx context.Context, stateDir string, done *changes) (err error) {
 	stateDir, err = filepath.Abs(stateDir)
 	all, _ := pools.Read(stateDir, s.ConfDir)
@@ -259,7 +259,7 @@ func (s Setup) dropHeld(ctx context.Context, stateDir string, done *changes) (er
 		found, scanErr := ipam.Scan(p.Dir)
 		dropped, dropErr := sweep.DropHeld(ctx, &journal.Store{Dir: stateDir}, p.Network, found)
 		for _, r := range dropped {
-			done.add("released", "%s, held for a DEL that was killed", r.Address)
+			done.add("released", "%s, which a killed DEL still held", r.Address)
 		}
 		err = errors.Join(err, scanErr, dropErr)
 	}
@@ -275,7 +275,7 @@ func (s Setup) naming() ([]string, error) {
 }
 
 // cachedNaming returns how many attachments libcni has cached with a configuration that names
-// unwind (cni libcni/api.go cachedInfo). CRI-O gives a DEL that configuration (ocicni
+// unwind (cni libcni/api.go cachedInfo). CRI-O runs a DEL with that configuration (ocicni
 // pkg/ocicni/ocicni.go loadNetworkFromCache).
 func cachedNaming(dir string, attachments []inspect.Attachment) (int, error) {
 	node := facts.Node{CacheDir: dir}
@@ -285,8 +285,8 @@ func cachedNaming(dir string, attachments []inspect.Attachment) (int, error) {
 	}
 	count := 0
 	for _, f := range files {
-		// An attachment without a namespace and without an entry in the journal was swept: the
-		// runtime has forgotten it.
+		// An attachment with neither a namespace nor a journal entry was swept: the runtime has
+		// forgotten it.
 		kept := f.NetNS == "" || durable.Exists(f.NetNS) ||
 			slices.ContainsFunc(attachments, func(a inspect.Attachment) bool {
 				return a.ContainerID == f.ContainerID
@@ -298,8 +298,8 @@ func cachedNaming(dir string, attachments []inspect.Attachment) (int, error) {
 	return count, err
 }
 
-// isTorn reports whether a file of libcni's cache is not JSON: no runtime reads unwind's name from
-// it.
+// isTorn reports whether a file in libcni's cache is not JSON. No runtime can find unwind's name in
+// such a file.
 func isTorn(err error) bool {
 	var syntax *json.SyntaxError
 	return errors.As(err, &syntax)
@@ -332,8 +332,8 @@ func countPending(attachments []inspect.Attachment) int {
 func checkPurge(ctx context.Context, stateDir string) error {
 	store := &journal.Store{Dir: stateDir}
 	if pid := agentlock.Process(stateDir); pid != "" {
-		return term.WithHint("stop it first; uninstall without --purge leaves unwind switched off "+
-			"while it runs",
+		return term.WithHint("stop the agent first; uninstall without --purge keeps unwind switched off "+
+			"while the agent runs",
 			"--purge: nothing was changed: an agent is running (process %s) and would install again", pid)
 	}
 	attachments, err := inspect.ReadJournal(ctx, store)
@@ -343,7 +343,7 @@ func checkPurge(ctx context.Context, stateDir string) error {
 	if len(attachments) > 0 {
 		return term.WithHint("run uninstall without --purge, and again with it once unwindctl list is "+
 			"empty; unwindctl sweep releases dead attachments",
-			"--purge: nothing was changed: the journal in %s has %s, which nothing would release",
+			"--purge: nothing was changed: the journal in %s contains %s, which nothing would release",
 			stateDir, term.Attachments(len(attachments)))
 	}
 	return nil

@@ -21,7 +21,7 @@ type Kept struct {
 
 	mu    sync.Mutex
 	text  []byte
-	ended time.Time // of the last collection
+	ended time.Time // when the last collection ended
 }
 
 // Text returns the cached text, or waits for a collection. The collection continues if the caller's

@@ -26,9 +26,9 @@ import (
 )
 
 type Source struct {
-	Version string // of this program
+	Version string // this program's version
 	Scope   inspect.Scope
-	Stderr  io.Writer      // of the dry run of a sweep
+	Stderr  io.Writer      // receives the log of the sweep's dry run
 	Status  install.Reason // "" if this program does not keep unwind installed
 	Plugin  string         // the version of the installed plugin, "" if unknown
 
@@ -65,13 +65,13 @@ func (s Source) Print(ctx context.Context, out io.Writer) error {
 // helps contains the help text and the labels of each metric, by its name without unwind_.
 var helps = map[string][]string{
 	"attachments": {"Attachments in the journal.", "network", "state"},
-	"pending_deletes": {"DELs of attachments that are no longer live, which fail or have not run yet.",
+	"pending_deletes": {"DELs that fail or have not run yet, of attachments that are no longer live.",
 		"network", "plugin"},
-	"waiting_deletes": {"DELs of attachments that are no longer live, which wait for something " +
-		"other than their plugin: owner (their address has a new one), container, queue, runtime, " +
+	"waiting_deletes": {"DELs that wait for something other than their plugin, of attachments that " +
+		"are no longer live: owner (their address has a new one), container, queue, runtime, " +
 		"rule, repeat, newer. Not included in the pending DELs.", "network", "plugin", "for"},
-	"oldest_pending_delete_timestamp_seconds": {"Time when the oldest attachment with pending " +
-		"DELs got them; absent if there is none."},
+	"oldest_pending_delete_timestamp_seconds": {"Time since when the oldest pending DEL has been " +
+		"pending; absent if there is none."},
 	"rollbacks_total": {"ADDs that failed and were undone, by the plugin that failed; result is " +
 		"complete or pending.", "plugin", "result"},
 	"swept_attachments_total": {"Attachments released without the runtime's DEL.", "reason"},
@@ -82,7 +82,8 @@ var helps = map[string][]string{
 		"verb", "reason"},
 	"ipam_addresses": {"Addresses in host-local's pools by range set; an ADD takes one address from " +
 		"each set. Addresses outside the chain's ranges have set=\"none\". state=\"free\" is absent " +
-		"for these, and for a set of 2^53 addresses or more.", "network", "pool", "set", "family", "state"},
+		"for these, and for a set of 2^53 addresses or more.", "network", "pool", "set", "family",
+		"state"},
 	"status": {"Whether pods of this node go through unwind: 1 for the current state, else 0.",
 		"state"},
 	"plugin_info": {"The version of the installed plugin, always 1.", "version"},

@@ -132,7 +132,7 @@ func readContainerd(root, name, config, socket string) (*Runtime, error) {
 	}
 	r.clean()
 	if file.Version >= 3 && cni.BinDir != "" {
-		r.needsAnswer("containerd up to 2.3 reads bin_dir of %s, later releases do not", config)
+		r.needsAnswer("containerd up to 2.3 uses bin_dir in %s, but later releases do not", config)
 	}
 	return r, errors.Join(err, r.checkImports(root, file.Imports))
 }
@@ -206,7 +206,7 @@ func (r *Runtime) checkImports(root string, patterns []string) error {
 				_, there := file.Plugins[name]
 				return there
 			}) {
-				r.needsAnswer("%s may change its directories", path)
+				r.needsAnswer("%s may change its CNI directories", path)
 			}
 		}
 	}

@@ -96,7 +96,7 @@ func call[Q, A any](ctx context.Context, socket string, within time.Duration, qu
 	wait, stop := waitingFor(ctx, socketPath(socket), within)
 	if !wait {
 		return answer, status.Error(codes.DeadlineExceeded, "skipped, because the runtime did not "+
-			"answer the previous call in time")
+			"respond to the previous call in time")
 	}
 	defer stop()
 	conn, err := grpc.NewClient("unix:"+socketPath(socket), // two slashes would exclude relative paths
@@ -117,7 +117,8 @@ func PodSandboxes(ctx context.Context, socket string) (*facts.List, error) {
 	if err != nil {
 		return nil, term.WithHint("check the runtime: crictl --runtime-endpoint unix://"+
 			socketPath(socket)+" pods; or pass a list: --valid-attachments FILE --network NAME",
-			"the runtime at %s returned no list of pods; judging attachments by other evidence: %w", socket, err)
+			"the runtime at %s returned no list of pods; judging attachments by other evidence: %w",
+			socket, err)
 	}
 	list := facts.NewList("", nil)
 	list.Pods = true

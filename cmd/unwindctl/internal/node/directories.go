@@ -127,8 +127,8 @@ func BinPath(ctx context.Context) string {
 	return strings.Join(dirs, string(filepath.ListSeparator))
 }
 
-// OffSuffix is what unwindctl off appends to the name of unwind's conflist, so that no runtime loads
-// the file.
+// OffSuffix is what unwindctl off appends to the name of unwind's conflist, so that no runtime
+// loads the file.
 const OffSuffix = ".off"
 
 // installedIn returns the first conflist in a directory that runs unwind, or else the one that off

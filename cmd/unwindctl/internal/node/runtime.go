@@ -33,8 +33,8 @@ const (
 type Runtime struct {
 	Name     string   // containerd, cri-o, k3s, ...
 	Config   string   // the socket or file that these values come from; "" for defaults
-	ConfDir  string   // of conflists
-	BinDirs  []string // of plugins; unwind is installed into the first
+	ConfDir  string   // the directory of conflists
+	BinDirs  []string // the plugin directories; unwind is installed into the first
 	Socket   string   // CRI socket; "" if it is not a CRI runtime
 	MaxConfs int      // containerd's max_conf_num; 1 for other runtimes
 	Problems []string // reasons in the configuration not to install unwind
@@ -53,7 +53,7 @@ func (r *Runtime) ByName() bool { return r.Name != "" && r.Socket == "" }
 func (r *Runtime) Check(root string) {
 	if r.MaxConfs != 1 {
 		r.Problems = append(r.Problems, fmt.Sprintf("max_conf_num is %d according to %s: "+
-			"containerd uses that many files of %s for each "+
+			"containerd uses that many files in %s for each "+
 			"pod, including the provider's file, which bypasses unwind; set it to 1", r.MaxConfs,
 			cmp.Or(r.Config, r.Name), r.ConfDir))
 	}

@@ -1,5 +1,5 @@
-// Package pools has what operators' commands ask about the host-local pools: which ones a node's
-// conflists have, how many addresses are in their ranges, and which of these are taken.
+// Package pools reads host-local pools for the operator's commands: the pools that a node's
+// conflists use, the number of addresses in their ranges, and the taken addresses.
 package pools
 
 import (
@@ -26,7 +26,7 @@ import (
 func Read(stateDir string, confDirs ...string) ([]sweep.Pool, error) {
 	var pools []sweep.Pool
 	var errs []error
-	elsewhere := map[string]bool{} // pool directories of another journal
+	elsewhere := map[string]bool{} // directories of pools that belong to another journal
 	for _, dir := range confDirs {
 		paths, err := netconf.Conflists(dir)
 		errs = append(errs, err)

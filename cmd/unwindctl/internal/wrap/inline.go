@@ -176,8 +176,8 @@ func checkWrapped(list *netconf.Conflist, neighbours int) error {
 }
 
 // errNotAlone is the error for a list with plugins next to unwind: unwind cannot undo them.
-var errNotAlone = fmt.Errorf("%s is one plugin of several; it must be the only one, with the "+
-	"others in its \"chain\"", netconf.Name)
+var errNotAlone = fmt.Errorf("%s must be the only plugin in the list; move the others into its "+
+	"\"chain\"", netconf.Name)
 
 // original is the top level of a configuration to wrap.
 type original struct {
@@ -222,7 +222,7 @@ func outline(x []byte, defaultName string) (*original, error) {
 	}
 	inlined, _ := member(o.members, "loadOnlyInlinedPlugins")
 	o.single = isSingle(x)
-	// as libcni's readBool
+	// like libcni's readBool
 	o.onlyInlined = o.single || strings.EqualFold(strings.Trim(string(inlined.raw), `"`), "true")
 	return o, nil
 }

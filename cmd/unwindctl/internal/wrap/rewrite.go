@@ -16,9 +16,9 @@ import (
 
 type Source struct {
 	*netconf.Conflist
-	arg string // as a runtime would find it, or "-" for the standard input
-	bad error  // what is wrong with unwind's own entry
-	// definition is the name of the NetworkAttachmentDefinition that has it, or "".
+	arg string // the file's path, not following links, or "-" for the standard input
+	bad error  // the problem with unwind's own entry, or nil
+	// definition is the name of the NetworkAttachmentDefinition that contains it, or "".
 	definition string
 }
 

@@ -13,8 +13,8 @@ import (
 // jsonText is the text of a JSON value. Each edit leaves all other bytes unchanged.
 type jsonText []byte
 
-// part is a member of an object or an element of an array in a jsonText: text[start:end], of which
-// text[value:end] is the value.
+// part is a member of an object, or an element of an array, in a jsonText. Its text is
+// text[start:end], and its value is text[value:end].
 type part struct {
 	key               string // "" in an array
 	start, value, end int
@@ -99,8 +99,8 @@ func Restore(src Source) ([]byte, error) {
 	return restore(src.Data)
 }
 
-// restore returns the text of the chain in a list of which unwind is the only plugin: everything
-// between the colon and the next separator.
+// restore returns the text of the chain in a list whose only plugin is unwind: everything between
+// the colon and the next separator.
 func restore(list []byte) ([]byte, error) {
 	text := jsonText(list)
 	entry, err := text.parts(0)
@@ -123,7 +123,7 @@ func restore(list []byte) ([]byte, error) {
 	if !ok || string(chain.raw) == "null" {
 		if _, ok := member(entry, "chainFile"); ok {
 			return nil, errors.New(
-				`the entry sets "chainFile" and no "chain", so there is nothing to unwrap; ` +
+				`the entry sets "chainFile" instead of "chain", so there is nothing to unwrap; ` +
 					`to switch unwind off, remove the file`)
 		}
 		return nil, errors.New(`key "chain" is missing`)
