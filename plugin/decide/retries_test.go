@@ -44,25 +44,25 @@ func TestDueTable(t *testing.T) {
 		table += fmt.Sprintf("| %s | %s | %s | %s |\n", words, cell(p), cell(sweep), cell(asked))
 	}
 	row("a newer ADD of the attachment is live", func() {})
-	row("its plugin releases by pod (spiderpool), and another sandbox of the pod is live", func() { p.NewerLives = false })
-	row("it may have succeeded, its plugin releases by container ID (whereabouts), and a live attachment has that ID", func() {
+	row("the plugin releases addresses by pod (spiderpool), and another sandbox of the pod is live", func() { p.NewerLives = false })
+	row("the DEL may have succeeded, the plugin releases addresses by container ID (whereabouts), and a live attachment has that ID", func() {
 		p.PodLives, s.Config = no, withIPAM("whereabouts")
 	})
-	row("its plugin has queued it (cilium-cni)", func() { p.ContainerLives, s.Wait.For = no, journal.ForQueue })
-	row("it does nothing without CNI_NETNS, and the namespace is gone (kube-ovn, sriov)", func() {
+	row("the plugin has queued the DEL (cilium-cni)", func() { p.ContainerLives, s.Wait.For = no, journal.ForQueue })
+	row("the plugin does nothing without CNI_NETNS (kube-ovn, sriov), and the namespace is gone", func() {
 		p.Queued = func(*journal.Step) bool { return false }
 	})
-	row("it ran without CNI_NETNS, and did nothing", func() { p.NoNetNS, s.Wait.For = false, journal.ForRuntime })
-	row("a host port forwards to its address, or may", func() { s.Wait.For = journal.ForRule })
-	row("it ran without an address that still has another owner", func() {
+	row("the DEL ran without CNI_NETNS, and did nothing", func() { p.NoNetNS, s.Wait.For = false, journal.ForRuntime })
+	row("a host port forwards to the address of the DEL, or may forward to it", func() { s.Wait.For = journal.ForRule })
+	row("the DEL ran without an address that still belongs to another owner", func() {
 		p.Forwarded = func(*journal.Step) bool { return false }
 		s.Wait.For = journal.ForOwner
 	})
-	row("it succeeded, and has to run once more", func() {
+	row("the DEL succeeded, and has to run once more", func() {
 		s.Wait = journal.Wait{Until: now + 5*minute, For: journal.ForRepeat}
 	})
-	row("it failed", func() { s.Wait = journal.Wait{Until: now + minute} })
-	row("it was never tried, or what it waited for is over", func() { s.Wait = journal.Wait{} })
+	row("the DEL failed", func() { s.Wait = journal.Wait{Until: now + minute} })
+	row("the DEL was never tried, or the reason for its wait is over", func() { s.Wait = journal.Wait{} })
 	document.Table(t, readme, "due", table)
 
 	table = "| a try of a DEL | then |\n|---|---|\n"
@@ -96,21 +96,21 @@ var afterRows = []struct {
 	outcome Outcome
 	pass    func() Pass
 }{
-	{"its delegate was killed", journal.Step{}, Outcome{Failed: true, Killed: true}, pass},
-	{"it failed 20 times, its ADD failed too, and its plugin is no longer in the chain",
+	{"the plugin was killed", journal.Step{}, Outcome{Failed: true, Killed: true}, pass},
+	{"the DEL failed 20 times, its ADD failed too, and the plugin is no longer in the chain",
 		journal.Step{ADD: journal.AddFailed, Tries: 19}, Outcome{Failed: true, NotInChain: true}, pass},
-	{"it failed", journal.Step{Tries: 19}, Outcome{Failed: true, NotInChain: true}, pass},
-	{"it succeeded without an address that has another owner", journal.Step{}, Outcome{Withheld: true}, pass},
-	{"it succeeded, and its plugin has queued it", journal.Step{}, Outcome{Queued: true}, pass},
-	{"it succeeded, and the store still has the address, or a host port forwards to it", journal.Step{}, Outcome{Free: tristate.No}, pass},
-	{"it succeeded within `gracePeriod` after its delegate was killed",
+	{"the DEL failed", journal.Step{Tries: 19}, Outcome{Failed: true, NotInChain: true}, pass},
+	{"the DEL succeeded without an address that belongs to another owner", journal.Step{}, Outcome{Withheld: true}, pass},
+	{"the DEL succeeded, and the plugin has queued it", journal.Step{}, Outcome{Queued: true}, pass},
+	{"the DEL succeeded, but the store still contains the address, or a host port forwards to it", journal.Step{}, Outcome{Free: tristate.No}, pass},
+	{"the DEL succeeded within `gracePeriod` after the plugin was killed",
 		journal.Step{ADD: journal.AddKilled, Again: now + minute}, Outcome{Free: tristate.Yes}, pass},
-	{"the same, before a reboot", journal.Step{ADD: journal.AddKilled, Again: now + minute}, Outcome{}, inAnotherBoot},
-	{"it succeeded, which proves nothing for its plugin (aws-cni, whereabouts), and the store cannot be read",
+	{"the same, but the machine has rebooted since", journal.Step{ADD: journal.AddKilled, Again: now + minute}, Outcome{}, inAnotherBoot},
+	{"the DEL succeeded, which proves nothing for the plugin (aws-cni, whereabouts), and unwind cannot read the plugin's store",
 		journal.Step{Config: withIPAM("whereabouts")}, Outcome{}, pass},
-	{"the same, a second time", journal.Step{Config: withIPAM("whereabouts"), Again: now}, Outcome{}, pass},
-	{"it succeeded, and its plugin releases by pod (spiderpool)",
+	{"the same, for the second time", journal.Step{Config: withIPAM("whereabouts"), Again: now}, Outcome{}, pass},
+	{"the DEL succeeded, and the plugin releases addresses by pod (spiderpool)",
 		journal.Step{Config: withIPAM("spiderpool"), ADD: journal.AddKilled, Again: now + minute}, Outcome{}, pass},
-	{"it ran without CNI_NETNS, and did nothing (kube-ovn, sriov)", journal.Step{}, Outcome{Unnamed: true}, pass},
-	{"it succeeded", journal.Step{}, Outcome{}, pass},
+	{"the DEL ran without CNI_NETNS, and did nothing (kube-ovn, sriov)", journal.Step{}, Outcome{Unnamed: true}, pass},
+	{"the DEL succeeded", journal.Step{}, Outcome{}, pass},
 }

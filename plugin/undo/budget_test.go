@@ -13,16 +13,16 @@ import (
 // TestBudgetTable keeps the table in plugin/README.md, "Budgets", in step with DefaultBudgets.
 func TestBudgetTable(t *testing.T) {
 	words := map[string]string{
-		"Undo":     "a DEL, the rollback of an ADD, the wait for the attachment's lock",
-		"GC":       "a GC",
-		"Status":   "a STATUS",
-		"Release":  "the DELs of other attachments during an ADD, which continues without them",
-		"Step":     "the least time for one delegate's DEL",
-		"Reserve":  "the time that a DEL reserves for each delegate that follows, unless one has hung",
-		"LateDel":  "a DEL with an address that is free again, of another IPAM plugin than host-local",
-		"HostLink": "the wait until the host end of an interface follows its namespace",
-		"Orphans":  "the wait for delegates of an unwind that was killed",
-		"Stop":     "the wait of a DEL for an ADD of its attachment to stop, since a delegate of that ADD ended",
+		"Undo":     "the limit of a DEL, of an ADD's rollback, and of the wait for the attachment's lock",
+		"GC":       "the limit of a GC",
+		"Status":   "the limit of a STATUS",
+		"Release":  "the limit of other attachments' DELs during an ADD; the ADD then continues without them",
+		"Step":     "the minimum time for one delegate's DEL",
+		"Reserve":  "the time that a DEL reserves for each later delegate, unless one has hung",
+		"LateDel":  "the limit of a DEL whose address is free again, unless host-local assigned it",
+		"HostLink": "the wait for an interface's host end to disappear after its namespace",
+		"Orphans":  "the wait for the delegates of a killed unwind",
+		"Stop":     "the wait of a DEL for an ADD of the same attachment, after a delegate of that ADD has ended",
 	}
 	table := "| step | time |\n|---|---|\n"
 	budgets := reflect.ValueOf(DefaultBudgets)

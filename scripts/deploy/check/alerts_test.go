@@ -142,7 +142,7 @@ func TestAlerts(t *testing.T) {
 			`unwind_build_info{instance="a", version="v2", goversion="go1"} _x10 1x109`,
 			`unwind_plugin_info{instance="a", version="v1"} 1x120`,
 			`unwind_build_info{instance="b", version="v1", goversion="go1"} 1x120`,
-		}, []string{"41m to 120m: The plugin on a is v1, and the agent is another version"}},
+		}, []string{"41m to 120m: The plugin on a has version v1, and the agent has another version"}},
 		{"it follows", "UnwindPluginSkew", []string{
 			`unwind_build_info{instance="a", version="v1", goversion="go1"} 1x10 stale`,
 			`unwind_build_info{instance="a", version="v2", goversion="go1"} _x10 1x109`,
