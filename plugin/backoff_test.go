@@ -12,14 +12,6 @@ import (
 	"cni-unwind/journal"
 )
 
-// nextSandbox returns a new container of the same pod.
-func (p *pod) nextSandbox(name string) *pod {
-	p.Helper()
-	next := p.pod(name)
-	next.Args, next.CapabilityArgs = p.Args, p.CapabilityArgs
-	return next
-}
-
 // dels returns the instances of the faulty plugin that got the pod's DEL.
 func (p *pod) dels() (instances []string) {
 	p.Helper()
@@ -37,7 +29,7 @@ var message = regexp.MustCompile(` msg=(?:"([^"]*)"|(\S+))`)
 // owing are statements about a DEL of p1 that has failed.
 func owing() acts {
 	step := func(s *story, name string, change func(*journal.Step)) {
-		s.who(name).edit(func(g *journal.Entry) { change(&g.Steps[0]) })
+		s.who(name).edit(func(e *journal.Entry) { change(&e.Steps[0]) })
 	}
 	return acts{
 		// owes POD N [IN]: p1 has a pending DEL, which has failed N times and is tried again at this time
@@ -55,16 +47,6 @@ func owing() acts {
 			step(s, w[0], func(step *journal.Step) { step.Tries, step.Wait.Until = attempts, retryAt })
 		},
 		"now": func(s *story, w []string) { step(s, w[0], func(step *journal.Step) { step.Wait.Until = 0 }) },
-		// copies POD N [one in three]: N more such entries; with the words, the others are not to be tried yet
-		"copies": func(s *story, w []string) {
-			many, err := strconv.Atoi(w[1])
-			s.must(err)
-			s.who(w[0]).copies(many, func(i int, e *journal.Entry) {
-				if len(w) > 2 && i%3 != 0 {
-					e.Steps[0].Wait.Until = journal.BootNanos() + int64(25*time.Second)
-				}
-			})
-		},
 		// logs MESSAGE, …: just these
 		"logs": func(s *story, w []string) {
 			var got []string
@@ -80,7 +62,7 @@ func owing() acts {
 // whose backoff is over, and the next ADDs run none.
 func TestCrashLoop(t *testing.T) {
 	stories(t, `
-	patient; owes a 7; copies a 12 one in three
+	patient; owes a 7; copies a 12; pauses 8 25s
 	sandbox a b; add b; times 5 DEL p1; forgets
 	sandbox a c; add c; calls ADD p0, ADD p1
 	sandbox a d; add d; calls ADD p0, ADD p1

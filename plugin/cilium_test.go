@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"cni-unwind/plugin/sweep"
-	"cni-unwind/plugin/undo"
 )
 
 // cilium are statements about a plugin of the type cilium-cni, and its queue of DELs.
@@ -33,8 +32,7 @@ func cilium() acts {
 		},
 		// everything is a person's sweep, for whom no DEL waits.
 		"everything": func(s *story, _ []string) {
-			plugin := &Plugin{Stderr: s.Output(), Budgets: undo.DefaultBudgets, CacheDir: s.cacheDir()}
-			_, err := plugin.Sweep(s.Context(), s.stateDir, sweep.Job{})
+			_, err := s.plugin().Sweep(s.Context(), s.stateDir, sweep.Job{})
 			s.must(err)
 		},
 		// unwritten POD: since it was asked last

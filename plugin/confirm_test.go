@@ -30,12 +30,9 @@ func (p *pod) wantConfirmation(grace time.Duration) {
 // TestFailedADDLies: the ADD of a plugin fails after it has written the address, and its DEL passes
 // and frees nothing, since the API is away for both. The DEL runs once more after the grace period.
 //
-// The script does what whereabouts 0.9.4 does (pkg/storage/kubernetes/ipam.go,
-// IPManagementKubernetesUpdate): the ADD writes the IPPool (pool.Update, line 688), then the
-// reservation across pools (UpdateOverlappingRangeAllocation, line 701), and returns an error of the
-// second write without taking back the first. cmdDel drops every error (cmd/whereabouts.go, line
-// 113). spiderpool 1.2.2 returns the error of any other check after its agent gave the address
-// (cmd/spiderpool/cmd/command_add.go, CmdAdd), and aws-cni 1.23.2 that of its network policies
+// The script does what whereabouts 0.9.4 does (pkg/storage/kubernetes/ipam.go, IPManagementKubernetesUpdate):
+// the ADD writes the IPPool, then the reservation across pools, and returns an error of the second write
+// without taking back the first; cmdDel drops every error. aws-cni 1.23.2 fails an ADD likewise
 // (cmd/routed-eni-cni-plugin/cni.go, add: "kubelet will send delete").
 func TestFailedADDLies(t *testing.T) {
 	stories(t, `

@@ -113,7 +113,7 @@ func TestNotesOfReleaseUnwritten(t *testing.T) {
 			a := n.pod("a")
 			a.mustAdd(n.unwind(n.faulty("p0", "")))
 			reason, label := "it was added before the last boot", "earlier-boot"
-			a.edit(func(g *journal.Entry) { g.Host.BootID = earlier })
+			a.edit(func(e *journal.Entry) { e.Host.BootID = earlier })
 			if fate == decide.Foreign {
 				reason, label = "it was added on another machine", "other-machine"
 				a.toAnotherMachine()
@@ -173,7 +173,7 @@ func TestLastSweep(t *testing.T) {
 		}
 	}
 	set(0)
-	p.edit(func(g *journal.Entry) { g.Host.MountNS = "mnt:[1]" })
+	p.edit(func(e *journal.Entry) { e.Host.MountNS = "mnt:[1]" })
 	all(sweep.Job{})
 	if at := last(); at != 0 {
 		t.Errorf("a sweep that can tell nothing counts: %d", at)
@@ -254,32 +254,4 @@ func TestNotes(t *testing.T) {
 	leaves`, acts{"vacated": func(s *story, _ []string) {
 		eventually(s, "released", func() bool { s.passes([]string{"gc"}); return len(s.reserved()) == 0 })
 	}})
-}
-
-// TestNotesOfParking: a parked DEL is one event, however often it is tried. A sweep does not try it;
-// the runtime's DEL does so without the address.
-func TestNotesOfParking(t *testing.T) {
-	stories(t, `
-	chain single | p1, "rules": true
-	add a; plan p1 DEL fail; fails del a
-	add b; given b $a; plan
-	sweep; sweep; sweep
-	events 'waiting a [$a] [faulty]: $a has another owner'; counters
-	del b; left
-	events 'waiting a [$a] [faulty]: $a has another owner' 'swept a [$a] []: `+decide.Requested.Text+`'
-	counters 'swept requested 1'`)
-}
-
-// TestNotesOfDuplicates: each address that is given out twice is counted, whether the ADD fails for
-// it or not.
-func TestNotesOfDuplicates(t *testing.T) {
-	stories(t, `
-	chain bridge | firewall
-	add a; forget $a
-	either an error: fails add b
-		events 'rolled-back b [$a] [bridge]: '
-		counters 'duplicate_addresses 1' 'rollbacks bridge complete 1'
-	or a warning: conf onDuplicateAddress warn; add b
-		events; counters 'duplicate_addresses 1'
-	leaves`)
 }

@@ -12,7 +12,7 @@ func TestDuplicateAddress(t *testing.T) {
 	chain bridge | firewall
 	add a; forget $a
 	fails add b 'plugin type="bridge" failed (add): duplicate address $a: in use by $network/a/eth0'
-	bare b; gone b; reserved 0
+	bare b; gone b; reserved 0; counters 'duplicate_addresses 1' 'rollbacks bridge complete 1'
 	del b; open $a; entry a live; pings a
 	del a
 	lowest; add b; given b $a; pings b

@@ -49,7 +49,7 @@ func TestForgetRefuses(t *testing.T) {
 	leaves`, acts{
 		"unlocked": func(s *story, w []string) { s.must(os.Remove(s.store.LockPath(s.who(w[0]).key()))) },
 		"elsewhere": func(s *story, w []string) {
-			s.who(w[0]).edit(func(g *journal.Entry) { g.Host.MountNS = "mnt:[1]" })
+			s.who(w[0]).edit(func(e *journal.Entry) { e.Host.MountNS = "mnt:[1]" })
 		},
 		"count": func(s *story, _ []string) { // the same as before
 			s.steady("count", fmt.Sprint(len(s.node.events()), s.names(filepath.Join(s.stateDir, "locks")), s.tombstone(s.who("a").key())))

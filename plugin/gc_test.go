@@ -36,17 +36,6 @@ func listOf(pods ...*pod) json.RawMessage {
 	return netconf.Marshal(list)
 }
 
-// mustGC runs a GC of the runtime that must succeed. The chain is one faulty plugin, of a version
-// without GC.
-func (n *node) mustGC(changes map[string]any) outcome {
-	n.Helper()
-	out := n.ask("GC", "1.0.0", changes, n.faulty("p0", ""))
-	if out.code != 0 {
-		n.Errorf("GC: %v", out.said)
-	}
-	return out
-}
-
 // wantKept checks which attachments are left, as CONTAINER.IFNAME: in the journal, and among the
 // files of the faulty plugin p0.
 func (n *node) wantKept(what string, want ...string) {

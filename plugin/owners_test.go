@@ -34,7 +34,7 @@ func TestPendingDELIsParked(t *testing.T) {
 	add b; given b $a; previous $a; calls ADD p0, DEL p1, ADD p1
 	either retried meanwhile: fails del a; plan; del a; previous; calls DEL p1, DEL p1
 		entry a deleting 1; parked a
-	or not retried: plan
+	or not retried, but swept: plan; sweep; sweep; previous; calls DEL p1; events 'waiting a [$a] [faulty]: $a has another owner'; counters
 	rules $a.p1
 	del b; previous $a; calls DEL p1, DEL p0, DEL p1; rules`)
 }

@@ -54,6 +54,6 @@ func (p *pod) powerOff() {
 	}
 	p.dropNetNS()
 	if p.entry() != nil {
-		p.edit(func(g *journal.Entry) { g.Host.BootID = earlier })
+		p.edit(func(e *journal.Entry) { e.Host.BootID = earlier })
 	}
 }

@@ -80,21 +80,12 @@ func TestAgentKeepsPauses(t *testing.T) {
 	stories(t, `
 	aws; add a; gives ipam.json a a-1 a-2 a-3 a-4 a-5 a-6 a-7 a-8 a-9 a-10 a-11; del a; copies a 11
 	# One each minute: the pauses of the first 20 tries are over by then.
-	pauses 0s; agent 3; pauses 0s; agent 3; pauses 0s; agent 3; pauses 0s; agent 3
-	pauses 4m; agent 0; sweep; times 12 DEL aws; forgets
-	gives ipam.json other; pauses 0s; agent 0; entries 0`, ipamd(), copying, acts{
-		"pauses": func(s *story, w []string) { // pauses TIME: what is left of each
-			in, err := time.ParseDuration(w[0])
-			s.must(err)
-			for _, e := range s.entries() {
-				e.Steps[0].Wait.Until = journal.BootNanos() + int64(in)
-				s.must(s.store.Update(s.Context(), func(tx *journal.Tx) error { return tx.Put(e) }))
-			}
-		},
+	pauses 12 0s; agent 3; pauses 12 0s; agent 3; pauses 12 0s; agent 3; pauses 12 0s; agent 3
+	pauses 12 4m; agent 0; sweep; times 12 DEL aws; forgets
+	gives ipam.json other; pauses 12 0s; agent 0; entries 0`, ipamd(), acts{
 		"agent": func(s *story, w []string) { // agent N: its sweep runs at most so many DELs
 			s.node.forgetCalls()
-			plugin := &Plugin{Stderr: s.Output(), Budgets: undo.DefaultBudgets, CacheDir: s.cacheDir()}
-			_, err := plugin.Sweep(s.Context(), s.stateDir, sweep.Job{Periodic: true})
+			_, err := s.plugin().Sweep(s.Context(), s.stateDir, sweep.Job{Periodic: true})
 			most, wrong := strconv.Atoi(w[0])
 			s.must(errors.Join(err, wrong))
 			s.want(len(s.node.calls()) <= most, "%q", s.node.calls())
@@ -121,7 +112,7 @@ func whereabouts() acts {
 		"hangs": func(ctx context.Context) ([]netip.Addr, bool, error) { <-ctx.Done(); return nil, true, ctx.Err() },
 	}
 	edit := func(s *story, name string, change func(*journal.Step)) {
-		s.who(name).edit(func(g *journal.Entry) { change(&g.Steps[0]) })
+		s.who(name).edit(func(e *journal.Entry) { change(&e.Steps[0]) })
 	}
 	return acts{
 		"whereabouts": func(s *story, w []string) { // whereabouts PLUGIN: the chain of a plugin that calls it

@@ -1,16 +1,17 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -41,28 +42,29 @@ func (n *node) sweep(budgets undo.Budgets) []sweep.Finding {
 	return findings
 }
 
-// copies writes changed copies of the pod's entry for other containers: a-1, a-2 and so on. The
-// faulty plugins hold for these too what they hold for the pod.
-func (p *pod) copies(many int, change func(i int, e *journal.Entry)) {
+// plugin is unwind in this process.
+func (n *node) plugin() *Plugin {
+	return &Plugin{Stdout: io.Discard, Stderr: n.Output(), Budgets: undo.DefaultBudgets, CacheDir: n.cacheDir()}
+}
+
+// copies writes copies of the pod's entry for other containers: a-1, a-2 and so on, of this pod unless
+// it is "". The faulty plugins hold for these too what they hold for the pod.
+func (p *pod) copies(many int, of string) {
 	p.Helper()
-	err := p.store.Update(p.Context(), func(tx *journal.Tx) error {
-		for i := range many {
+	for i := range many {
+		must(p, p.store.Update(p.Context(), func(tx *journal.Tx) error {
 			e, err := tx.Get(p.key())
 			if err != nil {
 				return err
 			}
 			state := e.State
-			e.ContainerID, e.Number = fmt.Sprintf("%s-%d", p.ContainerID, i+1), 0
-			change(i, e)
-			for _, e.State = range []journal.State{journal.Adding, state} {
-				if err := tx.Put(e); err != nil {
-					return err
-				}
-			}
-		}
-		return nil
-	})
-	must(p, err)
+			e.ContainerID, e.Number, e.Pod.Name = fmt.Sprintf("%s-%d", p.ContainerID, i+1), 0, cmp.Or(of, e.Pod.Name)
+			e.State = journal.Adding
+			err = tx.Put(e)
+			e.State = state
+			return errors.Join(err, tx.Put(e))
+		}))
+	}
 	for _, name := range p.taken() {
 		for i := range many {
 			if rest, is := strings.CutPrefix(name, p.ContainerID+"."); is {
@@ -70,27 +72,6 @@ func (p *pod) copies(many int, change func(i int, e *journal.Entry)) {
 			}
 		}
 	}
-}
-
-// copying has the statements "copies POD N [CHANGE]", "together N" and "dels N".
-var copying = acts{
-	"copies": func(s *story, w []string) {
-		many, err := strconv.Atoi(w[1])
-		s.must(err)
-		s.who(w[0]).copies(many, func(_ int, e *journal.Entry) {
-			if len(w) > 2 {
-				e.Pod.Name = w[2]
-			}
-		})
-	},
-	// together N: the DELs of each attachment ran one after the other, those of N or more at the same time
-	"together": func(s *story, w []string) {
-		most, err := strconv.Atoi(w[0])
-		s.must(err)
-		got := s.node.together("p1", "p0")
-		s.want(got >= most, "%d attachments at once", got)
-	},
-	"called": func(s *story, w []string) { s.wantCount(len(s.node.calls()), w[0]) },
 }
 
 // TestSweepAfterReboot: there are many entries of an earlier boot. The ADD of a new sandbox settles
@@ -101,8 +82,8 @@ func TestSweepAfterReboot(t *testing.T) {
 	chain p0, "delayMS": 20 | p1, "delayMS": 20
 	add a; boot a; copies a 60 other; forgets; plan * DEL late
 	sandbox a next; add next; calls DEL p1, DEL p0, ADD p0, ADD p1
-	sweep; entries 1; entry next live; buried; together 2; called 120; counters 'swept earlier-boot 61'
-	del next`, copying, acts{"buried": func(s *story, _ []string) {
+	sweep; entries 1; entry next live; buried; together 2; times 60 DEL p0; times 60 DEL p1; counters 'swept earlier-boot 61'
+	del next`, acts{"buried": func(s *story, _ []string) {
 		for i := range 60 {
 			tomb := s.tombstone(journal.Key{Network: s.network, ContainerID: fmt.Sprintf("a-%d", i+1), IfName: "eth0"})
 			s.want(tomb != nil && tomb.Reason == "it was added before the last boot", "%d: %+v", i, tomb)
@@ -159,7 +140,7 @@ func TestTwoSweeps(t *testing.T) {
 	stories(t, `
 	chain p0, "delayMS": 20 | p1, "delayMS": 20
 	add a; boot a; copies a 20; forgets; plan * DEL late
-	gc-twice; together 1; called 42`, copying, acts{"gc-twice": func(s *story, _ []string) {
+	gc-twice; together 1; times 21 DEL p0; times 21 DEL p1`, acts{"gc-twice": func(s *story, _ []string) {
 		outs := make(chan outcome)
 		for range 2 {
 			go func() { outs <- s.ask("GC", "1.0.0", nil, s.plugins(s.node)...) }()

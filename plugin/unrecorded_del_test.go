@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"cni-unwind/plugin/sweep"
-	"cni-unwind/plugin/undo"
 )
 
 // In the tests of this file DELs pass while the journal cannot be written, so that it has the
@@ -36,7 +35,6 @@ func massRelease() acts {
 		}
 	}
 	return acts{"passed": is(false), "refused": is(true), "person": func(s *story, _ []string) {
-		p := &Plugin{Stderr: s.Output(), Budgets: undo.DefaultBudgets, CacheDir: s.cacheDir()}
-		_, s.err = p.Sweep(s.Context(), s.stateDir, sweep.Job{})
+		_, s.err = s.plugin().Sweep(s.Context(), s.stateDir, sweep.Job{})
 	}}
 }

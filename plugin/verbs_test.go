@@ -74,12 +74,33 @@ func init() {
 		"crowd": (*story).crowd,
 		// inherits POD ADDRESS: is added, and gets it
 		"inherits": func(s *story, w []string) { s.lowestNext(); s.passes([]string{"add", w[0]}); s.wantAddress(w[0], w[1]) },
+		// copies POD N [POD-NAME]: N more such entries, of containers POD-1, POD-2 and so on
+		"copies": func(s *story, w []string) {
+			many, err := strconv.Atoi(w[1])
+			s.must(err)
+			s.who(w[0]).copies(many, strings.Join(w[2:], ""))
+		},
+		// pauses N TIME: the last N entries are tried again at this time
+		"pauses": func(s *story, w []string) {
+			many, err1 := strconv.Atoi(w[0])
+			in, err2 := time.ParseDuration(w[1])
+			s.must(errors.Join(err1, err2))
+			all := s.entries()
+			for _, e := range all[len(all)-many:] {
+				e.Steps[0].Wait.Until = journal.BootNanos() + int64(in)
+				s.must(s.store.Update(s.Context(), func(tx *journal.Tx) error { return tx.Put(e) }))
+			}
+		},
 		// damage PODS: their entries cannot be read
 		"damage": each(func(p *pod) { p.damage() }),
 		// again A B: A's ID in another namespace
 		"again": func(s *story, w []string) { s.pods[w[1]] = s.who(w[0]).again() },
 		// sandbox A B: the pod's next container
-		"sandbox": func(s *story, w []string) { s.pods[w[1]] = s.who(w[0]).nextSandbox(w[1]) },
+		"sandbox": func(s *story, w []string) {
+			old, next := s.who(w[0]), s.pod(w[1])
+			next.Args, next.CapabilityArgs = old.Args, old.CapabilityArgs
+			s.pods[w[1]] = next
+		},
 		// second A B: another interface of the container
 		"second": func(s *story, w []string) { s.pods[w[1]] = s.who(w[0]).second() },
 		// move POD NAME: into a new namespace
@@ -132,11 +153,13 @@ func init() {
 		// reboot PODS
 		"reboot": each(func(p *pod) { before(p) }),
 		// boot PODS: are of an earlier boot, and their namespaces there
-		"boot": each(func(p *pod) { p.edit(func(g *journal.Entry) { g.Host.BootID = earlier }) }),
+		"boot": each(func(p *pod) { p.edit(func(e *journal.Entry) { e.Host.BootID = earlier }) }),
 		// clone PODS: this disk is a copy of another machine's
 		"clone": each((*pod).toAnotherMachine),
 		// state POD STATE
-		"state": func(s *story, w []string) { s.who(w[0]).setState(journal.State(w[1])) },
+		"state": func(s *story, w []string) {
+			s.who(w[0]).edit(func(e *journal.Entry) { e.State = journal.State(w[1]) })
+		},
 		// cutoff PODS: their ADDs were cut off in the first delegate
 		"cutoff": each(func(p *pod) { p.cutOff() }),
 		// due PODS: the time of their second DELs has come
@@ -192,7 +215,10 @@ func init() {
 
 		// What has to be.
 		// calls VERB PLUGIN, …: since the last time
-		"calls": func(s *story, w []string) { s.wantCalls("calls", listed(w)...) },
+		"calls": func(s *story, w []string) {
+			s.want(slices.Equal(s.node.calls(), listed(w)), "%q", s.node.calls())
+			s.forgetCalls()
+		},
 		// previous ADDRESSES: just these were in the prevResult of each DEL since "calls" or "forgets"
 		"previous": func(s *story, w []string) {
 			for _, l := range s.callLog() {
@@ -251,7 +277,7 @@ func init() {
 		"counters": (*story).wantCounters,
 		// deleted POD N: DELs of faulty plugins
 		"deleted": func(s *story, w []string) { s.wantCount(len(s.who(w[0]).dels()), w[1]) },
-		"open":    func(s *story, w []string) { s.wantOpen("", w[0]) },
+		"open":    func(s *story, w []string) { s.want(s.open(w[0]), "%s is closed", w[0]) },
 		"closed":  func(s *story, w []string) { s.want(!s.open(w[0]), "%s is open", w[0]) },
 		// entry POD [STATE [PENDING [GENERATIONS]]]: is in the journal
 		"entry": (*story).wantEntry,
@@ -261,6 +287,14 @@ func init() {
 		},
 		// pending POD PLUGINS: of its generations in order, each in the order of the chain
 		"pending": (*story).wantPending,
+		// together N: the DELs of each attachment ran one after the other, p1's first, those of N or more at
+		// the same time
+		"together": func(s *story, w []string) {
+			most, err := strconv.Atoi(w[0])
+			s.must(err)
+			got := s.node.together("p1", "p0")
+			s.want(got >= most, "%d attachments at once", got)
+		},
 		// shown PODS: whose namespace each call since "calls" or "forgets" was shown
 		"shown": (*story).wantShown,
 		// parted: waits until no interface of an entry is on the host
@@ -603,14 +637,14 @@ func (p *pod) toAnotherMachine() {
 	if kind == "" {
 		p.Skip("this machine has no name")
 	}
-	p.edit(func(g *journal.Entry) { g.Host.BootID, g.Host.Machine = earlier, kind+":another" })
+	p.edit(func(e *journal.Entry) { e.Host.BootID, e.Host.Machine = earlier, kind+":another" })
 }
 
 func (p *pod) makeDue() {
-	p.edit(func(g *journal.Entry) {
-		for i := range g.Steps {
-			if g.Steps[i].Again != 0 {
-				g.Steps[i].Again, g.Steps[i].Wait.Until = 1, 1
+	p.edit(func(e *journal.Entry) {
+		for i := range e.Steps {
+			if e.Steps[i].Again != 0 {
+				e.Steps[i].Again, e.Steps[i].Wait.Until = 1, 1
 			}
 		}
 	})

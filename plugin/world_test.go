@@ -88,7 +88,7 @@ func (w *world) reboot() {
 	}
 	for _, r := range w.people {
 		if r.entry() != nil {
-			r.rewrite(func(e *journal.Entry) { e.Host.BootID = earlier })
+			r.edit(func(e *journal.Entry) { e.Host.BootID = earlier })
 		}
 	}
 	err := w.store.Update(context.Background(), func(tx *journal.Tx) error {
