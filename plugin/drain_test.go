@@ -6,17 +6,6 @@ import (
 	"testing"
 )
 
-// TestSlowDelIsNotKilled: a slow DEL may use the time that the others do not need, until one has
-// hung.
-func TestSlowDelIsNotKilled(t *testing.T) {
-	stories(t, `
-	# each DEL takes more than a fourth of 3 s
-	hasty; chain p0, "delayMS": 1000 | p1, "delayMS": 1000 | p2, "delayMS": 1000 | p3, "delayMS": 1000
-	add a; plan p3 DEL late; del a; left
-	add a; plan p3 DEL hang; fails del a; entry a deleting 1
-	plan; del a`)
-}
-
 // TestHangingChainsHoldNobodyUp: beside 16 pods whose delegate hangs, in ADD or in DEL, another pod's
 // verbs wait for nothing.
 func TestHangingChainsHoldNobodyUp(t *testing.T) {

@@ -121,12 +121,18 @@ func (p *pod) holder() (end func()) {
 	defer f.Close()
 	cmd := exec.Command("sleep", "60")
 	cmd.ExtraFiles = []*os.File{f}
-	must(p, cmd.Start())
+	return p.spawn(cmd)
+}
+
+// spawn starts a process. It returns a function that ends it, as the end of the test does.
+func (n *node) spawn(cmd *exec.Cmd) (end func()) {
+	n.Helper()
+	must(n, cmd.Start())
 	end = func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	}
-	p.Cleanup(end)
+	n.Cleanup(end)
 	return end
 }
 
@@ -149,11 +155,7 @@ func (p *pod) processInside() *os.Process {
 	own, err := facts.Look(p.NetNS, "")
 	must(p, err)
 	cmd := exec.Command("nsenter", "--net="+p.NetNS, "sleep", "60")
-	must(p, cmd.Start())
-	p.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
+	p.spawn(cmd)
 	eventually(p, "a process inside", func() bool {
 		there, err := facts.Look(netnsOf(cmd.Process), "")
 		return err == nil && there.Netns.Same(own.Netns)

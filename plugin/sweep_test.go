@@ -165,31 +165,9 @@ func TestRoomAfterFailedADD(t *testing.T) {
 
 var subnets = acts{"subnet": func(s *story, w []string) { s.node.subnet = strings.TrimSuffix(s.node.subnet, "0/24") + w[0] }}
 
-// settling has the statements "settles", which sweeps until the journal is empty, and "second POD TIME",
-// which checks that the pod's pending steps get their second DELs when a grace period that has just begun
-// is over.
-var settling = acts{
-	"settles": func(s *story, _ []string) {
-		eventually(s, "settled", func() bool {
-			s.sweep(undo.DefaultBudgets)
-			return len(s.entries()) == 0
-		})
-	},
-	"second": func(s *story, w []string) {
-		grace, err := time.ParseDuration(w[1])
-		s.must(err)
-		e := s.who(w[0]).entry()
-		s.want(e != nil && len(e.Steps) > 0, "the journal has %+v", e)
-		for _, step := range e.Steps {
-			in := time.Duration(step.Again - journal.BootNanos())
-			s.want(in <= grace && in >= grace-time.Minute, "the second DEL of %s is due in %s", step.Type, in)
-		}
-	},
-}
-
 // TestSweepOfOrphans: unwind was killed, and only delegates hold the lock of an attachment. If it
 // is dead, they are killed when their time is over, and it is settled. As long as it lives, the
-// holder is left alone: it may be a daemon. A delegate that was killed gets one more DEL.
+// holder is left alone: it may be a daemon.
 func TestSweepOfOrphans(t *testing.T) {
 	stories(t, `
 	conf gracePeriod 1h; chain p0 | p1; let ends true
@@ -200,8 +178,13 @@ func TestSweepOfOrphans(t *testing.T) {
 	plan; holder a
 	sweeping a 1h false; sweeping a 1ms $ends
 	if live: drop a; sweeping a 1ms true
-	second a 1h; due a
-	settles`, settling, acts{
+	due a; settles`, acts{
+		"settles": func(s *story, _ []string) {
+			eventually(s, "settled", func() bool {
+				s.sweep(undo.DefaultBudgets)
+				return len(s.entries()) == 0
+			})
+		},
 		"held": each((*pod).holdLock),
 		"holder": func(s *story, w []string) {
 			var holders []int
@@ -219,15 +202,6 @@ func TestSweepOfOrphans(t *testing.T) {
 			}
 		},
 	})
-}
-
-// TestSecondDELInGracePeriod: a sweep that knows no network's configuration schedules the second
-// DEL of a killed delegate by the grace period that the attachment's network had at the ADD.
-func TestSecondDELInGracePeriod(t *testing.T) {
-	stories(t, `
-	conf gracePeriod 1s; chain p0; add a; drop a
-	plan p0 DEL crash; sweep; second a 1s
-	plan; settles`, settling)
 }
 
 // holdLock starts a process that holds the pod's lock as a delegate does.

@@ -35,7 +35,13 @@ func init() {
 		// addressed [KEYS]: a chain of four with these keys, each of which adds an address to the result
 		"addressed": func(s *story, w []string) { s.chain = addressed(s.node, strings.Join(w, " ")) },
 		// conf KEY [VALUE]: a key of unwind's entry; none without a value
-		"conf":    (*story).setConf,
+		"conf": func(s *story, w []string) {
+			var v any
+			if text := strings.Join(w[1:], " "); text != "" && json.Unmarshal([]byte(text), &v) != nil {
+				v = text
+			}
+			s.conf[w[0]] = v
+		},
 		"hasty":   func(s *story, _ []string) { s.hasty() },
 		"patient": func(s *story, _ []string) { s.patient() },
 		// versions OF-UNWINDS-LIST OF-THE-CHAIN
@@ -47,7 +53,17 @@ func init() {
 		// script PLUGIN TEXT: a plugin that is a shell script
 		"script": func(s *story, w []string) { s.node.script(w[0], w[1]) },
 		// plan PLUGIN VERB MODE, …: of faulty plugins; nothing: all are well
-		"plan": (*story).makePlan,
+		"plan": func(s *story, w []string) {
+			plan := map[string]map[string]string{}
+			for _, one := range listed(w) {
+				f := strings.Fields(one)
+				if plan[f[0]] == nil {
+					plan[f[0]] = map[string]string{}
+				}
+				plan[f[0]][f[1]] = f[2]
+			}
+			s.node.plan(plan)
+		},
 		// lowest: the next pod gets the lowest free address
 		"lowest": func(s *story, _ []string) { s.lowestNext() },
 		// forget ADDRESS: host-local loses its reservation
@@ -171,7 +187,12 @@ func init() {
 		// fails VERB [POD] [TEXT …] [code=N]: the error has the texts
 		"fails": (*story).fails,
 		// killed VERB POD: by the plan
-		"killed": (*story).isKilled,
+		"killed": func(s *story, w []string) {
+			if _, err := s.attempt(w); !wasKilled(err) {
+				s.Fatalf("%v", err)
+			}
+			s.when = time.Now()
+		},
 		// kill POINT N [tries] VERB POD: unwind kills itself there, if it comes there; POINT any. With
 		// tries, the verb may fail where it does not.
 		"kill": (*story).killAt,
@@ -185,7 +206,14 @@ func init() {
 		},
 		"over": func(s *story, _ []string) { s.undo["over"]() },
 		// sweeps STATEMENT: which holds after a sweep, a GC and a STATUS
-		"sweeps": (*story).eachSweep,
+		"sweeps": func(s *story, w []string) {
+			at := s.at
+			for name, sweep := range sweeps {
+				sweep(s.node, s.plugins(s.node))
+				s.at = at + " after " + name
+				verbs[w[0]](s, w[1:])
+			}
+		},
 		// statuses N: until the journal has N entries
 		"statuses": func(s *story, w []string) {
 			n, err := strconv.Atoi(w[0])
@@ -274,7 +302,14 @@ func init() {
 		// ends VERB PLUGIN: soon
 		"ends": func(s *story, w []string) { eventually(s, "its end", func() bool { return s.hasEnded(w) }) },
 		// counters 'NAME LABELS N' …: those that are not 0
-		"counters": (*story).wantCounters,
+		"counters": func(s *story, w []string) {
+			var got []string
+			for name, n := range s.node.counters() {
+				got = append(got, fmt.Sprint(name, " ", n))
+			}
+			slices.Sort(got)
+			s.want(slices.Equal(got, w), "%q", got)
+		},
 		// deleted POD N: DELs of faulty plugins
 		"deleted": func(s *story, w []string) { s.wantCount(len(s.who(w[0]).dels()), w[1]) },
 		"open":    func(s *story, w []string) { s.want(s.open(w[0]), "%s is closed", w[0]) },
@@ -296,7 +331,13 @@ func init() {
 			s.want(got >= most, "%d attachments at once", got)
 		},
 		// shown PODS: whose namespace each call since "calls" or "forgets" was shown
-		"shown": (*story).wantShown,
+		"shown": func(s *story, w []string) {
+			log := s.callLog()
+			s.want(len(log) == len(w), "%d calls", len(log))
+			for i, l := range log[:min(len(log), len(w))] {
+				s.want(l.NetNS == s.who(w[i]).NetNS, "%s %s was shown %s", l.Command, l.Instance, l.NetNS)
+			}
+		},
 		// parted: waits until no interface of an entry is on the host
 		"parted": (*story).parted,
 		// bare PODS: no interfaces in their namespaces
@@ -312,7 +353,14 @@ func init() {
 			}
 		}),
 		// owners 'ADDRESS CONTAINER IFNAME' …: of host-local's files
-		"owners": (*story).wantOwners,
+		"owners": func(s *story, w []string) {
+			var got []string
+			for address, owner := range s.node.reserved() {
+				got = append(got, address+" "+owner)
+			}
+			slices.Sort(got)
+			s.want(slices.Equal(got, w), "%q", got)
+		},
 		// port ADDRESS: leads to it
 		"port": func(s *story, w []string) { s.wantCount(len(s.node.rules("--to-destination "+w[0]+":80")), "1") },
 		// left: nothing is, on the present network
@@ -329,12 +377,21 @@ func init() {
 		// taken FILES: just these, by faulty plugins
 		"taken": func(s *story, w []string) { s.want(slices.Equal(s.node.taken(), w), "taken: %q", s.node.taken()) },
 		// reserved N [POD]: addresses, in the pod's network
-		"reserved": (*story).wantReserved,
+		"reserved": func(s *story, w []string) {
+			n := s.node
+			if len(w) > 1 {
+				n = s.who(w[1]).node
+			}
+			s.want(strconv.Itoa(len(n.reserved())) == w[0], "%v", n.reserved())
+		},
 		// rules ADDRESS.PLUGIN …: just these, of faulty plugins
 		"rules": func(s *story, w []string) { s.want(slices.Equal(s.addressRules(), w), "rules: %q", s.addressRules()) },
 		"locks": func(s *story, w []string) { s.wantCount(len(s.names(filepath.Join(s.stateDir, "locks"))), w[0]) },
 		// tombstone POD [TEXT]: with this in its reason
-		"tombstone": (*story).wantTombstone,
+		"tombstone": func(s *story, w []string) {
+			tomb := s.who(w[0]).tombstone(s.who(w[0]).key())
+			s.want(tomb != nil && strings.Contains(tomb.Reason, strings.Join(w[1:], " ")), "%+v", tomb)
+		},
 		// remember POD: what it has now
 		"remember": (*story).remember,
 		// unchanged PODS: they have just what they had when it was remembered
@@ -406,14 +463,6 @@ func (s *story) steady(what, now string) {
 	s.vars[what] = now
 }
 
-func (s *story) setConf(w []string) {
-	var v any
-	if text := strings.Join(w[1:], " "); text != "" && json.Unmarshal([]byte(text), &v) != nil {
-		v = text
-	}
-	s.conf[w[0]] = v
-}
-
 func (s *story) enterNetwork(w []string) {
 	if len(w) == 0 {
 		s.node = s.first
@@ -425,18 +474,6 @@ func (s *story) enterNetwork(w []string) {
 		n.bridge = w[1] + n.bridge
 	}
 	s.node, s.nodes = &n, append(s.nodes, &n)
-}
-
-func (s *story) makePlan(w []string) {
-	plan := map[string]map[string]string{}
-	for _, one := range listed(w) {
-		f := strings.Fields(one)
-		if plan[f[0]] == nil {
-			plan[f[0]] = map[string]string{}
-		}
-		plan[f[0]][f[1]] = f[2]
-	}
-	s.node.plan(plan)
 }
 
 func (s *story) path1(w []string) string {
@@ -590,14 +627,6 @@ func (s *story) fails(w []string) {
 	}
 }
 
-func (s *story) isKilled(w []string) {
-	s.Helper()
-	if _, err := s.attempt(w); !wasKilled(err) {
-		s.Fatalf("%v", err)
-	}
-	s.when = time.Now()
-}
-
 func (s *story) killAt(w []string) {
 	s.Helper()
 	nth, err := strconv.Atoi(w[1])
@@ -612,16 +641,6 @@ func (s *story) killAt(w []string) {
 	})
 	s.killed = wasKilled(err)
 	s.want(s.killed || err == nil || mayFail, "%v", err)
-}
-
-func (s *story) eachSweep(w []string) {
-	s.Helper()
-	at := s.at
-	for name, sweep := range sweeps {
-		sweep(s.node, s.plugins(s.node))
-		s.at = at + " after " + name
-		verbs[w[0]](s, w[1:])
-	}
 }
 
 func (s *story) wantAddress(name, want string) {
@@ -724,39 +743,11 @@ func (s *story) wantPending(w []string) {
 	s.want(slices.Equal(got, w[1:]), "%v", got)
 }
 
-func (s *story) wantShown(w []string) {
-	s.Helper()
-	log := s.callLog()
-	s.want(len(log) == len(w), "%d calls", len(log))
-	for i, l := range log[:min(len(log), len(w))] {
-		s.want(l.NetNS == s.who(w[i]).NetNS, "%s %s was shown %s", l.Command, l.Instance, l.NetNS)
-	}
-}
-
 func (s *story) breaks(plugin string) {
 	s.Helper()
 	broken := s.breakable(plugin)
 	broken(true)
 	s.undo[plugin] = func() { broken(false) }
-}
-
-func (s *story) wantReserved(w []string) {
-	s.Helper()
-	n := s.node
-	if len(w) > 1 {
-		n = s.who(w[1]).node
-	}
-	s.want(strconv.Itoa(len(n.reserved())) == w[0], "%v", n.reserved())
-}
-
-func (s *story) wantOwners(w []string) {
-	s.Helper()
-	var got []string
-	for address, owner := range s.node.reserved() {
-		got = append(got, address+" "+owner)
-	}
-	slices.Sort(got)
-	s.want(slices.Equal(got, w), "%q", got)
 }
 
 func (s *story) reserve(address, owner string) {
@@ -813,16 +804,6 @@ func (s *story) hasEnded(w []string) bool {
 	return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
 }
 
-func (s *story) wantCounters(w []string) {
-	s.Helper()
-	var got []string
-	for name, n := range s.node.counters() {
-		got = append(got, fmt.Sprint(name, " ", n))
-	}
-	slices.Sort(got)
-	s.want(slices.Equal(got, w), "%q", got)
-}
-
 func (s *story) lock(w []string) {
 	s.Helper()
 	lock, err := (&journal.Store{Dir: s.stateDir}).TryAcquire(s.who(w[0]).key())
@@ -837,12 +818,6 @@ func (s *story) breakJournal(how string) (mend func()) {
 		return s.blockFile(s.store.Path())
 	}
 	return breakages[how](s.node)
-}
-
-func (s *story) wantTombstone(w []string) {
-	s.Helper()
-	tomb := s.who(w[0]).tombstone(s.who(w[0]).key())
-	s.want(tomb != nil && strings.Contains(tomb.Reason, strings.Join(w[1:], " ")), "%+v", tomb)
 }
 
 func (s *story) remember(w []string) {
