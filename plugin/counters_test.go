@@ -123,10 +123,6 @@ func TestLastSweep(t *testing.T) {
 				"now": !last.Equal(s.when) && time.Since(last).Abs() < 10*time.Minute}
 			s.want(is[w[0]], "it was at %s", last)
 		},
-		"agent": func(s *story, _ []string) {
-			_, err := s.plugin().Sweep(s.Context(), s.stateDir, sweep.Job{})
-			s.must(err)
-		},
 		"elsewhere": func(s *story, w []string) {
 			s.who(w[0]).edit(func(e *journal.Entry) { e.Host.MountNS = "mnt:[1]" })
 		},

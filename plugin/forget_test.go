@@ -3,7 +3,6 @@ package plugin
 import (
 	"bytes"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,7 +11,6 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/undo"
 )
 
 // TestForget gives up a dead attachment: no DEL runs, what the delegate took stays, the runtime's
@@ -55,11 +53,6 @@ func TestForgetRefuses(t *testing.T) {
 			s.steady("count", fmt.Sprint(len(s.node.events()), s.names(filepath.Join(s.stateDir, "locks")), s.tombstone(s.who("a").key())))
 		},
 	})
-}
-
-// giveUp forgets the pod's attachment, as a person would.
-func (p *pod) giveUp() error {
-	return (&Plugin{Stderr: io.Discard, Budgets: undo.DefaultBudgets}).Forget(p.Context(), p.stateDir, p.key())
 }
 
 // damage replaces the bytes of the pod's entry.

@@ -37,6 +37,7 @@ func TestOrphanIsEnded(t *testing.T) {
 	either then DEL: recover a DEL
 	or then ADD: recover a ADD
 	or then the next sandbox: recover a next sandbox
+	or then STATUS: drop a; statuses 0
 	left
 	if orphan: since 1500ms; left
 	ended $call`)
@@ -89,6 +90,7 @@ func TestDaemonOutlivesUnwind(t *testing.T) {
 	either then DEL: recover a DEL
 	or then ADD: recover a ADD
 	or then the next sandbox: recover a next sandbox
+	or then STATUS: drop a; statuses 0
 	left; ended ADD p1; daemons`, acts{
 		"daemons": func(s *story, _ []string) {
 			daemons := daemonsOf(s, s.callLog()[0].Path)

@@ -2,8 +2,6 @@ package plugin
 
 import (
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -11,18 +9,6 @@ import (
 
 // keys are changes of unwind's entry.
 type keys = map[string]any
-
-// TestStatusOfNewNode: without a state directory, or with an empty one, STATUS succeeds and changes
-// nothing.
-func TestStatusOfNewNode(t *testing.T) {
-	stories(t, `
-	chain p0
-	either degrade: conf onJournalFailure degrade
-	or fail: conf onJournalFailure fail
-	either there: shell 'mkdir $state'
-	or not there:
-	status; warned level=WARN 0; status; warned level=WARN 0`)
-}
 
 var details = acts{"details": func(s *story, w []string) { s.want(s.said.said.Details == w[0], "%s", s.said.said.Details) }}
 
@@ -59,8 +45,7 @@ func TestStatusDuringUpgrade(t *testing.T) {
 	unless delegate, 1.1.0: absent $dir/asked`)
 }
 
-// TestStatusOfDelegates: STATUS asks delegates if the chain speaks 1.1, each with its own
-// configuration. The runtime gets the delegate's words and code. Of several failures it gets the
+// TestStatusOfDelegates: STATUS asks delegates if the chain speaks 1.1. The runtime gets the delegate's words and code. Of several failures it gets the
 // gravest: 51 before 50 before all others. Slow ones together take longer than a STATUS has.
 func TestStatusOfDelegates(t *testing.T) {
 	stories(t, `
@@ -77,7 +62,7 @@ func TestStatusOfDelegates(t *testing.T) {
 	versions 1.1.0 1.1.0
 	if well: status
 	unless well: fails status code=$code 'plugin type="faulty" failed (status): $says'
-	sorted-calls STATUS p0, STATUS p1, STATUS p2; given-own
+	sorted-calls STATUS p0, STATUS p1, STATUS p2
 	forgets; versions 1.1.0 1.0.0; status; calls`, acts{
 		"codes": func(s *story, w []string) { // codes C0 C1 C2 MODE: of the delegates, which have that mode unless it is 0
 			plan := map[string]map[string]string{}
@@ -89,14 +74,6 @@ func TestStatusOfDelegates(t *testing.T) {
 				}
 			}
 			s.node.plan(plan)
-		},
-		"given-own": func(s *story, _ []string) {
-			for _, l := range s.callLog() {
-				keys := slices.Sorted(maps.Keys(l.Stdin))
-				s.want(slices.Equal(keys, []string{"cniVersion", "code", "delayMS", "dir", "instance", "name", "type"}) &&
-					string(l.Stdin["cniVersion"]) == `"1.1.0"` && l.Path == strings.Join(s.path, ":") &&
-					l.ContainerID+l.IfName+l.NetNS == "", "%s was given %+v", l.Instance, l)
-			}
 		},
 	})
 }

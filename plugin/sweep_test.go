@@ -3,26 +3,19 @@ package plugin
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
-	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/delegate"
-	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/sweep"
 	"cni-unwind/plugin/undo"
@@ -82,13 +75,8 @@ func TestSweepAfterReboot(t *testing.T) {
 	chain p0, "delayMS": 20 | p1, "delayMS": 20
 	add a; boot a; copies a 60 other; forgets; plan * DEL late
 	sandbox a next; add next; calls DEL p1, DEL p0, ADD p0, ADD p1
-	sweep; entries 1; entry next live; buried; together 2; times 60 DEL p0; times 60 DEL p1; counters 'swept earlier-boot 61'
-	del next`, acts{"buried": func(s *story, _ []string) {
-		for i := range 60 {
-			tomb := s.tombstone(journal.Key{Network: s.network, ContainerID: fmt.Sprintf("a-%d", i+1), IfName: "eth0"})
-			s.want(tomb != nil && tomb.Reason == "it was added before the last boot", "%d: %+v", i, tomb)
-		}
-	}})
+	sweep; entries 1; entry next live; together 2; times 60 DEL p0; times 60 DEL p1; counters 'swept earlier-boot 61'
+	del next`)
 }
 
 // tombstone returns the tombstone of an attachment, or nil.
@@ -112,9 +100,7 @@ func (n *node) tombstone(key journal.Key) (tomb *journal.Entry) {
 func (n *node) together(order ...string) (most int) {
 	n.Helper()
 	running, done := map[string]string{}, map[string][]string{}
-	for line := range strings.Lines(read(n, filepath.Join(n.faultyDir(), "log"))) {
-		var l logged
-		must(n, json.Unmarshal([]byte(line), &l))
+	for _, l := range n.wholeLog() {
 		if l.Phase == "end" {
 			delete(running, l.ContainerID)
 			continue
@@ -164,69 +150,6 @@ func TestRoomAfterFailedADD(t *testing.T) {
 }
 
 var subnets = acts{"subnet": func(s *story, w []string) { s.node.subnet = strings.TrimSuffix(s.node.subnet, "0/24") + w[0] }}
-
-// TestSweepOfOrphans: unwind was killed, and only delegates hold the lock of an attachment. If it
-// is dead, they are killed when their time is over, and it is settled. As long as it lives, the
-// holder is left alone: it may be a daemon.
-func TestSweepOfOrphans(t *testing.T) {
-	stories(t, `
-	conf gracePeriod 1h; chain p0 | p1; let ends true
-	either adding: plan p0 ADD kill-parent; killed add a
-	# As after half a second.
-	or deleting: add a; plan p1 DEL kill-parent; killed del a; state a deleting
-	or live: add a; held a; let ends false
-	plan; holder a
-	sweeping a 1h false; sweeping a 1ms $ends
-	if live: drop a; sweeping a 1ms true
-	due a; settles`, acts{
-		"settles": func(s *story, _ []string) {
-			eventually(s, "settled", func() bool {
-				s.sweep(undo.DefaultBudgets)
-				return len(s.entries()) == 0
-			})
-		},
-		"held": each((*pod).holdLock),
-		"holder": func(s *story, w []string) {
-			var holders []int
-			eventually(s, "one holds the lock, and none waits for its turn any more", func() bool {
-				holders = s.who(w[0]).holders()
-				return len(holders) == 1
-			})
-			s.acts["sweeping"] = func(s *story, w []string) { // sweeping POD TIME-OF-ORPHANS WHETHER-IT-ENDS
-				budgets := undo.DefaultBudgets
-				budgets.Orphans, _ = time.ParseDuration(w[1])
-				time.Sleep(2 * time.Millisecond)
-				s.sweep(budgets)
-				err := syscall.Kill(holders[0], 0)
-				s.want(fmt.Sprint(errors.Is(err, syscall.ESRCH)) == w[2] && s.who(w[0]).entry() != nil, "the delegate: %v", err)
-			}
-		},
-	})
-}
-
-// holdLock starts a process that holds the pod's lock as a delegate does.
-func (p *pod) holdLock() {
-	p.Helper()
-	f, err := os.OpenFile(p.store.LockPath(p.key()), os.O_RDWR|os.O_CREATE, 0o600)
-	must(p, err)
-	defer f.Close()
-	lock := unix.Flock_t{Type: unix.F_WRLCK, Len: 1}
-	must(p, unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock))
-	cmd := exec.Command("sleep", "60")
-	cmd.ExtraFiles = make([]*os.File, delegate.LockFD-3+1)
-	cmd.ExtraFiles[delegate.LockFD-3] = f
-	must(p, cmd.Start())
-	go func() { _ = cmd.Wait() }()
-	p.Cleanup(func() { _ = cmd.Process.Kill() })
-}
-
-// holders returns the processes that hold the pod's lock.
-func (p *pod) holders() []int {
-	p.Helper()
-	pids, err := facts.HoldersOf(p.store.LockPath(p.key()), delegate.LockFD)
-	must(p, err)
-	return pids
-}
 
 // sweepAsRuntime is Sweep, by a process that the runtime started.
 func (p *Plugin) sweepAsRuntime(ctx context.Context, stateDir string, job sweep.Job) ([]sweep.Finding, error) {

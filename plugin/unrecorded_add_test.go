@@ -29,17 +29,6 @@ func TestAddedAgainPastTheJournal(t *testing.T) {
 	del a; vanished a`)
 }
 
-// TestDeletedPastTheJournal is the opposite: the later ADD was deleted too, past the journal. Then
-// nothing keeps the one on record.
-func TestDeletedPastTheJournal(t *testing.T) {
-	stories(t, `
-	chain bridge, "ipMasq": true | firewall | portmap
-	add a; past del a; drop a; move a later
-	past add a
-	sweep; entry a
-	past del a; drop a; sweep; gone a`)
-}
-
 // TestLateDELAtAnothersPath: a container's DEL comes late, and by now another container's namespace
 // is at its path. No delegate is shown that namespace.
 func TestLateDELAtAnothersPath(t *testing.T) {

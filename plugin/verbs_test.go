@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"cmp"
+	"cni-unwind/plugin/sweep"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -322,6 +323,22 @@ func init() {
 		},
 		// pending POD PLUGINS: of its generations in order, each in the order of the chain
 		"pending": (*story).wantPending,
+		// released POD: by a sweep, in time
+		"released": func(s *story, w []string) {
+			eventually(s, "released", func() bool { s.sweep(undo.DefaultBudgets); return s.who(w[0]).entry() == nil })
+		},
+		// agent: its sweep
+		"agent": func(s *story, _ []string) {
+			_, err := s.plugin().Sweep(s.Context(), s.stateDir, sweep.Job{})
+			s.must(err)
+		},
+		// held N: stand-ins for providers' plugins hold so many addresses, in $holds
+		"held": func(s *story, w []string) { s.wantCount(len(s.names(s.vars["holds"])), w[0]) },
+		// unverified POD TEXT: why its DEL, which passed, is not proven
+		"unverified": func(s *story, w []string) {
+			why := s.who(w[0]).unverified()
+			s.want(strings.Contains(why, strings.Join(w[1:], " ")), "%q", why)
+		},
 		// together N: the DELs of each attachment ran one after the other, p1's first, those of N or more at
 		// the same time
 		"together": func(s *story, w []string) {
@@ -533,7 +550,7 @@ func (s *story) attempt(w []string) (rest []string, err error) {
 	case "libcni-status":
 		return w[1:], s.cni.GetStatusNetworkList(s.Context(), s.unwind(s.plugins(s.node)...))
 	case "giveup":
-		return w[2:], s.who(w[1]).giveUp()
+		return w[2:], s.plugin().Forget(s.Context(), s.stateDir, s.who(w[1]).key())
 	case "wait":
 		words := 3
 		if w[1] == "status" {
