@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"fmt"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -11,14 +12,6 @@ import (
 
 	"cni-unwind/journal"
 )
-
-// nextSandbox returns a new container of the same pod.
-func (p *pod) nextSandbox(name string) *pod {
-	p.Helper()
-	next := p.pod(name)
-	next.Args, next.CapabilityArgs = p.Args, p.CapabilityArgs
-	return next
-}
 
 // dels returns the instances of the faulty plugin that got the pod's DEL.
 func (p *pod) dels() (instances []string) {
@@ -37,7 +30,7 @@ var message = regexp.MustCompile(` msg=(?:"([^"]*)"|(\S+))`)
 // owing are statements about a DEL of p1 that has failed.
 func owing() acts {
 	step := func(s *story, name string, change func(*journal.Step)) {
-		s.who(name).edit(func(g *journal.Entry) { change(&g.Steps[0]) })
+		s.who(name).edit(func(e *journal.Entry) { change(&e.Steps[0]) })
 	}
 	return acts{
 		// owes POD N [IN]: p1 has a pending DEL, which has failed N times and is tried again at this time
@@ -55,16 +48,6 @@ func owing() acts {
 			step(s, w[0], func(step *journal.Step) { step.Tries, step.Wait.Until = attempts, retryAt })
 		},
 		"now": func(s *story, w []string) { step(s, w[0], func(step *journal.Step) { step.Wait.Until = 0 }) },
-		// copies POD N [one in three]: N more such entries; with the words, the others are not to be tried yet
-		"copies": func(s *story, w []string) {
-			many, err := strconv.Atoi(w[1])
-			s.must(err)
-			s.who(w[0]).copies(many, func(i int, e *journal.Entry) {
-				if len(w) > 2 && i%3 != 0 {
-					e.Steps[0].Wait.Until = journal.BootNanos() + int64(25*time.Second)
-				}
-			})
-		},
 		// logs MESSAGE, …: just these
 		"logs": func(s *story, w []string) {
 			var got []string
@@ -80,7 +63,7 @@ func owing() acts {
 // whose backoff is over, and the next ADDs run none.
 func TestCrashLoop(t *testing.T) {
 	stories(t, `
-	patient; owes a 7; copies a 12 one in three
+	patient; owes a 7; copies a 12; pauses 8 25s
 	sandbox a b; add b; times 5 DEL p1; forgets
 	sandbox a c; add c; calls ADD p0, ADD p1
 	sandbox a d; add d; calls ADD p0, ADD p1
@@ -116,4 +99,29 @@ func TestQuietParking(t *testing.T) {
 	plan p2 DEL fail; tries gc; tries gc; tries gc; tries gc
 	logs DEL waits: its address has another owner
 	plan; del b`, owing())
+}
+
+// These are those of the code, for any DEL that fails.
+const (
+	often  = 20
+	probes = 3
+)
+
+// TestPace: a STATUS tries a few of the failing DELs, the longest untried first; GC tries all. Once
+// the plugin works again, a few STATUSes undo all, also those whose backoff lasts for minutes yet.
+func TestPace(t *testing.T) {
+	const pods = 40
+	stories(t, fmt.Sprintf(`
+	patient; conf logLevel; owes a %d; drop a; copies a %d
+	status; times %[3]d DEL p1; status; times %[4]d DEL p1; status; times %[5]d DEL p1; different
+	forgets; tries gc; times %[6]d DEL p1
+	now a; plan; status`, often+10, pods-1, probes, 2*probes, 3*probes, pods), owing(), acts{
+		"different": func(s *story, _ []string) {
+			tried := map[string]bool{}
+			for _, l := range s.callLog() {
+				tried[l.ContainerID] = true
+			}
+			s.want(len(tried) == 3*probes, "%d attachments had their turn", len(tried))
+		},
+	})
 }

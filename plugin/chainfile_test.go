@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -44,15 +43,6 @@ var chainFiles = acts{
 func (n *node) write(path, content string) {
 	n.Helper()
 	must(n, os.WriteFile(path, []byte(content), 0o600))
-}
-
-// wantCalls checks the calls of the faulty plugins since the last check.
-func (n *node) wantCalls(what string, want ...string) {
-	n.Helper()
-	if got := n.calls(); !slices.Equal(got, want) {
-		n.Errorf("%s: %q, want %q", what, got, want)
-	}
-	n.forgetCalls()
 }
 
 // TestChainFileIsReadAtEachADD: after the file's owner rewrites it, the next ADD uses the new

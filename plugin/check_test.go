@@ -43,18 +43,6 @@ func TestCheck(t *testing.T) {
 	}})
 }
 
-// TestCheckIsNotSwitchedOn: CHECK asks no delegate that the plain chain would not ask.
-func TestCheckIsNotSwitchedOn(t *testing.T) {
-	stories(t, `
-	let rest "plugins": [{"type": "faulty", "dir": "$dir/faulty", "instance": "p0"}]}
-	either disableCheck: conf chain {"cniVersion": "1.0.0", "disableCheck": true, $rest
-	or disableCheck, as a string: conf chain {"cniVersion": "1.0.0", "disableCheck": "true", $rest
-	or before CHECK was specified: conf chain {"cniVersion": "0.3.1", $rest
-	chain p0; add a; check a; calls ADD p0
-	lose journal; check a; calls
-	del a`)
-}
-
 // TestCheckBesideOthers: a CHECK waits for nobody, and nobody for it, even after its unwind was killed.
 // It makes no lock file.
 func TestCheckBesideOthers(t *testing.T) {

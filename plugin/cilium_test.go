@@ -4,11 +4,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"path/filepath"
-	"strings"
 	"testing"
-
-	"cni-unwind/plugin/sweep"
-	"cni-unwind/plugin/undo"
 )
 
 // cilium are statements about a plugin of the type cilium-cni, and its queue of DELs.
@@ -27,16 +23,6 @@ func cilium() acts {
 			s.vars["file"] = filepath.Join(dir(s), fmt.Sprintf("%x.delete", sha256.Sum256([]byte(content))))
 			s.write(s.vars["file"], content)
 		},
-		"queued": func(s *story, w []string) {
-			why := s.who(w[0]).unverified()
-			s.want(strings.HasSuffix(why, s.vars["file"]), "unverified: %q; the entry: %+v", why, s.who(w[0]).entry())
-		},
-		// everything is a person's sweep, for whom no DEL waits.
-		"everything": func(s *story, _ []string) {
-			plugin := &Plugin{Stderr: s.Output(), Budgets: undo.DefaultBudgets, CacheDir: s.cacheDir()}
-			_, err := plugin.Sweep(s.Context(), s.stateDir, sweep.Job{})
-			s.must(err)
-		},
 		// unwritten POD: since it was asked last
 		"unwritten": func(s *story, w []string) { s.steady("updated", fmt.Sprintf("%+v", s.who(w[0]).entry().Updated)) },
 	}
@@ -50,10 +36,10 @@ func TestQueuedDEL(t *testing.T) {
 	stories(t, `
 	cilium; add a
 	queue a; del a
-	queued a; entry a deleting 1; pending a cilium
+	unverified a $file; entry a deleting 1; pending a cilium
 	del a; events 'unverified a' 'no-op a [] []: pending: cilium-cni (waiting: its plugin has queued it)'
-	unwritten a; everything; everything; everything; unwritten a
-	times 1 DEL cilium; queued a
-	lose $file; everything
+	unwritten a; agent; agent; agent; unwritten a
+	times 1 DEL cilium; unverified a $file
+	lose $file; agent
 	times 1 DEL cilium; gone a`, cilium())
 }

@@ -1,14 +1,10 @@
 package plugin
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -53,19 +49,6 @@ func (n *node) counters() map[string]uint64 {
 	return counters
 }
 
-// wantNotes checks that the history has these events, each given by its beginning, and that the
-// counters are these.
-func (n *node) wantNotes(events []string, counters map[string]uint64) {
-	n.Helper()
-	got := n.events()
-	if !slices.EqualFunc(got, events, strings.HasPrefix) {
-		n.Errorf("history:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(events, "\n"))
-	}
-	if got := n.counters(); !maps.Equal(got, counters) {
-		n.Errorf("counters: %v, want %v", got, counters)
-	}
-}
-
 // failedADD is the reason in the history for an ADD that p1 failed.
 const failedADD = `faulty: p1 ADD refused`
 
@@ -90,94 +73,60 @@ func TestNotesOfDegradation(t *testing.T) {
 	leaves`)
 }
 
-// failing returns a Point that fails the n-th commit only.
-func failing(n int) func(string) {
-	return func(name string) {
-		if name != "commit" {
-			return
-		}
-		if n--; n == 0 {
-			panic("this commit fails")
-		}
-	}
-}
-
 // TestNotesOfReleaseUnwritten: a release that could not be written to the journal is not recorded;
 // the one that is written is.
 func TestNotesOfReleaseUnwritten(t *testing.T) {
-	t.Parallel()
-	for _, fate := range []decide.Fate{decide.Dead, decide.Foreign} {
-		t.Run(string(fate), func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			a := n.pod("a")
-			a.mustAdd(n.unwind(n.faulty("p0", "")))
-			reason, label := "it was added before the last boot", "earlier-boot"
-			a.edit(func(g *journal.Entry) { g.Host.BootID = earlier })
-			if fate == decide.Foreign {
-				reason, label = "it was added on another machine", "other-machine"
-				a.toAnotherMachine()
+	stories(t, `
+	chain p0; add a
+	either of an earlier boot: boot a; let why it was added before the last boot; let label earlier-boot
+	or of another machine: clone a; let why it was added on another machine; let label other-machine
+	unwritten a; events; counters
+	sweep; events 'swept a [] []: $why'; counters 'swept $label 1'
+	leaves`, acts{"unwritten": func(s *story, w []string) {
+		worker := s.emptyList().w
+		worker.Journal.Store.Point = func(name string) {
+			if name == "commit" {
+				panic("this commit fails")
 			}
-			w := n.emptyList().w
-			w.Journal.Store.Point = failing(1)
-			if err := w.Release(t.Context(), a.key()); err == nil || a.entry() == nil {
-				t.Fatalf("the journal could be told: %v", err)
-			}
-			w.Journal.Flush()
-			n.wantNotes(nil, map[string]uint64{})
-			must(t, w.Release(t.Context(), a.key()))
-			n.wantNotes([]string{"swept a [] []: " + reason}, map[string]uint64{"swept " + label: 1})
-		})
-	}
+		}
+		s.want(worker.Release(s.Context(), s.who(w[0]).key()) != nil && s.who(w[0]).entry() != nil, "the journal could be told")
+		worker.Journal.Store.Point = nil
+		worker.Journal.Flush()
+	}})
 }
 
 // TestLastSweep: the time of the last sweep is that of a sweep over all networks that finished and
-// could judge something.
+// could judge something. It is written once a minute.
 func TestLastSweep(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	last := func() uint64 { return uint64(max(0, n.store.LastSweep().Unix())) }
-	set := func(to uint64) {
-		must(t, errors.Join(n.store.NoteSweep(), os.Chtimes(filepath.Join(n.stateDir, "last-sweep"), time.Time{}, time.Unix(int64(to), 0))))
-	}
-	all := func(s sweep.Job) {
-		if _, err := (&Plugin{Stderr: io.Discard, Budgets: undo.DefaultBudgets}).Sweep(context.Background(), n.stateDir, s); err != nil {
-			t.Fatal(err)
-		}
-	}
-	all(sweep.Job{})
-	if n.untouched(); last() != 0 {
-		t.Error("a journal is made for it")
-	}
-	p := n.pod("a")
-	p.mustAdd(n.unwind(n.faulty("p0", "")))
-	key := p.key()
-	all(sweep.Job{DryRun: true})
-	all(sweep.Job{Network: n.network})
-	all(sweep.Job{Attachment: &key})
-	if at := last(); at != 0 {
-		t.Errorf("it is set by what is no sweep of all: %d", at)
-	}
-	now := uint64(time.Now().Unix())
-	for verb, sweep := range sweeps {
-		for _, c := range []struct {
-			is   string
-			set  uint64
-			kept bool
-		}{{"never", 0, false}, {"lately", now - 20, true}, {"long ago", now - 100, false}, {"in the future", now + 10000, false}} {
-			set(c.set)
-			sweep(n, []string{n.faulty("p0", "")})
-			if at := last(); c.kept != (at == c.set) || !c.kept && (at < now || at > now+600) {
-				t.Errorf("%s, set %s: %d, was %d at %d", verb, c.is, at, c.set, now)
+	stories(t, `
+	chain p0; sweep; absent $state; add a; parts a; last never
+	each verb status gc sweep
+	$verb; last now
+	set 20s; $verb; last kept; set 100s; $verb; last now; set -1h; $verb; last now
+	elsewhere a; set 100s; agent; last kept
+	leaves`, acts{
+		"parts": func(s *story, w []string) { // what is no sweep of all
+			key := s.who(w[0]).key()
+			for _, job := range []sweep.Job{{DryRun: true}, {Network: s.network}, {Attachment: &key}} {
+				_, err := s.plugin().Sweep(s.Context(), s.stateDir, job)
+				s.must(err)
 			}
-		}
-	}
-	set(0)
-	p.edit(func(g *journal.Entry) { g.Host.MountNS = "mnt:[1]" })
-	all(sweep.Job{})
-	if at := last(); at != 0 {
-		t.Errorf("a sweep that can tell nothing counts: %d", at)
-	}
+		},
+		"set": func(s *story, w []string) {
+			age, err := time.ParseDuration(w[0])
+			s.when = time.Now().Add(-age).Truncate(time.Second)
+			s.must(errors.Join(err, os.Chtimes(filepath.Join(s.stateDir, "last-sweep"), time.Time{}, s.when)))
+		},
+		"last": func(s *story, w []string) {
+			last := s.store.LastSweep()
+			is := map[string]bool{"never": last.Unix() <= 0, "kept": last.Equal(s.when),
+				"now": !last.Equal(s.when) && time.Since(last).Abs() < 10*time.Minute}
+			s.want(is[w[0]], "it was at %s", last)
+		},
+		"elsewhere": func(s *story, w []string) {
+			s.who(w[0]).edit(func(e *journal.Entry) { e.Host.MountNS = "mnt:[1]" })
+		},
+	})
 }
 
 // TestNotesOfTheKilled kills unwind at each point of a failing ADD, or of a STATUS that finds a
@@ -254,32 +203,4 @@ func TestNotes(t *testing.T) {
 	leaves`, acts{"vacated": func(s *story, _ []string) {
 		eventually(s, "released", func() bool { s.passes([]string{"gc"}); return len(s.reserved()) == 0 })
 	}})
-}
-
-// TestNotesOfParking: a parked DEL is one event, however often it is tried. A sweep does not try it;
-// the runtime's DEL does so without the address.
-func TestNotesOfParking(t *testing.T) {
-	stories(t, `
-	chain single | p1, "rules": true
-	add a; plan p1 DEL fail; fails del a
-	add b; given b $a; plan
-	sweep; sweep; sweep
-	events 'waiting a [$a] [faulty]: $a has another owner'; counters
-	del b; left
-	events 'waiting a [$a] [faulty]: $a has another owner' 'swept a [$a] []: `+decide.Requested.Text+`'
-	counters 'swept requested 1'`)
-}
-
-// TestNotesOfDuplicates: each address that is given out twice is counted, whether the ADD fails for
-// it or not.
-func TestNotesOfDuplicates(t *testing.T) {
-	stories(t, `
-	chain bridge | firewall
-	add a; forget $a
-	either an error: fails add b
-		events 'rolled-back b [$a] [bridge]: '
-		counters 'duplicate_addresses 1' 'rollbacks bridge complete 1'
-	or a warning: conf onDuplicateAddress warn; add b
-		events; counters 'duplicate_addresses 1'
-	leaves`)
 }

@@ -3,7 +3,6 @@ package plugin
 import (
 	"bytes"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,7 +11,6 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/undo"
 )
 
 // TestForget gives up a dead attachment: no DEL runs, what the delegate took stays, the runtime's
@@ -49,17 +47,12 @@ func TestForgetRefuses(t *testing.T) {
 	leaves`, acts{
 		"unlocked": func(s *story, w []string) { s.must(os.Remove(s.store.LockPath(s.who(w[0]).key()))) },
 		"elsewhere": func(s *story, w []string) {
-			s.who(w[0]).edit(func(g *journal.Entry) { g.Host.MountNS = "mnt:[1]" })
+			s.who(w[0]).edit(func(e *journal.Entry) { e.Host.MountNS = "mnt:[1]" })
 		},
 		"count": func(s *story, _ []string) { // the same as before
 			s.steady("count", fmt.Sprint(len(s.node.events()), s.names(filepath.Join(s.stateDir, "locks")), s.tombstone(s.who("a").key())))
 		},
 	})
-}
-
-// giveUp forgets the pod's attachment, as a person would.
-func (p *pod) giveUp() error {
-	return (&Plugin{Stderr: io.Discard, Budgets: undo.DefaultBudgets}).Forget(p.Context(), p.stateDir, p.key())
 }
 
 // damage replaces the bytes of the pod's entry.

@@ -29,12 +29,11 @@ import (
 // input is what unwind gets from a runtime or another caller. Tests give it directly, since libcni
 // would refuse some of it.
 type input struct {
-	env    map[string]string
-	stdin  string
-	varLib string   // a directory to mount as /var/lib, where the default stateDir is
-	more   []string // more environment, as name=value, after env; duplicates stay
-	first  string   // a shell's commands in a mount namespace, before unwind
-	mute   bool     // nobody reads stdout
+	env   map[string]string
+	stdin string
+	more  []string // more environment, as name=value, after env; duplicates stay
+	first string   // a shell's commands in a mount namespace, before unwind
+	mute  bool     // nobody reads stdout
 }
 
 // input returns the pod's input for a command, with unwind's entry in a list.
@@ -64,10 +63,6 @@ func (n *node) start(in *input) (out outcome) {
 	defer cancel()
 	binary := filepath.Join(n.path[0], netconf.Name)
 	cmd := exec.CommandContext(ctx, binary)
-	if in.varLib != "" {
-		cmd = exec.CommandContext(ctx, "/bin/sh", "-c", `mount --bind "$0" /var/lib && exec "$1"`, in.varLib, binary)
-		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-	}
 	if in.first != "" {
 		cmd = exec.CommandContext(ctx, "/bin/sh", "-c", in.first+` && exec "$0"`, binary)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
@@ -132,13 +127,14 @@ func (s *story) give(w []string) (rest []string, err error) {
 	s.Helper()
 	p, changes := s.who(w[1]), keys{}
 	in := p.input(strings.ToUpper(w[0]), "")
+	in.more = s.env // where libcni's cache is
 	for _, v := range w[2:] {
 		name, text, _ := strings.Cut(v, "=")
 		switch {
 		case !assignment.MatchString(v) || name == "code":
 			rest = append(rest, v)
 		case name == "varLib":
-			in.varLib = text
+			in.first, in.more = fmt.Sprintf("mount --bind %s /var/lib", text), nil // with libcni's cache
 			s.mkdir(text)
 		case name == "first":
 			in.first, in.mute = text, strings.HasPrefix(text, "exec ")
@@ -153,9 +149,6 @@ func (s *story) give(w []string) (rest []string, err error) {
 			delete(in.env, name)
 			changes[listKey(name)] = nil
 		}
-	}
-	if in.varLib == "" {
-		in.more = s.env // where libcni's cache is
 	}
 	in.stdin = s.entryOf(fmt.Sprintf(`{"cniVersion": %q, "plugins": [%s]}`, s.inner, strings.Join(s.plugins(s.node), ", ")), changes)
 	if s.said = s.node.start(in); s.said.code != 0 {

@@ -102,20 +102,6 @@ func (l logged) prevAddresses(t testing.TB) string {
 	return strings.Join(all, " ")
 }
 
-// TestRollBack: every delegate that was started gets its DEL, the failed one first, with the best
-// known result.
-func TestRollBack(t *testing.T) {
-	stories(t, `
-	either at the first: let failed p0; let calls ADD p0, DEL p0; let known
-	or at the second: let failed p1; let calls ADD p0, ADD p1, DEL p1, DEL p0; let known 198.51.100.0
-	or at the third: let failed p2; let calls ADD p0, ADD p1, ADD p2, DEL p2, DEL p1, DEL p0
-		let known 198.51.100.0 198.51.100.1
-	or at the last: let failed p3; let calls ADD p0, ADD p1, ADD p2, ADD p3, DEL p3, DEL p2, DEL p1, DEL p0
-		let known 198.51.100.0 198.51.100.1 198.51.100.2
-	addressed; plan $failed ADD fail-effect; fails add a
-	previous $known; calls $calls`)
-}
-
 // TestJournaledBytes: a DEL gives each delegate what its ADD gave it, however the configuration has
 // changed, also where the ADD failed and every DEL was pending.
 func TestJournaledBytes(t *testing.T) {

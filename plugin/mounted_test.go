@@ -18,7 +18,8 @@ import (
 func mounts() acts {
 	at := func(s *story) string { return s.vars["path"] }
 	mount := func(s *story, name string, flags uintptr) {
-		s.vars["path"] = s.emptyFile(name)
+		s.vars["path"] = filepath.Join(s.dir, name)
+		s.write(at(s), "")
 		s.mount(s.who("a").NetNS, at(s), "", flags, "")
 	}
 	return acts{

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -37,6 +38,7 @@ func TestOrphanIsEnded(t *testing.T) {
 	either then DEL: recover a DEL
 	or then ADD: recover a ADD
 	or then the next sandbox: recover a next sandbox
+	or then STATUS: drop a; statuses 0
 	left
 	if orphan: since 1500ms; left
 	ended $call`)
@@ -89,6 +91,7 @@ func TestDaemonOutlivesUnwind(t *testing.T) {
 	either then DEL: recover a DEL
 	or then ADD: recover a ADD
 	or then the next sandbox: recover a next sandbox
+	or then STATUS: drop a; statuses 0
 	left; ended ADD p1; daemons`, acts{
 		"daemons": func(s *story, _ []string) {
 			daemons := daemonsOf(s, s.callLog()[0].Path)
@@ -125,4 +128,25 @@ func TestTwoAdds(t *testing.T) {
 	fails add a 'is already attached (in the same network namespace); delete it first'; wait add a
 	began start ADD p0, end ADD p0, start ADD p1, end ADD p1; calls ADD p0, ADD p1; entry a live
 	plan; del a`)
+}
+
+// TestHangingChainsHoldNobodyUp: beside 16 pods whose delegate hangs, in ADD or in DEL, another pod's
+// verbs wait for nothing.
+func TestHangingChainsHoldNobodyUp(t *testing.T) {
+	of16 := func(statement string) (script string) {
+		for i := range 16 {
+			script += fmt.Sprintf("; %s hanging%02d", statement, i)
+		}
+		return strings.TrimPrefix(script, "; ")
+	}
+	stories(t, `
+	chain p0; let held $dir/faulty/held
+	either ADD: let verb add; let command ADD
+	or DEL: let verb del; let command DEL; crowd 16 hanging
+	plan pod:hanging $command hold
+	`+of16("start $verb")+`
+	appears $held/$command.hanging15.p0; clock; add other; del other; within 10s
+	plan; shell 'rm $held/*'
+	`+of16("wait $verb")+`
+	`+of16("del"))
 }

@@ -34,7 +34,7 @@ func TestPendingDELIsParked(t *testing.T) {
 	add b; given b $a; previous $a; calls ADD p0, DEL p1, ADD p1
 	either retried meanwhile: fails del a; plan; del a; previous; calls DEL p1, DEL p1
 		entry a deleting 1; parked a
-	or not retried: plan
+	or not retried, but swept: plan; sweep; sweep; previous; calls DEL p1; events 'waiting a [$a] [faulty]: $a has another owner'; counters
 	rules $a.p1
 	del b; previous $a; calls DEL p1, DEL p0, DEL p1; rules`)
 }
@@ -78,4 +78,63 @@ func TestLongContainerID(t *testing.T) {
 	or 20000: long 20000
 	give add a CNI_CONTAINERID=$long; open $ip2
 	give del a CNI_CONTAINERID=$long; closed $ip2; entries 0`, keepers)
+}
+
+// TestNewSandbox (Azure CNS #4350): a pool has one address, and a pod gets a new sandbox. It gets
+// the address if the old sandbox is certainly gone. Otherwise the old one keeps all it has.
+func TestNewSandbox(t *testing.T) {
+	stories(t, `
+	patient
+	chain {"type": "bridge", "bridge": "$bridge", "isGateway": true, "ipam": {"type": "host-local",
+		"dataDir": "$data", "ranges": [[{"subnet": "$subnet", "rangeStart": "$ip7", "rangeEnd": "$ip7"}]]}} | p1
+	add a
+	either dead, its namespace gone: drop a
+	or dead, of an earlier boot: reboot a
+	or alive, its namespace there:
+	or alive, a process inside, no path: process a; unpin a
+	or alive, held open, no path, no process: hold a; unpin a
+	forgets; sandbox a b
+	if dead: add b; calls DEL p1, ADD p1
+	if alive: fails add b 'no IP addresses available'; calls; entry a live 2
+	if held: letgo
+	del b a`)
+}
+
+// A duplicate is an address of a living pod that host-local gives out once more, since it lost the
+// file (Azure CNS #4210: the same address under another owner is an error, never adopted).
+
+// TestDuplicateAddress: an ADD that gets the address of a living pod fails. That pod keeps all it
+// has, and the other one leaves nothing. When the address is free, the other pod can have it.
+func TestDuplicateAddress(t *testing.T) {
+	stories(t, `
+	chain bridge | firewall
+	add a; forget $a
+	fails add b 'plugin type="bridge" failed (add): duplicate address $a: already in use by $network/a/eth0'
+	bare b; gone b; reserved 0; counters 'duplicate_addresses 1' 'rollbacks bridge complete 1'
+	del b; open $a; entry a live; pings a
+	del a
+	lowest; add b; given b $a; pings b
+	del b`)
+}
+
+// TestNoDuplicate: two pods have one address where that is no error. unwind warns if something
+// could be wrong.
+func TestNoDuplicate(t *testing.T) {
+	stories(t, `
+	let warnings 1; let chain bridge | firewall
+	either allowed: conf onDuplicateAddress warn
+	or not on the other's interface any more:
+	or another network over the same subnet:
+	or static: let chain p0, "address": "$ip7/24"
+	or loopback: let warnings 0; let chain loopback
+	or link-local: let warnings 0; let chain p0, "address": "fe80::7/64"
+	chain $chain; add a
+	if allowed: forget $a
+	if not on: flush a; forget $a
+	if another network: network other o
+	add b; given b $a
+	logged 'cannot release another attachment that claims the same address' $warnings
+	del a b`, acts{"flush": func(s *story, w []string) {
+		run(s, "nsenter", "--net="+s.who(w[0]).NetNS, "ip", "address", "flush", "dev", "eth0")
+	}})
 }

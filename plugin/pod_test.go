@@ -25,8 +25,8 @@ func (p *pod) whole(m marks) string {
 	return strings.Join(traces, "\n")
 }
 
-// rewrite changes the pod's entry in the journal, past the rules for a change of state.
-func (p *pod) rewrite(change func(*journal.Entry)) {
+// edit changes the pod's entry in the journal, past the rules for a change of state.
+func (p *pod) edit(change func(*journal.Entry)) {
 	p.Helper()
 	err := p.store.Update(context.Background(), func(tx *journal.Tx) error {
 		e, err := tx.Get(p.key())
@@ -46,18 +46,6 @@ func (p *pod) rewrite(change func(*journal.Entry)) {
 		return nil
 	})
 	must(p, err)
-}
-
-// edit changes the newest generation of the pod's entry in the journal.
-func (p *pod) edit(change func(*journal.Entry)) {
-	p.Helper()
-	p.rewrite(func(e *journal.Entry) { change(e) })
-}
-
-// setState sets the state of the pod's entry.
-func (p *pod) setState(state journal.State) {
-	p.Helper()
-	p.rewrite(func(e *journal.Entry) { e.State = state })
 }
 
 // again returns the pod with a new network namespace under the same container ID, as nerdctl,
@@ -90,13 +78,9 @@ func (n *node) breakable(plugin string) (broken func(bool)) {
 // delegate.
 func (p *pod) cutOff() {
 	p.Helper()
-	if err := os.Remove(p.cacheFile()); err != nil && !os.IsNotExist(err) {
-		p.Fatal(err)
-	}
-	p.rewrite(func(e *journal.Entry) {
-		e.State = journal.Adding
-		g := e
-		g.Result, g.Claims, g.HostLinks = nil, nil, nil
+	must(p, os.RemoveAll(p.cacheFile()))
+	p.edit(func(e *journal.Entry) {
+		e.State, e.Result, e.Claims, e.HostLinks = journal.Adding, nil, nil, nil
 	})
 }
 
@@ -107,7 +91,7 @@ const earlier = "11111111-2222-3333-4444-555555555555"
 func before(pods ...*pod) {
 	for _, p := range pods {
 		p.dropNetNS()
-		p.edit(func(g *journal.Entry) { g.Host.BootID = earlier })
+		p.edit(func(e *journal.Entry) { e.Host.BootID = earlier })
 	}
 }
 
@@ -129,14 +113,6 @@ func (n *node) until(verb string, chain []string) {
 	n.Errorf("%s does not free all", verb)
 }
 
-// emptyFile makes a file to mount something at.
-func (n *node) emptyFile(name string) string {
-	n.Helper()
-	path := filepath.Join(n.dir, name)
-	n.write(path, "")
-	return path
-}
-
 // holder starts a process that has the pod's namespace open. It returns a function that ends it.
 func (p *pod) holder() (end func()) {
 	p.Helper()
@@ -145,12 +121,18 @@ func (p *pod) holder() (end func()) {
 	defer f.Close()
 	cmd := exec.Command("sleep", "60")
 	cmd.ExtraFiles = []*os.File{f}
-	must(p, cmd.Start())
+	return p.spawn(cmd)
+}
+
+// spawn starts a process. It returns a function that ends it, as the end of the test does.
+func (n *node) spawn(cmd *exec.Cmd) (end func()) {
+	n.Helper()
+	must(n, cmd.Start())
 	end = func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	}
-	p.Cleanup(end)
+	n.Cleanup(end)
 	return end
 }
 
@@ -173,11 +155,7 @@ func (p *pod) processInside() *os.Process {
 	own, err := facts.Look(p.NetNS, "")
 	must(p, err)
 	cmd := exec.Command("nsenter", "--net="+p.NetNS, "sleep", "60")
-	must(p, cmd.Start())
-	p.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
+	p.spawn(cmd)
 	eventually(p, "a process inside", func() bool {
 		there, err := facts.Look(netnsOf(cmd.Process), "")
 		return err == nil && there.Netns.Same(own.Netns)
@@ -217,14 +195,6 @@ func (n *node) open(address string) bool {
 	default:
 		n.Fatalf("half open: %q", rules)
 		return false
-	}
-}
-
-// wantOpen checks that an address is open.
-func (n *node) wantOpen(what, address string) {
-	n.Helper()
-	if !n.open(address) {
-		n.Errorf("%s: %s is closed", what, address)
 	}
 }
 

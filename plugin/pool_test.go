@@ -10,11 +10,6 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
-
-	"cni-unwind/plugin/facts"
-	"cni-unwind/plugin/netconf"
-	"cni-unwind/plugin/sweep"
-	"cni-unwind/plugin/undo"
 )
 
 // orphanage are statements on a node with pods that were added before unwind was installed, or are
@@ -60,35 +55,6 @@ func TestOrphans(t *testing.T) {
 	have cached gone leaked listed moved
 	gcs 3 $list; have cached listed moved
 	gcs 2 'valid=[{"containerID":"other","ifname":"eth0"}]'; have cached moved; leaves`, orphanage)
-}
-
-// TestOrphanInItsGracePeriod: a person's sweep, which has no network of its own, uses the grace
-// period of each pool's network.
-func TestOrphanInItsGracePeriod(t *testing.T) {
-	stories(t, `
-	either over: conf gracePeriod 1ns; let kept 0
-	or not over: conf gracePeriod 1h; let kept 1
-	chain bridge; past add a; lose $dir/cache/results/$network-a-eth0; drop a
-	person $kept; leaves`, persons)
-}
-
-// persons are statements about what a person does with unwindctl.
-var persons = acts{
-	// person N: sweeps with a list of another container, until N addresses are reserved
-	"person": func(s *story, w []string) {
-		list, err := netconf.ParseConflist(s.unwind(s.plugins(s.node)...).Bytes)
-		s.must(err)
-		chain, err := list.Unwind.LoadChain()
-		s.must(err)
-		pools := sweep.PoolsOf(chain, list.Unwind)
-		job := sweep.Job{List: facts.NewList(s.network, []netconf.Attachment{{ContainerID: "other"}}), Pools: pools, Cache: true,
-			Path: strings.Join(s.path, ":")}
-		eventually(s, "as many addresses as are to be kept", func() bool {
-			plugin := &Plugin{Stderr: s.Output(), Budgets: undo.DefaultBudgets, CacheDir: s.cacheDir()}
-			_, err := plugin.sweepAsRuntime(s.Context(), s.stateDir, job)
-			return err == nil && fmt.Sprint(len(s.reserved())) == w[0]
-		})
-	},
 }
 
 // TestLostJournal: after the journal was lost, every live pod is an orphan (antrea#8239 is of this

@@ -78,11 +78,7 @@ func confinement() acts {
 			s.must(err)
 			cmd := exec.Command("nsenter", "--net="+s.who(w[0]).NetNS, self)
 			cmd.Env = append(os.Environ(), headlessEnv+"=1")
-			s.must(cmd.Start())
-			s.Cleanup(func() {
-				_ = cmd.Process.Kill()
-				_ = cmd.Wait()
-			})
+			s.spawn(cmd)
 			eventually(s, "the first thread gone", func() bool { return ended(cmd.Process) })
 		},
 	}

@@ -113,24 +113,6 @@ func (n *node) seeThrough(list *libcni.NetworkConfigList, ifname string, pings b
 	return fmt.Sprintf("result %s\nCHECK passes: %t\ntraces: %d", p.meaning(r), checked == nil, there)
 }
 
-// TestCapabilityArguments gives arguments for every capability of the chain, and one that nobody
-// declares. Each delegate gets those that it declares, in every verb, with exact numbers.
-func TestCapabilityArguments(t *testing.T) {
-	stories(t, `
-	chain p0, "capabilities": {"ips": true, "mac": true, "portMappings": false} | p1, "capabilities": {"bandwidth": true} | p2
-		| p3, "capabilities": {"portMappings": true, "infinibandGUID": true}
-	capabilities a {"ips": ["192.0.2.7/24"], "mac": "02:00:00:00:00:07", "infinibandGUID": "c2:11", "portMappings": [{"hostPort": 80}],
-		"bandwidth": {"ingressRate":9007199254740993,"egressRate":1e21}}
-	add a; check a; del a
-	stdin p0 runtimeConfig {"ips":["192.0.2.7/24"],"mac":"02:00:00:00:00:07"}
-	stdin p1 runtimeConfig {"bandwidth":{"ingressRate":9007199254740993,"egressRate":1e21}}
-	stdin p2 runtimeConfig
-	# unwind's own entry does not declare infinibandGUID, and a warning says to write it
-	stdin p3 runtimeConfig {"portMappings":[{"hostPort":80}]}
-	logged '{\"infinibandGUID\": true}'; calls ADD p0, ADD p1, ADD p2, ADD p3, CHECK p0, CHECK p1, CHECK p2, CHECK p3,
-		DEL p3, DEL p2, DEL p1, DEL p0`)
-}
-
 // Configurations of reference plugins.
 
 // prefix returns the host-th address of the node's IPv4 or IPv6 subnet, with the prefix length.

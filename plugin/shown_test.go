@@ -7,32 +7,25 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"cni-unwind/plugin/undo"
 )
 
 // providers are statements about the stand-in for a provider's plugin (testdata/standin), which keeps
 // a file for each attachment whose address it holds.
 func providers() acts {
-	held := func(s *story) string { return filepath.Join(s.dir, "held") }
 	return acts{
 		// provider TYPE [KEYS]: the chain is this plugin. Where it is not installed, a DEL fails.
 		"provider": func(s *story, w []string) {
-			s.mkdir(held(s))
-			s.vars["provider"] = w[0]
-			s.chain = []string{fmt.Sprintf(`{"type": %q, "dir": %q%s}`, w[0], held(s), strings.Join(w[1:], " "))}
+			s.vars["provider"], s.vars["holds"] = w[0], filepath.Join(s.dir, "held")
+			s.mkdir(s.vars["holds"])
+			s.chain = []string{fmt.Sprintf(`{"type": %q, "dir": %q%s}`, w[0], s.vars["holds"], strings.Join(w[1:], " "))}
 			s.link(w[0], filepath.Join(s.path[2], "standin"))
 		},
 		"before":    func(s *story, w []string) { s.chain = append(s.chain, strings.Join(w, " ")) }, // before PLUGIN: the next in the chain
 		"uninstall": func(s *story, _ []string) { s.must(os.Remove(filepath.Join(s.path[0], s.vars["provider"]))) },
 		"install":   func(s *story, _ []string) { s.link(s.vars["provider"], filepath.Join(s.path[2], "standin")) },
 		"occupy":    func(s *story, w []string) { s.who(w[0]).occupy() },
-		"held":      func(s *story, w []string) { s.wantCount(len(s.names(held(s))), w[0]) },
 		"occupied": func(s *story, w []string) {
 			s.want(slices.Contains(s.links(s.who(w[0]).NetNS), "eth0"), "another's interface is gone")
-		},
-		"released": func(s *story, w []string) {
-			eventually(s, "the entry is gone", func() bool { s.sweep(undo.DefaultBudgets); return s.who(w[0]).entry() == nil })
 		},
 	}
 }
@@ -59,22 +52,6 @@ func TestShownToProviders(t *testing.T) {
 	$how $past del a; held $left
 	if interface of another: $occupied
 	if plain: leaves`, providers())
-}
-
-// TestLeftToRuntime: a sweep names no network namespace that is gone, so a DEL of kube-ovn or sriov
-// would do nothing, and sriov would forget what to do. The sweep leaves it to the runtime, whose DEL
-// frees what the plugin holds. If the runtime does not ask in the grace period, the DEL runs.
-func TestLeftToRuntime(t *testing.T) {
-	stories(t, `
-	either kube-ovn: provider kube-ovn
-	or sriov: provider sriov
-	either the runtime asks: conf gracePeriod 1h
-	or it does not: conf gracePeriod 10s
-	before p1
-	add a; drop a; sweep
-	pending a $provider; held 1
-	if asks: del a; held 0
-	if does not: released a`, providers())
 }
 
 // TestRunsAgainForRuntime: the runtime's DEL fails, and a sweep after the grace period runs it without a

@@ -1,28 +1,19 @@
 package plugin
 
 import (
+	"errors"
 	"fmt"
-	"maps"
-	"slices"
+	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // keys are changes of unwind's entry.
 type keys = map[string]any
-
-// TestStatusOfNewNode: without a state directory, or with an empty one, STATUS succeeds and changes
-// nothing.
-func TestStatusOfNewNode(t *testing.T) {
-	stories(t, `
-	chain p0
-	either degrade: conf onJournalFailure degrade
-	or fail: conf onJournalFailure fail
-	either there: shell 'mkdir $state'
-	or not there:
-	status; warned level=WARN 0; status; warned level=WARN 0`)
-}
 
 var details = acts{"details": func(s *story, w []string) { s.want(s.said.said.Details == w[0], "%s", s.said.said.Details) }}
 
@@ -59,8 +50,7 @@ func TestStatusDuringUpgrade(t *testing.T) {
 	unless delegate, 1.1.0: absent $dir/asked`)
 }
 
-// TestStatusOfDelegates: STATUS asks delegates if the chain speaks 1.1, each with its own
-// configuration. The runtime gets the delegate's words and code. Of several failures it gets the
+// TestStatusOfDelegates: STATUS asks delegates if the chain speaks 1.1. The runtime gets the delegate's words and code. Of several failures it gets the
 // gravest: 51 before 50 before all others. Slow ones together take longer than a STATUS has.
 func TestStatusOfDelegates(t *testing.T) {
 	stories(t, `
@@ -77,7 +67,7 @@ func TestStatusOfDelegates(t *testing.T) {
 	versions 1.1.0 1.1.0
 	if well: status
 	unless well: fails status code=$code 'plugin type="faulty" failed (status): $says'
-	sorted-calls STATUS p0, STATUS p1, STATUS p2; given-own
+	sorted-calls STATUS p0, STATUS p1, STATUS p2
 	forgets; versions 1.1.0 1.0.0; status; calls`, acts{
 		"codes": func(s *story, w []string) { // codes C0 C1 C2 MODE: of the delegates, which have that mode unless it is 0
 			plan := map[string]map[string]string{}
@@ -89,14 +79,6 @@ func TestStatusOfDelegates(t *testing.T) {
 				}
 			}
 			s.node.plan(plan)
-		},
-		"given-own": func(s *story, _ []string) {
-			for _, l := range s.callLog() {
-				keys := slices.Sorted(maps.Keys(l.Stdin))
-				s.want(slices.Equal(keys, []string{"cniVersion", "code", "delayMS", "dir", "instance", "name", "type"}) &&
-					string(l.Stdin["cniVersion"]) == `"1.1.0"` && l.Path == strings.Join(s.path, ":") &&
-					l.ContainerID+l.IfName+l.NetNS == "", "%s was given %+v", l.Instance, l)
-			}
 		},
 	})
 }
@@ -122,4 +104,54 @@ func TestStatusOfJournal(t *testing.T) {
 	unless folder: mend
 	if a folder as: mend
 	status onJournalFailure="fail"; warned '$warning' 0`)
+}
+
+// flock holds the lock of a file until it is unlocked, at the latest when the test ends.
+func (n *node) flock(path string) (unlock func()) {
+	n.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	must(n, err)
+	n.Cleanup(func() { _ = f.Close() })
+	must(n, unix.Flock(int(f.Fd()), unix.LOCK_EX))
+	return func() { _ = f.Close() }
+}
+
+// TestStatusEndsInTime: each thing hangs that a STATUS may wait for. STATUS still ends in time, and
+// fails for the hang only if it is in a delegate's own STATUS. No delegate is left.
+func TestStatusEndsInTime(t *testing.T) {
+	stories(t, `
+	conf onJournalFailure fail; versions 1.1.0 1.0.0; chain p0 | p1; let asks other | asked
+	either a delegate hangs: plan asked STATUS hang
+	or a delegate ignores SIGTERM: plan asked STATUS ignore-term
+	or a delegate hangs, and a daemon holds its output: let asks {"type": "hanging"}
+		script hanging 'setsid sleep 20 & exec sleep 20'
+	or a daemon holds its output: plan asked STATUS daemon
+	or the journal's queue is held: journal; flock $state/journal.lock
+	or the journal's file is held: journal; flock $state/journal.db
+	or a DEL of the sweep hangs: add a; drop a; plan p1 DEL hang
+	or a daemon holds the output of a DEL of the sweep: add a; drop a; plan p1 DEL daemon
+	or the lock of host-local's pool is held: chain bridge; add a; drop a; flock $data/$network/lock
+	versions 1.1.0 1.1.0; chain $asks; forgets; clock
+	if a delegate: fails status code=50 'timed out'
+	unless a delegate: status
+	within 4s; all-ended
+	if sweep hangs: undeleted
+	leaves`, acts{
+		"all-ended": func(s *story, _ []string) {
+			for _, l := range s.callLog() {
+				err := syscall.Kill(l.PID, 0)
+				s.want(errors.Is(err, syscall.ESRCH), "%s of %s is still there: %v", l.Command, l.Instance, err)
+			}
+		},
+		"undeleted": func(s *story, _ []string) { s.want(len(s.entries()[0].Steps) > 0, "no DEL is pending") },
+	})
+}
+
+// TestStatusWhileJournalIsTaken: a sweep that cannot write its outcome is cut off too, and the next
+// one repeats it.
+func TestStatusWhileJournalIsTaken(t *testing.T) {
+	stories(t, `
+	chain p0 | p1; add a; drop a; plan p1 DEL hang
+	chain other; start status; awaits DEL p1; flock $state/journal.lock; wait status
+	unlock; plan; statuses 0`)
 }

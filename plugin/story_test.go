@@ -53,10 +53,9 @@ type story struct {
 	undo   map[string]func() // what "mend", "end" and "letgo" call
 	killed bool              // in the last verb that could be
 	leaves bool
-	said   outcome   // of the last GC or STATUS
-	when   time.Time // of the last kill
-	err    error     // for acts, as the next
-	own    journal.NetNS
+	said   outcome       // of the last GC or STATUS
+	when   time.Time     // of the last kill
+	own    journal.NetNS // for acts
 }
 
 // acts are a test's own statements.

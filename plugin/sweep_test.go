@@ -1,27 +1,21 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
-	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/delegate"
-	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/sweep"
 	"cni-unwind/plugin/undo"
@@ -41,28 +35,29 @@ func (n *node) sweep(budgets undo.Budgets) []sweep.Finding {
 	return findings
 }
 
-// copies writes changed copies of the pod's entry for other containers: a-1, a-2 and so on. The
-// faulty plugins hold for these too what they hold for the pod.
-func (p *pod) copies(many int, change func(i int, e *journal.Entry)) {
+// plugin is unwind in this process.
+func (n *node) plugin() *Plugin {
+	return &Plugin{Stdout: io.Discard, Stderr: n.Output(), Budgets: undo.DefaultBudgets, CacheDir: n.cacheDir()}
+}
+
+// copies writes copies of the pod's entry for other containers: a-1, a-2 and so on, of this pod unless
+// it is "". The faulty plugins hold for these too what they hold for the pod.
+func (p *pod) copies(many int, of string) {
 	p.Helper()
-	err := p.store.Update(p.Context(), func(tx *journal.Tx) error {
-		for i := range many {
+	for i := range many {
+		must(p, p.store.Update(p.Context(), func(tx *journal.Tx) error {
 			e, err := tx.Get(p.key())
 			if err != nil {
 				return err
 			}
 			state := e.State
-			e.ContainerID, e.Number = fmt.Sprintf("%s-%d", p.ContainerID, i+1), 0
-			change(i, e)
-			for _, e.State = range []journal.State{journal.Adding, state} {
-				if err := tx.Put(e); err != nil {
-					return err
-				}
-			}
-		}
-		return nil
-	})
-	must(p, err)
+			e.ContainerID, e.Number, e.Pod.Name = fmt.Sprintf("%s-%d", p.ContainerID, i+1), 0, cmp.Or(of, e.Pod.Name)
+			e.State = journal.Adding
+			err = tx.Put(e)
+			e.State = state
+			return errors.Join(err, tx.Put(e))
+		}))
+	}
 	for _, name := range p.taken() {
 		for i := range many {
 			if rest, is := strings.CutPrefix(name, p.ContainerID+"."); is {
@@ -70,27 +65,6 @@ func (p *pod) copies(many int, change func(i int, e *journal.Entry)) {
 			}
 		}
 	}
-}
-
-// copying has the statements "copies POD N [CHANGE]", "together N" and "dels N".
-var copying = acts{
-	"copies": func(s *story, w []string) {
-		many, err := strconv.Atoi(w[1])
-		s.must(err)
-		s.who(w[0]).copies(many, func(_ int, e *journal.Entry) {
-			if len(w) > 2 {
-				e.Pod.Name = w[2]
-			}
-		})
-	},
-	// together N: the DELs of each attachment ran one after the other, those of N or more at the same time
-	"together": func(s *story, w []string) {
-		most, err := strconv.Atoi(w[0])
-		s.must(err)
-		got := s.node.together("p1", "p0")
-		s.want(got >= most, "%d attachments at once", got)
-	},
-	"called": func(s *story, w []string) { s.wantCount(len(s.node.calls()), w[0]) },
 }
 
 // TestSweepAfterReboot: there are many entries of an earlier boot. The ADD of a new sandbox settles
@@ -101,13 +75,8 @@ func TestSweepAfterReboot(t *testing.T) {
 	chain p0, "delayMS": 20 | p1, "delayMS": 20
 	add a; boot a; copies a 60 other; forgets; plan * DEL late
 	sandbox a next; add next; calls DEL p1, DEL p0, ADD p0, ADD p1
-	sweep; entries 1; entry next live; buried; together 2; called 120; counters 'swept earlier-boot 61'
-	del next`, copying, acts{"buried": func(s *story, _ []string) {
-		for i := range 60 {
-			tomb := s.tombstone(journal.Key{Network: s.network, ContainerID: fmt.Sprintf("a-%d", i+1), IfName: "eth0"})
-			s.want(tomb != nil && tomb.Reason == "it was added before the last boot", "%d: %+v", i, tomb)
-		}
-	}})
+	sweep; entries 1; entry next live; together 2; times 60 DEL p0; times 60 DEL p1; counters 'swept earlier-boot 61'
+	del next`)
 }
 
 // tombstone returns the tombstone of an attachment, or nil.
@@ -131,9 +100,7 @@ func (n *node) tombstone(key journal.Key) (tomb *journal.Entry) {
 func (n *node) together(order ...string) (most int) {
 	n.Helper()
 	running, done := map[string]string{}, map[string][]string{}
-	for line := range strings.Lines(read(n, filepath.Join(n.faultyDir(), "log"))) {
-		var l logged
-		must(n, json.Unmarshal([]byte(line), &l))
+	for _, l := range n.wholeLog() {
 		if l.Phase == "end" {
 			delete(running, l.ContainerID)
 			continue
@@ -159,7 +126,7 @@ func TestTwoSweeps(t *testing.T) {
 	stories(t, `
 	chain p0, "delayMS": 20 | p1, "delayMS": 20
 	add a; boot a; copies a 20; forgets; plan * DEL late
-	gc-twice; together 1; called 42`, copying, acts{"gc-twice": func(s *story, _ []string) {
+	gc-twice; together 1; times 21 DEL p0; times 21 DEL p1`, acts{"gc-twice": func(s *story, _ []string) {
 		outs := make(chan outcome)
 		for range 2 {
 			go func() { outs <- s.ask("GC", "1.0.0", nil, s.plugins(s.node)...) }()
@@ -183,95 +150,6 @@ func TestRoomAfterFailedADD(t *testing.T) {
 }
 
 var subnets = acts{"subnet": func(s *story, w []string) { s.node.subnet = strings.TrimSuffix(s.node.subnet, "0/24") + w[0] }}
-
-// settling has the statements "settles", which sweeps until the journal is empty, and "second POD TIME",
-// which checks that the pod's pending steps get their second DELs when a grace period that has just begun
-// is over.
-var settling = acts{
-	"settles": func(s *story, _ []string) {
-		eventually(s, "settled", func() bool {
-			s.sweep(undo.DefaultBudgets)
-			return len(s.entries()) == 0
-		})
-	},
-	"second": func(s *story, w []string) {
-		grace, err := time.ParseDuration(w[1])
-		s.must(err)
-		e := s.who(w[0]).entry()
-		s.want(e != nil && len(e.Steps) > 0, "the journal has %+v", e)
-		for _, step := range e.Steps {
-			in := time.Duration(step.Again - journal.BootNanos())
-			s.want(in <= grace && in >= grace-time.Minute, "the second DEL of %s is due in %s", step.Type, in)
-		}
-	},
-}
-
-// TestSweepOfOrphans: unwind was killed, and only delegates hold the lock of an attachment. If it
-// is dead, they are killed when their time is over, and it is settled. As long as it lives, the
-// holder is left alone: it may be a daemon. A delegate that was killed gets one more DEL.
-func TestSweepOfOrphans(t *testing.T) {
-	stories(t, `
-	conf gracePeriod 1h; chain p0 | p1; let ends true
-	either adding: plan p0 ADD kill-parent; killed add a
-	# As after half a second.
-	or deleting: add a; plan p1 DEL kill-parent; killed del a; state a deleting
-	or live: add a; held a; let ends false
-	plan; holder a
-	sweeping a 1h false; sweeping a 1ms $ends
-	if live: drop a; sweeping a 1ms true
-	second a 1h; due a
-	settles`, settling, acts{
-		"held": each((*pod).holdLock),
-		"holder": func(s *story, w []string) {
-			var holders []int
-			eventually(s, "one holds the lock, and none waits for its turn any more", func() bool {
-				holders = s.who(w[0]).holders()
-				return len(holders) == 1
-			})
-			s.acts["sweeping"] = func(s *story, w []string) { // sweeping POD TIME-OF-ORPHANS WHETHER-IT-ENDS
-				budgets := undo.DefaultBudgets
-				budgets.Orphans, _ = time.ParseDuration(w[1])
-				time.Sleep(2 * time.Millisecond)
-				s.sweep(budgets)
-				err := syscall.Kill(holders[0], 0)
-				s.want(fmt.Sprint(errors.Is(err, syscall.ESRCH)) == w[2] && s.who(w[0]).entry() != nil, "the delegate: %v", err)
-			}
-		},
-	})
-}
-
-// TestSecondDELInGracePeriod: a sweep that knows no network's configuration schedules the second
-// DEL of a killed delegate by the grace period that the attachment's network had at the ADD.
-func TestSecondDELInGracePeriod(t *testing.T) {
-	stories(t, `
-	conf gracePeriod 1s; chain p0; add a; drop a
-	plan p0 DEL crash; sweep; second a 1s
-	plan; settles`, settling)
-}
-
-// holdLock starts a process that holds the pod's lock as a delegate does.
-func (p *pod) holdLock() {
-	p.Helper()
-	f, err := os.OpenFile(p.store.LockPath(p.key()), os.O_RDWR|os.O_CREATE, 0o600)
-	must(p, err)
-	defer f.Close()
-	lock := unix.Flock_t{Type: unix.F_WRLCK, Len: 1}
-	must(p, unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock))
-	cmd := exec.Command("sleep", "60")
-	cmd.ExtraFiles = make([]*os.File, delegate.LockFD-3+1)
-	cmd.ExtraFiles[delegate.LockFD-3] = f
-	must(p, cmd.Start())
-	go func() { _ = cmd.Wait() }()
-	p.Cleanup(func() { _ = cmd.Process.Kill() })
-}
-
-// holders returns the processes that hold the pod's lock.
-func (p *pod) holders() []int {
-	p.Helper()
-	pids, err := facts.HoldersOf(p.store.LockPath(p.key()), delegate.LockFD)
-	must(p, err)
-	return pids
-}
 
 // sweepAsRuntime is Sweep, by a process that the runtime started.
 func (p *Plugin) sweepAsRuntime(ctx context.Context, stateDir string, job sweep.Job) ([]sweep.Finding, error) {

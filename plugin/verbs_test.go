@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"cmp"
+	"cni-unwind/plugin/sweep"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -35,7 +36,13 @@ func init() {
 		// addressed [KEYS]: a chain of four with these keys, each of which adds an address to the result
 		"addressed": func(s *story, w []string) { s.chain = addressed(s.node, strings.Join(w, " ")) },
 		// conf KEY [VALUE]: a key of unwind's entry; none without a value
-		"conf":    (*story).setConf,
+		"conf": func(s *story, w []string) {
+			var v any
+			if text := strings.Join(w[1:], " "); text != "" && json.Unmarshal([]byte(text), &v) != nil {
+				v = text
+			}
+			s.conf[w[0]] = v
+		},
 		"hasty":   func(s *story, _ []string) { s.hasty() },
 		"patient": func(s *story, _ []string) { s.patient() },
 		// versions OF-UNWINDS-LIST OF-THE-CHAIN
@@ -47,7 +54,17 @@ func init() {
 		// script PLUGIN TEXT: a plugin that is a shell script
 		"script": func(s *story, w []string) { s.node.script(w[0], w[1]) },
 		// plan PLUGIN VERB MODE, …: of faulty plugins; nothing: all are well
-		"plan": (*story).makePlan,
+		"plan": func(s *story, w []string) {
+			plan := map[string]map[string]string{}
+			for _, one := range listed(w) {
+				f := strings.Fields(one)
+				if plan[f[0]] == nil {
+					plan[f[0]] = map[string]string{}
+				}
+				plan[f[0]][f[1]] = f[2]
+			}
+			s.node.plan(plan)
+		},
 		// lowest: the next pod gets the lowest free address
 		"lowest": func(s *story, _ []string) { s.lowestNext() },
 		// forget ADDRESS: host-local loses its reservation
@@ -74,12 +91,33 @@ func init() {
 		"crowd": (*story).crowd,
 		// inherits POD ADDRESS: is added, and gets it
 		"inherits": func(s *story, w []string) { s.lowestNext(); s.passes([]string{"add", w[0]}); s.wantAddress(w[0], w[1]) },
+		// copies POD N [POD-NAME]: N more such entries, of containers POD-1, POD-2 and so on
+		"copies": func(s *story, w []string) {
+			many, err := strconv.Atoi(w[1])
+			s.must(err)
+			s.who(w[0]).copies(many, strings.Join(w[2:], ""))
+		},
+		// pauses N TIME: the last N entries are tried again at this time
+		"pauses": func(s *story, w []string) {
+			many, err1 := strconv.Atoi(w[0])
+			in, err2 := time.ParseDuration(w[1])
+			s.must(errors.Join(err1, err2))
+			all := s.entries()
+			for _, e := range all[len(all)-many:] {
+				e.Steps[0].Wait.Until = journal.BootNanos() + int64(in)
+				s.must(s.store.Update(s.Context(), func(tx *journal.Tx) error { return tx.Put(e) }))
+			}
+		},
 		// damage PODS: their entries cannot be read
 		"damage": each(func(p *pod) { p.damage() }),
 		// again A B: A's ID in another namespace
 		"again": func(s *story, w []string) { s.pods[w[1]] = s.who(w[0]).again() },
 		// sandbox A B: the pod's next container
-		"sandbox": func(s *story, w []string) { s.pods[w[1]] = s.who(w[0]).nextSandbox(w[1]) },
+		"sandbox": func(s *story, w []string) {
+			old, next := s.who(w[0]), s.pod(w[1])
+			next.Args, next.CapabilityArgs = old.Args, old.CapabilityArgs
+			s.pods[w[1]] = next
+		},
 		// second A B: another interface of the container
 		"second": func(s *story, w []string) { s.pods[w[1]] = s.who(w[0]).second() },
 		// move POD NAME: into a new namespace
@@ -132,11 +170,13 @@ func init() {
 		// reboot PODS
 		"reboot": each(func(p *pod) { before(p) }),
 		// boot PODS: are of an earlier boot, and their namespaces there
-		"boot": each(func(p *pod) { p.edit(func(g *journal.Entry) { g.Host.BootID = earlier }) }),
+		"boot": each(func(p *pod) { p.edit(func(e *journal.Entry) { e.Host.BootID = earlier }) }),
 		// clone PODS: this disk is a copy of another machine's
 		"clone": each((*pod).toAnotherMachine),
 		// state POD STATE
-		"state": func(s *story, w []string) { s.who(w[0]).setState(journal.State(w[1])) },
+		"state": func(s *story, w []string) {
+			s.who(w[0]).edit(func(e *journal.Entry) { e.State = journal.State(w[1]) })
+		},
 		// cutoff PODS: their ADDs were cut off in the first delegate
 		"cutoff": each(func(p *pod) { p.cutOff() }),
 		// due PODS: the time of their second DELs has come
@@ -148,7 +188,12 @@ func init() {
 		// fails VERB [POD] [TEXT …] [code=N]: the error has the texts
 		"fails": (*story).fails,
 		// killed VERB POD: by the plan
-		"killed": (*story).isKilled,
+		"killed": func(s *story, w []string) {
+			if _, err := s.attempt(w); !wasKilled(err) {
+				s.Fatalf("%v", err)
+			}
+			s.when = time.Now()
+		},
 		// kill POINT N [tries] VERB POD: unwind kills itself there, if it comes there; POINT any. With
 		// tries, the verb may fail where it does not.
 		"kill": (*story).killAt,
@@ -162,7 +207,14 @@ func init() {
 		},
 		"over": func(s *story, _ []string) { s.undo["over"]() },
 		// sweeps STATEMENT: which holds after a sweep, a GC and a STATUS
-		"sweeps": (*story).eachSweep,
+		"sweeps": func(s *story, w []string) {
+			at := s.at
+			for name, sweep := range sweeps {
+				sweep(s.node, s.plugins(s.node))
+				s.at = at + " after " + name
+				verbs[w[0]](s, w[1:])
+			}
+		},
 		// statuses N: until the journal has N entries
 		"statuses": func(s *story, w []string) {
 			n, err := strconv.Atoi(w[0])
@@ -192,7 +244,10 @@ func init() {
 
 		// What has to be.
 		// calls VERB PLUGIN, …: since the last time
-		"calls": func(s *story, w []string) { s.wantCalls("calls", listed(w)...) },
+		"calls": func(s *story, w []string) {
+			s.want(slices.Equal(s.node.calls(), listed(w)), "%q", s.node.calls())
+			s.forgetCalls()
+		},
 		// previous ADDRESSES: just these were in the prevResult of each DEL since "calls" or "forgets"
 		"previous": func(s *story, w []string) {
 			for _, l := range s.callLog() {
@@ -248,10 +303,17 @@ func init() {
 		// ends VERB PLUGIN: soon
 		"ends": func(s *story, w []string) { eventually(s, "its end", func() bool { return s.hasEnded(w) }) },
 		// counters 'NAME LABELS N' …: those that are not 0
-		"counters": (*story).wantCounters,
+		"counters": func(s *story, w []string) {
+			var got []string
+			for name, n := range s.node.counters() {
+				got = append(got, fmt.Sprint(name, " ", n))
+			}
+			slices.Sort(got)
+			s.want(slices.Equal(got, w), "%q", got)
+		},
 		// deleted POD N: DELs of faulty plugins
 		"deleted": func(s *story, w []string) { s.wantCount(len(s.who(w[0]).dels()), w[1]) },
-		"open":    func(s *story, w []string) { s.wantOpen("", w[0]) },
+		"open":    func(s *story, w []string) { s.want(s.open(w[0]), "%s is closed", w[0]) },
 		"closed":  func(s *story, w []string) { s.want(!s.open(w[0]), "%s is open", w[0]) },
 		// entry POD [STATE [PENDING [GENERATIONS]]]: is in the journal
 		"entry": (*story).wantEntry,
@@ -261,8 +323,38 @@ func init() {
 		},
 		// pending POD PLUGINS: of its generations in order, each in the order of the chain
 		"pending": (*story).wantPending,
+		// released POD: by a sweep, in time
+		"released": func(s *story, w []string) {
+			eventually(s, "released", func() bool { s.sweep(undo.DefaultBudgets); return s.who(w[0]).entry() == nil })
+		},
+		// agent: its sweep
+		"agent": func(s *story, _ []string) {
+			_, err := s.plugin().Sweep(s.Context(), s.stateDir, sweep.Job{})
+			s.must(err)
+		},
+		// held N: stand-ins for providers' plugins hold so many addresses, in $holds
+		"held": func(s *story, w []string) { s.wantCount(len(s.names(s.vars["holds"])), w[0]) },
+		// unverified POD TEXT: why its DEL, which passed, is not proven
+		"unverified": func(s *story, w []string) {
+			why := s.who(w[0]).unverified()
+			s.want(strings.Contains(why, strings.Join(w[1:], " ")), "%q", why)
+		},
+		// together N: the DELs of each attachment ran one after the other, p1's first, those of N or more at
+		// the same time
+		"together": func(s *story, w []string) {
+			most, err := strconv.Atoi(w[0])
+			s.must(err)
+			got := s.node.together("p1", "p0")
+			s.want(got >= most, "%d attachments at once", got)
+		},
 		// shown PODS: whose namespace each call since "calls" or "forgets" was shown
-		"shown": (*story).wantShown,
+		"shown": func(s *story, w []string) {
+			log := s.callLog()
+			s.want(len(log) == len(w), "%d calls", len(log))
+			for i, l := range log[:min(len(log), len(w))] {
+				s.want(l.NetNS == s.who(w[i]).NetNS, "%s %s was shown %s", l.Command, l.Instance, l.NetNS)
+			}
+		},
 		// parted: waits until no interface of an entry is on the host
 		"parted": (*story).parted,
 		// bare PODS: no interfaces in their namespaces
@@ -278,7 +370,14 @@ func init() {
 			}
 		}),
 		// owners 'ADDRESS CONTAINER IFNAME' …: of host-local's files
-		"owners": (*story).wantOwners,
+		"owners": func(s *story, w []string) {
+			var got []string
+			for address, owner := range s.node.reserved() {
+				got = append(got, address+" "+owner)
+			}
+			slices.Sort(got)
+			s.want(slices.Equal(got, w), "%q", got)
+		},
 		// port ADDRESS: leads to it
 		"port": func(s *story, w []string) { s.wantCount(len(s.node.rules("--to-destination "+w[0]+":80")), "1") },
 		// left: nothing is, on the present network
@@ -295,12 +394,21 @@ func init() {
 		// taken FILES: just these, by faulty plugins
 		"taken": func(s *story, w []string) { s.want(slices.Equal(s.node.taken(), w), "taken: %q", s.node.taken()) },
 		// reserved N [POD]: addresses, in the pod's network
-		"reserved": (*story).wantReserved,
+		"reserved": func(s *story, w []string) {
+			n := s.node
+			if len(w) > 1 {
+				n = s.who(w[1]).node
+			}
+			s.want(strconv.Itoa(len(n.reserved())) == w[0], "%v", n.reserved())
+		},
 		// rules ADDRESS.PLUGIN …: just these, of faulty plugins
 		"rules": func(s *story, w []string) { s.want(slices.Equal(s.addressRules(), w), "rules: %q", s.addressRules()) },
 		"locks": func(s *story, w []string) { s.wantCount(len(s.names(filepath.Join(s.stateDir, "locks"))), w[0]) },
 		// tombstone POD [TEXT]: with this in its reason
-		"tombstone": (*story).wantTombstone,
+		"tombstone": func(s *story, w []string) {
+			tomb := s.who(w[0]).tombstone(s.who(w[0]).key())
+			s.want(tomb != nil && strings.Contains(tomb.Reason, strings.Join(w[1:], " ")), "%+v", tomb)
+		},
 		// remember POD: what it has now
 		"remember": (*story).remember,
 		// unchanged PODS: they have just what they had when it was remembered
@@ -372,14 +480,6 @@ func (s *story) steady(what, now string) {
 	s.vars[what] = now
 }
 
-func (s *story) setConf(w []string) {
-	var v any
-	if text := strings.Join(w[1:], " "); text != "" && json.Unmarshal([]byte(text), &v) != nil {
-		v = text
-	}
-	s.conf[w[0]] = v
-}
-
 func (s *story) enterNetwork(w []string) {
 	if len(w) == 0 {
 		s.node = s.first
@@ -391,18 +491,6 @@ func (s *story) enterNetwork(w []string) {
 		n.bridge = w[1] + n.bridge
 	}
 	s.node, s.nodes = &n, append(s.nodes, &n)
-}
-
-func (s *story) makePlan(w []string) {
-	plan := map[string]map[string]string{}
-	for _, one := range listed(w) {
-		f := strings.Fields(one)
-		if plan[f[0]] == nil {
-			plan[f[0]] = map[string]string{}
-		}
-		plan[f[0]][f[1]] = f[2]
-	}
-	s.node.plan(plan)
 }
 
 func (s *story) path1(w []string) string {
@@ -462,7 +550,7 @@ func (s *story) attempt(w []string) (rest []string, err error) {
 	case "libcni-status":
 		return w[1:], s.cni.GetStatusNetworkList(s.Context(), s.unwind(s.plugins(s.node)...))
 	case "giveup":
-		return w[2:], s.who(w[1]).giveUp()
+		return w[2:], s.plugin().Forget(s.Context(), s.stateDir, s.who(w[1]).key())
 	case "wait":
 		words := 3
 		if w[1] == "status" {
@@ -556,14 +644,6 @@ func (s *story) fails(w []string) {
 	}
 }
 
-func (s *story) isKilled(w []string) {
-	s.Helper()
-	if _, err := s.attempt(w); !wasKilled(err) {
-		s.Fatalf("%v", err)
-	}
-	s.when = time.Now()
-}
-
 func (s *story) killAt(w []string) {
 	s.Helper()
 	nth, err := strconv.Atoi(w[1])
@@ -580,16 +660,6 @@ func (s *story) killAt(w []string) {
 	s.want(s.killed || err == nil || mayFail, "%v", err)
 }
 
-func (s *story) eachSweep(w []string) {
-	s.Helper()
-	at := s.at
-	for name, sweep := range sweeps {
-		sweep(s.node, s.plugins(s.node))
-		s.at = at + " after " + name
-		verbs[w[0]](s, w[1:])
-	}
-}
-
 func (s *story) wantAddress(name, want string) {
 	s.Helper()
 	if got := s.value("$" + name); got != want {
@@ -603,14 +673,14 @@ func (p *pod) toAnotherMachine() {
 	if kind == "" {
 		p.Skip("this machine has no name")
 	}
-	p.edit(func(g *journal.Entry) { g.Host.BootID, g.Host.Machine = earlier, kind+":another" })
+	p.edit(func(e *journal.Entry) { e.Host.BootID, e.Host.Machine = earlier, kind+":another" })
 }
 
 func (p *pod) makeDue() {
-	p.edit(func(g *journal.Entry) {
-		for i := range g.Steps {
-			if g.Steps[i].Again != 0 {
-				g.Steps[i].Again, g.Steps[i].Wait.Until = 1, 1
+	p.edit(func(e *journal.Entry) {
+		for i := range e.Steps {
+			if e.Steps[i].Again != 0 {
+				e.Steps[i].Again, e.Steps[i].Wait.Until = 1, 1
 			}
 		}
 	})
@@ -690,39 +760,11 @@ func (s *story) wantPending(w []string) {
 	s.want(slices.Equal(got, w[1:]), "%v", got)
 }
 
-func (s *story) wantShown(w []string) {
-	s.Helper()
-	log := s.callLog()
-	s.want(len(log) == len(w), "%d calls", len(log))
-	for i, l := range log[:min(len(log), len(w))] {
-		s.want(l.NetNS == s.who(w[i]).NetNS, "%s %s was shown %s", l.Command, l.Instance, l.NetNS)
-	}
-}
-
 func (s *story) breaks(plugin string) {
 	s.Helper()
 	broken := s.breakable(plugin)
 	broken(true)
 	s.undo[plugin] = func() { broken(false) }
-}
-
-func (s *story) wantReserved(w []string) {
-	s.Helper()
-	n := s.node
-	if len(w) > 1 {
-		n = s.who(w[1]).node
-	}
-	s.want(strconv.Itoa(len(n.reserved())) == w[0], "%v", n.reserved())
-}
-
-func (s *story) wantOwners(w []string) {
-	s.Helper()
-	var got []string
-	for address, owner := range s.node.reserved() {
-		got = append(got, address+" "+owner)
-	}
-	slices.Sort(got)
-	s.want(slices.Equal(got, w), "%q", got)
 }
 
 func (s *story) reserve(address, owner string) {
@@ -779,16 +821,6 @@ func (s *story) hasEnded(w []string) bool {
 	return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
 }
 
-func (s *story) wantCounters(w []string) {
-	s.Helper()
-	var got []string
-	for name, n := range s.node.counters() {
-		got = append(got, fmt.Sprint(name, " ", n))
-	}
-	slices.Sort(got)
-	s.want(slices.Equal(got, w), "%q", got)
-}
-
 func (s *story) lock(w []string) {
 	s.Helper()
 	lock, err := (&journal.Store{Dir: s.stateDir}).TryAcquire(s.who(w[0]).key())
@@ -803,12 +835,6 @@ func (s *story) breakJournal(how string) (mend func()) {
 		return s.blockFile(s.store.Path())
 	}
 	return breakages[how](s.node)
-}
-
-func (s *story) wantTombstone(w []string) {
-	s.Helper()
-	tomb := s.who(w[0]).tombstone(s.who(w[0]).key())
-	s.want(tomb != nil && strings.Contains(tomb.Reason, strings.Join(w[1:], " ")), "%+v", tomb)
 }
 
 func (s *story) remember(w []string) {

@@ -86,11 +86,6 @@ func (w *world) reboot() {
 	for _, rule := range w.firewallRules() {
 		run(w, "iptables", append([]string{"-w", "-D"}, strings.Fields(rule)[1:]...)...)
 	}
-	for _, r := range w.people {
-		if r.entry() != nil {
-			r.rewrite(func(e *journal.Entry) { e.Host.BootID = earlier })
-		}
-	}
 	err := w.store.Update(context.Background(), func(tx *journal.Tx) error {
 		for _, r := range w.people {
 			all, err := tx.Records(r.key())
