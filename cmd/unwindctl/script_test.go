@@ -23,6 +23,7 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin"
+	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/undo"
 	"cni-unwind/testdata/nodetest"
@@ -150,7 +151,7 @@ func (w writer) put(files []string) error {
 		e := &journal.Entry{}
 		err := json.Unmarshal([]byte(os.Expand(w.ReadFile(file), func(name string) string {
 			if name == "MACHINE" {
-				kind, _, _ := strings.Cut(thisHost().Machine, ":")
+				kind, _, _ := strings.Cut(facts.This().Machine, ":")
 				return kind
 			}
 			return w.Getenv(name)
@@ -315,7 +316,7 @@ func (w writer) count(args []string) error {
 // here returns an entry whose newest ADD ran here, as far as it does not say otherwise, and whose
 // network namespace is the one at its path.
 func here(e *journal.Entry) *journal.Entry {
-	g, host := e, thisHost()
+	g, host := e, facts.This()
 	given := g.Host
 	g.Host = journal.Host{
 		BootID: cmp.Or(given.BootID, host.BootID), Machine: cmp.Or(given.Machine, host.Machine),
@@ -332,26 +333,6 @@ func here(e *journal.Entry) *journal.Entry {
 		e.Steps[i].Wait.Until = min(e.Steps[i].Wait.Until, soon)
 	}
 	return e
-}
-
-// thisHost is what the plugin would write of this machine and the namespaces of this process.
-func thisHost() journal.Host {
-	line := func(path string) string {
-		data, _ := os.ReadFile(path)
-		return strings.TrimSpace(string(data))
-	}
-	link := func(name string) string {
-		target, _ := os.Readlink("/proc/self/ns/" + name)
-		return target
-	}
-	h := journal.Host{
-		BootID: line("/proc/sys/kernel/random/boot_id"), Machine: "machine-id:" + line("/etc/machine-id"),
-		MountNS: link("mnt"), PIDNS: link("pid"), NetNS: link("net"), TimeNS: link("time"),
-	}
-	if id := strings.ToLower(line("/sys/class/dmi/id/product_uuid")); strings.Trim(id, "0f-") != "" {
-		h.Machine = "dmi:" + id
-	}
-	return h
 }
 
 func become(value string) func([]byte) []byte { return func([]byte) []byte { return []byte(value) } }
