@@ -176,17 +176,6 @@ func holdLock(t *testing.T, pool string) (unlock func()) {
 	return func() { _ = f.Close() }
 }
 
-// awaitWaiter waits until a process waits for a pool's lock, or none does any more.
-func awaitWaiter(t *testing.T, pool string, want bool) {
-	t.Helper()
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if waiting := sandbox.Waiters(t, 0, filepath.Join(pool, "lock")) > 0; waiting == want {
-			return
-		}
-	}
-	t.Fatalf("not in time: somebody waits for the lock: %t", want)
-}
-
 // releaseBeside releases the attachment's reservations in another goroutine.
 func releaseBeside(ctx context.Context, pool string) <-chan error {
 	released := make(chan error, 1)
@@ -217,9 +206,9 @@ func TestReleaseIsBounded(t *testing.T) {
 	if _, given, err := OwnerOf(pool, netip.MustParseAddr("10.1.0.2")); !given || err != nil {
 		t.Errorf("without the lock: given %t, %v", given, err)
 	}
-	awaitWaiter(t, pool, true) // still: an flock cannot be cancelled
+	sandbox.AwaitWaiters(t, 0, filepath.Join(pool, "lock"), 1, 1) // still: an flock cannot be cancelled
 	unlock()
-	awaitWaiter(t, pool, false)
+	sandbox.AwaitWaiters(t, 0, filepath.Join(pool, "lock"), 0, 0)
 	ctx, cancel = context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	check(t, <-releaseBeside(ctx, pool))
@@ -234,7 +223,7 @@ func TestReleaseLooksAgain(t *testing.T) {
 	pool := newPool(t, files{"10.1.0.2": "a\r\neth0", "10.1.0.3": "a\r\neth0", "10.1.0.4": "a\r\neth0"})
 	unlock := holdLock(t, pool)
 	released := releaseBeside(t.Context(), pool)
-	awaitWaiter(t, pool, true)
+	sandbox.AwaitWaiters(t, 0, filepath.Join(pool, "lock"), 1, 1)
 	files{"10.1.0.2": "b\r\neth0"}.Fill(t, pool)
 	check(t, os.Remove(filepath.Join(pool, "10.1.0.3")))
 	unlock()

@@ -78,7 +78,7 @@ func TestWaiters(t *testing.T) {
 		})
 	}
 	callers.Wait()
-	wantWaiters(t, queue, cap(waiters))
+	sandbox.AwaitWaiters(t, os.Getpid(), queue, cap(waiters), cap(waiters))
 	for range 20 {
 		callers.Go(func() {
 			if err := s.View(t.Context(), look); err != nil {
@@ -89,28 +89,5 @@ func TestWaiters(t *testing.T) {
 	holder.say("go on")
 	holder.expect("ok")
 	callers.Wait()
-	wantWaiters(t, queue, 0)
-}
-
-// wantWaiters checks how many threads of this process wait for an flock on a file, for a while.
-func wantWaiters(t *testing.T, path string, want int) {
-	t.Helper()
-	n := sandbox.Waiters(t, os.Getpid(), path)
-	for end := time.Now().Add(10 * time.Second); n != want && time.Now().Before(end); n = sandbox.Waiters(t, os.Getpid(), path) {
-		time.Sleep(10 * time.Millisecond)
-	}
-	if n != want {
-		t.Errorf("%d threads wait for %s, want %d", n, path, want)
-	}
-}
-
-// waiting waits until a process waits for an flock on a file.
-func waiting(t *testing.T, pid int, path string) {
-	t.Helper()
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if sandbox.Waiters(t, pid, path) > 0 {
-			return
-		}
-	}
-	t.Fatalf("process %d does not wait for %s", pid, path)
+	sandbox.AwaitWaiters(t, os.Getpid(), queue, 0, 0)
 }

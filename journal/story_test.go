@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"cni-unwind/testdata/sandbox"
 
 	bolt "go.etcd.io/bbolt"
 )
@@ -96,7 +99,7 @@ func (c *cast) play(step string) {
 	}
 	if waits {
 		if strings.HasPrefix(file, "journal.") {
-			waiting(c.T, p.pid(), filepath.Join(c.store.Dir, strings.TrimSpace(file)))
+			sandbox.AwaitWaiters(c, p.pid(), filepath.Join(c.store.Dir, strings.TrimSpace(file)), 1, math.MaxInt)
 		} else { // nobody waits in the kernel for the lock of an attachment
 			time.Sleep(50 * time.Millisecond)
 		}

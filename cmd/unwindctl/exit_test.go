@@ -57,6 +57,12 @@ func TestInterrupted(t *testing.T) {
 				files, _ := filepath.Glob(filepath.Join(n.dir, "held", "DEL.*"))
 				return files
 			}
+			letGo := func() {
+				n.plan(nil)
+				for _, file := range held() {
+					_ = os.Remove(file)
+				}
+			}
 			workers := 0
 			eventually(t, "the workers", func() bool {
 				before := workers
@@ -75,17 +81,11 @@ func TestInterrupted(t *testing.T) {
 				if left := len(n.ids()); left != many {
 					t.Errorf("%d are left, want all %d", left, many)
 				}
-				n.plan(nil)
-				for _, file := range held() {
-					_ = os.Remove(file)
-				}
+				letGo()
 				eventually(t, "all released", func() bool { n.sweep(home); return len(n.ids()) == 0 })
 				return
 			}
-			n.plan(nil)
-			for _, file := range held() {
-				_ = os.Remove(file)
-			}
+			letGo()
 			_ = cmd.Wait()
 			if code := cmd.ProcessState.ExitCode(); code != 130 {
 				t.Errorf("exit code %d", code)

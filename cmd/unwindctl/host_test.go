@@ -128,12 +128,7 @@ func TestHostRun(t *testing.T) {
 		t.Errorf("it ended with code %d while the DEL was under way", code)
 	}
 	n.Remove(held)
-	select {
-	case <-r.ended:
-	case <-time.After(30 * time.Second):
-		t.Fatal("it does not end")
-	}
-	if code := r.cmd.ProcessState.ExitCode(); code != 0 || len(n.ids()) > 0 {
+	if code := r.wait(30 * time.Second); code != 0 || len(n.ids()) > 0 {
 		t.Errorf("exit code %d; the journal has %v\n%s", code, n.ids(), r.log())
 	}
 }
@@ -214,13 +209,8 @@ func TestHostRunEnds(t *testing.T) {
 
 	r = n.startOnHost(c)
 	check(t, syscall.Kill(n.child(r.cmd.Process.Pid), syscall.SIGKILL))
-	select {
-	case <-r.ended:
-	case <-time.After(time.Minute):
-		t.Fatal("the agent was killed, and the program in the container goes on")
-	}
-	if code := r.cmd.ProcessState.ExitCode(); code != 128+9 {
-		t.Errorf("the agent was killed: exit code %d", code)
+	if code := r.wait(time.Minute); code != 128+9 {
+		t.Errorf("the agent was killed: the program in the container has the exit code %d", code)
 	}
 	out := n.run(c.command(n, "--host", "run", "--interval", "1ms"))
 	if out.code != 2 || strings.Count(out.stderr, "error:") != 1 {

@@ -32,7 +32,10 @@ type runtimeMachine struct {
 }
 
 // quick runs plugins without the race detector's delay at their end.
-type quick struct{ *invoke.RawExec }
+type quick struct {
+	*invoke.RawExec
+	cniversion.PluginDecoder
+}
 
 func (q quick) ExecPlugin(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {
 	return q.RawExec.ExecPlugin(ctx, path, stdin, append(env, "GORACE="+noExitDelay))
@@ -48,18 +51,8 @@ func newRuntimeMachine(t *testing.T) *runtimeMachine {
 		err = errors.Join(err, os.Symlink(path, filepath.Join(n.BinDir(), filepath.Base(path))))
 	}
 	check(t, err)
-	n.cni = libcni.NewCNIConfigWithCacheDir([]string{n.BinDir()}, n.cacheDir, &struct {
-		quick
-		cniversion.PluginDecoder
-		pathFinder
-	}{quick: quick{&invoke.RawExec{Stderr: t.Output()}}})
+	n.cni = libcni.NewCNIConfigWithCacheDir([]string{n.BinDir()}, n.cacheDir, &quick{RawExec: &invoke.RawExec{Stderr: t.Output()}})
 	return n
-}
-
-type pathFinder struct{}
-
-func (pathFinder) FindInPath(plugin string, paths []string) (string, error) {
-	return invoke.FindInPath(plugin, paths)
 }
 
 // provide writes the provider's conflist, whole.

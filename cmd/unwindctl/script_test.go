@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,6 +24,7 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin"
+	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/undo"
 	"cni-unwind/testdata/nodetest"
@@ -134,12 +136,14 @@ type writer struct {
 //	entry KEY STATE [NAME=VALUE…] PLUGIN [STEP]…   puts an entry
 //	put FILE…      puts entries, each a JSON file
 //	bury KEY…      deletes entries and leaves tombstones
+//	years N        moves the wall times of all entries: of the ADD, of the state, of the last change
 //	damage KEY…    replaces the bytes of entries
 //	newer          makes the journal one that only a newer release can read
 //	record FILE…   events, each a JSON file, as of when it says: "ago" is a duration
 //	count N NAME LABEL…   sets a counter
 var writes = map[string]func(writer, []string) error{
 	"put": writer.put, "entry": writer.entry, "bury": writer.bury, "damage": writer.damage, "newer": writer.newer,
+	"years":  writer.years,
 	"record": writer.recordEvents, "count": writer.count,
 }
 
@@ -150,7 +154,7 @@ func (w writer) put(files []string) error {
 		e := &journal.Entry{}
 		err := json.Unmarshal([]byte(os.Expand(w.ReadFile(file), func(name string) string {
 			if name == "MACHINE" {
-				kind, _, _ := strings.Cut(thisHost().Machine, ":")
+				kind, _, _ := strings.Cut(facts.This().Machine, ":")
 				return kind
 			}
 			return w.Getenv(name)
@@ -281,6 +285,25 @@ func (w writer) damage(keys []string) error {
 	return nil
 }
 
+var wallYear = regexp.MustCompile(`"wall":"\d{4}`)
+
+func (w writer) years(args []string) error {
+	years, err := strconv.Atoi(args[0])
+	entries, moved := 0, 0
+	err = errors.Join(err, inFile(w.Store, "entries", "", func(entry []byte) []byte {
+		entries++
+		return wallYear.ReplaceAllFunc(entry, func(b []byte) []byte {
+			moved++
+			year, _ := strconv.Atoi(string(b[len(b)-4:]))
+			return fmt.Appendf(nil, `"wall":"%d`, year+years)
+		})
+	}))
+	if err == nil && (entries == 0 || moved != 3*entries) {
+		err = fmt.Errorf("%d times of %d entries moved", moved, entries)
+	}
+	return err
+}
+
 func (w writer) newer([]string) error {
 	return inFile(w.Store, "meta", "format", become(`{"writer":99,"oldestReader":99}`))
 }
@@ -315,7 +338,7 @@ func (w writer) count(args []string) error {
 // here returns an entry whose newest ADD ran here, as far as it does not say otherwise, and whose
 // network namespace is the one at its path.
 func here(e *journal.Entry) *journal.Entry {
-	g, host := e, thisHost()
+	g, host := e, facts.This()
 	given := g.Host
 	g.Host = journal.Host{
 		BootID: cmp.Or(given.BootID, host.BootID), Machine: cmp.Or(given.Machine, host.Machine),
@@ -334,42 +357,23 @@ func here(e *journal.Entry) *journal.Entry {
 	return e
 }
 
-// thisHost is what the plugin would write of this machine and the namespaces of this process.
-func thisHost() journal.Host {
-	line := func(path string) string {
-		data, _ := os.ReadFile(path)
-		return strings.TrimSpace(string(data))
-	}
-	link := func(name string) string {
-		target, _ := os.Readlink("/proc/self/ns/" + name)
-		return target
-	}
-	h := journal.Host{
-		BootID: line("/proc/sys/kernel/random/boot_id"), Machine: "machine-id:" + line("/etc/machine-id"),
-		MountNS: link("mnt"), PIDNS: link("pid"), NetNS: link("net"), TimeNS: link("time"),
-	}
-	if id := strings.ToLower(line("/sys/class/dmi/id/product_uuid")); strings.Trim(id, "0f-") != "" {
-		h.Machine = "dmi:" + id
-	}
-	return h
-}
-
 func become(value string) func([]byte) []byte { return func([]byte) []byte { return []byte(value) } }
 
-// inFile changes the first value whose key begins so, or the last one of a bucket, past the journal's
-// own code.
+// inFile changes the values of a bucket whose keys begin so, past the journal's own code.
 func inFile(s *journal.Store, bucket, key string, change func([]byte) []byte) error {
 	db, err := bolt.Open(s.Path(), 0o600, nil)
 	if err != nil {
 		return err
 	}
-	return errors.Join(db.Update(func(tx *bolt.Tx) error {
-		b := tx.Bucket([]byte(bucket))
-		found, _ := b.Cursor().Seek([]byte(key)) // the number of the ADD follows
-		if key == "" {
-			found, _ = b.Cursor().Last()
+	return errors.Join(db.Update(func(tx *bolt.Tx) (err error) {
+		b, changed := tx.Bucket([]byte(bucket)), map[string][]byte{}
+		c := b.Cursor()
+		for k, v := c.Seek([]byte(key)); bytes.HasPrefix(k, []byte(key)) && k != nil; k, v = c.Next() {
+			changed[string(k)] = change(bytes.Clone(v))
 		}
-		k := bytes.Clone(found)
-		return b.Put(k, change(b.Get(k)))
+		for k, v := range changed {
+			err = errors.Join(err, b.Put([]byte(k), v))
+		}
+		return err
 	}), db.Close())
 }

@@ -6,11 +6,25 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
-// Waiters returns how many threads wait for an flock on a file: those of one process, or all for 0.
+// AwaitWaiters waits until so many threads wait for an flock on a file: those of one process, or all
+// for 0.
+func AwaitWaiters(t testing.TB, pid int, path string, least, most int) {
+	t.Helper()
+	n := -1
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if n = waiters(t, pid, path); least <= n && n <= most {
+			return
+		}
+	}
+	t.Fatalf("%d threads of process %d wait for %s, want %d to %d", n, pid, path, least, most)
+}
+
+// waiters returns how many threads wait for an flock on a file: those of one process, or all for 0.
 // /proc/locks has a line twice if it changes while it is read.
-func Waiters(t testing.TB, pid int, path string) (n int) {
+func waiters(t testing.TB, pid int, path string) (n int) {
 	t.Helper()
 	var st syscall.Stat_t
 	locks, err := os.ReadFile("/proc/locks")

@@ -17,6 +17,9 @@ func TestPlaces(t *testing.T) {
 	every := "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nmax_conf_num = 0\nbin_dirs = ['/home/kubernetes/bin']\n"
 	both := map[string]string{nodetest.ContainerdConfig: every, nodetest.K3sConfig: "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.cni]\nconf_dir = '/k3s'\n"}
 	twoDirs := map[string]string{nodetest.ContainerdConfig: "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/a', '/b']\n"}
+	sameDirs := map[string]string{
+		nodetest.ContainerdConfig: "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/a', '/b']\nmax_conf_num = 0\n",
+		nodetest.K3sConfig:        "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/a']\nmax_conf_num = 0\n"}
 	for _, c := range []struct {
 		name     string
 		files    map[string]string
@@ -39,7 +42,11 @@ func TestPlaces(t *testing.T) {
 		{"other directories, given", map[string]string{nodetest.ContainerdConfig: every}, Target{ConfDir: "/c", BinDir: "/b"}, "/c", "/b", 0, "The directories are as specified."},
 		{"directories given, a broken configuration", map[string]string{nodetest.ContainerdConfig: "["}, Target{ConfDir: "/c", BinDir: "/b"}, "/c", "/b", 0, "The directories are as specified."},
 		{"a broken configuration", map[string]string{nodetest.ContainerdConfig: "["}, Target{}, "", "", 0, "/etc/containerd/config.toml: not valid TOML"},
-		{"two", both, Target{}, "", "", 0, "this machine has several runtimes"},
+		{"two", both, Target{}, "", "", 0, "this machine has several runtimes with different directories:\n" +
+			"  containerd: conflists in /etc/cni/net.d, plugins in /home/kubernetes/bin\n  k3s: conflists in /k3s, plugins in /opt/cni/bin"},
+		{"two of the same directories", sameDirs, Target{}, "/etc/cni/net.d", "/a /b", 2, "The runtime is containerd, "},
+		{"another than the two", both, Target{Runtime: "b"}, "", "", 0, `runtime "b" is not on this machine; found: containerd, k3s`},
+		{"one that is not there", nil, Target{Runtime: "a"}, "", "", 0, `runtime "a" is not on this machine; found: -`},
 		{"one of two", both, Target{Runtime: "k3s"}, "/k3s", "/opt/cni/bin", 0, "The runtime is k3s, "},
 		{"one of two, both its directories elsewhere", both, Target{Runtime: "k3s", ConfDir: "/c", BinDir: "/b"}, "/c", "/b /opt/cni/bin", 0, "The runtime is k3s, "},
 		{"a default", map[string]string{"run/containerd/containerd.sock": ""}, Target{}, "/etc/cni/net.d", "/opt/cni/bin", 0,

@@ -352,45 +352,6 @@ func TestFindRuntimesBroken(t *testing.T) {
 	}
 }
 
-// TestChooseRuntime has somebody choose only where it makes a difference.
-func TestChooseRuntime(t *testing.T) {
-	t.Parallel()
-	a := Runtime{Name: "a", ConfDir: "/c", BinDirs: []string{"/b", "/x"}, Problems: []string{"p"}}
-	same := Runtime{Name: "same", ConfDir: "/c", BinDirs: []string{"/b"}, Problems: []string{"q"}}
-	other := Runtime{Name: "other", ConfDir: "/c", BinDirs: []string{"/d"}}
-	for _, c := range []struct {
-		name     string
-		found    []Runtime
-		runtime  string
-		want     string
-		problems int
-		err      string
-	}{
-		{"none", nil, "", "", 0, ""},
-		{"none, one named", nil, "a", "", 0, `runtime "a" is not on this machine; found: -`},
-		{"one", []Runtime{a}, "", "a", 1, ""},
-		{"two of the same directories", []Runtime{a, same}, "", "a", 2, ""},
-		{"two of other directories", []Runtime{a, other}, "", "", 0, "this machine has several runtimes with different directories:\n" +
-			"  a: conflists in /c, plugins in /b, /x\n  other: conflists in /c, plugins in /d"},
-		{"two of other directories, one named", []Runtime{a, other}, "other", "other", 0, ""},
-		{"a wrong name", []Runtime{a, other}, "b", "", 0, `runtime "b" is not on this machine; found: a, other`},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			r, err := Choose(c.found, c.runtime)
-			if (err != nil || c.err != "") && (err == nil || err.Error() != c.err) {
-				t.Errorf("error %v, want %q", err, c.err)
-			}
-			if r.Name != c.want || len(r.Problems) != c.problems {
-				t.Errorf("%+v, want %q with %d problems", r, c.want, c.problems)
-			}
-			if err == nil && (r.ConfDir == "" || len(r.BinDirs) == 0) {
-				t.Errorf("no directories: %+v", r)
-			}
-		})
-	}
-}
-
 // TestAsksTogether: runtimes that hang cost the time of one. Each question here waits for the other.
 func TestAsksTogether(t *testing.T) {
 	t.Parallel()

@@ -85,15 +85,3 @@ func TestDefinitionAnswers(t *testing.T) {
 		})
 	}
 }
-
-// TestDefinitionKubeconfig: one that cannot be used is an error with its path.
-func TestDefinitionKubeconfig(t *testing.T) {
-	s := newServer(t, func(http.ResponseWriter, *http.Request) {})
-	put(t, s.Root, kubeFile, token)
-	if _, err := s.listed(t); err == nil || err.Error() != "kubeconfig "+kubeFile+": not a kubeconfig in YAML" {
-		t.Error(err)
-	}
-	if n := s.requests.Load(); n != 0 {
-		t.Errorf("%d requests", n)
-	}
-}
