@@ -81,7 +81,7 @@ var helps = map[string][]string{
 	"degraded_operations_total": {"ADDs and DELs that continued without the journal, as far as known.",
 		"verb", "reason"},
 	"ipam_addresses": {"Addresses in host-local's pools by range set; an ADD takes one address from " +
-		"each set. Addresses outside the chain's ranges have set=\"none\". state=\"free\" is absent " +
+		"each set. Addresses outside the chain's ranges have set=none. state=free is absent " +
 		"for these, and for a set of 2^53 addresses or more.", "network", "pool", "set", "family",
 		"state"},
 	"status": {"Whether pods of this node go through unwind: 1 for the current state, else 0.",
