@@ -1,6 +1,9 @@
 package main
 
 import (
+	"errors"
+	"io/fs"
+	"os"
 	"slices"
 	"strings"
 
@@ -43,6 +46,30 @@ func addScopeFlags(cmd *cobra.Command, of *inspect.Scope) {
 	_ = cmd.MarkFlagDirname("conf-dir")
 	_ = cmd.RegisterFlagCompletionFunc("cri", completeSockets)
 	addStateFlag(cmd, &of.Directories)
+	resolve := cmd.PreRunE
+	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
+		if cmd.Flags().Changed("conf-dir") {
+			if err := checkConfDir(of.ConfDir); err != nil {
+				return err
+			}
+		}
+		return resolve(cmd, args)
+	}
+}
+
+// checkConfDir returns an error for a directory that does not exist. The name is likely mistyped.
+func checkConfDir(dir string) error {
+	problem := ""
+	if info, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		problem = "no such directory"
+	} else if err == nil && !info.IsDir() {
+		problem = "not a directory"
+	}
+	if problem == "" {
+		return nil
+	}
+	return term.WithHint("set --conf-dir to the runtime's directory of conflists, or omit it", "%w",
+		term.Usage("--conf-dir %s: %s", dir, problem))
 }
 
 // lookFormats are the formats of most read-only commands.

@@ -67,6 +67,9 @@ func forgetCommand() *cobra.Command {
 
 // forgettable returns the attachments that the command names.
 func forgettable(cmd *cobra.Command, args []string, flags forgetFlags) ([]journal.Key, error) {
+	if err := inspect.CheckNetwork(cmd.Context(), flags.Directories, flags.network); err != nil {
+		return nil, err
+	}
 	p := inspect.Plugin(cmd.ErrOrStderr())
 	findings, err := inspect.Judge(cmd.Context(), p, flags.StateDir, nil)
 	if len(args) == 1 {

@@ -46,6 +46,9 @@ func ipamCommand() *cobra.Command {
 }
 
 func showPools(cmd *cobra.Command, of inspect.Scope, o *term.Output) error {
+	if err := inspect.CheckNetwork(cmd.Context(), of.Directories, of.Network); err != nil {
+		return err
+	}
 	pools, err := inspect.ReadPools(cmd.Context(), streams(cmd), of)
 	var wrong term.UsageError
 	if errors.As(err, &wrong) {

@@ -28,6 +28,9 @@ func listCommand() *cobra.Command {
 			"  unwindctl list --sort-by .created\n" +
 			"  unwindctl list -o name",
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := inspect.CheckNetwork(cmd.Context(), at, network); err != nil {
+				return err
+			}
 			store := &journal.Store{Dir: at.StateDir}
 			attachments, err := inspect.ReadJournal(cmd.Context(), store)
 			attachments = slices.DeleteFunc(attachments, func(a inspect.Attachment) bool {
@@ -42,7 +45,7 @@ func listCommand() *cobra.Command {
 			case o.IsObject():
 				err = errors.Join(o.PrintObject(out, "attachments", attachments), err)
 			case len(attachments) == 0 && o.Format != term.Name:
-				err = inspect.PrintNoAttachments(out, store)
+				err = inspect.PrintNoAttachments(out, store, network)
 			default:
 				err = errors.Join(inspect.PrintAttachments(out, attachments, &o), err)
 			}

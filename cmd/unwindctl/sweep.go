@@ -108,6 +108,9 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	if errors.As(listErr, &wrong) {
 		return listErr
 	}
+	if err := inspect.CheckNetwork(ctx, flags.Directories, flags.Network); err != nil {
+		return err
+	}
 	s.List = list
 	var poolErr error
 	s.Cache, s.Path = true, cmp.Or(s.Path, node.BinPath(ctx))

@@ -62,10 +62,14 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 	paths, err := netconf.Conflists(r.ConfDir)
 	if err != nil || len(paths) == 0 {
 		text := "no conflist in " + r.ConfDir
+		remedy := "install the network's provider, then unwindctl install"
 		if err != nil {
 			text += ": " + err.Error()
+		} else if !durable.Exists(r.ConfDir) {
+			text += ": no such directory"
+			remedy = "install the network's provider, or set --conf-dir to the runtime's directory"
 		}
-		e.add("network", Failure, "install the network's provider, then unwindctl install", "%s", text)
+		e.add("network", Failure, remedy, "%s", text)
 		return nil, nil
 	}
 	var ours *netconf.Conflist

@@ -102,9 +102,12 @@ func describe(e *journal.Entry) Attachment {
 	return a
 }
 
-// PrintNoAttachments prints that the journal is empty or does not exist.
-func PrintNoAttachments(out io.Writer, store *journal.Store) error {
+// PrintNoAttachments prints that the journal is empty, has none of a network, or does not exist.
+func PrintNoAttachments(out io.Writer, store *journal.Store, network string) error {
 	text := "No attachments."
+	if network != "" {
+		text = fmt.Sprintf("No attachments in network %s.", network)
+	}
 	if _, err := os.Lstat(store.Path()); errors.Is(err, fs.ErrNotExist) {
 		text = fmt.Sprintf("No attachments: there is no journal in %s.", store.Dir)
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
-	"os"
 	"strings"
 
 	"cni-unwind/cmd/internal/term"
@@ -71,13 +70,7 @@ func reserved(f *sweep.Finding) bool { return len(f.Addresses) > 0 && !f.Cached 
 // PrintNoFindings prints that there are no attachments, in the selected network or at all. Without
 // a list of pods, it also prints how many addresses were not judged.
 func PrintNoFindings(out io.Writer, of Scope, job sweep.Job) error {
-	store := &journal.Store{Dir: of.StateDir}
-	var err error
-	if _, statErr := os.Lstat(store.Path()); statErr != nil || of.Network == "" {
-		err = PrintNoAttachments(out, store)
-	} else {
-		_, err = fmt.Fprintf(out, "No attachments in network %s.\n", of.Network)
-	}
+	err := PrintNoAttachments(out, &journal.Store{Dir: of.StateDir}, of.Network)
 	given := 0
 	for _, p := range job.Pools {
 		taken, _ := pools.Taken(p.Dir)

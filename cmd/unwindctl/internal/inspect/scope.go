@@ -11,6 +11,7 @@ import (
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/cmd/unwindctl/internal/pools"
+	"cni-unwind/journal"
 	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/sweep"
@@ -94,6 +95,45 @@ func (s Scope) readValid(stdin io.Reader) (*facts.List, error) {
 			"node always has a pod; nothing is released without --force", s.Valid))
 	}
 	return facts.NewList(s.Network, valid), nil
+}
+
+// CheckNetwork returns an error if neither a conflist nor an attachment of this node, now or in the
+// history, has the network. It returns nil if a file that may have it cannot be read.
+func CheckNetwork(ctx context.Context, at node.Directories, network string) error {
+	s, err := ReadSnapshot(ctx, &journal.Store{Dir: at.StateDir}, nil)
+	if network == "" || err != nil || len(s.Damaged) > 0 {
+		return nil
+	}
+	var networks []string
+	for _, a := range append(s.Attachments, attachmentsOf(s.Events)...) {
+		networks = append(networks, a.Network)
+	}
+	cached, _ := new(facts.Node).Cache()
+	for _, c := range cached {
+		networks = append(networks, c.Network)
+	}
+	for _, dir := range at.All() {
+		paths, err := netconf.Conflists(dir)
+		if err != nil {
+			return nil
+		}
+		for _, path := range paths {
+			c, _ := netconf.ReadConflist(path)
+			if c == nil {
+				return nil
+			}
+			networks = append(networks, c.Name)
+		}
+	}
+	if slices.Contains(networks, network) {
+		return nil
+	}
+	hint := "this node has no network yet"
+	if slices.Sort(networks); len(networks) > 0 {
+		hint = "the networks of this node: " + strings.Join(slices.Compact(networks), ", ")
+	}
+	return term.WithHint(hint, "--network %s: no conflist in %s and no attachment on this node has "+
+		"this network", network, strings.Join(at.All(), ", "))
 }
 
 // Pools returns the host-local pools in the scope, with or without unwind.
