@@ -147,7 +147,7 @@ func (n *machine) leftAlone(where place) {
 	n.Helper()
 	before, dels := n.file(), n.calls("DEL")
 	ids := n.ids()
-	for _, args := range [][]string{{"--dry-run"}, {}, {"--force"}, {"--network", network, "--valid-attachments", n.listOf()}} {
+	for _, args := range [][]string{{"--dry-run"}, {}, {"--force"}, {"--network", network, "--valid-attachments", n.listOf(), "--force"}} {
 		out := n.sweep(where, args...)
 		results := out.results()
 		for _, id := range ids {
