@@ -48,7 +48,7 @@ func addScopeFlags(cmd *cobra.Command, of *inspect.Scope) {
 	addStateFlag(cmd, &of.Directories)
 	resolve := cmd.PreRunE
 	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
-		if cmd.Flags().Changed("conf-dir") {
+		if cmd.Flags().Changed("conf-dir") && of.ConfDir != "" {
 			if err := checkConfDir(of.ConfDir); err != nil {
 				return err
 			}

@@ -100,8 +100,11 @@ func (s Scope) readValid(stdin io.Reader) (*facts.List, error) {
 // CheckNetwork returns an error if neither a conflist nor an attachment of this node, now or in the
 // history, has the network. It returns nil if a file that may have it cannot be read.
 func CheckNetwork(ctx context.Context, at node.Directories, network string) error {
+	if network == "" {
+		return nil
+	}
 	s, err := ReadSnapshot(ctx, &journal.Store{Dir: at.StateDir}, nil)
-	if network == "" || err != nil || len(s.Damaged) > 0 {
+	if err != nil || len(s.Damaged) > 0 {
 		return nil
 	}
 	var networks []string
