@@ -2,11 +2,13 @@ package main
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
@@ -51,6 +53,9 @@ func historyCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if why := unwritable(flags.StateDir); why != "" {
+				fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s: unwind cannot record events\n", why)
+			}
 			events = slices.DeleteFunc(inspect.Told(events), func(e journal.Event) bool {
 				return !flags.match(e, args)
 			})
@@ -74,6 +79,19 @@ func historyCommand() *cobra.Command {
 	_ = cmd.RegisterFlagCompletionFunc("kind", cobra.FixedCompletions(eventKinds,
 		cobra.ShellCompDirectiveNoFileComp))
 	return cmd
+}
+
+// unwritable returns why no event can be written to the state directory, or "".
+func unwritable(stateDir string) string {
+	var st unix.Statfs_t
+	switch err := unix.Statfs(stateDir, &st); {
+	case err != nil: // it does not exist yet
+	case st.Flags&unix.ST_RDONLY != 0:
+		return stateDir + " is on a read-only file system"
+	case st.Bfree == 0:
+		return "the disk of " + stateDir + " is full"
+	}
+	return ""
 }
 
 func (flags *historyFlags) check(args []string) error {

@@ -59,11 +59,10 @@ func sweepCommand() *cobra.Command {
 		Args:              term.OneArg,
 		ValidArgsFunction: completeNames(&flags.Directories, false),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			least := map[bool]time.Duration{false: time.Minute, true: 1}[flags.yes]
-			if given := flags.job.GracePeriod; cmd.Flags().Changed("grace-period") && given < least {
-				return term.WithHint("a pod that has just started may not be on the list yet; if no pod "+
-					"starts on this node: --yes", "%w",
-					term.Usage("--grace-period %s: must be at least %s", given, least))
+			if cmd.Flags().Changed("grace-period") {
+				if err := checkGracePeriod(flags.job.GracePeriod, flags.yes); err != nil {
+					return err
+				}
 			}
 			return runSweep(cmd, args, flags)
 		},
@@ -86,6 +85,19 @@ func sweepCommand() *cobra.Command {
 	flags.output.AddFlags(cmd, cmd.Flags(), "findings, including live ones", lookFormats...)
 	addScopeFlags(cmd, &flags.Scope)
 	return cmd
+}
+
+func checkGracePeriod(given time.Duration, yes bool) error {
+	switch {
+	case yes && given <= 0:
+		return term.WithHint("the shortest grace period: --grace-period 1ns --yes", "%w",
+			term.Usage("--grace-period %s: must be positive", given))
+	case !yes && given < time.Minute:
+		return term.WithHint("a pod that has just started may not be on the list yet; if no pod "+
+			"starts on this node: --yes", "%w",
+			term.Usage("--grace-period %s: must be at least 1m", given))
+	}
+	return nil
 }
 
 func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
@@ -118,12 +130,13 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 		s.Pools, poolErr = flags.Pools()
 	}
 	p := inspect.Plugin(cmd.ErrOrStderr())
-	if s.Progress != nil {
-		defer context.AfterFunc(ctx, func() {
-			fmt.Fprintln(cmd.ErrOrStderr(),
-				"\ninterrupted: waiting for running DELs; interrupt again to exit immediately")
-		})()
-	}
+	defer context.AfterFunc(ctx, func() {
+		if s.Progress != nil { // the cursor is behind ^C
+			fmt.Fprintln(cmd.ErrOrStderr())
+		}
+		fmt.Fprintln(cmd.ErrOrStderr(),
+			"interrupted: waiting for running DELs; interrupt again to exit immediately")
+	})()
 	findings, err := p.Sweep(ctx, flags.StateDir, s)
 	flags.GiveList(findings)
 	listErr = errors.Join(listErr, poolErr)

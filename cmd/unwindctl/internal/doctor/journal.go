@@ -87,10 +87,13 @@ func (e *examination) rollbacks(events []journal.Event) {
 		}
 	}
 	for _, of := range slices.Sorted(maps.Keys(count)) {
+		failed := fmt.Sprintf("plugin %s failed %s", of, term.Plural(count[of], "ADD", "ADDs"))
+		if of == "-" { // no plugin is to blame
+			failed = term.Plural(count[of], "ADD", "ADDs") + " failed"
+		}
 		e.add("pods", Warning, "fix the cause of that error; unwindctl history --since "+
 			term.Roughly(pendingLong)+" -o wide lists all errors",
-			"plugin %s failed %s in %s; last error: %s", of,
-			term.Plural(count[of], "ADD", "ADDs"), term.Roughly(pendingLong), last[of])
+			"%s in %s; last error: %s", failed, term.Roughly(pendingLong), last[of])
 	}
 }
 

@@ -161,7 +161,7 @@ func readPool(ctx context.Context, of sweep.Pool, n *Node) (*Pool, error) {
 			p.add(reservation{Address: a, State: "unknown",
 				Why: "not a valid host-local file; host-local never assigns an address while a file with " +
 					"its name exists",
-				Remedy: "if nothing needs it, remove the file from " + of.Dir})
+				Remedy: "If nothing needs it, remove the file from " + of.Dir})
 		}
 	}
 	slices.SortFunc(p.Reservations, func(a, b reservation) int {
@@ -268,7 +268,7 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Node) reservation {
 	if r.IsHeld() {
 		one.State, one.ContainerID, one.IfName = "live", r.HeldFor.ContainerID, r.HeldFor.IfName
 		one.Why = "unwind holds it while a late DEL of its last owner runs"
-		one.Remedy = "if that DEL was killed, unwindctl sweep releases it"
+		one.Remedy = "If that DEL was killed, unwindctl sweep releases it"
 		return one
 	}
 	if r.Empty() {
@@ -286,7 +286,7 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Node) reservation {
 		one.State, one.Why = states[f.Fate], whyOf(f)
 		if f.Recent() {
 			one.State = "recent"
-			one.Remedy = "to judge it sooner: " + n.sweep + " --grace-period 1m"
+			one.Remedy = "To judge it sooner: " + n.sweep + " --grace-period 1m"
 		}
 		if f.Releasable() {
 			one.State, one.Remedy = "leaked", "unwindctl sweep releases it"
@@ -296,7 +296,7 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Node) reservation {
 			}
 			var guard *sweep.MassReleaseError
 			if errors.As(f.Err, &guard) {
-				one.Remedy = "implausibly many attachments seem dead, so sweeps keep them; to check: " +
+				one.Remedy = "Implausibly many attachments seem dead, so sweeps keep them; to check: " +
 					"unwindctl sweep --dry-run --force"
 			} else if len(f.Pending) > 0 && f.State != journal.Live && f.State != journal.Adding {
 				one.Remedy = "unwindctl sweep releases it once the DELs of these plugins succeed: " +
