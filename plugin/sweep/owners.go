@@ -88,6 +88,9 @@ func (s *Sweep) planOwners(ctx context.Context) (findings []Finding, err error) 
 	}
 	if s.Cache {
 		g.errs = append(g.errs, cacheErr)
+		for _, e := range g.noChain {
+			g.errs = append(g.errs, e.named())
+		}
 	}
 	for _, o := range g.all {
 		findings = append(findings, s.findingOn(o))
@@ -102,6 +105,7 @@ type gathering struct {
 	byKey     map[journal.Key]*owner
 	inJournal map[string]bool // container IDs
 	booted    time.Time
+	noChain   []chainError // by error
 	errs      []error
 }
 
@@ -156,9 +160,7 @@ func (g *gathering) addCached(c *facts.Cached) {
 	chain, conf, through, err := c.Chain()
 	switch {
 	case err != nil:
-		if g.Cache {
-			g.errs = append(g.errs, fmt.Errorf("%s: %w", c.Path, err))
-		}
+		g.failChain(c.Path, err)
 		return
 	case o == nil && (through || !g.Cache ||
 		len(netconf.InterfaceOf(c.Result, c.IfName).Addresses) == 0):
@@ -167,6 +169,32 @@ func (g *gathering) addCached(c *facts.Cached) {
 	o = g.add(key)
 	o.Pod, o.cached, o.chain, o.conf = c.Pod(), c, chain, conf
 	g.addHeld(o)
+}
+
+// failChain notes that the chain of a file in libcni's cache cannot be used.
+func (g *gathering) failChain(path string, err error) {
+	i := slices.IndexFunc(g.noChain, func(is chainError) bool { return is.err.Error() == err.Error() })
+	if i < 0 {
+		g.noChain = append(g.noChain, chainError{err, path, 0})
+	} else {
+		g.noChain[i].more++
+	}
+}
+
+// chainError is an error in the chain of a file in libcni's cache. If a chainFile is gone, all files
+// of its network have the same error.
+type chainError struct {
+	err  error
+	path string // of the first file
+	more int    // files
+}
+
+func (e chainError) named() error {
+	files := map[bool]string{true: "file", false: "files"}[e.more == 1]
+	if e.more == 0 {
+		return fmt.Errorf("%s: %w", e.path, e.err)
+	}
+	return fmt.Errorf("%s and %d more %s: %w", e.path, e.more, files, e.err)
 }
 
 // addHeld adds the attachment's addresses in pools of its chain that the sweep does not cover, for
