@@ -65,9 +65,9 @@ func TestMistakeThatCannotBeProven(t *testing.T) {
 	or owed, two of them: chain p0 | p1
 	or refused, two of them, one with the mistake: chain $bad | p1
 	or refused, the chain cannot be read: chain {"type": "unwind"}
-	if refused: fails del a; fails del a; entry a; taken a.eth0.p0; logged 'stays pending without an error for the runtime' 0
-	if owed: del a; del a; entry a; taken a.eth0.p0; logged 'stays pending without an error for the runtime'
-	if done: del a; del a; gone a; taken; logged 'stays pending without an error for the runtime' 0
+	if refused: fails del a; fails del a; entry a; taken a.eth0.p0; logged 'stays pending, but the runtime gets no error' 0
+	if owed: del a; del a; entry a; taken a.eth0.p0; logged 'stays pending, but the runtime gets no error'
+	if done: del a; del a; gone a; taken; logged 'stays pending, but the runtime gets no error' 0
 	plan; chain p0; status; gc`)
 }
 

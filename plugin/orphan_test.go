@@ -51,7 +51,7 @@ func TestDelDuringAdd(t *testing.T) {
 	stories(t, `
 	hasty; conf delegateTimeout; chain p0 | p1, "delayMS": 700
 	either its delegate hangs: plan p1 ADD hang-effect; start add a; awaits ADD p1; del a
-		fails wait add a 'plugin type="faulty" failed (add): killed because unwind was asked to stop'
+		fails wait add a 'plugin type="faulty" failed (add): killed because unwind was told to stop'
 	or it hangs in its rollback too: plan p1 ADD hang-effect, p1 DEL hang; start add a; awaits ADD p1; start del a; awaits DEL p1; plan
 	if rollback: wait del a; fails wait add a
 	or it does not react: plan p1 ADD hang-effect; start add a; awaits ADD p1; signal STOP a; del a; fails wait add a
