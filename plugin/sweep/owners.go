@@ -181,8 +181,8 @@ func (g *gathering) failChain(path string, err error) {
 	}
 }
 
-// chainError is an error in the chain of a file in libcni's cache. If a chainFile is gone, all files
-// of its network have the same error.
+// chainError is an error in the chain of a file in libcni's cache. If a chainFile is gone, all
+// files of its network have the same error.
 type chainError struct {
 	err  error
 	path string // of the first file

@@ -104,7 +104,11 @@ func (v Version) MovedCNI(confDir, binDir string) string {
 	if v.Major == 1 {
 		return fmt.Sprintf("version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\n  conf_dir = %q\n  bin_dir = %q\n", confDir, binDir)
 	}
-	return fmt.Sprintf("version = 3\n[plugins.\"io.containerd.cri.v1.runtime\".cni]\n  conf_dir = %q\n  bin_dirs = [%q]\n", confDir, binDir)
+	bin := fmt.Sprintf("bin_dirs = [%q]", binDir)
+	if strings.HasPrefix(v.Name, "containerd 2.0.") { // it ignores bin_dirs
+		bin = fmt.Sprintf("bin_dir = %q", binDir)
+	}
+	return fmt.Sprintf("version = 3\n[plugins.\"io.containerd.cri.v1.runtime\".cni]\n  conf_dir = %q\n  %s\n", confDir, bin)
 }
 
 // Containerd is a containerd on a node.

@@ -102,8 +102,8 @@ func describe(e *journal.Entry) Attachment {
 	return a
 }
 
-// PrintNoAttachments prints that the journal is empty, has no attachment of the network, or does not
-// exist.
+// PrintNoAttachments prints that the journal does not exist, or contains no attachment of the
+// network.
 func PrintNoAttachments(out io.Writer, store *journal.Store, network string) error {
 	text := "No attachments."
 	if network != "" {

@@ -105,7 +105,7 @@ func CheckNetwork(ctx context.Context, at node.Directories, network string) erro
 	}
 	s, err := ReadSnapshot(ctx, &journal.Store{Dir: at.StateDir}, nil)
 	if err != nil || len(s.Damaged) > 0 {
-		return nil
+		return nil //nolint:nilerr // the journal may contain the network
 	}
 	var networks []string
 	for _, a := range append(s.Attachments, attachmentsOf(s.Events)...) {
@@ -118,7 +118,7 @@ func CheckNetwork(ctx context.Context, at node.Directories, network string) erro
 	for _, dir := range at.All() {
 		paths, err := netconf.Conflists(dir)
 		if err != nil {
-			return nil
+			return nil //nolint:nilerr // a conflist there may have the network
 		}
 		for _, path := range paths {
 			c, _ := netconf.ReadConflist(path)
