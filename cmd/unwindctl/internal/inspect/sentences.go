@@ -17,7 +17,7 @@ import (
 )
 
 // summary describes an attachment's addresses, why it is kept or will be released, and how to
-// release it. all are the attachments in the journal.
+// release it. all contains every attachment in the journal.
 func summary(a *Attachment, f *sweep.Finding, all []Attachment) []string {
 	lines := []string{fmt.Sprintf("%s, interface %s in network %s, has no recorded address.",
 		capital(whose(a)), a.IfName, a.Network)}
