@@ -209,7 +209,7 @@ func (c *contest) wantOutcome(errDEL, errADD error) {
 	if c.silent && slices.ContainsFunc(c.callLog(), ofA) {
 		c.Errorf("A's DEL was run once more: %v", c.calls())
 	}
-	if waits := fmt.Sprintf(`"deferred" attachment=%s`, c.b.key()); strings.Contains(c.log(), waits) {
+	if waits := fmt.Sprintf(`msg=deferred attachment=%s`, c.b.key()); strings.Contains(c.log(), waits) {
 		c.Errorf("A's DEL has waited for B's ADD, which waits for it: %s", waits)
 	}
 	c.plan(nil)

@@ -275,7 +275,7 @@ func TestBrakeOnANode(t *testing.T) {
 	plan p0 ADD fail-effect, p0 DEL fail; fails del deleting; fails add rolling-back
 	plan; boot earlier
 	kept $x_eth0 $y_eth0 $z_eth0 deleting.eth0 rolling-back.eth0 earlier.eth0
-	let says unwind: GC incomplete, 1 failed: 12 of the 20 live attachments of this boot seem dead, which is implausibly many
+	let says unwind: GC incomplete, 1 failed: 12 of the 20 attachments of this boot seem dead, which is implausibly many
 	forgets; fails gc list $z code=11 '$says'; kept $x_eth0 $y_eth0 $z_eth0; times 0 GC p0
 	fails gc list $z code=11 '$says'; kept $x_eth0 $y_eth0 $z_eth0
 	gc list $y $z; kept $y_eth0 $z_eth0

@@ -13,7 +13,7 @@ import (
 type MassReleaseError struct{ Dead, Live int }
 
 func (e *MassReleaseError) Error() string {
-	return fmt.Sprintf("%d of the %d live attachments of this boot seem dead, which is implausibly "+
+	return fmt.Sprintf("%d of the %d attachments of this boot seem dead, which is implausibly "+
 		"many; they are kept. If they are dead: unwindctl sweep --force", e.Dead, e.Live)
 }
 

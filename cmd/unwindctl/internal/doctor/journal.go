@@ -141,7 +141,7 @@ func (e *examination) attachments(s *inspect.Snapshot, found *inspect.Node) {
 	if g := found.Guard; g != nil {
 		e.add("attachments", Warning,
 			"check with unwindctl sweep --dry-run --force; if they are dead: unwindctl sweep --force",
-			"%d of the %d live attachments of this boot seem dead, which is implausibly many; sweeps "+
+			"%d of the %d attachments of this boot seem dead, which is implausibly many; sweeps "+
 				"keep them", g.Dead, g.Live)
 	}
 	e.verdicts(found, pending)
