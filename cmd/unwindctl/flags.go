@@ -26,7 +26,7 @@ func addStateFlag(cmd *cobra.Command, at *node.Directories) {
 	_ = cmd.MarkFlagDirname("state-dir")
 }
 
-// addNetworkFlag adds --network. It completes the networks in the journal.
+// addNetworkFlag adds --network. The shell completes it with the networks in the journal.
 func addNetworkFlag(cmd *cobra.Command, at *node.Directories, network *string, help string) {
 	cmd.Flags().StringVar(network, "network", "", help)
 	_ = cmd.RegisterFlagCompletionFunc("network",

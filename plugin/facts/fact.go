@@ -23,7 +23,7 @@ func lookFor(is func() (bool, error)) *Fact {
 	}}
 }
 
-// Ask returns the fact. If the fact is unknown, why is the reason.
+// Ask returns the fact. If the fact is unknown, why contains the reason.
 func (f *Fact) Ask() (v tristate.Value, why string) {
 	if !f.looked {
 		var err error
