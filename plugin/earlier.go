@@ -30,7 +30,7 @@ func (a *adding) open(ctx context.Context, killed []string) error {
 	if err != nil {
 		a.log.Warn("cannot read the earlier result of the attachment", "err", err)
 	} else if cached != nil {
-		a.entry.Before = netconf.InterfaceOf(cached.Result, a.key.IfName)
+		a.cached = netconf.InterfaceOf(cached.Result, a.key.IfName)
 	}
 	if a.rec.Unwritable {
 		return a.refuseAgain(seen)
@@ -178,7 +178,7 @@ func (a *adding) refuseLive(prior *journal.Entry) error {
 // namespace. This ADD would fail, and its rollback, which goes by container ID, would remove the
 // resources of the first.
 func (a *adding) refuseAgain(seen facts.Interface) error {
-	if a.entry.Occupant == "" || !seen.Is(a.entry.Before) {
+	if a.entry.Occupant == "" || !seen.Is(a.cached) {
 		return nil
 	}
 	return a.addedAlready("in the same network namespace")

@@ -85,6 +85,18 @@ func TestInterruptedAfterAnother(t *testing.T) {
 	or a sweep: sweep; gone b`)
 }
 
+// TestInterruptedOverUnknown: a pod was added past the journal, and still runs. unwind is killed in
+// another ADD of the same container ID, in another namespace. A sweep keeps that record: its DELs go
+// by the container ID, and would release what the pod has.
+func TestInterruptedOverUnknown(t *testing.T) {
+	stories(t, `
+	chain p0 | bridge
+	past add a; again a b
+	plan p0 ADD kill-parent-effect; killed add b; free b; plan; drop b
+	sweep; reserved 1
+	drop a; del b; reserved 0`)
+}
+
 // TestPortOfNewGeneration: portmap's rules are keyed by the container ID. The retry of an old DEL
 // must not remove the port of the container that has the ID now: neither in the ADD of a pod that
 // would settle it, nor in that of one that has its old address, if it were dead.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -182,9 +183,10 @@ type adding struct {
 	*op
 	chain   *netconf.Chain
 	entry   *journal.Entry
-	prior   []*journal.Entry // earlier ADDs of the attachment in the journal, newest first
-	started int              // number of delegates that were started
-	durable bool             // the entry is live and complete in the journal
+	prior   []*journal.Entry  // earlier ADDs of the attachment in the journal, newest first
+	cached  journal.Interface // of the attachment in libcni's cache when the ADD began
+	started int               // number of delegates that were started
+	durable bool              // the entry is live and complete in the journal
 }
 
 // callOf returns the ADD call of a delegate, without its configuration.
@@ -212,9 +214,16 @@ func (a *adding) journalFailed(ctx context.Context, err error) error {
 	return nil
 }
 
-// findPrior finds the earlier ADDs of the attachment that are not undone.
-func (a *adding) findPrior(tx *journal.Tx) (err error) {
-	a.prior, err = tx.Pending(a.key)
+// findPrior finds the earlier ADDs of the attachment that are not undone. If libcni's cache contains
+// the result of an earlier ADD in the journal, this ADD's record keeps its interface, see
+// journal.Entry. A result that is not in the journal may be of a pod that still runs.
+func (a *adding) findPrior(tx *journal.Tx) error {
+	records, err := tx.Records(a.key)
+	if facts.HasADD(records, a.cached) {
+		a.entry.Before = a.cached
+	}
+	a.prior = slices.DeleteFunc(records,
+		func(e *journal.Entry) bool { return e.State == journal.Undone })
 	return journal.IgnoreDamaged(err) // the intent overwrites a damaged record
 }
 

@@ -136,7 +136,9 @@ func (m *protocol) rollBack(s *state, p int) {
 func (m *protocol) findADD(s state, p int, to func(string, state)) {
 	pr, c := &s.p[p], &s.c[of(p)]
 	if pr.seen == 0 {
-		pr.before = c.cachedN
+		if pr.before = 0; c.knows(c.cachedN) {
+			pr.before = c.cachedN
+		}
 	}
 	for at := range c.r {
 		if r := &c.r[at]; r.pending() && pr.seen&(1<<r.n) == 0 && m.without != records {

@@ -89,6 +89,14 @@ func InterfaceOf(e *journal.Entry) journal.Interface {
 	return e.Interface
 }
 
+// HasADD reports whether one of the records is certainly of the ADD with a named interface, or
+// follows that ADD.
+func HasADD(records []*journal.Entry, named journal.Interface) bool {
+	return slices.ContainsFunc(records, func(e *journal.Entry) bool {
+		return SameADD(InterfaceOf(e), named) == tristate.Yes || SameADD(e.Before, named) == tristate.Yes
+	})
+}
+
 // SameADD reports whether two results can come from the same ADD. Conversion to an old version of
 // the specification drops the interfaces, and all but one address per family. So the addresses of
 // one result may be a subset of the other's.

@@ -64,18 +64,10 @@ func (u *undoing) addressesOfOthers(ctx context.Context) []netip.Addr {
 func (w *Worker) hasADD(ctx context.Context, one facts.Cached) (has bool) {
 	w.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
 		records, err := tx.Records(one.Key())
-		has = hasADD(records, one)
+		has = facts.HasADD(records, netconf.InterfaceOf(one.Result, one.IfName))
 		return journal.IgnoreDamaged(err)
 	})
 	return has
-}
-
-func hasADD(records []*journal.Entry, one facts.Cached) bool {
-	cached := netconf.InterfaceOf(one.Result, one.IfName)
-	return slices.ContainsFunc(records, func(e *journal.Entry) bool {
-		return facts.SameADD(facts.InterfaceOf(e), cached) == tristate.Yes ||
-			facts.SameADD(e.Before, cached) == tristate.Yes
-	})
 }
 
 // othersOf returns the records of other attachments that claim an address of a record, or none if
