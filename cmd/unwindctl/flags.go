@@ -48,17 +48,19 @@ func addScopeFlags(cmd *cobra.Command, of *inspect.Scope) {
 	addStateFlag(cmd, &of.Directories)
 	resolve := cmd.PreRunE
 	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
-		if cmd.Flags().Changed("conf-dir") && of.ConfDir != "" {
-			if err := checkConfDir(of.ConfDir); err != nil {
-				return err
-			}
+		if err := checkConfDir(cmd, of.ConfDir); err != nil {
+			return err
 		}
 		return resolve(cmd, args)
 	}
 }
 
-// checkConfDir returns an error for a directory that does not exist. The name is likely mistyped.
-func checkConfDir(dir string) error {
+// checkConfDir returns an error if --conf-dir is a directory that does not exist. The name is likely
+// mistyped.
+func checkConfDir(cmd *cobra.Command, dir string) error {
+	if !cmd.Flags().Changed("conf-dir") || dir == "" {
+		return nil
+	}
 	problem := ""
 	if info, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		problem = "no such directory"

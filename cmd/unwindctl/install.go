@@ -71,6 +71,9 @@ func offCommand() *cobra.Command {
 
 func addOffFlags(cmd *cobra.Command, flags *install.UninstallOptions) {
 	addPlaceFlags(cmd, &flags.Target)
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
+		return checkConfDir(cmd, flags.ConfDir)
+	}
 	cmd.Flags().StringVar(&flags.StateDir, "state-dir", "",
 		"use the journal in `DIR` (default: from unwind's conflist)")
 	user := cmp.Or(os.Getenv("SUDO_USER"), os.Getenv("USER"), "root")

@@ -37,10 +37,10 @@ func (s Setup) WriteConflist(p *Plan) (changed bool, err error) {
 	if err := durable.Replace(p.path, bytes.NewReader(p.content), 0o644); err != nil {
 		return false, err
 	}
-	if durable.Exists(s.offPath()) {
-		return true, durable.Remove(s.offPath())
+	for _, path := range s.kept() { // also one of the other form, which on would take for this one
+		err = errors.Join(err, durable.Remove(path))
 	}
-	return true, nil
+	return true, err
 }
 
 // prepareState creates the state directory, so that a failure shows now and not at each pod's ADD.
