@@ -85,6 +85,18 @@ func TestInterruptedAfterAnother(t *testing.T) {
 	or a sweep: sweep; gone b`)
 }
 
+// TestInterruptedBesideOlder: the same while a DEL of the earlier ADD is pending. No commit has seen
+// host-local's file of the interrupted ADD, and yet it is no sign of an ADD that the journal did not
+// record.
+func TestInterruptedBesideOlder(t *testing.T) {
+	stories(t, `
+	chain p0, "ipam": $hostlocal | p1
+	add a; again a b
+	plan p0 ADD kill-parent-effect, p1 DEL fail; killed add b; free b; plan; drop b
+	either the next ADD: again b c; add c; del c
+	or a sweep: sweep; gone b`)
+}
+
 // TestInterruptedOverUnknown: a pod was added past the journal, and still runs. unwind is killed in
 // another ADD of the same container ID, in another namespace. A sweep keeps that record: its DELs go
 // by the container ID, and would release what the pod has.

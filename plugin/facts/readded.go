@@ -28,7 +28,13 @@ func (n *Node) Later(ctx context.Context, e *journal.Entry) (tristate.Value, err
 		records = append(records, all...)
 		return journal.IgnoreDamaged(err)
 	})
-	for pool := range poolsOf(records) {
+	pools := poolsOf(records)
+	if slices.ContainsFunc(records, func(e *journal.Entry) bool {
+		return e.State == journal.Adding && e.Result == nil
+	}) {
+		pools = nil // an interrupted ADD may have created a file that no commit saw
+	}
+	for pool := range pools {
 		found, err := n.View.reservations(pool)
 		if err != nil {
 			return tristate.Unknown, err
