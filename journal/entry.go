@@ -95,9 +95,9 @@ type Entry struct {
 	// Interface is the container's interface in the result. An undone record keeps it instead of the
 	// result.
 	Interface Interface `json:"interface,omitzero"`
-	// Before is the interface of an earlier ADD in the journal that libcni's cache still contained when
-	// this ADD began. The cache keeps it until this ADD succeeds, however many are interrupted, so it is
-	// no sign of an ADD that the journal did not record.
+	// Before is the interface of an earlier ADD in the journal that libcni's cache still contained
+	// when this ADD began. The cache keeps it until this ADD succeeds, however many are interrupted,
+	// so it is no sign of an ADD that the journal did not record.
 	Before Interface `json:"before,omitzero"`
 	// Failed is set if the ADD failed, so that the runtime has no result.
 	Failed bool `json:"failed,omitempty"`

@@ -214,8 +214,8 @@ func (a *adding) journalFailed(ctx context.Context, err error) error {
 	return nil
 }
 
-// findPrior finds the earlier ADDs of the attachment that are not undone. If libcni's cache contains
-// the result of an earlier ADD in the journal, this ADD's record keeps its interface, see
+// findPrior finds the earlier ADDs of the attachment that are not undone. If libcni's cache
+// contains the result of an earlier ADD in the journal, this ADD's record keeps its interface, see
 // journal.Entry. A result that is not in the journal may be of a pod that still runs.
 func (a *adding) findPrior(tx *journal.Tx) error {
 	records, err := tx.Records(a.key)

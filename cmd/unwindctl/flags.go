@@ -55,8 +55,8 @@ func addScopeFlags(cmd *cobra.Command, of *inspect.Scope) {
 	}
 }
 
-// checkConfDir returns an error if --conf-dir is a directory that does not exist. The name is likely
-// mistyped.
+// checkConfDir returns an error if --conf-dir is a directory that does not exist. The name is
+// likely mistyped.
 func checkConfDir(cmd *cobra.Command, dir string) error {
 	if !cmd.Flags().Changed("conf-dir") || dir == "" {
 		return nil
