@@ -163,10 +163,14 @@ func checkPods(t *testing.T, w *e2e.Worker) {
 	}
 }
 
-// checkAddresses fails the test unless each pod has an address of its own, which answers and is reserved.
+// checkAddresses fails the test unless each pod has an address of its own, which answers and is reserved. A late DEL of another
+// pod may hold an address while it runs.
 func checkAddresses(t *testing.T, w *e2e.Worker) {
 	t.Helper()
 	pods, reserved, owners := w.Pods(""), w.Reserved(), map[string]string{}
+	for end := time.Now().Add(5 * time.Second); len(reserved) != len(pods) && time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		pods, reserved = w.Pods(""), w.Reserved()
+	}
 	for _, pod := range pods {
 		if other, twice := owners[pod.IP]; twice {
 			t.Errorf("%s and %s have the same address %s", other, pod.Name, pod.IP)

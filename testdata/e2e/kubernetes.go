@@ -339,5 +339,5 @@ func (d *daemon) log() string {
 	lines := slices.DeleteFunc(strings.SplitAfter(string(data), "\n"), func(l string) bool {
 		return strings.HasPrefix(l, "I") || strings.HasPrefix(l, `{"level":"info"`)
 	})
-	return strings.Join(lines[max(0, len(lines)-20):], "")
+	return strings.Join(lines[max(0, len(lines)-6):], "")
 }
