@@ -110,7 +110,7 @@ HELM_VERSION := $(shell sed -n 's|^\thelm.sh/helm/v3 ||p' $(CHECK)/go.mod)
 HELM_STAMP   := $(E2E)/helm/.built-$(HELM_VERSION)
 
 # The tests that have several goroutines at work in one process.
-RACES := ^Test(Soak|.*OverSeam|TwoSweeps|Sweep.*|Pace.*|OneSweep.*|StatusSweeps|StatusOfDelegates|StatusMakesRoom|StatusDuringAdd|Lock.*|StillQueue|OneThread.*|Kept|ServeIdle|Dedup.*|Agent.*|Run.*)$$
+RACES := Test(Soak|.*OverSeam|TwoSweeps|Sweep.*|Pace.*|OneSweep.*|StatusSweeps|StatusOfDelegates|StatusMakesRoom|StatusDuringAdd|Lock.*|StillQueue|OneThread.*|Kept|ServeIdle|Dedup.*|Agent.*|Run.*)
 
 # testdata is outside of ./...
 ALL_PACKAGES := ./... ./testdata/faulty ./testdata/standin ./testdata/unwind/... ./testdata/sandbox ./testdata/e2e/...
@@ -166,7 +166,8 @@ deps: ## install what is missing of iptables, nftables, iproute2, ping, pkill, s
 # race detector.
 test: deps tools build ## run all tests on real plugins and namespaces, then those of one process with -race (as root)
 	CGO_ENABLED=0 go test -parallel 16 -timeout 30m ./...
-	UNWIND_TEST_SOAK=100 CGO_ENABLED=1 go test -race -parallel 16 -timeout 30m -run '$(RACES)' ./...
+	UNWIND_TEST_SOAK=100 CGO_ENABLED=1 go test -race -parallel 16 -timeout 30m -run '^$(RACES)$$' \
+		$$(grep -rlE '^func $(RACES)\(' --include='*_test.go' cmd ipam journal plugin | xargs -n 1 dirname | sort -u | sed 's|^|./|')
 	set -e; for module in $(IMAGE_WRITER) $(SBOM_WRITER); do go test -C $$module -count=1 ./...; done
 
 proof: deps tools build ## run the long proofs: large models, whole matrices, all disks after a loss of power, 100,000 pairs in the journal, 10,000 pods (as root, half an hour)
