@@ -21,7 +21,7 @@ func TestVerdictTables(t *testing.T) {
 	}
 	row("another process holds the attachment's lock", func() {})
 	row("unwind cannot determine whether another process holds the attachment's lock", func() { ev.Locked = tristate.Unknown })
-	row("unwind runs in namespaces other than those of the ADD, so it [may not judge](../README.md#who-may-look) the attachment", func() {
+	row("unwind runs in namespaces other than those of the ADD, so it [may not judge](../README.md#who-may-judge) the attachment", func() {
 		ev.Locked, ev.AddedUnseen = tristate.No, tristate.No
 	})
 	row("the ADD ran on another machine, so a sweep removes only host-local's files", func() {
