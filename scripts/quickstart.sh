@@ -140,7 +140,7 @@ install() {
 	if command -v helm >/dev/null; then
 		helm install unwind "$root/scripts/deploy/helm/unwind" -n kube-system --set "image.repository=${image%:*}" \
 			--set "image.tag=${image##*:}" --set "nodeSelector.kubernetes\\.io/hostname=$hostname"
-	else # equals the chart with its default values
+	else # daemonset.yaml equals the chart with its default values
 		daemonset | kubectl apply -f -
 	fi
 	kubectl -n kube-system rollout status ds/unwind --timeout=180s

@@ -34,7 +34,7 @@ func TestVerdictTables(t *testing.T) {
 	row("the state is `adding`, and nobody holds the lock, so the ADD was killed before it printed success", func() {
 		ev.SameBoot, ev.State, ev.LockFile = tristate.Yes, journal.Adding, tristate.Yes
 	})
-	row("no mount of the namespace, no process in it and no host end of the interface exists, and no list contains the attachment", func() {
+	row("the namespace has no mount and no process, the host end of the interface is gone, and no list contains the attachment", func() {
 		ev.State, ev.NetNS, ev.HasProcess, ev.HostLink = journal.Live, tristate.No, tristate.No, tristate.No
 	})
 	row("a list lacks the attachment, but a process is in the attachment's namespace", func() {
@@ -58,7 +58,7 @@ func TestVerdictTables(t *testing.T) {
 		table.add(words, DecideOrphan(o))
 	}
 	orphan("unwind runs in namespaces other than the runtime's", func() {})
-	orphan("no list covers the owner, but the cgroup of a process names the container",
+	orphan("no list covers the owner, but the cgroup path of a process contains the container ID",
 		func() { o.SameNamespaces, o.Runs = tristate.Yes, tristate.Yes })
 	orphan("no list covers the owner, but an interface in some namespace has the address",
 		func() { o.Runs, o.InUse = tristate.No, tristate.Yes })
@@ -69,7 +69,7 @@ func TestVerdictTables(t *testing.T) {
 		func() { o.PastGracePeriod = tristate.No })
 	orphan("unwind cannot read libcni's cache", func() { o.PastGracePeriod = tristate.Yes })
 	orphan("libcni's cache contains the owner, and the network namespace in that entry exists, or the entry has none", func() { o.Cached = tristate.Yes })
-	orphan("the cgroup of a process names the container, for example `…/cri-containerd-ID.scope`",
+	orphan("the cgroup path of a process contains the container ID, as in `…/cri-containerd-ID.scope`",
 		func() { o.Cached, o.Runs = tristate.No, tristate.Yes })
 	orphan("an interface in some namespace has the address", func() { o.Runs, o.InUse = tristate.No, tristate.Yes })
 	orphan("unwind cannot inspect some process or network namespace", func() { o.InUse = tristate.Unknown })
