@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Shows what a failing plugin leaks, with real plugins in real namespaces: the same failing pods on the same /28 with
-# the chain without unwind and with it, then a good pod through unwind. `make demo` builds what it needs and runs it.
+# Shows which addresses a failing plugin leaks, with real plugins in real namespaces. It runs the same failing pods on a
+# /28 without and with unwind, and then a working pod with unwind. `make demo` builds the programs and runs this script.
 #
-# usage: scripts/demo.sh [pods]      (as root; 16 pods unless told)
+# usage: scripts/demo.sh [pods]      (as root; default: 16 pods)
 #
-# All of it happens in a network and a mount namespace of its own, with its own /run/netns and /var/lib/cni: bridges,
-# rules, namespaces and libcni's cache vanish with the script, however it ends, and the machine's are not touched.
-# Exits non-zero if what it shows is not true.
+# The script runs in its own network and mount namespace, with its own /run/netns and /var/lib/cni. Its bridges, rules,
+# namespaces and libcni cache disappear when it ends for any reason. It changes nothing on the machine. It exits with a
+# non-zero code if a claim that it prints is not true.
 set -euo pipefail
 export LC_ALL=C
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 pods=${1:-16}
-addresses=13 # of a /28: 16 less network, broadcast and gateway
+addresses=13 # in a /28: 16 without network, broadcast and gateway
 
 die() {
 	echo "error: $1" >&2
@@ -24,28 +24,29 @@ die() {
 
 enter_namespaces() {
 	[[ $pods =~ ^[1-9][0-9]?$ ]] || die "the number of pods must be between 1 and 99, not '$pods'"
-	[[ $(id -u) == 0 ]] || die "the demo makes network namespaces, which takes root"
+	[[ $(id -u) == 0 ]] || die "the demo must run as root, because it creates network namespaces"
 	local file command
 	for command in unshare nsenter ip iptables iptables-save ping timeout; do
-		command -v "$command" >/dev/null || die "$command is missing" "make deps"
+		command -v "$command" >/dev/null || die "$command is missing" "run make deps"
 	done
 	for file in bin/unwind bin/unwindctl .tools/bin/cnitool .tools/cni/bridge .tools/test/faulty; do
-		[[ -x $root/$file ]] || die "$file is missing" "make tools build"
+		[[ -x $root/$file ]] || die "$file is missing" "run make tools build"
 	done
 
 	work=$(mktemp -d "${TMPDIR:-/tmp}/unwind-demo.XXXXXX")
 	made=()
 	trap 'rm -rf "$work"; for d in "${made[@]}"; do rmdir "$d" 2>/dev/null || true; done' EXIT
-	for file in /run/netns /var/lib/cni; do # to mount on
+	for file in /run/netns /var/lib/cni; do # mount points
 		[[ -d $file ]] || { mkdir "$file"; made+=("$file"); }
 	done
-	unshare --net --mount true || die "no network and mount namespace can be made here" "a privileged container will do"
+	unshare --net --mount true ||
+		die "cannot create a network and mount namespace" "if this is a container, start it with --privileged"
 	UNWIND_DEMO_DIR=$work unshare --net --mount "${BASH_SOURCE[0]}" "$pods"
 }
 
 # --- inside: configuration -------------------------------------------------------------------------------------------
 
-# failing_chain prints the chain of the failing pods, the same for both but for its bridge, subnet and folders.
+# failing_chain prints the chain of the failing pods. Each network has its own bridge, subnet and directories.
 failing_chain() { # name subnet
 	cat <<-JSON
 		[ { "type": "bridge", "bridge": "demo-$1",
@@ -97,30 +98,30 @@ heal_faulty() {
 	echo '{}' >"$work/faulty-unwind/plan.json"
 }
 
-# --- inside: what a runtime does, and what one can count ---------------------------------------------------------------
+# --- inside: the runtime's part, and counters ---------------------------------------------------------------
 
-cni() { # add|del network pod, as the runtime calls it; output in $work/out
+cni() { # add|del network pod: calls the chain like a runtime; the output is in $work/out
 	timeout 90 "$root/.tools/bin/cnitool" "$1" "$2" "/run/netns/$3" >"$work/out" 2>&1
 }
 
-last_line() { # of $work/out: where cnitool says what was wrong
+last_line() { # prints the last line of $work/out, which contains cnitool's error
 	tail -n 1 "$work/out"
 }
 
-reserved() { # network: how many addresses host-local holds for it
+reserved() { # network: prints how many addresses host-local has reserved
 	mkdir -p "$work/ipam/$1"
 	find "$work/ipam/$1" -name '10.*' | wc -l
 }
 
-ping_from() { # pod address; output in $work/out
+ping_from() { # pod address: the output is in $work/out
 	nsenter --net="/run/netns/$1" ping -q -c 1 -w 5 "$2" >"$work/out" 2>&1
 }
 
-veths() { # network: how many interfaces its bridge has
+veths() { # network: prints how many interfaces its bridge has
 	ip -o link show master "demo-$1" | wc -l
 }
 
-rules() { # address: how many iptables rules name it
+rules() { # address: prints how many iptables rules contain it
 	iptables-save | grep -cwF -- "$1" || true
 }
 
@@ -128,15 +129,15 @@ journal() { # [--json]
 	"$root/bin/unwindctl" list --state-dir "$work/state" "$@"
 }
 
-count() { # key in the journal's JSON, with its value if it matters
+count() { # key, or key and value: prints how often it is in the journal's JSON
 	journal --json | { grep -oE "\"$1\"" || true; } | wc -l
 }
 
-empty() { # whether the journal has no attachment; a list that fails says nothing
+empty() { # succeeds if the journal contains no attachment; fails if the list cannot be printed
 	[[ "$(journal --json)" == *'"attachments": []'* ]]
 }
 
-# --- inside: what is shown -------------------------------------------------------------------------------------------
+# --- inside: the demo -----------------------------------------------------------------------------------------------
 
 bold='' red='' green='' plain=''
 if [[ -t 1 ]]; then
@@ -148,7 +149,7 @@ title() {
 	printf '\n%s%s%s\n' "$bold" "$1" "$plain"
 }
 
-# check says whether a claim holds, and remembers if one does not.
+# check prints whether a claim is true, and sets wrong=1 if it is not.
 check() { # claim command...
 	local claim=$1
 	shift
@@ -165,29 +166,29 @@ check() { # claim command...
 	fi
 }
 
-# fail_pod starts a pod that cannot start, tears it down as a runtime would, and counts what stays reserved.
+# fail_pod starts a pod whose ADD fails, sends the DEL like a runtime, and counts the addresses that stay reserved.
 declare -A exhausted=() held=() told=() course=()
 fail_pod() { # network try
 	local pod=$1-$2
 	ip netns add "$pod"
 	if cni add "$1" "$pod"; then
-		die "ADD of $pod passed, though its chain fails"
+		die "ADD of $pod succeeded, although its chain fails"
 	fi
 	: "${told[$1]:=$(last_line)}"
 	if grep -q 'no IP addresses available' "$work/out"; then
 		: "${exhausted[$1]:=$2}"
 	elif ! grep -q 'faulty: last ADD refused' "$work/out"; then
-		die "ADD of $pod was to fail at the faulty plugin, and says: $(last_line)"
+		die "ADD of $pod did not fail at the faulty plugin: $(last_line)"
 	fi
-	cni del "$1" "$pod" || true # fails as well; a runtime logs that and goes on
+	cni del "$1" "$pod" || true # it fails too; a runtime logs that and continues
 	ip netns del "$pod"
 	held[$1]=$(reserved "$1")
 	course[$1]+="${held[$1]} "
 }
 
 fail_pods() {
-	title "1. $pods pods that cannot start: bridge + host-local assign an address, then the faulty plugin fails ADD and DEL"
-	echo "   Each pod: netns made, cnitool add, cnitool del, netns removed. Addresses reserved after it, of $addresses:"
+	title "1. $pods pods get an address from bridge and host-local; then the faulty plugin fails ADD and DEL"
+	echo "   Each pod: create netns, cnitool add, cnitool del, delete netns. Reserved addresses after each, of $addresses:"
 	echo
 	printf '   %5s   %-26s %s\n' pod 'without unwind' 'with unwind'
 	local try note
@@ -203,23 +204,23 @@ fail_pods() {
 	local expected=$((pods < addresses ? pods : addresses))
 	check "without unwind: $expected addresses leaked" test "${held[plain]}" = "$expected"
 	if ((pods > addresses)); then
-		check "without unwind: none left at pod $((addresses + 1))" test "${exhausted[plain]:-}" = $((addresses + 1))
+		check "without unwind: no address is left at pod $((addresses + 1))" test "${exhausted[plain]:-}" = $((addresses + 1))
 	fi
-	check "unwind: no address leaked" test "${held[unwind]}" = 0
-	check "unwind: the pool was never exhausted" test -z "${exhausted[unwind]:-}"
+	check "with unwind: no address leaked" test "${held[unwind]}" = 0
+	check "with unwind: the pool was never exhausted" test -z "${exhausted[unwind]:-}"
 }
 
 replay() {
-	title "2. The pending DELs: those of the faulty plugin, and nothing else"
+	title "2. Only the DELs of the faulty plugin are pending"
 	echo
 	journal | sed 's/^/   /'
 	echo
-	echo "   (host-local has these addresses free again: they are those that the pending DELs will name.)"
+	echo "   (host-local has already released these addresses. The pending DELs still contain them.)"
 	echo
 	pending=$(count containerID)
-	check "the journal holds each pod once" test "$pending" = "$pods"
-	check "each has one pending DEL" test "$(count plugin)" = "$pods"
-	check "it is the faulty plugin's" test "$(count 'plugin": "faulty')" = "$pods"
+	check "the journal contains each pod once" test "$pending" = "$pods"
+	check "each pod has one pending DEL" test "$(count plugin)" = "$pods"
+	check "each pending DEL is for the faulty plugin" test "$(count 'plugin": "faulty')" = "$pods"
 	title "3. The faulty plugin is repaired, and each pod gets one more DEL"
 	echo
 	heal_faulty
@@ -229,11 +230,11 @@ replay() {
 	done
 	pending_after=$(count containerID)
 	check "every DEL succeeds, although the netns is gone" test "$failed" = 0
-	check "the journal is empty: unwindctl list --json has none" empty
+	check "the journal is empty: unwindctl list --json prints no attachment" empty
 }
 
 good_pod() {
-	title "4. A good pod through unwind: bridge + host-local, firewall, portmap (host port 18080)"
+	title "4. A working pod with unwind: bridge and host-local, firewall, portmap (host port 18080)"
 	echo
 	ip netns add good
 	export CAP_ARGS='{"portMappings":[{"hostPort":18080,"containerPort":80,"protocol":"tcp"}]}'
@@ -241,10 +242,10 @@ good_pod() {
 	local address
 	address=$(grep -oE '10\.213\.2\.[0-9]+/28' "$work/out" | head -n 1) || die "no address in its result: $(last_line)"
 	address=${address%/*}
-	echo "         it has $address, $(veths good) veth on the bridge, $(rules "$address") iptables rules that name it"
+	echo "         it has the address $address, $(veths good) veth on the bridge, and $(rules "$address") iptables rules"
 	check "it pings its gateway" ping_from good 10.213.2.1
 	sed -n 's/^.* received/         &/p' "$work/out"
-	check "its rules are there" test "$(rules "$address")" -gt 0
+	check "its iptables rules exist" test "$(rules "$address")" -gt 0
 	check "DEL succeeds" cni del good good
 	ip netns del good
 	left="$(reserved good), $(veths good), $(rules "$address")"
@@ -252,7 +253,7 @@ good_pod() {
 	check "the journal is empty" empty
 }
 
-# picture draws the addresses held after each pod as an SVG of 13 by 16 cells.
+# picture prints an SVG of the addresses that stay reserved after each pod.
 picture() {
 	cat <<-SVG
 		<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 250" font-family="sans-serif" font-size="13">
@@ -281,12 +282,12 @@ picture() {
 	SVG
 }
 
-# draw checks that the README's picture shows these figures; with UPDATE=1 it draws it.
+# draw checks that the README's picture shows these figures. With UPDATE=1, it writes the picture first.
 draw() {
 	((pods == 16)) || return 0
 	picture >"$work/out"
 	[[ -z ${UPDATE:-} ]] || cp "$work/out" "$root/scripts/demo.svg"
-	check "the picture in the README shows these figures (UPDATE=1 draws it)" cmp "$work/out" "$root/scripts/demo.svg"
+	check "the picture in the README shows these figures (UPDATE=1 writes it)" cmp "$work/out" "$root/scripts/demo.svg"
 }
 
 table() {
@@ -297,9 +298,9 @@ table() {
 	printf "$row" 'pods that failed to start' "$pods" "$pods"
 	printf "$row" 'addresses leaked' "${held[plain]} of $addresses" "${held[unwind]} of $addresses"
 	printf "$row" 'first pod that got "no IP addresses available"' "${exhausted[plain]:-none}" "${exhausted[unwind]:-none}"
-	printf "$row" 'pods with a pending DEL, on record' none "$pending"
+	printf "$row" 'pods with a recorded pending DEL' none "$pending"
 	printf "$row" '  - once the plugin works again' '' "$pending_after"
-	printf "$row" 'good pod, after DEL: addresses, veths, rules left' '' "$left"
+	printf "$row" 'addresses, veths, rules left by the working pod' '' "$left"
 	echo
 }
 
@@ -313,7 +314,7 @@ main() {
 	good_pod
 	table
 	draw
-	[[ $wrong == 0 ]] || die "not all of the above is true"
+	[[ $wrong == 0 ]] || die "a claim above is marked WRONG"
 }
 
 if [[ -n ${UNWIND_DEMO_DIR:-} ]]; then

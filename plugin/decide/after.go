@@ -33,7 +33,7 @@ type Outcome struct {
 }
 
 // After returns a step's state after a try of its DEL, and whether the step is done. For the table
-// of cases, see "What a try of a DEL means" in README.md. A plugin that frees by pod gets no second
+// of cases, see "What follows a try of a DEL" in README.md. A plugin that frees by pod gets no second
 // DEL after a successful one.
 func After(s journal.Step, o Outcome, p Pass) (after journal.Step, done bool) {
 	s.Tries++

@@ -31,12 +31,12 @@ func TestDueTable(t *testing.T) {
 		case w.For == journal.ForTime:
 			return "after the pause"
 		case w.Until > now+minute:
-			return fmt.Sprintf("waits: `%s`, until `gracePeriod` is over", w.For)
+			return fmt.Sprintf("waits until `gracePeriod` is over (`%s`)", w.For)
 		default:
-			return fmt.Sprintf("waits: `%s`", w.For)
+			return fmt.Sprintf("waits (`%s`)", w.For)
 		}
 	}
-	table := "| the pending DEL | STATUS, the agent | GC, `unwindctl sweep` | the runtime's DEL |\n|---|---|---|---|\n"
+	table := "| state of the pending DEL | at STATUS, and in the agent | at GC, and in `unwindctl sweep` | at the runtime's DEL |\n|---|---|---|---|\n"
 	row := func(words string, change func()) {
 		change()
 		sweep, asked := p, p
@@ -45,7 +45,7 @@ func TestDueTable(t *testing.T) {
 	}
 	row("a newer ADD of the attachment is live", func() {})
 	row("the plugin releases addresses by pod (spiderpool), and another sandbox of the pod is live", func() { p.NewerLives = false })
-	row("the DEL may have succeeded, the plugin releases addresses by container ID (whereabouts), and a live attachment has that ID", func() {
+	row("the DEL may have succeeded, the plugin releases addresses by container ID (whereabouts), and another live attachment has the same container ID", func() {
 		p.PodLives, s.Config = no, withIPAM("whereabouts")
 	})
 	row("the plugin has queued the DEL (cilium-cni)", func() { p.ContainerLives, s.Wait.For = no, journal.ForQueue })
@@ -53,30 +53,30 @@ func TestDueTable(t *testing.T) {
 		p.Queued = func(*journal.Step) bool { return false }
 	})
 	row("the DEL ran without CNI_NETNS, and did nothing", func() { p.NoNetNS, s.Wait.For = false, journal.ForRuntime })
-	row("a host port forwards to the address of the DEL, or may forward to it", func() { s.Wait.For = journal.ForRule })
-	row("the DEL ran without an address that still belongs to another owner", func() {
+	row("a host port forwards, or may forward, to the address that the DEL releases", func() { s.Wait.For = journal.ForRule })
+	row("the last try ran without the DEL's address, because another owner has that address", func() {
 		p.Forwarded = func(*journal.Step) bool { return false }
 		s.Wait.For = journal.ForOwner
 	})
-	row("the DEL succeeded, and has to run once more", func() {
+	row("the DEL succeeded, and must run once more", func() {
 		s.Wait = journal.Wait{Until: now + 5*minute, For: journal.ForRepeat}
 	})
 	row("the DEL failed", func() { s.Wait = journal.Wait{Until: now + minute} })
 	row("the DEL was never tried, or the reason for its wait is over", func() { s.Wait = journal.Wait{} })
 	document.Table(t, readme, "due", table)
 
-	table = "| a try of a DEL | then |\n|---|---|\n"
+	table = "| outcome of the try | what follows |\n|---|---|\n"
 	for _, tt := range afterRows {
 		after, done := After(tt.step, tt.outcome, tt.pass())
-		words := "retried after a pause"
+		words := "unwind retries the DEL after a pause"
 		switch {
 		case done:
-			words = "done"
+			words = "the DEL is done"
 		case after.Wait.For != journal.ForTime:
-			words = fmt.Sprintf("waits: `%s`", after.Wait.For)
+			words = fmt.Sprintf("the DEL waits (`%s`)", after.Wait.For)
 		}
 		if after.Wait.For == journal.ForRepeat && !done {
-			words = "runs once more, after `gracePeriod`: `repeat`"
+			words = "unwind runs the DEL once more after `gracePeriod` (`repeat`)"
 		}
 		table += fmt.Sprintf("| %s | %s |\n", tt.name, words)
 	}
@@ -97,20 +97,20 @@ var afterRows = []struct {
 	pass    func() Pass
 }{
 	{"the plugin was killed", journal.Step{}, Outcome{Failed: true, Killed: true}, pass},
-	{"the DEL failed 20 times, its ADD failed too, and the plugin is no longer in the chain",
+	{"the DEL failed for the 20th time, the plugin's ADD failed too, and the plugin is no longer in the chain",
 		journal.Step{ADD: journal.AddFailed, Tries: 19}, Outcome{Failed: true, NotInChain: true}, pass},
 	{"the DEL failed", journal.Step{Tries: 19}, Outcome{Failed: true, NotInChain: true}, pass},
-	{"the DEL succeeded without an address that belongs to another owner", journal.Step{}, Outcome{Withheld: true}, pass},
+	{"the DEL ran without an address that belongs to another owner, and succeeded", journal.Step{}, Outcome{Withheld: true}, pass},
 	{"the DEL succeeded, and the plugin has queued it", journal.Step{}, Outcome{Queued: true}, pass},
-	{"the DEL succeeded, but the store still contains the address, or a host port forwards to it", journal.Step{}, Outcome{Free: tristate.No}, pass},
-	{"the DEL succeeded within `gracePeriod` after the plugin was killed",
+	{"the DEL succeeded, but the IPAM plugin's store still contains the address, or a host port still forwards to the address", journal.Step{}, Outcome{Free: tristate.No}, pass},
+	{"the plugin was killed earlier, and the DEL succeeded within `gracePeriod` after that",
 		journal.Step{ADD: journal.AddKilled, Again: now + minute}, Outcome{Free: tristate.Yes}, pass},
-	{"the same, but the machine has rebooted since", journal.Step{ADD: journal.AddKilled, Again: now + minute}, Outcome{}, inAnotherBoot},
-	{"the DEL succeeded, which proves nothing for the plugin (aws-cni, whereabouts), and unwind cannot read the plugin's store",
+	{"the plugin was killed before the machine's last boot, and the DEL succeeded after that boot", journal.Step{ADD: journal.AddKilled, Again: now + minute}, Outcome{}, inAnotherBoot},
+	{"the DEL of aws-cni or whereabouts succeeded, which proves nothing, and unwind cannot read the plugin's store",
 		journal.Step{Config: withIPAM("whereabouts")}, Outcome{}, pass},
-	{"the same, for the second time", journal.Step{Config: withIPAM("whereabouts"), Again: now}, Outcome{}, pass},
-	{"the DEL succeeded, and the plugin releases addresses by pod (spiderpool)",
+	{"the DEL of aws-cni or whereabouts succeeded for the second time, and unwind cannot read the plugin's store", journal.Step{Config: withIPAM("whereabouts"), Again: now}, Outcome{}, pass},
+	{"the DEL succeeded, and the plugin releases addresses by pod (spiderpool), so a second DEL could release a newer sandbox's address",
 		journal.Step{Config: withIPAM("spiderpool"), ADD: journal.AddKilled, Again: now + minute}, Outcome{}, pass},
 	{"the DEL ran without CNI_NETNS, and did nothing (kube-ovn, sriov)", journal.Step{}, Outcome{Unnamed: true}, pass},
-	{"the DEL succeeded", journal.Step{}, Outcome{}, pass},
+	{"the DEL succeeded, in any other case", journal.Step{}, Outcome{}, pass},
 }

@@ -19,31 +19,31 @@ func TestVerdictTables(t *testing.T) {
 		change()
 		table.add(words, Decide(ev))
 	}
-	row("a verb holds the lock of the attachment", func() {})
-	row("unwind cannot determine whether a verb holds that lock", func() { ev.Locked = tristate.Unknown })
-	row("this process [may not judge](../README.md#who-may-look), because it runs in other namespaces than the ADD did", func() {
+	row("another process holds the attachment's lock", func() {})
+	row("unwind cannot determine whether another process holds the attachment's lock", func() { ev.Locked = tristate.Unknown })
+	row("unwind runs in namespaces other than those of the ADD, so it [may not judge](../README.md#who-may-judge) the attachment", func() {
 		ev.Locked, ev.AddedUnseen = tristate.No, tristate.No
 	})
-	row("the ADD ran on another machine; a sweep then removes only host-local's files", func() {
+	row("the ADD ran on another machine, so a sweep removes only host-local's files", func() {
 		ev.SameNamespaces, ev.SameBoot, ev.OtherHost = tristate.Yes, tristate.No, tristate.Yes
 	})
 	row("the ADD failed", func() { ev.State, ev.OtherHost = journal.RollingBack, tristate.Unknown })
 	row("the runtime sent a DEL", func() { ev.State = journal.Deleting })
 	row("the ADD ran before this boot", func() { ev.State, ev.OtherHost = journal.Live, tristate.No })
-	row("unwind cannot determine the boot or the machine of the ADD", func() { ev.SameBoot = tristate.Unknown })
-	row("the state is `adding`, and the lock is free: the ADD was killed before it printed success", func() {
+	row("unwind cannot determine in which boot, or on which machine, the ADD ran", func() { ev.SameBoot = tristate.Unknown })
+	row("the state is `adding`, and nobody holds the lock, so the ADD was killed before it printed success", func() {
 		ev.SameBoot, ev.State, ev.LockFile = tristate.Yes, journal.Adding, tristate.Yes
 	})
-	row("the mounts of the namespace, the processes in it and the host end of the interface are gone, and no list contains the attachment", func() {
+	row("the namespace has no mount and no process, the host end of the interface is gone, and no list contains the attachment", func() {
 		ev.State, ev.NetNS, ev.HasProcess, ev.HostLink = journal.Live, tristate.No, tristate.No, tristate.No
 	})
-	row("a list does not contain the attachment, unwind knows whether the namespace exists, and a process is in that namespace", func() {
+	row("a list lacks the attachment, but a process is in the attachment's namespace", func() {
 		ev.Listed, ev.NetNS, ev.HasProcess = tristate.No, tristate.Yes, tristate.Yes
 	})
-	row("the same, but unwind cannot determine whether a process is in the namespace", func() { ev.HasProcess = tristate.Unknown })
-	row("the same, but no process is in the namespace, and the age of the attachment is unknown", func() { ev.HasProcess = tristate.No })
-	row("the same, but the attachment is younger than `gracePeriod`", func() { ev.PastGracePeriod = tristate.No })
-	row("the same, but the attachment is older (by the boot clock, which nobody can set)", func() { ev.PastGracePeriod = tristate.Yes })
+	row("a list lacks the attachment, and unwind cannot determine whether a process is in the attachment's namespace", func() { ev.HasProcess = tristate.Unknown })
+	row("a list lacks the attachment, no process is in its namespace, and unwind does not know when the ADD ran", func() { ev.HasProcess = tristate.No })
+	row("a list lacks the attachment, no process is in its namespace, and the attachment is younger than `gracePeriod`", func() { ev.PastGracePeriod = tristate.No })
+	row("a list lacks the attachment, no process is in its namespace, and the attachment is older than `gracePeriod`", func() { ev.PastGracePeriod = tristate.Yes })
 	row("the namespace exists at its path, or is mounted elsewhere", func() { ev.Listed = tristate.Unknown })
 	row("a list contains the attachment", func() { ev.Listed, ev.NetNS = tristate.Yes, tristate.No })
 	row("a process is in the namespace", func() { ev.Listed, ev.HasProcess = tristate.Unknown, tristate.Yes })
@@ -57,23 +57,22 @@ func TestVerdictTables(t *testing.T) {
 		change()
 		table.add(words, DecideOrphan(o))
 	}
-	orphan("this process runs in other namespaces than the runtime", func() {})
-	orphan("no list covers the owner (there is no list, it is for another network, or it lists only pods and the owner is a "+
-		"nerdctl or podman container), and the cgroup of a process names the container",
+	orphan("unwind runs in namespaces other than the runtime's", func() {})
+	orphan("no list covers the owner, but the cgroup path of a process contains the container ID",
 		func() { o.SameNamespaces, o.Runs = tristate.Yes, tristate.Yes })
-	orphan("no list covers the owner, no cgroup names the container, and an interface in any namespace has the address",
+	orphan("no list covers the owner, but an interface in some namespace has the address",
 		func() { o.Runs, o.InUse = tristate.No, tristate.Yes })
-	orphan("no list covers the owner, in any other case", func() { o.InUse = tristate.No })
-	orphan("the list contains any interface of the container", func() { o.Listed = tristate.Yes })
-	orphan("the age of the address is unknown", func() { o.Listed = tristate.No })
-	orphan("the address is younger than `gracePeriod` (10 minutes without unwind), so that an ADD may still be running ([whereabouts#162][162])",
+	orphan("no list covers the owner, and unwind finds neither a process of the container nor an interface with the address", func() { o.InUse = tristate.No })
+	orphan("a list contains the container, with any interface", func() { o.Listed = tristate.Yes })
+	orphan("unwind does not know when the address was allocated", func() { o.Listed = tristate.No })
+	orphan("the address is younger than `gracePeriod` (on a node without unwind, 10 minutes), so its ADD may still be running ([whereabouts#162][162])",
 		func() { o.PastGracePeriod = tristate.No })
-	orphan("libcni's cache cannot be read", func() { o.PastGracePeriod = tristate.Yes })
-	orphan("libcni's cache contains the owner, and names a network namespace that exists, or no namespace", func() { o.Cached = tristate.Yes })
-	orphan("the cgroup of a process names the container: `…/ID`, `…/cri-containerd-ID.scope`",
+	orphan("unwind cannot read libcni's cache", func() { o.PastGracePeriod = tristate.Yes })
+	orphan("libcni's cache contains the owner, and the network namespace in that entry exists, or the entry has none", func() { o.Cached = tristate.Yes })
+	orphan("the cgroup path of a process contains the container ID, as in `…/cri-containerd-ID.scope`",
 		func() { o.Cached, o.Runs = tristate.No, tristate.Yes })
-	orphan("an interface in any namespace has the address", func() { o.Runs, o.InUse = tristate.No, tristate.Yes })
-	orphan("a process or a network namespace cannot be inspected", func() { o.InUse = tristate.Unknown })
+	orphan("an interface in some namespace has the address", func() { o.Runs, o.InUse = tristate.No, tristate.Yes })
+	orphan("unwind cannot inspect some process or network namespace", func() { o.InUse = tristate.Unknown })
 	orphan("anything else", func() { o.InUse = tristate.No })
 	document.Table(t, readme, "orphans", table.text)
 }
@@ -95,7 +94,7 @@ func (table *verdictTable) add(words string, v Verdict) {
 	table.reasons[v.Reason.Text] = true
 	verdict := string(v.Fate)
 	if v.Releasable() && v.Reason.Code != string(v.Fate) {
-		verdict += ": `" + v.Reason.Code + "`"
+		verdict += " (`" + v.Reason.Code + "`)"
 	}
 	if v.Warn {
 		verdict += ", with a warning"

@@ -13,18 +13,18 @@ import (
 // TestBudgetTable keeps the table in plugin/README.md, "Budgets", in step with DefaultBudgets.
 func TestBudgetTable(t *testing.T) {
 	words := map[string]string{
-		"Undo":     "the limit of a DEL, of an ADD's rollback, and of the wait for the attachment's lock",
-		"GC":       "the limit of a GC",
-		"Status":   "the limit of a STATUS",
-		"Release":  "the limit of other attachments' DELs during an ADD; the ADD then continues without them",
-		"Step":     "the minimum time for one delegate's DEL",
-		"Reserve":  "the time that a DEL reserves for each later delegate, unless one has hung",
-		"LateDel":  "the limit of a DEL whose address is free again, unless host-local assigned it",
-		"HostLink": "the wait for an interface's host end to disappear after its namespace",
-		"Orphans":  "the wait for the delegates of a killed unwind",
-		"Stop":     "the wait of a DEL for an ADD of the same attachment, after a delegate of that ADD has ended",
+		"Undo":     "limit for a DEL, for an ADD's rollback, and for the wait for the attachment's lock",
+		"GC":       "limit for a GC",
+		"Status":   "limit for a STATUS",
+		"Release":  "limit for the DELs of other attachments during an ADD, after which the ADD continues",
+		"Step":     "minimum time for the DEL of one delegate",
+		"Reserve":  "time that is reserved for the DEL of each later delegate, unless a delegate has hung",
+		"LateDel":  "limit for a DEL whose address is already free, unless host-local assigned it",
+		"HostLink": "how long unwind waits for an interface's host end to disappear after its namespace",
+		"Orphans":  "how long unwind waits for the delegates of a killed unwind to end",
+		"Stop":     "how long a DEL waits for a running ADD of its attachment while none of that ADD's delegates ends",
 	}
-	table := "| step | time |\n|---|---|\n"
+	table := "| budget | time |\n|---|---|\n"
 	budgets := reflect.ValueOf(DefaultBudgets)
 	for i := range budgets.NumField() {
 		name := budgets.Type().Field(i).Name

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Prints the manifest by which krew (https://krew.sigs.k8s.io) installs kubectl-unwind: the archives of the current
-# directory, which is the release's, as they are downloaded from the release's page.
+# Prints the manifest with which krew (https://krew.sigs.k8s.io) installs kubectl-unwind. The manifest lists the
+# release's archives, which must be in the current directory, with their URLs on the release's page.
 #
-# usage: scripts/release/krew.sh VERSION SITE      (SITE is the address of the repository)
+# usage: scripts/release/krew.sh VERSION SITE      (SITE is the URL of the repository)
 set -euo pipefail
 version=$1 site=$2
 
@@ -16,8 +16,9 @@ spec:
   homepage: $site
   shortDescription: Show leaked pod addresses and pending CNI DELs of all nodes
   description: |
-    Asks the agents of unwind, a CNI plugin that undoes failed pod networks, on all nodes of the cluster: what is
-    wrong (doctor), what is attached (list), how full the address pools are (ipam). It changes nothing on a node.
+    Queries unwind, a CNI plugin that rolls back failed pod networks, on all nodes of the cluster. It reports problems
+    (doctor), attachments (list) and the use of the address pools (ipam). "off" bypasses unwind on the nodes, and
+    "uninstall" removes it from them.
   platforms:
 YAML
 for archive in kubectl-unwind-"$version"-*.tar.gz; do

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Prints the notes of a release: the lines that CHANGELOG.md has under its version, each item in one line, as a page
-# that keeps line breaks needs it. A pre-release or an untagged build without lines of its own has those under
-# "Unreleased".
+# Prints the notes of a release: the lines under its version in CHANGELOG.md. Each item becomes one line, because the
+# release page keeps line breaks. For a pre-release or an untagged build that has no lines in CHANGELOG.md, the script
+# prints the lines under "Unreleased".
 #
 # usage: scripts/release/notes.sh VERSION
 set -euo pipefail
@@ -22,8 +22,8 @@ if [[ -z $notes && ! $1 =~ ^v[0-9.]+$ ]]; then
 	notes=$(section Unreleased)
 fi
 if [[ -z $notes ]]; then
-	echo "error: CHANGELOG.md: no lines under $1" >&2
-	echo "hint: give the lines under \"Unreleased\" the heading \"## $1\"" >&2
+	echo "error: CHANGELOG.md has no lines under $1" >&2
+	echo "hint: move the lines under \"## Unreleased\" to the heading \"## $1\"" >&2
 	exit 1
 fi
 echo "$notes"

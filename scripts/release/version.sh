@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Prints the version of the commit that is checked out in the current directory: its tag, or Go's pseudo-version of it
-# (https://go.dev/ref/mod#pseudo-versions), which sorts after the last tag and before the next. Uncommitted changes add
-# -dirty, which sorts directly after the commit; Go's +dirty would not sort, and no image can have it in its tag.
-# Without a commit it prints dev.
+# Prints the version of the commit that is checked out in the current directory. The version is the commit's tag, or
+# else Go's pseudo-version (https://go.dev/ref/mod#pseudo-versions), which sorts after the last tag and before the next.
+# If there are uncommitted changes, it ends with -dirty, which sorts directly after the commit. Go's own suffix, +dirty,
+# does not affect the order, and is not allowed in an image's tag. Without a commit, the script prints dev.
 #
 # usage: scripts/release/version.sh
 set -euo pipefail

@@ -154,7 +154,7 @@ func TestAlerts(t *testing.T) {
 			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="leaked"} 0x9 2x99 0x10`,
 			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="empty"} 1x109 0x10`,
 			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="live"} 9x120`,
-		}, []string{"60m to 109m: 3 addresses of n on a belong to no pod, in p"}},
+		}, []string{"60m to 109m: 3 addresses of n on a belong to no pod (pool p)"}},
 		{"each for a while", "UnwindAddressesLeaked", []string{
 			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="leaked"} 2x50 0x5 1x50 0x14`,
 			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="live"} 9x120`,

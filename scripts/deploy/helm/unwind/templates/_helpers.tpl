@@ -1,4 +1,4 @@
-{{/* The name of all objects: fullnameOverride, or that of the release, with that of the chart in it. */}}
+{{/* The name of all objects: fullnameOverride, or else the release's name. The chart's name is appended if it is not in it. */}}
 {{- define "unwind.fullname" -}}
 {{- $name := ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) (contains .Chart.Name .Release.Name) }}
 {{- .Values.fullnameOverride | default $name | trunc 63 | trimSuffix "-" }}
@@ -8,7 +8,7 @@
 {{ .Values.serviceAccount.name | default (ternary (include "unwind.fullname" .) "default" .Values.serviceAccount.create) }}
 {{- end }}
 
-{{/* Where the kubelet probes: $(HOST_IP) is the pod's address, which is the default. */}}
+{{/* The address and port that the kubelet probes. Without host, it probes the pod's address, which $(HOST_IP) stands for. */}}
 {{- define "unwind.probed" -}}
 {{- if not (contains "HOST_IP" .Values.listen) }}
 host: {{ trimAll "[]" .Values.listen | default "127.0.0.1" | quote }}
@@ -16,12 +16,12 @@ host: {{ trimAll "[]" .Values.listen | default "127.0.0.1" | quote }}
 port: {{ .Values.port }}
 {{- end }}
 
-{{/* The name of the objects outside of namespaces: releases of the same name in two namespaces need different ones. */}}
+{{/* The name of cluster-scoped objects. It contains the namespace, because another one may have a release of the same name. */}}
 {{- define "unwind.clusterName" -}}
 {{ .Release.Namespace }}:{{ include "unwind.fullname" . }}
 {{- end }}
 
-{{/* The labels that select the agents of a release. kubectl unwind selects by the first. */}}
+{{/* The labels that select the agents of a release. kubectl unwind selects by the first label. */}}
 {{- define "unwind.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -34,7 +34,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | quote }}
 {{- end }}
 
-{{/* Nobody publishes an image without a registry's name, so it is never pulled. */}}
+{{/* No registry has an image whose name contains no registry, so such an image is never pulled. */}}
 {{- define "unwind.pullPolicy" -}}
 {{ .Values.image.pullPolicy | default (ternary "Never" "" (regexMatch "^(docker\\.io/library/)?[^/]+$" .Values.image.repository)) }}
 {{- end }}
