@@ -43,35 +43,43 @@ func addScopeFlags(cmd *cobra.Command, of *inspect.Scope) {
 			"/run/containerd/containerd.sock; auto finds it")
 	cmd.Flags().StringVar(&of.ConfDir, "conf-dir", "",
 		"read the conflists, which name the host-local pools, from `DIR` (default: the runtime's)")
-	_ = cmd.MarkFlagDirname("conf-dir")
 	_ = cmd.RegisterFlagCompletionFunc("cri", completeSockets)
 	addStateFlag(cmd, &of.Directories)
-	resolve := cmd.PreRunE
-	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
-		if err := checkConfDir(cmd, of.ConfDir); err != nil {
-			return err
-		}
-		return resolve(cmd, args)
-	}
+	checkDirs(cmd, "conf-dir")
 }
 
-// checkConfDir returns an error if --conf-dir is a directory that does not exist. The name is
-// likely mistyped.
-func checkConfDir(cmd *cobra.Command, dir string) error {
-	if !cmd.Flags().Changed("conf-dir") || dir == "" {
-		return nil
+// noCache is the value of --cache-dir if the runtime has no libcni cache.
+const noCache = "none"
+
+// checkDirs has a command refuse these flags if they are set to a directory that does not exist.
+// The name is likely mistyped.
+func checkDirs(cmd *cobra.Command, names ...string) {
+	run := cmd.PreRunE
+	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
+		for _, name := range names {
+			flag := cmd.Flags().Lookup(name)
+			dir, problem := flag.Value.String(), ""
+			if !flag.Changed || dir == "" || name == "cache-dir" && dir == noCache {
+				continue
+			}
+			if info, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+				problem = "no such directory"
+			} else if err == nil && !info.IsDir() {
+				problem = "not a directory"
+			}
+			if problem != "" {
+				return term.WithHint("correct --"+name+", or omit it", "%w",
+					term.Usage("--%s %s: %s", name, dir, problem))
+			}
+		}
+		if run == nil {
+			return nil
+		}
+		return run(cmd, args)
 	}
-	problem := ""
-	if info, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		problem = "no such directory"
-	} else if err == nil && !info.IsDir() {
-		problem = "not a directory"
+	for _, name := range names {
+		_ = cmd.MarkFlagDirname(name)
 	}
-	if problem == "" {
-		return nil
-	}
-	return term.WithHint("set --conf-dir to the runtime's directory of conflists, or omit it", "%w",
-		term.Usage("--conf-dir %s: %s", dir, problem))
 }
 
 // lookFormats are the formats of most read-only commands.
