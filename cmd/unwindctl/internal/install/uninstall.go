@@ -1,6 +1,7 @@
 package install
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,6 +17,7 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/agentlock"
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
+	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/cmd/unwindctl/internal/pools"
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
@@ -90,8 +92,8 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 		return err
 	}
 	s := Setup{ConfDir: r.ConfDir, BinDir: r.BinDirs[0], File: o.OwnFile(r)}
-	if o.StateDir == "" {
-		o.StateDir = s.stateDir()
+	if o.StateDir, err = s.usedStateDir(ctx, o.StateDir); err != nil {
+		return err
 	}
 	if o.Purge {
 		if err := checkPurge(ctx, o.StateDir); err != nil {
@@ -134,6 +136,32 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 	}
 	nodeErr := o.removeFromNode(ctx, s, inUse, journal != "", &done)
 	return errors.Join(err, binaryErr, heldErr, nodeErr, done.print(out, &o.Output))
+}
+
+// usedStateDir returns the state directory in our conflist, in use or kept by off, and the given or
+// the default one if there is no conflist. It returns an error if unwind uses another conflist than
+// ours.
+func (s Setup) usedStateDir(ctx context.Context, given string) (string, error) {
+	installed, _ := node.Installed(ctx, s.ConfDir)
+	own := slices.IndexFunc(installed, func(c *netconf.Conflist) bool {
+		path := strings.TrimSuffix(c.Path, node.OffSuffix)
+		return path == s.Path() || path == s.otherForm()
+	})
+	copied := s.CiliumCopy()
+	switch {
+	case len(installed) == 0, own < 0 && copied != nil && copied.OfOurs():
+		return cmp.Or(given, netconf.DefaultStateDir), nil
+	case own < 0:
+		other := installed[0]
+		name := strings.TrimSuffix(filepath.Base(other.Path), node.OffSuffix)
+		hint := "use --conf-dir " + filepath.Dir(other.Path) + " --unwind-file " + name
+		if !ours(other) {
+			hint = "replace that file with the provider's conflist"
+		}
+		return "", term.WithHint(hint, "nothing was changed: unwind's conflist is %s, not %s", other.Path,
+			s.Path())
+	}
+	return cmp.Or(given, installed[own].Unwind.StateDir, netconf.DefaultStateDir), nil
 }
 
 // removeTemporary removes temporary files that killed installs have left.
@@ -224,7 +252,7 @@ func (s Setup) removeBinary(ctx context.Context, cacheDir, stateDir string, done
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
-	conflists, err := s.naming()
+	conflists, err := s.naming(ctx)
 	attachments, readErr := inspect.ReadJournal(ctx, &journal.Store{Dir: stateDir})
 	cached, cacheErr := cachedNaming(filepath.Join(cacheDir, "results"), attachments)
 	if err = errors.Join(err, readErr, cacheErr); err != nil {
@@ -266,12 +294,15 @@ func (s Setup) dropHeld(ctx context.Context, stateDir string, done *changes) (er
 	return err
 }
 
-func (s Setup) naming() ([]string, error) {
-	paths, err := netconf.Conflists(s.ConfDir)
-	return slices.DeleteFunc(paths, func(path string) bool {
-		c, _ := netconf.ReadConflist(path)
-		return c == nil || !slices.Contains(c.Types, netconf.Name)
-	}), err
+// naming returns the conflists that run unwind, in any directory that a runtime may use.
+func (s Setup) naming(ctx context.Context) (paths []string, err error) {
+	installed, err := node.Installed(ctx, s.ConfDir)
+	for _, c := range installed {
+		if !strings.HasSuffix(c.Path, node.OffSuffix) {
+			paths = append(paths, c.Path)
+		}
+	}
+	return paths, err
 }
 
 // cachedNaming returns how many attachments libcni has cached with a configuration that names
