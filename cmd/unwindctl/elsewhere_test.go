@@ -8,12 +8,12 @@ import (
 )
 
 // TestSwitchesOffElsewhere: off and uninstall change nothing if their flags name another place than
-// the one where unwind is in use. Else they would report that
+// the one where unwind is in use, or a journal that it doesn't use. Else they would report that
 // unwind is off, and uninstall would remove the plugin under a runtime that uses it.
 func TestSwitchesOffElsewhere(t *testing.T) {
 	t.Parallel()
 	n := newMachine(t)
-	const plugin = "/opt/cni/bin/unwind"
+	plugin, other := "/opt/cni/bin/unwind", filepath.Join(n.dir, "state2")
 	flags := []string{"--mount"}
 	at := n.newPlace(flags, flags, `mount -t tmpfs etc /etc && mount -t tmpfs opt /opt && mkdir -p /etc/cni/net.d /etc/other /opt/cni/bin &&
 		ln -s /bin/true /opt/cni/bin/bridge && cd /etc/cni/net.d &&
@@ -39,6 +39,7 @@ func TestSwitchesOffElsewhere(t *testing.T) {
 			{"--conf-dir", "/etc/other", inUse + in + ", not /etc/other/00-unwind.conflist",
 				"hint: use --conf-dir /etc/cni/net.d --unwind-file 00-unwind.conflist"},
 			{"--unwind-file", "00-own.json", inUse + in + ", not /etc/cni/net.d/00-own.json", "hint: use --conf-dir /etc/cni/net.d "},
+			{"--state-dir", other, "error: nothing was changed: unwind uses the journal in " + n.state + ", not in " + other, "hint: use --state-dir " + n.state},
 		} {
 			for _, command := range []string{"off", "uninstall"} {
 				out := ctl(command, c.flag, c.value)
@@ -47,7 +48,7 @@ func TestSwitchesOffElsewhere(t *testing.T) {
 				}
 			}
 		}
-		if !exists(in) || !exists(plugin) {
+		if !exists(in) || !exists(plugin) || install.ReadOff(other) != nil {
 			t.Errorf("%s %t, the plugin %t", in, exists(in), exists(plugin))
 		}
 	}
@@ -59,6 +60,15 @@ func TestSwitchesOffElsewhere(t *testing.T) {
 	refused(conflist + ".off")
 	if off := install.ReadOff(n.state); off == nil {
 		t.Error("off did not use the journal that the conflist names")
+	}
+
+	// An agent's environment names the agent's journal, which the conflist may not name yet: off works there too.
+	must("on: ", "on", "--binary", filepath.Join(n.bin, "unwind"))
+	cmd := at.command(n, filepath.Join(n.bin, "unwindctl"), "off")
+	cmd.Env = append(cmd.Env, "UNWIND_STATE_DIR="+other)
+	n.must(cmd)
+	if exists(conflist) || install.ReadOff(other) == nil {
+		t.Errorf("off in an agent's environment: %s %t", conflist, exists(conflist))
 	}
 
 	// Both directories have it: the plugin stays until both have not.

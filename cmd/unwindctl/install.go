@@ -62,6 +62,7 @@ func offCommand() *cobra.Command {
 		Example: "  unwindctl off\n" +
 			"  kubectl unwind off --nodes worker-2",
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			flags.StateDirFlag = cmd.Flags().Changed("state-dir")
 			return install.Uninstall(cmd.Context(), cmd.OutOrStdout(), flags)
 		},
 	}

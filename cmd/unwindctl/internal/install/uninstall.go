@@ -30,6 +30,7 @@ import (
 type UninstallOptions struct {
 	Target
 	CacheDir, StateDir string
+	StateDirFlag       bool // StateDir comes from --state-dir, not from an agent's environment
 
 	ProgramDir, UnitDir string // as for install; if ProgramDir is "", both stay
 	Purge               bool   // remove the state directory
@@ -92,7 +93,8 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 		return err
 	}
 	s := Setup{ConfDir: r.ConfDir, BinDir: r.BinDirs[0], File: o.OwnFile(r)}
-	if o.StateDir, err = s.usedStateDir(ctx, o.StateDir); err != nil {
+	strict := o.StateDirFlag || !o.OffOnly
+	if o.StateDir, err = s.usedStateDir(ctx, o.StateDir, strict); err != nil {
 		return err
 	}
 	if o.Purge {
@@ -140,8 +142,8 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 
 // usedStateDir returns the state directory in our conflist, in use or kept by off, and the given or
 // the default one if there is no conflist. It returns an error if unwind uses another conflist than
-// ours.
-func (s Setup) usedStateDir(ctx context.Context, given string) (string, error) {
+// ours or, if strict is set, another state directory than the given one.
+func (s Setup) usedStateDir(ctx context.Context, given string, strict bool) (string, error) {
 	installed, _ := node.Installed(ctx, s.ConfDir)
 	own := slices.IndexFunc(installed, func(c *netconf.Conflist) bool {
 		path := strings.TrimSuffix(c.Path, node.OffSuffix)
@@ -161,7 +163,13 @@ func (s Setup) usedStateDir(ctx context.Context, given string) (string, error) {
 		return "", term.WithHint(hint, "nothing was changed: unwind's conflist is %s, not %s", other.Path,
 			s.Path())
 	}
-	return cmp.Or(given, installed[own].Unwind.StateDir, netconf.DefaultStateDir), nil
+	used := filepath.Clean(cmp.Or(installed[own].Unwind.StateDir, netconf.DefaultStateDir))
+	dir, err := absolute(given)
+	if err == nil && strict && dir != "" && dir != used && !same(dir, used) {
+		err = term.WithHint("use --state-dir "+used,
+			"nothing was changed: unwind uses the journal in %s, not in %s", used, dir)
+	}
+	return cmp.Or(given, used), err
 }
 
 // removeTemporary removes temporary files that killed installs have left.
