@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/durable"
@@ -80,6 +81,19 @@ func checkDirs(cmd *cobra.Command, names ...string) {
 	for _, name := range names {
 		_ = cmd.MarkFlagDirname(name)
 	}
+}
+
+// refuseEmpty returns an error if a flag is set to "", for which its help names no meaning: a script
+// has probably not set a variable.
+func refuseEmpty(cmd *cobra.Command) (err error) {
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		isText := f.Value.Type() == "string"
+		if isText && f.Value.String() == "" && !strings.Contains(f.Usage, "empty: ") {
+			err = term.WithHint("set --"+f.Name+" to a value, or omit it", "%w",
+				term.Usage("--%s is empty", f.Name))
+		}
+	})
+	return err
 }
 
 // lookFormats are the formats of most read-only commands.
