@@ -121,6 +121,7 @@ func addNodeFlags(cmd *cobra.Command, programs, units *string, unitDir string) {
 	cmd.Flags().StringVar(units, "systemd", unitDir,
 		"use `DIR` for the systemd units of sweeps and the agent; install does not enable them")
 	cmd.Flags().Lookup("systemd").NoOptDefVal = install.DefaultUnitDir
+	checkDirs(cmd, "install-dir", "systemd")
 }
 
 func addPlaceFlags(cmd *cobra.Command, flags *install.Target) {

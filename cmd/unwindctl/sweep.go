@@ -61,7 +61,14 @@ func sweepCommand() *cobra.Command {
 		Args:              term.OneArg,
 		ValidArgsFunction: completeNames(&flags.Directories, false),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if cmd.Flags().Changed("grace-period") {
+			graceGiven := cmd.Flags().Changed("grace-period")
+			switch {
+			case graceGiven && flags.CRI == "" && flags.Valid == "":
+				return term.WithHint("add --cri auto, or --valid-attachments", "%w",
+					term.Usage("--grace-period has no effect without a list"))
+			case !graceGiven && flags.yes:
+				return term.Usage("--yes has no effect without --grace-period")
+			case graceGiven:
 				if err := checkGracePeriod(flags.job.GracePeriod, flags.yes); err != nil {
 					return err
 				}
