@@ -1,9 +1,6 @@
 package main
 
 import (
-	"errors"
-	"io/fs"
-	"os"
 	"slices"
 	"strings"
 
@@ -59,16 +56,11 @@ func checkDirs(cmd *cobra.Command, names ...string) {
 	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
 		for _, name := range names {
 			flag := cmd.Flags().Lookup(name)
-			dir, problem := flag.Value.String(), ""
+			dir := flag.Value.String()
 			if !flag.Changed || dir == "" || name == "cache-dir" && dir == noCache {
 				continue
 			}
-			if info, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-				problem = "no such directory"
-			} else if err == nil && !info.IsDir() {
-				problem = "not a directory"
-			}
-			if problem != "" {
+			if problem := durable.NotDirectory(dir); problem != "" {
 				return term.WithHint("correct --"+name+", or omit it", "%w",
 					term.Usage("--%s %s: %s", name, dir, problem))
 			}
@@ -83,8 +75,8 @@ func checkDirs(cmd *cobra.Command, names ...string) {
 	}
 }
 
-// refuseEmpty returns an error if a flag is set to "", for which its help names no meaning: a script
-// has probably not set a variable.
+// refuseEmpty returns an error if a flag is set to "", unless its help gives that a meaning. A
+// script has probably left a variable empty.
 func refuseEmpty(cmd *cobra.Command) (err error) {
 	cmd.Flags().Visit(func(f *pflag.Flag) {
 		isText := f.Value.Type() == "string"

@@ -388,7 +388,8 @@ func checkPurge(ctx context.Context, stateDir string) error {
 	return nil
 }
 
-// purge removes unwind's files, following no link, and the state directory if it is then empty.
+// purge removes unwind's files, following no link, and the state directory. It returns an error if
+// the directory contains other files.
 func purge(stateDir string) error {
 	durable.RemoveTemporary(filepath.Join(stateDir, OffName), 0)
 	files, err := filepath.Glob(filepath.Join(stateDir, "journal.*"))
@@ -398,8 +399,17 @@ func purge(stateDir string) error {
 		agentlock.Path(stateDir), filepath.Join(stateDir, OffName)) {
 		err = errors.Join(err, os.RemoveAll(path))
 	}
-	if removeErr := os.Remove(stateDir); removeErr != nil && !errors.Is(removeErr, fs.ErrNotExist) {
-		err = errors.Join(err, removeErr)
+	removeErr := os.Remove(stateDir)
+	if left, _ := os.ReadDir(stateDir); err == nil && len(left) > 0 {
+		var names []string
+		for _, f := range left {
+			names = append(names, f.Name())
+		}
+		return term.WithHint("remove or move these files, then rmdir "+stateDir, "--purge: %s contains "+
+			"files that unwind did not write: %s", stateDir, strings.Join(names, ", "))
 	}
-	return err
+	if errors.Is(removeErr, fs.ErrNotExist) {
+		removeErr = nil
+	}
+	return errors.Join(err, removeErr)
 }
