@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -103,9 +104,11 @@ func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.
 		o.Conf = cmp.Or(o.Conf, chain)
 	}
 	dir, out, done := s.stateDir(), to.Out, changes{}
-	if was := s.Obstacle(""); was != nil {
+	was := s.Obstacle("")
+	if was != nil {
 		done.add("on", "previously: %v", was)
 	}
+	before, _ := os.Stat(s.Path())
 	pid := agentlock.Process(dir)
 	if pid != "" {
 		err = s.SwitchOn(dir)
@@ -122,7 +125,11 @@ func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.
 				"within %s", pid, onWithin)
 		}
 	}
-	done.add("on", "installed %s", s.Path())
+	if after, _ := os.Stat(s.Path()); was == nil && os.SameFile(before, after) {
+		done.add("on", "unwind was already in use: %s is unchanged", s.Path())
+	} else {
+		done.add("on", "installed %s", s.Path())
+	}
 	return done.print(out, output)
 }
 

@@ -40,7 +40,7 @@ type UninstallOptions struct {
 }
 
 type change struct {
-	Change string `json:"change"` // removed, released, returned, kept, off, on
+	Change string `json:"change"` // renamed, removed, released, returned, kept, off, on
 	What   string `json:"what"`
 }
 
@@ -109,7 +109,11 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 		return removeErr
 	}
 	for _, path := range removed {
-		done.add("removed", "%s", path)
+		if off := path + node.OffSuffix; o.OffOnly && slices.Contains(s.kept(), off) {
+			done.add("renamed", "%s to %s; unwindctl on restores it", path, off)
+		} else {
+			done.add("removed", "%s", path)
+		}
 	}
 	for _, sentence := range said {
 		done.add("returned", "%s", sentence)
@@ -120,7 +124,9 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 	err = errors.Join(removeErr, o.recordOff(&done))
 	if o.OffOnly {
 		for _, path := range s.kept() {
-			done.add("kept", "%s (unwindctl on restores unwind's file from it)", path)
+			if removed == nil {
+				done.add("kept", "%s (unwindctl on restores unwind's file from it)", path)
+			}
 		}
 		attachments, readErr := inspect.ReadJournal(ctx, &journal.Store{Dir: o.StateDir})
 		if n := countPending(attachments); n > 0 {
