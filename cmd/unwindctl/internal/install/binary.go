@@ -157,7 +157,7 @@ func (s Setup) InstallBinary() (changed bool, err error) {
 			"journal is empty, then remove "+store.Path(), "the plugin stays unchanged: %s: %w",
 			store.Path(), err)
 	}
-	return copyProgram(from, s.plugin())
+	return s.copyProgram(from, s.plugin())
 }
 
 // sameContent compares a file with the one at a path, piece by piece, because the agent does so

@@ -66,7 +66,7 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 	}
 	p.was = s.Obstacle("")
 	if o.DryRun {
-		return o.printPlan(to.Out, r, s, p)
+		return errors.Join(o.printPlan(to.Out, r, s, p), o.installForNode(to, s))
 	}
 	binary, err := s.InstallBinary()
 	if err == nil {
@@ -147,13 +147,14 @@ func (o Options) installForNode(to term.Streams, s Setup) error {
 	}
 	if err == nil && o.UnitDir != "" {
 		var units []string
-		units, err = installUnits(o.UnitDir, o.ProgramDir)
+		units, err = s.installUnits(o.UnitDir, o.ProgramDir)
 		written = append(written, units...)
 	}
+	word := map[bool]string{true: "would write", false: "written:  "}[s.DryRun]
 	for _, path := range written {
-		fmt.Fprintf(to.Out, "written:   %s\n", path)
+		fmt.Fprintf(to.Out, "%s %s\n", word, path)
 	}
-	if err == nil && o.UnitDir != "" {
+	if err == nil && o.UnitDir != "" && !s.DryRun {
 		fmt.Fprintf(to.Out, "To run sweeps with systemd: systemctl daemon-reload && systemctl enable "+
 			"--now unwind-sweep.timer unwind-sweep-boot.service\nTo run the agent with systemd: "+
 			"systemctl daemon-reload && systemctl enable --now unwind-agent.service "+
@@ -166,7 +167,7 @@ func (o Options) installForNode(to term.Streams, s Setup) error {
 func (o Options) Setup(ctx context.Context, r node.Runtime) (Setup, error) {
 	s := Setup{ConfDir: r.ConfDir, BinDir: r.BinDirs[0], Source: o.Conf,
 		File: o.OwnFile(r), CNIVersion: r.CNIVersion(ctx), Binary: o.Binary,
-		Observe: o.Observe}
+		Observe: o.Observe, DryRun: o.DryRun}
 	if o.StateDir == "" {
 		return s, nil
 	}
@@ -180,9 +181,17 @@ func (o Options) printPlan(out io.Writer, r node.Runtime, s Setup, p *Plan) erro
 	if err != nil {
 		return err
 	}
+	changed, err := s.InstallBinary()
+	if err != nil {
+		return err
+	}
 	var text strings.Builder
 	fmt.Fprintf(&text, "Nothing is changed. %s\n", o.Origin(r))
-	fmt.Fprintf(&text, "would install %s as %s\n", from, s.plugin())
+	if changed {
+		fmt.Fprintf(&text, "would install %s as %s\n", from, s.plugin())
+	} else {
+		fmt.Fprintf(&text, "%s is up to date\n", s.plugin())
+	}
 	if p.was != nil {
 		fmt.Fprintf(&text, "would switch on: %v\n", p.was)
 	}
@@ -193,12 +202,6 @@ func (o Options) printPlan(out io.Writer, r node.Runtime, s Setup, p *Plan) erro
 		fmt.Fprintf(&text, "would write %s:\n%s", p.path, p.content)
 	} else {
 		fmt.Fprintf(&text, "%s is up to date\n", p.path)
-	}
-	if o.ProgramDir != "" {
-		fmt.Fprintf(&text, "would install unwindctl into %s\n", o.ProgramDir)
-	}
-	if o.UnitDir != "" {
-		fmt.Fprintf(&text, "would write systemd units into %s\n", o.UnitDir)
 	}
 	_, err = io.WriteString(out, text.String())
 	return err
