@@ -132,7 +132,7 @@ func switchCommand(o *options, verb string) *cobra.Command {
 	}
 	v := &view{
 		unwindctl: []string{verb}, key: "changes",
-		words:   []string{"removed", "released", "returned", "kept", "off", "on"},
+		words:   []string{"renamed", "removed", "released", "returned", "kept", "off", "on"},
 		none:    "nothing to do",
 		columns: []string{"CHANGE", "ITEM"},
 	}

@@ -38,8 +38,11 @@ func doctorCommand() *cobra.Command {
 				return term.Usage("--fail-on %s: must be %s or %s", failOn, doctor.Warning, doctor.Failure)
 			}
 			options.Stderr = cmd.ErrOrStderr()
-			report := doctor.Examine(cmd.Context(), options)
-			err := report.Print(cmd.OutOrStdout(), &o)
+			report, err := doctor.Examine(cmd.Context(), options)
+			if err != nil {
+				return err
+			}
+			err = report.Print(cmd.OutOrStdout(), &o)
 			worst, _ := report.Worst()
 			switch {
 			case err != nil, worst.Severity == doctor.OK,

@@ -1,13 +1,11 @@
 package main
 
 import (
-	"errors"
-	"io/fs"
-	"os"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/durable"
@@ -43,35 +41,51 @@ func addScopeFlags(cmd *cobra.Command, of *inspect.Scope) {
 			"/run/containerd/containerd.sock; auto finds it")
 	cmd.Flags().StringVar(&of.ConfDir, "conf-dir", "",
 		"read the conflists, which name the host-local pools, from `DIR` (default: the runtime's)")
-	_ = cmd.MarkFlagDirname("conf-dir")
 	_ = cmd.RegisterFlagCompletionFunc("cri", completeSockets)
 	addStateFlag(cmd, &of.Directories)
-	resolve := cmd.PreRunE
+	checkDirs(cmd, "conf-dir")
+}
+
+// noCache is the value of --cache-dir if the runtime has no libcni cache.
+const noCache = "none"
+
+// checkDirs has a command refuse these flags if they are set to a directory that does not exist.
+// The name is likely mistyped.
+func checkDirs(cmd *cobra.Command, names ...string) {
+	run := cmd.PreRunE
 	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
-		if err := checkConfDir(cmd, of.ConfDir); err != nil {
-			return err
+		for _, name := range names {
+			flag := cmd.Flags().Lookup(name)
+			dir := flag.Value.String()
+			if !flag.Changed || dir == "" || name == "cache-dir" && dir == noCache {
+				continue
+			}
+			if problem := durable.NotDirectory(dir); problem != "" {
+				return term.WithHint("correct --"+name+", or omit it", "%w",
+					term.Usage("--%s %s: %s", name, dir, problem))
+			}
 		}
-		return resolve(cmd, args)
+		if run == nil {
+			return nil
+		}
+		return run(cmd, args)
+	}
+	for _, name := range names {
+		_ = cmd.MarkFlagDirname(name)
 	}
 }
 
-// checkConfDir returns an error if --conf-dir is a directory that does not exist. The name is
-// likely mistyped.
-func checkConfDir(cmd *cobra.Command, dir string) error {
-	if !cmd.Flags().Changed("conf-dir") || dir == "" {
-		return nil
-	}
-	problem := ""
-	if info, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		problem = "no such directory"
-	} else if err == nil && !info.IsDir() {
-		problem = "not a directory"
-	}
-	if problem == "" {
-		return nil
-	}
-	return term.WithHint("set --conf-dir to the runtime's directory of conflists, or omit it", "%w",
-		term.Usage("--conf-dir %s: %s", dir, problem))
+// refuseEmpty returns an error if a flag is set to "", unless its help gives that a meaning. A
+// script has probably left a variable empty.
+func refuseEmpty(cmd *cobra.Command) (err error) {
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		isText := f.Value.Type() == "string"
+		if isText && f.Value.String() == "" && !strings.Contains(f.Usage, "empty: ") {
+			err = term.WithHint("set --"+f.Name+" to a value, or omit it", "%w",
+				term.Usage("--%s is empty", f.Name))
+		}
+	})
+	return err
 }
 
 // lookFormats are the formats of most read-only commands.
@@ -99,6 +113,7 @@ func addNodeFlags(cmd *cobra.Command, programs, units *string, unitDir string) {
 	cmd.Flags().StringVar(units, "systemd", unitDir,
 		"use `DIR` for the systemd units of sweeps and the agent; install does not enable them")
 	cmd.Flags().Lookup("systemd").NoOptDefVal = install.DefaultUnitDir
+	checkDirs(cmd, "install-dir", "systemd")
 }
 
 func addPlaceFlags(cmd *cobra.Command, flags *install.Target) {

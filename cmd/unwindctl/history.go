@@ -56,7 +56,14 @@ func historyCommand() *cobra.Command {
 			if why := unwritable(flags.StateDir); why != "" {
 				fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s: unwind cannot record events\n", why)
 			}
-			events = slices.DeleteFunc(inspect.Told(events), func(e journal.Event) bool {
+			events = inspect.Told(events)
+			if len(args) == 1 && !flags.output.IsObject() {
+				err := inspect.CheckName(cmd.Context(), flags.StateDir, args[0], events)
+				if err != nil {
+					return err
+				}
+			}
+			events = slices.DeleteFunc(events, func(e journal.Event) bool {
 				return !flags.match(e, args)
 			})
 			if flags.last > 0 && len(events) > flags.last {

@@ -62,6 +62,7 @@ func offCommand() *cobra.Command {
 		Example: "  unwindctl off\n" +
 			"  kubectl unwind off --nodes worker-2",
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			flags.StateDirFlag = cmd.Flags().Changed("state-dir")
 			return install.Uninstall(cmd.Context(), cmd.OutOrStdout(), flags)
 		},
 	}
@@ -71,9 +72,7 @@ func offCommand() *cobra.Command {
 
 func addOffFlags(cmd *cobra.Command, flags *install.UninstallOptions) {
 	addPlaceFlags(cmd, &flags.Target)
-	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
-		return checkConfDir(cmd, flags.ConfDir)
-	}
+	checkDirs(cmd, "conf-dir", "cni-bin-dir")
 	cmd.Flags().StringVar(&flags.StateDir, "state-dir", "",
 		"use the journal in `DIR` (default: from unwind's conflist)")
 	user := cmp.Or(os.Getenv("SUDO_USER"), os.Getenv("USER"), "root")
@@ -128,6 +127,7 @@ func uninstallCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&flags.Purge, "purge", false,
 		"also remove the state directory; refused while the journal contains attachments")
 	cmd.Flags().StringVar(&flags.CacheDir, "cache-dir", "/var/lib/cni",
-		"use the runtime's libcni cache in `DIR`")
+		"use the runtime's libcni cache in `DIR`; "+noCache+": it has no cache")
+	checkDirs(cmd, "cache-dir")
 	return cmd
 }

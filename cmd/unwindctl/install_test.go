@@ -45,6 +45,7 @@ func newRuntimeMachine(t *testing.T) *runtimeMachine {
 	t.Helper()
 	n := &runtimeMachine{machine: newAgentMachine(t)}
 	n.cacheDir = filepath.Join(n.dir, "cache")
+	check(t, os.Mkdir(n.cacheDir, 0o700))
 	n.Remove(n.InConf("10-bridge.conflist"))
 	plugins, err := filepath.Glob(filepath.Join(n.tools, "[ct]*", "[a-z]*"))
 	for _, path := range plugins {

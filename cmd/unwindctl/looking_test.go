@@ -80,7 +80,7 @@ func (n *machine) crowd(many int) (confDir string) {
 // ctl is unwindctl with the node's directories.
 func (n *machine) ctl(confDir string, args ...string) *exec.Cmd {
 	args = append(slices.Clone(args), "--state-dir", n.state)
-	if slices.Contains([]string{"show", "ipam", "metrics", "sweep"}, args[0]) {
+	if confDir != "" && slices.Contains([]string{"show", "ipam", "metrics", "sweep"}, args[0]) {
 		args = append(args, "--conf-dir", confDir)
 	}
 	return n.unwindctl(args...)

@@ -78,6 +78,9 @@ func rootCommand() *cobra.Command {
 					_ = f.Value.Set(os.Getenv(env)) // never fails for a string
 				}
 			}
+			if err := refuseEmpty(cmd); err != nil {
+				return err
+			}
 			if cmd.Name() != "run" { // run logs instead
 				cmd.SetContext(node.Waiting(cmd.Context(), cmd.ErrOrStderr()))
 			}

@@ -43,7 +43,7 @@ func TestOffWithoutRoom(t *testing.T) {
 				if out.code != c.code || !out.says(c.want) {
 					t.Errorf("exit code %d, want %d and %q\n%s%s", out.code, c.code, c.want, out.stdout, out.stderr)
 				}
-				if !out.says("removed:   " + n.Own()) {
+				if !out.says("renamed:   " + n.Own()) {
 					t.Errorf("off does not say that unwind's file is gone\n%s", out.stdout)
 				}
 				by := ""

@@ -40,8 +40,10 @@ func sweepCommand() *cobra.Command {
 			"that are not in the journal: it runs the DELs of the chain in libcni's cache, or\n" +
 			"else of the conflist that assigned their addresses. It does not release an address\n" +
 			"while a host port rule still forwards to it. All evidence has to agree, and with an\n" +
-			"empty list it releases none of these without --force. sweep refuses an empty FILE\n" +
-			"without --force. It does not create a journal.\n\n" +
+			"empty list it releases none of these without --force. It does not create a journal.\n\n" +
+			"Without --force, an empty FILE is an error, because the program that wrote it has\n" +
+			"probably failed. An empty list from --cri is not: the runtime of a drained node has\n" +
+			"no pods. Then sweep releases attachments in the journal as with any other list.\n\n" +
 			"Run sweep where the runtime runs: on the host, or in a node that is a container\n" +
 			"(kind, k3d, LXC), where only --cri covers attachments outside the journal. In any\n" +
 			"other container it cannot judge attachments and does nothing. You can interrupt and\n" +
@@ -59,7 +61,14 @@ func sweepCommand() *cobra.Command {
 		Args:              term.OneArg,
 		ValidArgsFunction: completeNames(&flags.Directories, false),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if cmd.Flags().Changed("grace-period") {
+			graceGiven := cmd.Flags().Changed("grace-period")
+			switch {
+			case graceGiven && flags.CRI == "" && flags.Valid == "":
+				return term.WithHint("add --cri auto, or --valid-attachments", "%w",
+					term.Usage("--grace-period has no effect without a list"))
+			case !graceGiven && flags.yes:
+				return term.Usage("--yes has no effect without --grace-period")
+			case graceGiven:
 				if err := checkGracePeriod(flags.job.GracePeriod, flags.yes); err != nil {
 					return err
 				}

@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // UsageError is an error in the command line. The command has done nothing.
@@ -62,7 +64,14 @@ func Program(root *cobra.Command) *cobra.Command {
 	root.SuggestionsMinimumDistance = 2
 	root.Flags().Bool("version", false, "print the version of this program")
 	root.SetVersionTemplate(root.Name() + " {{.Version}}\n")
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return Usage("%w", err) })
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+		var invalid *pflag.InvalidValueError
+		if errors.As(err, &invalid) && invalid.GetFlag().Value.Type() == "duration" {
+			return WithHint("a duration is a number with a unit, such as 90s, 10m or 2h, of at most "+
+				"2562047h", "%w", Usage("%w", err))
+		}
+		return Usage("%w", err)
+	})
 	return root
 }
 
@@ -71,7 +80,13 @@ func NoArgs(cmd *cobra.Command, args []string) error {
 	if err == nil {
 		return nil
 	}
-	if like := cmd.SuggestionsFor(args[0]); len(like) > 0 {
+	like := slices.DeleteFunc(cmd.SuggestionsFor(args[0]), func(name string) bool {
+		sub, _, _ := cmd.Find([]string{name})
+		// cobra finds any short word similar to on, off and run
+		return len(name) < 4 && !strings.HasPrefix(args[0], name[:2]) &&
+			!slices.Contains(sub.SuggestFor, args[0])
+	})
+	if len(like) > 0 {
 		path := cmd.CommandPath() + " "
 		return WithHint("did you mean "+path+strings.Join(like, ", or "+path)+"?", "%w", Usage("%w", err))
 	}

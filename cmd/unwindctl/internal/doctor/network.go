@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -23,8 +24,12 @@ import (
 
 // runtime returns the container runtime. Directories that its configuration does not set are the
 // default ones.
-func (e *examination) runtime(ctx context.Context) node.Runtime {
+func (e *examination) runtime(ctx context.Context) (node.Runtime, error) {
 	r, err := e.Target.Find(ctx, "/")
+	var wrong term.UsageError
+	if errors.As(err, &wrong) {
+		return r, err
+	}
 	if err != nil {
 		e.add("runtime", Warning, cmp.Or(term.HintOf(err),
 			"correct the runtime's configuration, or set --conf-dir and --cni-bin-dir"), "%v", err)
@@ -47,7 +52,7 @@ func (e *examination) runtime(ctx context.Context) node.Runtime {
 		e.add("runtime", severity, r.SweepAdvice(ctx), "%s Conflists: %s; plugins: %s.",
 			e.Target.Origin(r), r.ConfDir, strings.Join(r.BinDirs, ", "))
 	}
-	return r
+	return r, nil
 }
 
 // network examines the conflist that the runtime uses. It returns unwind's entry and chain if they

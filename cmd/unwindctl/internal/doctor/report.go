@@ -110,10 +110,14 @@ type examination struct {
 }
 
 // Examine checks the runtime, the conflist and its chain, the plugins, the
-// NetworkAttachmentDefinitions, the state directory, the journal and the pools. It is read-only.
-func Examine(ctx context.Context, o Options) *Report {
+// NetworkAttachmentDefinitions, the state directory, the journal and the pools. It is read-only. It
+// returns a UsageError if the options do not select a runtime of this node.
+func Examine(ctx context.Context, o Options) (*Report, error) {
 	e := &examination{Options: o}
-	r := e.runtime(ctx)
+	r, err := e.runtime(ctx)
+	if err != nil {
+		return nil, err
+	}
 	e.binPath = strings.Join(r.BinDirs, ":")
 	e.plugin = install.Setup{BinDir: r.BinDirs[0]}.PluginVersion(ctx)
 	conf, chain := e.network(ctx, r)
@@ -139,5 +143,5 @@ func Examine(ctx context.Context, o Options) *Report {
 	}
 	e.pools(found)
 	e.leftovers(ctx, found)
-	return &e.Report
+	return &e.Report, nil
 }

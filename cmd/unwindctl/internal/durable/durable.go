@@ -41,6 +41,10 @@ func replace(path string, content io.Reader, own func(*os.File) error) (err erro
 	dir, name := filepath.Dir(path), filepath.Base(path)
 	f, err := os.CreateTemp(dir, "."+name+".*.tmp")
 	if err != nil {
+		var at *fs.PathError
+		if errors.As(err, &at) {
+			at.Path = path // the temporary name says nothing to a user
+		}
 		return err
 	}
 	defer func() {
@@ -121,6 +125,17 @@ func syncDir(dir string) error {
 		return err
 	}
 	return errors.Join(d.Sync(), d.Close())
+}
+
+// NotDirectory returns why a path is not a directory, or "" if it is one or is unreadable.
+func NotDirectory(path string) string {
+	switch info, err := os.Stat(path); {
+	case errors.Is(err, fs.ErrNotExist):
+		return "no such directory"
+	case errors.Is(err, syscall.ENOTDIR), err == nil && !info.IsDir():
+		return "not a directory"
+	}
+	return ""
 }
 
 func Exists(path string) bool {

@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -87,6 +88,17 @@ func FindOne(ctx context.Context, stateDir, arg string) (key journal.Key, err er
 		return key, err
 	}
 	return key, nothing(arg, stateDir)
+}
+
+// CheckName returns an error if an argument names no attachment in the journal and none in events.
+// It returns nil if the journal cannot be read.
+func CheckName(ctx context.Context, stateDir, arg string, events []journal.Event) error {
+	attachments, err := ReadJournal(ctx, &journal.Store{Dir: stateDir})
+	found, several := Find(append(attachments, attachmentsOf(events)...), arg)
+	if len(found) == 0 && several == nil && err == nil {
+		return fmt.Errorf("no events: %w", nothing(arg, stateDir))
+	}
+	return nil
 }
 
 const completeTime = time.Second

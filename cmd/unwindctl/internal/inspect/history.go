@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/journal"
 )
 
@@ -140,6 +141,11 @@ func explainDamaged(out io.Writer, damaged *journal.DamagedError, o *term.Output
 }
 
 func nothing(arg, stateDir string) error {
+	if !durable.Exists((&journal.Store{Dir: stateDir}).Path()) {
+		return term.WithHint("without a journal, unwindctl ipam --cri auto shows addresses, and "+
+			"unwindctl sweep --cri auto releases leaked ones",
+			"no attachment %s: there is no journal in %s", arg, stateDir)
+	}
 	return fmt.Errorf("no attachment %s in the journal in %s; unwindctl list shows all", arg,
 		stateDir)
 }

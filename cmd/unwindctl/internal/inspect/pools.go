@@ -289,15 +289,18 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Node) reservation {
 			one.Remedy = "To judge it sooner: " + n.sweep + " --grace-period 1m"
 		}
 		if f.Releasable() {
-			one.State, one.Remedy = "leaked", "unwindctl sweep releases it"
-			if len(f.Addresses) > 0 { // only a sweep with the list releases it
-				one.Remedy = n.sweep + " releases it"
+			command := "unwindctl sweep"
+			if len(f.Addresses) > 0 || f.Reason == decide.Unlisted { // only the list shows this
+				command = n.sweep
+			}
+			one.State, one.Remedy = "leaked", command+" releases it"
+			if len(f.Addresses) > 0 {
 				return one
 			}
 			var guard *sweep.MassReleaseError
 			if errors.As(f.Err, &guard) {
 				one.Remedy = "Implausibly many attachments seem dead, so sweeps keep them; to check: " +
-					"unwindctl sweep --dry-run --force"
+					command + " --dry-run --force"
 			} else if len(f.Pending) > 0 && f.State != journal.Live && f.State != journal.Adding {
 				one.Remedy = "unwindctl sweep releases it once the DELs of these plugins succeed: " +
 					strings.Join(f.Pending, ", ")

@@ -17,6 +17,9 @@ import (
 // notation, such as {.pod.name} or .created, and Sort sorts by that field instead.
 func Sort(attachments []Attachment, by string) error {
 	path := strings.Split(strings.Trim(by, "{.}"), ".")
+	if by != "" && slices.Contains(path, "") {
+		return term.Usage("--sort-by %s: expected a field in kubectl's notation, such as .created", by)
+	}
 	found := by == "" || len(attachments) == 0
 	for i := range attachments {
 		a := &attachments[i]

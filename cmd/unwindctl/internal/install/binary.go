@@ -20,6 +20,7 @@ import (
 	"golang.org/x/mod/semver"
 
 	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 )
@@ -156,7 +157,7 @@ func (s Setup) InstallBinary() (changed bool, err error) {
 			"journal is empty, then remove "+store.Path(), "the plugin stays unchanged: %s: %w",
 			store.Path(), err)
 	}
-	return copyProgram(from, s.plugin())
+	return s.copyProgram(from, s.plugin())
 }
 
 // sameContent compares a file with the one at a path, piece by piece, because the agent does so
@@ -182,10 +183,9 @@ func sameContent(a io.Reader, path string) bool {
 }
 
 func (s Setup) checkBinDir() error {
-	info, err := os.Stat(s.BinDir)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
+	if problem := durable.NotDirectory(s.BinDir); problem != "" {
 		return term.WithHint("set --cni-bin-dir to the runtime's plugin directory",
-			"plugin directory %s does not exist", s.BinDir)
+			"plugin directory %s: %s", s.BinDir, problem)
 	}
-	return err
+	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -65,7 +66,7 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 	}
 	p.was = s.Obstacle("")
 	if o.DryRun {
-		return o.printPlan(to.Out, r, s, p)
+		return errors.Join(o.printPlan(to.Out, r, s, p), o.installForNode(to, s))
 	}
 	binary, err := s.InstallBinary()
 	if err == nil {
@@ -103,9 +104,11 @@ func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.
 		o.Conf = cmp.Or(o.Conf, chain)
 	}
 	dir, out, done := s.stateDir(), to.Out, changes{}
-	if was := s.Obstacle(""); was != nil {
+	was := s.Obstacle("")
+	if was != nil {
 		done.add("on", "previously: %v", was)
 	}
+	before, _ := os.Stat(s.Path())
 	pid := agentlock.Process(dir)
 	if pid != "" {
 		err = s.SwitchOn(dir)
@@ -122,7 +125,11 @@ func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.
 				"within %s", pid, onWithin)
 		}
 	}
-	done.add("on", "installed %s", s.Path())
+	if after, _ := os.Stat(s.Path()); was == nil && os.SameFile(before, after) {
+		done.add("on", "unwind was already in use: %s is unchanged", s.Path())
+	} else {
+		done.add("on", "installed %s", s.Path())
+	}
 	return done.print(out, output)
 }
 
@@ -140,13 +147,14 @@ func (o Options) installForNode(to term.Streams, s Setup) error {
 	}
 	if err == nil && o.UnitDir != "" {
 		var units []string
-		units, err = installUnits(o.UnitDir, o.ProgramDir)
+		units, err = s.installUnits(o.UnitDir, o.ProgramDir)
 		written = append(written, units...)
 	}
+	word := map[bool]string{true: "would write", false: "written:  "}[s.DryRun]
 	for _, path := range written {
-		fmt.Fprintf(to.Out, "written:   %s\n", path)
+		fmt.Fprintf(to.Out, "%s %s\n", word, path)
 	}
-	if err == nil && o.UnitDir != "" {
+	if err == nil && o.UnitDir != "" && !s.DryRun {
 		fmt.Fprintf(to.Out, "To run sweeps with systemd: systemctl daemon-reload && systemctl enable "+
 			"--now unwind-sweep.timer unwind-sweep-boot.service\nTo run the agent with systemd: "+
 			"systemctl daemon-reload && systemctl enable --now unwind-agent.service "+
@@ -159,7 +167,7 @@ func (o Options) installForNode(to term.Streams, s Setup) error {
 func (o Options) Setup(ctx context.Context, r node.Runtime) (Setup, error) {
 	s := Setup{ConfDir: r.ConfDir, BinDir: r.BinDirs[0], Source: o.Conf,
 		File: o.OwnFile(r), CNIVersion: r.CNIVersion(ctx), Binary: o.Binary,
-		Observe: o.Observe}
+		Observe: o.Observe, DryRun: o.DryRun}
 	if o.StateDir == "" {
 		return s, nil
 	}
@@ -173,9 +181,17 @@ func (o Options) printPlan(out io.Writer, r node.Runtime, s Setup, p *Plan) erro
 	if err != nil {
 		return err
 	}
+	changed, err := s.InstallBinary()
+	if err != nil {
+		return err
+	}
 	var text strings.Builder
 	fmt.Fprintf(&text, "Nothing is changed. %s\n", o.Origin(r))
-	fmt.Fprintf(&text, "would install %s as %s\n", from, s.plugin())
+	if changed {
+		fmt.Fprintf(&text, "would install %s as %s\n", from, s.plugin())
+	} else {
+		fmt.Fprintf(&text, "%s is up to date\n", s.plugin())
+	}
 	if p.was != nil {
 		fmt.Fprintf(&text, "would switch on: %v\n", p.was)
 	}
@@ -186,12 +202,6 @@ func (o Options) printPlan(out io.Writer, r node.Runtime, s Setup, p *Plan) erro
 		fmt.Fprintf(&text, "would write %s:\n%s", p.path, p.content)
 	} else {
 		fmt.Fprintf(&text, "%s is up to date\n", p.path)
-	}
-	if o.ProgramDir != "" {
-		fmt.Fprintf(&text, "would install unwindctl into %s\n", o.ProgramDir)
-	}
-	if o.UnitDir != "" {
-		fmt.Fprintf(&text, "would write systemd units into %s\n", o.UnitDir)
 	}
 	_, err = io.WriteString(out, text.String())
 	return err

@@ -49,6 +49,11 @@ func (p *Plan) refuseMissing(dirs []string) error {
 // Plan computes our conflist from the current files. It writes nothing.
 func (s Setup) Plan() (*Plan, error) {
 	p := &Plan{path: s.Path()}
+	if problem := durable.NotDirectory(s.ConfDir); problem != "" {
+		return nil, NewObstacle(NoProvider,
+			"install the CNI provider first, or set --conf-dir to the runtime's directory",
+			"conflist directory %s: %s", s.ConfDir, problem)
+	}
 	old, err := s.readOwn(p)
 	if err != nil {
 		return nil, err
@@ -108,11 +113,7 @@ func ours(c *netconf.Conflist) bool {
 // runs unwind.
 func (s Setup) checkDirectory(p *Plan) error {
 	dir, err := os.Stat(s.ConfDir)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && !dir.IsDir() {
-		return NewObstacle(NoProvider,
-			"install the CNI provider first, or set --conf-dir to the runtime's directory",
-			"conflist directory %s does not exist", s.ConfDir)
-	} else if err != nil {
+	if err != nil {
 		return err
 	}
 	p.warnWritable(s.ConfDir, dir)

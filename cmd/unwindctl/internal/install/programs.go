@@ -33,7 +33,7 @@ func (s Setup) InstallPrograms(dir string) (written []string, err error) {
 	}
 	for i, from := range []string{thisProgram, plugin} {
 		to := filepath.Join(dir, programs[i])
-		changed, err := copyProgram(from, to)
+		changed, err := s.copyProgram(from, to)
 		if err != nil {
 			return written, err
 		}
@@ -45,21 +45,26 @@ func (s Setup) InstallPrograms(dir string) (written []string, err error) {
 }
 
 // copyProgram copies a program atomically. It does nothing if the target has the same content.
-func copyProgram(from, to string) (changed bool, err error) {
+func (s Setup) copyProgram(from, to string) (changed bool, err error) {
 	content, err := os.Open(from)
 	if err != nil {
 		return false, err
 	}
 	defer content.Close()
-	return put(to, content, 0o755)
+	return s.put(to, content, 0o755)
 }
 
-// put writes a file durably, unless it already has this content and the permissions of mode.
-func put(path string, content io.ReadSeeker, mode fs.FileMode) (changed bool, err error) {
+// put writes a file durably, unless it already has this content and the permissions of mode. A dry
+// run writes nothing.
+func (s Setup) put(path string, content io.ReadSeeker, mode fs.FileMode) (changed bool, err error) {
 	if info, err := os.Stat(path); err == nil && mode&0o555&^info.Mode() == 0 &&
 		sameContent(content, path) {
-		durable.RemoveTemporary(path, durable.Stale)
+		if !s.DryRun {
+			durable.RemoveTemporary(path, durable.Stale)
+		}
 		return false, nil
+	} else if s.DryRun {
+		return true, nil
 	}
 	if _, err := content.Seek(0, io.SeekStart); err != nil {
 		return false, err
@@ -69,7 +74,7 @@ func put(path string, content io.ReadSeeker, mode fs.FileMode) (changed bool, er
 
 // installUnits writes the systemd units, which run unwindctl from programDir. It does not enable
 // them.
-func installUnits(unitDir, programDir string) (written []string, err error) {
+func (s Setup) installUnits(unitDir, programDir string) (written []string, err error) {
 	files, err := systemd.Units.ReadDir(".")
 	if err != nil {
 		return nil, err
@@ -82,7 +87,7 @@ func installUnits(unitDir, programDir string) (written []string, err error) {
 		text = bytes.ReplaceAll(text, []byte(systemd.Program),
 			[]byte(filepath.Join(programDir, programs[0])))
 		path := filepath.Join(unitDir, f.Name())
-		changed, err := put(path, bytes.NewReader(text), 0o644)
+		changed, err := s.put(path, bytes.NewReader(text), 0o644)
 		if err != nil {
 			return written, err
 		}

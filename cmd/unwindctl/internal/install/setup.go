@@ -66,6 +66,7 @@ type Setup struct {
 	Binary          string // the plugin to install, "" = unwind next to this program
 	StateDir        string // "" = the one in our conflist, else the default
 	Observe         bool   // journal only: no sweep on STATUS, and GC does nothing
+	DryRun          bool   // report programs and units that differ, and write none
 }
 
 func (s Setup) Path() string { return filepath.Join(s.ConfDir, cmp.Or(s.File, ownList)) }

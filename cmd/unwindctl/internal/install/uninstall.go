@@ -1,6 +1,7 @@
 package install
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,6 +17,7 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/agentlock"
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
+	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/cmd/unwindctl/internal/pools"
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
@@ -28,6 +30,7 @@ import (
 type UninstallOptions struct {
 	Target
 	CacheDir, StateDir string
+	StateDirFlag       bool // StateDir comes from --state-dir, not from an agent's environment
 
 	ProgramDir, UnitDir string // as for install; if ProgramDir is "", both stay
 	Purge               bool   // remove the state directory
@@ -37,7 +40,7 @@ type UninstallOptions struct {
 }
 
 type change struct {
-	Change string `json:"change"` // removed, released, returned, kept, off, on
+	Change string `json:"change"` // renamed, removed, released, returned, kept, off, on
 	What   string `json:"what"`
 }
 
@@ -90,8 +93,9 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 		return err
 	}
 	s := Setup{ConfDir: r.ConfDir, BinDir: r.BinDirs[0], File: o.OwnFile(r)}
-	if o.StateDir == "" {
-		o.StateDir = s.stateDir()
+	strict := o.StateDirFlag || !o.OffOnly
+	if o.StateDir, err = s.usedStateDir(ctx, o.StateDir, strict); err != nil {
+		return err
 	}
 	if o.Purge {
 		if err := checkPurge(ctx, o.StateDir); err != nil {
@@ -105,7 +109,11 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 		return removeErr
 	}
 	for _, path := range removed {
-		done.add("removed", "%s", path)
+		if off := path + node.OffSuffix; o.OffOnly && slices.Contains(s.kept(), off) {
+			done.add("renamed", "%s to %s; unwindctl on restores it", path, off)
+		} else {
+			done.add("removed", "%s", path)
+		}
 	}
 	for _, sentence := range said {
 		done.add("returned", "%s", sentence)
@@ -116,7 +124,9 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 	err = errors.Join(removeErr, o.recordOff(&done))
 	if o.OffOnly {
 		for _, path := range s.kept() {
-			done.add("kept", "%s (unwindctl on restores unwind's file from it)", path)
+			if removed == nil {
+				done.add("kept", "%s (unwindctl on restores unwind's file from it)", path)
+			}
 		}
 		attachments, readErr := inspect.ReadJournal(ctx, &journal.Store{Dir: o.StateDir})
 		if n := countPending(attachments); n > 0 {
@@ -134,6 +144,38 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 	}
 	nodeErr := o.removeFromNode(ctx, s, inUse, journal != "", &done)
 	return errors.Join(err, binaryErr, heldErr, nodeErr, done.print(out, &o.Output))
+}
+
+// usedStateDir returns the state directory in our conflist, in use or kept by off, and the given or
+// the default one if there is no conflist. It returns an error if unwind uses another conflist than
+// ours or, if strict is set, another state directory than the given one.
+func (s Setup) usedStateDir(ctx context.Context, given string, strict bool) (string, error) {
+	installed, _ := node.Installed(ctx, s.ConfDir)
+	own := slices.IndexFunc(installed, func(c *netconf.Conflist) bool {
+		path := strings.TrimSuffix(c.Path, node.OffSuffix)
+		return path == s.Path() || path == s.otherForm()
+	})
+	copied := s.CiliumCopy()
+	switch {
+	case len(installed) == 0, own < 0 && copied != nil && copied.OfOurs():
+		return cmp.Or(given, netconf.DefaultStateDir), nil
+	case own < 0:
+		other := installed[0]
+		name := strings.TrimSuffix(filepath.Base(other.Path), node.OffSuffix)
+		hint := "use --conf-dir " + filepath.Dir(other.Path) + " --unwind-file " + name
+		if !ours(other) {
+			hint = "replace that file with the provider's conflist"
+		}
+		return "", term.WithHint(hint, "nothing was changed: unwind's conflist is %s, not %s", other.Path,
+			s.Path())
+	}
+	used := filepath.Clean(cmp.Or(installed[own].Unwind.StateDir, netconf.DefaultStateDir))
+	dir, err := absolute(given)
+	if err == nil && strict && dir != "" && dir != used && !same(dir, used) {
+		err = term.WithHint("use --state-dir "+used,
+			"nothing was changed: unwind uses the journal in %s, not in %s", used, dir)
+	}
+	return cmp.Or(given, used), err
 }
 
 // removeTemporary removes temporary files that killed installs have left.
@@ -224,7 +266,7 @@ func (s Setup) removeBinary(ctx context.Context, cacheDir, stateDir string, done
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
-	conflists, err := s.naming()
+	conflists, err := s.naming(ctx)
 	attachments, readErr := inspect.ReadJournal(ctx, &journal.Store{Dir: stateDir})
 	cached, cacheErr := cachedNaming(filepath.Join(cacheDir, "results"), attachments)
 	if err = errors.Join(err, readErr, cacheErr); err != nil {
@@ -266,12 +308,15 @@ func (s Setup) dropHeld(ctx context.Context, stateDir string, done *changes) (er
 	return err
 }
 
-func (s Setup) naming() ([]string, error) {
-	paths, err := netconf.Conflists(s.ConfDir)
-	return slices.DeleteFunc(paths, func(path string) bool {
-		c, _ := netconf.ReadConflist(path)
-		return c == nil || !slices.Contains(c.Types, netconf.Name)
-	}), err
+// naming returns the conflists that run unwind, in any directory that a runtime may use.
+func (s Setup) naming(ctx context.Context) (paths []string, err error) {
+	installed, err := node.Installed(ctx, s.ConfDir)
+	for _, c := range installed {
+		if !strings.HasSuffix(c.Path, node.OffSuffix) {
+			paths = append(paths, c.Path)
+		}
+	}
+	return paths, err
 }
 
 // cachedNaming returns how many attachments libcni has cached with a configuration that names
@@ -349,7 +394,8 @@ func checkPurge(ctx context.Context, stateDir string) error {
 	return nil
 }
 
-// purge removes unwind's files, following no link, and the state directory if it is then empty.
+// purge removes unwind's files, following no link, and the state directory. It returns an error if
+// the directory contains other files.
 func purge(stateDir string) error {
 	durable.RemoveTemporary(filepath.Join(stateDir, OffName), 0)
 	files, err := filepath.Glob(filepath.Join(stateDir, "journal.*"))
@@ -359,8 +405,17 @@ func purge(stateDir string) error {
 		agentlock.Path(stateDir), filepath.Join(stateDir, OffName)) {
 		err = errors.Join(err, os.RemoveAll(path))
 	}
-	if removeErr := os.Remove(stateDir); removeErr != nil && !errors.Is(removeErr, fs.ErrNotExist) {
-		err = errors.Join(err, removeErr)
+	removeErr := os.Remove(stateDir)
+	if left, _ := os.ReadDir(stateDir); err == nil && len(left) > 0 {
+		var names []string
+		for _, f := range left {
+			names = append(names, f.Name())
+		}
+		return term.WithHint("remove or move these files, then rmdir "+stateDir, "--purge: %s contains "+
+			"files that unwind did not write: %s", stateDir, strings.Join(names, ", "))
 	}
-	return err
+	if errors.Is(removeErr, fs.ErrNotExist) {
+		removeErr = nil
+	}
+	return errors.Join(err, removeErr)
 }

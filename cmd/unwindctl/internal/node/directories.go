@@ -38,15 +38,15 @@ func (w *Directories) Resolve(ctx context.Context) error {
 }
 
 func (w *Directories) resolve(ctx context.Context, root string) (err error) {
-	var ours *netconf.Conflist
+	var ours []*netconf.Conflist
 	if w.ConfDir != "" {
-		ours = installedIn(w.ConfDir)
+		ours, _ = installedIn(w.ConfDir)
 	} else if w.ConfDir, ours = firstInstalled(ctx, root, read); ours == nil {
 		w.ConfDir, ours = firstInstalled(ctx, root, Find)
 	}
 	named := ""
 	if ours != nil {
-		named = ours.Unwind.StateDir
+		named = ours[0].Unwind.StateDir
 	}
 	w.StateDir, err = filepath.Abs(cmp.Or(w.StateDir, named, netconf.DefaultStateDir))
 	return err
@@ -55,13 +55,13 @@ func (w *Directories) resolve(ctx context.Context, root string) (err error) {
 type finder func(ctx context.Context, root string) ([]Runtime, error)
 
 // firstInstalled returns the first runtime's conflist directory that contains unwind's conflist,
-// and that conflist. If there is none, it returns the first directory.
+// and its conflists that run unwind. If there is none, it returns the first directory.
 func firstInstalled(ctx context.Context, root string, find finder) (
-	dir string, ours *netconf.Conflist,
+	dir string, ours []*netconf.Conflist,
 ) {
 	dirs := confDirs(ctx, root, find)
 	for _, dir := range dirs {
-		if ours = installedIn(filepath.Join(root, dir)); ours != nil {
+		if ours, _ = installedIn(filepath.Join(root, dir)); ours != nil {
 			return dir, ours
 		}
 	}
@@ -131,15 +131,25 @@ func BinPath(ctx context.Context) string {
 // loads the file.
 const OffSuffix = ".off"
 
-// installedIn returns the first conflist in a directory that runs unwind, or else the one that off
-// has kept, or nil.
-func installedIn(dir string) *netconf.Conflist {
-	paths, _ := netconf.Conflists(dir)
+// Installed returns the conflists that run unwind, in a directory and in those of all runtimes. In
+// each directory, those that off has kept come last.
+func Installed(ctx context.Context, dir string) (found []*netconf.Conflist, err error) {
+	dirs := append(confDirs(ctx, "/", Find), dir)
+	slices.Sort(dirs)
+	for _, dir := range slices.Compact(dirs) {
+		more, readErr := installedIn(dir)
+		found, err = append(found, more...), errors.Join(err, readErr)
+	}
+	return found, err
+}
+
+func installedIn(dir string) (found []*netconf.Conflist, err error) {
+	paths, err := netconf.Conflists(dir)
 	off, _ := filepath.Glob(filepath.Join(dir, "*"+OffSuffix))
 	for _, path := range slices.Concat(paths, off) {
 		if c, _ := netconf.ReadConflist(path); c != nil && c.Unwind != nil {
-			return c
+			found = append(found, c)
 		}
 	}
-	return nil
+	return found, err
 }
