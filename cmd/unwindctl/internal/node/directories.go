@@ -54,8 +54,9 @@ func (w *Directories) resolve(ctx context.Context, root string) (err error) {
 
 type finder func(ctx context.Context, root string) ([]Runtime, error)
 
-// firstInstalled returns the first runtime's conflist directory that contains unwind's conflist,
-// and that conflist. If there is none, it returns the first directory.
+// firstInstalled returns the first conflist directory of any runtime that contains unwind's
+// conflist, and that conflist. If no directory contains it, firstInstalled returns the first
+// directory and nil.
 func firstInstalled(ctx context.Context, root string, find finder) (
 	dir string, ours *netconf.Conflist,
 ) {
@@ -127,12 +128,12 @@ func BinPath(ctx context.Context) string {
 	return strings.Join(dirs, string(filepath.ListSeparator))
 }
 
-// OffSuffix is what unwindctl off appends to the name of unwind's conflist, so that no runtime
-// loads the file.
+// OffSuffix is the suffix that unwindctl off appends to the name of unwind's conflist, so that no
+// runtime loads the file.
 const OffSuffix = ".off"
 
-// installedIn returns the first conflist in a directory that runs unwind, or else the one that off
-// has kept, or nil.
+// installedIn returns the first conflist in a directory that runs unwind, or else the conflist that
+// unwindctl off has kept, or nil.
 func installedIn(dir string) *netconf.Conflist {
 	paths, _ := netconf.Conflists(dir)
 	off, _ := filepath.Glob(filepath.Join(dir, "*"+OffSuffix))
