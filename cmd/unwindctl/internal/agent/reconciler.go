@@ -312,11 +312,11 @@ func (r *reconciler) install(ctx context.Context) error {
 	if repairs := w.Repairs(); len(repairs) > 0 && time.Since(r.repaired) < r.Interval {
 		return install.NewObstacle(install.MeshInTheWay,
 			"set the agent's --unwind-file to a name that ends in .json",
-			"another program keeps adding its plugin after unwind's entry, where it may run twice: %s",
-			strings.Join(repairs, "; "))
+			"another program keeps adding its plugin after unwind's entry, where it may run twice; the "+
+				"agent moved %s", strings.Join(repairs, "; "))
 	} else if len(repairs) > 0 {
 		r.repaired = time.Now()
-		r.log.Warn("another program added its plugin after unwind's entry", "repairs", repairs)
+		r.log.Warn("another program added its plugin after unwind's entry", "moving", repairs)
 	}
 	r.warnOfStateDir()
 	if r.removed() { // removed since this run began

@@ -211,7 +211,7 @@ func (o UninstallOptions) removeFromNode(ctx context.Context, s Setup, pluginInU
 		done.add("off", "%s records that unwind is off here, so no agent installs it", off)
 	case durable.Exists(off):
 		done.add("off", "%s records that unwind is off here, so no agent installs it; once no agent "+
-			"runs here: rm -r %s", off, o.StateDir)
+			"runs here, run rm -r %s", off, o.StateDir)
 	}
 	return err
 }
@@ -250,8 +250,8 @@ func (s Setup) removeBinary(ctx context.Context, cacheDir, stateDir string, done
 	return false, done.remove(path, "")
 }
 
-// dropHeld releases the addresses that killed DELs still hold: see ipam.Hold. It ignores conflists
-// that cannot be read.
+// dropHeld releases each address that unwind has reserved for a late DEL (see ipam.Hold) if that
+// DEL was killed. It ignores conflists that it cannot read.
 func (s Setup) dropHeld(ctx context.Context, stateDir string, done *changes) (err error) {
 	stateDir, err = filepath.Abs(stateDir)
 	all, _ := pools.Read(stateDir, s.ConfDir)
@@ -259,7 +259,7 @@ func (s Setup) dropHeld(ctx context.Context, stateDir string, done *changes) (er
 		found, scanErr := ipam.Scan(p.Dir)
 		dropped, dropErr := sweep.DropHeld(ctx, &journal.Store{Dir: stateDir}, p.Network, found)
 		for _, r := range dropped {
-			done.add("released", "%s, which a killed DEL still held", r.Address)
+			done.add("released", "%s, which was still reserved for a killed DEL", r.Address)
 		}
 		err = errors.Join(err, scanErr, dropErr)
 	}
@@ -274,8 +274,8 @@ func (s Setup) naming() ([]string, error) {
 	}), err
 }
 
-// cachedNaming returns how many attachments libcni has cached with a configuration that names
-// unwind (cni libcni/api.go cachedInfo). CRI-O runs a DEL with that configuration (ocicni
+// cachedNaming returns the number of attachments that libcni has cached with a configuration that
+// names unwind (cni libcni/api.go cachedInfo). CRI-O runs a DEL with that configuration (ocicni
 // pkg/ocicni/ocicni.go loadNetworkFromCache).
 func cachedNaming(dir string, attachments []inspect.Attachment) (int, error) {
 	node := facts.Node{CacheDir: dir}
@@ -334,7 +334,8 @@ func checkPurge(ctx context.Context, stateDir string) error {
 	if pid := agentlock.Process(stateDir); pid != "" {
 		return term.WithHint("stop the agent first; uninstall without --purge keeps unwind switched off "+
 			"while the agent runs",
-			"--purge: nothing was changed: an agent is running (process %s) and would install again", pid)
+			"--purge: nothing was changed: an agent (process %s) is running and would install unwind again",
+			pid)
 	}
 	attachments, err := inspect.ReadJournal(ctx, store)
 	if err != nil {
@@ -349,7 +350,8 @@ func checkPurge(ctx context.Context, stateDir string) error {
 	return nil
 }
 
-// purge removes unwind's files, following no link, and the state directory if it is then empty.
+// purge removes unwind's files, and the state directory if it is then empty. It follows no symbolic
+// link.
 func purge(stateDir string) error {
 	durable.RemoveTemporary(filepath.Join(stateDir, OffName), 0)
 	files, err := filepath.Glob(filepath.Join(stateDir, "journal.*"))
